@@ -12,16 +12,23 @@ import "context"
 // # Contract
 //
 //   - A collective call has one outcome, the same on every rank: either it
-//     completes everywhere or every rank returns an error. Where a rank's
-//     context ends before the call has completed, the call fails on all ranks
-//     at once with an error that names that rank (see [Error]); ranks that
-//     arrive later get the same error without waiting.
-//   - After a failed call the group can be used again, by the next call.
-//   - Byte slices that go in may be read until the call returns, and are not
-//     written to; slices that come out belong to the caller, who must not write
-//     to them where the group documents sharing.
+//     completes everywhere or every rank returns an [*Error] of the same text.
+//   - Where a rank's context ends before the call has completed, the call fails
+//     on all ranks at once with an error that names that rank and wraps the
+//     context's error and cause (see [ContextError]); ranks that arrive later
+//     get the same error without waiting.
+//   - Ranks that make different calls, or the same one with another root or
+//     list, get an error that wraps [ErrMismatch] and names ranks that differ.
+//     An argument that cannot be served, such as a root out of range, fails the
+//     call on all ranks with [ErrInvalid].
+//   - After a failed call the group can be used again, by the next call, unless
+//     a rank is gone for good: then every call fails at once with [ErrGone].
+//   - Slices that go in are the group's from then on: it may hand them to other
+//     ranks as they are, so the caller must not write to them again. Slices
+//     that come out may be shared with other ranks and must not be written to.
 //   - A nil slice and an empty one are the same.
-//   - One rank's calls must not overlap; different ranks' calls do.
+//   - One rank's calls on one group must not overlap; calls of different ranks
+//     and on different groups do.
 type Group interface {
 	// Rank returns this member's number in the group, from 0.
 	Rank() int
@@ -33,7 +40,8 @@ type Group interface {
 	// Gather hands every rank's v to root, in the order of the ranks. The
 	// others get nil.
 	Gather(ctx context.Context, root int, v []byte) ([][]byte, error)
-	// Scatter hands vs[r] of root to rank r. The others' vs are ignored.
+	// Scatter hands vs[r] of root to rank r. The others' vs are ignored. A root
+	// that does not bring one value a rank fails the call with [ErrInvalid].
 	Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, error)
 	// Broadcast hands root's v to all ranks.
 	Broadcast(ctx context.Context, root int, v []byte) ([]byte, error)
@@ -41,8 +49,10 @@ type Group interface {
 	AllGather(ctx context.Context, v []byte) ([][]byte, error)
 	// Barrier returns once every rank has called it.
 	Barrier(ctx context.Context) error
-	// Sub makes a group of some of this group's ranks, in the order given.
-	// Every rank of this group must call it with the same list. A rank that is
-	// not listed gets nil and no error.
+	// Sub makes a group of some of this group's ranks, in the order given,
+	// independent of this group and of any other made from the same list.
+	// Every rank of this group must call it with the same list, which names at
+	// least one rank and none twice. A rank that is not listed gets nil and no
+	// error.
 	Sub(ctx context.Context, ranks []int) (Group, error)
 }

@@ -1,0 +1,86 @@
+package inproc
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// world is what a group of New shares with all groups made from it.
+type world struct {
+	mu sync.Mutex
+	// waiting holds the undecided calls, for a rank that leaves to fail them.
+	waiting map[*call]struct{} // guarded by mu
+}
+
+// hub is where the ends of one group meet.
+type hub struct {
+	world  *world
+	parent *hub
+	ranks  []int // the members' numbers in the outermost group
+
+	// calls holds the calls by number until every rank has entered them. Ranks
+	// are at different numbers only past calls that failed.
+	calls map[uint64]*call // guarded by world.mu
+	// left are the ranks that left this group, in that order.
+	left []departure // guarded by world.mu
+	// lost is the departure, from this group or one above, that ended this
+	// group: the first that a call met, and from then on the only one.
+	lost *departure // guarded by world.mu
+}
+
+// departure is a rank that left.
+type departure struct {
+	rank  int // in the outermost group
+	cause error
+}
+
+func newHub(w *world, parent *hub, ranks []int) *hub {
+	return &hub{world: w, parent: parent, ranks: ranks, calls: make(map[uint64]*call)}
+}
+
+// enter hands a rank's deposit to the call of that number and returns the call,
+// decided or not.
+func (h *hub) enter(number uint64, d deposit) *call {
+	h.world.mu.Lock()
+	defer h.world.mu.Unlock()
+	c := h.calls[number]
+	if c == nil {
+		c = newCall(h)
+		if lost := h.loss(); lost != nil {
+			c.fail(lost.error(h, d.Op)) // every later call fails alike: not kept
+			return c
+		}
+		h.calls[number] = c
+	}
+	c.entered++
+	if c.entered == len(h.ranks) {
+		delete(h.calls, number)
+	}
+	c.take(d)
+	return c
+}
+
+// end fails the call because of a rank whose context has ended, unless the call
+// is decided.
+func (h *hub) end(c *call, rank int, err error) {
+	h.world.mu.Lock()
+	defer h.world.mu.Unlock()
+	c.fail(&group.Error{Op: c.first.Op, Ranks: []int{rank}, Err: err})
+}
+
+// loss returns the departure that ended this group, or nil. The lock is held.
+func (h *hub) loss() *departure {
+	for a := h; h.lost == nil && a != nil; a = a.parent {
+		i := slices.IndexFunc(a.left, func(d departure) bool { return slices.Contains(h.ranks, d.rank) })
+		if i >= 0 {
+			h.lost = &a.left[i]
+		}
+	}
+	return h.lost
+}
+
+func (d *departure) error(h *hub, op group.Op) *group.Error {
+	return &group.Error{Op: op, Ranks: []int{slices.Index(h.ranks, d.rank)}, Err: d.cause}
+}

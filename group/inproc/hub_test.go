@@ -1,0 +1,30 @@
+package inproc
+
+import (
+	"context"
+	"testing"
+)
+
+// Ranks may be apart by failed calls. What those calls leave behind for the
+// late ranks must go once these have passed.
+func TestFailedCallsAreForgottenOnceAllHavePassed(t *testing.T) {
+	gs := New(3)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	const calls = 50
+	texts := make([]string, calls)
+	for i := range calls {
+		texts[i] = gs[1].Barrier(ended).Error()
+	}
+	for _, g := range []*Group{gs[0], gs[2]} {
+		for i := range calls {
+			if err := g.Barrier(t.Context()); err == nil || err.Error() != texts[i] {
+				t.Fatalf("rank %d, call %d = %v; want %s", g.rank, i, err, texts[i])
+			}
+		}
+	}
+	h := gs[0].hub
+	if len(h.calls) != 0 || len(h.world.waiting) != 0 {
+		t.Errorf("hub keeps %d calls, %d waiting; want none", len(h.calls), len(h.world.waiting))
+	}
+}

@@ -1,0 +1,86 @@
+package group
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// What a rank tells the others in a step is a message: a value, as it is, or
+// failures behind a mark. Values go without a mark, since they may be large and
+// a mark would cost a copy; only one that begins like a mark gets one.
+const (
+	markFailures = 0xFF
+	markValue    = 0xFE
+)
+
+// A verdict names every failed rank, but its size must not grow by a stack for
+// each of thousands: with many failures their texts share textBudget, each
+// keeping at least minText.
+const (
+	textBudget = 1 << 20
+	minText    = 256
+)
+
+// failures are the failed ranks of a step with what failed on each.
+type failures map[int]*RemoteError
+
+func valueMessage(v []byte) []byte {
+	if len(v) == 0 || v[0] < markValue {
+		return v
+	}
+	return append([]byte{markValue}, v...)
+}
+
+// valueOf returns the value of a message, or false where it holds failures.
+func valueOf(msg []byte) ([]byte, bool) {
+	switch {
+	case len(msg) > 0 && msg[0] == markFailures:
+		return nil, false
+	case len(msg) > 0 && msg[0] == markValue:
+		return msg[1:], true
+	}
+	return msg, true
+}
+
+// message returns the failures as a message: their number, then rank and error
+// of each, ranks ascending.
+func (f failures) message() []byte {
+	limit := max(minText, min(maxText, textBudget/max(1, len(f))))
+	b := binary.AppendUvarint([]byte{markFailures}, uint64(len(f)))
+	for _, rank := range slices.Sorted(maps.Keys(f)) {
+		b = binary.AppendUvarint(b, uint64(rank))
+		e := RemoteError{Text: cut(f[rank].Text, limit), Codes: f[rank].Codes}
+		b = e.append(b)
+	}
+	return b
+}
+
+// failuresOf reads what message wrote, for a group of size ranks.
+func failuresOf(msg []byte, size int) (failures, error) {
+	if len(msg) == 0 || msg[0] != markFailures {
+		return nil, fmt.Errorf("no failures: %w", errMalformed)
+	}
+	r := reader{rest: msg[1:]}
+	f := make(failures)
+	last := -1
+	for range r.uint("number of failures", size) {
+		rank := r.uint("rank", size-1)
+		if rank <= last {
+			r.fail("order of ranks")
+		}
+		last = rank
+		f[rank] = r.remoteError()
+		if r.err != nil {
+			break
+		}
+	}
+	if len(f) == 0 {
+		r.fail("number of failures")
+	}
+	if err := r.end(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
