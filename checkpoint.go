@@ -1,0 +1,193 @@
+package cairn
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// Checkpoint is a checkpoint opened for reading, without a job. Its methods are
+// safe for concurrent use.
+type Checkpoint struct {
+	store blob.Store
+	c     *native.Checkpoint
+}
+
+// Open opens the checkpoint at the root of store. It reads the record and the
+// end of the index, however large the checkpoint is.
+func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
+	c, err := native.Open(ctx, store)
+	if err != nil {
+		return nil, wrap("open", store, err)
+	}
+	return &Checkpoint{store: store, c: c}, nil
+}
+
+// Close ends the use of the checkpoint.
+func (c *Checkpoint) Close() error { return c.c.Close() }
+
+// Info describes the checkpoint as a whole.
+func (c *Checkpoint) Info() meta.Storage { return c.c.Storage() }
+
+// Files returns the checkpoint's files with sizes and checksums, the index
+// first.
+func (c *Checkpoint) Files() []storage.File { return c.c.Files() }
+
+// Metadata returns the description of everything in the checkpoint. It reads
+// the whole index.
+func (c *Checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
+	md, err := c.c.Metadata(ctx)
+	return md, wrap("read", c.store, err)
+}
+
+// Entry returns the description of one name. It reads one block of the index.
+// The error wraps ErrMissing where there is no such name.
+func (c *Checkpoint) Entry(ctx context.Context, fqn string) (*meta.Entry, error) {
+	e, ok, err := c.c.Find(ctx, fqn)
+	if err == nil && !ok {
+		err = fmt.Errorf("%q is %w", fqn, ErrMissing)
+	}
+	if err != nil {
+		return nil, wrap("read", c.store, err)
+	}
+	return e, nil
+}
+
+// ReadTensor reads a whole tensor.
+func (c *Checkpoint) ReadTensor(ctx context.Context, fqn string) (*tensor.Tensor, error) {
+	e, err := c.Entry(ctx, fqn)
+	if err != nil {
+		return nil, err
+	}
+	if e.Tensor == nil {
+		return nil, wrap("read", c.store, fmt.Errorf("%q is a value, not a tensor: %w", fqn, ErrMismatch))
+	}
+	t, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
+	if err != nil {
+		return nil, wrap("read", c.store, fmt.Errorf("%q: %w", fqn, err))
+	}
+	return t, c.ReadEntry(ctx, e, tensor.Whole(e.Tensor.Shape), t)
+}
+
+// ReadBox reads one box of a tensor into dst, which has the shape of the box
+// and any dtype and strides.
+func (c *Checkpoint) ReadBox(ctx context.Context, fqn string, box tensor.Box, dst *tensor.Tensor) error {
+	e, err := c.Entry(ctx, fqn)
+	if err != nil {
+		return err
+	}
+	return c.ReadEntry(ctx, e, box, dst)
+}
+
+// ReadEntry is ReadBox for an entry that Entry or Metadata returned: it does not
+// look the name up again.
+func (c *Checkpoint) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error {
+	if e.Tensor == nil {
+		return wrap("read", c.store, fmt.Errorf("%q is a value, not a tensor: %w", e.FQN, ErrMismatch))
+	}
+	if !slices.Equal(dst.Shape(), box.Sizes) {
+		return wrap("read", c.store, fmt.Errorf("%q: a box of %v into a tensor of %v: %w", e.FQN, box.Sizes, dst.Shape(), ErrMismatch))
+	}
+	if err := box.Check(e.Tensor.Shape); err != nil {
+		return wrap("read", c.store, fmt.Errorf("%q: %w", e.FQN, err))
+	}
+	p := &plan.DefaultLoad{}
+	return c.read(ctx, e, p, plan.State{e.FQN: &oneBox{e.Tensor.Shape, box, dst}})
+}
+
+// ReadValue reads a value that is no tensor.
+func (c *Checkpoint) ReadValue(ctx context.Context, fqn string) (any, error) {
+	e, err := c.Entry(ctx, fqn)
+	if err != nil {
+		return nil, err
+	}
+	codec, data, err := c.ReadBytes(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	v, err := value.Decode(codec, data)
+	if err != nil {
+		return nil, wrap("read", c.store, fmt.Errorf("%q: %w", fqn, err))
+	}
+	return v, nil
+}
+
+// ReadBytes reads the encoded bytes of a value and their codec.
+func (c *Checkpoint) ReadBytes(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error) {
+	if e.Bytes == nil {
+		return "", nil, wrap("read", c.store, fmt.Errorf("%q is a tensor, not a value: %w", e.FQN, ErrMismatch))
+	}
+	p := &rawValue{}
+	err = c.read(ctx, e, p, plan.State{e.FQN: nil})
+	return p.codec, p.data, err
+}
+
+// read loads one entry by way of a planner.
+func (c *Checkpoint) read(ctx context.Context, e *meta.Entry, p plan.LoadPlanner, s plan.State) error {
+	md := &meta.Metadata{Entries: []meta.Entry{*e}}
+	if d, ok := p.(*plan.DefaultLoad); ok {
+		d.NoFlatten = true
+	}
+	if err := p.SetUp(plan.LoadSetup{State: s, Metadata: md, Size: 1, Coordinator: true}); err != nil {
+		return wrap("read", c.store, err)
+	}
+	lp, err := p.LocalPlan()
+	if err != nil {
+		return wrap("read", c.store, err)
+	}
+	r := native.NewReader(c.store, nil)
+	if err := r.SetUp(ctx, md, storage.Session{Size: 1, Coordinator: true}); err != nil {
+		return wrap("read", c.store, err)
+	}
+	_, err = r.ReadData(ctx, lp, p)
+	return wrap("read", c.store, err)
+}
+
+// Verify reads every byte of the checkpoint and checks it. All that is wrong is
+// in the report, and the error wraps ErrCorrupt if anything is. progress, if
+// not nil, is told of the bytes that were read, out of TotalBytes.
+func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
+	rep, err := c.c.Verify(ctx, progress)
+	if err == nil && len(rep.Problems) > 0 {
+		p := rep.Problems[0]
+		err = fmt.Errorf("%w: %d problems; the first: %s: %q: %s", ErrCorrupt, len(rep.Problems), p.File, p.FQN, p.Text)
+	}
+	return rep, wrap("verify", c.store, err)
+}
+
+// TotalBytes returns the size of all files of the checkpoint.
+func (c *Checkpoint) TotalBytes() int64 { return c.c.TotalBytes() }
+
+// oneBox is a tensor of which only one box is wanted.
+type oneBox struct {
+	shape []int64
+	box   tensor.Box
+	dst   *tensor.Tensor
+}
+
+var _ plan.Checkpointable = (*oneBox)(nil)
+
+func (o *oneBox) GlobalShape() []int64             { return o.shape }
+func (o *oneBox) DType() tensor.DType              { return o.dst.DType() }
+func (o *oneBox) Boxes() []tensor.Box              { return []tensor.Box{o.box} }
+func (o *oneBox) Part(int) (*tensor.Tensor, error) { return o.dst, nil }
+
+// rawValue takes the bytes of a value as they are.
+type rawValue struct {
+	plan.DefaultLoad
+	codec string
+	data  []byte
+}
+
+func (r *rawValue) LoadBytes(_ *plan.ReadItem, codec string, data []byte) error {
+	r.codec, r.data = codec, slices.Clone(data)
+	return nil
+}

@@ -1,0 +1,61 @@
+package cairn
+
+import (
+	"fmt"
+
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// The errors that callers act on, to be tested with errors.Is. They hold on
+// every rank, whichever rank they happened on.
+var (
+	// ErrNotFound reports a place that holds no checkpoint at all.
+	ErrNotFound = storage.ErrNotFound
+	// ErrIncomplete reports a place that holds the beginnings of a checkpoint
+	// but no commit record: the save did not finish.
+	ErrIncomplete = storage.ErrIncomplete
+	// ErrCorrupt reports bytes that are not what was written.
+	ErrCorrupt = storage.ErrCorrupt
+	// ErrVersion reports a format version that this program cannot read.
+	ErrVersion = storage.ErrVersion
+	// ErrExists reports a save onto a checkpoint that must not be replaced.
+	ErrExists = storage.ErrExists
+	// ErrUncertain reports a commit of which nobody can tell whether it took
+	// place: look with Open, or save again.
+	ErrUncertain = storage.ErrUncertain
+	// ErrChanged reports a checkpoint that was replaced while it was loaded.
+	ErrChanged = storage.ErrChanged
+	// ErrMismatch reports a state and a checkpoint that do not fit.
+	ErrMismatch = plan.ErrMismatch
+	// ErrMissing reports a name that the checkpoint does not have.
+	ErrMissing = plan.ErrMissing
+	// ErrUnexpected reports a name that the state does not ask for.
+	ErrUnexpected = plan.ErrUnexpected
+	// ErrState reports a state that cannot be saved.
+	ErrState = plan.ErrState
+)
+
+// Error is the error of an operation on a checkpoint. Failures on other ranks
+// are in the chain as a *group.StepError.
+type Error struct {
+	// Op is what was being done: "save", "load", "open", "read" or "verify".
+	Op string
+	// Where is the checkpoint's place.
+	Where string
+	Err   error
+}
+
+// Error returns operation, place and cause.
+func (e *Error) Error() string { return fmt.Sprintf("%s %s: %v", e.Op, e.Where, e.Err) }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// wrap names operation and place; a nil error stays nil.
+func wrap(op string, where fmt.Stringer, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{Op: op, Where: where.String(), Err: err}
+}

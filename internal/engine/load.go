@@ -1,0 +1,176 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/wire"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// LoadJob is one rank's part in a load.
+type LoadJob struct {
+	Group   group.Group
+	Planner plan.LoadPlanner
+	Reader  storage.Reader
+	State   plan.State
+	Observer
+}
+
+// LoadResult says what a load did.
+type LoadResult struct {
+	Metadata *meta.Metadata
+	// Local counts what this rank read, Total what all did.
+	Local, Total storage.ReadStats
+	PlanTime     time.Duration
+	ReadTime     time.Duration
+}
+
+// Load carries a load out. Every rank of the group calls it, with whatever
+// state it has to fill, be it empty; every rank returns the same error, if any,
+// and the state's contents are undefined then.
+func Load(ctx context.Context, job LoadJob) (*LoadResult, error) {
+	registerErrors()
+	start := time.Now()
+	l := &loadRun{LoadJob: job}
+	own, err := group.ReduceScatter(ctx, l.Group, "plan", loadCodec{}, loadCodec{}, l.localPlan, l.globalPlan)
+	if err != nil {
+		return nil, err
+	}
+	planned := time.Now()
+	out := &LoadResult{Metadata: l.md, PlanTime: planned.Sub(start)}
+	out.Total, err = group.AllReduce(ctx, l.Group, "read", group.JSON[storage.ReadStats](), group.JSON[storage.ReadStats](),
+		func(ctx context.Context) (storage.ReadStats, error) {
+			var err error
+			out.Local, err = l.read(ctx, own.plan)
+			return out.Local, err
+		}, sumStats)
+	if err != nil {
+		return nil, err
+	}
+	out.ReadTime = time.Since(planned)
+	return out, nil
+}
+
+func sumStats(_ context.Context, all []storage.ReadStats) (storage.ReadStats, error) {
+	var sum storage.ReadStats
+	for _, s := range all {
+		sum.Add(s)
+	}
+	return sum, nil
+}
+
+type loadRun struct {
+	LoadJob
+	md *meta.Metadata
+}
+
+// loadMessage is a plan and the save it was made for: ranks that read the
+// metadata of different saves must not load together.
+type loadMessage struct {
+	saveID string
+	plan   *plan.LoadPlan
+}
+
+func (l *loadRun) localPlan(ctx context.Context) (loadMessage, error) {
+	md, err := l.Reader.ReadMetadata(ctx)
+	if err != nil {
+		return loadMessage{}, err
+	}
+	l.md = md
+	rank, size := l.Group.Rank(), l.Group.Size()
+	err = l.Planner.SetUp(plan.LoadSetup{State: l.State, Metadata: md, Rank: rank, Size: size, Coordinator: rank == 0})
+	if err != nil {
+		return loadMessage{}, err
+	}
+	err = l.Reader.SetUp(ctx, md, storage.Session{
+		Rank: rank, Size: size, Coordinator: rank == 0, Storage: md.Storage, Progress: l.Moved, Warn: l.Warned,
+	})
+	if err != nil {
+		return loadMessage{}, err
+	}
+	p, err := l.Planner.LocalPlan()
+	if err != nil {
+		return loadMessage{}, err
+	}
+	p, err = l.Reader.PrepareLocalPlan(ctx, p)
+	return loadMessage{md.Storage.SaveID, p}, err
+}
+
+func (l *loadRun) globalPlan(ctx context.Context, all []loadMessage) ([]loadMessage, error) {
+	plans := make([]*plan.LoadPlan, len(all))
+	for r, m := range all {
+		if m.saveID != all[0].saveID {
+			return nil, fmt.Errorf("%w: rank 0 sees save %s, rank %d %s", storage.ErrChanged, all[0].saveID, r, m.saveID)
+		}
+		plans[r] = m.plan
+	}
+	plans, err := l.Planner.GlobalPlan(plans)
+	if err != nil {
+		return nil, err
+	}
+	if plans, err = l.Reader.PrepareGlobalPlan(ctx, plans); err != nil {
+		return nil, err
+	}
+	out := make([]loadMessage, len(plans))
+	for r, p := range plans {
+		out[r] = loadMessage{plan: p}
+	}
+	return out, nil
+}
+
+func (l *loadRun) read(ctx context.Context, p *plan.LoadPlan) (storage.ReadStats, error) {
+	p, err := l.Planner.FinishPlan(p)
+	if err != nil {
+		return storage.ReadStats{}, err
+	}
+	l.planned(l.bytes(p))
+	return l.Reader.ReadData(ctx, p, l.Planner)
+}
+
+// bytes returns how many bytes the plan's items ask for.
+func (l *loadRun) bytes(p *plan.LoadPlan) int64 {
+	var n int64
+	for i := range p.Items {
+		it := &p.Items[i]
+		e, ok := l.md.Find(it.Source.FQN)
+		switch {
+		case !ok:
+		case e.Tensor != nil:
+			n += it.SourceBox().Volume() * int64(e.Tensor.DType.Size())
+		case e.Bytes.Inline == nil:
+			n += e.Bytes.Size
+		}
+	}
+	return n
+}
+
+// loadCodec carries load messages.
+type loadCodec struct{ plan.LoadPlanCodec }
+
+func (c loadCodec) Encode(m loadMessage) ([]byte, error) {
+	b, err := c.LoadPlanCodec.Encode(m.plan)
+	if err != nil {
+		return nil, err
+	}
+	var w wire.Writer
+	w.String(m.saveID)
+	w.Bytes(b)
+	return w.B, nil
+}
+
+func (c loadCodec) Decode(b []byte) (loadMessage, error) {
+	r := wire.NewReader(b)
+	m := loadMessage{saveID: r.String()}
+	body := r.Bytes()
+	if err := r.Done(); err != nil {
+		return m, err
+	}
+	var err error
+	m.plan, err = c.LoadPlanCodec.Decode(body)
+	return m, err
+}

@@ -1,0 +1,156 @@
+package cairn
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/engine"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// LoadOptions change how Load works. Nil means the defaults.
+type LoadOptions struct {
+	// Group is the job. Nil: a job of one rank.
+	Group group.Group
+
+	// AllowMissing leaves alone what the checkpoint does not have, for every
+	// name or for those that AllowMissingFunc accepts. The report lists them.
+	AllowMissing     bool
+	AllowMissingFunc func(fqn string) bool
+	// RejectUnexpected refuses a checkpoint with names that no rank asks for.
+	RejectUnexpected bool
+	// Cast says which conversions from the saved to the wanted dtype are
+	// allowed. Zero: all.
+	Cast tensor.CastPolicy
+	// Rename returns the checkpoint's name for a name of the state. Nil: the
+	// same.
+	Rename func(fqn string) string
+	// Planner replaces the default planner, and with it the options above.
+	Planner plan.LoadPlanner
+
+	// Reader reads the checkpoint. Nil: the native format at the root of the
+	// store, with the options below.
+	Reader storage.Reader
+	// BufferBytes bounds the host memory this rank uses beyond the state itself
+	// for bytes on their way from the store. Zero: 1 GiB.
+	BufferBytes int64
+	// Parallel is the number of reads at the same time. Zero: 4, or one for
+	// each processor if there are more.
+	Parallel int
+
+	// Observer is told of the progress on this rank. Nil: nobody is.
+	Observer *Observer
+}
+
+// LoadReport says what a load did.
+type LoadReport struct {
+	SaveID string `json:"save_id"`
+	Step   int64  `json:"step"`
+	// Local counts the bytes this rank asked for and read, Total those of all.
+	Local storage.ReadStats `json:"local"`
+	Total storage.ReadStats `json:"total"`
+	// Missing are this rank's names that the checkpoint does not have.
+	Missing  []string      `json:"missing,omitempty"`
+	PlanTime time.Duration `json:"plan_ns"`
+	ReadTime time.Duration `json:"read_ns"`
+}
+
+// Load fills state from the checkpoint at the root of store. Every rank of the
+// group calls it with the parts it wants, in any sharding; a rank that wants
+// nothing passes an empty state. Tensors are filled in place; other values are
+// replaced where they stand.
+//
+// Every byte is verified against its checksum before Load returns nil. On an
+// error every rank returns the same one, and what the state holds is undefined.
+func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions) (*LoadReport, error) {
+	var o LoadOptions
+	if opts != nil {
+		o = *opts
+	}
+	job := o.job(store)
+	var stateful map[string]Stateful
+	err := group.Each(ctx, job.Group, "state", func(context.Context) error {
+		var err error
+		job.State, stateful, err = expand(state)
+		return err
+	})
+	if err != nil {
+		return nil, wrap("load", store, err)
+	}
+	r, err := engine.Load(ctx, job)
+	if err != nil {
+		return nil, wrap("load", store, err)
+	}
+	err = group.Each(ctx, job.Group, "state", func(context.Context) error { return hand(state, job.State, stateful) })
+	if err != nil {
+		return nil, wrap("load", store, err)
+	}
+	s := r.Metadata.Storage
+	out := &LoadReport{SaveID: s.SaveID, Step: s.Step, Local: r.Local, Total: r.Total, PlanTime: r.PlanTime, ReadTime: r.ReadTime}
+	if m, ok := job.Planner.(interface{ Missing() []string }); ok {
+		out.Missing = m.Missing()
+	}
+	return out, nil
+}
+
+func (o *LoadOptions) job(store blob.Store) engine.LoadJob {
+	job := engine.LoadJob{Group: o.Group, Planner: o.Planner, Reader: o.Reader, Observer: o.Observer.engine()}
+	if job.Group == nil {
+		job.Group = group.Solo()
+	}
+	if job.Planner == nil {
+		job.Planner = &plan.DefaultLoad{
+			AllowMissing: o.AllowMissing, AllowMissingFunc: o.AllowMissingFunc, RejectUnexpected: o.RejectUnexpected,
+			Cast: o.Cast, Rename: o.Rename,
+		}
+	}
+	if job.Reader == nil {
+		job.Reader = native.NewReader(store, &native.ReaderOptions{BufferBytes: o.BufferBytes, Parallel: o.Parallel})
+	}
+	return job
+}
+
+// LoadNew makes the state that the checkpoint describes, nested as it was
+// saved, with every tensor whole, and fills it. With prefixes, only the names
+// that begin with one of them, at a dot, are loaded.
+func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
+	var o LoadOptions
+	if opts != nil {
+		o = *opts
+	}
+	if o.Reader == nil {
+		o.Reader = o.job(store).Reader
+	}
+	md, err := o.Reader.ReadMetadata(ctx)
+	if err != nil {
+		return nil, nil, wrap("load", store, err)
+	}
+	state, err := plan.Rebuild(md, func(fqn string) bool { return hasPrefix(fqn, prefixes) })
+	if err != nil {
+		return nil, nil, wrap("load", store, err)
+	}
+	o.AllowMissing = true // only the gaps of lists that are loaded in part
+	r, err := Load(ctx, store, state, &o)
+	if err != nil {
+		return nil, nil, err
+	}
+	r.Missing = nil
+	return state, r, nil
+}
+
+// hasPrefix reports whether fqn is one of the prefixes or below one. No
+// prefixes select everything.
+func hasPrefix(fqn string, prefixes []string) bool {
+	for _, p := range prefixes {
+		if rest, ok := strings.CutPrefix(fqn, p); ok && (rest == "" || rest[0] == '.' || strings.HasSuffix(p, ".")) {
+			return true
+		}
+	}
+	return len(prefixes) == 0
+}

@@ -1,0 +1,237 @@
+// Package meta is the model of a checkpoint: which names it holds, how each
+// tensor is cut into chunks, and where the bytes of each chunk lie. It is pure
+// data and knows neither planners nor files; storage formats translate it to
+// and from their own bytes.
+package meta
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// ErrInvalid reports metadata that contradicts itself.
+var ErrInvalid = errors.New("invalid metadata")
+
+// Metadata describes a whole checkpoint. It is immutable once it was made:
+// planners and storage share it freely.
+type Metadata struct {
+	// Entries holds one entry for each name, sorted by FQN, no name twice.
+	Entries []Entry
+	// PlannerData is what a planner wishes to keep with the checkpoint: a JSON
+	// value, or nil. The default planner keeps nothing here; the path of each
+	// name is in its entry.
+	PlannerData json.RawMessage
+	// Storage says how and when the checkpoint was written.
+	Storage Storage
+}
+
+// Storage describes a checkpoint as a whole, apart from its contents.
+type Storage struct {
+	// ID says where the checkpoint is, for people.
+	ID string
+	// SaveID is unique to the save that wrote it.
+	SaveID string
+	// Step is the training step, by the caller's count.
+	Step int64
+	// Time is when the save began, in UTC.
+	Time time.Time
+	// WorldSize is the number of ranks that wrote it. Zero: unknown.
+	WorldSize int
+	// Writer names the program and version that wrote it.
+	Writer string
+	// Version is the version of the format it is stored in.
+	Version string
+	// Tags are the caller's own words.
+	Tags map[string]string
+}
+
+// Entry is one name of a checkpoint. Exactly one of Tensor and Bytes is set.
+type Entry struct {
+	FQN string
+	// Path is where the value stood in the nested state that was saved. Nil:
+	// the state was flat, and the name is the only key.
+	Path   Path
+	Tensor *Tensor
+	Bytes  *Bytes
+}
+
+// Tensor describes a tensor and its chunks.
+type Tensor struct {
+	Properties
+	Shape []int64
+	// Chunks are the boxes that were saved. Together they tile the tensor.
+	Chunks []tensor.Box
+	// Locs says where each chunk lies, in the order of Chunks. It is nil until
+	// the chunks were written.
+	Locs []Location
+}
+
+// Properties are what a tensor has beside its shape.
+type Properties struct {
+	DType tensor.DType
+	// RequiresGrad, MemoryFormat, Layout and PinMemory are carried along for
+	// PyTorch's sake: cairn gives them no meaning. Empty strings mean strided,
+	// contiguous tensors.
+	RequiresGrad bool
+	MemoryFormat string
+	Layout       string
+	PinMemory    bool
+}
+
+// Bytes describes a value that is no tensor.
+type Bytes struct {
+	// Codec says how Size bytes encode the value; see package value.
+	Codec string
+	Size  int64
+	// Inline holds the bytes themselves where they are small. Nil: they are at
+	// Loc. An empty value is inline and not nil.
+	Inline []byte
+	Loc    Location
+}
+
+// Location is a place in a file of the checkpoint.
+type Location struct {
+	// File is the object's name relative to the checkpoint.
+	File string
+	// Offset and Length are the range of the bytes in File.
+	Offset, Length int64
+	// Sums are the checksums of the range's blocks, as the format defines them.
+	// Nil: the format has none.
+	Sums []uint32
+	// Detail is what only some formats need. Nil: nothing.
+	Detail *Detail
+}
+
+// Detail is the part of a location that only some formats have.
+type Detail struct {
+	// Key is the entry's key inside a container file where it is not the FQN.
+	Key string
+	// Transforms name the transformations of the stored bytes, outermost last.
+	Transforms []string
+}
+
+// Find returns the entry of that name.
+func (m *Metadata) Find(fqn string) (*Entry, bool) {
+	i, ok := slices.BinarySearchFunc(m.Entries, fqn, func(e Entry, s string) int { return strings.Compare(e.FQN, s) })
+	if !ok {
+		return nil, false
+	}
+	return &m.Entries[i], true
+}
+
+// Names returns every name in order.
+func (m *Metadata) Names() []string {
+	out := make([]string, len(m.Entries))
+	for i := range m.Entries {
+		out[i] = m.Entries[i].FQN
+	}
+	return out
+}
+
+// NumBytes returns the bytes of the contiguous tensor, or of the value.
+func (e *Entry) NumBytes() int64 {
+	if e.Bytes != nil {
+		return e.Bytes.Size
+	}
+	n, err := tensor.NumBytes(e.Tensor.DType, e.Tensor.Shape)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// Index names one chunk of a tensor, or a value. Two indexes are the same when
+// their FQN and Offset are; Hint only says where to look first.
+type Index struct {
+	FQN string
+	// Offset is where the chunk begins in the tensor. It is nil for values; the
+	// chunk of a 0-d tensor has an empty offset that is not nil.
+	Offset []int64
+	// Hint is the chunk's probable position in Tensor.Chunks. A wrong one costs
+	// time and nothing else.
+	Hint int32
+}
+
+// Equal reports whether i and j name the same chunk or value.
+func (i Index) Equal(j Index) bool {
+	return i.FQN == j.FQN && (i.Offset == nil) == (j.Offset == nil) && slices.Equal(i.Offset, j.Offset)
+}
+
+// String prints i for people.
+func (i Index) String() string {
+	if i.Offset == nil {
+		return fmt.Sprintf("%q", i.FQN)
+	}
+	return fmt.Sprintf("%q at %v", i.FQN, i.Offset)
+}
+
+// FindChunk returns the position in t.Chunks of the chunk that begins at
+// offset. It looks at hint first.
+func (t *Tensor) FindChunk(offset []int64, hint int32) (int, bool) {
+	if h := int(hint); h >= 0 && h < len(t.Chunks) && slices.Equal(t.Chunks[h].Offsets, offset) {
+		return h, true
+	}
+	i := slices.IndexFunc(t.Chunks, func(b tensor.Box) bool { return slices.Equal(b.Offsets, offset) })
+	return i, i >= 0
+}
+
+// Path is a place in a nested state: the keys and positions from the outermost
+// map inwards.
+type Path []Step
+
+// Step is one key of a map or one position in a list.
+type Step struct {
+	// Key is the map's key. It is meaningless when List is set.
+	Key string
+	// Pos is the position in a list, valid when List is set.
+	Pos  int
+	List bool
+}
+
+// Key returns the step into a map.
+func Key(k string) Step { return Step{Key: k} }
+
+// Pos returns the step into a list.
+func Pos(i int) Step { return Step{Pos: i, List: true} }
+
+// String returns the key, or the position in decimal.
+func (s Step) String() string {
+	if s.List {
+		return fmt.Sprint(s.Pos)
+	}
+	return s.Key
+}
+
+// FQN joins the steps by dots.
+func (p Path) FQN() string {
+	parts := make([]string, len(p))
+	for i, s := range p {
+		parts[i] = s.String()
+	}
+	return strings.Join(parts, ".")
+}
+
+// Equal reports whether p and q have the same steps.
+func (p Path) Equal(q Path) bool { return slices.Equal(p, q) }
+
+// MaxFQN bounds the length of a name in bytes.
+const MaxFQN = 4096
+
+// CheckFQN returns an error that wraps [ErrInvalid] unless fqn can be the name
+// of an entry: not empty, at most [MaxFQN] bytes of valid UTF-8.
+func CheckFQN(fqn string) error {
+	if fqn == "" || len(fqn) > MaxFQN {
+		return fmt.Errorf("%w: a name has 1 to %d bytes, this one %d", ErrInvalid, MaxFQN, len(fqn))
+	}
+	if !utf8.ValidString(fqn) {
+		return fmt.Errorf("%w: name %q is not UTF-8", ErrInvalid, fqn)
+	}
+	return nil
+}

@@ -1,0 +1,162 @@
+// Package plan decides which rank writes and which rank reads which bytes.
+// Everything in it is deterministic and free of I/O, so that a plan can be
+// tested, printed and compared without a cluster. The protocol that planners
+// take part in is described at SavePlanner and LoadPlanner.
+package plan
+
+import (
+	"encoding/json"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// Kind says what an item is.
+type Kind uint8
+
+// The kinds of items.
+const (
+	// KindTensor is a whole tensor that is not sharded.
+	KindTensor Kind = iota + 1
+	// KindShard is one chunk of a sharded tensor.
+	KindShard
+	// KindBytes is a value that is no tensor.
+	KindBytes
+)
+
+// String returns the kind's name.
+func (k Kind) String() string {
+	switch k {
+	case KindTensor:
+		return "tensor"
+	case KindShard:
+		return "shard"
+	case KindBytes:
+		return "bytes"
+	}
+	return "unknown"
+}
+
+// Info is what is the same on every rank about one name. Items share it and
+// nobody changes it: to change one, Clone it.
+type Info struct {
+	FQN string
+	// Path is where the value stood in the nested state; nil for a flat one.
+	Path meta.Path
+	// Properties and Shape describe the global tensor.
+	meta.Properties
+	Shape []int64
+	// Codec says how a value that is no tensor is encoded.
+	Codec string
+}
+
+// Clone returns a copy of in that may be changed until it is shared.
+func (in *Info) Clone() *Info {
+	c := *in
+	return &c
+}
+
+// Equal reports whether in and o say the same.
+func (in *Info) Equal(o *Info) bool {
+	return in == o || in.FQN == o.FQN && in.Path.Equal(o.Path) && in.Properties == o.Properties &&
+		slices.Equal(in.Shape, o.Shape) && in.Codec == o.Codec
+}
+
+// WriteItem is one piece of state to be written by one rank.
+type WriteItem struct {
+	Info *Info
+	Kind Kind
+	// Hint is the position of Box among the tensor's chunks. The global plan
+	// sets it.
+	Hint int32
+	// Box is the part of the global tensor that the item covers. It is zero for
+	// KindBytes.
+	Box tensor.Box
+	// Size is the number of bytes of a KindBytes item.
+	Size int64
+}
+
+// FQN returns the item's name.
+func (w *WriteItem) FQN() string { return w.Info.FQN }
+
+// Index returns what names the item in the metadata.
+func (w *WriteItem) Index() meta.Index {
+	i := meta.Index{FQN: w.Info.FQN, Hint: w.Hint}
+	if w.Kind != KindBytes {
+		i.Offset = w.Box.Offsets
+		if i.Offset == nil {
+			i.Offset = []int64{}
+		}
+	}
+	return i
+}
+
+// NumBytes returns the bytes the item takes in storage.
+func (w *WriteItem) NumBytes() int64 {
+	if w.Kind == KindBytes {
+		return w.Size
+	}
+	return w.Box.Volume() * int64(w.Info.DType.Size())
+}
+
+// SavePlan is what one rank writes. A plan is immutable once it was returned;
+// amend a copy.
+type SavePlan struct {
+	Items []WriteItem
+	// PlannerData is for the planner's use between LocalPlan and GlobalPlan.
+	PlannerData json.RawMessage
+	// StorageData is for the storage writer's use.
+	StorageData []byte
+	// Unchanged says that the plan equals the one of the save before, whose
+	// fingerprint it gives; Items is empty then.
+	Unchanged   bool
+	Fingerprint Fingerprint
+}
+
+// NumBytes returns the bytes of all items.
+func (p *SavePlan) NumBytes() int64 {
+	var n int64
+	for i := range p.Items {
+		n += p.Items[i].NumBytes()
+	}
+	return n
+}
+
+// Data is the content of an item: either a tensor or bytes.
+type Data struct {
+	Tensor *tensor.Tensor
+	Bytes  []byte
+}
+
+// ReadItem is one box to be read by one rank, from one chunk of the checkpoint
+// into one part of its state; or one value.
+type ReadItem struct {
+	Kind Kind // KindTensor or KindBytes
+	// Dest names the part of the state: its FQN and the offset of the local
+	// part in the global tensor. DestOffsets is where the box begins, relative
+	// to that part.
+	Dest        meta.Index
+	DestOffsets []int64
+	// Source names the chunk of the checkpoint, and SourceOffsets where the box
+	// begins, relative to that chunk.
+	Source        meta.Index
+	SourceOffsets []int64
+	// Lengths are the sizes of the box.
+	Lengths []int64
+}
+
+// SourceBox returns the box to read, relative to the source chunk.
+func (r *ReadItem) SourceBox() tensor.Box {
+	return tensor.Box{Offsets: r.SourceOffsets, Sizes: r.Lengths}
+}
+
+// DestBox returns the box to fill, relative to the local part.
+func (r *ReadItem) DestBox() tensor.Box { return tensor.Box{Offsets: r.DestOffsets, Sizes: r.Lengths} }
+
+// LoadPlan is what one rank reads. It is immutable once it was returned.
+type LoadPlan struct {
+	Items       []ReadItem
+	PlannerData json.RawMessage
+	StorageData []byte
+}

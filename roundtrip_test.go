@@ -1,0 +1,141 @@
+package cairn_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// whole returns a tensor of that shape whose elements count up from start.
+func whole(t testing.TB, shape []int64, start float32) *tensor.Tensor {
+	t.Helper()
+	n, err := tensor.NumElements(shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := make([]float32, n)
+	for i := range v {
+		v[i] = start + float32(i)
+	}
+	x, err := tensor.Of(shape, v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// cut returns rank's part of x, copied.
+func cut(t testing.TB, l shard.Layout, x *tensor.Tensor, rank int) *shard.Tensor {
+	t.Helper()
+	s, err := shard.Empty(l, x.DType(), x.Shape(), rank)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range s.Boxes() {
+		dst, err := s.Part(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		src, err := x.Narrow(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tensor.Copy(dst, src); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+func rows(n int) shard.Layout {
+	return shard.Placed{Mesh: shard.Mesh{Shape: []int{n}}, Placements: []shard.Placement{shard.Shard(0)}}
+}
+
+func columns(n int) shard.Layout {
+	return shard.Placed{Mesh: shard.Mesh{Shape: []int{n}}, Placements: []shard.Placement{shard.Shard(1)}}
+}
+
+// onRanks runs fn on n ranks.
+func onRanks(t testing.TB, n int, fn func(ctx context.Context, g group.Group) error) {
+	t.Helper()
+	if err := inproc.Run(t.Context(), n, fn); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRowsBecomeColumnsOnOtherRanks(t *testing.T) {
+	store := new(mem.Store)
+	x := whole(t, []int64{37, 24}, 1)
+	onRanks(t, 4, func(ctx context.Context, g group.Group) error {
+		state := cairn.State{
+			"model": map[string]any{"w": cut(t, rows(4), x, g.Rank()), "bias": whole(t, []int64{5}, 7)},
+			"step":  12, "lr": 0.5, "name": "run",
+			"layers": []any{map[string]any{"k": int64(3)}, whole(t, []int64{2}, 9)},
+		}
+		_, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Step: 12})
+		return err
+	})
+	onRanks(t, 3, func(ctx context.Context, g group.Group) error {
+		w, err := shard.Empty(columns(3), tensor.Float32, x.Shape(), g.Rank())
+		if err != nil {
+			return err
+		}
+		bias := whole(t, []int64{5}, 0)
+		state := cairn.State{
+			"model": map[string]any{"w": w, "bias": bias}, "step": 0, "lr": 0.0, "name": "",
+			"layers": []any{map[string]any{"k": nil}, whole(t, []int64{2}, 0)},
+		}
+		rep, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: g, RejectUnexpected: true})
+		if err != nil {
+			return err
+		}
+		if !tensor.Equal(w.Local(), cut(t, columns(3), x, g.Rank()).Local()) {
+			return fmt.Errorf("rank %d: other elements than were saved", g.Rank())
+		}
+		if !tensor.Equal(bias, whole(t, []int64{5}, 7)) || rep.Step != 12 {
+			return fmt.Errorf("bias %v, step %d", bias, rep.Step)
+		}
+		want := []any{12, 0.5, "run", map[string]any{"k": int64(3)}}
+		got := []any{state["step"], state["lr"], state["name"], state["layers"].([]any)[0]}
+		if d := cmp.Diff(want, got); d != "" {
+			return fmt.Errorf("values: -want +got\n%s", d)
+		}
+		return nil
+	})
+}
+
+func TestOpenReadsWithoutAJob(t *testing.T) {
+	store := new(mem.Store)
+	x := whole(t, []int64{6, 4}, 1)
+	if _, err := cairn.Save(t.Context(), store, cairn.State{"x": x, "n": 3}, nil); err != nil {
+		t.Fatal(err)
+	}
+	c, err := cairn.Open(t.Context(), store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	got, err := c.ReadTensor(t.Context(), "x")
+	if err != nil || !tensor.Equal(got, x) {
+		t.Errorf("ReadTensor = %v, %v; want what was saved", got, err)
+	}
+	n, err := c.ReadValue(t.Context(), "n")
+	if err != nil || n != int64(3) {
+		t.Errorf("ReadValue = %v, %v; want 3", n, err)
+	}
+	rep, err := c.Verify(t.Context(), nil)
+	if err != nil || rep.Bytes != c.TotalBytes() {
+		t.Errorf("Verify = %+v, %v", rep, err)
+	}
+	var _ blob.Store = store
+}

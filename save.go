@@ -1,0 +1,133 @@
+package cairn
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/engine"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+)
+
+// SaveOptions change how Save works. Nil means the defaults.
+type SaveOptions struct {
+	// Group is the job. Nil: a job of one rank.
+	Group group.Group
+	// Step is the training step, kept in the checkpoint.
+	Step int64
+	// Tags are kept in the checkpoint, for people.
+	Tags map[string]string
+
+	// Planner decides what is written by whom. Nil: a new plan.DefaultSave.
+	Planner plan.SavePlanner
+	// Cache remembers the plan from one save to the next, so that a repeated
+	// save plans nothing. Nil: every save plans afresh.
+	Cache *plan.Cache
+	// Writer stores the checkpoint. Nil: the native format at the root of the
+	// store, with the options below.
+	Writer storage.Writer
+
+	// FilesPerRank is the number of data files each rank writes in parallel.
+	// Zero: 1.
+	FilesPerRank int
+	// BufferBytes bounds the host memory this rank uses beyond the state
+	// itself for bytes on their way to the store. Zero: 1 GiB.
+	BufferBytes int64
+	// FailIfExists makes Save fail with ErrExists where there is a checkpoint.
+	// Otherwise the new one replaces it once it is complete.
+	FailIfExists bool
+
+	// Observer is told of the progress on this rank. Nil: nobody is.
+	Observer *Observer
+}
+
+// Observer is told of progress. Every function may be nil, and may be called
+// from several goroutines at once.
+type Observer struct {
+	// Planned is told how many bytes this rank will write or read.
+	Planned func(bytes int64)
+	// Moved is told of every piece of bytes that was written or read.
+	Moved func(bytes int64)
+	// Warned is told of what went wrong without harm to the checkpoint.
+	Warned func(err error)
+}
+
+func (o *Observer) engine() engine.Observer {
+	if o == nil {
+		return engine.Observer{}
+	}
+	return engine.Observer{Planned: o.Planned, Moved: o.Moved, Warned: o.Warned}
+}
+
+// SaveReport says what a save did.
+type SaveReport struct {
+	SaveID string `json:"save_id"`
+	Step   int64  `json:"step"`
+	// Bytes and Files count the data files of all ranks, LocalBytes those of
+	// this one.
+	Bytes      int64 `json:"bytes"`
+	LocalBytes int64 `json:"local_bytes"`
+	Files      int   `json:"files"`
+	// PlanReused says that this rank's plan was the one of the save before.
+	PlanReused bool          `json:"plan_reused"`
+	PlanTime   time.Duration `json:"plan_ns"`
+	WriteTime  time.Duration `json:"write_ns"`
+}
+
+// Save saves state as the checkpoint at the root of store. Every rank of the
+// group calls it with its own state; each tensor must be wholly held by the
+// ranks together, and of what several hold one copy is written.
+//
+// When Save returns nil the checkpoint is complete and durable. Otherwise every
+// rank returns the same error, and whatever checkpoint was there before is
+// still there, untouched (with ErrUncertain, either it or the new one is).
+func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions) (*SaveReport, error) {
+	var o SaveOptions
+	if opts != nil {
+		o = *opts
+	}
+	job := o.job(store)
+	err := group.Each(ctx, job.Group, "state", func(context.Context) error {
+		var err error
+		job.State, _, err = expand(state)
+		return err
+	})
+	if err != nil {
+		return nil, wrap("save", store, err)
+	}
+	r, err := engine.Save(ctx, job)
+	if err != nil {
+		return nil, wrap("save", store, err)
+	}
+	return &SaveReport{
+		SaveID: r.Storage.SaveID, Step: r.Storage.Step, Bytes: r.Bytes, LocalBytes: r.LocalBytes, Files: r.Files,
+		PlanReused: r.PlanReused, PlanTime: r.PlanTime, WriteTime: r.WriteTime,
+	}, nil
+}
+
+func (o *SaveOptions) job(store blob.Store) engine.SaveJob {
+	job := engine.SaveJob{Group: o.Group, Planner: o.Planner, Writer: o.Writer, Cache: o.Cache, Observer: o.Observer.engine()}
+	if job.Group == nil {
+		job.Group = group.Solo()
+	}
+	if job.Planner == nil {
+		job.Planner = new(plan.DefaultSave)
+	}
+	if job.Writer == nil {
+		job.Writer = native.NewWriter(store, &native.WriterOptions{
+			FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists,
+		})
+	}
+	now := time.Now().UTC()
+	id := native.NewSaveID(now, rand.Uint32())
+	job.Storage = meta.Storage{
+		ID: store.String(), SaveID: id, Step: o.Step, Time: now, WorldSize: job.Group.Size(),
+		Writer: "cairn " + Version, Tags: o.Tags,
+	}
+	return job
+}

@@ -1,0 +1,66 @@
+package cairn
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/plan"
+)
+
+// State is the state of one rank: names to values. A value is a
+// *tensor.Tensor, a sharded tensor (*shard.Tensor or any plan.Checkpointable), a
+// Stateful, a nested map or list of values, or a plain Go value: number, string,
+// bool, nil, []byte, lists of those, or an encoding.BinaryMarshaler.
+type State = plan.State
+
+// Stateful is an object that can give its state and take it back, such as a
+// model or an optimizer. It may stand at the top level of a State. Its methods
+// are called in the order of the names, on every rank, so they may be
+// collective.
+type Stateful interface {
+	// State returns the object's state. A load fills what it returns.
+	State() (State, error)
+	// LoadState takes the state that a load has filled.
+	LoadState(s State) error
+}
+
+// expand replaces the Stateful values at the top level of s by their states.
+// The given map stays as it is.
+func expand(s State) (out State, stateful map[string]Stateful, err error) {
+	out = make(State, len(s))
+	stateful = map[string]Stateful{}
+	for _, k := range slices.Sorted(maps.Keys(s)) {
+		out[k] = s[k]
+		o, ok := s[k].(Stateful)
+		if !ok {
+			continue
+		}
+		inner, err := o.State()
+		if err != nil {
+			return nil, nil, fmt.Errorf("state of %q: %w", k, err)
+		}
+		out[k], stateful[k] = inner, o
+	}
+	return out, stateful, nil
+}
+
+// hand gives the filled states back to the Stateful values, and the other
+// values to s.
+func hand(s, filled State, stateful map[string]Stateful) error {
+	for _, k := range slices.Sorted(maps.Keys(filled)) {
+		o, ok := stateful[k]
+		if !ok {
+			s[k] = filled[k]
+			continue
+		}
+		inner, ok := filled[k].(State)
+		if !ok {
+			return fmt.Errorf("%w: %q was filled with a %T", ErrMismatch, k, filled[k])
+		}
+		if err := o.LoadState(inner); err != nil {
+			return fmt.Errorf("state of %q: %w", k, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,28 @@
+package storage
+
+import "errors"
+
+// Errors that every format reports in the same way. They are wrapped with the
+// file and the problem.
+var (
+	// ErrNotFound reports a place that holds no checkpoint at all.
+	ErrNotFound = errors.New("no checkpoint here")
+	// ErrIncomplete reports a place that holds the beginnings of a checkpoint
+	// but no commit record: the save did not finish.
+	ErrIncomplete = errors.New("checkpoint is incomplete")
+	// ErrCorrupt reports bytes that are not what was written: a checksum that
+	// does not match, a file that is cut short, contents that contradict
+	// themselves.
+	ErrCorrupt = errors.New("checkpoint is corrupt")
+	// ErrVersion reports a checkpoint in a version of the format that this
+	// program cannot read.
+	ErrVersion = errors.New("unsupported format version")
+	// ErrUncertain reports a commit of which nobody can tell whether it took
+	// place. Nothing that it may need is removed.
+	ErrUncertain = errors.New("commit is uncertain")
+	// ErrChanged reports a checkpoint that was replaced while it was being
+	// loaded. Loading again loads the new one.
+	ErrChanged = errors.New("checkpoint was replaced meanwhile")
+	// ErrExists reports a save onto a checkpoint that must not be overwritten.
+	ErrExists = errors.New("checkpoint exists")
+)

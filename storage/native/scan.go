@@ -1,0 +1,87 @@
+package native
+
+import (
+	"context"
+	"hash/crc32"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// scanItem is a chunk or value whose checksums a scan computes.
+type scanItem struct {
+	fqn  string
+	loc  *meta.Location
+	grid grid
+	sums []uint32
+}
+
+// scanFile reads a whole file in order and computes its CRC and the checksums
+// of items, which must be sorted by their offset and not overlap. Reading and
+// checking overlap in time.
+func scanFile(ctx context.Context, s blob.Store, name string, items []*scanItem, progress func(int64)) (size int64, crc uint32, err error) {
+	r, err := s.Open(ctx, name)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer r.Close()
+	size = r.Size()
+	pool := bufpool.New(pieceBytes, 3*pieceBytes, 3)
+	pieces := make(chan []byte, 1)
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer close(pieces)
+		for at := int64(0); at < size; at += pieceBytes {
+			buf, err := pool.Get(gctx)
+			if err != nil {
+				return err
+			}
+			p := buf[:min(pieceBytes, size-at)]
+			if err := r.ReadAt(gctx, p, at); err != nil {
+				pool.Put(buf)
+				return err
+			}
+			select {
+			case pieces <- p:
+			case <-gctx.Done():
+				pool.Put(buf)
+				return context.Cause(gctx)
+			}
+		}
+		return nil
+	})
+	at := int64(0)
+	for p := range pieces {
+		crc = crc32.Update(crc, castagnoli, p)
+		items = addPiece(items, p, at)
+		at += int64(len(p))
+		if progress != nil {
+			progress(int64(len(p)))
+		}
+		pool.Put(p)
+	}
+	return size, crc, g.Wait()
+}
+
+// addPiece adds p, the bytes of a file from at on, to the items it holds bytes
+// of. It returns the items that are not complete.
+func addPiece(items []*scanItem, p []byte, at int64) []*scanItem {
+	end := at + int64(len(p))
+	for i, it := range items {
+		lo, hi := it.loc.Offset, it.loc.Offset+it.loc.Length
+		if lo >= end {
+			return items[i:]
+		}
+		from, to := max(lo, at), min(hi, end)
+		if from < to {
+			it.grid.add(it.sums, p[from-at:to-at], from-lo)
+		}
+		if hi > end {
+			return items[i:]
+		}
+	}
+	return nil
+}

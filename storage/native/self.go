@@ -1,0 +1,143 @@
+package native
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+)
+
+// The keys of a data file's string metadata. The first three are PyTorch's: its
+// readers place the chunks of a folder of such files by them.
+const (
+	metaSharding = "DCP_SHARDING_INFO"
+	metaVersion  = "DCP_VERSION"
+	metaFormat   = "format"
+	metaSelf     = "cairn"
+)
+
+// selfDescription is what a data file says about itself beyond what safetensors
+// can express. From the descriptions of all data files a lost record and index
+// can be rebuilt.
+type selfDescription struct {
+	Version   int                 `json:"version"`
+	SaveID    string              `json:"save_id"`
+	Step      int64               `json:"step"`
+	Time      time.Time           `json:"time"`
+	WorldSize int                 `json:"world_size"`
+	Rank      int                 `json:"rank"`
+	Files     int                 `json:"files"` // how many data files the rank wrote
+	Writer    string              `json:"writer"`
+	Tags      map[string]string   `json:"tags,omitempty"`
+	Items     map[string]selfItem `json:"items"`
+	Values    []selfValue         `json:"values,omitempty"`
+}
+
+// selfItem describes the entry of one key.
+type selfItem struct {
+	FQN     string   `json:"fqn,omitempty"` // where it is not the key
+	Path    pathJSON `json:"path,omitempty"`
+	DType   string   `json:"dtype,omitempty"` // of a tensor
+	Shape   []int64  `json:"shape"`           // of the global tensor
+	Offsets []int64  `json:"offsets,omitempty"`
+	Sizes   []int64  `json:"sizes,omitempty"` // where the header's shape is not the chunk's
+	Codec   string   `json:"codec,omitempty"` // of a value
+	// The properties that only PyTorch gives a meaning.
+	RequiresGrad bool   `json:"requires_grad,omitempty"`
+	MemoryFormat string `json:"memory_format,omitempty"`
+	Layout       string `json:"layout,omitempty"`
+	PinMemory    bool   `json:"pin_memory,omitempty"`
+}
+
+// selfValue is a small value that lives in the index.
+type selfValue struct {
+	FQN   string   `json:"fqn"`
+	Path  pathJSON `json:"path,omitempty"`
+	Codec string   `json:"codec"`
+	Data  []byte   `json:"data"`
+}
+
+// describeItem returns the description of an item under key.
+func describeItem(it *plan.WriteItem, key string) selfItem {
+	in := it.Info
+	s := selfItem{
+		Path: pathJSON(in.Path), Shape: in.Shape, Codec: in.Codec,
+		RequiresGrad: in.RequiresGrad, MemoryFormat: in.MemoryFormat, Layout: in.Layout, PinMemory: in.PinMemory,
+	}
+	if it.Kind != plan.KindBytes {
+		s.DType = in.DType.String()
+		s.Offsets = it.Box.Offsets
+	}
+	if key != in.FQN {
+		s.FQN = in.FQN
+		s.Sizes = it.Box.Sizes
+	}
+	return s
+}
+
+// fill writes the description into a header's metadata, and for PyTorch the
+// offset of every chunk.
+func (s *selfDescription) fill(m map[string]string, offsets map[string][]int64) error {
+	type saved struct {
+		Offsets []int64 `json:"saved_offsets"`
+	}
+	sharding := make(map[string]saved, len(offsets))
+	for k, o := range offsets {
+		if o == nil {
+			o = []int64{}
+		}
+		sharding[k] = saved{o}
+	}
+	info, err := json.Marshal(sharding)
+	if err != nil {
+		return err
+	}
+	self, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	m[metaSharding], m[metaVersion], m[metaFormat], m[metaSelf] = string(info), "1.0", "pt", string(self)
+	return nil
+}
+
+// pathJSON writes a path as a list of strings and numbers.
+type pathJSON meta.Path
+
+// MarshalJSON returns the list.
+func (p pathJSON) MarshalJSON() ([]byte, error) {
+	list := make([]any, len(p))
+	for i, s := range p {
+		list[i] = s.Key
+		if s.List {
+			list[i] = s.Pos
+		}
+	}
+	return json.Marshal(list)
+}
+
+// UnmarshalJSON reads the list.
+func (p *pathJSON) UnmarshalJSON(b []byte) error {
+	var list []json.RawMessage
+	if err := json.Unmarshal(b, &list); err != nil {
+		return err
+	}
+	if list == nil {
+		return nil
+	}
+	*p = make(pathJSON, 0, len(list))
+	for _, raw := range list {
+		var key string
+		if json.Unmarshal(raw, &key) == nil {
+			*p = append(*p, meta.Key(key))
+			continue
+		}
+		var pos int
+		if err := json.Unmarshal(raw, &pos); err != nil || pos < 0 {
+			return fmt.Errorf("path step %s is neither a key nor a position", raw)
+		}
+		*p = append(*p, meta.Pos(pos))
+	}
+	return nil
+}

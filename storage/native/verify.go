@@ -1,0 +1,181 @@
+package native
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Verify reads every byte of the checkpoint and checks it: the index against
+// the record, the chunks against their tensors, every file and every chunk
+// against their checksums, the data files' headers against the index. All that
+// is wrong is in the report; the error is for what could not be checked at all.
+func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
+	v := &verifier{c: c, items: map[string][]*scanItem{}, keys: map[string]map[string]bool{}, progress: progress}
+	v.rep.Problems = []storage.VerifyProblem{}
+	md, err := c.Metadata(ctx)
+	if errors.Is(err, storage.ErrCorrupt) {
+		v.problem(c.rec.Files[0].Name, "", "%v", err)
+	} else if err != nil {
+		return nil, err
+	} else {
+		v.collect(md)
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
+	for _, f := range c.rec.Files {
+		g.Go(func() error { return v.file(gctx, f) })
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(v.rep.Problems, func(a, b storage.VerifyProblem) int {
+		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN))
+	})
+	return &v.rep, nil
+}
+
+// TotalBytes returns the bytes that Verify reads.
+func (c *Checkpoint) TotalBytes() int64 {
+	var n int64
+	for _, f := range c.rec.Files {
+		n += f.Size
+	}
+	return n
+}
+
+type verifier struct {
+	c        *Checkpoint
+	progress func(int64)
+	items    map[string][]*scanItem     // by file
+	keys     map[string]map[string]bool // by file: the keys that the index names
+
+	mu  sync.Mutex
+	rep storage.VerifyReport // guarded by mu
+}
+
+func (v *verifier) problem(file, fqn, format string, args ...any) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.rep.Problems = append(v.rep.Problems, storage.VerifyProblem{File: file, FQN: fqn, Text: fmt.Sprintf(format, args...)})
+}
+
+// collect sorts the chunks by file and checks what needs no bytes.
+func (v *verifier) collect(md *meta.Metadata) {
+	for i := range md.Entries {
+		e := &md.Entries[i]
+		if e.Bytes != nil {
+			if e.Bytes.Inline == nil {
+				v.add(e.FQN, &e.Bytes.Loc, gridOf([]int64{e.Bytes.Size}, 1))
+			}
+			continue
+		}
+		for _, p := range plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks) {
+			v.problem(v.c.rec.Files[0].Name, e.FQN, "%s: %s", p.Kind, p.Text)
+		}
+		for i, b := range e.Tensor.Chunks {
+			v.add(e.FQN, &e.Tensor.Locs[i], gridOf(b.Sizes, int64(e.Tensor.DType.Size())))
+		}
+	}
+	for _, items := range v.items {
+		slices.SortStableFunc(items, func(a, b *scanItem) int { return cmp.Compare(a.loc.Offset, b.loc.Offset) })
+	}
+}
+
+func (v *verifier) add(fqn string, loc *meta.Location, g grid) {
+	v.rep.Chunks++
+	if loc.Length != g.total || int64(len(loc.Sums)) != g.tiles() {
+		v.problem(loc.File, fqn, "%d bytes and %d checksums for a chunk of %d and %d", loc.Length, len(loc.Sums), g.total, g.tiles())
+		return
+	}
+	key := fqn
+	if loc.Detail != nil {
+		key = loc.Detail.Key
+	}
+	if v.keys[loc.File] == nil {
+		v.keys[loc.File] = map[string]bool{}
+	}
+	v.keys[loc.File][key] = true
+	v.items[loc.File] = append(v.items[loc.File], &scanItem{fqn: fqn, loc: loc, grid: g, sums: make([]uint32, g.tiles())})
+}
+
+// file checks one file of the record.
+func (v *verifier) file(ctx context.Context, f recordFile) error {
+	items := v.items[f.Name]
+	for i := 1; i < len(items); i++ {
+		if items[i].loc.Offset < items[i-1].loc.Offset+items[i-1].loc.Length {
+			v.problem(f.Name, items[i].fqn, "its bytes overlap those of %q", items[i-1].fqn)
+			return nil
+		}
+	}
+	size, crc, err := scanFile(ctx, v.c.store, f.Name, items, v.progress)
+	if errors.Is(err, fs.ErrNotExist) {
+		v.problem(f.Name, "", "the file is gone")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	v.mu.Lock()
+	v.rep.Files++
+	v.rep.Bytes += size
+	v.mu.Unlock()
+	if size != f.Size {
+		v.problem(f.Name, "", "it has %d bytes, the record says %d", size, f.Size)
+	} else if crc != f.CRC32C {
+		v.problem(f.Name, "", "its checksum is %08x, the record says %08x", crc, f.CRC32C)
+	}
+	for _, it := range items {
+		if !slices.Equal(it.sums, it.loc.Sums) {
+			v.problem(f.Name, it.fqn, "checksum of the bytes at %d+%d", it.loc.Offset, it.loc.Length)
+		}
+	}
+	if strings.HasSuffix(f.Name, dataSuffix) {
+		return v.header(ctx, f.Name, items)
+	}
+	return nil
+}
+
+// header checks that a data file describes itself as the index does.
+func (v *verifier) header(ctx context.Context, name string, items []*scanItem) error {
+	h, _, err := readHeader(ctx, v.c.store, name)
+	if errors.Is(err, storage.ErrCorrupt) {
+		v.problem(name, "", "%v", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	at := map[string]safetensors.Entry{}
+	for _, e := range h.Entries {
+		at[e.Name] = e
+		if !v.keys[name][e.Name] {
+			v.problem(name, e.Name, "the header names it, the index does not")
+		}
+	}
+	for _, it := range items {
+		key := it.fqn
+		if it.loc.Detail != nil {
+			key = it.loc.Detail.Key
+		}
+		e, ok := at[key]
+		if !ok || h.Size+e.Begin != it.loc.Offset || e.End-e.Begin != it.loc.Length {
+			v.problem(name, it.fqn, "the index places it at %d+%d, the header does not", it.loc.Offset, it.loc.Length)
+		}
+	}
+	return nil
+}
+

@@ -1,0 +1,167 @@
+package storage
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cairn-ckpt/cairn/internal/wire"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// WriteResults says where one rank's items went.
+type WriteResults struct {
+	// Items holds one result for each item of the rank's final plan, in any
+	// order.
+	Items []WriteResult
+	// Files are the files that the rank wrote.
+	Files []File
+}
+
+// WriteResult says where one item's bytes are.
+type WriteResult struct {
+	Index meta.Index
+	// Inline holds the bytes of a small value that goes into the index.
+	Inline []byte
+	Loc    meta.Location
+}
+
+// File is a finished file of a checkpoint.
+type File struct {
+	Name   string
+	Size   int64
+	CRC32C uint32
+}
+
+// Bytes returns the total size of the files.
+func (r *WriteResults) Bytes() int64 {
+	var n int64
+	for _, f := range r.Files {
+		n += f.Size
+	}
+	return n
+}
+
+// ResultCodec carries results between ranks.
+type ResultCodec struct{}
+
+// Encode encodes r.
+func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
+	var w wire.Writer
+	w.Uvarint(uint64(len(r.Files)))
+	number := make(map[string]uint64, len(r.Files))
+	for i, f := range r.Files {
+		number[f.Name] = uint64(i) + 1
+		w.String(f.Name)
+		w.Uvarint(uint64(f.Size))
+		w.U32(f.CRC32C)
+	}
+	w.Uvarint(uint64(len(r.Items)))
+	for i := range r.Items {
+		encodeResult(&w, &r.Items[i], number)
+	}
+	return w.B, nil
+}
+
+func encodeResult(w *wire.Writer, it *WriteResult, number map[string]uint64) {
+	w.String(it.Index.FQN)
+	w.Bool(it.Index.Offset != nil)
+	w.Uvarint(uint64(len(it.Index.Offset)))
+	for _, o := range it.Index.Offset {
+		w.Varint(o)
+	}
+	w.Varint(int64(it.Index.Hint))
+	w.Bool(it.Inline != nil)
+	w.Bytes(it.Inline)
+	w.Uvarint(number[it.Loc.File]) // 0: no file, or one that is spelled out
+	if number[it.Loc.File] == 0 {
+		w.String(it.Loc.File)
+	}
+	w.Varint(it.Loc.Offset)
+	w.Varint(it.Loc.Length)
+	w.Uvarint(uint64(len(it.Loc.Sums)))
+	for _, s := range it.Loc.Sums {
+		w.B = binary.LittleEndian.AppendUint32(w.B, s)
+	}
+	encodeDetail(w, it.Loc.Detail)
+}
+
+func encodeDetail(w *wire.Writer, d *meta.Detail) {
+	w.Bool(d != nil)
+	if d == nil {
+		return
+	}
+	w.String(d.Key)
+	w.Uvarint(uint64(len(d.Transforms)))
+	for _, t := range d.Transforms {
+		w.String(t)
+	}
+}
+
+// Decode is the inverse of Encode.
+func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
+	r := wire.NewReader(b)
+	out := &WriteResults{}
+	n := r.Count(6)
+	for range n {
+		out.Files = append(out.Files, File{Name: r.String(), Size: r.Size(), CRC32C: r.U32()})
+	}
+	n = r.Count(9)
+	out.Items = make([]WriteResult, 0, n)
+	for range n {
+		out.Items = append(out.Items, decodeResult(r, out.Files))
+	}
+	if err := r.Done(); err != nil {
+		return nil, fmt.Errorf("write results: %w", err)
+	}
+	return out, nil
+}
+
+func decodeResult(r *wire.Reader, files []File) WriteResult {
+	it := WriteResult{Index: meta.Index{FQN: r.String()}}
+	hasOffset := r.Bool()
+	n := min(r.CountMax(tensor.MaxDims), r.Len())
+	if hasOffset {
+		it.Index.Offset = make([]int64, n)
+	}
+	for i := range n {
+		if v := r.Varint(); hasOffset {
+			it.Index.Offset[i] = v
+		}
+	}
+	it.Index.Hint = int32(r.Varint())
+	inline := r.Bool()
+	if data := r.Bytes(); inline {
+		it.Inline = append([]byte{}, data...)
+	}
+	it.Loc = decodeLocation(r, files)
+	return it
+}
+
+func decodeLocation(r *wire.Reader, files []File) meta.Location {
+	var l meta.Location
+	switch f := r.CountMax(len(files)); f {
+	case 0:
+		l.File = r.String()
+	default:
+		l.File = files[f-1].Name
+	}
+	l.Offset, l.Length = r.Varint(), r.Varint()
+	if n := r.Count(4); n > 0 {
+		raw := r.Raw(4 * n)
+		if r.Err() != nil {
+			return l
+		}
+		l.Sums = make([]uint32, n)
+		for i := range l.Sums {
+			l.Sums[i] = binary.LittleEndian.Uint32(raw[4*i:])
+		}
+	}
+	if r.Bool() {
+		l.Detail = &meta.Detail{Key: r.String()}
+		for range r.Count(1) {
+			l.Detail.Transforms = append(l.Detail.Transforms, r.String())
+		}
+	}
+	return l
+}

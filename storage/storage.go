@@ -1,0 +1,98 @@
+// Package storage holds the two protocols by which plans become bytes and
+// bytes become state again, and the errors that all formats share. It knows no
+// format and no medium: each format is a package below it, over a blob store.
+package storage
+
+import (
+	"context"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+)
+
+// Session says who takes part in a save or load.
+type Session struct {
+	Rank, Size int
+	// Coordinator is set on the one rank that plans globally and commits.
+	Coordinator bool
+	// Storage describes the checkpoint being saved: the same on every rank.
+	Storage meta.Storage
+	// Progress, if not nil, is told of every piece of bytes that was moved. It
+	// is called from several goroutines at once.
+	Progress func(bytes int64)
+	// Warn, if not nil, is told of what went wrong without harm, such as an old
+	// file that could not be removed.
+	Warn func(err error)
+}
+
+// Writer carries a save out. The calls come in the order in which the methods
+// are listed; PrepareGlobalPlan and Finish on the coordinator only, the others
+// on every rank. A Writer serves one save at a time.
+type Writer interface {
+	// SetUp begins a save.
+	SetUp(ctx context.Context, s Session) error
+	// PrepareLocalPlan may amend this rank's plan before it is gathered. It is
+	// also where a writer refuses a place it cannot write to.
+	PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error)
+	// PrepareGlobalPlan may amend the ranks' final plans, in rank order.
+	PrepareGlobalPlan(ctx context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error)
+	// WriteData writes the plan's items, whose bytes data resolves. When it
+	// returns they are durable, and not yet part of any checkpoint.
+	WriteData(ctx context.Context, p *plan.SavePlan, data Resolver) (*WriteResults, error)
+	// Finish makes the checkpoint of all ranks' results appear, in one atomic
+	// step: the commit. md is not changed.
+	Finish(ctx context.Context, md *meta.Metadata, results []*WriteResults) error
+	// Abort removes what this rank wrote in a save that will not finish. It is
+	// called instead of the remaining steps, on every rank, also after an
+	// error.
+	Abort(ctx context.Context) error
+}
+
+// Resolver hands out the bytes of items. A plan.SavePlanner is one.
+type Resolver interface {
+	Resolve(it *plan.WriteItem) (plan.Data, error)
+}
+
+// Reader carries a load out, in the order of its methods: ReadMetadata, SetUp,
+// PrepareLocalPlan and ReadData on every rank, PrepareGlobalPlan on the
+// coordinator only.
+type Reader interface {
+	// ReadMetadata reads the description of the checkpoint.
+	ReadMetadata(ctx context.Context) (*meta.Metadata, error)
+	// SetUp begins a load of the checkpoint that md describes.
+	SetUp(ctx context.Context, md *meta.Metadata, s Session) error
+	// PrepareLocalPlan may amend this rank's plan before it is gathered.
+	PrepareLocalPlan(ctx context.Context, p *plan.LoadPlan) (*plan.LoadPlan, error)
+	// PrepareGlobalPlan may amend the ranks' final plans, in rank order.
+	PrepareGlobalPlan(ctx context.Context, ps []*plan.LoadPlan) ([]*plan.LoadPlan, error)
+	// ReadData reads the plan's items and hands them to dst. It returns once
+	// everything was handed over and verified.
+	ReadData(ctx context.Context, p *plan.LoadPlan, dst Receiver) (ReadStats, error)
+}
+
+// Receiver takes what was read. A plan.LoadPlanner is one. Its methods may be
+// called from several goroutines at once.
+type Receiver interface {
+	plan.TensorReceiver
+	LoadBytes(it *plan.ReadItem, codec string, data []byte) error
+}
+
+// ReadStats counts what a load read.
+type ReadStats struct {
+	// Needed is the number of bytes the items asked for.
+	Needed int64 `json:"bytes_needed"`
+	// Rounded is Needed rounded out to whole checksummed blocks.
+	Rounded int64 `json:"bytes_rounded"`
+	// Read is the number of bytes read from data files.
+	Read int64 `json:"bytes_read"`
+	// Requests is the number of reads.
+	Requests int64 `json:"requests"`
+}
+
+// Add adds t to s.
+func (s *ReadStats) Add(t ReadStats) {
+	s.Needed += t.Needed
+	s.Rounded += t.Rounded
+	s.Read += t.Read
+	s.Requests += t.Requests
+}

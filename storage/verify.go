@@ -1,0 +1,19 @@
+package storage
+
+// VerifyReport says what a full check of a checkpoint found.
+type VerifyReport struct {
+	// Files, Chunks and Bytes count what was checked.
+	Files  int   `json:"files"`
+	Chunks int64 `json:"chunks"`
+	Bytes  int64 `json:"bytes"`
+	// Problems are all that is wrong. None: the checkpoint is whole.
+	Problems []VerifyProblem `json:"problems"`
+}
+
+// VerifyProblem is one thing that is wrong with a checkpoint.
+type VerifyProblem struct {
+	File string `json:"file"`
+	// FQN is the name that is damaged. Empty: the file as a whole.
+	FQN  string `json:"fqn,omitempty"`
+	Text string `json:"problem"`
+}
