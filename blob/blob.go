@@ -6,25 +6,8 @@ package blob
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
 	"iter"
-	"strings"
 	"time"
-)
-
-// Errors beyond those of package io/fs. A store reports a missing object with
-// an error that wraps fs.ErrNotExist, a refused creation with fs.ErrExist and a
-// refused access with fs.ErrPermission.
-var (
-	// ErrName reports a name that no store accepts; see [CheckName].
-	ErrName = errors.New("invalid object name")
-	// ErrRange reports a read beyond the end of an object or a write that
-	// breaks the writer's rules.
-	ErrRange = errors.New("range outside the object")
-	// ErrClosed reports the use of a reader or writer after its end.
-	ErrClosed = errors.New("already closed")
 )
 
 // Store holds objects: immutable sequences of bytes under names.
@@ -34,26 +17,33 @@ var (
 //   - An object appears whole or not at all: nobody sees a part of one, whether
 //     its writer is still busy, was aborted, or died. Commit makes it visible.
 //   - Once Commit has returned, every later Open, Stat and List sees the object,
-//     and it survives the loss of power as far as the medium can promise.
+//     and it survives the loss of power as far as the medium can promise. An
+//     object that was removed may be back after such a loss.
 //   - Commit replaces an object of the same name in one atomic step, unless
 //     CreateOptions.IfAbsent is set. A reader that is already open goes on to
-//     see the bytes it was opened on, or gets an error; never a mixture.
+//     see the bytes it was opened on, or gets an error; never a mixture. The
+//     same holds when the object is removed.
 //   - Names are slash-separated relative paths; see [CheckName]. There are no
-//     directories: a name exists when its object does.
-//   - Errors name the operation and the object, and wrap what they are about.
+//     directories: a name exists when its object does. A store on a medium that
+//     cannot hold "a" beside "a/b" refuses the later one with [ErrNested].
+//   - Errors name the operation and the object, and wrap what they are about;
+//     see [Error].
 //   - All methods are safe for concurrent use and heed their context: when it
 //     is done they return soon with an error that wraps its cause.
 type Store interface {
 	// Create begins a new object. The caller must end the writer with Commit or
-	// Abort. Nil options mean the defaults.
+	// Abort. Nil options mean the defaults; the options are not kept.
 	Create(ctx context.Context, name string, opts *CreateOptions) (Writer, error)
 	// Open returns a reader of the object name. The caller must close it.
 	Open(ctx context.Context, name string) (Reader, error)
 	// Stat describes the object name.
 	Stat(ctx context.Context, name string) (Info, error)
 	// List yields every object whose name begins with prefix, in the order of
-	// their names. After a non-nil error the sequence ends. An empty store
-	// yields nothing; a prefix need not end at a slash.
+	// their names, bytewise. After a non-nil error the sequence ends. An empty
+	// store yields nothing; a prefix need not end at a slash, and one that no
+	// name can begin with yields ErrName; see [CheckPrefix]. An object that is
+	// there for the whole of the call comes exactly once; one that comes or
+	// goes meanwhile comes at most once. The loop may use the store.
 	List(ctx context.Context, prefix string) iter.Seq2[Info, error]
 	// Remove deletes the object name. Removing one that is not there is no
 	// error.
@@ -81,19 +71,23 @@ type CreateOptions struct {
 	// Zero: no promise.
 	Piece int64
 	// IfAbsent makes Commit fail with fs.ErrExist, and change nothing, when an
-	// object of that name exists by then.
+	// object of that name exists by then. Of several such writers one wins.
 	IfAbsent bool
 }
 
 // Writer is a new object in the making. WriteAt may be called from several
-// goroutines at once; Commit and Abort end the writer.
+// goroutines at once; Commit and Abort end the writer, after which WriteAt and
+// Commit return ErrClosed.
 type Writer interface {
 	// WriteAt writes p at off. It does not keep p. Ranges must not overlap, and
-	// by Commit they must cover the object from 0 to its end without holes.
+	// by Commit they must cover the object from 0 to its end without holes;
+	// what breaks a rule is refused with ErrRange and changes nothing. After
+	// any other error the same range may be written again.
 	WriteAt(ctx context.Context, p []byte, off int64) error
 	// Commit makes the object durable and then visible, atomically. After an
 	// error the object is not visible (unless the error came from a medium that
-	// cannot tell) and the writer is ended as by Abort.
+	// cannot tell) and the writer is ended as by Abort. Every WriteAt must have
+	// returned before. An object that nothing was written to is empty.
 	Commit(ctx context.Context) (Info, error)
 	// Abort gives the object up and frees what it took. It does nothing once
 	// the writer is ended, so it can be deferred right after Create.
@@ -105,59 +99,10 @@ type Writer interface {
 type Reader interface {
 	// ReadAt fills p with the bytes from off on. There are no partial results:
 	// either all of p is read or an error is returned, ErrRange where the
-	// object ends before off+len(p).
+	// object ends before off+len(p), ErrClosed after Close.
 	ReadAt(ctx context.Context, p []byte, off int64) error
 	// Size returns the object's size.
 	Size() int64
-	// Close ends the reader.
+	// Close ends the reader. It does nothing once the reader is closed.
 	Close() error
-}
-
-// Wrapper is implemented by stores that add something to another store.
-type Wrapper interface {
-	// Unwrap returns the wrapped store.
-	Unwrap() Store
-}
-
-// As finds the first store along s and what it wraps that has capability T.
-func As[T any](s Store) (T, bool) {
-	for s != nil {
-		if t, ok := s.(T); ok {
-			return t, true
-		}
-		w, ok := s.(Wrapper)
-		if !ok {
-			break
-		}
-		s = w.Unwrap()
-	}
-	var zero T
-	return zero, false
-}
-
-// GapReader is a capability of stores for which a request costs so much that
-// reading a gap of unneeded bytes is cheaper than a second request.
-type GapReader interface {
-	// ReadGap returns the largest gap, in bytes, worth reading through.
-	ReadGap() int64
-}
-
-// MaxName bounds the length of a name in bytes.
-const MaxName = 1024
-
-// CheckName returns an error that wraps [ErrName] unless name is a relative,
-// slash-separated path in plain form: not empty, at most [MaxName] bytes, valid
-// UTF-8, no leading or trailing slash, no empty, "." or ".." element, no NUL,
-// backslash or other control character.
-func CheckName(name string) error {
-	if len(name) > MaxName {
-		return fmt.Errorf("%w: %d bytes, at most %d", ErrName, len(name), MaxName)
-	}
-	if !fs.ValidPath(name) || name == "." {
-		return fmt.Errorf("%w: %q", ErrName, name)
-	}
-	if strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\\' }) {
-		return fmt.Errorf("%w: %q", ErrName, name)
-	}
-	return nil
 }

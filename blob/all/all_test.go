@@ -1,0 +1,69 @@
+package all_test
+
+import (
+	"errors"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/all"
+)
+
+func TestPathsAndFileURLs(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a dir?")
+	escaped := (&url.URL{Scheme: "file", Path: filepath.ToSlash(dir)}).String()
+	for i, address := range []string{dir, escaped, strings.Replace(escaped, "file://", "file://localhost", 1)} {
+		s, err := all.Open(address)
+		if err != nil {
+			t.Fatalf("Open(%q) = %v; want nil", address, err)
+		}
+		name := string(rune('a' + i))
+		if _, err := blob.WriteAll(t.Context(), s, name, []byte(address), nil); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != address {
+			t.Errorf("Open(%q) and WriteAll: file = %q, %v; want %q", address, got, err, address)
+		}
+	}
+}
+
+func TestMemStoresAreSharedByName(t *testing.T) {
+	open := func(address string) blob.Store {
+		s, err := all.Open(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	a, same, other := open("mem://a"), open("mem://a"), open("mem://b")
+	if a != same || a == other || a.String() != "mem://a" {
+		t.Errorf("mem://a = %p and %p, mem://b = %p; want the first two the same", a, same, other)
+	}
+}
+
+func TestUnknownSchemeNamesTheKnown(t *testing.T) {
+	s, err := all.Open("gopher://x/y")
+	if !errors.Is(err, all.ErrScheme) || s != nil {
+		t.Fatalf("Open = %v, %v; want ErrScheme", s, err)
+	}
+	for _, want := range []string{"gopher://x/y", "file:///path", "mem://name"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("Open = %q; want it to say %s", err, want)
+		}
+	}
+}
+
+func TestBadAddressesRefused(t *testing.T) {
+	f := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(f, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range []string{"", f, "file://", "file://host/path", "file:///a?b=c", "file:///a#b", "file:///%zz", "://x"} {
+		if s, err := all.Open(address); err == nil || s != nil {
+			t.Errorf("Open(%q) = %v, %v; want an error and a nil store", address, s, err)
+		}
+	}
+}

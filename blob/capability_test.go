@@ -1,0 +1,54 @@
+package blob_test
+
+import (
+	"errors"
+	"io/fs"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/blob/meter"
+)
+
+// gapped is a store with a capability.
+type gapped struct{ mem.Store }
+
+func (*gapped) ReadGap() int64 { return 42 }
+
+// wrapped wraps whatever it holds, nothing included.
+type wrapped struct{ blob.Store }
+
+func (w wrapped) Unwrap() blob.Store { return w.Store }
+
+func TestAsFindsTheFirstWithTheCapability(t *testing.T) {
+	inner := new(gapped)
+	for _, s := range []blob.Store{inner, wrapped{inner}, wrapped{wrapped{meter.New(inner)}}} {
+		if g, ok := blob.As[blob.GapReader](s); !ok || g.ReadGap() != 42 {
+			t.Errorf("As[GapReader](%T) = %v, %v; want the inner store", s, g, ok)
+		}
+	}
+	outer := meter.New(meter.New(inner))
+	if m, ok := blob.As[*meter.Store](outer); !ok || m != outer {
+		t.Errorf("As[*meter.Store] = %p, %v; want the outer one, %p", m, ok, outer)
+	}
+}
+
+func TestAsFindsNothing(t *testing.T) {
+	for _, s := range []blob.Store{nil, new(mem.Store), wrapped{nil}, wrapped{new(mem.Store)}} {
+		if g, ok := blob.As[blob.GapReader](s); ok || g != nil {
+			t.Errorf("As[GapReader](%T) = %v, %v; want nothing", s, g, ok)
+		}
+	}
+}
+
+func TestErrorSaysAllItKnows(t *testing.T) {
+	for want, e := range map[string]*blob.Error{
+		`open "a b" in /x: file does not exist`: {Op: "open", Store: "/x", Name: "a b", Err: fs.ErrNotExist},
+		`open "a": file does not exist`:         {Op: "open", Name: "a", Err: fs.ErrNotExist},
+		`sweep in /x: file does not exist`:      {Op: "sweep", Store: "/x", Err: fs.ErrNotExist},
+	} {
+		if e.Error() != want || !errors.Is(e, fs.ErrNotExist) {
+			t.Errorf("Error = %q; want %q", e, want)
+		}
+	}
+}

@@ -1,0 +1,138 @@
+package extent_test
+
+import (
+	"errors"
+	"math"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/extent"
+)
+
+// write enters a whole write.
+func write(s *extent.Set, off int64, n int) error {
+	err := s.Begin(off, n)
+	if err == nil {
+		s.End(off, n, true)
+	}
+	return err
+}
+
+func TestBeginRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts *blob.CreateOptions
+		off  int64
+		n    int
+	}{
+		"NegativeOffset":      {nil, -1, 1},
+		"Overflow":            {nil, math.MaxInt64, 1},
+		"BeyondTheSize":       {&blob.CreateOptions{Size: 10}, 8, 3},
+		"NothingBeyond":       {&blob.CreateOptions{Size: 10}, 11, 0},
+		"Overlap":             {nil, 7, 1},
+		"PieceAtOddOffset":    {&blob.CreateOptions{Piece: 4096}, 100, 4096},
+		"PieceTooLong":        {&blob.CreateOptions{Piece: 4096}, 4096, 4097},
+		"ShortPieceNotAtSize": {&blob.CreateOptions{Piece: 4096, Size: 9000}, 4096, 100},
+	} {
+		s, err := extent.New(c.opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.opts == nil {
+			write(s, 5, 5)
+		}
+		if err := s.Begin(c.off, c.n); !errors.Is(err, blob.ErrRange) {
+			t.Errorf("%s: Begin(%d, %d) = %v; want ErrRange", name, c.off, c.n, err)
+		}
+	}
+}
+
+func TestFailedWriteMayComeAgain(t *testing.T) {
+	s, err := extent.New(&blob.CreateOptions{Piece: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Begin(4096, 10); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Begin(4096, 10); !errors.Is(err, blob.ErrRange) {
+		t.Errorf("Begin of a range under way = %v; want ErrRange", err)
+	}
+	if _, err := s.Size(); !errors.Is(err, blob.ErrRange) {
+		t.Errorf("Size with a write under way = %v; want ErrRange", err)
+	}
+	s.End(4096, 10, false) // and so it was not the last piece either
+	for _, off := range []int64{8192, 4096, 0} {
+		if err := write(s, off, 4096); err != nil {
+			t.Errorf("Begin(%d) = %v; want nil", off, err)
+		}
+	}
+	if n, err := s.Size(); n != 12288 || err != nil {
+		t.Errorf("Size = %d, %v; want 12288", n, err)
+	}
+}
+
+// TestAgainstAMapOfBytes: whatever is written, the account agrees with one
+// that keeps a flag a byte.
+func TestAgainstAMapOfBytes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.Int64Range(0, 40).Draw(t, "size")
+		s, err := extent.New(&blob.CreateOptions{Size: size})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m [64]bool
+		for range rapid.IntRange(0, 30).Draw(t, "writes") {
+			off, n := rapid.Int64Range(0, 40).Draw(t, "off"), rapid.IntRange(0, 12).Draw(t, "n")
+			ok := rapid.Bool().Draw(t, "ok")
+			want := !overlaps(m[off:off+int64(n)]) && (size == 0 || off+int64(n) <= size)
+			if err := s.Begin(off, n); (err == nil) != want {
+				t.Fatalf("Begin(%d, %d) = %v; want ok: %v", off, n, err, want)
+			}
+			if !want {
+				continue
+			}
+			s.End(off, n, ok)
+			for i := range n {
+				m[off+int64(i)] = ok
+			}
+		}
+		wantSize, whole := measure(m[:])
+		whole = whole && (size == 0 || size == wantSize)
+		if n, err := s.Size(); (err == nil) != whole || whole && n != wantSize {
+			t.Fatalf("Size = %d, %v; want %d, whole: %v", n, err, wantSize, whole)
+		}
+	})
+}
+
+func overlaps(m []bool) bool {
+	for _, b := range m {
+		if b {
+			return true
+		}
+	}
+	return false
+}
+
+// measure returns how many bytes there are and whether none is missing before
+// the last.
+func measure(m []bool) (int64, bool) {
+	var n int64
+	for ; m[n]; n++ {
+	}
+	return n, !overlaps(m[n:])
+}
+
+func TestManyRangesInAnyOrderBecomeOne(t *testing.T) {
+	s := new(extent.Set)
+	const n = 2000
+	for i := range int64(n) {
+		if err := write(s, i*7919%n*3, 3); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if size, err := s.Size(); size != 3*n || err != nil {
+		t.Errorf("Size = %d, %v; want %d", size, err, 3*n)
+	}
+}

@@ -1,0 +1,184 @@
+package file_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+)
+
+func init() {
+	children["crash"] = crash
+	children["full"] = full
+	children["limited"] = limited
+}
+
+// child runs a copy of this test and returns what it printed.
+func child(t *testing.T, what, dir string, attr *syscall.SysProcAttr) (string, error) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, dir)
+	cmd.Env = append(os.Environ(), childEnv+"="+what)
+	cmd.SysProcAttr = attr
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// crash begins to replace an object and to make another, and dies.
+func crash(dir string) error {
+	ctx := context.Background()
+	s, err := file.Open(dir, nil)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"a/old", "b/new"} {
+		w, err := s.Create(ctx, name, &blob.CreateOptions{Size: 4 << 20, Piece: 1 << 20})
+		if err != nil {
+			return err
+		}
+		if err := w.WriteAt(ctx, blob.AlignedBytes(1<<20), 1<<20); err != nil {
+			return err
+		}
+	}
+	return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+}
+
+func TestCrashLeavesOnlyTemporaries(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, nil)
+	put(t, s, "a/old")
+	_, err := child(t, "crash", dir, nil)
+	ee, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || ee.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("the child ended with %v; want it killed", err)
+	}
+	if names := listed(t, s, ""); len(names) != 1 || names[0] != "a/old" {
+		t.Errorf("List after the crash = %q; want a/old", names)
+	}
+	if got, err := blob.ReadAll(t.Context(), s, "a/old", 100); err != nil || string(got) != "I am a/old" {
+		t.Errorf("a/old = %q, %v; want it as it was", got, err)
+	}
+	var temps int
+	for _, path := range tree(t, dir) {
+		if strings.HasPrefix(filepath.Base(path), blob.Reserved) {
+			temps++
+		}
+	}
+	if n, err := s.SweepTemp(t.Context(), time.Hour); temps != 2 || n != 0 || err != nil {
+		t.Errorf("%d temporaries, of which SweepTemp(an hour) = %d, %v; want 2 and 0", temps, n, err)
+	}
+	if n, err := s.SweepTemp(t.Context(), 0); n != 2 || err != nil {
+		t.Errorf("SweepTemp(0) = %d, %v; want 2", n, err)
+	}
+	if got := tree(t, dir); len(got) != 2 {
+		t.Errorf("after SweepTemp there is %q; want a/ and a/old", got)
+	}
+}
+
+// full fills a file system of 1 MiB, which it mounts: only for a process with
+// mounts of its own.
+func full(dir string) error {
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		fmt.Println("no mount:", err)
+		return limited(dir)
+	}
+	return fill(dir, unix.ENOSPC)
+}
+
+// limited runs into a limit of 1 MiB on the size of files, which the kernel
+// reports at the same places as a full disk.
+func limited(dir string) error {
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 1 << 20, Max: 1 << 20}); err != nil {
+		return err
+	}
+	return fill(dir, unix.EFBIG)
+}
+
+// fill writes more than fits, in several ways, and checks what is left.
+func fill(dir string, limit error) error {
+	fmt.Println(limit)
+	s, err := file.Open(filepath.Join(dir, "store"), nil)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	if _, err := blob.WriteAll(ctx, s, "x", []byte("old"), nil); err != nil {
+		return err
+	}
+	data := blob.AlignedBytes(4 << 20)
+	for _, opts := range []blob.CreateOptions{{Size: 4 << 20}, {Size: 4 << 20, Piece: 1 << 20}, {}, {Piece: 512 << 10}} {
+		if err := overfill(ctx, s, data, opts, limit); err != nil {
+			return err
+		}
+		if left, err := os.ReadDir(filepath.Join(dir, "store")); err != nil || len(left) != 1 {
+			return fmt.Errorf("%+v: the store holds %v, %v; want x alone", opts, left, err)
+		}
+	}
+	got, err := blob.ReadAll(ctx, s, "x", 10)
+	if !bytes.Equal(got, []byte("old")) {
+		return fmt.Errorf("x = %q, %v; want old", got, err)
+	}
+	_, err = blob.WriteAll(ctx, s, "x", bytes.Repeat([]byte("new"), 100_000), nil)
+	return err // nil: what failed took no room
+}
+
+// overfill writes more than there is room for.
+func overfill(ctx context.Context, s blob.Store, data []byte, opts blob.CreateOptions, limit error) error {
+	w, err := s.Create(ctx, "x", &opts)
+	if opts.Size > 0 && err == nil {
+		w.Abort()
+		return fmt.Errorf("Create(%+v) = nil; want %v early", opts, limit)
+	}
+	if err == nil {
+		defer w.Abort()
+		step := len(data)
+		if opts.Piece > 0 {
+			step = int(opts.Piece)
+		}
+		for off := 0; off < len(data) && err == nil; off += step {
+			err = w.WriteAt(ctx, data[off:off+step], int64(off))
+		}
+	}
+	if !errors.Is(err, limit) {
+		return fmt.Errorf("write with %+v = %v; want %v", opts, err, limit)
+	}
+	return nil
+}
+
+func TestFullDisk(t *testing.T) {
+	own := &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+	}
+	out, err := child(t, "full", t.TempDir(), own)
+	if _, ran := errors.AsType[*exec.ExitError](err); err != nil && !ran { // no namespaces here
+		out, err = child(t, "limited", t.TempDir(), nil)
+	}
+	if err != nil {
+		t.Errorf("full disk: %v\n%s", err, out)
+	}
+	t.Logf("the limit was: %s", out)
+}
+
+// TestLimitOfFileSize is TestFullDisk by the way that needs no namespace.
+func TestLimitOfFileSize(t *testing.T) {
+	if out, err := child(t, "limited", t.TempDir(), nil); err != nil {
+		t.Errorf("limited file size: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,106 @@
+package file
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// control runs fn on the descriptor of f, and again where a signal came in
+// between.
+func control(f *os.File, fn func(fd int) error) error {
+	c, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ferr error
+	err = c.Control(func(fd uintptr) {
+		for {
+			if ferr = fn(int(fd)); ferr != unix.EINTR {
+				return
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return ferr
+}
+
+// reserve takes the blocks of a file, so that a full disk shows at once. File
+// systems that cannot are left to find out later.
+func reserve(f *os.File, size int64) error {
+	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
+	if refused(err) {
+		return nil
+	}
+	return err
+}
+
+// openDirect opens a file for writes past the page cache, or returns nil.
+func openDirect(dir *os.Root, name string) *os.File {
+	f, err := dir.OpenFile(name, os.O_WRONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return nil
+	}
+	return f
+}
+
+// writeBack lets the system begin to write a range to the disk, and does not
+// wait. It is a hint: what goes wrong shows in the sync.
+func writeBack(f *os.File, off, n int64) {
+	_ = control(f, func(fd int) error { return unix.SyncFileRange(fd, off, n, unix.SYNC_FILE_RANGE_WRITE) })
+}
+
+// refused reports whether the system cannot do what it was asked, rather than
+// tried and failed.
+func refused(err error) bool {
+	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EINVAL)
+}
+
+// renameNoReplace moves from to to within the directory d unless to exists. It
+// returns an error that wraps errors.ErrUnsupported where that is not possible.
+func renameNoReplace(d *os.File, from, to string) error {
+	err := control(d, func(fd int) error {
+		return unix.Renameat2(fd, from, fd, to, unix.RENAME_NOREPLACE)
+	})
+	if refused(err) {
+		return errors.ErrUnsupported
+	}
+	return err
+}
+
+// lock marks f as used by a living process.
+func lock(f *os.File) {
+	_ = control(f, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+}
+
+// locked reports whether somebody else holds the lock of f, and takes it
+// where nobody does.
+func locked(f *os.File) bool {
+	err := control(f, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	return errors.Is(err, unix.EWOULDBLOCK)
+}
+
+// syncDir makes the entries of a directory durable, where the file system has
+// a way to say so.
+func syncDir(d *os.File) error {
+	if err := d.Sync(); err != nil && !refused(err) {
+		return err
+	}
+	return nil
+}
+
+// dropCache drops what the page cache holds of f.
+func dropCache(f *os.File) error {
+	if err := f.Sync(); err != nil { // pages that are not written out would stay
+		return err
+	}
+	err := control(f, func(fd int) error { return unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED) })
+	if err != nil {
+		return &fs.PathError{Op: "fadvise", Path: f.Name(), Err: err}
+	}
+	return nil
+}

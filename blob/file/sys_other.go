@@ -1,0 +1,33 @@
+//go:build !linux
+
+package file
+
+import (
+	"errors"
+	"os"
+	"runtime"
+)
+
+func reserve(*os.File, int64) error { return nil }
+
+func openDirect(*os.Root, string) *os.File { return nil }
+
+func writeBack(*os.File, int64, int64) {}
+
+func refused(error) bool { return false }
+
+func renameNoReplace(*os.File, string, string) error { return errors.ErrUnsupported }
+
+func lock(*os.File) {}
+
+func locked(*os.File) bool { return false }
+
+func dropCache(*os.File) error { return errors.ErrUnsupported }
+
+// syncDir makes the entries of a directory durable. Windows has no such call.
+func syncDir(d *os.File) error {
+	if runtime.GOOS == "windows" {
+		return nil
+	}
+	return d.Sync()
+}

@@ -1,0 +1,209 @@
+package file
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/extent"
+)
+
+// directSize is the size from which an object in pieces is written past the
+// page cache, and other writes are sent to the disk at once. Below, the extra
+// system calls cost more than they save.
+const directSize = 1 << 20
+
+// page is the unit of the page cache. What goes past the cache goes in whole
+// pages, so that no page holds bytes of both kinds.
+var page = int64(max(os.Getpagesize(), blob.Align))
+
+// Create implements [blob.Store]. It makes the temporary file, and where the
+// size is known reserves its blocks.
+func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+	if err := s.check(ctx, name); err != nil {
+		return nil, s.fail("create", name, err)
+	}
+	acct, err := extent.New(opts)
+	if err != nil {
+		return nil, s.fail("create", name, err)
+	}
+	w := &writer{s: s, name: name, acct: acct}
+	if opts != nil {
+		w.opts = *opts
+	}
+	if err := w.open(ctx); err != nil {
+		w.tidy()
+		return nil, s.fail("create", name, err)
+	}
+	if err := w.prepare(); err != nil {
+		w.discard()
+		return nil, s.fail("create", name, err)
+	}
+	return w, nil
+}
+
+type writer struct {
+	s    *Store
+	name string
+	opts blob.CreateOptions
+	acct *extent.Set
+
+	dir    *os.Root // where the object will be
+	tmp    string   // the temporary file in dir
+	f      *os.File // tmp, through the page cache
+	direct *os.File // tmp, past it; nil: not wanted or not possible
+
+	noDirect atomic.Bool // the system refused a direct write
+
+	mu    sync.Mutex
+	ended bool // guarded by mu
+}
+
+// openTries bounds how often a directory may vanish under Create. Each time
+// somebody must have removed the last object in it at just that moment.
+const openTries = 1000
+
+// open makes the directory and the temporary file. Somebody who removes the
+// last object of the directory may remove it in between: then it starts over.
+func (w *writer) open(ctx context.Context) error {
+	w.tmp = blob.Reserved + rand.Text()
+	var err error
+	for range openTries {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err = w.openOnce(); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return err
+}
+
+func (w *writer) openOnce() error {
+	dir, err := w.s.makeDir(path.Dir(w.name))
+	if err != nil {
+		return err
+	}
+	if err := w.s.step("temp"); err != nil {
+		dir.Close()
+		return err
+	}
+	f, err := dir.OpenFile(w.tmp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		dir.Close()
+		return err
+	}
+	w.dir, w.f = dir, f
+	return nil
+}
+
+// prepare marks the temporary file as somebody's, reserves its blocks and
+// opens the direct way to it.
+func (w *writer) prepare() error {
+	lock(w.f) // best effort: without it only age protects from SweepTemp
+	if w.opts.Size > 0 {
+		if err := w.s.step("reserve"); err != nil {
+			return err
+		}
+		if err := reserve(w.f, w.opts.Size); err != nil {
+			return err
+		}
+	}
+	if w.opts.Piece > 0 && w.opts.Size >= directSize && !w.s.opts.NoDirect {
+		w.direct = openDirect(w.dir, w.tmp)
+	}
+	return nil
+}
+
+func (w *writer) WriteAt(ctx context.Context, p []byte, off int64) error {
+	err := w.begin(off, len(p))
+	if err == nil {
+		err = w.write(ctx, p, off)
+		w.acct.End(off, len(p), err == nil)
+	}
+	if errors.Is(err, fs.ErrClosed) {
+		err = blob.ErrClosed // Abort came in between
+	}
+	if err != nil {
+		return w.s.fail("write", w.name, err)
+	}
+	return nil
+}
+
+// begin enters a write in the account unless the writer is ended, in one step:
+// a Commit knows every write that is still under way.
+func (w *writer) begin(off int64, n int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended {
+		return blob.ErrClosed
+	}
+	return w.acct.Begin(off, n)
+}
+
+func (w *writer) write(ctx context.Context, p []byte, off int64) error {
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		n := min(len(p), slice)
+		if err := w.writeSlice(p[:n], off); err != nil {
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+		if len(p) == 0 {
+			return nil
+		}
+	}
+}
+
+// writeSlice writes what it can past the page cache and the rest through it.
+func (w *writer) writeSlice(p []byte, off int64) error {
+	n, err := w.writeDirect(p, off)
+	if err != nil || n == int64(len(p)) {
+		return err
+	}
+	if err := w.s.step("write"); err != nil {
+		return err
+	}
+	if _, err = w.f.WriteAt(p[n:], off+n); err != nil {
+		return err
+	}
+	if rest := int64(len(p)) - n; rest >= directSize && !w.s.opts.NoSync {
+		writeBack(w.f, off+n, rest) // so that little is left for the sync
+	}
+	return nil
+}
+
+// writeDirect writes what it can of p past the page cache and returns how much
+// that was. Where the system refuses, it is nothing, and will not be tried
+// again: whatever was written is written once more through the cache.
+func (w *writer) writeDirect(p []byte, off int64) (int64, error) {
+	n := w.directLen(p, off)
+	if n == 0 {
+		return 0, nil
+	}
+	err := w.s.step("direct")
+	if err == nil {
+		_, err = w.direct.WriteAt(p[:n], off)
+	}
+	if refused(err) {
+		w.noDirect.Store(true)
+		return 0, nil
+	}
+	return n, err
+}
+
+// directLen returns how much of a write at off can go past the page cache.
+func (w *writer) directLen(p []byte, off int64) int64 {
+	if w.direct == nil || w.noDirect.Load() || off%page != 0 || !blob.Aligned(p) {
+		return 0
+	}
+	return int64(len(p)) &^ (page - 1)
+}

@@ -1,0 +1,149 @@
+// Package mem keeps objects in memory: for tests, and for things that need not
+// outlive the process. It knows no files and no limits. The contract is that of
+// blob.Store; it holds "a" beside "a/b".
+package mem
+
+import (
+	"context"
+	"io/fs"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/extent"
+)
+
+var _ blob.Store = (*Store)(nil)
+
+// Store holds objects in memory. The zero value is an empty store, ready to
+// use; a Store must not be copied.
+type Store struct {
+	// Name tells stores apart in messages. Set it before the first use.
+	Name string
+
+	mu      sync.RWMutex
+	objects map[string]*object // guarded by mu; the objects never change
+}
+
+// String returns "mem://" and the store's name.
+func (s *Store) String() string { return "mem://" + s.Name }
+
+// Create implements [blob.Store]. Memory is taken as bytes are written,
+// whatever size was announced.
+func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+	if err := check(ctx, name); err != nil {
+		return nil, s.fail("create", name, err)
+	}
+	acct, err := extent.New(opts)
+	if err != nil {
+		return nil, s.fail("create", name, err)
+	}
+	return &writer{s: s, name: name, acct: acct, ifAbsent: opts != nil && opts.IfAbsent}, nil
+}
+
+// Open implements [blob.Store]. The reader keeps its bytes whatever becomes of
+// the object.
+func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
+	o, err := s.find(ctx, name)
+	if err != nil {
+		return nil, s.fail("open", name, err)
+	}
+	return &reader{s: s, o: o}, nil
+}
+
+// Stat implements [blob.Store].
+func (s *Store) Stat(ctx context.Context, name string) (blob.Info, error) {
+	o, err := s.find(ctx, name)
+	if err != nil {
+		return blob.Info{}, s.fail("stat", name, err)
+	}
+	return o.info, nil
+}
+
+// List implements [blob.Store]. It yields the objects of the moment at which
+// the loop begins.
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
+	return func(yield func(blob.Info, error) bool) {
+		if err := blob.CheckPrefix(prefix); err != nil {
+			yield(blob.Info{}, s.fail("list", prefix, err))
+			return
+		}
+		for _, info := range s.snapshot(prefix) {
+			if ctx.Err() != nil {
+				break
+			}
+			if !yield(info, nil) {
+				return
+			}
+		}
+		if ctx.Err() != nil {
+			yield(blob.Info{}, s.fail("list", prefix, context.Cause(ctx)))
+		}
+	}
+}
+
+// Remove implements [blob.Store].
+func (s *Store) Remove(ctx context.Context, name string) error {
+	if err := check(ctx, name); err != nil {
+		return s.fail("remove", name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.objects, name)
+	return nil
+}
+
+// find returns the object name as it is now.
+func (s *Store) find(ctx context.Context, name string) (*object, error) {
+	if err := check(ctx, name); err != nil {
+		return nil, err
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if o := s.objects[name]; o != nil {
+		return o, nil
+	}
+	return nil, fs.ErrNotExist
+}
+
+// put makes o visible.
+func (s *Store) put(o *object, ifAbsent bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.objects == nil {
+		s.objects = make(map[string]*object)
+	}
+	if ifAbsent && s.objects[o.info.Name] != nil {
+		return fs.ErrExist
+	}
+	s.objects[o.info.Name] = o
+	return nil
+}
+
+// snapshot returns what begins with prefix, in order.
+func (s *Store) snapshot(prefix string) []blob.Info {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var infos []blob.Info
+	for o := range maps.Values(s.objects) {
+		if strings.HasPrefix(o.info.Name, prefix) {
+			infos = append(infos, o.info)
+		}
+	}
+	slices.SortFunc(infos, func(a, b blob.Info) int { return strings.Compare(a.Name, b.Name) })
+	return infos
+}
+
+func (s *Store) fail(op, name string, err error) error {
+	return &blob.Error{Op: op, Store: s.String(), Name: name, Err: err}
+}
+
+func check(ctx context.Context, name string) error {
+	if err := blob.CheckName(name); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
+}
