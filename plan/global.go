@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -22,6 +23,13 @@ import (
 // A rank's items keep their order. The chunks of a tensor are numbered by the
 // ranks that own them.
 func Global(plans []*SavePlan, rule OwnerRule) ([]*SavePlan, *meta.Metadata, error) {
+	return GlobalObserved(plans, rule, func(string, time.Duration) {})
+}
+
+// GlobalObserved is [Global], telling observe how long each of its phases took:
+// "dedup", "global" and "validate".
+func GlobalObserved(plans []*SavePlan, rule OwnerRule, observe func(phase string, took time.Duration)) ([]*SavePlan, *meta.Metadata, error) {
+	start := time.Now()
 	g, err := group(plans)
 	if err != nil {
 		return nil, nil, err
@@ -31,12 +39,18 @@ func Global(plans []*SavePlan, rule OwnerRule) ([]*SavePlan, *meta.Metadata, err
 		return nil, nil, err
 	}
 	g.assign(rule)
+	deduped := time.Now()
+	observe("dedup", deduped.Sub(start))
 	inParallel(len(g.names), func(i int) { g.number(&g.names[i]) })
+	out, md := g.plans(), g.metadata()
+	planned := time.Now()
+	observe("global", planned.Sub(deduped))
 	inParallel(len(g.names), func(i int) { g.validate(&g.names[i]) })
 	if err := g.problems(); err != nil {
 		return nil, nil, err
 	}
-	return g.plans(), g.metadata(), nil
+	observe("validate", time.Since(planned))
+	return out, md, nil
 }
 
 // ref points at one item of one rank's plan.

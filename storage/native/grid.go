@@ -9,8 +9,10 @@ const (
 	stripeBytes = 1 << 20
 	// minBand is the narrowest tile: the rounding of a read that takes columns.
 	minBand = 4 << 10
-	// maxBands is how many tiles a stripe is cut into at most.
+	// maxBands is how many tiles a stripe is cut into at most, and minTile how
+	// small they may become by that: checksums must stay few beside the bytes.
 	maxBands = 8
+	minTile  = 64 << 10
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -50,7 +52,8 @@ func gridOf(sizes []int64, elem int64) grid {
 	}
 	g := grid{total: total, rowDims: k, rows: total / pitch, pitch: pitch}
 	g.height = max(1, min(g.rows, stripeBytes/pitch))
-	g.band = min(stripeBytes, max(minBand, roundUp(ceilDiv(pitch, maxBands), minBand)))
+	bands := max(1, min(maxBands, g.height*pitch/minTile))
+	g.band = min(stripeBytes, roundUp(ceilDiv(pitch, bands), minBand))
 	return g
 }
 

@@ -1,0 +1,272 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+)
+
+// IOOptions are the size of a save and load.
+type IOOptions struct {
+	// Dir is an existing directory on the medium to measure.
+	Dir   string
+	Bytes int64
+	Ranks int
+	// Repeat is how often each figure is taken, floor and ours in turn. The
+	// best of each counts. Zero: 3.
+	Repeat int
+	// Log, if not nil, is told what is being measured.
+	Log func(format string, args ...any)
+}
+
+// IOResult compares saves and loads with plain writes and reads of the same
+// bytes. Rates are in 10^9 bytes a second; a ratio is ours over the floor's.
+type IOResult struct {
+	Bytes  int64 `json:"bytes"`
+	Ranks  int   `json:"ranks"`
+	Repeat int   `json:"repeat"`
+	Files  int   `json:"files"`
+
+	FloorSave float64 `json:"floor_save_gbs"`
+	Save      float64 `json:"save_gbs"`
+	SaveRatio float64 `json:"save_ratio"`
+
+	FloorLoadCold float64 `json:"floor_load_cold_gbs"`
+	LoadCold      float64 `json:"load_cold_gbs"`
+	LoadColdRatio float64 `json:"load_cold_ratio"`
+
+	FloorLoadWarm float64 `json:"floor_load_warm_gbs"`
+	LoadWarm      float64 `json:"load_warm_gbs"`
+	LoadWarmRatio float64 `json:"load_warm_ratio"`
+
+	PeakRSS int64 `json:"peak_rss_bytes"`
+}
+
+// IO measures a save and loads of a transformer-shaped state, sharded by rows
+// over the ranks, beside their floor: each rank writes one file of its bytes
+// from memory by plain writes and syncs it, and reads it back by plain reads
+// into memory.
+func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
+	if o.Repeat <= 0 {
+		o.Repeat = 3
+	}
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+	if o.Ranks < 1 || o.Bytes < 1<<20 {
+		return nil, fmt.Errorf("%d ranks, %d bytes: want at least one rank and 1 MiB", o.Ranks, o.Bytes)
+	}
+	dir, err := os.MkdirTemp(o.Dir, "cairn-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	store, err := file.Open(filepath.Join(dir, "checkpoint"), nil)
+	if err != nil {
+		return nil, err
+	}
+	o.Log("making two states of %d bytes", o.Bytes)
+	b := &ioBench{o: o, store: store, floor: filepath.Join(dir, "floor"), groups: inproc.New(o.Ranks)}
+	if err := os.Mkdir(b.floor, 0o755); err != nil {
+		return nil, err
+	}
+	if b.source, err = newStates(o.Bytes, o.Ranks, true); err != nil {
+		return nil, err
+	}
+	if b.target, err = newStates(o.Bytes, o.Ranks, false); err != nil {
+		return nil, err
+	}
+	r := &IOResult{Bytes: b.source.bytes, Ranks: o.Ranks, Repeat: o.Repeat, Files: o.Ranks}
+	if err := b.measure(ctx, r); err != nil {
+		return nil, err
+	}
+	r.PeakRSS = PeakRSS()
+	return r, b.check()
+}
+
+type ioBench struct {
+	o              IOOptions
+	store          *file.Store
+	floor          string // the directory of the plain files
+	groups         []*inproc.Group
+	source, target *states
+}
+
+// measure takes all figures, ours and the floor's in turn, so that both see the
+// same machine.
+func (b *ioBench) measure(ctx context.Context, r *IOResult) error {
+	for i := range b.o.Repeat {
+		b.o.Log("round %d of %d", i+1, b.o.Repeat)
+		for _, m := range []struct {
+			best    *float64
+			prepare func(context.Context) error
+			run     func(ctx context.Context, rank int) error
+		}{
+			{&r.FloorSave, b.removeFloor, b.floorSave},
+			{&r.Save, b.removeOurs, b.save},
+			{&r.FloorLoadCold, b.coolFloor, b.floorLoad},
+			{&r.LoadCold, b.coolOurs, b.load},
+			// The first load after a cold one is warm by itself; one more of
+			// each makes sure of it.
+			{new(float64), b.nothing, b.floorLoad},
+			{&r.FloorLoadWarm, b.nothing, b.floorLoad},
+			{new(float64), b.nothing, b.load},
+			{&r.LoadWarm, b.nothing, b.load},
+		} {
+			if err := m.prepare(ctx); err != nil {
+				return err
+			}
+			took, err := timed(func() error { return b.onRanks(ctx, m.run) })
+			if err != nil {
+				return err
+			}
+			*m.best = max(*m.best, gbs(b.source.bytes, took))
+		}
+	}
+	r.SaveRatio = r.Save / r.FloorSave
+	r.LoadColdRatio = r.LoadCold / r.FloorLoadCold
+	r.LoadWarmRatio = r.LoadWarm / r.FloorLoadWarm
+	return nil
+}
+
+func (b *ioBench) onRanks(ctx context.Context, run func(context.Context, int) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for rank := range b.o.Ranks {
+		g.Go(func() error { return run(ctx, rank) })
+	}
+	return g.Wait()
+}
+
+func (b *ioBench) save(ctx context.Context, rank int) error {
+	_, err := cairn.Save(ctx, b.store, b.source.byRank[rank], &cairn.SaveOptions{Group: b.groups[rank]})
+	return err
+}
+
+func (b *ioBench) load(ctx context.Context, rank int) error {
+	_, err := cairn.Load(ctx, b.store, b.target.byRank[rank], &cairn.LoadOptions{Group: b.groups[rank]})
+	return err
+}
+
+// floorPiece is the size of the floor's writes and reads.
+const floorPiece = 8 << 20
+
+func (b *ioBench) floorFile(rank int) string {
+	return filepath.Join(b.floor, fmt.Sprintf("rank-%05d", rank))
+}
+
+// floorSave writes the rank's memory into one file and syncs file and
+// directory, as a save does.
+func (b *ioBench) floorSave(_ context.Context, rank int) error {
+	f, err := os.Create(b.floorFile(rank))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for _, m := range b.source.memory[rank] {
+		for len(m) > 0 {
+			n, err := f.Write(m[:min(floorPiece, len(m))])
+			if err != nil {
+				return err
+			}
+			m = m[n:]
+		}
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return syncDir(b.floor)
+}
+
+// floorLoad reads the rank's file into its memory.
+func (b *ioBench) floorLoad(_ context.Context, rank int) error {
+	f, err := os.Open(b.floorFile(rank))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for _, m := range b.target.memory[rank] {
+		for len(m) > 0 {
+			n, err := f.Read(m[:min(floorPiece, len(m))])
+			if err != nil {
+				return err
+			}
+			m = m[n:]
+		}
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+func (b *ioBench) nothing(context.Context) error { return nil }
+
+func (b *ioBench) removeFloor(context.Context) error {
+	for rank := range b.o.Ranks {
+		if err := os.RemoveAll(b.floorFile(rank)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *ioBench) removeOurs(ctx context.Context) error {
+	for info, err := range b.store.List(ctx, "") {
+		if err != nil {
+			return err
+		}
+		if err := b.store.Remove(ctx, info.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// coolFloor drops the page cache of the plain files.
+func (b *ioBench) coolFloor(ctx context.Context) error {
+	s, err := file.Open(b.floor, nil)
+	if err != nil {
+		return err
+	}
+	return coolAll(ctx, s)
+}
+
+func (b *ioBench) coolOurs(ctx context.Context) error { return coolAll(ctx, b.store) }
+
+func coolAll(ctx context.Context, s *file.Store) error {
+	for info, err := range s.List(ctx, "") {
+		if err != nil {
+			return err
+		}
+		if err := blob.Cooler(s).Cool(ctx, info.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check makes sure that what was measured was right.
+func (b *ioBench) check() error {
+	for rank := range b.o.Ranks {
+		for i, m := range b.source.memory[rank] {
+			if string(m) != string(b.target.memory[rank][i]) {
+				return fmt.Errorf("rank %d: tensor %d was not loaded as it was saved", rank, i)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,149 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// ReshardOptions are the size of the tensors that are loaded into other
+// shardings.
+type ReshardOptions struct {
+	Dir string
+	// Bytes is about the size of each state.
+	Bytes int64
+}
+
+// ReshardResult has one row for each change of sharding.
+type ReshardResult struct {
+	Bytes int64        `json:"bytes"`
+	Cases []ReshardRow `json:"cases"`
+}
+
+// ReshardRow says what one change of sharding read. Needed are the bytes that
+// the ranks asked for, Rounded those with the whole checksummed tiles around
+// them, Read what came from storage.
+type ReshardRow struct {
+	Case string `json:"case"`
+	storage.ReadStats
+	Ratio   float64 `json:"ratio"` // Read over Needed
+	Seconds float64 `json:"seconds"`
+}
+
+// Reshard saves by rows and loads by rows of other ranks and by columns, and
+// counts the bytes read.
+func Reshard(ctx context.Context, o ReshardOptions) (*ReshardResult, error) {
+	dir, err := os.MkdirTemp(o.Dir, "cairn-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	r := &ReshardResult{}
+	for i, c := range []struct {
+		name     string
+		from, to shard.Layout
+		n, m     int
+	}{
+		{"4 to 3 ranks, rows", byDim(0, 4), byDim(0, 3), 4, 3},
+		{"8 to 2 ranks, rows", byDim(0, 8), byDim(0, 2), 8, 2},
+		{"2 to 8 ranks, rows", byDim(0, 2), byDim(0, 8), 2, 8},
+		{"4 ranks, rows to columns", byDim(0, 4), byDim(1, 4), 4, 4},
+		{"4 to 3 ranks, rows to columns", byDim(0, 4), byDim(1, 3), 4, 3},
+		{"4 ranks, columns to rows", byDim(1, 4), byDim(0, 4), 4, 4},
+	} {
+		store, err := file.Open(filepath.Join(dir, fmt.Sprint(i)), nil)
+		if err != nil {
+			return nil, err
+		}
+		row := ReshardRow{Case: c.name}
+		if r.Bytes, err = row.run(ctx, store, o.Bytes, c.from, c.to, c.n, c.m); err != nil {
+			return nil, fmt.Errorf("%s: %w", c.name, err)
+		}
+		r.Cases = append(r.Cases, row)
+	}
+	return r, nil
+}
+
+func byDim(dim, ranks int) shard.Layout {
+	return shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}}, Placements: []shard.Placement{shard.Shard(dim)}}
+}
+
+// matrices returns rank's part of a state of matrices of about so many bytes:
+// bf16 and f32, wide and narrow.
+func matrices(bytes int64, l shard.Layout, rank int, fill bool) (cairn.State, int64, error) {
+	s := cairn.State{}
+	var total int64
+	for i := 0; total < bytes; i++ {
+		shape := []int64{3072, 8192}
+		dtype := []tensor.DType{tensor.Float32, tensor.BFloat16}[i%2]
+		t, err := shard.Empty(l, dtype, shape, rank)
+		if err != nil {
+			return nil, 0, err
+		}
+		mem, _ := t.Local().Bytes()
+		touch(mem, fill)
+		s[fmt.Sprintf("w%03d", i)] = t
+		n, err := tensor.NumBytes(dtype, shape)
+		if err != nil {
+			return nil, 0, err
+		}
+		total += n
+	}
+	return s, total, nil
+}
+
+// run saves under one layout from n ranks and loads under another into m.
+func (r *ReshardRow) run(ctx context.Context, s blob.Store, bytes int64, from, to shard.Layout, n, m int) (int64, error) {
+	var total int64
+	err := ranks(ctx, n, func(ctx context.Context, g group.Group) error {
+		state, size, err := matrices(bytes, from, g.Rank(), true)
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			total = size
+		}
+		_, err = cairn.Save(ctx, s, state, &cairn.SaveOptions{Group: g})
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	err = ranks(ctx, m, func(ctx context.Context, g group.Group) error {
+		state, _, err := matrices(bytes, to, g.Rank(), false)
+		if err != nil {
+			return err
+		}
+		rep, err := cairn.Load(ctx, s, state, &cairn.LoadOptions{Group: g})
+		if err == nil && g.Rank() == 0 {
+			r.ReadStats = rep.Total
+		}
+		return err
+	})
+	r.Seconds = time.Since(start).Seconds()
+	r.Ratio = float64(r.Read) / float64(max(1, r.Needed))
+	return total, err
+}
+
+// ranks runs fn on n ranks of this process.
+func ranks(ctx context.Context, n int, fn func(context.Context, group.Group) error) error {
+	eg, ctx := errgroup.WithContext(ctx)
+	for _, g := range inproc.New(n) {
+		eg.Go(func() error { return fn(ctx, g) })
+	}
+	return eg.Wait()
+}
