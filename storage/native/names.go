@@ -1,0 +1,99 @@
+package native
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+)
+
+const (
+	// recordName is the name of the commit record: the one file whose name every
+	// save shares, and which each replaces atomically.
+	recordName = "cairn.json"
+	// indexSuffix and dataSuffix end the names of the other files, which begin
+	// with the save's id, so that no save touches the files of another one.
+	indexSuffix = "-index.cairn"
+	dataSuffix  = ".safetensors"
+	// maxSaveID bounds a save's id, so that file names stay short of what file
+	// systems allow.
+	maxSaveID = 64
+)
+
+// NewSaveID returns the id of a save that begins at t. Ids sort by time, to the
+// second; random, which should be drawn anew for each save, tells those of the
+// same second apart. They hold lower-case letters, digits and a dash, which
+// every file system and object store keeps as they are.
+func NewSaveID(t time.Time, random uint32) string {
+	return fmt.Sprintf("%s-%08x", t.UTC().Format("20060102t150405"), random)
+}
+
+// checkSaveID returns an error that wraps blob.ErrName unless id may begin the
+// names of files: not empty, not long, of lower-case letters, digits and inner
+// dashes.
+func checkSaveID(id string) error {
+	odd := func(r rune) bool { return (r < '0' || r > '9') && (r < 'a' || r > 'z') && r != '-' }
+	if id == "" || len(id) > maxSaveID || id[0] == '-' || id[len(id)-1] == '-' || strings.ContainsFunc(id, odd) {
+		return fmt.Errorf("%w: save id %q: want 1 to %d of a-z, 0-9 and inner dashes", blob.ErrName, id, maxSaveID)
+	}
+	return nil
+}
+
+// isOurs reports whether a file of that name belongs to some save, whichever.
+// The record, which all saves share, does not.
+func isOurs(name string) bool {
+	_, _, _, data := parseDataFileName(name)
+	_, index := parseIndexFileName(name)
+	return data || index
+}
+
+// indexFileName returns the name of a save's index.
+func indexFileName(saveID string) string { return saveID + indexSuffix }
+
+// dataFileName returns the name of the n-th data file that a rank writes.
+func dataFileName(saveID string, rank, n int) string {
+	return fmt.Sprintf("%s-r%05d-%d%s", saveID, rank, n, dataSuffix)
+}
+
+// parseDataFileName is the inverse of dataFileName. It reports false for every
+// name that dataFileName does not return.
+func parseDataFileName(name string) (saveID string, rank, n int, ok bool) {
+	rest, ok := strings.CutSuffix(name, dataSuffix)
+	if !ok {
+		return "", 0, 0, false
+	}
+	rest, last, ok := cutLast(rest, "-")
+	if !ok {
+		return "", 0, 0, false
+	}
+	saveID, middle, ok := cutLast(rest, "-r")
+	if !ok {
+		return "", 0, 0, false
+	}
+	rank, err1 := strconv.Atoi(middle)
+	n, err2 := strconv.Atoi(last)
+	if err1 != nil || err2 != nil || rank < 0 || n < 0 || checkSaveID(saveID) != nil || dataFileName(saveID, rank, n) != name {
+		return "", 0, 0, false
+	}
+	return saveID, rank, n, true
+}
+
+// parseIndexFileName is the inverse of indexFileName.
+func parseIndexFileName(name string) (saveID string, ok bool) {
+	saveID, ok = strings.CutSuffix(name, indexSuffix)
+	if !ok || checkSaveID(saveID) != nil {
+		return "", false
+	}
+	return saveID, true
+}
+
+// cutLast cuts s around the last sep.
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return "", "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}

@@ -1,0 +1,309 @@
+package native
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+var sameRecord = cmpopts.IgnoreUnexported(record{})
+
+func sampleRecord() *record {
+	const id = "20261115t021530-3f9a2c7e"
+	return &record{
+		SaveID: id, Step: 12000, Time: time.Date(2026, 11, 15, 2, 15, 30, 125e6, time.UTC), WorldSize: 2,
+		Writer: "cairn 0.1", Tags: map[string]string{"run": "llama <7b> & \"co\"", "é": "\u2028"},
+		PlannerData: json.RawMessage(`{"a":[1,2.50,"<x>"],"a b":null}`),
+		Totals:      recordTotals{Tensors: 3, Values: 2, Chunks: 6, Bytes: 1 << 40},
+		Files: []recordFile{
+			{indexFileName(id), 400, 0x00c0ffee},
+			{dataFileName(id, 0, 0), 1 << 39, 0},
+			{dataFileName(id, 1, 0), 1 << 39, 0xffffffff},
+		},
+	}
+}
+
+// smallRecord has only what every record has.
+func smallRecord() *record {
+	return &record{SaveID: "s", Files: []recordFile{{Name: "s-index.cairn", Size: 68}}}
+}
+
+func TestRecordReadsAsWritten(t *testing.T) {
+	for name, want := range map[string]*record{"full": sampleRecord(), "small": smallRecord()} {
+		t.Run(name, func(t *testing.T) {
+			b, err := encodeRecord(want)
+			if err != nil {
+				t.Fatalf("encodeRecord = %v; want nil", err)
+			}
+			got, err := decodeRecord(b)
+			if err != nil {
+				t.Fatalf("decodeRecord = %v; want nil", err)
+			}
+			if diff := cmp.Diff(want, got, sameRecord); diff != "" {
+				t.Errorf("decodeRecord(encodeRecord) (-want +got):\n%s", diff)
+			}
+			for _, r := range []*record{want, got} {
+				if n, ok := r.size(want.Files[0].Name); n != want.Files[0].Size || !ok {
+					t.Errorf("size(%q) = %d, %v; want %d", want.Files[0].Name, n, ok, want.Files[0].Size)
+				}
+				if n, ok := r.size("other"); ok {
+					t.Errorf("size(other) = %d, true; want false", n)
+				}
+			}
+		})
+	}
+}
+
+func TestEncodeRecordRefuses(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*record)
+		want   string
+	}{
+		"a bad save id":           {func(r *record) { r.SaveID = "../x" }, "save_id"},
+		"no files":                {func(r *record) { r.Files = nil }, "files: the first"},
+		"another first file":      {func(r *record) { r.Files = r.Files[1:] }, "files: the first"},
+		"the record as a file":    {func(r *record) { r.Files[1].Name = recordName }, "files[1]"},
+		"a file twice":            {func(r *record) { r.Files[2] = r.Files[1] }, "files[2]"},
+		"a file outside":          {func(r *record) { r.Files[1].Name = "../x" }, "files[1]: name"},
+		"a negative size":         {func(r *record) { r.Files[1].Size = -1 }, "files[1]: size"},
+		"a negative total":        {func(r *record) { r.Totals.Bytes = -1 }, "bytes: -1"},
+		"a negative world":        {func(r *record) { r.WorldSize = -1 }, "world_size"},
+		"an absurd world":         {func(r *record) { r.WorldSize = 1 << 40 }, "world_size"},
+		"a tag that is not UTF-8": {func(r *record) { r.Tags["x"] = "\xff" }, "UTF-8"},
+		"a writer not UTF-8":      {func(r *record) { r.Writer = "\xff" }, "UTF-8"},
+		"planner data no JSON":    {func(r *record) { r.PlannerData = json.RawMessage("{") }, "JSON"},
+		"a year beyond four":      {func(r *record) { r.Time = time.Date(12026, 1, 1, 0, 0, 0, 0, time.UTC) }, "time"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := sampleRecord()
+			tc.change(r)
+			_, err := encodeRecord(r)
+			if !errors.Is(err, meta.ErrInvalid) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("encodeRecord = %v; want ErrInvalid with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// sealRecord returns the file of a record value with a checksum that matches.
+func sealRecord(value string) []byte {
+	return wrapRecord(hexCRC(crc32.Checksum([]byte(value), castagnoli)), []byte(value))
+}
+
+// recordWith returns a sound record value in which one member is replaced, or
+// left out where text is empty, and more is added.
+func recordWith(name, text, more string) string {
+	members := []string{}
+	for _, m := range [][2]string{
+		{"format", `"cairn"`}, {"version", `1`}, {"save_id", `"s"`}, {"step", `5`}, {"time", `"2026-11-15T02:15:30Z"`},
+		{"world_size", `1`}, {"writer", `"w"`}, {"totals", `{"tensors":0,"values":0,"chunks":0,"bytes":0}`},
+		{"files", `[{"name":"s-index.cairn","size":68,"crc32c":"00000000"}]`},
+	} {
+		if m[0] == name {
+			m[1] = text
+		}
+		if m[1] != "" {
+			members = append(members, fmt.Sprintf("%q: %s", m[0], m[1]))
+		}
+	}
+	if more != "" {
+		members = append(members, more)
+	}
+	return "{" + strings.Join(members, ", ") + "}"
+}
+
+// hostileRecords are record files that no writer makes; all but those of text
+// have a checksum that matches.
+var hostileRecords = map[string]struct {
+	file []byte
+	want string
+}{
+	"nothing":                 {nil, "not a JSON object"},
+	"a list":                  {[]byte(`[]`), "not a JSON object"},
+	"no record":               {[]byte(`{"crc32c": "00000000"}`), "record: missing"},
+	"no checksum":             {[]byte(`{"record": ` + recordWith("", "", "") + `}`), "around the record"},
+	"a checksum in capitals":  {bytes.Replace(sealRecord(recordWith("step", "14", "")), crcOf("step", "14"), bytes.ToUpper(crcOf("step", "14")), 1), "does not match"},
+	"a checksum as a number":  {[]byte(`{"crc32c": 0, "record": ` + recordWith("", "", "") + `}`), "does not match"},
+	"a field beside":          {bytes.Replace(sealRecord(recordWith("", "", "")), []byte("\n}\n"), []byte(", \"x\": 1\n}\n"), 1), "around the record"},
+	"text after the end":      {append(sealRecord(recordWith("", "", "")), '!'), "after top-level value"},
+	"other white space":       {append(sealRecord(recordWith("", "", "")), '\n'), "around the record"},
+	"not UTF-8":               {sealRecord(recordWith("writer", "\"\xff\"", "")), "UTF-8"},
+	"a record of null":        {sealRecord("null"), "not a JSON object"},
+	"a record of a number":    {sealRecord("1"), "not a JSON object"},
+	"another format":          {sealRecord(recordWith("format", `"zarr"`, "")), `format "zarr"`},
+	"no format":               {sealRecord(recordWith("format", "", "")), "format: missing"},
+	"no version":              {sealRecord(recordWith("version", "", "")), "version: missing"},
+	"a version of text":       {sealRecord(recordWith("version", `"1"`, "")), "version"},
+	"a negative version":      {sealRecord(recordWith("version", `-1`, "")), "version: -1"},
+	"a field twice":           {sealRecord(recordWith("", "", `"step": 6`)), `"step" twice`},
+	"a field twice, escaped":  {sealRecord(recordWith("", "", `"\u0073tep": 6`)), `"step" twice`},
+	"a field in capitals":     {sealRecord(recordWith("step", "", `"Step": 6`)), "step: missing"},
+	"no save id":              {sealRecord(recordWith("save_id", "", "")), "save_id: missing"},
+	"a save id of null":       {sealRecord(recordWith("save_id", "null", "")), "save_id: null"},
+	"a save id that escapes":  {sealRecord(recordWith("save_id", `"../s"`, "")), "save_id"},
+	"a step of a fraction":    {sealRecord(recordWith("step", "1.5", "")), "step"},
+	"a step of an exponent":   {sealRecord(recordWith("step", "1e3", "")), "step"},
+	"a step above an int64":   {sealRecord(recordWith("step", "9223372036854775808", "")), "step"},
+	"a step of NaN":           {sealRecord(recordWith("step", "NaN", "")), "invalid character"},
+	"a time without a zone":   {sealRecord(recordWith("time", `"2026-11-15T02:15:30"`, "")), "time"},
+	"a time elsewhere":        {sealRecord(recordWith("time", `"2026-11-15T02:15:30+01:00"`, "")), "no time in UTC"},
+	"a negative world":        {sealRecord(recordWith("world_size", "-1", "")), "world_size: -1"},
+	"an absurd world":         {sealRecord(recordWith("world_size", "4294967297", "")), "absurd"},
+	"tags of numbers":         {sealRecord(recordWith("", "", `"tags": {"a": 1}`)), "tags: a"},
+	"tags of null":            {sealRecord(recordWith("", "", `"tags": null`)), "tags: not a JSON object"},
+	"a tag twice":             {sealRecord(recordWith("", "", `"tags": {"a": "b", "a": "c"}`)), `"a" twice`},
+	"no totals":               {sealRecord(recordWith("totals", "", "")), "totals"},
+	"a negative total":        {sealRecord(recordWith("totals", `{"tensors":-1,"values":0,"chunks":0,"bytes":0}`, "")), "tensors: -1"},
+	"no files":                {sealRecord(recordWith("files", "", "")), "files: missing"},
+	"an empty list of files":  {sealRecord(recordWith("files", "[]", "")), "the first is not the index"},
+	"files of an object":      {sealRecord(recordWith("files", "{}", "")), "files"},
+	"a file of null":          {sealRecord(recordWith("files", "[null]", "")), "files[0]"},
+	"an index of another":     {sealRecord(recordWith("files", `[{"name":"t-index.cairn","size":68,"crc32c":"00000000"}]`, "")), "the first is not the index"},
+	"a file without a size":   {sealRecord(recordWith("files", `[{"name":"s-index.cairn","crc32c":"00000000"}]`, "")), "files[0]: size: missing"},
+	"a negative file":         {sealRecord(recordWith("files", `[{"name":"s-index.cairn","size":-68,"crc32c":"00000000"}]`, "")), "files[0]: size: -68"},
+	"a short checksum":        {sealRecord(recordWith("files", `[{"name":"s-index.cairn","size":68,"crc32c":"0"}]`, "")), "files[0]: crc32c"},
+	"a checksum of no digits": {sealRecord(recordWith("files", `[{"name":"s-index.cairn","size":68,"crc32c":"+0000000"}]`, "")), "files[0]: crc32c"},
+	"a file outside":          {sealRecord(recordWith("files", `[{"name":"s-index.cairn","size":68,"crc32c":"00000000"},{"name":"../x","size":1,"crc32c":"00000000"}]`, "")), "files[1]: name"},
+	"a file twice":            {sealRecord(recordWith("files", `[{"name":"s-index.cairn","size":68,"crc32c":"00000000"},{"name":"s-index.cairn","size":68,"crc32c":"00000000"}]`, "")), "files[1]"},
+	"deep nesting":            {sealRecord(recordWith("", "", `"planner_data": `+strings.Repeat("[", 20_000))), "depth"},
+}
+
+// crcOf returns the checksum of a record with that member.
+func crcOf(name, text string) []byte {
+	return []byte(hexCRC(crc32.Checksum([]byte(recordWith(name, text, "")), castagnoli)))
+}
+
+func TestHostileRecordsAreRefused(t *testing.T) {
+	for name, tc := range hostileRecords {
+		t.Run(name, func(t *testing.T) {
+			_, err := decodeRecord(tc.file)
+			if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("decodeRecord(%.200s) = %v; want ErrCorrupt with %q", tc.file, err, tc.want)
+			}
+		})
+	}
+	if _, err := decodeRecord(make([]byte, maxRecordBytes+1)); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("decodeRecord of too much = %v; want ErrCorrupt", err)
+	}
+}
+
+func TestFieldsOfLaterProgramsAreIgnored(t *testing.T) {
+	value := recordWith("totals", `{"tensors":0,"values":0,"chunks":0,"bytes":0,"new":1}`, `"new": {"x": [1]}, "planner_data": null`)
+	r, err := decodeRecord(sealRecord(value))
+	if err != nil {
+		t.Fatalf("decodeRecord = %v; want nil", err)
+	}
+	if r.Step != 5 || string(r.PlannerData) != "null" {
+		t.Errorf("decodeRecord = step %d, planner data %q; want 5, null", r.Step, r.PlannerData)
+	}
+}
+
+func TestAnotherVersionOfTheRecordIsNamed(t *testing.T) {
+	for name, tc := range map[string]struct{ file, want string }{
+		"newer":                       {string(sealRecord(recordWith("version", "2", ""))), "version 2, this program reads 1: written by a newer cairn, upgrade"},
+		"newer, all else has changed": {`{"seal": {"sha256": "…"}, "record": {"version": 3, "format": "cairn", "files": null}}`, "version 3"},
+		"zero":                        {string(sealRecord(recordWith("version", "0", ""))), "version 0, this program reads 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := decodeRecord([]byte(tc.file))
+			if !errors.Is(err, storage.ErrVersion) || errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("decodeRecord = %v; want ErrVersion with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestEveryChangedByteOfARecordIsNoticed(t *testing.T) {
+	b, err := encodeRecord(sampleRecord())
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(what string, mutant []byte) {
+		t.Helper()
+		if _, err := decodeRecord(mutant); !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {
+			t.Fatalf("%s: decodeRecord = %v; want ErrCorrupt or ErrVersion", what, err)
+		}
+	}
+	for i := range b {
+		for _, v := range []byte{b[i] ^ 1, b[i] ^ 2, b[i] ^ 4, b[i] ^ 8, b[i] ^ 16, b[i] ^ 32, b[i] ^ 64, b[i] ^ 128, ' ', '\n', '0', '"'} {
+			if mutant := bytes.Clone(b); v != b[i] {
+				mutant[i] = v
+				check(fmt.Sprintf("byte %d to %q", i, v), mutant)
+			}
+		}
+		check(fmt.Sprintf("the first %d bytes", i), b[:i])
+	}
+}
+
+// FuzzDecodeRecord gives the decoder files as they come, and their record under
+// a checksum that matches.
+func FuzzDecodeRecord(f *testing.F) {
+	b, err := encodeRecord(sampleRecord())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	for _, tc := range hostileRecords {
+		if len(tc.file) < 2000 {
+			f.Add(tc.file)
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		checkRecordDecode(t, b)
+		if value, ok := parseJSONFields("", b).fields["record"]; ok {
+			checkRecordDecode(t, sealRecord(string(value)))
+		}
+	})
+}
+
+// checkRecordDecode fails unless b is refused properly, or is a record that can
+// be encoded and decoded again.
+func checkRecordDecode(t *testing.T, b []byte) {
+	r, err := decodeRecord(b)
+	if err != nil {
+		if !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {
+			t.Fatalf("decodeRecord(%q) = %v; want ErrCorrupt or ErrVersion", b, err)
+		}
+		return
+	}
+	again, err := encodeRecord(r)
+	if err != nil {
+		t.Fatalf("encodeRecord(decodeRecord(%q)) = %v; want nil", b, err)
+	}
+	back, err := decodeRecord(again)
+	if err != nil {
+		t.Fatalf("decodeRecord(encodeRecord(decodeRecord(%q))) = %v; want nil", b, err)
+	}
+	if diff := cmp.Diff(r, back, sameRecord, cmpopts.EquateEmpty()); diff != "" {
+		t.Fatalf("decodeRecord(encodeRecord(decodeRecord(%q))) (-want +got):\n%s", b, diff)
+	}
+}
+
+func BenchmarkDecodeRecord(b *testing.B) {
+	r := sampleRecord()
+	for i := range 10_000 {
+		r.Files = append(r.Files, recordFile{Name: dataFileName(r.SaveID, 2+i, 0), Size: 1 << 30, CRC32C: uint32(i)})
+	}
+	out, err := encodeRecord(r)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(int64(len(out)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := decodeRecord(out); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package native
+
+import (
+	"encoding/hex"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// updateGolden rewrites the golden files instead of comparing with them.
+var updateGolden = flag.Bool("update", false, "rewrite the golden files of the current version")
+
+// What is in files out in the world cannot change with the code.
+func TestNumbersOfTheFormatStay(t *testing.T) {
+	for _, tc := range []struct {
+		name      string
+		got, want any
+	}{
+		{"formatVersion", formatVersion, 1},
+		{"indexVersion", indexVersion, 1},
+		{"formatName", formatName, "cairn"},
+		{"recordName", recordName, "cairn.json"},
+		{"indexMagic", indexMagic, "CAIRNIDX"},
+		{"indexEndMagic", indexEndMagic, "CAIRNEND"},
+		{"indexHeaderSize", indexHeaderSize, 16},
+		{"indexTailSize", indexTailSize, 52},
+		{"maxShared", maxShared, 255},
+		{"kinds", []int{kindTensor, kindBytes}, []int{0, 1}},
+		{"path forms", []pathForm{pathNone, pathName, pathCut, pathSteps}, []pathForm{0, 1, 2, 3}},
+		{"places of values", []int{bytesInline, bytesInFile, bytesKeyed}, []int{0, 1, 2}},
+		{
+			"flags of tensors",
+			[]int{flagRequiresGrad, flagPinMemory, flagMemoryFormat, flagLayout, flagOneKey, flagKeys, flagsKnown},
+			[]int{1, 2, 4, 8, 16, 32, 63},
+		},
+		{"checksum grid", []int{stripeBytes, minBand, maxBands, minTile}, []int{1 << 20, 4 << 10, 8, 64 << 10}},
+	} {
+		if diff := cmp.Diff(tc.want, tc.got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
+		}
+	}
+}
+
+// golden returns the golden file of that name, which holds want after -update.
+func golden(t *testing.T, name string, want []byte) []byte {
+	t.Helper()
+	path := filepath.Join("testdata", "golden", name)
+	if *updateGolden {
+		if err := os.WriteFile(path, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// hexLines returns b in hexadecimal, 32 bytes a line.
+func hexLines(b []byte) []byte {
+	var out []byte
+	for len(b) > 0 {
+		n := min(32, len(b))
+		out = append(hex.AppendEncode(out, b[:n]), '\n')
+		b = b[n:]
+	}
+	return out
+}
+
+func fromHexLines(t *testing.T, text []byte) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(strings.ReplaceAll(string(text), "\n", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// Every later version must read what version 1 wrote, and as long as it is the
+// current one it is written to the byte.
+func TestGoldenIndex(t *testing.T) {
+	want := sampleEntries()
+	b, err := encodeIndex(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := fromHexLines(t, golden(t, "index-v1.hex", hexLines(b)))
+	got, err := decodeWholeIndex(t.Context(), old)
+	if err != nil {
+		t.Fatalf("decode = %v; want nil", err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("decode (-want +got):\n%s", diff)
+	}
+	again, err := encodeIndex(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(hexLines(old)), string(hexLines(again))); diff != "" {
+		t.Errorf("encode(decode) (-want +got):\n%s", diff)
+	}
+}
+
+func TestGoldenRecord(t *testing.T) {
+	want := sampleRecord()
+	b, err := encodeRecord(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := golden(t, "record-v1.json", b)
+	got, err := decodeRecord(old)
+	if err != nil {
+		t.Fatalf("decodeRecord = %v; want nil", err)
+	}
+	if diff := cmp.Diff(want, got, sameRecord); diff != "" {
+		t.Errorf("decodeRecord (-want +got):\n%s", diff)
+	}
+	again, err := encodeRecord(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(old), string(again)); diff != "" {
+		t.Errorf("encode(decode) (-want +got):\n%s", diff)
+	}
+}
