@@ -1,0 +1,232 @@
+package tensor
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// convert returns src's elements as dtype d.
+func convert(t testing.TB, src *Tensor, d DType) *Tensor {
+	t.Helper()
+	dst := must(New(d, src.Shape()))
+	if err := Convert(dst, src, CastAny); err != nil {
+		t.Fatal(err)
+	}
+	return dst
+}
+
+// checkAgainstReference converts p's elements and compares each one with the
+// reference.
+func checkAgainstReference(t *testing.T, from, to DType, p []byte) {
+	t.Helper()
+	n := int64(len(p) / from.Size())
+	got := convert(t, must(FromBytes(from, []int64{n}, p)), to).Contents()
+	for len(p) > 0 {
+		in, out := p[:from.Size()], got[:to.Size()]
+		p, got = p[from.Size():], got[to.Size():]
+		parts := refDecode(from, in)
+		want, ok := refEncode(to, parts, from >= Int64 && from <= Bool)
+		if ok && !bytes.Equal(out, want) {
+			t.Fatalf("%v to %v: %x (%v) = %x; want %x", from, to, in, parts, out, want)
+		}
+		if !ok && !hasNaN(to, out) {
+			t.Fatalf("%v to %v: %x (%v) = %x; want NaN", from, to, in, parts, out)
+		}
+	}
+}
+
+func hasNaN(d DType, p []byte) bool {
+	return slices.Contains(refDecode(d, p), nil)
+}
+
+// everyElement returns all the elements of a short dtype.
+func everyElement(d DType) []byte {
+	var out []byte
+	for u := range uint64(1) << (8 * d.Size()) {
+		out = append(out, binary.LittleEndian.AppendUint64(nil, u)[:d.Size()]...)
+	}
+	if d == Bool {
+		return out[:2]
+	}
+	return out
+}
+
+// sampleBits returns elements that casts could get wrong: every one of eight
+// bits, noise, small numbers, powers of two and their neighbours otherwise.
+func sampleBits(d DType) []byte {
+	if d.Size() == 1 {
+		return everyElement(d)
+	}
+	var out []byte
+	add := func(u uint64) {
+		out = append(out, binary.LittleEndian.AppendUint64(nil, u)[:min(d.Size(), 8)]...)
+	}
+	noise := rand.New(rand.NewPCG(1, uint64(d)))
+	for range 500 {
+		add(noise.Uint64())
+		add(noise.Uint64() >> noise.IntN(64))
+	}
+	toBits := func(v float64) uint64 { return math.Float64bits(v) }
+	switch d {
+	case Float32, Complex64:
+		toBits = func(v float64) uint64 { return uint64(math.Float32bits(float32(v))) }
+	case Float16, BFloat16:
+		toBits = func(v float64) uint64 { return uint64(math.Float32bits(float32(v)) >> 16) }
+	case Int64, Int32, Int16, Uint64, Uint32, Uint16:
+		toBits = func(v float64) uint64 { return uint64(int64(max(min(v, 1<<62), -1<<62))) }
+	}
+	for exp := -160; exp <= 140; exp++ {
+		for _, m := range []float64{1, -1.75} {
+			b := toBits(math.Ldexp(m, exp))
+			add(b - 1)
+			add(b)
+			add(b + 1)
+		}
+	}
+	for _, v := range []float64{0, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), math.NaN()} {
+		add(toBits(v))
+	}
+	return out[:len(out)/(2*d.Size())*2*d.Size()]
+}
+
+func TestEveryCastAgreesWithTheReference(t *testing.T) {
+	for _, from := range DTypes() {
+		samples := sampleBits(from)
+		for _, to := range DTypes() {
+			if from != to {
+				t.Run(fmt.Sprintf("%v to %v", from, to), func(t *testing.T) {
+					checkAgainstReference(t, from, to, samples)
+				})
+			}
+		}
+	}
+}
+
+// A cast between any layouts gives what it gives between contiguous tensors, and
+// touches nothing else.
+func TestConvertDoesNotDependOnLayout(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		from := rapid.SampledFrom([]DType{Float32, BFloat16, Float64, Int64, Uint8, Complex64}).Draw(t, "from")
+		to := rapid.SampledFrom([]DType{Float32, Float16, Float8E5M2, Bool, Int32, Complex128}).Draw(t, "to")
+		shape := drawSizes(t)
+		dst, src := drawLayout(t, to, shape), drawLayout(t, from, shape)
+		flat := must(New(to, shape))
+		if err := Convert(flat, src.Clone(), CastAny); err != nil {
+			t.Fatal(err)
+		}
+		want := bytes.Clone(dst.data)
+		setEach(dst, flat, want)
+		if err := Convert(dst, src, CastAny); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(dst.data, want) {
+			t.Errorf("Convert of %v, strides %v to %v, strides %v: wrong bytes", src, src.strides, dst, dst.strides)
+		}
+	})
+}
+
+// Views larger than what is staged at a time come out whole.
+func TestConvertOfLargeViews(t *testing.T) {
+	base := must(New(Int32, []int64{3, 50_001}))
+	values := must(Values[int32](base))
+	for i := range values {
+		values[i] = int32(i)
+	}
+	src := must(base.Transpose(0, 1))
+	dst := convert(t, src, Int64)
+	if want := convert(t, src.Clone(), Int64); !Equal(dst, want) {
+		t.Error("a transposed source gives other values than its copy")
+	}
+}
+
+func TestEqualDTypesAreCopiedBitByBit(t *testing.T) {
+	p := []byte{0, 1, 2, 0xff}
+	for _, policy := range []CastPolicy{CastAny, CastWiden, CastNone} {
+		src := must(FromBytes(Bool, []int64{4}, p))
+		dst := must(New(Bool, []int64{4}))
+		if err := Convert(dst, src, policy); err != nil || !bytes.Equal(dst.data, p) {
+			t.Errorf("Convert(bool, bool, %d) = %v, %v; want %v", policy, dst.data, err, p)
+		}
+	}
+}
+
+func TestForbiddenCasts(t *testing.T) {
+	for _, c := range []struct {
+		policy   CastPolicy
+		from, to DType
+		want     error
+	}{
+		{CastAny, Float64, Uint8, nil},
+		{CastAny, Complex128, Bool, nil},
+		{CastWiden, Float16, Float32, nil},
+		{CastWiden, Float32, Float16, ErrCast},
+		{CastWiden, Int64, Float64, ErrCast},
+		{CastNone, Float32, Float32, nil},
+		{CastNone, Float16, Float32, ErrCast},
+		{CastPolicy(9), Float16, Float32, ErrCast},
+	} {
+		dst, src := must(New(c.to, []int64{2})), must(New(c.from, []int64{2}))
+		if err := Convert(dst, src, c.policy); !errors.Is(err, c.want) {
+			t.Errorf("Convert(%v, %v, %d): %v; want %v", c.to, c.from, c.policy, err, c.want)
+		}
+		if err := c.policy.Check(c.from, c.to); !errors.Is(err, c.want) {
+			t.Errorf("CastPolicy(%d).Check(%v, %v): %v; want %v", c.policy, c.from, c.to, err, c.want)
+		}
+	}
+	if err := CastAny.Check(Invalid, Float32); !errors.Is(err, ErrDType) {
+		t.Errorf("Check(Invalid, Float32): %v; want %v", err, ErrDType)
+	}
+}
+
+// The promises that are easiest to break, in numbers.
+func TestCastsInNumbers(t *testing.T) {
+	inf, nan := math.Inf(1), math.NaN()
+	for _, c := range []struct {
+		name     string
+		src      *Tensor
+		to, back DType // compared as this dtype
+		want     any
+	}{
+		{"floats lose their fraction", f64(1.9, -1.9, 0.5), Int32, Int64, []int64{1, -1, 0}},
+		{"floats stop at the range", f64(300, -300, inf, -inf, nan), Int8, Int64, []int64{127, -128, 127, -128, 0}},
+		{"nothing is below zero unsigned", f64(-1, -0.5, 256, inf), Uint8, Int64, []int64{0, 0, 255, 255}},
+		{"floats stop at the range of int64", f64(math.Ldexp(1, 63), -math.Ldexp(1, 70)), Int64, Int64, []int64{math.MaxInt64, math.MinInt64}},
+		{"integers wrap", must(Of([]int64{3}, []int64{300, -1, 1 << 40})), Uint8, Int64, []int64{44, 255, 0}},
+		{"all but zero is true", f64(0.1, nan, 0, math.Copysign(0, -1)), Bool, Int64, []int64{1, 1, 0, 0}},
+		{"a bool is one at most", must(FromBytes(Bool, []int64{3}, []byte{0, 1, 7})), Int64, Int64, []int64{0, 1, 1}},
+		{"imaginary parts go", must(Of([]int64{2}, []complex64{3 + 4i, -1i})), Float64, Float64, []float64{3, 0}},
+		{"imaginary parts make true", must(Of([]int64{2}, []complex64{-1i, 0})), Bool, Int64, []int64{1, 0}},
+		{"real becomes complex", f64(2.5), Complex64, Complex128, []complex128{2.5}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := convert(t, c.src, c.to)
+			if c.back != c.to {
+				got = convert(t, got, c.back)
+			}
+			var values any
+			switch c.back {
+			case Int64:
+				values = must(Values[int64](got))
+			case Float64:
+				values = must(Values[float64](got))
+			case Complex128:
+				values = must(Values[complex128](got))
+			}
+			if fmt.Sprint(values) != fmt.Sprint(c.want) {
+				t.Errorf("= %v; want %v", values, c.want)
+			}
+		})
+	}
+}
+
+func f64(values ...float64) *Tensor {
+	return must(Of([]int64{int64(len(values))}, values))
+}

@@ -1,0 +1,123 @@
+package tensor
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Copy copies src's elements into dst, bit by bit. Shapes and dtypes must be
+// equal (the error wraps [ErrShape] or [ErrDType]), and no two elements of dst
+// may share a place: an expanded dst is an error that wraps [ErrLayout]. What is
+// copied where dst and src overlap in memory, or dst overlaps itself in another
+// way, is not defined.
+func Copy(dst, src *Tensor) error {
+	if err := checkPair("copy", dst, src); err != nil {
+		return err
+	}
+	if dst.dtype != src.dtype {
+		return fmt.Errorf("copy %v to %v: %w", src, dst, ErrDType)
+	}
+	copyElements(dst, src)
+	return nil
+}
+
+// checkPair returns an error unless src's elements have each a place in dst.
+func checkPair(op string, dst, src *Tensor) error {
+	if !slices.Equal(dst.shape, src.shape) {
+		return fmt.Errorf("%s %v to %v: %w", op, src, dst, ErrShape)
+	}
+	for d, n := range dst.shape {
+		if n > 1 && dst.strides[d] == 0 {
+			return fmt.Errorf("%s %v to %v: %w: the destination is expanded in dimension %d", op, src, dst, ErrLayout, d)
+		}
+	}
+	return nil
+}
+
+// copyElements copies between tensors that are known to fit.
+func copyElements(dst, src *Tensor) {
+	if dst.NumElements() == 0 {
+		return
+	}
+	axes, run := splitRun(axesOf(dst, src))
+	if run > 1 || len(axes) == 0 {
+		copyRuns(dst.memory(), src.memory(), run, dst.size(), axes)
+		return
+	}
+	switch d, s := dst.memory(), src.memory(); dst.size() {
+	case 1:
+		copySingles[[1]byte](d, s, axes)
+	case 2:
+		copySingles[[2]byte](d, s, axes)
+	case 4:
+		copySingles[[4]byte](d, s, axes)
+	case 8:
+		copySingles[[8]byte](d, s, axes)
+	case 16:
+		copySingles[[16]byte](d, s, axes)
+	}
+}
+
+// copyRuns copies runs of elements that follow each other on both sides.
+func copyRuns(dst, src []byte, run, size int64, axes []axis) {
+	run *= size
+	outer, rows := splitLast(axes)
+	rows.dst, rows.src = rows.dst*size, rows.src*size
+	for c := startAt(outer); c.more; c.next() {
+		d, s := c.dst*size, c.src*size
+		for range rows.n {
+			copy(dst[d:d+run], src[s:s+run])
+			d, s = d+rows.dst, s+rows.src
+		}
+	}
+}
+
+// copySingles copies elements one at a time, a plane of two axes after the
+// other. E is an array of bytes, so that it may lie at any address.
+func copySingles[E any](dst, src []byte, axes []axis) {
+	d, s := elements[E](dst), elements[E](src)
+	outer, rows, cols := splitPlane(axes)
+	for c := startAt(outer); c.more; c.next() {
+		copyPlane(d[c.dst:], s[c.src:], rows, cols)
+	}
+}
+
+// A tile is what copyPlane turns at a time: few enough of src's lines of memory
+// that they stay in the nearest cache even where their distance is a power of
+// two, and more of dst's, which are written once each.
+const tileRows, tileCols = 64, 16
+
+// copyPlane copies along both axes. Where src's neighbours lie along rows and
+// dst's along cols, going tile by tile uses each line of memory whole while it is
+// in the cache.
+func copyPlane[E any](dst, src []E, rows, cols axis) {
+	width := int64(tileCols)
+	if rows.n == 1 || cols.src <= rows.src {
+		width = cols.n
+	}
+	for r0 := int64(0); r0 < rows.n; r0 += tileRows {
+		for c0 := int64(0); c0 < cols.n; c0 += width {
+			n := min(width, cols.n-c0)
+			for r := r0; r < min(r0+tileRows, rows.n); r++ {
+				copyLine(dst[r*rows.dst+c0*cols.dst:], src[r*rows.src+c0*cols.src:], n, cols)
+			}
+		}
+	}
+}
+
+// copyLine takes four elements at a time: the sums and checks of one hide behind
+// the loads of another.
+func copyLine[E any](dst, src []E, n int64, a axis) {
+	d, s := int64(0), int64(0)
+	for ; n >= 4; n -= 4 {
+		dst[d] = src[s]
+		dst[d+a.dst] = src[s+a.src]
+		dst[d+2*a.dst] = src[s+2*a.src]
+		dst[d+3*a.dst] = src[s+3*a.src]
+		d, s = d+4*a.dst, s+4*a.src
+	}
+	for range n {
+		dst[d] = src[s]
+		d, s = d+a.dst, s+a.src
+	}
+}

@@ -1,0 +1,156 @@
+package tensor
+
+import (
+	"math"
+	"sync"
+)
+
+// float8 describes a float of eight bits with a sign.
+type float8 struct {
+	fracBits uint32
+	bias     uint32
+	tooLarge uint32 // bits of the first float32 that is out of range whatever the rounding
+	overflow uint8  // what such a number becomes, without a sign
+	nan      uint8
+	// The formats called fnuz have one zero, and their only NaN, overflow and
+	// nan here, is where the negative zero would be.
+	fnuz bool
+}
+
+var float8Kinds = [...]float8{
+	Float8E4M3FN:   {fracBits: 3, bias: 7, tooLarge: 0x43f00000, overflow: 0x7f, nan: 0x7f}, // 480
+	Float8E4M3FNUZ: {fracBits: 3, bias: 8, tooLarge: 0x43800000, overflow: 0x80, nan: 0x80, fnuz: true},
+	Float8E5M2:     {fracBits: 2, bias: 15, tooLarge: 0x47800000, overflow: 0x7c, nan: 0x7f},
+	Float8E5M2FNUZ: {fracBits: 2, bias: 16, tooLarge: 0x47800000, overflow: 0x80, nan: 0x80, fnuz: true},
+}
+
+// float8Values holds, by dtype, a table of the float32 bits of every float8.
+var float8Values = perFloat8(func(d DType) *[1 << 8]uint32 {
+	table := new([1 << 8]uint32)
+	for b := range table {
+		if d == Float8E8M0FNU {
+			table[b] = e8m0Bits(uint8(b))
+		} else {
+			table[b] = float8Kinds[d].float32Bits(uint8(b))
+		}
+	}
+	return table
+})
+
+// float8Codes holds, by dtype, a table of what the upper halves of all float32
+// round to.
+var float8Codes = perFloat8(func(d DType) *[1 << 16]uint8 {
+	table := new([1 << 16]uint8)
+	for hi := range table {
+		if v := uint32(hi) << 16; d == Float8E8M0FNU {
+			table[hi] = roundE8M0(v)
+		} else {
+			table[hi] = float8Kinds[d].round(v)
+		}
+	}
+	return table
+})
+
+// perFloat8 makes each of five tables when it is first asked for.
+func perFloat8[T any](make func(DType) T) (tables [Float8E8M0FNU + 1]func() T) {
+	for d := Float8E4M3FN; d <= Float8E8M0FNU; d++ {
+		tables[d] = sync.OnceValue(func() T { return make(d) })
+	}
+	return tables
+}
+
+func float8ToFloat32(from DType) kernel {
+	table := float8Values[from]()
+	return func(dst, src []byte) {
+		d := elements[uint32](dst)[:len(src)]
+		for i, v := range src {
+			d[i] = table[v]
+		}
+	}
+}
+
+// float32ToFloat8 rounds to the upper half first, to odd (see [roundToOdd]): it
+// has seven bits behind the point, and no float8 more than three.
+func float32ToFloat8(to DType) kernel {
+	table := float8Codes[to]()
+	return func(dst, src []byte) {
+		s := elements[uint32](src)
+		d := dst[:len(s)]
+		for i, v := range s {
+			odd := (v&0xffff + 0xffff) >> 16
+			d[i] = table[uint16(v>>16|odd)]
+		}
+	}
+}
+
+// float32Bits returns the bits of the float32 that equals b; a NaN comes out
+// quiet.
+func (k float8) float32Bits(b uint8) uint32 {
+	sign, code := uint32(b>>7)<<31, uint32(b&0x7f)
+	isNaN := code > uint32(k.overflow) || code == uint32(k.nan)
+	if k.fnuz {
+		isNaN = b == k.nan
+	}
+	exp, frac := code>>k.fracBits, code&(1<<k.fracBits-1)
+	switch {
+	case isNaN:
+		return sign | inf32 | quiet32
+	case !k.fnuz && code == uint32(k.overflow):
+		return sign | inf32
+	case exp == 0:
+		unit := math.Float32frombits((127 + 1 - k.bias - k.fracBits) << 23)
+		return sign | math.Float32bits(float32(frac)*unit)
+	}
+	return sign | (exp+127-k.bias)<<23 | frac<<(23-k.fracBits)
+}
+
+// round returns the float8 closest to the float32 of bits v.
+func (k float8) round(v uint32) uint8 {
+	sign, a := uint8(v>>24&0x80), v&^sign32
+	shift := 23 - k.fracBits
+	var code uint8
+	switch {
+	case a > inf32:
+		code = k.nan
+	case a >= k.tooLarge:
+		code = k.overflow
+	case a < (127+1-k.bias)<<23:
+		// The last place of this power of two is the smallest float8.
+		base := (127 + 1 - k.bias + shift) << 23
+		sum := math.Float32frombits(a) + math.Float32frombits(base)
+		code = uint8(math.Float32bits(sum) - base)
+	default:
+		a += 1<<(shift-1) - 1 + a>>shift&1
+		code = uint8((a - (127-k.bias)<<23) >> shift)
+	}
+	if k.fnuz && code == 0 {
+		return 0
+	}
+	return sign | code
+}
+
+// e8m0Bits returns the bits of the float32 that equals b: an exponent alone.
+// The lowest is below float32's normal numbers.
+func e8m0Bits(b uint8) uint32 {
+	switch b {
+	case 0:
+		return 1 << 22
+	case 0xff:
+		return inf32 | quiet32
+	}
+	return uint32(b) << 23
+}
+
+// roundE8M0 returns the exponent closest to the float32 of bits v. All that is
+// neither zero nor positive has none.
+func roundE8M0(v uint32) uint8 {
+	const minNormal, half = 1 << 23, 1 << 22
+	a := v &^ sign32
+	switch {
+	case a > inf32 || v > sign32:
+		return 0xff
+	case a < minNormal:
+		return uint8((a + half - 1) >> 23)
+	}
+	return uint8((a + half) >> 23)
+}

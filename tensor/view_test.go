@@ -1,0 +1,238 @@
+package tensor
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// model is a view said in the plainest way: which element of a base stands at
+// each place, in row-major order.
+type model struct {
+	shape []int64
+	from  []int64
+}
+
+func modelOf(shape []int64) model {
+	m := model{shape: shape}
+	for i := range (Box{Sizes: shape}).Volume() {
+		m.from = append(m.from, i)
+	}
+	return m
+}
+
+// remap returns the model of the given shape whose index i is m's index at(i).
+func (m model) remap(shape []int64, at func(i []int64) []int64) model {
+	out := model{shape: shape}
+	eachIndex(shape, func(i []int64) {
+		flat := int64(0)
+		for d, k := range at(i) {
+			flat = flat*m.shape[d] + k
+		}
+		out.from = append(out.from, m.from[flat])
+	})
+	return out
+}
+
+// contents returns the bytes that the model's view has over a contiguous base.
+func (m model) contents(base []byte, size int) []byte {
+	out := []byte{}
+	for _, i := range m.from {
+		out = append(out, base[i*int64(size):(i+1)*int64(size)]...)
+	}
+	return out
+}
+
+// drawTensor draws a contiguous tensor whose bytes look like noise.
+func drawTensor(t *rapid.T, shape []int64) *Tensor {
+	d := rapid.SampledFrom(DTypes()).Draw(t, "dtype")
+	x := must(New(d, shape))
+	fillNoise(x.data, rapid.Uint64().Draw(t, "noise"))
+	return x
+}
+
+func fillNoise(p []byte, seed uint64) {
+	for i := range p {
+		seed = seed*6364136223846793005 + 1442695040888963407
+		p[i] = byte(seed >> 56)
+	}
+}
+
+// drawStep applies one view of any kind to a tensor and to its model.
+func drawStep(t *rapid.T, x *Tensor, m model) (*Tensor, model) {
+	dims := len(m.shape)
+	kinds := []string{"expand"}
+	if dims > 0 {
+		kinds = append(kinds, "narrow", "slice", "transpose", "permute")
+	}
+	switch rapid.SampledFrom(kinds).Draw(t, "kind") {
+	case "narrow":
+		b := drawBox(t, m.shape)
+		return must(x.Narrow(b)), m.remap(b.Sizes, func(i []int64) []int64 { return add(b.Offsets, i) })
+	case "slice":
+		dim := rapid.IntRange(0, dims-1).Draw(t, "dim")
+		start := rapid.Int64Range(0, m.shape[dim]).Draw(t, "start")
+		end := rapid.Int64Range(start, m.shape[dim]).Draw(t, "end")
+		step := rapid.SampledFrom([]int64{1, 2, 3, math.MaxInt64}).Draw(t, "step")
+		shape := slices.Clone(m.shape)
+		shape[dim] = int64(math.Ceil(float64(end-start) / float64(step)))
+		return must(x.Slice(dim, start, end, step)), m.remap(shape, func(i []int64) []int64 {
+			i = slices.Clone(i)
+			i[dim] = start + i[dim]*step
+			return i
+		})
+	case "transpose":
+		a, b := rapid.IntRange(0, dims-1).Draw(t, "a"), rapid.IntRange(0, dims-1).Draw(t, "b")
+		swap := func(i []int64) []int64 {
+			i = slices.Clone(i)
+			i[a], i[b] = i[b], i[a]
+			return i
+		}
+		return must(x.Transpose(a, b)), m.remap(swap(m.shape), swap)
+	case "permute":
+		order := drawOrder(t, dims)
+		shape := make([]int64, dims)
+		for to, from := range order {
+			shape[to] = m.shape[from]
+		}
+		return must(x.Permute(order...)), m.remap(shape, func(i []int64) []int64 {
+			out := make([]int64, dims)
+			for to, from := range order {
+				out[from] = i[to]
+			}
+			return out
+		})
+	}
+	shape := rapid.SliceOfN(rapid.Int64Range(0, 3), 0, 1).Draw(t, "front")
+	front := len(shape)
+	for _, n := range m.shape {
+		if n == 1 {
+			n = rapid.Int64Range(0, 4).Draw(t, "to")
+		}
+		shape = append(shape, n)
+	}
+	return must(x.Expand(shape)), m.remap(shape, func(i []int64) []int64 {
+		i = slices.Clone(i[front:])
+		for d, n := range m.shape {
+			if n == 1 {
+				i[d] = 0
+			}
+		}
+		return i
+	})
+}
+
+func drawBox(t *rapid.T, shape []int64) Box {
+	b := Box{Offsets: []int64{}, Sizes: []int64{}}
+	for _, n := range shape {
+		o := rapid.Int64Range(0, n).Draw(t, "offset")
+		b.Offsets = append(b.Offsets, o)
+		b.Sizes = append(b.Sizes, rapid.Int64Range(0, n-o).Draw(t, "size"))
+	}
+	return b
+}
+
+func drawOrder(t *rapid.T, dims int) []int {
+	order := make([]int, dims)
+	for d := range order {
+		order[d] = d
+	}
+	return rapid.Permutation(order).Draw(t, "order")
+}
+
+func add(a, b []int64) []int64 {
+	out := slices.Clone(a)
+	for d := range out {
+		out[d] += b[d]
+	}
+	return out
+}
+
+// drawView draws a tensor that some views were taken of, and its contents as
+// they must be.
+func drawView(t *rapid.T) (*Tensor, []byte) {
+	size := rapid.SampledFrom([]int64{0, 1, 1, 2, 3, 4, 5, 6})
+	shape := rapid.SliceOfN(size, 0, 4).Draw(t, "shape")
+	base := drawTensor(t, shape)
+	x, m := base, modelOf(shape)
+	for range rapid.IntRange(0, 4).Draw(t, "views") {
+		if x, m = drawStep(t, x, m); !slices.Equal(x.Shape(), m.shape) {
+			t.Fatalf("shape %v; want %v", x.Shape(), m.shape)
+		}
+	}
+	return x, m.contents(base.data, base.dtype.Size())
+}
+
+// However views follow each other, the elements are the ones that the plainest
+// description names.
+func TestViewsNameTheRightElements(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		x, want := drawView(t)
+		if got := x.Contents(); !bytes.Equal(got, want) {
+			t.Fatalf("%v with strides %v: Contents() = %x; want %x", x, x.Strides(), got, want)
+		}
+		if x.NumBytes() != int64(len(want)) {
+			t.Errorf("%v: NumBytes() = %d; want %d", x, x.NumBytes(), len(want))
+		}
+		if !x.Contiguous() {
+			return
+		}
+		if mem, ok := x.Bytes(); !ok || !bytes.Equal(mem, want) {
+			t.Errorf("%v: Bytes() = %x, %v; want %x", x, mem, ok, want)
+		}
+	})
+}
+
+func TestViewsRefuse(t *testing.T) {
+	x := must(New(Float32, []int64{2, 3, 1}))
+	for _, c := range []struct {
+		name string
+		view func() (*Tensor, error)
+	}{
+		{"narrow outside", func() (*Tensor, error) { return x.Narrow(box([]int64{0, 2, 0}, []int64{2, 2, 1})) }},
+		{"narrow of other dimensions", func() (*Tensor, error) { return x.Narrow(box([]int64{0}, []int64{1})) }},
+		{"transpose of no dimension", func() (*Tensor, error) { return x.Transpose(0, 3) }},
+		{"transpose counted from the end", func() (*Tensor, error) { return x.Transpose(-1, 0) }},
+		{"permute too few", func() (*Tensor, error) { return x.Permute(0, 1) }},
+		{"permute one twice", func() (*Tensor, error) { return x.Permute(0, 1, 1) }},
+		{"permute of no dimension", func() (*Tensor, error) { return x.Permute(0, 1, 3) }},
+		{"expand to fewer dimensions", func() (*Tensor, error) { return x.Expand([]int64{3, 1}) }},
+		{"expand what is not one", func() (*Tensor, error) { return x.Expand([]int64{2, 6, 1}) }},
+		{"expand to a negative size", func() (*Tensor, error) { return x.Expand([]int64{2, 3, -1}) }},
+		{"expand beyond an int64", func() (*Tensor, error) { return x.Expand([]int64{1 << 60, 2, 3, 1}) }},
+		{"slice of no dimension", func() (*Tensor, error) { return x.Slice(3, 0, 1, 1) }},
+		{"slice behind the end", func() (*Tensor, error) { return x.Slice(1, 0, 4, 1) }},
+		{"slice before the start", func() (*Tensor, error) { return x.Slice(1, -1, 2, 1) }},
+		{"slice backwards", func() (*Tensor, error) { return x.Slice(1, 2, 1, 1) }},
+		{"slice by steps of zero", func() (*Tensor, error) { return x.Slice(1, 0, 2, 0) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got, err := c.view(); !errors.Is(err, ErrShape) || got != nil {
+				t.Errorf("= %v, %v; want %v", got, err, ErrShape)
+			}
+		})
+	}
+}
+
+func TestASingleIndexKeepsItsStride(t *testing.T) {
+	x := must(New(Uint8, []int64{5, 7}))
+	if got := must(x.Slice(0, 3, 5, math.MaxInt64)); got.Strides()[0] != 7 || got.NumElements() != 7 {
+		t.Errorf("Slice by steps of 2^63-1 = %v with strides %v; want [1 7] with strides [7 1]", got, got.Strides())
+	}
+}
+
+func TestViewsShareMemory(t *testing.T) {
+	x := must(New(Uint8, []int64{4, 4}))
+	part := must(must(x.Narrow(box([]int64{1, 2}, []int64{2, 2}))).Transpose(0, 1))
+	if err := Copy(part, must(FromBytes(Uint8, []int64{2, 2}, []byte{1, 2, 3, 4}))); err != nil {
+		t.Fatal(err)
+	}
+	want := []byte{0, 0, 0, 0, 0, 0, 1, 3, 0, 0, 2, 4, 0, 0, 0, 0}
+	if !bytes.Equal(x.Contents(), want) {
+		t.Errorf("after a copy into a view: %v; want %v", x.Contents(), want)
+	}
+}
