@@ -142,7 +142,7 @@ func putMany(t *testing.T, s blob.Store, n int) []string {
 	}
 	close(todo)
 	var wg sync.WaitGroup
-	for range 8 {
+	for range 64 { // so that the syncs of a slow disk share their wait
 		wg.Go(func() {
 			for name := range todo {
 				tryPut(t, s, name, name)

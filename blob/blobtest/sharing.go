@@ -38,7 +38,7 @@ var sharing = []claim{
 				listGeneration(t, s)
 			}
 		})
-		for g := range 60 {
+		for g := range 26 {
 			put(t, s, "a/x", generation(g))
 		}
 		done.Store(true)

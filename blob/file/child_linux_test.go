@@ -33,7 +33,7 @@ func child(t *testing.T, what, dir string, attr *syscall.SysProcAttr) (string, e
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), exe, dir)
-	cmd.Env = append(os.Environ(), childEnv+"="+what)
+	cmd.Env = append(os.Environ(), childEnv+"="+what, "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = attr
 	out, err := cmd.CombinedOutput()
 	return string(out), err

@@ -1,0 +1,46 @@
+package blobtest_test
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/blobtest"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+)
+
+// mutantEnv names the mutant that a copy of this test runs the suite on.
+const mutantEnv = "CAIRN_BLOBTEST_MUTANT"
+
+func TestMain(m *testing.M) {
+	if mutant := mutants[os.Getenv(mutantEnv)]; mutant != nil {
+		suite = mutant
+	}
+	os.Exit(m.Run())
+}
+
+// suite opens what TestSuite runs on.
+var suite = func() blob.Store { return broken{Store: new(mem.Store)} }
+
+func TestSuite(t *testing.T) {
+	blobtest.Run(t, func(*testing.T) blob.Store { return suite() })
+}
+
+// TestSuiteNotices: a store that breaks a claim fails the subtest of that
+// claim.
+func TestSuiteNotices(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for claim := range mutants {
+		cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestSuite$/^"+claim+"$")
+		cmd.Env = append(os.Environ(), mutantEnv+"="+claim, "GORACE=atexit_sleep_ms=0")
+		out, err := cmd.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "--- FAIL: TestSuite/"+claim) {
+			t.Errorf("the suite on a store that breaks %s: %v; want it to fail\n%s", claim, err, out)
+		}
+	}
+}
