@@ -1,0 +1,73 @@
+# Everything here is one go command or a few. A Go toolchain is all that is
+# needed; make is a convenience. "make help" lists the targets.
+
+GO      ?= go
+BIN     ?= bin
+# A package's tests take seconds; the limit is for a machine that is busy.
+TIMEOUT ?= 10m
+# The race detector needs a C compiler; Go knows whether there is one.
+RACE    ?= $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
+# How long each fuzz target runs, and which targets: a regular expression.
+FUZZTIME ?= 10s
+FUZZ     ?= .
+# The packages whose tests know -update.
+GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
+# What "make bench" hands to cairn's io benchmark.
+BENCHSIZE ?= 4GiB
+
+.PHONY: all build demo test lint fmt vet-others staticcheck mod changelog fuzz bench gobench generate clean help
+
+all: build test lint ## build, test and lint
+
+build: ## build the static binary bin/cairn
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/cairn ./cmd/cairn
+
+demo: ## save, reshard, damage and repair a small checkpoint, and say so
+	$(GO) run ./cmd/cairn demo
+
+test: ## vet, build and run all tests, with the race detector where there is a C compiler
+	$(GO) vet ./...
+	$(GO) build -buildvcs=false ./...
+	$(GO) test $(RACE) -timeout $(TIMEOUT) ./...
+
+lint: fmt vet-others staticcheck mod changelog ## check form: gofmt, vet for other systems, staticcheck, modules, changelog
+
+fmt:
+	@files="$$(gofmt -l -s .)"; if [ -n "$$files" ]; then echo "gofmt -s would change:"; echo "$$files"; exit 1; fi
+
+# vet compiles the packages and their tests; only linux runs them here.
+vet-others:
+	GOOS=darwin  GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
+	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(GO) vet ./...
+
+staticcheck:
+	$(GO) -C tools build -o ../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
+	$(BIN)/staticcheck ./...
+
+mod:
+	$(GO) mod verify
+	$(GO) mod tidy -diff
+
+changelog:
+	$(GO) test -run '^TestChangelog' .
+
+fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ
+	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
+
+bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
+	$(BIN)/cairn bench plan --ranks 1024 --tensors 1000
+	$(BIN)/cairn bench open --chunks 1000000
+	$(BIN)/cairn bench reshard
+	$(BIN)/cairn bench io --size $(BENCHSIZE) --ranks 1
+
+gobench: ## run the Go benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+generate: ## rewrite goldens and quoted code (tests with an -update flag); look at the diff
+	$(GO) test -count=1 $(GOLDENS) -update
+
+clean: ## remove what make built
+	rm -rf $(BIN)
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/\1\t\2/' | while IFS="$$(printf '\t')" read -r t d; do printf '  %-10s %s\n' "$$t" "$$d"; done

@@ -1,0 +1,32 @@
+// Package examples holds the code that docs/extending.md quotes, so that what
+// the page shows compiles and runs. Each file is one pattern and uses nothing
+// that a program outside of this module could not use; this one has what they
+// share.
+package examples
+
+import (
+	"log"
+
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// check ends the example where there is an error.
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// floats returns a tensor of the given values.
+func floats(shape []int64, values ...float32) *tensor.Tensor {
+	t, err := tensor.Of(shape, values)
+	check(err)
+	return t
+}
+
+// values returns the memory of a contiguous tensor.
+func values(t *tensor.Tensor) []float32 {
+	v, err := tensor.Values[float32](t)
+	check(err)
+	return v
+}

@@ -1,0 +1,133 @@
+package cairn_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// A process on its own saves nested state and gets it back.
+func ExampleSave() {
+	ctx := context.Background()
+	store := new(mem.Store) // or file.Open("checkpoints/step-100", nil)
+
+	w, err := tensor.Of([]int64{2, 3}, []float32{1, 2, 3, 4, 5, 6})
+	if err != nil {
+		log.Fatal(err)
+	}
+	state := cairn.State{
+		"model": map[string]any{"w": w},
+		"lr":    0.01,
+		"seen":  []int{3, 1, 4},
+	}
+	report, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Step: 100})
+	if err != nil {
+		log.Fatal(err)
+	}
+	again, _, err := cairn.LoadNew(ctx, store, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("step", report.Step, "in", report.Files, "data file")
+	fmt.Println(again["lr"], again["seen"], again["model"].(map[string]any)["w"])
+	// Output:
+	// step 100 in 1 data file
+	// 0.01 [3 1 4] float32[2 3]
+}
+
+// Four ranks save a matrix that is cut by rows; two ranks load it, cut by
+// columns. Here the ranks are goroutines.
+func ExampleLoad() {
+	ctx := context.Background()
+	store := new(mem.Store)
+	shape := []int64{8, 4}
+
+	rows := shard.Placed{Mesh: shard.Mesh{Shape: []int{4}}, Placements: []shard.Placement{shard.Shard(0)}}
+	err := inproc.Run(ctx, 4, func(ctx context.Context, g group.Group) error {
+		w, err := shard.Empty(rows, tensor.Float32, shape, g.Rank())
+		if err != nil {
+			return err
+		}
+		mine, err := tensor.Values[float32](w.Local())
+		if err != nil {
+			return err
+		}
+		for i := range mine {
+			mine[i] = float32(g.Rank()*len(mine) + i)
+		}
+		_, err = cairn.Save(ctx, store, cairn.State{"w": w}, &cairn.SaveOptions{Group: g})
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	columns := shard.Placed{Mesh: shard.Mesh{Shape: []int{2}}, Placements: []shard.Placement{shard.Shard(1)}}
+	parts := make([]*tensor.Tensor, 2)
+	err = inproc.Run(ctx, 2, func(ctx context.Context, g group.Group) error {
+		w, err := shard.Empty(columns, tensor.Float32, shape, g.Rank())
+		if err != nil {
+			return err
+		}
+		parts[g.Rank()] = w.Local()
+		_, err = cairn.Load(ctx, store, cairn.State{"w": w}, &cairn.LoadOptions{Group: g})
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for rank, p := range parts {
+		v, err := tensor.Values[float32](p)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("rank", rank, p, v[:4], "…")
+	}
+	// Output:
+	// rank 0 float32[8 2] [0 1 4 5] …
+	// rank 1 float32[8 2] [2 3 6 7] …
+}
+
+// A tool reads two rows of one tensor and checks the rest, without a job.
+func ExampleOpen() {
+	ctx := context.Background()
+	store := new(mem.Store)
+	w, err := tensor.Of([]int64{3, 2}, []int64{1, 2, 3, 4, 5, 6})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := cairn.Save(ctx, store, cairn.State{"w": w, "lr": 0.01}, nil); err != nil {
+		log.Fatal(err)
+	}
+
+	c, err := cairn.Open(ctx, store)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	two, err := tensor.New(tensor.Int64, []int64{2, 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := c.ReadBox(ctx, "w", tensor.Box{Offsets: []int64{1, 0}, Sizes: []int64{2, 2}}, two); err != nil {
+		log.Fatal(err)
+	}
+	v, err := tensor.Values[int64](two)
+	if err != nil {
+		log.Fatal(err)
+	}
+	report, err := c.Verify(ctx, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(v, "of", report.Chunks, "chunk;", len(report.Problems), "problems")
+	// Output:
+	// [3 4 5 6] of 1 chunk; 0 problems
+}

@@ -1,0 +1,97 @@
+package cairn_test
+
+import (
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Every package says in one place, and in at least two sentences, what it is
+// and what it refuses to know.
+func TestEveryPackageHasAComment(t *testing.T) {
+	pkgs, err := readPackages(os.DirFS("."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(pkgs)) {
+		comments, err := packageComments(pkgs[name].files)
+		switch {
+		case err != nil:
+			t.Error(err)
+		case len(comments) == 0:
+			t.Errorf("package %s has no comment", name)
+		case len(comments) > 1:
+			t.Errorf("package %s has comments in %v; want one", name, slices.Sorted(maps.Keys(comments)))
+		}
+		for file, text := range comments {
+			checkPackageComment(t, file, text)
+		}
+	}
+}
+
+// packageComments returns the package comments of files with what package they
+// are of. Tests count only where there is nothing else.
+func packageComments(files []string) (map[string]*ast.File, error) {
+	code := slices.DeleteFunc(slices.Clone(files), func(f string) bool { return strings.HasSuffix(f, "_test.go") })
+	if len(code) == 0 {
+		code = files
+	}
+	out := map[string]*ast.File{}
+	for _, name := range code {
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments|parser.PackageClauseOnly)
+		if err != nil {
+			return nil, err
+		}
+		if f.Doc != nil && strings.TrimSpace(f.Doc.Text()) != "" {
+			out[name] = f
+		}
+	}
+	return out, nil
+}
+
+func checkPackageComment(t *testing.T, file string, f *ast.File) {
+	t.Helper()
+	text := f.Doc.Text()
+	want := "Package " + f.Name.Name + " "
+	if f.Name.Name == "main" {
+		want = "Command " + path.Base(path.Dir(file)) + " "
+	}
+	if !strings.HasPrefix(text, want) {
+		t.Errorf("%s: the package comment begins %.30q; want %q", file, text, want)
+	}
+	if n := sentences(text); n < 2 {
+		t.Errorf("%s: the package comment has %d sentence; want two at least", file, n)
+	}
+}
+
+// sentences counts the sentences of text. Go's own rule says where one ends.
+func sentences(text string) int {
+	n := 0
+	for text = strings.TrimSpace(text); text != ""; n++ {
+		first := new(doc.Package).Synopsis(text)
+		rest := strings.Join(strings.Fields(text), " ")
+		text = strings.TrimSpace(strings.TrimPrefix(rest, first))
+		if first == "" {
+			break
+		}
+	}
+	return n
+}
+
+func TestSentences(t *testing.T) {
+	for text, want := range map[string]int{
+		"": 0, "Package a is one.": 1, "Package a is one.\nIt is small.": 2,
+		"Package a holds v1.2 of e.g. things.\n\n# Contract\n\nNone.\n": 2,
+	} {
+		if got := sentences(text); got != want {
+			t.Errorf("sentences(%q) = %d; want %d", text, got, want)
+		}
+	}
+}
