@@ -1,0 +1,305 @@
+package cairn_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/cairn-ckpt/cairn"
+
+// layers is every package of the module with what it may import of it, from
+// the bottom up: a row names only rows above it, so imports point one way. The
+// root package is ".". A new package gets a row here, and its reason in
+// docs/architecture.md.
+var layers = []struct{ name, imports string }{
+	// Pure, or contracts: they know nothing else of ours.
+	{"tensor", ""},
+	{"value", ""},
+	{"blob", ""},
+	{"group", ""},
+	{"internal/wire", ""},
+
+	// Media, wrappers of media, and the contract as a test.
+	{"blob/extent", "blob"},
+	{"blob/mem", "blob blob/extent"},
+	{"blob/file", "blob blob/extent"},
+	{"blob/fault", "blob"},
+	{"blob/meter", "blob"},
+	{"blob/prefix", "blob"},
+	{"blob/blobtest", "blob"},
+	{"blob/all", "blob blob/file blob/mem"},
+	{"internal/bufpool", "blob"},
+
+	// Ranks.
+	{"group/grouptest", "group"},
+	{"group/inproc", "group"},
+
+	// The model of a checkpoint and the planners over it.
+	{"shard", "tensor"},
+	{"meta", "tensor"},
+	{"plan", "internal/wire meta tensor value"},
+
+	// Formats.
+	{"internal/safetensors", "tensor"},
+	{"storage", "internal/wire meta plan tensor"},
+	{"storage/native", "blob internal/bufpool internal/safetensors internal/wire meta plan storage tensor"},
+
+	// The protocol and the front door.
+	{"internal/engine", "group internal/wire meta plan storage tensor value"},
+	{".", "blob group internal/engine meta plan storage storage/native tensor value"},
+
+	// What stands on it.
+	{"inspect", ". blob meta storage tensor value"},
+	{"internal/bench", ". blob blob/file blob/mem blob/meter blob/prefix group group/inproc meta plan shard storage storage/native tensor"},
+	{"internal/demo", ". blob blob/file blob/mem blob/fault blob/prefix group group/inproc inspect meta plan shard storage storage/native tensor"},
+	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix group group/inproc inspect internal/bench internal/demo meta plan shard storage storage/native tensor value"},
+	{"cmd/cairn", "internal/cli"},
+
+	// Documentation that runs. Tests only, so no imports.
+	{"docs", ""},
+	{"docs/examples", ""},
+}
+
+// libraries is every module of others with the packages that may import it
+// outside of their tests. docs/dependencies.md says why each is here.
+var libraries = map[string]string{
+	"golang.org/x/sync":                "internal/bufpool storage/native internal/bench inspect internal/cli",
+	"golang.org/x/sys":                 "blob/file internal/bench",
+	"golang.org/x/term":                "internal/cli",
+	"github.com/spf13/cobra":           "internal/cli",
+	"github.com/spf13/pflag":           "internal/cli",
+	"github.com/vbauerster/mpb/v8":     "internal/cli",
+	"github.com/parquet-go/parquet-go": "internal/cli",
+	"github.com/google/go-cmp":         testSupport,
+	"go.uber.org/goleak":               testSupport,
+	"pgregory.net/rapid":               testSupport,
+	"github.com/rogpeppe/go-internal":  testSupport,
+}
+
+// testSupport are the packages that exist for tests. Every test may import
+// what they may.
+const testSupport = "blob/blobtest group/grouptest"
+
+// anywhere are the libraries that weigh nothing; a package that imports any
+// other is a leaf, which only these may import.
+const (
+	anywhere = "golang.org/x/sync golang.org/x/sys"
+	tops     = "blob/all internal/cli cmd/cairn"
+)
+
+// forbidden are names that say nothing.
+var forbidden = []string{"util", "utils", "common", "core", "types", "pkg", "helper", "helpers", "misc"}
+
+func TestImportsFollowTheTable(t *testing.T) {
+	pkgs, err := readPackages(os.DirFS("."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range violations(pkgs) {
+		t.Error(v)
+	}
+	for _, row := range layers {
+		if pkgs[row.name] == nil {
+			t.Errorf("the table has a row for %s, which is not there", row.name)
+		}
+	}
+}
+
+// Every direct dependency has a row here and a reason in the documentation.
+func TestDependenciesAreExplained(t *testing.T) {
+	mod, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("docs/dependencies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mod)) {
+		f := strings.Fields(strings.TrimPrefix(line, "require "))
+		if len(f) != 2 || !strings.HasPrefix(f[1], "v") {
+			continue // an indirect one, or no requirement
+		}
+		if libraries[f[0]] == "" {
+			t.Errorf("go.mod requires %s, which has no row in the table", f[0])
+		}
+	}
+	for lib := range libraries {
+		if !strings.Contains(string(page), "`"+lib+"`") {
+			t.Errorf("docs/dependencies.md does not say why %s is there", lib)
+		}
+	}
+}
+
+func TestImportTableCatches(t *testing.T) {
+	imports := func(list ...string) map[string]bool {
+		m := map[string]bool{}
+		for _, p := range list {
+			m[p] = true
+		}
+		return m
+	}
+	for claim, c := range map[string]struct {
+		name string
+		src  sources
+	}{
+		"an import that points upwards":      {"tensor", sources{code: imports(module + "/meta")}},
+		"the root in a lower package":        {"plan", sources{code: imports(module)}},
+		"a package without a row":            {"tensor/sparse", sources{}},
+		"a library where it does not belong": {"blob", sources{code: imports("github.com/spf13/cobra")}},
+		"an unknown library":                 {"internal/cli", sources{code: imports("example.com/sdk/s3")}},
+		"a test library in code":             {"plan", sources{code: imports("github.com/google/go-cmp/cmp")}},
+		"a test that looks upwards":          {"plan", sources{tests: imports(module + "/storage/native")}},
+		"a name that says nothing":           {"internal/util", sources{}},
+		"a file name that says nothing":      {"plan", sources{files: []string{"plan/helpers_linux.go"}}},
+	} {
+		if v := violations(map[string]*sources{c.name: &c.src}); len(v) == 0 {
+			t.Errorf("%s: nothing was said", claim)
+		}
+	}
+	fine := sources{
+		files: []string{"plan/item.go"},
+		code:  imports("fmt", module+"/meta"),
+		tests: imports(module+"/shard", module+"/plan", "pgregory.net/rapid"),
+	}
+	if v := violations(map[string]*sources{"plan": &fine}); len(v) > 0 {
+		t.Errorf("violations of a sound package = %q; want none", v)
+	}
+}
+
+// violations returns all that is wrong with the packages, in their order.
+func violations(pkgs map[string]*sources) []string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(pkgs)) {
+		s := pkgs[name]
+		out = append(out, badNames(name, s.files)...)
+		row := slices.IndexFunc(layers, func(r struct{ name, imports string }) bool { return r.name == name })
+		if row < 0 {
+			out = append(out, fmt.Sprintf("package %s has no row in the table of deps_test.go", name))
+			continue
+		}
+		for _, p := range slices.Sorted(maps.Keys(s.code)) {
+			if why := refuse(row, p); why != "" {
+				out = append(out, fmt.Sprintf("%s imports %s: %s", name, p, why))
+			}
+		}
+		for _, p := range slices.Sorted(maps.Keys(s.tests)) {
+			if why := refuseTest(row, p); why != "" {
+				out = append(out, fmt.Sprintf("a test of %s imports %s: %s", name, p, why))
+			}
+		}
+	}
+	return out
+}
+
+// refuse says why the code of a row's package must not import p, if so.
+func refuse(row int, p string) string {
+	name := layers[row].name
+	o, ok := own(p)
+	switch {
+	case !ok:
+		return refuseLibrary(p, name)
+	case !listed(layers[row].imports, o):
+		return "the table does not allow it"
+	case !below(o, row):
+		return "imports point downwards only"
+	case heavy(o) && !listed(tops, name):
+		return "it imports a library that is to stay in a leaf"
+	}
+	return ""
+}
+
+// refuseTest says why a test must not import p, if so. A test may use its own
+// package, those below that, its package's own subpackages, and the packages
+// and libraries that exist for tests.
+func refuseTest(row int, p string) string {
+	name := layers[row].name
+	o, ok := own(p)
+	if !ok {
+		if lib, _ := library(p); libraries[lib] == testSupport {
+			return ""
+		}
+		return refuseLibrary(p, name)
+	}
+	if o == name || below(o, row) || strings.HasPrefix(o, name+"/") || listed(testSupport, o) {
+		return ""
+	}
+	return "a test looks at its own package and downwards"
+}
+
+func refuseLibrary(p, name string) string {
+	lib, known := library(p)
+	switch {
+	case lib == "" || listed(libraries[lib], name):
+		return ""
+	case !known:
+		return "the library has no row in the table of deps_test.go"
+	}
+	return "the library does not belong there"
+}
+
+// own returns the name of a package of this module.
+func own(p string) (string, bool) {
+	if p == module {
+		return ".", true
+	}
+	return strings.CutPrefix(p, module+"/")
+}
+
+// library returns the module of others that p is of: empty for the standard
+// library, p itself where it is not known.
+func library(p string) (lib string, known bool) {
+	if first, _, _ := strings.Cut(p, "/"); !strings.Contains(first, ".") {
+		return "", false
+	}
+	for l := range libraries {
+		if p == l || strings.HasPrefix(p, l+"/") {
+			return l, true
+		}
+	}
+	return p, false
+}
+
+func listed(list, name string) bool { return slices.Contains(strings.Fields(list), name) }
+
+// below reports whether the package of that name stands below a row.
+func below(name string, row int) bool {
+	for _, r := range layers[:row] {
+		if r.name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// heavy reports whether the package may import a library of weight.
+func heavy(name string) bool {
+	for lib, users := range libraries {
+		if users != testSupport && !listed(anywhere, lib) && listed(users, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// badNames returns the folders and files whose names say nothing.
+func badNames(name string, files []string) []string {
+	var out []string
+	for _, e := range strings.Split(name, "/") {
+		if slices.Contains(forbidden, e) {
+			out = append(out, fmt.Sprintf("package %s: %q says nothing", name, e))
+		}
+	}
+	for _, f := range files {
+		stem, _, _ := strings.Cut(strings.TrimSuffix(filepath.Base(f), ".go"), "_")
+		if slices.Contains(forbidden, stem) {
+			out = append(out, fmt.Sprintf("%s: %q says nothing", f, stem))
+		}
+	}
+	return out
+}

@@ -1,0 +1,69 @@
+package docs
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	fenced  = regexp.MustCompile("(?s)```.*?```")
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+)
+
+// Links to other places of the repository lead to files and headings that are
+// there. Those to other sites are not followed.
+func TestLinksLeadSomewhere(t *testing.T) {
+	for _, page := range pages(t) {
+		for _, m := range link.FindAllStringSubmatch(prose(t, page), -1) {
+			target, anchor, _ := strings.Cut(m[1], "#")
+			if strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
+				continue
+			}
+			file := page
+			if target != "" {
+				file = filepath.Join(filepath.Dir(page), filepath.FromSlash(target))
+			}
+			if _, err := os.Stat(file); err != nil {
+				t.Errorf("%s: link to %s: %v", page, m[1], err)
+				continue
+			}
+			if anchor != "" && !anchors(t, file)[anchor] {
+				t.Errorf("%s: link to %s: no such heading", page, m[1])
+			}
+		}
+	}
+}
+
+// prose returns a page without its code.
+func prose(t *testing.T, page string) string {
+	t.Helper()
+	b, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fenced.ReplaceAllString(string(b), "")
+}
+
+// anchors returns the names by which a page's headings are linked to.
+func anchors(t *testing.T, page string) map[string]bool {
+	t.Helper()
+	out := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(prose(t, page), -1) {
+		name := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, m[1])
+		out[name] = true
+	}
+	return out
+}

@@ -1,0 +1,107 @@
+// Package docs checks the documentation against the code: quoted examples are
+// the ones that run, and links lead somewhere. It is tests only.
+package docs
+
+import (
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the quoted code into the pages")
+
+// quoted is a code block with the place it is from: a file, relative to the
+// module, and perhaps the name of a function in it. Without one it is all of
+// the file behind the imports.
+var quoted = regexp.MustCompile("(?s)<!-- from (\\S+?)(?:#(\\w+))? -->\n```go\n(.*?)```\n")
+
+func TestQuotesAreTheExamples(t *testing.T) {
+	total := 0
+	for _, page := range pages(t) {
+		b, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := quoted.ReplaceAllFunc(b, func(m []byte) []byte {
+			total++
+			sub := quoted.FindSubmatch(m)
+			code, err := source(string(sub[1]), string(sub[2]))
+			if err != nil {
+				t.Errorf("%s: %v", page, err)
+				return m
+			}
+			head := len(m) - len(sub[3]) - len("```\n")
+			return append(append(m[:head:head], code...), "```\n"...)
+		})
+		if string(now) == string(b) {
+			continue
+		}
+		if *update {
+			err = os.WriteFile(page, now, 0o644)
+		} else {
+			t.Errorf("%s quotes other code than there is (go test ./docs -update): -page +code\n%s", page, cmp.Diff(string(b), string(now)))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if total == 0 {
+		t.Error("no page quotes anything; the pattern is wrong")
+	}
+}
+
+// source returns the code of a file behind its imports, or of one function.
+func source(file, function string) (string, error) {
+	src, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(file)))
+	if err != nil {
+		return "", err
+	}
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, file, src, parser.ParseComments)
+	if err != nil {
+		return "", err
+	}
+	text := func(from, to token.Pos) string {
+		return strings.TrimSpace(string(src[fset.Position(from).Offset:fset.Position(to).Offset])) + "\n"
+	}
+	end := f.Name.End()
+	for _, d := range f.Decls {
+		if g, ok := d.(*ast.GenDecl); ok && g.Tok == token.IMPORT {
+			end = g.End()
+		}
+		if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == function {
+			from := fn.Pos()
+			if fn.Doc != nil {
+				from = fn.Doc.Pos()
+			}
+			return text(from, fn.End()), nil
+		}
+	}
+	if function != "" {
+		return "", fmt.Errorf("%s has no function %s", file, function)
+	}
+	return text(end, f.FileEnd), nil
+}
+
+// pages returns the names of all pages of the module, relative to this folder.
+func pages(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for _, pattern := range []string{"../*.md", "*.md", "*/*.md"} {
+		m, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, m...)
+	}
+	return out
+}
