@@ -1,19 +1,26 @@
 package engine
 
 import (
-	"sync"
+	"errors"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// registerErrors makes the errors that callers act on survive the way from one
-// rank to another. The codes are part of the protocol between ranks.
-var registerErrors = sync.OnceFunc(func() {
+// errNotCommitted marks the failure of a commit that surely did not take place,
+// so that every rank may remove what it wrote.
+var errNotCommitted = errors.New("not committed")
+
+// The errors that callers act on survive the way from one rank to another, from
+// the first step on. The codes are part of the protocol between ranks.
+func init() {
 	for code, err := range map[string]error{
+		"engine.uncommitted": errNotCommitted,
+		"meta.invalid":       meta.ErrInvalid,
 		"plan.state":         plan.ErrState,
 		"plan.mismatch":      plan.ErrMismatch,
 		"plan.missing":       plan.ErrMissing,
@@ -29,10 +36,11 @@ var registerErrors = sync.OnceFunc(func() {
 		"tensor.cast":        tensor.ErrCast,
 		"tensor.shape":       tensor.ErrShape,
 		"tensor.dtype":       tensor.ErrDType,
+		"tensor.layout":      tensor.ErrLayout,
 		"value.value":        value.ErrValue,
 		"value.encoding":     value.ErrEncoding,
 		"value.codec":        value.ErrCodec,
 	} {
 		group.RegisterError(code, err)
 	}
-})
+}

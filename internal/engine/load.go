@@ -34,7 +34,6 @@ type LoadResult struct {
 // state it has to fill, be it empty; every rank returns the same error, if any,
 // and the state's contents are undefined then.
 func Load(ctx context.Context, job LoadJob) (*LoadResult, error) {
-	registerErrors()
 	start := time.Now()
 	l := &loadRun{LoadJob: job}
 	own, err := group.ReduceScatter(ctx, l.Group, "plan", loadCodec{}, loadCodec{}, l.localPlan, l.globalPlan)
@@ -129,7 +128,7 @@ func (l *loadRun) read(ctx context.Context, p *plan.LoadPlan) (storage.ReadStats
 		return storage.ReadStats{}, err
 	}
 	l.planned(l.bytes(p))
-	return l.Reader.ReadData(ctx, p, l.Planner)
+	return l.Reader.ReadData(ctx, p, target{l.Planner})
 }
 
 // bytes returns how many bytes the plan's items ask for.

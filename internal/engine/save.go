@@ -52,7 +52,7 @@ type SaveResult struct {
 	// Bytes and Files count what all ranks wrote; LocalBytes what this one did.
 	Bytes, LocalBytes int64
 	Files             int
-	// PlanReused says that no rank's plan had changed since the save before.
+	// PlanReused says that this rank's plan was the one of the save before.
 	PlanReused bool
 	PlanTime   time.Duration
 	WriteTime  time.Duration
@@ -67,30 +67,25 @@ type summary struct {
 // saveRun is a save under way.
 type saveRun struct {
 	SaveJob
-	md     *meta.Metadata // on the coordinator
-	reused bool
+	begun   bool                    // Writer.SetUp was called
+	wrote   bool                    // this rank's results are, or may be, the coordinator's
+	md      *meta.Metadata          // on the coordinator
+	results []*storage.WriteResults // on the coordinator: of all ranks
 }
 
 // Save carries a save out. Every rank of the group calls it; every rank returns
-// the same error, if any, and then no checkpoint has appeared or changed.
+// the same error, if any. What was written is removed then, and no checkpoint
+// has appeared or changed, unless the error wraps storage.ErrUncertain: then
+// nobody can tell whether the new checkpoint replaced the old one, and nothing
+// that either needs is removed.
 func Save(ctx context.Context, job SaveJob) (*SaveResult, error) {
-	registerErrors()
 	s := &saveRun{SaveJob: job}
 	out, err := s.run(ctx)
-	if err == nil {
-		return out, nil
-	}
-	if s.Cache != nil {
-		s.Cache.Forget()
-	}
-	if errors.Is(err, storage.ErrUncertain) {
+	if err != nil {
+		s.giveUp(ctx, err)
 		return nil, err
 	}
-	// What was written must go even when the save was cancelled.
-	if abortErr := s.Writer.Abort(context.WithoutCancel(ctx)); abortErr != nil && s.Warned != nil {
-		s.Warned(fmt.Errorf("removing what was written: %w", abortErr))
-	}
-	return nil, err
+	return out, nil
 }
 
 func (s *saveRun) run(ctx context.Context) (*SaveResult, error) {
@@ -107,15 +102,11 @@ func (s *saveRun) run(ctx context.Context) (*SaveResult, error) {
 		return nil, err
 	}
 	planned := time.Now()
-	var local int64
-	sum, err := group.AllReduce(ctx, s.Group, "write", storage.ResultCodec{}, group.JSON[summary](),
-		func(ctx context.Context) (*storage.WriteResults, error) {
-			r, err := s.write(ctx, answer)
-			if err == nil {
-				local = r.Bytes()
-			}
-			return r, err
-		}, s.finish)
+	local, err := s.writeAll(ctx, answer)
+	if err != nil {
+		return nil, err
+	}
+	sum, err := s.commit(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -133,12 +124,12 @@ func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 		return group.ReduceScatter(ctx, s.Group, "plan", codec, codec, s.localPlan, s.globalPlan)
 	}
 	p, err := once()
-	if s.Cache == nil || !errors.Is(err, plan.ErrStale) {
+	if !errors.Is(err, plan.ErrStale) {
 		return p, err
 	}
 	// The ranks remember different saves. All of them got this error, so all of
-	// them forget and plan again.
-	s.Cache.Forget()
+	// them forget and plan again, be it that some have nothing to forget.
+	s.forget()
 	return once()
 }
 
@@ -148,6 +139,7 @@ func (s *saveRun) localPlan(ctx context.Context) (*plan.SavePlan, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.begun = true
 	err = s.Writer.SetUp(ctx, storage.Session{
 		Rank: rank, Size: size, Coordinator: rank == 0, Storage: s.Storage, Progress: s.Moved, Warn: s.Warned,
 	})
@@ -200,6 +192,25 @@ func (s *saveRun) globalPlan(ctx context.Context, sent []*plan.SavePlan) ([]*pla
 	return out, err
 }
 
+// writeAll writes every rank's data. It returns the bytes of this rank's files;
+// the coordinator gets all results.
+func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (int64, error) {
+	var local int64
+	_, err := group.AllReduce(ctx, s.Group, "write", storage.ResultCodec{}, group.Bytes{},
+		func(ctx context.Context) (*storage.WriteResults, error) {
+			r, err := s.write(ctx, answer)
+			if err == nil {
+				local, s.wrote = r.Bytes(), true
+			}
+			return r, err
+		},
+		func(_ context.Context, all []*storage.WriteResults) ([]byte, error) {
+			s.results = all
+			return nil, nil
+		})
+	return local, err
+}
+
 func (s *saveRun) write(ctx context.Context, answer *plan.SavePlan) (*storage.WriteResults, error) {
 	p := answer
 	var err error
@@ -212,17 +223,37 @@ func (s *saveRun) write(ctx context.Context, answer *plan.SavePlan) (*storage.Wr
 		return nil, err
 	}
 	s.planned(p.NumBytes())
-	return s.Writer.WriteData(ctx, p, s.Planner)
+	return s.Writer.WriteData(ctx, p, source{s.Planner})
 }
 
-func (s *saveRun) finish(ctx context.Context, results []*storage.WriteResults) (summary, error) {
+// commit lets the coordinator finish the checkpoint and tells all ranks how that
+// went. From here on a context that ends interrupts only the coordinator's own
+// work: a rank that went away without the outcome could not know whether its
+// files are part of a checkpoint.
+func (s *saveRun) commit(ctx context.Context) (summary, error) {
+	sum, err := group.Broadcast(context.WithoutCancel(ctx), s.Group, "commit", 0, group.JSON[summary](),
+		func(context.Context) (summary, error) { return s.finish(ctx) })
+	if err != nil && !errors.Is(err, errNotCommitted) && !errors.Is(err, storage.ErrUncertain) {
+		err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+	}
+	return sum, err
+}
+
+func (s *saveRun) finish(ctx context.Context) (summary, error) {
+	if err := group.ContextError(ctx); err != nil {
+		return summary{}, fmt.Errorf("%w: %w", errNotCommitted, err)
+	}
 	md := *s.md // the cache may keep the original
 	md.Storage = s.Storage
-	if err := s.Writer.Finish(ctx, &md, results); err != nil {
-		return summary{}, fmt.Errorf("commit: %w", err)
+	err := s.Writer.Finish(ctx, &md, s.results)
+	switch {
+	case errors.Is(err, storage.ErrUncertain):
+		return summary{}, err
+	case err != nil:
+		return summary{}, fmt.Errorf("%w: %w", errNotCommitted, err)
 	}
 	var out summary
-	for _, r := range results {
+	for _, r := range s.results {
 		out.Bytes += r.Bytes()
 		out.Files += len(r.Files)
 	}

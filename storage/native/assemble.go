@@ -19,39 +19,38 @@ import (
 // still be in the processor's cache.
 const stepBytes = 128 << 10
 
+// assembly is what the files of one rank's save share.
+type assembly struct {
+	data   storage.Resolver
+	pieces *bufpool.Pool
+	told   *progress
+}
+
 // writeFile writes one data file: its bytes are assembled in order, piece by
 // piece, and the pieces are written in parallel.
-func (w *Writer) writeFile(ctx context.Context, f *dataFile, data storage.Resolver, pieces *bufpool.Pool) (*storage.WriteResults, error) {
-	size := int64(pieces.Size())
+func (w *Writer) writeFile(ctx context.Context, f *dataFile, a *assembly) (*storage.WriteResults, error) {
+	size := int64(a.pieces.Size())
 	bw, err := w.store.Create(ctx, f.name, &blob.CreateOptions{Size: f.size, Piece: size, IfAbsent: true})
 	if err != nil {
 		return nil, err
 	}
 	defer bw.Abort() // does nothing once committed
-	a := &assembler{file: f, data: data}
+	as := &assembler{file: f, data: a.data}
 	crcs := make([]uint32, ceilDiv(f.size, size))
 	g, gctx := errgroup.WithContext(ctx)
 	for at := int64(0); at < f.size; at += size {
-		buf, err := pieces.Get(gctx)
+		buf, err := as.piece(gctx, a.pieces, min(size, f.size-at))
 		if err != nil {
 			g.Go(func() error { return err }) // cancelled is not done
 			break
 		}
-		p := buf[:min(size, f.size-at)]
-		if err := a.next(p); err != nil {
-			pieces.Put(buf)
-			g.Go(func() error { return err })
-			break
-		}
 		g.Go(func() error {
-			defer pieces.Put(buf)
-			crcs[at/size] = crc32.Checksum(p, castagnoli)
-			if err := bw.WriteAt(gctx, p, at); err != nil {
+			defer a.pieces.Put(buf)
+			crcs[at/size] = crc32.Checksum(buf, castagnoli)
+			if err := bw.WriteAt(gctx, buf, at); err != nil {
 				return err
 			}
-			if w.sess.Progress != nil {
-				w.sess.Progress(int64(len(p)))
-			}
+			a.told.add(int64(len(buf)))
 			return nil
 		})
 	}
@@ -63,7 +62,7 @@ func (w *Writer) writeFile(ctx context.Context, f *dataFile, data storage.Resolv
 		return nil, err
 	}
 	return &storage.WriteResults{
-		Items: a.results,
+		Items: as.results,
 		Files: []storage.File{{Name: f.name, Size: f.size, CRC32C: joinPieces(crcs, size, f.size)}},
 	}, nil
 }
@@ -91,6 +90,19 @@ type assembler struct {
 	grid    grid
 	sums    []uint32
 	results []storage.WriteResult
+}
+
+// piece returns a buffer with the next n bytes.
+func (a *assembler) piece(ctx context.Context, pool *bufpool.Pool, n int64) ([]byte, error) {
+	buf, err := pool.Get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.next(buf[:n]); err != nil {
+		pool.Put(buf)
+		return nil, err
+	}
+	return buf[:n], nil
 }
 
 // next fills p with the bytes that follow.

@@ -1,7 +1,9 @@
 package native
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -15,8 +17,26 @@ import (
 type batch struct {
 	store    blob.Store
 	dst      storage.Receiver
+	most     int64 // bytes of one read
+	gap      int64 // bytes that are better read than skipped
 	requests []request
 	stats    storage.ReadStats
+}
+
+// readBytes is the largest single read.
+const readBytes = 8 << 20
+
+// newBatch returns an empty batch whose reads need no larger buffers than the
+// budget allows.
+func newBatch(s blob.Store, dst storage.Receiver, budget int64) *batch {
+	b := &batch{store: s, dst: dst, most: readBytes}
+	for b.most > stripeBytes && b.most > budget {
+		b.most /= 2
+	}
+	if g, ok := blob.As[blob.GapReader](s); ok {
+		b.gap = g.ReadGap()
+	}
+	return b
 }
 
 // request is one range of a file to be read, or rows of one width that lie a
@@ -29,9 +49,10 @@ type request struct {
 	pitch  int64
 	// direct is the memory that the bytes belong into as they are. Nil: take
 	// copies them.
-	direct []byte
-	job    *job
-	span   span
+	direct  []byte
+	rounded int64 // bytes of the tiles that hold what is wanted
+	job     *job
+	span    span
 }
 
 // bytes returns how much the request reads.
@@ -53,13 +74,21 @@ type job struct {
 	left  atomic.Int64
 }
 
+// add plans the reads of one item.
+func (b *batch) add(ctx context.Context, it *plan.ReadItem, e *meta.Entry) error {
+	if it.Kind == plan.KindBytes {
+		return b.addValue(ctx, it, e)
+	}
+	return b.addTensor(it, e)
+}
+
 // addValue plans the read of a value.
-func (b *batch) addValue(it *plan.ReadItem, e *meta.Entry) error {
+func (b *batch) addValue(ctx context.Context, it *plan.ReadItem, e *meta.Entry) error {
 	if e.Bytes == nil {
 		return fmt.Errorf("%w: it is a tensor in the checkpoint", plan.ErrMismatch)
 	}
 	v := e.Bytes
-	if v.Inline != nil || v.Size == 0 {
+	if v.Inline != nil {
 		return b.dst.LoadBytes(it, v.Codec, v.Inline)
 	}
 	j := &job{
@@ -69,8 +98,14 @@ func (b *batch) addValue(it *plan.ReadItem, e *meta.Entry) error {
 	if err := j.check(); err != nil {
 		return err
 	}
+	if v.Size == 0 {
+		return b.dst.LoadBytes(it, v.Codec, []byte{})
+	}
+	err := checkHeld(ctx, b.store, v.Size, []meta.Location{v.Loc})
+	if err != nil {
+		return err
+	}
 	j.value = make([]byte, v.Size)
-	var err error
 	if j.to, err = tensor.FromBytes(tensor.Uint8, j.sizes, j.value); err != nil {
 		return err
 	}
@@ -99,8 +134,8 @@ func (b *batch) addTensor(it *plan.ReadItem, e *meta.Entry) error {
 	if j.to, err = b.dst.ResolveTensor(it); err != nil {
 		return err
 	}
-	if !equalShape(j.to.Shape(), it.Lengths) {
-		return fmt.Errorf("%w: the planner gave a tensor of %v for a box of %v", plan.ErrState, j.to.Shape(), it.Lengths)
+	if j.to == nil || !slices.Equal(j.to.Shape(), it.Lengths) {
+		return fmt.Errorf("%w: the planner gave %v for a box of %v", plan.ErrState, j.to, it.Lengths)
 	}
 	if j.box.Empty() {
 		return b.dst.CommitTensor(it, j.to)
@@ -133,13 +168,18 @@ func (b *batch) addJob(j *job) {
 	if flat && j.to.DType() == j.dtype {
 		mem, _ = j.to.Bytes()
 	}
-	spans := j.grid.cover(j.sizes, elem, j.box)
+	spans := j.grid.cover(j.sizes, elem, j.box, b.most)
 	j.left.Store(int64(len(spans)))
 	b.stats.Needed += j.box.Volume() * elem
 	for _, s := range spans {
+		rounded := j.grid.bytes(s)
+		b.stats.Rounded += rounded
+		if !j.grid.contiguous(s) && j.grid.pitch-j.grid.width(s) <= b.gap {
+			s.band0, s.band1 = 0, j.grid.bands() // one read instead of one for each row
+		}
 		q := request{
 			file: j.loc.File, offset: j.loc.Offset + j.grid.start(s), width: j.grid.width(s),
-			rows: s.row1 - s.row0, pitch: j.grid.pitch, job: j, span: s,
+			rows: s.row1 - s.row0, pitch: j.grid.pitch, rounded: rounded, job: j, span: s,
 		}
 		if j.grid.contiguous(s) {
 			q.width, q.rows = q.width*q.rows, 1
@@ -148,16 +188,22 @@ func (b *batch) addJob(j *job) {
 				q.direct = mem[from-lo : from-lo+q.width]
 			}
 		}
-		b.stats.Rounded += q.bytes()
 		b.requests = append(b.requests, q)
 	}
 }
 
-// take verifies the bytes of a request and puts them where they belong. The
-// last request of a job hands it over.
+// take verifies the bytes of a request and puts them where they belong.
 func (b *batch) take(q *request, p []byte) error {
+	sums := q.job.grid.newSums(q.span)
+	sums.add(p)
+	return b.settle(q, sums, p)
+}
+
+// settle ends a request whose bytes p have these checksums. The last request of
+// a job hands it over.
+func (b *batch) settle(q *request, sums *spanSums, p []byte) error {
 	j := q.job
-	if !j.grid.verify(j.loc.Sums, q.span, p) {
+	if !sums.match(j.loc.Sums) {
 		return fmt.Errorf("%w: %q: checksum of %s at %d+%d", storage.ErrCorrupt, j.fqn, q.file, q.offset, q.bytes())
 	}
 	if q.direct == nil {
@@ -172,16 +218,4 @@ func (b *batch) take(q *request, p []byte) error {
 		return b.dst.LoadBytes(j.item, j.codec, j.value)
 	}
 	return b.dst.CommitTensor(j.item, j.to)
-}
-
-func equalShape(a, b []int64) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -27,45 +25,57 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
-	rec := w.newRecord(md, entries, results, index)
+	located := &meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.sess.Storage}
+	rec := recordOf(located, filesIn(results), index)
+	b, err := encodeRecord(rec)
+	if err != nil {
+		return err
+	}
 	if err := checkFiles(ctx, w.store, rec); err != nil {
 		return err
 	}
-	name := indexFileName(rec.SaveID)
+	name := rec.Files[0].Name
 	w.noteWritten(name)
 	if _, err := blob.WriteAll(ctx, w.store, name, index, &blob.CreateOptions{IfAbsent: true}); err != nil {
 		return err
 	}
 	old, oldErr := readRecord(ctx, w.store)
-	if err := w.commit(ctx, rec); err != nil {
+	if err := w.commit(ctx, rec.SaveID, b); err != nil {
 		return err
 	}
-	if oldErr == nil {
-		w.warn(removeFiles(ctx, w.store, old, rec))
-	}
-	w.warn(sweepAbandoned(ctx, w.store, rec, w.opts.SweepAfter))
+	w.sweep(ctx, rec, old, oldErr)
 	return nil
 }
 
-// commit replaces the record. Where the store cannot tell whether it did, the
-// record that is there now tells.
-func (w *Writer) commit(ctx context.Context, rec *record) error {
-	b, err := encodeRecord(rec)
-	if err != nil {
-		return err
-	}
-	_, err = blob.WriteAll(ctx, w.store, recordName, b, nil)
+// commit replaces the record by the bytes b. Where the store reports an error,
+// the record that is there afterwards tells whether the commit took place: if it
+// is another one, or none, it did not; if it is ours, it is visible, but nobody
+// knows whether it would survive the loss of power.
+func (w *Writer) commit(ctx context.Context, saveID string, b []byte) error {
+	_, err := blob.WriteAll(ctx, w.store, recordName, b, &blob.CreateOptions{IfAbsent: w.opts.FailIfExists})
 	if err == nil {
+		w.keep()
 		return nil
 	}
 	now, readErr := readRecord(context.WithoutCancel(ctx), w.store)
+	exists := w.opts.FailIfExists && errors.Is(err, fs.ErrExist)
 	switch {
-	case readErr == nil && now.SaveID == rec.SaveID:
-		return nil
-	case readErr == nil || errors.Is(readErr, storage.ErrNotFound) || errors.Is(readErr, storage.ErrIncomplete):
-		return err // surely not committed
+	case readErr == nil && now.SaveID == saveID:
+		err = fmt.Errorf("the record is there, but: %w", err)
+	case readErr == nil || isAnother(readErr) || exists && errors.Is(readErr, storage.ErrCorrupt):
+		if exists {
+			err = fmt.Errorf("%w: %w", storage.ErrExists, err)
+		}
+		return err
 	}
+	w.keep()
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+}
+
+// isAnother reports whether an error of readRecord says that no record of ours
+// is there.
+func isAnother(err error) bool {
+	return errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrIncomplete) || errors.Is(err, storage.ErrVersion)
 }
 
 func (w *Writer) warn(err error) {
@@ -74,22 +84,12 @@ func (w *Writer) warn(err error) {
 	}
 }
 
-func (w *Writer) newRecord(md *meta.Metadata, entries []meta.Entry, results []*storage.WriteResults, index []byte) *record {
-	s := w.sess.Storage
-	rec := &record{
-		SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags,
-		PlannerData: md.PlannerData,
-	}
-	rec.Totals = totalsOf(entries)
-	rec.Files = append(rec.Files, recordFile{
-		Name: indexFileName(s.SaveID), Size: int64(len(index)), CRC32C: crc32.Checksum(index, castagnoli),
-	})
+func filesIn(results []*storage.WriteResults) []storage.File {
+	var out []storage.File
 	for _, r := range results {
-		for _, f := range r.Files {
-			rec.Files = append(rec.Files, recordFile{Name: f.Name, Size: f.Size, CRC32C: f.CRC32C})
-		}
+		out = append(out, r.Files...)
 	}
-	return rec
+	return out
 }
 
 func totalsOf(entries []meta.Entry) recordTotals {
@@ -165,12 +165,9 @@ func locateOne(md *meta.Metadata, r *storage.WriteResult) error {
 // checkFiles looks whether every data file that rec names is there, whole, so
 // that a record never names what another program has removed.
 func checkFiles(ctx context.Context, s blob.Store, rec *record) error {
-	have := map[string]int64{}
-	for info, err := range s.List(ctx, rec.SaveID) {
-		if err != nil {
-			return err
-		}
-		have[info.Name] = info.Size
+	have, err := filesOf(ctx, s, rec.SaveID)
+	if err != nil {
+		return err
 	}
 	for _, f := range rec.Files[1:] { // the first is the index, not written yet
 		size, ok := have[f.Name]
@@ -182,41 +179,4 @@ func checkFiles(ctx context.Context, s blob.Store, rec *record) error {
 		}
 	}
 	return nil
-}
-
-// removeFiles removes what old names and rec does not.
-func removeFiles(ctx context.Context, s blob.Store, old, rec *record) error {
-	keep := map[string]bool{recordName: true}
-	for _, f := range rec.Files {
-		keep[f.Name] = true
-	}
-	var errs []error
-	for _, f := range old.Files {
-		if !keep[f.Name] {
-			errs = append(errs, s.Remove(ctx, f.Name))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// sweepAbandoned removes files of our making that rec does not name and nobody
-// has touched for so long that no save can be writing them.
-func sweepAbandoned(ctx context.Context, s blob.Store, rec *record, age time.Duration) error {
-	if age < 0 {
-		return nil
-	}
-	named := map[string]bool{}
-	for _, f := range rec.Files {
-		named[f.Name] = true
-	}
-	var errs []error
-	for info, err := range s.List(ctx, "") {
-		if err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-		if isOurs(info.Name) && !named[info.Name] && time.Since(info.ModTime) > age {
-			errs = append(errs, s.Remove(ctx, info.Name))
-		}
-	}
-	return errors.Join(errs...)
 }

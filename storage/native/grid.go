@@ -5,15 +5,19 @@ import "hash/crc32"
 // The checksum grid's measures. They belong to format version 1.
 const (
 	// stripeBytes is about what one row of tiles covers: the rounding of a read
-	// that takes whole rows.
+	// that takes whole rows. No tile is larger.
 	stripeBytes = 1 << 20
 	// minBand is the narrowest tile: the rounding of a read that takes columns.
 	minBand = 4 << 10
-	// maxBands is how many tiles a stripe is cut into at most, and minTile how
-	// small they may become by that: checksums must stay few beside the bytes.
+	// maxBands is how many tiles a stripe is cut into at most, apart from rows so
+	// long that stripeBytes cuts them into more; minTile is how small tiles may
+	// become by that: checksums must stay few beside the bytes.
 	maxBands = 8
 	minTile  = 64 << 10
 )
+
+// measures are what a grid is made by. Tests use small ones.
+type measures struct{ stripe, minBand, maxBands, minTile int64 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -37,6 +41,10 @@ type grid struct {
 // the caller has checked not to overflow. It is a pure function of the two, so
 // nothing of it is stored.
 func gridOf(sizes []int64, elem int64) grid {
+	return measures{stripeBytes, minBand, maxBands, minTile}.grid(sizes, elem)
+}
+
+func (m measures) grid(sizes []int64, elem int64) grid {
 	total := elem
 	for _, s := range sizes {
 		total *= s
@@ -47,13 +55,13 @@ func gridOf(sizes []int64, elem int64) grid {
 	// The row is the smallest trailing block of dimensions that is wide enough
 	// to be cut at least once.
 	pitch, k := elem, len(sizes)
-	for ; k > 0 && pitch < 2*minBand; k-- {
+	for ; k > 0 && pitch < 2*m.minBand; k-- {
 		pitch *= sizes[k-1]
 	}
 	g := grid{total: total, rowDims: k, rows: total / pitch, pitch: pitch}
-	g.height = max(1, min(g.rows, stripeBytes/pitch))
-	bands := max(1, min(maxBands, g.height*pitch/minTile))
-	g.band = min(stripeBytes, roundUp(ceilDiv(pitch, bands), minBand))
+	g.height = max(1, min(g.rows, m.stripe/pitch))
+	bands := max(1, min(m.maxBands, g.height*pitch/m.minTile))
+	g.band = min(m.stripe, roundUp(ceilDiv(pitch, bands), m.minBand))
 	return g
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -12,8 +13,17 @@ import (
 // headerAlign pads a data file's header, so that the data begins on a page.
 const headerAlign = 4096
 
-// inlineMax is the largest value that goes into the index itself.
-const inlineMax = 16 << 10
+// inlineMax is the largest value that goes into the index itself, and
+// inlineTotal the most that one rank's values may add to it: they also stand in
+// a data file's header, whose length is bounded.
+const (
+	inlineMax   = 16 << 10
+	inlineTotal = 8 << 20
+)
+
+// headerMax bounds what spread thinks that a file's header takes. It thinks of
+// the worst, so headers stay far below what safetensors allows.
+const headerMax = safetensors.MaxHeader / 2
 
 // keyPrefix begins the keys of entries that safetensors cannot hold under their
 // own name and type.
@@ -36,21 +46,56 @@ type dataFile struct {
 	size   int64
 }
 
-// spread distributes items over at least n files: the largest first, each into
-// the file that is emptiest, and no two chunks of one name into one file, since
-// readers of the field know a name once per file. Items keep their order within
-// a file.
+// bin is a file in the making.
+type bin struct {
+	items  []int
+	names  map[string]bool
+	bytes  int64
+	header int64
+}
+
+// takes reports whether an item may go into the bin.
+func (b *bin) takes(it *plan.WriteItem) bool {
+	return !b.names[it.FQN()] && b.header+headerCost(it) <= headerMax
+}
+
+// headerCost returns at most how many bytes of a header describe an item: its
+// name stands there four times at most, its path once, and each dimension has a
+// number in five lists.
+func headerCost(it *plan.WriteItem) int64 {
+	p := it.Info.Properties
+	n := 4*nestedLen(it.FQN()) + nestedLen(it.Info.Codec) + nestedLen(p.MemoryFormat) + nestedLen(p.Layout)
+	for _, s := range it.Info.Path {
+		n += nestedLen(s.Key) + 24
+	}
+	return n + int64(100*len(it.Info.Shape)) + 500
+}
+
+// nestedLen returns at most how long s becomes as a JSON string inside of a JSON
+// string.
+func nestedLen(s string) int64 {
+	n := int64(len(s))
+	for _, c := range []byte(s) {
+		switch {
+		case c == '"' || c == '\\':
+			n += 3
+		case c < 0x20 || c == '<' || c == '>' || c == '&' || c == 0x7f || c == 0xe2: // 0xe2 begins U+2028
+			n += 6
+		}
+	}
+	return n
+}
+
+// spread distributes items over n files, or more: the largest first, each into
+// the file that is emptiest, no two chunks of one name into one file, since
+// readers of the field know a name once per file, and no more into a file than
+// its header can describe. Items keep their order within a file.
 func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
 	order := make([]int, len(items))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(items[b].NumBytes(), items[a].NumBytes()) })
-	type bin struct {
-		items []int
-		names map[string]bool
-		bytes int64
-	}
 	bins := make([]*bin, n)
 	for i := range bins {
 		bins[i] = &bin{names: map[string]bool{}}
@@ -58,7 +103,7 @@ func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
 	for _, i := range order {
 		var best *bin
 		for _, b := range bins {
-			if !b.names[items[i].FQN()] && (best == nil || b.bytes < best.bytes) {
+			if (best == nil || b.bytes < best.bytes) && b.takes(items[i]) {
 				best = b
 			}
 		}
@@ -69,6 +114,7 @@ func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
 		best.items = append(best.items, i)
 		best.names[items[i].FQN()] = true
 		best.bytes += items[i].NumBytes()
+		best.header += headerCost(items[i])
 	}
 	var out [][]*plan.WriteItem
 	for _, b := range bins {
@@ -92,7 +138,7 @@ func lay(name string, items []*plan.WriteItem, self *selfDescription) (*dataFile
 	self.Items = make(map[string]selfItem, len(items))
 	var at int64
 	for i, it := range items {
-		e, off := headerEntry(it, i)
+		e, off := headerEntry(it, fmt.Sprintf("%s%d.%d.%d", keyPrefix, self.Rank, self.Number, i))
 		n := it.NumBytes()
 		e.Begin, e.End = at, at+n
 		if at+n < at {
@@ -120,17 +166,17 @@ func lay(name string, items []*plan.WriteItem, self *selfDescription) (*dataFile
 
 // headerEntry returns how an item looks in the header, and its offsets in the
 // global tensor. What safetensors has no type for, and what is no tensor, is a
-// row of bytes under a key of our own.
-func headerEntry(it *plan.WriteItem, number int) (safetensors.Entry, []int64) {
+// row of bytes under a key of our own, which no other file has: to readers of
+// the field equal keys are chunks of one tensor.
+func headerEntry(it *plan.WriteItem, ownKey string) (safetensors.Entry, []int64) {
 	if it.Kind != plan.KindBytes && !reservedKey(it.FQN()) {
 		if d, ok := safetensors.DTypeName(it.Info.DType); ok {
 			return safetensors.Entry{Name: it.FQN(), DType: d, Shape: it.Box.Sizes}, it.Box.Offsets
 		}
 	}
-	key := fmt.Sprintf("%s%d", keyPrefix, number)
-	return safetensors.Entry{Name: key, DType: "U8", Shape: []int64{it.NumBytes()}}, []int64{0}
+	return safetensors.Entry{Name: ownKey, DType: "U8", Shape: []int64{it.NumBytes()}}, []int64{0}
 }
 
 func reservedKey(fqn string) bool {
-	return fqn == "__metadata__" || len(fqn) >= len(keyPrefix) && fqn[:len(keyPrefix)] == keyPrefix
+	return fqn == "__metadata__" || strings.HasPrefix(fqn, keyPrefix)
 }

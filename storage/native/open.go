@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // readRecord reads the commit record at the root of s. A place without one is
@@ -54,19 +55,31 @@ type Checkpoint struct {
 	index *indexFile
 }
 
+// openTries bounds how often a checkpoint may be replaced while it is opened.
+const openTries = 10
+
 // Open opens the checkpoint at the root of store.
 func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
+	var c *Checkpoint
+	var err error
+	for range openTries {
+		// Replaced between the two reads: the next try sees the new one.
+		if c, err = open(ctx, store); !errors.Is(err, storage.ErrChanged) {
+			break
+		}
+	}
+	return c, err
+}
+
+func open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
 	rec, err := readRecord(ctx, store)
 	if err != nil {
 		return nil, err
 	}
 	f := rec.Files[0]
 	r, err := store.Open(ctx, f.Name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s of %s is gone; 'cairn repair' can rebuild it: %w", storage.ErrCorrupt, f.Name, store, err)
-	}
 	if err != nil {
-		return nil, err
+		return nil, goneError(ctx, store, f.Name, err)
 	}
 	c := &Checkpoint{store: store, rec: rec, file: r}
 	if r.Size() != f.Size {
@@ -133,7 +146,8 @@ func (c *Checkpoint) named(err error) error {
 	return fmt.Errorf("%s of %s: %w", c.rec.Files[0].Name, c.store, err)
 }
 
-// checkEntry refuses an entry that the record's files cannot hold.
+// checkEntry refuses an entry that the record's files cannot hold, or that does
+// not hold as many elements as it claims.
 func (c *Checkpoint) checkEntry(e *meta.Entry) error {
 	if e.Bytes != nil {
 		if e.Bytes.Inline != nil {
@@ -141,10 +155,20 @@ func (c *Checkpoint) checkEntry(e *meta.Entry) error {
 		}
 		return c.checkLocation(e.FQN, &e.Bytes.Loc)
 	}
-	for i := range e.Tensor.Locs {
+	left, err := tensor.NumElements(e.Tensor.Shape)
+	if err != nil {
+		return fmt.Errorf("%w: %q: %w", storage.ErrCorrupt, e.FQN, err)
+	}
+	for i, b := range e.Tensor.Chunks {
+		if left -= b.Volume(); left < 0 {
+			break
+		}
 		if err := c.checkLocation(e.FQN, &e.Tensor.Locs[i]); err != nil {
 			return err
 		}
+	}
+	if left != 0 {
+		return fmt.Errorf("%w: %q: its chunks are not the whole of %v", storage.ErrCorrupt, e.FQN, e.Tensor.Shape)
 	}
 	return nil
 }

@@ -1,6 +1,8 @@
 package native
 
 import (
+	"slices"
+
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -8,19 +10,20 @@ import (
 // shaped like box. sizes are the chunk's and box is relative to it.
 func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box tensor.Box, s span, p []byte) error {
 	k := g.rowDims
-	parts := []tensor.Box{{}}
-	if k > 0 {
-		var err error
-		if parts, err = tensor.FlatBoxes(sizes[:k], s.row0, s.row1); err != nil {
-			return err
-		}
+	parts, err := tensor.FlatBoxes(sizes[:k], s.row0, s.row1)
+	if err != nil {
+		return err
+	}
+	inners, err := g.innerBoxes(sizes[k:], int64(dtype.Size()), s)
+	if err != nil {
+		return err
 	}
 	for _, rows := range parts {
 		// The part of the box in these rows and in the span's bands.
-		for _, inner := range g.innerBoxes(sizes[k:], int64(dtype.Size()), s) {
+		for _, inner := range inners {
 			part := tensor.Box{
-				Offsets: append(append([]int64{}, rows.Offsets...), inner.Offsets...),
-				Sizes:   append(append([]int64{}, rows.Sizes...), inner.Sizes...),
+				Offsets: slices.Concat(rows.Offsets, inner.Offsets),
+				Sizes:   slices.Concat(rows.Sizes, inner.Sizes),
 			}
 			common, ok := part.Intersect(box)
 			if !ok {
@@ -36,17 +39,9 @@ func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box te
 
 // innerBoxes cuts the columns that the span's bands cover into boxes of the
 // row's dimensions.
-func (g grid) innerBoxes(sizes []int64, elem int64, s span) []tensor.Box {
+func (g grid) innerBoxes(sizes []int64, elem int64, s span) ([]tensor.Box, error) {
 	lo := s.band0 * g.band / elem
-	hi := lo + g.width(s)/elem
-	if lo == 0 && hi == g.pitch/elem {
-		return []tensor.Box{tensor.Whole(sizes)}
-	}
-	boxes, err := tensor.FlatBoxes(sizes, lo, hi)
-	if err != nil {
-		return nil
-	}
-	return boxes
+	return tensor.FlatBoxes(sizes, lo, lo+g.width(s)/elem)
 }
 
 // fillPart copies one box that lies inside both the span and the wanted box.

@@ -13,8 +13,8 @@ import (
 // ReaderOptions change how a checkpoint is read. Nil means the defaults.
 type ReaderOptions struct {
 	// BufferBytes bounds the host memory this rank uses for bytes on their way
-	// from the store. Bytes that can be read into the state itself need none.
-	// Zero: 1 GiB.
+	// from the store, down to 1 MiB, which it always takes. Bytes that can be
+	// read into the state itself need none. Zero: 1 GiB.
 	BufferBytes int64
 	// Parallel is the number of reads at the same time. Zero: 4, or one for
 	// each processor if there are more.
@@ -44,14 +44,20 @@ func NewReader(store blob.Store, opts *ReaderOptions) *Reader {
 	return r
 }
 
-// ReadMetadata reads the record and the whole index.
+// ReadMetadata reads the record and the whole index, and looks whether all data
+// files are there in their size: nothing of a checkpoint that is cut short gets
+// loaded, and no state is made for it.
 func (r *Reader) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
 	c, err := Open(ctx, r.store)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	return c.Metadata(ctx)
+	md, err := c.Metadata(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return md, c.checkSizes(ctx)
 }
 
 // SetUp begins a load.
@@ -74,20 +80,14 @@ func (r *Reader) PrepareGlobalPlan(_ context.Context, ps []*plan.LoadPlan) ([]*p
 // in parallel, in the order in which they lie in the files, into the state's own
 // memory wherever its layout allows.
 func (r *Reader) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {
-	b := &batch{dst: dst, store: r.store}
+	b := newBatch(r.store, dst, r.opts.BufferBytes)
 	for i := range p.Items {
 		it := &p.Items[i]
 		e, ok := r.md.Find(it.Source.FQN)
 		if !ok {
-			return storage.ReadStats{}, fmt.Errorf("%w: %q is %w", plan.ErrMismatch, it.Source.FQN, plan.ErrMissing)
+			return b.stats, fmt.Errorf("%w: %q is %w", plan.ErrMismatch, it.Source.FQN, plan.ErrMissing)
 		}
-		var err error
-		if it.Kind == plan.KindBytes {
-			err = b.addValue(it, e)
-		} else {
-			err = b.addTensor(it, e)
-		}
-		if err != nil {
+		if err := b.add(ctx, it, e); err != nil {
 			return b.stats, fmt.Errorf("%q: %w", it.Source.FQN, err)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"runtime"
 	"slices"
 	"strings"
@@ -19,12 +18,19 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
+const (
+	// directStep is how much is read into its place at once.
+	directStep = 256 << 10
+	// joinBytes is how much small neighbours make up at most, as a rule.
+	joinBytes = 1 << 20
+)
+
 // fetch is what one worker reads at once: a single request, or small ones that
 // lie side by side.
 type fetch struct {
 	requests []request
 	offset   int64
-	length   int64 // of the run that covers all requests; 0 for one of several rows
+	length   int64 // of the run that covers all requests; without meaning for one of several rows
 	file     *openFile
 }
 
@@ -38,14 +44,15 @@ type openFile struct {
 }
 
 // run carries the requests out.
-func (b *batch) run(ctx context.Context, opts ReaderOptions, progress func(int64)) (storage.ReadStats, error) {
+func (b *batch) run(ctx context.Context, opts ReaderOptions, tell func(int64)) (storage.ReadStats, error) {
 	fetches := b.plan()
+	defer closeAll(fetches)
 	workers := opts.Parallel
 	if workers <= 0 {
 		workers = max(4, runtime.GOMAXPROCS(0))
 	}
-	size := roundUp(b.largestBuffered(fetches), blob.Align)
-	pool := bufpool.New(int(max(size, blob.Align)), min(opts.BufferBytes, int64(workers)*size), 1)
+	pool := buffersFor(fetches, opts.BufferBytes, int64(workers))
+	told := &progress{tell: tell, plan: b.stats.Needed, total: b.stats.Rounded}
 	var read, requests atomic.Int64
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)
@@ -57,8 +64,8 @@ func (b *batch) run(ctx context.Context, opts ReaderOptions, progress func(int64
 			n, reqs, err := b.carryOut(gctx, &fetches[i], pool)
 			read.Add(n)
 			requests.Add(reqs)
-			if err == nil && progress != nil {
-				progress(n)
+			if err == nil {
+				told.add(fetches[i].rounded())
 			}
 			return err
 		})
@@ -67,9 +74,41 @@ func (b *batch) run(ctx context.Context, opts ReaderOptions, progress func(int64
 	if err == nil {
 		err = context.Cause(ctx) // cancelled is not done
 	}
-	closeAll(fetches)
 	b.stats.Read, b.stats.Requests = read.Load(), requests.Load()
 	return b.stats, err
+}
+
+// buffersFor returns the buffers for fetches within a budget. Their size is one
+// of few, so that loads after this one find them useful too.
+func buffersFor(fetches []fetch, budget, workers int64) *bufpool.Pool {
+	size := int64(blob.Align)
+	for i := range fetches {
+		for size < fetches[i].buffered() {
+			size *= 2
+		}
+	}
+	return bufpool.New(int(size), min(budget, workers*size), 1)
+}
+
+// buffered returns how many bytes the fetch needs a buffer for.
+func (f *fetch) buffered() int64 {
+	q := &f.requests[0]
+	switch {
+	case q.direct != nil:
+		return 0
+	case q.rows > 1:
+		return q.bytes()
+	}
+	return f.length
+}
+
+// rounded returns the bytes of the tiles that the fetch is for.
+func (f *fetch) rounded() int64 {
+	var n int64
+	for i := range f.requests {
+		n += f.requests[i].rounded
+	}
+	return n
 }
 
 // plan sorts the requests by their place and joins small neighbours.
@@ -77,10 +116,6 @@ func (b *batch) plan() []fetch {
 	slices.SortStableFunc(b.requests, func(x, y request) int {
 		return cmp.Or(strings.Compare(x.file, y.file), cmp.Compare(x.offset, y.offset))
 	})
-	gap := int64(0)
-	if g, ok := blob.As[blob.GapReader](b.store); ok {
-		gap = g.ReadGap()
-	}
 	var out []fetch
 	var file *openFile
 	for i := 0; i < len(b.requests); {
@@ -88,13 +123,9 @@ func (b *batch) plan() []fetch {
 		if file == nil || file.name != q.file {
 			file = &openFile{name: q.file}
 		}
-		j, end := b.neighbours(i, gap)
-		f := fetch{requests: b.requests[i:j], offset: q.offset, length: end - q.offset, file: file}
-		if q.rows > 1 {
-			f.length = 0
-		}
+		j, end := b.neighbours(i)
 		file.left.Add(1)
-		out = append(out, f)
+		out = append(out, fetch{requests: b.requests[i:j], offset: q.offset, length: end - q.offset, file: file})
 		i = j
 	}
 	return out
@@ -102,7 +133,7 @@ func (b *batch) plan() []fetch {
 
 // neighbours returns the end of the run of requests from i on that are read as
 // one, and the end of their bytes.
-func (b *batch) neighbours(i int, gap int64) (int, int64) {
+func (b *batch) neighbours(i int) (int, int64) {
 	q := &b.requests[i]
 	end := q.offset + q.width
 	if q.direct != nil || q.rows > 1 {
@@ -111,10 +142,10 @@ func (b *batch) neighbours(i int, gap int64) (int, int64) {
 	j := i + 1
 	for ; j < len(b.requests); j++ {
 		n := &b.requests[j]
-		if n.file != q.file || n.direct != nil || n.rows > 1 || n.offset > end+gap {
+		if n.file != q.file || n.direct != nil || n.rows > 1 || n.offset > end+b.gap {
 			break
 		}
-		if max(end, n.offset+n.width)-q.offset > readBytes {
+		if max(end, n.offset+n.width)-q.offset > b.joinBytes() {
 			break
 		}
 		end = max(end, n.offset+n.width)
@@ -122,16 +153,13 @@ func (b *batch) neighbours(i int, gap int64) (int, int64) {
 	return j, end
 }
 
-// largestBuffered returns the largest number of bytes that a fetch needs a
-// buffer for.
-func (b *batch) largestBuffered(fetches []fetch) int64 {
-	var most int64
-	for i := range fetches {
-		if f := &fetches[i]; f.requests[0].direct == nil {
-			most = max(most, f.length, f.requests[0].bytes())
-		}
+// joinBytes returns how much small neighbours make up at most: what stays in
+// the processor's cache, or more where requests are dear.
+func (b *batch) joinBytes() int64 {
+	if b.gap > 0 {
+		return b.most
 	}
-	return most
+	return joinBytes
 }
 
 // carryOut reads one fetch and hands its bytes over.
@@ -142,10 +170,7 @@ func (b *batch) carryOut(ctx context.Context, f *fetch, pool *bufpool.Pool) (rea
 	}
 	defer f.file.done()
 	if q := &f.requests[0]; q.direct != nil {
-		if err := r.ReadAt(ctx, q.direct, q.offset); err != nil {
-			return 0, 0, truncated(err)
-		}
-		return q.width, 1, b.take(q, q.direct)
+		return b.readDirect(ctx, r, q)
 	}
 	buf, err := pool.Get(ctx)
 	if err != nil {
@@ -175,6 +200,25 @@ func (b *batch) carryOut(ctx context.Context, f *fetch, pool *bufpool.Pool) (rea
 	return f.length, 1, nil
 }
 
+// readDirect reads into the memory that the bytes belong into, in steps that
+// are checksummed while they are in the processor's cache.
+func (b *batch) readDirect(ctx context.Context, r blob.Reader, q *request) (read, requests int64, err error) {
+	sums := q.job.grid.newSums(q.span)
+	step := int64(directStep)
+	if b.gap > 0 {
+		step = q.width // a request costs more than a cache miss
+	}
+	for at := int64(0); at < q.width; at += step {
+		p := q.direct[at:min(at+step, q.width)]
+		if err := r.ReadAt(ctx, p, q.offset+at); err != nil {
+			return 0, 0, truncated(err)
+		}
+		sums.add(p)
+		requests++
+	}
+	return q.width, requests, b.settle(q, sums, q.direct)
+}
+
 // truncated says what a read beyond the end of a data file means.
 func truncated(err error) error {
 	if errors.Is(err, blob.ErrRange) {
@@ -190,11 +234,11 @@ func (f *openFile) open(ctx context.Context, s blob.Store) (blob.Reader, error) 
 		return f.r, nil
 	}
 	r, err := s.Open(ctx, f.name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: data file %s is gone: %w", storage.ErrCorrupt, f.name, err)
+	if err != nil {
+		return nil, goneError(ctx, s, f.name, err)
 	}
 	f.r = r
-	return r, err
+	return r, nil
 }
 
 // done closes the file after its last fetch.

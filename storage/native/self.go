@@ -1,12 +1,15 @@
 package native
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // The keys of a data file's string metadata. The first three are PyTorch's: its
@@ -27,8 +30,10 @@ type selfDescription struct {
 	Step      int64               `json:"step"`
 	Time      time.Time           `json:"time"`
 	WorldSize int                 `json:"world_size"`
+	Ranks     int                 `json:"ranks,omitempty"` // how many ranks wrote data files; 0: unknown
 	Rank      int                 `json:"rank"`
-	Files     int                 `json:"files"` // how many data files the rank wrote
+	Files     int                 `json:"files"`  // how many data files the rank wrote
+	Number    int                 `json:"number"` // of this one among them
 	Writer    string              `json:"writer"`
 	Tags      map[string]string   `json:"tags,omitempty"`
 	Items     map[string]selfItem `json:"items"`
@@ -41,6 +46,7 @@ type selfItem struct {
 	Path    pathJSON `json:"path,omitempty"`
 	DType   string   `json:"dtype,omitempty"` // of a tensor
 	Shape   []int64  `json:"shape"`           // of the global tensor
+	Chunk   int32    `json:"chunk,omitempty"` // its position among the tensor's chunks
 	Offsets []int64  `json:"offsets,omitempty"`
 	Sizes   []int64  `json:"sizes,omitempty"` // where the header's shape is not the chunk's
 	Codec   string   `json:"codec,omitempty"` // of a value
@@ -68,7 +74,7 @@ func describeItem(it *plan.WriteItem, key string) selfItem {
 	}
 	if it.Kind != plan.KindBytes {
 		s.DType = in.DType.String()
-		s.Offsets = it.Box.Offsets
+		s.Chunk, s.Offsets = it.Hint, it.Box.Offsets
 	}
 	if key != in.FQN {
 		s.FQN = in.FQN
@@ -102,6 +108,30 @@ func (s *selfDescription) fill(m map[string]string, offsets map[string][]int64) 
 	return nil
 }
 
+// decodeSelf reads what a data file says about itself. The error wraps
+// storage.ErrCorrupt or storage.ErrVersion.
+func decodeSelf(text string) (*selfDescription, error) {
+	var version struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal([]byte(text), &version); err != nil {
+		return nil, fmt.Errorf("%w: it does not describe itself: %w", storage.ErrCorrupt, err)
+	}
+	if version.Version != formatVersion {
+		return nil, fmt.Errorf("%w: version %d, this program reads %d", storage.ErrVersion, version.Version, formatVersion)
+	}
+	var s selfDescription
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		return nil, fmt.Errorf("%w: it does not describe itself: %w", storage.ErrCorrupt, err)
+	}
+	for i := range s.Values {
+		if err := meta.CheckFQN(s.Values[i].FQN); err != nil {
+			return nil, fmt.Errorf("%w: value %d: %w", storage.ErrCorrupt, i, err)
+		}
+	}
+	return &s, nil
+}
+
 // pathJSON writes a path as a list of strings and numbers.
 type pathJSON meta.Path
 
@@ -119,25 +149,25 @@ func (p pathJSON) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON reads the list.
 func (p *pathJSON) UnmarshalJSON(b []byte) error {
-	var list []json.RawMessage
-	if err := json.Unmarshal(b, &list); err != nil {
+	var list []any
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	if err := d.Decode(&list); err != nil {
 		return err
 	}
-	if list == nil {
-		return nil
-	}
-	*p = make(pathJSON, 0, len(list))
-	for _, raw := range list {
-		var key string
-		if json.Unmarshal(raw, &key) == nil {
-			*p = append(*p, meta.Key(key))
+	*p = make(pathJSON, len(list))
+	for i, step := range list {
+		switch step := step.(type) {
+		case string:
+			(*p)[i] = meta.Key(step)
 			continue
+		case json.Number:
+			if pos, err := strconv.Atoi(step.String()); err == nil && pos >= 0 {
+				(*p)[i] = meta.Pos(pos)
+				continue
+			}
 		}
-		var pos int
-		if err := json.Unmarshal(raw, &pos); err != nil || pos < 0 {
-			return fmt.Errorf("path step %s is neither a key nor a position", raw)
-		}
-		*p = append(*p, meta.Pos(pos))
+		return fmt.Errorf("path step %v is neither a key nor a position", step)
 	}
 	return nil
 }

@@ -6,9 +6,6 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// readBytes is the largest single read.
-const readBytes = 8 << 20
-
 // span is a rectangle of whole tiles of one chunk: the smallest thing that can
 // be read and verified. Its bytes are rows of the same width, pitch apart in
 // the file.
@@ -29,48 +26,69 @@ func (g grid) bytes(s span) int64 { return (s.row1 - s.row0) * g.width(s) }
 // contiguous reports whether the span is one run of bytes.
 func (g grid) contiguous(s span) bool { return s.row1-s.row0 == 1 || g.width(s) == g.pitch }
 
-// verify reports whether p, the bytes of s, has the checksums that sums says.
-func (g grid) verify(sums []uint32, s span, p []byte) bool {
-	nb, w := g.bands(), g.width(s)
-	for row := s.row0; row < s.row1; {
-		stripe := row / g.height
-		end := min(s.row1, (stripe+1)*g.height)
-		for b := s.band0; b < s.band1; b++ {
-			lo := (b - s.band0) * g.band
-			hi := min(lo+g.band, w)
-			crc := uint32(0)
-			for r := row; r < end; r++ {
-				at := (r - s.row0) * w
-				crc = crc32.Update(crc, castagnoli, p[at+lo:at+hi])
-			}
-			if crc != sums[stripe*nb+b] {
-				return false
-			}
+// spanSums computes the checksums of a span's tiles as its bytes come, in
+// order, in pieces of any size: a piece that was just read is still in the
+// processor's cache.
+type spanSums struct {
+	g    grid
+	s    span
+	at   int64 // bytes of the span that were added
+	sums []uint32
+}
+
+func (g grid) newSums(s span) *spanSums {
+	stripes := ceilDiv(s.row1, g.height) - s.row0/g.height
+	return &spanSums{g: g, s: s, sums: make([]uint32, stripes*(s.band1-s.band0))}
+}
+
+// add continues with p, the span's bytes that follow.
+func (v *spanSums) add(p []byte) {
+	g, w, nb := v.g, v.g.width(v.s), v.s.band1-v.s.band0
+	for len(p) > 0 {
+		row, col := v.at/w, v.at%w
+		b := col / g.band
+		n := min(int64(len(p)), min((b+1)*g.band, w)-col)
+		i := row/g.height*nb + b
+		v.sums[i] = crc32.Update(v.sums[i], castagnoli, p[:n])
+		p, v.at = p[n:], v.at+n
+	}
+}
+
+// match reports whether the checksums are those of the chunk.
+func (v *spanSums) match(chunk []uint32) bool {
+	nb, all := v.s.band1-v.s.band0, v.g.bands()
+	first := v.s.row0 / v.g.height
+	for i, sum := range v.sums {
+		stripe, band := first+int64(i)/nb, v.s.band0+int64(i)%nb
+		if sum != chunk[stripe*all+band] {
+			return false
 		}
-		row = end
 	}
 	return true
 }
 
 // cover returns the spans that hold every element of box, a box of a chunk of
-// the given sizes, each at most readBytes long unless a single tile row is
-// longer. Where the box's bytes are one run [lo, hi) of the chunk, no span lies
-// half inside it that could lie fully inside: those can be read in place.
-func (g grid) cover(sizes []int64, elem int64, box tensor.Box) []span {
+// the given sizes, no tile twice, each span at most most bytes long unless a
+// single tile, or the wanted tiles of a single stripe, are longer. Where the
+// box's bytes are one run of the chunk, tiles that lie fully inside of it share
+// no span with tiles that do not: they can be read in place.
+func (g grid) cover(sizes []int64, elem int64, box tensor.Box, most int64) []span {
 	if box.Empty() || g.total == 0 {
 		return nil
 	}
-	lo, hi := innerRange(sizes[g.rowDims:], tensor.Box{Offsets: box.Offsets[g.rowDims:], Sizes: box.Sizes[g.rowDims:]}, elem)
+	k := g.rowDims
+	lo, hi := innerRange(sizes[k:], tensor.Box{Offsets: box.Offsets[k:], Sizes: box.Sizes[k:]}, elem)
+	first, last := innerRange(sizes[:k], tensor.Box{Offsets: box.Offsets[:k], Sizes: box.Sizes[:k]}, 1)
 	b0, b1 := lo/g.band, ceilDiv(hi, g.band)
 	var out []span
 	for _, rows := range g.touchedRows(sizes, box) {
 		switch {
-		case g.height == 1 && (b1-b0 < g.bands() || g.pitch > readBytes):
+		case g.height == 1 && (b1-b0 < g.bands() || g.pitch > most || rows[1]-rows[0] == 1):
 			for r := rows[0]; r < rows[1]; r++ {
-				out = g.cutBands(out, r, b0, b1, lo, hi)
+				out = g.cutBands(out, r, [2]int64{b0, b1}, [2]int64{lo, hi}, most)
 			}
 		case b1-b0 == g.bands():
-			out = g.cutStripes(out, rows, sizes, box)
+			out = g.cutStripes(out, rows, [2]int64{first, last}, most)
 		default:
 			for r := rows[0]; r < rows[1]; r += g.height {
 				out = append(out, span{r, min(r+g.height, g.rows), b0, b1})
@@ -128,18 +146,19 @@ func touches(sizes []int64, box tensor.Box, r0, r1 int64) bool {
 	return false
 }
 
-// cutBands appends spans of row r for the bands [b0, b1), of which the box
-// wants the bytes [lo, hi).
-func (g grid) cutBands(out []span, r, b0, b1, lo, hi int64) []span {
-	if b1-b0 > 1 && lo > b0*g.band {
+// cutBands appends spans of row r for a run of bands, of which the box wants the
+// bytes of want.
+func (g grid) cutBands(out []span, r int64, bands, want [2]int64, most int64) []span {
+	b0, b1 := bands[0], bands[1]
+	if b1-b0 > 1 && want[0] > b0*g.band {
 		out = append(out, span{r, r + 1, b0, b0 + 1})
 		b0++
 	}
 	tail := b1
-	if b1-b0 > 1 && hi < min(b1*g.band, g.pitch) {
+	if b1-b0 > 1 && want[1] < min(b1*g.band, g.pitch) {
 		tail--
 	}
-	per := max(1, readBytes/g.band)
+	per := max(1, most/g.band)
 	for ; b0 < tail; b0 += per {
 		out = append(out, span{r, r + 1, b0, min(b0+per, tail)})
 	}
@@ -149,24 +168,20 @@ func (g grid) cutBands(out []span, r, b0, b1, lo, hi int64) []span {
 	return out
 }
 
-// cutStripes appends spans of whole rows for a run of stripes.
-func (g grid) cutStripes(out []span, rows [2]int64, sizes []int64, box tensor.Box) []span {
+// cutStripes appends spans of whole rows for a run of stripes, of which the box
+// wants the rows of want.
+func (g grid) cutStripes(out []span, rows, want [2]int64, most int64) []span {
 	r0, r1 := rows[0], rows[1]
-	first, last := r0, r1
-	if g.rowDims > 0 {
-		k := g.rowDims
-		first, last = innerRange(sizes[:k], tensor.Box{Offsets: box.Offsets[:k], Sizes: box.Sizes[:k]}, 1)
-	}
 	nb := g.bands()
-	if first > r0 && r1-r0 > g.height {
+	if want[0] > r0 && r1-r0 > g.height {
 		out = append(out, span{r0, r0 + g.height, 0, nb})
 		r0 += g.height
 	}
 	tail := r1
-	if start := (r1 - 1) / g.height * g.height; last < r1 && start > r0 {
+	if start := (r1 - 1) / g.height * g.height; want[1] < r1 && start > r0 {
 		tail = start
 	}
-	per := max(1, readBytes/(g.height*g.pitch)) * g.height
+	per := max(1, most/(g.height*g.pitch)) * g.height
 	for ; r0 < tail; r0 += per {
 		out = append(out, span{r0, min(r0+per, tail), 0, nb})
 	}

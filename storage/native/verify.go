@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"runtime"
 	"slices"
 	"strings"
@@ -32,6 +31,7 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	} else if err != nil {
 		return nil, err
 	} else {
+		v.known = true
 		v.collect(md)
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -60,6 +60,7 @@ func (c *Checkpoint) TotalBytes() int64 {
 type verifier struct {
 	c        *Checkpoint
 	progress func(int64)
+	known    bool                       // the index could be read
 	items    map[string][]*scanItem     // by file
 	keys     map[string]map[string]bool // by file: the keys that the index names
 
@@ -90,6 +91,9 @@ func (v *verifier) collect(md *meta.Metadata) {
 			v.add(e.FQN, &e.Tensor.Locs[i], gridOf(b.Sizes, int64(e.Tensor.DType.Size())))
 		}
 	}
+	if t := totalsOf(md.Entries); t != v.c.rec.Totals {
+		v.problem(recordName, "", "it counts %+v, the index %+v", v.c.rec.Totals, t)
+	}
 	for _, items := range v.items {
 		slices.SortStableFunc(items, func(a, b *scanItem) int { return cmp.Compare(a.loc.Offset, b.loc.Offset) })
 	}
@@ -112,21 +116,29 @@ func (v *verifier) add(fqn string, loc *meta.Location, g grid) {
 	v.items[loc.File] = append(v.items[loc.File], &scanItem{fqn: fqn, loc: loc, grid: g, sums: make([]uint32, g.tiles())})
 }
 
-// file checks one file of the record.
-func (v *verifier) file(ctx context.Context, f recordFile) error {
-	items := v.items[f.Name]
+// separate returns the chunks and values of a file, or none where some overlap:
+// their checksums cannot be computed in one pass then.
+func (v *verifier) separate(file string) []*scanItem {
+	items := v.items[file]
 	for i := 1; i < len(items); i++ {
 		if items[i].loc.Offset < items[i-1].loc.Offset+items[i-1].loc.Length {
-			v.problem(f.Name, items[i].fqn, "its bytes overlap those of %q", items[i-1].fqn)
+			v.problem(file, items[i].fqn, "its bytes overlap those of %q", items[i-1].fqn)
 			return nil
 		}
 	}
+	return items
+}
+
+// file checks one file of the record.
+func (v *verifier) file(ctx context.Context, f recordFile) error {
+	items := v.separate(f.Name)
 	size, crc, err := scanFile(ctx, v.c.store, f.Name, items, v.progress)
-	if errors.Is(err, fs.ErrNotExist) {
-		v.problem(f.Name, "", "the file is gone")
-		return nil
-	}
 	if err != nil {
+		err = goneError(ctx, v.c.store, f.Name, err)
+		if errors.Is(err, storage.ErrCorrupt) {
+			v.problem(f.Name, "", "the file is gone")
+			return nil
+		}
 		return err
 	}
 	v.mu.Lock()
@@ -143,7 +155,7 @@ func (v *verifier) file(ctx context.Context, f recordFile) error {
 			v.problem(f.Name, it.fqn, "checksum of the bytes at %d+%d", it.loc.Offset, it.loc.Length)
 		}
 	}
-	if strings.HasSuffix(f.Name, dataSuffix) {
+	if v.known && strings.HasSuffix(f.Name, dataSuffix) {
 		return v.header(ctx, f.Name, items)
 	}
 	return nil
@@ -152,7 +164,7 @@ func (v *verifier) file(ctx context.Context, f recordFile) error {
 // header checks that a data file describes itself as the index does.
 func (v *verifier) header(ctx context.Context, name string, items []*scanItem) error {
 	h, _, err := readHeader(ctx, v.c.store, name)
-	if errors.Is(err, storage.ErrCorrupt) {
+	if errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrVersion) {
 		v.problem(name, "", "%v", err)
 		return nil
 	}
@@ -178,4 +190,3 @@ func (v *verifier) header(ctx context.Context, name string, items []*scanItem) e
 	}
 	return nil
 }
-

@@ -2,8 +2,11 @@ package native
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -21,9 +25,10 @@ type WriterOptions struct {
 	// Zero: 1. Chunks of one tensor on one rank can make it more.
 	FilesPerRank int
 	// BufferBytes bounds the host memory this rank uses for bytes on their way
-	// to the store. Zero: 1 GiB.
+	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
 	BufferBytes int64
-	// FailIfExists refuses to replace a checkpoint.
+	// FailIfExists refuses to replace a checkpoint, also one that appears while
+	// this one is written.
 	FailIfExists bool
 	// SweepAfter is the age from which files of other saves that no record
 	// names are taken for abandoned and removed after the commit. Zero: 24
@@ -53,7 +58,8 @@ type Writer struct {
 	sess  storage.Session
 
 	mu      sync.Mutex
-	written []string // names of committed data files; guarded by mu
+	written []string // names of data files that may be there; guarded by mu
+	kept    bool     // the files are, or may be, part of a checkpoint; guarded by mu
 }
 
 var _ storage.Writer = (*Writer)(nil)
@@ -63,37 +69,69 @@ func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 	return &Writer{store: store, opts: opts.withDefaults()}
 }
 
-// SetUp begins a save.
+// SetUp begins a save. It refuses what could not be recorded at the end.
 func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
-	if err := checkSaveID(s.Storage.SaveID); err != nil {
+	w.begin(s)
+	rec := recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil)
+	if _, err := encodeRecord(rec); err != nil {
 		return err
 	}
-	w.sess = s
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.written = nil
 	return nil
 }
 
+// begin forgets the save before.
+func (w *Writer) begin(s storage.Session) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sess, w.written, w.kept = s, nil, false
+}
+
 // PrepareLocalPlan returns p. The coordinator looks whether there is a
-// checkpoint that must stay.
+// checkpoint that must stay, and does not go on where it cannot tell.
 func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
 	if !w.sess.Coordinator {
 		return p, nil
 	}
-	old, err := readRecord(ctx, w.store)
+	_, err := readRecord(ctx, w.store)
 	switch {
+	case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrIncomplete):
+		return p, nil
 	case errors.Is(err, storage.ErrVersion):
 		return nil, fmt.Errorf("will not replace it: %w", err)
-	case err == nil && w.opts.FailIfExists:
-		return nil, fmt.Errorf("%w: %s holds save %s", storage.ErrExists, w.store, old.SaveID)
+	case err != nil && !errors.Is(err, storage.ErrCorrupt):
+		return nil, err
+	case w.opts.FailIfExists:
+		return nil, fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, recordName)
 	}
 	return p, nil
 }
 
-// PrepareGlobalPlan returns ps.
+// storageData is what the coordinator tells the ranks by way of their plans.
+type storageData struct {
+	// Ranks is how many ranks write data files.
+	Ranks int `json:"ranks"`
+}
+
+// PrepareGlobalPlan tells every rank how many of them write, for the data files
+// to say: without it nobody could see that all files of a rank are missing.
 func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
-	return ps, nil
+	var d storageData
+	for _, p := range ps {
+		if len(p.Items) > 0 {
+			d.Ranks++
+		}
+	}
+	b, err := json.Marshal(d)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*plan.SavePlan, len(ps))
+	for r, p := range ps {
+		q := *p
+		q.StorageData = b
+		out[r] = &q
+	}
+	return out, nil
 }
 
 // WriteData writes the plan's items into data files of this rank.
@@ -103,17 +141,21 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	files, err := w.layOut(values, items)
+	files, err := w.layOut(p, values, items)
 	if err != nil {
 		return nil, err
 	}
-	pieces := newPieces(w.opts.BufferBytes, len(files))
+	a := &assembly{data: data, told: &progress{tell: w.sess.Progress, plan: p.NumBytes()}}
+	for _, f := range files {
+		a.told.total += f.size
+	}
+	a.pieces = newPieces(w.opts.BufferBytes, min(len(files), w.opts.FilesPerRank))
 	results := make([]*storage.WriteResults, len(files))
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(max(1, min(w.opts.FilesPerRank, pieces.Count()/2)))
+	g.SetLimit(max(1, min(w.opts.FilesPerRank, a.pieces.Count()/2)))
 	for i, f := range files {
 		g.Go(func() error {
-			r, err := w.writeFile(gctx, f, data, pieces)
+			r, err := w.writeFile(gctx, f, a)
 			results[i] = r
 			return err
 		})
@@ -133,9 +175,10 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 func (w *Writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.WriteResults) ([]selfValue, []*plan.WriteItem, error) {
 	var values []selfValue
 	items := make([]*plan.WriteItem, 0, len(p.Items))
+	left := int64(inlineTotal)
 	for i := range p.Items {
 		it := &p.Items[i]
-		if it.Kind != plan.KindBytes || it.Size > inlineMax {
+		if it.Kind != plan.KindBytes || it.Size > min(inlineMax, left) {
 			items = append(items, it)
 			continue
 		}
@@ -143,6 +186,7 @@ func (w *Writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.Wr
 		if err != nil {
 			return nil, nil, err
 		}
+		left -= it.Size
 		values = append(values, selfValue{FQN: it.FQN(), Path: pathJSON(it.Info.Path), Codec: it.Info.Codec, Data: b})
 		out.Items = append(out.Items, storage.WriteResult{Index: it.Index(), Inline: b})
 	}
@@ -150,7 +194,13 @@ func (w *Writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.Wr
 }
 
 // layOut decides on the files and on every byte's place in them.
-func (w *Writer) layOut(values []selfValue, items []*plan.WriteItem) ([]*dataFile, error) {
+func (w *Writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.WriteItem) ([]*dataFile, error) {
+	var d storageData
+	if p.StorageData != nil {
+		if err := json.Unmarshal(p.StorageData, &d); err != nil {
+			return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrState, err)
+		}
+	}
 	parts := spread(items, w.opts.FilesPerRank)
 	if len(parts) == 0 && len(values) > 0 {
 		parts = append(parts, nil)
@@ -159,8 +209,8 @@ func (w *Writer) layOut(values []selfValue, items []*plan.WriteItem) ([]*dataFil
 	files := make([]*dataFile, len(parts))
 	for n, part := range parts {
 		self := &selfDescription{
-			Version: formatVersion, SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize,
-			Rank: w.sess.Rank, Files: len(parts), Writer: s.Writer, Tags: s.Tags,
+			Version: formatVersion, SaveID: s.SaveID, Step: s.Step, Time: s.Time.UTC(), WorldSize: s.WorldSize,
+			Ranks: d.Ranks, Rank: w.sess.Rank, Files: len(parts), Number: n, Writer: s.Writer, Tags: s.Tags,
 		}
 		if n == 0 {
 			self.Values = values
@@ -174,16 +224,43 @@ func (w *Writer) layOut(values []selfValue, items []*plan.WriteItem) ([]*dataFil
 	return files, nil
 }
 
-// Abort removes the data files of this save.
+// Abort removes the data files of this save: a rank its own, the coordinator
+// those of all ranks that are there, for it may be the only one left. It does
+// nothing once Finish may have made them part of a checkpoint.
 func (w *Writer) Abort(ctx context.Context) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	names, kept := w.takeWritten()
+	if kept {
+		return nil
+	}
 	var errs []error
-	for _, name := range w.written {
+	if w.sess.Coordinator {
+		all, err := filesOf(ctx, w.store, w.sess.Storage.SaveID)
+		errs = append(errs, err)
+		names = slices.AppendSeq(names, maps.Keys(all))
+		slices.Sort(names)
+		names = slices.Compact(names)
+	}
+	for _, name := range names {
 		errs = append(errs, w.store.Remove(ctx, name))
 	}
-	w.written = nil
 	return errors.Join(errs...)
+}
+
+// takeWritten returns the names of this rank's files and forgets them, and
+// whether they must stay.
+func (w *Writer) takeWritten() ([]string, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	names := w.written
+	w.written = nil
+	return names, w.kept
+}
+
+// keep makes Abort do nothing from now on.
+func (w *Writer) keep() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.kept = true
 }
 
 func (w *Writer) noteWritten(name string) {
@@ -200,10 +277,14 @@ const pieceBytes = 8 << 20
 // faster.
 const maxPieces = 6
 
-// newPieces returns the buffers for writing files within a budget.
+// minPiece is the smallest piece that a small budget leads to.
+const minPiece = 256 << 10
+
+// newPieces returns the buffers for writing so many files at a time within a
+// budget.
 func newPieces(budget int64, files int) *bufpool.Pool {
 	size := int64(pieceBytes)
-	for size > 256<<10 && 2*size > budget {
+	for size > minPiece && 2*size > budget {
 		size /= 2
 	}
 	return bufpool.New(int(size), min(budget, int64(max(1, files))*maxPieces*size), 2)
