@@ -33,7 +33,7 @@ test: ## vet, build and run all tests, with the race detector where there is a C
 lint: fmt vet-others staticcheck mod changelog ## check form: gofmt, vet for other systems, staticcheck, modules, changelog
 
 fmt:
-	@files="$$(gofmt -l -s .)"; if [ -n "$$files" ]; then echo "gofmt -s would change:"; echo "$$files"; exit 1; fi
+	@files="$$($$($(GO) env GOROOT)/bin/gofmt -l -s .)"; if [ -n "$$files" ]; then echo "gofmt -s would change:"; echo "$$files"; exit 1; fi
 
 # vet compiles the packages and their tests; only linux runs them here.
 vet-others:
