@@ -1,0 +1,213 @@
+package inspect
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// Digest says what the content of one name is, whatever way it was cut into
+// chunks and files.
+type Digest struct {
+	Kind  string  `json:"kind"`
+	DType string  `json:"dtype,omitempty"`
+	Shape []int64 `json:"shape,omitzero"`
+	// Type and Repr describe an object in Python's words. Of an object in a
+	// codec that is not known here, Type is that codec and Repr is empty.
+	Type string `json:"type,omitempty"`
+	Repr string `json:"repr,omitempty"`
+	// NumBytes and SHA256 are of a tensor's contiguous little-endian bytes, the
+	// last dimension fastest, or of an object's encoded bytes, without the
+	// spaces that JSON is padded with.
+	NumBytes int64  `json:"nbytes"`
+	SHA256   string `json:"sha256"`
+}
+
+// Content is a checkpoint whose bytes can be read. A *cairn.Checkpoint is one.
+type Content interface {
+	ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error
+	ReadBytes(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error)
+}
+
+// DigestOptions change how digests are computed. Nil means the defaults.
+type DigestOptions struct {
+	// BufferBytes bounds the memory for the bytes of tensors, which is never
+	// less than one element. Zero: 256 MiB.
+	BufferBytes int64
+	// Parallel is the number of names that are read at the same time. Zero: 2,
+	// or one for each processor if there are more.
+	Parallel int
+	// Progress, if not nil, is told of the bytes that were read, out of the
+	// entries' own. It is called from several goroutines at once.
+	Progress func(bytes int64)
+}
+
+func (o *DigestOptions) withDefaults() DigestOptions {
+	var out DigestOptions
+	if o != nil {
+		out = *o
+	}
+	if out.BufferBytes <= 0 {
+		out.BufferBytes = 256 << 20
+	}
+	out.BufferBytes = max(out.BufferBytes, int64(tensor.Complex128.Size()))
+	if out.Parallel <= 0 {
+		out.Parallel = max(2, runtime.GOMAXPROCS(0))
+	}
+	if out.Progress == nil {
+		out.Progress = func(int64) {}
+	}
+	return out
+}
+
+// Digests returns the digest of each entry by its name. It holds no more than
+// parts of tensors in memory.
+func Digests(ctx context.Context, src Content, entries []*meta.Entry, opts *DigestOptions) (map[string]Digest, error) {
+	o := opts.withDefaults()
+	d := &digester{src: src, opts: o, budget: semaphore.NewWeighted(o.BufferBytes)}
+	out := make([]Digest, len(entries))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(o.Parallel)
+	for i, e := range entries {
+		g.Go(func() (err error) {
+			out[i], err = d.entry(gctx, e)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	byName := make(map[string]Digest, len(entries))
+	for i, e := range entries {
+		byName[e.FQN] = out[i]
+	}
+	return byName, nil
+}
+
+// Combine folds digests into one: the SHA-256, in hexadecimal, of a line for
+// each name in order, of name, kind, dtype, shape and digest. Equal states have
+// equal ones however they are sharded.
+func Combine(digests map[string]Digest) string {
+	h := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(digests)) {
+		d := digests[name]
+		fmt.Fprintf(h, "%q %s %s %v %s\n", name, d.Kind, d.DType, d.Shape, d.SHA256)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+type digester struct {
+	src    Content
+	opts   DigestOptions
+	budget *semaphore.Weighted // bytes of slabs
+}
+
+func (d *digester) entry(ctx context.Context, e *meta.Entry) (Digest, error) {
+	if ctx.Err() != nil {
+		return Digest{}, context.Cause(ctx)
+	}
+	if e.Tensor != nil {
+		return d.tensor(ctx, e)
+	}
+	return d.object(ctx, e)
+}
+
+func (d *digester) object(ctx context.Context, e *meta.Entry) (Digest, error) {
+	codec, data, err := d.src.ReadBytes(ctx, e)
+	if err != nil {
+		return Digest{}, err
+	}
+	d.opts.Progress(int64(len(data)))
+	if codec == value.JSON {
+		data = bytes.TrimRight(data, " ")
+	}
+	sum := sha256.Sum256(data)
+	out := Digest{Kind: KindObject, NumBytes: int64(len(data)), SHA256: hex.EncodeToString(sum[:])}
+	v, err := value.Decode(codec, data)
+	switch {
+	case errors.Is(err, value.ErrCodec):
+		out.Type = codec
+	case err != nil:
+		return Digest{}, fmt.Errorf("%q: %w", e.FQN, err)
+	default:
+		out.Type, out.Repr = TypeName(v), Repr(v)
+	}
+	return out, nil
+}
+
+func (d *digester) tensor(ctx context.Context, e *meta.Entry) (Digest, error) {
+	t := e.Tensor
+	out := Digest{Kind: KindTensor, DType: t.DType.String(), Shape: append([]int64{}, t.Shape...)}
+	elements, err := tensor.NumElements(t.Shape)
+	if err != nil {
+		return Digest{}, fmt.Errorf("%q: %w", e.FQN, err)
+	}
+	size := int64(t.DType.Size())
+	slab := min(d.slabBytes(t)/size, elements) // elements
+	if err := d.budget.Acquire(ctx, slab*size); err != nil {
+		return Digest{}, err
+	}
+	defer d.budget.Release(slab * size)
+	buf := make([]byte, slab*size)
+	h := sha256.New()
+	for lo := int64(0); lo < elements; lo += slab {
+		hi := min(lo+slab, elements)
+		if err := d.slab(ctx, e, lo, hi, buf, h); err != nil {
+			return Digest{}, err
+		}
+	}
+	out.NumBytes, out.SHA256 = elements*size, hex.EncodeToString(h.Sum(nil))
+	return out, nil
+}
+
+const (
+	minSlab = 4 << 20
+	maxSlab = 64 << 20
+	// chunkSlab is the part of a slab for each chunk of the tensor. Chunks cut
+	// across the rows give a slab only some bytes each, and are read by whole
+	// checksummed blocks of about a quarter of this.
+	chunkSlab = 4 << 20
+)
+
+// slabBytes returns how much of a tensor is read at once, never less than one
+// element.
+func (d *digester) slabBytes(t *meta.Tensor) int64 {
+	want := min(max(minSlab, chunkSlab*int64(len(t.Chunks))), maxSlab)
+	return max(min(want, d.opts.BufferBytes), int64(t.DType.Size()))
+}
+
+// slab reads the elements [lo, hi) of the flattened tensor into buf and adds
+// them to h.
+func (d *digester) slab(ctx context.Context, e *meta.Entry, lo, hi int64, buf []byte, h io.Writer) error {
+	boxes, err := tensor.FlatBoxes(e.Tensor.Shape, lo, hi)
+	if err != nil {
+		return fmt.Errorf("%q: %w", e.FQN, err)
+	}
+	for _, box := range boxes {
+		p := buf[:box.Volume()*int64(e.Tensor.DType.Size())]
+		dst, err := tensor.FromBytes(e.Tensor.DType, box.Sizes, p)
+		if err != nil {
+			return fmt.Errorf("%q: %w", e.FQN, err)
+		}
+		if err := d.src.ReadEntry(ctx, e, box, dst); err != nil {
+			return err
+		}
+		h.Write(p)
+		d.opts.Progress(int64(len(p)))
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package inspect_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func sum(b []byte) string {
+	h := sha256.Sum256(b)
+	return hex.EncodeToString(h[:])
+}
+
+func TestDigestsOfOneStateAreEqualHoweverItIsCut(t *testing.T) {
+	w := counting(t, 37, 24)
+	want := map[string]inspect.Digest{
+		"long": {
+			Kind: "object", Type: "bytes", Repr: "b'" + strings.Repeat(`\x00`, 100_000) + "'",
+			NumBytes: 100_000, SHA256: sum(make([]byte, 100_000)),
+		},
+		"model.b":     {Kind: "tensor", DType: "float32", Shape: []int64{5}, NumBytes: 20, SHA256: sum(counting(t, 5).Contents())},
+		"model.scale": {Kind: "tensor", DType: "float32", Shape: []int64{}, NumBytes: 4, SHA256: sum(counting(t).Contents())},
+		"model.w":     {Kind: "tensor", DType: "float32", Shape: []int64{37, 24}, NumBytes: 37 * 24 * 4, SHA256: sum(w.Contents())},
+		"note":        {Kind: "object", Type: "str", Repr: `"it's"`, NumBytes: 6, SHA256: sum([]byte(`"it's"`))},
+		"step":        {Kind: "object", Type: "int", Repr: "12", NumBytes: 2, SHA256: sum([]byte("12"))},
+	}
+	stores := map[string]blob.Store{"rows": save(t, rows(4), 4, w), "columns": save(t, columns(3), 3, w)}
+	for name, s := range stores {
+		// A buffer of an odd few elements makes slabs that begin and end
+		// anywhere in a row.
+		for _, buffer := range []int64{0, 1, 4 * 31} {
+			c, md := open(t, s)
+			var moved atomic.Int64
+			got, err := inspect.Digests(t.Context(), c, inspect.Select(md), &inspect.DigestOptions{
+				BufferBytes: buffer, Progress: func(n int64) { moved.Add(n) },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("%s, buffer of %d: -want +got\n%s", name, buffer, d)
+			}
+			if total := inspect.Summarize(c, md).Totals.NumBytes; moved.Load() != total {
+				t.Errorf("%s: progress of %d bytes; want %d", name, moved.Load(), total)
+			}
+			if inspect.Combine(got) != inspect.Combine(want) {
+				t.Errorf("%s: Combine differs", name)
+			}
+		}
+	}
+}
+
+func TestCombineTellsStatesApart(t *testing.T) {
+	a := map[string]inspect.Digest{"x": {Kind: "tensor", DType: "int8", Shape: []int64{2, 3}, SHA256: "00"}}
+	for _, b := range []map[string]inspect.Digest{
+		{},
+		{"y": a["x"]},
+		{"x": {Kind: "tensor", DType: "int8", Shape: []int64{3, 2}, SHA256: "00"}},
+		{"x": {Kind: "tensor", DType: "uint8", Shape: []int64{2, 3}, SHA256: "00"}},
+		{"x": {Kind: "tensor", DType: "int8", Shape: []int64{2, 3}, SHA256: "01"}},
+	} {
+		if inspect.Combine(a) == inspect.Combine(b) {
+			t.Errorf("Combine(%v) = Combine(%v)", a, b)
+		}
+	}
+}
+
+func TestDigestsNoticeDamage(t *testing.T) {
+	s := save(t, rows(2), 2, counting(t, 6, 4))
+	c, md := open(t, s)
+	last := c.Files()[len(c.Files())-1].Name
+	err := fault.Damage(t.Context(), s, last, func(b []byte) []byte {
+		b[len(b)-1] ^= 1
+		return b
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := inspect.Digests(t.Context(), c, inspect.Select(md), nil); !errors.Is(err, cairn.ErrCorrupt) {
+		t.Errorf("Digests = %v; want ErrCorrupt", err)
+	}
+}
+
+func TestDigestsEndWithTheContext(t *testing.T) {
+	c, md := open(t, save(t, rows(2), 2, counting(t, 6, 4)))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := inspect.Digests(ctx, c, inspect.Select(md), nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("Digests = %v; want Canceled", err)
+	}
+}
+
+// odd is a checkpoint whose one object is in some codec.
+type odd struct {
+	codec string
+	data  []byte
+}
+
+func (o odd) ReadBytes(context.Context, *meta.Entry) (string, []byte, error) {
+	return o.codec, bytes.Clone(o.data), nil
+}
+
+func (o odd) ReadEntry(context.Context, *meta.Entry, tensor.Box, *tensor.Tensor) error {
+	return errors.New("no tensors here")
+}
+
+func TestUnknownCodecsAreDigestedAsBytes(t *testing.T) {
+	e := []*meta.Entry{{FQN: "x", Bytes: &meta.Bytes{}}}
+	got, err := inspect.Digests(t.Context(), odd{"pickle", []byte{1, 2, ' '}}, e, nil)
+	want := map[string]inspect.Digest{"x": {Kind: "object", Type: "pickle", NumBytes: 3, SHA256: sum([]byte{1, 2, ' '})}}
+	if d := cmp.Diff(want, got); d != "" || err != nil {
+		t.Errorf("Digests: %v, -want +got\n%s", err, d)
+	}
+	if _, err := inspect.Digests(t.Context(), odd{value.JSON, []byte("{")}, e, nil); !errors.Is(err, value.ErrEncoding) {
+		t.Errorf("Digests of bad JSON = %v; want ErrEncoding", err)
+	}
+}

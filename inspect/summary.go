@@ -1,0 +1,140 @@
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Source is a checkpoint whose description can be asked for. A
+// *cairn.Checkpoint is one.
+type Source interface {
+	Info() meta.Storage
+	Files() []storage.File
+}
+
+// Summary describes a checkpoint as a whole.
+type Summary struct {
+	// Path is where it is, Format the name and version of its format.
+	Path      string            `json:"path"`
+	Format    string            `json:"format"`
+	SaveID    string            `json:"save_id"`
+	Step      int64             `json:"step"`
+	Time      time.Time         `json:"time"`
+	WorldSize int               `json:"world_size"`
+	Writer    string            `json:"writer"`
+	Tags      map[string]string `json:"tags"`
+	Totals    Totals            `json:"totals"`
+	// DTypes has a line for each dtype, the one with the most bytes first.
+	DTypes []DTypeTotals `json:"dtypes"`
+	// Files are all files that the commit record names, the index first.
+	Files []File `json:"files"`
+}
+
+// Totals count what a checkpoint, or a part of one, holds.
+type Totals struct {
+	Tensors  int64 `json:"tensors"`
+	Objects  int64 `json:"objects"`
+	Chunks   int64 `json:"chunks"`
+	Elements int64 `json:"elements"`
+	// NumBytes is that of the tensors and objects, FileBytes that of the files.
+	NumBytes  int64 `json:"nbytes"`
+	FileBytes int64 `json:"file_bytes,omitempty"`
+}
+
+// Add counts one item.
+func (t *Totals) Add(it *Item) {
+	t.NumBytes += it.NumBytes
+	if it.Kind != KindTensor {
+		t.Objects++
+		return
+	}
+	t.Tensors++
+	t.Chunks += int64(it.Chunks)
+	t.Elements += it.Elements()
+}
+
+// DTypeTotals count the tensors of one dtype.
+type DTypeTotals struct {
+	DType    string `json:"dtype"`
+	Tensors  int64  `json:"tensors"`
+	Elements int64  `json:"elements"`
+	NumBytes int64  `json:"nbytes"`
+}
+
+// File is one file of a checkpoint.
+type File struct {
+	Name string `json:"name"`
+	Size int64  `json:"size"`
+	// CRC32C is the checksum of the whole file, eight hexadecimal digits.
+	CRC32C string `json:"crc32c"`
+	// Chunks counts the chunks and objects whose bytes lie in it.
+	Chunks int64 `json:"chunks"`
+}
+
+// Summarize describes the checkpoint src with the metadata md.
+func Summarize(src Source, md *meta.Metadata) *Summary {
+	s := src.Info()
+	out := &Summary{
+		Path: s.ID, Format: s.Version, SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize,
+		Writer: s.Writer, Tags: s.Tags,
+	}
+	if out.Tags == nil {
+		out.Tags = map[string]string{}
+	}
+	perFile := chunksPerFile(md)
+	for _, f := range src.Files() {
+		out.Files = append(out.Files, File{f.Name, f.Size, fmt.Sprintf("%08x", f.CRC32C), perFile[f.Name]})
+		out.Totals.FileBytes += f.Size
+	}
+	items := Items(Select(md), nil)
+	for i := range items {
+		out.Totals.Add(&items[i])
+	}
+	out.DTypes = sumDTypes(items)
+	return out
+}
+
+func chunksPerFile(md *meta.Metadata) map[string]int64 {
+	out := map[string]int64{}
+	for i := range md.Entries {
+		e := &md.Entries[i]
+		if e.Tensor == nil {
+			out[e.Bytes.Loc.File]++
+			continue
+		}
+		for j := range e.Tensor.Locs {
+			out[e.Tensor.Locs[j].File]++
+		}
+	}
+	return out
+}
+
+func sumDTypes(items []Item) []DTypeTotals {
+	at := map[string]int{}
+	out := []DTypeTotals{}
+	for i := range items {
+		it := &items[i]
+		if it.Kind != KindTensor {
+			continue
+		}
+		j, ok := at[it.DType]
+		if !ok {
+			j = len(out)
+			at[it.DType] = j
+			out = append(out, DTypeTotals{DType: it.DType})
+		}
+		out[j].Tensors++
+		out[j].Elements += it.Elements()
+		out[j].NumBytes += it.NumBytes
+	}
+	slices.SortFunc(out, func(a, b DTypeTotals) int {
+		return cmp.Or(cmp.Compare(b.NumBytes, a.NumBytes), strings.Compare(a.DType, b.DType))
+	})
+	return out
+}
