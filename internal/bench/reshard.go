@@ -81,13 +81,13 @@ func byDim(dim, ranks int) shard.Layout {
 	return shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}}, Placements: []shard.Placement{shard.Shard(dim)}}
 }
 
-// matrices returns rank's part of a state of matrices of about so many bytes:
-// bf16 and f32, wide and narrow.
+// matrices returns rank's part of a state of matrices of about so many bytes,
+// f32 and bf16 in turn. Their rows do not divide into whole tiles.
 func matrices(bytes int64, l shard.Layout, rank int, fill bool) (cairn.State, int64, error) {
 	s := cairn.State{}
 	var total int64
 	for i := 0; total < bytes; i++ {
-		shape := []int64{3072, 8192}
+		shape := []int64{4000, 8192}
 		dtype := []tensor.DType{tensor.Float32, tensor.BFloat16}[i%2]
 		t, err := shard.Empty(l, dtype, shape, rank)
 		if err != nil {

@@ -1,0 +1,67 @@
+package bench
+
+import (
+	"testing"
+)
+
+func TestIOChecksWhatItMeasured(t *testing.T) {
+	for _, ranks := range []int{1, 3} {
+		r, err := IO(t.Context(), IOOptions{Dir: t.TempDir(), Bytes: 8 << 20, Ranks: ranks, Repeat: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, v := range map[string]float64{
+			"floor_save": r.FloorSave, "save": r.Save, "save_ratio": r.SaveRatio,
+			"floor_load_cold": r.FloorLoadCold, "load_cold": r.LoadCold, "load_cold_ratio": r.LoadColdRatio,
+			"floor_load_warm": r.FloorLoadWarm, "load_warm": r.LoadWarm, "load_warm_ratio": r.LoadWarmRatio,
+		} {
+			if v <= 0 {
+				t.Errorf("%d ranks: %s = %v; want a figure", ranks, name, v)
+			}
+		}
+		if r.Bytes < 8<<20 || r.Ranks != ranks {
+			t.Errorf("IO = %+v; want at least 8 MiB from %d ranks", r, ranks)
+		}
+	}
+}
+
+func TestReshardReadsLittleMoreThanItNeeds(t *testing.T) {
+	r, err := Reshard(t.Context(), ReshardOptions{Dir: t.TempDir(), Bytes: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range r.Cases {
+		if c.Needed != r.Bytes {
+			t.Errorf("%s: needed %d; the state has %d bytes", c.Case, c.Needed, r.Bytes)
+		}
+		// A rank reads at most the tiles that its part touches.
+		if c.Read != c.Rounded || float64(c.Read) > 1.4*float64(c.Needed) {
+			t.Errorf("%s: read %d, in tiles %d, needed %d", c.Case, c.Read, c.Rounded, c.Needed)
+		}
+	}
+}
+
+func TestOpenCountsWhatALookUpReads(t *testing.T) {
+	r, err := OpenBench(t.Context(), OpenOptions{Dir: t.TempDir(), Chunks: 10_000, Repeat: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Chunks != 10_000 || r.Tensors != 100 || r.IndexBytes < 40_000 || r.Seconds <= 0 {
+		t.Errorf("OpenBench = %+v; want 10,000 chunks of 100 tensors", r)
+	}
+	if r.LookupBytes <= 0 || r.LookupBytes > 256<<10 {
+		t.Errorf("a look-up read %d bytes of the index; want 1 to 256 KiB", r.LookupBytes)
+	}
+}
+
+func TestNoSizeIsNoPanic(t *testing.T) {
+	if _, err := Plan(t.Context(), PlanOptions{}); err == nil {
+		t.Error("Plan without ranks succeeded")
+	}
+	if _, err := IO(t.Context(), IOOptions{Dir: t.TempDir()}); err == nil {
+		t.Error("IO without ranks succeeded")
+	}
+	if _, err := OpenBench(t.Context(), OpenOptions{Dir: t.TempDir()}); err == nil {
+		t.Error("OpenBench without chunks succeeded")
+	}
+}
