@@ -1,0 +1,101 @@
+// Package demo plays a small training job through everything that cairn
+// promises: a sharded state is saved, loaded into another number of ranks and
+// another sharding, compared byte by byte, and survives saves that crash. It
+// prints nothing and needs nothing but a store; the command line shows what its
+// Report says.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cairn-ckpt/cairn/blob"
+)
+
+// ErrWrong reports that something did not turn out as cairn promises.
+var ErrWrong = errors.New("the demo found a fault")
+
+// MinBytes is the smallest state the demo makes.
+const MinBytes = 64 << 10
+
+// MaxRanks bounds the ranks of the demo, which are goroutines.
+const MaxRanks = 1024
+
+// Config says what to play. Store must be set; zero fields have defaults.
+type Config struct {
+	Store blob.Store
+	// Bytes is about the size of the state. Zero: 64 MiB.
+	Bytes int64
+	// Ranks save, LoadRanks load. Zero: 8 and 3.
+	Ranks, LoadRanks int
+	// Watch, if not nil, is told how far the demo is.
+	Watch Watcher
+}
+
+// Watcher is told of the demo's progress.
+type Watcher interface {
+	// Begin says that a step begins, which will move so many bytes.
+	Begin(step string, bytes int64)
+	// Moved is told of bytes. It may be called from several goroutines at once.
+	Moved(bytes int64)
+	// End says that the step that began last has ended well. Its part of the
+	// report is filled in; that of the state only with the save.
+	End(r *Report)
+}
+
+type nobody struct{}
+
+func (nobody) Begin(string, int64) {}
+func (nobody) Moved(int64)         {}
+func (nobody) End(*Report)         {}
+
+func (c Config) withDefaults() Config {
+	if c.Bytes == 0 {
+		c.Bytes = 64 << 20
+	}
+	if c.Ranks == 0 {
+		c.Ranks = 8
+	}
+	if c.LoadRanks == 0 {
+		c.LoadRanks = 3
+	}
+	if c.Watch == nil {
+		c.Watch = nobody{}
+	}
+	return c
+}
+
+func (c Config) check() error {
+	if c.Bytes < MinBytes {
+		return fmt.Errorf("demo: a state of %d bytes: at least %d", c.Bytes, MinBytes)
+	}
+	if n := min(c.Ranks, c.LoadRanks); n < 1 {
+		return fmt.Errorf("demo: %d ranks: at least 1", n)
+	}
+	if n := max(c.Ranks, c.LoadRanks); n > MaxRanks {
+		return fmt.Errorf("demo: %d ranks: at most %d", n, MaxRanks)
+	}
+	return nil
+}
+
+// Run plays the demo at the root of the store, which must hold nothing or what
+// an earlier demo left. It leaves a checkpoint there. The error wraps ErrWrong
+// if anything is not as promised.
+func Run(ctx context.Context, c Config) (*Report, error) {
+	c = c.withDefaults()
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	if err := checkPlace(ctx, c.Store); err != nil {
+		return nil, err
+	}
+	p := newPlay(c)
+	for _, act := range []func(context.Context) error{p.save, p.verify, p.load, p.crashes, p.overwrite} {
+		if err := act(ctx); err != nil {
+			return p.rep, err
+		}
+	}
+	p.rep.OK = true
+	return p.rep, nil
+}

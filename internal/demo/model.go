@@ -1,0 +1,169 @@
+package demo
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+const layers = 4
+
+// model is the shape of a transformer and of the jobs that save and load it.
+type model struct {
+	width       int64
+	mesh        []int // of the ranks that save
+	ranks, load int
+}
+
+// newModel returns the model whose weights and Adam moments take about that
+// many bytes: ten for each parameter, of which there are 64 for each square of
+// the width.
+func newModel(bytes int64, ranks, load int) model {
+	return model{width: max(8, int64(math.Sqrt(float64(bytes)/640))), mesh: meshOf(ranks), ranks: ranks, load: load}
+}
+
+// meshOf arranges ranks in a grid that is as square as it can be, lying.
+func meshOf(ranks int) []int {
+	a := int(math.Sqrt(float64(ranks)))
+	for ranks%a != 0 {
+		a--
+	}
+	return []int{a, ranks / a}
+}
+
+// weight is one tensor of the model and how two jobs spread it and its moments.
+// Nil: every rank has the whole.
+type weight struct {
+	name                 string
+	shape                []int64
+	save, load           shard.Layout
+	saveMoment, loadAdam shard.Layout
+}
+
+// weights lists the model's tensors. The vocabulary is odd, so that no number
+// of ranks divides it.
+func (m model) weights() []weight {
+	d, vocab := m.width, 8*m.width+5
+	grid := func(a, b shard.Placement) shard.Layout {
+		return shard.Placed{Mesh: shard.Mesh{Shape: m.mesh}, Placements: []shard.Placement{a, b}}
+	}
+	line := func(a shard.Placement) shard.Layout {
+		return shard.Placed{Mesh: shard.Mesh{Shape: []int{m.load}}, Placements: []shard.Placement{a}}
+	}
+	rows, columns := line(shard.Shard(0)), line(shard.Shard(1))
+	both, crossed := grid(shard.Shard(0), shard.Shard(1)), grid(shard.Shard(1), shard.Shard(0))
+	twice, tail := grid(shard.Shard(0), shard.Shard(0)), grid(shard.Replicate(), shard.Shard(0))
+	zero, zeroLoad := shard.FlatEven(m.ranks), shard.FlatEven(m.load)
+	ws := []weight{
+		{"embed.weight", []int64{vocab, d}, tail, columns, zero, rows},
+		{"head.weight", []int64{vocab, d}, both, rows, both, zeroLoad},
+		{"norm.weight", []int64{d}, nil, nil, tail, rows},
+	}
+	for i := range layers {
+		at := func(name string) string { return fmt.Sprintf("layers.%d.%s", i, name) }
+		ws = append(ws,
+			weight{at("attn.out"), []int64{d, d}, crossed, columns, crossed, rows},
+			weight{at("attn.qkv"), []int64{3 * d, d}, both, rows, both, columns},
+			weight{at("mlp.down"), []int64{d, 4 * d}, both, rows, zero, columns},
+			weight{at("mlp.up"), []int64{4 * d, d}, twice, columns, zero, zeroLoad},
+			weight{at("norm.weight"), []int64{d}, nil, nil, tail, rows},
+		)
+	}
+	return ws
+}
+
+// spec is one tensor of the state.
+type spec struct {
+	fqn        string
+	dtype      tensor.DType
+	shape      []int64
+	save, load shard.Layout
+	look       look
+}
+
+// bytes returns the size of all tensors.
+func (m model) bytes() int64 {
+	var n int64
+	for _, s := range m.specs() {
+		n += tensor.Whole(s.shape).Volume() * int64(s.dtype.Size())
+	}
+	return n
+}
+
+// specs lists the tensors of the state: the weights, and two moments of each.
+func (m model) specs() map[string]*spec {
+	out := map[string]*spec{}
+	add := func(s spec) { out[s.fqn] = &s }
+	for _, w := range m.weights() {
+		add(spec{"model." + w.name, tensor.BFloat16, w.shape, w.save, w.load, weightLook})
+		moment := "optimizer.state." + w.name
+		add(spec{moment + ".exp_avg", tensor.Float32, w.shape, w.saveMoment, w.loadAdam, momentLook})
+		add(spec{moment + ".exp_avg_sq", tensor.Float32, w.shape, w.saveMoment, w.loadAdam, squareLook})
+	}
+	return out
+}
+
+// maker makes one rank's part of a tensor.
+type maker func(s *spec) (any, error)
+
+// state returns a rank's state at a training step, with the tensors that make
+// makes: maps in maps, a list of layers, and values beside the tensors.
+func (m model) state(step int64, make maker) (cairn.State, error) {
+	specs, err := m.specs(), error(nil)
+	t := func(fqn string) any {
+		v, e := make(specs[fqn])
+		if err == nil && e != nil {
+			err = fmt.Errorf("%s: %w", fqn, e)
+		}
+		return v
+	}
+	named := func(prefix string, names ...string) map[string]any {
+		out := map[string]any{}
+		for _, n := range names {
+			out[n] = t(prefix + n)
+		}
+		return out
+	}
+	var list []any
+	for i := range layers {
+		at := fmt.Sprintf("model.layers.%d.", i)
+		list = append(list, map[string]any{
+			"attn": named(at+"attn.", "out", "qkv"),
+			"mlp":  named(at+"mlp.", "down", "up"),
+			"norm": named(at+"norm.", "weight"),
+		})
+	}
+	adam := map[string]any{}
+	for _, w := range m.weights() {
+		moments := named("optimizer.state."+w.name+".", "exp_avg", "exp_avg_sq")
+		moments["step"] = step
+		adam[w.name] = moments
+	}
+	return cairn.State{
+		"model": map[string]any{
+			"embed": named("model.embed.", "weight"), "head": named("model.head.", "weight"),
+			"norm": named("model.norm.", "weight"), "layers": list,
+		},
+		"optimizer": map[string]any{"state": adam, "groups": []any{m.group(step)}},
+		"rng":       map[string]any{"seed": int64(7), "drawn": uint64(step) * 1e9, "state": rngState(step)},
+		"config":    map[string]any{"layers": int64(layers), "width": m.width, "name": "demo", "tied": false},
+		"step":      step,
+	}, err
+}
+
+// group is the optimizer's settings at a step.
+func (m model) group(step int64) map[string]any {
+	return map[string]any{
+		"lr": 3e-4 / math.Sqrt(float64(step)), "betas": []any{0.9, 0.95}, "eps": 1e-8, "weight_decay": 0.1,
+		"amsgrad": false, "clip": nil,
+	}
+}
+
+func rngState(step int64) []byte {
+	b := make([]byte, 64)
+	newContent("rng", step, look{keep: math.MaxUint64}).fill(b, 0)
+	return b
+}
