@@ -34,6 +34,7 @@ var layers = []struct{ name, imports string }{
 	{"blob/blobtest", "blob"},
 	{"blob/all", "blob blob/file blob/mem"},
 	{"internal/bufpool", "blob"},
+	{"internal/crc32c", ""},
 
 	// Ranks.
 	{"group/grouptest", "group"},
@@ -47,7 +48,7 @@ var layers = []struct{ name, imports string }{
 	// Formats.
 	{"internal/safetensors", "tensor"},
 	{"storage", "internal/wire meta plan tensor"},
-	{"storage/native", "blob internal/bufpool internal/safetensors internal/wire meta plan storage tensor"},
+	{"storage/native", "blob internal/bufpool internal/crc32c internal/safetensors internal/wire meta plan storage tensor"},
 
 	// The protocol and the front door.
 	{"internal/engine", "group internal/wire meta plan storage tensor value"},
@@ -69,7 +70,7 @@ var layers = []struct{ name, imports string }{
 // outside of their tests. docs/dependencies.md says why each is here.
 var libraries = map[string]string{
 	"golang.org/x/sync":                "internal/bufpool storage/native internal/bench inspect internal/cli",
-	"golang.org/x/sys":                 "blob/file internal/bench",
+	"golang.org/x/sys":                 "blob/file internal/bench internal/crc32c",
 	"golang.org/x/term":                "internal/cli",
 	"github.com/spf13/cobra":           "internal/cli",
 	"github.com/spf13/pflag":           "internal/cli",

@@ -3,13 +3,13 @@ package native
 import (
 	"context"
 	"fmt"
-	"hash/crc32"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -46,7 +46,7 @@ func (w *Writer) writeFile(ctx context.Context, f *dataFile, a *assembly) (*stor
 		}
 		g.Go(func() error {
 			defer a.pieces.Put(buf)
-			crcs[at/size] = crc32.Checksum(buf, castagnoli)
+			crcs[at/size] = crc32c.Checksum(buf)
 			if err := bw.WriteAt(gctx, buf, at); err != nil {
 				return err
 			}
@@ -71,7 +71,7 @@ func (w *Writer) writeFile(ctx context.Context, f *dataFile, a *assembly) (*stor
 func joinPieces(crcs []uint32, piece, size int64) uint32 {
 	crc := uint32(0)
 	for i, c := range crcs {
-		crc = crcJoin(crc, c, min(piece, size-int64(i)*piece))
+		crc = crc32c.Join(crc, c, min(piece, size-int64(i)*piece))
 	}
 	return crc
 }

@@ -2,9 +2,9 @@ package native
 
 import (
 	"context"
-	"hash/crc32"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -48,7 +48,7 @@ func recordOf(md *meta.Metadata, files []storage.File, index []byte) *record {
 		PlannerData: md.PlannerData, Totals: totalsOf(md.Entries),
 	}
 	rec.Files = append(rec.Files, recordFile{
-		Name: indexFileName(s.SaveID), Size: int64(len(index)), CRC32C: crc32.Checksum(index, castagnoli),
+		Name: indexFileName(s.SaveID), Size: int64(len(index)), CRC32C: crc32c.Checksum(index),
 	})
 	for _, f := range files {
 		rec.Files = append(rec.Files, recordFile{Name: f.Name, Size: f.Size, CRC32C: f.CRC32C})

@@ -1,6 +1,6 @@
 package native
 
-import "hash/crc32"
+import "github.com/cairn-ckpt/cairn/internal/crc32c"
 
 // The checksum grid's measures. They belong to format version 1.
 const (
@@ -18,8 +18,6 @@ const (
 
 // measures are what a grid is made by. Tests use small ones.
 type measures struct{ stripe, minBand, maxBands, minTile int64 }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // grid says which bytes of a chunk each of its checksums covers. A chunk's
 // bytes are seen as a matrix of rows; some whole rows of about a mebibyte make
@@ -93,7 +91,7 @@ func (g grid) add(sums []uint32, p []byte, off int64) {
 		b := col / g.band
 		n := min(int64(len(p)), min((b+1)*g.band, g.pitch)-col)
 		i := row/g.height*nb + b
-		sums[i] = crc32.Update(sums[i], castagnoli, p[:n])
+		sums[i] = crc32c.Update(sums[i], p[:n])
 		p, off = p[n:], off+n
 	}
 }

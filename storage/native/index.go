@@ -3,10 +3,10 @@ package native
 import (
 	"context"
 	"fmt"
-	"hash/crc32"
 	"sort"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -88,7 +88,7 @@ func readDirectory(ctx context.Context, r blob.Reader, t indexTail, end []byte) 
 		}
 		copy(dir[missing:], have)
 	}
-	if crc32.Checksum(dir, castagnoli) != t.dirCRC {
+	if crc32c.Checksum(dir) != t.dirCRC {
 		return nil, fmt.Errorf("%w: the directory's checksum does not match", storage.ErrCorrupt)
 	}
 	return dir, nil
@@ -155,7 +155,7 @@ func (x *indexFile) findInBlock(b *indexBlock, buf []byte, fqn string) (*meta.En
 // must match.
 func checkBlock(buf []byte) ([]byte, error) {
 	n := len(buf) - crcSize
-	if crc32.Checksum(buf[:n], castagnoli) != leUint32(buf[n:]) {
+	if crc32c.Checksum(buf[:n]) != leUint32(buf[n:]) {
 		return nil, fmt.Errorf("the checksum does not match")
 	}
 	return buf[:n], nil

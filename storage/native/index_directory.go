@@ -4,10 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"unicode/utf8"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -41,7 +41,7 @@ func appendIndexTail(b []byte, t indexTail) []byte {
 	w.U64(uint64(t.chunks))
 	w.U32(t.dirCRC)
 	w.U32(indexVersion)
-	w.U32(crc32.Checksum(w.B[start:], castagnoli))
+	w.U32(crc32c.Checksum(w.B[start:]))
 	return append(w.B, indexEndMagic...)
 }
 
@@ -55,7 +55,7 @@ func decodeIndexTail(p []byte, size int64) (t indexTail, err error) {
 	if v := leUint32(fixed); v != indexVersion {
 		return t, versionError(uint64(v), indexVersion)
 	}
-	if crc32.Checksum(p[:len(p)-12], castagnoli) != leUint32(fixed[4:]) {
+	if crc32c.Checksum(p[:len(p)-12]) != leUint32(fixed[4:]) {
 		return t, fmt.Errorf("%w: the tail's checksum does not match", storage.ErrCorrupt)
 	}
 	r := wire.NewReader(p)

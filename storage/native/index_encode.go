@@ -2,12 +2,12 @@ package native
 
 import (
 	"fmt"
-	"hash/crc32"
 	"maps"
 	"slices"
 	"unicode/utf8"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
 )
@@ -150,13 +150,13 @@ func (x *indexEncoder) finish() []byte {
 	x.flush()
 	dir := encodeDirectory(x.names, x.blocks)
 	x.total.dirOffset, x.total.dirLength = int64(len(x.out)), int64(len(dir))
-	x.total.dirCRC = crc32.Checksum(dir, castagnoli)
+	x.total.dirCRC = crc32c.Checksum(dir)
 	return appendIndexTail(append(x.out, dir...), x.total)
 }
 
 // appendCRC appends the checksum of p to b.
 func appendCRC(b, p []byte) []byte {
 	w := wire.Writer{B: b}
-	w.U32(crc32.Checksum(p, castagnoli))
+	w.U32(crc32c.Checksum(p))
 	return w.B
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"math"
 	"reflect"
 	"runtime"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -44,7 +44,7 @@ func sealIndex(files []string, blocks ...sealedBlock) []byte {
 // sealDirectory appends a directory and a tail that fits it.
 func sealDirectory(out, dir []byte, t indexTail) []byte {
 	t.dirOffset, t.dirLength = int64(len(out)), int64(len(dir))
-	t.dirCRC = crc32.Checksum(dir, castagnoli)
+	t.dirCRC = crc32c.Checksum(dir)
 	return appendIndexTail(append(out, dir...), t)
 }
 
@@ -379,7 +379,7 @@ func resealBlocks(out, dir []byte) {
 		if r.Err() != nil || n > uint64(len(out)) || at+n+crcSize > uint64(len(out)) {
 			return
 		}
-		binary.LittleEndian.PutUint32(out[at+n:], crc32.Checksum(out[at:at+n], castagnoli))
+		binary.LittleEndian.PutUint32(out[at+n:], crc32c.Checksum(out[at:at+n]))
 		at += n + crcSize
 	}
 }

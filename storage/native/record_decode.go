@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -56,7 +56,7 @@ func unwrapRecord(b []byte) (*jsonFields, error) {
 		return nil, err
 	}
 	crc, sealed := file.fields["crc32c"]
-	want := hexCRC(crc32.Checksum(value, castagnoli))
+	want := hexCRC(crc32c.Checksum(value))
 	if sealed && string(crc) != strconv.Quote(want) {
 		return nil, fmt.Errorf("the checksum of the record does not match: it says %.20s, it is %q", crc, want)
 	}

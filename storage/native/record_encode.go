@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"hash/crc32"
 	"strconv"
 	"time"
 	"unicode/utf8"
 
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
@@ -42,7 +42,7 @@ func encodeRecord(r *record) ([]byte, error) {
 	if w.err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, w.err)
 	}
-	b := wrapRecord(hexCRC(crc32.Checksum(w.b.Bytes(), castagnoli)), w.b.Bytes())
+	b := wrapRecord(hexCRC(crc32c.Checksum(w.b.Bytes())), w.b.Bytes())
 	if _, err := decodeRecord(b); err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, err)
 	}

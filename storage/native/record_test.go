@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -98,7 +98,7 @@ func TestEncodeRecordRefuses(t *testing.T) {
 
 // sealRecord returns the file of a record value with a checksum that matches.
 func sealRecord(value string) []byte {
-	return wrapRecord(hexCRC(crc32.Checksum([]byte(value), castagnoli)), []byte(value))
+	return wrapRecord(hexCRC(crc32c.Checksum([]byte(value))), []byte(value))
 }
 
 // recordWith returns a sound record value in which one member is replaced, or
@@ -181,7 +181,7 @@ var hostileRecords = map[string]struct {
 
 // crcOf returns the checksum of a record with that member.
 func crcOf(name, text string) []byte {
-	return []byte(hexCRC(crc32.Checksum([]byte(recordWith(name, text, "")), castagnoli)))
+	return []byte(hexCRC(crc32c.Checksum([]byte(recordWith(name, text, "")))))
 }
 
 func TestHostileRecordsAreRefused(t *testing.T) {

@@ -2,12 +2,12 @@ package native
 
 import (
 	"context"
-	"hash/crc32"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
@@ -55,7 +55,7 @@ func scanFile(ctx context.Context, s blob.Store, name string, items []*scanItem,
 	})
 	at := int64(0)
 	for p := range pieces {
-		crc = crc32.Update(crc, castagnoli, p)
+		crc = crc32c.Update(crc, p)
 		items = addPiece(items, p, at)
 		at += int64(len(p))
 		if progress != nil {

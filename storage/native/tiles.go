@@ -1,8 +1,7 @@
 package native
 
 import (
-	"hash/crc32"
-
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -49,7 +48,7 @@ func (v *spanSums) add(p []byte) {
 		b := col / g.band
 		n := min(int64(len(p)), min((b+1)*g.band, w)-col)
 		i := row/g.height*nb + b
-		v.sums[i] = crc32.Update(v.sums[i], castagnoli, p[:n])
+		v.sums[i] = crc32c.Update(v.sums[i], p[:n])
 		p, v.at = p[n:], v.at+n
 	}
 }
