@@ -23,27 +23,17 @@ const (
 	keyMap   = "$map"   // a list of pairs, for a map with a key that begins with a dollar sign
 )
 
-func appendJSON(b []byte, v any) ([]byte, error) { return appendValue(b, reflect.ValueOf(v), 0) }
-
 func appendValue(b []byte, v reflect.Value, depth int) ([]byte, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("%w: nested deeper than %d", ErrValue, maxDepth)
 	}
-	for v.Kind() == reflect.Interface || v.Kind() == reflect.Pointer {
-		if v.IsNil() {
-			return append(b, "null"...), nil
-		}
-		if n, ok := v.Interface().(*big.Int); ok {
-			return n.Append(b, 10), nil
-		}
-		v = v.Elem()
-		if depth++; depth > maxDepth {
-			return nil, fmt.Errorf("%w: nested deeper than %d", ErrValue, maxDepth)
-		}
-	}
 	switch {
 	case !v.IsValid():
 		return append(b, "null"...), nil
+	case v.Kind() == reflect.Interface:
+		return appendValue(b, v.Elem(), depth)
+	case v.Kind() == reflect.Pointer:
+		return appendPointer(b, v, depth)
 	case v.Kind() == reflect.Bool:
 		return strconv.AppendBool(b, v.Bool()), nil
 	case v.CanInt():
@@ -64,6 +54,21 @@ func appendValue(b []byte, v reflect.Value, depth int) ([]byte, error) {
 		return appendMap(b, v, depth)
 	}
 	return nil, fmt.Errorf("%w: type %v", ErrValue, v.Type())
+}
+
+func appendPointer(b []byte, v reflect.Value, depth int) ([]byte, error) {
+	if v.IsNil() {
+		return append(b, "null"...), nil
+	}
+	n, ok := v.Interface().(*big.Int)
+	if !ok {
+		return appendValue(b, v.Elem(), depth+1)
+	}
+	start := len(b)
+	if b = n.Append(b, 10); len(b)-start > maxDigits {
+		return nil, fmt.Errorf("%w: an integer of %d digits, at most %d", ErrValue, len(b)-start, maxDigits)
+	}
+	return b, nil
 }
 
 func appendFloat(b []byte, f float64) []byte {
@@ -168,8 +173,8 @@ func plain(v any, depth int) (any, error) {
 	return v, nil
 }
 
-// maxDigits bounds the integers that are decoded: parsing takes more than
-// linear time.
+// maxDigits bounds the integers, with their sign: parsing takes more than linear
+// time.
 const maxDigits = 10_000
 
 func number(s string) (any, error) {
