@@ -67,3 +67,21 @@ func anchors(t *testing.T, page string) map[string]bool {
 	}
 	return out
 }
+
+// Files and folders that a page names in code, with a path, are there. A page
+// names them from the module's root.
+func TestNamedFilesExist(t *testing.T) {
+	named := regexp.MustCompile("`([\\w.-]+/[\\w./*-]*)`")
+	for _, page := range pages(t) {
+		for _, m := range named.FindAllStringSubmatch(prose(t, page), -1) {
+			top, _, _ := strings.Cut(m[1], "/")
+			if _, err := os.Stat(filepath.Join("..", top)); err != nil || top == "bin" || top == "testdata" {
+				continue // a module of others, part of a name, made by make, in any package
+			}
+			found, err := filepath.Glob(filepath.Join("..", filepath.FromSlash(m[1])))
+			if err != nil || len(found) == 0 {
+				t.Errorf("%s: there is no %s", page, m[1])
+			}
+		}
+	}
+}
