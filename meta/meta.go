@@ -1,17 +1,16 @@
 // Package meta is the model of a checkpoint: which names it holds, how each
 // tensor is cut into chunks, and where the bytes of each chunk lie. It is pure
 // data and knows neither planners nor files; storage formats translate it to
-// and from their own bytes.
+// and from their own bytes. What must hold is in the comments of Metadata and
+// what it is made of; Validate checks it.
 package meta
 
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -135,103 +134,18 @@ func (m *Metadata) Names() []string {
 	return out
 }
 
-// NumBytes returns the bytes of the contiguous tensor, or of the value.
+// NumBytes returns the bytes of the contiguous tensor, or of the value; zero for
+// an entry that is not valid.
 func (e *Entry) NumBytes() int64 {
 	if e.Bytes != nil {
 		return e.Bytes.Size
+	}
+	if e.Tensor == nil {
+		return 0
 	}
 	n, err := tensor.NumBytes(e.Tensor.DType, e.Tensor.Shape)
 	if err != nil {
 		return 0
 	}
 	return n
-}
-
-// Index names one chunk of a tensor, or a value. Two indexes are the same when
-// their FQN and Offset are; Hint only says where to look first.
-type Index struct {
-	FQN string
-	// Offset is where the chunk begins in the tensor. It is nil for values; the
-	// chunk of a 0-d tensor has an empty offset that is not nil.
-	Offset []int64
-	// Hint is the chunk's probable position in Tensor.Chunks. A wrong one costs
-	// time and nothing else.
-	Hint int32
-}
-
-// Equal reports whether i and j name the same chunk or value.
-func (i Index) Equal(j Index) bool {
-	return i.FQN == j.FQN && (i.Offset == nil) == (j.Offset == nil) && slices.Equal(i.Offset, j.Offset)
-}
-
-// String prints i for people.
-func (i Index) String() string {
-	if i.Offset == nil {
-		return fmt.Sprintf("%q", i.FQN)
-	}
-	return fmt.Sprintf("%q at %v", i.FQN, i.Offset)
-}
-
-// FindChunk returns the position in t.Chunks of the chunk that begins at
-// offset. It looks at hint first.
-func (t *Tensor) FindChunk(offset []int64, hint int32) (int, bool) {
-	if h := int(hint); h >= 0 && h < len(t.Chunks) && slices.Equal(t.Chunks[h].Offsets, offset) {
-		return h, true
-	}
-	i := slices.IndexFunc(t.Chunks, func(b tensor.Box) bool { return slices.Equal(b.Offsets, offset) })
-	return i, i >= 0
-}
-
-// Path is a place in a nested state: the keys and positions from the outermost
-// map inwards.
-type Path []Step
-
-// Step is one key of a map or one position in a list.
-type Step struct {
-	// Key is the map's key. It is meaningless when List is set.
-	Key string
-	// Pos is the position in a list, valid when List is set.
-	Pos  int
-	List bool
-}
-
-// Key returns the step into a map.
-func Key(k string) Step { return Step{Key: k} }
-
-// Pos returns the step into a list.
-func Pos(i int) Step { return Step{Pos: i, List: true} }
-
-// String returns the key, or the position in decimal.
-func (s Step) String() string {
-	if s.List {
-		return fmt.Sprint(s.Pos)
-	}
-	return s.Key
-}
-
-// FQN joins the steps by dots.
-func (p Path) FQN() string {
-	parts := make([]string, len(p))
-	for i, s := range p {
-		parts[i] = s.String()
-	}
-	return strings.Join(parts, ".")
-}
-
-// Equal reports whether p and q have the same steps.
-func (p Path) Equal(q Path) bool { return slices.Equal(p, q) }
-
-// MaxFQN bounds the length of a name in bytes.
-const MaxFQN = 4096
-
-// CheckFQN returns an error that wraps [ErrInvalid] unless fqn can be the name
-// of an entry: not empty, at most [MaxFQN] bytes of valid UTF-8.
-func CheckFQN(fqn string) error {
-	if fqn == "" || len(fqn) > MaxFQN {
-		return fmt.Errorf("%w: a name has 1 to %d bytes, this one %d", ErrInvalid, MaxFQN, len(fqn))
-	}
-	if !utf8.ValidString(fqn) {
-		return fmt.Errorf("%w: name %q is not UTF-8", ErrInvalid, fqn)
-	}
-	return nil
 }
