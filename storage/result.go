@@ -45,7 +45,7 @@ func (r *WriteResults) Bytes() int64 {
 // ResultCodec carries results between ranks.
 type ResultCodec struct{}
 
-// Encode encodes r.
+// Encode encodes r. A file's name is written once, however many items are in it.
 func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
 	var w wire.Writer
 	w.Uvarint(uint64(len(r.Files)))
@@ -66,13 +66,17 @@ func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
 func encodeResult(w *wire.Writer, it *WriteResult, number map[string]uint64) {
 	w.String(it.Index.FQN)
 	w.Bool(it.Index.Offset != nil)
-	w.Uvarint(uint64(len(it.Index.Offset)))
+	if it.Index.Offset != nil {
+		w.Uvarint(uint64(len(it.Index.Offset)))
+	}
 	for _, o := range it.Index.Offset {
 		w.Varint(o)
 	}
 	w.Varint(int64(it.Index.Hint))
 	w.Bool(it.Inline != nil)
-	w.Bytes(it.Inline)
+	if it.Inline != nil {
+		w.Bytes(it.Inline)
+	}
 	w.Uvarint(number[it.Loc.File]) // 0: no file, or one that is spelled out
 	if number[it.Loc.File] == 0 {
 		w.String(it.Loc.File)
@@ -81,7 +85,7 @@ func encodeResult(w *wire.Writer, it *WriteResult, number map[string]uint64) {
 	w.Varint(it.Loc.Length)
 	w.Uvarint(uint64(len(it.Loc.Sums)))
 	for _, s := range it.Loc.Sums {
-		w.B = binary.LittleEndian.AppendUint32(w.B, s)
+		w.U32(s)
 	}
 	encodeDetail(w, it.Loc.Detail)
 }
@@ -98,15 +102,14 @@ func encodeDetail(w *wire.Writer, d *meta.Detail) {
 	}
 }
 
-// Decode is the inverse of Encode.
+// Decode is the inverse of Encode. The error wraps wire.ErrMalformed.
 func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
 	r := wire.NewReader(b)
 	out := &WriteResults{}
-	n := r.Count(6)
-	for range n {
+	for range r.Count(6) { // the least that a file takes
 		out.Files = append(out.Files, File{Name: r.String(), Size: r.Size(), CRC32C: r.U32()})
 	}
-	n = r.Count(9)
+	n := r.Count(9) // the least that an item takes
 	out.Items = make([]WriteResult, 0, n)
 	for range n {
 		out.Items = append(out.Items, decodeResult(r, out.Files))
@@ -119,40 +122,43 @@ func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
 
 func decodeResult(r *wire.Reader, files []File) WriteResult {
 	it := WriteResult{Index: meta.Index{FQN: r.String()}}
-	hasOffset := r.Bool()
-	n := min(r.CountMax(tensor.MaxDims), r.Len())
-	if hasOffset {
-		it.Index.Offset = make([]int64, n)
+	if r.Bool() {
+		it.Index.Offset = decodeOffset(r)
 	}
-	for i := range n {
-		if v := r.Varint(); hasOffset {
-			it.Index.Offset[i] = v
-		}
+	hint := r.Varint()
+	if it.Index.Hint = int32(hint); int64(it.Index.Hint) != hint {
+		r.Fail("a hint of %d", hint)
 	}
-	it.Index.Hint = int32(r.Varint())
-	inline := r.Bool()
-	if data := r.Bytes(); inline {
-		it.Inline = append([]byte{}, data...)
+	if r.Bool() {
+		it.Inline = append([]byte{}, r.Bytes()...)
 	}
 	it.Loc = decodeLocation(r, files)
 	return it
 }
 
+func decodeOffset(r *wire.Reader) []int64 {
+	n := r.CountMax(tensor.MaxDims)
+	if n > r.Len() { // each number takes a byte at least
+		r.Fail("%d dimensions in %d bytes", n, r.Len())
+		return nil
+	}
+	out := make([]int64, n)
+	for i := range out {
+		out[i] = r.Varint()
+	}
+	return out
+}
+
 func decodeLocation(r *wire.Reader, files []File) meta.Location {
 	var l meta.Location
-	switch f := r.CountMax(len(files)); f {
-	case 0:
-		l.File = r.String()
-	default:
+	if f := r.CountMax(len(files)); f > 0 {
 		l.File = files[f-1].Name
+	} else {
+		l.File = r.String()
 	}
 	l.Offset, l.Length = r.Varint(), r.Varint()
-	if n := r.Count(4); n > 0 {
-		raw := r.Raw(4 * n)
-		if r.Err() != nil {
-			return l
-		}
-		l.Sums = make([]uint32, n)
+	if raw := r.Raw(4 * r.Count(4)); len(raw) > 0 {
+		l.Sums = make([]uint32, len(raw)/4)
 		for i := range l.Sums {
 			l.Sums[i] = binary.LittleEndian.Uint32(raw[4*i:])
 		}

@@ -1,6 +1,7 @@
 // Package storage holds the two protocols by which plans become bytes and
 // bytes become state again, and the errors that all formats share. It knows no
 // format and no medium: each format is a package below it, over a blob store.
+// The contract is in the comments of Writer and Reader.
 package storage
 
 import (
@@ -34,7 +35,9 @@ type Writer interface {
 	// PrepareLocalPlan may amend this rank's plan before it is gathered. It is
 	// also where a writer refuses a place it cannot write to.
 	PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error)
-	// PrepareGlobalPlan may amend the ranks' final plans, in rank order.
+	// PrepareGlobalPlan may amend the ranks' final plans, in rank order. Where
+	// plans are reused (see plan.Cache) it is called only if one has changed, so
+	// what it adds must not depend on the save.
 	PrepareGlobalPlan(ctx context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error)
 	// WriteData writes the plan's items, whose bytes data resolves. When it
 	// returns they are durable, and not yet part of any checkpoint.
