@@ -22,7 +22,7 @@ all: build test lint ## build, test and lint
 build: ## build the static binary bin/cairn
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/cairn ./cmd/cairn
 
-demo: ## save, reshard, damage and repair a small checkpoint, and say so
+demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it went
 	$(GO) run ./cmd/cairn demo
 
 test: ## vet, build and run all tests, with the race detector where there is a C compiler
