@@ -26,7 +26,7 @@ type Digest struct {
 	Kind  string  `json:"kind"`
 	DType string  `json:"dtype,omitempty"`
 	Shape []int64 `json:"shape,omitzero"`
-	// Type and Repr describe an object in Python's words. Of an object in a
+	// Type and Repr describe an object in Python's words, up to MaxRepr. Of an object in a
 	// codec that is not known here, Type is that codec and Repr is empty.
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`
@@ -144,7 +144,7 @@ func (d *digester) object(ctx context.Context, e *meta.Entry) (Digest, error) {
 	case err != nil:
 		return Digest{}, fmt.Errorf("%q: %w", e.FQN, err)
 	default:
-		out.Type, out.Repr = TypeName(v), Repr(v)
+		out.Type, out.Repr = TypeName(v), Repr(v, MaxRepr)
 	}
 	return out, nil
 }

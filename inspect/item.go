@@ -24,7 +24,8 @@ type Item struct {
 	DType string  `json:"dtype,omitempty"`
 	Shape []int64 `json:"shape,omitzero"`
 	// Type and Repr are an object's, in Python's words, where its bytes are
-	// part of the index. Both are empty where they have to be read first.
+	// part of the index, up to MaxRepr. Both are empty where they have to be
+	// read first.
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`
 	// Codec says how an object is encoded.
@@ -53,7 +54,7 @@ func NewItem(e *meta.Entry) Item {
 		return it
 	}
 	if v, err := value.Decode(e.Bytes.Codec, e.Bytes.Inline); err == nil {
-		it.Type, it.Repr = TypeName(v), Repr(v)
+		it.Type, it.Repr = TypeName(v), Repr(v, MaxRepr)
 	}
 	return it
 }

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"math"
@@ -36,37 +37,56 @@ func TypeName(v any) string {
 	return fmt.Sprintf("%T", v)
 }
 
-// Repr returns what Python's repr says of a value that value.Decode returned.
-// Maps have their keys in order.
-func Repr(v any) string { return string(appendRepr(nil, v)) }
+// MaxRepr bounds, in bytes, what items and digests show of a value.
+const MaxRepr = 4096
 
-func appendRepr(b []byte, v any) []byte {
+// Repr returns what Python's repr says of a value that value.Decode returned.
+// Maps have their keys in order. What is longer than limit bytes is cut, with an
+// ellipsis at its end, and takes no more time and memory than that.
+func Repr(v any, limit int) string {
+	r := reprer{limit: limit}
+	r.value(v)
+	if len(r.b) <= limit {
+		return string(r.b)
+	}
+	return strings.ToValidUTF8(string(r.b[:limit]), "") + "…"
+}
+
+// reprer puts a repr together. It may stop once it has more than limit bytes.
+type reprer struct {
+	b     []byte
+	limit int
+}
+
+func (r *reprer) full() bool { return len(r.b) > r.limit }
+
+func (r *reprer) text(s string) { r.b = append(r.b, s...) }
+
+func (r *reprer) value(v any) {
 	switch v := v.(type) {
 	case nil:
-		return append(b, "None"...)
+		r.text("None")
 	case bool:
-		if v {
-			return append(b, "True"...)
-		}
-		return append(b, "False"...)
+		r.text(map[bool]string{true: "True", false: "False"}[v])
 	case int64:
-		return strconv.AppendInt(b, v, 10)
+		r.b = strconv.AppendInt(r.b, v, 10)
 	case uint64:
-		return strconv.AppendUint(b, v, 10)
+		r.b = strconv.AppendUint(r.b, v, 10)
 	case *big.Int:
-		return v.Append(b, 10)
+		r.b = v.Append(r.b, 10)
 	case float64:
-		return appendFloat(b, v)
+		r.b = appendFloat(r.b, v)
 	case string:
-		return appendString(b, v)
+		r.str(v)
 	case []byte:
-		return appendBytes(b, v)
+		r.bytes(v)
 	case []any:
-		return appendList(b, v)
+		r.list(v)
 	case map[string]any:
-		return appendMap(b, v)
+		r.dict(v)
+	default:
+		r.b = fmt.Append(r.b, v)
 	}
-	return fmt.Append(b, v)
 }
 
 // appendFloat prints the shortest digits that give f back: plain between 1e-4
@@ -93,79 +113,91 @@ func appendFloat(b []byte, f float64) []byte {
 
 // quoteFor returns the quote that Python takes: a single one, unless the text
 // has such and no double ones.
-func quoteFor(s string) byte {
-	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
+func quoteFor(single, double bool) byte {
+	if single && !double {
 		return '"'
 	}
 	return '\''
 }
 
-func appendString(b []byte, s string) []byte {
-	q := quoteFor(s)
-	b = append(b, q)
-	for _, r := range s {
+func (r *reprer) str(s string) {
+	q := quoteFor(strings.Contains(s, "'"), strings.Contains(s, `"`))
+	r.b = append(r.b, q)
+	for _, c := range s {
 		switch {
-		case r < utf8.RuneSelf:
-			b = appendASCII(b, byte(r), q)
-		case unicode.IsPrint(r):
-			b = utf8.AppendRune(b, r)
-		case r <= 0xff:
-			b = fmt.Appendf(b, `\x%02x`, r)
-		case r <= 0xffff:
-			b = fmt.Appendf(b, `\u%04x`, r)
+		case r.full():
+			return
+		case c < utf8.RuneSelf:
+			r.ascii(byte(c), q)
+		case unicode.IsPrint(c):
+			r.b = utf8.AppendRune(r.b, c)
+		case c <= 0xff:
+			r.b = fmt.Appendf(r.b, `\x%02x`, c)
+		case c <= 0xffff:
+			r.b = fmt.Appendf(r.b, `\u%04x`, c)
 		default:
-			b = fmt.Appendf(b, `\U%08x`, r)
+			r.b = fmt.Appendf(r.b, `\U%08x`, c)
 		}
 	}
-	return append(b, q)
+	r.b = append(r.b, q)
 }
 
-func appendBytes(b, v []byte) []byte {
-	q := quoteFor(string(v))
-	b = append(b, 'b', q)
+func (r *reprer) bytes(v []byte) {
+	q := quoteFor(bytes.Contains(v, []byte("'")), bytes.Contains(v, []byte(`"`)))
+	r.b = append(r.b, 'b', q)
 	for _, c := range v {
-		b = appendASCII(b, c, q)
+		if r.full() {
+			return
+		}
+		r.ascii(c, q)
 	}
-	return append(b, q)
+	r.b = append(r.b, q)
 }
 
-// appendASCII appends one character inside of quotes q, escaped where it must
-// be.
-func appendASCII(b []byte, c, q byte) []byte {
+// ascii adds one character inside of quotes q, escaped where it must be.
+func (r *reprer) ascii(c, q byte) {
 	switch {
 	case c == q || c == '\\':
-		return append(b, '\\', c)
+		r.b = append(r.b, '\\', c)
 	case c == '\n':
-		return append(b, `\n`...)
+		r.text(`\n`)
 	case c == '\r':
-		return append(b, `\r`...)
+		r.text(`\r`)
 	case c == '\t':
-		return append(b, `\t`...)
+		r.text(`\t`)
 	case c < ' ' || c >= 0x7f:
-		return fmt.Appendf(b, `\x%02x`, c)
+		r.b = fmt.Appendf(r.b, `\x%02x`, c)
+	default:
+		r.b = append(r.b, c)
 	}
-	return append(b, c)
 }
 
-func appendList(b []byte, v []any) []byte {
-	b = append(b, '[')
+func (r *reprer) list(v []any) {
+	r.text("[")
 	for i, e := range v {
-		if i > 0 {
-			b = append(b, ", "...)
+		if r.full() {
+			return
 		}
-		b = appendRepr(b, e)
+		if i > 0 {
+			r.text(", ")
+		}
+		r.value(e)
 	}
-	return append(b, ']')
+	r.text("]")
 }
 
-func appendMap(b []byte, v map[string]any) []byte {
-	b = append(b, '{')
+func (r *reprer) dict(v map[string]any) {
+	r.text("{")
 	for i, k := range slices.Sorted(maps.Keys(v)) {
-		if i > 0 {
-			b = append(b, ", "...)
+		if r.full() {
+			return
 		}
-		b = append(appendString(b, k), ": "...)
-		b = appendRepr(b, v[k])
+		if i > 0 {
+			r.text(", ")
+		}
+		r.str(k)
+		r.text(": ")
+		r.value(v[k])
 	}
-	return append(b, '}')
+	r.text("}")
 }

@@ -3,6 +3,7 @@ package inspect_test
 import (
 	"math"
 	"math/big"
+	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/inspect"
@@ -54,12 +55,24 @@ func TestReprIsPythons(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := inspect.Repr(v); got != c.want {
+		if got := inspect.Repr(v, 1000); got != c.want {
 			t.Errorf("Repr(%v) = %s; want %s", c.v, got, c.want)
 		}
 		if got := inspect.TypeName(v); got != c.kind {
 			t.Errorf("TypeName(%v) = %s; want %s", c.v, got, c.kind)
 		}
+	}
+	for limit, want := range map[int]string{0: "…", 5: "['ab'…", 6: "['ab',…", 12: "['ab', 'ü']"} {
+		if got := inspect.Repr([]any{"ab", "ü"}, limit); got != want {
+			t.Errorf("Repr within %d bytes = %s; want %s", limit, got, want)
+		}
+	}
+	if got := inspect.Repr("üü", 2); got != "'…" {
+		t.Errorf("Repr cut inside of a character = %q", got)
+	}
+	huge := []any{make([]byte, 1<<26), strings.Repeat("x", 1<<26)}
+	if got := inspect.Repr(huge, 8); got != `[b'\x00\…` {
+		t.Errorf("Repr of much = %q", got)
 	}
 	if got := inspect.TypeName(map[string]any{}); got != "dict" {
 		t.Errorf("TypeName(map) = %s; want dict", got)

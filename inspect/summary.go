@@ -30,6 +30,8 @@ type Summary struct {
 	Writer    string            `json:"writer"`
 	Tags      map[string]string `json:"tags"`
 	Totals    Totals            `json:"totals"`
+	// FileBytes is the size of all files.
+	FileBytes int64 `json:"file_bytes"`
 	// DTypes has a line for each dtype, the one with the most bytes first.
 	DTypes []DTypeTotals `json:"dtypes"`
 	// Files are all files that the commit record names, the index first.
@@ -42,9 +44,8 @@ type Totals struct {
 	Objects  int64 `json:"objects"`
 	Chunks   int64 `json:"chunks"`
 	Elements int64 `json:"elements"`
-	// NumBytes is that of the tensors and objects, FileBytes that of the files.
-	NumBytes  int64 `json:"nbytes"`
-	FileBytes int64 `json:"file_bytes,omitempty"`
+	// NumBytes is the sum of the items' own.
+	NumBytes int64 `json:"nbytes"`
 }
 
 // Add counts one item.
@@ -90,7 +91,7 @@ func Summarize(src Source, md *meta.Metadata) *Summary {
 	perFile := chunksPerFile(md)
 	for _, f := range src.Files() {
 		out.Files = append(out.Files, File{f.Name, f.Size, fmt.Sprintf("%08x", f.CRC32C), perFile[f.Name]})
-		out.Totals.FileBytes += f.Size
+		out.FileBytes += f.Size
 	}
 	items := Items(Select(md), nil)
 	for i := range items {
