@@ -1,0 +1,19 @@
+// Command cairn looks after checkpoints of sharded training state: it lists,
+// inspects, verifies and repairs them. It is only the way in; every command is
+// a file in internal/cli, and docs/cli.md describes them all.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/cairn-ckpt/cairn/internal/cli"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}

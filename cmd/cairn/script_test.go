@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/engine"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+var update = flag.Bool("update", false, "rewrite the expected outputs")
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"cairn": main})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 filepath.Join("..", "..", "internal", "cli", "testdata", "script"),
+		UpdateScripts:       *update,
+		RequireExplicitExec: true,
+		Setup: func(e *testscript.Env) error {
+			// The race detector would let every command sleep for a second.
+			e.Setenv("GORACE", "atexit_sleep_ms=0")
+			return nil
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"exits":      checkExit,
+			"checkpoint": makeCheckpoint,
+			"flip":       flipBit,
+			"newer":      makeNewer,
+			"fields":     checkFields,
+		},
+	})
+}
+
+// checkExit runs a command and checks its exit code: exits CODE COMMAND….
+func checkExit(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	got := 0
+	if err := ts.Exec(args[1], args[2:]...); err != nil {
+		e, ok := errors.AsType[*exec.ExitError](err)
+		if !ok {
+			ts.Fatalf("%v", err)
+		}
+		got = e.ExitCode()
+	}
+	if got != want {
+		ts.Fatalf("exit code %d; want %d", got, want)
+	}
+}
+
+// makeCheckpoint saves a checkpoint that is the same every time: checkpoint DIR
+// [ID].
+func makeCheckpoint(ts *testscript.TestScript, _ bool, args []string) {
+	id := "20261115t101500-00c0ffee"
+	if len(args) > 1 {
+		id = args[1]
+	}
+	s, err := file.Open(ts.MkAbs(args[0]), &file.Options{NoSync: true})
+	ts.Check(err)
+	ts.Check(saveFixed(s, id))
+}
+
+// saveFixed saves a state of a bit of everything from two ranks.
+func saveFixed(s blob.Store, id string) error {
+	return inproc.Run(context.Background(), 2, func(ctx context.Context, g group.Group) error {
+		state, err := fixedState(g.Rank())
+		if err != nil {
+			return err
+		}
+		_, err = engine.Save(ctx, engine.SaveJob{
+			Group: g, Planner: new(plan.DefaultSave), State: state,
+			Writer: native.NewWriter(s, &native.WriterOptions{SweepAfter: -1}),
+			Storage: meta.Storage{
+				SaveID: id, Step: 7, Time: time.Date(2026, 11, 15, 10, 15, 0, 0, time.UTC), WorldSize: 2,
+				Writer: "a test", Tags: map[string]string{"run": "fixed"},
+			},
+		})
+		return err
+	})
+}
+
+func fixedState(rank int) (cairn.State, error) {
+	layout := func(dim int) shard.Layout {
+		return shard.Placed{Mesh: shard.Mesh{Shape: []int{2}}, Placements: []shard.Placement{shard.Shard(dim)}}
+	}
+	var errs []error
+	cut := func(d tensor.DType, dim int, shape ...int64) *shard.Tensor {
+		t, err := shard.Empty(layout(dim), d, shape, rank)
+		errs = append(errs, err)
+		if err == nil {
+			b, _ := t.Local().Bytes()
+			for i := range b {
+				b[i] = byte(16*rank + i)
+			}
+		}
+		return t
+	}
+	whole := func(shape ...int64) *tensor.Tensor {
+		t, err := tensor.New(tensor.Float32, shape)
+		errs = append(errs, err)
+		return t
+	}
+	layer := func() map[string]any {
+		return map[string]any{"w": cut(tensor.BFloat16, 0, 5, 4), "m": cut(tensor.Float32, 1, 5, 4)}
+	}
+	return cairn.State{
+		"model": map[string]any{"layers": []any{layer(), layer()}, "bias": whole(3), "empty": whole(0, 2), "scale": whole()},
+		"step":  7, "lr": 0.0003, "name": "run-ü", "on": true, "none": nil, "betas": []float64{0.9, 0.95},
+		"rng": []byte{0, 1, 255}, "blob": make([]byte, 70_000), "evil\x1b[31m": "x",
+	}, errors.Join(errs...)
+}
+
+// flipBit inverts a bit of the one file that a pattern matches: flip PATTERN
+// OFFSET, which counts from the end if it is negative.
+func flipBit(ts *testscript.TestScript, _ bool, args []string) {
+	names, err := filepath.Glob(ts.MkAbs(args[0]))
+	ts.Check(err)
+	if len(names) != 1 {
+		ts.Fatalf("%s matches %d files; want 1", args[0], len(names))
+	}
+	b, err := os.ReadFile(names[0])
+	ts.Check(err)
+	i, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	if i < 0 {
+		i += len(b)
+	}
+	b[i] ^= 1
+	ts.Check(os.WriteFile(names[0], b, 0o644))
+}
+
+// makeNewer rewrites the record of a checkpoint as a later version would: newer
+// DIR.
+func makeNewer(ts *testscript.TestScript, _ bool, args []string) {
+	name := filepath.Join(ts.MkAbs(args[0]), "cairn.json")
+	b, err := os.ReadFile(name)
+	ts.Check(err)
+	var f struct {
+		Record json.RawMessage `json:"record"`
+	}
+	ts.Check(json.Unmarshal(b, &f))
+	record := strings.Replace(string(f.Record), `"version": 1`, `"version": 1000`, 1)
+	if record == string(f.Record) {
+		ts.Fatalf("no version in %s", record)
+	}
+	crc := crc32.Checksum([]byte(record), crc32.MakeTable(crc32.Castagnoli))
+	ts.Check(os.WriteFile(name, fmt.Appendf(nil, `{"crc32c": "%08x", "record": %s}`, crc, record), 0o644))
+}
+
+// checkFields checks that the JSON in a file has all of some fields: fields FILE
+// PATH…, where a path is of keys and positions with dots between.
+func checkFields(ts *testscript.TestScript, neg bool, args []string) {
+	var v any
+	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &v))
+	for _, path := range args[1:] {
+		if found := hasField(v, strings.Split(path, ".")); found == neg {
+			ts.Fatalf("field %s there: %v", path, found)
+		}
+	}
+}
+
+func hasField(v any, path []string) bool {
+	if len(path) == 0 {
+		return true
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		e, ok := v[path[0]]
+		return ok && hasField(e, path[1:])
+	case []any:
+		i, err := strconv.Atoi(path[0])
+		return err == nil && i < len(v) && hasField(v[i], path[1:])
+	}
+	return false
+}

@@ -1,0 +1,250 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/inspect"
+)
+
+func TestExitCodes(t *testing.T) {
+	for err, want := range map[error]int{
+		errors.New("x"):         1,
+		cairn.ErrExists:         1,
+		cairn.ErrUncertain:      1,
+		cairn.ErrChanged:        1,
+		all.ErrScheme:           2,
+		inspect.ErrPattern:      2,
+		&usageError{"x"}:        2,
+		cairn.ErrNotFound:       3,
+		cairn.ErrMissing:        3,
+		fs.ErrNotExist:          3,
+		cairn.ErrIncomplete:     4,
+		cairn.ErrCorrupt:        5,
+		cairn.ErrVersion:        6,
+		cairn.ErrMismatch:       7,
+		cairn.ErrUnexpected:     7,
+		context.Canceled:        1, // it is the ended context that counts
+		cornered(t, "both"):     5,
+		withHint(errNested, ""): 4,
+	} {
+		if got := exitOf(fmt.Errorf("op: %w", err)).code; got != want {
+			t.Errorf("exit code of %q = %d; want %d", err, got, want)
+		}
+	}
+	seen := map[int]bool{}
+	for _, e := range exits {
+		if seen[e.code] || e.name == "" || e.meaning == "" {
+			t.Errorf("exit %+v: twice, or not explained", e)
+		}
+		seen[e.code] = true
+	}
+}
+
+// errNested is an error some layers deep.
+var errNested = fmt.Errorf("a: %w", &cairn.Error{Op: "open", Where: "x", Err: fmt.Errorf("b: %w", cairn.ErrIncomplete)})
+
+// cornered returns an error of a damaged checkpoint from which a file is gone.
+func cornered(t *testing.T, what string) error {
+	t.Helper()
+	return fmt.Errorf("%s: %w: %w", what, cairn.ErrCorrupt, fs.ErrNotExist)
+}
+
+func TestHintOfTheCallerCounts(t *testing.T) {
+	var errOut bytes.Buffer
+	o := &output{err: &errOut}
+	cmd := newRootCmd()
+	if got := o.fail(t.Context(), cmd, withHint(cairn.ErrCorrupt, "do this")); got != 5 {
+		t.Errorf("fail = %d; want 5", got)
+	}
+	if want := "cairn: checkpoint is corrupt\nhint: do this\n"; errOut.String() != want {
+		t.Errorf("printed %q; want %q", errOut.String(), want)
+	}
+	if withHint(nil, "x") != nil {
+		t.Errorf("withHint(nil) is an error")
+	}
+}
+
+// canceller ends a context when it is told of a certain text.
+type canceller struct {
+	bytes.Buffer
+	at     string
+	cancel func()
+}
+
+func (c *canceller) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), c.at) {
+		c.cancel()
+	}
+	return c.Buffer.Write(p)
+}
+
+func TestInterruptedCommandsSaySo(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	for _, at := range []string{"cairn demo", "save ", "load ", "crash "} {
+		ctx, cancel := context.WithCancel(t.Context())
+		out, errOut := &canceller{at: at, cancel: cancel}, new(bytes.Buffer)
+		got := Main(ctx, []string{"demo", "--dir", "mem://interrupt-" + strings.TrimSpace(at), "--size", "64KiB", "--ranks", "2"}, out, errOut)
+		if want := "cairn demo: interrupted\n"; got != exitInterrupted || errOut.String() != want {
+			t.Errorf("at %q: exit code %d and %q; want %d and %q", at, got, errOut, exitInterrupted, want)
+		}
+		cancel()
+	}
+}
+
+func TestNothingButTextWithoutATerminal(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	var out, errOut bytes.Buffer
+	if got := Main(t.Context(), []string{"demo", "--dir", "mem://plain", "--size", "64KiB", "--ranks", "2"}, &out, &errOut); got != 0 {
+		t.Fatalf("exit code %d: %s", got, errOut.String())
+	}
+	if strings.ContainsAny(out.String(), "\x1b\r") || errOut.Len() > 0 {
+		t.Errorf("printed %q and %q; want no colours and no bars", out.String(), errOut.String())
+	}
+	out.Reset()
+	if got := Main(t.Context(), []string{"verify", "mem://plain"}, &out, &errOut); got != 0 || !strings.Contains(out.String(), "ok") {
+		t.Errorf("verify: exit code %d, %s, %s", got, &out, &errOut)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]int64{
+		"0": 0, "4096": 4096, "12b": 12, "64MiB": 64 << 20, "64mib": 64 << 20, "5GB": 5e9, "1.5KiB": 1536, "2 g": 2e9, "1Ti": 1 << 40, ".5k": 500,
+	} {
+		if got, err := parseSize(text); err != nil || got != want {
+			t.Errorf("parseSize(%q) = %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "MiB", "x", "-1", "1.2.3", "5 apples", "1e400", "9999999PiB", "nan", "inf", "0x10", "+-1"} {
+		if got, err := parseSize(text); err == nil {
+			t.Errorf("parseSize(%q) = %d; want an error", text, got)
+		}
+	}
+	for n, want := range map[int64]string{
+		0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 1<<20 - 1: "1.0 MiB", 64 << 20: "64.0 MiB", 1 << 62: "4.0 EiB", -2048: "-2.0 KiB",
+	} {
+		if got := formatBytes(n); got != want {
+			t.Errorf("formatBytes(%d) = %q; want %q", n, got, want)
+		}
+	}
+	f := sizeFlag(64 << 20)
+	if got := f.String(); got != "64.0MiB" {
+		t.Errorf("default = %q", got)
+	}
+}
+
+func TestNumbersForPeople(t *testing.T) {
+	for got, want := range map[string]string{
+		formatCount(999):        "999",
+		formatCount(1000):       "1.00 k",
+		formatCount(1234567):    "1.23 M",
+		formatCount(7e15):       "7000.00 T",
+		formatSeconds(0.0421):   "42 ms",
+		formatSeconds(1.234):    "1.23 s",
+		formatSeconds(3725):     "1h2m5s",
+		formatRate(1 << 30):     "1.0 GiB/s",
+		formatShape(nil):        "[]",
+		formatMesh([]int{2, 4}): "2×4",
+		plural(1, "chunk"):      "1 chunk",
+		plural(0, "chunk"):      "0 chunks",
+		shorten("abcdef", 4):    "abc…",
+		shorten("üüü", 3):       "üüü",
+		quoteArg("runs/a-1"):    "runs/a-1",
+		quoteArg("it's"):        `'it'\''s'`,
+		clean("plain ü"):        "plain ü",
+		clean("a\x1b[0m"):       `"a\x1b[0m"`,
+		cleanLines("a\nb\x07"):  "a\n\"b\\a\"",
+	} {
+		if got != want {
+			t.Errorf("got %q; want %q", got, want)
+		}
+	}
+}
+
+func TestProgressText(t *testing.T) {
+	for _, c := range []struct {
+		current, total int64
+		elapsed        time.Duration
+		want           string
+	}{
+		{0, 1 << 20, 0, "0 B of 1.0 MiB"},
+		{1 << 19, 1 << 20, time.Second, "512.0 KiB of 1.0 MiB  512.0 KiB/s  1s left"},
+		{1 << 20, 1 << 20, time.Second, "1.0 MiB of 1.0 MiB  1.0 MiB/s"},
+		{2 << 20, 0, time.Second, "2.0 MiB  2.0 MiB/s"},
+	} {
+		if got := describeProgress(c.current, c.total, c.elapsed); got != c.want {
+			t.Errorf("describeProgress(%d, %d, %v) = %q; want %q", c.current, c.total, c.elapsed, got, c.want)
+		}
+	}
+}
+
+// Bars are drawn from several goroutines and end without a trace.
+func TestProgressBars(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	var errOut bytes.Buffer
+	o := &output{err: &errOut, bars: true}
+	for _, total := range []int64{0, 100, 1000} {
+		p := o.progress("verify", total)
+		done := make(chan struct{})
+		for range 4 {
+			go func() {
+				for range 25 {
+					p.add(1)
+				}
+				done <- struct{}{}
+			}()
+		}
+		for range 4 {
+			<-done
+		}
+		p.done()
+		p.done()
+	}
+	var none *progress
+	none.add(1)
+	none.done()
+}
+
+func TestRowsAlign(t *testing.T) {
+	r := newRows("NAME", ">SIZE", "X")
+	r.add("a", "1 B", "")
+	r.add("übe", "1000 B", "y")
+	var b bytes.Buffer
+	r.print(&b, "  ")
+	want := "  NAME    SIZE  X\n  a        1 B  -\n  übe   1000 B  y\n"
+	if d := cmp.Diff(want, b.String()); d != "" {
+		t.Errorf("table: -want +got\n%s", d)
+	}
+}
+
+func TestNextNames(t *testing.T) {
+	names := []string{"a.b.c", "a.b.d", "a.b", "a.x", "b", "c.d"}
+	for word, want := range map[string][]string{
+		"": {"a.", "b", "c."}, "a": {"a."}, "a.": {"a.b", "a.b.", "a.x"}, "a.b.": {"a.b.c", "a.b.d"}, "b": {"b"}, "z": nil,
+	} {
+		if d := cmp.Diff(want, nextNames(names, word)); d != "" {
+			t.Errorf("nextNames(%q): -want +got\n%s", word, d)
+		}
+	}
+}
+
+func TestGlobCharactersInPaths(t *testing.T) {
+	dir := t.TempDir() + "/a[1]*?"
+	if got := placeHint(dir); !strings.Contains(got, "no such directory") {
+		t.Errorf("placeHint = %q", got)
+	}
+	if got := escapeGlob("a[1]*?"); got != "a[[]1][*][?]" {
+		t.Errorf("escapeGlob = %q", got)
+	}
+}

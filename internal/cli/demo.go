@@ -1,0 +1,218 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/internal/demo"
+)
+
+// demoFlags are the flags of 'cairn demo'.
+type demoFlags struct {
+	dir              string
+	size             sizeFlag
+	ranks, loadRanks int
+	keep             bool
+}
+
+func newDemoCmd() *cobra.Command {
+	f := demoFlags{size: 64 << 20}
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Save, reshard, crash and verify a small training state",
+		Long: `Demo shows what cairn does, and needs nothing but a little disk and memory. It
+makes the state of a small transformer (bfloat16 weights, float32 Adam moments,
+numbers and settings), saves it from 8 ranks on a 2×4 mesh, verifies it, loads it
+into 3 ranks that are laid out in another way and compares every byte with what
+was saved. Then it saves over that checkpoint and crashes on the way, at six
+points, and shows each time that a whole checkpoint is there: the old one before
+the commit, the new one after it. At last it overwrites it completely.
+
+A load reads whole checksummed blocks: with chunks as small as here, that is more
+than it needs; the larger the state, the less. The ranks are goroutines of this
+process. The state is in memory once, and on disk twice while it is overwritten.
+The checkpoint stays, to be looked at. Exit code 0 says that all was as promised.
+
+With --json:
+
+  ok           whether all was as promised
+  path         where the checkpoint is
+  state        layers, width, tensors, objects, nbytes
+  save, overwrite
+               save_id, step, ranks, mesh, files, bytes, seconds
+  verify       files, chunks, bytes, seconds
+  load         ranks, bytes_needed, bytes_read, requests, bytes_compared, bytes,
+               seconds
+  crashes      a list of at (how far the save was), operation, survivor ("old" or
+               "new"), save_id, digest, left_files, left_bytes
+  digest       of the checkpoint that is there at the end; see 'cairn digest'`,
+		Example: `  cairn demo
+  cairn demo --size 1GiB --ranks 16 --load-ranks 5
+  cairn demo --dir /tmp/demo --keep=false --json`,
+		Args:              wantArgs(0, 0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runDemo(cmd, f)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.dir, "dir", "cairn-demo", "save in this directory (`PATH`), which is made if need be")
+	fl.Var(&f.size, "size", "size of the state, about")
+	fl.IntVar(&f.ranks, "ranks", 8, "ranks that save")
+	fl.IntVar(&f.loadRanks, "load-ranks", 3, "ranks that load")
+	fl.BoolVar(&f.keep, "keep", true, "leave the checkpoint there; --keep=false removes it at the end")
+	_ = cmd.MarkFlagDirname("dir") // fails for unknown flags only
+	return cmd
+}
+
+func runDemo(cmd *cobra.Command, f demoFlags) error {
+	switch {
+	case f.size < demo.MinBytes:
+		return usagef(cmd, "--size is too small: at least %s", formatBytes(demo.MinBytes))
+	case min(f.ranks, f.loadRanks) < 1 || max(f.ranks, f.loadRanks) > demo.MaxRanks:
+		return usagef(cmd, "--ranks and --load-ranks must be 1 to %d", demo.MaxRanks)
+	}
+	store, err := all.Open(f.dir)
+	if err != nil {
+		return err
+	}
+	o := outputOf(cmd)
+	w := &demoWatcher{o: o}
+	w.title(f)
+	rep, err := demo.Run(cmd.Context(), demo.Config{
+		Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w,
+	})
+	w.bar.done()
+	if rep != nil && rep.Save != nil && !f.keep {
+		err = errors.Join(err, removeCheckpoint(context.WithoutCancel(cmd.Context()), store))
+	}
+	if rep != nil && o.json {
+		err = errors.Join(err, o.encode(o.out, rep))
+	}
+	if err != nil {
+		return withHint(err, demoHint(f.dir, err))
+	}
+	w.goodbye(f)
+	return nil
+}
+
+func demoHint(dir string, err error) string {
+	if errors.Is(err, cairn.ErrExists) || errors.Is(err, cairn.ErrIncomplete) {
+		return fmt.Sprintf("choose another place with --dir, or remove %s if you do not need it", dir)
+	}
+	return ""
+}
+
+// removeCheckpoint removes the checkpoint in s, its record first.
+func removeCheckpoint(ctx context.Context, s blob.Store) error {
+	c, err := cairn.Open(ctx, s)
+	if err != nil {
+		return err
+	}
+	files := c.Files()
+	if err := errors.Join(c.Close(), s.Remove(ctx, "cairn.json")); err != nil {
+		return err
+	}
+	for _, f := range files {
+		if err := s.Remove(ctx, f.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// demoWatcher prints what the demo does while it does it.
+type demoWatcher struct {
+	o    *output
+	step string
+	bar  *progress
+}
+
+var _ demo.Watcher = (*demoWatcher)(nil)
+
+func (w *demoWatcher) Begin(step string, bytes int64) {
+	w.step = step
+	w.bar = w.o.progress(step, bytes)
+}
+
+func (w *demoWatcher) Moved(bytes int64) { w.bar.add(bytes) }
+
+func (w *demoWatcher) End(r *demo.Report) {
+	w.bar.done()
+	switch w.step {
+	case "save":
+		w.line("state", "%s, %s: %d layers of width %d, %s", plural(r.State.Tensors, "tensor"), plural(r.State.Objects, "object"),
+			r.State.Layers, r.State.Width, formatBytes(r.State.NumBytes))
+		w.line("save", "%s on a %s mesh: %s in %s, %s", plural(r.Save.Ranks, "rank"), formatMesh(r.Save.Mesh),
+			formatBytes(r.Save.Bytes), plural(r.Save.Files, "file"), formatSpeed(r.Save.Speed))
+	case "verify":
+		w.line("verify", "%s in %s, every byte: %s", plural(r.Check.Chunks, "chunk"), plural(r.Check.Files, "file"),
+			formatSpeed(r.Check.Speed))
+	case "load":
+		w.line("load", "%s, resharded: needed %s, read %s, %s", plural(r.Load.Ranks, "rank"), formatBytes(r.Load.Needed),
+			formatBytes(r.Load.Read), formatSpeed(r.Load.Speed))
+		w.line("compare", "%s on all ranks, every byte as it was saved", formatBytes(r.Load.Compared))
+	case "crash":
+		c := r.Crash[len(r.Crash)-1]
+		found := "old checkpoint whole, same digest"
+		if c.Survivor == "new" {
+			found = "new checkpoint whole"
+		}
+		w.line("crash", "%-33s %s", c.At+":", found)
+	case "overwrite":
+		w.line("overwrite", "step %d: %s in %s, %s", r.Overwrite.Step, formatBytes(r.Overwrite.Bytes),
+			plural(r.Overwrite.Files, "file"), formatSpeed(r.Overwrite.Speed))
+		w.line("digest", "%s", r.Digest)
+	}
+}
+
+func (w *demoWatcher) title(f demoFlags) {
+	if !w.o.json {
+		w.o.remark("%s in %s\n\n", w.o.bold("cairn demo"), clean(f.dir))
+	}
+}
+
+// line prints one line of the story.
+func (w *demoWatcher) line(what, format string, args ...any) {
+	if !w.o.json {
+		w.o.remark("%s %-10s %s\n", w.o.good("✓"), what, fmt.Sprintf(format, args...))
+	}
+}
+
+// goodbye says what to try next.
+func (w *demoWatcher) goodbye(f demoFlags) {
+	o := w.o
+	if o.json || o.quiet {
+		return
+	}
+	o.printf("\n%s\n", o.good("All as promised."))
+	if !f.keep || strings.HasPrefix(f.dir, "mem:") {
+		return
+	}
+	dir := quoteArg(f.dir)
+	o.printf("\nLook at it:\n")
+	t := newRows("", "")
+	t.cells = nil
+	t.add("cairn inspect "+dir, "the checkpoint as a whole")
+	t.add("cairn ls "+dir+" model.layers.0", "names, dtypes, shapes")
+	t.add("cairn inspect "+dir+" model.layers.0.attn.qkv", "where each chunk lies")
+	t.add("cairn verify "+dir, "check every byte")
+	t.add("cairn digest "+dir+" model", "SHA-256 of each tensor")
+	t.add("cairn table "+dir+" -o index.parquet", "the index for SQL")
+	t.print(o.out, "  ")
+}
+
+func formatSpeed(s demo.Speed) string {
+	return formatSeconds(s.Seconds) + ", " + formatRate(s.PerSecond())
+}
+
+func formatMesh(mesh []int) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(mesh), " ", "×"), "[]")
+}

@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// digestList is what 'cairn digest --json' prints.
+type digestList struct {
+	Items map[string]inspect.Digest `json:"items"`
+	// Digest is inspect.Combine of the items.
+	Digest string `json:"digest"`
+}
+
+func newDigestCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "digest PATH [FQN...]",
+		Short: "Print the SHA-256 of every tensor and object",
+		Long: `Digest reads tensors and objects and prints the SHA-256 of their content: of a
+tensor's contiguous little-endian bytes, whatever way it was cut into chunks,
+and of an object's encoding. Two checkpoints of the same state have the same
+digests, however they are sharded. Every byte is verified on the way. Memory is
+bounded, whatever the size of a tensor.
+
+FQN is a name, or the beginning of names up to a dot. Without one, everything is
+read.
+
+With --json:
+
+  items          an object with, for each name:
+    kind         "tensor" or "object"
+    dtype, shape of a tensor
+    type, repr   of an object, in Python's words: int, float, str, bool,
+                 NoneType, bytes, list, dict; repr is cut at 4096 bytes
+    nbytes       bytes that were digested
+    sha256       their digest
+  digest         one digest for all that was read: the SHA-256 of the lines
+                 "NAME" KIND DTYPE [SHAPE] SHA256, in the order of the names`,
+		Example: `  cairn digest runs/step-1000
+  cairn digest runs/step-1000 model.layers.0 step
+  diff <(cairn digest a) <(cairn digest b)
+  cairn digest runs/step-1000 --json | jq -r .digest`,
+		Args:              wantArgs(1, -1),
+		ValidArgsFunction: completeNames(-1),
+		RunE:              runDigest,
+	}
+}
+
+func runDigest(cmd *cobra.Command, args []string) error {
+	return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
+		entries, err := selectNames(md, args[1:])
+		if err != nil {
+			return err
+		}
+		o := outputOf(cmd)
+		bar := o.progress("digest", sumBytes(entries))
+		defer bar.done()
+		digests, err := inspect.Digests(cmd.Context(), c, entries, &inspect.DigestOptions{Progress: bar.add})
+		bar.done()
+		if err != nil {
+			return err
+		}
+		v := digestList{Items: digests, Digest: inspect.Combine(digests)}
+		return o.result(v, func() {
+			for _, name := range slices.Sorted(maps.Keys(digests)) {
+				o.printf("%s  %s\n", digests[name].SHA256, clean(name))
+			}
+		})
+	})
+}
+
+func sumBytes(entries []*meta.Entry) int64 {
+	var n int64
+	for _, e := range entries {
+		n += e.NumBytes()
+	}
+	return n
+}

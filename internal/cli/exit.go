@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/inspect"
+)
+
+const (
+	exitOK          = 0
+	exitInterrupted = 130
+)
+
+// exit is one way for a command to end.
+type exit struct {
+	code    int
+	name    string // in JSON
+	meaning string
+	errs    []error // any of them, by errors.Is
+	hint    string  // where no better one is known
+}
+
+// exits is the table of exit codes. The first one whose error is in the chain
+// counts; the last one is for all others.
+var exits = []exit{
+	{code: exitOK, name: "ok", meaning: "It worked, and what was checked is whole."},
+	{code: exitInterrupted, name: "interrupted", meaning: "Interrupted by Ctrl-C or a signal."},
+	{
+		code: 2, name: "usage", meaning: "The command line is wrong.",
+		errs: []error{errUsage, all.ErrScheme, inspect.ErrPattern},
+	},
+	{
+		code: 6, name: "version", meaning: "The checkpoint is in a version of the format that this program cannot read.",
+		errs: []error{cairn.ErrVersion}, hint: "a newer cairn wrote it: use that one, or a newer one, to read it",
+	},
+	{
+		code: 5, name: "corrupt", meaning: "The checkpoint is corrupt: bytes are not what was written.",
+		errs: []error{cairn.ErrCorrupt}, hint: "'cairn verify' lists what is damaged; the rest can still be read",
+	},
+	{
+		code: 4, name: "incomplete", meaning: "The checkpoint is incomplete: its save did not finish.",
+		errs: []error{cairn.ErrIncomplete}, hint: "'cairn repair' rebuilds the record if all data files of a save are there",
+	},
+	{
+		code: 3, name: "not-found", meaning: "There is no checkpoint there, or it has no such name.",
+		errs: []error{cairn.ErrNotFound, cairn.ErrMissing, fs.ErrNotExist, syscall.ENOTDIR},
+	},
+	{
+		code: 7, name: "mismatch", meaning: "Things that should be equal or fit together do not.",
+		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected},
+	},
+	{code: 1, name: "error", meaning: "Anything else went wrong."},
+}
+
+// exitOf returns the exit for an error.
+func exitOf(err error) exit {
+	for _, e := range exits {
+		for _, target := range e.errs {
+			if errors.Is(err, target) {
+				return e
+			}
+		}
+	}
+	return exits[len(exits)-1]
+}
+
+// errUsage is wrapped by what is wrong with a command line.
+var errUsage = errors.New("wrong usage")
+
+// usageError says what is wrong with a command line.
+type usageError struct{ text string }
+
+func (e *usageError) Error() string { return e.text }
+func (e *usageError) Unwrap() error { return errUsage }
+
+// usagef returns an error of the way cmd was called.
+func usagef(cmd *cobra.Command, format string, args ...any) error {
+	err := &usageError{fmt.Sprintf(format, args...)}
+	return withHint(err, fmt.Sprintf("see '%s --help'", cmd.CommandPath()))
+}
+
+// hintError is an error and what to do about it.
+type hintError struct {
+	error
+	hint string
+}
+
+func (e *hintError) Unwrap() error { return e.error }
+
+// withHint adds to err what to do next, unless err or hint are empty. The
+// outermost hint counts.
+func withHint(err error, hint string) error {
+	if err == nil || hint == "" {
+		return err
+	}
+	return &hintError{err, hint}
+}
+
+// failure is what --json prints of an error.
+type failure struct {
+	Error string `json:"error"`
+	Kind  string `json:"kind"`
+	Code  int    `json:"code"`
+	Hint  string `json:"hint,omitempty"`
+}
+
+// fail reports err on stderr and returns the exit code.
+func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
+	e := exitOf(err)
+	f := failure{Error: err.Error(), Kind: e.name, Code: e.code, Hint: e.hint}
+	if h, ok := errors.AsType[*hintError](err); ok {
+		f.Hint = h.hint
+	}
+	if ctx.Err() != nil {
+		f = failure{Error: "interrupted", Kind: "interrupted", Code: exitInterrupted}
+	}
+	if o.json {
+		o.encode(o.err, f)
+		return f.Code
+	}
+	fmt.Fprintf(o.err, "%s: %s\n", cmd.CommandPath(), o.bad(cleanLines(f.Error)))
+	if f.Hint != "" {
+		fmt.Fprintf(o.err, "hint: %s\n", f.Hint)
+	}
+	return f.Code
+}

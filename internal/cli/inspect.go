@@ -1,0 +1,239 @@
+package cli
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// overview is what 'cairn inspect PATH --json' prints.
+type overview struct {
+	*inspect.Summary
+	Tree *inspect.Node `json:"tree"`
+}
+
+// closeUp is what 'cairn inspect PATH FQN --json' prints of one name, branch
+// what it prints of everything below one.
+type closeUp struct {
+	Path   string          `json:"path"`
+	SaveID string          `json:"save_id"`
+	Item   inspect.Item    `json:"item"`
+	Chunks []inspect.Chunk `json:"chunks"`
+}
+
+type branch struct {
+	Path   string        `json:"path"`
+	SaveID string        `json:"save_id"`
+	Tree   *inspect.Node `json:"tree"`
+}
+
+// inspectFlags are the flags of 'cairn inspect'.
+type inspectFlags struct {
+	depth int
+	files bool
+}
+
+func newInspectCmd() *cobra.Command {
+	var f inspectFlags
+	cmd := &cobra.Command{
+		Use:   "inspect PATH [FQN]",
+		Short: "Describe a checkpoint, or one name in it",
+		Long: `Inspect describes a checkpoint as a whole: where, when, by how many ranks and by
+which program it was written, what it holds by dtype and by prefix, and its
+files. With a name it shows where each chunk of that tensor or object lies; with
+the beginning of names, up to a dot, the tree below it.
+
+With --json, of a whole checkpoint:
+
+  path, format, save_id, step, time, world_size, writer, tags
+  totals     tensors, objects, chunks, elements, nbytes
+  file_bytes bytes of all files
+  dtypes     a list of dtype, tensors, elements, nbytes
+  files      a list of name, size, crc32c, chunks; the index is the first
+  tree       name, fqn, totals, item (as in 'cairn ls') and children, which are
+             trees again, --depth levels deep
+
+Of one name:
+
+  path, save_id, item
+  chunks     a list of chunk (a number), offsets, sizes, inline, file, offset,
+             length, n_checksums and key (in its file, where it is not the name)
+
+Of the beginning of names:
+
+  path, save_id, tree`,
+		Example: `  cairn inspect runs/step-1000
+  cairn inspect runs/step-1000 --depth 4
+  cairn inspect runs/step-1000 model.layers.0
+  cairn inspect runs/step-1000 model.layers.0.attn.qkv
+  cairn inspect runs/step-1000 --json | jq .totals`,
+		Args:              wantArgs(1, 2),
+		ValidArgsFunction: completeNames(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
+				if len(args) == 2 {
+					return inspectName(cmd, c, md, args[0], args[1], f)
+				}
+				s := inspect.Summarize(c, md)
+				s.Path = args[0]
+				v := overview{s, inspect.Tree(inspect.Items(inspect.Select(md), nil), "", f.depth)}
+				o := outputOf(cmd)
+				return o.result(v, func() { o.overview(&v, f.files) })
+			})
+		},
+	}
+	cmd.Flags().IntVarP(&f.depth, "depth", "d", 2, "show the tree of names this deep; -1 for all of it")
+	cmd.Flags().BoolVar(&f.files, "files", false, "show all files, however many there are")
+	return cmd
+}
+
+// inspectName describes one name, or what is below it.
+func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, path, name string, f inspectFlags) error {
+	o := outputOf(cmd)
+	e, ok := md.Find(name)
+	if !ok {
+		entries, err := selectNames(md, []string{name})
+		if err != nil {
+			return err
+		}
+		v := branch{path, c.Info().SaveID, inspect.Tree(inspect.Items(entries, nil), name, f.depth)}
+		return o.result(v, func() { o.tree(v.Tree) })
+	}
+	v := closeUp{Path: path, SaveID: c.Info().SaveID, Item: inspect.NewItem(e), Chunks: slices.Collect(inspect.Chunks(e))}
+	if err := readObject(cmd.Context(), c, e, &v.Item); err != nil {
+		return err
+	}
+	return o.result(v, func() { o.closeUp(&v) })
+}
+
+// readObject fills in type and value of an object whose bytes are not in the
+// index, unless they are in a codec that is not known here.
+func readObject(ctx context.Context, c *cairn.Checkpoint, e *meta.Entry, it *inspect.Item) error {
+	if e.Tensor != nil || it.Type != "" {
+		return nil
+	}
+	codec, data, err := c.ReadBytes(ctx, e)
+	if err != nil {
+		return err
+	}
+	if v, err := value.Decode(codec, data); err == nil {
+		it.Type, it.Repr = inspect.TypeName(v), inspect.Repr(v, inspect.MaxRepr)
+	}
+	return nil
+}
+
+func (o *output) overview(v *overview, allFiles bool) {
+	t := newRows("", "")
+	t.cells = nil // a table without headings
+	t.add("path", clean(v.Path))
+	t.add("format", clean(v.Format))
+	t.add("save", clean(v.SaveID))
+	t.add("step", strconv.FormatInt(v.Step, 10))
+	t.add("time", v.Time.Format(time.RFC3339))
+	t.add("world size", strconv.Itoa(v.WorldSize))
+	t.add("writer", clean(v.Writer))
+	for _, k := range slices.Sorted(maps.Keys(v.Tags)) {
+		t.add("tag "+clean(k), clean(v.Tags[k]))
+	}
+	t.add("contents", formatTotals(&v.Totals))
+	t.add("elements", formatCount(v.Totals.Elements))
+	t.add("on disk", formatBytes(v.FileBytes)+" in "+plural(len(v.Files), "file"))
+	t.print(o.out, "")
+	if len(v.DTypes) > 0 {
+		o.printf("\n")
+		o.dtypes(v.DTypes)
+	}
+	if len(v.Tree.Children) > 0 {
+		o.printf("\n")
+		o.tree(v.Tree)
+	}
+	o.printf("\n")
+	o.files(v.Files, allFiles)
+}
+
+func (o *output) dtypes(list []inspect.DTypeTotals) {
+	t := newRows("DTYPE", ">TENSORS", ">ELEMENTS", ">SIZE")
+	for _, d := range list {
+		t.add(d.DType, strconv.FormatInt(d.Tensors, 10), strconv.FormatInt(d.Elements, 10), formatBytes(d.NumBytes))
+	}
+	t.print(o.out, "")
+}
+
+// tree prints a tree of names, indented.
+func (o *output) tree(n *inspect.Node) {
+	t := newRows("TREE", ">TENSORS", ">OBJECTS", ">ELEMENTS", ">SIZE", "WHAT")
+	if n.FQN != "" {
+		addNode(t, n, n.FQN, 0)
+		addNodes(t, n.Children, 1)
+	} else {
+		addNodes(t, n.Children, 0)
+	}
+	t.print(o.out, "")
+}
+
+func addNodes(t *rows, nodes []*inspect.Node, level int) {
+	for _, n := range nodes {
+		addNode(t, n, n.Name, level)
+		addNodes(t, n.Children, level+1)
+	}
+}
+
+func addNode(t *rows, n *inspect.Node, name string, level int) {
+	what := ""
+	if it := n.Item; it != nil && it.Kind == inspect.KindTensor {
+		what = it.DType + " " + formatShape(it.Shape)
+	} else if it != nil {
+		what = strings.TrimSpace(it.Type + " " + shorten(it.Repr, 40))
+	}
+	t.add(strings.Repeat("  ", level)+clean(name), strconv.FormatInt(n.Totals.Tensors, 10), strconv.FormatInt(n.Totals.Objects, 10),
+		formatCount(n.Totals.Elements), formatBytes(n.Totals.NumBytes), what)
+}
+
+// fewFiles is how many files are shown unasked.
+const fewFiles = 16
+
+func (o *output) files(files []inspect.File, showAll bool) {
+	shown := files
+	if !showAll && len(files) > fewFiles {
+		shown = files[:fewFiles]
+	}
+	t := newRows("FILE", ">SIZE", ">CHUNKS", "CRC-32C")
+	for _, f := range shown {
+		t.add(clean(f.Name), formatBytes(f.Size), strconv.FormatInt(f.Chunks, 10), f.CRC32C)
+	}
+	t.print(o.out, "")
+	if n := len(files) - len(shown); n > 0 {
+		o.remark("… and %s; --files shows all\n", plural(n, "more file"))
+	}
+}
+
+func (o *output) closeUp(v *closeUp) {
+	o.items([]inspect.Item{v.Item}, false)
+	if v.Item.Repr != "" {
+		o.printf("\n%s\n", v.Item.Repr)
+	}
+	o.printf("\n")
+	t := newRows(">CHUNK", "OFFSETS", "SIZES", "FILE", ">AT", ">LENGTH", ">CHECKSUMS")
+	for _, c := range v.Chunks {
+		offsets, sizes, file := "", "", clean(c.File)
+		if v.Item.Kind == inspect.KindTensor {
+			offsets, sizes = formatShape(c.Offsets), formatShape(c.Sizes)
+		}
+		if c.Inline {
+			file = "(in the index)"
+		}
+		t.add(strconv.Itoa(c.Chunk), offsets, sizes, file, strconv.FormatInt(c.Offset, 10), strconv.FormatInt(c.Length, 10),
+			strconv.Itoa(c.Checksums))
+	}
+	t.print(o.out, "")
+}

@@ -1,0 +1,135 @@
+package cli
+
+import (
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// listing is what 'cairn ls --json' prints.
+type listing struct {
+	Path   string         `json:"path"`
+	SaveID string         `json:"save_id"`
+	Items  []inspect.Item `json:"items"`
+	Totals inspect.Totals `json:"totals"`
+}
+
+func newLsCmd() *cobra.Command {
+	var match string
+	var long bool
+	cmd := &cobra.Command{
+		Use:   "ls PATH [PREFIX]",
+		Short: "List the names in a checkpoint",
+		Long: `Ls lists the tensors and objects of a checkpoint with their dtype, shape, number
+of chunks and bytes, in the order of their names. PREFIX is a name, or the
+beginning of one up to a dot: everything below it is listed.
+
+--match keeps the names that a pattern matches as a whole: * stands for any
+characters, dots too, ? for one, [a-d] and [!a-d] for one of a set.
+
+With --json:
+
+  path, save_id    which checkpoint it is
+  items            a list with, for each name:
+    fqn            the name
+    kind           "tensor" or "object"
+    dtype, shape   of a tensor
+    type, repr     of an object that is part of the index, in Python's words, cut
+                   at 4096 bytes
+    codec          how an object is encoded
+    chunks         pieces that it was saved in
+    files          files that they lie in
+    nbytes         bytes of the whole tensor, or of the object as stored
+  totals           tensors, objects, chunks, elements and nbytes of what is listed`,
+		Example: `  cairn ls runs/step-1000
+  cairn ls runs/step-1000 model.layers.0
+  cairn ls runs/step-1000 --match '*.exp_avg' --long
+  cairn ls runs/step-1000 --json | jq -r '.items[].fqn'`,
+		Args:              wantArgs(1, 2),
+		ValidArgsFunction: completeNames(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runLs(cmd, args[0], args[1:], match, long)
+		},
+	}
+	cmd.Flags().StringVarP(&match, "match", "m", "", "list only names that match this `pattern`")
+	cmd.Flags().BoolVarP(&long, "long", "l", false, "also show elements, files and the values of objects")
+	return cmd
+}
+
+func runLs(cmd *cobra.Command, path string, prefix []string, match string, long bool) error {
+	var keep func(string) bool
+	if match != "" {
+		var err error
+		if keep, err = inspect.Glob(match); err != nil {
+			return withHint(err, "see 'cairn ls --help' for what a pattern may hold")
+		}
+	}
+	return withMetadata(cmd.Context(), path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
+		entries, err := selectNames(md, prefix)
+		if err != nil {
+			return err
+		}
+		l := listing{Path: path, SaveID: c.Info().SaveID, Items: inspect.Items(entries, keep)}
+		for i := range l.Items {
+			l.Totals.Add(&l.Items[i])
+		}
+		o := outputOf(cmd)
+		return o.result(l, func() { o.listing(&l, long) })
+	})
+}
+
+func (o *output) listing(l *listing, long bool) {
+	if len(l.Items) > 0 {
+		o.items(l.Items, long)
+		o.remark("\n")
+	}
+	o.remark("%s\n", formatTotals(&l.Totals))
+}
+
+func formatTotals(t *inspect.Totals) string {
+	return plural(t.Tensors, "tensor") + " in " + plural(t.Chunks, "chunk") + ", " + plural(t.Objects, "object") + ", " +
+		formatBytes(t.NumBytes)
+}
+
+// items prints a table of names.
+func (o *output) items(items []inspect.Item, long bool) {
+	headings := []string{"NAME", "KIND", "DTYPE", "SHAPE", ">CHUNKS", ">SIZE"}
+	if long {
+		headings = append(headings, ">ELEMENTS", ">FILES", "VALUE")
+	}
+	t := newRows(headings...)
+	for i := range items {
+		it := &items[i]
+		dtype, shape := it.DType, ""
+		if it.Kind == inspect.KindTensor {
+			shape = formatShape(it.Shape)
+		} else if dtype = it.Type; dtype == "" {
+			dtype = it.Codec
+		}
+		cells := []string{clean(it.FQN), it.Kind, clean(dtype), shape, strconv.Itoa(it.Chunks), formatBytes(it.NumBytes)}
+		if long {
+			cells = append(cells, elements(it), strconv.Itoa(it.Files), shorten(it.Repr, 40))
+		}
+		t.add(cells...)
+	}
+	t.print(o.out, "")
+}
+
+func elements(it *inspect.Item) string {
+	if it.Kind != inspect.KindTensor {
+		return ""
+	}
+	return strconv.FormatInt(it.Elements(), 10)
+}
+
+// shorten cuts text that is longer than n characters.
+func shorten(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}

@@ -1,0 +1,119 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// openCheckpoint opens the checkpoint at an address for reading.
+func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, error) {
+	store, err := all.Open(address)
+	if err != nil {
+		return nil, withHint(err, placeHint(address))
+	}
+	c, err := cairn.Open(ctx, store)
+	if err != nil {
+		return nil, withHint(err, openHint(address, err))
+	}
+	return c, nil
+}
+
+// withMetadata opens a checkpoint, reads its whole index and calls fn.
+func withMetadata(ctx context.Context, address string, fn func(c *cairn.Checkpoint, md *meta.Metadata) error) error {
+	c, err := openCheckpoint(ctx, address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	md, err := c.Metadata(ctx)
+	if err != nil {
+		return withHint(err, openHint(address, err))
+	}
+	return fn(c, md)
+}
+
+// openHint says what to do about a checkpoint that cannot be opened.
+func openHint(address string, err error) string {
+	switch {
+	case errors.Is(err, cairn.ErrVersion):
+		return "" // the one for every command
+	case errors.Is(err, cairn.ErrCorrupt), errors.Is(err, cairn.ErrIncomplete):
+		return fmt.Sprintf("'cairn repair --dry-run %s' says whether it can be rebuilt from the data files", quoteArg(address))
+	case errors.Is(err, cairn.ErrNotFound):
+		return placeHint(address)
+	}
+	return ""
+}
+
+// placeHint says what there is at a path that is no checkpoint.
+func placeHint(address string) string {
+	if strings.Contains(address, "://") {
+		return ""
+	}
+	fi, err := os.Stat(address)
+	switch {
+	case err != nil:
+		return "there is no such directory: check the path"
+	case !fi.IsDir():
+		return "PATH is the directory of a checkpoint, not a file in it"
+	}
+	if _, err := os.Stat(filepath.Join(address, ".metadata")); err == nil {
+		return "it looks like a checkpoint of PyTorch DCP, which this version does not read"
+	}
+	inside, err := filepath.Glob(filepath.Join(escapeGlob(address), "*", "cairn.json"))
+	if err != nil || len(inside) == 0 {
+		return "a checkpoint is a directory with a cairn.json in it"
+	}
+	return fmt.Sprintf("%s below it; the last is %s", plural(len(inside), "checkpoint"), filepath.Dir(inside[len(inside)-1]))
+}
+
+// escapeGlob makes path stand for itself in a filepath.Glob.
+func escapeGlob(path string) string {
+	return strings.NewReplacer(`*`, `[*]`, `?`, `[?]`, `[`, `[[]`).Replace(path)
+}
+
+// quoteArg prints an argument so that a shell takes it as one.
+func quoteArg(s string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-:@%+=,", r)
+	}
+	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// selectNames returns the entries at or below each of the names. Each must
+// stand for something.
+func selectNames(md *meta.Metadata, names []string) ([]*meta.Entry, error) {
+	for _, n := range names {
+		if len(inspect.Select(md, n)) == 0 {
+			return nil, missing(md, n)
+		}
+	}
+	return inspect.Select(md, names...), nil
+}
+
+// missing is the error of a name that a checkpoint does not have.
+func missing(md *meta.Metadata, name string) error {
+	err := fmt.Errorf("%q is %w", name, cairn.ErrMissing)
+	var near []string
+	for _, n := range md.Names() {
+		if strings.Contains(strings.ToLower(n), strings.ToLower(strings.Trim(name, "."))) {
+			near = append(near, clean(n))
+		}
+	}
+	if len(near) == 0 {
+		return withHint(err, fmt.Sprintf("'cairn ls %s' lists all names", quoteArg(md.Storage.ID)))
+	}
+	return withHint(err, "did you mean "+strings.Join(near[:min(len(near), 3)], " or ")+"?")
+}

@@ -1,0 +1,175 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/compress/zstd"
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// chunkRow is one row of the table: a chunk of a tensor, or an object. What only
+// tensors have is null for objects, or an empty list, and what a file has is
+// null for objects in the index.
+type chunkRow struct {
+	FQN       string  `parquet:"fqn,dict"`
+	Kind      string  `parquet:"kind,dict"`
+	DType     *string `parquet:"dtype,optional,dict"`
+	Codec     *string `parquet:"codec,optional,dict"`
+	Shape     []int64 `parquet:"shape,list"`
+	Chunk     int64   `parquet:"chunk,delta"`
+	Offsets   []int64 `parquet:"offsets,list"`
+	Sizes     []int64 `parquet:"sizes,list"`
+	File      *string `parquet:"file,optional,dict"`
+	Key       *string `parquet:"key,optional,dict"`
+	Offset    *int64  `parquet:"offset,optional"`
+	Length    int64   `parquet:"length"`
+	NumBytes  int64   `parquet:"nbytes"`
+	Checksums int64   `parquet:"n_checksums"`
+}
+
+// tableResult is what 'cairn table --json' prints.
+type tableResult struct {
+	Path   string `json:"path"`
+	SaveID string `json:"save_id"`
+	Output string `json:"output"`
+	Rows   int64  `json:"rows"`
+}
+
+func newTableCmd() *cobra.Command {
+	var out string
+	cmd := &cobra.Command{
+		Use:   "table PATH -o FILE",
+		Short: "Export the index as a Parquet table",
+		Long: `Table writes the index of a checkpoint as a Parquet file, compressed with zstd,
+for DuckDB, pandas, polars and the like: SQL over a checkpoint. It has one row for
+each chunk of a tensor and one for each object:
+
+  fqn            the name
+  kind           "tensor" or "object"
+  dtype, shape   of the whole tensor; shape is a list
+  codec          how an object is encoded
+  chunk          the number of the chunk within its tensor, from 0
+  offsets, sizes the chunk's box in the tensor; lists
+  file           where its bytes are; null for an object that is in the index
+  key            its key in that file, where that is not the name
+  offset, length the range of its bytes in the file
+  nbytes         bytes of the whole tensor or object
+  n_checksums    blocks of the chunk with a checksum of their own
+
+The file's own metadata has cairn.path, cairn.save_id and cairn.step.
+
+With --json:
+
+  path, save_id  which checkpoint it is
+  output         the file that was written
+  rows           how many rows it has`,
+		Example: `  cairn table runs/step-1000 -o index.parquet
+  duckdb -c "select dtype, sum(length) from 'index.parquet' group by dtype"
+  duckdb -c "select file, count(*), sum(length) from 'index.parquet' group by file"`,
+		Args:              wantArgs(1, 1),
+		ValidArgsFunction: completePath,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if out == "" {
+				return usagef(cmd, "the flag --output is missing: it is '%s'", cmd.UseLine())
+			}
+			return runTable(cmd, args[0], out)
+		},
+	}
+	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this `file`; it is replaced once the new one is complete")
+	return cmd
+}
+
+func runTable(cmd *cobra.Command, path, out string) error {
+	return withMetadata(cmd.Context(), path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
+		r := tableResult{Path: path, SaveID: c.Info().SaveID, Output: out}
+		err := replaceFile(out, func(w io.Writer) (err error) {
+			r.Rows, err = writeTable(cmd.Context(), w, md)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		o := outputOf(cmd)
+		return o.result(r, func() { o.remark("%s: %s\n", clean(out), plural(r.Rows, "row")) })
+	})
+}
+
+// replaceFile writes a file so that it appears as a whole or not at all.
+func replaceFile(name string, write func(w io.Writer) error) error {
+	f, err := os.CreateTemp(filepath.Dir(name), ".cairn-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // nothing is there any more once it was renamed
+	defer f.Close()
+	if err := errors.Join(f.Chmod(0o644), write(f), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}
+
+// rowsPerGroup bounds the rows that are in memory at a time.
+const rowsPerGroup = 1 << 17
+
+// writeTable writes the table and returns the number of its rows.
+func writeTable(ctx context.Context, w io.Writer, md *meta.Metadata) (int64, error) {
+	pw := parquet.NewGenericWriter[chunkRow](w,
+		parquet.Compression(&zstd.Codec{}),
+		parquet.MaxRowsPerRowGroup(rowsPerGroup),
+		parquet.CreatedBy("cairn", cairn.Version, "parquet-go"),
+		parquet.KeyValueMetadata("cairn.path", md.Storage.ID),
+		parquet.KeyValueMetadata("cairn.save_id", md.Storage.SaveID),
+		parquet.KeyValueMetadata("cairn.step", strconv.FormatInt(md.Storage.Step, 10)),
+	)
+	var n int64
+	batch := make([]chunkRow, 0, 1024)
+	flush := func() error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		_, err := pw.Write(batch)
+		n += int64(len(batch))
+		batch = batch[:0]
+		return err
+	}
+	for i := range md.Entries {
+		for c := range inspect.Chunks(&md.Entries[i]) {
+			if batch = append(batch, newChunkRow(&md.Entries[i], &c)); len(batch) == cap(batch) {
+				if err := flush(); err != nil {
+					return n, err
+				}
+			}
+		}
+	}
+	return n, errors.Join(flush(), pw.Close())
+}
+
+func newChunkRow(e *meta.Entry, c *inspect.Chunk) chunkRow {
+	r := chunkRow{
+		FQN: e.FQN, Kind: inspect.KindObject, Chunk: int64(c.Chunk), Offsets: c.Offsets, Sizes: c.Sizes,
+		Length: c.Length, NumBytes: e.NumBytes(), Checksums: int64(c.Checksums),
+	}
+	if e.Tensor != nil {
+		r.Kind, r.Shape = inspect.KindTensor, e.Tensor.Shape
+		r.DType = new(e.Tensor.DType.String())
+	} else {
+		r.Codec = &e.Bytes.Codec
+	}
+	if !c.Inline {
+		r.File, r.Offset = &c.File, &c.Offset
+	}
+	if c.Key != "" {
+		r.Key = &c.Key
+	}
+	return r
+}

@@ -1,0 +1,146 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/parquet-go/parquet-go"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// tabled returns a checkpoint's metadata with one of each kind of entry.
+func tabled() *meta.Metadata {
+	loc := func(off int64, key string) meta.Location {
+		l := meta.Location{File: "f", Offset: off, Length: 8, Sums: []uint32{1, 2}}
+		if key != "" {
+			l.Detail = &meta.Detail{Key: key}
+		}
+		return l
+	}
+	return &meta.Metadata{
+		Storage: meta.Storage{ID: "here", SaveID: "s", Step: 7},
+		Entries: []meta.Entry{
+			{FQN: "n", Bytes: &meta.Bytes{Codec: "json", Size: 3, Inline: []byte("123")}},
+			{FQN: "o", Bytes: &meta.Bytes{Codec: "raw", Size: 8, Loc: loc(0, "k")}},
+			{FQN: "s", Tensor: &meta.Tensor{
+				Properties: meta.Properties{DType: tensor.Int64}, Shape: []int64{}, Chunks: []tensor.Box{{}}, Locs: []meta.Location{loc(8, "")},
+			}},
+			{FQN: "w", Tensor: &meta.Tensor{
+				Properties: meta.Properties{DType: tensor.Float32}, Shape: []int64{2, 2},
+				Chunks: []tensor.Box{
+					{Offsets: []int64{0, 0}, Sizes: []int64{2, 1}}, {Offsets: []int64{0, 1}, Sizes: []int64{2, 1}},
+				},
+				Locs: []meta.Location{loc(16, ""), loc(24, "")},
+			}},
+		},
+	}
+}
+
+func TestTable(t *testing.T) {
+	var b bytes.Buffer
+	n, err := writeTable(t.Context(), &b, tabled())
+	if err != nil || n != 5 {
+		t.Fatalf("writeTable = %d, %v; want 5 rows", n, err)
+	}
+	got, err := parquet.Read[chunkRow](bytes.NewReader(b.Bytes()), int64(b.Len()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []chunkRow{
+		{FQN: "n", Kind: "object", Codec: new("json"), Length: 3, NumBytes: 3},
+		{
+			FQN: "o", Kind: "object", Codec: new("raw"), File: new("f"), Key: new("k"), Offset: new(int64(0)), Length: 8, NumBytes: 8,
+			Checksums: 2,
+		},
+		{FQN: "s", Kind: "tensor", DType: new("int64"), File: new("f"), Offset: new(int64(8)), Length: 8, NumBytes: 8, Checksums: 2},
+		{
+			FQN: "w", Kind: "tensor", DType: new("float32"), Shape: []int64{2, 2}, Offsets: []int64{0, 0}, Sizes: []int64{2, 1},
+			File: new("f"), Offset: new(int64(16)), Length: 8, NumBytes: 16, Checksums: 2,
+		},
+		{
+			FQN: "w", Kind: "tensor", DType: new("float32"), Shape: []int64{2, 2}, Chunk: 1, Offsets: []int64{0, 1}, Sizes: []int64{2, 1},
+			File: new("f"), Offset: new(int64(24)), Length: 8, NumBytes: 16, Checksums: 2,
+		},
+	}
+	for i := range got { // a list without elements may come back as either
+		for _, l := range []*[]int64{&got[i].Shape, &got[i].Offsets, &got[i].Sizes} {
+			if len(*l) == 0 {
+				*l = nil
+			}
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("rows: -want +got\n%s", d)
+	}
+}
+
+func TestTableSchema(t *testing.T) {
+	var b bytes.Buffer
+	if _, err := writeTable(t.Context(), &b, tabled()); err != nil {
+		t.Fatal(err)
+	}
+	f, err := parquet.OpenFile(bytes.NewReader(b.Bytes()), int64(b.Len()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"group shape (LIST)", "group offsets (LIST)", "optional binary dtype (STRING)", "required int64 nbytes"} {
+		if s := f.Schema().String(); !strings.Contains(s, want) {
+			t.Errorf("schema lacks %q:\n%s", want, s)
+		}
+	}
+	if id, ok := f.Lookup("cairn.save_id"); !ok || id != "s" {
+		t.Errorf("cairn.save_id = %q, %v; want s", id, ok)
+	}
+}
+
+func TestTableOfManyRows(t *testing.T) {
+	md := &meta.Metadata{}
+	for i := range 5000 {
+		md.Entries = append(md.Entries, meta.Entry{FQN: fmt.Sprintf("%05d", i), Bytes: &meta.Bytes{Inline: []byte{}}})
+	}
+	var b bytes.Buffer
+	if n, err := writeTable(t.Context(), &b, md); n != 5000 || err != nil {
+		t.Fatalf("writeTable = %d, %v; want 5000", n, err)
+	}
+	rows, err := parquet.Read[chunkRow](bytes.NewReader(b.Bytes()), int64(b.Len()))
+	if err != nil || len(rows) != 5000 || rows[4999].FQN != "04999" {
+		t.Errorf("read %d rows, %v; want 5000 in order", len(rows), err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := writeTable(ctx, &b, md); !errors.Is(err, context.Canceled) {
+		t.Errorf("writeTable with an ended context = %v", err)
+	}
+}
+
+func TestReplaceFileIsAllOrNothing(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "f")
+	write := func(text string, err error) error {
+		return replaceFile(name, func(w io.Writer) error {
+			_, werr := io.WriteString(w, text)
+			return errors.Join(werr, err)
+		})
+	}
+	if err := write("old", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := write("new", errors.New("disk full")); err == nil {
+		t.Error("no error")
+	}
+	if b, err := os.ReadFile(name); string(b) != "old" || err != nil {
+		t.Errorf("file = %q, %v; want the old one", b, err)
+	}
+	if entries, err := os.ReadDir(filepath.Dir(name)); len(entries) != 1 || err != nil {
+		t.Errorf("%d files left, %v; want 1", len(entries), err)
+	}
+}

@@ -1,0 +1,64 @@
+package cli
+
+import (
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+)
+
+// versionInfo is what 'cairn version --json' prints.
+type versionInfo struct {
+	Version  string `json:"version"`
+	Go       string `json:"go"`
+	OS       string `json:"os"`
+	Arch     string `json:"arch"`
+	Revision string `json:"revision,omitempty"`
+	Modified bool   `json:"modified,omitempty"`
+}
+
+func newVersionCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this program",
+		Long: `Version prints the version of this program and what it was built with.
+
+With --json:
+
+  version              of the program and the library
+  go, os, arch         of the build
+  revision, modified   of the source, where they are known`,
+		Example:           `  cairn version`,
+		Args:              wantArgs(0, 0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			v := readVersion()
+			o := outputOf(cmd)
+			return o.result(v, func() {
+				o.printf("cairn %s %s %s/%s\n", v.Version, v.Go, v.OS, v.Arch)
+				if v.Revision != "" {
+					o.remark("revision %s\n", v.Revision)
+				}
+			})
+		},
+	}
+}
+
+func readVersion() versionInfo {
+	v := versionInfo{Version: cairn.Version, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return v
+	}
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			v.Revision = s.Value
+		case "vcs.modified":
+			v.Modified = s.Value == "true"
+		}
+	}
+	return v
+}
