@@ -89,7 +89,10 @@ func nestedLen(s string) int64 {
 // spread distributes items over n files, or more: the largest first, each into
 // the file that is emptiest, no two chunks of one name into one file, since
 // readers of the field know a name once per file, and no more into a file than
-// its header can describe. Items keep their order within a file.
+// its header can describe. Within a file the items with the largest elements come
+// first, values last, and else they keep their order: every length is a multiple
+// of its element's, so each tensor begins at an address that its elements can be
+// used at where they lie, in a mapped file too.
 func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
 	order := make([]int, len(items))
 	for i := range order {
@@ -118,7 +121,9 @@ func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
 	}
 	var out [][]*plan.WriteItem
 	for _, b := range bins {
-		slices.Sort(b.items)
+		slices.SortFunc(b.items, func(x, y int) int {
+			return cmp.Or(cmp.Compare(elementSize(items[y]), elementSize(items[x])), cmp.Compare(x, y))
+		})
 		var f []*plan.WriteItem
 		for _, i := range b.items {
 			f = append(f, items[i])
@@ -128,6 +133,14 @@ func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
 		}
 	}
 	return out
+}
+
+// elementSize returns the bytes of an item's element, 0 for a value.
+func elementSize(it *plan.WriteItem) int {
+	if it.Kind == plan.KindBytes {
+		return 0
+	}
+	return it.Info.DType.Size()
 }
 
 // lay gives every item its place in a file of that name.
