@@ -61,6 +61,7 @@ To see what cairn does, run 'cairn demo'.`,
 		newVerifyCmd(),
 		newRepairCmd(),
 		newTableCmd(),
+		newBenchCmd(),
 		newVersionCmd(),
 	)
 	root.AddCommand(newTopics()...)
