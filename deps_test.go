@@ -48,6 +48,7 @@ var layers = []struct{ name, imports string }{
 	// Formats.
 	{"internal/safetensors", "tensor"},
 	{"storage", "internal/wire meta plan tensor"},
+	{"storage/storagetest", "meta plan shard storage tensor"},
 	{"storage/native", "blob internal/bufpool internal/crc32c internal/safetensors internal/wire meta plan storage tensor"},
 
 	// The protocol and the front door.
@@ -84,7 +85,7 @@ var libraries = map[string]string{
 
 // testSupport are the packages that exist for tests. Every test may import
 // what they may.
-const testSupport = "blob/blobtest group/grouptest"
+const testSupport = "blob/blobtest group/grouptest storage/storagetest"
 
 // anywhere are the libraries that weigh nothing; a package that imports any
 // other is a leaf, which only these may import.
