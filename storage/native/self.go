@@ -45,7 +45,7 @@ type selfItem struct {
 	FQN     string   `json:"fqn,omitempty"` // where it is not the key
 	Path    pathJSON `json:"path,omitempty"`
 	DType   string   `json:"dtype,omitempty"` // of a tensor
-	Shape   []int64  `json:"shape"`           // of the global tensor
+	Shape   []int64  `json:"shape,omitempty"` // of the global tensor
 	Chunk   int32    `json:"chunk,omitempty"` // its position among the tensor's chunks
 	Offsets []int64  `json:"offsets,omitempty"`
 	Sizes   []int64  `json:"sizes,omitempty"` // where the header's shape is not the chunk's

@@ -82,7 +82,7 @@ func (g grid) cover(sizes []int64, elem int64, box tensor.Box, most int64) []spa
 	var out []span
 	for _, rows := range g.touchedRows(sizes, box) {
 		switch {
-		case g.height == 1 && (b1-b0 < g.bands() || g.pitch > most || rows[1]-rows[0] == 1):
+		case rows[1]-rows[0] == 1 || g.height == 1 && (b1-b0 < g.bands() || g.pitch > most):
 			for r := rows[0]; r < rows[1]; r++ {
 				out = g.cutBands(out, r, [2]int64{b0, b1}, [2]int64{lo, hi}, most)
 			}

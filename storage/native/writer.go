@@ -59,7 +59,7 @@ type Writer struct {
 
 	mu      sync.Mutex
 	written []string // names of data files that may be there; guarded by mu
-	kept    bool     // the files are, or may be, part of a checkpoint; guarded by mu
+	kept    bool     // Abort must not remove anything; guarded by mu
 }
 
 var _ storage.Writer = (*Writer)(nil)
@@ -71,19 +71,12 @@ func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 
 // SetUp begins a save. It refuses what could not be recorded at the end.
 func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
-	w.begin(s)
-	rec := recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil)
-	if _, err := encodeRecord(rec); err != nil {
-		return err
-	}
-	return nil
-}
-
-// begin forgets the save before.
-func (w *Writer) begin(s storage.Session) {
+	_, err := encodeRecord(recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil))
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.sess, w.written, w.kept = s, nil, false
+	w.sess, w.written = s, nil
+	w.kept = err != nil // what is there is of the save before
+	return err
 }
 
 // PrepareLocalPlan returns p. The coordinator looks whether there is a

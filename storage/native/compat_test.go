@@ -1,0 +1,154 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// compatDir holds a checkpoint that version 1 wrote, by this test with -update.
+// It is never written anew once another version is the current one.
+const compatDir = "testdata/compat/v1"
+
+const compatID = "20260314t150926-0badcafe"
+
+// compatHeld are the names in it: dtype and shape of a tensor or codec of a
+// value, and the checksum of the contents.
+var compatHeld = map[string]string{
+	"__cairn__/":        "bool [0 2] 00000000",
+	"__cairn__/0":       "int32 [3] cea00cb8",
+	"__metadata__":      "float8_e5m2fnuz [] 95e7c44e",
+	"big":               "raw 13bc74cc",
+	"complex":           "complex64 [4 2] bde04c51",
+	"flat":              "float32 [9 7] c5f2ad05",
+	`nested.a"<b>☃.0`:   "bfloat16 [2] 3811fc1c",
+	`nested.a"<b>☃.1.k`: "json d95f71ff",
+	"rows":              "float32 [9 7] c5f2ad05",
+	"small":             "json 7355c460",
+}
+
+func TestVersion1IsRead(t *testing.T) {
+	if *updateGolden {
+		writeCompat(t)
+	}
+	s, err := file.Open(compatDir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	st := c.Storage()
+	st.ID = ""
+	want := storagetest.Storage(compatID, 7, 2)
+	want.Version = "cairn 1"
+	if diff := cmp.Diff(want, st); diff != "" {
+		t.Errorf("storage (-want +got):\n%s", diff)
+	}
+	rep, err := c.Verify(t.Context(), nil)
+	if err != nil || len(rep.Problems) > 0 || rep.Bytes != c.TotalBytes() {
+		t.Errorf("Verify = %+v, %v", rep, err)
+	}
+	md, err := c.Metadata(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for i := range md.Entries {
+		got[md.Entries[i].FQN] = held(t, s, &md.Entries[i])
+	}
+	if diff := cmp.Diff(compatHeld, got); diff != "" {
+		t.Errorf("what it holds (-want +got):\n%s", diff)
+	}
+	path := meta.Path{meta.Key("nested"), meta.Key(`a"<b>☃`), meta.Pos(1), meta.Key("k")}
+	if e, ok := md.Find(path.FQN()); !ok || !e.Path.Equal(path) {
+		t.Errorf("path of %q = %v; want %v", path.FQN(), e, path)
+	}
+}
+
+// held loads one entry and describes it.
+func held(t *testing.T, s blob.Store, e *meta.Entry) string {
+	t.Helper()
+	crc := func(b []byte) string { return hexCRC(crc32.Checksum(b, castagnoli)) }
+	if e.Tensor == nil {
+		state := plan.State{e.FQN: nil}
+		load(t, s, state)
+		_, b, err := value.Encode(state[e.FQN])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e.Bytes.Codec + " " + crc(b)
+	}
+	x, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	load(t, s, plan.State{e.FQN: x})
+	return fmt.Sprint(x.DType(), " ", x.Shape(), " ", crc(x.Contents()))
+}
+
+func load(t *testing.T, s blob.Store, state plan.State) {
+	t.Helper()
+	l := storagetest.NewLoading(at(s, nil, nil), 1)
+	l.Planners[0] = &plan.DefaultLoad{NoFlatten: true}
+	if err := errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// As long as version 1 is the current one, it is written to the byte.
+func TestVersion1IsWritten(t *testing.T) {
+	s := new(mem.Store)
+	saveOdd(t, s, compatID, &WriterOptions{FilesPerRank: 2})
+	var files []string
+	for _, name := range names(t, s) {
+		files = append(files, name)
+		got, err := blob.ReadAll(t.Context(), s, name, 1<<30)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := os.ReadFile(filepath.Join(compatDir, name))
+		if err != nil || string(got) != string(want) {
+			t.Errorf("%s: %d bytes differ from the committed ones (%d bytes, %v)", name, len(got), len(want), err)
+		}
+	}
+	entries, err := os.ReadDir(compatDir)
+	if err != nil || len(entries) != len(files) {
+		t.Errorf("%s holds %d files, %v; want %q", compatDir, len(entries), err, files)
+	}
+}
+
+func writeCompat(t *testing.T) {
+	t.Helper()
+	if err := os.RemoveAll(compatDir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(compatDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s, err := file.Open(compatDir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saveOdd(t, s, compatID, &WriterOptions{FilesPerRank: 2})
+	if _, err := Open(context.Background(), s); err != nil {
+		t.Fatal(err)
+	}
+}

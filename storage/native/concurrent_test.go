@@ -1,0 +1,177 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+)
+
+// Two saves onto one place, the second starting when the first is held up at
+// each of its operations in turn, to be held up itself at each of its own: one
+// whole checkpoint is there in the end whatever the order of their steps, and no
+// record ever names a file that is missing.
+func TestTwoSavesOntoOnePlace(t *testing.T) {
+	held := func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.Delay(time.Hour)} }
+	for n := int64(1); ; n++ {
+		var a, b int64
+		for m := int64(1); b+1 >= m; m++ {
+			if a, b = runTwo(t, 1, held(n), held(m)); t.Failed() {
+				t.Fatalf("one save held up at its operation %d, the other at %d", n, m)
+			}
+		}
+		if a, _ = runTwo(t, 0, held(n), held(1000)); t.Failed() {
+			t.Fatalf("first saves, one held up at its operation %d", n)
+		}
+		if a < n {
+			break
+		}
+	}
+}
+
+// runTwo runs two saves at the same time, each with a fault of its own, and
+// returns how many operations each had.
+func runTwo(t *testing.T, old byte, ra, rb fault.Rule) (a, b int64) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := new(mem.Store)
+		if old != 0 {
+			mustSave(t, inner, "old", old)
+		}
+		watched := &watchedStore{Store: inner, t: t}
+		sa, sb := fault.New(watched, ra), fault.New(watched, rb)
+		var errA, errB error
+		var wg sync.WaitGroup
+		wg.Go(func() { errA = save(t, sa, "aa", small(t, 2), nil) })
+		wg.Go(func() {
+			time.Sleep(time.Minute) // the first one has come to its fault by then
+			errB = save(t, sb, "bb", small(t, 3), nil)
+		})
+		wg.Wait()
+		if errA != nil || errB != nil {
+			t.Errorf("saves = %v, %v; want both to succeed", errA, errB)
+		}
+		checkOneOf(t, inner, 2, 3)
+		a, b = int64(len(sa.Ops().Log)), int64(len(sb.Ops().Log))
+	})
+	return a, b
+}
+
+// watchedStore looks after every change whether the record's files are there.
+type watchedStore struct {
+	blob.Store
+	t  *testing.T
+	mu sync.Mutex
+}
+
+func (s *watchedStore) look(after string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec, err := readRecord(context.Background(), s.Store)
+	if err != nil {
+		if !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrIncomplete) {
+			s.t.Errorf("after %s: %v", after, err)
+		}
+		return
+	}
+	for _, f := range rec.Files {
+		if info, err := s.Store.Stat(context.Background(), f.Name); err != nil || info.Size != f.Size {
+			s.t.Errorf("after %s the record of %s names %s: %v, %v", after, rec.SaveID, f.Name, info, err)
+		}
+	}
+}
+
+func (s *watchedStore) Remove(ctx context.Context, name string) error {
+	err := s.Store.Remove(ctx, name)
+	s.look("remove " + name)
+	return err
+}
+
+func (s *watchedStore) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+	w, err := s.Store.Create(ctx, name, opts)
+	return &watchedWriter{w, s, name}, err
+}
+
+type watchedWriter struct {
+	blob.Writer
+	s    *watchedStore
+	name string
+}
+
+func (w *watchedWriter) Commit(ctx context.Context) (blob.Info, error) {
+	info, err := w.Writer.Commit(ctx)
+	w.s.look("commit " + w.name)
+	return info, err
+}
+
+// The files of a save that lost the race stay until a later save sweeps them.
+func TestLoserOfTheRaceIsSwept(t *testing.T) {
+	s := new(mem.Store)
+	mustSave(t, s, "old", 1)
+	p := at(s, nil, nil)
+	var both []*storagetest.Saving
+	for i, id := range []string{"aa", "bb"} {
+		sv := storagetest.NewSaving(p, storagetest.Storage(id, 1, 1), 1)
+		if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, byte(2+i))}), sv.Write(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		both = append(both, sv)
+	}
+	for _, sv := range both {
+		if err := sv.Finish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	checkOneOf(t, s, 3)
+	checkSaveAfter(t, s)
+}
+
+// Loads while saves replace the checkpoint: each gets one save's state or is
+// told that it changed.
+func TestLoadsWhileSavesReplace(t *testing.T) {
+	s := new(mem.Store)
+	mustSave(t, s, "s0", 0)
+	var wg sync.WaitGroup
+	done := make(chan struct{})
+	wg.Go(func() {
+		defer close(done)
+		for i := range 40 {
+			mustSave(t, s, fmt.Sprint("s", i+1), byte(i+1))
+		}
+	})
+	var loaded, changed int
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		_, err := seedOf(t, s)
+		switch {
+		case err == nil:
+			loaded++
+		case errors.Is(err, storage.ErrChanged):
+			changed++
+		default:
+			t.Errorf("load = %v; want nil or %v", err, storage.ErrChanged)
+		}
+	}
+	wg.Wait()
+	checkSeed(t, s, 40)
+	t.Logf("%d loads, %d told that the checkpoint changed", loaded, changed)
+	for _, name := range names(t, s) {
+		if name != recordName && !strings.HasPrefix(name, "s40") {
+			t.Errorf("%s is left", name)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package native
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+)
+
+// What a save asks of a store, in this order and no other: data before index
+// before record, and nothing removed before the record is there.
+func TestOrderOfOperations(t *testing.T) {
+	inner := new(mem.Store)
+	for _, c := range []struct {
+		golden, id string
+		o          *WriterOptions
+	}{
+		{"order-first-save.txt", "first", nil},
+		{"order-overwrite.txt", "second", nil},
+		{"order-refused.txt", "third", &WriterOptions{FailIfExists: true}},
+	} {
+		s := fault.New(inner)
+		if err := saveTwo(t, s, c.id, 1, c.o); (err != nil) != (c.o != nil) {
+			t.Fatalf("%s: save = %v", c.id, err)
+		}
+		checkGoldenOrder(t, c.golden, s.Ops())
+		checkOrder(t, s.Ops())
+	}
+	s := fault.New(inner)
+	into := small(t, 0)
+	if err := storagetest.Load(t.Context(), at(s, nil, &ReaderOptions{Parallel: 1}), into); err != nil {
+		t.Fatal(err)
+	}
+	checkGoldenOrder(t, "order-load.txt", s.Ops())
+	if err := inner.Remove(t.Context(), recordName); err != nil {
+		t.Fatal(err)
+	}
+	s = fault.New(inner)
+	if _, err := Repair(t.Context(), s, nil); err != nil {
+		t.Fatal(err)
+	}
+	checkGoldenOrder(t, "order-repair.txt", s.Ops())
+}
+
+func checkGoldenOrder(t *testing.T, name string, ops fault.Ops) {
+	t.Helper()
+	got := ops.String()
+	if diff := cmp.Diff(string(golden(t, name, []byte(got))), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	}
+}
+
+// checkOrder says in words what the goldens show.
+func checkOrder(t *testing.T, ops fault.Ops) {
+	t.Helper()
+	stage := 0
+	for _, e := range ops.Log {
+		switch {
+		case e.Op == fault.Commit && strings.HasSuffix(e.Name, dataSuffix) && stage > 0,
+			e.Op == fault.Commit && strings.HasSuffix(e.Name, indexSuffix) && stage > 0,
+			e.Op == fault.Remove && stage < 2:
+			t.Errorf("%v at stage %d", e, stage)
+		case e.Op == fault.Commit && strings.HasSuffix(e.Name, indexSuffix):
+			stage = 1
+		case e.Op == fault.Commit && e.Name == recordName:
+			if stage != 1 {
+				t.Errorf("%v at stage %d", e, stage)
+			}
+			stage = 2
+		}
+	}
+}
+
+// A load of one small tensor reads one block of the index's data and no header.
+func TestLoadReadsNoMoreThanItNeeds(t *testing.T) {
+	inner := new(mem.Store)
+	if err := save(t, inner, "id", small(t, 1), nil); err != nil {
+		t.Fatal(err)
+	}
+	s := fault.New(inner)
+	state := plan.State{"w": small(t, 0)["w"]}
+	if err := storagetest.Load(t.Context(), at(s, nil, nil), state); err != nil {
+		t.Fatal(err)
+	}
+	var data []fault.Entry
+	for _, e := range s.Ops().Log {
+		if e.Op == fault.Read && strings.HasSuffix(e.Name, dataSuffix) {
+			data = append(data, e)
+		}
+	}
+	if len(data) != 1 || data[0].Len != 48 {
+		t.Errorf("read %v of the data file; want the 48 bytes of the tensor, once", data)
+	}
+}

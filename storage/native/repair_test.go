@@ -1,0 +1,365 @@
+package native
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+)
+
+// contents returns the bytes of all objects.
+func contents(t testing.TB, s blob.Store) map[string][]byte {
+	t.Helper()
+	out := map[string][]byte{}
+	for _, name := range names(t, s) {
+		b, err := blob.ReadAll(context.Background(), s, name, 1<<30)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[name] = b
+	}
+	return out
+}
+
+func remove(t testing.TB, s blob.Store, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if err := s.Remove(context.Background(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func damage(t testing.TB, s blob.Store, name string) {
+	t.Helper()
+	err := fault.Damage(context.Background(), s, name, func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func checkContents(t testing.TB, s blob.Store, want map[string][]byte) {
+	t.Helper()
+	got := contents(t, s)
+	for name, b := range want {
+		if !bytes.Equal(got[name], b) {
+			t.Errorf("%s has %d bytes that differ from the %d that were written", name, len(got[name]), len(b))
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d files; want %d", len(got), len(want))
+	}
+}
+
+const oddIndex = "odd" + indexSuffix
+
+// What was lost comes back to the byte: order of chunks, paths, values and all.
+func TestRepairRestoresEveryByte(t *testing.T) {
+	for what, harm := range map[string]func(s blob.Store){
+		"the record is lost":        func(s blob.Store) { remove(t, s, recordName) },
+		"the index is lost":         func(s blob.Store) { remove(t, s, oddIndex) },
+		"both are lost":             func(s blob.Store) { remove(t, s, recordName, oddIndex) },
+		"the record is damaged":     func(s blob.Store) { damage(t, s, recordName) },
+		"the index is damaged":      func(s blob.Store) { damage(t, s, oddIndex) },
+		"both are damaged":          func(s blob.Store) { damage(t, s, recordName); damage(t, s, oddIndex) },
+		"the index is another file": func(s blob.Store) { mustWrite(t, s, oddIndex, "hello") },
+	} {
+		for _, files := range []int{1, 12} { // with twelve, number 10 comes after 9
+			s := new(mem.Store)
+			saveOdd(t, s, "odd", &WriterOptions{FilesPerRank: files})
+			want := contents(t, s)
+			harm(s)
+			var read int64
+			rep, err := Repair(t.Context(), s, &RepairOptions{Progress: func(n int64) { read += n }})
+			if err != nil {
+				t.Fatalf("%s: Repair = %v", what, err)
+			}
+			checkContents(t, s, want)
+			if !rep.Rebuilt || rep.SaveID != "odd" || rep.Files != len(want)-2 || rep.Tensors != 7 || rep.Values != 3 {
+				t.Errorf("%s: report = %+v", what, rep)
+			}
+			if read == 0 {
+				t.Errorf("%s: no progress was told", what)
+			}
+			if err := loadOdd(t, at(s, nil, nil)); err != nil {
+				t.Errorf("%s: load after Repair = %v", what, err)
+			}
+			verify(t, s)
+		}
+	}
+}
+
+func mustWrite(t testing.TB, s blob.Store, name, text string) {
+	t.Helper()
+	if _, err := blob.WriteAll(context.Background(), s, name, []byte(text), nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRepairLeavesAWholeCheckpointAlone(t *testing.T) {
+	s := new(mem.Store)
+	saveOdd(t, s, "odd", nil)
+	f := fault.New(s)
+	rep, err := Repair(t.Context(), f, nil)
+	if err != nil || rep.Rebuilt || rep.SaveID != "odd" || rep.Files != 4 || rep.Tensors != 7 {
+		t.Errorf("Repair = %+v, %v; want nothing to do", rep, err)
+	}
+	if n := f.Ops().Count(fault.Mutating); n != 0 {
+		t.Errorf("%d operations changed something", n)
+	}
+}
+
+func TestRepairDryRunWritesNothing(t *testing.T) {
+	s := new(mem.Store)
+	saveOdd(t, s, "odd", nil)
+	remove(t, s, recordName, oddIndex)
+	before := contents(t, s)
+	dry, err := Repair(t.Context(), s, &RepairOptions{DryRun: true})
+	if err != nil || !dry.Rebuilt || !dry.DryRun {
+		t.Fatalf("Repair = %+v, %v", dry, err)
+	}
+	checkContents(t, s, before)
+	wet, err := Repair(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dry.DryRun = false; dry.Bytes != wet.Bytes || dry.Tensors != wet.Tensors || dry.SaveID != wet.SaveID {
+		t.Errorf("dry run = %+v; then %+v", dry, wet)
+	}
+}
+
+// Each data file in turn is missing. No tensor need tell: rank 1 holds names
+// that no other rank knows of.
+func TestRepairRefusesAnIncompleteSave(t *testing.T) {
+	whole := new(mem.Store)
+	saveOdd(t, whole, "odd", &WriterOptions{FilesPerRank: 3})
+	for lost, b := range contents(t, whole) {
+		if !strings.HasSuffix(lost, dataSuffix) {
+			continue
+		}
+		remove(t, whole, lost)
+		for _, what := range [][]string{nil, {recordName}, {recordName, oddIndex}} {
+			remove(t, whole, what...)
+			before := contents(t, whole)
+			if rep, err := Repair(t.Context(), whole, &RepairOptions{Force: true}); !errors.Is(err, storage.ErrIncomplete) {
+				t.Errorf("without %s and %q: Repair = %+v, %v; want %v", lost, what, rep, err, storage.ErrIncomplete)
+			}
+			checkContents(t, whole, before)
+		}
+		mustWrite(t, whole, lost, string(b))
+		if _, err := Repair(t.Context(), whole, nil); err != nil {
+			t.Fatalf("with %s again: %v", lost, err)
+		}
+	}
+}
+
+// All files of a rank are missing, and nothing in the others tells of what they
+// held.
+func TestRepairNoticesAMissingRank(t *testing.T) {
+	s := new(mem.Store)
+	if err := saveTwo(t, s, "two", 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	remove(t, s, recordName, dataFileName("two", 1, 0))
+	_, err := Repair(t.Context(), s, nil)
+	if !errors.Is(err, storage.ErrIncomplete) || !strings.Contains(err.Error(), "all files of 1 of the 2 ranks") {
+		t.Errorf("Repair = %v; want %v", err, storage.ErrIncomplete)
+	}
+}
+
+func TestRepairChoosesTheNewestCompleteSave(t *testing.T) {
+	s := new(mem.Store)
+	for seed, id := range []string{"a1", "a2", "a3"} {
+		mustSave(t, s, id, byte(seed))
+		for name, b := range contents(t, s) { // the next save would remove them
+			mustWrite(t, s, "kept/"+name, string(b))
+		}
+	}
+	for _, name := range names(t, s) {
+		if rest, ok := strings.CutPrefix(name, "kept/"); ok && rest != recordName {
+			mustWrite(t, s, rest, string(contents(t, s)[name]))
+			remove(t, s, name)
+		}
+	}
+	remove(t, s, recordName)
+	if err := fault.Damage(t.Context(), s, dataFileName("a3", 0, 0), func(b []byte) []byte { return b[:4100] }); err != nil {
+		t.Fatal(err)
+	}
+	rep, err := Repair(t.Context(), s, nil)
+	if err != nil || rep.SaveID != "a2" || rep.Others["a3"] == "" {
+		t.Errorf("Repair = %+v, %v; want a2, and why not a3", rep, err)
+	}
+	checkSeed(t, s, 1)
+	if _, err := Repair(t.Context(), s, &RepairOptions{SaveID: "a1"}); !errors.Is(err, storage.ErrExists) {
+		t.Errorf("Repair of a1 over a whole a2 = %v; want %v", err, storage.ErrExists)
+	}
+	if _, err := Repair(t.Context(), s, &RepairOptions{SaveID: "a1", Force: true}); err != nil {
+		t.Errorf("Repair of a1 by force = %v", err)
+	}
+	checkSeed(t, s, 0)
+	if _, err := Repair(t.Context(), s, &RepairOptions{SaveID: "a9", Force: true}); !errors.Is(err, storage.ErrNotFound) {
+		t.Errorf("Repair of a save that is not there = %v; want %v", err, storage.ErrNotFound)
+	}
+	if _, err := Repair(t.Context(), s, &RepairOptions{SaveID: "a3", Force: true}); !errors.Is(err, storage.ErrIncomplete) {
+		t.Errorf("Repair of a damaged save = %v; want %v", err, storage.ErrIncomplete)
+	}
+}
+
+// The record is the word of who saved: newer files that it does not name were
+// never committed.
+func TestRepairPrefersWhatTheRecordNames(t *testing.T) {
+	s := new(mem.Store)
+	sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("a1", 1, 1), 1)
+	if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	sv.Metadata.PlannerData = json.RawMessage(`{"kept":true}`)
+	if err := sv.Finish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := contents(t, s)
+	newer := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("a2", 2, 1), 1)
+	if err := errors.Join(newer.Plan(t.Context(), []plan.State{small(t, 2)}), newer.Write(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	remove(t, s, "a1"+indexSuffix)
+	if rep, err := Repair(t.Context(), s, nil); err != nil || rep.SaveID != "a1" {
+		t.Errorf("Repair = %+v, %v; want a1", rep, err)
+	}
+	checkSeed(t, s, 1)
+	remove(t, s, dataFileName("a2", 0, 0))
+	checkContents(t, s, want) // with the planner's data
+}
+
+func TestRepairRefusesOtherVersions(t *testing.T) {
+	s := new(mem.Store)
+	mustSave(t, s, "a1", 1)
+	mustWrite(t, s, recordName, `{"record": {"format": "cairn", "version": 2}}`)
+	for _, force := range []bool{false, true} {
+		if _, err := Repair(t.Context(), s, &RepairOptions{Force: force}); !errors.Is(err, storage.ErrVersion) {
+			t.Errorf("Repair with force %v = %v; want %v", force, err, storage.ErrVersion)
+		}
+	}
+}
+
+func TestRepairOfNothing(t *testing.T) {
+	s := new(mem.Store)
+	mustWrite(t, s, "model.safetensors", "x")
+	if _, err := Repair(t.Context(), s, nil); !errors.Is(err, storage.ErrNotFound) {
+		t.Errorf("Repair = %v; want %v", err, storage.ErrNotFound)
+	}
+}
+
+// A fault on the way is no verdict on the newest save.
+func TestRepairDoesNotFallBackOnFaults(t *testing.T) {
+	for n := int64(1); ; n++ {
+		inner := new(mem.Store)
+		mustSave(t, inner, "a1", 1)
+		older := contents(t, inner)[dataFileName("a1", 0, 0)]
+		mustSave(t, inner, "a2", 2)
+		mustWrite(t, inner, dataFileName("a1", 0, 0), string(older))
+		remove(t, inner, recordName, "a2"+indexSuffix)
+		s := fault.New(inner, fault.Rule{Nth: n, Do: fault.Fail(syscall.EIO)})
+		_, err := Repair(t.Context(), s, nil)
+		if int64(len(s.Ops().Log)) < n {
+			if err != nil {
+				t.Errorf("Repair without a fault = %v", err)
+			}
+			checkSeed(t, inner, 2)
+			return
+		}
+		if !errors.Is(err, syscall.EIO) {
+			t.Errorf("operation %d fails: Repair = %v; want %v", n, err, syscall.EIO)
+		}
+		if rec, err := readRecord(t.Context(), inner); err == nil {
+			t.Errorf("operation %d fails: there is a record of %s", n, rec.SaveID)
+		}
+	}
+}
+
+func TestCrashAtEveryStepOfRepair(t *testing.T) {
+	for what, harm := range map[string]func(s blob.Store){
+		"whole, by force": func(blob.Store) {},
+		"without record":  func(s blob.Store) { remove(t, s, recordName) },
+		"without index":   func(s blob.Store) { remove(t, s, "a1"+indexSuffix) },
+		"without both":    func(s blob.Store) { remove(t, s, recordName, "a1"+indexSuffix) },
+	} {
+		for _, rule := range []func(int64) fault.Rule{fault.CrashAt, fault.CrashLateAt} {
+			for n := int64(1); ; n++ {
+				inner := new(mem.Store)
+				mustSave(t, inner, "a1", 1)
+				want := contents(t, inner)
+				harm(inner)
+				s := fault.New(inner, rule(n))
+				_, err := Repair(t.Context(), s, &RepairOptions{Force: true})
+				if strings.HasPrefix(what, "whole") || err == nil {
+					checkOneOf(t, inner, 1)
+					checkContents(t, inner, want)
+				}
+				if _, err := Repair(t.Context(), inner, nil); err != nil {
+					t.Errorf("%s: Repair after a crash at %d = %v", what, n, err)
+				}
+				checkContents(t, inner, want)
+				if !s.Crashed() {
+					break
+				}
+			}
+		}
+	}
+}
+
+// Files that contradict their names, themselves or each other.
+func TestRepairRefusesContradictions(t *testing.T) {
+	swap := func(old, new string) func([]byte) []byte {
+		return func(b []byte) []byte {
+			if !bytes.Contains(b, []byte(old)) || len(old) != len(new) {
+				t.Fatalf("%q is not there or not as long as %q", old, new)
+			}
+			return bytes.Replace(b, []byte(old), []byte(new), 1)
+		}
+	}
+	first, second := dataFileName("odd", 0, 0), dataFileName("odd", 1, 0)
+	for what, c := range map[string]struct {
+		file string
+		edit func([]byte) []byte
+	}{
+		"another rank":        {first, swap(`\"rank\":0`, `\"rank\":1`)},
+		"another save":        {first, swap(`\"save_id\":\"odd\"`, `\"save_id\":\"odx\"`)},
+		"another step":        {second, swap(`\"step\":7`, `\"step\":8`)},
+		"another world":       {second, swap(`\"world_size\":2`, `\"world_size\":3`)},
+		"more files":          {first, swap(`\"files\":2`, `\"files\":3`)},
+		"fewer files":         {first, swap(`\"files\":2`, `\"files\":1`)},
+		"another number":      {first, swap(`\"number\":0`, `\"number\":1`)},
+		"more ranks":          {first, swap(`\"ranks\":2`, `\"ranks\":3`)},
+		"another dtype":       {second, swap(`\"dtype\":\"float32\"`, `\"dtype\":\"complex\"`)},
+		"a dtype of its size": {second, swap(`\"dtype\":\"float32\",\"shape\":[9,7],\"chunk\":`, `\"dtype\":\"uint32\", \"shape\":[9,7],\"chunk\":`)},
+		"another shape":       {second, swap(`[9,7]`, `[9,6]`)},
+		"a box outside":       {second, swap(`\"offsets\":[5,0]`, `\"offsets\":[9,0]`)},
+		"another version":     {first, swap(`{\"version\":1`, `{\"version\":2`)},
+		"no description":      {first, swap(`"cairn":"{`, `"corin":"{`)},
+		"no JSON":             {first, swap(`{\"version\":1`, `[\"version\":1`)},
+		"an item unknown":     {first, swap(`\"items\":{`, `\"itemz\":{`)},
+	} {
+		s := new(mem.Store)
+		saveOdd(t, s, "odd", &WriterOptions{FilesPerRank: 1})
+		remove(t, s, recordName)
+		if err := fault.Damage(t.Context(), s, c.file, c.edit); err != nil {
+			t.Fatal(err)
+		}
+		rep, err := Repair(t.Context(), s, nil)
+		if !errors.Is(err, storage.ErrIncomplete) || !slices.Contains(names(t, s), c.file) {
+			t.Errorf("%s: Repair = %+v, %v; want a refusal", what, rep, err)
+		}
+	}
+}

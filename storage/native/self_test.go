@@ -1,0 +1,161 @@
+package native
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+func TestPathsSurviveTheDescription(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var want meta.Path
+		for range rapid.IntRange(1, 5).Draw(t, "steps") {
+			if rapid.Bool().Draw(t, "list") {
+				want = append(want, meta.Pos(rapid.IntRange(0, 1<<40).Draw(t, "pos")))
+			} else {
+				want = append(want, meta.Key(rapid.String().Draw(t, "key")))
+			}
+		}
+		b, err := json.Marshal(pathJSON(want))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got pathJSON
+		if err := json.Unmarshal(b, &got); err != nil || !meta.Path(got).Equal(want) {
+			t.Errorf("%s became %v, %v; want %v", b, got, err, want)
+		}
+	})
+}
+
+func TestBadPathsAreRefused(t *testing.T) {
+	for _, text := range []string{`[null]`, `[1.5]`, `[-1]`, `[true]`, `[["a"]]`, `[{}]`, `{"a":1}`, `"a"`, `[99999999999999999999]`, `[1e3]`} {
+		var p pathJSON
+		if err := json.Unmarshal([]byte(text), &p); err == nil {
+			t.Errorf("Unmarshal(%s) = %v; want a refusal", text, p)
+		}
+	}
+}
+
+func TestDecodeSelfNamesItsErrors(t *testing.T) {
+	for text, want := range map[string]error{
+		"":                                    storage.ErrCorrupt,
+		"null":                                storage.ErrVersion, // says nothing of its version
+		`{"version":"1"}`:                     storage.ErrCorrupt,
+		`{"version":2,"rank":{}}`:             storage.ErrVersion, // a newer one may mean anything by it
+		`{"version":1,"rank":{}}`:             storage.ErrCorrupt,
+		`{"version":1,"values":[{"fqn":""}]}`: storage.ErrCorrupt,
+		`{"version":1,"items":{"a":{"path":[null]}}}`:       storage.ErrCorrupt,
+		`{"version":1,"time":"yesterday"}`:                  storage.ErrCorrupt,
+		`{"version":1,"items":{"a":{"chunk":99999999999}}}`: storage.ErrCorrupt,
+	} {
+		if s, err := decodeSelf(text); !errors.Is(err, want) {
+			t.Errorf("decodeSelf(%s) = %+v, %v; want %v", text, s, err, want)
+		}
+	}
+}
+
+// sampleSelf is a description with every field.
+func sampleSelf() *selfDescription {
+	return &selfDescription{
+		Version: 1, SaveID: "s", Step: -3, Time: time.Date(2026, 3, 14, 15, 9, 26, 5, time.UTC), WorldSize: 2, Ranks: 1,
+		Rank: 0, Files: 1, Number: 0, Writer: "w", Tags: map[string]string{"k": "v"},
+		Items: map[string]selfItem{
+			"x": {
+				Path: pathJSON{meta.Key("x")}, DType: "float32", Shape: []int64{2, 2}, Chunk: 1, Offsets: []int64{0, 0},
+				RequiresGrad: true, MemoryFormat: "channels_last", Layout: "strided", PinMemory: true,
+			},
+			keyPrefix + "0.0.1": {FQN: "v", Path: pathJSON{meta.Key("l"), meta.Pos(0)}, Codec: "raw"},
+		},
+		Values: []selfValue{{FQN: "n", Path: pathJSON{meta.Key("n")}, Codec: "json", Data: []byte("1")}},
+	}
+}
+
+func FuzzDecodeSelf(f *testing.F) {
+	b, err := json.Marshal(sampleSelf())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(string(b))
+	f.Add(`{"version":1,"items":{"a":{"path":["b",3],"shape":[]}}}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		got, err := decodeSelf(text)
+		if err != nil {
+			if !isNamed(err) {
+				t.Errorf("decodeSelf = %v; want a named error", err)
+			}
+			return
+		}
+		b, err := json.Marshal(got)
+		if err != nil {
+			return // a time that JSON cannot write
+		}
+		again, err := decodeSelf(string(b))
+		if err != nil {
+			t.Fatalf("decodeSelf of what was encoded = %v", err)
+		}
+		c, err := json.Marshal(again)
+		if err != nil || string(b) != string(c) {
+			t.Errorf("encoded again: %v (-first +second):\n%s", err, cmp.Diff(string(b), string(c)))
+		}
+	})
+}
+
+// sampleFile returns a data file of a save "s" with one rank, without padding.
+func sampleFile(tb testing.TB) []byte {
+	self := &selfDescription{Version: 1, SaveID: "s", Ranks: 1, Files: 1, WorldSize: 1}
+	self.Values = sampleSelf().Values
+	info := &plan.Info{FQN: "x", Shape: []int64{2, 2}}
+	info.DType = tensor.Float32
+	items := []*plan.WriteItem{
+		{Info: info, Kind: plan.KindTensor, Box: tensor.Whole(info.Shape)},
+		{Info: &plan.Info{FQN: "v", Codec: "raw"}, Kind: plan.KindBytes, Size: 3},
+	}
+	f, err := lay("s", items, self)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	h, err := safetensors.Decode(func(p []byte, off int64) error { copy(p, f.header[off:]); return nil }, f.size)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	b, err := safetensors.Encode(h, 1)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return append(b, make([]byte, f.size-int64(len(f.header)))...)
+}
+
+// Whatever a data file says of itself, what repair makes of it is sound: it
+// loads, or it is refused.
+func FuzzRepair(f *testing.F) {
+	f.Add(sampleFile(f))
+	f.Add([]byte("\x08\x00\x00\x00\x00\x00\x00\x00{}      "))
+	f.Fuzz(func(t *testing.T, file []byte) {
+		s := new(mem.Store)
+		if _, err := blob.WriteAll(t.Context(), s, dataFileName("s", 0, 0), file, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Repair(t.Context(), s, nil); err != nil {
+			if !errors.Is(err, storage.ErrIncomplete) && !errors.Is(err, meta.ErrInvalid) {
+				t.Errorf("Repair = %v; want a named error", err)
+			}
+			return
+		}
+		if _, err := NewReader(s, nil).ReadMetadata(t.Context()); err != nil {
+			t.Errorf("ReadMetadata of what was repaired = %v", err)
+		}
+		verify(t, s)
+	})
+}

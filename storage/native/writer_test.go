@@ -1,0 +1,405 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// small returns a state that is quickly saved, and different for each seed.
+func small(t testing.TB, seed byte) plan.State {
+	return plan.State{
+		"w": storagetest.Filled(t, tensor.Float32, []int64{4, 3}, seed), "step": int64(seed),
+		"big": slices.Repeat([]byte{seed}, inlineMax+1),
+	}
+}
+
+func save(t testing.TB, s blob.Store, id string, state plan.State, o *WriterOptions) error {
+	t.Helper()
+	return storagetest.Save(context.Background(), at(s, o, nil), storagetest.Storage(id, 1, 1), state)
+}
+
+func mustSave(t testing.TB, s blob.Store, id string, seed byte) {
+	t.Helper()
+	if err := save(t, s, id, small(t, seed), nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// seedOf loads what small saved and returns its seed.
+func seedOf(t testing.TB, s blob.Store) (byte, error) {
+	t.Helper()
+	got := plan.State{"w": storagetest.Filled(t, tensor.Float32, []int64{4, 3}, 0), "step": nil, "big": nil}
+	if err := storagetest.Load(context.Background(), at(s, nil, nil), got); err != nil {
+		return 0, err
+	}
+	seed := byte(got["step"].(int64))
+	want := small(t, seed)
+	if !tensor.Equal(got["w"].(*tensor.Tensor), want["w"].(*tensor.Tensor)) || !slices.Equal(got["big"].([]byte), want["big"].([]byte)) {
+		t.Error("loaded other bytes than were saved")
+	}
+	return seed, nil
+}
+
+func checkSeed(t testing.TB, s blob.Store, want byte) {
+	t.Helper()
+	if got, err := seedOf(t, s); err != nil || got != want {
+		t.Errorf("loaded %d, %v; want %d", got, err, want)
+	}
+}
+
+// verify fails unless the checkpoint is whole.
+func verify(t testing.TB, s blob.Store) {
+	t.Helper()
+	c, err := Open(context.Background(), s)
+	if err != nil {
+		t.Errorf("Open = %v", err)
+		return
+	}
+	defer c.Close()
+	if rep, err := c.Verify(context.Background(), nil); err != nil || len(rep.Problems) > 0 {
+		t.Errorf("Verify = %+v, %v", rep, err)
+	}
+}
+
+func TestFailIfExists(t *testing.T) {
+	s := new(mem.Store)
+	o := &WriterOptions{FailIfExists: true}
+	if err := save(t, s, "first", small(t, 1), o); err != nil {
+		t.Fatalf("save where nothing is = %v", err)
+	}
+	if err := save(t, s, "second", small(t, 2), o); !errors.Is(err, storage.ErrExists) {
+		t.Errorf("save onto a checkpoint = %v; want %v", err, storage.ErrExists)
+	}
+	checkSeed(t, s, 1)
+	for _, name := range names(t, s) {
+		if strings.HasPrefix(name, "second") {
+			t.Errorf("%s is left of the save that was refused", name)
+		}
+	}
+	if err := s.Remove(t.Context(), recordName); err != nil {
+		t.Fatal(err)
+	}
+	if err := save(t, s, "third", small(t, 3), o); err != nil {
+		t.Errorf("save beside the rest of an unfinished one = %v; want nil", err)
+	}
+	if err := fault.Damage(t.Context(), s, recordName, func(b []byte) []byte { return b[:20] }); err != nil {
+		t.Fatal(err)
+	}
+	if err := save(t, s, "fourth", small(t, 4), o); !errors.Is(err, storage.ErrExists) {
+		t.Errorf("save onto a damaged checkpoint = %v; want %v", err, storage.ErrExists)
+	}
+}
+
+// Both looked when nothing was there.
+func TestFailIfExistsAtTheCommit(t *testing.T) {
+	s := new(mem.Store)
+	p := at(s, &WriterOptions{FailIfExists: true}, nil)
+	first := storagetest.NewSaving(p, storagetest.Storage("first", 1, 1), 1)
+	second := storagetest.NewSaving(p, storagetest.Storage("second", 2, 1), 1)
+	for i, sv := range []*storagetest.Saving{first, second} {
+		if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, byte(i+1))}), sv.Write(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := second.Finish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Finish(t.Context()); !errors.Is(err, storage.ErrExists) || errors.Is(err, storage.ErrUncertain) {
+		t.Errorf("Finish = %v; want %v", err, storage.ErrExists)
+	}
+	if err := first.Abort(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	checkSeed(t, s, 2)
+	verify(t, s)
+	if n := len(names(t, s)); n != 3 {
+		t.Errorf("%d files are left; want record, index and one data file", n)
+	}
+}
+
+func TestSaveReplacesADamagedCheckpoint(t *testing.T) {
+	s := new(mem.Store)
+	mustSave(t, s, "first", 1)
+	if err := fault.Damage(t.Context(), s, recordName, func(b []byte) []byte { return b[:20] }); err != nil {
+		t.Fatal(err)
+	}
+	mustSave(t, s, "second", 2)
+	checkSeed(t, s, 2)
+}
+
+func TestSaveDoesNotReplaceANewerVersion(t *testing.T) {
+	s := new(mem.Store)
+	newer := []byte(`{"record": {"format": "cairn", "version": 2}}`)
+	if _, err := blob.WriteAll(t.Context(), s, recordName, newer, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := save(t, s, "old", small(t, 1), nil); !errors.Is(err, storage.ErrVersion) {
+		t.Errorf("save = %v; want %v", err, storage.ErrVersion)
+	}
+	if got := names(t, s); !slices.Equal(got, []string{recordName}) {
+		t.Errorf("the place holds %q; want the record alone", got)
+	}
+	if _, err := NewReader(s, nil).ReadMetadata(t.Context()); !errors.Is(err, storage.ErrVersion) {
+		t.Errorf("ReadMetadata = %v; want %v", err, storage.ErrVersion)
+	}
+}
+
+// A place that cannot be looked at is not an empty one.
+func TestSaveStopsWhereItCannotLook(t *testing.T) {
+	s := new(mem.Store)
+	mustSave(t, s, "first", 1)
+	f := fault.New(s, fault.Rule{On: fault.Open, Match: fault.Named(recordName), Do: fault.Fail(syscall.EIO)})
+	if err := save(t, f, "second", small(t, 2), &WriterOptions{FailIfExists: true}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("save = %v; want %v", err, syscall.EIO)
+	}
+	if n := f.Ops().Count(fault.Create); n != 0 {
+		t.Errorf("%d objects were begun", n)
+	}
+}
+
+func TestSetUpRefusesWhatCannotBeRecorded(t *testing.T) {
+	good := storagetest.Storage("id", 1, 1)
+	for name, spoil := range map[string]func(st *meta.Storage){
+		"a save id with a slash": func(st *meta.Storage) { st.SaveID = "../id" },
+		"no save id":             func(st *meta.Storage) { st.SaveID = "" },
+		"a tag that is no text":  func(st *meta.Storage) { st.Tags = map[string]string{"a": "\xff"} },
+		"a year out of range":    func(st *meta.Storage) { st.Time = time.Date(12345, 1, 1, 0, 0, 0, 0, time.UTC) },
+		"a negative world":       func(st *meta.Storage) { st.WorldSize = -1 },
+	} {
+		st := good
+		spoil(&st)
+		w := NewWriter(new(mem.Store), nil)
+		if err := w.SetUp(t.Context(), storage.Session{Size: 1, Storage: st}); err == nil {
+			t.Errorf("%s: SetUp = nil; want a refusal", name)
+		}
+	}
+}
+
+// A writer that is used again must not take the save before for its own.
+func TestAbortSparesTheSaveBefore(t *testing.T) {
+	s := new(mem.Store)
+	sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("first", 1, 2), 2)
+	x := storagetest.Filled(t, tensor.Float32, []int64{4, 4}, 1)
+	states := []plan.State{{"x": storagetest.Cut(t, storagetest.Along(0, 2), x, 0)}, {"x": storagetest.Cut(t, storagetest.Along(0, 2), x, 1)}}
+	if err := sv.Run(t.Context(), states); err != nil {
+		t.Fatal(err)
+	}
+	sv.Storage = storagetest.Storage("../bad", 2, 2)
+	if err := sv.Plan(t.Context(), states); err == nil {
+		t.Fatal("Plan with a bad save id = nil")
+	}
+	if err := sv.Writers[0].Abort(t.Context()); err != nil { // SetUp was called on the first rank only
+		t.Errorf("Abort of a save that did not begin = %v; want nil", err)
+	}
+	verify(t, s)
+}
+
+func TestCoordinatorAbortsForAll(t *testing.T) {
+	s := new(mem.Store)
+	mustSave(t, s, "first", 1)
+	before := names(t, s)
+	mustWriteOnly(t, s, "second", 0, 1, 2)
+	sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("second", 1, 1), 1)
+	if err := sv.Plan(t.Context(), []plan.State{small(t, 2)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := sv.Writers[0].Abort(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(t, s); !slices.Equal(got, before) {
+		t.Errorf("after Abort the place holds %q; want %q", got, before)
+	}
+}
+
+// mustWriteOnly writes data files of a save without a record.
+func mustWriteOnly(t testing.TB, s blob.Store, id string, ranks ...int) {
+	t.Helper()
+	for _, r := range ranks {
+		if _, err := blob.WriteAll(context.Background(), s, dataFileName(id, r, 0), []byte("data"), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestSweepRemovesWhatIsOldAndOurs(t *testing.T) {
+	s := new(mem.Store)
+	mustSave(t, s, "first", 1)
+	mustWriteOnly(t, s, "dead", 0)
+	for _, name := range []string{"notes.txt", "sub/dead-r00000-0.safetensors", "model.safetensors", "UPPER-r00000-0.safetensors"} {
+		if _, err := blob.WriteAll(t.Context(), s, name, []byte("mine"), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	others := []string{"UPPER-r00000-0.safetensors", recordName, "model.safetensors", "notes.txt"}
+	last := "sub/dead-r00000-0.safetensors"
+	for _, c := range []struct {
+		id    string
+		after time.Duration
+		dead  bool
+	}{
+		{"second", 0, true}, // younger than a day
+		{"third", -1, true}, // never
+		{"fourth", 1, false},
+	} {
+		if err := save(t, s, c.id, small(t, 2), &WriterOptions{SweepAfter: c.after}); err != nil {
+			t.Fatal(err)
+		}
+		want := slices.Concat(others, []string{c.id + indexSuffix, dataFileName(c.id, 0, 0), last})
+		if c.dead {
+			want = append(want, dataFileName("dead", 0, 0))
+		}
+		slices.Sort(want)
+		if got := names(t, s); !slices.Equal(got, want) {
+			t.Errorf("swept after %v: %q; want %q", c.after, got, want)
+		}
+	}
+}
+
+// A record is somebody's word; it must not make us remove other people's files.
+func TestSweepIsNotLedAstrayByTheOldRecord(t *testing.T) {
+	s := new(mem.Store)
+	mustSave(t, s, "other", 1)
+	if _, err := blob.WriteAll(t.Context(), s, "precious.txt", []byte("x"), nil); err != nil {
+		t.Fatal(err)
+	}
+	rec, err := readRecord(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec.SaveID = "evil"
+	rec.Files[0].Name = "evil" + indexSuffix
+	rec.Files = append(rec.Files, recordFile{Name: "precious.txt"})
+	b, err := encodeRecord(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := blob.WriteAll(t.Context(), s, recordName, b, nil); err != nil {
+		t.Fatal(err)
+	}
+	mustSave(t, s, "new", 2)
+	for _, name := range []string{"precious.txt", dataFileName("other", 0, 0)} {
+		if _, err := s.Stat(t.Context(), name); err != nil {
+			t.Errorf("%s, which a false record named: %v", name, err)
+		}
+	}
+}
+
+func TestManySmallValuesDoNotOverflowTheHeader(t *testing.T) {
+	s := new(mem.Store)
+	state := plan.State{}
+	for i := range 520 {
+		state[fmt.Sprint("v", i)] = slices.Repeat([]byte{byte(i)}, inlineMax)
+	}
+	if err := save(t, s, "values", state, nil); err != nil {
+		t.Fatal(err)
+	}
+	md, err := NewReader(s, nil).ReadMetadata(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inline int64
+	for _, e := range md.Entries {
+		inline += int64(len(e.Bytes.Inline))
+	}
+	if inline != inlineTotal {
+		t.Errorf("%d bytes are in the index; want %d", inline, inlineTotal)
+	}
+	got := plan.State{"v0": nil, "v519": nil}
+	if err := storagetest.Load(t.Context(), at(s, nil, nil), got); err != nil {
+		t.Fatal(err)
+	}
+	if v := got["v519"].([]byte); len(v) != inlineMax || v[0] != byte(519%256) {
+		t.Errorf("v519 = %d bytes of %d", len(v), v[0])
+	}
+}
+
+// A file that vanished between its writing and the commit must not be named.
+func TestFinishRefusesFilesThatAreNotThere(t *testing.T) {
+	for name, harm := range map[string]func(s blob.Store, file string) error{
+		"gone": func(s blob.Store, file string) error { return s.Remove(context.Background(), file) },
+		"cut short": func(s blob.Store, file string) error {
+			return fault.Damage(context.Background(), s, file, func(b []byte) []byte { return b[:5] })
+		},
+	} {
+		s := new(mem.Store)
+		sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("id", 1, 1), 1)
+		if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		if err := harm(s, sv.Results[0].Files[0].Name); err != nil {
+			t.Fatal(err)
+		}
+		if err := sv.Finish(t.Context()); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, storage.ErrCorrupt) {
+			t.Errorf("%s: Finish = %v; want a refusal", name, err)
+		}
+		if _, err := readRecord(t.Context(), s); err == nil {
+			t.Errorf("%s: a record names what is not there", name)
+		}
+	}
+}
+
+func TestWarningsTellWhatWasLeftBehind(t *testing.T) {
+	s := new(mem.Store)
+	mustSave(t, s, "first", 1)
+	f := fault.New(s, fault.Rule{On: fault.Remove, Times: -1, Do: fault.Fail(syscall.EACCES)})
+	sv := storagetest.NewSaving(at(f, nil, nil), storagetest.Storage("second", 1, 1), 1)
+	var warned []error
+	sv.Warn = func(err error) { warned = append(warned, err) }
+	if err := sv.Run(t.Context(), []plan.State{small(t, 2)}); err != nil {
+		t.Fatalf("save = %v; what cannot be removed does no harm", err)
+	}
+	if len(warned) != 1 || !errors.Is(warned[0], syscall.EACCES) {
+		t.Errorf("warned of %v; want %v", warned, syscall.EACCES)
+	}
+	checkSeed(t, s, 2)
+}
+
+// The budget is for what is on its way, so it is what the pools lend at most.
+func TestBuffersStayWithinTheBudget(t *testing.T) {
+	state := plan.State{"x": storagetest.Filled(t, tensor.Uint8, []int64{1000, 9000}, 1)} // 9 MB
+	for _, c := range []struct{ budget, limit int64 }{
+		{1, 512 << 10}, {1 << 20, 1 << 20}, {5 << 20, 5 << 20}, {64 << 20, 48 << 20},
+	} {
+		s := new(mem.Store)
+		bufpool.ResetPeak()
+		before := bufpool.Stats().Lent
+		if err := save(t, s, "budget", state, &WriterOptions{BufferBytes: c.budget, FilesPerRank: 4}); err != nil {
+			t.Fatal(err)
+		}
+		if peak := bufpool.Stats().Peak - before; peak > c.limit || peak == 0 {
+			t.Errorf("save with a budget of %d used %d; want at most %d", c.budget, peak, c.limit)
+		}
+		bufpool.ResetPeak()
+		to, err := tensor.New(tensor.Int16, []int64{1000, 9000}) // cast: nothing can be read in place
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := at(s, nil, &ReaderOptions{BufferBytes: c.budget, Parallel: 8})
+		if err := storagetest.Load(t.Context(), p, plan.State{"x": to}); err != nil {
+			t.Fatal(err)
+		}
+		if peak := bufpool.Stats().Peak - before; peak > max(c.limit, 1<<20) || peak == 0 {
+			t.Errorf("load with a budget of %d used %d; want at most %d", c.budget, peak, max(c.limit, 1<<20))
+		}
+		if lent := bufpool.Stats().Lent; lent != before {
+			t.Errorf("%d bytes were not given back", lent-before)
+		}
+	}
+}
