@@ -14,8 +14,8 @@ import (
 var ErrStale = errors.New("unknown unchanged plan")
 
 // Fingerprint identifies a local plan: its items with shapes, boxes, dtypes and
-// paths, the planner's and the storage's data, the planner's options, the rank
-// and the number of ranks. The zero Fingerprint identifies nothing.
+// paths, the planner's and the storage's data, and the options that
+// [Cache.Local] was told. The zero Fingerprint identifies nothing.
 type Fingerprint [sha256.Size]byte
 
 // String returns the first digits, for people.
@@ -24,14 +24,18 @@ func (f Fingerprint) String() string { return hex.EncodeToString(f[:6]) }
 // Cache remembers the plans of the save before, so that ranks whose plans have
 // not changed send and receive nothing and the coordinator plans nothing. One
 // rank's saves use one Cache, one after the other; the zero value is empty. It
-// holds no state and no tensors.
+// holds no state and no tensors, and changes nothing that it was given or has
+// returned. It is not safe for concurrent use.
 //
-// Whatever a plan depends on is in its fingerprint, so there is no wrong hit;
-// where the ranks' memories differ (a rank was restarted, a save failed on the
-// way) the coordinator answers ErrStale and they plan afresh.
+// In each save every rank calls Local, the coordinator Global, every rank
+// Finish. Whatever a plan depends on is in its fingerprint, so there is no wrong
+// hit; a rank that did not come to Finish forgets its plan; where the ranks'
+// memories differ (a rank was restarted) the coordinator answers ErrStale and
+// they plan afresh.
 type Cache struct {
 	print Fingerprint // of this rank's last local plan
 	final *SavePlan   // what became of it
+	begun bool        // Local was called and Finish not yet
 
 	// On the coordinator: all ranks' local plans and what became of them.
 	locals, finals []*SavePlan
@@ -40,8 +44,13 @@ type Cache struct {
 
 // Local returns what the rank sends for its local plan p: p itself with its
 // fingerprint, or only the fingerprint where p is the plan of the save before.
-// options identifies what p depends on beside its own contents.
+// options identifies what the final plan depends on beside the contents of the
+// local ones: the planner's type and options, the rank, the number of ranks.
 func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
+	if c.begun {
+		c.final = nil // the coordinator may have given this rank another one
+	}
+	c.begun = true
 	print, err := fingerprint(p, options)
 	if err != nil {
 		return nil, err
@@ -68,6 +77,9 @@ func (c *Cache) Global(sent []*SavePlan, plan func([]*SavePlan) ([]*SavePlan, *m
 		if err != nil {
 			return nil, nil, err
 		}
+		if len(finals) != len(sent) {
+			return nil, nil, fmt.Errorf("%w: %d final plans for %d ranks", ErrState, len(finals), len(sent))
+		}
 		old := c.finals
 		c.locals, c.finals, c.md = full, finals, md
 		return answers(sent, finals, old), md, nil
@@ -80,16 +92,23 @@ func (c *Cache) merge(sent []*SavePlan) (full []*SavePlan, changed bool, err err
 	full = make([]*SavePlan, len(sent))
 	changed = len(sent) != len(c.finals)
 	for r, p := range sent {
-		if !p.Unchanged {
+		switch {
+		case p == nil:
+			return nil, false, fmt.Errorf("%w: rank %d sent no plan", ErrState, r)
+		case !p.Unchanged:
 			full[r], changed = p, true
-			continue
-		}
-		if len(sent) != len(c.locals) || c.locals[r].Fingerprint != p.Fingerprint {
+		case !c.knows(r, len(sent), p.Fingerprint):
 			return nil, false, fmt.Errorf("%w: %v of rank %d", ErrStale, p.Fingerprint, r)
+		default:
+			full[r] = c.locals[r]
 		}
-		full[r] = c.locals[r]
 	}
 	return full, changed, nil
+}
+
+// knows reports whether rank r of so many sent that plan in the save before.
+func (c *Cache) knows(r, ranks int, print Fingerprint) bool {
+	return ranks == len(c.locals) && c.locals[r].Fingerprint == print && print != Fingerprint{}
 }
 
 // answers replaces the final plans that their ranks know by unchanged ones. Only
@@ -99,7 +118,7 @@ func answers(sent, finals, old []*SavePlan) []*SavePlan {
 	for r, p := range finals {
 		out[r] = p
 		if sent[r].Unchanged && r < len(old) && (p == old[r] || p.equal(old[r])) {
-			out[r] = &SavePlan{Unchanged: true, Fingerprint: p.Fingerprint}
+			out[r] = &SavePlan{Unchanged: true, Fingerprint: sent[r].Fingerprint}
 		}
 	}
 	return out
@@ -108,14 +127,14 @@ func answers(sent, finals, old []*SavePlan) []*SavePlan {
 // Finish returns the rank's final plan for the coordinator's answer, and
 // remembers it.
 func (c *Cache) Finish(answer *SavePlan) (*SavePlan, error) {
-	if answer.Unchanged {
-		if c.final == nil {
-			return nil, fmt.Errorf("%w: %v", ErrStale, answer.Fingerprint)
-		}
-		return c.final, nil
+	if answer.Unchanged && (c.final == nil || answer.Fingerprint != c.print) {
+		return nil, fmt.Errorf("%w: %v", ErrStale, answer.Fingerprint)
 	}
-	c.final = answer
-	return answer, nil
+	if !answer.Unchanged {
+		c.final = answer
+	}
+	c.begun = false
+	return c.final, nil
 }
 
 // Forget empties the cache.
@@ -137,7 +156,9 @@ func (p *SavePlan) equal(q *SavePlan) bool {
 
 // fingerprint hashes the plan as it would be sent.
 func fingerprint(p *SavePlan, options string) (Fingerprint, error) {
-	b, err := SavePlanCodec{}.Encode(p)
+	q := *p
+	q.Fingerprint = Fingerprint{}
+	b, err := SavePlanCodec{}.Encode(&q)
 	if err != nil {
 		return Fingerprint{}, err
 	}

@@ -12,69 +12,94 @@ import (
 // different builds fail with a clear error.
 const codecVersion = 1
 
-// SavePlanCodec carries save plans between ranks. A codec that decodes several
-// plans lets them share what is equal in them, so the coordinator uses one for
-// all; such use must not be concurrent. The zero value is ready.
+// SavePlanCodec carries save plans between ranks. The zero value is ready and
+// safe for concurrent use; one that [NewSavePlanCodec] made is for one goroutine
+// and saves time and memory where many plans say the same.
 type SavePlanCodec struct {
-	infos map[string]*Info
+	infos   map[string]*Info // what was decoded, by its record
+	records map[*Info]string // the inverse
 }
 
-// NewSavePlanCodec returns a codec that shares equal parts of the plans it
-// decodes.
-func NewSavePlanCodec() SavePlanCodec { return SavePlanCodec{infos: map[string]*Info{}} }
+// NewSavePlanCodec returns a codec for the plans of many ranks: those it decodes
+// share their equal descriptions, which it need not encode again.
+func NewSavePlanCodec() SavePlanCodec {
+	return SavePlanCodec{infos: map[string]*Info{}, records: map[*Info]string{}}
+}
 
-// Encode encodes p.
+// Encode encodes p. The error wraps ErrState where an item has no description or
+// a box of no dimensions that add up.
 func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
-	w := wire.Writer{B: make([]byte, 0, 64+48*len(p.Items))}
+	w := wire.Writer{B: make([]byte, 0, 64+64*len(p.Items))}
 	w.Byte(codecVersion)
 	w.Bool(p.Unchanged)
 	w.B = append(w.B, p.Fingerprint[:]...)
 	w.Bytes(p.PlannerData)
 	w.Bytes(p.StorageData)
+	w.Uvarint(uint64(len(p.Absent)))
+	for _, fqn := range p.Absent {
+		w.String(fqn)
+	}
 	w.Uvarint(uint64(len(p.Items)))
 	var last *Info
 	for i := range p.Items {
 		it := &p.Items[i]
-		if it.Info == nil {
-			return nil, fmt.Errorf("%w: item %d has no description", ErrState, i)
+		if it.Info == nil || len(it.Box.Offsets) != len(it.Box.Sizes) {
+			return nil, fmt.Errorf("%w: item %d of the plan has no description or no box", ErrState, i)
 		}
-		encodeItem(&w, it, it.Info == last)
-		last = it.Info
+		w.Bool(it.Info == last)
+		if it.Info != last {
+			c.encodeInfo(&w, it.Info)
+			last = it.Info
+		}
+		encodeItem(&w, it)
 	}
 	return w.B, nil
 }
 
-func encodeItem(w *wire.Writer, it *WriteItem, sameInfo bool) {
-	w.Bool(sameInfo)
-	if !sameInfo {
-		encodeInfo(w, it.Info)
-	}
+// encodeItem writes what is an item's own.
+func encodeItem(w *wire.Writer, it *WriteItem) {
 	w.Byte(byte(it.Kind))
 	w.Varint(int64(it.Hint))
 	w.Uvarint(uint64(it.Size))
-	encodeBox(w, it.Box)
+	w.Uvarint(uint64(len(it.Box.Sizes)))
+	for _, n := range it.Box.Offsets {
+		w.Varint(n)
+	}
+	for _, n := range it.Box.Sizes {
+		w.Varint(n)
+	}
 }
 
-// encodeInfo writes in as one length-prefixed record, so that equal records can
-// be recognised by their bytes.
-func encodeInfo(w *wire.Writer, in *Info) {
-	var r wire.Writer
-	r.String(in.FQN)
-	r.Bool(in.Path != nil)
-	r.Uvarint(uint64(len(in.Path)))
-	for _, s := range in.Path {
-		r.Bool(s.List)
-		r.String(s.Key)
-		r.Varint(int64(s.Pos))
+// encodeInfo writes in as one record with its length, so that equal ones can be
+// recognised by their bytes.
+func (c SavePlanCodec) encodeInfo(w *wire.Writer, in *Info) {
+	if record, ok := c.records[in]; ok {
+		w.String(record)
+		return
 	}
-	r.Byte(byte(in.DType))
-	r.Bool(in.RequiresGrad)
-	r.Bool(in.PinMemory)
-	r.String(in.MemoryFormat)
-	r.String(in.Layout)
-	r.String(in.Codec)
-	encodeInts(&r, in.Shape)
+	r := wire.Writer{B: make([]byte, 0, 128)}
+	encodeRecord(&r, in)
 	w.Bytes(r.B)
+}
+
+func encodeRecord(w *wire.Writer, in *Info) {
+	w.String(in.FQN)
+	w.Bool(in.Path != nil)
+	if in.Path != nil {
+		w.Uvarint(uint64(len(in.Path)))
+	}
+	for _, s := range in.Path {
+		w.Bool(s.List)
+		w.String(s.Key)
+		w.Varint(int64(s.Pos))
+	}
+	w.Byte(byte(in.DType))
+	w.Bool(in.RequiresGrad)
+	w.Bool(in.PinMemory)
+	w.String(in.MemoryFormat)
+	w.String(in.Layout)
+	w.String(in.Codec)
+	encodeInts(w, in.Shape)
 }
 
 func encodeInts(w *wire.Writer, v []int64) {
@@ -84,32 +109,28 @@ func encodeInts(w *wire.Writer, v []int64) {
 	}
 }
 
-func encodeBox(w *wire.Writer, b tensor.Box) {
-	w.Uvarint(uint64(len(b.Sizes)))
-	for _, n := range b.Offsets {
-		w.Varint(n)
-	}
-	for _, n := range b.Sizes {
-		w.Varint(n)
-	}
-}
-
-// Decode is the inverse of Encode.
+// Decode is the inverse of Encode. It refuses items that no planner could have
+// made, such as one whose box leaves its tensor; the error wraps
+// wire.ErrMalformed.
 func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 	if c.infos == nil {
 		c = NewSavePlanCodec()
 	}
 	r := wire.NewReader(b)
-	if v := r.Byte(); v != codecVersion {
-		r.Fail("a plan of version %d; all ranks must run the same build", v)
-	}
+	checkVersion(r)
 	p := &SavePlan{Unchanged: r.Bool()}
 	copy(p.Fingerprint[:], r.Raw(len(p.Fingerprint)))
 	p.PlannerData = clone(r.Bytes())
 	p.StorageData = clone(r.Bytes())
-	n := r.Count(5) // an item takes five bytes at least
+	for range r.Count(1) {
+		p.Absent = append(p.Absent, r.String())
+	}
+	n := r.Count(minItemBytes)
+	if n > 0 && p.Unchanged {
+		r.Fail("an unchanged plan with %d items", n)
+	}
 	p.Items = make([]WriteItem, 0, n)
-	d := itemDecoder{r: r, infos: c.infos}
+	d := itemDecoder{ints: ints{r: r}, known: c}
 	for range n {
 		p.Items = append(p.Items, d.item())
 	}
@@ -119,12 +140,20 @@ func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 	return p, nil
 }
 
+func checkVersion(r *wire.Reader) {
+	if v := r.Byte(); v != codecVersion {
+		r.Fail("a plan of version %d; all ranks must run the same build", v)
+	}
+}
+
+// minItemBytes is the least that an encoded item takes.
+const minItemBytes = 5
+
 // itemDecoder decodes the items of one plan.
 type itemDecoder struct {
-	r     *wire.Reader
-	infos map[string]*Info
+	ints
+	known SavePlanCodec
 	last  *Info
-	slab  []int64
 }
 
 func (d *itemDecoder) item() WriteItem {
@@ -136,13 +165,9 @@ func (d *itemDecoder) item() WriteItem {
 		r.Fail("the first item has no description")
 		return WriteItem{}
 	}
-	it := WriteItem{Info: d.last, Kind: Kind(r.Byte()), Hint: int32(r.Varint()), Size: int64(r.Uvarint())}
+	it := WriteItem{Info: d.last, Kind: Kind(r.Byte()), Hint: decodeHint(r), Size: r.Size()}
 	n := r.CountMax(tensor.MaxDims)
-	if 2*n > r.Len() {
-		r.Fail("a box of %d dimensions in %d bytes", n, r.Len())
-		return it
-	}
-	it.Box = tensor.Box{Offsets: d.ints(n), Sizes: d.ints(n)}
+	it.Box = tensor.Box{Offsets: d.take(n), Sizes: d.take(n)}
 	d.check(&it)
 	return it
 }
@@ -152,8 +177,8 @@ func (d *itemDecoder) check(it *WriteItem) {
 	switch {
 	case d.r.Err() != nil:
 	case it.Kind == KindBytes:
-		if it.Size < 0 || it.Box.Dims() != 0 {
-			d.r.Fail("a value of %d bytes with %d dimensions", it.Size, it.Box.Dims())
+		if it.Box.Dims() != 0 {
+			d.r.Fail("%q: a value of %d dimensions", it.Info.FQN, it.Box.Dims())
 		}
 	case it.Kind == KindTensor || it.Kind == KindShard:
 		if _, err := tensor.NumBytes(it.Info.DType, it.Info.Shape); err != nil {
@@ -162,26 +187,13 @@ func (d *itemDecoder) check(it *WriteItem) {
 			d.r.Fail("%q: %v", it.Info.FQN, err)
 		}
 	default:
-		d.r.Fail("kind %d", it.Kind)
+		d.r.Fail("%q: kind %d", it.Info.FQN, it.Kind)
 	}
-}
-
-// ints reads n numbers into memory shared by many boxes.
-func (d *itemDecoder) ints(n int) []int64 {
-	if len(d.slab) < n {
-		d.slab = make([]int64, max(n, 4096))
-	}
-	out := d.slab[:n:n]
-	d.slab = d.slab[n:]
-	for i := range out {
-		out[i] = d.r.Varint()
-	}
-	return out
 }
 
 // info returns the description that record encodes, shared with equal ones.
 func (d *itemDecoder) info(record []byte) *Info {
-	if in, ok := d.infos[string(record)]; ok {
+	if in, ok := d.known.infos[string(record)]; ok {
 		return in
 	}
 	r := wire.NewReader(record)
@@ -190,19 +202,19 @@ func (d *itemDecoder) info(record []byte) *Info {
 		d.r.Fail("description: %v", err)
 		return nil
 	}
-	d.infos[string(record)] = in
+	key := string(record)
+	d.known.infos[key], d.known.records[in] = in, key
 	return in
 }
 
 func decodeInfo(r *wire.Reader) *Info {
 	in := &Info{FQN: r.String()}
-	hasPath := r.Bool()
-	n := r.Count(3)
-	if hasPath {
+	if r.Bool() {
+		n := r.Count(3)
 		in.Path = make(meta.Path, 0, n)
-	}
-	for range n {
-		in.Path = append(in.Path, meta.Step{List: r.Bool(), Key: r.String(), Pos: int(r.Varint())})
+		for range n {
+			in.Path = append(in.Path, meta.Step{List: r.Bool(), Key: r.String(), Pos: int(r.Varint())})
+		}
 	}
 	in.DType = tensor.DType(r.Byte())
 	in.RequiresGrad = r.Bool()
@@ -210,15 +222,45 @@ func decodeInfo(r *wire.Reader) *Info {
 	in.MemoryFormat = r.String()
 	in.Layout = r.String()
 	in.Codec = r.String()
-	in.Shape = decodeInts(r)
+	shape := ints{r: r}
+	in.Shape = shape.list()
 	return in
 }
 
-func decodeInts(r *wire.Reader) []int64 {
-	n := min(r.CountMax(tensor.MaxDims), r.Len())
-	out := make([]int64, n)
+func decodeHint(r *wire.Reader) int32 {
+	v := r.Varint()
+	if int64(int32(v)) != v {
+		r.Fail("a hint of %d", v)
+	}
+	return int32(v)
+}
+
+// ints reads lists of numbers into memory that many of them share.
+type ints struct {
+	r    *wire.Reader
+	slab []int64
+}
+
+// list reads what encodeInts wrote.
+func (d *ints) list() []int64 { return d.take(d.r.CountMax(tensor.MaxDims)) }
+
+// take reads n numbers. The list is never nil, which would be no offset at all,
+// unless there is an error.
+func (d *ints) take(n int) []int64 {
+	if n == 0 {
+		return []int64{}
+	}
+	if n > d.r.Len() { // each takes a byte at least
+		d.r.Fail("%d numbers in %d bytes", n, d.r.Len())
+		return nil
+	}
+	if len(d.slab) < n {
+		d.slab = make([]int64, max(n, min(4096, d.r.Len())))
+	}
+	out := d.slab[:n:n]
+	d.slab = d.slab[n:]
 	for i := range out {
-		out[i] = r.Varint()
+		out[i] = d.r.Varint()
 	}
 	return out
 }

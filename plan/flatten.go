@@ -5,13 +5,15 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// MaxDepth bounds how deep a state may be nested.
+// MaxDepth bounds how deep a state may be nested. It also ends the walk through
+// a state that contains itself.
 const MaxDepth = 256
 
 // leaf is one value of a state, with its place.
@@ -24,11 +26,13 @@ type leaf struct {
 }
 
 // flatten opens the maps and lists of a state and returns its leaves in the
-// order of their names. A map with string keys is always opened, so an empty
-// one vanishes; a list is opened only if a tensor or a map is somewhere inside,
-// and is a leaf otherwise.
-func flatten(s State) ([]leaf, error) {
-	f := flattener{seen: map[string]meta.Path{}}
+// order of their names. A map with string or integer keys is opened, so an
+// empty one vanishes; a list is opened only if a tensor or a map is somewhere
+// inside, and is a leaf otherwise.
+//
+// whole, if not nil, names maps that are leaves as long as no tensor is inside.
+func flatten(s State, whole func(fqn string) bool) ([]leaf, error) {
+	f := flattener{seen: map[string]meta.Path{}, whole: whole}
 	if err := f.visitMap(nil, reflect.ValueOf(s)); err != nil {
 		return nil, err
 	}
@@ -46,8 +50,9 @@ func shallow(s State) []leaf {
 }
 
 type flattener struct {
-	out  []leaf
-	seen map[string]meta.Path
+	out   []leaf
+	seen  map[string]meta.Path
+	whole func(fqn string) bool
 }
 
 func (f *flattener) visitMap(at meta.Path, m reflect.Value) error {
@@ -55,7 +60,7 @@ func (f *flattener) visitMap(at meta.Path, m reflect.Value) error {
 		return err
 	}
 	keys := m.MapKeys()
-	slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(keyText(a), keyText(b)) })
 	for _, k := range keys {
 		set := func(v any) error {
 			rv, err := assignable(v, m.Type().Elem())
@@ -64,7 +69,7 @@ func (f *flattener) visitMap(at meta.Path, m reflect.Value) error {
 			}
 			return err
 		}
-		if err := f.visit(append(slices.Clip(at), meta.Key(k.String())), m.MapIndex(k), set); err != nil {
+		if err := f.visit(append(slices.Clip(at), meta.Key(keyText(k))), m.MapIndex(k), set); err != nil {
 			return err
 		}
 	}
@@ -91,16 +96,14 @@ func (f *flattener) visitList(at meta.Path, l reflect.Value) error {
 }
 
 func (f *flattener) visit(at meta.Path, v reflect.Value, set func(any) error) error {
-	for v.Kind() == reflect.Interface {
-		v = v.Elem()
-	}
+	v = inside(v)
+	fqn := at.FQN()
 	switch {
-	case isMap(v):
+	case isMap(v) && !f.isWhole(fqn, v):
 		return f.visitMap(at, v)
-	case isList(v) && opens(v, 0):
+	case isList(v) && holds(v, isOpener, 0):
 		return f.visitList(at, v)
 	}
-	fqn := at.FQN()
 	if other, dup := f.seen[fqn]; dup {
 		return fmt.Errorf("%w: %v and %v are both called %q", ErrState, []meta.Step(other), []meta.Step(at), fqn)
 	}
@@ -113,6 +116,10 @@ func (f *flattener) visit(at meta.Path, v reflect.Value, set func(any) error) er
 	return nil
 }
 
+func (f *flattener) isWhole(fqn string, m reflect.Value) bool {
+	return f.whole != nil && f.whole(fqn) && !holds(m, isTensor, 0)
+}
+
 func checkDepth(at meta.Path) error {
 	if len(at) >= MaxDepth {
 		return fmt.Errorf("%w: %q… is nested deeper than %d", ErrState, at[:8].FQN(), MaxDepth)
@@ -120,8 +127,31 @@ func checkDepth(at meta.Path) error {
 	return nil
 }
 
+// inside returns the value in an interface.
+func inside(v reflect.Value) reflect.Value {
+	for v.Kind() == reflect.Interface {
+		v = v.Elem()
+	}
+	return v
+}
+
 func isMap(v reflect.Value) bool {
-	return v.Kind() == reflect.Map && v.Type().Key().Kind() == reflect.String && !isTensor(v)
+	if v.Kind() != reflect.Map || isTensor(v) {
+		return false
+	}
+	k := v.Type().Key().Kind()
+	return k == reflect.String || k >= reflect.Int && k <= reflect.Uint64
+}
+
+// keyText returns the text of a key that isMap accepts.
+func keyText(k reflect.Value) string {
+	switch {
+	case k.CanInt():
+		return strconv.FormatInt(k.Int(), 10)
+	case k.CanUint():
+		return strconv.FormatUint(k.Uint(), 10)
+	}
+	return k.String()
 }
 
 func isList(v reflect.Value) bool { return v.Kind() == reflect.Slice && !isTensor(v) }
@@ -136,25 +166,26 @@ func isTensor(v reflect.Value) bool {
 	return false
 }
 
-// opens reports whether a list holds a tensor or a map at any depth.
-func opens(l reflect.Value, depth int) bool {
+// isOpener reports whether v, somewhere inside a list, makes it be opened.
+func isOpener(v reflect.Value) bool { return isTensor(v) || isMap(v) }
+
+// holds reports whether something inside the map or list c, at any depth,
+// satisfies is. What is nested too deep does: the caller's depth check refuses
+// it then.
+func holds(c reflect.Value, is func(reflect.Value) bool, depth int) bool {
 	if depth > MaxDepth {
-		return true // the caller's depth check refuses it
+		return true
 	}
-	switch l.Type().Elem().Kind() {
+	switch c.Type().Elem().Kind() {
 	case reflect.Interface, reflect.Pointer, reflect.Slice, reflect.Map, reflect.Struct:
 	default:
 		return false // numbers and strings hold nothing
 	}
-	for i := range l.Len() {
-		e := l.Index(i)
-		for e.Kind() == reflect.Interface {
-			e = e.Elem()
-		}
-		if !e.IsValid() {
+	for _, e := range c.Seq2() {
+		if e = inside(e); !e.IsValid() {
 			continue
 		}
-		if isTensor(e) || isMap(e) || isList(e) && opens(e, depth+1) {
+		if is(e) || (isMap(e) || isList(e)) && holds(e, is, depth+1) {
 			return true
 		}
 	}
@@ -164,7 +195,11 @@ func opens(l reflect.Value, depth int) bool {
 // assignable returns v as a value of type t.
 func assignable(v any, t reflect.Type) (reflect.Value, error) {
 	if v == nil {
-		return reflect.Zero(t), nil
+		switch t.Kind() {
+		case reflect.Interface, reflect.Pointer, reflect.Map, reflect.Slice:
+			return reflect.Zero(t), nil
+		}
+		return reflect.Value{}, fmt.Errorf("%w: nil cannot be stored in a container of %v", ErrMismatch, t)
 	}
 	rv := reflect.ValueOf(v)
 	if !rv.Type().AssignableTo(t) {

@@ -16,51 +16,56 @@ import (
 
 // Global makes the final plans of all ranks from their local ones: of the items
 // that several ranks hold one owner keeps its copy, by rule; every chunk gets
-// its position; and the whole is checked (see [Problems]). It is a
-// deterministic function of its input, and its cost grows linearly with the
-// number of items.
+// its position; and the whole is checked. It is a deterministic function of its
+// input, and its cost grows linearly with the number of items.
 //
 // A rank's items keep their order. The chunks of a tensor are numbered by the
-// ranks that own them.
+// ranks that own them. An empty chunk is dropped where another one begins at the
+// same place, since an Index could not tell them apart.
+//
+// Plans that contradict each other or do not make whole tensors are an error of
+// type [Problems], with everything that is wrong.
 func Global(plans []*SavePlan, rule OwnerRule) ([]*SavePlan, *meta.Metadata, error) {
 	return GlobalObserved(plans, rule, func(string, time.Duration) {})
 }
 
 // GlobalObserved is [Global], telling observe how long each of its phases took:
-// "dedup", "global" and "validate".
+// "dedup", "validate" and "global".
 func GlobalObserved(plans []*SavePlan, rule OwnerRule, observe func(phase string, took time.Duration)) ([]*SavePlan, *meta.Metadata, error) {
-	start := time.Now()
+	last := time.Now()
+	done := func(phase string) {
+		now := time.Now()
+		observe(phase, now.Sub(last))
+		last = now
+	}
 	g, err := group(plans)
 	if err != nil {
 		return nil, nil, err
 	}
 	inParallel(len(g.names), func(i int) { g.distinguish(&g.names[i]) })
-	if err := g.problems(); err != nil {
-		return nil, nil, err
-	}
 	g.assign(rule)
-	deduped := time.Now()
-	observe("dedup", deduped.Sub(start))
-	inParallel(len(g.names), func(i int) { g.number(&g.names[i]) })
-	out, md := g.plans(), g.metadata()
-	planned := time.Now()
-	observe("global", planned.Sub(deduped))
-	inParallel(len(g.names), func(i int) { g.validate(&g.names[i]) })
+	done("dedup")
+	inParallel(len(g.names), func(i int) {
+		g.number(&g.names[i])
+		g.names[i].validate()
+	})
 	if err := g.problems(); err != nil {
 		return nil, nil, err
 	}
-	observe("validate", time.Since(planned))
+	done("validate")
+	out, md := g.plans(), g.metadata()
+	done("global")
 	return out, md, nil
 }
 
 // ref points at one item of one rank's plan.
 type ref struct{ rank, item int32 }
 
-// chunk is one distinct piece of a name: the ranks that hold it, of which one
-// will own it.
+// chunk is one distinct piece of a name.
 type chunk struct {
-	holders []ref // ascending by rank
-	owner   ref
+	first, end int32 // its holders in the name's list
+	owner      ref   // the holder that writes it
+	weight     int64 // its bytes, at least one
 }
 
 // name is all that the plans say about one name.
@@ -68,6 +73,7 @@ type name struct {
 	info     *Info
 	kind     Kind
 	refs     []ref // ascending by rank, then by item
+	holders  []ref // refs, those of one chunk together, ascending by rank
 	chunks   []chunk
 	boxes    []tensor.Box // of chunks, once they are numbered
 	problems []Problem
@@ -77,6 +83,7 @@ type name struct {
 type grouping struct {
 	in    []*SavePlan
 	names []name
+	byFQN map[string]int32
 	hints [][]int32 // by rank and item: the chunk's position, or -1 for a dropped item
 }
 
@@ -85,21 +92,17 @@ func (g *grouping) item(r ref) *WriteItem { return &g.in[r.rank].Items[r.item] }
 // group sorts the items of all plans by name: a counting sort, so that the cost
 // is two passes over the items and one look-up for each.
 func group(plans []*SavePlan) (*grouping, error) {
-	g := &grouping{in: plans, hints: make([][]int32, len(plans))}
 	ids := make([][]int32, len(plans))
 	find := nameFinder{byInfo: map[*Info]int32{}, byFQN: map[string]int32{}}
 	total := 0
 	for r, p := range plans {
-		if p.Unchanged {
-			return nil, fmt.Errorf("%w: the plan of rank %d is not here", ErrStale, r)
+		if err := checkPlan(p); err != nil {
+			return nil, fmt.Errorf("plan of rank %d: %w", r, err)
 		}
-		ids[r] = make([]int32, len(p.Items))
-		for i := range p.Items {
-			ids[r][i] = find.id(&p.Items[i])
-		}
+		ids[r] = find.ids(p.Items, ids[max(0, r-1)])
 		total += len(p.Items)
 	}
-	g.names = find.names
+	g := &grouping{in: plans, names: find.names, byFQN: find.byFQN, hints: ids} // every item gets its hint later
 	slab := make([]ref, total)
 	for i := range g.names {
 		n := find.count[i]
@@ -109,9 +112,28 @@ func group(plans []*SavePlan) (*grouping, error) {
 		for i, id := range ids[r] {
 			g.names[id].refs = append(g.names[id].refs, ref{int32(r), int32(i)})
 		}
-		g.hints[r] = ids[r] // reused: every item gets its hint later
 	}
 	return g, nil
+}
+
+// checkPlan refuses a plan that does not say what is to be written.
+func checkPlan(p *SavePlan) error {
+	if p == nil {
+		return fmt.Errorf("%w: there is none", ErrState)
+	}
+	if p.Unchanged {
+		return fmt.Errorf("%w: %v", ErrStale, p.Fingerprint)
+	}
+	for i := range p.Items {
+		it := &p.Items[i]
+		if it.Info == nil {
+			return fmt.Errorf("%w: item %d has no description", ErrState, i)
+		}
+		if it.Kind < KindTensor || it.Kind > KindBytes || it.Size < 0 {
+			return fmt.Errorf("%w: %q is of kind %d and size %d", ErrState, it.FQN(), it.Kind, it.Size)
+		}
+	}
+	return nil
 }
 
 // nameFinder numbers names in the order in which they are first seen.
@@ -122,70 +144,104 @@ type nameFinder struct {
 	count  []int
 }
 
-func (f *nameFinder) id(it *WriteItem) int32 {
-	id, ok := f.byInfo[it.Info]
-	if !ok {
-		id, ok = f.byFQN[it.Info.FQN]
-		if !ok {
-			id = int32(len(f.names))
-			f.byFQN[it.Info.FQN] = id
-			f.names = append(f.names, name{info: it.Info, kind: it.Kind})
-			f.count = append(f.count, 0)
+// ids returns the numbers of the items' names. like are those of another rank,
+// which most often has the same names in the same order.
+func (f *nameFinder) ids(items []WriteItem, like []int32) []int32 {
+	out := make([]int32, len(items))
+	for i := range items {
+		if i < len(like) && f.names[like[i]].info == items[i].Info {
+			out[i] = like[i]
+		} else {
+			out[i] = f.id(&items[i])
 		}
-		f.byInfo[it.Info] = id
+		f.count[out[i]]++
 	}
-	f.count[id]++
+	return out
+}
+
+func (f *nameFinder) id(it *WriteItem) int32 {
+	if id, ok := f.byInfo[it.Info]; ok {
+		return id
+	}
+	id, ok := f.byFQN[it.Info.FQN]
+	if !ok {
+		id = int32(len(f.names))
+		f.byFQN[it.Info.FQN] = id
+		f.names = append(f.names, name{info: it.Info, kind: it.Kind})
+		f.count = append(f.count, 0)
+	}
+	f.byInfo[it.Info] = id
 	return id
 }
 
 // distinguish groups the items of one name into distinct chunks, in the order
 // of their first holders, and notes what contradicts.
 func (g *grouping) distinguish(n *name) {
-	for _, r := range n.refs {
+	agree, ascending := true, true
+	var before []int64
+	for i, r := range n.refs {
 		it := g.item(r)
 		if it.Info != n.info && !it.Info.Equal(n.info) || (it.Kind == KindBytes) != (n.kind == KindBytes) {
-			n.problem(ProblemDisagree, "rank %d says %v, rank %d %v", n.refs[0].rank, describe(n.info, n.kind), r.rank, describe(it.Info, it.Kind))
-			return
+			agree = false
 		}
+		// Boxes that ascend strictly, as those of a tensor sharded over the
+		// ranks do, are all distinct.
+		ascending = ascending && (i == 0 || slices.Compare(before, it.Box.Offsets) < 0)
+		before = it.Box.Offsets
 	}
-	if n.kind == KindBytes {
-		n.chunks = []chunk{{holders: onePerRank(n.refs)}}
-		return
-	}
-	if g.ascending(n.refs) {
+	n.holders = n.refs
+	switch {
+	case !agree:
+		g.compare(n)
+	case n.kind == KindBytes:
+		n.chunks = []chunk{{end: int32(len(n.refs))}}
+	case ascending:
 		n.chunks = make([]chunk, len(n.refs))
-		for i := range n.refs {
-			n.chunks[i].holders = n.refs[i : i+1 : i+1]
+		for i := range n.chunks {
+			n.chunks[i] = chunk{first: int32(i), end: int32(i) + 1}
 		}
-		return
+	default:
+		g.cluster(n)
 	}
-	sorted := slices.Clone(n.refs)
-	slices.SortStableFunc(sorted, func(a, b ref) int { return compareBoxes(g.item(a).Box, g.item(b).Box) })
-	for i := 0; i < len(sorted); {
+	for i := range n.chunks {
+		c := &n.chunks[i]
+		c.owner = n.holders[c.first]
+		c.weight = max(1, g.item(c.owner).NumBytes()) // so that empty ones spread as well
+	}
+}
+
+// cluster sorts the holders of equal boxes together.
+func (g *grouping) cluster(n *name) {
+	n.holders = slices.Clone(n.refs)
+	slices.SortFunc(n.holders, func(a, b ref) int {
+		return cmp.Or(compareBoxes(g.item(a).Box, g.item(b).Box), compareRefs(a, b))
+	})
+	for i := 0; i < len(n.holders); {
+		b := g.item(n.holders[i]).Box
 		j := i + 1
-		for j < len(sorted) && g.item(sorted[i]).Box.Equal(g.item(sorted[j]).Box) {
+		for j < len(n.holders) && g.item(n.holders[j]).Box.Equal(b) {
 			j++
 		}
-		n.chunks = append(n.chunks, chunk{holders: onePerRank(sorted[i:j:j])})
+		n.chunks = g.addChunk(n, n.chunks, chunk{first: int32(i), end: int32(j)})
 		i = j
 	}
-	slices.SortStableFunc(n.chunks, func(a, b chunk) int { return compareRefs(a.holders[0], b.holders[0]) })
+	slices.SortFunc(n.chunks, func(a, b chunk) int { return compareRefs(n.holders[a.first], n.holders[b.first]) })
 }
 
-// ascending reports whether the items' boxes come in strictly ascending order,
-// as those of a tensor sharded over the ranks do: then all are distinct.
-func (g *grouping) ascending(refs []ref) bool {
-	for i := 1; i < len(refs); i++ {
-		if slices.Compare(g.item(refs[i-1]).Box.Offsets, g.item(refs[i]).Box.Offsets) >= 0 {
-			return false
+// addChunk appends c, unless it or the last chunk is empty and they begin at the
+// same place.
+func (g *grouping) addChunk(n *name, chunks []chunk, c chunk) []chunk {
+	if len(chunks) > 0 {
+		last := &chunks[len(chunks)-1]
+		a, b := g.item(n.holders[last.first]).Box, g.item(n.holders[c.first]).Box
+		if slices.Equal(a.Offsets, b.Offsets) && (a.Empty() || b.Empty()) {
+			if !b.Empty() {
+				*last = c
+			}
+			return chunks
 		}
 	}
-	return true
-}
-
-// onePerRank drops the later ones of several items of one rank.
-func onePerRank(refs []ref) []ref {
-	return slices.CompactFunc(refs, func(a, b ref) bool { return a.rank == b.rank })
+	return append(chunks, c)
 }
 
 func compareRefs(a, b ref) int {
@@ -205,10 +261,11 @@ func (g *grouping) number(n *name) {
 	if n.kind != KindBytes {
 		n.boxes = make([]tensor.Box, len(n.chunks))
 	}
-	for i, c := range n.chunks {
-		g.hints[c.owner.rank][c.owner.item] = int32(i)
+	for i := range n.chunks {
+		o := n.chunks[i].owner
+		g.hints[o.rank][o.item] = int32(i)
 		if n.kind != KindBytes {
-			n.boxes[i] = g.item(c.owner).Box
+			n.boxes[i] = g.item(o).Box
 		}
 	}
 }
@@ -224,6 +281,7 @@ func (g *grouping) plans() []*SavePlan {
 			}
 		}
 		p := *g.in[r]
+		p.Absent = nil
 		p.Items = make([]WriteItem, 0, kept)
 		for i, h := range g.hints[r] {
 			if h >= 0 {

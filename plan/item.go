@@ -84,12 +84,18 @@ func (w *WriteItem) FQN() string { return w.Info.FQN }
 func (w *WriteItem) Index() meta.Index {
 	i := meta.Index{FQN: w.Info.FQN, Hint: w.Hint}
 	if w.Kind != KindBytes {
-		i.Offset = w.Box.Offsets
-		if i.Offset == nil {
-			i.Offset = []int64{}
-		}
+		i.Offset = offsetOf(w.Box)
 	}
 	return i
+}
+
+// offsetOf returns where b begins, as an Index says it: a 0-d box has an offset
+// too.
+func offsetOf(b tensor.Box) []int64 {
+	if b.Offsets == nil {
+		return []int64{}
+	}
+	return b.Offsets
 }
 
 // NumBytes returns the bytes the item takes in storage.
@@ -104,6 +110,9 @@ func (w *WriteItem) NumBytes() int64 {
 // amend a copy.
 type SavePlan struct {
 	Items []WriteItem
+	// Absent are the tensors of the rank's state of which it holds no part.
+	// Some other rank must: the global plan sees to it.
+	Absent []string
 	// PlannerData is for the planner's use between LocalPlan and GlobalPlan.
 	PlannerData json.RawMessage
 	// StorageData is for the storage writer's use.
@@ -134,8 +143,8 @@ type Data struct {
 type ReadItem struct {
 	Kind Kind // KindTensor or KindBytes
 	// Dest names the part of the state: its FQN and the offset of the local
-	// part in the global tensor. DestOffsets is where the box begins, relative
-	// to that part.
+	// part in the global tensor; the hint is the part's position among those of
+	// the rank. DestOffsets is where the box begins, relative to that part.
 	Dest        meta.Index
 	DestOffsets []int64
 	// Source names the chunk of the checkpoint, and SourceOffsets where the box

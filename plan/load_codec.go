@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -33,21 +34,23 @@ func (LoadPlanCodec) Encode(p *LoadPlan) ([]byte, error) {
 func encodeIndex(w *wire.Writer, i meta.Index) {
 	w.String(i.FQN)
 	w.Bool(i.Offset != nil)
-	encodeInts(w, i.Offset)
+	if i.Offset != nil {
+		encodeInts(w, i.Offset)
+	}
 	w.Varint(int64(i.Hint))
 }
 
-// Decode is the inverse of Encode.
+// Decode is the inverse of Encode. It refuses items that no planner could have
+// made; the error wraps wire.ErrMalformed.
 func (LoadPlanCodec) Decode(b []byte) (*LoadPlan, error) {
 	r := wire.NewReader(b)
-	if v := r.Byte(); v != codecVersion {
-		r.Fail("a plan of version %d; all ranks must run the same build", v)
-	}
+	checkVersion(r)
 	p := &LoadPlan{PlannerData: clone(r.Bytes()), StorageData: clone(r.Bytes())}
-	n := r.Count(12) // an item takes twelve bytes at least
+	n := r.Count(minReadBytes)
 	p.Items = make([]ReadItem, 0, n)
+	d := readDecoder{ints{r: r}}
 	for range n {
-		p.Items = append(p.Items, decodeReadItem(r))
+		p.Items = append(p.Items, d.item())
 	}
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("load plan: %w", err)
@@ -55,33 +58,41 @@ func (LoadPlanCodec) Decode(b []byte) (*LoadPlan, error) {
 	return p, nil
 }
 
-func decodeReadItem(r *wire.Reader) ReadItem {
+// minReadBytes is the least that an encoded item takes.
+const minReadBytes = 10
+
+// readDecoder decodes the items of one plan.
+type readDecoder struct{ ints }
+
+func (d *readDecoder) item() ReadItem {
+	r := d.r
 	it := ReadItem{
-		Kind: Kind(r.Byte()), Dest: decodeIndex(r), Source: decodeIndex(r),
-		DestOffsets: decodeInts(r), SourceOffsets: decodeInts(r), Lengths: decodeInts(r),
+		Kind: Kind(r.Byte()), Dest: d.index(), Source: d.index(),
+		DestOffsets: d.list(), SourceOffsets: d.list(), Lengths: d.list(),
 	}
-	if r.Err() != nil {
-		return it
-	}
-	if it.Kind != KindTensor && it.Kind != KindBytes {
-		r.Fail("kind %d", it.Kind)
-	}
-	if len(it.DestOffsets) != len(it.Lengths) || len(it.SourceOffsets) != len(it.Lengths) {
+	switch {
+	case r.Err() != nil:
+	case it.Kind != KindTensor && it.Kind != KindBytes:
+		r.Fail("%q: kind %d", it.Dest.FQN, it.Kind)
+	case len(it.DestOffsets) != len(it.Lengths) || len(it.SourceOffsets) != len(it.Lengths):
 		r.Fail("%q: offsets and lengths of different dimensions", it.Dest.FQN)
-	}
-	if _, err := tensor.NumElements(it.Lengths); err != nil {
-		r.Fail("%q: %v", it.Dest.FQN, err)
+	case slices.ContainsFunc(it.DestOffsets, negative) || slices.ContainsFunc(it.SourceOffsets, negative):
+		r.Fail("%q: a negative offset", it.Dest.FQN)
+	default:
+		if _, err := tensor.NumElements(it.Lengths); err != nil {
+			r.Fail("%q: %v", it.Dest.FQN, err)
+		}
 	}
 	return it
 }
 
-func decodeIndex(r *wire.Reader) meta.Index {
-	i := meta.Index{FQN: r.String()}
-	has := r.Bool()
-	i.Offset = decodeInts(r)
-	if !has {
-		i.Offset = nil
+func negative(n int64) bool { return n < 0 }
+
+func (d *readDecoder) index() meta.Index {
+	i := meta.Index{FQN: d.r.String()}
+	if d.r.Bool() {
+		i.Offset = d.list()
 	}
-	i.Hint = int32(r.Varint())
+	i.Hint = decodeHint(d.r)
 	return i
 }

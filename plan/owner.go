@@ -28,35 +28,36 @@ func (r OwnerRule) String() string {
 
 // shared is a chunk with several holders, waiting for its owner.
 type shared struct {
-	chunk  *chunk
-	weight int64
+	chunk   *chunk
+	holders []ref
 }
 
-// assign chooses the owner of every chunk.
+// assign chooses the owner of every chunk that several ranks hold. Until then
+// the first holder is.
 func (g *grouping) assign(rule OwnerRule) {
+	if rule == LowestRank {
+		return
+	}
 	load := make([]int64, len(g.in))
 	var waiting []shared
 	for i := range g.names {
 		n := &g.names[i]
 		for j := range n.chunks {
 			c := &n.chunks[j]
-			c.owner = c.holders[0]
-			// Every item weighs something, so that empty ones spread as well.
-			weight := max(1, g.item(c.owner).NumBytes())
-			if rule == LeastLoaded && len(c.holders) > 1 {
-				waiting = append(waiting, shared{c, weight})
-				continue
+			if c.end-c.first > 1 {
+				waiting = append(waiting, shared{c, n.holders[c.first:c.end]})
+			} else {
+				load[c.owner.rank] += c.weight
 			}
-			load[c.owner.rank] += weight
 		}
 	}
-	slices.SortStableFunc(waiting, func(a, b shared) int { return cmp.Compare(b.weight, a.weight) })
+	slices.SortStableFunc(waiting, func(a, b shared) int { return cmp.Compare(b.chunk.weight, a.chunk.weight) })
 	for _, w := range waiting {
-		for _, h := range w.chunk.holders[1:] {
+		for _, h := range w.holders[1:] {
 			if load[h.rank] < load[w.chunk.owner.rank] {
 				w.chunk.owner = h
 			}
 		}
-		load[w.chunk.owner.rank] += w.weight
+		load[w.chunk.owner.rank] += w.chunk.weight
 	}
 }

@@ -6,14 +6,30 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// maxList bounds the position in a list that a checkpoint's path may name, so
-// that a hostile path cannot make a huge list.
-const maxList = 1 << 20
+// maxGaps bounds how many positions of lists may be left empty by the paths of
+// a checkpoint, so that a hostile path cannot make a huge list.
+const maxGaps = 1 << 20
 
 // Place puts v at path inside s, making the maps and lists on the way; lists
-// are padded with nil. It is the inverse of flattening.
+// are padded with nil. It is the inverse of flattening. The error wraps
+// ErrState where the path is empty, begins with a position, leads through
+// something that is neither map[string]any nor []any, ends where a value is, or
+// is unreasonably long.
 func Place(s State, path meta.Path, v any) error {
+	p := placer{room: maxGaps}
+	return p.place(s, path, v)
+}
+
+// placer puts values into a state, within a bound on the lists it makes.
+type placer struct {
+	room int // positions that may yet be added to lists
+	pad  any // what stands in the positions that nothing was put at
+}
+
+func (p *placer) place(s State, path meta.Path, v any) error {
 	switch {
+	case s == nil:
+		return fmt.Errorf("%w: nil state", ErrState)
 	case len(path) == 0:
 		return fmt.Errorf("%w: empty path", ErrState)
 	case path[0].List:
@@ -21,29 +37,38 @@ func Place(s State, path meta.Path, v any) error {
 	case len(path) > MaxDepth:
 		return fmt.Errorf("%w: path of %d steps, at most %d", ErrState, len(path), MaxDepth)
 	}
-	_, err := place(s, path, v)
+	_, err := p.below(s, path, v)
 	return err
 }
 
-// place returns node with v put at path below it.
-func place(node any, path meta.Path, v any) (any, error) {
-	if len(path) == 0 {
-		if node != nil {
-			return nil, fmt.Errorf("%w: two values at one path", ErrState)
-		}
+// below returns node with v put at path below it.
+func (p *placer) below(node any, path meta.Path, v any) (any, error) {
+	empty := node == nil || node == p.pad
+	switch {
+	case len(path) == 0 && empty:
 		return v, nil
+	case len(path) == 0:
+		return nil, fmt.Errorf("%w: two values at one path", ErrState)
+	case path[0].List && empty:
+		return p.inList(nil, path, v)
+	case empty:
+		return p.inMap(map[string]any{}, path, v)
 	}
-	if path[0].List {
-		return placeInList(node, path, v)
+	switch n := node.(type) {
+	case []any:
+		if path[0].List {
+			return p.inList(n, path, v)
+		}
+	case map[string]any:
+		if !path[0].List {
+			return p.inMap(n, path, v)
+		}
 	}
-	m, ok := node.(map[string]any)
-	if node == nil {
-		m, ok = map[string]any{}, true
-	}
-	if !ok {
-		return nil, fmt.Errorf("%w: %v leads through a %T", ErrState, []meta.Step(path), node)
-	}
-	child, err := place(m[path[0].Key], path[1:], v)
+	return nil, fmt.Errorf("%w: %v leads through a %T", ErrState, []meta.Step(path), node)
+}
+
+func (p *placer) inMap(m map[string]any, path meta.Path, v any) (any, error) {
+	child, err := p.below(m[path[0].Key], path[1:], v)
 	if err != nil {
 		return nil, err
 	}
@@ -51,16 +76,16 @@ func place(node any, path meta.Path, v any) (any, error) {
 	return m, nil
 }
 
-func placeInList(node any, path meta.Path, v any) (any, error) {
-	l, ok := node.([]any)
+func (p *placer) inList(l []any, path meta.Path, v any) (any, error) {
 	pos := path[0].Pos
-	if (node != nil && !ok) || pos < 0 || pos > maxList {
-		return nil, fmt.Errorf("%w: position %d of a %T", ErrState, pos, node)
+	if pos < 0 || pos >= len(l)+p.room {
+		return nil, fmt.Errorf("%w: position %d of a list of %d", ErrState, pos, len(l))
 	}
 	for len(l) <= pos {
-		l = append(l, nil)
+		l = append(l, p.pad)
+		p.room--
 	}
-	child, err := place(l[pos], path[1:], v)
+	child, err := p.below(l[pos], path[1:], v)
 	if err != nil {
 		return nil, err
 	}

@@ -1,31 +1,13 @@
 package plan
 
 import (
-	"errors"
-
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Errors of planning. Each is wrapped with the name and the problem.
-var (
-	// ErrState reports a state that cannot be saved or filled: a value of no
-	// known kind, two values under one name, a contradiction between ranks.
-	ErrState = errors.New("invalid state")
-	// ErrMismatch reports a state and a checkpoint that do not fit: another
-	// shape, a forbidden dtype, a tensor where a value is.
-	ErrMismatch = errors.New("checkpoint and state do not match")
-	// ErrMissing reports a name that the checkpoint does not have. It is also
-	// an ErrMismatch.
-	ErrMissing = errors.New("not in the checkpoint")
-	// ErrUnexpected reports a name of the checkpoint that the state does not
-	// ask for, where that was forbidden. It is also an ErrMismatch.
-	ErrUnexpected = errors.New("not asked for by the state")
-)
-
 // State is the state of one rank: names to values. A value is a
-// *tensor.Tensor, a Checkpointable, a nested map or list of values, or anything
-// that package value can encode.
+// *tensor.Tensor, a Checkpointable, a nested map (with string or integer keys)
+// or list of values, or anything that package value can encode.
 type State = map[string]any
 
 // Checkpointable is a tensor of which each rank holds some boxes. Package

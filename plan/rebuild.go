@@ -7,41 +7,58 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Rebuild makes the state that a checkpoint describes, nested as it was saved:
-// every tensor whole and zeroed, every value nil, to be filled by a load. Only
-// the names for which want returns true are made; nil means all.
+// Rebuild makes the state that a checkpoint describes, nested as it was saved,
+// for [DefaultLoad] to fill: every tensor whole and zeroed, every value a
+// placeholder. Only the names for which want returns true are made; nil means
+// all. Positions of a list that are not wanted are nil after the load.
 //
-// Positions of a list that are not wanted stay nil.
+// A name that its path does not spell, because a planner renamed it, becomes a
+// key of the state as it is. Tensors whose chunks are not the whole of them are
+// refused, with an error that wraps ErrMismatch.
 func Rebuild(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 	s := State{}
+	p := placer{room: len(md.Entries) + maxGaps, pad: gap{}}
 	for i := range md.Entries {
 		e := &md.Entries[i]
 		if want != nil && !want(e.FQN) {
 			continue
 		}
-		if err := rebuild(s, e); err != nil {
+		v, err := blank(e)
+		if err == nil {
+			err = p.place(s, pathOf(e), v)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("%q: %w", e.FQN, err)
 		}
 	}
 	return s, nil
 }
 
-func rebuild(s State, e *meta.Entry) error {
-	path := e.Path
-	if path == nil {
-		path = meta.Path{meta.Key(e.FQN)}
+// pathOf returns where an entry belongs in a state, so that flattening gives it
+// its name again.
+func pathOf(e *meta.Entry) meta.Path {
+	if e.Path.FQN() != e.FQN {
+		return meta.Path{meta.Key(e.FQN)}
 	}
-	var v any = unset{}
-	if e.Tensor != nil {
-		t, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
-		if err != nil {
-			return err
-		}
-		v = t
+	return e.Path
+}
+
+// blank returns what a load fills with e.
+func blank(e *meta.Entry) (any, error) {
+	if e.Tensor == nil {
+		return unset{}, nil
 	}
-	return Place(s, path, v)
+	// Chunks lie in files of a known size, a shape is only a claim: it must not
+	// make us take memory that nothing will fill.
+	if ps := CheckTiling(e.Tensor.Shape, e.Tensor.Chunks); len(ps) > 0 {
+		return nil, fmt.Errorf("%w: %s", ErrMismatch, ps[0].Text)
+	}
+	return tensor.New(e.Tensor.DType, e.Tensor.Shape)
 }
 
 // unset stands for a value that is not loaded yet. Flattening sees a leaf in
 // it, which a nil in a list without tensors would not be.
 type unset struct{}
+
+// gap stands for a position of a list that is not to be loaded.
+type gap struct{}

@@ -1,118 +1,150 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Reads appends to items the reads that fill the box want of a tensor from its
-// chunks: dest names the part of the state that has that box. The chunks must
-// cover the box exactly; if they do not, the error wraps ErrMismatch.
-func (s *chunkSweep) reads(items []ReadItem, dest meta.Index, want tensor.Box) ([]ReadItem, error) {
-	if want.Empty() {
-		return items, nil
-	}
-	var have int64
-	for i := range s.overlapping(want) {
-		c := s.chunks[i]
-		common, ok := c.Intersect(want)
-		if !ok {
-			continue
-		}
-		have += common.Volume()
-		items = append(items, ReadItem{
-			Kind:          KindTensor,
-			Dest:          dest,
-			DestOffsets:   common.Relative(want.Offsets).Offsets,
-			Source:        meta.Index{FQN: s.fqn, Offset: c.Offsets, Hint: int32(i)},
-			SourceOffsets: common.Relative(c.Offsets).Offsets,
-			Lengths:       common.Sizes,
-		})
-	}
-	if have != want.Volume() {
-		return nil, fmt.Errorf("%w: the checkpoint holds %d of the %d elements of %v", ErrMismatch, have, want.Volume(), want)
-	}
-	return items, nil
-}
-
-// chunkSweep finds the chunks of one tensor that a box touches. The chunks are
-// kept in the order of their start along the dimension that divides them most,
-// so that the search looks at few others.
-type chunkSweep struct {
+// chunkIndex finds the chunks of one tensor that a box touches. For many boxes
+// the chunks are kept in the order of their start along the dimension that
+// divides them most, so that each search looks at few others.
+type chunkIndex struct {
 	fqn    string
 	chunks []tensor.Box
-	dim    int
+	dim    int     // -1: every search looks at all chunks
 	order  []int32 // chunk numbers by start along dim
 	maxEnd []int64 // by position in order: the largest end so far
 }
 
-func newSweep(fqn string, chunks []tensor.Box) *chunkSweep {
-	s := &chunkSweep{fqn: fqn, chunks: chunks, dim: -1}
-	if len(chunks) < 2 {
-		return s
+// fewBoxes is up to how many boxes looking at all chunks is cheaper than
+// sorting them.
+const fewBoxes = 4
+
+// newChunkIndex returns an index for looking up so many boxes. Chunks that
+// leave the tensor are an error that wraps ErrMismatch.
+func newChunkIndex(e *meta.Entry, boxes int) (*chunkIndex, error) {
+	x := &chunkIndex{fqn: e.FQN, chunks: e.Tensor.Chunks, dim: -1}
+	if _, err := tensor.NumElements(e.Tensor.Shape); err != nil {
+		return nil, fmt.Errorf("%w: in the checkpoint: %w", ErrMismatch, err)
 	}
-	s.dim = mostDivided(chunks)
-	if s.dim < 0 {
-		return s
+	for _, c := range x.chunks {
+		if err := c.Check(e.Tensor.Shape); err != nil {
+			return nil, fmt.Errorf("%w: in the checkpoint: %w", ErrMismatch, err)
+		}
 	}
-	s.order = make([]int32, len(chunks))
-	for i := range s.order {
-		s.order[i] = int32(i)
+	if boxes <= fewBoxes || len(x.chunks) < 2 {
+		return x, nil
 	}
-	slices.SortStableFunc(s.order, func(a, b int32) int {
-		return int(min(1, max(-1, chunks[a].Offsets[s.dim]-chunks[b].Offsets[s.dim])))
-	})
-	s.maxEnd = make([]int64, len(chunks))
+	if x.dim = mostDivided(x.chunks); x.dim < 0 {
+		return x, nil
+	}
+	start := func(a, b int32) int { return cmp.Compare(x.chunks[a].Offsets[x.dim], x.chunks[b].Offsets[x.dim]) }
+	x.order = numbers(len(x.chunks))
+	slices.SortStableFunc(x.order, start)
+	x.maxEnd = make([]int64, len(x.chunks))
 	end := int64(0)
-	for i, c := range s.order {
-		end = max(end, chunks[c].End(s.dim))
-		s.maxEnd[i] = end
+	for i, c := range x.order {
+		end = max(end, x.chunks[c].End(x.dim))
+		x.maxEnd[i] = end
 	}
-	return s
+	return x, nil
 }
 
-// mostDivided returns the dimension along which the chunks start at the most
-// places, or -1 for 0-d chunks.
-func mostDivided(chunks []tensor.Box) int {
+// numbers returns 0 to n-1.
+func numbers(n int) []int32 {
+	out := make([]int32, n)
+	for i := range out {
+		out[i] = int32(i)
+	}
+	return out
+}
+
+// mostDivided returns the dimension along which the boxes start at the most
+// places, or -1 for 0-d boxes.
+func mostDivided(boxes []tensor.Box) int {
 	best, most := -1, 0
-	for d := range chunks[0].Dims() {
-		starts := make(map[int64]struct{})
-		for _, c := range chunks {
-			starts[c.Offsets[d]] = struct{}{}
+	starts := make([]int64, len(boxes))
+	for d := range boxes[0].Dims() {
+		for i, b := range boxes {
+			starts[i] = b.Offsets[d]
 		}
-		if len(starts) > most {
-			best, most = d, len(starts)
+		slices.Sort(starts)
+		if n := len(slices.Compact(starts)); n > most {
+			best, most = d, n
 		}
 	}
 	return best
 }
 
-// overlapping yields the numbers of the chunks that may touch b: along the
-// sweep's dimension they do.
-func (s *chunkSweep) overlapping(b tensor.Box) func(yield func(int) bool) {
+// near yields the numbers of the chunks that may touch b.
+func (x *chunkIndex) near(b tensor.Box) iter.Seq[int] {
 	return func(yield func(int) bool) {
-		if s.dim < 0 {
-			for i := range s.chunks {
+		if x.dim < 0 {
+			for i := range x.chunks {
 				if !yield(i) {
 					return
 				}
 			}
 			return
 		}
-		lo, hi := b.Offsets[s.dim], b.End(s.dim)
-		// maxEnd never falls, so everything before the first end beyond lo has
-		// ended by then.
-		first, _ := slices.BinarySearchFunc(s.maxEnd, lo+1, func(e, t int64) int { return int(min(1, max(-1, e-t))) })
-		for _, c := range s.order[first:] {
-			if s.chunks[c].Offsets[s.dim] >= hi {
-				return
-			}
-			if !yield(int(c)) {
+		// maxEnd never falls, so everything before the first end beyond b's
+		// start has ended by then.
+		first, _ := slices.BinarySearch(x.maxEnd, b.Offsets[x.dim]+1)
+		for _, c := range x.order[first:] {
+			if x.chunks[c].Offsets[x.dim] >= b.End(x.dim) || !yield(int(c)) {
 				return
 			}
 		}
 	}
+}
+
+// reads appends to items the reads that fill the box want from the chunks: dest
+// names the part of the state that has that box. Every element of the box is
+// read exactly once; if the chunks do not allow that, the error wraps
+// ErrMismatch.
+func (x *chunkIndex) reads(items []ReadItem, dest meta.Index, want tensor.Box) ([]ReadItem, error) {
+	if want.Empty() {
+		return items, nil
+	}
+	var found []tensor.Box
+	var have int64
+	for i := range x.near(want) {
+		c := x.chunks[i]
+		if !touch(c, want) {
+			continue
+		}
+		common, _ := c.Intersect(want)
+		found = append(found, common)
+		have += common.Volume()
+		items = append(items, ReadItem{
+			Kind:          KindTensor,
+			Dest:          dest,
+			DestOffsets:   common.Relative(want.Offsets).Offsets,
+			Source:        meta.Index{FQN: x.fqn, Offset: offsetOf(c), Hint: int32(i)},
+			SourceOffsets: common.Relative(c.Offsets).Offsets,
+			Lengths:       common.Sizes,
+		})
+	}
+	if a, b, ok := anyOverlap(found); ok {
+		return items, fmt.Errorf("%w: chunks of the checkpoint overlap: %v and %v", ErrMismatch, a, b)
+	}
+	if have != want.Volume() {
+		return items, fmt.Errorf("%w: the checkpoint holds %d of the %d elements of %v", ErrMismatch, have, want.Volume(), want)
+	}
+	return items, nil
+}
+
+// touch reports whether a and b have an element in common.
+func touch(a, b tensor.Box) bool {
+	for d := range a.Sizes {
+		if max(a.Offsets[d], b.Offsets[d]) >= min(a.End(d), b.End(d)) {
+			return false
+		}
+	}
+	return true
 }

@@ -2,7 +2,9 @@ package plan
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -42,7 +44,8 @@ func (d *DefaultSave) SetUp(s SaveSetup) error {
 }
 
 // LocalPlan returns the items of all that this rank holds: one for each tensor
-// and value, one for each box of a sharded tensor.
+// and value, one for each box of a sharded tensor. Whatever cannot be saved is
+// in the error, which wraps ErrState.
 func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
 	leaves, err := d.leaves()
 	if err != nil {
@@ -50,10 +53,14 @@ func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
 	}
 	d.values = make(map[string]leafData, len(leaves))
 	p := &SavePlan{Items: make([]WriteItem, 0, len(leaves))}
+	var errs []error
 	for _, l := range leaves {
 		if err := d.addLeaf(p, l); err != nil {
-			return nil, fmt.Errorf("%q: %w", l.fqn, err)
+			errs = append(errs, fmt.Errorf("%q: %w: %w", l.fqn, ErrState, err))
 		}
+	}
+	if len(errs) > 0 {
+		return nil, joinErrors(errs)
 	}
 	return p, nil
 }
@@ -62,34 +69,44 @@ func (d *DefaultSave) leaves() ([]leaf, error) {
 	if d.NoFlatten {
 		return shallow(d.setup.State), nil
 	}
-	return flatten(d.setup.State)
+	return flatten(d.setup.State, nil)
 }
 
 // addLeaf appends the items of one value to p.
 func (d *DefaultSave) addLeaf(p *SavePlan, l leaf) error {
-	info := &Info{FQN: l.fqn, Path: l.path}
 	if err := meta.CheckFQN(l.fqn); err != nil {
-		return fmt.Errorf("%w: %w", ErrState, err)
+		return err
 	}
+	if isNil(l.value) {
+		return fmt.Errorf("nil %T", l.value)
+	}
+	info := &Info{FQN: l.fqn, Path: l.path}
 	switch v := l.value.(type) {
 	case *tensor.Tensor:
-		if v == nil {
-			return fmt.Errorf("%w: nil tensor", ErrState)
-		}
-		info.DType, info.Shape = v.DType(), v.Shape()
-		p.Items = append(p.Items, WriteItem{Info: info, Kind: KindTensor, Box: tensor.Whole(v.Shape())})
-		d.values[l.fqn] = leafData{tensor: v}
-		return nil
+		return d.addTensor(p, info, v)
 	case Checkpointable:
 		return d.addSharded(p, info, v)
 	}
-	codec, data, err := value.Encode(l.value)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrState, err)
+	return d.addValue(p, info, l.value)
+}
+
+// isNil reports whether v is a tensor that is not there.
+func isNil(v any) bool {
+	switch v.(type) {
+	case *tensor.Tensor, Checkpointable:
+		rv := reflect.ValueOf(v)
+		return rv.Kind() == reflect.Pointer && rv.IsNil()
 	}
-	info.Codec = codec
-	p.Items = append(p.Items, WriteItem{Info: info, Kind: KindBytes, Size: int64(len(data))})
-	d.values[l.fqn] = leafData{bytes: data}
+	return false
+}
+
+func (d *DefaultSave) addTensor(p *SavePlan, info *Info, t *tensor.Tensor) error {
+	info.DType, info.Shape = t.DType(), t.Shape()
+	if _, err := tensor.NumBytes(info.DType, info.Shape); err != nil {
+		return err
+	}
+	p.Items = append(p.Items, WriteItem{Info: info, Kind: KindTensor, Box: tensor.Whole(info.Shape)})
+	d.values[info.FQN] = leafData{tensor: t}
 	return nil
 }
 
@@ -98,13 +115,35 @@ func (d *DefaultSave) addSharded(p *SavePlan, info *Info, v Checkpointable) erro
 	if _, err := tensor.NumBytes(info.DType, info.Shape); err != nil {
 		return err
 	}
-	for _, b := range v.Boxes() {
+	boxes := v.Boxes()
+	if len(boxes) == 0 {
+		p.Absent = append(p.Absent, info.FQN)
+	}
+	for _, b := range boxes {
 		if err := b.Check(info.Shape); err != nil {
 			return err
 		}
 		p.Items = append(p.Items, WriteItem{Info: info, Kind: KindShard, Box: b})
 	}
 	d.values[info.FQN] = leafData{sharded: v}
+	return nil
+}
+
+// sizeStep is what the sizes of JSON values are rounded up to. A number changes
+// its length from save to save; its size, and with it the plan, should not.
+const sizeStep = 32
+
+func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
+	codec, data, err := value.Encode(v)
+	if err != nil {
+		return err
+	}
+	if codec == value.JSON { // which ignores spaces
+		data = append(data, strings.Repeat(" ", -len(data)&(sizeStep-1))...)
+	}
+	info.Codec = codec
+	p.Items = append(p.Items, WriteItem{Info: info, Kind: KindBytes, Size: int64(len(data))})
+	d.values[info.FQN] = leafData{bytes: data}
 	return nil
 }
 

@@ -1,11 +1,11 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -14,6 +14,8 @@ type ProblemKind string
 
 // The kinds of problems.
 const (
+	// ProblemInvalid: a name, dtype or shape that nothing can have.
+	ProblemInvalid ProblemKind = "invalid"
 	// ProblemDisagree: ranks describe one name in different ways.
 	ProblemDisagree ProblemKind = "disagree"
 	// ProblemBounds: a chunk leaves its tensor.
@@ -34,9 +36,6 @@ type Problem struct {
 // Problems is the error of a global plan that is not valid: everything that is
 // wrong with it, in the order of the names. It wraps ErrState.
 type Problems []Problem
-
-// maxSpelled bounds how many problems an error message spells out.
-const maxSpelled = 20
 
 // Error lists the problems.
 func (p Problems) Error() string {
@@ -59,11 +58,21 @@ func (n *name) problem(kind ProblemKind, format string, args ...any) {
 	n.problems = append(n.problems, Problem{FQN: n.info.FQN, Kind: kind, Text: fmt.Sprintf(format, args...)})
 }
 
-// problems returns what all names noted, or nil.
+// problems returns what all names noted, and the names that no rank holds
+// anything of; or nil.
 func (g *grouping) problems() error {
 	var all Problems
 	for i := range g.names {
 		all = append(all, g.names[i].problems...)
+	}
+	reported := map[string]bool{}
+	for _, p := range g.in {
+		for _, fqn := range p.Absent {
+			if _, ok := g.byFQN[fqn]; !ok && !reported[fqn] {
+				reported[fqn] = true
+				all = append(all, Problem{FQN: fqn, Kind: ProblemVolume, Text: "no rank holds any part of it"})
+			}
+		}
 	}
 	if len(all) == 0 {
 		return nil
@@ -72,125 +81,61 @@ func (g *grouping) problems() error {
 	return all
 }
 
-func describe(in *Info, k Kind) string {
-	if k == KindBytes {
-		return fmt.Sprintf("a value (%s)", in.Codec)
+// maxDisagree bounds how many different descriptions of one name are reported.
+const maxDisagree = 10
+
+// compare notes how the items of a name contradict the first one: each
+// description once, with the first rank that gives it.
+func (g *grouping) compare(n *name) {
+	var said []string
+	for _, r := range n.refs {
+		it := g.item(r)
+		if it.Info.Equal(n.info) && (it.Kind == KindBytes) == (n.kind == KindBytes) {
+			continue
+		}
+		text := describe(it.Info, it.Kind)
+		if slices.Contains(said, text) {
+			continue
+		}
+		if said = append(said, text); len(said) > maxDisagree {
+			return
+		}
+		n.problem(ProblemDisagree, "rank %d says %s, rank %d %s", n.refs[0].rank, describe(n.info, n.kind), r.rank, text)
 	}
-	return fmt.Sprintf("a tensor of %v %v", in.DType, in.Shape)
 }
 
-// validate checks that the chunks of a tensor lie inside it, do not overlap,
-// and together are all of it.
-func (g *grouping) validate(n *name) {
-	if n.kind == KindBytes {
+// describe tells everything that ranks must agree on.
+func describe(in *Info, k Kind) string {
+	var b strings.Builder
+	if k == KindBytes {
+		fmt.Fprintf(&b, "a value (%s)", in.Codec)
+	} else {
+		fmt.Fprintf(&b, "a tensor of %v %v", in.DType, in.Shape)
+	}
+	if in.Path != nil {
+		fmt.Fprintf(&b, " at %v", []meta.Step(in.Path))
+	}
+	if p := (meta.Properties{DType: in.DType}); in.Properties != p {
+		p = in.Properties
+		fmt.Fprintf(&b, " with requires_grad=%v memory_format=%q layout=%q pin_memory=%v", p.RequiresGrad, p.MemoryFormat, p.Layout, p.PinMemory)
+	}
+	return b.String()
+}
+
+// validate checks that a name can be stored, and that the chunks of a tensor lie
+// inside it, do not overlap, and together are all of it.
+func (n *name) validate() {
+	if err := meta.CheckFQN(n.info.FQN); err != nil {
+		n.problem(ProblemInvalid, "%v", err)
+	}
+	if len(n.problems) > 0 || n.kind == KindBytes {
+		return
+	}
+	if _, err := tensor.NumBytes(n.info.DType, n.info.Shape); err != nil {
+		n.problem(ProblemInvalid, "%v", err)
 		return
 	}
 	for _, p := range CheckTiling(n.info.Shape, n.boxes) {
-		p.FQN = n.info.FQN
-		n.problems = append(n.problems, p)
-	}
-}
-
-// CheckTiling returns what keeps boxes from tiling a tensor of that shape: those
-// that leave it, those that overlap, and the elements that are missing.
-func CheckTiling(shape []int64, boxes []tensor.Box) []Problem {
-	var out []Problem
-	add := func(k ProblemKind, format string, args ...any) {
-		out = append(out, Problem{Kind: k, Text: fmt.Sprintf(format, args...)})
-	}
-	want, err := tensor.NumElements(shape)
-	if err != nil {
-		add(ProblemBounds, "%v", err)
-		return out
-	}
-	inside := make([]tensor.Box, 0, len(boxes))
-	var have int64
-	for _, b := range boxes {
-		if err := b.Check(shape); err != nil {
-			add(ProblemBounds, "%v", err)
-		} else if v := b.Volume(); v > 0 {
-			inside = append(inside, b)
-			have += v
-		}
-	}
-	o := overlaps{found: func(a, b tensor.Box) { add(ProblemOverlap, "chunks %v and %v", a, b) }}
-	o.search(inside, 0, 0)
-	if have != want && len(out) == 0 {
-		add(ProblemVolume, "the chunks hold %d of %d elements", have, want)
-	}
-	return out
-}
-
-// overlaps finds boxes that have elements in common.
-type overlaps struct {
-	found func(a, b tensor.Box)
-	count int
-}
-
-// maxOverlaps bounds how many overlaps of one tensor are reported.
-const maxOverlaps = 100
-
-// search cuts the boxes into groups along dimension d, wherever a plane passes
-// between them, and each group along the next dimension. Layouts of the field
-// fall apart into single boxes that way, in n log n; whatever no plane divides
-// in any dimension is compared pair by pair along a sweep.
-func (o *overlaps) search(boxes []tensor.Box, d, uncut int) {
-	if len(boxes) < 2 {
-		return
-	}
-	dims := boxes[0].Dims()
-	if uncut >= dims {
-		o.sweep(boxes)
-		return
-	}
-	d %= dims
-	byStart := func(a, b tensor.Box) int { return cmp.Compare(a.Offsets[d], b.Offsets[d]) }
-	if !slices.IsSortedFunc(boxes, byStart) {
-		slices.SortStableFunc(boxes, byStart)
-	}
-	start, end := 0, boxes[0].End(d)
-	for i := 1; i < len(boxes); i++ {
-		if boxes[i].Offsets[d] >= end {
-			o.search(boxes[start:i], d+1, 1)
-			start = i
-		}
-		end = max(end, boxes[i].End(d))
-	}
-	if start == 0 {
-		uncut++
-	} else {
-		uncut = 1
-	}
-	o.search(boxes[start:], d+1, uncut)
-}
-
-// sweep passes over the boxes along the first dimension and compares each with
-// those that have not ended.
-func (o *overlaps) sweep(boxes []tensor.Box) {
-	if boxes[0].Dims() == 0 {
-		for _, b := range boxes[1:] {
-			o.report(boxes[0], b)
-		}
-		return
-	}
-	slices.SortStableFunc(boxes, func(a, b tensor.Box) int { return cmp.Compare(a.Offsets[0], b.Offsets[0]) })
-	var active []tensor.Box
-	for _, b := range boxes {
-		active = slices.DeleteFunc(active, func(a tensor.Box) bool { return a.End(0) <= b.Offsets[0] })
-		for _, a := range active {
-			if _, ok := a.Intersect(b); ok {
-				o.report(a, b)
-			}
-			if o.count >= maxOverlaps {
-				return
-			}
-		}
-		active = append(active, b)
-	}
-}
-
-func (o *overlaps) report(a, b tensor.Box) {
-	if o.count++; o.count <= maxOverlaps {
-		o.found(a, b)
+		n.problem(p.Kind, "%s", p.Text)
 	}
 }

@@ -1,0 +1,452 @@
+package plan_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// job is ranks that save again and again, each with its cache, as the engine
+// drives them. Plans travel through the codec.
+type job struct {
+	caches  []*plan.Cache
+	options func(rank int) string
+	// What happened in the last save.
+	sent, answers []*plan.SavePlan
+	planned       bool
+	md            *meta.Metadata
+}
+
+func newJob(ranks int) *job {
+	j := &job{options: func(rank int) string { return fmt.Sprintf("T %d/%d", rank, ranks) }}
+	for range ranks {
+		j.caches = append(j.caches, new(plan.Cache))
+	}
+	return j
+}
+
+// global plans without a cache.
+func global(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	return plan.Global(plans, plan.LeastLoaded)
+}
+
+// save takes the ranks' local plans through one save and returns their final
+// ones.
+func (j *job) save(locals ...*plan.SavePlan) ([]*plan.SavePlan, error) {
+	if err := j.exchange(locals); err != nil {
+		return nil, err
+	}
+	return j.finish()
+}
+
+// exchange is the part of a save before Finish.
+func (j *job) exchange(locals []*plan.SavePlan) error {
+	codec := plan.NewSavePlanCodec()
+	j.sent, j.planned = make([]*plan.SavePlan, len(locals)), false
+	for r, p := range locals {
+		sent, err := j.caches[r].Local(p, j.options(r))
+		if err != nil {
+			return err
+		}
+		if j.sent[r], err = carried(codec, sent); err != nil {
+			return err
+		}
+	}
+	answers, md, err := j.caches[0].Global(j.sent, func(full []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+		j.planned = true
+		return global(full)
+	})
+	if err != nil {
+		return err
+	}
+	j.md, j.answers = md, make([]*plan.SavePlan, len(answers))
+	for r := range answers {
+		if j.answers[r], err = carried(codec, answers[r]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func carried(codec plan.SavePlanCodec, p *plan.SavePlan) (*plan.SavePlan, error) {
+	b, err := codec.Encode(p)
+	if err != nil {
+		return nil, err
+	}
+	return codec.Decode(b)
+}
+
+func (j *job) finish() ([]*plan.SavePlan, error) {
+	finals := make([]*plan.SavePlan, len(j.answers))
+	for r, a := range j.answers {
+		var err error
+		if finals[r], err = j.caches[r].Finish(a); err != nil {
+			return nil, err
+		}
+	}
+	return finals, nil
+}
+
+// unchanged lists the ranks whose plans are.
+func unchanged(plans []*plan.SavePlan) []int {
+	out := []int{}
+	for r, p := range plans {
+		if p.Unchanged {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// three are the local plans of three ranks: each has rows of x, the first two
+// share y.
+func three() []*plan.SavePlan {
+	x := func(at int64) plan.WriteItem { return item("x", []int64{6}, span(at, 2)) }
+	return []*plan.SavePlan{planOf(x(0), replica("y", 3)), planOf(x(2), replica("y", 3)), planOf(x(4), bytesItem("v", 5))}
+}
+
+func TestAnUnchangedPlanIsNeitherSentNorMade(t *testing.T) {
+	j := newJob(3)
+	first, err := j.save(three()...)
+	if err != nil || !j.planned || len(unchanged(j.sent)) != 0 {
+		t.Fatalf("the first save: planned %v, unchanged %v, %v", j.planned, unchanged(j.sent), err)
+	}
+	want, md, err := global(three())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		again, err := j.save(three()...)
+		if err != nil || j.planned {
+			t.Fatalf("the same save again: planned %v, %v", j.planned, err)
+		}
+		if d := cmp.Diff([]int{0, 1, 2}, unchanged(j.sent)) + cmp.Diff([]int{0, 1, 2}, unchanged(j.answers)); d != "" {
+			t.Errorf("the same save again: -want +got\n%s", d)
+		}
+		for r := range j.sent {
+			if len(j.sent[r].Items)+len(j.answers[r].Items) != 0 {
+				t.Errorf("rank %d sends and gets items", r)
+			}
+		}
+		if d := cmp.Diff(lines(want), lines(again)) + cmp.Diff(lines(first), lines(again)) + cmp.Diff(md, j.md); d != "" {
+			t.Errorf("the same save again: -want +got\n%s", d)
+		}
+	}
+}
+
+func TestOnlyAChangedRankSendsItsPlan(t *testing.T) {
+	j := newJob(3)
+	if _, err := j.save(three()...); err != nil {
+		t.Fatal(err)
+	}
+	locals := three()
+	locals[2].Items = append(locals[2].Items, replica("z", 9))
+	finals, err := j.save(locals...)
+	if err != nil || !j.planned {
+		t.Fatalf("a changed save: planned %v, %v", j.planned, err)
+	}
+	if d := cmp.Diff([]int{0, 1}, unchanged(j.sent)) + cmp.Diff([]int{0, 1}, unchanged(j.answers)); d != "" {
+		t.Errorf("rank 2 changed: -unchanged +got\n%s", d)
+	}
+	want, md, _ := global(locals)
+	if d := cmp.Diff(lines(want), lines(finals)) + cmp.Diff(md, j.md); d != "" {
+		t.Errorf("-want +got\n%s", d)
+	}
+	// Back to the first plan: only rank 2 speaks again.
+	if finals, err = j.save(three()...); err != nil {
+		t.Fatal(err)
+	}
+	want, _, _ = global(three())
+	if d := cmp.Diff([]int{0, 1}, unchanged(j.sent)) + cmp.Diff(lines(want), lines(finals)); d != "" {
+		t.Errorf("-want +got\n%s", d)
+	}
+}
+
+// What another rank changes may change a rank's own final plan, and then it must
+// be told.
+func TestARankLearnsOfItsNewFinalPlan(t *testing.T) {
+	j := newJob(3)
+	if _, err := j.save(three()...); err != nil {
+		t.Fatal(err)
+	}
+	locals := three()
+	locals[0].Items = append(locals[0].Items, replica("a", 99)) // so that rank 1 gets y
+	finals, err := j.save(locals...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]int{1, 2}, unchanged(j.sent)) + cmp.Diff([]int{2}, unchanged(j.answers)); d != "" {
+		t.Errorf("-unchanged +got\n%s", d)
+	}
+	if want, _, _ := global(locals); !cmp.Equal(lines(want), lines(finals)) {
+		t.Errorf("finals: -want +got\n%s", cmp.Diff(lines(want), lines(finals)))
+	}
+}
+
+func TestWhateverAPlanDependsOnChangesIt(t *testing.T) {
+	for name, change := range map[string]func(j *job, locals []*plan.SavePlan){
+		"a dtype": func(_ *job, l []*plan.SavePlan) {
+			for _, p := range l[:2] {
+				p.Items[1] = changed(p.Items[1], func(in *plan.Info) { in.DType = tensor.Int32 }) // as large as before
+			}
+		},
+		"a shape": func(_ *job, l []*plan.SavePlan) {
+			for _, p := range l[:2] {
+				p.Items[1] = item("y", []int64{3, 1}, box([]int64{0, 0}, []int64{3, 1}))
+			}
+		},
+		"a layout": func(_ *job, l []*plan.SavePlan) {
+			l[0].Items[0].Box, l[1].Items[0].Box = span(2, 2), span(0, 2) // of the same shapes
+		},
+		"a path": func(_ *job, l []*plan.SavePlan) {
+			l[2].Items[1] = changed(l[2].Items[1], func(in *plan.Info) { in.Path = at("v") })
+		},
+		"a property": func(_ *job, l []*plan.SavePlan) {
+			for _, p := range l {
+				p.Items[0] = changed(p.Items[0], func(in *plan.Info) { in.RequiresGrad = true })
+			}
+		},
+		"a kind": func(_ *job, l []*plan.SavePlan) { l[0].Items[1].Kind = plan.KindTensor },
+		"a codec": func(_ *job, l []*plan.SavePlan) {
+			l[2].Items[1] = changed(l[2].Items[1], func(in *plan.Info) { in.Codec = "json" })
+		},
+		"a size":           func(_ *job, l []*plan.SavePlan) { l[2].Items[1].Size++ },
+		"a name":           func(_ *job, l []*plan.SavePlan) { l[2].Items[1] = bytesItem("w", 5) },
+		"a name more":      func(_ *job, l []*plan.SavePlan) { l[2].Items = append(l[2].Items, bytesItem("w", 5)) },
+		"a name less":      func(_ *job, l []*plan.SavePlan) { l[2].Items = l[2].Items[:1] },
+		"the order":        func(_ *job, l []*plan.SavePlan) { slices.Reverse(l[0].Items) },
+		"an absent name":   func(_ *job, l []*plan.SavePlan) { l[2].Absent = []string{"y"} },
+		"the planner data": func(_ *job, l []*plan.SavePlan) { l[1].PlannerData = []byte("1") },
+		"the storage data": func(_ *job, l []*plan.SavePlan) { l[1].StorageData = []byte("1") },
+		"an option": func(j *job, _ []*plan.SavePlan) {
+			j.options = func(r int) string { return fmt.Sprintf("T %d/3 lowest", r) }
+		},
+		"the planner":       func(j *job, _ []*plan.SavePlan) { j.options = func(r int) string { return fmt.Sprintf("U %d/3", r) } },
+		"the rank's number": func(j *job, _ []*plan.SavePlan) { j.options = func(r int) string { return fmt.Sprintf("T %d/3", 2-r) } },
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := newJob(3)
+			if _, err := j.save(three()...); err != nil {
+				t.Fatal(err)
+			}
+			locals := three()
+			change(j, locals)
+			finals, err := j.save(locals...)
+			if err != nil || !j.planned || len(unchanged(j.sent)) == 3 {
+				t.Errorf("changed %s: planned %v, unchanged %v, %v", name, j.planned, unchanged(j.sent), err)
+			}
+			if want, md, _ := global(locals); !cmp.Equal(lines(want), lines(finals)) || !cmp.Equal(md, j.md) {
+				t.Errorf("changed %s: %v; want %v", name, lines(finals), lines(want))
+			}
+		})
+	}
+}
+
+func TestAnotherWorldSizeChangesEveryPlan(t *testing.T) {
+	j := newJob(3)
+	if _, err := j.save(three()...); err != nil {
+		t.Fatal(err)
+	}
+	// The same plans, but the job is one of two ranks now: the caches stay.
+	two := newJob(2)
+	two.caches = j.caches[:2]
+	locals := []*plan.SavePlan{planOf(item("x", []int64{6}, span(0, 2)), replica("y", 3)), planOf(item("x", []int64{6}, span(2, 4)), replica("y", 3))}
+	if _, err := two.save(locals...); err != nil || !two.planned || len(unchanged(two.sent)) != 0 {
+		t.Errorf("two ranks: planned %v, unchanged %v, %v", two.planned, unchanged(two.sent), err)
+	}
+	// Even where a rank is wrong about it, the coordinator counts.
+	_, _, err := j.caches[0].Global([]*plan.SavePlan{{Unchanged: true, Fingerprint: two.sent[0].Fingerprint}}, global)
+	if !errors.Is(err, plan.ErrStale) {
+		t.Errorf("Global of one rank after two = %v; want ErrStale", err)
+	}
+}
+
+func TestStalePlansAreNoticed(t *testing.T) {
+	j := newJob(3)
+	if _, err := j.save(three()...); err != nil {
+		t.Fatal(err)
+	}
+	j.caches[0].Forget() // the coordinator was restarted
+	_, err := j.save(three()...)
+	if !errors.Is(err, plan.ErrStale) || !strings.Contains(err.Error(), "rank 1") {
+		t.Fatalf("save = %v; want ErrStale about rank 1", err)
+	}
+	for _, c := range j.caches {
+		c.Forget()
+	}
+	if _, err := j.save(three()...); err != nil || !j.planned {
+		t.Errorf("save after all forgot: planned %v, %v", j.planned, err)
+	}
+
+	j.caches[1] = new(plan.Cache) // another rank was restarted: it just sends its plan
+	if _, err := j.save(three()...); err != nil || !cmp.Equal([]int{0, 2}, unchanged(j.sent)) {
+		t.Errorf("save with a new rank 1: unchanged %v, %v", unchanged(j.sent), err)
+	}
+	for name, sent := range map[string]*plan.SavePlan{
+		"another fingerprint": {Unchanged: true, Fingerprint: plan.Fingerprint{1}}, "no fingerprint": {Unchanged: true},
+	} {
+		all := slices.Clone(j.sent)
+		all[2] = sent
+		if _, _, err := j.caches[0].Global(all, global); !errors.Is(err, plan.ErrStale) || !strings.Contains(err.Error(), "rank 2") {
+			t.Errorf("Global of a plan with %s = %v; want ErrStale about rank 2", name, err)
+		}
+	}
+	if _, err := new(plan.Cache).Finish(&plan.SavePlan{Unchanged: true}); !errors.Is(err, plan.ErrStale) {
+		t.Errorf("Finish by an empty cache = %v; want ErrStale", err)
+	}
+	if _, err := j.caches[1].Finish(&plan.SavePlan{Unchanged: true, Fingerprint: plan.Fingerprint{1}}); !errors.Is(err, plan.ErrStale) {
+		t.Errorf("Finish of another plan = %v; want ErrStale", err)
+	}
+}
+
+// A coordinator that has no fingerprints, because nobody made any, must not take
+// two plans without one for the same.
+func TestPlansWithoutFingerprintAreNotRemembered(t *testing.T) {
+	c := new(plan.Cache)
+	if _, _, err := c.Global(three(), global); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.Global(slices.Repeat([]*plan.SavePlan{{Unchanged: true}}, 3), global); !errors.Is(err, plan.ErrStale) {
+		t.Errorf("Global = %v; want ErrStale", err)
+	}
+}
+
+// A save that failed between the global plan and Finish gave a rank a final plan
+// that it never saw.
+func TestAFailedSaveIsForgotten(t *testing.T) {
+	j := newJob(3)
+	if _, err := j.save(three()...); err != nil {
+		t.Fatal(err)
+	}
+	locals := three()
+	locals[0].Items = append(locals[0].Items, replica("a", 99)) // moves y to rank 1
+	if err := j.exchange(locals); err != nil {
+		t.Fatal(err)
+	}
+	// Nobody finishes. Rank 1's local plan is the same in the next save, but the
+	// final plan it remembers is not the coordinator's.
+	finals, err := j.save(locals...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]int{}, unchanged(j.sent)); d != "" {
+		t.Errorf("after a failed save these ranks call their plans unchanged: %s", d)
+	}
+	if want, _, _ := global(locals); !cmp.Equal(lines(want), lines(finals)) {
+		t.Errorf("finals: -want +got\n%s", cmp.Diff(lines(want), lines(finals)))
+	}
+}
+
+func TestAFailedGlobalPlanIsForgotten(t *testing.T) {
+	j := newJob(2)
+	good := []*plan.SavePlan{planOf(item("x", []int64{4}, span(0, 2))), planOf(item("x", []int64{4}, span(2, 2)))}
+	bad := []*plan.SavePlan{good[0], planOf(item("x", []int64{4}, span(3, 1)))}
+	if _, err := j.save(good...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.save(bad...); !errors.Is(err, plan.ErrState) {
+		t.Fatalf("save of an incomplete tensor = %v; want ErrState", err)
+	}
+	if _, err := j.save(bad...); !errors.Is(err, plan.ErrState) {
+		t.Fatalf("the same again = %v; want ErrState", err)
+	}
+	finals, err := j.save(good...)
+	if want, _, _ := global(good); err != nil || !cmp.Equal(lines(want), lines(finals)) {
+		t.Errorf("a good save after bad ones = %v, %v", lines(finals), err)
+	}
+}
+
+func TestCacheRefusesWhatPlannersMustNotDo(t *testing.T) {
+	c := new(plan.Cache)
+	fewer := func(p []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+		return p[1:], &meta.Metadata{}, nil
+	}
+	if _, _, err := c.Global(three(), fewer); !errors.Is(err, plan.ErrState) {
+		t.Errorf("Global by a planner that loses a plan = %v; want ErrState", err)
+	}
+	if _, _, err := c.Global([]*plan.SavePlan{nil}, global); !errors.Is(err, plan.ErrState) {
+		t.Errorf("Global of no plan = %v; want ErrState", err)
+	}
+	if _, err := c.Local(planOf(plan.WriteItem{}), ""); !errors.Is(err, plan.ErrState) {
+		t.Errorf("Local of an item without description = %v; want ErrState", err)
+	}
+}
+
+// A planner may return final plans that carry no fingerprint.
+func TestCacheWorksWithFinalPlansOfAnyMaking(t *testing.T) {
+	c := new(plan.Cache)
+	bare := func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+		return []*plan.SavePlan{planOf(plans[0].Items...)}, &meta.Metadata{}, nil
+	}
+	for i := range 2 {
+		sent, err := c.Local(planOf(replica("x", 1)), "o")
+		if err != nil || sent.Unchanged != (i == 1) {
+			t.Fatalf("save %d: Local = %+v, %v", i, sent, err)
+		}
+		answers, _, err := c.Global([]*plan.SavePlan{sent}, bare)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, err := c.Finish(answers[0]); err != nil || len(p.Items) != 1 {
+			t.Fatalf("save %d: Finish = %+v, %v", i, p, err)
+		}
+	}
+}
+
+func TestFingerprintsAreShortForPeople(t *testing.T) {
+	if got := (plan.Fingerprint{0xab, 0xcd}).String(); got != "abcd00000000" {
+		t.Errorf("String = %s", got)
+	}
+}
+
+// Whatever changes from save to save, whichever ranks are restarted and whatever
+// saves fail, the ranks write what a planner without memory tells them.
+func TestCacheNeverMatters(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j := newJob(3)
+		for range rapid.IntRange(1, 8).Draw(t, "saves") {
+			locals := three()
+			for r, p := range locals {
+				switch rapid.IntRange(0, 6).Draw(t, "change") {
+				case 0:
+					p.Items = append(p.Items, replica("shared", 7))
+				case 1:
+					p.Items = append(p.Items, replica(fmt.Sprint("own", r), 2))
+				case 2:
+					j.caches[r].Forget()
+				}
+			}
+			fail := rapid.IntRange(0, 4).Draw(t, "fail") == 0
+			err := j.exchange(locals)
+			if errors.Is(err, plan.ErrStale) { // as the engine does
+				for _, c := range j.caches {
+					c.Forget()
+				}
+				err = j.exchange(locals)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fail {
+				continue
+			}
+			finals, err := j.finish()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, md, err := global(locals)
+			if d := cmp.Diff(lines(want), lines(finals)) + cmp.Diff(md, j.md); d != "" || err != nil {
+				t.Fatalf("%v: -want +got\n%s", err, d)
+			}
+		}
+	})
+}
