@@ -249,6 +249,8 @@ func (s *saveRun) finish(ctx context.Context) (summary, error) {
 	switch {
 	case errors.Is(err, storage.ErrUncertain):
 		return summary{}, err
+	case err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()): // stores tell only of the cause
+		return summary{}, fmt.Errorf("%w: %w: %w", errNotCommitted, ctx.Err(), err)
 	case err != nil:
 		return summary{}, fmt.Errorf("%w: %w", errNotCommitted, err)
 	}

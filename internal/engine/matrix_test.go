@@ -1,0 +1,367 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/engine"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// errOnPurpose must be found on every rank, whichever it happened on.
+var errOnPurpose = errors.New("went wrong on purpose")
+
+func init() { group.RegisterError("enginetest.onpurpose", errOnPurpose) }
+
+// trap is what goes wrong on one rank: at a method, by an error, a panic or the
+// end of the rank's context. The zero trap does nothing.
+type trap struct {
+	at     string
+	how    string
+	cancel context.CancelCauseFunc
+}
+
+func (p trap) enter(method string) error {
+	if method != p.at {
+		return nil
+	}
+	switch p.how {
+	case "error":
+		return fmt.Errorf("%s: %w", method, errOnPurpose)
+	case "panic":
+		panic(fmt.Errorf("%s: %w", method, errOnPurpose))
+	}
+	p.cancel(errOnPurpose)
+	return nil // and go on: what is done with the context is up to the others
+}
+
+// waysOut are the ways in which something goes wrong, and the error that tells.
+var waysOut = map[string]error{"error": errOnPurpose, "panic": group.ErrPanic, "cancel": context.Canceled}
+
+type savePlanner struct {
+	plan.DefaultSave
+	trap
+}
+
+func (p *savePlanner) SetUp(s plan.SaveSetup) error {
+	if err := p.enter("planner.SetUp"); err != nil {
+		return err
+	}
+	return p.DefaultSave.SetUp(s)
+}
+
+func (p *savePlanner) LocalPlan() (*plan.SavePlan, error) {
+	if err := p.enter("planner.LocalPlan"); err != nil {
+		return nil, err
+	}
+	return p.DefaultSave.LocalPlan()
+}
+
+func (p *savePlanner) GlobalPlan(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	if err := p.enter("planner.GlobalPlan"); err != nil {
+		return nil, nil, err
+	}
+	return p.DefaultSave.GlobalPlan(ps)
+}
+
+func (p *savePlanner) FinishPlan(q *plan.SavePlan) (*plan.SavePlan, error) {
+	if err := p.enter("planner.FinishPlan"); err != nil {
+		return nil, err
+	}
+	return p.DefaultSave.FinishPlan(q)
+}
+
+func (p *savePlanner) Resolve(it *plan.WriteItem) (plan.Data, error) {
+	if it.Kind != plan.KindBytes { // tensors are asked for in goroutines of the storage's own
+		if err := p.enter("planner.Resolve"); err != nil {
+			return plan.Data{}, err
+		}
+	}
+	return p.DefaultSave.Resolve(it)
+}
+
+type writer struct {
+	storage.Writer
+	trap
+}
+
+func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
+	if err := w.enter("writer.SetUp"); err != nil {
+		return err
+	}
+	return w.Writer.SetUp(ctx, s)
+}
+
+func (w *writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
+	if err := w.enter("writer.PrepareLocalPlan"); err != nil {
+		return nil, err
+	}
+	return w.Writer.PrepareLocalPlan(ctx, p)
+}
+
+func (w *writer) PrepareGlobalPlan(ctx context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
+	if err := w.enter("writer.PrepareGlobalPlan"); err != nil {
+		return nil, err
+	}
+	return w.Writer.PrepareGlobalPlan(ctx, ps)
+}
+
+func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, d storage.Resolver) (*storage.WriteResults, error) {
+	r, err := w.Writer.WriteData(ctx, p, d) // first: there is something to remove then
+	if trapErr := w.enter("writer.WriteData"); trapErr != nil {
+		return nil, trapErr
+	}
+	return r, err
+}
+
+func (w *writer) Finish(ctx context.Context, md *meta.Metadata, rs []*storage.WriteResults) error {
+	if err := w.enter("writer.Finish"); err != nil {
+		return err
+	}
+	return w.Writer.Finish(ctx, md, rs)
+}
+
+// method is a method of a protocol, the step it is part of, and whether only the
+// coordinator calls it.
+type method struct {
+	name, step string
+	global     bool
+}
+
+// victims are the sets of ranks that a method may fail on.
+func (m method) victims(how string) [][]int {
+	switch {
+	case m.global:
+		return [][]int{{0}}
+	case how == "cancel": // of several contexts that end, the first to be seen is named
+		return [][]int{{0}, {2}}
+	}
+	return [][]int{{0}, {3}, {1, 2}, {0, 1, 2, 3}}
+}
+
+func TestSaveFailureReachesAllRanks(t *testing.T) {
+	for _, m := range []method{
+		{"planner.SetUp", "plan", false},
+		{"writer.SetUp", "plan", false},
+		{"planner.LocalPlan", "plan", false},
+		{"writer.PrepareLocalPlan", "plan", false},
+		{"planner.GlobalPlan", "plan", true},
+		{"writer.PrepareGlobalPlan", "plan", true},
+		{"planner.FinishPlan", "write", false},
+		{"planner.Resolve", "write", false},
+		{"writer.WriteData", "write", false},
+		{"writer.Finish", "commit", true},
+	} {
+		for how, want := range waysOut {
+			for _, ranks := range m.victims(how) {
+				t.Run(fmt.Sprint(m.name, " ", how, " ", ranks), func(t *testing.T) { testSaveFailure(t, m, how, want, ranks) })
+			}
+		}
+	}
+}
+
+func testSaveFailure(t *testing.T, m method, how string, want error, ranks []int) {
+	s := new(mem.Store)
+	mustSave(t, s, "old", 1)
+	before := names(t, s)
+	caches := make([]plan.Cache, world)
+	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		job := saveJob(t, g, s, "new", 2)
+		job.Cache = &caches[g.Rank()]
+		if slices.Contains(ranks, g.Rank()) {
+			p := trap{m.name, how, cancel}
+			job.Planner, job.Writer = &savePlanner{trap: p}, &writer{job.Writer, p}
+		}
+		_, err := engine.Save(ctx, job)
+		return err
+	})
+	checkSame(t, errs, m.step, ranks)
+	for r, err := range errs {
+		if !errors.Is(err, want) || !errors.Is(err, errOnPurpose) {
+			t.Errorf("rank %d returned %v; want %v and %v", r, err, want, errOnPurpose)
+		}
+	}
+	// A Finish that panics may have committed: its files must stay.
+	if uncertain := m.name == "writer.Finish" && how == "panic"; !uncertain {
+		if got := names(t, s); !slices.Equal(got, before) {
+			t.Errorf("the place holds %q; want %q", got, before)
+		}
+	} else if !errors.Is(errs[1], storage.ErrUncertain) {
+		t.Errorf("rank 1 returned %v; want %v", errs[1], storage.ErrUncertain)
+	}
+	checkHolds(t, s, 1)
+	checkCachesServe(t, s, caches)
+	checkHolds(t, s, 4)
+}
+
+// checkCachesServe saves twice with the caches of a save that failed.
+func checkCachesServe(t *testing.T, s blob.Store, caches []plan.Cache) {
+	t.Helper()
+	for i, seed := range []byte{3, 4} {
+		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
+			job := saveJob(t, g, s, fmt.Sprint("next", i), seed)
+			job.Cache = &caches[g.Rank()]
+			r, err := engine.Save(ctx, job)
+			if err == nil && r.PlanReused != (i > 0) {
+				err = fmt.Errorf("plan reused: %v in save %d", r.PlanReused, i)
+			}
+			return err
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Errorf("the next save: %v", err)
+		}
+	}
+}
+
+type loadPlanner struct {
+	plan.DefaultLoad
+	trap
+}
+
+func (p *loadPlanner) SetUp(s plan.LoadSetup) error {
+	if err := p.enter("planner.SetUp"); err != nil {
+		return err
+	}
+	return p.DefaultLoad.SetUp(s)
+}
+
+func (p *loadPlanner) LocalPlan() (*plan.LoadPlan, error) {
+	if err := p.enter("planner.LocalPlan"); err != nil {
+		return nil, err
+	}
+	return p.DefaultLoad.LocalPlan()
+}
+
+func (p *loadPlanner) GlobalPlan(ps []*plan.LoadPlan) ([]*plan.LoadPlan, error) {
+	if err := p.enter("planner.GlobalPlan"); err != nil {
+		return nil, err
+	}
+	return p.DefaultLoad.GlobalPlan(ps)
+}
+
+func (p *loadPlanner) FinishPlan(q *plan.LoadPlan) (*plan.LoadPlan, error) {
+	if err := p.enter("planner.FinishPlan"); err != nil {
+		return nil, err
+	}
+	return p.DefaultLoad.FinishPlan(q)
+}
+
+func (p *loadPlanner) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
+	if err := p.enter("planner.ResolveTensor"); err != nil {
+		return nil, err
+	}
+	return p.DefaultLoad.ResolveTensor(it)
+}
+
+func (p *loadPlanner) CommitTensor(it *plan.ReadItem, x *tensor.Tensor) error {
+	if err := p.enter("planner.CommitTensor"); err != nil {
+		return err
+	}
+	return p.DefaultLoad.CommitTensor(it, x)
+}
+
+func (p *loadPlanner) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
+	if err := p.enter("planner.LoadBytes"); err != nil {
+		return err
+	}
+	return p.DefaultLoad.LoadBytes(it, codec, data)
+}
+
+type reader struct {
+	storage.Reader
+	trap
+}
+
+func (r *reader) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
+	if err := r.enter("reader.ReadMetadata"); err != nil {
+		return nil, err
+	}
+	return r.Reader.ReadMetadata(ctx)
+}
+
+func (r *reader) SetUp(ctx context.Context, md *meta.Metadata, s storage.Session) error {
+	if err := r.enter("reader.SetUp"); err != nil {
+		return err
+	}
+	return r.Reader.SetUp(ctx, md, s)
+}
+
+func (r *reader) PrepareLocalPlan(ctx context.Context, p *plan.LoadPlan) (*plan.LoadPlan, error) {
+	if err := r.enter("reader.PrepareLocalPlan"); err != nil {
+		return nil, err
+	}
+	return r.Reader.PrepareLocalPlan(ctx, p)
+}
+
+func (r *reader) PrepareGlobalPlan(ctx context.Context, ps []*plan.LoadPlan) ([]*plan.LoadPlan, error) {
+	if err := r.enter("reader.PrepareGlobalPlan"); err != nil {
+		return nil, err
+	}
+	return r.Reader.PrepareGlobalPlan(ctx, ps)
+}
+
+func (r *reader) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {
+	if err := r.enter("reader.ReadData"); err != nil {
+		return storage.ReadStats{}, err
+	}
+	return r.Reader.ReadData(ctx, p, dst)
+}
+
+func TestLoadFailureReachesAllRanks(t *testing.T) {
+	s := new(mem.Store)
+	mustSave(t, s, "old", 1)
+	for _, m := range []method{
+		{"reader.ReadMetadata", "plan", false},
+		{"planner.SetUp", "plan", false},
+		{"reader.SetUp", "plan", false},
+		{"planner.LocalPlan", "plan", false},
+		{"reader.PrepareLocalPlan", "plan", false},
+		{"planner.GlobalPlan", "plan", true},
+		{"reader.PrepareGlobalPlan", "plan", true},
+		{"planner.FinishPlan", "read", false},
+		{"planner.ResolveTensor", "read", false},
+		{"planner.CommitTensor", "read", false},
+		{"planner.LoadBytes", "read", false},
+		{"reader.ReadData", "read", false},
+	} {
+		for how, want := range waysOut {
+			for _, ranks := range m.victims(how) {
+				t.Run(fmt.Sprint(m.name, " ", how, " ", ranks), func(t *testing.T) { testLoadFailure(t, s, m, how, want, ranks) })
+			}
+		}
+	}
+	checkHolds(t, s, 1)
+}
+
+func testLoadFailure(t *testing.T, s blob.Store, m method, how string, want error, ranks []int) {
+	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		job := engine.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: blank(t, g.Rank())}
+		if slices.Contains(ranks, g.Rank()) {
+			p := trap{m.name, how, cancel}
+			job.Planner, job.Reader = &loadPlanner{trap: p}, &reader{job.Reader, p}
+		}
+		_, err := engine.Load(ctx, job)
+		return err
+	})
+	checkSame(t, errs, m.step, ranks)
+	for r, err := range errs {
+		if !errors.Is(err, want) || !errors.Is(err, errOnPurpose) {
+			t.Errorf("rank %d returned %v; want %v and %v", r, err, want, errOnPurpose)
+		}
+	}
+}
