@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/meta"
 )
@@ -15,37 +16,44 @@ var ErrStale = errors.New("unknown unchanged plan")
 
 // Fingerprint identifies a local plan: its items with shapes, boxes, dtypes and
 // paths, the planner's and the storage's data, and the options that
-// [Cache.Local] was told. The zero Fingerprint identifies nothing.
+// [Cache.Local] was told. Only the sizes of values are not in it, which change
+// from save to save. The zero Fingerprint identifies nothing.
 type Fingerprint [sha256.Size]byte
 
 // String returns the first digits, for people.
 func (f Fingerprint) String() string { return hex.EncodeToString(f[:6]) }
 
 // Cache remembers the plans of the save before, so that ranks whose plans have
-// not changed send and receive nothing and the coordinator plans nothing. One
-// rank's saves use one Cache, one after the other; the zero value is empty. It
-// holds no state and no tensors, and changes nothing that it was given or has
-// returned. It is not safe for concurrent use.
+// not changed send and receive nothing, save for new sizes of values, and the
+// coordinator plans nothing. One rank's saves use one Cache, one after the
+// other; the zero value is empty. It holds no state and no tensors, and changes
+// nothing that it was given or has returned. It is not safe for concurrent use.
 //
 // In each save every rank calls Local, the coordinator Global, every rank
 // Finish. Whatever a plan depends on is in its fingerprint, so there is no wrong
 // hit; a rank that did not come to Finish forgets its plan; where the ranks'
 // memories differ (a rank was restarted) the coordinator answers ErrStale and
-// they plan afresh.
+// they plan afresh. A value that grows stays with the rank that writes it.
 type Cache struct {
 	print Fingerprint // of this rank's last local plan
+	sizes sizes       // of its values
 	final *SavePlan   // what became of it
 	begun bool        // Local was called and Finish not yet
 
-	// On the coordinator: all ranks' local plans and what became of them.
-	locals, finals []*SavePlan
-	md             *meta.Metadata
+	// On the coordinator: all ranks' local plans, the sizes they told since, and
+	// what became of the plans.
+	locals  []*SavePlan
+	resized []sizes
+	finals  []*SavePlan
+	writers map[string]int // of values
+	md      *meta.Metadata
 }
 
 // Local returns what the rank sends for its local plan p: p itself with its
-// fingerprint, or only the fingerprint where p is the plan of the save before.
-// options identifies what the final plan depends on beside the contents of the
-// local ones: the planner's type and options, the rank, the number of ranks.
+// fingerprint, or only the fingerprint and new sizes where p is the plan of the
+// save before. options identifies what the final plan depends on beside the
+// contents of the local ones: the planner's type and options, the rank, the
+// number of ranks.
 func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 	if c.begun {
 		c.final = nil // the coordinator may have given this rank another one
@@ -55,8 +63,10 @@ func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 	if err != nil {
 		return nil, err
 	}
+	old := c.sizes
+	c.sizes = sizesOf(p)
 	if c.final != nil && print == c.print {
-		return &SavePlan{Unchanged: true, Fingerprint: print}, nil
+		return &SavePlan{Unchanged: true, Fingerprint: print, Items: old.others(p)}, nil
 	}
 	q := *p
 	q.Fingerprint = print
@@ -68,47 +78,60 @@ func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 // with the full local plans only if one of them changed; to a rank whose final
 // plan is the one it knows it answers an unchanged one.
 func (c *Cache) Global(sent []*SavePlan, plan func([]*SavePlan) ([]*SavePlan, *meta.Metadata, error)) ([]*SavePlan, *meta.Metadata, error) {
-	full, changed, err := c.merge(sent)
+	changed, err := c.compare(sent)
 	if err != nil {
 		return nil, nil, err
 	}
-	if changed {
-		finals, md, err := plan(full)
-		if err != nil {
-			return nil, nil, err
-		}
-		if len(finals) != len(sent) {
-			return nil, nil, fmt.Errorf("%w: %d final plans for %d ranks", ErrState, len(finals), len(sent))
-		}
-		old := c.finals
-		c.locals, c.finals, c.md = full, finals, md
-		return answers(sent, finals, old), md, nil
+	if !changed {
+		c.md = resize(c.md, sent, c.writers)
+		return answers(sent, c.finals, c.finals), c.md, nil
 	}
-	return answers(sent, c.finals, c.finals), c.md, nil
+	full := c.merge(sent)
+	finals, md, err := plan(full)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(finals) != len(sent) {
+		return nil, nil, fmt.Errorf("%w: %d final plans for %d ranks", ErrState, len(finals), len(sent))
+	}
+	old := c.finals
+	c.locals, c.resized = full, make([]sizes, len(full))
+	c.finals, c.writers, c.md = finals, writersOf(finals), md
+	return answers(sent, finals, old), md, nil
 }
 
-// merge fills in the plans that were not sent.
-func (c *Cache) merge(sent []*SavePlan) (full []*SavePlan, changed bool, err error) {
-	full = make([]*SavePlan, len(sent))
+// compare reports whether a plan has changed, and notes the sizes that have.
+func (c *Cache) compare(sent []*SavePlan) (changed bool, err error) {
 	changed = len(sent) != len(c.finals)
 	for r, p := range sent {
 		switch {
 		case p == nil:
-			return nil, false, fmt.Errorf("%w: rank %d sent no plan", ErrState, r)
+			return false, fmt.Errorf("%w: rank %d sent no plan", ErrState, r)
 		case !p.Unchanged:
-			full[r], changed = p, true
+			changed = true
 		case !c.knows(r, len(sent), p.Fingerprint):
-			return nil, false, fmt.Errorf("%w: %v of rank %d", ErrStale, p.Fingerprint, r)
+			return false, fmt.Errorf("%w: %v of rank %d", ErrStale, p.Fingerprint, r)
 		default:
-			full[r] = c.locals[r]
+			c.resized[r] = c.resized[r].with(p)
 		}
 	}
-	return full, changed, nil
+	return changed, nil
 }
 
 // knows reports whether rank r of so many sent that plan in the save before.
 func (c *Cache) knows(r, ranks int, print Fingerprint) bool {
 	return ranks == len(c.locals) && c.locals[r].Fingerprint == print && print != Fingerprint{}
+}
+
+// merge fills in the plans that were not sent.
+func (c *Cache) merge(sent []*SavePlan) []*SavePlan {
+	full := make([]*SavePlan, len(sent))
+	for r, p := range sent {
+		if full[r] = p; p.Unchanged {
+			full[r] = c.resized[r].applied(c.locals[r])
+		}
+	}
+	return full
 }
 
 // answers replaces the final plans that their ranks know by unchanged ones. Only
@@ -124,8 +147,8 @@ func answers(sent, finals, old []*SavePlan) []*SavePlan {
 	return out
 }
 
-// Finish returns the rank's final plan for the coordinator's answer, and
-// remembers it.
+// Finish returns the rank's final plan for the coordinator's answer, with its
+// values' sizes as they are now, and remembers it.
 func (c *Cache) Finish(answer *SavePlan) (*SavePlan, error) {
 	if answer.Unchanged && (c.final == nil || answer.Fingerprint != c.print) {
 		return nil, fmt.Errorf("%w: %v", ErrStale, answer.Fingerprint)
@@ -133,6 +156,7 @@ func (c *Cache) Finish(answer *SavePlan) (*SavePlan, error) {
 	if !answer.Unchanged {
 		c.final = answer
 	}
+	c.final = c.sizes.applied(c.final)
 	c.begun = false
 	return c.final, nil
 }
@@ -140,24 +164,28 @@ func (c *Cache) Finish(answer *SavePlan) (*SavePlan, error) {
 // Forget empties the cache.
 func (c *Cache) Forget() { *c = Cache{} }
 
-// equal reports whether p and q write the same.
+// equal reports whether p and q write the same, whatever the sizes of values.
 func (p *SavePlan) equal(q *SavePlan) bool {
 	if len(p.Items) != len(q.Items) || string(p.PlannerData) != string(q.PlannerData) || string(p.StorageData) != string(q.StorageData) {
 		return false
 	}
 	for i := range p.Items {
 		a, b := &p.Items[i], &q.Items[i]
-		if a.Kind != b.Kind || a.Hint != b.Hint || a.Size != b.Size || !a.Info.Equal(b.Info) || !a.Box.Equal(b.Box) {
+		if a.Kind != b.Kind || a.Hint != b.Hint || !a.Info.Equal(b.Info) || !a.Box.Equal(b.Box) {
 			return false
 		}
 	}
 	return true
 }
 
-// fingerprint hashes the plan as it would be sent.
+// fingerprint hashes the plan as it would be sent, without sizes.
 func fingerprint(p *SavePlan, options string) (Fingerprint, error) {
 	q := *p
 	q.Fingerprint = Fingerprint{}
+	q.Items = slices.Clone(p.Items)
+	for i := range q.Items {
+		q.Items[i].Size = 0
+	}
 	b, err := SavePlanCodec{}.Encode(&q)
 	if err != nil {
 		return Fingerprint{}, err

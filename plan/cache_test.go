@@ -20,6 +20,7 @@ import (
 type job struct {
 	caches  []*plan.Cache
 	options func(rank int) string
+	plan    func([]*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error)
 	// What happened in the last save.
 	sent, answers []*plan.SavePlan
 	planned       bool
@@ -27,7 +28,7 @@ type job struct {
 }
 
 func newJob(ranks int) *job {
-	j := &job{options: func(rank int) string { return fmt.Sprintf("T %d/%d", rank, ranks) }}
+	j := &job{plan: global, options: func(rank int) string { return fmt.Sprintf("T %d/%d", rank, ranks) }}
 	for range ranks {
 		j.caches = append(j.caches, new(plan.Cache))
 	}
@@ -63,7 +64,7 @@ func (j *job) exchange(locals []*plan.SavePlan) error {
 	}
 	answers, md, err := j.caches[0].Global(j.sent, func(full []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 		j.planned = true
-		return global(full)
+		return j.plan(full)
 	})
 	if err != nil {
 		return err
@@ -219,7 +220,6 @@ func TestWhateverAPlanDependsOnChangesIt(t *testing.T) {
 		"a codec": func(_ *job, l []*plan.SavePlan) {
 			l[2].Items[1] = changed(l[2].Items[1], func(in *plan.Info) { in.Codec = "json" })
 		},
-		"a size":           func(_ *job, l []*plan.SavePlan) { l[2].Items[1].Size++ },
 		"a name":           func(_ *job, l []*plan.SavePlan) { l[2].Items[1] = bytesItem("w", 5) },
 		"a name more":      func(_ *job, l []*plan.SavePlan) { l[2].Items = append(l[2].Items, bytesItem("w", 5)) },
 		"a name less":      func(_ *job, l []*plan.SavePlan) { l[2].Items = l[2].Items[:1] },
@@ -248,6 +248,61 @@ func TestWhateverAPlanDependsOnChangesIt(t *testing.T) {
 				t.Errorf("changed %s: %v; want %v", name, lines(finals), lines(want))
 			}
 		})
+	}
+}
+
+// The text of a number changes its length from save to save. That makes no new
+// plan, but the sizes are the new ones everywhere.
+func TestANewSizeOfAValueIsAllThatIsSent(t *testing.T) {
+	j := newJob(2)
+	rank := func(r int, step, lr, own any) *plan.SavePlan {
+		return localPlan(t, new(plan.DefaultSave), plan.State{
+			"x": sharded(t, rows(2), counting(t, 0, 8), r), "step": step, "lr": lr, fmt.Sprint("own", r): own,
+		})
+	}
+	first, err := j.save(rank(0, 9, 0.5, "a"), rank(1, 9, 0.5, "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := j.md
+	finals, err := j.save(rank(0, 10, 0.5, "a"), rank(1, 10, 0.25, "abc"))
+	if err != nil || j.planned || len(unchanged(j.sent)) != 2 || len(unchanged(j.answers)) != 2 {
+		t.Fatalf("planned %v, unchanged %v and %v, %v", j.planned, unchanged(j.sent), unchanged(j.answers), err)
+	}
+	if d := cmp.Diff([]string{"step"}, names(j.sent[0])) + cmp.Diff([]string{"lr", "own1", "step"}, names(j.sent[1])); d != "" {
+		t.Errorf("what was sent: -want +got\n%s", d)
+	}
+	if d := cmp.Diff(lines(first), lines(finals)); d != "" {
+		t.Errorf("who writes what: -first +second\n%s", d)
+	}
+	locals := []*plan.SavePlan{rank(0, 10, 0.5, "a"), rank(1, 10, 0.25, "abc")}
+	checkSizes(t, locals, finals, j.md)
+	checkSizes(t, []*plan.SavePlan{rank(0, 9, 0.5, "a"), rank(1, 9, 0.5, "a")}, first, kept)
+
+	// A rank that changes more, or is new, makes a new plan of the new sizes.
+	locals[0].Items = append(locals[0].Items, replica("new", 3))
+	if finals, err = j.save(locals...); err != nil || !j.planned || !cmp.Equal([]int{1}, unchanged(j.sent)) || len(j.sent[1].Items) != 0 {
+		t.Fatalf("planned %v, unchanged %v, %v", j.planned, unchanged(j.sent), err)
+	}
+	checkSizes(t, locals, finals, j.md)
+}
+
+// checkSizes checks that final plans and metadata have the sizes of the local
+// plans.
+func checkSizes(t failer, locals, finals []*plan.SavePlan, md *meta.Metadata) {
+	t.Helper()
+	for r, p := range finals {
+		for i := range p.Items {
+			it := &p.Items[i]
+			if it.Kind != plan.KindBytes {
+				continue
+			}
+			at := slices.IndexFunc(locals[r].Items, func(l plan.WriteItem) bool { return l.FQN() == it.FQN() })
+			e, _ := md.Find(it.FQN())
+			if want := locals[r].Items[at].Size; it.Size != want || e.Bytes.Size != want {
+				t.Fatalf("rank %d: %q has %d bytes in its plan and %d in the metadata; want %d", r, it.FQN(), it.Size, e.Bytes.Size, want)
+			}
+		}
 	}
 }
 
@@ -409,13 +464,18 @@ func TestFingerprintsAreShortForPeople(t *testing.T) {
 }
 
 // Whatever changes from save to save, whichever ranks are restarted and whatever
-// saves fail, the ranks write what a planner without memory tells them.
+// saves fail, the ranks write what a planner without memory tells them. (By the
+// rule that does not look at sizes: those of values are not in the plan.)
 func TestCacheNeverMatters(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j := newJob(3)
+		j.plan = func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+			return plan.Global(plans, plan.LowestRank)
+		}
 		for range rapid.IntRange(1, 8).Draw(t, "saves") {
 			locals := three()
 			for r, p := range locals {
+				p.Items = append(p.Items, bytesItem("size", rapid.Int64Range(0, 2).Draw(t, "size")))
 				switch rapid.IntRange(0, 6).Draw(t, "change") {
 				case 0:
 					p.Items = append(p.Items, replica("shared", 7))
@@ -443,10 +503,11 @@ func TestCacheNeverMatters(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want, md, err := global(locals)
+			want, md, err := j.plan(locals)
 			if d := cmp.Diff(lines(want), lines(finals)) + cmp.Diff(md, j.md); d != "" || err != nil {
 				t.Fatalf("%v: -want +got\n%s", err, d)
 			}
+			checkSizes(t, locals, finals, j.md)
 		}
 	})
 }

@@ -126,9 +126,6 @@ func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 		p.Absent = append(p.Absent, r.String())
 	}
 	n := r.Count(minItemBytes)
-	if n > 0 && p.Unchanged {
-		r.Fail("an unchanged plan with %d items", n)
-	}
 	p.Items = make([]WriteItem, 0, n)
 	d := itemDecoder{ints: ints{r: r}, known: c}
 	for range n {

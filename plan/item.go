@@ -117,8 +117,9 @@ type SavePlan struct {
 	PlannerData json.RawMessage
 	// StorageData is for the storage writer's use.
 	StorageData []byte
-	// Unchanged says that the plan equals the one of the save before, whose
-	// fingerprint it gives; Items is empty then.
+	// Unchanged says that the plan is the one of the save before, whose
+	// fingerprint it gives; Items then holds only the values that are of
+	// another size now.
 	Unchanged   bool
 	Fingerprint Fingerprint
 }

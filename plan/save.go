@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -129,17 +128,10 @@ func (d *DefaultSave) addSharded(p *SavePlan, info *Info, v Checkpointable) erro
 	return nil
 }
 
-// sizeStep is what the sizes of JSON values are rounded up to. A number changes
-// its length from save to save; its size, and with it the plan, should not.
-const sizeStep = 32
-
 func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
 	codec, data, err := value.Encode(v)
 	if err != nil {
 		return err
-	}
-	if codec == value.JSON { // which ignores spaces
-		data = append(data, strings.Repeat(" ", -len(data)&(sizeStep-1))...)
 	}
 	info.Codec = codec
 	p.Items = append(p.Items, WriteItem{Info: info, Kind: KindBytes, Size: int64(len(data))})
