@@ -33,7 +33,7 @@ type SaveOptions struct {
 	Writer storage.Writer
 
 	// FilesPerRank is the number of data files each rank writes in parallel.
-	// Zero: 1.
+	// Zero: 1. A rank that holds several chunks of one tensor writes up to 8.
 	FilesPerRank int
 	// BufferBytes bounds the host memory this rank uses beyond the state
 	// itself for bytes on their way to the store. Zero: 1 GiB.

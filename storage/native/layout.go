@@ -29,6 +29,11 @@ const headerMax = safetensors.MaxHeader / 2
 // own name and type.
 const keyPrefix = "__cairn__/"
 
+// nameFiles is how many files a rank makes at most so that every chunk of a name
+// has a file of its own. Further ones get keys of ours: a table of a million
+// rows must not become a million files.
+const nameFiles = 8
+
 // placed is an item with its place in a file.
 type placed struct {
 	item   *plan.WriteItem
@@ -54,9 +59,21 @@ type bin struct {
 	header int64
 }
 
-// takes reports whether an item may go into the bin.
-func (b *bin) takes(it *plan.WriteItem) bool {
-	return !b.names[it.FQN()] && b.header+headerCost(it) <= headerMax
+// takes reports whether an item may go into the bin, with or without another
+// chunk of its name beside it.
+func (b *bin) takes(it *plan.WriteItem, beside bool) bool {
+	return (beside || !b.names[it.FQN()]) && b.header+headerCost(it) <= headerMax
+}
+
+// emptiest returns the bin with the fewest bytes that takes the item, or nil.
+func emptiest(bins []*bin, it *plan.WriteItem, beside bool) *bin {
+	var best *bin
+	for _, b := range bins {
+		if (best == nil || b.bytes < best.bytes) && b.takes(it, beside) {
+			best = b
+		}
+	}
+	return best
 }
 
 // headerCost returns at most how many bytes of a header describe an item: its
@@ -87,9 +104,9 @@ func nestedLen(s string) int64 {
 }
 
 // spread distributes items over n files, or more: the largest first, each into
-// the file that is emptiest, no two chunks of one name into one file, since
-// readers of the field know a name once per file, and no more into a file than
-// its header can describe. Within a file the items with the largest elements come
+// the file that is emptiest, no two chunks of one name into one file while there
+// are few, since readers of the field know a name once per file, and no more into
+// a file than its header can describe. Within a file the items with the largest elements come
 // first, values last, and else they keep their order: every length is a multiple
 // of its element's, so each tensor begins at an address that its elements can be
 // used at where they lie, in a mapped file too.
@@ -104,11 +121,9 @@ func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
 		bins[i] = &bin{names: map[string]bool{}}
 	}
 	for _, i := range order {
-		var best *bin
-		for _, b := range bins {
-			if (best == nil || b.bytes < best.bytes) && b.takes(items[i]) {
-				best = b
-			}
+		best := emptiest(bins, items[i], false)
+		if best == nil && len(bins) >= max(n, nameFiles) {
+			best = emptiest(bins, items[i], true)
 		}
 		if best == nil {
 			best = &bin{names: map[string]bool{}}
@@ -147,23 +162,24 @@ func elementSize(it *plan.WriteItem) int {
 func lay(name string, items []*plan.WriteItem, self *selfDescription) (*dataFile, error) {
 	f := &dataFile{name: name}
 	h := &safetensors.Header{Metadata: map[string]string{}}
-	offsets := make(map[string][]int64, len(items))
+	sharding := make(map[string]shardingInfo, len(items))
 	self.Items = make(map[string]selfItem, len(items))
 	var at int64
 	for i, it := range items {
-		e, off := headerEntry(it, fmt.Sprintf("%s%d.%d.%d", keyPrefix, self.Rank, self.Number, i))
+		_, again := self.Items[it.FQN()]
+		e, info := headerEntry(it, fmt.Sprintf("%s%d.%d.%d", keyPrefix, self.Rank, self.Number, i), again)
 		n := it.NumBytes()
 		e.Begin, e.End = at, at+n
 		if at+n < at {
 			return nil, fmt.Errorf("%s: more bytes than a file can hold", name)
 		}
 		h.Entries = append(h.Entries, e)
-		offsets[e.Name] = off
+		sharding[e.Name] = info
 		self.Items[e.Name] = describeItem(it, e.Name)
 		f.items = append(f.items, placed{item: it, key: e.Name, offset: at, length: n})
 		at += n
 	}
-	if err := self.fill(h.Metadata, offsets); err != nil {
+	if err := self.fill(h.Metadata, sharding); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	var err error
@@ -177,17 +193,22 @@ func lay(name string, items []*plan.WriteItem, self *selfDescription) (*dataFile
 	return f, nil
 }
 
-// headerEntry returns how an item looks in the header, and its offsets in the
-// global tensor. What safetensors has no type for, and what is no tensor, is a
-// row of bytes under a key of our own, which no other file has: to readers of
-// the field equal keys are chunks of one tensor.
-func headerEntry(it *plan.WriteItem, ownKey string) (safetensors.Entry, []int64) {
-	if it.Kind != plan.KindBytes && !reservedKey(it.FQN()) {
-		if d, ok := safetensors.DTypeName(it.Info.DType); ok {
-			return safetensors.Entry{Name: it.FQN(), DType: d, Shape: it.Box.Sizes}, it.Box.Offsets
-		}
+// headerEntry returns how an item looks in the header, and what PyTorch is told
+// of it. A further chunk of a name that is in the file already has a key of our
+// own. What safetensors has no type for, and what is no tensor, is a row of bytes
+// under such a key, which no other file has: to readers of the field equal keys
+// are chunks of one tensor.
+func headerEntry(it *plan.WriteItem, ownKey string, again bool) (safetensors.Entry, shardingInfo) {
+	d, ok := safetensors.DTypeName(it.Info.DType)
+	if !ok || it.Kind == plan.KindBytes || reservedKey(it.FQN()) {
+		return safetensors.Entry{Name: ownKey, DType: "U8", Shape: []int64{it.NumBytes()}}, shardingInfo{Offsets: []int64{0}}
 	}
-	return safetensors.Entry{Name: ownKey, DType: "U8", Shape: []int64{it.NumBytes()}}, []int64{0}
+	e := safetensors.Entry{Name: it.FQN(), DType: d, Shape: it.Box.Sizes}
+	info := shardingInfo{Offsets: append([]int64{}, it.Box.Offsets...)}
+	if again {
+		e.Name, info.FQN = ownKey, it.FQN()
+	}
+	return e, info
 }
 
 func reservedKey(fqn string) bool {

@@ -60,6 +60,11 @@ func Repair(ctx context.Context, s blob.Store, opts *RepairOptions) (*RepairRepo
 	if err != nil {
 		return nil, err
 	}
+	if whole {
+		if err := checkBeforeRepair(ctx, s, rec, o); err != nil {
+			return nil, err
+		}
+	}
 	if whole && !o.Force {
 		if o.SaveID != "" && o.SaveID != rec.SaveID {
 			return nil, fmt.Errorf("%w: save %s in %s is whole; only by force another one replaces it", storage.ErrExists, rec.SaveID, s)
@@ -87,6 +92,39 @@ func Repair(ctx context.Context, s blob.Store, opts *RepairOptions) (*RepairRepo
 		rb.md.PlannerData = rec.PlannerData
 	}
 	return rep, rb.write(ctx)
+}
+
+// checkBeforeRepair refuses to call a checkpoint whole that lacks a file, and to
+// replace checksums that say that a data file is damaged: after that nobody
+// could tell.
+func checkBeforeRepair(ctx context.Context, s blob.Store, rec *record, o RepairOptions) error {
+	if o.SaveID != "" && o.SaveID != rec.SaveID {
+		return nil // another save's files are at stake
+	}
+	have, err := filesOf(ctx, s, rec.SaveID)
+	if err != nil {
+		return err
+	}
+	for _, f := range rec.Files {
+		if _, ok := have[f.Name]; !ok {
+			return fmt.Errorf("%w: data file %s of %s is gone", storage.ErrIncomplete, f.Name, s)
+		}
+	}
+	if !o.Force {
+		return nil
+	}
+	c, err := Open(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	rep, err := c.Verify(ctx, o.Progress)
+	if err != nil || len(rep.Problems) == 0 {
+		return err
+	}
+	p := rep.Problems[0]
+	return fmt.Errorf("%w: %d problems, the first in %s: %s; the index is readable and its checksums are right: repair would only hide it",
+		storage.ErrCorrupt, len(rep.Problems), p.File, p.Text)
 }
 
 // diagnose returns the record, nil where none can be read, and whether record

@@ -363,3 +363,20 @@ func TestRepairRefusesContradictions(t *testing.T) {
 		}
 	}
 }
+
+func TestRepairByForceDoesNotHideDamage(t *testing.T) {
+	store := new(mem.Store)
+	saveOdd(t, store, "odd", nil)
+	damage(t, store, dataFileName("odd", 0, 0))
+	if _, err := Repair(t.Context(), store, &RepairOptions{Force: true}); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("Repair by force of a damaged data file = %v; want %v", err, storage.ErrCorrupt)
+	}
+	c, err := Open(t.Context(), store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if rep, err := c.Verify(t.Context(), nil); err != nil || len(rep.Problems) == 0 {
+		t.Errorf("Verify afterwards = %+v, %v; want the damage", rep, err)
+	}
+}

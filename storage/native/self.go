@@ -86,19 +86,17 @@ func describeItem(it *plan.WriteItem, key string) selfItem {
 	return s
 }
 
+// shardingInfo is what PyTorch's readers are told of a key.
+type shardingInfo struct {
+	Offsets []int64 `json:"saved_offsets"`
+	// FQN is the tensor's name where it is not the key. Readers that do not
+	// know the field take the key for a tensor of its own.
+	FQN string `json:"logical_fqn,omitempty"`
+}
+
 // fill writes the description into a header's metadata, and for PyTorch the
-// offset of every chunk.
-func (s *selfDescription) fill(m map[string]string, offsets map[string][]int64) error {
-	type saved struct {
-		Offsets []int64 `json:"saved_offsets"`
-	}
-	sharding := make(map[string]saved, len(offsets))
-	for k, o := range offsets {
-		if o == nil {
-			o = []int64{}
-		}
-		sharding[k] = saved{o}
-	}
+// place of every chunk.
+func (s *selfDescription) fill(m map[string]string, sharding map[string]shardingInfo) error {
 	info, err := json.Marshal(sharding)
 	if err != nil {
 		return err

@@ -22,7 +22,7 @@ import (
 // WriterOptions change how a checkpoint is written. Nil means the defaults.
 type WriterOptions struct {
 	// FilesPerRank is the number of data files a rank writes at the same time.
-	// Zero: 1. Chunks of one tensor on one rank can make it more.
+	// Zero: 1. A rank that holds several chunks of one tensor writes up to 8.
 	FilesPerRank int
 	// BufferBytes bounds the host memory this rank uses for bytes on their way
 	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
