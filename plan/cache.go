@@ -66,7 +66,7 @@ func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 	old := c.sizes
 	c.sizes = sizesOf(p)
 	if c.final != nil && print == c.print {
-		return &SavePlan{Unchanged: true, Fingerprint: print, Items: old.others(p)}, nil
+		return &SavePlan{Unchanged: true, Fingerprint: print, Values: p.Values, Items: old.others(p)}, nil
 	}
 	q := *p
 	q.Fingerprint = print
@@ -181,7 +181,7 @@ func (p *SavePlan) equal(q *SavePlan) bool {
 // fingerprint hashes the plan as it would be sent, without sizes.
 func fingerprint(p *SavePlan, options string) (Fingerprint, error) {
 	q := *p
-	q.Fingerprint = Fingerprint{}
+	q.Fingerprint, q.Values = Fingerprint{}, nil
 	q.Items = slices.Clone(p.Items)
 	for i := range q.Items {
 		q.Items[i].Size = 0

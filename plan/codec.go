@@ -39,6 +39,11 @@ func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 	for _, fqn := range p.Absent {
 		w.String(fqn)
 	}
+	w.Uvarint(uint64(len(p.Values)))
+	for _, v := range p.Values {
+		w.String(v.FQN)
+		w.U64(v.Sum)
+	}
 	w.Uvarint(uint64(len(p.Items)))
 	var last *Info
 	for i := range p.Items {
@@ -124,6 +129,9 @@ func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 	p.StorageData = clone(r.Bytes())
 	for range r.Count(1) {
 		p.Absent = append(p.Absent, r.String())
+	}
+	for range r.Count(9) {
+		p.Values = append(p.Values, ValueSum{FQN: r.String(), Sum: r.U64()})
 	}
 	n := r.Count(minItemBytes)
 	p.Items = make([]WriteItem, 0, n)

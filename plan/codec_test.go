@@ -201,9 +201,9 @@ const huge = "\xff\xff\xff\xff\x0f" // 2³²-1 as a varint
 
 func TestHostileSavePlans(t *testing.T) {
 	var (
-		head  = "\x01\x00" + string(make([]byte, 32)) + "\x00\x00\x00" // version, changed, fingerprint, no data, none absent
-		float = "\x0b\x01x\x00\x02\x00\x00\x00\x00\x00\x01\x08"        // x: float32 [4], with its length
-		one   = head + "\x01\x00" + float                              // one item of x
+		head  = "\x01\x00" + string(make([]byte, 32)) + "\x00\x00\x00\x00" // version, changed, fingerprint, no data, none absent, no values
+		float = "\x0b\x01x\x00\x02\x00\x00\x00\x00\x00\x01\x08"            // x: float32 [4], with its length
+		one   = head + "\x01\x00" + float                                  // one item of x
 	)
 	if p, err := (plan.SavePlanCodec{}).Decode([]byte(one + "\x02\x00\x00\x01\x00\x08")); err != nil || !p.Items[0].Box.Equal(span(0, 4)) {
 		t.Fatalf("the plan that the others are made from = %+v, %v", p, err)

@@ -75,6 +75,10 @@ type WriteItem struct {
 	Box tensor.Box
 	// Size is the number of bytes of a KindBytes item.
 	Size int64
+	// Sum identifies the content of a KindBytes item, so that ranks can tell
+	// whether theirs are the same. Zero: they are not compared. It stays on its
+	// rank; SavePlan.Values travels.
+	Sum uint64
 }
 
 // FQN returns the item's name.
@@ -113,6 +117,8 @@ type SavePlan struct {
 	// Absent are the tensors of the rank's state of which it holds no part.
 	// Some other rank must: the global plan sees to it.
 	Absent []string
+	// Values are the sums of the rank's values; see [CheckValues].
+	Values []ValueSum
 	// PlannerData is for the planner's use between LocalPlan and GlobalPlan.
 	PlannerData json.RawMessage
 	// StorageData is for the storage writer's use.

@@ -129,6 +129,11 @@ func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadI
 	case e.Tensor != nil:
 		return d.addTensor(items, l, e)
 	}
+	switch l.value.(type) {
+	case *tensor.Tensor, Checkpointable:
+		// Replacing it would leave whoever else holds the tensor without.
+		return items, fmt.Errorf("%w: the checkpoint has a value, the state a %T", ErrMismatch, l.value)
+	}
 	return append(items, ReadItem{
 		Kind: KindBytes, Dest: meta.Index{FQN: l.fqn}, Source: meta.Index{FQN: source},
 	}), nil

@@ -134,7 +134,7 @@ func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
 		return err
 	}
 	info.Codec = codec
-	p.Items = append(p.Items, WriteItem{Info: info, Kind: KindBytes, Size: int64(len(data))})
+	p.Items = append(p.Items, WriteItem{Info: info, Kind: KindBytes, Size: int64(len(data)), Sum: sumValue(data)})
 	d.values[info.FQN] = leafData{bytes: data}
 	return nil
 }

@@ -153,6 +153,7 @@ func (s *saveRun) localPlan(ctx context.Context) (*plan.SavePlan, error) {
 	if p, err = s.Writer.PrepareLocalPlan(ctx, p); err != nil {
 		return nil, err
 	}
+	p = plan.WithValueSums(p)
 	if s.Cache == nil {
 		return p, nil
 	}
@@ -169,6 +170,9 @@ func (s *saveRun) options() string {
 }
 
 func (s *saveRun) globalPlan(ctx context.Context, sent []*plan.SavePlan) ([]*plan.SavePlan, error) {
+	if err := plan.CheckValues(sent); err != nil {
+		return nil, err
+	}
 	full := func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 		out, md, err := s.Planner.GlobalPlan(plans)
 		if err != nil {
@@ -188,6 +192,10 @@ func (s *saveRun) globalPlan(ctx context.Context, sent []*plan.SavePlan) ([]*pla
 		out, s.md, err = s.Cache.Global(sent, full)
 	} else {
 		out, s.md, err = full(sent)
+	}
+	if err == nil && len(s.md.Entries) == 0 {
+		// A checkpoint of nothing would replace one of something.
+		err = fmt.Errorf("%w: it is empty on all ranks", plan.ErrState)
 	}
 	return out, err
 }
