@@ -114,8 +114,8 @@ func TestItems(t *testing.T) {
 		{FQN: "model.b", Kind: "tensor", DType: "float32", Shape: []int64{5}, Chunks: 1, Files: 1, NumBytes: 20},
 		{FQN: "model.scale", Kind: "tensor", DType: "float32", Shape: []int64{}, Chunks: 1, Files: 1, NumBytes: 4},
 		{FQN: "model.w", Kind: "tensor", DType: "float32", Shape: []int64{6, 4}, Chunks: 3, Files: 3, NumBytes: 96},
-		{FQN: "note", Kind: "object", Type: "str", Repr: `"it's"`, Codec: "json", Chunks: 1, NumBytes: 32},
-		{FQN: "step", Kind: "object", Type: "int", Repr: "12", Codec: "json", Chunks: 1, NumBytes: 32},
+		{FQN: "note", Kind: "object", Type: "str", Repr: `"it's"`, Codec: "json", Chunks: 1, NumBytes: 6},
+		{FQN: "step", Kind: "object", Type: "int", Repr: "12", Codec: "json", Chunks: 1, NumBytes: 2},
 	}
 	if d := cmp.Diff(want, inspect.Items(inspect.Select(md), nil)); d != "" {
 		t.Errorf("Items: -want +got\n%s", d)
@@ -156,7 +156,7 @@ func TestSelectStopsAtDots(t *testing.T) {
 func TestSummary(t *testing.T) {
 	c, md := open(t, save(t, rows(3), 3, counting(t, 6, 4)))
 	s := inspect.Summarize(c, md)
-	want := inspect.Totals{Tensors: 3, Objects: 3, Chunks: 5, Elements: 30, NumBytes: 120 + 100_000 + 64}
+	want := inspect.Totals{Tensors: 3, Objects: 3, Chunks: 5, Elements: 30, NumBytes: 120 + 100_000 + 8}
 	if d := cmp.Diff(want, s.Totals); d != "" {
 		t.Errorf("Totals: -want +got\n%s", d)
 	}
@@ -198,7 +198,7 @@ func TestChunks(t *testing.T) {
 			{Chunk: 1, Offsets: []int64{0, 2}, Sizes: []int64{6, 2}, Length: 48, Checksums: 1},
 		},
 		"model.scale": {{Offsets: []int64{}, Sizes: []int64{}, Length: 4, Checksums: 1}},
-		"step":        {{Inline: true, Length: 32}},
+		"step":        {{Inline: true, Length: 2}},
 		"long":        {{Length: 100_000, Checksums: 1}},
 	} {
 		got := collect(fqn)
