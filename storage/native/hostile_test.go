@@ -419,3 +419,21 @@ func TestOpenSeesTheNewOneWhereItIsReplacedMeanwhile(t *testing.T) {
 		t.Errorf("Open = save %s; want the second", c.Storage().SaveID)
 	}
 }
+
+// Empty tensors take no bytes, so they overlap nothing, wherever they stand.
+func TestVerifyOfEmptyTensors(t *testing.T) {
+	s := new(mem.Store)
+	state := plan.State{
+		"a": storagetest.Filled(t, tensor.Int8, []int64{5}, 1), "b": storagetest.Filled(t, tensor.Float64, []int64{0, 3}, 1),
+		"c": storagetest.Filled(t, tensor.Float64, []int64{2, 0}, 1), "d": storagetest.Filled(t, tensor.Int8, []int64{0}, 1),
+	}
+	if err := save(t, s, "s", state, nil); err != nil {
+		t.Fatal(err)
+	}
+	verify(t, s)
+	remove(t, s, recordName)
+	if _, err := Repair(t.Context(), s, nil); err != nil {
+		t.Errorf("Repair = %v", err)
+	}
+	verify(t, s)
+}

@@ -189,7 +189,7 @@ func (rb *rebuild) scan(ctx context.Context, progress func(int64)) error {
 		}
 	}
 	for _, name := range rb.names {
-		slices.SortStableFunc(items[name], func(a, b *scanItem) int { return cmp.Compare(a.loc.Offset, b.loc.Offset) })
+		sortItems(items[name])
 		size, crc, err := scanFile(ctx, rb.store, name, items[name], progress)
 		if err != nil {
 			return err

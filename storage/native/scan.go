@@ -1,7 +1,9 @@
 package native
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -19,8 +21,16 @@ type scanItem struct {
 	sums []uint32
 }
 
+// sortItems puts items in the order in which a scan comes to them: empty ones
+// before the one that begins where they stand.
+func sortItems(items []*scanItem) {
+	slices.SortStableFunc(items, func(a, b *scanItem) int {
+		return cmp.Or(cmp.Compare(a.loc.Offset, b.loc.Offset), cmp.Compare(a.loc.Length, b.loc.Length))
+	})
+}
+
 // scanFile reads a whole file in order and computes its CRC and the checksums
-// of items, which must be sorted by their offset and not overlap. Reading and
+// of items, which must be sorted by sortItems and not overlap. Reading and
 // checking overlap in time.
 func scanFile(ctx context.Context, s blob.Store, name string, items []*scanItem, progress func(int64)) (size int64, crc uint32, err error) {
 	r, err := s.Open(ctx, name)

@@ -95,7 +95,7 @@ func (v *verifier) collect(md *meta.Metadata) {
 		v.problem(recordName, "", "it counts %+v, the index %+v", v.c.rec.Totals, t)
 	}
 	for _, items := range v.items {
-		slices.SortStableFunc(items, func(a, b *scanItem) int { return cmp.Compare(a.loc.Offset, b.loc.Offset) })
+		sortItems(items)
 	}
 }
 
