@@ -70,11 +70,17 @@ func (c *Checkpoint) ReadTensor(ctx context.Context, fqn string) (*tensor.Tensor
 	if e.Tensor == nil {
 		return nil, wrap("read", c.store, fmt.Errorf("%q is a value, not a tensor: %w", fqn, ErrMismatch))
 	}
+	if err := c.c.CheckHeld(ctx, e); err != nil { // before memory is taken by the index's word
+		return nil, wrap("read", c.store, fmt.Errorf("%q: %w", fqn, err))
+	}
 	t, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
 	if err != nil {
 		return nil, wrap("read", c.store, fmt.Errorf("%q: %w", fqn, err))
 	}
-	return t, c.ReadEntry(ctx, e, tensor.Whole(e.Tensor.Shape), t)
+	if err := c.ReadEntry(ctx, e, tensor.Whole(e.Tensor.Shape), t); err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // ReadBox reads one box of a tensor into dst, which has the shape of the box

@@ -124,14 +124,16 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 	if opts != nil {
 		o = *opts
 	}
-	if o.Reader == nil {
-		o.Reader = o.job(store).Reader
-	}
-	md, err := o.Reader.ReadMetadata(ctx)
-	if err != nil {
-		return nil, nil, wrap("load", store, err)
-	}
-	state, err := plan.Rebuild(md, func(fqn string) bool { return hasPrefix(fqn, prefixes) })
+	job := o.job(store)
+	o.Reader = job.Reader
+	var state State
+	err := group.Each(ctx, job.Group, "state", func(ctx context.Context) error {
+		md, err := o.Reader.ReadMetadata(ctx)
+		if err == nil {
+			state, err = plan.Rebuild(md, func(fqn string) bool { return hasPrefix(fqn, prefixes) })
+		}
+		return err
+	})
 	if err != nil {
 		return nil, nil, wrap("load", store, err)
 	}

@@ -51,7 +51,8 @@ type SaveOptions struct {
 type Observer struct {
 	// Planned is told how many bytes this rank will write or read.
 	Planned func(bytes int64)
-	// Moved is told of every piece of bytes that was written or read.
+	// Moved is told of what was written or read of them: when all is done, as
+	// many bytes in sum as Planned was told of.
 	Moved func(bytes int64)
 	// Warned is told of what went wrong without harm to the checkpoint.
 	Warned func(err error)

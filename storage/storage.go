@@ -18,8 +18,10 @@ type Session struct {
 	Coordinator bool
 	// Storage describes the checkpoint being saved: the same on every rank.
 	Storage meta.Storage
-	// Progress, if not nil, is told of every piece of bytes that was moved. It
-	// is called from several goroutines at once.
+	// Progress, if not nil, is told of what was moved, in bytes of the plan's
+	// items: when WriteData or ReadData returns nil, it was told of all that had
+	// to be written, or read from files. It is called from several goroutines
+	// at once.
 	Progress func(bytes int64)
 	// Warn, if not nil, is told of what went wrong without harm, such as an old
 	// file that could not be removed.
@@ -43,11 +45,14 @@ type Writer interface {
 	// returns they are durable, and not yet part of any checkpoint.
 	WriteData(ctx context.Context, p *plan.SavePlan, data Resolver) (*WriteResults, error)
 	// Finish makes the checkpoint of all ranks' results appear, in one atomic
-	// step: the commit. md is not changed.
+	// step: the commit. md is not changed. After an error nothing has appeared,
+	// unless it wraps ErrUncertain.
 	Finish(ctx context.Context, md *meta.Metadata, results []*WriteResults) error
-	// Abort removes what this rank wrote in a save that will not finish. It is
-	// called instead of the remaining steps, on every rank, also after an
-	// error.
+	// Abort removes what was written in a save that will not finish: a rank its
+	// own, the coordinator also what it finds of other ranks, which may be gone.
+	// It is called instead of the remaining steps, also after an error, on every
+	// rank that called SetUp, unless Finish returned nil or ErrUncertain; after
+	// those it does nothing.
 	Abort(ctx context.Context) error
 }
 

@@ -1,0 +1,94 @@
+package cairn_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// What a load reads is what it needs, rounded out to whole checksummed blocks,
+// and the report says so truly.
+func TestLoadReadsWhatItNeeds(t *testing.T) {
+	const stripe, band = 1 << 20, 8 << 10 // of the checksums of this shape
+	shape := []int64{512, 16384}          // 32 MiB in rows of 64 KiB
+	x := whole(t, shape, 1)
+	total := x.NumBytes()
+	for _, c := range []struct {
+		from, to int
+		layout   func(int) shard.Layout
+		rounding int64 // the most that blocks may add
+	}{
+		{4, 3, rows, 2 * 3 * stripe},
+		{8, 2, rows, 0},
+		{8, 8, rows, 0},
+		{3, 4, rows, 2 * 4 * stripe},
+		{8, 2, columns, 0},
+		{4, 4, columns, 0},
+		{4, 3, columns, 2 * 3 * shape[0] * band},
+	} {
+		t.Run(fmt.Sprintf("%d rows to %v", c.from, c.layout(c.to)), func(t *testing.T) {
+			inner := new(mem.Store)
+			onRanks(t, c.from, func(ctx context.Context, g group.Group) error {
+				_, err := cairn.Save(ctx, inner, cairn.State{"x": cut(t, rows(c.from), x, g.Rank())}, &cairn.SaveOptions{Group: g})
+				return err
+			})
+			store := fault.New(inner)
+			stats := loadCut(t, store, c.to, c.layout(c.to), x)
+			if stats.Needed != total || stats.Read != stats.Rounded || stats.Read > total+c.rounding {
+				t.Errorf("stats = %+v; want %d needed, and at most %d more read", stats, total, c.rounding)
+			}
+			var read, requests int64
+			for _, e := range store.Ops().Log {
+				if e.Op == fault.Read && strings.HasSuffix(e.Name, ".safetensors") {
+					read += e.Len
+					requests++
+				}
+			}
+			if read != stats.Read || requests != stats.Requests {
+				t.Errorf("the store was asked for %d bytes in %d requests; stats = %+v", read, requests, stats)
+			}
+		})
+	}
+}
+
+// loadCut loads x on n ranks, checks it, and returns what all ranks read.
+func loadCut(t *testing.T, store *fault.Store, n int, l shard.Layout, x *tensor.Tensor) storage.ReadStats {
+	t.Helper()
+	totals := make([]storage.ReadStats, n)
+	locals := make([]storage.ReadStats, n)
+	onRanks(t, n, func(ctx context.Context, g group.Group) error {
+		got, err := shard.Empty(l, x.DType(), x.Shape(), g.Rank())
+		if err != nil {
+			return err
+		}
+		rep, err := cairn.Load(ctx, store, cairn.State{"x": got}, &cairn.LoadOptions{Group: g})
+		if err != nil {
+			return err
+		}
+		if !tensor.Equal(got.Local(), cut(t, l, x, g.Rank()).Local()) {
+			return fmt.Errorf("rank %d: other elements than were saved", g.Rank())
+		}
+		totals[g.Rank()], locals[g.Rank()] = rep.Total, rep.Local
+		return nil
+	})
+	var sum storage.ReadStats
+	for r := range n {
+		sum.Add(locals[r])
+		if totals[r] != totals[0] {
+			t.Errorf("rank %d's total is %+v, rank 0's %+v", r, totals[r], totals[0])
+		}
+	}
+	if sum != totals[0] {
+		t.Errorf("the ranks' sum is %+v, the total %+v", sum, totals[0])
+	}
+	return sum
+}
