@@ -84,7 +84,7 @@ func (c *Checkpoint) ReadTensor(ctx context.Context, fqn string) (*tensor.Tensor
 }
 
 // ReadBox reads one box of a tensor into dst, which has the shape of the box
-// and any dtype and strides.
+// and any dtype and strides; elements are converted as tensor.Convert does.
 func (c *Checkpoint) ReadBox(ctx context.Context, fqn string, box tensor.Box, dst *tensor.Tensor) error {
 	e, err := c.Entry(ctx, fqn)
 	if err != nil {
@@ -99,11 +99,11 @@ func (c *Checkpoint) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Bo
 	if e.Tensor == nil {
 		return wrap("read", c.store, fmt.Errorf("%q is a value, not a tensor: %w", e.FQN, ErrMismatch))
 	}
-	if !slices.Equal(dst.Shape(), box.Sizes) {
-		return wrap("read", c.store, fmt.Errorf("%q: a box of %v into a tensor of %v: %w", e.FQN, box.Sizes, dst.Shape(), ErrMismatch))
-	}
 	if err := box.Check(e.Tensor.Shape); err != nil {
 		return wrap("read", c.store, fmt.Errorf("%q: %w", e.FQN, err))
+	}
+	if dst == nil || !slices.Equal(dst.Shape(), box.Sizes) {
+		return wrap("read", c.store, fmt.Errorf("%q: a box of %v into %v: %w", e.FQN, box.Sizes, dst, tensor.ErrShape))
 	}
 	p := &plan.DefaultLoad{}
 	return c.read(ctx, e, p, plan.State{e.FQN: &oneBox{e.Tensor.Shape, box, dst}})

@@ -24,7 +24,8 @@ var (
 	// ErrUncertain reports a commit of which nobody can tell whether it took
 	// place: look with Open, or save again.
 	ErrUncertain = storage.ErrUncertain
-	// ErrChanged reports a checkpoint that was replaced while it was loaded.
+	// ErrChanged reports a checkpoint that was replaced while it was loaded or
+	// open: open it again, or give every step a folder of its own.
 	ErrChanged = storage.ErrChanged
 	// ErrMismatch reports a state and a checkpoint that do not fit.
 	ErrMismatch = plan.ErrMismatch

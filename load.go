@@ -2,12 +2,15 @@ package cairn
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/engine"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -63,8 +66,10 @@ type LoadReport struct {
 
 // Load fills state from the checkpoint at the root of store. Every rank of the
 // group calls it with the parts it wants, in any sharding; a rank that wants
-// nothing passes an empty state. Tensors are filled in place; other values are
-// replaced where they stand.
+// nothing passes an empty state. Tensors are filled in place, converted to their
+// dtype as Cast allows. Other values are replaced where they stand; they keep
+// their Go type where what was saved fits it, and else get the type that
+// value.Decode returns.
 //
 // Every byte is verified against its checksum before Load returns nil. On an
 // error every rank returns the same one, and what the state holds is undefined.
@@ -117,8 +122,10 @@ func (o *LoadOptions) job(store blob.Store) engine.LoadJob {
 }
 
 // LoadNew makes the state that the checkpoint describes, nested as it was
-// saved, with every tensor whole, and fills it. With prefixes, only the names
-// that begin with one of them, at a dot, are loaded.
+// saved, with every tensor whole, and fills it. Values have the types that
+// value.Decode returns: int64, float64, string, []any and so on. With prefixes,
+// only the names that begin with one of them, at a dot, are loaded; a prefix of
+// no name is an error that wraps ErrMissing.
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
 	var o LoadOptions
 	if opts != nil {
@@ -129,9 +136,15 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 	var state State
 	err := group.Each(ctx, job.Group, "state", func(ctx context.Context) error {
 		md, err := o.Reader.ReadMetadata(ctx)
-		if err == nil {
-			state, err = plan.Rebuild(md, func(fqn string) bool { return hasPrefix(fqn, prefixes) })
+		if err != nil {
+			return err
 		}
+		for _, p := range prefixes {
+			if !slices.ContainsFunc(md.Entries, func(e meta.Entry) bool { return hasPrefix(e.FQN, []string{p}) }) {
+				return fmt.Errorf("%q is %w", p, ErrMissing)
+			}
+		}
+		state, err = plan.Rebuild(md, func(fqn string) bool { return hasPrefix(fqn, prefixes) })
 		return err
 	})
 	if err != nil {

@@ -2,6 +2,7 @@ package cairn_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -138,4 +139,32 @@ func TestOpenReadsWithoutAJob(t *testing.T) {
 		t.Errorf("Verify = %+v, %v", rep, err)
 	}
 	var _ blob.Store = store
+}
+
+func TestWhatCannotBeSavedLeavesTheOldCheckpoint(t *testing.T) {
+	store := new(mem.Store)
+	if _, err := cairn.Save(t.Context(), store, cairn.State{"n": 1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, state := range map[string]func(rank int) cairn.State{
+		"nothing on all ranks":         func(int) cairn.State { return nil },
+		"a value of each rank's own":   func(rank int) cairn.State { return cairn.State{"rng": rank} },
+		"what no codec takes":          func(int) cairn.State { return cairn.State{"f": func() {}} },
+		"a tensor of another shape":    func(rank int) cairn.State { return cairn.State{"x": whole(t, []int64{int64(rank) + 1}, 0)} },
+		"a tensor here, a value there": func(rank int) cairn.State { return cairn.State{"x": []any{1, whole(t, nil, 0)}[rank]} },
+	} {
+		errs := make([]error, 2)
+		onRanks(t, 2, func(ctx context.Context, g group.Group) error {
+			_, errs[g.Rank()] = cairn.Save(ctx, store, state(g.Rank()), &cairn.SaveOptions{Group: g})
+			return nil
+		})
+		for rank, err := range errs {
+			if !errors.Is(err, cairn.ErrState) || err.Error() != errs[0].Error() {
+				t.Errorf("%s: rank %d: Save = %v; want the same %v on both", name, rank, err, cairn.ErrState)
+			}
+		}
+		if s, _, err := cairn.LoadNew(t.Context(), store, nil); err != nil || s["n"] != int64(1) {
+			t.Errorf("%s: the old checkpoint is %v, %v", name, s, err)
+		}
+	}
 }

@@ -12,6 +12,15 @@ import (
 // *tensor.Tensor, a sharded tensor (*shard.Tensor or any plan.Checkpointable), a
 // Stateful, a nested map or list of values, or a plain Go value: number, string,
 // bool, nil, []byte, lists of those, or an encoding.BinaryMarshaler.
+//
+// Nested maps are opened, and their keys joined by dots become names; so are
+// lists that hold a tensor or a map somewhere inside. Any other list is one
+// value, under one name.
+//
+// A name stands for one thing in the whole job. A tensor that several ranks hold
+// under one name is the same tensor on all of them; a plain value must be equal
+// on all of them. What belongs to one rank, such as the state of its random
+// numbers, needs a name with the rank in it.
 type State = plan.State
 
 // Stateful is an object that can give its state and take it back, such as a

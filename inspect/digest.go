@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -31,8 +30,7 @@ type Digest struct {
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`
 	// NumBytes and SHA256 are of a tensor's contiguous little-endian bytes, the
-	// last dimension fastest, or of an object's encoded bytes, without the
-	// spaces that JSON is padded with.
+	// last dimension fastest, or of an object's encoded bytes.
 	NumBytes int64  `json:"nbytes"`
 	SHA256   string `json:"sha256"`
 }
@@ -132,9 +130,6 @@ func (d *digester) object(ctx context.Context, e *meta.Entry) (Digest, error) {
 		return Digest{}, err
 	}
 	d.opts.Progress(int64(len(data)))
-	if codec == value.JSON {
-		data = bytes.TrimRight(data, " ")
-	}
 	sum := sha256.Sum256(data)
 	out := Digest{Kind: KindObject, NumBytes: int64(len(data)), SHA256: hex.EncodeToString(sum[:])}
 	v, err := value.Decode(codec, data)

@@ -32,13 +32,22 @@ func readRecord(ctx context.Context, s blob.Store) (*record, error) {
 	return rec, nil
 }
 
+// lookAt is after how many files a place without a record is no longer searched
+// for signs of a save: it may be anybody's folder.
+const lookAt = 10_000
+
+// noRecord says what a place without a record is.
 func noRecord(ctx context.Context, s blob.Store) error {
+	seen := 0
 	for info, err := range s.List(ctx, "") {
 		if err != nil {
 			return err
 		}
+		if seen++; seen > lookAt {
+			break
+		}
 		if isOurs(info.Name) {
-			return fmt.Errorf("%w: %s holds %s but no %s: the save did not finish; 'cairn repair' can rebuild what the data files hold",
+			return fmt.Errorf("%w: %s holds %s but no %s: the save did not finish, or the record was lost; 'cairn repair' can rebuild what the data files hold",
 				storage.ErrIncomplete, s, info.Name, recordName)
 		}
 	}
