@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -102,4 +103,99 @@ func BenchmarkSavePlanCodec(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkLocalLoadPlan measures what each rank of a load does for itself: 1,024
+// ranks saved a tensor's rows, 768 load them.
+func BenchmarkLocalLoadPlan(b *testing.B) {
+	const saved, ranks, tensors = 1024, 768, 1000
+	_, md, err := plan.Global(benchPlans(b, saved, tensors), plan.LeastLoaded)
+	if err != nil {
+		b.Fatal(err)
+	}
+	state := plan.State{}
+	for _, e := range md.Entries {
+		x, err := shard.Empty(rows(ranks), tensor.Float32, e.Tensor.Shape, 300)
+		if err != nil {
+			b.Fatal(err)
+		}
+		state[e.FQN] = x
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		d := new(plan.DefaultLoad)
+		if err := d.SetUp(plan.LoadSetup{State: state, Metadata: md}); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := d.LocalPlan(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkCheckTiling measures tilings that fall apart along planes, and one
+// that does not.
+func BenchmarkCheckTiling(b *testing.B) {
+	const n = 128
+	var grid, strided []tensor.Box
+	for r := range int64(n) {
+		for c := range int64(n) {
+			grid = append(grid, box([]int64{r, c}, []int64{1, 1}))
+			strided = append(strided, box([]int64{c, r}, []int64{1, 1}))
+		}
+	}
+	pinwheels := make([]tensor.Box, 0, 5*n)
+	for i := range int64(n) { // along the diagonal, so that no plane has few boxes on either side
+		for _, p := range [][4]int64{{0, 0, 1, 2}, {0, 2, 2, 1}, {2, 1, 1, 2}, {1, 0, 2, 1}, {1, 1, 1, 1}} {
+			pinwheels = append(pinwheels, box([]int64{3*i + p[0], 3*i + p[1]}, p[2:]))
+		}
+	}
+	for name, c := range map[string]struct {
+		shape []int64
+		boxes []tensor.Box
+	}{"grid": {[]int64{n, n}, grid}, "columns": {[]int64{n, n}, strided}, "pinwheels": {[]int64{3 * n, 3 * n}, pinwheels}} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				plan.CheckTiling(c.shape, c.boxes)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(c.boxes)), "ns/box")
+		})
+	}
+}
+
+// BenchmarkCache measures an unchanged save of 1,024 ranks: one rank's own work
+// and the coordinator's.
+func BenchmarkCache(b *testing.B) {
+	const ranks, tensors = 1024, 1000
+	caches := []*plan.Cache{{}, {}}
+	locals, sent := benchPlans(b, ranks, tensors), make([]*plan.SavePlan, ranks)
+	for r, p := range locals {
+		var err error
+		if sent[r], err = caches[min(r, 1)].Local(p, fmt.Sprint(r)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	answers, _, err := caches[0].Global(sent, global)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := caches[0].Finish(answers[0]); err != nil {
+		b.Fatal(err)
+	}
+	for r := range sent {
+		sent[r] = &plan.SavePlan{Unchanged: true, Fingerprint: sent[r].Fingerprint}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if sent[0], err = caches[0].Local(locals[0], "0"); err != nil || !sent[0].Unchanged {
+			b.Fatal(err)
+		}
+		if answers, _, err = caches[0].Global(sent, global); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := caches[0].Finish(answers[0]); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

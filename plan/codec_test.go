@@ -53,6 +53,9 @@ func drawSavePlan(t *rapid.T) *plan.SavePlan {
 		Absent:      rapid.SliceOfN(drawName, 0, 2).Draw(t, "absent"),
 		Fingerprint: plan.Fingerprint{rapid.Byte().Draw(t, "print")},
 	}
+	for range rapid.IntRange(0, 2).Draw(t, "values") {
+		p.Values = append(p.Values, plan.ValueSum{FQN: drawName.Draw(t, "value"), Sum: rapid.Uint64().Draw(t, "sum")})
+	}
 	if p.Unchanged = rapid.IntRange(0, 9).Draw(t, "unchanged") == 0; p.Unchanged {
 		return p
 	}
@@ -214,6 +217,7 @@ func TestHostileSavePlans(t *testing.T) {
 		"bytes after the end":          head + "\x00\x00",
 		"planner data":                 head[:34] + huge,
 		"absent names":                 head[:36] + huge,
+		"value sums":                   head[:37] + huge,
 		"items":                        head + huge,
 		"a description":                head + "\x01\x00" + huge,
 		"no first description":         head + "\x01\x01\x02\x00\x00\x01\x00\x08",

@@ -29,14 +29,6 @@ const maxSpelled = 20
 // reads; it wraps all of them.
 type errorList []error
 
-// joinErrors returns an error that wraps errs, or nil if there are none.
-func joinErrors(errs []error) error {
-	if len(errs) == 0 {
-		return nil
-	}
-	return errorList(errs)
-}
-
 // Error lists the errors, one a line.
 func (l errorList) Error() string {
 	var b strings.Builder

@@ -51,7 +51,7 @@ func (d *DefaultLoad) SetUp(s LoadSetup) error {
 	if s.Metadata == nil {
 		return fmt.Errorf("%w: no metadata to load by", ErrState)
 	}
-	d.setup, d.leaves, d.missing = s, nil, nil
+	d.setup, d.leaves = s, nil
 	return nil
 }
 
@@ -84,7 +84,7 @@ func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 		errs = appendError(errs, l.fqn, err)
 	}
 	if len(errs) > 0 {
-		return nil, joinErrors(errs)
+		return nil, errorList(errs)
 	}
 	if d.RejectUnexpected {
 		p.PlannerData, err = json.Marshal(used)
@@ -208,7 +208,7 @@ func (d *DefaultLoad) GlobalPlan(plans []*LoadPlan) ([]*LoadPlan, error) {
 		}
 	}
 	if len(errs) > 0 {
-		return nil, joinErrors(errs)
+		return nil, errorList(errs)
 	}
 	return plans, nil
 }

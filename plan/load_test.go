@@ -268,6 +268,28 @@ func TestPartsAtOnePlace(t *testing.T) {
 	}
 }
 
+// A planner between may have lost the hint: then the first part that has
+// elements is meant.
+func TestAWrongHintIsHarmless(t *testing.T) {
+	x := counting(t, 1, 4)
+	d := new(plan.DefaultLoad)
+	parts := cut(t, x, span(2, 0), span(0, 2), span(2, 2))
+	if err := d.SetUp(plan.LoadSetup{State: plan.State{"x": parts}, Metadata: save(t, plan.State{"x": x}).md}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := d.LocalPlan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, hint := range []int32{-1, 0, 1, 2, 99} {
+		it := p.Items[len(p.Items)-1]
+		it.Dest.Hint = hint
+		if got, err := d.ResolveTensor(&it); err != nil || !tensor.Equal(got, parts.parts[2]) {
+			t.Errorf("ResolveTensor with hint %d = %v, %v; want the part at [2]", hint, got, err)
+		}
+	}
+}
+
 func TestResolveTensorRefuses(t *testing.T) {
 	x := counting(t, 1, 4)
 	mem := save(t, plan.State{"x": x, "v": 1})

@@ -37,12 +37,10 @@ func newChunkIndex(e *meta.Entry, boxes int) (*chunkIndex, error) {
 			return nil, fmt.Errorf("%w: in the checkpoint: %w", ErrMismatch, err)
 		}
 	}
-	if boxes <= fewBoxes || len(x.chunks) < 2 {
+	if boxes <= fewBoxes || len(x.chunks) < 2 || len(e.Tensor.Shape) == 0 {
 		return x, nil
 	}
-	if x.dim = mostDivided(x.chunks); x.dim < 0 {
-		return x, nil
-	}
+	x.dim = mostDivided(x.chunks)
 	start := func(a, b int32) int { return cmp.Compare(x.chunks[a].Offsets[x.dim], x.chunks[b].Offsets[x.dim]) }
 	x.order = numbers(len(x.chunks))
 	slices.SortStableFunc(x.order, start)

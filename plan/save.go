@@ -59,7 +59,7 @@ func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
 		}
 	}
 	if len(errs) > 0 {
-		return nil, joinErrors(errs)
+		return nil, errorList(errs)
 	}
 	return p, nil
 }
