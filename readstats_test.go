@@ -22,6 +22,14 @@ func TestLoadReadsWhatItNeeds(t *testing.T) {
 	shape := []int64{512, 16384}          // 32 MiB in rows of 64 KiB
 	x := whole(t, shape, 1)
 	total := x.NumBytes()
+	saved := map[int]*mem.Store{}
+	for _, n := range []int{3, 4, 8} {
+		saved[n] = new(mem.Store)
+		onRanks(t, n, func(ctx context.Context, g group.Group) error {
+			_, err := cairn.Save(ctx, saved[n], cairn.State{"x": cut(t, rows(n), x, g.Rank())}, &cairn.SaveOptions{Group: g})
+			return err
+		})
+	}
 	for _, c := range []struct {
 		from, to int
 		layout   func(int) shard.Layout
@@ -36,12 +44,7 @@ func TestLoadReadsWhatItNeeds(t *testing.T) {
 		{4, 3, columns, 2 * 3 * shape[0] * band},
 	} {
 		t.Run(fmt.Sprintf("%d rows to %v", c.from, c.layout(c.to)), func(t *testing.T) {
-			inner := new(mem.Store)
-			onRanks(t, c.from, func(ctx context.Context, g group.Group) error {
-				_, err := cairn.Save(ctx, inner, cairn.State{"x": cut(t, rows(c.from), x, g.Rank())}, &cairn.SaveOptions{Group: g})
-				return err
-			})
-			store := fault.New(inner)
+			store := fault.New(saved[c.from])
 			stats := loadCut(t, store, c.to, c.layout(c.to), x)
 			if stats.Needed != total || stats.Read != stats.Rounded || stats.Read > total+c.rounding {
 				t.Errorf("stats = %+v; want %d needed, and at most %d more read", stats, total, c.rounding)

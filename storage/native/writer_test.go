@@ -301,33 +301,33 @@ func TestSweepIsNotLedAstrayByTheOldRecord(t *testing.T) {
 	}
 }
 
-func TestManySmallValuesDoNotOverflowTheHeader(t *testing.T) {
-	s := new(mem.Store)
-	state := plan.State{}
-	for i := range 520 {
-		state[fmt.Sprint("v", i)] = slices.Repeat([]byte{byte(i)}, inlineMax)
+// Values of the index also stand in a header, which must not overflow.
+func TestManySmallValuesDoNotAllGoIntoTheIndex(t *testing.T) {
+	p := &plan.SavePlan{}
+	for i := range 2 * inlineTotal / inlineMax {
+		p.Items = append(p.Items, *item(fmt.Sprint("v", i), inlineMax))
 	}
-	if err := save(t, s, "values", state, nil); err != nil {
-		t.Fatal(err)
-	}
-	md, err := NewReader(s, nil).ReadMetadata(t.Context())
+	p.Items = append(p.Items, *item("small", 1))
+	zeros := make([]byte, inlineMax)
+	out := &storage.WriteResults{}
+	values, items, err := new(Writer).inline(p, zeroResolver(zeros), out)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var inline int64
-	for _, e := range md.Entries {
-		inline += int64(len(e.Bytes.Inline))
+	for _, v := range values {
+		inline += int64(len(v.Data))
 	}
-	if inline != inlineTotal {
-		t.Errorf("%d bytes are in the index; want %d", inline, inlineTotal)
+	if inline != inlineTotal || len(out.Items) != len(values) || len(values)+len(items) != len(p.Items) {
+		t.Errorf("%d bytes of %d values are in the index, %d are not; want %d bytes", inline, len(values), len(items), inlineTotal)
 	}
-	got := plan.State{"v0": nil, "v519": nil}
-	if err := storagetest.Load(t.Context(), at(s, nil, nil), got); err != nil {
-		t.Fatal(err)
-	}
-	if v := got["v519"].([]byte); len(v) != inlineMax || v[0] != byte(519%256) {
-		t.Errorf("v519 = %d bytes of %d", len(v), v[0])
-	}
+}
+
+// zeroResolver resolves values to the first of its bytes.
+type zeroResolver []byte
+
+func (z zeroResolver) Resolve(it *plan.WriteItem) (plan.Data, error) {
+	return plan.Data{Bytes: z[:it.Size]}, nil
 }
 
 // A file that vanished between its writing and the commit must not be named.
