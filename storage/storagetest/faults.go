@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -114,19 +115,32 @@ func (s *suite) badResolver(t *testing.T, p Place) {
 }
 
 func (s *suite) changedContent(t *testing.T, p Place) {
-	sv := s.prepared(t, p, s.small(t, 1))
-	wrong := map[string]plan.Data{
-		"another shape": {Tensor: Filled(t, s.DTypes[0], []int64{1, 1, 1}, 0)},
-		"nothing":       {},
-		"more bytes":    {Bytes: make([]byte, 4000)},
+	type change struct {
+		name string
+		data plan.Data
+	}
+	wrong := map[string]change{
+		"another shape": {"w", plan.Data{Tensor: Filled(t, s.DTypes[0], []int64{1, 1, 1}, 0)}},
+		"nothing":       {"w", plan.Data{}},
+		"bytes":         {"w", plan.Data{Bytes: make([]byte, 4000)}},
 	}
 	if len(s.DTypes) > 1 {
-		wrong["another type"] = plan.Data{Tensor: Filled(t, s.DTypes[1], []int64{4, 3}, 0)}
+		wrong["another type"] = change{"w", plan.Data{Tensor: Filled(t, s.DTypes[1], []int64{4, 3}, 0)}}
 	}
-	for name, d := range wrong {
-		_, err := sv.Writers[0].WriteData(t.Context(), sv.Plans[0], resolver(func(*plan.WriteItem) (plan.Data, error) { return d, nil }))
+	if !s.NoValues {
+		wrong["more bytes"] = change{"step", plan.Data{Bytes: make([]byte, 4000)}}
+		wrong["no bytes"] = change{"step", plan.Data{}}
+	}
+	sv := s.prepared(t, p, s.small(t, 1))
+	for what, c := range wrong {
+		_, err := sv.Writers[0].WriteData(t.Context(), sv.Plans[0], resolver(func(it *plan.WriteItem) (plan.Data, error) {
+			if it.FQN() == c.name {
+				return c.data, nil
+			}
+			return sv.Planners[0].Resolve(it)
+		}))
 		if !errors.Is(err, plan.ErrState) {
-			t.Errorf("%s: WriteData = %v; want %v", name, err, plan.ErrState)
+			t.Errorf("%s: WriteData = %v; want %v", what, err, plan.ErrState)
 		}
 	}
 	if err := sv.Abort(t.Context()); err != nil {
@@ -234,6 +248,34 @@ func (s *suite) handedOver(t *testing.T, p Place) {
 		t.Errorf("stats = %+v; want at least the %d bytes of the tensors", stats, tensors)
 	}
 	checkState(t, want, got)
+}
+
+// handedOverInParts loads the inner part of a long tensor, which takes several
+// reads where blocks are checksummed.
+func (s *suite) handedOverInParts(t *testing.T, p Place) {
+	x := Filled(t, s.DTypes[0], []int64{3 << 20 / int64(s.DTypes[0].Size())}, 1)
+	if err := Save(t.Context(), p, Storage("long", 1, 1), plan.State{"x": x}); err != nil {
+		t.Fatal(err)
+	}
+	box := tensor.Box{Offsets: []int64{1000}, Sizes: []int64{x.NumElements() - 2000}}
+	part, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), x.DType(), x.Shape(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := NewLoading(p, 1)
+	if err := l.Plan(t.Context(), []plan.State{{"x": part}}); err != nil {
+		t.Fatal(err)
+	}
+	r := newReceiver(t, l.Planners[0], 0)
+	if _, err := l.Readers[0].ReadData(t.Context(), l.Plans[0], r); err != nil {
+		t.Fatalf("ReadData = %v", err)
+	}
+	if n := r.finished[&l.Plans[0].Items[0]]; n != 1 {
+		t.Errorf("handed over %d times; want once", n)
+	}
+	if !tensor.Equal(part.Local(), must(t)(x.Narrow(box))) {
+		t.Error("other elements than were saved")
+	}
 }
 
 func (s *suite) badReceiver(t *testing.T, p Place) {

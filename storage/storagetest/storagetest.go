@@ -71,6 +71,7 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 		"Resolve's errors end the save":          s.badResolver,
 		"content that changed is refused":        s.changedContent,
 		"every item is handed over once":         s.handedOver,
+		"a long box is handed over once":         s.handedOverInParts,
 		"a receiver's errors end the load":       s.badReceiver,
 		"items that do not fit are refused":      s.badItems,
 		"a finished context ends every step":     s.cancelled,
