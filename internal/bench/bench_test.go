@@ -26,7 +26,7 @@ func TestIOChecksWhatItMeasured(t *testing.T) {
 }
 
 func TestReshardReadsLittleMoreThanItNeeds(t *testing.T) {
-	r, err := Reshard(t.Context(), ReshardOptions{Dir: t.TempDir(), Bytes: 1})
+	r, err := Reshard(t.Context(), ReshardOptions{Dir: t.TempDir(), Bytes: 125 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

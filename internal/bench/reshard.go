@@ -82,12 +82,13 @@ func byDim(dim, ranks int) shard.Layout {
 }
 
 // matrices returns rank's part of a state of matrices of about so many bytes,
-// f32 and bf16 in turn. Their rows do not divide into whole tiles.
+// f32 and bf16 in turn. Their rows do not divide into whole tiles. A state
+// smaller than one has fewer rows, of which less is to be learned.
 func matrices(bytes int64, l shard.Layout, rank int, fill bool) (cairn.State, int64, error) {
 	s := cairn.State{}
 	var total int64
 	for i := 0; total < bytes; i++ {
-		shape := []int64{4000, 8192}
+		shape := []int64{min(4000, max(25, bytes>>15)), 8192}
 		dtype := []tensor.DType{tensor.Float32, tensor.BFloat16}[i%2]
 		t, err := shard.Empty(l, dtype, shape, rank)
 		if err != nil {
