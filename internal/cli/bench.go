@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -14,7 +15,7 @@ import (
 
 func newBenchCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "bench",
+		Use:   "bench COMMAND",
 		Short: "Measure cairn on this machine beside its floor",
 		Long: `Bench measures planning, saving and loading, resharding and opening on this
 machine. Figures for I/O come beside their floor: the same bytes moved by plain
@@ -54,6 +55,9 @@ With --json:
 		Args:              wantArgs(0, 0),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := atLeastOne(cmd, "ranks", "tensors"); err != nil {
+				return err
+			}
 			r, err := bench.Plan(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -78,7 +82,7 @@ func (o *output) benchedPlan(r *bench.PlanResult) {
 	for _, p := range slices.Sorted(maps.Keys(r.Outside)) {
 		t.add("(outside: "+p+")", formatSeconds(r.Outside[p]))
 	}
-	t.print(o.out, "")
+	o.table(t)
 	o.printf("\nindex %s, plan on the wire %s a rank, peak memory %s\n",
 		formatBytes(int64(r.IndexBytes)), formatBytes(int64(r.WireBytes)), formatBytes(r.PeakRSS))
 }
@@ -90,8 +94,41 @@ type benchFlags struct {
 }
 
 func (f *benchFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.dir, "dir", os.TempDir(), "existing `folder` on the medium to measure")
+	addFolderFlag(cmd, &f.dir)
 	cmd.Flags().Var(&f.size, "size", "size of the state")
+}
+
+// addFolderFlag adds --dir. Its default is shown by name, since it depends on
+// the machine.
+func addFolderFlag(cmd *cobra.Command, dir *string) {
+	cmd.Flags().StringVar(dir, "dir", os.TempDir(), "existing `folder` on the medium to measure; the default is that of temporary files")
+	cmd.Flags().Lookup("dir").DefValue = ""
+	_ = cmd.MarkFlagDirname("dir") // fails for unknown flags only
+}
+
+// check refuses a folder that is not there, and a size below smallest.
+func (f *benchFlags) check(cmd *cobra.Command, smallest int64) error {
+	if int64(f.size) < smallest {
+		return usagef(cmd, "--size is too small: at least %s", formatBytes(smallest))
+	}
+	return wantFolder(cmd, f.dir)
+}
+
+func wantFolder(cmd *cobra.Command, dir string) error {
+	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
+		return usagef(cmd, "--dir %s: there is no such folder", quoteArg(dir))
+	}
+	return nil
+}
+
+// atLeastOne refuses flags that count something and count none.
+func atLeastOne(cmd *cobra.Command, flags ...string) error {
+	for _, name := range flags {
+		if n, err := cmd.Flags().GetInt(name); err != nil || n < 1 {
+			return usagef(cmd, "--%s must be at least 1", name)
+		}
+	}
+	return nil
 }
 
 func newBenchIOCmd() *cobra.Command {
@@ -118,6 +155,9 @@ With --json:
 		Args:              wantArgs(0, 0),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := errors.Join(atLeastOne(cmd, "ranks", "repeat"), f.check(cmd, 1<<20)); err != nil {
+				return err
+			}
 			out := outputOf(cmd)
 			r, err := bench.IO(cmd.Context(), bench.IOOptions{
 				Dir: f.dir, Bytes: int64(f.size), Ranks: ranks, Repeat: repeat, Log: out.log(),
@@ -149,7 +189,7 @@ func (o *output) benchedIO(r *bench.IOResult) {
 	t.add("save, durable", two(r.FloorSave), two(r.Save), two(r.SaveRatio))
 	t.add("load, cold, verified", two(r.FloorLoadCold), two(r.LoadCold), two(r.LoadColdRatio))
 	t.add("load, warm, verified", two(r.FloorLoadWarm), two(r.LoadWarm), two(r.LoadWarmRatio))
-	t.print(o.out, "")
+	o.table(t)
 }
 
 func newBenchReshardCmd() *cobra.Command {
@@ -159,7 +199,8 @@ func newBenchReshardCmd() *cobra.Command {
 		Short: "Count the bytes read when a sharding changes",
 		Long: `Reshard saves matrices in one sharding, loads them in another, and counts the
 bytes: those that the ranks asked for, those with the checksummed tiles around
-them, and those that were read.
+them, and those that were read. Below 125 MiB the matrices are so small that the
+tiles are most of it.
 
 With --json: bytes, and cases with case, bytes_needed, bytes_rounded, bytes_read,
 requests, ratio (read over needed) and seconds.`,
@@ -167,6 +208,9 @@ requests, ratio (read over needed) and seconds.`,
 		Args:              wantArgs(0, 0),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.check(cmd, 1); err != nil {
+				return err
+			}
 			r, err := bench.Reshard(cmd.Context(), bench.ReshardOptions{Dir: f.dir, Bytes: int64(f.size)})
 			if err != nil {
 				return err
@@ -185,11 +229,11 @@ func (o *output) benchedReshard(r *bench.ReshardResult) {
 		t.add(c.Case, formatBytes(c.Needed), formatBytes(c.Rounded), formatBytes(c.Read),
 			formatCount(c.Requests), strconv.FormatFloat(c.Ratio, 'f', 3, 64))
 	}
-	t.print(o.out, "")
+	o.table(t)
 }
 
 func newBenchOpenCmd() *cobra.Command {
-	o := bench.OpenOptions{Dir: os.TempDir(), Chunks: 1_000_000}
+	o := bench.OpenOptions{Chunks: 1_000_000}
 	cmd := &cobra.Command{
 		Use:   "open",
 		Short: "Measure opening a checkpoint of many chunks",
@@ -208,6 +252,9 @@ With --json:
 		Args:              wantArgs(0, 0),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := errors.Join(atLeastOne(cmd, "chunks"), wantFolder(cmd, o.Dir)); err != nil {
+				return err
+			}
 			r, err := bench.OpenBench(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -217,7 +264,7 @@ With --json:
 		},
 	}
 	cmd.Flags().IntVar(&o.Chunks, "chunks", o.Chunks, "number of chunks")
-	cmd.Flags().StringVar(&o.Dir, "dir", o.Dir, "existing `folder` to write to")
+	addFolderFlag(cmd, &o.Dir)
 	return cmd
 }
 

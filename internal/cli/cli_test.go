@@ -16,6 +16,8 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/bench"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 func TestExitCodes(t *testing.T) {
@@ -139,7 +141,7 @@ func TestSizes(t *testing.T) {
 		}
 	}
 	f := sizeFlag(64 << 20)
-	if got := f.String(); got != "64.0MiB" {
+	if got := f.String(); got != "64MiB" {
 		t.Errorf("default = %q", got)
 	}
 }
@@ -164,7 +166,7 @@ func TestNumbersForPeople(t *testing.T) {
 		quoteArg("it's"):        `'it'\''s'`,
 		clean("plain ü"):        "plain ü",
 		clean("a\x1b[0m"):       `"a\x1b[0m"`,
-		cleanLines("a\nb\x07"):  "a\n\"b\\a\"",
+		oneLine(" a\n\n\tb\n"):  "a; b",
 	} {
 		if got != want {
 			t.Errorf("got %q; want %q", got, want)
@@ -221,8 +223,20 @@ func TestRowsAlign(t *testing.T) {
 	r.add("a", "1 B", "")
 	r.add("übe", "1000 B", "y")
 	var b bytes.Buffer
-	r.print(&b, "  ")
+	r.print(&b, "  ", 0)
 	want := "  NAME    SIZE  X\n  a        1 B  -\n  übe   1000 B  y\n"
+	if d := cmp.Diff(want, b.String()); d != "" {
+		t.Errorf("table: -want +got\n%s", d)
+	}
+}
+
+func TestReshardingAsATable(t *testing.T) {
+	var b bytes.Buffer
+	o := &output{out: &b}
+	o.benchedReshard(&bench.ReshardResult{Cases: []bench.ReshardRow{
+		{Case: "rows", ReadStats: storage.ReadStats{Needed: 1 << 20, Rounded: 2 << 20, Read: 2 << 20, Requests: 1234}, Ratio: 2},
+	}})
+	want := "CASE   NEEDED  IN TILES     READ  REQUESTS  READ/NEEDED\nrows  1.0 MiB   2.0 MiB  2.0 MiB    1.23 k        2.000\n"
 	if d := cmp.Diff(want, b.String()); d != "" {
 		t.Errorf("table: -want +got\n%s", d)
 	}

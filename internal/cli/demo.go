@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -35,8 +37,9 @@ was saved. Then it saves over that checkpoint and crashes on the way, at six
 points, and shows each time that a whole checkpoint is there: the old one before
 the commit, the new one after it. At last it overwrites it completely.
 
-A load reads whole checksummed blocks: with chunks as small as here, that is more
-than it needs; the larger the state, the less. The ranks are goroutines of this
+A load reads whole checksummed tiles. The matrices are small here, so that narrow
+columns of them share tiles, and it reads more than it needs; the larger the
+state, the less. The ranks are goroutines of this
 process. The state is in memory once, and on disk twice while it is overwritten.
 The checkpoint stays, to be looked at. Exit code 0 says that all was as promised.
 
@@ -46,10 +49,10 @@ With --json:
   path         where the checkpoint is
   state        layers, width, tensors, objects, nbytes
   save, overwrite
-               save_id, step, ranks, mesh, files, bytes, seconds
-  verify       files, chunks, bytes, seconds
-  load         ranks, bytes_needed, bytes_read, requests, bytes_compared, bytes,
-               seconds
+               save_id, step, ranks, mesh, files (data files), bytes, seconds
+  verify       files (with the index), chunks, bytes, seconds
+  load         ranks, bytes_needed, bytes_read, requests, bytes_compared, bytes
+               (those needed), seconds
   crashes      a list of at (how far the save was), operation, survivor ("old" or
                "new"), save_id, digest, left_files, left_bytes
   digest       of the checkpoint that is there at the end; see 'cairn digest'`,
@@ -73,25 +76,22 @@ With --json:
 }
 
 func runDemo(cmd *cobra.Command, f demoFlags) error {
-	switch {
-	case f.size < demo.MinBytes:
-		return usagef(cmd, "--size is too small: at least %s", formatBytes(demo.MinBytes))
-	case min(f.ranks, f.loadRanks) < 1 || max(f.ranks, f.loadRanks) > demo.MaxRanks:
-		return usagef(cmd, "--ranks and --load-ranks must be 1 to %d", demo.MaxRanks)
+	if err := f.check(cmd); err != nil {
+		return err
 	}
 	store, err := all.Open(f.dir)
 	if err != nil {
 		return err
 	}
+	missing := firstMissing(f.dir)
 	o := outputOf(cmd)
-	w := &demoWatcher{o: o}
-	w.title(f)
+	w := &demoWatcher{o: o, dir: f.dir}
 	rep, err := demo.Run(cmd.Context(), demo.Config{
 		Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w,
 	})
 	w.bar.done()
-	if rep != nil && rep.Save != nil && !f.keep {
-		err = errors.Join(err, removeCheckpoint(context.WithoutCancel(cmd.Context()), store))
+	if !f.keep && rep != nil {
+		err = errors.Join(err, cleanUp(context.WithoutCancel(cmd.Context()), store, rep, f.dir, missing))
 	}
 	if rep != nil && o.json {
 		err = errors.Join(err, o.encode(o.out, rep))
@@ -103,11 +103,63 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	return nil
 }
 
+// check refuses flags that make no sense.
+func (f *demoFlags) check(cmd *cobra.Command) error {
+	fi, err := os.Stat(f.dir)
+	switch {
+	case f.dir == "":
+		return usagef(cmd, "--dir is empty")
+	case err == nil && !fi.IsDir():
+		return usagef(cmd, "--dir %s is a file: the demo saves in a directory", quoteArg(f.dir))
+	case f.size < demo.MinBytes:
+		return usagef(cmd, "--size is too small: at least %s", formatBytes(demo.MinBytes))
+	case min(f.ranks, f.loadRanks) < 1 || max(f.ranks, f.loadRanks) > demo.MaxRanks:
+		return usagef(cmd, "--ranks and --load-ranks must be 1 to %d", demo.MaxRanks)
+	}
+	return nil
+}
+
 func demoHint(dir string, err error) string {
-	if errors.Is(err, cairn.ErrExists) || errors.Is(err, cairn.ErrIncomplete) {
-		return fmt.Sprintf("choose another place with --dir, or remove %s if you do not need it", dir)
+	switch {
+	case errors.Is(err, demo.ErrTaken):
+		return "choose another place with --dir"
+	case errors.Is(err, cairn.ErrIncomplete):
+		return fmt.Sprintf("choose another place with --dir, or remove %s if you do not need it", quoteArg(dir))
 	}
 	return ""
+}
+
+// firstMissing returns the uppermost directory of a path that is not there yet,
+// or "" where all are, or where dir is an address.
+func firstMissing(dir string) string {
+	if strings.Contains(dir, "://") {
+		return ""
+	}
+	missing := ""
+	for p := filepath.Clean(dir); ; p = filepath.Dir(p) {
+		if _, err := os.Lstat(p); err == nil || p == filepath.Dir(p) {
+			return missing
+		}
+		missing = p
+	}
+}
+
+// cleanUp removes the checkpoint, and the directories that were made for it.
+func cleanUp(ctx context.Context, s blob.Store, rep *demo.Report, dir, made string) error {
+	if rep.Save != nil {
+		if err := removeCheckpoint(ctx, s); err != nil {
+			return err
+		}
+	}
+	if made == "" {
+		return nil
+	}
+	for p := filepath.Clean(dir); ; p = filepath.Dir(p) {
+		// One that was never made, or that somebody else uses by now, stays.
+		if err := os.Remove(p); err != nil || p == made {
+			return nil
+		}
+	}
 }
 
 // removeCheckpoint removes the checkpoint in s, its record first.
@@ -117,7 +169,7 @@ func removeCheckpoint(ctx context.Context, s blob.Store) error {
 		return err
 	}
 	files := c.Files()
-	if err := errors.Join(c.Close(), s.Remove(ctx, "cairn.json")); err != nil {
+	if err := errors.Join(c.Close(), s.Remove(ctx, recordName)); err != nil {
 		return err
 	}
 	for _, f := range files {
@@ -130,35 +182,38 @@ func removeCheckpoint(ctx context.Context, s blob.Store) error {
 
 // demoWatcher prints what the demo does while it does it.
 type demoWatcher struct {
-	o    *output
-	step string
-	bar  *progress
+	o     *output
+	dir   string
+	begun bool
+	bar   *progress
 }
 
 var _ demo.Watcher = (*demoWatcher)(nil)
 
-func (w *demoWatcher) Begin(step string, bytes int64) {
-	w.step = step
-	w.bar = w.o.progress(step, bytes)
+func (w *demoWatcher) Begin(phase string, bytes int64) {
+	if !w.begun {
+		w.o.story("%s in %s\n\n", w.o.bold("cairn demo"), clean(w.dir))
+	}
+	w.begun = true
+	w.bar.done()
+	w.bar = w.o.progress(phase, bytes)
 }
 
 func (w *demoWatcher) Moved(bytes int64) { w.bar.add(bytes) }
 
-func (w *demoWatcher) End(r *demo.Report) {
+func (w *demoWatcher) End(step string, r *demo.Report) {
 	w.bar.done()
-	switch w.step {
+	switch step {
 	case "save":
 		w.line("state", "%s, %s: %d layers of width %d, %s", plural(r.State.Tensors, "tensor"), plural(r.State.Objects, "object"),
 			r.State.Layers, r.State.Width, formatBytes(r.State.NumBytes))
 		w.line("save", "%s on a %s mesh: %s in %s, %s", plural(r.Save.Ranks, "rank"), formatMesh(r.Save.Mesh),
-			formatBytes(r.Save.Bytes), plural(r.Save.Files, "file"), formatSpeed(r.Save.Speed))
+			formatBytes(r.Save.Bytes), plural(r.Save.Files, "data file"), formatSpeed(r.Save.Speed))
 	case "verify":
-		w.line("verify", "%s in %s, every byte: %s", plural(r.Check.Chunks, "chunk"), plural(r.Check.Files, "file"),
+		w.line("verify", "%s in %s with the index, every byte: %s", plural(r.Check.Chunks, "chunk"), plural(r.Check.Files, "file"),
 			formatSpeed(r.Check.Speed))
 	case "load":
-		w.line("load", "%s, resharded: needed %s, read %s, %s", plural(r.Load.Ranks, "rank"), formatBytes(r.Load.Needed),
-			formatBytes(r.Load.Read), formatSpeed(r.Load.Speed))
-		w.line("compare", "%s on all ranks, every byte as it was saved", formatBytes(r.Load.Compared))
+		w.loaded(r.Load)
 	case "crash":
 		c := r.Crash[len(r.Crash)-1]
 		found := "old checkpoint whole, same digest"
@@ -168,21 +223,28 @@ func (w *demoWatcher) End(r *demo.Report) {
 		w.line("crash", "%-33s %s", c.At+":", found)
 	case "overwrite":
 		w.line("overwrite", "step %d: %s in %s, %s", r.Overwrite.Step, formatBytes(r.Overwrite.Bytes),
-			plural(r.Overwrite.Files, "file"), formatSpeed(r.Overwrite.Speed))
+			plural(r.Overwrite.Files, "data file"), formatSpeed(r.Overwrite.Speed))
 		w.line("digest", "%s", r.Digest)
 	}
 }
 
-func (w *demoWatcher) title(f demoFlags) {
-	if !w.o.json {
-		w.o.remark("%s in %s\n\n", w.o.bold("cairn demo"), clean(f.dir))
+func (w *demoWatcher) loaded(l *demo.Load) {
+	w.line("load", "%s, resharded: needed %s, %s", plural(l.Ranks, "rank"), formatBytes(l.Needed), formatSpeed(l.Speed))
+	if l.Read > l.Needed {
+		w.o.story("%13sread %s: narrow columns of small matrices lie in shared tiles\n", "", formatBytes(l.Read))
 	}
+	w.line("compare", "%s on all ranks, every byte as it was saved", formatBytes(l.Compared))
 }
 
 // line prints one line of the story.
 func (w *demoWatcher) line(what, format string, args ...any) {
-	if !w.o.json {
-		w.o.remark("%s %-10s %s\n", w.o.good("✓"), what, fmt.Sprintf(format, args...))
+	w.o.story("%s %-10s %s\n", w.o.good("✓"), what, fmt.Sprintf(format, args...))
+}
+
+// story prints a remark beside which there is no JSON.
+func (o *output) story(format string, args ...any) {
+	if !o.json {
+		o.remark(format, args...)
 	}
 }
 
@@ -196,17 +258,16 @@ func (w *demoWatcher) goodbye(f demoFlags) {
 	if !f.keep || strings.HasPrefix(f.dir, "mem:") {
 		return
 	}
-	dir := quoteArg(f.dir)
+	cairn, dir := programName(), quoteArg(f.dir)
 	o.printf("\nLook at it:\n")
-	t := newRows("", "")
-	t.cells = nil
-	t.add("cairn inspect "+dir, "the checkpoint as a whole")
-	t.add("cairn ls "+dir+" model.layers.0", "names, dtypes, shapes")
-	t.add("cairn inspect "+dir+" model.layers.0.attn.qkv", "where each chunk lies")
-	t.add("cairn verify "+dir, "check every byte")
-	t.add("cairn digest "+dir+" model", "SHA-256 of each tensor")
-	t.add("cairn table "+dir+" -o index.parquet", "the index for SQL")
-	t.print(o.out, "  ")
+	t := newPlainRows(2)
+	t.add(cairn+" inspect "+dir, "the checkpoint as a whole")
+	t.add(cairn+" ls "+dir+" model.layers.0", "names, dtypes, shapes")
+	t.add(cairn+" inspect "+dir+" model.layers.0.attn.qkv", "where each chunk lies")
+	t.add(cairn+" verify "+dir, "check every byte")
+	t.add(cairn+" digest "+dir+" model", "SHA-256 of each tensor")
+	t.add(cairn+" table "+dir+" -o index.parquet", "the index for SQL")
+	t.print(o.out, "  ", 0)
 }
 
 func formatSpeed(s demo.Speed) string {

@@ -20,7 +20,7 @@ type digestList struct {
 
 func newDigestCmd() *cobra.Command {
 	return &cobra.Command{
-		Use:   "digest PATH [FQN...]",
+		Use:   "digest PATH [NAME...]",
 		Short: "Print the SHA-256 of every tensor and object",
 		Long: `Digest reads tensors and objects and prints the SHA-256 of their content: of a
 tensor's contiguous little-endian bytes, whatever way it was cut into chunks,
@@ -28,8 +28,8 @@ and of an object's encoding. Two checkpoints of the same state have the same
 digests, however they are sharded. Every byte is verified on the way. Memory is
 bounded, whatever the size of a tensor.
 
-FQN is a name, or the beginning of names up to a dot. Without one, everything is
-read.
+NAME is a name, or the beginning of names up to a dot. Without one, everything
+is read.
 
 With --json:
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -50,8 +51,8 @@ var exits = []exit{
 		errs: []error{cairn.ErrIncomplete}, hint: "'cairn repair' rebuilds the record if all data files of a save are there",
 	},
 	{
-		code: 3, name: "not-found", meaning: "There is no checkpoint there, or it has no such name.",
-		errs: []error{cairn.ErrNotFound, cairn.ErrMissing, fs.ErrNotExist, syscall.ENOTDIR},
+		code: 3, name: "not-found", meaning: "There is no checkpoint there, or it has no such name or save.",
+		errs: []error{cairn.ErrNotFound, cairn.ErrMissing, errNoSave, fs.ErrNotExist, syscall.ENOTDIR},
 	},
 	{
 		code: 7, name: "mismatch", meaning: "Things that should be equal or fit together do not.",
@@ -115,20 +116,31 @@ type failure struct {
 // fail reports err on stderr and returns the exit code.
 func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	e := exitOf(err)
-	f := failure{Error: err.Error(), Kind: e.name, Code: e.code, Hint: e.hint}
+	f := failure{Error: oneLine(withoutCommand(cmd, err.Error())), Kind: e.name, Code: e.code, Hint: e.hint}
 	if h, ok := errors.AsType[*hintError](err); ok {
 		f.Hint = h.hint
 	}
 	if ctx.Err() != nil {
 		f = failure{Error: "interrupted", Kind: "interrupted", Code: exitInterrupted}
 	}
+	// An error that cannot be printed still has its code.
 	if o.json {
-		o.encode(o.err, f)
+		_ = o.encode(o.err, f)
 		return f.Code
 	}
-	fmt.Fprintf(o.err, "%s: %s\n", cmd.CommandPath(), o.bad(cleanLines(f.Error)))
+	fmt.Fprintf(o.err, "%s: %s\n", cmd.CommandPath(), o.bad(clean(f.Error)))
 	if f.Hint != "" {
 		fmt.Fprintf(o.err, "hint: %s\n", f.Hint)
 	}
 	return f.Code
+}
+
+// withoutCommand takes the name of cmd off the beginning of a message that
+// stands behind it: not "cairn verify: verify PATH: …".
+func withoutCommand(cmd *cobra.Command, text string) string {
+	rest, ok := strings.CutPrefix(text, cmd.Name())
+	if !ok || !strings.HasPrefix(rest, ": ") && !strings.HasPrefix(rest, " ") {
+		return text
+	}
+	return strings.TrimLeft(rest, ": ")
 }

@@ -8,11 +8,11 @@ import (
 
 func newHelpCmd() *cobra.Command {
 	return &cobra.Command{
-		Use:   "help [COMMAND]",
+		Use:   "help [COMMAND or TOPIC]",
 		Short: "Explain a command or a topic",
-		Long:  "Help explains a command, or one of the topics that 'cairn help' lists at its end.",
+		Long:  "Help explains a command, or one of the topics that 'cairn help' lists.",
 		Example: `  cairn help
-  cairn help ls
+  cairn help bench io
   cairn help exit-codes`,
 		ValidArgsFunction: completeHelp,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -22,7 +23,7 @@ type overview struct {
 	Tree *inspect.Node `json:"tree"`
 }
 
-// closeUp is what 'cairn inspect PATH FQN --json' prints of one name, branch
+// closeUp is what 'cairn inspect PATH NAME --json' prints of one name, branch
 // what it prints of everything below one.
 type closeUp struct {
 	Path   string          `json:"path"`
@@ -39,25 +40,25 @@ type branch struct {
 
 // inspectFlags are the flags of 'cairn inspect'.
 type inspectFlags struct {
-	depth int
+	depth depthFlag
 	files bool
 }
 
 func newInspectCmd() *cobra.Command {
-	var f inspectFlags
+	f := inspectFlags{depth: 2}
 	cmd := &cobra.Command{
-		Use:   "inspect PATH [FQN]",
+		Use:   "inspect PATH [NAME]",
 		Short: "Describe a checkpoint, or one name in it",
 		Long: `Inspect describes a checkpoint as a whole: where, when, by how many ranks and by
 which program it was written, what it holds by dtype and by prefix, and its
-files. With a name it shows where each chunk of that tensor or object lies; with
+files. With a NAME it shows where each chunk of that tensor or object lies; with
 the beginning of names, up to a dot, the tree below it.
 
 With --json, of a whole checkpoint:
 
   path, format, save_id, step, time, world_size, writer, tags
   totals     tensors, objects, chunks, elements, nbytes
-  file_bytes bytes of all files
+  file_bytes bytes of all files: the data files and the index
   dtypes     a list of dtype, tensors, elements, nbytes
   files      a list of name, size, crc32c, chunks; the index is the first
   tree       name, fqn, totals, item (as in 'cairn ls') and children, which are
@@ -80,19 +81,22 @@ Of the beginning of names:
 		Args:              wantArgs(1, 2),
 		ValidArgsFunction: completeNames(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.files && len(args) == 2 {
+				return usagef(cmd, "--files is about a whole checkpoint, not about one name")
+			}
 			return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
 				if len(args) == 2 {
 					return inspectName(cmd, c, md, args[0], args[1], f)
 				}
 				s := inspect.Summarize(c, md)
 				s.Path = args[0]
-				v := overview{s, inspect.Tree(inspect.Items(inspect.Select(md), nil), "", f.depth)}
+				v := overview{s, inspect.Tree(inspect.Items(inspect.Select(md), nil), "", int(f.depth))}
 				o := outputOf(cmd)
 				return o.result(v, func() { o.overview(&v, f.files) })
 			})
 		},
 	}
-	cmd.Flags().IntVarP(&f.depth, "depth", "d", 2, "show the tree of names this deep; -1 for all of it")
+	cmd.Flags().VarP(&f.depth, "depth", "d", "show the tree of names this many levels deep, or 'all' of it")
 	cmd.Flags().BoolVar(&f.files, "files", false, "show all files, however many there are")
 	return cmd
 }
@@ -106,8 +110,11 @@ func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, pat
 		if err != nil {
 			return err
 		}
-		v := branch{path, c.Info().SaveID, inspect.Tree(inspect.Items(entries, nil), name, f.depth)}
+		v := branch{path, c.Info().SaveID, inspect.Tree(inspect.Items(entries, nil), name, int(f.depth))}
 		return o.result(v, func() { o.tree(v.Tree) })
+	}
+	if cmd.Flags().Changed("depth") {
+		return usagef(cmd, "--depth is about a tree: there is nothing below %s", clean(name))
 	}
 	v := closeUp{Path: path, SaveID: c.Info().SaveID, Item: inspect.NewItem(e), Chunks: slices.Collect(inspect.Chunks(e))}
 	if err := readObject(cmd.Context(), c, e, &v.Item); err != nil {
@@ -133,8 +140,7 @@ func readObject(ctx context.Context, c *cairn.Checkpoint, e *meta.Entry, it *ins
 }
 
 func (o *output) overview(v *overview, allFiles bool) {
-	t := newRows("", "")
-	t.cells = nil // a table without headings
+	t := newPlainRows(2)
 	t.add("path", clean(v.Path))
 	t.add("format", clean(v.Format))
 	t.add("save", clean(v.SaveID))
@@ -148,7 +154,7 @@ func (o *output) overview(v *overview, allFiles bool) {
 	t.add("contents", formatTotals(&v.Totals))
 	t.add("elements", formatCount(v.Totals.Elements))
 	t.add("on disk", formatBytes(v.FileBytes)+" in "+plural(len(v.Files), "file"))
-	t.print(o.out, "")
+	o.table(t)
 	if len(v.DTypes) > 0 {
 		o.printf("\n")
 		o.dtypes(v.DTypes)
@@ -158,27 +164,28 @@ func (o *output) overview(v *overview, allFiles bool) {
 		o.tree(v.Tree)
 	}
 	o.printf("\n")
-	o.files(v.Files, allFiles)
+	o.files(v.SaveID, v.Files, allFiles)
 }
 
 func (o *output) dtypes(list []inspect.DTypeTotals) {
 	t := newRows("DTYPE", ">TENSORS", ">ELEMENTS", ">SIZE")
 	for _, d := range list {
-		t.add(d.DType, strconv.FormatInt(d.Tensors, 10), strconv.FormatInt(d.Elements, 10), formatBytes(d.NumBytes))
+		t.add(d.DType, strconv.FormatInt(d.Tensors, 10), formatCount(d.Elements), formatBytes(d.NumBytes))
 	}
-	t.print(o.out, "")
+	o.table(t)
 }
 
 // tree prints a tree of names, indented.
 func (o *output) tree(n *inspect.Node) {
 	t := newRows("TREE", ">TENSORS", ">OBJECTS", ">ELEMENTS", ">SIZE", "WHAT")
+	t.give = []int{5, 0}
 	if n.FQN != "" {
 		addNode(t, n, n.FQN, 0)
 		addNodes(t, n.Children, 1)
 	} else {
 		addNodes(t, n.Children, 0)
 	}
-	t.print(o.out, "")
+	o.table(t)
 }
 
 func addNodes(t *rows, nodes []*inspect.Node, level int) {
@@ -202,16 +209,17 @@ func addNode(t *rows, n *inspect.Node, name string, level int) {
 // fewFiles is how many files are shown unasked.
 const fewFiles = 16
 
-func (o *output) files(files []inspect.File, showAll bool) {
+func (o *output) files(saveID string, files []inspect.File, showAll bool) {
 	shown := files
 	if !showAll && len(files) > fewFiles {
 		shown = files[:fewFiles]
 	}
 	t := newRows("FILE", ">SIZE", ">CHUNKS", "CRC-32C")
+	t.prefix = saveID + "-"
 	for _, f := range shown {
 		t.add(clean(f.Name), formatBytes(f.Size), strconv.FormatInt(f.Chunks, 10), f.CRC32C)
 	}
-	t.print(o.out, "")
+	o.table(t)
 	if n := len(files) - len(shown); n > 0 {
 		o.remark("… and %s; --files shows all\n", plural(n, "more file"))
 	}
@@ -224,6 +232,7 @@ func (o *output) closeUp(v *closeUp) {
 	}
 	o.printf("\n")
 	t := newRows(">CHUNK", "OFFSETS", "SIZES", "FILE", ">AT", ">LENGTH", ">CHECKSUMS")
+	t.prefix, t.of, t.give = v.SaveID+"-", 3, []int{3}
 	for _, c := range v.Chunks {
 		offsets, sizes, file := "", "", clean(c.File)
 		if v.Item.Kind == inspect.KindTensor {
@@ -235,5 +244,30 @@ func (o *output) closeUp(v *closeUp) {
 		t.add(strconv.Itoa(c.Chunk), offsets, sizes, file, strconv.FormatInt(c.Offset, 10), strconv.FormatInt(c.Length, 10),
 			strconv.Itoa(c.Checksums))
 	}
-	t.print(o.out, "")
+	o.table(t)
+}
+
+// depthFlag is a number of levels, or -1 for all.
+type depthFlag int
+
+func (d *depthFlag) Type() string { return "levels" }
+
+func (d *depthFlag) String() string {
+	if *d < 0 {
+		return "all"
+	}
+	return strconv.Itoa(int(*d))
+}
+
+func (d *depthFlag) Set(s string) error {
+	if s == "all" {
+		*d = -1
+		return nil
+	}
+	n, err := strconv.ParseUint(s, 10, 31)
+	if err != nil {
+		return errors.New("want a number of levels, or all")
+	}
+	*d = depthFlag(n)
+	return nil
 }

@@ -26,7 +26,7 @@ func newLsCmd() *cobra.Command {
 		Short: "List the names in a checkpoint",
 		Long: `Ls lists the tensors and objects of a checkpoint with their dtype, shape, number
 of chunks and bytes, in the order of their names. PREFIX is a name, or the
-beginning of one up to a dot: everything below it is listed.
+beginning of names up to a dot: everything below it is listed.
 
 --match keeps the names that a pattern matches as a whole: * stands for any
 characters, dots too, ? for one, [a-d] and [!a-d] for one of a set.
@@ -102,6 +102,7 @@ func (o *output) items(items []inspect.Item, long bool) {
 		headings = append(headings, ">ELEMENTS", ">FILES", "VALUE")
 	}
 	t := newRows(headings...)
+	t.give = []int{len(headings) - 1, 0}
 	for i := range items {
 		it := &items[i]
 		dtype, shape := it.DType, ""
@@ -116,7 +117,7 @@ func (o *output) items(items []inspect.Item, long bool) {
 		}
 		t.add(cells...)
 	}
-	t.print(o.out, "")
+	o.table(t)
 }
 
 func elements(it *inspect.Item) string {
@@ -124,12 +125,4 @@ func elements(it *inspect.Item) string {
 		return ""
 	}
 	return strconv.FormatInt(it.Elements(), 10)
-}
-
-// shorten cuts text that is longer than n characters.
-func shorten(s string, n int) string {
-	if r := []rune(s); len(r) > n {
-		return string(r[:n-1]) + "…"
-	}
-	return s
 }

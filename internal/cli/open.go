@@ -14,6 +14,9 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
+// recordName is the native format's commit record.
+const recordName = "cairn.json"
+
 // openCheckpoint opens the checkpoint at an address for reading.
 func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, error) {
 	store, err := all.Open(address)
@@ -69,7 +72,7 @@ func placeHint(address string) string {
 	if _, err := os.Stat(filepath.Join(address, ".metadata")); err == nil {
 		return "it looks like a checkpoint of PyTorch DCP, which this version does not read"
 	}
-	inside, err := filepath.Glob(filepath.Join(escapeGlob(address), "*", "cairn.json"))
+	inside, err := filepath.Glob(filepath.Join(escapeGlob(address), "*", recordName))
 	if err != nil || len(inside) == 0 {
 		return "a checkpoint is a directory with a cairn.json in it"
 	}

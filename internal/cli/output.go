@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/term"
 )
 
 // output is where a command's results and remarks go, and in which form.
@@ -23,11 +22,14 @@ type output struct {
 	color, errColor bool
 	// bars says that progress bars may be drawn on stderr.
 	bars bool
+	// width is that of the terminal that stdout is. Zero: it is none, or one of
+	// unknown width, and nothing is cut.
+	width int
 }
 
 func addOutputFlags(f *pflag.FlagSet) {
 	f.Bool("json", false, "print the result as JSON")
-	f.BoolP("quiet", "q", false, "print results only: no progress, no remarks")
+	f.BoolP("quiet", "q", false, "print results only: no progress, no remarks (see 'cairn help output')")
 	f.Bool("no-color", false, "print without colours (so does a NO_COLOR in the environment)")
 }
 
@@ -41,12 +43,8 @@ func outputOf(cmd *cobra.Command) *output {
 	plain := flag("no-color") || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb"
 	o.color, o.errColor = !plain && isTerminal(o.out), !plain && isTerminal(o.err)
 	o.bars = !o.json && !o.quiet && isTerminal(o.err) && os.Getenv("TERM") != "dumb"
+	o.width = terminalWidth(o.out)
 	return o
-}
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // encode writes v as indented JSON.
@@ -57,16 +55,20 @@ func (o *output) encode(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// result prints v as JSON if that is wanted, and calls human otherwise.
+// result prints v as JSON if that is wanted, and calls human otherwise. The
+// error is that of stdout.
 func (o *output) result(v any, human func()) error {
 	if o.json {
 		return o.encode(o.out, v)
 	}
 	human()
+	if s, ok := o.out.(*sink); ok {
+		return s.err
+	}
 	return nil
 }
 
-// printf prints to stdout.
+// printf prints to stdout, which remembers what goes wrong.
 func (o *output) printf(format string, args ...any) { fmt.Fprintf(o.out, format, args...) }
 
 // remark prints to stdout unless only results are wanted.
@@ -99,11 +101,13 @@ func clean(s string) string {
 	return strconv.Quote(s)
 }
 
-// cleanLines is clean for a message of several lines, which stay lines.
-func cleanLines(s string) string {
-	lines := strings.Split(s, "\n")
-	for i := range lines {
-		lines[i] = clean(strings.ReplaceAll(lines[i], "\t", "  "))
+// oneLine joins the lines of a message.
+func oneLine(s string) string {
+	var parts []string
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line != "" {
+			parts = append(parts, strings.ReplaceAll(line, "\t", "  "))
+		}
 	}
-	return strings.Join(lines, "\n")
+	return strings.Join(parts, "; ")
 }

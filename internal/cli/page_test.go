@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cairn-ckpt/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/internal/demo"
 )
 
@@ -25,8 +26,8 @@ const pageHead = `# The command line
 
 <!-- Generated from the commands in internal/cli by "go generate ./internal/cli"; do not edit. -->
 
-` + "`cairn`" + ` looks after checkpoints. Results go to stdout, progress and diagnoses to stderr; progress bars are drawn only on a
-terminal. Every command prints JSON with ` + "`--json`" + `: the field names below are stable, and new ones may be added.
+` + "`cairn`" + ` looks after checkpoints. ` + "[What is printed where](#what-is-printed-where)" + ` says what goes to stdout and stderr, and what
+` + "`--json`, `--quiet`" + ` and a terminal change; [what the exit codes mean](#what-the-exit-codes-mean) is a table.
 `
 
 // The page describes the commands as they are. Run "go generate
@@ -54,15 +55,20 @@ func page(root *cobra.Command) string {
 	b.WriteString(pageHead)
 	fmt.Fprintf(&b, "\n## Flags of every command\n\n%s", flagTable(root.PersistentFlags()))
 	b.WriteString("\n## Commands\n")
-	var topics []*cobra.Command
+	var last, topics []*cobra.Command
 	for _, c := range root.Commands() {
 		switch {
 		case c.Hidden:
 		case c.IsAdditionalHelpTopicCommand():
 			topics = append(topics, c)
+		case c.Name() == "completion" || c.Name() == "help":
+			last = append(last, c) // of interest to few
 		default:
 			writeCommand(&b, c)
 		}
+	}
+	for _, c := range last {
+		writeCommand(&b, c)
 	}
 	for _, c := range topics {
 		fmt.Fprintf(&b, "\n## %s\n\n%s", c.Short, markdown(c.Long))
@@ -148,7 +154,7 @@ func TestCommandsAreExplained(t *testing.T) {
 		if c.Short == "" || c.Long == "" || strings.HasSuffix(c.Short, ".") {
 			t.Errorf("%s: want a short text without a full stop, and a long one", c.CommandPath())
 		}
-		if c.IsAdditionalHelpTopicCommand() || strings.HasPrefix(c.CommandPath(), "cairn completion") {
+		if c.IsAdditionalHelpTopicCommand() {
 			return
 		}
 		if c.Example == "" || c.HasParent() && c.Args == nil && c.Name() != "help" {
@@ -172,9 +178,10 @@ func TestJSONIsExplained(t *testing.T) {
 	for name, vs := range map[string][]any{
 		"ls": {listing{}}, "inspect": {overview{}, closeUp{}, branch{}}, "digest": {digestList{}}, "verify": {verdict{}},
 		"repair": {repairResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
-		"exit-codes": {failure{}},
+		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}},
+		"bench reshard": {bench.ReshardResult{}}, "bench open": {bench.OpenResult{}},
 	} {
-		c, _, err := root.Find([]string{name})
+		c, _, err := root.Find(strings.Fields(name))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -22,6 +23,7 @@ type repairResult struct {
 	SaveID   string            `json:"save_id"`
 	Rebuilt  bool              `json:"rebuilt"`
 	DryRun   bool              `json:"dry_run"`
+	Sums     string            `json:"checksums"`
 	Files    int               `json:"files"`
 	Tensors  int64             `json:"tensors"`
 	Objects  int64             `json:"objects"`
@@ -41,7 +43,8 @@ there. Of several saves it takes the newest complete one.
 
 The new checksums are computed from the bytes as they are now: repair cannot
 tell, and cannot undo, damage in the data files. Where there still is a readable
-index, run 'cairn verify' before --force replaces it.
+index, --force checks the data files against it first, and refuses to replace it
+if one is damaged.
 
 With --json:
 
@@ -50,8 +53,10 @@ With --json:
   rebuilt                  whether record and index were written; with dry_run,
                            whether they would have been
   dry_run                  whether --dry-run was given
+  checksums                "recomputed" from the bytes as they are, where it was
+                           rebuilt, or "kept"
   files, tensors, objects, nbytes
-                           what the checkpoint holds
+                           what the checkpoint holds; files are data files
   others                   saves that were not taken, each with the reason`,
 		Example: `  cairn repair --dry-run runs/step-1000
   cairn repair runs/step-1000
@@ -64,6 +69,7 @@ With --json:
 	}
 	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "say what would be done and write nothing")
 	cmd.Flags().StringVar(&opts.SaveID, "save", "", "rebuild the save of this `id`")
+	_ = cmd.RegisterFlagCompletionFunc("save", completeSaves) // fails for unknown flags only
 	cmd.Flags().BoolVar(&opts.Force, "force", false, "rebuild also where record and index can be read")
 	return cmd
 }
@@ -73,37 +79,101 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 	if err != nil {
 		return withHint(err, placeHint(path))
 	}
+	if err := checkSave(cmd.Context(), store, path, opts.SaveID); err != nil {
+		return err
+	}
 	o := outputOf(cmd)
-	bar := o.progress("repair", dataBytes(cmd.Context(), store, opts.SaveID))
+	bar := o.progress("repair", dataBytes(cmd.Context(), store, opts))
 	defer bar.done()
 	opts.Progress = bar.add
 	rep, err := native.Repair(cmd.Context(), store, &opts)
 	bar.done()
 	if err != nil {
-		return withHint(fmt.Errorf("repair %s: %w", path, err), repairHint(path, err))
+		if !strings.Contains(err.Error(), path) {
+			err = fmt.Errorf("%s: %w", path, err)
+		}
+		return withHint(err, repairHint(path, opts.SaveID, err))
 	}
-	r := repairResult{path, rep.SaveID, rep.Rebuilt, rep.DryRun, rep.Files, rep.Tensors, rep.Values, rep.Bytes, rep.Others}
+	r := repairResult{path, rep.SaveID, rep.Rebuilt, rep.DryRun, "kept", rep.Files, rep.Tensors, rep.Values, rep.Bytes, rep.Others}
+	if r.Rebuilt {
+		r.Sums = "recomputed"
+	}
 	return o.result(r, func() { o.repaired(&r) })
 }
 
-// dataBytes returns the size of the data files of one or all saves, or zero
-// where it cannot be told.
-func dataBytes(ctx context.Context, s blob.Store, saveID string) int64 {
+// dataBytes returns how much a repair reads at most: the data files of one or
+// all saves. It is zero where it cannot be told.
+func dataBytes(ctx context.Context, s blob.Store, opts native.RepairOptions) int64 {
+	if opts.Force {
+		return 0 // it may read them twice
+	}
 	var n int64
-	for info, err := range s.List(ctx, saveID) {
+	for info, err := range s.List(ctx, opts.SaveID) {
 		if err != nil {
 			return 0
 		}
-		if strings.HasSuffix(info.Name, ".safetensors") {
+		if dataName.MatchString(info.Name) {
 			n += info.Size
 		}
 	}
 	return n
 }
 
+// dataName is what data files are called: the save's id, the rank, a number.
+var dataName = regexp.MustCompile(`^([0-9a-z-]+)-r\d{5,}-\d+\.safetensors$`)
+
+// saves returns the ids of all saves that have data files in a store, the
+// newest first.
+func saves(ctx context.Context, s blob.Store) ([]string, error) {
+	ids := map[string]bool{}
+	for info, err := range s.List(ctx, "") {
+		if err != nil {
+			return nil, err
+		}
+		if m := dataName.FindStringSubmatch(info.Name); m != nil {
+			ids[m[1]] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(ids), func(a, b string) int { return strings.Compare(b, a) }), nil
+}
+
+// errNoSave reports the id of a save that is not there.
+var errNoSave = errors.New("there is no such save")
+
+// checkSave refuses the id of a save that is not there, if others are.
+func checkSave(ctx context.Context, s blob.Store, path, id string) error {
+	if id == "" {
+		return nil
+	}
+	ids, err := saves(ctx, s)
+	if err != nil || len(ids) == 0 || slices.Contains(ids, id) {
+		return err
+	}
+	err = fmt.Errorf("%s: %w: %q", path, errNoSave, id)
+	return withHint(err, "there are data files of "+strings.Join(ids[:min(len(ids), 5)], ", "))
+}
+
+// completeSaves completes the ids of saves, once a path was given.
+func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	store, err := all.Open(args[0])
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	ids, err := saves(cmd.Context(), store)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp
+}
+
 // repairHint says what to do where nothing can be repaired.
-func repairHint(path string, err error) string {
+func repairHint(path, id string, err error) string {
 	switch {
+	case errors.Is(err, cairn.ErrExists):
+		return fmt.Sprintf("'cairn repair --force --save %s %s' replaces it by that save", id, quoteArg(path))
 	case errors.Is(err, cairn.ErrIncomplete):
 		return "without the missing files it cannot be rebuilt; an older checkpoint is the way back"
 	case errors.Is(err, cairn.ErrNotFound):
@@ -114,7 +184,7 @@ func repairHint(path string, err error) string {
 
 func (o *output) repaired(r *repairResult) {
 	what := fmt.Sprintf("save %s: %s, %s, %s in %s", r.SaveID, plural(r.Tensors, "tensor"), plural(r.Objects, "object"),
-		formatBytes(r.NumBytes), plural(r.Files, "file"))
+		formatBytes(r.NumBytes), plural(r.Files, "data file"))
 	switch {
 	case !r.Rebuilt:
 		o.printf("%s: nothing to repair: record and index are whole (%s)\n", clean(r.Path), what)
@@ -122,6 +192,9 @@ func (o *output) repaired(r *repairResult) {
 		o.printf("%s: record and index can be rebuilt (%s); nothing was written\n", clean(r.Path), what)
 	default:
 		o.printf("%s: record and index %s (%s)\n", clean(r.Path), o.good("rebuilt"), what)
+	}
+	if r.Rebuilt && !r.DryRun {
+		o.remark("its checksums were computed from the bytes as they are now: damage from before does not show\n")
 	}
 	for _, id := range slices.Sorted(maps.Keys(r.Others)) {
 		o.remark("not taken: save %s: %s\n", id, clean(r.Others[id]))

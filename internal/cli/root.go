@@ -8,33 +8,42 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
-
-	"github.com/cairn-ckpt/cairn"
+	"github.com/spf13/pflag"
 )
 
 // Main runs the command line args, without the program's name, and returns the
 // exit code. Results go to stdout, everything else to stderr. When ctx ends, the
-// command stops what it does and cleans up.
+// command stops what it does and cleans up. Where stdout cannot be written the
+// exit code says so.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	out := &sink{w: stdout}
 	root := newRootCmd()
 	root.SetArgs(args)
-	root.SetOut(stdout)
+	root.SetOut(out)
 	root.SetErr(stderr)
-	cmd, err := root.ExecuteContextC(ctx)
+	cmd, err := unknownCommand(root, args)
+	if err == nil {
+		cmd, err = root.ExecuteContextC(ctx)
+	}
+	if err == nil {
+		err = out.err // of a text that cobra printed
+	}
 	if err == nil {
 		return exitOK
 	}
-	return outputOf(cmd).fail(ctx, cmd, err)
+	o := outputOf(cmd)
+	o.json = o.json || slices.Contains(args, "--json") // flags behind a wrong one were not parsed
+	return o.fail(ctx, cmd, err)
 }
 
 func newRootCmd() *cobra.Command {
 	root := &cobra.Command{
-		Use:     "cairn",
-		Short:   "Look after checkpoints of sharded training state",
-		Version: cairn.Version,
+		Use:   "cairn COMMAND",
+		Short: "Look after checkpoints of sharded training state",
 		Long: `cairn looks after checkpoints of sharded training state: it lists, inspects,
 verifies and repairs them, without Python, without a GPU and in bounded memory.
 
@@ -43,16 +52,17 @@ To see what cairn does, run 'cairn demo'.`,
 		Example: `  cairn demo
   cairn inspect runs/step-1000
   cairn verify runs/step-1000 && echo whole`,
-		Args:          cobra.ArbitraryArgs, // runGroup says it better
-		RunE:          runGroup,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		// The usage line names the commands instead.
-		DisableFlagsInUseLine:      true,
+		Args:                       cobra.ArbitraryArgs, // runGroup says it better
+		RunE:                       runRoot,
+		SilenceErrors:              true,
+		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
+		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true}, // ours is shorter
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usagef(cmd, "%v", err) })
+	root.SetUsageFunc(printUsage)
 	addOutputFlags(root.PersistentFlags())
+	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
 	root.AddCommand(
 		newDemoCmd(),
 		newInspectCmd(),
@@ -63,15 +73,20 @@ To see what cairn does, run 'cairn demo'.`,
 		newTableCmd(),
 		newBenchCmd(),
 		newVersionCmd(),
+		newCompletionCmd(),
 	)
 	root.AddCommand(newTopics()...)
 	root.SetHelpCommand(newHelpCmd())
 	root.InitDefaultHelpCmd()
-	root.InitDefaultCompletionCmd("completion")
-	if c, _, err := root.Find([]string{"completion"}); err == nil {
-		c.Args, c.RunE = cobra.ArbitraryArgs, runGroup
-	}
 	return root
+}
+
+// runRoot runs cairn without a command.
+func runRoot(cmd *cobra.Command, args []string) error {
+	if v, err := cmd.Flags().GetBool("version"); err == nil && v && len(args) == 0 {
+		return runVersion(cmd, nil)
+	}
+	return runGroup(cmd, args)
 }
 
 // runGroup answers a call of a command that only has others below it, without
@@ -80,14 +95,52 @@ func runGroup(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return cmd.Help()
 	}
-	err := usagef(cmd, "there is no command %q", args[0])
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+	return noCommand(cmd, args[0])
+}
+
+func noCommand(group *cobra.Command, name string) error {
+	err := usagef(group, "there is no command %q", name)
+	if near := group.SuggestionsFor(name); len(near) > 0 {
 		return withHint(err, fmt.Sprintf("did you mean '%s'?", strings.Join(near, "' or '")))
 	}
 	return err
 }
 
-// wantArgs returns a check for the number of arguments. A negative max is none.
+// unknownCommand returns an error, and the group it is about, if args name a
+// command that does not exist. It is asked before flags are parsed: those of a
+// command that does not exist are unknown too, which nobody needs to hear.
+func unknownCommand(root *cobra.Command, args []string) (*cobra.Command, error) {
+	group, rest, err := root.Find(args)
+	if err != nil || !group.HasSubCommands() {
+		return group, nil
+	}
+	for _, a := range rest {
+		name, isFlag := strings.CutPrefix(a, "-")
+		switch {
+		case !isFlag && a != cobra.ShellCompRequestCmd && a != cobra.ShellCompNoDescRequestCmd:
+			return group, noCommand(group, a)
+		case !isFlag, !knownFlag(group, name):
+			return group, nil // cobra's to say
+		}
+	}
+	return group, nil
+}
+
+// knownFlag reports whether a command has the flag "-"+name, which takes no
+// value.
+func knownFlag(cmd *cobra.Command, name string) bool {
+	cmd.InitDefaultHelpFlag()
+	long, isLong := strings.CutPrefix(name, "-")
+	for _, set := range []*pflag.FlagSet{cmd.Flags(), cmd.InheritedFlags(), cmd.PersistentFlags()} {
+		if isLong && set.Lookup(long) != nil || len(name) == 1 && set.ShorthandLookup(name) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// wantArgs returns a check for the number of arguments, none of which may be
+// empty. A negative high is no limit.
 func wantArgs(low, high int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -95,6 +148,9 @@ func wantArgs(low, high int) cobra.PositionalArgs {
 			return usagef(cmd, "too few arguments: it is '%s'", cmd.UseLine())
 		case high >= 0 && len(args) > high:
 			return usagef(cmd, "too many arguments: it is '%s'", cmd.UseLine())
+		}
+		if i := slices.Index(args, ""); i >= 0 {
+			return usagef(cmd, "argument %d is empty: it is '%s'", i+1, cmd.UseLine())
 		}
 		return nil
 	}

@@ -13,6 +13,13 @@ import (
 type rows struct {
 	right []bool
 	cells [][]string
+	// give are the columns that are shortened where a table is too wide, in
+	// this order. None: the last one.
+	give []int
+	// prefix is what the cells of column of begin with, over and over. It is
+	// left out where the table is too wide.
+	prefix string
+	of     int
 }
 
 func newRows(headings ...string) *rows {
@@ -24,6 +31,9 @@ func newRows(headings ...string) *rows {
 	return r
 }
 
+// newPlainRows returns a table without headings.
+func newPlainRows(columns int) *rows { return &rows{right: make([]bool, columns)} }
+
 // add adds a row with a cell for each heading. An empty cell is shown as a dash.
 func (r *rows) add(cells ...string) {
 	for i, c := range cells {
@@ -34,14 +44,41 @@ func (r *rows) add(cells ...string) {
 	r.cells = append(r.cells, cells)
 }
 
-// print writes the table, every line after indent.
-func (r *rows) print(w io.Writer, indent string) {
+// table prints a table as wide as the terminal at most.
+func (o *output) table(r *rows) { r.print(o.out, "", o.width) }
+
+// print writes the table, every line after indent. A width of zero is no limit.
+func (r *rows) print(w io.Writer, indent string, width int) {
+	if width > 0 {
+		r.fit(width - utf8.RuneCountInString(indent))
+	}
 	r.pad()
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
 	for _, row := range r.cells {
 		fmt.Fprintln(t, indent+strings.Join(row, "\t"))
 	}
-	t.Flush()
+	t.Flush() // w remembers its error
+}
+
+// gap is what lies between two columns.
+const gap = 2
+
+// column returns the width of a column.
+func (r *rows) column(col int) int {
+	width := 0
+	for _, row := range r.cells {
+		width = max(width, utf8.RuneCountInString(row[col]))
+	}
+	return width
+}
+
+// excess returns by how much the table is wider than width.
+func (r *rows) excess(width int) int {
+	total := gap * (len(r.right) - 1)
+	for col := range r.right {
+		total += r.column(col)
+	}
+	return total - width
 }
 
 // pad fills up the cells of right-aligned columns.
@@ -50,10 +87,7 @@ func (r *rows) pad() {
 		if !right {
 			continue
 		}
-		width := 0
-		for _, row := range r.cells {
-			width = max(width, utf8.RuneCountInString(row[col]))
-		}
+		width := r.column(col)
 		for _, row := range r.cells {
 			row[col] = strings.Repeat(" ", width-utf8.RuneCountInString(row[col])) + row[col]
 		}

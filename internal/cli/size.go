@@ -102,8 +102,11 @@ func parseSize(s string) (int64, error) {
 // sizeFlag is a flag that takes a size.
 type sizeFlag int64
 
-func (f *sizeFlag) String() string { return strings.ReplaceAll(formatBytes(int64(*f)), " ", "") }
-func (f *sizeFlag) Type() string   { return "size" }
+func (f *sizeFlag) Type() string { return "size" }
+
+func (f *sizeFlag) String() string {
+	return strings.NewReplacer(" ", "", ".0", "").Replace(formatBytes(int64(*f)))
+}
 
 func (f *sizeFlag) Set(s string) error {
 	n, err := parseSize(s)

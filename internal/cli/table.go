@@ -1,12 +1,16 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress/zstd"
@@ -33,7 +37,7 @@ type chunkRow struct {
 	Key       *string `parquet:"key,optional,dict"`
 	Offset    *int64  `parquet:"offset,optional"`
 	Length    int64   `parquet:"length"`
-	NumBytes  int64   `parquet:"nbytes"`
+	Tensor    *int64  `parquet:"tensor_nbytes,optional"`
 	Checksums int64   `parquet:"n_checksums"`
 }
 
@@ -62,35 +66,61 @@ each chunk of a tensor and one for each object:
   offsets, sizes the chunk's box in the tensor; lists
   file           where its bytes are; null for an object that is in the index
   key            its key in that file, where that is not the name
-  offset, length the range of its bytes in the file
-  nbytes         bytes of the whole tensor or object
+  offset, length the range of its bytes in the file: length is the size of the
+                 chunk, or of the object
+  tensor_nbytes  bytes of the whole tensor, the same for each of its chunks; null
+                 for an object
   n_checksums    blocks of the chunk with a checksum of their own
 
-The file's own metadata has cairn.path, cairn.save_id and cairn.step.
+So sum(length) is the size of what is selected, whereas tensor_nbytes must not be
+summed but over rows with chunk = 0. The file's own metadata has cairn.path,
+cairn.save_id and cairn.step.
 
 With --json:
 
   path, save_id  which checkpoint it is
-  output         the file that was written
+  output         the file that was written; -o - does not go with --json
   rows           how many rows it has`,
 		Example: `  cairn table runs/step-1000 -o index.parquet
+  cairn table runs/step-1000 -o - | ssh host 'cat > index.parquet'
   duckdb -c "select dtype, sum(length) from 'index.parquet' group by dtype"
   duckdb -c "select file, count(*), sum(length) from 'index.parquet' group by file"`,
 		Args:              wantArgs(1, 1),
 		ValidArgsFunction: completePath,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if out == "" {
-				return usagef(cmd, "the flag --output is missing: it is '%s'", cmd.UseLine())
+			if err := checkTableOutput(cmd, out); err != nil {
+				return err
 			}
 			return runTable(cmd, args[0], out)
 		},
 	}
-	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this `file`; it is replaced once the new one is complete")
+	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this `file`, which is replaced once the new one is complete; - is stdout")
 	return cmd
+}
+
+// checkTableOutput refuses what a table cannot be written to.
+func checkTableOutput(cmd *cobra.Command, out string) error {
+	o := outputOf(cmd)
+	switch {
+	case out == "":
+		return usagef(cmd, "the flag --output is missing: it is '%s'", cmd.UseLine())
+	case out != "-":
+		return nil
+	case o.json:
+		return usagef(cmd, "-o - and --json both want stdout")
+	case isTerminal(o.out):
+		return usagef(cmd, "-o - writes a Parquet file to stdout, which is a terminal")
+	}
+	return nil
 }
 
 func runTable(cmd *cobra.Command, path, out string) error {
 	return withMetadata(cmd.Context(), path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
+		o := outputOf(cmd)
+		if out == "-" {
+			_, err := writeTable(cmd.Context(), o.out, md)
+			return err
+		}
 		r := tableResult{Path: path, SaveID: c.Info().SaveID, Output: out}
 		err := replaceFile(out, func(w io.Writer) (err error) {
 			r.Rows, err = writeTable(cmd.Context(), w, md)
@@ -99,23 +129,41 @@ func runTable(cmd *cobra.Command, path, out string) error {
 		if err != nil {
 			return err
 		}
-		o := outputOf(cmd)
 		return o.result(r, func() { o.remark("%s: %s\n", clean(out), plural(r.Rows, "row")) })
 	})
 }
 
-// replaceFile writes a file so that it appears as a whole or not at all.
+// replaceFile writes a file so that it appears as a whole or not at all. Errors
+// name that file, not the temporary one, and say nothing about a checkpoint.
 func replaceFile(name string, write func(w io.Writer) error) error {
+	failed := func(err error) error { return fmt.Errorf("write %s: %s", name, reason(err)) }
+	if fi, err := os.Stat(name); err == nil && fi.IsDir() {
+		return failed(syscall.EISDIR)
+	}
 	f, err := os.CreateTemp(filepath.Dir(name), ".cairn-*")
 	if err != nil {
-		return err
+		return failed(err)
 	}
 	defer os.Remove(f.Name()) // nothing is there any more once it was renamed
 	defer f.Close()
-	if err := errors.Join(f.Chmod(0o644), write(f), f.Close()); err != nil {
-		return err
+	if err := cmp.Or(f.Chmod(0o644), write(f), f.Close()); err != nil {
+		return failed(err)
 	}
-	return os.Rename(f.Name(), name)
+	if err := os.Rename(f.Name(), name); err != nil {
+		return failed(err)
+	}
+	return nil
+}
+
+// reason returns what an error of the file system says without its operation
+// and file.
+func reason(err error) string {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		err = e.Err
+	} else if e, ok := errors.AsType[*os.LinkError](err); ok {
+		err = e.Err
+	}
+	return err.Error()
 }
 
 // rowsPerGroup bounds the rows that are in memory at a time.
@@ -157,11 +205,11 @@ func writeTable(ctx context.Context, w io.Writer, md *meta.Metadata) (int64, err
 func newChunkRow(e *meta.Entry, c *inspect.Chunk) chunkRow {
 	r := chunkRow{
 		FQN: e.FQN, Kind: inspect.KindObject, Chunk: int64(c.Chunk), Offsets: c.Offsets, Sizes: c.Sizes,
-		Length: c.Length, NumBytes: e.NumBytes(), Checksums: int64(c.Checksums),
+		Length: c.Length, Checksums: int64(c.Checksums),
 	}
 	if e.Tensor != nil {
 		r.Kind, r.Shape = inspect.KindTensor, e.Tensor.Shape
-		r.DType = new(e.Tensor.DType.String())
+		r.DType, r.Tensor = new(e.Tensor.DType.String()), new(e.NumBytes())
 	} else {
 		r.Codec = &e.Bytes.Codec
 	}

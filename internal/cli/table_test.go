@@ -57,19 +57,19 @@ func TestTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []chunkRow{
-		{FQN: "n", Kind: "object", Codec: new("json"), Length: 3, NumBytes: 3},
+		{FQN: "n", Kind: "object", Codec: new("json"), Length: 3},
 		{
-			FQN: "o", Kind: "object", Codec: new("raw"), File: new("f"), Key: new("k"), Offset: new(int64(0)), Length: 8, NumBytes: 8,
+			FQN: "o", Kind: "object", Codec: new("raw"), File: new("f"), Key: new("k"), Offset: new(int64(0)), Length: 8,
 			Checksums: 2,
 		},
-		{FQN: "s", Kind: "tensor", DType: new("int64"), File: new("f"), Offset: new(int64(8)), Length: 8, NumBytes: 8, Checksums: 2},
+		{FQN: "s", Kind: "tensor", DType: new("int64"), File: new("f"), Offset: new(int64(8)), Length: 8, Tensor: new(int64(8)), Checksums: 2},
 		{
 			FQN: "w", Kind: "tensor", DType: new("float32"), Shape: []int64{2, 2}, Offsets: []int64{0, 0}, Sizes: []int64{2, 1},
-			File: new("f"), Offset: new(int64(16)), Length: 8, NumBytes: 16, Checksums: 2,
+			File: new("f"), Offset: new(int64(16)), Length: 8, Tensor: new(int64(16)), Checksums: 2,
 		},
 		{
 			FQN: "w", Kind: "tensor", DType: new("float32"), Shape: []int64{2, 2}, Chunk: 1, Offsets: []int64{0, 1}, Sizes: []int64{2, 1},
-			File: new("f"), Offset: new(int64(24)), Length: 8, NumBytes: 16, Checksums: 2,
+			File: new("f"), Offset: new(int64(24)), Length: 8, Tensor: new(int64(16)), Checksums: 2,
 		},
 	}
 	for i := range got { // a list without elements may come back as either
@@ -93,7 +93,7 @@ func TestTableSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"group shape (LIST)", "group offsets (LIST)", "optional binary dtype (STRING)", "required int64 nbytes"} {
+	for _, want := range []string{"group shape (LIST)", "group offsets (LIST)", "optional binary dtype (STRING)", "optional int64 tensor_nbytes", "required int64 length"} {
 		if s := f.Schema().String(); !strings.Contains(s, want) {
 			t.Errorf("schema lacks %q:\n%s", want, s)
 		}
@@ -139,6 +139,9 @@ func TestReplaceFileIsAllOrNothing(t *testing.T) {
 	}
 	if b, err := os.ReadFile(name); string(b) != "old" || err != nil {
 		t.Errorf("file = %q, %v; want the old one", b, err)
+	}
+	if err := replaceFile(filepath.Dir(name), nil); err == nil || !strings.HasSuffix(err.Error(), filepath.Dir(name)+": is a directory") {
+		t.Errorf("replaceFile of a directory: %v", err)
 	}
 	if entries, err := os.ReadDir(filepath.Dir(name)); len(entries) != 1 || err != nil {
 		t.Errorf("%d files left, %v; want 1", len(entries), err)

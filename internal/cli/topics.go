@@ -18,6 +18,26 @@ func newTopics() []*cobra.Command {
 			Long:  "Every command ends with one of these codes:\n\n" + exitTable() + "\n" + exitNotes,
 		},
 		{
+			Use:   "output",
+			Short: "What is printed where",
+			Long: `Results go to stdout, progress and diagnoses to stderr. Where stdout cannot be
+written, the exit code is 1. Progress bars and colours appear on a terminal only,
+and on one tables are cut to its width; what goes to a file or a pipe is never cut.
+
+--json prints the result of a command as one JSON object: its help names the
+fields. They stay as they are; new ones may be added. The commands 'help' and
+'completion' have no result and print text all the same.
+
+--quiet leaves out progress and remarks, so that only results are printed:
+
+  ls, inspect      the tables, without the line of totals and the hint at more
+  digest, version  the same as without it
+  verify           nothing where all is well, the problems where not
+  repair           what was done, without the notes
+  bench            the figures, without what is being measured
+  table, demo      nothing: their exit code says it`,
+		},
+		{
 			Use:   "paths",
 			Short: "How checkpoints are named",
 			Long: `PATH is where a checkpoint is:
@@ -27,8 +47,9 @@ func newTopics() []*cobra.Command {
   mem://name                  memory of this process, for trying things out
 
 Names within a checkpoint are the keys of the nested state, joined by dots:
-model.layers.0.attn.qkv. Where a command takes the beginning of names, it takes
-it up to a dot: model.layers.1 does not stand for model.layers.10.`,
+model.layers.0.attn.qkv. NAME is one of them; where a command also takes the
+beginning of names (PREFIX), it takes it up to a dot: model.layers.1 does not
+stand for model.layers.10.`,
 		},
 	}
 }

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -31,15 +33,19 @@ lists all that is wrong and ends with exit code 5 if anything is.
 
 With --json:
 
-  path, save_id           which checkpoint it is
+  path, save_id           which checkpoint it is; save_id is empty where record or
+                          index cannot be opened
   ok                      whether it is whole
-  files, chunks, bytes    what was checked
-  problems                a list of file, fqn (none where the file as a whole is
-                          damaged) and problem
-  seconds                 how long it took`,
+  files, chunks, bytes    what was checked; the index is one of the files
+  problems                a list of file, fqn and problem; a problem of a file as
+                          a whole has no fqn
+  seconds                 how long it took
+
+Where there is no checkpoint, or one in a version that is unknown here, nothing is
+printed but the error.`,
 		Example: `  cairn verify runs/step-1000
   cairn verify runs/step-1000 --quiet || echo damaged
-  cairn verify runs/step-1000 --json | jq -r '.problems[].fqn'`,
+  cairn verify runs/step-1000 --json | jq -r '.problems[] | .fqn // .file'`,
 		Args:              wantArgs(1, 1),
 		ValidArgsFunction: completePath,
 		RunE:              runVerify,
@@ -49,7 +55,7 @@ With --json:
 func runVerify(cmd *cobra.Command, args []string) error {
 	c, err := openCheckpoint(cmd.Context(), args[0])
 	if err != nil {
-		return err
+		return cannotVerify(cmd, args[0], err)
 	}
 	defer c.Close()
 	o := outputOf(cmd)
@@ -72,15 +78,56 @@ func runVerify(cmd *cobra.Command, args []string) error {
 	return withHint(err, "everything else in it can still be read; damaged files have to come from another copy")
 }
 
+// cannotVerify reports a checkpoint that could not be opened. Where that is due
+// to its record or its index it is a verdict like any other.
+func cannotVerify(cmd *cobra.Command, path string, err error) error {
+	var kind error
+	for _, k := range []error{cairn.ErrVersion, cairn.ErrCorrupt, cairn.ErrIncomplete} {
+		if kind == nil && errors.Is(err, k) {
+			kind = k
+		}
+	}
+	if kind == nil || kind == cairn.ErrVersion {
+		return err
+	}
+	p := storage.VerifyProblem{File: damagedFile(err), Text: oneLine(err.Error())}
+	if _, text, ok := strings.Cut(p.Text, kind.Error()+": "); ok {
+		p.Text = text
+	}
+	v := verdict{Path: path, VerifyReport: &storage.VerifyReport{Problems: []storage.VerifyProblem{p}}}
+	o := outputOf(cmd)
+	if outErr := o.result(v, func() { o.verdict(&v) }); outErr != nil {
+		return outErr
+	}
+	return withHint(fmt.Errorf("%s: 1 problem: %w", path, kind), openHint(path, err))
+}
+
+var indexName = regexp.MustCompile(`[0-9a-z-]+-index\.cairn`)
+
+// damagedFile returns the file because of which a checkpoint does not open: the
+// record, unless the error is about the index.
+func damagedFile(err error) string {
+	text := err.Error()
+	if e, ok := errors.AsType[*cairn.Error](err); ok {
+		text = e.Err.Error()
+	}
+	index := indexName.FindString(text)
+	if index == "" || strings.HasPrefix(text, recordName) || errors.Is(err, cairn.ErrIncomplete) {
+		return recordName
+	}
+	return index
+}
+
 func (o *output) verdict(v *verdict) {
 	if v.OK {
-		o.remark("%s: %s: %s in %s, %s checked in %s (%s)\n", clean(v.Path), o.good("ok"), plural(v.Chunks, "chunk"),
+		o.remark("%s: %s: %s in %s, %s in %s (%s)\n", clean(v.Path), o.good("ok"), plural(v.Chunks, "chunk"),
 			plural(v.Files, "file"), formatBytes(v.Bytes), formatSeconds(v.Seconds), formatRate(float64(v.Bytes)/max(v.Seconds, 1e-9)))
 		return
 	}
 	t := newRows("FILE", "NAME", "PROBLEM")
+	t.prefix, t.give = v.SaveID+"-", []int{1, 2}
 	for _, p := range v.Problems {
 		t.add(clean(p.File), clean(p.FQN), clean(strings.TrimSpace(p.Text)))
 	}
-	t.print(o.out, "")
+	o.table(t)
 }

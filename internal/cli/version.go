@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"runtime"
 	"runtime/debug"
 
@@ -23,7 +24,8 @@ func newVersionCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of this program",
-		Long: `Version prints the version of this program and what it was built with.
+		Long: `Version prints the version of this program and what it was built with. So does
+'cairn --version'.
 
 With --json:
 
@@ -33,17 +35,26 @@ With --json:
 		Example:           `  cairn version`,
 		Args:              wantArgs(0, 0),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			v := readVersion()
-			o := outputOf(cmd)
-			return o.result(v, func() {
-				o.printf("cairn %s %s %s/%s\n", v.Version, v.Go, v.OS, v.Arch)
-				if v.Revision != "" {
-					o.remark("revision %s\n", v.Revision)
-				}
-			})
-		},
+		RunE:              runVersion,
 	}
+}
+
+func runVersion(cmd *cobra.Command, _ []string) error {
+	v := readVersion()
+	o := outputOf(cmd)
+	return o.result(v, func() { o.printf("%s\n", v) })
+}
+
+// String returns the version on one line.
+func (v versionInfo) String() string {
+	text := fmt.Sprintf("cairn %s %s %s/%s", v.Version, v.Go, v.OS, v.Arch)
+	if v.Revision != "" {
+		text += " revision " + v.Revision
+	}
+	if v.Modified {
+		text += ", modified"
+	}
+	return text
 }
 
 func readVersion() versionInfo {

@@ -30,6 +30,7 @@ func (p *play) compare(ctx context.Context, states []cairn.State) (int64, error)
 				return err
 			}
 			total.Add(n)
+			p.Watch.Moved(n)
 		}
 		return nil
 	})

@@ -38,13 +38,12 @@ func crashPoints(ranks int) []crashPoint {
 // crashes lets one save after the other crash and looks at what is there then.
 func (p *play) crashes(ctx context.Context) error {
 	for _, point := range crashPoints(p.Ranks) {
-		p.Watch.Begin("crash", 4*p.model.bytes())
 		c, err := p.crash(ctx, point)
 		if err != nil {
 			return fmt.Errorf("crash with %s: %w", point.at, err)
 		}
 		p.rep.Crash = append(p.rep.Crash, *c)
-		p.Watch.End(p.rep)
+		p.Watch.End("crash", p.rep)
 	}
 	return nil
 }

@@ -16,6 +16,9 @@ import (
 // ErrWrong reports that something did not turn out as cairn promises.
 var ErrWrong = errors.New("the demo found a fault")
 
+// ErrTaken reports a place that holds something that is not the demo's.
+var ErrTaken = errors.New("nothing was touched")
+
 // MinBytes is the smallest state the demo makes.
 const MinBytes = 64 << 10
 
@@ -33,22 +36,25 @@ type Config struct {
 	Watch Watcher
 }
 
-// Watcher is told of the demo's progress.
+// Watcher is told of the demo's progress: of phases, which move bytes, and of
+// the steps of the story, which may have several phases.
 type Watcher interface {
-	// Begin says that a step begins, which will move so many bytes.
-	Begin(step string, bytes int64)
+	// Begin says that a phase begins, which will move so many bytes. The one
+	// before has ended.
+	Begin(phase string, bytes int64)
 	// Moved is told of bytes. It may be called from several goroutines at once.
 	Moved(bytes int64)
-	// End says that the step that began last has ended well. Its part of the
-	// report is filled in; that of the state only with the save.
-	End(r *Report)
+	// End says that a step has ended well: "save", "verify", "load", "crash" or
+	// "overwrite". Its part of the report is filled in; that of the state with
+	// the save.
+	End(step string, r *Report)
 }
 
 type nobody struct{}
 
 func (nobody) Begin(string, int64) {}
 func (nobody) Moved(int64)         {}
-func (nobody) End(*Report)         {}
+func (nobody) End(string, *Report) {}
 
 func (c Config) withDefaults() Config {
 	if c.Bytes == 0 {
@@ -68,20 +74,20 @@ func (c Config) withDefaults() Config {
 
 func (c Config) check() error {
 	if c.Bytes < MinBytes {
-		return fmt.Errorf("demo: a state of %d bytes: at least %d", c.Bytes, MinBytes)
+		return fmt.Errorf("a state of %d bytes: at least %d", c.Bytes, MinBytes)
 	}
 	if n := min(c.Ranks, c.LoadRanks); n < 1 {
-		return fmt.Errorf("demo: %d ranks: at least 1", n)
+		return fmt.Errorf("%d ranks: at least 1", n)
 	}
 	if n := max(c.Ranks, c.LoadRanks); n > MaxRanks {
-		return fmt.Errorf("demo: %d ranks: at most %d", n, MaxRanks)
+		return fmt.Errorf("%d ranks: at most %d", n, MaxRanks)
 	}
 	return nil
 }
 
 // Run plays the demo at the root of the store, which must hold nothing or what
-// an earlier demo left. It leaves a checkpoint there. The error wraps ErrWrong
-// if anything is not as promised.
+// an earlier demo left; anything else is ErrTaken. It leaves a checkpoint there.
+// The error wraps ErrWrong if anything is not as promised.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {

@@ -28,6 +28,7 @@ func (p *play) examine(ctx context.Context) (*finding, error) {
 		return nil, err
 	}
 	defer c.Close()
+	p.Watch.Begin("verify", c.TotalBytes())
 	start := time.Now()
 	rep, err := c.Verify(ctx, p.Watch.Moved)
 	if err != nil {
@@ -42,6 +43,7 @@ func (p *play) examine(ctx context.Context) (*finding, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.Watch.Begin("digest", p.model.bytes())
 	digests, err := inspect.Digests(ctx, c, inspect.Select(md), &inspect.DigestOptions{Progress: p.Watch.Moved})
 	if err != nil {
 		return nil, err
@@ -66,7 +68,6 @@ func (f *finding) leftovers(ctx context.Context, s blob.Store) (n int, bytes int
 
 // overwrite saves a complete checkpoint over the last one and looks at it.
 func (p *play) overwrite(ctx context.Context) error {
-	p.Watch.Begin("overwrite", 4*p.model.bytes())
 	step := p.step + nextStep
 	states, err := p.states(ctx, step)
 	if err != nil {
@@ -87,6 +88,6 @@ func (p *play) overwrite(ctx context.Context) error {
 		return fmt.Errorf("%w: after a complete save %d files of %d bytes are left that no record names: %w", ErrWrong, n, bytes, err)
 	}
 	p.rep.Overwrite, p.rep.Digest, p.step = s, f.digest, step
-	p.Watch.End(p.rep)
+	p.Watch.End("overwrite", p.rep)
 	return nil
 }

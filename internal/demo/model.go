@@ -93,6 +93,39 @@ func (m model) bytes() int64 {
 	return n
 }
 
+// held returns the bytes that all ranks that save hold together, wanted those
+// of the ranks that load: some tensors are on several.
+func (m model) held() int64 {
+	return m.spread(m.ranks, func(s *spec) shard.Layout { return s.save })
+}
+
+func (m model) wanted() int64 {
+	return m.spread(m.load, func(s *spec) shard.Layout { return s.load })
+}
+
+func (m model) spread(ranks int, layout func(s *spec) shard.Layout) int64 {
+	var n int64
+	for _, s := range m.specs() {
+		for rank := range ranks {
+			n += localVolume(s.shape, layout(s), rank) * int64(s.dtype.Size())
+		}
+	}
+	return n
+}
+
+// localVolume returns how many elements of a tensor a rank holds. It is for
+// progress: what a layout refuses counts as none.
+func localVolume(shape []int64, l shard.Layout, rank int) int64 {
+	if l == nil {
+		return tensor.Whole(shape).Volume()
+	}
+	local, err := l.LocalShape(shape, rank)
+	if err != nil {
+		return 0
+	}
+	return tensor.Whole(local).Volume()
+}
+
 // specs lists the tensors of the state: the weights, and two moments of each.
 func (m model) specs() map[string]*spec {
 	out := map[string]*spec{}

@@ -42,24 +42,25 @@ func checkPlace(ctx context.Context, s blob.Store) error {
 	if err == nil {
 		defer c.Close()
 		if c.Info().Tags[tag] == "" {
-			return fmt.Errorf("demo: %s holds a checkpoint that is not the demo's: %w", s, cairn.ErrExists)
+			return fmt.Errorf("%s holds a checkpoint that is not the demo's: %w", s, ErrTaken)
 		}
 		return nil
 	}
 	if !errors.Is(err, cairn.ErrNotFound) {
-		return fmt.Errorf("demo: %w", err)
+		return err
 	}
 	for info, err := range s.List(ctx, "") {
 		if err != nil {
-			return fmt.Errorf("demo: %w", err)
+			return err
 		}
-		return fmt.Errorf("demo: %s is not empty: it holds %s: %w", s, info.Name, cairn.ErrExists)
+		return fmt.Errorf("%s is not empty: it holds %s: %w", s, info.Name, ErrTaken)
 	}
 	return nil
 }
 
 // states makes the state of every rank at a training step.
 func (p *play) states(ctx context.Context, step int64) ([]cairn.State, error) {
+	p.Watch.Begin("state", p.model.held())
 	out := make([]cairn.State, p.Ranks)
 	err := inproc.Run(ctx, p.Ranks, func(ctx context.Context, g group.Group) (err error) {
 		out[g.Rank()], err = p.model.state(step, func(s *spec) (any, error) {
@@ -81,6 +82,7 @@ func (p *play) states(ctx context.Context, step int64) ([]cairn.State, error) {
 
 // saveTo saves the states of all ranks over whatever is in the store.
 func (p *play) saveTo(ctx context.Context, s blob.Store, states []cairn.State, step int64) (*Save, error) {
+	p.Watch.Begin("save", p.model.bytes())
 	var rep *cairn.SaveReport
 	start := time.Now()
 	err := inproc.Run(ctx, p.Ranks, func(ctx context.Context, g group.Group) error {
@@ -105,13 +107,10 @@ func (p *play) saveTo(ctx context.Context, s blob.Store, states []cairn.State, s
 
 // save makes the state and saves the first checkpoint.
 func (p *play) save(ctx context.Context) error {
-	p.Watch.Begin("state", p.model.bytes())
 	states, err := p.states(ctx, firstStep)
 	if err != nil {
 		return err
 	}
-	p.Watch.End(p.rep)
-	p.Watch.Begin("save", p.model.bytes())
 	s, err := p.saveTo(ctx, p.Store, states, firstStep)
 	if err != nil {
 		return err
@@ -120,7 +119,7 @@ func (p *play) save(ctx context.Context) error {
 	if err := p.describe(ctx); err != nil {
 		return err
 	}
-	p.Watch.End(p.rep)
+	p.Watch.End("save", p.rep)
 	return nil
 }
 
@@ -142,19 +141,18 @@ func (p *play) describe(ctx context.Context) error {
 
 // verify checks the first checkpoint and takes its digest.
 func (p *play) verify(ctx context.Context) error {
-	p.Watch.Begin("verify", 2*p.model.bytes())
 	f, err := p.examine(ctx)
 	if err != nil {
 		return err
 	}
 	p.rep.Check, p.rep.Digest = &f.check, f.digest
-	p.Watch.End(p.rep)
+	p.Watch.End("verify", p.rep)
 	return nil
 }
 
 // load loads the checkpoint into other ranks and compares every byte.
 func (p *play) load(ctx context.Context) error {
-	p.Watch.Begin("load", p.model.bytes())
+	p.Watch.Begin("load", p.model.wanted())
 	states := make([]cairn.State, p.LoadRanks)
 	var rep *cairn.LoadReport
 	start := time.Now()
@@ -177,11 +175,12 @@ func (p *play) load(ctx context.Context) error {
 	}
 	p.rep.Load = &Load{
 		Ranks: p.LoadRanks, Needed: rep.Total.Needed, Read: rep.Total.Read, Requests: rep.Total.Requests,
-		Speed: speed(rep.Total.Read, start),
+		Speed: speed(rep.Total.Needed, start),
 	}
+	p.Watch.Begin("compare", p.model.wanted())
 	if p.rep.Load.Compared, err = p.compare(ctx, states); err != nil {
 		return err
 	}
-	p.Watch.End(p.rep)
+	p.Watch.End("load", p.rep)
 	return nil
 }

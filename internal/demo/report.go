@@ -32,13 +32,13 @@ type Save struct {
 	Step   int64  `json:"step"`
 	Ranks  int    `json:"ranks"`
 	Mesh   []int  `json:"mesh"`
-	Files  int    `json:"files"`
+	Files  int    `json:"files"` // data files
 	Speed
 }
 
 // Check describes a full verification.
 type Check struct {
-	Files  int   `json:"files"`
+	Files  int   `json:"files"` // with the index
 	Chunks int64 `json:"chunks"`
 	Speed
 }
@@ -47,8 +47,8 @@ type Check struct {
 type Load struct {
 	Ranks int `json:"ranks"`
 	// Needed and Read are the bytes that the ranks asked for and that were
-	// read from files to satisfy them. Compared are those found equal to what
-	// was saved.
+	// read from files to satisfy them; Speed counts the former. Compared are
+	// those found equal to what was saved.
 	Needed   int64 `json:"bytes_needed"`
 	Read     int64 `json:"bytes_read"`
 	Requests int64 `json:"requests"`

@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// programName returns what to type to run this program again: its name if that
+// is found on the PATH, the path by which it was called, or the go command that
+// has built it for one run.
+func programName() string {
+	exe, err := os.Executable()
+	if err != nil || len(os.Args) == 0 {
+		return "cairn"
+	}
+	return nameOf(os.Args[0], exe, exec.LookPath)
+}
+
+// nameOf is programName for a program that was called arg0 and is the file exe.
+func nameOf(arg0, exe string, look func(string) (string, error)) string {
+	base := filepath.Base(arg0)
+	if found, err := look(base); err == nil && sameFile(found, exe) {
+		return base
+	}
+	if strings.Contains(filepath.ToSlash(exe), "/go-build") {
+		return "go run ./cmd/cairn"
+	}
+	if strings.ContainsRune(arg0, filepath.Separator) {
+		return quoteArg(arg0)
+	}
+	return quoteArg(exe)
+}
+
+func sameFile(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
+}

@@ -1,0 +1,129 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// full is a disk without room for more than so many bytes.
+type full struct{ room int }
+
+var errFull = errors.New("no space left on device")
+
+func (f *full) Write(p []byte) (int, error) {
+	if f.room -= len(p); f.room < 0 {
+		return 0, errFull
+	}
+	return len(p), nil
+}
+
+// Whatever prints a result, a result that cannot be printed is an error.
+func TestResultsThatCannotBePrinted(t *testing.T) {
+	var out, errOut bytes.Buffer
+	if got := Main(t.Context(), []string{"demo", "--dir", "mem://full", "--size", "64KiB", "--ranks", "1"}, &out, &errOut); got != 0 {
+		t.Fatalf("exit code %d: %s", got, &errOut)
+	}
+	for _, args := range []string{
+		"ls mem://full", "ls mem://full --json", "inspect mem://full", "inspect mem://full step", "digest mem://full",
+		"digest mem://full --json", "verify mem://full", "repair mem://full", "table mem://full -o -", "version", "--version",
+		"--help", "help exit-codes", "completion bash", "demo --dir mem://full --size 64KiB --ranks 1",
+	} {
+		for _, room := range []int{0, 10} {
+			errOut.Reset()
+			got := Main(t.Context(), strings.Fields(args), &full{room}, &errOut)
+			if got != 1 || !strings.Contains(errOut.String(), errFull.Error()) {
+				t.Errorf("cairn %s > full: exit code %d and %q; want 1 and why", args, got, &errOut)
+			}
+		}
+	}
+}
+
+// A table is as wide as the terminal at most, and loses what is worth least.
+func TestTablesFitTheTerminal(t *testing.T) {
+	table := func() *rows {
+		r := newRows("FILE", "NAME", ">SIZE", "PROBLEM")
+		r.prefix, r.give = "20261115t101500-00c0ffee-", []int{3, 1}
+		r.add("20261115t101500-00c0ffee-r00000-0.safetensors", "optimizer.state.layers.0.attn.qkv.exp_avg_sq", "1 B", strings.Repeat("bad ", 20))
+		return r
+	}
+	for width, want := range map[int]string{
+		0:   "20261115t101500-00c0ffee-r00000-0.safetensors  optimizer.state.layers.0.attn.qkv.exp_avg_sq   1 B  " + strings.Repeat("bad ", 20),
+		200: "20261115t101500-00c0ffee-r00000-0.safetensors  optimizer.state.layers.0.attn.qkv.exp_avg_sq   1 B  " + strings.Repeat("bad ", 20),
+		120: "…r00000-0.safetensors  optimizer.state.layers.0.attn.qkv.exp_avg_sq   1 B  " + strings.Repeat("bad ", 10) + "bad…",
+		80:  "…r00000-0.safetensors  optimizer.stat…qkv.exp_avg_sq   1 B  bad bad bad bad bad…",
+		60:  "…r00000-0.safetensors  optimizer…exp_avg_sq   1 B",
+	} {
+		var b bytes.Buffer
+		table().print(&b, "", width)
+		lines := strings.Split(b.String(), "\n")
+		if d := cmp.Diff(want, lines[1]); d != "" {
+			t.Errorf("width %d: -want +got\n%s", width, d)
+		}
+		for _, l := range lines {
+			if n := utf8.RuneCountInString(l); width > 0 && n > width {
+				t.Errorf("width %d: a line of %d: %s", width, n, l)
+			}
+		}
+	}
+}
+
+// Nothing that is no terminal has a width, so that what is piped is never cut.
+func TestOnlyTerminalsHaveAWidth(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if got := terminalWidth(&sink{w: f}) + terminalWidth(new(bytes.Buffer)); got != 0 {
+		t.Errorf("width of a file and a buffer = %d; want 0", got)
+	}
+}
+
+func TestNameOfTheProgram(t *testing.T) {
+	dir := t.TempDir()
+	exe := filepath.Join(dir, "cairn")
+	if err := os.WriteFile(exe, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	found := func(string) (string, error) { return exe, nil }
+	other := func(string) (string, error) { return dir, nil }
+	none := func(string) (string, error) { return "", fs.ErrNotExist }
+	rel := filepath.Join("bin", "cairn")
+	built := filepath.Join(dir, "go-build123", "exe", "cairn")
+	for _, c := range []struct {
+		claim, arg0, exe, want string
+		look                   func(string) (string, error)
+	}{
+		{"on the PATH", exe, exe, "cairn", found},
+		{"another one is on the PATH", rel, exe, rel, other},
+		{"by a path", rel, exe, rel, none},
+		{"by a name that is gone", "cairn", exe, quoteArg(exe), none},
+		{"go run", built, built, "go run ./cmd/cairn", none},
+	} {
+		if got := nameOf(c.arg0, c.exe, c.look); got != c.want {
+			t.Errorf("%s: nameOf(%q) = %q; want %q", c.claim, c.arg0, got, c.want)
+		}
+	}
+}
+
+func TestFirstMissingDirectory(t *testing.T) {
+	dir := t.TempDir()
+	for path, want := range map[string]string{
+		dir:                                dir[:0],
+		filepath.Join(dir, "a"):            filepath.Join(dir, "a"),
+		filepath.Join(dir, "a", "b", "c"):  filepath.Join(dir, "a"),
+		"mem://" + filepath.Join(dir, "a"): "",
+	} {
+		if got := firstMissing(path); got != want {
+			t.Errorf("firstMissing(%q) = %q; want %q", path, got, want)
+		}
+	}
+}
