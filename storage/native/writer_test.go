@@ -14,7 +14,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -192,115 +191,6 @@ func TestSetUpRefusesWhatCannotBeRecorded(t *testing.T) {
 	}
 }
 
-// A writer that is used again must not take the save before for its own.
-func TestAbortSparesTheSaveBefore(t *testing.T) {
-	s := new(mem.Store)
-	sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("first", 1, 2), 2)
-	x := storagetest.Filled(t, tensor.Float32, []int64{4, 4}, 1)
-	states := []plan.State{{"x": storagetest.Cut(t, storagetest.Along(0, 2), x, 0)}, {"x": storagetest.Cut(t, storagetest.Along(0, 2), x, 1)}}
-	if err := sv.Run(t.Context(), states); err != nil {
-		t.Fatal(err)
-	}
-	sv.Storage = storagetest.Storage("../bad", 2, 2)
-	if err := sv.Plan(t.Context(), states); err == nil {
-		t.Fatal("Plan with a bad save id = nil")
-	}
-	if err := sv.Writers[0].Abort(t.Context()); err != nil { // SetUp was called on the first rank only
-		t.Errorf("Abort of a save that did not begin = %v; want nil", err)
-	}
-	verify(t, s)
-}
-
-func TestCoordinatorAbortsForAll(t *testing.T) {
-	s := new(mem.Store)
-	mustSave(t, s, "first", 1)
-	before := names(t, s)
-	mustWriteOnly(t, s, "second", 0, 1, 2)
-	sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("second", 1, 1), 1)
-	if err := sv.Plan(t.Context(), []plan.State{small(t, 2)}); err != nil {
-		t.Fatal(err)
-	}
-	if err := sv.Writers[0].Abort(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got := names(t, s); !slices.Equal(got, before) {
-		t.Errorf("after Abort the place holds %q; want %q", got, before)
-	}
-}
-
-// mustWriteOnly writes data files of a save without a record.
-func mustWriteOnly(t testing.TB, s blob.Store, id string, ranks ...int) {
-	t.Helper()
-	for _, r := range ranks {
-		if _, err := blob.WriteAll(context.Background(), s, dataFileName(id, r, 0), []byte("data"), nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func TestSweepRemovesWhatIsOldAndOurs(t *testing.T) {
-	s := new(mem.Store)
-	mustSave(t, s, "first", 1)
-	mustWriteOnly(t, s, "dead", 0)
-	for _, name := range []string{"notes.txt", "sub/dead-r00000-0.safetensors", "model.safetensors", "UPPER-r00000-0.safetensors"} {
-		if _, err := blob.WriteAll(t.Context(), s, name, []byte("mine"), nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	others := []string{"UPPER-r00000-0.safetensors", recordName, "model.safetensors", "notes.txt"}
-	last := "sub/dead-r00000-0.safetensors"
-	for _, c := range []struct {
-		id    string
-		after time.Duration
-		dead  bool
-	}{
-		{"second", 0, true}, // younger than a day
-		{"third", -1, true}, // never
-		{"fourth", 1, false},
-	} {
-		if err := save(t, s, c.id, small(t, 2), &WriterOptions{SweepAfter: c.after}); err != nil {
-			t.Fatal(err)
-		}
-		want := slices.Concat(others, []string{c.id + indexSuffix, dataFileName(c.id, 0, 0), last})
-		if c.dead {
-			want = append(want, dataFileName("dead", 0, 0))
-		}
-		slices.Sort(want)
-		if got := names(t, s); !slices.Equal(got, want) {
-			t.Errorf("swept after %v: %q; want %q", c.after, got, want)
-		}
-	}
-}
-
-// A record is somebody's word; it must not make us remove other people's files.
-func TestSweepIsNotLedAstrayByTheOldRecord(t *testing.T) {
-	s := new(mem.Store)
-	mustSave(t, s, "other", 1)
-	if _, err := blob.WriteAll(t.Context(), s, "precious.txt", []byte("x"), nil); err != nil {
-		t.Fatal(err)
-	}
-	rec, err := readRecord(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec.SaveID = "evil"
-	rec.Files[0].Name = "evil" + indexSuffix
-	rec.Files = append(rec.Files, recordFile{Name: "precious.txt"})
-	b, err := encodeRecord(rec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := blob.WriteAll(t.Context(), s, recordName, b, nil); err != nil {
-		t.Fatal(err)
-	}
-	mustSave(t, s, "new", 2)
-	for _, name := range []string{"precious.txt", dataFileName("other", 0, 0)} {
-		if _, err := s.Stat(t.Context(), name); err != nil {
-			t.Errorf("%s, which a false record named: %v", name, err)
-		}
-	}
-}
-
 // Values of the index also stand in a header, which must not overflow.
 func TestManySmallValuesDoNotAllGoIntoTheIndex(t *testing.T) {
 	p := &plan.SavePlan{}
@@ -351,55 +241,6 @@ func TestFinishRefusesFilesThatAreNotThere(t *testing.T) {
 		}
 		if _, err := readRecord(t.Context(), s); err == nil {
 			t.Errorf("%s: a record names what is not there", name)
-		}
-	}
-}
-
-func TestWarningsTellWhatWasLeftBehind(t *testing.T) {
-	s := new(mem.Store)
-	mustSave(t, s, "first", 1)
-	f := fault.New(s, fault.Rule{On: fault.Remove, Times: -1, Do: fault.Fail(syscall.EACCES)})
-	sv := storagetest.NewSaving(at(f, nil, nil), storagetest.Storage("second", 1, 1), 1)
-	var warned []error
-	sv.Warn = func(err error) { warned = append(warned, err) }
-	if err := sv.Run(t.Context(), []plan.State{small(t, 2)}); err != nil {
-		t.Fatalf("save = %v; what cannot be removed does no harm", err)
-	}
-	if len(warned) != 1 || !errors.Is(warned[0], syscall.EACCES) {
-		t.Errorf("warned of %v; want %v", warned, syscall.EACCES)
-	}
-	checkSeed(t, s, 2)
-}
-
-// The budget is for what is on its way, so it is what the pools lend at most.
-func TestBuffersStayWithinTheBudget(t *testing.T) {
-	state := plan.State{"x": storagetest.Filled(t, tensor.Uint8, []int64{1000, 9000}, 1)} // 9 MB
-	for _, c := range []struct{ budget, limit int64 }{
-		{1, 512 << 10}, {1 << 20, 1 << 20}, {5 << 20, 5 << 20}, {64 << 20, 48 << 20},
-	} {
-		s := new(mem.Store)
-		bufpool.ResetPeak()
-		before := bufpool.Stats().Lent
-		if err := save(t, s, "budget", state, &WriterOptions{BufferBytes: c.budget, FilesPerRank: 4}); err != nil {
-			t.Fatal(err)
-		}
-		if peak := bufpool.Stats().Peak - before; peak > c.limit || peak == 0 {
-			t.Errorf("save with a budget of %d used %d; want at most %d", c.budget, peak, c.limit)
-		}
-		bufpool.ResetPeak()
-		to, err := tensor.New(tensor.Int16, []int64{1000, 9000}) // cast: nothing can be read in place
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := at(s, nil, &ReaderOptions{BufferBytes: c.budget, Parallel: 8})
-		if err := storagetest.Load(t.Context(), p, plan.State{"x": to}); err != nil {
-			t.Fatal(err)
-		}
-		if peak := bufpool.Stats().Peak - before; peak > max(c.limit, 1<<20) || peak == 0 {
-			t.Errorf("load with a budget of %d used %d; want at most %d", c.budget, peak, max(c.limit, 1<<20))
-		}
-		if lent := bufpool.Stats().Lent; lent != before {
-			t.Errorf("%d bytes were not given back", lent-before)
 		}
 	}
 }

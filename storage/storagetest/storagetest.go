@@ -5,7 +5,6 @@
 package storagetest
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/storage"
@@ -52,7 +51,7 @@ func (o *Options) withDefaults() Options {
 
 // Run tests that the writers and readers of a format keep the contracts.
 func Run(t *testing.T, open OpenFunc, opts *Options) {
-	s := &suite{open: open, Options: opts.withDefaults()}
+	s := &suite{opts.withDefaults()}
 	for name, test := range map[string]func(*testing.T, Place){
 		"all kinds come back":                    s.allKinds,
 		"shards come back whole":                 s.shards,
@@ -81,10 +80,4 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 	}
 }
 
-type suite struct {
-	open OpenFunc
-	Options
-}
-
-// has reports whether the format holds elements of type d.
-func (s *suite) has(d tensor.DType) bool { return slices.Contains(s.DTypes, d) }
+type suite struct{ Options }

@@ -1,0 +1,58 @@
+package cairn_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// sameTensor lets cmp compare tensors.
+var sameTensor = cmp.Comparer(func(a, b *tensor.Tensor) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return tensor.Equal(a, b)
+})
+
+// bubble runs fn on n ranks where a rank that is left waiting is a deadlock.
+func bubble(t *testing.T, n int, fn func(ctx context.Context, g group.Group) error) []error {
+	t.Helper()
+	errs := make([]error, n)
+	synctest.Test(t, func(t *testing.T) {
+		var wg sync.WaitGroup
+		for r, g := range inproc.New(n) {
+			wg.Go(func() { errs[r] = fn(t.Context(), g) })
+		}
+		wg.Wait()
+	})
+	return errs
+}
+
+func mustSave(t testing.TB, s blob.Store, state cairn.State) {
+	t.Helper()
+	if _, err := cairn.Save(context.Background(), s, state, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustOpen(t testing.TB, s blob.Store) *cairn.Checkpoint {
+	t.Helper()
+	c, err := cairn.Open(context.Background(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}

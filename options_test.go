@@ -1,0 +1,127 @@
+package cairn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+func TestFailIfExistsIsKnownOnAllRanks(t *testing.T) {
+	store := new(mem.Store)
+	state := func(g group.Group) cairn.State { return cairn.State{"x": whole(t, []int64{3}, 1), "r": 1} }
+	for i, want := range []error{nil, cairn.ErrExists} {
+		for r, err := range bubble(t, 3, func(ctx context.Context, g group.Group) error {
+			_, err := cairn.Save(ctx, store, state(g), &cairn.SaveOptions{Group: g, FailIfExists: true})
+			return err
+		}) {
+			if !errors.Is(err, want) {
+				t.Errorf("save %d: rank %d returned %v; want %v", i, r, err, want)
+			}
+			if ce, ok := errors.AsType[*cairn.Error](err); want != nil && (!ok || ce.Op != "save" || ce.Where != store.String()) {
+				t.Errorf("save %d: rank %d returned %#v; want a *cairn.Error", i, r, err)
+			}
+		}
+	}
+}
+
+func TestLoadOptionsAreHeeded(t *testing.T) {
+	store := new(mem.Store)
+	mustSave(t, store, cairn.State{"old": whole(t, []int64{3}, 1), "extra": 1})
+	load := func(s cairn.State, o cairn.LoadOptions) (*cairn.LoadReport, error) {
+		return cairn.Load(t.Context(), store, s, &o)
+	}
+	blank := func() *tensor.Tensor { return whole(t, []int64{3}, 0) }
+
+	if _, err := load(cairn.State{"old": blank()}, cairn.LoadOptions{RejectUnexpected: true}); !errors.Is(err, cairn.ErrUnexpected) || !errors.Is(err, cairn.ErrMismatch) {
+		t.Errorf("RejectUnexpected: %v; want %v", err, cairn.ErrUnexpected)
+	}
+	if _, err := load(cairn.State{"new": blank()}, cairn.LoadOptions{}); !errors.Is(err, cairn.ErrMissing) {
+		t.Errorf("a missing name: %v; want %v", err, cairn.ErrMissing)
+	}
+	rep, err := load(cairn.State{"new": blank(), "old": blank()}, cairn.LoadOptions{AllowMissing: true})
+	if err != nil || !slices.Equal(rep.Missing, []string{"new"}) {
+		t.Errorf("AllowMissing: %+v, %v; want the name in the report", rep, err)
+	}
+	only := func(fqn string) bool { return fqn == "new" }
+	if _, err := load(cairn.State{"new": blank(), "other": 1}, cairn.LoadOptions{AllowMissingFunc: only}); !errors.Is(err, cairn.ErrMissing) {
+		t.Errorf("AllowMissingFunc: %v; want %v for the other name", err, cairn.ErrMissing)
+	}
+	x := blank()
+	rename := func(string) string { return "old" }
+	if _, err := load(cairn.State{"new": x}, cairn.LoadOptions{Rename: rename}); err != nil || !tensor.Equal(x, whole(t, []int64{3}, 1)) {
+		t.Errorf("Rename: %v, or other elements", err)
+	}
+	half := must(tensor.New(tensor.Float16, []int64{3}))(t)
+	if _, err := load(cairn.State{"old": half}, cairn.LoadOptions{Cast: tensor.CastWiden}); !errors.Is(err, tensor.ErrCast) {
+		t.Errorf("Cast: %v; want %v", err, tensor.ErrCast)
+	}
+	if _, err := load(cairn.State{"old": whole(t, []int64{4}, 0)}, cairn.LoadOptions{}); !errors.Is(err, cairn.ErrMismatch) {
+		t.Errorf("another shape: %v; want %v", err, cairn.ErrMismatch)
+	}
+}
+
+func TestObserverIsToldOfEverything(t *testing.T) {
+	store := new(mem.Store)
+	var mu sync.Mutex
+	var planned, moved int64
+	var warned []error
+	o := &cairn.Observer{
+		Planned: func(n int64) { planned += n },
+		Moved:   func(n int64) { mu.Lock(); defer mu.Unlock(); moved += n },
+		Warned:  func(err error) { warned = append(warned, err) },
+	}
+	state := cairn.State{"x": whole(t, []int64{300, 300}, 1), "big": make([]byte, 50_000), "small": 1}
+	if _, err := cairn.Save(t.Context(), store, state, &cairn.SaveOptions{Observer: o}); err != nil {
+		t.Fatal(err)
+	}
+	if planned < 300*300*4+50_000 || moved != planned {
+		t.Errorf("save: planned %d bytes, moved %d", planned, moved)
+	}
+	planned, moved = 0, 0
+	rep, err := cairn.Load(t.Context(), store, state, &cairn.LoadOptions{Observer: o})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if moved != planned || moved != rep.Local.Needed || moved != 300*300*4+50_000 {
+		t.Errorf("load: planned %d bytes, moved %d, needed %d", planned, moved, rep.Local.Needed)
+	}
+	f := fault.New(store, fault.Rule{On: fault.Remove, Do: fault.Fail(errors.New("stays"))})
+	if _, err := cairn.Save(t.Context(), f, state, &cairn.SaveOptions{Observer: o}); err != nil || len(warned) != 1 {
+		t.Errorf("a file that cannot be removed: %v, warned of %v; want one warning", err, warned)
+	}
+}
+
+// A repeated save with a cache plans nothing, and saves what there is now.
+func TestCacheReusesThePlan(t *testing.T) {
+	store := new(mem.Store)
+	caches := [2]plan.Cache{}
+	for i := range 3 {
+		for r, err := range bubble(t, 2, func(ctx context.Context, g group.Group) error {
+			x := whole(t, []int64{4, 4}, float32(i))
+			state := cairn.State{"x": cut(t, rows(2), x, g.Rank()), "step": i}
+			rep, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Cache: &caches[g.Rank()], Step: int64(i)})
+			if err == nil && rep.PlanReused != (i > 0) {
+				err = fmt.Errorf("PlanReused = %v in save %d", rep.PlanReused, i)
+			}
+			return err
+		}) {
+			if err != nil {
+				t.Fatalf("save %d: rank %d: %v", i, r, err)
+			}
+		}
+		got, rep, err := cairn.LoadNew(t.Context(), store, nil)
+		if err != nil || rep.Step != int64(i) || got["step"] != int64(i) || !tensor.Equal(got["x"].(*tensor.Tensor), whole(t, []int64{4, 4}, float32(i))) {
+			t.Errorf("save %d: loaded %v, %+v, %v", i, got, rep, err)
+		}
+	}
+}

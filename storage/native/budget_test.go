@@ -1,0 +1,44 @@
+package native
+
+import (
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// The budget is for what is on its way, so it is what the pools lend at most.
+func TestBuffersStayWithinTheBudget(t *testing.T) {
+	state := plan.State{"x": storagetest.Filled(t, tensor.Uint8, []int64{1000, 9000}, 1)} // 9 MB
+	for _, c := range []struct{ budget, limit int64 }{
+		{1, 512 << 10}, {1 << 20, 1 << 20}, {5 << 20, 5 << 20}, {64 << 20, 48 << 20},
+	} {
+		s := new(mem.Store)
+		bufpool.ResetPeak()
+		before := bufpool.Stats().Lent
+		if err := save(t, s, "budget", state, &WriterOptions{BufferBytes: c.budget, FilesPerRank: 4}); err != nil {
+			t.Fatal(err)
+		}
+		if peak := bufpool.Stats().Peak - before; peak > c.limit || peak == 0 {
+			t.Errorf("save with a budget of %d used %d; want at most %d", c.budget, peak, c.limit)
+		}
+		bufpool.ResetPeak()
+		to, err := tensor.New(tensor.Int16, []int64{1000, 9000}) // cast: nothing can be read in place
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := at(s, nil, &ReaderOptions{BufferBytes: c.budget, Parallel: 8})
+		if err := storagetest.Load(t.Context(), p, plan.State{"x": to}); err != nil {
+			t.Fatal(err)
+		}
+		if peak := bufpool.Stats().Peak - before; peak > max(c.limit, 1<<20) || peak == 0 {
+			t.Errorf("load with a budget of %d used %d; want at most %d", c.budget, peak, max(c.limit, 1<<20))
+		}
+		if lent := bufpool.Stats().Lent; lent != before {
+			t.Errorf("%d bytes were not given back", lent-before)
+		}
+	}
+}
