@@ -1,31 +1,45 @@
 package cli
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
 
-// fewest is how far a column is shortened to make room for others.
-const fewest = 20
+// slack is a column that may be shortened, and how far at most.
+type slack struct{ col, least int }
 
-// fit makes a table at most so wide: it leaves out the prefix, shortens the
-// columns that may be, and drops columns at the right where that is not enough.
+// fit makes a table at most so wide. It leaves out the prefix and the spare
+// column, drops columns at the right that have no room, and shortens those that
+// may be.
 func (r *rows) fit(width int) {
+	if len(r.give) == 0 {
+		r.give = []slack{{len(r.right) - 1, 20}}
+	}
 	if r.prefix != "" && r.excess(width) > 0 {
 		r.leaveOutPrefix()
 	}
-	give := r.give
-	if len(give) == 0 {
-		give = []int{len(r.right) - 1}
+	if r.spare > 0 && r.excess(width) > 0 {
+		r.drop(r.spare)
 	}
-	for _, col := range give {
+	for len(r.right) > 2 && r.excess(width) > r.yield() {
+		r.drop(len(r.right) - 1)
+	}
+	for _, s := range r.give {
 		if over := r.excess(width); over > 0 {
-			r.shorten(col, max(r.column(col)-over, fewest))
+			r.shorten(s.col, max(r.column(s.col)-over, s.least))
 		}
 	}
-	for len(r.right) > 2 && r.excess(width) > 0 {
-		r.drop()
+}
+
+// yield returns how much narrower the table becomes if all columns give what
+// they may.
+func (r *rows) yield() int {
+	n := 0
+	for _, s := range r.give {
+		n += max(0, r.column(s.col)-s.least)
 	}
+	return n
 }
 
 func (r *rows) leaveOutPrefix() {
@@ -36,8 +50,8 @@ func (r *rows) leaveOutPrefix() {
 	}
 }
 
-// shorten cuts the cells of a column: the last one at their end, others in the
-// middle, since names differ at both ends.
+// shorten cuts the cells of a column: those of the last one at their end, others
+// further ahead.
 func (r *rows) shorten(col, width int) {
 	for _, row := range r.cells {
 		if col == len(r.right)-1 {
@@ -48,12 +62,20 @@ func (r *rows) shorten(col, width int) {
 	}
 }
 
-// drop removes the last column.
-func (r *rows) drop() {
-	last := len(r.right) - 1
-	r.right = r.right[:last]
+// drop removes a column.
+func (r *rows) drop(col int) {
+	r.right = slices.Delete(r.right, col, col+1)
 	for i := range r.cells {
-		r.cells[i] = r.cells[i][:last]
+		r.cells[i] = slices.Delete(r.cells[i], col, col+1)
+	}
+	r.give = slices.DeleteFunc(r.give, func(s slack) bool { return s.col == col })
+	for i := range r.give {
+		if r.give[i].col > col {
+			r.give[i].col--
+		}
+	}
+	if r.of > col {
+		r.of--
 	}
 }
 
@@ -65,12 +87,13 @@ func shorten(s string, n int) string {
 	return s
 }
 
-// shortenMiddle cuts text that is longer than n characters in its middle.
+// shortenMiddle cuts text that is longer than n characters behind its beginning:
+// of names the ends tell more.
 func shortenMiddle(s string, n int) string {
 	if utf8.RuneCountInString(s) <= n {
 		return s
 	}
 	r := []rune(s)
-	head := (n - 1) / 2
+	head := (n - 1) / 4
 	return string(r[:head]) + "…" + string(r[len(r)-(n-1-head):])
 }

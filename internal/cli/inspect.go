@@ -178,7 +178,7 @@ func (o *output) dtypes(list []inspect.DTypeTotals) {
 // tree prints a tree of names, indented.
 func (o *output) tree(n *inspect.Node) {
 	t := newRows("TREE", ">TENSORS", ">OBJECTS", ">ELEMENTS", ">SIZE", "WHAT")
-	t.give = []int{5, 0}
+	t.give = []slack{{5, 20}, {0, 20}}
 	if n.FQN != "" {
 		addNode(t, n, n.FQN, 0)
 		addNodes(t, n.Children, 1)
@@ -232,7 +232,7 @@ func (o *output) closeUp(v *closeUp) {
 	}
 	o.printf("\n")
 	t := newRows(">CHUNK", "OFFSETS", "SIZES", "FILE", ">AT", ">LENGTH", ">CHECKSUMS")
-	t.prefix, t.of, t.give = v.SaveID+"-", 3, []int{3}
+	t.prefix, t.of, t.give = v.SaveID+"-", 3, []slack{{3, 20}}
 	for _, c := range v.Chunks {
 		offsets, sizes, file := "", "", clean(c.File)
 		if v.Item.Kind == inspect.KindTensor {

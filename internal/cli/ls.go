@@ -102,7 +102,7 @@ func (o *output) items(items []inspect.Item, long bool) {
 		headings = append(headings, ">ELEMENTS", ">FILES", "VALUE")
 	}
 	t := newRows(headings...)
-	t.give = []int{len(headings) - 1, 0}
+	t.spare, t.give = 1, []slack{{len(headings) - 1, 20}, {0, 36}}
 	for i := range items {
 		it := &items[i]
 		dtype, shape := it.DType, ""

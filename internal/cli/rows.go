@@ -15,7 +15,9 @@ type rows struct {
 	cells [][]string
 	// give are the columns that are shortened where a table is too wide, in
 	// this order. None: the last one.
-	give []int
+	give []slack
+	// spare is a column that is dropped where a table is too wide. Zero: none.
+	spare int
 	// prefix is what the cells of column of begin with, over and over. It is
 	// left out where the table is too wide.
 	prefix string

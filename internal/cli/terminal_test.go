@@ -50,7 +50,7 @@ func TestResultsThatCannotBePrinted(t *testing.T) {
 func TestTablesFitTheTerminal(t *testing.T) {
 	table := func() *rows {
 		r := newRows("FILE", "NAME", ">SIZE", "PROBLEM")
-		r.prefix, r.give = "20261115t101500-00c0ffee-", []int{3, 1}
+		r.prefix, r.give = "20261115t101500-00c0ffee-", []slack{{3, 20}, {1, 20}}
 		r.add("20261115t101500-00c0ffee-r00000-0.safetensors", "optimizer.state.layers.0.attn.qkv.exp_avg_sq", "1 B", strings.Repeat("bad ", 20))
 		return r
 	}
@@ -58,8 +58,8 @@ func TestTablesFitTheTerminal(t *testing.T) {
 		0:   "20261115t101500-00c0ffee-r00000-0.safetensors  optimizer.state.layers.0.attn.qkv.exp_avg_sq   1 B  " + strings.Repeat("bad ", 20),
 		200: "20261115t101500-00c0ffee-r00000-0.safetensors  optimizer.state.layers.0.attn.qkv.exp_avg_sq   1 B  " + strings.Repeat("bad ", 20),
 		120: "…r00000-0.safetensors  optimizer.state.layers.0.attn.qkv.exp_avg_sq   1 B  " + strings.Repeat("bad ", 10) + "bad…",
-		80:  "…r00000-0.safetensors  optimizer.stat…qkv.exp_avg_sq   1 B  bad bad bad bad bad…",
-		60:  "…r00000-0.safetensors  optimizer…exp_avg_sq   1 B",
+		80:  "…r00000-0.safetensors  optimiz…0.attn.qkv.exp_avg_sq   1 B  bad bad bad bad bad…",
+		60:  "…r00000-0.safetensors  optimiz…s.0.attn.qkv.exp_avg_sq   1 B",
 	} {
 		var b bytes.Buffer
 		table().print(&b, "", width)
