@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+var (
+	// code is what a text shows as code: a fenced block or a span of a page, an
+	// indented line of a help text or a makefile, a quotation in a help text.
+	code = regexp.MustCompile("(?ms)^```\\w*\n(.*?)^```|`([^`\n]+)`|^(?:\\t|  )([^\n]+)|'(cairn [^'\n]+)'")
+	// called is a command line in it: at its beginning, behind a prompt, or
+	// where a shell begins another command.
+	called = regexp.MustCompile(`(?m)(?:^ *(?:[$] )?|[(|&] ?|or: )(?:\$\(BIN\)/|bin/|(?:go|\$\(GO\)) run \./cmd/)?cairn ([^\n]+)`)
+	// word is a word of it, or something that ends it.
+	word = regexp.MustCompile(`'[^']*'|"[^"]*"|\$\(\w+\)|[|&<>;#)]|[^\s|&<>;#)]+|   `)
+)
+
+// Every command line that a page, the Makefile or a help text quotes is one that
+// the program takes: the command exists, and so do its flags.
+func TestQuotedCommandLinesParse(t *testing.T) {
+	total := 0
+	for where, text := range quotingTexts(t) {
+		for _, block := range code.FindAllStringSubmatch(text, -1) {
+			for _, m := range called.FindAllStringSubmatch(strings.Join(block[1:], ""), -1) {
+				if words := commandWords(m[1]); len(words) > 0 {
+					total++
+					checkCommandLine(t, where, words)
+				}
+			}
+		}
+	}
+	if total < 80 {
+		t.Errorf("%d command lines found; the pattern is wrong", total)
+	}
+}
+
+// quotingTexts returns all texts that quote command lines, by where they are.
+func quotingTexts(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	root := filepath.Join("..", "..")
+	for _, pattern := range []string{"*.md", "Makefile", "docs/*.md", "docs/*/*.md", "changelog/*/*.md"} {
+		names, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range names {
+			b, err := os.ReadFile(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[n] = string(b)
+		}
+	}
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		out[c.CommandPath()+" --help"] = c.Long + "\n" + c.Example
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRootCmd())
+	return out
+}
+
+// commandWords returns the words of a command line behind the program's name,
+// up to where the shell takes over, or a remark stands beside it.
+func commandWords(line string) []string {
+	var out []string
+	for _, w := range word.FindAllString(line, -1) {
+		if len(w) == 1 && strings.Contains("|&<>;#)", w) || w == "   " {
+			break
+		}
+		out = append(out, strings.Trim(w, `"'`))
+	}
+	return out
+}
+
+func checkCommandLine(t *testing.T, where string, words []string) {
+	t.Helper()
+	root := newRootCmd()
+	line := "cairn " + strings.Join(words, " ")
+	cmd, rest, err := root.Find(words)
+	if err != nil {
+		t.Errorf("%s: %s: %v", where, line, err)
+		return
+	}
+	rest, open := withoutPlaceholders(rest)
+	if err := cmd.ParseFlags(rest); err != nil {
+		t.Errorf("%s: %s: %v", where, line, err)
+		return
+	}
+	args := cmd.Flags().Args()
+	if cmd.HasSubCommands() && len(args) > 0 {
+		t.Errorf("%s: %s: there is no command %s", where, line, args[0])
+	}
+	// A line that is only the command's name is about the command.
+	if check := cmd.Args; check != nil && !open && len(rest) > 0 && !cmd.HasSubCommands() {
+		if err := check(cmd, args); err != nil {
+			t.Errorf("%s: %s: %v", where, line, err)
+		}
+	}
+}
+
+// withoutPlaceholders leaves out what stands for something else, and reports
+// whether there was any.
+func withoutPlaceholders(words []string) ([]string, bool) {
+	var out []string
+	open := false
+	for _, w := range words {
+		switch {
+		case strings.HasPrefix(w, "[") || strings.Contains(w, "…") || w == "COMMAND":
+			open = true
+		case w == "$(BENCHSIZE)":
+			out = append(out, "4GiB")
+		default:
+			out = append(out, w)
+		}
+	}
+	return out, open
+}
