@@ -22,6 +22,7 @@ import (
 // the record, the chunks against their tensors, every file and every chunk
 // against their checksums, the data files' headers against the index. All that
 // is wrong is in the report; the error is for what could not be checked at all.
+// progress, if not nil, is told of the bytes that were read, one call at a time.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
 	v := &verifier{c: c, items: map[string][]*scanItem{}, keys: map[string]map[string]bool{}, progress: progress}
 	v.rep.Problems = []storage.VerifyProblem{}
@@ -66,6 +67,16 @@ type verifier struct {
 
 	mu  sync.Mutex
 	rep storage.VerifyReport // guarded by mu
+}
+
+// tell passes progress on, from whichever file it comes.
+func (v *verifier) tell(n int64) {
+	if v.progress == nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.progress(n)
 }
 
 func (v *verifier) problem(file, fqn, format string, args ...any) {
@@ -132,7 +143,7 @@ func (v *verifier) separate(file string) []*scanItem {
 // file checks one file of the record.
 func (v *verifier) file(ctx context.Context, f recordFile) error {
 	items := v.separate(f.Name)
-	size, crc, err := scanFile(ctx, v.c.store, f.Name, items, v.progress)
+	size, crc, err := scanFile(ctx, v.c.store, f.Name, items, v.tell)
 	if err != nil {
 		err = goneError(ctx, v.c.store, f.Name, err)
 		if errors.Is(err, storage.ErrCorrupt) {
