@@ -15,29 +15,31 @@ import (
 const abortTime = 2 * time.Minute
 
 // giveUp forgets the plans and removes what was written of a save that failed
-// with err, also where it was cancelled.
-func (s *saveRun) giveUp(ctx context.Context, err error) {
+// with err, also where it was cancelled. It returns the error, which wraps
+// storage.ErrUncertain where a checkpoint may need what was written: then that
+// stays.
+func (s *saveRun) giveUp(ctx context.Context, err error) error {
 	s.forget()
-	if !s.begun || s.needed(err) {
-		return
+	if s.lost(err) {
+		err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+	}
+	if !s.begun || errors.Is(err, storage.ErrUncertain) {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTime)
 	defer cancel()
-	err = group.Catch(func() error { return s.Writer.Abort(ctx) })
-	if err != nil && s.Warned != nil {
-		s.Warned(fmt.Errorf("removing what was written: %w", err))
+	abortErr := group.Catch(func() error { return s.Writer.Abort(ctx) })
+	if abortErr != nil && s.Warned != nil {
+		s.Warned(fmt.Errorf("removing what was written: %w", abortErr))
 	}
+	return err
 }
 
-// needed reports whether a checkpoint may need what this rank wrote: the commit
-// is uncertain, or the rank has handed its results over and then lost sight of
-// the others. A coordinator that did not come to commit knows better, and its
-// Abort is for the files of all ranks.
-func (s *saveRun) needed(err error) bool {
-	if errors.Is(err, storage.ErrUncertain) {
-		return true
-	}
-	return s.Group.Rank() != 0 && s.wrote && errors.Is(err, group.ErrGone)
+// lost reports whether this rank has handed its results over and then lost sight
+// of the coordinator, which may have committed since. The coordinator itself
+// knows whether it has, and its Abort is for the files of all ranks.
+func (s *saveRun) lost(err error) bool {
+	return s.Group.Rank() != 0 && s.wrote && errors.Is(err, group.ErrGone) && !errors.Is(err, storage.ErrUncertain)
 }
 
 func (s *saveRun) forget() {

@@ -34,7 +34,8 @@ type SaveJob struct {
 type Observer struct {
 	// Planned is told how many bytes this rank will move.
 	Planned func(bytes int64)
-	// Moved is told of every piece that was written or read.
+	// Moved is told of what was written or read of them: when all is done, as
+	// many bytes in sum as Planned was told of.
 	Moved func(bytes int64)
 	// Warned is told of what went wrong without harm.
 	Warned func(err error)
@@ -76,14 +77,14 @@ type saveRun struct {
 // Save carries a save out. Every rank of the group calls it; every rank returns
 // the same error, if any. What was written is removed then, and no checkpoint
 // has appeared or changed, unless the error wraps storage.ErrUncertain: then
-// nobody can tell whether the new checkpoint replaced the old one, and nothing
-// that either needs is removed.
+// the rank cannot tell whether the new checkpoint replaced the old one, and
+// nothing that either needs is removed. (Where a rank is gone for good, only the
+// coordinator may know, so only the others' errors wrap it.)
 func Save(ctx context.Context, job SaveJob) (*SaveResult, error) {
 	s := &saveRun{SaveJob: job}
 	out, err := s.run(ctx)
 	if err != nil {
-		s.giveUp(ctx, err)
-		return nil, err
+		return nil, s.giveUp(ctx, err)
 	}
 	return out, nil
 }
