@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -91,8 +92,10 @@ func TestEveryFlippedByteIsFound(t *testing.T) {
 			bad[i] ^= 1 << (i % 8)
 			put(bad)
 			what := fmt.Sprintf("%s, byte %d", name, i)
-			if err := loadTiny(t, s); err != nil && !isNamed(err) {
-				t.Errorf("%s: load = %v; want a named error or the right data", what, err)
+			if unread := strings.HasSuffix(name, dataSuffix) && i < headerAlign; !unread || i%64 == 0 { // loads read no headers
+				if err := loadTiny(t, s); err != nil && !isNamed(err) {
+					t.Errorf("%s: load = %v; want a named error or the right data", what, err)
+				}
 			}
 			checkFound(t, s, what)
 			if t.Failed() {
