@@ -24,6 +24,9 @@ type Checkpoint struct {
 // Open opens the checkpoint at the root of store. It reads the record and the
 // end of the index, however large the checkpoint is.
 func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
+	if store == nil {
+		return nil, wrap("open", store, errNoStore)
+	}
 	c, err := native.Open(ctx, store)
 	if err != nil {
 		return nil, wrap("open", store, err)

@@ -2,6 +2,7 @@ package cairn
 
 import (
 	"fmt"
+	"io/fs"
 
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -37,6 +38,9 @@ var (
 	ErrState = plan.ErrState
 )
 
+// errNoStore reports a nil store.
+var errNoStore = fmt.Errorf("%w: no store was given", fs.ErrInvalid)
+
 // Error is the error of an operation on a checkpoint. Failures on other ranks
 // are in the chain as a *group.StepError.
 type Error struct {
@@ -58,5 +62,9 @@ func wrap(op string, where fmt.Stringer, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &Error{Op: op, Where: where.String(), Err: err}
+	e := &Error{Op: op, Where: "nowhere", Err: err}
+	if where != nil {
+		e.Where = where.String()
+	}
+	return e
 }

@@ -81,6 +81,9 @@ func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions)
 	job := o.job(store)
 	var stateful map[string]Stateful
 	err := group.Each(ctx, job.Group, "state", func(context.Context) error {
+		if store == nil && o.Reader == nil {
+			return errNoStore
+		}
 		var err error
 		job.State, stateful, err = expand(state)
 		return err
@@ -116,7 +119,9 @@ func (o *LoadOptions) job(store blob.Store) engine.LoadJob {
 		}
 	}
 	if job.Reader == nil {
-		job.Reader = native.NewReader(store, &native.ReaderOptions{BufferBytes: o.BufferBytes, Parallel: o.Parallel})
+		job.Reader = native.NewReader(store, &native.ReaderOptions{
+			BufferBytes: o.BufferBytes, Parallel: o.Parallel, TrustSizes: job.Group.Rank() != 0,
+		})
 	}
 	return job
 }
@@ -132,10 +137,11 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 		o = *opts
 	}
 	job := o.job(store)
-	o.Reader = job.Reader
+	read := &readOnce{Reader: job.Reader}
+	o.Reader = read
 	var state State
 	err := group.Each(ctx, job.Group, "state", func(ctx context.Context) error {
-		md, err := o.Reader.ReadMetadata(ctx)
+		md, err := read.ReadMetadata(ctx)
 		if err != nil {
 			return err
 		}
@@ -150,13 +156,27 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 	if err != nil {
 		return nil, nil, wrap("load", store, err)
 	}
-	o.AllowMissing = true // only the gaps of lists that are loaded in part
 	r, err := Load(ctx, store, state, &o)
 	if err != nil {
 		return nil, nil, err
 	}
-	r.Missing = nil
 	return state, r, nil
+}
+
+// readOnce reads the metadata once, so that a state is filled from the save
+// that it was made for.
+type readOnce struct {
+	storage.Reader
+	md *meta.Metadata
+}
+
+func (r *readOnce) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
+	if r.md != nil {
+		return r.md, nil
+	}
+	md, err := r.Reader.ReadMetadata(ctx)
+	r.md = md
+	return md, err
 }
 
 // hasPrefix reports whether fqn is one of the prefixes or below one. No

@@ -94,6 +94,9 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 	}
 	job := o.job(store)
 	err := group.Each(ctx, job.Group, "state", func(context.Context) error {
+		if store == nil && o.Writer == nil {
+			return errNoStore
+		}
 		var err error
 		job.State, _, err = expand(state)
 		return err
@@ -127,8 +130,11 @@ func (o *SaveOptions) job(store blob.Store) engine.SaveJob {
 	now := time.Now().UTC()
 	id := native.NewSaveID(now, rand.Uint32())
 	job.Storage = meta.Storage{
-		ID: store.String(), SaveID: id, Step: o.Step, Time: now, WorldSize: job.Group.Size(),
+		SaveID: id, Step: o.Step, Time: now, WorldSize: job.Group.Size(),
 		Writer: "cairn " + Version, Tags: o.Tags,
+	}
+	if store != nil {
+		job.Storage.ID = store.String()
 	}
 	return job
 }

@@ -1,9 +1,9 @@
 package plan
 
 import (
+	"encoding/binary"
 	"fmt"
 	"reflect"
-	"slices"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -32,6 +32,7 @@ var (
 type leafData struct {
 	tensor  *tensor.Tensor
 	sharded Checkpointable
+	parts   map[string]int // of sharded, by box
 	bytes   []byte
 }
 
@@ -118,13 +119,15 @@ func (d *DefaultSave) addSharded(p *SavePlan, info *Info, v Checkpointable) erro
 	if len(boxes) == 0 {
 		p.Absent = append(p.Absent, info.FQN)
 	}
-	for _, b := range boxes {
+	parts := make(map[string]int, len(boxes))
+	for i, b := range boxes {
 		if err := b.Check(info.Shape); err != nil {
 			return err
 		}
 		p.Items = append(p.Items, WriteItem{Info: info, Kind: KindShard, Box: b})
+		parts[boxKey(b)] = i // equal boxes have equal contents
 	}
-	d.values[info.FQN] = leafData{sharded: v}
+	d.values[info.FQN] = leafData{sharded: v, parts: parts}
 	return nil
 }
 
@@ -164,17 +167,29 @@ func (d *DefaultSave) Resolve(it *WriteItem) (Data, error) {
 	case it.Kind == KindTensor && v.tensor != nil:
 		return Data{Tensor: v.tensor}, nil
 	case it.Kind == KindShard && v.sharded != nil:
-		t, err := findPart(v.sharded, it.Box)
+		t, err := v.part(it.Box)
 		return Data{Tensor: t}, err
 	}
 	return Data{}, fmt.Errorf("%w: %q is not a %v in this rank's state", ErrState, it.FQN(), it.Kind)
 }
 
-// findPart returns the memory of box b of v.
-func findPart(v Checkpointable, b tensor.Box) (*tensor.Tensor, error) {
-	i := slices.IndexFunc(v.Boxes(), b.Equal)
-	if i < 0 {
+// part returns the memory of box b.
+func (v *leafData) part(b tensor.Box) (*tensor.Tensor, error) {
+	i, ok := v.parts[boxKey(b)]
+	if !ok {
 		return nil, fmt.Errorf("%w: box %v is not on this rank", ErrState, b)
 	}
-	return v.Part(i)
+	return v.sharded.Part(i)
+}
+
+// boxKey returns what identifies a box, as the key of a map.
+func boxKey(b tensor.Box) string {
+	k := make([]byte, 0, 16*len(b.Sizes))
+	for _, n := range b.Offsets {
+		k = binary.LittleEndian.AppendUint64(k, uint64(n))
+	}
+	for _, n := range b.Sizes {
+		k = binary.LittleEndian.AppendUint64(k, uint64(n))
+	}
+	return string(k)
 }

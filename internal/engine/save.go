@@ -163,7 +163,7 @@ func (s *saveRun) localPlan(ctx context.Context) (*plan.SavePlan, error) {
 
 // options identifies what a local plan's fate depends on beside its contents.
 func (s *saveRun) options() string {
-	o := fmt.Sprintf("%T %d/%d %v", s.Planner, s.Group.Rank(), s.Group.Size(), s.Group.Ranks())
+	o := fmt.Sprintf("%T %T %d/%d %v", s.Planner, s.Writer, s.Group.Rank(), s.Group.Size(), s.Group.Ranks())
 	if p, ok := s.Planner.(plan.Optioned); ok {
 		o += " " + p.PlanOptions()
 	}

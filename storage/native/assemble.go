@@ -44,7 +44,7 @@ func (w *Writer) writeFile(ctx context.Context, f *dataFile, a *assembly) (*stor
 			g.Go(func() error { return err }) // cancelled is not done
 			break
 		}
-		g.Go(func() error {
+		g.Go(guarded(func() error {
 			defer a.pieces.Put(buf)
 			crcs[at/size] = crc32c.Checksum(buf)
 			if err := bw.WriteAt(gctx, buf, at); err != nil {
@@ -52,7 +52,7 @@ func (w *Writer) writeFile(ctx context.Context, f *dataFile, a *assembly) (*stor
 			}
 			a.told.add(int64(len(buf)))
 			return nil
-		})
+		}))
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err

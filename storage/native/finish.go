@@ -8,6 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -19,6 +20,9 @@ func detailOf(key string) *meta.Detail { return &meta.Detail{Key: key} }
 func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
 	entries, err := locate(md, results)
 	if err != nil {
+		return err
+	}
+	if err := checkWhole(entries); err != nil {
 		return err
 	}
 	index, err := encodeIndex(entries)
@@ -159,6 +163,27 @@ func locateOne(md *meta.Metadata, r *storage.WriteResult) error {
 		return fmt.Errorf("%w: %v was written twice", meta.ErrInvalid, r.Index)
 	}
 	e.Tensor.Locs[i] = r.Loc
+	return nil
+}
+
+// checkWhole refuses entries that readers would refuse: whatever the planner
+// says, a checkpoint that cannot be read does not replace one that can.
+func checkWhole(entries []meta.Entry) error {
+	for i := range entries {
+		e := &entries[i]
+		if e.Tensor == nil {
+			continue
+		}
+		if p := plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks); len(p) > 0 {
+			return fmt.Errorf("%w: %q: %s: %s", meta.ErrInvalid, e.FQN, p[0].Kind, p[0].Text)
+		}
+		for j, b := range e.Tensor.Chunks {
+			g, loc := gridOf(b.Sizes, int64(e.Tensor.DType.Size())), &e.Tensor.Locs[j]
+			if loc.Length != g.total || int64(len(loc.Sums)) != g.tiles() {
+				return fmt.Errorf("%w: %q at %v: %d bytes were written, the plan has %d", meta.ErrInvalid, e.FQN, b.Offsets, loc.Length, g.total)
+			}
+		}
+	}
 	return nil
 }
 

@@ -32,7 +32,7 @@ func (x *indexFile) all(ctx context.Context) ([]meta.Entry, error) {
 	first := 0
 	for _, end := range x.pieceEnds() {
 		from := first
-		g.Go(func() error { return x.decodePiece(ctx, from, end, entries) })
+		g.Go(guarded(func() error { return x.decodePiece(ctx, from, end, entries) }))
 		first = end
 	}
 	if err := g.Wait(); err != nil {

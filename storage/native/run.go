@@ -60,7 +60,7 @@ func (b *batch) run(ctx context.Context, opts ReaderOptions, tell func(int64)) (
 		if gctx.Err() != nil {
 			break
 		}
-		g.Go(func() error {
+		g.Go(guarded(func() error {
 			n, reqs, err := b.carryOut(gctx, &fetches[i], pool)
 			read.Add(n)
 			requests.Add(reqs)
@@ -68,7 +68,7 @@ func (b *batch) run(ctx context.Context, opts ReaderOptions, tell func(int64)) (
 				told.add(fetches[i].rounded())
 			}
 			return err
-		})
+		}))
 	}
 	err := g.Wait()
 	if err == nil {

@@ -42,7 +42,7 @@ func scanFile(ctx context.Context, s blob.Store, name string, items []*scanItem,
 	pool := bufpool.New(pieceBytes, 3*pieceBytes, 3)
 	pieces := make(chan []byte, 1)
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
+	g.Go(guarded(func() error {
 		defer close(pieces)
 		for at := int64(0); at < size; at += pieceBytes {
 			buf, err := pool.Get(gctx)
@@ -62,7 +62,7 @@ func scanFile(ctx context.Context, s blob.Store, name string, items []*scanItem,
 			}
 		}
 		return nil
-	})
+	}))
 	at := int64(0)
 	for p := range pieces {
 		crc = crc32c.Update(crc, p)

@@ -38,7 +38,7 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
 	for _, f := range c.rec.Files {
-		g.Go(func() error { return v.file(gctx, f) })
+		g.Go(guarded(func() error { return v.file(gctx, f) }))
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err

@@ -22,7 +22,8 @@ import (
 // WriterOptions change how a checkpoint is written. Nil means the defaults.
 type WriterOptions struct {
 	// FilesPerRank is the number of data files a rank writes at the same time.
-	// Zero: 1. A rank that holds several chunks of one tensor writes up to 8.
+	// Zero: 1, at most 1024. A rank that holds several chunks of one tensor
+	// writes up to 8.
 	FilesPerRank int
 	// BufferBytes bounds the host memory this rank uses for bytes on their way
 	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
@@ -36,12 +37,15 @@ type WriterOptions struct {
 	SweepAfter time.Duration
 }
 
+// maxFiles bounds FilesPerRank: more files at a time make nothing faster.
+const maxFiles = 1024
+
 func (o *WriterOptions) withDefaults() WriterOptions {
 	var out WriterOptions
 	if o != nil {
 		out = *o
 	}
-	out.FilesPerRank = max(1, out.FilesPerRank)
+	out.FilesPerRank = min(max(1, out.FilesPerRank), maxFiles)
 	if out.BufferBytes <= 0 {
 		out.BufferBytes = 1 << 30
 	}
@@ -147,11 +151,11 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(1, min(w.opts.FilesPerRank, a.pieces.Count()/2)))
 	for i, f := range files {
-		g.Go(func() error {
+		g.Go(guarded(func() error {
 			r, err := w.writeFile(gctx, f, a)
 			results[i] = r
 			return err
-		})
+		}))
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err

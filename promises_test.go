@@ -1,0 +1,101 @@
+package cairn_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+)
+
+// replaced is a reader whose checkpoint is replaced after the metadata was read.
+type replaced struct {
+	storage.Reader
+	replace func()
+}
+
+func (r *replaced) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
+	md, err := r.Reader.ReadMetadata(ctx)
+	if r.replace != nil {
+		r.replace()
+		r.replace = nil
+	}
+	return md, err
+}
+
+func TestANewStateIsOfOneSave(t *testing.T) {
+	store := new(mem.Store)
+	mustSave(t, store, cairn.State{"a": whole(t, []int64{4}, 1), "b": whole(t, []int64{4}, 1), "v": 1})
+	r := &replaced{Reader: native.NewReader(store, nil), replace: func() {
+		mustSave(t, store, cairn.State{"a": whole(t, []int64{4}, 100), "c": whole(t, []int64{4}, 1)})
+	}}
+	s, _, err := cairn.LoadNew(t.Context(), store, &cairn.LoadOptions{Reader: r})
+	if err == nil {
+		t.Errorf("LoadNew of a checkpoint that was replaced meanwhile = %v, nil; want an error", s)
+	}
+}
+
+func TestAPanicOfTheObserverIsAnError(t *testing.T) {
+	boo := &cairn.Observer{Moved: func(int64) { panic("boo") }}
+	store := new(mem.Store)
+	x := whole(t, []int64{1 << 10}, 1)
+	if _, err := cairn.Save(t.Context(), store, cairn.State{"x": x}, &cairn.SaveOptions{Observer: boo}); err == nil || !strings.Contains(err.Error(), "boo") {
+		t.Errorf("Save = %v; want the panic", err)
+	}
+	mustSave(t, store, cairn.State{"x": x})
+	if _, err := cairn.Load(t.Context(), store, cairn.State{"x": x.Clone()}, &cairn.LoadOptions{Observer: boo}); err == nil || !strings.Contains(err.Error(), "boo") {
+		t.Errorf("Load = %v; want the panic", err)
+	}
+}
+
+// gaps is a planner that forgets half of every tensor.
+type gaps struct{ *plan.DefaultSave }
+
+func (g gaps) GlobalPlan(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	out, md, err := g.DefaultSave.GlobalPlan(plans)
+	if err == nil {
+		md.Entries[0].Tensor.Shape = []int64{8}
+	}
+	return out, md, err
+}
+
+func TestAWrongPlannerDoesNotReplaceAGoodCheckpoint(t *testing.T) {
+	store := new(mem.Store)
+	mustSave(t, store, cairn.State{"n": 1})
+	_, err := cairn.Save(t.Context(), store, cairn.State{"x": whole(t, []int64{4}, 1)}, &cairn.SaveOptions{Planner: gaps{new(plan.DefaultSave)}})
+	if !errors.Is(err, meta.ErrInvalid) {
+		t.Errorf("Save = %v; want %v", err, meta.ErrInvalid)
+	}
+	if s, _, err := cairn.LoadNew(t.Context(), store, nil); err != nil || s["n"] != int64(1) {
+		t.Errorf("the old checkpoint is %v, %v", s, err)
+	}
+}
+
+func TestNoStoreOnOneRankIsEverybodysError(t *testing.T) {
+	store := new(mem.Store)
+	errs := make([]error, 2)
+	onRanks(t, 2, func(ctx context.Context, g group.Group) error {
+		o := &cairn.SaveOptions{Group: g}
+		if g.Rank() == 1 {
+			_, errs[1] = cairn.Save(ctx, nil, cairn.State{"n": 1}, o)
+		} else {
+			_, errs[0] = cairn.Save(ctx, store, cairn.State{"n": 1}, o)
+		}
+		return nil
+	})
+	for rank, err := range errs {
+		if e, ok := errors.AsType[*group.StepError](err); !ok || len(e.Ranks()) != 1 || e.Ranks()[0] != 1 {
+			t.Errorf("rank %d: Save = %v; want an error of rank 1", rank, err)
+		}
+	}
+	if _, err := cairn.Open(t.Context(), nil); err == nil {
+		t.Error("Open without a store succeeded")
+	}
+}
