@@ -15,7 +15,7 @@ func reduce[L, G any](
 	send func([][]byte) ([]byte, error),
 ) (G, error) {
 	var none G
-	msg := r.attempt(ctx, func() ([]byte, error) { return produce(ctx, lc, local) })
+	msg := r.work(ctx, func(ctx context.Context) ([]byte, error) { return produce(ctx, lc, local) })
 	msgs, err := r.g.Gather(ctx, 0, msg)
 	if err != nil {
 		return none, r.broken(err)

@@ -28,6 +28,7 @@ var (
 	registryMu sync.RWMutex
 	registry   = []sentinel{ // guarded by registryMu; only grows
 		{"context.Canceled", context.Canceled},
+		{"group.alarm", errAlarm},
 		{"context.DeadlineExceeded", context.DeadlineExceeded},
 		{"errors.ErrUnsupported", errors.ErrUnsupported},
 		{"fs.ErrClosed", fs.ErrClosed},

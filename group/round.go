@@ -46,7 +46,7 @@ func (r *round) tally(msgs [][]byte) failures {
 		}
 		all[rank] = f[rank]
 	}
-	return all
+	return all.causes()
 }
 
 // settle tells rank 0 how this rank fared, and every rank how all did.

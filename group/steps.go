@@ -15,8 +15,9 @@ import (
 // panic, a value that cannot be encoded or decoded, a context that ends, every
 // rank returns a [*StepError] of the same text that names all ranks on which
 // something went wrong. What global does wrong is filed under rank 0. A rank
-// whose context ends makes the step fail at once, naming that rank; otherwise
-// the step waits for all ranks.
+// whose context ends makes the step fail at once, naming that rank. Otherwise
+// the step waits for all ranks, so that all failures are named; see [StopEarly]
+// for steps that take long.
 func ReduceScatter[L, G any](
 	ctx context.Context, g Group, step string, lc Codec[L], gc Codec[G],
 	local func(context.Context) (L, error),
@@ -70,7 +71,7 @@ func AllReduce[L, G any](
 // fn was done on all ranks or every rank knows on which it was not.
 func Each(ctx context.Context, g Group, step string, fn func(context.Context) error) error {
 	r := &round{g: g, step: step}
-	msg := r.attempt(ctx, func() ([]byte, error) { return nil, fn(ctx) })
+	msg := r.work(ctx, func(ctx context.Context) ([]byte, error) { return nil, fn(ctx) })
 	return r.settle(ctx, msg)
 }
 

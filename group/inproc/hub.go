@@ -23,6 +23,9 @@ type hub struct {
 	// calls holds the calls by number until every rank has entered them. Ranks
 	// are at different numbers only past calls that failed.
 	calls map[uint64]*call // guarded by world.mu
+	// alarms holds the alarms before the calls of these numbers, made when the
+	// first rank asks for one.
+	alarms map[uint64]*alarm // guarded by world.mu
 	// left are the ranks that left this group, in that order.
 	left []departure // guarded by world.mu
 	// lost is the departure, from this group or one above, that ended this
@@ -37,7 +40,7 @@ type departure struct {
 }
 
 func newHub(w *world, parent *hub, ranks []int) *hub {
-	return &hub{world: w, parent: parent, ranks: ranks, calls: make(map[uint64]*call)}
+	return &hub{world: w, parent: parent, ranks: ranks, calls: make(map[uint64]*call), alarms: make(map[uint64]*alarm)}
 }
 
 // enter hands a rank's deposit to the call of that number and returns the call,
@@ -57,6 +60,7 @@ func (h *hub) enter(number uint64, d deposit) *call {
 	c.entered++
 	if c.entered == len(h.ranks) {
 		delete(h.calls, number)
+		delete(h.alarms, number)
 	}
 	c.take(d)
 	return c

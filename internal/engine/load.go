@@ -42,7 +42,7 @@ func Load(ctx context.Context, job LoadJob) (*LoadResult, error) {
 	}
 	planned := time.Now()
 	out := &LoadResult{Metadata: l.md, PlanTime: planned.Sub(start)}
-	out.Total, err = group.AllReduce(ctx, l.Group, "read", group.JSON[storage.ReadStats](), group.JSON[storage.ReadStats](),
+	out.Total, err = group.AllReduce(ctx, group.StopEarly(l.Group), "read", group.JSON[storage.ReadStats](), group.JSON[storage.ReadStats](),
 		func(ctx context.Context) (storage.ReadStats, error) {
 			var err error
 			out.Local, err = l.read(ctx, own.plan)

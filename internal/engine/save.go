@@ -174,6 +174,13 @@ func (s *saveRun) globalPlan(ctx context.Context, sent []*plan.SavePlan) ([]*pla
 	if err := plan.CheckValues(sent); err != nil {
 		return nil, err
 	}
+	if s.Cache == nil {
+		for r, p := range sent {
+			if p.Unchanged { // a rank remembers a save, and this one does not
+				return nil, fmt.Errorf("%w: %v of rank %d", plan.ErrStale, p.Fingerprint, r)
+			}
+		}
+	}
 	full := func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 		out, md, err := s.Planner.GlobalPlan(plans)
 		if err != nil {
@@ -205,7 +212,7 @@ func (s *saveRun) globalPlan(ctx context.Context, sent []*plan.SavePlan) ([]*pla
 // the coordinator gets all results.
 func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (int64, error) {
 	var local int64
-	_, err := group.AllReduce(ctx, s.Group, "write", storage.ResultCodec{}, group.Bytes{},
+	_, err := group.AllReduce(ctx, group.StopEarly(s.Group), "write", storage.ResultCodec{}, group.Bytes{},
 		func(ctx context.Context) (*storage.WriteResults, error) {
 			r, err := s.write(ctx, answer)
 			if err == nil {

@@ -14,11 +14,11 @@ import (
 const headerAlign = 4096
 
 // inlineMax is the largest value that goes into the index itself, and
-// inlineTotal the most that one rank's values may add to it: they also stand in
-// a data file's header, whose length is bounded.
+// inlineTotal the most that one rank's values may take in a data file's header,
+// where they stand too and whose length is bounded.
 const (
 	inlineMax   = 16 << 10
-	inlineTotal = 8 << 20
+	inlineTotal = 32 << 20
 )
 
 // headerMax bounds what spread thinks that a file's header takes. It thinks of

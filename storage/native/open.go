@@ -139,9 +139,15 @@ func (c *Checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
 	if err != nil {
 		return nil, c.named(err)
 	}
+	// No byte is part of two entries, so that together they cannot be larger
+	// than the files, and nobody makes room for more than there is.
+	left := c.TotalBytes()
 	for i := range entries {
 		if err := c.checkEntry(&entries[i]); err != nil {
 			return nil, c.named(err)
+		}
+		if left -= entries[i].NumBytes(); left < 0 {
+			return nil, c.named(fmt.Errorf("%w: its entries have more bytes than the files", storage.ErrCorrupt))
 		}
 	}
 	return &meta.Metadata{Entries: entries, PlannerData: c.rec.PlannerData, Storage: c.Storage()}, nil

@@ -106,8 +106,12 @@ func checkBeforeRepair(ctx context.Context, s blob.Store, rec *record, o RepairO
 		return err
 	}
 	for _, f := range rec.Files {
-		if _, ok := have[f.Name]; !ok {
+		size, ok := have[f.Name]
+		if !ok {
 			return fmt.Errorf("%w: data file %s of %s is gone", storage.ErrIncomplete, f.Name, s)
+		}
+		if size != f.Size {
+			return fmt.Errorf("%w: %s of %s has %d bytes, the record says %d", storage.ErrCorrupt, f.Name, s, size, f.Size)
 		}
 	}
 	if !o.Force {

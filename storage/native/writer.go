@@ -175,7 +175,8 @@ func (w *Writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.Wr
 	left := int64(inlineTotal)
 	for i := range p.Items {
 		it := &p.Items[i]
-		if it.Kind != plan.KindBytes || it.Size > min(inlineMax, left) {
+		cost := headerCost(it) + 2*it.Size // as base64 in the header
+		if it.Kind != plan.KindBytes || it.Size > inlineMax || cost > left {
 			items = append(items, it)
 			continue
 		}
@@ -183,7 +184,7 @@ func (w *Writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.Wr
 		if err != nil {
 			return nil, nil, err
 		}
-		left -= it.Size
+		left -= cost
 		values = append(values, selfValue{FQN: it.FQN(), Path: pathJSON(it.Info.Path), Codec: it.Info.Codec, Data: b})
 		out.Items = append(out.Items, storage.WriteResult{Index: it.Index(), Inline: b})
 	}

@@ -204,12 +204,28 @@ func TestManySmallValuesDoNotAllGoIntoTheIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var inline int64
-	for _, v := range values {
-		inline += int64(len(v.Data))
+	if len(values) == 0 || len(items) == 0 || len(out.Items) != len(values) || len(values)+len(items) != len(p.Items) {
+		t.Errorf("%d values are in the index, %d are not; want some of each", len(values), len(items))
 	}
-	if inline != inlineTotal || len(out.Items) != len(values) || len(values)+len(items) != len(p.Items) {
-		t.Errorf("%d bytes of %d values are in the index, %d are not; want %d bytes", inline, len(values), len(items), inlineTotal)
+	f, err := lay("f", nil, &selfDescription{Values: values})
+	if err != nil || len(f.header) > inlineTotal {
+		t.Errorf("the values make a header of %d bytes, %v; want at most %d", len(f.header), err, inlineTotal)
+	}
+}
+
+// A name costs a header more than a small value does.
+func TestTheNamesOfValuesCountToo(t *testing.T) {
+	p := &plan.SavePlan{}
+	for i := range 100_000 {
+		p.Items = append(p.Items, *item(fmt.Sprintf("%s%06d", strings.Repeat("n", 200), i), 1))
+	}
+	values, items, err := new(Writer).inline(p, zeroResolver([]byte{0}), &storage.WriteResults{})
+	if err != nil || len(values) == 0 || len(items) == 0 {
+		t.Fatalf("%d values in the index, %d not, %v; want some of each", len(values), len(items), err)
+	}
+	f, err := lay("f", nil, &selfDescription{Values: values})
+	if err != nil || len(f.header) > inlineTotal {
+		t.Errorf("the values make a header of %d bytes, %v; want at most %d", len(f.header), err, inlineTotal)
 	}
 }
 
