@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/meta"
@@ -153,8 +154,10 @@ func (r *PlanResult) global(plans []*plan.SavePlan, c *caches) ([]*plan.SavePlan
 func (r *PlanResult) index(md *meta.Metadata, finals []*plan.SavePlan) error {
 	start := time.Now()
 	saveID := native.NewSaveID(start, 0)
+	md = &meta.Metadata{Entries: slices.Clone(md.Entries)} // the cache keeps the original
 	for i := range md.Entries {
-		t := md.Entries[i].Tensor
+		t := *md.Entries[i].Tensor
+		md.Entries[i].Tensor = &t
 		t.Locs = make([]meta.Location, len(t.Chunks))
 		n := native.Sums(t.Chunks[0].Sizes, t.DType.Size()) // the chunks are alike
 		sums := make([]uint32, n*int64(len(t.Chunks)))
