@@ -54,3 +54,10 @@ type Sweeper interface {
 	// olderThan protects them.
 	SweepTemp(ctx context.Context, olderThan time.Duration) (int, error)
 }
+
+// Prefetcher is a capability of readers that can fetch bytes ahead of their use.
+type Prefetcher interface {
+	// Prefetch begins to fetch n bytes from off on. It does not wait for them,
+	// and nothing comes of a range outside the object.
+	Prefetch(off, n int64)
+}

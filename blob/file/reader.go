@@ -97,3 +97,12 @@ func (r *reader) read(ctx context.Context, p []byte, off int64) error {
 		}
 	}
 }
+
+var _ blob.Prefetcher = (*reader)(nil)
+
+// Prefetch tells the system that the range will be read.
+func (r *reader) Prefetch(off, n int64) {
+	if off >= 0 && n > 0 && off < r.size {
+		readAhead(r.f, off, min(n, r.size-off))
+	}
+}

@@ -104,3 +104,8 @@ func dropCache(f *os.File) error {
 	}
 	return nil
 }
+
+// readAhead asks the system to fetch a range into the page cache.
+func readAhead(f *os.File, off, n int64) {
+	control(f, func(fd int) error { return unix.Fadvise(fd, off, n, unix.FADV_WILLNEED) })
+}

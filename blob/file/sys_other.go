@@ -18,6 +18,8 @@ func refused(error) bool { return false }
 
 func renameNoReplace(*os.File, string, string) error { return errors.ErrUnsupported }
 
+func readAhead(*os.File, int64, int64) {}
+
 func lock(*os.File) {}
 
 func locked(*os.File) bool { return false }

@@ -23,6 +23,9 @@ type IOOptions struct {
 	// Repeat is how often each figure is taken, floor and ours in turn. The
 	// best of each counts. Zero: 3.
 	Repeat int
+	// Parallel is the number of reads at the same time on each rank. Zero: the
+	// default of a load.
+	Parallel int
 	// Log, if not nil, is told what is being measured.
 	Log func(format string, args ...any)
 }
@@ -151,7 +154,7 @@ func (b *ioBench) save(ctx context.Context, rank int) error {
 }
 
 func (b *ioBench) load(ctx context.Context, rank int) error {
-	_, err := cairn.Load(ctx, b.store, b.target.byRank[rank], &cairn.LoadOptions{Group: b.groups[rank]})
+	_, err := cairn.Load(ctx, b.store, b.target.byRank[rank], &cairn.LoadOptions{Group: b.groups[rank], Parallel: b.o.Parallel})
 	return err
 }
 

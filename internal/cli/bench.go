@@ -133,7 +133,7 @@ func atLeastOne(cmd *cobra.Command, flags ...string) error {
 
 func newBenchIOCmd() *cobra.Command {
 	f := benchFlags{size: 4 << 30}
-	ranks, repeat := 1, 3
+	ranks, repeat, parallel := 1, 3, 0
 	cmd := &cobra.Command{
 		Use:   "io",
 		Short: "Measure saving and loading beside plain writes and reads",
@@ -160,7 +160,7 @@ With --json:
 			}
 			out := outputOf(cmd)
 			r, err := bench.IO(cmd.Context(), bench.IOOptions{
-				Dir: f.dir, Bytes: int64(f.size), Ranks: ranks, Repeat: repeat, Log: out.log(),
+				Dir: f.dir, Bytes: int64(f.size), Ranks: ranks, Repeat: repeat, Parallel: parallel, Log: out.log(),
 			})
 			if err != nil {
 				return err
@@ -171,6 +171,7 @@ With --json:
 	f.add(cmd)
 	cmd.Flags().IntVar(&ranks, "ranks", ranks, "number of ranks")
 	cmd.Flags().IntVar(&repeat, "repeat", repeat, "number of rounds")
+	cmd.Flags().IntVar(&parallel, "parallel", parallel, "reads at the same time on each rank (0: the default of a load)")
 	return cmd
 }
 

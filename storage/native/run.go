@@ -204,6 +204,9 @@ func (b *batch) carryOut(ctx context.Context, f *fetch, pool *bufpool.Pool) (rea
 // are checksummed while they are in the processor's cache.
 func (b *batch) readDirect(ctx context.Context, r blob.Reader, q *request) (read, requests int64, err error) {
 	sums := q.job.grid.newSums(q.span)
+	if p, ok := r.(blob.Prefetcher); ok {
+		p.Prefetch(q.offset, q.width) // the steps below look like random reads to the system
+	}
 	step := int64(directStep)
 	if b.gap > 0 {
 		step = q.width // a request costs more than a cache miss
