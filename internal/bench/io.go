@@ -103,40 +103,50 @@ type ioBench struct {
 	source, target *states
 }
 
-// measure takes all figures, ours and the floor's in turn, so that both see the
-// same machine.
+// measurement is one figure: what is to be done before, and what is timed.
+type measurement struct {
+	best    *float64
+	prepare func(context.Context) error
+	run     func(ctx context.Context, rank int) error
+}
+
+// measure takes all figures, the floor's and ours in turn, and in every second
+// round ours first, so that both see the same machine: disks are often faster
+// for a while and slow down under load.
 func (b *ioBench) measure(ctx context.Context, r *IOResult) error {
+	pairs := [][2]measurement{
+		{{&r.FloorSave, b.removeFloor, b.floorSave}, {&r.Save, b.removeOurs, b.save}},
+		{{&r.FloorLoadCold, b.coolFloor, b.floorLoad}, {&r.LoadCold, b.coolOurs, b.load}},
+		// One more load of each before makes sure that the next one is warm.
+		{{new(float64), b.nothing, b.floorLoad}, {new(float64), b.nothing, b.load}},
+		{{&r.FloorLoadWarm, b.nothing, b.floorLoad}, {&r.LoadWarm, b.nothing, b.load}},
+	}
 	for i := range b.o.Repeat {
 		b.o.Log("round %d of %d", i+1, b.o.Repeat)
-		for _, m := range []struct {
-			best    *float64
-			prepare func(context.Context) error
-			run     func(ctx context.Context, rank int) error
-		}{
-			{&r.FloorSave, b.removeFloor, b.floorSave},
-			{&r.Save, b.removeOurs, b.save},
-			{&r.FloorLoadCold, b.coolFloor, b.floorLoad},
-			{&r.LoadCold, b.coolOurs, b.load},
-			// The first load after a cold one is warm by itself; one more of
-			// each makes sure of it.
-			{new(float64), b.nothing, b.floorLoad},
-			{&r.FloorLoadWarm, b.nothing, b.floorLoad},
-			{new(float64), b.nothing, b.load},
-			{&r.LoadWarm, b.nothing, b.load},
-		} {
-			if err := m.prepare(ctx); err != nil {
-				return err
+		for _, p := range pairs {
+			for j := range p {
+				if err := b.take(ctx, p[(i+j)%2]); err != nil {
+					return err
+				}
 			}
-			took, err := timed(func() error { return b.onRanks(ctx, m.run) })
-			if err != nil {
-				return err
-			}
-			*m.best = max(*m.best, gbs(b.source.bytes, took))
 		}
 	}
 	r.SaveRatio = r.Save / r.FloorSave
 	r.LoadColdRatio = r.LoadCold / r.FloorLoadCold
 	r.LoadWarmRatio = r.LoadWarm / r.FloorLoadWarm
+	return nil
+}
+
+// take takes one figure, and keeps it if it is the best.
+func (b *ioBench) take(ctx context.Context, m measurement) error {
+	if err := m.prepare(ctx); err != nil {
+		return err
+	}
+	took, err := timed(func() error { return b.onRanks(ctx, m.run) })
+	if err != nil {
+		return err
+	}
+	*m.best = max(*m.best, gbs(b.source.bytes, took))
 	return nil
 }
 
