@@ -108,8 +108,7 @@ func (c *Checkpoint) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Bo
 	if dst == nil || !slices.Equal(dst.Shape(), box.Sizes) {
 		return wrap("read", c.store, fmt.Errorf("%q: a box of %v into %v: %w", e.FQN, box.Sizes, dst, tensor.ErrShape))
 	}
-	p := &plan.DefaultLoad{}
-	return c.read(ctx, e, p, plan.State{e.FQN: &oneBox{e.Tensor.Shape, box, dst}})
+	return c.read(ctx, e, &plan.DefaultLoad{}, plan.State{e.FQN: &oneBox{e.Tensor.Shape, box, dst}})
 }
 
 // ReadValue reads a value that is no tensor.
@@ -142,9 +141,6 @@ func (c *Checkpoint) ReadBytes(ctx context.Context, e *meta.Entry) (codec string
 // read loads one entry by way of a planner.
 func (c *Checkpoint) read(ctx context.Context, e *meta.Entry, p plan.LoadPlanner, s plan.State) error {
 	md := &meta.Metadata{Entries: []meta.Entry{*e}}
-	if d, ok := p.(*plan.DefaultLoad); ok {
-		d.NoFlatten = true
-	}
 	if err := p.SetUp(plan.LoadSetup{State: s, Metadata: md, Size: 1, Coordinator: true}); err != nil {
 		return wrap("read", c.store, err)
 	}

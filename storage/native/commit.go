@@ -13,8 +13,8 @@ import (
 // and have their locations.
 func EncodeIndex(entries []meta.Entry) ([]byte, error) { return encodeIndex(entries) }
 
-// Sums returns how many checksums a chunk of these sizes and element size has,
-// and with them a tensor's location in this format.
+// Sums returns how many checksums a chunk of these sizes and element size has in
+// this format.
 func Sums(sizes []int64, elem int) int64 { return gridOf(sizes, int64(elem)).tiles() }
 
 // DataFileName returns the name of the n-th data file of a rank in a save.

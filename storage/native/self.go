@@ -76,9 +76,6 @@ func describeItem(it *plan.WriteItem, key string) selfItem {
 		s.DType = in.DType.String()
 		s.Chunk, s.Offsets = it.Hint, it.Box.Offsets
 	}
-	if s.Shape == nil && s.DType != "" {
-		s.Shape = []int64{} // of a 0-d tensor
-	}
 	if key != in.FQN {
 		s.FQN = in.FQN
 		s.Sizes = it.Box.Sizes
