@@ -72,8 +72,9 @@ type DTypeTotals struct {
 type File struct {
 	Name string `json:"name"`
 	Size int64  `json:"size"`
-	// CRC32C is the checksum of the whole file, eight hexadecimal digits.
-	CRC32C string `json:"crc32c"`
+	// CRC32C is the checksum of the whole file, eight hexadecimal digits. Empty:
+	// the format keeps none.
+	CRC32C string `json:"crc32c,omitempty"`
 	// Chunks counts the chunks and objects whose bytes lie in it.
 	Chunks int64 `json:"chunks"`
 }
@@ -90,7 +91,11 @@ func Summarize(src Source, md *meta.Metadata) *Summary {
 	}
 	perFile := chunksPerFile(md)
 	for _, f := range src.Files() {
-		out.Files = append(out.Files, File{f.Name, f.Size, fmt.Sprintf("%08x", f.CRC32C), perFile[f.Name]})
+		file := File{Name: f.Name, Size: f.Size, Chunks: perFile[f.Name]}
+		if !f.Unsummed {
+			file.CRC32C = fmt.Sprintf("%08x", f.CRC32C)
+		}
+		out.Files = append(out.Files, file)
 		out.FileBytes += f.Size
 	}
 	items := Items(Select(md), nil)

@@ -5,6 +5,7 @@
 package plan
 
 import (
+	"context"
 	"encoding/json"
 	"slices"
 
@@ -139,10 +140,25 @@ func (p *SavePlan) NumBytes() int64 {
 	return n
 }
 
-// Data is the content of an item: either a tensor or bytes.
+// Data is the content of an item: a tensor in memory, one that is elsewhere, or
+// bytes.
 type Data struct {
 	Tensor *tensor.Tensor
+	Stream Stream
 	Bytes  []byte
+}
+
+// Stream is a tensor that is not in memory: its bytes are fetched from where
+// they are when they are asked for.
+type Stream interface {
+	DType() tensor.DType
+	Shape() []int64
+	// ReadAt fills p with the bytes from off on of the tensor's contiguous
+	// little-endian form. Who reads from front to back gets the best of it. One
+	// caller at a time.
+	ReadAt(ctx context.Context, p []byte, off int64) error
+	// Close ends the use of the stream. The one who resolved it calls it.
+	Close() error
 }
 
 // ReadItem is one box to be read by one rank, from one chunk of the checkpoint

@@ -31,6 +31,9 @@ type File struct {
 	Name   string
 	Size   int64
 	CRC32C uint32
+	// Unsummed says that nobody knows the checksum: the file is of an open
+	// checkpoint whose format keeps none.
+	Unsummed bool
 }
 
 // Bytes returns the total size of the files.

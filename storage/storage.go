@@ -26,6 +26,10 @@ type Session struct {
 	// Warn, if not nil, is told of what went wrong without harm, such as an old
 	// file that could not be removed.
 	Warn func(err error)
+	// Journal, if not nil, remembers the finished files of a save that may have
+	// to be continued: a writer asks it before it writes a file, and tells it
+	// after.
+	Journal Journal
 }
 
 // Writer carries a save out. The calls come in the order in which the methods

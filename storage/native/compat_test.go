@@ -18,6 +18,9 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
+// castagnoli is the standard library's word on the checksum.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
 // compatDir holds a checkpoint that version 1 wrote, by this test with -update.
 const compatDir = "testdata/compat/v1"
 

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -32,7 +33,7 @@ func (x *indexFile) all(ctx context.Context) ([]meta.Entry, error) {
 	first := 0
 	for _, end := range x.pieceEnds() {
 		from := first
-		g.Go(guarded(func() error { return x.decodePiece(ctx, from, end, entries) }))
+		g.Go(guard.Func(func() error { return x.decodePiece(ctx, from, end, entries) }))
 		first = end
 	}
 	if err := g.Wait(); err != nil {

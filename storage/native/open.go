@@ -198,3 +198,10 @@ func (c *Checkpoint) checkLocation(fqn string, l *meta.Location) error {
 	}
 	return nil
 }
+
+var _ storage.Checkpoint = (*Checkpoint)(nil)
+
+// NewReader returns a reader of the checkpoint for one rank.
+func (c *Checkpoint) NewReader(o storage.ReadOptions) storage.Reader {
+	return NewReader(c.store, &ReaderOptions{BufferBytes: o.BufferBytes, Parallel: o.Parallel})
+}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/internal/progress"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -52,7 +54,7 @@ func (b *batch) run(ctx context.Context, opts ReaderOptions, tell func(int64)) (
 		workers = max(4, runtime.GOMAXPROCS(0))
 	}
 	pool := buffersFor(fetches, opts.BufferBytes, int64(workers))
-	told := &progress{tell: tell, plan: b.stats.Needed, total: b.stats.Rounded}
+	told := &progress.Share{Tell: tell, Plan: b.stats.Needed, Total: b.stats.Rounded}
 	var read, requests atomic.Int64
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)
@@ -60,12 +62,12 @@ func (b *batch) run(ctx context.Context, opts ReaderOptions, tell func(int64)) (
 		if gctx.Err() != nil {
 			break
 		}
-		g.Go(guarded(func() error {
+		g.Go(guard.Func(func() error {
 			n, reqs, err := b.carryOut(gctx, &fetches[i], pool)
 			read.Add(n)
 			requests.Add(reqs)
 			if err == nil {
-				told.add(fetches[i].rounded())
+				told.Add(fetches[i].rounded())
 			}
 			return err
 		}))

@@ -5,12 +5,10 @@ import (
 	"context"
 	"slices"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage/datafile"
 )
 
 // scanItem is a chunk or value whose checksums a scan computes.
@@ -30,50 +28,16 @@ func sortItems(items []*scanItem) {
 }
 
 // scanFile reads a whole file in order and computes its CRC and the checksums
-// of items, which must be sorted by sortItems and not overlap. Reading and
-// checking overlap in time.
+// of items, which must be sorted by sortItems and not overlap.
 func scanFile(ctx context.Context, s blob.Store, name string, items []*scanItem, progress func(int64)) (size int64, crc uint32, err error) {
-	r, err := s.Open(ctx, name)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer r.Close()
-	size = r.Size()
-	pool := bufpool.New(pieceBytes, 3*pieceBytes, 3)
-	pieces := make(chan []byte, 1)
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(guarded(func() error {
-		defer close(pieces)
-		for at := int64(0); at < size; at += pieceBytes {
-			buf, err := pool.Get(gctx)
-			if err != nil {
-				return err
-			}
-			p := buf[:min(pieceBytes, size-at)]
-			if err := r.ReadAt(gctx, p, at); err != nil {
-				pool.Put(buf)
-				return err
-			}
-			select {
-			case pieces <- p:
-			case <-gctx.Done():
-				pool.Put(buf)
-				return context.Cause(gctx)
-			}
-		}
-		return nil
-	}))
-	at := int64(0)
-	for p := range pieces {
+	size, err = datafile.Scan(ctx, s, name, func(p []byte, at int64) {
 		crc = crc32c.Update(crc, p)
 		items = addPiece(items, p, at)
-		at += int64(len(p))
 		if progress != nil {
 			progress(int64(len(p)))
 		}
-		pool.Put(p)
-	}
-	return size, crc, g.Wait()
+	})
+	return size, crc, err
 }
 
 // addPiece adds p, the bytes of a file from at on, to the items it holds bytes

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -38,7 +39,7 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
 	for _, f := range c.rec.Files {
-		g.Go(guarded(func() error { return v.file(gctx, f) }))
+		g.Go(guard.Func(func() error { return v.file(gctx, f) }))
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err

@@ -10,13 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/datafile"
 )
 
 // WriterOptions change how a checkpoint is written. Nil means the defaults.
@@ -142,28 +140,18 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	a := &assembly{data: data, told: &progress{tell: w.sess.Progress, plan: p.NumBytes()}}
-	for _, f := range files {
-		a.told.total += f.size
-	}
-	a.pieces = newPieces(w.opts.BufferBytes, min(len(files), w.opts.FilesPerRank))
-	results := make([]*storage.WriteResults, len(files))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(max(1, min(w.opts.FilesPerRank, a.pieces.Count()/2)))
+	parts := make([]*datafile.File, len(files))
 	for i, f := range files {
-		g.Go(guarded(func() error {
-			r, err := w.writeFile(gctx, f, a)
-			results[i] = r
-			return err
-		}))
+		parts[i] = f.parts()
 	}
-	if err := g.Wait(); err != nil {
+	r, err := datafile.Write(ctx, w.store, parts, data, w.sess, p.NumBytes(), datafile.Options{
+		Files: w.opts.FilesPerRank, BufferBytes: w.opts.BufferBytes, Created: w.noteWritten,
+	})
+	if err != nil {
 		return nil, err
 	}
-	for _, r := range results {
-		out.Items = append(out.Items, r.Items...)
-		out.Files = append(out.Files, r.Files...)
-	}
+	out.Items = append(out.Items, r.Items...)
+	out.Files = r.Files
 	return out, nil
 }
 
@@ -180,7 +168,7 @@ func (w *Writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.Wr
 			items = append(items, it)
 			continue
 		}
-		b, err := resolveBytes(data, it)
+		b, err := datafile.Bytes(data, it)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -265,25 +253,4 @@ func (w *Writer) noteWritten(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.written = append(w.written, name)
-}
-
-// pieceBytes is the size of one write: large enough for any medium's full
-// speed, small enough that a few are nothing.
-const pieceBytes = 8 << 20
-
-// maxPieces bounds the pieces in flight for each file: more do not make a disk
-// faster.
-const maxPieces = 6
-
-// minPiece is the smallest piece that a small budget leads to.
-const minPiece = 256 << 10
-
-// newPieces returns the buffers for writing so many files at a time within a
-// budget.
-func newPieces(budget int64, files int) *bufpool.Pool {
-	size := int64(pieceBytes)
-	for size > minPiece && 2*size > budget {
-		size /= 2
-	}
-	return bufpool.New(int(size), min(budget, int64(max(1, files))*maxPieces*size), 2)
 }

@@ -1,0 +1,166 @@
+package datafile
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// stepBytes is how much is copied before it is shown to Part.Pass: small enough
+// to still be in the processor's cache.
+const stepBytes = 128 << 10
+
+// assembler produces the bytes of a file in their order.
+type assembler struct {
+	parts []Part
+	data  storage.Resolver
+
+	part   int   // the current one
+	open   bool  // whether its content is at hand
+	from   int64 // in the part
+	tensor *tensor.Tensor
+	stream plan.Stream
+	bytes  []byte
+}
+
+// piece returns a buffer with the next n bytes.
+func (a *assembler) piece(ctx context.Context, pool *bufpool.Pool, n int64) ([]byte, error) {
+	buf, err := pool.Get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.next(ctx, buf[:n]); err != nil {
+		pool.Put(buf)
+		return nil, err
+	}
+	return buf[:n], nil
+}
+
+// next fills p with the bytes that follow, and ends the parts without bytes that
+// come right after them.
+func (a *assembler) next(ctx context.Context, p []byte) error {
+	for ; a.part < len(a.parts); a.part++ {
+		part := &a.parts[a.part]
+		if len(p) == 0 && part.Length > a.from {
+			return nil
+		}
+		if !a.open {
+			if err := a.begin(part); err != nil {
+				return err
+			}
+		}
+		for len(p) > 0 && a.from < part.Length {
+			n, err := a.some(ctx, part, p[:min(int64(len(p)), part.Length-a.from)])
+			if err != nil {
+				return err
+			}
+			p = p[n:]
+			a.from += int64(n)
+		}
+		if a.from < part.Length {
+			return nil
+		}
+		if err := a.end(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// some fills the beginning of p, which is not longer than what is left of the
+// part, and returns how much of it.
+func (a *assembler) some(ctx context.Context, part *Part, p []byte) (int, error) {
+	if a.stream != nil {
+		if err := a.stream.ReadAt(ctx, p, a.from); err != nil {
+			return 0, fmt.Errorf("%q: %w", part.Item.FQN(), err)
+		}
+	} else {
+		p = p[:min(len(p), stepBytes)]
+		if a.tensor != nil {
+			if err := a.tensor.ReadAt(p, a.from); err != nil {
+				return 0, fmt.Errorf("%q: %w", part.Item.FQN(), err)
+			}
+		} else {
+			copy(p, a.bytes[a.from:])
+		}
+	}
+	if part.Pass != nil {
+		for at := 0; at < len(p); at += stepBytes {
+			part.Pass(p[at:min(at+stepBytes, len(p))], a.from+int64(at))
+		}
+	}
+	return len(p), nil
+}
+
+// begin gets hold of a part's content.
+func (a *assembler) begin(part *Part) error {
+	a.open, a.from = true, 0
+	switch {
+	case part.Item == nil && part.Tail == nil:
+		a.bytes = part.Literal
+	case part.Tail != nil:
+		b, err := part.Tail()
+		if err != nil {
+			return err
+		}
+		a.bytes = b
+	case part.Item.Kind == plan.KindBytes:
+		b, err := Bytes(a.data, part.Item)
+		if err != nil {
+			return err
+		}
+		a.bytes = b
+	default:
+		return a.beginTensor(part)
+	}
+	if int64(len(a.bytes)) != part.Length {
+		return fmt.Errorf("%w: a part of %d bytes was laid out as %d", plan.ErrState, len(a.bytes), part.Length)
+	}
+	return nil
+}
+
+// beginTensor gets hold of a tensor, in memory or not.
+func (a *assembler) beginTensor(part *Part) error {
+	it := part.Item
+	d, err := a.data.Resolve(it)
+	if err != nil {
+		return err
+	}
+	var content interface {
+		DType() tensor.DType
+		Shape() []int64
+	}
+	switch {
+	case d.Stream != nil:
+		a.stream, content = d.Stream, d.Stream
+	case d.Tensor != nil:
+		a.tensor, content = d.Tensor, d.Tensor
+	}
+	if content == nil || content.DType() != it.Info.DType || !slices.Equal(content.Shape(), it.Box.Sizes) || it.NumBytes() != part.Length {
+		return fmt.Errorf("%w: %q was planned as %v %v, but is %v now", plan.ErrState, it.FQN(), it.Info.DType, it.Box.Sizes, content)
+	}
+	return nil
+}
+
+// end ends a part and lets go of its content.
+func (a *assembler) end(part *Part) error {
+	if part.End != nil {
+		part.End()
+	}
+	return a.close()
+}
+
+// close lets go of the current content.
+func (a *assembler) close() error {
+	s := a.stream
+	a.open, a.from, a.tensor, a.stream, a.bytes = false, 0, nil, nil, nil
+	if s != nil {
+		return s.Close()
+	}
+	return nil
+}

@@ -1,0 +1,67 @@
+package value
+
+import "github.com/cairn-ckpt/cairn/tensor"
+
+// The types below stand for values of Python that Go has no type for. A list of
+// Python is a []any, a dict whose keys are all strings a map[string]any, an int
+// an int64, uint64 or *big.Int, a complex number a complex128, bytes and
+// bytearrays are []byte, and a tensor inside of a value is a *tensor.Tensor.
+
+// Tuple is a tuple of Python.
+type Tuple []any
+
+// Pair is a key of a dict and what it leads to.
+type Pair struct {
+	Key, Value any
+}
+
+// Dict is a dict of Python that is no map[string]any: one with other keys than
+// strings, or one that promises an order.
+type Dict struct {
+	// Pairs are in the order of their insertion. No key is twice there.
+	Pairs []Pair
+	// Ordered says that it is a collections.OrderedDict.
+	Ordered bool
+}
+
+// Set is a set of Python.
+type Set struct {
+	// Items are in the order in which they were stored.
+	Items []any
+	// Frozen says that it is a frozenset.
+	Frozen bool
+}
+
+// Object is an object of Python that was stored by the name of its class or of
+// a function that makes it: torch.bfloat16, torch.Size([3, 4]), a datetime, or
+// an instance of somebody's own class. It is a record and nothing else: neither
+// this package nor any other looks up the name or calls anything.
+type Object struct {
+	// Module and Name are those of the class, or function, or thing itself.
+	Module, Name string
+	// Call says that the object is what calling the name with Args gives;
+	// otherwise it is what the name stands for, such as torch.bfloat16, and
+	// everything below is empty.
+	Call bool
+	// New says that Args went to the class's __new__ rather than to a call. It
+	// matters to who writes the object down again, and to nobody else.
+	New  bool
+	Args Tuple
+	// Kwargs are the arguments with names.
+	Kwargs map[string]any
+	// State is what the object was given after it was made, or nil.
+	State any
+	// Items and Pairs are what was appended to it and set in it.
+	Items []any
+	Pairs []Pair
+}
+
+// QualifiedName returns the module and the name with a dot between them.
+func (o *Object) QualifiedName() string {
+	if o.Module == "" {
+		return o.Name
+	}
+	return o.Module + "." + o.Name
+}
+
+var _ = (*tensor.Tensor)(nil)
