@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -18,20 +18,27 @@ import (
 // safe for concurrent use.
 type Checkpoint struct {
 	store blob.Store
-	c     *native.Checkpoint
+	c     storage.Checkpoint
 }
 
-// Open opens the checkpoint at the root of store. It reads the record and the
-// end of the index, however large the checkpoint is.
+// Open opens the checkpoint at the root of store, in any format that package
+// storage/formats knows. Of a native one it reads the record and the end of the
+// index, however large the checkpoint is; of the others the whole description.
 func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
 	if store == nil {
 		return nil, wrap("open", store, errNoStore)
 	}
-	c, err := native.Open(ctx, store)
+	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
 		return nil, wrap("open", store, err)
 	}
-	return &Checkpoint{store: store, c: c}, nil
+	return NewCheckpoint(store, c), nil
+}
+
+// NewCheckpoint returns what Open does for a checkpoint at the root of store that
+// was opened by its format.
+func NewCheckpoint(store blob.Store, c storage.Checkpoint) *Checkpoint {
+	return &Checkpoint{store: store, c: c}
 }
 
 // Close ends the use of the checkpoint.
@@ -40,8 +47,8 @@ func (c *Checkpoint) Close() error { return c.c.Close() }
 // Info describes the checkpoint as a whole.
 func (c *Checkpoint) Info() meta.Storage { return c.c.Storage() }
 
-// Files returns the checkpoint's files with sizes and checksums, the index
-// first.
+// Files returns the checkpoint's files with sizes, and checksums where the format
+// has them, those that describe it first.
 func (c *Checkpoint) Files() []storage.File { return c.c.Files() }
 
 // Metadata returns the description of everything in the checkpoint. It reads
@@ -51,7 +58,7 @@ func (c *Checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
 	return md, wrap("read", c.store, err)
 }
 
-// Entry returns the description of one name. It reads one block of the index.
+// Entry returns the description of one name. It reads one block of a native index.
 // The error wraps ErrMissing where there is no such name.
 func (c *Checkpoint) Entry(ctx context.Context, fqn string) (*meta.Entry, error) {
 	e, ok, err := c.c.Find(ctx, fqn)
@@ -148,7 +155,7 @@ func (c *Checkpoint) read(ctx context.Context, e *meta.Entry, p plan.LoadPlanner
 	if err != nil {
 		return wrap("read", c.store, err)
 	}
-	r := native.NewReader(c.store, nil)
+	r := c.c.NewReader(storage.ReadOptions{})
 	if err := r.SetUp(ctx, md, storage.Session{Size: 1, Coordinator: true}); err != nil {
 		return wrap("read", c.store, err)
 	}

@@ -19,10 +19,13 @@ const module = "github.com/cairn-ckpt/cairn"
 var layers = []struct{ name, imports string }{
 	// Pure, or contracts: they know nothing else of ours.
 	{"tensor", ""},
-	{"value", ""},
+	{"value", "tensor"},
 	{"blob", ""},
 	{"group", ""},
 	{"internal/wire", ""},
+	{"internal/guard", ""},
+	{"internal/progress", ""},
+	{"internal/fixture", ""},
 
 	// Media, wrappers of media, and the contract as a test.
 	{"blob/extent", "blob"},
@@ -31,8 +34,9 @@ var layers = []struct{ name, imports string }{
 	{"blob/fault", "blob"},
 	{"blob/meter", "blob"},
 	{"blob/prefix", "blob"},
+	{"blob/only", "blob"},
 	{"blob/blobtest", "blob"},
-	{"blob/all", "blob blob/file blob/mem"},
+	{"blob/all", "blob blob/file blob/mem blob/only"},
 	{"internal/bufpool", "blob"},
 	{"internal/crc32c", ""},
 
@@ -49,17 +53,23 @@ var layers = []struct{ name, imports string }{
 	{"internal/safetensors", "tensor"},
 	{"storage", "internal/wire meta plan tensor"},
 	{"storage/storagetest", "meta plan shard storage tensor"},
-	{"storage/native", "blob internal/bufpool internal/crc32c internal/safetensors internal/wire meta plan storage tensor"},
+	{"storage/datafile", "blob internal/bufpool internal/crc32c internal/guard internal/progress plan storage tensor"},
+	{"storage/native", "blob internal/bufpool internal/crc32c internal/guard internal/progress internal/safetensors internal/wire meta plan storage storage/datafile tensor"},
+	{"internal/pickle", "tensor value"},
+	{"internal/dcpmeta", "internal/pickle meta tensor value"},
+	{"internal/torchsave", "internal/pickle tensor value"},
+	{"storage/foreign", "blob internal/bufpool internal/guard internal/progress meta plan storage storage/datafile tensor"},
+	{"storage/formats", "blob meta plan storage storage/native"},
 
 	// The protocol and the front door.
 	{"internal/engine", "group internal/wire meta plan storage tensor value"},
-	{".", "blob group internal/engine meta plan storage storage/native tensor value"},
+	{".", "blob group internal/engine meta plan storage storage/formats storage/native tensor value"},
 
 	// What stands on it.
 	{"inspect", ". blob meta storage tensor value"},
 	{"internal/bench", ". blob blob/file blob/mem blob/meter blob/prefix group group/inproc meta plan shard storage storage/native tensor"},
 	{"internal/demo", ". blob blob/file blob/mem blob/fault blob/prefix group group/inproc inspect meta plan shard storage storage/native tensor"},
-	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix group group/inproc inspect internal/bench internal/demo meta plan shard storage storage/native tensor value"},
+	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix group group/inproc inspect internal/bench internal/demo meta plan shard storage storage/formats storage/native tensor value"},
 	{"cmd/cairn", "internal/cli"},
 
 	// Documentation that runs. Tests only, so no imports.
@@ -70,7 +80,7 @@ var layers = []struct{ name, imports string }{
 // libraries is every module of others with the packages that may import it
 // outside of their tests. docs/dependencies.md says why each is here.
 var libraries = map[string]string{
-	"golang.org/x/sync":                "internal/bufpool storage/native internal/bench inspect internal/cli",
+	"golang.org/x/sync":                "internal/bufpool storage/datafile storage/foreign storage/native internal/bench inspect internal/cli convert",
 	"golang.org/x/sys":                 "blob/file internal/bench internal/crc32c",
 	"golang.org/x/term":                "internal/cli",
 	"github.com/spf13/cobra":           "internal/cli",

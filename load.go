@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -37,8 +37,8 @@ type LoadOptions struct {
 	// Planner replaces the default planner, and with it the options above.
 	Planner plan.LoadPlanner
 
-	// Reader reads the checkpoint. Nil: the native format at the root of the
-	// store, with the options below.
+	// Reader reads the checkpoint. Nil: the one at the root of the store, in
+	// whatever format it is, with the options below.
 	Reader storage.Reader
 	// BufferBytes bounds the host memory this rank uses beyond the state itself
 	// for bytes on their way from the store. Zero: 1 GiB.
@@ -119,7 +119,7 @@ func (o *LoadOptions) job(store blob.Store) engine.LoadJob {
 		}
 	}
 	if job.Reader == nil {
-		job.Reader = native.NewReader(store, &native.ReaderOptions{
+		job.Reader = formats.NewReader(store, storage.ReadOptions{
 			BufferBytes: o.BufferBytes, Parallel: o.Parallel, TrustSizes: job.Group.Rank() != 0,
 		})
 	}

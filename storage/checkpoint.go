@@ -26,8 +26,8 @@ type Checkpoint interface {
 	// to make room for a large tensor asks first.
 	CheckHeld(ctx context.Context, e *meta.Entry) error
 	// NewReader returns a reader of this checkpoint for one rank of a load. Its
-	// ReadMetadata may return what Metadata does; it may be used as long as the
-	// checkpoint is open.
+	// ReadMetadata may return what Metadata does. It keeps nothing open between
+	// calls, and goes on working when the checkpoint is closed.
 	NewReader(o ReadOptions) Reader
 	// Verify reads every byte of the checkpoint and checks what the format lets
 	// it check. All that is wrong is in the report; the error is for what could
@@ -46,6 +46,9 @@ type ReadOptions struct {
 	// Parallel is the number of reads at the same time. Zero: 4, or one for
 	// each processor if there are more.
 	Parallel int
+	// TrustSizes leaves out a look at the size of every data file before
+	// anything is read, where the format has one. In a job one rank's is enough.
+	TrustSizes bool
 }
 
 // Journal remembers which files of a save are finished, so that a save that was

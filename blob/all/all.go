@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/blob/only"
 )
 
 // ErrScheme reports an address of a kind that is not known here.
@@ -29,7 +31,8 @@ var schemes = []struct {
 
 // Open returns the store at an address: a path, "file:///path" with the usual
 // escapes, or "mem://name", which is the same store for everybody in the
-// process who says the same name.
+// process who says the same name. The path of a file, rather than a directory,
+// is the store of that file alone.
 func Open(address string) (blob.Store, error) {
 	name, rest, ok := strings.Cut(address, "://")
 	if !ok {
@@ -51,11 +54,21 @@ func forms() string {
 	return strings.Join(all, ", ")
 }
 
-// openPath avoids a nil *file.Store in a blob.Store.
 func openPath(path string) (blob.Store, error) {
+	if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() {
+		dir, name := filepath.Split(path)
+		if dir == "" {
+			dir = "."
+		}
+		s, err := file.Open(dir, nil)
+		if err != nil {
+			return nil, err
+		}
+		return only.New(s, name), nil
+	}
 	s, err := file.Open(path, nil)
 	if err != nil {
-		return nil, err
+		return nil, err // not a nil *file.Store in a blob.Store
 	}
 	return s, nil
 }

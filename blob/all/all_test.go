@@ -56,12 +56,34 @@ func TestUnknownSchemeNamesTheKnown(t *testing.T) {
 	}
 }
 
-func TestBadAddressesRefused(t *testing.T) {
-	f := filepath.Join(t.TempDir(), "f")
-	if err := os.WriteFile(f, nil, 0o666); err != nil {
-		t.Fatal(err)
+func TestFileByItself(t *testing.T) {
+	dir := t.TempDir()
+	for _, n := range []string{"f", "g"} {
+		if err := os.WriteFile(filepath.Join(dir, n), []byte(n), 0o666); err != nil {
+			t.Fatal(err)
+		}
 	}
-	for _, address := range []string{"", f, "file://", "file://host/path", "file:///a?b=c", "file:///a#b", "file:///%zz", "://x"} {
+	t.Chdir(dir)
+	for _, address := range []string{filepath.Join(dir, "f"), "f", "./f"} {
+		s, err := all.Open(address)
+		if err != nil {
+			t.Fatalf("Open(%q): %v", address, err)
+		}
+		var names []string
+		for info, err := range s.List(t.Context(), "") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, info.Name)
+		}
+		if len(names) != 1 || names[0] != "f" {
+			t.Errorf("Open(%q) holds %v; want the file alone", address, names)
+		}
+	}
+}
+
+func TestBadAddressesRefused(t *testing.T) {
+	for _, address := range []string{"", "file://", "file://host/path", "file:///a?b=c", "file:///a#b", "file:///%zz", "://x"} {
 		if s, err := all.Open(address); err == nil || s != nil {
 			t.Errorf("Open(%q) = %v, %v; want an error and a nil store", address, s, err)
 		}

@@ -1,17 +1,20 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
 // recordName is the native format's commit record.
@@ -19,7 +22,7 @@ const recordName = "cairn.json"
 
 // openCheckpoint opens the checkpoint at an address for reading.
 func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, error) {
-	store, err := all.Open(address)
+	store, err := all.Open(checkpointAddress(address))
 	if err != nil {
 		return nil, withHint(err, placeHint(address))
 	}
@@ -28,6 +31,19 @@ func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, err
 		return nil, withHint(err, openHint(address, err))
 	}
 	return c, nil
+}
+
+// checkpointAddress returns the address of the checkpoint that is meant by the
+// file that describes it.
+func checkpointAddress(address string) string {
+	dir, name := filepath.Split(address)
+	if name != recordName && !strings.HasSuffix(name, ".metadata") && !strings.HasSuffix(name, ".index.json") {
+		return address
+	}
+	if fi, err := os.Stat(address); err != nil || !fi.Mode().IsRegular() {
+		return address
+	}
+	return cmp.Or(dir, ".")
 }
 
 // withMetadata opens a checkpoint, reads its whole index and calls fn.
@@ -50,11 +66,24 @@ func openHint(address string, err error) string {
 	case errors.Is(err, cairn.ErrVersion):
 		return "" // the one for every command
 	case errors.Is(err, cairn.ErrCorrupt), errors.Is(err, cairn.ErrIncomplete):
+		if !isNative(address) {
+			return "it has to come from another copy, or be saved again"
+		}
 		return fmt.Sprintf("'cairn repair --dry-run %s' says whether it can be rebuilt from the data files", quoteArg(address))
 	case errors.Is(err, cairn.ErrNotFound):
 		return placeHint(address)
 	}
 	return ""
+}
+
+// isNative reports whether what is at an address is in cairn's own format.
+func isNative(address string) bool {
+	store, err := all.Open(address)
+	if err != nil {
+		return false
+	}
+	name, err := formats.Detect(context.Background(), store)
+	return err == nil && name == formats.Native
 }
 
 // placeHint says what there is at a path that is no checkpoint.
@@ -65,17 +94,21 @@ func placeHint(address string) string {
 	fi, err := os.Stat(address)
 	switch {
 	case err != nil:
-		return "there is no such directory: check the path"
+		return "there is no such file or directory: check the path"
 	case !fi.IsDir():
-		return "PATH is the directory of a checkpoint, not a file in it"
+		return "a file by itself can be one of torch.save or safetensors"
 	}
-	if _, err := os.Stat(filepath.Join(address, ".metadata")); err == nil {
-		return "it looks like a checkpoint of PyTorch DCP, which this version does not read"
+	var inside []string
+	for _, mark := range []string{recordName, ".metadata"} {
+		found, err := filepath.Glob(filepath.Join(escapeGlob(address), "*", mark))
+		if err == nil {
+			inside = append(inside, found...)
+		}
 	}
-	inside, err := filepath.Glob(filepath.Join(escapeGlob(address), "*", recordName))
-	if err != nil || len(inside) == 0 {
-		return "a checkpoint is a directory with a cairn.json in it"
+	if len(inside) == 0 {
+		return "see 'cairn help paths' for what a checkpoint can be"
 	}
+	slices.Sort(inside)
 	return fmt.Sprintf("%s below it; the last is %s", plural(len(inside), "checkpoint"), filepath.Dir(inside[len(inside)-1]))
 }
 

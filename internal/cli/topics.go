@@ -42,9 +42,22 @@ fields. They stay as they are; new ones may be added. The commands 'help' and
 			Short: "How checkpoints are named",
 			Long: `PATH is where a checkpoint is:
 
-  runs/step-1000              a directory, the one with cairn.json in it
+  runs/step-1000              a directory
+  model.safetensors           a file by itself, of safetensors or torch.save
   file:///data/runs/step-1000 the same as a URL
   mem://name                  memory of this process, for trying things out
+
+Every command that reads finds out by itself what kind of checkpoint it is:
+
+  native    cairn's own: a directory with cairn.json
+  torchdcp  PyTorch Distributed Checkpoint: .metadata and *.distcp files, also
+            with a __0.metadata for each rank
+  hf        safetensors: one file, several with an index, or the pieces that
+            PyTorch's HuggingFaceStorageWriter leaves
+  torch     one file of torch.save: .pt, .pth, .bin or .ckpt
+  hyper     hyper_parallel: .metadata, _rank0_.safetensors and bytes files
+
+A pickle in them is read as data: nothing that it names is looked up or run.
 
 Names within a checkpoint are the keys of the nested state, joined by dots:
 model.layers.0.attn.qkv. NAME is one of them; where a command also takes the

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -31,12 +32,17 @@ against their checksums, the index against the record, the chunks against the
 shapes of their tensors, the headers of the data files against the index. It
 lists all that is wrong and ends with exit code 5 if anything is.
 
+The formats of others keep fewer checksums: those of torch.save files are checked,
+and of safetensors every byte is read and the structure checked. How many bytes
+have no checksum is said.
+
 With --json:
 
   path, save_id           which checkpoint it is; save_id is empty where record or
                           index cannot be opened
   ok                      whether it is whole
   files, chunks, bytes    what was checked; the index is one of the files
+  bytes_without_checksum  how many of the bytes have no checksum in this format
   problems                a list of file, fqn and problem; a problem of a file as
                           a whole has no fqn
   seconds                 how long it took
@@ -90,7 +96,7 @@ func cannotVerify(cmd *cobra.Command, path string, err error) error {
 	if kind == nil || kind == cairn.ErrVersion {
 		return err
 	}
-	p := storage.VerifyProblem{File: damagedFile(err), Text: oneLine(err.Error())}
+	p := storage.VerifyProblem{File: damagedFile(err, isNative(path)), Text: oneLine(err.Error())}
 	if _, text, ok := strings.Cut(p.Text, kind.Error()+": "); ok {
 		p.Text = text
 	}
@@ -104,12 +110,19 @@ func cannotVerify(cmd *cobra.Command, path string, err error) error {
 
 var indexName = regexp.MustCompile(`[0-9a-z-]+-index\.cairn`)
 
-// damagedFile returns the file because of which a checkpoint does not open: the
-// record, unless the error is about the index.
-func damagedFile(err error) string {
+// damagedFile returns the file because of which a checkpoint does not open: of a
+// native one the record, unless the error is about the index; of another one the
+// file that the error names, if it does.
+func damagedFile(err error, native bool) string {
 	text := err.Error()
 	if e, ok := errors.AsType[*cairn.Error](err); ok {
 		text = e.Err.Error()
+	}
+	if !native {
+		if b, ok := errors.AsType[*blob.Error](err); ok {
+			return b.Name
+		}
+		return ""
 	}
 	index := indexName.FindString(text)
 	if index == "" || strings.HasPrefix(text, recordName) || errors.Is(err, cairn.ErrIncomplete) {
@@ -122,6 +135,9 @@ func (o *output) verdict(v *verdict) {
 	if v.OK {
 		o.remark("%s: %s: %s in %s, %s in %s (%s)\n", clean(v.Path), o.good("ok"), plural(v.Chunks, "chunk"),
 			plural(v.Files, "file"), formatBytes(v.Bytes), formatSeconds(v.Seconds), formatRate(float64(v.Bytes)/max(v.Seconds, 1e-9)))
+		if v.Unsummed > 0 {
+			o.remark("%s of it have no checksum in this format: they could be read, and no more can be said\n", formatBytes(v.Unsummed))
+		}
 		return
 	}
 	t := newRows("FILE", "NAME", "PROBLEM")

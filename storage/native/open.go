@@ -203,5 +203,5 @@ var _ storage.Checkpoint = (*Checkpoint)(nil)
 
 // NewReader returns a reader of the checkpoint for one rank.
 func (c *Checkpoint) NewReader(o storage.ReadOptions) storage.Reader {
-	return NewReader(c.store, &ReaderOptions{BufferBytes: o.BufferBytes, Parallel: o.Parallel})
+	return NewReader(c.store, &ReaderOptions{BufferBytes: o.BufferBytes, Parallel: o.Parallel, TrustSizes: o.TrustSizes})
 }

@@ -1,0 +1,176 @@
+package formats
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// maxListed bounds how many names of a place are looked at: a folder above many
+// checkpoints is none itself.
+const maxListed = 20_000
+
+// The files by which formats are told apart.
+const (
+	nativeRecord = "cairn.json"
+	dcpMetadata  = ".metadata"
+)
+
+var (
+	nativeData    = regexp.MustCompile(`^[0-9a-z-]+-(r[0-9]{5,}-[0-9]+\.safetensors|index\.cairn)$`)
+	torchRank     = regexp.MustCompile(`^__[0-9]+\.metadata$`)
+	torchData     = regexp.MustCompile(`^__[0-9]+_.*\.distcp$`)
+	hyperRank     = regexp.MustCompile(`^(\.rank[0-9]+_metadata|[0-9]+\.metadata)$`)
+	hyperData     = regexp.MustCompile(`^_rank[0-9]+_.*\.(safetensors|bytes)$`)
+	torchFileExts = []string{".pt", ".pth", ".bin", ".ckpt"}
+)
+
+// Detect returns the name of the format of the checkpoint at the root of store.
+// Where there is none the error wraps storage.ErrNotFound. A place with the data
+// of a format but without what makes it a checkpoint has that format: opening it
+// says what is missing.
+func Detect(ctx context.Context, store blob.Store) (string, error) {
+	for _, probe := range []func(context.Context, blob.Store) (string, error){byRecord, byNames} {
+		name, err := probe(ctx, store)
+		if name != "" || err != nil {
+			return name, err
+		}
+	}
+	return "", fmt.Errorf("%w: %s holds no file of a known format", storage.ErrNotFound, store)
+}
+
+// byRecord looks for the files that only one format has, without a list.
+func byRecord(ctx context.Context, store blob.Store) (string, error) {
+	if ok, err := exists(ctx, store, nativeRecord); ok || err != nil {
+		return Native, err
+	}
+	if ok, err := exists(ctx, store, dcpMetadata); !ok || err != nil {
+		return "", err
+	}
+	return dialect(ctx, store, dcpMetadata)
+}
+
+func exists(ctx context.Context, store blob.Store, name string) (bool, error) {
+	_, err := store.Stat(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// dialect tells the two kinds of metadata files apart by the module that the
+// beginning names.
+func dialect(ctx context.Context, store blob.Store, name string) (string, error) {
+	head, err := readHead(ctx, store, name, 4096)
+	if err != nil {
+		return "", err
+	}
+	if bytes.Contains(head, []byte("hyper_parallel.")) {
+		return Hyper, nil
+	}
+	return TorchDCP, nil
+}
+
+// readHead returns the first n bytes of an object, or all of a shorter one.
+func readHead(ctx context.Context, store blob.Store, name string, n int64) ([]byte, error) {
+	r, err := store.Open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	p := make([]byte, min(n, r.Size()))
+	return p, r.ReadAt(ctx, p, 0)
+}
+
+// byNames goes by the names at the root of the store.
+func byNames(ctx context.Context, store blob.Store) (string, error) {
+	names, err := rootNames(ctx, store)
+	if err != nil {
+		return "", err
+	}
+	rules := []struct {
+		format string
+		is     func(name string) bool
+	}{
+		{Native, nativeData.MatchString},
+		{TorchDCP, torchRank.MatchString},
+		{Hyper, hyperRank.MatchString},
+		{TorchDCP, torchData.MatchString},
+		{Hyper, hyperData.MatchString},
+		{HF, func(n string) bool { return strings.HasSuffix(n, ".safetensors.index.json") }},
+		{HF, func(n string) bool { return strings.HasSuffix(n, ".safetensors") }},
+		{Torch, func(n string) bool { return strings.HasSuffix(n, ".bin.index.json") }},
+	}
+	for _, r := range rules {
+		if slices.ContainsFunc(names, r.is) {
+			return r.format, nil
+		}
+	}
+	if len(names) == 1 {
+		return byContent(ctx, store, names[0])
+	}
+	return byTorchFiles(store, names)
+}
+
+// rootNames returns the names without a slash.
+func rootNames(ctx context.Context, store blob.Store) ([]string, error) {
+	var out []string
+	seen := 0
+	for info, err := range store.List(ctx, "") {
+		if err != nil {
+			return nil, err
+		}
+		if seen++; seen > maxListed {
+			break
+		}
+		if !strings.Contains(info.Name, "/") {
+			out = append(out, info.Name)
+		}
+	}
+	return out, nil
+}
+
+// byContent goes by the first bytes of the only file there is.
+func byContent(ctx context.Context, store blob.Store, name string) (string, error) {
+	head, err := readHead(ctx, store, name, 16)
+	if err != nil {
+		return "", err
+	}
+	switch {
+	case bytes.HasPrefix(head, []byte("PK\x03\x04")), bytes.HasPrefix(head, []byte{0x80, 0x02}):
+		return Torch, nil
+	case len(head) > 8 && head[8] == '{' && binary.LittleEndian.Uint64(head) < 1<<32:
+		return HF, nil
+	case slices.Contains(torchFileExts, path.Ext(name)):
+		return Torch, nil // opening it says what is wrong
+	}
+	return "", nil
+}
+
+// byTorchFiles finds the one torch.save file of a folder.
+func byTorchFiles(store blob.Store, names []string) (string, error) {
+	var found []string
+	for _, n := range names {
+		if slices.Contains(torchFileExts, path.Ext(n)) {
+			found = append(found, n)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", nil
+	case 1:
+		return Torch, nil
+	}
+	return "", fmt.Errorf("%w: %s holds %d files of torch.save, such as %s: name the one that is meant",
+		storage.ErrNotFound, store, len(found), found[0])
+}
