@@ -64,3 +64,12 @@ type Maker interface {
 	// the stored form allows.
 	Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (read int64, err error)
 }
+
+// Cutter is a Maker whose chunk can be made in parts, in parallel, at no more
+// cost than as a whole.
+type Cutter interface {
+	Maker
+	// Cut cuts a box of the chunk, relative to it, into parts that take about
+	// budget bytes of memory each.
+	Cut(box tensor.Box, budget int64) []tensor.Box
+}

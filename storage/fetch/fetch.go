@@ -1,0 +1,254 @@
+// Package fetch reads ranges of data files: in parallel, in the order in which
+// they lie there, small neighbours together, within a budget of memory. It knows
+// no format and nothing of what the bytes are. The contract is at Request and
+// Run.
+package fetch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Request is one run of bytes of a file to be read, or rows of one width, and
+// who takes them.
+type Request struct {
+	File   string
+	Offset int64
+	Width  int64
+	// Rows says where rows of Width bytes begin, the outermost axis first. None:
+	// the request is one run.
+	Rows []Axis
+	// Direct is the memory that the bytes of one run belong into as they are.
+	// Nil: they are read into a buffer.
+	Direct []byte
+	// Weight is what the request counts for in Options.Done.
+	Weight int64
+	To     Sink
+}
+
+// Axis is one dimension of the rows of a request: how many there are, and how
+// far they lie apart.
+type Axis struct{ Count, Pitch int64 }
+
+// Sink takes the bytes of a request.
+type Sink interface {
+	// Take is called once, with all bytes of the request: the rows one after the
+	// other, or Direct. It must not keep p.
+	Take(p []byte) error
+}
+
+// Stepper is a Sink that wishes to see the bytes of a Direct request in steps, in
+// order, while they are in the processor's cache, before Take is called.
+type Stepper interface {
+	Sink
+	Step(p []byte)
+}
+
+// rows returns the number of rows.
+func (q *Request) rows() int64 {
+	n := int64(1)
+	for _, a := range q.Rows {
+		n *= a.Count
+	}
+	return n
+}
+
+// bytes returns how much the request reads.
+func (q *Request) bytes() int64 { return q.Width * q.rows() }
+
+// plain reports whether the request is one run that goes through a buffer.
+func (q *Request) plain() bool { return q.Direct == nil && len(q.Rows) == 0 }
+
+// Options say how requests are carried out.
+type Options struct {
+	// Open opens a file. Each is opened once, and closed after its last request.
+	Open func(ctx context.Context, name string) (blob.Reader, error)
+	// BufferBytes bounds the memory for bytes on their way; one buffer for the
+	// largest request is always taken. Zero: 1 GiB.
+	BufferBytes int64
+	// Parallel is the number of reads at the same time. Zero: 4, or one for each
+	// processor if there are more.
+	Parallel int
+	// Gap is how many bytes between two requests are better read than skipped.
+	Gap int64
+	// Dear says that a request costs more than the bytes it reads: as many
+	// neighbours as fit MaxBytes are read at once.
+	Dear bool
+	// Done, if not nil, is told the weight of what is done, from several
+	// goroutines at once.
+	Done func(weight int64)
+}
+
+// MaxBytes is the largest single read that a request should ask for.
+const MaxBytes = 8 << 20
+
+const (
+	// joinBytes is how much small neighbours make up at most, as a rule: what
+	// stays in the processor's cache.
+	joinBytes = 1 << 20
+	// stepBytes is how much a Stepper sees at once.
+	stepBytes = 256 << 10
+	// ahead is from what size on a read is announced before it is made.
+	ahead = 1 << 20
+)
+
+// Stats count what was read.
+type Stats struct{ Bytes, Requests int64 }
+
+// Run carries the requests out, and sorts them on the way. When it returns nil
+// every request was taken. A read beyond the end of a file is an error that wraps
+// storage.ErrCorrupt.
+func Run(ctx context.Context, requests []Request, o Options) (Stats, error) {
+	fetches := o.plan(requests)
+	defer closeAll(fetches)
+	workers := Workers(o.Parallel)
+	pool := buffersFor(fetches, Budget(o.BufferBytes), int64(workers))
+	var bytes, count atomic.Int64
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(workers)
+	for i := range fetches {
+		if gctx.Err() != nil {
+			break
+		}
+		g.Go(guard.Func(func() error {
+			n, err := o.carryOut(gctx, &fetches[i], pool)
+			bytes.Add(n.Bytes)
+			count.Add(n.Requests)
+			if err == nil && o.Done != nil {
+				o.Done(fetches[i].weight())
+			}
+			return err
+		}))
+	}
+	err := g.Wait()
+	if err == nil {
+		err = context.Cause(ctx) // cancelled is not done
+	}
+	return Stats{bytes.Load(), count.Load()}, err
+}
+
+// Workers returns how many reads are made at the same time for an option's
+// value.
+func Workers(parallel int) int {
+	if parallel > 0 {
+		return parallel
+	}
+	return max(4, runtime.GOMAXPROCS(0))
+}
+
+// Budget returns the bytes of buffers for an option's value.
+func Budget(bytes int64) int64 {
+	if bytes > 0 {
+		return bytes
+	}
+	return 1 << 30
+}
+
+// fetch is what one worker reads at once: a single request, or small ones that
+// lie side by side.
+type fetch struct {
+	requests []Request
+	offset   int64
+	length   int64 // of the run that covers all requests; without meaning for rows
+	file     *openFile
+}
+
+// buffered returns how many bytes the fetch needs a buffer for.
+func (f *fetch) buffered() int64 {
+	q := &f.requests[0]
+	switch {
+	case q.Direct != nil:
+		return 0
+	case len(q.Rows) > 0:
+		return q.bytes()
+	}
+	return f.length
+}
+
+func (f *fetch) weight() int64 {
+	var n int64
+	for i := range f.requests {
+		n += f.requests[i].Weight
+	}
+	return n
+}
+
+// buffersFor returns the buffers for fetches within a budget. Their size is one
+// of few, so that loads after this one find them useful too.
+func buffersFor(fetches []fetch, budget, workers int64) *bufpool.Pool {
+	size := int64(blob.Align)
+	for i := range fetches {
+		for size < fetches[i].buffered() {
+			size *= 2
+		}
+	}
+	return bufpool.New(int(size), min(budget, workers*size), 1)
+}
+
+// plan sorts the requests by their place and joins small neighbours.
+func (o *Options) plan(requests []Request) []fetch {
+	slices.SortStableFunc(requests, func(x, y Request) int {
+		return cmp.Or(strings.Compare(x.File, y.File), cmp.Compare(x.Offset, y.Offset))
+	})
+	var out []fetch
+	var file *openFile
+	for i := 0; i < len(requests); {
+		q := &requests[i]
+		if file == nil || file.name != q.File {
+			file = &openFile{name: q.File}
+		}
+		n, end := o.neighbours(requests[i:])
+		file.left.Add(1)
+		out = append(out, fetch{requests: requests[i : i+n], offset: q.Offset, length: end - q.Offset, file: file})
+		i += n
+	}
+	return out
+}
+
+// neighbours returns how many of the requests are read as one, and the end of
+// their bytes.
+func (o *Options) neighbours(requests []Request) (int, int64) {
+	q := &requests[0]
+	end := q.Offset + q.Width
+	if !q.plain() {
+		return 1, end
+	}
+	most := int64(joinBytes)
+	if o.Dear {
+		most = MaxBytes
+	}
+	most = min(most, max(Budget(o.BufferBytes), blob.Align))
+	n := 1
+	for ; n < len(requests); n++ {
+		r := &requests[n]
+		if r.File != q.File || !r.plain() || r.Offset > end+o.Gap {
+			break
+		}
+		if max(end, r.Offset+r.Width)-q.Offset > most {
+			break
+		}
+		end = max(end, r.Offset+r.Width)
+	}
+	return n, end
+}
+
+// truncated says what a read beyond the end of a data file means.
+func truncated(name string, err error) error {
+	if errors.Is(err, blob.ErrRange) {
+		return fmt.Errorf("%w: %s is cut short: %w", storage.ErrCorrupt, name, err)
+	}
+	return err
+}

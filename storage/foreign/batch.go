@@ -1,0 +1,272 @@
+package foreign
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/fetch"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+const (
+	// smallBytes is the size up to which a range is read together with its
+	// neighbours rather than into its own place.
+	smallBytes = 256 << 10
+	// leastBytes is how much one read may take, whatever the budget.
+	leastBytes = 1 << 20
+	// pageBytes is the smallest hole worth skipping: whatever the medium, it
+	// reads no less.
+	pageBytes = 4 << 10
+)
+
+// batch is the work of one load on one rank.
+type batch struct {
+	c        *Checkpoint
+	dst      storage.Receiver
+	opts     storage.ReadOptions
+	tell     func(int64)
+	most     int64 // bytes of one read
+	gap      int64 // bytes that are better read than skipped
+	dear     bool  // requests are
+	jobs     []*job
+	requests []fetch.Request
+	tasks    []task
+	stats    storage.ReadStats
+}
+
+// job is one item of the plan on its way. It is finished when the last of its
+// parts is.
+type job struct {
+	b     *batch
+	item  *plan.ReadItem
+	entry *meta.Entry
+	chunk int
+	box   tensor.Box // relative to the chunk
+	at    Chunk
+	lay   *layout // of a region
+	to    *tensor.Tensor
+	left  atomic.Int64
+}
+
+// task is work that is not a read of a range: it counts its own bytes.
+type task func(ctx context.Context) (read int64, err error)
+
+func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions, tell func(int64)) *batch {
+	b := &batch{c: c, dst: dst, opts: o, tell: tell, most: fetch.MaxBytes, gap: pageBytes}
+	for b.most > leastBytes && b.most > fetch.Budget(o.BufferBytes) {
+		b.most /= 2
+	}
+	if g, ok := blob.As[blob.GapReader](c.store); ok {
+		b.gap, b.dear = max(b.gap, g.ReadGap()), g.ReadGap() > 0
+	}
+	return b
+}
+
+// add takes up one item. Nothing is read yet.
+func (b *batch) add(it *plan.ReadItem, e *meta.Entry) error {
+	if it.Kind == plan.KindBytes {
+		return b.addValue(it, e)
+	}
+	if e.Tensor == nil {
+		return fmt.Errorf("%w: it is a value in the checkpoint", plan.ErrMismatch)
+	}
+	i, ok := e.Tensor.FindChunk(it.Source.Offset, it.Source.Hint)
+	if !ok {
+		return fmt.Errorf("%w: no chunk at %v", plan.ErrMismatch, it.Source.Offset)
+	}
+	j := &job{b: b, item: it, entry: e, chunk: i, box: it.SourceBox()}
+	if err := j.box.Check(e.Tensor.Chunks[i].Sizes); err != nil {
+		return err
+	}
+	b.stats.Needed += j.weight(j.box)
+	b.jobs = append(b.jobs, j)
+	return nil
+}
+
+// addValue takes up a value.
+func (b *batch) addValue(it *plan.ReadItem, e *meta.Entry) error {
+	if e.Bytes == nil {
+		return fmt.Errorf("%w: it is a tensor in the checkpoint", plan.ErrMismatch)
+	}
+	if e.Bytes.Inline != nil {
+		return b.dst.LoadBytes(it, e.Bytes.Codec, e.Bytes.Inline)
+	}
+	if b.c.src.Value == nil {
+		return fmt.Errorf("%w: a value in a format without any", storage.ErrCorrupt)
+	}
+	b.stats.Needed += e.Bytes.Size
+	b.tasks = append(b.tasks, func(ctx context.Context) (int64, error) {
+		codec, data, err := b.c.src.Value(ctx, e)
+		if err != nil {
+			return 0, fmt.Errorf("%q: %w", e.FQN, err)
+		}
+		b.done(e.Bytes.Size)
+		return e.Bytes.Loc.Length, b.dst.LoadBytes(it, codec, data)
+	})
+	return nil
+}
+
+// weight returns the bytes of the plan that a part of the item stands for.
+func (j *job) weight(part tensor.Box) int64 {
+	return part.Volume() * int64(j.entry.Tensor.DType.Size())
+}
+
+// done tells of bytes of the plan that were moved.
+func (b *batch) done(weight int64) {
+	if b.tell != nil && weight > 0 {
+		b.tell(weight)
+	}
+}
+
+// run carries out all that was added.
+func (b *batch) run(ctx context.Context) (storage.ReadStats, error) {
+	b.stats.Rounded = b.stats.Needed
+	if err := b.locate(ctx); err != nil {
+		return b.stats, err
+	}
+	for _, j := range b.jobs { // all are known to be sound: now memory may be taken
+		if err := j.begin(); err != nil {
+			return b.stats, fmt.Errorf("%q: %w", j.entry.FQN, err)
+		}
+	}
+	st, err := fetch.Run(ctx, b.requests, fetch.Options{
+		Open: b.c.openFile, BufferBytes: b.opts.BufferBytes, Parallel: b.opts.Parallel, Gap: b.gap, Dear: b.dear, Done: b.done,
+	})
+	b.stats.Read, b.stats.Requests = st.Bytes, st.Requests
+	if err != nil {
+		return b.stats, err
+	}
+	return b.stats, b.runTasks(ctx)
+}
+
+// locate asks the source where the chunks lie, for each chunk once, and checks
+// what it says.
+func (b *batch) locate(ctx context.Context) error {
+	type key struct {
+		e *meta.Entry
+		i int
+	}
+	same := map[key][]*job{}
+	for _, j := range b.jobs {
+		if !j.box.Empty() {
+			k := key{j.entry, j.chunk}
+			same[k] = append(same[k], j)
+		}
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(fetch.Workers(b.opts.Parallel))
+	for k, js := range same {
+		if gctx.Err() != nil {
+			break
+		}
+		g.Go(guard.Func(func() error {
+			at, lay, err := b.c.locate(gctx, k.e, k.i)
+			if err != nil {
+				return err
+			}
+			for _, j := range js {
+				j.at, j.lay = at, lay
+			}
+			return nil
+		}))
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
+}
+
+// begin gets hold of the memory of an item and plans its reads.
+func (j *job) begin() error {
+	b := j.b
+	var err error
+	if j.to, err = b.dst.ResolveTensor(j.item); err != nil {
+		return err
+	}
+	if j.to == nil || !slices.Equal(j.to.Shape(), j.item.Lengths) {
+		return fmt.Errorf("%w: the planner gave %v for a box of %v", plan.ErrState, j.to, j.item.Lengths)
+	}
+	switch {
+	case j.box.Empty():
+		return b.dst.CommitTensor(j.item, j.to)
+	case j.lay != nil:
+		return j.addRequests()
+	}
+	return j.addMakes()
+}
+
+// part is a box of an item that is read or made at once.
+type part struct {
+	*job
+	box tensor.Box // relative to the chunk
+	to  *tensor.Tensor
+	in  bool // the bytes are in their place
+}
+
+// addRequests plans the reads of a region.
+func (j *job) addRequests() error {
+	var parts []*part
+	var err error
+	j.lay.cut(j.box, j.b.most, j.b.gap, func(box tensor.Box) {
+		p := &part{job: j, box: box}
+		if err == nil {
+			p.to, err = j.to.Narrow(box.Relative(j.box.Offsets))
+		}
+		parts = append(parts, p)
+	})
+	if err != nil {
+		return err
+	}
+	j.left.Store(int64(len(parts)))
+	for _, p := range parts {
+		j.b.requests = append(j.b.requests, p.request())
+	}
+	return nil
+}
+
+// request returns the read of a part.
+func (p *part) request() fetch.Request {
+	l, sizes := p.lay, p.box.Sizes
+	width, axes := l.spread(sizes, p.b.gap)
+	q := fetch.Request{
+		File: p.at.Region.File, Offset: l.offset(p.box.Offsets), Width: width, Weight: p.weight(p.box), To: p,
+	}
+	q.Rows, _ = l.rows(sizes, axes)
+	if q.Rows == nil && width > smallBytes && p.to.DType() == p.at.Region.DType && l.flat(sizes) {
+		if mem, ok := p.to.Bytes(); ok {
+			q.Direct, p.in = mem, true
+		}
+	}
+	return q
+}
+
+// Take puts the bytes of a part where they belong.
+func (p *part) Take(b []byte) error {
+	if !p.in {
+		src, err := p.lay.view(p.at.Region.DType, p.box.Sizes, p.b.gap, b)
+		if err == nil {
+			err = tensor.Convert(p.to, src, tensor.CastAny)
+		}
+		if err != nil {
+			return fmt.Errorf("%q: %w", p.entry.FQN, err)
+		}
+	}
+	return p.settle()
+}
+
+// settle ends a part. The last of an item hands it over.
+func (j *job) settle() error {
+	if j.left.Add(-1) > 0 {
+		return nil
+	}
+	return j.b.dst.CommitTensor(j.item, j.to)
+}

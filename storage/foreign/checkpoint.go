@@ -1,0 +1,85 @@
+package foreign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Checkpoint is an open checkpoint of some format. Its methods are safe for
+// concurrent use.
+type Checkpoint struct {
+	store blob.Store
+	src   *Source
+	md    *meta.Metadata   // the source's, with the place named
+	sizes map[string]int64 // of the files
+}
+
+var _ storage.Checkpoint = (*Checkpoint)(nil)
+
+// Open returns the checkpoint that src describes, whose files are in store.
+func Open(store blob.Store, src *Source) *Checkpoint {
+	md := *src.Metadata
+	if md.Storage.ID == "" {
+		md.Storage.ID = store.String()
+	}
+	c := &Checkpoint{store: store, src: src, md: &md, sizes: make(map[string]int64, len(src.Files))}
+	for _, f := range src.Files {
+		c.sizes[f.Name] = f.Size
+	}
+	return c
+}
+
+// Storage describes the checkpoint as a whole.
+func (c *Checkpoint) Storage() meta.Storage { return c.md.Storage }
+
+// Files returns the checkpoint's files, those that describe it first.
+func (c *Checkpoint) Files() []storage.File { return c.src.Files }
+
+// TotalBytes returns the bytes of all files.
+func (c *Checkpoint) TotalBytes() int64 {
+	var n int64
+	for _, f := range c.src.Files {
+		n += f.Size
+	}
+	return n
+}
+
+// Metadata returns the source's description.
+func (c *Checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	return c.md, nil
+}
+
+// Find returns the entry of that name. It costs nothing.
+func (c *Checkpoint) Find(ctx context.Context, fqn string) (*meta.Entry, bool, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, false, err
+	}
+	e, ok := c.md.Find(fqn)
+	return e, ok, nil
+}
+
+// NewReader returns a reader of the checkpoint for one rank.
+func (c *Checkpoint) NewReader(o storage.ReadOptions) storage.Reader {
+	return &Reader{c: c, opts: o}
+}
+
+// Close ends the use of the checkpoint.
+func (c *Checkpoint) Close() error { return nil }
+
+// openFile opens a file of the checkpoint.
+func (c *Checkpoint) openFile(ctx context.Context, name string) (blob.Reader, error) {
+	r, err := c.store.Open(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s of %s is gone: %w", storage.ErrCorrupt, name, c.store, err)
+	}
+	return r, err
+}
