@@ -1,0 +1,286 @@
+package datafile_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// contents resolves items by their names.
+type contents map[string]plan.Data
+
+func (c contents) Resolve(it *plan.WriteItem) (plan.Data, error) {
+	d, ok := c[it.FQN()]
+	if !ok {
+		return d, fmt.Errorf("%q: %w", it.FQN(), plan.ErrMissing)
+	}
+	return d, nil
+}
+
+// stream is a tensor that is read from a slice, and counts its end.
+type stream struct {
+	data   []byte
+	fail   error
+	closed *int
+}
+
+func (s stream) DType() tensor.DType { return tensor.Uint8 }
+func (s stream) Shape() []int64      { return []int64{int64(len(s.data))} }
+func (s stream) Close() error        { *s.closed++; return nil }
+func (s stream) ReadAt(_ context.Context, p []byte, off int64) error {
+	copy(p, s.data[off:])
+	return s.fail
+}
+
+func tensorItem(name string, n int) *plan.WriteItem {
+	info := &plan.Info{FQN: name, Shape: []int64{int64(n)}}
+	info.DType = tensor.Uint8
+	return &plan.WriteItem{Info: info, Kind: plan.KindTensor, Box: tensor.Whole(info.Shape)}
+}
+
+func valueItem(name string, n int) *plan.WriteItem {
+	return &plan.WriteItem{Info: &plan.Info{FQN: name, Codec: "raw"}, Kind: plan.KindBytes, Size: int64(n)}
+}
+
+func write(ctx context.Context, s blob.Store, data storage.Resolver, files ...*datafile.File) (*storage.WriteResults, error) {
+	return datafile.Write(ctx, s, files, data, storage.Session{}, 0, datafile.Options{Files: 2, BufferBytes: 1 << 20})
+}
+
+// Whatever the parts are, the file is their bytes in order, each part sees its
+// own pass in order, and ends once.
+func TestFileIsItsParts(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var want []byte
+		var closed, streams int
+		data := contents{}
+		f := &datafile.File{Name: "f"}
+		var ends []int
+		seen := map[int][]byte{}
+		for i := range rapid.IntRange(0, 8).Draw(t, "parts") {
+			n := rapid.SampledFrom([]int{0, 1, 5, 4096, 200_000, 400_000}).Draw(t, "length")
+			b := bytes.Repeat([]byte{byte(i + 1)}, n)
+			name := fmt.Sprint("i", i)
+			p := datafile.Part{Length: int64(n), End: func() { ends = append(ends, i) }}
+			p.Pass = func(b []byte, from int64) {
+				if from != int64(len(seen[i])) {
+					t.Fatalf("part %d: pass at %d after %d bytes", i, from, len(seen[i]))
+				}
+				seen[i] = append(seen[i], b...)
+			}
+			switch rapid.SampledFrom([]string{"literal", "tail", "tensor", "stream", "value"}).Draw(t, "kind") {
+			case "literal":
+				p.Literal = b
+			case "tail":
+				before := slices.Clone(want)
+				p.Tail = func() ([]byte, error) {
+					if len(ends) != i {
+						t.Fatalf("part %d begins after %d parts; %d bytes were before it", i, len(ends), len(before))
+					}
+					return b, nil
+				}
+			case "tensor":
+				x, err := tensor.FromBytes(tensor.Uint8, []int64{int64(n)}, b)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.Item, data[name] = tensorItem(name, n), plan.Data{Tensor: x}
+			case "stream":
+				streams++
+				p.Item, data[name] = tensorItem(name, n), plan.Data{Stream: stream{data: b, closed: &closed}}
+			case "value":
+				p.Item, data[name] = valueItem(name, n), plan.Data{Bytes: b}
+			}
+			f.Parts = append(f.Parts, p)
+			want = append(want, b...)
+		}
+		f.Results = func() []storage.WriteResult { return []storage.WriteResult{{Index: meta.Index{FQN: "done"}}} }
+		ctx := context.Background()
+		s := new(mem.Store)
+		r, err := write(ctx, s, data, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := blob.ReadAll(ctx, s, "f", 1<<30)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("the file has %d bytes, which are not the %d of its parts (%v)", len(got), len(want), err)
+		}
+		crc := crc32.Checksum(want, crc32.MakeTable(crc32.Castagnoli))
+		if d := cmp.Diff([]storage.File{{Name: "f", Size: int64(len(want)), CRC32C: crc}}, r.Files); d != "" {
+			t.Error(d)
+		}
+		if len(r.Items) != 1 || !slices.IsSorted(ends) || len(ends) != len(f.Parts) || closed != streams {
+			t.Errorf("%d results, parts ended as %v of %d, %d of %d streams closed", len(r.Items), ends, len(f.Parts), closed, streams)
+		}
+		for i, p := range f.Parts {
+			if int64(len(seen[i])) != p.Length {
+				t.Errorf("part %d saw %d bytes of %d", i, len(seen[i]), p.Length)
+			}
+		}
+	})
+}
+
+func TestContentThatIsNotAsPlanned(t *testing.T) {
+	x, err := tensor.New(tensor.Uint8, []int64{4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var closed int
+	mine := errors.New("mine")
+	data := contents{
+		"x": {Tensor: x}, "v": {Bytes: make([]byte, 4)}, "none": {}, "t": {Tensor: x},
+		"s": {Stream: stream{data: make([]byte, 4), fail: mine, closed: &closed}},
+	}
+	tests := []struct {
+		name string
+		part datafile.Part
+		want error
+	}{
+		{"literal", datafile.Part{Length: 5, Literal: make([]byte, 4)}, plan.ErrState},
+		{"tail", datafile.Part{Length: 5, Tail: func() ([]byte, error) { return make([]byte, 4), nil }}, plan.ErrState},
+		{"tail's error", datafile.Part{Length: 5, Tail: func() ([]byte, error) { return nil, mine }}, mine},
+		{"tensor", datafile.Part{Length: 5, Item: tensorItem("x", 5)}, plan.ErrState},
+		{"tensor laid out wrong", datafile.Part{Length: 5, Item: tensorItem("x", 4)}, plan.ErrState},
+		{"value", datafile.Part{Length: 5, Item: valueItem("v", 5)}, plan.ErrState},
+		{"tensor for a value", datafile.Part{Length: 4, Item: valueItem("t", 4)}, plan.ErrState},
+		{"nothing", datafile.Part{Length: 4, Item: tensorItem("none", 4)}, plan.ErrState},
+		{"unknown", datafile.Part{Length: 4, Item: tensorItem("y", 4)}, plan.ErrMissing},
+		{"stream's error", datafile.Part{Length: 4, Item: tensorItem("s", 4)}, mine},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := new(mem.Store)
+			_, err := write(t.Context(), s, data, &datafile.File{Name: "f", Parts: []datafile.Part{tt.part}})
+			if !errors.Is(err, tt.want) {
+				t.Errorf("Write = %v; want %v", err, tt.want)
+			}
+			if _, err := s.Stat(t.Context(), "f"); err == nil {
+				t.Error("the file is there all the same")
+			}
+		})
+	}
+	if closed != 1 {
+		t.Errorf("the stream was closed %d times", closed)
+	}
+	if n := bufpool.Stats().Lent; n != 0 {
+		t.Errorf("%d bytes of buffers were not given back", n)
+	}
+}
+
+func TestCreatedIsToldBeforeTheFileIsThere(t *testing.T) {
+	s := new(mem.Store)
+	var told []string
+	files := []*datafile.File{{Name: "a"}, {Name: "b"}}
+	_, err := datafile.Write(t.Context(), s, files, contents{}, storage.Session{}, 0, datafile.Options{
+		Files: 1, BufferBytes: 1 << 20,
+		Created: func(name string) {
+			if _, err := s.Stat(t.Context(), name); err == nil {
+				t.Errorf("%s is there already", name)
+			}
+			told = append(told, name)
+		},
+	})
+	if err != nil || !slices.Equal(told, []string{"a", "b"}) {
+		t.Errorf("told of %v, %v", told, err)
+	}
+}
+
+// journal keeps what it is told in memory.
+type journal struct {
+	mu    sync.Mutex
+	notes map[string]*storage.WriteResults // guarded by mu
+	fail  error
+}
+
+func (j *journal) Finished(_ context.Context, file string) (*storage.WriteResults, bool, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	r, ok := j.notes[file]
+	return r, ok, j.fail
+}
+
+func (j *journal) Note(_ context.Context, file string, r *storage.WriteResults) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.notes[file] = r
+	return nil
+}
+
+func TestJournalledFilesAreNotWrittenAgain(t *testing.T) {
+	ctx := t.Context()
+	s := new(mem.Store)
+	j := &journal{notes: map[string]*storage.WriteResults{}}
+	var told int64
+	sess := storage.Session{Journal: j, Progress: func(n int64) { told += n }}
+	file := func(name, text string) *datafile.File {
+		return &datafile.File{Name: name, Parts: []datafile.Part{{Length: int64(len(text)), Literal: []byte(text)}}}
+	}
+	opts := datafile.Options{Files: 1, BufferBytes: 1 << 20}
+	if _, err := datafile.Write(ctx, s, []*datafile.File{file("a", "first")}, contents{}, sess, 5, opts); err != nil {
+		t.Fatal(err)
+	}
+	// b is there, but nobody noted it: it may be of another try.
+	if _, err := blob.WriteAll(ctx, s, "b", []byte("stale"), nil); err != nil {
+		t.Fatal(err)
+	}
+	told = 0
+	r, err := datafile.Write(ctx, s, []*datafile.File{file("a", "other"), file("b", "fresh")}, contents{}, sess, 10, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"a": "first", "b": "fresh"} {
+		if got, err := blob.ReadAll(ctx, s, name, 100); err != nil || string(got) != want {
+			t.Errorf("%s = %q, %v; want %q", name, got, err, want)
+		}
+	}
+	if len(r.Files) != 2 || r.Files[0].Name != "a" || told != 10 {
+		t.Errorf("results %v, told of %d bytes", r.Files, told)
+	}
+	j.fail = errors.New("no journal today")
+	if _, err := datafile.Write(ctx, s, []*datafile.File{file("c", "")}, contents{}, sess, 0, opts); !errors.Is(err, j.fail) {
+		t.Errorf("a journal that cannot be read: %v", err)
+	}
+}
+
+func TestScanShowsEveryByteInOrder(t *testing.T) {
+	s := new(mem.Store)
+	want := make([]byte, 20<<20)
+	for i := range want {
+		want[i] = byte(i >> 12)
+	}
+	if _, err := blob.WriteAll(t.Context(), s, "f", want, nil); err != nil {
+		t.Fatal(err)
+	}
+	var got []byte
+	size, err := datafile.Scan(t.Context(), s, "f", func(p []byte, at int64) {
+		if at != int64(len(got)) {
+			t.Errorf("bytes at %d after %d", at, len(got))
+		}
+		got = append(got, p...)
+	})
+	if err != nil || size != int64(len(want)) || !bytes.Equal(got, want) {
+		t.Errorf("Scan saw %d bytes of %d, %v", len(got), size, err)
+	}
+	if _, err := datafile.Scan(t.Context(), s, "none", func([]byte, int64) {}); err == nil {
+		t.Error("a file that is not there was scanned")
+	}
+}

@@ -1,0 +1,90 @@
+package formats_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/blob/only"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+func TestDetect(t *testing.T) {
+	const header = "\x02\x00\x00\x00\x00\x00\x00\x00{}"
+	tests := []struct {
+		name  string
+		files []string // name=content
+		want  string   // a format, or empty: ErrNotFound
+	}{
+		{"nothing", nil, ""},
+		{"native", []string{"cairn.json={}"}, formats.Native},
+		{"native before others", []string{"cairn.json={}", ".metadata=torch", "m.safetensors="}, formats.Native},
+		{"native, no record", []string{"20261115t101500-00c0ffee-r00000-0.safetensors="}, formats.Native},
+		{"native, index alone", []string{"20261115t101500-00c0ffee-index.cairn="}, formats.Native},
+		{"torchdcp", []string{".metadata=\x80\x04torch.distributed.checkpoint.metadata"}, formats.TorchDCP},
+		{"torchdcp, a rank's", []string{"__0.metadata=", "__1.metadata="}, formats.TorchDCP},
+		{"torchdcp, no metadata", []string{"__0_0.distcp="}, formats.TorchDCP},
+		{"hyper", []string{".metadata=\x80\x04hyper_parallel.core.checkpoint.metadata"}, formats.Hyper},
+		{"hyper, a rank's", []string{".rank0_metadata="}, formats.Hyper},
+		{"hyper, a rank's, newer", []string{"0.metadata="}, formats.Hyper},
+		{"hyper, no metadata", []string{"_rank0_.safetensors="}, formats.Hyper},
+		{"hf, one file", []string{"model.safetensors=", "config.json={}"}, formats.HF},
+		{"hf, index", []string{"model.safetensors.index.json={}"}, formats.HF},
+		{"hf and torch", []string{"model.safetensors=", "pytorch_model.bin="}, formats.HF},
+		{"torch", []string{"model.pt=", "notes.txt="}, formats.Torch},
+		{"torch, sharded", []string{"pytorch_model.bin.index.json={}", "pytorch_model-00001-of-00002.bin="}, formats.Torch},
+		{"two of torch", []string{"a.pt=", "b.pt="}, ""},
+		{"a zip by itself", []string{"weights=PK\x03\x04"}, formats.Torch},
+		{"a pickle by itself", []string{"weights=\x80\x02\x8a"}, formats.Torch},
+		{"safetensors by itself", []string{"weights=" + header}, formats.HF},
+		{"a text by itself", []string{"notes.txt=hello"}, ""},
+		{"an empty file by itself", []string{"x="}, ""},
+		{"checkpoints below", []string{"step-1/cairn.json={}", "step-2/model.safetensors="}, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := new(mem.Store)
+			for _, f := range tt.files {
+				name, content, _ := strings.Cut(f, "=")
+				if _, err := blob.WriteAll(t.Context(), s, name, []byte(content), nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := formats.Detect(t.Context(), s)
+			if got != tt.want || (err == nil) != (tt.want != "") || err != nil && !errors.Is(err, storage.ErrNotFound) {
+				t.Errorf("Detect = %q, %v; want %q", got, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestDetectOneFileOfMany(t *testing.T) {
+	s := new(mem.Store)
+	for _, n := range []string{"a.pt", "b.pt"} {
+		if _, err := blob.WriteAll(t.Context(), s, n, []byte("PK\x03\x04"), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := formats.Detect(t.Context(), only.New(s, "b.pt")); got != formats.Torch || err != nil {
+		t.Errorf("Detect = %q, %v; want torch", got, err)
+	}
+}
+
+func TestUnknownFormatNamesTheKnown(t *testing.T) {
+	s := new(mem.Store)
+	_, err := formats.Open(t.Context(), s, &formats.Options{Format: "onnx"})
+	_, errW := formats.NewWriter("onnx", s, nil)
+	for _, err := range []error{err, errW} {
+		if !errors.Is(err, formats.ErrUnknown) {
+			t.Fatalf("got %v; want ErrUnknown", err)
+		}
+		for _, n := range formats.Names() {
+			if !strings.Contains(err.Error(), n) {
+				t.Errorf("%q does not name %s", err, n)
+			}
+		}
+	}
+}
