@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"math/big"
@@ -14,18 +13,46 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// The keys of the objects that stand for what JSON lacks.
+// The keys of the objects that stand for what JSON lacks. The comment at JSON
+// says what each holds.
 const (
-	keyBytes = "$bytes" // base64
-	keyFloat = "$float" // "nan", "inf" or "-inf"
-	keyMap   = "$map"   // a list of pairs, for a map with a key that begins with a dollar sign
+	keyBytes     = "$bytes"
+	keyStr       = "$str"
+	keyFloat     = "$float"
+	keyComplex   = "$complex"
+	keyMap       = "$map"
+	keyTuple     = "$tuple"
+	keyDict      = "$dict"
+	keyOrdered   = "$ordered"
+	keySet       = "$set"
+	keyFrozenset = "$frozenset"
+	keyTensor    = "$tensor"
+	keyObject    = "$object"
 )
+
+// maxSize bounds the text of a value. A value may share parts with itself, as
+// what a pickle holds often does, so that it is far larger as a text than in
+// memory.
+const maxSize = 1 << 30
+
+// room reports an error unless n more bytes may follow b.
+func room(b []byte, n int64) error {
+	if n > maxSize-int64(len(b)) {
+		return fmt.Errorf("%w: larger than %d bytes", ErrValue, maxSize)
+	}
+	return nil
+}
 
 func appendValue(b []byte, v reflect.Value, depth int) ([]byte, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("%w: nested deeper than %d", ErrValue, maxDepth)
+	}
+	if err := room(b, 0); err != nil {
+		return nil, err
 	}
 	switch {
 	case !v.IsValid():
@@ -42,16 +69,20 @@ func appendValue(b []byte, v reflect.Value, depth int) ([]byte, error) {
 		return strconv.AppendUint(b, v.Uint(), 10), nil
 	case v.CanFloat():
 		return appendFloat(b, v.Float()), nil
+	case v.CanComplex():
+		return appendComplex(b, v.Complex()), nil
 	case v.Kind() == reflect.String:
 		return appendString(b, v.String())
 	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8:
-		b = append(b, `{"`+keyBytes+`":"`...)
-		b = base64.StdEncoding.AppendEncode(b, v.Bytes())
-		return append(b, `"}`...), nil
+		return appendBase64(append(b, `{"`+keyBytes+`":`...), v.Bytes(), "}")
+	case v.Type() == tupleType:
+		return appendWrapped(b, keyTuple, v, depth)
 	case v.Kind() == reflect.Slice || v.Kind() == reflect.Array:
 		return appendList(b, v, depth)
 	case v.Kind() == reflect.Map && v.Type().Key().Kind() == reflect.String:
 		return appendMap(b, v, depth)
+	case v.Kind() == reflect.Map && isInteger(v.Type().Key()):
+		return appendIntMap(b, v, depth)
 	}
 	return nil, fmt.Errorf("%w: type %v", ErrValue, v.Type())
 }
@@ -60,9 +91,24 @@ func appendPointer(b []byte, v reflect.Value, depth int) ([]byte, error) {
 	if v.IsNil() {
 		return append(b, "null"...), nil
 	}
-	n, ok := v.Interface().(*big.Int)
-	if !ok {
-		return appendValue(b, v.Elem(), depth+1)
+	switch p := v.Interface().(type) {
+	case *big.Int:
+		return appendBig(b, p)
+	case *Dict:
+		return appendDict(b, p, depth)
+	case *Set:
+		return appendSet(b, p, depth)
+	case *Object:
+		return appendObject(b, p, depth)
+	case *tensor.Tensor:
+		return appendTensor(b, p)
+	}
+	return appendValue(b, v.Elem(), depth+1)
+}
+
+func appendBig(b []byte, n *big.Int) ([]byte, error) {
+	if n.BitLen() > 4*maxDigits { // before the work of printing it
+		return nil, fmt.Errorf("%w: an integer of %d bits, at most %d digits", ErrValue, n.BitLen(), maxDigits)
 	}
 	start := len(b)
 	if b = n.Append(b, 10); len(b)-start > maxDigits {
@@ -88,12 +134,48 @@ func appendFloat(b []byte, f float64) []byte {
 	return b
 }
 
-func appendString(b []byte, s string) ([]byte, error) {
-	if !utf8.ValidString(s) {
-		return nil, fmt.Errorf("%w: string %q is not UTF-8; use bytes", ErrValue, s)
+func appendComplex(b []byte, c complex128) []byte {
+	b = append(b, `{"`+keyComplex+`":[`...)
+	b = append(appendFloat(b, real(c)), ',')
+	return append(appendFloat(b, imag(c)), "]}"...)
+}
+
+// appendBase64 adds data as a string, and the text that ends it.
+func appendBase64(b, data []byte, end string) ([]byte, error) {
+	if err := room(b, int64(base64.StdEncoding.EncodedLen(len(data)))); err != nil {
+		return nil, err
 	}
-	q, err := json.Marshal(s)
-	return append(b, q...), err
+	b = base64.StdEncoding.AppendEncode(append(b, '"'), data)
+	return append(append(b, '"'), end...), nil
+}
+
+func appendString(b []byte, s string) ([]byte, error) {
+	if err := room(b, int64(len(s))); err != nil {
+		return nil, err
+	}
+	if utf8.ValidString(s) {
+		q, err := json.Marshal(s)
+		return append(b, q...), err
+	}
+	if !validSurrogates(s) {
+		return nil, fmt.Errorf("%w: string %.80q is not UTF-8; use bytes", ErrValue, s)
+	}
+	return appendBase64(append(b, `{"`+keyStr+`":`...), []byte(s), "}")
+}
+
+// validSurrogates reports whether s is UTF-8 in which surrogates may stand.
+func validSurrogates(s string) bool {
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		if r == utf8.RuneError && n == 1 {
+			if len(s) < 3 || s[0] != 0xed || s[1]&0xe0 != 0xa0 || s[2]&0xc0 != 0x80 {
+				return false
+			}
+			n = 3
+		}
+		s = s[n:]
+	}
+	return true
 }
 
 func appendList(b []byte, v reflect.Value, depth int) ([]byte, error) {
@@ -115,7 +197,7 @@ func appendMap(b []byte, v reflect.Value, depth int) ([]byte, error) {
 	escape := false
 	for k, e := range v.Seq2() {
 		m[k.String()] = e
-		escape = escape || strings.HasPrefix(k.String(), "$")
+		escape = escape || strings.HasPrefix(k.String(), "$") || !utf8.ValidString(k.String())
 	}
 	open, pair, next, end, last := "{", "", ":", "", "}"
 	if escape {
@@ -136,129 +218,4 @@ func appendMap(b []byte, v reflect.Value, depth int) ([]byte, error) {
 		b = append(b, end...)
 	}
 	return append(b, last...), nil
-}
-
-func decodeJSON(data []byte) (any, error) {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	var v any
-	if err := d.Decode(&v); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrEncoding, err)
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return nil, fmt.Errorf("%w: bytes after the value", ErrEncoding)
-	}
-	return plain(v, 0)
-}
-
-// plain turns what encoding/json decoded into our own values.
-func plain(v any, depth int) (any, error) {
-	if depth > maxDepth {
-		return nil, fmt.Errorf("%w: nested deeper than %d", ErrEncoding, maxDepth)
-	}
-	switch v := v.(type) {
-	case json.Number:
-		return number(string(v))
-	case []any:
-		for i := range v {
-			var err error
-			if v[i], err = plain(v[i], depth+1); err != nil {
-				return nil, err
-			}
-		}
-		return v, nil
-	case map[string]any:
-		return object(v, depth)
-	}
-	return v, nil
-}
-
-// maxDigits bounds the integers, with their sign: parsing takes more than linear
-// time.
-const maxDigits = 10_000
-
-func number(s string) (any, error) {
-	if strings.ContainsAny(s, ".eE") {
-		f, err := strconv.ParseFloat(s, 64)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrEncoding, err)
-		}
-		return f, nil
-	}
-	if i, err := strconv.ParseInt(s, 10, 64); err == nil {
-		return i, nil
-	}
-	if u, err := strconv.ParseUint(s, 10, 64); err == nil {
-		return u, nil
-	}
-	if len(s) > maxDigits {
-		return nil, fmt.Errorf("%w: an integer of %d digits", ErrEncoding, len(s))
-	}
-	n, ok := new(big.Int).SetString(s, 10)
-	if !ok {
-		return nil, fmt.Errorf("%w: %q is no number", ErrEncoding, s)
-	}
-	return n, nil
-}
-
-func object(m map[string]any, depth int) (any, error) {
-	if len(m) == 1 {
-		for k, v := range m {
-			if strings.HasPrefix(k, "$") {
-				return special(k, v, depth)
-			}
-		}
-	}
-	for k := range m {
-		var err error
-		if m[k], err = plain(m[k], depth+1); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
-}
-
-func special(k string, v any, depth int) (any, error) {
-	s, isString := v.(string)
-	switch {
-	case k == keyBytes && isString:
-		b, err := base64.StdEncoding.DecodeString(s)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrEncoding, err)
-		}
-		return b, nil
-	case k == keyFloat && s == "nan":
-		return math.NaN(), nil
-	case k == keyFloat && s == "inf":
-		return math.Inf(1), nil
-	case k == keyFloat && s == "-inf":
-		return math.Inf(-1), nil
-	case k == keyMap:
-		return pairs(v, depth)
-	}
-	return nil, fmt.Errorf("%w: object with key %q", ErrEncoding, k)
-}
-
-func pairs(v any, depth int) (any, error) {
-	list, ok := v.([]any)
-	if !ok {
-		return nil, fmt.Errorf("%w: %s is no list", ErrEncoding, keyMap)
-	}
-	out := make(map[string]any, len(list))
-	for _, p := range list {
-		kv, ok := p.([]any)
-		if !ok || len(kv) != 2 {
-			return nil, fmt.Errorf("%w: %s holds no pair", ErrEncoding, keyMap)
-		}
-		k, ok := kv[0].(string)
-		if !ok {
-			return nil, fmt.Errorf("%w: %s holds a key that is no string", ErrEncoding, keyMap)
-		}
-		e, err := plain(kv[1], depth+1)
-		if err != nil {
-			return nil, err
-		}
-		out[k] = e
-	}
-	return out, nil
 }

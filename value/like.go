@@ -10,7 +10,8 @@ import (
 // DecodeLike decodes data into a value of the type of like, so that a state
 // that held an int gets an int back. Where the stored value does not fit that
 // type without loss, it returns what [Decode] returns: the stored value replaces
-// the one that was there.
+// the one that was there. A Tuple fits a slice or an array as a list does, and
+// a Dict that promises no order a map whose key type holds all of its keys.
 //
 // A like whose type, or pointer to it, implements encoding.BinaryUnmarshaler
 // gets Raw bytes by that; a non-nil pointer is filled in place.
@@ -51,8 +52,9 @@ func unmarshaler(like any) (encoding.BinaryUnmarshaler, reflect.Value) {
 }
 
 var (
-	bigInt    = reflect.TypeFor[*big.Int]()
-	byteSlice = reflect.TypeFor[[]byte]()
+	bigInt      = reflect.TypeFor[*big.Int]()
+	byteSlice   = reflect.TypeFor[[]byte]()
+	dictPointer = reflect.TypeFor[*Dict]()
 )
 
 // convert returns v as a t when that loses nothing.
@@ -82,6 +84,8 @@ func convert(v reflect.Value, t reflect.Type, depth int) (reflect.Value, bool) {
 	case t.Kind() == reflect.Array && v.Kind() == reflect.Slice && t.Len() == v.Len():
 		out := reflect.New(t).Elem()
 		return out, fillList(out, v, depth)
+	case t.Kind() == reflect.Map && v.Type() == dictPointer:
+		return convertDict(v.Interface().(*Dict), t, depth)
 	case t.Kind() == reflect.Map && v.Kind() == reflect.Map && t.Key().Kind() == reflect.String:
 		return convertMap(v, t, depth)
 	case t.Kind() == v.Kind() && (t.Kind() == reflect.String || t.Kind() == reflect.Bool):
@@ -118,7 +122,7 @@ func convertPointer(v reflect.Value, t reflect.Type, depth int) (reflect.Value, 
 	return out.Convert(t), true
 }
 
-// convertNumber returns the integer or float v as a t.
+// convertNumber returns the integer, float or complex number v as a t.
 func convertNumber(v reflect.Value, t reflect.Type) (reflect.Value, bool) {
 	out := reflect.New(t).Elem()
 	switch {
@@ -132,10 +136,20 @@ func convertNumber(v reflect.Value, t reflect.Type) (reflect.Value, bool) {
 		out.SetFloat(v.Float())
 	case out.CanFloat() && v.CanInt() && integral(v.Int()) && fitsFloat(t, float64(v.Int())):
 		out.SetFloat(float64(v.Int()))
+	case out.CanComplex() && v.CanComplex() && fitsComplex(t, v.Complex()):
+		out.SetComplex(v.Complex())
 	default:
 		return out, false
 	}
 	return out, true
+}
+
+func fitsComplex(t reflect.Type, c complex128) bool {
+	part := reflect.TypeFor[float64]()
+	if t.Kind() == reflect.Complex64 {
+		part = reflect.TypeFor[float32]()
+	}
+	return fitsFloat(part, real(c)) && fitsFloat(part, imag(c))
 }
 
 // integral reports whether a float64 holds n and all smaller integers.
@@ -167,4 +181,23 @@ func convertMap(v reflect.Value, t reflect.Type, depth int) (reflect.Value, bool
 		out.SetMapIndex(k.Convert(t.Key()), c)
 	}
 	return out, true
+}
+
+// convertDict returns d as the map t, whose keys must be of a basic type: those
+// compare as Python's do.
+func convertDict(d *Dict, t reflect.Type, depth int) (reflect.Value, bool) {
+	k := t.Key().Kind()
+	if d.Ordered || (k > reflect.Complex128 && k != reflect.String) {
+		return reflect.Value{}, false
+	}
+	out := reflect.MakeMapWithSize(t, len(d.Pairs))
+	for _, p := range d.Pairs {
+		k, okKey := convert(reflect.ValueOf(p.Key), t.Key(), depth+1)
+		e, ok := convert(reflect.ValueOf(p.Value), t.Elem(), depth+1)
+		if !ok || !okKey {
+			return out, false
+		}
+		out.SetMapIndex(k, e)
+	}
+	return out, out.Len() == len(d.Pairs)
 }

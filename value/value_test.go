@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
@@ -22,6 +23,7 @@ import (
 var same = cmp.Options{
 	cmp.Comparer(func(a, b float64) bool { return sameFloat(a, b) }),
 	cmp.Comparer(func(a, b *big.Int) bool { return a.Cmp(b) == 0 }),
+	cmp.Comparer(tensor.Equal),
 }
 
 func sameFloat(a, b float64) bool {
@@ -47,9 +49,38 @@ func equal(a, b any) bool {
 	case map[string]any:
 		b, ok := b.(map[string]any)
 		return ok && maps.EqualFunc(a, b, equal)
+	case complex128:
+		b, ok := b.(complex128)
+		return ok && sameFloat(real(a), real(b)) && sameFloat(imag(a), imag(b))
+	}
+	return equalPython(a, b)
+}
+
+func equalPython(a, b any) bool {
+	switch a := a.(type) {
+	case value.Tuple:
+		b, ok := b.(value.Tuple)
+		return ok && slices.EqualFunc(a, b, equal)
+	case *value.Dict:
+		b, ok := b.(*value.Dict)
+		return ok && a.Ordered == b.Ordered && slices.EqualFunc(a.Pairs, b.Pairs, equalPair)
+	case *value.Set:
+		b, ok := b.(*value.Set)
+		return ok && a.Frozen == b.Frozen && slices.EqualFunc(a.Items, b.Items, equal)
+	case *value.Object:
+		b, ok := b.(*value.Object)
+		return ok && a.Module == b.Module && a.Name == b.Name && a.Call == b.Call && a.New == b.New &&
+			slices.EqualFunc(a.Args, b.Args, equal) && maps.EqualFunc(a.Kwargs, b.Kwargs, equal) &&
+			equal(a.State, b.State) && slices.EqualFunc(a.Items, b.Items, equal) &&
+			slices.EqualFunc(a.Pairs, b.Pairs, equalPair)
+	case *tensor.Tensor:
+		b, ok := b.(*tensor.Tensor)
+		return ok && tensor.Equal(a, b)
 	}
 	return a == b
 }
+
+func equalPair(a, b value.Pair) bool { return equal(a.Key, b.Key) && equal(a.Value, b.Value) }
 
 type (
 	celsius float64
@@ -156,8 +187,8 @@ func TestEncodeRefuses(t *testing.T) {
 		tooDeep = []any{tooDeep}
 	}
 	for name, v := range map[string]any{
-		"a struct": nothing{}, "a function": func() {}, "a channel": make(chan int), "complex": 1i,
-		"a map by int": map[int]string{1: "a"}, "a struct in a list": []any{nothing{}},
+		"a struct": nothing{}, "a function": func() {}, "a channel": make(chan int),
+		"a map by bool": map[bool]string{true: "a"}, "a struct in a list": []any{nothing{}},
 		"text that is no UTF-8": "\xff", "a key that is no UTF-8": map[string]int{"\xff": 1},
 		"a marshaler that refuses": refusing{}, "a list in itself": cycle, "a map in itself": loop,
 		"a pointer to itself": self, "too deep": tooDeep,
@@ -288,6 +319,11 @@ func TestDecodeLikeFillsAPointerInPlace(t *testing.T) {
 func FuzzDecodeValue(f *testing.F) {
 	for _, s := range []string{
 		"null", "-0", "1e2", "18446744073709551616", `"\ud800"`, `[1,[2.5,{"a":null}]]`, `{"$float":"nan"}`,
+		`{"$tuple":[1,{"$tuple":[]}]}`, `{"$dict":[[1,2],[{"$tuple":[null]},{"$ordered":[["a",{"$set":[true]}]]}]]}`,
+		`{"$frozenset":[{"$complex":[1.0,{"$float":"inf"}]}]}`, `{"$str":"7bKA"}`, `{"$map":[[{"$str":"7bKA"},1]]}`,
+		`{"$tensor":{"dtype":"int16","shape":[2],"data":"AAABAA=="}}`, `{"$tensor":{"dtype":"bool","shape":[0,9],"data":""}}`,
+		`{"$object":{"module":"torch","name":"bfloat16"}}`,
+		`{"$object":{"module":"a","name":"b","call":true,"new":true,"args":[1],"kwargs":{"$map":[["$a",1]]},"state":{},"items":[2],"pairs":[[3,4]]}}`,
 		`{"$bytes":"AAE="}`, `{"$map":[["$a",1],["$a",2]]}`, `{"$a":1,"b":2}`, `{"a":1,"a":2}`, "\"\xff\"",
 	} {
 		f.Add([]byte(s))
@@ -307,7 +343,7 @@ func FuzzDecodeValue(f *testing.F) {
 		if w, err := value.Decode(codec, again); !equal(v, w) || err != nil {
 			t.Fatalf("Decode(%q) = %#v, %v; want %#v", again, w, err, v)
 		}
-		for _, like := range []any{0, float32(0), "", []int{}, words{}, [2]octet{}, pointer(label("")), big.NewInt(0)} {
+		for _, like := range []any{0, float32(0), "", []int{}, words{}, [2]octet{}, pointer(label("")), big.NewInt(0), map[int]any{}, value.Tuple{}, complex64(0), map[celsius]int8{}} {
 			if _, err := value.DecodeLike(value.JSON, data, like); err != nil {
 				t.Fatalf("DecodeLike(%T): %v; want what Decode takes", like, err)
 			}
