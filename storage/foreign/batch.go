@@ -18,9 +18,6 @@ import (
 )
 
 const (
-	// smallBytes is the size up to which a range is read together with its
-	// neighbours rather than into its own place.
-	smallBytes = 256 << 10
 	// leastBytes is how much one read may take, whatever the budget.
 	leastBytes = 1 << 20
 	// pageBytes is the smallest hole worth skipping: whatever the medium, it
@@ -34,9 +31,8 @@ type batch struct {
 	dst      storage.Receiver
 	opts     storage.ReadOptions
 	tell     func(int64)
-	most     int64 // bytes of one read
-	gap      int64 // bytes that are better read than skipped
-	dear     bool  // requests are
+	meas     measures
+	dear     bool // requests are
 	jobs     []*job
 	requests []fetch.Request
 	tasks    []task
@@ -61,12 +57,12 @@ type job struct {
 type task func(ctx context.Context) (read int64, err error)
 
 func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions, tell func(int64)) *batch {
-	b := &batch{c: c, dst: dst, opts: o, tell: tell, most: fetch.MaxBytes, gap: pageBytes}
-	for b.most > leastBytes && b.most > fetch.Budget(o.BufferBytes) {
-		b.most /= 2
+	b := &batch{c: c, dst: dst, opts: o, tell: tell, meas: measures{fetch.MaxBytes, pageBytes, smallBytes}}
+	for b.meas.most > leastBytes && b.meas.most > fetch.Budget(o.BufferBytes) {
+		b.meas.most /= 2
 	}
 	if g, ok := blob.As[blob.GapReader](c.store); ok {
-		b.gap, b.dear = max(b.gap, g.ReadGap()), g.ReadGap() > 0
+		b.meas.gap, b.dear = max(b.meas.gap, g.ReadGap()), g.ReadGap() > 0
 	}
 	return b
 }
@@ -139,7 +135,7 @@ func (b *batch) run(ctx context.Context) (storage.ReadStats, error) {
 		}
 	}
 	st, err := fetch.Run(ctx, b.requests, fetch.Options{
-		Open: b.c.openFile, BufferBytes: b.opts.BufferBytes, Parallel: b.opts.Parallel, Gap: b.gap, Dear: b.dear, Done: b.done,
+		Open: b.c.openFile, BufferBytes: b.opts.BufferBytes, Parallel: b.opts.Parallel, Gap: b.meas.gap, Dear: b.dear, Done: b.done,
 	})
 	b.stats.Read, b.stats.Requests = st.Bytes, st.Requests
 	if err != nil {
@@ -216,7 +212,7 @@ type part struct {
 func (j *job) addRequests() error {
 	var parts []*part
 	var err error
-	j.lay.cut(j.box, j.b.most, j.b.gap, func(box tensor.Box) {
+	j.lay.cut(j.box, j.b.meas, func(box tensor.Box) {
 		p := &part{job: j, box: box}
 		if err == nil {
 			p.to, err = j.to.Narrow(box.Relative(j.box.Offsets))
@@ -236,12 +232,12 @@ func (j *job) addRequests() error {
 // request returns the read of a part.
 func (p *part) request() fetch.Request {
 	l, sizes := p.lay, p.box.Sizes
-	width, axes := l.spread(sizes, p.b.gap)
+	width, axes := l.spread(sizes, p.b.meas.gap)
 	q := fetch.Request{
 		File: p.at.Region.File, Offset: l.offset(p.box.Offsets), Width: width, Weight: p.weight(p.box), To: p,
 	}
 	q.Rows, _ = l.rows(sizes, axes)
-	if q.Rows == nil && width > smallBytes && p.to.DType() == p.at.Region.DType && l.flat(sizes) {
+	if q.Rows == nil && width > p.b.meas.small && p.to.DType() == p.at.Region.DType && l.flat(sizes) {
 		if mem, ok := p.to.Bytes(); ok {
 			q.Direct, p.in = mem, true
 		}
@@ -252,7 +248,7 @@ func (p *part) request() fetch.Request {
 // Take puts the bytes of a part where they belong.
 func (p *part) Take(b []byte) error {
 	if !p.in {
-		src, err := p.lay.view(p.at.Region.DType, p.box.Sizes, p.b.gap, b)
+		src, err := p.lay.view(p.at.Region.DType, p.box.Sizes, p.b.meas.gap, b)
 		if err == nil {
 			err = tensor.Convert(p.to, src, tensor.CastAny)
 		}

@@ -10,6 +10,17 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
+// measures say how a layout is read. Tests use small ones.
+type measures struct {
+	most  int64 // bytes of one read
+	gap   int64 // bytes that are better read than skipped
+	small int64 // up to this size a range is read with its neighbours
+}
+
+// smallBytes is the size up to which a range is read together with its
+// neighbours rather than into its own place.
+const smallBytes = 256 << 10
+
 // layout is how the elements of a chunk lie in its file.
 type layout struct {
 	start   int64 // of the chunk's first element in the file
@@ -150,10 +161,10 @@ func (l *layout) flat(sizes []int64) bool {
 // cut calls emit for parts of a box that together are the whole of it, each at
 // most most bytes in a buffer. Wide rows become parts of their own, which can be
 // read into their place.
-func (l *layout) cut(box tensor.Box, most, gap int64, emit func(tensor.Box)) {
-	width, axes := l.spread(box.Sizes, gap)
+func (l *layout) cut(box tensor.Box, m measures, emit func(tensor.Box)) {
+	width, axes := l.spread(box.Sizes, m.gap)
 	_, rows := l.rows(box.Sizes, axes)
-	if width*rows <= most && (rows == 1 || width <= smallBytes) {
+	if width*rows <= m.most && (rows == 1 || width <= m.small) {
 		emit(box)
 		return
 	}
@@ -165,16 +176,16 @@ func (l *layout) cut(box tensor.Box, most, gap int64, emit func(tensor.Box)) {
 	d := l.order[i]
 	per := int64(1)
 	switch one := width * (rows / box.Sizes[d]); { // what one index of d takes
-	case axes > 0 && width <= smallBytes:
-		per = max(1, most/one)
+	case axes > 0 && width <= m.small:
+		per = max(1, m.most/one)
 	case axes == 0:
 		one = width - (box.Sizes[d]-1)*l.strides[d]
-		per = max(1, 1+(most-one)/l.strides[d])
+		per = max(1, 1+(m.most-one)/l.strides[d])
 	}
 	for at := box.Offsets[d]; at < box.End(d); at += per {
 		part := tensor.Box{Offsets: slices.Clone(box.Offsets), Sizes: slices.Clone(box.Sizes)}
 		part.Offsets[d], part.Sizes[d] = at, min(per, box.End(d)-at)
-		l.cut(part, most, gap, emit)
+		l.cut(part, m, emit)
 	}
 }
 
