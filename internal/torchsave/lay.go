@@ -1,6 +1,11 @@
 package torchsave
 
-import "github.com/cairn-ckpt/cairn/tensor"
+import (
+	"fmt"
+
+	"github.com/cairn-ckpt/cairn/internal/pickle"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
 
 // Slot is a tensor whose bytes are not known when a file is laid out. A slot
 // that stands at several places of a value is written once.
@@ -15,6 +20,8 @@ type Slot struct {
 // Part is a run of bytes of a file. Exactly one of Literal, Slot and Tail says
 // what they are. It becomes a part of package datafile one to one.
 type Part struct {
+	// Length is the number of bytes, known before any of them is. No part but
+	// one of a slot without elements is empty.
 	Length  int64
 	Literal []byte
 	// Slot is whose contiguous bytes they are.
@@ -27,7 +34,8 @@ type Part struct {
 }
 
 // Layout is a file to be written: its parts in their order, without gaps. A
-// file begins at its first byte wherever that lies in a larger file.
+// file begins at its first byte wherever that lies in a larger file. A layout
+// is written once at a time.
 type Layout struct {
 	Parts []Part
 	// Size is the sum of the parts' lengths.
@@ -43,12 +51,69 @@ type LayOptions struct {
 	Allow func(module, name string) bool
 }
 
+func (o *LayOptions) withDefaults() LayOptions {
+	var out LayOptions
+	if o != nil {
+		out = *o
+	}
+	if out.Name == "" {
+		out.Name = "archive"
+	}
+	return out
+}
+
 // Lay lays out the file that torch.save writes for root: the types of package
 // value, in which a tensor is a *Slot or a *tensor.Tensor. Every byte has its
-// place before one of a tensor is known. A value that cannot be pickled is an
-// error that wraps ErrValue and names what it is.
-func Lay(root any, o *LayOptions) (*Layout, error) { return nil, nil }
+// place before one of a slot is known; tensors must not change until the file
+// is written. A value that cannot be pickled is an error that wraps ErrValue and
+// names what it is.
+func Lay(root any, o *LayOptions) (*Layout, error) {
+	opts := o.withDefaults()
+	if err := checkName(opts.Name + "/" + recordPickle); err != nil {
+		return nil, fmt.Errorf("%w: folder %q", ErrValue, opts.Name)
+	}
+	w := &tensorWriter{seen: map[any]any{}}
+	data, err := pickle.Encode(root, &pickle.EncodeOptions{Protocol: 2, Replace: w.replace, Allow: w.allow(opts.Allow)})
+	if w.err != nil {
+		return nil, w.err
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrValue, err)
+	}
+	z := &zipLayout{folder: opts.Name}
+	z.known(recordPickle, data)
+	z.known(recordFormat, []byte("1"))
+	z.known(recordAlignment, fmt.Append(nil, alignment))
+	z.known(recordByteOrder, []byte("little"))
+	for i, s := range w.storages {
+		z.storage(fmt.Sprint(recordStorages, i), s)
+	}
+	z.known(recordVersion, []byte("3\n"))
+	z.finish()
+	return &Layout{Parts: z.parts, Size: z.at}, nil
+}
 
 // Marshal returns the bytes of the file that torch.save writes for v, which
 // holds no Slot.
-func Marshal(v any) ([]byte, error) { return nil, nil }
+func Marshal(v any) ([]byte, error) {
+	l, err := Lay(v, nil)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]byte, 0, l.Size)
+	for _, p := range l.Parts {
+		switch {
+		case p.Slot != nil:
+			return nil, fmt.Errorf("%w: a tensor without bytes", ErrValue)
+		case p.Tail != nil:
+			b, err := p.Tail()
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, b...)
+		default:
+			out = append(out, p.Literal...)
+		}
+	}
+	return out, nil
+}

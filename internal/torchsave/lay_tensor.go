@@ -1,0 +1,114 @@
+package torchsave
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/cairn-ckpt/cairn/internal/pickle"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// storageNames are the classes of the storages that PyTorch makes for the
+// types that it has had from the start. It stores the others as bytes.
+var storageNames = map[tensor.DType]string{
+	tensor.Float64: "DoubleStorage", tensor.Float32: "FloatStorage", tensor.Float16: "HalfStorage", tensor.BFloat16: "BFloat16Storage",
+	tensor.Int64: "LongStorage", tensor.Int32: "IntStorage", tensor.Int16: "ShortStorage", tensor.Int8: "CharStorage",
+	tensor.Uint8: "ByteStorage", tensor.Bool: "BoolStorage",
+	tensor.Complex64: "ComplexFloatStorage", tensor.Complex128: "ComplexDoubleStorage",
+}
+
+// content is what a storage is written from: a slot or a tensor.
+type content struct {
+	slot   *Slot
+	tensor *tensor.Tensor
+	bytes  int64
+}
+
+// tensorWriter turns tensors into the calls that make them, and collects their
+// storages.
+type tensorWriter struct {
+	storages []content
+	seen     map[any]any // what stands for a tensor that was seen before
+	err      error       // the first one, which Encode must not hide
+}
+
+// replace is asked for each value of the file.
+func (w *tensorWriter) replace(v any) (any, bool) {
+	var c content
+	s := &Slot{}
+	switch v := v.(type) {
+	case *Slot:
+		s, c.slot = v, v
+	case *tensor.Tensor:
+		s.DType, s.Shape, c.tensor = v.DType(), v.Shape(), v
+	default:
+		return nil, false
+	}
+	if out, ok := w.seen[v]; ok {
+		return out, true
+	}
+	var err error
+	if c.bytes, err = tensor.NumBytes(s.DType, s.Shape); err != nil {
+		w.err = fmt.Errorf("%w: tensor of %v: %w", ErrValue, s.Shape, err)
+		return nil, true
+	}
+	out := w.call(s, strconv.Itoa(len(w.storages)), c.bytes)
+	w.storages = append(w.storages, c)
+	w.seen[v] = out
+	return out, true
+}
+
+// call returns the call that makes a contiguous tensor of a storage.
+func (w *tensorWriter) call(s *Slot, key string, bytes int64) any {
+	class, count := thing("torch.storage", "UntypedStorage"), bytes
+	name, typed := storageNames[s.DType]
+	if typed {
+		class, count = thing("torch", name), bytes/int64(s.DType.Size())
+	}
+	id := pickle.PersistentID{ID: value.Tuple{"storage", class, key, "cpu", count}}
+	shape, strides := make(value.Tuple, len(s.Shape)), make(value.Tuple, len(s.Shape))
+	step := int64(1)
+	for d, n := range slices.Backward(s.Shape) {
+		shape[d], strides[d] = n, step
+		step *= max(n, 1)
+	}
+	args := value.Tuple{id, int64(0), shape, strides, s.RequiresGrad && !s.Parameter, hooks()}
+	fn := "_rebuild_tensor_v2"
+	if !typed {
+		fn, args = "_rebuild_tensor_v3", append(args, thing("torch", s.DType.String()))
+	}
+	out := &value.Object{Module: "torch._utils", Name: fn, Call: true, Args: args}
+	if !s.Parameter {
+		return out
+	}
+	return &value.Object{Module: "torch._utils", Name: "_rebuild_parameter", Call: true, Args: value.Tuple{out, s.RequiresGrad, hooks()}}
+}
+
+// hooks returns the backward hooks of a tensor: none.
+func hooks() any { return &value.Dict{Ordered: true} }
+
+// thing returns what a name stands for.
+func thing(module, name string) *value.Object { return &value.Object{Module: module, Name: name} }
+
+// allow returns which names may be written: those of our calls, and those that
+// the caller allows.
+func (w *tensorWriter) allow(more func(module, name string) bool) func(module, name string) bool {
+	return func(module, name string) bool {
+		switch module {
+		case "torch._utils":
+			return name == "_rebuild_tensor_v2" || name == "_rebuild_tensor_v3" || name == "_rebuild_parameter"
+		case "torch":
+			if _, ok := storageTypes[name]; ok {
+				return true
+			}
+			if _, err := tensor.ParseDType(name); err == nil {
+				return true
+			}
+		case "torch.storage":
+			return name == "UntypedStorage"
+		}
+		return more != nil && more(module, name)
+	}
+}

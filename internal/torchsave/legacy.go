@@ -1,0 +1,207 @@
+package torchsave
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+
+	"github.com/cairn-ckpt/cairn/internal/pickle"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// The stream that PyTorch wrote before 1.6: a pickle of legacyMagic, one of
+// legacyProtocol, one that describes the machine, one of the value, one of the
+// storages' keys; then each storage, in that order: the number of its elements
+// in eight bytes, and the elements.
+var legacyMagic = new(big.Int).SetBytes([]byte{0x19, 0x50, 0xa8, 0x6a, 0x20, 0xf9, 0x46, 0x9c, 0xfc, 0x6c})
+
+const legacyProtocol = 1001
+
+// isLegacy reports whether a file begins as a stream does: with the pickle of
+// its magic, in any protocol from 2 on.
+func isLegacy(head []byte) bool {
+	const magic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
+	if len(head) > 13 && head[0] == 0x80 && head[1] >= 4 && head[2] == 0x95 { // a frame
+		head = head[9:]
+	}
+	return len(head) > 13 && bytes.HasPrefix(head[2:], []byte(magic))
+}
+
+// stream is the old form of a file.
+type stream struct {
+	src *source
+	// ids are the storages that the pickle names, and places where they are.
+	ids    map[string]*storageID
+	places map[string]place
+}
+
+// place is a range of a file.
+type place struct{ offset, end int64 }
+
+// openLegacy reads a stream. It decodes the value twice: where the storages are
+// is known only once all of them are.
+func openLegacy(ctx context.Context, s *source) (any, error) {
+	l := &stream{src: s, ids: map[string]*storageID{}, places: map[string]place{}}
+	at, err := l.checkStart(ctx)
+	if err != nil {
+		return nil, err
+	}
+	from := at
+	if _, at, err = l.next(ctx, from, &pickle.DecodeOptions{Persistent: l.note}); err != nil {
+		return nil, fmt.Errorf("value: %w", err)
+	}
+	data, err := s.bytes(ctx, from, at-from)
+	if err != nil {
+		return nil, err
+	}
+	keys, at, err := l.next(ctx, at, nil)
+	if err != nil {
+		return nil, fmt.Errorf("keys of the storages: %w", err)
+	}
+	if err := l.locate(ctx, keys, at); err != nil {
+		return nil, err
+	}
+	return decode(data, l.storage)
+}
+
+// checkStart reads the three pickles that say what the file is, and returns
+// where the value begins.
+func (l *stream) checkStart(ctx context.Context) (int64, error) {
+	magic, at, err := l.next(ctx, 0, nil)
+	if n, ok := magic.(*big.Int); err == nil && (!ok || n.Cmp(legacyMagic) != 0) {
+		err = fmt.Errorf("%w: another magic number", ErrMalformed)
+	}
+	if err != nil {
+		return 0, err
+	}
+	protocol, at, err := l.next(ctx, at, nil)
+	if err != nil {
+		return 0, err
+	}
+	if protocol != any(int64(legacyProtocol)) {
+		return 0, fmt.Errorf("%w: protocol %v", ErrVersion, protocol)
+	}
+	machine, at, err := l.next(ctx, at, nil)
+	if err != nil {
+		return 0, err
+	}
+	m, ok := machine.(map[string]any)
+	if little, isBool := m["little_endian"].(bool); !ok || isBool && !little {
+		return 0, fmt.Errorf("%w: %v", ErrByteOrder, m["little_endian"])
+	}
+	return at, nil
+}
+
+// firstWindow is how much is read of a pickle whose length nobody knows. It is
+// doubled until the pickle is inside.
+const firstWindow = 64 << 10
+
+// next decodes the pickle at a place of the stream and returns where it ends.
+func (l *stream) next(ctx context.Context, at int64, o *pickle.DecodeOptions) (any, int64, error) {
+	for window := int64(firstWindow); ; window *= 2 {
+		n := min(window, maxPickle, l.src.size-at)
+		b, err := l.src.bytes(ctx, at, n)
+		if err != nil {
+			return nil, 0, err
+		}
+		v, used, err := pickle.DecodePrefix(b, o)
+		switch {
+		case err == nil:
+			return v, at + int64(used), nil
+		case errors.Is(err, ErrMalformed):
+			return nil, 0, err
+		case !errors.Is(err, pickle.ErrMalformed) || n == l.src.size-at:
+			return nil, 0, malformed(err)
+		case n == maxPickle:
+			return nil, 0, fmt.Errorf("%w: a pickle of more than %d bytes: %w", ErrLimit, maxPickle, err)
+		}
+	}
+}
+
+// note takes down what a persistent id says, for all ids of a storage must say
+// the same.
+func (l *stream) note(id any) (any, error) {
+	p, err := parseID(id, 6)
+	if err != nil {
+		return nil, err
+	}
+	if q := l.ids[p.key]; q != nil && (q.bytes != p.bytes || q.dtype != p.dtype) {
+		return nil, fmt.Errorf("%w: storage %q has %d bytes of %v, and %d of %v", ErrStorage, p.key, q.bytes, q.dtype, p.bytes, p.dtype)
+	}
+	l.ids[p.key] = p
+	return nil, nil
+}
+
+// locate walks over the storages, which begin at a place of the stream.
+func (l *stream) locate(ctx context.Context, keys any, at int64) error {
+	list, ok := keys.([]any)
+	if !ok || len(list) > maxRecords {
+		return fmt.Errorf("%w: keys of the storages", ErrMalformed)
+	}
+	for _, k := range list {
+		key, _ := k.(string)
+		id := l.ids[key]
+		if _, twice := l.places[key]; id == nil || twice {
+			return fmt.Errorf("%w: key %v", ErrStorage, k)
+		}
+		b, err := l.src.bytes(ctx, at, 8)
+		if err != nil {
+			return fmt.Errorf("storage %q: %w", key, err)
+		}
+		n := int64(binary.LittleEndian.Uint64(b))
+		if n < 0 || n > math.MaxInt64/int64(id.dtype.Size()) || n*int64(id.dtype.Size()) != id.bytes {
+			return fmt.Errorf("%w: storage %q should have %d bytes, but says it has %d elements of %v", ErrStorage, key, id.bytes, n, id.dtype)
+		}
+		at += 8
+		if id.bytes > l.src.size-at {
+			return fmt.Errorf("%w: storage %q has %d bytes at %d of %d", ErrBounds, key, id.bytes, at, l.src.size)
+		}
+		l.places[key] = place{at, at + id.bytes}
+		at += id.bytes
+	}
+	if at != l.src.size {
+		return fmt.Errorf("%w: %d bytes after the last storage", ErrMalformed, l.src.size-at)
+	}
+	return nil
+}
+
+// storage returns the storage that a persistent id names, or the part of it
+// that its last part tells of: (key of the part, offset, elements).
+func (l *stream) storage(id any) (any, error) {
+	p, err := parseID(id, 6)
+	if err != nil {
+		return nil, err
+	}
+	at, ok := l.places[p.key]
+	if !ok {
+		return nil, fmt.Errorf("%w: no storage %q", ErrStorage, p.key)
+	}
+	s := &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, Offset: at.offset, End: at.end}
+	if p.view[0] == nil {
+		return s, nil
+	}
+	return s.part(p.view[0])
+}
+
+// part returns a part of a storage.
+func (s *Storage) part(view any) (*Storage, error) {
+	t, ok := view.(value.Tuple)
+	if !ok || len(t) != 3 {
+		return nil, fmt.Errorf("%w: part of storage %q", ErrStorage, s.Key)
+	}
+	from, ok1 := asInt(t[1])
+	count, ok2 := asInt(t[2])
+	size := int64(s.DType.Size())
+	room := s.numBytes() / size
+	if !ok1 || !ok2 || from < 0 || count < 0 || from > room || count > room-from {
+		return nil, fmt.Errorf("%w: part %v of storage %q, which has %d elements", ErrStorage, t[1:], s.Key, room)
+	}
+	p := *s
+	p.Offset = s.Offset + from*size
+	p.End = p.Offset + count*size
+	return &p, nil
+}
