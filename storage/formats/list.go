@@ -30,6 +30,6 @@ func openNative(ctx context.Context, s blob.Store, _ *Options) (storage.Checkpoi
 
 func writeNative(s blob.Store, o *WriterOptions) (storage.Writer, error) {
 	return native.NewWriter(s, &native.WriterOptions{
-		FilesPerRank: o.Files, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists,
+		FilesPerRank: o.Files, FileBytes: o.MaxFileBytes, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists,
 	}), nil
 }

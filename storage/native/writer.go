@@ -23,6 +23,10 @@ type WriterOptions struct {
 	// Zero: 1, at most 1024. A rank that holds several chunks of one tensor
 	// writes up to 8.
 	FilesPerRank int
+	// FileBytes makes a rank write more files, so that each has about so many
+	// bytes, or those of a single chunk where it has more. Zero: no matter how
+	// large they are.
+	FileBytes int64
 	// BufferBytes bounds the host memory this rank uses for bytes on their way
 	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
 	BufferBytes int64
@@ -51,6 +55,18 @@ func (o *WriterOptions) withDefaults() WriterOptions {
 		out.SweepAfter = 24 * time.Hour
 	}
 	return out
+}
+
+// files returns how many files the items are for.
+func (o *WriterOptions) files(items []*plan.WriteItem) int {
+	if o.FileBytes <= 0 {
+		return o.FilesPerRank
+	}
+	var total int64
+	for _, it := range items {
+		total += it.NumBytes()
+	}
+	return max(o.FilesPerRank, int(min(ceilDiv(total, o.FileBytes), int64(len(items)))))
 }
 
 // Writer writes one checkpoint at the root of a store. Each rank has its own.
@@ -187,7 +203,7 @@ func (w *Writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 			return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrState, err)
 		}
 	}
-	parts := spread(items, w.opts.FilesPerRank)
+	parts := spread(items, w.opts.files(items))
 	if len(parts) == 0 && len(values) > 0 {
 		parts = append(parts, nil)
 	}

@@ -260,3 +260,27 @@ func TestFinishRefusesFilesThatAreNotThere(t *testing.T) {
 		}
 	}
 }
+
+func TestFileBytesMakeMoreFiles(t *testing.T) {
+	state := plan.State{"large": storagetest.Filled(t, tensor.Uint8, []int64{5000}, 1)}
+	for i := range 10 {
+		state[fmt.Sprint("w", i)] = storagetest.Filled(t, tensor.Uint8, []int64{1000}, byte(i))
+	}
+	for _, tt := range []struct {
+		fileBytes int64
+		files     int
+	}{{0, 1}, {1 << 20, 1}, {15000, 1}, {5000, 3}, {1000, 11}, {1, 11}} {
+		s := new(mem.Store)
+		if err := save(t, s, "a", state, &WriterOptions{FileBytes: tt.fileBytes}); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Open(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(c.Files()) - 1; got != tt.files { // without the index
+			t.Errorf("FileBytes %d: %d files; want %d", tt.fileBytes, got, tt.files)
+		}
+		c.Close()
+	}
+}
