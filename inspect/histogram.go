@@ -1,0 +1,163 @@
+package inspect
+
+import "math"
+
+// The scales of a histogram.
+const (
+	// ScaleLinear is of buckets of equal width between the lowest and the
+	// highest finite element.
+	ScaleLinear = "linear"
+	// ScaleLog2 is of buckets of the magnitudes, each as many powers of two
+	// wide as the others.
+	ScaleLog2 = "log2"
+)
+
+// Histogram counts finite elements by their size. Bucket i holds those from
+// Edges[i] on to below Edges[i+1]; the last one of a linear scale also holds
+// those that equal its upper edge. Elements that are all the same are in one
+// bucket of no width. On the scale log2 zeros are in no bucket.
+type Histogram struct {
+	Scale  string   `json:"scale"`
+	Edges  []Number `json:"edges"`
+	Counts []int64  `json:"counts"`
+}
+
+// linear counts elements in buckets of equal width.
+type linear struct {
+	edges  []float64
+	counts []int64
+	// The bucket of x is that of (x·half − low)·scale, give or take a rounding.
+	half, low, scale float64
+}
+
+// newLinear returns n buckets between two finite numbers.
+func newLinear(lo, hi float64, n int) *linear {
+	if lo == hi {
+		return &linear{edges: []float64{lo, hi}, counts: make([]int64, 1), half: 1, low: lo}
+	}
+	l := &linear{edges: make([]float64, n+1), counts: make([]int64, n), half: 1}
+	if math.IsInf(hi-lo, 0) {
+		l.half = 0.5
+	}
+	l.low = lo * l.half
+	width := (hi*l.half - l.low) / float64(n)
+	for i := range l.edges {
+		l.edges[i] = (l.low + float64(i)*width) / l.half
+	}
+	l.edges[n] = hi
+	l.scale = float64(n) / (hi*l.half - l.low)
+	if math.IsInf(l.scale, 0) { // so narrow that the edges themselves must tell
+		l.scale = 0
+	}
+	return l
+}
+
+// empty returns the same buckets with nothing in them.
+func (l *linear) empty() *linear {
+	out := *l
+	out.counts = make([]int64, len(l.counts))
+	return &out
+}
+
+func (l *linear) add(o *linear) {
+	for i, n := range o.counts {
+		l.counts[i] += n
+	}
+}
+
+// bucket returns where a finite number between the outer edges belongs.
+func (l *linear) bucket(x float64) int {
+	last := len(l.counts) - 1
+	i := min(int((x*l.half-l.low)*l.scale), last)
+	for i > 0 && x < l.edges[i] {
+		i--
+	}
+	for i < last && x >= l.edges[i+1] {
+		i++
+	}
+	return i
+}
+
+// count counts n elements x, if x is finite.
+func (l *linear) count(x float64, n int64) {
+	if x >= l.edges[0] && x <= l.edges[len(l.counts)] {
+		l.counts[l.bucket(x)] += n
+	}
+}
+
+// countLinear counts the finite elements of v.
+func countLinear[F float32 | float64](l *linear, v []F) {
+	for _, x := range v {
+		l.count(float64(x), 1)
+	}
+}
+
+func (l *linear) histogram() *Histogram {
+	h := &Histogram{Scale: ScaleLinear, Counts: l.counts}
+	for _, e := range l.edges {
+		h.Edges = append(h.Edges, Number(e))
+	}
+	return h
+}
+
+const (
+	// lowestPower is that of the smallest float64.
+	lowestPower = -1074
+	powers      = 1024 - lowestPower
+)
+
+// octaves counts elements by the power of two that their magnitude begins with.
+type octaves [powers]int64
+
+// count counts n elements x, if x is finite and not zero.
+func (o *octaves) count(x float64, n int64) {
+	switch power := math.Float64bits(x) >> 52 & 0x7ff; power {
+	case 0x7ff: // not finite
+	case 0:
+		if x != 0 {
+			o[math.Ilogb(x)-lowestPower] += n
+		}
+	default:
+		o[int(power)-1023-lowestPower] += n
+	}
+}
+
+// countOctaves counts the finite elements of v that are not zero.
+func countOctaves[F float32 | float64](o *octaves, v []F) {
+	for _, x := range v {
+		o.count(float64(x), 1)
+	}
+}
+
+func (o *octaves) add(p *octaves) {
+	for i, n := range p {
+		o[i] += n
+	}
+}
+
+// histogram returns at most n buckets, or nil where nothing was counted.
+func (o *octaves) histogram(n int) *Histogram {
+	lo, hi := 0, powers
+	for lo < hi && o[lo] == 0 {
+		lo++
+	}
+	for hi > lo && o[hi-1] == 0 {
+		hi--
+	}
+	if lo == hi {
+		return nil
+	}
+	width := (hi - lo + n - 1) / n
+	h := &Histogram{Scale: ScaleLog2, Edges: []Number{power(lo)}}
+	for at := lo; at < hi; at += width {
+		var sum int64
+		for _, c := range o[at:min(at+width, hi)] {
+			sum += c
+		}
+		h.Counts = append(h.Counts, sum)
+		h.Edges = append(h.Edges, power(at+width))
+	}
+	return h
+}
+
+func power(at int) Number { return Number(math.Ldexp(1, at+lowestPower)) }

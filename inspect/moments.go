@@ -1,0 +1,154 @@
+package inspect
+
+import (
+	"math"
+	"slices"
+)
+
+// moments sum up some elements. The fields but the counts are of the finite
+// ones alone, and of no use where n is zero.
+type moments struct {
+	n                   int64 // finite elements
+	mean, m2            float64
+	min, max            float64
+	zeros               int64
+	nan, posInf, negInf int64
+}
+
+// merge returns the moments of both: m2 is the sum of squared distances from
+// the mean, which adds up without the cancellation that sums of squares suffer.
+func (m moments) merge(o moments) moments {
+	out := moments{
+		n: m.n + o.n, zeros: m.zeros + o.zeros, nan: m.nan + o.nan, posInf: m.posInf + o.posInf, negInf: m.negInf + o.negInf,
+	}
+	switch {
+	case o.n == 0:
+		out.mean, out.m2, out.min, out.max = m.mean, m.m2, m.min, m.max
+		return out
+	case m.n == 0:
+		out.mean, out.m2, out.min, out.max = o.mean, o.m2, o.min, o.max
+		return out
+	}
+	part := float64(o.n) / float64(out.n)
+	delta := o.mean - m.mean
+	out.mean = m.mean + delta*part
+	out.m2 = m.m2 + o.m2 + delta*delta*float64(m.n)*part
+	out.min, out.max = min(m.min, o.min), max(m.max, o.max)
+	return out
+}
+
+// std returns the standard deviation of the population.
+func (m *moments) std() float64 { return math.Sqrt(m.m2 / float64(m.n)) }
+
+// norm returns the root of the sum of squares.
+func (m *moments) norm() float64 {
+	return math.Sqrt(m.m2 + m.mean*m.mean*float64(m.n))
+}
+
+// pairwise merges moments that come one after the other as a balanced tree
+// would, so that rounding errors grow with the logarithm of their number. Its
+// memory does too.
+type pairwise struct {
+	parts  []moments
+	levels []int // merges that made each part
+}
+
+func (p *pairwise) add(m moments) {
+	level := 0
+	for n := len(p.parts); n > 0 && p.levels[n-1] == level; n-- {
+		m = p.parts[n-1].merge(m)
+		p.parts, p.levels = p.parts[:n-1], p.levels[:n-1]
+		level++
+	}
+	p.parts, p.levels = append(p.parts, m), append(p.levels, level)
+}
+
+// total returns the moments of everything that was added.
+func (p *pairwise) total() moments {
+	var out moments
+	for _, m := range slices.Backward(p.parts) {
+		out = m.merge(out)
+	}
+	return out
+}
+
+// momentsOf returns the moments of a block. finite is memory for as many
+// elements.
+func momentsOf[F float32 | float64](v, finite []F) moments {
+	if len(v) == 0 {
+		return moments{}
+	}
+	m, ok := finiteMoments(v)
+	if ok {
+		return m
+	}
+	var out moments
+	kept := finite[:0]
+	for _, x := range v {
+		switch f := float64(x); {
+		case f != f:
+			out.nan++
+		case math.IsInf(f, 1):
+			out.posInf++
+		case math.IsInf(f, -1):
+			out.negInf++
+		default:
+			kept = append(kept, x)
+		}
+	}
+	if len(kept) > 0 {
+		m, _ = finiteMoments(kept)
+		out = out.merge(m)
+	}
+	return out
+}
+
+// finiteMoments returns the moments of elements of which there is at least one.
+// It reports false where it met something that is not finite, or numbers too
+// large to be added.
+//
+// One pass is enough: distances are taken from the first element. If that lies
+// far from the others it adds its own distance to the variance, so what cancels
+// out is never more than a factor of the block's length.
+func finiteMoments[F float32 | float64](v []F) (moments, bool) {
+	first := float64(v[0])
+	lo, hi := v[0], v[0]
+	var s0, s1, q0, q1 float64
+	zeros, n := 0, float64(len(v))
+	for ; len(v) >= 2; v = v[2:] { // two by two: additions wait for each other
+		a, b := v[0], v[1]
+		if a < lo {
+			lo = a
+		}
+		if a > hi {
+			hi = a
+		}
+		if b < lo {
+			lo = b
+		}
+		if b > hi {
+			hi = b
+		}
+		zeros += count(a == 0) + count(b == 0)
+		da, db := float64(a)-first, float64(b)-first
+		s0, s1 = s0+da, s1+db
+		q0, q1 = q0+da*da, q1+db*db
+	}
+	for _, a := range v {
+		lo, hi = min(lo, a), max(hi, a)
+		zeros += count(a == 0)
+		d := float64(a) - first
+		s0, q0 = s0+d, q0+d*d
+	}
+	s, q := s0+s1, q0+q1
+	m := moments{n: int64(n), zeros: int64(zeros), min: float64(lo), max: float64(hi)}
+	m.mean, m.m2 = first+s/n, max(0, q-s*s/n)
+	return m, !math.IsNaN(s) && !math.IsInf(s, 0)
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,131 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+const (
+	// slabBytes is about how much of a tensor one worker reads at a time.
+	slabBytes = 16 << 20
+	// blockElements is how many elements the loops look at together: their
+	// numbers stay in the nearer caches.
+	blockElements = 8192
+	// minBuffer holds a block of the widest elements on two sides.
+	minBuffer = 2 * blockElements * 16
+)
+
+// job is a slab of one of several tensors: the elements [lo, hi) of its
+// row-major order. An object is one slab without elements.
+type job struct {
+	item   int
+	slab   int
+	lo, hi int64
+}
+
+// workers returns how many workers the options allow for, and the bytes that
+// each may hold. A tight budget makes workers fewer before it makes reads
+// small.
+func workers(parallel int, buffer int64) (n int, each int64) {
+	if parallel <= 0 {
+		parallel = max(2, runtime.GOMAXPROCS(0))
+	}
+	if buffer <= 0 {
+		buffer = max(256<<20, int64(parallel)*slabBytes)
+	}
+	n = int(max(1, min(int64(parallel), buffer/slabBytes)))
+	return n, max(minBuffer, min(buffer/int64(n), slabBytes))
+}
+
+// sweep does every job on one of so many workers. Jobs begin in their order.
+// start makes what a worker keeps between its jobs.
+func sweep[W any](ctx context.Context, n int, jobs iter.Seq[job], start func() W, do func(context.Context, W, job) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	queue := make(chan job)
+	g.Go(func() error {
+		defer close(queue)
+		for j := range jobs {
+			select {
+			case queue <- j:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		return nil
+	})
+	for range n {
+		g.Go(func() error {
+			w := start()
+			for j := range queue {
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				if err := do(ctx, w, j); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// slabElements returns how many elements of a tensor make a slab of at most so
+// many bytes: whole rows, or whole matrices, where they fit. It depends on
+// nothing but the shape and the size of an element, so that sums over slabs do
+// not either.
+func slabElements(shape []int64, size, bytes int64) int64 {
+	most := bytes / size
+	row := int64(1)
+	for d := len(shape) - 1; d >= 0 && shape[d] > 0 && row <= most/shape[d]; d-- {
+		row *= shape[d]
+	}
+	return most / row * row
+}
+
+// slabs yields the slabs of one tensor of so many elements.
+func slabs(item int, elements, slab int64) iter.Seq[job] {
+	return func(yield func(job) bool) {
+		for i, lo := 0, int64(0); lo < elements; i, lo = i+1, lo+slab {
+			if !yield(job{item, i, lo, min(lo+slab, elements)}) {
+				return
+			}
+		}
+	}
+}
+
+// readFlat reads the elements [lo, hi) of the row-major order of a tensor into
+// buf, which has room for exactly those.
+func readFlat(ctx context.Context, src Content, e *meta.Entry, lo, hi int64, buf []byte) error {
+	boxes, err := tensor.FlatBoxes(e.Tensor.Shape, lo, hi)
+	if err != nil {
+		return fmt.Errorf("%q: %w", e.FQN, err)
+	}
+	for _, box := range boxes {
+		n := box.Volume() * int64(e.Tensor.DType.Size())
+		dst, err := tensor.FromBytes(e.Tensor.DType, box.Sizes, buf[:n])
+		if err != nil {
+			return fmt.Errorf("%q: %w", e.FQN, err)
+		}
+		if err := src.ReadEntry(ctx, e, box, dst); err != nil {
+			return err
+		}
+		buf = buf[n:]
+	}
+	return nil
+}
+
+// grow returns a buffer of n bytes, buf if that is large enough.
+func grow(buf []byte, n int64) []byte {
+	if int64(cap(buf)) < n {
+		return make([]byte, n)
+	}
+	return buf[:n]
+}
