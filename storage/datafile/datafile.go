@@ -66,6 +66,10 @@ type Options struct {
 	// Created, if not nil, is told the name of each file before it becomes
 	// visible: from then on it may be there, whatever happens.
 	Created func(name string)
+	// Hold, if not nil, is given the writer of each file that is complete, in
+	// the place of its commit: the file appears when the caller commits it, and
+	// is durable then. The session's journal is not asked.
+	Hold func(name string, w blob.Writer)
 }
 
 // Write writes files to a store, with the content that data resolves. It returns
@@ -75,7 +79,7 @@ type Options struct {
 // The session's journal is asked for each file, and told of it when it is
 // finished. The session's progress is told of planned bytes in all.
 func Write(ctx context.Context, store blob.Store, files []*File, data storage.Resolver, s storage.Session, planned int64, o Options) (*storage.WriteResults, error) {
-	w := &writer{store: store, data: data, journal: s.Journal, created: o.Created}
+	w := &writer{store: store, data: data, journal: s.Journal, created: o.Created, hold: o.Hold}
 	w.told = &progress.Share{Tell: s.Progress, Plan: planned}
 	for _, f := range files {
 		w.told.Total += f.Size()
@@ -108,13 +112,14 @@ type writer struct {
 	data    storage.Resolver
 	journal storage.Journal
 	created func(string)
+	hold    func(string, blob.Writer)
 	pieces  *bufpool.Pool
 	told    *progress.Share
 }
 
 // file writes one file, unless the journal knows that it is written.
 func (w *writer) file(ctx context.Context, f *File) (*storage.WriteResults, error) {
-	if w.journal == nil {
+	if w.journal == nil || w.hold != nil {
 		return w.write(ctx, f)
 	}
 	r, ok, err := w.journal.Finished(ctx, f.Name)
@@ -142,7 +147,12 @@ func (w *writer) write(ctx context.Context, f *File) (*storage.WriteResults, err
 	if err != nil {
 		return nil, err
 	}
-	defer bw.Abort() // does nothing once committed
+	held := false
+	defer func() {
+		if !held {
+			bw.Abort() // does nothing once committed
+		}
+	}()
 	as := &assembler{parts: f.Parts, data: w.data}
 	defer as.close()
 	crcs := make([]uint32, (total+size-1)/size)
@@ -169,10 +179,10 @@ func (w *writer) write(ctx context.Context, f *File) (*storage.WriteResults, err
 	if err := as.next(ctx, nil); err != nil { // a file without bytes has parts too
 		return nil, err
 	}
-	if w.created != nil {
-		w.created(f.Name) // before the commit: its success may go unreported
-	}
-	if _, err := bw.Commit(ctx); err != nil {
+	if w.hold != nil {
+		held = true
+		w.hold(f.Name, bw)
+	} else if err := w.commit(ctx, f.Name, bw); err != nil {
 		return nil, err
 	}
 	out := &storage.WriteResults{Files: []storage.File{{Name: f.Name, Size: total, CRC32C: joinPieces(crcs, size, total)}}}
@@ -180,6 +190,15 @@ func (w *writer) write(ctx context.Context, f *File) (*storage.WriteResults, err
 		out.Items = f.Results()
 	}
 	return out, nil
+}
+
+// commit makes a file visible.
+func (w *writer) commit(ctx context.Context, name string, bw blob.Writer) error {
+	if w.created != nil {
+		w.created(name) // before the commit: its success may go unreported
+	}
+	_, err := bw.Commit(ctx)
+	return err
 }
 
 // joinPieces returns the CRC of a file from those of its pieces.

@@ -284,3 +284,25 @@ func TestScanShowsEveryByteInOrder(t *testing.T) {
 		t.Error("a file that is not there was scanned")
 	}
 }
+
+// A held file appears when its holder commits it, and not before.
+func TestHeldFilesAppearLater(t *testing.T) {
+	store := new(mem.Store)
+	f := &datafile.File{Name: "f", Parts: []datafile.Part{{Length: 3, Literal: []byte("abc")}}}
+	held := map[string]blob.Writer{}
+	r, err := datafile.Write(t.Context(), store, []*datafile.File{f}, contents{}, storage.Session{}, 3, datafile.Options{
+		Files: 1, Hold: func(name string, w blob.Writer) { held[name] = w },
+	})
+	if err != nil || len(r.Files) != 1 || r.Files[0].CRC32C != crc32.Checksum([]byte("abc"), crc32.MakeTable(crc32.Castagnoli)) {
+		t.Fatalf("Write = %+v, %v", r, err)
+	}
+	if _, err := store.Stat(t.Context(), "f"); err == nil {
+		t.Error("the file is there before its commit")
+	}
+	if _, err := held["f"].Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := blob.ReadAll(t.Context(), store, "f", 10); string(b) != "abc" || err != nil {
+		t.Errorf("the file holds %q, %v; want abc", b, err)
+	}
+}

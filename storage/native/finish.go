@@ -18,7 +18,7 @@ func detailOf(key string) *meta.Detail { return &meta.Detail{Key: key} }
 // Finish writes the index and then the record, which is the commit. What the
 // record before named is removed afterwards.
 func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
-	entries, err := locate(md, results)
+	entries, err := storage.Locate(md, results)
 	if err != nil {
 		return err
 	}
@@ -108,62 +108,6 @@ func totalsOf(entries []meta.Entry) recordTotals {
 		}
 	}
 	return t
-}
-
-// locate returns md's entries with the places that the results name. Every
-// chunk and value must have one.
-func locate(md *meta.Metadata, results []*storage.WriteResults) ([]meta.Entry, error) {
-	entries := make([]meta.Entry, len(md.Entries))
-	placed := 0
-	for i, e := range md.Entries {
-		entries[i] = e
-		if e.Tensor != nil {
-			t := *e.Tensor
-			t.Locs = make([]meta.Location, len(t.Chunks))
-			entries[i].Tensor = &t
-			placed += len(t.Chunks)
-		} else {
-			b := *e.Bytes
-			entries[i].Bytes = &b
-			placed++
-		}
-	}
-	out := meta.Metadata{Entries: entries}
-	for rank, r := range results {
-		for i := range r.Items {
-			if err := locateOne(&out, &r.Items[i]); err != nil {
-				return nil, fmt.Errorf("result of rank %d: %w", rank, err)
-			}
-			placed--
-		}
-	}
-	if placed != 0 {
-		return nil, fmt.Errorf("%w: %d chunks or values were not written by any rank", meta.ErrInvalid, placed)
-	}
-	return entries, nil
-}
-
-func locateOne(md *meta.Metadata, r *storage.WriteResult) error {
-	e, ok := md.Find(r.Index.FQN)
-	if !ok {
-		return fmt.Errorf("%w: %v is not in the plan", meta.ErrInvalid, r.Index)
-	}
-	if e.Bytes != nil {
-		if e.Bytes.Inline != nil || e.Bytes.Loc.File != "" {
-			return fmt.Errorf("%w: %v was written twice", meta.ErrInvalid, r.Index)
-		}
-		e.Bytes.Inline, e.Bytes.Loc = r.Inline, r.Loc
-		return nil
-	}
-	i, ok := e.Tensor.FindChunk(r.Index.Offset, r.Index.Hint)
-	if !ok {
-		return fmt.Errorf("%w: %v is not in the plan", meta.ErrInvalid, r.Index)
-	}
-	if e.Tensor.Locs[i].File != "" {
-		return fmt.Errorf("%w: %v was written twice", meta.ErrInvalid, r.Index)
-	}
-	e.Tensor.Locs[i] = r.Loc
-	return nil
 }
 
 // checkWhole refuses entries that readers would refuse: whatever the planner
