@@ -34,6 +34,9 @@ type Options struct {
 	NoPaths bool
 	// NoPlannerData is for formats that do not keep a planner's data.
 	NoPlannerData bool
+	// NoReplace is for formats that do not replace a checkpoint: a save onto
+	// another is refused with storage.ErrExists.
+	NoReplace bool
 	// OneChunk is for formats in which a rank holds at most one chunk of a name.
 	OneChunk bool
 }
