@@ -1,0 +1,125 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Commit makes record the record, in one atomic step, of the checkpoint that
+// consists of the results' files, and then removes what nobody needs any more.
+// After an error nothing has appeared, unless it wraps storage.ErrUncertain.
+func (p *Place) Commit(ctx context.Context, record []byte, results []*storage.WriteResults) error {
+	named, err := p.checkFiles(ctx, results)
+	if err != nil {
+		return err
+	}
+	old, oldErr := p.f.Read(ctx, p.store)
+	if err := p.replace(ctx, record); err != nil {
+		return err
+	}
+	p.sweep(ctx, named, old, oldErr)
+	return nil
+}
+
+// checkFiles looks whether every file that the ranks wrote is there, whole, so
+// that the record never names what another program has removed. It returns the
+// names of those files.
+func (p *Place) checkFiles(ctx context.Context, results []*storage.WriteResults) (map[string]bool, error) {
+	have, err := p.dataFiles(ctx)
+	if err != nil {
+		return nil, err
+	}
+	named := map[string]bool{p.f.Record: true}
+	for _, r := range results {
+		for _, f := range r.Files {
+			size, ok := have[f.Name]
+			if !ok {
+				return nil, fmt.Errorf("%s, which a rank has just written: %w", f.Name, fs.ErrNotExist)
+			}
+			if size != f.Size {
+				return nil, fmt.Errorf("%w: %s has %d bytes, its writer wrote %d", storage.ErrCorrupt, f.Name, size, f.Size)
+			}
+			named[f.Name] = true
+		}
+	}
+	return named, nil
+}
+
+// replace replaces the record. Where the store reports an error, the record that
+// is there afterwards tells whether the commit took place: if it is of another
+// save, or none, it did not; if it is ours, it is visible, but nobody knows
+// whether it would survive the loss of power.
+func (p *Place) replace(ctx context.Context, record []byte) error {
+	_, err := blob.WriteAll(ctx, p.store, p.f.Record, record, &blob.CreateOptions{IfAbsent: p.opts.FailIfExists})
+	if err == nil {
+		p.keep()
+		return nil
+	}
+	now, readErr := p.f.Read(context.WithoutCancel(ctx), p.store)
+	exists := p.opts.FailIfExists && errors.Is(err, fs.ErrExist)
+	switch {
+	case readErr == nil && now.SaveID == p.sess.Storage.SaveID:
+		err = fmt.Errorf("%s is there, but: %w", p.f.Record, err)
+	case readErr == nil || isAnother(readErr) || exists && errors.Is(readErr, storage.ErrCorrupt):
+		if exists {
+			err = fmt.Errorf("%w: %w", storage.ErrExists, err)
+		}
+		return err
+	}
+	p.keep()
+	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+}
+
+// isAnother reports whether an error of Format.Read says that no record of ours
+// is there.
+func isAnother(err error) bool {
+	return errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrIncomplete) || errors.Is(err, storage.ErrVersion)
+}
+
+// sweep removes what no record names any more: the files of the checkpoint
+// before, and what dead saves left behind. Nothing of it can harm the checkpoint,
+// so it only warns.
+func (p *Place) sweep(ctx context.Context, named map[string]bool, old *Existing, oldErr error) {
+	switch {
+	case oldErr == nil:
+		for _, name := range old.Files {
+			if !named[name] {
+				p.warn(p.store.Remove(ctx, name))
+			}
+		}
+	case !errors.Is(oldErr, storage.ErrNotFound) && !errors.Is(oldErr, storage.ErrIncomplete):
+		p.warn(oldErr)
+	}
+	if p.opts.SweepAfter < 0 {
+		return
+	}
+	p.warn(p.sweepAbandoned(ctx, named))
+	// Only where the store is the checkpoint's own: below a prefix the sweep
+	// would walk through all that is beside it, at every save.
+	if s, ok := p.store.(blob.Sweeper); ok {
+		_, err := s.SweepTemp(ctx, p.opts.SweepAfter)
+		p.warn(err)
+	}
+}
+
+// sweepAbandoned removes data files that are not named and that nobody has
+// touched for so long that no save can be writing them.
+func (p *Place) sweepAbandoned(ctx context.Context, named map[string]bool) error {
+	var errs []error
+	for info, err := range p.store.List(ctx, p.f.Prefix) {
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		_, _, ours := p.f.Parse(info.Name)
+		if ours && !named[info.Name] && time.Since(info.ModTime) > p.opts.SweepAfter {
+			errs = append(errs, p.store.Remove(ctx, info.Name))
+		}
+	}
+	return errors.Join(errs...)
+}

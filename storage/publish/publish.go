@@ -1,0 +1,252 @@
+// Package publish is what the formats of others have in common when they are
+// written: data files that never touch those of the checkpoint before, a record
+// that takes the place of the old one in one atomic step, and the removal of
+// what nobody needs any more. It knows no format: each describes its names as a
+// Format. The contract is at Place, whose methods follow storage.Writer's.
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Format is how the files of a format are called.
+type Format struct {
+	// Record is the file whose appearance is the commit.
+	Record string
+	// Also are other files that show that a checkpoint is there.
+	Also []string
+	// Prefix begins the names of all data files, at the root of the store.
+	Prefix string
+	// Parse returns of the name of a data file its rank and the id of the save
+	// that it is of, empty where the name has none; or false where it is no such
+	// name.
+	Parse func(name string) (rank int, saveID string, ok bool)
+	// Read tells of the checkpoint that is there. Its errors are those of
+	// opening one: storage.ErrNotFound, ErrIncomplete, ErrCorrupt, ErrVersion.
+	Read func(ctx context.Context, store blob.Store) (*Existing, error)
+}
+
+// Existing is a checkpoint that is there.
+type Existing struct {
+	SaveID string
+	// Files are those that are the format's by name, and may be removed once the
+	// checkpoint is replaced. The record need not be among them.
+	Files []string
+}
+
+// Options change how a checkpoint is replaced.
+type Options struct {
+	// FailIfExists refuses to replace a checkpoint, also one that appears while
+	// the new one is written.
+	FailIfExists bool
+	// SweepAfter is the age from which data files that no record names are taken
+	// for abandoned and removed after the commit. Zero: 24 hours. Negative:
+	// never.
+	SweepAfter time.Duration
+}
+
+// Place is where one rank saves, again and again.
+//
+// The plain names of the format are used where they are free. Where a checkpoint
+// is there, or what is left of one, the new files have the save's id in their
+// names: none of the old is touched until the new record has taken the place of
+// the old one.
+type Place struct {
+	store blob.Store
+	f     Format
+	opts  Options
+	sess  storage.Session
+	// before are the data files that were there when the save began, on the
+	// coordinator.
+	before map[string]bool
+
+	mu      sync.Mutex
+	written []string // names of data files that may be there; guarded by mu
+	kept    bool     // Abort must not remove anything; guarded by mu
+}
+
+// New returns the place at the root of store.
+func New(store blob.Store, f Format, o Options) *Place {
+	if o.SweepAfter == 0 {
+		o.SweepAfter = 24 * time.Hour
+	}
+	return &Place{store: store, f: f, opts: o}
+}
+
+// maxSaveID bounds a save's id, so that file names stay short of what file
+// systems allow.
+const maxSaveID = 64
+
+var saveIDs = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]*$`)
+
+// SetUp begins a save. It refuses an id that cannot stand in the names of files.
+func (p *Place) SetUp(s storage.Session) error {
+	var err error
+	if id := s.Storage.SaveID; len(id) > maxSaveID || !saveIDs.MatchString(id) {
+		err = fmt.Errorf("%w: save id %q: want 1 to %d letters, digits and dashes", blob.ErrName, id, maxSaveID)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sess, p.written, p.before = s, nil, nil
+	p.kept = err != nil // what is there is of the save before
+	return err
+}
+
+// Session returns the session that SetUp was given.
+func (p *Place) Session() storage.Session { return p.sess }
+
+// Begin is for PrepareLocalPlan. The coordinator looks whether there is a
+// checkpoint that must stay, and does not go on where it cannot tell.
+func (p *Place) Begin(ctx context.Context) error {
+	if !p.sess.Coordinator {
+		return nil
+	}
+	if err := p.checkReplaceable(ctx); err != nil {
+		return err
+	}
+	before, err := p.dataFiles(ctx)
+	if err != nil {
+		return err
+	}
+	p.before = map[string]bool{}
+	for name := range before {
+		p.before[name] = true
+	}
+	return nil
+}
+
+// checkReplaceable returns an error where the checkpoint that is there must
+// stay.
+func (p *Place) checkReplaceable(ctx context.Context) error {
+	old, err := p.f.Read(ctx, p.store)
+	switch {
+	case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrIncomplete):
+		return nil
+	case errors.Is(err, storage.ErrVersion):
+		return fmt.Errorf("will not replace it: %w", err)
+	case err != nil && !errors.Is(err, storage.ErrCorrupt):
+		return err
+	case p.opts.FailIfExists:
+		return fmt.Errorf("%w: %s holds %s", storage.ErrExists, p.store, p.f.Record)
+	case err == nil && old.SaveID == p.sess.Storage.SaveID:
+		return fmt.Errorf("%w: %s holds save %s already", storage.ErrExists, p.store, old.SaveID)
+	}
+	return nil
+}
+
+// dataFiles returns the data files that are there, with their sizes.
+func (p *Place) dataFiles(ctx context.Context) (map[string]int64, error) {
+	out := map[string]int64{}
+	for info, err := range p.store.List(ctx, p.f.Prefix) {
+		if err != nil {
+			return nil, err
+		}
+		if _, _, ok := p.f.Parse(info.Name); ok {
+			out[info.Name] = info.Size
+		}
+	}
+	return out, nil
+}
+
+// Infix returns what must stand in the names of this rank's files: the save's
+// id, or nothing where the plain names are free. Each rank may find out on its
+// own. A save that can be continued must find its own files again, so only those
+// of a checkpoint count then.
+func (p *Place) Infix(ctx context.Context) (string, error) {
+	id := p.sess.Storage.SaveID
+	for _, name := range append([]string{p.f.Record}, p.f.Also...) {
+		_, err := p.store.Stat(ctx, name)
+		if err == nil {
+			return id, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+	}
+	if p.sess.Journal != nil {
+		return "", nil
+	}
+	files, err := p.dataFiles(ctx)
+	if err != nil {
+		return "", err
+	}
+	for name := range files {
+		if rank, of, _ := p.f.Parse(name); rank == p.sess.Rank && of == "" {
+			return id, nil
+		}
+	}
+	return "", nil
+}
+
+// Note remembers a file that may be there from now on, for Abort. It is
+// datafile.Options.Created.
+func (p *Place) Note(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.written = append(p.written, name)
+}
+
+// Abort removes the data files of this save: a rank its own, the coordinator
+// those of all ranks that have come since the save began, for it may be the only
+// one left. It does nothing once Commit may have made them part of a checkpoint.
+func (p *Place) Abort(ctx context.Context) error {
+	names, kept := p.takeWritten()
+	if kept {
+		return nil
+	}
+	var errs []error
+	if p.before != nil {
+		now, err := p.dataFiles(ctx)
+		errs = append(errs, err)
+		for name := range now {
+			if p.isOurs(name) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		errs = append(errs, p.store.Remove(ctx, name))
+	}
+	return errors.Join(errs...)
+}
+
+// isOurs reports whether a data file that is there now can only be of this save:
+// it has come since the save began, and has no other one's id.
+func (p *Place) isOurs(name string) bool {
+	_, id, _ := p.f.Parse(name)
+	return !p.before[name] && (id == "" || id == p.sess.Storage.SaveID)
+}
+
+// takeWritten returns the names of this rank's files and forgets them, and
+// whether they must stay.
+func (p *Place) takeWritten() ([]string, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	names := p.written
+	p.written = nil
+	return names, p.kept
+}
+
+// keep makes Abort do nothing from now on.
+func (p *Place) keep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.kept = true
+}
+
+func (p *Place) warn(err error) {
+	if err != nil && p.sess.Warn != nil {
+		p.sess.Warn(err)
+	}
+}
