@@ -1,0 +1,125 @@
+// Package convert streams an open checkpoint of any format into a writer of any
+// format, and selects, renames, casts and reshards on the way. It knows neither
+// formats nor media: the source is a storage.Checkpoint, the target makes
+// storage.Writers. The contract is at Plan, Run and Target.
+//
+// # Memory
+//
+// Options.Memory bounds the buffers of a conversion, whatever the size of the
+// checkpoint: three eighths are for bytes on their way to the target, shared by
+// the ranks that are written at the same time; a quarter for what is read ahead;
+// a quarter for the buffers of the source's readers. The last eighth is room for
+// everything small. What describes the checkpoint, some 200 bytes for each chunk,
+// and objects, each as large as it is, come on top.
+package convert
+
+import (
+	"errors"
+	"runtime"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+var (
+	// ErrOption reports options that cannot be understood or contradict each
+	// other.
+	ErrOption = errors.New("invalid option")
+	// ErrEmpty reports options by which nothing is left to convert.
+	ErrEmpty = errors.New("nothing is selected")
+	// ErrCollision reports names that become one by renaming.
+	ErrCollision = errors.New("two names become one")
+)
+
+// Options say what is converted and how. Nil means the defaults. All patterns
+// are those of inspect.Glob and are about the names in the source.
+type Options struct {
+	// Select are patterns of the names to convert. None: all. Exclude are
+	// patterns of names to leave out all the same. A pattern that matches
+	// nothing is an error that wraps plan.ErrMissing.
+	Select, Exclude []string
+	// Rename are rules for the names in the target, applied one after the
+	// other; see ParseRename.
+	Rename []string
+	// DType are rules for the element types in the target: "DTYPE" is for all
+	// floating-point tensors, "GLOB=DTYPE" for all that match. Of several that
+	// apply to a tensor the last counts. None: as in the source.
+	DType []string
+
+	// Merge makes whole tensors, all on one rank.
+	Merge bool
+	// WorldSize is the number of ranks to write for. Mesh arranges them; given
+	// alone it also says how many there are. By default dimension i of the mesh
+	// cuts dimension i of each tensor, as PyTorch's Shard does. Without either
+	// (and without Merge) tensors stay cut as they are, chunk j of each on rank
+	// j modulo the number of ranks of the source.
+	WorldSize int
+	Mesh      []int
+	// Placements are rules such as "GLOB=S(0),R": how each dimension of the mesh
+	// cuts the tensors that match, the last rule that applies counting. Tensors
+	// that cannot be cut so are whole, on the rank with the fewest bytes.
+	Placements []string
+
+	// SkipObjects leaves out objects that the target cannot hold, and reports
+	// them.
+	SkipObjects bool
+
+	// Source, if not nil, is the store of the source: the times of its files
+	// tell whether they were changed meanwhile, which is an error that wraps
+	// storage.ErrChanged.
+	Source blob.Store
+	// Memory bounds the buffers; see the package's comment. Zero: 512 MiB. Less
+	// than 16 MiB is taken as that.
+	Memory int64
+	// Parallel is the number of ranks that are written, and of reads of the
+	// source, at the same time. Zero: 4, or one for each processor if there are
+	// more.
+	Parallel int
+	// Progress, if not nil, is told of the bytes that were written, out of
+	// Summary.Bytes. It is called from several goroutines at once.
+	Progress func(bytes int64)
+	// Warn, if not nil, is told of what went wrong without harm.
+	Warn func(err error)
+}
+
+const (
+	defaultMemory = 512 << 20
+	minMemory     = 16 << 20
+)
+
+func (o *Options) withDefaults() Options {
+	var out Options
+	if o != nil {
+		out = *o
+	}
+	if out.Memory <= 0 {
+		out.Memory = defaultMemory
+	}
+	out.Memory = max(out.Memory, minMemory)
+	if out.Parallel <= 0 {
+		out.Parallel = max(4, runtime.GOMAXPROCS(0))
+	}
+	if out.Warn == nil {
+		out.Warn = func(error) {}
+	}
+	return out
+}
+
+// Target is where a conversion goes.
+type Target struct {
+	// Format names the format that the writers write, and Details whatever else
+	// decides about the files: where a conversion is continued, both must be as
+	// they were.
+	Format, Details string
+	// NewWriter returns a new writer for one rank that uses so many bytes of
+	// buffers.
+	NewWriter func(bufferBytes int64) (storage.Writer, error)
+	// Staging, if not nil, is the store that the writers write to, and the
+	// conversion's own: whatever else is in it is removed. A journal below
+	// JournalPrefix remembers what is finished, so that a conversion that was
+	// interrupted goes on. Nil: there is no journal, and what was written is
+	// removed after an error.
+	Staging blob.Store
+	// Where says where the checkpoint will be, for people.
+	Where string
+}

@@ -1,0 +1,48 @@
+package convert
+
+import (
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// caster says which dtype a tensor has in the target.
+type caster []*rule[tensor.DType]
+
+func parseCasts(texts []string) (caster, error) {
+	var out caster
+	for _, t := range texts {
+		r, err := parseRule(t, tensor.ParseDType)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// dtype returns the type of the tensor of that name and type in the target.
+func (c caster) dtype(name string, from tensor.DType) tensor.DType {
+	to := from
+	for _, r := range c {
+		switch {
+		case r.match == nil && floating(from):
+			to = r.value
+		case r.match != nil && r.matches(name):
+			to = r.value
+		}
+	}
+	return to
+}
+
+// check refuses rules that matched nothing.
+func (c caster) check() error {
+	var ps []*pattern
+	for _, r := range c {
+		if r.match != nil {
+			ps = append(ps, &r.pattern)
+		}
+	}
+	return allUsed(ps)
+}
+
+// floating reports whether d is a floating-point type, of any width.
+func floating(d tensor.DType) bool { return d >= tensor.Float64 && d <= tensor.Float8E8M0FNU }

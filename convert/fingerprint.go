@@ -1,0 +1,102 @@
+package convert
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"maps"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+)
+
+// fingerprint identifies a conversion: equal ones write equal files. It covers
+// the source's files and what lies where in them, the plans of all ranks, and the
+// target.
+func (j *Job) fingerprint(t *Target) string {
+	f := fingerprinter{h: sha256.New()}
+	st := j.md.Storage
+	f.text("cairn convert 1", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), st.SaveID, st.Version, st.Time.UTC().String())
+	f.numbers(st.Step, int64(j.ranks))
+	for _, k := range slices.Sorted(maps.Keys(st.Tags)) {
+		f.text(k, st.Tags[k])
+	}
+	for _, file := range j.src.Files() {
+		f.text(file.Name)
+		f.numbers(file.Size, int64(file.CRC32C))
+	}
+	for _, s := range j.seen {
+		f.numbers(s.size, s.time.UnixNano())
+	}
+	for _, e := range j.entries {
+		f.entry(e)
+	}
+	for _, p := range j.local {
+		f.plan(p)
+	}
+	f.flush()
+	return hex.EncodeToString(f.h.Sum(nil))
+}
+
+// fingerprinter writes to a hash by way of a buffer: most of what is written is
+// numbers.
+type fingerprinter struct {
+	h   hash.Hash
+	buf []byte
+}
+
+func (f *fingerprinter) flush() {
+	f.h.Write(f.buf)
+	f.buf = f.buf[:0]
+}
+
+func (f *fingerprinter) text(all ...string) {
+	for _, s := range all {
+		f.numbers(int64(len(s)))
+		f.buf = append(f.buf, s...)
+	}
+}
+
+func (f *fingerprinter) numbers(ns ...int64) {
+	if len(f.buf) > 32<<10 {
+		f.flush()
+	}
+	for _, n := range ns {
+		f.buf = binary.AppendVarint(f.buf, n)
+	}
+}
+
+func (f *fingerprinter) entry(e *entry) {
+	f.text(e.src.FQN, e.info.FQN, e.info.Codec, fmt.Sprint(e.info.Path == nil, []meta.Step(e.info.Path)), fmt.Sprint(e.info.Properties))
+	f.numbers(e.info.Shape...)
+	f.numbers(e.size)
+	if e.bytes != nil {
+		f.text(string(e.bytes))
+	}
+	if e.src.Tensor == nil {
+		return
+	}
+	f.numbers(int64(e.src.Tensor.DType))
+	for i, c := range e.src.Tensor.Chunks {
+		f.numbers(c.Offsets...)
+		f.numbers(c.Sizes...)
+		if i < len(e.src.Tensor.Locs) {
+			l := &e.src.Tensor.Locs[i]
+			f.text(l.File)
+			f.numbers(l.Offset, l.Length)
+		}
+	}
+}
+
+func (f *fingerprinter) plan(p *plan.SavePlan) {
+	f.numbers(int64(len(p.Items)))
+	for i := range p.Items {
+		it := &p.Items[i]
+		f.text(it.FQN())
+		f.numbers(it.Box.Offsets...)
+		f.numbers(it.Box.Sizes...)
+	}
+}

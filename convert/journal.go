@@ -1,0 +1,203 @@
+package convert
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// JournalPrefix begins the names of the journal in a staging store. Nothing with
+// such a name is part of a checkpoint.
+const JournalPrefix = ".cairn-convert/"
+
+const (
+	recordName    = JournalPrefix + "cairn-convert.json"
+	resultsPrefix = JournalPrefix + "finished/"
+	maxRecord     = 1 << 20
+	maxResults    = 1 << 30
+)
+
+// record is the beginning of a journal: which conversion it is of.
+type record struct {
+	Version     int       `json:"version"`
+	Fingerprint string    `json:"fingerprint"`
+	SaveID      string    `json:"save_id"`
+	Time        time.Time `json:"time"`
+	// Report is set once the checkpoint is complete, and only the journal is
+	// left to be removed.
+	Report *Report `json:"report,omitempty"`
+}
+
+const recordVersion = 1
+
+// journal remembers in the staging store which files are finished.
+type journal struct {
+	store blob.Store
+	rec   record
+	// goesOn says that an earlier run has begun, and kept counts the files that
+	// it had finished.
+	goesOn bool
+	kept   atomic.Int64
+}
+
+var _ storage.Journal = (*journal)(nil)
+
+// openJournal returns the journal of the conversion with that fingerprint: the
+// one that is there, or a new one of that identity. It changes nothing yet.
+func openJournal(ctx context.Context, s blob.Store, fingerprint string, now record, warn func(error)) (*journal, error) {
+	old, err := readRecord(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	if old != nil && old.Fingerprint == fingerprint {
+		return &journal{store: s, rec: *old, goesOn: true}, nil
+	}
+	if old != nil {
+		warn(fmt.Errorf("%s holds the beginnings of another conversion, or of another source: starting afresh", s))
+	}
+	now.Version, now.Fingerprint = recordVersion, fingerprint
+	return &journal{store: s, rec: now}, nil
+}
+
+// start makes the store ready for the conversion: what is not of it is removed.
+func (j *journal) start(ctx context.Context) error {
+	if err := j.sweep(ctx); err != nil {
+		return err
+	}
+	if j.goesOn {
+		return nil
+	}
+	return j.writeRecord(ctx)
+}
+
+// readRecord returns the record in a staging store, or nil where there is none
+// that can be understood.
+func readRecord(ctx context.Context, s blob.Store) (*record, error) {
+	b, err := blob.ReadAll(ctx, s, recordName, maxRecord)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, blob.ErrTooLarge):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	var r record
+	if json.Unmarshal(b, &r) != nil || r.Version != recordVersion {
+		return nil, nil
+	}
+	return &r, nil
+}
+
+func (j *journal) writeRecord(ctx context.Context) error {
+	b, err := json.MarshalIndent(j.rec, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = blob.WriteAll(ctx, j.store, recordName, b, nil)
+	return err
+}
+
+// sweep removes what is in the store: of an earlier run of this conversion all
+// but the journal and the files that it knows, since a file that was finished and
+// not noted would be in the way, and so would be those of a commit that nobody
+// heard of; of others everything. The record goes last, so that a sweep that was
+// interrupted is made again.
+func (j *journal) sweep(ctx context.Context) error {
+	var remove []string
+	for info, err := range j.store.List(ctx, "") {
+		if err != nil {
+			return err
+		}
+		mine := strings.HasPrefix(info.Name, JournalPrefix) || j.noted(ctx, info.Name)
+		if info.Name != recordName && !(j.goesOn && mine) {
+			remove = append(remove, info.Name)
+		}
+	}
+	if !j.goesOn {
+		remove = append(remove, recordName)
+	}
+	for _, name := range remove {
+		if err := j.store.Remove(ctx, name); err != nil {
+			return err
+		}
+	}
+	if s, ok := blob.As[blob.Sweeper](j.store); ok {
+		_, err := s.SweepTemp(ctx, 0) // what a writer that was killed left behind
+		return err
+	}
+	return nil
+}
+
+func (j *journal) noted(ctx context.Context, file string) bool {
+	_, err := j.store.Stat(ctx, resultsPrefix+file)
+	return err == nil
+}
+
+// Finished implements storage.Journal.
+func (j *journal) Finished(ctx context.Context, file string) (*storage.WriteResults, bool, error) {
+	b, err := blob.ReadAll(ctx, j.store, resultsPrefix+file, maxResults)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	r, err := storage.ResultCodec{}.Decode(b)
+	if err != nil || len(r.Files) != 1 || r.Files[0].Name != file {
+		return nil, false, nil // written anew
+	}
+	info, err := j.store.Stat(ctx, file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, false, nil
+	case err != nil:
+		return nil, false, err
+	}
+	if info.Size != r.Files[0].Size {
+		return nil, false, nil
+	}
+	j.kept.Add(1)
+	return r, true, nil
+}
+
+// Note implements storage.Journal.
+func (j *journal) Note(ctx context.Context, file string, r *storage.WriteResults) error {
+	b, err := storage.ResultCodec{}.Encode(r)
+	if err != nil {
+		return err
+	}
+	_, err = blob.WriteAll(ctx, j.store, resultsPrefix+file, b, nil)
+	return err
+}
+
+// complete notes that the checkpoint is complete.
+func (j *journal) complete(ctx context.Context, r *Report) error {
+	j.rec.Report = r
+	return j.writeRecord(ctx)
+}
+
+// remove removes the journal, the record last.
+func (j *journal) remove(ctx context.Context) error {
+	var names []string
+	for info, err := range j.store.List(ctx, JournalPrefix) {
+		if err != nil {
+			return err
+		}
+		if info.Name != recordName {
+			names = append(names, info.Name)
+		}
+	}
+	for _, n := range append(names, recordName) {
+		if err := j.store.Remove(ctx, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,127 @@
+package convert
+
+import (
+	"github.com/cairn-ckpt/cairn/plan"
+)
+
+// Summary says what a conversion does, before it is done.
+type Summary struct {
+	// Tensors and Objects count what is converted; Bytes are theirs in the
+	// target, without headers and the like, and SourceBytes those in the source.
+	Tensors     int   `json:"tensors"`
+	Objects     int   `json:"objects"`
+	Bytes       int64 `json:"nbytes"`
+	SourceBytes int64 `json:"source_nbytes"`
+	// LeftOut is how many names of the source were not selected.
+	LeftOut int `json:"left_out"`
+	// Renamed and Cast count the names and dtypes that change.
+	Renamed int `json:"renamed"`
+	Cast    int `json:"cast"`
+	// Ranks is the number of ranks that it is written for, Sharded the number of
+	// tensors that are cut, and Chunks that of the pieces of all tensors.
+	Ranks   int `json:"ranks"`
+	Sharded int `json:"sharded"`
+	Chunks  int `json:"chunks"`
+	// RankBytes are the bytes of each rank.
+	RankBytes []int64 `json:"rank_nbytes"`
+	// Items are what is converted, in the order of their names in the target.
+	Items []Item `json:"items"`
+}
+
+// Item is one name of a conversion.
+type Item struct {
+	Name string `json:"name"`
+	// From is the name in the source, if it is another.
+	From string `json:"from,omitempty"`
+	Kind string `json:"kind"`
+	// DType and Shape are of a tensor, and FromDType its type in the source, if
+	// that is another.
+	DType     string  `json:"dtype,omitempty"`
+	FromDType string  `json:"from_dtype,omitempty"`
+	Shape     []int64 `json:"shape,omitempty"`
+	Bytes     int64   `json:"nbytes"`
+	// Chunks is how many pieces a tensor is cut into.
+	Chunks int `json:"chunks,omitempty"`
+}
+
+// Summary returns what the conversion does.
+func (j *Job) Summary() *Summary {
+	s := &Summary{Ranks: j.ranks, LeftOut: len(j.md.Entries) - len(j.entries)}
+	for _, e := range j.entries {
+		it := e.describe()
+		s.Items = append(s.Items, it)
+		s.Bytes += it.Bytes
+		s.SourceBytes += e.src.NumBytes()
+		s.Chunks += it.Chunks
+		count(&s.Tensors, it.Kind == "tensor")
+		count(&s.Objects, it.Kind == "object")
+		count(&s.Renamed, it.From != "")
+		count(&s.Cast, it.FromDType != "")
+		count(&s.Sharded, it.Chunks > 1)
+	}
+	s.RankBytes = make([]int64, j.ranks)
+	final, _, err := j.global(j.local)
+	if err != nil {
+		return s // Run says why
+	}
+	for r, p := range final {
+		s.RankBytes[r] = p.NumBytes()
+	}
+	return s
+}
+
+func count(n *int, yes bool) {
+	if yes {
+		*n++
+	}
+}
+
+func (e *entry) describe() Item {
+	it := Item{Name: e.info.FQN, Kind: "object", Bytes: e.numBytes()}
+	if e.src.FQN != e.info.FQN {
+		it.From = e.src.FQN
+	}
+	if e.src.Tensor == nil {
+		return it
+	}
+	it.Kind, it.DType, it.Shape = "tensor", e.info.DType.String(), append([]int64{}, e.info.Shape...)
+	if e.src.Tensor.DType != e.info.DType {
+		it.FromDType = e.src.Tensor.DType.String()
+	}
+	it.Chunks = max(1, len(e.boxes)/max(1, e.copies))
+	return it
+}
+
+// Report says what a conversion did.
+type Report struct {
+	SaveID string `json:"save_id"`
+	Step   int64  `json:"step"`
+	// Tensors and Objects count what was written, and Bytes are theirs.
+	Tensors int   `json:"tensors"`
+	Objects int   `json:"objects"`
+	Bytes   int64 `json:"nbytes"`
+	// Skipped are the objects that the target cannot hold.
+	Skipped []string `json:"skipped,omitempty"`
+	Ranks   int      `json:"ranks"`
+	// Files and FileBytes count the data files, and KeptFiles those that an
+	// earlier, interrupted run had finished.
+	Files     int   `json:"files"`
+	FileBytes int64 `json:"file_bytes"`
+	KeptFiles int   `json:"kept_files"`
+}
+
+func (r *Report) count(plans []*plan.SavePlan) {
+	seen := map[string]bool{}
+	for _, p := range plans {
+		r.Bytes += p.NumBytes()
+		for i := range p.Items {
+			it := &p.Items[i]
+			if seen[it.FQN()] {
+				continue
+			}
+			seen[it.FQN()] = true
+			count(&r.Objects, it.Kind == plan.KindBytes)
+			count(&r.Tensors, it.Kind != plan.KindBytes)
+		}
+	}
+}

@@ -1,0 +1,282 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+)
+
+// run is a conversion under way: a save by ranks that are a loop.
+type run struct {
+	job     *Job
+	target  *Target
+	journal *journal // nil: there is none
+	storage meta.Storage
+	writers []storage.Writer
+	refused refusals
+
+	plans   []*plan.SavePlan // the final ones
+	md      *meta.Metadata
+	results []*storage.WriteResults
+}
+
+// Run carries a conversion out. When it returns nil the checkpoint is complete,
+// and in the staging store nothing else. What the target cannot hold is refused,
+// with a *RefusedError, before anything is written.
+//
+// With a staging store, an error leaves what is finished there, and the same
+// conversion of the same source goes on from it. Without one it is removed.
+func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r := &run{job: job, target: t, refused: refusals{}}
+	if done, err := r.begin(ctx); done != nil || err != nil {
+		return done, err
+	}
+	rep, err := r.convert(ctx)
+	if err != nil && r.journal == nil && !errors.Is(err, storage.ErrUncertain) {
+		err = errors.Join(err, r.abort(context.WithoutCancel(ctx)))
+	}
+	return rep, err
+}
+
+// Check says whether the target can hold all that is to be converted, without
+// writing anything: the error is that of Run.
+func Check(ctx context.Context, job *Job, t *Target) error {
+	r := &run{job: job, target: t, refused: refusals{}, storage: job.storage(newIdentity(), t)}
+	err := r.prepare(ctx)
+	return errors.Join(err, r.abort(context.WithoutCancel(ctx)))
+}
+
+// newIdentity returns what tells a conversion from others.
+func newIdentity() record {
+	now := time.Now().UTC()
+	return record{SaveID: native.NewSaveID(now, rand.Uint32()), Time: now}
+}
+
+// storage describes the checkpoint to be.
+func (j *Job) storage(rec record, t *Target) meta.Storage {
+	src := j.md.Storage
+	out := meta.Storage{
+		ID: t.Where, SaveID: rec.SaveID, Step: src.Step, Time: src.Time, WorldSize: j.ranks,
+		Writer: "cairn " + cairn.Version, Tags: src.Tags,
+	}
+	if out.Time.IsZero() {
+		out.Time = rec.Time
+	}
+	return out
+}
+
+// begin opens the journal. It returns a report where an earlier run had come to
+// its end.
+func (r *run) begin(ctx context.Context) (*Report, error) {
+	rec := newIdentity()
+	if r.target.Staging != nil {
+		j, err := openJournal(ctx, r.target.Staging, r.job.fingerprint(r.target), rec, r.job.opts.Warn)
+		if err != nil {
+			return nil, err
+		}
+		if rep := j.rec.Report; rep != nil {
+			return rep, j.remove(ctx)
+		}
+		r.journal, rec = j, j.rec
+	}
+	r.storage = r.job.storage(rec, r.target)
+	return nil, nil
+}
+
+// convert goes through the steps of a save.
+func (r *run) convert(ctx context.Context) (*Report, error) {
+	if err := r.prepare(ctx); err != nil {
+		return nil, err
+	}
+	if r.journal != nil {
+		if err := r.journal.start(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.write(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.job.unchanged(ctx); err != nil {
+		return nil, err
+	}
+	md := *r.md
+	md.Storage, md.PlannerData = r.storage, r.job.md.PlannerData
+	if err := r.writers[0].Finish(ctx, &md, r.results); err != nil {
+		return nil, err
+	}
+	rep := r.report()
+	if r.journal == nil {
+		return rep, nil
+	}
+	if err := r.journal.complete(ctx, rep); err != nil {
+		return nil, err
+	}
+	return rep, r.journal.remove(ctx)
+}
+
+// prepare makes the writers and the final plans of all ranks.
+func (r *run) prepare(ctx context.Context) error {
+	j := r.job
+	buffers := j.opts.Memory * 3 / 8 / int64(min(j.ranks, j.opts.Parallel))
+	for range j.ranks {
+		w, err := r.target.NewWriter(buffers)
+		if err != nil {
+			return err
+		}
+		r.writers = append(r.writers, w)
+	}
+	for rank, w := range r.writers {
+		s := storage.Session{Rank: rank, Size: j.ranks, Coordinator: rank == 0, Storage: r.storage, Progress: j.opts.Progress, Warn: j.opts.Warn}
+		if r.journal != nil {
+			s.Journal = r.journal
+		}
+		if err := w.SetUp(ctx, s); err != nil {
+			return err
+		}
+	}
+	local, err := r.local(ctx)
+	if err != nil {
+		return err
+	}
+	if r.plans, r.md, err = j.global(local); err != nil {
+		return err
+	}
+	if len(r.md.Entries) == 0 {
+		return ErrEmpty
+	}
+	r.plans, err = r.writers[0].PrepareGlobalPlan(ctx, r.plans)
+	if err == nil && len(r.plans) != j.ranks {
+		err = fmt.Errorf("%w: %d plans for %d ranks", plan.ErrState, len(r.plans), j.ranks)
+	}
+	return err
+}
+
+// global makes the final plans from the local ones.
+func (j *Job) global(local []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	return plan.Global(local, plan.LeastLoaded)
+}
+
+// local shows the ranks' plans to their writers. What they cannot hold is an
+// error, or left out where that was asked for.
+func (r *run) local(ctx context.Context) ([]*plan.SavePlan, error) {
+	out := make([]*plan.SavePlan, len(r.writers))
+	for rank, w := range r.writers {
+		p := r.job.local[rank]
+		if err := r.checkValues(ctx, w, p); err != nil {
+			return nil, err
+		}
+		var err error
+		if out[rank], err = r.localPlan(ctx, w, p); err != nil {
+			return nil, err
+		}
+	}
+	if len(r.refused) == 0 {
+		return out, nil
+	}
+	if e := r.refused.err(r.job); len(e.Tensors) > 0 || !r.job.opts.SkipObjects {
+		return nil, e
+	}
+	return out, nil
+}
+
+// localPlan lets a writer prepare a plan, without the items that it refuses.
+func (r *run) localPlan(ctx context.Context, w storage.Writer, p *plan.SavePlan) (*plan.SavePlan, error) {
+	for {
+		known := len(r.refused)
+		q, err := w.PrepareLocalPlan(ctx, r.refused.without(p))
+		if err == nil {
+			return q, nil
+		}
+		if !r.refused.add(err) || len(r.refused) == known {
+			return nil, err
+		}
+	}
+}
+
+// write writes the data of all ranks, some at a time.
+func (r *run) write(ctx context.Context) error {
+	j := r.job
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(j.opts.Parallel)
+	s := newSource(gctx, j)
+	bs := newBatches(s, j, r.plans)
+	r.results = make([]*storage.WriteResults, j.ranks)
+	for rank, w := range r.writers {
+		if gctx.Err() != nil {
+			break
+		}
+		g.Go(guard.Func(func() (err error) {
+			r.results[rank], err = w.WriteData(gctx, r.plans[rank], &resolver{ctx: gctx, job: j, batches: bs})
+			if err != nil {
+				return fmt.Errorf("rank %d: %w", rank, err)
+			}
+			return nil
+		}))
+	}
+	err := g.Wait()
+	s.close()
+	bs.close()
+	if err == nil {
+		err = context.Cause(ctx) // cancelled is not done
+	}
+	return err
+}
+
+// abort gives the conversion up on every rank.
+func (r *run) abort(ctx context.Context) error {
+	var errs []error
+	for _, w := range r.writers {
+		errs = append(errs, w.Abort(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func (r *run) report() *Report {
+	rep := &Report{SaveID: r.storage.SaveID, Step: r.storage.Step, Ranks: r.job.ranks}
+	rep.count(r.plans)
+	for _, x := range r.refused.err(r.job).Objects {
+		rep.Skipped = append(rep.Skipped, x.Name)
+	}
+	for _, res := range r.results {
+		rep.Files += len(res.Files)
+		rep.FileBytes += res.Bytes()
+	}
+	if r.journal != nil {
+		rep.KeptFiles = int(r.journal.kept.Load())
+	}
+	return rep
+}
+
+// resolver hands out the content of items.
+type resolver struct {
+	ctx     context.Context
+	job     *Job
+	batches *batches
+}
+
+var _ storage.Resolver = (*resolver)(nil)
+
+func (r *resolver) Resolve(it *plan.WriteItem) (plan.Data, error) {
+	e, ok := r.job.byName[it.FQN()]
+	if !ok {
+		return plan.Data{}, fmt.Errorf("%w: %q is not part of the conversion", plan.ErrState, it.FQN())
+	}
+	if it.Kind == plan.KindBytes {
+		b, err := r.job.content(r.ctx, e)
+		return plan.Data{Bytes: b}, err
+	}
+	return plan.Data{Stream: r.batches.open(e, it)}, nil
+}

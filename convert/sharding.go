@@ -1,0 +1,186 @@
+package convert
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// maxRanks bounds the number of ranks to write for.
+const maxRanks = 1 << 17
+
+// rankBox is a box of a tensor that a rank holds.
+type rankBox struct {
+	rank int
+	box  tensor.Box
+}
+
+// sharding says which rank writes which boxes of a tensor.
+type sharding struct {
+	ranks int
+	// asIs keeps the chunks of the source.
+	asIs bool
+	// mesh and rules place the tensors; nil placements: whole.
+	mesh       shard.Mesh
+	placements []shard.Placement
+	rules      []*rule[[]shard.Placement]
+}
+
+// newSharding returns the sharding that the options ask for.
+func newSharding(o *Options, md *meta.Metadata) (*sharding, error) {
+	resharded := o.WorldSize != 0 || len(o.Mesh) > 0
+	switch {
+	case o.Merge && resharded:
+		return nil, fmt.Errorf("%w: whole tensors on one rank, or a sharding: not both", ErrOption)
+	case len(o.Placements) > 0 && !resharded:
+		return nil, fmt.Errorf("%w: placements without a world size or a mesh", ErrOption)
+	case o.Merge:
+		return &sharding{ranks: 1}, nil
+	case !resharded:
+		return &sharding{ranks: sourceRanks(md), asIs: true}, nil
+	}
+	s := &sharding{mesh: shard.Mesh{Shape: o.Mesh}}
+	if len(o.Mesh) == 0 {
+		s.mesh.Shape = []int{o.WorldSize}
+	}
+	if err := s.mesh.Check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOption, err)
+	}
+	s.ranks = s.mesh.Size()
+	if o.WorldSize != 0 && o.WorldSize != s.ranks {
+		return nil, fmt.Errorf("%w: a world of %d ranks and a mesh of %d", ErrOption, o.WorldSize, s.ranks)
+	}
+	if s.ranks > maxRanks {
+		return nil, fmt.Errorf("%w: %d ranks, at most %d", ErrOption, s.ranks, maxRanks)
+	}
+	return s, s.place(o.Placements)
+}
+
+// sourceRanks returns how many ranks a source was written by, or seems to be.
+func sourceRanks(md *meta.Metadata) int {
+	if n := md.Storage.WorldSize; n > 0 && n <= maxRanks {
+		return n
+	}
+	most := 1
+	for i := range md.Entries {
+		if t := md.Entries[i].Tensor; t != nil {
+			most = max(most, len(t.Chunks))
+		}
+	}
+	return min(most, maxRanks)
+}
+
+// place sets the placements by default and by rules.
+func (s *sharding) place(rules []string) error {
+	for d := range s.mesh.Shape {
+		s.placements = append(s.placements, shard.Shard(d))
+	}
+	for _, text := range rules {
+		r, err := parseRule(text, parsePlacements)
+		if err != nil {
+			return err
+		}
+		if len(r.value) != len(s.mesh.Shape) {
+			return fmt.Errorf("%w: placement %q: %d placements for a mesh of %d dimensions", ErrOption, text, len(r.value), len(s.mesh.Shape))
+		}
+		if r.match == nil {
+			r.match = func(string) bool { return true }
+		}
+		s.rules = append(s.rules, r)
+	}
+	return nil
+}
+
+// parsePlacements reads "S(0),R".
+func parsePlacements(text string) ([]shard.Placement, error) {
+	var out []shard.Placement
+	for p := range strings.SplitSeq(text, ",") {
+		p = strings.ToUpper(strings.TrimSpace(p))
+		if p == "R" {
+			out = append(out, shard.Replicate())
+			continue
+		}
+		dim, ok := strings.CutPrefix(p, "S(")
+		dim, closed := strings.CutSuffix(dim, ")")
+		n, err := strconv.Atoi(dim)
+		if !ok || !closed || err != nil {
+			return nil, fmt.Errorf("%q is no placement: want S(dimension) or R", p)
+		}
+		out = append(out, shard.Shard(n))
+	}
+	return out, nil
+}
+
+// boxes returns who writes what of a tensor. None: it is to be written whole.
+// Where several ranks hold the same box all of them are returned, and copies is
+// how many do.
+func (s *sharding) boxes(e *meta.Entry) (out []rankBox, copies int, err error) {
+	t := e.Tensor
+	if s.asIs {
+		return s.chunks(t), 1, nil
+	}
+	if s.placements == nil || tensor.Whole(t.Shape).Empty() {
+		return nil, 1, nil
+	}
+	placed := shard.Placed{Mesh: s.mesh, Placements: s.placements}
+	for _, r := range s.rules {
+		if r.matches(e.FQN) {
+			placed.Placements = r.value
+		}
+	}
+	for rank := range s.ranks {
+		parts, err := placed.Parts(t.Shape, rank)
+		if errors.Is(err, shard.ErrLayout) {
+			return nil, 1, nil // it cannot be cut so
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("%q: %w", e.FQN, err)
+		}
+		for _, p := range parts {
+			if !p.Box.Empty() {
+				out = append(out, rankBox{rank, p.Box})
+			}
+		}
+	}
+	return out, s.copies(placed.Placements), nil
+}
+
+// chunks returns the chunks of a tensor as they are.
+func (s *sharding) chunks(t *meta.Tensor) []rankBox {
+	if len(t.Chunks) < 2 {
+		return nil
+	}
+	var out []rankBox
+	for j, b := range t.Chunks {
+		if !b.Empty() {
+			out = append(out, rankBox{j % s.ranks, b})
+		}
+	}
+	return out
+}
+
+// copies returns how many ranks hold each box.
+func (s *sharding) copies(ps []shard.Placement) int {
+	n := 1
+	for d, p := range ps {
+		if p == shard.Replicate() {
+			n *= s.mesh.Shape[d]
+		}
+	}
+	return n
+}
+
+// check refuses rules that matched nothing.
+func (s *sharding) check() error {
+	for _, r := range s.rules {
+		if err := allUsed([]*pattern{&r.pattern}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

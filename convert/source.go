@@ -1,0 +1,173 @@
+package convert
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// source reads boxes of the source, so many at a time, and lends the buffers for
+// what is read ahead.
+type source struct {
+	src   storage.Checkpoint
+	md    *meta.Metadata
+	opts  storage.ReadOptions // of each read
+	slots *semaphore.Weighted // reads at the same time
+
+	ctx   context.Context // of what is read ahead
+	ahead *lender
+	wg    sync.WaitGroup // of what is read ahead
+}
+
+// newSource returns a source that reads within a half of memory, until ctx ends.
+func newSource(ctx context.Context, j *Job) *source {
+	n := int64(j.opts.Parallel)
+	return &source{
+		src: j.src, md: j.md, ctx: ctx,
+		opts:  storage.ReadOptions{BufferBytes: j.opts.Memory / 4 / n, Parallel: j.opts.Parallel},
+		slots: semaphore.NewWeighted(n),
+		ahead: newLender(j.opts.Memory / 4),
+	}
+}
+
+// close waits for what is being read ahead.
+func (s *source) close() { s.wg.Wait() }
+
+// want is a box of a tensor of the source and the memory for it.
+type want struct {
+	entry  *meta.Entry
+	chunks []int32 // those that may hold something of it
+	box    tensor.Box
+	dst    *tensor.Tensor // of the box's shape
+}
+
+// read fills the memory of all wants.
+func (s *source) read(ctx context.Context, wants []want) error {
+	p := &plan.LoadPlan{Items: make([]plan.ReadItem, 0, len(wants))}
+	for i := range wants {
+		var err error
+		if p.Items, err = wants[i].items(p.Items, int32(i)); err != nil {
+			return err
+		}
+	}
+	if err := s.slots.Acquire(ctx, 1); err != nil {
+		return context.Cause(ctx)
+	}
+	defer s.slots.Release(1)
+	r := s.src.NewReader(s.opts)
+	if err := r.SetUp(ctx, s.md, storage.Session{Size: 1, Coordinator: true}); err != nil {
+		return err
+	}
+	_, err := r.ReadData(ctx, p, receiver(wants))
+	return err
+}
+
+// inBackground runs fn, which must end soon after the source's context.
+func (s *source) inBackground(fn func(ctx context.Context) error, done func(error)) {
+	s.wg.Go(func() { done(guard.Func(func() error { return fn(s.ctx) })()) })
+}
+
+// items appends the reads that fill the want, whose number is n.
+func (w *want) items(to []plan.ReadItem, n int32) ([]plan.ReadItem, error) {
+	left := w.box.Volume()
+	for _, c := range w.chunks {
+		b := w.entry.Tensor.Chunks[c]
+		common, ok := b.Intersect(w.box)
+		if !ok {
+			continue
+		}
+		left -= common.Volume()
+		to = append(to, plan.ReadItem{
+			Kind:          plan.KindTensor,
+			Dest:          meta.Index{FQN: w.entry.FQN, Offset: offsetOf(w.box), Hint: n},
+			DestOffsets:   common.Relative(w.box.Offsets).Offsets,
+			Source:        meta.Index{FQN: w.entry.FQN, Offset: offsetOf(b), Hint: c},
+			SourceOffsets: common.Relative(b.Offsets).Offsets,
+			Lengths:       common.Sizes,
+		})
+	}
+	if left != 0 {
+		return to, fmt.Errorf("%w: %q: %d elements of %v are in no chunk", storage.ErrCorrupt, w.entry.FQN, left, w.box)
+	}
+	return to, nil
+}
+
+// offsetOf returns where b begins, as an Index says it: a 0-d box has an offset
+// too.
+func offsetOf(b tensor.Box) []int64 {
+	if b.Offsets == nil {
+		return []int64{}
+	}
+	return b.Offsets
+}
+
+// receiver hands out the memory of wants.
+type receiver []want
+
+var _ storage.Receiver = receiver(nil)
+
+func (r receiver) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
+	return r[it.Dest.Hint].dst.Narrow(it.DestBox())
+}
+
+func (r receiver) CommitTensor(*plan.ReadItem, *tensor.Tensor) error { return nil }
+
+func (r receiver) LoadBytes(it *plan.ReadItem, _ string, _ []byte) error {
+	return fmt.Errorf("%w: %q is no tensor", plan.ErrMismatch, it.Source.FQN)
+}
+
+// lender lends buffers to whoever can do without: it never waits.
+type lender struct {
+	pool *bufpool.Pool
+	lent chan struct{}
+}
+
+const (
+	// unitBytes is how much is read ahead at once, and minUnit how little where
+	// memory is scarce.
+	unitBytes = 8 << 20
+	minUnit   = 256 << 10
+	// wantUnits is how many units there should be.
+	wantUnits = 8
+)
+
+func newLender(budget int64) *lender {
+	size := int64(unitBytes)
+	for size > minUnit && wantUnits*size > budget {
+		size /= 2
+	}
+	p := bufpool.New(int(size), budget, 1)
+	return &lender{pool: p, lent: make(chan struct{}, p.Count())}
+}
+
+// try returns a buffer, or nil where all are lent.
+func (l *lender) try() []byte {
+	select {
+	case l.lent <- struct{}{}:
+	default:
+		return nil
+	}
+	b, err := l.pool.Get(context.Background()) // one is free
+	if err != nil {
+		<-l.lent
+		return nil
+	}
+	return b
+}
+
+func (l *lender) put(b []byte) {
+	l.pool.Put(b)
+	<-l.lent
+}
+
+// size returns how long the buffers are.
+func (l *lender) size() int64 { return int64(l.pool.Size()) }
