@@ -23,6 +23,8 @@ type File struct {
 	// Legacy says that the file is a stream as PyTorch wrote it before 1.6.
 	// Such a file has no checksums.
 	Legacy bool
+	// PickleOffset and PickleEnd are where the pickle of Root begins and ends.
+	PickleOffset, PickleEnd int64
 	// records are those of the zip form.
 	records []record
 	folder  string
@@ -45,11 +47,7 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	case bytes.HasPrefix(s.head, []byte(signLocal)):
 		return openZip(ctx, s)
 	case isLegacy(s.head):
-		root, err := openLegacy(ctx, s)
-		if err != nil {
-			return nil, err
-		}
-		return &File{Root: root, Legacy: true}, nil
+		return openLegacy(ctx, s)
 	case len(s.head) > 262 && string(s.head[257:262]) == "ustar":
 		return nil, ErrTar
 	case size == 0:
@@ -75,7 +73,7 @@ func openZip(ctx context.Context, s *source) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &File{Root: root, records: a.records, folder: a.folder}, nil
+	return &File{Root: root, PickleOffset: r.data, PickleEnd: r.end(), records: a.records, folder: a.folder}, nil
 }
 
 // decode decodes the value of a file.

@@ -3,7 +3,6 @@ package torchsave
 import (
 	"fmt"
 
-	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -73,12 +72,9 @@ func Lay(root any, o *LayOptions) (*Layout, error) {
 		return nil, fmt.Errorf("%w: folder %q", ErrValue, opts.Name)
 	}
 	w := &tensorWriter{seen: map[any]any{}}
-	data, err := pickle.Encode(root, &pickle.EncodeOptions{Protocol: 2, Replace: w.replace, Allow: w.allow(opts.Allow)})
-	if w.err != nil {
-		return nil, w.err
-	}
+	data, err := w.pickle(root, opts.Allow)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrValue, err)
+		return nil, err
 	}
 	z := &zipLayout{folder: opts.Name}
 	z.known(recordPickle, data)
@@ -91,6 +87,13 @@ func Lay(root any, o *LayOptions) (*Layout, error) {
 	z.known(recordVersion, []byte("3\n"))
 	z.finish()
 	return &Layout{Parts: z.parts, Size: z.at}, nil
+}
+
+// CheckValue returns the error that Lay would return for a value.
+func CheckValue(v any, o *LayOptions) error {
+	w := &tensorWriter{seen: map[any]any{}}
+	_, err := w.pickle(v, o.withDefaults().Allow)
+	return err
 }
 
 // Marshal returns the bytes of the file that torch.save writes for v, which

@@ -34,6 +34,18 @@ type tensorWriter struct {
 	err      error       // the first one, which Encode must not hide
 }
 
+// pickle returns the pickle of a value and takes down its storages.
+func (w *tensorWriter) pickle(v any, allow func(module, name string) bool) ([]byte, error) {
+	data, err := pickle.Encode(v, &pickle.EncodeOptions{Protocol: 2, Replace: w.replace, Allow: w.allow(allow)})
+	if w.err != nil {
+		return nil, w.err
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrValue, err)
+	}
+	return data, nil
+}
+
 // replace is asked for each value of the file.
 func (w *tensorWriter) replace(v any) (any, bool) {
 	var c content

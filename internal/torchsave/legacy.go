@@ -44,17 +44,18 @@ type place struct{ offset, end int64 }
 
 // openLegacy reads a stream. It decodes the value twice: where the storages are
 // is known only once all of them are.
-func openLegacy(ctx context.Context, s *source) (any, error) {
+func openLegacy(ctx context.Context, s *source) (*File, error) {
 	l := &stream{src: s, ids: map[string]*storageID{}, places: map[string]place{}}
 	at, err := l.checkStart(ctx)
 	if err != nil {
 		return nil, err
 	}
-	from := at
-	if _, at, err = l.next(ctx, from, &pickle.DecodeOptions{Persistent: l.note}); err != nil {
+	f := &File{Legacy: true, PickleOffset: at}
+	if _, at, err = l.next(ctx, at, &pickle.DecodeOptions{Persistent: l.note}); err != nil {
 		return nil, fmt.Errorf("value: %w", err)
 	}
-	data, err := s.bytes(ctx, from, at-from)
+	f.PickleEnd = at
+	data, err := s.bytes(ctx, f.PickleOffset, f.PickleEnd-f.PickleOffset)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +66,11 @@ func openLegacy(ctx context.Context, s *source) (any, error) {
 	if err := l.locate(ctx, keys, at); err != nil {
 		return nil, err
 	}
-	return decode(data, l.storage)
+	f.Root, err = decode(data, l.storage)
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
 }
 
 // checkStart reads the three pickles that say what the file is, and returns

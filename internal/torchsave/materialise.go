@@ -116,7 +116,7 @@ func (m *materialiser) make(v any, depth int) (any, error) {
 func (m *materialiser) tensor(t *Tensor) (*tensor.Tensor, error) {
 	n := t.NumBytes()
 	if !t.Contiguous() {
-		n = max(n, t.span())
+		n = max(n, t.Span())
 	}
 	if n > m.room {
 		return nil, fmt.Errorf("%w: tensor %v of %v inside of a value: %d bytes where %d are allowed", ErrLimit, t.Shape, t.DType, n, m.room)

@@ -50,8 +50,8 @@ func (t *Tensor) NumBytes() int64 {
 	return n
 }
 
-// span returns the bytes of the file from the first element to the last.
-func (t *Tensor) span() int64 {
+// Span returns the bytes of the file from the first element to the last.
+func (t *Tensor) Span() int64 {
 	n := int64(1)
 	for d, size := range t.Shape {
 		if size == 0 {
@@ -64,7 +64,7 @@ func (t *Tensor) span() int64 {
 
 // Read returns the tensor's elements, contiguous and in memory of their own.
 func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error) {
-	data := make([]byte, t.span())
+	data := make([]byte, t.Span())
 	if len(data) > 0 {
 		if err := read(ctx, data, t.Offset); err != nil {
 			return nil, err

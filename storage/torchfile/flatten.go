@@ -1,0 +1,169 @@
+package torchfile
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"strconv"
+
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// ErrClash reports two values of a file that have one name.
+var ErrClash = errors.New("two values have one name")
+
+// The names of what is no dict at the outermost.
+const (
+	rootTensor = "tensor"
+	rootValue  = "value"
+)
+
+// maxLeaves bounds the values of a file: a small pickle can name one list in
+// many places, and those in many again.
+const maxLeaves = 1 << 22
+
+// leaf is one value of a file, with its place.
+type leaf struct {
+	path  meta.Path
+	value any
+}
+
+// flatten opens the dicts and lists of a value, as PyTorch does before it saves
+// a checkpoint. A dict whose keys are strings and integers is opened, so an
+// empty one vanishes; a list is opened only if a tensor or a dict is somewhere
+// inside, and is a leaf otherwise, as everything else is.
+func flatten(root any) (map[string]leaf, error) {
+	f := &flattener{out: map[string]leaf{}, holds: map[any]bool{}}
+	var at meta.Path
+	if pairs, ok := asDict(root); ok {
+		return f.out, f.dict(at, pairs)
+	}
+	if _, ok := root.(*torchsave.Tensor); ok {
+		return f.out, f.visit(meta.Path{meta.Key(rootTensor)}, root)
+	}
+	if t, ok := root.(value.Tuple); ok {
+		root = []any(t) // several states in one file
+	}
+	return f.out, f.visit(meta.Path{meta.Key(rootValue)}, root)
+}
+
+type flattener struct {
+	out   map[string]leaf
+	nodes int
+	holds map[any]bool // what is known of lists, by where they are
+}
+
+func (f *flattener) visit(at meta.Path, v any) error {
+	if f.nodes++; f.nodes > maxLeaves {
+		return fmt.Errorf("more than %d values", maxLeaves)
+	}
+	if len(at) > plan.MaxDepth {
+		return fmt.Errorf("%q… is nested deeper than %d", at[:8].FQN(), plan.MaxDepth)
+	}
+	if pairs, ok := asDict(v); ok {
+		return f.dict(at, pairs)
+	}
+	if l, ok := v.([]any); ok && f.opens(l, 0) {
+		for i, e := range l {
+			if err := f.visit(step(at, meta.Pos(i)), e); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	fqn := at.FQN()
+	if err := meta.CheckFQN(fqn); err != nil {
+		return err
+	}
+	if other, ok := f.out[fqn]; ok {
+		return fmt.Errorf("%w: %v and %v are both called %q", ErrClash, []meta.Step(other.path), []meta.Step(at), fqn)
+	}
+	f.out[fqn] = leaf{path: at, value: v}
+	return nil
+}
+
+func (f *flattener) dict(at meta.Path, pairs []value.Pair) error {
+	for _, p := range pairs {
+		if err := f.visit(step(at, meta.Key(p.Key.(string))), p.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// step returns the path one step further, in memory of its own.
+func step(at meta.Path, s meta.Step) meta.Path {
+	out := make(meta.Path, len(at), len(at)+1)
+	copy(out, at)
+	return append(out, s)
+}
+
+// opens reports whether a tensor or a dict is somewhere inside a list.
+func (f *flattener) opens(l []any, depth int) bool {
+	if len(l) == 0 {
+		return false
+	}
+	if known, ok := f.holds[&l[0]]; ok {
+		return known
+	}
+	found := depth > plan.MaxDepth // the walk refuses it then
+	for i := 0; i < len(l) && !found; i++ {
+		switch e := l[i].(type) {
+		case *torchsave.Tensor:
+			found = true
+		case []any:
+			found = f.opens(e, depth+1)
+		default:
+			found = isDict(e)
+		}
+	}
+	f.holds[&l[0]] = found
+	return found
+}
+
+func isDict(v any) bool {
+	_, ok := asDict(v)
+	return ok
+}
+
+// asDict returns the pairs of a dict that is opened, their keys as text.
+func asDict(v any) ([]value.Pair, bool) {
+	var out []value.Pair
+	switch d := v.(type) {
+	case map[string]any:
+		out = make([]value.Pair, 0, len(d))
+		for k, e := range d {
+			out = append(out, value.Pair{Key: k, Value: e})
+		}
+		return out, true
+	case *value.Dict:
+		out = make([]value.Pair, len(d.Pairs))
+		for i, p := range d.Pairs {
+			k, ok := keyText(p.Key)
+			if !ok {
+				return nil, false
+			}
+			out[i] = value.Pair{Key: k, Value: p.Value}
+		}
+		return out, true
+	}
+	return nil, false
+}
+
+// keyText returns a key that is a string or an integer as text.
+func keyText(k any) (string, bool) {
+	switch k := k.(type) {
+	case string:
+		return k, true
+	case int64:
+		return strconv.FormatInt(k, 10), true
+	case uint64:
+		return strconv.FormatUint(k, 10), true
+	case *big.Int:
+		return k.String(), true
+	}
+	return "", false
+}

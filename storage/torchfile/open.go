@@ -1,0 +1,159 @@
+package torchfile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/foreign"
+)
+
+// Open opens the file name of store, or the files that an index of that name
+// (*.index.json) lists. An empty name is the index that is there, or else the
+// only file that torch.save may have written.
+//
+// The names are those that PyTorch's Distributed Checkpoint gives: dicts with
+// keys that are strings or integers are opened, lists if a tensor or dict is
+// somewhere inside, and the steps are joined by dots. Tuples and everything else
+// are values. Where the outermost is no dict, a tensor is called "tensor" and
+// anything else "value", a tuple there opened as a list is.
+//
+// Where there is no such file the error wraps storage.ErrNotFound, where it
+// contradicts itself storage.ErrCorrupt, where it is of a kind that is not read
+// storage.ErrVersion, where two values have one name ErrClash.
+func Open(ctx context.Context, store blob.Store, name string) (storage.Checkpoint, error) {
+	src, err := describe(ctx, store, name)
+	if err != nil {
+		return nil, err
+	}
+	return foreign.Open(store, src), nil
+}
+
+// NewReader returns a reader of the checkpoint that Open opens, for one rank.
+func NewReader(store blob.Store, name string, o storage.ReadOptions) storage.Reader {
+	return foreign.NewReader(func(ctx context.Context) (*foreign.Source, error) { return describe(ctx, store, name) }, store, o)
+}
+
+// describe reads what a checkpoint holds.
+func describe(ctx context.Context, store blob.Store, name string) (*foreign.Source, error) {
+	if name == "" {
+		var err error
+		if name, err = pick(ctx, store); err != nil {
+			return nil, err
+		}
+	}
+	if strings.HasSuffix(name, indexSuffix) {
+		return describeIndexed(ctx, store, name)
+	}
+	f, err := openFile(ctx, store, name)
+	if err != nil {
+		return nil, err
+	}
+	b := newBuilder(store)
+	if err := b.add(ctx, f); err != nil {
+		return nil, err
+	}
+	return b.source(f.version(), f.time), nil
+}
+
+// Extensions are those of the files that torch.save writes, by custom.
+func Extensions() []string { return []string{".pt", ".pth", ".bin", ".ckpt"} }
+
+// indexSuffix ends the name of an index.
+const indexSuffix = ".index.json"
+
+// maxListed bounds how many names of a store are looked at.
+const maxListed = 20_000
+
+// pick returns the name of the only index or file at the root of store.
+func pick(ctx context.Context, store blob.Store) (string, error) {
+	var all, files, indexes []string
+	seen := 0
+	for info, err := range store.List(ctx, "") {
+		if err != nil {
+			return "", err
+		}
+		if seen++; seen > maxListed {
+			break
+		}
+		if strings.Contains(info.Name, "/") {
+			continue
+		}
+		all = append(all, info.Name)
+		if strings.HasSuffix(info.Name, ".bin"+indexSuffix) {
+			indexes = append(indexes, info.Name)
+		}
+		if slices.Contains(Extensions(), path.Ext(info.Name)) {
+			files = append(files, info.Name)
+		}
+	}
+	for _, found := range [][]string{indexes, files, all} {
+		switch len(found) {
+		case 0:
+		case 1:
+			return found[0], nil
+		default:
+			return "", fmt.Errorf("%w: %s holds %d files, such as %s: name the one that is meant", storage.ErrNotFound, store, len(found), found[0])
+		}
+	}
+	return "", fmt.Errorf("%w: %s holds no file of torch.save", storage.ErrNotFound, store)
+}
+
+// file is one open file of torch.save.
+type file struct {
+	name string
+	size int64
+	time time.Time
+	*torchsave.File
+}
+
+// version names the format.
+func (f *file) version() string {
+	if f.Legacy {
+		return "torch.save legacy"
+	}
+	return "torch.save zip"
+}
+
+func openFile(ctx context.Context, store blob.Store, name string) (*file, error) {
+	info, err := store.Stat(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w", storage.ErrNotFound, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f := &file{name: name, time: info.ModTime.UTC()}
+	err = f.read(ctx, store, func(r blob.Reader) (err error) {
+		f.size = r.Size()
+		f.File, err = torchsave.Open(ctx, r.ReadAt, f.size)
+		return err
+	})
+	return f, err
+}
+
+// read opens the file for the time of a call. What is wrong with its bytes is
+// an error of package storage, and names the file.
+func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader) error) error {
+	r, err := store.Open(ctx, f.name)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	err = fn(r)
+	switch {
+	case errors.Is(err, torchsave.ErrVersion), errors.Is(err, torchsave.ErrTar), errors.Is(err, torchsave.ErrByteOrder):
+		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrVersion, err)
+	case errors.Is(err, torchsave.ErrMalformed):
+		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrCorrupt, err)
+	}
+	return err
+}

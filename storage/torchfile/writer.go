@@ -1,0 +1,190 @@
+package torchfile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// WriterOptions change how a file is written. Nil means the defaults.
+type WriterOptions struct {
+	// Flat writes one dict of names. Otherwise the dicts and lists are made
+	// that the values stood in, where that is known.
+	Flat bool
+	// BufferBytes bounds the host memory for bytes on their way to the store.
+	// Zero: 1 GiB.
+	BufferBytes int64
+	// FailIfExists refuses to replace a file, also one that appears while this
+	// one is written.
+	FailIfExists bool
+}
+
+func (o *WriterOptions) withDefaults() WriterOptions {
+	var out WriterOptions
+	if o != nil {
+		out = *o
+	}
+	if out.BufferBytes <= 0 {
+		out.BufferBytes = 1 << 30
+	}
+	return out
+}
+
+// Writer writes one file, of whole tensors that the coordinator holds. The file
+// is written in full before Finish, and Finish makes it appear: so a save that
+// was interrupted begins anew, and the session's journal is not used.
+type Writer struct {
+	store blob.Store
+	name  string
+	opts  WriterOptions
+	sess  storage.Session
+
+	mu   sync.Mutex
+	held *held // the file before its commit; guarded by mu
+}
+
+var (
+	_ storage.Writer       = (*Writer)(nil)
+	_ storage.ValueChecker = (*Writer)(nil)
+)
+
+// NewWriter returns a writer of the file name of store.
+func NewWriter(store blob.Store, name string, o *WriterOptions) *Writer {
+	return &Writer{store: store, name: name, opts: o.withDefaults()}
+}
+
+// SetUp begins a save. It refuses a name that no store accepts.
+func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
+	w.letGo(nil)
+	w.sess = s
+	return blob.CheckName(w.name)
+}
+
+// PrepareLocalPlan returns p, unless it has parts of tensors: then the error
+// wraps storage.ErrNotRepresentable and names all of them. The coordinator looks
+// whether there is a file that must stay.
+func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
+	var errs []error
+	for i := range p.Items {
+		errs = append(errs, checkWhole(&p.Items[i]))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if !w.sess.Coordinator || !w.opts.FailIfExists {
+		return p, nil
+	}
+	_, err := w.store.Stat(ctx, w.name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return p, nil
+	case err != nil:
+		return nil, err
+	}
+	return nil, fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, w.name)
+}
+
+// checkWhole refuses a part of a tensor.
+func checkWhole(it *plan.WriteItem) error {
+	if it.Kind == plan.KindBytes || it.Box.Equal(tensor.Whole(it.Info.Shape)) {
+		return nil
+	}
+	return &storage.NotRepresentable{FQN: it.FQN(), Why: fmt.Sprintf("a file of torch.save holds whole tensors, not the part %v of %v", it.Box, it.Info.Shape)}
+}
+
+// PrepareGlobalPlan returns ps, unless another rank than the coordinator has
+// something to write.
+func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
+	for rank, p := range ps {
+		if rank != w.sess.Rank && len(p.Items) > 0 {
+			return nil, &storage.NotRepresentable{
+				FQN: p.Items[0].FQN(), Why: fmt.Sprintf("a file of torch.save is written by one rank, and rank %d has it", rank),
+			}
+		}
+	}
+	return ps, nil
+}
+
+// CheckValue returns a *storage.NotRepresentable unless the value can be
+// pickled: objects of classes that are not plain data are not written.
+func (w *Writer) CheckValue(it *plan.WriteItem, data []byte) error {
+	_, err := decodeValue(it, data)
+	return err
+}
+
+func decodeValue(it *plan.WriteItem, data []byte) (any, error) {
+	v, err := value.Decode(it.Info.Codec, data)
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", it.FQN(), err)
+	}
+	if err := torchsave.CheckValue(v, nil); err != nil {
+		return nil, &storage.NotRepresentable{FQN: it.FQN(), Why: err.Error()}
+	}
+	return v, nil
+}
+
+// WriteData writes the file, and leaves its commit to Finish.
+func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
+	w.letGo(nil)
+	if !w.sess.Coordinator {
+		return &storage.WriteResults{}, nil
+	}
+	c, err := w.collect(p, data)
+	if err != nil {
+		return nil, err
+	}
+	l, err := torchsave.Lay(map[string]any(c.state), nil)
+	if err != nil {
+		return nil, err
+	}
+	h := &held{store: w.store, name: w.name, size: l.Size}
+	in := place{w.store, w.opts.FailIfExists}
+	out, err := datafile.Write(ctx, in, []*datafile.File{c.file(w.name, l, h)}, data, w.sess, p.NumBytes(), datafile.Options{
+		Files: 1, BufferBytes: w.opts.BufferBytes, Hold: h.hold,
+	})
+	w.letGo(h)
+	return out, err
+}
+
+// letGo gives up the file that waits for its commit, and puts h in its place.
+func (w *Writer) letGo(h *held) {
+	w.mu.Lock()
+	old := w.held
+	w.held = h
+	w.mu.Unlock()
+	if old != nil {
+		old.abort()
+	}
+}
+
+// Finish commits the file.
+func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
+	if _, err := storage.Locate(md, results); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	h := w.held
+	w.held = nil
+	w.mu.Unlock()
+	if h == nil {
+		return fmt.Errorf("%w: Finish before WriteData", plan.ErrState)
+	}
+	return h.commit(ctx)
+}
+
+// Abort gives the file up. It was not visible to anybody.
+func (w *Writer) Abort(context.Context) error {
+	w.letGo(nil)
+	return nil
+}
