@@ -1,0 +1,144 @@
+package pickle
+
+import (
+	"encoding/binary"
+	"math/big"
+
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// dateTime unpacks the classes of datetime.
+func dateTime(o *value.Object) any {
+	var n *value.Object
+	switch o.Name {
+	case "date":
+		n = date(o)
+	case "datetime":
+		n = moment(o, 10)
+	case "time":
+		n = moment(o, 6)
+	case "timedelta":
+		n = delta(o)
+	}
+	if n == nil {
+		return o
+	}
+	n.Module, n.Name, n.Call = o.Module, o.Name, true
+	return n
+}
+
+// packed returns the bytes that the object's state was packed into.
+func packed(o *value.Object, size int) ([]byte, bool) {
+	if len(o.Args) == 0 || !bare(o, len(o.Args)) {
+		return nil, false
+	}
+	b, ok := o.Args[0].([]byte)
+	return b, ok && len(b) == size
+}
+
+func date(o *value.Object) *value.Object {
+	b, ok := packed(o, 4)
+	if !ok || len(o.Args) != 1 {
+		return nil
+	}
+	return &value.Object{Args: value.Tuple{int64(binary.BigEndian.Uint16(b)), int64(b[2]), int64(b[3])}}
+}
+
+// moment unpacks a datetime of ten bytes or a time of six: year, month and day,
+// then hour, minute, second and microsecond. The topmost bit of the first field
+// that has room for one is the fold.
+func moment(o *value.Object, size int) *value.Object {
+	b, ok := packed(o, size)
+	if !ok || len(o.Args) > 2 {
+		return nil
+	}
+	fold := 2 // the month
+	if size == 6 {
+		fold = 0 // the hour
+	}
+	b = append([]byte{}, b...)
+	n := &value.Object{}
+	if b[fold]&0x80 != 0 {
+		b[fold] &^= 0x80
+		n.Kwargs = map[string]any{"fold": int64(1)}
+	}
+	if len(o.Args) == 2 && o.Args[1] != nil {
+		if n.Kwargs == nil {
+			n.Kwargs = map[string]any{}
+		}
+		n.Kwargs["tzinfo"] = o.Args[1]
+	}
+	if size == 10 {
+		n.Args = value.Tuple{int64(binary.BigEndian.Uint16(b)), int64(b[2]), int64(b[3])}
+		b = b[4:]
+	}
+	n.Args = append(n.Args, int64(b[0]), int64(b[1]))
+	micro := int64(b[3])<<16 | int64(b[4])<<8 | int64(b[5])
+	if b[2] != 0 || micro != 0 {
+		n.Args = append(n.Args, int64(b[2]))
+	}
+	if micro != 0 {
+		n.Args = append(n.Args, micro)
+	}
+	return n
+}
+
+func delta(o *value.Object) *value.Object {
+	if !bare(o, 3) {
+		return nil
+	}
+	n := &value.Object{}
+	for i, name := range []string{"days", "seconds", "microseconds"} {
+		v, ok := o.Args[i].(int64)
+		if !ok {
+			return nil
+		}
+		if v == 0 {
+			continue
+		}
+		if n.Kwargs == nil {
+			n.Kwargs = map[string]any{}
+		}
+		n.Kwargs[name] = v
+	}
+	if n.Kwargs == nil {
+		n.Args = value.Tuple{int64(0)}
+	}
+	return n
+}
+
+// uuid turns the number that a UUID is pickled as into its text.
+func uuid(o *value.Object) any {
+	state, ok := o.State.(map[string]any)
+	if o.Name != "UUID" || !ok || len(state) != 1 || len(o.Args) != 0 || o.Kwargs != nil || o.Items != nil || o.Pairs != nil {
+		return o
+	}
+	var n *big.Int
+	switch v := state["int"].(type) {
+	case int64:
+		n = big.NewInt(v)
+	case uint64:
+		n = new(big.Int).SetUint64(v)
+	case *big.Int:
+		n = v
+	default:
+		return o
+	}
+	if n.Sign() < 0 || n.BitLen() > 128 {
+		return o
+	}
+	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{uuidText(n)}}
+}
+
+func uuidText(n *big.Int) string {
+	const hex = "0123456789abcdef"
+	b := n.FillBytes(make([]byte, 16))
+	out := make([]byte, 0, 36)
+	for i, x := range b {
+		if i == 4 || i == 6 || i == 8 || i == 10 {
+			out = append(out, '-')
+		}
+		out = append(out, hex[x>>4], hex[x&15])
+	}
+	return string(out)
+}

@@ -1,0 +1,199 @@
+package pickle
+
+import "math/big"
+
+// Graph is what a pickle describes, as tables without pointers where it can:
+// shared parts are there once, names are names, and nothing was built. It is
+// what Decode makes values of, and what package dcpmeta reads directly.
+type Graph struct {
+	// Root is the value of the pickle.
+	Root Cell
+
+	data   []byte // the input
+	extra  []byte // decoded text of the old protocols: continues data
+	schema *schema
+
+	strs    []span
+	bytes   []span
+	bigs    []span // little-endian two's complement
+	floats  []float64
+	globals []global
+	tuples  []Cell  // of each tuple its length and its items
+	ints    []int64 // of each tuple its length and its items
+	lists   [][]Cell
+	dicts   [][]Cell // keys and values in turn
+	sets    []set
+	objects []object
+	pids    []Cell
+	records [][]Cell // by class: the fields of one record after another
+}
+
+// span is a range of data followed by extra.
+type span struct {
+	off, len int
+	// sym is one more than the number of the schema's field of this name; minus
+	// one: none; zero: nobody asked yet.
+	sym int32
+}
+
+type global struct {
+	module, name string
+	// class is the class of the schema, or -1.
+	class int
+	// size says that it is torch.Size.
+	size bool
+}
+
+type set struct {
+	items  []Cell
+	frozen bool
+}
+
+// object is what calling a global gives, and what was then done to it.
+type object struct {
+	global int
+	isNew  bool
+	args   Cell
+	kwargs Cell // None or a Dict
+	state  Cell
+	built  bool // state was set
+	items  []Cell
+	pairs  []Cell
+}
+
+// text returns the bytes of s. They belong to the graph.
+func (g *Graph) text(s span) []byte {
+	if s.off < len(g.data) || s.len == 0 {
+		return g.data[s.off : s.off+s.len]
+	}
+	off := s.off - len(g.data)
+	return g.extra[off : off+s.len]
+}
+
+// Str returns the string that c is, or false. It is a copy.
+func (g *Graph) Str(c Cell) (string, bool) {
+	if c.Kind() != Str {
+		return "", false
+	}
+	return string(g.text(g.strs[c.pos()])), true
+}
+
+// StrID returns a small number that is the same for every place that shares the
+// string c, and false if c is none. Equal strings may have different numbers.
+func (g *Graph) StrID(c Cell) (int, bool) { return c.pos(), c.Kind() == Str }
+
+// NumStrs returns one more than the largest StrID.
+func (g *Graph) NumStrs() int { return len(g.strs) }
+
+// Ints returns the integers of an Ints or a Size, or false. The slice belongs to
+// the graph: callers may keep it and must not write to it.
+func (g *Graph) Ints(c Cell) ([]int64, bool) {
+	if k := c.Kind(); k != Ints && k != Size {
+		return nil, false
+	}
+	p := c.pos()
+	n := int(g.ints[p])
+	return g.ints[p+1 : p+1+n : p+1+n], true
+}
+
+// List returns the items of a List or Tuple that is no Ints, or false.
+func (g *Graph) List(c Cell) ([]Cell, bool) {
+	switch c.Kind() {
+	case List:
+		return g.lists[c.pos()], true
+	case Tuple:
+		p := c.pos()
+		return g.tuples[p+1 : p+1+int(g.tuples[p])], true
+	}
+	return nil, false
+}
+
+// Dict returns the keys and values of a Dict in turn, or false. A key that was
+// set twice is twice there.
+func (g *Graph) Dict(c Cell) ([]Cell, bool) {
+	if c.Kind() != Dict {
+		return nil, false
+	}
+	return g.dicts[c.pos()], true
+}
+
+// Fields returns the fields of a record in the order of its class, or false. A
+// field that was not set is [Unset].
+func (g *Graph) Fields(c Cell) ([]Cell, bool) {
+	class, ok := c.Class()
+	if !ok {
+		return nil, false
+	}
+	n := len(g.schema.classes[class].Fields)
+	return g.records[class][c.pos()*n:][:n:n], true
+}
+
+// Name returns the module and name of a Global, or of what is called to make an
+// Object.
+func (g *Graph) Name(c Cell) (module, name string, ok bool) {
+	switch c.Kind() {
+	case Global:
+		gl := &g.globals[c.pos()]
+		return gl.module, gl.name, true
+	case Object:
+		gl := &g.globals[g.objects[c.pos()].global]
+		return gl.module, gl.name, true
+	case Size:
+		return "torch", "Size", true
+	}
+	return "", "", false
+}
+
+// Args returns the arguments of an Object that was called, with nothing set or
+// put into it afterwards; false for everything else.
+func (g *Graph) Args(c Cell) ([]Cell, bool) {
+	if c.Kind() != Object {
+		return nil, false
+	}
+	o := &g.objects[c.pos()]
+	if o.built || o.items != nil || o.pairs != nil || o.kwargs != cellNone {
+		return nil, false
+	}
+	return g.items(o.args), true
+}
+
+// items returns the items of any tuple.
+func (g *Graph) items(c Cell) []Cell {
+	switch c.Kind() {
+	case Tuple:
+		l, _ := g.List(c)
+		return l
+	case IntsTuple:
+		return []Cell{cellOf(Ints, c.payload())}
+	case Ints:
+		n, _ := g.Ints(c)
+		out := make([]Cell, len(n))
+		for i, v := range n {
+			out[i] = cellOf(Int, v)
+		}
+		return out
+	}
+	return nil
+}
+
+func isTuple(c Cell) bool {
+	k := c.Kind()
+	return k == Tuple || k == Ints || k == IntsTuple
+}
+
+// big returns the integer that lies in s.
+func (g *Graph) big(s span) *big.Int {
+	le := g.text(s)
+	if len(le) == 0 {
+		return new(big.Int)
+	}
+	be := make([]byte, len(le))
+	for i, b := range le {
+		be[len(le)-1-i] = b
+	}
+	n := new(big.Int).SetBytes(be)
+	if be[0]&0x80 != 0 {
+		n.Sub(n, new(big.Int).Lsh(big.NewInt(1), uint(8*len(be))))
+	}
+	return n
+}

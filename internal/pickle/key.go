@@ -1,0 +1,235 @@
+package pickle
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math"
+	"math/big"
+	"reflect"
+	"slices"
+	"strconv"
+
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// pairs returns keys and values that alternate in l as pairs. As in Python a key
+// that comes again changes the value and keeps its place; a key that Python
+// could not hash is an error.
+func (k *keyer) pairs(l []any) ([]value.Pair, error) {
+	out := make([]value.Pair, 0, len(l)/2)
+	seen := make(map[string]int, len(l)/2)
+	for i := 0; i < len(l); i += 2 {
+		key, err := k.key(l[i])
+		if err != nil {
+			return nil, err
+		}
+		if j, ok := seen[key]; ok {
+			out[j].Value = l[i+1]
+			continue
+		}
+		seen[key] = len(out)
+		out = append(out, value.Pair{Key: l[i], Value: l[i+1]})
+	}
+	return out, nil
+}
+
+// distinct returns the items of l, each once. It uses l's memory.
+func (k *keyer) distinct(l []any) ([]any, error) {
+	seen := make(map[string]bool, len(l))
+	out := l[:0]
+	for _, v := range l {
+		key, err := k.key(v)
+		if err != nil {
+			return nil, err
+		}
+		if !seen[key] {
+			seen[key] = true
+			out = append(out, v)
+		}
+	}
+	return out, nil
+}
+
+// keyer makes strings of hashable values that are equal where Python says that
+// the values are.
+type keyer struct {
+	b    []byte
+	nans uint64
+	// budget is what is left for all keys together: a key may share its parts
+	// with itself and with other keys.
+	budget int64
+}
+
+func (k *keyer) key(v any) (string, error) {
+	k.b = k.b[:0]
+	if err := k.append(v, true); err != nil {
+		return "", err
+	}
+	return string(k.b), nil
+}
+
+// append appends v. Where hash is set, v must be hashable.
+func (k *keyer) append(v any, hash bool) error {
+	if k.budget -= cellCost; k.budget < 0 {
+		return fmt.Errorf("%w: the keys of a dict or set are too large", ErrLimit)
+	}
+	switch v := v.(type) {
+	case nil:
+		k.b = append(k.b, 'N')
+	case bool, int64, uint64, *big.Int, float64, complex128:
+		k.number(v)
+	case string:
+		k.text('s', v)
+	case []byte:
+		k.text('b', string(v))
+	case value.Tuple:
+		return k.list('(', v, hash)
+	case *value.Set:
+		return k.set(v, hash)
+	case *value.Object:
+		return k.object(v)
+	case []any, map[string]any, *value.Dict:
+		if hash {
+			return fmt.Errorf("%w: a key that cannot be hashed: %T", ErrMalformed, v)
+		}
+		return k.mutable(v)
+	default:
+		return k.identity(v)
+	}
+	return nil
+}
+
+func (k *keyer) text(kind byte, s string) {
+	k.b = binary.AppendUvarint(append(k.b, kind), uint64(len(s)))
+	k.b = append(k.b, s...)
+	k.budget -= int64(len(s))
+}
+
+// number appends a number so that 1, 1.0, True and 1+0j are the same.
+func (k *keyer) number(v any) {
+	switch v := v.(type) {
+	case bool:
+		n := int64(0)
+		if v {
+			n = 1
+		}
+		k.text('n', strconv.FormatInt(n, 10))
+	case int64:
+		k.text('n', strconv.FormatInt(v, 10))
+	case uint64:
+		k.text('n', strconv.FormatUint(v, 10))
+	case *big.Int:
+		k.text('n', v.String())
+	case float64:
+		k.float(v)
+	case complex128:
+		k.float(real(v))
+		if imag(v) != 0 {
+			k.b = append(k.b, 'j')
+			k.float(imag(v))
+		}
+	}
+}
+
+func (k *keyer) float(f float64) {
+	switch {
+	case math.IsNaN(f): // equals nothing
+		k.nans++
+		k.b = binary.AppendUvarint(append(k.b, '?'), k.nans)
+	case f == math.Trunc(f) && !math.IsInf(f, 0):
+		n, _ := big.NewFloat(f).Int(nil)
+		k.text('n', n.String())
+	default:
+		k.b = binary.BigEndian.AppendUint64(append(k.b, 'f'), math.Float64bits(f))
+	}
+}
+
+func (k *keyer) list(kind byte, l []any, hash bool) error {
+	k.b = binary.AppendUvarint(append(k.b, kind), uint64(len(l)))
+	for _, e := range l {
+		if err := k.append(e, hash); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// set appends a set: the keys of its items in order.
+func (k *keyer) set(s *value.Set, hash bool) error {
+	if hash && !s.Frozen {
+		return fmt.Errorf("%w: a key that cannot be hashed: a set", ErrMalformed)
+	}
+	items := make([][]byte, len(s.Items))
+	start := len(k.b)
+	for i, e := range s.Items {
+		if err := k.append(e, true); err != nil {
+			return err
+		}
+		items[i] = bytes.Clone(k.b[start:])
+		k.b = k.b[:start]
+	}
+	slices.SortFunc(items, bytes.Compare)
+	k.b = binary.AppendUvarint(append(k.b, '{'), uint64(len(items)))
+	for _, e := range items {
+		k.b = append(k.b, e...)
+	}
+	return nil
+}
+
+// object appends everything that there is in o: two objects are the same key
+// where nothing tells them apart.
+func (k *keyer) object(o *value.Object) error {
+	k.text('o', o.Module)
+	k.text('.', o.Name)
+	if !o.Call {
+		return nil
+	}
+	for _, l := range [][]any{o.Args, o.Items} {
+		if err := k.list('(', l, false); err != nil {
+			return err
+		}
+	}
+	for _, v := range []any{o.Kwargs, o.State, &value.Dict{Pairs: o.Pairs}} {
+		if err := k.append(v, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mutable appends what may be inside of an object, but is no key by itself.
+func (k *keyer) mutable(v any) error {
+	switch v := v.(type) {
+	case []any:
+		return k.list('[', v, false)
+	case map[string]any:
+		k.b = binary.AppendUvarint(append(k.b, 'm'), uint64(len(v)))
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			k.text('s', name)
+			if err := k.append(v[name], false); err != nil {
+				return err
+			}
+		}
+	case *value.Dict:
+		k.b = binary.AppendUvarint(append(k.b, 'd'), uint64(len(v.Pairs)))
+		for _, p := range v.Pairs {
+			if err := k.list('p', []any{p.Key, p.Value}, false); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// identity appends the address of what a caller's own function made: that is
+// what Python's default hash goes by.
+func (k *keyer) identity(v any) error {
+	rv := reflect.ValueOf(v)
+	if rv.Kind() != reflect.Pointer {
+		return fmt.Errorf("%w: a key that cannot be hashed: %T", ErrMalformed, v)
+	}
+	k.b = binary.AppendUvarint(append(k.b, '@'), uint64(rv.Pointer()))
+	return nil
+}

@@ -1,0 +1,115 @@
+package pickle
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strconv"
+)
+
+// memoize stores the topmost value under the next number.
+func (m *machine) memoize() error {
+	if err := m.need(1); err != nil {
+		return err
+	}
+	return m.remember(m.top())
+}
+
+// memoizeNext executes the opcode MEMOIZE if it comes next: nearly every value
+// is followed by one.
+func (m *machine) memoizeNext() error {
+	if m.pos >= len(m.data) || m.data[m.pos] != opMemoize {
+		return nil
+	}
+	m.pos++
+	return m.remember(m.top())
+}
+
+func (m *machine) remember(c Cell) error {
+	if len(m.memo) >= m.lim.Memo {
+		return fmt.Errorf("%w: more than %d memo entries", ErrLimit, m.lim.Memo)
+	}
+	m.memo = append(m.memo, m.handle(c))
+	return nil
+}
+
+// handle returns c in four bytes.
+func (m *machine) handle(c Cell) handle {
+	if c.Kind() == State {
+		return handle(State) // nobody may have it back
+	}
+	p := c.payload()
+	if p >= 0 && p < maxHandle {
+		return handle(c)
+	}
+	m.wides = append(m.wides, c)
+	return handle(at(wide, len(m.wides)-1))
+}
+
+// recall is the inverse of handle.
+func (m *machine) recall(h handle) Cell {
+	c := Cell(h)
+	if c.Kind() == wide {
+		return m.wides[c.pos()]
+	}
+	return c
+}
+
+// get pushes the memo's entry i.
+func (m *machine) get(i uint64) error {
+	if i >= uint64(len(m.memo)) || m.memo[i] == free {
+		return m.malformed("memo entry %d is empty", i)
+	}
+	m.push(m.recall(m.memo[i]))
+	return nil
+}
+
+// put stores the topmost value under the number i. Numbers are given in order,
+// each with a byte at least, so none is larger than the position.
+func (m *machine) put(i uint64) error {
+	if err := m.need(1); err != nil {
+		return err
+	}
+	if i >= uint64(m.lim.Memo) {
+		return fmt.Errorf("%w: memo entry %d, at most %d", ErrLimit, i, m.lim.Memo)
+	}
+	if i > uint64(m.pos) {
+		return m.malformed("memo entry %d after as few values", i)
+	}
+	for uint64(len(m.memo)) <= i {
+		m.memo = append(m.memo, free)
+	}
+	m.memo[i] = m.handle(m.top())
+	return nil
+}
+
+// memoOp executes the opcodes that carry a number of the memo.
+func (m *machine) memoOp(op byte) error {
+	var i uint64
+	switch op {
+	case opBinPut, opLongBinPut, opLongBinGet:
+		size := 4
+		if op == opBinPut {
+			size = 1
+		}
+		b, err := m.take(size)
+		if err != nil {
+			return err
+		}
+		i = uint64(b[0])
+		if size == 4 {
+			i = uint64(binary.LittleEndian.Uint32(b))
+		}
+	default:
+		l, err := m.line()
+		if err != nil {
+			return err
+		}
+		if i, err = strconv.ParseUint(string(l), 10, 32); err != nil {
+			return m.malformed("%.20q is no number of the memo", l)
+		}
+	}
+	if op == opGet || op == opLongBinGet {
+		return m.get(i)
+	}
+	return m.put(i)
+}

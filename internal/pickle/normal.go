@@ -1,0 +1,228 @@
+package pickle
+
+import (
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// Normal describes the form in which Decode returns objects of well-known
+// classes, so that those who print, compare or write them see one form, however
+// Python pickled them. Encode writes this form back. It is a description only:
+// an object in any other form is a record like those of unknown classes.
+//
+//	torch.bfloat16, torch.strided, …  the name alone, Call not set; layouts too,
+//	                                  although pickles make them by a function
+//	torch.Size([3, 4])                torch Size, Args ((3, 4),)
+//	torch.device('cuda', 1)           torch device, Args ("cuda", 1)
+//	pathlib.PosixPath('a/b')          pathlib PosixPath, Args ("a/b",); likewise
+//	                                  PurePosixPath, Path and PurePath
+//	datetime.date(2026, 5, 11)        datetime date, Args (2026, 5, 11)
+//	datetime.datetime(…), .time(…)    Args as its repr has them, so seconds and
+//	                                  microseconds only if they are not zero;
+//	                                  Kwargs "tzinfo" and "fold" if set
+//	datetime.timedelta(…)             Kwargs "days", "seconds", "microseconds" if
+//	                                  not zero; Args (0,) if all are
+//	datetime.timezone(…)              Args (timedelta,) or (timedelta, name)
+//	uuid.UUID('…')                    uuid UUID, Args (its 36 characters,)
+//	numpy.float64(1.5)                numpy float64, Args (1.5,); likewise every
+//	                                  scalar of a number, complex number or bool
+//	numpy.dtype('<f8')                numpy dtype, Args ("<f8",)
+//	numpy.array(…)                    numpy ndarray, Kwargs "dtype" ("<f8"),
+//	                                  "shape" (a Tuple), "order" ("C" or "F") and
+//	                                  "data" ([]byte, in that order)
+//
+// An OrderedDict is a *value.Dict, a set a *value.Set, a complex number a
+// complex128, and a bytearray bytes.
+type Normal struct{}
+
+// normal returns o in the form that Normal describes.
+func (b *builder) normal(o *value.Object) (any, error) {
+	switch o.Module {
+	case "builtins", "_codecs":
+		return b.builtin(o)
+	case "collections":
+		return b.collection(o)
+	case "torch.serialization":
+		return layout(o), nil
+	case "pathlib":
+		return path(o), nil
+	case "datetime":
+		return dateTime(o), nil
+	case "uuid":
+		return uuid(o), nil
+	}
+	if o.Module == "numpy" || strings.HasPrefix(o.Module, "numpy.") {
+		return numpy(o), nil
+	}
+	return o, nil
+}
+
+// bare reports whether o is a call with n positional arguments and nothing else.
+func bare(o *value.Object, n int) bool {
+	return len(o.Args) == n && o.Kwargs == nil && o.State == nil && o.Items == nil && o.Pairs == nil
+}
+
+// builtin returns the values whose class is built in.
+func (b *builder) builtin(o *value.Object) (any, error) {
+	switch o.Name {
+	case "complex":
+		if re, im, ok := floats(o); ok {
+			return complex(re, im), nil
+		}
+	case "set", "frozenset":
+		if bare(o, 0) {
+			return &value.Set{Frozen: o.Name == "frozenset"}, nil
+		}
+		if l, ok := oneList(o); ok {
+			// The list may be shared with others.
+			l, err := b.keys.distinct(append([]any{}, l...))
+			return &value.Set{Items: l, Frozen: o.Name == "frozenset"}, err
+		}
+	case "bytes", "bytearray", "encode":
+		if bs, ok := latin1(o); ok {
+			return bs, nil
+		}
+	}
+	return o, nil
+}
+
+func floats(o *value.Object) (re, im float64, ok bool) {
+	if !bare(o, 2) {
+		return 0, 0, false
+	}
+	re, ok = o.Args[0].(float64)
+	im, ok2 := o.Args[1].(float64)
+	return re, im, ok && ok2
+}
+
+func oneList(o *value.Object) ([]any, bool) {
+	if !bare(o, 1) {
+		return nil, false
+	}
+	l, ok := o.Args[0].([]any)
+	return l, ok
+}
+
+// latin1 returns the bytes that the older protocols write as text in Latin-1.
+func latin1(o *value.Object) ([]byte, bool) {
+	encode := o.Module == "_codecs"
+	switch {
+	case bare(o, 0) && !encode:
+		return []byte{}, true
+	case bare(o, 1) && !encode:
+		bs, ok := o.Args[0].([]byte)
+		return bs, ok
+	case !bare(o, 2):
+		return nil, false
+	}
+	s, ok := o.Args[0].(string)
+	codec, ok2 := o.Args[1].(string)
+	if !ok || !ok2 || codec != "latin1" && codec != "latin-1" {
+		return nil, false
+	}
+	out := make([]byte, 0, len(s))
+	for _, r := range s {
+		if r > 0xff {
+			return nil, false
+		}
+		out = append(out, byte(r))
+	}
+	return out, true
+}
+
+// collection returns an OrderedDict as the dict that it is.
+func (b *builder) collection(o *value.Object) (any, error) {
+	if o.Name != "OrderedDict" || o.Kwargs != nil || o.Items != nil || len(o.Args) > 1 {
+		return o, nil
+	}
+	d := &value.Dict{Pairs: o.Pairs, Ordered: true}
+	if len(o.Args) == 0 {
+		return d, nil
+	}
+	// Python 2 gives the items as a list of lists.
+	list, ok := o.Args[0].([]any)
+	if !ok {
+		return o, nil
+	}
+	var flat []any
+	for _, e := range list {
+		kv, ok := e.([]any)
+		if !ok || len(kv) != 2 {
+			return o, nil
+		}
+		flat = append(flat, kv...)
+	}
+	for _, p := range o.Pairs {
+		flat = append(flat, p.Key, p.Value)
+	}
+	var err error
+	d.Pairs, err = b.keys.pairs(flat)
+	return d, err
+}
+
+// layouts are the layouts of tensors. Pickles make them by torch's _get_layout.
+var layouts = map[string]bool{
+	"strided": true, "sparse_coo": true, "sparse_csr": true, "sparse_csc": true, "sparse_bsr": true,
+	"sparse_bsc": true, "jagged": true, "_mkldnn": true,
+}
+
+func layout(o *value.Object) any {
+	if o.Name != "_get_layout" || !bare(o, 1) {
+		return o
+	}
+	s, _ := o.Args[0].(string)
+	name, ok := strings.CutPrefix(s, "torch.")
+	if !ok || !layouts[name] {
+		return o
+	}
+	return &value.Object{Module: "torch", Name: name}
+}
+
+// posixPaths are the classes of paths that normalise as they do on POSIX.
+var posixPaths = map[string]bool{"PosixPath": true, "PurePosixPath": true, "Path": true, "PurePath": true}
+
+// path joins the parts of a path, as Python would print it.
+func path(o *value.Object) any {
+	if !posixPaths[o.Name] || !bare(o, len(o.Args)) {
+		return o
+	}
+	full := ""
+	for _, a := range o.Args {
+		s, ok := a.(string)
+		if !ok {
+			return o
+		}
+		if strings.HasPrefix(s, "/") {
+			full = s
+			continue
+		}
+		full += "/" + s
+	}
+	absolute := false
+	for _, a := range o.Args {
+		absolute = absolute || strings.HasPrefix(a.(string), "/")
+	}
+	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{cleanPath(full, absolute)}}
+}
+
+// cleanPath drops empty and "." parts; it keeps "..", as Python does.
+func cleanPath(s string, absolute bool) string {
+	root := ""
+	if absolute {
+		root = "/"
+		if strings.HasPrefix(s, "//") && !strings.HasPrefix(s, "///") {
+			root = "//" // POSIX leaves the meaning of two to the system
+		}
+	}
+	var parts []string
+	for p := range strings.SplitSeq(s, "/") {
+		if p != "" && p != "." {
+			parts = append(parts, p)
+		}
+	}
+	if root == "" && len(parts) == 0 {
+		return "."
+	}
+	return root + strings.Join(parts, "/")
+}
