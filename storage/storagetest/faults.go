@@ -347,6 +347,9 @@ func (s *suite) cancelled(t *testing.T, p Place) {
 
 func (s *suite) progress(t *testing.T, p Place) {
 	states := []plan.State{s.sample(t, 1), {"more": Filled(t, s.DTypes[0], []int64{50_000}, 3)}}
+	if s.OneRank {
+		states[1] = plan.State{}
+	}
 	told := make([]atomic.Int64, 2)
 	count := func(rank int, bytes int64) { told[rank].Add(bytes) }
 	sv := NewSaving(p, Storage("progress", 1, 2), 2)

@@ -37,6 +37,12 @@ type Options struct {
 	// NoReplace is for formats that do not replace a checkpoint: a save onto
 	// another is refused with storage.ErrExists.
 	NoReplace bool
+	// NoStorage is for formats that do not keep what describes a save: its id,
+	// step, time and tags.
+	NoStorage bool
+	// OneRank is for formats that hold whole tensors of the coordinator only:
+	// anything else is refused with storage.ErrNotRepresentable.
+	OneRank bool
 	// OneChunk is for formats in which a rank holds at most one chunk of a name.
 	OneChunk bool
 }
