@@ -190,30 +190,29 @@ func path(o *value.Object) any {
 	full := ""
 	for _, a := range o.Args {
 		s, ok := a.(string)
-		if !ok {
+		switch {
+		case !ok:
 			return o
-		}
-		if strings.HasPrefix(s, "/") {
+		case full == "" || strings.HasPrefix(s, "/"):
 			full = s
-			continue
+		default:
+			if !strings.HasSuffix(full, "/") {
+				full += "/"
+			}
+			full += s
 		}
-		full += "/" + s
 	}
-	absolute := false
-	for _, a := range o.Args {
-		absolute = absolute || strings.HasPrefix(a.(string), "/")
-	}
-	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{cleanPath(full, absolute)}}
+	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{cleanPath(full)}}
 }
 
 // cleanPath drops empty and "." parts; it keeps "..", as Python does.
-func cleanPath(s string, absolute bool) string {
+func cleanPath(s string) string {
 	root := ""
-	if absolute {
+	if strings.HasPrefix(s, "/") {
 		root = "/"
-		if strings.HasPrefix(s, "//") && !strings.HasPrefix(s, "///") {
-			root = "//" // POSIX leaves the meaning of two to the system
-		}
+	}
+	if strings.HasPrefix(s, "//") && !strings.HasPrefix(s, "///") {
+		root = "//" // POSIX leaves the meaning of two to the system
 	}
 	var parts []string
 	for p := range strings.SplitSeq(s, "/") {

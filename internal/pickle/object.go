@@ -40,6 +40,9 @@ func (m *machine) newGlobal(module, name string) (Cell, error) {
 	if err := m.spend(1); err != nil {
 		return 0, err
 	}
+	if module == "__builtin__" && builtins2[name] != "" {
+		name = builtins2[name]
+	}
 	if now, ok := renamed[module]; ok {
 		module = now
 	}
@@ -58,6 +61,9 @@ var renamed = map[string]string{
 	"copy_reg":       "copyreg",
 	"pathlib._local": "pathlib",
 }
+
+// builtins2 are the built-in classes that have another name in Python 3.
+var builtins2 = map[string]string{"basestring": "str", "long": "int", "unicode": "str", "xrange": "range"}
 
 // call executes the opcodes that would make an object of a class.
 func (m *machine) call(op byte) error {
