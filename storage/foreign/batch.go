@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -57,13 +56,8 @@ type job struct {
 type task func(ctx context.Context) (read int64, err error)
 
 func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions, tell func(int64)) *batch {
-	b := &batch{c: c, dst: dst, opts: o, tell: tell, meas: measures{fetch.MaxBytes, pageBytes, smallBytes}}
-	for b.meas.most > leastBytes && b.meas.most > fetch.Budget(o.BufferBytes) {
-		b.meas.most /= 2
-	}
-	if g, ok := blob.As[blob.GapReader](c.store); ok {
-		b.meas.gap, b.dear = max(b.meas.gap, g.ReadGap()), g.ReadGap() > 0
-	}
+	b := &batch{c: c, dst: dst, opts: o, tell: tell}
+	b.meas, b.dear = measuresOf(c.store, o.BufferBytes)
 	return b
 }
 
@@ -200,63 +194,20 @@ func (j *job) begin() error {
 	return j.addMakes()
 }
 
-// part is a box of an item that is read or made at once.
-type part struct {
-	*job
-	box tensor.Box // relative to the chunk
-	to  *tensor.Tensor
-	in  bool // the bytes are in their place
-}
-
 // addRequests plans the reads of a region.
 func (j *job) addRequests() error {
-	var parts []*part
-	var err error
-	j.lay.cut(j.box, j.b.meas, func(box tensor.Box) {
-		p := &part{job: j, box: box}
-		if err == nil {
-			p.to, err = j.to.Narrow(box.Relative(j.box.Offsets))
-		}
-		parts = append(parts, p)
-	})
+	parts, err := partsOf(j.lay, j.at.Region, j.box, j.to, j.b.meas)
 	if err != nil {
 		return err
 	}
 	j.left.Store(int64(len(parts)))
 	for _, p := range parts {
-		j.b.requests = append(j.b.requests, p.request())
+		p.after = j.settle
+		q := p.request()
+		q.Weight = j.weight(p.box)
+		j.b.requests = append(j.b.requests, q)
 	}
 	return nil
-}
-
-// request returns the read of a part.
-func (p *part) request() fetch.Request {
-	l, sizes := p.lay, p.box.Sizes
-	width, axes := l.spread(sizes, p.b.meas.gap)
-	q := fetch.Request{
-		File: p.at.Region.File, Offset: l.offset(p.box.Offsets), Width: width, Weight: p.weight(p.box), To: p,
-	}
-	q.Rows, _ = l.rows(sizes, axes)
-	if q.Rows == nil && width > p.b.meas.small && p.to.DType() == p.at.Region.DType && l.flat(sizes) {
-		if mem, ok := p.to.Bytes(); ok {
-			q.Direct, p.in = mem, true
-		}
-	}
-	return q
-}
-
-// Take puts the bytes of a part where they belong.
-func (p *part) Take(b []byte) error {
-	if !p.in {
-		src, err := p.lay.view(p.at.Region.DType, p.box.Sizes, p.b.meas.gap, b)
-		if err == nil {
-			err = tensor.Convert(p.to, src, tensor.CastAny)
-		}
-		if err != nil {
-			return fmt.Errorf("%q: %w", p.entry.FQN, err)
-		}
-	}
-	return p.settle()
 }
 
 // settle ends a part. The last of an item hands it over.
