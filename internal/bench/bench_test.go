@@ -65,3 +65,15 @@ func TestNoSizeIsNoPanic(t *testing.T) {
 		t.Error("OpenBench without chunks succeeded")
 	}
 }
+
+func TestConvertChecksWhatItMeasured(t *testing.T) {
+	for _, pair := range [][2]string{{"torchdcp", "hf"}, {"native", "torchdcp"}, {"hf", "native"}} {
+		r, err := Convert(t.Context(), ConvertOptions{Dir: t.TempDir(), Bytes: 8 << 20, From: pair[0], To: pair[1], Repeat: 1})
+		if err != nil {
+			t.Fatalf("%v: %v", pair, err)
+		}
+		if r.Copy <= 0 || r.Convert <= 0 || r.Ratio <= 0 || r.Bytes < 8<<20 || r.Files < 1 {
+			t.Errorf("%v: Convert = %+v; want figures", pair, r)
+		}
+	}
+}

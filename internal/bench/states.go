@@ -3,6 +3,7 @@ package bench
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 
 	"github.com/cairn-ckpt/cairn"
@@ -25,34 +26,64 @@ const hidden = 2048
 // pseudo-random bytes; others are zero, but their memory is there.
 func newStates(bytes int64, ranks int, filled bool) (*states, error) {
 	s := &states{byRank: make([]cairn.State, ranks), memory: make([][][]byte, ranks)}
-	layout := shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}}, Placements: []shard.Placement{shard.Shard(0)}}
 	for rank := range ranks {
 		s.byRank[rank] = cairn.State{}
 	}
-	for layer := 0; s.bytes < bytes; layer++ {
-		for _, m := range []struct {
-			name  string
-			shape []int64
-		}{
-			{"q", []int64{hidden, hidden}}, {"k", []int64{hidden, hidden}}, {"v", []int64{hidden, hidden}},
-			{"o", []int64{hidden, hidden}}, {"up", []int64{4 * hidden, hidden}}, {"gate", []int64{4 * hidden, hidden}},
-			{"down", []int64{hidden, 4 * hidden}}, {"norm1", []int64{hidden}}, {"norm2", []int64{hidden}},
-		} {
-			for _, kind := range []struct {
-				prefix string
-				dtype  tensor.DType
-			}{{"model", tensor.BFloat16}, {"optim.exp_avg", tensor.Float32}, {"optim.exp_avg_sq", tensor.Float32}} {
-				name := fmt.Sprintf("%s.layers.%03d.%s.weight", kind.prefix, layer, m.name)
-				if err := s.add(layout, name, kind.dtype, m.shape, filled); err != nil {
-					return nil, err
-				}
-			}
-			if s.bytes >= bytes {
-				return s, nil
-			}
+	layout := byDim(0, ranks)
+	for w := range weights(bytes) {
+		if err := s.add(layout, w.name, w.dtype, w.shape, filled); err != nil {
+			return nil, err
 		}
 	}
 	return s, nil
+}
+
+// weight is one tensor of the model or the optimizer.
+type weight struct {
+	name  string
+	dtype tensor.DType
+	shape []int64
+}
+
+func (w *weight) bytes() int64 {
+	n := int64(w.dtype.Size())
+	for _, d := range w.shape {
+		n *= d
+	}
+	return n
+}
+
+// weights yields the tensors of a state of about so many bytes.
+func weights(bytes int64) iter.Seq[weight] {
+	matrices := []struct {
+		name  string
+		shape []int64
+	}{
+		{"q", []int64{hidden, hidden}}, {"k", []int64{hidden, hidden}}, {"v", []int64{hidden, hidden}},
+		{"o", []int64{hidden, hidden}}, {"up", []int64{4 * hidden, hidden}}, {"gate", []int64{4 * hidden, hidden}},
+		{"down", []int64{hidden, 4 * hidden}}, {"norm1", []int64{hidden}}, {"norm2", []int64{hidden}},
+	}
+	kinds := []struct {
+		prefix string
+		dtype  tensor.DType
+	}{{"model", tensor.BFloat16}, {"optim.exp_avg", tensor.Float32}, {"optim.exp_avg_sq", tensor.Float32}}
+	return func(yield func(weight) bool) {
+		var total int64
+		for layer := 0; ; layer++ {
+			for _, m := range matrices {
+				for _, k := range kinds {
+					w := weight{fmt.Sprintf("%s.layers.%03d.%s.weight", k.prefix, layer, m.name), k.dtype, m.shape}
+					if !yield(w) {
+						return
+					}
+					total += w.bytes()
+				}
+				if total >= bytes {
+					return
+				}
+			}
+		}
+	}
 }
 
 func (s *states) add(layout shard.Layout, name string, d tensor.DType, shape []int64, filled bool) error {

@@ -17,17 +17,18 @@ func newBenchCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench COMMAND",
 		Short: "Measure cairn on this machine beside its floor",
-		Long: `Bench measures planning, saving and loading, resharding and opening on this
-machine. Figures for I/O come beside their floor: the same bytes moved by plain
+		Long: `Bench measures planning, saving and loading, resharding, opening and converting
+on this machine. Figures for I/O come beside their floor: the same bytes moved by plain
 system calls in the same run. Nothing is asserted, and nothing stays behind.`,
 		Example: `  cairn bench plan --ranks 1024 --tensors 1000
   cairn bench io --size 4GiB --ranks 4 --dir /mnt/fast
   cairn bench reshard
-  cairn bench open --chunks 1000000 --json`,
+  cairn bench open --chunks 1000000 --json
+  cairn bench convert --from torchdcp --to hf`,
 		Args: cobra.ArbitraryArgs,
 		RunE: runGroup,
 	}
-	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchReshardCmd(), newBenchOpenCmd())
+	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchReshardCmd(), newBenchOpenCmd(), newBenchConvertCmd())
 	return cmd
 }
 

@@ -1,0 +1,313 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// ConvertOptions are the size and the formats of a conversion.
+type ConvertOptions struct {
+	// Dir is an existing directory on the medium to measure.
+	Dir   string
+	Bytes int64
+	// From and To are formats of package storage/formats.
+	From, To string
+	// Ranks is the number of ranks that the source is saved by, if its format
+	// allows several. Zero: 4.
+	Ranks int
+	// Memory bounds the conversion's buffers. Zero: its default.
+	Memory int64
+	// Repeat is how often each figure is taken, copy and conversion in turn. The
+	// best of each counts. Zero: 3.
+	Repeat int
+	// Log, if not nil, is told what is being measured.
+	Log func(format string, args ...any)
+}
+
+// ConvertResult compares a conversion with a plain copy of the same files. Rates
+// are in 10^9 bytes a second.
+type ConvertResult struct {
+	From   string `json:"from"`
+	To     string `json:"to"`
+	Bytes  int64  `json:"bytes"`
+	Files  int    `json:"source_files"`
+	Repeat int    `json:"repeat"`
+
+	Copy    float64 `json:"copy_gbs"`
+	Convert float64 `json:"convert_gbs"`
+	Ratio   float64 `json:"ratio"`
+	PeakRSS int64   `json:"peak_rss_bytes"`
+}
+
+// Convert measures a conversion beside its floor: a copy of the source's files by
+// plain reads and writes, synced. Before each the source's page cache is dropped.
+// The source is made without its state in memory, so that the largest memory of
+// the process tells what the conversion takes.
+func Convert(ctx context.Context, o ConvertOptions) (*ConvertResult, error) {
+	if o.Repeat <= 0 {
+		o.Repeat = 3
+	}
+	if o.Ranks <= 0 {
+		o.Ranks = 4
+	}
+	if formats.WholeTensors(o.From) {
+		o.Ranks = 1
+	}
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+	if o.Bytes < 1<<20 {
+		return nil, fmt.Errorf("%d bytes: want at least 1 MiB", o.Bytes)
+	}
+	dir, err := os.MkdirTemp(o.Dir, "cairn-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	b := &convertBench{o: o, source: filepath.Join(dir, "source"), copied: filepath.Join(dir, "copy"), target: filepath.Join(dir, "target")}
+	o.Log("saving %d bytes as %s", o.Bytes, o.From)
+	r := &ConvertResult{From: o.From, To: o.To, Repeat: o.Repeat}
+	if r.Bytes, err = b.makeSource(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.measure(ctx, r); err != nil {
+		return nil, err
+	}
+	r.PeakRSS = PeakRSS()
+	return r, b.check(ctx)
+}
+
+type convertBench struct {
+	o                      ConvertOptions
+	source, copied, target string // directories
+}
+
+// measure takes both figures in turn, and in every second round ours first, so
+// that both see the same machine.
+func (b *convertBench) measure(ctx context.Context, r *ConvertResult) error {
+	src, err := file.Open(b.source, nil)
+	if err != nil {
+		return err
+	}
+	figures := []struct {
+		best *float64
+		dir  string
+		run  func(context.Context) error
+	}{
+		{&r.Copy, b.copied, func(ctx context.Context) (err error) { r.Files, err = b.copy(ctx, src); return err }},
+		{&r.Convert, b.target, b.convert},
+	}
+	for i := range b.o.Repeat {
+		b.o.Log("round %d of %d", i+1, b.o.Repeat)
+		for j := range figures {
+			f := figures[(i+j)%2]
+			if err := os.RemoveAll(f.dir); err != nil {
+				return err
+			}
+			if err := coolAll(ctx, src); err != nil {
+				return err
+			}
+			took, err := timed(func() error { return f.run(ctx) })
+			if err != nil {
+				return err
+			}
+			*f.best = max(*f.best, gbs(r.Bytes, took))
+		}
+	}
+	r.Ratio = r.Convert / r.Copy
+	return os.RemoveAll(b.copied)
+}
+
+// makeSource saves a state whose matrices are one row, repeated, so that it takes
+// no memory to speak of. It returns the bytes of the tensors.
+func (b *convertBench) makeSource(ctx context.Context) (int64, error) {
+	store, err := file.Open(b.source, nil)
+	if err != nil {
+		return 0, err
+	}
+	var total int64
+	err = ranks(ctx, b.o.Ranks, func(ctx context.Context, g group.Group) error {
+		state, size, err := repeatedRows(b.o.Bytes, b.o.Ranks, g.Rank())
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			total = size
+		}
+		w, err := formats.NewWriter(b.o.From, store, &formats.WriterOptions{
+			File: fileName, BufferBytes: 64 << 20, Distributed: b.o.Ranks > 1,
+		})
+		if err != nil {
+			return err
+		}
+		_, err = cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Writer: w})
+		return err
+	})
+	return total, err
+}
+
+// fileName is the file of a format that is one file.
+const fileName = "model.pt"
+
+// repeatedRows returns rank's part of a state whose every row is the same, and
+// the bytes of the whole.
+func repeatedRows(bytes int64, ranks, rank int) (cairn.State, int64, error) {
+	layout := byDim(0, ranks)
+	s := cairn.State{}
+	var total int64
+	for w := range weights(bytes) {
+		local, err := layout.LocalShape(w.shape, rank)
+		if err != nil {
+			return nil, 0, err
+		}
+		row, err := tensor.New(w.dtype, append([]int64{1}, w.shape[1:]...))
+		if len(w.shape) == 1 {
+			row, err = tensor.New(w.dtype, local)
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		fillRandom(row, uint64(total))
+		if row, err = row.Expand(local); err != nil {
+			return nil, 0, err
+		}
+		if s[w.name], err = shard.New(layout, w.shape, rank, row); err != nil {
+			return nil, 0, err
+		}
+		total += w.bytes()
+	}
+	return s, total, nil
+}
+
+func fillRandom(t *tensor.Tensor, seed uint64) {
+	mem, _ := t.Bytes()
+	r := rand.NewPCG(seed, 2)
+	for i := range mem {
+		mem[i] = byte(r.Uint64())
+	}
+}
+
+// copy copies the source's files by plain reads and writes, as many at a time as
+// there are processors, and syncs them.
+func (b *convertBench) copy(ctx context.Context, src *file.Store) (int, error) {
+	if err := os.Mkdir(b.copied, 0o755); err != nil {
+		return 0, err
+	}
+	g, _ := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	n := 0
+	for info, err := range src.List(ctx, "") {
+		if err != nil {
+			return 0, err
+		}
+		n++
+		g.Go(func() error {
+			return copyFile(filepath.Join(b.copied, info.Name), filepath.Join(b.source, info.Name))
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return 0, err
+	}
+	return n, syncDir(b.copied)
+}
+
+func copyFile(to, from string) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	// Hide what both can do, or the kernel would share the blocks.
+	if _, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, floorPiece)); err != nil {
+		return err
+	}
+	return w.Sync()
+}
+
+// convert converts the source, as 'cairn convert' does.
+func (b *convertBench) convert(ctx context.Context) error {
+	c, err := b.open(ctx, b.source)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	job, err := convert.Plan(ctx, c, &convert.Options{Memory: b.o.Memory, Merge: formats.WholeTensors(b.o.To)})
+	if err != nil {
+		return err
+	}
+	store, err := file.Open(b.target, nil)
+	if err != nil {
+		return err
+	}
+	_, err = convert.Run(ctx, job, &convert.Target{
+		Format: b.o.To, Staging: store, Where: b.target,
+		NewWriter: func(bufferBytes int64) (storage.Writer, error) {
+			return formats.NewWriter(b.o.To, store, &formats.WriterOptions{
+				File: fileName, BufferBytes: bufferBytes, Files: runtime.GOMAXPROCS(0), MaxFileBytes: 1 << 30,
+			})
+		},
+	})
+	return err
+}
+
+func (b *convertBench) open(ctx context.Context, dir string) (storage.Checkpoint, error) {
+	s, err := file.Open(dir, nil)
+	if err != nil {
+		return nil, err
+	}
+	return formats.Open(ctx, s, nil)
+}
+
+// check makes sure that what was measured was right: a few tensors of both sides
+// have the same digests, and all are there.
+func (b *convertBench) check(ctx context.Context) error {
+	var digests [2]map[string]inspect.Digest
+	var names [2]int
+	for i, dir := range []string{b.source, b.target} {
+		s, err := file.Open(dir, nil)
+		if err != nil {
+			return err
+		}
+		c, err := cairn.Open(ctx, blob.Store(s))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		md, err := c.Metadata(ctx)
+		if err != nil {
+			return err
+		}
+		names[i] = len(md.Entries)
+		few := inspect.Select(md)[:min(6, len(md.Entries))]
+		if digests[i], err = inspect.Digests(ctx, c, few, nil); err != nil {
+			return err
+		}
+	}
+	if names[0] != names[1] || inspect.Combine(digests[0]) != inspect.Combine(digests[1]) {
+		return fmt.Errorf("the %s was not converted as it is: %d names became %d, or their bytes differ", b.o.From, names[0], names[1])
+	}
+	return nil
+}
