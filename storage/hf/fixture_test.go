@@ -1,0 +1,85 @@
+package hf
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/fixture"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// What PyTorch and safetensors wrote holds what they say.
+func TestFixtures(t *testing.T) {
+	for _, c := range fixture.Cases(t, "torch-*/hf-*", "torch-*/safetensors") {
+		dirs := []string{c.Dir}
+		if more, err := filepath.Glob(filepath.Join(c.Dir, "..", "consolidated")); err == nil {
+			dirs = append(dirs, more...)
+		}
+		for _, dir := range dirs {
+			t.Run(c.Name+"/"+filepath.Base(dir), func(t *testing.T) {
+				s, err := file.Open(dir, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				checkFixture(t, s, c.Items)
+			})
+		}
+	}
+}
+
+func checkFixture(t *testing.T, s blob.Store, items map[string]fixture.Item) {
+	t.Helper()
+	state := loadAll(t, s, nil)
+	if len(state) != len(items) {
+		t.Errorf("%d tensors; want %d", len(state), len(items))
+	}
+	for name, want := range items {
+		x, ok := state[name].(*tensor.Tensor)
+		if !ok {
+			t.Errorf("no tensor %q", name)
+			continue
+		}
+		sum := sha256.Sum256(x.Contents())
+		if x.DType().String() != want.DType || !slices.Equal(x.Shape(), want.Shape) || hex.EncodeToString(sum[:]) != want.SHA256 {
+			t.Errorf("%q = %v; want %s %v, or other bytes", name, x, want.DType, want.Shape)
+		}
+	}
+	c, err := Open(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	rep, err := c.Verify(t.Context(), nil)
+	if err != nil || len(rep.Problems) > 0 || rep.Bytes != c.TotalBytes() || rep.Unsummed != rep.Bytes {
+		t.Errorf("Verify = %+v, %v; want no problems in %d bytes", rep, err, c.TotalBytes())
+	}
+}
+
+// loadAll loads everything that a store holds.
+func loadAll(t testing.TB, s blob.Store, o *Options) plan.State {
+	t.Helper()
+	p := storagetest.Place{Reader: func() storage.Reader { return NewReader(s, o, storage.ReadOptions{}) }}
+	md, err := p.Reader().ReadMetadata(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := md.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	state, err := plan.Rebuild(md, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := storagetest.Load(t.Context(), p, state); err != nil {
+		t.Fatal(err)
+	}
+	return state
+}

@@ -1,0 +1,155 @@
+package hf
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// gathering puts the tensors of several files together.
+type gathering struct {
+	tensors map[string]*meta.Tensor
+}
+
+// gatherIndexed returns the entries of files by an index: tensors that the index
+// does not name are no part of the checkpoint.
+func gatherIndexed(files []*dataFile, where weightMap) ([]meta.Entry, error) {
+	g := gathering{map[string]*meta.Tensor{}}
+	for _, f := range files {
+		for i := range f.header.Entries {
+			e := &f.header.Entries[i]
+			in, ok := where[e.Name]
+			if !ok {
+				continue
+			}
+			if in != f.name {
+				return nil, fmt.Errorf("%w: %w: %q is in %s, where the index has it, and in %s", storage.ErrCorrupt, ErrIndex, e.Name, in, f.name)
+			}
+			if err := g.add(f, e); err != nil {
+				return nil, err
+			}
+			if !atOrigin(g.tensors[e.Name].Chunks[0]) {
+				return nil, fmt.Errorf("%w: %w: %q in %s is only a shard", storage.ErrCorrupt, ErrSharding, e.Name, f.name)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(where)) {
+		if g.tensors[name] == nil {
+			return nil, fmt.Errorf("%w: %w: %s has no %q, though the index says so", storage.ErrCorrupt, ErrIndex, where[name], name)
+		}
+	}
+	return g.entries()
+}
+
+// gatherAll returns the entries of all tensors of files: of a single one, or of
+// several that all say where their chunks lie.
+func gatherAll(files []*dataFile) ([]meta.Entry, error) {
+	if err := checkTogether(files); err != nil {
+		return nil, err
+	}
+	g := gathering{map[string]*meta.Tensor{}}
+	for _, f := range files {
+		for i := range f.header.Entries {
+			if err := g.add(f, &f.header.Entries[i]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return g.entries()
+}
+
+// checkTogether refuses files that are no distributed save.
+func checkTogether(files []*dataFile) error {
+	if len(files) < 2 {
+		return nil
+	}
+	with := slices.IndexFunc(files, func(f *dataFile) bool { return f.sharding != nil })
+	without := slices.IndexFunc(files, func(f *dataFile) bool { return f.sharding == nil })
+	switch {
+	case with >= 0 && without >= 0:
+		return fmt.Errorf("%w: %w: %s says where its chunks lie, %s does not", storage.ErrCorrupt, ErrSharding, files[with].name, files[without].name)
+	case with < 0:
+		return fmt.Errorf("%w: %s and %s, and no index", ErrAmbiguous, files[0].name, files[1].name)
+	}
+	return nil
+}
+
+// add adds one entry of a file.
+func (g *gathering) add(f *dataFile, e *safetensors.Entry) error {
+	fail := func(err error) error {
+		return fmt.Errorf("%w: %w: %s: %w", storage.ErrCorrupt, ErrSharding, f.name, err)
+	}
+	d, ok := safetensors.TensorDType(e.DType)
+	if !ok {
+		return fmt.Errorf("%w: %s: %q has the unknown element type %s", storage.ErrVersion, f.name, e.Name, e.DType)
+	}
+	if err := meta.CheckFQN(e.Name); err != nil {
+		return fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, f.name, err)
+	}
+	box, err := f.boxOf(e)
+	if err != nil {
+		return fail(err)
+	}
+	t := g.tensors[e.Name]
+	if t == nil {
+		t = &meta.Tensor{Properties: meta.Properties{DType: d}, Shape: make([]int64, box.Dims())}
+		g.tensors[e.Name] = t
+	}
+	if t.DType != d || len(t.Shape) != box.Dims() {
+		return fail(fmt.Errorf("%q is %v of %d dimensions, and %v of %d in another file", e.Name, d, box.Dims(), t.DType, len(t.Shape)))
+	}
+	for i := range t.Shape {
+		t.Shape[i] = max(t.Shape[i], box.End(i))
+	}
+	t.Chunks = append(t.Chunks, box)
+	t.Locs = append(t.Locs, meta.Location{File: f.name, Offset: f.header.Size + e.Begin, Length: e.End - e.Begin})
+	return nil
+}
+
+// entries returns what was gathered, in order, if it makes whole tensors.
+func (g *gathering) entries() ([]meta.Entry, error) {
+	out := make([]meta.Entry, 0, len(g.tensors))
+	for _, name := range slices.Sorted(maps.Keys(g.tensors)) {
+		t := g.tensors[name]
+		if _, err := tensor.NumBytes(t.DType, t.Shape); err != nil {
+			return nil, fmt.Errorf("%w: %w: %q: %w", storage.ErrCorrupt, ErrSharding, name, err)
+		}
+		order(t)
+		if p := plan.CheckTiling(t.Shape, t.Chunks); len(p) > 0 {
+			return nil, fmt.Errorf("%w: %w: %q: %s: %s", storage.ErrCorrupt, ErrSharding, name, p[0].Kind, p[0].Text)
+		}
+		out = append(out, meta.Entry{FQN: name, Tensor: t})
+	}
+	return out, nil
+}
+
+// order sorts the chunks of a tensor by their offsets. Those without elements,
+// which ranks without a share write, are left out, but for one of a tensor
+// without any.
+func order(t *meta.Tensor) {
+	n := make([]int, len(t.Chunks))
+	for i := range n {
+		n[i] = i
+	}
+	slices.SortStableFunc(n, func(a, b int) int {
+		if e := t.Chunks[a].Empty(); e != t.Chunks[b].Empty() {
+			return map[bool]int{false: -1, true: 1}[e]
+		}
+		return slices.Compare(t.Chunks[a].Offsets, t.Chunks[b].Offsets)
+	})
+	full := len(n)
+	for full > 1 && t.Chunks[n[full-1]].Empty() {
+		full--
+	}
+	chunks, locs := make([]tensor.Box, full), make([]meta.Location, full)
+	for to, from := range n[:full] {
+		chunks[to], locs[to] = t.Chunks[from], t.Locs[from]
+	}
+	t.Chunks, t.Locs = chunks, locs
+}
