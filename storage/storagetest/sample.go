@@ -85,6 +85,9 @@ func (s *suite) sample(t testing.TB, seed byte) plan.State {
 		strings.Repeat("long", 200): Filled(t, d, []int64{5}, seed),
 	}
 	state := plan.State{"t": tensors, "odd": odd, "names": names, "__metadata__": Filled(t, d, []int64{6}, seed)}
+	for _, name := range s.Reserved {
+		delete(state, name)
+	}
 	if !s.NoValues {
 		state["v"] = map[string]any{
 			"int": int64(seed), "float": 0.5, "text": "a\x00b☃", "nil": nil, "bytes": []byte{1, seed, 0}, "none": []byte{},

@@ -37,6 +37,8 @@ type Options struct {
 	// NoReplace is for formats that do not replace a checkpoint: a save onto
 	// another is refused with storage.ErrExists.
 	NoReplace bool
+	// Reserved are names that the format keeps for itself.
+	Reserved []string
 	// NoStorage is for formats that do not keep what describes a save: its id,
 	// step, time and tags.
 	NoStorage bool
