@@ -1,0 +1,55 @@
+package hf
+
+import (
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// at returns the place at the root of a store.
+func at(s blob.Store, o *WriterOptions) storagetest.Place {
+	return storagetest.Place{
+		Writer: func() storage.Writer { return NewWriter(s, o) },
+		Reader: func() storage.Reader { return NewReader(s, nil, storage.ReadOptions{}) },
+	}
+}
+
+// able is what the format can do.
+func able() *storagetest.Options {
+	o := &storagetest.Options{NoValues: true, NoPaths: true, NoPlannerData: true, NoReplace: true, Reserved: []string{"__metadata__"}}
+	for _, d := range tensor.DTypes() {
+		if _, ok := safetensors.DTypeName(d); ok {
+			o.DTypes = append(o.DTypes, d)
+		}
+	}
+	return o
+}
+
+func TestFormat(t *testing.T) {
+	for name, o := range map[string]*WriterOptions{
+		"as it comes":        nil,
+		"distributed":        {Distributed: true},
+		"small files":        {MaxShardBytes: 1000},
+		"three files":        {Shards: 3, BufferBytes: 1},
+		"distributed, small": {Distributed: true, MaxShardBytes: 1000, Parallel: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			storagetest.Run(t, func(*testing.T) storagetest.Place { return at(new(mem.Store), o) }, able())
+		})
+	}
+	t.Run("in files", func(t *testing.T) {
+		storagetest.Run(t, func(t *testing.T) storagetest.Place {
+			s, err := file.Open(t.TempDir(), &file.Options{NoSync: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return at(s, nil)
+		}, able())
+	})
+}

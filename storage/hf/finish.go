@@ -1,0 +1,185 @@
+package hf
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Finish makes the checkpoint appear: it commits the single file, or writes the
+// index or the file that ends the distributed form.
+func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
+	entries, err := storage.Locate(md, results)
+	if err != nil {
+		return err
+	}
+	for i := range entries {
+		if t := entries[i].Tensor; t != nil {
+			if p := plan.CheckTiling(t.Shape, t.Chunks); len(p) > 0 {
+				return fmt.Errorf("%w: %q: %s: %s", meta.ErrInvalid, entries[i].FQN, p[0].Kind, p[0].Text)
+			}
+		}
+	}
+	if w.single() {
+		return w.commitHeld(ctx)
+	}
+	if err := w.checkFiles(ctx, results); err != nil {
+		return err
+	}
+	name, text := bases[0]+indexSuffix, []byte(nil)
+	if w.form.Distributed {
+		name = shardName(0, 0, w.form.Files)
+		text, err = w.header(&safetensors.Header{}, map[string]shardingInfo{})
+	} else {
+		text, err = encodeIndex(indexOf(entries))
+	}
+	if err != nil {
+		return err
+	}
+	return w.commit(ctx, name, text, func(ctx context.Context) error {
+		_, err := blob.WriteAll(ctx, w.store, name, text, &blob.CreateOptions{IfAbsent: true})
+		return err
+	})
+}
+
+// indexOf returns the index of entries that have their places.
+func indexOf(entries []meta.Entry) *index {
+	x := &index{WeightMap: weightMap{}}
+	for i := range entries {
+		e := &entries[i]
+		x.Metadata.TotalSize += e.NumBytes()
+		x.WeightMap[e.FQN] = e.Tensor.Locs[0].File
+	}
+	return x
+}
+
+// commitHeld commits the single file.
+func (w *Writer) commitHeld(ctx context.Context) error {
+	bw := w.takeHeld()
+	if bw == nil {
+		return fmt.Errorf("%w: Finish before WriteData", plan.ErrState)
+	}
+	head, err := w.header(&safetensors.Header{}, nil)
+	if err != nil {
+		return err
+	}
+	name := w.fileName(1)
+	return w.commit(ctx, name, head, func(ctx context.Context) error {
+		_, err := bw.Commit(ctx)
+		return err
+	})
+}
+
+// commit carries out what makes the checkpoint appear: the file of that name.
+// Where the store reports an error, what is there afterwards tells whether it
+// took place: if nothing of this save is there it did not; if something is, it is
+// visible, but nobody knows whether it would survive the loss of power.
+func (w *Writer) commit(ctx context.Context, name string, text []byte, do func(context.Context) error) error {
+	err := do(ctx)
+	if err == nil {
+		w.keep()
+		return nil
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%w: %w", storage.ErrExists, err)
+	}
+	ours, lookErr := w.isOurs(context.WithoutCancel(ctx), name, text)
+	if lookErr == nil && !ours {
+		return err
+	}
+	w.keep()
+	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+}
+
+// isOurs reports whether the file of that name is there and of this save: an
+// index of that text, or a file of tensors that says so.
+func (w *Writer) isOurs(ctx context.Context, name string, text []byte) (bool, error) {
+	if isIndex(name) {
+		b, err := blob.ReadAll(ctx, w.store, name, maxIndex)
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		return err == nil && bytes.Equal(b, text), err
+	}
+	f, err := readFile(ctx, w.store, name)
+	if errors.Is(err, storage.ErrCorrupt) { // gone, or not one of ours
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	of, _, err := savesOf([]*dataFile{f})
+	return err == nil && len(of) == 1 && of[0].SaveID == w.sess.Storage.SaveID, nil
+}
+
+// checkFiles looks whether all files that the ranks wrote are there, whole.
+func (w *Writer) checkFiles(ctx context.Context, results []*storage.WriteResults) error {
+	dir, err := list(ctx, w.store)
+	if err != nil {
+		return err
+	}
+	for _, r := range results {
+		for _, f := range r.Files {
+			size, ok := dir.data[f.Name]
+			if !ok {
+				return fmt.Errorf("%s, which a rank has just written: %w", f.Name, fs.ErrNotExist)
+			}
+			if size != f.Size {
+				return fmt.Errorf("%w: %s has %d bytes, its writer wrote %d", storage.ErrCorrupt, f.Name, size, f.Size)
+			}
+		}
+	}
+	return nil
+}
+
+// Abort removes the files of this save: a rank its own, the coordinator those of
+// all ranks that are there, for it may be the only one left.
+func (w *Writer) Abort(ctx context.Context) error {
+	w.dropHeld()
+	w.mu.Lock()
+	names, kept := w.written, w.kept
+	w.written = nil
+	w.mu.Unlock()
+	if kept {
+		return nil
+	}
+	var errs []error
+	if w.sess.Coordinator {
+		others, err := w.found(ctx)
+		names, errs = append(names, others...), append(errs, err)
+	}
+	for _, name := range names {
+		errs = append(errs, w.store.Remove(ctx, name))
+	}
+	return errors.Join(errs...)
+}
+
+// found returns the files that are there and say that they are of this save.
+func (w *Writer) found(ctx context.Context) ([]string, error) {
+	dir, err := list(ctx, w.store)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for name := range dir.data {
+		if !numbered.MatchString(name) {
+			continue
+		}
+		ours, err := w.isOurs(ctx, name, nil)
+		if err != nil {
+			return out, err
+		}
+		if ours {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,240 @@
+package hf
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// WriterOptions change how a checkpoint is written. Nil means the defaults.
+type WriterOptions struct {
+	// MaxShardBytes bounds the tensors of a file, unless a single one is larger.
+	// Zero: no bound.
+	MaxShardBytes int64
+	// Shards is the number of files that the tensors are spread over, of each
+	// rank in the distributed form. There are fewer where there are not as many
+	// tensors. Zero: one, or as many as MaxShardBytes leads to.
+	Shards int
+	// Distributed writes PyTorch's distributed form also where one rank has
+	// everything. Several ranks always do.
+	Distributed bool
+	// BufferBytes bounds the host memory this rank uses for bytes on their way
+	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
+	BufferBytes int64
+	// Parallel is the number of files that are written at the same time. Zero: 2.
+	Parallel int
+}
+
+func (o *WriterOptions) withDefaults() WriterOptions {
+	var out WriterOptions
+	if o != nil {
+		out = *o
+	}
+	if out.BufferBytes <= 0 {
+		out.BufferBytes = 1 << 30
+	}
+	if out.Parallel <= 0 {
+		out.Parallel = 2
+	}
+	return out
+}
+
+// Writer writes a checkpoint of safetensors at the root of a store. Each rank has
+// its own.
+//
+// Where one rank has all tensors as a whole they go into model.safetensors, or
+// into several files and an index, which is the commit. Else they go into
+// PyTorch's distributed form: every rank has files of its own, which say where in
+// its tensor each chunk lies, and a file without tensors is the commit; readers
+// that do not know of it see what is there.
+//
+// The format holds tensors of the types that every library of it knows and
+// nothing else: all else is refused with storage.ErrNotRepresentable before
+// anything is written. A place that holds safetensors is refused with
+// storage.ErrExists.
+type Writer struct {
+	store blob.Store
+	opts  WriterOptions
+	sess  storage.Session
+	form  form // of the save, known since WriteData
+
+	mu      sync.Mutex
+	written []string    // names of files that may be there; guarded by mu
+	held    blob.Writer // model.safetensors before its commit; guarded by mu
+	kept    bool        // Abort must not remove anything; guarded by mu
+}
+
+var _ storage.Writer = (*Writer)(nil)
+
+// NewWriter returns a writer of checkpoints at the root of store.
+func NewWriter(store blob.Store, o *WriterOptions) *Writer {
+	return &Writer{store: store, opts: o.withDefaults()}
+}
+
+// SetUp begins a save.
+func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sess, w.form, w.written, w.kept = s, form{}, nil, true // until the place is known to be free
+	return nil
+}
+
+// PrepareLocalPlan returns p, or all that the format cannot hold as an error. The
+// coordinator looks whether the place is free.
+func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
+	var errs []error
+	for i := range p.Items {
+		if err := representable(&p.Items[i]); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if w.sess.Coordinator {
+		if err := w.checkFree(ctx); err != nil {
+			return nil, err
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.kept = false
+	return p, nil
+}
+
+// representable returns an error where an item cannot be written.
+func representable(it *plan.WriteItem) error {
+	why := ""
+	switch _, known := safetensors.DTypeName(it.Info.DType); {
+	case it.Kind == plan.KindBytes:
+		why = "a value that is no tensor"
+	case !known:
+		why = fmt.Sprintf("elements of type %v", it.Info.DType)
+	case it.FQN() == "__metadata__":
+		why = "a name that the format keeps for itself"
+	default:
+		return nil
+	}
+	return &storage.NotRepresentable{FQN: it.FQN(), Why: why}
+}
+
+// checkFree refuses a place that holds safetensors. A save that may be continued
+// finds files of its own there, but no commit.
+func (w *Writer) checkFree(ctx context.Context) error {
+	dir, err := list(ctx, w.store)
+	if err != nil {
+		return err
+	}
+	for name := range dir.index {
+		return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, name)
+	}
+	for name := range dir.data {
+		if w.sess.Journal == nil || !numbered.MatchString(name) || isCommit(name) {
+			return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, name)
+		}
+	}
+	return nil
+}
+
+// form is what the coordinator tells the ranks by way of their plans.
+type form struct {
+	Distributed bool `json:"distributed"`
+	// Files is the number of files that the rank with the most of them writes.
+	Files int `json:"files"`
+}
+
+// PrepareGlobalPlan decides on the form.
+func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
+	f := form{Distributed: w.opts.Distributed || len(ps) > 1 || slices.ContainsFunc(ps, cutsTensors), Files: 1}
+	for _, p := range ps {
+		files, err := w.pack(p)
+		if err != nil {
+			return nil, err
+		}
+		f.Files = max(f.Files, len(files))
+	}
+	b, err := json.Marshal(f)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*plan.SavePlan, len(ps))
+	for r, p := range ps {
+		q := *p
+		q.StorageData = b
+		out[r] = &q
+	}
+	return out, nil
+}
+
+// cutsTensors reports whether an item of the plan is only a part of its tensor.
+func cutsTensors(p *plan.SavePlan) bool {
+	return slices.ContainsFunc(p.Items, func(it plan.WriteItem) bool {
+		return it.Kind != plan.KindBytes && !it.Box.Equal(tensor.Whole(it.Info.Shape))
+	})
+}
+
+// WriteData writes the plan's items into files of this rank.
+func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
+	if err := json.Unmarshal(p.StorageData, &w.form); err != nil {
+		return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrState, err)
+	}
+	w.dropHeld() // of an attempt before
+	files, err := w.layOut(p)
+	if err != nil {
+		return nil, err
+	}
+	o := datafile.Options{Files: w.opts.Parallel, BufferBytes: w.opts.BufferBytes, Created: w.noteWritten}
+	if w.single() {
+		o.Hold = func(_ string, bw blob.Writer) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.held = bw
+		}
+	}
+	r, err := datafile.Write(ctx, w.store, files, data, w.sess, p.NumBytes(), o)
+	if err != nil {
+		w.dropHeld()
+		return nil, err
+	}
+	return r, nil
+}
+
+// single reports whether the checkpoint is one file, which is its own commit.
+func (w *Writer) single() bool { return !w.form.Distributed && w.form.Files == 1 }
+
+func (w *Writer) noteWritten(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.written = append(w.written, name)
+}
+
+// takeHeld returns the file that waits for its commit, and forgets it.
+func (w *Writer) takeHeld() blob.Writer {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	bw := w.held
+	w.held = nil
+	return bw
+}
+
+func (w *Writer) dropHeld() {
+	if bw := w.takeHeld(); bw != nil {
+		bw.Abort()
+	}
+}
+
+func (w *Writer) keep() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.kept = true
+}
