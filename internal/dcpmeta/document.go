@@ -6,6 +6,7 @@ package dcpmeta
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/cairn-ckpt/cairn/meta"
 )
@@ -13,6 +14,7 @@ import (
 // Dialect says whose metadata a document is.
 type Dialect int
 
+// The dialects.
 const (
 	// Torch is torch.distributed.checkpoint, also under its older names.
 	Torch Dialect = iota
@@ -22,9 +24,30 @@ const (
 	Hyper
 )
 
+// String names the package that the dialect belongs to.
+func (d Dialect) String() string {
+	switch d {
+	case Torch:
+		return torchModule
+	case HyperOld:
+		return hyperOldModule
+	case Hyper:
+		return hyperModule
+	}
+	return fmt.Sprintf("dialect(%d)", int(d))
+}
+
+// The codecs of the values that documents describe.
+const (
+	// CodecTorch is the output of torch.save.
+	CodecTorch = "torch.save"
+	// CodecPickle is a pickle.
+	CodecPickle = "pickle"
+)
+
 var (
-	// ErrInvalid reports a document that is a pickle but no metadata, or one
-	// that contradicts itself.
+	// ErrInvalid reports bytes that are no metadata document, or a document that
+	// contradicts itself.
 	ErrInvalid = errors.New("invalid checkpoint metadata")
 	// ErrConflict reports documents that contradict each other.
 	ErrConflict = errors.New("metadata documents contradict each other")
@@ -32,19 +55,24 @@ var (
 
 // Document is a metadata document.
 type Document struct {
-	// Meta holds the entries, sorted, with their paths and places.
+	// Meta holds the entries, sorted. Their paths are those of the planner data;
+	// planner data that is no mapping of names to paths is in Meta.PlannerData
+	// as package value encodes it. Every chunk and value has its Location, with
+	// a Detail where there is a key or a transformation; the codec of values is
+	// CodecTorch or CodecPickle. Meta.Storage has the ID and the SaveID where the
+	// document tells them, and nothing else.
+	//
+	// hyper_parallel does not say where in a safetensors file a chunk lies: its
+	// Location has the offset zero and the length that the chunk's bytes have.
 	Meta *meta.Metadata
 	// Dialect says whose it is.
 	Dialect Dialect
 	// Version is the version that the document tells, empty where it tells none.
 	Version string
+	// Modules are those that PyTorch's StorageMeta lists.
+	Modules []string
 }
 
-// Decode decodes a document.
-func Decode(data []byte) (*Document, error) { return nil, ErrInvalid }
-
-// Encode returns the document's bytes.
-func Encode(d *Document) ([]byte, error) { return nil, ErrInvalid }
-
-// Merge returns the union of documents.
-func Merge(docs []*Document) (*Document, error) { return nil, ErrConflict }
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrInvalid, fmt.Errorf(format, args...))
+}

@@ -99,3 +99,17 @@ const free handle = 1<<32 - 1
 
 // maxHandle is the first payload that a handle does not hold.
 const maxHandle = 1<<(32-kindBits) - 1
+
+// String says in Python's words what a value of that kind is.
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return "a record"
+}
+
+var kindNames = [...]string{
+	None: "None", Bool: "a bool", Int: "an int", Big: "an int", Float: "a float", Str: "a str", Bytes: "bytes",
+	Global: "a name", Tuple: "a tuple", Ints: "a tuple", IntsTuple: "a tuple", Size: "a torch.Size", List: "a list",
+	Dict: "a dict", Set: "a set", Object: "an object", Persistent: "a persistent id", State: "a state", wide: "not set",
+}

@@ -78,6 +78,15 @@ func (g *Graph) Str(c Cell) (string, bool) {
 	return string(g.text(g.strs[c.pos()])), true
 }
 
+// Text returns the bytes of the string that c is, or false. They belong to the
+// graph.
+func (g *Graph) Text(c Cell) ([]byte, bool) {
+	if c.Kind() != Str {
+		return nil, false
+	}
+	return g.text(g.strs[c.pos()]), true
+}
+
 // StrID returns a small number that is the same for every place that shares the
 // string c, and false if c is none. Equal strings may have different numbers.
 func (g *Graph) StrID(c Cell) (int, bool) { return c.pos(), c.Kind() == Str }

@@ -185,5 +185,5 @@ func toHalf(f float64) (uint16, bool) {
 	if m < 1024 {
 		return sign | uint16(m), true
 	}
-	return sign | uint16(unit+25)<<10 | uint16(m)-1024, true
+	return sign | uint16(unit+25)<<10 | uint16(m) - 1024, true
 }

@@ -1,0 +1,213 @@
+package dcpmeta
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/internal/pickle"
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// Decode returns the document in data. What is no such document, names a class
+// that has no place in one, has a chunk without a place, or does not pass
+// meta.Validate is an error that wraps ErrInvalid, and the error of package
+// pickle or meta where it was theirs. Chunks that are there twice are so once in
+// the result, and empty chunks that were not written are left out. The result
+// may keep a part of the memory that decoding took, but not data.
+func Decode(data []byte) (*Document, error) {
+	g, n, err := pickle.Parse(data, classes, &pickle.Limits{Objects: 1 << 28, Memo: 1 << 28})
+	if err != nil {
+		return nil, invalid("%w", err)
+	}
+	if n != len(data) {
+		return nil, invalid("%d bytes after its end", len(data)-n)
+	}
+	d := &decoder{Graph: g, doc: &Document{Meta: new(meta.Metadata)}}
+	if err := d.document(); err != nil {
+		return nil, invalid("%w", err)
+	}
+	if err := d.doc.Meta.Validate(); err != nil {
+		return nil, invalid("%w", err)
+	}
+	return d.doc, nil
+}
+
+// decoder turns the graph of a pickle into a document.
+type decoder struct {
+	*pickle.Graph
+	doc     *Document
+	entries []meta.Entry
+	byName  map[string]int
+	byID    []int32 // entries by the number of their name's string, plus one
+	files   map[string]string
+	details map[pickle.Cell]*meta.Detail
+	chunks  []map[string]int // by entry: chunks by offset, made when needed
+}
+
+func (d *decoder) document() error {
+	class, ok := d.Root.Class()
+	if !ok || class > classHyper {
+		return fmt.Errorf("%s is no Metadata", d.describe(d.Root))
+	}
+	d.doc.Dialect = []Dialect{Torch, HyperOld, Hyper}[class]
+	f, _ := d.Fields(d.Root)
+	if err := d.readEntries(get(f, fieldEntries)); err != nil {
+		return err
+	}
+	if err := d.readPlaces(get(f, fieldPlaces)); err != nil {
+		return err
+	}
+	if err := d.settle(); err != nil {
+		return err
+	}
+	if err := d.readPlanner(get(f, fieldPlanner)); err != nil {
+		return err
+	}
+	if err := d.readSave(get(f, fieldSave)); err != nil {
+		return err
+	}
+	version, err := d.optional(get(f, fieldVersion), "version")
+	if err != nil {
+		return err
+	}
+	d.doc.Version = version
+	d.doc.Meta.Entries = d.entries
+	slices.SortFunc(d.entries, func(a, b meta.Entry) int { return strings.Compare(a.FQN, b.FQN) })
+	return nil
+}
+
+// get returns a field, None where it was not set.
+func get(fields []pickle.Cell, i int) pickle.Cell {
+	if fields[i] == pickle.Unset {
+		return pickle.Cell(pickle.None)
+	}
+	return fields[i]
+}
+
+func isNone(c pickle.Cell) bool { return c.Kind() == pickle.None }
+
+// readEntries reads what the names stand for.
+func (d *decoder) readEntries(c pickle.Cell) error {
+	pairs, ok := d.Dict(c)
+	if !ok {
+		return fmt.Errorf("state_dict_metadata is %s", d.describe(c))
+	}
+	n := len(pairs) / 2
+	d.entries = make([]meta.Entry, 0, n)
+	d.byName = make(map[string]int, n)
+	d.byID = make([]int32, d.NumStrs())
+	d.chunks = make([]map[string]int, n)
+	for i := 0; i < len(pairs); i += 2 {
+		name, ok := d.Str(pairs[i])
+		if !ok {
+			return fmt.Errorf("a name is %s", d.describe(pairs[i]))
+		}
+		if _, ok := d.byName[name]; ok {
+			return fmt.Errorf("%q is there twice", name)
+		}
+		e, err := d.entry(name, pairs[i+1])
+		if err != nil {
+			return fmt.Errorf("%q: %w", name, err)
+		}
+		id, _ := d.StrID(pairs[i])
+		d.entries = append(d.entries, e)
+		d.byName[name] = len(d.entries) - 1
+		d.byID[id] = int32(len(d.entries))
+	}
+	return nil
+}
+
+func (d *decoder) entry(name string, c pickle.Cell) (meta.Entry, error) {
+	switch class, _ := c.Class(); class {
+	case classBytes:
+		codec := CodecTorch
+		if d.doc.Dialect != Torch {
+			codec = CodecPickle
+		}
+		return meta.Entry{FQN: name, Bytes: &meta.Bytes{Codec: codec}}, nil
+	case classTensor:
+		t, err := d.tensor(c)
+		return meta.Entry{FQN: name, Tensor: t}, err
+	}
+	return meta.Entry{}, fmt.Errorf("%s is neither a tensor's metadata nor that of bytes", d.describe(c))
+}
+
+// optional returns a string, or nothing for None.
+func (d *decoder) optional(c pickle.Cell, what string) (string, error) {
+	if isNone(c) {
+		return "", nil
+	}
+	s, ok := d.Str(c)
+	if !ok {
+		return "", fmt.Errorf("%s is %s", what, d.describe(c))
+	}
+	return s, nil
+}
+
+// readSave reads what is known about the save as a whole.
+func (d *decoder) readSave(c pickle.Cell) error {
+	if isNone(c) {
+		return nil
+	}
+	if class, _ := c.Class(); class != classSave {
+		return fmt.Errorf("storage_meta is %s", d.describe(c))
+	}
+	f, _ := d.Fields(c)
+	var err error
+	if d.doc.Meta.Storage.ID, err = d.path(get(f, 0)); err != nil {
+		return err
+	}
+	if d.doc.Meta.Storage.SaveID, err = d.optional(get(f, 1), "save_id"); err != nil {
+		return err
+	}
+	if modules := get(f, 3); !isNone(modules) {
+		d.doc.Modules, err = d.strings(modules, "modules")
+	}
+	return err
+}
+
+// path returns the checkpoint's id: a string, or the text of a path.
+func (d *decoder) path(c pickle.Cell) (string, error) {
+	module, name, ok := d.Name(c)
+	args, ok2 := d.Args(c)
+	if !ok || !ok2 || module != "pathlib" {
+		return d.optional(c, "checkpoint_id")
+	}
+	var parts []string
+	for _, a := range args {
+		s, ok := d.Str(a)
+		if !ok {
+			return "", fmt.Errorf("checkpoint_id is a %s of %s", name, d.describe(a))
+		}
+		parts = append(parts, s)
+	}
+	return strings.Join(parts, "/"), nil
+}
+
+func (d *decoder) strings(c pickle.Cell, what string) ([]string, error) {
+	cells, ok := d.List(c)
+	if ints, isInts := d.Ints(c); !ok && (!isInts || len(ints) > 0) {
+		return nil, fmt.Errorf("%s is %s", what, d.describe(c))
+	}
+	var out []string
+	for _, e := range cells {
+		s, ok := d.Str(e)
+		if !ok {
+			return nil, fmt.Errorf("%s holds %s", what, d.describe(e))
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// describe says what c is, for messages. It names the class.
+func (d *decoder) describe(c pickle.Cell) string {
+	if class, ok := c.Class(); ok {
+		return classes[class].Names[0]
+	}
+	if module, name, ok := d.Name(c); ok {
+		return fmt.Sprintf("%.100s.%.100s", module, name)
+	}
+	return c.Kind().String()
+}

@@ -1,0 +1,4 @@
+package dcpmeta
+
+// Encode returns.
+func Encode(d *Document) ([]byte, error) { return nil, ErrInvalid }
