@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -51,35 +52,28 @@ func (p *Place) checkFiles(ctx context.Context, results []*storage.WriteResults)
 	return named, nil
 }
 
-// replace replaces the record. Where the store reports an error, the record that
-// is there afterwards tells whether the commit took place: if it is of another
-// save, or none, it did not; if it is ours, it is visible, but nobody knows
-// whether it would survive the loss of power.
+// replace replaces the record. Where the store reports an error, what is there
+// afterwards tells whether the commit took place: if it is another record, or
+// none, it did not; if it is ours, it is visible, but nobody knows whether it
+// would survive the loss of power.
 func (p *Place) replace(ctx context.Context, record []byte) error {
 	_, err := blob.WriteAll(ctx, p.store, p.f.Record, record, &blob.CreateOptions{IfAbsent: p.opts.FailIfExists})
 	if err == nil {
 		p.keep()
 		return nil
 	}
-	now, readErr := p.f.Read(context.WithoutCancel(ctx), p.store)
-	exists := p.opts.FailIfExists && errors.Is(err, fs.ErrExist)
+	now, readErr := blob.ReadAll(context.WithoutCancel(ctx), p.store, p.f.Record, int64(len(record)))
 	switch {
-	case readErr == nil && now.SaveID == p.sess.Storage.SaveID:
+	case readErr == nil && bytes.Equal(now, record):
 		err = fmt.Errorf("%s is there, but: %w", p.f.Record, err)
-	case readErr == nil || isAnother(readErr) || exists && errors.Is(readErr, storage.ErrCorrupt):
-		if exists {
+	case readErr == nil || errors.Is(readErr, fs.ErrNotExist) || errors.Is(readErr, blob.ErrTooLarge):
+		if p.opts.FailIfExists && errors.Is(err, fs.ErrExist) {
 			err = fmt.Errorf("%w: %w", storage.ErrExists, err)
 		}
 		return err
 	}
 	p.keep()
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
-}
-
-// isAnother reports whether an error of Format.Read says that no record of ours
-// is there.
-func isAnother(err error) bool {
-	return errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrIncomplete) || errors.Is(err, storage.ErrVersion)
 }
 
 // sweep removes what no record names any more: the files of the checkpoint

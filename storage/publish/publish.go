@@ -38,7 +38,6 @@ type Format struct {
 
 // Existing is a checkpoint that is there.
 type Existing struct {
-	SaveID string
 	// Files are those that are the format's by name, and may be removed once the
 	// checkpoint is replaced. The record need not be among them.
 	Files []string
@@ -138,10 +137,16 @@ func (p *Place) checkReplaceable(ctx context.Context) error {
 		return err
 	case p.opts.FailIfExists:
 		return fmt.Errorf("%w: %s holds %s", storage.ErrExists, p.store, p.f.Record)
-	case err == nil && old.SaveID == p.sess.Storage.SaveID:
-		return fmt.Errorf("%w: %s holds save %s already", storage.ErrExists, p.store, old.SaveID)
+	case err == nil && slices.ContainsFunc(old.Files, p.hasID):
+		return fmt.Errorf("%w: %s holds save %s already", storage.ErrExists, p.store, p.sess.Storage.SaveID)
 	}
 	return nil
+}
+
+// hasID reports whether a data file of that name has this save's id.
+func (p *Place) hasID(name string) bool {
+	_, id, ok := p.f.Parse(name)
+	return ok && id == p.sess.Storage.SaveID
 }
 
 // dataFiles returns the data files that are there, with their sizes.

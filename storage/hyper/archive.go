@@ -1,0 +1,246 @@
+package hyper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/internal/pickle"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+const (
+	// maxValue bounds the bytes of a value, so that none can take all memory.
+	maxValue = 1 << 30
+	// opening is how many files are described at the same time.
+	opening = 16
+)
+
+// archive reads the data files of a checkpoint.
+type archive struct {
+	store blob.Store
+	files map[string]*container // files of tensors
+	sizes map[string]int64      // of all data files that are there
+	// parts says where chunks lie that are not a whole tensor of a file, by the
+	// name and the number of the chunk.
+	parts map[chunkKey]foreign.Region
+}
+
+type chunkKey struct {
+	fqn string
+	i   int
+}
+
+func newArchive(store blob.Store) *archive {
+	return &archive{store: store, files: map[string]*container{}, sizes: map[string]int64{}, parts: map[chunkKey]foreign.Region{}}
+}
+
+// open describes the files of those names. One that is missing or damaged is
+// remembered as such: only errors of the store end it.
+func (a *archive) open(ctx context.Context, names []string) error {
+	found := make([]*container, len(names))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(opening)
+	for i, name := range names {
+		g.Go(guard.Func(func() (err error) {
+			found[i], err = a.openOne(gctx, name)
+			return err
+		}))
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for i, name := range names {
+		if !errors.Is(found[i].err, fs.ErrNotExist) {
+			a.sizes[name] = found[i].size
+		}
+		a.files[name] = found[i]
+	}
+	return nil
+}
+
+func (a *archive) openOne(ctx context.Context, name string) (*container, error) {
+	info, err := a.store.Stat(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &container{err: fmt.Errorf("%w: %s of %s is not there: %w", storage.ErrCorrupt, name, a.store, err)}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if strings.HasSuffix(name, valueSuffix) {
+		return &container{size: info.Size}, nil
+	}
+	c, err := openContainer(ctx, a.store, name)
+	if errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrVersion) {
+		return &container{size: info.Size, err: err}, nil
+	}
+	return c, err
+}
+
+// place fills in where the chunks lie, as far as they can be found: the metadata
+// names the files only.
+func (a *archive) place(md *meta.Metadata) {
+	md.Entries = slices.Clone(md.Entries)
+	for k := range md.Entries {
+		e := &md.Entries[k]
+		if e.Tensor == nil {
+			continue
+		}
+		t := *e.Tensor
+		t.Locs = slices.Clone(t.Locs)
+		for i := range t.Locs {
+			loc := &t.Locs[i]
+			loc.Offset, loc.Length = 0, 0
+			if h, err := a.find(e, i); err == nil {
+				loc.Offset, loc.Length = h.region.Offset, h.region.End-h.region.Offset
+			}
+		}
+		e.Tensor = &t
+	}
+}
+
+// keyOf returns the key of a chunk in its file.
+func keyOf(fqn string, loc *meta.Location) string {
+	if loc.Detail != nil && loc.Detail.Key != "" {
+		return loc.Detail.Key
+	}
+	return fqn
+}
+
+// find returns the tensor that is chunk i of an entry. It is what the metadata
+// says.
+func (a *archive) find(e *meta.Entry, i int) (*held, error) {
+	loc, want := &e.Tensor.Locs[i], e.Tensor.Chunks[i].Sizes
+	c := a.files[loc.File]
+	if c.err != nil {
+		return nil, c.err
+	}
+	h, ok := c.tensors[keyOf(e.FQN, loc)]
+	if !ok {
+		return nil, fmt.Errorf("%w: %s has no tensor %q", storage.ErrCorrupt, loc.File, keyOf(e.FQN, loc))
+	}
+	if h.region.DType != e.Tensor.DType || !slices.Equal(h.shape, want) {
+		return nil, fmt.Errorf("%w: %s holds %v %v, the metadata says %v %v", storage.ErrCorrupt, loc.File, h.region.DType, h.shape, e.Tensor.DType, want)
+	}
+	return &h, nil
+}
+
+// chunk says where chunk i of a tensor lies.
+func (a *archive) chunk(_ context.Context, e *meta.Entry, i int) (foreign.Chunk, error) {
+	if at, ok := a.parts[chunkKey{e.FQN, i}]; ok {
+		return foreign.Chunk{Region: &at}, nil
+	}
+	h, err := a.find(e, i)
+	if err != nil {
+		return foreign.Chunk{}, fmt.Errorf("%q at %v: %w", e.FQN, e.Tensor.Chunks[i].Offsets, err)
+	}
+	return foreign.Chunk{Region: &h.region}, nil
+}
+
+// check returns an error that wraps storage.ErrCorrupt unless the file of a
+// value is there and holds it.
+func (a *archive) check(loc *meta.Location) error {
+	if c := a.files[loc.File]; c.err != nil {
+		return c.err
+	}
+	size := a.sizes[loc.File]
+	if loc.Offset < 0 || loc.Length < 0 || loc.Length > size || loc.Offset > size-loc.Length {
+		return fmt.Errorf("%w: %d bytes at %d of %s, which has %d", storage.ErrCorrupt, loc.Length, loc.Offset, loc.File, size)
+	}
+	return nil
+}
+
+// value returns a value that is no tensor, encoded as package value does.
+func (a *archive) value(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error) {
+	v, err := a.decode(ctx, &e.Bytes.Loc)
+	if err == nil {
+		codec, data, err = value.Encode(v)
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("%q, in %s: %w", e.FQN, e.Bytes.Loc.File, err)
+	}
+	return codec, data, nil
+}
+
+// decode reads a value. hyper_parallel writes bytes as they are and all else as a
+// pickle, and does not say which: what is no pickle are the bytes themselves.
+func (a *archive) decode(ctx context.Context, loc *meta.Location) (any, error) {
+	if err := a.check(loc); err != nil {
+		return nil, err
+	}
+	if loc.Length > maxValue {
+		return nil, fmt.Errorf("%w: a value of %d bytes", storage.ErrCorrupt, loc.Length)
+	}
+	r, err := a.store.Open(ctx, loc.File)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	b := make([]byte, loc.Length)
+	if err := r.ReadAt(ctx, b, loc.Offset); err != nil {
+		return nil, err
+	}
+	if len(b) < 2 || b[0] != 0x80 { // no pickle of protocol 2 or later
+		return b, nil
+	}
+	v, err := pickle.Decode(b, nil)
+	if errors.Is(err, pickle.ErrMalformed) {
+		return b, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+	}
+	return v, nil
+}
+
+// checkAll looks whether all is there that md says.
+func (a *archive) checkAll(md *meta.Metadata) error {
+	for k := range md.Entries {
+		e := &md.Entries[k]
+		if e.Bytes != nil {
+			if err := a.check(&e.Bytes.Loc); err != nil {
+				return fmt.Errorf("%q: %w", e.FQN, err)
+			}
+			continue
+		}
+		for i := range e.Tensor.Chunks {
+			if _, err := a.chunk(context.Background(), e, i); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// source describes the checkpoint to package foreign.
+func (a *archive) source(md *meta.Metadata, files []storage.File, names []string) *foreign.Source {
+	for _, name := range names {
+		files = append(files, storage.File{Name: name, Size: a.sizes[name], Unsummed: true})
+	}
+	return &foreign.Source{Metadata: md, Files: files, Chunk: a.chunk, Value: a.value, Check: a.checkFile}
+}
+
+// checkFile is foreign.Source.Check. Only torch.save files have checksums; what
+// is wrong with others is told of by whoever reads what is in them.
+func (a *archive) checkFile(ctx context.Context, file string, problem func(fqn, text string)) (int64, error) {
+	c := a.files[file]
+	if c == nil || c.saved == nil {
+		return 0, nil
+	}
+	r, err := a.store.Open(ctx, file)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	return c.saved.Check(ctx, r.ReadAt, func(key string, err error) { problem("", fmt.Sprintf("storage %q: %v", key, err)) })
+}

@@ -1,0 +1,103 @@
+package hyper
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cairn-ckpt/cairn/internal/pickle"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// keepValue is the largest pickle of a value that is kept between the moment its
+// length is found out and the moment it is written; a larger one is made again.
+const keepValue = 64 << 10
+
+// layValues lays out the files of a plan's values: one after the other in a
+// single file, or each in its own in the older dialect. All values that cannot be
+// written are in the error.
+func (w *Writer) layValues(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*datafile.File, error) {
+	var files []*valueFileLayout
+	var refused []error
+	for i := range p.Items {
+		it := &p.Items[i]
+		if it.Kind != plan.KindBytes {
+			continue
+		}
+		part, err := layValue(it, data)
+		if errors.Is(err, storage.ErrNotRepresentable) {
+			refused = append(refused, err)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(files) == 0 || w.opts.Old {
+			files = append(files, &valueFileLayout{name: dataFileName(rank, infix, len(files), valueSuffix)})
+		}
+		files[len(files)-1].add(it, part)
+	}
+	if err := errors.Join(refused...); err != nil {
+		return nil, err
+	}
+	out := make([]*datafile.File, len(files))
+	for i, f := range files {
+		out[i] = &datafile.File{Name: f.name, Parts: f.parts, Results: func() []storage.WriteResult { return f.results }}
+	}
+	return out, nil
+}
+
+// valueFileLayout is a file of values in the making.
+type valueFileLayout struct {
+	name    string
+	parts   []datafile.Part
+	results []storage.WriteResult
+	size    int64
+}
+
+func (f *valueFileLayout) add(it *plan.WriteItem, part datafile.Part) {
+	f.parts = append(f.parts, part)
+	f.results = append(f.results, storage.WriteResult{
+		Index: it.Index(), Loc: meta.Location{File: f.name, Offset: f.size, Length: part.Length},
+	})
+	f.size += part.Length
+}
+
+// layValue returns the pickle of a value as a part of a file.
+func layValue(it *plan.WriteItem, data storage.Resolver) (datafile.Part, error) {
+	b, err := marshal(it, data)
+	if err != nil {
+		return datafile.Part{}, err
+	}
+	part := datafile.Part{Length: int64(len(b)), Literal: b}
+	if len(b) > keepValue {
+		part.Literal = nil
+		part.Tail = func() ([]byte, error) { return marshal(it, data) }
+	}
+	return part, nil
+}
+
+// marshal returns the pickle of a value.
+func marshal(it *plan.WriteItem, data storage.Resolver) ([]byte, error) {
+	b, err := datafile.Bytes(data, it)
+	if err != nil {
+		return nil, err
+	}
+	return encodeValue(it, b)
+}
+
+// encodeValue returns the pickle of the value that data encodes.
+func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
+	v, err := value.Decode(it.Info.Codec, data)
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", it.FQN(), err)
+	}
+	b, err := pickle.Encode(v, nil)
+	if err != nil {
+		return nil, &storage.NotRepresentable{FQN: it.FQN(), Why: err.Error()}
+	}
+	return b, nil
+}

@@ -1,0 +1,63 @@
+package hyper
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+)
+
+const (
+	// metadataName is the commit record: there once the checkpoint is.
+	metadataName = ".metadata"
+	tensorSuffix = ".safetensors"
+	valueSuffix  = ".bytes"
+)
+
+var (
+	// rankMetadata are the metadata files of single ranks, the older name first.
+	rankMetadata = regexp.MustCompile(`^(?:\.rank(0|[1-9][0-9]{0,8})_metadata|(0|[1-9][0-9]{0,8})\.metadata)$`)
+	// dataFile are the names of data files, with a save's id and a number inside
+	// where ours have them.
+	dataFile = regexp.MustCompile(`^_rank(0|[1-9][0-9]{0,8})_([0-9A-Za-z-]*)(?:\.[1-9][0-9]*)?\.(?:safetensors|bytes)$`)
+	// valueFile are those of single values in the older dialect.
+	valueFile = regexp.MustCompile(`^.+_rank(0|[1-9][0-9]{0,8})\.bytes$`)
+)
+
+// parseRankMetadata returns the rank whose own metadata a file of that name is.
+func parseRankMetadata(name string) (rank int, ok bool) {
+	m := rankMetadata.FindStringSubmatch(name)
+	if m == nil {
+		return 0, false
+	}
+	rank, err := strconv.Atoi(m[1] + m[2])
+	return rank, err == nil
+}
+
+// parseDataFile takes the name of a data file apart: the rank, and the save's id
+// where the name has one.
+func parseDataFile(name string) (rank int, saveID string, ok bool) {
+	m := dataFile.FindStringSubmatch(name)
+	if m == nil {
+		return 0, "", false
+	}
+	rank, err := strconv.Atoi(m[1])
+	return rank, m[2], err == nil
+}
+
+// isData reports whether a file of that name is one of hyper_parallel's data
+// files.
+func isData(name string) bool {
+	_, _, ok := parseDataFile(name)
+	return ok || valueFile.MatchString(name)
+}
+
+// dataFileName returns the name of the n-th data file of a rank: what
+// hyper_parallel calls its only one, or with a save's id inside, where that may
+// be taken.
+func dataFileName(rank int, saveID string, n int, suffix string) string {
+	name := fmt.Sprintf("_rank%d_%s", rank, saveID)
+	if n > 0 {
+		name += "." + strconv.Itoa(n)
+	}
+	return name + suffix
+}

@@ -1,0 +1,182 @@
+package torchdcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// maxCached bounds how many records' descriptions are kept.
+const maxCached = 1 << 14
+
+// maxValue bounds the bytes of a value, so that none can take all memory.
+const maxValue = 1 << 30
+
+// archive reads the records of a checkpoint's data files.
+type archive struct {
+	store blob.Store
+	opts  *Options
+	sizes map[string]int64 // of the data files that are there
+
+	mu     sync.Mutex
+	opened map[place]*torchsave.Tensor // guarded by mu
+}
+
+// place is where a record begins.
+type place struct {
+	file   string
+	offset int64
+}
+
+// check returns an error that wraps storage.ErrCorrupt unless the file that loc
+// names is there and holds it.
+func (a *archive) check(loc *meta.Location) error {
+	size, ok := a.sizes[loc.File]
+	if !ok {
+		return fmt.Errorf("%w: %s of %s is not there", storage.ErrCorrupt, loc.File, a.store)
+	}
+	if loc.Length > size || loc.Offset > size-loc.Length {
+		return fmt.Errorf("%w: %d bytes at %d of %s, which has %d", storage.ErrCorrupt, loc.Length, loc.Offset, loc.File, size)
+	}
+	return nil
+}
+
+// recordError makes the damage of a record damage of the checkpoint.
+func (a *archive) recordError(err error) error {
+	if errors.Is(err, torchsave.ErrMalformed) && !errors.Is(err, storage.ErrCorrupt) {
+		return fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+	}
+	return err
+}
+
+// within returns a way to read a range of a file, from its beginning on.
+func within(r blob.Reader, loc *meta.Location) torchsave.ReadFunc {
+	return func(ctx context.Context, p []byte, off int64) error {
+		if off < 0 || off > loc.Length-int64(len(p)) {
+			return fmt.Errorf("%w: %d bytes at %d of a record of %d", storage.ErrCorrupt, len(p), off, loc.Length)
+		}
+		return r.ReadAt(ctx, p, loc.Offset+off)
+	}
+}
+
+// isPacked reports whether a record was transformed on its way to the file.
+func isPacked(loc *meta.Location) bool { return loc.Detail != nil && len(loc.Detail.Transforms) > 0 }
+
+// file reads the description of the record at loc and hands it, with a way to
+// read it, to use. most bounds the bytes of a record that was transformed.
+func (a *archive) file(ctx context.Context, loc *meta.Location, most int64, use func(f *torchsave.File, read torchsave.ReadFunc) error) error {
+	if err := a.check(loc); err != nil {
+		return err
+	}
+	if isPacked(loc) {
+		return (&packed{a: a, loc: loc, most: most}).file(ctx, use)
+	}
+	r, err := a.store.Open(ctx, loc.File)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	read := within(r, loc)
+	f, err := torchsave.Open(ctx, read, loc.Length)
+	if err != nil {
+		return a.recordError(err)
+	}
+	return use(f, read)
+}
+
+// chunk says where chunk i of a tensor lies.
+func (a *archive) chunk(ctx context.Context, e *meta.Entry, i int) (foreign.Chunk, error) {
+	loc := &e.Tensor.Locs[i]
+	t, err := a.tensor(ctx, loc, mostFor(e, i))
+	if err == nil {
+		err = fits(e, i, t)
+	}
+	if err != nil {
+		return foreign.Chunk{}, fmt.Errorf("%q at %v, in %s at %d: %w", e.FQN, e.Tensor.Chunks[i].Offsets, loc.File, loc.Offset, err)
+	}
+	if isPacked(loc) {
+		return foreign.Chunk{Maker: &maker{&packed{a: a, loc: loc, most: mostFor(e, i)}, t}}, nil
+	}
+	r := &foreign.Region{File: loc.File, Offset: loc.Offset + t.Offset, End: loc.Offset + t.End, DType: t.DType}
+	if !t.Contiguous() {
+		r.Strides = t.Strides
+	}
+	return foreign.Chunk{Region: r}, nil
+}
+
+// mostFor bounds the bytes of a chunk's record: PyTorch stores no more than the
+// chunk's elements and what describes them. What views may add is generous.
+func mostFor(e *meta.Entry, i int) int64 {
+	n, err := tensor.NumBytes(e.Tensor.DType, e.Tensor.Chunks[i].Sizes)
+	if err != nil || n > 1<<60 {
+		return 1 << 62
+	}
+	return 4*n + 64<<20
+}
+
+// tensor returns the tensor that the record at loc holds.
+func (a *archive) tensor(ctx context.Context, loc *meta.Location, most int64) (*torchsave.Tensor, error) {
+	at := place{loc.File, loc.Offset}
+	a.mu.Lock()
+	t := a.opened[at]
+	a.mu.Unlock()
+	if t != nil {
+		return t, nil
+	}
+	err := a.file(ctx, loc, most, func(f *torchsave.File, _ torchsave.ReadFunc) error {
+		var ok bool
+		if t, ok = f.Root.(*torchsave.Tensor); !ok {
+			return fmt.Errorf("%w: the record holds %T instead of a tensor", storage.ErrCorrupt, f.Root)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.opened) >= maxCached {
+		clear(a.opened)
+	}
+	a.opened[at] = t
+	return t, nil
+}
+
+// fits returns an error that wraps storage.ErrCorrupt unless t is what the
+// metadata says of chunk i.
+func fits(e *meta.Entry, i int, t *torchsave.Tensor) error {
+	if t.DType != e.Tensor.DType || !slices.Equal(t.Shape, e.Tensor.Chunks[i].Sizes) {
+		return fmt.Errorf("%w: the record holds %v %v, the metadata says %v %v", storage.ErrCorrupt, t.DType, t.Shape, e.Tensor.DType, e.Tensor.Chunks[i].Sizes)
+	}
+	return nil
+}
+
+// value returns a value that is no tensor, encoded as package value does.
+func (a *archive) value(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error) {
+	loc := &e.Bytes.Loc
+	if loc.Length > maxValue {
+		return "", nil, fmt.Errorf("%w: %q: a value of %d bytes", storage.ErrCorrupt, e.FQN, loc.Length)
+	}
+	var v any
+	err = a.file(ctx, loc, maxValue, func(f *torchsave.File, read torchsave.ReadFunc) error {
+		v, err = torchsave.Materialise(ctx, f.Root, read, maxValue)
+		return a.recordError(err)
+	})
+	if err == nil {
+		codec, data, err = value.Encode(v)
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("%q, in %s at %d: %w", e.FQN, loc.File, loc.Offset, err)
+	}
+	return codec, data, nil
+}

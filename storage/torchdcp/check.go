@@ -1,0 +1,82 @@
+package torchdcp
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// checker compares data files with what the metadata says of them, and their
+// records with the checksums that torch.save keeps.
+type checker struct {
+	a  *archive
+	md *meta.Metadata
+
+	once sync.Once
+	held map[string][]held // by file
+}
+
+// held is a record of a file: chunk i of a tensor, or a value.
+type held struct {
+	e *meta.Entry
+	i int
+}
+
+func (h held) loc() *meta.Location {
+	if h.e.Bytes != nil {
+		return &h.e.Bytes.Loc
+	}
+	return &h.e.Tensor.Locs[h.i]
+}
+
+// index sorts everything by the files that hold it.
+func (c *checker) index() {
+	c.held = map[string][]held{}
+	for k := range c.md.Entries {
+		e := &c.md.Entries[k]
+		n := 1
+		if e.Tensor != nil {
+			n = len(e.Tensor.Locs)
+		}
+		for i := range n {
+			h := held{e, i}
+			c.held[h.loc().File] = append(c.held[h.loc().File], h)
+		}
+	}
+}
+
+// check is foreign.Source.Check. Records that cannot be read at all are told of
+// by whoever reads what is in them.
+func (c *checker) check(ctx context.Context, file string, problem func(fqn, text string)) (int64, error) {
+	c.once.Do(c.index)
+	var summed int64
+	for _, h := range c.held[file] {
+		n, err := c.record(ctx, h, func(text string) { problem(h.e.FQN, text) })
+		summed += n
+		if err != nil && !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {
+			return summed, err
+		}
+	}
+	return summed, nil
+}
+
+// record checks one record. Of one that was transformed the stored bytes count
+// as checked, since all of them are behind what was.
+func (c *checker) record(ctx context.Context, h held, problem func(text string)) (summed int64, err error) {
+	most := int64(maxValue)
+	if h.e.Tensor != nil {
+		most = mostFor(h.e, h.i)
+	}
+	err = c.a.file(ctx, h.loc(), most, func(f *torchsave.File, read torchsave.ReadFunc) (err error) {
+		summed, err = f.Check(ctx, read, func(_ string, err error) { problem(err.Error()) })
+		return err
+	})
+	if isPacked(h.loc()) {
+		summed = min(summed, h.loc().Length)
+	}
+	return summed, err
+}
