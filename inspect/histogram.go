@@ -87,8 +87,16 @@ func (l *linear) count(x float64, n int64) {
 
 // countLinear counts the finite elements of v.
 func countLinear[F float32 | float64](l *linear, v []F) {
-	for _, x := range v {
-		l.count(float64(x), 1)
+	edges, counts := l.edges, l.counts[:len(l.edges)-1]
+	half, low, scale := l.half, l.low, l.scale
+	for _, e := range v {
+		x := float64(e)
+		i := int((x*half - low) * scale)
+		if uint(i) < uint(len(counts)) && x >= edges[i] && x < edges[i+1] {
+			counts[i]++
+			continue
+		}
+		l.count(x, 1) // at an edge, or not finite
 	}
 }
 

@@ -16,10 +16,7 @@ const tableWorth = 1 << 16
 // tally counts the values of elements of one or two bytes in p.
 func tally(d tensor.DType, p []byte, counts []uint32) error {
 	if d.Size() == 1 {
-		table := (*[1 << 8]uint32)(counts)
-		for _, b := range p {
-			table[b]++
-		}
+		tallyBytes(p, (*[1 << 8]uint32)(counts))
 		return nil
 	}
 	v, err := valuesOf[uint16](tensor.Uint16, p)
@@ -31,6 +28,22 @@ func tally(d tensor.DType, p []byte, counts []uint32) error {
 		table[x]++
 	}
 	return nil
+}
+
+// tallyBytes counts bytes in two tables: where one value follows itself, the
+// second count would wait for the first.
+func tallyBytes(p []byte, table *[1 << 8]uint32) {
+	var other [1 << 8]uint32
+	for ; len(p) >= 2; p = p[2:] {
+		table[p[0]]++
+		other[p[1]]++
+	}
+	for _, b := range p {
+		table[b]++
+	}
+	for i, n := range other {
+		table[i] += n
+	}
 }
 
 // tableValues returns every value of a dtype of one or two bytes, by its bits.

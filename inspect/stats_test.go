@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
@@ -272,10 +271,10 @@ func sumOf(v []int64) (n int64) {
 	return n
 }
 
-// large returns a tensor of several slabs of each width, in an odd shape.
-func large(t testing.TB, d tensor.DType) *tensor.Tensor {
+// large returns a tensor of so many bytes or a few more, in an odd shape.
+func large(t testing.TB, d tensor.DType, bytes int) *tensor.Tensor {
 	t.Helper()
-	n := (40<<20)/int64(d.Size())/10_007 + 1
+	n := int64(bytes/d.Size()/10_007 + 1)
 	v := make([]float32, n*10_007)
 	state := uint32(7)
 	for i := range v {
@@ -286,13 +285,14 @@ func large(t testing.TB, d tensor.DType) *tensor.Tensor {
 }
 
 func TestStatsDoNotDependOnWorkersNorMemory(t *testing.T) {
+	inspect.SmallSlabs(t)
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Int64} {
-		x := large(t, d)
+		x := large(t, d, 1_500_000)
 		small := of(t, []float64{1, 2, math.NaN()})
 		m := holding(map[string]*tensor.Tensor{"large": x, "small": small, "z": small})
 		var first *inspect.StatsReport
 		for _, o := range []inspect.StatsOptions{
-			{}, {Parallel: 1}, {Parallel: 5}, {Parallel: 3, BufferBytes: 1}, {BufferBytes: 17 << 20},
+			{}, {Parallel: 1}, {Parallel: 5}, {Parallel: 3, BufferBytes: 1}, {BufferBytes: 700_000},
 		} {
 			o.Buckets = 7
 			var total, moved atomic.Int64
@@ -305,7 +305,7 @@ func TestStatsDoNotDependOnWorkersNorMemory(t *testing.T) {
 			if first == nil {
 				first = got
 			}
-			if diff := cmp.Diff(first, got, cmpopts.EquateNaNs()); diff != "" {
+			if diff := cmp.Diff(first, got); diff != "" {
 				t.Errorf("%v, %d workers, %d bytes: -want +got\n%s", d, o.Parallel, o.BufferBytes, diff)
 			}
 		}
@@ -412,7 +412,8 @@ func TestStatsAsJSON(t *testing.T) {
 }
 
 func TestStatsFail(t *testing.T) {
-	m := holding(map[string]*tensor.Tensor{"x": large(t, tensor.Float32)})
+	inspect.SmallSlabs(t)
+	m := holding(map[string]*tensor.Tensor{"x": large(t, tensor.Float32, 1_500_000)})
 	entries := inspect.Select(m.metadata())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -467,7 +468,7 @@ func TestStatsOfACheckpoint(t *testing.T) {
 
 func BenchmarkStats(b *testing.B) {
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Float16, tensor.Float8E4M3FN, tensor.Float64, tensor.Int64, tensor.Complex64} {
-		m := holding(map[string]*tensor.Tensor{"x": large(b, d)})
+		m := holding(map[string]*tensor.Tensor{"x": large(b, d, 128<<20)})
 		entries := inspect.Select(m.metadata())
 		for _, buckets := range []int{0, 64} {
 			b.Run(fmt.Sprintf("%v/buckets=%d", d, buckets), func(b *testing.B) {

@@ -12,9 +12,11 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
+// slabBytes is about how much of a tensor one worker reads at a time. Tests make
+// it smaller.
+var slabBytes int64 = 16 << 20
+
 const (
-	// slabBytes is about how much of a tensor one worker reads at a time.
-	slabBytes = 16 << 20
 	// blockElements is how many elements the loops look at together: their
 	// numbers stay in the nearer caches.
 	blockElements = 8192

@@ -1,0 +1,277 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// Side is one of two checkpoints that are compared.
+type Side struct {
+	Content  Content
+	Metadata *meta.Metadata
+}
+
+// The ways in which one name of two checkpoints compares.
+const (
+	// StatusIdentical is of tensors with the same dtype, shape and bits, and of
+	// objects with equal values.
+	StatusIdentical = "identical"
+	// StatusClose is of tensors that are equal by the rules of the comparison
+	// though their bits or, if that is allowed, their dtypes differ.
+	StatusClose = "close"
+	// StatusDifferent is of everything else that both checkpoints have.
+	StatusDifferent = "different"
+	// StatusMissing is of what only the first checkpoint has, StatusExtra of
+	// what only the second has.
+	StatusMissing = "missing"
+	StatusExtra   = "extra"
+)
+
+// Aspect is something in which a name differs.
+type Aspect string
+
+// The aspects. Values are not compared where kinds or shapes differ.
+const (
+	AspectKind   Aspect = "kind"
+	AspectDType  Aspect = "dtype"
+	AspectShape  Aspect = "shape"
+	AspectValues Aspect = "values"
+)
+
+// Compared is what came out of the comparison of one name.
+type Compared struct {
+	FQN string `json:"fqn"`
+	// Renamed is the name in the first checkpoint where that is another one.
+	Renamed string `json:"renamed,omitempty"`
+	Status  string `json:"status"`
+	// Differs lists in what it differs, close ones too.
+	Differs []Aspect `json:"differs,omitempty"`
+	// A and B describe the name in the first and in the second checkpoint. Nil:
+	// it is not there.
+	A *Item `json:"a,omitempty"`
+	B *Item `json:"b,omitempty"`
+	// Where says where in an object the first difference is, in Python's words.
+	// Empty: all of it differs.
+	Where string `json:"where,omitempty"`
+	// Values is about the elements of tensors that were compared and are not
+	// identical.
+	Values *ValueDifference `json:"values,omitempty"`
+}
+
+// Equal reports whether the name compares as equal.
+func (c *Compared) Equal() bool { return c.Status == StatusIdentical || c.Status == StatusClose }
+
+// ValueDifference says how the elements of two tensors differ.
+type ValueDifference struct {
+	Elements int64 `json:"elements"`
+	// Differing counts the elements that are not equal by the rules of the
+	// comparison, NaNs those among them of which one is NaN.
+	Differing int64 `json:"differing"`
+	NaNs      int64 `json:"nans"`
+	// MaxAbs is the largest |a-b| of all elements, MaxRel the largest |a-b|/|b| of
+	// those of which b is not zero. Pairs with a NaN count for neither; an infinity
+	// and another number differ by an infinity.
+	MaxAbs Number `json:"max_abs"`
+	MaxRel Number `json:"max_rel"`
+	// First is the first differing element. Nil: there is none.
+	First *FirstDifference `json:"first,omitempty"`
+}
+
+// FirstDifference is an element and what it is on both sides, as ElementFormat
+// prints it.
+type FirstDifference struct {
+	Index []int64 `json:"index"`
+	A     string  `json:"a"`
+	B     string  `json:"b"`
+}
+
+// Comparison is the result of Compare.
+type Comparison struct {
+	Equal bool `json:"equal"`
+	// Names counts all names of both sides, and the others how they compare.
+	Names     int64 `json:"names"`
+	Identical int64 `json:"identical"`
+	Close     int64 `json:"close"`
+	Different int64 `json:"different"`
+	Missing   int64 `json:"missing"`
+	Extra     int64 `json:"extra"`
+	// Compared counts the names that were looked at: all, unless the comparison
+	// stopped early.
+	Compared int64 `json:"compared"`
+	// MaxAbs and MaxRel are the largest of all tensors. None: no tensor's
+	// elements differ at all, or none were compared.
+	MaxAbs Number `json:"max_abs"`
+	MaxRel Number `json:"max_rel"`
+	// Items are the names that are different, missing or extra, or all of them,
+	// in the order of the names, and Omitted counts those that a limit left out.
+	Items   []Compared `json:"items"`
+	Omitted int64      `json:"omitted"`
+}
+
+// Differences returns the number of names that are not equal.
+func (c *Comparison) Differences() int64 { return c.Different + c.Missing + c.Extra }
+
+// CompareOptions change how checkpoints are compared. Nil means the defaults.
+type CompareOptions struct {
+	// Rtol and Atol are tolerances as numpy.allclose has them: elements are equal
+	// where |a-b| <= Atol + Rtol·|b|. Infinities are only equal to themselves. Zero:
+	// elements have to be equal, as numbers: the two zeros are.
+	Rtol, Atol float64
+	// Exact compares bits, so that zeros of different signs and NaNs of different
+	// payloads differ, and uses no tolerance. Tensors of different dtypes are
+	// compared as numbers all the same.
+	Exact bool
+	// NaNDiffers lets a NaN differ from a NaN. Otherwise all NaNs are equal. With
+	// Exact it has no meaning.
+	NaNDiffers bool
+	// IgnoreDType lets tensors of different dtypes be equal.
+	IgnoreDType bool
+	// DescriptionsOnly leaves values unread: names, kinds, dtypes and shapes are
+	// compared, and of objects nothing but that they are there.
+	DescriptionsOnly bool
+	// Keep selects names, those of the second checkpoint. Nil: all.
+	Keep func(fqn string) bool
+	// Rename returns the name that a name of the first checkpoint has in the
+	// second. No two may become one. Nil: the same.
+	Rename func(fqn string) string
+	// All lists equal names too.
+	All bool
+	// Limit bounds the names that are listed. Zero: no limit.
+	Limit int
+	// StopAfter ends the comparison after so many names that are not equal: the
+	// first ones by name, whatever Parallel is. Zero: after all names.
+	StopAfter int
+	// BufferBytes, Parallel, Total and Progress are as in StatsOptions. Bytes of
+	// both sides count.
+	BufferBytes int64
+	Parallel    int
+	Total       func(bytes int64)
+	Progress    func(bytes int64)
+}
+
+func (o *CompareOptions) withDefaults() CompareOptions {
+	var out CompareOptions
+	if o != nil {
+		out = *o
+	}
+	if out.Keep == nil {
+		out.Keep = func(string) bool { return true }
+	}
+	if out.Rename == nil {
+		out.Rename = func(n string) string { return n }
+	}
+	if out.Total == nil {
+		out.Total = func(int64) {}
+	}
+	if out.Progress == nil {
+		out.Progress = func(int64) {}
+	}
+	return out
+}
+
+// Compare compares two checkpoints name by name, in bounded memory: names,
+// kinds, dtypes and shapes first, then the values of what both have. Tensors are
+// compared as numbers, of different dtypes too: integers exactly, everything
+// else in float64. Objects are compared as EqualValues does, whatever their
+// codecs; bytes in a codec that is not known here as bytes. That checkpoints
+// differ is no error.
+func Compare(ctx context.Context, a, b Side, opts *CompareOptions) (*Comparison, error) {
+	c := &comparer{a: a, b: b, opts: opts.withDefaults()}
+	if bad := c.opts.Rtol < 0 || c.opts.Atol < 0 || math.IsNaN(c.opts.Rtol+c.opts.Atol); bad {
+		return nil, fmt.Errorf("compare: tolerances %v and %v: want none below zero", c.opts.Rtol, c.opts.Atol)
+	}
+	if err := c.pair(); err != nil {
+		return nil, err
+	}
+	c.opts.Total(c.toRead())
+	n, each := workers(c.opts.Parallel, c.opts.BufferBytes)
+	start := func() *compareWorker { return &compareWorker{comparer: c, each: each / 2} }
+	if err := sweep(ctx, n, c.jobs(), start, compareJob); err != nil {
+		return nil, err
+	}
+	return c.comparison(), nil
+}
+
+// pair brings the names of both sides together, in their order.
+func (c *comparer) pair() error {
+	byName := map[string]*pairItem{}
+	for i := range c.a.Metadata.Entries {
+		e := &c.a.Metadata.Entries[i]
+		name := c.opts.Rename(e.FQN)
+		if !c.opts.Keep(name) {
+			continue
+		}
+		if other := byName[name]; other != nil {
+			return fmt.Errorf("compare: %q and %q are both renamed to %q", other.a.FQN, e.FQN, name)
+		}
+		byName[name] = &pairItem{fqn: name, a: e}
+	}
+	for i := range c.b.Metadata.Entries {
+		e := &c.b.Metadata.Entries[i]
+		if !c.opts.Keep(e.FQN) {
+			continue
+		}
+		if p := byName[e.FQN]; p != nil {
+			p.b = e
+		} else {
+			byName[e.FQN] = &pairItem{fqn: e.FQN, b: e}
+		}
+	}
+	for _, p := range byName {
+		c.items = append(c.items, p)
+	}
+	slices.SortFunc(c.items, func(p, q *pairItem) int { return strings.Compare(p.fqn, q.fqn) })
+	for _, p := range c.items {
+		if err := p.describe(&c.opts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// comparison collects the results of the names that were compared.
+func (c *comparer) comparison() *Comparison {
+	none := Number(math.NaN())
+	out := &Comparison{Names: int64(len(c.items)), MaxAbs: none, MaxRel: none, Items: []Compared{}}
+	for _, p := range c.items {
+		if !p.done.Load() || c.opts.StopAfter > 0 && out.Differences() >= int64(c.opts.StopAfter) {
+			break
+		}
+		r := p.result(&c.opts)
+		out.count(&r)
+		switch {
+		case r.Equal() && !c.opts.All:
+		case c.opts.Limit > 0 && len(out.Items) >= c.opts.Limit:
+			out.Omitted++
+		default:
+			out.Items = append(out.Items, r)
+		}
+	}
+	out.Equal = out.Differences() == 0
+	return out
+}
+
+func (c *Comparison) count(r *Compared) {
+	c.Compared++
+	counter := map[string]*int64{
+		StatusIdentical: &c.Identical, StatusClose: &c.Close, StatusDifferent: &c.Different,
+		StatusMissing: &c.Missing, StatusExtra: &c.Extra,
+	}
+	*counter[r.Status]++
+	if v := r.Values; v != nil {
+		c.MaxAbs, c.MaxRel = larger(c.MaxAbs, v.MaxAbs), larger(c.MaxRel, v.MaxRel)
+	}
+}
+
+// larger returns the larger number, or the one that there is.
+func larger(a, b Number) Number {
+	if a.None() || b > a {
+		return b
+	}
+	return a
+}
