@@ -1,7 +1,6 @@
 package torchfile_test
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -19,16 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 	"github.com/cairn-ckpt/cairn/tensor"
-	"github.com/cairn-ckpt/cairn/value"
 )
-
-// at returns the place of a file in a store.
-func at(s blob.Store, name string) storagetest.Place {
-	return storagetest.Place{
-		Writer: func() storage.Writer { return torchfile.NewWriter(s, name, nil) },
-		Reader: func() storage.Reader { return torchfile.NewReader(s, name, storage.ReadOptions{}) },
-	}
-}
 
 // open opens a folder of the fixtures.
 func open(t *testing.T, dir string) blob.Store {
@@ -59,7 +49,7 @@ func load(t *testing.T, s blob.Store, name string) (map[string]any, *meta.Metada
 			t.Fatal(err)
 		}
 	}
-	if err := storagetest.Load(t.Context(), at(s, name), state); err != nil {
+	if err := storagetest.Load(t.Context(), at(s, name, nil), state); err != nil {
 		t.Fatalf("Load = %v", err)
 	}
 	return state, md
@@ -120,7 +110,7 @@ func TestFixturesComeBack(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			state, md := load(t, open(t, c.Dir), "")
 			s := new(mem.Store)
-			if err := storagetest.Save(t.Context(), at(s, "out/model.pt"), storagetest.Storage("s", 1, 1), state); err != nil {
+			if err := storagetest.Save(t.Context(), at(s, "out/model.pt", nil), storagetest.Storage("s", 1, 1), state); err != nil {
 				t.Fatalf("Save = %v", err)
 			}
 			again, md2 := load(t, s, "out/model.pt")
@@ -149,8 +139,3 @@ func TestFixturesVerify(t *testing.T) {
 		})
 	}
 }
-
-var (
-	_ context.Context
-	_ = value.JSON
-)

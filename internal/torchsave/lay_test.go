@@ -1,0 +1,197 @@
+package torchsave
+
+import (
+	"archive/zip"
+	"bytes"
+	"errors"
+	"io"
+	"math/big"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+func TestEveryTypeComesBack(t *testing.T) {
+	want := map[string]any{}
+	for i, d := range tensor.DTypes() {
+		x, err := tensor.New(d, []int64{2, 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, _ := x.Bytes()
+		for j := range p {
+			p[j] = byte(i+j) & 1
+		}
+		want[d.String()] = x
+	}
+	b, err := Marshal(want)
+	if err != nil {
+		t.Fatalf("Marshal = %v", err)
+	}
+	if diff := cmp.Diff(any(want), unmarshal(t, b), sameTensor); diff != "" {
+		t.Errorf("written and read (-want +got):\n%s", diff)
+	}
+}
+
+func TestValuesComeBack(t *testing.T) {
+	x := of[float32](t, []int64{2}, 1, 2)
+	want := map[string]any{
+		"none": nil, "bool": true, "int": int64(-7), "big": new(big.Int).Lsh(big.NewInt(1), 90), "float": 0.5, "text": "ä☃", "bytes": []byte{0, 255},
+		"list": []any{int64(1), x}, "tuple": value.Tuple{x, "y"}, "scalar": of[int16](t, nil, 3), "empty": of[int16](t, []int64{0, 2}),
+		"dict":  &value.Dict{Ordered: true, Pairs: []value.Pair{{Key: int64(1), Value: "a"}, {Key: "b", Value: x}}},
+		"dtype": &value.Object{Module: "torch", Name: "bfloat16"},
+	}
+	b, err := Marshal(want)
+	if err != nil {
+		t.Fatalf("Marshal = %v", err)
+	}
+	same := cmp.Comparer(func(a, b *big.Int) bool { return a.Cmp(b) == 0 })
+	if diff := cmp.Diff(any(want), unmarshal(t, b), sameTensor, same); diff != "" {
+		t.Errorf("written and read (-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatStandsTwiceIsWrittenOnce(t *testing.T) {
+	x, s := of[float32](t, []int64{2}, 1, 2), &Slot{DType: tensor.Int8, Shape: []int64{3}}
+	v := newVirtual(t, lay(t, []any{x, s, x, value.Tuple{s}}))
+	f, err := Open(t.Context(), v.read, v.size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := f.Root.([]any)
+	if l[0] != l[2] || l[1] != l[3].(value.Tuple)[0] || l[0] == l[1] {
+		t.Errorf("root = %v; want two tensors, each at two places", l)
+	}
+	m, err := Materialise(t.Context(), f.Root, v.read, 100)
+	if l := m.([]any); err != nil || l[0] != l[2] || l[1] != l[3].(value.Tuple)[0] {
+		t.Errorf("Materialise = %v, %v; want two tensors, each at two places", l, err)
+	}
+}
+
+func TestParametersComeBack(t *testing.T) {
+	s := &Slot{DType: tensor.Float8E5M2, Shape: []int64{4}, Parameter: true, RequiresGrad: true}
+	v := newVirtual(t, lay(t, s))
+	f, err := Open(t.Context(), v.read, v.size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if x := f.Root.(*Tensor); !x.Parameter || !x.RequiresGrad || x.DType != s.DType {
+		t.Errorf("root = %+v; want a parameter", x)
+	}
+}
+
+// fill writes a layout whose slots are filled by fn, in pieces.
+func fill(t testing.TB, l *Layout, fn func(i int64) byte) []byte {
+	t.Helper()
+	var out []byte
+	for _, p := range l.Parts {
+		b := p.Literal
+		if p.Tail != nil {
+			b, _ = p.Tail()
+		}
+		if p.Slot != nil {
+			b = make([]byte, p.Length)
+			for i := range b {
+				b[i] = fn(int64(i))
+			}
+			for at := 0; at < len(b); at += 7 {
+				p.Pass(b[at:min(at+7, len(b))], int64(at))
+			}
+		}
+		out = append(out, b...)
+	}
+	return out
+}
+
+// A layout may be written again, with other content: checksums begin anew.
+func TestOthersReadWhatIsWritten(t *testing.T) {
+	l := lay(t, map[string]any{"a": &Slot{DType: tensor.Uint8, Shape: []int64{1000}}, "b": &Slot{DType: tensor.Uint8, Shape: []int64{0}}, "c": int64(1)})
+	for _, seed := range []int64{1, 2} {
+		b := fill(t, l, func(i int64) byte { return byte(i * seed) })
+		z, err := zip.NewReader(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			t.Fatalf("archive/zip: %v", err)
+		}
+		for _, r := range z.File {
+			at, err := r.DataOffset()
+			if err != nil || at%alignment != 0 {
+				t.Errorf("%s is at %d, %v; want it aligned", r.Name, at, err)
+			}
+			rc, err := r.Open()
+			if err != nil {
+				t.Fatalf("%s: %v", r.Name, err)
+			}
+			if _, err := io.Copy(io.Discard, rc); err != nil { // which compares the checksum
+				t.Errorf("%s: %v", r.Name, err)
+			}
+		}
+		f, err := Open(t.Context(), reader(b), int64(len(b)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := f.Check(t.Context(), reader(b), func(key string, err error) { t.Errorf("Check: %q: %v", key, err) })
+		if err != nil || n < 1000 {
+			t.Errorf("Check = %d, %v", n, err)
+		}
+	}
+}
+
+func TestWhatCannotBeWritten(t *testing.T) {
+	evil := &value.Object{Module: "os", Name: "system", Call: true, Args: value.Tuple{"true"}}
+	for name, v := range map[string]any{
+		"a call of somebody's": []any{evil}, "a tensor without a type": &Slot{Shape: []int64{1}},
+		"a tensor beyond all sizes": &Slot{DType: tensor.Int8, Shape: []int64{1 << 62, 1 << 62}}, "a channel": make(chan int),
+	} {
+		if _, err := Lay(v, nil); !errors.Is(err, ErrValue) {
+			t.Errorf("Lay of %s = %v; want %v", name, err, ErrValue)
+		}
+		if err := CheckValue(v, nil); !errors.Is(err, ErrValue) {
+			t.Errorf("CheckValue of %s = %v; want %v", name, err, ErrValue)
+		}
+	}
+	if _, err := Lay(nil, &LayOptions{Name: "../x"}); !errors.Is(err, ErrValue) {
+		t.Errorf("Lay in a folder elsewhere = %v; want %v", err, ErrValue)
+	}
+	if _, err := Marshal(&Slot{DType: tensor.Int8}); !errors.Is(err, ErrValue) {
+		t.Errorf("Marshal of a slot = %v; want %v", err, ErrValue)
+	}
+	if err := CheckValue(evil, &LayOptions{Allow: func(m, n string) bool { return m == "os" && n == "system" }}); err != nil {
+		t.Errorf("CheckValue of what is allowed = %v", err)
+	}
+}
+
+// Whatever tensors a value holds, in whatever section of a file: it comes back.
+func TestAnyTensorsComeBack(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		want := []any{}
+		for range rapid.IntRange(0, 5).Draw(rt, "tensors") {
+			d := rapid.SampledFrom(tensor.DTypes()).Draw(rt, "dtype")
+			x, err := tensor.New(d, rapid.SliceOfN(rapid.Int64Range(0, 5), 0, 4).Draw(rt, "shape"))
+			if err != nil {
+				rt.Fatal(err)
+			}
+			p, _ := x.Bytes()
+			for i := range p {
+				p[i] = byte(i) & 1
+			}
+			want = append(want, x, value.Tuple{rapid.String().Draw(rt, "text")})
+		}
+		b, err := Marshal(want)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		before := rapid.IntRange(0, 100).Draw(rt, "before")
+		file := append(append(make([]byte, before), b...), "what follows"...)
+		got, err := Unmarshal(t.Context(), reader(file[before:before+len(b)]), int64(len(b)), 1<<20)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got, sameTensor); diff != "" {
+			rt.Fatalf("(-want +got):\n%s", diff)
+		}
+	})
+}
