@@ -2,6 +2,7 @@ package pickle
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -35,17 +36,10 @@ const maxDepth = 1000
 // wraps ErrUnsupported, a value that contains itself ErrCycle, and one that
 // nests too deeply ErrLimit. Equal values give equal bytes.
 func Encode(v any, o *EncodeOptions) ([]byte, error) {
-	e := &encoder{strs: map[string]int{}, globals: map[[2]string]int{}, seen: map[identity]int{}}
-	if o != nil {
-		e.o = *o
+	e, err := newEncoder(o)
+	if err != nil {
+		return nil, err
 	}
-	if e.o.Protocol == 0 {
-		e.o.Protocol = 4
-	}
-	if e.o.Protocol < 2 || e.o.Protocol > maxProtocol {
-		return nil, fmt.Errorf("%w: protocol %d", ErrUnsupported, e.o.Protocol)
-	}
-	e.b = append(e.b, opProto, byte(e.o.Protocol))
 	if err := e.value(v, 0); err != nil {
 		return nil, err
 	}
@@ -60,6 +54,21 @@ type encoder struct {
 	strs    map[string]int
 	globals map[[2]string]int
 	seen    map[identity]int // the numbers of shared containers
+}
+
+func newEncoder(o *EncodeOptions) (*encoder, error) {
+	e := &encoder{strs: map[string]int{}, globals: map[[2]string]int{}, seen: map[identity]int{}}
+	if o != nil {
+		e.o = *o
+	}
+	if e.o.Protocol == 0 {
+		e.o.Protocol = 4
+	}
+	if e.o.Protocol < 2 || e.o.Protocol > maxProtocol {
+		return nil, fmt.Errorf("%w: protocol %d", ErrUnsupported, e.o.Protocol)
+	}
+	e.b = append(e.b, opProto, byte(e.o.Protocol))
+	return e, nil
 }
 
 // open marks a container that is being written.
@@ -163,27 +172,32 @@ func (e *encoder) get(n int) {
 	e.b = append(e.b, opLongBinGet, byte(n), byte(n>>8), byte(n>>16), byte(n>>24))
 }
 
-// global writes a name.
+// global writes a name. The older protocols write it as lines, so a name with an
+// end of line would let whoever chose it write opcodes.
 func (e *encoder) global(module, name string) error {
 	key := [2]string{module, name}
 	if n, ok := e.globals[key]; ok {
 		e.get(n)
 		return nil
 	}
-	if e.o.Protocol >= 4 {
-		if err := e.str(module); err != nil {
-			return err
-		}
-		if err := e.str(name); err != nil {
-			return err
-		}
-		e.b = append(e.b, opStackGlobal)
-	} else {
-		e.b = append(append(append(e.b, opGlobal), module...), '\n')
-		e.b = append(append(e.b, name...), '\n')
+	if strings.ContainsAny(module+name, "\n\r") || name == "" || !validWTF8([]byte(module+name)) {
+		return fmt.Errorf("%w: the name %.40q of %.40q", ErrUnsupported, name, module)
 	}
+	e.nameOf(module, name)
 	e.globals[key] = e.put()
 	return nil
+}
+
+// nameOf writes a name without a look at the memo.
+func (e *encoder) nameOf(module, name string) {
+	if e.o.Protocol < 4 {
+		e.b = append(append(append(e.b, opGlobal), module...), '\n')
+		e.b = append(append(e.b, name...), '\n')
+		return
+	}
+	e.b = appendStr(e.b, module, e.o.Protocol)
+	e.b = appendStr(e.b, name, e.o.Protocol)
+	e.b = append(e.b, opStackGlobal)
 }
 
 // reduce writes the call of a name that needs no permission, with arguments that

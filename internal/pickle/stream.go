@@ -1,0 +1,116 @@
+package pickle
+
+// Stream writes a pickle piece by piece, for callers who have too much of one
+// kind to make values of it first. Nothing checks that the pieces fit each
+// other.
+type Stream struct{ e encoder }
+
+// Ref is a name or, without a module, a string that a stream has many times. It
+// belongs to one stream.
+type Ref struct {
+	Module, Name string
+	written      bool
+	number       int
+}
+
+// NewStream begins a pickle with the given options, which may be nil.
+func NewStream(o *EncodeOptions) (*Stream, error) {
+	e, err := newEncoder(o)
+	if err != nil {
+		return nil, err
+	}
+	return &Stream{e: *e}, nil
+}
+
+// Ref writes r: in full the first time, as a reference to it afterwards.
+func (s *Stream) Ref(r *Ref) {
+	if r.written {
+		s.e.get(r.number)
+		return
+	}
+	if r.Module == "" {
+		s.e.b = appendStr(s.e.b, r.Name, s.e.o.Protocol)
+	} else {
+		s.e.nameOf(r.Module, r.Name)
+	}
+	r.written, r.number = true, s.e.put()
+}
+
+// Str writes a string.
+func (s *Stream) Str(v string) error { return s.e.str(v) }
+
+// Int writes an integer.
+func (s *Stream) Int(v int64) { s.e.b = appendInt(s.e.b, v) }
+
+// Value writes any value that Encode takes.
+func (s *Stream) Value(v any) error { return s.e.value(v, 0) }
+
+// Ints writes a tuple of integers.
+func (s *Stream) Ints(v []int64) {
+	if len(v) == 0 {
+		s.e.b = append(s.e.b, opEmptyTuple)
+		return
+	}
+	if len(v) > 3 {
+		s.e.b = append(s.e.b, opMark)
+	}
+	for _, n := range v {
+		s.e.b = appendInt(s.e.b, n)
+	}
+	if len(v) > 3 {
+		s.e.b = append(s.e.b, opTuple)
+		return
+	}
+	s.e.b = append(s.e.b, opTuple1+byte(len(v)-1))
+}
+
+// Call writes the call of a name with one argument, a tuple of integers.
+func (s *Stream) Call(r *Ref, v []int64) {
+	s.Ref(r)
+	s.Ints(v)
+	s.e.b = append(s.e.b, opTuple1, opReduce)
+}
+
+// Begin begins the items of a list or dict, EndList and EndDict end them. Lists
+// and dicts may have items in several parts.
+func (s *Stream) Begin() { s.e.b = append(s.e.b, opMark) }
+
+// NewList writes an empty list.
+func (s *Stream) NewList() { s.e.b = append(s.e.b, opEmptyList) }
+
+// EndList ends the items of a list.
+func (s *Stream) EndList() { s.e.b = append(s.e.b, opAppends) }
+
+// NewDict writes an empty dict.
+func (s *Stream) NewDict() { s.e.b = append(s.e.b, opEmptyDict) }
+
+// EndDict ends the keys and values of a dict.
+func (s *Stream) EndDict() { s.e.b = append(s.e.b, opSetItems) }
+
+// EndTuple makes a tuple of everything since Begin.
+func (s *Stream) EndTuple() { s.e.b = append(s.e.b, opTuple) }
+
+// New writes an instance of a class without a state.
+func (s *Stream) New(class *Ref) {
+	s.Ref(class)
+	s.e.b = append(s.e.b, opEmptyTuple, opNewObj)
+}
+
+// BeginState begins the names and values of the state of an instance.
+func (s *Stream) BeginState() { s.e.b = append(s.e.b, opEmptyDict, opMark) }
+
+// EndState ends them.
+func (s *Stream) EndState() { s.e.b = append(s.e.b, opSetItems, opBuild) }
+
+// Build gives an instance the value before it as its state.
+func (s *Stream) Build() { s.e.b = append(s.e.b, opBuild) }
+
+// Bytes ends the pickle and returns it.
+func (s *Stream) Bytes() []byte { return append(s.e.b, opStop) }
+
+// Grow makes room for n more bytes.
+func (s *Stream) Grow(n int) {
+	if cap(s.e.b)-len(s.e.b) < n {
+		s.e.b = append(make([]byte, 0, len(s.e.b)+n), s.e.b...)
+	}
+}
