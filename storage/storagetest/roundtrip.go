@@ -215,9 +215,12 @@ func (s *suite) plain(md *meta.Metadata) []string {
 		if !s.NoPaths {
 			line += fmt.Sprintf(" at %v", []meta.Step(e.Path))
 		}
-		if e.Tensor != nil {
+		switch {
+		case e.Tensor != nil:
 			line += fmt.Sprintf(": %+v %v in %v", e.Tensor.Properties, e.Tensor.Shape, e.Tensor.Chunks)
-		} else {
+		case s.OwnCodecs:
+			line += ": a value"
+		default:
 			line += fmt.Sprintf(": %s, %d bytes", e.Bytes.Codec, e.Bytes.Size)
 		}
 		out = append(out, line)

@@ -45,6 +45,9 @@ type Options struct {
 	// OneRank is for formats that hold whole tensors of the coordinator only:
 	// anything else is refused with storage.ErrNotRepresentable.
 	OneRank bool
+	// OwnCodecs is for formats that encode values in their own way: the metadata
+	// tells the codec and size of that encoding.
+	OwnCodecs bool
 	// OneChunk is for formats in which a rank holds at most one chunk of a name.
 	OneChunk bool
 }
