@@ -10,6 +10,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
@@ -25,8 +26,9 @@ type Digest struct {
 	Kind  string  `json:"kind"`
 	DType string  `json:"dtype,omitempty"`
 	Shape []int64 `json:"shape,omitzero"`
-	// Type and Repr describe an object in Python's words, up to MaxRepr. Of an object in a
-	// codec that is not known here, Type is that codec and Repr is empty.
+	// Type and Repr describe an object in Python's words: of the repr the first
+	// 400 characters. Of an object in a codec that is not known here, Type is
+	// that codec and Repr is empty.
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`
 	// NumBytes and SHA256 are of a tensor's contiguous little-endian bytes, the
@@ -139,9 +141,19 @@ func (d *digester) object(ctx context.Context, e *meta.Entry) (Digest, error) {
 	case err != nil:
 		return Digest{}, fmt.Errorf("%q: %w", e.FQN, err)
 	default:
-		out.Type, out.Repr = TypeName(v), Repr(v, MaxRepr)
+		out.Type, out.Repr = TypeName(v), reprHead(v)
 	}
 	return out, nil
+}
+
+// digestRepr is how many characters of an object's repr a digest shows.
+const digestRepr = 400
+
+// reprHead returns the beginning of an object's repr, without a sign that it was
+// cut: the SHA-256 is there to tell long objects apart.
+func reprHead(v any) string {
+	r := []rune(Repr(v, digestRepr*utf8.UTFMax))
+	return string(r[:min(len(r), digestRepr)])
 }
 
 func (d *digester) tensor(ctx context.Context, e *meta.Entry) (Digest, error) {

@@ -37,7 +37,8 @@ With --json:
     kind         "tensor" or "object"
     dtype, shape of a tensor
     type, repr   of an object, in Python's words: int, float, str, bool,
-                 NoneType, bytes, list, dict; repr is cut at 4096 bytes
+                 NoneType, bytes, list, dict and so on; of repr the first
+                 400 characters
     nbytes       bytes that were digested
     sha256       their digest
   digest         one digest for all that was read: the SHA-256 of the lines

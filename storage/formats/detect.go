@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
 // maxListed bounds how many names of a place are looked at: a folder above many
@@ -27,13 +28,16 @@ const (
 )
 
 var (
-	nativeData    = regexp.MustCompile(`^[0-9a-z-]+-(r[0-9]{5,}-[0-9]+\.safetensors|index\.cairn)$`)
-	torchRank     = regexp.MustCompile(`^__[0-9]+\.metadata$`)
-	torchData     = regexp.MustCompile(`^__[0-9]+_.*\.distcp$`)
-	hyperRank     = regexp.MustCompile(`^(\.rank[0-9]+_metadata|[0-9]+\.metadata)$`)
-	hyperData     = regexp.MustCompile(`^_rank[0-9]+_.*\.(safetensors|bytes)$`)
-	torchFileExts = []string{".pt", ".pth", ".bin", ".ckpt"}
+	nativeData = regexp.MustCompile(`^[0-9a-z-]+-(r[0-9]{5,}-[0-9]+\.safetensors|index\.cairn)$`)
+	torchRank  = regexp.MustCompile(`^__[0-9]+\.metadata$`)
+	torchData  = regexp.MustCompile(`^__[0-9]+_.*\.distcp$`)
+	hyperRank  = regexp.MustCompile(`^(\.rank[0-9]+_metadata|[0-9]+\.metadata)$`)
+	hyperData  = regexp.MustCompile(`^_rank[0-9]+_.*\.(safetensors|bytes)$`)
 )
+
+func isTorchIndex(name string) bool { return strings.HasSuffix(name, ".bin.index.json") }
+
+func isTorchFile(name string) bool { return slices.Contains(torchfile.Extensions(), path.Ext(name)) }
 
 // Detect returns the name of the format of the checkpoint at the root of store.
 // Where there is none the error wraps storage.ErrNotFound. A place with the data
@@ -109,7 +113,7 @@ func byNames(ctx context.Context, store blob.Store) (string, error) {
 		{Hyper, hyperData.MatchString},
 		{HF, func(n string) bool { return strings.HasSuffix(n, ".safetensors.index.json") }},
 		{HF, func(n string) bool { return strings.HasSuffix(n, ".safetensors") }},
-		{Torch, func(n string) bool { return strings.HasSuffix(n, ".bin.index.json") }},
+		{Torch, isTorchIndex},
 	}
 	for _, r := range rules {
 		if slices.ContainsFunc(names, r.is) {
@@ -119,7 +123,13 @@ func byNames(ctx context.Context, store blob.Store) (string, error) {
 	if len(names) == 1 {
 		return byContent(ctx, store, names[0])
 	}
-	return byTorchFiles(store, names)
+	if slices.ContainsFunc(names, isTorchFile) {
+		if _, err := torchFile(store, names); err != nil {
+			return "", err
+		}
+		return Torch, nil
+	}
+	return "", nil
 }
 
 // rootNames returns the names without a slash.
@@ -151,26 +161,8 @@ func byContent(ctx context.Context, store blob.Store, name string) (string, erro
 		return Torch, nil
 	case len(head) > 8 && head[8] == '{' && binary.LittleEndian.Uint64(head) < 1<<32:
 		return HF, nil
-	case slices.Contains(torchFileExts, path.Ext(name)):
+	case isTorchFile(name):
 		return Torch, nil // opening it says what is wrong
 	}
 	return "", nil
-}
-
-// byTorchFiles finds the one torch.save file of a folder.
-func byTorchFiles(store blob.Store, names []string) (string, error) {
-	var found []string
-	for _, n := range names {
-		if slices.Contains(torchFileExts, path.Ext(n)) {
-			found = append(found, n)
-		}
-	}
-	switch len(found) {
-	case 0:
-		return "", nil
-	case 1:
-		return Torch, nil
-	}
-	return "", fmt.Errorf("%w: %s holds %d files of torch.save, such as %s: name the one that is meant",
-		storage.ErrNotFound, store, len(found), found[0])
 }
