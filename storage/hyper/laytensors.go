@@ -101,8 +101,7 @@ func spread(p *plan.SavePlan, o *WriterOptions) [][]*plan.WriteItem {
 	return out
 }
 
-// layTensorFile lays out one safetensors file. hyper_parallel does not record
-// where in it a tensor lies, only its key.
+// layTensorFile lays out one safetensors file.
 func layTensorFile(name string, items []*plan.WriteItem, old bool) (*datafile.File, error) {
 	keys := keysOf(items)
 	h := &safetensors.Header{Metadata: map[string]string{"format": "pt"}}
@@ -112,8 +111,8 @@ func layTensorFile(name string, items []*plan.WriteItem, old bool) (*datafile.Fi
 		d, _ := safetensors.DTypeName(it.Info.DType) // PrepareLocalPlan has looked
 		n := it.NumBytes()
 		h.Entries = append(h.Entries, safetensors.Entry{Name: keys[i], DType: d, Shape: it.Box.Sizes, Begin: at, End: at + n})
+		results[i] = storage.WriteResult{Index: it.Index(), Loc: meta.Location{File: name, Offset: at, Length: n}}
 		at += n
-		results[i] = storage.WriteResult{Index: it.Index(), Loc: meta.Location{File: name, Length: -1}}
 		if !old {
 			results[i].Loc.Detail = &meta.Detail{Key: keys[i]}
 		}
@@ -123,7 +122,8 @@ func layTensorFile(name string, items []*plan.WriteItem, old bool) (*datafile.Fi
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	f := &datafile.File{Name: name, Parts: []datafile.Part{{Length: int64(len(b)), Literal: b}}}
-	for _, it := range items {
+	for i, it := range items {
+		results[i].Loc.Offset += int64(len(b))
 		f.Parts = append(f.Parts, datafile.Part{Length: it.NumBytes(), Item: it})
 	}
 	f.Results = func() []storage.WriteResult { return results }

@@ -166,9 +166,15 @@ func (p *Place) dataFiles(ctx context.Context) (map[string]int64, error) {
 // Infix returns what must stand in the names of this rank's files: the save's
 // id, or nothing where the plain names are free. Each rank may find out on its
 // own. A save that can be continued must find its own files again, so only those
-// of a checkpoint count then.
+// of a checkpoint count then. What an earlier attempt to write in this save left
+// is removed.
 func (p *Place) Infix(ctx context.Context) (string, error) {
 	id := p.sess.Storage.SaveID
+	if p.sess.Journal == nil {
+		if err := p.removeWritten(ctx); err != nil {
+			return "", err
+		}
+	}
 	for _, name := range append([]string{p.f.Record}, p.f.Also...) {
 		_, err := p.store.Stat(ctx, name)
 		if err == nil {
@@ -191,6 +197,23 @@ func (p *Place) Infix(ctx context.Context) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// removeWritten removes what this rank has written so far.
+func (p *Place) removeWritten(ctx context.Context) error {
+	names, kept := p.takeWritten()
+	if kept {
+		return nil
+	}
+	for i, name := range names {
+		if err := p.store.Remove(ctx, name); err != nil {
+			for _, left := range names[i:] {
+				p.Note(left)
+			}
+			return err
+		}
+	}
+	return nil
 }
 
 // Note remembers a file that may be there from now on, for Abort. It is

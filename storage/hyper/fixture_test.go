@@ -1,0 +1,106 @@
+package hyper_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/fixture"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/hyper"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+func openFixture(t *testing.T, c fixture.Case) storage.Checkpoint {
+	t.Helper()
+	s, err := file.Open(c.Dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ck, err := hyper.Open(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ck.Close() })
+	return ck
+}
+
+// loadAll loads everything, by name.
+func loadAll(t testing.TB, ck storage.Checkpoint) plan.State {
+	t.Helper()
+	md, err := ck.Metadata(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := plan.State{}
+	for i := range md.Entries {
+		state[md.Entries[i].FQN] = nil
+		if x := md.Entries[i].Tensor; x != nil {
+			if state[md.Entries[i].FQN], err = tensor.New(x.DType, x.Shape); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	l := &storagetest.Loading{
+		Planners: []plan.LoadPlanner{&plan.DefaultLoad{NoFlatten: true, RejectUnexpected: true}},
+		Readers:  []storage.Reader{ck.NewReader(storage.ReadOptions{})},
+	}
+	if err := errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())); err != nil {
+		t.Fatalf("Load = %v", err)
+	}
+	return state
+}
+
+func TestFixturesHoldWhatHyperParallelSaved(t *testing.T) {
+	for _, c := range fixture.Cases(t, "hyper_parallel/*") {
+		t.Run(c.Name, func(t *testing.T) {
+			got := map[string]fixture.Item{}
+			for name, v := range loadAll(t, openFixture(t, c)) {
+				got[name] = itemOf(v)
+			}
+			if d := cmp.Diff(slices.Sorted(maps.Keys(c.Items)), slices.Sorted(maps.Keys(got))); d != "" {
+				t.Fatalf("names (-want +got):\n%s", d)
+			}
+			if d := cmp.Diff(c.Items, got); d != "" {
+				t.Errorf("-want +got:\n%s", d)
+			}
+		})
+	}
+}
+
+// itemOf describes a value as expected.json does, which ends a repr after 400
+// letters.
+func itemOf(v any) fixture.Item {
+	x, ok := v.(*tensor.Tensor)
+	if !ok {
+		repr := []rune(inspect.Repr(v, inspect.MaxRepr))
+		return fixture.Item{Kind: "object", Type: inspect.TypeName(v), Repr: string(repr[:min(len(repr), 400)])}
+	}
+	b := x.Contents()
+	sum := sha256.Sum256(b)
+	return fixture.Item{
+		Kind: "tensor", DType: x.DType().String(), Shape: x.Shape(), NumBytes: int64(len(b)), SHA256: hex.EncodeToString(sum[:]),
+	}
+}
+
+func TestFixturesVerify(t *testing.T) {
+	for _, c := range fixture.Cases(t, "hyper_parallel/*") {
+		ck := openFixture(t, c)
+		rep, err := ck.Verify(t.Context(), nil)
+		if err != nil || len(rep.Problems) != 0 || rep.Unsummed >= rep.Bytes {
+			t.Errorf("%s: Verify = %+v, %v; want no problems, and checksums", c.Name, rep, err)
+		}
+		if rep.Bytes != ck.TotalBytes() {
+			t.Errorf("%s: %d bytes were verified; want %d", c.Name, rep.Bytes, ck.TotalBytes())
+		}
+	}
+}
