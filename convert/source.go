@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/semaphore"
 
@@ -26,6 +27,7 @@ type source struct {
 	ctx   context.Context // of what is read ahead
 	ahead *lender
 	wg    sync.WaitGroup // of what is read ahead
+	slow  atomic.Bool    // whether the last large read took long
 }
 
 // newSource returns a source that reads within a half of memory, until ctx ends.

@@ -3,6 +3,7 @@ package convert
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -109,8 +110,10 @@ func moved(b tensor.Box, by []int64) tensor.Box {
 	return out
 }
 
-// stream is a large content that is read ahead. Readers of it ask for pieces of
-// one length, one after the other, so what comes next is known.
+// stream is a large content. Its readers ask for pieces of one length, one after
+// the other, so what comes next is known. From a source that is slow, as those in
+// other places are, it is read ahead; from a fast one it is better read straight
+// to where it goes: the copy would cost more than the waiting.
 type stream struct {
 	content
 	queue []*unit // in the order of their offsets, the next one first
@@ -118,8 +121,12 @@ type stream struct {
 
 var _ plan.Stream = (*stream)(nil)
 
-// maxAhead is how many pieces of one stream are read ahead.
-const maxAhead = 2
+const (
+	// maxAhead is how many pieces of one stream are read ahead.
+	maxAhead = 3
+	// slowRate is up to how many bytes a second, by one reader, a source is slow.
+	slowRate = 256 << 20
+)
 
 // unit is a piece that is being read ahead.
 type unit struct {
@@ -132,9 +139,11 @@ type unit struct {
 // ReadAt implements plan.Stream.
 func (st *stream) ReadAt(ctx context.Context, p []byte, off int64) error {
 	u := st.next(off, len(p))
-	st.readAhead(off+int64(len(p)), int64(len(p)))
+	if st.s.slow.Load() {
+		st.readAhead(off+int64(len(p)), int64(len(p)))
+	}
 	if u == nil {
-		return st.fill(ctx, p, off)
+		return st.straight(ctx, p, off)
 	}
 	defer st.release(u)
 	select {
@@ -144,6 +153,16 @@ func (st *stream) ReadAt(ctx context.Context, p []byte, off int64) error {
 	}
 	copy(p, u.p)
 	return u.err
+}
+
+// straight reads without a detour, and takes the time.
+func (st *stream) straight(ctx context.Context, p []byte, off int64) error {
+	start := time.Now()
+	err := st.fill(ctx, p, off)
+	if len(p) >= minUnit {
+		st.s.slow.Store(time.Since(start) > time.Duration(len(p))*time.Second/slowRate)
+	}
+	return err
 }
 
 // next takes the piece that was read ahead for n bytes at off out of the queue,
