@@ -32,6 +32,9 @@ type weightMap map[string]string
 
 // UnmarshalJSON reads a map of strings to strings.
 func (m *weightMap) UnmarshalJSON(b []byte) error {
+	if *m != nil {
+		return errors.New("weight_map comes twice")
+	}
 	d := json.NewDecoder(bytes.NewReader(b))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return fmt.Errorf("weight_map is no object: %w", err)

@@ -1,0 +1,76 @@
+package hf
+
+import (
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
+)
+
+func FuzzIndex(f *testing.F) {
+	for _, s := range []string{
+		indexTo("a", "1.safetensors"), indexTo("a", "../1.safetensors"), `{"weight_map":{"a":1}}`, `{"weight_map":{"a":"b","a":"c"}}`,
+		`{"metadata":{"total_size":1e99},"weight_map":{}}`, `{"weight_map":null}`, `{"weight_map":{"a":{"b":"c"}}}`, `[`, "",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := decodeIndex(b)
+		if err != nil {
+			return
+		}
+		for name, file := range m {
+			if blob.CheckName(file) != nil {
+				t.Errorf("%q lies in %q", name, file)
+			}
+		}
+		text, err := encodeIndex(&index{WeightMap: m})
+		if err != nil {
+			t.Fatalf("encode what was decoded: %v", err)
+		}
+		again, err := decodeIndex(text)
+		if err != nil || len(again) != len(m) {
+			t.Errorf("decoded again: %d names, %v; want %d", len(again), err, len(m))
+		}
+	})
+}
+
+func FuzzConfig(f *testing.F) {
+	for _, s := range []string{
+		`{"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128]}}`, `{"quantization_config":{"quant_method":"mxfp4"}}`,
+		`{"text_config":{"quantization_config":{"quant_method":"fp8","weight_block_size":[1,-1]}}}`, `{"quantization_config":null}`, `{}`, `[]`, "",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := decodeConfig(b)
+		if err == nil && (len(c.Block) != 2 || c.Block[0] <= 0 || c.Block[1] <= 0) {
+			t.Errorf("decodeConfig(%q) = %+v; want two positive sizes", b, c)
+		}
+	})
+}
+
+func FuzzSharding(f *testing.F) {
+	for _, s := range []string{
+		`{"a":{"saved_offsets":[0,0]}}`, `{"a":{"saved_offsets":[9223372036854775807,0]}}`, `{"a":{"saved_offsets":[-1,0]}}`,
+		`{"a":{}}`, `{"a":null}`, `null`, `[]`, "",
+	} {
+		f.Add(s)
+	}
+	e := &safetensors.Entry{Name: "a", DType: "U8", Shape: []int64{3, 4}}
+	f.Fuzz(func(t *testing.T, text string) {
+		m, err := decodeSharding(text)
+		if err != nil {
+			return
+		}
+		box, err := (&dataFile{sharding: m}).boxOf(e)
+		if err != nil {
+			return
+		}
+		for d := range box.Sizes {
+			if box.Offsets[d] < 0 || box.End(d) < box.Offsets[d] {
+				t.Errorf("%q places the tensor at %v", text, box)
+			}
+		}
+	})
+}

@@ -1,0 +1,308 @@
+package hf
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// An index that names one tensor in one file.
+func indexTo(pairs ...string) string {
+	var b strings.Builder
+	b.WriteString(`{"metadata":{},"weight_map":{`)
+	for i := 0; i < len(pairs); i += 2 {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(`"` + pairs[i] + `":"` + pairs[i+1] + `"`)
+	}
+	return b.String() + "}}"
+}
+
+// Which files of a folder are the checkpoint.
+func TestFoldersOfTheField(t *testing.T) {
+	for name, c := range map[string]struct {
+		folder  map[string][]string // file → names of its tensors
+		text    map[string]string
+		options Options
+		want    []string // names of tensors
+		files   []string
+		err     error
+	}{
+		"one file": {
+			folder: map[string][]string{"model.safetensors": {"a", "b"}}, want: []string{"a", "b"}, files: []string{"model.safetensors"},
+		},
+		"one file of any name": {
+			folder: map[string][]string{"whatever.safetensors": {"a"}}, text: map[string]string{"README.md": "x", "sub/model.safetensors": "x"},
+			want: []string{"a"}, files: []string{"whatever.safetensors"},
+		},
+		"the usual name before others": {
+			folder: map[string][]string{"model.safetensors": {"a"}, "adapter_model.safetensors": {"x"}}, want: []string{"a"}, files: []string{"model.safetensors"},
+		},
+		"an index and strays": {
+			folder: map[string][]string{"model-00001-of-00002.safetensors": {"a", "b"}, "model-00002-of-00002.safetensors": {"c"}, "stray.safetensors": {"x"}},
+			text:   map[string]string{"model.safetensors.index.json": indexTo("a", "model-00001-of-00002.safetensors", "c", "model-00002-of-00002.safetensors")},
+			want:   []string{"a", "c"}, files: []string{"model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
+		},
+		"diffusers": {
+			folder: map[string][]string{"diffusion_pytorch_model-00001-of-00001.safetensors": {"a"}, "other.safetensors": {"x"}},
+			text:   map[string]string{"diffusion_pytorch_model.safetensors.index.json": indexTo("a", "diffusion_pytorch_model-00001-of-00001.safetensors")},
+			want:   []string{"a"}, files: []string{"diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model-00001-of-00001.safetensors"},
+		},
+		"an index of any name": {
+			folder: map[string][]string{"x1.safetensors": {"a"}}, text: map[string]string{"x.safetensors.index.json": indexTo("a", "x1.safetensors")},
+			want: []string{"a"}, files: []string{"x.safetensors.index.json", "x1.safetensors"},
+		},
+		"an index without tensors": {
+			text: map[string]string{"model.safetensors.index.json": indexTo()}, files: []string{"model.safetensors.index.json"},
+		},
+		"several indexes": {
+			text: map[string]string{"x.safetensors.index.json": indexTo(), "y.safetensors.index.json": indexTo()}, err: ErrAmbiguous,
+		},
+		"several indexes, one asked for": {
+			text:    map[string]string{"x.safetensors.index.json": indexTo(), "y.safetensors.index.json": indexTo()},
+			options: Options{File: "y.safetensors.index.json"}, files: []string{"y.safetensors.index.json"},
+		},
+		"several files": {
+			folder: map[string][]string{"x.safetensors": {"a"}, "y.safetensors": {"b"}}, err: ErrAmbiguous,
+		},
+		"several files, one asked for": {
+			folder:  map[string][]string{"x.safetensors": {"a"}, "y.safetensors": {"b"}},
+			options: Options{File: "y.safetensors"}, want: []string{"b"}, files: []string{"y.safetensors"},
+		},
+		"a file that is not there, asked for": {
+			folder: map[string][]string{"x.safetensors": {"a"}}, options: Options{File: "y.safetensors"}, err: storage.ErrNotFound,
+		},
+		"shards whose index is lost": {
+			folder: map[string][]string{"model-00001-of-00002.safetensors": {"a"}}, err: storage.ErrIncomplete,
+		},
+		"nothing":        {err: storage.ErrNotFound},
+		"something else": {text: map[string]string{"a.bin": "x"}, err: storage.ErrNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := new(mem.Store)
+			for file, names := range c.folder {
+				var tensors []made
+				for _, n := range names {
+					tensors = append(tensors, made{n, storagetest.Filled(t, tensor.Float32, []int64{2}, 1)})
+				}
+				put(t, s, file, nil, tensors...)
+			}
+			for file, text := range c.text {
+				putBytes(t, s, file, text)
+			}
+			ck, err := Open(t.Context(), s, &c.options)
+			if c.err != nil || err != nil {
+				if !errors.Is(err, c.err) {
+					t.Errorf("Open = %v; want %v", err, c.err)
+				}
+				return
+			}
+			md, err := ck.Metadata(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := md.Validate(); err != nil {
+				t.Error(err)
+			}
+			if d := cmp.Diff(c.want, md.Names()); d != "" && len(c.want)+len(md.Entries) > 0 {
+				t.Errorf("names: -want +got\n%s", d)
+			}
+			var files []string
+			for _, f := range ck.Files() {
+				files = append(files, f.Name)
+			}
+			if d := cmp.Diff(c.files, files); d != "" {
+				t.Errorf("files: -want +got\n%s", d)
+			}
+		})
+	}
+}
+
+// The words of the files are those of the checkpoint where they all agree.
+func TestTags(t *testing.T) {
+	s := new(mem.Store)
+	x := made{"a", storagetest.Filled(t, tensor.Float32, []int64{2}, 1)}
+	put(t, s, "1.safetensors", map[string]string{"format": "pt", "license": "mit", "part": "1"}, x)
+	put(t, s, "2.safetensors", map[string]string{"format": "pt", "license": "mit", "part": "2"}, made{"b", x.x})
+	putBytes(t, s, "model.safetensors.index.json", indexTo("a", "1.safetensors", "b", "2.safetensors"))
+	ck, err := Open(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := ck.Storage()
+	if d := cmp.Diff(map[string]string{"license": "mit"}, st.Tags); d != "" || st.Version != Version || st.ID != s.String() {
+		t.Errorf("storage = %+v; tags: -want +got\n%s", st, d)
+	}
+}
+
+const ok4 = `{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`
+
+// fileOf returns a file of the given header and data.
+func fileOf(header, data string) string {
+	n := len(header)
+	return string([]byte{byte(n), byte(n >> 8), byte(n >> 16), 0, 0, 0, 0, 0}) + header + data
+}
+
+// The header's own rules are those of package safetensors: here, that what it
+// refuses is refused as a checkpoint.
+func TestHostileFiles(t *testing.T) {
+	for name, content := range map[string]string{
+		"no header":              "abc",
+		"a header over 100 MB":   "\xff\xff\xff\xff\x00\x00\x00\x00{}",
+		"a header past the end":  "\xff\x00\x00\x00\x00\x00\x00\x00{}",
+		"no JSON":                fileOf(`{`, ""),
+		"a name twice":           fileOf(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}`, "abcd"),
+		"tensors that overlap":   fileOf(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}`, "abcdef"),
+		"a hole":                 fileOf(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}`, "abcd"),
+		"data beyond the tensor": fileOf(ok4, "abcdef"),
+		"data cut short":         fileOf(ok4, "abc"),
+		"a shape of other bytes": fileOf(`{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,4]}}`, "abcd"),
+		"a shape that overflows": fileOf(`{"a":{"dtype":"U8","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,4]}}`, "abcd"),
+		"a negative shape":       fileOf(`{"a":{"dtype":"U8","shape":[-4],"data_offsets":[0,4]}}`, "abcd"),
+		"an unknown type":        fileOf(`{"a":{"dtype":"X8","shape":[4],"data_offsets":[0,4]}}`, "abcd"),
+		"a name that is no text": fileOf("{\"a\xff\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", "abcd"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, with := range []string{"", indexTo("a", "model.safetensors")} {
+				s := new(mem.Store)
+				in := "model.safetensors"
+				if with != "" {
+					in = "m.safetensors"
+					putBytes(t, s, "model.safetensors.index.json", indexTo("a", in))
+				}
+				putBytes(t, s, in, content)
+				_, err := Open(t.Context(), s, nil)
+				if !errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, safetensors.ErrHeader) || !strings.Contains(err.Error(), in) {
+					t.Errorf("Open = %v; want ErrCorrupt and ErrHeader with the file", err)
+				}
+			}
+		})
+	}
+}
+
+// What Go's names cannot hold is refused, what is only unusual is not.
+func TestStrangeNames(t *testing.T) {
+	s := new(mem.Store)
+	putBytes(t, s, "model.safetensors", fileOf(`{"":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`, "abcd"))
+	if _, err := Open(t.Context(), s, nil); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("Open of a tensor without a name = %v; want ErrCorrupt", err)
+	}
+	putBytes(t, s, "model.safetensors", fileOf(`{"näme/../\u0000":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`, "abcd"))
+	if got := loadAll(t, s, nil); len(got) != 1 {
+		t.Errorf("%d tensors; want one", len(got))
+	}
+}
+
+func TestHostileIndexes(t *testing.T) {
+	for name, text := range map[string]string{
+		"no JSON":                       `{`,
+		"an array":                      `[]`,
+		"no weight map":                 `{"metadata":{}}`,
+		"a weight map of null":          `{"weight_map":null}`,
+		"a weight map that is a list":   `{"weight_map":["a"]}`,
+		"a file that is a number":       `{"weight_map":{"a":1}}`,
+		"a file that is a map":          `{"weight_map":{"a":{}}}`,
+		"a name twice":                  `{"weight_map":{"a":"1.safetensors","a":"2.safetensors"}}`,
+		"a name twice, once escaped":    `{"weight_map":{"a":"1.safetensors","\u0061":"2.safetensors"}}`,
+		"two weight maps":               `{"weight_map":{"a":"1.safetensors"},"weight_map":{"b":"1.safetensors"}}`,
+		"a file above the folder":       indexTo("a", "../1.safetensors"),
+		"a file by its absolute path":   indexTo("a", "/1.safetensors"),
+		"a file below the folder":       indexTo("a", "sub/1.safetensors"),
+		"no file":                       indexTo("a", ""),
+		"bytes that are no text":        "{\"weight_map\":{\"a\":\"1.safetensors\",\"\xff\":\"1.safetensors\"}}",
+		"a file that is not there":      indexTo("a", "3.safetensors"),
+		"a tensor that is not there":    indexTo("a", "1.safetensors", "z", "1.safetensors"),
+		"a tensor in the wrong file":    indexTo("a", "2.safetensors"),
+		"a tensor in a second file too": indexTo("a", "1.safetensors", "b", "1.safetensors", "c", "2.safetensors"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := new(mem.Store)
+			x := storagetest.Filled(t, tensor.Float32, []int64{2}, 1)
+			put(t, s, "1.safetensors", nil, made{"a", x}, made{"b", x})
+			put(t, s, "2.safetensors", nil, made{"b", x}, made{"c", x})
+			putBytes(t, s, "model.safetensors.index.json", text)
+			if _, err := Open(t.Context(), s, nil); !errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, ErrIndex) {
+				t.Errorf("Open = %v; want ErrCorrupt and ErrIndex", err)
+			}
+		})
+	}
+}
+
+// rows is a file of the distributed form that holds rows of a tensor.
+func rows(at string, d tensor.DType, shape ...int64) func(t *testing.T, s *mem.Store, name string) {
+	return func(t *testing.T, s *mem.Store, name string) {
+		put(t, s, name, map[string]string{"DCP_SHARDING_INFO": `{"a":{"saved_offsets":` + at + `}}`}, made{"a", storagetest.Filled(t, d, shape, 1)})
+	}
+}
+
+func TestShardsThatDoNotFit(t *testing.T) {
+	const f32, none = tensor.Float32, "shard-00001-model-00001-of-00001.safetensors"
+	for name, files := range map[string][]func(*testing.T, *mem.Store, string){
+		"a hole":                   {rows("[0,0]", f32, 2, 3), rows("[3,0]", f32, 2, 3)},
+		"an overlap":               {rows("[0,0]", f32, 2, 3), rows("[1,0]", f32, 2, 3)},
+		"the same twice":           {rows("[0,0]", f32, 2, 3), rows("[0,0]", f32, 2, 3)},
+		"a part only":              {rows("[2,0]", f32, 2, 3)},
+		"another type":             {rows("[0,0]", f32, 2, 3), rows("[2,0]", tensor.Int32, 2, 3)},
+		"another dimension":        {rows("[0,0]", f32, 2, 3), rows("[2]", f32, 2)},
+		"a negative offset":        {rows("[-1,0]", f32, 2, 3)},
+		"an offset that overflows": {rows("[9223372036854775807,0]", f32, 2, 3)},
+		"offsets of many elements": {rows("[4611686018427387904,4611686018427387904]", f32, 2, 3)},
+		"too few offsets":          {rows("[0]", f32, 2, 3)},
+		"no offsets":               {rows("null", f32, 2, 3)},
+		"offsets that are text":    {rows(`"0"`, f32, 2, 3)},
+		"offsets of another name": {func(t *testing.T, s *mem.Store, name string) {
+			put(t, s, name, map[string]string{"DCP_SHARDING_INFO": `{"b":{"saved_offsets":[0]}}`}, made{"a", storagetest.Filled(t, f32, []int64{2}, 1)})
+		}},
+		"sharding that is null": {func(t *testing.T, s *mem.Store, name string) {
+			put(t, s, name, map[string]string{"DCP_SHARDING_INFO": `null`}, made{"a", storagetest.Filled(t, f32, []int64{2}, 1)})
+		}},
+		"files with and without sharding": {rows("[0,0]", f32, 2, 3), func(t *testing.T, s *mem.Store, name string) {
+			put(t, s, name, nil, made{"a", storagetest.Filled(t, f32, []int64{2, 3}, 1)})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := new(mem.Store)
+			for i, write := range files {
+				write(t, s, strings.Replace(none, "shard-00001", "shard-0000"+string(rune('1'+i)), 1))
+			}
+			if _, err := Open(t.Context(), s, nil); !errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, ErrSharding) {
+				t.Errorf("Open = %v; want ErrCorrupt and ErrSharding", err)
+			}
+		})
+	}
+}
+
+// A shard behind an index is not the tensor that the index promises.
+func TestIndexedShards(t *testing.T) {
+	s := new(mem.Store)
+	rows("[0,0]", tensor.Float32, 2, 3)(t, s, "1.safetensors")
+	putBytes(t, s, "model.safetensors.index.json", indexTo("a", "1.safetensors"))
+	if got := loadAll(t, s, nil); len(got) != 1 {
+		t.Errorf("%d tensors; want one: PyTorch says where whole tensors lie too", len(got))
+	}
+	rows("[2,0]", tensor.Float32, 2, 3)(t, s, "1.safetensors")
+	if _, err := Open(t.Context(), s, nil); !errors.Is(err, ErrSharding) {
+		t.Errorf("Open = %v; want ErrSharding", err)
+	}
+}
+
+// Ranks without a share write chunks without elements, several at one place.
+func TestEmptyShards(t *testing.T) {
+	s := new(mem.Store)
+	rows("[0,0]", tensor.Float32, 2, 3)(t, s, "shard-00001-model-00001-of-00001.safetensors")
+	rows("[2,0]", tensor.Float32, 0, 3)(t, s, "shard-00002-model-00001-of-00001.safetensors")
+	rows("[2,0]", tensor.Float32, 0, 3)(t, s, "shard-00003-model-00001-of-00001.safetensors")
+	x := loadAll(t, s, nil)["a"].(*tensor.Tensor)
+	if !tensor.Equal(x, storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)) {
+		t.Errorf("a = %v; want its two rows", x)
+	}
+}

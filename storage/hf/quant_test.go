@@ -1,0 +1,209 @@
+package hf
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/blob/meter"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+func testdata(t testing.TB, dir string) blob.Store {
+	t.Helper()
+	s, err := file.Open("testdata/"+dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Quantised weights are the numbers that PyTorch makes of them, bit by bit.
+func TestDequantisedAsByPyTorch(t *testing.T) {
+	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		want := loadAll(t, testdata(t, "dequantised"), &Options{File: d.String() + ".safetensors"})
+		got := loadAll(t, testdata(t, "quantised"), &Options{Dequantize: true, DType: d})
+		if len(got) != len(want) {
+			t.Errorf("%v: %d tensors; want %d: the scales are none", d, len(got), len(want))
+		}
+		for name := range want {
+			if !tensor.Equal(got[name].(*tensor.Tensor), want[name].(*tensor.Tensor)) {
+				t.Errorf("%v: %q = %v; want %v, or other numbers", d, name, got[name], want[name])
+			}
+		}
+	}
+}
+
+func TestWithoutDequantizeTheyAreWhatTheyAre(t *testing.T) {
+	got := loadAll(t, testdata(t, "quantised"), nil)
+	if x, ok := got["a.weight"].(*tensor.Tensor); len(got) != 5 || !ok || x.DType() != tensor.Float8E4M3FN {
+		t.Errorf("%d tensors, a.weight = %v; want 5 as they are stored", len(got), got["a.weight"])
+	}
+}
+
+// Any slice of a quantised weight is the slice of its numbers.
+func TestDequantisedSlices(t *testing.T) {
+	s := testdata(t, "quantised")
+	p := storagetest.Place{Reader: func() storage.Reader {
+		return NewReader(s, &Options{Dequantize: true}, storage.ReadOptions{BufferBytes: 1})
+	}}
+	all := loadAll(t, s, &Options{Dequantize: true})
+	rapid.Check(t, func(rt *rapid.T) {
+		name := rapid.SampledFrom([]string{"a.weight", "m.x_blocks"}).Draw(rt, "name")
+		x := all[name].(*tensor.Tensor)
+		box := tensor.Box{}
+		for _, n := range x.Shape() {
+			o := rapid.Int64Range(0, n).Draw(rt, "offset")
+			box.Offsets = append(box.Offsets, o)
+			box.Sizes = append(box.Sizes, rapid.Int64Range(0, n-o).Draw(rt, "size"))
+		}
+		part, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, x.Shape(), 0)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if err := storagetest.Load(t.Context(), p, plan.State{name: part}); err != nil {
+			rt.Fatal(err)
+		}
+		want, err := x.Narrow(box)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if !tensor.Equal(part.Local(), want) {
+			rt.Fatalf("%s %v: other numbers than in the whole", name, box)
+		}
+	})
+}
+
+// A large weight is made in parts, and a slice of it reads about its own bytes.
+func TestDequantisedInParts(t *testing.T) {
+	store := new(mem.Store)
+	const rows, cols = 600, 9000 // more than partElements
+	put(t, store, "model.safetensors", nil,
+		made{"w", storagetest.Filled(t, tensor.Float8E5M2, []int64{rows, cols}, 1)},
+		made{"w_scale_inv", filledOnes(t, []int64{5, 71})})
+	put(t, store, "plain", nil, made{"w", storagetest.Filled(t, tensor.Float8E5M2, []int64{rows, cols}, 1)})
+	got := loadAll(t, store, &Options{Dequantize: true})["w"].(*tensor.Tensor)
+	want, err := tensor.New(tensor.Float32, []int64{rows, cols})
+	if err == nil {
+		err = tensor.Convert(want, storagetest.Filled(t, tensor.Float8E5M2, []int64{rows, cols}, 1), tensor.CastAny)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !sameNumbers(got, want) {
+		t.Error("a weight with factors of one is not what it was")
+	}
+	m := meter.New(store)
+	p := storagetest.Place{Reader: func() storage.Reader { return NewReader(m, &Options{Dequantize: true}, storage.ReadOptions{}) }}
+	l := storagetest.NewLoading(p, 1)
+	part, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: {Offsets: []int64{100, 0}, Sizes: []int64{10, cols}}}), tensor.Float32, want.Shape(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Plan(t.Context(), []plan.State{{"w": part}}); err != nil {
+		t.Fatal(err)
+	}
+	before := m.Counts()
+	if err := l.Read(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := m.Counts().Sub(before).BytesRead; n < 10*cols || n > 10*cols+4*71 || l.Stats[0].Read != n {
+		t.Errorf("10 rows read %d bytes, stats %+v; want those of the rows and one row of factors", n, l.Stats[0])
+	}
+}
+
+// sameNumbers compares bits, but for those inside of a NaN.
+func sameNumbers(a, b *tensor.Tensor) bool {
+	x, errX := tensor.Values[float32](a)
+	y, errY := tensor.Values[float32](b)
+	return errX == nil && errY == nil && slices.EqualFunc(x, y, func(p, q float32) bool { return p == q || p != p && q != q })
+}
+
+func filledOnes(t testing.TB, shape []int64) *tensor.Tensor {
+	t.Helper()
+	n, err := tensor.NumElements(shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := tensor.Of(shape, slices.Repeat([]float32{1}, int(n)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// What is quantised in another way, or does not fit, is refused by name.
+func TestQuantisedInOtherWays(t *testing.T) {
+	f8 := storagetest.Filled(t, tensor.Float8E4M3FN, []int64{200, 200}, 1)
+	u8 := func(shape ...int64) *tensor.Tensor { return storagetest.Filled(t, tensor.Uint8, shape, 1) }
+	for name, c := range map[string]struct {
+		config  string
+		tensors []made
+	}{
+		"a kind that is not known":     {`{"quantization_config":{"quant_method":"gptq"}}`, []made{{"w", f8}}},
+		"a kind of the inner model":    {`{"text_config":{"quantization_config":{"quant_method":"awq"}}}`, []made{{"w", f8}}},
+		"a configuration that is none": {`[`, []made{{"w", f8}}},
+		"blocks of three dimensions":   {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[1,2,3]}}`, []made{{"w", f8}}},
+		"blocks of nothing":            {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}}`, []made{{"w", f8}}},
+		"another kind of scale":        {``, []made{{"w", f8}, {"w_scale", filledOnes(t, nil)}}},
+		"too few scales":               {``, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 1})}}},
+		"scales for other blocks":      {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[64,64]}}`, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 2})}}},
+		"blocks in a row":              {``, []made{{"w", storagetest.Filled(t, tensor.Float8E4M3FN, []int64{9}, 1)}, {"w_scale_inv", filledOnes(t, []int64{1})}}},
+		"scales of fewer groups":       {``, []made{{"w_blocks", u8(2, 4, 16)}, {"w_scales", u8(2, 3)}}},
+		"scales that are no exponents": {``, []made{{"w_blocks", u8(2, 4, 16)}, {"w_scales", filledOnes(t, []int64{2, 4})}}},
+		"groups without a dimension":   {``, []made{{"w_blocks", u8(7)}, {"w_scales", u8()}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := new(mem.Store)
+			put(t, store, "model.safetensors", nil, c.tensors...)
+			if c.config != "" {
+				putBytes(t, store, "config.json", c.config)
+			}
+			if _, err := Open(t.Context(), store, &Options{Dequantize: true}); !errors.Is(err, ErrQuantized) {
+				t.Errorf("Open = %v; want ErrQuantized", err)
+			}
+			if _, err := Open(t.Context(), store, nil); err != nil {
+				t.Errorf("Open as they are = %v", err)
+			}
+		})
+	}
+}
+
+// Tensors that only look like quantised ones stay what they are.
+func TestNotQuantised(t *testing.T) {
+	store := new(mem.Store)
+	put(t, store, "model.safetensors", nil,
+		made{"w", filledOnes(t, []int64{2, 2})}, made{"w_scale_inv", filledOnes(t, []int64{1, 1})},
+		made{"b_blocks", filledOnes(t, []int64{2, 2})}, made{"b_scales", filledOnes(t, []int64{2})},
+		made{"c_blocks", storagetest.Filled(t, tensor.Uint8, []int64{2, 2}, 1)})
+	if got := loadAll(t, store, &Options{Dequantize: true}); len(got) != 5 {
+		t.Errorf("%d tensors; want all 5", len(got))
+	}
+}
+
+func TestGroupsWithNamedExponents(t *testing.T) {
+	store := new(mem.Store)
+	blocks := storagetest.Filled(t, tensor.Uint8, []int64{3, 2, 4}, 5)
+	exps := []byte{120, 127, 130, 126, 128, 1}
+	for i, d := range []tensor.DType{tensor.Uint8, tensor.Float8E8M0FNU} {
+		x, err := tensor.FromBytes(d, []int64{3, 2}, exps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, store, []string{"a", "b"}[i]+".safetensors", nil, made{"w_blocks", blocks}, made{"w_scales", x})
+	}
+	a := loadAll(t, store, &Options{Dequantize: true, File: "a.safetensors"})["w_blocks"].(*tensor.Tensor)
+	b := loadAll(t, store, &Options{Dequantize: true, File: "b.safetensors"})["w_blocks"].(*tensor.Tensor)
+	if !tensor.Equal(a, b) || !slices.Equal(a.Shape(), []int64{3, 16}) {
+		t.Errorf("%v and %v differ; want 3 by 16", a, b)
+	}
+}
