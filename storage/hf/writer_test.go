@@ -1,0 +1,339 @@
+package hf
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// names returns the names of all objects of a store.
+func names(t testing.TB, s blob.Store) []string {
+	t.Helper()
+	var out []string
+	for info, err := range s.List(context.Background(), "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, info.Name)
+	}
+	return out
+}
+
+// letters is a state of tensors of 10 bytes and more: a has 10, b 20 and so on.
+func letters(t testing.TB, n int) plan.State {
+	state := plan.State{}
+	for i := range n {
+		state[string(rune('a'+i))] = storagetest.Filled(t, tensor.Uint8, []int64{int64(10 * (i + 1))}, byte(i))
+	}
+	return state
+}
+
+func TestNamesOfFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		o     *WriterOptions
+		ranks int
+		want  []string
+	}{
+		"one file":           {nil, 1, []string{"model.safetensors"}},
+		"no index for one":   {&WriterOptions{MaxShardBytes: 1000}, 1, []string{"model.safetensors"}},
+		"an oversized alone": {&WriterOptions{MaxShardBytes: 30}, 1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
+		"two equal parts":    {&WriterOptions{Shards: 2}, 1, []string{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}},
+		"a part of nothing":  {&WriterOptions{Shards: 9}, 1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
+		"distributed":        {&WriterOptions{Distributed: true}, 1, []string{"shard-00000-model-00000-of-00001.safetensors", "shard-00001-model-00001-of-00001.safetensors"}},
+		"several ranks": {&WriterOptions{MaxShardBytes: 60}, 3, []string{
+			"shard-00000-model-00000-of-00002.safetensors", "shard-00002-model-00001-of-00002.safetensors", "shard-00002-model-00002-of-00002.safetensors",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := new(mem.Store)
+			states := make([]plan.State, c.ranks)
+			for i := range states {
+				states[i] = plan.State{}
+			}
+			states[c.ranks/2] = letters(t, 4)
+			if err := storagetest.Save(t.Context(), at(s, c.o), storagetest.Storage("x", 1, c.ranks), states...); err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(c.want, names(t, s)); d != "" {
+				t.Errorf("files: -want +got\n%s", d)
+			}
+		})
+	}
+}
+
+func TestTextOfTheIndex(t *testing.T) {
+	s := new(mem.Store)
+	state := letters(t, 3)
+	state["<ä>"] = state["a"]
+	delete(state, "a")
+	if err := storagetest.Save(t.Context(), at(s, &WriterOptions{MaxShardBytes: 30}), storagetest.Storage("x", 1, 1), state); err != nil {
+		t.Fatal(err)
+	}
+	b, err := blob.ReadAll(t.Context(), s, "model.safetensors.index.json", 1000)
+	want := `{
+  "metadata": {
+    "total_size": 60
+  },
+  "weight_map": {
+    "<ä>": "model-00001-of-00002.safetensors",
+    "b": "model-00001-of-00002.safetensors",
+    "c": "model-00002-of-00002.safetensors"
+  }
+}
+`
+	if d := cmp.Diff(want, string(b)); d != "" || err != nil {
+		t.Errorf("%v: -want +got\n%s", err, d)
+	}
+}
+
+// Every tensor begins at a multiple of its element's size, and the header says
+// what PyTorch's readers ask for.
+func TestHeaders(t *testing.T) {
+	s := new(mem.Store)
+	state := plan.State{}
+	for i, d := range able().DTypes {
+		state[d.String()] = storagetest.Filled(t, d, []int64{int64(i%3 + 1)}, 1)
+	}
+	if err := storagetest.Save(t.Context(), at(s, &WriterOptions{Distributed: true}), storagetest.Storage("x", 1, 1), state); err != nil {
+		t.Fatal(err)
+	}
+	f, err := readFile(t.Context(), s, "shard-00001-model-00001-of-00001.safetensors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range f.header.Entries {
+		d, err := tensor.ParseDType(e.Name)
+		if err != nil || (f.header.Size+e.Begin)%int64(d.Size()) != 0 {
+			t.Errorf("%s begins at %d (%v)", e.Name, f.header.Size+e.Begin, err)
+		}
+	}
+	m := f.header.Metadata
+	if m["format"] != "pt" || m["DCP_VERSION"] != "1.0" || !strings.Contains(m["DCP_SHARDING_INFO"], `"bool":{"saved_offsets":[0]}`) {
+		t.Errorf("metadata = %v", m)
+	}
+}
+
+// What the format cannot hold is refused by name, all of it at once, before
+// anything is written.
+func TestNotRepresentable(t *testing.T) {
+	s := new(mem.Store)
+	state := plan.State{
+		"fine": storagetest.Filled(t, tensor.Float32, []int64{2}, 1), "step": int64(3),
+		"complex": storagetest.Filled(t, tensor.Complex64, []int64{2}, 1), "__metadata__": storagetest.Filled(t, tensor.Float32, []int64{2}, 1),
+	}
+	err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 1, 1), state)
+	if !errors.Is(err, storage.ErrNotRepresentable) {
+		t.Fatalf("Save = %v; want ErrNotRepresentable", err)
+	}
+	for _, name := range []string{`"step"`, `"complex"`, `"__metadata__"`} {
+		if !strings.Contains(err.Error(), name) {
+			t.Errorf("Save = %v; want %s named", err, name)
+		}
+	}
+	if strings.Contains(err.Error(), "fine") || len(names(t, s)) > 0 {
+		t.Errorf("Save = %v, and %q are there; want nothing", err, names(t, s))
+	}
+}
+
+// Two chunks of a name in one file would be one: they go to different files.
+func TestChunksOfOneName(t *testing.T) {
+	s := new(mem.Store)
+	x := storagetest.Filled(t, tensor.Int32, []int64{6, 2}, 1)
+	box := func(at int64) tensor.Box { return tensor.Box{Offsets: []int64{at, 0}, Sizes: []int64{2, 2}} }
+	cut := shard.Explicit{ByRank: map[int][]shard.Part{0: {
+		{Box: box(4), Local: []int64{0, 0}}, {Box: box(0), Local: []int64{2, 0}}, {Box: box(2), Local: []int64{4, 0}},
+	}}}
+	if err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 1, 1), plan.State{"x": storagetest.Cut(t, cut, x, 0), "y": x}); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(names(t, s)); n != 4 {
+		t.Errorf("%d files; want three and the commit", n)
+	}
+	got := loadAll(t, s, nil)
+	if !tensor.Equal(got["x"].(*tensor.Tensor), x) || !tensor.Equal(got["y"].(*tensor.Tensor), x) {
+		t.Error("other elements than were saved")
+	}
+}
+
+func TestPlacesThatAreTaken(t *testing.T) {
+	for _, name := range []string{"model.safetensors", "any.safetensors", "model.safetensors.index.json", "shard-00000-model-00000-of-00001.safetensors"} {
+		s := new(mem.Store)
+		putBytes(t, s, name, "not even one")
+		for _, j := range []storage.Journal{nil, &journal{}} {
+			w := NewWriter(s, nil)
+			if err := w.SetUp(t.Context(), storage.Session{Size: 1, Coordinator: true, Journal: j}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.PrepareLocalPlan(t.Context(), &plan.SavePlan{}); !errors.Is(err, storage.ErrExists) {
+				t.Errorf("beside %s: PrepareLocalPlan = %v; want ErrExists", name, err)
+			}
+			if err := w.Abort(t.Context()); err != nil || len(names(t, s)) != 1 {
+				t.Errorf("Abort = %v, and left %q", err, names(t, s))
+			}
+		}
+	}
+}
+
+// journal remembers files in memory.
+type journal struct {
+	mu    sync.Mutex
+	files map[string]*storage.WriteResults
+	asked int
+}
+
+func (j *journal) Finished(_ context.Context, name string) (*storage.WriteResults, bool, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	r, ok := j.files[name]
+	if ok {
+		j.asked++
+	}
+	return r, ok, nil
+}
+
+func (j *journal) Note(_ context.Context, name string, r *storage.WriteResults) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.files[name] = r
+	return nil
+}
+
+// save saves a state of one rank with a journal.
+func save(ctx context.Context, s blob.Store, state plan.State, j storage.Journal) error {
+	w, p := NewWriter(s, &WriterOptions{MaxShardBytes: 40, Parallel: 1}), new(plan.DefaultSave)
+	st := storagetest.Storage("x", 1, 1)
+	if err := errors.Join(w.SetUp(ctx, storage.Session{Size: 1, Coordinator: true, Storage: st, Journal: j}),
+		p.SetUp(plan.SaveSetup{State: state, Storage: st, Size: 1, Coordinator: true})); err != nil {
+		return err
+	}
+	local, err := p.LocalPlan()
+	if err != nil {
+		return err
+	}
+	if local, err = w.PrepareLocalPlan(ctx, local); err != nil {
+		return err
+	}
+	all, md, err := p.GlobalPlan([]*plan.SavePlan{local})
+	if err != nil {
+		return err
+	}
+	if all, err = w.PrepareGlobalPlan(ctx, all); err != nil {
+		return err
+	}
+	r, err := w.WriteData(ctx, all[0], p)
+	if err != nil {
+		return err
+	}
+	return w.Finish(ctx, md, []*storage.WriteResults{r})
+}
+
+// A save that was interrupted goes on where it ended.
+func TestContinued(t *testing.T) {
+	inner, state := new(mem.Store), letters(t, 6)
+	j := &journal{files: map[string]*storage.WriteResults{}}
+	bad := fault.New(inner, fault.Rule{On: fault.Commit, Nth: 3, Times: -1, Do: fault.Fail(errOnPurpose)})
+	if err := save(t.Context(), bad, state, j); !errors.Is(err, errOnPurpose) {
+		t.Fatalf("the first save = %v; want its fault", err)
+	}
+	if _, err := Open(t.Context(), inner, nil); !errors.Is(err, storage.ErrIncomplete) {
+		t.Errorf("Open = %v; want ErrIncomplete", err)
+	}
+	if err := save(t.Context(), inner, state, j); err != nil {
+		t.Fatalf("the second save = %v", err)
+	}
+	if j.asked != 2 {
+		t.Errorf("%d files were known; want 2", j.asked)
+	}
+	for name, want := range state {
+		if got := loadAll(t, inner, nil)[name].(*tensor.Tensor); !tensor.Equal(got, want.(*tensor.Tensor)) {
+			t.Errorf("%q is not what was saved", name)
+		}
+	}
+}
+
+var errOnPurpose = errors.New("went wrong on purpose")
+
+// Whatever goes wrong at whichever step, the checkpoint is there whole or not at
+// all, and what was reported is true.
+func TestFaultsAtEveryStep(t *testing.T) {
+	for form, o := range map[string]*WriterOptions{"one file": nil, "an index": {MaxShardBytes: 40}, "distributed": {Distributed: true, MaxShardBytes: 40}} {
+		for name, rule := range map[string]func(int64) fault.Rule{
+			"a crash": fault.CrashAt, "a late crash": fault.CrashLateAt,
+			"a fault":      func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.Fail(errOnPurpose)} },
+			"a late fault": func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.FailLate(errOnPurpose)} },
+		} {
+			t.Run(form+", "+name, func(t *testing.T) {
+				for n := int64(1); ; n++ {
+					inner := new(mem.Store)
+					f := fault.New(inner, rule(n))
+					err := storagetest.Save(t.Context(), at(f, o), storagetest.Storage("x", 1, 1), letters(t, 4))
+					checkAfterFault(t, fmt.Sprintf("step %d", n), inner, f, err)
+					if !f.Crashed() && !errors.Is(err, errOnPurpose) && err == nil && int64(len(f.Ops().Log)) < n {
+						return
+					}
+				}
+			})
+		}
+	}
+}
+
+// checkAfterFault compares what is there with what the save reported.
+func checkAfterFault(t *testing.T, step string, s blob.Store, f *fault.Store, err error) {
+	t.Helper()
+	_, openErr := Open(t.Context(), s, nil)
+	there := openErr == nil
+	switch {
+	case openErr != nil && !errors.Is(openErr, storage.ErrNotFound) && !errors.Is(openErr, storage.ErrIncomplete):
+		t.Errorf("%s: Open = %v", step, openErr)
+	case err == nil && !there:
+		t.Errorf("%s: a save that succeeded is not there: %v", step, openErr)
+	case err != nil && !f.Crashed() && there && !errors.Is(err, storage.ErrUncertain):
+		t.Errorf("%s: Save = %v, but the checkpoint is there", step, err)
+	}
+	if there {
+		if got := loadAll(t, s, nil); len(got) != 4 {
+			t.Errorf("%s: %d tensors are there", step, len(got))
+		}
+	}
+}
+
+// The coordinator removes what ranks that are gone have left, and nothing else.
+func TestAbortFindsTheFilesOfOtherRanks(t *testing.T) {
+	s := new(mem.Store)
+	sv := storagetest.NewSaving(at(s, nil), storagetest.Storage("x", 1, 2), 2)
+	if err := errors.Join(sv.Plan(t.Context(), []plan.State{letters(t, 2), {"z": storagetest.Filled(t, tensor.Float32, []int64{2}, 1)}}), sv.Write(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	self, err := json.Marshal(saved{SaveID: "another"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const other = "shard-00003-model-00001-of-00001.safetensors"
+	put(t, s, other, map[string]string{keySave: string(self)})
+	putBytes(t, s, "x-00001-of-00001.safetensors", "broken")
+	if n := len(names(t, s)); n != 4 {
+		t.Fatalf("%d files before Abort", n)
+	}
+	if err := sv.Writers[0].Abort(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(t, s); !slices.Equal(got, []string{other, "x-00001-of-00001.safetensors"}) {
+		t.Errorf("Abort left %q; want only what is not of this save", got)
+	}
+}
