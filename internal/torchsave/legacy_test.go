@@ -5,9 +5,8 @@ import (
 	"errors"
 	"math"
 	"math/big"
+	"reflect"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -118,7 +117,7 @@ func TestLongPickleInStream(t *testing.T) {
 	if err != nil {
 		t.Fatalf("Open = %v", err)
 	}
-	if l := f.Root.([]any); !cmp.Equal(l[0], any(long)) {
+	if l := f.Root.([]any); !reflect.DeepEqual(l[0], any(long)) {
 		t.Error("Open = another list than was written")
 	}
 }

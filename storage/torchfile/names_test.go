@@ -1,0 +1,156 @@
+package torchfile_test
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// put writes a value as a file of torch.save.
+func put(t *testing.T, s blob.Store, name string, v any) {
+	t.Helper()
+	b, err := torchsave.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	putBytes(t, s, name, b)
+}
+
+func putBytes(t *testing.T, s blob.Store, name string, b []byte) {
+	t.Helper()
+	if _, err := blob.WriteAll(t.Context(), s, name, b, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// holding returns a store with a file "x.pt" of a value.
+func holding(t *testing.T, v any) blob.Store {
+	t.Helper()
+	s := new(mem.Store)
+	put(t, s, "x.pt", v)
+	return s
+}
+
+func vector(t *testing.T, values ...float32) *tensor.Tensor {
+	t.Helper()
+	x, err := tensor.Of([]int64{int64(len(values))}, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func dict(pairs ...any) *value.Dict {
+	d := &value.Dict{}
+	for i := 0; i < len(pairs); i += 2 {
+		d.Pairs = append(d.Pairs, value.Pair{Key: pairs[i], Value: pairs[i+1]})
+	}
+	return d
+}
+
+func TestNames(t *testing.T) {
+	x := vector(t, 1, 2)
+	type m = map[string]any
+	for claim, c := range map[string]struct {
+		root any
+		want string // names, tensors with a star
+	}{
+		"dicts are opened":                             {m{"a": m{"b": x, "c": int64(1)}}, "*a.b a.c"},
+		"ordered dicts are opened":                     {&value.Dict{Ordered: true, Pairs: []value.Pair{{Key: "b", Value: x}, {Key: "a", Value: x}}}, "*a *b"},
+		"integers are keys":                            {m{"state": dict(int64(0), m{"w": x}, int64(-1), x)}, "*state.-1 *state.0.w"},
+		"other keys are not":                           {m{"a": dict(0.5, x)}, "a"},
+		"empty dicts vanish":                           {m{"a": m{}, "b": m{"c": m{}}}, ""},
+		"nothing is nothing":                           {m{}, ""},
+		"lists of tensors are opened":                  {m{"a": []any{x, int64(1)}}, "*a.0 a.1"},
+		"lists of dicts are opened":                    {m{"a": []any{[]any{m{"lr": 0.1}}}}, "a.0.0.lr"},
+		"other lists are values":                       {m{"a": []any{int64(1), []any{"b"}}, "e": []any{}}, "a e"},
+		"tuples are values, whatever is inside":        {m{"a": value.Tuple{x, m{"b": x}}}, "a"},
+		"a list with a tuple of tensors is a value":    {m{"a": []any{value.Tuple{x}}}, "a"},
+		"keys may have dots":                           {m{"a.b": x, "c": m{"d.e": x}}, "*a.b *c.d.e"},
+		"a tensor alone has a name":                    {x, "*tensor"},
+		"a value alone has a name":                     {int64(7), "value"},
+		"a list alone is opened below a name":          {[]any{x, m{"a": x}}, "*value.0 *value.1.a"},
+		"a tuple alone is opened as a list":            {value.Tuple{m{"w": x}, m{"lr": 0.1}}, "*value.0.w value.1.lr"},
+		"a tuple alone without tensors is one value":   {value.Tuple{int64(1), "b"}, "value"},
+		"one tensor may have several names":            {m{"a": x, "b": x}, "*a *b"},
+		"a dict with keys of other kinds is one value": {dict(0.5, x), "value"},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			_, md := load(t, holding(t, c.root), "x.pt")
+			var got []string
+			for i := range md.Entries {
+				name := md.Entries[i].FQN
+				if md.Entries[i].Tensor != nil {
+					name = "*" + name
+				}
+				got = append(got, name)
+				if f := md.Entries[i].Path.FQN(); f != md.Entries[i].FQN {
+					t.Errorf("the path of %q says %q", md.Entries[i].FQN, f)
+				}
+			}
+			if strings.Join(got, " ") != c.want {
+				t.Errorf("names = %q; want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestNamesThatClash(t *testing.T) {
+	for claim, root := range map[string]any{
+		"a dot and a dict":         map[string]any{"a.b": int64(1), "a": map[string]any{"b": int64(2)}},
+		"a text and a number":      dict("1", "x", int64(1), "y"),
+		"a list and a dict":        map[string]any{"a": []any{map[string]any{"b": int64(1)}}, "a.0": map[string]any{"b": int64(2)}},
+		"a number and another one": map[string]any{"a": dict(int64(1), map[string]any{"b": "x"}, "1.b", "y")},
+	} {
+		_, err := torchfile.Open(t.Context(), holding(t, root), "x.pt")
+		if !errors.Is(err, torchfile.ErrClash) || strings.Count(err.Error(), "[") < 2 {
+			t.Errorf("%s: Open = %v; want %v and both paths", claim, err, torchfile.ErrClash)
+		}
+	}
+	if _, err := torchfile.Open(t.Context(), holding(t, map[string]any{"": int64(1)}), "x.pt"); !errors.Is(err, meta.ErrInvalid) {
+		t.Errorf("an empty name: Open = %v; want %v", err, meta.ErrInvalid)
+	}
+}
+
+// Values keep what Python knows, also the tensors inside.
+func TestValuesComeBackAsTheyWere(t *testing.T) {
+	x := vector(t, 1, 2)
+	want := map[string]any{
+		"tuple": value.Tuple{x, int64(3), map[string]any{"y": x}}, "none": nil, "size": &value.Object{Module: "torch", Name: "float16"},
+		"set": &value.Set{Items: []any{int64(1)}}, "long": strings.Repeat("long", 50_000), "bytes": []byte{1, 2},
+	}
+	got, _ := load(t, holding(t, want), "x.pt")
+	same := cmp.Comparer(tensor.Equal)
+	if diff := cmp.Diff(want, got, same); diff != "" {
+		t.Errorf("(-written +read):\n%s", diff)
+	}
+	if names := slices.Sorted(maps.Keys(got)); len(names) != len(want) {
+		t.Errorf("names = %q", names)
+	}
+}
+
+// A small pickle that names one list in many places is no way to take all
+// memory.
+func TestValuesThatGrow(t *testing.T) {
+	for claim, leaf := range map[string]any{"as names": map[string]any{"x": int64(1)}, "as text": int64(1)} {
+		v := any([]any{leaf})
+		for range 40 {
+			v = []any{v, v}
+		}
+		if _, err := torchfile.Open(t.Context(), holding(t, map[string]any{"a": v}), "x.pt"); err == nil {
+			t.Errorf("%s: Open = nil; want a refusal", claim)
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package torchfile_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+func TestWhichFileIsOpened(t *testing.T) {
+	for claim, c := range map[string]struct {
+		files []string
+		name  string
+		want  error
+	}{
+		"the one that is named":     {[]string{"a.pt", "b.pt"}, "b.pt", nil},
+		"the only one":              {[]string{"a.pt"}, "", nil},
+		"the only one of its kind":  {[]string{"a.pth", "README", "config.json"}, "", nil},
+		"the only file, any name":   {[]string{"weights"}, "", nil},
+		"the only one at the root":  {[]string{"a.ckpt", "b/c.pt"}, "", nil},
+		"not one that is not there": {[]string{"a.pt"}, "b.pt", storage.ErrNotFound},
+		"not one of several":        {[]string{"a.pt", "b.pt"}, "", storage.ErrNotFound},
+		"not of several others":     {[]string{"a", "b"}, "", storage.ErrNotFound},
+		"nothing of nothing":        {nil, "", storage.ErrNotFound},
+		"no index of nothing":       {nil, "x.bin.index.json", storage.ErrNotFound},
+	} {
+		s := new(mem.Store)
+		for _, f := range c.files {
+			put(t, s, f, map[string]any{"name": f})
+		}
+		ck, err := torchfile.Open(t.Context(), s, c.name)
+		if !errors.Is(err, c.want) || (err == nil) != (ck != nil) {
+			t.Errorf("%s: Open = %v, %v; want %v", claim, ck, err, c.want)
+		}
+		if ck != nil {
+			ck.Close()
+		}
+	}
+}
+
+func TestWhatIsNoFileOfTorchSave(t *testing.T) {
+	tar := make([]byte, 600)
+	copy(tar[257:], "ustar")
+	good, err := torchsave.Marshal(map[string]any{"a": int64(1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for claim, c := range map[string]struct {
+		b    []byte
+		want error
+	}{
+		"text": {[]byte("hello"), storage.ErrCorrupt}, "nothing": {nil, storage.ErrCorrupt}, "cut short": {good[:len(good)-1], storage.ErrCorrupt},
+		"a tar archive": {tar, storage.ErrVersion}, "another order of bytes": {bytes.ReplaceAll(good, []byte("little"), []byte("middle")), storage.ErrCorrupt},
+	} {
+		s := new(mem.Store)
+		putBytes(t, s, "x.pt", c.b)
+		if _, err := torchfile.Open(t.Context(), s, "x.pt"); !errors.Is(err, c.want) {
+			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
+		}
+	}
+}
+
+// A damaged tensor is found by Verify, under all of its names.
+func TestVerifyFindsDamage(t *testing.T) {
+	x := vector(t, 1, 2, 3)
+	s := holding(t, map[string]any{"a": x, "b": x, "c": vector(t, 9)})
+	ck, err := torchfile.Open(t.Context(), s, "x.pt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ck.Close()
+	e, _, err := ck.Find(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := e.Tensor.Locs[0].Offset
+	if err := fault.Damage(t.Context(), s, "x.pt", func(b []byte) []byte { b[at] ^= 1; return b }); err != nil {
+		t.Fatal(err)
+	}
+	rep, err := ck.Verify(t.Context(), nil)
+	if err != nil {
+		t.Fatalf("Verify = %v", err)
+	}
+	var got []string
+	for _, p := range rep.Problems {
+		got = append(got, p.File+" "+p.FQN)
+	}
+	if diff := cmp.Diff([]string{"x.pt a", "x.pt b"}, got); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+}
+
+// indexed returns a store with two files and an index.
+func indexed(t *testing.T, weights string) *mem.Store {
+	s := new(mem.Store)
+	put(t, s, "m-1.bin", map[string]any{"a.w": vector(t, 1), "a.b": vector(t, 2)})
+	put(t, s, "m-2.bin", map[string]any{"c.w": vector(t, 3)})
+	putBytes(t, s, "pytorch_model.bin.index.json", fmt.Appendf(nil, `{"metadata":{"total_size":12},"weight_map":{%s}}`, weights))
+	return s
+}
+
+const allWeights = `"a.w":"m-1.bin","a.b":"m-1.bin","c.w":"m-2.bin"`
+
+func TestFilesWithAnIndex(t *testing.T) {
+	for _, name := range []string{"", "pytorch_model.bin.index.json"} {
+		got, md := load(t, indexed(t, allWeights), name)
+		want := map[string]any{"a.w": vector(t, 1), "a.b": vector(t, 2), "c.w": vector(t, 3)}
+		if diff := cmp.Diff(want, got, cmp.Comparer(tensor.Equal)); diff != "" || len(md.Entries) != 3 {
+			t.Errorf("(-want +read):\n%s", diff)
+		}
+	}
+	ck, err := torchfile.Open(t.Context(), indexed(t, allWeights), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ck.Close()
+	rep, err := ck.Verify(t.Context(), nil)
+	if err != nil || len(rep.Problems) > 0 || rep.Files != 3 || ck.Files()[0].Name != "pytorch_model.bin.index.json" {
+		t.Errorf("Verify = %+v, %v; want three files, the index first, no problems", rep, err)
+	}
+}
+
+func TestIndexesThatLie(t *testing.T) {
+	for claim, c := range map[string]struct {
+		weights string
+		want    error
+	}{
+		"no weights":              {"", storage.ErrCorrupt},
+		"a file that is missing":  {allWeights + `,"d":"m-3.bin"`, storage.ErrIncomplete},
+		"a weight that is not in": {allWeights + `,"d":"m-2.bin"`, storage.ErrCorrupt},
+		"a weight elsewhere":      {`"a.w":"m-2.bin"`, storage.ErrCorrupt},
+		"a file elsewhere":        {`"a.w":"../m-1.bin"`, storage.ErrCorrupt},
+		"a file from the root":    {`"a.w":"/m-1.bin"`, storage.ErrCorrupt},
+		"no JSON":                 {`"a.w"`, storage.ErrCorrupt},
+	} {
+		if _, err := torchfile.Open(t.Context(), indexed(t, c.weights), ""); !errors.Is(err, c.want) {
+			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
+		}
+	}
+	s := indexed(t, allWeights)
+	put(t, s, "m-2.bin", map[string]any{"c.w": vector(t, 3), "a.w": vector(t, 4)})
+	if _, err := torchfile.Open(t.Context(), s, ""); !errors.Is(err, torchfile.ErrClash) {
+		t.Errorf("a weight in two files: Open = %v; want %v", err, torchfile.ErrClash)
+	}
+}
