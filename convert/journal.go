@@ -67,11 +67,8 @@ func openJournal(ctx context.Context, s blob.Store, fingerprint string, now reco
 	return &journal{store: s, rec: now}, nil
 }
 
-// start makes the store ready for the conversion: what is not of it is removed.
+// start writes the record of a new conversion.
 func (j *journal) start(ctx context.Context) error {
-	if err := j.sweep(ctx); err != nil {
-		return err
-	}
 	if j.goesOn {
 		return nil
 	}
@@ -175,6 +172,14 @@ func (j *journal) Note(ctx context.Context, file string, r *storage.WriteResults
 	}
 	_, err = blob.WriteAll(ctx, j.store, resultsPrefix+file, b, nil)
 	return err
+}
+
+// empty reports whether nothing is noted as finished.
+func (j *journal) empty(ctx context.Context) bool {
+	for range j.store.List(ctx, resultsPrefix) {
+		return false
+	}
+	return true
 }
 
 // complete notes that the checkpoint is complete.

@@ -45,10 +45,15 @@ func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 		return done, err
 	}
 	rep, err := r.convert(ctx)
-	if err != nil && r.journal == nil && !errors.Is(err, storage.ErrUncertain) {
-		err = errors.Join(err, r.abort(context.WithoutCancel(ctx)))
+	if err == nil {
+		return rep, nil
 	}
-	return rep, err
+	// What is finished stays for the next run: giving up would remove it.
+	after := context.WithoutCancel(ctx)
+	if !errors.Is(err, storage.ErrUncertain) && (r.journal == nil || r.journal.empty(after)) {
+		err = errors.Join(err, r.abort(after))
+	}
+	return nil, err
 }
 
 // Check says whether the target can hold all that is to be converted, without
@@ -89,6 +94,9 @@ func (r *run) begin(ctx context.Context) (*Report, error) {
 		}
 		if rep := j.rec.Report; rep != nil {
 			return rep, j.remove(ctx)
+		}
+		if err := j.sweep(ctx); err != nil {
+			return nil, err
 		}
 		r.journal, rec = j, j.rec
 	}
