@@ -213,7 +213,7 @@ func TestLargePickle(t *testing.T) {
 }
 
 func TestEveryTruncationIsRefused(t *testing.T) {
-	for _, b := range [][]byte{good(t), real(t, "views.pt"), real(t, "views_legacy.pt")} {
+	for _, b := range [][]byte{good(t), fromTorch(t, "views.pt"), fromTorch(t, "views_legacy.pt")} {
 		for n := range b {
 			if _, err := Open(t.Context(), reader(b[:n]), int64(n)); !errors.Is(err, ErrMalformed) {
 				t.Fatalf("the first %d of %d bytes: Open = %v; want %v", n, len(b), err, ErrMalformed)

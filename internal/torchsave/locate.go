@@ -93,15 +93,12 @@ func checkHeader(r *record, h []byte) error {
 	}
 	r.wide = wide
 	crc, packed, size := le.Uint32(h[14:]), int64(le.Uint32(h[18:])), int64(le.Uint32(h[22:]))
-	if r.flags&flagDescriptor != 0 && crc == 0 && packed == 0 && size == 0 {
-		return nil // the descriptor says it
-	}
 	if size == math.MaxUint32 || packed == math.MaxUint32 {
 		if err := widen(extra, &size, &packed); err != nil {
 			return fmt.Errorf("%q: %w", r.name, err)
 		}
 	}
-	later := r.flags&flagDescriptor != 0
+	later := r.flags&flagDescriptor != 0 // the descriptor says what is zero here
 	if crc != r.crc && !(later && crc == 0) || size != r.size && !(later && size == 0) || packed != r.size && !(later && packed == 0) {
 		return fmt.Errorf("%w: %q has another size, or another checksum, in its header", ErrContradiction, r.name)
 	}

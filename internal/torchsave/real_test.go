@@ -26,8 +26,8 @@ func reader(b []byte) ReadFunc {
 	}
 }
 
-// real returns a file that PyTorch wrote; testdata/make.py says how.
-func real(t testing.TB, name string) []byte {
+// fromTorch returns a file that PyTorch wrote; testdata/make.py says how.
+func fromTorch(t testing.TB, name string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name))
 	if err != nil {
@@ -77,7 +77,7 @@ func TestViewsOfOneStorage(t *testing.T) {
 		"grad": of[float32](t, []int64{2}, 1, 1),
 	}
 	for _, name := range []string{"views.pt", "views_legacy.pt"} {
-		b := real(t, name)
+		b := fromTorch(t, name)
 		if diff := cmp.Diff(any(want), unmarshal(t, b), sameTensor); diff != "" {
 			t.Errorf("%s (-want +read):\n%s", name, diff)
 		}
@@ -101,7 +101,7 @@ func TestViewsOfOneStorage(t *testing.T) {
 
 func TestKindsOfTensors(t *testing.T) {
 	for _, name := range []string{"kinds.pt", "kinds_legacy.pt"} {
-		b := real(t, name)
+		b := fromTorch(t, name)
 		f, err := Open(t.Context(), reader(b), int64(len(b)))
 		if err != nil {
 			t.Fatalf("%s: Open = %v", name, err)
@@ -130,10 +130,10 @@ var kinds = map[string]string{
 
 func TestTensorsInsideOfValues(t *testing.T) {
 	want := value.Tuple{of[float32](t, []int64{1}, 1), []any{int64(1), int64(2)}}
-	if diff := cmp.Diff(any(want), unmarshal(t, real(t, "tuple.pt")), sameTensor); diff != "" {
+	if diff := cmp.Diff(any(want), unmarshal(t, fromTorch(t, "tuple.pt")), sameTensor); diff != "" {
 		t.Errorf("a tuple (-want +read):\n%s", diff)
 	}
-	all := unmarshal(t, real(t, "kinds.pt")).(*value.Dict)
+	all := unmarshal(t, fromTorch(t, "kinds.pt")).(*value.Dict)
 	i := slices.IndexFunc(all.Pairs, func(p value.Pair) bool { return p.Key == any("storage") })
 	if x, ok := all.Pairs[i].Value.(*tensor.Tensor); !ok || x.DType() != tensor.Uint8 || x.NumBytes() != 8 {
 		t.Errorf("an untyped storage = %v; want its bytes", all.Pairs[i].Value)
@@ -141,7 +141,7 @@ func TestTensorsInsideOfValues(t *testing.T) {
 }
 
 func TestCheckFindsWhatChanged(t *testing.T) {
-	b := real(t, "tensor.pt")
+	b := fromTorch(t, "tensor.pt")
 	f, err := Open(t.Context(), reader(b), int64(len(b)))
 	if err != nil {
 		t.Fatal(err)

@@ -24,11 +24,11 @@ func constructs() map[string]construct {
 	}
 }
 
-// orInert returns a construct that keeps a call of which make makes nothing.
-func orInert(module, name string, make func(value.Tuple) (*Tensor, error)) construct {
+// orInert returns a construct that keeps a call of which build makes nothing.
+func orInert(module, name string, build func(value.Tuple) (*Tensor, error)) construct {
 	return func(args value.Tuple, kwargs map[string]any) (any, error) {
 		if len(kwargs) == 0 {
-			if t, err := make(args); t != nil || err != nil {
+			if t, err := build(args); t != nil || err != nil {
 				return t, err
 			}
 		}
