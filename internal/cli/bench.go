@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn/internal/bench"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
 func newBenchCmd() *cobra.Command {
@@ -241,16 +242,19 @@ func newBenchOpenCmd() *cobra.Command {
 		Short: "Measure opening a checkpoint of many chunks",
 		Long: `Open writes record and index of a checkpoint of many chunks, without data, and
 measures opening it and reading the whole index, and opening it and finding one
-name.
+name. With --format torchdcp it is the .metadata of a PyTorch checkpoint. With
+--keep the checkpoint stays, so that 'cairn inspect' can be timed on it.
 
 With --json:
 
-  chunks, tensors                what the checkpoint holds
+  format, chunks, tensors        what the checkpoint is and holds
   seconds, index_bytes           opening and reading the whole index
+  inspect_seconds                the same with the summary of 'cairn inspect'
   lookup_seconds, lookup_bytes   opening and finding one name
   record_bytes                   the size of the commit record
   peak_rss_bytes                 the largest memory of the process`,
-		Example:           `  cairn bench open --chunks 1000000 --json`,
+		Example: `  cairn bench open --chunks 1000000 --json
+  cairn bench open --chunks 1000000 --format torchdcp --keep many && cairn inspect many`,
 		Args:              wantArgs(0, 0),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -266,6 +270,9 @@ With --json:
 		},
 	}
 	cmd.Flags().IntVar(&o.Chunks, "chunks", o.Chunks, "number of chunks")
+	cmd.Flags().StringVar(&o.Format, "format", formats.Native, "`format` of the checkpoint: native or torchdcp")
+	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{formats.Native, formats.TorchDCP}, cobra.ShellCompDirectiveNoFileComp)) // fails for unknown flags only
+	cmd.Flags().StringVar(&o.Keep, "keep", "", "new `folder` for the checkpoint, which then stays")
 	addFolderFlag(cmd, &o.Dir)
 	return cmd
 }
@@ -273,6 +280,6 @@ With --json:
 func (o *output) benchedOpen(r *bench.OpenResult) {
 	o.printf("%s chunks of %s: index %s, record %s\n", formatCount(int64(r.Chunks)), plural(r.Tensors, "tensor"),
 		formatBytes(r.IndexBytes), formatBytes(r.RecordBytes))
-	o.printf("open and read all: %s\n", formatSeconds(r.Seconds))
+	o.printf("open and read all: %s; and sum it up: %s\n", formatSeconds(r.Seconds), formatSeconds(r.InspectSeconds))
 	o.printf("open and find one: %.2f ms, %s read\n", r.LookupSeconds*1000, formatBytes(r.LookupBytes))
 }
