@@ -21,11 +21,12 @@ type Source interface {
 // Summary describes a checkpoint as a whole.
 type Summary struct {
 	// Path is where it is, Format the name and version of its format.
-	Path      string            `json:"path"`
-	Format    string            `json:"format"`
-	SaveID    string            `json:"save_id"`
-	Step      int64             `json:"step"`
-	Time      time.Time         `json:"time"`
+	Path   string `json:"path"`
+	Format string `json:"format"`
+	SaveID string `json:"save_id"`
+	Step   int64  `json:"step"`
+	// Time is the zero time, and WorldSize zero, where the format keeps neither.
+	Time      time.Time         `json:"time,omitzero"`
 	WorldSize int               `json:"world_size"`
 	Writer    string            `json:"writer"`
 	Tags      map[string]string `json:"tags"`

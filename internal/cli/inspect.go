@@ -145,8 +145,15 @@ func (o *output) overview(v *overview, allFiles bool) {
 	t.add("format", clean(v.Format))
 	t.add("save", clean(v.SaveID))
 	t.add("step", strconv.FormatInt(v.Step, 10))
-	t.add("time", v.Time.Format(time.RFC3339))
-	t.add("world size", strconv.Itoa(v.WorldSize))
+	when, world := "", ""
+	if !v.Time.IsZero() {
+		when = v.Time.Format(time.RFC3339)
+	}
+	if v.WorldSize > 0 {
+		world = strconv.Itoa(v.WorldSize)
+	}
+	t.add("time", when)
+	t.add("world size", world)
 	t.add("writer", clean(v.Writer))
 	for _, k := range slices.Sorted(maps.Keys(v.Tags)) {
 		t.add("tag "+clean(k), clean(v.Tags[k]))
