@@ -142,7 +142,7 @@ func (a *archive) chunk(_ context.Context, e *meta.Entry, i int) (foreign.Chunk,
 	}
 	h, err := a.find(e, i)
 	if err != nil {
-		return foreign.Chunk{}, fmt.Errorf("%q at %v: %w", e.FQN, e.Tensor.Chunks[i].Offsets, err)
+		return foreign.Chunk{}, fmt.Errorf("the chunk at %v: %w", e.Tensor.Chunks[i].Offsets, err)
 	}
 	return foreign.Chunk{Region: &h.region}, nil
 }
@@ -167,7 +167,7 @@ func (a *archive) value(ctx context.Context, e *meta.Entry) (codec string, data 
 		codec, data, err = value.Encode(v)
 	}
 	if err != nil {
-		return "", nil, fmt.Errorf("%q, in %s: %w", e.FQN, e.Bytes.Loc.File, err)
+		return "", nil, fmt.Errorf("in %s: %w", e.Bytes.Loc.File, err)
 	}
 	return codec, data, nil
 }
@@ -215,7 +215,7 @@ func (a *archive) checkAll(md *meta.Metadata) error {
 		}
 		for i := range e.Tensor.Chunks {
 			if _, err := a.chunk(context.Background(), e, i); err != nil {
-				return err
+				return fmt.Errorf("%q: %w", e.FQN, err)
 			}
 		}
 	}

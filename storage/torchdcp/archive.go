@@ -102,7 +102,7 @@ func (a *archive) chunk(ctx context.Context, e *meta.Entry, i int) (foreign.Chun
 		err = fits(e, i, t)
 	}
 	if err != nil {
-		return foreign.Chunk{}, fmt.Errorf("%q at %v, in %s at %d: %w", e.FQN, e.Tensor.Chunks[i].Offsets, loc.File, loc.Offset, err)
+		return foreign.Chunk{}, fmt.Errorf("the chunk at %v, in %s at %d: %w", e.Tensor.Chunks[i].Offsets, loc.File, loc.Offset, err)
 	}
 	if isPacked(loc) {
 		return foreign.Chunk{Maker: &maker{&packed{a: a, loc: loc, most: mostFor(e, i)}, t}}, nil
@@ -165,7 +165,7 @@ func fits(e *meta.Entry, i int, t *torchsave.Tensor) error {
 func (a *archive) value(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error) {
 	loc := &e.Bytes.Loc
 	if loc.Length > maxValue {
-		return "", nil, fmt.Errorf("%w: %q: a value of %d bytes", storage.ErrCorrupt, e.FQN, loc.Length)
+		return "", nil, fmt.Errorf("%w: a value of %d bytes", storage.ErrCorrupt, loc.Length)
 	}
 	var v any
 	err = a.file(ctx, loc, maxValue, func(f *torchsave.File, read torchsave.ReadFunc) error {
@@ -176,7 +176,7 @@ func (a *archive) value(ctx context.Context, e *meta.Entry) (codec string, data 
 		codec, data, err = value.Encode(v)
 	}
 	if err != nil {
-		return "", nil, fmt.Errorf("%q, in %s at %d: %w", e.FQN, loc.File, loc.Offset, err)
+		return "", nil, fmt.Errorf("in %s at %d: %w", loc.File, loc.Offset, err)
 	}
 	return codec, data, nil
 }

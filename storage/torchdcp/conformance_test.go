@@ -37,9 +37,11 @@ func TestFormat(t *testing.T) {
 		return s
 	}
 	for name, open := range map[string]storagetest.OpenFunc{
-		"mem":    func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, storage.ReadOptions{}) },
-		"file":   func(t *testing.T) storagetest.Place { return at(files(t), nil, storage.ReadOptions{}) },
-		"prefix": func(t *testing.T) storagetest.Place { return at(prefix.New(files(t), "runs/a"), nil, storage.ReadOptions{}) },
+		"mem":  func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, storage.ReadOptions{}) },
+		"file": func(t *testing.T) storagetest.Place { return at(files(t), nil, storage.ReadOptions{}) },
+		"prefix": func(t *testing.T) storagetest.Place {
+			return at(prefix.New(files(t), "runs/a"), nil, storage.ReadOptions{})
+		},
 		"a file for each": func(*testing.T) storagetest.Place {
 			return at(new(mem.Store), &torchdcp.WriterOptions{FilePerTensor: true}, storage.ReadOptions{})
 		},
