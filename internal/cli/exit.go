@@ -17,6 +17,7 @@ import (
 
 const (
 	exitOK          = 0
+	exitError       = 1
 	exitInterrupted = 130
 )
 
@@ -58,7 +59,11 @@ var exits = []exit{
 		code: 7, name: "mismatch", meaning: "Things that should be equal or fit together do not.",
 		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected},
 	},
-	{code: 1, name: "error", meaning: "Anything else went wrong."},
+	{
+		code: 8, name: "trouble", meaning: "Anything else went wrong in 'cairn diff', where 1 says that there are differences.",
+		errs: []error{errTrouble},
+	},
+	{code: exitError, name: "error", meaning: "Anything else went wrong, or 'cairn diff' found differences."},
 }
 
 // exitOf returns the exit for an error.

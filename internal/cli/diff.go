@@ -1,0 +1,269 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// difference is what 'cairn diff --json' prints.
+type difference struct {
+	PathA string `json:"path_a"`
+	PathB string `json:"path_b"`
+	*inspect.Comparison
+}
+
+// diffFlags are the flags of 'cairn diff'.
+type diffFlags struct {
+	inspect.CompareOptions
+	selected, excluded []string
+	rename             []string
+	first              bool
+}
+
+// errTrouble is of a comparison that went wrong: for 'cairn diff' the exit code
+// of all other errors says that there are differences.
+var errTrouble = errors.New("cannot compare")
+
+func newDiffCmd() *cobra.Command {
+	var f diffFlags
+	cmd := &cobra.Command{
+		Use:   "diff A B",
+		Short: "Compare two checkpoints, of any formats and shardings",
+		Long: `Diff compares two checkpoints name by name and lists what differs: names that are
+missing in B or extra there, kinds, dtypes, shapes and values. Tensors are
+compared as numbers, however they are cut and stored. For those that differ it
+prints how many elements do, the largest absolute difference, the largest
+difference relative to B (where B is not zero), and the first differing element.
+Objects are compared by value. Memory is bounded, whatever the size of a tensor.
+
+Elements are equal where |a-b| <= atol + rtol*|b|, as numpy.allclose has it, and
+both tolerances are zero unless they are given. All NaNs are equal, but with
+--nan-differs, and so are the two zeros; --exact compares bits instead. Different
+dtypes are a difference, but with --ignore-dtype. Values of objects have to be
+equal whatever the tolerance.
+
+--select and --exclude take patterns as 'cairn ls --match' does, --rename rules as
+'cairn convert' does; all may be given several times. Names of A are renamed
+before anything is selected.
+
+The exit code is 0 where the checkpoints are equal and 1 where they are not. Other
+codes say what went wrong, as 'cairn help exit-codes' has them; what would be 1
+elsewhere is 8 here.
+
+With --json:
+
+  path_a, path_b     the two checkpoints
+  equal              whether they are
+  names              how many there are in both together
+  compared           how many of them were looked at: all but with --first
+  identical          how many tensors have the same dtype, shape and bits, and
+                     objects the same value
+  close              how many are equal, though not to the bit
+  different, missing, extra
+                     how many are not
+  max_abs, max_rel   the largest of all tensors; null where no bit differs
+  items              a list with, for each name that is not equal (all with --all):
+    fqn              the name in B
+    renamed          the name in A where that is another one
+    status           "identical", "close", "different", "missing" or "extra"
+    differs          a list of "kind", "dtype", "shape" and "values"
+    a, b             what it is on either side: fqn, kind, dtype, shape, type, repr,
+                     codec, chunks, files and nbytes, as in 'cairn ls'
+    where            the place in an object that differs first
+    values           of tensors that were compared and have not the same bits:
+                     elements, differing (how many are not equal), nans (for how
+                     many of those that is due to a NaN), max_abs, max_rel, and
+                     first (index, a, b: the first differing element)
+  omitted            how many items --limit left out
+
+An infinite number is the text "inf" or "-inf" there.`,
+		Example: `  cairn diff runs/step-1000 runs/step-2000
+  cairn diff runs/step-1000 exported --rtol 1e-2 --ignore-dtype
+  cairn diff a b --select 'model.*' --rename 'model.*=*'
+  cairn diff a b --names-only
+  cairn diff a b --first --quiet && echo equal
+  cairn diff a b --json | jq -r '.items[] | "\(.fqn) \(.values.max_abs)"'`,
+		Args:              wantArgs(2, 2),
+		ValidArgsFunction: completePaths(2),
+		RunE:              func(cmd *cobra.Command, args []string) error { return trouble(runDiff(cmd, args, &f)) },
+	}
+	addFilterFlags(cmd, &f.selected, &f.excluded)
+	flags := cmd.Flags()
+	flags.Float64Var(&f.Rtol, "rtol", 0, "allow for a difference of this `part` of B")
+	flags.Float64Var(&f.Atol, "atol", 0, "allow for a difference of this `size`")
+	flags.BoolVar(&f.Exact, "exact", false, "compare bits rather than numbers")
+	flags.BoolVar(&f.NaNDiffers, "nan-differs", false, "let NaN differ from NaN")
+	flags.BoolVar(&f.IgnoreDType, "ignore-dtype", false, "let equal numbers of different dtypes be equal")
+	flags.BoolVar(&f.DescriptionsOnly, "names-only", false, "compare names, kinds, dtypes and shapes, and read no values")
+	flags.StringArrayVar(&f.rename, "rename", nil, "rename names of A by this `rule`; may be repeated")
+	flags.BoolVar(&f.All, "all", false, "list what is equal too")
+	flags.IntVar(&f.Limit, "limit", 0, "list at most this `number` of names (default all)")
+	flags.BoolVar(&f.first, "first", false, "stop at the first name that differs")
+	return cmd
+}
+
+// completePaths returns a function that completes so many checkpoints.
+func completePaths(n int) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= n {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return completePath(cmd, nil, word)
+	}
+}
+
+// errDiffer is of checkpoints that are not equal.
+type errDiffer struct{ text string }
+
+func (e *errDiffer) Error() string { return e.text }
+
+// trouble keeps the exit code of differences to differences.
+func trouble(err error) error {
+	if _, differ := errors.AsType[*errDiffer](err); err == nil || differ || exitOf(err).code != exitError {
+		return err
+	}
+	return fmt.Errorf("%w: %w", errTrouble, err)
+}
+
+// options turns the flags into options.
+func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error) {
+	o := f.CompareOptions
+	switch {
+	case !(o.Rtol >= 0 && o.Atol >= 0):
+		return nil, usagef(cmd, "--rtol %v and --atol %v: want none below zero", o.Rtol, o.Atol)
+	case o.Exact && (o.Rtol > 0 || o.Atol > 0 || o.NaNDiffers):
+		return nil, usagef(cmd, "--exact compares bits: it does not go with --rtol, --atol and --nan-differs")
+	case o.Limit < 0:
+		return nil, usagef(cmd, "--limit %d: want none below zero", o.Limit)
+	}
+	if f.first {
+		o.StopAfter = 1
+	}
+	var err error
+	if o.Keep, err = inspect.Filter(f.selected, f.excluded); err != nil {
+		return nil, withHint(err, "see 'cairn ls --help' for what a pattern may hold")
+	}
+	if len(f.rename) > 0 {
+		rules, err := convert.ParseRename(f.rename)
+		if err != nil {
+			return nil, usagef(cmd, "%v", err)
+		}
+		o.Rename = rules.Apply
+	}
+	return &o, nil
+}
+
+func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
+	opts, err := f.options(cmd)
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	return withMetadata(ctx, args[0], func(a *cairn.Checkpoint, mdA *meta.Metadata) error {
+		return withMetadata(ctx, args[1], func(b *cairn.Checkpoint, mdB *meta.Metadata) error {
+			o := outputOf(cmd)
+			var bar *progress
+			opts.Total = func(n int64) { bar = o.progress("diff", n) }
+			opts.Progress = func(n int64) { bar.add(n) }
+			c, err := inspect.Compare(ctx, inspect.Side{Content: a, Metadata: mdA}, inspect.Side{Content: b, Metadata: mdB}, opts)
+			bar.done()
+			if err != nil {
+				return err
+			}
+			v := difference{args[0], args[1], c}
+			if err := o.result(v, func() { o.difference(c) }); err != nil || c.Equal {
+				return err
+			}
+			return &errDiffer{fmt.Sprintf("%s and %s differ in %s", args[0], args[1], plural(c.Differences(), "name"))}
+		})
+	})
+}
+
+func (o *output) difference(c *inspect.Comparison) {
+	if len(c.Items) > 0 {
+		o.compared(c.Items)
+		o.remark("\n")
+	}
+	if c.Omitted > 0 {
+		o.remark("%s more not listed\n", plural(c.Omitted, "name"))
+	}
+	o.remark("%s\n", formatComparison(c))
+}
+
+// formatComparison sums up a comparison in a line.
+func formatComparison(c *inspect.Comparison) string {
+	var parts []string
+	for _, p := range []struct {
+		n    int64
+		what string
+	}{
+		{c.Identical, "identical"}, {c.Close, "close"}, {c.Different, "different"}, {c.Missing, "missing in B"}, {c.Extra, "extra in B"},
+	} {
+		if p.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", p.n, p.what))
+		}
+	}
+	text := plural(c.Names, "name")
+	if c.Compared < c.Names {
+		text = fmt.Sprintf("%d of %s compared", c.Compared, text)
+	}
+	if len(parts) > 0 {
+		text += ": " + strings.Join(parts, ", ")
+	}
+	if !c.MaxAbs.None() {
+		text += fmt.Sprintf("; largest difference %s, relative %s", formatNumber(c.MaxAbs), formatNumber(c.MaxRel))
+	}
+	return text
+}
+
+// compared prints a table of names. Of tensors that differ by their elements, A
+// and B are the first that differ.
+func (o *output) compared(items []inspect.Compared) {
+	t := newRows("NAME", "STATUS", "DIFFERS", "A", "B", "AT", ">DIFFERING", ">MAX ABS", ">MAX REL")
+	t.give = []slack{{3, 12}, {4, 12}, {0, 24}}
+	for i := range items {
+		c := &items[i]
+		a, b := formatSide(c.A), formatSide(c.B)
+		at, differing, maxAbs, maxRel := c.Where, "", "", ""
+		if v := c.Values; v != nil {
+			if v.First != nil {
+				at = strings.ReplaceAll(formatShape(v.First.Index), " ", "")
+			}
+			if v.First != nil && len(c.Differs) == 1 {
+				a, b = v.First.A, v.First.B
+			}
+			differing = fmt.Sprintf("%s of %s", formatCount(v.Differing), formatCount(v.Elements))
+			maxAbs, maxRel = formatNumber(v.MaxAbs), formatNumber(v.MaxRel)
+		}
+		t.add(clean(c.FQN), c.Status, joinAspects(c.Differs), a, b, clean(at), differing, maxAbs, maxRel)
+	}
+	o.table(t)
+}
+
+func joinAspects(aspects []inspect.Aspect) string {
+	var out []string
+	for _, a := range aspects {
+		out = append(out, string(a))
+	}
+	return strings.Join(out, ", ")
+}
+
+// formatSide describes one side in a few words.
+func formatSide(it *inspect.Item) string {
+	switch {
+	case it == nil:
+		return ""
+	case it.Kind == inspect.KindTensor:
+		return it.DType + " " + formatShape(it.Shape)
+	}
+	return clean(shorten(cmp.Or(it.Repr, it.Type, it.Codec), 40))
+}

@@ -1,0 +1,297 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// statistics is what 'cairn stats --json' prints.
+type statistics struct {
+	Path   string `json:"path"`
+	SaveID string `json:"save_id"`
+	*inspect.StatsReport
+}
+
+// statsFlags are the flags of 'cairn stats'.
+type statsFlags struct {
+	selected, excluded []string
+	buckets            int
+	log2               bool
+	sort               string
+	failOnNaN          bool
+}
+
+// statsOrders are what 'cairn stats' sorts by. Names go up, numbers go down.
+var statsOrders = map[string]func(a, b *inspect.TensorStats) int{
+	"name":  func(a, b *inspect.TensorStats) int { return strings.Compare(a.FQN, b.FQN) },
+	"size":  func(a, b *inspect.TensorStats) int { return cmp.Compare(b.NumBytes, a.NumBytes) },
+	"min":   func(a, b *inspect.TensorStats) int { return cmp.Compare(b.Min, a.Min) },
+	"max":   func(a, b *inspect.TensorStats) int { return cmp.Compare(b.Max, a.Max) },
+	"mean":  func(a, b *inspect.TensorStats) int { return cmp.Compare(b.Mean, a.Mean) },
+	"std":   func(a, b *inspect.TensorStats) int { return cmp.Compare(b.Std, a.Std) },
+	"l2":    func(a, b *inspect.TensorStats) int { return cmp.Compare(b.L2, a.L2) },
+	"zeros": func(a, b *inspect.TensorStats) int { return cmp.Compare(share(b), share(a)) },
+	"nan":   func(a, b *inspect.TensorStats) int { return cmp.Compare(b.NonFinite(), a.NonFinite()) },
+}
+
+// share returns the part of a tensor's elements that are zero.
+func share(t *inspect.TensorStats) float64 { return float64(t.Zeros) / float64(max(1, t.Elements)) }
+
+func newStatsCmd() *cobra.Command {
+	var f statsFlags
+	orders := strings.Join(slices.Sorted(maps.Keys(statsOrders)), ", ")
+	cmd := &cobra.Command{
+		Use:   "stats PATH [NAME...]",
+		Short: "Sum up the elements of tensors",
+		Long: `Stats reads tensors and prints the lowest and the highest element, the mean, the
+standard deviation (of the population), the Euclidean norm (L2), the share of
+zeros, and how many elements are NaN or infinite. These do not count for the
+numbers before. Complex numbers count as their magnitude, and integers beyond 2^53
+as the closest float64. Memory is bounded, whatever the size of a tensor. The
+results are the same to the last bit however the tensors are sharded and stored.
+
+NAME is a name, or the beginning of names up to a dot. Without one, everything
+is read. --select and --exclude take patterns as 'cairn ls --match' does, and may
+be given several times.
+
+--histogram N prints N buckets of equal width between the lowest and the highest
+element of each tensor; large ones of elements of four bytes and more are read
+twice for that. With --log2 they are at most N buckets of magnitudes, each as many
+powers of two wide as the others; zeros are in none of them.
+
+NaN and infinite elements are warned of on stderr. With --fail-on-nan they make
+the exit code 1.
+
+With --json:
+
+  path, save_id         which checkpoint it is
+  tensors               a list with, for each tensor:
+    fqn, dtype, shape   what it is
+    nbytes, elements    how large it is
+    min, max, mean      of the finite elements; null where there are none
+    std, l2             the same; "inf" where squares leave the range of float64
+    zeros, nan          how many elements are zero, and NaN
+    pos_inf, neg_inf    how many are infinite
+    histogram           scale ("linear" or "log2"), counts, and edges, of which
+                        there is one more; not there where there is nothing in it
+  totals                all tensors as if they were one: tensors, nbytes, elements,
+                        min, max, mean, std, l2, zeros, nan, pos_inf, neg_inf; and
+                        nonfinite_tensors, those with NaN or infinite elements`,
+		Example: `  cairn stats runs/step-1000
+  cairn stats runs/step-1000 model.layers.0 --histogram 16
+  cairn stats runs/step-1000 --select '*.weight' --sort std
+  cairn stats runs/step-1000 --fail-on-nan --quiet > /dev/null
+  cairn stats runs/step-1000 --json | jq -r '.tensors[] | select(.nan > 0) | .fqn'`,
+		Args:              wantArgs(1, -1),
+		ValidArgsFunction: completeNames(-1),
+		RunE:              func(cmd *cobra.Command, args []string) error { return runStats(cmd, args, &f) },
+	}
+	addFilterFlags(cmd, &f.selected, &f.excluded)
+	cmd.Flags().IntVar(&f.buckets, "histogram", 0, "also print a histogram of this many `buckets`")
+	cmd.Flags().BoolVar(&f.log2, "log2", false, "make histograms of magnitudes by powers of two")
+	cmd.Flags().StringVar(&f.sort, "sort", "name", "sort by this `column`, numbers downwards: "+orders)
+	cmd.Flags().BoolVar(&f.failOnNaN, "fail-on-nan", false, "end with exit code 1 if an element is NaN or infinite")
+	return cmd
+}
+
+// addFilterFlags adds the flags that select names by patterns.
+func addFilterFlags(cmd *cobra.Command, selected, excluded *[]string) {
+	cmd.Flags().StringArrayVar(selected, "select", nil, "take only names that match this `pattern`; may be repeated")
+	cmd.Flags().StringArrayVar(excluded, "exclude", nil, "leave out names that match this `pattern`; may be repeated")
+}
+
+// maxBuckets bounds the buckets of a histogram: nobody looks at more.
+const maxBuckets = 1 << 16
+
+func (f *statsFlags) check(cmd *cobra.Command) error {
+	switch {
+	case f.buckets < 0 || f.buckets > maxBuckets || f.buckets == 0 && cmd.Flags().Changed("histogram"):
+		return usagef(cmd, "--histogram %d: want between 1 and %d buckets", f.buckets, maxBuckets)
+	case f.log2 && f.buckets == 0:
+		return usagef(cmd, "--log2 is about histograms: give --histogram too")
+	case statsOrders[f.sort] == nil:
+		return usagef(cmd, "--sort %q: want one of %s", f.sort, strings.Join(slices.Sorted(maps.Keys(statsOrders)), ", "))
+	}
+	return nil
+}
+
+func runStats(cmd *cobra.Command, args []string, f *statsFlags) error {
+	if err := f.check(cmd); err != nil {
+		return err
+	}
+	keep, err := inspect.Filter(f.selected, f.excluded)
+	if err != nil {
+		return withHint(err, "see 'cairn ls --help' for what a pattern may hold")
+	}
+	return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
+		entries, err := selectNames(md, args[1:])
+		if err != nil {
+			return err
+		}
+		entries = slices.DeleteFunc(entries, func(e *meta.Entry) bool { return !keep(e.FQN) })
+		o := outputOf(cmd)
+		var bar *progress
+		r, err := inspect.Stats(cmd.Context(), c, entries, &inspect.StatsOptions{
+			Buckets: f.buckets, Log2: f.log2,
+			Total:    func(n int64) { bar = o.progress("stats", n) },
+			Progress: func(n int64) { bar.add(n) },
+		})
+		bar.done()
+		if err != nil {
+			return err
+		}
+		order := statsOrders[f.sort]
+		slices.SortStableFunc(r.Tensors, func(a, b inspect.TensorStats) int { return order(&a, &b) })
+		v := statistics{args[0], c.Info().SaveID, r}
+		if err := o.result(v, func() { o.statistics(r) }); err != nil {
+			return err
+		}
+		return o.nonFinite(r, f.failOnNaN)
+	})
+}
+
+// nonFinite warns of elements that are no numbers, and is an error if that is
+// wanted.
+func (o *output) nonFinite(r *inspect.StatsReport, fail bool) error {
+	if r.Totals.NonFinite == 0 {
+		return nil
+	}
+	var names []string
+	for i := range r.Tensors {
+		if t := &r.Tensors[i]; t.NonFinite() > 0 {
+			names = append(names, clean(t.FQN))
+		}
+	}
+	text := fmt.Sprintf("%s in %s: %s", formatNonFinite(&r.Totals.Numbers), plural(r.Totals.NonFinite, "tensor"),
+		strings.Join(names[:min(len(names), 3)], ", "))
+	if len(names) > 3 {
+		text += ", …"
+	}
+	switch {
+	case fail:
+		return withHint(fmt.Errorf("%s", text), "'cairn stats --sort nan' lists those tensors first")
+	case !o.json && !o.quiet:
+		fmt.Fprintf(o.err, "warning: %s\n", o.bad(text))
+	}
+	return nil
+}
+
+// formatNonFinite prints how many elements are NaN and infinite: "3 NaN and 1
+// infinite elements".
+func formatNonFinite(n *inspect.Numbers) string {
+	var parts []string
+	if n.NaN > 0 {
+		parts = append(parts, strconv.FormatInt(n.NaN, 10)+" NaN")
+	}
+	if inf := n.PosInf + n.NegInf; inf > 0 {
+		parts = append(parts, strconv.FormatInt(inf, 10)+" infinite")
+	}
+	if n.NonFinite() == 1 {
+		return parts[0] + " element"
+	}
+	return strings.Join(parts, " and ") + " elements"
+}
+
+func (o *output) statistics(r *inspect.StatsReport) {
+	if len(r.Tensors) > 0 {
+		o.statsTable(r.Tensors)
+	}
+	for i := range r.Tensors {
+		if t := &r.Tensors[i]; t.Histogram != nil {
+			o.printf("\n%s  %s %s\n", o.bold(clean(t.FQN)), t.DType, formatShape(t.Shape))
+			o.histogram(t.Histogram)
+		}
+	}
+	if len(r.Tensors) > 0 {
+		o.remark("\n")
+	}
+	t := &r.Totals
+	o.remark("%s, %s elements, %s", plural(t.Tensors, "tensor"), formatCount(t.Elements), formatBytes(t.NumBytes))
+	if t.Finite() > 0 {
+		o.remark("; min %s, max %s, mean %s, std %s, L2 %s", formatNumber(t.Min), formatNumber(t.Max), formatNumber(t.Mean),
+			formatNumber(t.Std), formatNumber(t.L2))
+	}
+	o.remark("\n")
+}
+
+func (o *output) statsTable(tensors []inspect.TensorStats) {
+	t := newRows("NAME", "DTYPE", "SHAPE", ">MIN", ">MAX", ">MEAN", ">STD", ">L2", ">ZEROS", ">NAN", ">INF")
+	t.spare, t.give = 2, []slack{{0, 24}}
+	for i := range tensors {
+		s := &tensors[i]
+		t.add(clean(s.FQN), s.DType, formatShape(s.Shape), formatNumber(s.Min), formatNumber(s.Max), formatNumber(s.Mean),
+			formatNumber(s.Std), formatNumber(s.L2), formatShare(s.Zeros, s.Elements), formatFew(s.NaN), formatFew(s.PosInf+s.NegInf))
+	}
+	o.table(t)
+}
+
+// formatNumber prints a number with five digits. One that there is none of is
+// empty.
+func formatNumber(n inspect.Number) string {
+	if n.None() {
+		return ""
+	}
+	f := float64(n)
+	if f-f != 0 {
+		return strconv.FormatFloat(f, 'g', -1, 64)
+	}
+	return strconv.FormatFloat(f, 'g', 5, 64)
+}
+
+// formatShare prints a part of a whole as a percentage. None at all is empty.
+func formatShare(n, of int64) string {
+	switch {
+	case n == 0:
+		return ""
+	case n == of:
+		return "100%"
+	}
+	return strconv.FormatFloat(100*float64(n)/float64(of), 'g', 3, 64) + "%"
+}
+
+// formatFew prints a count, and nothing where it is zero.
+func formatFew(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return formatCount(n)
+}
+
+// barWidth is the length of the longest bar of a histogram.
+const barWidth = 40
+
+// histogram prints a bar for each bucket.
+func (o *output) histogram(h *inspect.Histogram) {
+	most := slices.Max(h.Counts)
+	r := &rows{right: []bool{true, false, true, false, true}}
+	for i, n := range h.Counts {
+		r.cells = append(r.cells, []string{formatEdge(h.Edges[i]), "…", formatEdge(h.Edges[i+1]), bar(n, most), formatCount(n)})
+	}
+	r.print(o.out, "  ", 0)
+}
+
+// formatEdge prints the edge of a bucket.
+func formatEdge(n inspect.Number) string { return strconv.FormatFloat(float64(n), 'g', 4, 64) }
+
+// bar draws a bar by eighths of a character. What is not zero is seen.
+func bar(n, most int64) string {
+	eighths := int(float64(n) / float64(max(1, most)) * barWidth * 8)
+	if n > 0 {
+		eighths = max(1, eighths)
+	}
+	out := strings.Repeat("█", eighths/8)
+	if rest := eighths % 8; rest > 0 {
+		out += string([]rune(" ▏▎▍▌▋▊▉")[rest])
+	}
+	return out
+}
