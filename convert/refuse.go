@@ -12,7 +12,7 @@ import (
 )
 
 // RefusedError reports what the target cannot hold. It wraps
-// storage.ErrNotRepresentable.
+// storage.ErrNotRepresentable and plan.ErrMismatch.
 type RefusedError struct {
 	// Objects and Tensors are the names in the target, with the reasons, in
 	// order.
@@ -40,8 +40,10 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("%v: %d names: %s", storage.ErrNotRepresentable, len(all), strings.Join(parts, "; "))
 }
 
-// Unwrap returns storage.ErrNotRepresentable.
-func (e *RefusedError) Unwrap() error { return storage.ErrNotRepresentable }
+// Unwrap returns what e is about.
+func (e *RefusedError) Unwrap() []error {
+	return []error{storage.ErrNotRepresentable, plan.ErrMismatch}
+}
 
 // refusals collects what writers cannot hold.
 type refusals map[string]string

@@ -1,0 +1,240 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// conversionOf says what a conversion is of, in JSON.
+type conversionOf struct {
+	Source string `json:"source"`
+	Target string `json:"target"`
+	From   string `json:"from"`
+	To     string `json:"to"`
+}
+
+// conversionResult is what 'cairn convert --json' prints.
+type conversionResult struct {
+	conversionOf
+	*convert.Report
+	Seconds float64 `json:"seconds"`
+}
+
+// conversionPlan is what 'cairn convert --dry-run --json' prints.
+type conversionPlan struct {
+	conversionOf
+	DryRun bool `json:"dry_run"`
+	*convert.Summary
+}
+
+// run carries the command out.
+func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
+	ctx := cmd.Context()
+	store, err := all.Open(src)
+	if err != nil {
+		return withHint(err, placeHint(src))
+	}
+	from, err := formats.Detect(ctx, store)
+	if err != nil {
+		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(src, err))
+	}
+	to, err := f.target(cmd, from, dst)
+	if err != nil {
+		return err
+	}
+	opts, err := f.options(cmd, to)
+	if err != nil {
+		return err
+	}
+	opts.Source = store
+	c, err := formats.Open(ctx, store, &formats.Options{Format: from, Dequantize: f.dequantize})
+	if err != nil {
+		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(src, err))
+	}
+	defer c.Close()
+	var bar *progress
+	opts.Progress = func(n int64) { bar.add(n) }
+	job, err := convert.Plan(ctx, c, opts)
+	if err != nil {
+		return f.explain(cmd, src, err)
+	}
+	sum := job.Summary()
+	what := conversionOf{src, dst, from, to.format}
+	if f.dryRun {
+		return f.explain(cmd, src, f.plan(cmd, job, to, &conversionPlan{what, true, sum}))
+	}
+	o := outputOf(cmd)
+	bar = o.progress(cmd.Name(), sum.Bytes)
+	defer bar.done()
+	start := time.Now()
+	rep, err := f.convert(ctx, job, sum, to)
+	bar.done()
+	if err != nil {
+		return f.explain(cmd, src, to.interrupted(ctx, o, err))
+	}
+	r := &conversionResult{what, rep, time.Since(start).Seconds()}
+	return o.result(r, func() { o.converted(r) })
+}
+
+// options returns the options of the conversion.
+func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert.Options, error) {
+	o := &convert.Options{
+		Select: f.include, Exclude: f.exclude, Rename: f.rename, DType: f.dtype, WorldSize: f.worldSize, Placements: f.placement,
+		SkipObjects: f.skipObjects, Memory: int64(f.memory), Parallel: f.parallel,
+	}
+	var err error
+	if o.Mesh, err = parseMesh(f.mesh); err != nil {
+		return nil, usagef(cmd, "--mesh: %v", err)
+	}
+	for name, n := range map[string]int{"world-size": f.worldSize, "shards": f.shards, "parallel": f.parallel} {
+		if n < 0 || n == 0 && cmd.Flags().Changed(name) {
+			return nil, usagef(cmd, "--%s %d: want 1 or more", name, n)
+		}
+	}
+	if f.shards > 0 && f.maxShard > 0 {
+		return nil, usagef(cmd, "--shards and --max-shard-size contradict each other")
+	}
+	o.Merge = f.merge || formats.WholeTensors(to.format) && !f.resharded()
+	out := outputOf(cmd)
+	o.Warn = func(err error) {
+		if !out.quiet {
+			fmt.Fprintf(out.err, "%s: %s\n", cmd.CommandPath(), clean(oneLine(err.Error())))
+		}
+	}
+	return o, nil
+}
+
+func (f *conversionFlags) resharded() bool { return f.worldSize > 0 || f.mesh != "" }
+
+// parseMesh reads "2x4".
+func parseMesh(text string) ([]int, error) {
+	if text == "" {
+		return nil, nil
+	}
+	var out []int
+	for part := range strings.SplitSeq(strings.ToLower(text), "x") {
+		n, err := strconv.Atoi(part)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("%q is no mesh: want sizes such as 2x4", text)
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// plan prints what would be done, if it can be.
+func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destination, p *conversionPlan) error {
+	t, err := to.open(p.Summary)
+	if err != nil {
+		return err
+	}
+	t.Staging = nil
+	if err := convert.Check(cmd.Context(), job, t); err != nil {
+		return err
+	}
+	o := outputOf(cmd)
+	return o.result(p, func() { o.conversionPlan(p) })
+}
+
+// convert runs the conversion and lets its result appear.
+func (f *conversionFlags) convert(ctx context.Context, job *convert.Job, sum *convert.Summary, to *destination) (*convert.Report, error) {
+	if err := to.prepare(); err != nil {
+		return nil, err
+	}
+	t, err := to.open(sum)
+	if err != nil {
+		return nil, err
+	}
+	rep, err := convert.Run(ctx, job, t)
+	if err != nil {
+		return nil, err
+	}
+	return rep, to.publish()
+}
+
+// explain says what to do about an error.
+func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) error {
+	refused, isRefused := errors.AsType[*convert.RefusedError](err)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, convert.ErrOption):
+		return usagef(cmd, "%v", err)
+	case isRefused && len(refused.Tensors) > 0:
+		return withHint(err, "--dtype casts tensors to a type that the format has, and --exclude leaves names out")
+	case isRefused:
+		return withHint(err, "--skip-objects leaves them out")
+	case errors.Is(err, storage.ErrExists):
+		return withHint(err, "--overwrite replaces it, once the new checkpoint is complete")
+	case errors.Is(err, cairn.ErrMissing), errors.Is(err, convert.ErrEmpty):
+		return withHint(err, fmt.Sprintf("'cairn ls %s' lists all names", quoteArg(src)))
+	case errors.Is(err, convert.ErrCollision):
+		return withHint(err, "--exclude leaves one of them out, another --rename tells them apart")
+	}
+	return err
+}
+
+func (o *output) converted(r *conversionResult) {
+	o.remark("%s: %s: %s, %s, %s in %s (%s, %s)\n", clean(r.Target), o.good("complete"), plural(r.Tensors, "tensor"),
+		plural(r.Objects, "object"), formatBytes(r.FileBytes), plural(r.Files, "file"), formatSeconds(r.Seconds),
+		formatRate(float64(r.Bytes)/max(r.Seconds, 1e-9)))
+	if r.KeptFiles > 0 {
+		o.remark("%s were finished by an earlier run\n", plural(r.KeptFiles, "file"))
+	}
+	for _, name := range r.Skipped {
+		o.printf("left out: %s\n", clean(name))
+	}
+}
+
+func (o *output) conversionPlan(p *conversionPlan) {
+	t := newRows("NAME", "FROM", "DTYPE", "SHAPE", ">CHUNKS", ">SIZE")
+	t.give, t.spare = []slack{{0, 20}, {1, 20}}, 1
+	for _, it := range p.Items {
+		dtype := it.DType
+		if it.FromDType != "" {
+			dtype = it.FromDType + " → " + it.DType
+		}
+		if it.Kind == "object" {
+			t.add(clean(it.Name), clean(it.From), "object", "", "", formatBytes(it.Bytes))
+			continue
+		}
+		t.add(clean(it.Name), clean(it.From), dtype, fmt.Sprint(it.Shape), strconv.Itoa(it.Chunks), formatBytes(it.Bytes))
+	}
+	o.table(t)
+	o.remark("\n%s to %s: %s, %s, %s for %s; nothing was written\n", p.From, p.To, plural(p.Tensors, "tensor"),
+		plural(p.Objects, "object"), formatBytes(p.Bytes), plural(p.Ranks, "rank"))
+}
+
+// completeConversion completes arguments that are all paths.
+func completeConversion(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 1 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveDefault
+}
+
+// completeDTypes completes a dtype, also behind a pattern.
+func completeDTypes(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+	glob := ""
+	if i := strings.LastIndexByte(word, '='); i >= 0 {
+		glob = word[:i+1]
+	}
+	var out []string
+	for _, d := range tensor.DTypes() {
+		out = append(out, glob+d.String())
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+func newConvertCmd() *cobra.Command {
+	f := &conversionFlags{memory: 512 << 20}
+	cmd := &cobra.Command{
+		Use:   "convert SRC DST",
+		Short: "Convert a checkpoint to another format or sharding",
+		Long: `Convert streams a checkpoint of any format into a new one of any format, in
+parallel and in bounded memory, whatever its size. On the way it can leave names
+out, rename, cast and reshard. No pickle is ever run.
+
+DST appears in one step, when it is complete; until then it grows in a hidden
+directory beside it. Interrupted and started again in the same way, convert goes
+on: files that are finished are kept. A source or flags that have changed make it
+start afresh.
+
+FORMAT is native, torchdcp, hf, torch or hyper; see 'cairn help paths'. Without
+--to the suffix of DST tells: .pt, .pth and .bin are of torch, .safetensors is of
+hf, one file in each case.
+
+GLOB is a pattern of names in SRC: a star stands for any characters, dots too, a
+question mark for one, [ab] for one of a set. Where several rules apply the last
+counts.
+
+  --rename FROM=TO     names of the form FROM become TO; each star in TO is what
+                       the star in FROM stood for: 'model.*=*' takes a prefix
+                       away, '*=model.*' puts one in front
+  --rename s/RE/TO/    the first match of a regular expression becomes TO, with a
+                       g behind it every match; $1 or ${1} is the first group
+  --dtype DTYPE        for all floating-point tensors
+  --dtype GLOB=DTYPE   for those that match, whatever they are
+
+Tensors stay cut as they are, unless the format holds whole ones only (hf, torch):
+then they are merged. --world-size N cuts dimension 0 of every tensor over N ranks,
+as PyTorch's FSDP does; --mesh 2x4 cuts dimension 0 over 2 and dimension 1 over 4.
+--placement 'GLOB=S(0),R' says for each dimension of the mesh which dimension of
+the tensor it cuts, or that it replicates. What cannot be cut so stays whole. With
+either of them hf is written in PyTorch's distributed form.
+
+With --json:
+
+  source, target, from, to     what was converted, and the formats
+  save_id, step                of the new checkpoint
+  tensors, objects, nbytes     what was written
+  skipped                      objects that the format cannot hold, left out by
+                               --skip-objects
+  ranks                        how many ranks it is written for
+  files, file_bytes            data files, with headers
+  kept_files                   those that an earlier run had finished
+  seconds                      how long it took
+
+With --dry-run and --json:
+
+  source, target, from, to, dry_run
+  tensors, objects, nbytes, source_nbytes
+                               what would be written, and its size in the source
+  left_out, renamed, cast, sharded, chunks
+                               how many names are left out, get another name,
+                               another type, are cut, and into how many pieces
+  ranks, rank_nbytes           how many ranks, and the bytes of each
+  items                        a list of name, from (the name in the source, if
+                               another), kind, dtype, from_dtype, shape, nbytes
+                               and chunks`,
+		Example: `  cairn convert runs/step-1000 out --to torchdcp
+  cairn convert runs/step-1000 hf-model --to hf --select 'model.*' --rename 'model.*=*' --dtype bfloat16
+  cairn convert dcp-checkpoint model.pt
+  cairn convert model.safetensors runs/step-0 --to native --world-size 8
+  cairn convert a b --to native --mesh 2x4 --placement '*.bias=R,R' --dry-run
+  cairn convert a b --to hf --rename 's/layers\.(\d+)/h.$1/' --max-shard-size 2GB`,
+		Args:              wantArgs(2, 2),
+		ValidArgsFunction: completeConversion,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.run(cmd, args[0], args[1])
+		},
+	}
+	f.add(cmd)
+	fl := cmd.Flags()
+	fl.IntVar(&f.worldSize, "world-size", 0, "write for so many ranks, `N`")
+	fl.StringVar(&f.mesh, "mesh", "", "arrange the ranks as a mesh, such as `2x4`")
+	fl.StringArrayVar(&f.placement, "placement", nil, "`rule` such as 'GLOB=S(0),R' for how the mesh cuts tensors (repeatable)")
+	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
+	return cmd
+}
+
+// conversionFlags are the flags of convert and merge.
+type conversionFlags struct {
+	to                              string
+	include, exclude, rename, dtype []string
+	shards                          int
+	maxShard                        sizeFlag
+	worldSize                       int
+	mesh                            string
+	placement                       []string
+	memory                          sizeFlag
+	parallel                        int
+	dryRun, skipObjects, overwrite  bool
+	dequantize                      bool
+	// merge makes whole tensors, and the source's own format the default.
+	merge bool
+}
+
+// add adds the flags that both commands have.
+func (f *conversionFlags) add(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.to, "to", "", "`format` of DST")
+	fl.StringArrayVar(&f.include, "select", nil, "convert only names that match this `glob` (repeatable)")
+	fl.StringArrayVar(&f.exclude, "exclude", nil, "leave out names that match this `glob` (repeatable)")
+	fl.StringArrayVar(&f.rename, "rename", nil, "`rule` for names, FROM=TO or s/RE/TO/ (repeatable, one after the other)")
+	fl.StringArrayVar(&f.dtype, "dtype", nil, "`rule` for element types, DTYPE or GLOB=DTYPE (repeatable)")
+	fl.IntVar(&f.shards, "shards", 0, "number of data files, `N`, of each rank")
+	fl.Var(&f.maxShard, "max-shard-size", "begin a new data file beyond this `size` (default 5GB)")
+	fl.Var(&f.memory, "memory", "bound of the buffers")
+	fl.IntVar(&f.parallel, "parallel", 0, "number of reads and of ranks that are written at the same time, `N` (default 4, or one for each processor)")
+	fl.BoolVarP(&f.dryRun, "dry-run", "n", false, "print what would be done, and write nothing")
+	fl.BoolVar(&f.skipObjects, "skip-objects", false, "leave out objects that the format cannot hold")
+	fl.BoolVar(&f.overwrite, "overwrite", false, "replace what is at DST, once the new checkpoint is complete")
+	hideDefault(fl, "max-shard-size")
+	// These fail for unknown flags only.
+	_ = cmd.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(formats.Names(), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("dtype", completeDTypes)
+}
+
+// hideDefault takes the default of a flag, which is nothing, out of its help.
+func hideDefault(fl *pflag.FlagSet, name string) { fl.Lookup(name).DefValue = "" }

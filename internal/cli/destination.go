@@ -1,0 +1,196 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+// destination is where a conversion goes.
+type destination struct {
+	format  string
+	address string
+	// place is where it appears on a file system. Nil: the store at address is
+	// of another kind, and written to as it is.
+	place *convert.Place
+	opts  formats.WriterOptions
+}
+
+// defaultShard is how large data files become, unless the user says otherwise:
+// what is done twice after an interruption is never more.
+const defaultShard = 5_000_000_000
+
+// safetensorsFile is how the format hf calls a checkpoint of one file.
+const safetensorsFile = "model.safetensors"
+
+// target returns where the conversion goes, as the flags say.
+func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destination, error) {
+	d := &destination{address: dst}
+	path, local, err := localPath(dst)
+	if err != nil {
+		return nil, usagef(cmd, "%v", err)
+	}
+	if d.format, err = f.format(cmd, from, path); err != nil {
+		return nil, err
+	}
+	d.opts = formats.WriterOptions{
+		MaxFileBytes: int64(f.maxShard), Shards: f.shards, Files: f.shards, Distributed: f.resharded(), FailIfExists: !f.overwrite,
+	}
+	if f.shards == 0 && f.maxShard == 0 {
+		d.opts.MaxFileBytes = defaultShard
+	}
+	if d.format == formats.Torch && f.resharded() {
+		return nil, usagef(cmd, "--to torch is one file of whole tensors, without --world-size and --mesh")
+	}
+	if !local {
+		d.opts.File = "model.pt"
+		return d, nil
+	}
+	d.place = &convert.Place{Path: path, Overwrite: f.overwrite, File: f.file(d, path)}
+	if d.place.File == "" {
+		return d, nil
+	}
+	if f.shards > 1 || f.maxShard > 0 || f.resharded() {
+		return nil, usagef(cmd, "%s is one file: --shards, --max-shard-size and shardings need a directory", dst)
+	}
+	if fi, err := os.Stat(path); err == nil && fi.IsDir() {
+		return nil, usagef(cmd, "%s is a directory: name the file, such as %s", dst, filepath.Join(dst, "model"+torchSuffixes[0]))
+	}
+	d.opts.File, d.opts.MaxFileBytes, d.opts.Shards, d.opts.Files = d.place.File, 0, 0, 0
+	return d, nil
+}
+
+// torchSuffixes are those of files of torch.save.
+var torchSuffixes = []string{".pt", ".pth", ".bin", ".ckpt"}
+
+const hfSuffix = ".safetensors"
+
+// format returns the format to write.
+func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string, error) {
+	suffix := strings.ToLower(filepath.Ext(path))
+	switch {
+	case f.to != "" && !slices.Contains(formats.Names(), f.to):
+		return "", usagef(cmd, "--to %s: want one of %s", f.to, strings.Join(formats.Names(), ", "))
+	case f.to != "":
+		return f.to, nil
+	case slices.Contains(torchSuffixes, suffix):
+		return formats.Torch, nil
+	case suffix == hfSuffix:
+		return formats.HF, nil
+	case f.merge && from != formats.Torch: // which is one file, and this is a directory
+		return from, nil
+	case f.merge:
+		return formats.Native, nil
+	}
+	return "", usagef(cmd, "--to is missing: want one of %s", strings.Join(formats.Names(), ", "))
+}
+
+// file returns how the writers call the file that the checkpoint is, or nothing
+// where it is a directory.
+func (f *conversionFlags) file(d *destination, path string) string {
+	switch {
+	case d.format == formats.Torch:
+		return filepath.Base(path)
+	case d.format == formats.HF && strings.EqualFold(filepath.Ext(path), hfSuffix):
+		return safetensorsFile
+	}
+	return ""
+}
+
+// localPath returns the path of an address on the file system.
+func localPath(address string) (string, bool, error) {
+	rest, isURL := strings.CutPrefix(address, "file://")
+	switch {
+	case !isURL && !strings.Contains(address, "://"):
+		return address, true, nil
+	case !isURL:
+		return address, false, nil
+	}
+	u, err := url.Parse("file://" + rest)
+	if err != nil || u.Path == "" || u.Host != "" && u.Host != "localhost" || u.RawQuery != "" || u.Fragment != "" {
+		return "", false, fmt.Errorf("%s: want file:///path", address)
+	}
+	return filepath.FromSlash(u.Path), true, nil
+}
+
+// prepare looks whether DST may be written.
+func (d *destination) prepare() error {
+	if d.place == nil {
+		return nil
+	}
+	return d.place.Prepare()
+}
+
+// open returns the target of the conversion.
+func (d *destination) open(sum *convert.Summary) (*convert.Target, error) {
+	opts := d.opts
+	if d.place != nil {
+		opts.FailIfExists = false // in a directory of its own
+	}
+	if opts.Files == 0 && d.format == formats.HF || sum.Ranks == 1 && sum.Bytes > parallelBytes && opts.Files == 0 {
+		opts.Files = runtime.GOMAXPROCS(0)
+	}
+	store, err := d.store()
+	if err != nil {
+		return nil, err
+	}
+	t := &convert.Target{Format: d.format, Details: fmt.Sprintf("%+v", opts), Where: d.address}
+	t.NewWriter = func(bufferBytes int64) (storage.Writer, error) {
+		o := opts
+		o.BufferBytes = bufferBytes
+		return formats.NewWriter(d.format, store, &o)
+	}
+	if d.place != nil {
+		t.Staging = store
+	}
+	return t, nil
+}
+
+// parallelBytes is from how many bytes on a single rank writes several files at
+// the same time.
+const parallelBytes = 1 << 30
+
+// store returns the store that the writers write to.
+func (d *destination) store() (blob.Store, error) {
+	if d.place == nil {
+		return all.Open(d.address)
+	}
+	return file.Open(d.place.Staging(), nil)
+}
+
+// publish lets the checkpoint appear.
+func (d *destination) publish() error {
+	if d.place == nil {
+		return nil
+	}
+	return d.place.Publish()
+}
+
+// interrupted cleans up after an error, and says whether there is something to go
+// on with.
+func (d *destination) interrupted(ctx context.Context, o *output, err error) error {
+	if d.place == nil {
+		return err
+	}
+	if rmErr := d.place.Discard(); rmErr != nil {
+		return err
+	}
+	if _, statErr := os.Stat(d.place.Staging()); statErr == nil && !o.quiet {
+		fmt.Fprintf(o.err, "%s keeps the files that are finished; the same command goes on from there\n", clean(d.place.Staging()))
+	}
+	return err
+}
