@@ -75,7 +75,9 @@ func (o *Options) carryOut(ctx context.Context, f *fetch, pool *bufpool.Pool) (S
 		return readRows(ctx, r, q, buf[:q.bytes()])
 	}
 	p := buf[:f.length]
-	announce(r, f.offset, f.length)
+	if f.length >= ahead {
+		prefetch(r, f.offset, f.length)
+	}
 	if err := r.ReadAt(ctx, p, f.offset); err != nil {
 		return Stats{}, truncated(q.File, err)
 	}
@@ -113,7 +115,9 @@ func (o *Options) readDirect(ctx context.Context, r blob.Reader, q *Request) (St
 	if inSteps && !o.Dear { // a request costs more than a cache miss
 		step = stepBytes
 	}
-	announce(r, q.Offset, q.Width) // steps look like random reads to the system
+	if step < q.Width || q.Width >= ahead { // steps look like random reads to the system
+		prefetch(r, q.Offset, q.Width)
+	}
 	var st Stats
 	for at := int64(0); at < q.Width; at += step {
 		p := q.Direct[at:min(at+step, q.Width)]
@@ -129,11 +133,8 @@ func (o *Options) readDirect(ctx context.Context, r blob.Reader, q *Request) (St
 	return st, q.To.Take(q.Direct)
 }
 
-// announce begins to fetch a long run ahead of its use.
-func announce(r blob.Reader, off, n int64) {
-	if n < ahead {
-		return
-	}
+// prefetch begins to fetch a run ahead of its use, where the reader can.
+func prefetch(r blob.Reader, off, n int64) {
 	if p, ok := r.(blob.Prefetcher); ok {
 		p.Prefetch(off, n)
 	}

@@ -7,9 +7,11 @@ import (
 	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/progress"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/fetch"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -19,17 +21,14 @@ type batch struct {
 	dst      storage.Receiver
 	most     int64 // bytes of one read
 	gap      int64 // bytes that are better read than skipped
-	requests []request
+	requests []fetch.Request
 	stats    storage.ReadStats
 }
-
-// readBytes is the largest single read.
-const readBytes = 8 << 20
 
 // newBatch returns an empty batch whose reads need no larger buffers than the
 // budget allows.
 func newBatch(s blob.Store, dst storage.Receiver, budget int64) *batch {
-	b := &batch{store: s, dst: dst, most: readBytes}
+	b := &batch{store: s, dst: dst, most: fetch.MaxBytes}
 	for b.most > stripeBytes && b.most > budget {
 		b.most /= 2
 	}
@@ -39,28 +38,20 @@ func newBatch(s blob.Store, dst storage.Receiver, budget int64) *batch {
 	return b
 }
 
-// request is one range of a file to be read, or rows of one width that lie a
-// pitch apart, and what becomes of the bytes.
-type request struct {
-	file   string
-	offset int64
-	width  int64
-	rows   int64 // 1: one run of width bytes
-	pitch  int64
-	// direct is the memory that the bytes belong into as they are. Nil: take
-	// copies them.
-	direct  []byte
-	rounded int64 // bytes of the tiles that hold what is wanted
-	job     *job
-	span    span
+// tiles is a span of an item's chunk on its way.
+type tiles struct {
+	job  *job
+	span span
+	in   bool      // the bytes are read into their place
+	sums *spanSums // of those that were seen on the way
 }
 
-// bytes returns how much the request reads.
-func (q *request) bytes() int64 { return q.width * q.rows }
+var _ fetch.Stepper = (*tiles)(nil)
 
 // job is one item of the plan on its way. It is finished when the last of its
 // requests is.
 type job struct {
+	b     *batch
 	item  *plan.ReadItem
 	fqn   string
 	loc   *meta.Location
@@ -92,7 +83,7 @@ func (b *batch) addValue(ctx context.Context, it *plan.ReadItem, e *meta.Entry) 
 		return b.dst.LoadBytes(it, v.Codec, v.Inline)
 	}
 	j := &job{
-		item: it, fqn: e.FQN, loc: &v.Loc, sizes: []int64{v.Size}, dtype: tensor.Uint8,
+		b: b, item: it, fqn: e.FQN, loc: &v.Loc, sizes: []int64{v.Size}, dtype: tensor.Uint8,
 		box: tensor.Whole([]int64{v.Size}), codec: v.Codec, grid: gridOf([]int64{v.Size}, 1),
 	}
 	if err := j.check(); err != nil {
@@ -124,7 +115,7 @@ func (b *batch) addTensor(it *plan.ReadItem, e *meta.Entry) error {
 		return fmt.Errorf("%w: no chunk at %v", plan.ErrMismatch, it.Source.Offset)
 	}
 	j := &job{
-		item: it, fqn: e.FQN, loc: &t.Locs[i], sizes: t.Chunks[i].Sizes, dtype: t.DType,
+		b: b, item: it, fqn: e.FQN, loc: &t.Locs[i], sizes: t.Chunks[i].Sizes, dtype: t.DType,
 		box: it.SourceBox(), grid: gridOf(t.Chunks[i].Sizes, int64(t.DType.Size())),
 	}
 	if err := j.check(); err != nil {
@@ -177,37 +168,44 @@ func (b *batch) addJob(j *job) {
 		if !j.grid.contiguous(s) && j.grid.pitch-j.grid.width(s) <= b.gap {
 			s.band0, s.band1 = 0, j.grid.bands() // one read instead of one for each row
 		}
-		q := request{
-			file: j.loc.File, offset: j.loc.Offset + j.grid.start(s), width: j.grid.width(s),
-			rows: s.row1 - s.row0, pitch: j.grid.pitch, rounded: rounded, job: j, span: s,
+		t := &tiles{job: j, span: s}
+		q := fetch.Request{
+			File: j.loc.File, Offset: j.loc.Offset + j.grid.start(s), Width: j.grid.width(s), Weight: rounded, To: t,
 		}
-		if j.grid.contiguous(s) {
-			q.width, q.rows = q.width*q.rows, 1
+		if rows := s.row1 - s.row0; !j.grid.contiguous(s) {
+			q.Rows = []fetch.Axis{{Count: rows, Pitch: j.grid.pitch}}
+		} else {
+			q.Width *= rows
 			from := j.grid.start(s)
-			if mem != nil && q.width > smallBytes && from >= lo && from+q.width <= hi {
-				q.direct = mem[from-lo : from-lo+q.width]
+			if mem != nil && q.Width > smallBytes && from >= lo && from+q.Width <= hi {
+				q.Direct, t.in = mem[from-lo:from-lo+q.Width], true
 			}
 		}
 		b.requests = append(b.requests, q)
 	}
 }
 
-// take verifies the bytes of a request and puts them where they belong.
-func (b *batch) take(q *request, p []byte) error {
-	sums := q.job.grid.newSums(q.span)
-	sums.add(p)
-	return b.settle(q, sums, p)
+// Step computes the checksums of bytes that are read into their place.
+func (t *tiles) Step(p []byte) {
+	if t.sums == nil {
+		t.sums = t.job.grid.newSums(t.span)
+	}
+	t.sums.add(p)
 }
 
-// settle ends a request whose bytes p have these checksums. The last request of
-// a job hands it over.
-func (b *batch) settle(q *request, sums *spanSums, p []byte) error {
-	j := q.job
-	if !sums.match(j.loc.Sums) {
-		return fmt.Errorf("%w: %q: checksum of %s at %d+%d", storage.ErrCorrupt, j.fqn, q.file, q.offset, q.bytes())
+// Take verifies the bytes of a span and puts them where they belong. The last
+// span of an item hands it over.
+func (t *tiles) Take(p []byte) error {
+	j := t.job
+	if t.sums == nil {
+		t.Step(p)
 	}
-	if q.direct == nil {
-		if err := j.grid.fill(j.to, j.sizes, j.dtype, j.box, q.span, p); err != nil {
+	if !t.sums.match(j.loc.Sums) {
+		return fmt.Errorf("%w: %q: checksum of %s at %d+%d", storage.ErrCorrupt, j.fqn, j.loc.File, j.loc.Offset+j.grid.start(t.span), len(p))
+	}
+	t.sums = nil
+	if !t.in {
+		if err := j.grid.fill(j.to, j.sizes, j.dtype, j.box, t.span, p); err != nil {
 			return fmt.Errorf("%q: %w", j.fqn, err)
 		}
 	}
@@ -215,7 +213,26 @@ func (b *batch) settle(q *request, sums *spanSums, p []byte) error {
 		return nil
 	}
 	if j.value != nil {
-		return b.dst.LoadBytes(j.item, j.codec, j.value)
+		return j.b.dst.LoadBytes(j.item, j.codec, j.value)
 	}
-	return b.dst.CommitTensor(j.item, j.to)
+	return j.b.dst.CommitTensor(j.item, j.to)
+}
+
+// run carries the requests out.
+func (b *batch) run(ctx context.Context, opts ReaderOptions, tell func(int64)) (storage.ReadStats, error) {
+	told := &progress.Share{Tell: tell, Plan: b.stats.Needed, Total: b.stats.Rounded}
+	st, err := fetch.Run(ctx, b.requests, fetch.Options{
+		Open: b.open, BufferBytes: opts.BufferBytes, Parallel: opts.Parallel, Gap: b.gap, Dear: b.gap > 0, Done: told.Add,
+	})
+	b.stats.Read, b.stats.Requests = st.Bytes, st.Requests
+	return b.stats, err
+}
+
+// open opens a data file.
+func (b *batch) open(ctx context.Context, name string) (blob.Reader, error) {
+	r, err := b.store.Open(ctx, name)
+	if err != nil {
+		return nil, goneError(ctx, b.store, name, err)
+	}
+	return r, nil
 }
