@@ -201,6 +201,10 @@ func (s *Selection) Shape() []int64 {
 	return out
 }
 
+// Single reports whether a single index is selected of a dimension of the tensor,
+// which Shape leaves out.
+func (s *Selection) Single(dim int) bool { return s.picks[dim].single }
+
 // Sizes returns how many indexes are selected of each dimension of the tensor.
 // In the index space of a selection, all dimensions of the tensor are there.
 func (s *Selection) Sizes() []int64 {

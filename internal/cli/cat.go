@@ -1,0 +1,337 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// catItem is what 'cairn cat --json' prints of one name. A value follows, or the
+// file that it was written to.
+type catItem struct {
+	Path   string  `json:"path"`
+	SaveID string  `json:"save_id"`
+	FQN    string  `json:"fqn"`
+	Kind   string  `json:"kind"`
+	DType  string  `json:"dtype,omitempty"`
+	Shape  []int64 `json:"shape,omitzero"`
+	Type   string  `json:"type,omitempty"`
+}
+
+// catValue is an object, catFile what was written.
+type catValue struct {
+	catItem
+	Value json.RawMessage `json:"value"`
+}
+
+type catFile struct {
+	catItem
+	Output   string `json:"output"`
+	NumBytes int64  `json:"nbytes"`
+}
+
+// catFlags are the flags of 'cairn cat'.
+type catFlags struct {
+	slice    string
+	dtype    string
+	limit    int64
+	full     bool
+	npy, raw string
+}
+
+func newCatCmd() *cobra.Command {
+	f := catFlags{limit: 1000}
+	cmd := &cobra.Command{
+		Use:   "cat PATH NAME[SLICE]",
+		Short: "Print a tensor, a part of one, or an object",
+		Long: `Cat prints one tensor or object. SLICE takes a part of a tensor, as Python writes
+it: 'model.w[0:4, ::2, 3]', 'model.w[-1]', 'model.w[..., ::-1]'; or give it by
+--slice. Only what is needed is read, and memory is bounded.
+
+As text, tensors of more than --limit elements are shortened as numpy does it: the
+first and the last ones of each dimension, with an ellipsis in between. --full
+prints all of them, a row a line. Objects are printed as Python's repr, cut at 4096
+bytes but with --full.
+
+--npy writes a file for numpy.load, --raw the little-endian bytes alone, the last
+dimension fastest, or the bytes of an object as they are stored; - is stdout. numpy
+has no bfloat16 and no float8: --dtype float32 converts them without loss, and
+--dtype void writes their bytes as numpy's void type. --dtype changes the elements
+to any dtype, as PyTorch's Tensor.to does, for text too.
+
+With --json:
+
+  path, save_id      which checkpoint it is
+  fqn, kind          what it is: "tensor" or "object"
+  dtype, shape       of what is selected of a tensor
+  values             its elements as nested lists, whatever --limit says: complex
+                     numbers as lists of two; "nan", "inf" and "-inf" are texts
+  type               of an object, in Python's words
+  value              of an object; what JSON lacks is an object with one key, such
+                     as {"$bytes": "…"}, as in the file format
+  output, nbytes     with --npy or --raw, and then without values: the file that
+                     was written and the size of the data`,
+		Example: `  cairn cat runs/step-1000 optimizer.lr
+  cairn cat runs/step-1000 'model.embed.weight[:2, :8]'
+  cairn cat runs/step-1000 model.embed.weight --slice '-1' --full
+  cairn cat runs/step-1000 model.embed.weight --npy embed.npy --dtype float32
+  cairn cat runs/step-1000 model.embed.weight --raw - | sha256sum
+  cairn cat runs/step-1000 config --json | jq .value`,
+		Args:              wantArgs(2, 2),
+		ValidArgsFunction: completeNames(1),
+		RunE:              func(cmd *cobra.Command, args []string) error { return runCat(cmd, args[0], args[1], &f) },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.slice, "slice", "", "take this part of a tensor, in Python's `syntax`")
+	flags.StringVar(&f.dtype, "dtype", "", "convert the elements to this `dtype`; 'void' keeps the bytes for --npy")
+	flags.Int64Var(&f.limit, "limit", f.limit, "shorten tensors of more than this `number` of elements")
+	flags.BoolVar(&f.full, "full", false, "print everything")
+	flags.StringVar(&f.npy, "npy", "", "write a .npy `file`, which is replaced once the new one is complete; - is stdout")
+	flags.StringVar(&f.raw, "raw", "", "write bytes to this `file`, in the same way")
+	return cmd
+}
+
+// file returns where the output goes if it is not text.
+func (f *catFlags) file() string { return f.npy + f.raw }
+
+func (f *catFlags) check(cmd *cobra.Command) error {
+	o := outputOf(cmd)
+	switch {
+	case f.npy != "" && f.raw != "":
+		return usagef(cmd, "--npy and --raw are two outputs: give one of them")
+	case f.limit < 1:
+		return usagef(cmd, "--limit %d: want at least 1", f.limit)
+	case f.file() == "-" && o.json:
+		return usagef(cmd, "an output to - and --json both want stdout")
+	case f.file() == "-" && isTerminal(o.out):
+		return usagef(cmd, "bytes would go to stdout, which is a terminal")
+	case f.dtype == voidDType && f.npy == "":
+		return usagef(cmd, "--dtype void is for --npy")
+	case f.dtype != "" && f.dtype != voidDType:
+		if _, err := tensor.ParseDType(f.dtype); err != nil {
+			return usagef(cmd, "--dtype: %v", err)
+		}
+	}
+	return nil
+}
+
+// catter is one call of 'cairn cat'.
+type catter struct {
+	cmd   *cobra.Command
+	ctx   context.Context
+	o     *output
+	flags *catFlags
+	c     *cairn.Checkpoint
+	e     *meta.Entry
+	head  catItem
+}
+
+func runCat(cmd *cobra.Command, path, name string, f *catFlags) error {
+	if err := f.check(cmd); err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	c, err := openCheckpoint(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	e, slice, err := findSliced(ctx, c, name, f.slice)
+	if err != nil {
+		return err
+	}
+	k := &catter{cmd: cmd, ctx: ctx, o: outputOf(cmd), flags: f, c: c, e: e}
+	k.head = catItem{Path: path, SaveID: c.Info().SaveID, FQN: e.FQN, Kind: inspect.KindTensor}
+	if e.Tensor == nil {
+		k.head.Kind = inspect.KindObject
+		if slice != "" || f.npy != "" || f.dtype != "" {
+			return usagef(cmd, "%s is an object: slices, --npy and --dtype are for tensors", clean(e.FQN))
+		}
+		return k.object()
+	}
+	return k.tensor(slice)
+}
+
+// findSliced finds the entry of a name that may have a slice behind it. A name
+// that has brackets itself comes first.
+func findSliced(ctx context.Context, c *cairn.Checkpoint, name, slice string) (*meta.Entry, string, error) {
+	e, err := c.Entry(ctx, name)
+	if at := strings.LastIndexByte(name, '['); errors.Is(err, cairn.ErrMissing) && slice == "" && at > 0 && strings.HasSuffix(name, "]") {
+		name, slice = name[:at], name[at:]
+		e, err = c.Entry(ctx, name)
+	}
+	if !errors.Is(err, cairn.ErrMissing) {
+		return e, slice, err
+	}
+	md, mdErr := c.Metadata(ctx)
+	if mdErr != nil {
+		return nil, "", err
+	}
+	return nil, "", missing(md, name)
+}
+
+// object prints an object.
+func (k *catter) object() error {
+	codec, data, err := k.c.ReadBytes(k.ctx, k.e)
+	if err != nil {
+		return err
+	}
+	if k.flags.raw != "" {
+		return k.write(k.flags.raw, int64(len(data)), func(w io.Writer, moved func(int64)) error {
+			_, err := w.Write(data)
+			moved(int64(len(data)))
+			return err
+		})
+	}
+	v, err := value.Decode(codec, data)
+	if errors.Is(err, value.ErrCodec) {
+		err = withHint(fmt.Errorf("%q: %w", k.e.FQN, err), "--raw writes its bytes as they are")
+	}
+	if err != nil {
+		return err
+	}
+	if k.o.json {
+		return k.objectJSON(v)
+	}
+	limit := inspect.MaxRepr
+	if k.flags.full {
+		limit = math.MaxInt - 1
+	}
+	_, err = fmt.Fprintln(k.o.out, inspect.Repr(v, limit))
+	return err
+}
+
+// objectJSON prints an object in cairn's own way to write values as JSON.
+func (k *catter) objectJSON(v any) error {
+	_, list, err := value.Encode([]any{v}) // bytes alone would not become JSON
+	if err != nil {
+		return fmt.Errorf("%q: %w", k.e.FQN, err)
+	}
+	list = list[1 : len(list)-1]
+	k.head.Type = inspect.TypeName(v)
+	return k.o.encode(k.o.out, catValue{k.head, json.RawMessage(list)})
+}
+
+// tensor prints a tensor or a part of one.
+func (k *catter) tensor(slice string) error {
+	shape, d := k.e.Tensor.Shape, k.e.Tensor.DType
+	s := inspect.SelectAll(shape)
+	if slice != "" {
+		var err error
+		if s, err = inspect.ParseSelection(slice, shape); err != nil {
+			return usagef(k.cmd, "%s: %v", clean(k.e.FQN), err)
+		}
+	}
+	if k.flags.dtype != "" && k.flags.dtype != voidDType {
+		var err error
+		if d, err = tensor.ParseDType(k.flags.dtype); err != nil {
+			return err
+		}
+	}
+	k.head.DType, k.head.Shape = d.String(), s.Shape()
+	bytes := s.Elements() * int64(d.Size())
+	stream := func(w io.Writer, moved func(int64)) error {
+		return s.Stream(k.ctx, k.c, k.e, d, func(p []byte) error {
+			moved(int64(len(p)))
+			_, err := w.Write(p)
+			return err
+		})
+	}
+	switch {
+	case k.flags.raw != "":
+		return k.write(k.flags.raw, bytes, stream)
+	case k.flags.npy != "":
+		header, err := npyHeader(d, s.Shape(), k.flags.dtype == voidDType)
+		if err != nil {
+			return withHint(fmt.Errorf("%q: %w", k.e.FQN, err), "--dtype float32 converts it without loss, --dtype void keeps its bytes")
+		}
+		return k.write(k.flags.npy, bytes, func(w io.Writer, moved func(int64)) error {
+			if _, err := w.Write(header); err != nil {
+				return err
+			}
+			return stream(w, moved)
+		})
+	case k.o.json:
+		return k.valuesJSON(s, d)
+	case k.flags.full:
+		return k.streamText(s, d, false)
+	}
+	return k.shortText(s, d)
+}
+
+// write sends bytes to a file or to stdout.
+func (k *catter) write(name string, bytes int64, send func(w io.Writer, moved func(int64)) error) error {
+	if name == "-" {
+		return send(k.o.out, func(int64) {})
+	}
+	bar := k.o.progress("cat", bytes)
+	defer bar.done()
+	var cause error // replaceFile keeps the text of an error, not what it is
+	err := replaceFile(name, func(w io.Writer) error {
+		cause = send(w, bar.add)
+		return cause
+	})
+	bar.done()
+	if err != nil {
+		if cairnErr, ok := errors.AsType[*cairn.Error](cause); ok {
+			return cairnErr
+		}
+		return err
+	}
+	v := catFile{k.head, name, bytes}
+	what := k.head.Kind
+	if what == inspect.KindTensor {
+		what = k.head.DType + " " + formatShape(k.head.Shape)
+	}
+	return k.o.result(v, func() { k.o.remark("%s: %s, %s\n", clean(name), what, formatBytes(bytes)) })
+}
+
+// valuesJSON prints what is selected as JSON, an element after the other.
+func (k *catter) valuesJSON(s *inspect.Selection, d tensor.DType) error {
+	head, err := json.MarshalIndent(k.head, "", "  ")
+	if err != nil {
+		return err
+	}
+	k.o.printf("%s,\n  \"values\": ", strings.TrimSuffix(string(head), "\n}"))
+	if d.Size() <= 2 && tensor.CanWiden(d, tensor.Float32) && !tensor.CanWiden(d, tensor.Int32) {
+		d = tensor.Float32 // what the small ones are, to the last digit
+	}
+	if err := k.streamText(s, d, true); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(k.o.out, "}")
+	return err
+}
+
+// streamText prints all elements, as text or as JSON.
+func (k *catter) streamText(s *inspect.Selection, d tensor.DType, asJSON bool) error {
+	w := bufio.NewWriterSize(k.o.out, 1<<16)
+	n := newNester(w, s.Shape(), asJSON)
+	format, size := elementText(d, asJSON), d.Size()
+	var text []byte
+	err := s.Stream(k.ctx, k.c, k.e, d, func(p []byte) error {
+		for ; len(p) > 0; p = p[size:] {
+			text = format(text[:0], p[:size])
+			n.element(text)
+		}
+		return w.Flush()
+	})
+	if err != nil {
+		return err
+	}
+	n.end()
+	return w.Flush()
+}

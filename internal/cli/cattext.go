@@ -1,0 +1,275 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// elementText returns a function that prints elements, for Python or for JSON.
+func elementText(d tensor.DType, asJSON bool) func(b, p []byte) []byte {
+	format := inspect.ElementFormat(d)
+	part, isComplex := map[tensor.DType]tensor.DType{tensor.Complex64: tensor.Float32, tensor.Complex128: tensor.Float64}[d]
+	switch {
+	case !asJSON:
+		return format
+	case isComplex:
+		one := elementText(part, true)
+		return func(b, p []byte) []byte {
+			b = one(append(b, '['), p[:part.Size()])
+			b = one(append(b, ", "...), p[part.Size():])
+			return append(b, ']')
+		}
+	}
+	return func(b, p []byte) []byte {
+		n := len(b)
+		b = format(b, p)
+		switch text := string(b[n:]); text {
+		case "nan", "inf", "-inf":
+			return fmt.Appendf(b[:n], "%q", text)
+		case "True", "False":
+			return append(b[:n], strings.ToLower(text)...)
+		}
+		return b
+	}
+}
+
+// nester prints elements that come one after the other as nested lists. Its
+// writer remembers what goes wrong.
+type nester struct {
+	w     *bufio.Writer
+	shape []int64
+	at    []int64 // of the next element
+	json  bool
+	begun bool
+}
+
+func newNester(w *bufio.Writer, shape []int64, json bool) *nester {
+	return &nester{w: w, shape: shape, at: make([]int64, len(shape)), json: json}
+}
+
+// element prints the next element.
+func (n *nester) element(text []byte) {
+	opens := 0
+	for _, i := range slices.Backward(n.at) {
+		if i != 0 {
+			break
+		}
+		opens++
+	}
+	if n.begun {
+		n.separate(opens)
+	}
+	n.begun = true
+	n.repeat('[', opens)
+	n.w.Write(text)
+	for d, size := range slices.Backward(n.shape) {
+		if n.at[d]++; n.at[d] < size {
+			return
+		}
+		n.at[d] = 0
+		n.w.WriteByte(']')
+	}
+}
+
+// separate prints what is between two elements, the second of which begins so
+// many lists.
+func (n *nester) separate(opens int) {
+	switch {
+	case n.json:
+		n.w.WriteString(", ")
+	case opens == 0:
+		n.w.WriteByte(' ')
+	default:
+		n.repeat('\n', opens)
+		n.repeat(' ', len(n.shape)-opens)
+	}
+}
+
+func (n *nester) repeat(b byte, times int) {
+	for range times {
+		n.w.WriteByte(b)
+	}
+}
+
+// end prints what is left to be printed behind the last element.
+func (n *nester) end() {
+	if !n.begun {
+		n.w.WriteString("[]") // there are no elements
+	}
+	n.w.WriteByte('\n')
+}
+
+// edge is what is shown of one dimension: the first ones and the last ones.
+type edge struct{ size, head, tail int64 }
+
+func (e edge) shown() int64 { return e.head + e.tail }
+func (e edge) cut() bool    { return e.shown() < e.size }
+
+// edgesOf returns what is shown of a tensor so that it is no more than limit
+// elements: everything if that is few enough, or else at most three on either
+// side of a dimension.
+func edgesOf(sizes []int64, limit int64) []edge {
+	out := make([]edge, len(sizes))
+	for d, n := range sizes {
+		out[d] = edge{size: n, head: n}
+	}
+	for most := int64(3); most > 0 && tooMany(out, limit); most-- {
+		for d, n := range sizes {
+			if n > 2*most {
+				out[d] = edge{n, most, most}
+			}
+		}
+	}
+	for d := 0; d < len(out) && tooMany(out, limit); d++ {
+		out[d] = edge{sizes[d], 1, 0}
+	}
+	return out
+}
+
+func tooMany(edges []edge, limit int64) bool {
+	if slices.ContainsFunc(edges, func(e edge) bool { return e.size == 0 }) {
+		return false
+	}
+	left := limit
+	for _, e := range edges {
+		left /= e.shown()
+	}
+	return left == 0
+}
+
+// shortText prints what is selected, shortened if it is much.
+func (k *catter) shortText(s *inspect.Selection, d tensor.DType) error {
+	if s.Elements() == 0 {
+		_, err := fmt.Fprintln(k.o.out, "[]")
+		return err
+	}
+	edges := edgesOf(s.Sizes(), k.flags.limit)
+	shown, err := k.readEdges(s, d, edges)
+	if err != nil {
+		return err
+	}
+	p := &textPrinter{width: 80}
+	if k.o.width > 0 {
+		p.width = k.o.width
+	}
+	format, size := inspect.ElementFormat(d), d.Size()
+	for mem := shown.Contents(); len(mem) > 0; mem = mem[size:] {
+		text := string(format(nil, mem[:size]))
+		p.texts = append(p.texts, text)
+		p.cell = max(p.cell, len(text))
+	}
+	for d, e := range edges { // single indexes have no brackets
+		if !s.Single(d) {
+			p.edges = append(p.edges, e)
+		}
+	}
+	p.print(0)
+	p.out.WriteByte('\n')
+	_, err = k.o.out.Write(p.out.Bytes())
+	return err
+}
+
+// readEdges reads what is shown into one tensor.
+func (k *catter) readEdges(s *inspect.Selection, d tensor.DType, edges []edge) (*tensor.Tensor, error) {
+	shape := make([]int64, len(edges))
+	for i, e := range edges {
+		shape[i] = e.shown()
+	}
+	out, err := tensor.New(d, shape)
+	if err != nil {
+		return nil, err
+	}
+	from := tensor.Box{Offsets: make([]int64, len(edges)), Sizes: make([]int64, len(edges))}
+	to := tensor.Box{Offsets: make([]int64, len(edges)), Sizes: from.Sizes}
+	var read func(dim int) error
+	read = func(dim int) error {
+		if dim == len(edges) {
+			return k.readCorner(s, from, to, out)
+		}
+		e := edges[dim]
+		from.Offsets[dim], to.Offsets[dim], from.Sizes[dim] = 0, 0, e.head
+		if err := read(dim + 1); err != nil || e.tail == 0 {
+			return err
+		}
+		from.Offsets[dim], to.Offsets[dim], from.Sizes[dim] = e.size-e.tail, e.head, e.tail
+		return read(dim + 1)
+	}
+	return out, read(0)
+}
+
+// readCorner reads one box of the selection into a box of dst.
+func (k *catter) readCorner(s *inspect.Selection, from, to tensor.Box, dst *tensor.Tensor) error {
+	from.Offsets, from.Sizes = slices.Clone(from.Offsets), slices.Clone(from.Sizes)
+	part, err := tensor.New(dst.DType(), from.Sizes)
+	if err != nil {
+		return err
+	}
+	if err := s.ReadBox(k.ctx, k.c, k.e, from, part); err != nil {
+		return err
+	}
+	place, err := dst.Narrow(tensor.Box{Offsets: slices.Clone(to.Offsets), Sizes: from.Sizes})
+	if err != nil {
+		return err
+	}
+	return tensor.Copy(place, part)
+}
+
+// textPrinter prints elements as numpy does, in columns of one width.
+type textPrinter struct {
+	out   bytes.Buffer
+	texts []string // of the elements that are left
+	edges []edge
+	cell  int // characters of an element
+	width int // of a line
+	line  int // characters in it
+}
+
+// print prints everything from one dimension on.
+func (p *textPrinter) print(dim int) {
+	if dim == len(p.edges) {
+		p.put(fmt.Sprintf("%*s", p.cell, p.texts[0]))
+		p.texts = p.texts[1:]
+		return
+	}
+	p.put("[")
+	e := p.edges[dim]
+	for i := range e.shown() {
+		if i > 0 {
+			p.separate(dim)
+		}
+		if i == e.head {
+			p.put("...")
+			p.separate(dim)
+		}
+		p.print(dim + 1)
+	}
+	if e.cut() && e.tail == 0 {
+		p.separate(dim)
+		p.put("...")
+	}
+	p.put("]")
+}
+
+func (p *textPrinter) put(s string) {
+	p.out.WriteString(s)
+	p.line += len(s)
+}
+
+// separate prints what is between two parts of a dimension: a space, or the end
+// of a line where that is full, within a row, and line feeds elsewhere.
+func (p *textPrinter) separate(dim int) {
+	below := len(p.edges) - dim - 1
+	if below == 0 && p.line+1+p.cell+len(p.edges) <= p.width {
+		p.put(" ")
+		return
+	}
+	p.out.WriteString(strings.Repeat("\n", max(1, below)))
+	p.line = 0
+	p.put(strings.Repeat(" ", dim+1))
+}
