@@ -12,21 +12,15 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // Finish makes the checkpoint appear: it commits the single file, or writes the
 // index or the file that ends the distributed form.
 func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
-	entries, err := storage.Locate(md, results)
+	entries, err := publish.Locate(md, results)
 	if err != nil {
 		return err
-	}
-	for i := range entries {
-		if t := entries[i].Tensor; t != nil {
-			if p := plan.CheckTiling(t.Shape, t.Chunks); len(p) > 0 {
-				return fmt.Errorf("%w: %q: %s: %s", meta.ErrInvalid, entries[i].FQN, p[0].Kind, p[0].Text)
-			}
-		}
 	}
 	if w.single() {
 		return w.commitHeld(ctx)
