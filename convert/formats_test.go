@@ -1,0 +1,89 @@
+package convert_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/fixture"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+// toFormat is a target of a format in s.
+func toFormat(name string, s blob.Store) *convert.Target {
+	return &convert.Target{Format: name, Staging: s, NewWriter: func(n int64) (storage.Writer, error) {
+		return formats.NewWriter(name, s, &formats.WriterOptions{File: "model.pt", BufferBytes: n})
+	}}
+}
+
+// without returns digests without the names of a list, and of objects only what
+// they are.
+func without(ds map[string]inspect.Digest, names []string) map[string]inspect.Digest {
+	out := map[string]inspect.Digest{}
+	for n, d := range ds {
+		if d.Kind == inspect.KindObject {
+			d.NumBytes, d.SHA256 = 0, ""
+		}
+		out[n] = d
+	}
+	for _, n := range names {
+		delete(out, n)
+	}
+	return out
+}
+
+// Whatever others wrote becomes a checkpoint of every format with the same
+// content, apart from what the format says that it cannot hold.
+func TestEveryFixtureBecomesEveryFormat(t *testing.T) {
+	for _, c := range fixture.Cases(t, "*/*") {
+		src, err := file.Open(c.Dir, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := digests(t, src)
+		for _, to := range formats.Names() {
+			t.Run(c.Name+" to "+to, func(t *testing.T) {
+				dst := &mem.Store{Name: "target"}
+				rep := convertFixture(t, src, dst, to)
+				got := digests(t, dst)
+				if d := cmp.Diff(without(want, rep.Skipped), without(got, nil)); d != "" {
+					t.Errorf("the content differs: -source +target\n%s", d)
+				}
+			})
+		}
+	}
+}
+
+// convertFixture converts what is in src. Tensors of types that the format lacks
+// are cast.
+func convertFixture(t *testing.T, src, dst blob.Store, to string) *convert.Report {
+	t.Helper()
+	c, err := formats.Open(t.Context(), src, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	o := &convert.Options{Merge: formats.WholeTensors(to), SkipObjects: true, Source: src}
+	rep, err := run(context.Background(), c, o, toFormat(to, dst))
+	if refused, ok := errors.AsType[*convert.RefusedError](err); ok {
+		for _, r := range refused.Tensors {
+			o.Exclude = append(o.Exclude, r.Name)
+		}
+		rep, err = run(context.Background(), c, o, toFormat(to, dst))
+		if err == nil {
+			rep.Skipped = append(rep.Skipped, o.Exclude...)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rep
+}

@@ -1,0 +1,190 @@
+package convert_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+// isData reports whether a name is of a data file of a rank.
+func isData(name string) bool {
+	return !strings.HasPrefix(name, convert.JournalPrefix) && (strings.HasSuffix(name, ".safetensors") || strings.HasSuffix(name, ".distcp"))
+}
+
+// noted returns the data files that the journal in s knows.
+func noted(t *testing.T, s blob.Store) []string {
+	var out []string
+	for _, n := range names(t, s) {
+		if rest, ok := strings.CutPrefix(n, convert.JournalPrefix+"finished/"); ok {
+			out = append(out, rest)
+		}
+	}
+	return out
+}
+
+// Stopped at any operation and started again, a conversion ends as if nothing
+// had happened, and does not write again what was finished.
+func TestInterruptedConversionGoesOn(t *testing.T) {
+	src := saved(t, 3)
+	want := digests(t, src)
+	for _, format := range []string{formats.Native, formats.TorchDCP} {
+		for _, late := range []bool{false, true} {
+			t.Run(format, func(t *testing.T) {
+				for n := int64(1); ; n++ {
+					rule := fault.CrashAt(n)
+					if late {
+						rule = fault.CrashLateAt(n)
+					}
+					if !goesOn(t, src, format, rule) {
+						break
+					}
+				}
+			})
+		}
+	}
+	if d := cmp.Diff(want, digests(t, src)); d != "" {
+		t.Errorf("the source was changed:\n%s", d)
+	}
+}
+
+// goesOn converts until a crash, and again. It reports whether there was a crash.
+func goesOn(t *testing.T, src blob.Store, format string, rule fault.Rule) bool {
+	t.Helper()
+	inner := &mem.Store{Name: "target"}
+	first := fault.New(inner, rule)
+	o := &convert.Options{Parallel: 1}
+	_, err := run(context.Background(), open(t, src), o, toFormat(format, first))
+	if err == nil && !first.Crashed() {
+		return false
+	}
+	if err == nil {
+		t.Fatal("a crash was not noticed")
+	}
+	finished := noted(t, inner)
+	second := fault.New(inner)
+	if _, err := run(context.Background(), open(t, src), o, toFormat(format, second)); err != nil {
+		t.Fatalf("the second run: %v", err)
+	}
+	for _, e := range second.Ops().Log {
+		if e.Op == fault.Create && slices.Contains(finished, e.Name) {
+			t.Errorf("%s was finished, and written again", e.Name)
+		}
+	}
+	if d := cmp.Diff(without(digests(t, src), nil), without(digests(t, inner), nil)); d != "" {
+		t.Errorf("the content differs: -source +target\n%s", d)
+	}
+	for _, name := range names(t, inner) {
+		if strings.HasPrefix(name, convert.JournalPrefix) {
+			t.Errorf("%s is left of the journal", name)
+		}
+	}
+	return true
+}
+
+// The names of the files repeat, so a conversion that goes on ends with the same
+// files as one that was never interrupted.
+func TestNoFileIsLeftOver(t *testing.T) {
+	src := saved(t, 3)
+	whole, _ := converted(t, src, nil)
+	inner := &mem.Store{Name: "target"}
+	stop := fault.New(inner, fault.Rule{On: fault.Create, Match: isData, Nth: 3, Do: fault.Fail(errors.New("disk full"))})
+	if _, err := run(context.Background(), open(t, src), &convert.Options{Parallel: 1}, toNative(stop, true)); err == nil {
+		t.Fatal("a full disk was not noticed")
+	}
+	if got := len(noted(t, inner)); got != 2 {
+		t.Fatalf("%d files are noted; want 2", got)
+	}
+	rep, err := run(context.Background(), open(t, src), &convert.Options{Parallel: 1}, toNative(inner, true))
+	if err != nil || rep.KeptFiles != 2 {
+		t.Fatalf("Run = %+v, %v; want 2 kept files", rep, err)
+	}
+	if got, want := len(names(t, inner)), len(names(t, whole)); got != want {
+		t.Errorf("%d files: %v; want %d", got, names(t, inner), want)
+	}
+}
+
+func TestAnotherConversionStartsAfresh(t *testing.T) {
+	src := saved(t, 3)
+	begin := func() *mem.Store {
+		inner := &mem.Store{Name: "target"}
+		stop := fault.New(inner, fault.Rule{On: fault.Create, Match: isData, Nth: 3, Do: fault.Fail(errors.New("disk full"))})
+		if _, err := run(context.Background(), open(t, src), &convert.Options{Parallel: 1}, toNative(stop, true)); err == nil {
+			t.Fatal("a full disk was not noticed")
+		}
+		return inner
+	}
+	other := &mem.Store{Name: "other"}
+	save(t, other, sample(t, 0, 1))
+	for claim, c := range map[string]struct {
+		src blob.Store
+		o   *convert.Options
+	}{
+		"other options": {src, &convert.Options{Parallel: 1, DType: []string{"float64"}}},
+		"other source":  {other, &convert.Options{Parallel: 1}},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			dst := begin()
+			var warned []error
+			c.o.Warn = func(err error) { warned = append(warned, err) }
+			rep, err := run(context.Background(), open(t, c.src), c.o, toNative(dst, true))
+			if err != nil || rep.KeptFiles != 0 {
+				t.Fatalf("Run = %+v, %v; want no kept files", rep, err)
+			}
+			if len(warned) != 1 || !strings.Contains(warned[0].Error(), "afresh") {
+				t.Errorf("warnings %v; want one", warned)
+			}
+			if got := len(names(t, dst)); got != rep.Files+2 {
+				t.Errorf("%v are there; want %d files, the index and the record", names(t, dst), rep.Files)
+			}
+			verify(t, dst)
+		})
+	}
+}
+
+func TestASourceThatChangesIsNoticed(t *testing.T) {
+	src := saved(t, 2)
+	c := open(t, src)
+	job, err := convert.Plan(t.Context(), c, &convert.Options{Source: src})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range names(t, src) {
+		if isData(n) {
+			if err := fault.Damage(t.Context(), src, n, func(b []byte) []byte { return b }); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	dst := &mem.Store{Name: "target"}
+	if _, err := convert.Run(t.Context(), job, toNative(dst, false)); !errors.Is(err, storage.ErrChanged) {
+		t.Errorf("Run = %v; want %v", err, storage.ErrChanged)
+	}
+	if left := names(t, dst); len(left) > 0 {
+		t.Errorf("%v are left of a conversion without a journal", left)
+	}
+}
+
+func TestCancelledIsNotDone(t *testing.T) {
+	src := saved(t, 3)
+	job, err := convert.Plan(t.Context(), open(t, src), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	cancel(why)
+	if _, err := convert.Run(ctx, job, toNative(&mem.Store{}, true)); !errors.Is(err, why) {
+		t.Errorf("Run = %v; want %v", err, why)
+	}
+}
