@@ -65,7 +65,7 @@ func (b *builder) value(c Cell, depth int) (any, int64, error) {
 }
 
 func (b *builder) bigInt(s span) (any, error) {
-	if s.len > maxBig {
+	if int(s.len) > maxBig {
 		return nil, fmt.Errorf("%w: an integer of %d bytes, at most %d", ErrLimit, s.len, maxBig)
 	}
 	return integer(b.big(s)), nil

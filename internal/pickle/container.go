@@ -36,11 +36,12 @@ func (m *machine) newTuple(items []Cell) Cell {
 			return at(Tuple, len(m.tuples)-len(items)-1)
 		}
 	}
-	m.ints = append(m.ints, int64(len(items)))
-	for _, c := range items {
-		m.ints = append(m.ints, c.payload())
+	pos, s := m.ints.alloc(1 + len(items))
+	s[0] = int64(len(items))
+	for i, c := range items {
+		s[1+i] = c.payload()
 	}
-	return at(Ints, len(m.ints)-len(items)-1)
+	return at(Ints, pos)
 }
 
 // container makes a list, dict or set, empty or of the values above the mark.
@@ -110,7 +111,7 @@ func (m *machine) appendTo(c Cell, items []Cell) error {
 	switch c.Kind() {
 	case List:
 		l := &m.lists[c.pos()]
-		*l = append(*l, items...)
+		*l = append(room(*l, len(items)), items...)
 		return nil
 	case Object:
 		o := &m.objects[c.pos()]
@@ -136,7 +137,7 @@ func (m *machine) setIn(c Cell, pairs []Cell) error {
 	switch c.Kind() {
 	case Dict:
 		d := &m.dicts[c.pos()]
-		*d = append(*d, pairs...)
+		*d = append(room(*d, len(pairs)), pairs...)
 		return nil
 	case State:
 		return m.setFields(recordOf(c), pairs)

@@ -99,7 +99,7 @@ func (m *machine) persistent(op byte) error {
 		if err != nil {
 			return err
 		}
-		if id, err = m.newStr(span{off: m.pos - 1 - len(l), len: len(l)}, l); err != nil {
+		if id, err = m.newStr(span{off: m.pos - 1 - len(l), len: uint32(len(l))}, l); err != nil {
 			return err
 		}
 	} else {

@@ -18,23 +18,27 @@ type Graph struct {
 	bigs    []span // little-endian two's complement
 	floats  []float64
 	globals []global
-	tuples  []Cell  // of each tuple its length and its items
-	ints    []int64 // of each tuple its length and its items
+	tuples  []Cell       // of each tuple its length and its items
+	ints    arena[int64] // of each tuple its length and its items
 	lists   [][]Cell
 	dicts   [][]Cell // keys and values in turn
 	sets    []set
 	objects []object
 	pids    []Cell
-	records [][]Cell // by class: the fields of one record after another
+	records []arena[Cell] // by class: the fields of one record after another
 }
 
 // span is a range of data followed by extra.
 type span struct {
-	off, len int
+	off int
+	len uint32
 	// sym is one more than the number of the schema's field of this name; minus
 	// one: none; zero: nobody asked yet.
 	sym int32
 }
+
+// maxSpan bounds the bytes of a string or of bytes.
+const maxSpan = 1<<32 - 1
 
 type global struct {
 	module, name string
@@ -63,11 +67,12 @@ type object struct {
 
 // text returns the bytes of s. They belong to the graph.
 func (g *Graph) text(s span) []byte {
-	if s.off < len(g.data) || s.len == 0 {
-		return g.data[s.off : s.off+s.len]
+	n := int(s.len)
+	if s.off < len(g.data) || n == 0 {
+		return g.data[s.off : s.off+n]
 	}
 	off := s.off - len(g.data)
-	return g.extra[off : off+s.len]
+	return g.extra[off : off+n]
 }
 
 // Str returns the string that c is, or false. It is a copy.
@@ -100,9 +105,9 @@ func (g *Graph) Ints(c Cell) ([]int64, bool) {
 	if k := c.Kind(); k != Ints && k != Size {
 		return nil, false
 	}
-	p := c.pos()
-	n := int(g.ints[p])
-	return g.ints[p+1 : p+1+n : p+1+n], true
+	s := g.ints.at(c.pos())
+	n := int(s[0])
+	return s[1 : 1+n : 1+n], true
 }
 
 // List returns the items of a List or Tuple that is no Ints, or false.
@@ -134,7 +139,7 @@ func (g *Graph) Fields(c Cell) ([]Cell, bool) {
 		return nil, false
 	}
 	n := len(g.schema.classes[class].Fields)
-	return g.records[class][c.pos()*n:][:n:n], true
+	return g.records[class].at(c.pos())[:n:n], true
 }
 
 // Name returns the module and name of a Global, or of what is called to make an

@@ -1,6 +1,7 @@
 package pickle
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 )
@@ -12,7 +13,7 @@ type machine struct {
 	pos   int
 	stack []Cell
 	marks []int
-	memo  []handle
+	memo  memo
 	wides []Cell
 	nodes int // containers and objects made so far
 	lim   Limits
@@ -22,10 +23,11 @@ type machine struct {
 // bytes the pickle takes. Instances of the classes become records. The graph
 // keeps data, which must not change any more.
 func Parse(data []byte, classes []Class, l *Limits) (*Graph, int, error) {
-	g := &Graph{data: data, ints: []int64{0}}
+	g := &Graph{data: data}
+	g.ints.alloc(1) // the empty tuple
 	if len(classes) > 0 {
 		g.schema = newSchema(classes)
-		g.records = make([][]Cell, len(classes))
+		g.records = make([]arena[Cell], len(classes))
 	}
 	m := &machine{Graph: g, lim: l.withDefaults(len(data))}
 	if err := m.run(); err != nil {
@@ -48,12 +50,11 @@ func (m *machine) run() error {
 			if m.pos >= len(m.data) {
 				return m.truncated()
 			}
-			i := int(m.data[m.pos])
+			i := uint64(m.data[m.pos])
 			m.pos++
-			if i >= len(m.memo) || m.memo[i] == free {
-				return m.malformed("memo entry %d is empty", i)
+			if err := m.get(i); err != nil {
+				return err
 			}
-			m.push(m.recall(m.memo[i]))
 		case opBinInt1:
 			if m.pos >= len(m.data) {
 				return m.truncated()
@@ -170,19 +171,21 @@ func (m *machine) length(size int) (int, error) {
 	if n > uint64(len(m.data)-m.pos) {
 		return 0, m.malformed("a length of %d, %d bytes are left", n, len(m.data)-m.pos)
 	}
+	if n > maxSpan {
+		return 0, fmt.Errorf("%w: %d bytes in one piece, at most %d", ErrLimit, n, maxSpan)
+	}
 	return int(n), nil
 }
 
 // line returns the next line of the input, without its end.
 func (m *machine) line() ([]byte, error) {
-	for i, b := range m.data[m.pos:] {
-		if b == '\n' {
-			l := m.data[m.pos : m.pos+i]
-			m.pos += i + 1
-			return l, nil
-		}
+	i := bytes.IndexByte(m.data[m.pos:], '\n')
+	if i < 0 || i > maxSpan {
+		return nil, m.truncated()
 	}
-	return nil, m.truncated()
+	l := m.data[m.pos : m.pos+i]
+	m.pos += i + 1
+	return l, nil
 }
 
 func (m *machine) malformed(format string, args ...any) error {

@@ -24,11 +24,20 @@ func (m *machine) memoizeNext() error {
 	return m.remember(m.top())
 }
 
+// room returns s with room for n more. It doubles what is large, as nothing is
+// known beforehand about how large a table becomes, and append grows by less.
+func room[T any](s []T, n int) []T {
+	if cap(s)-len(s) >= n {
+		return s
+	}
+	return append(make([]T, 0, len(s)+max(n, len(s), 64)), s...)
+}
+
 func (m *machine) remember(c Cell) error {
-	if len(m.memo) >= m.lim.Memo {
+	if m.memo.len >= m.lim.Memo {
 		return fmt.Errorf("%w: more than %d memo entries", ErrLimit, m.lim.Memo)
 	}
-	m.memo = append(m.memo, m.handle(c))
+	m.memo.append(m.handle(c))
 	return nil
 }
 
@@ -54,12 +63,31 @@ func (m *machine) recall(h handle) Cell {
 	return c
 }
 
+// lookup returns the memo's entry i.
+func (m *machine) lookup(i uint64) (Cell, bool) {
+	if i >= uint64(m.memo.len) {
+		return 0, false
+	}
+	h := *m.memo.at(int(i))
+	if h == free {
+		return 0, false
+	}
+	return m.recall(h), true
+}
+
 // get pushes the memo's entry i.
 func (m *machine) get(i uint64) error {
-	if i >= uint64(len(m.memo)) || m.memo[i] == free {
+	c, ok := m.lookup(i)
+	if !ok {
 		return m.malformed("memo entry %d is empty", i)
 	}
-	m.push(m.recall(m.memo[i]))
+	if c.Kind() == Global && m.pos+1 < len(m.data) && m.data[m.pos] == opEmptyTuple && m.data[m.pos+1] == opNewObj {
+		if class := m.globals[c.pos()].class; class >= 0 {
+			m.pos += 2
+			return m.newRecord(class)
+		}
+	}
+	m.push(c)
 	return nil
 }
 
@@ -75,10 +103,10 @@ func (m *machine) put(i uint64) error {
 	if i > uint64(m.pos) {
 		return m.malformed("memo entry %d after as few values", i)
 	}
-	for uint64(len(m.memo)) <= i {
-		m.memo = append(m.memo, free)
+	for uint64(m.memo.len) <= i {
+		m.memo.append(free)
 	}
-	m.memo[i] = m.handle(m.top())
+	*m.memo.at(int(i)) = m.handle(m.top())
 	return nil
 }
 

@@ -118,19 +118,19 @@ func (m *machine) make(callee, args, kwargs Cell, isNew bool) error {
 	if !isTuple(args) {
 		return m.malformed("arguments that are no tuple")
 	}
-	if err := m.spend(1); err != nil {
-		return err
-	}
 	g := &m.globals[callee.pos()]
-	switch {
-	case g.class >= 0:
+	if g.class >= 0 {
 		if !isNew || args != cellEmpty || kwargs != cellNone {
 			return m.unsupported("%s.%s made with arguments", g.module, g.name)
 		}
 		return m.newRecord(g.class)
-	case g.size && args.Kind() == IntsTuple && !isNew:
+	}
+	if err := m.spend(1); err != nil {
+		return err
+	}
+	if g.size && args.Kind() == IntsTuple && !isNew {
 		m.push(cellOf(Size, args.payload()))
-	default:
+	} else {
 		m.objects = append(m.objects, object{global: callee.pos(), isNew: isNew, args: args, kwargs: kwargs})
 		m.push(at(Object, len(m.objects)-1))
 	}

@@ -8,16 +8,14 @@ type record struct{ class, pos int }
 // pickle that Python writes is its state, and nothing else: there is no need to
 // build it.
 func (m *machine) newRecord(class int) error {
+	if err := m.spend(1); err != nil {
+		return err
+	}
 	n := len(m.schema.classes[class].Fields)
-	r := m.records[class]
-	pos := 0
-	if n > 0 {
-		pos = len(r) / n
+	pos, fields := m.records[class].alloc(n)
+	for i := range fields {
+		fields[i] = Unset
 	}
-	for range n {
-		r = append(r, Unset)
-	}
-	m.records[class] = r
 	m.push(at(Record+Kind(class), pos))
 	if err := m.memoizeNext(); err != nil {
 		return err
@@ -27,7 +25,10 @@ func (m *machine) newRecord(class int) error {
 	}
 	m.pos++
 	m.push(stateOf(record{class, pos}))
-	return m.memoizeNext()
+	if err := m.memoizeNext(); err != nil {
+		return err
+	}
+	return m.quickState(class, fields)
 }
 
 // stateOf returns the cell for the state of r; see recordOf.
@@ -112,7 +113,7 @@ func (m *machine) symbol(key Cell) (int32, error) {
 
 func (m *machine) fields(r record) []Cell {
 	n := len(m.schema.classes[r.class].Fields)
-	return m.records[r.class][r.pos*n:][:n:n]
+	return m.records[r.class].at(r.pos)[:n:n]
 }
 
 func (m *machine) className(r record) string { return m.schema.classes[r.class].Names[0] }

@@ -113,11 +113,11 @@ func (m *machine) decimal(op byte, l []byte) error {
 }
 
 // taken returns where the n bytes that were just taken lie.
-func (m *machine) taken(n int) span { return span{off: m.pos - n, len: n} }
+func (m *machine) taken(n int) span { return span{off: m.pos - n, len: uint32(n)} }
 
 // keep stores text that is not in the input as it is.
 func (m *machine) keep(b []byte) span {
-	s := span{off: len(m.data) + len(m.extra), len: len(b)}
+	s := span{off: len(m.data) + len(m.extra), len: uint32(len(b))}
 	if len(b) == 0 {
 		return span{}
 	}
@@ -195,7 +195,7 @@ func (m *machine) newStr(s span, b []byte) (Cell, error) {
 	if !utf8.Valid(b) && !validWTF8(b) {
 		return 0, m.malformed("a string that is no UTF-8")
 	}
-	m.strs = append(m.strs, s)
+	m.strs = append(room(m.strs, 1), s)
 	return at(Str, len(m.strs)-1), nil
 }
 

@@ -109,8 +109,4 @@ func (s *Stream) Build() { s.e.b = append(s.e.b, opBuild) }
 func (s *Stream) Bytes() []byte { return append(s.e.b, opStop) }
 
 // Grow makes room for n more bytes.
-func (s *Stream) Grow(n int) {
-	if cap(s.e.b)-len(s.e.b) < n {
-		s.e.b = append(make([]byte, 0, len(s.e.b)+n), s.e.b...)
-	}
-}
+func (s *Stream) Grow(n int) { s.e.b = room(s.e.b, n) }
