@@ -121,7 +121,7 @@ func mostFor(e *meta.Entry, i int) int64 {
 	if err != nil || n > 1<<60 {
 		return 1 << 62
 	}
-	return 4*n + 64<<20
+	return 4*n + 16<<20
 }
 
 // tensor returns the tensor that the record at loc holds.

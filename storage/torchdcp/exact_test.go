@@ -1,0 +1,63 @@
+package torchdcp_test
+
+import (
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/blob/meter"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// Ranks that cut another way read the bytes that they need and what describes
+// the records, never whole chunks.
+func TestReadsAreExact(t *testing.T) {
+	const ranks, rows, columns = 4, 256, 16 << 10
+	x := storagetest.Filled(t, tensor.Float32, []int64{rows, columns}, 3)
+	inner := new(mem.Store)
+	states := make([]plan.State, ranks)
+	for r := range states {
+		states[r] = plan.State{"x": storagetest.Cut(t, storagetest.Along(0, ranks), x, r), "step": int64(1)}
+	}
+	if err := storagetest.Save(t.Context(), at(inner, nil, storage.ReadOptions{}), storagetest.Storage("a", 1, ranks), states...); err != nil {
+		t.Fatal(err)
+	}
+	for name, box := range map[string]tensor.Box{
+		"rows over two chunks": {Offsets: []int64{50, 0}, Sizes: []int64{40, columns}},
+		"half of the columns":  {Offsets: []int64{0, columns / 2}, Sizes: []int64{rows, columns / 2}},
+		"one row":              {Offsets: []int64{99, 0}, Sizes: []int64{1, columns}},
+	} {
+		m := meter.New(inner)
+		part, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, x.Shape(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := storagetest.Load(t.Context(), at(m, nil, storage.ReadOptions{}), plan.State{"x": part}); err != nil {
+			t.Fatal(err)
+		}
+		want, err := x.Narrow(box)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !tensor.Equal(part.Local(), want) {
+			t.Errorf("%s: other elements than were saved", name)
+		}
+		needed, got := box.Volume()*4, m.Counts().BytesRead-metadataBytes(t, inner)
+		if describing := int64(ranks * 8 << 10); got > needed+needed/50+describing {
+			t.Errorf("%s: %d bytes were read; want the %d that are needed and some that describe them", name, got, needed)
+		}
+	}
+}
+
+func metadataBytes(t testing.TB, s blob.Store) int64 {
+	t.Helper()
+	info, err := s.Stat(t.Context(), ".metadata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Size
+}

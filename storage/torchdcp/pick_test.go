@@ -1,0 +1,173 @@
+package torchdcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"runtime"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// sequenceOf reads b from front to back, and counts how often it began anew.
+func sequenceOf(b []byte, opens *int) *sequence {
+	return &sequence{open: func(context.Context) (io.ReadCloser, error) {
+		*opens++
+		return io.NopCloser(bytes.NewReader(b)), nil
+	}}
+}
+
+// drawTensor draws any strided tensor inside of n bytes, also one whose elements
+// overlap or repeat.
+func drawTensor(t *rapid.T, n int64) *torchsave.Tensor {
+	x := &torchsave.Tensor{DType: tensor.Int16, Offset: rapid.Int64Range(0, 9).Draw(t, "offset"), End: n}
+	left := (n-x.Offset)/2 - 1
+	for range rapid.IntRange(0, 3).Draw(t, "dims") {
+		size := rapid.Int64Range(0, 5).Draw(t, "size")
+		stride := rapid.Int64Range(0, 40).Draw(t, "stride")
+		if size > 1 {
+			stride = min(stride, left/(size-1))
+			left -= stride * (size - 1)
+		}
+		x.Shape, x.Strides = append(x.Shape, size), append(x.Strides, stride)
+	}
+	return x
+}
+
+func TestPickGivesAnyBoxOfAnyTensor(t *testing.T) {
+	data := make([]byte, 400)
+	for i := range data {
+		data[i] = byte(i*7 + i>>3)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		x := drawTensor(t, int64(len(data)))
+		whole, err := tensor.FromStrided(x.DType, x.Shape, x.Strides, 0, data[x.Offset:x.Offset+(int64(len(data))-x.Offset)/2*2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		var box tensor.Box
+		for _, size := range x.Shape {
+			at := rapid.Int64Range(0, size).Draw(t, "at")
+			box.Offsets = append(box.Offsets, at)
+			box.Sizes = append(box.Sizes, rapid.Int64Range(0, size-at).Draw(t, "n"))
+		}
+		got, err := tensor.New(tensor.Int64, box.Sizes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var opens int
+		s := sequenceOf(data, &opens)
+		if err := pick(context.Background(), s, x, box, got, rapid.Int64Range(1, 300).Draw(t, "piece")); err != nil {
+			t.Fatal(err)
+		}
+		part, err := whole.Narrow(box)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := tensor.New(tensor.Int64, box.Sizes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tensor.Convert(want, part, tensor.CastAny); err != nil {
+			t.Fatal(err)
+		}
+		if !tensor.Equal(want, got) {
+			t.Fatalf("box %v of %v strides %v: other elements", box, x.Shape, x.Strides)
+		}
+	})
+}
+
+// What lies in order, turned or not, is made once.
+func TestPickGoesThroughOnce(t *testing.T) {
+	data := make([]byte, 6*50*7*2)
+	for name, strides := range map[string][]int64{"in order": {350, 7, 1}, "turned": {1, 6, 300}, "half turned": {7, 42, 1}} {
+		var opens int
+		x := &torchsave.Tensor{DType: tensor.Int16, Shape: []int64{6, 50, 7}, Strides: strides, End: int64(len(data))}
+		dst, err := tensor.New(tensor.Int16, x.Shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pick(t.Context(), sequenceOf(data, &opens), x, tensor.Whole(x.Shape), dst, 64); err != nil || opens != 1 {
+			t.Errorf("%s: began %d times, %v; want once", name, opens, err)
+		}
+	}
+}
+
+func TestPickOfBytesThatEnd(t *testing.T) {
+	var opens int
+	x := &torchsave.Tensor{DType: tensor.Int16, Shape: []int64{50}, Strides: []int64{1}, End: 100}
+	dst, err := tensor.New(tensor.Int16, x.Shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pick(t.Context(), sequenceOf(make([]byte, 99), &opens), x, tensor.Whole(x.Shape), dst, 64); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("pick = %v; want %v", err, storage.ErrCorrupt)
+	}
+}
+
+// packedTensor stores a compressed record of n zero bytes.
+func packedTensor(t testing.TB, n int64) (*archive, *meta.Entry) {
+	t.Helper()
+	x, err := tensor.New(tensor.Uint8, []int64{n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	record, err := torchsave.Marshal(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enc, err := zstd.NewWriter(nil, zstd.WithWindowSize(1<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := enc.EncodeAll(record, nil)
+	a := &archive{store: new(mem.Store), sizes: map[string]int64{"f": int64(len(b))}, opened: map[place]*torchsave.Tensor{}}
+	if _, err := blob.WriteAll(t.Context(), a.store, "f", b, nil); err != nil {
+		t.Fatal(err)
+	}
+	e := &meta.Entry{FQN: "x", Tensor: &meta.Tensor{Shape: []int64{n}, Chunks: []tensor.Box{tensor.Whole([]int64{n})}}}
+	e.Tensor.DType = tensor.Uint8
+	e.Tensor.Locs = []meta.Location{{File: "f", Length: int64(len(b)), Detail: &meta.Detail{Transforms: []string{"stream.zstd/1"}}}}
+	return a, e
+}
+
+// A large chunk is never in memory as a whole.
+func TestCompressedChunksTakeBoundedMemory(t *testing.T) {
+	a, e := packedTensor(t, 24<<20)
+	dst, err := tensor.New(tensor.Uint8, []int64{1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	c, err := a.chunk(t.Context(), e, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Maker.Make(t.Context(), tensor.Box{Offsets: []int64{20 << 20}, Sizes: []int64{1 << 20}}, dst, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 12<<20 {
+		t.Errorf("a slice of a chunk of 24 MiB took %d bytes of memory", n)
+	}
+}
+
+// What a few compressed bytes become is bounded by what the metadata says.
+func TestCompressedBytesThatNeverEnd(t *testing.T) {
+	a, e := packedTensor(t, 20<<20)
+	e.Tensor.Shape, e.Tensor.Chunks = []int64{4}, []tensor.Box{tensor.Whole([]int64{4})}
+	if _, err := a.chunk(t.Context(), e, 0); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("20 MiB behind a chunk of 4 bytes: %v; want %v", err, storage.ErrCorrupt)
+	}
+}

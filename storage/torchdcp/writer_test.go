@@ -1,0 +1,344 @@
+package torchdcp_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+func list(t testing.TB, s blob.Store) []string {
+	t.Helper()
+	var out []string
+	for info, err := range s.List(t.Context(), "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, info.Name)
+	}
+	return out
+}
+
+func save(t testing.TB, s blob.Store, id string, o *torchdcp.WriterOptions, states ...plan.State) error {
+	t.Helper()
+	return storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 1, len(states)), states...)
+}
+
+func states(t testing.TB) []plan.State {
+	x := storagetest.Filled(t, tensor.Float32, []int64{600}, 1)
+	y := storagetest.Filled(t, tensor.Float32, []int64{500}, 2)
+	z := storagetest.Filled(t, tensor.Float32, []int64{100}, 3)
+	return []plan.State{{"x": x, "y": y, "z": z, "a": int64(1), "b": "two"}, {"w": x}}
+}
+
+func TestNamesOfDataFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts *torchdcp.WriterOptions
+		want []string
+	}{
+		"one file":           {nil, []string{".metadata", "__0_0.distcp", "__1_0.distcp"}},
+		"two at a time":      {&torchdcp.WriterOptions{FilesPerRank: 2}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__1_0.distcp"}},
+		"a bound":            {&torchdcp.WriterOptions{MaxFileBytes: 7000}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__1_0.distcp"}},
+		"a bound below each": {&torchdcp.WriterOptions{MaxFileBytes: 1}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp", "__0_4.distcp", "__1_0.distcp"}},
+		"a file for each":    {&torchdcp.WriterOptions{FilePerTensor: true}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp", "__0_4.distcp", "__1_0.distcp"}},
+	} {
+		s := new(mem.Store)
+		if err := save(t, s, "id", c.opts, states(t)...); err != nil {
+			t.Fatal(err)
+		}
+		if got := list(t, s); !slices.Equal(got, c.want) {
+			t.Errorf("%s: files %q; want %q", name, got, c.want)
+		}
+	}
+}
+
+// Values come first in a file, and every record is a torch.save file by itself.
+func TestOrderInAFile(t *testing.T) {
+	s := new(mem.Store)
+	if err := save(t, s, "id", nil, states(t)...); err != nil {
+		t.Fatal(err)
+	}
+	ck, err := torchdcp.Open(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	md, err := ck.Metadata(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := blob.ReadAll(t.Context(), s, "__0_0.distcp", 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := map[string]meta.Location{}
+	for i := range md.Entries {
+		e := &md.Entries[i]
+		if e.Bytes != nil {
+			at[e.FQN] = e.Bytes.Loc
+		} else if e.Tensor.Locs[0].File == "__0_0.distcp" {
+			at[e.FQN] = e.Tensor.Locs[0]
+		}
+	}
+	end := int64(0)
+	for _, name := range []string{"a", "b", "x", "y", "z"} {
+		l := at[name]
+		if l.Offset != end || !strings.HasPrefix(string(b[l.Offset:]), "PK\x03\x04") {
+			t.Errorf("%q is at %d; want a zip file at %d", name, l.Offset, end)
+		}
+		end += l.Length
+	}
+	if end != int64(len(b)) {
+		t.Errorf("the records end at %d of %d", end, len(b))
+	}
+}
+
+func TestPropertiesAreCarried(t *testing.T) {
+	want := meta.Properties{DType: tensor.Float16, RequiresGrad: true, MemoryFormat: "channels_last", PinMemory: true}
+	s := new(mem.Store)
+	sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("id", 1, 1), 1)
+	if err := sv.Plan(t.Context(), []plan.State{{"x": storagetest.Filled(t, tensor.Float16, []int64{1, 2, 2, 2}, 0)}}); err != nil {
+		t.Fatal(err)
+	}
+	sv.Metadata.Entries[0].Tensor.Properties = want
+	if err := errors.Join(sv.Write(t.Context()), sv.Finish(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if got := firstEntry(t, s).Tensor.Properties; got != want {
+		t.Errorf("properties = %+v; want %+v", got, want)
+	}
+}
+
+// stranger is an object of somebody's own class.
+var stranger = &value.Object{Module: "mylib.schedules", Name: "Cosine", Call: true, New: true, State: map[string]any{"t": int64(3)}}
+
+func TestUnsafeObjectsAreRefusedByName(t *testing.T) {
+	s := new(mem.Store)
+	state := plan.State{
+		"fine": int64(1), "x": storagetest.Filled(t, tensor.Int8, []int64{3}, 0),
+		"sched": value.Tuple{int64(1), stranger}, "other": stranger,
+	}
+	err := save(t, s, "id", nil, state)
+	for _, word := range []string{`"sched"`, `"other"`, "mylib.schedules.Cosine"} {
+		if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), word) {
+			t.Errorf("Save = %v; want %v that names %s", err, storage.ErrNotRepresentable, word)
+		}
+	}
+	if got := list(t, s); len(got) != 0 {
+		t.Errorf("%q were written", got)
+	}
+	var w storage.ValueChecker = torchdcp.NewWriter(s, nil)
+	for v, ok := range map[any]bool{int64(1): true, stranger: false} {
+		codec, data, err := value.Encode(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		it := &plan.WriteItem{Info: &plan.Info{FQN: "v", Codec: codec}, Kind: plan.KindBytes, Size: int64(len(data))}
+		if err := w.CheckValue(it, data); (err == nil) != ok || !ok && !errors.Is(err, storage.ErrNotRepresentable) {
+			t.Errorf("CheckValue(%v) = %v", v, err)
+		}
+	}
+}
+
+func TestFailIfExists(t *testing.T) {
+	s := new(mem.Store)
+	o := &torchdcp.WriterOptions{FailIfExists: true}
+	if err := save(t, s, "first", o, states(t)...); err != nil {
+		t.Fatal(err)
+	}
+	before := list(t, s)
+	if err := save(t, s, "second", o, states(t)...); !errors.Is(err, storage.ErrExists) {
+		t.Errorf("Save = %v; want %v", err, storage.ErrExists)
+	}
+	if got := list(t, s); !slices.Equal(got, before) {
+		t.Errorf("files %q; want %q", got, before)
+	}
+}
+
+// Two saves at once onto nothing: the later commit is refused.
+func TestFailIfExistsHoldsAtTheCommit(t *testing.T) {
+	s := new(mem.Store)
+	o := &torchdcp.WriterOptions{FailIfExists: true}
+	slow := storagetest.NewSaving(at(s, o, storage.ReadOptions{}), storagetest.Storage("slow", 1, 1), 1)
+	if err := errors.Join(slow.Plan(t.Context(), states(t)[:1]), slow.Write(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if err := save(t, s, "quick", o, states(t)[:1]...); err != nil {
+		t.Fatal(err)
+	}
+	if err := slow.Finish(t.Context()); !errors.Is(err, storage.ErrExists) {
+		t.Errorf("Finish = %v; want %v", err, storage.ErrExists)
+	}
+	if err := slow.Abort(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if got, want := list(t, s), []string{".metadata", "__0_quick_0.distcp"}; !slices.Equal(got, want) {
+		t.Errorf("files %q; want %q", got, want)
+	}
+}
+
+// What PyTorch wrote is replaced like our own, rank-local metadata included.
+func TestPyTorchsCheckpointsAreReplaced(t *testing.T) {
+	for _, name := range []string{"torch-2.6/shard0-4", "torch-2.14/ranklocal-2"} {
+		s := fixtureCopy(t, name)
+		put(t, s, "notes.txt", []byte("mine"))
+		put(t, s, "__5_0.distcp", nil) // of another save, perhaps under way
+		if err := save(t, s, "new", nil, states(t)...); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{".metadata", "__0_new_0.distcp", "__1_new_0.distcp", "__5_0.distcp", "notes.txt"}
+		if got := list(t, s); !slices.Equal(got, want) {
+			t.Errorf("%s: files %q; want %q", name, got, want)
+		}
+		if err := save(t, s, "newer", &torchdcp.WriterOptions{SweepAfter: 1}, states(t)...); err != nil {
+			t.Fatal(err)
+		}
+		want = []string{".metadata", "__0_newer_0.distcp", "__1_newer_0.distcp", "notes.txt"}
+		if got := list(t, s); !slices.Equal(got, want) {
+			t.Errorf("%s, swept: files %q; want %q", name, got, want)
+		}
+	}
+}
+
+func TestAnotherFormatIsNotReplaced(t *testing.T) {
+	s := fixtureCopy(t, "hyper_parallel/collective-4")
+	before := list(t, s)
+	if err := save(t, s, "new", nil, states(t)...); !errors.Is(err, storage.ErrVersion) {
+		t.Errorf("Save = %v; want %v", err, storage.ErrVersion)
+	}
+	if got := list(t, s); !slices.Equal(got, before) {
+		t.Errorf("files %q; want %q", got, before)
+	}
+}
+
+func TestSaveIDsThatCannotBeInNames(t *testing.T) {
+	for _, id := range []string{"", "a/b", "-a", "a_b", "ä", strings.Repeat("a", 65)} {
+		s := new(mem.Store)
+		if err := save(t, s, id, nil, states(t)...); !errors.Is(err, blob.ErrName) {
+			t.Errorf("Save with the id %q = %v; want %v", id, err, blob.ErrName)
+		}
+	}
+}
+
+// notes is a journal in memory.
+type notes struct {
+	mu   sync.Mutex
+	done map[string]*storage.WriteResults // guarded by mu
+}
+
+func (n *notes) Finished(_ context.Context, file string) (*storage.WriteResults, bool, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r, ok := n.done[file]
+	return r, ok, nil
+}
+
+func (n *notes) Note(_ context.Context, file string, r *storage.WriteResults) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.done[file] = r
+	return nil
+}
+
+// A save with a journal that dies goes on where it ended, over nothing and over
+// another checkpoint.
+func TestJournalledSaveGoesOn(t *testing.T) {
+	for _, over := range []bool{false, true} {
+		inner := new(mem.Store)
+		if over {
+			if err := save(t, inner, "old", nil, states(t)...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		j := &notes{done: map[string]*storage.WriteResults{}}
+		o := &torchdcp.WriterOptions{FilePerTensor: true}
+		dying := fault.New(inner, fault.Rule{On: fault.Commit, Nth: 4, Do: fault.Crash()})
+		if err := journalled(t, dying, j, o); !dying.Crashed() || err == nil {
+			t.Fatalf("the first attempt = %v; want it to die", err)
+		}
+		finished := len(j.done)
+		again := fault.New(inner)
+		if err := journalled(t, again, j, o); err != nil {
+			t.Fatalf("the second attempt = %v", err)
+		}
+		if n := again.Ops().Count(fault.Commit); finished == 0 || n != int64(6-finished) {
+			t.Errorf("over a checkpoint %v: %d files were finished, and %d written after; want 6 in all", over, finished, n)
+		}
+		got := states(t)[:1]
+		for _, st := range got {
+			for name := range st {
+				if x, ok := st[name].(*tensor.Tensor); ok {
+					st[name] = storagetest.Filled(t, x.DType(), x.Shape(), 99)
+				}
+			}
+		}
+		if err := storagetest.Load(t.Context(), at(inner, nil, storage.ReadOptions{}), got...); err != nil {
+			t.Fatal(err)
+		}
+		if want := states(t)[0]["x"].(*tensor.Tensor); !tensor.Equal(want, got[0]["x"].(*tensor.Tensor)) {
+			t.Error("other elements than were saved")
+		}
+	}
+}
+
+// journalled saves with a journal, by one rank, and does not clean up: a process
+// that died cannot.
+func journalled(t testing.TB, s blob.Store, j storage.Journal, o *torchdcp.WriterOptions) error {
+	t.Helper()
+	ctx := t.Context()
+	w, p := torchdcp.NewWriter(s, o), new(plan.DefaultSave)
+	st := storagetest.Storage("conversion", 1, 1)
+	if err := p.SetUp(plan.SaveSetup{State: states(t)[0], Storage: st, Size: 1, Coordinator: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.SetUp(ctx, storage.Session{Size: 1, Coordinator: true, Storage: st, Journal: j}); err != nil {
+		return err
+	}
+	local, err := p.LocalPlan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if local, err = w.PrepareLocalPlan(ctx, local); err != nil {
+		return err
+	}
+	final, md, err := p.GlobalPlan([]*plan.SavePlan{local})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := w.WriteData(ctx, final[0], p)
+	if err != nil {
+		return err
+	}
+	return w.Finish(ctx, md, []*storage.WriteResults{r})
+}
+
+func TestUnreportedCommitIsUncertain(t *testing.T) {
+	inner := new(mem.Store)
+	if err := save(t, inner, "old", nil, states(t)...); err != nil {
+		t.Fatal(err)
+	}
+	before := list(t, inner)
+	s := fault.New(inner, fault.Rule{On: fault.Commit, Match: fault.Named(".metadata"), Do: fault.FailLate(syscall.EIO)})
+	if err := save(t, s, "new", nil, states(t)...); !errors.Is(err, storage.ErrUncertain) || !errors.Is(err, syscall.EIO) {
+		t.Errorf("Save = %v; want %v and %v", err, storage.ErrUncertain, syscall.EIO)
+	}
+	after := list(t, inner)
+	for _, name := range append(before, "__0_new_0.distcp") {
+		if !slices.Contains(after, name) {
+			t.Errorf("%s was removed, though either checkpoint may be the one that stays", name)
+		}
+	}
+}
