@@ -40,9 +40,9 @@ func newLinear(lo, hi float64, n int) *linear {
 		l.half = 0.5
 	}
 	l.low = lo * l.half
-	width := (hi*l.half - l.low) / float64(n)
+	width := (float64(hi*l.half) - l.low) / float64(n)
 	for i := range l.edges {
-		l.edges[i] = (l.low + float64(i)*width) / l.half
+		l.edges[i] = (l.low + float64(float64(i)*width)) / l.half
 	}
 	l.edges[n] = hi
 	l.scale = float64(n) / (hi*l.half - l.low)

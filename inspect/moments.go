@@ -6,7 +6,9 @@ import (
 )
 
 // moments sum up some elements. The fields but the counts are of the finite
-// ones alone, and of no use where n is zero.
+// ones alone, and of no use where n is zero. Products are rounded before they
+// are added (that is what the conversions are for), so that all processors come
+// to the same bits.
 type moments struct {
 	n                   int64 // finite elements
 	mean, m2            float64
@@ -31,8 +33,8 @@ func (m moments) merge(o moments) moments {
 	}
 	part := float64(o.n) / float64(out.n)
 	delta := o.mean - m.mean
-	out.mean = m.mean + delta*part
-	out.m2 = m.m2 + o.m2 + delta*delta*float64(m.n)*part
+	out.mean = m.mean + float64(delta*part)
+	out.m2 = m.m2 + o.m2 + float64(delta*delta*float64(m.n)*part)
 	out.min, out.max = min(m.min, o.min), max(m.max, o.max)
 	return out
 }
@@ -42,7 +44,7 @@ func (m *moments) std() float64 { return math.Sqrt(m.m2 / float64(m.n)) }
 
 // norm returns the root of the sum of squares.
 func (m *moments) norm() float64 {
-	return math.Sqrt(m.m2 + m.mean*m.mean*float64(m.n))
+	return math.Sqrt(m.m2 + float64(m.mean*m.mean*float64(m.n)))
 }
 
 // pairwise merges moments that come one after the other as a balanced tree
@@ -132,17 +134,17 @@ func finiteMoments[F float32 | float64](v []F) (moments, bool) {
 		zeros += count(a == 0) + count(b == 0)
 		da, db := float64(a)-first, float64(b)-first
 		s0, s1 = s0+da, s1+db
-		q0, q1 = q0+da*da, q1+db*db
+		q0, q1 = q0+float64(da*da), q1+float64(db*db)
 	}
 	for _, a := range v {
 		lo, hi = min(lo, a), max(hi, a)
 		zeros += count(a == 0)
 		d := float64(a) - first
-		s0, q0 = s0+d, q0+d*d
+		s0, q0 = s0+d, q0+float64(d*d)
 	}
 	s, q := s0+s1, q0+q1
 	m := moments{n: int64(n), zeros: int64(zeros), min: float64(lo), max: float64(hi)}
-	m.mean, m.m2 = first+s/n, max(0, q-s*s/n)
+	m.mean, m.m2 = first+s/n, max(0, q-float64(s*s)/n)
 	return m, !math.IsNaN(s) && !math.IsInf(s, 0)
 }
 

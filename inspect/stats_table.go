@@ -81,7 +81,7 @@ func tableMoments(values []float32, counts []int64) moments {
 			m.n += n
 			m.zeros += n * int64(count(x == 0))
 			m.min, m.max = min(m.min, x), max(m.max, x)
-			sum += x * float64(n)
+			sum += float64(x * float64(n))
 		}
 	}
 	if m.n == 0 {
@@ -90,7 +90,7 @@ func tableMoments(values []float32, counts []int64) moments {
 	m.mean = sum / float64(m.n)
 	for i, n := range counts {
 		if x := float64(values[i]); n > 0 && x-x == 0 { // finite
-			m.m2 += (x - m.mean) * (x - m.mean) * float64(n)
+			m.m2 += float64((x - m.mean) * (x - m.mean) * float64(n))
 		}
 	}
 	return m

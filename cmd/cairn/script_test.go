@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"hash/crc32"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -76,7 +78,7 @@ func checkExit(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 // makeCheckpoint saves a checkpoint that is the same every time: checkpoint DIR
-// [ID].
+// [ID [changed]]. The changed one has another state.
 func makeCheckpoint(ts *testscript.TestScript, _ bool, args []string) {
 	id := "20261115t101500-00c0ffee"
 	if len(args) > 1 {
@@ -84,13 +86,17 @@ func makeCheckpoint(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	s, err := file.Open(ts.MkAbs(args[0]), &file.Options{NoSync: true})
 	ts.Check(err)
-	ts.Check(saveFixed(s, id))
+	state := fixedState
+	if len(args) > 2 {
+		state = changedState
+	}
+	ts.Check(saveFixed(s, id, state))
 }
 
 // saveFixed saves a state of a bit of everything from two ranks.
-func saveFixed(s blob.Store, id string) error {
+func saveFixed(s blob.Store, id string, of func(rank int) (cairn.State, error)) error {
 	return inproc.Run(context.Background(), 2, func(ctx context.Context, g group.Group) error {
-		state, err := fixedState(g.Rank())
+		state, err := of(g.Rank())
 		if err != nil {
 			return err
 		}
@@ -135,6 +141,33 @@ func fixedState(rank int) (cairn.State, error) {
 		"step":  7, "lr": 0.0003, "name": "run-ü", "on": true, "none": nil, "betas": []float64{0.9, 0.95},
 		"rng": []byte{0, 1, 255}, "blob": make([]byte, 70_000), "evil\x1b[31m": "x",
 	}, errors.Join(errs...)
+}
+
+// changedState is a state that differs from fixedState in every way there is.
+func changedState(rank int) (cairn.State, error) {
+	state, err := fixedState(rank)
+	if err != nil {
+		return nil, err
+	}
+	model := state["model"].(map[string]any)
+	layer := model["layers"].([]any)[1].(map[string]any)
+	m, _ := layer["m"].(*shard.Tensor).Local().Bytes()
+	binary.LittleEndian.PutUint32(m[4:], math.Float32bits(float32(math.NaN())))
+	binary.LittleEndian.PutUint32(m[8:], math.Float32bits(1))
+	w, _ := layer["w"].(*shard.Tensor).Local().Bytes()
+	w[0]++ // the last bit of an element of each rank
+	bias, err := tensor.Of([]int64{4}, []float32{1, 0, -1, float32(math.Inf(1))})
+	if err != nil {
+		return nil, err
+	}
+	scale, err := tensor.Of([]int64{}, []float64{0})
+	if err != nil {
+		return nil, err
+	}
+	model["bias"], model["scale"], model["empty"] = bias, scale, "none"
+	delete(state, "on")
+	state["off"], state["step"], state["betas"] = false, 8, []any{0.9, 0.99}
+	return state, nil
 }
 
 // flipBit inverts a bit of the one file that a pattern matches: flip PATTERN

@@ -63,14 +63,14 @@ it: 'model.w[0:4, ::2, 3]', 'model.w[-1]', 'model.w[..., ::-1]'; or give it by
 
 As text, tensors of more than --limit elements are shortened as numpy does it: the
 first and the last ones of each dimension, with an ellipsis in between. --full
-prints all of them, a row a line. Objects are printed as Python's repr, cut at 4096
-bytes but with --full.
+prints all of them, a row a line. Objects are printed as Python's repr, cut at
+4096 bytes but with --full.
 
 --npy writes a file for numpy.load, --raw the little-endian bytes alone, the last
-dimension fastest, or the bytes of an object as they are stored; - is stdout. numpy
-has no bfloat16 and no float8: --dtype float32 converts them without loss, and
---dtype void writes their bytes as numpy's void type. --dtype changes the elements
-to any dtype, as PyTorch's Tensor.to does, for text too.
+dimension fastest, or the bytes of an object as they are stored; - is stdout.
+numpy has no bfloat16 and no float8: --dtype float32 converts them without loss,
+and --dtype void writes their bytes as numpy's void type. --dtype changes the
+elements to any dtype, as PyTorch's Tensor.to does, for text too.
 
 With --json:
 

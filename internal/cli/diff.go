@@ -51,9 +51,9 @@ both tolerances are zero unless they are given. All NaNs are equal, but with
 dtypes are a difference, but with --ignore-dtype. Values of objects have to be
 equal whatever the tolerance.
 
---select and --exclude take patterns as 'cairn ls --match' does, --rename rules as
-'cairn convert' does; all may be given several times. Names of A are renamed
-before anything is selected.
+--select and --exclude take patterns as the --match of 'cairn ls' does, --rename
+rules as 'cairn convert' does; all may be given several times. Names of A are
+renamed before anything is selected.
 
 The exit code is 0 where the checkpoints are equal and 1 where they are not. Other
 codes say what went wrong, as 'cairn help exit-codes' has them; what would be 1
@@ -71,13 +71,14 @@ With --json:
   different, missing, extra
                      how many are not
   max_abs, max_rel   the largest of all tensors; null where no bit differs
-  items              a list with, for each name that is not equal (all with --all):
+  items              a list with, for each name that is not equal, or with --all
+                     for each name:
     fqn              the name in B
     renamed          the name in A where that is another one
     status           "identical", "close", "different", "missing" or "extra"
     differs          a list of "kind", "dtype", "shape" and "values"
-    a, b             what it is on either side: fqn, kind, dtype, shape, type, repr,
-                     codec, chunks, files and nbytes, as in 'cairn ls'
+    a, b             what it is on either side: fqn, kind, dtype, shape, type,
+                     repr, codec, chunks, files and nbytes, as in 'cairn ls'
     where            the place in an object that differs first
     values           of tensors that were compared and have not the same bits:
                      elements, differing (how many are not equal), nans (for how
@@ -194,7 +195,7 @@ func (o *output) difference(c *inspect.Comparison) {
 		o.remark("\n")
 	}
 	if c.Omitted > 0 {
-		o.remark("%s more not listed\n", plural(c.Omitted, "name"))
+		o.remark("%s not listed\n", plural(c.Omitted, "more name"))
 	}
 	o.remark("%s\n", formatComparison(c))
 }

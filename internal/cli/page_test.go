@@ -179,6 +179,7 @@ func TestJSONIsExplained(t *testing.T) {
 		"ls": {listing{}}, "inspect": {overview{}, closeUp{}, branch{}}, "digest": {digestList{}}, "verify": {verdict{}},
 		"repair": {repairResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
 		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}},
+		"cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
 		"bench reshard": {bench.ReshardResult{}}, "bench open": {bench.OpenResult{}},
 	} {
 		c, _, err := root.Find(strings.Fields(name))

@@ -61,8 +61,8 @@ as the closest float64. Memory is bounded, whatever the size of a tensor. The
 results are the same to the last bit however the tensors are sharded and stored.
 
 NAME is a name, or the beginning of names up to a dot. Without one, everything
-is read. --select and --exclude take patterns as 'cairn ls --match' does, and may
-be given several times.
+is read. --select and --exclude take patterns as the --match of 'cairn ls' does,
+and may be given several times.
 
 --histogram N prints N buckets of equal width between the lowest and the highest
 element of each tensor; large ones of elements of four bytes and more are read
@@ -84,9 +84,10 @@ With --json:
     pos_inf, neg_inf    how many are infinite
     histogram           scale ("linear" or "log2"), counts, and edges, of which
                         there is one more; not there where there is nothing in it
-  totals                all tensors as if they were one: tensors, nbytes, elements,
-                        min, max, mean, std, l2, zeros, nan, pos_inf, neg_inf; and
-                        nonfinite_tensors, those with NaN or infinite elements`,
+  totals                all tensors as if they were one: tensors, nbytes,
+                        elements, min, max, mean, std, l2, zeros, nan, pos_inf,
+                        neg_inf; and nonfinite_tensors, those with NaN or infinite
+                        elements`,
 		Example: `  cairn stats runs/step-1000
   cairn stats runs/step-1000 model.layers.0 --histogram 16
   cairn stats runs/step-1000 --select '*.weight' --sort std

@@ -31,7 +31,9 @@ fields. They stay as they are; new ones may be added. The commands 'help' and
 --quiet leaves out progress and remarks, so that only results are printed:
 
   ls, inspect      the tables, without the line of totals and the hint at more
+  diff, stats      the tables and histograms, without the line of totals
   digest, version  the same as without it
+  cat              the same, and nothing where it writes a file
   verify           nothing where all is well, the problems where not
   repair           what was done, without the notes
   bench            the figures, without what is being measured
