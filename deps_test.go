@@ -49,17 +49,25 @@ var layers = []struct{ name, imports string }{
 	{"meta", "tensor"},
 	{"plan", "internal/wire meta tensor value"},
 
-	// Formats.
+	// Files of others, as data.
 	{"internal/safetensors", "tensor"},
-	{"storage", "internal/wire meta plan tensor"},
-	{"storage/storagetest", "meta plan shard storage tensor"},
-	{"storage/datafile", "blob internal/bufpool internal/crc32c internal/guard internal/progress plan storage tensor"},
-	{"storage/native", "blob internal/bufpool internal/crc32c internal/guard internal/progress internal/safetensors internal/wire meta plan storage storage/datafile tensor"},
 	{"internal/pickle", "tensor value"},
 	{"internal/dcpmeta", "internal/pickle meta tensor value"},
 	{"internal/torchsave", "internal/pickle tensor value"},
-	{"storage/foreign", "blob internal/bufpool internal/guard internal/progress meta plan storage storage/datafile tensor"},
-	{"storage/formats", "blob meta plan storage storage/native"},
+
+	// Formats, and what they share.
+	{"storage", "internal/wire meta plan tensor"},
+	{"storage/storagetest", "blob blob/fault blob/mem meta plan shard storage tensor"},
+	{"storage/datafile", "blob internal/bufpool internal/crc32c internal/guard internal/progress plan storage tensor"},
+	{"storage/fetch", "blob internal/bufpool internal/guard storage"},
+	{"storage/publish", "blob meta plan storage"},
+	{"storage/foreign", "blob internal/guard internal/progress meta plan storage storage/datafile storage/fetch tensor"},
+	{"storage/native", "blob internal/crc32c internal/guard internal/progress internal/safetensors internal/wire meta plan storage storage/datafile storage/fetch tensor"},
+	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave meta plan storage storage/datafile storage/foreign storage/publish tensor value"},
+	{"storage/hf", "blob internal/guard internal/safetensors meta plan storage storage/datafile storage/fetch storage/foreign storage/publish tensor"},
+	{"storage/torchfile", "blob internal/torchsave meta plan storage storage/datafile storage/foreign tensor value"},
+	{"storage/hyper", "blob internal/dcpmeta internal/guard internal/pickle internal/safetensors internal/torchsave meta plan shard storage storage/datafile storage/foreign storage/publish tensor value"},
+	{"storage/formats", "blob meta plan storage storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
 	{"internal/engine", "group internal/wire meta plan storage tensor value"},
@@ -67,22 +75,25 @@ var layers = []struct{ name, imports string }{
 
 	// What stands on it.
 	{"inspect", ". blob meta storage tensor value"},
-	{"internal/bench", ". blob blob/file blob/mem blob/meter blob/prefix group group/inproc meta plan shard storage storage/native tensor"},
+	{"convert", ". blob inspect internal/bufpool internal/guard meta plan shard storage tensor"},
+	{"internal/bench", ". blob blob/file blob/mem blob/meter blob/prefix convert group group/inproc inspect internal/dcpmeta meta plan shard storage storage/formats storage/native tensor"},
 	{"internal/demo", ". blob blob/file blob/mem blob/fault blob/prefix group group/inproc inspect meta plan shard storage storage/native tensor"},
-	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix group group/inproc inspect internal/bench internal/demo meta plan shard storage storage/formats storage/native tensor value"},
+	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix convert group group/inproc inspect internal/bench internal/demo meta plan shard storage storage/formats storage/native tensor value"},
 	{"cmd/cairn", "internal/cli"},
 
 	// Documentation that runs. Tests only, so no imports.
 	{"docs", ""},
 	{"docs/examples", ""},
+	{"interop", ""},
 }
 
 // libraries is every module of others with the packages that may import it
 // outside of their tests. docs/dependencies.md says why each is here.
 var libraries = map[string]string{
-	"golang.org/x/sync":                "internal/bufpool storage/datafile storage/foreign storage/native internal/bench inspect internal/cli convert",
-	"golang.org/x/sys":                 "blob/file internal/bench internal/crc32c",
+	"golang.org/x/sync":                "internal/bufpool internal/torchsave storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchfile convert internal/bench inspect internal/cli",
+	"golang.org/x/sys":                 "blob/file convert internal/bench internal/crc32c",
 	"golang.org/x/term":                "internal/cli",
+	"github.com/klauspost/compress":    "storage/torchdcp",
 	"github.com/spf13/cobra":           "internal/cli",
 	"github.com/spf13/pflag":           "internal/cli",
 	"github.com/vbauerster/mpb/v8":     "internal/cli",
@@ -97,10 +108,10 @@ var libraries = map[string]string{
 // what they may.
 const testSupport = "blob/blobtest group/grouptest storage/storagetest"
 
-// anywhere are the libraries that weigh nothing; a package that imports any
+// anywhere are the libraries that weigh little; a package that imports any
 // other is a leaf, which only these may import.
 const (
-	anywhere = "golang.org/x/sync golang.org/x/sys"
+	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress"
 	tops     = "blob/all internal/cli cmd/cairn"
 )
 

@@ -128,7 +128,7 @@ func (o *SaveOptions) job(store blob.Store) engine.SaveJob {
 		})
 	}
 	now := time.Now().UTC()
-	id := native.NewSaveID(now, rand.Uint32())
+	id := storage.NewSaveID(now, rand.Uint32())
 	job.Storage = meta.Storage{
 		SaveID: id, Step: o.Step, Time: now, WorldSize: job.Group.Size(),
 		Writer: "cairn " + Version, Tags: o.Tags,

@@ -14,7 +14,6 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
 // run is a conversion under way: a save by ranks that are a loop.
@@ -67,7 +66,7 @@ func Check(ctx context.Context, job *Job, t *Target) error {
 // newIdentity returns what tells a conversion from others.
 func newIdentity() record {
 	now := time.Now().UTC()
-	return record{SaveID: native.NewSaveID(now, rand.Uint32()), Time: now}
+	return record{SaveID: storage.NewSaveID(now, rand.Uint32()), Time: now}
 }
 
 // storage describes the checkpoint to be.

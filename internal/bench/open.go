@@ -111,7 +111,7 @@ func (r *OpenResult) many(chunks int, overhead int64, fileOf func(rank int) stri
 		ranks++
 	}
 	now := time.Now().UTC()
-	md := &meta.Metadata{Storage: meta.Storage{SaveID: native.NewSaveID(now, 0), Time: now, WorldSize: ranks, Writer: "cairn bench"}}
+	md := &meta.Metadata{Storage: meta.Storage{SaveID: storage.NewSaveID(now, 0), Time: now, WorldSize: ranks, Writer: "cairn bench"}}
 	sizes := make([]int64, ranks)
 	for left := chunks; left > 0; left -= ranks {
 		n := min(left, ranks)
@@ -133,7 +133,7 @@ func (r *OpenResult) many(chunks int, overhead int64, fileOf func(rank int) stri
 
 // writeNative writes index and record of the checkpoint.
 func (r *OpenResult) writeNative(ctx context.Context, s blob.Store, chunks int) error {
-	id := native.NewSaveID(time.Now().UTC(), 0)
+	id := storage.NewSaveID(time.Now().UTC(), 0)
 	md, sizes := r.many(chunks, 0, func(rank int) string { return native.DataFileName(id, rank, 0) })
 	md.Storage.SaveID = id
 	n := uint32(0)

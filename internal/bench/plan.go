@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -153,7 +154,7 @@ func (r *PlanResult) global(plans []*plan.SavePlan, c *caches) ([]*plan.SavePlan
 // index lays the ranks' files out, as the ranks would, and encodes the index.
 func (r *PlanResult) index(md *meta.Metadata, finals []*plan.SavePlan) error {
 	start := time.Now()
-	saveID := native.NewSaveID(start, 0)
+	saveID := storage.NewSaveID(start, 0)
 	md = &meta.Metadata{Entries: slices.Clone(md.Entries)} // the cache keeps the original
 	for i := range md.Entries {
 		t := *md.Entries[i].Tensor

@@ -9,14 +9,15 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 func TestNames(t *testing.T) {
 	at := time.Date(2026, 11, 15, 3, 15, 30, 999, time.FixedZone("east", 3600))
-	id := NewSaveID(at, 0x3f9a2c7e)
+	id := storage.NewSaveID(at, 0x3f9a2c7e)
 	for _, tc := range []struct{ got, want string }{
 		{id, "20261115t021530-3f9a2c7e"},
-		{NewSaveID(at, 1), "20261115t021530-00000001"},
+		{storage.NewSaveID(at, 1), "20261115t021530-00000001"},
 		{indexFileName(id), "20261115t021530-3f9a2c7e-index.cairn"},
 		{dataFileName(id, 7, 0), "20261115t021530-3f9a2c7e-r00007-0.safetensors"},
 		{dataFileName(id, 123456, 12), "20261115t021530-3f9a2c7e-r123456-12.safetensors"},
@@ -31,7 +32,7 @@ func TestNames(t *testing.T) {
 	if err := checkSaveID(id); err != nil {
 		t.Errorf("checkSaveID(%q) = %v; want nil", id, err)
 	}
-	if later := NewSaveID(at.Add(time.Second), 0); later <= id {
+	if later := storage.NewSaveID(at.Add(time.Second), 0); later <= id {
 		t.Errorf("the id %q of a later save does not follow %q", later, id)
 	}
 }
