@@ -89,7 +89,7 @@ func (s *sharding) place(rules []string) error {
 			return fmt.Errorf("%w: placement %q: %d placements for a mesh of %d dimensions", ErrOption, text, len(r.value), len(s.mesh.Shape))
 		}
 		if r.match == nil {
-			r.match = func(string) bool { return true }
+			r.match, r.used = func(string) bool { return true }, true
 		}
 		s.rules = append(s.rules, r)
 	}
