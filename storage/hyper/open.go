@@ -64,6 +64,9 @@ func describe(ctx context.Context, store blob.Store) (*foreign.Source, *archive,
 	}
 	md := *doc.Meta
 	md.Storage.Version = versionOf(doc)
+	if files[0].Name != metadataName {
+		md.Storage.WorldSize = len(files) // one of each rank
+	}
 	names, err := dataNames(&md)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
@@ -86,9 +89,25 @@ func versionOf(doc *dcpmeta.Document) string {
 
 // readMetadata reads the metadata files, whichever there are.
 func readMetadata(ctx context.Context, store blob.Store) (*dcpmeta.Document, []storage.File, error) {
+	docs, files, err := readDocuments(ctx, store)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(docs) == 1 {
+		return docs[0], files, nil
+	}
+	doc, err := dcpmeta.Merge(docs)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
+	}
+	return doc, files, nil
+}
+
+// readDocuments reads the metadata of all ranks together, or that of each.
+func readDocuments(ctx context.Context, store blob.Store) ([]*dcpmeta.Document, []storage.File, error) {
 	doc, file, err := readOne(ctx, store, metadataName)
 	if err == nil {
-		return doc, []storage.File{file}, nil
+		return []*dcpmeta.Document{doc}, []storage.File{file}, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
@@ -112,8 +131,8 @@ func readOne(ctx context.Context, store blob.Store, name string) (*dcpmeta.Docum
 	return doc, storage.File{Name: name, Size: int64(len(b)), Unsummed: true}, nil
 }
 
-// readRanks reads the ranks' own metadata files and puts them together.
-func readRanks(ctx context.Context, store blob.Store) (*dcpmeta.Document, []storage.File, error) {
+// readRanks reads the ranks' own metadata files.
+func readRanks(ctx context.Context, store blob.Store) ([]*dcpmeta.Document, []storage.File, error) {
 	names, err := findRanks(ctx, store)
 	if err != nil {
 		return nil, nil, err
@@ -127,11 +146,7 @@ func readRanks(ctx context.Context, store blob.Store) (*dcpmeta.Document, []stor
 		}
 		docs, files = append(docs, doc), append(files, file)
 	}
-	doc, err := dcpmeta.Merge(docs)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
-	}
-	return doc, files, nil
+	return docs, files, nil
 }
 
 // findRanks returns the names of the ranks' own metadata files, of all ranks

@@ -88,9 +88,9 @@ var format = publish.Format{
 	Record: metadataName, Also: []string{"__0" + metadataName}, Prefix: "__", Parse: parseDataFile, Read: existing,
 }
 
-// existing tells of the checkpoint that is there.
+// existing tells of the checkpoint that is there, with all that its ranks wrote.
 func existing(ctx context.Context, store blob.Store) (*publish.Existing, error) {
-	doc, files, err := readMetadata(ctx, store)
+	docs, files, err := readDocuments(ctx, store)
 	if err != nil {
 		return nil, err
 	}
@@ -99,10 +99,12 @@ func existing(ctx context.Context, store blob.Store) (*publish.Existing, error) 
 		out.Files = append(out.Files, f.Name)
 	}
 	seen := map[string]bool{}
-	for _, loc := range locations(doc.Meta) {
-		if isData(loc.File) && !seen[loc.File] {
-			seen[loc.File] = true
-			out.Files = append(out.Files, loc.File)
+	for _, doc := range docs {
+		for _, loc := range locations(doc.Meta) {
+			if isData(loc.File) && !seen[loc.File] {
+				seen[loc.File] = true
+				out.Files = append(out.Files, loc.File)
+			}
 		}
 	}
 	return out, nil

@@ -1,0 +1,192 @@
+package hyper_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/hyper"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+func save(t testing.TB, s blob.Store, id string, o *hyper.WriterOptions, states ...plan.State) error {
+	t.Helper()
+	return storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 1, len(states)), states...)
+}
+
+// states are those of two ranks, the first of which holds several chunks of x.
+func states(t testing.TB) []plan.State {
+	x := storagetest.Filled(t, tensor.Float32, []int64{7, 5}, 1)
+	return []plan.State{
+		{"x": storagetest.Cut(t, shard.FlatEven(2), x, 0), "x.__dcp_chunk_0": x, "step": int64(3)},
+		{"x": storagetest.Cut(t, shard.FlatEven(2), x, 1), "name": "run", "lr": 0.5},
+	}
+}
+
+func document(t testing.TB, s blob.Store) *dcpmeta.Document {
+	t.Helper()
+	b, err := blob.ReadAll(t.Context(), s, ".metadata", 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := dcpmeta.Decode(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}
+
+// keys returns the names of the tensors of a file.
+func keys(t testing.TB, s blob.Store, name string) []string {
+	t.Helper()
+	b, err := blob.ReadAll(t.Context(), s, name, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := safetensors.Decode(func(p []byte, off int64) error { copy(p, b[off:]); return nil }, int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range h.Entries {
+		out = append(out, e.Name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestDialects(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts    *hyper.WriterOptions
+		dialect dcpmeta.Dialect
+		files   []string
+		keys    []string // of the first rank's first file
+	}{
+		"newer": {
+			nil, dcpmeta.Hyper,
+			[]string{".metadata", "_rank0_.bytes", "_rank0_.safetensors", "_rank1_.bytes", "_rank1_.safetensors"},
+			[]string{"x.__dcp_chunk_0", "x.__dcp_chunk_0_", "x.__dcp_chunk_1"},
+		},
+		"older": {
+			&hyper.WriterOptions{Old: true}, dcpmeta.HyperOld,
+			[]string{
+				".metadata", "_rank0_.1.safetensors", "_rank0_.bytes", "_rank0_.safetensors",
+				"_rank1_.1.bytes", "_rank1_.1.safetensors", "_rank1_.bytes", "_rank1_.safetensors",
+			},
+			[]string{"x", "x.__dcp_chunk_0"},
+		},
+	} {
+		s := new(mem.Store)
+		if err := save(t, s, "id", c.opts, states(t)...); err != nil {
+			t.Fatal(err)
+		}
+		if got := list(t, s); !slices.Equal(got, c.files) {
+			t.Errorf("%s: files %q; want %q", name, got, c.files)
+		}
+		if doc := document(t, s); doc.Dialect != c.dialect || doc.Version != "1.0" {
+			t.Errorf("%s: metadata is of %v %s; want %v 1.0", name, doc.Dialect, doc.Version, c.dialect)
+		}
+		if got := keys(t, s, "_rank0_.safetensors"); !slices.Equal(got, c.keys) {
+			t.Errorf("%s: keys %q; want %q", name, got, c.keys)
+		}
+	}
+}
+
+func TestWhatCannotBeWrittenIsNamed(t *testing.T) {
+	odd := &value.Object{Module: "mylib", Name: "Schedule", Call: true, New: true}
+	for name, c := range map[string]struct {
+		opts  *hyper.WriterOptions
+		state plan.State
+		words []string
+	}{
+		"types": {nil, plan.State{
+			"c": storagetest.Filled(t, tensor.Complex64, []int64{2}, 0), "e": storagetest.Filled(t, tensor.Float8E8M0FNU, []int64{2}, 0),
+		}, []string{`"c"`, "complex64", `"e"`, "float8_e8m0fnu"}},
+		"classes": {nil, plan.State{"s": odd, "t": value.Tuple{odd}}, []string{`"s"`, `"t"`, "mylib.Schedule"}},
+		"names":   {&hyper.WriterOptions{Old: true}, plan.State{"__metadata__": storagetest.Filled(t, tensor.Int8, []int64{1}, 0)}, []string{"__metadata__"}},
+	} {
+		s := new(mem.Store)
+		err := save(t, s, "id", c.opts, c.state)
+		for _, word := range c.words {
+			if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), word) {
+				t.Errorf("%s: Save = %v; want %v that names %s", name, err, storage.ErrNotRepresentable, word)
+			}
+		}
+		if got := list(t, s); len(got) != 0 {
+			t.Errorf("%s: %q were written", name, got)
+		}
+	}
+	var w storage.ValueChecker = hyper.NewWriter(new(mem.Store), nil)
+	codec, data, err := value.Encode(odd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	it := &plan.WriteItem{Info: &plan.Info{FQN: "v", Codec: codec}, Kind: plan.KindBytes, Size: int64(len(data))}
+	if err := w.CheckValue(it, data); !errors.Is(err, storage.ErrNotRepresentable) {
+		t.Errorf("CheckValue = %v; want %v", err, storage.ErrNotRepresentable)
+	}
+}
+
+// What hyper_parallel wrote is replaced like our own, rank-local metadata and
+// files of single values included.
+func TestHyperParallelsCheckpointsAreReplaced(t *testing.T) {
+	for _, name := range []string{"hyper_parallel/collective-4", "hyper_parallel/ranklocal-4"} {
+		s := fixtureCopy(t, name)
+		put(t, s, "notes.bytes", []byte("mine"))
+		if err := save(t, s, "new", nil, states(t)...); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{
+			".metadata", "_rank0_new.bytes", "_rank0_new.safetensors", "_rank1_new.bytes", "_rank1_new.safetensors", "notes.bytes",
+		}
+		if got := list(t, s); !slices.Equal(got, want) {
+			t.Errorf("%s: files %q; want %q", name, got, want)
+		}
+		if err := save(t, s, "again", &hyper.WriterOptions{FailIfExists: true}, states(t)...); !errors.Is(err, storage.ErrExists) {
+			t.Errorf("%s: Save with FailIfExists = %v; want %v", name, err, storage.ErrExists)
+		}
+	}
+}
+
+func TestAnotherFormatIsNotReplaced(t *testing.T) {
+	s := fixtureCopy(t, "torch-2.14/shard0-3")
+	before := list(t, s)
+	if err := save(t, s, "new", nil, states(t)...); !errors.Is(err, storage.ErrVersion) {
+		t.Errorf("Save = %v; want %v", err, storage.ErrVersion)
+	}
+	if got := list(t, s); !slices.Equal(got, before) {
+		t.Errorf("files %q; want %q", got, before)
+	}
+}
+
+func TestFilesAreSpread(t *testing.T) {
+	state := plan.State{}
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		state[name] = storagetest.Filled(t, tensor.Uint8, []int64{1000}, name[0])
+	}
+	for name, c := range map[string]struct {
+		opts hyper.WriterOptions
+		want int
+	}{
+		"one": {hyper.WriterOptions{}, 1}, "two at a time": {hyper.WriterOptions{FilesPerRank: 2}, 2},
+		"a bound of two": {hyper.WriterOptions{MaxFileBytes: 2000}, 3}, "a bound below each": {hyper.WriterOptions{MaxFileBytes: 10}, 5},
+	} {
+		s := new(mem.Store)
+		if err := save(t, s, "id", &c.opts, state); err != nil {
+			t.Fatal(err)
+		}
+		if got := list(t, s)[1:]; len(got) != c.want {
+			t.Errorf("%s: files %q; want %d", name, got, c.want)
+		}
+	}
+}
