@@ -149,12 +149,15 @@ func (p *Place) appear() error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case p.File != "" && what != "a directory", what == "": // a rename replaces a file, and an empty directory
-		return p.do("rename", func() error { return os.Rename(from, p.Path) })
-	default:
+	if what == "a directory" || what != "" && p.File == "" {
 		return p.replace(from)
 	}
+	if what == "" { // at most an empty directory
+		if err := os.Remove(p.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return p.do("rename", func() error { return os.Rename(from, p.Path) })
 }
 
 // replace puts the new checkpoint in the place of the old one, and the old one

@@ -1,0 +1,198 @@
+package convert
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// tree returns the files below dir with their contents.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		rel, _ := filepath.Rel(dir, path)
+		out[filepath.ToSlash(rel)] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(text), 0o666)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stage puts a new checkpoint of two files, or one, where p wants it.
+func stage(t *testing.T, p *Place) {
+	t.Helper()
+	if p.File != "" {
+		write(t, filepath.Join(p.Staging(), p.File), "new")
+		return
+	}
+	write(t, filepath.Join(p.Staging(), "a"), "new")
+	write(t, filepath.Join(p.Staging(), "sub/b"), "new")
+}
+
+func TestPublishedInOneStep(t *testing.T) {
+	for claim, c := range map[string]struct {
+		old, file string
+		want      map[string]string
+	}{
+		"a directory where nothing is":      {"", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
+		"a directory where an empty one is": {"x/", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
+		"a directory over another":          {"x/c", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
+		"a directory over a file":           {"x", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
+		"a file where nothing is":           {"", "inner", map[string]string{"x": "new"}},
+		"a file over another":               {"x", "inner", map[string]string{"x": "new"}},
+		"a file over a directory":           {"x/c", "inner", map[string]string{"x": "new"}},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			dir := t.TempDir()
+			p := &Place{Path: filepath.Join(dir, "x"), File: c.file, Overwrite: true}
+			switch {
+			case c.old == "x/":
+				if err := os.Mkdir(p.Path, 0o777); err != nil {
+					t.Fatal(err)
+				}
+			case c.old != "":
+				write(t, filepath.Join(dir, c.old), "old")
+			}
+			stage(t, p)
+			if err := p.Publish(); err != nil {
+				t.Fatal(err)
+			}
+			if got := tree(t, dir); !equalTrees(got, c.want) {
+				t.Errorf("afterwards there is %v; want %v", got, c.want)
+			}
+		})
+	}
+}
+
+func equalTrees(a, b map[string]string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for k, v := range a {
+		if b[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+func TestWhatIsThereStays(t *testing.T) {
+	dir := t.TempDir()
+	p := &Place{Path: filepath.Join(dir, "x")}
+	write(t, filepath.Join(dir, "x/c"), "old")
+	if err := p.Prepare(); !errors.Is(err, storage.ErrExists) {
+		t.Errorf("Prepare = %v; want %v", err, storage.ErrExists)
+	}
+	stage(t, p)
+	if err := p.Publish(); !errors.Is(err, storage.ErrExists) {
+		t.Errorf("Publish = %v; want %v", err, storage.ErrExists)
+	}
+	if got := tree(t, p.Path); !equalTrees(got, map[string]string{"c": "old"}) {
+		t.Errorf("afterwards there is %v; want the old one", got)
+	}
+}
+
+// Killed before any of its steps, Publish leaves the old checkpoint or the new
+// one, and a second try ends well.
+func TestKilledWhilePublishing(t *testing.T) {
+	killed := errors.New("killed")
+	for _, old := range []string{"", "x/c"} {
+		for _, way := range []string{"exchange", "move aside"} {
+			for n := 0; ; n++ {
+				dir := t.TempDir()
+				p := &Place{Path: filepath.Join(dir, "x"), Overwrite: true}
+				if old != "" {
+					write(t, filepath.Join(dir, old), "old")
+				}
+				stage(t, p)
+				steps := 0
+				p.step = func(name string) error {
+					if name == "exchange" && way != name {
+						return errors.ErrUnsupported
+					}
+					if steps++; steps > n {
+						return killed
+					}
+					return nil
+				}
+				err := p.Publish()
+				if err == nil {
+					break
+				}
+				if !errors.Is(err, killed) {
+					t.Fatal(err)
+				}
+				again(t, p, old)
+			}
+		}
+	}
+}
+
+// again is what happens when a conversion is started after a kill: what is there
+// is whole, and everything is made anew.
+func again(t *testing.T, p *Place, old string) {
+	t.Helper()
+	p.step = nil
+	if err := p.Prepare(); err != nil {
+		t.Fatal(err)
+	}
+	got := tree(t, filepath.Dir(p.Path))
+	isNew := equalTrees(got, map[string]string{"x/a": "new", "x/sub/b": "new"})
+	isOld := equalTrees(got, map[string]string{"x/c": "old"}) && old != "" || len(got) == 0 && old == ""
+	if aside := filepath.Base(p.aside()) + "/c"; got[aside] == "old" { // removed when all is done
+		isNew = len(got) == 3
+	}
+	if !isNew && !isOld {
+		t.Errorf("after a kill there is %v; want the old one or the new one", got)
+	}
+	stage(t, p)
+	if err := p.Publish(); err != nil {
+		t.Fatal(err)
+	}
+	if got := tree(t, filepath.Dir(p.Path)); !equalTrees(got, map[string]string{"x/a": "new", "x/sub/b": "new"}) {
+		t.Errorf("after the second try there is %v", got)
+	}
+}
+
+func TestPrepareKeepsWhatIsBegun(t *testing.T) {
+	dir := t.TempDir()
+	p := &Place{Path: filepath.Join(dir, "x")}
+	write(t, filepath.Join(p.Staging(), recordName), "{}")
+	write(t, filepath.Join(p.Staging(), resultsPrefix, "f"), "done")
+	if err := errors.Join(p.Prepare(), p.Discard()); err != nil {
+		t.Fatal(err)
+	}
+	if got := tree(t, p.Staging()); len(got) != 2 {
+		t.Errorf("there is %v; want what was begun", got)
+	}
+	if err := os.RemoveAll(filepath.Join(p.Staging(), resultsPrefix)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Discard(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("there is %v, %v; want nothing", left, err)
+	}
+	if !slices.Contains([]string{".x.cairn-convert"}, filepath.Base(p.Staging())) {
+		t.Errorf("Staging = %s; want a hidden name beside", p.Staging())
+	}
+}
