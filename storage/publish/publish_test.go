@@ -1,0 +1,279 @@
+package publish_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// toy is a format whose record lists the names of its data files.
+var toy = publish.Format{Record: "record", Also: []string{"also"}, Prefix: "d", Parse: parse, Read: read}
+
+var dataName = regexp.MustCompile(`^d([0-9]+)\.([0-9a-z]*)$`)
+
+func parse(name string) (int, string, bool) {
+	m := dataName.FindStringSubmatch(name)
+	if m == nil {
+		return 0, "", false
+	}
+	rank, err := strconv.Atoi(m[1])
+	return rank, m[2], err == nil
+}
+
+func read(ctx context.Context, s blob.Store) (*publish.Existing, error) {
+	b, err := blob.ReadAll(ctx, s, "record", 1<<20)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, storage.ErrNotFound
+	case err != nil:
+		return nil, err
+	case string(b) == "another version":
+		return nil, storage.ErrVersion
+	case string(b) == "damaged":
+		return nil, storage.ErrCorrupt
+	}
+	return &publish.Existing{Files: strings.Fields(string(b))}, nil
+}
+
+func put(t testing.TB, s blob.Store, name, text string) {
+	t.Helper()
+	if _, err := blob.WriteAll(t.Context(), s, name, []byte(text), nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func list(t testing.TB, s blob.Store) []string {
+	t.Helper()
+	var out []string
+	for info, err := range s.List(t.Context(), "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, info.Name)
+	}
+	return out
+}
+
+// session returns that of a rank in a save of two.
+func session(rank int, id string) storage.Session {
+	return storage.Session{Rank: rank, Size: 2, Coordinator: rank == 0, Storage: meta.Storage{SaveID: id}}
+}
+
+// begin sets up a place for each of two ranks.
+func begin(t testing.TB, s blob.Store, id string, o publish.Options) []*publish.Place {
+	t.Helper()
+	var out []*publish.Place
+	for rank := range 2 {
+		p := publish.New(s, toy, o)
+		if err := errors.Join(p.SetUp(session(rank, id)), p.Begin(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// write writes a data file of a rank.
+func write(t testing.TB, s blob.Store, p *publish.Place) *storage.WriteResults {
+	t.Helper()
+	infix, err := p.Infix(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("d%d.%s", p.Session().Rank, infix)
+	p.Note(name)
+	put(t, s, name, "data")
+	return &storage.WriteResults{Files: []storage.File{{Name: name, Size: 4}}}
+}
+
+// saveAll saves by two ranks.
+func saveAll(t testing.TB, s blob.Store, id string, o publish.Options) error {
+	t.Helper()
+	var results []*storage.WriteResults
+	var names []string
+	ps := begin(t, s, id, o)
+	for _, p := range ps {
+		r := write(t, s, p)
+		results, names = append(results, r), append(names, r.Files[0].Name)
+	}
+	return ps[0].Commit(t.Context(), []byte(strings.Join(names, " ")), results)
+}
+
+func wantFiles(t *testing.T, s blob.Store, want ...string) {
+	t.Helper()
+	if got := list(t, s); !slices.Equal(got, want) {
+		t.Errorf("files %q; want %q", got, want)
+	}
+}
+
+func TestNamesAreFreeOrHaveTheID(t *testing.T) {
+	s := new(mem.Store)
+	if err := saveAll(t, s, "one", publish.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	wantFiles(t, s, "d0.", "d1.", "record")
+	if err := saveAll(t, s, "two", publish.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	wantFiles(t, s, "d0.two", "d1.two", "record")
+	put(t, s, "d1.", "left by somebody")
+	if err := s.Remove(t.Context(), "record"); err != nil {
+		t.Fatal(err)
+	}
+	if err := saveAll(t, s, "three", publish.Options{SweepAfter: 1}); err != nil {
+		t.Fatal(err)
+	}
+	wantFiles(t, s, "d0.", "d1.three", "record")
+}
+
+// A save that can be continued uses the plain names again that it used before.
+func TestJournalledSavesFindTheirFiles(t *testing.T) {
+	s := new(mem.Store)
+	put(t, s, "d0.", "of the first attempt")
+	p := publish.New(s, toy, publish.Options{})
+	sess := session(0, "one")
+	sess.Journal = journal{}
+	if err := p.SetUp(sess); err != nil {
+		t.Fatal(err)
+	}
+	if infix, err := p.Infix(t.Context()); infix != "" || err != nil {
+		t.Errorf("Infix = %q, %v; want none", infix, err)
+	}
+	put(t, s, "also", "a checkpoint")
+	if infix, err := p.Infix(t.Context()); infix != "one" || err != nil {
+		t.Errorf("Infix beside a checkpoint = %q, %v; want the id", infix, err)
+	}
+}
+
+type journal struct{ storage.Journal }
+
+func TestAbortRemovesWhatCameSince(t *testing.T) {
+	s := new(mem.Store)
+	for _, name := range []string{"d0.", "d0.other", "d1.", "mine"} {
+		put(t, s, name, "there before")
+	}
+	ps := begin(t, s, "new", publish.Options{})
+	for _, p := range ps {
+		write(t, s, p)
+	}
+	put(t, s, "d2.", "of a rank that is gone")
+	put(t, s, "d3.stranger", "of another save")
+	for range 2 {
+		if err := ps[0].Abort(t.Context()); err != nil { // rank 1 is gone too
+			t.Error(err)
+		}
+	}
+	wantFiles(t, s, "d0.", "d0.other", "d1.", "d3.stranger", "mine")
+}
+
+func TestASecondAttemptToWriteBeginsAnew(t *testing.T) {
+	s := new(mem.Store)
+	ps := begin(t, s, "new", publish.Options{})
+	write(t, s, ps[1])
+	write(t, s, ps[1])
+	wantFiles(t, s, "d1.")
+}
+
+func TestCheckpointsThatMustStay(t *testing.T) {
+	for name, c := range map[string]struct {
+		record string
+		opts   publish.Options
+		want   error
+	}{
+		"there is one":       {"d0.", publish.Options{FailIfExists: true}, storage.ErrExists},
+		"a damaged one":      {"damaged", publish.Options{FailIfExists: true}, storage.ErrExists},
+		"of another version": {"another version", publish.Options{}, storage.ErrVersion},
+		"of the same save":   {"d0.new", publish.Options{}, storage.ErrExists},
+	} {
+		s := new(mem.Store)
+		put(t, s, "record", c.record)
+		p := publish.New(s, toy, c.opts)
+		if err := errors.Join(p.SetUp(session(0, "new")), p.Begin(t.Context())); !errors.Is(err, c.want) {
+			t.Errorf("%s: Begin = %v; want %v", name, err, c.want)
+		}
+	}
+	s := new(mem.Store)
+	put(t, s, "record", "damaged")
+	var warned []error
+	ps := begin(t, s, "new", publish.Options{})
+	sess := session(0, "new")
+	sess.Warn = func(err error) { warned = append(warned, err) }
+	if err := ps[0].SetUp(sess); err != nil {
+		t.Fatal(err)
+	}
+	r := write(t, s, ps[0])
+	if err := ps[0].Commit(t.Context(), []byte("d0.new"), []*storage.WriteResults{r}); err != nil {
+		t.Errorf("over a damaged checkpoint: Commit = %v", err)
+	}
+	if len(warned) != 1 || !errors.Is(warned[0], storage.ErrCorrupt) {
+		t.Errorf("warned of %v; want the damage", warned)
+	}
+}
+
+func TestCommitLooksForTheFiles(t *testing.T) {
+	for name, spoil := range map[string]func(s blob.Store){
+		"gone":    func(s blob.Store) { s.Remove(t.Context(), "d1.") },
+		"another": func(s blob.Store) { put(t, s, "d1.", "longer data") },
+	} {
+		s := new(mem.Store)
+		ps := begin(t, s, "new", publish.Options{})
+		results := []*storage.WriteResults{write(t, s, ps[0]), write(t, s, ps[1])}
+		spoil(s)
+		if err := ps[0].Commit(t.Context(), []byte("d0. d1."), results); err == nil || errors.Is(err, storage.ErrUncertain) {
+			t.Errorf("a file is %s: Commit = %v; want a refusal", name, err)
+		}
+		if err := ps[0].Abort(t.Context()); err != nil {
+			t.Error(err)
+		}
+		wantFiles(t, s)
+	}
+}
+
+func TestCommitThatNobodyCanTellOf(t *testing.T) {
+	eio := fault.Rule{On: fault.Commit, Match: fault.Named("record"), Do: fault.FailLate(syscall.EIO)}
+	blind := fault.Rule{On: fault.Open, Match: fault.Named("record"), Nth: 3, Times: -1, Do: fault.Fail(syscall.EIO)}
+	for name, rules := range map[string][]fault.Rule{"it is there": {eio}, "nobody can look": {eio, blind}} {
+		inner := new(mem.Store)
+		put(t, inner, "record", "d0.old")
+		put(t, inner, "d0.old", "data")
+		err := saveAll(t, fault.New(inner, rules...), "new", publish.Options{})
+		if !errors.Is(err, storage.ErrUncertain) || !errors.Is(err, syscall.EIO) {
+			t.Errorf("%s: Commit = %v; want %v", name, err, storage.ErrUncertain)
+		}
+		wantFiles(t, inner, "d0.new", "d0.old", "d1.new", "record")
+	}
+}
+
+func TestSaveIDs(t *testing.T) {
+	for id, ok := range map[string]bool{"a": true, "A-1": true, "": false, "-a": false, "a_b": false, "a/b": false, "ü": false, strings.Repeat("a", 65): false} {
+		err := publish.New(new(mem.Store), toy, publish.Options{}).SetUp(session(0, id))
+		if (err == nil) != ok || !ok && !errors.Is(err, blob.ErrName) {
+			t.Errorf("SetUp with the id %q = %v", id, err)
+		}
+	}
+}
+
+func TestLocateWantsWholeTensors(t *testing.T) {
+	md := &meta.Metadata{Entries: []meta.Entry{{FQN: "x", Tensor: &meta.Tensor{Shape: []int64{4}}}}}
+	if _, err := publish.Locate(md, nil); !errors.Is(err, meta.ErrInvalid) {
+		t.Errorf("Locate of a tensor without chunks = %v; want %v", err, meta.ErrInvalid)
+	}
+}
