@@ -127,8 +127,9 @@ func (o *LoadOptions) job(store blob.Store) engine.LoadJob {
 }
 
 // LoadNew makes the state that the checkpoint describes, nested as it was
-// saved, with every tensor whole, and fills it. Values have the types that
-// value.Decode returns: int64, float64, string, []any and so on. With prefixes,
+// saved, with every tensor whole, and fills it. Maps are map[string]any, also
+// those that had integers as keys. Values have the types that value.Decode
+// returns: int64, float64, string, []any and so on. With prefixes,
 // only the names that begin with one of them, at a dot, are loaded; a prefix of
 // no name is an error that wraps ErrMissing.
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {

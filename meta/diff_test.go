@@ -22,13 +22,15 @@ func TestDiff(t *testing.T) {
 	a := &meta.Metadata{Entries: []meta.Entry{
 		entry("chunks", rows(2, 3)), entry("dtype", rows(2, 3)), entry("gone", rows(1)), entry("grad", rows(2, 3)),
 		entry("kind", rows(1)), entry("many", rows(2, 3)), entry("order", rows(2, 3)), {FQN: "path", Tensor: rows(1)},
+		{FQN: "path.0", Tensor: rows(1), Path: meta.Path{meta.Key("path"), meta.Key("0")}},
 		{FQN: "same", Tensor: rows(1), Path: meta.Path{meta.Key("same")}},
 		{FQN: "value", Bytes: &meta.Bytes{Codec: "raw", Size: 3, Inline: []byte("abc")}},
 	}}
 	b := &meta.Metadata{Entries: []meta.Entry{
 		entry("chunks", rows(3, 2)), entry("dtype", half), entry("grad", grad),
 		{FQN: "kind", Bytes: &meta.Bytes{}}, entry("many", other), entry("new", rows(1)), entry("order", reversed),
-		{FQN: "path", Tensor: rows(1), Path: meta.Path{meta.Key("p"), meta.Key("q")}}, {FQN: "same", Tensor: rows(1)},
+		{FQN: "path", Tensor: rows(1), Path: meta.Path{meta.Key("p"), meta.Key("q")}},
+		{FQN: "path.0", Tensor: rows(1), Path: meta.Path{meta.Key("path"), meta.IntKey(0)}}, {FQN: "same", Tensor: rows(1)},
 		{FQN: "value", Bytes: &meta.Bytes{Codec: "json", Size: 4}}, entry("zz", rows(1)),
 	}}
 	want := meta.Delta{
@@ -40,6 +42,7 @@ func TestDiff(t *testing.T) {
 			{FQN: "kind", What: []meta.Aspect{meta.AspectKind}},
 			{FQN: "many", What: []meta.Aspect{meta.AspectDType, meta.AspectShape, meta.AspectChunks}},
 			{FQN: "path", What: []meta.Aspect{meta.AspectPath}},
+			{FQN: "path.0", What: []meta.Aspect{meta.AspectPath}},
 			{FQN: "value", What: []meta.Aspect{meta.AspectCodec, meta.AspectSize}},
 		},
 	}

@@ -3,6 +3,7 @@ package meta
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -15,6 +16,10 @@ type Path []Step
 type Step struct {
 	// Key is the map's key. It is meaningless when List is set.
 	Key string
+	// Int says that the key is an integer, of which Key is the decimal form: no
+	// plus, no zeros in front. Maps of Go and Python have such keys; what has
+	// none for them, DCP of PyTorch above all, takes them for strings.
+	Int bool
 	// Pos is the position in a list, valid when List is set.
 	Pos  int
 	List bool
@@ -22,6 +27,9 @@ type Step struct {
 
 // Key returns the step into a map.
 func Key(k string) Step { return Step{Key: k} }
+
+// IntKey returns the step into a map whose keys are integers.
+func IntKey(k int64) Step { return Step{Key: strconv.FormatInt(k, 10), Int: true} }
 
 // Pos returns the step into a list.
 func Pos(i int) Step { return Step{Pos: i, List: true} }
@@ -34,7 +42,44 @@ func (s Step) String() string {
 	return s.Key
 }
 
-// FQN joins the steps by dots.
+// Check returns an error that wraps [ErrInvalid] unless the step can be: a
+// position is not negative and no key, an integer is one in decimal form of at
+// most [MaxFQN] digits.
+func (s Step) Check() error {
+	if text := s.problem(); text != "" {
+		return fmt.Errorf("%w: %s", ErrInvalid, text)
+	}
+	return nil
+}
+
+// problem says what is wrong with the step, if anything is.
+func (s Step) problem() string {
+	switch {
+	case s.List && s.Pos < 0:
+		return fmt.Sprintf("position %d in its path", s.Pos)
+	case s.List && s.Int:
+		return "a position that is a key in its path"
+	case s.Int && !isInteger(s.Key):
+		return fmt.Sprintf("key %q in its path, which is no integer", s.Key)
+	}
+	return ""
+}
+
+// isInteger reports whether s is the decimal form of an integer.
+func isInteger(s string) bool {
+	digits := strings.TrimPrefix(s, "-")
+	if digits == "" || len(s) > MaxFQN || digits[0] == '0' && s != "0" {
+		return false
+	}
+	for i := range len(digits) {
+		if digits[i] < '0' || digits[i] > '9' {
+			return false
+		}
+	}
+	return true
+}
+
+// FQN joins the steps by dots. The kinds of the steps leave no trace in it.
 func (p Path) FQN() string {
 	parts := make([]string, len(p))
 	for i, s := range p {

@@ -66,8 +66,8 @@ func (p *problems) checkOrder(a, b string) {
 
 func (p *problems) checkEntry(e *Entry) {
 	for _, s := range e.Path {
-		if s.List && s.Pos < 0 {
-			p.add("%q: position %d in its path", e.FQN, s.Pos)
+		if text := s.problem(); text != "" {
+			p.add("%q: %s", e.FQN, text)
 		}
 	}
 	if (e.Tensor == nil) == (e.Bytes == nil) {

@@ -94,7 +94,7 @@ func encodeRecord(w *wire.Writer, in *Info) {
 		w.Uvarint(uint64(len(in.Path)))
 	}
 	for _, s := range in.Path {
-		w.Bool(s.List)
+		w.Byte(stepKind(s))
 		w.String(s.Key)
 		w.Varint(int64(s.Pos))
 	}
@@ -218,7 +218,7 @@ func decodeInfo(r *wire.Reader) *Info {
 		n := r.Count(3)
 		in.Path = make(meta.Path, 0, n)
 		for range n {
-			in.Path = append(in.Path, meta.Step{List: r.Bool(), Key: r.String(), Pos: int(r.Varint())})
+			in.Path = append(in.Path, decodeStep(r))
 		}
 	}
 	in.DType = tensor.DType(r.Byte())
@@ -230,6 +230,35 @@ func decodeInfo(r *wire.Reader) *Info {
 	shape := ints{r: r}
 	in.Shape = shape.list()
 	return in
+}
+
+// The kinds of steps, as they are encoded.
+const (
+	stepKey byte = iota
+	stepPos
+	stepInt
+)
+
+func stepKind(s meta.Step) byte {
+	switch {
+	case s.List:
+		return stepPos
+	case s.Int:
+		return stepInt
+	}
+	return stepKey
+}
+
+func decodeStep(r *wire.Reader) meta.Step {
+	kind := r.Byte()
+	s := meta.Step{List: kind == stepPos, Int: kind == stepInt, Key: r.String(), Pos: int(r.Varint())}
+	if kind > stepInt {
+		r.Fail("a step of kind %d", kind)
+	}
+	if err := s.Check(); s.Int && err != nil {
+		r.Fail("%v", err)
+	}
+	return s
 }
 
 func decodeHint(r *wire.Reader) int32 {

@@ -35,7 +35,7 @@ func drawInfo(t *rapid.T) *plan.Info {
 	if rapid.Bool().Draw(t, "nested") {
 		in.Path = meta.Path{}
 		for range rapid.IntRange(0, 3).Draw(t, "steps") {
-			in.Path = append(in.Path, meta.Step{Key: drawName.Draw(t, "key"), Pos: rapid.Int().Draw(t, "pos"), List: rapid.Bool().Draw(t, "list")})
+			in.Path = append(in.Path, drawStep(t))
 		}
 	}
 	in.Shape = rapid.SliceOfN(rapid.Int64Range(0, 1<<20), 0, 3).Draw(t, "shape")
@@ -44,6 +44,13 @@ func drawInfo(t *rapid.T) *plan.Info {
 		MemoryFormat: drawName.Draw(t, "format"), Layout: drawName.Draw(t, "layout"), PinMemory: rapid.Bool().Draw(t, "pin"),
 	}
 	return in
+}
+
+func drawStep(t *rapid.T) meta.Step {
+	if rapid.Bool().Draw(t, "integer") {
+		return meta.IntKey(rapid.Int64().Draw(t, "int"))
+	}
+	return meta.Step{Key: drawName.Draw(t, "key"), Pos: rapid.Int().Draw(t, "pos"), List: rapid.Bool().Draw(t, "list")}
 }
 
 func drawSavePlan(t *rapid.T) *plan.SavePlan {
@@ -344,4 +351,18 @@ func FuzzDecodeLoadPlan(f *testing.F) {
 			t.Fatalf("decoded again, %v: -first +second\n%s", err, cmp.Diff(p, q))
 		}
 	})
+}
+
+func TestStepsThatCannotBeAreRefused(t *testing.T) {
+	for name, step := range map[string]meta.Step{"no integer": {Key: "a", Int: true}, "zeros in front": {Key: "00", Int: true}} {
+		p := planOf(bytesItem("v", 5))
+		p.Items[0].Info.Path = meta.Path{step}
+		b, err := plan.SavePlanCodec{}.Encode(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (plan.SavePlanCodec{}).Decode(b); !errors.Is(err, wire.ErrMalformed) {
+			t.Errorf("%s: Decode = %v; want %v", name, err, wire.ErrMalformed)
+		}
+	}
 }

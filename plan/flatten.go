@@ -69,7 +69,7 @@ func (f *flattener) visitMap(at meta.Path, m reflect.Value) error {
 			}
 			return err
 		}
-		if err := f.visit(append(slices.Clip(at), meta.Key(keyText(k))), m.MapIndex(k), set); err != nil {
+		if err := f.visit(append(slices.Clip(at), keyStep(k)), m.MapIndex(k), set); err != nil {
 			return err
 		}
 	}
@@ -141,6 +141,11 @@ func isMap(v reflect.Value) bool {
 	}
 	k := v.Type().Key().Kind()
 	return k == reflect.String || k >= reflect.Int && k <= reflect.Uint64
+}
+
+// keyStep returns the step to a key that isMap accepts.
+func keyStep(k reflect.Value) meta.Step {
+	return meta.Step{Key: keyText(k), Int: k.Kind() != reflect.String}
 }
 
 // keyText returns the text of a key that isMap accepts.

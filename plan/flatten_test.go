@@ -3,6 +3,7 @@ package plan_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -93,6 +94,23 @@ func TestFlatten(t *testing.T) {
 				t.Errorf("items: -want +got\n%s", d)
 			}
 		})
+	}
+}
+
+// What was a map of integers can be one again.
+func TestFlattenKnowsIntegersFromText(t *testing.T) {
+	m := map[string]any{"0": map[int]any{0: 1}, "1": map[uint64]any{math.MaxUint64: 1}, "2": []any{map[int8]int{-1: 1}}}
+	var got []meta.Path
+	for _, it := range localPlan(t, new(plan.DefaultSave), plan.State{"m": m}).Items {
+		got = append(got, it.Info.Path)
+	}
+	key := meta.Key("m")
+	want := []meta.Path{
+		{key, meta.Key("0"), meta.IntKey(0)}, {key, meta.Key("1"), {Key: "18446744073709551615", Int: true}},
+		{key, meta.Key("2"), meta.Pos(0), meta.IntKey(-1)},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("paths: -want +got\n%s", d)
 	}
 }
 

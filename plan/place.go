@@ -11,8 +11,9 @@ import (
 const maxGaps = 1 << 20
 
 // Place puts v at path inside s, making the maps and lists on the way; lists
-// are padded with nil. It is the inverse of flattening. The error wraps
-// ErrState where the path is empty, begins with a position, leads through
+// are padded with nil. It is the inverse of flattening, except that every map it
+// makes is a map[string]any: integers become keys in decimal form, which flatten
+// to the same names. The error wraps ErrState where the path is empty, begins with a position, leads through
 // something that is neither map[string]any nor []any, ends where a value is, or
 // is unreasonably long.
 func Place(s State, path meta.Path, v any) error {

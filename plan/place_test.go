@@ -43,6 +43,7 @@ func TestPlace(t *testing.T) {
 		"maps in lists":               {[]meta.Path{at("a", 1, "b"), at("a", 1, "c", 0)}, plan.State{"a": []any{nil, m{"b": 0, "c": []any{1}}}}},
 		"an empty key":                {[]meta.Path{at("", "")}, plan.State{"": m{"": 0}}},
 		"a number that is a key":      {[]meta.Path{at("a", "0")}, plan.State{"a": m{"0": 0}}},
+		"an integer becomes text":     {[]meta.Path{{meta.IntKey(1), meta.IntKey(-2)}, at("1", "b")}, plan.State{"1": m{"-2": 0, "b": 1}}},
 		"as deep as a state may be":   {[]meta.Path{at(slices.Repeat([]any{"k"}, plan.MaxDepth)...)}, plan.State(nested(plan.MaxDepth, 0).(m))},
 		"a list that later gets long": {[]meta.Path{at("a", 0), at("a", 3)}, plan.State{"a": []any{0, nil, nil, 1}}},
 	} {

@@ -9,7 +9,7 @@ import (
 
 // Rebuild makes the state that a checkpoint describes, nested as it was saved,
 // for [DefaultLoad] to fill: every tensor whole and zeroed, every value a
-// placeholder. Only the names for which want returns true are made; nil means
+// placeholder, every map a map[string]any as [Place] makes it. Only the names for which want returns true are made; nil means
 // all. Positions of a list that are not wanted are nil after the load.
 //
 // A name that its path does not spell, because a planner renamed it, becomes a
