@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/value"
 )
 
 // Decode returns the document in data. What is no such document, names a class
@@ -169,20 +170,19 @@ func (d *decoder) readSave(c pickle.Cell) error {
 
 // path returns the checkpoint's id: a string, or the text of a path.
 func (d *decoder) path(c pickle.Cell) (string, error) {
-	module, name, ok := d.Name(c)
-	args, ok2 := d.Args(c)
-	if !ok || !ok2 || module != "pathlib" {
+	if module, _, ok := d.Name(c); !ok || module != "pathlib" {
 		return d.optional(c, "checkpoint_id")
 	}
-	var parts []string
-	for _, a := range args {
-		s, ok := d.Str(a)
-		if !ok {
-			return "", fmt.Errorf("checkpoint_id is a %s of %s", name, d.describe(a))
-		}
-		parts = append(parts, s)
+	v, err := d.Value(c, nil)
+	if err != nil {
+		return "", err
 	}
-	return strings.Join(parts, "/"), nil
+	if o, ok := v.(*value.Object); ok && len(o.Args) == 1 {
+		if s, ok := o.Args[0].(string); ok {
+			return s, nil
+		}
+	}
+	return "", fmt.Errorf("checkpoint_id is %s of something else than strings", d.describe(c))
 }
 
 func (d *decoder) strings(c pickle.Cell, what string) ([]string, error) {

@@ -1,0 +1,236 @@
+package dcpmeta_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
+	"github.com/cairn-ckpt/cairn/internal/pickle"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// wantTree is what newTree describes.
+func wantTree(d dcpmeta.Dialect) *dcpmeta.Document {
+	codec, format := dcpmeta.CodecTorch, "channels_last"
+	if d != dcpmeta.Torch {
+		codec, format = dcpmeta.CodecPickle, ""
+	}
+	return &dcpmeta.Document{Dialect: d, Meta: &meta.Metadata{Entries: []meta.Entry{
+		{FQN: "v", Path: meta.Path{meta.Key("v")}, Bytes: &meta.Bytes{Codec: codec, Size: 7,
+			Loc: meta.Location{File: "__0_0.distcp", Offset: 100, Length: 7}}},
+		{FQN: "w", Path: meta.Path{meta.Key("model"), meta.Pos(0), meta.Key("w")}, Tensor: &meta.Tensor{
+			Properties: meta.Properties{DType: tensor.Float32, RequiresGrad: true, MemoryFormat: format},
+			Shape:      []int64{4, 3},
+			Chunks: []tensor.Box{{Offsets: []int64{0, 0}, Sizes: []int64{2, 3}},
+				{Offsets: []int64{2, 0}, Sizes: []int64{2, 3}}},
+			Locs: []meta.Location{{File: "__0_0.distcp", Length: 100}, {File: "__1_0.distcp", Offset: 50, Length: 100}},
+		}},
+	}}}
+}
+
+func TestDocumentsOfEveryAgeAndProtocol(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		names names
+		want  dcpmeta.Dialect
+	}{
+		{"torch.distributed.checkpoint", torchNames, dcpmeta.Torch},
+		{"torch.distributed._shard.checkpoint", torchOldNames, dcpmeta.Torch},
+		{"hyper_parallel.core.distributed_checkpoint", hyperNames, dcpmeta.Hyper},
+	} {
+		for p := 2; p <= 5; p++ {
+			got, err := dcpmeta.Decode(newTree(c.names).bytes(t, p))
+			if err != nil {
+				t.Fatalf("%s in protocol %d: %v", c.name, p, err)
+			}
+			if diff := cmp.Diff(wantTree(c.want), got); diff != "" {
+				t.Errorf("%s in protocol %d (-want +got):\n%s", c.name, p, diff)
+			}
+		}
+	}
+}
+
+func TestLaterFields(t *testing.T) {
+	tr := newTree(torchNames)
+	field(tr.root)["version"] = "1.0.0"
+	field(tr.root)["something_newer"] = []any{int64(1)}
+	field(tr.root)["storage_meta"] = object(torch+".metadata.StorageMeta", state{
+		"checkpoint_id": called("pathlib.PosixPath", "/", "data", "step1"), "save_id": "s", "load_id": nil, "modules": []any{"m"}})
+	field(tr.place)["transform_descriptors"] = []any{"stream.zstd/1", "other/2"}
+	got, err := dcpmeta.Decode(tr.bytes(t, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := wantTree(dcpmeta.Torch)
+	want.Version, want.Modules = "1.0.0", []string{"m"}
+	want.Meta.Storage = meta.Storage{ID: "/data/step1", SaveID: "s"}
+	want.Meta.Entries[1].Tensor.Locs[0].Detail = &meta.Detail{Transforms: []string{"stream.zstd/1", "other/2"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestChunksInContainersHaveKeysAndLengths(t *testing.T) {
+	tr := newTree(hyperNames)
+	field(tr.place)["length"] = int64(-1)
+	field(tr.place)["tensor_key"] = "w.__dcp_chunk_0"
+	field(tr.index)["offset"] = tuple(0, 0)
+	got, err := dcpmeta.Decode(tr.bytes(t, 5))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := meta.Location{File: "__0_0.distcp", Length: 24, Detail: &meta.Detail{Key: "w.__dcp_chunk_0"}}
+	if diff := cmp.Diff(want, got.Meta.Entries[1].Tensor.Locs[0]); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestOtherPlannerDataIsKept(t *testing.T) {
+	tr := newTree(torchNames)
+	field(tr.root)["planner_data"] = []any{"rank", int64(3), nil}
+	d, err := dcpmeta.Decode(tr.bytes(t, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(d.Meta.PlannerData); got != `["rank",3,null]` || d.Meta.Entries[0].Path != nil {
+		t.Errorf("planner data = %s and paths %v; want the list and none", got, d.Meta.Entries[0].Path)
+	}
+	b, err := dcpmeta.Encode(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := dcpmeta.Decode(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(d, again); diff != "" {
+		t.Errorf("encoded (-want +got):\n%s", diff)
+	}
+}
+
+func TestChunksThatNeedNoPlaceGo(t *testing.T) {
+	tr := newTree(torchNames)
+	chunks := field(tr.tensor)["chunks"].([]any)
+	twin := object(torch+".metadata.ChunkStorageMetadata", state{"offsets": size(0, 0), "sizes": size(2, 3)})
+	empty := object(torch+".metadata.ChunkStorageMetadata", state{"offsets": size(4, 0), "sizes": size(0, 3)})
+	field(tr.tensor)["chunks"] = append(chunks, twin, empty)
+	got, err := dcpmeta.Decode(tr.bytes(t, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wantTree(dcpmeta.Torch), got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestBadDocumentsAreNamedErrors(t *testing.T) {
+	foreign := called("os.system", "id")
+	for _, c := range []struct {
+		name string
+		make func(*tree)
+		want string
+	}{
+		{"no Metadata", func(t *tree) { t.root = foreign }, "os.system"},
+		{"a dict instead of Metadata", func(t *tree) { t.root.Call, t.root.State = false, nil }, "Metadata"},
+		{"no entries", func(t *tree) { delete(field(t.root), "state_dict_metadata") }, "state_dict_metadata"},
+		{"a foreign entry", func(t *tree) { field(t.root)["state_dict_metadata"].(state)["w"] = foreign }, "os.system"},
+		{"a name that is no string", func(t *tree) {
+			field(t.root)["state_dict_metadata"] = &value.Dict{Pairs: []value.Pair{{Key: int64(1), Value: t.tensor}}}
+		}, "a name is an int"},
+		{"foreign properties", func(t *tree) { field(t.tensor)["properties"] = foreign }, "os.system"},
+		{"a foreign dtype", func(t *tree) {
+			field(t.tensor)["properties"].(*value.Object).State.(value.Tuple)[0] = foreign
+		}, "os.system"},
+		{"an unknown dtype", func(t *tree) {
+			field(t.tensor)["properties"].(*value.Object).State.(value.Tuple)[0] = &value.Object{Module: "torch", Name: "qint8"}
+		}, "qint8"},
+		{"a foreign layout", func(t *tree) {
+			field(t.tensor)["properties"].(*value.Object).State.(value.Tuple)[1] = foreign
+		}, "os.system"},
+		{"a foreign memory format", func(t *tree) {
+			field(t.tensor)["properties"].(*value.Object).State.(value.Tuple)[3] = foreign
+		}, "os.system"},
+		{"properties that are too few", func(t *tree) {
+			field(t.tensor)["properties"].(*value.Object).State = value.Tuple{nil}
+		}, "TensorProperties"},
+		{"a flag that is none", func(t *tree) {
+			field(t.tensor)["properties"].(*value.Object).State.(value.Tuple)[2] = "yes"
+		}, "requires_grad"},
+		{"a size of strings", func(t *tree) { field(t.tensor)["size"] = value.Tuple{"4"} }, "size"},
+		{"a negative size", func(t *tree) { field(t.tensor)["size"] = size(-4, 3) }, "w"},
+		{"a size that overflows", func(t *tree) { field(t.tensor)["size"] = size(1<<40, 1<<40) }, "w"},
+		{"chunks that are no list", func(t *tree) { field(t.tensor)["chunks"] = foreign }, "os.system"},
+		{"a foreign chunk", func(t *tree) { field(t.tensor)["chunks"] = []any{foreign} }, "os.system"},
+		{"a chunk of another rank", func(t *tree) { field(t.chunk)["sizes"] = size(2) }, "w"},
+		{"a chunk out of bounds", func(t *tree) { field(t.chunk)["sizes"] = size(5, 3) }, "w"},
+		{"a chunk with an unknown field", func(t *tree) { field(t.chunk)["stride"] = int64(2) }, "stride"},
+		{"a chunk without a place", func(t *tree) { t.places.Pairs = t.places.Pairs[1:] }, "[0 0]"},
+		{"a value without a place", func(t *tree) { t.places.Pairs = t.places.Pairs[:2] }, `"v"`},
+		{"no places at all", func(t *tree) { field(t.root)["storage_data"] = nil }, "no place"},
+		{"places that are no dict", func(t *tree) { field(t.root)["storage_data"] = foreign }, "os.system"},
+		{"a foreign index", func(t *tree) { t.places.Pairs[0].Key = "w" }, "a str"},
+		{"a foreign place", func(t *tree) { t.places.Pairs[0].Value = foreign }, "os.system"},
+		{"a place for an unknown name", func(t *tree) { field(t.index)["fqn"] = "x" }, `"x"`},
+		{"a place for an unknown chunk", func(t *tree) { field(t.index)["offset"] = size(1, 0) }, "[1 0]"},
+		{"an offset of no chunk", func(t *tree) { field(t.index)["offset"] = nil }, "offset"},
+		{"no file", func(t *tree) { field(t.place)["relative_path"] = nil }, "relative_path"},
+		{"a file without a name", func(t *tree) { field(t.place)["relative_path"] = "" }, "relative_path"},
+		{"a negative offset", func(t *tree) { field(t.place)["offset"] = int64(-1) }, "-1"},
+		{"a length of -1", func(t *tree) { field(t.place)["length"] = int64(-1) }, "-1"},
+		{"a length beyond 58 bits", func(t *tree) { field(t.place)["length"] = int64(1 << 62) }, "length"},
+		{"no length", func(t *tree) { delete(field(t.place), "length") }, "length"},
+		{"an unknown field of a place", func(t *tree) { field(t.place)["encryption"] = "aes" }, "encryption"},
+		{"transforms that are no strings", func(t *tree) { field(t.place)["transform_descriptors"] = []any{foreign} }, "os.system"},
+		{"a foreign storage_meta", func(t *tree) { field(t.root)["storage_meta"] = foreign }, "os.system"},
+		{"a version that is no string", func(t *tree) { field(t.root)["version"] = 1.0 }, "version"},
+		{"a class with arguments", func(t *tree) { t.chunk.Args = tuple(1) }, "ChunkStorageMetadata"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for p := 2; p <= 4; p += 2 {
+				tr := newTree(torchNames)
+				c.make(tr)
+				_, err := dcpmeta.Decode(tr.bytes(t, p))
+				if !errors.Is(err, dcpmeta.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("protocol %d: Decode = %v; want ErrInvalid with %q", p, err, c.want)
+				}
+			}
+		})
+	}
+}
+
+func TestPicklesThatArePeculiar(t *testing.T) {
+	chunk := "\x8c\x25torch.distributed.checkpoint.metadata\x8c\x14ChunkStorageMetadata\x93"
+	for _, c := range []struct {
+		name, pickle string
+		want         error
+	}{
+		{"no pickle", "PK\x03\x04", pickle.ErrMalformed},
+		{"nothing", "", pickle.ErrMalformed},
+		{"a persistent id", "\x80\x04K\x01Q.", dcpmeta.ErrInvalid},
+		{"two objects with one state", "\x80\x04" + chunk + "\x94)\x81}\x94b0h\x00)\x81h\x01b.", pickle.ErrUnsupported},
+		{"the state of a chunk as a value", "\x80\x04" + chunk + ")\x81}.", pickle.ErrMalformed},
+		{"a chunk that is called", "\x80\x04" + chunk + ")R.", pickle.ErrUnsupported},
+		{"a chunk with a list as its state", "\x80\x04" + chunk + ")\x81]b.", pickle.ErrMalformed},
+		{"a chunk with the key 1", "\x80\x04" + chunk + ")\x81}K\x01K\x01sb.", pickle.ErrMalformed},
+		{"bytes after the end", "\x80\x04N.N", dcpmeta.ErrInvalid},
+	} {
+		if _, err := dcpmeta.Decode([]byte(c.pickle)); !errors.Is(err, c.want) || !errors.Is(err, dcpmeta.ErrInvalid) {
+			t.Errorf("%s: %v; want ErrInvalid and %v", c.name, err, c.want)
+		}
+	}
+}
+
+// every prefix of a document is refused, and none panics
+func TestCutDocumentsAreInvalid(t *testing.T) {
+	b := newTree(torchNames).bytes(t, 4)
+	for n := range len(b) {
+		if _, err := dcpmeta.Decode(b[:n]); !errors.Is(err, dcpmeta.ErrInvalid) {
+			t.Fatalf("cut to %d of %d bytes: %v; want ErrInvalid", n, len(b), err)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package dcpmeta_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
+)
+
+// Any bytes are a document or are refused. What is a document is valid, decodes
+// when it was encoded, and stays the same from then on.
+func FuzzDecode(f *testing.F) {
+	for _, n := range []names{torchNames, torchOldNames, hyperNames} {
+		for p := 2; p <= 5; p++ {
+			f.Add(newTree(n).bytes(f, p))
+		}
+	}
+	for _, c := range withDocuments(f) {
+		for _, b := range documents(f, c.Dir) {
+			if len(b) < 3000 {
+				f.Add(b)
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		d, err := dcpmeta.Decode(data)
+		if err != nil {
+			return
+		}
+		if err := d.Meta.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		once := again(t, d)
+		if once == nil {
+			return // it holds what only its own writer can say
+		}
+		if diff := cmp.Diff(once, again(t, once), cmpopts.EquateEmpty()); diff != "" {
+			t.Fatalf("encoded twice (-once +twice):\n%s", diff)
+		}
+	})
+}
+
+// again encodes and decodes d; nil if it cannot be encoded.
+func again(t *testing.T, d *dcpmeta.Document) *dcpmeta.Document {
+	t.Helper()
+	b, err := dcpmeta.Encode(d)
+	if err != nil {
+		return nil
+	}
+	out, err := dcpmeta.Decode(b)
+	if err != nil {
+		t.Fatalf("encoded: %v", err)
+	}
+	return out
+}

@@ -1,0 +1,69 @@
+package dcpmeta_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// rows returns the chunk of so many rows of a tensor of eight, and where it is.
+func rows(file string, from, n int64) *dcpmeta.Document {
+	t := &meta.Tensor{Properties: meta.Properties{DType: tensor.Float32}, Shape: []int64{8, 2},
+		Chunks: []tensor.Box{{Offsets: []int64{from, 0}, Sizes: []int64{n, 2}}},
+		Locs:   []meta.Location{{File: file, Length: 8 * n}}}
+	return &dcpmeta.Document{Meta: &meta.Metadata{Entries: []meta.Entry{{FQN: "w", Tensor: t}}}}
+}
+
+func scalar(name, file string) meta.Entry {
+	return meta.Entry{FQN: name, Bytes: &meta.Bytes{Codec: dcpmeta.CodecTorch, Size: 3, Loc: meta.Location{File: file, Length: 3}}}
+}
+
+func TestMergeIsTheUnion(t *testing.T) {
+	a, b, c := rows("a", 0, 4), rows("b", 4, 4), rows("c", 0, 4)
+	a.Meta.Entries = append(a.Meta.Entries, scalar("x", "a"))
+	c.Meta.Entries = append([]meta.Entry{scalar("a", "c")}, append(c.Meta.Entries, scalar("x", "c"))...)
+	a.Version = "1.0.0"
+	got, err := dcpmeta.Merge([]*dcpmeta.Document{a, b, c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := rows("a", 0, 4)
+	want.Version = "1.0.0"
+	w := want.Meta.Entries[0].Tensor
+	w.Chunks = append(w.Chunks, b.Meta.Entries[0].Tensor.Chunks...)
+	w.Locs = append(w.Locs, b.Meta.Entries[0].Tensor.Locs...)
+	want.Meta.Entries = []meta.Entry{scalar("a", "c"), want.Meta.Entries[0], scalar("x", "a")}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if n := len(a.Meta.Entries[0].Tensor.Chunks); n != 1 {
+		t.Errorf("the first document has %d chunks now; want its own", n)
+	}
+}
+
+func TestContradictionsAreErrors(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*dcpmeta.Document)
+	}{
+		{"another dialect", func(d *dcpmeta.Document) { d.Dialect = dcpmeta.Hyper }},
+		{"another dtype", func(d *dcpmeta.Document) { d.Meta.Entries[0].Tensor.DType = tensor.Int8 }},
+		{"another shape", func(d *dcpmeta.Document) { d.Meta.Entries[0].Tensor.Shape = []int64{8, 3} }},
+		{"another path", func(d *dcpmeta.Document) { d.Meta.Entries[0].Path = meta.Path{meta.Key("x")} }},
+		{"another kind", func(d *dcpmeta.Document) { d.Meta.Entries[0] = scalar("w", "f") }},
+	} {
+		b := rows("b", 4, 4)
+		c.change(b)
+		if _, err := dcpmeta.Merge([]*dcpmeta.Document{rows("a", 0, 4), b}); !errors.Is(err, dcpmeta.ErrConflict) {
+			t.Errorf("%s: %v; want ErrConflict", c.name, err)
+		}
+	}
+	if _, err := dcpmeta.Merge(nil); !errors.Is(err, dcpmeta.ErrInvalid) {
+		t.Errorf("Merge(nil) = %v; want ErrInvalid", err)
+	}
+}
