@@ -67,7 +67,7 @@ prints all of them, a row a line. Objects are printed as Python's repr, cut at
 4096 bytes but with --full.
 
 --npy writes a file for numpy.load, --raw the little-endian bytes alone, the last
-dimension fastest, or the bytes of an object as they are stored; - is stdout.
+dimension fastest, or the encoded bytes of an object; - is stdout.
 numpy has no bfloat16 and no float8: --dtype float32 converts them without loss,
 and --dtype void writes their bytes as numpy's void type. --dtype changes the
 elements to any dtype, as PyTorch's Tensor.to does, for text too.
