@@ -80,10 +80,10 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	bar = o.progress(cmd.Name(), sum.Bytes)
 	defer bar.done()
 	start := time.Now()
-	rep, err := f.convert(ctx, job, sum, to)
+	rep, err := f.convert(ctx, o, job, sum, to)
 	bar.done()
 	if err != nil {
-		return f.explain(cmd, src, to.interrupted(ctx, o, err))
+		return f.explain(cmd, src, err)
 	}
 	r := &conversionResult{what, rep, time.Since(start).Seconds()}
 	return o.result(r, func() { o.converted(r) })
@@ -137,11 +137,13 @@ func parseMesh(text string) ([]int, error) {
 
 // plan prints what would be done, if it can be.
 func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destination, p *conversionPlan) error {
+	if err := to.check(); err != nil {
+		return err
+	}
 	t, err := to.open(p.Summary)
 	if err != nil {
 		return err
 	}
-	t.Staging = nil
 	if err := convert.Check(cmd.Context(), job, t); err != nil {
 		return err
 	}
@@ -150,7 +152,7 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 }
 
 // convert runs the conversion and lets its result appear.
-func (f *conversionFlags) convert(ctx context.Context, job *convert.Job, sum *convert.Summary, to *destination) (*convert.Report, error) {
+func (f *conversionFlags) convert(ctx context.Context, o *output, job *convert.Job, sum *convert.Summary, to *destination) (*convert.Report, error) {
 	if err := to.prepare(); err != nil {
 		return nil, err
 	}
@@ -160,7 +162,7 @@ func (f *conversionFlags) convert(ctx context.Context, job *convert.Job, sum *co
 	}
 	rep, err := convert.Run(ctx, job, t)
 	if err != nil {
-		return nil, err
+		return nil, to.interrupted(o, err)
 	}
 	return rep, to.publish()
 }
@@ -211,7 +213,7 @@ func (o *output) conversionPlan(p *conversionPlan) {
 			t.add(clean(it.Name), clean(it.From), "object", "", "", formatBytes(it.Bytes))
 			continue
 		}
-		t.add(clean(it.Name), clean(it.From), dtype, fmt.Sprint(it.Shape), strconv.Itoa(it.Chunks), formatBytes(it.Bytes))
+		t.add(clean(it.Name), clean(it.From), dtype, formatShape(it.Shape), strconv.Itoa(it.Chunks), formatBytes(it.Bytes))
 	}
 	o.table(t)
 	o.remark("\n%s to %s: %s, %s, %s for %s; nothing was written\n", p.From, p.To, plural(p.Tensors, "tensor"),

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"net/url"
 	"os"
@@ -127,7 +126,15 @@ func localPath(address string) (string, bool, error) {
 	return filepath.FromSlash(u.Path), true, nil
 }
 
-// prepare looks whether DST may be written.
+// check looks whether DST may be written.
+func (d *destination) check() error {
+	if d.place == nil {
+		return nil
+	}
+	return d.place.Check()
+}
+
+// prepare is check, and makes room for a new beginning.
 func (d *destination) prepare() error {
 	if d.place == nil {
 		return nil
@@ -177,16 +184,16 @@ func (d *destination) publish() error {
 	if d.place == nil {
 		return nil
 	}
-	return d.place.Publish()
+	if err := d.place.Publish(); err != nil {
+		return withHint(err, fmt.Sprintf("the new checkpoint is complete, in %s", quoteArg(d.place.Staging())))
+	}
+	return nil
 }
 
 // interrupted cleans up after an error, and says whether there is something to go
 // on with.
-func (d *destination) interrupted(ctx context.Context, o *output, err error) error {
-	if d.place == nil {
-		return err
-	}
-	if rmErr := d.place.Discard(); rmErr != nil {
+func (d *destination) interrupted(o *output, err error) error {
+	if d.place == nil || d.place.Discard() != nil {
 		return err
 	}
 	if _, statErr := os.Stat(d.place.Staging()); statErr == nil && !o.quiet {
