@@ -132,16 +132,22 @@ var hostile = map[string]struct {
 		put(w, 0, 17, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1)
 		w.U32(1)
 	}), "empty chunk"},
-	"a path of no steps":           {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 0, 2, 0, 0, 0) }), "without steps"},
-	"a spelled path of no steps":   {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 0, 2, 0, 0, 0) }), "without steps"},
-	"a path that cuts elsewhere":   {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 2, 0, 2, 2, 0, 0, 0) }), "does not cut"},
-	"a path beyond the name":       {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 4, 2, 0, 0, 0) }), "does not cut"},
-	"a position that is no number": {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 3, 2, 0, 0, 0) }), "no position"},
-	"a path of more steps":         {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1<<40, 2, 0, 0, 0) }), "a count of"},
-	"a key beyond the end":         {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1, 1<<40, 2, 0, 0, 0) }), "a key of"},
-	"a value nowhere":              {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 3, 0) }), "place 3"},
-	"a value in an unknown file":   {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 1, 0, 7, 0) }), "file 7 of 1"},
-	"an inline value beyond it":    {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 0, 1<<40) }), "a count of"},
+	"a path of no steps":            {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 0, 2, 0, 0, 0) }), "without steps"},
+	"a spelled path of no steps":    {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 0, 2, 0, 0, 0) }), "without steps"},
+	"a cut path with ints, of none": {oneEntry(0, func(w *wire.Writer) { put(w, 4<<1, 0, 2, 0, 0, 0) }), "without steps"},
+	"a key that is no integer":      {oneEntry(0, func(w *wire.Writer) { put(w, 4<<1, 1, 1<<2|2, 2, 0, 0, 0) }), "no integer"},
+	"a spelled key of no integer":   {oneEntry(0, func(w *wire.Writer) { put(w, 5<<1, 1, 2<<2|2, '0', '0', 2, 0, 0, 0) }), "no integer"},
+	"an integer beyond the body":    {oneEntry(0, func(w *wire.Writer) { put(w, 5<<1, 1, 1<<40<<2|2, 2, 0, 0, 0) }), "left"},
+	"a step of the last kind":       {oneEntry(0, func(w *wire.Writer) { put(w, 4<<1, 1, 1<<2|3, 2, 0, 0, 0) }), "kind 3"},
+	"a spelled step of that kind":   {oneEntry(0, func(w *wire.Writer) { put(w, 5<<1, 1, 1<<2|3, '0', 2, 0, 0, 0) }), "kind 3"},
+	"a path that cuts elsewhere":    {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 2, 0, 2, 2, 0, 0, 0) }), "does not cut"},
+	"a path beyond the name":        {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 4, 2, 0, 0, 0) }), "does not cut"},
+	"a position that is no number":  {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 3, 2, 0, 0, 0) }), "no position"},
+	"a path of more steps":          {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1<<40, 2, 0, 0, 0) }), "a count of"},
+	"a key beyond the end":          {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1, 1<<40, 2, 0, 0, 0) }), "a key of"},
+	"a value nowhere":               {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 3, 0) }), "place 3"},
+	"a value in an unknown file":    {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 1, 0, 7, 0) }), "file 7 of 1"},
+	"an inline value beyond it":     {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 0, 1<<40) }), "a count of"},
 	"a value of exbibytes": {oneEntry(0, func(w *wire.Writer) {
 		put(w, 1, 0, 1, huge, 0, 0)
 		w.U32(1)
@@ -300,6 +306,7 @@ func FuzzDecodeIndex(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b)
+	f.Add(oneEntry(0, func(w *wire.Writer) { put(w, 5<<1|1, 2, 2<<2|2, '-', '7', 3<<2|1, 0, bytesInline, 0) }))
 	for _, tc := range hostile {
 		f.Add(tc.index)
 	}

@@ -235,13 +235,16 @@ func drawPath(t *rapid.T, fqn string) meta.Path {
 	var p meta.Path
 	for s := range strings.SplitSeq(fqn, ".") {
 		if s == "7" {
-			p = append(p, meta.Pos(7))
+			p = append(p, rapid.SampledFrom([]meta.Step{meta.Pos(7), meta.IntKey(7)}).Draw(t, "seven"))
 			continue
 		}
 		p = append(p, meta.Key(s))
 	}
 	if rapid.Bool().Draw(t, "odd") {
 		p = append(p, meta.Pos(rapid.IntRange(0, 1<<40).Draw(t, "pos")))
+	}
+	if rapid.Bool().Draw(t, "numbered") {
+		p = append(p, meta.IntKey(rapid.Int64().Draw(t, "number")))
 	}
 	return p
 }
@@ -428,7 +431,11 @@ func TestEncodeIndexRefuses(t *testing.T) {
 		"an overflowing end":   {with(func(t *meta.Tensor) { t.Locs[0].Offset = 1<<63 - 1 }), "want 16"},
 		"a missing checksum":   {with(func(t *meta.Tensor) { t.Locs[0].Sums = nil }), "0 checksums, want 1"},
 		"a transform":          {with(func(t *meta.Tensor) { t.Locs[0].Detail = &meta.Detail{Transforms: []string{"zstd"}} }), "transforms"},
-		"a negative position":  {[]meta.Entry{{FQN: "a", Path: meta.Path{meta.Pos(-1)}, Tensor: good()}}, "negative position"},
+		"a negative position":  {[]meta.Entry{{FQN: "a", Path: meta.Path{meta.Pos(-1)}, Tensor: good()}}, "position -1"},
+		"a key that is no int": {[]meta.Entry{{FQN: "a", Path: meta.Path{{Key: "a", Int: true}}, Tensor: good()}}, "no integer"},
+		"a position too far": {
+			[]meta.Entry{{FQN: "a", Path: meta.Path{meta.IntKey(1), meta.Pos(1 << 62)}, Tensor: good()}}, "position 4611686018427387904",
+		},
 		"a wrong inline size":  {value(meta.Bytes{Size: 3, Inline: []byte("ab")}), "2 bytes inline of 3"},
 		"a negative size":      {value(meta.Bytes{Size: -1, Loc: meta.Location{File: "f", Length: -1}}), "size of -1"},
 		"a value without sums": {value(meta.Bytes{Size: 1, Loc: meta.Location{File: "f", Length: 1}}), "0 checksums, want 1"},

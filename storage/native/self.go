@@ -130,16 +130,26 @@ func decodeSelf(text string) (*selfDescription, error) {
 	return &s, nil
 }
 
-// pathJSON writes a path as a list of strings and numbers.
+// pathJSON writes a path as a list of keys, positions and, as objects, keys that
+// are integers.
 type pathJSON meta.Path
+
+// intJSON is a key that is an integer, of any size.
+type intJSON struct {
+	Int string `json:"int"`
+}
 
 // MarshalJSON returns the list.
 func (p pathJSON) MarshalJSON() ([]byte, error) {
 	list := make([]any, len(p))
 	for i, s := range p {
-		list[i] = s.Key
-		if s.List {
+		switch {
+		case s.List:
 			list[i] = s.Pos
+		case s.Int:
+			list[i] = intJSON{s.Key}
+		default:
+			list[i] = s.Key
 		}
 	}
 	return json.Marshal(list)
@@ -154,18 +164,27 @@ func (p *pathJSON) UnmarshalJSON(b []byte) error {
 		return err
 	}
 	*p = make(pathJSON, len(list))
-	for i, step := range list {
-		switch step := step.(type) {
-		case string:
-			(*p)[i] = meta.Key(step)
-			continue
-		case json.Number:
-			if pos, err := strconv.Atoi(step.String()); err == nil && pos >= 0 {
-				(*p)[i] = meta.Pos(pos)
-				continue
-			}
+	for i, v := range list {
+		s, ok := stepOf(v)
+		if !ok || s.Check() != nil {
+			return fmt.Errorf("path step %v is neither a key nor a position", v)
 		}
-		return fmt.Errorf("path step %v is neither a key nor a position", step)
+		(*p)[i] = s
 	}
 	return nil
+}
+
+// stepOf returns the step that a value of JSON stands for.
+func stepOf(v any) (meta.Step, bool) {
+	switch v := v.(type) {
+	case string:
+		return meta.Key(v), true
+	case json.Number:
+		pos, err := strconv.Atoi(v.String())
+		return meta.Pos(pos), err == nil
+	case map[string]any:
+		key, ok := v["int"].(string)
+		return meta.Step{Key: key, Int: true}, ok && len(v) == 1
+	}
+	return meta.Step{}, false
 }

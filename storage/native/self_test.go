@@ -22,9 +22,12 @@ func TestPathsSurviveTheDescription(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var want meta.Path
 		for range rapid.IntRange(1, 5).Draw(t, "steps") {
-			if rapid.Bool().Draw(t, "list") {
+			switch rapid.IntRange(0, 2).Draw(t, "kind") {
+			case 0:
 				want = append(want, meta.Pos(rapid.IntRange(0, 1<<40).Draw(t, "pos")))
-			} else {
+			case 1:
+				want = append(want, meta.IntKey(rapid.Int64().Draw(t, "int")))
+			case 2:
 				want = append(want, meta.Key(rapid.String().Draw(t, "key")))
 			}
 		}
@@ -40,7 +43,9 @@ func TestPathsSurviveTheDescription(t *testing.T) {
 }
 
 func TestBadPathsAreRefused(t *testing.T) {
-	for _, text := range []string{`[null]`, `[1.5]`, `[-1]`, `[true]`, `[["a"]]`, `[{}]`, `{"a":1}`, `"a"`, `[99999999999999999999]`, `[1e3]`} {
+	for _, text := range []string{`[null]`, `[1.5]`, `[-1]`, `[true]`, `[["a"]]`, `[{}]`, `{"a":1}`, `"a"`, `[99999999999999999999]`, `[1e3]`,
+		`[{"int":1}]`, `[{"int":"a"}]`, `[{"int":"01"}]`, `[{"int":""}]`, `[{"int":"1","b":1}]`, `[{"Int":"1"}]`,
+	} {
 		var p pathJSON
 		if err := json.Unmarshal([]byte(text), &p); err == nil {
 			t.Errorf("Unmarshal(%s) = %v; want a refusal", text, p)
@@ -89,6 +94,7 @@ func FuzzDecodeSelf(f *testing.F) {
 	}
 	f.Add(string(b))
 	f.Add(`{"version":1,"items":{"a":{"path":["b",3],"shape":[]}}}`)
+	f.Add(`{"version":1,"items":{"a":{"path":["b",{"int":"-3"}],"shape":[]}}}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		got, err := decodeSelf(text)
 		if err != nil {
