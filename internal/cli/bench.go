@@ -19,8 +19,9 @@ func newBenchCmd() *cobra.Command {
 		Use:   "bench COMMAND",
 		Short: "Measure cairn on this machine beside its floor",
 		Long: `Bench measures planning, saving and loading, resharding, opening and converting
-on this machine. Figures for I/O come beside their floor: the same bytes moved by plain
-system calls in the same run. Nothing is asserted, and nothing stays behind.`,
+on this machine. Figures for I/O come beside their floor: the same bytes moved by
+plain system calls in the same run. Nothing is asserted, and nothing stays behind
+that was not asked for.`,
 		Example: `  cairn bench plan --ranks 1024 --tensors 1000
   cairn bench io --size 4GiB --ranks 4 --dir /mnt/fast
   cairn bench reshard

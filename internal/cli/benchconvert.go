@@ -17,8 +17,8 @@ func newBenchConvertCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "convert",
 		Short: "Measure a conversion beside a plain copy",
-		Long: `Convert saves a transformer-shaped state in one format, converts it to another, and
-in the same run copies the source's files by plain reads and writes. Both are
+		Long: `Convert saves a transformer-shaped state in one format, converts it to another,
+and in the same run copies the source's files by plain reads and writes. Both are
 synced, and both begin with a drop of the source's page cache. Of several rounds
 the best of each counts. It needs three times the size in the folder.
 

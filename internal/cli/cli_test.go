@@ -255,7 +255,7 @@ func TestNextNames(t *testing.T) {
 
 func TestGlobCharactersInPaths(t *testing.T) {
 	dir := t.TempDir() + "/a[1]*?"
-	if got := placeHint(dir); !strings.Contains(got, "no such directory") {
+	if got := placeHint(dir); !strings.Contains(got, "no such file or directory") {
 		t.Errorf("placeHint = %q", got)
 	}
 	if got := escapeGlob("a[1]*?"); got != "a[[]1][*][?]" {

@@ -38,9 +38,9 @@ counts.
   --dtype GLOB=DTYPE   for those that match, whatever they are
 
 Tensors stay cut as they are, unless the format holds whole ones only (hf, torch):
-then they are merged. --world-size N cuts dimension 0 of every tensor over N ranks,
-as PyTorch's FSDP does; --mesh 2x4 cuts dimension 0 over 2 and dimension 1 over 4.
---placement 'GLOB=S(0),R' says for each dimension of the mesh which dimension of
+then they are merged. --world-size N cuts dimension 0 of every tensor over N
+ranks, as PyTorch's FSDP does; --mesh 2x4 cuts dimension 0 over 2 and dimension 1
+over 4. --placement 'GLOB=S(0),R' says for each dimension of the mesh which dimension of
 the tensor it cuts, or that it replicates. What cannot be cut so stays whole. With
 either of them hf is written in PyTorch's distributed form.
 

@@ -10,7 +10,7 @@ func newMergeCmd() *cobra.Command {
 		Long: `Merge writes a checkpoint anew with every tensor in one piece, by one rank: for
 tools that know nothing of shards, or to load it on one machine. It is convert
 for this case: it streams, goes on after an interruption, and DST appears in one
-step when it is complete. See 'cairn convert --help' for rules and for the fields
+step when it is complete. See 'cairn help convert' for rules and for the fields
 of --json.
 
 Without --to the new checkpoint has the format of the old one, unless DST has the
