@@ -14,7 +14,7 @@ import (
 // collected is the state of a plan: the values themselves, and slots for the
 // tensors.
 type collected struct {
-	state plan.State
+	state tree
 	// items are those of the slots, and values the others.
 	items  map[*torchsave.Slot]*plan.WriteItem
 	values []*plan.WriteItem
@@ -23,7 +23,7 @@ type collected struct {
 // collect puts the items of a plan where they stood. Everything that the format
 // cannot hold is in the error.
 func (w *Writer) collect(p *plan.SavePlan, data storage.Resolver) (*collected, error) {
-	c := &collected{state: plan.State{}, items: map[*torchsave.Slot]*plan.WriteItem{}}
+	c := &collected{items: map[*torchsave.Slot]*plan.WriteItem{}}
 	var errs []error
 	for i := range p.Items {
 		it := &p.Items[i]
@@ -40,7 +40,7 @@ func (w *Writer) collect(p *plan.SavePlan, data storage.Resolver) (*collected, e
 		if path == nil || w.opts.Flat {
 			path = meta.Path{meta.Key(it.FQN())}
 		}
-		if err := plan.Place(c.state, path, v); err != nil {
+		if err := c.state.put(path, v); err != nil {
 			return nil, fmt.Errorf("%q: %w", it.FQN(), err)
 		}
 	}

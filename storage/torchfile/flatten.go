@@ -87,7 +87,7 @@ func (f *flattener) visit(at meta.Path, v any) error {
 
 func (f *flattener) dict(at meta.Path, pairs []value.Pair) error {
 	for _, p := range pairs {
-		if err := f.visit(step(at, meta.Key(p.Key.(string))), p.Value); err != nil {
+		if err := f.visit(step(at, p.Key.(meta.Step)), p.Value); err != nil {
 			return err
 		}
 	}
@@ -129,20 +129,20 @@ func isDict(v any) bool {
 	return ok
 }
 
-// asDict returns the pairs of a dict that is opened, their keys as text.
+// asDict returns the pairs of a dict that is opened, their keys as steps.
 func asDict(v any) ([]value.Pair, bool) {
 	var out []value.Pair
 	switch d := v.(type) {
 	case map[string]any:
 		out = make([]value.Pair, 0, len(d))
 		for k, e := range d {
-			out = append(out, value.Pair{Key: k, Value: e})
+			out = append(out, value.Pair{Key: meta.Key(k), Value: e})
 		}
 		return out, true
 	case *value.Dict:
 		out = make([]value.Pair, len(d.Pairs))
 		for i, p := range d.Pairs {
-			k, ok := keyText(p.Key)
+			k, ok := keyStep(p.Key)
 			if !ok {
 				return nil, false
 			}
@@ -153,17 +153,20 @@ func asDict(v any) ([]value.Pair, bool) {
 	return nil, false
 }
 
-// keyText returns a key that is a string or an integer as text.
-func keyText(k any) (string, bool) {
+// keyStep returns the step to a key that is a string or an integer.
+func keyStep(k any) (meta.Step, bool) {
 	switch k := k.(type) {
 	case string:
-		return k, true
+		return meta.Key(k), true
 	case int64:
-		return strconv.FormatInt(k, 10), true
+		return meta.IntKey(k), true
 	case uint64:
-		return strconv.FormatUint(k, 10), true
+		return meta.Step{Key: strconv.FormatUint(k, 10), Int: true}, true
 	case *big.Int:
-		return k.String(), true
+		if k.BitLen() > 8*meta.MaxFQN { // too long for a name, whatever it is
+			return meta.Step{}, false
+		}
+		return meta.Step{Key: k.String(), Int: true}, true
 	}
-	return "", false
+	return meta.Step{}, false
 }

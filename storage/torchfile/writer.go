@@ -20,7 +20,8 @@ import (
 // WriterOptions change how a file is written. Nil means the defaults.
 type WriterOptions struct {
 	// Flat writes one dict of names. Otherwise the dicts and lists are made
-	// that the values stood in, where that is known.
+	// that the values stood in, where that is known, with the integers that are
+	// keys.
 	Flat bool
 	// BufferBytes bounds the host memory for bytes on their way to the store.
 	// Zero: 1 GiB.
@@ -144,7 +145,11 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	l, err := torchsave.Lay(map[string]any(c.state), nil)
+	state, err := c.state.state()
+	if err != nil {
+		return nil, err
+	}
+	l, err := torchsave.Lay(state, nil)
 	if err != nil {
 		return nil, err
 	}
