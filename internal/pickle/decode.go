@@ -28,8 +28,8 @@ type DecodeOptions struct {
 // Decode returns the value of the one pickle that data holds: nil, bool, int64,
 // uint64 (beyond int64), *big.Int (beyond that), float64, complex128, string,
 // []byte, []any, map[string]any (a dict whose keys are all strings), and the
-// types of package value. Everything that has a name is a *value.Object in the
-// form that [Normal] describes, unless o.Construct knows better; it is never
+// types of package value. Everything that has a name is a *value.Object in its
+// normal form, unless o.Construct knows better; it is never
 // looked up.
 //
 // Parts that are shared in the pickle are shared in the value, so callers must

@@ -28,8 +28,7 @@ const maxDepth = 1000
 // Encode returns the pickle of v, which Python loads as an object that equals
 // what v describes: v may be made of all that Decode returns, Go's other
 // integers and floats, slices and maps with string keys, and PersistentID.
-// Objects in the form that [Normal] describes are written as Python pickles
-// them. Parts that v shares by reference are written once.
+// Objects in their normal form are written as Python pickles them. Parts that v shares by reference are written once.
 //
 // A class that is neither Known nor allowed is an error that wraps
 // ErrUnknownClass and names it, a type of Go that has no counterpart one that

@@ -6,37 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Normal describes the form in which Decode returns objects of well-known
-// classes, so that those who print, compare or write them see one form, however
-// Python pickled them. Encode writes this form back. It is a description only:
-// an object in any other form is a record like those of unknown classes.
-//
-//	torch.bfloat16, torch.strided, …  the name alone, Call not set; layouts too,
-//	                                  although pickles make them by a function
-//	torch.Size([3, 4])                torch Size, Args ((3, 4),)
-//	torch.device('cuda', 1)           torch device, Args ("cuda", 1)
-//	pathlib.PosixPath('a/b')          pathlib PosixPath, Args ("a/b",); likewise
-//	                                  PurePosixPath, Path and PurePath
-//	datetime.date(2026, 5, 11)        datetime date, Args (2026, 5, 11)
-//	datetime.datetime(…), .time(…)    Args as its repr has them, so seconds and
-//	                                  microseconds only if they are not zero;
-//	                                  Kwargs "tzinfo" and "fold" if set
-//	datetime.timedelta(…)             Kwargs "days", "seconds", "microseconds" if
-//	                                  not zero; Args (0,) if all are
-//	datetime.timezone(…)              Args (timedelta,) or (timedelta, name)
-//	uuid.UUID('…')                    uuid UUID, Args (its 36 characters,)
-//	numpy.float64(1.5)                numpy float64, Args (1.5,); likewise every
-//	                                  scalar of a number, complex number or bool
-//	numpy.dtype('<f8')                numpy dtype, Args ("<f8",)
-//	numpy.array(…)                    numpy ndarray, Kwargs "dtype" ("<f8"),
-//	                                  "shape" (a Tuple), "order" ("C" or "F") and
-//	                                  "data" ([]byte, in that order)
-//
-// An OrderedDict is a *value.Dict, a set a *value.Set, a complex number a
-// complex128, and a bytearray bytes.
-type Normal struct{}
-
-// normal returns o in the form that Normal describes.
+// normal returns o in its normal form.
 func (b *builder) normal(o *value.Object) (any, error) {
 	switch o.Module {
 	case "builtins", "_codecs":

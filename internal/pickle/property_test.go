@@ -28,7 +28,9 @@ func hashable() *rapid.Generator[any] {
 		rapid.Custom(func(t *rapid.T) any { return rapid.Int64().Draw(t, "int") }),
 		rapid.Custom(func(t *rapid.T) any { return text().Draw(t, "str") }),
 		rapid.Custom(func(t *rapid.T) any { return rapid.SliceOf(rapid.Byte()).Draw(t, "bytes") }),
-		rapid.Custom(func(t *rapid.T) any { return value.Tuple(list(rapid.SliceOfN(rapid.Int64(), 0, 5).Draw(t, "tuple")...)) }),
+		rapid.Custom(func(t *rapid.T) any {
+			return value.Tuple(list(rapid.SliceOfN(rapid.Int64(), 0, 5).Draw(t, "tuple")...))
+		}),
 		rapid.Just[any](name("torch", "float32")),
 	)
 }
