@@ -8,7 +8,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/prefix"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
@@ -39,9 +38,6 @@ func TestFormat(t *testing.T) {
 	for name, open := range map[string]storagetest.OpenFunc{
 		"mem":  func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, storage.ReadOptions{}) },
 		"file": func(t *testing.T) storagetest.Place { return at(files(t), nil, storage.ReadOptions{}) },
-		"prefix": func(t *testing.T) storagetest.Place {
-			return at(prefix.New(files(t), "runs/a"), nil, storage.ReadOptions{})
-		},
 		"a file for each": func(*testing.T) storagetest.Place {
 			return at(new(mem.Store), &torchdcp.WriterOptions{FilePerTensor: true}, storage.ReadOptions{})
 		},
