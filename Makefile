@@ -15,7 +15,7 @@ GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirnam
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build demo test lint fmt vet-others staticcheck mod changelog fuzz bench gobench generate clean help
+.PHONY: all build demo test lint fmt vet-others staticcheck mod changelog fuzz interop bench gobench generate clean help
 
 all: build test lint ## build, test and lint
 
@@ -54,6 +54,10 @@ changelog:
 
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
+
+# TORCH and SUITES say which PyTorchs: see interop/setup.
+interop: build ## test against real PyTorchs, which are found or set up (TORCH=, SUITES=)
+	CAIRN=$(abspath $(BIN))/cairn GO=$(GO) TORCH='$(TORCH)' SUITES='$(SUITES)' interop/run $(ARGS)
 
 bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
 	$(BIN)/cairn bench plan --ranks 1024 --tensors 1000

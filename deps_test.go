@@ -81,9 +81,10 @@ var layers = []struct{ name, imports string }{
 	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix convert group group/inproc inspect internal/bench internal/demo meta plan shard storage storage/formats storage/native tensor value"},
 	{"cmd/cairn", "internal/cli"},
 
-	// Documentation that runs. Tests only, so no imports.
+	// Documentation that runs, and tests against PyTorch. Tests only, so no imports.
 	{"docs", ""},
 	{"docs/examples", ""},
+	{"interop", ""},
 	{"interop", ""},
 }
 

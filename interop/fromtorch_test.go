@@ -1,0 +1,75 @@
+//go:build interop
+
+package interop
+
+import "strings"
+
+// fromTorch is what one process of PyTorch or safetensors wrote, and cairn reads.
+var fromTorch = []testCase{
+	{name: "dcp.save: tensors of every dtype, views, empty ones", run: reads("saves.checkpoint", args{"kind": "tensors"})},
+	{name: "dcp.save: nested containers", run: reads("saves.checkpoint", args{"kind": "nested"})},
+	{name: "dcp.save: Python objects", run: reads("saves.checkpoint", args{"kind": "objects"})},
+	{name: "dcp.save: model, optimizer, schedule", run: reads("saves.checkpoint", args{"kind": "training"})},
+	{name: "dcp.save: two threads", run: reads("saves.checkpoint", args{"kind": "all", "thread_count": 2})},
+	{name: "dcp.save: a file per tensor", run: reads("saves.checkpoint", args{"kind": "all", "single_file_per_rank": false})},
+	{name: "dcp.save: zstd extension", needs: "zstd", run: reads("saves.checkpoint", args{"kind": "all", "zstd": true})},
+	{name: "dcp.save: conjugated and negated views", run: reads("saves.lazy_views", nil)},
+	{name: "torch.save: zip", run: readsFile(args{"kind": "all"})},
+	{name: "torch.save: zip, pickle protocol 5", run: readsFile(args{"kind": "all", "protocol": 5})},
+	{name: "torch.save: legacy stream", run: readsFile(args{"kind": "all", "new": false})},
+	{name: "safetensors: save_file", run: readsSafe("saves.safe_file", nil)},
+	{name: "HuggingFaceStorageWriter: one file", needs: "huggingface", run: readsSafe("saves.huggingface", nil)},
+	{name: "HuggingFaceStorageWriter: three files, index", needs: "huggingface", run: readsSafe("saves.huggingface", args{"files": 3})},
+}
+
+// fromRanks is what several processes wrote.
+var fromRanks = []testCase{
+	{name: "dcp.save: 2 ranks, DTensors", run: readsRanks(2, "saves.sharded", args{})},
+	{name: "dcp.save: 4 ranks, DTensors, 2-D mesh", run: readsRanks(4, "saves.sharded", args{})},
+	{name: "dcp.save: 4 ranks, a file per tensor", run: readsRanks(4, "saves.sharded", args{"single_file_per_rank": false})},
+	{name: "dcp.save: 2 ranks, each its own metadata", needs: "rank-local", run: readsRanks(2, "saves.sharded", args{"collectives": false})},
+	{name: "HuggingFaceStorageWriter: 4 ranks, sharded", needs: "huggingface", run: readsHuggingFace(4, "out", false)},
+	{name: "HuggingFaceStorageWriter: 2 ranks, consolidated", needs: "huggingface", run: readsHuggingFace(2, "out", true)},
+}
+
+// reads has Python save a checkpoint and compares what cairn finds in it.
+func reads(function string, more args) func(r *rig) {
+	return func(r *rig) {
+		a := args{"path": r.there("out")}
+		if strings.HasSuffix(function, ".checkpoint") {
+			a["dtypes"] = r.dtypes()
+		}
+		readsAs(r, 1, "out", function, a.with(more))
+	}
+}
+
+func readsFile(more args) func(r *rig) {
+	return func(r *rig) {
+		readsAs(r, 1, "out.pt", "saves.file", args{"path": r.there("out.pt"), "dtypes": r.dtypes()}.with(more))
+	}
+}
+
+func readsSafe(function string, more args) func(r *rig) {
+	return func(r *rig) {
+		readsAs(r, 1, "out", function, args{"path": r.there("out"), "dtypes": r.safeDTypes()}.with(more))
+	}
+}
+
+func readsRanks(n int, function string, more args) func(r *rig) {
+	return func(r *rig) {
+		readsAs(r, n, "out", function, args{"path": r.there("out"), "dtypes": r.dtypes()}.with(more))
+	}
+}
+
+func readsHuggingFace(n int, name string, consolidate bool) func(r *rig) {
+	return func(r *rig) {
+		readsAs(r, n, name, "saves.huggingface_sharded", args{"path": r.there("out"), "consolidate": consolidate})
+	}
+}
+
+func readsAs(r *rig, ranks int, name, function string, a args) {
+	r.Helper()
+	want := r.itemsOf(ranks, function, a)
+	equal(r, "cairn digest", r.digest(name), want)
+	r.cairn("verify", name)
+}

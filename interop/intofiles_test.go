@@ -1,0 +1,81 @@
+//go:build interop
+
+package interop
+
+import (
+	"os"
+
+	"github.com/cairn-ckpt/cairn/internal/fixture"
+)
+
+// intoFiles is what cairn wrote as files of safetensors, torch.save and
+// hyper_parallel.
+var intoFiles = []testCase{
+	{name: "native files: safe_open", run: func(r *rig) {
+		r.saveWhole("native", r.stockDTypes())
+		equal(r, "safe_open", r.items("loads.safe_open", args{"path": r.there("native")}), r.digest("native"))
+	}},
+	{name: "native → hf: safe_open", run: func(r *rig) {
+		r.save("native", r.stockDTypes(), false)
+		r.convert("native", "hf", "hf")
+		equal(r, "safe_open", r.items("loads.safe_open", args{"path": r.there("hf")}), r.digest("native"))
+	}},
+	{name: "native → hf, several files: load_file", run: func(r *rig) {
+		r.save("native", r.stockDTypes(), false)
+		r.convert("native", "hf", "hf", "--max-shard-size", "500KB")
+		if _, err := os.Stat(r.path("hf/model.safetensors.index.json")); err != nil {
+			r.Errorf("several files have no index: %v", err)
+		}
+		equal(r, "load_file", r.items("loads.load_file", args{"path": r.there("hf")}), r.digest("native"))
+	}},
+	{name: "dcp → hf: load_model", run: func(r *rig) {
+		r.python("saves.checkpoint", args{"path": r.there("first"), "kind": "training", "dtypes": r.dtypes()}, nil)
+		r.convert("first", "hf", "hf", "--select", "model.*", "--rename", "model.*=*")
+		r.nothing("loads.into_model", args{"path": r.there("hf")})
+	}},
+	{name: "native → hf → HuggingFaceStorageReader", needs: "huggingface", run: func(r *rig) {
+		r.save("native", r.stockDTypes(), false)
+		r.convert("native", "hf", "hf")
+		got := r.items("loads.preallocated", args{"path": r.there("hf"), "huggingface": true})
+		equal(r, "HuggingFaceStorageReader", got, r.digest("native"))
+	}},
+	{name: "native → torch: torch.load, weights only", run: loadsFile(false)},
+	{name: "native → torch: torch.load, weights only, mmap", run: loadsFile(true)},
+	{name: "dcp → torch: torch.load, weights only", run: func(r *rig) {
+		want := r.items("saves.checkpoint", args{"path": r.there("first"), "kind": "safe", "dtypes": r.dtypes()})
+		r.convert("first", "out.pt", "torch")
+		equal(r, "torch.load", r.items("loads.file", args{"path": r.there("out.pt")}), want)
+	}},
+	{name: "torch.save → native → torch: every state as it was", run: func(r *rig) {
+		r.python("saves.file", args{"path": r.there("first.pt"), "kind": "objects", "dtypes": r.dtypes()}, nil)
+		r.convert("first.pt", "native", "native")
+		r.convert("native", "second.pt", "torch")
+		r.nothing("loads.same_as_state", args{"path": r.there("second.pt"), "kind": "objects", "dtypes": r.dtypes()})
+	}},
+	{name: "torch.save → native → torch: an optimizer takes it", run: func(r *rig) {
+		r.python("saves.file", args{"path": r.there("first.pt"), "kind": "training", "dtypes": r.dtypes()}, nil)
+		r.convert("first.pt", "native", "native")
+		r.convert("native", "second.pt", "torch")
+		r.nothing("loads.into_raw_optimizer", args{"path": r.there("second.pt")})
+	}},
+	{name: "hyper_parallel's own checkpoint, read by its metadata", run: func(r *rig) {
+		c := fixture.Cases(r, "hyper_parallel/collective-4")[0]
+		if err := os.CopyFS(r.path("real"), os.DirFS(c.Dir)); err != nil {
+			r.Fatal(err)
+		}
+		equal(r, "py/hyper.py", r.items("hyper.read", args{"path": r.there("real")}), r.digest("real"))
+	}},
+	{name: "native → hyper, read by its metadata", run: func(r *rig) {
+		r.save("native", r.stockDTypes(), true)
+		r.convert("native", "hyper", "hyper")
+		equal(r, "py/hyper.py", r.items("hyper.read", args{"path": r.there("hyper")}), r.digest("native"))
+	}},
+}
+
+func loadsFile(mmap bool) func(r *rig) {
+	return func(r *rig) {
+		r.save("native", r.dtypes(), true)
+		r.convert("native", "out.pt", "torch")
+		equal(r, "torch.load", r.items("loads.file", args{"path": r.there("out.pt"), "mmap": mmap}), r.digest("native"))
+	}
+}

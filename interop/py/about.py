@@ -1,0 +1,59 @@
+"""What this PyTorch is and can do."""
+
+import inspect
+import io
+import tempfile
+
+import numpy
+import safetensors
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+
+
+def versions():
+    return {
+        "torch": torch.__version__,
+        "safetensors": safetensors.__version__,
+        "numpy": numpy.__version__,
+        "dtypes": [d for d in names() if saves(getattr(torch, d))],
+        "safe_dtypes": [d for d in names() if getattr(torch, d) in safetensors.torch._TYPES.values()],
+        "features": [name for name, there in features().items() if there],
+    }
+
+
+def names():
+    """Returns the names of all dtypes, each by one of its names."""
+    return sorted({str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)})
+
+
+def saves(dtype):
+    """Reports whether this PyTorch saves and loads tensors of the dtype itself."""
+    try:
+        x = torch.zeros(32, dtype=torch.uint8).view(dtype)
+        file = io.BytesIO()
+        torch.save(x, file)
+        file.seek(0)
+        torch.load(file, weights_only=True).view(torch.uint8)
+        with tempfile.TemporaryDirectory() as folder:
+            dcp.save({"x": x}, checkpoint_id=folder)
+            dcp.load({"x": torch.empty_like(x)}, checkpoint_id=folder)
+        return True
+    except BaseException:  # CheckpointException is no Exception
+        return False
+
+
+def features():
+    return {
+        "huggingface": hasattr(dcp, "HuggingFaceStorageReader"),
+        "zstd": has_zstd(),
+        "rank-local": "use_collectives" in inspect.signature(dcp.save).parameters,
+    }
+
+
+def has_zstd():
+    try:
+        from torch.distributed.checkpoint._extension import ZStandard
+    except ImportError:
+        return False
+    return ZStandard.is_available()

@@ -1,0 +1,68 @@
+"""What a state holds, in the words of cairn digest --json."""
+
+import hashlib
+
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.tensor import DTensor
+
+import sharding
+
+
+def of_state(state):
+    """Describes every item of a nested state, under the names that DCP gives them."""
+    return of_items(flatten_state_dict(state)[0])
+
+
+def of_items(items):
+    return {name: of_value(value) for name, value in items.items()}
+
+
+def of_value(value):
+    if isinstance(value, DTensor):
+        value = sharding.join(value)
+    if isinstance(value, torch.Tensor):
+        return of_tensor(value)
+    return {"kind": "object", "type": type(value).__name__, "repr": repr(value)}
+
+
+def of_tensor(x):
+    data = content(x)
+    return {
+        "kind": "tensor",
+        "dtype": str(x.dtype).removeprefix("torch."),
+        "shape": list(x.shape),
+        "nbytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def content(x):
+    """Returns the bytes of a tensor's contiguous form."""
+    return x.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def differences(want, got, path="state"):
+    """Says where two values differ, in type, in what they hold or in repr."""
+    if type(want) is not type(got):
+        return [f"{path}: {type(got).__name__}; want {type(want).__name__}"]
+    if isinstance(want, torch.Tensor):
+        return [] if of_tensor(want) == of_tensor(got) else [f"{path}: {of_tensor(got)}; want {of_tensor(want)}"]
+    if isinstance(want, dict):
+        if list(want) != list(got) and sorted(map(repr, want)) != sorted(map(repr, got)):
+            return [f"{path}: keys {list(got)}; want {list(want)}"]
+        return [d for k in want for d in differences(want[k], got[k], f"{path}[{k!r}]")]
+    if isinstance(want, (list, tuple)):
+        if len(want) != len(got):
+            return [f"{path}: {len(got)} elements; want {len(want)}"]
+        return [d for i, (a, b) in enumerate(zip(want, got)) for d in differences(a, b, f"{path}[{i}]")]
+    if repr(want) != repr(got):
+        return [f"{path}: {got!r}; want {want!r}"]
+    if want == want and not equal(want, got):  # not so for NaN
+        return [f"{path}: {got!r} is not equal to {want!r}"]
+    return []
+
+
+def equal(a, b):
+    same = a == b
+    return same.all() if hasattr(same, "all") else same

@@ -1,0 +1,124 @@
+"""Answers the requests of the Go tests: one JSON object a line, in and out.
+
+PyTorch takes seconds to import, so that is done once; each request then runs
+in processes of its own, which are forked from this one. A request names a
+function of a module beside this file, its arguments, and how many ranks call
+it; with several they are a gloo group. The answer holds what rank 0 returned,
+or what went wrong on every rank. Paths are relative to the working directory.
+"""
+
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+import traceback
+import warnings
+
+import numpy
+import torch
+import torch.distributed
+import torch.distributed.checkpoint
+import torch.distributed.tensor
+import safetensors.torch
+
+# What would else be imported late, by each process again.
+EAGER = ("torch._dynamo", "torch.distributed.checkpoint._fsspec_filesystem", "torch.utils.serialization", "saves", "loads")
+LIMIT = 90  # seconds that a request may take
+
+
+def main():
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for module in EAGER:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever prints does not disturb the answers
+    for number, line in enumerate(sys.stdin):
+        answers.write(json.dumps(answer(number, json.loads(line))) + "\n")
+        answers.flush()
+
+
+def answer(number, request):
+    ranks = request["ranks"]
+    pipes = {}
+    end, alive = os.pipe()
+    for rank in range(ranks):
+        receive, send = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(receive)
+            os.close(alive)
+            child(number, request, rank, ranks, send, end)
+        os.close(send)
+        pipes[receive] = (rank, pid)
+    said = gather(pipes)
+    os.close(end)
+    os.close(alive)
+    errors = [f"rank {rank}: {said[rank].get('error')}" for rank in range(ranks) if "result" not in said[rank]]
+    if errors:
+        return {"error": "\n".join(errors)}
+    return {"result": said[0]["result"]}
+
+
+def child(number, request, rank, ranks, send, end):
+    """Performs the request and says so; then waits for its end, or its parent's."""
+    try:
+        said = {"result": perform(number, request, rank, ranks)}
+    except BaseException:  # PyTorch's CheckpointException is no Exception
+        said = {"error": traceback.format_exc()}
+    with os.fdopen(send, "w", encoding="utf-8") as f:
+        json.dump(said, f)
+    sys.stderr.flush()
+    os.read(end, 1)  # a rank that leaves before the others would disturb gloo
+    os._exit(0)
+
+
+def perform(number, request, rank, ranks):
+    module, function = request["call"].split(".")
+    call = getattr(importlib.import_module(module), function)
+    if ranks == 1:
+        return call(**request["args"])
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method="file://" + os.path.abspath(f".group-{number}"),
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=LIMIT / 2),
+    )
+    return call(**request["args"])
+
+
+def gather(pipes):
+    """Returns what each rank said, by rank, and lets none outlive it."""
+    end = time.monotonic() + LIMIT
+    data = {fd: b"" for fd in pipes}
+    with selectors.DefaultSelector() as wait:
+        for fd in pipes:
+            wait.register(fd, selectors.EVENT_READ)
+        while wait.get_map() and time.monotonic() < end:
+            for key, _ in wait.select(max(0, end - time.monotonic())):
+                more = os.read(key.fd, 1 << 20)
+                data[key.fd] += more
+                if not more:
+                    wait.unregister(key.fd)
+    said = {}
+    for fd, (rank, pid) in pipes.items():
+        os.close(fd)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        try:
+            said[rank] = json.loads(data[fd])
+        except ValueError:
+            why = "died" if time.monotonic() < end else f"took more than {LIMIT} seconds"
+            said[rank] = {"error": f"{why}, after {len(data[fd])} bytes of an answer"}
+    return said
+
+
+if __name__ == "__main__":
+    main()
