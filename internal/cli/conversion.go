@@ -76,6 +76,7 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	if f.dryRun {
 		return f.explain(cmd, src, f.plan(cmd, job, to, &conversionPlan{what, true, sum}))
 	}
+	defer job.Confine()()
 	o := outputOf(cmd)
 	bar = o.progress(cmd.Name(), sum.Bytes)
 	defer bar.done()

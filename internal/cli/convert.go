@@ -40,9 +40,9 @@ counts.
 Tensors stay cut as they are, unless the format holds whole ones only (hf, torch):
 then they are merged. --world-size N cuts dimension 0 of every tensor over N
 ranks, as PyTorch's FSDP does; --mesh 2x4 cuts dimension 0 over 2 and dimension 1
-over 4. --placement 'GLOB=S(0),R' says for each dimension of the mesh which dimension of
-the tensor it cuts, or that it replicates. What cannot be cut so stays whole. With
-either of them hf is written in PyTorch's distributed form.
+over 4. --placement 'GLOB=S(0),R' says for each dimension of the mesh which
+dimension of the tensor it cuts, or that it replicates. What cannot be cut so
+stays whole. With either of them hf is written in PyTorch's distributed form.
 
 With --json:
 
