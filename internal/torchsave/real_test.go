@@ -124,7 +124,7 @@ func TestKindsOfTensors(t *testing.T) {
 // kinds says what kinds.pt holds.
 var kinds = map[string]string{
 	"param": "float32 [3] true", "attr": "float32 [2] false", "fp8": "float8_e4m3fn [2] false", "u16": "uint16 [2] false",
-	"conj": "torch._utils._rebuild_tensor_v2", "sparse": "torch._utils._rebuild_sparse_tensor", "quantised": "torch._utils._rebuild_qtensor",
+	"conj": "complex64 [1] false", "sparse": "torch._utils._rebuild_sparse_tensor", "quantised": "torch._utils._rebuild_qtensor",
 	"storage": "*torchsave.Storage", "tuple": "value.Tuple", "step": "int64",
 }
 

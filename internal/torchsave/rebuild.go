@@ -43,14 +43,23 @@ func rebuildTensor(args value.Tuple) (*Tensor, error) {
 		return nil, nil
 	}
 	s, ok := args[0].(*Storage)
-	if !ok || s.untyped || len(args) == 7 && !isEmpty(args[6]) {
-		return nil, nil // a lazy conjugate says so in its metadata
+	if !ok || s.untyped {
+		return nil, nil
 	}
 	t, err := view(s, s.DType, args[1:4])
 	if err == nil && len(args) > 4 {
 		t.RequiresGrad, _ = args[4].(bool)
 	}
-	return t, err
+	return t.described(args[min(len(args), 6):], err)
+}
+
+// described returns the tensor with what the call says of it in a last argument,
+// if there is one, or nothing if that says more than is known here.
+func (t *Tensor) described(metadata value.Tuple, err error) (*Tensor, error) {
+	if err != nil || len(metadata) > 0 && !t.setMetadata(metadata[0]) {
+		return nil, err
+	}
+	return t, nil
 }
 
 // rebuildUntyped makes a tensor of (storage, offset, size, strides,
@@ -61,7 +70,7 @@ func rebuildUntyped(args value.Tuple) (*Tensor, error) {
 	}
 	s, ok1 := args[0].(*Storage)
 	name, ok2 := args[6].(*value.Object)
-	if !ok1 || !ok2 || name.Call || name.Module != "torch" || len(args) == 8 && !isEmpty(args[7]) {
+	if !ok1 || !ok2 || name.Call || name.Module != "torch" {
 		return nil, nil
 	}
 	d, err := tensor.ParseDType(name.Name)
@@ -72,7 +81,7 @@ func rebuildUntyped(args value.Tuple) (*Tensor, error) {
 	if err == nil {
 		t.RequiresGrad, _ = args[4].(bool)
 	}
-	return t, err
+	return t.described(args[7:], err)
 }
 
 // rebuildParameter makes a parameter of (tensor, requires_grad, hooks[, state]).
@@ -115,19 +124,6 @@ func rebuildFromType(args value.Tuple) (*Tensor, error) {
 		return rebuildUntyped(inner)
 	}
 	return nil, nil
-}
-
-// isEmpty reports whether v is nothing, or a container of nothing.
-func isEmpty(v any) bool {
-	switch v := v.(type) {
-	case nil:
-		return true
-	case map[string]any:
-		return len(v) == 0
-	case *value.Dict:
-		return len(v.Pairs) == 0
-	}
-	return false
 }
 
 // view makes a tensor of (offset, size, strides), if it lies inside of s.

@@ -24,6 +24,10 @@ type Tensor struct {
 	RequiresGrad bool
 	// Parameter says that it is a torch.nn.Parameter.
 	Parameter bool
+	// Conj and Neg say that the tensor shows the conjugates of the stored
+	// elements, their negatives, or both: PyTorch computes these only when it
+	// must. Whoever reads the stored bytes must Resolve them.
+	Conj, Neg bool
 }
 
 // Contiguous reports whether the elements follow each other in the file without
@@ -62,7 +66,7 @@ func (t *Tensor) Span() int64 {
 	return n * int64(t.DType.Size())
 }
 
-// Read returns the tensor's elements, contiguous and in memory of their own.
+// Read returns the elements that the tensor shows, contiguous and in memory of their own.
 func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error) {
 	data := make([]byte, t.Span())
 	if len(data) > 0 {
@@ -70,6 +74,7 @@ func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error
 			return nil, err
 		}
 	}
+	t.Resolve(data)
 	if t.Contiguous() {
 		return tensor.FromBytes(t.DType, t.Shape, data)
 	}

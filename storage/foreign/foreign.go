@@ -53,6 +53,10 @@ type Region struct {
 	// elements, not negative. Nil: the chunk is contiguous, the last dimension
 	// fastest.
 	Strides []int64
+	// Resolve, if not nil, turns stored elements, one after the other in p, into
+	// those that they stand for, in place: PyTorch stores a conjugate without
+	// computing it. It is called from several goroutines at once.
+	Resolve func(p []byte)
 }
 
 // Maker makes the elements of a chunk that do not lie in a file as they are: they

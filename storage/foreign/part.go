@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 
@@ -41,7 +42,7 @@ func partsOf(l *layout, r *Region, box tensor.Box, to *tensor.Tensor, m measures
 func (p *part) place(m measures) {
 	width, axes := p.lay.spread(p.box.Sizes, p.gap)
 	rows, _ := p.lay.rows(p.box.Sizes, axes)
-	p.in = rows == nil && width > m.small && p.to.DType() == p.region.DType && p.lay.flat(p.box.Sizes) && p.to.Contiguous()
+	p.in = rows == nil && p.region.Resolve == nil && width > m.small && p.to.DType() == p.region.DType && p.lay.flat(p.box.Sizes) && p.to.Contiguous()
 }
 
 // request returns the read of a part.
@@ -57,6 +58,10 @@ func (p *part) request() fetch.Request {
 
 // Take puts the bytes of a part where they belong.
 func (p *part) Take(b []byte) error {
+	if p.region.Resolve != nil {
+		b = bytes.Clone(b) // neighbours may share it
+		p.region.Resolve(b)
+	}
 	if !p.in {
 		src, err := p.lay.view(p.region.DType, p.box.Sizes, p.gap, b)
 		if err == nil {

@@ -92,6 +92,9 @@ func (c *container) fromTorchSave(ctx context.Context, r blob.Reader, name strin
 		if !t.Contiguous() {
 			at.Strides = t.Strides
 		}
+		if t.Lazy() {
+			at.Resolve = t.Resolve
+		}
 		c.tensors[key] = held{t.Shape, at}
 	}
 	if len(c.tensors) == 0 {

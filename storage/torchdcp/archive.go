@@ -111,6 +111,9 @@ func (a *archive) chunk(ctx context.Context, e *meta.Entry, i int) (foreign.Chun
 	if !t.Contiguous() {
 		r.Strides = t.Strides
 	}
+	if t.Lazy() {
+		r.Resolve = t.Resolve
+	}
 	return foreign.Chunk{Region: r}, nil
 }
 

@@ -87,6 +87,7 @@ func (p *picker) copy(ctx context.Context, b tensor.Box) error {
 	if err := p.src.readAt(ctx, p.buf[:n], p.t.Offset+off*elem); err != nil {
 		return err
 	}
+	p.t.Resolve(p.buf[:n])
 	src, err := tensor.FromStrided(p.t.DType, b.Sizes, p.t.Strides, 0, p.buf[:n])
 	if err != nil {
 		return err

@@ -159,6 +159,9 @@ func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (foreign.Chunk,
 	if !t.Contiguous() {
 		r.Strides = t.Strides
 	}
+	if t.Lazy() {
+		r.Resolve = t.Resolve
+	}
 	return foreign.Chunk{Region: r}, nil
 }
 

@@ -41,4 +41,25 @@ torch.save(kinds, out + "kinds.pt")
 del kinds["storage"], kinds["fp8"], kinds["u16"]
 torch.save(kinds, out + "kinds_legacy.pt", _use_new_zipfile_serialization=False)
 torch.save(base[:2], out + "tensor.pt")
+
+z = torch.tensor([[1 + 2j, -3 + 0j], [0 - 5j, 6 + 7j]])
+lazy = {
+    "conj": z.conj(),
+    "conj128": z.to(torch.complex128).conj(),
+    "conj_turned": z.conj().t(),
+    "conj_repeated": z[1, 0].conj().expand(3),
+    "neg": torch._neg_view(z),
+    "neg_conj": torch._neg_view(z.conj()),
+    "imag": z.clone().conj().imag,
+    "imag_column": z.clone().conj()[:, 1].imag,
+    "half": torch._neg_view(torch.tensor([1.0, -2.0], dtype=torch.float16)),
+    "brain": torch._neg_view(torch.tensor([1.0, -2.0], dtype=torch.bfloat16)),
+    "int": torch._neg_view(torch.tensor([1, -2, 0], dtype=torch.int16)),
+    "byte": torch._neg_view(torch.tensor([1, 2, 0], dtype=torch.uint8)),
+    "param": torch.nn.Parameter(z.conj()),
+    "inside": (z.conj(), 1),
+}
+torch.save(lazy, out + "lazy.pt")
+torch.save(lazy, out + "lazy_legacy.pt", _use_new_zipfile_serialization=False)
 torch.save((torch.ones(1), [1, 2]), out + "tuple.pt")
+torch.save(z.conj(), out + "conj.pt")
