@@ -56,11 +56,10 @@ func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 }
 
 // Check says whether the target can hold all that is to be converted, without
-// writing anything: the error is that of Run.
+// writing or removing anything: the error is that of Run.
 func Check(ctx context.Context, job *Job, t *Target) error {
 	r := &run{job: job, target: t, refused: refusals{}, storage: job.storage(newIdentity(), t)}
-	err := r.prepare(ctx)
-	return errors.Join(err, r.abort(context.WithoutCancel(ctx)))
+	return r.prepare(ctx) // and no Abort: nothing was begun, and what is there may be of others
 }
 
 // newIdentity returns what tells a conversion from others.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -140,6 +141,9 @@ func parseMesh(text string) ([]int, error) {
 func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destination, p *conversionPlan) error {
 	if err := to.check(); err != nil {
 		return err
+	}
+	if to.place != nil {
+		to.trial = &mem.Store{Name: "trial"} // what an interrupted run left is not to be seen
 	}
 	t, err := to.open(p.Summary)
 	if err != nil {
