@@ -40,6 +40,7 @@ func FuzzOpenZip(f *testing.F) {
 	f.Add(good(f))
 	f.Add(fromTorch(f, "views.pt"))
 	f.Add(fromTorch(f, "kinds.pt"))
+	f.Add(fromTorch(f, "lazy.pt"))
 	f.Add(ordinary("archive/data.pkl", emptyDict, "archive/version", "3\n"))
 	for _, c := range tricks {
 		b := good(f)
@@ -52,6 +53,7 @@ func FuzzOpenZip(f *testing.F) {
 func FuzzOpenLegacy(f *testing.F) {
 	f.Add(fromTorch(f, "views_legacy.pt"))
 	f.Add(fromTorch(f, "kinds_legacy.pt"))
+	f.Add(fromTorch(f, "lazy_legacy.pt"))
 	f.Add(defaultParts().bytes(f))
 	p := defaultParts()
 	p.root = old(value.Tuple{"k2", int64(2), int64(3)})

@@ -25,6 +25,9 @@ type part struct {
 func partsOf(l *layout, r *Region, box tensor.Box, to *tensor.Tensor, m measures) ([]*part, error) {
 	var parts []*part
 	var err error
+	if r.Resolve != nil {
+		m.most = min(m.most, leastBytes) // each is copied
+	}
 	l.cut(box, m, func(b tensor.Box) {
 		p := &part{lay: l, region: r, gap: m.gap, box: b}
 		if err == nil {
