@@ -57,7 +57,7 @@ var layers = []struct{ name, imports string }{
 
 	// Formats, and what they share.
 	{"storage", "internal/wire meta plan tensor"},
-	{"storage/storagetest", "blob blob/fault blob/mem meta plan shard storage tensor"},
+	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/fixture meta plan shard storage tensor"},
 	{"storage/datafile", "blob internal/bufpool internal/crc32c internal/guard internal/progress plan storage tensor"},
 	{"storage/fetch", "blob internal/bufpool internal/guard storage"},
 	{"storage/publish", "blob meta plan storage"},

@@ -1,10 +1,7 @@
 package hf
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -13,7 +10,6 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
-	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // What PyTorch and safetensors wrote holds what they say.
@@ -37,26 +33,12 @@ func TestFixtures(t *testing.T) {
 
 func checkFixture(t *testing.T, s blob.Store, items map[string]fixture.Item) {
 	t.Helper()
-	state := loadAll(t, s, nil)
-	if len(state) != len(items) {
-		t.Errorf("%d tensors; want %d", len(state), len(items))
-	}
-	for name, want := range items {
-		x, ok := state[name].(*tensor.Tensor)
-		if !ok {
-			t.Errorf("no tensor %q", name)
-			continue
-		}
-		sum := sha256.Sum256(x.Contents())
-		if x.DType().String() != want.DType || !slices.Equal(x.Shape(), want.Shape) || hex.EncodeToString(sum[:]) != want.SHA256 {
-			t.Errorf("%q = %v; want %s %v, or other bytes", name, x, want.DType, want.Shape)
-		}
-	}
 	c, err := Open(t.Context(), s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	storagetest.CheckItems(t, c, items)
 	rep, err := c.Verify(t.Context(), nil)
 	if err != nil || len(rep.Problems) > 0 || rep.Bytes != c.TotalBytes() || rep.Unsummed != rep.Bytes {
 		t.Errorf("Verify = %+v, %v; want no problems in %d bytes", rep, err, c.TotalBytes())

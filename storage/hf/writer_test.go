@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -21,19 +20,6 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
-
-// names returns the names of all objects of a store.
-func names(t testing.TB, s blob.Store) []string {
-	t.Helper()
-	var out []string
-	for info, err := range s.List(context.Background(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, info.Name)
-	}
-	return out
-}
 
 // letters is a state of tensors of 10 bytes and more: a has 10, b 20 and so on.
 func letters(t testing.TB, n int) plan.State {
@@ -70,7 +56,7 @@ func TestNamesOfFiles(t *testing.T) {
 			if err := storagetest.Save(t.Context(), at(s, c.o), storagetest.Storage("x", 1, c.ranks), states...); err != nil {
 				t.Fatal(err)
 			}
-			if d := cmp.Diff(c.want, names(t, s)); d != "" {
+			if d := cmp.Diff(c.want, storagetest.Names(t, s)); d != "" {
 				t.Errorf("files: -want +got\n%s", d)
 			}
 		})
@@ -146,8 +132,8 @@ func TestNotRepresentable(t *testing.T) {
 			t.Errorf("Save = %v; want %s named", err, name)
 		}
 	}
-	if strings.Contains(err.Error(), "fine") || len(names(t, s)) > 0 {
-		t.Errorf("Save = %v, and %q are there; want nothing", err, names(t, s))
+	if strings.Contains(err.Error(), "fine") || len(storagetest.Names(t, s)) > 0 {
+		t.Errorf("Save = %v, and %q are there; want nothing", err, storagetest.Names(t, s))
 	}
 }
 
@@ -162,7 +148,7 @@ func TestChunksOfOneName(t *testing.T) {
 	if err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 1, 1), plan.State{"x": storagetest.Cut(t, cut, x, 0), "y": x}); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(names(t, s)); n != 4 {
+	if n := len(storagetest.Names(t, s)); n != 4 {
 		t.Errorf("%d files; want three and the commit", n)
 	}
 	got := loadAll(t, s, nil)
@@ -175,7 +161,7 @@ func TestPlacesThatAreTaken(t *testing.T) {
 	for _, name := range []string{"model.safetensors", "any.safetensors", "model.safetensors.index.json", "shard-00000-model-00000-of-00001.safetensors"} {
 		s := new(mem.Store)
 		putBytes(t, s, name, "not even one")
-		for _, j := range []storage.Journal{nil, &journal{}} {
+		for _, j := range []storage.Journal{nil, new(storagetest.Journal)} {
 			w := NewWriter(s, nil)
 			if err := w.SetUp(t.Context(), storage.Session{Size: 1, Coordinator: true, Journal: j}); err != nil {
 				t.Fatal(err)
@@ -183,70 +169,30 @@ func TestPlacesThatAreTaken(t *testing.T) {
 			if _, err := w.PrepareLocalPlan(t.Context(), &plan.SavePlan{}); !errors.Is(err, storage.ErrExists) {
 				t.Errorf("beside %s: PrepareLocalPlan = %v; want ErrExists", name, err)
 			}
-			if err := w.Abort(t.Context()); err != nil || len(names(t, s)) != 1 {
-				t.Errorf("Abort = %v, and left %q", err, names(t, s))
+			if err := w.Abort(t.Context()); err != nil || len(storagetest.Names(t, s)) != 1 {
+				t.Errorf("Abort = %v, and left %q", err, storagetest.Names(t, s))
 			}
 		}
 	}
 }
 
-// journal remembers files in memory.
-type journal struct {
-	mu    sync.Mutex
-	files map[string]*storage.WriteResults
-	asked int
-}
-
-func (j *journal) Finished(_ context.Context, name string) (*storage.WriteResults, bool, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	r, ok := j.files[name]
-	if ok {
-		j.asked++
-	}
-	return r, ok, nil
-}
-
-func (j *journal) Note(_ context.Context, name string, r *storage.WriteResults) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.files[name] = r
-	return nil
-}
-
-// save saves a state of one rank with a journal.
+// save saves a state of one rank with a journal, and does not clean up.
 func save(ctx context.Context, s blob.Store, state plan.State, j storage.Journal) error {
-	w, p := NewWriter(s, &WriterOptions{MaxShardBytes: 40, Parallel: 1}), new(plan.DefaultSave)
-	st := storagetest.Storage("x", 1, 1)
-	if err := errors.Join(w.SetUp(ctx, storage.Session{Size: 1, Coordinator: true, Storage: st, Journal: j}),
-		p.SetUp(plan.SaveSetup{State: state, Storage: st, Size: 1, Coordinator: true})); err != nil {
+	sv := storagetest.NewSaving(at(s, &WriterOptions{MaxShardBytes: 40, Parallel: 1}), storagetest.Storage("x", 1, 1), 1)
+	sv.Journal = j
+	if err := sv.Plan(ctx, []plan.State{state}); err != nil {
 		return err
 	}
-	local, err := p.LocalPlan()
-	if err != nil {
+	if err := sv.Write(ctx); err != nil {
 		return err
 	}
-	if local, err = w.PrepareLocalPlan(ctx, local); err != nil {
-		return err
-	}
-	all, md, err := p.GlobalPlan([]*plan.SavePlan{local})
-	if err != nil {
-		return err
-	}
-	if all, err = w.PrepareGlobalPlan(ctx, all); err != nil {
-		return err
-	}
-	r, err := w.WriteData(ctx, all[0], p)
-	if err != nil {
-		return err
-	}
-	return w.Finish(ctx, md, []*storage.WriteResults{r})
+	return sv.Finish(ctx)
 }
 
 // A save that was interrupted goes on where it ended.
 func TestContinued(t *testing.T) {
 	inner, state := new(mem.Store), letters(t, 6)
-	j := &journal{files: map[string]*storage.WriteResults{}}
+	j := new(storagetest.Journal)
 	bad := fault.New(inner, fault.Rule{On: fault.Commit, Nth: 3, Times: -1, Do: fault.Fail(errOnPurpose)})
 	if err := save(t.Context(), bad, state, j); !errors.Is(err, errOnPurpose) {
 		t.Fatalf("the first save = %v; want its fault", err)
@@ -257,8 +203,8 @@ func TestContinued(t *testing.T) {
 	if err := save(t.Context(), inner, state, j); err != nil {
 		t.Fatalf("the second save = %v", err)
 	}
-	if j.asked != 2 {
-		t.Errorf("%d files were known; want 2", j.asked)
+	if j.Found() != 2 {
+		t.Errorf("%d files were known; want 2", j.Found())
 	}
 	for name, want := range state {
 		if got := loadAll(t, inner, nil)[name].(*tensor.Tensor); !tensor.Equal(got, want.(*tensor.Tensor)) {
@@ -327,13 +273,13 @@ func TestAbortFindsTheFilesOfOtherRanks(t *testing.T) {
 	const other = "shard-00003-model-00001-of-00001.safetensors"
 	put(t, s, other, map[string]string{keySave: string(self)})
 	putBytes(t, s, "x-00001-of-00001.safetensors", "broken")
-	if n := len(names(t, s)); n != 4 {
+	if n := len(storagetest.Names(t, s)); n != 4 {
 		t.Fatalf("%d files before Abort", n)
 	}
 	if err := sv.Writers[0].Abort(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := names(t, s); !slices.Equal(got, []string{other, "x-00001-of-00001.safetensors"}) {
+	if got := storagetest.Names(t, s); !slices.Equal(got, []string{other, "x-00001-of-00001.safetensors"}) {
 		t.Errorf("Abort left %q; want only what is not of this save", got)
 	}
 }

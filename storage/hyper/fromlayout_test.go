@@ -42,7 +42,7 @@ func layoutFolder(t *testing.T, x *tensor.Tensor, name func(rank int) string) *m
 			layouts[rank][key] = hyper.ParamOf(m, x.DType(), x.Shape())
 			keys, shares = append(keys, key), append(shares, share.Local())
 		}
-		put(t, s, name(rank), tensorFile(t, keys, shares...))
+		storagetest.Put(t, s, name(rank), tensorFile(t, keys, shares...))
 	}
 	if err := hyper.SaveLayouts(t.Context(), s, layouts); err != nil {
 		t.Fatal(err)
@@ -60,7 +60,7 @@ func TestLayoutFilesAndTensorsAreACheckpoint(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := loadAll(t, ck)
+		got := storagetest.LoadAll(t, ck)
 		for key := range matrices {
 			if y, ok := got[key].(*tensor.Tensor); !ok || !tensor.Equal(x, y) {
 				t.Errorf("%s: %s: other elements than were cut", name, key)
@@ -91,7 +91,7 @@ func TestLayoutsThatContradictTheTensors(t *testing.T) {
 	} {
 		s := new(mem.Store)
 		for rank := range 2 {
-			put(t, s, fmt.Sprintf("rank%d.safetensors", rank), tensorFile(t, []string{"w"}, c.shares[rank]))
+			storagetest.Put(t, s, fmt.Sprintf("rank%d.safetensors", rank), tensorFile(t, []string{"w"}, c.shares[rank]))
 		}
 		if err := hyper.SaveLayouts(t.Context(), s, hyper.Layouts{0: {"w": c.params[0]}, 1: {"w": c.params[1]}}); err != nil {
 			t.Fatal(err)

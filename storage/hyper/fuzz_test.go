@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // Whatever the files hold, opening and verifying end, with an error that says
@@ -25,16 +26,16 @@ func FuzzOpen(f *testing.F) {
 		f.Add(parts[0], parts[1], parts[2], []byte(layout))
 	}
 	seed(newer(f, func(*meta.Metadata) {}), "")
-	seed(fixtureCopy(f, "hyper_parallel/collective-4"), "")
+	seed(storagetest.CopyFixture(f, "hyper_parallel/collective-4"), "")
 	seed(newer(f, func(*meta.Metadata) {}), `{"0":{"x.__dcp_chunk_0":{"device_matrix":[1],"tensor_map":[0,-1],"type":"torch.float32","full_shape":[2,3]}}}`)
 	f.Fuzz(func(t *testing.T, md, tensors, values, layout []byte) {
 		s := new(mem.Store)
-		put(t, s, "_rank0_.safetensors", tensors)
-		put(t, s, "_rank0_.bytes", values)
+		storagetest.Put(t, s, "_rank0_.safetensors", tensors)
+		storagetest.Put(t, s, "_rank0_.bytes", values)
 		if len(layout) > 0 {
-			put(t, s, "rank0.layout", layout)
+			storagetest.Put(t, s, "rank0.layout", layout)
 		} else {
-			put(t, s, ".metadata", md)
+			storagetest.Put(t, s, ".metadata", md)
 		}
 		ck, err := hyper.Open(t.Context(), s)
 		if err != nil {

@@ -7,11 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -22,52 +19,10 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func put(t testing.TB, s blob.Store, name string, b []byte) {
-	t.Helper()
-	if _, err := blob.WriteAll(t.Context(), s, name, b, nil); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func list(t testing.TB, s blob.Store) []string {
-	t.Helper()
-	var out []string
-	for info, err := range s.List(t.Context(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, info.Name)
-	}
-	return out
-}
-
-// fixtureCopy returns a copy of a fixture in memory, without some files.
-func fixtureCopy(t testing.TB, name string, without ...string) *mem.Store {
-	t.Helper()
-	from, err := file.Open(fixture.Cases(t, name)[0].Dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	to := new(mem.Store)
-	for _, f := range list(t, from) {
-		b, err := blob.ReadAll(t.Context(), from, f, 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
-		put(t, to, f, b)
-	}
-	for _, f := range without {
-		if err := to.Remove(t.Context(), f); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return to
-}
-
 func TestOpenSaysWhatIsThere(t *testing.T) {
 	const all, ranks = "hyper_parallel/collective-4", "hyper_parallel/ranklocal-4"
 	with := func(s *mem.Store, name, data string) *mem.Store {
-		put(t, s, name, []byte(data))
+		storagetest.Put(t, s, name, []byte(data))
 		return s
 	}
 	for name, c := range map[string]struct {
@@ -76,12 +31,12 @@ func TestOpenSaysWhatIsThere(t *testing.T) {
 		word  string
 	}{
 		"nothing":           {new(mem.Store), storage.ErrNotFound, ".metadata"},
-		"data only":         {fixtureCopy(t, all, ".metadata"), storage.ErrIncomplete, ".metadata"},
-		"no pickle":         {with(fixtureCopy(t, all), ".metadata", "x"), storage.ErrCorrupt, ".metadata"},
-		"PyTorch's":         {fixtureCopy(t, "torch-2.14/shard0-3"), storage.ErrVersion, "PyTorch"},
-		"a rank is missing": {fixtureCopy(t, ranks, ".rank2_metadata"), storage.ErrIncomplete, "rank 2"},
-		"a rank twice":      {with(fixtureCopy(t, ranks), "1.metadata", "x"), storage.ErrCorrupt, "1.metadata"},
-		"no layout":         {with(fixtureCopy(t, all, ".metadata"), "0.layout", "x"), storage.ErrCorrupt, "0.layout"},
+		"data only":         {storagetest.CopyFixture(t, all, ".metadata"), storage.ErrIncomplete, ".metadata"},
+		"no pickle":         {with(storagetest.CopyFixture(t, all), ".metadata", "x"), storage.ErrCorrupt, ".metadata"},
+		"PyTorch's":         {storagetest.CopyFixture(t, "torch-2.14/shard0-3"), storage.ErrVersion, "PyTorch"},
+		"a rank is missing": {storagetest.CopyFixture(t, ranks, ".rank2_metadata"), storage.ErrIncomplete, "rank 2"},
+		"a rank twice":      {with(storagetest.CopyFixture(t, ranks), "1.metadata", "x"), storage.ErrCorrupt, "1.metadata"},
+		"no layout":         {with(storagetest.CopyFixture(t, all, ".metadata"), "0.layout", "x"), storage.ErrCorrupt, "0.layout"},
 		"a layout alone":    {with(new(mem.Store), "0.layout", `{"0":{}}`), storage.ErrIncomplete, "0.safetensors"},
 	} {
 		_, err := hyper.Open(t.Context(), c.store)
@@ -119,12 +74,12 @@ func newer(t testing.TB, change func(md *meta.Metadata)) *mem.Store {
 	t.Helper()
 	s := new(mem.Store)
 	a, b := storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1), storagetest.Filled(t, tensor.Float32, []int64{1, 3}, 50)
-	put(t, s, "_rank0_.safetensors", tensorFile(t, []string{"x.__dcp_chunk_0", "x.__dcp_chunk_1_"}, a, b))
+	storagetest.Put(t, s, "_rank0_.safetensors", tensorFile(t, []string{"x.__dcp_chunk_0", "x.__dcp_chunk_1_"}, a, b))
 	number, err := pickle.Encode(int64(42), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(t, s, "_rank0_.bytes", append(number, "raw bytes"...))
+	storagetest.Put(t, s, "_rank0_.bytes", append(number, "raw bytes"...))
 	x := &meta.Tensor{Shape: []int64{3, 3}, Chunks: []tensor.Box{
 		{Offsets: []int64{0, 0}, Sizes: []int64{2, 3}}, {Offsets: []int64{2, 0}, Sizes: []int64{1, 3}},
 	}}
@@ -143,7 +98,7 @@ func newer(t testing.TB, change func(md *meta.Metadata)) *mem.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(t, s, ".metadata", doc)
+	storagetest.Put(t, s, ".metadata", doc)
 	return s
 }
 
@@ -152,7 +107,7 @@ func TestNewerVersions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := loadAll(t, ck)
+	got := storagetest.LoadAll(t, ck)
 	x := got["x"].(*tensor.Tensor)
 	delete(got, "x")
 	if d := cmp.Diff(plan.State{"n": int64(42), "raw": []byte("raw bytes")}, got); d != "" {
@@ -215,7 +170,7 @@ func TestBytesAndPickles(t *testing.T) {
 		s := newer(t, func(md *meta.Metadata) {
 			md.Entries[0].Bytes.Loc = meta.Location{File: "v.bytes", Length: int64(len(c.data))}
 		})
-		put(t, s, "v.bytes", c.data)
+		storagetest.Put(t, s, "v.bytes", c.data)
 		state := plan.State{"n": nil}
 		if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), state); err != nil {
 			t.Errorf("%s: Load = %v", name, err)
@@ -229,8 +184,8 @@ func TestBytesAndPickles(t *testing.T) {
 
 // A file that is gone costs what lies in it, and no more.
 func TestTheRestOfADamagedCheckpoint(t *testing.T) {
-	s := fixtureCopy(t, "hyper_parallel/collective-4", "_rank2_.safetensors")
-	put(t, s, "_rank1_.safetensors", []byte("no header"))
+	s := storagetest.CopyFixture(t, "hyper_parallel/collective-4", "_rank2_.safetensors")
+	storagetest.Put(t, s, "_rank1_.safetensors", []byte("no header"))
 	ck, err := hyper.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)

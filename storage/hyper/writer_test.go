@@ -90,7 +90,7 @@ func TestDialects(t *testing.T) {
 		if err := save(t, s, "id", c.opts, states(t)...); err != nil {
 			t.Fatal(err)
 		}
-		if got := list(t, s); !slices.Equal(got, c.files) {
+		if got := storagetest.Names(t, s); !slices.Equal(got, c.files) {
 			t.Errorf("%s: files %q; want %q", name, got, c.files)
 		}
 		if doc := document(t, s); doc.Dialect != c.dialect || doc.Version != "1.0" {
@@ -122,7 +122,7 @@ func TestWhatCannotBeWrittenIsNamed(t *testing.T) {
 				t.Errorf("%s: Save = %v; want %v that names %s", name, err, storage.ErrNotRepresentable, word)
 			}
 		}
-		if got := list(t, s); len(got) != 0 {
+		if got := storagetest.Names(t, s); len(got) != 0 {
 			t.Errorf("%s: %q were written", name, got)
 		}
 	}
@@ -141,15 +141,15 @@ func TestWhatCannotBeWrittenIsNamed(t *testing.T) {
 // files of single values included.
 func TestHyperParallelsCheckpointsAreReplaced(t *testing.T) {
 	for _, name := range []string{"hyper_parallel/collective-4", "hyper_parallel/ranklocal-4"} {
-		s := fixtureCopy(t, name)
-		put(t, s, "notes.bytes", []byte("mine"))
+		s := storagetest.CopyFixture(t, name)
+		storagetest.Put(t, s, "notes.bytes", []byte("mine"))
 		if err := save(t, s, "new", nil, states(t)...); err != nil {
 			t.Fatal(err)
 		}
 		want := []string{
 			".metadata", "_rank0_new.bytes", "_rank0_new.safetensors", "_rank1_new.bytes", "_rank1_new.safetensors", "notes.bytes",
 		}
-		if got := list(t, s); !slices.Equal(got, want) {
+		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 			t.Errorf("%s: files %q; want %q", name, got, want)
 		}
 		if err := save(t, s, "again", &hyper.WriterOptions{FailIfExists: true}, states(t)...); !errors.Is(err, storage.ErrExists) {
@@ -159,12 +159,12 @@ func TestHyperParallelsCheckpointsAreReplaced(t *testing.T) {
 }
 
 func TestAnotherFormatIsNotReplaced(t *testing.T) {
-	s := fixtureCopy(t, "torch-2.14/shard0-3")
-	before := list(t, s)
+	s := storagetest.CopyFixture(t, "torch-2.14/shard0-3")
+	before := storagetest.Names(t, s)
 	if err := save(t, s, "new", nil, states(t)...); !errors.Is(err, storage.ErrVersion) {
 		t.Errorf("Save = %v; want %v", err, storage.ErrVersion)
 	}
-	if got := list(t, s); !slices.Equal(got, before) {
+	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
 		t.Errorf("files %q; want %q", got, before)
 	}
 }
@@ -185,7 +185,7 @@ func TestFilesAreSpread(t *testing.T) {
 		if err := save(t, s, "id", &c.opts, state); err != nil {
 			t.Fatal(err)
 		}
-		if got := list(t, s)[1:]; len(got) != c.want {
+		if got := storagetest.Names(t, s)[1:]; len(got) != c.want {
 			t.Errorf("%s: files %q; want %d", name, got, c.want)
 		}
 	}

@@ -172,7 +172,7 @@ func TestLoadsWhileSavesReplace(t *testing.T) {
 	wg.Wait()
 	checkSeed(t, s, 40)
 	t.Logf("%d loads, %d told that the checkpoint changed", loaded, changed)
-	for _, name := range names(t, s) {
+	for _, name := range storagetest.Names(t, s) {
 		if name != recordName && !strings.HasPrefix(name, "s40") {
 			t.Errorf("%s is left", name)
 		}

@@ -67,7 +67,7 @@ func checkSaveAfter(t testing.TB, s blob.Store) {
 		return
 	}
 	checkOneOf(t, s, 9)
-	for _, name := range names(t, s) {
+	for _, name := range storagetest.Names(t, s) {
 		if name != recordName && !strings.HasPrefix(name, "later") {
 			t.Errorf("%s is left after a sweep", name)
 		}
@@ -145,7 +145,7 @@ func checkFaulted(t testing.TB, s blob.Store, err error, old byte) {
 		checkOneOf(t, s, old, 2)
 	default:
 		checkOneOf(t, s, old)
-		for _, name := range names(t, s) {
+		for _, name := range storagetest.Names(t, s) {
 			if strings.HasPrefix(name, "new") {
 				t.Errorf("%s is left of a save that failed", name)
 			}
@@ -158,7 +158,7 @@ func checkFaulted(t testing.TB, s blob.Store, err error, old byte) {
 func TestUnreportedCommitIsUncertain(t *testing.T) {
 	inner := new(mem.Store)
 	mustSave(t, inner, "old", 1)
-	before := names(t, inner)
+	before := storagetest.Names(t, inner)
 	s := fault.New(inner, fault.Rule{On: fault.Commit, Match: fault.Named(recordName), Do: fault.FailLate(syscall.EIO)})
 	sv := storagetest.NewSaving(at(s, &WriterOptions{SweepAfter: 1}, nil), storagetest.Storage("new", 1, 1), 1)
 	err := sv.Run(t.Context(), []plan.State{small(t, 2)})
@@ -197,13 +197,13 @@ func TestFullDisk(t *testing.T) {
 		for _, op := range []fault.Op{fault.Create, fault.Write, fault.Commit} {
 			inner := new(mem.Store)
 			mustSave(t, inner, "old", 1)
-			before := names(t, inner)
+			before := storagetest.Names(t, inner)
 			s := fault.New(inner, fault.Rule{On: op, Nth: n, Do: fault.Fail(syscall.ENOSPC)})
 			if err := saveTwo(t, s, "new", 2, nil); !errors.Is(err, syscall.ENOSPC) {
 				t.Errorf("%v %d: save = %v; want %v", op, n, err, syscall.ENOSPC)
 			}
 			checkOneOf(t, inner, 1)
-			if got := names(t, inner); !slices.Equal(got, before) {
+			if got := storagetest.Names(t, inner); !slices.Equal(got, before) {
 				t.Errorf("%v %d: the place holds %q; want %q", op, n, got, before)
 			}
 		}

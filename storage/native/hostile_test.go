@@ -67,7 +67,7 @@ func each(t *testing.T, fn func(s blob.Store, name string, b []byte, put func([]
 	if err := save(t, s, "s", tiny(t), nil); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range names(t, s) {
+	for _, name := range storagetest.Names(t, s) {
 		b, err := blob.ReadAll(t.Context(), s, name, 1<<20)
 		if err != nil {
 			t.Fatal(err)

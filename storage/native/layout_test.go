@@ -51,19 +51,6 @@ func saveOdd(t testing.TB, s blob.Store, id string, o *WriterOptions) {
 	}
 }
 
-// names returns the names of all objects.
-func names(t testing.TB, s blob.Store) []string {
-	t.Helper()
-	var out []string
-	for info, err := range s.List(context.Background(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, info.Name)
-	}
-	return out
-}
-
 func header(t testing.TB, s blob.Store, name string) *safetensors.Header {
 	t.Helper()
 	b, err := blob.ReadAll(context.Background(), s, name, 1<<30)
@@ -86,7 +73,7 @@ func TestDataFilesAreSafetensorsThatPyTorchPlaces(t *testing.T) {
 	}
 	found := map[string]int{}
 	owners := map[string]string{}
-	for _, name := range names(t, s) {
+	for _, name := range storagetest.Names(t, s) {
 		if !strings.HasSuffix(name, dataSuffix) {
 			continue
 		}

@@ -22,7 +22,7 @@ import (
 func contents(t testing.TB, s blob.Store) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
-	for _, name := range names(t, s) {
+	for _, name := range storagetest.Names(t, s) {
 		b, err := blob.ReadAll(context.Background(), s, name, 1<<30)
 		if err != nil {
 			t.Fatal(err)
@@ -186,7 +186,7 @@ func TestRepairChoosesTheNewestCompleteSave(t *testing.T) {
 			mustWrite(t, s, "kept/"+name, string(b))
 		}
 	}
-	for _, name := range names(t, s) {
+	for _, name := range storagetest.Names(t, s) {
 		if rest, ok := strings.CutPrefix(name, "kept/"); ok && rest != recordName {
 			mustWrite(t, s, rest, string(contents(t, s)[name]))
 			remove(t, s, name)
@@ -358,7 +358,7 @@ func TestRepairRefusesContradictions(t *testing.T) {
 			t.Fatal(err)
 		}
 		rep, err := Repair(t.Context(), s, nil)
-		if !errors.Is(err, storage.ErrIncomplete) || !slices.Contains(names(t, s), c.file) {
+		if !errors.Is(err, storage.ErrIncomplete) || !slices.Contains(storagetest.Names(t, s), c.file) {
 			t.Errorf("%s: Repair = %+v, %v; want a refusal", what, rep, err)
 		}
 	}

@@ -38,7 +38,7 @@ func TestAbortSparesTheSaveBefore(t *testing.T) {
 func TestCoordinatorAbortsForAll(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)
-	before := names(t, s)
+	before := storagetest.Names(t, s)
 	mustWriteOnly(t, s, "second", 0, 1, 2)
 	sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("second", 1, 1), 1)
 	if err := sv.Plan(t.Context(), []plan.State{small(t, 2)}); err != nil {
@@ -47,7 +47,7 @@ func TestCoordinatorAbortsForAll(t *testing.T) {
 	if err := sv.Writers[0].Abort(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := names(t, s); !slices.Equal(got, before) {
+	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
 		t.Errorf("after Abort the place holds %q; want %q", got, before)
 	}
 }
@@ -90,7 +90,7 @@ func TestSweepRemovesWhatIsOldAndOurs(t *testing.T) {
 			want = append(want, dataFileName("dead", 0, 0))
 		}
 		slices.Sort(want)
-		if got := names(t, s); !slices.Equal(got, want) {
+		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 			t.Errorf("swept after %v: %q; want %q", c.after, got, want)
 		}
 	}

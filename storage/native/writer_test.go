@@ -87,7 +87,7 @@ func TestFailIfExists(t *testing.T) {
 		t.Errorf("save onto a checkpoint = %v; want %v", err, storage.ErrExists)
 	}
 	checkSeed(t, s, 1)
-	for _, name := range names(t, s) {
+	for _, name := range storagetest.Names(t, s) {
 		if strings.HasPrefix(name, "second") {
 			t.Errorf("%s is left of the save that was refused", name)
 		}
@@ -128,7 +128,7 @@ func TestFailIfExistsAtTheCommit(t *testing.T) {
 	}
 	checkSeed(t, s, 2)
 	verify(t, s)
-	if n := len(names(t, s)); n != 3 {
+	if n := len(storagetest.Names(t, s)); n != 3 {
 		t.Errorf("%d files are left; want record, index and one data file", n)
 	}
 }
@@ -152,7 +152,7 @@ func TestSaveDoesNotReplaceANewerVersion(t *testing.T) {
 	if err := save(t, s, "old", small(t, 1), nil); !errors.Is(err, storage.ErrVersion) {
 		t.Errorf("save = %v; want %v", err, storage.ErrVersion)
 	}
-	if got := names(t, s); !slices.Equal(got, []string{recordName}) {
+	if got := storagetest.Names(t, s); !slices.Equal(got, []string{recordName}) {
 		t.Errorf("the place holds %q; want the record alone", got)
 	}
 	if _, err := NewReader(s, nil).ReadMetadata(t.Context()); !errors.Is(err, storage.ErrVersion) {

@@ -20,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -53,25 +54,6 @@ func read(ctx context.Context, s blob.Store) (*publish.Existing, error) {
 	return &publish.Existing{Files: strings.Fields(string(b))}, nil
 }
 
-func put(t testing.TB, s blob.Store, name, text string) {
-	t.Helper()
-	if _, err := blob.WriteAll(t.Context(), s, name, []byte(text), nil); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func list(t testing.TB, s blob.Store) []string {
-	t.Helper()
-	var out []string
-	for info, err := range s.List(t.Context(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, info.Name)
-	}
-	return out
-}
-
 // session returns that of a rank in a save of two.
 func session(rank int, id string) storage.Session {
 	return storage.Session{Rank: rank, Size: 2, Coordinator: rank == 0, Storage: meta.Storage{SaveID: id}}
@@ -100,7 +82,7 @@ func write(t testing.TB, s blob.Store, p *publish.Place) *storage.WriteResults {
 	}
 	name := fmt.Sprintf("d%d.%s", p.Session().Rank, infix)
 	p.Note(name)
-	put(t, s, name, "data")
+	storagetest.Put(t, s, name, []byte("data"))
 	return &storage.WriteResults{Files: []storage.File{{Name: name, Size: 4}}}
 }
 
@@ -119,7 +101,7 @@ func saveAll(t testing.TB, s blob.Store, id string, o publish.Options) error {
 
 func wantFiles(t *testing.T, s blob.Store, want ...string) {
 	t.Helper()
-	if got := list(t, s); !slices.Equal(got, want) {
+	if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 		t.Errorf("files %q; want %q", got, want)
 	}
 }
@@ -134,7 +116,7 @@ func TestNamesAreFreeOrHaveTheID(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantFiles(t, s, "d0.two", "d1.two", "record")
-	put(t, s, "d1.", "left by somebody")
+	storagetest.Put(t, s, "d1.", []byte("left by somebody"))
 	if err := s.Remove(t.Context(), "record"); err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +129,7 @@ func TestNamesAreFreeOrHaveTheID(t *testing.T) {
 // A save that can be continued uses the plain names again that it used before.
 func TestJournalledSavesFindTheirFiles(t *testing.T) {
 	s := new(mem.Store)
-	put(t, s, "d0.", "of the first attempt")
+	storagetest.Put(t, s, "d0.", []byte("of the first attempt"))
 	p := publish.New(s, toy, publish.Options{})
 	sess := session(0, "one")
 	sess.Journal = journal{}
@@ -157,7 +139,7 @@ func TestJournalledSavesFindTheirFiles(t *testing.T) {
 	if infix, err := p.Infix(t.Context()); infix != "" || err != nil {
 		t.Errorf("Infix = %q, %v; want none", infix, err)
 	}
-	put(t, s, "also", "a checkpoint")
+	storagetest.Put(t, s, "also", []byte("a checkpoint"))
 	if infix, err := p.Infix(t.Context()); infix != "one" || err != nil {
 		t.Errorf("Infix beside a checkpoint = %q, %v; want the id", infix, err)
 	}
@@ -168,14 +150,14 @@ type journal struct{ storage.Journal }
 func TestAbortRemovesWhatCameSince(t *testing.T) {
 	s := new(mem.Store)
 	for _, name := range []string{"d0.", "d0.other", "d1.", "mine"} {
-		put(t, s, name, "there before")
+		storagetest.Put(t, s, name, []byte("there before"))
 	}
 	ps := begin(t, s, "new", publish.Options{})
 	for _, p := range ps {
 		write(t, s, p)
 	}
-	put(t, s, "d2.", "of a rank that is gone")
-	put(t, s, "d3.stranger", "of another save")
+	storagetest.Put(t, s, "d2.", []byte("of a rank that is gone"))
+	storagetest.Put(t, s, "d3.stranger", []byte("of another save"))
 	for range 2 {
 		if err := ps[0].Abort(t.Context()); err != nil { // rank 1 is gone too
 			t.Error(err)
@@ -204,14 +186,14 @@ func TestCheckpointsThatMustStay(t *testing.T) {
 		"of the same save":   {"d0.new", publish.Options{}, storage.ErrExists},
 	} {
 		s := new(mem.Store)
-		put(t, s, "record", c.record)
+		storagetest.Put(t, s, "record", []byte(c.record))
 		p := publish.New(s, toy, c.opts)
 		if err := errors.Join(p.SetUp(session(0, "new")), p.Begin(t.Context())); !errors.Is(err, c.want) {
 			t.Errorf("%s: Begin = %v; want %v", name, err, c.want)
 		}
 	}
 	s := new(mem.Store)
-	put(t, s, "record", "damaged")
+	storagetest.Put(t, s, "record", []byte("damaged"))
 	var warned []error
 	ps := begin(t, s, "new", publish.Options{})
 	sess := session(0, "new")
@@ -231,7 +213,7 @@ func TestCheckpointsThatMustStay(t *testing.T) {
 func TestCommitLooksForTheFiles(t *testing.T) {
 	for name, spoil := range map[string]func(s blob.Store){
 		"gone":    func(s blob.Store) { s.Remove(t.Context(), "d1.") },
-		"another": func(s blob.Store) { put(t, s, "d1.", "longer data") },
+		"another": func(s blob.Store) { storagetest.Put(t, s, "d1.", []byte("longer data")) },
 	} {
 		s := new(mem.Store)
 		ps := begin(t, s, "new", publish.Options{})
@@ -252,8 +234,8 @@ func TestCommitThatNobodyCanTellOf(t *testing.T) {
 	blind := fault.Rule{On: fault.Open, Match: fault.Named("record"), Nth: 3, Times: -1, Do: fault.Fail(syscall.EIO)}
 	for name, rules := range map[string][]fault.Rule{"it is there": {eio}, "nobody can look": {eio, blind}} {
 		inner := new(mem.Store)
-		put(t, inner, "record", "d0.old")
-		put(t, inner, "d0.old", "data")
+		storagetest.Put(t, inner, "record", []byte("d0.old"))
+		storagetest.Put(t, inner, "d0.old", []byte("data"))
 		err := saveAll(t, fault.New(inner, rules...), "new", publish.Options{})
 		if !errors.Is(err, storage.ErrUncertain) || !errors.Is(err, syscall.EIO) {
 			t.Errorf("%s: Commit = %v; want %v", name, err, storage.ErrUncertain)

@@ -35,6 +35,8 @@ type Saving struct {
 	Progress func(rank int, bytes int64)
 	// Warn, if not nil, is told of what went wrong without harm.
 	Warn func(err error)
+	// Journal, if not nil, lets the save be continued.
+	Journal storage.Journal
 }
 
 // NewSaving returns a save by so many ranks with default planners and new
@@ -78,7 +80,7 @@ func (s *Saving) local(ctx context.Context, rank int, state plan.State) (*plan.S
 	if err != nil {
 		return nil, err
 	}
-	sess := storage.Session{Rank: rank, Size: n, Coordinator: rank == 0, Storage: s.Storage, Warn: s.Warn}
+	sess := storage.Session{Rank: rank, Size: n, Coordinator: rank == 0, Storage: s.Storage, Warn: s.Warn, Journal: s.Journal}
 	if s.Progress != nil {
 		sess.Progress = func(b int64) { s.Progress(rank, b) }
 	}

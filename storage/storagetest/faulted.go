@@ -65,7 +65,7 @@ func (s *suite) everyFault(t *testing.T, at AtFunc, rule func(int64) fault.Rule,
 
 // oneFault saves over old through f and looks at what is there afterwards.
 func (s *suite) oneFault(t *testing.T, at AtFunc, inner blob.Store, f *fault.Store, old plan.State) {
-	before := storeNames(t, inner)
+	before := Names(t, inner)
 	young := s.small(t, 2)
 	states := []plan.State{{"w": young["w"]}, without(young, "w")}
 	if s.OneRank {
@@ -81,7 +81,7 @@ func (s *suite) oneFault(t *testing.T, at AtFunc, inner blob.Store, f *fault.Sto
 		t.Errorf("Save = %v; want %v", err, syscall.EIO)
 	default:
 		checkOld(t, at(inner), old)
-		if now := storeNames(t, inner); !slices.Equal(now, before) {
+		if now := Names(t, inner); !slices.Equal(now, before) {
 			t.Errorf("after a save that failed there are %q; want %q", now, before)
 		}
 	}
@@ -120,18 +120,6 @@ func without(s plan.State, name string) plan.State {
 		if k != name {
 			out[k] = v
 		}
-	}
-	return out
-}
-
-func storeNames(t testing.TB, s blob.Store) []string {
-	t.Helper()
-	var out []string
-	for info, err := range s.List(t.Context(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, info.Name)
 	}
 	return out
 }

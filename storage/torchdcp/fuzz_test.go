@@ -32,12 +32,12 @@ func FuzzOpen(f *testing.F) {
 	seed(forged(f, x, func(e *meta.Entry) {
 		e.Tensor.Locs[0].Detail = &meta.Detail{Transforms: []string{"stream.zstd/1", "stream.zstd/1.5"}}
 	}), "__0_0.distcp")
-	seed(fixtureCopy(f, "torch-2.6/shardedtensor-3"), "__0_0.distcp")
+	seed(storagetest.CopyFixture(f, "torch-2.6/shardedtensor-3"), "__0_0.distcp")
 	f.Add([]byte{}, []byte{})
 	f.Fuzz(func(t *testing.T, md, data []byte) {
 		s := new(mem.Store)
-		put(t, s, ".metadata", md)
-		put(t, s, "__0_0.distcp", data)
+		storagetest.Put(t, s, ".metadata", md)
+		storagetest.Put(t, s, "__0_0.distcp", data)
 		ck, err := torchdcp.Open(t.Context(), s, nil)
 		if err != nil {
 			if !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {

@@ -8,10 +8,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
-	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -21,50 +19,26 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// fixtureCopy returns a copy of a fixture in memory.
-func fixtureCopy(t testing.TB, name string) *mem.Store {
-	t.Helper()
-	s, err := file.Open(fixture.Cases(t, name)[0].Dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return copyOf(t, s)
-}
-
-func put(t testing.TB, s blob.Store, name string, b []byte) {
-	t.Helper()
-	if _, err := blob.WriteAll(t.Context(), s, name, b, nil); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func remove(t testing.TB, s blob.Store, names ...string) {
-	t.Helper()
-	for _, name := range names {
-		if err := s.Remove(t.Context(), name); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 func TestOpenSaysWhatIsThere(t *testing.T) {
 	for name, c := range map[string]struct {
 		make func(s *mem.Store)
 		want error
 		word string
 	}{
-		"nothing":          {func(s *mem.Store) { remove(t, s, ".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp") }, storage.ErrNotFound, ".metadata"},
-		"data only":        {func(s *mem.Store) { remove(t, s, ".metadata") }, storage.ErrIncomplete, ".metadata"},
-		"no pickle":        {func(s *mem.Store) { put(t, s, ".metadata", []byte("hello")) }, storage.ErrCorrupt, ".metadata"},
-		"empty metadata":   {func(s *mem.Store) { put(t, s, ".metadata", nil) }, storage.ErrCorrupt, ".metadata"},
-		"hyper_parallel's": {func(s *mem.Store) { put(t, s, ".metadata", hyperMetadata(t)) }, storage.ErrVersion, "hyper_parallel"},
+		"nothing": {func(s *mem.Store) {
+			storagetest.Remove(t, s, ".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp")
+		}, storage.ErrNotFound, ".metadata"},
+		"data only":        {func(s *mem.Store) { storagetest.Remove(t, s, ".metadata") }, storage.ErrIncomplete, ".metadata"},
+		"no pickle":        {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", []byte("hello")) }, storage.ErrCorrupt, ".metadata"},
+		"empty metadata":   {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", nil) }, storage.ErrCorrupt, ".metadata"},
+		"hyper_parallel's": {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", hyperMetadata(t)) }, storage.ErrVersion, "hyper_parallel"},
 		"a rank is missing": {func(s *mem.Store) {
-			put(t, s, "__0.metadata", nil)
-			put(t, s, "__2.metadata", nil)
-			remove(t, s, ".metadata")
+			storagetest.Put(t, s, "__0.metadata", nil)
+			storagetest.Put(t, s, "__2.metadata", nil)
+			storagetest.Remove(t, s, ".metadata")
 		}, storage.ErrIncomplete, "rank 1"},
 	} {
-		s := fixtureCopy(t, "torch-2.14/shardedtensor-3")
+		s := storagetest.CopyFixture(t, "torch-2.14/shardedtensor-3")
 		c.make(s)
 		_, err := torchdcp.Open(t.Context(), s, nil)
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.word) {
@@ -78,7 +52,7 @@ func TestOpenSaysWhatIsThere(t *testing.T) {
 
 func hyperMetadata(t testing.TB) []byte {
 	t.Helper()
-	b, err := blob.ReadAll(t.Context(), fixtureCopy(t, "hyper_parallel/collective-4"), ".metadata", 1<<20)
+	b, err := blob.ReadAll(t.Context(), storagetest.CopyFixture(t, "hyper_parallel/collective-4"), ".metadata", 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,11 +60,8 @@ func hyperMetadata(t testing.TB) []byte {
 }
 
 func TestRanksOwnMetadataIsOneCheckpoint(t *testing.T) {
-	s := fixtureCopy(t, "torch-2.14/ranklocal-2")
-	ck, err := torchdcp.Open(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := storagetest.CopyFixture(t, "torch-2.14/ranklocal-2")
+	ck, _ := open(t, s, nil)
 	if st := ck.Storage(); st.WorldSize != 2 || st.Version != "torchdcp 1.0.0" {
 		t.Errorf("Storage = %+v; want two ranks", st)
 	}
@@ -108,7 +79,7 @@ func forged(t testing.TB, root any, change func(e *meta.Entry)) *mem.Store {
 		t.Fatal(err)
 	}
 	s := new(mem.Store)
-	put(t, s, "__0_0.distcp", b)
+	storagetest.Put(t, s, "__0_0.distcp", b)
 	e := meta.Entry{FQN: "x", Tensor: &meta.Tensor{Shape: []int64{2, 3}, Chunks: []tensor.Box{tensor.Whole([]int64{2, 3})}}}
 	e.Tensor.DType = tensor.Float32
 	e.Tensor.Locs = []meta.Location{{File: "__0_0.distcp", Length: int64(len(b))}}
@@ -117,7 +88,7 @@ func forged(t testing.TB, root any, change func(e *meta.Entry)) *mem.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(t, s, ".metadata", md)
+	storagetest.Put(t, s, ".metadata", md)
 	return s
 }
 
@@ -158,16 +129,9 @@ func TestRecordsThatContradictTheMetadata(t *testing.T) {
 
 // A file that is gone costs what lies in it, and no more.
 func TestTheRestOfADamagedCheckpoint(t *testing.T) {
-	s := fixtureCopy(t, "torch-2.14/filepertensor-2")
-	remove(t, s, "__1_0.distcp")
-	ck, err := torchdcp.Open(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	md, err := ck.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := storagetest.CopyFixture(t, "torch-2.14/filepertensor-2")
+	storagetest.Remove(t, s, "__1_0.distcp")
+	ck, md := open(t, s, nil)
 	var whole, gone int
 	for i := range md.Entries {
 		switch err := ck.CheckHeld(t.Context(), &md.Entries[i]); {
@@ -202,10 +166,7 @@ func TestVerifyFindsAFlippedBit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ck, err := torchdcp.Open(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck, _ := open(t, s, nil)
 	rep, err := ck.Verify(t.Context(), nil)
 	if err != nil || len(rep.Problems) != 1 || rep.Problems[0].FQN != "x" || !strings.Contains(rep.Problems[0].Text, "checksum") {
 		t.Errorf("Verify = %+v, %v; want one checksum that does not match", rep, err)
@@ -213,7 +174,7 @@ func TestVerifyFindsAFlippedBit(t *testing.T) {
 }
 
 func TestErrorsOfTheStorePass(t *testing.T) {
-	inner := fixtureCopy(t, "torch-2.14/shardedtensor-3")
+	inner := storagetest.CopyFixture(t, "torch-2.14/shardedtensor-3")
 	broken := errors.New("broken")
 	for n := int64(1); ; n++ {
 		s := fault.New(inner, fault.Rule{Nth: n, Do: fault.Fail(broken)})
@@ -234,9 +195,10 @@ func TestErrorsOfTheStorePass(t *testing.T) {
 	}
 }
 
-func firstEntry(t testing.TB, s blob.Store) *meta.Entry {
+// open opens a checkpoint that can be opened, and describes it.
+func open(t testing.TB, s blob.Store, o *torchdcp.Options) (storage.Checkpoint, *meta.Metadata) {
 	t.Helper()
-	ck, err := torchdcp.Open(t.Context(), s, nil)
+	ck, err := torchdcp.Open(t.Context(), s, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,6 +206,12 @@ func firstEntry(t testing.TB, s blob.Store) *meta.Entry {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return ck, md
+}
+
+func firstEntry(t testing.TB, s blob.Store) *meta.Entry {
+	t.Helper()
+	_, md := open(t, s, nil)
 	return &md.Entries[0]
 }
 

@@ -9,12 +9,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/fixture"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -69,17 +66,8 @@ func TestTransformedAndLegacyRecords(t *testing.T) {
 	for _, name := range []string{"zstd", "rot13-zstd", "legacy"} {
 		t.Run(name, func(t *testing.T) {
 			s, want := own(t, name)
-			ck, err := torchdcp.Open(t.Context(), s, transforms)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := map[string]fixture.Item{}
-			for name, v := range loadAll(t, ck) {
-				got[name] = itemOf(v)
-			}
-			if d := cmp.Diff(asPlain(want), got); d != "" {
-				t.Errorf("-want +got:\n%s", d)
-			}
+			ck, _ := open(t, s, transforms)
+			storagetest.CheckItems(t, ck, want)
 			rep, err := ck.Verify(t.Context(), nil)
 			if err != nil || len(rep.Problems) > 0 {
 				t.Errorf("Verify = %+v, %v; want no problems", rep, err)
@@ -92,11 +80,8 @@ func TestTransformedAndLegacyRecords(t *testing.T) {
 // strides and type, within any budget.
 func TestBoxesOfCompressedChunks(t *testing.T) {
 	s, _ := own(t, "zstd")
-	ck, err := torchdcp.Open(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := loadAll(t, ck)
+	ck, _ := open(t, s, nil)
+	all := storagetest.LoadAll(t, ck)
 	for name, boxes := range map[string][]tensor.Box{
 		"long": {
 			{Offsets: []int64{17, 0}, Sizes: []int64{200, 1000}}, {Offsets: []int64{0, 999}, Sizes: []int64{300, 1}},
@@ -168,33 +153,11 @@ func TestUnknownTransformsAreNamed(t *testing.T) {
 	}
 }
 
-// copyOf returns a copy of a checkpoint in memory.
-func copyOf(t testing.TB, from blob.Store) *mem.Store {
-	t.Helper()
-	to := new(mem.Store)
-	for info, err := range from.List(t.Context(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := blob.ReadAll(t.Context(), from, info.Name, 1<<30)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := blob.WriteAll(t.Context(), to, info.Name, b, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return to
-}
-
 // Damage of compressed bytes is damage of the checkpoint, a store that fails is
 // not.
 func TestDamagedCompressedChunks(t *testing.T) {
 	from, _ := own(t, "zstd")
-	ck, err := torchdcp.Open(t.Context(), from, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck, _ := open(t, from, nil)
 	e, _, err := ck.Find(t.Context(), "long")
 	if err != nil {
 		t.Fatal(err)
@@ -205,7 +168,7 @@ func TestDamagedCompressedChunks(t *testing.T) {
 		"in the data": func(b []byte) []byte { copy(b[loc.Offset+loc.Length/2:], slices.Repeat([]byte{0xff}, 64)); return b },
 		"cut":         func(b []byte) []byte { return b[:loc.Offset+loc.Length/2] },
 	} {
-		s := copyOf(t, from)
+		s := storagetest.CopyOf(t, from)
 		if err := fault.Damage(t.Context(), s, loc.File, edit); err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +177,7 @@ func TestDamagedCompressedChunks(t *testing.T) {
 		}
 	}
 	broken := errors.New("broken")
-	s := fault.New(copyOf(t, from), fault.Rule{On: fault.Read, Match: fault.Named(loc.File), Times: -1, Do: fault.Fail(broken)})
+	s := fault.New(storagetest.CopyOf(t, from), fault.Rule{On: fault.Read, Match: fault.Named(loc.File), Times: -1, Do: fault.Fail(broken)})
 	if err := loadLong(t, s, e); !errors.Is(err, broken) || errors.Is(err, storage.ErrCorrupt) {
 		t.Errorf("a store that fails: Load = %v; want %v", err, broken)
 	}

@@ -1,11 +1,9 @@
 package torchdcp_test
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -20,18 +18,6 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
-
-func list(t testing.TB, s blob.Store) []string {
-	t.Helper()
-	var out []string
-	for info, err := range s.List(t.Context(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, info.Name)
-	}
-	return out
-}
 
 func save(t testing.TB, s blob.Store, id string, o *torchdcp.WriterOptions, states ...plan.State) error {
 	t.Helper()
@@ -60,7 +46,7 @@ func TestNamesOfDataFiles(t *testing.T) {
 		if err := save(t, s, "id", c.opts, states(t)...); err != nil {
 			t.Fatal(err)
 		}
-		if got := list(t, s); !slices.Equal(got, c.want) {
+		if got := storagetest.Names(t, s); !slices.Equal(got, c.want) {
 			t.Errorf("%s: files %q; want %q", name, got, c.want)
 		}
 	}
@@ -72,14 +58,7 @@ func TestOrderInAFile(t *testing.T) {
 	if err := save(t, s, "id", nil, states(t)...); err != nil {
 		t.Fatal(err)
 	}
-	ck, err := torchdcp.Open(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	md, err := ck.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, md := open(t, s, nil)
 	b, err := blob.ReadAll(t.Context(), s, "__0_0.distcp", 1<<20)
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +116,7 @@ func TestUnsafeObjectsAreRefusedByName(t *testing.T) {
 			t.Errorf("Save = %v; want %v that names %s", err, storage.ErrNotRepresentable, word)
 		}
 	}
-	if got := list(t, s); len(got) != 0 {
+	if got := storagetest.Names(t, s); len(got) != 0 {
 		t.Errorf("%q were written", got)
 	}
 	var w storage.ValueChecker = torchdcp.NewWriter(s, nil)
@@ -159,11 +138,11 @@ func TestFailIfExists(t *testing.T) {
 	if err := save(t, s, "first", o, states(t)...); err != nil {
 		t.Fatal(err)
 	}
-	before := list(t, s)
+	before := storagetest.Names(t, s)
 	if err := save(t, s, "second", o, states(t)...); !errors.Is(err, storage.ErrExists) {
 		t.Errorf("Save = %v; want %v", err, storage.ErrExists)
 	}
-	if got := list(t, s); !slices.Equal(got, before) {
+	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
 		t.Errorf("files %q; want %q", got, before)
 	}
 }
@@ -185,7 +164,7 @@ func TestFailIfExistsHoldsAtTheCommit(t *testing.T) {
 	if err := slow.Abort(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if got, want := list(t, s), []string{".metadata", "__0_quick_0.distcp"}; !slices.Equal(got, want) {
+	if got, want := storagetest.Names(t, s), []string{".metadata", "__0_quick_0.distcp"}; !slices.Equal(got, want) {
 		t.Errorf("files %q; want %q", got, want)
 	}
 }
@@ -193,33 +172,33 @@ func TestFailIfExistsHoldsAtTheCommit(t *testing.T) {
 // What PyTorch wrote is replaced like our own, rank-local metadata included.
 func TestPyTorchsCheckpointsAreReplaced(t *testing.T) {
 	for _, name := range []string{"torch-2.6/shard0-4", "torch-2.14/ranklocal-2"} {
-		s := fixtureCopy(t, name)
-		put(t, s, "notes.txt", []byte("mine"))
-		put(t, s, "__5_0.distcp", nil) // of another save, perhaps under way
+		s := storagetest.CopyFixture(t, name)
+		storagetest.Put(t, s, "notes.txt", []byte("mine"))
+		storagetest.Put(t, s, "__5_0.distcp", nil) // of another save, perhaps under way
 		if err := save(t, s, "new", nil, states(t)...); err != nil {
 			t.Fatal(err)
 		}
 		want := []string{".metadata", "__0_new_0.distcp", "__1_new_0.distcp", "__5_0.distcp", "notes.txt"}
-		if got := list(t, s); !slices.Equal(got, want) {
+		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 			t.Errorf("%s: files %q; want %q", name, got, want)
 		}
 		if err := save(t, s, "newer", &torchdcp.WriterOptions{SweepAfter: 1}, states(t)...); err != nil {
 			t.Fatal(err)
 		}
 		want = []string{".metadata", "__0_newer_0.distcp", "__1_newer_0.distcp", "notes.txt"}
-		if got := list(t, s); !slices.Equal(got, want) {
+		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 			t.Errorf("%s, swept: files %q; want %q", name, got, want)
 		}
 	}
 }
 
 func TestAnotherFormatIsNotReplaced(t *testing.T) {
-	s := fixtureCopy(t, "hyper_parallel/collective-4")
-	before := list(t, s)
+	s := storagetest.CopyFixture(t, "hyper_parallel/collective-4")
+	before := storagetest.Names(t, s)
 	if err := save(t, s, "new", nil, states(t)...); !errors.Is(err, storage.ErrVersion) {
 		t.Errorf("Save = %v; want %v", err, storage.ErrVersion)
 	}
-	if got := list(t, s); !slices.Equal(got, before) {
+	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
 		t.Errorf("files %q; want %q", got, before)
 	}
 }
@@ -233,26 +212,6 @@ func TestSaveIDsThatCannotBeInNames(t *testing.T) {
 	}
 }
 
-// notes is a journal in memory.
-type notes struct {
-	mu   sync.Mutex
-	done map[string]*storage.WriteResults // guarded by mu
-}
-
-func (n *notes) Finished(_ context.Context, file string) (*storage.WriteResults, bool, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	r, ok := n.done[file]
-	return r, ok, nil
-}
-
-func (n *notes) Note(_ context.Context, file string, r *storage.WriteResults) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.done[file] = r
-	return nil
-}
-
 // A save with a journal that dies goes on where it ended, over nothing and over
 // another checkpoint.
 func TestJournalledSaveGoesOn(t *testing.T) {
@@ -263,13 +222,13 @@ func TestJournalledSaveGoesOn(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		j := &notes{done: map[string]*storage.WriteResults{}}
+		j := new(storagetest.Journal)
 		o := &torchdcp.WriterOptions{FilePerTensor: true}
 		dying := fault.New(inner, fault.Rule{On: fault.Commit, Nth: 4, Do: fault.Crash()})
 		if err := journalled(t, dying, j, o); !dying.Crashed() || err == nil {
 			t.Fatalf("the first attempt = %v; want it to die", err)
 		}
-		finished := len(j.done)
+		finished := j.Len()
 		again := fault.New(inner)
 		if err := journalled(t, again, j, o); err != nil {
 			t.Fatalf("the second attempt = %v", err)
@@ -298,31 +257,15 @@ func TestJournalledSaveGoesOn(t *testing.T) {
 // that died cannot.
 func journalled(t testing.TB, s blob.Store, j storage.Journal, o *torchdcp.WriterOptions) error {
 	t.Helper()
-	ctx := t.Context()
-	w, p := torchdcp.NewWriter(s, o), new(plan.DefaultSave)
-	st := storagetest.Storage("conversion", 1, 1)
-	if err := p.SetUp(plan.SaveSetup{State: states(t)[0], Storage: st, Size: 1, Coordinator: true}); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.SetUp(ctx, storage.Session{Size: 1, Coordinator: true, Storage: st, Journal: j}); err != nil {
+	sv := storagetest.NewSaving(at(s, o, storage.ReadOptions{}), storagetest.Storage("conversion", 1, 1), 1)
+	sv.Journal = j
+	if err := sv.Plan(t.Context(), states(t)[:1]); err != nil {
 		return err
 	}
-	local, err := p.LocalPlan()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if local, err = w.PrepareLocalPlan(ctx, local); err != nil {
+	if err := sv.Write(t.Context()); err != nil {
 		return err
 	}
-	final, md, err := p.GlobalPlan([]*plan.SavePlan{local})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := w.WriteData(ctx, final[0], p)
-	if err != nil {
-		return err
-	}
-	return w.Finish(ctx, md, []*storage.WriteResults{r})
+	return sv.Finish(t.Context())
 }
 
 func TestUnreportedCommitIsUncertain(t *testing.T) {
@@ -330,12 +273,12 @@ func TestUnreportedCommitIsUncertain(t *testing.T) {
 	if err := save(t, inner, "old", nil, states(t)...); err != nil {
 		t.Fatal(err)
 	}
-	before := list(t, inner)
+	before := storagetest.Names(t, inner)
 	s := fault.New(inner, fault.Rule{On: fault.Commit, Match: fault.Named(".metadata"), Do: fault.FailLate(syscall.EIO)})
 	if err := save(t, s, "new", nil, states(t)...); !errors.Is(err, storage.ErrUncertain) || !errors.Is(err, syscall.EIO) {
 		t.Errorf("Save = %v; want %v and %v", err, storage.ErrUncertain, syscall.EIO)
 	}
-	after := list(t, inner)
+	after := storagetest.Names(t, inner)
 	for _, name := range append(before, "__0_new_0.distcp") {
 		if !slices.Contains(after, name) {
 			t.Errorf("%s was removed, though either checkpoint may be the one that stays", name)

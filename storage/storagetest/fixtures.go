@@ -1,0 +1,131 @@
+package storagetest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/fixture"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// CopyFixture returns the checkpoint of the fixture of that name in memory,
+// without some of its files.
+func CopyFixture(t testing.TB, name string, without ...string) *mem.Store {
+	t.Helper()
+	from, err := file.Open(fixture.Cases(t, name)[0].Dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := CopyOf(t, from)
+	Remove(t, to, without...)
+	return to
+}
+
+// RunFixtures tests that a format holds what those who wrote the fixtures say,
+// and that nothing is wrong with any of them, some of it by checksums.
+func RunFixtures(t *testing.T, open func(ctx context.Context, s blob.Store) (storage.Checkpoint, error), patterns ...string) {
+	for _, c := range fixture.Cases(t, patterns...) {
+		t.Run(c.Name, func(t *testing.T) {
+			s, err := file.Open(c.Dir, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ck, err := open(t.Context(), s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ck.Close()
+			CheckItems(t, ck, c.Items)
+			rep, err := ck.Verify(t.Context(), nil)
+			if err != nil || len(rep.Problems) != 0 || rep.Unsummed >= rep.Bytes || rep.Bytes != ck.TotalBytes() {
+				t.Errorf("Verify = %+v, %v; want no problems in %d bytes, and checksums", rep, err, ck.TotalBytes())
+			}
+		})
+	}
+}
+
+// LoadAll loads everything that a checkpoint holds, by name.
+func LoadAll(t testing.TB, ck storage.Checkpoint) plan.State {
+	t.Helper()
+	md, err := ck.Metadata(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := plan.State{}
+	for i := range md.Entries {
+		state[md.Entries[i].FQN] = nil
+		if x := md.Entries[i].Tensor; x != nil {
+			state[md.Entries[i].FQN] = must(t)(tensor.New(x.DType, x.Shape))
+		}
+	}
+	l := &Loading{
+		Planners: []plan.LoadPlanner{&plan.DefaultLoad{NoFlatten: true, RejectUnexpected: true}},
+		Readers:  []storage.Reader{ck.NewReader(storage.ReadOptions{})},
+	}
+	if err := errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())); err != nil {
+		t.Fatalf("Load = %v", err)
+	}
+	return state
+}
+
+// CheckItems fails unless a checkpoint holds what a fixture's expected.json says
+// of it, and nothing else.
+func CheckItems(t testing.TB, ck storage.Checkpoint, items map[string]fixture.Item) {
+	t.Helper()
+	got := map[string]fixture.Item{}
+	for name, v := range LoadAll(t, ck) {
+		got[name] = itemOf(v)
+	}
+	if d := cmp.Diff(slices.Sorted(maps.Keys(items)), slices.Sorted(maps.Keys(got))); d != "" {
+		t.Fatalf("names (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(plainItems(items), got); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+}
+
+// itemOf describes a value as expected.json does. Of objects it says what is
+// plain to say; what Python says of all of them is for package inspect to know.
+func itemOf(v any) fixture.Item {
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		b := v.Contents()
+		sum := sha256.Sum256(b)
+		return fixture.Item{
+			Kind: "tensor", DType: v.DType().String(), Shape: v.Shape(), NumBytes: int64(len(b)), SHA256: hex.EncodeToString(sum[:]),
+		}
+	case int64, *big.Int:
+		return fixture.Item{Kind: "object", Type: "int", Repr: fmt.Sprint(v)}
+	case bool:
+		return fixture.Item{Kind: "object", Type: "bool", Repr: map[bool]string{false: "False", true: "True"}[v]}
+	case string:
+		repr := "'" + v + "'"
+		return fixture.Item{Kind: "object", Type: "str", Repr: repr[:min(len(repr), 400)]}
+	}
+	return fixture.Item{Kind: "object"}
+}
+
+// plainItems returns what itemOf can say of the items.
+func plainItems(items map[string]fixture.Item) map[string]fixture.Item {
+	out := maps.Clone(items)
+	for name, it := range out {
+		if it.Kind == "object" && !slices.Contains([]string{"int", "bool", "str"}, it.Type) {
+			out[name] = fixture.Item{Kind: "object"}
+		}
+	}
+	return out
+}

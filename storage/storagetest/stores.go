@@ -1,0 +1,53 @@
+package storagetest
+
+import (
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+)
+
+// Names returns the names of all objects of a store, in their order.
+func Names(t testing.TB, s blob.Store) []string {
+	t.Helper()
+	var out []string
+	for info, err := range s.List(t.Context(), "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, info.Name)
+	}
+	return out
+}
+
+// Put writes an object, in place of one of that name if there is one.
+func Put(t testing.TB, s blob.Store, name string, data []byte) {
+	t.Helper()
+	if _, err := blob.WriteAll(t.Context(), s, name, data, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Remove deletes objects.
+func Remove(t testing.TB, s blob.Store, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if err := s.Remove(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// CopyOf returns a copy of a store in memory.
+func CopyOf(t testing.TB, from blob.Store) *mem.Store {
+	t.Helper()
+	to := new(mem.Store)
+	for _, name := range Names(t, from) {
+		b, err := blob.ReadAll(t.Context(), from, name, 1<<30)
+		if err != nil {
+			t.Fatal(err)
+		}
+		Put(t, to, name, b)
+	}
+	return to
+}
