@@ -3,7 +3,6 @@ package inspect
 import (
 	"encoding/binary"
 	"math"
-	"slices"
 	"strconv"
 
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -24,9 +23,9 @@ func ElementFormat(d tensor.DType) func(b, p []byte) []byte {
 	le := binary.LittleEndian
 	switch d {
 	case tensor.Float64:
-		return func(b, p []byte) []byte { return appendReal(b, math.Float64frombits(le.Uint64(p)), 64) }
+		return func(b, p []byte) []byte { return appendFloat(b, math.Float64frombits(le.Uint64(p)), 64) }
 	case tensor.Float32:
-		return func(b, p []byte) []byte { return appendReal(b, float64(math.Float32frombits(le.Uint32(p))), 32) }
+		return func(b, p []byte) []byte { return appendFloat(b, float64(math.Float32frombits(le.Uint32(p))), 32) }
 	case tensor.Complex64:
 		return func(b, p []byte) []byte {
 			re, im := math.Float32frombits(le.Uint32(p)), math.Float32frombits(le.Uint32(p[4:]))
@@ -83,34 +82,15 @@ func smallFormat(d tensor.DType, n int) func(b, p []byte) []byte {
 		if text := strconv.FormatFloat(f, 'e', n-1, 64); f-f == 0 {
 			f, _ = strconv.ParseFloat(text, 64) // a text that FormatFloat made
 		}
-		return appendReal(b, f, 64)
+		return appendFloat(b, f, 64)
 	}
-}
-
-// appendReal prints a float of so many bits: plain between 1e-4 and 1e16, with
-// an exponent elsewhere.
-func appendReal(b []byte, f float64, bits int) []byte {
-	switch a := math.Abs(f); {
-	case math.IsNaN(f):
-		return append(b, "nan"...)
-	case math.IsInf(f, 0):
-		return append(b, infText(f)...)
-	case a != 0 && (a < 1e-4 || a >= 1e16):
-		return strconv.AppendFloat(b, f, 'e', -1, bits)
-	}
-	n := len(b)
-	b = strconv.AppendFloat(b, f, 'f', -1, bits)
-	if !slices.Contains(b[n:], '.') {
-		b = append(b, ".0"...)
-	}
-	return b
 }
 
 func appendPair(b []byte, re, im float64, bits int) []byte {
-	b = appendReal(append(b, '('), re, bits)
+	b = appendFloat(append(b, '('), re, bits)
 	if !(math.Signbit(im) && !math.IsNaN(im)) {
 		b = append(b, '+')
 	}
-	b = appendReal(b, im, bits)
+	b = appendFloat(b, im, bits)
 	return append(b, "j)"...)
 }

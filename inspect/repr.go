@@ -209,13 +209,22 @@ func (r *reprer) char(c rune, q byte) {
 }
 
 func (r *reprer) bytes(v []byte) {
-	q := quoteFor(bytes.Contains(v, []byte("'")), bytes.Contains(v, []byte(`"`)))
+	q := quoteForBytes(v)
+	r.byteString(v, q, q)
+}
+
+func quoteForBytes(v []byte) byte {
+	return quoteFor(bytes.Contains(v, []byte("'")), bytes.Contains(v, []byte(`"`)))
+}
+
+// byteString adds v between quotes q, with those escaped that the second is.
+func (r *reprer) byteString(v []byte, q, escaped byte) {
 	r.b = append(r.b, 'b', q)
 	for _, c := range v {
 		if r.full() {
 			return
 		}
-		r.ascii(c, q)
+		r.ascii(c, escaped)
 	}
 	r.b = append(r.b, q)
 }

@@ -35,6 +35,8 @@ func collectionClass(name string) renderer {
 
 func builtinClass(name string) renderer {
 	switch name {
+	case "bytearray":
+		return (*reprer).bytearray
 	case "range":
 		return (*reprer).rangeOf
 	case "slice":
@@ -152,6 +154,17 @@ func (r *reprer) deque(o *value.Object) bool {
 	}
 	r.text(")")
 	return true
+}
+
+// bytearray escapes single quotes also between double ones, as Python does.
+func (r *reprer) bytearray(o *value.Object) bool {
+	b, ok := only[[]byte](o)
+	if ok {
+		r.text("bytearray(")
+		r.byteString(b, quoteForBytes(b), '\'')
+		r.text(")")
+	}
+	return ok
 }
 
 func (r *reprer) rangeOf(o *value.Object) bool {

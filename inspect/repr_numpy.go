@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// numpyClass returns the renderers of numpy. The objects are in the form that
-// pickle.Normal describes.
+// numpyClass returns the renderers of numpy. The objects are in the normal
+// form of package pickle.
 func numpyClass(name string) renderer {
 	switch {
 	case name == "dtype":

@@ -5,7 +5,7 @@ import (
 )
 
 // timeClass returns the renderers of module datetime. The objects are in the
-// form that pickle.Normal describes.
+// normal form of package pickle.
 func timeClass(name string) renderer {
 	switch name {
 	case "date", "time", "datetime":

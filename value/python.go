@@ -2,11 +2,11 @@ package value
 
 // The types below stand for values of Python that Go has no type for. A list of
 // Python is a []any, a dict whose keys are all strings a map[string]any, an int
-// an int64, uint64 or *big.Int, a complex number a complex128, bytes and
-// bytearrays are []byte, and a tensor inside of a value is a *tensor.Tensor. A
-// str is a string in UTF-8; the surrogates that a str of Python may hold, and
-// Unicode text may not, are in it as three bytes each, as Python's error handler
-// "surrogatepass" writes them.
+// an int64, uint64 or *big.Int, a complex number a complex128, bytes are a
+// []byte, and a tensor inside of a value is a *tensor.Tensor. A str is a string
+// in UTF-8; the surrogates that a str of Python may hold, and Unicode text may
+// not, are in it as three bytes each, as Python's error handler "surrogatepass"
+// writes them.
 
 // Tuple is a tuple of Python.
 type Tuple []any

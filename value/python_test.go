@@ -55,6 +55,10 @@ func TestWhatPythonHasComesBack(t *testing.T) {
 		"a tensor of nothing": {tensorOf[bool](t, []int64{0, 7}), `{"$tensor":{"dtype":"bool","shape":[0,7],"data":""}}`, nil},
 		"a scalar tensor":     {tensorOf(t, nil, 1.0), `{"$tensor":{"dtype":"float64","shape":[],"data":"AAAAAAAA8D8="}}`, nil},
 		"a name":              {&value.Object{Module: "torch", Name: "bfloat16"}, `{"$object":{"module":"torch","name":"bfloat16"}}`, nil},
+		"a bytearray": {
+			&value.Object{Module: "builtins", Name: "bytearray", Call: true, Args: value.Tuple{[]byte("ab")}},
+			`{"$object":{"module":"builtins","name":"bytearray","call":true,"args":[{"$bytes":"YWI="}]}}`, nil,
+		},
 		"an object": {
 			&value.Object{
 				Module: "m", Name: "C.D", Call: true, New: true, Args: value.Tuple{value.Tuple{}}, Kwargs: map[string]any{"$k": true},

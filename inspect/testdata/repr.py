@@ -3,8 +3,7 @@
     python3 repr.py > repr.jsonl
 
 needs PyTorch and numpy 2. Left out is what differs from one release of numpy to
-the next (the exponents of float16 and float32), and what is documented to be
-lost: bytearrays become bytes.
+the next (the exponents of float16 and float32).
 """
 import base64
 import collections
@@ -36,12 +35,14 @@ VALUES = [
     complex(1e20, 1e-7), complex(inf, 0), complex(-0.0, -0.0),
     decimal.Decimal("1.50"), decimal.Decimal("NaN"), fractions.Fraction(1, 3), fractions.Fraction(-2),
     range(3), range(1, 9, 2), range(5, 0, -1), slice(1, 2), slice(None), Ellipsis, NotImplemented,
+    bytearray(), bytearray(b"abc"), bytearray(b"it's\x00\x80\xff"),
     "a\udc80", "\ud800\udc00", "\x85\xa0\xad\u3000\ufffd\ufffe\U0010ffff", "\u0378",
     # torch
     torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64, torch.quint8,
     torch.Size([3, 4]), torch.Size([]), torch.Size([7]),
     torch.device("cpu"), torch.device("cuda", 0), torch.device("meta"), torch.device("cuda:3"),
     torch.strided, torch.sparse_coo, torch.sparse_csr, torch.jagged, torch.per_tensor_affine,
+    torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d,
     # times, paths, identifiers
     dt.datetime(2026, 5, 11, 7, 26), dt.datetime(2026, 5, 11), dt.datetime(2026, 5, 11, 7, 26, 3),
     dt.datetime(2026, 5, 11, 7, 26, 0, 5), dt.datetime(2026, 5, 11, 7, 26, fold=1),

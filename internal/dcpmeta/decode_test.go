@@ -2,6 +2,7 @@ package dcpmeta_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -72,6 +73,23 @@ func TestLaterFields(t *testing.T) {
 	want.Meta.Entries[1].Tensor.Locs[0].Detail = &meta.Detail{Transforms: []string{"stream.zstd/1", "other/2"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// PyTorch 2.15 added the strides to a state that is a tuple.
+func TestPropertiesWithMoreThanIsKnown(t *testing.T) {
+	known := value.Tuple{&value.Object{Module: "torch", Name: "float32"}, &value.Object{Module: "torch", Name: "strided"}, true, nil, false}
+	for n, more := range []value.Tuple{nil, {nil}, {tuple(3, 1)}, {tuple(1, 4), "and more"}} {
+		tr := newTree(torchNames)
+		field(tr.tensor)["properties"].(*value.Object).State = append(slices.Clone(known), more...)
+		got, err := dcpmeta.Decode(tr.bytes(t, 4))
+		if err != nil {
+			t.Fatalf("%d values more: %v", n, err)
+		}
+		want := meta.Properties{DType: tensor.Float32, RequiresGrad: true}
+		if p := got.Meta.Entries[1].Tensor.Properties; p != want {
+			t.Errorf("%d values more: %+v; want %+v", n, p, want)
+		}
 	}
 }
 

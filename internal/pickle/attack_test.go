@@ -28,6 +28,9 @@ func TestCallsAreRecordsAndNothingElse(t *testing.T) {
 		{"a nested name", "\x80\x04\x8c\x02os\x8c\x0bpath.isfile\x93)R.", "os.path.isfile"},
 		{"a reconstructor of a foreign class", "ccopyreg\n_reconstructor\n(cos\nsystem\nc__builtin__\nobject\nNtR.", "os.system"},
 		{"an import by name", "\x80\x02cbuiltins\n__import__\nX\x02\x00\x00\x00os\x85R.", "builtins.__import__"},
+		{"getattr of torch", "\x80\x02cbuiltins\ngetattr\nctorch._utils\ntorch\nX\x04\x00\x00\x00load\x86R.", "builtins.getattr"},
+		{"getattr by another way", "\x80\x02cbuiltins\ngetattr\nctorch\ntorch\nX\x0d\x00\x00\x00channels_last\x86R.", "builtins.getattr"},
+		{"a name in torch of torch._utils", "\x80\x04\x8c\x0ctorch._utils\x8c\x0atorch.load\x93)R.", "torch._utils.torch.load"},
 		{"getattr", "\x80\x02cbuiltins\ngetattr\ncos\nsystem\nX\x01\x00\x00\x00x\x86R.", "builtins.getattr"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

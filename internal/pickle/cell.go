@@ -22,7 +22,7 @@ const (
 	Float
 	// Str is a string.
 	Str
-	// Bytes are bytes or a bytearray.
+	// Bytes are bytes. A bytearray is an Object.
 	Bytes
 	// Global is the name of something.
 	Global

@@ -14,8 +14,10 @@ func (m *machine) exec(op byte) error {
 		return nil
 	case opShortBinUnicode, opBinUnicode, opBinUnicode8, opUnicode, opString, opBinString, opShortBinString:
 		return m.text0(op)
-	case opShortBinBytes, opBinBytes, opBinBytes8, opByteArray8:
+	case opShortBinBytes, opBinBytes, opBinBytes8:
 		return m.bytesOp(op)
+	case opByteArray8:
+		return m.byteArray()
 	case opTuple1, opTuple2, opTuple3, opTuple:
 		return m.tupleOp(op)
 	case opEmptyList, opEmptyDict, opEmptySet, opList, opDict, opFrozenSet:

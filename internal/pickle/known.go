@@ -28,8 +28,6 @@ var known = map[string]map[string]bool{
 		"float8_e5m2fnuz", "float8_e8m0fnu", "int1", "int16", "int2", "int3", "int32", "int4", "int5", "int6", "int64",
 		"int7", "int8", "qint32", "qint8", "quint2x4", "quint4x2", "quint8", "uint1", "uint16", "uint2", "uint3",
 		"uint32", "uint4", "uint5", "uint6", "uint64", "uint7", "uint8",
-		// memory formats
-		"channels_last", "channels_last_3d", "contiguous_format", "preserve_format",
 		// kinds of quantisation
 		"per_channel_affine", "per_channel_affine_float_qparams", "per_channel_symmetric", "per_tensor_affine",
 		"per_tensor_symmetric"),
@@ -45,8 +43,8 @@ func names(list ...string) map[string]bool {
 }
 
 // Known reports whether the name is that of a plain class, function or thing:
-// Encode writes it without being allowed to. Layouts such as torch.strided are
-// among them.
+// Encode writes it without being allowed to. Layouts such as torch.strided and
+// memory formats such as torch.channels_last are among them.
 func Known(module, name string) bool {
-	return known[module][name] || module == "torch" && layouts[name]
+	return known[module][name] || module == "torch" && (layouts[name] || memoryFormats[name])
 }

@@ -49,12 +49,28 @@ func (b *builder) builtin(o *value.Object) (any, error) {
 			l, err := b.keys.distinct(append([]any{}, l...))
 			return &value.Set{Items: l, Frozen: o.Name == "frozenset"}, err
 		}
-	case "bytes", "bytearray", "encode":
+	case "bytes", "encode":
 		if bs, ok := latin1(o); ok {
 			return bs, nil
 		}
+	case "bytearray":
+		if bs, ok := latin1(o); ok {
+			return &value.Object{Module: "builtins", Name: "bytearray", Call: true, Args: value.Tuple{bs}}, nil
+		}
+	case "getattr":
+		return memoryFormat(o), nil
 	}
 	return o, nil
+}
+
+// rawBytes returns the bytes that v is, or those of a bytearray in its normal
+// form.
+func rawBytes(v any) ([]byte, bool) {
+	if o, ok := v.(*value.Object); ok && o.Call && o.Module == "builtins" && o.Name == "bytearray" && bare(o, 1) {
+		v = o.Args[0]
+	}
+	b, ok := v.([]byte)
+	return b, ok
 }
 
 func floats(o *value.Object) (re, im float64, ok bool) {
@@ -144,6 +160,25 @@ func layout(o *value.Object) any {
 	s, _ := o.Args[0].(string)
 	name, ok := strings.CutPrefix(s, "torch.")
 	if !ok || !layouts[name] {
+		return o
+	}
+	return &value.Object{Module: "torch", Name: name}
+}
+
+// memoryFormats are the memory formats of tensors. Pickles find them in the
+// module torch that torch._utils imports.
+var memoryFormats = map[string]bool{
+	"channels_last": true, "channels_last_3d": true, "contiguous_format": true, "preserve_format": true,
+}
+
+// memoryFormat returns the memory format that the older protocols look up with
+// getattr, and any other such call as it is.
+func memoryFormat(o *value.Object) any {
+	if !bare(o, 2) || !isName(o.Args[0], "torch._utils", "torch") {
+		return o
+	}
+	name, _ := o.Args[1].(string)
+	if !memoryFormats[name] {
 		return o
 	}
 	return &value.Object{Module: "torch", Name: name}

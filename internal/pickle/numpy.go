@@ -88,7 +88,7 @@ func numpyScalar(o *value.Object) *value.Object {
 		return nil
 	}
 	dtype, ok := plainDType(o.Args[0])
-	data, ok2 := o.Args[1].([]byte)
+	data, ok2 := rawBytes(o.Args[1])
 	if !ok || !ok2 || dtype[0] == '>' {
 		return nil
 	}
@@ -120,7 +120,7 @@ func numpyArray(o *value.Object) *value.Object {
 func newArray(dtype, shape, order, data any) *value.Object {
 	text, ok := plainDType(dtype)
 	dims, ok2 := dimensions(shape)
-	b, ok3 := data.([]byte)
+	b, ok3 := rawBytes(data)
 	ord, ok4 := order.(string)
 	if !ok || !ok2 || !ok3 || !ok4 || ord != "C" && ord != "F" {
 		return nil

@@ -1,5 +1,7 @@
 package pickle
 
+import "strings"
+
 // globalOp pushes a name.
 func (m *machine) globalOp(op byte) error {
 	var module, name string
@@ -45,6 +47,9 @@ func (m *machine) newGlobal(module, name string) (Cell, error) {
 	}
 	if now, ok := renamed[module]; ok {
 		module = now
+	}
+	if attr, ok := strings.CutPrefix(name, "torch."); ok && module == "torch._utils" && memoryFormats[attr] {
+		module, name = "torch", attr
 	}
 	g := global{module: module, name: name, class: -1, size: module == "torch" && name == "Size"}
 	if m.schema != nil {

@@ -8,8 +8,10 @@
 // Objects of well-known classes have one form, however Python pickled them, for
 // those who print, compare or write them. Encode writes it back as Python does.
 //
-//	torch.bfloat16, torch.strided, …  the name alone, Call not set; layouts too,
-//	                                  although pickles make them by a function
+//	torch.bfloat16, torch.strided, …  the name alone, Call not set; layouts and
+//	                                  memory formats too, although pickles make
+//	                                  them by a function
+//	bytearray(b'ab')                  builtins bytearray, Args ([]byte,)
 //	torch.Size([3, 4])                torch Size, Args ((3, 4),)
 //	torch.device('cuda', 1)           torch device, Args ("cuda", 1)
 //	pathlib.PosixPath('a/b')          pathlib PosixPath, Args ("a/b",); likewise
@@ -29,8 +31,8 @@
 //	                                  "shape" (a Tuple), "order" ("C" or "F") and
 //	                                  "data" ([]byte, in that order)
 //
-// An OrderedDict is a *value.Dict, a set a *value.Set, a complex number a
-// complex128, and a bytearray bytes.
+// An OrderedDict is a *value.Dict, a set a *value.Set, and a complex number
+// a complex128.
 //
 // An object in any other form is a record like those of unknown classes.
 package pickle

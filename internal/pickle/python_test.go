@@ -87,7 +87,7 @@ var wanted = map[string]any{
 	"floats":    []any{0.0, -1.5, 1e300, math.Inf(1), math.Inf(-1)},
 	"strings":   []any{"", "a", "ü", "\xed\xa0\x80x", strings.Repeat("x", 300), "\U0001f600", "a\\u0041\n"},
 	"bytes":     []any{[]byte{}, []byte{0, 255}, []byte(strings.Repeat("a", 300))},
-	"bytearray": []byte("abc"),
+	"bytearray": call("builtins", "bytearray", []byte("abc")),
 	"tuples": []any{value.Tuple{}, ints(1), ints(1, 2), ints(1, 2, 3), ints(1, 2, 3, 4), value.Tuple{ints(1, 2)},
 		value.Tuple{"a", nil}, value.Tuple{value.Tuple{}}},
 	"dict": map[string]any{"a": int64(1), "b": map[string]any{"c": int64(2)}},
@@ -134,6 +134,9 @@ var wanted = map[string]any{
 	"np_dtype":   []any{call("numpy", "dtype", "<f4"), call("numpy", "dtype", "|i1"), call("numpy", "dtype", "<U3")},
 	"torch_plain": []any{name("torch", "bfloat16"), call("torch", "Size", ints(3, 4)), call("torch", "Size", value.Tuple{}),
 		call("torch", "device", "cpu"), call("torch", "device", "cuda", int64(1)), name("torch", "strided")},
+	"torch_formats": []any{name("torch", "contiguous_format"), name("torch", "channels_last"), name("torch", "channels_last_3d"),
+		name("torch", "preserve_format")},
+	"bytearrays": []any{call("builtins", "bytearray", []byte{}), call("builtins", "bytearray", []byte("a\x80\xff"))},
 }
 
 func TestDecodeWhatPythonWrote(t *testing.T) {

@@ -62,6 +62,9 @@ func (m *machine) buildRecord(r record, state Cell) error {
 // setByPosition sets the fields in the order of the class.
 func (m *machine) setByPosition(r record, values []Cell) error {
 	fields := m.fields(r)
+	if len(values) > len(fields) && m.schema.classes[r.class].Open {
+		values = values[:len(fields)]
+	}
 	if len(values) != len(fields) {
 		return m.unsupported("%s with a state of %d values, %d expected", m.className(r), len(values), len(fields))
 	}

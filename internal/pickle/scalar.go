@@ -214,6 +214,21 @@ func (m *machine) bytesOp(op byte) error {
 	return m.pushBytes(m.taken(len(b)))
 }
 
+// byteArray makes what the protocols before this opcode write as a call.
+func (m *machine) byteArray() error {
+	b, err := m.prefixed(8)
+	if err != nil {
+		return err
+	}
+	m.bytes = append(m.bytes, m.taken(len(b)))
+	args := m.newTuple([]Cell{at(Bytes, len(m.bytes)-1)})
+	callee, err := m.newGlobal("builtins", "bytearray")
+	if err != nil {
+		return err
+	}
+	return m.make(callee, args, cellNone, false)
+}
+
 func (m *machine) pushBytes(s span) error {
 	m.bytes = append(m.bytes, s)
 	m.push(at(Bytes, len(m.bytes)-1))

@@ -12,8 +12,9 @@ type Class struct {
 	Names []string
 	// Fields are the names that its state may have.
 	Fields []string
-	// Open says that names beyond Fields are dropped. Otherwise they are an
-	// error, unless they are None.
+	// Open says that what a state has beyond Fields is dropped, be it under a
+	// name or at the end of a tuple. Otherwise it is an error, unless it has a
+	// name and is None.
 	Open bool
 }
 

@@ -21,6 +21,7 @@ values = {
     "strings": ["", "a", "ü", "\ud800x", "x" * 300, "\U0001f600", "a\\u0041\n"],
     "bytes": [b"", b"\x00\xff", b"a" * 300],
     "bytearray": bytearray(b"abc"),
+    "bytearrays": [bytearray(), bytearray(b"a\x80\xff")],
     "tuples": [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), ((1, 2),), ("a", None), ((),)],
     "dict": {"a": 1, "b": {"c": 2}},
     "keys": {1: 2, (1, 2): "x", None: 3, "s": 4, 1.5: 5, b"b": 6},
@@ -58,6 +59,7 @@ try:
         "np_dtype": [np.dtype("f4"), np.dtype("i1"), np.dtype("U3")],
         "np_odd": [np.array([None, 1], dtype=object), np.datetime64("2026-05-11"), np.zeros(1, dtype=[("a", "i4")])],
         "torch_plain": [torch.bfloat16, torch.Size([3, 4]), torch.Size([]), torch.device("cpu"), torch.device("cuda", 1), torch.strided],
+        "torch_formats": [torch.contiguous_format, torch.channels_last, torch.channels_last_3d, torch.preserve_format],
     }
     protocols = range(2, 6)
 except ImportError:
