@@ -1,15 +1,11 @@
 package foreign
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"runtime"
-	"slices"
-	"strings"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -18,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/storage/verify"
 )
 
 // Verify reads every byte of the checkpoint and checks what can be checked: that
@@ -25,8 +22,7 @@ import (
 // decoded, and what the format itself knows of its files. progress, if not nil,
 // is told of the bytes that were read, one call at a time.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
-	v := &verifier{c: c, progress: progress}
-	v.rep.Problems = []storage.VerifyProblem{}
+	v := &verifier{c: c, found: verify.New(progress)}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
 	for _, f := range c.src.Files {
@@ -45,61 +41,35 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	if err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(v.rep.Problems, func(a, b storage.VerifyProblem) int {
-		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN), strings.Compare(a.Text, b.Text))
-	})
-	return &v.rep, nil
+	return v.found.Report(), nil
 }
 
 type verifier struct {
-	c        *Checkpoint
-	progress func(int64)
-
-	mu  sync.Mutex
-	rep storage.VerifyReport // guarded by mu
-}
-
-// tell passes progress on, from whichever file it comes.
-func (v *verifier) tell(n int64) {
-	if v.progress == nil {
-		return
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.progress(n)
-}
-
-func (v *verifier) problem(file, fqn, text string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.rep.Problems = append(v.rep.Problems, storage.VerifyProblem{File: file, FQN: fqn, Text: text})
+	c     *Checkpoint
+	found *verify.Findings
 }
 
 // file reads one file and has its format check it.
 func (v *verifier) file(ctx context.Context, f storage.File) error {
-	size, err := datafile.Scan(ctx, v.c.store, f.Name, func(p []byte, _ int64) { v.tell(int64(len(p))) })
+	size, err := datafile.Scan(ctx, v.c.store, f.Name, func(p []byte, _ int64) { v.found.Tell(int64(len(p))) })
 	if errors.Is(err, fs.ErrNotExist) {
-		v.problem(f.Name, "", "the file is gone")
+		v.found.Problem(f.Name, "", "the file is gone")
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	if size != f.Size {
-		v.problem(f.Name, "", fmt.Sprintf("it has %d bytes, and had %d when the checkpoint was opened", size, f.Size))
+		v.found.Problem(f.Name, "", fmt.Sprintf("it has %d bytes, and had %d when the checkpoint was opened", size, f.Size))
 	}
 	var summed int64
 	if v.c.src.Check != nil {
-		summed, err = v.c.src.Check(ctx, f.Name, func(fqn, text string) { v.problem(f.Name, fqn, text) })
+		summed, err = v.c.src.Check(ctx, f.Name, func(fqn, text string) { v.found.Problem(f.Name, fqn, text) })
 		if err != nil {
 			return err
 		}
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.rep.Files++
-	v.rep.Bytes += size
-	v.rep.Unsummed += max(0, size-summed)
+	v.found.File(size, max(0, size-summed))
 	return nil
 }
 
@@ -108,9 +78,9 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 	if e.Bytes != nil {
 		return v.value(ctx, e)
 	}
-	v.count(len(e.Tensor.Chunks))
+	v.found.Chunks(len(e.Tensor.Chunks))
 	for _, p := range plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks) {
-		v.problem(v.describing(), e.FQN, fmt.Sprintf("%s: %s", p.Kind, p.Text))
+		v.found.Problem(v.describing(), e.FQN, fmt.Sprintf("%s: %s", p.Kind, p.Text))
 	}
 	for i, box := range e.Tensor.Chunks {
 		if box.Empty() {
@@ -126,7 +96,7 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 
 // value checks that a value can be decoded.
 func (v *verifier) value(ctx context.Context, e *meta.Entry) error {
-	v.count(1)
+	v.found.Chunks(1)
 	if e.Bytes.Inline != nil || v.c.src.Value == nil {
 		return nil
 	}
@@ -137,16 +107,10 @@ func (v *verifier) value(ctx context.Context, e *meta.Entry) error {
 // settle makes a problem of an error that is one of the checkpoint.
 func (v *verifier) settle(file, fqn string, err error) error {
 	if errors.Is(err, storage.ErrCorrupt) {
-		v.problem(file, fqn, err.Error())
+		v.found.Problem(file, fqn, err.Error())
 		return nil
 	}
 	return err
-}
-
-func (v *verifier) count(chunks int) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.rep.Chunks += int64(chunks)
 }
 
 // describing returns the file that describes the checkpoint.

@@ -79,7 +79,7 @@ func (w *Writer) commitHeld(ctx context.Context) error {
 func (w *Writer) commit(ctx context.Context, name string, text []byte, do func(context.Context) error) error {
 	err := do(ctx)
 	if err == nil {
-		w.keep()
+		w.written.Keep(true)
 		return nil
 	}
 	if errors.Is(err, fs.ErrExist) {
@@ -89,7 +89,7 @@ func (w *Writer) commit(ctx context.Context, name string, text []byte, do func(c
 	if lookErr == nil && !ours {
 		return err
 	}
-	w.keep()
+	w.written.Keep(true)
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 }
 
@@ -120,40 +120,24 @@ func (w *Writer) checkFiles(ctx context.Context, results []*storage.WriteResults
 	if err != nil {
 		return err
 	}
-	for _, r := range results {
-		for _, f := range r.Files {
-			size, ok := dir.data[f.Name]
-			if !ok {
-				return fmt.Errorf("%s, which a rank has just written: %w", f.Name, fs.ErrNotExist)
-			}
-			if size != f.Size {
-				return fmt.Errorf("%w: %s has %d bytes, its writer wrote %d", storage.ErrCorrupt, f.Name, size, f.Size)
-			}
-		}
-	}
-	return nil
+	return publish.CheckFiles(dir.data, results)
 }
 
 // Abort removes the files of this save: a rank its own, the coordinator those of
 // all ranks that are there, for it may be the only one left.
 func (w *Writer) Abort(ctx context.Context) error {
 	w.dropHeld()
-	w.mu.Lock()
-	names, kept := w.written, w.kept
-	w.written = nil
-	w.mu.Unlock()
+	names, kept := w.written.Take()
 	if kept {
 		return nil
 	}
-	var errs []error
+	var err error
 	if w.sess.Coordinator {
-		others, err := w.found(ctx)
-		names, errs = append(names, others...), append(errs, err)
+		var others []string
+		others, err = w.found(ctx)
+		names = append(names, others...)
 	}
-	for _, name := range names {
-		errs = append(errs, w.store.Remove(ctx, name))
-	}
-	return errors.Join(errs...)
+	return errors.Join(err, publish.RemoveAll(ctx, w.store, names))
 }
 
 // found returns the files that are there and say that they are of this save.

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -68,10 +69,10 @@ type Writer struct {
 	sess  storage.Session
 	form  form // of the save, known since WriteData
 
-	mu      sync.Mutex
-	written []string    // names of files that may be there; guarded by mu
-	held    blob.Writer // model.safetensors before its commit; guarded by mu
-	kept    bool        // Abort must not remove anything; guarded by mu
+	written publish.Written
+
+	mu   sync.Mutex
+	held blob.Writer // model.safetensors before its commit; guarded by mu
 }
 
 var _ storage.Writer = (*Writer)(nil)
@@ -83,9 +84,8 @@ func NewWriter(store blob.Store, o *WriterOptions) *Writer {
 
 // SetUp begins a save.
 func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.sess, w.form, w.written, w.kept = s, form{}, nil, true // until the place is known to be free
+	w.sess, w.form = s, form{}
+	w.written.Reset(true) // until the place is known to be free
 	return nil
 }
 
@@ -106,9 +106,7 @@ func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.
 			return nil, err
 		}
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.kept = false
+	w.written.Keep(false)
 	return p, nil
 }
 
@@ -163,17 +161,7 @@ func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 		}
 		f.Files = max(f.Files, len(files))
 	}
-	b, err := json.Marshal(f)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]*plan.SavePlan, len(ps))
-	for r, p := range ps {
-		q := *p
-		q.StorageData = b
-		out[r] = &q
-	}
-	return out, nil
+	return publish.Tell(ps, f)
 }
 
 // cutsTensors reports whether an item of the plan is only a part of its tensor.
@@ -193,7 +181,7 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	o := datafile.Options{Files: w.opts.Parallel, BufferBytes: w.opts.BufferBytes, Created: w.noteWritten}
+	o := datafile.Options{Files: w.opts.Parallel, BufferBytes: w.opts.BufferBytes, Created: w.written.Note}
 	if w.single() {
 		o.Hold = func(_ string, bw blob.Writer) {
 			w.mu.Lock()
@@ -212,12 +200,6 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 // single reports whether the checkpoint is one file, which is its own commit.
 func (w *Writer) single() bool { return !w.form.Distributed && w.form.Files == 1 }
 
-func (w *Writer) noteWritten(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.written = append(w.written, name)
-}
-
 // takeHeld returns the file that waits for its commit, and forgets it.
 func (w *Writer) takeHeld() blob.Writer {
 	w.mu.Lock()
@@ -231,10 +213,4 @@ func (w *Writer) dropHeld() {
 	if bw := w.takeHeld(); bw != nil {
 		bw.Abort()
 	}
-}
-
-func (w *Writer) keep() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.kept = true
 }

@@ -55,7 +55,7 @@ func checkOneOf(t testing.TB, s blob.Store, seeds ...byte) {
 	if err != nil || !slices.Contains(seeds, got) {
 		t.Errorf("loaded %d, %v; want one of %d", got, err, seeds)
 	}
-	verify(t, s)
+	checkWhole(t, s)
 }
 
 // checkSaveAfter fails unless a later save succeeds and leaves nothing but its

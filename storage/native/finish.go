@@ -8,8 +8,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // detailOf returns the location detail of an entry stored under another key.
@@ -18,11 +18,11 @@ func detailOf(key string) *meta.Detail { return &meta.Detail{Key: key} }
 // Finish writes the index and then the record, which is the commit. What the
 // record before named is removed afterwards.
 func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
-	entries, err := storage.Locate(md, results)
+	entries, err := publish.Locate(md, results)
 	if err != nil {
 		return err
 	}
-	if err := checkWhole(entries); err != nil {
+	if err := checkLengths(entries); err != nil {
 		return err
 	}
 	index, err := encodeIndex(entries)
@@ -35,11 +35,11 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
-	if err := checkFiles(ctx, w.store, rec); err != nil {
+	if err := w.checkFiles(ctx, results); err != nil {
 		return err
 	}
 	name := rec.Files[0].Name
-	w.noteWritten(name)
+	w.written.Note(name)
 	if _, err := blob.WriteAll(ctx, w.store, name, index, &blob.CreateOptions{IfAbsent: true}); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 func (w *Writer) commit(ctx context.Context, saveID string, b []byte) error {
 	_, err := blob.WriteAll(ctx, w.store, recordName, b, &blob.CreateOptions{IfAbsent: w.opts.FailIfExists})
 	if err == nil {
-		w.keep()
+		w.written.Keep(true)
 		return nil
 	}
 	now, readErr := readRecord(context.WithoutCancel(ctx), w.store)
@@ -72,7 +72,7 @@ func (w *Writer) commit(ctx context.Context, saveID string, b []byte) error {
 		}
 		return err
 	}
-	w.keep()
+	w.written.Keep(true)
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 }
 
@@ -110,16 +110,13 @@ func totalsOf(entries []meta.Entry) recordTotals {
 	return t
 }
 
-// checkWhole refuses entries that readers would refuse: whatever the planner
-// says, a checkpoint that cannot be read does not replace one that can.
-func checkWhole(entries []meta.Entry) error {
+// checkLengths refuses chunks of another length than their boxes have, or without
+// a checksum of each tile: readers would refuse them.
+func checkLengths(entries []meta.Entry) error {
 	for i := range entries {
 		e := &entries[i]
 		if e.Tensor == nil {
 			continue
-		}
-		if p := plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks); len(p) > 0 {
-			return fmt.Errorf("%w: %q: %s: %s", meta.ErrInvalid, e.FQN, p[0].Kind, p[0].Text)
 		}
 		for j, b := range e.Tensor.Chunks {
 			g, loc := gridOf(b.Sizes, int64(e.Tensor.DType.Size())), &e.Tensor.Locs[j]
@@ -131,21 +128,12 @@ func checkWhole(entries []meta.Entry) error {
 	return nil
 }
 
-// checkFiles looks whether every data file that rec names is there, whole, so
-// that a record never names what another program has removed.
-func checkFiles(ctx context.Context, s blob.Store, rec *record) error {
-	have, err := filesOf(ctx, s, rec.SaveID)
+// checkFiles looks whether every data file that the ranks wrote is there, whole,
+// so that a record never names what another program has removed.
+func (w *Writer) checkFiles(ctx context.Context, results []*storage.WriteResults) error {
+	have, err := filesOf(ctx, w.store, w.sess.Storage.SaveID)
 	if err != nil {
 		return err
 	}
-	for _, f := range rec.Files[1:] { // the first is the index, not written yet
-		size, ok := have[f.Name]
-		if !ok {
-			return fmt.Errorf("%s, which a rank has just written: %w", f.Name, fs.ErrNotExist)
-		}
-		if size != f.Size {
-			return fmt.Errorf("%w: %s has %d bytes, its writer wrote %d", storage.ErrCorrupt, f.Name, size, f.Size)
-		}
-	}
-	return nil
+	return publish.CheckFiles(have, results)
 }

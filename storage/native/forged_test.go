@@ -166,10 +166,10 @@ func TestVerifyOfEmptyTensors(t *testing.T) {
 	if err := save(t, s, "s", state, nil); err != nil {
 		t.Fatal(err)
 	}
-	verify(t, s)
+	checkWhole(t, s)
 	remove(t, s, recordName)
 	if _, err := Repair(t.Context(), s, nil); err != nil {
 		t.Errorf("Repair = %v", err)
 	}
-	verify(t, s)
+	checkWhole(t, s)
 }

@@ -95,7 +95,7 @@ func TestRepairRestoresEveryByte(t *testing.T) {
 			if err := loadOdd(t, at(s, nil, nil)); err != nil {
 				t.Errorf("%s: load after Repair = %v", what, err)
 			}
-			verify(t, s)
+			checkWhole(t, s)
 		}
 	}
 }

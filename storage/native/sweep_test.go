@@ -32,7 +32,7 @@ func TestAbortSparesTheSaveBefore(t *testing.T) {
 	if err := sv.Writers[0].Abort(t.Context()); err != nil { // SetUp was called on the first rank only
 		t.Errorf("Abort of a save that did not begin = %v; want nil", err)
 	}
-	verify(t, s)
+	checkWhole(t, s)
 }
 
 func TestCoordinatorAbortsForAll(t *testing.T) {

@@ -1,14 +1,12 @@
 package native
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -17,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/verify"
 )
 
 // Verify reads every byte of the checkpoint and checks it: the index against
@@ -25,8 +24,7 @@ import (
 // is wrong is in the report; the error is for what could not be checked at all.
 // progress, if not nil, is told of the bytes that were read, one call at a time.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
-	v := &verifier{c: c, items: map[string][]*scanItem{}, keys: map[string]map[string]bool{}, progress: progress}
-	v.rep.Problems = []storage.VerifyProblem{}
+	v := &verifier{c: c, items: map[string][]*scanItem{}, keys: map[string]map[string]bool{}, found: verify.New(progress)}
 	md, err := c.Metadata(ctx)
 	if errors.Is(err, storage.ErrCorrupt) {
 		v.problem(c.rec.Files[0].Name, "", "%v", err)
@@ -44,10 +42,7 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(v.rep.Problems, func(a, b storage.VerifyProblem) int {
-		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN))
-	})
-	return &v.rep, nil
+	return v.found.Report(), nil
 }
 
 // TotalBytes returns the bytes that Verify reads.
@@ -60,30 +55,15 @@ func (c *Checkpoint) TotalBytes() int64 {
 }
 
 type verifier struct {
-	c        *Checkpoint
-	progress func(int64)
-	known    bool                       // the index could be read
-	items    map[string][]*scanItem     // by file
-	keys     map[string]map[string]bool // by file: the keys that the index names
-
-	mu  sync.Mutex
-	rep storage.VerifyReport // guarded by mu
-}
-
-// tell passes progress on, from whichever file it comes.
-func (v *verifier) tell(n int64) {
-	if v.progress == nil {
-		return
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.progress(n)
+	c     *Checkpoint
+	found *verify.Findings
+	known bool                       // the index could be read
+	items map[string][]*scanItem     // by file
+	keys  map[string]map[string]bool // by file: the keys that the index names
 }
 
 func (v *verifier) problem(file, fqn, format string, args ...any) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.rep.Problems = append(v.rep.Problems, storage.VerifyProblem{File: file, FQN: fqn, Text: fmt.Sprintf(format, args...)})
+	v.found.Problem(file, fqn, fmt.Sprintf(format, args...))
 }
 
 // collect sorts the chunks by file and checks what needs no bytes.
@@ -112,7 +92,7 @@ func (v *verifier) collect(md *meta.Metadata) {
 }
 
 func (v *verifier) add(fqn string, loc *meta.Location, g grid) {
-	v.rep.Chunks++
+	v.found.Chunks(1)
 	if loc.Length != g.total || int64(len(loc.Sums)) != g.tiles() {
 		v.problem(loc.File, fqn, "%d bytes and %d checksums for a chunk of %d and %d", loc.Length, len(loc.Sums), g.total, g.tiles())
 		return
@@ -144,7 +124,7 @@ func (v *verifier) separate(file string) []*scanItem {
 // file checks one file of the record.
 func (v *verifier) file(ctx context.Context, f recordFile) error {
 	items := v.separate(f.Name)
-	size, crc, err := scanFile(ctx, v.c.store, f.Name, items, v.tell)
+	size, crc, err := scanFile(ctx, v.c.store, f.Name, items, v.found.Tell)
 	if err != nil {
 		err = goneError(ctx, v.c.store, f.Name, err)
 		if errors.Is(err, storage.ErrCorrupt) {
@@ -153,10 +133,7 @@ func (v *verifier) file(ctx context.Context, f recordFile) error {
 		}
 		return err
 	}
-	v.mu.Lock()
-	v.rep.Files++
-	v.rep.Bytes += size
-	v.mu.Unlock()
+	v.found.File(size, 0)
 	if size != f.Size {
 		v.problem(f.Name, "", "it has %d bytes, the record says %d", size, f.Size)
 	} else if crc != f.CRC32C {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -15,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // WriterOptions change how a checkpoint is written. Nil means the defaults.
@@ -71,13 +71,10 @@ func (o *WriterOptions) files(items []*plan.WriteItem) int {
 
 // Writer writes one checkpoint at the root of a store. Each rank has its own.
 type Writer struct {
-	store blob.Store
-	opts  WriterOptions
-	sess  storage.Session
-
-	mu      sync.Mutex
-	written []string // names of data files that may be there; guarded by mu
-	kept    bool     // Abort must not remove anything; guarded by mu
+	store   blob.Store
+	opts    WriterOptions
+	sess    storage.Session
+	written publish.Written
 }
 
 var _ storage.Writer = (*Writer)(nil)
@@ -90,10 +87,8 @@ func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 // SetUp begins a save. It refuses what could not be recorded at the end.
 func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
 	_, err := encodeRecord(recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil))
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.sess, w.written = s, nil
-	w.kept = err != nil // what is there is of the save before
+	w.sess = s
+	w.written.Reset(err != nil) // what is there is of the save before
 	return err
 }
 
@@ -132,17 +127,7 @@ func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 			d.Ranks++
 		}
 	}
-	b, err := json.Marshal(d)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]*plan.SavePlan, len(ps))
-	for r, p := range ps {
-		q := *p
-		q.StorageData = b
-		out[r] = &q
-	}
-	return out, nil
+	return publish.Tell(ps, d)
 }
 
 // WriteData writes the plan's items into data files of this rank.
@@ -161,7 +146,7 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 		parts[i] = f.parts()
 	}
 	r, err := datafile.Write(ctx, w.store, parts, data, w.sess, p.NumBytes(), datafile.Options{
-		Files: w.opts.FilesPerRank, BufferBytes: w.opts.BufferBytes, Created: w.noteWritten,
+		Files: w.opts.FilesPerRank, BufferBytes: w.opts.BufferBytes, Created: w.written.Note,
 	})
 	if err != nil {
 		return nil, err
@@ -230,43 +215,17 @@ func (w *Writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 // those of all ranks that are there, for it may be the only one left. It does
 // nothing once Finish may have made them part of a checkpoint.
 func (w *Writer) Abort(ctx context.Context) error {
-	names, kept := w.takeWritten()
+	names, kept := w.written.Take()
 	if kept {
 		return nil
 	}
-	var errs []error
+	var err error
 	if w.sess.Coordinator {
-		all, err := filesOf(ctx, w.store, w.sess.Storage.SaveID)
-		errs = append(errs, err)
+		var all map[string]int64
+		all, err = filesOf(ctx, w.store, w.sess.Storage.SaveID)
 		names = slices.AppendSeq(names, maps.Keys(all))
 		slices.Sort(names)
 		names = slices.Compact(names)
 	}
-	for _, name := range names {
-		errs = append(errs, w.store.Remove(ctx, name))
-	}
-	return errors.Join(errs...)
-}
-
-// takeWritten returns the names of this rank's files and forgets them, and
-// whether they must stay.
-func (w *Writer) takeWritten() ([]string, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	names := w.written
-	w.written = nil
-	return names, w.kept
-}
-
-// keep makes Abort do nothing from now on.
-func (w *Writer) keep() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.kept = true
-}
-
-func (w *Writer) noteWritten(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.written = append(w.written, name)
+	return errors.Join(err, publish.RemoveAll(ctx, w.store, names))
 }

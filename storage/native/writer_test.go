@@ -63,8 +63,8 @@ func checkSeed(t testing.TB, s blob.Store, want byte) {
 	}
 }
 
-// verify fails unless the checkpoint is whole.
-func verify(t testing.TB, s blob.Store) {
+// checkWhole fails unless the checkpoint is whole.
+func checkWhole(t testing.TB, s blob.Store) {
 	t.Helper()
 	c, err := Open(context.Background(), s)
 	if err != nil {
@@ -127,7 +127,7 @@ func TestFailIfExistsAtTheCommit(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkSeed(t, s, 2)
-	verify(t, s)
+	checkWhole(t, s)
 	if n := len(storagetest.Names(t, s)); n != 3 {
 		t.Errorf("%d files are left; want record, index and one data file", n)
 	}

@@ -28,24 +28,19 @@ func (p *Place) Commit(ctx context.Context, record []byte, results []*storage.Wr
 	return nil
 }
 
-// checkFiles looks whether every file that the ranks wrote is there, whole, so
-// that the record never names what another program has removed. It returns the
-// names of those files.
+// checkFiles looks whether every file that the ranks wrote is there, whole. It
+// returns the names of those files, and the record's.
 func (p *Place) checkFiles(ctx context.Context, results []*storage.WriteResults) (map[string]bool, error) {
 	have, err := p.dataFiles(ctx)
 	if err != nil {
 		return nil, err
 	}
+	if err := CheckFiles(have, results); err != nil {
+		return nil, err
+	}
 	named := map[string]bool{p.f.Record: true}
 	for _, r := range results {
 		for _, f := range r.Files {
-			size, ok := have[f.Name]
-			if !ok {
-				return nil, fmt.Errorf("%s, which a rank has just written: %w", f.Name, fs.ErrNotExist)
-			}
-			if size != f.Size {
-				return nil, fmt.Errorf("%w: %s has %d bytes, its writer wrote %d", storage.ErrCorrupt, f.Name, size, f.Size)
-			}
 			named[f.Name] = true
 		}
 	}
@@ -59,7 +54,7 @@ func (p *Place) checkFiles(ctx context.Context, results []*storage.WriteResults)
 func (p *Place) replace(ctx context.Context, record []byte) error {
 	_, err := blob.WriteAll(ctx, p.store, p.f.Record, record, &blob.CreateOptions{IfAbsent: p.opts.FailIfExists})
 	if err == nil {
-		p.keep()
+		p.written.Keep(true)
 		return nil
 	}
 	now, readErr := blob.ReadAll(context.WithoutCancel(ctx), p.store, p.f.Record, int64(len(record)))
@@ -72,7 +67,7 @@ func (p *Place) replace(ctx context.Context, record []byte) error {
 		}
 		return err
 	}
-	p.keep()
+	p.written.Keep(true)
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 }
 

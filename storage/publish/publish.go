@@ -1,8 +1,10 @@
-// Package publish is what the formats of others have in common when they are
-// written: data files that never touch those of the checkpoint before, a record
-// that takes the place of the old one in one atomic step, and the removal of
-// what nobody needs any more. It knows no format: each describes its names as a
-// Format. The contract is at Place, whose methods follow storage.Writer's.
+// Package publish is what formats have in common when they are written: data
+// files that go where a save is given up and are there whole where it is not,
+// and, for the formats of others, files that never touch those of the checkpoint
+// before, a record that takes the place of the old one in one atomic step, and
+// the removal of what nobody needs any more. It knows no format: each describes
+// its names as a Format. The contract is at Place, whose methods follow
+// storage.Writer's, and at Written for formats with a protocol of their own.
 package publish
 
 import (
@@ -12,7 +14,6 @@ import (
 	"io/fs"
 	"regexp"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -67,11 +68,8 @@ type Place struct {
 	sess  storage.Session
 	// before are the data files that were there when the save began, on the
 	// coordinator.
-	before map[string]bool
-
-	mu      sync.Mutex
-	written []string // names of data files that may be there; guarded by mu
-	kept    bool     // Abort must not remove anything; guarded by mu
+	before  map[string]bool
+	written Written
 }
 
 // New returns the place at the root of store.
@@ -94,10 +92,8 @@ func (p *Place) SetUp(s storage.Session) error {
 	if id := s.Storage.SaveID; len(id) > maxSaveID || !saveIDs.MatchString(id) {
 		err = fmt.Errorf("%w: save id %q: want 1 to %d letters, digits and dashes", blob.ErrName, id, maxSaveID)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.sess, p.written, p.before = s, nil, nil
-	p.kept = err != nil // what is there is of the save before
+	p.sess, p.before = s, nil
+	p.written.Reset(err != nil) // what is there is of the save before
 	return err
 }
 
@@ -201,14 +197,14 @@ func (p *Place) Infix(ctx context.Context) (string, error) {
 
 // removeWritten removes what this rank has written so far.
 func (p *Place) removeWritten(ctx context.Context) error {
-	names, kept := p.takeWritten()
+	names, kept := p.written.Take()
 	if kept {
 		return nil
 	}
 	for i, name := range names {
 		if err := p.store.Remove(ctx, name); err != nil {
 			for _, left := range names[i:] {
-				p.Note(left)
+				p.written.Note(left)
 			}
 			return err
 		}
@@ -218,24 +214,20 @@ func (p *Place) removeWritten(ctx context.Context) error {
 
 // Note remembers a file that may be there from now on, for Abort. It is
 // datafile.Options.Created.
-func (p *Place) Note(name string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.written = append(p.written, name)
-}
+func (p *Place) Note(name string) { p.written.Note(name) }
 
 // Abort removes the data files of this save: a rank its own, the coordinator
 // those of all ranks that have come since the save began, for it may be the only
 // one left. It does nothing once Commit may have made them part of a checkpoint.
 func (p *Place) Abort(ctx context.Context) error {
-	names, kept := p.takeWritten()
+	names, kept := p.written.Take()
 	if kept {
 		return nil
 	}
-	var errs []error
+	var err error
 	if p.before != nil {
-		now, err := p.dataFiles(ctx)
-		errs = append(errs, err)
+		var now map[string]int64
+		now, err = p.dataFiles(ctx)
 		for name := range now {
 			if p.isOurs(name) && !slices.Contains(names, name) {
 				names = append(names, name)
@@ -243,10 +235,7 @@ func (p *Place) Abort(ctx context.Context) error {
 		}
 	}
 	slices.Sort(names)
-	for _, name := range names {
-		errs = append(errs, p.store.Remove(ctx, name))
-	}
-	return errors.Join(errs...)
+	return errors.Join(err, RemoveAll(ctx, p.store, names))
 }
 
 // isOurs reports whether a data file that is there now can only be of this save:
@@ -254,23 +243,6 @@ func (p *Place) Abort(ctx context.Context) error {
 func (p *Place) isOurs(name string) bool {
 	_, id, _ := p.f.Parse(name)
 	return !p.before[name] && (id == "" || id == p.sess.Storage.SaveID)
-}
-
-// takeWritten returns the names of this rank's files and forgets them, and
-// whether they must stay.
-func (p *Place) takeWritten() ([]string, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	names := p.written
-	p.written = nil
-	return names, p.kept
-}
-
-// keep makes Abort do nothing from now on.
-func (p *Place) keep() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.kept = true
 }
 
 func (p *Place) warn(err error) {
