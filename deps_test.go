@@ -64,10 +64,11 @@ var layers = []struct{ name, imports string }{
 	{"storage/verify", "storage"},
 	{"storage/foreign", "blob internal/guard internal/progress meta plan storage storage/datafile storage/fetch storage/verify tensor"},
 	{"storage/native", "blob internal/crc32c internal/guard internal/progress internal/safetensors internal/wire meta plan storage storage/datafile storage/fetch storage/publish storage/verify tensor"},
-	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave meta plan storage storage/datafile storage/foreign storage/publish tensor value"},
+	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/datafile storage/publish"},
+	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave meta plan storage storage/datafile storage/dcpfiles storage/foreign storage/publish tensor value"},
 	{"storage/hf", "blob internal/guard internal/safetensors meta plan storage storage/datafile storage/fetch storage/foreign storage/publish tensor"},
 	{"storage/torchfile", "blob internal/torchsave meta plan storage storage/datafile storage/foreign tensor value"},
-	{"storage/hyper", "blob internal/dcpmeta internal/guard internal/pickle internal/safetensors internal/torchsave meta plan shard storage storage/datafile storage/foreign storage/publish tensor value"},
+	{"storage/hyper", "blob internal/dcpmeta internal/guard internal/pickle internal/safetensors internal/torchsave meta plan shard storage storage/datafile storage/dcpfiles storage/foreign storage/publish tensor value"},
 	{"storage/formats", "blob meta plan storage storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.

@@ -9,12 +9,9 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/value"
 )
-
-// keepValue is the largest pickle of a value that is kept between the moment its
-// length is found out and the moment it is written; a larger one is made again.
-const keepValue = 64 << 10
 
 // layValues lays out the files of a plan's values: one after the other in a
 // single file, or each in its own in the older dialect. All values that cannot be
@@ -27,7 +24,7 @@ func (w *Writer) layValues(p *plan.SavePlan, data storage.Resolver, rank int, in
 		if it.Kind != plan.KindBytes {
 			continue
 		}
-		part, err := layValue(it, data)
+		part, err := dcpfiles.LayValue(it, data, encodeValue)
 		if errors.Is(err, storage.ErrNotRepresentable) {
 			refused = append(refused, err)
 			continue
@@ -64,29 +61,6 @@ func (f *valueFileLayout) add(it *plan.WriteItem, part datafile.Part) {
 		Index: it.Index(), Loc: meta.Location{File: f.name, Offset: f.size, Length: part.Length},
 	})
 	f.size += part.Length
-}
-
-// layValue returns the pickle of a value as a part of a file.
-func layValue(it *plan.WriteItem, data storage.Resolver) (datafile.Part, error) {
-	b, err := marshal(it, data)
-	if err != nil {
-		return datafile.Part{}, err
-	}
-	part := datafile.Part{Length: int64(len(b)), Literal: b}
-	if len(b) > keepValue {
-		part.Literal = nil
-		part.Tail = func() ([]byte, error) { return marshal(it, data) }
-	}
-	return part, nil
-}
-
-// marshal returns the pickle of a value.
-func marshal(it *plan.WriteItem, data storage.Resolver) ([]byte, error) {
-	b, err := datafile.Bytes(data, it)
-	if err != nil {
-		return nil, err
-	}
-	return encodeValue(it, b)
 }
 
 // encodeValue returns the pickle of the value that data encodes.

@@ -4,14 +4,17 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 )
 
 const (
-	// metadataName is the commit record: there once the checkpoint is.
-	metadataName = ".metadata"
 	tensorSuffix = ".safetensors"
 	valueSuffix  = ".bytes"
 )
+
+// files is how hyper_parallel calls its files.
+var files = &dcpfiles.Format{Maker: dcpfiles.HyperParallel, Version: "hyper_parallel", Rank: parseRankMetadata, Data: isData}
 
 var (
 	// rankMetadata are the metadata files of single ranks, the older name first.

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -86,32 +87,10 @@ func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 	return &Writer{store: store, opts: o, place: p}
 }
 
-// format is how hyper_parallel calls its files.
+// format is how hyper_parallel's checkpoints are replaced.
 var format = publish.Format{
-	Record: metadataName, Also: []string{".rank0_metadata", "0" + metadataName}, Prefix: "_rank",
-	Parse: parseDataFile, Read: existing,
-}
-
-// existing tells of the checkpoint that is there, with all that its ranks wrote.
-func existing(ctx context.Context, store blob.Store) (*publish.Existing, error) {
-	docs, files, err := readDocuments(ctx, store)
-	if err != nil {
-		return nil, err
-	}
-	out := &publish.Existing{}
-	for _, f := range files {
-		out.Files = append(out.Files, f.Name)
-	}
-	seen := map[string]bool{}
-	for _, doc := range docs {
-		for _, loc := range locations(doc.Meta) {
-			if isData(loc.File) && !seen[loc.File] {
-				seen[loc.File] = true
-				out.Files = append(out.Files, loc.File)
-			}
-		}
-	}
-	return out, nil
+	Record: dcpfiles.MetadataName, Also: []string{".rank0_metadata", "0.metadata"}, Prefix: "_rank",
+	Parse: parseDataFile, Read: files.Existing,
 }
 
 // SetUp begins a save.

@@ -9,10 +9,10 @@ import (
 )
 
 // fileOf returns the data file of some records, one after the other.
-func fileOf(name string, records []*record, data storage.Resolver) *datafile.File {
+func fileOf(name string, records []*record) *datafile.File {
 	f := &datafile.File{Name: name}
 	for _, r := range records {
-		f.Parts = append(f.Parts, r.parts(data)...)
+		f.Parts = append(f.Parts, r.parts()...)
 	}
 	f.Results = func() []storage.WriteResult {
 		out := make([]storage.WriteResult, len(records))
@@ -27,12 +27,9 @@ func fileOf(name string, records []*record, data storage.Resolver) *datafile.Fil
 }
 
 // parts returns what the record consists of.
-func (r *record) parts(data storage.Resolver) []datafile.Part {
-	if r.literal != nil {
-		return []datafile.Part{{Length: r.size, Literal: r.literal}}
-	}
+func (r *record) parts() []datafile.Part {
 	if r.item.Kind == plan.KindBytes {
-		return []datafile.Part{{Length: r.size, Tail: func() ([]byte, error) { return marshal(r.item, data) }}}
+		return []datafile.Part{r.value}
 	}
 	var l *torchsave.Layout // from the first part to the last
 	out := make([]datafile.Part, len(r.lengths))

@@ -10,12 +10,9 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/value"
 )
-
-// keepValue is the largest record of a value that is kept between the moment its
-// length is found out and the moment it is written; a larger one is made again.
-const keepValue = 64 << 10
 
 // record is an item as the torch.save file that it becomes.
 type record struct {
@@ -25,8 +22,8 @@ type record struct {
 	// is the tensor: the rest is made when its turn comes, for there may be many.
 	lengths []int64
 	slot    int
-	// literal is a small value's file, whole.
-	literal []byte
+	// value is a value's file, whole.
+	value datafile.Part
 }
 
 // layRecords makes the records of a plan's items, values first, as PyTorch does.
@@ -80,24 +77,11 @@ func layoutOf(it *plan.WriteItem) (*torchsave.Layout, error) {
 }
 
 func layValue(it *plan.WriteItem, data storage.Resolver) (*record, error) {
-	b, err := marshal(it, data)
+	part, err := dcpfiles.LayValue(it, data, encodeValue)
 	if err != nil {
 		return nil, err
 	}
-	r := &record{item: it, size: int64(len(b))}
-	if len(b) <= keepValue {
-		r.literal = b
-	}
-	return r, nil
-}
-
-// marshal returns the torch.save file of a value.
-func marshal(it *plan.WriteItem, data storage.Resolver) ([]byte, error) {
-	b, err := datafile.Bytes(data, it)
-	if err != nil {
-		return nil, err
-	}
-	return encodeValue(it, b)
+	return &record{item: it, size: part.Length, value: part}, nil
 }
 
 // encodeValue returns the torch.save file of the value that data encodes.

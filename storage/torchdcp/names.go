@@ -5,14 +5,15 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 )
 
-const (
-	// metadataName is the commit record of PyTorch: there once the checkpoint is.
-	metadataName = ".metadata"
-	// dataSuffix ends the names of data files.
-	dataSuffix = ".distcp"
-)
+// dataSuffix ends the names of data files.
+const dataSuffix = ".distcp"
+
+// files is how PyTorch calls its files.
+var files = &dcpfiles.Format{Maker: dcpfiles.PyTorch, Version: "torchdcp", Prefix: "__", Rank: parseRankMetadata, Data: isData}
 
 var (
 	rankMetadata = regexp.MustCompile(`^__(0|[1-9][0-9]{0,8})\.metadata$`)

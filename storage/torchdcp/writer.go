@@ -10,6 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -83,31 +84,9 @@ func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 	return &Writer{store: store, opts: o, place: p}
 }
 
-// format is how PyTorch calls its files.
+// format is how PyTorch's checkpoints are replaced.
 var format = publish.Format{
-	Record: metadataName, Also: []string{"__0" + metadataName}, Prefix: "__", Parse: parseDataFile, Read: existing,
-}
-
-// existing tells of the checkpoint that is there, with all that its ranks wrote.
-func existing(ctx context.Context, store blob.Store) (*publish.Existing, error) {
-	docs, files, err := readDocuments(ctx, store)
-	if err != nil {
-		return nil, err
-	}
-	out := &publish.Existing{}
-	for _, f := range files {
-		out.Files = append(out.Files, f.Name)
-	}
-	seen := map[string]bool{}
-	for _, doc := range docs {
-		for _, loc := range locations(doc.Meta) {
-			if isData(loc.File) && !seen[loc.File] {
-				seen[loc.File] = true
-				out.Files = append(out.Files, loc.File)
-			}
-		}
-	}
-	return out, nil
+	Record: dcpfiles.MetadataName, Also: []string{"__0.metadata"}, Prefix: "__", Parse: parseDataFile, Read: files.Existing,
 }
 
 // SetUp begins a save.
@@ -146,7 +125,7 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	prefix := prefixOf(sess.Rank, infix)
 	var files []*datafile.File
 	for n, part := range spread(records, &w.opts) {
-		files = append(files, fileOf(dataFileName(prefix, n), part, data))
+		files = append(files, fileOf(dataFileName(prefix, n), part))
 	}
 	return datafile.Write(ctx, w.store, files, data, sess, p.NumBytes(), datafile.Options{
 		Files: w.opts.FilesPerRank, BufferBytes: w.opts.BufferBytes, Created: w.place.Note,

@@ -1,0 +1,195 @@
+package dcpfiles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+)
+
+const (
+	// MetadataName is the commit record: there once the checkpoint is.
+	MetadataName = ".metadata"
+	// maxMetadata bounds the metadata files, which are read whole.
+	maxMetadata = 4 << 30
+)
+
+// ErrNoMetadata reports a place without any metadata file. Errors that wrap it
+// wrap storage.ErrNotFound or storage.ErrIncomplete, too.
+var ErrNoMetadata = errors.New("no " + MetadataName)
+
+// The makers of such checkpoints.
+const (
+	PyTorch       = "PyTorch"
+	HyperParallel = "hyper_parallel"
+)
+
+// Format is how the files of one maker are called.
+type Format struct {
+	// Maker is PyTorch or HyperParallel.
+	Maker string
+	// Version begins meta.Storage.Version. What the metadata itself says of its
+	// version, if anything, follows.
+	Version string
+	// Prefix begins the names of all files but .metadata. Empty: they have
+	// nothing in common.
+	Prefix string
+	// Rank returns the rank whose own metadata a file of that name is.
+	Rank func(name string) (rank int, ok bool)
+	// Data reports whether a file of that name is one of the data files.
+	Data func(name string) bool
+}
+
+// Description is what the metadata files of a checkpoint say.
+type Description struct {
+	Metadata *meta.Metadata
+	// Files are the metadata files.
+	Files []storage.File
+	// Data are the names of the data files, sorted. None of them leads out of the
+	// checkpoint; whether they are there is not known.
+	Data []string
+}
+
+// Describe reads the metadata of all ranks together: that of .metadata, or else
+// that of the ranks' own files.
+//
+// Where there is neither the error wraps ErrNoMetadata, and storage.ErrIncomplete
+// if there are data files, storage.ErrNotFound if not. Ranks that are missing are
+// a storage.ErrIncomplete, metadata that cannot be is a storage.ErrCorrupt, that
+// of another maker a storage.ErrVersion.
+func (f *Format) Describe(ctx context.Context, store blob.Store) (*Description, error) {
+	docs, files, err := f.documents(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	doc := docs[0]
+	if len(docs) > 1 {
+		if doc, err = dcpmeta.Merge(docs); err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
+		}
+	}
+	md := *doc.Meta
+	md.Storage.Version = strings.TrimSpace(f.Version + " " + doc.Version) // older ones tell none
+	if files[0].Name != MetadataName {
+		md.Storage.WorldSize = len(files) // one of each rank
+	}
+	data, err := dataFiles(&md)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
+	}
+	return &Description{Metadata: &md, Files: files, Data: data}, nil
+}
+
+// Existing tells of the checkpoint that is there, with all that its ranks wrote.
+// It is publish.Format.Read.
+func (f *Format) Existing(ctx context.Context, store blob.Store) (*publish.Existing, error) {
+	docs, files, err := f.documents(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	out := &publish.Existing{}
+	for _, file := range files {
+		out.Files = append(out.Files, file.Name)
+	}
+	seen := map[string]bool{}
+	for _, doc := range docs {
+		for _, loc := range Locations(doc.Meta) {
+			if f.Data(loc.File) && !seen[loc.File] {
+				seen[loc.File] = true
+				out.Files = append(out.Files, loc.File)
+			}
+		}
+	}
+	return out, nil
+}
+
+// documents reads the metadata of all ranks together, or that of each.
+func (f *Format) documents(ctx context.Context, store blob.Store) ([]*dcpmeta.Document, []storage.File, error) {
+	doc, file, err := f.read(ctx, store, MetadataName)
+	if err == nil {
+		return []*dcpmeta.Document{doc}, []storage.File{file}, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	names, err := f.ranks(ctx, store)
+	if err != nil {
+		return nil, nil, err
+	}
+	var docs []*dcpmeta.Document
+	var files []storage.File
+	for _, name := range names {
+		doc, file, err := f.read(ctx, store, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		docs, files = append(docs, doc), append(files, file)
+	}
+	return docs, files, nil
+}
+
+// read reads a metadata file.
+func (f *Format) read(ctx context.Context, store blob.Store, name string) (*dcpmeta.Document, storage.File, error) {
+	b, err := blob.ReadAll(ctx, store, name, maxMetadata)
+	if err != nil {
+		return nil, storage.File{}, err
+	}
+	doc, err := dcpmeta.Decode(b)
+	if err != nil {
+		return nil, storage.File{}, fmt.Errorf("%w: %s of %s: %w", storage.ErrCorrupt, name, store, err)
+	}
+	if maker := makerOf(doc.Dialect); maker != f.Maker {
+		return nil, storage.File{}, fmt.Errorf("%w: %s of %s is not %s's but %s's", storage.ErrVersion, name, store, f.Maker, maker)
+	}
+	return doc, storage.File{Name: name, Size: int64(len(b)), Unsummed: true}, nil
+}
+
+func makerOf(d dcpmeta.Dialect) string {
+	if d == dcpmeta.Torch {
+		return PyTorch
+	}
+	return HyperParallel
+}
+
+// ranks returns the names of the ranks' own metadata files, of all ranks from 0
+// on.
+func (f *Format) ranks(ctx context.Context, store blob.Store) ([]string, error) {
+	byRank := map[int]string{}
+	data := false
+	for info, err := range store.List(ctx, f.Prefix) {
+		if err != nil {
+			return nil, err
+		}
+		data = data || f.Data(info.Name)
+		r, ok := f.Rank(info.Name)
+		if !ok {
+			continue
+		}
+		if byRank[r] != "" {
+			return nil, fmt.Errorf("%w: %s has %s and %s of one rank", storage.ErrCorrupt, store, byRank[r], info.Name)
+		}
+		byRank[r] = info.Name
+	}
+	switch {
+	case len(byRank) == 0 && data:
+		return nil, fmt.Errorf("%w: %s has data files, but %w", storage.ErrIncomplete, store, ErrNoMetadata)
+	case len(byRank) == 0:
+		return nil, fmt.Errorf("%w: %s has %w", storage.ErrNotFound, store, ErrNoMetadata)
+	}
+	var names []string
+	for r := range len(byRank) {
+		name, ok := byRank[r]
+		if !ok {
+			return nil, fmt.Errorf("%w: %s has metadata of %d ranks, but none of rank %d", storage.ErrIncomplete, store, len(byRank), r)
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
