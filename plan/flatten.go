@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
 )
 
 // MaxDepth bounds how deep a state may be nested. It also ends the walk through
@@ -159,7 +160,11 @@ func keyText(k reflect.Value) string {
 	return k.String()
 }
 
-func isList(v reflect.Value) bool { return v.Kind() == reflect.Slice && !isTensor(v) }
+// isList reports whether v is a list. A tuple of Python's is a value, whatever
+// is inside, as it is for PyTorch.
+func isList(v reflect.Value) bool {
+	return v.Kind() == reflect.Slice && v.Type() != reflect.TypeFor[value.Tuple]() && !isTensor(v)
+}
 
 // isTensor reports whether v is a leaf whatever its kind: a caller's sharded
 // type may well be a map or a slice underneath.
@@ -190,12 +195,26 @@ func holds(c reflect.Value, is func(reflect.Value) bool, depth int) bool {
 		if e = inside(e); !e.IsValid() {
 			continue
 		}
-		if is(e) || (isMap(e) || isList(e)) && holds(e, is, depth+1) {
+		if is(e) || (isMap(e) || isArray(e)) && holds(e, is, depth+1) {
 			return true
 		}
 	}
 	return false
 }
+
+// checkLeaf returns an error where a tensor is inside of a Go value that is not
+// opened: it would be stored as text. What value's own types hold is theirs.
+func checkLeaf(v any) error {
+	c := reflect.ValueOf(v)
+	if c.Kind() == reflect.Map || isArray(c) {
+		if holds(c, isTensor, 0) {
+			return fmt.Errorf("%w: a tensor inside of %v, which stays whole", value.ErrValue, c.Type())
+		}
+	}
+	return nil
+}
+
+func isArray(v reflect.Value) bool { return v.Kind() == reflect.Array || v.IsValid() && isList(v) }
 
 // assignable returns v as a value of type t.
 func assignable(v any, t reflect.Type) (reflect.Value, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
 )
 
 type (
@@ -239,5 +240,37 @@ func TestNoFlattenKeepsMapsWhole(t *testing.T) {
 	err := mem.load(new(plan.DefaultLoad), plan.State{"m": map[string]any{"l": []any{zeros(t, tensor.Float32, 1)}}})
 	if !errors.Is(err, plan.ErrMissing) {
 		t.Errorf("load of a map with a tensor: %v; want ErrMissing", err)
+	}
+}
+
+// A tuple of Python's is a value, also with tensors inside, as PyTorch saves it.
+func TestTuplesAreValues(t *testing.T) {
+	x, err := tensor.Of([]int64{2}, []float32{1, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := plan.State{"t": value.Tuple{x, "y"}, "l": []any{value.Tuple{int64(1), x}}}
+	d := &plan.DefaultSave{}
+	if err := d.SetUp(plan.SaveSetup{State: state, Size: 1, Coordinator: true}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := d.LocalPlan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Items) != 2 || p.Items[0].Kind != plan.KindBytes || p.Items[1].Kind != plan.KindBytes {
+		t.Fatalf("items %v; want two values", p.Items)
+	}
+	data, err := d.Resolve(&p.Items[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := value.Decode(p.Items[1].Info.Codec, data.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, ok := v.(value.Tuple)
+	if !ok || len(got) != 2 || got[1] != "y" || !tensor.Equal(got[0].(*tensor.Tensor), x) {
+		t.Errorf("the tuple became %v", v)
 	}
 }

@@ -132,6 +132,9 @@ func (d *DefaultSave) addSharded(p *SavePlan, info *Info, v Checkpointable) erro
 }
 
 func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
+	if err := checkLeaf(v); err != nil {
+		return err
+	}
 	codec, data, err := value.Encode(v)
 	if err != nil {
 		return err
