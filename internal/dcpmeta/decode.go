@@ -1,6 +1,7 @@
 package dcpmeta
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,6 +17,9 @@ import (
 // pickle or meta where it was theirs. Chunks that are there twice are so once in
 // the result, and empty chunks that were not written are left out. The result
 // may keep a part of the memory that decoding took, but not data.
+//
+// A name that is no name to meta.CheckFQN, such as the empty one, is an error
+// that wraps errors.ErrUnsupported instead: nothing is wrong with such a document.
 func Decode(data []byte) (*Document, error) {
 	g, n, err := pickle.Parse(data, classes, &pickle.Limits{Objects: 1 << 28, Memo: 1 << 28})
 	if err != nil {
@@ -25,7 +29,9 @@ func Decode(data []byte) (*Document, error) {
 		return nil, invalid("%d bytes after its end", len(data)-n)
 	}
 	d := &decoder{Graph: g, doc: &Document{Meta: new(meta.Metadata)}}
-	if err := d.document(); err != nil {
+	if err := d.document(); errors.Is(err, errors.ErrUnsupported) {
+		return nil, err
+	} else if err != nil {
 		return nil, invalid("%w", err)
 	}
 	if err := d.doc.Meta.Validate(); err != nil {
@@ -103,6 +109,10 @@ func (d *decoder) readEntries(c pickle.Cell) error {
 		name, ok := d.Str(pairs[i])
 		if !ok {
 			return fmt.Errorf("a name is %s", d.describe(pairs[i]))
+		}
+		if meta.CheckFQN(name) != nil {
+			return fmt.Errorf("%w: the name %.40q of %d bytes, names have 1 to %d bytes of UTF-8",
+				errors.ErrUnsupported, name, len(name), meta.MaxFQN)
 		}
 		if _, ok := d.byName[name]; ok {
 			return fmt.Errorf("%q is there twice", name)

@@ -221,6 +221,19 @@ func TestBadDocumentsAreNamedErrors(t *testing.T) {
 	}
 }
 
+// PyTorch saves and loads them, so there is nothing wrong with the document.
+func TestNamesThatAreNoneHereAreUnsupported(t *testing.T) {
+	for _, name := range []string{"", strings.Repeat("x", meta.MaxFQN+1), "\xed\xa0\x80"} {
+		tr := newTree(torchNames)
+		entries := field(tr.root)["state_dict_metadata"].(state)
+		entries[name] = entries["w"]
+		_, err := dcpmeta.Decode(tr.bytes(t, 4))
+		if !errors.Is(err, errors.ErrUnsupported) || errors.Is(err, dcpmeta.ErrInvalid) || !strings.Contains(err.Error(), "1 to 4096 bytes") {
+			t.Errorf("Decode with the name %.10q = %v; want ErrUnsupported with the lengths", name, err)
+		}
+	}
+}
+
 func TestPicklesThatArePeculiar(t *testing.T) {
 	chunk := "\x8c\x25torch.distributed.checkpoint.metadata\x8c\x14ChunkStorageMetadata\x93"
 	for _, c := range []struct {
