@@ -43,13 +43,15 @@ func Decode(data []byte) (*Document, error) {
 // decoder turns the graph of a pickle into a document.
 type decoder struct {
 	*pickle.Graph
-	doc     *Document
-	entries []meta.Entry
-	byName  map[string]int
-	byID    []int32 // entries by the number of their name's string, plus one
-	files   map[string]string
-	details map[pickle.Cell]*meta.Detail
-	chunks  []map[string]int // by entry: chunks by offset, made when needed
+	doc       *Document
+	entries   []meta.Entry
+	byName    map[string]int
+	byID      []int32          // entries by the number of their name's string, plus one
+	files     map[string]int32 // one more than the place in fileNames
+	fileIDs   []int32          // the same by the number of the name's string
+	fileNames []string
+	details   map[pickle.Cell]*meta.Detail
+	chunks    []map[string]int // by entry: chunks by offset, made when needed
 }
 
 func (d *decoder) document() error {

@@ -19,7 +19,8 @@ func (d *decoder) readPlaces(c pickle.Cell) error {
 	if !ok {
 		return fmt.Errorf("storage_data is %s", d.describe(c))
 	}
-	d.files = map[string]string{}
+	d.files = map[string]int32{}
+	d.fileIDs = make([]int32, d.NumStrs())
 	d.details = map[pickle.Cell]*meta.Detail{}
 	for i := 0; i < len(pairs); i += 2 {
 		if err := d.place(pairs[i], pairs[i+1]); err != nil {
@@ -130,16 +131,10 @@ func key(v []int64) string {
 // to the file.
 func (d *decoder) location(l *meta.Location, c pickle.Cell) error {
 	f, _ := d.Fields(c)
-	text, ok := d.Text(f[fieldFile])
-	if !ok || len(text) == 0 {
+	var ok bool
+	if l.File, ok = d.file(f[fieldFile]); !ok {
 		return fmt.Errorf("relative_path is %s", d.describe(get(f, fieldFile)))
 	}
-	file, ok := d.files[string(text)]
-	if !ok {
-		file = string(text)
-		d.files[file] = file
-	}
-	l.File = file
 	if l.Offset, ok = f[fieldOffset].Int(); !ok {
 		return fmt.Errorf("offset is %s", d.describe(get(f, fieldOffset)))
 	}
@@ -147,11 +142,34 @@ func (d *decoder) location(l *meta.Location, c pickle.Cell) error {
 		return fmt.Errorf("length is %s", d.describe(get(f, fieldLength)))
 	}
 	if l.Offset < 0 || l.Length < -1 || l.Length < 0 && d.doc.Dialect == Torch {
-		return fmt.Errorf("at %d+%d in %q", l.Offset, l.Length, file)
+		return fmt.Errorf("at %d+%d in %q", l.Offset, l.Length, l.File)
 	}
 	var err error
 	l.Detail, err = d.detail(get(f, fieldTransforms), get(f, fieldKey))
 	return err
+}
+
+// file returns the name of a file, each with one string for all that lies in it.
+func (d *decoder) file(c pickle.Cell) (string, bool) {
+	id, ok := d.StrID(c)
+	if !ok {
+		return "", false
+	}
+	if n := d.fileIDs[id]; n > 0 {
+		return d.fileNames[n-1], true
+	}
+	text, _ := d.Text(c)
+	if len(text) == 0 {
+		return "", false
+	}
+	n, ok := d.files[string(text)]
+	if !ok {
+		d.fileNames = append(d.fileNames, string(text))
+		n = int32(len(d.fileNames))
+		d.files[d.fileNames[n-1]] = n
+	}
+	d.fileIDs[id] = n
+	return d.fileNames[n-1], true
 }
 
 // detail reads what only some places have. Places of one file often share it.
