@@ -258,6 +258,7 @@ func (b *convertBench) convert(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer job.Confine()()
 	store, err := file.Open(b.target, nil)
 	if err != nil {
 		return err

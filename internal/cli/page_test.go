@@ -177,6 +177,7 @@ func TestJSONIsExplained(t *testing.T) {
 	root := newRootCmd()
 	for name, vs := range map[string][]any{
 		"ls": {listing{}}, "inspect": {overview{}, closeUp{}, branch{}}, "digest": {digestList{}}, "verify": {verdict{}},
+		"convert": {conversionResult{}, conversionPlan{}}, "bench convert": {bench.ConvertResult{}},
 		"repair": {repairResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
 		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}},
 		"cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
