@@ -87,7 +87,6 @@ var layers = []struct{ name, imports string }{
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
-	{"interop", ""},
 }
 
 // libraries is every module of others with the packages that may import it
