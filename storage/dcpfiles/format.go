@@ -63,7 +63,8 @@ type Description struct {
 // Where there is neither the error wraps ErrNoMetadata, and storage.ErrIncomplete
 // if there are data files, storage.ErrNotFound if not. Ranks that are missing are
 // a storage.ErrIncomplete, metadata that cannot be is a storage.ErrCorrupt, that
-// of another maker a storage.ErrVersion.
+// of another maker a storage.ErrVersion, and names that meta.CheckFQN does not
+// take an errors.ErrUnsupported.
 func (f *Format) Describe(ctx context.Context, store blob.Store) (*Description, error) {
 	docs, files, err := f.documents(ctx, store)
 	if err != nil {
@@ -142,6 +143,9 @@ func (f *Format) read(ctx context.Context, store blob.Store, name string) (*dcpm
 		return nil, storage.File{}, err
 	}
 	doc, err := dcpmeta.Decode(b)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil, storage.File{}, fmt.Errorf("%s of %s: %w", name, store, err)
+	}
 	if err != nil {
 		return nil, storage.File{}, fmt.Errorf("%w: %s of %s: %w", storage.ErrCorrupt, name, store, err)
 	}

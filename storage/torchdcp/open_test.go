@@ -1,6 +1,7 @@
 package torchdcp_test
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"strings"
@@ -28,10 +29,11 @@ func TestOpenSaysWhatIsThere(t *testing.T) {
 		"nothing": {func(s *mem.Store) {
 			storagetest.Remove(t, s, ".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp")
 		}, storage.ErrNotFound, ".metadata"},
-		"data only":        {func(s *mem.Store) { storagetest.Remove(t, s, ".metadata") }, storage.ErrIncomplete, ".metadata"},
-		"no pickle":        {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", []byte("hello")) }, storage.ErrCorrupt, ".metadata"},
-		"empty metadata":   {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", nil) }, storage.ErrCorrupt, ".metadata"},
-		"hyper_parallel's": {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", hyperMetadata(t)) }, storage.ErrVersion, "hyper_parallel"},
+		"data only":                {func(s *mem.Store) { storagetest.Remove(t, s, ".metadata") }, storage.ErrIncomplete, ".metadata"},
+		"no pickle":                {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", []byte("hello")) }, storage.ErrCorrupt, ".metadata"},
+		"empty metadata":           {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", nil) }, storage.ErrCorrupt, ".metadata"},
+		"hyper_parallel's":         {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", hyperMetadata(t)) }, storage.ErrVersion, "hyper_parallel"},
+		"a name that is none here": {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", oddName(t)) }, errors.ErrUnsupported, "1 to 4096 bytes"},
 		"a rank is missing": {func(s *mem.Store) {
 			storagetest.Put(t, s, "__0.metadata", nil)
 			storagetest.Put(t, s, "__2.metadata", nil)
@@ -48,6 +50,16 @@ func TestOpenSaysWhatIsThere(t *testing.T) {
 			t.Errorf("%s: ReadMetadata = %v; want %v", name, err, c.want)
 		}
 	}
+}
+
+// oddName returns metadata with a surrogate as a name, which PyTorch takes.
+func oddName(t testing.TB) []byte {
+	t.Helper()
+	b, err := blob.ReadAll(t.Context(), storagetest.CopyFixture(t, "torch-2.15/shard0-3"), ".metadata", 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.ReplaceAll(b, []byte("rep"), []byte("\xed\xa0\x80"))
 }
 
 func hyperMetadata(t testing.TB) []byte {
