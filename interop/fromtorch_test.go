@@ -20,6 +20,12 @@ var fromTorch = []testCase{
 	{name: "safetensors: save_file", run: readsSafe("saves.safe_file", nil)},
 	{name: "HuggingFaceStorageWriter: one file", needs: "huggingface", run: readsSafe("saves.huggingface", nil)},
 	{name: "HuggingFaceStorageWriter: three files, index", needs: "huggingface", run: readsSafe("saves.huggingface", args{"files": 3})},
+	{name: "QuantizedHuggingFaceStorageReader: blocks of 8-bit floats", needs: "quantized", run: func(r *rig) {
+		r.python("saves.quantized", args{"path": r.there("out")}, nil)
+		want := r.items("loads.dequantized", args{"path": r.there("out")})
+		r.convert("out", "native", "native", "--dequantize")
+		equal(r, "cairn convert --dequantize", r.digest("native"), want)
+	}},
 }
 
 // fromRanks is what several processes wrote.
@@ -28,6 +34,9 @@ var fromRanks = []testCase{
 	{name: "dcp.save: 4 ranks, DTensors, 2-D mesh", run: readsRanks(4, "saves.sharded", args{})},
 	{name: "dcp.save: 4 ranks, a file per tensor", run: readsRanks(4, "saves.sharded", args{"single_file_per_rank": false})},
 	{name: "dcp.save: 2 ranks, each its own metadata", needs: "rank-local", run: readsRanks(2, "saves.sharded", args{"collectives": false})},
+	{name: "dcp.save: 2 ranks, FSDP2 and its optimizer", run: func(r *rig) {
+		readsAs(r, 2, "out", "fsdp.save", args{"path": r.there("out")})
+	}},
 	{name: "HuggingFaceStorageWriter: 4 ranks, sharded", needs: "huggingface", run: readsHuggingFace(4, "out", false)},
 	{name: "HuggingFaceStorageWriter: 2 ranks, consolidated", needs: "huggingface", run: readsHuggingFace(2, "out", true)},
 }

@@ -73,6 +73,12 @@ var intoRanks = []testCase{
 		r.convert("native", "second", "torchdcp")
 		equal(r, "dcp.load", r.itemsOf(3, "loads.resharded", args{"path": r.there("second")}), want)
 	}},
+	{name: "FSDP2 of 2 ranks → native → dcp → FSDP2 of 3 ranks", run: func(r *rig) {
+		want := r.itemsOf(2, "fsdp.save", args{"path": r.there("first")})
+		r.convert("first", "native", "native")
+		r.convert("native", "second", "torchdcp")
+		equal(r, "the resumed training", r.itemsOf(3, "fsdp.load", args{"path": r.there("second")}), want)
+	}},
 	{name: "HuggingFaceStorageReader on a native folder", needs: "huggingface", run: func(r *rig) {
 		r.save("native", r.stockDTypes(), true)
 		got := r.items("loads.preallocated", args{"path": r.there("native"), "huggingface": true})

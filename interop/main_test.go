@@ -48,11 +48,11 @@ func TestInterop(t *testing.T) {
 		column := table.add(py.about)
 		t.Run("torch-"+py.about.Torch, func(t *testing.T) {
 			for _, c := range cases() {
-				if c.needs != "" && !py.has(c.needs) {
-					column.set(c.name, absent)
-					continue
-				}
 				t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
+					if c.needs != "" && !py.has(c.needs) {
+						column.set(c.name, absent)
+						return
+					}
 					defer func() { column.set(c.name, outcome(t.Failed())) }()
 					c.run(newRig(t, py, program))
 				})

@@ -50,8 +50,9 @@ type python struct {
 // whole system. It ends with the test.
 func start(t *testing.T, target string) *python {
 	t.Helper()
-	p := &python{answers: make(chan []byte), noise: new(noise)}
+	p := &python{answers: make(chan []byte, 1), noise: new(noise)}
 	p.cmd = p.command(t, target)
+	p.cmd.WaitDelay = 5 * time.Second // for ranks that outlive the worker
 	copyScripts(t, p.dir)
 	p.cmd.Env = append(os.Environ(), "PYTHONHASHSEED=0", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "USE_LIBUV=0", "OMP_NUM_THREADS=1")
 	if runtime.GOOS == "linux" {
@@ -171,10 +172,8 @@ func (p *python) has(feature string) bool { return slices.Contains(p.about.Featu
 func (p *python) stop() {
 	p.in.Close()
 	timer := time.AfterFunc(10*time.Second, func() { p.cmd.Process.Kill() })
-	for range p.answers {
-	}
-	timer.Stop()
-	p.cmd.Wait()
+	defer timer.Stop()
+	p.cmd.Wait() // of what it says there is nothing left to tell
 }
 
 // shorten leaves out the middle of a long text.

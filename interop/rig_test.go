@@ -43,11 +43,7 @@ func newRig(t *testing.T, py *python, program string) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if !t.Failed() || os.Getenv("KEEP") == "" {
-			os.RemoveAll(folder)
-		}
-	})
+	t.Cleanup(func() { os.RemoveAll(folder) })
 	return &rig{T: t, py: py, program: program, folder: filepath.Base(folder)}
 }
 

@@ -1,5 +1,6 @@
 """What this PyTorch is and can do."""
 
+import importlib.util
 import inspect
 import io
 import tempfile
@@ -46,6 +47,7 @@ def saves(dtype):
 def features():
     return {
         "huggingface": hasattr(dcp, "HuggingFaceStorageReader"),
+        "quantized": importlib.util.find_spec("torch.distributed.checkpoint.quantized_hf_storage") is not None,
         "zstd": has_zstd(),
         "rank-local": "use_collectives" in inspect.signature(dcp.save).parameters,
     }

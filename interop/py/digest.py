@@ -23,7 +23,7 @@ def of_value(value):
         value = sharding.join(value)
     if isinstance(value, torch.Tensor):
         return of_tensor(value)
-    return {"kind": "object", "type": type(value).__name__, "repr": repr(value)}
+    return {"kind": "object", "type": type(value).__name__, "repr": repr(value)[:400]}
 
 
 def of_tensor(x):
@@ -49,7 +49,7 @@ def differences(want, got, path="state"):
     if isinstance(want, torch.Tensor):
         return [] if of_tensor(want) == of_tensor(got) else [f"{path}: {of_tensor(got)}; want {of_tensor(want)}"]
     if isinstance(want, dict):
-        if list(want) != list(got) and sorted(map(repr, want)) != sorted(map(repr, got)):
+        if sorted(map(repr, want)) != sorted(map(repr, got)):
             return [f"{path}: keys {list(got)}; want {list(want)}"]
         return [d for k in want for d in differences(want[k], got[k], f"{path}[{k!r}]")]
     if isinstance(want, (list, tuple)):
@@ -58,11 +58,11 @@ def differences(want, got, path="state"):
         return [d for i, (a, b) in enumerate(zip(want, got)) for d in differences(a, b, f"{path}[{i}]")]
     if repr(want) != repr(got):
         return [f"{path}: {got!r}; want {want!r}"]
-    if want == want and not equal(want, got):  # not so for NaN
+    if equal(want, want) and not equal(want, got):  # not so for NaN
         return [f"{path}: {got!r} is not equal to {want!r}"]
     return []
 
 
 def equal(a, b):
     same = a == b
-    return same.all() if hasattr(same, "all") else same
+    return bool(same.all()) if hasattr(same, "all") else same

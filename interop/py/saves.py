@@ -1,5 +1,6 @@
 """What PyTorch and safetensors write. Each returns the digests of it."""
 
+import json
 import os
 
 import safetensors.torch
@@ -70,6 +71,17 @@ def huggingface(path, dtypes, files=1):
     places = {name: i % files + 1 for i, name in enumerate(sorted(state))}
     dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(path, fqn_to_index_mapping=places if files > 1 else None))
     return digest.of_items(state)
+
+
+def quantized(path):
+    """Saves weights of 8-bit floats with a scale for each block, as they are published."""
+    weight = torch.randn(300, 260, generator=torch.Generator().manual_seed(1)).to(torch.float8_e4m3fn)
+    scale = torch.rand(3, 3, generator=torch.Generator().manual_seed(2)) + 0.01
+    state = {"layer.weight": weight, "layer.weight_scale_inv": scale, "norm.weight": torch.arange(7.0)}
+    os.makedirs(path)
+    safetensors.torch.save_file(state, os.path.join(path, "model.safetensors"), metadata={"format": "pt"})
+    with open(os.path.join(path, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
+        json.dump({"metadata": {}, "weight_map": dict.fromkeys(state, "model.safetensors")}, f)
 
 
 def sharded_state(dtypes):

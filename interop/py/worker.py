@@ -37,14 +37,13 @@ def main():
     for module in EAGER:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints does not disturb the answers
     for number, line in enumerate(sys.stdin):
-        answers.write(json.dumps(answer(number, json.loads(line))) + "\n")
-        answers.flush()
+        print(json.dumps(answer(number, json.loads(line), out.fileno())), file=out, flush=True)
 
 
-def answer(number, request):
+def answer(number, request, out):
     ranks = request["ranks"]
     pipes = {}
     end, alive = os.pipe()
@@ -52,8 +51,8 @@ def answer(number, request):
         receive, send = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(receive)
-            os.close(alive)
+            for fd in (receive, alive, out):
+                os.close(fd)
             child(number, request, rank, ranks, send, end)
         os.close(send)
         pipes[receive] = (rank, pid)
