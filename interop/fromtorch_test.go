@@ -37,8 +37,8 @@ var fromRanks = []testCase{
 	{name: "dcp.save: 2 ranks, FSDP2 and its optimizer", run: func(r *rig) {
 		readsAs(r, 2, "out", "fsdp.save", args{"path": r.there("out")})
 	}},
-	{name: "HuggingFaceStorageWriter: 4 ranks, sharded", needs: "huggingface", run: readsHuggingFace(4, "out", false)},
-	{name: "HuggingFaceStorageWriter: 2 ranks, consolidated", needs: "huggingface", run: readsHuggingFace(2, "out", true)},
+	{name: "HuggingFaceStorageWriter: 4 ranks, sharded", needs: "huggingface", run: readsHuggingFace(4, false)},
+	{name: "HuggingFaceStorageWriter: 2 ranks, consolidated", needs: "huggingface", run: readsHuggingFace(2, true)},
 }
 
 // reads has Python save a checkpoint and compares what cairn finds in it.
@@ -70,9 +70,9 @@ func readsRanks(n int, function string, more args) func(r *rig) {
 	}
 }
 
-func readsHuggingFace(n int, name string, consolidate bool) func(r *rig) {
+func readsHuggingFace(n int, consolidate bool) func(r *rig) {
 	return func(r *rig) {
-		readsAs(r, n, name, "saves.huggingface_sharded", args{"path": r.there("out"), "consolidate": consolidate})
+		readsAs(r, n, "out", "saves.huggingface_sharded", args{"path": r.there("out"), "consolidate": consolidate})
 	}
 }
 

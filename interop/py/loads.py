@@ -1,6 +1,7 @@
 """What PyTorch and safetensors read. Each returns the digests of what it got."""
 
 import glob
+import json
 import os
 
 import safetensors
@@ -102,11 +103,16 @@ def to_file(path, file):
     return digest.of_state(torch.load(file, weights_only=False))
 
 
-def into_optimizer(path):
-    """Resumes a training and says where it goes on otherwise than the real one."""
-    net, opt = states.model(), None
+def blank_model():
+    net = states.model()
     for p in net.parameters():
         torch.nn.init.zeros_(p)
+    return net
+
+
+def into_optimizer(path):
+    """Resumes a training and says where it goes on otherwise than the real one."""
+    net = blank_model()
     opt = states.optimizer(net)
     weights, moments = get_state_dict(net, opt)
     state = {"model": weights, "optim": moments}
@@ -124,7 +130,7 @@ def into_optimizer(path):
 def into_raw_optimizer(path):
     """Loads the state_dict of an optimizer from a file of torch.save."""
     real, real_opt = states.trained()
-    net = states.model()
+    net = blank_model()
     opt = states.optimizer(net)
     saved = torch.load(path, weights_only=True)
     net.load_state_dict(saved["model"])
@@ -162,18 +168,21 @@ def bits(x):
 
 
 def load_file(path):
-    """Reads the files of a folder as transformers does, by the index if there is one."""
-    got = {}
+    """Reads the files of a folder, which its index must describe."""
+    with open(os.path.join(path, "model.safetensors.index.json"), encoding="utf-8") as f:
+        index = json.load(f)["weight_map"]
+    got, place = {}, {}
     for name in safe_files(path):
-        got |= safetensors.torch.load_file(name)
+        state = safetensors.torch.load_file(name)
+        got |= state
+        place |= dict.fromkeys(state, os.path.basename(name))
+    assert place == index, f"the index says {index}, the files {place}"
     return digest.of_items(got)
 
 
 def into_model(path):
     """Loads a folder of safetensors into a module, by its own function."""
-    net = states.model()
-    for p in net.parameters():
-        torch.nn.init.zeros_(p)
+    net = blank_model()
     for name in safe_files(path):
         missing, unexpected = safetensors.torch.load_model(net, name)
         assert not missing and not unexpected, (missing, unexpected)
