@@ -40,6 +40,7 @@ vet-others:
 	GOOS=darwin  GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
 	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(GO) vet ./...
 	$(GO) vet -tags purego ./internal/...
+	$(GO) vet -tags interop ./interop
 
 staticcheck:
 	$(GO) -C tools build -o ../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
@@ -63,7 +64,10 @@ bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
 	$(BIN)/cairn bench plan --ranks 1024 --tensors 1000
 	$(BIN)/cairn bench open --chunks 1000000
 	$(BIN)/cairn bench reshard
+	$(BIN)/cairn bench open --chunks 1000000 --format torchdcp
 	$(BIN)/cairn bench io --size $(BENCHSIZE) --ranks 1
+	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from torchdcp --to hf
+	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from native --to torchdcp
 
 gobench: ## run the Go benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem ./...

@@ -6,14 +6,15 @@ import (
 	"os"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// readRows reads a few rows of a matrix from a checkpoint on disk, without a
-// job, and verifies what it reads.
-func readRows(ctx context.Context, dir, name string, first, n, width int64) (*tensor.Tensor, error) {
-	store, err := file.Open(dir, nil)
+// readRows reads a few rows of a matrix from a checkpoint, without a job. The
+// path is that of a folder or a file, in any format.
+func readRows(ctx context.Context, path, name string, first, n, width int64) (*tensor.Tensor, error) {
+	store, err := all.Open(path)
 	if err != nil {
 		return nil, err
 	}
