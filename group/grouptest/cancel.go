@@ -48,7 +48,10 @@ func rootedCollectives(root int) []collective {
 	}
 }
 
+// errCause is registered, so that every rank finds it in the chain.
 var errCause = errors.New("node is going down")
+
+func init() { group.RegisterError("grouptest.errCause", errCause) }
 
 func (s *suite) cancel(t *testing.T) {
 	for _, c := range s.collectives() {

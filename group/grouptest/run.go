@@ -24,6 +24,11 @@ type Options struct {
 	// hang is reported as a deadlock at once and a goroutine left behind as a
 	// leak; with it, a hang is a context that ends after half a minute.
 	Real bool
+	// Reuse is for real groups that take long to make: the tests of one size
+	// share a group, except those in which a rank leaves.
+	Reuse bool
+	// Leave makes g's rank leave the group for good. Nil: this is not tested.
+	Leave func(g group.Group)
 }
 
 func (o *Options) withDefaults() Options {
@@ -42,7 +47,10 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 	o := opts.withDefaults()
 	for _, n := range o.Sizes {
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
-			s := &suite{open: open, real: o.Real, n: n}
+			s := &suite{open: open, leave: o.Leave, real: o.Real, n: n}
+			if o.Real && o.Reuse {
+				s.shared = open(t, n)
+			}
 			t.Run("values", s.values)
 			t.Run("barrier", s.barrier)
 			t.Run("sub", s.subGroups)
@@ -53,19 +61,46 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 			t.Run("invalid", s.invalid)
 			t.Run("stress", s.stress)
 			t.Run("steps", s.steps)
+			if s.messenger(t) {
+				t.Run("messages", s.messages)
+			}
+			if n > 1 && s.leave != nil {
+				t.Run("gone", s.gone)
+			}
 		})
 	}
 }
 
 // suite is the tests for one group size.
 type suite struct {
-	open OpenFunc
-	real bool
-	n    int
+	open   OpenFunc
+	leave  func(group.Group)
+	real   bool
+	n      int
+	shared []group.Group // for all tests, or nil
 }
 
-// test runs fn with a fresh group, in a bubble where that is possible.
+// messenger reports whether the groups are a [group.Messenger].
+func (s *suite) messenger(t *testing.T) bool {
+	gs := s.shared
+	if gs == nil {
+		gs = s.open(t, 1)
+	}
+	_, ok := gs[0].(group.Messenger)
+	return ok
+}
+
+// test runs fn with a group that works, in a bubble where that is possible.
 func (s *suite) test(t *testing.T, name string, fn func(e *env)) {
+	if s.shared == nil {
+		s.fresh(t, name, fn)
+		return
+	}
+	t.Run(name, func(t *testing.T) { fn(&env{T: t, gs: s.shared, real: true}) })
+}
+
+// fresh runs fn with a new group.
+func (s *suite) fresh(t *testing.T, name string, fn func(e *env)) {
 	t.Run(name, func(t *testing.T) {
 		run := func(t *testing.T) { fn(&env{T: t, gs: s.open(t, s.n), real: s.real}) }
 		if s.real {

@@ -13,7 +13,7 @@ import (
 )
 
 // Group is one rank's end of a group. Its methods are for that rank's
-// goroutine, except Leave, which any goroutine may call.
+// goroutine, except Leave, Send and Recv, which any goroutine may call.
 type Group struct {
 	hub  *hub
 	rank int

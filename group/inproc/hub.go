@@ -12,6 +12,8 @@ type world struct {
 	mu sync.Mutex
 	// waiting holds the undecided calls, for a rank that leaves to fail them.
 	waiting map[*call]struct{} // guarded by mu
+	// mailed holds the groups with messages, or with ranks that wait for some.
+	mailed map[*hub]struct{} // guarded by mu
 }
 
 // hub is where the ends of one group meet.
@@ -26,6 +28,8 @@ type hub struct {
 	// alarms holds the alarms before the calls of these numbers, made when the
 	// first rank asks for one.
 	alarms map[uint64]*alarm // guarded by world.mu
+	// mail holds the messages that wait and those who wait for them.
+	mail map[route]*mailbox // guarded by world.mu
 	// left are the ranks that left this group, in that order.
 	left []departure // guarded by world.mu
 	// lost is the departure, from this group or one above, that ended this

@@ -20,9 +20,11 @@ func open(_ *testing.T, n int) []group.Group {
 	return gs
 }
 
-func TestGroup(t *testing.T) { grouptest.Run(t, open, nil) }
+func leave(g group.Group) { g.(*inproc.Group).Leave(nil) }
+
+func TestGroup(t *testing.T) { grouptest.Run(t, open, &grouptest.Options{Leave: leave}) }
 
 // The suite is for groups over sockets too, so it must hold outside a bubble.
 func TestGroupInRealTime(t *testing.T) {
-	grouptest.Run(t, open, &grouptest.Options{Sizes: []int{3}, Real: true})
+	grouptest.Run(t, open, &grouptest.Options{Sizes: []int{3}, Real: true, Reuse: true, Leave: leave})
 }

@@ -30,4 +30,5 @@ func (g *Group) Leave(err error) {
 			c.fail(lost.error(c.hub, c.first.Op))
 		}
 	}
+	h.world.wake()
 }

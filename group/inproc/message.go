@@ -1,0 +1,139 @@
+package inproc
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+var _ group.Messenger = (*Group)(nil)
+
+// maxQueued bounds the bytes of one tag that wait to be received, where they are
+// more than one message.
+const maxQueued = 1 << 20
+
+// route is whose messages a mailbox holds.
+type route struct{ from, to, tag int }
+
+// mailbox holds the messages of one route that wait to be received. It is there
+// while it has messages or somebody waits for it.
+type mailbox struct {
+	msgs    [][]byte
+	bytes   int
+	users   int
+	changed chan struct{} // closed at the next change
+}
+
+// change wakes all that wait for m.
+func (m *mailbox) change() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// Send hands a copy of b to rank to.
+func (g *Group) Send(ctx context.Context, to, tag int, b []byte) error {
+	if err := group.CheckMessage(group.OpSend, to, tag, g.Size()); err != nil {
+		return err
+	}
+	b = bytes.Clone(b)
+	return g.hub.visit(ctx, group.OpSend, to, route{g.rank, to, tag}, func(m *mailbox, lost bool) bool {
+		if lost || len(m.msgs) > 0 && m.bytes+len(b) > maxQueued {
+			return false
+		}
+		m.msgs = append(m.msgs, b)
+		m.bytes += len(b)
+		return true
+	})
+}
+
+// Recv returns the next message that rank from sent to this one with tag.
+func (g *Group) Recv(ctx context.Context, from, tag int) ([]byte, error) {
+	if err := group.CheckMessage(group.OpRecv, from, tag, g.Size()); err != nil {
+		return nil, err
+	}
+	var got []byte
+	err := g.hub.visit(ctx, group.OpRecv, from, route{from, g.rank, tag}, func(m *mailbox, _ bool) bool {
+		if len(m.msgs) == 0 {
+			return false
+		}
+		got = m.msgs[0]
+		m.msgs = m.msgs[1:]
+		m.bytes -= len(got)
+		return true
+	})
+	return got, err
+}
+
+// visit lets try at the mailbox of a route until it has done what it wants, the
+// context has ended or a rank is gone, which try is told.
+func (h *hub) visit(ctx context.Context, op group.Op, peer int, r route, try func(m *mailbox, lost bool) bool) error {
+	w := h.world
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m := h.mailbox(r)
+	defer h.put(r, m)
+	for {
+		if err := group.ContextError(ctx); err != nil {
+			return &group.Error{Op: op, Ranks: []int{peer}, Err: err}
+		}
+		lost := h.loss()
+		if try(m, lost != nil) {
+			m.change()
+			return nil
+		}
+		if lost != nil {
+			return lost.error(h, op)
+		}
+		changed := m.changed
+		w.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		w.mu.Lock()
+	}
+}
+
+// mailbox returns the mailbox of a route for use until put. The lock is held.
+func (h *hub) mailbox(r route) *mailbox {
+	m := h.mail[r]
+	if m == nil {
+		m = &mailbox{changed: make(chan struct{})}
+		if h.mail == nil {
+			h.mail = make(map[route]*mailbox)
+		}
+		h.mail[r] = m
+		h.world.boxes(h)
+	}
+	m.users++
+	return m
+}
+
+// put ends a use of a mailbox.
+func (h *hub) put(r route, m *mailbox) {
+	m.users--
+	if m.users == 0 && len(m.msgs) == 0 {
+		delete(h.mail, r)
+	}
+	if len(h.mail) == 0 {
+		delete(h.world.mailed, h)
+	}
+}
+
+// boxes notes that h has mailboxes, for a rank that leaves to wake who waits.
+func (w *world) boxes(h *hub) {
+	if w.mailed == nil {
+		w.mailed = make(map[*hub]struct{})
+	}
+	w.mailed[h] = struct{}{}
+}
+
+// wake lets all that wait for messages look whether a rank is gone.
+func (w *world) wake() {
+	for h := range w.mailed {
+		for _, m := range h.mail {
+			m.change()
+		}
+	}
+}

@@ -1,0 +1,54 @@
+package group
+
+import (
+	"context"
+	"fmt"
+)
+
+// The methods of [Messenger], as [Error] names them.
+const (
+	OpSend Op = "send"
+	OpRecv Op = "recv"
+)
+
+// Messenger is a capability of groups whose ranks can send each other messages
+// outside of collective calls. The ranks of its methods are those of the group.
+//
+// # Contract
+//
+//   - The messages of one rank to another with one tag arrive whole, once and in
+//     the order they were sent. Other tags, other ranks and other groups are
+//     apart: messages that nobody receives hold up those of their own tag only.
+//   - Messages are flow controlled: the first of a tag, if it has at most 64
+//     KiB, is taken without waiting; others may wait until the receiver asks.
+//   - A rank may send to itself. Methods of one rank may overlap: messages that
+//     goroutines send with one tag come in either order, and each of them is
+//     received once.
+//   - A call whose context ends returns an error that names the other rank and
+//     wraps the context's error and cause. A message whose Send has failed
+//     arrives whole or not at all.
+//   - A rank that is not in the group, or a tag below zero, is [ErrInvalid].
+//   - Once a rank of the group is gone every call fails with [ErrGone] and names
+//     it, except that what has already arrived may still be received. Errors are
+//     of type [*Error].
+type Messenger interface {
+	// Send hands b to rank to. The caller may write to b again once it has
+	// returned.
+	Send(ctx context.Context, to, tag int, b []byte) error
+	// Recv returns the next message that rank from sends to this one with tag.
+	// The slice is the caller's.
+	Recv(ctx context.Context, from, tag int) ([]byte, error)
+}
+
+// CheckMessage returns an error that wraps [ErrInvalid] where a group of size
+// ranks cannot serve a message from or to peer. It is for those who implement
+// [Messenger].
+func CheckMessage(op Op, peer, tag, size int) error {
+	switch {
+	case peer < 0 || peer >= size:
+		return &Error{Op: op, Ranks: []int{peer}, Err: fmt.Errorf("peer of %d ranks: %w", size, ErrInvalid)}
+	case tag < 0:
+		return &Error{Op: op, Ranks: []int{peer}, Err: fmt.Errorf("tag %d: %w", tag, ErrInvalid)}
+	}
+	return nil
+}
