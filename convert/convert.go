@@ -39,14 +39,16 @@ type Options struct {
 	// nothing is an error that wraps plan.ErrMissing.
 	Select, Exclude []string
 	// Rename are rules for the names in the target, applied one after the
-	// other; see ParseRename.
+	// other; see ParseRename. Each must match one of the names to convert.
 	Rename []string
 	// DType are rules for the element types in the target: "DTYPE" is for all
 	// floating-point tensors, "GLOB=DTYPE" for all that match. Of several that
 	// apply to a tensor the last counts. None: as in the source.
 	DType []string
 
-	// Merge makes whole tensors, all on one rank.
+	// Merge makes whole tensors, all on one rank. A format of whole tensors
+	// needs it, unless it is told to write pieces: formats.WholeTensors tells
+	// which those are. The command line sets it by itself.
 	Merge bool
 	// WorldSize is the number of ranks to write for. Mesh arranges them; given
 	// alone it also says how many there are. By default dimension i of the mesh

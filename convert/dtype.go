@@ -10,7 +10,7 @@ type caster []*rule[tensor.DType]
 func parseCasts(texts []string) (caster, error) {
 	var out caster
 	for _, t := range texts {
-		r, err := parseRule(t, tensor.ParseDType)
+		r, err := parseRule(t, tensor.LookupDType)
 		if err != nil {
 			return nil, err
 		}

@@ -2,6 +2,7 @@ package convert
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -113,7 +114,7 @@ func (j *Job) choose() error {
 		}
 		j.entries[i] = &entry{src: e, info: in}
 	}
-	if err := casts.check(); err != nil {
+	if err := errors.Join(rename.Check(), casts.check()); err != nil {
 		return err
 	}
 	return j.index(len(rename) > 0)

@@ -22,47 +22,19 @@ func (p *pattern) matches(name string) bool {
 	return ok
 }
 
-func parsePatterns(texts []string) ([]*pattern, error) {
-	out := make([]*pattern, len(texts))
-	for i, t := range texts {
-		match, err := inspect.Glob(t)
-		if err != nil {
-			return nil, err
-		}
-		out[i] = &pattern{text: t, match: match}
-	}
-	return out, nil
-}
-
-// matchesAny reports whether one of the patterns matches. All are asked, so that
-// each knows whether it is of use.
-func matchesAny(ps []*pattern, name string) bool {
-	found := false
-	for _, p := range ps {
-		found = p.matches(name) || found
-	}
-	return found
-}
-
 // selectEntries returns the entries that the patterns leave.
 func selectEntries(md *meta.Metadata, include, exclude []string) ([]*meta.Entry, error) {
-	in, err := parsePatterns(include)
-	if err != nil {
-		return nil, err
-	}
-	ex, err := parsePatterns(exclude)
+	f, err := inspect.NewFilter(include, exclude)
 	if err != nil {
 		return nil, err
 	}
 	var out []*meta.Entry
 	for i := range md.Entries {
-		e := &md.Entries[i]
-		wanted := matchesAny(in, e.FQN) || len(in) == 0
-		if !matchesAny(ex, e.FQN) && wanted {
+		if e := &md.Entries[i]; f.Keep(e.FQN) {
 			out = append(out, e)
 		}
 	}
-	if err := allUsed(in, ex); err != nil {
+	if err := f.Check(); err != nil {
 		return nil, err
 	}
 	if len(out) == 0 {
@@ -72,12 +44,10 @@ func selectEntries(md *meta.Metadata, include, exclude []string) ([]*meta.Entry,
 }
 
 // allUsed refuses patterns that match nothing: most likely they are mistyped.
-func allUsed(lists ...[]*pattern) error {
-	for _, ps := range lists {
-		for _, p := range ps {
-			if !p.used {
-				return fmt.Errorf("%w: a name like %q", plan.ErrMissing, p.text)
-			}
+func allUsed(ps []*pattern) error {
+	for _, p := range ps {
+		if !p.used {
+			return fmt.Errorf("%w: a name like %q", plan.ErrMissing, p.text)
 		}
 	}
 	return nil

@@ -37,7 +37,11 @@ func (e *RefusedError) Error() string {
 	if n := len(all) - len(parts); n > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", n))
 	}
-	return fmt.Sprintf("%v: %d names: %s", storage.ErrNotRepresentable, len(all), strings.Join(parts, "; "))
+	names := "names"
+	if len(all) == 1 {
+		names = "name"
+	}
+	return fmt.Sprintf("%v: %d %s: %s", storage.ErrNotRepresentable, len(all), names, strings.Join(parts, "; "))
 }
 
 // Unwrap returns what e is about.

@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+
+	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// Rename changes names by rules.
+// Rename changes names by rules, and remembers which of them matched. It is not
+// safe for concurrent use.
 type Rename []renameRule
 
 // renameRule rewrites the names that it matches.
@@ -15,6 +18,7 @@ type renameRule struct {
 	re   *regexp.Regexp
 	to   string
 	all  bool // every match in a name, not only the first
+	used bool // it has matched
 }
 
 // ParseRename reads rules, each in one of two forms:
@@ -129,19 +133,31 @@ func splitStars(s string) []string {
 
 // Apply returns what the rules make of a name.
 func (r Rename) Apply(name string) string {
-	for _, rule := range r {
-		name = rule.apply(name)
+	for i := range r {
+		name = r[i].apply(name)
 	}
 	return name
 }
 
-func (r *renameRule) apply(name string) string {
-	if r.all {
-		return r.re.ReplaceAllString(name, r.to)
+// Check returns an error that wraps plan.ErrMissing if a rule matched none of the
+// names that Apply was asked about: most likely it is mistyped.
+func (r Rename) Check() error {
+	for i := range r {
+		if !r[i].used {
+			return fmt.Errorf("%w: a name for the rule %q", plan.ErrMissing, r[i].text)
+		}
 	}
+	return nil
+}
+
+func (r *renameRule) apply(name string) string {
 	at := r.re.FindStringSubmatchIndex(name)
 	if at == nil {
 		return name
+	}
+	r.used = true
+	if r.all {
+		return r.re.ReplaceAllString(name, r.to)
 	}
 	out := append([]byte(nil), name[:at[0]]...)
 	out = r.re.ExpandString(out, r.to, name, at)

@@ -49,7 +49,7 @@ type Compared struct {
 	// Renamed is the name in the first checkpoint where that is another one.
 	Renamed string `json:"renamed,omitempty"`
 	Status  string `json:"status"`
-	// Differs lists in what it differs, close ones too.
+	// Differs lists in what it differs, and nothing that the options allow for.
 	Differs []Aspect `json:"differs,omitempty"`
 	// A and B describe the name in the first and in the second checkpoint. Nil:
 	// it is not there.
@@ -134,8 +134,12 @@ type CompareOptions struct {
 	// DescriptionsOnly leaves values unread: names, kinds, dtypes and shapes are
 	// compared, and of objects nothing but that they are there.
 	DescriptionsOnly bool
-	// Keep selects names, those of the second checkpoint. Nil: all.
+	// Keep selects names, those of the first checkpoint. What one that is left
+	// out is called in the second is left out there too. Nil: all.
 	Keep func(fqn string) bool
+	// KeepExtra selects names that only the second checkpoint has. Nil: Keep
+	// does.
+	KeepExtra func(fqn string) bool
 	// Rename returns the name that a name of the first checkpoint has in the
 	// second. No two may become one. Nil: the same.
 	Rename func(fqn string) string
@@ -161,6 +165,9 @@ func (o *CompareOptions) withDefaults() CompareOptions {
 	}
 	if out.Keep == nil {
 		out.Keep = func(string) bool { return true }
+	}
+	if out.KeepExtra == nil {
+		out.KeepExtra = out.Keep
 	}
 	if out.Rename == nil {
 		out.Rename = func(n string) string { return n }
@@ -200,10 +207,12 @@ func Compare(ctx context.Context, a, b Side, opts *CompareOptions) (*Comparison,
 // pair brings the names of both sides together, in their order.
 func (c *comparer) pair() error {
 	byName := map[string]*pairItem{}
+	leftOut := map[string]bool{}
 	for i := range c.a.Metadata.Entries {
 		e := &c.a.Metadata.Entries[i]
 		name := c.opts.Rename(e.FQN)
-		if !c.opts.Keep(name) {
+		if !c.opts.Keep(e.FQN) {
+			leftOut[name] = true
 			continue
 		}
 		if other := byName[name]; other != nil {
@@ -213,12 +222,9 @@ func (c *comparer) pair() error {
 	}
 	for i := range c.b.Metadata.Entries {
 		e := &c.b.Metadata.Entries[i]
-		if !c.opts.Keep(e.FQN) {
-			continue
-		}
 		if p := byName[e.FQN]; p != nil {
 			p.b = e
-		} else {
+		} else if !leftOut[e.FQN] && c.opts.KeepExtra(e.FQN) {
 			byName[e.FQN] = &pairItem{fqn: e.FQN, b: e}
 		}
 	}
@@ -242,7 +248,7 @@ func (c *comparer) comparison() *Comparison {
 		if !p.done.Load() || c.opts.StopAfter > 0 && out.Differences() >= int64(c.opts.StopAfter) {
 			break
 		}
-		r := p.result(&c.opts)
+		r := p.result()
 		out.count(&r)
 		switch {
 		case r.Equal() && !c.opts.All:

@@ -26,6 +26,7 @@ type pairItem struct {
 	fqn     string
 	a, b    *meta.Entry // nil: not there
 	differs []Aspect
+	cast    bool // of two tensors: their dtypes are not the same
 	// Of two tensors whose elements are compared:
 	elements int64
 	slab     int64
@@ -55,7 +56,8 @@ func (p *pairItem) describe(o *CompareOptions) error {
 		return nil
 	}
 	x, y := p.a.Tensor, p.b.Tensor
-	if x.DType != y.DType {
+	p.cast = x.DType != y.DType
+	if p.cast && !o.IgnoreDType {
 		p.differs = append(p.differs, AspectDType)
 	}
 	if !slices.Equal(x.Shape, y.Shape) {
@@ -126,31 +128,30 @@ func (c *comparer) enough() bool {
 
 // finish ends a name of which everything was read.
 func (c *comparer) finish(p *pairItem) {
-	if s := p.status(&c.opts); s != StatusIdentical && s != StatusClose {
+	if s := p.status(); s != StatusIdentical && s != StatusClose {
 		c.differences.Add(1)
 	}
 	p.done.Store(true)
 }
 
 // status says how a finished name compares.
-func (p *pairItem) status(o *CompareOptions) string {
-	forgiven := func(a Aspect) bool { return a == AspectDType && o.IgnoreDType }
+func (p *pairItem) status() string {
 	switch {
 	case p.b == nil:
 		return StatusMissing
 	case p.a == nil:
 		return StatusExtra
-	case len(p.differs) == 0 && p.values.same:
-		return StatusIdentical
-	case slices.ContainsFunc(p.differs, func(a Aspect) bool { return !forgiven(a) }):
+	case len(p.differs) > 0:
 		return StatusDifferent
+	case p.values.same && !p.cast:
+		return StatusIdentical
 	}
 	return StatusClose
 }
 
 // result describes a finished name.
-func (p *pairItem) result(o *CompareOptions) Compared {
-	out := Compared{FQN: p.fqn, Status: p.status(o), Differs: p.differs, A: p.sideItem(p.a, 0), B: p.sideItem(p.b, 1), Where: p.where}
+func (p *pairItem) result() Compared {
+	out := Compared{FQN: p.fqn, Status: p.status(), Differs: p.differs, A: p.sideItem(p.a, 0), B: p.sideItem(p.b, 1), Where: p.where}
 	if p.a != nil && p.a.FQN != p.fqn {
 		out.Renamed = p.a.FQN
 	}

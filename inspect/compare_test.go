@@ -71,13 +71,22 @@ func TestCompareNames(t *testing.T) {
 	// Renamed, and without the rest.
 	got = compare(t, a, b, &inspect.CompareOptions{
 		Rename: func(n string) string { return strings.Replace(n, "old", "new", 1) },
-		Keep:   func(n string) bool { return n == "new" || n == "same" }, All: true,
+		Keep:   func(n string) bool { return n == "old" || n == "same" }, All: true,
 	})
 	if !got.Equal || got.Names != 2 || got.Items[0].Renamed != "old" || got.Items[1].Renamed != "" || !got.MaxAbs.None() {
 		t.Errorf("renamed: %+v", got)
 	}
 	if _, err := inspect.Compare(t.Context(), side(a), side(b), &inspect.CompareOptions{Rename: func(string) string { return "x" }}); err == nil {
 		t.Error("two names that become one are no error")
+	}
+	// What only the second has, and what the others are called there.
+	got = compare(t, a, b, &inspect.CompareOptions{
+		Rename:    func(n string) string { return strings.Replace(n, "same", "new", 1) },
+		Keep:      func(n string) bool { return n == "gone" },
+		KeepExtra: func(string) bool { return true },
+	})
+	if got.Names != 2 || got.Missing != 1 || got.Extra != 1 || got.Items[1].FQN != "same" {
+		t.Errorf("extra names: %+v", got)
 	}
 	// Without values.
 	a.read.Store(0)

@@ -1,6 +1,7 @@
 package inspect_test
 
 import (
+	"errors"
 	"math"
 	"strconv"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -83,24 +85,44 @@ func TestFilter(t *testing.T) {
 		{[]string{"a.*", "c"}, []string{"*.b"}, "a.w c"},
 		{nil, []string{"*"}, ""},
 	} {
-		keep, err := inspect.Filter(c.in, c.out)
+		f, err := inspect.NewFilter(c.in, c.out)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var got []string
 		for _, n := range []string{"a.w", "a.b", "c"} {
-			if keep(n) {
+			if f.Keep(n) {
 				got = append(got, n)
 			}
 		}
+		if err := f.Check(); err != nil {
+			t.Errorf("Check = %v; each pattern matched", err)
+		}
 		if s := strings.Join(got, " "); s != c.want {
-			t.Errorf("Filter(%q, %q) keeps %q; want %q", c.in, c.out, s, c.want)
+			t.Errorf("NewFilter(%q, %q) keeps %q; want %q", c.in, c.out, s, c.want)
 		}
 	}
-	if _, err := inspect.Filter([]string{"["}, nil); err == nil {
-		t.Error("Filter of a bad pattern = nil")
+	if _, err := inspect.NewFilter([]string{"["}, nil); err == nil {
+		t.Error("NewFilter of a bad pattern = nil")
 	}
-	if _, err := inspect.Filter(nil, []string{"["}); err == nil {
-		t.Error("Filter of a bad pattern = nil")
+	if _, err := inspect.NewFilter(nil, []string{"["}); err == nil {
+		t.Error("NewFilter of a bad pattern = nil")
+	}
+}
+
+func TestPatternsOfNothing(t *testing.T) {
+	for _, c := range [][2][]string{{{"a", "x"}, nil}, {nil, {"a", "x"}}} {
+		f, err := inspect.NewFilter(c[0], c[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Keep("a")
+		if err := f.Check(); !errors.Is(err, plan.ErrMissing) || !strings.Contains(err.Error(), `"x"`) {
+			t.Errorf("Check = %v; want %v with x", err, plan.ErrMissing)
+		}
+		f.Keep("x")
+		if err := f.Check(); err != nil {
+			t.Errorf("Check = %v; each pattern matched", err)
+		}
 	}
 }

@@ -121,7 +121,7 @@ func (f *catFlags) check(cmd *cobra.Command) error {
 	case f.dtype == voidDType && f.npy == "":
 		return usagef(cmd, "--dtype void is for --npy")
 	case f.dtype != "" && f.dtype != voidDType:
-		if _, err := tensor.ParseDType(f.dtype); err != nil {
+		if _, err := tensor.LookupDType(f.dtype); err != nil {
 			return usagef(cmd, "--dtype: %v", err)
 		}
 	}
@@ -237,7 +237,7 @@ func (k *catter) tensor(slice string) error {
 	}
 	if k.flags.dtype != "" && k.flags.dtype != voidDType {
 		var err error
-		if d, err = tensor.ParseDType(k.flags.dtype); err != nil {
+		if d, err = tensor.LookupDType(k.flags.dtype); err != nil {
 			return err
 		}
 	}

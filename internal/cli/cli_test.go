@@ -15,6 +15,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -31,6 +32,7 @@ func TestExitCodes(t *testing.T) {
 		&usageError{"x"}:        2,
 		cairn.ErrNotFound:       3,
 		cairn.ErrMissing:        3,
+		convert.ErrEmpty:        3,
 		fs.ErrNotExist:          3,
 		cairn.ErrIncomplete:     4,
 		cairn.ErrCorrupt:        5,

@@ -27,6 +27,9 @@ type diffFlags struct {
 	selected, excluded []string
 	rename             []string
 	first              bool
+
+	filter *inspect.Filter
+	rules  convert.Rename
 }
 
 // errTrouble is of a comparison that went wrong: for 'cairn diff' the exit code
@@ -52,8 +55,11 @@ dtypes are a difference, but with --ignore-dtype. Values of objects have to be
 equal whatever the tolerance.
 
 --select and --exclude take patterns as the --match of 'cairn ls' does, --rename
-rules as 'cairn convert' does; all may be given several times. Names of A are
-renamed before anything is selected.
+rules as 'cairn convert' does; all may be given several times, and each has to
+match something. As there, patterns are about names of A as they are in A; what is
+left is then renamed, and what is left out is left out of B as well. Names that
+only B has are selected by the same patterns; with --rename, where they have no
+name in A, only --exclude leaves them out.
 
 The exit code is 0 where the checkpoints are equal and 1 where they are not. Other
 codes say what went wrong, as 'cairn help exit-codes' has them; what would be 1
@@ -150,17 +156,44 @@ func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error)
 		o.StopAfter = 1
 	}
 	var err error
-	if o.Keep, err = inspect.Filter(f.selected, f.excluded); err != nil {
-		return nil, withHint(err, "see 'cairn ls --help' for what a pattern may hold")
+	if f.filter, err = newFilter(f.selected, f.excluded); err != nil {
+		return nil, err
 	}
-	if len(f.rename) > 0 {
-		rules, err := convert.ParseRename(f.rename)
-		if err != nil {
-			return nil, usagef(cmd, "%v", err)
-		}
-		o.Rename = rules.Apply
+	o.Keep = f.filter.Keep
+	if len(f.rename) == 0 {
+		return &o, nil
 	}
+	if f.rules, err = convert.ParseRename(f.rename); err != nil {
+		return nil, usagef(cmd, "%v", err)
+	}
+	extra, err := inspect.NewFilter(nil, f.excluded)
+	if err != nil {
+		return nil, err
+	}
+	o.Rename, o.KeepExtra = f.rules.Apply, extra.Keep
 	return &o, nil
+}
+
+// check refuses patterns and rules that match nothing: what was not compared
+// must not be taken for equal.
+func (f *diffFlags) check(pathA string, a, b *meta.Metadata) error {
+	kept := 0
+	for _, n := range a.Names() {
+		if f.filter.Keep(n) {
+			kept++
+			f.rules.Apply(n)
+		}
+	}
+	for _, n := range b.Names() {
+		if f.filter.Keep(n) {
+			kept++
+		}
+	}
+	err := cmp.Or(f.filter.Check(), f.rules.Check())
+	if err == nil && kept == 0 && len(f.selected)+len(f.excluded) > 0 {
+		err = convert.ErrEmpty
+	}
+	return withHint(err, listHint(pathA))
 }
 
 func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
@@ -171,6 +204,9 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 	ctx := cmd.Context()
 	return withMetadata(ctx, args[0], func(a *cairn.Checkpoint, mdA *meta.Metadata) error {
 		return withMetadata(ctx, args[1], func(b *cairn.Checkpoint, mdB *meta.Metadata) error {
+			if err := f.check(args[0], mdA, mdB); err != nil {
+				return err
+			}
 			o := outputOf(cmd)
 			var bar *progress
 			opts.Total = func(n int64) { bar = o.progress("diff", n) }

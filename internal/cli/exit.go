@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
 )
 
@@ -53,7 +54,7 @@ var exits = []exit{
 	},
 	{
 		code: 3, name: "not-found", meaning: "There is no checkpoint there, or it has no such name or save.",
-		errs: []error{cairn.ErrNotFound, cairn.ErrMissing, errNoSave, fs.ErrNotExist, syscall.ENOTDIR},
+		errs: []error{cairn.ErrNotFound, cairn.ErrMissing, errNoSave, convert.ErrEmpty, fs.ErrNotExist, syscall.ENOTDIR},
 	},
 	{
 		code: 7, name: "mismatch", meaning: "Things that should be equal or fit together do not.",

@@ -144,11 +144,14 @@ func (o *output) overview(v *overview, allFiles bool) {
 	t.add("path", clean(v.Path))
 	t.add("format", clean(v.Format))
 	t.add("save", clean(v.SaveID))
-	t.add("step", strconv.FormatInt(v.Step, 10))
-	when, world := "", ""
+	step, when, world := "", "", ""
+	if v.Step != 0 || !v.Time.IsZero() { // a format without times keeps no steps
+		step = strconv.FormatInt(v.Step, 10)
+	}
 	if !v.Time.IsZero() {
 		when = v.Time.Format(time.RFC3339)
 	}
+	t.add("step", step)
 	if v.WorldSize > 0 {
 		world = strconv.Itoa(v.WorldSize)
 	}

@@ -29,7 +29,8 @@ of chunks and bytes, in the order of their names. PREFIX is a name, or the
 beginning of names up to a dot: everything below it is listed.
 
 --match keeps the names that a pattern matches as a whole: * stands for any
-characters, dots too, ? for one, [a-d] and [!a-d] for one of a set.
+characters, dots too, ? for one, [a-d] and [!a-d] for one of a set. A pattern that
+matches nothing is an error.
 
 With --json:
 
@@ -61,19 +62,23 @@ With --json:
 }
 
 func runLs(cmd *cobra.Command, path string, prefix []string, match string, long bool) error {
-	var keep func(string) bool
-	if match != "" {
-		var err error
-		if keep, err = inspect.Glob(match); err != nil {
-			return withHint(err, "see 'cairn ls --help' for what a pattern may hold")
-		}
+	var patterns []string
+	if cmd.Flags().Changed("match") {
+		patterns = []string{match}
+	}
+	filter, err := newFilter(patterns, nil)
+	if err != nil {
+		return err
 	}
 	return withMetadata(cmd.Context(), path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
 		entries, err := selectNames(md, prefix)
 		if err != nil {
 			return err
 		}
-		l := listing{Path: path, SaveID: c.Info().SaveID, Items: inspect.Items(entries, keep)}
+		if entries, err = keepNames(path, entries, filter); err != nil {
+			return err
+		}
+		l := listing{Path: path, SaveID: c.Info().SaveID, Items: inspect.Items(entries, nil)}
 		for i := range l.Items {
 			l.Totals.Add(&l.Items[i])
 		}

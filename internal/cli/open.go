@@ -12,7 +12,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/all"
-	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -126,30 +125,4 @@ func quoteArg(s string) string {
 		return s
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
-
-// selectNames returns the entries at or below each of the names. Each must
-// stand for something.
-func selectNames(md *meta.Metadata, names []string) ([]*meta.Entry, error) {
-	for _, n := range names {
-		if len(inspect.Select(md, n)) == 0 {
-			return nil, missing(md, n)
-		}
-	}
-	return inspect.Select(md, names...), nil
-}
-
-// missing is the error of a name that a checkpoint does not have.
-func missing(md *meta.Metadata, name string) error {
-	err := fmt.Errorf("%q is %w", name, cairn.ErrMissing)
-	var near []string
-	for _, n := range md.Names() {
-		if strings.Contains(strings.ToLower(n), strings.ToLower(strings.Trim(name, "."))) {
-			near = append(near, clean(n))
-		}
-	}
-	if len(near) == 0 {
-		return withHint(err, fmt.Sprintf("'cairn ls %s' lists all names", quoteArg(md.Storage.ID)))
-	}
-	return withHint(err, "did you mean "+strings.Join(near[:min(len(near), 3)], " or ")+"?")
 }

@@ -62,7 +62,7 @@ results are the same to the last bit however the tensors are sharded and stored.
 
 NAME is a name, or the beginning of names up to a dot. Without one, everything
 is read. --select and --exclude take patterns as the --match of 'cairn ls' does,
-and may be given several times.
+and may be given several times. Each has to match something.
 
 --histogram N prints N buckets of equal width between the lowest and the highest
 element of each tensor; large ones of elements of four bytes and more are read
@@ -130,16 +130,18 @@ func runStats(cmd *cobra.Command, args []string, f *statsFlags) error {
 	if err := f.check(cmd); err != nil {
 		return err
 	}
-	keep, err := inspect.Filter(f.selected, f.excluded)
+	filter, err := newFilter(f.selected, f.excluded)
 	if err != nil {
-		return withHint(err, "see 'cairn ls --help' for what a pattern may hold")
+		return err
 	}
 	return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
 		entries, err := selectNames(md, args[1:])
 		if err != nil {
 			return err
 		}
-		entries = slices.DeleteFunc(entries, func(e *meta.Entry) bool { return !keep(e.FQN) })
+		if entries, err = keepNames(args[0], entries, filter); err != nil {
+			return err
+		}
 		o := outputOf(cmd)
 		var bar *progress
 		r, err := inspect.Stats(cmd.Context(), c, entries, &inspect.StatsOptions{

@@ -1,0 +1,61 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// selectNames returns the entries at or below each of the names. Each must
+// stand for something.
+func selectNames(md *meta.Metadata, names []string) ([]*meta.Entry, error) {
+	for _, n := range names {
+		if len(inspect.Select(md, n)) == 0 {
+			return nil, missing(md, n)
+		}
+	}
+	return inspect.Select(md, names...), nil
+}
+
+// missing is the error of a name that a checkpoint does not have.
+func missing(md *meta.Metadata, name string) error {
+	err := fmt.Errorf("%q is %w", name, cairn.ErrMissing)
+	var near []string
+	for _, n := range md.Names() {
+		if strings.Contains(strings.ToLower(n), strings.ToLower(strings.Trim(name, "."))) {
+			near = append(near, clean(n))
+		}
+	}
+	if len(near) == 0 {
+		return withHint(err, listHint(md.Storage.ID))
+	}
+	return withHint(err, "did you mean "+strings.Join(near[:min(len(near), 3)], " or ")+"?")
+}
+
+// listHint says where to see the names of a checkpoint.
+func listHint(path string) string {
+	return fmt.Sprintf("'cairn ls %s' lists all names", quoteArg(path))
+}
+
+// newFilter is inspect.NewFilter, and says where patterns are explained.
+func newFilter(selected, excluded []string) (*inspect.Filter, error) {
+	f, err := inspect.NewFilter(selected, excluded)
+	return f, withHint(err, "see 'cairn ls --help' for what a pattern may hold")
+}
+
+// keepNames returns the entries of the checkpoint at path that the filter keeps.
+// Each of its patterns must match, and something must be left of what there was.
+func keepNames(path string, entries []*meta.Entry, f *inspect.Filter) ([]*meta.Entry, error) {
+	had := len(entries)
+	entries = slices.DeleteFunc(entries, func(e *meta.Entry) bool { return !f.Keep(e.FQN) })
+	err := f.Check()
+	if err == nil && had > 0 && len(entries) == 0 {
+		err = convert.ErrEmpty
+	}
+	return entries, withHint(err, listHint(path))
+}
