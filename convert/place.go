@@ -1,0 +1,176 @@
+package convert
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// ErrOccupied reports a place with something that is no checkpoint, and that
+// nothing may take the place of.
+var ErrOccupied = errors.New("something else is there")
+
+// Place is a path of the file system at which a checkpoint appears in one step,
+// when it is complete. Until then it grows in a directory beside it.
+//
+// Only a checkpoint is ever replaced, and only with Overwrite: files in its
+// folder that are no part of it stay in the new one. Into a folder without a
+// checkpoint the new files are moved one after the other, the one that makes them
+// a checkpoint last, and nothing that was there is touched.
+type Place struct {
+	// Path is where the checkpoint appears: a directory, or a file if File is
+	// set.
+	Path string
+	// File is the name by which the writers call the file that is the
+	// checkpoint. Empty: it is a directory.
+	File string
+	// Overwrite replaces the checkpoint that is there.
+	Overwrite bool
+	// Look returns the files of the checkpoint at a path, relative to it and with
+	// slashes, or none where it is a file itself. Where there is no checkpoint the
+	// error wraps storage.ErrNotFound. Nil: nothing is one.
+	Look func(path string) ([]string, error)
+	// Accept, if not nil, is asked about a new folder that is complete, with the
+	// files of the old one that stay, before it takes the old one's place.
+	Accept func(dir string) error
+	// Record says of a file of the new checkpoint that it makes it one. Nil: none
+	// does.
+	Record func(name string) bool
+
+	step func(name string) error // for tests: called before each step
+}
+
+// Staging returns the directory beside Path in which the checkpoint is made. It
+// is on the same file system, unless Path is a mount point.
+func (p *Place) Staging() string { return p.beside(".cairn-convert") }
+
+// beside returns the hidden name beside Path with that ending.
+func (p *Place) beside(ending string) string {
+	path := filepath.Clean(p.Path)
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+ending)
+}
+
+// aside is where the old checkpoint is for a moment, on systems that cannot
+// exchange two names.
+func (p *Place) aside() string { return p.beside(".cairn-old") }
+
+// occupant is what is at a path.
+type occupant struct {
+	kind  occupantKind
+	files []string // of a checkpoint
+	err   error    // why they are not known
+}
+
+type occupantKind int
+
+const (
+	nothing     occupantKind = iota // or an empty directory
+	aFolder                         // without a checkpoint
+	aFile                           // that is no checkpoint
+	aCheckpoint                     // in a directory
+	aSingleFile                     // that is a checkpoint
+)
+
+// Check returns an error where there is something at Path that must not be
+// replaced: it wraps storage.ErrExists for a checkpoint, and ErrOccupied for
+// anything else. First it undoes what an earlier Publish, killed between two
+// steps, had begun.
+func (p *Place) Check() error {
+	_, err := p.check()
+	return err
+}
+
+func (p *Place) check() (*occupant, error) {
+	if err := errors.Join(p.restore(), p.moveBack()); err != nil {
+		return nil, err
+	}
+	o, err := p.occupant()
+	if err != nil {
+		return nil, err
+	}
+	return o, p.mayReplace(o)
+}
+
+// mayReplace says whether the new checkpoint may appear where o is.
+func (p *Place) mayReplace(o *occupant) error {
+	switch {
+	case o.kind == nothing:
+		return nil
+	case o.kind == aFile:
+		return fmt.Errorf("%w: %s is a file that is no checkpoint", ErrOccupied, p.Path)
+	case p.File != "" && o.kind != aSingleFile:
+		return fmt.Errorf("%w: %s is a folder", ErrOccupied, p.Path)
+	case o.kind == aFolder && p.Overwrite:
+		return fmt.Errorf("%w: %s is a folder without a checkpoint, and not replaced", ErrOccupied, p.Path)
+	case o.kind == aFolder:
+		return nil
+	case !p.Overwrite:
+		return fmt.Errorf("%w: %s", storage.ErrExists, p.Path)
+	case o.err != nil:
+		return fmt.Errorf("%w: %s holds a checkpoint that cannot be opened, so that nobody knows which files are its own: %w", ErrOccupied, p.Path, o.err)
+	}
+	return nil
+}
+
+// occupant returns what is at Path.
+func (p *Place) occupant() (*occupant, error) {
+	fi, err := os.Stat(p.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(p.Path); err == nil {
+			return &occupant{kind: aFile}, nil // a link to nowhere
+		}
+		return &occupant{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if fi.IsDir() {
+		entries, err := os.ReadDir(p.Path)
+		if err != nil || len(entries) == 0 && p.File == "" {
+			return &occupant{}, err
+		}
+	}
+	return p.look(fi.IsDir()), nil
+}
+
+func (p *Place) look(dir bool) *occupant {
+	without, with := aFile, aSingleFile
+	if dir {
+		without, with = aFolder, aCheckpoint
+	}
+	if p.Look == nil {
+		return &occupant{kind: without}
+	}
+	files, err := p.Look(p.Path)
+	if errors.Is(err, storage.ErrNotFound) {
+		return &occupant{kind: without}
+	}
+	return &occupant{kind: with, files: files, err: err}
+}
+
+// Prepare is Check, and removes a staging directory that no conversion began:
+// such as the rest of an old checkpoint that was replaced. Run looks after the
+// others.
+func (p *Place) Prepare() error {
+	if err := p.Check(); err != nil {
+		return err
+	}
+	_, err := os.Stat(filepath.Join(p.Staging(), filepath.FromSlash(recordName)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return os.RemoveAll(p.Staging())
+	}
+	return err
+}
+
+// Discard removes the staging directory if nothing was finished in it.
+func (p *Place) Discard() error {
+	entries, err := os.ReadDir(filepath.Join(p.Staging(), filepath.FromSlash(resultsPrefix)))
+	if len(entries) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.RemoveAll(p.Staging())
+}
