@@ -38,7 +38,8 @@ var layers = []struct{ name, imports string }{
 	{"blob/blobtest", "blob"},
 	{"blob/all", "blob blob/file blob/mem blob/only"},
 	{"internal/bufpool", "blob"},
-	{"internal/crc32c", ""},
+	{"internal/crcjoin", ""},
+	{"internal/crc32c", "internal/crcjoin"},
 
 	// Ranks.
 	{"group/grouptest", "group"},
@@ -62,7 +63,7 @@ var layers = []struct{ name, imports string }{
 	{"storage/fetch", "blob internal/bufpool internal/guard storage"},
 	{"storage/publish", "blob meta plan storage"},
 	{"storage/verify", "storage"},
-	{"storage/foreign", "blob internal/guard internal/progress meta plan storage storage/datafile storage/fetch storage/verify tensor"},
+	{"storage/foreign", "blob internal/crcjoin internal/guard internal/progress meta plan storage storage/datafile storage/fetch storage/verify tensor"},
 	{"storage/native", "blob internal/crc32c internal/guard internal/progress internal/safetensors internal/wire meta plan storage storage/datafile storage/fetch storage/publish storage/verify tensor"},
 	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/datafile storage/publish"},
 	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave meta plan storage storage/datafile storage/dcpfiles storage/foreign storage/publish tensor value"},

@@ -6,8 +6,8 @@ type VerifyReport struct {
 	Files  int   `json:"files"`
 	Chunks int64 `json:"chunks"`
 	Bytes  int64 `json:"bytes"`
-	// Unsummed is how many of the bytes have no checksum in this format: they
-	// could be read, and nobody can say more.
+	// Unsummed is how many of the bytes of tensors and values have no checksum in
+	// this format: they could be read, and nobody can say more.
 	Unsummed int64 `json:"bytes_without_checksum"`
 	// Problems are all that is wrong. None: the checkpoint is whole.
 	Problems []VerifyProblem `json:"problems"`

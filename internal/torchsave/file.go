@@ -25,6 +25,9 @@ type File struct {
 	Legacy bool
 	// PickleOffset and PickleEnd are where the pickle of Root begins and ends.
 	PickleOffset, PickleEnd int64
+	// Unsummed is how many bytes of the pickle and of the storages have no
+	// checksum: none of the zip form, all of the stream.
+	Unsummed int64
 	// records are those of the zip form.
 	records []record
 	folder  string

@@ -19,7 +19,7 @@ func open(t *testing.T, b []byte) {
 	if f.PickleOffset < 0 || f.PickleOffset > f.PickleEnd || f.PickleEnd > int64(len(b)) {
 		t.Fatalf("a pickle from %d to %d of %d", f.PickleOffset, f.PickleEnd, len(b))
 	}
-	if _, err := f.Check(t.Context(), reader(b), func(string, error) {}); err != nil {
+	if err := f.Check(t.Context(), reader(b), func(string, error) {}); err != nil {
 		t.Fatalf("Check = %v", err)
 	}
 	v, err := Materialise(t.Context(), f.Root, reader(b), 1<<20)

@@ -66,6 +66,10 @@ func openLegacy(ctx context.Context, s *source) (*File, error) {
 	if err := l.locate(ctx, keys, at); err != nil {
 		return nil, err
 	}
+	f.Unsummed = int64(len(data))
+	for _, p := range l.places {
+		f.Unsummed += p.end - p.offset
+	}
 	f.Root, err = decode(data, l.storage)
 	if err != nil {
 		return nil, err

@@ -13,7 +13,8 @@ import (
 // *tensor.Tensor in memory of its own, contiguous, and every *Storage by a
 // tensor of one dimension. What stands at several places is read once, and stays
 // one thing. Tensors of more than limit bytes in all are refused with ErrLimit,
-// before they take any memory. v itself stays as it is.
+// before they take any memory. v itself stays as it is. A tensor that is all of a
+// record is compared with its checksum.
 func Materialise(ctx context.Context, v any, read ReadFunc, limit int64) (any, error) {
 	m := &materialiser{ctx: ctx, read: read, room: limit, made: map[any]any{}}
 	return m.value(v, 0)
@@ -90,7 +91,7 @@ func (m *materialiser) make(v any, depth int) (any, error) {
 	case *Storage:
 		size := int64(v.DType.Size())
 		return m.tensor(&Tensor{
-			DType: v.DType, Shape: []int64{v.numBytes() / size}, Strides: []int64{1}, Offset: v.Offset, End: v.End, StorageKey: v.Key,
+			DType: v.DType, Shape: []int64{v.numBytes() / size}, Strides: []int64{1}, Offset: v.Offset, End: v.End, Sum: v.Sum, StorageKey: v.Key,
 		})
 	case map[string]any:
 		return m.dict(v, depth)

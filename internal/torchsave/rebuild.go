@@ -134,7 +134,7 @@ func view(s *Storage, d tensor.DType, args value.Tuple) (*Tensor, error) {
 	if !ok1 || !ok2 || !ok3 {
 		return nil, fmt.Errorf("%w: of storage %q: offset, size and strides are no integers", ErrView, s.Key)
 	}
-	t := &Tensor{DType: d, Shape: shape, Strides: strides, StorageKey: s.Key, End: s.End}
+	t := &Tensor{DType: d, Shape: shape, Strides: strides, StorageKey: s.Key, End: s.End, Sum: s.Sum}
 	if err := t.checkInside(offset, s.numBytes()/int64(d.Size())); err != nil {
 		return nil, fmt.Errorf("%w: of storage %q: %w", ErrView, s.Key, err)
 	}

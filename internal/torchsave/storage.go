@@ -18,7 +18,19 @@ type Storage struct {
 	DType tensor.DType
 	// Offset and End are where its bytes begin and end in the file.
 	Offset, End int64
-	untyped     bool
+	// Sum is the record that the storage is. Nil: it has no checksum.
+	Sum     *Sum
+	untyped bool
+}
+
+// Sum is the checksum of a record.
+type Sum struct {
+	// Record is the record's name, with the archive's folder.
+	Record string
+	// Offset and End are where its bytes begin and end in the file.
+	Offset, End int64
+	// CRC is their CRC-32, with the polynomial of hash/crc32.IEEE.
+	CRC uint32
 }
 
 // numBytes returns the bytes of the storage.
@@ -105,5 +117,5 @@ func (a *archive) storage(id any) (any, error) {
 	if r.size != p.bytes {
 		return nil, fmt.Errorf("%w: storage %q should have %d bytes, its record has %d", ErrStorage, p.key, p.bytes, r.size)
 	}
-	return &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, Offset: r.data, End: r.end()}, nil
+	return &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, Offset: r.data, End: r.end(), Sum: r.sum()}, nil
 }

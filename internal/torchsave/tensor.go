@@ -3,6 +3,7 @@ package torchsave
 import (
 	"context"
 	"fmt"
+	"hash/crc32"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -19,6 +20,8 @@ type Tensor struct {
 	// Offset is where the first element lies, and End where the storage ends,
 	// in bytes of the file.
 	Offset, End int64
+	// Sum is the record that the storage is. Nil: it has no checksum.
+	Sum *Sum
 	// StorageKey names the storage. Tensors of one storage share their bytes.
 	StorageKey   string
 	RequiresGrad bool
@@ -66,13 +69,18 @@ func (t *Tensor) Span() int64 {
 	return n * int64(t.DType.Size())
 }
 
-// Read returns the elements that the tensor shows, contiguous and in memory of their own.
+// Read returns the elements that the tensor shows, contiguous and in memory of
+// their own. Where they are all of a record that is damaged the error wraps
+// ErrChecksum.
 func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error) {
 	data := make([]byte, t.Span())
 	if len(data) > 0 {
 		if err := read(ctx, data, t.Offset); err != nil {
 			return nil, err
 		}
+	}
+	if err := t.checkSum(data); err != nil {
+		return nil, err
 	}
 	t.Resolve(data)
 	if t.Contiguous() {
@@ -83,4 +91,16 @@ func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error
 		return nil, fmt.Errorf("%w: %w", ErrView, err)
 	}
 	return v.Clone(), nil
+}
+
+// checkSum compares the bytes of the file from the first element to the last with
+// the checksum of the record, where they are all of it.
+func (t *Tensor) checkSum(data []byte) error {
+	if t.Sum == nil || t.Offset != t.Sum.Offset || int64(len(data)) != t.Sum.End-t.Sum.Offset {
+		return nil
+	}
+	if crc32.ChecksumIEEE(data) != t.Sum.CRC {
+		return fmt.Errorf("%w: %q", ErrChecksum, t.Sum.Record)
+	}
+	return nil
 }

@@ -95,13 +95,7 @@ func (o *Options) carryOut(ctx context.Context, f *fetch, pool *bufpool.Pool) (S
 func readRows(ctx context.Context, r blob.Reader, q *Request, p []byte) (Stats, error) {
 	n := q.rows()
 	for i := range n {
-		at, rest := q.Offset, i
-		for d := len(q.Rows) - 1; d >= 0; d-- {
-			a := q.Rows[d]
-			at += rest % a.Count * a.Pitch
-			rest /= a.Count
-		}
-		if err := r.ReadAt(ctx, p[i*q.Width:(i+1)*q.Width], at); err != nil {
+		if err := r.ReadAt(ctx, p[i*q.Width:(i+1)*q.Width], q.Offset+RowOffset(q.Rows, i)); err != nil {
 			return Stats{}, truncated(q.File, err)
 		}
 	}

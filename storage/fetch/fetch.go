@@ -43,6 +43,16 @@ type Request struct {
 // far they lie apart.
 type Axis struct{ Count, Pitch int64 }
 
+// RowOffset returns how far the i-th row of those axes lies from the first.
+func RowOffset(axes []Axis, i int64) int64 {
+	at := int64(0)
+	for d := len(axes) - 1; d >= 0; d-- {
+		at += i % axes[d].Count * axes[d].Pitch
+		i /= axes[d].Count
+	}
+	return at
+}
+
 // Sink takes the bytes of a request.
 type Sink interface {
 	// Take is called once, with all bytes of the request: the rows one after the

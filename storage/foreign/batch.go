@@ -202,7 +202,7 @@ func (j *job) addRequests() error {
 	}
 	j.left.Store(int64(len(parts)))
 	for _, p := range parts {
-		p.after = j.settle
+		p.name, p.sums, p.after = j.entry.FQN, j.b.c.sums, j.settle
 		q := p.request()
 		q.Weight = j.weight(p.box)
 		j.b.requests = append(j.b.requests, q)

@@ -13,11 +13,19 @@ import (
 
 // Checkpoint is an open checkpoint of some format. Its methods are safe for
 // concurrent use.
+//
+// Where records have checksums, whoever reads all bytes of one, in whatever parts
+// and order, through one Checkpoint and its readers gets an error that wraps
+// storage.ErrCorrupt if they are damaged: the read that is the last to touch the
+// record, and every one after it. Slices that do not cover a record are not
+// checked, nor are rows of less than 1 KiB that are read one by one, nor records
+// that were forgotten because too many others were read in part since.
 type Checkpoint struct {
 	store blob.Store
 	src   *Source
 	md    *meta.Metadata   // the source's, with the place named
 	sizes map[string]int64 // of the files
+	sums  *sums            // of records that are being read
 }
 
 var _ storage.Checkpoint = (*Checkpoint)(nil)
@@ -28,7 +36,7 @@ func Open(store blob.Store, src *Source) *Checkpoint {
 	if md.Storage.ID == "" {
 		md.Storage.ID = store.String()
 	}
-	c := &Checkpoint{store: store, src: src, md: &md, sizes: make(map[string]int64, len(src.Files))}
+	c := &Checkpoint{store: store, src: src, md: &md, sizes: make(map[string]int64, len(src.Files)), sums: newSums()}
 	for _, f := range src.Files {
 		c.sizes[f.Name] = f.Size
 	}

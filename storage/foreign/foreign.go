@@ -29,8 +29,10 @@ type Source struct {
 	// Check, if not nil, is called by Verify for each file of Files after the
 	// file was read from end to end, and reports what is wrong with it: records
 	// whose checksum does not match, headers that contradict the metadata. It
-	// returns how many of the file's bytes have a checksum that was checked.
-	Check func(ctx context.Context, file string, problem func(fqn, text string)) (summed int64, err error)
+	// returns how many of the file's bytes are those of tensors and values and
+	// have no checksum: what is around them is checked by being understood. Nil:
+	// all bytes of all files count as such.
+	Check func(ctx context.Context, file string, problem func(fqn, text string)) (unsummed int64, err error)
 }
 
 // Chunk is where the elements of one chunk are: in a Region, or to be made by a
@@ -57,6 +59,9 @@ type Region struct {
 	// those that they stand for, in place: PyTorch stores a conjugate without
 	// computing it. It is called from several goroutines at once.
 	Resolve func(p []byte)
+	// Sum, if not nil, is the record that the region lies in. See Checkpoint for
+	// when it is compared.
+	Sum *Sum
 }
 
 // Maker makes the elements of a chunk that do not lie in a file as they are: they

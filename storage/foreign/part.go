@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"hash/crc32"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage/fetch"
@@ -12,14 +13,25 @@ import (
 
 // part is a box of a region that is read at once.
 type part struct {
+	name   string // of the tensor
 	lay    *layout
 	region *Region
 	gap    int64
 	box    tensor.Box // relative to the chunk
 	to     *tensor.Tensor
 	in     bool // the bytes are in their place
+	sums   *sums
+	crc    uint32 // of what stepper saw
 	after  func() error
 }
+
+// stepper is a part whose checksum is computed while its bytes are read.
+type stepper struct{ *part }
+
+var _ fetch.Stepper = stepper{}
+
+// Step takes the next bytes into the checksum.
+func (s stepper) Step(p []byte) { s.crc = crc32.Update(s.crc, crc32.IEEETable, p) }
 
 // partsOf cuts the read of a box of a region into to.
 func partsOf(l *layout, r *Region, box tensor.Box, to *tensor.Tensor, m measures) ([]*part, error) {
@@ -55,12 +67,43 @@ func (p *part) request() fetch.Request {
 	q.Rows, _ = p.lay.rows(p.box.Sizes, axes)
 	if p.in {
 		q.Direct, _ = p.to.Bytes()
+		if p.checked() {
+			q.To = stepper{p}
+		}
 	}
 	return q
 }
 
+// checked reports whether the bytes of a part have a checksum.
+func (p *part) checked() bool { return p.sums != nil && p.region.Sum != nil }
+
+// sum takes note of the bytes of a part, as they came from the store.
+func (p *part) sum(b []byte) error {
+	width, axes := p.lay.spread(p.box.Sizes, p.gap)
+	rows, n := p.lay.rows(p.box.Sizes, axes)
+	off := p.lay.offset(p.box.Offsets)
+	if p.in {
+		return p.sums.see(p.region.File, p.region.Sum, off, b, &p.crc)
+	}
+	if rows != nil && width < leastRow {
+		return nil
+	}
+	for i := range n {
+		at := fetch.RowOffset(rows, i)
+		if err := p.sums.see(p.region.File, p.region.Sum, off+at, b[i*width:(i+1)*width], nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Take puts the bytes of a part where they belong.
 func (p *part) Take(b []byte) error {
+	if p.checked() {
+		if err := p.sum(b); err != nil {
+			return fmt.Errorf("%q: %w", p.name, err)
+		}
+	}
 	if p.region.Resolve != nil {
 		b = bytes.Clone(b) // neighbours may share it
 		p.region.Resolve(b)

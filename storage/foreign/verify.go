@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"runtime"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -53,7 +54,7 @@ type verifier struct {
 func (v *verifier) file(ctx context.Context, f storage.File) error {
 	size, err := datafile.Scan(ctx, v.c.store, f.Name, func(p []byte, _ int64) { v.found.Tell(int64(len(p))) })
 	if errors.Is(err, fs.ErrNotExist) {
-		v.found.Problem(f.Name, "", "the file is gone")
+		v.found.Gone(f.Name, v.c.namesIn(f.Name))
 		return nil
 	}
 	if err != nil {
@@ -62,14 +63,14 @@ func (v *verifier) file(ctx context.Context, f storage.File) error {
 	if size != f.Size {
 		v.found.Problem(f.Name, "", fmt.Sprintf("it has %d bytes, and had %d when the checkpoint was opened", size, f.Size))
 	}
-	var summed int64
+	unsummed := size
 	if v.c.src.Check != nil {
-		summed, err = v.c.src.Check(ctx, f.Name, func(fqn, text string) { v.found.Problem(f.Name, fqn, text) })
+		unsummed, err = v.c.src.Check(ctx, f.Name, func(fqn, text string) { v.found.Problem(f.Name, fqn, text) })
 		if err != nil {
 			return err
 		}
 	}
-	v.found.File(size, max(0, size-summed))
+	v.found.File(size, unsummed)
 	return nil
 }
 
@@ -119,4 +120,17 @@ func (v *verifier) describing() string {
 		return ""
 	}
 	return v.c.src.Files[0].Name
+}
+
+// namesIn returns how many names a file holds, or has a part of.
+func (c *Checkpoint) namesIn(file string) int {
+	n := 0
+	for i := range c.md.Entries {
+		e := &c.md.Entries[i]
+		in := func(l meta.Location) bool { return l.File == file }
+		if e.Bytes != nil && e.Bytes.Inline == nil && in(e.Bytes.Loc) || e.Tensor != nil && slices.ContainsFunc(e.Tensor.Locs, in) {
+			n++
+		}
+	}
+	return n
 }

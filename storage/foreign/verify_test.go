@@ -43,7 +43,7 @@ func TestVerify(t *testing.T) {
 			if err := store.Remove(t.Context(), "b"); err != nil {
 				t.Fatal(err)
 			}
-		}, []storage.VerifyProblem{{File: "b", Text: "the file is gone"}}, 2, 110},
+		}, []storage.VerifyProblem{{File: "b", Text: "the file is gone, and 2 names with it"}}, 2, 110},
 		"a file is longer": {func(_ *scene, store *mem.Store, _ *Source) { put(t, store, "b", noise(51)) },
 			[]storage.VerifyProblem{{File: "b", Text: "it has 51 bytes, and had 50 when the checkpoint was opened"}}, 3, 161},
 		"a value cannot be decoded": {func(s *scene, _ *mem.Store, _ *Source) { delete(s.values, "v") },
@@ -57,7 +57,7 @@ func TestVerify(t *testing.T) {
 				if file == "a" {
 					problem("x", "a record")
 				}
-				return 0, nil
+				return map[string]int64{"index": 10, "a": 100, "b": 50}[file], nil
 			}
 		}, []storage.VerifyProblem{{File: "a", FQN: "x", Text: "a record"}}, 3, 160},
 	} {
@@ -81,15 +81,15 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-func TestVerifyCountsWhatWasSummed(t *testing.T) {
+func TestVerifyCountsWhatHasNoChecksum(t *testing.T) {
 	s, store := verifiable(t)
 	src := s.source()
 	src.Check = func(_ context.Context, file string, _ func(fqn, text string)) (int64, error) {
 		return map[string]int64{"a": 90}[file], nil
 	}
 	rep, err := Open(store, src).Verify(t.Context(), nil)
-	if err != nil || rep.Unsummed != 70 || rep.Chunks != 5 {
-		t.Errorf("Verify = %+v, %v; want 70 bytes without a checksum, 5 chunks", rep, err)
+	if err != nil || rep.Unsummed != 90 || rep.Chunks != 5 {
+		t.Errorf("Verify = %+v, %v; want 90 bytes without a checksum, 5 chunks", rep, err)
 	}
 }
 

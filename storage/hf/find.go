@@ -16,7 +16,7 @@ type folder struct {
 	where string
 	data  map[string]int64 // safetensors files
 	index map[string]int64
-	other map[string]int64 // config.json
+	other map[string]int64 // config.json and the commit
 }
 
 func list(ctx context.Context, store blob.Store) (*folder, error) {
@@ -29,7 +29,7 @@ func list(ctx context.Context, store blob.Store) (*folder, error) {
 			f.data[info.Name] = info.Size
 		case isIndex(info.Name):
 			f.index[info.Name] = info.Size
-		case info.Name == configName:
+		case info.Name == configName, info.Name == commitName:
 			f.other[info.Name] = info.Size
 		}
 	}

@@ -3,6 +3,7 @@ package hf
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,7 +17,8 @@ import (
 )
 
 // Finish makes the checkpoint appear: it commits the single file, or writes the
-// index or the file that ends the distributed form.
+// index or the file that ends the distributed form: what each file's header says
+// of the save, once more.
 func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
 	entries, err := publish.Locate(md, results)
 	if err != nil {
@@ -30,8 +32,8 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	}
 	name, text := bases[0]+indexSuffix, []byte(nil)
 	if w.form.Distributed {
-		name = shardName(0, 0, w.form.Files)
-		text, err = w.header(&safetensors.Header{}, map[string]shardingInfo{})
+		name = commitName
+		text, err = json.MarshalIndent(savedOf(w.sess.Storage), "", "  ")
 	} else {
 		text, err = encodeIndex(indexOf(entries))
 	}
@@ -94,9 +96,9 @@ func (w *Writer) commit(ctx context.Context, name string, text []byte, do func(c
 }
 
 // isOurs reports whether the file of that name is there and of this save: an
-// index of that text, or a file of tensors that says so.
+// index or a commit of that text, or a file of tensors that says so.
 func (w *Writer) isOurs(ctx context.Context, name string, text []byte) (bool, error) {
-	if isIndex(name) {
+	if !isData(name) {
 		b, err := blob.ReadAll(ctx, w.store, name, maxIndex)
 		if errors.Is(err, fs.ErrNotExist) {
 			return false, nil

@@ -16,6 +16,10 @@ const (
 	suffix      = ".safetensors"
 	indexSuffix = ".safetensors.index.json"
 	configName  = "config.json"
+	// commitName is the file that ends a save of the distributed form. Readers
+	// of safetensors pass it by, for they take every *.safetensors for one of
+	// tensors.
+	commitName = "cairn-save.json"
 )
 
 // bases are what checkpoints of the field are called, the usual one first. One

@@ -105,7 +105,7 @@ func (w *Writer) layOut(p *plan.SavePlan) ([]*datafile.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(packed) == 0 && w.single() {
+	if len(packed) == 0 && (w.single() || w.form.Empty && w.sess.Coordinator) {
 		packed = append(packed, nil) // a file without tensors is a checkpoint too
 	}
 	out := make([]*datafile.File, len(packed))
@@ -128,13 +128,11 @@ func (w *Writer) fileName(i int) string {
 	return fmt.Sprintf("%s-%05d-of-%05d%s", bases[0], i, w.form.Files, suffix)
 }
 
-// shardName returns the name of a file of the distributed form, of which the
-// commit has no rank and no number.
+// shardName returns the name of a file of the distributed form, of a rank and a
+// number from 1.
 func shardName(rank, i, files int) string {
 	return fmt.Sprintf("shard-%05d-model-%05d-of-%05d%s", rank, i, files, suffix)
 }
-
-func isCommit(name string) bool { return strings.HasPrefix(name, "shard-00000-model-00000-of-") }
 
 // lay gives every item its place in a file of that name.
 func (w *Writer) lay(name string, items []*plan.WriteItem) (*datafile.File, error) {
@@ -174,7 +172,7 @@ func (w *Writer) header(h *safetensors.Header, sharding map[string]shardingInfo)
 	h.Metadata = map[string]string{keyFormat: "pt"}
 	s := savedOf(w.sess.Storage)
 	if w.form.Distributed {
-		s.Commit = shardName(0, 0, w.form.Files)
+		s.Commit = commitName
 		info, err := json.Marshal(sharding)
 		if err != nil {
 			return nil, err

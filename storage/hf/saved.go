@@ -1,12 +1,13 @@
 package hf
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -20,8 +21,8 @@ type saved struct {
 	WorldSize int               `json:"world_size,omitempty"`
 	Writer    string            `json:"writer,omitempty"`
 	Tags      map[string]string `json:"tags,omitempty"`
-	// Commit is the file that is written last. Empty: the file itself, or the
-	// index, is the commit.
+	// Commit is the file that is written last, and says the same as this. Empty:
+	// the file itself, or the index, is the commit.
 	Commit string `json:"commit,omitempty"`
 }
 
@@ -29,32 +30,57 @@ func savedOf(s meta.Storage) saved {
 	return saved{SaveID: s.SaveID, Step: s.Step, Time: s.Time.UTC(), WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags}
 }
 
-// describe returns what the files say of their save as a whole, and refuses one
-// that did not finish. Files of different saves, which somebody put together,
+// describe takes down what the files say of their save as a whole, and refuses
+// one that did not finish. Files of different saves, which somebody put together,
 // say nothing as a whole; they are refused where each save has a commit of its
 // own.
-func describe(files []*dataFile) (meta.Storage, error) {
-	out := meta.Storage{Version: Version}
+func (s *source) describe(ctx context.Context, dir *folder, files []*dataFile) error {
+	out := &s.md.Storage
+	out.Version = Version
 	of, same, err := savesOf(files)
 	if err != nil {
-		return out, err
+		return err
 	}
-	for _, s := range of {
-		switch {
-		case s.Commit == "":
-		case !same:
-			return out, fmt.Errorf("%w: %w: files of different saves", storage.ErrCorrupt, ErrSharding)
-		case !slices.ContainsFunc(files, func(f *dataFile) bool { return f.name == s.Commit }):
-			return out, fmt.Errorf("%w: %s but no %s: the save did not finish", storage.ErrIncomplete, files[0].name, s.Commit)
+	for _, save := range of {
+		if save.Commit == "" {
+			continue
+		}
+		if !same {
+			return fmt.Errorf("%w: %w: files of different saves", storage.ErrCorrupt, ErrSharding)
+		}
+		if err := s.checkCommit(ctx, dir, save); err != nil {
+			return fmt.Errorf("%s: %w", files[0].name, err)
 		}
 	}
 	if len(of) != 1 || !same {
 		out.Tags = tags(files)
-		return out, nil
+		return nil
 	}
-	s := of[0]
-	out.SaveID, out.Step, out.Time, out.WorldSize, out.Writer, out.Tags = s.SaveID, s.Step, s.Time, s.WorldSize, s.Writer, s.Tags
-	return out, nil
+	save := of[0]
+	out.SaveID, out.Step, out.Time, out.WorldSize, out.Writer, out.Tags = save.SaveID, save.Step, save.Time, save.WorldSize, save.Writer, save.Tags
+	return nil
+}
+
+// checkCommit looks whether the commit that files name is there, and that of
+// their own save.
+func (s *source) checkCommit(ctx context.Context, dir *folder, save saved) error {
+	size, ok := dir.other[commitName]
+	if !ok || save.Commit != commitName {
+		return fmt.Errorf("%w: no %s: the save did not finish", storage.ErrIncomplete, save.Commit)
+	}
+	b, err := blob.ReadAll(ctx, s.store, commitName, maxIndex)
+	if err != nil {
+		return err
+	}
+	var commit saved
+	if err := json.Unmarshal(b, &commit); err != nil {
+		return fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, commitName, err)
+	}
+	if commit.SaveID != save.SaveID {
+		return fmt.Errorf("%w: %s is of the save %q, not of %q, which did not finish", storage.ErrIncomplete, commitName, commit.SaveID, save.SaveID)
+	}
+	s.add(commitName, size)
+	return nil
 }
 
 // savesOf returns what the files say of their saves, each thing once, and whether

@@ -56,8 +56,8 @@ func (o *WriterOptions) withDefaults() WriterOptions {
 // Where one rank has all tensors as a whole they go into model.safetensors, or
 // into several files and an index, which is the commit. Else they go into
 // PyTorch's distributed form: every rank has files of its own, which say where in
-// its tensor each chunk lies, and a file without tensors is the commit; readers
-// that do not know of it see what is there.
+// its tensor each chunk lies, and cairn-save.json beside them is the commit;
+// readers that do not know of it see what is there.
 //
 // The format holds tensors of the types that every library of it knows and
 // nothing else: all else is refused with storage.ErrNotRepresentable before
@@ -136,8 +136,11 @@ func (w *Writer) checkFree(ctx context.Context) error {
 	for name := range dir.index {
 		return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, name)
 	}
+	if _, ok := dir.other[commitName]; ok {
+		return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, commitName)
+	}
 	for name := range dir.data {
-		if w.sess.Journal == nil || !numbered.MatchString(name) || isCommit(name) {
+		if w.sess.Journal == nil || !numbered.MatchString(name) {
 			return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, name)
 		}
 	}
@@ -149,17 +152,20 @@ type form struct {
 	Distributed bool `json:"distributed"`
 	// Files is the number of files that the rank with the most of them writes.
 	Files int `json:"files"`
+	// Empty says that no rank has any tensor.
+	Empty bool `json:"empty,omitempty"`
 }
 
 // PrepareGlobalPlan decides on the form.
 func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
-	f := form{Distributed: w.opts.Distributed || len(ps) > 1 || slices.ContainsFunc(ps, cutsTensors), Files: 1}
+	f := form{Distributed: w.opts.Distributed || len(ps) > 1 || slices.ContainsFunc(ps, cutsTensors), Files: 1, Empty: true}
 	for _, p := range ps {
 		files, err := w.pack(p)
 		if err != nil {
 			return nil, err
 		}
 		f.Files = max(f.Files, len(files))
+		f.Empty = f.Empty && len(files) == 0
 	}
 	return publish.Tell(ps, f)
 }

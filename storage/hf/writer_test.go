@@ -41,9 +41,9 @@ func TestNamesOfFiles(t *testing.T) {
 		"an oversized alone": {&WriterOptions{MaxShardBytes: 30}, 1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
 		"two equal parts":    {&WriterOptions{Shards: 2}, 1, []string{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}},
 		"a part of nothing":  {&WriterOptions{Shards: 9}, 1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
-		"distributed":        {&WriterOptions{Distributed: true}, 1, []string{"shard-00000-model-00000-of-00001.safetensors", "shard-00001-model-00001-of-00001.safetensors"}},
+		"distributed":        {&WriterOptions{Distributed: true}, 1, []string{"cairn-save.json", "shard-00001-model-00001-of-00001.safetensors"}},
 		"several ranks": {&WriterOptions{MaxShardBytes: 60}, 3, []string{
-			"shard-00000-model-00000-of-00002.safetensors", "shard-00002-model-00001-of-00002.safetensors", "shard-00002-model-00002-of-00002.safetensors",
+			"cairn-save.json", "shard-00002-model-00001-of-00002.safetensors", "shard-00002-model-00002-of-00002.safetensors",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestChunksOfOneName(t *testing.T) {
 }
 
 func TestPlacesThatAreTaken(t *testing.T) {
-	for _, name := range []string{"model.safetensors", "any.safetensors", "model.safetensors.index.json", "shard-00000-model-00000-of-00001.safetensors"} {
+	for _, name := range []string{"model.safetensors", "any.safetensors", "model.safetensors.index.json", "cairn-save.json"} {
 		s := new(mem.Store)
 		putBytes(t, s, name, "not even one")
 		for _, j := range []storage.Journal{nil, new(storagetest.Journal)} {
@@ -281,5 +281,34 @@ func TestAbortFindsTheFilesOfOtherRanks(t *testing.T) {
 	}
 	if got := storagetest.Names(t, s); !slices.Equal(got, []string{other, "x-00001-of-00001.safetensors"}) {
 		t.Errorf("Abort left %q; want only what is not of this save", got)
+	}
+}
+
+// The distributed form is a checkpoint with its commit, and only with that of its
+// own save.
+func TestCommitOfTheDistributedForm(t *testing.T) {
+	for claim, c := range map[string]struct {
+		state  plan.State
+		commit func(s *mem.Store)
+		want   error
+	}{
+		"as it was saved":   {letters(t, 3), func(*mem.Store) {}, nil},
+		"without a tensor":  {plan.State{}, func(*mem.Store) {}, nil},
+		"no commit":         {letters(t, 3), func(s *mem.Store) { storagetest.Remove(t, s, commitName) }, storage.ErrIncomplete},
+		"of another save":   {letters(t, 3), func(s *mem.Store) { putBytes(t, s, commitName, `{"save_id":"y"}`) }, storage.ErrIncomplete},
+		"not what it seems": {letters(t, 3), func(s *mem.Store) { putBytes(t, s, commitName, "{") }, storage.ErrCorrupt},
+	} {
+		s := new(mem.Store)
+		if err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 7, 2), plan.State{}, c.state); err != nil {
+			t.Fatal(err)
+		}
+		c.commit(s)
+		ck, err := Open(t.Context(), s, nil)
+		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
+			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
+		}
+		if err == nil && (ck.Storage().Step != 7 || ck.Files()[0].Name != commitName || len(ck.Files()) != 2) {
+			t.Errorf("%s: step %d, files %v; want step 7, the commit and one more", claim, ck.Storage().Step, ck.Files())
+		}
 	}
 }

@@ -234,13 +234,18 @@ func (a *archive) source(md *meta.Metadata, files []storage.File, names []string
 // is wrong with others is told of by whoever reads what is in them.
 func (a *archive) checkFile(ctx context.Context, file string, problem func(fqn, text string)) (int64, error) {
 	c := a.files[file]
-	if c == nil || c.saved == nil {
+	switch {
+	case c == nil || c.err != nil: // metadata, or nothing that could be read
 		return 0, nil
+	case strings.HasSuffix(file, valueSuffix):
+		return c.size, nil
+	case c.saved == nil:
+		return c.payload(), nil
 	}
 	r, err := a.store.Open(ctx, file)
 	if err != nil {
 		return 0, err
 	}
 	defer r.Close()
-	return c.saved.Check(ctx, r.ReadAt, func(key string, err error) { problem("", fmt.Sprintf("storage %q: %v", key, err)) })
+	return c.saved.Unsummed, c.saved.Check(ctx, r.ReadAt, func(key string, err error) { problem("", fmt.Sprintf("storage %q: %v", key, err)) })
 }

@@ -23,6 +23,15 @@ type container struct {
 	err     error           // why it could not be described
 }
 
+// payload returns the bytes of all tensors.
+func (c *container) payload() int64 {
+	var n int64
+	for _, h := range c.tensors {
+		n += h.region.End - h.region.Offset
+	}
+	return n
+}
+
 // held is a tensor in a file.
 type held struct {
 	shape  []int64
@@ -95,6 +104,7 @@ func (c *container) fromTorchSave(ctx context.Context, r blob.Reader, name strin
 		if t.Lazy() {
 			at.Resolve = t.Resolve
 		}
+		at.Sum = (*foreign.Sum)(t.Sum)
 		c.tensors[key] = held{t.Shape, at}
 	}
 	if len(c.tensors) == 0 {

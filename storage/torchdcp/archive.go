@@ -114,6 +114,11 @@ func (a *archive) chunk(ctx context.Context, e *meta.Entry, i int) (foreign.Chun
 	if t.Lazy() {
 		r.Resolve = t.Resolve
 	}
+	if t.Sum != nil {
+		s := foreign.Sum(*t.Sum) // its places are those in the record of the checkpoint
+		s.Offset, s.End = loc.Offset+s.Offset, loc.Offset+s.End
+		r.Sum = &s
+	}
 	return foreign.Chunk{Region: r}, nil
 }
 

@@ -53,30 +53,30 @@ func (c *checker) index() {
 // by whoever reads what is in them.
 func (c *checker) check(ctx context.Context, file string, problem func(fqn, text string)) (int64, error) {
 	c.once.Do(c.index)
-	var summed int64
+	var unsummed int64
 	for _, h := range c.held[file] {
 		n, err := c.record(ctx, h, func(text string) { problem(h.e.FQN, text) })
-		summed += n
+		unsummed += n
 		if err != nil && !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {
-			return summed, err
+			return unsummed, err
 		}
 	}
-	return summed, nil
+	return unsummed, nil
 }
 
-// record checks one record. Of one that was transformed the stored bytes count
-// as checked, since all of them are behind what was.
-func (c *checker) record(ctx context.Context, h held, problem func(text string)) (summed int64, err error) {
+// record checks one record, and returns how many bytes of its payload have no
+// checksum.
+func (c *checker) record(ctx context.Context, h held, problem func(text string)) (unsummed int64, err error) {
 	most := int64(maxValue)
 	if h.e.Tensor != nil {
 		most = mostFor(h.e, h.i)
 	}
-	err = c.a.file(ctx, h.loc(), most, func(f *torchsave.File, read torchsave.ReadFunc) (err error) {
-		summed, err = f.Check(ctx, read, func(_ string, err error) { problem(err.Error()) })
-		return err
+	err = c.a.file(ctx, h.loc(), most, func(f *torchsave.File, read torchsave.ReadFunc) error {
+		unsummed = f.Unsummed
+		return f.Check(ctx, read, func(_ string, err error) { problem(err.Error()) })
 	})
 	if isPacked(h.loc()) {
-		summed = min(summed, h.loc().Length)
+		unsummed = min(unsummed, h.loc().Length) // of what is stored
 	}
-	return summed, err
+	return unsummed, err
 }

@@ -120,7 +120,11 @@ type maker struct {
 func (m *maker) Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
 	p := &packed{a: m.p.a, loc: m.p.loc, most: m.p.most} // with a count of its own
 	s := p.sequence()
+	s.sum = m.t.Sum
 	defer s.close()
 	err := pick(ctx, s, m.t, box, dst, min(max(budget/2, 64<<10), 8<<20))
+	if err != nil {
+		err = fmt.Errorf("in %s at %d: %w", p.loc.File, p.loc.Offset, err)
+	}
 	return p.read.Load(), err
 }

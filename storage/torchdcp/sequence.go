@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -14,8 +16,11 @@ import (
 type sequence struct {
 	open func(ctx context.Context) (io.ReadCloser, error)
 
-	r  io.ReadCloser // nil: not open
-	at int64         // where r is
+	sum *torchsave.Sum // of a record inside; nil: none is compared
+
+	r   io.ReadCloser // nil: not open
+	at  int64         // where r is
+	crc uint32        // of the record's bytes before at
 }
 
 // readAt fills p with the bytes from off on. Bytes that end too early are an
@@ -26,17 +31,33 @@ func (s *sequence) readAt(ctx context.Context, p []byte, off int64) error {
 			return err
 		}
 	}
-	n, err := io.CopyN(io.Discard, s.r, off-s.at)
-	s.at += n
-	if err != nil {
+	if _, err := io.CopyN(s, s.r, off-s.at); err != nil {
 		return s.fail(ctx, err)
 	}
 	m, err := io.ReadFull(s.r, p)
-	s.at += int64(m)
+	if _, sumErr := s.Write(p[:m]); sumErr != nil {
+		return sumErr
+	}
 	if err != nil {
 		return s.fail(ctx, err)
 	}
 	return nil
+}
+
+// Write takes note of the next bytes, whoever they are for. Where they are the
+// last ones of a record that is damaged the error wraps storage.ErrCorrupt.
+func (s *sequence) Write(p []byte) (int, error) {
+	begin := s.at
+	s.at += int64(len(p))
+	if s.sum == nil || s.at <= s.sum.Offset || begin >= s.sum.End {
+		return len(p), nil
+	}
+	from, to := max(begin, s.sum.Offset), min(s.at, s.sum.End)
+	s.crc = crc32.Update(s.crc, crc32.IEEETable, p[from-begin:to-begin])
+	if to == s.sum.End && s.crc != s.sum.CRC {
+		return len(p), fmt.Errorf("%w: record %q does not have its checksum", storage.ErrCorrupt, s.sum.Record)
+	}
+	return len(p), nil
 }
 
 // rewind goes to the front.
@@ -48,7 +69,7 @@ func (s *sequence) rewind(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.r, s.at = r, 0
+	s.r, s.at, s.crc = r, 0, 0
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,7 +12,10 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -96,6 +100,47 @@ func TestVerifyFindsDamage(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"x.pt a", "x.pt b"}, got); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+}
+
+// A damaged tensor is found by whoever reads all of its storage, under whichever
+// name, and not by who reads a view of some of it.
+func TestLoadNoticesDamage(t *testing.T) {
+	s := holding(t, map[string]any{"a": vector(t, 1, 2, 3), "c": vector(t, 9)})
+	ck, err := torchfile.Open(t.Context(), s, "x.pt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ck.Close()
+	e, _, err := ck.Find(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := e.Tensor.Locs[0].Offset + 4
+	if err := fault.Damage(t.Context(), s, "x.pt", func(b []byte) []byte { b[at] ^= 1; return b }); err != nil {
+		t.Fatal(err)
+	}
+	load := func(fqn string, shape []int64, box tensor.Box) error {
+		to, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, shape, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		place := storagetest.Place{Reader: func() storage.Reader { return ck.NewReader(storage.ReadOptions{}) }}
+		return storagetest.Load(t.Context(), place, plan.State{fqn: to})
+	}
+	part := tensor.Box{Offsets: []int64{1}, Sizes: []int64{2}}
+	for claim, err := range map[string]error{"a part": load("a", []int64{3}, part), "another": load("c", []int64{1}, tensor.Whole([]int64{1}))} {
+		if err != nil {
+			t.Errorf("%s: Load = %v", claim, err)
+		}
+	}
+	err = load("a", []int64{3}, tensor.Whole([]int64{3}))
+	if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "x.pt") {
+		t.Errorf("Load = %v; want %v, with file and name", err, storage.ErrCorrupt)
+	}
+	rep, err := ck.Verify(t.Context(), nil)
+	if err != nil || rep.Unsummed != 0 {
+		t.Errorf("Verify = %+v, %v; want all bytes to have a checksum", rep, err)
 	}
 }
 

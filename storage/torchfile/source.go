@@ -155,7 +155,7 @@ func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (foreign.Chunk,
 	if !ok {
 		return foreign.Chunk{}, fmt.Errorf("%w: no tensor %q", meta.ErrInvalid, e.FQN)
 	}
-	r := &foreign.Region{File: t.file, Offset: t.Offset, End: t.End, DType: t.DType}
+	r := &foreign.Region{File: t.file, Offset: t.Offset, End: t.End, DType: t.DType, Sum: (*foreign.Sum)(t.Sum)}
 	if !t.Contiguous() {
 		r.Strides = t.Strides
 	}
@@ -174,7 +174,7 @@ func (b *builder) held(_ context.Context, e *meta.Entry) (codec string, data []b
 }
 
 // check compares the checksums of a file's records.
-func (b *builder) check(ctx context.Context, name string, problem func(fqn, text string)) (summed int64, err error) {
+func (b *builder) check(ctx context.Context, name string, problem func(fqn, text string)) (unsummed int64, err error) {
 	f := b.opened[name]
 	if f == nil {
 		return 0, nil // the index
@@ -183,7 +183,7 @@ func (b *builder) check(ctx context.Context, name string, problem func(fqn, text
 		if r.Size() != f.size {
 			return nil // that is known already
 		}
-		summed, err = f.Check(ctx, r.ReadAt, func(key string, err error) {
+		return f.Check(ctx, r.ReadAt, func(key string, err error) {
 			names := b.sharers[[2]string{name, key}]
 			if len(names) == 0 {
 				names = []string{""}
@@ -192,7 +192,6 @@ func (b *builder) check(ctx context.Context, name string, problem func(fqn, text
 				problem(fqn, err.Error())
 			}
 		})
-		return err
 	})
-	return summed, err
+	return f.Unsummed, err
 }

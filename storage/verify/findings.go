@@ -5,6 +5,7 @@ package verify
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -16,14 +17,15 @@ import (
 type Findings struct {
 	progress func(bytes int64)
 
-	mu  sync.Mutex
-	rep storage.VerifyReport // guarded by mu
+	mu   sync.Mutex
+	rep  storage.VerifyReport // guarded by mu
+	gone map[string]bool      // files; guarded by mu
 }
 
 // New returns an empty report. progress, if not nil, is told of the bytes that
 // were read, one call at a time.
 func New(progress func(bytes int64)) *Findings {
-	return &Findings{progress: progress, rep: storage.VerifyReport{Problems: []storage.VerifyProblem{}}}
+	return &Findings{progress: progress, rep: storage.VerifyReport{Problems: []storage.VerifyProblem{}}, gone: map[string]bool{}}
 }
 
 // Tell passes progress on.
@@ -41,6 +43,22 @@ func (f *Findings) Problem(file, fqn, text string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rep.Problems = append(f.rep.Problems, storage.VerifyProblem{File: file, FQN: fqn, Text: text})
+}
+
+// Gone adds that a file is not there, which holds so many names or parts of them.
+// What else is found of the file says no more, and is left out of the report.
+func (f *Findings) Gone(file string, names int) {
+	text := "the file is gone"
+	switch {
+	case names == 1:
+		text += ", and 1 name with it"
+	case names > 1:
+		text += fmt.Sprintf(", and %d names with it", names)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gone[file] = true
+	f.rep.Problems = append(f.rep.Problems, storage.VerifyProblem{File: file, Text: text})
 }
 
 // Chunks counts chunks and values that were checked.
@@ -64,6 +82,7 @@ func (f *Findings) File(bytes, unsummed int64) {
 func (f *Findings) Report() *storage.VerifyReport {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.rep.Problems = slices.DeleteFunc(f.rep.Problems, func(p storage.VerifyProblem) bool { return p.FQN != "" && f.gone[p.File] })
 	slices.SortFunc(f.rep.Problems, func(a, b storage.VerifyProblem) int {
 		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN), strings.Compare(a.Text, b.Text))
 	})

@@ -1,0 +1,140 @@
+package torchdcp_test
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// flip damages a byte of a file.
+func flip(t testing.TB, s blob.Store, file string, at int64) {
+	t.Helper()
+	if err := fault.Damage(t.Context(), s, file, func(b []byte) []byte { b[at] ^= 1; return b }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A byte of a tensor that has changed is noticed by whoever loads all of the
+// tensor, and not by who loads some columns of it.
+func TestLoadNoticesDamage(t *testing.T) {
+	s := new(mem.Store)
+	x := storagetest.Filled(t, tensor.Float32, []int64{40, 5000}, 1)
+	if err := storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("x", 1, 1), plan.State{"x": x}); err != nil {
+		t.Fatal(err)
+	}
+	load := func(b tensor.Box) error {
+		to, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: b}), tensor.Float32, x.Shape(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), plan.State{"x": to})
+	}
+	if err := load(tensor.Whole(x.Shape())); err != nil {
+		t.Fatalf("Load before the damage = %v", err)
+	}
+	ck, md := open(t, s, nil)
+	defer ck.Close()
+	loc := md.Entries[0].Tensor.Locs[0]
+	flip(t, s, loc.File, loc.Offset+loc.Length/2)
+	err := load(tensor.Whole(x.Shape()))
+	if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), loc.File) || !strings.Contains(err.Error(), `"x"`) {
+		t.Errorf("Load = %v; want %v, with file and name", err, storage.ErrCorrupt)
+	}
+	if err := load(tensor.Box{Offsets: []int64{0, 0}, Sizes: []int64{40, 100}}); err != nil {
+		t.Errorf("Load of some columns = %v", err)
+	}
+}
+
+// A damaged tensor inside of a value is noticed, too.
+func TestValuesNoticeDamage(t *testing.T) {
+	s := new(mem.Store)
+	v := value.Tuple{"text", storagetest.Filled(t, tensor.Float32, []int64{4000}, 1)}
+	if err := storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("x", 1, 1), plan.State{"v": v}); err != nil {
+		t.Fatal(err)
+	}
+	_, md := open(t, s, nil)
+	loc := md.Entries[0].Bytes.Loc
+	flip(t, s, loc.File, loc.Offset+loc.Length/2)
+	if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), plan.State{"v": nil}); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("Load = %v; want %v", err, storage.ErrCorrupt)
+	}
+}
+
+// spoiled undoes stream.zstd, and changes the byte at a place of what comes out.
+func spoiled(at int64) torchdcp.Transform {
+	return func(_ string, stored io.Reader) (io.ReadCloser, error) {
+		d, err := zstd.NewReader(stored, zstd.WithDecoderConcurrency(1))
+		if err != nil {
+			return nil, err
+		}
+		return &spoiler{d.IOReadCloser(), at}, nil
+	}
+}
+
+type spoiler struct {
+	io.ReadCloser
+	left int64 // bytes before the one that is changed
+}
+
+func (s *spoiler) Read(p []byte) (int, error) {
+	n, err := s.ReadCloser.Read(p)
+	if s.left >= 0 && s.left < int64(n) {
+		p[s.left] ^= 1
+	}
+	s.left -= int64(n)
+	return n, err
+}
+
+// What a transformation makes is compared with the checksum of the record inside.
+func TestTransformedRecordsNoticeDamage(t *testing.T) {
+	s, _ := own(t, "zstd")
+	for _, c := range []struct {
+		at   int64
+		rows int64
+		want error
+	}{{100_000, 300, storage.ErrCorrupt}, {100_000, 100, nil}, {-1, 300, nil}} {
+		o := &torchdcp.Options{Transforms: map[string]torchdcp.Transform{"stream.zstd": spoiled(c.at)}}
+		place := storagetest.Place{Reader: func() storage.Reader { return torchdcp.NewReader(s, o, storage.ReadOptions{}) }}
+		rows := tensor.Box{Offsets: []int64{0, 0}, Sizes: []int64{c.rows, 1000}}
+		to, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: rows}), tensor.Float32, []int64{300, 1000}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = storagetest.Load(t.Context(), place, plan.State{"long": to})
+		if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), `"long"`) {
+			t.Errorf("byte %d is spoiled: Load of %d rows = %v; want %v", c.at, c.rows, err, c.want)
+		}
+	}
+}
+
+// One file that is gone is one problem, however many names it holds.
+func TestVerifyTellsOnceOfAFileThatIsGone(t *testing.T) {
+	s := storagetest.CopyFixture(t, "torch-2.14/shard0-3", "__1_0.distcp")
+	ck, md := open(t, s, nil)
+	defer ck.Close()
+	rep, err := ck.Verify(t.Context(), nil)
+	if err != nil || len(rep.Problems) != 1 {
+		t.Fatalf("Verify = %+v, %v; want one problem", rep, err)
+	}
+	p := rep.Problems[0]
+	if p.File != "__1_0.distcp" || p.FQN != "" || !strings.Contains(p.Text, "names") || len(md.Entries) < 3 {
+		t.Errorf("problem = %+v; want the file, and how many names it takes along", p)
+	}
+	if rep.Unsummed != 0 {
+		t.Errorf("%d bytes without a checksum; want 0", rep.Unsummed)
+	}
+}
