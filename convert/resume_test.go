@@ -73,6 +73,14 @@ func goesOn(t *testing.T, src blob.Store, format string, rule fault.Rule, want m
 		t.Fatal("a crash was not noticed")
 	}
 	finished := noted(t, inner)
+	job, err := convert.Plan(t.Context(), open(t, src), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, begun, err := convert.Begun(t.Context(), job, toFormat(format, inner))
+	if err != nil || n != len(finished) || n > 0 && !begun {
+		t.Errorf("Begun = %d, %v, %v; want %d files", n, begun, err, len(finished))
+	}
 	second := fault.New(inner)
 	if _, err := run(context.Background(), open(t, src), o, toFormat(format, second)); err != nil {
 		t.Fatalf("the second run: %v", err)

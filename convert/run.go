@@ -62,6 +62,25 @@ func Check(ctx context.Context, job *Job, t *Target) error {
 	return r.prepare(ctx) // and no Abort: nothing was begun, and what is there may be of others
 }
 
+// Begun returns whether an earlier, interrupted run of the conversion has left
+// something that Run would go on with, and how many files are finished.
+func Begun(ctx context.Context, job *Job, t *Target) (files int, begun bool, err error) {
+	if t.Staging == nil {
+		return 0, false, nil
+	}
+	old, err := readRecord(ctx, t.Staging)
+	if err != nil || old == nil || old.Fingerprint != job.fingerprint(t) {
+		return 0, false, err
+	}
+	for _, err := range t.Staging.List(ctx, resultsPrefix) {
+		if err != nil {
+			return 0, false, err
+		}
+		files++
+	}
+	return files, true, nil
+}
+
 // newIdentity returns what tells a conversion from others.
 func newIdentity() record {
 	now := time.Now().UTC()

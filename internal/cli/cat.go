@@ -70,7 +70,8 @@ prints all of them, a row a line. Objects are printed as Python's repr, cut at
 dimension fastest, or the encoded bytes of an object; - is stdout.
 numpy has no bfloat16 and no float8: --dtype float32 converts them without loss,
 and --dtype void writes their bytes as numpy's void type. --dtype changes the
-elements to any dtype, as PyTorch's Tensor.to does, for text too.
+elements to any dtype, as PyTorch's Tensor.to does, for text too; see 'cairn help
+dtypes' for the names.
 
 With --json:
 
@@ -97,6 +98,7 @@ With --json:
 	flags := cmd.Flags()
 	flags.StringVar(&f.slice, "slice", "", "take this part of a tensor, in Python's `syntax`")
 	flags.StringVar(&f.dtype, "dtype", "", "convert the elements to this `dtype`; 'void' keeps the bytes for --npy")
+	_ = cmd.RegisterFlagCompletionFunc("dtype", completeDTypes) // it fails for unknown flags only
 	flags.Int64Var(&f.limit, "limit", f.limit, "shorten tensors of more than this `number` of elements")
 	flags.BoolVar(&f.full, "full", false, "print everything")
 	flags.StringVar(&f.npy, "npy", "", "write a .npy `file`, which is replaced once the new one is complete; - is stdout")

@@ -28,20 +28,34 @@ func completeNames(limit int) cobra.CompletionFunc {
 		if limit >= 0 && len(args) > limit {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		var found []string
-		err := withMetadata(cmd.Context(), args[0], func(_ *cairn.Checkpoint, md *meta.Metadata) error {
-			found = nextNames(md.Names(), word)
-			return nil
-		})
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		directive := cobra.ShellCompDirectiveNoFileComp
-		if slices.ContainsFunc(found, func(n string) bool { return strings.HasSuffix(n, ".") }) {
-			directive |= cobra.ShellCompDirectiveNoSpace
-		}
-		return found, directive
+		return namesIn(cmd, args[0], word)
 	}
+}
+
+// namesIn completes a name in the checkpoint at a path.
+func namesIn(cmd *cobra.Command, path, word string) ([]string, cobra.ShellCompDirective) {
+	var found []string
+	err := withMetadata(cmd.Context(), path, func(_ *cairn.Checkpoint, md *meta.Metadata) error {
+		found = nextNames(md.Names(), word)
+		return nil
+	})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	directive := cobra.ShellCompDirectiveNoFileComp
+	if slices.ContainsFunc(found, func(n string) bool { return strings.HasSuffix(n, ".") }) {
+		directive |= cobra.ShellCompDirectiveNoSpace
+	}
+	return found, directive
+}
+
+// completeFlagNames completes the value of a flag that is a pattern of names in
+// the checkpoint that was given before it.
+func completeFlagNames(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return namesIn(cmd, args[0], word)
 }
 
 // nextNames returns what word can become: the names that begin with it, cut

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
@@ -39,12 +40,17 @@ type conversionPlan struct {
 	conversionOf
 	DryRun bool `json:"dry_run"`
 	*convert.Summary
+	// Continues says that an interrupted run would be gone on with, of which
+	// KeptFiles are finished.
+	Continues bool `json:"continues,omitempty"`
+	KeptFiles int  `json:"kept_files,omitempty"`
 }
 
 // run carries the command out.
 func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	ctx := cmd.Context()
-	store, err := all.Open(src)
+	at := checkpointAddress(src)
+	store, err := all.Open(at)
 	if err != nil {
 		return withHint(err, placeHint(src))
 	}
@@ -60,8 +66,11 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	if err != nil {
 		return err
 	}
+	if err := apart(at, dst); err != nil {
+		return err
+	}
 	opts.Source = store
-	c, err := formats.Open(ctx, store, &formats.Options{Format: from, Dequantize: f.dequantize})
+	c, err := f.open(ctx, store, from)
 	if err != nil {
 		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(src, err))
 	}
@@ -75,7 +84,7 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	sum := job.Summary()
 	what := conversionOf{src, dst, from, to.format}
 	if f.dryRun {
-		return f.explain(cmd, src, f.plan(cmd, job, to, &conversionPlan{what, true, sum}))
+		return f.explain(cmd, src, f.plan(cmd, job, to, &conversionPlan{conversionOf: what, DryRun: true, Summary: sum}))
 	}
 	defer job.Confine()()
 	o := outputOf(cmd)
@@ -89,6 +98,44 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	}
 	r := &conversionResult{what, rep, time.Since(start).Seconds()}
 	return o.result(r, func() { o.converted(r) })
+}
+
+// open opens the source.
+func (f *conversionFlags) open(ctx context.Context, store blob.Store, format string) (storage.Checkpoint, error) {
+	c, err := formats.Open(ctx, store, &formats.Options{Format: format, Dequantize: f.dequantize})
+	if err != nil || !f.dequantize {
+		return c, err
+	}
+	quantised, err := hasQuantised(ctx, store, format, c)
+	if err == nil && !quantised {
+		err = errNotQuantised
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// errNotQuantised is of a source without anything to dequantise.
+var errNotQuantised = errors.New("--dequantize: nothing in it is quantised in a way that is known")
+
+// hasQuantised reports whether a checkpoint that was opened to dequantise is
+// another one without that.
+func hasQuantised(ctx context.Context, store blob.Store, format string, c storage.Checkpoint) (bool, error) {
+	with, err := c.Metadata(ctx)
+	if err != nil {
+		return false, err
+	}
+	plain, err := formats.Open(ctx, store, &formats.Options{Format: format})
+	if err != nil {
+		return false, err
+	}
+	defer plain.Close()
+	without, err := plain.Metadata(ctx)
+	if err != nil {
+		return false, err
+	}
+	return len(with.Entries) != len(without.Entries), nil // the scales are no tensors then
 }
 
 // options returns the options of the conversion.
@@ -143,6 +190,10 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 		return err
 	}
 	if to.place != nil {
+		var err error
+		if p.KeptFiles, p.Continues, err = to.begun(cmd.Context(), job, p.Summary); err != nil {
+			return err
+		}
 		to.trial = &mem.Store{Name: "trial"} // what an interrupted run left is not to be seen
 	}
 	t, err := to.open(p.Summary)
@@ -183,11 +234,15 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 	case isRefused && len(refused.Tensors) > 0:
 		return withHint(err, "--dtype casts tensors to a type that the format has, and --exclude leaves names out")
 	case isRefused:
-		return withHint(err, "--skip-objects leaves them out")
+		return withHint(err, "--skip-objects leaves them out, --select and --exclude choose names")
 	case errors.Is(err, storage.ErrExists):
 		return withHint(err, "--overwrite replaces it, once the new checkpoint is complete")
+	case errors.Is(err, convert.ErrOccupied) && f.overwrite:
+		return withHint(err, "--overwrite replaces a checkpoint and nothing else: remove what is there, or give DST another path")
+	case errors.Is(err, convert.ErrOccupied):
+		return withHint(err, "give DST another path")
 	case errors.Is(err, cairn.ErrMissing), errors.Is(err, convert.ErrEmpty):
-		return withHint(err, fmt.Sprintf("'cairn ls %s' lists all names", quoteArg(src)))
+		return withHint(err, listHint(src))
 	case errors.Is(err, convert.ErrCollision):
 		return withHint(err, "--exclude leaves one of them out, another --rename tells them apart")
 	}
@@ -221,8 +276,15 @@ func (o *output) conversionPlan(p *conversionPlan) {
 		t.add(clean(it.Name), clean(it.From), dtype, formatShape(it.Shape), strconv.Itoa(it.Chunks), formatBytes(it.Bytes))
 	}
 	o.table(t)
-	o.remark("\n%s to %s: %s, %s, %s for %s; nothing was written\n", p.From, p.To, plural(p.Tensors, "tensor"),
+	o.remark("\n%s to %s: %s, %s, %s for %s", p.From, p.To, plural(p.Tensors, "tensor"),
 		plural(p.Objects, "object"), formatBytes(p.Bytes), plural(p.Ranks, "rank"))
+	if p.LeftOut > 0 {
+		o.remark("; %s left out", plural(p.LeftOut, "name"))
+	}
+	if p.Continues {
+		o.remark("; an interrupted run would be continued, with %s finished", plural(p.KeptFiles, "file"))
+	}
+	o.remark("; nothing was written\n")
 }
 
 // completeConversion completes arguments that are all paths.

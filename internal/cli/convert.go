@@ -17,13 +17,20 @@ parallel and in bounded memory, whatever its size. On the way it can leave names
 out, rename, cast and reshard. No pickle is ever run.
 
 DST appears in one step, when it is complete; until then it grows in a hidden
-directory beside it. Interrupted and started again in the same way, convert goes
-on: files that are finished are kept. A source or flags that have changed make it
-start afresh.
+directory beside it, .DST.cairn-convert. Interrupted and started again in the same
+way, convert goes on: files that are finished are kept, so that a DST of one file
+starts over. A source or flags that have changed make it start afresh. To discard
+what an interrupted run has left, remove that directory.
 
-FORMAT is native, torchdcp, hf, torch or hyper; see 'cairn help paths'. Without
---to the suffix of DST tells: .pt, .pth and .bin are of torch, .safetensors is of
-hf, one file in each case.
+A folder DST that holds no checkpoint, but a config.json, say, may be there: the
+files are moved into it when all are complete, the one that makes it a checkpoint
+last, and nothing in it is touched. With --overwrite a checkpoint at DST is
+replaced by the new one in one step; files in its folder that are no part of it
+stay. Nothing but a checkpoint is ever replaced, and never SRC.
+
+FORMAT is native, torchdcp, hf, torch or hyper; see 'cairn help formats'. Without
+--to the suffix of DST tells: .pt, .pth, .bin and .ckpt are of torch, .safetensors
+is of hf, one file in each case.
 
 GLOB is a pattern of names in SRC: a star stands for any characters, dots too, a
 question mark for one, [ab] for one of a set. Where several rules apply the last
@@ -35,7 +42,10 @@ counts.
   --rename s/RE/TO/    the first match of a regular expression becomes TO, with a
                        g behind it every match; $1 or ${1} is the first group
   --dtype DTYPE        for all floating-point tensors
-  --dtype GLOB=DTYPE   for those that match, whatever they are
+  --dtype GLOB=DTYPE   for those that match, whatever they are; see 'cairn help
+                       dtypes' for the names
+
+Each pattern and each rule has to match something.
 
 Tensors stay cut as they are, unless the format holds whole ones only (hf, torch):
 then they are merged. --world-size N cuts dimension 0 of every tensor over N
@@ -43,6 +53,14 @@ ranks, as PyTorch's FSDP does; --mesh 2x4 cuts dimension 0 over 2 and dimension 
 over 4. --placement 'GLOB=S(0),R' says for each dimension of the mesh which
 dimension of the tensor it cuts, or that it replicates. What cannot be cut so
 stays whole. With either of them hf is written in PyTorch's distributed form.
+
+--dequantize reads quantised weights of hf as the numbers they stand for: 8-bit
+floats with a scale for each block (X.weight with X.weight_scale_inv; the size of
+a block is in SRC's config.json, or 128 by 128) and 4-bit floats with a scale for
+each group (X_blocks with X_scales). They become float32, so that --dtype bf16 is
+wanted as a rule, and the scales are left out. A source without any is refused. As
+always, config.json is not copied: the one for DST must not say that weights are
+quantised.
 
 With --json:
 
@@ -65,6 +83,8 @@ With --dry-run and --json:
                                how many names are left out, get another name,
                                another type, are cut, and into how many pieces
   ranks, rank_nbytes           how many ranks, and the bytes of each
+  continues, kept_files        that an interrupted run would be continued, and how
+                               many files it has finished; not there otherwise
   items                        a list of name, from (the name in the source, if
                                another), kind, dtype, from_dtype, shape, nbytes
                                and chunks`,
@@ -85,7 +105,6 @@ With --dry-run and --json:
 	fl.IntVar(&f.worldSize, "world-size", 0, "write for so many ranks, `N`")
 	fl.StringVar(&f.mesh, "mesh", "", "arrange the ranks as a mesh, such as `2x4`")
 	fl.StringArrayVar(&f.placement, "placement", nil, "`rule` such as 'GLOB=S(0),R' for how the mesh cuts tensors (repeatable)")
-	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
 	return cmd
 }
 
@@ -120,11 +139,15 @@ func (f *conversionFlags) add(cmd *cobra.Command) {
 	fl.IntVar(&f.parallel, "parallel", 0, "number of reads and of ranks that are written at the same time, `N` (default 4, or one for each processor)")
 	fl.BoolVarP(&f.dryRun, "dry-run", "n", false, "print what would be done, and write nothing")
 	fl.BoolVar(&f.skipObjects, "skip-objects", false, "leave out objects that the format cannot hold")
-	fl.BoolVar(&f.overwrite, "overwrite", false, "replace what is at DST, once the new checkpoint is complete")
+	fl.BoolVar(&f.overwrite, "overwrite", false, "replace a checkpoint at DST, once the new one is complete")
+	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
 	hideDefault(fl, "max-shard-size")
 	// These fail for unknown flags only.
 	_ = cmd.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(formats.Names(), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("dtype", completeDTypes)
+	for _, name := range []string{"select", "exclude"} {
+		_ = cmd.RegisterFlagCompletionFunc(name, completeFlagNames)
+	}
 }
 
 // hideDefault takes the default of a flag, which is nothing, out of its help.

@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"net/url"
 	"os"
@@ -47,6 +49,9 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	if d.format, err = f.format(cmd, from, path); err != nil {
 		return nil, err
 	}
+	if local {
+		path = behindLink(path)
+	}
 	d.opts = formats.WriterOptions{
 		MaxFileBytes: int64(f.maxShard), Shards: f.shards, Files: f.shards, Distributed: f.resharded(), FailIfExists: !f.overwrite,
 	}
@@ -60,7 +65,9 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 		d.opts.File = "model.pt"
 		return d, nil
 	}
-	d.place = &convert.Place{Path: path, Overwrite: f.overwrite, File: f.file(d, path)}
+	d.place = &convert.Place{
+		Path: path, Overwrite: f.overwrite, File: f.file(d, path), Look: checkpointFiles, Accept: d.accept, Record: describes,
+	}
 	if d.place.File == "" {
 		return d, nil
 	}
@@ -74,19 +81,38 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	return d, nil
 }
 
+// behindLink returns what a symbolic link leads to, so that a checkpoint is made
+// there and the link stays.
+func behindLink(path string) string {
+	if fi, err := os.Lstat(path); err != nil || fi.Mode()&os.ModeSymlink == 0 {
+		return path
+	}
+	if behind, err := filepath.EvalSymlinks(path); err == nil {
+		return behind
+	}
+	return path
+}
+
 // torchSuffixes are those of files of torch.save.
 var torchSuffixes = []string{".pt", ".pth", ".bin", ".ckpt"}
 
 const hfSuffix = ".safetensors"
 
+// formatAliases are other names that people have for formats.
+var formatAliases = map[string]string{
+	"cairn": formats.Native, "dcp": formats.TorchDCP, "safetensors": formats.HF, "huggingface": formats.HF,
+	"pt": formats.Torch, "pth": formats.Torch, "hyper_parallel": formats.Hyper,
+}
+
 // format returns the format to write.
 func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string, error) {
 	suffix := strings.ToLower(filepath.Ext(path))
+	to := cmp.Or(formatAliases[strings.ToLower(f.to)], f.to)
 	switch {
-	case f.to != "" && !slices.Contains(formats.Names(), f.to):
+	case to != "" && !slices.Contains(formats.Names(), to):
 		return "", usagef(cmd, "--to %s: want one of %s", f.to, strings.Join(formats.Names(), ", "))
-	case f.to != "":
-		return f.to, nil
+	case to != "":
+		return to, nil
 	case slices.Contains(torchSuffixes, suffix):
 		return formats.Torch, nil
 	case suffix == hfSuffix:
@@ -141,6 +167,19 @@ func (d *destination) prepare() error {
 		return nil
 	}
 	return d.place.Prepare()
+}
+
+// begun says whether an interrupted run of the job would be gone on with, and how
+// many files it has finished.
+func (d *destination) begun(ctx context.Context, job *convert.Job, sum *convert.Summary) (int, bool, error) {
+	if _, err := os.Stat(d.place.Staging()); err != nil {
+		return 0, false, nil
+	}
+	t, err := d.open(sum)
+	if err != nil {
+		return 0, false, err
+	}
+	return convert.Begun(ctx, job, t)
 }
 
 // open returns the target of the conversion.

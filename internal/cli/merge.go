@@ -14,7 +14,7 @@ step when it is complete. See 'cairn help convert' for rules and for the fields
 of --json.
 
 Without --to the new checkpoint has the format of the old one, unless DST has the
-suffix of a file: .pt, .pth and .bin are of torch, .safetensors is of hf.`,
+suffix of a file: .pt, .pth, .bin and .ckpt are of torch, .safetensors is of hf.`,
 		Example: `  cairn merge runs/step-1000 merged
   cairn merge runs/step-1000 model.safetensors --select 'model.*' --dtype bfloat16
   cairn merge dcp-checkpoint model.pt --dry-run`,

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -33,17 +34,30 @@ func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, err
 }
 
 // checkpointAddress returns the address of the checkpoint that is meant by the
-// file that describes it.
+// file that describes it, or by one of its data files that is none by itself.
 func checkpointAddress(address string) string {
 	dir, name := filepath.Split(address)
-	if name != recordName && !strings.HasSuffix(name, ".metadata") && !strings.HasSuffix(name, ".index.json") {
+	dir = cmp.Or(dir, ".")
+	if !describes(name) && !partOf.MatchString(name) {
 		return address
 	}
 	if fi, err := os.Stat(address); err != nil || !fi.Mode().IsRegular() {
 		return address
 	}
-	return cmp.Or(dir, ".")
+	if strings.HasSuffix(name, hfSuffix) && formatOf(dir) != formats.Hyper {
+		return address
+	}
+	return dir
 }
+
+// describes reports whether a file of that name makes the files beside it a
+// checkpoint.
+func describes(name string) bool {
+	return name == recordName || strings.HasSuffix(name, ".metadata") || strings.HasSuffix(name, "_metadata") || strings.HasSuffix(name, ".index.json")
+}
+
+// partOf is the names of data files of torchdcp and hyper.
+var partOf = regexp.MustCompile(`^(__[0-9]+_.*\.distcp|_rank[0-9]+_.*\.(safetensors|bytes))$`)
 
 // withMetadata opens a checkpoint, reads its whole index and calls fn.
 func withMetadata(ctx context.Context, address string, fn func(c *cairn.Checkpoint, md *meta.Metadata) error) error {
@@ -76,13 +90,19 @@ func openHint(address string, err error) string {
 }
 
 // isNative reports whether what is at an address is in cairn's own format.
-func isNative(address string) bool {
+func isNative(address string) bool { return formatOf(checkpointAddress(address)) == formats.Native }
+
+// formatOf returns the format of what is at an address, or nothing.
+func formatOf(address string) string {
 	store, err := all.Open(address)
 	if err != nil {
-		return false
+		return ""
 	}
 	name, err := formats.Detect(context.Background(), store)
-	return err == nil && name == formats.Native
+	if err != nil {
+		return ""
+	}
+	return name
 }
 
 // placeHint says what there is at a path that is no checkpoint.

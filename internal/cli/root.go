@@ -45,12 +45,18 @@ func newRootCmd() *cobra.Command {
 		Use:   "cairn COMMAND",
 		Short: "Look after checkpoints of sharded training state",
 		Long: `cairn looks after checkpoints of sharded training state: it lists, inspects,
-verifies and repairs them, without Python, without a GPU and in bounded memory.
+compares and sums them up, converts and merges them between all formats of the
+field, verifies and repairs them, without Python, without a GPU and in bounded
+memory.
 
-A checkpoint is a folder, or a place in any other store; see 'cairn help paths'.
-To see what cairn does, run 'cairn demo'.`,
+A checkpoint is a folder, a file, or a place in any other store; see 'cairn help
+paths' and 'cairn help formats'. To see what cairn does, run 'cairn demo'.`,
 		Example: `  cairn demo
   cairn inspect runs/step-1000
+  cairn stats runs/step-1000
+  cairn diff runs/step-1000 runs/step-2000
+  cairn convert runs/step-1000 hf-model --to hf --select 'model.*' --rename 'model.*=*'
+  cairn merge runs/step-1000 model.pt
   cairn verify runs/step-1000 && echo whole`,
 		Args:                       cobra.ArbitraryArgs, // runGroup says it better
 		RunE:                       runRoot,

@@ -102,6 +102,9 @@ With --json:
 	cmd.Flags().BoolVar(&f.log2, "log2", false, "make histograms of magnitudes by powers of two")
 	cmd.Flags().StringVar(&f.sort, "sort", "name", "sort by this `column`, numbers downwards: "+orders)
 	cmd.Flags().BoolVar(&f.failOnNaN, "fail-on-nan", false, "end with exit code 1 if an element is NaN or infinite")
+	// It fails for unknown flags only.
+	_ = cmd.RegisterFlagCompletionFunc("sort",
+		cobra.FixedCompletions(slices.Sorted(maps.Keys(statsOrders)), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -109,6 +112,9 @@ With --json:
 func addFilterFlags(cmd *cobra.Command, selected, excluded *[]string) {
 	cmd.Flags().StringArrayVar(selected, "select", nil, "take only names that match this `pattern`; may be repeated")
 	cmd.Flags().StringArrayVar(excluded, "exclude", nil, "leave out names that match this `pattern`; may be repeated")
+	for _, name := range []string{"select", "exclude"} {
+		_ = cmd.RegisterFlagCompletionFunc(name, completeFlagNames) // it fails for unknown flags only
+	}
 }
 
 // maxBuckets bounds the buckets of a histogram: nobody looks at more.

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // newTopics returns the help topics: commands that only have a help text.
@@ -34,10 +36,40 @@ fields. They stay as they are; new ones may be added. The commands 'help' and
   diff, stats      the tables and histograms, without the line of totals
   digest, version  the same as without it
   cat              the same, and nothing where it writes a file
+  convert, merge   objects that were left out, or the table of --dry-run
   verify           nothing where all is well, the problems where not
   repair           what was done, without the notes
   bench            the figures, without what is being measured
   table, demo      nothing: their exit code says it`,
+		},
+		{
+			Use:   "formats",
+			Short: "The formats of checkpoints",
+			Long: `A checkpoint is in one of these formats, which every command that reads finds out
+by itself, and which 'cairn convert' and 'cairn merge' write:
+
+  native    cairn's own: a directory with cairn.json
+  torchdcp  PyTorch Distributed Checkpoint: .metadata and *.distcp files, also
+            with a __0.metadata for each rank
+  hf        safetensors: one file, several with an index, or the pieces that
+            PyTorch's HuggingFaceStorageWriter leaves
+  torch     one file of torch.save: .pt, .pth, .bin or .ckpt
+  hyper     hyper_parallel: .metadata, _rank0_.safetensors and bytes files
+
+--to also takes cairn for native, dcp for torchdcp, safetensors or huggingface for
+hf, pt or pth for torch, and hyper_parallel for hyper.
+
+hf and torch hold whole tensors, but for the distributed form of hf. hf holds
+nothing but tensors; torch, torchdcp and hyper hold objects of plain kinds too:
+numbers, texts, containers, dates and the like; native holds them all. A pickle is
+read as data: nothing that it names is looked up or run.`,
+		},
+		{
+			Use:   "dtypes",
+			Short: "The types of elements",
+			Long: "DTYPE is one of these, in any case, also with torch. in front of it:\n\n" + dtypeTable() +
+				"\nhf and hyper hold those that every version of safetensors knows: all but\n" +
+				"float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu, complex64 and complex128.",
 		},
 		{
 			Use:   "paths",
@@ -49,17 +81,9 @@ fields. They stay as they are; new ones may be added. The commands 'help' and
   file:///data/runs/step-1000 the same as a URL
   mem://name                  memory of this process, for trying things out
 
-Every command that reads finds out by itself what kind of checkpoint it is:
-
-  native    cairn's own: a directory with cairn.json
-  torchdcp  PyTorch Distributed Checkpoint: .metadata and *.distcp files, also
-            with a __0.metadata for each rank
-  hf        safetensors: one file, several with an index, or the pieces that
-            PyTorch's HuggingFaceStorageWriter leaves
-  torch     one file of torch.save: .pt, .pth, .bin or .ckpt
-  hyper     hyper_parallel: .metadata, _rank0_.safetensors and bytes files
-
-A pickle in them is read as data: nothing that it names is looked up or run.
+Of a directory, the file that describes the checkpoint (cairn.json, .metadata, an
+index.json) or a data file (__0_0.distcp) can be given as well. Every command that
+reads finds out by itself what kind of checkpoint it is; see 'cairn help formats'.
 
 Names within a checkpoint are the keys of the nested state, joined by dots:
 model.layers.0.attn.qkv. NAME is one of them; where a command also takes the
@@ -76,6 +100,15 @@ object there:
   kind    the short name from the table
   code    the exit code
   hint    what to do next, where there is something`
+
+// dtypeTable prints the element types and their short names.
+func dtypeTable() string {
+	var b strings.Builder
+	for _, d := range tensor.DTypes() {
+		fmt.Fprintf(&b, "  %-15s  %s\n", d, strings.Join(d.Aliases(), ", "))
+	}
+	return strings.ReplaceAll(b.String(), "  \n", "\n")
+}
 
 // exitTable prints the exit codes in their order.
 func exitTable() string {
