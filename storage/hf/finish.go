@@ -3,7 +3,6 @@ package hf
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -33,7 +32,7 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	name, text := bases[0]+indexSuffix, []byte(nil)
 	if w.form.Distributed {
 		name = commitName
-		text, err = json.MarshalIndent(savedOf(w.sess.Storage), "", "  ")
+		text, err = encodeJSON(savedOf(w.sess.Storage))
 	} else {
 		text, err = encodeIndex(indexOf(entries))
 	}

@@ -105,11 +105,14 @@ func decodeIndex(b []byte) (weightMap, error) {
 }
 
 // encodeIndex returns the text of an index, its keys in order.
-func encodeIndex(x *index) ([]byte, error) {
+func encodeIndex(x *index) ([]byte, error) { return encodeJSON(x) }
+
+// encodeJSON returns v as text for people and programs.
+func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	err := e.Encode(x)
+	err := e.Encode(v)
 	return b.Bytes(), err
 }
