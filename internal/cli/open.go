@@ -20,6 +20,10 @@ import (
 // recordName is the native format's commit record.
 const recordName = "cairn.json"
 
+// piecesRecord is what makes the pieces of the distributed form of hf a
+// checkpoint.
+const piecesRecord = "cairn-save.json"
+
 // openCheckpoint opens the checkpoint at an address for reading.
 func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, error) {
 	store, err := all.Open(checkpointAddress(address))
@@ -53,7 +57,7 @@ func checkpointAddress(address string) string {
 // describes reports whether a file of that name makes the files beside it a
 // checkpoint.
 func describes(name string) bool {
-	return name == recordName || strings.HasSuffix(name, ".metadata") || strings.HasSuffix(name, "_metadata") || strings.HasSuffix(name, ".index.json")
+	return name == recordName || name == piecesRecord || strings.HasSuffix(name, ".metadata") || strings.HasSuffix(name, "_metadata") || strings.HasSuffix(name, ".index.json")
 }
 
 // partOf is the names of data files of torchdcp and hyper.

@@ -81,7 +81,7 @@ func checkpointFiles(path string) ([]string, error) {
 		return nil, err
 	}
 	defer c.Close()
-	out := []string{recordName} // which the native format does not count
+	out := []string{recordName, piecesRecord} // which formats do not count
 	for _, f := range c.Files() {
 		out = append(out, f.Name)
 	}

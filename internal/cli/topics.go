@@ -105,9 +105,9 @@ object there:
 func dtypeTable() string {
 	var b strings.Builder
 	for _, d := range tensor.DTypes() {
-		fmt.Fprintf(&b, "  %-15s  %s\n", d, strings.Join(d.Aliases(), ", "))
+		b.WriteString(strings.TrimRight(fmt.Sprintf("  %-15s  %s", d, strings.Join(d.Aliases(), ", ")), " ") + "\n")
 	}
-	return strings.ReplaceAll(b.String(), "  \n", "\n")
+	return b.String()
 }
 
 // exitTable prints the exit codes in their order.

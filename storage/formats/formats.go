@@ -123,7 +123,8 @@ type WriterOptions struct {
 	// Shards is the number of files of a format that is told it. Zero: by size.
 	Shards int
 	// Distributed writes pieces of tensors where the format also has a form of
-	// whole ones.
+	// whole ones. hf writes that form by itself for several ranks, and where a
+	// plan cuts a tensor.
 	Distributed bool
 	// BufferBytes bounds the memory for bytes on their way to the store.
 	BufferBytes int64
