@@ -44,6 +44,7 @@ var layers = []struct{ name, imports string }{
 	// Ranks.
 	{"group/grouptest", "group"},
 	{"group/inproc", "group"},
+	{"group/tree", "group internal/wire"},
 
 	// The model of a checkpoint and the planners over it.
 	{"shard", "tensor"},

@@ -1,0 +1,50 @@
+// Package tree makes groups out of links between neighbours in a tree, so that
+// no rank holds a link to each of thousands. It knows nothing of what carries the
+// links: sockets, memory or a simulation, behind [Conn] and [Network]. The
+// contract is that of [group.Group]; the protocol is below.
+//
+// # Shape
+//
+// The ranks of a group of n stand in a heap of arity k: rank 0 on top, below rank
+// r the ranks k*r+1 to k*r+k. Every group has its own tree, of its own ranks; a
+// link between two of them is opened by the one below and serves all groups in
+// which it stands below the other. Links are opened when a group is made.
+//
+// # A call
+//
+// Calls are numbered. A rank that makes one sends up what it calls and what it
+// brings, merged with what came from below, once all below have come (enter). What
+// cannot succeed is sent up at once: a context that has ended, an argument that
+// cannot be served, ranks that differ (fail). Rank 0 decides the outcome, the
+// first failure or the success of all, and sends it down (outcome): so all ranks
+// return the same. A rank whose context ends waits for the decision too, which is
+// quick, or the link is dead. Ranks that come late to a failed call find its
+// outcome.
+//
+// Values of up to 64 KiB, 1 MiB in a subtree, travel with these frames. Where
+// there are larger ones rank 0 lets them go (go) when all have come; they take the
+// shortest way in the tree in pieces, to one rank or to all; and ranks report up
+// when they have what they want (done). As nothing travels before all are ready
+// for it, no piece waits for a rank that is busy elsewhere.
+//
+// # A link
+//
+// Pieces are flow controlled: at most 1 MiB is under way on a link in one
+// direction, until the receiver has passed it on (credit). Up-links wait for
+// up-links or down-links and those for down-links only, so there is always one
+// that moves. All other frames are short and overtake pieces.
+//
+// # Ranks that go
+//
+// A link that breaks, or is silent for the timeout, means that the rank at its
+// other end is gone: in each group with it, rank 0 is told, decides that the group
+// is over and tells all (lost). Where the rank above is what has gone, the subtree
+// is told the same from below. Every call that is undecided and every later one
+// fails and names that rank. A rank that leaves says so in the same way.
+//
+// # Frames
+//
+// A frame is a byte that says its kind, the group's id of 16 bytes, the number of
+// the call as a varint, and what the kind has beside; see frame.go. Numbers are
+// bounded before they are believed, and no frame is longer than [MaxFrame].
+package tree

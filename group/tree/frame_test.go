@@ -1,0 +1,133 @@
+package tree
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/wire"
+)
+
+// samples has a frame of every kind.
+func samples() []frame {
+	cause := group.NewRemoteError(fmt.Errorf("open: %w", fs.ErrNotExist))
+	failed := &group.Error{Op: group.OpGather, Ranks: []int{1, 5}, Err: cause}
+	return []frame{
+		{kind: kindEnter, id: id{1}, number: 300, call: group.Call{Op: group.OpGather, Root: 3}, values: []labelled{{2, []byte("ab")}, {3, []byte{}}}},
+		{kind: kindEnter, number: 1, call: group.Call{Op: group.OpSub, Ranks: []int{4, 0, 9}}, held: true},
+		{kind: kindFail, number: 2, err: failed},
+		{kind: kindGo, id: id{9}, number: 3},
+		{kind: kindPiece, number: 4, label: 7, to: everyone, total: 10, offset: 4},
+		{kind: kindDone, number: 5},
+		{kind: kindOutcome, number: 6, values: []labelled{{0, []byte("x")}}},
+		{kind: kindOutcome, number: 7, err: failed},
+		{kind: kindAlarm, number: 8},
+		{kind: kindLost, number: 0, rank: 12, err: &group.Error{Err: cause}},
+	}
+}
+
+var compare = []cmp.Option{
+	cmp.AllowUnexported(frame{}, labelled{}), cmpopts.EquateEmpty(),
+	cmp.Comparer(func(a, b *group.RemoteError) bool {
+		return a.Text == b.Text && cmp.Equal(a.Codes, b.Codes)
+	}),
+}
+
+func TestFramesComeBack(t *testing.T) {
+	for _, f := range samples() {
+		got, err := decode(f.encode())
+		if diff := cmp.Diff(f, got, compare...); err != nil || diff != "" {
+			t.Errorf("decode(encode) of kind %d: %v\n%s", f.kind, err, diff)
+		}
+	}
+	for _, n := range []int{0, 1, window} {
+		if f, err := decode(creditFrame(n)); err != nil || f.credit != n {
+			t.Errorf("decode(creditFrame(%d)) = %d, %v", n, f.credit, err)
+		}
+	}
+}
+
+func FuzzFrame(f *testing.F) {
+	for _, s := range samples() {
+		f.Add(s.encode())
+	}
+	f.Add([]byte{byte(kindAlive)})
+	f.Add(creditFrame(1000))
+	f.Add(append([]byte{byte(kindEnter)}, make([]byte, 40)...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, err := decode(b)
+		if err != nil {
+			if !errors.Is(err, wire.ErrMalformed) {
+				t.Fatalf("decode(%x) = %v; want %v", b, err, wire.ErrMalformed)
+			}
+			return
+		}
+		if got.kind == kindAlive || got.kind == kindCredit {
+			return
+		}
+		again, err := decode(append(got.encode(), got.body...))
+		if diff := cmp.Diff(got, again, compare...); err != nil || diff != "" {
+			t.Fatalf("decoded again: %v\n%s", err, diff)
+		}
+	})
+}
+
+// Whatever frames come from a neighbour, the node must neither panic nor hang.
+func FuzzNode(f *testing.F) {
+	for _, s := range samples() {
+		f.Add(s.encode(), false)
+		s.id, s.number = id{}, 0
+		f.Add(s.encode(), true)
+	}
+	f.Fuzz(func(t *testing.T, b []byte, enter bool) {
+		n := New(0, 4, nil, Options{Arity: 2})
+		defer n.Close()
+		mine, theirs := Pipe(1)
+		if err := n.Accept(1, mine); err != nil {
+			t.Fatal(err)
+		}
+		called := make(chan error, 1)
+		if enter {
+			go func() {
+				_, err := n.World().AllGather(t.Context(), make([]byte, maxInline+1))
+				called <- err
+			}()
+		}
+		_ = theirs.WriteFrame(b, nil) // the node may have closed the link
+		_ = theirs.WriteFrame(b, nil)
+		theirs.Close()
+		if enter {
+			if err := <-called; err == nil {
+				t.Error("a call succeeded without the other ranks")
+			}
+		}
+	})
+}
+
+func TestShape(t *testing.T) {
+	for k := 1; k <= 8; k++ {
+		const n = 100
+		for r := range n {
+			from, to := children(r, n, k)
+			for c := from; c < to; c++ {
+				if parent(c, k) != r || branch(r, c, k) != c {
+					t.Errorf("arity %d: rank %d is below %d, its parent is %d", k, c, r, parent(c, k))
+				}
+			}
+			for dst := range n {
+				hops := 0
+				for at := r; at != dst && hops <= n; hops++ {
+					at = towards(at, dst, k)
+				}
+				if hops > 2*n/k+2 && k > 1 {
+					t.Errorf("arity %d: from %d to %d takes %d hops", k, r, dst, hops)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,266 @@
+package tree
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+var (
+	errBroken = fmt.Errorf("%w: connection lost", group.ErrGone)
+	errClosed = errors.New("node is closed")
+)
+
+// link is this node's end of a connection, which may be yet to come. Frames
+// about calls are short and go first, so that they are never behind the values
+// of others; pieces of values go as the receiver has room.
+type link struct {
+	node *Node
+	peer int // in the group of all ranks
+
+	mu      sync.Mutex
+	control [][]byte      // guarded by mu
+	pieces  []piece       // guarded by mu
+	credit  int           // bytes of pieces that may be sent; guarded by mu
+	owed    int           // bytes passed on and not yet told; guarded by mu
+	unread  int           // bytes received and not passed on; guarded by mu
+	conn    Conn          // nil until there; guarded by mu
+	ending  bool          // close once all is sent; guarded by mu
+	err     error         // why it broke; guarded by mu
+	wake    chan struct{} // has an element where there may be something to send
+	broken  chan struct{} // closed once err is set
+	silence *time.Timer   // nil without a timeout
+}
+
+// piece is a frame with a piece of a value. After sent, it is no more needed.
+type piece struct {
+	head, body []byte
+	sent       func()
+}
+
+func (p piece) len() int { return len(p.head) + len(p.body) }
+
+func newLink(n *Node, peer int) *link {
+	l := &link{node: n, peer: peer, credit: window, wake: make(chan struct{}, 1), broken: make(chan struct{})}
+	if t := n.opts.Timeout; t > 0 {
+		l.silence = time.AfterFunc(t, func() {
+			l.fail(fmt.Errorf("%w: silent for %v", group.ErrGone, t))
+		})
+	}
+	return l
+}
+
+// attach gives the link its connection. It reports false where it has one, or
+// has broken.
+func (l *link) attach(c Conn) bool {
+	l.mu.Lock()
+	if l.conn != nil || l.err != nil {
+		l.mu.Unlock()
+		return false
+	}
+	l.conn = c
+	l.mu.Unlock()
+	l.heard()
+	l.node.wg.Go(func() { l.write(c) })
+	l.node.wg.Go(func() { l.read(c) })
+	return true
+}
+
+// heard notes a sign of life.
+func (l *link) heard() {
+	if l.silence != nil {
+		l.silence.Reset(l.node.opts.Timeout)
+	}
+}
+
+func (l *link) poke() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// send queues a frame about a call.
+func (l *link) send(b []byte) {
+	l.mu.Lock()
+	if l.err == nil {
+		l.control = append(l.control, b)
+	}
+	l.mu.Unlock()
+	l.poke()
+}
+
+// sendPiece queues a piece. It calls p.sent once, also where the link breaks.
+func (l *link) sendPiece(p piece) {
+	l.mu.Lock()
+	broken := l.err != nil || l.ending
+	if !broken {
+		l.pieces = append(l.pieces, p)
+	}
+	l.mu.Unlock()
+	if broken {
+		p.sent()
+		return
+	}
+	l.poke()
+}
+
+// passed notes that n bytes of pieces that came by this link need no more room
+// here, and tells the other end now and then.
+func (l *link) passed(n int) {
+	l.mu.Lock()
+	l.unread -= n
+	l.owed += n
+	tell := 0
+	if l.owed >= window/4 {
+		tell, l.owed = l.owed, 0
+	}
+	l.mu.Unlock()
+	if tell > 0 {
+		l.send(creditFrame(tell))
+	}
+}
+
+// next takes what is to be sent next, or reports that there is nothing. last
+// says that nothing will come after it.
+func (l *link) next() (p piece, ok, last bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.control) > 0 {
+		p.head = l.control[0]
+		l.control = l.control[1:]
+		return p, true, false
+	}
+	if len(l.pieces) > 0 && l.pieces[0].len() <= l.credit {
+		p = l.pieces[0]
+		l.pieces = l.pieces[1:]
+		l.credit -= p.len()
+		return p, true, false
+	}
+	return p, false, l.ending
+}
+
+// write sends what is queued, and signs of life where that is nothing.
+func (l *link) write(c Conn) {
+	var beat <-chan time.Time
+	if t := l.node.opts.Timeout; t > 0 {
+		ticker := time.NewTicker(t / 4)
+		defer ticker.Stop()
+		beat = ticker.C
+	}
+	for {
+		p, ok, last := l.next()
+		if ok {
+			err := c.WriteFrame(p.head, p.body)
+			if p.sent != nil {
+				p.sent()
+			}
+			if err != nil {
+				l.fail(errBroken)
+				return
+			}
+			continue
+		}
+		if last {
+			c.CloseWrite() // the other end closes, which ends the reader
+			return
+		}
+		select {
+		case <-l.wake:
+		case <-beat:
+			l.send([]byte{byte(kindAlive)})
+		case <-l.broken:
+			return
+		}
+	}
+}
+
+// read hands to the node what comes.
+func (l *link) read(c Conn) {
+	for {
+		b, err := c.ReadFrame()
+		if err != nil {
+			l.fail(errBroken)
+			return
+		}
+		l.heard()
+		f, err := decode(b)
+		if err == nil {
+			err = l.receive(f, len(b))
+		}
+		if err != nil {
+			l.fail(fmt.Errorf("%w: %w", group.ErrGone, err))
+			return
+		}
+	}
+}
+
+func (l *link) receive(f frame, size int) error {
+	switch f.kind {
+	case kindAlive:
+		return nil
+	case kindCredit:
+		l.mu.Lock()
+		l.credit = min(l.credit+f.credit, window)
+		l.mu.Unlock()
+		l.poke()
+		return nil
+	case kindPiece:
+		l.mu.Lock()
+		l.unread += size
+		over := l.unread > window
+		l.mu.Unlock()
+		if over {
+			return fmt.Errorf("pieces beyond the window: %w", errProtocol)
+		}
+	}
+	return l.node.receive(l, f, size)
+}
+
+// fail breaks the link, once, and tells the node unless the node closed it.
+func (l *link) fail(err error) {
+	l.mu.Lock()
+	if l.err != nil {
+		l.mu.Unlock()
+		return
+	}
+	l.err = err
+	conn, pieces := l.conn, l.pieces
+	l.pieces, l.control = nil, nil
+	close(l.broken)
+	l.mu.Unlock()
+	if l.silence != nil {
+		l.silence.Stop()
+	}
+	if conn != nil {
+		conn.Close()
+	}
+	for _, p := range pieces {
+		p.sent()
+	}
+	if !errors.Is(err, errClosed) {
+		l.node.linkLost(l, err)
+	}
+}
+
+// end closes the link once the frames that are queued have been sent. Values on
+// their way are given up.
+func (l *link) end() {
+	l.mu.Lock()
+	l.ending = true
+	pieces := l.pieces
+	l.pieces = nil
+	waiting := l.conn == nil
+	l.mu.Unlock()
+	for _, p := range pieces {
+		p.sent()
+	}
+	if waiting {
+		l.fail(errClosed)
+		return
+	}
+	l.poke()
+}

@@ -1,0 +1,181 @@
+package tree
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// team is what a node knows of one group that its rank is in. It is guarded by
+// the node's lock, except for what never changes.
+type team struct {
+	node   *Node
+	id     id
+	parent *team // the group that it was made of, or nil
+	ranks  []int // the members' numbers in the group of all ranks
+	me     int
+
+	above int // the rank above this one, or -1
+	below int // the first of the ranks below this one
+	up    *link
+	down  []*link
+
+	next     uint64 // number of this rank's next call
+	calls    map[uint64]*call
+	alarms   map[uint64]*alarm
+	passed   []uint64      // numbers of the last alarms that were passed on
+	lost     *group.Error  // what every call fails with, or nil; its Op is empty
+	over     chan struct{} // closed once lost is set
+	reported bool          // that a rank is gone, to the rank above
+}
+
+// newTeam makes this rank's end of a group and handles what came for it before.
+// The lock is held.
+func (n *Node) newTeam(id id, from *team, ranks []int, me int) *team {
+	k := n.opts.Arity
+	t := &team{
+		node: n, id: id, parent: from, ranks: ranks, me: me, above: parent(me, k),
+		calls: make(map[uint64]*call), alarms: make(map[uint64]*alarm), over: make(chan struct{}),
+	}
+	if t.above >= 0 {
+		t.up = n.upLink(ranks[t.above])
+	}
+	first, end := children(me, len(ranks), k)
+	t.below = first
+	for r := first; r < end; r++ {
+		t.down = append(t.down, n.downLink(ranks[r]))
+	}
+	n.teams[id] = t
+	t.inherit()
+	for _, e := range n.early[id] {
+		n.waits -= e.size
+		if err := t.receive(e.link, e.frame, e.size); err != nil {
+			n.wg.Go(func() { e.link.fail(fmt.Errorf("%w: %w", group.ErrGone, err)) })
+		}
+	}
+	delete(n.early, id)
+	return t
+}
+
+// inherit notes the ranks that are known to be gone: those of the group that
+// this one was made of, and those whose links have broken.
+func (t *team) inherit() {
+	for a := t.parent; a != nil; a = a.parent {
+		if a.lost == nil {
+			continue
+		}
+		if r := slices.Index(t.ranks, a.ranks[a.lost.Ranks[0]]); r >= 0 {
+			t.gone(r, remote(a.lost.Err))
+		}
+	}
+	for _, l := range t.links() {
+		l.mu.Lock()
+		err := l.err
+		l.mu.Unlock()
+		if err != nil {
+			t.gone(slices.Index(t.ranks, l.peer), remote(err))
+		}
+	}
+}
+
+// subID returns the id of the group that the call of that number makes.
+func (t *team) subID(number uint64) id {
+	h := sha256.Sum256(binary.BigEndian.AppendUint64(t.id[:], number))
+	return id(h[:len(id{})])
+}
+
+// isTop reports whether this rank decides the group's calls.
+func (t *team) isTop() bool { return t.above < 0 }
+
+// links returns the links to all neighbours.
+func (t *team) links() []*link {
+	if t.up == nil {
+		return t.down
+	}
+	return append([]*link{t.up}, t.down...)
+}
+
+// neighbour returns the rank at the other end of l, or false where l is not one
+// of the group's links.
+func (t *team) neighbour(l *link) (rank int, ok bool) {
+	if l == t.up {
+		return t.above, true
+	}
+	i := slices.Index(t.down, l)
+	return t.below + i, i >= 0
+}
+
+// link returns the link to a neighbour.
+func (t *team) link(rank int) *link {
+	if rank == t.above {
+		return t.up
+	}
+	return t.down[rank-t.below]
+}
+
+// tellBelow sends a frame to all ranks below.
+func (t *team) tellBelow(f frame) {
+	if len(t.down) == 0 {
+		return
+	}
+	f.id = t.id
+	b := f.encode()
+	for _, l := range t.down {
+		l.send(b)
+	}
+}
+
+// tellAbove sends a frame to the rank above.
+func (t *team) tellAbove(f frame) {
+	f.id = t.id
+	t.up.send(f.encode())
+}
+
+// call returns the call of that number, or nil where it is over for this rank.
+func (t *team) call(number uint64) *call {
+	c := t.calls[number]
+	if c == nil && number >= t.next {
+		c = newCall(t, number)
+		t.calls[number] = c
+	}
+	return c
+}
+
+// receive handles a frame of this group.
+func (t *team) receive(l *link, f frame, size int) error {
+	from, ok := t.neighbour(l)
+	if !ok {
+		return fmt.Errorf("rank %d is no neighbour: %w", l.peer, errProtocol)
+	}
+	down := from == t.above
+	switch f.kind {
+	case kindLost:
+		if f.rank >= len(t.ranks) {
+			return fmt.Errorf("rank %d of %d is gone: %w", f.rank, len(t.ranks), errProtocol)
+		}
+		if down {
+			t.end(f.rank, remote(f.err.Err))
+		} else {
+			t.gone(f.rank, remote(f.err.Err))
+		}
+		return nil
+	case kindAlarm:
+		t.alarmed(f.number, from)
+		return nil
+	case kindPiece:
+		return t.piece(l, f, size)
+	}
+	if down != (f.kind == kindGo || f.kind == kindOutcome) {
+		return fmt.Errorf("frame of kind %d from rank %d: %w", f.kind, l.peer, errProtocol)
+	}
+	if t.lost != nil {
+		return nil
+	}
+	if c := t.call(f.number); c != nil && !c.decided {
+		return c.receive(from, f)
+	}
+	return nil
+}
