@@ -78,7 +78,7 @@ var layers = []struct{ name, imports string }{
 	{".", "blob group internal/engine meta plan storage storage/formats storage/native tensor value"},
 
 	// What stands on it.
-	{"inspect", ". blob meta storage tensor value"},
+	{"inspect", ". blob meta plan storage tensor value"},
 	{"convert", ". blob inspect internal/bufpool internal/guard meta plan shard storage tensor"},
 	{"internal/bench", ". blob blob/file blob/mem blob/meter blob/prefix convert group group/inproc inspect internal/dcpmeta meta plan shard storage storage/formats storage/native tensor"},
 	{"internal/demo", ". blob blob/file blob/mem blob/fault blob/prefix group group/inproc inspect meta plan shard storage storage/native tensor"},
