@@ -50,9 +50,10 @@ const directRun = 64
 //   - A float that the target cannot hold is rounded to the nearest, ties to
 //     even, in one step from any source: PyTorch goes through float32 on the way
 //     from float64 and the large integers to the small floats, cairn does not.
-//   - A NaN stays a NaN. What is too large becomes an infinity, or NaN where the
-//     target has none: float8_e4m3fn and both fnuz kinds. The fnuz kinds have no
-//     negative zero.
+//   - A NaN stays a NaN. What is too large becomes an infinity, or where the
+//     target has none NaN in both fnuz kinds, and the largest number in
+//     float8_e4m3fn, as in today's PyTorch; older ones make NaN of it. The fnuz
+//     kinds have no negative zero.
 //   - float8_e8m0fnu holds powers of two alone: a number goes to the nearest, from
 //     three halves of one on to the next; zero and all below 2^-127 become 2^-127,
 //     all between 2^-127 and 2^-126 the latter, as in PyTorch. Infinities and what

@@ -15,10 +15,12 @@ type float8 struct {
 	// The formats called fnuz have one zero, and their only NaN, overflow and
 	// nan here, is where the negative zero would be.
 	fnuz bool
+	// finite says that there is no infinity, and overflow is the largest number.
+	finite bool
 }
 
 var float8Kinds = [...]float8{
-	Float8E4M3FN:   {fracBits: 3, bias: 7, tooLarge: 0x43f00000, overflow: 0x7f, nan: 0x7f}, // 480
+	Float8E4M3FN:   {fracBits: 3, bias: 7, tooLarge: 0x43e00000, overflow: 0x7e, nan: 0x7f, finite: true}, // 448
 	Float8E4M3FNUZ: {fracBits: 3, bias: 8, tooLarge: 0x43800000, overflow: 0x80, nan: 0x80, fnuz: true},
 	Float8E5M2:     {fracBits: 2, bias: 15, tooLarge: 0x47800000, overflow: 0x7c, nan: 0x7f},
 	Float8E5M2FNUZ: {fracBits: 2, bias: 16, tooLarge: 0x47800000, overflow: 0x80, nan: 0x80, fnuz: true},
@@ -95,7 +97,7 @@ func (k float8) float32Bits(b uint8) uint32 {
 	switch {
 	case isNaN:
 		return sign | inf32 | quiet32
-	case !k.fnuz && code == uint32(k.overflow):
+	case !k.fnuz && !k.finite && code == uint32(k.overflow):
 		return sign | inf32
 	case exp == 0:
 		unit := math.Float32frombits((127 + 1 - k.bias - k.fracBits) << 23)
