@@ -45,6 +45,7 @@ var layers = []struct{ name, imports string }{
 	{"group/grouptest", "group"},
 	{"group/inproc", "group"},
 	{"group/tree", "group internal/wire"},
+	{"group/tcp", "group group/tree internal/wire"},
 
 	// The model of a checkpoint and the planners over it.
 	{"shard", "tensor"},

@@ -133,14 +133,7 @@ func (n *Node) receive(l *link, f frame, size int) error {
 func (n *Node) linkLost(l *link, cause error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed {
-		return
-	}
-	for _, t := range n.teams {
-		if r := slices.Index(t.ranks, l.peer); r >= 0 {
-			t.gone(r, remote(cause))
-		}
-	}
+	n.lose(l.peer, cause)
 }
 
 // Close leaves all groups, tells the neighbours and returns once they have been
@@ -188,4 +181,28 @@ func (n *Node) links() []*link {
 		}
 	}
 	return all
+}
+
+// Gone takes a rank for gone in every group, because of what the caller knows
+// beside the links. The error may be nil.
+func (n *Node) Gone(rank int, err error) {
+	cause := errBroken
+	if err != nil {
+		cause = fmt.Errorf("%w: %w", group.ErrGone, err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lose(rank, cause)
+}
+
+// lose takes a rank for gone in every group. The lock is held.
+func (n *Node) lose(rank int, cause error) {
+	if n.closed {
+		return
+	}
+	for _, t := range n.teams {
+		if r := slices.Index(t.ranks, rank); r >= 0 {
+			t.gone(r, remote(cause))
+		}
+	}
 }

@@ -1,0 +1,100 @@
+package tcp
+
+import (
+	"crypto/tls"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// SecretVariable is the environment variable with the job's secret.
+const SecretVariable = "CAIRN_SECRET"
+
+// Config says how a process joins a group.
+type Config struct {
+	// Rendezvous is where the ranks find each other: "env://" or
+	// "file:///shared/path". Empty: "env://".
+	Rendezvous string
+	// Meet is used instead of Rendezvous where it is not nil.
+	Meet Rendezvous
+	// Rank and Size are this process's number and how many there are. Where
+	// Size is zero both come from the rendezvous.
+	Rank, Size int
+	// Job is a name that all ranks of a job share. Ranks of another one are
+	// refused.
+	Job string
+	// Secret is what ranks prove to know before anything else they say is
+	// believed. Nil: the environment variable CAIRN_SECRET.
+	Secret []byte
+	// TLS is for both sides of every connection, where it is not nil. It needs a
+	// certificate; with ClientAuth set to RequireAndVerifyClientCert a secret is
+	// not needed.
+	TLS *tls.Config
+	// Listen is the address to listen at: "host:port" with port 0 for any, or
+	// "unix:/folder" for a socket in that folder. Empty: where the rendezvous
+	// says, or the address by which rank 0 is reached.
+	Listen string
+	// Timeout is how long a rank may be silent before it counts as gone. That of
+	// rank 0 holds for all. Zero: 20 s.
+	Timeout time.Duration
+	// Arity is how many connections a rank holds to ranks below it. That of rank
+	// 0 holds for all. Zero: 8.
+	Arity int
+	// MaxMessage bounds the bytes of one value or message. Zero: 1 GiB.
+	MaxMessage int
+	// MaxSize bounds the number of ranks. Zero: 65,536.
+	MaxSize int
+	// IdleTimeout is after how long a connection is closed that only messages
+	// needed. Zero: one minute.
+	IdleTimeout time.Duration
+}
+
+// hasty bounds how long a stranger may take to prove who it is.
+const hasty = 10 * time.Second
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Secret == nil {
+		c.Secret = []byte(os.Getenv(SecretVariable))
+	}
+	c.Timeout = orElse(c.Timeout, 20*time.Second)
+	c.IdleTimeout = orElse(c.IdleTimeout, time.Minute)
+	c.Arity = orElse(c.Arity, 8)
+	c.MaxMessage = orElse(c.MaxMessage, 1<<30)
+	c.MaxSize = orElse(c.MaxSize, 1<<16)
+	if c.Meet == nil {
+		r, err := ParseRendezvous(c.Rendezvous)
+		if err != nil {
+			return c, err
+		}
+		c.Meet = r
+	}
+	if len(c.Job) > maxJob {
+		return c, fmt.Errorf("job name of %d bytes, more than %d: %w", len(c.Job), maxJob, group.ErrInvalid)
+	}
+	return c, nil
+}
+
+func orElse[T int | time.Duration](v, def T) T {
+	if v <= 0 {
+		return def
+	}
+	return v
+}
+
+// proven reports whether strangers are kept out.
+func (c *Config) proven() bool {
+	return len(c.Secret) > 0 || c.TLS != nil && c.TLS.ClientAuth == tls.RequireAndVerifyClientCert
+}
+
+// checkSeat returns an error where rank and size make no sense.
+func (c *Config) checkSeat(rank, size int) error {
+	switch {
+	case size < 1 || size > c.MaxSize:
+		return fmt.Errorf("group of %d ranks, at most %d: %w", size, c.MaxSize, group.ErrInvalid)
+	case rank < 0 || rank >= size:
+		return fmt.Errorf("rank %d of %d: %w", rank, size, group.ErrInvalid)
+	}
+	return nil
+}

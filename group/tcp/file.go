@@ -1,0 +1,79 @@
+package tcp
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// maxAddress bounds the length of an address.
+const maxAddress = 512
+
+// File is the [Rendezvous] by a file that all ranks can reach: rank 0 writes its
+// address there, and removes it once the ranks have met. Ranks and size come from
+// the configuration.
+type File struct {
+	// Path is the file. Its folder must be there.
+	Path string
+
+	wrote string // what this rank has written
+}
+
+var _ Rendezvous = (*File)(nil)
+
+// Seat returns an error: a file gives no ranks.
+func (f *File) Seat(context.Context) (rank, size int, err error) {
+	return 0, 0, fmt.Errorf("rank and size are not set, which a file does not know: %w", group.ErrInvalid)
+}
+
+// Place returns "": any address will do.
+func (f *File) Place() (string, error) { return "", nil }
+
+// Announce writes the address to the file, in one step.
+func (f *File) Announce(_ context.Context, addr string) error {
+	tmp, err := os.CreateTemp(filepath.Dir(f.Path), "."+filepath.Base(f.Path)+"-*")
+	if err != nil {
+		return fmt.Errorf("announce: %w", err)
+	}
+	defer os.Remove(tmp.Name()) // not there any more where all went well
+	_, err = tmp.WriteString(addr + "\n")
+	if e := tmp.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), f.Path)
+	}
+	if err != nil {
+		return fmt.Errorf("announce: %w", err)
+	}
+	f.wrote = addr
+	return nil
+}
+
+// Find returns the address in the file.
+func (f *File) Find(context.Context) (string, error) {
+	b, err := os.ReadFile(f.Path)
+	if err != nil {
+		return "", fmt.Errorf("find rank 0: %w", err)
+	}
+	addr, whole := strings.CutSuffix(string(b), "\n")
+	if !whole || addr == "" || len(addr) > maxAddress || strings.ContainsAny(addr, "\n\x00") {
+		return "", fmt.Errorf("find rank 0: %s holds no address: %w", f.Path, group.ErrInvalid)
+	}
+	return addr, nil
+}
+
+// Close removes the file, where it still holds what this rank has written.
+func (f *File) Close() error {
+	if f.wrote == "" {
+		return nil
+	}
+	if addr, err := f.Find(context.Background()); err != nil || addr != f.wrote {
+		return nil // of another meeting
+	}
+	return os.Remove(f.Path)
+}

@@ -1,0 +1,62 @@
+package tcp
+
+import (
+	"context"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tree"
+)
+
+// Group is one rank's end of a group of processes. Collective calls are for one
+// goroutine at a time; Send, Recv, Leave and Close are for any.
+type Group struct {
+	*tree.Group
+	host *host
+	sub  bool
+}
+
+var (
+	_ group.Group     = (*Group)(nil)
+	_ group.Alarmer   = (*Group)(nil)
+	_ group.Messenger = (*Group)(nil)
+)
+
+// Sub makes a group of some of this group's ranks. It needs no closing.
+func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
+	sub, err := g.SubGroup(ctx, ranks)
+	if sub == nil {
+		return nil, err
+	}
+	return &Group{Group: sub, host: g.host, sub: true}, nil
+}
+
+// Addr returns where this rank listens.
+func (g *Group) Addr() string { return g.host.addr }
+
+// Close leaves the group and, where it is the one that [Join] returned, all made
+// from it, and returns once the others have been told and all connections are
+// closed. Calls of other ranks that wait for this one fail with [group.ErrGone].
+func (g *Group) Close() error {
+	if g.sub {
+		g.Leave(nil)
+		return nil
+	}
+	g.host.close()
+	return nil
+}
+
+// Send hands b to rank to.
+func (g *Group) Send(ctx context.Context, to, tag int, b []byte) error {
+	if err := group.CheckMessage(group.OpSend, to, tag, g.Size()); err != nil {
+		return err
+	}
+	return g.host.mail.send(ctx, g, to, tag, b)
+}
+
+// Recv returns the next message that rank from sends to this one with tag.
+func (g *Group) Recv(ctx context.Context, from, tag int) ([]byte, error) {
+	if err := group.CheckMessage(group.OpRecv, from, tag, g.Size()); err != nil {
+		return nil, err
+	}
+	return g.host.mail.recv(ctx, g, from, tag)
+}

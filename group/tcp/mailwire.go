@@ -1,0 +1,217 @@
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+var errQuit = errors.New("connection was not needed any more")
+
+// mailWire is a connection for messages. The rank that dialled it sends them;
+// the other one grants room.
+type mailWire struct {
+	mail    *mail
+	peer    int
+	dialled bool
+
+	mu    sync.Mutex
+	queue [][]byte      // bounded by the windows of the lanes; guarded by mu
+	conn  *framed       // nil until there; guarded by mu
+	err   error         // why it ended; guarded by mu
+	wake  chan struct{} // has an element where there may be something to send
+	ended chan struct{} // closed once err is set
+}
+
+func newWire(m *mail, peer int, dialled bool) *mailWire {
+	return &mailWire{mail: m, peer: peer, dialled: dialled, wake: make(chan struct{}, 1), ended: make(chan struct{})}
+}
+
+// wire returns the connection by which this rank sends to peer. It is nil where
+// that has ended. The lock is held.
+func (m *mail) wire(peer int) *mailWire {
+	w := m.wires[peer]
+	if w != nil || m.closed {
+		return w
+	}
+	w = newWire(m, peer, true)
+	m.wires[peer] = w
+	m.host.wg.Go(func() {
+		f, err := m.host.dial(m.host.ctx, toMail, peer, m.host.address(peer))
+		if err != nil {
+			w.fail(err)
+			return
+		}
+		w.run(f)
+	})
+	return w
+}
+
+// accept takes a connection that a rank has dialled to send messages.
+func (m *mail) accept(from int, f *framed) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return errors.New("the group is closed")
+	}
+	w := newWire(m, from, false)
+	m.others[w] = true
+	m.host.wg.Go(func() { w.run(f) })
+	return nil
+}
+
+// run sends and receives until the connection ends.
+func (w *mailWire) run(f *framed) {
+	f.silence = w.mail.host.cfg.Timeout
+	w.mu.Lock()
+	over := w.err != nil
+	w.conn = f
+	w.mu.Unlock()
+	if over {
+		f.Close()
+		return
+	}
+	w.mail.host.wg.Go(func() { w.write(f) })
+	w.fail(w.read(f))
+}
+
+// send queues a frame.
+func (w *mailWire) send(b []byte) {
+	w.mu.Lock()
+	if w.err == nil {
+		w.queue = append(w.queue, b)
+	}
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (w *mailWire) next() []byte {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.queue) == 0 {
+		return nil
+	}
+	b := w.queue[0]
+	w.queue = w.queue[1:]
+	return b
+}
+
+// write sends what is queued, and signs of life where that is nothing. A
+// connection that this rank has dialled and not used for long it ends.
+func (w *mailWire) write(f *framed) {
+	cfg := &w.mail.host.cfg
+	beat := time.NewTicker(cfg.Timeout / 4)
+	defer beat.Stop()
+	used := time.Now()
+	alive := (&letter{kind: letterAlive}).encode()
+	for {
+		if b := w.next(); b != nil {
+			used = time.Now()
+			if err := f.WriteFrame(b, nil); err != nil {
+				w.fail(err)
+				return
+			}
+			continue
+		}
+		select {
+		case <-w.wake:
+			continue
+		case <-w.ended:
+			return
+		case <-beat.C:
+		}
+		if w.dialled && time.Since(used) > cfg.IdleTimeout && w.mail.retire(w) {
+			_ = f.WriteFrame((&letter{kind: letterQuit}).encode(), nil)
+			w.fail(errQuit)
+			return
+		}
+		w.send(alive)
+		if b := w.next(); b != nil && f.WriteFrame(b, nil) != nil {
+			w.fail(group.ErrGone)
+			return
+		}
+	}
+}
+
+// read takes what comes until the connection ends, and returns why.
+func (w *mailWire) read(f *framed) error {
+	for {
+		b, err := f.ReadFrame()
+		if err != nil {
+			return err
+		}
+		l, err := decodeLetter(b)
+		if err == nil {
+			l.lane.peer = w.peer
+			err = w.receive(l)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (w *mailWire) receive(l letter) error {
+	grant := l.kind == letterGrant
+	switch {
+	case l.kind == letterAlive:
+		return nil
+	case l.kind == letterQuit && !w.dialled:
+		return errQuit
+	case l.kind == letterQuit || grant != w.dialled:
+		return fmt.Errorf("letter of kind %d: %w", l.kind, errFrame)
+	case grant:
+		return w.mail.granted(l.lane, l.n)
+	}
+	return w.mail.deliver(l, w)
+}
+
+// retire takes a connection out of use, unless something is queued or under way.
+func (m *mail) retire(w *mailWire) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w.mu.Lock()
+	busy := len(w.queue) > 0
+	w.mu.Unlock()
+	for l, o := range m.out {
+		busy = busy || l.peer == w.peer && (o.room != laneWindow || o.users > 0)
+	}
+	if !busy {
+		delete(m.wires, w.peer)
+	}
+	return !busy
+}
+
+// fail ends the connection, once. Unless it has ended by intent the rank at the
+// other end is taken for gone.
+func (w *mailWire) fail(err error) {
+	w.mu.Lock()
+	if w.err != nil {
+		w.mu.Unlock()
+		return
+	}
+	w.err = errQuit
+	if err != nil {
+		w.err = err
+	}
+	f := w.conn
+	w.queue = nil
+	close(w.ended)
+	w.mu.Unlock()
+	if f != nil {
+		f.Close()
+	}
+	m := w.mail
+	m.mu.Lock()
+	delete(m.others, w)
+	m.mu.Unlock()
+	if err != nil && !errors.Is(err, errQuit) {
+		m.host.node.Gone(w.peer, nil)
+	}
+}

@@ -1,0 +1,121 @@
+package tcp
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// Rendezvous is where the ranks of a job find rank 0, which brings them
+// together. It is used by one call of [Join].
+type Rendezvous interface {
+	// Seat returns this process's rank and the number of ranks, where the
+	// configuration does not say.
+	Seat(ctx context.Context) (rank, size int, err error)
+	// Place returns the address at which rank 0 is to listen, or "" where that
+	// is open.
+	Place() (string, error)
+	// Announce tells the others that rank 0 listens at addr.
+	Announce(ctx context.Context, addr string) error
+	// Find returns where rank 0 listens, as far as is known. It is called again
+	// where nobody is there, and where it returns an error.
+	Find(ctx context.Context) (string, error)
+	// Close withdraws what Announce told. It is called on every rank when the
+	// ranks have met, or will not.
+	Close() error
+}
+
+// ParseRendezvous returns the rendezvous that an address stands for: "env://"
+// (see [Env]), "env://?port=29501" for another port than MASTER_PORT, or
+// "file:///path" (see [File]). Empty is "env://".
+func ParseRendezvous(address string) (Rendezvous, error) {
+	if address == "" {
+		address = "env://"
+	}
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous %q: %w: %w", address, group.ErrInvalid, err)
+	}
+	switch u.Scheme {
+	case "env":
+		if u.Host == "" && (u.Path == "" || u.Path == "/") {
+			return &Env{Port: u.Query().Get("port")}, nil
+		}
+	case "file":
+		if u.Host == "" && u.Path != "" {
+			return &File{Path: u.Path}, nil
+		}
+	default:
+		return nil, fmt.Errorf("rendezvous %q: scheme is none of env, file: %w", address, group.ErrInvalid)
+	}
+	return nil, fmt.Errorf("rendezvous %q: %w", address, group.ErrInvalid)
+}
+
+// Env is the [Rendezvous] by the environment that torchrun, Slurm scripts and
+// Kubernetes set: rank 0 listens at MASTER_ADDR and MASTER_PORT, and RANK and
+// WORLD_SIZE are this process's. A MASTER_ADDR of "unix:/path" is a socket.
+type Env struct {
+	// Port is used instead of MASTER_PORT where it is not empty: torchrun itself
+	// may listen there.
+	Port string
+	// Getenv is used instead of os.Getenv where it is not nil.
+	Getenv func(string) string
+}
+
+var _ Rendezvous = (*Env)(nil)
+
+func (e *Env) get(name string) string {
+	if e.Getenv != nil {
+		return e.Getenv(name)
+	}
+	return os.Getenv(name)
+}
+
+func (e *Env) number(name string) (int, error) {
+	v := e.get(name)
+	n, err := strconv.Atoi(v)
+	if err != nil {
+		return 0, fmt.Errorf("environment variable %s is %q, not a number: %w", name, v, group.ErrInvalid)
+	}
+	return n, nil
+}
+
+// Seat returns RANK and WORLD_SIZE.
+func (e *Env) Seat(context.Context) (rank, size int, err error) {
+	if rank, err = e.number("RANK"); err != nil {
+		return 0, 0, err
+	}
+	size, err = e.number("WORLD_SIZE")
+	return rank, size, err
+}
+
+// Place returns MASTER_ADDR and MASTER_PORT.
+func (e *Env) Place() (string, error) {
+	host, port := e.get("MASTER_ADDR"), e.Port
+	if host == "" {
+		return "", fmt.Errorf("environment variable MASTER_ADDR is not set: %w", group.ErrInvalid)
+	}
+	if isUnix(host) {
+		return host, nil
+	}
+	if port == "" {
+		port = e.get("MASTER_PORT")
+	}
+	if port == "" {
+		return "", fmt.Errorf("environment variable MASTER_PORT is not set: %w", group.ErrInvalid)
+	}
+	return joinHost(host, port), nil
+}
+
+// Announce does nothing: the place is known.
+func (e *Env) Announce(context.Context, string) error { return nil }
+
+// Find returns Place.
+func (e *Env) Find(context.Context) (string, error) { return e.Place() }
+
+// Close does nothing.
+func (e *Env) Close() error { return nil }
