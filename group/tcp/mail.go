@@ -46,7 +46,7 @@ func newMail(h *host) *mail {
 }
 
 func (m *mail) lane(g *Group, rank, tag int) lane {
-	return lane{group: g.ID(), peer: g.Ranks()[rank], tag: tag}
+	return lane{group: g.ID(), peer: g.Outer(rank), tag: tag}
 }
 
 // send sends a message in pieces, as the receiver has room.

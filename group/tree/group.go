@@ -27,6 +27,9 @@ func (g *Group) Size() int { return len(g.team.ranks) }
 // Ranks returns the members' numbers in the group of all ranks.
 func (g *Group) Ranks() []int { return slices.Clone(g.team.ranks) }
 
+// Outer returns a member's number in the group of all ranks.
+func (g *Group) Outer(rank int) int { return g.team.ranks[rank] }
+
 // ID returns a name of the group that no other of the tree has and that is the
 // same on all its ranks.
 func (g *Group) ID() [16]byte { return g.team.id }

@@ -1,0 +1,288 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+var testSecret = []byte("known to the ranks")
+
+// pairConfig is rank 0's of two.
+func pairConfig(t *testing.T) Config {
+	return Config{
+		Rendezvous: "file://" + filepath.Join(t.TempDir(), "meet"), Size: 2,
+		Job: "pair", Secret: testSecret, Timeout: 300 * time.Millisecond,
+	}
+}
+
+// impostor is rank 1 as somebody else might play it.
+type impostor struct {
+	*host
+	t     *testing.T
+	terms terms
+}
+
+// impersonate comes to the meeting of cfg as rank 1.
+func impersonate(t *testing.T, cfg Config) *impostor {
+	t.Helper()
+	cfg.Rank = 1
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &impostor{host: newHost(cfg, 1, 2), t: t}
+	t.Cleanup(p.close)
+	for {
+		p.terms, err = p.attend(t.Context())
+		if err == nil {
+			p.session = p.terms.session
+			return p
+		}
+		select {
+		case <-time.After(firstRetry):
+		case <-t.Context().Done():
+			t.Fatal(err)
+		}
+	}
+}
+
+// connect opens a connection to rank 0.
+func (p *impostor) connect(purpose purpose) *framed {
+	p.t.Helper()
+	f, err := p.dial(p.t.Context(), purpose, 0, p.terms.parent)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// A rank 1 that behaves badly once it is let in is named, whatever it does.
+func TestRanksThatBehaveBadly(t *testing.T) {
+	huge := []byte{0xff, 0xff, 0xff, 0xff, 1, 2, 3}
+	for claim, misbehave := range map[string]func(p *impostor){
+		"never connects": func(*impostor) {},
+		"is silent":      func(p *impostor) { p.connect(toLink) },
+		"hangs up":       func(p *impostor) { p.connect(toLink).Close() },
+		"sends garbage":  func(p *impostor) { p.connect(toLink).WriteFrame(bytes.Repeat([]byte{0xaa}, 100), nil) },
+		"sends a frame that is too long": func(p *impostor) {
+			p.connect(toLink).Conn.Write(huge)
+		},
+		"sends a frame of no bytes": func(p *impostor) { p.connect(toLink).Conn.Write(make([]byte, 4)) },
+		"sends messages that are none": func(p *impostor) {
+			p.connect(toLink)
+			p.connect(toMail).WriteFrame([]byte{byte(letterPiece), 0}, nil)
+		},
+		"grants room that nobody took": func(p *impostor) {
+			p.connect(toLink)
+			p.connect(toMail).WriteFrame((&letter{kind: letterGrant, n: 10}).encode(), nil)
+		},
+		"sends a message beyond the limit": func(p *impostor) {
+			p.connect(toLink)
+			l := letter{kind: letterPiece, first: true, total: 1 << 40, body: []byte("x")}
+			p.connect(toMail).WriteFrame(l.encode(), nil)
+		},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			cfg := pairConfig(t)
+			joined := make(chan error, 1)
+			go func() {
+				g, err := Join(t.Context(), cfg)
+				if g != nil {
+					g.Close()
+				}
+				joined <- err
+			}()
+			misbehave(impersonate(t, cfg))
+			err := <-joined
+			ge, ok := errors.AsType[*group.Error](err)
+			if !ok || !errors.Is(err, group.ErrGone) || !slices.Equal(ge.Ranks, []int{1}) {
+				t.Errorf("Join = %v; want an error that names rank 1 as gone", err)
+			}
+		})
+	}
+}
+
+// pair joins two ranks.
+func pair(t *testing.T, cfg Config) (a, b *Group) {
+	t.Helper()
+	var gs [2]*Group
+	errs := make(chan error, 2)
+	for r := range gs {
+		go func() {
+			c := cfg
+			c.Rank = r
+			var err error
+			gs[r], err = Join(t.Context(), c)
+			errs <- err
+		}()
+	}
+	if err := errors.Join(<-errs, <-errs); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { gs[0].Close(); gs[1].Close() })
+	return gs[0], gs[1]
+}
+
+// both makes a call on both ends of a pair.
+func both(t *testing.T, a, b *Group) {
+	t.Helper()
+	errs := make(chan error, 1)
+	go func() { errs <- a.Barrier(t.Context()) }()
+	if err := errors.Join(b.Barrier(t.Context()), <-errs); err != nil {
+		t.Errorf("barrier = %v; want no error", err)
+	}
+}
+
+// Connections of strangers are refused and change nothing.
+func TestStrangersAreRefused(t *testing.T) {
+	cfg := pairConfig(t)
+	cfg.Timeout = 10 * time.Second
+	a, b := pair(t, cfg)
+	h := a.host
+	for claim, c := range map[string]struct {
+		change func(*host, *hello)
+		want   error
+		text   string
+	}{
+		"wrong secret":      {func(h *host, _ *hello) { h.cfg.Secret = []byte("guess") }, ErrSecret, ""},
+		"no secret":         {func(h *host, _ *hello) { h.cfg.Secret = nil }, ErrSecret, ""},
+		"wrong job":         {func(_ *host, hi *hello) { hi.job = "other" }, ErrRefused, `this is job "pair"`},
+		"old session":       {func(_ *host, hi *hello) { hi.session[0]++ }, ErrRefused, "is over"},
+		"wrong size":        {func(_ *host, hi *hello) { hi.size = 3 }, ErrRefused, "2 ranks"},
+		"meant for another": {func(_ *host, hi *hello) { hi.to = 1 }, ErrRefused, "this is rank 0"},
+		"no such rank":      {func(_ *host, hi *hello) { hi.from = 2 }, ErrRefused, "no rank 2"},
+		"late":              {func(_ *host, hi *hello) { hi.purpose = toMeet }, ErrRefused, "have met without"},
+	} {
+		other := &host{cfg: h.cfg}
+		hi := hello{purpose: toLink, from: 1, to: 0, size: 2, session: h.session, job: "pair"}
+		c.change(other, &hi)
+		err := knock(t, h.addr, other.cfg.Secret, hi)
+		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v; want %v: %s", claim, err, c.want, c.text)
+		}
+	}
+	for claim, text := range map[string]string{
+		"silence": "", "another protocol": "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "a long hello": magic + "\xff\xff" + strings.Repeat("x", 1<<16),
+	} {
+		c, err := net.Dial("tcp", h.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		io.WriteString(c, text)
+		if text != "" {
+			if n, err := io.Copy(io.Discard, c); n > 0 {
+				t.Errorf("%s: answered with %d bytes (%v); want none", claim, n, err)
+			}
+		}
+	}
+	both(t, a, b)
+}
+
+func knock(t *testing.T, addr string, secret []byte, hi hello) error {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	return introduce(newFramed(c), secret, hi)
+}
+
+func TestListeningBeyondLoopbackNeedsProof(t *testing.T) {
+	t.Setenv(SecretVariable, "")
+	cfg := pairConfig(t)
+	cfg.Secret, cfg.Size, cfg.Listen = nil, 1, "0.0.0.0:0"
+	if _, err := Join(t.Context(), cfg); !errors.Is(err, ErrOpen) || !strings.Contains(err.Error(), SecretVariable) {
+		t.Errorf("Join = %v; want %v and what to set", err, ErrOpen)
+	}
+	t.Setenv(SecretVariable, "now there is one")
+	g, err := Join(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Close()
+}
+
+// Every rank says which are missing, whoever's context ends first.
+func TestRanksThatNeverCome(t *testing.T) {
+	for claim, hasty := range map[string]int{"rank 0 gives up first": 0, "rank 2 gives up first": 2} {
+		t.Run(claim, func(t *testing.T) {
+			t.Parallel()
+			cfg := pairConfig(t)
+			cfg.Size = 5
+			errs := make(chan error, 2)
+			for _, r := range []int{0, 2} {
+				go func() {
+					limit := 2500 * time.Millisecond
+					if r == hasty {
+						limit = 1500 * time.Millisecond
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), limit)
+					defer cancel()
+					c := cfg
+					c.Rank = r
+					_, err := Join(ctx, c)
+					errs <- err
+				}()
+			}
+			for range 2 {
+				err := <-errs
+				ge, ok := errors.AsType[*group.Error](err)
+				if !ok || !errors.Is(err, context.DeadlineExceeded) || !slices.Contains(ge.Ranks, 1) || !slices.Contains(ge.Ranks, 4) {
+					t.Errorf("Join = %v; want it to name ranks 1, 3 and 4", err)
+				}
+			}
+		})
+	}
+}
+
+// A file that a dead rank 0 left behind does not keep ranks from meeting.
+func TestAnOldFileIsOverwritten(t *testing.T) {
+	cfg := pairConfig(t)
+	old, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.Close()
+	f := &File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}
+	if err := f.Announce(t.Context(), old.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	a, b := pair(t, cfg)
+	both(t, a, b)
+	if addr, err := f.Find(t.Context()); err == nil {
+		t.Errorf("Find after the meeting = %s; want the file to be gone", addr)
+	}
+}
+
+// Connections for messages end when they are idle and come back when needed.
+func TestIdleConnectionsEnd(t *testing.T) {
+	cfg := pairConfig(t)
+	cfg.Timeout, cfg.IdleTimeout = 2*time.Second, 10*time.Millisecond
+	a, b := pair(t, cfg)
+	for range 2 {
+		if err := a.Send(t.Context(), 1, 0, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		a.host.mail.mu.Lock()
+		w := a.host.mail.wires[1]
+		a.host.mail.mu.Unlock()
+		if got, err := b.Recv(t.Context(), 0, 0); err != nil || string(got) != "x" {
+			t.Fatalf("Recv = %q, %v", got, err)
+		}
+		<-w.ended
+		both(t, a, b)
+	}
+}

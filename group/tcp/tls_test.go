@@ -1,0 +1,77 @@
+package tcp
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
+	"net"
+	"testing"
+	"time"
+)
+
+// certificate makes one that is its own authority.
+func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ranks"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, IsCA: true, BasicConstraintsValid: true,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(leaf)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
+}
+
+// With mutual TLS ranks need no secret, and who has no certificate stays out.
+func TestMutualTLS(t *testing.T) {
+	t.Setenv(SecretVariable, "")
+	cert, pool := certificate(t)
+	cfg := pairConfig(t)
+	cfg.Secret, cfg.Timeout = nil, 10*time.Second
+	cfg.TLS = &tls.Config{
+		Certificates: []tls.Certificate{cert}, RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
+	}
+	if !cfg.proven() {
+		t.Error("mutual TLS does not count as proof")
+	}
+	a, b := pair(t, cfg)
+	both(t, a, b)
+	if err := b.Send(t.Context(), 0, 1, make([]byte, 3<<10)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := a.Recv(t.Context(), 1, 1); err != nil || len(got) != 3<<10 {
+		t.Fatalf("Recv = %d bytes, %v", len(got), err)
+	}
+	raw, err := net.Dial("tcp", a.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	c := tls.Client(raw, &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"})
+	hi := hello{purpose: toLink, from: 1, size: 2, session: a.host.session, job: "pair"}
+	if err := introduce(newFramed(c), nil, hi); err == nil {
+		t.Error("a rank without a certificate was let in")
+	}
+	if err := knock(t, a.Addr(), nil, hi); err == nil {
+		t.Error("a rank without TLS was let in")
+	}
+	both(t, a, b)
+}

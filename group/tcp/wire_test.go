@@ -1,0 +1,103 @@
+package tcp
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/wire"
+)
+
+func sampleHello() hello {
+	return hello{purpose: toLink, from: 3, to: 1, size: 8, session: session{1, 2}, job: "train", nonce: [nonceSize]byte{7}}
+}
+
+func FuzzHandshake(f *testing.F) {
+	h := sampleHello()
+	f.Add(h.encode())
+	f.Add([]byte(magic + "\x00\x00"))
+	f.Add([]byte(magic + "\xff\xff"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, raw, err := readHello(bytes.NewReader(b))
+		if err != nil {
+			return
+		}
+		again, _, err := readHello(bytes.NewReader(h.encode()))
+		if diff := cmp.Diff(h, again, cmp.AllowUnexported(hello{})); err != nil || diff != "" {
+			t.Fatalf("readHello(%x), again: %v\n%s", raw, err, diff)
+		}
+	})
+}
+
+func FuzzNotice(f *testing.F) {
+	t := terms{session: session{9}, arity: 8, timeout: time.Second, parent: "10.0.0.1:29500"}
+	f.Add(t.encode()[1:])
+	f.Add(encodeMissing(noticeWait, &group.Error{Ranks: []int{1, 2, 300}, Err: errMissing})[1:])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if got, err := decodeTerms(b); err == nil {
+			if again, err := decodeTerms(got.encode()[1:]); err != nil || again != got {
+				t.Fatalf("terms %+v, again: %+v, %v", got, again, err)
+			}
+		}
+		if ranks, cause, err := decodeMissing(b); err == nil {
+			e := &group.Error{Ranks: ranks, Err: cause}
+			if again, _, err := decodeMissing(encodeMissing(noticeWait, e)[1:]); err != nil || !cmp.Equal(again, ranks, cmpopts.EquateEmpty()) {
+				t.Fatalf("missing %v, again: %v, %v", ranks, again, err)
+			}
+		}
+	})
+}
+
+func FuzzLetter(f *testing.F) {
+	for _, l := range []letter{
+		{kind: letterAlive}, {kind: letterQuit},
+		{kind: letterPiece, lane: lane{group: [16]byte{1}, tag: 300}, first: true, total: 9, body: []byte("abc")},
+		{kind: letterDrop, lane: lane{tag: 1}}, {kind: letterGrant, n: laneWindow},
+	} {
+		f.Add(l.encode())
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l, err := decodeLetter(b)
+		if err != nil {
+			if !errors.Is(err, wire.ErrMalformed) {
+				t.Fatalf("decodeLetter = %v; want %v", err, wire.ErrMalformed)
+			}
+			return
+		}
+		again, err := decodeLetter(l.encode())
+		if diff := cmp.Diff(l, again, cmp.AllowUnexported(letter{}, lane{}), cmpopts.EquateEmpty()); err != nil || diff != "" {
+			t.Fatalf("again: %v\n%s", err, diff)
+		}
+	})
+}
+
+// FuzzFramed reads frames of a stream.
+func FuzzFramed(f *testing.F) {
+	f.Add([]byte{1, 0, 0, 0, 5, 2, 0, 0, 0, 1, 2})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		here, there := net.Pipe()
+		defer here.Close()
+		go func() {
+			there.Write(b)
+			there.Close()
+		}()
+		r, read := newFramed(here), 0
+		for {
+			p, err := r.readFrame(64)
+			if err != nil {
+				return
+			}
+			read += 4 + len(p)
+			if len(p) == 0 || len(p) > 64 || read > len(b) {
+				t.Fatalf("frame of %d bytes after %d of %d", len(p), read, len(b))
+			}
+		}
+	})
+}
