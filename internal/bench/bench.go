@@ -22,6 +22,9 @@ func gbs(bytes int64, d time.Duration) float64 {
 	return float64(bytes) / 1e9 / d.Seconds()
 }
 
+// resetPeakRSS makes PeakRSS begin anew, where the system can.
+func resetPeakRSS() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
+
 // PeakRSS returns the largest resident memory this process has had, or 0 where
 // the system does not tell.
 func PeakRSS() int64 {
