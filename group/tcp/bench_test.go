@@ -3,6 +3,8 @@ package tcp_test
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -77,4 +79,42 @@ func BenchmarkMessage4MiB(b *testing.B) {
 		_, err := g.Recv(ctx, 0, 0)
 		return err
 	})
+}
+
+// BenchmarkLoopback4MiB is what a plain connection gives, to compare with.
+func BenchmarkLoopback4MiB(b *testing.B) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer ln.Close()
+	v := make([]byte, 4<<20)
+	b.SetBytes(int64(len(v)))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		c, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		defer c.Close()
+		for range b.N {
+			if _, err := c.Write(v); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+	c, err := ln.Accept()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	in := make([]byte, len(v))
+	for range b.N {
+		if _, err := io.ReadFull(c, in); err != nil {
+			b.Fatal(err)
+		}
+	}
+	wg.Wait()
 }

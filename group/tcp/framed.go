@@ -20,7 +20,8 @@ var errFrame = errors.New("malformed frame")
 type framed struct {
 	net.Conn
 	r       *bufio.Reader
-	scratch []byte
+	scratch []byte // of WriteFrame
+	shared  []byte // of readShared
 	// silence bounds how long a frame may take to come. Zero: for ever.
 	silence time.Duration
 }
@@ -53,24 +54,45 @@ func (f *framed) ReadFrame() ([]byte, error) { return f.readFrame(tree.MaxFrame)
 
 // readFrame returns the next frame, of at most limit bytes.
 func (f *framed) readFrame(limit int) ([]byte, error) {
+	n, err := f.readLength(limit)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, n)
+	_, err = io.ReadFull(f.r, b)
+	return b, err
+}
+
+// readShared returns the next frame, which is good until the next call.
+func (f *framed) readShared() ([]byte, error) {
+	n, err := f.readLength(tree.MaxFrame)
+	if err != nil {
+		return nil, err
+	}
+	if cap(f.shared) < n {
+		f.shared = make([]byte, n)
+	}
+	b := f.shared[:n]
+	_, err = io.ReadFull(f.r, b)
+	return b, err
+}
+
+// readLength reads how long the next frame is.
+func (f *framed) readLength(limit int) (int, error) {
 	if f.silence > 0 {
 		if err := f.Conn.SetReadDeadline(time.Now().Add(f.silence)); err != nil {
-			return nil, err
+			return 0, err
 		}
 	}
 	var length [4]byte
 	if _, err := io.ReadFull(f.r, length[:]); err != nil {
-		return nil, err
+		return 0, err
 	}
 	n := binary.LittleEndian.Uint32(length[:])
 	if n == 0 || n > uint32(limit) {
-		return nil, fmt.Errorf("read frame of %d bytes: %w", n, errFrame)
+		return 0, fmt.Errorf("read frame of %d bytes: %w", n, errFrame)
 	}
-	b := make([]byte, n)
-	if _, err := io.ReadFull(f.r, b); err != nil {
-		return nil, err
-	}
-	return b, nil
+	return int(n), nil
 }
 
 // CloseWrite tells the other end that no more frames come.

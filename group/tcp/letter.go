@@ -3,6 +3,7 @@ package tcp
 import (
 	"fmt"
 	"math"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
@@ -36,9 +37,24 @@ type letter struct {
 	body  []byte
 }
 
-// encode returns the frame with room for the body, which is copied.
+// pages are buffers for frames with large pieces.
+var pages = sync.Pool{New: func() any { return new([maxLetter + 64]byte) }}
+
+// recycle takes back a frame that encode has made and nobody needs any more.
+func recycle(b []byte) {
+	if cap(b) == maxLetter+64 {
+		pages.Put((*[maxLetter + 64]byte)(b[:maxLetter+64]))
+	}
+}
+
+// encode returns the frame. The body is copied.
 func (l *letter) encode() []byte {
-	w := wire.Writer{B: make([]byte, 0, 64+len(l.body))}
+	var w wire.Writer
+	if len(l.body) > maxLetter/4 {
+		w.B = pages.Get().(*[maxLetter + 64]byte)[:0]
+	} else {
+		w.B = make([]byte, 0, 48+len(l.body))
+	}
 	w.Byte(byte(l.kind))
 	if l.kind == letterAlive || l.kind == letterQuit {
 		return w.B

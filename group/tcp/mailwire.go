@@ -113,10 +113,11 @@ func (w *mailWire) write(f *framed) {
 	for {
 		if b := w.next(); b != nil {
 			used = time.Now()
-			if err := f.WriteFrame(b, nil); err != nil {
+			if err := f.WriteFrame(nil, b); err != nil {
 				w.fail(err)
 				return
 			}
+			recycle(b)
 			continue
 		}
 		select {
@@ -142,7 +143,7 @@ func (w *mailWire) write(f *framed) {
 // read takes what comes until the connection ends, and returns why.
 func (w *mailWire) read(f *framed) error {
 	for {
-		b, err := f.ReadFrame()
+		b, err := f.readShared()
 		if err != nil {
 			return err
 		}
