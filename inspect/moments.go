@@ -10,8 +10,11 @@ import (
 // are added (that is what the conversions are for), so that all processors come
 // to the same bits.
 type moments struct {
-	n                   int64 // finite elements
-	mean, m2            float64
+	n        int64 // finite elements
+	mean, m2 float64
+	// scaled says that mean and m2 are of the elements divided by 1<<scaleBits. It is
+	// set only where they would leave the range of float64 otherwise.
+	scaled              bool
 	min, max            float64
 	zeros               int64
 	nan, posInf, negInf int64
@@ -25,26 +28,25 @@ func (m moments) merge(o moments) moments {
 	}
 	switch {
 	case o.n == 0:
-		out.mean, out.m2, out.min, out.max = m.mean, m.m2, m.min, m.max
+		out.mean, out.m2, out.scaled, out.min, out.max = m.mean, m.m2, m.scaled, m.min, m.max
 		return out
 	case m.n == 0:
-		out.mean, out.m2, out.min, out.max = o.mean, o.m2, o.min, o.max
+		out.mean, out.m2, out.scaled, out.min, out.max = o.mean, o.m2, o.scaled, o.min, o.max
 		return out
+	}
+	if m.scaled != o.scaled {
+		m, o = m.scale(), o.scale()
 	}
 	part := float64(o.n) / float64(out.n)
 	delta := o.mean - m.mean
 	out.mean = m.mean + float64(delta*part)
 	out.m2 = m.m2 + o.m2 + float64(delta*delta*float64(m.n)*part)
+	if !isFinite(out.m2) && !m.scaled { // so it is if the mean is not
+		return m.scale().merge(o.scale())
+	}
+	out.scaled = m.scaled
 	out.min, out.max = min(m.min, o.min), max(m.max, o.max)
 	return out
-}
-
-// std returns the standard deviation of the population.
-func (m *moments) std() float64 { return math.Sqrt(m.m2 / float64(m.n)) }
-
-// norm returns the root of the sum of squares.
-func (m *moments) norm() float64 {
-	return math.Sqrt(m.m2 + float64(m.mean*m.mean*float64(m.n)))
 }
 
 // pairwise merges moments that come one after the other as a balanced tree
@@ -80,8 +82,7 @@ func momentsOf[F float32 | float64](v, finite []F) moments {
 	if len(v) == 0 {
 		return moments{}
 	}
-	m, ok := finiteMoments(v)
-	if ok {
+	if m, ok := finiteMoments(v); ok {
 		return m
 	}
 	var out moments
@@ -99,15 +100,18 @@ func momentsOf[F float32 | float64](v, finite []F) moments {
 		}
 	}
 	if len(kept) > 0 {
-		m, _ = finiteMoments(kept)
+		m, ok := finiteMoments(kept)
+		if !ok {
+			m = scaledMoments(m, kept)
+		}
 		out = out.merge(m)
 	}
 	return out
 }
 
 // finiteMoments returns the moments of elements of which there is at least one.
-// It reports false where it met something that is not finite, or numbers too
-// large to be added.
+// It reports false where it met something that is not finite, or numbers whose
+// squares are too large to be added: then the mean and m2 are of no use.
 //
 // One pass is enough: distances are taken from the first element. If that lies
 // far from the others it adds its own distance to the variance, so what cancels
@@ -145,7 +149,7 @@ func finiteMoments[F float32 | float64](v []F) (moments, bool) {
 	s, q := s0+s1, q0+q1
 	m := moments{n: int64(n), zeros: int64(zeros), min: float64(lo), max: float64(hi)}
 	m.mean, m.m2 = first+s/n, max(0, q-float64(s*s)/n)
-	return m, !math.IsNaN(s) && !math.IsInf(s, 0)
+	return m, isFinite(q) && isFinite(s*s)
 }
 
 func count(b bool) int {

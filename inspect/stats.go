@@ -11,8 +11,8 @@ import (
 // TensorStats are the statistics of one tensor. Those of numbers are of its
 // finite elements and computed in float64: integers beyond 2^53 count as the
 // closest float64, complex numbers as their magnitude. Where there are no finite
-// elements there are no such numbers, and where squares leave the range of
-// float64, Std and L2 are infinite or zero.
+// elements there are no such numbers. L2 is infinite where it is beyond the range
+// of float64 itself; where squares are too small for it, Std and L2 are zero.
 type TensorStats struct {
 	FQN      string  `json:"fqn"`
 	DType    string  `json:"dtype"`
@@ -53,7 +53,7 @@ func newNumbers(m moments) Numbers {
 	none := Number(math.NaN())
 	out.Min, out.Max, out.Mean, out.Std, out.L2 = none, none, none, none, none
 	if m.n > 0 {
-		out.Min, out.Max, out.Mean = Number(m.min), Number(m.max), Number(m.mean)
+		out.Min, out.Max, out.Mean = Number(m.min), Number(m.max), Number(m.average())
 		out.Std, out.L2 = Number(m.std()), Number(m.norm())
 	}
 	return out

@@ -339,6 +339,68 @@ func TestStatsKeepTheirDigits(t *testing.T) {
 	}
 }
 
+// Sums that leave the range of float64 do not take the results with them.
+func TestStatsOfHugeNumbers(t *testing.T) {
+	const huge = math.MaxFloat64
+	inf, root := math.Inf(1), math.Sqrt(8.0/9)
+	for claim, c := range map[string]struct {
+		v             []float64
+		mean, std, l2 float64
+	}{
+		"the sum overflows":               {[]float64{1e308, 1e308, -1e308}, 1e308 / 3, root * 1e308, math.Sqrt(3) * 1e308},
+		"the squares overflow":            {[]float64{1e200, 1e200, -1e200}, 1e200 / 3, root * 1e200, math.Sqrt(3) * 1e200},
+		"small ones count for nothing":    {[]float64{4e200, 1, 5e-324, 0}, 1e200, math.Sqrt(3) * 1e200, 4e200},
+		"what is not finite is left out":  {[]float64{inf, 3e200, math.NaN(), -3e200}, 0, 3e200, math.Sqrt(18) * 1e200},
+		"the largest":                     {[]float64{huge, huge, huge}, huge, 0, inf},
+		"the largest and the lowest":      {[]float64{huge, -huge}, 0, huge, inf},
+		"only the norm is beyond squares": {[]float64{1e160, 1e160}, 1e160, 0, math.Sqrt2 * 1e160},
+	} {
+		got := statsOf(t, holding(map[string]*tensor.Tensor{"x": of(t, c.v)}), nil).Tensors[0]
+		for name, n := range map[string][2]float64{"mean": {float64(got.Mean), c.mean}, "std": {float64(got.Std), c.std}, "l2": {float64(got.L2), c.l2}} {
+			if got, want := n[0], n[1]; got != want && !(math.Abs(got/want-1) < 1e-14) {
+				t.Errorf("%s: %s = %v; want %v", claim, name, got, want)
+			}
+		}
+		if want := naive(c.v); got.Min != want.Min || got.Max != want.Max || got.Zeros != want.Zeros {
+			t.Errorf("%s: %+v; want the extremes and zeros of %+v", claim, got.Numbers, want)
+		}
+	}
+}
+
+// Blocks of huge numbers, ordinary ones and both are merged to what they are
+// together, by however many workers.
+func TestStatsOfHugeNumbersAmongOthers(t *testing.T) {
+	inspect.SmallSlabs(t)
+	v := make([]float64, 200_000)
+	for i := range v {
+		v[i] = float64(i % 7)
+		if i > 50_000 && i < 150_000 {
+			v[i] = 1e300 * float64(i%2)
+		}
+	}
+	scaled := make([]float64, len(v))
+	for i, x := range v {
+		scaled[i] = math.Ldexp(x, -600)
+	}
+	want := naive(scaled)
+	m := holding(map[string]*tensor.Tensor{"x": of(t, v), "y": of(t, []float64{1, 2})})
+	first := statsOf(t, m, nil)
+	got := first.Tensors[0]
+	for name, n := range map[string][2]inspect.Number{"mean": {got.Mean, want.Mean}, "std": {got.Std, want.Std}, "l2": {got.L2, want.L2}} {
+		if math.Abs(math.Ldexp(float64(n[0]), -600)/float64(n[1])-1) > 1e-9 {
+			t.Errorf("%s = %v; want %v times 1<<600", name, n[0], n[1])
+		}
+	}
+	if first.Totals.L2 != got.L2 {
+		t.Errorf("the norm of all = %v; want %v", first.Totals.L2, got.L2)
+	}
+	for _, o := range []inspect.StatsOptions{{Parallel: 1}, {Parallel: 5}, {Parallel: 3, BufferBytes: 1}} {
+		if diff := cmp.Diff(first, statsOf(t, m, &o)); diff != "" {
+			t.Errorf("%d workers: -want +got\n%s", o.Parallel, diff)
+		}
+	}
+}
+
 func TestHistograms(t *testing.T) {
 	for _, c := range []struct {
 		claim string
