@@ -34,7 +34,7 @@ func TestElementFormat(t *testing.T) {
 		{to(t, tensor.Float32, floats), "0.0 -1.5 0.1 1e-05 123456.0 1e+16 nan -inf"},
 		{to(t, tensor.Float16, floats), "0.0 -1.5 0.099976 1.0014e-05 inf inf nan -inf"},
 		{to(t, tensor.BFloat16, floats), "0.0 -1.5 0.1001 1.001e-05 123400.0 9992000000000000.0 nan -inf"},
-		{to(t, tensor.Float8E4M3FN, floats), "0.0 -1.5 0.102 0.0 nan nan nan nan"},
+		{to(t, tensor.Float8E4M3FN, floats), "0.0 -1.5 0.102 0.0 448.0 448.0 nan -448.0"},
 		{to(t, tensor.Float8E5M2, of(t, []float32{0.1, 57344, 1.75})), "0.094 57000.0 1.8"},
 		{to(t, tensor.Float8E8M0FNU, of(t, []float32{1, 0.5, 1 << 20})), "1.0 0.5 1048576.0"},
 		{of(t, []int64{math.MinInt64, 0, math.MaxInt64}), "-9223372036854775808 0 9223372036854775807"},
