@@ -221,5 +221,8 @@ func (d *decoder) describe(c pickle.Cell) string {
 	if module, name, ok := d.Name(c); ok {
 		return fmt.Sprintf("%.100s.%.100s", module, name)
 	}
+	if c.Kind() == pickle.Big { // an int, which is what was wanted
+		return "a number out of range"
+	}
 	return c.Kind().String()
 }
