@@ -65,14 +65,15 @@ func (o *LayOptions) withDefaults() LayOptions {
 // value, in which a tensor is a *Slot or a *tensor.Tensor. Every byte has its
 // place before one of a slot is known; tensors must not change until the file
 // is written. A value that cannot be pickled is an error that wraps ErrValue and
-// names what it is.
+// names what it is: also a storage, or a tensor of a type that is not known
+// here, which the types of package value hold as records of how they are made.
 func Lay(root any, o *LayOptions) (*Layout, error) {
 	opts := o.withDefaults()
 	if err := checkName(opts.Name + "/" + recordPickle); err != nil {
 		return nil, fmt.Errorf("%w: folder %q", ErrValue, opts.Name)
 	}
-	w := &tensorWriter{seen: map[any]any{}}
-	data, err := w.pickle(root, opts.Allow)
+	w := newTensorWriter(opts.Allow)
+	data, err := w.pickle(root)
 	if err != nil {
 		return nil, err
 	}
@@ -91,8 +92,7 @@ func Lay(root any, o *LayOptions) (*Layout, error) {
 
 // CheckValue returns the error that Lay would return for a value.
 func CheckValue(v any, o *LayOptions) error {
-	w := &tensorWriter{seen: map[any]any{}}
-	_, err := w.pickle(v, o.withDefaults().Allow)
+	_, err := newTensorWriter(o.withDefaults().Allow).pickle(v)
 	return err
 }
 

@@ -31,12 +31,23 @@ type content struct {
 type tensorWriter struct {
 	storages []content
 	seen     map[any]any // what stands for a tensor that was seen before
-	err      error       // the first one, which Encode must not hide
+	// own are the calls that were made here: others of those names are of
+	// tensors that would not come back.
+	own  map[*value.Object]bool
+	more func(module, name string) bool // allows what the caller allows
+	err  error                          // the first one, which Encode must not hide
+}
+
+func newTensorWriter(more func(module, name string) bool) *tensorWriter {
+	if more == nil {
+		more = func(string, string) bool { return false }
+	}
+	return &tensorWriter{seen: map[any]any{}, own: map[*value.Object]bool{}, more: more}
 }
 
 // pickle returns the pickle of a value and takes down its storages.
-func (w *tensorWriter) pickle(v any, allow func(module, name string) bool) ([]byte, error) {
-	data, err := pickle.Encode(v, &pickle.EncodeOptions{Protocol: 2, Replace: w.replace, Allow: w.allow(allow)})
+func (w *tensorWriter) pickle(v any) ([]byte, error) {
+	data, err := pickle.Encode(v, &pickle.EncodeOptions{Protocol: 2, Replace: w.replace, Allow: w.allow})
 	if w.err != nil {
 		return nil, w.err
 	}
@@ -55,6 +66,8 @@ func (w *tensorWriter) replace(v any) (any, bool) {
 		s, c.slot = v, v
 	case *tensor.Tensor:
 		s.DType, s.Shape, c.tensor = v.DType(), v.Shape(), v
+	case *value.Object:
+		return nil, w.refuses(v)
 	default:
 		return nil, false
 	}
@@ -63,7 +76,7 @@ func (w *tensorWriter) replace(v any) (any, bool) {
 	}
 	var err error
 	if c.bytes, err = tensor.NumBytes(s.DType, s.Shape); err != nil {
-		w.err = fmt.Errorf("%w: tensor of %v: %w", ErrValue, s.Shape, err)
+		w.fail(fmt.Errorf("%w: tensor of %v: %w", ErrValue, s.Shape, err))
 		return nil, true
 	}
 	out := w.call(s, strconv.Itoa(len(w.storages)), c.bytes)
@@ -91,11 +104,18 @@ func (w *tensorWriter) call(s *Slot, key string, bytes int64) any {
 	if !typed {
 		fn, args = "_rebuild_tensor_v3", append(args, thing("torch", s.DType.String()))
 	}
-	out := &value.Object{Module: "torch._utils", Name: fn, Call: true, Args: args}
+	out := w.rebuild(fn, args)
 	if !s.Parameter {
 		return out
 	}
-	return &value.Object{Module: "torch._utils", Name: "_rebuild_parameter", Call: true, Args: value.Tuple{out, s.RequiresGrad, hooks()}}
+	return w.rebuild("_rebuild_parameter", value.Tuple{out, s.RequiresGrad, hooks()})
+}
+
+// rebuild returns the call of one of PyTorch's functions that make tensors.
+func (w *tensorWriter) rebuild(fn string, args value.Tuple) *value.Object {
+	out := &value.Object{Module: "torch._utils", Name: fn, Call: true, Args: args}
+	w.own[out] = true
+	return out
 }
 
 // hooks returns the backward hooks of a tensor: none.
@@ -104,23 +124,8 @@ func hooks() any { return &value.Dict{Ordered: true} }
 // thing returns what a name stands for.
 func thing(module, name string) *value.Object { return &value.Object{Module: module, Name: name} }
 
-// allow returns which names may be written: those of our calls, and those that
-// the caller allows.
-func (w *tensorWriter) allow(more func(module, name string) bool) func(module, name string) bool {
-	return func(module, name string) bool {
-		switch module {
-		case "torch._utils":
-			return name == "_rebuild_tensor_v2" || name == "_rebuild_tensor_v3" || name == "_rebuild_parameter"
-		case "torch":
-			if _, ok := storageTypes[name]; ok {
-				return true
-			}
-			if _, err := tensor.ParseDType(name); err == nil {
-				return true
-			}
-		case "torch.storage":
-			return name == "UntypedStorage"
-		}
-		return more != nil && more(module, name)
+func (w *tensorWriter) fail(err error) {
+	if w.err == nil {
+		w.err = err
 	}
 }

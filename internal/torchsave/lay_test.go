@@ -6,11 +6,13 @@ import (
 	"errors"
 	"io"
 	"math/big"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -161,6 +163,36 @@ func TestWhatCannotBeWritten(t *testing.T) {
 	}
 	if err := CheckValue(evil, &LayOptions{Allow: func(m, n string) bool { return m == "os" && n == "system" }}); err != nil {
 		t.Errorf("CheckValue of what is allowed = %v", err)
+	}
+}
+
+// What was read as a record of how PyTorch makes it, and is no tensor here, is
+// not written as if it were: its storage would not be in the file.
+func TestTensorsOfUnknownTypesAreRefused(t *testing.T) {
+	x := of[uint8](t, []int64{8}, 1, 2, 3, 4, 5, 6, 7, 8)
+	rebuild := func(name string, args ...any) *value.Object {
+		return &value.Object{Module: "torch._utils", Name: name, Call: true, Args: args}
+	}
+	raw := &value.Object{Module: "torch.storage", Name: "UntypedStorage", Call: true, Args: value.Tuple{x}}
+	shape := value.Tuple{int64(8)}
+	small := rebuild("_rebuild_tensor_v3", raw, int64(0), shape, value.Tuple{int64(1)}, false, hooks(), thing("torch", "float4_e2m1fn_x2"))
+	for name, c := range map[string]struct {
+		v    any
+		want string
+	}{
+		"a type":                   {small, "a tensor of a type that is not known here, torch.float4_e2m1fn_x2"},
+		"a parameter of a type":    {[]any{rebuild("_rebuild_parameter", small, true, hooks())}, "torch.float4_e2m1fn_x2"},
+		"a kind of a known type":   {rebuild("_rebuild_tensor_v2", x, int64(0), shape, shape, false, hooks(), map[string]any{"new": true}), "a kind that is not known"},
+		"a storage":                {map[string]any{"s": raw}, "the storage torch.storage.UntypedStorage"},
+		"a storage with a type":    {&value.Object{Module: "torch", Name: "FloatStorage", Call: true, Args: value.Tuple{x}}, "torch.FloatStorage"},
+		"one that follows a plain": {[]any{x, raw}, "torch.storage.UntypedStorage"},
+	} {
+		if err := CheckValue(c.v, nil); !errors.Is(err, ErrValue) || !errors.Is(err, pickle.ErrUnknownClass) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("CheckValue of %s = %v; want %v with %q", name, err, ErrValue, c.want)
+		}
+	}
+	if err := CheckValue(thing("torch", "FloatStorage"), nil); err != nil {
+		t.Errorf("CheckValue of a class = %v", err)
 	}
 }
 

@@ -189,7 +189,7 @@ func (l *stream) storage(id any) (any, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: no storage %q", ErrStorage, p.key)
 	}
-	s := &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, Offset: at.offset, End: at.end}
+	s := &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, class: p.class, Offset: at.offset, End: at.end}
 	if p.view[0] == nil {
 		return s, nil
 	}

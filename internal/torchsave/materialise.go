@@ -11,7 +11,7 @@ import (
 
 // Materialise returns v with every *Tensor inside replaced by a
 // *tensor.Tensor in memory of its own, contiguous, and every *Storage by a
-// tensor of one dimension. What stands at several places is read once, and stays
+// record of its class and a tensor of one dimension. What stands at several places is read once, and stays
 // one thing. Tensors of more than limit bytes in all are refused with ErrLimit,
 // before they take any memory. v itself stays as it is. A tensor that is all of a
 // record is compared with its checksum.
@@ -89,10 +89,7 @@ func (m *materialiser) make(v any, depth int) (any, error) {
 	case *Tensor:
 		return m.tensor(v)
 	case *Storage:
-		size := int64(v.DType.Size())
-		return m.tensor(&Tensor{
-			DType: v.DType, Shape: []int64{v.numBytes() / size}, Strides: []int64{1}, Offset: v.Offset, End: v.End, Sum: v.Sum, StorageKey: v.Key,
-		})
+		return m.storage(v)
 	case map[string]any:
 		return m.dict(v, depth)
 	case []any:
@@ -110,6 +107,19 @@ func (m *materialiser) make(v any, depth int) (any, error) {
 		return m.object(v, depth)
 	}
 	return v, nil
+}
+
+// storage reads a storage. It does not become a tensor, which Python would tell
+// from it.
+func (m *materialiser) storage(s *Storage) (*value.Object, error) {
+	t, err := m.tensor(&Tensor{
+		DType: s.DType, Shape: []int64{s.numBytes() / int64(s.DType.Size())}, Strides: []int64{1},
+		Offset: s.Offset, End: s.End, Sum: s.Sum, StorageKey: s.Key,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &value.Object{Module: s.class.Module, Name: s.class.Name, Call: true, Args: value.Tuple{t}}, nil
 }
 
 // tensor reads a tensor, if there is room for it: as much as its elements take

@@ -135,8 +135,12 @@ func TestTensorsInsideOfValues(t *testing.T) {
 	}
 	all := unmarshal(t, fromTorch(t, "kinds.pt")).(*value.Dict)
 	i := slices.IndexFunc(all.Pairs, func(p value.Pair) bool { return p.Key == any("storage") })
-	if x, ok := all.Pairs[i].Value.(*tensor.Tensor); !ok || x.DType() != tensor.Uint8 || x.NumBytes() != 8 {
-		t.Errorf("an untyped storage = %v; want its bytes", all.Pairs[i].Value)
+	s, ok := all.Pairs[i].Value.(*value.Object)
+	if !ok || s.QualifiedName() != "torch.storage.UntypedStorage" || len(s.Args) != 1 {
+		t.Fatalf("an untyped storage = %v; want its class and bytes", all.Pairs[i].Value)
+	}
+	if x, ok := s.Args[0].(*tensor.Tensor); !ok || x.DType() != tensor.Uint8 || x.NumBytes() != 8 {
+		t.Errorf("an untyped storage holds %v; want its bytes", s.Args[0])
 	}
 }
 

@@ -21,6 +21,7 @@ type Storage struct {
 	// Sum is the record that the storage is. Nil: it has no checksum.
 	Sum     *Sum
 	untyped bool
+	class   *value.Object // what Python calls it
 }
 
 // Sum is the checksum of a record.
@@ -51,6 +52,7 @@ var storageTypes = map[string]tensor.DType{
 type storageID struct {
 	dtype   tensor.DType
 	untyped bool
+	class   *value.Object
 	key     string
 	// bytes is the size of the storage.
 	bytes int64
@@ -72,7 +74,7 @@ func parseID(id any, parts int) (*storageID, error) {
 	if !ok1 || !ok2 || !ok3 || !ok4 || class.Call {
 		return nil, fmt.Errorf("%w: persistent id of other parts", ErrStorage)
 	}
-	out := &storageID{key: key, view: t[5:]}
+	out := &storageID{class: class, key: key, view: t[5:]}
 	if out.dtype, out.untyped, ok = storageType(class); !ok {
 		return nil, fmt.Errorf("%w: class %s of storage %q", ErrStorage, class.QualifiedName(), key)
 	}
@@ -117,5 +119,5 @@ func (a *archive) storage(id any) (any, error) {
 	if r.size != p.bytes {
 		return nil, fmt.Errorf("%w: storage %q should have %d bytes, its record has %d", ErrStorage, p.key, p.bytes, r.size)
 	}
-	return &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, Offset: r.data, End: r.end(), Sum: r.sum()}, nil
+	return &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, class: p.class, Offset: r.data, End: r.end(), Sum: r.sum()}, nil
 }
