@@ -32,9 +32,12 @@ type leaf struct {
 }
 
 // flatten opens the dicts and lists of a value, as PyTorch does before it saves
-// a checkpoint. A dict whose keys are strings and integers is opened, so an
-// empty one vanishes; a list is opened only if a tensor or a dict is somewhere
-// inside, and is a leaf otherwise, as everything else is.
+// a checkpoint. A dict whose keys are strings and integers is opened, unless it
+// is empty: then it is a leaf, for whoever loads the state may ask for it, as
+// optimizers without state do. A list is opened only if a tensor or such a dict
+// is somewhere inside, and is a leaf otherwise, as everything else is. A tuple at
+// the outermost counts as a list, so that its tensors have names; what is
+// written of it is a list, below the name of what is no dict.
 func flatten(root any) (map[string]leaf, error) {
 	f := &flattener{out: map[string]leaf{}, holds: map[any]bool{}}
 	var at meta.Path
@@ -63,7 +66,7 @@ func (f *flattener) visit(at meta.Path, v any) error {
 	if len(at) > plan.MaxDepth {
 		return fmt.Errorf("%q… is nested deeper than %d", at[:8].FQN(), plan.MaxDepth)
 	}
-	if pairs, ok := asDict(v); ok {
+	if pairs, ok := asDict(v); ok && len(pairs) > 0 {
 		return f.dict(at, pairs)
 	}
 	if l, ok := v.([]any); ok && f.opens(l, 0) {
@@ -101,7 +104,8 @@ func step(at meta.Path, s meta.Step) meta.Path {
 	return append(out, s)
 }
 
-// opens reports whether a tensor or a dict is somewhere inside a list.
+// opens reports whether a tensor or a dict that is opened is somewhere inside a
+// list.
 func (f *flattener) opens(l []any, depth int) bool {
 	if len(l) == 0 {
 		return false
@@ -117,19 +121,22 @@ func (f *flattener) opens(l []any, depth int) bool {
 		case []any:
 			found = f.opens(e, depth+1)
 		default:
-			found = isDict(e)
+			found = isOpened(e)
 		}
 	}
 	f.holds[&l[0]] = found
 	return found
 }
 
-func isDict(v any) bool {
-	_, ok := asDict(v)
-	return ok
+// isOpened reports whether v is a dict with something in it that has a name of
+// its own.
+func isOpened(v any) bool {
+	pairs, ok := asDict(v)
+	return ok && len(pairs) > 0
 }
 
-// asDict returns the pairs of a dict that is opened, their keys as steps.
+// asDict returns the pairs of a dict whose keys are strings and integers, the
+// keys as steps.
 func asDict(v any) ([]value.Pair, bool) {
 	var out []value.Pair
 	switch d := v.(type) {
