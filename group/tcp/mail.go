@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -166,8 +167,8 @@ func (m *mail) put(l letter) {
 	}
 }
 
-// close ends all connections. Nobody sends or receives any more: the group is
-// over by then.
+// close ends all connections, once what was sent is on its way, and waits for
+// that some seconds at most. The group is over by then.
 func (m *mail) close() {
 	m.mu.Lock()
 	m.closed = true
@@ -179,7 +180,16 @@ func (m *mail) close() {
 		all = append(all, w)
 	}
 	m.mu.Unlock()
+	limit := time.AfterFunc(min(m.host.cfg.Timeout, 5*time.Second), func() {
+		for _, w := range all {
+			w.fail(nil)
+		}
+	})
+	defer limit.Stop()
 	for _, w := range all {
-		w.fail(nil)
+		w.leave()
+	}
+	for _, w := range all {
+		<-w.ended
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/cairn-ckpt/cairn/group"
 )
 
 var errQuit = errors.New("connection was not needed any more")
@@ -20,6 +18,8 @@ type mailWire struct {
 
 	mu    sync.Mutex
 	queue [][]byte      // bounded by the windows of the lanes; guarded by mu
+	quits bool          // it is not needed any more; guarded by mu
+	last  bool          // nothing will be queued any more; guarded by mu
 	conn  *framed       // nil until there; guarded by mu
 	err   error         // why it ended; guarded by mu
 	wake  chan struct{} // has an element where there may be something to send
@@ -91,15 +91,35 @@ func (w *mailWire) send(b []byte) {
 	}
 }
 
-func (w *mailWire) next() []byte {
+// next takes what is to be sent next, or nil. last says that nothing will come
+// any more.
+func (w *mailWire) next() (b []byte, last bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.queue) == 0 {
-		return nil
+		return nil, w.last
 	}
-	b := w.queue[0]
+	b = w.queue[0]
 	w.queue = w.queue[1:]
-	return b
+	return b, false
+}
+
+// leave ends the connection once all that is queued has been sent, and lets the
+// other end know that this was meant.
+func (w *mailWire) leave() {
+	w.mu.Lock()
+	if w.conn == nil || w.quits {
+		w.mu.Unlock()
+		w.fail(nil)
+		return
+	}
+	w.quits, w.last = true, true
+	w.queue = append(w.queue, (&letter{kind: letterQuit}).encode())
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
 }
 
 // write sends what is queued, and signs of life where that is nothing. A
@@ -111,7 +131,8 @@ func (w *mailWire) write(f *framed) {
 	used := time.Now()
 	alive := (&letter{kind: letterAlive}).encode()
 	for {
-		if b := w.next(); b != nil {
+		b, last := w.next()
+		if b != nil {
 			used = time.Now()
 			if err := f.WriteFrame(nil, b); err != nil {
 				w.fail(err)
@@ -119,6 +140,10 @@ func (w *mailWire) write(f *framed) {
 			}
 			recycle(b)
 			continue
+		}
+		if last {
+			f.CloseWrite() // the other end closes, which ends the reader
+			return
 		}
 		select {
 		case <-w.wake:
@@ -128,13 +153,15 @@ func (w *mailWire) write(f *framed) {
 		case <-beat.C:
 		}
 		if w.dialled && time.Since(used) > cfg.IdleTimeout && w.mail.retire(w) {
-			_ = f.WriteFrame((&letter{kind: letterQuit}).encode(), nil)
-			w.fail(errQuit)
+			// The other end closes, which ends the reader: were it closed here,
+			// the other end could run into that before it hears why.
+			if f.WriteFrame((&letter{kind: letterQuit}).encode(), nil) != nil {
+				w.fail(errQuit)
+			}
 			return
 		}
-		w.send(alive)
-		if b := w.next(); b != nil && f.WriteFrame(b, nil) != nil {
-			w.fail(group.ErrGone)
+		if err := f.WriteFrame(alive, nil); err != nil {
+			w.fail(err)
 			return
 		}
 	}
@@ -163,9 +190,9 @@ func (w *mailWire) receive(l letter) error {
 	switch {
 	case l.kind == letterAlive:
 		return nil
-	case l.kind == letterQuit && !w.dialled:
+	case l.kind == letterQuit:
 		return errQuit
-	case l.kind == letterQuit || grant != w.dialled:
+	case grant != w.dialled:
 		return fmt.Errorf("letter of kind %d: %w", l.kind, errFrame)
 	case grant:
 		return w.mail.granted(l.lane, l.n)
@@ -178,13 +205,15 @@ func (m *mail) retire(w *mailWire) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w.mu.Lock()
-	busy := len(w.queue) > 0
-	w.mu.Unlock()
+	defer w.mu.Unlock()
+	busy := len(w.queue) > 0 || w.err != nil
 	for l, o := range m.out {
 		busy = busy || l.peer == w.peer && (o.room != laneWindow || o.users > 0)
 	}
 	if !busy {
+		w.quits = true
 		delete(m.wires, w.peer)
+		m.others[w] = true
 	}
 	return !busy
 }
@@ -197,10 +226,10 @@ func (w *mailWire) fail(err error) {
 		w.mu.Unlock()
 		return
 	}
-	w.err = errQuit
-	if err != nil {
-		w.err = err
+	if err == nil || w.quits {
+		err = errQuit
 	}
+	w.err = err
 	f := w.conn
 	w.queue = nil
 	close(w.ended)
@@ -211,8 +240,11 @@ func (w *mailWire) fail(err error) {
 	m := w.mail
 	m.mu.Lock()
 	delete(m.others, w)
+	if m.wires[w.peer] == w {
+		delete(m.wires, w.peer)
+	}
 	m.mu.Unlock()
-	if err != nil && !errors.Is(err, errQuit) {
+	if !errors.Is(err, errQuit) {
 		m.host.node.Gone(w.peer, nil)
 	}
 }

@@ -246,6 +246,12 @@ func (l *link) fail(err error) {
 	}
 }
 
+func (l *link) isBroken() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err != nil
+}
+
 // end closes the link once the frames that are queued have been sent. Values on
 // their way are given up.
 func (l *link) end() {

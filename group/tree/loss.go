@@ -8,11 +8,12 @@ import (
 
 // gone notes that a rank is gone. The top decides what follows; the others tell
 // it, unless the way there is what has gone: then the ranks below follow this
-// one. The lock is held.
+// one. Of the rank above only its own link counts, by which outcomes may still
+// come that were decided before it went. The lock is held.
 func (t *team) gone(rank int, cause *group.RemoteError) {
 	switch {
 	case t.lost != nil:
-	case t.isTop() || rank == t.above:
+	case t.isTop() || rank == t.above && t.up.isBroken():
 		t.end(rank, cause)
 	case !t.reported:
 		t.reported = true
