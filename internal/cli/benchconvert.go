@@ -26,7 +26,7 @@ With --json:
 
   from, to, bytes, source_files, repeat
   copy_gbs, convert_gbs, ratio    10^9 bytes a second, and ours over the copy's
-  peak_rss_bytes                  the largest memory of the process while it converts`,
+  peak_rss_bytes                  the largest memory while it converts`,
 		Example: `  cairn bench convert --size 4GiB --from torchdcp --to hf
   cairn bench convert --size 4GiB --from native --to torchdcp --json`,
 		Args:              wantArgs(0, 0),

@@ -14,6 +14,20 @@ def of_state(state):
     return of_items(flatten_state_dict(state)[0])
 
 
+def of_file(state):
+    """Describes every item of a file of torch.save: DCP's flattening drops empty dicts, a file has them."""
+    return of_state(state) | of_items(dict(empty_dicts(state)))
+
+
+def empty_dicts(v, name=""):
+    for key, x in v.items() if isinstance(v, dict) else ():
+        at = f"{name}.{key}" if name else str(key)
+        if isinstance(x, dict) and not x:
+            yield at, x
+        else:
+            yield from empty_dicts(x, at)
+
+
 def of_items(items):
     return {name: of_value(value) for name, value in items.items()}
 

@@ -87,9 +87,9 @@ def same_as_state(path, kind, dtypes):
 
 
 def by_names(v):
-    """Returns a state as its names make it: dicts of one kind, none of them empty, no parameters."""
+    """Returns a state as its names make it: dicts of one kind, no parameters."""
     if isinstance(v, dict):
-        return {k: by_names(x) for k, x in v.items() if not (isinstance(x, dict) and not x)}
+        return {k: by_names(x) for k, x in v.items()}
     return v.data if isinstance(v, torch.nn.Parameter) else v
 
 

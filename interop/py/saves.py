@@ -54,7 +54,7 @@ def file(path, kind, dtypes, new=True, protocol=2):
     """Saves with torch.save."""
     state = states.make(kind, dtypes)
     torch.save(state, path, _use_new_zipfile_serialization=new, pickle_protocol=protocol)
-    return digest.of_state(state)
+    return digest.of_file(state)
 
 
 def safe_file(path, dtypes):
