@@ -207,8 +207,9 @@ type batchStream struct {
 
 var _ plan.Stream = (*batchStream)(nil)
 
-// ReadAt implements plan.Stream. Where there is no memory for the batch, the
-// item is read by itself.
+// ReadAt implements plan.Stream. Where there is no memory for the batch, or
+// something in it cannot be read, which may be another item, this one is read by
+// itself.
 func (st *batchStream) ReadAt(ctx context.Context, p []byte, off int64) error {
 	if off < 0 || off > st.size || int64(len(p)) > st.size-off {
 		return st.fill(ctx, p, off) // which says what is wrong
@@ -225,7 +226,7 @@ func (st *batchStream) ReadAt(ctx context.Context, p []byte, off int64) error {
 		return context.Cause(ctx)
 	}
 	if st.b.err != nil {
-		return st.b.err
+		return st.fill(ctx, p, off)
 	}
 	copy(p, st.b.buf[st.off+off:])
 	return nil

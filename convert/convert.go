@@ -9,8 +9,9 @@
 // checkpoint: three eighths are for bytes on their way to the target, shared by
 // the ranks that are written at the same time; a quarter for what is read ahead;
 // a quarter for the buffers of the source's readers. The last eighth is room for
-// everything small. What describes the checkpoint, some 200 bytes for each chunk,
-// and objects, each as large as it is, come on top.
+// everything small. What describes the checkpoint, some 2 to 3 kB for each tensor
+// (about 500 MB for 200,000 of them), and objects, each as large as it is, come on
+// top.
 package convert
 
 import (
@@ -68,7 +69,9 @@ type Options struct {
 
 	// Source, if not nil, is the store of the source: the times of its files
 	// tell whether they were changed meanwhile, which is an error that wraps
-	// storage.ErrChanged.
+	// storage.ErrChanged. Where it is and what its files are like also tell an
+	// interrupted conversion of this source from one of another; without it only
+	// metadata and checksums do.
 	Source blob.Store
 	// Memory bounds the buffers; see the package's comment. Zero: 512 MiB. Less
 	// than 16 MiB is taken as that.

@@ -2,6 +2,7 @@ package convert_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn"
@@ -78,5 +79,50 @@ func TestDamageIsNotConverted(t *testing.T) {
 				src.Close()
 			}
 		})
+	}
+}
+
+// An error says the name of a tensor once, and both names of one that is renamed.
+func TestErrorsNameATensorOnce(t *testing.T) {
+	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Torch} {
+		s := damaged(t, format)
+		for rename, want := range map[string]map[string]int{"": {`"w"`: 1}, "w=v": {`"w"`: 1, `"v"`: 1}} {
+			o := &convert.Options{}
+			if rename != "" {
+				o.Rename = []string{rename}
+			}
+			src, err := formats.Open(t.Context(), s, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = run(t.Context(), src, o, toNative(new(mem.Store), false))
+			if !errors.Is(err, storage.ErrCorrupt) {
+				t.Fatalf("%s: Run = %v; want %v", format, err, storage.ErrCorrupt)
+			}
+			for name, n := range want {
+				if got := strings.Count(err.Error(), name); got != n {
+					t.Errorf("%s, rename %q: %v: %d times %s; want %d", format, rename, err, got, name, n)
+				}
+			}
+			src.Close()
+		}
+	}
+}
+
+// Small tensors are read together, and the error is of the one that is damaged.
+func TestErrorNamesTheDamagedTensor(t *testing.T) {
+	src := manySmall(t, 1)
+	c := open(t, src)
+	e, _, err := c.Find(t.Context(), "layer.7.w")
+	if err != nil {
+		t.Fatal(err)
+	}
+	loc := e.Tensor.Locs[0]
+	if err := fault.Damage(t.Context(), src, loc.File, func(b []byte) []byte { b[loc.Offset] ^= 8; return b }); err != nil {
+		t.Fatal(err)
+	}
+	_, err = run(t.Context(), c, nil, toNative(new(mem.Store), false))
+	if !errors.Is(err, storage.ErrCorrupt) || strings.Count(err.Error(), `"layer.`) != 1 || !strings.Contains(err.Error(), `"layer.7.w"`) {
+		t.Errorf("Run = %v; want one name, that of layer.7.w", err)
 	}
 }

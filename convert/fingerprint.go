@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -14,12 +15,12 @@ import (
 )
 
 // fingerprint identifies a conversion: equal ones write equal files. It covers
-// the source's files and what lies where in them, the plans of all ranks, and the
-// target.
-func (j *Job) fingerprint(t *Target) string {
+// the source, its files and what lies where in them, the plans of all ranks, and
+// the target.
+func (j *Job) fingerprint(ctx context.Context, t *Target) (string, error) {
 	f := fingerprinter{h: sha256.New()}
 	st := j.md.Storage
-	f.text("cairn convert 1", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), st.SaveID, st.Version, st.Time.UTC().String())
+	f.text("cairn convert 2", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), st.SaveID, st.Version, st.Time.UTC().String(), string(j.md.PlannerData))
 	f.numbers(st.Step, int64(j.ranks))
 	for _, k := range slices.Sorted(maps.Keys(st.Tags)) {
 		f.text(k, st.Tags[k])
@@ -28,8 +29,8 @@ func (j *Job) fingerprint(t *Target) string {
 		f.text(file.Name)
 		f.numbers(file.Size, int64(file.CRC32C))
 	}
-	for _, s := range j.seen {
-		f.numbers(s.size, s.time.UnixNano())
+	if err := f.source(ctx, j); err != nil {
+		return "", err
 	}
 	for _, e := range j.entries {
 		f.entry(e)
@@ -38,7 +39,7 @@ func (j *Job) fingerprint(t *Target) string {
 		f.plan(p)
 	}
 	f.flush()
-	return hex.EncodeToString(f.h.Sum(nil))
+	return hex.EncodeToString(f.h.Sum(nil)), nil
 }
 
 // fingerprinter writes to a hash by way of a buffer: most of what is written is
@@ -73,9 +74,7 @@ func (f *fingerprinter) entry(e *entry) {
 	f.text(e.src.FQN, e.info.FQN, e.info.Codec, fmt.Sprint(e.info.Path == nil, []meta.Step(e.info.Path)), fmt.Sprint(e.info.Properties))
 	f.numbers(e.info.Shape...)
 	f.numbers(e.size)
-	if e.bytes != nil {
-		f.text(string(e.bytes))
-	}
+	f.text(string(e.bytes), e.sum)
 	if e.src.Tensor == nil {
 		return
 	}

@@ -36,9 +36,10 @@ type entry struct {
 	boxes  []rankBox
 	copies int
 	// size and bytes are of an object; bytes are nil where they are to be read
-	// again when they are needed.
+	// again when they are needed, and sum is a digest of them then.
 	size  int64
 	bytes []byte
+	sum   string
 
 	chunks chunkFinder
 }

@@ -97,22 +97,31 @@ func (p *Place) writeMoving(names []string) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// moveBack takes back what an earlier Publish, killed before the last file, had
-// moved into the folder.
-func (p *Place) moveBack() error {
+// moving returns the list of a move that has not come to its end, or nothing.
+func (p *Place) moving() ([]string, error) {
 	b, err := os.ReadFile(p.inStaging(movingName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
 	var names []string
 	if err == nil {
 		err = json.Unmarshal(b, &names)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", p.inStaging(movingName), err)
+		return nil, fmt.Errorf("%s: %w", p.inStaging(movingName), err)
 	}
 	if len(names) == 0 || !exists(p.inStaging(names[len(names)-1])) {
-		return nil // all has arrived
+		return nil, nil // all has arrived
+	}
+	return names, nil
+}
+
+// moveBack takes back what an earlier Publish, killed before the last file, had
+// moved into the folder.
+func (p *Place) moveBack() error {
+	names, err := p.moving()
+	if err != nil || len(names) == 0 {
+		return err
 	}
 	for _, n := range slices.Backward(names) {
 		if !filepath.IsLocal(filepath.FromSlash(n)) || exists(p.inStaging(n)) || !exists(p.inPath(n)) {

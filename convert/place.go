@@ -21,6 +21,9 @@ var ErrOccupied = errors.New("something else is there")
 // folder that are no part of it stay in the new one. Into a folder without a
 // checkpoint the new files are moved one after the other, the one that makes them
 // a checkpoint last, and nothing that was there is touched.
+//
+// Two conversions to one place would take each other's files for their own:
+// Lock keeps the second one away. A Place is for one goroutine.
 type Place struct {
 	// Path is where the checkpoint appears: a directory, or a file if File is
 	// set.
@@ -41,6 +44,7 @@ type Place struct {
 	// does.
 	Record func(name string) bool
 
+	lock *placeLock              // nil: not held
 	step func(name string) error // for tests: called before each step
 }
 
@@ -77,23 +81,42 @@ const (
 
 // Check returns an error where there is something at Path that must not be
 // replaced: it wraps storage.ErrExists for a checkpoint, and ErrOccupied for
-// anything else. First it undoes what an earlier Publish, killed between two
-// steps, had begun.
+// anything else. It changes nothing and needs no lock; what an earlier Publish,
+// killed between two steps, had begun counts as undone.
 func (p *Place) Check() error {
-	_, err := p.check()
-	return err
+	o, err := p.foreseen()
+	if err != nil {
+		return err
+	}
+	return p.mayReplace(o)
 }
 
+// foreseen returns what will be at Path after undo.
+func (p *Place) foreseen() (*occupant, error) {
+	if !exists(p.Path) && exists(p.aside()) {
+		return p.occupant(p.aside())
+	}
+	names, err := p.moving()
+	if err != nil || len(names) > 0 && exists(p.Path) {
+		return &occupant{kind: aFolder}, err
+	}
+	return p.occupant(p.Path)
+}
+
+// check is Check once the rest of an earlier Publish is undone.
 func (p *Place) check() (*occupant, error) {
-	if err := errors.Join(p.restore(), p.moveBack()); err != nil {
+	if err := p.undo(); err != nil {
 		return nil, err
 	}
-	o, err := p.occupant()
+	o, err := p.occupant(p.Path)
 	if err != nil {
 		return nil, err
 	}
 	return o, p.mayReplace(o)
 }
+
+// undo undoes what an earlier Publish, killed between two steps, had begun.
+func (p *Place) undo() error { return errors.Join(p.restore(), p.moveBack()) }
 
 // mayReplace says whether the new checkpoint may appear where o is.
 func (p *Place) mayReplace(o *occupant) error {
@@ -116,11 +139,11 @@ func (p *Place) mayReplace(o *occupant) error {
 	return nil
 }
 
-// occupant returns what is at Path.
-func (p *Place) occupant() (*occupant, error) {
-	fi, err := os.Stat(p.Path)
+// occupant returns what is at path.
+func (p *Place) occupant(path string) (*occupant, error) {
+	fi, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Lstat(p.Path); err == nil {
+		if _, err := os.Lstat(path); err == nil {
 			return &occupant{kind: aFile}, nil // a link to nowhere
 		}
 		return &occupant{}, nil
@@ -129,15 +152,15 @@ func (p *Place) occupant() (*occupant, error) {
 		return nil, err
 	}
 	if fi.IsDir() {
-		entries, err := os.ReadDir(p.Path)
+		entries, err := os.ReadDir(path)
 		if err != nil || len(entries) == 0 && p.File == "" {
 			return &occupant{}, err
 		}
 	}
-	return p.look(fi.IsDir()), nil
+	return p.look(path, fi.IsDir()), nil
 }
 
-func (p *Place) look(dir bool) *occupant {
+func (p *Place) look(path string, dir bool) *occupant {
 	without, with := aFile, aSingleFile
 	if dir {
 		without, with = aFolder, aCheckpoint
@@ -145,18 +168,20 @@ func (p *Place) look(dir bool) *occupant {
 	if p.Look == nil {
 		return &occupant{kind: without}
 	}
-	files, err := p.Look(p.Path)
+	files, err := p.Look(path)
 	if errors.Is(err, storage.ErrNotFound) {
 		return &occupant{kind: without}
 	}
 	return &occupant{kind: with, files: files, err: err}
 }
 
-// Prepare is Check, and removes a staging directory that no conversion began:
-// such as the rest of an old checkpoint that was replaced. Run looks after the
-// others.
-func (p *Place) Prepare() error {
-	if err := p.Check(); err != nil {
+// Prepare is Check, undoes what an earlier Publish had begun, and removes a
+// staging directory that no conversion began: such as the rest of an old
+// checkpoint that was replaced. Run looks after the others.
+func (p *Place) Prepare() error { return p.locked(p.prepare) }
+
+func (p *Place) prepare() error {
+	if _, err := p.check(); err != nil {
 		return err
 	}
 	_, err := os.Stat(filepath.Join(p.Staging(), filepath.FromSlash(recordName)))
@@ -167,7 +192,9 @@ func (p *Place) Prepare() error {
 }
 
 // Discard removes the staging directory if nothing was finished in it.
-func (p *Place) Discard() error {
+func (p *Place) Discard() error { return p.locked(p.discard) }
+
+func (p *Place) discard() error {
 	entries, err := os.ReadDir(filepath.Join(p.Staging(), filepath.FromSlash(resultsPrefix)))
 	if len(entries) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -11,7 +11,9 @@ import (
 // Publish makes the checkpoint in the staging directory appear at Path and
 // removes the one that it replaces and the staging directory. After an
 // interruption Prepare comes first, and the checkpoint is made again.
-func (p *Place) Publish() error {
+func (p *Place) Publish() error { return p.locked(p.publish) }
+
+func (p *Place) publish() error {
 	o, err := p.check()
 	if err != nil {
 		return err

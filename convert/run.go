@@ -69,7 +69,10 @@ func Begun(ctx context.Context, job *Job, t *Target) (files int, begun bool, err
 		return 0, false, nil
 	}
 	old, err := readRecord(ctx, t.Staging)
-	if err != nil || old == nil || old.Fingerprint != job.fingerprint(t) {
+	if err != nil || old == nil {
+		return 0, false, err
+	}
+	if mine, err := job.fingerprint(ctx, t); err != nil || old.Fingerprint != mine {
 		return 0, false, err
 	}
 	for _, err := range t.Staging.List(ctx, resultsPrefix) {
@@ -105,7 +108,11 @@ func (j *Job) storage(rec record, t *Target) meta.Storage {
 func (r *run) begin(ctx context.Context) (*Report, error) {
 	rec := newIdentity()
 	if r.target.Staging != nil {
-		j, err := openJournal(ctx, r.target.Staging, r.job.fingerprint(r.target), rec, r.job.opts.Warn)
+		mine, err := r.job.fingerprint(ctx, r.target)
+		if err != nil {
+			return nil, err
+		}
+		j, err := openJournal(ctx, r.target.Staging, mine, rec, r.job.opts.Warn)
 		if err != nil {
 			return nil, err
 		}

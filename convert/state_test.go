@@ -3,6 +3,7 @@ package convert_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -19,7 +20,13 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if path := os.Getenv(lockEnv); path != "" {
+		holdLock(path)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // nativeAt is a place for native checkpoints.
 func nativeAt(s blob.Store) storagetest.Place {

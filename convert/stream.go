@@ -28,7 +28,8 @@ func newContent(s *source, e *entry, box tensor.Box) content {
 func (c *content) DType() tensor.DType { return c.entry.info.DType }
 func (c *content) Shape() []int64      { return c.box.Sizes }
 
-// fill reads the bytes from off on into p.
+// fill reads the bytes from off on into p. Its errors leave it to the writer to
+// name the tensor.
 func (c *content) fill(ctx context.Context, p []byte, off int64) error {
 	if off < 0 || off > c.size || int64(len(p)) > c.size-off {
 		return fmt.Errorf("%w: %d bytes at %d of %d", tensor.ErrShape, len(p), off, c.size)
@@ -41,7 +42,7 @@ func (c *content) fill(ctx context.Context, p []byte, off int64) error {
 		return err
 	}
 	if err := c.s.read(ctx, w); err != nil {
-		return err
+		return withoutName(err, c.entry.info.FQN)
 	}
 	for _, e := range edges {
 		copy(e.to, e.element[e.from:])
@@ -87,13 +88,13 @@ func (c *content) wants(to []want, p []byte, off int64) ([]want, []edge, error) 
 func (c *content) run(to []want, p []byte, lo, hi int64) ([]want, error) {
 	boxes, err := tensor.FlatBoxes(c.box.Sizes, lo, hi)
 	if err != nil {
-		return to, fmt.Errorf("%q: %w", c.entry.src.FQN, err)
+		return to, err
 	}
 	for _, b := range boxes {
 		n := b.Volume() * int64(c.DType().Size())
 		dst, err := tensor.FromBytes(c.DType(), b.Sizes, p[:n])
 		if err != nil {
-			return to, fmt.Errorf("%q: %w", c.entry.src.FQN, err)
+			return to, err
 		}
 		p = p[n:]
 		to = append(to, want{entry: c.entry.src, chunks: c.chunks, box: moved(b, c.box.Offsets), dst: dst})

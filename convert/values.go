@@ -2,6 +2,7 @@ package convert
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"sync"
 
@@ -43,7 +44,10 @@ func (j *Job) readValues(ctx context.Context) error {
 			if e.size <= keepValue && e.size <= left {
 				e.bytes = got[i].data
 				left -= e.size
+				continue
 			}
+			sum := sha256.Sum256(got[i].data)
+			e.sum = string(sum[:])
 		}
 		values = values[n:]
 	}

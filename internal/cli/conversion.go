@@ -209,6 +209,10 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 
 // convert runs the conversion and lets its result appear.
 func (f *conversionFlags) convert(ctx context.Context, o *output, job *convert.Job, sum *convert.Summary, to *destination) (*convert.Report, error) {
+	if err := to.lock(o); err != nil {
+		return nil, err
+	}
+	defer to.unlock()
 	if err := to.prepare(); err != nil {
 		return nil, err
 	}
@@ -237,6 +241,8 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 		return withHint(err, "--skip-objects leaves them out, --select and --exclude choose names")
 	case errors.Is(err, storage.ErrExists):
 		return withHint(err, "--overwrite replaces it, once the new checkpoint is complete")
+	case errors.Is(err, convert.ErrBusy):
+		return withHint(err, "wait for it to end, or give DST another path")
 	case errors.Is(err, convert.ErrOccupied) && f.overwrite:
 		return withHint(err, "--overwrite replaces a checkpoint and nothing else: remove what is there, or give DST another path")
 	case errors.Is(err, convert.ErrOccupied):

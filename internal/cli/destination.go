@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -159,6 +160,27 @@ func (d *destination) check() error {
 		return nil
 	}
 	return d.place.Check()
+}
+
+// lock keeps other conversions away from DST until unlock.
+func (d *destination) lock(o *output) error {
+	if d.place == nil {
+		return nil
+	}
+	err := d.place.Lock()
+	if !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	if !o.quiet {
+		fmt.Fprintf(o.err, "the file system of %s has no locks: start no second conversion to it meanwhile\n", clean(d.address))
+	}
+	return nil
+}
+
+func (d *destination) unlock() {
+	if d.place != nil {
+		_ = d.place.Unlock() // what is left of it holds nobody up
+	}
 }
 
 // prepare is check, and makes room for a new beginning.

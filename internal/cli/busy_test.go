@@ -1,0 +1,42 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/convert"
+)
+
+// While one conversion to DST runs, a second one is told so, and a plan is made
+// all the same.
+func TestSecondConversionIsToldOfTheFirst(t *testing.T) {
+	dir := t.TempDir()
+	src, dst := filepath.Join(dir, "model.safetensors"), filepath.Join(dir, "x")
+	header := `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`
+	b := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header+"ab"...)
+	if err := os.WriteFile(src, b, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	first := &convert.Place{Path: dst}
+	if err := first.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	args := []string{"convert", src, dst, "--to", "hf", "--quiet"}
+	want := "cairn convert: " + dst + ": another conversion to it is running\nhint: wait for it to end, or give DST another path\n"
+	if got := Main(t.Context(), args, &out, &errOut); got != exitError || errOut.String() != want {
+		t.Errorf("exit code %d and %q; want %d and %q", got, &errOut, exitError, want)
+	}
+	if got := Main(t.Context(), append(args, "--dry-run"), &out, &errOut); got != exitOK {
+		t.Errorf("--dry-run: exit code %d: %s", got, &errOut)
+	}
+	if err := first.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if got := Main(t.Context(), args, &out, &errOut); got != exitOK {
+		t.Errorf("afterwards: exit code %d: %s", got, &errOut)
+	}
+}
