@@ -21,7 +21,6 @@ type framed struct {
 	net.Conn
 	r       *bufio.Reader
 	scratch []byte // of WriteFrame
-	shared  []byte // of readShared
 	// silence bounds how long a frame may take to come. Zero: for ever.
 	silence time.Duration
 }
@@ -59,20 +58,6 @@ func (f *framed) readFrame(limit int) ([]byte, error) {
 		return nil, err
 	}
 	b := make([]byte, n)
-	_, err = io.ReadFull(f.r, b)
-	return b, err
-}
-
-// readShared returns the next frame, which is good until the next call.
-func (f *framed) readShared() ([]byte, error) {
-	n, err := f.readLength(tree.MaxFrame)
-	if err != nil {
-		return nil, err
-	}
-	if cap(f.shared) < n {
-		f.shared = make([]byte, n)
-	}
-	b := f.shared[:n]
 	_, err = io.ReadFull(f.r, b)
 	return b, err
 }

@@ -3,7 +3,7 @@ package tcp
 import (
 	"context"
 	"fmt"
-	"slices"
+	"io"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -20,14 +20,13 @@ type inLane struct {
 
 // message is a message of which a part has come.
 type message struct {
-	total int
-	body  []byte
-	held  int // bytes that count against the lane's window
+	body    []byte
+	missing int  // bytes that are yet to come
+	held    int  // bytes that count against the lane's window
+	here    bool // it is whole
 }
 
-func (g *message) whole() bool { return len(g.body) == g.total }
-
-// lanes returns the receiving side of a lane. The lock is held.
+// inLane returns the receiving side of a lane. The lock is held.
 func (m *mail) inLane(l lane) *inLane {
 	n := m.in[l]
 	if n == nil {
@@ -53,7 +52,7 @@ func (m *mail) recv(ctx context.Context, g *Group, from, tag int) ([]byte, error
 		if ctx.Err() != nil {
 			return nil, &group.Error{Op: group.OpRecv, Ranks: []int{from}, Err: group.ContextError(ctx)}
 		}
-		if len(n.msgs) > 0 && n.msgs[0].whole() {
+		if len(n.msgs) > 0 && n.msgs[0].here {
 			got := n.msgs[0]
 			n.msgs = n.msgs[1:]
 			n.owed += got.held
@@ -86,7 +85,7 @@ func (n *inLane) release() {
 		if i >= n.waiting {
 			return
 		}
-		if !g.whole() {
+		if !g.here {
 			n.owed += g.held
 			g.held = 0
 		}
@@ -120,39 +119,73 @@ func (m *mail) giveRoom(l lane, n *inLane) {
 	}
 }
 
-// deliver takes what another rank, or this one, has sent.
-func (m *mail) deliver(l letter, from *mailWire) error {
+// deliver takes a piece whose body of size bytes is read from r.
+func (m *mail) deliver(l letter, size int, r io.Reader, from *mailWire) error {
+	slot, err := m.slot(l, size, from)
+	if err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(r, slot); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.inLane(l.lane)
+	last := n.msgs[len(n.msgs)-1]
+	last.body = last.body[:len(last.body)+size]
+	last.missing -= size
+	last.here = last.missing == 0
+	n.change()
+	m.grant(l.lane, n)
+	return nil
+}
+
+// slot returns where the body of a piece is to go: only who has read the earlier
+// ones of a lane reads the next.
+func (m *mail) slot(l letter, size int, from *mailWire) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.inLane(l.lane)
 	n.from = from
-	var last *message
-	if len(n.msgs) > 0 {
-		last = n.msgs[len(n.msgs)-1]
+	if l.first == n.isOpen() || l.total > m.host.cfg.MaxMessage {
+		return nil, fmt.Errorf("piece of a message of %d bytes: %w", l.total, errFrame)
 	}
-	open := last != nil && !last.whole()
-	switch {
-	case l.kind == letterDrop && open:
-		n.owed += last.held
-		n.msgs = n.msgs[:len(n.msgs)-1]
-	case l.kind == letterDrop || l.first == open || l.total > m.host.cfg.MaxMessage:
-		return fmt.Errorf("piece of a message of %d bytes: %w", l.total, errFrame)
-	case l.first:
-		last = &message{total: l.total, body: slices.Grow([]byte(nil), l.total)}
-		n.msgs = append(n.msgs, last)
-		fallthrough
-	default:
-		if len(last.body)+len(l.body) > last.total || n.holds()+len(l.body) > laneWindow {
-			return fmt.Errorf("piece beyond its message or the window: %w", errFrame)
-		}
-		last.body = append(last.body, l.body...)
-		last.held += len(l.body)
+	if l.first {
+		n.msgs = append(n.msgs, &message{missing: l.total, body: make([]byte, 0, l.total)})
 	}
+	last := n.msgs[len(n.msgs)-1]
+	if size > last.missing || n.holds()+size > laneWindow {
+		return nil, fmt.Errorf("piece beyond its message or the window: %w", errFrame)
+	}
+	last.held += size
+	return last.body[len(last.body) : len(last.body)+size], nil
+}
+
+// drop gives up the message of a lane that has begun.
+func (m *mail) drop(l lane) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.inLane(l)
+	if !n.isOpen() {
+		return fmt.Errorf("end of a message that has not begun: %w", errFrame)
+	}
+	n.owed += n.msgs[len(n.msgs)-1].held
+	n.msgs = n.msgs[:len(n.msgs)-1]
+	n.change()
+	m.grant(l, n)
+	return nil
+}
+
+// isOpen reports whether the last message has begun and is not whole.
+func (n *inLane) isOpen() bool {
+	return len(n.msgs) > 0 && !n.msgs[len(n.msgs)-1].here
+}
+
+// change makes room for what somebody waits for, and wakes them.
+func (n *inLane) change() {
 	n.release()
-	m.grant(l.lane, n)
 	close(n.changed)
 	n.changed = make(chan struct{})
-	return nil
 }
 
 // holds returns the bytes that count against the window.

@@ -20,6 +20,9 @@ const (
 	letterQuit                        // the connection was not needed any more
 )
 
+// maxHead bounds what comes before the body of a letter.
+const maxHead = 48
+
 // lane is what a message belongs to: the messages of one lane keep their order.
 type lane struct {
 	group [16]byte
@@ -38,12 +41,12 @@ type letter struct {
 }
 
 // pages are buffers for frames with large pieces.
-var pages = sync.Pool{New: func() any { return new([maxLetter + 64]byte) }}
+var pages = sync.Pool{New: func() any { return new([maxLetter + maxHead]byte) }}
 
 // recycle takes back a frame that encode has made and nobody needs any more.
 func recycle(b []byte) {
-	if cap(b) == maxLetter+64 {
-		pages.Put((*[maxLetter + 64]byte)(b[:maxLetter+64]))
+	if cap(b) == maxLetter+maxHead {
+		pages.Put((*[maxLetter + maxHead]byte)(b[:maxLetter+maxHead]))
 	}
 }
 
@@ -51,9 +54,9 @@ func recycle(b []byte) {
 func (l *letter) encode() []byte {
 	var w wire.Writer
 	if len(l.body) > maxLetter/4 {
-		w.B = pages.Get().(*[maxLetter + 64]byte)[:0]
+		w.B = pages.Get().(*[maxLetter + maxHead]byte)[:0]
 	} else {
-		w.B = make([]byte, 0, 48+len(l.body))
+		w.B = make([]byte, 0, maxHead+len(l.body))
 	}
 	w.Byte(byte(l.kind))
 	if l.kind == letterAlive || l.kind == letterQuit {

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"sync"
@@ -156,8 +157,7 @@ func (m *mail) granted(l lane, n int) error {
 // put hands a letter to the connection to its rank, or to this rank itself.
 func (m *mail) put(l letter) {
 	if l.lane.peer == m.host.rank {
-		l.body = append([]byte{}, l.body...)
-		_ = m.deliver(l, nil) // what this rank sends is well formed
+		m.toItself(l)
 		return
 	}
 	m.mu.Lock()
@@ -165,6 +165,16 @@ func (m *mail) put(l letter) {
 	if w := m.wire(l.lane.peer); w != nil {
 		w.send(l.encode())
 	}
+}
+
+// toItself delivers a letter of this rank to this rank. What it sends is well
+// formed, so that there are no errors.
+func (m *mail) toItself(l letter) {
+	if l.kind == letterDrop {
+		_ = m.drop(l.lane)
+		return
+	}
+	_ = m.deliver(l, len(l.body), bytes.NewReader(l.body), nil)
 }
 
 // close ends all connections, once what was sent is on its way, and waits for

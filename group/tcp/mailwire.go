@@ -3,8 +3,11 @@ package tcp
 import (
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
+
+	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
 var errQuit = errors.New("connection was not needed any more")
@@ -170,22 +173,31 @@ func (w *mailWire) write(f *framed) {
 // read takes what comes until the connection ends, and returns why.
 func (w *mailWire) read(f *framed) error {
 	for {
-		b, err := f.readShared()
+		n, err := f.readLength(tree.MaxFrame)
 		if err != nil {
 			return err
 		}
-		l, err := decodeLetter(b)
-		if err == nil {
-			l.lane.peer = w.peer
-			err = w.receive(l)
-		}
+		head, err := f.r.Peek(min(n, maxHead))
 		if err != nil {
+			return err
+		}
+		l, err := decodeLetter(head)
+		if err != nil {
+			return err
+		}
+		l.lane.peer = w.peer
+		size := len(head) - len(l.body)
+		if _, err := f.r.Discard(size); err != nil {
+			return err
+		}
+		if err := w.receive(l, n-size, f.r); err != nil {
 			return err
 		}
 	}
 }
 
-func (w *mailWire) receive(l letter) error {
+// receive handles a letter, whose body of n bytes is yet to be read.
+func (w *mailWire) receive(l letter, n int, r io.Reader) error {
 	grant := l.kind == letterGrant
 	switch {
 	case l.kind == letterAlive:
@@ -196,8 +208,10 @@ func (w *mailWire) receive(l letter) error {
 		return fmt.Errorf("letter of kind %d: %w", l.kind, errFrame)
 	case grant:
 		return w.mail.granted(l.lane, l.n)
+	case l.kind == letterDrop:
+		return w.mail.drop(l.lane)
 	}
-	return w.mail.deliver(l, w)
+	return w.mail.deliver(l, n, r, w)
 }
 
 // retire takes a connection out of use, unless something is queued or under way.
