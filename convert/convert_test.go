@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 func TestConvertedStateIsTheSame(t *testing.T) {
@@ -28,7 +29,7 @@ func TestConvertedStateIsTheSame(t *testing.T) {
 				t.Errorf("the content differs: -source +target\n%s", d)
 			}
 			verify(t, dst)
-			for _, n := range names(t, dst) {
+			for _, n := range storagetest.Names(t, dst) {
 				if strings.HasPrefix(n, convert.JournalPrefix) {
 					t.Errorf("%s is left of the journal", n)
 				}

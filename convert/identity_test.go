@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // longAgo is a time that archives give to all files.
@@ -42,7 +43,7 @@ func inFormat(t *testing.T, format string) blob.Store {
 // copyTo copies all objects of a store.
 func copyTo(t *testing.T, to, from blob.Store) {
 	t.Helper()
-	for _, n := range names(t, from) {
+	for _, n := range storagetest.Names(t, from) {
 		b, err := blob.ReadAll(t.Context(), from, n, 1<<20)
 		if err == nil {
 			_, err = blob.WriteAll(t.Context(), to, n, b, nil)
@@ -129,7 +130,7 @@ func fileSource(t *testing.T, dir string, from blob.Store) blob.Store {
 		t.Fatal(err)
 	}
 	copyTo(t, s, from)
-	for _, n := range names(t, s) {
+	for _, n := range storagetest.Names(t, s) {
 		if err := os.Chtimes(filepath.Join(dir, n), longAgo, longAgo); err != nil {
 			t.Fatal(err)
 		}

@@ -54,7 +54,7 @@ func TestObjectsThatTheTargetCannotHold(t *testing.T) {
 			if !errors.Is(err, storage.ErrNotRepresentable) || !slices.Equal(namesOf(e.Objects), c.refused) || len(e.Tensors) > 0 {
 				t.Errorf("Run = %v; want %v refused by name", err, c.refused)
 			}
-			if left := names(t, dst); len(left) > 0 {
+			if left := storagetest.Names(t, dst); len(left) > 0 {
 				t.Errorf("%v were written before that", left)
 			}
 			rep, err := run(context.Background(), src, &convert.Options{Merge: true, SkipObjects: true}, toFormat(c.format, dst))
@@ -109,7 +109,7 @@ func TestCheckWritesNothing(t *testing.T) {
 		if err := convert.Check(t.Context(), job, to); !errors.Is(err, want) {
 			t.Errorf("Check(%s) = %v; want %v", format, err, want)
 		}
-		if left := names(t, dst); len(left) > 0 {
+		if left := storagetest.Names(t, dst); len(left) > 0 {
 			t.Errorf("Check(%s) wrote %v", format, left)
 		}
 	}

@@ -29,7 +29,7 @@ func isData(name string) bool {
 // noted returns the data files that the journal in s knows.
 func noted(t *testing.T, s blob.Store) []string {
 	var out []string
-	for _, n := range names(t, s) {
+	for _, n := range storagetest.Names(t, s) {
 		if rest, ok := strings.CutPrefix(n, convert.JournalPrefix+"finished/"); ok {
 			out = append(out, rest)
 		}
@@ -93,7 +93,7 @@ func goesOn(t *testing.T, src blob.Store, format string, rule fault.Rule, want m
 	if d := cmp.Diff(want, without(digests(t, inner), nil)); d != "" {
 		t.Errorf("the content differs: -source +target\n%s", d)
 	}
-	for _, name := range names(t, inner) {
+	for _, name := range storagetest.Names(t, inner) {
 		if strings.HasPrefix(name, convert.JournalPrefix) {
 			t.Errorf("%s is left of the journal", name)
 		}
@@ -118,8 +118,8 @@ func TestNoFileIsLeftOver(t *testing.T) {
 	if err != nil || rep.KeptFiles != 2 {
 		t.Fatalf("Run = %+v, %v; want 2 kept files", rep, err)
 	}
-	if got, want := len(names(t, inner)), len(names(t, whole)); got != want {
-		t.Errorf("%d files: %v; want %d", got, names(t, inner), want)
+	if got, want := len(storagetest.Names(t, inner)), len(storagetest.Names(t, whole)); got != want {
+		t.Errorf("%d files: %v; want %d", got, storagetest.Names(t, inner), want)
 	}
 }
 
@@ -153,8 +153,8 @@ func TestAnotherConversionStartsAfresh(t *testing.T) {
 			if len(warned) != 1 || !strings.Contains(warned[0].Error(), "afresh") {
 				t.Errorf("warnings %v; want one", warned)
 			}
-			if got := len(names(t, dst)); got != rep.Files+2 {
-				t.Errorf("%v are there; want %d files, the index and the record", names(t, dst), rep.Files)
+			if got := len(storagetest.Names(t, dst)); got != rep.Files+2 {
+				t.Errorf("%v are there; want %d files, the index and the record", storagetest.Names(t, dst), rep.Files)
 			}
 			verify(t, dst)
 		})
@@ -168,7 +168,7 @@ func TestASourceThatChangesIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range names(t, src) {
+	for _, n := range storagetest.Names(t, src) {
 		if isData(n) {
 			if err := fault.Damage(t.Context(), src, n, func(b []byte) []byte { return b }); err != nil {
 				t.Fatal(err)
@@ -179,7 +179,7 @@ func TestASourceThatChangesIsNoticed(t *testing.T) {
 	if _, err := convert.Run(t.Context(), job, toNative(dst, false)); !errors.Is(err, storage.ErrChanged) {
 		t.Errorf("Run = %v; want %v", err, storage.ErrChanged)
 	}
-	if left := names(t, dst); len(left) > 0 {
+	if left := storagetest.Names(t, dst); len(left) > 0 {
 		t.Errorf("%v are left of a conversion without a journal", left)
 	}
 }

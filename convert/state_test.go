@@ -136,19 +136,6 @@ func digests(t testing.TB, s blob.Store) map[string]inspect.Digest {
 	return out
 }
 
-// names returns the names of all objects in a store.
-func names(t testing.TB, s blob.Store) []string {
-	t.Helper()
-	var out []string
-	for info, err := range s.List(context.Background(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, info.Name)
-	}
-	return out
-}
-
 // chunks returns the chunks of each tensor, as text.
 func chunks(t testing.TB, s blob.Store) map[string]string {
 	t.Helper()

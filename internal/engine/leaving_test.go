@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // hookedWriter calls a function before or after Finish.
@@ -110,7 +111,7 @@ func (w *leavingWriter) WriteData(ctx context.Context, p *plan.SavePlan, d stora
 func TestRankThatLeavesWhileItWrites(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "old", 1)
-	before := names(t, s)
+	before := storagetest.Names(t, s)
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		job := saveJob(t, g, s, "new", 2)
 		if g.Rank() == 2 {
@@ -127,7 +128,7 @@ func TestRankThatLeavesWhileItWrites(t *testing.T) {
 		}
 	}
 	checkHolds(t, s, 1)
-	if got := names(t, s); !slices.Equal(got, before) {
+	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
 		t.Errorf("the place holds %q; want %q", got, before)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // errOnPurpose must be found on every rank, whichever it happened on.
@@ -172,7 +173,7 @@ func TestSaveFailureReachesAllRanks(t *testing.T) {
 func testSaveFailure(t *testing.T, m method, how string, want error, ranks []int) {
 	s := new(mem.Store)
 	mustSave(t, s, "old", 1)
-	before := names(t, s)
+	before := storagetest.Names(t, s)
 	caches := make([]plan.Cache, world)
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		ctx, cancel := context.WithCancelCause(ctx)
@@ -194,7 +195,7 @@ func testSaveFailure(t *testing.T, m method, how string, want error, ranks []int
 	}
 	// A Finish that panics may have committed: its files must stay.
 	if uncertain := m.name == "writer.Finish" && how == "panic"; !uncertain {
-		if got := names(t, s); !slices.Equal(got, before) {
+		if got := storagetest.Names(t, s); !slices.Equal(got, before) {
 			t.Errorf("the place holds %q; want %q", got, before)
 		}
 	} else if !errors.Is(errs[1], storage.ErrUncertain) {

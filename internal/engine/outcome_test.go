@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // saveAll saves on all ranks, each with its own view of the store, and returns
@@ -32,7 +33,7 @@ func TestFullDiskIsKnownOnAllRanks(t *testing.T) {
 	for _, victim := range []int{0, 2} {
 		inner := new(mem.Store)
 		mustSave(t, inner, "old", 1)
-		before := names(t, inner)
+		before := storagetest.Names(t, inner)
 		errs := saveAll(t, "new", 2, func(rank int) blob.Store {
 			if rank != victim {
 				return inner
@@ -45,7 +46,7 @@ func TestFullDiskIsKnownOnAllRanks(t *testing.T) {
 				t.Errorf("rank %d returned %v; want %v", r, err, syscall.ENOSPC)
 			}
 		}
-		if got := names(t, inner); !slices.Equal(got, before) {
+		if got := storagetest.Names(t, inner); !slices.Equal(got, before) {
 			t.Errorf("the place holds %q; want %q", got, before)
 		}
 		checkHolds(t, inner, 1)

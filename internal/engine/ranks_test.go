@@ -123,18 +123,6 @@ func compare(t testing.TB, got plan.State, rank int, seed byte) error {
 	return nil
 }
 
-func names(t testing.TB, s blob.Store) []string {
-	t.Helper()
-	var out []string
-	for info, err := range s.List(context.Background(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, info.Name)
-	}
-	return out
-}
-
 // checkSame fails unless every rank returned a *group.StepError of that step
 // with the same text, which names exactly those ranks; or, of steps that stop
 // early, some of them: the first failure may keep the others from theirs.
