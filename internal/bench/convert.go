@@ -263,10 +263,12 @@ func (b *convertBench) convert(ctx context.Context) error {
 		return err
 	}
 	defer job.Confine()()
-	files := 0
-	if b.o.To == formats.HF || job.Summary().Ranks == 1 {
-		files = runtime.GOMAXPROCS(0)
+	var opts formats.WriterOptions
+	if b.o.To == formats.Torch {
+		opts.File = fileName
 	}
+	sum := job.Summary()
+	opts = opts.ForConversion(b.o.To, sum.Ranks, sum.Bytes)
 	store, err := file.Open(b.target, nil)
 	if err != nil {
 		return err
@@ -274,9 +276,9 @@ func (b *convertBench) convert(ctx context.Context) error {
 	_, err = convert.Run(ctx, job, &convert.Target{
 		Format: b.o.To, Staging: store, Where: b.target,
 		NewWriter: func(bufferBytes int64) (storage.Writer, error) {
-			return formats.NewWriter(b.o.To, store, &formats.WriterOptions{
-				File: fileName, BufferBytes: bufferBytes, Files: files, MaxFileBytes: 5e9,
-			})
+			o := opts
+			o.BufferBytes = bufferBytes
+			return formats.NewWriter(b.o.To, store, &o)
 		},
 	})
 	return err

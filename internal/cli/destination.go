@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -33,10 +32,6 @@ type destination struct {
 	trial blob.Store // in the place of all others, where nothing is to be written
 }
 
-// defaultShard is how large data files become, unless the user says otherwise:
-// what is done twice after an interruption is never more.
-const defaultShard = 5_000_000_000
-
 // safetensorsFile is how the format hf calls a checkpoint of one file.
 const safetensorsFile = "model.safetensors"
 
@@ -56,14 +51,13 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	d.opts = formats.WriterOptions{
 		MaxFileBytes: int64(f.maxShard), Shards: f.shards, Files: f.shards, Distributed: f.resharded(), FailIfExists: !f.overwrite,
 	}
-	if f.shards == 0 && f.maxShard == 0 {
-		d.opts.MaxFileBytes = defaultShard
-	}
 	if d.format == formats.Torch && f.resharded() {
 		return nil, usagef(cmd, "--to torch is one file of whole tensors, without --world-size and --mesh")
 	}
 	if !local {
-		d.opts.File = "model.pt"
+		if d.format == formats.Torch {
+			d.opts.File = "model.pt"
+		}
 		return d, nil
 	}
 	d.place = &convert.Place{
@@ -206,12 +200,9 @@ func (d *destination) begun(ctx context.Context, job *convert.Job, sum *convert.
 
 // open returns the target of the conversion.
 func (d *destination) open(sum *convert.Summary) (*convert.Target, error) {
-	opts := d.opts
+	opts := d.opts.ForConversion(d.format, sum.Ranks, sum.Bytes)
 	if d.place != nil {
 		opts.FailIfExists = false // in a directory of its own
-	}
-	if opts.Files == 0 && d.format == formats.HF || sum.Ranks == 1 && sum.Bytes > parallelBytes && opts.Files == 0 {
-		opts.Files = runtime.GOMAXPROCS(0)
 	}
 	store, err := d.store()
 	if err != nil {
@@ -228,10 +219,6 @@ func (d *destination) open(sum *convert.Summary) (*convert.Target, error) {
 	}
 	return t, nil
 }
-
-// parallelBytes is from how many bytes on a single rank writes several files at
-// the same time.
-const parallelBytes = 1 << 30
 
 // store returns the store that the writers write to.
 func (d *destination) store() (blob.Store, error) {

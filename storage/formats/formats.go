@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"runtime"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -146,4 +146,30 @@ func NewWriter(name string, store blob.Store, o *WriterOptions) (storage.Writer,
 
 // WholeTensors reports whether the named format holds whole tensors of one rank
 // only, unless WriterOptions.Distributed is set and helps.
-func WholeTensors(name string) bool { return slices.Contains([]string{HF, Torch}, name) }
+func WholeTensors(name string) bool {
+	f, err := find(name)
+	return err == nil && f.whole
+}
+
+const (
+	// shardBytes is the size at which a conversion begins another data file: what
+	// the Hugging Face hub suggests, and little to write again after an
+	// interruption.
+	shardBytes = 5_000_000_000
+	// parallelBytes is from how many bytes on a single rank writes several files
+	// at the same time.
+	parallelBytes = 1 << 30
+)
+
+// ForConversion fills in what is not set for a conversion into the named format
+// that writes so many bytes for so many ranks: how large files become, unless
+// there is but one, and how many are written at the same time.
+func (o WriterOptions) ForConversion(name string, ranks int, bytes int64) WriterOptions {
+	if o.MaxFileBytes == 0 && o.Shards == 0 && o.File == "" {
+		o.MaxFileBytes = shardBytes
+	}
+	if o.Files == 0 && (name == HF || ranks == 1 && bytes > parallelBytes) {
+		o.Files = runtime.GOMAXPROCS(0)
+	}
+	return o
+}

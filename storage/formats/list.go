@@ -16,18 +16,20 @@ import (
 
 // format is one format and how it is reached.
 type format struct {
-	name  string
+	name string
+	// whole says that it holds whole tensors of one rank only.
+	whole bool
 	open  func(ctx context.Context, s blob.Store, o *Options) (storage.Checkpoint, error)
 	write func(s blob.Store, o *WriterOptions) (storage.Writer, error)
 }
 
 // list is all formats. A new one takes a row here and a rule in Detect.
 var list = []format{
-	{Native, openNative, writeNative},
-	{TorchDCP, openTorchDCP, writeTorchDCP},
-	{HF, openHF, writeHF},
-	{Torch, openTorch, writeTorch},
-	{Hyper, openHyper, writeHyper},
+	{Native, false, openNative, writeNative},
+	{TorchDCP, false, openTorchDCP, writeTorchDCP},
+	{HF, true, openHF, writeHF},
+	{Torch, true, openTorch, writeTorch},
+	{Hyper, false, openHyper, writeHyper},
 }
 
 func openNative(ctx context.Context, s blob.Store, _ *Options) (storage.Checkpoint, error) {
