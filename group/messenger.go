@@ -38,6 +38,22 @@ type Messenger interface {
 	// Recv returns the next message that rank from sends to this one with tag.
 	// The slice is the caller's.
 	Recv(ctx context.Context, from, tag int) ([]byte, error)
+	// RecvInto is Recv of a message whose size is known, into the caller's
+	// memory: one that has not len(b) bytes fails the call with [ErrMismatch] and
+	// is gone. After an error b holds anything; once RecvInto has returned it is
+	// not written to any more.
+	RecvInto(ctx context.Context, from, tag int, b []byte) error
+}
+
+// CheckLength returns an error that wraps [ErrMismatch] unless a message of got
+// bytes from peer is what [Messenger.RecvInto] wants. It is for those who
+// implement [Messenger].
+func CheckLength(peer, got, want int) error {
+	if got == want {
+		return nil
+	}
+	err := fmt.Errorf("message of %d bytes, not %d: %w", got, want, ErrMismatch)
+	return &Error{Op: OpRecv, Ranks: []int{peer}, Err: err}
 }
 
 // CheckMessage returns an error that wraps [ErrInvalid] where a group of size

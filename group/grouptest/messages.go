@@ -25,6 +25,7 @@ func (s *suite) messages(t *testing.T) {
 		"messages of different groups":            s.messageGroups,
 		"many goroutines":                         s.messageStress,
 		"what was sent may be written to at once": s.reuse,
+		"messages into memory":                    s.into,
 	} {
 		s.test(t, name, fn)
 	}
@@ -311,5 +312,37 @@ func (s *suite) reuse(e *env) {
 			clear(got)
 		}
 		return <-errs
+	})
+}
+
+// into receives messages of all sizes into memory, by turns with Recv, and one
+// of another size.
+func (s *suite) into(e *env) {
+	sizes := []int{0, 1, 100, 64 << 10, 1<<20 + 1, 3 << 20}
+	e.must("exchange", func(ctx context.Context, g group.Group) error {
+		m := messenger(g)
+		to, from := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
+		sent := make(chan error, 1)
+		go func() {
+			var err error
+			for _, size := range sizes {
+				for range 3 {
+					err = errors.Join(err, m.Send(ctx, to, 3, pattern(g.Rank(), to, size)))
+				}
+			}
+			sent <- err
+		}()
+		var err error
+		for _, size := range sizes {
+			want := pattern(from, g.Rank(), size)
+			got := make([]byte, size)
+			err = errors.Join(err, m.RecvInto(ctx, from, 3, got), equal("message", got, want))
+			if e := m.RecvInto(ctx, from, 3, make([]byte, size+1)); !errors.Is(e, group.ErrMismatch) {
+				err = errors.Join(err, fmt.Errorf("RecvInto of a byte too many = %v; want ErrMismatch", e))
+			}
+			got, e := m.Recv(ctx, from, 3)
+			err = errors.Join(err, e, equal("message", got, want))
+		}
+		return errors.Join(err, <-sent)
 	})
 }

@@ -65,6 +65,19 @@ func (g *Group) Recv(ctx context.Context, from, tag int) ([]byte, error) {
 	return got, err
 }
 
+// RecvInto is Recv into b.
+func (g *Group) RecvInto(ctx context.Context, from, tag int, b []byte) error {
+	got, err := g.Recv(ctx, from, tag)
+	if err != nil {
+		return err
+	}
+	if err := group.CheckLength(from, len(got), len(b)); err != nil {
+		return err
+	}
+	copy(b, got)
+	return nil
+}
+
 // visit lets try at the mailbox of a route until it has done what it wants, the
 // context has ended or a rank is gone, which try is told.
 func (h *hub) visit(ctx context.Context, op group.Op, peer int, r route, try func(m *mailbox, lost bool) bool) error {

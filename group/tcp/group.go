@@ -60,3 +60,16 @@ func (g *Group) Recv(ctx context.Context, from, tag int) ([]byte, error) {
 	}
 	return g.host.mail.recv(ctx, g, from, tag)
 }
+
+// RecvInto is Recv into b.
+func (g *Group) RecvInto(ctx context.Context, from, tag int, b []byte) error {
+	got, err := g.Recv(ctx, from, tag)
+	if err != nil {
+		return err
+	}
+	if err := group.CheckLength(from, len(got), len(b)); err != nil {
+		return err
+	}
+	copy(b, got)
+	return nil
+}
