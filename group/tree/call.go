@@ -2,6 +2,7 @@ package tree
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -62,7 +63,7 @@ func (c *call) receive(from int, f frame) error {
 
 // below notes that the subtree of a rank below has come.
 func (c *call) below(from int, f frame) error {
-	size := len(c.team.ranks)
+	size := c.team.ranks.size()
 	for _, v := range f.values {
 		if v.rank >= size {
 			return fmt.Errorf("value of rank %d of %d: %w", v.rank, size, errProtocol)
@@ -166,7 +167,7 @@ func (c *call) outcome(f frame) error {
 		c.verdict(f.err)
 		return nil
 	}
-	size := len(c.team.ranks)
+	size := c.team.ranks.size()
 	for _, v := range f.values {
 		if v.rank >= size {
 			return fmt.Errorf("value of rank %d of %d: %w", v.rank, size, errProtocol)
@@ -220,15 +221,7 @@ func (c *call) decide(err *group.Error) {
 // makeSub makes this rank's end of the group that the call is for.
 func (c *call) makeSub() {
 	t := c.team
-	ranks := make([]int, len(c.call.Ranks))
-	me := -1
-	for i, r := range c.call.Ranks {
-		ranks[i] = t.ranks[r]
-		if r == t.me {
-			me = i
-		}
-	}
-	if me >= 0 {
-		c.sub = t.node.newTeam(t.subID(c.number), t, ranks, me)
+	if me := slices.Index(c.call.Ranks, t.me); me >= 0 {
+		c.sub = t.node.newTeam(t.subID(c.number), t, t.ranks.some(c.call.Ranks), me)
 	}
 }

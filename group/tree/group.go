@@ -22,13 +22,13 @@ var _ group.Group = (*Group)(nil)
 func (g *Group) Rank() int { return g.team.me }
 
 // Size returns the number of ranks.
-func (g *Group) Size() int { return len(g.team.ranks) }
+func (g *Group) Size() int { return g.team.ranks.size() }
 
 // Ranks returns the members' numbers in the group of all ranks.
-func (g *Group) Ranks() []int { return slices.Clone(g.team.ranks) }
+func (g *Group) Ranks() []int { return g.team.ranks.all() }
 
 // Outer returns a member's number in the group of all ranks.
-func (g *Group) Outer(rank int) int { return g.team.ranks[rank] }
+func (g *Group) Outer(rank int) int { return g.team.ranks.outer(rank) }
 
 // ID returns a name of the group that no other of the tree has and that is the
 // same on all its ranks.
@@ -151,7 +151,7 @@ func (g *Group) do(ctx context.Context, call group.Call, values []labelled) (*ca
 
 // all returns the values of a call that has succeeded, by rank.
 func (c *call) all() [][]byte {
-	vs := make([][]byte, len(c.team.ranks))
+	vs := make([][]byte, c.team.ranks.size())
 	for r := range vs {
 		vs[r] = c.got[r]
 	}

@@ -36,7 +36,7 @@ func (t *team) join(ctx context.Context, call group.Call, values []labelled) (*c
 
 // check returns why this rank cannot make the call, or nil.
 func (t *team) check(ctx context.Context, call group.Call, values []labelled) error {
-	n := len(t.ranks)
+	n := t.ranks.size()
 	if err := group.ContextError(ctx); err != nil {
 		return err
 	}

@@ -1,10 +1,6 @@
 package tree
 
-import (
-	"slices"
-
-	"github.com/cairn-ckpt/cairn/group"
-)
+import "github.com/cairn-ckpt/cairn/group"
 
 // gone notes that a rank is gone. The top decides what follows; the others tell
 // it, unless the way there is what has gone: then the ranks below follow this
@@ -41,7 +37,7 @@ func (t *team) end(rank int, cause *group.RemoteError) {
 		}
 	}
 	for _, d := range t.node.teams {
-		r := slices.Index(d.ranks, t.ranks[rank])
+		r := d.ranks.index(t.ranks.outer(rank))
 		switch {
 		case r < 0 || !d.madeOf(t):
 		case r == d.me:

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -50,13 +49,9 @@ func New(rank, size int, net Network, opts Options) *Node {
 		teams: make(map[id]*team), early: make(map[id][]early),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	ranks := make([]int, size)
-	for r := range ranks {
-		ranks[r] = r
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.world = &Group{team: n.newTeam(id{}, nil, ranks, rank)}
+	n.world = &Group{team: n.newTeam(id{}, nil, members{n: size}, rank)}
 	return n
 }
 
@@ -201,7 +196,7 @@ func (n *Node) lose(rank int, cause error) {
 		return
 	}
 	for _, t := range n.teams {
-		if r := slices.Index(t.ranks, rank); r >= 0 {
+		if r := t.ranks.index(rank); r >= 0 {
 			t.gone(r, remote(cause))
 		}
 	}

@@ -15,7 +15,7 @@ type team struct {
 	node   *Node
 	id     id
 	parent *team // the group that it was made of, or nil
-	ranks  []int // the members' numbers in the group of all ranks
+	ranks  members
 	me     int
 
 	above int // the rank above this one, or -1
@@ -34,19 +34,19 @@ type team struct {
 
 // newTeam makes this rank's end of a group and handles what came for it before.
 // The lock is held.
-func (n *Node) newTeam(id id, from *team, ranks []int, me int) *team {
+func (n *Node) newTeam(id id, from *team, ranks members, me int) *team {
 	k := n.opts.Arity
 	t := &team{
 		node: n, id: id, parent: from, ranks: ranks, me: me, above: parent(me, k),
 		calls: make(map[uint64]*call), alarms: make(map[uint64]*alarm), over: make(chan struct{}),
 	}
 	if t.above >= 0 {
-		t.up = n.upLink(ranks[t.above])
+		t.up = n.upLink(ranks.outer(t.above))
 	}
-	first, end := children(me, len(ranks), k)
+	first, end := children(me, ranks.size(), k)
 	t.below = first
 	for r := first; r < end; r++ {
-		t.down = append(t.down, n.downLink(ranks[r]))
+		t.down = append(t.down, n.downLink(ranks.outer(r)))
 	}
 	n.teams[id] = t
 	t.inherit()
@@ -67,7 +67,7 @@ func (t *team) inherit() {
 		if a.lost == nil {
 			continue
 		}
-		if r := slices.Index(t.ranks, a.ranks[a.lost.Ranks[0]]); r >= 0 {
+		if r := t.ranks.index(a.ranks.outer(a.lost.Ranks[0])); r >= 0 {
 			t.gone(r, remote(a.lost.Err))
 		}
 	}
@@ -76,7 +76,7 @@ func (t *team) inherit() {
 		err := l.err
 		l.mu.Unlock()
 		if err != nil {
-			t.gone(slices.Index(t.ranks, l.peer), remote(err))
+			t.gone(t.ranks.index(l.peer), remote(err))
 		}
 	}
 }
@@ -153,8 +153,8 @@ func (t *team) receive(l *link, f frame, size int) error {
 	down := from == t.above
 	switch f.kind {
 	case kindLost:
-		if f.rank >= len(t.ranks) {
-			return fmt.Errorf("rank %d of %d is gone: %w", f.rank, len(t.ranks), errProtocol)
+		if f.rank >= t.ranks.size() {
+			return fmt.Errorf("rank %d of %d is gone: %w", f.rank, t.ranks.size(), errProtocol)
 		}
 		if down {
 			t.end(f.rank, remote(f.err.Err))

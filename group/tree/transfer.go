@@ -61,9 +61,9 @@ func (c *call) wants() int {
 		if c.call.Root != c.team.me {
 			return 0
 		}
-		return len(c.team.ranks)
+		return c.team.ranks.size()
 	case group.OpAllGather:
-		return len(c.team.ranks)
+		return c.team.ranks.size()
 	}
 	return 1
 }
@@ -86,7 +86,7 @@ func (t *team) piece(l *link, f frame, size int) error {
 		l.passed(size) // of a call that has failed
 		return nil
 	}
-	n := len(t.ranks)
+	n := t.ranks.size()
 	if f.label >= n || f.to >= n || f.total > t.node.opts.MaxValue {
 		return fmt.Errorf("piece of %d bytes of rank %d for %d: %w", f.total, f.label, f.to, errProtocol)
 	}
@@ -127,13 +127,17 @@ func (c *call) keep(f frame) error {
 	if len(b) != f.offset || known && len(b) == cap(b) || !c.isMine(f.label) {
 		return fmt.Errorf("piece at %d of the value of rank %d: %w", f.offset, f.label, errProtocol)
 	}
-	if !known {
-		b = make([]byte, 0, f.total)
-	}
-	if len(b)+len(f.body) > cap(b) {
+	switch {
+	case known && len(b)+len(f.body) > cap(b):
 		return fmt.Errorf("piece beyond the value of rank %d: %w", f.label, errProtocol)
+	case !known && len(f.body) == f.total:
+		b = slices.Clip(f.body) // the frame is this node's
+	default:
+		if !known {
+			b = make([]byte, 0, f.total)
+		}
+		b = append(b, f.body...)
 	}
-	b = append(b, f.body...)
 	c.put(f.label, b)
 	if len(b) == cap(b) {
 		c.whole++
