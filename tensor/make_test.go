@@ -1,0 +1,97 @@
+package tensor
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"testing"
+)
+
+func TestFull(t *testing.T) {
+	got := must(Full(BFloat16, []int64{2, 3}, 1.5))
+	back := must(Values[float32](must(Cast(got, Float32))))
+	if want := []float32{1.5, 1.5, 1.5, 1.5, 1.5, 1.5}; got.DType() != BFloat16 || !slices.Equal(back, want) {
+		t.Errorf("Full(bfloat16, 2x3, 1.5) = %v %v; want %v", got, back, want)
+	}
+	if v := must(Values[int64](must(Full(Int64, nil, int64(math.MaxInt64))))); v[0] != math.MaxInt64 {
+		t.Errorf("Full(int64, scalar, MaxInt64) = %d", v[0])
+	}
+	if mem, ok := got.Bytes(); !ok || len(mem) != 12 {
+		t.Errorf("Full has %d bytes of its own, contiguous %v; want 12", len(mem), ok)
+	}
+	if e := must(Full(Float32, []int64{0, 4}, true)); e.NumElements() != 0 {
+		t.Errorf("Full of nothing has %d elements", e.NumElements())
+	}
+}
+
+func TestFullRefuses(t *testing.T) {
+	if _, err := Full(Invalid, []int64{2}, 1.0); !errors.Is(err, ErrDType) {
+		t.Errorf("Full(invalid) = %v; want ErrDType", err)
+	}
+	for _, shape := range [][]int64{{-1}, {1 << 40, 1 << 40}, {1 << 60}} {
+		if _, err := Full(Float32, shape, 1.0); !errors.Is(err, ErrShape) {
+			t.Errorf("Full(%v) = %v; want ErrShape", shape, err)
+		}
+	}
+}
+
+func checkRange[E Number](t *testing.T, start, end, step E, want ...E) {
+	t.Helper()
+	got, err := Arange(start, end, step)
+	if err != nil {
+		t.Errorf("Arange(%v, %v, %v) = %v", start, end, step, err)
+		return
+	}
+	if v := must(Values[E](got)); !slices.Equal(v, want) {
+		t.Errorf("Arange(%v, %v, %v) = %v; want %v", start, end, step, v, want)
+	}
+}
+
+func TestArange(t *testing.T) {
+	checkRange[int64](t, 0, 5, 1, 0, 1, 2, 3, 4)
+	checkRange[int64](t, 1, 10, 4, 1, 5, 9)
+	checkRange[int64](t, 5, 0, -2, 5, 3, 1)
+	checkRange[int32](t, 5, 0, 1)
+	checkRange[int32](t, 0, 5, -1)
+	checkRange[int8](t, -128, 127, 100, -128, -28, 72)
+	checkRange[int8](t, 127, -128, -128, 127, -1)
+	checkRange[uint8](t, 250, 255, 3, 250, 253)
+	checkRange[int64](t, math.MinInt64, math.MaxInt64, math.MaxInt64, math.MinInt64, -1, math.MaxInt64-1)
+	checkRange(t, 0, 1, 0.25, 0, 0.25, 0.5, 0.75)
+	step := 0.3
+	checkRange(t, 0, 1, step, 0, step, 2*step, 3*step)
+	checkRange[float32](t, 1, 0, -0.5, 1, 0.5)
+}
+
+func TestArangeRefuses(t *testing.T) {
+	for _, c := range [][3]float64{
+		{0, 1, 0}, {0, math.Inf(1), 1}, {math.Inf(1), 0, 1}, {0, 1, math.Inf(1)}, {math.NaN(), 1, 1}, {0, 1, math.NaN()}, {0, 1, 1e-300},
+	} {
+		if r, err := Arange(c[0], c[1], c[2]); !errors.Is(err, ErrShape) {
+			t.Errorf("Arange(%v) = %v, %v; want ErrShape", c, r, err)
+		}
+	}
+	for _, c := range [][3]int64{{0, 1, 0}, {math.MinInt64, math.MaxInt64, 1}, {math.MaxInt64, math.MinInt64, -1}} {
+		if r, err := Arange(c[0], c[1], c[2]); !errors.Is(err, ErrShape) {
+			t.Errorf("Arange(%v) = %v, %v; want ErrShape", c, r, err)
+		}
+	}
+}
+
+func TestPlaceholderHasNoMemory(t *testing.T) {
+	shape := []int64{1 << 20, 1 << 20}
+	p := must(Placeholder(BFloat16, shape))
+	if p.DType() != BFloat16 || !slices.Equal(p.Shape(), shape) || len(p.data) != 2 {
+		t.Errorf("Placeholder = %v over %d bytes; want the shape over one element", p, len(p.data))
+	}
+	part := must(p.Narrow(Box{Offsets: []int64{5, 5}, Sizes: []int64{2, 2}}))
+	if err := Copy(part, must(New(BFloat16, []int64{2, 2}))); !errors.Is(err, ErrLayout) {
+		t.Errorf("Copy into a placeholder = %v; want ErrLayout", err)
+	}
+	if _, err := Placeholder(Invalid, nil); !errors.Is(err, ErrDType) {
+		t.Errorf("Placeholder(invalid) = %v; want ErrDType", err)
+	}
+	if _, err := Placeholder(Float32, []int64{-1}); !errors.Is(err, ErrShape) {
+		t.Errorf("Placeholder([-1]) = %v; want ErrShape", err)
+	}
+}
