@@ -1,0 +1,11 @@
+//go:build unix && !linux
+
+package launch
+
+import "syscall"
+
+// ownGroup returns how processes are started: each as the leader of a group.
+func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// groupAlive reports whether a group has any process.
+func groupAlive(group int) bool { return syscall.Kill(-group, 0) != syscall.ESRCH }

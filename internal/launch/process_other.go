@@ -1,0 +1,42 @@
+//go:build !unix
+
+package launch
+
+import (
+	"os"
+	"syscall"
+)
+
+// Systems without signals only know how to kill.
+var (
+	terminate = os.Kill
+	kill      = os.Kill
+)
+
+// Passed lists the signals that a launcher passes on.
+func Passed() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} }
+
+// ends reports whether a signal says that a job is to end.
+func ends(s os.Signal) bool { return s == os.Interrupt || s == syscall.SIGTERM }
+
+// codeOf returns the exit code that stands for a signal.
+func codeOf(s os.Signal) int {
+	if s == os.Interrupt {
+		return 130
+	}
+	return 143
+}
+
+// exitCode returns how a process ended.
+func exitCode(s *os.ProcessState) (code int, signal string) { return s.ExitCode(), "" }
+
+// ownGroup returns how processes are started.
+func ownGroup() *syscall.SysProcAttr { return nil }
+
+// signal ends the process, whatever the signal.
+func (p *process) signal(os.Signal) {
+	_ = p.cmd.Process.Kill() // it may have ended in the meantime
+}
+
+// alive reports whether the process is there.
+func (p *process) alive() bool { return !p.ended }

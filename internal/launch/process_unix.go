@@ -1,0 +1,58 @@
+//go:build unix
+
+package launch
+
+import (
+	"os"
+	"syscall"
+)
+
+const (
+	terminate = syscall.SIGTERM
+	kill      = syscall.SIGKILL
+)
+
+// Passed lists the signals that a launcher passes on.
+func Passed() []os.Signal {
+	return []os.Signal{
+		os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,
+	}
+}
+
+// ends reports whether a signal says that a job is to end.
+func ends(s os.Signal) bool { return s == syscall.SIGINT || s == syscall.SIGTERM }
+
+// codeOf returns the exit code that stands for a signal.
+func codeOf(s os.Signal) int {
+	if n, ok := s.(syscall.Signal); ok {
+		return 128 + int(n)
+	}
+	return 1
+}
+
+// exitCode returns how a process ended.
+func exitCode(s *os.ProcessState) (code int, signal string) {
+	if ws, ok := s.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return codeOf(ws.Signal()), ws.Signal().String()
+	}
+	return s.ExitCode(), ""
+}
+
+// signal sends a signal to the process and to what it has started. One that is
+// stopped is let go on, so that it can end.
+func (p *process) signal(s os.Signal) {
+	n, ok := s.(syscall.Signal)
+	if !ok {
+		return
+	}
+	// Who has ended in the meantime gets none.
+	_ = syscall.Kill(-p.cmd.Process.Pid, n)
+	if ends(s) {
+		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT)
+	}
+}
+
+// alive reports whether the process, or something that it has started, is there.
+func (p *process) alive() bool {
+	return !p.ended || groupAlive(p.cmd.Process.Pid)
+}
