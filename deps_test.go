@@ -55,6 +55,7 @@ var layers = []struct{ name, imports string }{
 
 	// Files of others, as data.
 	{"internal/safetensors", "tensor"},
+	{"internal/npy", "tensor"},
 	{"internal/pickle", "tensor value"},
 	{"internal/dcpmeta", "internal/pickle meta tensor value"},
 	{"internal/torchsave", "internal/pickle tensor value"},
@@ -84,7 +85,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob inspect internal/bufpool internal/guard meta plan shard storage tensor"},
 	{"internal/bench", ". blob blob/file blob/mem blob/meter blob/prefix convert group group/inproc inspect internal/dcpmeta meta plan shard storage storage/formats storage/native tensor"},
 	{"internal/demo", ". blob blob/file blob/mem blob/fault blob/prefix group group/inproc inspect meta plan shard storage storage/native tensor"},
-	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix convert group group/inproc inspect internal/bench internal/demo meta plan shard storage storage/formats storage/native tensor value"},
+	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix convert group group/inproc inspect internal/bench internal/demo internal/npy meta plan shard storage storage/formats storage/native tensor value"},
 	{"cmd/cairn", "internal/cli"},
 
 	// Documentation that runs, and tests against PyTorch. Tests only, so no imports.

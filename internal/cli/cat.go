@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/npy"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -42,6 +43,9 @@ type catFile struct {
 	Output   string `json:"output"`
 	NumBytes int64  `json:"nbytes"`
 }
+
+// voidDType stands for numpy's type of bytes without a meaning.
+const voidDType = "void"
 
 // catFlags are the flags of 'cairn cat'.
 type catFlags struct {
@@ -256,7 +260,7 @@ func (k *catter) tensor(slice string) error {
 	case k.flags.raw != "":
 		return k.write(k.flags.raw, bytes, stream)
 	case k.flags.npy != "":
-		header, err := npyHeader(d, s.Shape(), k.flags.dtype == voidDType)
+		header, err := npy.Header(d, s.Shape(), k.flags.dtype == voidDType)
 		if err != nil {
 			return withHint(fmt.Errorf("%q: %w", k.e.FQN, err), "--dtype float32 converts it without loss, --dtype void keeps its bytes")
 		}

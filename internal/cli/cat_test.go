@@ -3,7 +3,6 @@ package cli
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -111,42 +110,6 @@ func TestNesting(t *testing.T) {
 		if b.String() != c.want {
 			t.Errorf("%v, JSON %v: %q; want %q", c.shape, c.json, b.String(), c.want)
 		}
-	}
-}
-
-func TestNPYHeaders(t *testing.T) {
-	for _, c := range []struct {
-		d     tensor.DType
-		shape []int64
-		void  bool
-		want  string
-	}{
-		{tensor.Float32, nil, false, "{'descr': '<f4', 'fortran_order': False, 'shape': (), }"},
-		{tensor.Bool, []int64{3}, false, "{'descr': '|b1', 'fortran_order': False, 'shape': (3,), }"},
-		{tensor.Complex128, []int64{3, 0}, false, "{'descr': '<c16', 'fortran_order': False, 'shape': (3, 0), }"},
-		{tensor.BFloat16, []int64{3}, true, "{'descr': '|V2', 'fortran_order': False, 'shape': (3,), }"},
-	} {
-		h, err := npyHeader(c.d, c.shape, c.void)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, ok := strings.CutPrefix(string(h), "\x93NUMPY\x01\x00")
-		if got := strings.TrimRight(text[2:], " \n"); !ok || len(h)%64 != 0 || got != c.want || int(text[0])+int(text[1])<<8 != len(text)-2 || text[len(text)-1] != '\n' {
-			t.Errorf("npyHeader(%v, %v) = %q; want %s", c.d, c.shape, h, c.want)
-		}
-	}
-	for _, d := range tensor.DTypes() {
-		_, err := npyHeader(d, nil, false)
-		if lacks := strings.Contains(d.String(), "float8") || d == tensor.BFloat16; errors.Is(err, errNoNumpy) != lacks {
-			t.Errorf("npyHeader(%v) = %v", d, err)
-		}
-	}
-	long := make([]int64, tensor.MaxDims)
-	for i := range long {
-		long[i] = 1 << 62
-	}
-	if h, err := npyHeader(tensor.Int8, long, false); err != nil || len(h) > 1<<16 {
-		t.Errorf("npyHeader of the longest shape has %d bytes, %v", len(h), err)
 	}
 }
 
