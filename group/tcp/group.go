@@ -63,13 +63,8 @@ func (g *Group) Recv(ctx context.Context, from, tag int) ([]byte, error) {
 
 // RecvInto is Recv into b.
 func (g *Group) RecvInto(ctx context.Context, from, tag int, b []byte) error {
-	got, err := g.Recv(ctx, from, tag)
-	if err != nil {
+	if err := group.CheckMessage(group.OpRecv, from, tag, g.Size()); err != nil {
 		return err
 	}
-	if err := group.CheckLength(from, len(got), len(b)); err != nil {
-		return err
-	}
-	copy(b, got)
-	return nil
+	return g.host.mail.recvInto(ctx, g, from, tag, b)
 }

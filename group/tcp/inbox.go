@@ -1,164 +1,120 @@
 package tcp
 
 import (
-	"context"
 	"fmt"
-	"io"
-
-	"github.com/cairn-ckpt/cairn/group"
+	"slices"
 )
 
 // inLane is the receiving side of a lane. It is there while it holds something
-// or somebody waits.
+// or somebody waits. The first call takes the first message.
 type inLane struct {
-	msgs    []*message
-	waiting int           // calls of Recv
-	owed    int           // bytes of room not yet granted
-	from    *mailWire     // by which it came; nil from this rank itself
-	changed chan struct{} // closed at the next change
-}
-
-// message is a message of which a part has come.
-type message struct {
-	body    []byte
-	missing int  // bytes that are yet to come
-	held    int  // bytes that count against the lane's window
-	here    bool // it is whole
+	lane  lane
+	msgs  []*message
+	calls []*receipt
+	held  int       // of the window, by messages that nobody takes
+	owed  int       // of the window, not yet granted
+	from  *mailWire // by which it came; nil from this rank itself
 }
 
 // inLane returns the receiving side of a lane. The lock is held.
 func (m *mail) inLane(l lane) *inLane {
 	n := m.in[l]
 	if n == nil {
-		n = &inLane{changed: make(chan struct{})}
+		n = &inLane{lane: l}
 		m.in[l] = n
 	}
 	return n
 }
 
-// recv returns the next message of a lane.
-func (m *mail) recv(ctx context.Context, g *Group, from, tag int) ([]byte, error) {
-	over, loss := g.Gone()
-	l := m.lane(g, from, tag)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n := m.inLane(l)
-	n.waiting++
-	defer func() {
-		n.waiting--
-		m.grant(l, n)
-	}()
-	for {
-		if ctx.Err() != nil {
-			return nil, &group.Error{Op: group.OpRecv, Ranks: []int{from}, Err: group.ContextError(ctx)}
-		}
-		if len(n.msgs) > 0 && n.msgs[0].here {
-			got := n.msgs[0]
-			n.msgs = n.msgs[1:]
-			n.owed += got.held
-			return got.body, nil
-		}
-		select {
-		case <-over:
-			m.mu.Unlock()
-			err := loss(group.OpRecv)
-			m.mu.Lock()
-			return nil, err
-		default:
-		}
-		n.release()
-		m.grant(l, n)
-		changed := n.changed
-		m.mu.Unlock()
-		select {
-		case <-changed:
-		case <-over:
-		case <-ctx.Done():
-		}
-		m.mu.Lock()
+// open returns the last message, if it has begun and is not whole.
+func (n *inLane) open() *message {
+	if len(n.msgs) == 0 {
+		return nil
 	}
-}
-
-// release makes room for the rest of a message that somebody waits for.
-func (n *inLane) release() {
-	for i, g := range n.msgs {
-		if i >= n.waiting {
-			return
-		}
-		if !g.here {
-			n.owed += g.held
-			g.held = 0
-		}
+	if last := n.msgs[len(n.msgs)-1]; last.arrived < last.total {
+		return last
 	}
-}
-
-// grant tells the sender of the room that there is, when it is enough to be
-// worth it or the lane is forgotten. The lock is held.
-func (m *mail) grant(l lane, n *inLane) {
-	idle := len(n.msgs) == 0 && n.waiting == 0
-	if n.owed >= laneWindow/4 || idle && n.owed > 0 {
-		m.giveRoom(l, n)
-	}
-	if idle {
-		delete(m.in, l)
-	}
-}
-
-func (m *mail) giveRoom(l lane, n *inLane) {
-	owed := n.owed
-	n.owed = 0
-	if n.from != nil {
-		n.from.send((&letter{kind: letterGrant, lane: l, n: owed}).encode())
-		return
-	}
-	if o := m.out[l]; o != nil { // from this rank itself
-		o.room += owed
-		close(o.more)
-		o.more = make(chan struct{})
-		m.forget(l, o)
-	}
-}
-
-// deliver takes a piece whose body of size bytes is read from r.
-func (m *mail) deliver(l letter, size int, r io.Reader, from *mailWire) error {
-	slot, err := m.slot(l, size, from)
-	if err != nil {
-		return err
-	}
-	if _, err := io.ReadFull(r, slot); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n := m.inLane(l.lane)
-	last := n.msgs[len(n.msgs)-1]
-	last.body = last.body[:len(last.body)+size]
-	last.missing -= size
-	last.here = last.missing == 0
-	n.change()
-	m.grant(l.lane, n)
 	return nil
 }
 
-// slot returns where the body of a piece is to go: only who has read the earlier
-// ones of a lane reads the next.
-func (m *mail) slot(l letter, size int, from *mailWire) ([]byte, error) {
+// deliver takes a piece whose body of size bytes comes from fill, which may
+// return less than it was asked for.
+func (m *mail) deliver(l letter, size int, fill func([]byte) (int, error), from *mailWire) error {
+	n, g, err := m.begin(l, size, from)
+	for size > 0 && err == nil {
+		slot := m.claim(g, size)
+		var k int
+		k, err = fill(slot)
+		size -= k
+		m.release(n, g, k)
+	}
+	return err
+}
+
+// begin finds the message of a piece, whose bytes are expected from now on.
+func (m *mail) begin(l letter, size int, from *mailWire) (*inLane, *message, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.inLane(l.lane)
+	g, cost := n.open(), charge(l.first, size)
+	switch {
+	case l.first != (g == nil), g != nil && n.from != from, l.total > m.host.cfg.MaxMessage:
+		return nil, nil, fmt.Errorf("piece of a message of %d bytes: %w", l.total, errFrame)
+	case n.held+n.owed+cost > laneWindow:
+		return nil, nil, fmt.Errorf("piece of %d bytes beyond the window: %w", size, errFrame)
+	}
 	n.from = from
-	if l.first == n.isOpen() || l.total > m.host.cfg.MaxMessage {
-		return nil, fmt.Errorf("piece of a message of %d bytes: %w", l.total, errFrame)
-	}
 	if l.first {
-		n.msgs = append(n.msgs, &message{missing: l.total, body: make([]byte, 0, l.total)})
+		g = &message{total: l.total}
+		n.msgs = append(n.msgs, g)
 	}
-	last := n.msgs[len(n.msgs)-1]
-	if size > last.missing || n.holds()+size > laneWindow {
-		return nil, fmt.Errorf("piece beyond its message or the window: %w", errFrame)
+	if size > g.total-g.arrived || size == 0 && g.total > 0 {
+		return nil, nil, fmt.Errorf("piece of %d bytes of a message that lacks %d: %w", size, g.total-g.arrived, errFrame)
 	}
-	last.held += size
-	return last.body[len(last.body) : len(last.body)+size], nil
+	n.charge(g, cost)
+	if g.total == 0 {
+		m.serve(n)
+	}
+	return n, g, nil
+}
+
+// charge counts what a piece takes of the window. What somebody takes may be
+// followed by as much at once.
+func (n *inLane) charge(g *message, cost int) {
+	if g.call != nil {
+		n.owed += cost
+		return
+	}
+	g.held += cost
+	n.held += cost
+}
+
+// uncharge counts what a message holds as room.
+func (n *inLane) uncharge(g *message) {
+	n.owed += g.held
+	n.held -= g.held
+	g.held = 0
+}
+
+// claim returns where up to size bytes that come next go, for use until release.
+func (m *mail) claim(g *message, size int) []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for g.busy || g.call != nil && g.call.leaving {
+		m.moved.Wait()
+	}
+	g.busy = true
+	return g.slot(size)
+}
+
+// release notes that k bytes have come, and hands over what can be.
+func (m *mail) release(n *inLane, g *message, k int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g.advance(k)
+	g.busy = false
+	m.moved.Broadcast()
+	m.serve(n)
 }
 
 // drop gives up the message of a lane that has begun.
@@ -166,33 +122,106 @@ func (m *mail) drop(l lane) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.inLane(l)
-	if !n.isOpen() {
+	g := n.open()
+	if g == nil {
 		return fmt.Errorf("end of a message that has not begun: %w", errFrame)
 	}
-	n.owed += n.msgs[len(n.msgs)-1].held
+	for g.busy {
+		m.moved.Wait()
+	}
+	n.uncharge(g)
 	n.msgs = n.msgs[:len(n.msgs)-1]
-	n.change()
-	m.grant(l, n)
+	g.call = nil
+	g.discard()
+	m.moved.Broadcast()
+	m.grant(n)
 	return nil
 }
 
-// isOpen reports whether the last message has begun and is not whole.
-func (n *inLane) isOpen() bool {
-	return len(n.msgs) > 0 && !n.msgs[len(n.msgs)-1].here
-}
-
-// change makes room for what somebody waits for, and wakes them.
-func (n *inLane) change() {
-	n.release()
-	close(n.changed)
-	n.changed = make(chan struct{})
-}
-
-// holds returns the bytes that count against the window.
-func (n *inLane) holds() int {
-	sum := n.owed
-	for _, g := range n.msgs {
-		sum += g.held
+// serve lets the first call take what has come of the first message, and the
+// next the next. Who makes a message one that is not busy calls it. The lock is
+// held, and given up while bytes are copied.
+func (m *mail) serve(n *inLane) {
+	for len(n.msgs) > 0 && len(n.calls) > 0 {
+		g, c := n.msgs[0], n.calls[0]
+		if g.busy || c.leaving {
+			break
+		}
+		g.call = c
+		n.uncharge(g)
+		m.place(g)
+		if g.arrived < g.total || !g.placed {
+			break
+		}
+		n.msgs, n.calls = n.msgs[1:], n.calls[1:]
+		c.finish(g.dest)
 	}
-	return sum
+	m.grant(n)
+}
+
+// place moves what has come of a message to where it goes, if that is known.
+func (m *mail) place(g *message) {
+	if !g.placeable() {
+		return
+	}
+	g.busy = true
+	m.mu.Unlock()
+	g.place()
+	m.mu.Lock()
+	g.busy = false
+	m.moved.Broadcast()
+}
+
+// withdraw ends a call without a message, or reports that it has one.
+func (m *mail) withdraw(n *inLane, c *receipt) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c.leaving = true
+	for !c.isDone() && len(n.msgs) > 0 && n.msgs[0].call == c {
+		g := n.msgs[0]
+		if !g.busy {
+			m.takeBack(g)
+			break
+		}
+		if n.from != nil {
+			n.from.interrupt()
+		}
+		m.moved.Wait()
+	}
+	if c.isDone() {
+		return false
+	}
+	n.calls = slices.DeleteFunc(n.calls, func(o *receipt) bool { return o == c })
+	m.moved.Broadcast()
+	m.serve(n)
+	return true
+}
+
+// takeBack frees a message from the call that was to take it. The lock is held,
+// and given up while bytes are copied.
+func (m *mail) takeBack(g *message) {
+	g.busy = true
+	m.mu.Unlock()
+	g.unplace()
+	m.mu.Lock()
+	g.busy = false
+	g.call = nil
+}
+
+// grant tells the sender of the room that there is, when it is enough to be
+// worth it or the lane is forgotten. The lock is held.
+func (m *mail) grant(n *inLane) {
+	idle := len(n.msgs) == 0 && len(n.calls) == 0
+	if n.owed >= laneWindow/2 || idle && n.owed > 0 {
+		owed := n.owed
+		n.owed = 0
+		if n.from != nil {
+			n.from.send((&letter{kind: letterGrant, lane: n.lane, n: owed}).framed(true))
+		} else if o := m.out[n.lane]; o != nil { // from this rank itself
+			m.giveBack(n.lane, o, owed)
+		}
+	}
+	if idle && m.in[n.lane] == n {
+		delete(m.in, n.lane)
+	}
 }

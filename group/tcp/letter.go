@@ -1,9 +1,9 @@
 package tcp
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
-	"sync"
 
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
@@ -40,25 +40,30 @@ type letter struct {
 	body  []byte
 }
 
-// pages are buffers for frames with large pieces.
-var pages = sync.Pool{New: func() any { return new([maxLetter + maxHead]byte) }}
-
-// recycle takes back a frame that encode has made and nobody needs any more.
-func recycle(b []byte) {
-	if cap(b) == maxLetter+maxHead {
-		pages.Put((*[maxLetter + maxHead]byte)(b[:maxLetter+maxHead]))
-	}
-}
-
 // encode returns the frame. The body is copied.
 func (l *letter) encode() []byte {
-	var w wire.Writer
-	if len(l.body) > maxLetter/4 {
-		w.B = pages.Get().(*[maxLetter + maxHead]byte)[:0]
-	} else {
-		w.B = make([]byte, 0, maxHead+len(l.body))
+	return append(l.appendHead(make([]byte, 0, maxHead+len(l.body))), l.body...)
+}
+
+// framed returns the frame behind its length, as it is sent, less the body
+// unless that is to be copied.
+func (l *letter) framed(whole bool) []byte {
+	const prefix = 4
+	room := prefix + maxHead
+	if whole {
+		room += len(l.body)
 	}
-	w.Byte(byte(l.kind))
+	b := l.appendHead(append(newPart(room), 0, 0, 0, 0))
+	binary.LittleEndian.PutUint32(b, uint32(len(b)-prefix+len(l.body)))
+	if whole {
+		b = append(b, l.body...)
+	}
+	return b
+}
+
+// appendHead appends all but the body.
+func (l *letter) appendHead(b []byte) []byte {
+	w := wire.Writer{B: append(b, byte(l.kind))}
 	if l.kind == letterAlive || l.kind == letterQuit {
 		return w.B
 	}
@@ -68,7 +73,6 @@ func (l *letter) encode() []byte {
 	case letterPiece:
 		w.Bool(l.first)
 		w.Uvarint(uint64(l.total))
-		w.B = append(w.B, l.body...)
 	case letterGrant:
 		w.Uvarint(uint64(l.n))
 	}

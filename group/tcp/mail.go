@@ -1,13 +1,9 @@
 package tcp
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/cairn-ckpt/cairn/group"
 )
 
 const (
@@ -16,6 +12,15 @@ const (
 	laneWindow = 1 << 20
 	// maxLetter is the most of a message that one frame carries.
 	maxLetter = 256 << 10
+	// maxEager is the longest message that is copied rather than sent from
+	// where it is. One is taken without waiting.
+	maxEager = 64 << 10
+	// messageCost is what a message takes of the window beside its bytes, so
+	// that messages of none are bounded too.
+	messageCost = 128
+	// maxWires is how many connections are kept for messages that are not
+	// being sent any more.
+	maxWires = 64
 )
 
 // mail is a rank's part in the messages of its groups. A rank sends by
@@ -24,10 +29,11 @@ type mail struct {
 	host *host
 
 	mu     sync.Mutex
+	moved  sync.Cond          // on mu: a message is not busy any more
 	out    map[lane]*outLane  // guarded by mu
 	in     map[lane]*inLane   // guarded by mu
 	wires  map[int]*mailWire  // dialled, by rank; guarded by mu
-	others map[*mailWire]bool // accepted; guarded by mu
+	others map[*mailWire]bool // accepted, or dialled and not used any more; guarded by mu
 	closed bool               // guarded by mu
 }
 
@@ -36,89 +42,48 @@ type mail struct {
 type outLane struct {
 	users int
 	turn  chan struct{} // holds an element while nobody sends
-	room  int           // bytes that may be sent
-	more  chan struct{} // closed when there is more room
+	room  int           // of laneWindow
+	more  chan struct{} // closed when there is more room; nil unless awaited
 }
 
 func newMail(h *host) *mail {
-	return &mail{
+	m := &mail{
 		host: h, out: make(map[lane]*outLane), in: make(map[lane]*inLane),
 		wires: make(map[int]*mailWire), others: make(map[*mailWire]bool),
 	}
+	m.moved.L = &m.mu
+	return m
 }
 
 func (m *mail) lane(g *Group, rank, tag int) lane {
 	return lane{group: g.ID(), peer: g.Outer(rank), tag: tag}
 }
 
-// send sends a message in pieces, as the receiver has room.
-func (m *mail) send(ctx context.Context, g *Group, to, tag int, b []byte) error {
-	ended := func() error {
-		return &group.Error{Op: group.OpSend, Ranks: []int{to}, Err: group.ContextError(ctx)}
-	}
-	if ctx.Err() != nil {
-		return ended()
-	}
-	if limit := m.host.cfg.MaxMessage; len(b) > limit {
-		err := fmt.Errorf("message of %d bytes, more than %d: %w", len(b), limit, group.ErrInvalid)
-		return &group.Error{Op: group.OpSend, Ranks: []int{to}, Err: err}
-	}
-	over, loss := g.Gone()
-	l := m.lane(g, to, tag)
-	o := m.use(l)
-	defer m.unuse(l, o)
-	select {
-	case <-over:
-		return loss(group.OpSend)
-	default:
-	}
-	select {
-	case <-o.turn:
-		defer func() { o.turn <- struct{}{} }()
-	case <-over:
-		return loss(group.OpSend)
-	case <-ctx.Done():
-		return ended()
-	}
-	for off := 0; off == 0 || off < len(b); {
-		n, more := m.takeRoom(o, len(b)-off)
-		if n == 0 && len(b) > 0 {
-			select {
-			case <-more:
-				continue
-			case <-over:
-				return loss(group.OpSend)
-			case <-ctx.Done():
-				if off > 0 {
-					m.put(letter{kind: letterDrop, lane: l})
-				}
-				return ended()
-			}
-		}
-		m.put(letter{kind: letterPiece, lane: l, first: off == 0, total: len(b), body: b[off : off+n]})
-		off += max(n, 1)
-	}
-	return nil
-}
-
-// use returns the sending side of a lane for use until unuse.
-func (m *mail) use(l lane) *outLane {
+// use returns the sending side of a lane for use until unuse, and the connection
+// for it: nil to this rank itself, or where all is closed.
+func (m *mail) use(l lane) (*outLane, *mailWire) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o := m.out[l]
 	if o == nil {
-		o = &outLane{turn: make(chan struct{}, 1), room: laneWindow, more: make(chan struct{})}
+		o = &outLane{turn: make(chan struct{}, 1), room: laneWindow}
 		o.turn <- struct{}{}
 		m.out[l] = o
 	}
 	o.users++
-	return o
+	if l.peer == m.host.rank {
+		return o, nil
+	}
+	return o, m.wire(l.peer)
 }
 
 func (m *mail) unuse(l lane, o *outLane) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o.users--
+	if w := m.wires[l.peer]; w != nil {
+		w.used = time.Now()
+	}
 	m.forget(l, o)
 }
 
@@ -129,14 +94,33 @@ func (m *mail) forget(l lane, o *outLane) {
 	}
 }
 
-// takeRoom takes room for up to want bytes of one piece, or returns a channel
-// that is closed when there is more.
-func (m *mail) takeRoom(o *outLane, want int) (int, <-chan struct{}) {
+// takeRoom takes room for a piece with up to want bytes and returns how many, or
+// a channel that is closed when there is more. Room for a few bytes only is left
+// until there is more.
+func (m *mail) takeRoom(o *outLane, first bool, want int) (int, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := min(want, o.room, maxLetter)
-	o.room -= n
-	return n, o.more
+	free := o.room
+	if first {
+		free -= messageCost
+	}
+	if free < min(want, maxEager) {
+		if o.more == nil {
+			o.more = make(chan struct{})
+		}
+		return 0, o.more
+	}
+	n := min(want, free, maxLetter)
+	o.room -= charge(first, n)
+	return n, nil
+}
+
+// charge returns what a piece takes of the window.
+func charge(first bool, n int) int {
+	if first {
+		return messageCost + n
+	}
+	return n
 }
 
 // granted notes that the receiver has room for n more bytes.
@@ -147,34 +131,25 @@ func (m *mail) granted(l lane, n int) error {
 	if o == nil || o.room+n > laneWindow {
 		return fmt.Errorf("room for %d bytes that were not sent: %w", n, errFrame)
 	}
-	o.room += n
-	close(o.more)
-	o.more = make(chan struct{})
-	m.forget(l, o)
+	m.giveBack(l, o, n)
 	return nil
 }
 
-// put hands a letter to the connection to its rank, or to this rank itself.
-func (m *mail) put(l letter) {
-	if l.lane.peer == m.host.rank {
-		m.toItself(l)
-		return
-	}
+// unTake gives back room that was not used.
+func (m *mail) unTake(l lane, o *outLane, n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if w := m.wire(l.lane.peer); w != nil {
-		w.send(l.encode())
-	}
+	m.giveBack(l, o, n)
 }
 
-// toItself delivers a letter of this rank to this rank. What it sends is well
-// formed, so that there are no errors.
-func (m *mail) toItself(l letter) {
-	if l.kind == letterDrop {
-		_ = m.drop(l.lane)
-		return
+// giveBack adds to the room of a lane. The lock is held.
+func (m *mail) giveBack(l lane, o *outLane, n int) {
+	o.room += n
+	if o.more != nil {
+		close(o.more)
+		o.more = nil
 	}
-	_ = m.deliver(l, len(l.body), bytes.NewReader(l.body), nil)
+	m.forget(l, o)
 }
 
 // close ends all connections, once what was sent is on its way, and waits for

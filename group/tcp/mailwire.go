@@ -1,13 +1,14 @@
 package tcp
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
-	"io"
+	"net"
+	"os"
+	"slices"
 	"sync"
 	"time"
-
-	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
 var errQuit = errors.New("connection was not needed any more")
@@ -18,52 +19,25 @@ type mailWire struct {
 	mail    *mail
 	peer    int
 	dialled bool
+	used    time.Time     // when it was last needed to send; guarded by mail.mu
+	turn    chan struct{} // holds an element while connected and nobody writes
+	wake    chan struct{} // has an element where there may be something to send
+	ended   chan struct{} // closed once err is set
 
-	mu    sync.Mutex
-	queue [][]byte      // bounded by the windows of the lanes; guarded by mu
-	quits bool          // it is not needed any more; guarded by mu
-	last  bool          // nothing will be queued any more; guarded by mu
-	conn  *framed       // nil until there; guarded by mu
-	err   error         // why it ended; guarded by mu
-	wake  chan struct{} // has an element where there may be something to send
-	ended chan struct{} // closed once err is set
+	mu      sync.Mutex
+	queue   [][]byte // frames, bounded by the windows of the lanes; guarded by mu
+	writer  *sending // whose memory is being written; guarded by mu
+	stopped bool     // writing was interrupted; guarded by mu
+	last    bool     // nothing will be queued any more; guarded by mu
+	conn    *framed  // nil until there; guarded by mu
+	err     error    // why it ended; guarded by mu
 }
 
 func newWire(m *mail, peer int, dialled bool) *mailWire {
-	return &mailWire{mail: m, peer: peer, dialled: dialled, wake: make(chan struct{}, 1), ended: make(chan struct{})}
-}
-
-// wire returns the connection by which this rank sends to peer. It is nil where
-// that has ended. The lock is held.
-func (m *mail) wire(peer int) *mailWire {
-	w := m.wires[peer]
-	if w != nil || m.closed {
-		return w
+	return &mailWire{
+		mail: m, peer: peer, dialled: dialled,
+		turn: make(chan struct{}, 1), wake: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
-	w = newWire(m, peer, true)
-	m.wires[peer] = w
-	m.host.wg.Go(func() {
-		f, err := m.host.dial(m.host.ctx, toMail, peer, m.host.address(peer))
-		if err != nil {
-			w.fail(err)
-			return
-		}
-		w.run(f)
-	})
-	return w
-}
-
-// accept takes a connection that a rank has dialled to send messages.
-func (m *mail) accept(from int, f *framed) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return errors.New("the group is closed")
-	}
-	w := newWire(m, from, false)
-	m.others[w] = true
-	m.host.wg.Go(func() { w.run(f) })
-	return nil
 }
 
 // run sends and receives until the connection ends.
@@ -77,6 +51,7 @@ func (w *mailWire) run(f *framed) {
 		f.Close()
 		return
 	}
+	w.turn <- struct{}{}
 	w.mail.host.wg.Go(func() { w.write(f) })
 	w.fail(w.read(f))
 }
@@ -84,120 +59,152 @@ func (w *mailWire) run(f *framed) {
 // send queues a frame.
 func (w *mailWire) send(b []byte) {
 	w.mu.Lock()
-	if w.err == nil {
+	if w.err == nil && !w.last {
 		w.queue = append(w.queue, b)
 	}
 	w.mu.Unlock()
+	w.signal()
+}
+
+func (w *mailWire) signal() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
-}
-
-// next takes what is to be sent next, or nil. last says that nothing will come
-// any more.
-func (w *mailWire) next() (b []byte, last bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.queue) == 0 {
-		return nil, w.last
-	}
-	b = w.queue[0]
-	w.queue = w.queue[1:]
-	return b, false
 }
 
 // leave ends the connection once all that is queued has been sent, and lets the
 // other end know that this was meant.
 func (w *mailWire) leave() {
 	w.mu.Lock()
-	if w.conn == nil || w.quits {
-		w.mu.Unlock()
-		w.fail(nil)
-		return
+	there := w.conn != nil && !w.last
+	if there {
+		w.sayQuit()
 	}
-	w.quits, w.last = true, true
-	w.queue = append(w.queue, (&letter{kind: letterQuit}).encode())
 	w.mu.Unlock()
-	select {
-	case w.wake <- struct{}{}:
-	default:
+	if !there {
+		w.fail(nil)
 	}
 }
 
-// write sends what is queued, and signs of life where that is nothing. A
-// connection that this rank has dialled and not used for long it ends.
+// sayQuit queues the last frame. The other end closes when it reads that, which
+// ends the reader here: were it closed here, the other end could run into that
+// before it hears why. The lock is held.
+func (w *mailWire) sayQuit() {
+	w.queue = append(w.queue, (&letter{kind: letterQuit}).framed(true))
+	w.last = true
+	w.signal()
+}
+
+// write sends what is queued, and signs of life. A connection that this rank has
+// dialled and not used for long it ends.
 func (w *mailWire) write(f *framed) {
 	cfg := &w.mail.host.cfg
 	beat := time.NewTicker(cfg.Timeout / 4)
 	defer beat.Stop()
-	used := time.Now()
-	alive := (&letter{kind: letterAlive}).encode()
+	alive := (&letter{kind: letterAlive}).framed(true)
 	for {
-		b, last := w.next()
-		if b != nil {
-			used = time.Now()
-			if err := f.WriteFrame(nil, b); err != nil {
-				w.fail(err)
-				return
-			}
-			recycle(b)
-			continue
-		}
-		if last {
-			f.CloseWrite() // the other end closes, which ends the reader
-			return
-		}
 		select {
 		case <-w.wake:
-			continue
 		case <-w.ended:
 			return
 		case <-beat.C:
-		}
-		if w.dialled && time.Since(used) > cfg.IdleTimeout && w.mail.retire(w) {
-			// The other end closes, which ends the reader: were it closed here,
-			// the other end could run into that before it hears why.
-			if f.WriteFrame((&letter{kind: letterQuit}).encode(), nil) != nil {
-				w.fail(errQuit)
+			if !w.dialled || !w.mail.retire(w, cfg.IdleTimeout) {
+				w.send(alive)
 			}
+		}
+		select {
+		case <-w.turn:
+		case <-w.ended:
 			return
 		}
-		if err := f.WriteFrame(alive, nil); err != nil {
+		last, err := w.push(nil)
+		if last && err == nil {
+			err = f.CloseWrite()
+		}
+		w.turn <- struct{}{}
+		if err != nil {
 			w.fail(err)
+		}
+		if last || err != nil {
 			return
 		}
+	}
+}
+
+// push writes what is queued and then the head and body of a piece of s, unless
+// that is nil. If s is stopped meanwhile the rest of the piece is copied and
+// queued. The turn is taken. It reports whether nothing more will be queued.
+func (w *mailWire) push(s *sending, piece ...[]byte) (last bool, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err != nil || w.last && s != nil {
+		return true, errQuit
+	}
+	frames := w.queue
+	bufs := append(net.Buffers(slices.Clone(frames)), piece...)
+	w.queue, w.writer = nil, s
+	last = w.last
+	if s == nil || s.ctx.Err() == nil {
+		f := w.conn
+		w.mu.Unlock()
+		_, err = bufs.WriteTo(f.Conn)
+		w.mu.Lock()
+	}
+	w.writer = nil
+	if s != nil && s.ctx.Err() != nil {
+		return last, w.keep(bufs, err)
+	}
+	for _, b := range frames {
+		recycle(b)
+	}
+	return last, err
+}
+
+// keep queues what is left of bufs, the last of which is memory of a call, after
+// writing has ended with err. The lock is held.
+func (w *mailWire) keep(bufs net.Buffers, err error) error {
+	if w.stopped {
+		w.stopped = false
+		_ = w.conn.SetWriteDeadline(time.Time{}) // where it is closed, the next write says so
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = nil
+		}
+	}
+	if n := len(bufs); n > 0 {
+		bufs[n-1] = bytes.Clone(bufs[n-1])
+		w.queue = append(bufs, w.queue...)
+		w.signal()
+	}
+	return err
+}
+
+// stop interrupts the writing of a piece of s.
+func (w *mailWire) stop(s *sending) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.writer == s {
+		w.stopped = true
+		_ = w.conn.SetWriteDeadline(time.Unix(1, 0)) // where it is closed, that interrupts
 	}
 }
 
 // read takes what comes until the connection ends, and returns why.
 func (w *mailWire) read(f *framed) error {
 	for {
-		n, err := f.readLength(tree.MaxFrame)
-		if err != nil {
-			return err
-		}
-		head, err := f.r.Peek(min(n, maxHead))
-		if err != nil {
-			return err
-		}
-		l, err := decodeLetter(head)
+		l, n, err := f.readLetter()
 		if err != nil {
 			return err
 		}
 		l.lane.peer = w.peer
-		size := len(head) - len(l.body)
-		if _, err := f.r.Discard(size); err != nil {
-			return err
-		}
-		if err := w.receive(l, n-size, f.r); err != nil {
+		if err := w.receive(l, n, f); err != nil {
 			return err
 		}
 	}
 }
 
 // receive handles a letter, whose body of n bytes is yet to be read.
-func (w *mailWire) receive(l letter, n int, r io.Reader) error {
+func (w *mailWire) receive(l letter, n int, f *framed) error {
 	grant := l.kind == letterGrant
 	switch {
 	case l.kind == letterAlive:
@@ -211,25 +218,16 @@ func (w *mailWire) receive(l letter, n int, r io.Reader) error {
 	case l.kind == letterDrop:
 		return w.mail.drop(l.lane)
 	}
-	return w.mail.deliver(l, n, r, w)
+	return w.mail.deliver(l, n, f.fill, w)
 }
 
-// retire takes a connection out of use, unless something is queued or under way.
-func (m *mail) retire(w *mailWire) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// interrupt makes the reader look again where a piece is to go.
+func (w *mailWire) interrupt() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	busy := len(w.queue) > 0 || w.err != nil
-	for l, o := range m.out {
-		busy = busy || l.peer == w.peer && (o.room != laneWindow || o.users > 0)
+	if w.conn != nil {
+		w.conn.interrupt()
 	}
-	if !busy {
-		w.quits = true
-		delete(m.wires, w.peer)
-		m.others[w] = true
-	}
-	return !busy
 }
 
 // fail ends the connection, once. Unless it has ended by intent the rank at the
@@ -240,7 +238,7 @@ func (w *mailWire) fail(err error) {
 		w.mu.Unlock()
 		return
 	}
-	if err == nil || w.quits {
+	if err == nil || w.last {
 		err = errQuit
 	}
 	w.err = err

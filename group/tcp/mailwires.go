@@ -1,0 +1,104 @@
+package tcp
+
+import (
+	"errors"
+	"time"
+)
+
+// wire returns the connection by which this rank sends to peer, or nil where all
+// is closed. The lock is held.
+func (m *mail) wire(peer int) *mailWire {
+	w := m.wires[peer]
+	if w == nil && !m.closed {
+		m.trim()
+		w = newWire(m, peer, true)
+		m.wires[peer] = w
+		m.host.wg.Go(func() { m.connect(w) })
+	}
+	if w != nil {
+		w.used = time.Now()
+	}
+	return w
+}
+
+// connect dials the rank of a connection, and runs it.
+func (m *mail) connect(w *mailWire) {
+	f, err := m.host.dial(m.host.ctx, toMail, w.peer, m.host.address(w.peer))
+	if err != nil {
+		w.fail(err)
+		return
+	}
+	w.run(f)
+}
+
+// accept takes a connection that a rank has dialled to send messages.
+func (m *mail) accept(from int, f *framed) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return errors.New("the group is closed")
+	}
+	w := newWire(m, from, false)
+	m.others[w] = true
+	m.host.wg.Go(func() { w.run(f) })
+	return nil
+}
+
+// trim makes room for one more connection: of those that nothing needs, the ones
+// that were used least recently end. The lock is held.
+func (m *mail) trim() {
+	for len(m.wires) >= maxWires {
+		busy := m.busy()
+		var oldest *mailWire
+		for peer, w := range m.wires {
+			if !busy[peer] && w.isQuiet() && (oldest == nil || w.used.Before(oldest.used)) {
+				oldest = w
+			}
+		}
+		if oldest == nil {
+			return
+		}
+		m.end(oldest)
+	}
+}
+
+// busy returns the ranks to which something is under way. The lock is held.
+func (m *mail) busy() map[int]bool {
+	peers := make(map[int]bool, len(m.wires))
+	for l, o := range m.out {
+		if o.users > 0 || o.room != laneWindow {
+			peers[l.peer] = true
+		}
+	}
+	return peers
+}
+
+// retire ends a dialled connection that was not used for the time given and is
+// not needed.
+func (m *mail) retire(w *mailWire, unused time.Duration) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if time.Since(w.used) <= unused || !w.isQuiet() || m.busy()[w.peer] {
+		return false
+	}
+	m.end(w)
+	return true
+}
+
+// isQuiet reports whether the connection is there and nothing is queued.
+func (w *mailWire) isQuiet() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err == nil && w.conn != nil && !w.last && len(w.queue) == 0
+}
+
+// end takes a dialled connection out of use. The lock is held.
+func (m *mail) end(w *mailWire) {
+	delete(m.wires, w.peer)
+	m.others[w] = true
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.last {
+		w.sayQuit()
+	}
+}
