@@ -46,6 +46,7 @@ var layers = []struct{ name, imports string }{
 	{"group/inproc", "group"},
 	{"group/tree", "group internal/wire"},
 	{"group/tcp", "group group/tree internal/wire"},
+	{"collective", "group internal/wire tensor"},
 	{"internal/launch", ""},
 
 	// The model of a checkpoint and the planners over it.

@@ -1,0 +1,139 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/wire"
+)
+
+// payload is what travels with the messages by which ranks agree. Its methods
+// are called once for each step, only as long as all have made the same call.
+type payload interface {
+	// outgoing returns what goes to the rank that is so many ranks further on.
+	outgoing(distance int) []byte
+	// incoming takes what comes from the rank that is as many ranks before.
+	incoming(distance int, b []byte) error
+}
+
+// agree returns what all ranks have to say about a call, which has failed with a
+// refusal unless they have all made the same and can.
+//
+// At step i every rank tells the one that is 2^i ranks further on what it knows,
+// and hears the same from the one as far before: after log2(n) steps each knows
+// of all. What is sent does not depend on the call, so ranks that make different
+// ones do not wait for what never comes. Each message is the first of its sender
+// and tag, and small, so that sending does not wait.
+func (c *Comm) agree(ctx context.Context, tag int, t *task) (verdict, error) {
+	mine := voice{rank: c.rank, call: t.call}
+	if t.err != nil {
+		mine.err = group.NewRemoteError(t.err)
+	}
+	v := verdict{voices: []voice{mine}, detail: t.detail}
+	if err := ctx.Err(); err != nil {
+		return v, err
+	}
+	for d := 1; d < c.size; d *= 2 {
+		if err := c.tell(ctx, tag, d, &v, t); err != nil {
+			return v, err
+		}
+		if err := c.hear(ctx, tag, d, &v, t); err != nil {
+			return v, err
+		}
+	}
+	if err := v.error(); err != nil {
+		return v, refusal{err}
+	}
+	return v, nil
+}
+
+func (c *Comm) tell(ctx context.Context, tag, distance int, v *verdict, t *task) error {
+	var w wire.Writer
+	if err := v.encode(&w); err != nil {
+		return err
+	}
+	if t.payload != nil && v.agreed() {
+		w.B = append(w.B, t.payload.outgoing(distance)...)
+	}
+	return c.m.Send(ctx, c.at(distance), tag, w.B)
+}
+
+func (c *Comm) hear(ctx context.Context, tag, distance int, v *verdict, t *task) error {
+	from := c.at(-distance)
+	b, err := c.m.Recv(ctx, from, tag)
+	if err != nil {
+		return err
+	}
+	r := wire.NewReader(b)
+	heard, err := decodeVerdict(r, c.size)
+	if err != nil {
+		return fmt.Errorf("agreement from rank %d: %w", from, err)
+	}
+	v.merge(&heard)
+	if t.payload == nil || !v.agreed() {
+		return nil
+	}
+	if err := t.payload.incoming(distance, r.Raw(r.Len())); err != nil {
+		return fmt.Errorf("agreement from rank %d: %w", from, err)
+	}
+	return nil
+}
+
+// blocks is a payload of one block of each rank, all of one size. After the
+// agreement every rank has all of them.
+type blocks struct {
+	ranks int
+	size  int
+	// mem holds this rank's block, that of the rank before it, and so on.
+	mem []byte
+}
+
+func newBlocks(ranks int, own []byte) *blocks {
+	b := &blocks{ranks: ranks, size: len(own), mem: make([]byte, ranks*len(own))}
+	copy(b.mem, own)
+	return b
+}
+
+func (b *blocks) outgoing(distance int) []byte {
+	return b.mem[:min(distance, b.ranks-distance)*b.size]
+}
+
+func (b *blocks) incoming(distance int, in []byte) error {
+	room := b.mem[distance*b.size:]
+	room = room[:min(len(room), distance*b.size)]
+	if len(in) != len(room) {
+		return fmt.Errorf("%d bytes of elements, not %d: %w", len(in), len(room), wire.ErrMalformed)
+	}
+	copy(room, in)
+	return nil
+}
+
+// of returns the block of the rank that is so many ranks before this one.
+func (b *blocks) of(distance int) []byte { return b.mem[distance*b.size : (distance+1)*b.size] }
+
+// token is a payload that one rank has at first and all have at last.
+type token struct {
+	ranks int
+	// after is how far this rank is from the one that has it at first.
+	after int
+	mem   []byte
+}
+
+func (k *token) outgoing(distance int) []byte {
+	if k.after < distance && k.after+distance < k.ranks {
+		return k.mem
+	}
+	return nil
+}
+
+func (k *token) incoming(distance int, in []byte) error {
+	if k.after < distance || k.after >= 2*distance {
+		return nil
+	}
+	if len(in) != len(k.mem) {
+		return fmt.Errorf("%d bytes of elements, not %d: %w", len(in), len(k.mem), wire.ErrMalformed)
+	}
+	copy(k.mem, in)
+	return nil
+}

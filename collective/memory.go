@@ -1,0 +1,76 @@
+package collective
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// scratches are buffers for pieces, by use of one size.
+var scratches sync.Pool
+
+// scratch returns a buffer of n bytes with undefined contents, aligned for every
+// type, and a function that gives it back.
+func scratch(n int) ([]byte, func()) {
+	p, _ := scratches.Get().(*[]byte)
+	if p == nil || cap(*p) < n {
+		b := make([]byte, max(n, smallestPiece))
+		p = &b
+	}
+	return (*p)[:n], func() { scratches.Put(p) }
+}
+
+// readable returns the elements of t, contiguous and aligned: its own memory
+// where that is, else a copy.
+func readable(t *tensor.Tensor) []byte {
+	if b, ok := t.Bytes(); ok && isAligned(b, t.DType()) {
+		return b
+	}
+	b, _ := t.Clone().Bytes()
+	return b
+}
+
+// writable is like readable, and returns a function that stores in t what was
+// written to the memory, or nil where there is nothing to store. Where t's
+// elements are not read first, keep is false.
+func writable(t *tensor.Tensor, keep bool) ([]byte, func() error) {
+	if b, ok := t.Bytes(); ok && isAligned(b, t.DType()) {
+		return b, nil
+	}
+	var tmp *tensor.Tensor
+	if keep {
+		tmp = t.Clone()
+	} else {
+		tmp, _ = tensor.New(t.DType(), t.Shape()) // as large as t, so there is no error
+	}
+	b, _ := tmp.Bytes()
+	return b, func() error { return tensor.Copy(t, tmp) }
+}
+
+// isAligned reports whether elements of type d may lie at b in Go.
+func isAligned(b []byte, d tensor.DType) bool {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%uintptr(min(d.Size(), 8)) == 0
+}
+
+// checkTarget returns an error where a tensor cannot be written to.
+func checkTarget(t *tensor.Tensor) error {
+	if err := checkSource(t); err != nil {
+		return err
+	}
+	for d, stride := range t.Strides() {
+		if stride == 0 && t.Shape()[d] > 1 {
+			return fmt.Errorf("write to %v, which is expanded: %w", t, tensor.ErrLayout)
+		}
+	}
+	return nil
+}
+
+// checkSource returns an error where there is no tensor.
+func checkSource(t *tensor.Tensor) error {
+	if t == nil {
+		return fmt.Errorf("no tensor: %w", tensor.ErrShape)
+	}
+	return nil
+}

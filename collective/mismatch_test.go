@@ -1,0 +1,171 @@
+package collective_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/collective"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// calls are collective calls of which no two go together, in groups of three
+// and more.
+var calls = map[string]func(ctx context.Context, c *collective.Comm) error{
+	"sum": func(ctx context.Context, c *collective.Comm) error {
+		return c.AllReduce(ctx, of(1.0, 2, 3), collective.Sum)
+	},
+	"max": func(ctx context.Context, c *collective.Comm) error {
+		return c.AllReduce(ctx, of(1.0, 2, 3), collective.Max)
+	},
+	"of int64": func(ctx context.Context, c *collective.Comm) error {
+		return c.AllReduce(ctx, of[int64](1, 2, 3), collective.Sum)
+	},
+	"of 9000": func(ctx context.Context, c *collective.Comm) error {
+		return c.AllReduce(ctx, of(make([]float64, 9000)...), collective.Sum)
+	},
+	"of 262144": func(ctx context.Context, c *collective.Comm) error {
+		return c.AllReduce(ctx, of(make([]float64, 1<<18)...), collective.Sum)
+	},
+	"from 0": func(ctx context.Context, c *collective.Comm) error { return c.Broadcast(ctx, of(1.0), 0) },
+	"from 1": func(ctx context.Context, c *collective.Comm) error { return c.Broadcast(ctx, of(1.0), 1) },
+	"large from 1": func(ctx context.Context, c *collective.Comm) error {
+		return c.Broadcast(ctx, of(make([]float64, 1<<18)...), 1)
+	},
+	"gather": func(ctx context.Context, c *collective.Comm) error {
+		return c.AllGather(ctx, of(make([]float64, c.Size())...), of(1.0))
+	},
+	"scatter": func(ctx context.Context, c *collective.Comm) error {
+		return c.ReduceScatter(ctx, of(1.0), of(make([]float64, c.Size())...), collective.Sum)
+	},
+	"shuffle": func(ctx context.Context, c *collective.Comm) error {
+		return c.AllToAll(ctx, of(make([]float64, c.Size())...), of(make([]float64, c.Size())...), collective.Splits{})
+	},
+}
+
+// Whatever two calls one rank and the others make, all get the same error, and
+// can go on.
+func TestDifferentCallsFailEverywhere(t *testing.T) {
+	for _, n := range []int{2, 3, 5} {
+		for a, one := range calls {
+			bubble(t, fmt.Sprintf("%d ranks/%s", n, a), func(t *testing.T) {
+				for b, other := range calls {
+					if a == b {
+						continue
+					}
+					odd := (len(a) + len(b)) % n
+					cs := comms(t, n, nil)
+					checkMismatch(t, a+" and "+b, odd, parallel(n, func(r int) error {
+						if r == odd {
+							return one(t.Context(), cs[r])
+						}
+						return other(t.Context(), cs[r])
+					}))
+					for r, err := range parallel(n, func(r int) error { return one(t.Context(), cs[r]) }) {
+						if err != nil {
+							t.Errorf("%s and %s: the next call of rank %d = %v; want nil", a, b, r, err)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+func checkMismatch(t *testing.T, what string, odd int, errs results) {
+	t.Helper()
+	for r, err := range errs {
+		e, ok := errors.AsType[*group.Error](err)
+		if !ok || !errors.Is(err, group.ErrMismatch) || errors.Is(err, collective.ErrBroken) {
+			t.Errorf("%s: rank %d = %v; want group.ErrMismatch", what, r, err)
+			continue
+		}
+		if err.Error() != errs[0].Error() {
+			t.Errorf("%s: rank %d = %v, rank 0 = %v; want the same", what, r, err, errs[0])
+		}
+		if !strings.Contains(err.Error(), fmt.Sprintf("rank %d called", odd)) || len(e.Ranks) != 2 {
+			t.Errorf("%s: rank %d = %v; want rank %d named", what, r, err, odd)
+		}
+	}
+}
+
+// The options of ranks count too, as far as they lead to other messages.
+func TestDifferentOptionsFailEverywhere(t *testing.T) {
+	bubble(t, "pieces", func(t *testing.T) {
+		gs := inproc.New(2)
+		errs := parallel(2, func(r int) error {
+			c, err := collective.New(gs[r], &collective.Options{Algorithm: collective.Ring, PieceBytes: 64 << r})
+			if err != nil {
+				return err
+			}
+			return c.AllReduce(t.Context(), of[int32](1, 2), collective.Sum)
+		})
+		checkMismatch(t, "pieces", 1, errs)
+	})
+}
+
+// Splits that do not fit fail everywhere, and so do arguments of one rank.
+func TestBadArgumentsFailEverywhere(t *testing.T) {
+	dst, src := func() *tensor.Tensor { return of(make([]int16, 6)...) }, of(make([]int16, 6)...)
+	shuffle := func(in, out []int64) func(ctx context.Context, c *collective.Comm) error {
+		return func(ctx context.Context, c *collective.Comm) error {
+			return c.AllToAll(ctx, dst(), src, collective.Splits{In: in, Out: out})
+		}
+	}
+	good := shuffle([]int64{2, 2, 2}, nil)
+	expanded, err := of[int16](1).Expand([]int64{6})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		odd, others func(ctx context.Context, c *collective.Comm) error
+		want        error
+	}{
+		"rows that are not expected": {shuffle([]int64{2, 1, 3}, nil), good, group.ErrMismatch},
+		"rows that do not come":      {shuffle(nil, []int64{3, 3, 0}), good, group.ErrMismatch},
+		"too few splits":             {shuffle([]int64{3, 3}, nil), good, tensor.ErrShape},
+		"too many rows":              {shuffle([]int64{3, 3, 3}, nil), good, tensor.ErrShape},
+		"negative rows":              {shuffle([]int64{-3, 3, 6}, nil), good, tensor.ErrShape},
+		"root out of range": {func(ctx context.Context, c *collective.Comm) error {
+			return c.Broadcast(ctx, dst(), 3)
+		}, calls["from 0"], group.ErrInvalid},
+		"no tensor": {func(ctx context.Context, c *collective.Comm) error {
+			return c.AllReduce(ctx, nil, collective.Sum)
+		}, calls["sum"], tensor.ErrShape},
+		"an expanded tensor": {func(ctx context.Context, c *collective.Comm) error {
+			return c.AllReduce(ctx, expanded, collective.Sum)
+		}, calls["sum"], tensor.ErrLayout},
+		"an unknown op": {func(ctx context.Context, c *collective.Comm) error {
+			return c.AllReduce(ctx, dst(), 17)
+		}, calls["sum"], group.ErrInvalid},
+		"parts of another size": {func(ctx context.Context, c *collective.Comm) error {
+			return c.AllGather(ctx, dst(), src)
+		}, calls["gather"], tensor.ErrShape},
+		"parts of another type": {func(ctx context.Context, c *collective.Comm) error {
+			return c.AllGather(ctx, dst(), of[uint8](1, 2))
+		}, calls["gather"], tensor.ErrDType},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			cs := comms(t, 3, nil)
+			for r, err := range parallel(3, func(r int) error {
+				if r == 1 {
+					return c.odd(t.Context(), cs[r])
+				}
+				return c.others(t.Context(), cs[r])
+			}) {
+				if !errors.Is(err, c.want) || errors.Is(err, collective.ErrBroken) {
+					t.Errorf("rank %d = %v; want %v", r, err, c.want)
+				}
+			}
+			for r, err := range parallel(3, func(r int) error { return calls["sum"](t.Context(), cs[r]) }) {
+				if err != nil {
+					t.Errorf("the next call of rank %d = %v; want nil", r, err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,28 @@
+package collective
+
+// The tags of a Comm's messages. What is below firstTag is left to others.
+const (
+	firstTag  = 1 << 28 // of [Comm.Send], one for each tag
+	noticeTag = 1 << 29 // a rank's Comm is broken
+	callTag   = 1 << 30 // of collective calls, by their number
+
+	// MaxTag is the highest tag of [Comm.Send] and [Comm.Recv].
+	MaxTag = 1<<28 - 1
+)
+
+// lane tells apart what one call sends between two ranks.
+type lane int
+
+const (
+	agreeLane lane = iota
+	dataLane
+	rowsLane
+	fitLane
+	lanes
+)
+
+// numbers is how many calls have tags of their own. Calls so far apart are never
+// in flight together.
+const numbers = 1 << 24
+
+func tagOf(seq uint64, l lane) int { return callTag + int(seq%numbers)*int(lanes) + int(l) }
