@@ -25,43 +25,44 @@ const roleVariable = "CAIRN_LAUNCH_TEST_ROLE"
 
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
-		play(role)
+		roles[role](os.Getenv("RANK"))
 		os.Exit(0)
 	}
 	goleak.VerifyTestMain(m)
 }
 
-// play is what a rank does.
-func play(role string) {
-	rank := os.Getenv("RANK")
-	switch role {
-	case "environment":
+// roles are what a rank can do.
+var roles = map[string]func(rank string){
+	"environment": func(string) {
 		for _, name := range []string{
 			"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CAIRN_SECRET",
 		} {
 			fmt.Printf("%s=%s\n", name, os.Getenv(name))
 		}
-	case "print":
+	},
+	"print": func(rank string) {
 		fmt.Printf("out of %s\nand more", rank)
 		fmt.Fprintf(os.Stderr, "err of %s\r\n", rank)
-	case "wide":
-		fmt.Print(strings.Repeat(rank, 200_000))
-	case "read":
-		in, err := os.ReadFile("/dev/stdin")
+	},
+	"wide": func(rank string) { fmt.Print(strings.Repeat(rank, 200_000)) },
+	"read": func(string) {
+		in, err := io.ReadAll(os.Stdin)
 		fmt.Printf("%q %v", in, err)
-	case "fail":
-		fail(rank)
-	default:
-		playSignals(role, rank)
-	}
+	},
+	"fail": func(rank string) {
+		if rank == "1" {
+			os.Exit(3)
+		}
+		forever("")
+	},
+	"wait": forever,
 }
 
-// fail lets rank 1 exit with 3 and the others wait for ever.
-func fail(rank string) {
-	if rank == "1" {
-		os.Exit(3)
+// forever waits for a signal.
+func forever(string) {
+	for {
+		time.Sleep(time.Hour)
 	}
-	select {}
 }
 
 // self returns the configuration of a job of this test binary.

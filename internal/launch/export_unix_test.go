@@ -1,0 +1,6 @@
+//go:build unix
+
+package launch
+
+// GroupAlive is groupAlive for tests.
+var GroupAlive = groupAlive

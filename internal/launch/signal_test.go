@@ -1,3 +1,0 @@
-package launch_test
-
-func playSignals(role, rank string) {}

@@ -1,0 +1,248 @@
+//go:build unix
+
+package launch_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/internal/launch"
+)
+
+func init() {
+	maps.Copy(roles, map[string]func(rank string){
+		// report prints the first signal it gets and goes.
+		"report": func(string) {
+			got := make(chan os.Signal, 1)
+			signal.Notify(got, launch.Passed()...)
+			fmt.Println("ready")
+			fmt.Println(<-got)
+		},
+		"stubborn": func(string) {
+			signal.Ignore(os.Interrupt, syscall.SIGTERM)
+			fmt.Println("ready")
+			forever("")
+		},
+		"ready": func(string) {
+			fmt.Println("ready")
+			forever("")
+		},
+		"stopped": func(rank string) {
+			if rank == "1" {
+				os.Exit(1)
+			}
+			syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+			forever("")
+		},
+		"killed": func(rank string) {
+			if rank == "1" {
+				syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+			forever("")
+		},
+		// parents leave a process behind, which does as the name says.
+		"parent of wait":     func(string) { leave("wait", nil) },
+		"parent of stubborn": func(string) { leave("stubborn", nil) },
+		"parent of stranger": func(string) { leave("wait", &syscall.SysProcAttr{Setsid: true}) },
+	})
+}
+
+// leave starts a process of a role, waits until it is there, and prints its
+// number.
+func leave(role string, attr *syscall.SysProcAttr) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = os.Stdout, os.Stderr, attr
+	if err := cmd.Start(); err != nil {
+		panic(err)
+	}
+	fmt.Println("pid", cmd.Process.Pid)
+}
+
+// whenReady calls a function when as many lines "ready" were written.
+type whenReady struct {
+	bytes.Buffer
+	n    int
+	once sync.Once
+	call func()
+}
+
+func (w *whenReady) Write(b []byte) (int, error) {
+	n, err := w.Buffer.Write(b)
+	if bytes.Count(w.Bytes(), []byte("ready\n")) == w.n {
+		w.once.Do(w.call)
+	}
+	return n, err
+}
+
+// signalled runs a job and sends it signals when all ranks are there.
+func signalled(t *testing.T, role string, grace time.Duration, signals ...os.Signal) (*launch.Report, error, *whenReady) {
+	t.Helper()
+	const n = 2
+	c, _, _ := self(t, n, role)
+	ch := make(chan os.Signal, len(signals))
+	w := &whenReady{n: n, call: func() {
+		for _, s := range signals {
+			ch <- s
+		}
+	}}
+	c.Stdout, c.Signals, c.Grace = w, ch, grace
+	rep, err := launch.Run(t.Context(), c)
+	return rep, err, w
+}
+
+func TestSignalsArePassedOn(t *testing.T) {
+	for _, s := range launch.Passed() {
+		rep, err, w := signalled(t, "report", time.Minute, s)
+		if err != nil || !rep.OK {
+			t.Errorf("%v: Run = %+v, %v; want that it went well", s, rep, err)
+		}
+		if got := strings.Count(w.String(), "] "+s.String()+"\n"); got != 2 {
+			t.Errorf("%v: printed\n%swant it of both ranks", s, w)
+		}
+	}
+}
+
+func TestExitCodeOfASignal(t *testing.T) {
+	for _, c := range []struct {
+		claim   string
+		role    string
+		grace   time.Duration
+		signals []os.Signal
+		want    int
+	}{
+		// No interrupt here: whoever runs this in the background has that ignored.
+		{"ranks that SIGTERM ends", "ready", time.Minute, []os.Signal{syscall.SIGTERM}, 143},
+		{"ranks that do not heed it", "stubborn", time.Millisecond, []os.Signal{syscall.SIGTERM}, 143},
+		{"a second one", "stubborn", time.Hour, []os.Signal{os.Interrupt, syscall.SIGTERM}, 130},
+	} {
+		rep, err, _ := signalled(t, c.role, c.grace, c.signals...)
+		if e, ok := errors.AsType[*launch.ExitError](err); !ok || e.Code != c.want {
+			t.Errorf("%s: Run = %+v, %v; want code %d", c.claim, rep, err, c.want)
+		}
+	}
+}
+
+// A rank that was killed is named so, and one that is stopped ends all the same.
+func TestRanksThatAreKilledOrStopped(t *testing.T) {
+	for role, want := range map[string]string{"killed": "rank 1 was ended by a signal (killed) after ", "stopped": "rank 1 exited with code 1 after "} {
+		c, _, _ := self(t, 3, role)
+		rep, err := launch.Run(t.Context(), c)
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: Run = %+v, %v; want %s", role, rep, err, want)
+		}
+	}
+}
+
+func TestContextEndsAJob(t *testing.T) {
+	for role, grace := range map[string]time.Duration{"ready": time.Minute, "stubborn": time.Millisecond} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		c, _, _ := self(t, 2, role)
+		var told []string
+		c.Stdout, c.Grace = &whenReady{n: 2, call: func() { cancel(launch.ErrTimeout) }}, grace
+		c.Tell = func(text string) { told = append(told, text) }
+		rep, err := launch.Run(ctx, c)
+		if !errors.Is(err, launch.ErrTimeout) || rep.OK || rep.Failed != nil || !rep.Ranks[1].Stopped {
+			t.Errorf("%s: Run = %+v, %v; want the cause", role, rep, err)
+		}
+		if len(told) == 0 || told[0] != "time is up: ending all" {
+			t.Errorf("%s: told %q", role, told)
+		}
+	}
+}
+
+// Where a signal ends the context too, ranks get the signal and no other.
+func TestSignalThatEndsTheContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	c, _, _ := self(t, 2, "report")
+	ch := make(chan os.Signal, 1)
+	w := &whenReady{n: 2, call: func() {
+		cancel()
+		ch <- os.Interrupt
+	}}
+	c.Stdout, c.Signals = w, ch
+	rep, err := launch.Run(ctx, c)
+	if err != nil || strings.Count(w.String(), "] interrupt\n") != 2 {
+		t.Errorf("Run = %+v, %v, printed\n%swant an interrupt of both ranks", rep, err, w)
+	}
+}
+
+// What ranks leave behind ends too.
+func TestNothingIsLeftBehind(t *testing.T) {
+	for _, role := range []string{"parent of wait", "parent of stubborn"} {
+		c, out, _ := self(t, 2, role)
+		var told []string
+		c.Grace = 100 * time.Millisecond
+		c.Tell = func(text string) { told = append(told, text) }
+		rep, err := launch.Run(t.Context(), c)
+		if err != nil || !rep.OK {
+			t.Errorf("%s: Run = %+v, %v; want that it went well", role, rep, err)
+		}
+		if strings.Count(out.String(), "pid") != 2 || len(told) != 1 || !strings.Contains(told[0], "have started") {
+			t.Errorf("%s: printed %q, told %q", role, out, told)
+		}
+		for _, e := range rep.Ranks {
+			if !gone(e.PID) {
+				t.Errorf("%s: something of rank %d is still there", role, e.Rank)
+			}
+		}
+	}
+}
+
+// gone reports whether a group is gone, within a while.
+func gone(group int) bool {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if !launch.GroupAlive(group) {
+			return true
+		}
+	}
+	return false
+}
+
+// A process that has left the group and keeps the output open is not waited for.
+func TestStrangersAreNotWaitedFor(t *testing.T) {
+	c, out, _ := self(t, 1, "parent of stranger")
+	rep, err := launch.Run(t.Context(), c)
+	var pid int
+	if _, e := fmt.Sscanf(out.String(), "[0] pid %d", &pid); e != nil || err != nil || !rep.OK {
+		t.Fatalf("Run = %+v, %v, printed %q, %v", rep, err, out, e)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Errorf("the stranger is not there any more: %v", err)
+	}
+}
+
+func TestProgramsGetFilesAsTheyAre(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _, _ := self(t, 2, "print")
+	c.Stdout, c.Stderr, c.Prefix = w, nil, false
+	_, err = launch.Run(t.Context(), c)
+	w.Close()
+	b, e := io.ReadAll(r)
+	if err != nil || e != nil || strings.Count(string(b), "\nand more") != 2 {
+		t.Errorf("Run = %v, printed %q, %v", err, b, e)
+	}
+}
+
+func TestRankThatCannotStart(t *testing.T) {
+	c, _, _ := self(t, 2, "wait")
+	c.Env = append(c.Env, "A=\x00")
+	if rep, err := launch.Run(t.Context(), c); rep != nil || err == nil || !strings.HasPrefix(err.Error(), "start rank 0: ") {
+		t.Errorf("Run = %+v, %v; want that rank 0 could not be started", rep, err)
+	}
+}
