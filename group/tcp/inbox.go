@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 )
 
@@ -41,6 +42,9 @@ func (n *inLane) open() *message {
 // return less than it was asked for.
 func (m *mail) deliver(l letter, size int, fill func([]byte) (int, error), from *mailWire) error {
 	n, g, err := m.begin(l, size, from)
+	if size > maxEager && err == nil {
+		runtime.Gosched() // who has just got a message may ask for this one
+	}
 	for size > 0 && err == nil {
 		slot := m.claim(g, size)
 		var k int

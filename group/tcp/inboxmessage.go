@@ -6,9 +6,12 @@ import (
 )
 
 const (
+	// maxCopied is the most that is copied at once: of a piece that is sent, and
+	// of one that comes before anybody has asked for it.
+	maxCopied = 128 << 10
 	// pageSize is how large buffers are that are used again: for a frame with
-	// the largest piece.
-	pageSize = maxLetter + 64
+	// that.
+	pageSize = maxCopied + 64
 	// minPart is the least that is set aside for what is yet to come.
 	minPart = 4 << 10
 	// trust is how many times as much memory as has come is set aside because a
@@ -53,7 +56,7 @@ func (g *message) slot(size int) []byte {
 		return g.dest[g.arrived : g.arrived+size]
 	}
 	if last := g.lastPart(); last == nil || len(*last) == cap(*last) {
-		want := max(min(size, maxLetter), min(minPart, g.total-g.arrived))
+		want := max(min(size, maxCopied), min(minPart, g.total-g.arrived))
 		g.parts = append(g.parts, newPart(want))
 	}
 	last := *g.lastPart()

@@ -11,7 +11,7 @@ const (
 	// received.
 	laneWindow = 1 << 20
 	// maxLetter is the most of a message that one frame carries.
-	maxLetter = 256 << 10
+	maxLetter = 512 << 10
 	// maxEager is the longest message that is copied rather than sent from
 	// where it is. One is taken without waiting.
 	maxEager = 64 << 10
@@ -110,7 +110,7 @@ func (m *mail) takeRoom(o *outLane, first bool, want int) (int, <-chan struct{})
 		}
 		return 0, o.more
 	}
-	n := min(want, free, maxLetter)
+	n := min(want, free)
 	o.room -= charge(first, n)
 	return n, nil
 }

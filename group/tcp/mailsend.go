@@ -74,8 +74,12 @@ func (s *sending) wait(c <-chan struct{}) error {
 // pieces sends a message. One that has begun and cannot be sent to its end is
 // given up.
 func (s *sending) pieces(b []byte) error {
+	most := maxCopied
+	if s.borrows(len(b)) {
+		most = maxLetter
+	}
 	for off, begun := 0, false; !begun || off < len(b); begun = true {
-		n, err := s.room(!begun, len(b)-off)
+		n, err := s.room(!begun, min(len(b)-off, most))
 		if err == nil {
 			err = s.put(letter{kind: letterPiece, lane: s.lane, first: !begun, total: len(b), body: b[off : off+n]})
 		}
