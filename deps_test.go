@@ -78,13 +78,13 @@ var layers = []struct{ name, imports string }{
 	{"storage/formats", "blob meta plan storage storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
-	{"internal/engine", "group internal/wire meta plan storage tensor value"},
+	{"internal/engine", "group internal/crc32c internal/wire meta plan storage tensor value"},
 	{".", "blob group internal/engine meta plan storage storage/formats storage/native tensor value"},
 
 	// What stands on it.
 	{"inspect", ". blob meta plan storage tensor value"},
 	{"convert", ". blob inspect internal/bufpool internal/guard meta plan shard storage tensor"},
-	{"internal/bench", ". blob blob/file blob/mem blob/meter blob/prefix convert group group/inproc inspect internal/dcpmeta meta plan shard storage storage/formats storage/native tensor"},
+	{"internal/bench", ". blob blob/file blob/mem blob/meter blob/prefix collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta internal/launch meta plan shard storage storage/formats storage/native tensor"},
 	{"internal/demo", ". blob blob/file blob/mem blob/fault blob/prefix group group/inproc inspect meta plan shard storage storage/native tensor"},
 	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix convert group group/inproc inspect internal/bench internal/demo internal/npy meta plan shard storage storage/formats storage/native tensor value"},
 	{"cmd/cairn", "internal/cli"},
@@ -98,7 +98,7 @@ var layers = []struct{ name, imports string }{
 // libraries is every module of others with the packages that may import it
 // outside of their tests. docs/dependencies.md says why each is here.
 var libraries = map[string]string{
-	"golang.org/x/sync":                "internal/bufpool internal/torchsave storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchfile convert internal/bench inspect internal/cli",
+	"golang.org/x/sync":                "internal/bufpool internal/torchsave internal/engine storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchfile convert internal/bench inspect internal/cli",
 	"golang.org/x/sys":                 "blob/file convert internal/bench internal/crc32c",
 	"golang.org/x/term":                "internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",

@@ -47,6 +47,18 @@ type LoadOptions struct {
 	// each processor if there are more.
 	Parallel int
 
+	// Share has ranks that need the same bytes elect one of them, balanced by
+	// bytes, that reads them from the store and sends them to the others: worth
+	// it where the network is faster than the store, as with data-parallel
+	// replicas of a model. What is loaded is the same. It takes up to BufferBytes
+	// more memory.
+	//
+	// A rank takes part if it sets Share, its group is a group.Messenger and a
+	// group.Alarmer, and its planner is the default one or a plan.Sharer. The
+	// others read for themselves. Values that are no tensors are read by every
+	// rank.
+	Share bool
+
 	// Observer is told of the progress on this rank. Nil: nobody is.
 	Observer *Observer
 }
@@ -55,7 +67,8 @@ type LoadOptions struct {
 type LoadReport struct {
 	SaveID string `json:"save_id"`
 	Step   int64  `json:"step"`
-	// Local counts the bytes this rank asked for and read, Total those of all.
+	// Local counts the bytes this rank asked for, read from the store and
+	// received from other ranks (see LoadOptions.Share), Total those of all.
 	Local storage.ReadStats `json:"local"`
 	Total storage.ReadStats `json:"total"`
 	// Missing are this rank's names that the checkpoint does not have.
@@ -108,7 +121,9 @@ func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions)
 }
 
 func (o *LoadOptions) job(store blob.Store) engine.LoadJob {
-	job := engine.LoadJob{Group: o.Group, Planner: o.Planner, Reader: o.Reader, Observer: o.Observer.engine()}
+	job := engine.LoadJob{
+		Group: o.Group, Planner: o.Planner, Reader: o.Reader, Share: o.Share, BufferBytes: o.BufferBytes, Observer: o.Observer.engine(),
+	}
 	if job.Group == nil {
 		job.Group = group.Solo()
 	}

@@ -78,7 +78,8 @@ type Reader interface {
 	// PrepareGlobalPlan may amend the ranks' final plans, in rank order.
 	PrepareGlobalPlan(ctx context.Context, ps []*plan.LoadPlan) ([]*plan.LoadPlan, error)
 	// ReadData reads the plan's items and hands them to dst. It returns once
-	// everything was handed over and verified.
+	// everything was handed over and verified. Where ranks read for each other
+	// it may be called more than once, each time with other items.
 	ReadData(ctx context.Context, p *plan.LoadPlan, dst Receiver) (ReadStats, error)
 }
 
@@ -93,12 +94,15 @@ type Receiver interface {
 type ReadStats struct {
 	// Needed is the number of bytes the items asked for.
 	Needed int64 `json:"bytes_needed"`
-	// Rounded is Needed rounded out to whole checksummed blocks.
+	// Rounded is Needed rounded out to whole checksummed blocks, where they were
+	// read.
 	Rounded int64 `json:"bytes_rounded"`
 	// Read is the number of bytes read from data files.
 	Read int64 `json:"bytes_read"`
 	// Requests is the number of reads.
 	Requests int64 `json:"requests"`
+	// Received is the number of Needed bytes that other ranks read and sent.
+	Received int64 `json:"bytes_received"`
 }
 
 // Add adds t to s.
@@ -107,4 +111,5 @@ func (s *ReadStats) Add(t ReadStats) {
 	s.Rounded += t.Rounded
 	s.Read += t.Read
 	s.Requests += t.Requests
+	s.Received += t.Received
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-func sampleMessage(tb testing.TB) []byte {
-	b, err := loadCodec{}.Encode(loadMessage{saveID: "id", plan: &plan.LoadPlan{
+func sampleMessage(tb testing.TB, share *plan.Share) []byte {
+	b, err := loadCodec{}.Encode(loadMessage{saveID: "id", takes: share == nil, share: share, tag: len("tag"), plan: &plan.LoadPlan{
 		Items: []plan.ReadItem{{
 			Kind: plan.KindTensor, Dest: meta.Index{FQN: "d", Offset: []int64{1}}, DestOffsets: []int64{2},
 			Source: meta.Index{FQN: "s", Offset: []int64{3}, Hint: 4}, SourceOffsets: []int64{5}, Lengths: []int64{6},
@@ -25,21 +25,29 @@ func sampleMessage(tb testing.TB) []byte {
 	return b
 }
 
+var sampleShare = &plan.Share{Pieces: []plan.Piece{{ID: 7, Rows: [2]int64{1, 3}, Reader: 2, To: []int{0, 1}}}}
+
 func TestLoadMessageSurvivesTheWay(t *testing.T) {
-	b := sampleMessage(t)
-	m, err := loadCodec{}.Decode(b)
-	if err != nil || m.saveID != "id" || len(m.plan.Items) != 1 || m.plan.Items[0].Source.Hint != 4 {
-		t.Errorf("Decode = %+v, %v", m, err)
-	}
-	for n := range b {
-		if _, err := (loadCodec{}).Decode(b[:n]); err == nil {
-			t.Errorf("Decode of %d bytes of %d = nil; want an error", n, len(b))
+	for _, share := range []*plan.Share{nil, sampleShare} {
+		b := sampleMessage(t, share)
+		m, err := loadCodec{}.Decode(b)
+		if err != nil || m.saveID != "id" || len(m.plan.Items) != 1 || m.plan.Items[0].Source.Hint != 4 || m.takes != (share == nil) {
+			t.Errorf("Decode = %+v, %v", m, err)
+		}
+		if d := cmp.Diff(share, m.share); d != "" || share != nil && m.tag != 3 {
+			t.Errorf("Decode: tag %d, share (-want +got):\n%s", m.tag, d)
+		}
+		for n := range b {
+			if _, err := (loadCodec{}).Decode(b[:n]); err == nil {
+				t.Errorf("Decode of %d bytes of %d = nil; want an error", n, len(b))
+			}
 		}
 	}
 }
 
 func FuzzDecodeLoadMessage(f *testing.F) {
-	f.Add(sampleMessage(f))
+	f.Add(sampleMessage(f, nil))
+	f.Add(sampleMessage(f, sampleShare))
 	f.Add([]byte{0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := loadCodec{}.Decode(b)
@@ -56,6 +64,39 @@ func FuzzDecodeLoadMessage(f *testing.F) {
 		again, err := loadCodec{}.Decode(c)
 		if diff := cmp.Diff(m, again, cmp.AllowUnexported(loadMessage{})); err != nil || diff != "" {
 			t.Errorf("decoded again: %v (-first +second):\n%s", err, diff)
+		}
+	})
+}
+
+func TestHeadSurvivesTheWay(t *testing.T) {
+	large := &piece{id: 3, bytes: inlineBytes + 1, crc: 9}
+	b := encodeHead([]*piece{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}, large})
+	want := []record{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}, {id: 3, bytes: inlineBytes + 1, crc: 9}}
+	got, err := decodeHead(b)
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(record{})); d != "" || err != nil {
+		t.Errorf("decodeHead, %v (-want +got):\n%s", err, d)
+	}
+	if _, err := decodeHead(append(b, 0)); !errors.Is(err, wire.ErrMalformed) {
+		t.Errorf("decodeHead with a byte after a large piece = %v; want %v", err, wire.ErrMalformed)
+	}
+}
+
+func FuzzDecodeHead(f *testing.F) {
+	f.Add(encodeHead([]*piece{{id: 1, bytes: 2, body: []byte("ab")}, {id: 3, bytes: inlineBytes + 1}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		head, err := decodeHead(b)
+		if err != nil {
+			if !errors.Is(err, wire.ErrMalformed) {
+				t.Errorf("decodeHead = %v; want %v", err, wire.ErrMalformed)
+			}
+			return
+		}
+		var batch []*piece
+		for _, c := range head {
+			batch = append(batch, &piece{id: c.id, bytes: c.bytes, crc: c.crc, body: c.body})
+		}
+		if got := encodeHead(batch); string(got) != string(b) {
+			t.Errorf("encoded again: %x; want %x", got, b)
 		}
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -18,6 +17,10 @@ type LoadJob struct {
 	Planner plan.LoadPlanner
 	Reader  storage.Reader
 	State   plan.State
+	// Share lets ranks that need the same bytes read them for each other, where
+	// they can. BufferBytes bounds the memory for that. Zero: 1 GiB.
+	Share       bool
+	BufferBytes int64
 	Observer
 }
 
@@ -45,7 +48,7 @@ func Load(ctx context.Context, job LoadJob) (*LoadResult, error) {
 	out.Total, err = group.AllReduce(ctx, group.StopEarly(l.Group), "read", group.JSON[storage.ReadStats](), group.JSON[storage.ReadStats](),
 		func(ctx context.Context) (storage.ReadStats, error) {
 			var err error
-			out.Local, err = l.read(ctx, own.plan)
+			out.Local, err = l.read(ctx, own)
 			return out.Local, err
 		}, sumStats)
 	if err != nil {
@@ -73,6 +76,11 @@ type loadRun struct {
 type loadMessage struct {
 	saveID string
 	plan   *plan.LoadPlan
+	// takes says that the rank can read for others and have them read for it.
+	takes bool
+	// share is what comes of it, and tag that of the messages between the ranks.
+	share *plan.Share
+	tag   int
 }
 
 func (l *loadRun) localPlan(ctx context.Context) (loadMessage, error) {
@@ -97,7 +105,7 @@ func (l *loadRun) localPlan(ctx context.Context) (loadMessage, error) {
 		return loadMessage{}, err
 	}
 	p, err = l.Reader.PrepareLocalPlan(ctx, p)
-	return loadMessage{md.Storage.SaveID, p}, err
+	return loadMessage{saveID: md.Storage.SaveID, plan: p, takes: l.takes()}, err
 }
 
 func (l *loadRun) globalPlan(ctx context.Context, all []loadMessage) ([]loadMessage, error) {
@@ -119,16 +127,27 @@ func (l *loadRun) globalPlan(ctx context.Context, all []loadMessage) ([]loadMess
 	for r, p := range plans {
 		out[r] = loadMessage{plan: p}
 	}
+	l.elect(out, all)
 	return out, nil
 }
 
-func (l *loadRun) read(ctx context.Context, p *plan.LoadPlan) (storage.ReadStats, error) {
-	p, err := l.Planner.FinishPlan(p)
+func (l *loadRun) read(ctx context.Context, own loadMessage) (storage.ReadStats, error) {
+	p, err := l.Planner.FinishPlan(own.plan)
 	if err != nil {
 		return storage.ReadStats{}, err
 	}
 	l.planned(l.bytes(p))
-	return l.Reader.ReadData(ctx, p, target{l.Planner})
+	if own.share == nil {
+		return l.Reader.ReadData(ctx, p, target{l.Planner})
+	}
+	if !sameItems(p, own.plan) {
+		return storage.ReadStats{}, fmt.Errorf("%w: the planner shares its items and has changed them", plan.ErrState)
+	}
+	s, err := l.newSharing(p, own.share, own.tag)
+	if err != nil {
+		return storage.ReadStats{}, err
+	}
+	return s.run(ctx)
 }
 
 // bytes returns how many bytes the plan's items ask for.
@@ -146,30 +165,4 @@ func (l *loadRun) bytes(p *plan.LoadPlan) int64 {
 		}
 	}
 	return n
-}
-
-// loadCodec carries load messages.
-type loadCodec struct{ plan.LoadPlanCodec }
-
-func (c loadCodec) Encode(m loadMessage) ([]byte, error) {
-	b, err := c.LoadPlanCodec.Encode(m.plan)
-	if err != nil {
-		return nil, err
-	}
-	var w wire.Writer
-	w.String(m.saveID)
-	w.Bytes(b)
-	return w.B, nil
-}
-
-func (c loadCodec) Decode(b []byte) (loadMessage, error) {
-	r := wire.NewReader(b)
-	m := loadMessage{saveID: r.String()}
-	body := r.Bytes()
-	if err := r.Done(); err != nil {
-		return m, err
-	}
-	var err error
-	m.plan, err = c.LoadPlanCodec.Decode(body)
-	return m, err
 }

@@ -1,0 +1,260 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// takes reports whether this rank can read for others. Who waits for messages
+// must be told when another rank fails, so that a group has to be an Alarmer too.
+func (l *loadRun) takes() bool {
+	_, mail := l.Group.(group.Messenger)
+	_, alarm := l.Group.(group.Alarmer)
+	return l.Share && mail && alarm && l.Group.Size() > 1 && plan.CanShare(l.Planner)
+}
+
+// elect adds to the ranks' messages what they read for each other. all is what
+// the ranks said. Each load has a tag of its own, so that what is left of a load
+// that failed is never taken for a part of the next.
+func (l *loadRun) elect(out, all []loadMessage) {
+	if len(out) != len(all) {
+		return // the step refuses it
+	}
+	plans, takes := make([]*plan.LoadPlan, len(out)), make([]bool, len(out))
+	for r := range out {
+		// What storage says of a plan may be about the items as they are.
+		plans[r], takes[r] = out[r].plan, all[r].takes && len(out[r].plan.StorageData) == 0
+	}
+	tag := rand.Int()
+	for r, s := range plan.Elect(l.md, plans, takes) {
+		out[r].share, out[r].tag = s, tag
+	}
+}
+
+// sharing is one rank's part in a read that ranks share. Its goroutines are one
+// that reads, one for each rank that it sends to, and one for each rank that it
+// receives from. Whoever waits for memory or a message waits for one of them that
+// does not wait in turn; see docs/design/0013-read-once-share.md.
+type sharing struct {
+	*loadRun
+	mail group.Messenger
+	tag  int
+	data *plan.LoadPlan
+	dst  target
+
+	alone []*piece                 // what it reads for itself, tensors only
+	mine  []*piece                 // what it reads for others too
+	from  map[int]map[int64]*piece // what others read for it: by rank and ID
+	boxes map[int]chan *piece      // by rank: what was read and is to be sent
+
+	stage    *semaphore.Weighted // bytes of pieces of mine in memory of their own
+	stageMax int64
+	inbound  *semaphore.Weighted // bytes of pieces that come in memory of their own
+	inMax    int64
+	outbound *semaphore.Weighted // bytes that are being sent
+	outMax   int64
+
+	received atomic.Int64
+
+	common   sync.Mutex // held while memory of several parts is filled
+	mu       sync.Mutex
+	awaited  map[string][]*piece       // items that the reader will ask for; guarded by mu
+	resolved map[*tensor.Tensor]*piece // what it was given; guarded by mu
+	open     int                       // pieces of mine that are not read yet; guarded by mu
+}
+
+// piece is a part of this rank's plan: an item, or some rows of one.
+type piece struct {
+	id     int64
+	item   plan.ReadItem
+	dtype  tensor.DType   // as it was saved: so it travels
+	bytes  int64          // of that dtype
+	to     *tensor.Tensor // the planner's memory
+	direct bool           // that memory can take the bytes as they travel
+	common bool           // that memory is another part's too
+
+	ranks  []int // to send it to
+	left   atomic.Int32
+	body   []byte // what is sent, until it is
+	crc    uint32
+	weight int64 // of stage
+}
+
+// newSharing prepares a rank's part. Nothing is read or sent yet.
+func (l *loadRun) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sharing, error) {
+	if err := share.Check(p, l.Group.Rank(), l.Group.Size()); err != nil {
+		return nil, err
+	}
+	mail, ok := l.Group.(group.Messenger)
+	if !ok {
+		return nil, fmt.Errorf("%w: a share for a rank that cannot take part", plan.ErrState)
+	}
+	s := &sharing{
+		loadRun: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
+		from: map[int]map[int64]*piece{}, boxes: map[int]chan *piece{},
+		awaited: map[string][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
+	}
+	budget := l.BufferBytes
+	if budget <= 0 {
+		budget = 1 << 30
+	}
+	s.stage, s.stageMax = pool(budget / 2)
+	s.inbound, s.inMax = pool(budget / 4)
+	s.outbound, s.outMax = pool(budget / 4)
+	if err := s.sort(share); err != nil {
+		return nil, err
+	}
+	return s, s.resolve()
+}
+
+// pool returns a semaphore for so many bytes, and how many it really has.
+func pool(bytes int64) (*semaphore.Weighted, int64) {
+	bytes = max(1, bytes)
+	return semaphore.NewWeighted(bytes), bytes
+}
+
+// sort says of each part of the plan who reads it.
+func (s *sharing) sort(share *plan.Share) error {
+	pieced := make([]bool, len(s.data.Items))
+	sends := map[int]int{}
+	for i := range share.Pieces {
+		c := &share.Pieces[i]
+		pieced[c.Item] = true
+		p, err := s.newPiece(c.Of(s.data.Items[c.Item]))
+		if err != nil {
+			return err
+		}
+		p.id, p.ranks = c.ID, c.To
+		if c.Reader != s.Group.Rank() {
+			if s.from[c.Reader] == nil {
+				s.from[c.Reader] = map[int64]*piece{}
+			}
+			s.from[c.Reader][p.id] = p
+			continue
+		}
+		p.left.Store(int32(len(p.ranks)))
+		s.mine = append(s.mine, p)
+		for _, r := range p.ranks {
+			sends[r]++
+		}
+	}
+	for r, n := range sends {
+		s.boxes[r] = make(chan *piece, n)
+	}
+	for i := range s.data.Items {
+		if pieced[i] || s.data.Items[i].Kind != plan.KindTensor {
+			continue
+		}
+		p, err := s.newPiece(s.data.Items[i])
+		if err != nil {
+			return err
+		}
+		s.alone = append(s.alone, p)
+	}
+	return nil
+}
+
+// newPiece returns a part of the plan.
+func (s *sharing) newPiece(it plan.ReadItem) (*piece, error) {
+	e, ok := s.md.Find(it.Source.FQN)
+	if !ok || e.Tensor == nil {
+		return nil, fmt.Errorf("%w: %q is %w", plan.ErrMismatch, it.Source.FQN, plan.ErrMissing)
+	}
+	n, err := tensor.NumBytes(e.Tensor.DType, it.Lengths)
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", it.Source.FQN, err)
+	}
+	return &piece{item: it, dtype: e.Tensor.DType, bytes: n}, nil
+}
+
+// resolve asks the planner for the memory of all parts, and finds out which can
+// take the bytes as they travel.
+func (s *sharing) resolve() error {
+	all := slices.Concat(s.alone, s.mine)
+	for _, want := range s.from {
+		for _, p := range want {
+			all = append(all, p)
+		}
+	}
+	for _, p := range all {
+		t, err := s.dst.ResolveTensor(&p.item)
+		if err != nil {
+			return fmt.Errorf("%q: %w", p.item.Source.FQN, err)
+		}
+		if t == nil || !slices.Equal(t.Shape(), p.item.Lengths) {
+			return fmt.Errorf("%q: %w: the planner gave %v for a box of %v", p.item.Source.FQN, plan.ErrState, t, p.item.Lengths)
+		}
+		p.to, p.direct = t, t.DType() == p.dtype && t.Contiguous()
+	}
+	return markOverlaps(all)
+}
+
+// run reads, sends and receives. When it returns nil every part of the plan was
+// handed over.
+func (s *sharing) run(ctx context.Context) (storage.ReadStats, error) {
+	g, gctx := errgroup.WithContext(ctx)
+	start := func(fn func() error) {
+		g.Go(func() error { return group.Catch(fn) })
+	}
+	for rank, box := range s.boxes {
+		start(func() error { return s.sendAll(gctx, rank, box) })
+	}
+	for rank, want := range s.from {
+		start(func() error { return s.receiveAll(gctx, rank, want) })
+	}
+	var stats storage.ReadStats
+	start(func() (err error) {
+		stats, err = s.readAll(gctx)
+		return err
+	})
+	err := g.Wait()
+	if err == nil {
+		err = context.Cause(ctx) // cancelled is not done
+	}
+	n := s.received.Load()
+	stats.Add(storage.ReadStats{Needed: n, Rounded: n, Received: n})
+	return stats, err
+}
+
+// fill puts the bytes of a part, as they travel, into the planner's memory.
+func (s *sharing) fill(p *piece, src *tensor.Tensor) error {
+	if p.common {
+		s.common.Lock()
+		defer s.common.Unlock()
+	}
+	return tensor.Convert(p.to, src, tensor.CastAny)
+}
+
+// commit hands a part over to the planner.
+func (s *sharing) commit(p *piece) error {
+	if err := s.dst.CommitTensor(&p.item, p.to); err != nil {
+		return fmt.Errorf("%q: %w", p.item.Source.FQN, err)
+	}
+	return nil
+}
+
+// sameItems reports whether two plans have the same items.
+func sameItems(p, q *plan.LoadPlan) bool {
+	return p == q || p != nil && slices.EqualFunc(p.Items, q.Items, func(a, b plan.ReadItem) bool { return keyOf(&a) == keyOf(&b) })
+}
+
+// keyOf returns what tells an item from all that differ from it.
+func keyOf(it *plan.ReadItem) string {
+	b, err := plan.LoadPlanCodec{}.Encode(&plan.LoadPlan{Items: []plan.ReadItem{*it}})
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}

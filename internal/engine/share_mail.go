@@ -1,0 +1,248 @@
+package engine
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/wire"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+const (
+	// inlineBytes is up to what size a piece travels together with others, up to
+	// bundleBytes of them.
+	inlineBytes, bundleBytes = 64 << 10, 256 << 10
+	// sliceBytes is how much of a large piece is one message.
+	sliceBytes = 4 << 20
+)
+
+// headSum begins the checksum of a piece: what it is and how long, so that a body
+// under another name is none.
+func headSum(id, bytes int64) uint32 {
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:8], uint64(id))
+	binary.LittleEndian.PutUint64(b[8:], uint64(bytes))
+	return crc32c.Checksum(b[:])
+}
+
+// sendAll sends a rank all pieces that this one reads for it.
+func (s *sharing) sendAll(ctx context.Context, rank int, box chan *piece) error {
+	for left := cap(box); left > 0; {
+		batch, err := nextBatch(ctx, box)
+		if err != nil {
+			return err
+		}
+		if err := s.send(ctx, rank, batch); err != nil {
+			return err
+		}
+		for _, p := range batch {
+			if err := s.sent(p); err != nil {
+				return err
+			}
+		}
+		left -= len(batch)
+	}
+	return nil
+}
+
+// nextBatch waits for a piece and returns it with those small ones that are there
+// already. Only the last may be large.
+func nextBatch(ctx context.Context, box <-chan *piece) ([]*piece, error) {
+	var batch []*piece
+	for bytes := int64(0); bytes < bundleBytes; {
+		var p *piece
+		if len(batch) == 0 {
+			select {
+			case p = <-box:
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		} else {
+			select {
+			case p = <-box:
+			default:
+				return batch, nil
+			}
+		}
+		batch = append(batch, p)
+		if p.bytes > inlineBytes {
+			return batch, nil
+		}
+		bytes += p.bytes
+	}
+	return batch, nil
+}
+
+// send sends a batch: a message that names the pieces and has the small ones in
+// it, and then the large one. What it takes of the memory for bytes under way it
+// takes before the first word, and keeps: a receiver that knows what comes gives
+// its own memory to it, and must not wait for another receiver of ours.
+func (s *sharing) send(ctx context.Context, rank int, batch []*piece) error {
+	head, under := encodeHead(batch), int64(0)
+	last := batch[len(batch)-1]
+	if last.bytes > inlineBytes {
+		under = min(last.bytes, sliceBytes)
+	}
+	under = min(under+int64(len(head)), s.outMax)
+	if s.outbound.Acquire(ctx, under) != nil {
+		return context.Cause(ctx)
+	}
+	defer s.outbound.Release(under)
+	if err := s.mail.Send(ctx, rank, s.tag, head); err != nil {
+		return fmt.Errorf("share %q: %w", batch[0].item.Source.FQN, err)
+	}
+	if last.bytes <= inlineBytes {
+		return nil
+	}
+	for body := last.body; len(body) > 0; {
+		n := min(len(body), sliceBytes)
+		if err := s.mail.Send(ctx, rank, s.tag, body[:n]); err != nil {
+			return fmt.Errorf("share %q: %w", last.item.Source.FQN, err)
+		}
+		body = body[n:]
+	}
+	return nil
+}
+
+// encodeHead returns the first message of a batch.
+func encodeHead(batch []*piece) []byte {
+	var w wire.Writer
+	for _, p := range batch {
+		w.Uvarint(uint64(p.id))
+		w.U32(p.crc)
+		w.Uvarint(uint64(p.bytes))
+		if p.bytes <= inlineBytes {
+			w.B = append(w.B, p.body...)
+		}
+	}
+	return w.B
+}
+
+// record is what a head says of one piece.
+type record struct {
+	id, bytes int64
+	crc       uint32
+	body      []byte // nil: it comes after the head
+}
+
+// decodeHead takes a head apart. Bodies refer to b. What no rank sends is an
+// error that wraps wire.ErrMalformed.
+func decodeHead(b []byte) ([]record, error) {
+	var out []record
+	r := wire.NewReader(b)
+	for r.Len() > 0 {
+		c := record{id: r.Size(), crc: r.U32(), bytes: r.Size()}
+		if c.bytes > inlineBytes {
+			out = append(out, c)
+			break
+		}
+		c.body = r.Raw(int(c.bytes))
+		out = append(out, c)
+	}
+	if err := r.Done(); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// receiveAll takes from a rank all pieces that it reads for this one.
+func (s *sharing) receiveAll(ctx context.Context, rank int, want map[int64]*piece) error {
+	for len(want) > 0 {
+		b, err := s.mail.Recv(ctx, rank, s.tag)
+		if err != nil {
+			return fmt.Errorf("shared reads: %w", err)
+		}
+		head, err := decodeHead(b)
+		if err != nil || len(head) == 0 {
+			return fmt.Errorf("%w: message of rank %d about shared reads: %w", storage.ErrCorrupt, rank, errors.Join(err, errNoPiece))
+		}
+		for _, c := range head {
+			p := want[c.id]
+			if p == nil || p.bytes != c.bytes {
+				return fmt.Errorf("%w: rank %d sends %d bytes as piece %d, which it was not to send", storage.ErrCorrupt, rank, c.bytes, c.id)
+			}
+			delete(want, c.id)
+			if err := s.receive(ctx, rank, p, c); err != nil {
+				return fmt.Errorf("%q: %w", p.item.Source.FQN, err)
+			}
+		}
+	}
+	return nil
+}
+
+var errNoPiece = errors.New("it names no piece")
+
+// receive takes one piece and hands it over.
+func (s *sharing) receive(ctx context.Context, rank int, p *piece, c record) error {
+	if c.body == nil && p.direct {
+		mem, _ := p.to.Bytes()
+		if err := s.receiveInto(ctx, rank, c, mem); err != nil {
+			return err
+		}
+		return s.taken(p)
+	}
+	body := c.body
+	if body == nil {
+		n := min(p.bytes, s.inMax)
+		if s.inbound.Acquire(ctx, n) != nil {
+			return context.Cause(ctx)
+		}
+		defer s.inbound.Release(n)
+		body = make([]byte, p.bytes)
+		if err := s.receiveInto(ctx, rank, c, body); err != nil {
+			return err
+		}
+	} else if err := c.check(rank, crc32c.Update(headSum(c.id, c.bytes), body)); err != nil {
+		return err
+	}
+	src, err := tensor.FromBytes(p.dtype, p.item.Lengths, body)
+	if err != nil {
+		return err
+	}
+	if err := s.fill(p, src); err != nil {
+		return err
+	}
+	return s.taken(p)
+}
+
+// receiveInto fills mem with the body of a large piece and checks it.
+func (s *sharing) receiveInto(ctx context.Context, rank int, c record, mem []byte) error {
+	crc := headSum(c.id, c.bytes)
+	for len(mem) > 0 {
+		part := mem[:min(len(mem), sliceBytes)]
+		if err := s.mail.RecvInto(ctx, rank, s.tag, part); err != nil {
+			if errors.Is(err, group.ErrMismatch) {
+				err = fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+			}
+			return err
+		}
+		crc = crc32c.Update(crc, part)
+		mem = mem[len(part):]
+	}
+	return c.check(rank, crc)
+}
+
+// check returns an error unless the bytes are what the sender read.
+func (c *record) check(rank int, crc uint32) error {
+	if crc != c.crc {
+		return fmt.Errorf("%w: checksum of what rank %d has sent", storage.ErrCorrupt, rank)
+	}
+	return nil
+}
+
+// taken hands a received piece over.
+func (s *sharing) taken(p *piece) error {
+	s.received.Add(p.bytes)
+	if err := s.commit(p); err != nil {
+		return err
+	}
+	if s.Moved != nil {
+		s.Moved(p.bytes)
+	}
+	return nil
+}

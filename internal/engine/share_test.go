@@ -1,0 +1,439 @@
+package engine_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/engine"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// shapes are the tensors of these tests: some are small and travel together, the
+// others alone.
+var shapes = map[string][]int64{
+	"scalar": {}, "small": {7, 5}, "medium": {20_000}, "other": {30_000},
+	"pair0": {180, 100}, "pair1": {18_000}, "pair2": {180, 100}, "pair3": {18_000},
+}
+
+// wantedBy reports whether a rank wants a tensor: all want most of them, and two
+// each of the others, so that every rank reads something for others.
+func wantedBy(rank int, name string) bool {
+	var i int
+	if _, err := fmt.Sscanf(name, "pair%d", &i); err != nil {
+		return true
+	}
+	return rank == i || rank == (i+1)%world
+}
+
+// saveReplicas saves the tensors of shapes, and a part of another for each rank.
+func saveReplicas(t *testing.T, s blob.Store) {
+	t.Helper()
+	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
+		job := saveJob(t, g, s, "id", 1)
+		for name, shape := range shapes {
+			job.State[name] = storagetest.Filled(t, tensor.Float32, shape, 3)
+		}
+		_, err := engine.Save(ctx, job)
+		return err
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// replica returns what a rank loads into: the tensors of shapes in memory of
+// different kinds and dtypes, depending on the rank.
+func replica(t testing.TB, rank int) plan.State {
+	s := blank(t, rank)
+	for name, shape := range shapes {
+		if !wantedBy(rank, name) {
+			continue
+		}
+		d := tensor.Float32
+		if (rank+len(name))%3 == 1 {
+			d = tensor.Float64
+		}
+		x, err := tensor.New(d, shape)
+		if (rank+len(name))%4 == 2 && len(shape) == 2 {
+			if x, err = tensor.New(d, []int64{shape[1], shape[0]}); err == nil {
+				x, err = x.Transpose(0, 1)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s[name] = x
+	}
+	return s
+}
+
+// checkReplica compares what a rank has loaded.
+func checkReplica(t testing.TB, s plan.State, rank int) error {
+	for name, shape := range shapes {
+		if !wantedBy(rank, name) {
+			continue
+		}
+		got := s[name].(*tensor.Tensor)
+		want, err := tensor.New(got.DType(), shape)
+		if err == nil {
+			err = tensor.Convert(want, storagetest.Filled(t, tensor.Float32, shape, 3), tensor.CastAny)
+		}
+		if err != nil {
+			return err
+		}
+		if !tensor.Equal(got, want) {
+			return fmt.Errorf("%s has other elements", name)
+		}
+	}
+	return compare(t, s, rank, 1)
+}
+
+// sharingPlanner is a planner of the user's that shares.
+type sharingPlanner struct{ loadPlanner }
+
+func (*sharingPlanner) CanShare() bool { return true }
+
+func shareJob(t testing.TB, g group.Group, s blob.Store) engine.LoadJob {
+	return engine.LoadJob{
+		Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: replica(t, g.Rank()), Share: true,
+	}
+}
+
+// What ranks share is read once, and what they load is what they would have read.
+func TestSharedBytesAreReadOnce(t *testing.T) {
+	s := new(mem.Store)
+	saveReplicas(t, s)
+	only := func(ranks ...int) (takes [world]bool) {
+		for _, r := range ranks {
+			takes[r] = true
+		}
+		return takes
+	}
+	all := only(0, 1, 2, 3)
+	for name, c := range map[string]struct {
+		change func(job *engine.LoadJob, rank int)
+		takes  [world]bool
+	}{
+		"all":                     {func(*engine.LoadJob, int) {}, all},
+		"none asks":               {func(j *engine.LoadJob, _ int) { j.Share = false }, only()},
+		"one asks":                {func(j *engine.LoadJob, r int) { j.Share = r == 2 }, only()},
+		"three ask":               {func(j *engine.LoadJob, r int) { j.Share = r != 0 }, only(1, 2, 3)},
+		"one has no messages":     {func(j *engine.LoadJob, r int) { j.Group = without(j.Group, r == 1) }, only(0, 2, 3)},
+		"one has another planner": {func(j *engine.LoadJob, r int) { j.Planner = planners[min(r, 1)]() }, only(1, 2, 3)},
+		"a planner of their own":  {func(j *engine.LoadJob, r int) { j.Planner = new(sharingPlanner) }, all},
+		"next to no memory":       {func(j *engine.LoadJob, _ int) { j.BufferBytes = 1 }, all},
+		"little memory":           {func(j *engine.LoadJob, _ int) { j.BufferBytes = 256 << 10 }, all},
+		"no room for messages":    {func(j *engine.LoadJob, _ int) { j.Group = &narrow{Group: j.Group.(*inproc.Group)} }, all},
+		"neither room nor memory": {func(j *engine.LoadJob, _ int) { j.Group, j.BufferBytes = &narrow{Group: j.Group.(*inproc.Group)}, 1 }, all},
+		"a reader that copies":    {func(j *engine.LoadJob, _ int) { j.Reader = copying{j.Reader} }, all},
+		"storage that has a say":  {func(j *engine.LoadJob, _ int) { j.Reader = &annotated{j.Reader} }, only()},
+	} {
+		t.Run(name, func(t *testing.T) { testShared(t, s, c.takes, c.change) })
+	}
+}
+
+// expected returns the bytes of tensors that all want or two want that are read
+// and received in all where those ranks take part.
+func expected(takes [world]bool) (read, received int64) {
+	count := func(bytes int64, wanted func(rank int) bool) {
+		var n, in int64
+		for r := range world {
+			if wanted(r) && takes[r] {
+				in++
+			} else if wanted(r) {
+				n++
+			}
+		}
+		read += (n + min(in, 1)) * bytes
+		received += max(0, in-1) * bytes
+	}
+	for name, shape := range shapes {
+		count(4*tensor.Whole(shape).Volume(), func(rank int) bool { return wantedBy(rank, name) })
+	}
+	count(5*8, func(int) bool { return true }) // "b"
+	return read, received
+}
+
+func testShared(t *testing.T, s blob.Store, takes [world]bool, change func(job *engine.LoadJob, rank int)) {
+	post := new(post)
+	read, received := expected(takes)
+	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
+		job := shareJob(t, g, s)
+		change(&job, g.Rank())
+		if n, ok := job.Group.(*narrow); ok {
+			n.post = post
+		}
+		var planned, moved atomic.Int64
+		job.Planned = func(n int64) { planned.Add(n) }
+		job.Moved = func(n int64) { moved.Add(n) }
+		r, err := engine.Load(ctx, job)
+		if err != nil {
+			return err
+		}
+		if p, m := planned.Load(), moved.Load(); p != m || p != r.Local.Needed {
+			t.Errorf("rank %d planned %d bytes, moved %d and needed %d", g.Rank(), p, m, r.Local.Needed)
+		}
+		if r.Total.Received != received || r.Local.Received > r.Local.Needed {
+			t.Errorf("received %d bytes in all; want %d; of %+v", r.Total.Received, received, r.Local)
+		}
+		// Beside them each rank reads a share of "x", by columns, and values.
+		if most := read + world*(16*6*4+21_000); r.Total.Read > most || r.Total.Read < read {
+			t.Errorf("read %d bytes in all; want %d and some", r.Total.Read, read)
+		}
+		return checkReplica(t, job.State, g.Rank())
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
+var planners = []func() plan.LoadPlanner{
+	func() plan.LoadPlanner { return new(loadPlanner) }, // does not say that it shares
+	func() plan.LoadPlanner { return new(plan.DefaultLoad) },
+}
+
+// without returns g without messages, if it is to have none.
+func without(g group.Group, messages bool) group.Group {
+	if messages {
+		return struct{ group.Group }{g}
+	}
+	return g
+}
+
+// copying is a reader that hands over copies of its items.
+type copying struct{ storage.Reader }
+
+func (r copying) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {
+	q := *p
+	q.Items = slices.Clone(p.Items)
+	return r.Reader.ReadData(ctx, &q, dst)
+}
+
+// annotated is a reader that says something of its plans.
+type annotated struct{ storage.Reader }
+
+func (r *annotated) PrepareLocalPlan(_ context.Context, p *plan.LoadPlan) (*plan.LoadPlan, error) {
+	q := *p
+	q.StorageData = []byte("item 3 first")
+	return &q, nil
+}
+
+// narrow is a group whose messages wait for their receiver, each of them.
+type narrow struct {
+	*inproc.Group
+	post *post
+}
+
+// post are the messages of all ranks of a narrow group.
+type post struct {
+	mu    sync.Mutex
+	lanes map[[3]int]chan []byte // guarded by mu
+}
+
+func (p *post) lane(from, to, tag int) chan []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := [3]int{from, to, tag}
+	if p.lanes == nil {
+		p.lanes = map[[3]int]chan []byte{}
+	}
+	if p.lanes[k] == nil {
+		p.lanes[k] = make(chan []byte)
+	}
+	return p.lanes[k]
+}
+
+func (n *narrow) Send(ctx context.Context, to, tag int, b []byte) error {
+	select {
+	case n.post.lane(n.Rank(), to, tag) <- bytes.Clone(b):
+		return nil
+	case <-ctx.Done():
+		return &group.Error{Op: group.OpSend, Ranks: []int{to}, Err: group.ContextError(ctx)}
+	}
+}
+
+func (n *narrow) Recv(ctx context.Context, from, tag int) ([]byte, error) {
+	select {
+	case b := <-n.post.lane(from, n.Rank(), tag):
+		return b, nil
+	case <-ctx.Done():
+		return nil, &group.Error{Op: group.OpRecv, Ranks: []int{from}, Err: group.ContextError(ctx)}
+	}
+}
+
+func (n *narrow) RecvInto(ctx context.Context, from, tag int, b []byte) error {
+	got, err := n.Recv(ctx, from, tag)
+	if err == nil {
+		err = group.CheckLength(from, len(got), len(b))
+		copy(b, got)
+	}
+	return err
+}
+
+// Two names of one tensor are filled as if each were read: nobody is sent a
+// mixture of both.
+func TestMemoryWithTwoNames(t *testing.T) {
+	s := new(mem.Store)
+	saveReplicas(t, s)
+	for range 5 {
+		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
+			job := shareJob(t, g, s)
+			if g.Rank()%2 == 0 { // these fill one memory from two sources
+				both := storagetest.Filled(t, tensor.Float32, []int64{30_000}, 0)
+				part, err := both.Narrow(tensor.Box{Offsets: []int64{0}, Sizes: []int64{20_000}})
+				if err != nil {
+					return err
+				}
+				job.State["other"], job.State["medium"] = both, part
+			}
+			if _, err := engine.Load(ctx, job); err != nil || g.Rank()%2 == 0 {
+				return err
+			}
+			return checkReplica(t, job.State, g.Rank())
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// spoiling changes the memory that it was handed, as it may.
+type spoiling struct{ plan.DefaultLoad }
+
+func (*spoiling) CanShare() bool { return true }
+
+func (p *spoiling) CommitTensor(_ *plan.ReadItem, x *tensor.Tensor) error {
+	if b, ok := x.Bytes(); ok {
+		clear(b)
+	}
+	return nil
+}
+
+func TestPlannersMayChangeWhatTheyAreHanded(t *testing.T) {
+	s := new(mem.Store)
+	saveReplicas(t, s)
+	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
+		job := shareJob(t, g, s)
+		if g.Rank() == 3 {
+			_, err := engine.Load(ctx, job)
+			return errors.Join(err, checkReplica(t, job.State, g.Rank()))
+		}
+		job.Planner = new(spoiling)
+		_, err := engine.Load(ctx, job)
+		return err
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
+// fickle changes its plan although it has said that it does not.
+type fickle struct{ plan.DefaultLoad }
+
+func (*fickle) CanShare() bool { return true }
+
+func (p *fickle) FinishPlan(q *plan.LoadPlan) (*plan.LoadPlan, error) {
+	r := *q
+	r.Items = r.Items[1:]
+	return &r, nil
+}
+
+func TestPlannerThatDoesNotKeepItsWord(t *testing.T) {
+	s := new(mem.Store)
+	saveReplicas(t, s)
+	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
+		job := shareJob(t, g, s)
+		if g.Rank() == 1 {
+			job.Planner = new(fickle)
+		}
+		_, err := engine.Load(ctx, job)
+		return err
+	})
+	checkSame(t, errs, "read", []int{1})
+	if !errors.Is(errs[0], plan.ErrState) {
+		t.Errorf("Load = %v; want %v", errs[0], plan.ErrState)
+	}
+}
+
+// forgetful is a reader that leaves out an item.
+type forgetful struct{ storage.Reader }
+
+func (r forgetful) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {
+	q := *p
+	q.Items = p.Items[1:]
+	return r.Reader.ReadData(ctx, &q, dst)
+}
+
+// A reader that forgets what others wait for fails the load instead of hanging
+// it.
+func TestReaderThatForgets(t *testing.T) {
+	s := new(mem.Store)
+	saveReplicas(t, s)
+	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
+		job := shareJob(t, g, s)
+		job.Reader = forgetful{job.Reader}
+		_, err := engine.Load(ctx, job)
+		return err
+	})
+	checkSame(t, errs, "read", []int{0, 1, 2, 3})
+	if !errors.Is(errs[0], plan.ErrState) {
+		t.Errorf("Load = %v; want %v", errs[0], plan.ErrState)
+	}
+}
+
+// BenchmarkShare loads the same 64 MiB on four ranks from memory, each for
+// itself and shared.
+func BenchmarkShare(b *testing.B) {
+	s := new(mem.Store)
+	const n = 64 << 20
+	solo := engine.SaveJob{
+		Group: group.Solo(), Planner: new(plan.DefaultSave), Writer: native.NewWriter(s, nil), Storage: describe(group.Solo(), "id"),
+		State: plan.State{"x": storagetest.Filled(b, tensor.Uint8, []int64{n / 2}, 1), "y": storagetest.Filled(b, tensor.Uint8, []int64{n / 2}, 1)},
+	}
+	if _, err := engine.Save(b.Context(), solo); err != nil {
+		b.Fatal(err)
+	}
+	for _, share := range []bool{false, true} {
+		b.Run(fmt.Sprintf("share=%v", share), func(b *testing.B) {
+			groups := inproc.New(world)
+			states := make([]plan.State, world)
+			for r := range states {
+				states[r] = plan.State{"x": storagetest.Filled(b, tensor.Uint8, []int64{n / 2}, 0), "y": storagetest.Filled(b, tensor.Uint8, []int64{n / 2}, 0)}
+			}
+			b.SetBytes(world * n)
+			var read atomic.Int64
+			for b.Loop() {
+				read.Store(0)
+				var wg sync.WaitGroup
+				for r, g := range groups {
+					wg.Go(func() {
+						res, err := engine.Load(b.Context(), engine.LoadJob{
+							Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: states[r], Share: share,
+						})
+						if err != nil {
+							b.Error(err)
+							return
+						}
+						read.Add(res.Local.Read)
+					})
+				}
+				wg.Wait()
+			}
+			b.ReportMetric(float64(read.Load())/(1<<20), "MiB-read/op")
+		})
+	}
+}
