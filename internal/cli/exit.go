@@ -126,7 +126,9 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	if h, ok := errors.AsType[*hintError](err); ok {
 		f.Hint = h.hint
 	}
-	if ctx.Err() != nil {
+	if end, ok := errors.AsType[*endError](err); ok {
+		f.Kind, f.Code = end.kind, end.code
+	} else if ctx.Err() != nil {
 		f = failure{Error: "interrupted", Kind: "interrupted", Code: exitInterrupted}
 	}
 	// An error that cannot be printed still has its code.

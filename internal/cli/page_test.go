@@ -16,6 +16,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/internal/demo"
+	"github.com/cairn-ckpt/cairn/internal/launch"
 )
 
 //go:generate go test -run TestPageIsUpToDate . -update
@@ -180,8 +181,9 @@ func TestJSONIsExplained(t *testing.T) {
 		"convert": {conversionResult{}, conversionPlan{}}, "bench convert": {bench.ConvertResult{}},
 		"repair": {repairResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
 		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}},
-		"cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
+		"run": {launch.Report{}}, "cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
 		"bench reshard": {bench.ReshardResult{}}, "bench open": {bench.OpenResult{}},
+		"bench group": {bench.GroupResult{}}, "bench tree": {bench.TreeResult{}},
 	} {
 		c, _, err := root.Find(strings.Fields(name))
 		if err != nil {

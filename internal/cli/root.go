@@ -6,6 +6,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -36,7 +37,8 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	o := outputOf(cmd)
-	o.json = o.json || slices.Contains(args, "--json") // flags behind a wrong one were not parsed
+	// Flags behind a wrong one were not parsed.
+	o.json = o.json || errors.Is(err, errUsage) && slices.Contains(args, "--json")
 	return o.fail(ctx, cmd, err)
 }
 
@@ -83,6 +85,7 @@ paths' and 'cairn help formats'. To see what cairn does, run 'cairn demo'.`,
 		newRepairCmd(),
 		newTableCmd(),
 		newBenchCmd(),
+		newRunCmd(),
 		newVersionCmd(),
 		newCompletionCmd(),
 	)

@@ -40,6 +40,7 @@ fields. They stay as they are; new ones may be added. The commands 'help' and
   verify           nothing where all is well, the problems where not
   repair           what was done, without the notes
   bench            the figures, without what is being measured
+  run              what the ranks print, without who failed
   table, demo      nothing: their exit code says it`,
 		},
 		{
@@ -93,7 +94,12 @@ stand for model.layers.10.`,
 	}
 }
 
-const exitNotes = `A diagnosis goes to stderr, with a hint of what to do next. With --json it is an
+const exitNotes = `'cairn run' ends with the exit code of the rank that failed first, and like other
+launchers with 124 when its time is over, 126 where the program cannot be run and
+127 where it is not found. Their kinds are rank, timeout, not-executable and
+not-found.
+
+A diagnosis goes to stderr, with a hint of what to do next. With --json it is an
 object there:
 
   error   what went wrong

@@ -3,7 +3,6 @@ package launch
 import (
 	"cmp"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -72,7 +71,7 @@ func (c *Config) environ(at place) ([]string, error) {
 	env := append(os.Environ(), c.Env...)
 	secret := c.secret(env)
 	if secret == "" && c.Nodes > 1 {
-		return nil, errNoSecret
+		return nil, wrong("several hosts need one secret, and none is set")
 	}
 	if secret == "" {
 		secret = rand.Text()
@@ -80,9 +79,6 @@ func (c *Config) environ(at place) ([]string, error) {
 	return append(env, "MASTER_ADDR="+at.addr, "MASTER_PORT="+strconv.Itoa(at.port), secretVariable+"="+secret,
 		"WORLD_SIZE="+strconv.Itoa(c.Nodes*c.N), "LOCAL_WORLD_SIZE="+strconv.Itoa(c.N)), nil
 }
-
-// errNoSecret reports hosts that could not know the same secret.
-var errNoSecret = errors.New("several hosts need one secret, and none is set")
 
 // secret returns the job's secret, or "" where none is set.
 func (c *Config) secret(env []string) string {

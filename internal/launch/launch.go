@@ -18,6 +18,13 @@ import (
 // take.
 var ErrTimeout = errors.New("time is up")
 
+// ConfigError says what is wrong with a [Config].
+type ConfigError struct{ text string }
+
+func (e *ConfigError) Error() string { return e.text }
+
+func wrong(format string, args ...any) error { return &ConfigError{fmt.Sprintf(format, args...)} }
+
 // MaxProcesses bounds the processes that are started on one host.
 const MaxProcesses = 4096
 
@@ -95,17 +102,19 @@ func (c Config) withDefaults() Config {
 func (c *Config) check() error {
 	switch {
 	case c.N < 1 || c.N > MaxProcesses:
-		return fmt.Errorf("%d processes: want 1 to %d", c.N, MaxProcesses)
+		return wrong("%d processes: want 1 to %d", c.N, MaxProcesses)
 	case len(c.Command) == 0:
-		return errors.New("no program to start")
+		return wrong("no program to start")
 	case c.Nodes < 1 || c.Node < 0 || c.Node >= c.Nodes:
-		return fmt.Errorf("host %d of %d", c.Node, c.Nodes)
+		return wrong("host %d of %d: hosts count from 0", c.Node, c.Nodes)
 	case c.Port < 0 || c.Port > 65535:
-		return fmt.Errorf("port %d: want 1 to 65535", c.Port)
-	case c.Nodes > 1 && (c.Addr == "" || c.Port == 0) && !c.Unix:
-		return errors.New("several hosts need the address and the port of rank 0")
+		return wrong("port %d: want 1 to 65535", c.Port)
 	case c.Nodes > 1 && c.Unix:
-		return errors.New("a socket in a folder is for one host")
+		return wrong("a unix socket is for one host")
+	case c.Nodes > 1 && (c.Addr == "" || c.Port == 0):
+		return wrong("several hosts need the address and the port of rank 0")
+	case c.Grace < 0:
+		return wrong("a grace period of %v", c.Grace)
 	}
 	return nil
 }
@@ -120,7 +129,8 @@ func (c *Config) check() error {
 // one, even where it is killed.
 //
 // The error is an [*ExitError] with the rank that failed first, or wraps the
-// cause of ctx. The report is nil only where nothing was started.
+// cause of ctx. Where nothing was started the report is nil and the error a
+// [*ConfigError], that of [exec.LookPath], or of the system.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {

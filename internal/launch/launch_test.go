@@ -235,8 +235,9 @@ func TestNothingIsStartedWhere(t *testing.T) {
 		"several hosts share a socket":   {N: 1, Command: []string{"x"}, Nodes: 2, Unix: true},
 		"several hosts have no secret":   {N: 1, Command: []string{os.Args[0]}, Nodes: 2, Addr: "h", Port: 1, Env: []string{"CAIRN_SECRET="}},
 	} {
-		if rep, err := launch.Run(t.Context(), c); rep != nil || err == nil {
-			t.Errorf("%s: Run = %+v, %v; want an error", claim, rep, err)
+		rep, err := launch.Run(t.Context(), c)
+		if _, ok := errors.AsType[*launch.ConfigError](err); rep != nil || !ok {
+			t.Errorf("%s: Run = %+v, %v; want a ConfigError", claim, rep, err)
 		}
 	}
 	rep, err := launch.Run(t.Context(), launch.Config{N: 2, Command: []string{"no-such-program"}})
