@@ -18,19 +18,22 @@ func newBenchCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench COMMAND",
 		Short: "Measure cairn on this machine beside its floor",
-		Long: `Bench measures planning, saving and loading, resharding, opening and converting
-on this machine. Figures for I/O come beside their floor: the same bytes moved by
-plain system calls in the same run. Nothing is asserted, and nothing stays behind
-that was not asked for.`,
+		Long: `Bench measures planning, saving and loading, resharding, opening, converting and
+groups of ranks on this machine. Figures for bytes that move come beside their
+floor: the same bytes moved by plain system calls in the same run. Nothing is
+asserted, and nothing stays behind that was not asked for.`,
 		Example: `  cairn bench plan --ranks 1024 --tensors 1000
   cairn bench io --size 4GiB --ranks 4 --dir /mnt/fast
   cairn bench reshard
   cairn bench open --chunks 1000000 --json
-  cairn bench convert --from torchdcp --to hf`,
+  cairn bench convert --from torchdcp --to hf
+  cairn bench group
+  cairn bench tree --ranks 10000`,
 		Args: cobra.ArbitraryArgs,
 		RunE: runGroup,
 	}
-	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchReshardCmd(), newBenchOpenCmd(), newBenchConvertCmd())
+	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchReshardCmd(), newBenchOpenCmd(), newBenchConvertCmd(),
+		newBenchGroupCmd(), newBenchTreeCmd(), newBenchChildCmd())
 	return cmd
 }
 
@@ -207,7 +210,8 @@ them, and those that were read. Below 125 MiB the matrices are so small that the
 tiles are most of it.
 
 With --json: bytes, and cases with case, bytes_needed, bytes_rounded, bytes_read,
-requests, ratio (read over needed) and seconds.`,
+bytes_received (from other ranks: none here), requests, ratio (read over needed)
+and seconds.`,
 		Example:           `  cairn bench reshard --size 1GiB`,
 		Args:              wantArgs(0, 0),
 		ValidArgsFunction: cobra.NoFileCompletions,

@@ -1,0 +1,251 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tree"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+)
+
+// TreeOptions are the size of a simulated job.
+type TreeOptions struct {
+	PlanOptions
+	// Arity is how many ranks stand below one. Zero: 8.
+	Arity int
+	// Self is a program with arguments that hands one more argument to [Child].
+	Self []string
+	// Log, if not nil, is told what is being done.
+	Log func(format string, args ...any)
+}
+
+// TreeResult is what planning a save cost in messages, memory and time.
+type TreeResult struct {
+	Ranks   int `json:"ranks"`
+	Tensors int `json:"tensors"`
+	Items   int `json:"items"`
+	Arity   int `json:"arity"`
+	Depth   int `json:"depth"`
+	// Links is the most links that one rank holds.
+	Links     int `json:"max_links"`
+	WireBytes int `json:"wire_bytes_per_rank"`
+
+	MessagesSent     TreeTraffic `json:"messages_sent"`
+	MessagesReceived TreeTraffic `json:"messages_received"`
+	BytesSent        TreeTraffic `json:"bytes_sent"`
+	BytesReceived    TreeTraffic `json:"bytes_received"`
+
+	// Seconds is the sum of the phases from when all ranks have their plans
+	// encoded to when all know the outcome.
+	Seconds float64            `json:"seconds"`
+	Phases  map[string]float64 `json:"phases"`
+	// Outside is the ranks' own work, which in a job all do at the same time and
+	// here one process does.
+	Outside map[string]float64 `json:"outside"`
+
+	CoordinatorPeak int64 `json:"coordinator_peak_rss_bytes"`
+	OthersPeak      int64 `json:"others_peak_rss_bytes"`
+}
+
+// TreeTraffic is how much of something ranks send or receive: all of them in the
+// mean, the one with the most of it except rank 0, and rank 0.
+type TreeTraffic struct {
+	Mean        float64 `json:"mean"`
+	Max         int64   `json:"max"`
+	Coordinator int64   `json:"coordinator"`
+}
+
+// Tree simulates the planning of a save by thousands of ranks: every rank makes
+// its plan, all are gathered at rank 0, which makes the final plans and scatters
+// them, by the steps, codecs, trees and planners of a save. Links are in memory.
+// Rank 0 is this process and the others are another one, so that what rank 0
+// holds can be told apart; its few links cross by unix sockets.
+func Tree(ctx context.Context, o TreeOptions) (*TreeResult, error) {
+	if o.Ranks < 2 || o.Tensors < 1 {
+		return nil, fmt.Errorf("%d ranks, %d tensors: want at least two ranks and one tensor", o.Ranks, o.Tensors)
+	}
+	if o.Arity <= 0 {
+		o.Arity = 8
+	}
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+	dir, err := os.MkdirTemp("", "cairn-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s := &simulation{TreeOptions: o, socket: filepath.Join(dir, "rank0")}
+	return s.run(ctx, cancel)
+}
+
+// simulation is the coordinator's side.
+type simulation struct {
+	TreeOptions
+	socket  string
+	node    *tree.Node
+	traffic traffic
+	times   map[string]time.Time
+	sent    atomic.Int64 // bytes of rank 0's plan
+}
+
+func (s *simulation) run(ctx context.Context, cancel context.CancelCauseFunc) (*TreeResult, error) {
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.socket, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	s.node = tree.New(0, s.Ranks, nil, tree.Options{Arity: s.Arity})
+	defer s.node.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer ln.Close()
+	wg.Go(func() { s.serve(ln) })
+	resetPeakRSS()
+	began := time.Now()
+	job := childJob{Crowd: &crowdJob{PlanOptions: s.PlanOptions, Arity: s.Arity, Socket: s.socket}}
+	others, err := job.start(ctx, s.Self)
+	if err != nil {
+		return nil, err
+	}
+	var report crowdReport
+	told := make(chan *TreeResult, 1)
+	wg.Go(func() {
+		var r *TreeResult
+		err := others.answer(&report, func() { r = s.counted(&report) })
+		if err != nil {
+			cancel(fmt.Errorf("process of the other ranks: %w", err))
+		}
+		told <- r
+	})
+	if err = s.coordinate(ctx); err != nil {
+		cancel(err)
+	}
+	peak := PeakRSS()
+	r := <-told
+	if cause := context.Cause(ctx); cause != nil {
+		return nil, cause
+	}
+	r.CoordinatorPeak = peak
+	r.setTimes(began, s.times, &report)
+	return r, nil
+}
+
+// serve takes the links of the ranks right below.
+func (s *simulation) serve(ln *net.UnixListener) {
+	for {
+		c, err := ln.AcceptUnix()
+		if err != nil {
+			return // closed
+		}
+		st := newStream(c)
+		rank, err := st.number()
+		if err == nil {
+			err = s.node.Accept(int(rank), s.traffic.count(st))
+		}
+		if err != nil {
+			c.Close()
+		}
+	}
+}
+
+// coordinate is rank 0's part in the planning of a save, as a save does it.
+func (s *simulation) coordinate(ctx context.Context) error {
+	codec := plan.NewSavePlanCodec()
+	cache := new(plan.Cache)
+	g := &timing{Group: s.node.World(), times: map[string]time.Time{}, sent: &s.sent}
+	s.times = g.times
+	_, err := group.ReduceScatter(ctx, g, "plan", codec, codec,
+		func(context.Context) (*plan.SavePlan, error) {
+			s.Log("%d ranks make their plans", s.Ranks)
+			return cache.Local(localPlan(0, s.PlanOptions), options(0, s.PlanOptions))
+		},
+		func(_ context.Context, sent []*plan.SavePlan) ([]*plan.SavePlan, error) {
+			g.note("decoded")
+			s.Log("rank 0 has %d plans and makes the final ones", len(sent))
+			out, _, err := cache.Global(sent, func(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+				return plan.Global(ps, plan.LeastLoaded)
+			})
+			g.note("planned")
+			return out, err
+		})
+	g.note("settled")
+	return err
+}
+
+// counted returns the result with all but times.
+func (s *simulation) counted(c *crowdReport) *TreeResult {
+	n := float64(s.Ranks)
+	all := func(sum, most, own int64) TreeTraffic { return TreeTraffic{float64(sum+own) / n, most, own} }
+	t := &s.traffic
+	return &TreeResult{
+		Ranks: s.Ranks, Tensors: s.Tensors, Items: s.Ranks * s.Tensors, Arity: s.Arity, Depth: c.Depth,
+		Links: int(max(c.Links, t.links.Load())), WireBytes: int(s.sent.Load()),
+		MessagesSent:     all(c.Messages.Sent, c.Messages.MostSent, t.sent.Load()),
+		MessagesReceived: all(c.Messages.Received, c.Messages.MostReceived, t.received.Load()),
+		BytesSent:        all(c.Bytes.Sent, c.Bytes.MostSent, t.sentBytes.Load()),
+		BytesReceived:    all(c.Bytes.Received, c.Bytes.MostReceived, t.receivedBytes.Load()),
+		Phases:           map[string]float64{}, Outside: map[string]float64{}, OthersPeak: c.PeakRSS,
+	}
+}
+
+// setTimes sets the times, of which the process of the other ranks knows some.
+func (r *TreeResult) setTimes(began time.Time, at map[string]time.Time, c *crowdReport) {
+	if c.Arrived.Before(at["came"]) { // rank 0 itself came last
+		c.Arrived = at["came"]
+	}
+	last := began
+	for _, p := range []struct {
+		to   map[string]float64
+		name string
+		end  time.Time
+	}{
+		{r.Outside, "local_plans", c.Arrived},
+		{r.Phases, "gather", at["gathered"]}, {r.Phases, "decode", at["decoded"]}, {r.Phases, "plan", at["planned"]},
+		{r.Phases, "encode", at["encoded"]}, {r.Phases, "scatter", c.Scattered},
+		{r.Outside, "local_decode", c.Accepted},
+		{r.Phases, "settle", at["settled"]},
+	} {
+		p.to[p.name] = p.end.Sub(last).Seconds()
+		last = p.end
+	}
+	for _, s := range r.Phases {
+		r.Seconds += s
+	}
+}
+
+// timing is rank 0's group, which notes when its calls come and go.
+type timing struct {
+	group.Group
+	times map[string]time.Time
+	sent  *atomic.Int64
+}
+
+// note notes the time of the first thing of that name.
+func (t *timing) note(name string) {
+	if t.times[name].IsZero() {
+		t.times[name] = time.Now().Round(0) // to be compared with another process's
+	}
+}
+
+func (t *timing) Gather(ctx context.Context, root int, v []byte) ([][]byte, error) {
+	t.note("came")
+	t.sent.CompareAndSwap(0, int64(len(v)))
+	vs, err := t.Group.Gather(ctx, root, v)
+	t.note("gathered")
+	return vs, err
+}
+
+func (t *timing) Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, error) {
+	t.note("encoded")
+	return t.Group.Scatter(ctx, root, vs)
+}
