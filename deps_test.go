@@ -61,6 +61,12 @@ var layers = []struct{ name, imports string }{
 	{"internal/dcpmeta", "internal/pickle meta tensor value"},
 	{"internal/torchsave", "internal/pickle tensor value"},
 
+	// The seam to what runs training code.
+	{"platform", "collective group internal/npy internal/wire tensor value"},
+	{"platform/platformtest", "collective group platform tensor"},
+	{"platform/host", "collective group internal/safetensors platform tensor"},
+	{"platform/all", "group platform platform/host"},
+
 	// Formats, and what they share.
 	{"storage", "internal/wire meta plan tensor"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/fixture meta plan shard storage tensor"},

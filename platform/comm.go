@@ -1,0 +1,68 @@
+package platform
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// Comm returns g as a [group.Group], so that what takes one, saving and loading
+// above all, runs on any platform: the group inside of g where it has one, else
+// the platform's own methods. In that case Sub lists ranks in ascending order and
+// makes the groups of [Groups.Split], which are shared by all who list the same.
+func Comm(p Platform, g Group) group.Group {
+	if w, ok := g.(interface{ Unwrap() group.Group }); ok {
+		return w.Unwrap()
+	}
+	return &comm{Group: g, p: p}
+}
+
+// comm is a group by the methods of a platform.
+type comm struct {
+	Group
+	p Platform
+}
+
+var (
+	_ group.Group = (*comm)(nil)
+)
+
+func (c *comm) Gather(ctx context.Context, root int, v []byte) ([][]byte, error) {
+	return c.p.Gather(ctx, c.Group, root, v)
+}
+
+func (c *comm) Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, error) {
+	return c.p.Scatter(ctx, c.Group, root, vs)
+}
+
+func (c *comm) Broadcast(ctx context.Context, root int, v []byte) ([]byte, error) {
+	return c.p.Broadcast(ctx, c.Group, root, v)
+}
+
+func (c *comm) AllGather(ctx context.Context, v []byte) ([][]byte, error) {
+	return c.p.AllGather(ctx, c.Group, v)
+}
+
+func (c *comm) Barrier(ctx context.Context) error { return c.p.Barrier(ctx, c.Group) }
+
+func (c *comm) Sub(ctx context.Context, ranks []int) (group.Group, error) {
+	global := make([]int, len(ranks))
+	for i, r := range ranks {
+		var err error
+		if global[i], err = c.GlobalRank(r); err != nil {
+			return nil, &group.Error{Op: group.OpSub, Ranks: []int{c.Rank()}, Err: err}
+		}
+	}
+	if !slices.IsSorted(global) {
+		err := fmt.Errorf("ranks %v are not in ascending order: %w", global, errors.ErrUnsupported)
+		return nil, &group.Error{Op: group.OpSub, Ranks: []int{c.Rank()}, Err: err}
+	}
+	sub, err := c.p.Split(ctx, c.Group, [][]int{global})
+	if err != nil || sub == nil {
+		return nil, err
+	}
+	return Comm(c.p, sub), nil
+}

@@ -1,0 +1,132 @@
+package host
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// The methods that are no collective calls of package group, as its errors name
+// them.
+const (
+	opSplit   group.Op = "split"
+	opAdopt   group.Op = "adopt"
+	opClose   group.Op = "close"
+	opTensors group.Op = "tensor collectives"
+)
+
+// proposal is what a rank brings to a split.
+type proposal struct {
+	// Parts is a digest of the lists of ranks.
+	Parts [sha256.Size]byte
+	// Known says that the rank remembers the group of its own part, and ID which
+	// one.
+	Known bool
+	ID    uint64
+}
+
+// verdict is what the ranks of a split have agreed on.
+type verdict struct {
+	// ID is for the groups that are made.
+	ID uint64
+	// Reuse says for each part whether all members remember one and the same
+	// group of it.
+	Reuse []bool
+}
+
+// agree compares the lists of all ranks of parent and finds the groups that need
+// not be made. Whatever is wrong with a list, on whichever rank, is an error on
+// all of them.
+func (p *Platform) agree(ctx context.Context, parent *Group, parts [][]int) (verdict, error) {
+	return group.AllReduce(ctx, parent.inner, string(opSplit), group.JSON[proposal](), group.JSON[verdict](),
+		func(context.Context) (proposal, error) { return p.propose(parent, parts) },
+		func(_ context.Context, all []proposal) (verdict, error) { return decide(parent, parts, all) })
+}
+
+func (p *Platform) propose(parent *Group, parts [][]int) (proposal, error) {
+	var out proposal
+	if err := checkParts(parent, parts); err != nil {
+		return out, err
+	}
+	h := sha256.New()
+	for _, part := range parts {
+		b := binary.AppendUvarint(nil, uint64(len(part)))
+		for _, r := range part {
+			b = binary.AppendUvarint(b, uint64(r))
+		}
+		h.Write(b)
+		if slices.Contains(part, p.world.Rank()) {
+			if g := p.lookup(part); g != nil {
+				out.Known, out.ID = true, g.id
+			}
+		}
+	}
+	h.Sum(out.Parts[:0])
+	return out, nil
+}
+
+// checkParts returns an error unless the parts are lists of parent's ranks
+// without any twice.
+func checkParts(parent *Group, parts [][]int) error {
+	if len(parts) == 0 {
+		return fmt.Errorf("no parts: %w", group.ErrInvalid)
+	}
+	there := make(map[int]bool, parent.Size()) // whether a rank is yet in no part
+	for _, r := range parent.Ranks() {
+		there[r] = true
+	}
+	for i, part := range parts {
+		if len(part) == 0 {
+			return fmt.Errorf("part %d lists no ranks: %w", i, group.ErrInvalid)
+		}
+		for _, r := range part {
+			fresh, ok := there[r]
+			if !ok {
+				return fmt.Errorf("rank %d listed, which is not there: %w", r, group.ErrInvalid)
+			}
+			if !fresh {
+				return fmt.Errorf("rank %d listed twice: %w", r, group.ErrInvalid)
+			}
+			there[r] = false
+		}
+	}
+	return nil
+}
+
+// decide runs on the first rank of parent with the proposals of all.
+func decide(parent *Group, parts [][]int, all []proposal) (verdict, error) {
+	for r, q := range all {
+		if q.Parts != all[0].Parts {
+			return verdict{}, fmt.Errorf("ranks 0 and %d listed other ranks: %w", r, group.ErrMismatch)
+		}
+	}
+	v := verdict{ID: newID(), Reuse: make([]bool, len(parts))}
+	for i, part := range parts {
+		first, err := parent.LocalRank(part[0])
+		if err != nil {
+			return verdict{}, err
+		}
+		v.Reuse[i] = all[first].Known
+		for _, r := range part {
+			l, err := parent.LocalRank(r)
+			if err != nil {
+				return verdict{}, err
+			}
+			v.Reuse[i] = v.Reuse[i] && all[l].Known && all[l].ID == all[first].ID
+		}
+	}
+	return v, nil
+}
+
+// newID returns a number that no other call draws, other than that of adopted
+// groups.
+func newID() uint64 {
+	var b [8]byte
+	rand.Read(b[:]) // never an error
+	return binary.LittleEndian.Uint64(b[:]) | 1
+}

@@ -1,0 +1,73 @@
+package host
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/platform"
+)
+
+// Group is a group of the platform's ranks.
+type Group struct {
+	platform.Members
+	p      *Platform
+	inner  group.Group
+	id     uint64 // of the call that made it, the same on all members; 0: adopted
+	closed atomic.Bool
+
+	mu      sync.Mutex
+	tensors *tensors // made when first asked for; guarded by mu
+}
+
+var _ platform.Group = (*Group)(nil)
+
+func (p *Platform) newGroup(inner group.Group, ranks []int) *Group {
+	return &Group{Members: platform.NewMembers(ranks, inner.Rank()), p: p, inner: inner}
+}
+
+// Unwrap returns the group inside, for what takes a [group.Group].
+func (g *Group) Unwrap() group.Group { return g.inner }
+
+// Backend returns the name of the package that made the group inside, such as
+// "inproc" or "tcp", and "solo" for a single rank's.
+func (g *Group) Backend() string {
+	pkg, name, _ := strings.Cut(strings.TrimPrefix(fmt.Sprintf("%T", g.inner), "*"), ".")
+	if pkg == "group" {
+		return name
+	}
+	return pkg
+}
+
+// leave takes this rank out of the group inside.
+func (g *Group) leave() error {
+	if g.closed.Swap(true) {
+		return nil
+	}
+	switch in := g.inner.(type) {
+	case interface{ Close() error }:
+		return in.Close()
+	case interface{ Leave(error) }:
+		in.Leave(nil)
+	}
+	return nil
+}
+
+// use returns the group for a call of that name.
+func (p *Platform) use(op group.Op, g platform.Group) (*Group, error) {
+	own, ok := g.(*Group)
+	var err error
+	switch {
+	case g == nil || ok && own == nil:
+		err = fmt.Errorf("no group; a rank that is no member has none: %w", group.ErrInvalid)
+	case !ok || own.p != p:
+		err = fmt.Errorf("a group of another platform: %w", group.ErrInvalid)
+	case own.closed.Load():
+		err = fmt.Errorf("this rank has closed the group: %w", group.ErrGone)
+	default:
+		return own, nil
+	}
+	return nil, &group.Error{Op: op, Ranks: []int{p.world.Rank()}, Err: err}
+}

@@ -1,0 +1,182 @@
+package host_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/platform/host"
+	"github.com/cairn-ckpt/cairn/platform/platformtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestHostOverGoroutines(t *testing.T) {
+	platformtest.Run(t, goroutines, nil)
+}
+
+func TestHostOverTCP(t *testing.T) {
+	platformtest.Run(t, sockets, &platformtest.Options{Sizes: []int{2, 4}, Real: true})
+}
+
+func TestHostOverSolo(t *testing.T) {
+	solo := func(*testing.T, int) []platform.Platform { return []platform.Platform{host.New(nil)} }
+	platformtest.Run(t, solo, &platformtest.Options{Sizes: []int{1}})
+}
+
+// A world that is itself a part of another group has ranks of its own.
+func TestHostOverPartOfAGroup(t *testing.T) {
+	platformtest.Run(t, part, &platformtest.Options{Sizes: []int{1, 3}})
+}
+
+func goroutines(_ *testing.T, n int) []platform.Platform {
+	ps := make([]platform.Platform, n)
+	for r, g := range inproc.New(n) {
+		ps[r] = host.New(g)
+	}
+	return ps
+}
+
+func part(t *testing.T, n int) []platform.Platform {
+	all := inproc.New(n + 2)
+	ps := make([]platform.Platform, n)
+	listed := make([]int, n)
+	for i := range listed {
+		listed[i] = n + 1 - i // from behind
+	}
+	var wg sync.WaitGroup
+	for r, g := range all {
+		wg.Go(func() {
+			sub, err := g.Sub(t.Context(), listed)
+			if err != nil {
+				t.Errorf("rank %d: %v", r, err)
+			} else if sub != nil {
+				ps[sub.Rank()] = host.New(sub)
+			}
+		})
+	}
+	wg.Wait()
+	return ps
+}
+
+// sockets returns ranks of this process that meet over the loopback device.
+func sockets(t *testing.T, n int) []platform.Platform {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := strconv.Itoa(ln.Addr().(*net.TCPAddr).Port)
+	ln.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	ps, errs := make([]platform.Platform, n), make([]error, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		wg.Go(func() {
+			vars := map[string]string{
+				"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": strconv.Itoa(r), "WORLD_SIZE": strconv.Itoa(n),
+			}
+			env := &tcp.Env{Getenv: func(name string) string { return vars[name] }}
+			g, err := tcp.Join(ctx, tcp.Config{Meet: env, Job: t.Name(), Secret: []byte("of the tests")})
+			if err != nil {
+				errs[r] = err
+				return
+			}
+			t.Cleanup(func() { g.Close() })
+			ps[r] = host.New(g)
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return ps
+}
+
+func TestBackendsHaveNames(t *testing.T) {
+	for want, p := range map[string]platform.Platform{
+		"solo": host.New(nil), "inproc": goroutines(t, 1)[0], "tcp": sockets(t, 1)[0],
+	} {
+		if got := p.World().Backend(); got != want {
+			t.Errorf("Backend = %q; want %q", got, want)
+		}
+	}
+}
+
+func TestSymmetricMemoryIsUnsupported(t *testing.T) {
+	_, err := platform.As[platform.SymmetricMemory](host.New(nil))
+	if !errors.Is(err, errors.ErrUnsupported) {
+		t.Fatalf("As[SymmetricMemory] = %v; want ErrUnsupported", err)
+	}
+	for _, want := range []string{"host", "platform.SymmetricMemory"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("As[SymmetricMemory] = %q; want it to name %s", err, want)
+		}
+	}
+}
+
+// A group without messages has neither Send nor tensor collectives, and says so.
+func TestGroupsWithoutMessages(t *testing.T) {
+	p := host.New(silent{inproc.New(2)[0]})
+	if err := p.Send(t.Context(), p.World(), 1, 0, nil); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("Send = %v; want ErrUnsupported", err)
+	}
+	if c, err := p.TensorComm(p.World()); !errors.Is(err, errors.ErrUnsupported) || c != nil {
+		t.Errorf("TensorComm = %v, %v; want ErrUnsupported", c, err)
+	}
+}
+
+// silent hides that a group can send messages.
+type silent struct{ group.Group }
+
+func TestTagsOfCollectivesAreRefused(t *testing.T) {
+	p := goroutines(t, 1)[0]
+	for _, tag := range []int{1 << 28, 1 << 40} {
+		if err := p.Send(t.Context(), p.World(), 0, tag, nil); !errors.Is(err, group.ErrInvalid) {
+			t.Errorf("Send with tag %d = %v; want ErrInvalid", tag, err)
+		}
+	}
+}
+
+func TestWrap(t *testing.T) {
+	ps := part(t, 3)
+	outer := make([]group.Group, 3)
+	var wg sync.WaitGroup
+	for r, p := range ps {
+		wg.Go(func() { outer[r], _ = p.World().(*host.Group).Unwrap().Sub(t.Context(), []int{2, 0}) })
+	}
+	wg.Wait()
+	for r, p := range ps {
+		if outer[r] == nil {
+			continue
+		}
+		g, err := p.(*host.Platform).Wrap(outer[r])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := g.GlobalRank(0); got != 2 || p.Adopt(g) != nil {
+			t.Errorf("global rank of the first of [2 0] = %d; want 2", got)
+		}
+		if known, ok := p.Lookup([]int{0, 2}); !ok || known != g {
+			t.Errorf("Lookup after Adopt on rank %d = %v, %v", r, known, ok)
+		}
+	}
+	if g, err := ps[0].(*host.Platform).Wrap(inproc.New(5)[0]); !errors.Is(err, group.ErrInvalid) {
+		t.Errorf("Wrap of ranks that are not in the world = %v, %v; want ErrInvalid", g, err)
+	}
+	if err := ps[0].Adopt(ps[1].World()); !errors.Is(err, group.ErrInvalid) {
+		t.Errorf("Adopt of another platform's group = %v; want ErrInvalid", err)
+	}
+}

@@ -1,0 +1,105 @@
+package platform
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// Whole is the batch dimension of an input that every micro-batch gets as it is.
+const Whole = -1
+
+// Batch is the input of one step: tensors, nested values with tensors inside,
+// and anything else.
+type Batch struct {
+	Args  []any
+	Named map[string]any
+}
+
+// BatchDims are the dimensions along which the tensors of a [Batch] are cut, or
+// [Whole]. Nil Args stand for dimension 0 of all of them, and so does a name that
+// is not in Named. Inputs without a tensor are never cut.
+type BatchDims struct {
+	Args  []int
+	Named map[string]int
+}
+
+// MicroBatch cuts a batch into n of equal size, sharing the memory of its
+// tensors. A dimension that n does not divide, or that a tensor does not have, is
+// an error that wraps [tensor.ErrShape] and names the input.
+func MicroBatch(n int, b Batch, dims BatchDims) ([]Batch, error) {
+	if err := dims.check(n, b); err != nil {
+		return nil, fmt.Errorf("micro-batch: %w", err)
+	}
+	out := make([]Batch, n)
+	for i := range out {
+		m, err := dims.part(b, n, i)
+		if err != nil {
+			return nil, fmt.Errorf("micro-batch: %w", err)
+		}
+		out[i] = m
+	}
+	return out, nil
+}
+
+func (d BatchDims) check(n int, b Batch) error {
+	if n < 1 {
+		return fmt.Errorf("%d parts: %w", n, tensor.ErrShape)
+	}
+	if d.Args != nil && len(d.Args) != len(b.Args) {
+		return fmt.Errorf("%d dimensions for %d arguments: %w", len(d.Args), len(b.Args), tensor.ErrShape)
+	}
+	for name := range d.Named {
+		if _, ok := b.Named[name]; !ok {
+			return fmt.Errorf("a dimension for %q, which is not there: %w", name, tensor.ErrShape)
+		}
+	}
+	return nil
+}
+
+// part returns micro-batch i of n.
+func (d BatchDims) part(b Batch, n, i int) (Batch, error) {
+	var out Batch
+	for k, v := range b.Args {
+		dim := 0
+		if d.Args != nil {
+			dim = d.Args[k]
+		}
+		cut, err := cutInput(v, dim, n, i)
+		if err != nil {
+			return out, fmt.Errorf("argument %d: %w", k, err)
+		}
+		out.Args = append(out.Args, cut)
+	}
+	if b.Named == nil {
+		return out, nil
+	}
+	out.Named = make(map[string]any, len(b.Named))
+	for _, name := range slices.Sorted(maps.Keys(b.Named)) {
+		cut, err := cutInput(b.Named[name], d.Named[name], n, i)
+		if err != nil {
+			return out, fmt.Errorf("argument %q: %w", name, err)
+		}
+		out.Named[name] = cut
+	}
+	return out, nil
+}
+
+// cutInput returns part i of n of all tensors in v.
+func cutInput(v any, dim, n, i int) (any, error) {
+	if dim == Whole {
+		return v, nil
+	}
+	return MapTensors(v, func(t *tensor.Tensor) (*tensor.Tensor, error) {
+		part, err := tensor.Chunk(t, dim, n, i)
+		if err != nil {
+			return nil, err
+		}
+		if t.Shape()[dim]%int64(n) != 0 {
+			return nil, fmt.Errorf("%w: %v is not divisible by %d in dimension %d", tensor.ErrShape, t, n, dim)
+		}
+		return part, nil
+	})
+}

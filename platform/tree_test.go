@@ -1,0 +1,162 @@
+package platform_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// scalar returns a tensor of one element.
+func scalar(v int64) *tensor.Tensor {
+	t, err := tensor.Of(nil, []int64{v})
+	if err != nil {
+		panic(err)
+	}
+	return t
+}
+
+// text writes a tensor as its value, so that trees can be compared.
+var text = cmp.Transformer("text", func(t *tensor.Tensor) string {
+	if t == nil {
+		return "none"
+	}
+	v, err := tensor.Values[int64](t)
+	return fmt.Sprint(v, err)
+})
+
+// double returns twice a tensor of one element.
+func double(t *tensor.Tensor) (*tensor.Tensor, error) {
+	v, err := tensor.Values[int64](t)
+	if err != nil {
+		return nil, err
+	}
+	return scalar(2 * v[0]), nil
+}
+
+// record is a caller's own type.
+type record struct {
+	W      *tensor.Tensor
+	Layers []*tensor.Tensor
+	Pair   [2]any
+	Name   string
+	Next   *record
+	hidden *tensor.Tensor
+}
+
+// forest returns a tree of every kind of container, its tensors being 1, 2, 3 and
+// so on times factor.
+func forest(factor int64) map[string]any {
+	s := func(v int64) *tensor.Tensor { return scalar(v * factor) }
+	return map[string]any{
+		"w":      s(1),
+		"list":   []any{s(2), "two", 2.5, nil},
+		"typed":  []*tensor.Tensor{s(3), nil},
+		"tuple":  value.Tuple{s(4), value.Tuple{s(5)}},
+		"dict":   &value.Dict{Pairs: []value.Pair{{Key: int64(7), Value: s(6)}, {Key: "k", Value: value.Tuple{}}}, Ordered: true},
+		"set":    &value.Set{Items: []any{s(7)}, Frozen: true},
+		"object": &value.Object{Module: "m", Name: "C", Call: true, Args: value.Tuple{s(8)}, Kwargs: map[string]any{"x": s(9)}},
+		"byInt":  map[int]*tensor.Tensor{3: s(10)},
+		"record": record{W: s(11), Layers: []*tensor.Tensor{s(12)}, Pair: [2]any{s(13), 1}, Name: "r", Next: &record{W: s(14)}},
+		"floats": []float32{1, 2}, "bytes": []byte("b"), "big": big.NewInt(5), "nil": nil, "empty": map[string]any{},
+	}
+}
+
+var compare = cmp.Options{text, cmp.AllowUnexported(record{}), cmp.Comparer(func(a, b *big.Int) bool { return a.Cmp(b) == 0 })}
+
+func TestMapTensorsKeepsTheTree(t *testing.T) {
+	in := forest(1)
+	got, err := platform.MapTensors(in, double)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(any(forest(2)), got, compare); d != "" {
+		t.Errorf("MapTensors: -want +got\n%s", d)
+	}
+	if d := cmp.Diff(forest(1), in, compare); d != "" {
+		t.Errorf("MapTensors changed the tree: -before +after\n%s", d)
+	}
+}
+
+func TestMapTensorsKeepsWhatIsHidden(t *testing.T) {
+	in := &record{W: scalar(1), hidden: scalar(5)}
+	got, err := platform.MapTensors(in, double)
+	out, ok := got.(*record)
+	if err != nil || !ok || out == in || out.hidden != in.hidden {
+		t.Errorf("MapTensors = %v, %v; want a copy with the same hidden field", got, err)
+	}
+}
+
+func TestMapLeavesSeesLeavesInOrder(t *testing.T) {
+	var seen []string
+	got, err := platform.MapLeaves(map[string]any{"b": 1, "a": []any{"x", nil}, "c": []int{1, 2}}, func(leaf any) (any, error) {
+		seen = append(seen, fmt.Sprint(leaf))
+		return fmt.Sprint(leaf), nil
+	})
+	if want := []string{"x", "<nil>", "1", "[1 2]"}; err != nil || !slices.Equal(seen, want) {
+		t.Errorf("leaves = %q, %v; want %q", seen, err, want)
+	}
+	if want := fmt.Sprint(map[string]any{"a": []any{"x", "<nil>"}, "b": "1", "c": "[1 2]"}); fmt.Sprint(got) != want {
+		t.Errorf("MapLeaves = %v; want %s", got, want)
+	}
+	if got, err := platform.MapLeaves(nil, func(any) (any, error) { return 3, nil }); got != 3 || err != nil {
+		t.Errorf("MapLeaves(nil) = %v, %v; want the result itself", got, err)
+	}
+}
+
+func TestMapLeavesRefuses(t *testing.T) {
+	loop := map[string]any{}
+	loop["again"] = loop
+	chain := &record{}
+	chain.Next = chain
+	ring := &value.Dict{}
+	ring.Pairs = []value.Pair{{Key: "r", Value: ring}}
+	keep := func(leaf any) (any, error) { return leaf, nil }
+	text := func(any) (any, error) { return "text", nil }
+	for claim, c := range map[string]struct {
+		tree any
+		fn   func(any) (any, error)
+		want error
+		says string
+	}{
+		"a map in itself":     {loop, keep, value.ErrValue, "deeper than 256"},
+		"a record in itself":  {chain, keep, value.ErrValue, "deeper than 256"},
+		"a dict in itself":    {ring, keep, value.ErrValue, "deeper than 256"},
+		"what does not fit":   {map[string]any{"a": []*tensor.Tensor{scalar(1)}}, text, value.ErrValue, `"a.0"`},
+		"nil for an element":  {[1][1]any{}, func(any) (any, error) { return nil, nil }, nil, ""},
+		"an error of fn":      {[]any{1}, func(any) (any, error) { return nil, errors.ErrUnsupported }, errors.ErrUnsupported, `"0"`},
+		"an error at the top": {1, func(any) (any, error) { return nil, errors.ErrUnsupported }, errors.ErrUnsupported, "value: "},
+	} {
+		_, err := platform.MapLeaves(c.tree, c.fn)
+		if !errors.Is(err, c.want) || c.want != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: MapLeaves = %v; want %v, and that it says %s", claim, err, c.want, c.says)
+		}
+	}
+}
+
+func TestTensorsHaveTheirNames(t *testing.T) {
+	got, err := platform.Tensors(forest(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"byInt.3", "dict.7", "list.0", "object.Args.0", "object.Kwargs.x", "record.Layers.0", "record.Next.W", "record.Pair.0",
+		"record.W", "set.Items.0", "tuple.0", "tuple.1.0", "typed.0", "w",
+	}
+	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, want) {
+		t.Errorf("names = %q; want %q", names, want)
+	}
+	twice := map[string]any{"a.b": scalar(1), "a": map[string]any{"b": scalar(2)}}
+	if got, err := platform.Tensors(twice); !errors.Is(err, value.ErrValue) || !strings.Contains(err.Error(), "a.b") {
+		t.Errorf("Tensors of two of one name = %v, %v; want an error that names them", got, err)
+	}
+}
