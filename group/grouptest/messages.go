@@ -26,6 +26,11 @@ func (s *suite) messages(t *testing.T) {
 		"many goroutines":                         s.messageStress,
 		"what was sent may be written to at once": s.reuse,
 		"messages into memory":                    s.into,
+		"messages before and after a call":        s.early,
+		"calls that end while a message comes":    s.intoEnds,
+		"messages that end while they are sent":   s.sendEnds,
+		"many goroutines into memory":             s.intoStress,
+		"messages of no bytes are bounded":        s.emptyBounded,
 	} {
 		s.test(t, name, fn)
 	}
@@ -72,7 +77,7 @@ func (s *suite) order(e *env) {
 	const n = 500
 	e.must("ring", func(ctx context.Context, g group.Group) error {
 		m := messenger(g)
-		next, prev := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
+		next, prev := neighbours(g)
 		sent := make(chan error, 1)
 		go func() {
 			for i := range n {
@@ -100,7 +105,7 @@ func (s *suite) apart(e *env) {
 	large := func(tag int) []byte { return pattern(tag, tag, 2<<20) }
 	e.must("tags", func(ctx context.Context, g group.Group) error {
 		m := messenger(g)
-		next, prev := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
+		next, prev := neighbours(g)
 		var wg sync.WaitGroup
 		errs := make([]error, tags)
 		for tag := range tags {
@@ -179,6 +184,7 @@ func (s *suite) messageEnds(e *env) {
 	e.peerError(m.Send(ended, peer, 0, nil), group.OpSend, peer, context.Canceled, errCause)
 	_, err := m.Recv(ended, peer, 0)
 	e.peerError(err, group.OpRecv, peer, context.Canceled, errCause)
+	e.peerError(m.RecvInto(ended, peer, 0, nil), group.OpRecv, peer, context.Canceled, errCause)
 	doomed, cancel := context.WithCancelCause(e.context())
 	errs := make(chan error, 1)
 	go func() {
@@ -217,6 +223,7 @@ func (s *suite) noPeers(e *env) {
 		e.peerError(m.Send(e.context(), peer, 0, nil), group.OpSend, peer, group.ErrInvalid)
 		_, err := m.Recv(e.context(), peer, 0)
 		e.peerError(err, group.OpRecv, peer, group.ErrInvalid)
+		e.peerError(m.RecvInto(e.context(), peer, 0, nil), group.OpRecv, peer, group.ErrInvalid)
 	}
 	e.peerError(m.Send(e.context(), 0, -1, nil), group.OpSend, 0, group.ErrInvalid)
 	_, err := m.Recv(e.context(), 0, -1)
@@ -290,7 +297,7 @@ func (s *suite) messageStress(e *env) {
 func (s *suite) reuse(e *env) {
 	e.must("reuse", func(ctx context.Context, g group.Group) error {
 		m := messenger(g)
-		next, prev := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
+		next, prev := neighbours(g)
 		errs := make(chan error, 1)
 		go func() {
 			b := make([]byte, 100_000)
@@ -312,37 +319,5 @@ func (s *suite) reuse(e *env) {
 			clear(got)
 		}
 		return <-errs
-	})
-}
-
-// into receives messages of all sizes into memory, by turns with Recv, and one
-// of another size.
-func (s *suite) into(e *env) {
-	sizes := []int{0, 1, 100, 64 << 10, 1<<20 + 1, 3 << 20}
-	e.must("exchange", func(ctx context.Context, g group.Group) error {
-		m := messenger(g)
-		to, from := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
-		sent := make(chan error, 1)
-		go func() {
-			var err error
-			for _, size := range sizes {
-				for range 3 {
-					err = errors.Join(err, m.Send(ctx, to, 3, pattern(g.Rank(), to, size)))
-				}
-			}
-			sent <- err
-		}()
-		var err error
-		for _, size := range sizes {
-			want := pattern(from, g.Rank(), size)
-			got := make([]byte, size)
-			err = errors.Join(err, m.RecvInto(ctx, from, 3, got), equal("message", got, want))
-			if e := m.RecvInto(ctx, from, 3, make([]byte, size+1)); !errors.Is(e, group.ErrMismatch) {
-				err = errors.Join(err, fmt.Errorf("RecvInto of a byte too many = %v; want ErrMismatch", e))
-			}
-			got, e := m.Recv(ctx, from, 3)
-			err = errors.Join(err, e, equal("message", got, want))
-		}
-		return errors.Join(err, <-sent)
 	})
 }

@@ -9,9 +9,13 @@ import (
 
 var _ group.Messenger = (*Group)(nil)
 
-// maxQueued bounds the bytes of one tag that wait to be received, where they are
-// more than one message.
-const maxQueued = 1 << 20
+const (
+	// maxQueued bounds the bytes of one tag that wait to be received, where
+	// they are more than one message.
+	maxQueued = 1 << 20
+	// messageCost is what a message counts beside its bytes.
+	messageCost = 128
+)
 
 // route is whose messages a mailbox holds.
 type route struct{ from, to, tag int }
@@ -38,11 +42,12 @@ func (g *Group) Send(ctx context.Context, to, tag int, b []byte) error {
 	}
 	b = bytes.Clone(b)
 	return g.hub.visit(ctx, group.OpSend, to, route{g.rank, to, tag}, func(m *mailbox, lost bool) bool {
-		if lost || len(m.msgs) > 0 && m.bytes+len(b) > maxQueued {
+		cost := messageCost + len(b)
+		if lost || len(m.msgs) > 0 && m.bytes+cost > maxQueued {
 			return false
 		}
 		m.msgs = append(m.msgs, b)
-		m.bytes += len(b)
+		m.bytes += cost
 		return true
 	})
 }
@@ -59,7 +64,7 @@ func (g *Group) Recv(ctx context.Context, from, tag int) ([]byte, error) {
 		}
 		got = m.msgs[0]
 		m.msgs = m.msgs[1:]
-		m.bytes -= len(got)
+		m.bytes -= messageCost + len(got)
 		return true
 	})
 	return got, err
