@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 
@@ -120,25 +119,24 @@ func onProcesses(ctx context.Context, n int, self []string, j *rankJob, v any) e
 	if err != nil {
 		return err
 	}
-	var out, remarks bytes.Buffer
+	var out bytes.Buffer
+	remarks := make([]bytes.Buffer, n)
 	_, err = launch.Run(ctx, launch.Config{
 		N: n, Command: append(self[:len(self):len(self)], arg),
 		Streams: func(rank int) (stdout, stderr io.Writer) {
 			if rank == 0 {
-				return &out, &remarks
+				return &out, &remarks[rank]
 			}
-			return nil, nil
+			return nil, &remarks[rank]
 		},
 	})
-	if err != nil {
-		return errors.Join(err, asError(remarks.String()))
+	if err == nil {
+		return json.Unmarshal(out.Bytes(), v)
 	}
-	return json.Unmarshal(out.Bytes(), v)
-}
-
-func asError(text string) error {
-	if text == "" {
-		return nil
+	for rank := range remarks {
+		if text := bytes.TrimSpace(remarks[rank].Bytes()); len(text) > 0 {
+			err = fmt.Errorf("%w; rank %d: %s", err, rank, text)
+		}
 	}
-	return errors.New(text)
+	return err
 }

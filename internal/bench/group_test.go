@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -56,8 +57,8 @@ func TestGroupSaysWhatWentWrongWithARank(t *testing.T) {
 		t.Error("Group that cannot start processes = nil; want an error")
 	}
 	o.Self = append(self[:2:2], "no job")
-	if _, err := Group(t.Context(), o); err == nil {
-		t.Error("Group whose processes fail = nil; want an error")
+	if _, err := Group(t.Context(), o); err == nil || !strings.Contains(err.Error(), "job of a process") {
+		t.Errorf("Group whose processes fail = %v; want what one of them said", err)
 	}
 	o.Ranks, o.LatencyProcs, o.GatherRanks = []int{2}, []int{}, 1
 	if _, err := Group(t.Context(), o); err == nil {
