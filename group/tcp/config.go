@@ -1,8 +1,10 @@
 package tcp
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
+	"net"
 	"os"
 	"time"
 
@@ -49,6 +51,11 @@ type Config struct {
 	// IdleTimeout is after how long a connection is closed that only messages
 	// needed. Zero: one minute.
 	IdleTimeout time.Duration
+
+	// Tests set these: what every connection goes through, and how names are
+	// resolved.
+	wrap   func(net.Conn) net.Conn
+	lookup func(ctx context.Context, name string) ([]string, error)
 }
 
 // hasty bounds how long a stranger may take to prove who it is.
@@ -63,6 +70,12 @@ func (c Config) withDefaults() (Config, error) {
 	c.Arity = orElse(c.Arity, 8)
 	c.MaxMessage = orElse(c.MaxMessage, 1<<30)
 	c.MaxSize = orElse(c.MaxSize, 1<<16)
+	if c.wrap == nil {
+		c.wrap = func(conn net.Conn) net.Conn { return conn }
+	}
+	if c.lookup == nil {
+		c.lookup = net.DefaultResolver.LookupHost
+	}
 	if c.Meet == nil {
 		r, err := ParseRendezvous(c.Rendezvous)
 		if err != nil {

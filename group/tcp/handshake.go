@@ -33,6 +33,7 @@ const (
 	toMeet purpose = iota + 1
 	toLink
 	toMail
+	toCall
 )
 
 const (
@@ -51,7 +52,7 @@ type hello struct {
 	purpose  purpose
 	from, to int
 	size     int
-	session  session // zero to meet
+	session  session // to meet, a name of the process
 	job      string
 	nonce    [nonceSize]byte
 }
@@ -83,7 +84,7 @@ func decodeHello(b []byte) (hello, error) {
 	if err := r.Done(); err != nil {
 		return hello{}, fmt.Errorf("hello: %w", err)
 	}
-	if h.purpose < toMeet || h.purpose > toMail || len(h.job) > maxJob {
+	if h.purpose < toMeet || h.purpose > toCall || len(h.job) > maxJob {
 		return hello{}, fmt.Errorf("hello of purpose %d: %w", h.purpose, wire.ErrMalformed)
 	}
 	return h, nil

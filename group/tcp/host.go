@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -24,7 +25,9 @@ type host struct {
 	session    session
 	node       *tree.Node
 	mail       *mail
+	process    session       // a name of this process
 	meeting    *meeting      // on rank 0
+	wait       waiting       // on the others
 	met        chan struct{} // closed once session and node are there
 	ctx        context.Context
 	cancel     context.CancelFunc
@@ -38,6 +41,8 @@ type host struct {
 func newHost(cfg Config, rank, size int) *host {
 	h := &host{cfg: cfg, rank: rank, size: size, met: make(chan struct{}), table: make([]string, size)}
 	h.open = make(map[net.Conn]struct{})
+	h.wait.news = make(chan struct{}, 1)
+	rand.Read(h.process[:])
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.mail = newMail(h)
 	return h
@@ -86,6 +91,7 @@ func (h *host) untrack(c net.Conn) {
 
 // admit lets a connection in that proves itself, and closes any other.
 func (h *host) admit(raw net.Conn) {
+	raw = h.cfg.wrap(raw)
 	c := raw
 	if h.cfg.TLS != nil {
 		c = tls.Server(raw, h.cfg.TLS)
@@ -97,30 +103,22 @@ func (h *host) admit(raw net.Conn) {
 	defer h.untrack(raw)
 	_ = raw.SetDeadline(time.Now().Add(hasty))
 	f := newFramed(c)
-	var seat *seat
-	hi, err := welcome(f, h.cfg.Secret, func(hi hello) (err error) {
-		seat, err = h.check(hi)
-		return err
-	})
+	hi, err := welcome(f, h.cfg.Secret, h.check)
 	if err == nil {
-		err = h.take(f, hi, seat)
+		err = h.take(f, hi)
 	}
-	if err != nil {
-		if seat != nil {
-			h.meeting.vacate(seat)
-		}
+	if err != nil || hi.purpose == toMeet || hi.purpose == toCall {
 		f.Close()
 	}
 }
 
-// take hands a connection to who it is for.
-func (h *host) take(f *framed, hi hello, s *seat) error {
-	if hi.purpose == toMeet {
-		if err := h.meeting.sit(f, s); err != nil {
-			return err
-		}
-		h.wg.Go(func() { h.meeting.watch(s) })
-		return nil
+// take hands a connection to who it is for, or does what it is for.
+func (h *host) take(f *framed, hi hello) error {
+	switch hi.purpose {
+	case toMeet:
+		return h.register(f, hi)
+	case toCall:
+		return h.answer(f, hi)
 	}
 	if err := f.Conn.SetDeadline(time.Time{}); err != nil {
 		return err
@@ -132,46 +130,60 @@ func (h *host) take(f *framed, hi hello, s *seat) error {
 }
 
 // check returns why a rank that has proved itself may not come in, or nil.
-func (h *host) check(hi hello) (*seat, error) {
+func (h *host) check(hi hello) error {
 	switch {
 	case hi.job != h.cfg.Job:
-		return nil, fmt.Errorf("this is job %q, not %q", h.cfg.Job, hi.job)
+		return fmt.Errorf("this is job %q, not %q", h.cfg.Job, hi.job)
 	case hi.to != h.rank:
-		return nil, fmt.Errorf("this is rank %d, not %d", h.rank, hi.to)
+		return fmt.Errorf("this is rank %d, not %d", h.rank, hi.to)
 	case hi.size != h.size:
-		return nil, fmt.Errorf("this group has %d ranks, not %d", h.size, hi.size)
+		return fmt.Errorf("this group has %d ranks, not %d", h.size, hi.size)
 	case hi.from >= h.size || hi.from == h.rank:
-		return nil, fmt.Errorf("no rank %d is expected", hi.from)
+		return fmt.Errorf("no rank %d is expected", hi.from)
+	case hi.purpose == toMeet && h.meeting == nil:
+		return errors.New("ranks do not meet here")
 	case hi.purpose == toMeet:
-		if h.meeting == nil {
-			return nil, errors.New("ranks do not meet here")
-		}
-		return h.meeting.reserve(hi.from)
+		return h.meeting.check(hi.from, hi.session)
+	case hi.purpose == toCall:
+		return h.wait.check(hi.session)
 	}
+	return h.checkSession(hi.session)
+}
+
+// checkSession waits a moment for the ranks to meet, and returns why a connection
+// is not one of their session.
+func (h *host) checkSession(s session) error {
 	select {
 	case <-h.met:
 	case <-h.ctx.Done():
-		return nil, errors.New("the group is closed")
+		return errors.New("the group is closed")
 	case <-time.After(hasty / 2):
-		return nil, errors.New("the ranks have not met yet")
+		return errors.New("the ranks have not met yet")
 	}
-	if hi.session != h.session {
-		return nil, fmt.Errorf("session %x is over, this is %x", hi.session[:4], h.session[:4])
+	if s != h.session {
+		return fmt.Errorf("session %x is over, this is %x", s[:4], h.session[:4])
 	}
-	return nil, nil
+	return nil
 }
 
-// dial connects to another rank, at an address.
+// dial connects to another rank of the session, at an address.
 func (h *host) dial(ctx context.Context, p purpose, to int, addr string) (*framed, error) {
-	network, address := split(addr)
 	ctx, cancel := context.WithTimeout(ctx, max(hasty, h.cfg.Timeout))
 	defer cancel()
+	return h.dialAs(ctx, p, to, addr, h.session)
+}
+
+// dialAs connects to another rank, at an address, with what stands for a session.
+func (h *host) dialAs(ctx context.Context, p purpose, to int, addr string, s session) (*framed, error) {
+	network, address := split(addr)
 	raw, err := new(net.Dialer).DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
+	raw = h.cfg.wrap(raw)
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
-	f, err := h.greet(ctx, raw, p, to, address)
+	hi := hello{purpose: p, from: h.rank, to: to, size: h.size, session: s, job: h.cfg.Job}
+	f, err := h.greet(ctx, raw, hi, address)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -182,7 +194,7 @@ func (h *host) dial(ctx context.Context, p purpose, to int, addr string) (*frame
 	return f, nil
 }
 
-func (h *host) greet(ctx context.Context, raw net.Conn, p purpose, to int, address string) (*framed, error) {
+func (h *host) greet(ctx context.Context, raw net.Conn, hi hello, address string) (*framed, error) {
 	c := raw
 	if h.cfg.TLS != nil {
 		t := tls.Client(raw, clientTLS(h.cfg.TLS, address))
@@ -192,9 +204,7 @@ func (h *host) greet(ctx context.Context, raw net.Conn, p purpose, to int, addre
 		c = t
 	}
 	f := newFramed(c)
-	return f, introduce(f, h.cfg.Secret, hello{
-		purpose: p, from: h.rank, to: to, size: h.size, session: h.session, job: h.cfg.Job,
-	})
+	return f, introduce(f, h.cfg.Secret, hi)
 }
 
 // clientTLS returns the configuration for dialling, which wants a name.
@@ -248,9 +258,6 @@ func (h *host) close() {
 	}
 	if h.ln != nil {
 		h.ln.Close()
-	}
-	if h.meeting != nil {
-		h.meeting.close()
 	}
 	h.mail.close()
 	h.wg.Wait()

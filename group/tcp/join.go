@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
 	"time"
 
@@ -13,15 +14,17 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
-// errMissing reports ranks that have not come to a meeting.
-var errMissing = errors.New("have not come")
+// errForgotten reports a meeting in which this rank was not called any more:
+// rank 0 has gone, or could not reach it for a while.
+var errForgotten = errors.New("rank 0 has not called")
 
 // A rank that has not found rank 0 looks again, soon at first and then less and
-// less often.
-const (
-	firstRetry = 2 * time.Millisecond
-	lastRetry  = 250 * time.Millisecond
-)
+// less often, and less often the more ranks may do so.
+const firstRetry = 2 * time.Millisecond
+
+func (h *host) lastRetry() time.Duration {
+	return 250*time.Millisecond + time.Duration(h.size)*time.Second/10000
+}
 
 // Join meets the other ranks of the job and returns this rank's end of their
 // group. It returns when all ranks have come and are connected, or with an error
@@ -82,27 +85,26 @@ func (h *host) lead(ctx context.Context) error {
 	case place == "":
 		place = "127.0.0.1:0"
 	}
-	h.meeting = newMeeting(h.size)
+	t := terms{arity: h.cfg.Arity, timeout: h.cfg.Timeout}
+	rand.Read(t.session[:])
+	h.meeting = newMeeting(h.size, t.session)
 	if err := h.startListening(ctx, place, nil); err != nil {
 		return err
 	}
 	if err := h.cfg.Meet.Announce(ctx, h.addr); err != nil {
 		return err
 	}
-	if err := h.meeting.gather(ctx); err != nil {
+	if err := h.gather(ctx); err != nil {
 		return err
 	}
-	t := terms{arity: h.cfg.Arity, timeout: h.cfg.Timeout}
-	rand.Read(t.session[:])
-	for r, s := range h.meeting.end() {
-		h.setAddress(r, s.addr)
+	seats := h.meeting.end(h.addr, t.arity)
+	for _, s := range seats {
+		h.setAddress(s.rank, s.addr)
 	}
 	h.begin(t)
-	h.meeting.tell(func(rank int) []byte {
-		mine := t
-		mine.parent = h.address((rank - 1) / t.arity)
-		return mine.encode()
-	})
+	// Who does not hear it now will come again and ask, or is gone, which the
+	// tree notices.
+	h.wg.Go(func() { h.crier().spread(h.ctx, roll{notice: noticeMet}, seats) })
 	return nil
 }
 
@@ -121,7 +123,6 @@ func (h *host) startListening(ctx context.Context, place string, conn net.Conn) 
 // begin starts the tree under the terms that rank 0 has set.
 func (h *host) begin(t terms) {
 	h.session = t.session
-	h.cfg.Timeout, h.cfg.Arity = t.timeout, t.arity
 	h.node = tree.New(h.rank, h.size, network{h}, tree.Options{
 		Arity: t.arity, Timeout: t.timeout, MaxValue: h.cfg.MaxMessage,
 	})
@@ -131,10 +132,13 @@ func (h *host) begin(t terms) {
 // follow is what the other ranks do: they look for rank 0 until they have met.
 func (h *host) follow(ctx context.Context) error {
 	var last error
-	for retry := firstRetry; ; retry = min(2*retry, lastRetry) {
+	for retry := firstRetry; ; retry = min(2*retry, h.lastRetry()) {
 		t, err := h.attend(ctx)
 		if err == nil {
-			h.setAddress((h.rank-1)/t.arity, t.parent)
+			if above := (h.rank - 1) / t.arity; above > 0 {
+				h.setAddress(above, t.above)
+			}
+			h.cfg.Timeout, h.cfg.Arity = t.timeout, t.arity
 			h.begin(t)
 			return nil
 		}
@@ -144,11 +148,14 @@ func (h *host) follow(ctx context.Context) error {
 		if errors.Is(err, ErrSecret) {
 			return err
 		}
+		if errors.Is(err, errForgotten) {
+			retry = firstRetry
+		}
 		if ctx.Err() == nil || last == nil {
 			last = err
 		}
 		select {
-		case <-time.After(retry):
+		case <-time.After(retry/2 + mathrand.N(retry)):
 		case <-ctx.Done():
 			return &group.Error{Op: opJoin, Ranks: []int{0}, Err: fmt.Errorf("%w: %w (%w)", errMissing, group.ContextError(ctx), last)}
 		}
@@ -158,64 +165,71 @@ func (h *host) follow(ctx context.Context) error {
 // final is an error after which it makes no sense to try again.
 type final struct{ error }
 
-// attend comes to the meeting once.
+// attend comes to the meeting and waits there to be called.
 func (h *host) attend(ctx context.Context) (terms, error) {
+	if err := h.enrol(ctx); err != nil {
+		return terms{}, err
+	}
+	for {
+		r, t := h.wait.heard()
+		switch r.notice {
+		case noticeMet:
+			return t, nil
+		case noticeRefused:
+			return terms{}, final{r.error}
+		}
+		select {
+		case <-h.wait.news:
+		case <-time.After(t.again):
+			return terms{}, fmt.Errorf("%w for %v", errForgotten, t.again)
+		case <-ctx.Done():
+			return terms{}, final{missed(r.error, ctx)}
+		}
+	}
+}
+
+// enrol tells rank 0 where this rank listens, and hears the terms.
+func (h *host) enrol(ctx context.Context) error {
 	addr, err := h.cfg.Meet.Find(ctx)
 	if err != nil {
-		return terms{}, err
+		return err
 	}
-	f, err := h.dial(ctx, toMeet, 0, addr)
+	ctx, cancel := context.WithTimeout(ctx, max(hasty, h.cfg.Timeout))
+	defer cancel()
+	f, err := h.dialAs(ctx, toMeet, 0, addr, h.process)
 	if err != nil {
-		return terms{}, err
+		return err
 	}
 	defer f.Close()
-	stop := context.AfterFunc(ctx, func() { f.Close() })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { f.Close() })()
 	if h.ln == nil {
-		if err := h.startListening(ctx, h.cfg.place(h.rank, f.Conn), f.Conn); err != nil {
-			return terms{}, final{err}
+		if err := h.startListening(ctx, h.cfg.place(h.rank, addr, f.Conn), f.Conn); err != nil {
+			return final{err}
 		}
 	}
 	if err := f.WriteFrame([]byte(h.addr), nil); err != nil {
-		return terms{}, err
+		return err
 	}
-	return awaitTerms(ctx, f)
-}
-
-// awaitTerms waits until all ranks have come. Where it does not come to that its
-// error is what rank 0 last said.
-func awaitTerms(ctx context.Context, f *framed) (terms, error) {
-	var missing []int
-	for {
-		b, err := f.readFrame(maxNotice)
-		switch {
-		case err != nil && ctx.Err() != nil && missing != nil:
-			return terms{}, final{missed(missing, ctx)}
-		case err != nil:
-			return terms{}, err
-		}
-		switch body := b[1:]; notice(b[0]) {
-		case noticeWait:
-			if missing, _, err = decodeMissing(body); err != nil {
-				return terms{}, err
-			}
-		case noticeMet:
-			return decodeTerms(body)
-		case noticeRefused:
-			ranks, cause, err := decodeMissing(body)
-			if err != nil {
-				return terms{}, err
-			}
-			return terms{}, final{&group.Error{Op: opJoin, Ranks: ranks, Err: cause}}
-		default:
-			return terms{}, fmt.Errorf("notice %d: %w", b[0], errFrame)
-		}
+	b, err := f.readFrame(maxNotice)
+	if err != nil {
+		return err
 	}
+	t, err := decodeTerms(b)
+	if err != nil {
+		return err
+	}
+	h.setAddress(0, addr)
+	h.wait.begin(t)
+	return nil
 }
 
 // missed returns the error of a rank whose context ended before those came.
-func missed(ranks []int, ctx context.Context) *group.Error {
-	return &group.Error{Op: opJoin, Ranks: ranks, Err: fmt.Errorf("%w: %w", errMissing, group.ContextError(ctx))}
+func missed(e *group.Error, ctx context.Context) *group.Error {
+	cause, ranks := e.Err, e.Ranks
+	if len(ranks) == 0 {
+		cause, ranks = errForgotten, []int{0}
+	}
+	return &group.Error{Op: opJoin, Ranks: ranks, Err: fmt.Errorf("%w: %w", cause, group.ContextError(ctx))}
 }
 
 // share tells all ranks where all listen, which also is when all are connected.
@@ -232,7 +246,10 @@ func (h *host) share(ctx context.Context) error {
 	}
 	r := wire.NewReader(b)
 	for rank := range h.size {
-		h.setAddress(rank, r.String())
+		addr := r.String()
+		if rank > 0 || h.rank == 0 { // that of rank 0 is the one by which this rank has reached it
+			h.setAddress(rank, addr)
+		}
 	}
 	return r.Done()
 }

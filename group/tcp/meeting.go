@@ -1,248 +1,269 @@
 package tcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
 // opJoin is the Op of errors about ranks that have not come.
 const opJoin group.Op = "join"
 
-// notice is the first byte of what rank 0 sends to those who wait to meet.
-type notice byte
+// errMissing reports ranks that have not come to a meeting.
+var errMissing = errors.New("have not come")
 
-const (
-	noticeWait    notice = iota + 1 // who is missing
-	noticeMet                       // all have come
-	noticeRefused                   // why the meeting has ended
-)
-
-// maxNotice bounds the length of a notice, and of a registration.
-const maxNotice = 64 << 10
-
-// meeting is where rank 0 gathers the others. Every rank holds a connection here
-// until all have come.
+// meeting is the list that rank 0 keeps of the ranks that have come. No
+// connection belongs to it: ranks say where they listen and hang up, and whether
+// they are still there is seen by calling the roll.
 type meeting struct {
-	size int
+	size    int
+	session session
+	full    chan struct{} // has an element where all may be here
 
-	mu    sync.Mutex
-	seats map[int]*seat // guarded by mu
-	here  int           // how many have said where they listen; guarded by mu
-	over  bool          // guarded by mu
-	full  chan struct{} // closed when all are here
+	mu     sync.Mutex
+	seats  map[int]*seat // guarded by mu
+	here   int           // how many have heard that they have a seat; guarded by mu
+	over   bool          // guarded by mu
+	latest absence       // who last lost its seat and has not come back; guarded by mu
 }
 
 // seat is a rank that has come.
 type seat struct {
-	rank int
-	conn *framed // nil until it has said where it listens
-	addr string
+	rank    int
+	process session // a name of the process, to tell it from another of the same rank
+	addr    string  // where it listens
+	above   string  // where the rank above it listens, once all have come
+	here    bool    // it has heard that it has the seat
 }
 
-func newMeeting(size int) *meeting {
-	m := &meeting{size: size, seats: make(map[int]*seat), full: make(chan struct{})}
-	if size == 1 {
-		close(m.full)
-	}
-	return m
+func newMeeting(size int, s session) *meeting {
+	return &meeting{size: size, session: s, seats: make(map[int]*seat), full: make(chan struct{}, 1)}
 }
 
-// reserve gives a seat to a rank.
-func (m *meeting) reserve(rank int) (*seat, error) {
+// interval is how long rank 0 waits between two calls of the roll.
+func (m *meeting) interval() time.Duration {
+	return time.Second + time.Duration(m.size)*time.Second/4000
+}
+
+// check returns why a process may not have a rank's seat, or nil.
+func (m *meeting) check(rank int, process session) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.taken(rank, process)
+}
+
+func (m *meeting) taken(rank int, process session) error {
+	s := m.seats[rank]
 	switch {
+	case s != nil && s.process == process:
+		return nil
 	case m.over:
-		return nil, errors.New("the ranks have met without this process")
-	case m.seats[rank] != nil:
-		return nil, fmt.Errorf("rank %d is here already", rank)
+		return errors.New("the ranks have met without this process")
+	case s != nil:
+		return fmt.Errorf("rank %d is here already", rank)
 	}
-	s := &seat{rank: rank}
-	m.seats[rank] = s
-	return s, nil
+	return nil
 }
 
-// vacate frees the seat of a rank that went away.
-func (m *meeting) vacate(s *seat) {
+// sit gives a seat to a rank that listens at addr, or the one that it has. It
+// returns a copy of it.
+func (m *meeting) sit(rank int, process session, addr string) (seat, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.seats[s.rank] != s || m.over {
+	if err := m.taken(rank, process); err != nil {
+		return seat{}, err
+	}
+	s := m.seats[rank]
+	if s == nil {
+		s = &seat{rank: rank, process: process, addr: addr}
+		m.seats[rank] = s
+	}
+	return *s, nil
+}
+
+// confirm notes that a rank knows of its seat, so that it can be called.
+func (m *meeting) confirm(rank int, process session) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.seats[rank]
+	if s == nil || s.process != process || s.here {
 		return
 	}
-	delete(m.seats, s.rank)
-	if s.conn != nil {
-		m.here--
+	s.here = true
+	m.here++
+	if m.latest.rank == rank {
+		m.latest = absence{}
+	}
+	if m.here == m.size-1 {
+		select {
+		case m.full <- struct{}{}:
+		default:
+		}
 	}
 }
 
-// sit hears where a rank listens. The connection stays until watch returns.
-func (m *meeting) sit(f *framed, s *seat) error {
+// vacate frees a seat whose rank does not know that it has it.
+func (m *meeting) vacate(rank int, process session) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.seats[rank]; s != nil && s.process == process && !s.here {
+		delete(m.seats, rank)
+	}
+}
+
+// lose frees the seats of ranks that could not be called.
+func (m *meeting) lose(absent []absence) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, a := range absent {
+		if s := m.seats[a.rank]; a.lost && s != nil && s.here {
+			delete(m.seats, a.rank)
+			m.here--
+			m.latest = a
+		}
+	}
+}
+
+// roll returns who is here, by rank, and whether that is all.
+func (m *meeting) roll() ([]seat, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seats := make([]seat, 0, m.here)
+	for _, s := range m.seats {
+		if s.here {
+			seats = append(seats, *s)
+		}
+	}
+	slices.SortFunc(seats, func(a, b seat) int { return cmp.Compare(a.rank, b.rank) })
+	return seats, m.here == m.size-1
+}
+
+// end ends the meeting for all that come later. It returns who is here, by rank;
+// where all are, each is told where the rank above it listens.
+func (m *meeting) end(top string, arity int) []seat {
+	m.mu.Lock()
+	m.over = true
+	if m.here == m.size-1 {
+		for _, s := range m.seats {
+			s.above = top
+			if p := (s.rank - 1) / arity; p > 0 {
+				s.above = m.seats[p].addr
+			}
+		}
+	}
+	m.mu.Unlock()
+	seats, _ := m.roll()
+	return seats
+}
+
+// absent returns up to limit ranks that are not here.
+func (m *meeting) absent(limit int) (ranks []int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for r := 1; r < m.size && len(ranks) < limit; r++ {
+		if s := m.seats[r]; s == nil || !s.here {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// missing returns an error that names up to limit ranks that are not here, with
+// a cause.
+func (m *meeting) missing(cause error, limit int) *group.Error {
+	ranks := m.absent(limit)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.latest.reason != "" {
+		cause = fmt.Errorf("%w (rank %d was here: %s)", cause, m.latest.rank, m.latest.reason)
+	}
+	return &group.Error{Op: opJoin, Ranks: ranks, Err: cause}
+}
+
+// gather waits until all ranks have come and answer. Now and then it calls the
+// roll of those who are here, which tells them who is not.
+func (h *host) gather(ctx context.Context) error {
+	m := h.meeting
+	tick := time.NewTimer(m.interval())
+	defer tick.Stop()
+	for m.size > 1 {
+		select {
+		case <-m.full:
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			return h.dismiss(ctx, nil)
+		}
+		seats, all := m.roll()
+		absent := h.crier().spread(ctx, roll{notice: noticeWait, error: m.missing(errMissing, maxMissing)}, seats)
+		if ctx.Err() != nil {
+			return h.dismiss(ctx, absent)
+		}
+		if all && len(absent) == 0 {
+			return nil
+		}
+		m.lose(absent)
+		tick.Reset(m.interval())
+	}
+	return nil
+}
+
+// dismiss ends a meeting to which not all have come, or of which some have not
+// answered, and tells who is here.
+func (h *host) dismiss(ctx context.Context, absent []absence) error {
+	m := h.meeting
+	err := m.missing(group.NewRemoteError(fmt.Errorf("%w: %w", errMissing, group.ContextError(ctx))), m.size)
+	if len(err.Ranks) == 0 {
+		for _, a := range absent {
+			err.Ranks = append(err.Ranks, a.rank)
+		}
+		slices.Sort(err.Ranks)
+	}
+	seats := m.end(h.addr, h.cfg.Arity)
+	brief, cancel := context.WithTimeout(h.ctx, time.Second)
+	defer cancel()
+	h.crier().spread(brief, roll{notice: noticeRefused, error: err}, seats)
+	return err
+}
+
+// register hears where a rank listens and tells it the terms, in the course of a
+// connection of its own.
+func (h *host) register(f *framed, hi hello) error {
 	b, err := f.readFrame(maxAddress)
 	if err != nil {
 		return err
 	}
-	if err := f.Conn.SetDeadline(time.Time{}); err != nil {
+	s, err := h.meeting.sit(hi.from, hi.session, string(b))
+	if err != nil {
 		return err
 	}
-	m.mu.Lock()
-	s.conn, s.addr = f, string(b)
-	m.here++
-	if m.here == m.size-1 {
-		m.over = true
-		close(m.full)
+	if err := f.WriteFrame(h.terms(s).encode(), nil); err != nil {
+		h.meeting.vacate(hi.from, hi.session)
+		return err
 	}
-	m.mu.Unlock()
+	// The rank hangs up once it has noted the terms. Before that it would not
+	// know what a call is about.
+	_, _ = f.readFrame(1)
+	h.meeting.confirm(hi.from, hi.session)
 	return nil
 }
 
-// watch returns when the rank has gone away, and frees its seat.
-func (m *meeting) watch(s *seat) {
-	defer s.conn.Close()
-	_, _ = s.conn.readFrame(1) // nothing comes but the end
-	m.vacate(s)
-}
-
-// close ends the connections that are left.
-func (m *meeting) close() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.over = true
-	for _, s := range m.seats {
-		if s.conn != nil {
-			s.conn.Close()
-		}
+// terms returns what rank 0 tells a rank that has come.
+func (h *host) terms(s seat) *terms {
+	m := h.meeting
+	return &terms{
+		session: m.session, arity: h.cfg.Arity, timeout: h.cfg.Timeout,
+		again: 3 * m.interval(), above: s.above, missing: m.absent(maxHint),
 	}
 }
 
-// end ends the meeting for all that come later and returns who is here.
-func (m *meeting) end() map[int]*seat {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.over = true
-	return m.seats
-}
-
-// missing returns the ranks that are not here, as an error with a cause.
-func (m *meeting) missing(cause error) *group.Error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	e := &group.Error{Op: opJoin, Err: cause}
-	for r := 1; r < m.size; r++ {
-		if s := m.seats[r]; s == nil || s.conn == nil {
-			e.Ranks = append(e.Ranks, r)
-		}
-	}
-	return e
-}
-
-// tell sends a notice to all who are here.
-func (m *meeting) tell(n func(rank int) []byte) {
-	m.mu.Lock()
-	var to []*seat
-	for _, s := range m.seats {
-		if s.conn != nil {
-			to = append(to, s)
-		}
-	}
-	m.mu.Unlock()
-	for _, s := range to {
-		_ = s.conn.SetWriteDeadline(time.Now().Add(hasty)) // who does not read is noticed later
-		_ = s.conn.WriteFrame(n(s.rank), nil)
-	}
-}
-
-// gather waits until all ranks are here, and tells now and then who is not.
-func (m *meeting) gather(ctx context.Context) error {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-m.full:
-			return nil
-		case <-tick.C:
-			b := encodeMissing(noticeWait, m.missing(errMissing))
-			m.tell(func(int) []byte { return b })
-		case <-ctx.Done():
-			err := m.missing(group.NewRemoteError(fmt.Errorf("%w: %w", errMissing, group.ContextError(ctx))))
-			m.end()
-			b := encodeMissing(noticeRefused, err)
-			m.tell(func(int) []byte { return b })
-			return err
-		}
-	}
-}
-
-// maxMissing bounds how many missing ranks are told.
-const maxMissing = 4096
-
-func encodeMissing(n notice, e *group.Error) []byte {
-	var w wire.Writer
-	w.Byte(byte(n))
-	ranks := e.Ranks[:min(len(e.Ranks), maxMissing)]
-	w.Uvarint(uint64(len(ranks)))
-	for _, r := range ranks {
-		w.Uvarint(uint64(r))
-	}
-	cause, err := group.NewRemoteError(e.Err).MarshalBinary()
-	if err == nil { // as it is for all that NewRemoteError makes
-		w.Bytes(cause)
-	}
-	return w.B
-}
-
-func decodeMissing(b []byte) ([]int, *group.RemoteError, error) {
-	r := wire.NewReader(b)
-	ranks := make([]int, r.CountMax(min(maxMissing, len(b))))
-	for i := range ranks {
-		ranks[i] = r.CountMax(1 << 30)
-	}
-	cause := new(group.RemoteError)
-	err := cause.UnmarshalBinary(r.Bytes())
-	if e := r.Done(); e != nil {
-		err = e
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("missing ranks: %w", err)
-	}
-	return ranks, cause, nil
-}
-
-// terms are what rank 0 tells when all have come.
-type terms struct {
-	session session
-	arity   int
-	timeout time.Duration
-	parent  string // where the rank above listens
-}
-
-func (t *terms) encode() []byte {
-	var w wire.Writer
-	w.Byte(byte(noticeMet))
-	w.B = append(w.B, t.session[:]...)
-	w.Uvarint(uint64(t.arity))
-	w.Uvarint(uint64(t.timeout))
-	w.String(t.parent)
-	return w.B
-}
-
-func decodeTerms(b []byte) (terms, error) {
-	r := wire.NewReader(b)
-	var t terms
-	copy(t.session[:], r.Raw(len(t.session)))
-	t.arity = r.CountMax(1 << 16)
-	t.timeout = time.Duration(r.Size())
-	t.parent = r.String()
-	if err := r.Done(); err != nil {
-		return t, fmt.Errorf("terms: %w", err)
-	}
-	if t.arity < 1 || t.timeout <= 0 || len(t.parent) > maxAddress {
-		return t, fmt.Errorf("terms: arity %d, timeout %v: %w", t.arity, t.timeout, wire.ErrMalformed)
-	}
-	return t, nil
+func (h *host) crier() crier {
+	return crier{h, h.meeting.session, h.cfg.Arity, h.cfg.Timeout}
 }

@@ -59,7 +59,7 @@ func impersonate(t *testing.T, cfg Config) *impostor {
 // connect opens a connection to rank 0.
 func (p *impostor) connect(purpose purpose) *framed {
 	p.t.Helper()
-	f, err := p.dial(p.t.Context(), purpose, 0, p.terms.parent)
+	f, err := p.dial(p.t.Context(), purpose, 0, p.terms.above)
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package tcp_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"path/filepath"
 	"strconv"
@@ -19,15 +20,21 @@ import (
 
 var secret = []byte("of the tests")
 
-// freePort returns a port of this host that nobody listens at.
+// freePort returns a port of this host that nobody listens at, and that the
+// system does not give to others, as it would one of those that it picks itself.
 func freePort(t *testing.T) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var err error
+	for range 100 {
+		port := strconv.Itoa(10000 + rand.IntN(20000))
+		var ln net.Listener
+		if ln, err = net.Listen("tcp", "127.0.0.1:"+port); err == nil {
+			ln.Close()
+			return port
+		}
 	}
-	defer ln.Close()
-	return strconv.Itoa(ln.Addr().(*net.TCPAddr).Port)
+	t.Fatal(err)
+	return ""
 }
 
 // env returns the environment of a rank.

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"net"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
@@ -31,25 +29,6 @@ func FuzzHandshake(f *testing.F) {
 		again, _, err := readHello(bytes.NewReader(h.encode()))
 		if diff := cmp.Diff(h, again, cmp.AllowUnexported(hello{})); err != nil || diff != "" {
 			t.Fatalf("readHello(%x), again: %v\n%s", raw, err, diff)
-		}
-	})
-}
-
-func FuzzNotice(f *testing.F) {
-	t := terms{session: session{9}, arity: 8, timeout: time.Second, parent: "10.0.0.1:29500"}
-	f.Add(t.encode()[1:])
-	f.Add(encodeMissing(noticeWait, &group.Error{Ranks: []int{1, 2, 300}, Err: errMissing})[1:])
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if got, err := decodeTerms(b); err == nil {
-			if again, err := decodeTerms(got.encode()[1:]); err != nil || again != got {
-				t.Fatalf("terms %+v, again: %+v, %v", got, again, err)
-			}
-		}
-		if ranks, cause, err := decodeMissing(b); err == nil {
-			e := &group.Error{Ranks: ranks, Err: cause}
-			if again, _, err := decodeMissing(encodeMissing(noticeWait, e)[1:]); err != nil || !cmp.Equal(again, ranks, cmpopts.EquateEmpty()) {
-				t.Fatalf("missing %v, again: %v, %v", ranks, again, err)
-			}
 		}
 	})
 }
