@@ -104,9 +104,12 @@ func (c *roll) encode() []byte {
 		return w.B
 	}
 	putRanks(&w, c.error.Ranks, maxMissing)
-	cause, err := group.NewRemoteError(c.error.Err).MarshalBinary()
-	if err == nil { // as it is for all that NewRemoteError makes
-		w.Bytes(cause)
+	cause, passedOn := c.error.Err.(*group.RemoteError)
+	if !passedOn {
+		cause = group.NewRemoteError(c.error.Err)
+	}
+	if b, err := cause.MarshalBinary(); err == nil { // as it is for all that are within bounds
+		w.Bytes(b)
 	}
 	return w.B
 }

@@ -119,6 +119,9 @@ func readCall(f *framed, size int) (roll, []seat, error) {
 	if err != nil {
 		return c, nil, err
 	}
+	if c.called < 1 || c.called >= size {
+		return c, nil, fmt.Errorf("call of %d ranks of %d: %w", c.called, size, wire.ErrMalformed)
+	}
 	var seats []seat
 	for len(seats) < c.called {
 		if b, err = f.readFrame(maxNotice); err != nil {
@@ -130,8 +133,8 @@ func readCall(f *framed, size int) (roll, []seat, error) {
 		}
 		seats = append(seats, some...)
 	}
-	if c.called < 1 || c.called >= size || len(seats) != c.called {
-		return c, nil, fmt.Errorf("call of %d ranks of %d: %w", len(seats), size, wire.ErrMalformed)
+	if len(seats) != c.called {
+		return c, nil, fmt.Errorf("call of %d ranks, not %d: %w", len(seats), c.called, wire.ErrMalformed)
 	}
 	return c, seats, nil
 }

@@ -11,6 +11,9 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/grouptest"
 )
 
 // certificate makes one that is its own authority.
@@ -40,15 +43,39 @@ func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }
 
+// mutual returns a configuration by which ranks know each other.
+func mutual(t *testing.T) (*tls.Config, *x509.CertPool) {
+	cert, pool := certificate(t)
+	return &tls.Config{
+		Certificates: []tls.Certificate{cert}, RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
+	}, pool
+}
+
+func TestGroupOverTLS(t *testing.T) {
+	conf, _ := mutual(t)
+	open := func(t *testing.T, n int) []group.Group {
+		cfg := pairConfig(t)
+		cfg.Size, cfg.Timeout, cfg.TLS = n, 20*time.Second, conf
+		js, gs := make([]*joining, n), make([]group.Group, n)
+		for r := range js {
+			js[r] = joinLater(t, cfg, r)
+		}
+		meets(t, js...)
+		for r, j := range js {
+			gs[r] = j.group
+		}
+		return gs
+	}
+	leave := func(g group.Group) { g.(*Group).Leave(nil) }
+	grouptest.Run(t, open, &grouptest.Options{Sizes: []int{2}, Real: true, Reuse: true, Leave: leave})
+}
+
 // With mutual TLS ranks need no secret, and who has no certificate stays out.
 func TestMutualTLS(t *testing.T) {
 	t.Setenv(SecretVariable, "")
-	cert, pool := certificate(t)
 	cfg := pairConfig(t)
-	cfg.Secret, cfg.Timeout = nil, 10*time.Second
-	cfg.TLS = &tls.Config{
-		Certificates: []tls.Certificate{cert}, RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
-	}
+	conf, pool := mutual(t)
+	cfg.Secret, cfg.Timeout, cfg.TLS = nil, 10*time.Second, conf
 	if !cfg.proven() {
 		t.Error("mutual TLS does not count as proof")
 	}

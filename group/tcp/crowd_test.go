@@ -1,0 +1,108 @@
+package tcp
+
+import (
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// heldConn counts itself until it is closed.
+type heldConn struct {
+	net.Conn
+	crowd *crowd
+	rank  int
+
+	mu   sync.Mutex
+	kind purpose // of the first bytes that went by; guarded by mu
+	shut bool    // guarded by mu
+}
+
+// crowd counts the connections that ranks hold, by what they are for.
+type crowd struct {
+	mu   sync.Mutex
+	now  map[int]map[purpose]int // guarded by mu
+	most map[purpose]int         // of any rank, at any time; guarded by mu
+}
+
+func (c *crowd) wrap(rank int) func(net.Conn) net.Conn {
+	return func(conn net.Conn) net.Conn { return &heldConn{Conn: conn, crowd: c, rank: rank} }
+}
+
+func (c *crowd) add(rank int, p purpose, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.now[rank] == nil {
+		c.now[rank] = make(map[purpose]int)
+	}
+	c.now[rank][p] += n
+	c.most[p] = max(c.most[p], c.now[rank][p])
+}
+
+// see takes the purpose from a hello.
+func (h *heldConn) see(b []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.kind != 0 || h.shut || len(b) <= len(magic)+2 || string(b[:len(magic)]) != magic {
+		return
+	}
+	h.kind = purpose(b[len(magic)+2])
+	h.crowd.add(h.rank, h.kind, 1)
+}
+
+func (h *heldConn) Read(b []byte) (int, error) {
+	n, err := h.Conn.Read(b)
+	h.see(b[:n])
+	return n, err
+}
+
+func (h *heldConn) Write(b []byte) (int, error) {
+	h.see(b)
+	return h.Conn.Write(b)
+}
+
+func (h *heldConn) CloseWrite() error { return h.Conn.(*net.TCPConn).CloseWrite() }
+
+func (h *heldConn) Close() error {
+	h.mu.Lock()
+	if h.kind != 0 && !h.shut {
+		h.crowd.add(h.rank, h.kind, -1)
+	}
+	h.shut = true
+	h.mu.Unlock()
+	return h.Conn.Close()
+}
+
+// However many ranks there are, none holds more connections than the arity and
+// one, while they meet and afterwards, nor calls more at once. Those who come to
+// rank 0 hang up again, and only so many are let in at once.
+func TestNobodyHoldsAConnectionPerRank(t *testing.T) {
+	const size, arity = 200, 4
+	cfg := crowdConfig(t, size)
+	cfg.Arity, cfg.Timeout = arity, 20*time.Second
+	c := &crowd{now: make(map[int]map[purpose]int), most: make(map[purpose]int)}
+	js := make([]*joining, size)
+	for i := range js {
+		r := (i + size/2) % size // rank 0 comes when half of them look for it
+		one := cfg
+		one.wrap = c.wrap(r)
+		js[r] = joinLater(t, one, r)
+	}
+	meets(t, js...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for p, limit := range map[purpose]int{toLink: arity + 1, toCall: arity + 2, toMeet: maxStrangers, toMail: 0} {
+		if got := c.most[p]; got > limit {
+			t.Errorf("connections of purpose %d at once = %d; want at most %d", p, got, limit)
+		}
+	}
+	for r, held := range c.now {
+		if held[toMeet] > 0 || held[toLink] > arity+1 || held[toLink] == 0 {
+			t.Errorf("rank %d holds %v after the meeting; want links only", r, held)
+		}
+	}
+	if c.most[toLink] != arity+1 {
+		t.Errorf("most links = %d; want %d", c.most[toLink], arity+1)
+	}
+	t.Logf("at most: %v (1 to meet, 2 links, 4 calls)", c.most)
+}

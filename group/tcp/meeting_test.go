@@ -1,0 +1,311 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// joining is a rank that is about to join.
+type joining struct {
+	cancel context.CancelCauseFunc
+	done   chan struct{} // closed when it has returned
+	group  *Group
+	err    error
+}
+
+// joinLater lets a rank join in the background. Its group is closed at the end.
+func joinLater(t *testing.T, cfg Config, rank int) *joining {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	j := &joining{cancel: cancel, done: make(chan struct{})}
+	cfg.Rank = rank
+	go func() {
+		defer close(j.done)
+		j.group, j.err = Join(ctx, cfg)
+	}()
+	t.Cleanup(func() {
+		cancel(nil)
+		<-j.done
+		if j.group != nil {
+			j.group.Close()
+		}
+	})
+	return j
+}
+
+// meets checks that ranks have joined and that a call of theirs succeeds.
+func meets(t *testing.T, js ...*joining) {
+	t.Helper()
+	for _, j := range js {
+		if <-j.done; j.err != nil {
+			t.Fatalf("Join = %v; want no error", j.err)
+		}
+	}
+	var wg sync.WaitGroup
+	for _, j := range js {
+		wg.Go(func() {
+			if err := j.group.Barrier(t.Context()); err != nil {
+				t.Errorf("barrier = %v; want no error", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// leader is rank 0 that lets others come, without the calls of the roll that it
+// would make by itself.
+func leader(t *testing.T, cfg Config) *host {
+	t.Helper()
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHost(cfg, 0, cfg.Size)
+	t.Cleanup(h.close)
+	h.meeting = newMeeting(h.size, session{1})
+	if err := h.startListening(t.Context(), "127.0.0.1:0", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.Meet.Announce(t.Context(), h.addr); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// seated waits until n ranks have come.
+func (h *host) seated(t *testing.T, n int) []seat {
+	t.Helper()
+	for {
+		seats, _ := h.meeting.roll()
+		if len(seats) == n {
+			return seats
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatalf("%d ranks have come; want %d", len(seats), n)
+		}
+	}
+}
+
+func crowdConfig(t *testing.T, size int) Config {
+	cfg := pairConfig(t)
+	cfg.Size, cfg.Arity = size, 2
+	return cfg
+}
+
+// A call of the roll reaches all who are there and names those who are not,
+// wherever they stand.
+func TestRollCall(t *testing.T) {
+	const size = 12
+	cfg := crowdConfig(t, size)
+	h := leader(t, cfg)
+	js := make([]*joining, size)
+	for r := 1; r < size; r++ {
+		js[r] = joinLater(t, cfg, r)
+	}
+	wait := roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}
+	if absent := h.crier().spread(t.Context(), wait, h.seated(t, size-1)); len(absent) > 0 {
+		t.Errorf("absent where all are here: %v; want none", absent)
+	}
+	gone := []int{1, 2, 3, 8, 11}
+	for _, r := range gone {
+		js[r].cancel(nil)
+		<-js[r].done
+	}
+	seats := h.seated(t, size-1)
+	absent := h.crier().spread(t.Context(), wait, seats)
+	var got []int
+	for _, a := range absent {
+		got = append(got, a.rank)
+		if !a.lost || !strings.Contains(a.reason, "refused") {
+			t.Errorf("rank %d: lost %t, because %q; want a connection that is refused", a.rank, a.lost, a.reason)
+		}
+	}
+	if slices.Sort(got); !slices.Equal(got, gone) {
+		t.Errorf("absent: %v; want %v", got, gone)
+	}
+	h.meeting.lose(absent)
+	if got := h.meeting.absent(size); !slices.Equal(got, gone) {
+		t.Errorf("without a seat: %v; want %v", got, gone)
+	}
+	if err := h.meeting.missing(errMissing, 2); len(err.Ranks) != 2 || !strings.Contains(err.Error(), "was here: dial") {
+		t.Errorf("missing = %v; want two ranks, and why one that was here is not any more", err)
+	}
+}
+
+// A rank that accepts connections and says nothing loses its seat within the
+// timeout, and those that would have been called through it are called anyway.
+func TestRollCallOfTheSilent(t *testing.T) {
+	cfg := crowdConfig(t, 4)
+	cfg.Arity = 1
+	h := leader(t, cfg)
+	joinLater(t, cfg, 2)
+	joinLater(t, cfg, 3)
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	h.seated(t, 2)
+	if _, err := h.meeting.sit(1, session{7}, mute.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	h.meeting.confirm(1, session{7})
+	wait := roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}
+	absent := h.crier().spread(t.Context(), wait, h.seated(t, 3))
+	if len(absent) != 1 || absent[0].rank != 1 || !absent[0].lost {
+		t.Errorf("absent: %v; want rank 1, lost", absent)
+	}
+}
+
+// A list that is longer than a frame arrives whole.
+func TestLongCalls(t *testing.T) {
+	const size = 3000
+	seats := make([]seat, size-1)
+	for i := range seats {
+		seats[i] = seat{rank: i + 1, addr: strings.Repeat("x", maxAddress), above: strings.Repeat("y", 20)}
+	}
+	here, there := net.Pipe()
+	defer here.Close()
+	go func() {
+		defer there.Close()
+		writeCall(newFramed(there), roll{notice: noticeMet, called: len(seats)}, seats)
+	}()
+	if _, got, err := readCall(newFramed(here), size); err != nil || !slices.Equal(got, seats) {
+		t.Errorf("readCall = %d seats, %v; want %d", len(got), err, len(seats))
+	}
+}
+
+// Ranks that go while others wait can be replaced, and so can rank 0; a second
+// process of a rank that is there is refused.
+func TestSeatsAreFreed(t *testing.T) {
+	t.Run("of a rank", func(t *testing.T) {
+		t.Parallel()
+		cfg := crowdConfig(t, 4)
+		cfg.Timeout = 10 * time.Second
+		js := []*joining{joinLater(t, cfg, 0), joinLater(t, cfg, 1), joinLater(t, cfg, 2)}
+		h := leaderOf(t, cfg)
+		h.await(t, 1)
+		h.await(t, 2)
+		if err := h.come(2); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "rank 2 is here already") {
+			t.Errorf("a second rank 2: %v; want it to be refused", err)
+		}
+		js[1].cancel(errors.New("of no use"))
+		if <-js[1].done; !errors.Is(js[1].err, context.Canceled) {
+			t.Errorf("Join = %v; want %v", js[1].err, context.Canceled)
+		}
+		js[1] = joinLater(t, cfg, 1)
+		js = append(js, joinLater(t, cfg, 3))
+		meets(t, js...)
+	})
+	t.Run("of rank 0", func(t *testing.T) {
+		t.Parallel()
+		cfg := crowdConfig(t, 3)
+		cfg.Timeout = 10 * time.Second
+		h := leader(t, cfg)
+		one := joinLater(t, cfg, 1)
+		h.seated(t, 1)
+		h.close() // it dies without a word
+		meets(t, one, joinLater(t, cfg, 0), joinLater(t, cfg, 2))
+	})
+}
+
+// A rank that did not hear that all have come asks again, and is told.
+func TestRanksThatMissTheWord(t *testing.T) {
+	t.Parallel()
+	cfg := crowdConfig(t, 2)
+	cfg.Timeout = 10 * time.Second
+	h := leader(t, cfg)
+	one := joinLater(t, cfg, 1)
+	h.seated(t, 1)
+	h.meeting.end(h.addr, 2)
+	h.begin(terms{session: h.meeting.session, arity: 2, timeout: h.cfg.Timeout})
+	shared := make(chan error, 1)
+	go func() { shared <- h.share(t.Context()) }()
+	<-one.done
+	if err := errors.Join(one.err, <-shared); err != nil {
+		t.Errorf("Join = %v; want no error", err)
+	}
+	stranger := &host{cfg: h.cfg, rank: 1, size: 2}
+	_, err := stranger.dialAs(t.Context(), toMeet, 0, h.addr, session{9})
+	if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "have met without") {
+		t.Errorf("another process of that rank: %v; want it to be refused", err)
+	}
+}
+
+// A meeting that ends without all is over for those who wait, at once.
+func TestDismissal(t *testing.T) {
+	cfg := crowdConfig(t, 9)
+	var js []*joining
+	for _, r := range []int{0, 1, 2, 4, 7} {
+		js = append(js, joinLater(t, cfg, r))
+	}
+	h := leaderOf(t, cfg)
+	for _, r := range []int{1, 2, 4, 7} {
+		h.await(t, r)
+	}
+	js[0].cancel(errors.New("of no use"))
+	for _, j := range js {
+		<-j.done
+		ge, ok := errors.AsType[*group.Error](j.err)
+		if !ok || !errors.Is(j.err, context.Canceled) || !slices.Equal(ge.Ranks, []int{3, 5, 6, 8}) {
+			t.Errorf("Join = %v; want ranks 3, 5, 6 and 8", j.err)
+		}
+	}
+}
+
+// visitor is a process that looks at a meeting from outside.
+type visitor struct {
+	cfg  Config
+	addr string
+}
+
+// leaderOf finds rank 0 of a meeting.
+func leaderOf(t *testing.T, cfg Config) *visitor {
+	t.Helper()
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}
+	for {
+		if addr, err := f.Find(t.Context()); err == nil {
+			return &visitor{cfg, addr}
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatal("nobody is there")
+		}
+	}
+}
+
+// come asks for the seat of a rank and goes away.
+func (v *visitor) come(rank int) error {
+	h := &host{cfg: v.cfg, rank: rank, size: v.cfg.Size}
+	f, err := h.dialAs(context.Background(), toMeet, 0, v.addr, session{42})
+	if err == nil {
+		f.Close()
+	}
+	return err
+}
+
+// await waits until a rank has come.
+func (v *visitor) await(t *testing.T, rank int) {
+	t.Helper()
+	for v.come(rank) == nil {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatalf("rank %d has not come", rank)
+		}
+	}
+}
