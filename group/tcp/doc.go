@@ -6,21 +6,34 @@
 // # Meeting
 //
 // Rank 0 listens where the [Rendezvous] says, or announces there where it
-// listens. The others connect to it, say where they listen themselves, and wait.
-// When all have come rank 0 draws a session, 16 random bytes, and tells each rank
-// the session and where the rank above it in the tree listens; that connection
-// ends. Ranks then connect to the rank above, and where all listen is the first
-// thing that is broadcast. So no rank keeps more than the arity of connections
-// downwards and one upwards. Ranks that come to rank 0 after the meeting, and
-// connections with another session, are refused and told why.
+// listens. Each of the others connects to it once, says where it listens itself,
+// hears the terms (the session, 16 random bytes; the arity; the timeout) and hangs
+// up. So nobody holds a connection while ranks are missing.
+//
+// Rank 0 calls the roll of those who are here, once in a second or, with thousands
+// of ranks, in a few, and when all are here. It connects to as many ranks as the
+// arity and gives each a part of the list; each calls the ranks of its part in the
+// same way and answers with those whom it could not reach, who lose their seats.
+// Where the first of a part is not there the next one takes its place. A call says
+// who is missing, so that a rank whose context ends can tell. A rank that is not
+// called for three times as long registers again: rank 0 may be a new one. When a
+// call of all ranks has found all, the next one says that they have met, and where
+// the rank above each of them in the tree listens. Ranks then connect to the rank
+// above, and where all listen is the first thing that is broadcast.
+//
+// A rank is reached by all others at the address that it gives, rank 0 at the one
+// by which it was found. A second process of a rank that is here, processes that
+// come after the meeting, and connections with another session are refused and
+// told why. One that did not hear that all have met asks again and is told.
 //
 // # Handshake
 //
 // Every connection begins with it, within ten seconds:
 //
 //	→ "cairngr1", the length of what follows (2 bytes), purpose (1: meet, 2: link,
-//	  3: messages), ranks from and to, size (4 bytes each), session (16), job
-//	  (length as a varint, text), nonce (32)
+//	  3: messages, 4: call of the roll), ranks from and to, size (4 bytes each),
+//	  session (16; to meet, a name of the process), job (length as a varint,
+//	  text), nonce (32)
 //	← nonce (32)
 //	→ proof (32): HMAC-SHA-256 with the secret of "dial", all above and, under TLS,
 //	  bytes exported from it, each behind its length

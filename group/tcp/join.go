@@ -104,7 +104,8 @@ func (h *host) lead(ctx context.Context) error {
 	h.begin(t)
 	// Who does not hear it now will come again and ask, or is gone, which the
 	// tree notices.
-	h.wg.Go(func() { h.crier().spread(h.ctx, roll{notice: noticeMet}, seats) })
+	met := roll{notice: noticeMet}
+	h.wg.Go(func() { h.crier().spread(h.during(met), met, seats) })
 	return nil
 }
 

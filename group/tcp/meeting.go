@@ -227,7 +227,7 @@ func (h *host) dismiss(ctx context.Context, absent []absence) error {
 		slices.Sort(err.Ranks)
 	}
 	seats := m.end(h.addr, h.cfg.Arity)
-	brief, cancel := context.WithTimeout(h.ctx, time.Second)
+	brief, cancel := context.WithTimeout(h.ctx, time.Second) // they pass it on, also without this rank
 	defer cancel()
 	h.crier().spread(brief, roll{notice: noticeRefused, error: err}, seats)
 	return err

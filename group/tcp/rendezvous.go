@@ -57,7 +57,10 @@ func ParseRendezvous(address string) (Rendezvous, error) {
 
 // Env is the [Rendezvous] by the environment that torchrun, Slurm scripts and
 // Kubernetes set: rank 0 listens at MASTER_ADDR and MASTER_PORT, and RANK and
-// WORLD_SIZE are this process's. A MASTER_ADDR of "unix:/path" is a socket.
+// WORLD_SIZE are this process's. A MASTER_ADDR of "unix:/path" is a socket. Where
+// it is a name that on its own host stands for loopback, for an address of
+// another or for nothing yet, rank 0 listens at all addresses, if there is a
+// secret or mutual TLS.
 type Env struct {
 	// Port is used instead of MASTER_PORT where it is not empty: torchrun itself
 	// may listen there.

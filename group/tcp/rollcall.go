@@ -153,14 +153,17 @@ func (h *host) answer(f *framed, hi hello) error {
 	if err := f.Conn.SetDeadline(time.Now().Add(c.patience(len(seats)))); err != nil {
 		return err
 	}
-	if r.notice == noticeRefused {
-		// Who is told that the meeting has ended will close. That must wait until
-		// the others know.
-		defer h.wait.hear(hi.session, r, "")
-	} else {
-		h.wait.hear(hi.session, r, seats[0].above)
+	h.wait.hear(hi.session, r, seats[0].above)
+	return f.WriteFrame(encodeAbsent(c.spread(h.during(r), r, seats[1:])), nil)
+}
+
+// during returns the context of a call. The last word is passed on even where
+// this rank closes at once because of it.
+func (h *host) during(r roll) context.Context {
+	if r.notice == noticeWait {
+		return h.ctx
 	}
-	return f.WriteFrame(encodeAbsent(c.spread(h.ctx, r, seats[1:])), nil)
+	return context.WithoutCancel(h.ctx)
 }
 
 // waiting is what a rank other than 0 knows while it waits for all to meet.

@@ -30,6 +30,8 @@ type Node struct {
 	early  map[id][]early
 	waits  int  // bytes in early; guarded by mu
 	closed bool // guarded by mu
+
+	forgotten map[id]struct{} // groups that this rank has closed; guarded by mu
 }
 
 // early is a frame for a group that this rank has yet to learn of.
@@ -47,6 +49,7 @@ func New(rank, size int, net Network, opts Options) *Node {
 		opts: opts.withDefaults(), net: net,
 		up: make(map[int]*link), down: make(map[int]*link),
 		teams: make(map[id]*team), early: make(map[id][]early),
+		forgotten: make(map[id]struct{}),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.mu.Lock()
@@ -115,6 +118,9 @@ func (n *Node) receive(l *link, f frame, size int) error {
 	t := n.teams[f.id]
 	if t != nil {
 		return t.receive(l, f, size)
+	}
+	if n.late(l, f, size) {
+		return nil
 	}
 	if f.kind == kindPiece || n.waits+size > maxEarly {
 		return fmt.Errorf("group that is not known: %w", errProtocol)
