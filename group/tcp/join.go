@@ -97,7 +97,7 @@ func (h *host) lead(ctx context.Context) error {
 	if err := h.gather(ctx); err != nil {
 		return err
 	}
-	seats := h.meeting.end(h.addr, t.arity)
+	seats := h.meeting.succeed(h.addr, t.arity)
 	for _, s := range seats {
 		h.setAddress(s.rank, s.addr)
 	}

@@ -58,6 +58,7 @@ func (m *meeting) check(rank int, process session) error {
 	return m.taken(rank, process)
 }
 
+// taken is check where the lock is held.
 func (m *meeting) taken(rank int, process session) error {
 	s := m.seats[rank]
 	switch {
@@ -144,22 +145,27 @@ func (m *meeting) roll() ([]seat, bool) {
 	return seats, m.here == m.size-1
 }
 
-// end ends the meeting for all that come later. It returns who is here, by rank;
-// where all are, each is told where the rank above it listens.
-func (m *meeting) end(top string, arity int) []seat {
+// end ends the meeting for all that come later, and returns who is here, by rank.
+func (m *meeting) end() []seat {
 	m.mu.Lock()
 	m.over = true
-	if m.here == m.size-1 {
-		for _, s := range m.seats {
-			s.above = top
-			if p := (s.rank - 1) / arity; p > 0 {
-				s.above = m.seats[p].addr
-			}
-		}
-	}
 	m.mu.Unlock()
 	seats, _ := m.roll()
 	return seats
+}
+
+// succeed is end where all are here. Each is told where the rank above it
+// listens; top is where rank 0 does.
+func (m *meeting) succeed(top string, arity int) []seat {
+	m.mu.Lock()
+	for _, s := range m.seats {
+		s.above = top
+		if p := (s.rank - 1) / arity; p > 0 {
+			s.above = m.seats[p].addr
+		}
+	}
+	m.mu.Unlock()
+	return m.end()
 }
 
 // absent returns up to limit ranks that are not here.
@@ -226,8 +232,8 @@ func (h *host) dismiss(ctx context.Context, absent []absence) error {
 		}
 		slices.Sort(err.Ranks)
 	}
-	seats := m.end(h.addr, h.cfg.Arity)
-	brief, cancel := context.WithTimeout(h.ctx, time.Second) // they pass it on, also without this rank
+	seats := m.end()
+	brief, cancel := context.WithTimeout(h.ctx, 2*time.Second) // they pass it on, also without this rank
 	defer cancel()
 	h.crier().spread(brief, roll{notice: noticeRefused, error: err}, seats)
 	return err

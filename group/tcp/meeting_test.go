@@ -97,7 +97,7 @@ func (h *host) seated(t *testing.T, n int) []seat {
 
 func crowdConfig(t *testing.T, size int) Config {
 	cfg := pairConfig(t)
-	cfg.Size, cfg.Arity = size, 2
+	cfg.Size, cfg.Arity, cfg.Timeout = size, 2, 10*time.Second
 	return cfg
 }
 
@@ -145,7 +145,7 @@ func TestRollCall(t *testing.T) {
 // timeout, and those that would have been called through it are called anyway.
 func TestRollCallOfTheSilent(t *testing.T) {
 	cfg := crowdConfig(t, 4)
-	cfg.Arity = 1
+	cfg.Arity, cfg.Timeout = 1, time.Second
 	h := leader(t, cfg)
 	joinLater(t, cfg, 2)
 	joinLater(t, cfg, 3)
@@ -190,7 +190,6 @@ func TestSeatsAreFreed(t *testing.T) {
 	t.Run("of a rank", func(t *testing.T) {
 		t.Parallel()
 		cfg := crowdConfig(t, 4)
-		cfg.Timeout = 10 * time.Second
 		js := []*joining{joinLater(t, cfg, 0), joinLater(t, cfg, 1), joinLater(t, cfg, 2)}
 		h := leaderOf(t, cfg)
 		h.await(t, 1)
@@ -209,7 +208,6 @@ func TestSeatsAreFreed(t *testing.T) {
 	t.Run("of rank 0", func(t *testing.T) {
 		t.Parallel()
 		cfg := crowdConfig(t, 3)
-		cfg.Timeout = 10 * time.Second
 		h := leader(t, cfg)
 		one := joinLater(t, cfg, 1)
 		h.seated(t, 1)
@@ -222,11 +220,10 @@ func TestSeatsAreFreed(t *testing.T) {
 func TestRanksThatMissTheWord(t *testing.T) {
 	t.Parallel()
 	cfg := crowdConfig(t, 2)
-	cfg.Timeout = 10 * time.Second
 	h := leader(t, cfg)
 	one := joinLater(t, cfg, 1)
 	h.seated(t, 1)
-	h.meeting.end(h.addr, 2)
+	h.meeting.succeed(h.addr, 2)
 	h.begin(terms{session: h.meeting.session, arity: 2, timeout: h.cfg.Timeout})
 	shared := make(chan error, 1)
 	go func() { shared <- h.share(t.Context()) }()
