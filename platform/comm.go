@@ -13,11 +13,17 @@ import (
 // above all, runs on any platform: the group inside of g where it has one, else
 // the platform's own methods. In that case Sub lists ranks in ascending order and
 // makes the groups of [Groups.Split], which are shared by all who list the same.
-func Comm(p Platform, g Group) group.Group {
-	if w, ok := g.(interface{ Unwrap() group.Group }); ok {
-		return w.Unwrap()
+//
+// The error for no group wraps [group.ErrInvalid]: a nil group.Group often stands
+// for a rank on its own.
+func Comm(p Platform, g Group) (group.Group, error) {
+	if g == nil {
+		return nil, fmt.Errorf("no group; a rank that is no member has none: %w", group.ErrInvalid)
 	}
-	return &comm{Group: g, p: p}
+	if w, ok := g.(interface{ Unwrap() group.Group }); ok {
+		return w.Unwrap(), nil
+	}
+	return &comm{Group: g, p: p}, nil
 }
 
 // comm is a group by the methods of a platform.
@@ -26,9 +32,7 @@ type comm struct {
 	p Platform
 }
 
-var (
-	_ group.Group = (*comm)(nil)
-)
+var _ group.Group = (*comm)(nil)
 
 func (c *comm) Gather(ctx context.Context, root int, v []byte) ([][]byte, error) {
 	return c.p.Gather(ctx, c.Group, root, v)
@@ -64,5 +68,5 @@ func (c *comm) Sub(ctx context.Context, ranks []int) (group.Group, error) {
 	if err != nil || sub == nil {
 		return nil, err
 	}
-	return Comm(c.p, sub), nil
+	return Comm(c.p, sub)
 }

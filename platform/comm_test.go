@@ -17,7 +17,10 @@ import (
 func TestCommOfABarePlatform(t *testing.T) {
 	err := inproc.Run(t.Context(), 4, func(ctx context.Context, world group.Group) error {
 		p := newBare(world)
-		g := platform.Comm(p, p.World())
+		g, err := platform.Comm(p, p.World())
+		if err != nil {
+			return err
+		}
 		got, err := group.ReduceScatter(ctx, g, "double", group.JSON[int](), group.JSON[int](),
 			func(context.Context) (int, error) { return g.Rank(), nil },
 			func(_ context.Context, all []int) ([]int, error) {
@@ -65,4 +68,10 @@ func checkSub(ctx context.Context, g group.Group) error {
 		return fmt.Errorf("Sub of no ranks = %v; want ErrInvalid", err)
 	}
 	return nil
+}
+
+func TestCommOfNoGroup(t *testing.T) {
+	if g, err := platform.Comm(newBare(nil), nil); !errors.Is(err, group.ErrInvalid) || g != nil {
+		t.Errorf("Comm of no group = %v, %v; want ErrInvalid", g, err)
+	}
 }

@@ -43,9 +43,13 @@ type verdict struct {
 // not be made. Whatever is wrong with a list, on whichever rank, is an error on
 // all of them.
 func (p *Platform) agree(ctx context.Context, parent *Group, parts [][]int) (verdict, error) {
-	return group.AllReduce(ctx, parent.inner, string(opSplit), group.JSON[proposal](), group.JSON[verdict](),
+	v, err := group.AllReduce(ctx, parent.inner, string(opSplit), group.JSON[proposal](), group.JSON[verdict](),
 		func(context.Context) (proposal, error) { return p.propose(parent, parts) },
 		func(_ context.Context, all []proposal) (verdict, error) { return decide(parent, parts, all) })
+	if err == nil && len(v.Reuse) != len(parts) {
+		err = fmt.Errorf("split: a verdict on %d of %d parts: %w", len(v.Reuse), len(parts), group.ErrMismatch)
+	}
+	return v, err
 }
 
 func (p *Platform) propose(parent *Group, parts [][]int) (proposal, error) {

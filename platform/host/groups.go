@@ -34,7 +34,7 @@ func (p *Platform) Split(ctx context.Context, parent platform.Group, parts [][]i
 	if err != nil {
 		return nil, err
 	}
-	mine, made, err := p.make(ctx, from, parts, v)
+	mine, made, err := p.build(ctx, from, parts, v)
 	if err != nil || mine == nil {
 		return nil, err // not a nil *Group in a platform.Group
 	}
@@ -44,9 +44,9 @@ func (p *Platform) Split(ctx context.Context, parent platform.Group, parts [][]i
 	return mine, nil
 }
 
-// make makes the groups that are to be made. It returns this rank's and whether
+// build makes the groups that are to be made. It returns this rank's and whether
 // that is a new one.
-func (p *Platform) make(ctx context.Context, from *Group, parts [][]int, v verdict) (mine *Group, made bool, err error) {
+func (p *Platform) build(ctx context.Context, from *Group, parts [][]int, v verdict) (mine *Group, made bool, err error) {
 	me := p.world.Rank()
 	for i, part := range parts {
 		member := slices.Contains(part, me)

@@ -213,7 +213,10 @@ func testSubGroup(e *env) {
 // A platform's group serves as a group of package group.
 func testComm(e *env) {
 	e.must(func(ctx context.Context, p platform.Platform) error {
-		g := platform.Comm(p, p.World())
+		g, err := platform.Comm(p, p.World())
+		if err != nil {
+			return err
+		}
 		got, err := group.AllReduce(ctx, g, "last", group.JSON[int](), group.JSON[int](),
 			func(context.Context) (int, error) { return g.Rank(), nil },
 			func(_ context.Context, all []int) (int, error) { return all[len(all)-1], nil })

@@ -1,0 +1,169 @@
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// packages are the folders of the packages that platform.md names.
+var packages = map[string]string{
+	"cairn": ".", "tensor": "tensor", "value": "value", "group": "group", "tcp": "group/tcp", "collective": "collective",
+	"platform": "platform", "host": "platform/host", "all": "platform/all",
+}
+
+var (
+	row        = regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (.*) \\| (.*) \\| (.*) \\|$")
+	identifier = regexp.MustCompile("`([a-z]+)\\.([A-Z]\\w*(?:\\.[A-Z]\\w*)?)`")
+	testLink   = regexp.MustCompile("^\\[`([tT]est\\w+)`\\]\\(\\.\\./([\\w/]+\\.go)\\)$")
+)
+
+// The page has each method of hyper_parallel's platform once, and a test where
+// it has a name here.
+func TestPlatformPageHasEveryMethod(t *testing.T) {
+	list, err := os.ReadFile("testdata/platform-methods.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := slices.Sorted(strings.FieldsSeq(string(list)))
+	var got []string
+	for _, m := range platformRows(t) {
+		got = append(got, m[1])
+		named := identifier.MatchString(m[2])
+		if open := m[2] == "planned: training" || m[2] == "not applicable" && m[4] != ""; named == open {
+			t.Errorf("%s: %q is neither a name, nor planned, nor said why not", m[1], m[2])
+		}
+		if testLink.MatchString(m[3]) != named {
+			t.Errorf("%s: tested by %q; want a link to a test for what has a name, and for nothing else", m[1], m[3])
+		}
+	}
+	slices.Sort(got)
+	if d := cmp.Diff(want, got); d != "" || len(got) != 95 {
+		t.Errorf("%d methods; want 95: -seed +page\n%s", len(got), d)
+	}
+}
+
+// What the page names is there: everything in Go that anyone may use, and tests.
+func TestPlatformPageNamesWhatIsThere(t *testing.T) {
+	known := map[string]map[string]bool{}
+	for name, folder := range packages {
+		known[name] = exported(t, filepath.Join("..", folder))
+	}
+	for _, m := range identifier.FindAllStringSubmatch(prose(t, "platform.md"), -1) {
+		if all := known[m[1]]; all == nil || !all[m[2]] {
+			t.Errorf("platform.md names %s.%s, which is not there", m[1], m[2])
+		}
+	}
+	for _, m := range platformRows(t) {
+		if link := testLink.FindStringSubmatch(m[3]); link != nil && !functions(t, filepath.Join("..", link[2]))[link[1]] {
+			t.Errorf("%s: there is no %s in %s", m[1], link[1], link[2])
+		}
+	}
+}
+
+// platformRows returns the rows of the methods, cell by cell.
+func platformRows(t *testing.T) [][]string {
+	t.Helper()
+	_, table, ok := strings.Cut(prose(t, "platform.md"), "\n## The 95 methods\n")
+	if !ok {
+		t.Fatal("platform.md has no such section")
+	}
+	return row.FindAllStringSubmatch(table, -1)
+}
+
+// functions returns the names of the functions of a file.
+func functions(t *testing.T, file string) map[string]bool {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]bool{}
+	for _, d := range f.Decls {
+		if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
+			out[fn.Name.Name] = true
+		}
+	}
+	return out
+}
+
+// exported returns what the files of a package declare for others: "Name", and
+// "Type.Name" for methods and fields.
+func exported(t *testing.T, folder string) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]bool{}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.FileExports(f)
+		for _, d := range f.Decls {
+			declare(out, d)
+		}
+	}
+	return out
+}
+
+func declare(out map[string]bool, d ast.Decl) {
+	switch d := d.(type) {
+	case *ast.FuncDecl:
+		name := d.Name.Name
+		if d.Recv != nil {
+			name = receiver(d.Recv.List[0].Type) + "." + name
+		}
+		out[name] = true
+	case *ast.GenDecl:
+		for _, s := range d.Specs {
+			declareSpec(out, s)
+		}
+	}
+}
+
+func declareSpec(out map[string]bool, s ast.Spec) {
+	switch s := s.(type) {
+	case *ast.ValueSpec:
+		for _, n := range s.Names {
+			out[n.Name] = true
+		}
+	case *ast.TypeSpec:
+		out[s.Name.Name] = true
+		ast.Inspect(s.Type, func(n ast.Node) bool {
+			if f, ok := n.(*ast.Field); ok {
+				for _, name := range f.Names {
+					out[s.Name.Name+"."+name.Name] = true
+				}
+				return false // what a method's parameters are called
+			}
+			return true
+		})
+	}
+}
+
+// receiver returns the name of a method's type.
+func receiver(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return ""
+}
