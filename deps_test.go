@@ -95,10 +95,12 @@ var layers = []struct{ name, imports string }{
 	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix convert group group/inproc inspect internal/bench internal/demo internal/npy meta plan shard storage storage/formats storage/native tensor value"},
 	{"cmd/cairn", "internal/cli"},
 
-	// Documentation that runs, and tests against PyTorch. Tests only, so no imports.
+	// Documentation that runs, tests against PyTorch, and processes that die. Tests
+	// only, so no imports.
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
+	{"internal/deaths", ""},
 }
 
 // libraries is every module of others with the packages that may import it

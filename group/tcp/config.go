@@ -51,10 +51,11 @@ type Config struct {
 	// IdleTimeout is after how long a connection is closed that only messages
 	// needed. Zero: one minute.
 	IdleTimeout time.Duration
+	// Wrap makes the connections that are used out of those that there are, where
+	// it is not nil: for who counts, delays or loses what goes through them.
+	Wrap func(net.Conn) net.Conn
 
-	// Tests set these: what every connection goes through, and how names are
-	// resolved.
-	wrap   func(net.Conn) net.Conn
+	// lookup resolves names; tests set it.
 	lookup func(ctx context.Context, name string) ([]string, error)
 }
 
@@ -70,8 +71,8 @@ func (c Config) withDefaults() (Config, error) {
 	c.Arity = orElse(c.Arity, 8)
 	c.MaxMessage = orElse(c.MaxMessage, 1<<30)
 	c.MaxSize = orElse(c.MaxSize, 1<<16)
-	if c.wrap == nil {
-		c.wrap = func(conn net.Conn) net.Conn { return conn }
+	if c.Wrap == nil {
+		c.Wrap = func(conn net.Conn) net.Conn { return conn }
 	}
 	if c.lookup == nil {
 		c.lookup = net.DefaultResolver.LookupHost

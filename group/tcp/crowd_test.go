@@ -85,7 +85,7 @@ func TestNobodyHoldsAConnectionPerRank(t *testing.T) {
 	for i := range js {
 		r := (i + size/2) % size // rank 0 comes when half of them look for it
 		one := cfg
-		one.wrap = c.wrap(r)
+		one.Wrap = c.wrap(r)
 		js[r] = joinLater(t, one, r)
 	}
 	meets(t, js...)

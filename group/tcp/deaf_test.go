@@ -47,7 +47,7 @@ func TestLinksThatLoseOneDirection(t *testing.T) {
 			for r := range js {
 				c := cfg
 				if r == mute {
-					c.wrap = func(conn net.Conn) net.Conn { return &lossy{conn, &lose} }
+					c.Wrap = func(conn net.Conn) net.Conn { return &lossy{conn, &lose} }
 				}
 				js[r] = joinLater(t, c, r)
 			}

@@ -91,7 +91,7 @@ func (h *host) untrack(c net.Conn) {
 
 // admit lets a connection in that proves itself, and closes any other.
 func (h *host) admit(raw net.Conn) {
-	raw = h.cfg.wrap(raw)
+	raw = h.cfg.Wrap(raw)
 	c := raw
 	if h.cfg.TLS != nil {
 		c = tls.Server(raw, h.cfg.TLS)
@@ -180,7 +180,7 @@ func (h *host) dialAs(ctx context.Context, p purpose, to int, addr string, s ses
 	if err != nil {
 		return nil, err
 	}
-	raw = h.cfg.wrap(raw)
+	raw = h.cfg.Wrap(raw)
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	hi := hello{purpose: p, from: h.rank, to: to, size: h.size, session: s, job: h.cfg.Job}
 	f, err := h.greet(ctx, raw, hi, address)
