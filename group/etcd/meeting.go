@@ -1,0 +1,156 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// view is a meeting as it was at one revision.
+type view struct {
+	meeting
+	mod     int64            // when the record was last written; 0: never
+	rev     int64            // of the view
+	told    bool             // rank 0 has said where it listens
+	address []byte           // that
+	holder  clientv3.LeaseID // of this process's seat; zero: it is free
+	seated  bool             // this process has its seat
+}
+
+// look reads the record, and what concerns this process.
+func (s *session) look(ctx context.Context) (view, error) {
+	ops := []clientv3.Op{clientv3.OpGet(s.key.meeting(), clientv3.WithPrefix())}
+	if s.gen != 0 {
+		ops = append(ops, clientv3.OpGet(s.key.seat(s.gen, s.rank)))
+	}
+	res, err := s.txn(ctx, nil, ops...)
+	if err != nil {
+		return view{}, err
+	}
+	v := view{rev: res.Header.Revision}
+	kvs := res.Responses[0].GetResponseRange().Kvs
+	if len(kvs) > 0 && string(kvs[0].Key) == s.key.meeting() {
+		if v.meeting, err = decodeMeeting(kvs[0].Value); err != nil {
+			return view{}, fmt.Errorf("key %q: %w", kvs[0].Key, err)
+		}
+		v.mod = kvs[0].ModRevision
+	}
+	for _, kv := range kvs {
+		if string(kv.Key) == s.key.address(v.Generation) {
+			v.told, v.address = true, kv.Value
+		}
+	}
+	if s.gen != 0 {
+		for _, kv := range res.Responses[1].GetResponseRange().Kvs {
+			v.holder = clientv3.LeaseID(kv.Lease)
+			v.seated = s.gen == v.Generation && v.holder == s.lease
+		}
+	}
+	return v, nil
+}
+
+// await returns nil when the record, where rank 0 listens, or one of the keys that
+// key and opts say has changed since rev, or may have, or the lease has ended.
+func (s *session) await(ctx context.Context, rev int64, key string, opts ...clientv3.OpOption) error {
+	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	since := clientv3.WithRev(rev + 1)
+	record := s.cli.Watch(wctx, s.key.meeting(), clientv3.WithPrefix(), since)
+	var other clientv3.WatchChan
+	if key != "" {
+		other = s.cli.Watch(wctx, key, append(opts, since)...)
+	}
+	var res clientv3.WatchResponse
+	select {
+	case res = <-record:
+	case res = <-other:
+	case <-s.lost:
+		return nil
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if len(res.Events) == 0 { // compacted, or the cluster does not answer
+		return pause(ctx, firstWait)
+	}
+	return nil
+}
+
+// announce writes where rank 0 listens.
+func (s *session) announce(ctx context.Context, addr string) error {
+	err := s.commit(ctx, s.mine(), s.put(s.key.address(s.gen), addr))
+	if errors.Is(err, errChanged) {
+		return fmt.Errorf("rank %d in generation %d: %w", s.rank, s.gen, ErrLost)
+	}
+	if err == nil {
+		s.addr = addr
+	}
+	return err
+}
+
+// mine is the condition that this process still has its seat.
+func (s *session) mine() []clientv3.Cmp {
+	return []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(s.key.seat(s.gen, s.rank)), "=", s.lease)}
+}
+
+// find waits until rank 0 has said where it listens.
+func (s *session) find(ctx context.Context) (string, error) {
+	for {
+		v, err := s.look(ctx)
+		switch {
+		case err != nil:
+			return "", err
+		case s.sits && (v.Met || !v.seated):
+			if err := s.moveOn(ctx); err != nil {
+				return "", err
+			}
+			continue
+		case v.told && !v.Met:
+			addr, err := decodeAddress(v.address)
+			if err != nil {
+				return "", fmt.Errorf("key %q: %w", s.key.address(v.Generation), err)
+			}
+			return addr, nil
+		}
+		if s.await(ctx, v.rev, "") != nil {
+			return "", fmt.Errorf("it has not said where it listens (generation %d): %w", v.Generation, group.ContextError(ctx))
+		}
+	}
+}
+
+// moveOn takes the same seat again, in the meeting that is or is to come.
+func (s *session) moveOn(ctx context.Context) error {
+	rank, size := s.rank, s.size
+	if err := s.dropLease(ctx); err != nil {
+		return err
+	}
+	err := s.sit(ctx, rank, size)
+	s.rank, s.size = rank, size
+	return err
+}
+
+// end ends the meeting where this is rank 0: nobody can sit down there any more. The
+// seat goes with the lease; until then it keeps the next meeting from beginning.
+func (s *session) end() error {
+	ctx, cancel := context.WithTimeout(context.Background(), parting)
+	defer cancel()
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.leave()
+	s.left, s.addr = true, ""
+	if s.gen == 0 || s.rank != 0 {
+		return nil
+	}
+	m := meeting{Generation: s.gen, Size: s.size, Met: true}
+	err := s.commit(ctx, s.mine(), clientv3.OpPut(s.key.meeting(), m.encode()), clientv3.OpDelete(s.key.address(s.gen)))
+	if errors.Is(err, errChanged) {
+		return nil // the meeting is another's
+	}
+	return err
+}

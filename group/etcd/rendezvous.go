@@ -1,0 +1,244 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tcp"
+)
+
+// Rendezvous is where the processes of a job meet through an etcd cluster. Its
+// methods are for one goroutine at a time, and it serves one [tcp.Join] after the
+// other.
+type Rendezvous struct {
+	// Client reaches the cluster. It stays open. Nil: one is made of the next four
+	// fields, and closed when it is needed no more.
+	Client *clientv3.Client
+	// Endpoints are the members of the cluster, as "host:port".
+	Endpoints []string
+	// TLS is for connections to the cluster. Nil: they are not encrypted, the
+	// password neither.
+	TLS *tls.Config
+	// Username and Password are for a cluster that asks for them. They must allow to
+	// read and write keys that begin with "cairn/" and the job's name.
+	Username, Password string
+	// Job is the name under which the processes meet, of at most 256 bytes.
+	Job string
+	// Rank is this process's rank. Nil: the environment variable RANK, and where
+	// that is not set one that nobody has.
+	Rank *int
+	// Size is how many processes there are, the same on all. Zero: the environment
+	// variable WORLD_SIZE.
+	Size int
+	// TTL is how long a process that has died keeps its seat, in whole seconds;
+	// etcd may raise it. Zero: 10 s.
+	TTL time.Duration
+	// Hold keeps this process's seat after Close until Release is called or the
+	// process dies. Where all ranks hold theirs, no other group of that job comes to
+	// be while one of this group's processes lives.
+	Hold bool
+	// Getenv is used instead of os.Getenv where it is not nil.
+	Getenv func(string) string
+
+	s    *session // nil: nothing is open
+	held bool     // s is only there to hold the seat
+}
+
+var _ tcp.Rendezvous = (*Rendezvous)(nil)
+
+// String returns the address, without what is secret.
+func (r *Rendezvous) String() string {
+	scheme := "etcd"
+	if r.TLS != nil {
+		scheme = "etcds"
+	}
+	return fmt.Sprintf("%s://%s/%s", scheme, strings.Join(r.endpoints(), ","), r.Job)
+}
+
+func (r *Rendezvous) endpoints() []string {
+	if r.Client != nil {
+		return r.Client.Endpoints()
+	}
+	return r.Endpoints
+}
+
+// Seat takes a seat and returns it. Where none is free it waits for one until ctx
+// ends; the error then wraps [ErrTaken]. Where others meet under the same name with
+// another number of ranks its error wraps [ErrSize].
+func (r *Rendezvous) Seat(ctx context.Context) (rank, size int, err error) {
+	rank, size, err = r.seat(ctx)
+	if err != nil {
+		return 0, 0, fmt.Errorf("seat in job %q: %w", r.Job, err)
+	}
+	return rank, size, nil
+}
+
+func (r *Rendezvous) seat(ctx context.Context) (rank, size int, err error) {
+	if size, err = r.size(); err != nil {
+		return 0, 0, err
+	}
+	if size == 0 {
+		return 0, 0, fmt.Errorf("the number of ranks is not known; set size in the address, Size or WORLD_SIZE: %w", group.ErrInvalid)
+	}
+	if rank, err = r.rank(); err != nil {
+		return 0, 0, err
+	}
+	if rank >= size {
+		return 0, 0, fmt.Errorf("rank %d of %d: %w", rank, size, group.ErrInvalid)
+	}
+	if err := r.connect(ctx); err != nil {
+		return 0, 0, err
+	}
+	defer r.s.leave()
+	if err := r.s.sit(ctx, rank, size); err != nil {
+		return 0, 0, err
+	}
+	return r.s.rank, size, nil
+}
+
+// size returns the number of ranks, or 0 where that is not known.
+func (r *Rendezvous) size() (int, error) {
+	n, err := r.Size, error(nil)
+	if n == 0 {
+		n, err = r.number("WORLD_SIZE", 0)
+	}
+	if err == nil && (n < 0 || n > maxSize) {
+		err = fmt.Errorf("%d ranks, at most %d: %w", n, maxSize, group.ErrInvalid)
+	}
+	return n, err
+}
+
+// rank returns this process's rank, or anyRank.
+func (r *Rendezvous) rank() (int, error) {
+	if r.Rank == nil {
+		return r.number("RANK", anyRank)
+	}
+	if *r.Rank < 0 {
+		return 0, fmt.Errorf("rank %d: %w", *r.Rank, group.ErrInvalid)
+	}
+	return *r.Rank, nil
+}
+
+// number returns a variable of the environment.
+func (r *Rendezvous) number(name string, unset int) (int, error) {
+	getenv := r.Getenv
+	if getenv == nil {
+		getenv = os.Getenv
+	}
+	v := getenv(name)
+	if v == "" {
+		return unset, nil
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("environment variable %s is %q, not a number: %w", name, v, group.ErrInvalid)
+	}
+	return n, nil
+}
+
+// connect makes a session where there is none, and begins a call. The caller must
+// call r.s.leave.
+func (r *Rendezvous) connect(ctx context.Context) error {
+	if r.held {
+		_ = r.Release() // of the last meeting; the lease ends by itself, too
+	}
+	if r.s != nil {
+		return r.s.enter(ctx)
+	}
+	if err := checkJob(r.Job); err != nil {
+		return err
+	}
+	if len(r.endpoints()) == 0 {
+		return fmt.Errorf("no endpoints of a cluster: %w", group.ErrInvalid)
+	}
+	s, err := newSession(ctx, r)
+	if err != nil {
+		return err
+	}
+	r.s = s
+	return s.enter(ctx)
+}
+
+// Announce tells the others that rank 0 listens at addr. Where Seat was not called,
+// because the configuration says that this is rank 0, it takes that seat first. Its
+// error wraps [ErrLost] where this process was away for so long that its seat may be
+// another's.
+func (r *Rendezvous) Announce(ctx context.Context, addr string) error {
+	if err := r.announce(ctx, addr); err != nil {
+		return fmt.Errorf("announce rank 0 of job %q: %w", r.Job, err)
+	}
+	return nil
+}
+
+func (r *Rendezvous) announce(ctx context.Context, addr string) error {
+	if _, err := decodeAddress([]byte(addr)); err != nil {
+		return fmt.Errorf("%w: %w", group.ErrInvalid, err)
+	}
+	if err := r.connect(ctx); err != nil {
+		return err
+	}
+	defer r.s.leave()
+	if !r.s.sits {
+		size, err := r.size()
+		if err != nil {
+			return err
+		}
+		if err := r.s.sit(ctx, 0, size); err != nil {
+			return err
+		}
+	}
+	return r.s.announce(ctx, addr)
+}
+
+// Find returns where rank 0 listens, and waits until it does. A process whose
+// meeting has ended without it takes the same seat in the next one first.
+func (r *Rendezvous) Find(ctx context.Context) (string, error) {
+	addr, err := r.find(ctx)
+	if err != nil {
+		return "", fmt.Errorf("find rank 0 of job %q: %w", r.Job, err)
+	}
+	return addr, nil
+}
+
+func (r *Rendezvous) find(ctx context.Context) (string, error) {
+	if err := r.connect(ctx); err != nil {
+		return "", err
+	}
+	defer r.s.leave()
+	return r.s.find(ctx)
+}
+
+// Close withdraws what Announce told and gives the seat back, unless Hold is set.
+// Where the cluster cannot be reached for two seconds the seat is free when its
+// lease ends.
+func (r *Rendezvous) Close() error {
+	if r.s == nil || r.held {
+		return nil
+	}
+	err := r.s.end()
+	if !r.Hold {
+		return errors.Join(err, r.Release())
+	}
+	r.held = true
+	return err
+}
+
+// Release gives back the seat that Hold keeps. It is called when the group has been
+// closed, or could not be joined.
+func (r *Rendezvous) Release() error {
+	if r.s == nil {
+		return nil
+	}
+	err := r.s.close()
+	r.s, r.held = nil, false
+	return err
+}

@@ -1,0 +1,160 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+const (
+	defaultTTL = 10 * time.Second
+	// parting bounds how long leaving takes where the cluster does not answer.
+	parting = 2 * time.Second
+	// A call that found nobody is made again, soon at first and then less and less
+	// often.
+	firstWait = 20 * time.Millisecond
+	lastWait  = time.Second
+)
+
+// session is a process's time at a meeting.
+type session struct {
+	cli    *clientv3.Client
+	own    bool // cli is ours to close
+	key    keys
+	ttl    time.Duration
+	where  string          // the cluster, in words
+	ctx    context.Context // ends with the client
+	cancel context.CancelFunc
+
+	keepers       context.Context // ends with the lease's keepers
+	cancelKeepers context.CancelFunc
+	wg            sync.WaitGroup // of the keepers
+
+	busy  chan struct{}    // has room while nobody uses what is below
+	lease clientv3.LeaseID // zero: none
+	lost  chan struct{}    // closed when the lease is kept no more
+
+	sits       bool  // this process has, or had, a seat
+	gen        int64 // of the seat; zero: it is lost
+	rank, size int
+	addr       string // that was announced
+	left       bool   // this process has left the meeting, and holds its seat
+}
+
+func newSession(ctx context.Context, r *Rendezvous) (*session, error) {
+	s := &session{cli: r.Client, own: r.Client == nil, key: keysOf(r.Job), ttl: r.TTL, busy: make(chan struct{}, 1)}
+	if s.ttl <= 0 {
+		s.ttl = defaultTTL
+	}
+	s.where = strings.Join(r.endpoints(), ", ")
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.keepers, s.cancelKeepers = context.WithCancel(s.ctx)
+	if !s.own {
+		return s, nil
+	}
+	err := s.do(ctx, func(ctx context.Context) (err error) {
+		stop := context.AfterFunc(ctx, s.cancel) // the client proves who it is, without ctx
+		defer stop()
+		s.cli, err = clientv3.New(clientv3.Config{
+			Endpoints: r.Endpoints, TLS: r.TLS, Username: r.Username, Password: r.Password,
+			Context: s.ctx, DialTimeout: 5 * time.Second, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
+			MaxUnaryRetries: 1, Logger: zap.NewNop(), // do tries again, and says why
+		})
+		return err
+	})
+	if err != nil {
+		s.cancel()
+		return nil, err
+	}
+	return s, nil
+}
+
+// do calls f until it succeeds, its error is one that does not pass, or ctx ends.
+func (s *session) do(ctx context.Context, f func(context.Context) error) error {
+	var last error
+	for wait := firstWait; ; wait = min(2*wait, lastWait) {
+		err := f(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil && !passes(err) {
+			return fmt.Errorf("etcd at %s: %w", s.where, err)
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
+		if pause(ctx, wait) != nil {
+			return fmt.Errorf("etcd at %s: %w (%w)", s.where, group.ContextError(ctx), last)
+		}
+	}
+}
+
+// passes reports whether an error is of a cluster that does not answer now.
+func passes(err error) bool {
+	code := status.Code(err)
+	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
+		code = e.Code()
+	}
+	switch code {
+	case codes.Unavailable, codes.ResourceExhausted, codes.DeadlineExceeded:
+		return true
+	}
+	return errors.Is(err, context.DeadlineExceeded) // the client's own
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// txn makes a transaction. Where the cluster's answer is lost it is made again, so
+// its conditions must tell whether it was made before.
+func (s *session) txn(ctx context.Context, conditions []clientv3.Cmp, then ...clientv3.Op) (*clientv3.TxnResponse, error) {
+	var res *clientv3.TxnResponse
+	err := s.do(ctx, func(ctx context.Context) (err error) {
+		res, err = s.cli.Txn(ctx).If(conditions...).Then(then...).Commit()
+		return err
+	})
+	return res, err
+}
+
+// enter begins a call. Calls and the lease's keeper do not run at once.
+func (s *session) enter(ctx context.Context) error {
+	select {
+	case s.busy <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("etcd at %s: %w", s.where, group.ContextError(ctx))
+	}
+}
+
+func (s *session) leave() { <-s.busy }
+
+// close ends the lease and all that is open. The session is not used again.
+func (s *session) close() error {
+	s.cancelKeepers()
+	s.wg.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), parting)
+	defer cancel()
+	err := s.dropLease(ctx)
+	s.cancel()
+	if s.own {
+		_ = s.cli.Close() // what it says is that s.ctx has ended
+	}
+	return err
+}
