@@ -21,6 +21,7 @@ type demoFlags struct {
 	dir              string
 	size             sizeFlag
 	ranks, loadRanks int
+	procs            int
 	keep             bool
 }
 
@@ -39,9 +40,16 @@ the commit, the new one after it. At last it overwrites it completely.
 
 A load reads whole checksummed tiles. The matrices are small here, so that narrow
 columns of them share tiles, and it reads more than it needs; the larger the
-state, the less. The ranks are goroutines of this
-process. The state is in memory once, and on disk twice while it is overwritten.
-The checkpoint stays, to be looked at. Exit code 0 says that all was as promised.
+state, the less. The ranks are goroutines of this process. The state is in memory
+once, and on disk twice while it is overwritten. The checkpoint stays, to be
+looked at. Exit code 0 says that all was as promised.
+
+With --procs the ranks are so many processes, which meet over TCP on this host.
+They save, and then save over that checkpoint three times, while one of them is
+killed: a rank with half of its data written, rank 0 just before the commit, rank
+0 just after it. Each time all survivors return an error that names the dead, and
+a whole checkpoint is there. At last the job meets again under the same name,
+saves, and loads in --load-ranks processes, which compare every byte.
 
 With --json:
 
@@ -55,8 +63,12 @@ With --json:
                (those needed), seconds
   crashes      a list of at (how far the save was), operation, survivor ("old" or
                "new"), save_id, digest, left_files, left_bytes
+  procs        whether ranks were processes; then crashes is empty
+  kills        with --procs: as crashes, with rank (that was killed), survivors,
+               seconds_until_known (to the last of them) and errors (of theirs)
   digest       of the checkpoint that is there at the end; see 'cairn digest'`,
 		Example: `  cairn demo
+  cairn demo --procs 4
   cairn demo --size 1GiB --ranks 16 --load-ranks 5
   cairn demo --dir /tmp/demo --keep=false --json`,
 		Args:              wantArgs(0, 0),
@@ -70,6 +82,7 @@ With --json:
 	fl.Var(&f.size, "size", "size of the state, about")
 	fl.IntVar(&f.ranks, "ranks", 8, "ranks that save")
 	fl.IntVar(&f.loadRanks, "load-ranks", 3, "ranks that load")
+	fl.IntVar(&f.procs, "procs", 0, "save from so many processes instead, some of which are killed")
 	fl.BoolVar(&f.keep, "keep", true, "leave the checkpoint there; --keep=false removes it at the end")
 	_ = cmd.MarkFlagDirname("dir") // fails for unknown flags only
 	return cmd
@@ -86,7 +99,7 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	missing := firstMissing(f.dir)
 	o := outputOf(cmd)
 	w := &demoWatcher{o: o, dir: f.dir}
-	rep, err := demo.Run(cmd.Context(), demo.Config{
+	rep, err := f.play(cmd.Context(), demo.Config{
 		Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w,
 	})
 	w.bar.done()
@@ -103,6 +116,19 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	return nil
 }
 
+// play runs the demo, with goroutines or processes as ranks.
+func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, error) {
+	if f.procs == 0 {
+		return demo.Run(ctx, c)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	c.Ranks, c.Command = f.procs, []string{exe, demoRankName, f.dir}
+	return demo.RunProcs(ctx, c)
+}
+
 // check refuses flags that make no sense.
 func (f *demoFlags) check(cmd *cobra.Command) error {
 	fi, err := os.Stat(f.dir)
@@ -115,6 +141,12 @@ func (f *demoFlags) check(cmd *cobra.Command) error {
 		return usagef(cmd, "--size is too small: at least %s", formatBytes(demo.MinBytes))
 	case min(f.ranks, f.loadRanks) < 1 || max(f.ranks, f.loadRanks) > demo.MaxRanks:
 		return usagef(cmd, "--ranks and --load-ranks must be 1 to %d", demo.MaxRanks)
+	case cmd.Flags().Changed("procs") && cmd.Flags().Changed("ranks"):
+		return usagef(cmd, "--procs and --ranks say the same: give one")
+	case cmd.Flags().Changed("procs") && (f.procs < 2 || max(f.procs, f.loadRanks) > demo.MaxProcs):
+		return usagef(cmd, "--procs must be 2 to %d, and --load-ranks with it at most that", demo.MaxProcs)
+	case f.procs > 0 && strings.HasPrefix(f.dir, "mem:"):
+		return usagef(cmd, "--dir %s is memory of one process: --procs needs a directory", quoteArg(f.dir))
 	}
 	return nil
 }
@@ -207,29 +239,58 @@ func (w *demoWatcher) End(step string, r *demo.Report) {
 	case "save":
 		w.line("state", "%s, %s: %d layers of width %d, %s", plural(r.State.Tensors, "tensor"), plural(r.State.Objects, "object"),
 			r.State.Layers, r.State.Width, formatBytes(r.State.NumBytes))
-		w.line("save", "%s on a %s mesh: %s in %s, %s", plural(r.Save.Ranks, "rank"), formatMesh(r.Save.Mesh),
+		w.line("save", "%s on a %s mesh: %s in %s, %s", ranksOf(r, r.Save.Ranks), formatMesh(r.Save.Mesh),
 			formatBytes(r.Save.Bytes), plural(r.Save.Files, "data file"), formatSpeed(r.Save.Speed))
 	case "verify":
 		w.line("verify", "%s in %s with the index, every byte: %s", plural(r.Check.Chunks, "chunk"), plural(r.Check.Files, "file"),
 			formatSpeed(r.Check.Speed))
 	case "load":
-		w.loaded(r.Load)
+		w.loaded(r)
 	case "crash":
 		c := r.Crash[len(r.Crash)-1]
-		found := "old checkpoint whole, same digest"
-		if c.Survivor == "new" {
-			found = "new checkpoint whole"
-		}
-		w.line("crash", "%-33s %s", c.At+":", found)
+		w.line("crash", "%-33s %s", c.At+":", foundWhole(c.Survivor))
+	case "kill":
+		w.killed(&r.Kills[len(r.Kills)-1])
 	case "overwrite":
+		if r.Procs {
+			w.line("meet", "%s once more, under the same name and at the same place", ranksOf(r, r.Overwrite.Ranks))
+		}
 		w.line("overwrite", "step %d: %s in %s, %s", r.Overwrite.Step, formatBytes(r.Overwrite.Bytes),
 			plural(r.Overwrite.Files, "data file"), formatSpeed(r.Overwrite.Speed))
 		w.line("digest", "%s", r.Digest)
 	}
 }
 
-func (w *demoWatcher) loaded(l *demo.Load) {
-	w.line("load", "%s, resharded: needed %s, %s", plural(l.Ranks, "rank"), formatBytes(l.Needed), formatSpeed(l.Speed))
+// ranksOf counts ranks by what they are.
+func ranksOf(r *demo.Report, n int) string {
+	if !r.Procs {
+		return plural(n, "rank")
+	}
+	if n == 1 {
+		return "1 process"
+	}
+	return fmt.Sprintf("%d processes", n)
+}
+
+// killed says who was killed, who knew when and how, and what was there then.
+func (w *demoWatcher) killed(k *demo.Kill) {
+	w.line("kill", "rank %d, %-29s %s", k.Rank, k.At+":", foundWhole(k.Survivor))
+	w.o.story("%13s%s knew within %s:\n", "", plural(k.Survivors, "survivor"), formatSeconds(k.Known))
+	for _, e := range k.Errors {
+		w.o.story("%13s%s\n", "", clean(e))
+	}
+}
+
+func foundWhole(survivor string) string {
+	if survivor == "new" {
+		return "new checkpoint whole"
+	}
+	return "old checkpoint whole, same digest"
+}
+
+func (w *demoWatcher) loaded(r *demo.Report) {
+	l := r.Load
+	w.line("load", "%s, resharded: needed %s, %s", ranksOf(r, l.Ranks), formatBytes(l.Needed), formatSpeed(l.Speed))
 	if l.Read > l.Needed {
 		w.o.story("%13sread %s: narrow columns of small matrices lie in shared tiles\n", "", formatBytes(l.Read))
 	}

@@ -73,6 +73,7 @@ paths' and 'cairn help formats'. To see what cairn does, run 'cairn demo'.`,
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
 	root.AddCommand(
 		newDemoCmd(),
+		newDemoRankCmd(),
 		newInspectCmd(),
 		newLsCmd(),
 		newDigestCmd(),

@@ -40,7 +40,8 @@ in its environment what groups of package group/tcp, PyTorch and others meet by:
   CAIRN_SECRET                  the job's secret: that of the environment or of
                                 --secret-file, or else a random one
 
-When a rank fails, the others get SIGTERM, and SIGKILL after the grace period. An
+When a rank fails, the others get SIGTERM, and SIGKILL after the grace period,
+unless --keep-going says that they are to find out and decide by themselves. An
 interrupt, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on; after the
 first two the grace period begins too, and a second one kills. Each rank leads a
 process group, so that what it has started ends with it; on linux ranks end even
@@ -102,6 +103,7 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	fl.BoolVar(&f.stdin, "stdin", false, "let rank 0 read stdin")
 	fl.BoolVar(&f.noPrefix, "no-prefix", false, "hand on what ranks print as it is")
 	fl.StringVar(&f.LogDir, "log-dir", "", "also write what ranks print to files RANK.out and RANK.err in `DIR`")
+	fl.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks go on where one fails")
 	fl.DurationVar(&f.Grace, "grace", 10*time.Second, "how long ranks have to end before they are killed")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end the job after this time; 0 for never")
 	_ = cmd.MarkFlagDirname("log-dir") // these fail for unknown flags only

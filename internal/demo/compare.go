@@ -16,25 +16,33 @@ import (
 func (p *play) compare(ctx context.Context, states []cairn.State) (int64, error) {
 	var total atomic.Int64
 	err := inproc.Run(ctx, len(states), func(_ context.Context, g group.Group) error {
-		parts := map[string]any{}
-		want, err := p.model.state(p.step, func(s *spec) (any, error) { return s, nil })
-		if err != nil {
-			return err
-		}
-		if err := compareValues("", want, states[g.Rank()], parts); err != nil {
-			return err
-		}
-		for fqn, s := range p.model.specs() {
-			n, err := comparePart(s, parts[fqn], p.step)
-			if err != nil {
-				return err
-			}
-			total.Add(n)
-			p.Watch.Moved(n)
-		}
-		return nil
+		n, err := p.model.compare(states[g.Rank()], p.step, p.Watch.Moved)
+		total.Add(n)
+		return err
 	})
 	return total.Load(), err
+}
+
+// compare compares what one rank has loaded with what was saved at a step and
+// returns how many bytes of tensors that were.
+func (m model) compare(state cairn.State, step int64, moved func(int64)) (total int64, err error) {
+	parts := map[string]any{}
+	want, err := m.state(step, func(s *spec) (any, error) { return s, nil })
+	if err != nil {
+		return 0, err
+	}
+	if err := compareValues("", want, state, parts); err != nil {
+		return 0, err
+	}
+	for fqn, s := range m.specs() {
+		n, err := comparePart(s, parts[fqn], step)
+		if err != nil {
+			return total, err
+		}
+		total += n
+		moved(n)
+	}
+	return total, nil
 }
 
 // compareValues compares the values of two states. Where want has a spec, what

@@ -1,14 +1,16 @@
 // Package demo plays a small training job through everything that cairn
 // promises: a sharded state is saved, loaded into another number of ranks and
-// another sharding, compared byte by byte, and survives saves that crash. It
-// prints nothing and needs nothing but a store; the command line shows what its
-// Report says.
+// another sharding, compared byte by byte, and survives saves that crash. Ranks
+// are goroutines or processes. It prints nothing and needs nothing but a store,
+// and for processes a program that calls RunRank; the command line shows what
+// its Report says.
 package demo
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
@@ -32,6 +34,14 @@ type Config struct {
 	Bytes int64
 	// Ranks save, LoadRanks load. Zero: 8 and 3.
 	Ranks, LoadRanks int
+	// Command is a program with arguments that calls RunRank with a task, which is
+	// added as the last argument, on the same store. It is for RunProcs.
+	Command []string
+	// Env is added to the environment of the processes.
+	Env []string
+	// Timeout is within which survivors are to know that a process was killed.
+	// Zero: 10 s.
+	Timeout time.Duration
 	// Watch, if not nil, is told how far the demo is.
 	Watch Watcher
 }
@@ -44,8 +54,8 @@ type Watcher interface {
 	Begin(phase string, bytes int64)
 	// Moved is told of bytes. It may be called from several goroutines at once.
 	Moved(bytes int64)
-	// End says that a step has ended well: "save", "verify", "load", "crash" or
-	// "overwrite". Its part of the report is filled in; that of the state with
+	// End says that a step has ended well: "save", "verify", "load", "crash",
+	// "kill" or "overwrite". Its part of the report is filled in; that of the state with
 	// the save.
 	End(step string, r *Report)
 }
@@ -65,6 +75,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.LoadRanks == 0 {
 		c.LoadRanks = 3
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 10 * time.Second
 	}
 	if c.Watch == nil {
 		c.Watch = nobody{}
@@ -89,6 +102,13 @@ func (c Config) check() error {
 // an earlier demo left; anything else is ErrTaken. It leaves a checkpoint there.
 // The error wraps ErrWrong if anything is not as promised.
 func Run(ctx context.Context, c Config) (*Report, error) {
+	return perform(ctx, c, func(p *play) []act { return []act{p.save, p.verify, p.load, p.crashes, p.overwrite} })
+}
+
+// act is a part of the demo.
+type act func(ctx context.Context) error
+
+func perform(ctx context.Context, c Config, acts func(p *play) []act) (*Report, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {
 		return nil, err
@@ -97,7 +117,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 		return nil, err
 	}
 	p := newPlay(c)
-	for _, act := range []func(context.Context) error{p.save, p.verify, p.load, p.crashes, p.overwrite} {
+	for _, act := range acts(p) {
 		if err := act(ctx); err != nil {
 			return p.rep, err
 		}

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
@@ -19,8 +17,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/demo"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // notes writes down the steps of a demo, and the phases whose bytes were not as
 // many as it said.

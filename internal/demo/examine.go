@@ -69,11 +69,7 @@ func (f *finding) leftovers(ctx context.Context, s blob.Store) (n int, bytes int
 // overwrite saves a complete checkpoint over the last one and looks at it.
 func (p *play) overwrite(ctx context.Context) error {
 	step := p.step + nextStep
-	states, err := p.states(ctx, step)
-	if err != nil {
-		return err
-	}
-	s, err := p.saveTo(ctx, p.Store, states, step)
+	s, err := p.saver(ctx, step)
 	if err != nil {
 		return err
 	}

@@ -29,11 +29,15 @@ type play struct {
 	model model
 	rep   *Report
 	step  int64 // of the checkpoint that is there
+	// saver saves the state of a training step from all ranks.
+	saver func(ctx context.Context, step int64) (*Save, error)
 }
 
 func newPlay(c Config) *play {
 	m := newModel(c.Bytes, c.Ranks, c.LoadRanks)
-	return &play{Config: c, model: m, rep: &Report{Path: c.Store.String(), Crash: []Crash{}}}
+	p := &play{Config: c, model: m, rep: &Report{Path: c.Store.String(), Crash: []Crash{}, Kills: []Kill{}}}
+	p.saver = p.saveInProcess
+	return p
 }
 
 // checkPlace refuses a place that holds something that is not the demo's.
@@ -63,21 +67,31 @@ func (p *play) states(ctx context.Context, step int64) ([]cairn.State, error) {
 	p.Watch.Begin("state", p.model.held())
 	out := make([]cairn.State, p.Ranks)
 	err := inproc.Run(ctx, p.Ranks, func(ctx context.Context, g group.Group) (err error) {
-		out[g.Rank()], err = p.model.state(step, func(s *spec) (any, error) {
-			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
-			}
-			part, err := newPart(s, s.save, g.Rank())
-			if err != nil {
-				return nil, err
-			}
-			n, err := fillPart(s, part, step)
-			p.Watch.Moved(n)
-			return part, err
-		})
+		out[g.Rank()], err = p.model.filled(ctx, step, g.Rank(), p.Watch.Moved)
 		return err
 	})
 	return out, err
+}
+
+// filled makes the state of one rank that saves at a training step.
+func (m model) filled(ctx context.Context, step int64, rank int, moved func(int64)) (cairn.State, error) {
+	return m.state(step, func(s *spec) (any, error) {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		part, err := newPart(s, s.save, rank)
+		if err != nil {
+			return nil, err
+		}
+		n, err := fillPart(s, part, step)
+		moved(n)
+		return part, err
+	})
+}
+
+// empty makes the state of one rank that loads.
+func (m model) empty(rank int) (cairn.State, error) {
+	return m.state(1, func(s *spec) (any, error) { return newPart(s, s.load, rank) })
 }
 
 // saveTo saves the states of all ranks over whatever is in the store.
@@ -86,12 +100,7 @@ func (p *play) saveTo(ctx context.Context, s blob.Store, states []cairn.State, s
 	var rep *cairn.SaveReport
 	start := time.Now()
 	err := inproc.Run(ctx, p.Ranks, func(ctx context.Context, g group.Group) error {
-		r, err := cairn.Save(ctx, s, states[g.Rank()], &cairn.SaveOptions{
-			Group: g, Step: step, Tags: map[string]string{tag: "made by 'cairn demo'"},
-			// Nobody else saves here, so what crashed saves left need not age.
-			Writer:   native.NewWriter(s, &native.WriterOptions{SweepAfter: time.Nanosecond}),
-			Observer: &cairn.Observer{Moved: p.Watch.Moved},
-		})
+		r, err := cairn.Save(ctx, s, states[g.Rank()], saveOptions(s, g, step, p.Watch.Moved))
 		if g.Rank() == 0 {
 			rep = r
 		}
@@ -105,13 +114,28 @@ func (p *play) saveTo(ctx context.Context, s blob.Store, states []cairn.State, s
 	}, nil
 }
 
-// save makes the state and saves the first checkpoint.
-func (p *play) save(ctx context.Context) error {
-	states, err := p.states(ctx, firstStep)
-	if err != nil {
-		return err
+// saveOptions returns how the demo saves.
+func saveOptions(s blob.Store, g group.Group, step int64, moved func(int64)) *cairn.SaveOptions {
+	return &cairn.SaveOptions{
+		Group: g, Step: step, Tags: map[string]string{tag: "made by 'cairn demo'"},
+		// Nobody else saves here, so what crashed saves left need not age.
+		Writer:   native.NewWriter(s, &native.WriterOptions{SweepAfter: time.Nanosecond}),
+		Observer: &cairn.Observer{Moved: moved},
 	}
-	s, err := p.saveTo(ctx, p.Store, states, firstStep)
+}
+
+// saveInProcess makes the state and saves it, with goroutines as ranks.
+func (p *play) saveInProcess(ctx context.Context, step int64) (*Save, error) {
+	states, err := p.states(ctx, step)
+	if err != nil {
+		return nil, err
+	}
+	return p.saveTo(ctx, p.Store, states, step)
+}
+
+// save saves the first checkpoint.
+func (p *play) save(ctx context.Context) error {
+	s, err := p.saver(ctx, firstStep)
 	if err != nil {
 		return err
 	}
@@ -157,7 +181,7 @@ func (p *play) load(ctx context.Context) error {
 	var rep *cairn.LoadReport
 	start := time.Now()
 	err := inproc.Run(ctx, p.LoadRanks, func(ctx context.Context, g group.Group) (err error) {
-		s, err := p.model.state(1, func(s *spec) (any, error) { return newPart(s, s.load, g.Rank()) })
+		s, err := p.model.empty(g.Rank())
 		if err != nil {
 			return err
 		}

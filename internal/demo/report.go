@@ -11,6 +11,10 @@ type Report struct {
 	Check *Check  `json:"verify"`
 	Load  *Load   `json:"load"`
 	Crash []Crash `json:"crashes"`
+	// Procs says that ranks were processes, of which some were killed; where
+	// not, Kills is empty, and where they were Crash is.
+	Procs bool   `json:"procs"`
+	Kills []Kill `json:"kills"`
 	// Overwrite is the complete save over the checkpoint, after the crashes.
 	Overwrite *Save `json:"overwrite"`
 	// Digest is inspect.Combine of the checkpoint that is left.
@@ -68,6 +72,21 @@ type Crash struct {
 	// LeftFiles and LeftBytes count what the crash left that no record names.
 	LeftFiles int   `json:"left_files"`
 	LeftBytes int64 `json:"left_bytes"`
+}
+
+// Kill describes a save during which a process was killed, and what was there
+// afterwards.
+type Kill struct {
+	Crash
+	// Rank was killed.
+	Rank int `json:"rank"`
+	// Survivors are the other ranks, each of which returned an error that names
+	// the one that was killed.
+	Survivors int `json:"survivors"`
+	// Known is how many seconds after the death the last of them returned.
+	Known float64 `json:"seconds_until_known"`
+	// Errors are what they returned, each text once.
+	Errors []string `json:"errors"`
 }
 
 // Speed is how many bytes took how long.

@@ -71,6 +71,8 @@ type Config struct {
 	// processes print, as its bytes are. It is made if need be. Empty: none.
 	LogDir string
 
+	// KeepGoing lets the other processes go on where one fails.
+	KeepGoing bool
 	// Grace is how long processes have to end by themselves before they are
 	// killed. Zero: 10 s.
 	Grace time.Duration
@@ -123,7 +125,7 @@ func (c *Config) check() error {
 // LOCAL_RANK, LOCAL_WORLD_SIZE and CAIRN_SECRET in its environment, and returns
 // when all of them, and all that they have started, have ended.
 //
-// When one fails, and when ctx ends, the others get SIGTERM and, after the grace
+// When one fails, unless KeepGoing is set, and when ctx ends, the others get SIGTERM and, after the grace
 // period, SIGKILL. Each process leads a process group, and it is groups that get
 // signals. Where the system can do that (linux), processes do not outlive this
 // one, even where it is killed.

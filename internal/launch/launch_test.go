@@ -23,6 +23,9 @@ import (
 // roleVariable says what a process of this test binary is to do, as a rank.
 const roleVariable = "CAIRN_LAUNCH_TEST_ROLE"
 
+// fileVariable names a file for which ranks wait.
+const fileVariable = "CAIRN_LAUNCH_TEST_FILE"
+
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
 		roles[role](os.Getenv("RANK"))
@@ -56,6 +59,16 @@ var roles = map[string]func(rank string){
 		forever("")
 	},
 	"wait": forever,
+	"fail and let go on": func(rank string) {
+		if rank == "1" {
+			os.Exit(3)
+		}
+		for there := false; !there; time.Sleep(time.Millisecond) {
+			_, err := os.Stat(os.Getenv(fileVariable))
+			there = err == nil
+		}
+		fmt.Println("went on")
+	},
 }
 
 // forever waits for a signal.
@@ -221,6 +234,25 @@ func TestOneThatFailsEndsAll(t *testing.T) {
 	}
 	if rep.Ranks[1].Stopped {
 		t.Error("rank 1 counts as stopped")
+	}
+}
+
+func TestOthersMayGoOn(t *testing.T) {
+	c, out, _ := self(t, 3, "fail and let go on")
+	file := filepath.Join(t.TempDir(), "told")
+	c.Env = append(c.Env, fileVariable+"="+file)
+	c.KeepGoing = true
+	c.Tell = func(string) {
+		if err := os.WriteFile(file, nil, 0o666); err != nil {
+			t.Error(err)
+		}
+	}
+	rep, err := launch.Run(t.Context(), c)
+	if e, ok := errors.AsType[*launch.ExitError](err); !ok || e.Rank != 1 || rep.Ranks[0].Code+rep.Ranks[2].Code != 0 {
+		t.Errorf("Run = %+v, %v; want that only rank 1 failed", rep, err)
+	}
+	if d := cmp.Diff([]string{"[0] went on\n", "[2] went on\n"}, sorted(out.String())); d != "" {
+		t.Errorf("-want +got\n%s", d)
 	}
 }
 

@@ -75,7 +75,11 @@ func (j *job) ended(e Exit, left int) {
 		return
 	}
 	j.first = &e
-	if !j.stopping && left > 0 {
+	switch {
+	case j.KeepGoing && !j.stopping:
+		j.tell("rank %d %s", e.Rank, &e)
+		return
+	case !j.stopping && left > 0:
 		j.tell("rank %d %s: ending the others", e.Rank, &e)
 	}
 	j.stop()

@@ -1,0 +1,157 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/internal/launch"
+)
+
+// MaxProcs bounds the ranks of RunProcs.
+const MaxProcs = 64
+
+// actTime bounds how long the processes of one act may take.
+const actTime = 5 * time.Minute
+
+// RunProcs plays the demo with ranks that are processes, which must all reach
+// the store: they save, are killed one after the other during saves over that
+// checkpoint, meet again under the same name, save, and load in another number.
+// It returns as Run does.
+func RunProcs(ctx context.Context, c Config) (*Report, error) {
+	d := c.withDefaults()
+	if d.Ranks < 2 || max(d.Ranks, d.LoadRanks) > MaxProcs {
+		return nil, fmt.Errorf("%d processes that save and %d that load: at least 2 and 1, at most %d", d.Ranks, d.LoadRanks, MaxProcs)
+	}
+	return perform(ctx, c, func(p *play) []act {
+		t := &troupe{play: p, secret: rand.Text()}
+		p.saver, p.rep.Procs = t.save, true
+		return []act{p.save, p.verify, t.kills, p.overwrite, t.load}
+	})
+}
+
+// troupe is a play whose ranks are processes.
+type troupe struct {
+	*play
+	secret string
+	port   int // where ranks meet, once that is known
+}
+
+// answer is what a process told of its task.
+type answer struct {
+	dying string
+	died  time.Time
+	*outcome
+	ended time.Time
+}
+
+// launch runs a task in so many processes and returns what they told.
+func (t *troupe) launch(ctx context.Context, n int, k task, keepGoing bool) ([]answer, *launch.Report, error) {
+	k.Bytes, k.Ranks, k.LoadRanks, k.Timeout = t.Bytes, t.Ranks, t.LoadRanks, t.Timeout
+	text, err := json.Marshal(k)
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, actTime, launch.ErrTimeout)
+	defer cancel()
+	answers, stderr := make([]answer, n), new(bytes.Buffer)
+	rep, err := launch.Run(ctx, launch.Config{
+		N: n, Command: append(t.Command[:len(t.Command):len(t.Command)], string(text)), Env: t.Env,
+		Secret: t.secret, Port: t.port, KeepGoing: keepGoing,
+		Streams: func(rank int) (io.Writer, io.Writer) {
+			return &listener{answer: &answers[rank], moved: t.Watch.Moved}, stderr
+		},
+	})
+	if rep != nil {
+		t.port = rep.MasterPort // all meet at one place from now on
+	}
+	if _, ok := errors.AsType[*launch.ExitError](err); ok && keepGoing {
+		err = nil
+	}
+	if text := strings.TrimSpace(stderr.String()); err != nil && text != "" && ctx.Err() == nil {
+		err = fmt.Errorf("%w: %s", err, text)
+	}
+	return answers, rep, err
+}
+
+// listener reads the messages of one process.
+type listener struct {
+	*answer
+	moved func(int64)
+	line  []byte
+}
+
+func (l *listener) Write(b []byte) (int, error) {
+	l.line = append(l.line, b...)
+	for {
+		line, rest, ok := bytes.Cut(l.line, []byte("\n"))
+		if !ok {
+			return len(b), nil
+		}
+		var m message
+		if err := json.Unmarshal(line, &m); err == nil {
+			l.hear(m)
+		}
+		l.line = append(l.line[:0], rest...)
+	}
+}
+
+func (l *listener) hear(m message) {
+	l.moved(m.Moved)
+	if m.Dying != "" {
+		l.dying, l.died = m.Dying, m.Time
+	}
+	if m.Done != nil {
+		l.outcome, l.ended = m.Done, m.Time
+	}
+}
+
+// all returns an error unless every process has ended well.
+func all(answers []answer) error {
+	for rank, a := range answers {
+		switch {
+		case a.outcome == nil:
+			return fmt.Errorf("%w: rank %d said nothing", ErrWrong, rank)
+		case a.Error != "":
+			return fmt.Errorf("%w: rank %d: %s", ErrWrong, rank, a.Error)
+		}
+	}
+	return nil
+}
+
+// save saves the state of a step from all processes.
+func (t *troupe) save(ctx context.Context, step int64) (*Save, error) {
+	t.Watch.Begin("save", t.model.bytes())
+	answers, _, err := t.launch(ctx, t.Ranks, task{Step: step}, false)
+	if err == nil {
+		err = all(answers)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return answers[0].Save, nil
+}
+
+// load loads in another number of processes, which compare every byte.
+func (t *troupe) load(ctx context.Context) error {
+	t.Watch.Begin("load", 2*t.model.wanted()) // they load it and compare it
+	answers, _, err := t.launch(ctx, t.LoadRanks, task{Load: true, Step: t.step}, false)
+	if err == nil {
+		err = all(answers)
+	}
+	if err != nil {
+		return err
+	}
+	t.rep.Load = answers[0].Load
+	for _, a := range answers[1:] {
+		t.rep.Load.Compared += a.Load.Compared
+	}
+	t.Watch.End("load", t.rep)
+	return nil
+}
