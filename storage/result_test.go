@@ -143,9 +143,9 @@ func TestTotals(t *testing.T) {
 	if got := some.Bytes(); got != 1<<40 {
 		t.Errorf("Bytes = %d; want those of the files", got)
 	}
-	s := storage.ReadStats{Needed: 1, Rounded: 2, Read: 3, Requests: 4}
-	s.Add(storage.ReadStats{Needed: 10, Rounded: 20, Read: 30, Requests: 40})
-	if want := (storage.ReadStats{Needed: 11, Rounded: 22, Read: 33, Requests: 44}); s != want {
+	s := storage.ReadStats{Needed: 1, Rounded: 2, Read: 3, Requests: 4, Received: 5}
+	s.Add(storage.ReadStats{Needed: 10, Rounded: 20, Read: 30, Requests: 40, Received: 50})
+	if want := (storage.ReadStats{Needed: 11, Rounded: 22, Read: 33, Requests: 44, Received: 55}); s != want {
 		t.Errorf("Add = %+v; want %+v", s, want)
 	}
 }

@@ -45,7 +45,7 @@ func saveReplicas(t *testing.T, s blob.Store) {
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		job := saveJob(t, g, s, "id", 1)
 		for name, shape := range shapes {
-			job.State[name] = storagetest.Filled(t, tensor.Float32, shape, 3)
+			job.State[name] = storagetest.Filled(t, tensor.Float32, shape, name[0])
 		}
 		_, err := engine.Save(ctx, job)
 		return err
@@ -90,7 +90,7 @@ func checkReplica(t testing.TB, s plan.State, rank int) error {
 		got := s[name].(*tensor.Tensor)
 		want, err := tensor.New(got.DType(), shape)
 		if err == nil {
-			err = tensor.Convert(want, storagetest.Filled(t, tensor.Float32, shape, 3), tensor.CastAny)
+			err = tensor.Convert(want, storagetest.Filled(t, tensor.Float32, shape, name[0]), tensor.CastAny)
 		}
 		if err != nil {
 			return err
@@ -139,10 +139,25 @@ func TestSharedBytesAreReadOnce(t *testing.T) {
 		"little memory":           {func(j *engine.LoadJob, _ int) { j.BufferBytes = 256 << 10 }, all},
 		"no room for messages":    {func(j *engine.LoadJob, _ int) { j.Group = &narrow{Group: j.Group.(*inproc.Group)} }, all},
 		"neither room nor memory": {func(j *engine.LoadJob, _ int) { j.Group, j.BufferBytes = &narrow{Group: j.Group.(*inproc.Group)}, 1 }, all},
-		"a reader that copies":    {func(j *engine.LoadJob, _ int) { j.Reader = copying{j.Reader} }, all},
-		"storage that has a say":  {func(j *engine.LoadJob, _ int) { j.Reader = &annotated{j.Reader} }, only()},
+		"all convert":             {func(j *engine.LoadJob, r int) { widen(t, j.State) }, all},
+		"all convert, no room": {func(j *engine.LoadJob, r int) {
+			widen(t, j.State)
+			j.Group, j.BufferBytes = &narrow{Group: j.Group.(*inproc.Group)}, 1
+		}, all},
+		"a reader that copies":   {func(j *engine.LoadJob, _ int) { j.Reader = copying{j.Reader} }, all},
+		"storage that has a say": {func(j *engine.LoadJob, _ int) { j.Reader = &annotated{j.Reader} }, only()},
 	} {
 		t.Run(name, func(t *testing.T) { testShared(t, s, c.takes, c.change) })
+	}
+}
+
+// widen makes all tensors of a state such that nothing can be read or received
+// into its place.
+func widen(t testing.TB, s plan.State) {
+	for name := range shapes {
+		if x, ok := s[name].(*tensor.Tensor); ok {
+			s[name] = storagetest.Filled(t, tensor.Float64, x.Shape(), 0)
+		}
 	}
 }
 
@@ -392,48 +407,5 @@ func TestReaderThatForgets(t *testing.T) {
 	checkSame(t, errs, "read", []int{0, 1, 2, 3})
 	if !errors.Is(errs[0], plan.ErrState) {
 		t.Errorf("Load = %v; want %v", errs[0], plan.ErrState)
-	}
-}
-
-// BenchmarkShare loads the same 64 MiB on four ranks from memory, each for
-// itself and shared.
-func BenchmarkShare(b *testing.B) {
-	s := new(mem.Store)
-	const n = 64 << 20
-	solo := engine.SaveJob{
-		Group: group.Solo(), Planner: new(plan.DefaultSave), Writer: native.NewWriter(s, nil), Storage: describe(group.Solo(), "id"),
-		State: plan.State{"x": storagetest.Filled(b, tensor.Uint8, []int64{n / 2}, 1), "y": storagetest.Filled(b, tensor.Uint8, []int64{n / 2}, 1)},
-	}
-	if _, err := engine.Save(b.Context(), solo); err != nil {
-		b.Fatal(err)
-	}
-	for _, share := range []bool{false, true} {
-		b.Run(fmt.Sprintf("share=%v", share), func(b *testing.B) {
-			groups := inproc.New(world)
-			states := make([]plan.State, world)
-			for r := range states {
-				states[r] = plan.State{"x": storagetest.Filled(b, tensor.Uint8, []int64{n / 2}, 0), "y": storagetest.Filled(b, tensor.Uint8, []int64{n / 2}, 0)}
-			}
-			b.SetBytes(world * n)
-			var read atomic.Int64
-			for b.Loop() {
-				read.Store(0)
-				var wg sync.WaitGroup
-				for r, g := range groups {
-					wg.Go(func() {
-						res, err := engine.Load(b.Context(), engine.LoadJob{
-							Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: states[r], Share: share,
-						})
-						if err != nil {
-							b.Error(err)
-							return
-						}
-						read.Add(res.Local.Read)
-					})
-				}
-				wg.Wait()
-			}
-			b.ReportMetric(float64(read.Load())/(1<<20), "MiB-read/op")
-		})
 	}
 }

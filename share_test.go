@@ -1,0 +1,376 @@
+package cairn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// sharer is how a rank of a shared load differs from the others.
+type sharer struct {
+	asks, mute bool // it sets Share; its group has no messages
+	job        *job // what it loads, in dtypes and memory of its own
+}
+
+func drawSharer(rt *rapid.T, j *job) sharer {
+	own := *j
+	own.tensors = slices.Clone(j.tensors)
+	for i := range own.tensors {
+		x := &own.tensors[i]
+		x.loadDType = rapid.SampledFrom([]tensor.DType{x.whole.DType(), x.loadDType, tensor.Float32}).Draw(rt, "as")
+		x.toLayout = rapid.SampledFrom([]memory{plain, transposed, strided}).Draw(rt, "memory")
+	}
+	return sharer{rapid.IntRange(0, 4).Draw(rt, "asks") > 0, rapid.IntRange(0, 6).Draw(rt, "mute") == 0, &own}
+}
+
+// property: whoever takes part, and however the ranks' states lie in memory, a
+// load that is shared ends like one that is not, and reads no more.
+func TestWhateverIsSharedIsTheSame(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		store := drawStore(rt)
+		job := drawJob(rt, t)
+		job.loadRanks = rapid.IntRange(2, 5).Draw(rt, "ranks")
+		for i := range job.tensors { // the layouts drawn are for another number
+			job.tensors[i].to = drawLayout(rt, job.tensors[i].whole.Shape(), job.loadRanks)
+			if rapid.Bool().Draw(rt, "replicated") {
+				job.tensors[i].to = nil
+			}
+		}
+		ranks := make([]sharer, job.loadRanks)
+		for r := range ranks {
+			ranks[r] = drawSharer(rt, job)
+		}
+		err := inproc.Run(t.Context(), job.saveRanks, func(ctx context.Context, g group.Group) error {
+			_, err := cairn.Save(ctx, store, job.toSave(t, g.Rank()), &cairn.SaveOptions{Group: g, FilesPerRank: job.files})
+			return err
+		})
+		if err != nil {
+			rt.Fatalf("Save: %v", err)
+		}
+		load := func(share bool) (total storage.ReadStats) {
+			err := inproc.Run(t.Context(), job.loadRanks, func(ctx context.Context, g group.Group) error {
+				me := ranks[g.Rank()]
+				state := me.job.toLoad(t, g.Rank())
+				o := &cairn.LoadOptions{Group: g, Share: share && me.asks, BufferBytes: job.loadBuffer, Parallel: job.parallel, RejectUnexpected: true}
+				if me.mute {
+					o.Group = struct{ group.Group }{g}
+				}
+				rep, err := cairn.Load(ctx, store, state, o)
+				if err != nil {
+					return err
+				}
+				if g.Rank() == 0 {
+					total = rep.Total
+				}
+				return me.job.check(t, g.Rank(), state)
+			})
+			if err != nil {
+				rt.Fatalf("Load, share %v: %v", share, err)
+			}
+			return total
+		}
+		alone, shared := load(false), load(true)
+		if shared.Read > alone.Read || shared.Needed != alone.Needed || alone.Received != 0 || shared.Received > shared.Needed {
+			rt.Errorf("shared %+v; alone %+v", shared, alone)
+		}
+	})
+}
+
+// patterned returns a tensor whose bytes repeat after 4,099 of them, in next to no
+// time; for the seed 0, zeros.
+func patterned(t testing.TB, d tensor.DType, shape []int64, seed byte) *tensor.Tensor {
+	x := must(tensor.New(d, shape))(t)
+	b, _ := x.Bytes()
+	if seed == 0 {
+		return x
+	}
+	for i := range min(len(b), 4099) {
+		b[i] = byte(i>>8) ^ byte(i)*seed
+	}
+	for n := 4099; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
+	}
+	return x
+}
+
+// replicated returns a state that all ranks have alike: large tensors, and many
+// small ones.
+func replicated(t testing.TB, seed byte) (s cairn.State, bytes int64) {
+	s = cairn.State{
+		"embed": patterned(t, tensor.Float32, []int64{8704, 1 << 10}, seed), // 34 MiB: is cut
+		"a":     patterned(t, tensor.BFloat16, []int64{1500, 1000}, 3*seed),
+		"b":     patterned(t, tensor.BFloat16, []int64{1500, 1000}, 5*seed),
+	}
+	for i := range 300 {
+		s[fmt.Sprint("norm.", i)] = patterned(t, tensor.Float32, []int64{1000}, byte(2*i+1)*seed)
+	}
+	for _, x := range s {
+		bytes += x.(*tensor.Tensor).NumBytes()
+	}
+	return s, bytes
+}
+
+// writers are formats to save in.
+var writers = map[string]func(s blob.Store) storage.Writer{
+	"native":   func(blob.Store) storage.Writer { return nil },
+	"torchdcp": func(s blob.Store) storage.Writer { return torchdcp.NewWriter(s, nil) },
+}
+
+// saved returns a store with a model in a format.
+func saved(t testing.TB, format string) (*mem.Store, cairn.State, int64) {
+	t.Helper()
+	store := new(mem.Store)
+	state, bytes := replicated(t, 1)
+	if _, err := cairn.Save(t.Context(), store, state, &cairn.SaveOptions{Writer: writers[format](store)}); err != nil {
+		t.Fatal(err)
+	}
+	return store, state, bytes
+}
+
+// loadModel loads the model on one rank, compares it and returns the report.
+func loadModel(ctx context.Context, t testing.TB, g group.Group, store blob.Store, want cairn.State, share bool) (*cairn.LoadReport, error) {
+	got, _ := replicated(t, 0)
+	rep, err := cairn.Load(ctx, store, got, &cairn.LoadOptions{Group: g, Share: share})
+	if err != nil {
+		return nil, err
+	}
+	for name, x := range want {
+		if !tensor.Equal(x.(*tensor.Tensor), got[name].(*tensor.Tensor)) {
+			return nil, fmt.Errorf("%s has other elements", name)
+		}
+	}
+	return rep, nil
+}
+
+// Replicas of a model read it once between them, in any format, and in equal
+// parts where the format lets them cut what is large.
+func TestReplicasReadOnce(t *testing.T) {
+	const n = 4
+	for format := range writers {
+		store, want, bytes := saved(t, format)
+		var most int64
+		var mu sync.Mutex
+		onRanks(t, n, func(ctx context.Context, g group.Group) error {
+			rep, err := loadModel(ctx, t, g, store, want, true)
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			most = max(most, rep.Local.Read)
+			if r := rep.Total; r.Read < bytes || r.Read > bytes+bytes/50 || r.Needed != n*bytes || r.Received != (n-1)*bytes {
+				return fmt.Errorf("%s: %+v; want %d bytes to be read once", format, r, bytes)
+			}
+			return nil
+		})
+		if format == "native" && most > bytes/2 {
+			t.Errorf("a rank read %d bytes of %d", most, bytes)
+		}
+	}
+}
+
+// A damaged file is noticed on all ranks, whoever reads it, in any format.
+func TestSharedLoadOfADamagedFile(t *testing.T) {
+	for format := range writers {
+		store, want, _ := saved(t, format)
+		for _, name := range storagetest.Names(t, store) {
+			if !strings.HasSuffix(name, ".safetensors") && !strings.HasSuffix(name, ".distcp") {
+				continue
+			}
+			flipMiddle(t, store, name)
+		}
+		for r, err := range bubble(t, 3, func(ctx context.Context, g group.Group) error {
+			_, err := loadModel(ctx, t, g, store, want, true)
+			return err
+		}) {
+			if !errors.Is(err, cairn.ErrCorrupt) {
+				t.Errorf("%s: rank %d returned %v; want %v", format, r, err, cairn.ErrCorrupt)
+			}
+		}
+	}
+}
+
+// flipMiddle changes a bit in the middle of an object.
+func flipMiddle(t *testing.T, s blob.Store, name string) {
+	t.Helper()
+	r, err := s.Open(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, r.Size())
+	if err := errors.Join(r.ReadAt(t.Context(), b, 0), r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 1
+	storagetest.Remove(t, s, name)
+	storagetest.Put(t, s, name, b)
+}
+
+// meet makes a group of n ranks over TCP that is closed at the end.
+func meet(t testing.TB, n int) []*tcp.Group {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	path := filepath.Join(t.TempDir(), "meet")
+	gs, errs := make([]*tcp.Group, n), make([]error, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		wg.Go(func() {
+			gs[r], errs[r] = tcp.Join(ctx, tcp.Config{
+				Rendezvous: "file://" + path, Rank: r, Size: n, Job: t.Name(), Secret: []byte("of the tests"),
+			})
+		})
+	}
+	wg.Wait()
+	t.Cleanup(func() {
+		for _, g := range gs {
+			if g != nil {
+				wg.Go(func() { g.Close() })
+			}
+		}
+		wg.Wait()
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return gs
+}
+
+// together runs fn on every rank of a group.
+func together[G group.Group](gs []G, fn func(g group.Group) error) error {
+	errs := make([]error, len(gs))
+	var wg sync.WaitGroup
+	for r, g := range gs {
+		wg.Go(func() { errs[r] = fn(g) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func TestShareOverTCP(t *testing.T) {
+	const n = 4
+	store, want, bytes := saved(t, "native")
+	gs := meet(t, n)
+	err := together(gs, func(g group.Group) error {
+		rep, err := loadModel(t.Context(), t, g, store, want, true)
+		if err == nil && (rep.Total.Read > bytes+bytes/50 || rep.Total.Received != (n-1)*bytes) {
+			err = fmt.Errorf("%+v; want %d bytes to be read once", rep.Total, bytes)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A rank that goes is noticed by those that wait for it.
+	gone := errors.New("node lost")
+	errs := make([]error, n)
+	_ = together(gs, func(g group.Group) error {
+		o := &cairn.LoadOptions{Group: g, Share: true}
+		if g.Rank() == 2 {
+			o.Observer = &cairn.Observer{Moved: func(int64) { g.(*tcp.Group).Leave(gone) }}
+		}
+		got, _ := replicated(t, 0)
+		_, errs[g.Rank()] = cairn.Load(t.Context(), store, got, o)
+		return nil
+	})
+	for r, err := range errs {
+		if !errors.Is(err, group.ErrGone) {
+			t.Errorf("rank %d returned %v; want %v", r, err, group.ErrGone)
+		}
+	}
+}
+
+// slow is a store that all ranks together read at 200 MiB a second.
+type slow struct {
+	blob.Store
+	mu sync.Mutex
+}
+
+type slowReader struct {
+	blob.Reader
+	s *slow
+}
+
+func (s *slow) Open(ctx context.Context, name string) (blob.Reader, error) {
+	r, err := s.Store.Open(ctx, name)
+	return slowReader{r, s}, err
+}
+
+func (r slowReader) ReadAt(ctx context.Context, p []byte, off int64) error {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	time.Sleep(time.Duration(len(p)) * time.Second / (200 << 20))
+	return r.Reader.ReadAt(ctx, p, off)
+}
+
+// BenchmarkLoadReplicas loads the same state on four ranks, each for itself and
+// shared. From memory, the fastest store there is, it is what sharing costs.
+func BenchmarkLoadReplicas(b *testing.B) {
+	fast, _, bytes := saved(b, "native")
+	b.Run("memory", func(b *testing.B) { benchReplicas(b, fast, bytes) })
+	b.Run("slow", func(b *testing.B) { benchReplicas(b, &slow{Store: fast}, bytes) })
+}
+
+func benchReplicas(b *testing.B, store blob.Store, bytes int64) {
+	const n = 4
+	states := make([]cairn.State, n)
+	for r := range states {
+		states[r], _ = replicated(b, 0)
+	}
+	run := func(b *testing.B, load func(share bool) (storage.ReadStats, error)) {
+		for _, share := range []bool{false, true} {
+			b.Run(fmt.Sprintf("share=%v", share), func(b *testing.B) {
+				b.SetBytes(n * bytes)
+				var st storage.ReadStats
+				for b.Loop() {
+					var err error
+					if st, err = load(share); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64(st.Read)/(1<<20), "MiB-read")
+				b.ReportMetric(float64(st.Received)/(1<<20), "MiB-received")
+			})
+		}
+	}
+	load := func(g group.Group, share bool, st *storage.ReadStats) error {
+		rep, err := cairn.Load(b.Context(), store, states[g.Rank()], &cairn.LoadOptions{Group: g, Share: share})
+		if err == nil && g.Rank() == 0 {
+			*st = rep.Total
+		}
+		return err
+	}
+	b.Run("inproc", func(b *testing.B) {
+		gs := inproc.New(n)
+		run(b, func(share bool) (st storage.ReadStats, err error) {
+			err = together(gs, func(g group.Group) error { return load(g, share, &st) })
+			return st, err
+		})
+	})
+	b.Run("tcp", func(b *testing.B) {
+		gs := meet(b, n)
+		run(b, func(share bool) (st storage.ReadStats, err error) {
+			err = together(gs, func(g group.Group) error { return load(g, share, &st) })
+			return st, err
+		})
+	})
+}
