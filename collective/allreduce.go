@@ -26,7 +26,7 @@ func (c *Comm) allReduce(t *tensor.Tensor, op Op) *task {
 	if k.err = op.check(t.DType()); k.err != nil {
 		return k
 	}
-	k.call.algorithm = c.choose(allReduce, t.NumBytes(), t.NumBytes()*int64(c.size))
+	k.call.algorithm = c.chooseReduce(allReduce, t.DType(), t.NumBytes())
 	if c.size == 1 {
 		return k
 	}
@@ -46,6 +46,9 @@ func (c *Comm) allReduce(t *tensor.Tensor, op Op) *task {
 	case Ring:
 		k.call.piece = c.o.PieceBytes
 		k.run = func(ctx context.Context, x *exchange) error { return x.ringReduce(ctx, mem, red) }
+	case Direct:
+		k.call.piece, k.wide = c.o.PieceBytes, true
+		k.run = func(ctx context.Context, x *exchange) error { return x.directReduce(ctx, mem, red) }
 	}
 	return k
 }

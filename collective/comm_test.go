@@ -26,9 +26,10 @@ var sizes = []int{1, 2, 3, 4, 5, 8}
 // algorithms are options that lead to each of them, with pieces so small that
 // there are many.
 var algorithms = map[string]*collective.Options{
-	"eager": {Algorithm: collective.Eager},
-	"tree":  {Algorithm: collective.Tree},
-	"ring":  {Algorithm: collective.Ring, PieceBytes: 64},
+	"eager":  {Algorithm: collective.Eager},
+	"tree":   {Algorithm: collective.Tree},
+	"ring":   {Algorithm: collective.Ring, PieceBytes: 64},
+	"direct": {Algorithm: collective.Direct, PieceBytes: 64},
 }
 
 // errors of the ranks of a group.

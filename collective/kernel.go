@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"math"
 	"unsafe"
 
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -16,6 +17,9 @@ type number interface {
 
 // kernelOf returns the kernel of o for elements of type d, one of sumType's.
 func kernelOf(o Op, d tensor.DType) kernel {
+	if (d == tensor.Float32 || d == tensor.Complex64) && (o == Sum || o == Avg) {
+		return sumFloat32 // of the parts, where there are two
+	}
 	switch d {
 	case tensor.Float64:
 		return numberKernel[float64](o)
@@ -120,6 +124,24 @@ func boolKernel(o Op) kernel {
 		}
 	}
 }
+
+// addBFloat16 sets d to the sums of the float32 of a and the bfloat16 of b. The
+// type is common enough for a loop that widens and adds at once.
+func addBFloat16(db, ab, bb []byte) {
+	d, a, b := elements[float32](db), elements[float32](ab), elements[uint16](bb)
+	for len(d) >= 4 && len(a) >= 4 && len(b) >= 4 {
+		x, y, z := (*[4]float32)(d), (*[4]float32)(a), (*[4]uint16)(b)
+		x[0], x[1] = y[0]+bfloat16(z[0]), y[1]+bfloat16(z[1])
+		x[2], x[3] = y[2]+bfloat16(z[2]), y[3]+bfloat16(z[3])
+		d, a, b = d[4:], a[4:], b[4:]
+	}
+	a, b = a[:len(d)], b[:len(d)]
+	for i := range d {
+		d[i] = a[i] + bfloat16(b[i])
+	}
+}
+
+func bfloat16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
 
 // truth returns one for every bool that is not zero, as others write them.
 func truth(b byte) byte {

@@ -28,13 +28,13 @@ var calls = map[string]func(ctx context.Context, c *collective.Comm) error{
 	"of 9000": func(ctx context.Context, c *collective.Comm) error {
 		return c.AllReduce(ctx, of(make([]float64, 9000)...), collective.Sum)
 	},
-	"of 262144": func(ctx context.Context, c *collective.Comm) error {
-		return c.AllReduce(ctx, of(make([]float64, 1<<18)...), collective.Sum)
+	"of 65536": func(ctx context.Context, c *collective.Comm) error {
+		return c.AllReduce(ctx, of(make([]float64, 1<<16)...), collective.Sum)
 	},
 	"from 0": func(ctx context.Context, c *collective.Comm) error { return c.Broadcast(ctx, of(1.0), 0) },
 	"from 1": func(ctx context.Context, c *collective.Comm) error { return c.Broadcast(ctx, of(1.0), 1) },
 	"large from 1": func(ctx context.Context, c *collective.Comm) error {
-		return c.Broadcast(ctx, of(make([]float64, 1<<18)...), 1)
+		return c.Broadcast(ctx, of(make([]float64, 1<<16)...), 1)
 	},
 	"gather": func(ctx context.Context, c *collective.Comm) error {
 		return c.AllGather(ctx, of(make([]float64, c.Size())...), of(1.0))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // Algorithm is a way to carry out a collective call.
@@ -22,9 +23,12 @@ const (
 	// Ring sends pieces from each rank to the next, so that every rank sends and
 	// receives as little as possible. A broadcast is a chain.
 	Ring
+	// Direct is Ring for reductions whose partial results are larger than
+	// elements: these go straight to the rank that reduces them.
+	Direct
 )
 
-var algorithmNames = [...]string{Auto: "auto", Eager: "eager", Tree: "tree", Ring: "ring"}
+var algorithmNames = [...]string{Auto: "auto", Eager: "eager", Tree: "tree", Ring: "ring", Direct: "direct"}
 
 // String returns the name, such as "ring".
 func (a Algorithm) String() string {
@@ -41,6 +45,11 @@ const (
 	// smallestPiece holds at least one element of any type, and an exact number
 	// of them.
 	smallestPiece = 64
+	// maxTree bounds what goes along a tree in one message.
+	maxTree = 4 << 20
+	// manyRanks is from how many on Auto is not Direct: a rank would have as many
+	// connections.
+	manyRanks = 33
 )
 
 // Options are the settings of a [Comm], the same on all ranks. Nil and zero
@@ -49,13 +58,13 @@ type Options struct {
 	// Algorithm is used wherever a call knows it. Zero: Auto.
 	Algorithm Algorithm
 	// EagerBytes is up to how many bytes of all ranks together Auto is Eager, 60
-	// KiB at most. Zero: 32 KiB. Negative: none.
+	// KiB at most. Zero: 8 KiB. Negative: none.
 	EagerBytes int
-	// TreeBytes is up to how many bytes for each rank of the group Auto is Tree.
-	// Zero: 16 KiB. Negative: none.
+	// TreeBytes is up to how many bytes for each rank of the group Auto is Tree,
+	// up to 4 MiB in all. Zero: 64 KiB. Negative: none.
 	TreeBytes int
 	// PieceBytes is how many bytes of elements a message of a ring carries,
-	// rounded to a multiple of 64. Zero: 512 KiB.
+	// rounded to a multiple of 64. Zero: 1 MiB.
 	PieceBytes int
 	// InFlight bounds how many collective calls run at the same time. Zero: 8.
 	InFlight int
@@ -66,9 +75,9 @@ func (o *Options) withDefaults() (Options, error) {
 	if o != nil {
 		v = *o
 	}
-	v.EagerBytes = min(orElse(v.EagerBytes, 32<<10), maxEager)
-	v.TreeBytes = orElse(v.TreeBytes, 16<<10)
-	v.PieceBytes = orElse(v.PieceBytes, 512<<10) / smallestPiece * smallestPiece
+	v.EagerBytes = min(orElse(v.EagerBytes, 8<<10), maxEager)
+	v.TreeBytes = orElse(v.TreeBytes, 64<<10)
+	v.PieceBytes = orElse(v.PieceBytes, 1<<20) / smallestPiece * smallestPiece
 	v.PieceBytes = max(v.PieceBytes, smallestPiece)
 	v.InFlight = orElse(v.InFlight, 8)
 	if int(v.Algorithm) >= len(algorithmNames) || v.InFlight < 0 {
@@ -95,8 +104,18 @@ func (c *Comm) choose(k kind, bytes, all int64) Algorithm {
 	switch {
 	case c.size == 1 || c.o.Algorithm <= Eager && all <= eager:
 		return Eager
-	case c.o.Algorithm == Tree && tree, c.o.Algorithm == Auto && tree && bytes <= int64(c.o.TreeBytes)*int64(c.size):
+	case c.o.Algorithm == Tree && tree, c.o.Algorithm == Auto && tree && bytes <= min(maxTree, int64(c.o.TreeBytes)*int64(c.size)):
 		return Tree
 	}
 	return Ring
+}
+
+// chooseReduce is choose for elements of type d that are reduced.
+func (c *Comm) chooseReduce(k kind, d tensor.DType, bytes int64) Algorithm {
+	a := c.choose(k, bytes, bytes*int64(c.size))
+	wide := sumType(d) != d && c.size < manyRanks
+	if a == Ring && (c.o.Algorithm == Direct || c.o.Algorithm == Auto && wide) {
+		return Direct
+	}
+	return a
 }

@@ -37,7 +37,13 @@ func (r *reduction) widen(room, b []byte) []byte {
 
 // add sets d to the reduction of the partial result a and the elements b; room
 // is for b as partial results.
-func (r *reduction) add(d, a, b, room []byte) { r.apply(d, a, r.widen(room, b)) }
+func (r *reduction) add(d, a, b, room []byte) {
+	if r.elem == tensor.BFloat16 && (r.op == Sum || r.op == Avg) {
+		addBFloat16(d, a, b)
+		return
+	}
+	r.apply(d, a, r.widen(room, b))
+}
 
 // finish makes elements of the partial result s of all ranks. dst may be s
 // where partial results are elements.

@@ -15,6 +15,7 @@ import (
 // it is there, whatever the step.
 type ring struct {
 	*exchange
+	lane   lane // where pieces go; zero: dataLane
 	tag    int
 	shift  int
 	reduce int // steps that reduce
@@ -38,7 +39,7 @@ type ring struct {
 
 // run returns once this rank has sent and received all pieces.
 func (g *ring) run(ctx context.Context) error {
-	g.tag = tagOf(g.seq, dataLane)
+	g.tag = tagOf(g.seq, max(g.lane, dataLane))
 	most := 0
 	for s := range g.size {
 		most = max(most, len(g.own(s)))

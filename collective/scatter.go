@@ -30,7 +30,7 @@ func (c *Comm) reduceScatter(dst, src *tensor.Tensor, op Op) *task {
 	if k.err = op.check(dst.DType()); k.err != nil {
 		return k
 	}
-	k.call.algorithm = c.choose(reduceScatter, src.NumBytes(), src.NumBytes()*int64(c.size))
+	k.call.algorithm = c.chooseReduce(reduceScatter, src.DType(), src.NumBytes())
 	from := readable(src)
 	to, store := writable(dst, false)
 	k.settle = store
@@ -45,6 +45,12 @@ func (c *Comm) reduceScatter(dst, src *tensor.Tensor, op Op) *task {
 		k.settle = func() error {
 			c.reduceBlocks(&red, all, func(b []byte) []byte { return part(b, c.rank) }, to)
 			return settle(store)
+		}
+	case k.call.algorithm == Direct:
+		k.call.piece, k.wide = c.o.PieceBytes, true
+		k.run = func(ctx context.Context, x *exchange) error {
+			own := func(seg int) []byte { return part(from, seg) }
+			return (&direct{exchange: x, piece: x.o.PieceBytes, red: red, own: own, out: to}).run(ctx)
 		}
 	default:
 		k.call.piece = c.o.PieceBytes

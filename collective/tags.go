@@ -18,11 +18,12 @@ const (
 	dataLane
 	rowsLane
 	fitLane
+	passLane
 	lanes
 )
 
 // numbers is how many calls have tags of their own. Calls so far apart are never
 // in flight together.
-const numbers = 1 << 24
+const numbers = 1 << 22
 
 func tagOf(seq uint64, l lane) int { return callTag + int(seq%numbers)*int(lanes) + int(l) }

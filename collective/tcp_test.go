@@ -1,0 +1,109 @@
+package collective_test
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/collective"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// sockets returns the parts of n ranks that are connected by TCP, until the test
+// is over.
+func sockets(t testing.TB, n int, o *collective.Options) []*collective.Comm {
+	t.Helper()
+	path := "file://" + filepath.Join(t.TempDir(), "meet")
+	gs, cs := make([]*tcp.Group, n), make([]*collective.Comm, n)
+	for _, err := range parallel(n, func(r int) (err error) {
+		gs[r], err = tcp.Join(t.Context(), tcp.Config{Rendezvous: path, Rank: r, Size: n, Secret: []byte("for a test"), Timeout: 10 * time.Second})
+		if err != nil {
+			return err
+		}
+		cs[r], err = collective.New(gs[r], o)
+		return err
+	}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { parallel(n, func(r int) error { return gs[r].Close() }) })
+	return cs
+}
+
+func TestOverTCP(t *testing.T) {
+	const n, count = 3, 300_000
+	cs := sockets(t, n, &collective.Options{PieceBytes: 64 << 10})
+	for r, err := range parallel(n, func(r int) error {
+		c := cs[r]
+		for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+			for _, size := range []int{10, 10_000, count} {
+				if err := tcpRound(t, c, d, size); err != nil {
+					return fmt.Errorf("%d %v: %w", size, d, err)
+				}
+			}
+		}
+		return nil
+	}) {
+		if err != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	errs := parallel(n, func(r int) error {
+		if r == 1 {
+			return calls["from 0"](t.Context(), cs[r])
+		}
+		return calls["of 65536"](t.Context(), cs[r])
+	})
+	checkMismatch(t, "over TCP", 1, errs)
+}
+
+// tcpRound makes each call once.
+func tcpRound(t *testing.T, c *collective.Comm, d tensor.DType, size int) error {
+	n := c.Size()
+	xs := make([]*tensor.Tensor, n)
+	for r := range xs {
+		xs[r] = numbers(t, d, r, size)
+	}
+	sum, all, part := xs[c.Rank()].Clone(), zeros(t, d, int64(n*size)), zeros(t, d, int64(size))
+	shuffled := zeros(t, d, int64(n*size))
+	one := xs[c.Rank()].Clone()
+	works := []*collective.Work{
+		c.AllReduceAsync(t.Context(), sum, collective.Sum),
+		c.AllGatherAsync(t.Context(), all, xs[c.Rank()]),
+		c.BroadcastAsync(t.Context(), one, 1),
+	}
+	for _, w := range works {
+		if err := w.Wait(t.Context()); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(c.ReduceScatter(t.Context(), part, all, collective.Max), c.AllToAll(t.Context(), shuffled, all, collective.Splits{})); err != nil {
+		return err
+	}
+	next, got := (c.Rank()+1)%n, zeros(t, d, int64(size))
+	sent := c.ISend(t.Context(), xs[c.Rank()], next, 1)
+	if err := errors.Join(c.Recv(t.Context(), got, (c.Rank()+n-1)%n, 1), sent.Wait(t.Context())); err != nil {
+		return err
+	}
+	return errors.Join(
+		same("sum", sum, reduced(t, collective.Sum, xs)), same("part", part, xs[c.Rank()]),
+		same("broadcast", one, xs[1]), same("message", got, xs[(c.Rank()+n-1)%n]))
+}
+
+// A rank that closes is noticed by those who wait for it.
+func TestGoneOverTCP(t *testing.T) {
+	cs := sockets(t, 3, nil)
+	errs := parallel(3, func(r int) error {
+		if r == 2 {
+			return cs[r].Group().(*tcp.Group).Close()
+		}
+		return calls["of 65536"](t.Context(), cs[r])
+	})
+	errs[2] = errs[1]
+	checkBroken(t, errs, group.ErrGone, 2)
+}
