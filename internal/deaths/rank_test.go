@@ -120,6 +120,7 @@ func act(ctx context.Context, g group.Group, o order, t trap) error {
 	state := stateOf(g.Rank(), 0, t)
 	_, err = cairn.Load(ctx, store, state, &cairn.LoadOptions{
 		Group: g, Planner: &loadPlanner{trap: t}, Reader: &reader{formats.NewReader(store, storage.ReadOptions{}), t},
+		Share: o.Op == opShare,
 	})
 	return err
 }

@@ -171,3 +171,6 @@ func (c *counter) LoadState(s cairn.State) error {
 	c.n = s["n"].(int64)
 	return nil
 }
+
+// CanShare says that a rank with this planner may read for others.
+func (p *loadPlanner) CanShare() bool { return true }
