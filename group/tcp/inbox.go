@@ -76,8 +76,8 @@ func (m *mail) begin(l letter, size int, from *mailWire) (*inLane, *message, err
 		return nil, nil, fmt.Errorf("piece of %d bytes of a message that lacks %d: %w", size, g.total-g.arrived, errFrame)
 	}
 	n.charge(g, cost)
-	if g.total == 0 {
-		m.serve(n)
+	if l.first {
+		m.serve(n) // somebody may wait for it
 	}
 	return n, g, nil
 }

@@ -27,6 +27,7 @@ const (
 // connections that it has dialled; what comes back by them is room for more.
 type mail struct {
 	host *host
+	keep int // maxWires, unless a test says otherwise
 
 	mu     sync.Mutex
 	moved  sync.Cond          // on mu: a message is not busy any more
@@ -48,7 +49,7 @@ type outLane struct {
 
 func newMail(h *host) *mail {
 	m := &mail{
-		host: h, out: make(map[lane]*outLane), in: make(map[lane]*inLane),
+		host: h, keep: maxWires, out: make(map[lane]*outLane), in: make(map[lane]*inLane),
 		wires: make(map[int]*mailWire), others: make(map[*mailWire]bool),
 	}
 	m.moved.L = &m.mu

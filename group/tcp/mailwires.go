@@ -47,7 +47,7 @@ func (m *mail) accept(from int, f *framed) error {
 // trim makes room for one more connection: of those that nothing needs, the ones
 // that were used least recently end. The lock is held.
 func (m *mail) trim() {
-	for len(m.wires) >= maxWires {
+	for len(m.wires) >= m.keep {
 		busy := m.busy()
 		var oldest *mailWire
 		for peer, w := range m.wires {

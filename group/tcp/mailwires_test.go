@@ -1,0 +1,103 @@
+package tcp
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// several joins n ranks.
+func several(t *testing.T, n int) []*Group {
+	t.Helper()
+	cfg := pairConfig(t)
+	cfg.Size, cfg.Timeout = n, 20*time.Second
+	gs, errs := make([]*Group, n), make(chan error, n)
+	for r := range gs {
+		go func() {
+			c := cfg
+			c.Rank = r
+			var err error
+			gs[r], err = Join(t.Context(), c)
+			errs <- err
+		}()
+	}
+	for range gs {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		for _, g := range gs {
+			g.Close()
+		}
+	})
+	return gs
+}
+
+// connected returns the ranks that m has dialled.
+func connected(m *mail) []int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ranks []int
+	for r := range m.wires {
+		ranks = append(ranks, r)
+	}
+	slices.Sort(ranks)
+	return ranks
+}
+
+// Of the connections that nothing needs the least recently used ones end, when
+// there are as many as are kept.
+func TestConnectionsAreBounded(t *testing.T) {
+	gs := several(t, 6)
+	m := gs[0].host.mail
+	m.keep = 3
+	send := func(to, tag int) {
+		t.Helper()
+		if err := gs[0].Send(t.Context(), to, tag, []byte{byte(to)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	recv := func(at, tag int) {
+		t.Helper()
+		if got, err := gs[at].Recv(t.Context(), 0, tag); err != nil || !slices.Equal(got, []byte{byte(at)}) {
+			t.Fatalf("Recv = %v, %v", got, err)
+		}
+		until(t, func() bool { // it is granted
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			return m.out[m.lane(gs[0], at, tag)] == nil
+		})
+	}
+	send(1, 7) // received at the end: its connection stays
+	for _, step := range []struct {
+		to   int
+		want []int
+	}{{2, []int{1, 2}}, {3, []int{1, 2, 3}}, {2, []int{1, 2, 3}}, {4, []int{1, 2, 4}}, {5, []int{1, 4, 5}}, {3, []int{1, 3, 5}}} {
+		send(step.to, 0)
+		recv(step.to, 0)
+		if got := connected(m); !slices.Equal(got, step.want) {
+			t.Errorf("connections after a message to %d: %v; want %v", step.to, got, step.want)
+		}
+	}
+	recv(1, 7)
+	// Those that are in use are not ended for others.
+	for to := 1; to < 6; to++ {
+		send(to, 8)
+	}
+	if got := connected(m); len(got) != 5 {
+		t.Errorf("connections with messages under way: %v; want all", got)
+	}
+	for to := 1; to < 6; to++ {
+		recv(to, 8)
+	}
+	errs := make(chan error, len(gs))
+	for _, g := range gs {
+		go func() { errs <- g.Barrier(t.Context()) }()
+	}
+	for range gs {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+}
