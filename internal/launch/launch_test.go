@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/internal/launch"
 )
 
@@ -59,6 +60,17 @@ var roles = map[string]func(rank string){
 		forever("")
 	},
 	"wait": forever,
+	"join": func(string) {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		g, err := tcp.Join(ctx, tcp.Config{})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer g.Close()
+		fmt.Println("joined", g.Size(), g.Barrier(ctx))
+	},
 	"fail and let go on": func(rank string) {
 		if rank == "1" {
 			os.Exit(3)
@@ -144,6 +156,18 @@ func TestPlaceAndSecretAreDrawn(t *testing.T) {
 	c.Prefix = false
 	if _, err := launch.Run(t.Context(), c); err != nil || field(out, "CAIRN_SECRET") != "of the environment" {
 		t.Errorf("secret %q, %v; want that of the environment", field(out, "CAIRN_SECRET"), err)
+	}
+}
+
+// Ranks of a job just meet.
+func TestRanksMeet(t *testing.T) {
+	for _, unix := range []bool{false, true} {
+		c, out, errs := self(t, 3, "join")
+		c.Unix = unix
+		_, err := launch.Run(t.Context(), c)
+		if err != nil || strings.Count(out.String(), "] joined 3 <nil>\n") != 3 {
+			t.Errorf("unix %v: Run = %v, printed\n%s%s", unix, err, out, errs)
+		}
 	}
 }
 

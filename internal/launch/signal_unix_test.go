@@ -88,7 +88,7 @@ func (w *whenReady) Write(b []byte) (int, error) {
 }
 
 // signalled runs a job and sends it signals when all ranks are there.
-func signalled(t *testing.T, role string, grace time.Duration, signals ...os.Signal) (*launch.Report, error, *whenReady) {
+func signalled(t *testing.T, role string, grace time.Duration, signals ...os.Signal) (*launch.Report, *whenReady, error) {
 	t.Helper()
 	const n = 2
 	c, _, _ := self(t, n, role)
@@ -100,12 +100,12 @@ func signalled(t *testing.T, role string, grace time.Duration, signals ...os.Sig
 	}}
 	c.Stdout, c.Signals, c.Grace = w, ch, grace
 	rep, err := launch.Run(t.Context(), c)
-	return rep, err, w
+	return rep, w, err
 }
 
 func TestSignalsArePassedOn(t *testing.T) {
 	for _, s := range launch.Passed() {
-		rep, err, w := signalled(t, "report", time.Minute, s)
+		rep, w, err := signalled(t, "report", time.Minute, s)
 		if err != nil || !rep.OK {
 			t.Errorf("%v: Run = %+v, %v; want that it went well", s, rep, err)
 		}
@@ -128,7 +128,7 @@ func TestExitCodeOfASignal(t *testing.T) {
 		{"ranks that do not heed it", "stubborn", time.Millisecond, []os.Signal{syscall.SIGTERM}, 143},
 		{"a second one", "stubborn", time.Hour, []os.Signal{os.Interrupt, syscall.SIGTERM}, 130},
 	} {
-		rep, err, _ := signalled(t, c.role, c.grace, c.signals...)
+		rep, _, err := signalled(t, c.role, c.grace, c.signals...)
 		if e, ok := errors.AsType[*launch.ExitError](err); !ok || e.Code != c.want {
 			t.Errorf("%s: Run = %+v, %v; want code %d", c.claim, rep, err, c.want)
 		}
