@@ -92,7 +92,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob inspect internal/bufpool internal/guard meta plan shard storage tensor"},
 	{"internal/bench", ". blob blob/file blob/mem blob/meter blob/prefix collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta internal/launch meta plan shard storage storage/formats storage/native tensor"},
 	{"internal/demo", ". blob blob/file blob/mem blob/fault blob/prefix group group/inproc group/tcp inspect internal/launch meta plan shard storage storage/native tensor"},
-	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix convert group group/inproc inspect internal/bench internal/demo internal/npy meta plan shard storage storage/formats storage/native tensor value"},
+	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix convert group group/inproc inspect internal/bench internal/demo internal/launch internal/npy meta plan shard storage storage/formats storage/native tensor value"},
 	{"cmd/cairn", "internal/cli"},
 
 	// Documentation that runs, tests against PyTorch, and processes that die. Tests
