@@ -36,7 +36,7 @@ func TestRecvIntoEndsInAPiece(t *testing.T) {
 		memory := make([]byte, len(want))
 		errs := make(chan error, 1)
 		go func() { errs <- b.RecvInto(ctx, 0, 0, memory) }()
-		until(t, func() bool { return b.host.mail.awaited(l.group) })
+		until(t, func() bool { return b.host.mail.awaited(l.group, 0, 0) })
 		if i == 0 { // it goes to the memory of the first call
 			say(append(piece.framed(false), want[:500]...))
 			until(t, func() bool { return b.host.mail.takes(l.group) })
@@ -55,15 +55,16 @@ func TestRecvIntoEndsInAPiece(t *testing.T) {
 	}
 }
 
-// awaited reports whether a call waits for tag 0 of rank 0.
-func (m *mail) awaited(group [16]byte) bool {
+// awaited reports whether a call waits for a message.
+func (m *mail) awaited(group [16]byte, from, tag int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := m.in[lane{group: group}]
+	n := m.in[lane{group: group, peer: from, tag: tag}]
 	return n != nil && len(n.calls) == 1
 }
 
-// takes reports whether that call is to take a message that is being read.
+// takes reports whether a call is to take a message of rank 0 with tag 0 that is
+// being read.
 func (m *mail) takes(group [16]byte) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

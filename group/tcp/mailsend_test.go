@@ -3,12 +3,14 @@ package tcp
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"net"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
 )
 
 // patiently is a pair whose ranks are not taken for gone when a test is slow.
@@ -31,19 +33,30 @@ func narrow(t *testing.T, a, b *Group) *mailWire {
 	a.host.mail.mu.Lock()
 	w := a.host.mail.wires[1]
 	a.host.mail.mu.Unlock()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if err := w.conn.Conn.(*net.TCPConn).SetWriteBuffer(32 << 10); err != nil {
-		t.Fatal(err)
+	wires := []*mailWire{w}
+	b.host.mail.mu.Lock()
+	for other := range b.host.mail.others {
+		wires = append(wires, other)
+	}
+	b.host.mail.mu.Unlock()
+	for _, w := range wires {
+		w.mu.Lock()
+		c := w.conn.Conn.(*net.TCPConn)
+		w.mu.Unlock()
+		if err := errors.Join(c.SetWriteBuffer(64<<10), c.SetReadBuffer(64<<10)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return w
 }
 
-// writes reports whether a call of Send writes.
-func (w *mailWire) writes() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.writer != nil
+// begun reports whether something of a tag is under way to rank 1.
+func begun(g *Group, tag int) bool {
+	m := g.host.mail
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	o := m.out[m.lane(g, 1, tag)]
+	return o != nil && o.room < laneWindow
 }
 
 // until waits for a condition that holds before long.
@@ -70,7 +83,7 @@ func TestSendEndsWhileItWrites(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		errs := make(chan error, 1)
 		go func() { errs <- a.Send(ctx, 1, 0, large) }()
-		until(t, w.writes)
+		until(t, func() bool { return begun(a, 0) })
 		cancel()
 		if err := <-errs; !errors.Is(err, context.Canceled) {
 			t.Errorf("Send = %v; want %v", err, context.Canceled)
@@ -96,14 +109,14 @@ func TestSendEndsWhileItWrites(t *testing.T) {
 // ends.
 func TestSendEndsAmongOthers(t *testing.T) {
 	a, b := patiently(t)
-	w := narrow(t, a, b)
+	narrow(t, a, b)
 	b.host.mail.mu.Lock()
 	ctx, cancel := context.WithCancel(t.Context())
 	errs := make(chan error, 2)
 	for tag := range 2 {
 		go func() { errs <- a.Send(ctx, 1, tag, make([]byte, 1<<20)) }()
 	}
-	until(t, w.writes)
+	until(t, func() bool { return begun(a, 0) })
 	for tag := range 10 {
 		if err := a.Send(t.Context(), 1, 10+tag, []byte{byte(tag)}); err != nil {
 			t.Error(err)
@@ -123,32 +136,29 @@ func TestSendEndsAmongOthers(t *testing.T) {
 	}
 }
 
-// Large messages go over TLS too, where writing cannot be interrupted.
-func TestLargeMessagesOverTLS(t *testing.T) {
-	cert, pool := certificate(t)
-	cfg := pairConfig(t)
-	cfg.Timeout = 20 * time.Second
-	cfg.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: pool}
-	a, b := pair(t, cfg)
-	want := bytes.Repeat([]byte("0123456789"), 300_000)
-	errs := make(chan error, 1)
-	for turns := range 20 {
-		ctx, cancel := context.WithCancel(t.Context())
-		got := make([]byte, len(want))
-		go func() { errs <- a.Send(t.Context(), 1, 0, want) }()
-		recv := make(chan error, 1)
-		go func() { recv <- b.RecvInto(ctx, 0, 0, got) }()
-		for range turns * 20 {
-			runtime.Gosched()
+// Calls that are in the middle of a message when the other rank goes say so, and
+// let go of their memory.
+func TestTheOtherRankGoesInAMessage(t *testing.T) {
+	for range 5 {
+		a, b := patiently(t)
+		large, into := make([]byte, 3<<20), make([]byte, 3<<20)
+		errs := make(chan error, 2)
+		go func() { errs <- a.Send(t.Context(), 1, 0, large) }()
+		go func() { errs <- a.RecvInto(t.Context(), 1, 1, into) }()
+		half := make(chan error, 1)
+		go func() { half <- b.Send(t.Context(), 0, 1, make([]byte, 2<<20)) }()
+		until(t, func() bool { return a.host.mail.awaited(a.ID(), 1, 1) })
+		b.Close()
+		for range 2 {
+			err := <-errs
+			ge, ok := errors.AsType[*group.Error](err)
+			if !errors.Is(err, group.ErrMismatch) && (!ok || !errors.Is(err, group.ErrGone) || !slices.Equal(ge.Ranks, []int{1})) {
+				t.Errorf("call = %v; want one that names rank 1 as gone", err)
+			}
 		}
-		cancel()
-		err := <-recv
-		if errors.Is(err, context.Canceled) {
-			got = make([]byte, len(want))
-			err = b.RecvInto(t.Context(), 0, 0, got)
-		}
-		if err := errors.Join(err, <-errs); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("RecvInto = %v, right: %t", err, bytes.Equal(got, want))
-		}
+		clear(into)
+		clear(large)
+		<-half
+		a.Close()
 	}
 }

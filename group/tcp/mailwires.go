@@ -24,11 +24,14 @@ func (m *mail) wire(peer int) *mailWire {
 // connect dials the rank of a connection, and runs it.
 func (m *mail) connect(w *mailWire) {
 	f, err := m.host.dial(m.host.ctx, toMail, w.peer, m.host.address(w.peer))
-	if err != nil {
+	switch {
+	case err == nil:
+		w.run(f)
+	case m.host.ctx.Err() != nil: // this rank closes, the other is well
+		w.fail(nil)
+	default:
 		w.fail(err)
-		return
 	}
-	w.run(f)
 }
 
 // accept takes a connection that a rank has dialled to send messages.
