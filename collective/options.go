@@ -64,7 +64,7 @@ type Options struct {
 	// up to 4 MiB in all. Zero: 64 KiB. Negative: none.
 	TreeBytes int
 	// PieceBytes is how many bytes of elements a message of a ring carries,
-	// rounded to a multiple of 64. Zero: 1 MiB.
+	// rounded to a multiple of 64. Zero: 2 MiB.
 	PieceBytes int
 	// InFlight bounds how many collective calls run at the same time. Zero: 8.
 	InFlight int
@@ -77,7 +77,7 @@ func (o *Options) withDefaults() (Options, error) {
 	}
 	v.EagerBytes = min(orElse(v.EagerBytes, 8<<10), maxEager)
 	v.TreeBytes = orElse(v.TreeBytes, 64<<10)
-	v.PieceBytes = orElse(v.PieceBytes, 1<<20) / smallestPiece * smallestPiece
+	v.PieceBytes = orElse(v.PieceBytes, 2<<20) / smallestPiece * smallestPiece
 	v.PieceBytes = max(v.PieceBytes, smallestPiece)
 	v.InFlight = orElse(v.InFlight, 8)
 	if int(v.Algorithm) >= len(algorithmNames) || v.InFlight < 0 {
