@@ -38,8 +38,9 @@
 // more. A new generation begins in one transaction, with the first seat in it, when
 // no seat of the one before is left. So a job meets again under its name as soon as
 // those who met, or did not, have left; those that died hold it up for the time of
-// a lease at most. A process that was away for so long has lost its seat, can
-// neither announce itself nor end a meeting, and is not found by anyone.
+// a lease at most. A process that was away for so long takes its seat again, unless
+// that or the meeting is another's: then it can neither announce itself nor end a
+// meeting, and is not found by anyone.
 //
 // # Liveness
 //

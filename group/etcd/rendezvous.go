@@ -34,13 +34,15 @@ type Rendezvous struct {
 	// Job is the name under which the processes meet, of at most 256 bytes.
 	Job string
 	// Rank is this process's rank. Nil: the environment variable RANK, and where
-	// that is not set one that nobody has.
+	// that is not set one that nobody has. Either all processes bring theirs or none
+	// does: one that is given out may be what another was to have.
 	Rank *int
 	// Size is how many processes there are, the same on all. Zero: the environment
 	// variable WORLD_SIZE.
 	Size int
 	// TTL is how long a process that has died keeps its seat, in whole seconds;
-	// etcd may raise it. Zero: 10 s.
+	// etcd may raise it. A process that was kept from running for so long may lose
+	// its seat, too. Zero: 10 s.
 	TTL time.Duration
 	// Hold keeps this process's seat after Close until Release is called or the
 	// process dies. Where all ranks hold theirs, no other group of that job comes to

@@ -69,11 +69,9 @@ func TestSeatIsTakenAgain(t *testing.T) {
 			}
 			rev := endLease(t, seatKey(job, 0))
 			for _, key := range keys {
-				for res := range client(t).Watch(soon(t), key, clientv3.WithRev(rev), clientv3.WithFilterDelete()) {
-					if len(res.Events) == 0 {
-						t.Errorf("%s was not written again: %v", key, res.Err())
-					}
-					break
+				res := <-client(t).Watch(soon(t), key, clientv3.WithRev(rev), clientv3.WithFilterDelete())
+				if len(res.Events) == 0 {
+					t.Errorf("%s was not written again: %v", key, res.Err())
 				}
 			}
 		})

@@ -54,9 +54,9 @@ func startServer(dir string, change func(*embed.Config)) (*embed.Etcd, error) {
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	cfg.TickMs, cfg.ElectionMs = 10, 100 // leases of a second
 	cfg.UnsafeNoFsync = true
-	any := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{any}, []url.URL{any}
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{any}, []url.URL{any}
+	free := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{free}, []url.URL{free}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{free}, []url.URL{free}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	if change != nil {
 		change(cfg)
