@@ -48,10 +48,12 @@
 // # Messages
 //
 // A rank that sends messages dials the receiver when it first does, and keeps the
-// connection until it was idle for a while. Messages of one group, sender and tag
-// are a lane. At most 1 MiB of a lane is under way or waits to be received; the
-// receiver grants more as messages are taken, or while somebody waits for the one
-// that has begun. See letter.go for the frames.
+// connection until it was idle for a while or 64 others were used since. Messages
+// of one group, sender and tag are a lane. At most 1 MiB of a lane is under way or
+// waits to be received, 128 bytes for each message included; the receiver grants
+// more as messages are taken, or while somebody waits for the one that has begun.
+// Large messages are written from where they are and read to where they go, but
+// for what comes before anybody waits. See letter.go for the frames.
 //
 // # Liveness
 //
