@@ -29,7 +29,7 @@ func TestGroupMeasuresWhatItWasAskedFor(t *testing.T) {
 		got = append(got, kind{l.Op, l.As, l.Ranks})
 	}
 	for _, c := range r.Collectives {
-		if c.Rate <= 0 || c.Wire < 0.99*c.Rate || c.Floor <= 0 || c.Ratio <= 0 || c.Bytes != 1<<20+4 {
+		if c.Rate <= 0 || c.Wire < 0.99*c.Rate || c.Floor <= 0 || c.Ratio <= 0 || c.CachedRatio <= 0 || c.Bytes != 1<<20+4 {
 			t.Errorf("collective %+v; want figures of %d bytes", c, 1<<20+4)
 		}
 		got = append(got, kind{c.Op, "", c.Processes})

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -24,20 +25,32 @@ type GroupCollective struct {
 	Rate float64 `json:"gbs"`
 	Wire float64 `json:"wire_gbs"`
 	// Floor is the rate at which as many bytes cross by as many plain connections
-	// between as many processes; Ratio is Wire over it.
+	// between as many processes, from and into memory as large as the tensor;
+	// Ratio is Wire over it.
 	Floor float64 `json:"floor_wire_gbs"`
 	Ratio float64 `json:"ratio"`
+	// Cached is the same with memory that stays in a processor's cache: what
+	// connections can do where nothing has to come from memory.
+	Cached      float64 `json:"cached_wire_gbs"`
+	CachedRatio float64 `json:"cached_ratio"`
 }
 
-// contest is a collective and its floor.
+// contest is a collective and its floors.
 type contest struct {
 	op            string
 	run           func(context.Context) error
 	check         float32 // what the tensor holds then
 	send, receive int64   // of this rank by plain connections
 	crossing      int64   // of all ranks
-	ours, floor   []time.Duration
+	took          [3][]time.Duration
 }
+
+// The turns of a round.
+const (
+	ours = iota
+	plain
+	cached
+)
 
 // throughput takes the figures of all collectives, which are the same on all
 // ranks but for small differences.
@@ -55,6 +68,8 @@ func throughput(ctx context.Context, g *tcp.Group, j *rankJob) ([]GroupCollectiv
 	if err != nil {
 		return nil, err
 	}
+	mem, _ := t.Bytes()
+	wires.spare = bytes.Repeat([]byte{1}, len(mem))
 	contests := newContests(comm, t)
 	for i := range j.Repeat + 1 {
 		for _, c := range contests {
@@ -65,12 +80,12 @@ func throughput(ctx context.Context, g *tcp.Group, j *rankJob) ([]GroupCollectiv
 	}
 	var out []GroupCollective
 	for _, c := range contests {
-		ours, floor := median(c.ours), median(c.floor)
+		wire := func(turn int) float64 { return gbs(c.crossing, median(c.took[turn])) }
 		f := GroupCollective{
 			Op: c.op, Processes: g.Size(), Bytes: t.NumBytes(),
-			Rate: gbs(t.NumBytes(), ours), Wire: gbs(c.crossing, ours), Floor: gbs(c.crossing, floor),
+			Rate: gbs(t.NumBytes(), median(c.took[ours])), Wire: wire(ours), Floor: wire(plain), Cached: wire(cached),
 		}
-		f.Ratio = f.Wire / f.Floor
+		f.Ratio, f.CachedRatio = f.Wire/f.Floor, f.Wire/f.Cached
 		out = append(out, f)
 	}
 	return out, nil
@@ -99,13 +114,19 @@ func newContests(comm *collective.Comm, t *tensor.Tensor) []*contest {
 	return []*contest{reduce, spread}
 }
 
-// round takes both figures once, in every second round ours first. The first
-// round warms up.
+// round takes all figures once, each round another one first. The first round
+// warms up.
 func (c *contest) round(ctx context.Context, g group.Group, wires *ring, t *tensor.Tensor, i int) error {
-	for turn := range 2 {
-		run, took := c.run, &c.ours
-		if (i+turn)%2 == 1 {
-			run, took = func(context.Context) error { return wires.move(c.send, c.receive) }, &c.floor
+	mem, _ := t.Bytes()
+	small := min(len(mem), wireBuffer)
+	for k := range len(c.took) {
+		turn := (i + k) % len(c.took)
+		run := c.run
+		switch turn {
+		case plain:
+			run = func(context.Context) error { return wires.move(c.send, c.receive, mem, wires.spare) }
+		case cached:
+			run = func(context.Context) error { return wires.move(c.send, c.receive, mem[:small], wires.spare[:small]) }
 		}
 		fill(t, float32(g.Rank()+1))
 		d, err := together(ctx, g, run)
@@ -113,9 +134,9 @@ func (c *contest) round(ctx context.Context, g group.Group, wires *ring, t *tens
 			return err
 		}
 		if i > 0 {
-			*took = append(*took, d)
+			c.took[turn] = append(c.took[turn], d)
 		}
-		if (i+turn)%2 == 1 {
+		if turn != ours {
 			continue
 		}
 		if err := holds(t, c.check); err != nil {

@@ -12,10 +12,10 @@ import (
 // ring is one plain connection from each rank to the next.
 type ring struct {
 	to, from net.Conn
+	spare    []byte // to receive into
 }
 
-// wireBuffer is how much a plain connection writes or reads at a time. It stays
-// in a processor's cache, which favours the floor.
+// wireBuffer is how much a plain connection writes or reads at a time.
 const wireBuffer = 1 << 20
 
 // newRing connects the ranks of a group.
@@ -46,30 +46,25 @@ func (r *ring) close() {
 	r.from.Close()
 }
 
-// move sends and receives so many bytes at the same time.
-func (r *ring) move(send, receive int64) error {
+// move sends and receives so many bytes at the same time, round and round from
+// one memory and into the other.
+func (r *ring) move(send, receive int64, from, into []byte) error {
 	var both errgroup.Group
-	both.Go(func() error {
-		buf := make([]byte, wireBuffer)
-		for send > 0 {
-			n, err := r.to.Write(buf[:min(send, wireBuffer)])
-			if err != nil {
-				return err
-			}
-			send -= int64(n)
-		}
-		return nil
-	})
-	both.Go(func() error {
-		buf := make([]byte, wireBuffer)
-		for receive > 0 {
-			n, err := r.from.Read(buf[:min(receive, wireBuffer)])
-			if err != nil {
-				return err
-			}
-			receive -= int64(n)
-		}
-		return nil
-	})
+	both.Go(func() error { return pump(r.to.Write, send, from) })
+	both.Go(func() error { return pump(r.from.Read, receive, into) })
 	return both.Wait()
+}
+
+// pump calls do with what comes next in mem, until that was n bytes.
+func pump(do func([]byte) (int, error), n int64, mem []byte) error {
+	at := 0
+	for n > 0 {
+		k, err := do(mem[at:min(int64(at)+min(n, wireBuffer), int64(len(mem)))])
+		if err != nil {
+			return err
+		}
+		n -= int64(k)
+		at = (at + k) % len(mem)
+	}
+	return nil
 }

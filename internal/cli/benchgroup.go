@@ -21,7 +21,8 @@ func newBenchGroupCmd() *cobra.Command {
 barrier and a gather of 1 KiB from each rank take, how fast plans of 146 KiB are
 gathered from many ranks, and how fast tensors are reduced and broadcast between
 processes. Throughput comes beside its floor: as many bytes by as many plain
-connections, in turn with ours. The medians count.
+connections, in turn with ours, from and into memory as large as the tensor, and
+once more from and into 1 MiB that stays in the cache. The medians count.
 
 With --json:
 
@@ -34,7 +35,9 @@ With --json:
   collectives    with op (all_reduce or broadcast), processes, bytes (of the
                  tensor), gbs (bytes over time), wire_gbs (what has to cross
                  between processes, over time), floor_wire_gbs (as many plain
-                 connections between as many processes) and ratio
+                 connections between as many processes) and ratio;
+                 cached_wire_gbs and cached_ratio, where those move 1 MiB that
+                 stays in the cache
   repeat         the number of rounds`,
 		Example: `  cairn bench group
   cairn bench group --size 1GiB --procs 2,4,8 --json`,
@@ -98,12 +101,12 @@ func (o *output) benchedGroup(r *bench.GroupResult) {
 	}
 	o.table(t)
 	o.printf("\n")
-	t = newRows("THROUGHPUT", ">BY", ">SIZE", ">GB/s", ">ON THE WIRE", ">PLAIN", ">RATIO")
+	t = newRows("THROUGHPUT", ">BY", ">SIZE", ">GB/s", ">ON THE WIRE", ">PLAIN", ">RATIO", ">CACHED", ">RATIO")
 	for _, c := range r.Collectives {
-		t.add(c.Op, fmt.Sprintf("%d processes", c.Processes), formatBytes(c.Bytes), two(c.Rate), two(c.Wire), two(c.Floor), two(c.Ratio))
+		t.add(c.Op, fmt.Sprintf("%d processes", c.Processes), formatBytes(c.Bytes), two(c.Rate), two(c.Wire), two(c.Floor), two(c.Ratio), two(c.Cached), two(c.CachedRatio))
 	}
 	g := r.Gather
-	t.add("gather", fmt.Sprintf("%d ranks", g.Ranks), formatBytes(int64(g.Bytes)), two(g.Rate), two(g.Rate*g.Hops), two(g.Floor), two(g.Ratio))
+	t.add("gather", fmt.Sprintf("%d ranks", g.Ranks), formatBytes(int64(g.Bytes)), two(g.Rate), two(g.Rate*g.Hops), two(g.Floor), two(g.Ratio), "", "")
 	o.table(t)
 	o.printf("\nThe gather takes %s. A byte of it crosses %.1f connections in the mean; the ratio is\n"+
 		"of what rank 0 gets.\n", formatMicroseconds(g.Seconds*1e6), g.Hops)
