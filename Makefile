@@ -29,6 +29,8 @@ test: ## vet, build and run all tests, with the race detector where there is a C
 	$(GO) vet ./...
 	$(GO) build -buildvcs=false ./...
 	$(GO) test $(RACE) -timeout $(TIMEOUT) ./...
+	$(GO) -C group/etcd vet $(RACE) ./...
+	$(GO) -C group/etcd test $(RACE) -timeout $(TIMEOUT) ./...
 
 lint: fmt vet-others staticcheck mod changelog ## check form: gofmt, vet for other systems, staticcheck, modules, changelog
 
@@ -45,16 +47,20 @@ vet-others:
 staticcheck:
 	$(GO) -C tools build -o ../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
 	$(BIN)/staticcheck ./...
+	cd group/etcd && $(abspath $(BIN))/staticcheck ./...
 
 mod:
 	$(GO) mod verify
 	$(GO) mod tidy -diff
+	$(GO) -C group/etcd mod verify
+	$(GO) -C group/etcd mod tidy -diff
 
 changelog:
 	$(GO) test -run '^TestChangelog' .
 
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
+	@cd group/etcd && ../../tools/fuzz $(FUZZTIME) '$(FUZZ)'
 
 # TORCH and SUITES say which PyTorchs: see interop/setup.
 interop: build ## test against real PyTorchs, which are found or set up (TORCH=, SUITES=)
@@ -68,6 +74,8 @@ bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
 	$(BIN)/cairn bench io --size $(BENCHSIZE) --ranks 1
 	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from torchdcp --to hf
 	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from native --to torchdcp
+	$(BIN)/cairn bench group
+	$(BIN)/cairn bench tree --ranks 10000 --tensors 1000
 
 gobench: ## run the Go benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem ./...

@@ -94,7 +94,7 @@ func testNewAgain(e *env) {
 		}
 		known, ok := p.Lookup(ranks)
 		if ok != (g != nil) || known != g {
-			return fmt.Errorf("Lookup = %v, %v; want %v", known, ok, g)
+			return fmt.Errorf("call of Lookup = %v, %v; want %v", known, ok, g)
 		}
 		if e.size() == 1 {
 			return nil // it is the world
@@ -199,10 +199,10 @@ func testAdopt(e *env) {
 			return err
 		}
 		if known, ok := p.Lookup(mine); !ok || known != g {
-			return fmt.Errorf("Lookup of an adopted group = %v, %v", known, ok)
+			return fmt.Errorf("call of Lookup of an adopted group = %v, %v", known, ok)
 		}
 		if err := p.Adopt(stranger{g}); !errors.Is(err, group.ErrInvalid) {
-			return fmt.Errorf("Adopt of a group that is not the platform's = %v; want ErrInvalid", err)
+			return fmt.Errorf("call of Adopt of a group that is not the platform's = %v; want ErrInvalid", err)
 		}
 		return nil
 	})

@@ -62,17 +62,17 @@ func testRooted(e *env) {
 			w, me := p.World(), p.World().Rank()
 			all, err := p.Gather(ctx, w, root, token(me))
 			if err != nil || me == root && !sameBytes(all, tokens(e.size())) || me != root && all != nil {
-				return fmt.Errorf("Gather to %d = %q, %v", root, all, err)
+				return fmt.Errorf("call of Gather to %d = %q, %v", root, all, err)
 			}
 			var vs [][]byte
 			if me == root {
 				vs = tokens(e.size())
 			}
 			if got, err := p.Scatter(ctx, w, root, vs); err != nil || string(got) != string(token(me)) {
-				return fmt.Errorf("Scatter from %d = %q, %v", root, got, err)
+				return fmt.Errorf("call of Scatter from %d = %q, %v", root, got, err)
 			}
 			if got, err := p.Broadcast(ctx, w, root, token(me)); err != nil || string(got) != string(token(root)) {
-				return fmt.Errorf("Broadcast from %d = %q, %v", root, got, err)
+				return fmt.Errorf("call of Broadcast from %d = %q, %v", root, got, err)
 			}
 			return nil
 		})
@@ -100,15 +100,15 @@ func testValues(e *env) {
 		}
 		got, err := platform.Gather(ctx, p, w, last, c, point{me, me})
 		if err != nil || (me == last) != (len(got) == e.size()) {
-			return fmt.Errorf("Gather = %v, %v", got, err)
+			return fmt.Errorf("call of Gather = %v, %v", got, err)
 		}
 		mine, err := platform.Scatter(ctx, p, w, last, c, got)
 		if err != nil || mine != (point{me, me}) {
-			return fmt.Errorf("Scatter = %v, %v; want what was gathered", mine, err)
+			return fmt.Errorf("call of Scatter = %v, %v; want what was gathered", mine, err)
 		}
 		first, err := platform.Broadcast(ctx, p, w, last, c, mine)
 		if err != nil || first != (point{last, last}) {
-			return fmt.Errorf("Broadcast = %v, %v; want that of rank %d", first, err, last)
+			return fmt.Errorf("call of Broadcast = %v, %v; want that of rank %d", first, err, last)
 		}
 		return nil
 	})
@@ -144,11 +144,11 @@ func testUnencodable(e *env) {
 		w, root := p.World(), e.size()-1
 		_, err := platform.Gather(ctx, p, w, root, stubborn, w.Rank())
 		if want := w.Rank() == 0 || w.Rank() == root; (err != nil) != want {
-			return fmt.Errorf("Gather = %v; want an error: %v", err, want)
+			return fmt.Errorf("call of Gather = %v; want an error: %v", err, want)
 		}
 		_, err = platform.Scatter(ctx, p, w, root, stubborn, upTo(e.size()))
 		if want := w.Rank() == 0 || w.Rank() == root; (err != nil) != want {
-			return fmt.Errorf("Scatter = %v; want an error: %v", err, want)
+			return fmt.Errorf("call of Scatter = %v; want an error: %v", err, want)
 		}
 		return nil
 	})
@@ -170,7 +170,7 @@ func testMessages(e *env) {
 			return nil
 		}
 		if err := platform.Send(ctx, p, w, to, 9, stubborn, 0); !errors.Is(err, errUnencodable) {
-			return fmt.Errorf("Send of what cannot be encoded = %v", err)
+			return fmt.Errorf("call of Send of what cannot be encoded = %v", err)
 		}
 		// Tags are apart: the later one is received first.
 		v, err2 := platform.Recv(ctx, p, w, from, 8, c)
@@ -179,11 +179,11 @@ func testMessages(e *env) {
 			return fmt.Errorf("received %v and %q, %v", v, b, err)
 		}
 		if _, err := platform.Recv(ctx, p, w, from, 9, stubborn); !errors.Is(err, context.DeadlineExceeded) {
-			return fmt.Errorf("Recv of what could not be encoded = %v", err)
+			return fmt.Errorf("call of Recv of what could not be encoded = %v", err)
 		}
 		for _, bad := range [][2]int{{e.size(), 0}, {-1, 0}, {to, -1}} {
 			if err := p.Send(ctx, w, bad[0], bad[1], nil); !errors.Is(err, group.ErrInvalid) {
-				return fmt.Errorf("Send to rank %d with tag %d = %v; want ErrInvalid", bad[0], bad[1], err)
+				return fmt.Errorf("call of Send to rank %d with tag %d = %v; want ErrInvalid", bad[0], bad[1], err)
 			}
 		}
 		return p.Barrier(ctx, w)
@@ -204,7 +204,7 @@ func testSubGroup(e *env) {
 		got, err := p.Broadcast(ctx, g, g.Size()-1, token(p.World().Rank()))
 		last := g.Ranks()[g.Size()-1]
 		if err != nil || string(got) != string(token(last)) {
-			return fmt.Errorf("Broadcast from the last of %v = %q, %v", g.Ranks(), got, err)
+			return fmt.Errorf("call of Broadcast from the last of %v = %q, %v", g.Ranks(), got, err)
 		}
 		return nil
 	})
