@@ -51,7 +51,7 @@ func init() {
 //     a copy.
 //   - Nothing runs between calls: a Comm needs no Close.
 //
-// A Comm uses the group's message tags from 1<<28 on, so a group can have one Comm
+// A Comm uses message tags from [group.CollectiveTags] on, so a group can have one Comm
 // at a time; [group.Group.Sub] makes more groups.
 type Comm struct {
 	g          group.Group

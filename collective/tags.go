@@ -1,13 +1,16 @@
 package collective
 
-// The tags of a Comm's messages. What is below firstTag is left to others.
+import "github.com/cairn-ckpt/cairn/group"
+
+// The tags of a Comm's messages, all of them between [group.CollectiveTags] and
+// [group.LoadTags].
 const (
-	firstTag  = 1 << 28 // of [Comm.Send], one for each tag
-	noticeTag = 1 << 29 // a rank's Comm is broken
-	callTag   = 1 << 30 // of collective calls, by their number
+	firstTag  = group.CollectiveTags // of [Comm.Send], one for each tag
+	noticeTag = 1 << 29              // a rank's Comm is broken
+	callTag   = 1 << 30              // of collective calls, by their number
 
 	// MaxTag is the highest tag of [Comm.Send] and [Comm.Recv].
-	MaxTag = 1<<28 - 1
+	MaxTag = noticeTag - firstTag - 1
 )
 
 // lane tells apart what one call sends between two ranks.
@@ -27,3 +30,5 @@ const (
 const numbers = 1 << 22
 
 func tagOf(seq uint64, l lane) int { return callTag + int(seq%numbers)*int(lanes) + int(l) }
+
+const _ = uint(group.LoadTags - callTag - numbers*int(lanes)) // they fit

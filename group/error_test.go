@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -111,5 +112,24 @@ func TestCatchKeepsTheStackOfThePanic(t *testing.T) {
 	}
 	if err := Catch(func() error { return ErrGone }); err != ErrGone {
 		t.Errorf("Catch = %v; want fn's error", err)
+	}
+}
+
+func TestRanksOfAnError(t *testing.T) {
+	step := &StepError{Step: "work", Failures: map[int]error{4: errors.New("x"), 2: errors.New("y")}}
+	call := &Error{Op: OpBarrier, Ranks: []int{3}, Err: ErrGone}
+	for claim, c := range map[string]struct {
+		err  error
+		want []int
+	}{
+		"of a step":               {fmt.Errorf("save: %w", step), []int{2, 4}},
+		"of a call":               {fmt.Errorf("join: %w", call), []int{3}},
+		"of a step with a call":   {&StepError{Failures: map[int]error{1: call}}, []int{1}},
+		"of an error without any": {errors.New("x"), nil},
+		"of none":                 {nil, nil},
+	} {
+		if got := Ranks(c.err); !slices.Equal(got, c.want) {
+			t.Errorf("%s: Ranks = %v; want %v", claim, got, c.want)
+		}
 	}
 }

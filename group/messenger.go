@@ -11,6 +11,15 @@ const (
 	OpRecv Op = "recv"
 )
 
+// The tags of a group's messages have owners, so that what one sends is never
+// taken for what another does: a program's own are below CollectiveTags, those of
+// package collective below LoadTags, and those from there on are for loads in
+// which ranks read for each other.
+const (
+	CollectiveTags = 1 << 28
+	LoadTags       = 3 << 29
+)
+
 // Messenger is a capability of groups whose ranks can send each other messages
 // outside of collective calls. The ranks of its methods are those of the group.
 //

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -63,4 +64,17 @@ func (e *StepError) Unwrap() []error {
 		errs = append(errs, e.Failures[rank])
 	}
 	return errs
+}
+
+// Ranks returns the ranks that err names as those at fault: of the first
+// [*StepError] in it, or else of the first [*Error]. It is nil where err has
+// neither.
+func Ranks(err error) []int {
+	if e, ok := errors.AsType[*StepError](err); ok {
+		return e.Ranks()
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Ranks
+	}
+	return nil
 }

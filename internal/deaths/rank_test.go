@@ -78,16 +78,11 @@ func outcomeOf(err error) outcome {
 	if err == nil {
 		return outcome{}
 	}
-	out := outcome{
+	return outcome{
 		Err: err.Error(), Gone: errors.Is(err, group.ErrGone),
 		Uncertain: errors.Is(err, storage.ErrUncertain), Late: errors.Is(err, context.DeadlineExceeded),
+		Ranks: group.Ranks(err),
 	}
-	if e, ok := errors.AsType[*group.StepError](err); ok {
-		out.Ranks = e.Ranks()
-	} else if e, ok := errors.AsType[*group.Error](err); ok { // it had not yet heard that all have met
-		out.Ranks = e.Ranks
-	}
-	return out
 }
 
 // goAway ends this rank for the others. It returns where the rank lives on.

@@ -97,13 +97,7 @@ func goneRanks(err error) []int {
 	if !errors.Is(err, group.ErrGone) {
 		return nil
 	}
-	if e, ok := errors.AsType[*group.StepError](err); ok {
-		return e.Ranks()
-	}
-	if e, ok := errors.AsType[*group.Error](err); ok {
-		return e.Ranks
-	}
-	return nil
+	return group.Ranks(err)
 }
 
 // teller sends messages. It may be used by several goroutines at once.

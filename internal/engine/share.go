@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -37,7 +38,7 @@ func (l *loadRun) elect(out, all []loadMessage) {
 		// What storage says of a plan may be about the items as they are.
 		plans[r], takes[r] = out[r].plan, all[r].takes && len(out[r].plan.StorageData) == 0
 	}
-	tag := rand.Int()
+	tag := group.LoadTags + rand.IntN(math.MaxInt-group.LoadTags)
 	for r, s := range plan.Elect(l.md, plans, takes) {
 		out[r].share, out[r].tag = s, tag
 	}
