@@ -7,6 +7,7 @@ package plan
 import (
 	"context"
 	"encoding/json"
+	"math/bits"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/meta"
@@ -185,6 +186,31 @@ func (r *ReadItem) SourceBox() tensor.Box {
 
 // DestBox returns the box to fill, relative to the local part.
 func (r *ReadItem) DestBox() tensor.Box { return tensor.Box{Offsets: r.DestOffsets, Sizes: r.Lengths} }
+
+// Equal reports whether r and o agree in all that they say, hints included.
+func (r *ReadItem) Equal(o *ReadItem) bool {
+	return r.Kind == o.Kind && r.Dest.Hint == o.Dest.Hint && r.Source.Hint == o.Source.Hint &&
+		r.Dest.Equal(o.Dest) && r.Source.Equal(o.Source) && slices.Equal(r.DestOffsets, o.DestOffsets) &&
+		slices.Equal(r.SourceOffsets, o.SourceOffsets) && slices.Equal(r.Lengths, o.Lengths)
+}
+
+// ReadKey is where a map keeps read items.
+type ReadKey struct {
+	kind         Kind
+	dest, source string
+	numbers      uint64 // of all that is left
+}
+
+// Key returns a key that all items have which are Equal to r, and few others.
+func (r *ReadItem) Key() ReadKey {
+	h := uint64(uint32(r.Dest.Hint))<<32 | uint64(uint32(r.Source.Hint))
+	for _, list := range [][]int64{r.Dest.Offset, r.Source.Offset, r.DestOffsets, r.SourceOffsets, r.Lengths} {
+		for _, n := range list {
+			h = bits.RotateLeft64((h^uint64(n))*0x9e3779b97f4a7c15, 29) // spreads every bit
+		}
+	}
+	return ReadKey{r.Kind, r.Dest.FQN, r.Source.FQN, h}
+}
 
 // LoadPlan is what one rank reads. It is immutable once it was returned.
 type LoadPlan struct {

@@ -71,7 +71,7 @@ type sharing struct {
 
 	common   sync.Mutex // held while memory of several parts is filled
 	mu       sync.Mutex
-	awaited  map[string][]*piece       // items that the reader will ask for; guarded by mu
+	awaited  map[plan.ReadKey][]*piece // items that the reader will ask for; guarded by mu
 	resolved map[*tensor.Tensor]*piece // what it was given; guarded by mu
 	open     int                       // pieces of mine that are not read yet; guarded by mu
 }
@@ -105,7 +105,7 @@ func (l *loadRun) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sha
 	s := &sharing{
 		loadRun: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
 		from: map[int]map[int64]*piece{}, boxes: map[int]chan *piece{},
-		awaited: map[string][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
+		awaited: map[plan.ReadKey][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
 	}
 	budget := l.BufferBytes
 	if budget <= 0 {
@@ -248,14 +248,5 @@ func (s *sharing) commit(p *piece) error {
 
 // sameItems reports whether two plans have the same items.
 func sameItems(p, q *plan.LoadPlan) bool {
-	return p == q || p != nil && slices.EqualFunc(p.Items, q.Items, func(a, b plan.ReadItem) bool { return keyOf(&a) == keyOf(&b) })
-}
-
-// keyOf returns what tells an item from all that differ from it.
-func keyOf(it *plan.ReadItem) string {
-	b, err := plan.LoadPlanCodec{}.Encode(&plan.LoadPlan{Items: []plan.ReadItem{*it}})
-	if err != nil {
-		return ""
-	}
-	return string(b)
+	return p == q || p != nil && slices.EqualFunc(p.Items, q.Items, func(a, b plan.ReadItem) bool { return a.Equal(&b) })
 }

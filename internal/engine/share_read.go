@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -58,7 +59,7 @@ func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (st
 		pieces = append(pieces[:len(pieces):len(pieces)], s.alone...)
 	}
 	for _, c := range pieces {
-		k := keyOf(&c.item)
+		k := c.item.Key()
 		s.awaited[k] = append(s.awaited[k], c)
 		p.Items = append(p.Items, c.item)
 	}
@@ -85,14 +86,12 @@ func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (st
 // ResolveTensor returns the memory that a part is read into: the planner's, or
 // some of its own where that cannot be sent as it is.
 func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
-	k := keyOf(it)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.awaited[k]) == 0 {
+	p := s.takeAwaited(it)
+	if p == nil {
 		return nil, fmt.Errorf("%w: the reader asks for an item that is not in its plan, or for the second time", plan.ErrState)
 	}
-	p := s.awaited[k][0]
-	s.awaited[k] = s.awaited[k][1:]
 	to := p.to
 	if len(p.ranks) > 0 && !p.direct {
 		var err error
@@ -102,6 +101,20 @@ func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	}
 	s.resolved[to] = p
 	return to, nil
+}
+
+// takeAwaited returns a part that the reader will not ask for again, or nil. The
+// lock is held.
+func (s *sharing) takeAwaited(it *plan.ReadItem) *piece {
+	k := it.Key()
+	list := s.awaited[k]
+	i := slices.IndexFunc(list, func(p *piece) bool { return p.item.Equal(it) })
+	if i < 0 {
+		return nil
+	}
+	p := list[i]
+	s.awaited[k] = slices.Delete(list, i, i+1)
+	return p
 }
 
 // CommitTensor takes a part that was read and verified, and passes it on.
