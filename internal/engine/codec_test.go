@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -72,12 +73,22 @@ func TestHeadSurvivesTheWay(t *testing.T) {
 	large := &piece{id: 3, bytes: inlineBytes + 1, crc: 9}
 	b := encodeHead([]*piece{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}, large})
 	want := []record{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}, {id: 3, bytes: inlineBytes + 1, crc: 9}}
+	firstHead := len(encodeHead([]*piece{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}})) // is one too
 	got, err := decodeHead(b)
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(record{})); d != "" || err != nil {
 		t.Errorf("decodeHead, %v (-want +got):\n%s", err, d)
 	}
 	if _, err := decodeHead(append(b, 0)); !errors.Is(err, wire.ErrMalformed) {
 		t.Errorf("decodeHead with a byte after a large piece = %v; want %v", err, wire.ErrMalformed)
+	}
+	for n := range b[:len(b)-1] {
+		_, err := decodeHead(b[:n])
+		if !errors.Is(err, wire.ErrMalformed) && n != firstHead {
+			t.Errorf("decodeHead of %d bytes of %d = %v; want %v", n, len(b), err, wire.ErrMalformed)
+		}
+		if none := err != nil && strings.Contains(err.Error(), "names no piece"); none != (n == 0) {
+			t.Errorf("decodeHead of %d bytes = %v; want that there is no piece only where that is so", n, err)
+		}
 	}
 }
 

@@ -144,6 +144,9 @@ func decodeHead(b []byte) ([]record, error) {
 		c.body = r.Raw(int(c.bytes))
 		out = append(out, c)
 	}
+	if len(out) == 0 {
+		r.Fail("it names no piece")
+	}
 	if err := r.Done(); err != nil {
 		return nil, err
 	}
@@ -158,8 +161,8 @@ func (s *sharing) receiveAll(ctx context.Context, rank int, want map[int64]*piec
 			return fmt.Errorf("shared reads: %w", err)
 		}
 		head, err := decodeHead(b)
-		if err != nil || len(head) == 0 {
-			return fmt.Errorf("%w: message of rank %d about shared reads: %w", storage.ErrCorrupt, rank, errors.Join(err, errNoPiece))
+		if err != nil {
+			return fmt.Errorf("%w: message of rank %d about shared reads: %w", storage.ErrCorrupt, rank, err)
 		}
 		for _, c := range head {
 			p := want[c.id]
@@ -174,8 +177,6 @@ func (s *sharing) receiveAll(ctx context.Context, rank int, want map[int64]*piec
 	}
 	return nil
 }
-
-var errNoPiece = errors.New("it names no piece")
 
 // receive takes one piece and hands it over.
 func (s *sharing) receive(ctx context.Context, rank int, p *piece, c record) error {

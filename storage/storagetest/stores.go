@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 )
 
@@ -35,6 +36,21 @@ func Remove(t testing.TB, s blob.Store, names ...string) {
 		if err := s.Remove(t.Context(), name); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// Flip changes a bit in the middle of an object, and one in every thousandth byte
+// behind it: of all that lies there, something is damaged.
+func Flip(t testing.TB, s blob.Store, name string) {
+	t.Helper()
+	err := fault.Damage(t.Context(), s, name, func(b []byte) []byte {
+		for i := len(b) / 2; i < len(b); i += 1000 {
+			b[i] ^= 1
+		}
+		return b
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
