@@ -1,7 +1,6 @@
 package plan_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -9,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -365,152 +363,4 @@ func drawWants(t *rapid.T) (*meta.Metadata, []*plan.LoadPlan, []bool) {
 		states, takes = append(states, s), append(takes, rapid.IntRange(0, 4).Draw(t, "takes part") > 0)
 	}
 	return md, wants(t, md, states...), takes
-}
-
-func TestCheckRefusesShares(t *testing.T) {
-	md := &meta.Metadata{}
-	described(md, "a", []int64{8, 4}, 0, true)
-	md.Entries = append(md.Entries, meta.Entry{FQN: "v", Bytes: &meta.Bytes{Size: 100}})
-	p := wants(t, md, plan.State{"a": hollow(t, 8, 4), "v": 1})[0]
-	good := plan.Piece{ID: 1, Reader: 1, To: []int{0, 2}}
-	with := func(change func(c *plan.Piece)) *plan.Share {
-		c := good
-		change(&c)
-		return &plan.Share{Pieces: []plan.Piece{c}}
-	}
-	if err := with(func(*plan.Piece) {}).Check(p, 1, 3); err != nil {
-		t.Fatal(err)
-	}
-	for name, s := range map[string]*plan.Share{
-		"no such item":            with(func(c *plan.Piece) { c.Item = 2 }),
-		"a negative item":         with(func(c *plan.Piece) { c.Item = -1 }),
-		"a negative number":       with(func(c *plan.Piece) { c.ID = -1 }),
-		"a value":                 with(func(c *plan.Piece) { c.Item = 1 }),
-		"no such reader":          with(func(c *plan.Piece) { c.Reader, c.To = 3, nil }),
-		"another reader's list":   with(func(c *plan.Piece) { c.Reader = 0 }),
-		"a reader for itself":     with(func(c *plan.Piece) { c.To = nil }),
-		"a reader that is sent":   with(func(c *plan.Piece) { c.To = []int{1, 2} }),
-		"no such rank":            with(func(c *plan.Piece) { c.To = []int{3} }),
-		"a rank twice":            with(func(c *plan.Piece) { c.To = []int{2, 2} }),
-		"rows that are missing":   with(func(c *plan.Piece) { c.Rows = [2]int64{0, 7} }),
-		"rows that are not there": with(func(c *plan.Piece) { c.Rows = [2]int64{0, 9} }),
-		"a piece twice":           {Pieces: []plan.Piece{good, good}},
-		"an item twice":           {Pieces: []plan.Piece{good, {ID: 2, Reader: 1, To: []int{0}}}},
-		"rows twice":              {Pieces: []plan.Piece{{Rows: [2]int64{0, 5}}, {ID: 1, Rows: [2]int64{4, 8}}}},
-	} {
-		if err := s.Check(p, 1, 3); !errors.Is(err, plan.ErrState) {
-			t.Errorf("%s: Check = %v; want ErrState", name, err)
-		}
-	}
-}
-
-type sharer struct {
-	plan.DefaultLoad
-	can bool
-}
-
-func (s *sharer) CanShare() bool { return s.can }
-
-func TestCanShare(t *testing.T) {
-	type embeds struct{ plan.DefaultLoad }
-	for _, c := range []struct {
-		p    plan.LoadPlanner
-		want bool
-	}{{new(plan.DefaultLoad), true}, {new(embeds), false}, {&sharer{can: true}, true}, {&sharer{}, false}} {
-		if got := plan.CanShare(c.p); got != c.want {
-			t.Errorf("CanShare(%T) = %v; want %v", c.p, got, c.want)
-		}
-	}
-}
-
-func drawShare(t *rapid.T) *plan.Share {
-	lists := [][]int{nil, {1}, {0, 2, 300}}
-	s := &plan.Share{Pieces: []plan.Piece{}}
-	for range rapid.IntRange(0, 6).Draw(t, "pieces") {
-		s.Pieces = append(s.Pieces, plan.Piece{
-			ID: rapid.Int64().Draw(t, "id"), Item: rapid.IntRange(0, 1<<31-1).Draw(t, "item"),
-			Rows:   [2]int64{rapid.Int64Min(0).Draw(t, "begin"), rapid.Int64Min(0).Draw(t, "end")},
-			Reader: rapid.IntRange(0, 5).Draw(t, "reader"), To: rapid.SampledFrom(lists).Draw(t, "to"),
-		})
-	}
-	return s
-}
-
-func TestAnyShareRoundTrips(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		s := drawShare(t)
-		b, err := plan.ShareCodec{}.Encode(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := plan.ShareCodec{}.Decode(b)
-		if d := cmp.Diff(s, got); d != "" || err != nil {
-			t.Fatalf("Decode(Encode), %v: -want +got\n%s", err, d)
-		}
-		for n := range b {
-			if _, err := (plan.ShareCodec{}).Decode(b[:n]); !errors.Is(err, wire.ErrMalformed) {
-				t.Fatalf("Decode of the first %d of %d bytes = %v; want ErrMalformed", n, len(b), err)
-			}
-		}
-	})
-}
-
-func FuzzDecodeShare(f *testing.F) {
-	b, err := plan.ShareCodec{}.Encode(&plan.Share{Pieces: []plan.Piece{
-		{ID: 1, Item: 2, Rows: [2]int64{3, 4}, Reader: 5, To: []int{6, 7}}, {ID: 9, Reader: 1},
-	}})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(b)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		s, err := plan.ShareCodec{}.Decode(b)
-		if err != nil {
-			if !errors.Is(err, wire.ErrMalformed) {
-				t.Errorf("Decode = %v; want ErrMalformed", err)
-			}
-			return
-		}
-		_ = s.Check(&plan.LoadPlan{Items: make([]plan.ReadItem, 3)}, 1, 4) // does not panic
-		c, err := plan.ShareCodec{}.Encode(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		again, err := plan.ShareCodec{}.Decode(c)
-		if d := cmp.Diff(s, again, samePlan); err != nil || d != "" {
-			t.Errorf("decoded again, %v: -first +second\n%s", err, d)
-		}
-	})
-}
-
-// BenchmarkElect measures what sharing adds to the coordinator's work: replicas,
-// and a mesh of eight that shard and many that replicate.
-func BenchmarkElect(b *testing.B) {
-	const tensors = 1000
-	for _, ranks := range []int{8, 256, 1000} {
-		for _, ways := range []int64{1, 8} {
-			b.Run(fmt.Sprintf("ranks=%d/tensors=%d/shards=%d", ranks, tensors, ways), func(b *testing.B) {
-				md := &meta.Metadata{}
-				states := make([]plan.State, ranks)
-				for r := range states {
-					states[r] = plan.State{}
-				}
-				for i := range tensors {
-					name := fmt.Sprintf("model.layers.%04d.weight", i)
-					shape := []int64{64, 1 << 18}
-					described(md, name, shape, 0, true)
-					for r := range states {
-						n := 64 / ways
-						states[r][name] = boxed(shape, tensor.Box{Offsets: []int64{int64(r) % ways * n, 0}, Sizes: []int64{n, 1 << 18}})
-					}
-				}
-				plans := wants(b, md, states...)
-				takes := all(ranks)
-				b.ReportAllocs()
-				for b.Loop() {
-					plan.Elect(md, plans, takes)
-				}
-			})
-		}
-	}
 }

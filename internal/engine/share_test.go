@@ -1,12 +1,10 @@
 package engine_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -247,58 +245,6 @@ func (r *annotated) PrepareLocalPlan(_ context.Context, p *plan.LoadPlan) (*plan
 	return &q, nil
 }
 
-// narrow is a group whose messages wait for their receiver, each of them.
-type narrow struct {
-	*inproc.Group
-	post *post
-}
-
-// post are the messages of all ranks of a narrow group.
-type post struct {
-	mu    sync.Mutex
-	lanes map[[3]int]chan []byte // guarded by mu
-}
-
-func (p *post) lane(from, to, tag int) chan []byte {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	k := [3]int{from, to, tag}
-	if p.lanes == nil {
-		p.lanes = map[[3]int]chan []byte{}
-	}
-	if p.lanes[k] == nil {
-		p.lanes[k] = make(chan []byte)
-	}
-	return p.lanes[k]
-}
-
-func (n *narrow) Send(ctx context.Context, to, tag int, b []byte) error {
-	select {
-	case n.post.lane(n.Rank(), to, tag) <- bytes.Clone(b):
-		return nil
-	case <-ctx.Done():
-		return &group.Error{Op: group.OpSend, Ranks: []int{to}, Err: group.ContextError(ctx)}
-	}
-}
-
-func (n *narrow) Recv(ctx context.Context, from, tag int) ([]byte, error) {
-	select {
-	case b := <-n.post.lane(from, n.Rank(), tag):
-		return b, nil
-	case <-ctx.Done():
-		return nil, &group.Error{Op: group.OpRecv, Ranks: []int{from}, Err: group.ContextError(ctx)}
-	}
-}
-
-func (n *narrow) RecvInto(ctx context.Context, from, tag int, b []byte) error {
-	got, err := n.Recv(ctx, from, tag)
-	if err == nil {
-		err = group.CheckLength(from, len(got), len(b))
-		copy(b, got)
-	}
-	return err
-}
-
 // Two names of one tensor are filled as if each were read: nobody is sent a
 // mixture of both.
 func TestMemoryWithTwoNames(t *testing.T) {
@@ -323,89 +269,5 @@ func TestMemoryWithTwoNames(t *testing.T) {
 		if err := errors.Join(errs...); err != nil {
 			t.Fatal(err)
 		}
-	}
-}
-
-// spoiling changes the memory that it was handed, as it may.
-type spoiling struct{ plan.DefaultLoad }
-
-func (*spoiling) CanShare() bool { return true }
-
-func (p *spoiling) CommitTensor(_ *plan.ReadItem, x *tensor.Tensor) error {
-	if b, ok := x.Bytes(); ok {
-		clear(b)
-	}
-	return nil
-}
-
-func TestPlannersMayChangeWhatTheyAreHanded(t *testing.T) {
-	s := new(mem.Store)
-	saveReplicas(t, s)
-	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-		job := shareJob(t, g, s)
-		if g.Rank() == 3 {
-			_, err := engine.Load(ctx, job)
-			return errors.Join(err, checkReplica(t, job.State, g.Rank()))
-		}
-		job.Planner = new(spoiling)
-		_, err := engine.Load(ctx, job)
-		return err
-	})
-	if err := errors.Join(errs...); err != nil {
-		t.Error(err)
-	}
-}
-
-// fickle changes its plan although it has said that it does not.
-type fickle struct{ plan.DefaultLoad }
-
-func (*fickle) CanShare() bool { return true }
-
-func (p *fickle) FinishPlan(q *plan.LoadPlan) (*plan.LoadPlan, error) {
-	r := *q
-	r.Items = r.Items[1:]
-	return &r, nil
-}
-
-func TestPlannerThatDoesNotKeepItsWord(t *testing.T) {
-	s := new(mem.Store)
-	saveReplicas(t, s)
-	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-		job := shareJob(t, g, s)
-		if g.Rank() == 1 {
-			job.Planner = new(fickle)
-		}
-		_, err := engine.Load(ctx, job)
-		return err
-	})
-	checkSame(t, errs, "read", []int{1})
-	if !errors.Is(errs[0], plan.ErrState) {
-		t.Errorf("Load = %v; want %v", errs[0], plan.ErrState)
-	}
-}
-
-// forgetful is a reader that leaves out an item.
-type forgetful struct{ storage.Reader }
-
-func (r forgetful) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {
-	q := *p
-	q.Items = p.Items[1:]
-	return r.Reader.ReadData(ctx, &q, dst)
-}
-
-// A reader that forgets what others wait for fails the load instead of hanging
-// it.
-func TestReaderThatForgets(t *testing.T) {
-	s := new(mem.Store)
-	saveReplicas(t, s)
-	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-		job := shareJob(t, g, s)
-		job.Reader = forgetful{job.Reader}
-		_, err := engine.Load(ctx, job)
-		return err
-	})
-	checkSame(t, errs, "read", []int{0, 1, 2, 3})
-	if !errors.Is(errs[0], plan.ErrState) {
-		t.Errorf("Load = %v; want %v", errs[0], plan.ErrState)
 	}
 }
