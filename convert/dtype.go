@@ -24,7 +24,7 @@ func (c caster) dtype(name string, from tensor.DType) tensor.DType {
 	to := from
 	for _, r := range c {
 		switch {
-		case r.match == nil && floating(from):
+		case r.match == nil && from.IsFloat():
 			to = r.value
 		case r.match != nil && r.matches(name):
 			to = r.value
@@ -43,6 +43,3 @@ func (c caster) check() error {
 	}
 	return allUsed(ps)
 }
-
-// floating reports whether d is a floating-point type, of any width.
-func floating(d tensor.DType) bool { return d >= tensor.Float64 && d <= tensor.Float8E8M0FNU }

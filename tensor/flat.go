@@ -71,10 +71,4 @@ func (t *Tensor) stretch(buf []byte, lo, hi int64) []byte {
 }
 
 // aligned reports whether Go may look at t's memory as at numbers.
-func (t *Tensor) aligned() bool {
-	size := t.size()
-	if t.dtype.isComplex() {
-		size /= 2
-	}
-	return alignedTo(t.memory(), uintptr(size))
-}
+func (t *Tensor) aligned() bool { return t.dtype.Aligned(t.memory()) }

@@ -15,13 +15,13 @@ const chainElements = 1024
 // goroutine.
 func kernelFor(from, to DType) kernel {
 	switch {
-	case from.isComplex() && to.isComplex():
+	case from.IsComplex() && to.IsComplex():
 		return kernelFor(partOf(from), partOf(to)) // twice as many parts
-	case from.isComplex() && to == Bool:
+	case from.IsComplex() && to == Bool:
 		return complexToBool(from)
-	case from.isComplex():
+	case from.IsComplex():
 		return chain(from, partOf(from), to, dropImaginary(from))
-	case to.isComplex():
+	case to.IsComplex():
 		return chainInto(from, partOf(to), to, addImaginary(to))
 	case from.isSmall() && to == Float32:
 		return fromSmall(from)
@@ -37,8 +37,6 @@ func kernelFor(from, to DType) kernel {
 
 // isSmall reports whether d is a float that Go has no type for.
 func (d DType) isSmall() bool { return d >= Float16 && d <= Float8E8M0FNU }
-
-func (d DType) isComplex() bool { return d == Complex64 || d == Complex128 }
 
 // chain goes on with the usual kernel after first.
 func chain(from, mid, to DType, first kernel) kernel {

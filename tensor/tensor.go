@@ -94,7 +94,7 @@ func reaches(shape, strides []int64, offset, held int64) bool {
 }
 
 func contiguous(d DType, shape []int64, data []byte) *Tensor {
-	return &Tensor{dtype: d, shape: slices.Clone(shape), strides: rowMajor(shape), data: data}
+	return &Tensor{dtype: d, shape: slices.Clone(shape), strides: RowMajor(shape), data: data}
 }
 
 // view makes a tensor of slices that it may keep. An empty one has no first
@@ -106,8 +106,9 @@ func view(d DType, shape, strides []int64, offset int64, data []byte) *Tensor {
 	return &Tensor{dtype: d, shape: shape, strides: strides, offset: offset, data: data}
 }
 
-// rowMajor returns the strides of a contiguous tensor.
-func rowMajor(shape []int64) []int64 {
+// RowMajor returns the strides of a contiguous tensor of that shape: the distance,
+// in elements, between neighbours in each dimension, the last one fastest.
+func RowMajor(shape []int64) []int64 {
 	strides, n := make([]int64, len(shape)), int64(1)
 	for d, s := range slices.Backward(shape) {
 		strides[d] = n

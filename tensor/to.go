@@ -5,10 +5,6 @@ import (
 	"math"
 )
 
-// IsFloat reports whether d is a floating-point type, of any width. The complex
-// types are none.
-func (d DType) IsFloat() bool { return d >= Float64 && d <= Float8E8M0FNU }
-
 // Cast returns t with elements of dtype d: t itself where it has that dtype, else
 // a contiguous copy made by [Convert].
 func Cast(t *Tensor, d DType) (*Tensor, error) {

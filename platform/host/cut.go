@@ -25,7 +25,7 @@ func (c *cutter) fill(dst *tensor.Tensor, b tensor.Box) error {
 	if b.Empty() {
 		return nil
 	}
-	strides := rowMajor(c.shape)
+	strides := tensor.RowMajor(c.shape)
 	first, last := int64(0), int64(0)
 	for d, o := range b.Offsets {
 		first += o * strides[d]
@@ -67,14 +67,4 @@ func (c *cutter) halve(dst *tensor.Tensor, b tensor.Box) error {
 		}
 	}
 	return nil
-}
-
-// rowMajor returns the distance in elements between neighbours in each dimension.
-func rowMajor(shape []int64) []int64 {
-	strides, n := make([]int64, len(shape)), int64(1)
-	for d, s := range slices.Backward(shape) {
-		strides[d] = n
-		n *= s
-	}
-	return strides
 }
