@@ -48,22 +48,32 @@ type Messenger interface {
 	// The slice is the caller's.
 	Recv(ctx context.Context, from, tag int) ([]byte, error)
 	// RecvInto is Recv of a message whose size is known, into the caller's
-	// memory: one that has not len(b) bytes fails the call with [ErrMismatch] and
-	// is gone. After an error b holds anything; once RecvInto has returned it is
-	// not written to any more.
+	// memory: one that has not len(b) bytes fails the call with a [*LengthError]
+	// and is gone. After an error b holds anything; once RecvInto has returned it
+	// is not written to any more.
 	RecvInto(ctx context.Context, from, tag int, b []byte) error
 }
 
-// CheckLength returns an error that wraps [ErrMismatch] unless a message of got
-// bytes from peer is what [Messenger.RecvInto] wants. It is for those who
+// CheckLength returns an error that wraps a [*LengthError] unless a message of
+// got bytes from peer is what [Messenger.RecvInto] wants. It is for those who
 // implement [Messenger].
 func CheckLength(peer, got, want int) error {
 	if got == want {
 		return nil
 	}
-	err := fmt.Errorf("message of %d bytes, not %d: %w", got, want, ErrMismatch)
-	return &Error{Op: OpRecv, Ranks: []int{peer}, Err: err}
+	return &Error{Op: OpRecv, Ranks: []int{peer}, Err: &LengthError{Got: got, Want: want}}
 }
+
+// LengthError is inside the error of a [Messenger.RecvInto] whose message is of
+// another size than the caller's memory. It wraps [ErrMismatch].
+type LengthError struct{ Got, Want int }
+
+func (e *LengthError) Error() string {
+	return fmt.Sprintf("message of %d bytes, not %d: %v", e.Got, e.Want, ErrMismatch)
+}
+
+// Unwrap returns [ErrMismatch].
+func (e *LengthError) Unwrap() error { return ErrMismatch }
 
 // CheckMessage returns an error that wraps [ErrInvalid] where a group of size
 // ranks cannot serve a message from or to peer. It is for those who implement

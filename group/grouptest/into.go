@@ -49,14 +49,20 @@ func (s *suite) into(e *env) {
 			want := pattern(from, g.Rank(), size)
 			got := make([]byte, size)
 			err = errors.Join(err, m.RecvInto(ctx, from, 3, got), equal("message", got, want))
-			if e := m.RecvInto(ctx, from, 3, make([]byte, size+1)); !errors.Is(e, group.ErrMismatch) {
-				err = errors.Join(err, fmt.Errorf("RecvInto of a byte too many = %v; want ErrMismatch", e))
+			if e := m.RecvInto(ctx, from, 3, make([]byte, size+1)); !isLength(e, size, size+1) {
+				err = errors.Join(err, fmt.Errorf("RecvInto of a byte too many = %v; want a LengthError", e))
 			}
 			got, e := m.Recv(ctx, from, 3)
 			err = errors.Join(err, e, equal("message", got, want))
 		}
 		return errors.Join(err, <-sent)
 	})
+}
+
+// isLength reports whether err tells of a message of another size.
+func isLength(err error, got, want int) bool {
+	e, ok := errors.AsType[*group.LengthError](err)
+	return ok && *e == group.LengthError{Got: got, Want: want} && errors.Is(err, group.ErrMismatch)
 }
 
 // early lets messages come before anybody asks for them, and late ones after.
