@@ -10,15 +10,12 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// The methods of [Comm], as [group.Error] names them.
+// The methods of [Comm] that no group has, as [group.Error] names them. The others
+// have the names of package group.
 const (
 	OpAllReduce     group.Op = "all-reduce"
 	OpReduceScatter group.Op = "reduce-scatter"
-	OpAllGather     group.Op = "all-gather"
 	OpAllToAll      group.Op = "all-to-all"
-	OpBroadcast     group.Op = "broadcast"
-	OpSend          group.Op = "send"
-	OpRecv          group.Op = "recv"
 )
 
 // kind numbers the collective methods between ranks.
@@ -33,7 +30,8 @@ const (
 )
 
 var kinds = [...]group.Op{
-	allReduce: OpAllReduce, reduceScatter: OpReduceScatter, allGather: OpAllGather, allToAll: OpAllToAll, broadcast: OpBroadcast,
+	allReduce: OpAllReduce, reduceScatter: OpReduceScatter, allToAll: OpAllToAll,
+	allGather: group.OpAllGather, broadcast: group.OpBroadcast,
 }
 
 // call is what the ranks of a collective call must agree on.

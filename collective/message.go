@@ -11,6 +11,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
+// ErrRecalled reports a tensor that its sender began to send and then gave up.
+var ErrRecalled = errors.New("the sender has given up")
+
 // Send sends the elements of t to rank to, which receives them by [Comm.Recv]
 // with the same tag, from 0 to [MaxTag]. Tensors with one tag arrive in the order
 // of the calls; other tags are apart, and so are collective calls. It returns
@@ -18,7 +21,7 @@ import (
 // the other rank receives.
 //
 // Where ctx ends before, nothing arrives, and the receiver that has begun gets
-// an error. In the unlikely case that it cannot be told so, further calls with
+// [ErrRecalled]. In the unlikely case that it cannot be told so, further calls with
 // this tag fail with [ErrBroken].
 func (c *Comm) Send(ctx context.Context, t *tensor.Tensor, to, tag int) error {
 	return c.post(ctx, c.outbound(t, to, tag)).Wait(context.Background())
@@ -33,9 +36,10 @@ func (c *Comm) ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work {
 // sends with this tag. One of another dtype or number of elements is an error
 // that wraps [group.ErrMismatch], and is gone; the shape may differ.
 //
-// Where ctx ends once a tensor of more than some KiB has begun to arrive, the
-// rest of it is in the way: further calls for this rank and tag fail with
-// [ErrBroken].
+// A tensor whose sender gives up half way is an error that wraps [ErrRecalled],
+// and the next one is fine. Where ctx ends once a tensor of more than some KiB has
+// begun to arrive, or messages come that are none of it, what is left is in the
+// way: further calls for this rank and tag fail with [ErrBroken].
 func (c *Comm) Recv(ctx context.Context, t *tensor.Tensor, from, tag int) error {
 	return c.post(ctx, c.inbound(t, from, tag)).Wait(context.Background())
 }
@@ -105,7 +109,7 @@ func (c *Comm) checkParcel(op group.Op, peer, tag int, err error) error {
 const shortest = 32 << 10
 
 func (c *Comm) outbound(t *tensor.Tensor, to, tag int) parcel {
-	p := parcel{op: OpSend, route: route{to, tag, true}}
+	p := parcel{op: group.OpSend, route: route{to, tag, true}}
 	if p.err = c.checkParcel(p.op, to, tag, checkSource(t)); p.err != nil {
 		return p
 	}
@@ -139,7 +143,7 @@ func (c *Comm) recall(r route) {
 }
 
 func (c *Comm) inbound(t *tensor.Tensor, from, tag int) parcel {
-	p := parcel{op: OpRecv, route: route{from, tag, false}}
+	p := parcel{op: group.OpRecv, route: route{from, tag, false}}
 	if p.err = c.checkParcel(p.op, from, tag, checkTarget(t)); p.err != nil {
 		return p
 	}
@@ -155,10 +159,7 @@ func (c *Comm) inbound(t *tensor.Tensor, from, tag int) parcel {
 			}
 			return tensor.Copy(t, flat(rest, t))
 		}
-		if err := c.unpack(ctx, p.route, head, want, t); err != nil {
-			return err
-		}
-		return nil
+		return c.unpack(ctx, p.route, head, want, t)
 	}
 	return p
 }
@@ -194,8 +195,8 @@ func (c *Comm) unpack(ctx context.Context, r route, head, want header, t *tensor
 	}
 	for i := range pieces(int(head.bytes()), letter) {
 		err := c.m.RecvInto(ctx, r.peer, firstTag+r.tag, take(i))
-		if errors.Is(err, group.ErrMismatch) { // an empty message
-			return errors.New("the sender has given up")
+		if e, ok := errors.AsType[*group.LengthError](err); ok && e.Got == 0 {
+			return ErrRecalled
 		}
 		if err != nil {
 			c.queues.spoil(r, fmt.Errorf("a tensor was received in part: %w", ErrBroken))

@@ -104,8 +104,8 @@ func TestSendThatIsGivenUp(t *testing.T) {
 		next := cs[0].ISend(t.Context(), of(5.0), 1, 0)
 		x := of(0.0)
 		err := cs[1].Recv(t.Context(), large, 0, 0)
-		if err == nil || errors.Is(err, collective.ErrBroken) {
-			t.Errorf("Recv of what was given up = %v; want an error for this tensor", err)
+		if !errors.Is(err, collective.ErrRecalled) || errors.Is(err, collective.ErrBroken) {
+			t.Errorf("Recv of what was given up = %v; want collective.ErrRecalled, for this tensor alone", err)
 		}
 		if err := cs[1].Recv(t.Context(), x, 0, 0); err != nil {
 			t.Error(err)
@@ -142,6 +142,29 @@ func TestRecvThatIsGivenUp(t *testing.T) {
 		big := zeros(t, tensor.Uint8, 8<<20)
 		if err := cs[1].Recv(short, big, 0, 0); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Recv of half a tensor = %v; want context.DeadlineExceeded", err)
+		}
+		if err := cs[1].Recv(t.Context(), big, 0, 0); !errors.Is(err, collective.ErrBroken) {
+			t.Errorf("Recv afterwards = %v; want collective.ErrBroken", err)
+		}
+	})
+}
+
+// Elements of another size than was announced are not taken for a sender that
+// gave up, and what comes after them is not trusted.
+func TestRecvOfAStrangersMessage(t *testing.T) {
+	bubble(t, "stranger", func(t *testing.T) {
+		cs := comms(t, 2, nil)
+		m := cs[0].Group().(group.Messenger)
+		head := []byte{byte(tensor.Uint8), 0x80, 0x80, 0x80, 0x04} // 8 MiB of uint8
+		for _, b := range [][]byte{head, make([]byte, 100)} {
+			if err := m.Send(t.Context(), 1, group.CollectiveTags, b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		big := zeros(t, tensor.Uint8, 8<<20)
+		err := cs[1].Recv(t.Context(), big, 0, 0)
+		if !errors.Is(err, group.ErrMismatch) || errors.Is(err, collective.ErrRecalled) {
+			t.Errorf("Recv of 100 bytes of 8 MiB = %v; want group.ErrMismatch", err)
 		}
 		if err := cs[1].Recv(t.Context(), big, 0, 0); !errors.Is(err, collective.ErrBroken) {
 			t.Errorf("Recv afterwards = %v; want collective.ErrBroken", err)
