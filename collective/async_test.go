@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/collective"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -122,4 +124,25 @@ func TestCallsInFlightAreBounded(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Work of any function is done once that is, however it ends.
+func TestGo(t *testing.T) {
+	boom := errors.New("boom")
+	for name, c := range map[string]struct {
+		fn   func() error
+		want error
+	}{
+		"returns": {func() error { return boom }, boom},
+		"panics":  {func() error { panic("no") }, group.ErrPanic},
+		"exits":   {func() error { runtime.Goexit(); return boom }, nil},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			w := collective.Go(c.fn)
+			<-w.Done()
+			if err := w.Wait(ended()); !errors.Is(err, c.want) {
+				t.Errorf("Wait = %v; want %v", err, c.want)
+			}
+		})
+	}
 }

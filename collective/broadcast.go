@@ -36,7 +36,7 @@ func (c *Comm) broadcast(t *tensor.Tensor, root int) *task {
 	if c.size == 1 {
 		return k
 	}
-	mem := []byte(nil)
+	var mem []byte
 	if c.rank == root {
 		mem = readable(t)
 	} else {

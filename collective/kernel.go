@@ -2,7 +2,6 @@ package collective
 
 import (
 	"math"
-	"unsafe"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -10,10 +9,6 @@ import (
 // kernel sets every element of d to the reduction of those of a and b, which
 // are as many, aligned, and may be d.
 type kernel func(d, a, b []byte)
-
-type number interface {
-	float64 | float32 | int64 | int32 | int16 | int8 | uint64 | uint32 | uint16 | uint8
-}
 
 // kernelOf returns the kernel of o for elements of type d, one of sumType's.
 func kernelOf(o Op, d tensor.DType) kernel {
@@ -49,7 +44,7 @@ func kernelOf(o Op, d tensor.DType) kernel {
 	return complexKernel[float64](o)
 }
 
-func numberKernel[E number](o Op) kernel {
+func numberKernel[E tensor.Number](o Op) kernel {
 	switch o {
 	case Max:
 		return maxOf[E]
@@ -64,8 +59,8 @@ func numberKernel[E number](o Op) kernel {
 // The loops take eight elements at a time through arrays, whose bounds the
 // compiler knows.
 
-func sumOf[E number](db, ab, bb []byte) {
-	d, a, b := elements[E](db), elements[E](ab), elements[E](bb)
+func sumOf[E tensor.Number](db, ab, bb []byte) {
+	d, a, b := tensor.Numbers[E](db), tensor.Numbers[E](ab), tensor.Numbers[E](bb)
 	for len(d) >= 8 && len(a) >= 8 && len(b) >= 8 {
 		x, y, z := (*[8]E)(d), (*[8]E)(a), (*[8]E)(b)
 		x[0], x[1], x[2], x[3] = y[0]+z[0], y[1]+z[1], y[2]+z[2], y[3]+z[3]
@@ -78,8 +73,8 @@ func sumOf[E number](db, ab, bb []byte) {
 	}
 }
 
-func productOf[E number](db, ab, bb []byte) {
-	d, a, b := elements[E](db), elements[E](ab), elements[E](bb)
+func productOf[E tensor.Number](db, ab, bb []byte) {
+	d, a, b := tensor.Numbers[E](db), tensor.Numbers[E](ab), tensor.Numbers[E](bb)
 	for len(d) >= 8 && len(a) >= 8 && len(b) >= 8 {
 		x, y, z := (*[8]E)(d), (*[8]E)(a), (*[8]E)(b)
 		x[0], x[1], x[2], x[3] = y[0]*z[0], y[1]*z[1], y[2]*z[2], y[3]*z[3]
@@ -92,16 +87,16 @@ func productOf[E number](db, ab, bb []byte) {
 	}
 }
 
-func maxOf[E number](db, ab, bb []byte) {
-	d, a, b := elements[E](db), elements[E](ab), elements[E](bb)
+func maxOf[E tensor.Number](db, ab, bb []byte) {
+	d, a, b := tensor.Numbers[E](db), tensor.Numbers[E](ab), tensor.Numbers[E](bb)
 	a, b = a[:len(d)], b[:len(d)]
 	for i := range d {
 		d[i] = max(a[i], b[i])
 	}
 }
 
-func minOf[E number](db, ab, bb []byte) {
-	d, a, b := elements[E](db), elements[E](ab), elements[E](bb)
+func minOf[E tensor.Number](db, ab, bb []byte) {
+	d, a, b := tensor.Numbers[E](db), tensor.Numbers[E](ab), tensor.Numbers[E](bb)
 	a, b = a[:len(d)], b[:len(d)]
 	for i := range d {
 		d[i] = min(a[i], b[i])
@@ -128,7 +123,7 @@ func boolKernel(o Op) kernel {
 // addBFloat16 sets d to the sums of the float32 of a and the bfloat16 of b. The
 // type is common enough for a loop that widens and adds at once.
 func addBFloat16(db, ab, bb []byte) {
-	d, a, b := elements[float32](db), elements[float32](ab), elements[uint16](bb)
+	d, a, b := tensor.Numbers[float32](db), tensor.Numbers[float32](ab), tensor.Numbers[uint16](bb)
 	for len(d) >= 4 && len(a) >= 4 && len(b) >= 4 {
 		x, y, z := (*[4]float32)(d), (*[4]float32)(a), (*[4]uint16)(b)
 		x[0], x[1] = y[0]+bfloat16(z[0]), y[1]+bfloat16(z[1])
@@ -161,31 +156,25 @@ func complexKernel[F float32 | float64](o Op) kernel {
 // complexProduct multiplies by the schoolbook formula. The conversions keep the
 // compiler from fusing steps on some machines and not on others.
 func complexProduct[F float32 | float64](db, ab, bb []byte) {
-	d, a, b := elements[[2]F](db), elements[[2]F](ab), elements[[2]F](bb)
-	a, b = a[:len(d)], b[:len(d)]
-	for i := range d {
-		x, y := a[i], b[i]
-		d[i] = [2]F{F(x[0]*y[0]) - F(x[1]*y[1]), F(x[0]*y[1]) + F(x[1]*y[0])}
+	d, a, b := tensor.Numbers[F](db), tensor.Numbers[F](ab), tensor.Numbers[F](bb)
+	for len(d) >= 2 && len(a) >= 2 && len(b) >= 2 {
+		x, y := [2]F(a), [2]F(b)
+		d[0], d[1] = F(x[0]*y[0])-F(x[1]*y[1]), F(x[0]*y[1])+F(x[1]*y[0])
+		d, a, b = d[2:], a[2:], b[2:]
 	}
 }
 
 // divide divides the elements of d, of type sum, by n.
 func divide(d []byte, sum tensor.DType, n int) {
 	if sum == tensor.Float64 || sum == tensor.Complex128 {
-		divideBy(elements[float64](d), float64(n))
+		divideBy(tensor.Numbers[float64](d), float64(n))
 		return
 	}
-	divideBy(elements[float32](d), float32(n))
+	divideBy(tensor.Numbers[float32](d), float32(n))
 }
 
 func divideBy[F float32 | float64](d []F, n F) {
 	for i := range d {
 		d[i] /= n
 	}
-}
-
-// elements returns memory as values. It must be aligned for E.
-func elements[E any](mem []byte) []E {
-	var zero E
-	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/int(unsafe.Sizeof(zero)))
 }

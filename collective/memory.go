@@ -3,12 +3,12 @@ package collective
 import (
 	"fmt"
 	"sync"
-	"unsafe"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// scratches are buffers for pieces, by use of one size.
+// scratches are buffers that calls have given back, for the next ones. Most calls
+// need one of the same size; a buffer that is too small is dropped.
 var scratches sync.Pool
 
 // scratch returns a buffer of n bytes with undefined contents, aligned for every
@@ -25,7 +25,7 @@ func scratch(n int) ([]byte, func()) {
 // readable returns the elements of t, contiguous and aligned: its own memory
 // where that is, else a copy.
 func readable(t *tensor.Tensor) []byte {
-	if b, ok := t.Bytes(); ok && isAligned(b, t.DType()) {
+	if b, ok := t.Bytes(); ok && t.DType().Aligned(b) {
 		return b
 	}
 	b, _ := t.Clone().Bytes()
@@ -36,7 +36,7 @@ func readable(t *tensor.Tensor) []byte {
 // written to the memory, or nil where there is nothing to store. Where t's
 // elements are not read first, keep is false.
 func writable(t *tensor.Tensor, keep bool) ([]byte, func() error) {
-	if b, ok := t.Bytes(); ok && isAligned(b, t.DType()) {
+	if b, ok := t.Bytes(); ok && t.DType().Aligned(b) {
 		return b, nil
 	}
 	var tmp *tensor.Tensor
@@ -47,11 +47,6 @@ func writable(t *tensor.Tensor, keep bool) ([]byte, func() error) {
 	}
 	b, _ := tmp.Bytes()
 	return b, func() error { return tensor.Copy(t, tmp) }
-}
-
-// isAligned reports whether elements of type d may lie at b in Go.
-func isAligned(b []byte, d tensor.DType) bool {
-	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%uintptr(min(d.Size(), 8)) == 0
 }
 
 // checkTarget returns an error where a tensor cannot be written to.

@@ -2,8 +2,6 @@ package collective
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -29,9 +27,6 @@ const (
 
 var opNames = [...]string{Sum: "sum", Avg: "avg", Max: "max", Min: "min", Prod: "prod"}
 
-// Ops returns every way to reduce.
-func Ops() []Op { return []Op{Sum, Avg, Max, Min, Prod} }
-
 // String returns the name, such as "sum".
 func (o Op) String() string {
 	if !o.valid() {
@@ -41,16 +36,6 @@ func (o Op) String() string {
 }
 
 func (o Op) valid() bool { return int(o) < len(opNames) }
-
-// ParseOp returns the way to reduce that String calls s, in any case. The error
-// wraps [group.ErrInvalid] and lists those that there are.
-func ParseOp(s string) (Op, error) {
-	i := slices.Index(opNames[:], strings.ToLower(s))
-	if i < 0 {
-		return 0, fmt.Errorf("reduce by %q, not one of %s: %w", s, strings.Join(opNames[:], ", "), group.ErrInvalid)
-	}
-	return Op(i), nil
-}
 
 // check returns an error where elements of type d cannot be reduced by o.
 func (o Op) check(d tensor.DType) error {
@@ -67,19 +52,18 @@ func (o Op) fits(d tensor.DType) bool {
 	switch {
 	case !d.Valid() || d == tensor.Float8E8M0FNU:
 		return false
-	case isComplex(d):
+	case d.IsComplex():
 		return o != Max && o != Min
-	case d >= tensor.Int64 && d <= tensor.Bool:
+	case d.IsInteger() || d == tensor.Bool:
 		return o != Avg
 	}
 	return true
 }
 
-func isComplex(d tensor.DType) bool { return d == tensor.Complex64 || d == tensor.Complex128 }
-
-// sumType returns the type in which elements of type d are reduced.
+// sumType returns the type in which elements of type d are reduced: float32 for
+// floats that Go has no type for.
 func sumType(d tensor.DType) tensor.DType {
-	if d >= tensor.Float16 && d <= tensor.Float8E5M2FNUZ {
+	if d.IsFloat() && d.Size() < tensor.Float32.Size() {
 		return tensor.Float32
 	}
 	return d

@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -64,7 +65,8 @@ type Options struct {
 	// up to 4 MiB in all. Zero: 64 KiB. Negative: none.
 	TreeBytes int
 	// PieceBytes is how many bytes of elements a message of a ring carries,
-	// rounded to a multiple of 64. Zero: 2 MiB.
+	// rounded down to a multiple of 64, and at least that. Zero: 2 MiB. Negative
+	// ones are refused, as are negative InFlight, with [group.ErrInvalid].
 	PieceBytes int
 	// InFlight bounds how many collective calls run at the same time. Zero: 8.
 	InFlight int
@@ -75,22 +77,15 @@ func (o *Options) withDefaults() (Options, error) {
 	if o != nil {
 		v = *o
 	}
-	v.EagerBytes = min(orElse(v.EagerBytes, 8<<10), maxEager)
-	v.TreeBytes = orElse(v.TreeBytes, 64<<10)
-	v.PieceBytes = orElse(v.PieceBytes, 2<<20) / smallestPiece * smallestPiece
-	v.PieceBytes = max(v.PieceBytes, smallestPiece)
-	v.InFlight = orElse(v.InFlight, 8)
-	if int(v.Algorithm) >= len(algorithmNames) || v.InFlight < 0 {
-		return v, fmt.Errorf("%v, %d calls in flight: %w", v.Algorithm, v.InFlight, group.ErrInvalid)
+	if int(v.Algorithm) >= len(algorithmNames) || v.PieceBytes < 0 || v.InFlight < 0 {
+		return v, fmt.Errorf("collectives by %v, pieces of %d bytes, %d calls in flight: %w",
+			v.Algorithm, v.PieceBytes, v.InFlight, group.ErrInvalid)
 	}
+	v.EagerBytes = min(cmp.Or(v.EagerBytes, 8<<10), maxEager)
+	v.TreeBytes = cmp.Or(v.TreeBytes, 64<<10)
+	v.PieceBytes = max(cmp.Or(v.PieceBytes, 2<<20)/smallestPiece*smallestPiece, smallestPiece)
+	v.InFlight = cmp.Or(v.InFlight, 8)
 	return v, nil
-}
-
-func orElse(v, def int) int {
-	if v == 0 {
-		return def
-	}
-	return v
 }
 
 // choose returns the algorithm for a call whose elements take so many bytes on

@@ -37,7 +37,7 @@ func TestAllReduce(t *testing.T) {
 }
 
 func testAllReduce(t *testing.T, n int, d tensor.DType, o *collective.Options) {
-	for _, op := range collective.Ops() {
+	for _, op := range ops {
 		count := 37 * n // not all segments are equally long
 		xs := make([]*tensor.Tensor, n)
 		for r := range xs {
@@ -86,7 +86,7 @@ func TestReduceScatter(t *testing.T) {
 		for _, n := range sizes {
 			bubble(t, fmt.Sprintf("%s/%d ranks", name, n), func(t *testing.T) {
 				for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Int8, tensor.Complex64, tensor.Bool} {
-					for _, op := range collective.Ops() {
+					for _, op := range ops {
 						if fits(op, d) {
 							testReduceScatter(t, n, d, op, o)
 						}

@@ -7,13 +7,16 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
+// ops are all ways to reduce.
+var ops = []collective.Op{collective.Sum, collective.Avg, collective.Max, collective.Min, collective.Prod}
+
 // whole is the type in which the reference computes: exactly, for the small
 // numbers that the tests have.
 func whole(d tensor.DType) tensor.DType {
 	switch {
-	case d == tensor.Complex64 || d == tensor.Complex128:
+	case d.IsComplex():
 		return tensor.Complex128
-	case d >= tensor.Int64 && d <= tensor.Bool:
+	case d.IsInteger() || d == tensor.Bool:
 		return tensor.Int64
 	}
 	return tensor.Float64

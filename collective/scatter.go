@@ -31,43 +31,54 @@ func (c *Comm) reduceScatter(dst, src *tensor.Tensor, op Op) *task {
 		return k
 	}
 	k.call.algorithm = c.chooseReduce(reduceScatter, src.DType(), src.NumBytes())
-	from := readable(src)
-	to, store := writable(dst, false)
-	k.settle = store
-	red := newReduction(op, dst.DType(), c.size)
-	part := func(all []byte, r int) []byte { return all[r*len(to) : (r+1)*len(to)] }
+	s := &scattering{from: readable(src), red: newReduction(op, dst.DType(), c.size)}
+	s.to, k.settle = writable(dst, false)
 	switch {
 	case c.size == 1:
-		k.settle = func() error { return tensor.Copy(dst, flat(from, dst)) }
+		k.settle = func() error { return tensor.Copy(dst, flat(s.from, dst)) }
 	case k.call.algorithm == Eager:
-		all := newBlocks(c.size, from)
+		all, store := newBlocks(c.size, s.from), k.settle
 		k.payload = all
 		k.settle = func() error {
-			c.reduceBlocks(&red, all, func(b []byte) []byte { return part(b, c.rank) }, to)
+			c.reduceBlocks(&s.red, all, func(b []byte) []byte { return s.part(b, c.rank) }, s.to)
 			return settle(store)
 		}
 	case k.call.algorithm == Direct:
-		k.call.piece, k.wide = c.o.PieceBytes, true
-		k.run = func(ctx context.Context, x *exchange) error {
-			own := func(seg int) []byte { return part(from, seg) }
-			return (&direct{exchange: x, piece: x.o.PieceBytes, red: red, own: own, out: to}).run(ctx)
-		}
+		k.call.piece, k.wide, k.run = c.o.PieceBytes, true, s.direct
 	default:
-		k.call.piece = c.o.PieceBytes
-		k.run = func(ctx context.Context, x *exchange) error {
-			g := &ring{
-				exchange: x, shift: -1, reduce: x.size - 1, steps: x.size - 1, piece: x.o.PieceBytes, red: red,
-				own:    func(seg int) []byte { return part(from, seg) },
-				out:    func(int) []byte { return to },
-				shared: true, partial: func(int) []byte { return to },
-			}
-			if red.widens() {
-				g.keepPartial(len(to))
-			}
-			return g.run(ctx)
-		}
+		k.call.piece, k.run = c.o.PieceBytes, s.ring
 	}
 	return k
+}
+
+// scattering is a reduce-scatter: the memory of all parts, that of this rank's
+// own in the result, and how they are reduced.
+type scattering struct {
+	from, to []byte
+	red      reduction
+}
+
+// part returns the part of rank r in the memory of all.
+func (s *scattering) part(all []byte, r int) []byte { return all[r*len(s.to) : (r+1)*len(s.to)] }
+
+func (s *scattering) own(r int) []byte { return s.part(s.from, r) }
+
+func (s *scattering) result(int) []byte { return s.to }
+
+func (s *scattering) direct(ctx context.Context, x *exchange) error {
+	d := &direct{exchange: x, piece: x.o.PieceBytes, red: s.red, own: s.own, out: s.to}
+	return d.run(ctx)
+}
+
+func (s *scattering) ring(ctx context.Context, x *exchange) error {
+	g := &ring{
+		exchange: x, shift: -1, reduce: x.size - 1, steps: x.size - 1, piece: x.o.PieceBytes,
+		red: s.red, own: s.own, out: s.result, shared: true, partial: s.result,
+	}
+	if s.red.widens() {
+		g.keepPartial(len(s.to))
+	}
+	return g.run(ctx)
 }
 
 // checkParts returns an error unless whole has as many elements as there are

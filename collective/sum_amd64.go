@@ -2,6 +2,8 @@
 
 package collective
 
+import "github.com/cairn-ckpt/cairn/tensor"
+
 // addFloat32s sets the n floats at d to the sums of those at a and b. n is a
 // multiple of 16, not zero.
 //
@@ -13,7 +15,7 @@ func addFloat32s(d, a, b *float32, n int)
 const assemblyStep = 64 << 10
 
 func sumFloat32(db, ab, bb []byte) {
-	d, a, b := elements[float32](db), elements[float32](ab), elements[float32](bb)
+	d, a, b := tensor.Numbers[float32](db), tensor.Numbers[float32](ab), tensor.Numbers[float32](bb)
 	a, b = a[:len(d)], b[:len(d)]
 	for len(d) >= 16 {
 		n := min(len(d)&^15, assemblyStep)

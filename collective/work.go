@@ -35,6 +35,18 @@ func (w *Work) Wait(ctx context.Context) error {
 	}
 }
 
+// Go runs fn in a goroutine of its own, for what has no variant that does not
+// wait: a barrier for example. A panic becomes an error that wraps
+// [group.ErrPanic].
+func Go(fn func() error) *Work {
+	w := &Work{done: make(chan struct{})}
+	go func() {
+		defer close(w.done) // also where fn ends its goroutine
+		w.err = group.Catch(fn)
+	}()
+	return w
+}
+
 func (w *Work) finish(err error) {
 	w.err = err
 	close(w.done)

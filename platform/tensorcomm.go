@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/cairn-ckpt/cairn/collective"
-	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -37,7 +36,7 @@ type TensorComm interface {
 }
 
 // ReduceOp says how the elements of several ranks become one: [collective.Sum],
-// Avg, Max, Min or Prod. [collective.ParseOp] finds one by its name.
+// Avg, Max, Min or Prod.
 type ReduceOp = collective.Op
 
 // TensorReducer is the part of [TensorComm] that computes.
@@ -100,32 +99,4 @@ var _ Work = (*collective.Work)(nil)
 // their own that does not wait: a barrier for example. A panic becomes an error.
 // The rules of what fn calls stay the same: until the work is done the group
 // serves no other collective call of this rank.
-func Async(fn func() error) Work {
-	w := &work{done: make(chan struct{})}
-	go func() {
-		defer close(w.done)
-		w.err = group.Catch(fn)
-	}()
-	return w
-}
-
-type work struct {
-	done chan struct{}
-	err  error // set before done is closed
-}
-
-func (w *work) Done() <-chan struct{} { return w.done }
-
-func (w *work) Wait(ctx context.Context) error {
-	select {
-	case <-w.done:
-		return w.err
-	default:
-	}
-	select {
-	case <-w.done:
-		return w.err
-	case <-ctx.Done():
-		return group.ContextError(ctx)
-	}
-}
+func Async(fn func() error) Work { return collective.Go(fn) }
