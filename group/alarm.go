@@ -12,7 +12,7 @@ type Alarmer interface {
 	// do before their next call.
 	Alarm()
 	// Alarmed returns a channel that is closed once a rank has called Alarm
-	// before this rank's next call.
+	// before this rank's next call, or a rank is gone.
 	Alarmed() <-chan struct{}
 }
 

@@ -15,7 +15,17 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrGone reports a rank that has left the group for good.
 	ErrGone = errors.New("rank has left the group")
+	// ErrLeft is the ErrGone of a rank that has closed its end, rather than being
+	// lost: what it sent before has been sent.
+	ErrLeft error = left{}
 )
+
+// left is [ErrGone] by another name.
+type left struct{}
+
+func (left) Error() string { return ErrGone.Error() }
+
+func (left) Unwrap() error { return ErrGone }
 
 // Error reports a collective call that failed. Every rank of the call gets one
 // with the same text.

@@ -2,7 +2,9 @@ package group
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 )
 
 // The methods of [Messenger], as [Error] names them.
@@ -37,9 +39,12 @@ const (
 //     wraps the context's error and cause. A message whose Send has failed
 //     arrives whole or not at all.
 //   - A rank that is not in the group, or a tag below zero, is [ErrInvalid].
-//   - Once a rank of the group is gone every call fails with [ErrGone] and names
-//     it, except that what has already arrived may still be received. Errors are
-//     of type [*Error].
+//   - Once a rank of the group is lost every call fails with [ErrGone] and names
+//     it, except that what has already arrived may still be received. Where a
+//     rank has left ([ErrLeft]), what it sent before can be received too, and
+//     messages between others go on: only that a call which then waits for as
+//     long as a rank may be silent fails, because the others may have given up.
+//     Errors are of type [*Error].
 type Messenger interface {
 	// Send hands b to rank to. The caller may write to b again once it has
 	// returned.
@@ -52,6 +57,12 @@ type Messenger interface {
 	// and is gone. After an error b holds anything; once RecvInto has returned it
 	// is not written to any more.
 	RecvInto(ctx context.Context, from, tag int, b []byte) error
+}
+
+// Ends reports whether a rank that is gone ends the messages of rank me with
+// peer at once. It is for those who implement [Messenger].
+func (e *Error) Ends(me, peer int) bool {
+	return !errors.Is(e.Err, ErrLeft) || slices.Contains(e.Ranks, me) || slices.Contains(e.Ranks, peer)
 }
 
 // CheckLength returns an error that wraps a [*LengthError] unless a message of

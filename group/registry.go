@@ -37,6 +37,7 @@ var (
 		{"fs.ErrNotExist", fs.ErrNotExist},
 		{"fs.ErrPermission", fs.ErrPermission},
 		{"group.ErrGone", ErrGone},
+		{"group.ErrLeft", ErrLeft},
 		{"group.ErrInvalid", ErrInvalid},
 		{"group.ErrMismatch", ErrMismatch},
 		{"group.ErrPanic", ErrPanic},

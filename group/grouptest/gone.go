@@ -87,21 +87,52 @@ func (s *suite) goneStep(e *env) {
 	}
 }
 
-// goneMessages lets the last rank leave while the others wait for messages of
-// ranks that stay: they must not wait for ever for ranks that gave up.
+// goneMessages lets the last rank leave, after it has sent messages, while the
+// others wait for another one of it.
 func (s *suite) goneMessages(e *env) {
 	if _, ok := e.gs[0].(group.Messenger); !ok {
 		return
 	}
 	last := s.n - 1
-	p := e.start(e.context(), e.gs, func(r int) bool { return r != last }, func(ctx context.Context, g group.Group) error {
-		_, err := messenger(g).Recv(ctx, 0, 1)
+	others := func(r int) bool { return r != last }
+	const small, large, none, silent = 1, 2, 3, 4 // tags
+	p := e.start(e.context(), e.gs, others, func(ctx context.Context, g group.Group) error {
+		_, err := messenger(g).Recv(ctx, last, none)
 		return err
 	})
-	e.idle()
+	big := e.start(e.context(), e.gs, others, func(ctx context.Context, g group.Group) error {
+		got := make([]byte, 3<<20)
+		return errors.Join(messenger(g).RecvInto(ctx, last, large, got), equal("message", got, pattern(last, g.Rank(), len(got))))
+	})
+	for r := range last {
+		m := messenger(e.gs[last])
+		err := errors.Join(m.Send(e.context(), r, small, pattern(last, r, 100)), m.Send(e.context(), r, large, pattern(last, r, 3<<20)))
+		if err != nil {
+			e.Fatalf("send to rank %d: %v", r, err)
+		}
+	}
 	s.leave(e.gs[last])
 	for _, err := range p.wait()[:last] {
-		e.peerError(err, group.OpRecv, last, group.ErrGone)
+		e.peerError(err, group.OpRecv, last, group.ErrLeft)
 	}
-	e.peerError(messenger(e.gs[0]).Send(e.context(), last, 1, nil), group.OpSend, last, group.ErrGone)
+	if err := errors.Join(big.wait()...); err != nil {
+		e.Errorf("what was sent before: %v", err)
+	}
+	e.peerError(messenger(e.gs[0]).Send(e.context(), last, none, nil), group.OpSend, last, group.ErrLeft)
+	errs := e.start(e.context(), e.gs, others, func(ctx context.Context, g group.Group) error {
+		m, next, before := messenger(g), (g.Rank()+1)%last, (g.Rank()+last-1)%last
+		was, err := m.Recv(ctx, last, small)
+		err = errors.Join(err, equal("message of the rank that left", was, pattern(last, g.Rank(), 100)))
+		err = errors.Join(err, m.Send(ctx, next, small, pattern(g.Rank(), next, 100)))
+		got, e := m.Recv(ctx, before, small)
+		return errors.Join(err, e, equal("message of one that stays", got, pattern(before, g.Rank(), 100)))
+	}).wait()
+	if err := errors.Join(errs...); err != nil {
+		e.Errorf("messages after a rank has left: %v", err)
+	}
+	if e.real {
+		return // it takes long
+	}
+	_, err := messenger(e.gs[0]).Recv(e.context(), 0, silent)
+	e.peerError(err, group.OpRecv, last, group.ErrLeft)
 }

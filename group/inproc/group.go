@@ -26,7 +26,7 @@ var _ group.Group = (*Group)(nil)
 // New returns a group of n ranks, one end for each. It starts no goroutines and
 // needs no closing.
 func New(n int) []*Group {
-	h := newHub(new(world), nil, make([]int, max(n, 0)))
+	h := newHub(&world{alarms: make(map[*hub]struct{})}, nil, make([]int, max(n, 0)))
 	gs := make([]*Group, len(h.ranks))
 	for r := range gs {
 		h.ranks[r] = r

@@ -14,6 +14,8 @@ type world struct {
 	waiting map[*call]struct{} // guarded by mu
 	// mailed holds the groups with messages, or with ranks that wait for some.
 	mailed map[*hub]struct{} // guarded by mu
+	// alarms holds the groups with alarms.
+	alarms map[*hub]struct{} // guarded by mu
 }
 
 // hub is where the ends of one group meet.
@@ -64,7 +66,7 @@ func (h *hub) enter(number uint64, d deposit) *call {
 	c.entered++
 	if c.entered == len(h.ranks) {
 		delete(h.calls, number)
-		delete(h.alarms, number)
+		h.forget(number)
 	}
 	c.take(d)
 	return c

@@ -9,13 +9,13 @@ import (
 
 // Leave marks this rank as gone from the group and from all groups made from
 // it: calls of theirs that wait for it, and all later ones, fail at once with an
-// error that names the rank and wraps [group.ErrGone] and err, where that is
+// error that names the rank and wraps [group.ErrLeft] and err, where that is
 // not nil. Groups that this rank is not a member of go on. Leaving twice is the
 // same as leaving once.
 func (g *Group) Leave(err error) {
-	cause := group.ErrGone
+	cause := group.ErrLeft
 	if err != nil {
-		cause = fmt.Errorf("%w: %w", group.ErrGone, err)
+		cause = fmt.Errorf("%w: %w", group.ErrLeft, err)
 	}
 	h := g.hub
 	h.world.mu.Lock()
@@ -31,4 +31,5 @@ func (g *Group) Leave(err error) {
 		}
 	}
 	h.world.wake()
+	h.world.raise()
 }

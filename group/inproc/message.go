@@ -3,6 +3,7 @@ package inproc
 import (
 	"bytes"
 	"context"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -83,6 +84,10 @@ func (g *Group) RecvInto(ctx context.Context, from, tag int, b []byte) error {
 	return nil
 }
 
+// patience is how long a message may be awaited from a rank that is there, when
+// another one has left the group.
+const patience = 20 * time.Second
+
 // visit lets try at the mailbox of a route until it has done what it wants, the
 // context has ended or a rank is gone, which try is told.
 func (h *hub) visit(ctx context.Context, op group.Op, peer int, r route, try func(m *mailbox, lost bool) bool) error {
@@ -91,11 +96,12 @@ func (h *hub) visit(ctx context.Context, op group.Op, peer int, r route, try fun
 	defer w.mu.Unlock()
 	m := h.mailbox(r)
 	defer h.put(r, m)
+	var limit <-chan time.Time // once a rank has left
 	for {
 		if err := group.ContextError(ctx); err != nil {
 			return &group.Error{Op: op, Ranks: []int{peer}, Err: err}
 		}
-		lost := h.loss()
+		lost := h.lossFor(r)
 		if try(m, lost != nil) {
 			m.change()
 			return nil
@@ -103,14 +109,34 @@ func (h *hub) visit(ctx context.Context, op group.Op, peer int, r route, try fun
 		if lost != nil {
 			return lost.error(h, op)
 		}
+		if h.loss() != nil && limit == nil {
+			t := time.NewTimer(patience)
+			defer t.Stop()
+			limit = t.C
+		}
 		changed := m.changed
 		w.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
+		case <-limit:
+			w.mu.Lock()
+			return h.loss().error(h, op)
 		}
 		w.mu.Lock()
 	}
+}
+
+// lossFor returns the departure of a rank of the route, or nil. The lock is held.
+func (h *hub) lossFor(r route) *departure {
+	for a := h; a != nil; a = a.parent {
+		for i, d := range a.left {
+			if d.rank == h.ranks[r.from] || d.rank == h.ranks[r.to] {
+				return &a.left[i]
+			}
+		}
+	}
+	return nil
 }
 
 // mailbox returns the mailbox of a route for use until put. The lock is held.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -18,6 +20,19 @@ import (
 // ErrOpen reports an address beyond this host where nobody would have to prove
 // anything.
 var ErrOpen = errors.New("open to strangers")
+
+// MaxAddress bounds the bytes of an address.
+const MaxAddress = 512
+
+// CheckAddress returns an error that wraps [group.ErrInvalid] unless addr is text
+// that can be an address: not empty, not too long, without control characters.
+// It is for those who implement [Rendezvous].
+func CheckAddress(addr string) error {
+	if addr == "" || len(addr) > MaxAddress || !utf8.ValidString(addr) || strings.ContainsFunc(addr, unicode.IsControl) {
+		return fmt.Errorf("%d bytes are no address: %w", len(addr), group.ErrInvalid)
+	}
+	return nil
+}
 
 const unixPrefix = "unix:"
 

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -14,6 +15,9 @@ import (
 // SecretVariable is the environment variable with the job's secret.
 const SecretVariable = "CAIRN_SECRET"
 
+// MaxJob bounds the bytes of a job's name.
+const MaxJob = 256
+
 // Config says how a process joins a group.
 type Config struct {
 	// Rendezvous is where the ranks find each other: "env://" or
@@ -24,8 +28,8 @@ type Config struct {
 	// Rank and Size are this process's number and how many there are. Where
 	// Size is zero both come from the rendezvous.
 	Rank, Size int
-	// Job is a name that all ranks of a job share. Ranks of another one are
-	// refused.
+	// Job is a name that all ranks of a job share, of at most [MaxJob] bytes.
+	// Ranks of another one are refused.
 	Job string
 	// Secret is what ranks prove to know before anything else they say is
 	// believed. Nil: the environment variable CAIRN_SECRET.
@@ -52,7 +56,9 @@ type Config struct {
 	// needed. Zero: one minute.
 	IdleTimeout time.Duration
 	// Wrap makes the connections that are used out of those that there are, where
-	// it is not nil: for who counts, delays or loses what goes through them.
+	// it is not nil. It is for tests, which lose or delay what goes through them,
+	// and for who counts that; under TLS that is what is encrypted. A CloseWrite of
+	// the connection must stay.
 	Wrap func(net.Conn) net.Conn
 
 	// lookup resolves names; tests set it.
@@ -66,11 +72,14 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Secret == nil {
 		c.Secret = []byte(os.Getenv(SecretVariable))
 	}
-	c.Timeout = orElse(c.Timeout, 20*time.Second)
-	c.IdleTimeout = orElse(c.IdleTimeout, time.Minute)
-	c.Arity = orElse(c.Arity, 8)
-	c.MaxMessage = orElse(c.MaxMessage, 1<<30)
-	c.MaxSize = orElse(c.MaxSize, 1<<16)
+	if err := c.check(); err != nil {
+		return c, err
+	}
+	c.Timeout = cmp.Or(c.Timeout, 20*time.Second)
+	c.IdleTimeout = cmp.Or(c.IdleTimeout, time.Minute)
+	c.Arity = cmp.Or(c.Arity, 8)
+	c.MaxMessage = cmp.Or(c.MaxMessage, 1<<30)
+	c.MaxSize = cmp.Or(c.MaxSize, 1<<16)
 	if c.Wrap == nil {
 		c.Wrap = func(conn net.Conn) net.Conn { return conn }
 	}
@@ -84,17 +93,32 @@ func (c Config) withDefaults() (Config, error) {
 		}
 		c.Meet = r
 	}
-	if len(c.Job) > maxJob {
-		return c, fmt.Errorf("job name of %d bytes, more than %d: %w", len(c.Job), maxJob, group.ErrInvalid)
-	}
 	return c, nil
 }
 
-func orElse[T int | time.Duration](v, def T) T {
-	if v <= 0 {
-		return def
+// check returns an error where a field makes no sense.
+func (c *Config) check() error {
+	for _, f := range []struct {
+		name     string
+		negative bool
+	}{
+		{"Timeout", c.Timeout < 0}, {"IdleTimeout", c.IdleTimeout < 0}, {"Arity", c.Arity < 0},
+		{"MaxMessage", c.MaxMessage < 0}, {"MaxSize", c.MaxSize < 0},
+	} {
+		if f.negative {
+			return fmt.Errorf("%s of the configuration is negative: %w", f.name, group.ErrInvalid)
+		}
 	}
-	return v
+	return CheckJob(c.Job)
+}
+
+// CheckJob returns an error that wraps [group.ErrInvalid] where a name is too
+// long for a job's.
+func CheckJob(name string) error {
+	if len(name) > MaxJob {
+		return fmt.Errorf("job name of %d bytes, more than %d: %w", len(name), MaxJob, group.ErrInvalid)
+	}
+	return nil
 }
 
 // proven reports whether strangers are kept out.

@@ -52,6 +52,9 @@
 // of one group, sender and tag are a lane. At most 1 MiB of a lane is under way or
 // waits to be received, 128 bytes for each message included; the receiver grants
 // more as messages are taken, or while somebody waits for the one that has begun.
+// What a rank has sent that nobody takes may be 256 MiB, as counted so, and lanes
+// of 65,536 tags: whoever sends more is refused as broken, and named with the
+// reason. What a rank sends itself is not bounded in this way.
 // Large messages are written from where they are and read to where they go, but
 // for what comes before anybody waits. See letter.go for the frames.
 //

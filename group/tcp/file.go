@@ -10,9 +10,6 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// maxAddress bounds the length of an address.
-const maxAddress = 512
-
 // File is the [Rendezvous] by a file that all ranks can reach: rank 0 writes its
 // address there, and removes it once the ranks have met. Ranks and size come from
 // the configuration.
@@ -61,8 +58,11 @@ func (f *File) Find(context.Context) (string, error) {
 		return "", fmt.Errorf("find rank 0: %w", err)
 	}
 	addr, whole := strings.CutSuffix(string(b), "\n")
-	if !whole || addr == "" || len(addr) > maxAddress || strings.ContainsAny(addr, "\n\x00") {
+	if !whole {
 		return "", fmt.Errorf("find rank 0: %s holds no address: %w", f.Path, group.ErrInvalid)
+	}
+	if err := CheckAddress(addr); err != nil {
+		return "", fmt.Errorf("find rank 0: %s: %w", f.Path, err)
 	}
 	return addr, nil
 }

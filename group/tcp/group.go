@@ -34,9 +34,21 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
 // Addr returns where this rank listens.
 func (g *Group) Addr() string { return g.host.addr }
 
+// Leave is [tree.Group.Leave]. Where the group is the one that [Join] returned,
+// messages that this rank has sent arrive before the others learn of it, and it
+// can send no more.
+func (g *Group) Leave(err error) {
+	if !g.sub {
+		g.host.mail.flush()
+	}
+	g.Group.Leave(err)
+}
+
 // Close leaves the group and, where it is the one that [Join] returned, all made
 // from it, and returns once the others have been told and all connections are
-// closed. Calls of other ranks that wait for this one fail with [group.ErrGone].
+// closed. Messages that this rank has sent arrive before. Collective calls that
+// other ranks make without this one, and messages that wait for it, fail with
+// [group.ErrLeft].
 func (g *Group) Close() error {
 	if g.sub {
 		g.Forget()

@@ -38,7 +38,6 @@ const (
 
 const (
 	magic     = "cairngr1"
-	maxJob    = 256
 	maxHello  = 1024
 	maxReason = 1024
 	nonceSize = 32
@@ -84,7 +83,7 @@ func decodeHello(b []byte) (hello, error) {
 	if err := r.Done(); err != nil {
 		return hello{}, fmt.Errorf("hello: %w", err)
 	}
-	if h.purpose < toMeet || h.purpose > toCall || len(h.job) > maxJob {
+	if h.purpose < toMeet || h.purpose > toCall || len(h.job) > MaxJob {
 		return hello{}, fmt.Errorf("hello of purpose %d: %w", h.purpose, wire.ErrMalformed)
 	}
 	return h, nil

@@ -178,7 +178,7 @@ func (h *host) dialAs(ctx context.Context, p purpose, to int, addr string, s ses
 	network, address := split(addr)
 	raw, err := new(net.Dialer).DialContext(ctx, network, address)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("connect to rank %d at %s: %w", to, addr, err)
 	}
 	raw = h.cfg.Wrap(raw)
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
@@ -245,8 +245,9 @@ func (h *host) setAddress(rank int, addr string) {
 	h.table[rank] = addr
 }
 
-// close ends all that is left.
+// close ends all that is left, once what this rank has sent has arrived.
 func (h *host) close() {
+	h.mail.flush()
 	h.mu.Lock()
 	h.cancel()
 	for c := range h.open {

@@ -75,29 +75,11 @@ func (m *mail) begin(l letter, size int, from *mailWire) (*inLane, *message, err
 	if size > g.total-g.arrived || size == 0 && g.total > 0 {
 		return nil, nil, fmt.Errorf("piece of %d bytes of a message that lacks %d: %w", size, g.total-g.arrived, errFrame)
 	}
-	n.charge(g, cost)
+	m.charge(n, g, cost)
 	if l.first {
 		m.serve(n) // somebody may wait for it
 	}
-	return n, g, nil
-}
-
-// charge counts what a piece takes of the window. What somebody takes may be
-// followed by as much at once.
-func (n *inLane) charge(g *message, cost int) {
-	if g.call != nil {
-		n.owed += cost
-		return
-	}
-	g.held += cost
-	n.held += cost
-}
-
-// uncharge counts what a message holds as room.
-func (n *inLane) uncharge(g *message) {
-	n.owed += g.held
-	n.held -= g.held
-	g.held = 0
+	return n, g, m.checkBacklog(l.lane.peer)
 }
 
 // claim returns where up to size bytes that come next go, for use until release.
@@ -133,7 +115,7 @@ func (m *mail) drop(l lane) error {
 	for g.busy {
 		m.moved.Wait()
 	}
-	n.uncharge(g)
+	m.uncharge(n, g)
 	n.msgs = n.msgs[:len(n.msgs)-1]
 	g.call = nil
 	g.discard()
@@ -152,7 +134,7 @@ func (m *mail) serve(n *inLane) {
 			break
 		}
 		g.call = c
-		n.uncharge(g)
+		m.uncharge(n, g)
 		m.place(g)
 		if g.arrived < g.total || !g.placed {
 			break

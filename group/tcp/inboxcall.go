@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -54,6 +55,16 @@ func (m *mail) await(ctx context.Context, g *Group, from, tag int, c *receipt) e
 		return nil
 	case <-ctx.Done():
 	case <-over:
+		if !loss(group.OpRecv).Ends(g.Rank(), from) {
+			limit := time.NewTimer(m.host.cfg.Timeout)
+			defer limit.Stop()
+			select {
+			case <-c.done:
+				return nil
+			case <-ctx.Done():
+			case <-limit.C:
+			}
+		}
 	}
 	if !m.withdraw(n, c) {
 		return nil

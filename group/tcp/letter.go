@@ -40,11 +40,6 @@ type letter struct {
 	body  []byte
 }
 
-// encode returns the frame. The body is copied.
-func (l *letter) encode() []byte {
-	return append(l.appendHead(make([]byte, 0, maxHead+len(l.body))), l.body...)
-}
-
 // framed returns the frame behind its length, as it is sent, less the body
 // unless that is to be copied.
 func (l *letter) framed(whole bool) []byte {

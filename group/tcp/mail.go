@@ -2,6 +2,8 @@ package tcp
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -18,6 +20,10 @@ const (
 	// messageCost is what a message takes of the window beside its bytes, so
 	// that messages of none are bounded too.
 	messageCost = 128
+	// maxBacklog and maxBacklogLanes are how much of what another rank has sent
+	// may wait without anybody who takes it: bytes with the cost of messages, and
+	// lanes. A rank that sends more is broken.
+	maxBacklog, maxBacklogLanes = 256 << 20, 64 << 10
 	// maxWires is how many connections are kept for messages that are not
 	// being sent any more.
 	maxWires = 64
@@ -27,15 +33,18 @@ const (
 // connections that it has dialled; what comes back by them is room for more.
 type mail struct {
 	host *host
-	keep int // maxWires, unless a test says otherwise
+	keep int     // maxWires, unless a test says otherwise
+	most backlog // maxBacklog and maxBacklogLanes, unless a test says otherwise
 
 	mu     sync.Mutex
 	moved  sync.Cond          // on mu: a message is not busy any more
 	out    map[lane]*outLane  // guarded by mu
 	in     map[lane]*inLane   // guarded by mu
+	waits  map[int]backlog    // by the rank that sent it; guarded by mu
 	wires  map[int]*mailWire  // dialled, by rank; guarded by mu
 	others map[*mailWire]bool // accepted, or dialled and not used any more; guarded by mu
-	closed bool               // guarded by mu
+	done   bool               // nothing more is sent; guarded by mu
+	closed bool               // nothing more is received either; guarded by mu
 }
 
 // outLane is the sending side of a lane. It is there while somebody sends or
@@ -49,7 +58,8 @@ type outLane struct {
 
 func newMail(h *host) *mail {
 	m := &mail{
-		host: h, keep: maxWires, out: make(map[lane]*outLane), in: make(map[lane]*inLane),
+		host: h, keep: maxWires, most: backlog{maxBacklog, maxBacklogLanes},
+		out: make(map[lane]*outLane), in: make(map[lane]*inLane), waits: make(map[int]backlog),
 		wires: make(map[int]*mailWire), others: make(map[*mailWire]bool),
 	}
 	m.moved.L = &m.mu
@@ -153,19 +163,30 @@ func (m *mail) giveBack(l lane, o *outLane, n int) {
 	m.forget(l, o)
 }
 
-// close ends all connections, once what was sent is on its way, and waits for
-// that some seconds at most. The group is over by then.
+// flush returns when all that was sent has arrived, or some seconds later. What
+// is sent from now on is not. It is for a rank that will leave the group: who
+// learns of that has all its messages by then.
+func (m *mail) flush() {
+	m.mu.Lock()
+	m.done = true
+	all := slices.Collect(maps.Values(m.wires))
+	m.mu.Unlock()
+	m.finish(all)
+}
+
+// close ends all connections. The group is over by then.
 func (m *mail) close() {
 	m.mu.Lock()
 	m.closed = true
-	var all []*mailWire
-	for _, w := range m.wires {
-		all = append(all, w)
-	}
-	for w := range m.others {
-		all = append(all, w)
-	}
+	all := slices.Collect(maps.Values(m.wires))
+	all = slices.AppendSeq(all, maps.Keys(m.others))
 	m.mu.Unlock()
+	m.finish(all)
+}
+
+// finish ends connections once what was sent by them is on its way, for which it
+// waits some seconds at most.
+func (m *mail) finish(all []*mailWire) {
 	limit := time.AfterFunc(min(m.host.cfg.Timeout, 5*time.Second), func() {
 		for _, w := range all {
 			w.fail(nil)

@@ -36,10 +36,10 @@ func TestRecvIntoEndsInAPiece(t *testing.T) {
 		memory := make([]byte, len(want))
 		errs := make(chan error, 1)
 		go func() { errs <- b.RecvInto(ctx, 0, 0, memory) }()
-		until(t, func() bool { return b.host.mail.awaited(l.group, 0, 0) })
+		until(t, "a call waits", func() bool { return b.host.mail.awaited(l.group, 0, 0) })
 		if i == 0 { // it goes to the memory of the first call
 			say(append(piece.framed(false), want[:500]...))
-			until(t, func() bool { return b.host.mail.takes(l.group) })
+			until(t, "a call takes the message", func() bool { return b.host.mail.takes(l.group) })
 		}
 		say(want[i*1000+500 : i*1000+1500])
 		cancel()

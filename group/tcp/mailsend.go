@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -12,7 +13,8 @@ import (
 type sending struct {
 	mail *mail
 	ctx  context.Context
-	to   int // rank in the group
+	me   int // rank in the group
+	to   int
 	lane lane
 	out  *outLane
 	wire *mailWire // nil: to this rank itself
@@ -22,7 +24,7 @@ type sending struct {
 
 // send sends a message in pieces, as the receiver has room.
 func (m *mail) send(ctx context.Context, g *Group, to, tag int, b []byte) error {
-	s := &sending{mail: m, ctx: ctx, to: to, lane: m.lane(g, to, tag)}
+	s := &sending{mail: m, ctx: ctx, me: g.Rank(), to: to, lane: m.lane(g, to, tag)}
 	if ctx.Err() != nil {
 		return s.ended()
 	}
@@ -32,12 +34,17 @@ func (m *mail) send(ctx context.Context, g *Group, to, tag int, b []byte) error 
 	s.over, s.loss = g.Gone()
 	s.out, s.wire = m.use(s.lane)
 	defer m.unuse(s.lane, s.out)
+	if s.wire == nil && to != g.Rank() {
+		return s.wait(nil, nil) // this rank closes
+	}
 	select {
 	case <-s.over:
-		return s.loss(group.OpSend)
+		if err := s.loss(group.OpSend); err.Ends(g.Rank(), to) {
+			return err
+		}
 	default:
 	}
-	if err := s.wait(s.out.turn); err != nil {
+	if err := s.wait(s.out.turn, nil); err != nil {
 		return err
 	}
 	defer func() { s.out.turn <- struct{}{} }()
@@ -59,15 +66,29 @@ func (s *sending) error(err error) error {
 
 func (s *sending) ended() error { return s.error(group.ContextError(s.ctx)) }
 
-// wait waits for c, while the group and the context last.
-func (s *sending) wait(c <-chan struct{}) error {
-	select {
-	case <-c:
-		return nil
-	case <-s.over:
-		return s.loss(group.OpSend)
-	case <-s.ctx.Done():
-		return s.ended()
+// wait waits for c, while the group and the context last. Where ended is closed
+// before, the other rank is gone, which the group learns soon.
+func (s *sending) wait(c, ended <-chan struct{}) error {
+	over := s.over
+	var limit <-chan time.Time // once another rank has left
+	for {
+		select {
+		case <-c:
+			return nil
+		case <-ended:
+			c, ended = nil, nil
+		case <-s.ctx.Done():
+			return s.ended()
+		case <-over:
+			if err := s.loss(group.OpSend); err.Ends(s.me, s.to) {
+				return err
+			}
+			t := time.NewTimer(s.mail.host.cfg.Timeout)
+			defer t.Stop()
+			over, limit = nil, t.C
+		case <-limit:
+			return s.loss(group.OpSend)
+		}
 	}
 }
 
@@ -101,7 +122,7 @@ func (s *sending) room(first bool, want int) (int, error) {
 		if more == nil {
 			return n, nil
 		}
-		if err := s.wait(more); err != nil {
+		if err := s.wait(more, nil); err != nil {
 			return 0, err
 		}
 	}
@@ -129,20 +150,14 @@ func (s *sending) put(l letter) error {
 // returned.
 func (s *sending) write(l letter) error {
 	w := s.wire
-	select {
-	case <-w.turn:
-	case <-w.ended:
-		return s.wait(nil) // that the rank is gone, the group learns soon
-	case <-s.over:
-		return s.loss(group.OpSend)
-	case <-s.ctx.Done():
-		return s.ended()
+	if err := s.wait(w.turn, w.ended); err != nil {
+		return err
 	}
 	_, err := w.push(s, l.framed(false), l.body)
 	w.turn <- struct{}{}
 	if err != nil {
 		w.fail(err)
-		return s.wait(nil)
+		return s.wait(nil, nil)
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -59,15 +58,15 @@ func begun(g *Group, tag int) bool {
 	return o != nil && o.room < laneWindow
 }
 
-// until waits for a condition that holds before long.
-func until(t *testing.T, cond func() bool) {
+// until waits for a condition, in words, that holds before long.
+func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	limit := time.Now().Add(20 * time.Second)
 	for !cond() {
 		if time.Now().After(limit) {
-			t.Fatal("it never came to that")
+			t.Fatalf("it never came to that: %s", what)
 		}
-		runtime.Gosched()
+		time.Sleep(100 * time.Microsecond)
 	}
 }
 
@@ -83,7 +82,7 @@ func TestSendEndsWhileItWrites(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		errs := make(chan error, 1)
 		go func() { errs <- a.Send(ctx, 1, 0, large) }()
-		until(t, func() bool { return begun(a, 0) })
+		until(t, "something is under way", func() bool { return begun(a, 0) })
 		cancel()
 		if err := <-errs; !errors.Is(err, context.Canceled) {
 			t.Errorf("Send = %v; want %v", err, context.Canceled)
@@ -116,7 +115,7 @@ func TestSendEndsAmongOthers(t *testing.T) {
 	for tag := range 2 {
 		go func() { errs <- a.Send(ctx, 1, tag, make([]byte, 1<<20)) }()
 	}
-	until(t, func() bool { return begun(a, 0) })
+	until(t, "something is under way", func() bool { return begun(a, 0) })
 	for tag := range 10 {
 		if err := a.Send(t.Context(), 1, 10+tag, []byte{byte(tag)}); err != nil {
 			t.Error(err)
@@ -147,7 +146,7 @@ func TestTheOtherRankGoesInAMessage(t *testing.T) {
 		go func() { errs <- a.RecvInto(t.Context(), 1, 1, into) }()
 		half := make(chan error, 1)
 		go func() { half <- b.Send(t.Context(), 0, 1, make([]byte, 2<<20)) }()
-		until(t, func() bool { return a.host.mail.awaited(a.ID(), 1, 1) })
+		until(t, "a call waits", func() bool { return a.host.mail.awaited(a.ID(), 1, 1) })
 		b.Close()
 		for range 2 {
 			err := <-errs

@@ -77,12 +77,12 @@ func (w *mailWire) signal() {
 // other end know that this was meant.
 func (w *mailWire) leave() {
 	w.mu.Lock()
-	there := w.conn != nil && !w.last
-	if there {
+	needed := w.conn != nil || len(w.queue) > 0 // or soon will be connected
+	if needed && !w.last {
 		w.sayQuit()
 	}
 	w.mu.Unlock()
-	if !there {
+	if !needed {
 		w.fail(nil)
 	}
 }
@@ -256,7 +256,10 @@ func (w *mailWire) fail(err error) {
 		delete(m.wires, w.peer)
 	}
 	m.mu.Unlock()
-	if !errors.Is(err, errQuit) {
+	switch {
+	case errors.Is(err, errFrame):
+		m.host.node.Gone(w.peer, err) // the rank is there, and at fault: say how
+	case !errors.Is(err, errQuit):
 		m.host.node.Gone(w.peer, nil)
 	}
 }

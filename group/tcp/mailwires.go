@@ -9,7 +9,7 @@ import (
 // is closed. The lock is held.
 func (m *mail) wire(peer int) *mailWire {
 	w := m.wires[peer]
-	if w == nil && !m.closed {
+	if w == nil && !m.done && !m.closed {
 		m.trim()
 		w = newWire(m, peer, true)
 		m.wires[peer] = w

@@ -6,34 +6,6 @@ import (
 	"time"
 )
 
-// several joins n ranks.
-func several(t *testing.T, n int) []*Group {
-	t.Helper()
-	cfg := pairConfig(t)
-	cfg.Size, cfg.Timeout = n, 20*time.Second
-	gs, errs := make([]*Group, n), make(chan error, n)
-	for r := range gs {
-		go func() {
-			c := cfg
-			c.Rank = r
-			var err error
-			gs[r], err = Join(t.Context(), c)
-			errs <- err
-		}()
-	}
-	for range gs {
-		if err := <-errs; err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Cleanup(func() {
-		for _, g := range gs {
-			g.Close()
-		}
-	})
-	return gs
-}
-
 // connected returns the ranks that m has dialled.
 func connected(m *mail) []int {
 	m.mu.Lock()
@@ -49,7 +21,9 @@ func connected(m *mail) []int {
 // Of the connections that nothing needs the least recently used ones end, when
 // there are as many as are kept.
 func TestConnectionsAreBounded(t *testing.T) {
-	gs := several(t, 6)
+	cfg := pairConfig(t)
+	cfg.Size, cfg.Timeout = 6, 20*time.Second
+	gs := several(t, cfg)
 	m := gs[0].host.mail
 	m.keep = 3
 	send := func(to, tag int) {
@@ -63,7 +37,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		if got, err := gs[at].Recv(t.Context(), 0, tag); err != nil || !slices.Equal(got, []byte{byte(at)}) {
 			t.Fatalf("Recv = %v, %v", got, err)
 		}
-		until(t, func() bool { // it is granted
+		until(t, "the room is granted", func() bool {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			return m.out[m.lane(gs[0], at, tag)] == nil

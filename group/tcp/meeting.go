@@ -242,7 +242,7 @@ func (h *host) dismiss(ctx context.Context, absent []absence) error {
 // register hears where a rank listens and tells it the terms, in the course of a
 // connection of its own.
 func (h *host) register(f *framed, hi hello) error {
-	b, err := f.readFrame(maxAddress)
+	b, err := f.readFrame(MaxAddress)
 	if err != nil {
 		return err
 	}

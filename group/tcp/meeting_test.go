@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -82,17 +83,12 @@ func leader(t *testing.T, cfg Config) *host {
 // seated waits until n ranks have come.
 func (h *host) seated(t *testing.T, n int) []seat {
 	t.Helper()
-	for {
-		seats, _ := h.meeting.roll()
-		if len(seats) == n {
-			return seats
-		}
-		select {
-		case <-time.After(time.Millisecond):
-		case <-t.Context().Done():
-			t.Fatalf("%d ranks have come; want %d", len(seats), n)
-		}
-	}
+	var seats []seat
+	until(t, fmt.Sprintf("%d ranks have come", n), func() bool {
+		seats, _ = h.meeting.roll()
+		return len(seats) == n
+	})
+	return seats
 }
 
 func crowdConfig(t *testing.T, size int) Config {
@@ -136,7 +132,7 @@ func TestRollCall(t *testing.T) {
 	if got := h.meeting.absent(size); !slices.Equal(got, gone) {
 		t.Errorf("without a seat: %v; want %v", got, gone)
 	}
-	if err := h.meeting.missing(errMissing, 2); len(err.Ranks) != 2 || !strings.Contains(err.Error(), "was here: dial") {
+	if err := h.meeting.missing(errMissing, 2); len(err.Ranks) != 2 || !strings.Contains(err.Error(), "was here: connect to rank") {
 		t.Errorf("missing = %v; want two ranks, and why one that was here is not any more", err)
 	}
 }
@@ -171,7 +167,7 @@ func TestLongCalls(t *testing.T) {
 	const size = 3000
 	seats := make([]seat, size-1)
 	for i := range seats {
-		seats[i] = seat{rank: i + 1, addr: strings.Repeat("x", maxAddress), above: strings.Repeat("y", 20)}
+		seats[i] = seat{rank: i + 1, addr: strings.Repeat("x", MaxAddress), above: strings.Repeat("y", 20)}
 	}
 	here, there := net.Pipe()
 	defer here.Close()
@@ -273,16 +269,12 @@ func leaderOf(t *testing.T, cfg Config) *visitor {
 		t.Fatal(err)
 	}
 	f := &File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}
-	for {
-		if addr, err := f.Find(t.Context()); err == nil {
-			return &visitor{cfg, addr}
-		}
-		select {
-		case <-time.After(time.Millisecond):
-		case <-t.Context().Done():
-			t.Fatal("nobody is there")
-		}
-	}
+	v := &visitor{cfg: cfg}
+	until(t, "rank 0 is there", func() bool {
+		v.addr, err = f.Find(t.Context())
+		return err == nil
+	})
+	return v
 }
 
 // come asks for the seat of a rank and goes away.
@@ -298,11 +290,5 @@ func (v *visitor) come(rank int) error {
 // await waits until a rank has come.
 func (v *visitor) await(t *testing.T, rank int) {
 	t.Helper()
-	for v.come(rank) == nil {
-		select {
-		case <-time.After(time.Millisecond):
-		case <-t.Context().Done():
-			t.Fatalf("rank %d has not come", rank)
-		}
-	}
+	until(t, fmt.Sprintf("rank %d has come", rank), func() bool { return v.come(rank) != nil })
 }

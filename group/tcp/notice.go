@@ -65,7 +65,7 @@ func decodeTerms(b []byte) (terms, error) {
 	if err := r.Done(); err != nil {
 		return t, fmt.Errorf("terms: %w", err)
 	}
-	if t.arity < 1 || t.timeout <= 0 || t.again <= 0 || len(t.above) > maxAddress {
+	if t.arity < 1 || t.timeout <= 0 || t.again <= 0 || len(t.above) > MaxAddress {
 		return t, fmt.Errorf("terms: arity %d, timeout %v, again after %v: %w", t.arity, t.timeout, t.again, wire.ErrMalformed)
 	}
 	return t, nil
@@ -139,7 +139,7 @@ func decodeRoll(b []byte) (roll, error) {
 func encodeSeats(seats []seat) (b []byte, n int) {
 	var w wire.Writer
 	for _, s := range seats {
-		if len(w.B)+2*maxAddress+16 > maxNotice {
+		if len(w.B)+2*MaxAddress+16 > maxNotice {
 			break
 		}
 		w.Uvarint(uint64(s.rank))
@@ -156,7 +156,7 @@ func decodeSeats(b []byte, size int) ([]seat, error) {
 	var seats []seat
 	for r.Len() > 0 {
 		s := seat{rank: r.CountMax(maxRank), addr: r.String(), above: r.String()}
-		if s.rank < 1 || s.rank >= size || len(s.addr) > maxAddress || len(s.above) > maxAddress {
+		if s.rank < 1 || s.rank >= size || len(s.addr) > MaxAddress || len(s.above) > MaxAddress {
 			r.Fail("rank %d of %d, at an address of %d bytes", s.rank, size, len(s.addr))
 		}
 		seats = append(seats, s)

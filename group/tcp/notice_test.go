@@ -108,7 +108,7 @@ func FuzzAbsent(f *testing.F) {
 
 // What exceeds the bounds of a notice is refused, whatever else it says.
 func TestNoticesAreBounded(t *testing.T) {
-	longAddress := strings.Repeat("a", maxAddress+1)
+	longAddress := strings.Repeat("a", MaxAddress+1)
 	long := sampleTerms()
 	long.above = longAddress
 	fast := sampleTerms()

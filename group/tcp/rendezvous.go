@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -35,6 +36,10 @@ type Rendezvous interface {
 func ParseRendezvous(address string) (Rendezvous, error) {
 	if address == "" {
 		address = "env://"
+	}
+	if scheme, _, _ := strings.Cut(address, "://"); scheme == "etcd" || scheme == "etcds" {
+		// The address is not shown: there may be a password in it.
+		return nil, fmt.Errorf("rendezvous by %s: set Config.Meet to what ParseRendezvous of package group/etcd returns: %w", scheme, group.ErrInvalid)
 	}
 	u, err := url.Parse(address)
 	if err != nil {
@@ -78,22 +83,37 @@ func (e *Env) get(name string) string {
 	return os.Getenv(name)
 }
 
-func (e *Env) number(name string) (int, error) {
+// Number returns the number that a variable holds, and whether it is set. One
+// that holds anything but a number from zero on is an error that wraps
+// [group.ErrInvalid].
+func (e *Env) Number(name string) (n int, set bool, err error) {
 	v := e.get(name)
-	n, err := strconv.Atoi(v)
-	if err != nil {
-		return 0, fmt.Errorf("environment variable %s is %q, not a number: %w", name, v, group.ErrInvalid)
+	if v == "" {
+		return 0, false, nil
 	}
-	return n, nil
+	n, err = strconv.Atoi(v)
+	if err != nil || n < 0 {
+		return 0, true, fmt.Errorf("environment variable %s is %q, not a number: %w", name, v, group.ErrInvalid)
+	}
+	return n, true, nil
 }
 
 // Seat returns RANK and WORLD_SIZE.
 func (e *Env) Seat(context.Context) (rank, size int, err error) {
-	if rank, err = e.number("RANK"); err != nil {
+	if rank, err = e.need("RANK"); err != nil {
 		return 0, 0, err
 	}
-	size, err = e.number("WORLD_SIZE")
+	size, err = e.need("WORLD_SIZE")
 	return rank, size, err
+}
+
+// need returns the number that a variable holds, which must be set.
+func (e *Env) need(name string) (int, error) {
+	n, set, err := e.Number(name)
+	if err == nil && !set {
+		err = fmt.Errorf("environment variable %s is not set: %w", name, group.ErrInvalid)
+	}
+	return n, err
 }
 
 // Place returns MASTER_ADDR and MASTER_PORT.

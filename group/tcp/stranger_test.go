@@ -42,18 +42,12 @@ func impersonate(t *testing.T, cfg Config) *impostor {
 	}
 	p := &impostor{host: newHost(cfg, 1, 2), t: t}
 	t.Cleanup(p.close)
-	for {
+	until(t, "rank 0 lets another in", func() bool {
 		p.terms, err = p.attend(t.Context())
-		if err == nil {
-			p.session = p.terms.session
-			return p
-		}
-		select {
-		case <-time.After(firstRetry):
-		case <-t.Context().Done():
-			t.Fatal(err)
-		}
-	}
+		return err == nil
+	})
+	p.session = p.terms.session
+	return p
 }
 
 // connect opens a connection to rank 0.
@@ -85,12 +79,12 @@ func TestRanksThatBehaveBadly(t *testing.T) {
 		},
 		"grants room that nobody took": func(p *impostor) {
 			p.connect(toLink)
-			p.connect(toMail).WriteFrame((&letter{kind: letterGrant, n: 10}).encode(), nil)
+			p.connect(toMail).WriteFrame(frameOf(letter{kind: letterGrant, n: 10}), nil)
 		},
 		"sends a message beyond the limit": func(p *impostor) {
 			p.connect(toLink)
 			l := letter{kind: letterPiece, first: true, total: 1 << 40, body: []byte("x")}
-			p.connect(toMail).WriteFrame(l.encode(), nil)
+			p.connect(toMail).WriteFrame(frameOf(l), nil)
 		},
 	} {
 		t.Run(claim, func(t *testing.T) {
@@ -113,24 +107,26 @@ func TestRanksThatBehaveBadly(t *testing.T) {
 	}
 }
 
+// several joins the ranks of a configuration.
+func several(t *testing.T, cfg Config) []*Group {
+	t.Helper()
+	js, gs := make([]*joining, cfg.Size), make([]*Group, cfg.Size)
+	for r := range js {
+		js[r] = joinLater(t, cfg, r)
+	}
+	for r, j := range js {
+		if <-j.done; j.err != nil {
+			t.Fatalf("Join of rank %d = %v", r, j.err)
+		}
+		gs[r] = j.group
+	}
+	return gs
+}
+
 // pair joins two ranks.
 func pair(t *testing.T, cfg Config) (a, b *Group) {
 	t.Helper()
-	var gs [2]*Group
-	errs := make(chan error, 2)
-	for r := range gs {
-		go func() {
-			c := cfg
-			c.Rank = r
-			var err error
-			gs[r], err = Join(t.Context(), c)
-			errs <- err
-		}()
-	}
-	if err := errors.Join(<-errs, <-errs); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { gs[0].Close(); gs[1].Close() })
+	gs := several(t, cfg)
 	return gs[0], gs[1]
 }
 

@@ -18,6 +18,13 @@ type alarm struct {
 	ch     chan struct{}
 }
 
+func (a *alarm) raise() {
+	if !a.raised {
+		a.raised = true
+		close(a.ch)
+	}
+}
+
 // alarm returns the alarm before the call of that number.
 func (t *team) alarm(number uint64) *alarm {
 	a := t.alarms[number]
@@ -39,10 +46,7 @@ func (t *team) alarmed(number uint64, from int) {
 		t.passed = t.passed[1:]
 	}
 	if number >= t.next {
-		if a := t.alarm(number); !a.raised {
-			a.raised = true
-			close(a.ch)
-		}
+		t.alarm(number).raise()
 	}
 	f := frame{kind: kindAlarm, id: t.id, number: number}
 	b := f.encode()
@@ -61,9 +65,13 @@ func (g *Group) Alarm() {
 }
 
 // Alarmed returns a channel that is closed by the first Alarm before the rank's
-// next call.
+// next call, and where a rank is gone.
 func (g *Group) Alarmed() <-chan struct{} {
 	g.team.node.mu.Lock()
 	defer g.team.node.mu.Unlock()
-	return g.team.alarm(g.team.next).ch
+	a := g.team.alarm(g.team.next)
+	if g.team.lost != nil {
+		a.raise()
+	}
+	return a.ch
 }

@@ -46,12 +46,12 @@ func (g *Group) Gone() (<-chan struct{}, func(group.Op) *group.Error) {
 
 // Leave marks this rank as gone from the group and from all groups made from it:
 // calls that wait for it, and all later ones, fail with an error that names the
-// rank and wraps [group.ErrGone] and err, where that is not nil. Leaving twice is
+// rank and wraps [group.ErrLeft] and err, where that is not nil. Leaving twice is
 // the same as leaving once.
 func (g *Group) Leave(err error) {
-	cause := group.ErrGone
+	cause := group.ErrLeft
 	if err != nil {
-		cause = fmt.Errorf("%w: %w", group.ErrGone, err)
+		cause = fmt.Errorf("%w: %w", group.ErrLeft, err)
 	}
 	g.team.node.mu.Lock()
 	defer g.team.node.mu.Unlock()
