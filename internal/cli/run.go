@@ -50,7 +50,8 @@ where cairn itself is killed. Other systems than Unix know only how to kill.
 The exit code is that of the rank that failed first, 128 and its number for a
 signal; 124 when --timeout is over, 126 or 127 where PROGRAM cannot be run or is
 not found. Ranks read nothing, but for rank 0 with --stdin. Lines are printed
-whole, and those above 64 KiB in pieces; stdout and stderr stay apart.
+whole, and those above 64 KiB in pieces; stdout and stderr stay apart. Whoever
+stops to read them holds up the ranks, but not the end of the job.
 
 For a job on several hosts, call it on each with the same -n, --nnodes,
 --master-addr, --master-port and secret, and --node-rank counted from 0. A rank
@@ -168,6 +169,10 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 		defer cancel()
 	}
 	rep, err := launch.Run(ctx, c)
+	if errors.Is(err, launch.ErrOutput) {
+		o.out = &hasty{o.out}
+		cmd.Root().SetErr(&hasty{o.err}) // it may be what nobody reads
+	}
 	if rep != nil && o.json {
 		err = errors.Join(err, o.encode(o.out, rep))
 	}

@@ -1,11 +1,12 @@
 package launch
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -19,8 +20,9 @@ type job struct {
 	env   []string
 	procs []*process
 	logs  []*os.File
-	mu    sync.Mutex // serializes writes of output, and Tell
 	began time.Time
+
+	printer *printer // does all writing of output, and calls Tell
 
 	exits  chan Exit
 	ending atomic.Bool // all processes have ended; read by streams
@@ -32,6 +34,7 @@ type job struct {
 	cause    error     // of the context that ended
 	report   *Report
 	first    *Exit // that failed
+	lost     bool  // output was given up
 }
 
 func newJob(c Config) (*job, error) {
@@ -39,7 +42,7 @@ func newJob(c Config) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := &job{Config: c, path: path, exits: make(chan Exit, c.N)}
+	j := &job{Config: c, path: path, printer: newPrinter(), exits: make(chan Exit, c.N)}
 	if j.at, err = newPlace(&c); err != nil {
 		return nil, err
 	}
@@ -90,6 +93,7 @@ func (j *job) cleanUp() {
 // start starts all processes. Where one cannot be started the others are killed.
 func (j *job) start() error {
 	j.began = time.Now()
+	go j.printer.run()
 	for local, p := range j.procs {
 		var stdin io.WriteCloser
 		var err error
@@ -126,23 +130,33 @@ func (j *job) giveUp(started int) {
 	for range started {
 		<-j.exits
 	}
-	j.drain()
+	j.killed = true
+	j.drain(context.Background())
 }
 
 // result sums up.
 func (j *job) result() (*Report, error) {
 	j.report.Seconds = time.Since(j.began).Seconds()
+	err := j.failure()
+	j.report.OK = err == nil
+	if j.lost {
+		err = errors.Join(err, ErrOutput)
+	}
+	return j.report, err
+}
+
+// failure returns why the job did not go well, or nil.
+func (j *job) failure() error {
 	switch {
 	case j.cause != nil:
-		return j.report, fmt.Errorf("the job was ended: %w", j.cause)
-	case j.first != nil:
-		j.report.Failed = &j.first.Rank
-		e := &ExitError{Exit: *j.first, Code: j.first.Code}
-		if j.killed && j.asked != nil && e.Stopped {
-			e.Code = codeOf(j.asked)
-		}
-		return j.report, e
+		return fmt.Errorf("the job was ended: %w", j.cause)
+	case j.first == nil:
+		return nil
 	}
-	j.report.OK = true
-	return j.report, nil
+	j.report.Failed = &j.first.Rank
+	e := &ExitError{Exit: *j.first, Code: j.first.Code}
+	if j.killed && j.asked != nil && e.Stopped {
+		e.Code = codeOf(j.asked)
+	}
+	return e
 }

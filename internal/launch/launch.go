@@ -18,6 +18,9 @@ import (
 // take.
 var ErrTimeout = errors.New("time is up")
 
+// ErrOutput reports output that was given up because nobody took it.
+var ErrOutput = errors.New("nobody takes the output: the rest of it is lost")
+
 // ConfigError says what is wrong with a [Config].
 type ConfigError struct{ text string }
 
@@ -125,13 +128,20 @@ func (c *Config) check() error {
 // LOCAL_RANK, LOCAL_WORLD_SIZE and CAIRN_SECRET in its environment, and returns
 // when all of them, and all that they have started, have ended.
 //
-// When one fails, unless KeepGoing is set, and when ctx ends, the others get SIGTERM and, after the grace
-// period, SIGKILL. Each process leads a process group, and it is groups that get
-// signals. Where the system can do that (linux), processes do not outlive this
-// one, even where it is killed.
+// When one fails, unless KeepGoing is set, and when ctx ends, the others get
+// SIGTERM and, after the grace period, SIGKILL. Each process leads a process group,
+// and it is groups that get signals. Where the system can do that (linux),
+// processes do not outlive this one, even where it is killed.
+//
+// A writer of output that blocks holds up the processes that print, and neither
+// signals nor the end of a job. When all processes have ended, what they have
+// printed is still written. Where they were killed, and once ctx has ended or a
+// signal has said that the job is to end, a writer that takes nothing for two
+// seconds is left behind, at a second such signal at once: the error wraps
+// [ErrOutput], and the call of Write or Tell that has not returned may still go on.
 //
 // The error is an [*ExitError] with the rank that failed first, or wraps the
-// cause of ctx. Where nothing was started the report is nil and the error a
+// cause of ctx, and also [ErrOutput] where output is lost. Where nothing was started the report is nil and the error a
 // [*ConfigError], that of [exec.LookPath], or of the system.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	c = c.withDefaults()

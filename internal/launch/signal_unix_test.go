@@ -35,6 +35,24 @@ func init() {
 			fmt.Println("ready")
 			forever("")
 		},
+		// talk prints a lot, says by a file that it has, and stays.
+		"talk": func(string) {
+			signal.Ignore(syscall.SIGTERM)
+			for i := range 1000 {
+				fmt.Println("line", i)
+			}
+			if err := os.WriteFile(os.Getenv(fileVariable), nil, 0o666); err != nil {
+				panic(err)
+			}
+			forever("")
+		},
+		// chatter prints for ever.
+		"chatter": func(string) {
+			signal.Ignore(syscall.SIGTERM)
+			for {
+				fmt.Println(strings.Repeat("x", 1000))
+			}
+		},
 		"ready": func(string) {
 			fmt.Println("ready")
 			forever("")

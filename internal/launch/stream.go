@@ -3,7 +3,6 @@ package launch
 import (
 	"io"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -62,18 +61,6 @@ func (s *stream) copy() {
 // hurry gives the next read a moment only. It fails for pipes that know no
 // deadlines, which are then read to their end.
 func (s *stream) hurry() { _ = s.from.SetReadDeadline(time.Now().Add(lastWait)) }
-
-// locked is a writer that one at a time uses, together with others of a job.
-type locked struct {
-	mu *sync.Mutex
-	w  io.Writer
-}
-
-func (l *locked) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(b)
-}
 
 // tee writes to a log and to another writer, whatever becomes of either.
 type tee struct {

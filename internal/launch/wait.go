@@ -39,7 +39,7 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 			break
 		}
 	}
-	j.drain()
+	j.drain(ctx)
 	return j.result()
 }
 
@@ -47,23 +47,6 @@ const (
 	lookAgain    = 10 * time.Millisecond
 	afterContext = 50 * time.Millisecond
 )
-
-// drain reads what is left of the output.
-func (j *job) drain() {
-	j.ending.Store(true)
-	var reading []*stream
-	for _, p := range j.procs {
-		for _, s := range p.outputs {
-			if s.done != nil {
-				s.hurry()
-				reading = append(reading, s)
-			}
-		}
-	}
-	for _, s := range reading {
-		<-s.done
-	}
-}
 
 // ended notes how a process ended.
 func (j *job) ended(e Exit, left int) {
@@ -76,19 +59,21 @@ func (j *job) ended(e Exit, left int) {
 	}
 	j.first = &e
 	switch {
-	case j.KeepGoing && !j.stopping:
+	case j.stopping:
+	case j.KeepGoing:
 		j.tell("rank %d %s", e.Rank, &e)
-		return
-	case !j.stopping && left > 0:
-		j.tell("rank %d %s: ending the others", e.Rank, &e)
+	default:
+		j.stop()
+		if left > 0 {
+			j.tell("rank %d %s: ending the others", e.Rank, &e)
+		}
 	}
-	j.stop()
 }
 
+// tell has the user told something, without waiting for it.
 func (j *job) tell(format string, args ...any) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.Tell(fmt.Sprintf(format, args...))
+	text := fmt.Sprintf(format, args...)
+	j.printer.later(func() { j.Tell(text) })
 }
 
 // passOn passes a signal on to all processes.
@@ -111,8 +96,8 @@ func (j *job) contextEnded(ctx context.Context) {
 		return
 	}
 	j.cause = context.Cause(ctx)
-	j.tell("%v: ending all", j.cause)
 	j.stop()
+	j.tell("%v: ending all", j.cause)
 }
 
 // stop tells the processes to end, and begins to wait for that, once.
@@ -133,13 +118,12 @@ func (j *job) beginGrace() {
 
 // killAll kills what is still there.
 func (j *job) killAll() {
+	again := j.killed
 	j.killed, j.kill = true, nil
+	j.signal(kill)
 	for _, p := range j.procs {
-		if p.alive() {
-			if !p.ended {
-				j.tell("rank %d is still there: killed", p.rank)
-			}
-			p.signal(kill)
+		if !p.ended && !again {
+			j.tell("rank %d is still there: killed", p.rank)
 		}
 	}
 }
@@ -167,7 +151,7 @@ func (j *job) leftovers() bool {
 // endLeftovers ends what the processes have started and left behind.
 func (j *job) endLeftovers() {
 	if !j.stopping {
+		j.stop()
 		j.tell("all ranks have ended, but not all that they have started: ending that")
 	}
-	j.stop()
 }

@@ -29,7 +29,7 @@ func (j *job) writer(w io.Writer, rank int, kind string, prefix, color bool) (io
 		return w, nil
 	}
 	if w != nil {
-		w = &locked{&j.mu, w}
+		w = &printed{j.printer, w}
 		if prefix {
 			w = &lines{to: w, prefix: prefixOf(rank, j.Nodes*j.N, color)}
 		}

@@ -1,0 +1,118 @@
+package launch
+
+import (
+	"bytes"
+	"io"
+	"sync"
+	"sync/atomic"
+)
+
+// printer writes what a job has to say, one thing after the other, in a goroutine
+// of its own: a reader that takes nothing holds up that goroutine and those who
+// wait for it, and nobody else. It can be left behind.
+type printer struct {
+	mu     sync.Mutex
+	wake   *sync.Cond // of mu
+	queue  []func()   // guarded by mu
+	closed bool       // nothing more comes; guarded by mu
+
+	moved   atomic.Int64  // how many things were written
+	left    chan struct{} // closed when nobody waits for it any more
+	written chan struct{} // closed when everything is written
+}
+
+// newPrinter returns a printer that is yet to run.
+func newPrinter() *printer {
+	p := &printer{left: make(chan struct{}), written: make(chan struct{})}
+	p.wake = sync.NewCond(&p.mu)
+	return p
+}
+
+// run does what comes until the printer is closed or left.
+func (p *printer) run() {
+	defer close(p.written)
+	for f := p.next(); f != nil; f = p.next() {
+		f()
+		p.moved.Add(1)
+	}
+}
+
+// next waits for something to do. Nil: nothing comes any more.
+func (p *printer) next() func() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.queue) == 0 && !p.closed {
+		p.wake.Wait()
+	}
+	if len(p.queue) == 0 {
+		return nil
+	}
+	f := p.queue[0]
+	p.queue = p.queue[1:]
+	return f
+}
+
+// later has f called when everything before it is done. It does not wait.
+func (p *printer) later(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		p.queue = append(p.queue, f)
+		p.wake.Signal()
+	}
+}
+
+// write writes to w and waits for that, unless the printer is left.
+func (p *printer) write(w io.Writer, b []byte) (n int, err error) {
+	own := bytes.Clone(b) // a write that was left behind may still read it
+	type result struct {
+		n   int
+		err error
+	}
+	done := make(chan result, 1)
+	p.later(func() {
+		n, err := w.Write(own)
+		done <- result{n, err}
+	})
+	select {
+	case r := <-done:
+		return r.n, r.err
+	case <-p.left:
+		return 0, ErrOutput
+	}
+}
+
+// isDone reports whether everything is written.
+func (p *printer) isDone() bool {
+	select {
+	case <-p.written:
+		return true
+	default:
+		return false
+	}
+}
+
+// close says that nothing more comes. What is there is written.
+func (p *printer) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	p.wake.Signal()
+}
+
+// leave gives up all that is not written. What is being written may still be.
+func (p *printer) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed, p.queue = true, nil
+	p.wake.Signal()
+	close(p.left)
+}
+
+// printed is a writer that a printer writes to.
+type printed struct {
+	by *printer
+	w  io.Writer
+}
+
+func (p *printed) Write(b []byte) (int, error) { return p.by.write(p.w, b) }
