@@ -114,8 +114,11 @@ func (f *runFlags) add(cmd *cobra.Command) {
 // config completes the configuration of the job.
 func (f *runFlags) config(cmd *cobra.Command, o *output) (launch.Config, error) {
 	c := f.Config
-	if f.Grace <= 0 || f.timeout < 0 {
-		return c, usagef(cmd, "--grace and --timeout must be above zero")
+	if f.Grace <= 0 {
+		return c, usagef(cmd, "--grace must be above zero")
+	}
+	if f.timeout < 0 {
+		return c, usagef(cmd, "--timeout must not be below zero")
 	}
 	if f.secretFile != "" {
 		b, err := os.ReadFile(f.secretFile)
