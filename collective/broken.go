@@ -64,17 +64,11 @@ func (c *Comm) others() []int {
 }
 
 // notify tells peers that the Comm is broken. A rank sends a peer one notice at
-// most, so that a Messenger takes it without waiting. All ranks know already of
-// one that is gone.
+// most, so that a Messenger takes it without waiting.
 func (c *Comm) notify(peers []int, why *interruption) {
-	if errors.Is(why.err, group.ErrGone) {
-		return
-	}
 	notice := encodeNotice(why)
 	for _, p := range peers {
-		if c.m.Send(context.Background(), p, noticeTag, notice) != nil {
-			return // a rank is gone
-		}
+		_ = c.m.Send(context.Background(), p, noticeTag, notice) // who is gone needs none
 	}
 }
 
