@@ -8,11 +8,15 @@ func Solo() Group { return solo{} }
 
 type solo struct{}
 
-var _ Group = solo{}
+var (
+	_ Group  = solo{}
+	_ Backed = solo{}
+)
 
-func (solo) Rank() int    { return 0 }
-func (solo) Size() int    { return 1 }
-func (solo) Ranks() []int { return []int{0} }
+func (solo) Rank() int       { return 0 }
+func (solo) Size() int       { return 1 }
+func (solo) Ranks() []int    { return []int{0} }
+func (solo) Backend() string { return "solo" }
 
 // enter is what every collective call of a single rank comes to.
 func (solo) enter(ctx context.Context, c Call) error {

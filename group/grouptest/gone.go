@@ -101,12 +101,12 @@ func (s *suite) goneMessages(e *env) {
 		return err
 	})
 	big := e.start(e.context(), e.gs, others, func(ctx context.Context, g group.Group) error {
-		got := make([]byte, 3<<20)
+		got := make([]byte, 1<<20+1)
 		return errors.Join(messenger(g).RecvInto(ctx, last, large, got), equal("message", got, pattern(last, g.Rank(), len(got))))
 	})
 	for r := range last {
 		m := messenger(e.gs[last])
-		err := errors.Join(m.Send(e.context(), r, small, pattern(last, r, 100)), m.Send(e.context(), r, large, pattern(last, r, 3<<20)))
+		err := errors.Join(m.Send(e.context(), r, small, pattern(last, r, 100)), m.Send(e.context(), r, large, pattern(last, r, 1<<20+1)))
 		if err != nil {
 			e.Fatalf("send to rank %d: %v", r, err)
 		}

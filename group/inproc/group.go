@@ -21,7 +21,11 @@ type Group struct {
 	busy atomic.Bool // set during a call
 }
 
-var _ group.Group = (*Group)(nil)
+var (
+	_ group.Group  = (*Group)(nil)
+	_ group.Leaver = (*Group)(nil)
+	_ group.Backed = (*Group)(nil)
+)
 
 // New returns a group of n ranks, one end for each. It starts no goroutines and
 // needs no closing.
@@ -43,6 +47,9 @@ func (g *Group) Size() int { return len(g.hub.ranks) }
 
 // Ranks returns the members' numbers in the outermost group.
 func (g *Group) Ranks() []int { return slices.Clone(g.hub.ranks) }
+
+// Backend returns "inproc".
+func (g *Group) Backend() string { return "inproc" }
 
 // Gather hands every rank's v to root.
 func (g *Group) Gather(ctx context.Context, root int, v []byte) ([][]byte, error) {

@@ -6,25 +6,16 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
 // bench runs fn on each of n ranks over loopback.
 func bench(b *testing.B, n int, fn func(ctx context.Context, g *tcp.Group) error) {
-	path := filepath.Join(b.TempDir(), "meet")
-	gs, errs := joinAll(b.Context(), n, func(r int) tcp.Config {
-		return tcp.Config{Rendezvous: "file://" + path, Rank: r, Size: n, Secret: secret}
-	})
-	defer closeAll(gs)
-	for _, err := range errs {
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
+	gs := tcptest.Meet(b, n, tcptest.ByFile(b, n))
 	b.ResetTimer()
 	var wg sync.WaitGroup
 	for _, g := range gs {

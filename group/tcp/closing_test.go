@@ -2,13 +2,13 @@ package tcp_test
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
 // Ranks that close right after their last call do not spoil it for those that
@@ -17,10 +17,7 @@ func TestClosingAfterTheLastCall(t *testing.T) {
 	const n = 5
 	for range 15 {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		gs, errs := joinAll(ctx, n, byEnv(t, n))
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		gs := tcptest.Meet(t, n, byEnv(t, n))
 		var wg sync.WaitGroup
 		for r, g := range gs {
 			wg.Go(func() {

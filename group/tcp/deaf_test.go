@@ -1,73 +1,50 @@
-package tcp
+package tcp_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
-// lossy is a connection that loses what this end sends, once that is told.
-type lossy struct {
-	net.Conn
-	lose *atomic.Bool
-}
-
-func (l *lossy) Write(b []byte) (int, error) {
-	if l.lose.Load() {
-		return len(b), nil
-	}
-	return l.Conn.Write(b)
-}
-
-func (l *lossy) CloseWrite() error {
-	if l.lose.Load() {
-		return nil
-	}
-	return l.Conn.(*net.TCPConn).CloseWrite()
-}
-
 // Where a link carries nothing in one direction any more, its two ends still
-// notice within the timeout, and no rank waits for longer.
+// notice, and no rank waits for the end of its context.
 func TestLinksThatLoseOneDirection(t *testing.T) {
 	const size = 3
 	for _, mute := range []int{0, 1} {
 		t.Run(fmt.Sprintf("rank %d is not heard", mute), func(t *testing.T) {
 			t.Parallel()
-			var lose atomic.Bool
-			cfg := crowdConfig(t, size)
-			cfg.Timeout = 500 * time.Millisecond
-			js := make([]*joining, size)
-			for r := range js {
-				c := cfg
+			var wires tcptest.Wires
+			by := tcptest.ByFile(t, size)
+			gs := tcptest.Meet(t, size, func(r int) tcp.Config {
+				c := by(r)
+				c.Arity, c.Timeout = 2, 500*time.Millisecond
 				if r == mute {
-					c.Wrap = func(conn net.Conn) net.Conn { return &lossy{conn, &lose} }
+					c.Wrap = wires.Wrap
 				}
-				js[r] = joinLater(t, c, r)
-			}
-			meets(t, js...)
-			lose.Store(true)
-			start := time.Now()
+				return c
+			})
+			wires.Mute()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // much more than it takes
+			defer cancel()
 			errs := make([]error, size)
 			var wg sync.WaitGroup
-			for r, j := range js {
+			for r, g := range gs {
 				wg.Go(func() {
 					// Rank 0 may decide on one more that the others do not learn of.
 					for errs[r] == nil {
-						errs[r] = j.group.Barrier(t.Context())
+						errs[r] = g.Barrier(ctx)
 					}
 				})
 			}
 			wg.Wait()
-			if took := time.Since(start); took > 10*cfg.Timeout {
-				t.Errorf("noticed after %v; want about %v", took, cfg.Timeout)
-			}
 			for r, err := range errs {
 				ge, ok := errors.AsType[*group.Error](err)
 				if !ok || !errors.Is(err, group.ErrGone) {

@@ -19,6 +19,8 @@ var (
 	_ group.Group     = (*Group)(nil)
 	_ group.Alarmer   = (*Group)(nil)
 	_ group.Messenger = (*Group)(nil)
+	_ group.Leaver    = (*Group)(nil)
+	_ group.Backed    = (*Group)(nil)
 )
 
 // Sub makes a group of some of this group's ranks. It needs no closing, but one
@@ -30,6 +32,9 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
 	}
 	return &Group{Group: sub, host: g.host, sub: true}, nil
 }
+
+// Backend returns "tcp".
+func (g *Group) Backend() string { return "tcp" }
 
 // Addr returns where this rank listens.
 func (g *Group) Addr() string { return g.host.addr }

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
 // partnerVariable is set in processes that are the other side of a benchmark:
@@ -86,24 +86,6 @@ func plainSide(connect func() (net.Conn, error), dials bool) (*side, error) {
 	return s, nil
 }
 
-// partner starts the other process.
-func partner(b *testing.B, how string) {
-	b.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		b.Fatal(err)
-	}
-	cmd := exec.CommandContext(b.Context(), self)
-	cmd.Env = append(os.Environ(), partnerVariable+"="+how)
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-}
-
 // measure swaps messages with the other process.
 func measure(b *testing.B, s *side, err error) {
 	b.Helper()
@@ -122,7 +104,7 @@ func measure(b *testing.B, s *side, err error) {
 // BenchmarkProcessesExchange4MiB is BenchmarkExchange4MiB between two processes.
 func BenchmarkProcessesExchange4MiB(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "meet")
-	partner(b, "group:"+path)
+	tcptest.Start(b, partnerVariable+"=group:"+path)
 	s, err := groupSide(b.Context(), path, 0)
 	measure(b, s, err)
 }
@@ -134,7 +116,7 @@ func BenchmarkProcessesLoopback4MiB(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer ln.Close()
-	partner(b, "plain:"+ln.Addr().String())
+	tcptest.Start(b, partnerVariable+"=plain:"+ln.Addr().String())
 	s, err := plainSide(ln.Accept, false)
 	measure(b, s, err)
 }

@@ -3,19 +3,17 @@
 package tcp_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
 // childVariable is set in processes that are a rank of a test.
@@ -45,68 +43,36 @@ func child() {
 	fmt.Println(err)
 }
 
-// rankProcess is a rank that is a process.
-type rankProcess struct {
-	cmd   *exec.Cmd
-	lines *bufio.Scanner
-}
-
-func startRank(t *testing.T, port string, rank, size int) *rankProcess {
+func startRank(t *testing.T, port string, rank, size int) *tcptest.Process {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), self)
-	cmd.Env = append(os.Environ(), childVariable+"=1", tcp.SecretVariable+"=of processes",
+	return tcptest.Start(t, childVariable+"=1", tcp.SecretVariable+"=of processes",
 		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(size))
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	return &rankProcess{cmd, bufio.NewScanner(out)}
-}
-
-// line returns the next line that the rank prints.
-func (p *rankProcess) line() string {
-	p.lines.Scan()
-	return p.lines.Text()
 }
 
 // A process that is killed, and one that is stopped, is named by the others.
 func TestProcessesThatGo(t *testing.T) {
-	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+	for how, end := range map[string]func(*tcptest.Process, testing.TB){
+		"killed": (*tcptest.Process).Kill, "stopped": (*tcptest.Process).Stop,
+	} {
 		for _, victim := range []int{0, 2} {
-			t.Run(fmt.Sprintf("%v of rank %d", sig, victim), func(t *testing.T) {
+			t.Run(fmt.Sprintf("rank %d is %s", victim, how), func(t *testing.T) {
 				t.Parallel()
 				const size = 3
 				port := freePort(t)
-				var ps [size]*rankProcess
+				var ps [size]*tcptest.Process
 				for r := range ps {
 					ps[r] = startRank(t, port, r, size)
 				}
-				for r, p := range ps {
-					if got := p.line(); got != "joined" {
-						t.Fatalf("rank %d printed %q; want that it has joined", r, got)
-					}
+				for _, p := range ps {
+					p.Want(t, "joined")
 				}
-				if err := ps[victim].cmd.Process.Signal(sig); err != nil {
-					t.Fatal(err)
-				}
+				end(ps[victim], t)
 				for r, p := range ps {
 					if r == victim {
 						continue
 					}
 					want := fmt.Sprintf("work: rank %d: %v", victim, group.ErrGone)
-					if got := p.line(); !strings.HasPrefix(got, want) {
+					if got, _ := p.Line(); !strings.HasPrefix(got, want) {
 						t.Errorf("rank %d printed %q; want %q", r, got, want)
 					}
 				}

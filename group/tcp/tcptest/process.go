@@ -1,0 +1,70 @@
+package tcptest
+
+import (
+	"bufio"
+	"io"
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// Process is a process of the test's own program. Its methods are for one
+// goroutine.
+type Process struct {
+	// In is what the process reads.
+	In  io.WriteCloser
+	os  *os.Process
+	out *bufio.Scanner
+}
+
+// Start starts the test's own program again, with variables ("NAME=value") by
+// which it knows that it is to do something else than run tests. What it writes
+// to standard error is the test's. It is killed at the end of the test.
+func Start(t testing.TB, env ...string) *Process {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Wait()         // says that it was killed
+	})
+	return &Process{in, cmd.Process, bufio.NewScanner(out)}
+}
+
+// Line returns the next line that the process prints. False: it has ended.
+func (p *Process) Line() (string, bool) {
+	ok := p.out.Scan()
+	return p.out.Text(), ok
+}
+
+// Want fails the test unless the next line is want.
+func (p *Process) Want(t testing.TB, want string) {
+	t.Helper()
+	if got, ok := p.Line(); got != want {
+		t.Fatalf("the process printed %q (ended: %v); want %q", got, !ok, want)
+	}
+}
+
+// Kill ends the process without a word.
+func (p *Process) Kill(t testing.TB) {
+	t.Helper()
+	if err := p.os.Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
