@@ -159,6 +159,13 @@ func TestPlaceAndSecretAreDrawn(t *testing.T) {
 	}
 }
 
+// The secret is where ranks look for it.
+func TestSecretVariableIsTheGroups(t *testing.T) {
+	if launch.SecretVariable != tcp.SecretVariable {
+		t.Errorf("the secret is in %s; groups look for it in %s", launch.SecretVariable, tcp.SecretVariable)
+	}
+}
+
 // Ranks of a job just meet.
 func TestRanksMeet(t *testing.T) {
 	for _, unix := range []bool{false, true} {

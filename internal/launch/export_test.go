@@ -1,0 +1,4 @@
+package launch
+
+// SecretVariable is secretVariable for tests.
+const SecretVariable = secretVariable
