@@ -39,8 +39,8 @@ type Config struct {
 	Command []string
 	// Env is added to the environment of the processes.
 	Env []string
-	// Timeout is within which survivors are to know that a process was killed.
-	// Zero: 10 s.
+	// Timeout is after how long a silent process counts as gone. Survivors know of
+	// one that was killed sooner; the report says when. Zero: 10 s.
 	Timeout time.Duration
 	// Watch, if not nil, is told how far the demo is.
 	Watch Watcher
