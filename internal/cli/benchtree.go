@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"fmt"
-	"os"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -96,11 +94,7 @@ const benchChildName = "child"
 
 // benchChild returns how to start such a process, except for its job.
 func benchChild() ([]string, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("start another process: %w", err)
-	}
-	return []string{exe, "bench", benchChildName}, nil
+	return ownCommand("bench", benchChildName)
 }
 
 func newBenchChildCmd() *cobra.Command {

@@ -121,11 +121,11 @@ func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, erro
 	if f.procs == 0 {
 		return demo.Run(ctx, c)
 	}
-	exe, err := os.Executable()
-	if err != nil {
+	var err error
+	if c.Command, err = ownCommand(demoRankName, f.dir); err != nil {
 		return nil, err
 	}
-	c.Ranks, c.Command = f.procs, []string{exe, demoRankName, f.dir}
+	c.Ranks = f.procs
 	return demo.RunProcs(ctx, c)
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,15 @@ func programName() string {
 		return "cairn"
 	}
 	return nameOf(os.Args[0], exe, exec.LookPath)
+}
+
+// ownCommand returns the command line that runs this program with arguments.
+func ownCommand(args ...string) ([]string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("start another process: %w", err)
+	}
+	return append([]string{exe}, args...), nil
 }
 
 // nameOf is programName for a program that was called arg0 and is the file exe.
