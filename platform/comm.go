@@ -17,8 +17,8 @@ import (
 // The error for no group wraps [group.ErrInvalid]: a nil group.Group often stands
 // for a rank on its own.
 func Comm(p Platform, g Group) (group.Group, error) {
-	if g == nil {
-		return nil, fmt.Errorf("no group; a rank that is no member has none: %w", group.ErrInvalid)
+	if err := needGroup("comm", g); err != nil {
+		return nil, err
 	}
 	if w, ok := g.(interface{ Unwrap() group.Group }); ok {
 		return w.Unwrap(), nil

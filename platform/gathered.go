@@ -84,8 +84,8 @@ func (Gathered) Recv(context.Context, Group, int, int) ([]byte, error) {
 // wrong with it, and returns the values of all. Its outcome is the same on all
 // ranks, because it depends on nothing but what all of them get.
 func (c Gathered) round(ctx context.Context, g Group, call group.Call, v []byte, bad error) ([][]byte, error) {
-	if g == nil {
-		return nil, fmt.Errorf("%s: no group: %w", call.Op, group.ErrInvalid)
+	if err := needGroup(call.Op, g); err != nil {
+		return nil, err
 	}
 	if bad == nil {
 		bad = call.Check(g.Size())

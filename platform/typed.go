@@ -10,6 +10,9 @@ import (
 // a rank's value cannot be encoded every rank returns a [*group.StepError] that
 // names it. One that cannot be decoded is an error on the ranks that cannot.
 func AllGather[T any](ctx context.Context, c AllGatherer, g Group, codec group.Codec[T], v T) ([]T, error) {
+	if err := needGroup(group.OpAllGather, g); err != nil {
+		return nil, err
+	}
 	msg, own := seal(codec, v)
 	msgs, err := c.AllGather(ctx, g, msg)
 	if err != nil {
@@ -21,6 +24,9 @@ func AllGather[T any](ctx context.Context, c AllGatherer, g Group, codec group.C
 // Gather hands every rank's v to root, in the order of the ranks; the others get
 // nil. A value that cannot be encoded is an error on its rank and on root.
 func Gather[T any](ctx context.Context, c ObjectComm, g Group, root int, codec group.Codec[T], v T) ([]T, error) {
+	if err := needGroup(group.OpGather, g); err != nil {
+		return nil, err
+	}
 	msg, own := seal(codec, v)
 	msgs, err := c.Gather(ctx, g, root, msg)
 	if err != nil {
@@ -36,6 +42,9 @@ func Gather[T any](ctx context.Context, c ObjectComm, g Group, root int, codec g
 // cannot be encoded is an error on root and on the rank that it is for.
 func Scatter[T any](ctx context.Context, c ObjectComm, g Group, root int, codec group.Codec[T], vs []T) (T, error) {
 	var none T
+	if err := needGroup(group.OpScatter, g); err != nil {
+		return none, err
+	}
 	var msgs [][]byte
 	var first error
 	if g.Rank() == root {
@@ -61,6 +70,9 @@ func Scatter[T any](ctx context.Context, c ObjectComm, g Group, root int, codec 
 // error on all of them.
 func Broadcast[T any](ctx context.Context, c ObjectComm, g Group, root int, codec group.Codec[T], v T) (T, error) {
 	var none T
+	if err := needGroup(group.OpBroadcast, g); err != nil {
+		return none, err
+	}
 	var msg []byte
 	var own error
 	if g.Rank() == root {
@@ -79,6 +91,9 @@ func Broadcast[T any](ctx context.Context, c ObjectComm, g Group, root int, code
 // Send hands v to rank to. A value that cannot be encoded is an error here and
 // in the receiver's [Recv].
 func Send[T any](ctx context.Context, c ObjectComm, g Group, to, tag int, codec group.Codec[T], v T) error {
+	if err := needGroup(group.OpSend, g); err != nil {
+		return err
+	}
 	msg, own := seal(codec, v)
 	if err := c.Send(ctx, g, to, tag, msg); err != nil {
 		return err
@@ -89,9 +104,12 @@ func Send[T any](ctx context.Context, c ObjectComm, g Group, to, tag int, codec 
 // Recv returns the next value that rank from sent to this one with tag, by
 // [Send].
 func Recv[T any](ctx context.Context, c ObjectComm, g Group, from, tag int, codec group.Codec[T]) (T, error) {
+	var none T
+	if err := needGroup(group.OpRecv, g); err != nil {
+		return none, err
+	}
 	msg, err := c.Recv(ctx, g, from, tag)
 	if err != nil {
-		var none T
 		return none, err
 	}
 	return unseal("recv", from, codec, msg)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -217,16 +218,32 @@ func testNoGroup(e *env) {
 		var none platform.Group
 		_, gatherErr := p.AllGather(ctx, none, nil)
 		_, splitErr := p.Split(ctx, none, [][]int{{0}})
-		for what, err := range map[string]error{
+		all := map[string]error{
 			"barrier": p.Barrier(ctx, none), "all-gather": gatherErr, "split": splitErr,
 			"adopt": p.Adopt(none), "close": p.Close(ctx, none), "a stranger": p.Barrier(ctx, stranger{p.World()}),
-		} {
+		}
+		maps.Copy(all, typedOfNone(ctx, p))
+		for what, err := range all {
 			if !errors.Is(err, group.ErrInvalid) {
 				return fmt.Errorf("%s of no group = %v; want ErrInvalid", what, err)
 			}
 		}
 		return nil
 	})
+}
+
+// typedOfNone returns what the functions for values make of no group.
+func typedOfNone(ctx context.Context, p platform.Platform) map[string]error {
+	c := group.JSON[int]()
+	_, allGather := platform.AllGather(ctx, p, nil, c, 1)
+	_, gather := platform.Gather(ctx, p, nil, 0, c, 1)
+	_, scatter := platform.Scatter(ctx, p, nil, 0, c, []int{1})
+	_, broadcast := platform.Broadcast(ctx, p, nil, 0, c, 1)
+	_, recv := platform.Recv(ctx, p, nil, 0, 0, c)
+	return map[string]error{
+		"all-gather of values": allGather, "gather of values": gather, "scatter of values": scatter,
+		"broadcast of a value": broadcast, "send of a value": platform.Send(ctx, p, nil, 0, 0, c, 1), "recv of a value": recv,
+	}
 }
 
 func testCloseGroup(e *env) {

@@ -79,8 +79,8 @@ func testReduceScatter(e *env) {
 	n := e.size()
 	e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
 		src := row(make([]float32, n)...)
-		for i, v := range upTo(n) {
-			if err := tensor.Copy(at(src, i), row(float32(v*10))); err != nil {
+		for i := range n {
+			if err := tensor.Copy(at(src, i), row(float32(10*i+rank))); err != nil {
 				return err
 			}
 		}
@@ -89,7 +89,8 @@ func testReduceScatter(e *env) {
 			c.ReduceScatter(ctx, dst, src, collective.Sum),
 			c.ReduceScatterAsync(ctx, later, src, collective.Max).Wait(ctx),
 		)
-		return errors.Join(err, holds("sum", dst, float32(n*rank*10)), holds("max", later, float32(rank*10)))
+		ranks := n * (n - 1) / 2 // all of them added up
+		return errors.Join(err, holds("sum", dst, float32(10*rank*n+ranks)), holds("max", later, float32(10*rank+n-1)))
 	})
 }
 
@@ -113,9 +114,11 @@ func testAllGatherTensors(e *env) {
 		}
 		return errors.Join(err, holds("all-gather", dst, want...), holds("async", later, want...))
 	})
-	e.tensorsFail("too small a destination", tensor.ErrShape, func(ctx context.Context, c platform.TensorComm, rank int) error {
-		return c.AllGather(ctx, row(make([]float32, 2*e.size()+1)...), row(1, 2))
-	})
+	for what, n := range map[string]int{"too small a destination": 2*e.size() - 1, "too large a destination": 2*e.size() + 1} {
+		e.tensorsFail(what, tensor.ErrShape, func(ctx context.Context, c platform.TensorComm, rank int) error {
+			return c.AllGather(ctx, row(make([]float32, n)...), row(1, 2))
+		})
+	}
 }
 
 // tensorsFail runs fn on every rank and checks that all get the same error.
@@ -152,18 +155,18 @@ func testAllToAll(e *env) {
 		// All rows to the last rank.
 		in, out := make([]int64, n), make([]int64, n)
 		in[n-1] = int64(n)
-		got := row()
+		got, want := row(), []float32{}
 		if rank == n-1 {
 			got = row(make([]float32, n*n)...)
 			for r := range out {
 				out[r] = int64(n)
+				for i := range n {
+					want = append(want, float32(10*r+i))
+				}
 			}
 		}
 		err = c.AllToAllAsync(ctx, got, src, platform.Splits{In: in, Out: out}).Wait(ctx)
-		if err != nil || rank != n-1 {
-			return err
-		}
-		return holds("the first of the last rows", at(got, n*n-1), float32(10*(n-1)+n-1))
+		return errors.Join(err, holds("all rows of all ranks", got, want...))
 	})
 }
 
