@@ -52,7 +52,8 @@ type Groups interface {
 	Lookup(ranks []int) (Group, bool)
 	// Adopt makes the platform remember groups, in place of others of the same
 	// ranks. It is local, and all members of a group should do it: New finds an
-	// adopted group only if all have. A group that the platform cannot use is an
+	// adopted group only if all have adopted the same one and the platform can
+	// tell, else it makes another. A group that the platform cannot use is an
 	// error that wraps [group.ErrInvalid].
 	Adopt(groups ...Group) error
 	// Close leaves the group for good and forgets it; closing the world leaves

@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -24,16 +23,14 @@ const (
 type proposal struct {
 	// Parts is a digest of the lists of ranks.
 	Parts [sha256.Size]byte
-	// Known says that the rank remembers the group of its own part, and ID which
-	// one.
-	Known bool
-	ID    uint64
+	// Known is the group of its own part that the rank remembers, or none.
+	Known identity
 }
 
 // verdict is what the ranks of a split have agreed on.
 type verdict struct {
 	// ID is for the groups that are made.
-	ID uint64
+	ID identity
 	// Reuse says for each part whether all members remember one and the same
 	// group of it.
 	Reuse []bool
@@ -66,7 +63,7 @@ func (p *Platform) propose(parent *Group, parts [][]int) (proposal, error) {
 		h.Write(b)
 		if slices.Contains(part, p.world.Rank()) {
 			if g := p.lookup(part); g != nil {
-				out.Known, out.ID = true, g.id
+				out.Known = g.id
 			}
 		}
 	}
@@ -115,22 +112,14 @@ func decide(parent *Group, parts [][]int, all []proposal) (verdict, error) {
 		if err != nil {
 			return verdict{}, err
 		}
-		v.Reuse[i] = all[first].Known
+		v.Reuse[i] = all[first].Known != identity{}
 		for _, r := range part {
 			l, err := parent.LocalRank(r)
 			if err != nil {
 				return verdict{}, err
 			}
-			v.Reuse[i] = v.Reuse[i] && all[l].Known && all[l].ID == all[first].ID
+			v.Reuse[i] = v.Reuse[i] && all[l].Known == all[first].Known
 		}
 	}
 	return v, nil
-}
-
-// newID returns a number that no other call draws, other than that of adopted
-// groups.
-func newID() uint64 {
-	var b [8]byte
-	rand.Read(b[:]) // never an error
-	return binary.LittleEndian.Uint64(b[:]) | 1
 }

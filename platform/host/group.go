@@ -2,7 +2,7 @@ package host
 
 import (
 	"fmt"
-	"strings"
+	"io"
 	"sync"
 	"sync/atomic"
 
@@ -15,7 +15,7 @@ type Group struct {
 	platform.Members
 	p      *Platform
 	inner  group.Group
-	id     uint64 // of the call that made it, the same on all members; 0: adopted
+	id     identity
 	closed atomic.Bool
 
 	mu      sync.Mutex
@@ -24,21 +24,20 @@ type Group struct {
 
 var _ platform.Group = (*Group)(nil)
 
-func (p *Platform) newGroup(inner group.Group, ranks []int) *Group {
-	return &Group{Members: platform.NewMembers(ranks, inner.Rank()), p: p, inner: inner}
+func (p *Platform) newGroup(inner group.Group, ranks []int, id identity) *Group {
+	return &Group{Members: platform.NewMembers(ranks, inner.Rank()), p: p, inner: inner, id: id}
 }
 
 // Unwrap returns the group inside, for what takes a [group.Group].
 func (g *Group) Unwrap() group.Group { return g.inner }
 
-// Backend returns the name of the package that made the group inside, such as
-// "inproc" or "tcp", and "solo" for a single rank's.
+// Backend returns the name that the group inside has for itself, such as
+// "inproc", "tcp" or "solo", and "other" where it is no [group.Backed].
 func (g *Group) Backend() string {
-	pkg, name, _ := strings.Cut(strings.TrimPrefix(fmt.Sprintf("%T", g.inner), "*"), ".")
-	if pkg == "group" {
-		return name
+	if b, ok := g.inner.(group.Backed); ok {
+		return b.Backend()
 	}
-	return pkg
+	return "other"
 }
 
 // leave takes this rank out of the group inside.
@@ -47,9 +46,9 @@ func (g *Group) leave() error {
 		return nil
 	}
 	switch in := g.inner.(type) {
-	case interface{ Close() error }:
+	case io.Closer:
 		return in.Close()
-	case interface{ Leave(error) }:
+	case group.Leaver:
 		in.Leave(nil)
 	}
 	return nil

@@ -67,8 +67,7 @@ func (p *Platform) build(ctx context.Context, from *Group, parts [][]int, v verd
 			return nil, false, fmt.Errorf("group of ranks %v: %w", part, err)
 		}
 		if member {
-			mine, made = p.newGroup(sub, part), true
-			mine.id = v.ID
+			mine, made = p.newGroup(sub, part, v.ID), true
 		}
 	}
 	return mine, made, nil
@@ -82,7 +81,8 @@ func (p *Platform) Lookup(ranks []int) (platform.Group, bool) {
 	return nil, false
 }
 
-// Adopt remembers groups of this platform; see [Platform.Wrap] for others.
+// Adopt remembers groups of this platform; see [Platform.Wrap] for others, and
+// for which of those New and Split find again.
 func (p *Platform) Adopt(groups ...platform.Group) error {
 	own := make([]*Group, len(groups))
 	for i, g := range groups {
@@ -99,8 +99,17 @@ func (p *Platform) Adopt(groups ...platform.Group) error {
 
 // Wrap returns a group that was made from the platform's world by other means,
 // as [group.Group.Sub] does, for use with the platform. It is not remembered
-// until it is adopted.
+// until it is adopted, and then Lookup finds it; New and Split do so only where
+// all members have adopted one whose method ID() [16]byte says that it is the same
+// (those of package tcp have one), and make another otherwise.
+//
+// As all groups of a platform it has its ranks in ascending order. One that has
+// not, has others than the world's, or is nil, is an error that wraps
+// [group.ErrInvalid].
 func (p *Platform) Wrap(g group.Group) (*Group, error) {
+	if g == nil {
+		return nil, fmt.Errorf("wrap: no group; a rank that is no member has none: %w", group.ErrInvalid)
+	}
 	outer := p.world.inner.Ranks()
 	ranks := g.Ranks()
 	for i, r := range ranks {
@@ -108,7 +117,10 @@ func (p *Platform) Wrap(g group.Group) (*Group, error) {
 			return nil, fmt.Errorf("wrap group of ranks %v: %d is not in the world: %w", g.Ranks(), r, group.ErrInvalid)
 		}
 	}
-	return p.newGroup(g, ranks), nil
+	if !slices.IsSorted(ranks) {
+		return nil, fmt.Errorf("wrap group of the world's ranks %v, which do not ascend: %w", ranks, group.ErrInvalid)
+	}
+	return p.newGroup(g, ranks, identityOf(g)), nil
 }
 
 // Close leaves the group and forgets it. With the world all go.

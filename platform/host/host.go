@@ -49,7 +49,7 @@ func New(world group.Group) *Platform {
 		ranks[r] = r
 	}
 	p := &Platform{known: map[string]*Group{}}
-	p.world = p.newGroup(world, ranks)
+	p.world = p.newGroup(world, ranks, worldID)
 	p.remember(p.world)
 	return p
 }

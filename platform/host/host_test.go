@@ -108,6 +108,7 @@ func sockets(t *testing.T, n int) []platform.Platform {
 func TestBackendsHaveNames(t *testing.T) {
 	for want, p := range map[string]platform.Platform{
 		"solo": host.New(nil), "inproc": goroutines(t, 1)[0], "tcp": sockets(t, 1)[0],
+		"other": host.New(silent{group.Solo()}),
 	} {
 		if got := p.World().Backend(); got != want {
 			t.Errorf("Backend = %q; want %q", got, want)
@@ -147,36 +148,5 @@ func TestTagsOfCollectivesAreRefused(t *testing.T) {
 		if err := p.Send(t.Context(), p.World(), 0, tag, nil); !errors.Is(err, group.ErrInvalid) {
 			t.Errorf("Send with tag %d = %v; want ErrInvalid", tag, err)
 		}
-	}
-}
-
-func TestWrap(t *testing.T) {
-	ps := part(t, 3)
-	outer := make([]group.Group, 3)
-	var wg sync.WaitGroup
-	for r, p := range ps {
-		wg.Go(func() { outer[r], _ = p.World().(*host.Group).Unwrap().Sub(t.Context(), []int{2, 0}) })
-	}
-	wg.Wait()
-	for r, p := range ps {
-		if outer[r] == nil {
-			continue
-		}
-		g, err := p.(*host.Platform).Wrap(outer[r])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, _ := g.GlobalRank(0); got != 2 || p.Adopt(g) != nil {
-			t.Errorf("global rank of the first of [2 0] = %d; want 2", got)
-		}
-		if known, ok := p.Lookup([]int{0, 2}); !ok || known != g {
-			t.Errorf("Lookup after Adopt on rank %d = %v, %v", r, known, ok)
-		}
-	}
-	if g, err := ps[0].(*host.Platform).Wrap(inproc.New(5)[0]); !errors.Is(err, group.ErrInvalid) {
-		t.Errorf("Wrap of ranks that are not in the world = %v, %v; want ErrInvalid", g, err)
-	}
-	if err := ps[0].Adopt(ps[1].World()); !errors.Is(err, group.ErrInvalid) {
-		t.Errorf("Adopt of another platform's group = %v; want ErrInvalid", err)
 	}
 }
