@@ -2,6 +2,8 @@ package cairn
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -105,6 +107,9 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		return nil, wrap("save", store, err)
 	}
 	r, err := engine.Save(ctx, job)
+	if err != nil && o.Group == nil && errors.Is(err, ErrState) {
+		err = fmt.Errorf("%w (this process saves alone: SaveOptions.Group is not set)", err)
+	}
 	if err != nil {
 		return nil, wrap("save", store, err)
 	}

@@ -40,7 +40,11 @@ type Problems []Problem
 // Error lists the problems.
 func (p Problems) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v: %d problems in the global plan", ErrState, len(p))
+	noun := "problems"
+	if len(p) == 1 {
+		noun = "problem"
+	}
+	fmt.Fprintf(&b, "%v: %d %s in the global plan", ErrState, len(p), noun)
 	for i, q := range p {
 		if i == maxSpelled {
 			fmt.Fprintf(&b, "; and %d more", len(p)-i)

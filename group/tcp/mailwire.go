@@ -259,6 +259,8 @@ func (w *mailWire) fail(err error) {
 	switch {
 	case errors.Is(err, errFrame):
 		m.host.node.Gone(w.peer, err) // the rank is there, and at fault: say how
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		m.host.node.Gone(w.peer, fmt.Errorf("silent for %v", m.host.cfg.Timeout))
 	case !errors.Is(err, errQuit):
 		m.host.node.Gone(w.peer, nil)
 	}
