@@ -2,6 +2,8 @@ package cairn_test
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -55,4 +58,13 @@ func mustOpen(t testing.TB, s blob.Store) *cairn.Checkpoint {
 	}
 	t.Cleanup(func() { c.Close() })
 	return c
+}
+
+// The part of one rank is no whole state: whoever forgot the group is told.
+func TestSaveOfAPartWithoutAGroup(t *testing.T) {
+	part := cut(t, rows(4), whole(t, []int64{8, 4}, 1), 1)
+	_, err := cairn.Save(t.Context(), new(mem.Store), cairn.State{"w": part}, nil)
+	if !errors.Is(err, cairn.ErrState) || !strings.Contains(err.Error(), "SaveOptions.Group is not set") {
+		t.Errorf("Save = %v; want ErrState and the option that is missing", err)
+	}
 }
