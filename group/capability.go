@@ -4,7 +4,7 @@ package group
 type Leaver interface {
 	// Leave marks this rank as gone for good, from the group and from all that
 	// were made from it: calls of the others that wait for it, and all later
-	// ones, fail with [ErrGone] and with err, where that is not nil. Leaving
+	// ones, fail with [ErrLeft] and with err, where that is not nil. Leaving
 	// twice is the same as leaving once.
 	Leave(err error)
 }
