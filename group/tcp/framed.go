@@ -2,10 +2,7 @@ package tcp
 
 import (
 	"bufio"
-	"encoding/binary"
 	"errors"
-	"fmt"
-	"io"
 	"net"
 	"os"
 	"sync"
@@ -14,19 +11,18 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
-// errFrame reports a length that no frame has.
-var errFrame = errors.New("malformed frame")
+// errFrame reports a frame that no rank sends.
+var errFrame = tree.ErrFrame
 
 // readAhead is how much is read beyond what is asked for. What was read so is
 // copied, so it is little beside a large piece, and much beside a small one.
 const readAhead = 16 << 10
 
-// framed carries frames over a connection: four bytes with the length, least
-// significant first, and then the frame.
+// framed carries frames over a connection.
 type framed struct {
 	net.Conn
-	r       *bufio.Reader
-	scratch []byte // of WriteFrame
+	tree.FrameWriter
+	r *bufio.Reader
 	// silence bounds how long nothing may come. Zero: for ever.
 	silence time.Duration
 
@@ -38,24 +34,7 @@ type framed struct {
 var _ tree.Conn = (*framed)(nil)
 
 func newFramed(c net.Conn) *framed {
-	return &framed{Conn: c, r: bufio.NewReaderSize(c, readAhead)}
-}
-
-// WriteFrame sends a frame.
-func (f *framed) WriteFrame(head, body []byte) error {
-	n := len(head) + len(body)
-	if n == 0 || n > tree.MaxFrame {
-		return fmt.Errorf("write frame of %d bytes: %w", n, errFrame)
-	}
-	f.scratch = binary.LittleEndian.AppendUint32(f.scratch[:0], uint32(n))
-	f.scratch = append(f.scratch, head...)
-	if len(body) == 0 {
-		_, err := f.Conn.Write(f.scratch)
-		return err
-	}
-	bufs := net.Buffers{f.scratch, body}
-	_, err := bufs.WriteTo(f.Conn)
-	return err
+	return &framed{Conn: c, FrameWriter: tree.FrameWriter{W: c}, r: bufio.NewReaderSize(c, readAhead)}
 }
 
 // ReadFrame returns the next frame.
@@ -63,34 +42,18 @@ func (f *framed) ReadFrame() ([]byte, error) { return f.readFrame(tree.MaxFrame)
 
 // readFrame returns the next frame, of at most limit bytes.
 func (f *framed) readFrame(limit int) ([]byte, error) {
-	n, err := f.readLength(limit)
-	if err != nil {
+	if err := f.arm(); err != nil {
 		return nil, err
 	}
-	b := make([]byte, n)
-	_, err = io.ReadFull(f.r, b)
-	return b, err
-}
-
-// readLength reads how long the next frame is.
-func (f *framed) readLength(limit int) (int, error) {
-	if err := f.arm(); err != nil {
-		return 0, err
-	}
-	var length [4]byte
-	if _, err := io.ReadFull(f.r, length[:]); err != nil {
-		return 0, err
-	}
-	n := binary.LittleEndian.Uint32(length[:])
-	if n == 0 || n > uint32(limit) {
-		return 0, fmt.Errorf("read frame of %d bytes: %w", n, errFrame)
-	}
-	return int(n), nil
+	return tree.ReadFrame(f.r, limit)
 }
 
 // readLetter reads a letter less its body, and how long that is.
 func (f *framed) readLetter() (letter, int, error) {
-	n, err := f.readLength(tree.MaxFrame)
+	if err := f.arm(); err != nil {
+		return letter{}, 0, err
+	}
+	n, err := tree.ReadLength(f.r, tree.MaxFrame)
 	if err != nil {
 		return letter{}, 0, err
 	}

@@ -148,9 +148,9 @@ func (s *simulation) serve(ln *net.UnixListener) {
 			return // closed
 		}
 		st := newStream(c)
-		rank, err := st.number()
+		rank, err := st.whom()
 		if err == nil {
-			err = s.node.Accept(int(rank), s.traffic.count(st))
+			err = s.node.Accept(rank, s.traffic.count(st))
 		}
 		if err != nil {
 			c.Close()

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"net"
 	"sync/atomic"
 
@@ -45,42 +44,32 @@ func (c counted) ReadFrame() ([]byte, error) {
 	return b, err
 }
 
-// stream is a link between the coordinator's process and that of the others:
-// four bytes with the length of a frame, and the frame.
+// stream is a link between the coordinator's process and that of the others.
 type stream struct {
 	*net.UnixConn
+	tree.FrameWriter
 	r *bufio.Reader
 }
 
-func newStream(c *net.UnixConn) *stream { return &stream{c, bufio.NewReaderSize(c, 64<<10)} }
-
-func (s *stream) WriteFrame(head, body []byte) error {
-	n := binary.LittleEndian.AppendUint32(nil, uint32(len(head)+len(body)))
-	_, err := (&net.Buffers{n, head, body}).WriteTo(s.UnixConn)
-	return err
+func newStream(c *net.UnixConn) *stream {
+	return &stream{c, tree.FrameWriter{W: c}, bufio.NewReaderSize(c, 64<<10)}
 }
 
-func (s *stream) ReadFrame() ([]byte, error) {
-	n, err := s.number()
-	if err != nil {
-		return nil, err
-	}
-	if n > tree.MaxFrame {
-		return nil, fmt.Errorf("frame of %d bytes", n)
-	}
-	b := make([]byte, n)
-	_, err = io.ReadFull(s.r, b)
-	return b, err
-}
+func (s *stream) ReadFrame() ([]byte, error) { return tree.ReadFrame(s.r, tree.MaxFrame) }
 
-func (s *stream) number() (uint32, error) {
-	var b [4]byte
-	_, err := io.ReadFull(s.r, b[:])
-	return binary.LittleEndian.Uint32(b[:]), err
-}
-
-// introduce says which rank is at this end.
+// introduce says which rank is at this end, by the first frame.
 func (s *stream) introduce(rank int) error {
-	_, err := s.Write(binary.LittleEndian.AppendUint32(nil, uint32(rank)))
-	return err
+	return s.WriteFrame(binary.LittleEndian.AppendUint32(nil, uint32(rank)), nil)
+}
+
+// whom returns which rank is at the other end, as that has said.
+func (s *stream) whom() (int, error) {
+	b, err := s.ReadFrame()
+	if err != nil {
+		return 0, err
+	}
+	if len(b) != 4 {
+		return 0, fmt.Errorf("introduction of %d bytes: %w", len(b), tree.ErrFrame)
+	}
+	return int(binary.LittleEndian.Uint32(b)), nil
 }
