@@ -202,7 +202,11 @@ func FuzzMail(f *testing.F) {
 		if err := newWire(m, 1, false).read(c); err == nil {
 			t.Fatal("read = nil; want why it ended")
 		}
+		var all backlog
 		for l, n := range m.in {
+			if n.held > 0 {
+				all.bytes, all.lanes = all.bytes+n.held, all.lanes+1
+			}
 			sum := 0
 			for _, g := range n.msgs {
 				sum += g.arrived
@@ -210,6 +214,9 @@ func FuzzMail(f *testing.F) {
 			if n.held+n.owed > laneWindow || sum > len(b) {
 				t.Fatalf("lane %v holds %d of %d bytes, and %d of the window", l, sum, len(b), n.held+n.owed)
 			}
+		}
+		if m.waits[1] != all {
+			t.Fatalf("backlog %v; want %v", m.waits[1], all)
 		}
 	})
 }

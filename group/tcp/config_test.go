@@ -1,0 +1,71 @@
+package tcp_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tcp"
+)
+
+func TestConfigurationsThatMakeNoSense(t *testing.T) {
+	for field, change := range map[string]func(c *tcp.Config){
+		"Timeout":     func(c *tcp.Config) { c.Timeout = -1 },
+		"IdleTimeout": func(c *tcp.Config) { c.IdleTimeout = -1 },
+		"Arity":       func(c *tcp.Config) { c.Arity = -1 },
+		"MaxMessage":  func(c *tcp.Config) { c.MaxMessage = -1 },
+		"MaxSize":     func(c *tcp.Config) { c.MaxSize = -1 },
+		"job name":    func(c *tcp.Config) { c.Job = strings.Repeat("x", tcp.MaxJob+1) },
+	} {
+		c := byFile(t, 1)(0)
+		change(&c)
+		if _, err := tcp.Join(t.Context(), c); !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), field) {
+			t.Errorf("Join = %v; want an invalid %s", err, field)
+		}
+	}
+}
+
+// Addresses that belong to another package say which; a password is not shown.
+func TestRendezvousOfAnotherPackage(t *testing.T) {
+	for _, address := range []string{"etcd://a:1,b:2/job", "etcds://me:hush@a/job"} {
+		_, err := tcp.ParseRendezvous(address)
+		if !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), "set Config.Meet to what ParseRendezvous of package group/etcd returns") ||
+			strings.Contains(err.Error(), "hush") {
+			t.Errorf("ParseRendezvous(%q) = %v; want what to do", address, err)
+		}
+	}
+}
+
+func TestEnvNumber(t *testing.T) {
+	e := &tcp.Env{Getenv: func(name string) string {
+		return map[string]string{"RANK": "3", "WORLD_SIZE": "-4", "LOCAL_RANK": "three"}[name]
+	}}
+	if n, set, err := e.Number("RANK"); n != 3 || !set || err != nil {
+		t.Errorf("Number = %d, %v, %v; want 3", n, set, err)
+	}
+	if n, set, err := e.Number("NODE_RANK"); n != 0 || set || err != nil {
+		t.Errorf("Number of one that is not set = %d, %v, %v", n, set, err)
+	}
+	for _, name := range []string{"WORLD_SIZE", "LOCAL_RANK"} {
+		if n, _, err := e.Number(name); !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), name) {
+			t.Errorf("Number(%q) = %d, %v; want an invalid argument", name, n, err)
+		}
+	}
+	if _, _, err := new(tcp.Env{Getenv: func(string) string { return "" }}).Seat(t.Context()); !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), "RANK is not set") {
+		t.Errorf("Seat without variables = %v; want which is not set", err)
+	}
+}
+
+func TestCheckAddress(t *testing.T) {
+	for _, addr := range []string{"10.0.0.1:29500", "unix:/run/ränke.sock"} {
+		if err := tcp.CheckAddress(addr); err != nil {
+			t.Errorf("CheckAddress(%q) = %v", addr, err)
+		}
+	}
+	for _, addr := range []string{"", "a:1\n", "a\x00:1", "\xff:1", strings.Repeat("x", tcp.MaxAddress+1)} {
+		if err := tcp.CheckAddress(addr); !errors.Is(err, group.ErrInvalid) {
+			t.Errorf("CheckAddress(%q) = %v; want an invalid argument", addr, err)
+		}
+	}
+}
