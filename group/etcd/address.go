@@ -120,10 +120,10 @@ func endpoint(host string) (string, error) {
 }
 
 func checkJob(job string) error {
-	if job == "" || len(job) > maxJob {
-		return fmt.Errorf("a job's name of %d bytes: %w", len(job), group.ErrInvalid)
+	if job == "" {
+		return fmt.Errorf("the job has no name: %w", group.ErrInvalid)
 	}
-	return nil
+	return tcp.CheckJob(job)
 }
 
 // query sets what stands behind the question mark.

@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"net/url"
 	"os"
-	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/cairn-ckpt/cairn/group/tcp"
 )
 
 // ErrMalformed reports a value in etcd that is none of this package's.
@@ -16,9 +15,8 @@ var ErrMalformed = errors.New("malformed value in etcd")
 
 const (
 	maxValue   = 4 << 10 // of a value in etcd
-	maxJob     = 256     // of a job's name
 	maxSize    = 1 << 20 // of a group
-	maxAddress = 512     // of where rank 0 listens
+	maxHost    = 512     // of the name of a host
 	lastNumber = 1 << 53 // of a generation: JSON has no larger integers
 )
 
@@ -66,11 +64,10 @@ func decodeMeeting(b []byte) (meeting, error) {
 
 // decodeAddress returns where rank 0 listens.
 func decodeAddress(b []byte) (string, error) {
-	s := string(b)
-	if s == "" || len(s) > maxAddress || !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl) {
-		return "", fmt.Errorf("address of %d bytes: %w", len(b), ErrMalformed)
+	if err := tcp.CheckAddress(string(b)); err != nil {
+		return "", fmt.Errorf("address: %w: %v", ErrMalformed, err) // nobody's argument
 	}
-	return s, nil
+	return string(b), nil
 }
 
 // holder is who has a seat, for those who would like to have it.
@@ -82,8 +79,8 @@ type holder struct {
 // self returns this process.
 func self() holder {
 	host, _ := os.Hostname() // "" is as good as any
-	if len(host) > maxAddress {
-		host = host[:maxAddress]
+	if len(host) > maxHost {
+		host = host[:maxHost]
 	}
 	return holder{host, os.Getpid()}
 }
@@ -99,7 +96,7 @@ func (h holder) encode() string {
 // describeHolder returns who has a seat, in words.
 func describeHolder(b []byte) string {
 	var h holder
-	if len(b) > maxValue || json.Unmarshal(b, &h) != nil || len(h.Host) > maxAddress {
+	if len(b) > maxValue || json.Unmarshal(b, &h) != nil || len(h.Host) > maxHost {
 		return "somebody who does not say who it is"
 	}
 	return fmt.Sprintf("process %d on %q", h.PID, h.Host)

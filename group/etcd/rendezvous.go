@@ -5,8 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -130,21 +128,13 @@ func (r *Rendezvous) rank() (int, error) {
 	return *r.Rank, nil
 }
 
-// number returns a variable of the environment.
+// number returns a variable of the environment, or unset.
 func (r *Rendezvous) number(name string, unset int) (int, error) {
-	getenv := r.Getenv
-	if getenv == nil {
-		getenv = os.Getenv
-	}
-	v := getenv(name)
-	if v == "" {
+	n, set, err := (&tcp.Env{Getenv: r.Getenv}).Number(name)
+	if err == nil && !set {
 		return unset, nil
 	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < 0 {
-		return 0, fmt.Errorf("environment variable %s is %q, not a number: %w", name, v, group.ErrInvalid)
-	}
-	return n, nil
+	return n, err
 }
 
 // connect makes a session where there is none, and begins a call. The caller must
@@ -158,6 +148,9 @@ func (r *Rendezvous) connect(ctx context.Context) error {
 	}
 	if err := checkJob(r.Job); err != nil {
 		return err
+	}
+	if r.TTL < 0 {
+		return fmt.Errorf("a lease of %v: %w", r.TTL, group.ErrInvalid)
 	}
 	if len(r.endpoints()) == 0 {
 		return fmt.Errorf("no endpoints of a cluster: %w", group.ErrInvalid)
@@ -182,8 +175,8 @@ func (r *Rendezvous) Announce(ctx context.Context, addr string) error {
 }
 
 func (r *Rendezvous) announce(ctx context.Context, addr string) error {
-	if _, err := decodeAddress([]byte(addr)); err != nil {
-		return fmt.Errorf("%w: %w", group.ErrInvalid, err)
+	if err := tcp.CheckAddress(addr); err != nil {
+		return err
 	}
 	if err := r.connect(ctx); err != nil {
 		return err

@@ -60,7 +60,8 @@ func (s *session) trySeat(ctx context.Context, want, size, tries int) error {
 		rank = taken.mine
 	case taken.count == 0:
 		rank = max(want, 0)
-		v.Generation, err = v.Generation+1, s.begin(ctx, v, rank, size)
+		err = s.begin(ctx, v, rank, size)
+		v.Generation++ // the one that has begun
 	case v.Met:
 		return s.awaitSeat(ctx, v, taken, want)
 	case differ(v.Size, size):

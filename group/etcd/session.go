@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,10 +54,7 @@ type session struct {
 }
 
 func newSession(ctx context.Context, r *Rendezvous) (*session, error) {
-	s := &session{cli: r.Client, own: r.Client == nil, key: keysOf(r.Job), ttl: r.TTL, busy: make(chan struct{}, 1)}
-	if s.ttl <= 0 {
-		s.ttl = defaultTTL
-	}
+	s := &session{cli: r.Client, own: r.Client == nil, key: keysOf(r.Job), ttl: cmp.Or(r.TTL, defaultTTL), busy: make(chan struct{}, 1)}
 	s.where = strings.Join(r.endpoints(), ", ")
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.keepers, s.cancelKeepers = context.WithCancel(s.ctx)
