@@ -46,6 +46,7 @@ var layers = []struct{ name, imports string }{
 	{"group/inproc", "group"},
 	{"group/tree", "group internal/wire"},
 	{"group/tcp", "group group/tree internal/wire"},
+	{"group/tcp/tcptest", "group/tcp"},
 	{"collective", "group internal/wire tensor"},
 	{"internal/launch", ""},
 

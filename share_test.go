@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"pgregory.net/rapid"
 
@@ -19,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
@@ -196,7 +195,7 @@ func TestSharedLoadOfADamagedFile(t *testing.T) {
 			if !strings.HasSuffix(name, ".safetensors") && !strings.HasSuffix(name, ".distcp") {
 				continue
 			}
-			flipMiddle(t, store, name)
+			storagetest.Flip(t, store, name)
 		}
 		for r, err := range bubble(t, 3, func(ctx context.Context, g group.Group) error {
 			_, err := loadModel(ctx, t, g, store, want, true)
@@ -207,52 +206,6 @@ func TestSharedLoadOfADamagedFile(t *testing.T) {
 			}
 		}
 	}
-}
-
-// flipMiddle changes a bit in the middle of an object.
-func flipMiddle(t *testing.T, s blob.Store, name string) {
-	t.Helper()
-	r, err := s.Open(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := make([]byte, r.Size())
-	if err := errors.Join(r.ReadAt(t.Context(), b, 0), r.Close()); err != nil {
-		t.Fatal(err)
-	}
-	b[len(b)/2] ^= 1
-	storagetest.Remove(t, s, name)
-	storagetest.Put(t, s, name, b)
-}
-
-// meet makes a group of n ranks over TCP that is closed at the end.
-func meet(t testing.TB, n int) []*tcp.Group {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	path := filepath.Join(t.TempDir(), "meet")
-	gs, errs := make([]*tcp.Group, n), make([]error, n)
-	var wg sync.WaitGroup
-	for r := range n {
-		wg.Go(func() {
-			gs[r], errs[r] = tcp.Join(ctx, tcp.Config{
-				Rendezvous: "file://" + path, Rank: r, Size: n, Job: t.Name(), Secret: []byte("of the tests"),
-			})
-		})
-	}
-	wg.Wait()
-	t.Cleanup(func() {
-		for _, g := range gs {
-			if g != nil {
-				wg.Go(func() { g.Close() })
-			}
-		}
-		wg.Wait()
-	})
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	return gs
 }
 
 // together runs fn on every rank of a group.
@@ -269,7 +222,7 @@ func together[G group.Group](gs []G, fn func(g group.Group) error) error {
 func TestShareOverTCP(t *testing.T) {
 	const n = 4
 	store, want, bytes := saved(t, "native")
-	gs := meet(t, n)
+	gs := tcptest.Meet(t, n, tcptest.ByFile(t, n))
 	err := together(gs, func(g group.Group) error {
 		rep, err := loadModel(t.Context(), t, g, store, want, true)
 		if err == nil && (rep.Total.Read > bytes+bytes/50 || rep.Total.Received != (n-1)*bytes) {
@@ -297,80 +250,4 @@ func TestShareOverTCP(t *testing.T) {
 			t.Errorf("rank %d returned %v; want %v", r, err, group.ErrGone)
 		}
 	}
-}
-
-// slow is a store that all ranks together read at 200 MiB a second.
-type slow struct {
-	blob.Store
-	mu sync.Mutex
-}
-
-type slowReader struct {
-	blob.Reader
-	s *slow
-}
-
-func (s *slow) Open(ctx context.Context, name string) (blob.Reader, error) {
-	r, err := s.Store.Open(ctx, name)
-	return slowReader{r, s}, err
-}
-
-func (r slowReader) ReadAt(ctx context.Context, p []byte, off int64) error {
-	r.s.mu.Lock()
-	defer r.s.mu.Unlock()
-	time.Sleep(time.Duration(len(p)) * time.Second / (200 << 20))
-	return r.Reader.ReadAt(ctx, p, off)
-}
-
-// BenchmarkLoadReplicas loads the same state on four ranks, each for itself and
-// shared. From memory, the fastest store there is, it is what sharing costs.
-func BenchmarkLoadReplicas(b *testing.B) {
-	fast, _, bytes := saved(b, "native")
-	b.Run("memory", func(b *testing.B) { benchReplicas(b, fast, bytes) })
-	b.Run("slow", func(b *testing.B) { benchReplicas(b, &slow{Store: fast}, bytes) })
-}
-
-func benchReplicas(b *testing.B, store blob.Store, bytes int64) {
-	const n = 4
-	states := make([]cairn.State, n)
-	for r := range states {
-		states[r], _ = replicated(b, 0)
-	}
-	run := func(b *testing.B, load func(share bool) (storage.ReadStats, error)) {
-		for _, share := range []bool{false, true} {
-			b.Run(fmt.Sprintf("share=%v", share), func(b *testing.B) {
-				b.SetBytes(n * bytes)
-				var st storage.ReadStats
-				for b.Loop() {
-					var err error
-					if st, err = load(share); err != nil {
-						b.Fatal(err)
-					}
-				}
-				b.ReportMetric(float64(st.Read)/(1<<20), "MiB-read")
-				b.ReportMetric(float64(st.Received)/(1<<20), "MiB-received")
-			})
-		}
-	}
-	load := func(g group.Group, share bool, st *storage.ReadStats) error {
-		rep, err := cairn.Load(b.Context(), store, states[g.Rank()], &cairn.LoadOptions{Group: g, Share: share})
-		if err == nil && g.Rank() == 0 {
-			*st = rep.Total
-		}
-		return err
-	}
-	b.Run("inproc", func(b *testing.B) {
-		gs := inproc.New(n)
-		run(b, func(share bool) (st storage.ReadStats, err error) {
-			err = together(gs, func(g group.Group) error { return load(g, share, &st) })
-			return st, err
-		})
-	})
-	b.Run("tcp", func(b *testing.B) {
-		gs := meet(b, n)
-		run(b, func(share bool) (st storage.ReadStats, err error) {
-			err = together(gs, func(g group.Group) error { return load(g, share, &st) })
-			return st, err
-		})
-	})
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/etcd"
 	"github.com/cairn-ckpt/cairn/group/grouptest"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
 const secret = "of the tests, and not for etcd"
@@ -43,40 +43,13 @@ func soon(t *testing.T) context.Context {
 
 // joinAll lets processes join at once and returns their groups and errors.
 func joinAll(ctx context.Context, cfgs ...tcp.Config) ([]*tcp.Group, []error) {
-	gs, errs := make([]*tcp.Group, len(cfgs)), make([]error, len(cfgs))
-	var wg sync.WaitGroup
-	for i, cfg := range cfgs {
-		wg.Go(func() { gs[i], errs[i] = tcp.Join(ctx, cfg) })
-	}
-	wg.Wait()
-	return gs, errs
+	return tcptest.Join(ctx, len(cfgs), func(i int) tcp.Config { return cfgs[i] })
 }
 
 // meet makes a group that is closed at the end and returns its ends by rank.
 func meet(t *testing.T, cfgs ...tcp.Config) []*tcp.Group {
 	t.Helper()
-	gs, errs := joinAll(soon(t), cfgs...)
-	t.Cleanup(func() { closeAll(gs) })
-	if err := errors.Join(errs...); err != nil {
-		t.Fatalf("Join = %v", err)
-	}
-	slices.SortFunc(gs, func(a, b *tcp.Group) int { return a.Rank() - b.Rank() })
-	for r, g := range gs {
-		if g.Rank() != r || g.Size() != len(gs) {
-			t.Fatalf("a process is rank %d of %d; want %d of %d", g.Rank(), g.Size(), r, len(gs))
-		}
-	}
-	return gs
-}
-
-func closeAll(gs []*tcp.Group) {
-	var wg sync.WaitGroup
-	for _, g := range gs {
-		if g != nil {
-			wg.Go(func() { g.Close() })
-		}
-	}
-	wg.Wait()
+	return tcptest.Meet(t, len(cfgs), func(i int) tcp.Config { return cfgs[i] })
 }
 
 // assigned returns the configurations of n processes without ranks.
@@ -120,7 +93,7 @@ func TestRanksThatAreGiven(t *testing.T) {
 					cfgs[i] = config(r)
 					give(&cfgs[i], r, i)
 				}
-				closeAll(meet(t, cfgs...))
+				tcptest.Close(meet(t, cfgs...))
 			}
 		})
 	}
@@ -143,7 +116,7 @@ func TestJobsDoNotMixUp(t *testing.T) {
 			if err := errors.Join(errs...); err != nil {
 				t.Errorf("Join in job %q = %v", name, err)
 			}
-			closeAll(gs)
+			tcptest.Close(gs)
 		})
 	}
 	wg.Wait()
@@ -169,7 +142,7 @@ func TestGenerations(t *testing.T) {
 func TestRendezvousIsUsedAgain(t *testing.T) {
 	cfgs := assigned(newJob(t), 2)
 	for range 2 {
-		closeAll(meet(t, cfgs...))
+		tcptest.Close(meet(t, cfgs...))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group/etcd"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
 // nowhere returns an address at which nobody listens.
@@ -158,7 +159,7 @@ func TestWrongSecret(t *testing.T) {
 	}
 	one, errs := joinAll(soon(t), config(at(job, 2)))
 	gs := append(<-done, one...)
-	defer closeAll(gs)
+	defer tcptest.Close(gs)
 	if gs[0] == nil || gs[1] == nil {
 		t.Errorf("Join = %v, %v; want a group", gs, errs)
 	}

@@ -4,13 +4,12 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
-	"os/exec"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/group/etcd"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
 // childVariable holds the address of the rendezvous in processes that are to take
@@ -38,51 +37,13 @@ func child(address string) {
 	fmt.Println(r.Close())
 }
 
-// seated is a process that has a seat.
-type seated struct {
-	*os.Process
-	in  io.Writer
-	out *bufio.Scanner
-}
-
-// line returns the next line that the process prints.
-func (s *seated) line() string {
-	s.out.Scan()
-	return s.out.Text()
-}
-
 // startChild starts a process that takes a seat among two, with a lease of a second,
 // and returns once it has.
-func startChild(t *testing.T, job string, rank int) *seated {
+func startChild(t *testing.T, job string, rank int) *tcptest.Process {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), self)
-	address := fmt.Sprintf("etcd://%s/%s?size=2&rank=%d&ttl=1s", cluster, url.PathEscape(job), rank)
-	cmd.Env = append(os.Environ(), childVariable+"="+address)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	s := &seated{cmd.Process, in, bufio.NewScanner(out)}
-	if got, want := s.line(), fmt.Sprint("rank ", rank); got != want {
-		t.Fatalf("the process said %q; want %q", got, want)
-	}
-	return s
+	p := tcptest.Start(t, fmt.Sprintf("%s=etcd://%s/%s?size=2&rank=%d&ttl=1s", childVariable, cluster, url.PathEscape(job), rank))
+	p.Want(t, fmt.Sprint("rank ", rank))
+	return p
 }
 
 // A process that dies before the ranks have met keeps its seat for the time of a
@@ -92,9 +53,7 @@ func TestSeatOfADeadProcessIsFree(t *testing.T) {
 		t.Run(fmt.Sprint("rank ", rank), func(t *testing.T) {
 			t.Parallel()
 			job := newJob(t)
-			if err := startChild(t, job, rank).Kill(); err != nil {
-				t.Fatal(err)
-			}
+			startChild(t, job, rank).Kill(t)
 			meet(t, assigned(job, 2)...)
 		})
 	}

@@ -122,7 +122,7 @@ func (j *job) checkSurvivor(t *testing.T, r int, p *process, d death) bool {
 func checkVictim(t *testing.T, p *process, d death) {
 	t.Helper()
 	if d.how == byStop {
-		p.goOn(t)
+		p.Continue(t)
 	}
 	got, ok := p.outcome(t)
 	switch lives := d.how == byStop || d.how == byCut; {
@@ -131,7 +131,7 @@ func checkVictim(t *testing.T, p *process, d death) {
 	case lives && (got.Err == "" || got.Late):
 		t.Errorf("the rank that was away returned %q; want an error in time", got.Err)
 	}
-	p.in.Close()
+	p.In.Close()
 }
 
 // checkStore checks that a whole checkpoint is there: the old one, unless the new

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -62,10 +63,10 @@ func serve() {
 func carryOut(o order) outcome {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	w := new(wires)
+	w := new(tcptest.Wires)
 	g, err := tcp.Join(ctx, tcp.Config{
 		Rendezvous: "file://" + o.Meet, Job: "deaths", Rank: o.Rank, Size: size,
-		Secret: []byte("of the matrix"), Timeout: timeout, Arity: 1, Wrap: w.wrap,
+		Secret: []byte("of the matrix"), Timeout: timeout, Arity: 1, Wrap: w.Wrap,
 	})
 	if err == nil {
 		defer g.Close()
@@ -86,7 +87,7 @@ func outcomeOf(err error) outcome {
 }
 
 // goAway ends this rank for the others. It returns where the rank lives on.
-func goAway(how string, g *tcp.Group, w *wires) {
+func goAway(how string, g *tcp.Group, w *tcptest.Wires) {
 	switch how {
 	case byKill:
 		syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -94,7 +95,7 @@ func goAway(how string, g *tcp.Group, w *wires) {
 	case byStop:
 		syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 	case byCut:
-		w.cut()
+		w.Cut()
 	case byLeave:
 		g.Close()
 		os.Exit(0)
