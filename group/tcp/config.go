@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
 // SecretVariable is the environment variable with the job's secret.
@@ -46,7 +47,7 @@ type Config struct {
 	// rank 0 holds for all. Zero: 20 s.
 	Timeout time.Duration
 	// Arity is how many connections a rank holds to ranks below it. That of rank
-	// 0 holds for all. Zero: 8.
+	// 0 holds for all. Zero: [tree.DefaultArity].
 	Arity int
 	// MaxMessage bounds the bytes of one value or message. Zero: 1 GiB.
 	MaxMessage int
@@ -77,7 +78,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	c.Timeout = cmp.Or(c.Timeout, 20*time.Second)
 	c.IdleTimeout = cmp.Or(c.IdleTimeout, time.Minute)
-	c.Arity = cmp.Or(c.Arity, 8)
+	c.Arity = cmp.Or(c.Arity, tree.DefaultArity)
 	c.MaxMessage = cmp.Or(c.MaxMessage, 1<<30)
 	c.MaxSize = cmp.Or(c.MaxSize, 1<<16)
 	if c.Wrap == nil {

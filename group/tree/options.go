@@ -2,9 +2,12 @@ package tree
 
 import "time"
 
+// DefaultArity is how many ranks stand below one where nothing else is said.
+const DefaultArity = 8
+
 // Options says how a node behaves. All nodes of a tree need the same.
 type Options struct {
-	// Arity is how many ranks stand below one. Zero: 8.
+	// Arity is how many ranks stand below one. Zero: [DefaultArity].
 	Arity int
 	// Timeout is how long a neighbour may be silent before it counts as gone;
 	// nodes send signs of life four times as often. Zero: for ever.
@@ -15,7 +18,7 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	if o.Arity <= 0 {
-		o.Arity = 8
+		o.Arity = DefaultArity
 	}
 	if o.MaxValue <= 0 {
 		o.MaxValue = 1 << 30

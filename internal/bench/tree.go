@@ -19,12 +19,22 @@ import (
 // TreeOptions are the size of a simulated job.
 type TreeOptions struct {
 	PlanOptions
-	// Arity is how many ranks stand below one. Zero: 8.
+	// Arity is how many ranks stand below one. Zero: [tree.DefaultArity].
 	Arity int
 	// Self is a program with arguments that hands one more argument to [Child].
 	Self []string
 	// Log, if not nil, is told what is being done.
 	Log func(format string, args ...any)
+}
+
+// WithDefaults returns o with what Tree takes for what is not set. The number of
+// ranks and of tensors has no default.
+func (o TreeOptions) WithDefaults() TreeOptions {
+	o.Arity = positive(o.Arity, tree.DefaultArity)
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+	return o
 }
 
 // TreeResult is what planning a save cost in messages, memory and time.
@@ -72,12 +82,7 @@ func Tree(ctx context.Context, o TreeOptions) (*TreeResult, error) {
 	if o.Ranks < 2 || o.Tensors < 1 {
 		return nil, fmt.Errorf("%d ranks, %d tensors: want at least two ranks and one tensor", o.Ranks, o.Tensors)
 	}
-	if o.Arity <= 0 {
-		o.Arity = 8
-	}
-	if o.Log == nil {
-		o.Log = func(string, ...any) {}
-	}
+	o = o.WithDefaults()
 	dir, err := os.MkdirTemp("", "cairn-bench-")
 	if err != nil {
 		return nil, err

@@ -9,7 +9,7 @@ import (
 )
 
 func newBenchTreeCmd() *cobra.Command {
-	o := bench.TreeOptions{PlanOptions: bench.PlanOptions{Ranks: 10_000, Tensors: 1000}, Arity: 8}
+	o := bench.TreeOptions{PlanOptions: bench.PlanOptions{Ranks: 10_000, Tensors: 1000}}.WithDefaults()
 	cmd := &cobra.Command{
 		Use:   "tree",
 		Short: "Simulate the planning of a save by ten thousand ranks",
