@@ -36,7 +36,8 @@ type GroupOptions struct {
 	Log func(format string, args ...any)
 }
 
-func (o GroupOptions) withDefaults() GroupOptions {
+// WithDefaults returns o with what Group takes for what is not set.
+func (o GroupOptions) WithDefaults() GroupOptions {
 	if len(o.Ranks) == 0 {
 		o.Ranks = []int{2, 8, 64}
 	}
@@ -75,7 +76,7 @@ type GroupResult struct {
 // processes. Throughput comes beside its floor: as many bytes by as many plain
 // connections.
 func Group(ctx context.Context, o GroupOptions) (*GroupResult, error) {
-	o = o.withDefaults()
+	o = o.WithDefaults()
 	r := &GroupResult{Repeat: o.Repeat}
 	for _, n := range o.Ranks {
 		o.Log("latency of %d ranks", n)

@@ -10,10 +10,8 @@ import (
 )
 
 func newBenchGroupCmd() *cobra.Command {
-	size := sizeFlag(256 << 20)
-	o := bench.GroupOptions{
-		Ranks: []int{2, 8, 64}, LatencyProcs: []int{2, 8}, Procs: []int{2, 4}, Calls: 1000, GatherRanks: 256, Repeat: 5,
-	}
+	o := bench.GroupOptions{}.WithDefaults()
+	size := sizeFlag(o.Bytes)
 	cmd := &cobra.Command{
 		Use:   "group",
 		Short: "Measure groups of ranks beside plain connections",
