@@ -74,3 +74,11 @@ func TestQuantile(t *testing.T) {
 		}
 	}
 }
+
+func TestMeanHops(t *testing.T) {
+	for n, want := range map[int]float64{2: 1, 9: 1, 10: 10.0 / 9, 73: (8 + 2*64) / 72.0} {
+		if got := meanHops(n); got != want {
+			t.Errorf("meanHops(%d) = %v; want %v", n, got, want)
+		}
+	}
+}

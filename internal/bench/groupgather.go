@@ -10,11 +10,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
 // GroupGather is the gathering of large values from many ranks, which are
 // goroutines with connections of their own. Rates are in 10^9 bytes a second of
-// what rank 0 gets; the floor is as many bytes by 8 plain connections to it.
+// what rank 0 gets; the floor is as many bytes by as many plain connections to it
+// as there are from ranks right below it in a large group.
 type GroupGather struct {
 	Ranks   int     `json:"ranks"`
 	Bytes   int     `json:"bytes_per_rank"`
@@ -27,63 +29,83 @@ type GroupGather struct {
 	Hops float64 `json:"hops"`
 }
 
-// arity is how many ranks stand below one by default, and so how many
-// connections rank 0 is sent values by.
-const arity = 8
-
 // gatherMany takes the figure, ours and the floor's in turn.
 func gatherMany(ctx context.Context, o GroupOptions) (*GroupGather, error) {
 	n := o.GatherRanks
 	if n < 2 {
 		return nil, fmt.Errorf("%d ranks: want at least two", n)
 	}
-	floor, err := newFunnel(arity, (n-1)*o.GatherBytes)
+	total := (n - 1) * o.GatherBytes
+	floor, err := newFunnel(tree.DefaultArity, total)
 	if err != nil {
 		return nil, err
 	}
 	defer floor.close()
-	var ours, floors []time.Duration
-	value := make([]byte, o.GatherBytes)
+	d := &gatherDuel{value: make([]byte, o.GatherBytes), floor: floor}
 	err = onRoutines(ctx, n, func(ctx context.Context, g *tcp.Group) error {
-		for i := range o.Repeat + 1 {
-			if err := g.Barrier(ctx); err != nil {
-				return err
-			}
-			took, err := timed(func() error { return gatherOnce(ctx, g, value) })
-			if err != nil {
-				return err
-			}
-			if err := g.Barrier(ctx); err != nil {
-				return err
-			}
-			if g.Rank() != 0 {
-				continue
-			}
-			plain, err := timed(floor.move)
-			if err != nil {
-				return err
-			}
-			if i > 0 { // the first round warms up
-				ours, floors = append(ours, took), append(floors, plain)
-			}
-		}
-		return nil
+		return d.rounds(ctx, g, o.Repeat)
 	})
 	if err != nil {
 		return nil, err
 	}
-	total := int64(n-1) * int64(o.GatherBytes)
 	r := &GroupGather{
-		Ranks: n, Bytes: o.GatherBytes, Seconds: median(ours).Seconds(),
-		Rate: gbs(total, median(ours)), Floor: gbs(total, median(floors)),
+		Ranks: n, Bytes: o.GatherBytes, Seconds: median(d.ours).Seconds(), Hops: meanHops(n),
+		Rate: gbs(int64(total), median(d.ours)), Floor: gbs(int64(total), median(d.floors)),
 	}
 	r.Ratio = r.Rate / r.Floor
-	for rank := 1; rank < n; rank++ {
-		for at := rank; at > 0; at = (at - 1) / arity {
-			r.Hops += 1 / float64(n-1)
+	return r, nil
+}
+
+// gatherDuel times gathers, and after each the floor.
+type gatherDuel struct {
+	value        []byte // of every rank
+	floor        *funnel
+	ours, floors []time.Duration // rank 0's to append to
+}
+
+// rounds is one rank's part.
+func (d *gatherDuel) rounds(ctx context.Context, g *tcp.Group, repeat int) error {
+	for i := range repeat + 1 {
+		took, err := d.gather(ctx, g)
+		if err != nil {
+			return err
+		}
+		if g.Rank() != 0 {
+			continue
+		}
+		plain, err := timed(d.floor.move)
+		if err != nil {
+			return err
+		}
+		if i > 0 { // the first round warms up
+			d.ours, d.floors = append(d.ours, took), append(d.floors, plain)
 		}
 	}
-	return r, nil
+	return nil
+}
+
+// gather times one gather, with barriers around it.
+func (d *gatherDuel) gather(ctx context.Context, g *tcp.Group) (time.Duration, error) {
+	if err := g.Barrier(ctx); err != nil {
+		return 0, err
+	}
+	took, err := timed(func() error { return gatherOnce(ctx, g, d.value) })
+	if err != nil {
+		return 0, err
+	}
+	return took, g.Barrier(ctx)
+}
+
+// meanHops returns how many connections stand between rank 0 and another one of n
+// ranks in the mean.
+func meanHops(n int) float64 {
+	hops := 0
+	for rank := 1; rank < n; rank++ {
+		for at := rank; at > 0; at = (at - 1) / tree.DefaultArity {
+			hops++
+		}
+	}
+	return float64(hops) / float64(n-1)
 }
 
 func gatherOnce(ctx context.Context, g *tcp.Group, value []byte) error {
