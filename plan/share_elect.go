@@ -137,6 +137,7 @@ func (e *election) add(rank int, s source, items []int32) {
 	var bytes int64
 	e.key = binary.AppendUvarint(e.key[:0], uint64(s.entry))
 	e.key = binary.AppendUvarint(e.key, uint64(s.chunk))
+	e.key = binary.AppendUvarint(e.key, uint64(len(items))) // of no dimensions, they add nothing
 	for _, i := range items {
 		it := &p.Items[i]
 		for _, n := range it.SourceOffsets {

@@ -1,0 +1,45 @@
+package cairn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// A number that one rank wants under more names than another: of a chunk whose
+// parts have no checksums ranks share all items or none.
+func TestShareNumbersUnderSeveralNames(t *testing.T) {
+	store := new(mem.Store)
+	_, err := cairn.Save(t.Context(), store, cairn.State{"step": whole(t, nil, 7)},
+		&cairn.SaveOptions{Writer: torchdcp.NewWriter(store, nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, names := range [][]int{{1, 2}, {2, 1}, {1, 2, 2}, {1, 2, 1}, {2, 2, 3}} {
+		errs := bubble(t, len(names), func(ctx context.Context, g group.Group) error {
+			state := cairn.State{}
+			for i := range names[g.Rank()] {
+				state[fmt.Sprint("n", i)] = whole(t, nil, 0)
+			}
+			_, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{
+				Group: g, Share: true, Rename: func(string) string { return "step" },
+			})
+			for _, v := range state {
+				if err == nil && !tensor.Equal(v.(*tensor.Tensor), whole(t, nil, 7)) {
+					err = fmt.Errorf("rank %d: %v; want 7", g.Rank(), v)
+				}
+			}
+			return err
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Errorf("names %v: %v", names, err)
+		}
+	}
+}
