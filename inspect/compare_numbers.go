@@ -36,13 +36,13 @@ func (n *pairNumbers) compare(x, y tensor.DType, p, q []byte, o *CompareOptions)
 // numbers compares elements as numbers of the least kind that holds both.
 func (n *pairNumbers) numbers(x, y tensor.DType, p, q []byte, r rule, t *elementTally) error {
 	switch {
-	case isComplex(x) || isComplex(y):
+	case x.IsComplex() || y.IsComplex():
 		a, b, err := both(x, y, p, q, &n.complex)
 		if err == nil {
 			compareComplex(a, b, r, t)
 		}
 		return err
-	case !isInteger(x) || !isInteger(y):
+	case !whole(x) || !whole(y):
 		a, b, err := both(x, y, p, q, &n.floats)
 		if err == nil {
 			compareFloats(a, b, r, t)
@@ -54,7 +54,7 @@ func (n *pairNumbers) numbers(x, y tensor.DType, p, q []byte, r rule, t *element
 			compareInts(a, b, r, t)
 		}
 		return err
-	case isUnsigned(x) && isUnsigned(y):
+	case unsigned(x) && unsigned(y):
 		a, b, err := both(x, y, p, q, &n.unsigned)
 		if err == nil {
 			compareInts(a, b, r, t)
@@ -64,9 +64,11 @@ func (n *pairNumbers) numbers(x, y tensor.DType, p, q []byte, r rule, t *element
 	return n.mixed(x, y, p, q, r, t)
 }
 
-func isComplex(d tensor.DType) bool  { return d == tensor.Complex64 || d == tensor.Complex128 }
-func isInteger(d tensor.DType) bool  { return d >= tensor.Int64 && d <= tensor.Bool }
-func isUnsigned(d tensor.DType) bool { return d >= tensor.Uint64 && d <= tensor.Bool }
+// whole reports whether elements of d are compared as integers: a bool is 0 or 1.
+func whole(d tensor.DType) bool { return d.IsInteger() || d == tensor.Bool }
+
+// unsigned reports whether they are never negative.
+func unsigned(d tensor.DType) bool { return d >= tensor.Uint64 && d <= tensor.Bool }
 
 // both returns two blocks as values of one type.
 func both[E tensor.Element](x, y tensor.DType, p, q []byte, room *[2][]E) (a, b []E, err error) {
