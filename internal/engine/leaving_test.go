@@ -115,7 +115,10 @@ func TestRankThatLeavesWhileItWrites(t *testing.T) {
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		job := saveJob(t, g, s, "new", 2)
 		if g.Rank() == 2 {
-			job.Writer = &leavingWriter{job.Writer, func() { g.Leave(nil) }}
+			job.Writer = &leavingWriter{job.Writer, func() {
+				time.Sleep(time.Millisecond) // until the others have written: they would be stopped
+				g.Leave(nil)
+			}}
 		} else {
 			job.Writer = &leavingWriter{job.Writer, func() { time.Sleep(time.Duration(world-g.Rank()) * time.Second) }}
 		}
