@@ -29,6 +29,7 @@ func (c *Comm) agree(ctx context.Context, tag int, t *task) (verdict, error) {
 	mine := voice{rank: c.rank, call: t.call}
 	if t.err != nil {
 		mine.err = group.NewRemoteError(t.err)
+		mine.err.Text = mine.err.Text[:min(len(mine.err.Text), maxVoiceText)]
 	}
 	v := verdict{voices: []voice{mine}, detail: t.detail}
 	if err := ctx.Err(); err != nil {

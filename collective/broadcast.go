@@ -44,7 +44,16 @@ func (c *Comm) broadcast(t *tensor.Tensor, root int) *task {
 	}
 	switch k.call.algorithm {
 	case Eager:
-		k.payload = &token{ranks: c.size, after: (c.rank - root + c.size) % c.size, mem: mem}
+		got := &token{ranks: c.size, after: (c.rank - root + c.size) % c.size, mem: mem}
+		if c.rank != root { // what comes before all have agreed is not t's yet
+			got.mem = make([]byte, len(mem))
+			store := k.settle
+			k.settle = func() error {
+				copy(mem, got.mem)
+				return settle(store)
+			}
+		}
+		k.payload = got
 	case Tree:
 		k.run = func(ctx context.Context, x *exchange) error { return x.treeDown(ctx, mem, root) }
 	case Ring:

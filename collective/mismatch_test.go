@@ -169,3 +169,33 @@ func TestBadArgumentsFailEverywhere(t *testing.T) {
 		})
 	}
 }
+
+// A call that is refused has written nothing, also where elements travelled with
+// the agreement.
+func TestRefusedBroadcastWritesNothing(t *testing.T) {
+	bubble(t, "4 ranks", func(t *testing.T) {
+		gs := inproc.New(4)
+		errs := parallel(4, func(r int) error {
+			c, err := collective.New(gs[r], nil)
+			if err != nil {
+				return err
+			}
+			n := int64(4)
+			if r == 3 {
+				n++
+			}
+			x := must(tensor.Full(tensor.Float32, []int64{n}, float32(r+1)))
+			was := x.Clone()
+			if err := c.Broadcast(t.Context(), x, 0); !errors.Is(err, group.ErrMismatch) {
+				return fmt.Errorf("Broadcast = %v; want ErrMismatch", err)
+			}
+			if !tensor.Equal(x, was) {
+				return fmt.Errorf("rank %d: a refused call has written to %v", r, x)
+			}
+			return nil
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+	})
+}

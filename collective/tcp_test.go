@@ -9,7 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/collective"
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -17,21 +17,13 @@ import (
 // is over.
 func sockets(t testing.TB, n int, o *collective.Options) []*collective.Comm {
 	t.Helper()
-	path := "file://" + filepath.Join(t.TempDir(), "meet")
-	gs, cs := make([]*tcp.Group, n), make([]*collective.Comm, n)
-	for _, err := range parallel(n, func(r int) (err error) {
-		gs[r], err = tcp.Join(t.Context(), tcp.Config{Rendezvous: path, Rank: r, Size: n, Secret: []byte("for a test"), Timeout: 10 * time.Second})
-		if err != nil {
-			return err
-		}
-		cs[r], err = collective.New(gs[r], o)
-		return err
-	}) {
-		if err != nil {
+	cs := make([]*collective.Comm, n)
+	for r, g := range tcptest.Meet(t, n, tcptest.ByFile(t, n)) {
+		var err error
+		if cs[r], err = collective.New(g, o); err != nil {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(func() { parallel(n, func(r int) error { return gs[r].Close() }) })
 	return cs
 }
 

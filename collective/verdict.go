@@ -13,6 +13,10 @@ import (
 // maxVoices bounds how many different calls an error tells of.
 const maxVoices = 4
 
+// maxVoiceText bounds what a rank says of an error, so that messages of maxVoices
+// of them are ones that a [group.Messenger] takes without waiting.
+const maxVoiceText = 4 << 10
+
 // verdict is what some ranks together have to say about a call. Verdicts of
 // overlapping sets of ranks can be merged, in any order, so that all ranks end
 // with the same one.

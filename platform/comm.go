@@ -53,20 +53,32 @@ func (c *comm) AllGather(ctx context.Context, v []byte) ([][]byte, error) {
 func (c *comm) Barrier(ctx context.Context) error { return c.p.Barrier(ctx, c.Group) }
 
 func (c *comm) Sub(ctx context.Context, ranks []int) (group.Group, error) {
-	global := make([]int, len(ranks))
-	for i, r := range ranks {
-		var err error
-		if global[i], err = c.GlobalRank(r); err != nil {
-			return nil, &group.Error{Op: group.OpSub, Ranks: []int{c.Rank()}, Err: err}
-		}
-	}
-	if !slices.IsSorted(global) {
-		err := fmt.Errorf("ranks %v are not in ascending order: %w", global, errors.ErrUnsupported)
-		return nil, &group.Error{Op: group.OpSub, Ranks: []int{c.Rank()}, Err: err}
+	var global []int
+	err := group.Each(ctx, c, string(group.OpSub), func(context.Context) (err error) {
+		global, err = c.ascending(ranks)
+		return err
+	})
+	if err != nil { // on all ranks, so that none waits for this one
+		return nil, &group.Error{Op: group.OpSub, Ranks: group.Ranks(err), Err: err}
 	}
 	sub, err := c.p.Split(ctx, c.Group, [][]int{global})
 	if err != nil || sub == nil {
 		return nil, err
 	}
 	return Comm(c.p, sub)
+}
+
+// ascending returns the numbers of the group's ranks in the group of all.
+func (c *comm) ascending(ranks []int) ([]int, error) {
+	global := make([]int, len(ranks))
+	for i, r := range ranks {
+		var err error
+		if global[i], err = c.GlobalRank(r); err != nil {
+			return nil, err
+		}
+	}
+	if !slices.IsSorted(global) {
+		return nil, fmt.Errorf("ranks %v are not in ascending order: %w", global, errors.ErrUnsupported)
+	}
+	return global, nil
 }

@@ -61,6 +61,10 @@ func checkSub(ctx context.Context, g group.Group) error {
 	if _, err := g.Sub(ctx, []int{3, 1}); !errors.Is(err, errors.ErrUnsupported) {
 		return fmt.Errorf("Sub of ranks that descend = %v; want ErrUnsupported", err)
 	}
+	lists := [][]int{{0, 9}, {0, 1}, {0, 1}, {0, 1}}
+	if _, err := g.Sub(ctx, lists[g.Rank()]); !errors.Is(err, group.ErrInvalid) || !slices.Equal(group.Ranks(err), []int{0}) {
+		return fmt.Errorf("Sub of a rank that is not there, on rank 0 = %v; want ErrInvalid on all", err)
+	}
 	if _, err := g.Sub(ctx, []int{4}); !errors.Is(err, group.ErrInvalid) {
 		return fmt.Errorf("Sub of a rank that is not there = %v; want ErrInvalid", err)
 	}

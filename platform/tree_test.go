@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/big"
 	"slices"
 	"strings"
@@ -158,5 +159,23 @@ func TestTensorsHaveTheirNames(t *testing.T) {
 	twice := map[string]any{"a.b": scalar(1), "a": map[string]any{"b": scalar(2)}}
 	if got, err := platform.Tensors(twice); !errors.Is(err, value.ErrValue) || !strings.Contains(err.Error(), "a.b") {
 		t.Errorf("Tensors of two of one name = %v, %v; want an error that names them", got, err)
+	}
+}
+
+// What cannot be walked is an error, and keys that equal nothing are kept.
+func TestMapTensorsOfOddTrees(t *testing.T) {
+	same := func(x *tensor.Tensor) (*tensor.Tensor, error) { return x, nil }
+	loop := &value.Pair{Key: "k"}
+	loop.Value = loop
+	if _, err := platform.MapTensors(loop, same); !errors.Is(err, value.ErrValue) {
+		t.Errorf("a pair that holds itself = %v; want ErrValue", err)
+	}
+	x, err := tensor.New(tensor.Float32, []int64{2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := platform.MapTensors(map[float64]any{math.NaN(): x, 1: x}, same)
+	if m, ok := got.(map[float64]any); err != nil || !ok || len(m) != 2 {
+		t.Errorf("a map with a NaN = %v, %v; want both keys", got, err)
 	}
 }

@@ -13,7 +13,8 @@ import (
 
 // walker copies a tree.
 type walker struct {
-	fn func(at []string, leaf any) (any, error)
+	fn    func(at []string, leaf any) (any, error)
+	depth int // of containers, be they steps or not
 }
 
 func (w *walker) walkAny(at []string, tree any) (any, error) {
@@ -27,8 +28,10 @@ func (w *walker) walkAny(at []string, tree any) (any, error) {
 
 // walk returns the copy of v, as a value that can be set where v was.
 func (w *walker) walk(at []string, v reflect.Value) (reflect.Value, error) {
-	if len(at) > MaxDepth {
-		return v, fmt.Errorf("%s…: nested deeper than %d: %w", strings.Join(at[:8], "."), MaxDepth, value.ErrValue)
+	w.depth++
+	defer func() { w.depth-- }()
+	if len(at) > MaxDepth || w.depth > 4*MaxDepth { // a dict, its pairs, a pair and its value are one step
+		return v, fmt.Errorf("%s…: nested deeper than %d: %w", place(at[:min(len(at), 8)]), MaxDepth, value.ErrValue)
 	}
 	slot := v.Type()
 	for v.Kind() == reflect.Interface && !v.IsNil() {
@@ -63,16 +66,20 @@ func (w *walker) open(at []string, v reflect.Value) (reflect.Value, error) {
 
 func (w *walker) openMap(at []string, v reflect.Value) (reflect.Value, error) {
 	out := reflect.MakeMapWithSize(v.Type(), v.Len())
-	keys := v.MapKeys()
-	if v.Type().Key().Kind() == reflect.String {
-		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
+	type entry struct{ key, value reflect.Value }
+	entries := make([]entry, 0, v.Len())
+	for it := v.MapRange(); it.Next(); { // a NaN is a key that cannot be looked up
+		entries = append(entries, entry{it.Key(), it.Value()})
 	}
-	for _, k := range keys {
-		e, err := w.walk(step(at, fmt.Sprint(k)), slotOf(v.MapIndex(k), v.Type().Elem()))
+	if v.Type().Key().Kind() == reflect.String {
+		slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(a.key.String(), b.key.String()) })
+	}
+	for _, x := range entries {
+		e, err := w.walk(step(at, fmt.Sprint(x.key)), slotOf(x.value, v.Type().Elem()))
 		if err != nil {
 			return v, err
 		}
-		out.SetMapIndex(k, e)
+		out.SetMapIndex(x.key, e)
 	}
 	return out, nil
 }
