@@ -3,12 +3,11 @@ package collective_test
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/collective"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )

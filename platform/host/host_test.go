@@ -1,20 +1,16 @@
 package host_test
 
 import (
-	"context"
 	"errors"
-	"net"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
 	"github.com/cairn-ckpt/cairn/platform/platformtest"
@@ -73,34 +69,9 @@ func part(t *testing.T, n int) []platform.Platform {
 // sockets returns ranks of this process that meet over the loopback device.
 func sockets(t *testing.T, n int) []platform.Platform {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := strconv.Itoa(ln.Addr().(*net.TCPAddr).Port)
-	ln.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	ps, errs := make([]platform.Platform, n), make([]error, n)
-	var wg sync.WaitGroup
-	for r := range n {
-		wg.Go(func() {
-			vars := map[string]string{
-				"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": strconv.Itoa(r), "WORLD_SIZE": strconv.Itoa(n),
-			}
-			env := &tcp.Env{Getenv: func(name string) string { return vars[name] }}
-			g, err := tcp.Join(ctx, tcp.Config{Meet: env, Job: t.Name(), Secret: []byte("of the tests")})
-			if err != nil {
-				errs[r] = err
-				return
-			}
-			t.Cleanup(func() { g.Close() })
-			ps[r] = host.New(g)
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
+	ps := make([]platform.Platform, n)
+	for r, g := range tcptest.Meet(t, n, tcptest.ByFile(t, n)) {
+		ps[r] = host.New(g)
 	}
 	return ps
 }
