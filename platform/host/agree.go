@@ -13,22 +13,31 @@ import (
 // The methods that are no collective calls of package group, as its errors name
 // them.
 const (
+	opNew     group.Op = "new group"
 	opSplit   group.Op = "split"
 	opAdopt   group.Op = "adopt"
 	opClose   group.Op = "close"
 	opTensors group.Op = "tensor collectives"
 )
 
-// proposal is what a rank brings to a split.
+// proposal is what a rank brings to a new group or a split.
 type proposal struct {
-	// Parts is a digest of the lists of ranks.
+	// Op is the call that it makes, Call that in words, and Parts a digest of its
+	// lists of ranks.
+	Op    group.Op
+	Call  string
 	Parts [sha256.Size]byte
 	// Known is the group of its own part that the rank remembers, or none.
 	Known identity
 }
 
-// verdict is what the ranks of a split have agreed on.
+// verdict is what the ranks have agreed on.
 type verdict struct {
+	// Odd is the first rank that listed others than rank 0, if any. Then Op is
+	// rank 0's, and Calls are those of both.
+	Odd   int
+	Op    group.Op
+	Calls [2]string
 	// ID is for the groups that are made.
 	ID identity
 	// Reuse says for each part whether all members remember one and the same
@@ -39,18 +48,24 @@ type verdict struct {
 // agree compares the lists of all ranks of parent and finds the groups that need
 // not be made. Whatever is wrong with a list, on whichever rank, is an error on
 // all of them.
-func (p *Platform) agree(ctx context.Context, parent *Group, parts [][]int) (verdict, error) {
-	v, err := group.AllReduce(ctx, parent.inner, string(opSplit), group.JSON[proposal](), group.JSON[verdict](),
-		func(context.Context) (proposal, error) { return p.propose(parent, parts) },
+func (p *Platform) agree(ctx context.Context, op group.Op, parent *Group, parts [][]int) (verdict, error) {
+	v, err := group.AllReduce(ctx, parent.inner, string(op), group.JSON[proposal](), group.JSON[verdict](),
+		func(context.Context) (proposal, error) { return p.propose(op, parent, parts) },
 		func(_ context.Context, all []proposal) (verdict, error) { return decide(parent, parts, all) })
-	if err == nil && len(v.Reuse) != len(parts) {
-		err = fmt.Errorf("split: a verdict on %d of %d parts: %w", len(v.Reuse), len(parts), group.ErrMismatch)
+	switch {
+	case err != nil:
+	case v.Odd != 0:
+		// Not an error of the step, which would be filed under the rank that saw it.
+		err = fmt.Errorf("rank 0 called %s, rank %d called %s: %w", v.Calls[0], v.Odd, v.Calls[1], group.ErrMismatch)
+		err = &group.Error{Op: v.Op, Ranks: []int{0, v.Odd}, Err: err}
+	case len(v.Reuse) != len(parts):
+		err = fmt.Errorf("%s: a verdict on %d of %d parts: %w", op, len(v.Reuse), len(parts), group.ErrMismatch)
 	}
 	return v, err
 }
 
-func (p *Platform) propose(parent *Group, parts [][]int) (proposal, error) {
-	var out proposal
+func (p *Platform) propose(op group.Op, parent *Group, parts [][]int) (proposal, error) {
+	out := proposal{Op: op, Call: callText(op, parts)}
 	if err := checkParts(parent, parts); err != nil {
 		return out, err
 	}
@@ -83,7 +98,7 @@ func checkParts(parent *Group, parts [][]int) error {
 	}
 	for i, part := range parts {
 		if len(part) == 0 {
-			return fmt.Errorf("part %d lists no ranks: %w", i, group.ErrInvalid)
+			return fmt.Errorf("no ranks in list %d of %d: %w", i+1, len(parts), group.ErrInvalid)
 		}
 		for _, r := range part {
 			fresh, ok := there[r]
@@ -103,7 +118,7 @@ func checkParts(parent *Group, parts [][]int) error {
 func decide(parent *Group, parts [][]int, all []proposal) (verdict, error) {
 	for r, q := range all {
 		if q.Parts != all[0].Parts {
-			return verdict{}, fmt.Errorf("ranks 0 and %d listed other ranks: %w", r, group.ErrMismatch)
+			return verdict{Odd: r, Op: all[0].Op, Calls: [2]string{all[0].Call, q.Call}}, nil
 		}
 	}
 	v := verdict{ID: newID(), Reuse: make([]bool, len(parts))}

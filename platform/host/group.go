@@ -28,6 +28,12 @@ func (p *Platform) newGroup(inner group.Group, ranks []int, id identity) *Group 
 	return &Group{Members: platform.NewMembers(ranks, inner.Rank()), p: p, inner: inner, id: id}
 }
 
+// String returns the group's ranks, the first of them where they are many, and
+// this rank's number among them, as in "host group [3 4], rank 1".
+func (g *Group) String() string {
+	return fmt.Sprintf("%s group %s, rank %d", Name, listText(g.Ranks()), g.Rank())
+}
+
 // Unwrap returns the group inside, for what takes a [group.Group].
 func (g *Group) Unwrap() group.Group { return g.inner }
 

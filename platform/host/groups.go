@@ -15,14 +15,19 @@ func (p *Platform) World() platform.Group { return p.world }
 
 // New returns the group of the ranks, nil where this one is none of them.
 func (p *Platform) New(ctx context.Context, ranks []int) (platform.Group, error) {
-	return p.Split(ctx, p.world, [][]int{ranks})
+	return p.split(ctx, opNew, p.world, [][]int{ranks})
 }
 
 // Split makes a group of each of the parts and returns this rank's. Before any is
 // made the ranks of parent agree on the lists and on the groups that all members
 // remember, in one step of package group; then each of the others costs a call.
 func (p *Platform) Split(ctx context.Context, parent platform.Group, parts [][]int) (platform.Group, error) {
-	from, err := p.use(opSplit, parent)
+	return p.split(ctx, opSplit, parent, parts)
+}
+
+// split is Split for a call of that name.
+func (p *Platform) split(ctx context.Context, op group.Op, parent platform.Group, parts [][]int) (platform.Group, error) {
+	from, err := p.use(op, parent)
 	if err != nil {
 		return nil, err
 	}
@@ -30,7 +35,7 @@ func (p *Platform) Split(ctx context.Context, parent platform.Group, parts [][]i
 	for i := range parts {
 		parts[i] = slices.Sorted(slices.Values(parts[i]))
 	}
-	v, err := p.agree(ctx, from, parts)
+	v, err := p.agree(ctx, op, from, parts)
 	if err != nil {
 		return nil, err
 	}

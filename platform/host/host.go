@@ -6,6 +6,7 @@
 package host
 
 import (
+	"fmt"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -56,6 +57,12 @@ func New(world group.Group) *Platform {
 
 // Name returns "host".
 func (p *Platform) Name() string { return Name }
+
+// String returns which rank of the platform this is, as in "host platform, rank 1
+// of 4".
+func (p *Platform) String() string {
+	return fmt.Sprintf("%s platform, rank %d of %d", Name, p.world.Rank(), p.world.Size())
+}
 
 // Empty returns a tensor of zeros.
 func (p *Platform) Empty(d tensor.DType, shape []int64) (*tensor.Tensor, error) {
