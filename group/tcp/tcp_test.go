@@ -80,14 +80,17 @@ func leave(g group.Group) { g.(*tcp.Group).Leave(nil) }
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestGroupByEnv(t *testing.T) {
+	t.Parallel()
 	grouptest.Run(t, open(byEnv), &grouptest.Options{Sizes: []int{1, 2, 5}, Real: true, Reuse: true, Leave: leave})
 }
 
 func TestGroupByFile(t *testing.T) {
+	t.Parallel()
 	grouptest.Run(t, open(byFile), &grouptest.Options{Sizes: []int{3}, Real: true, Reuse: true})
 }
 
 func TestGroupOverUnixSockets(t *testing.T) {
+	t.Parallel()
 	grouptest.Run(t, open(bySocket), &grouptest.Options{Sizes: []int{3}, Real: true, Reuse: true})
 }
 

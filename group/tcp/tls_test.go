@@ -52,6 +52,7 @@ func mutual(t *testing.T) (*tls.Config, *x509.CertPool) {
 }
 
 func TestGroupOverTLS(t *testing.T) {
+	t.Parallel()
 	conf, _ := mutual(t)
 	open := func(t *testing.T, n int) []group.Group {
 		cfg := pairConfig(t)
