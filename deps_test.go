@@ -96,8 +96,9 @@ var layers = []struct{ name, imports string }{
 	{"internal/cli", ". blob blob/all blob/file blob/mem blob/prefix convert group group/inproc inspect internal/bench internal/demo internal/launch internal/npy meta plan shard storage storage/formats storage/native tensor value"},
 	{"cmd/cairn", "internal/cli"},
 
-	// Documentation that runs, tests against PyTorch, and processes that die. Tests
-	// only, so no imports.
+	// Documentation that runs, tests against PyTorch, and processes that die. But for
+	// one program they are tests only, so no imports.
+	{"docs/examples/train", ". blob/file collective group/tcp shard tensor"},
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},

@@ -21,7 +21,7 @@ var update = flag.Bool("update", false, "write the quoted code into the pages")
 
 // quoted is a code block with the place it is from: a file, relative to the
 // module, and perhaps the name of a function in it. Without one it is all of
-// the file behind the imports.
+// the file behind the imports, and all of a program behind its comment.
 var quoted = regexp.MustCompile("(?s)<!-- from (\\S+?)(?:#(\\w+))? -->\n```go\n(.*?)```\n")
 
 func TestQuotesAreTheExamples(t *testing.T) {
@@ -59,7 +59,8 @@ func TestQuotesAreTheExamples(t *testing.T) {
 	}
 }
 
-// source returns the code of a file behind its imports, or of one function.
+// source returns the code of a file behind its imports, of a program with them,
+// or of one function.
 func source(file, function string) (string, error) {
 	src, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(file)))
 	if err != nil {
@@ -88,6 +89,9 @@ func source(file, function string) (string, error) {
 	}
 	if function != "" {
 		return "", fmt.Errorf("%s has no function %s", file, function)
+	}
+	if f.Name.Name == "main" {
+		end = f.Package
 	}
 	return text(end, f.FileEnd), nil
 }
