@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -46,9 +47,29 @@ func TestPlatformPageHasEveryMethod(t *testing.T) {
 			t.Errorf("%s: tested by %q; want links to tests for what has a name, and for nothing else", m[1], m[3])
 		}
 	}
+	checkCounts(t)
 	slices.Sort(got)
 	if d := cmp.Diff(want, got); d != "" || len(got) != 95 {
 		t.Errorf("%d methods; want 95: -seed +page\n%s", len(got), d)
+	}
+}
+
+// checkCounts checks what the page says at its beginning of the rows below.
+func checkCounts(t *testing.T) {
+	t.Helper()
+	count := map[string]int{}
+	for _, m := range platformRows(t) {
+		if identifier.MatchString(m[2]) {
+			count["named"]++
+		} else {
+			count[m[2]]++
+		}
+	}
+	want := fmt.Sprintf("%d are here under names of their own, %d are planned and come with training, and one does not apply",
+		count["named"], count["planned: training"])
+	text := strings.Join(strings.Fields(prose(t, "platform.md")), " ")
+	if !strings.Contains(text, want) || count["not applicable"] != 1 {
+		t.Errorf("platform.md does not say %q of %v", want, count)
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package examples holds the code that docs/extending.md and the README quote, so
-// that what the pages show compiles and runs. Each file is one pattern and uses nothing
+// Package examples holds the code that the pages in docs and the README quote, so
+// that what they show compiles and runs. Each file is one pattern and uses nothing
 // that a program outside of this module could not use; this one has what they
 // share.
 package examples

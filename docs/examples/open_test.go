@@ -14,7 +14,7 @@ import (
 // readRows reads a few rows of a matrix from a checkpoint, without a job. The
 // path is that of a folder or a file, in any format.
 func readRows(ctx context.Context, path, name string, first, n, width int64) (*tensor.Tensor, error) {
-	store, err := all.Open(path)
+	store, err := all.Open(path) // of package blob/all
 	if err != nil {
 		return nil, err
 	}

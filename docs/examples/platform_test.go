@@ -17,7 +17,7 @@ import (
 // train is what each rank does: two groups of two average their gradients, and
 // all ranks save together.
 func train(ctx context.Context, world group.Group, store *mem.Store) error {
-	p, err := all.Open("host", world) // or all.FromEnv: CAIRN_PLATFORM
+	p, err := all.Open("host", world) // of package platform/all; or all.FromEnv: CAIRN_PLATFORM
 	if err != nil {
 		return err
 	}
