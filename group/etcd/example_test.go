@@ -13,7 +13,7 @@ import (
 // the address is a flag or comes from the environment, as in
 // "etcd://10.0.0.7:2379,10.0.0.8:2379/llama-70b?size=64", and CAIRN_SECRET is set.
 func Example() {
-	address := "etcd://" + cluster + "/example?size=1"
+	address := "etcd://" + cluster + "/example?size=1" // cluster is a host and port, "127.0.0.1:2379" say
 
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
