@@ -18,7 +18,7 @@ func ownGroup() *syscall.SysProcAttr {
 // that nobody waits for, as in containers whose first process does not, count as
 // ended.
 func groupAlive(group int) bool {
-	if syscall.Kill(-group, 0) == syscall.ESRCH {
+	if !groupHeld(group) {
 		return false
 	}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")

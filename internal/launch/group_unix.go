@@ -8,4 +8,4 @@ import "syscall"
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // groupAlive reports whether a group has any process.
-func groupAlive(group int) bool { return syscall.Kill(-group, 0) != syscall.ESRCH }
+func groupAlive(group int) bool { return groupHeld(group) }

@@ -125,7 +125,7 @@ func feed(to io.WriteCloser, from io.Reader) {
 // giveUp kills the processes that were started.
 func (j *job) giveUp(started int) {
 	for _, p := range j.procs[:started] {
-		p.signal(kill)
+		p.group.signal(kill)
 	}
 	for range started {
 		<-j.exits

@@ -13,6 +13,7 @@ import (
 type process struct {
 	rank    int
 	cmd     *exec.Cmd
+	group   *group
 	began   time.Time
 	ended   bool // it was waited for; what it has started may still be there
 	outputs []*stream
@@ -21,7 +22,7 @@ type process struct {
 
 // newProcess prepares a rank's process. It is not started.
 func (j *job) newProcess(local int) (*process, error) {
-	p := &process{rank: j.Node*j.N + local}
+	p := &process{rank: j.Node*j.N + local, group: newGroup()}
 	p.cmd = exec.Command(j.path, j.Command[1:]...)
 	p.cmd.Args[0] = j.Command[0]
 	p.cmd.Env = append(j.env[:len(j.env):len(j.env)],
@@ -68,6 +69,7 @@ func (p *process) start() error {
 		return errors.Join(err, p.closeOutputs())
 	}
 	p.began = time.Now()
+	p.group.id = p.cmd.Process.Pid
 	for _, s := range p.outputs {
 		s.start()
 	}
@@ -95,6 +97,7 @@ func (p *process) closeOutputs() error {
 // wait waits until the process has ended and says how.
 func (p *process) wait() Exit {
 	_ = p.cmd.Wait() // the state says it all
+	p.group.leaderEnded()
 	e := Exit{Rank: p.rank, PID: p.cmd.Process.Pid, Code: -1, Seconds: time.Since(p.began).Seconds()}
 	if s := p.cmd.ProcessState; s != nil {
 		e.Code, e.Signal = exitCode(s)

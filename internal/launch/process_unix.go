@@ -38,21 +38,19 @@ func exitCode(s *os.ProcessState) (code int, signal string) {
 	return s.ExitCode(), ""
 }
 
-// signal sends a signal to the process and to what it has started. One that is
-// stopped is let go on, so that it can end.
-func (p *process) signal(s os.Signal) {
+// signalGroup sends a signal to the group of that number.
+func signalGroup(id int, s os.Signal) {
 	n, ok := s.(syscall.Signal)
 	if !ok {
 		return
 	}
 	// Who has ended in the meantime gets none.
-	_ = syscall.Kill(-p.cmd.Process.Pid, n)
+	_ = syscall.Kill(-id, n)
 	if ends(s) {
-		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT)
+		_ = syscall.Kill(-id, syscall.SIGCONT)
 	}
 }
 
-// alive reports whether the process, or something that it has started, is there.
-func (p *process) alive() bool {
-	return !p.ended || groupAlive(p.cmd.Process.Pid)
-}
+// groupHeld reports whether a group has any process, if only one that has ended
+// and that nobody has waited for: as long as it has, nobody gets its number.
+func groupHeld(id int) bool { return syscall.Kill(-id, 0) != syscall.ESRCH }

@@ -16,6 +16,8 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 	for left > 0 || j.leftovers() {
 		if left == 0 {
 			j.endLeftovers()
+		}
+		if left == 0 || j.watch() {
 			look = time.After(lookAgain)
 		}
 		select {
@@ -132,8 +134,8 @@ func (j *job) killAll() {
 // have started.
 func (j *job) signal(s os.Signal) {
 	for _, p := range j.procs {
-		if p.alive() {
-			p.signal(s)
+		if p.group.alive() {
+			p.group.signal(s)
 		}
 	}
 }
@@ -141,11 +143,21 @@ func (j *job) signal(s os.Signal) {
 // leftovers reports whether something is there that the processes have started.
 func (j *job) leftovers() bool {
 	for _, p := range j.procs {
-		if p.alive() {
+		if p.group.alive() {
 			return true
 		}
 	}
 	return false
+}
+
+// watch notes whose number may be somebody else's by now, and reports whether that
+// is to be done again.
+func (j *job) watch() bool {
+	again := false
+	for _, p := range j.procs {
+		again = p.group.watch() || again
+	}
+	return again
 }
 
 // endLeftovers ends what the processes have started and left behind.
