@@ -104,7 +104,7 @@ func TestLastWordsOfTheKilled(t *testing.T) {
 	c.Env = append(c.Env, fileVariable+"="+w.file)
 	c.Stdout, c.Signals = w, signals
 	rep, err := launch.Run(t.Context(), c)
-	if e, ok := errors.AsType[*launch.ExitError](err); !ok || e.Code != 143 || errors.Is(err, launch.ErrOutput) {
+	if e, ok := errors.AsType[*launch.SignalError](err); !ok || e.Code != 143 || errors.Is(err, launch.ErrOutput) {
 		t.Errorf("Run = %+v, %v; want code 143 and no output lost", rep, err)
 	}
 	var want strings.Builder

@@ -33,8 +33,9 @@ type job struct {
 	asked    os.Signal // the first signal from outside by which they are to end
 	cause    error     // of the context that ended
 	report   *Report
-	first    *Exit // that failed
-	lost     bool  // output was given up
+	first    *Exit   // that failed
+	told     *remark // why it failed or was ended
+	lost     bool    // output was given up
 }
 
 func newJob(c Config) (*job, error) {
@@ -139,6 +140,9 @@ func (j *job) result() (*Report, error) {
 	j.report.Seconds = time.Since(j.began).Seconds()
 	err := j.failure()
 	j.report.OK = err == nil
+	if err != nil && j.printer.isLast(j.told) {
+		err = &toldError{err}
+	}
 	if j.lost {
 		err = errors.Join(err, ErrOutput)
 	}
@@ -147,16 +151,21 @@ func (j *job) result() (*Report, error) {
 
 // failure returns why the job did not go well, or nil.
 func (j *job) failure() error {
+	first := j.first
 	switch {
 	case j.cause != nil:
 		return fmt.Errorf("the job was ended: %w", j.cause)
-	case j.first == nil:
+	case first == nil && j.printer.isBroken():
+		return ErrReader
+	case first == nil:
 		return nil
+	case j.asked != nil && first.Stopped:
+		code := first.Code
+		if j.killed {
+			code = codeOf(j.asked)
+		}
+		return &SignalError{Signal: nameOf(j.asked), First: *first, Code: code}
 	}
-	j.report.Failed = &j.first.Rank
-	e := &ExitError{Exit: *j.first, Code: j.first.Code}
-	if j.killed && j.asked != nil && e.Stopped {
-		e.Code = codeOf(j.asked)
-	}
-	return e
+	j.report.Failed = &first.Rank
+	return &ExitError{*first}
 }

@@ -21,6 +21,9 @@ var ErrTimeout = errors.New("time is up")
 // ErrOutput reports output that was given up because nobody took it.
 var ErrOutput = errors.New("nobody takes the output: the rest of it is lost")
 
+// ErrReader reports that a reader of the output has gone, as 'head' does.
+var ErrReader = errors.New("nobody reads the output any more")
+
 // ConfigError says what is wrong with a [Config].
 type ConfigError struct{ text string }
 
@@ -98,9 +101,6 @@ func (c Config) withDefaults() Config {
 	if c.Grace == 0 {
 		c.Grace = 10 * time.Second
 	}
-	if c.Tell == nil {
-		c.Tell = func(string) {}
-	}
 	return c
 }
 
@@ -128,8 +128,8 @@ func (c *Config) check() error {
 // LOCAL_RANK, LOCAL_WORLD_SIZE and CAIRN_SECRET in its environment, and returns
 // when all of them, and all that they have started, have ended.
 //
-// When one fails, unless KeepGoing is set, and when ctx ends, the others get
-// SIGTERM and, after the grace period, SIGKILL. Each process leads a process group,
+// When one fails, unless KeepGoing is set, when ctx ends, and when a write of output
+// fails with EPIPE because its reader has gone, the others get SIGTERM and, after the grace period, SIGKILL. Each process leads a process group,
 // and it is groups that get signals. Where the system can do that (linux),
 // processes do not outlive this one, even where it is killed.
 //
@@ -140,9 +140,11 @@ func (c *Config) check() error {
 // seconds is left behind, at a second such signal at once: the error wraps
 // [ErrOutput], and the call of Write or Tell that has not returned may still go on.
 //
-// The error is an [*ExitError] with the rank that failed first, or wraps the
-// cause of ctx, and also [ErrOutput] where output is lost. Where nothing was started the report is nil and the error a
-// [*ConfigError], that of [exec.LookPath], or of the system.
+// The error is an [*ExitError] with the rank that failed first; a [*SignalError]
+// where one of Signals has ended the job and not all ranks ended with 0; or it wraps
+// the cause of ctx, or [ErrReader]. It also wraps [ErrOutput] where output is lost.
+// Where nothing was started the report is nil and the error a [*ConfigError], that
+// of [exec.LookPath], or of the system.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {

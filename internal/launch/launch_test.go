@@ -258,6 +258,9 @@ func TestOneThatFailsEndsAll(t *testing.T) {
 	if len(told) != 1 || !strings.HasPrefix(told[0], "rank 1 exited with code 3 after ") {
 		t.Errorf("told %q; want who failed", told)
 	}
+	if !launch.Told(err) {
+		t.Errorf("%q is to be said again after %q", err, told)
+	}
 	for _, rank := range []int{0, 2} {
 		if x := rep.Ranks[rank]; !x.Stopped || x.Code == 0 {
 			t.Errorf("rank %d: %+v; want that it was stopped", rank, x)

@@ -2,9 +2,11 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"sync"
 	"sync/atomic"
+	"syscall"
 )
 
 // printer writes what a job has to say, one thing after the other, in a goroutine
@@ -17,13 +19,15 @@ type printer struct {
 	closed bool       // nothing more comes; guarded by mu
 
 	moved   atomic.Int64  // how many things were written
+	broken  chan struct{} // closed when somebody who read has gone
+	breaks  sync.Once     // closes broken
 	left    chan struct{} // closed when nobody waits for it any more
 	written chan struct{} // closed when everything is written
 }
 
 // newPrinter returns a printer that is yet to run.
 func newPrinter() *printer {
-	p := &printer{left: make(chan struct{}), written: make(chan struct{})}
+	p := &printer{left: make(chan struct{}), written: make(chan struct{}), broken: make(chan struct{})}
 	p.wake = sync.NewCond(&p.mu)
 	return p
 }
@@ -72,6 +76,9 @@ func (p *printer) write(w io.Writer, b []byte) (n int, err error) {
 	done := make(chan result, 1)
 	p.later(func() {
 		n, err := w.Write(own)
+		if errors.Is(err, syscall.EPIPE) {
+			p.breaks.Do(func() { close(p.broken) })
+		}
 		done <- result{n, err}
 	})
 	select {
@@ -79,6 +86,36 @@ func (p *printer) write(w io.Writer, b []byte) (n int, err error) {
 		return r.n, r.err
 	case <-p.left:
 		return 0, ErrOutput
+	}
+}
+
+// remark is something that the user is told, by a printer.
+type remark struct {
+	at int64 // what was written before it; set by the printer before written is closed
+}
+
+// tell has f called as later does, and returns what isLast knows it by.
+func (p *printer) tell(f func()) *remark {
+	r := &remark{at: -1}
+	p.later(func() {
+		r.at = p.moved.Load()
+		f()
+	})
+	return r
+}
+
+// isLast reports whether everything is written, and a remark was the last of it.
+func (p *printer) isLast(r *remark) bool {
+	return r != nil && p.isDone() && r.at >= 0 && p.moved.Load() == r.at+1
+}
+
+// isBroken reports whether somebody who read has gone.
+func (p *printer) isBroken() bool {
+	select {
+	case <-p.broken:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -19,6 +19,14 @@ func Passed() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} }
 // ends reports whether a signal says that a job is to end.
 func ends(s os.Signal) bool { return s == os.Interrupt || s == syscall.SIGTERM }
 
+// nameOf returns the name of a signal.
+func nameOf(s os.Signal) string {
+	if s == os.Interrupt {
+		return "SIGINT"
+	}
+	return "SIGTERM"
+}
+
 // codeOf returns the exit code that stands for a signal.
 func codeOf(s os.Signal) int {
 	if s == os.Interrupt {

@@ -33,7 +33,7 @@ func codeOf(s os.Signal) int {
 // exitCode returns how a process ended.
 func exitCode(s *os.ProcessState) (code int, signal string) {
 	if ws, ok := s.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		return codeOf(ws.Signal()), ws.Signal().String()
+		return codeOf(ws.Signal()), nameOf(ws.Signal())
 	}
 	return s.ExitCode(), ""
 }

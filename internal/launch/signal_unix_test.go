@@ -30,6 +30,13 @@ func init() {
 			fmt.Println("ready")
 			fmt.Println(<-got)
 		},
+		"heed": func(string) {
+			got := make(chan os.Signal, 1)
+			signal.Notify(got, syscall.SIGTERM)
+			fmt.Println("ready")
+			<-got
+			os.Exit(7)
+		},
 		"stubborn": func(string) {
 			signal.Ignore(os.Interrupt, syscall.SIGTERM)
 			fmt.Println("ready")
@@ -140,22 +147,25 @@ func TestExitCodeOfASignal(t *testing.T) {
 		grace   time.Duration
 		signals []os.Signal
 		want    int
+		text    string
 	}{
 		// No interrupt here: whoever runs this in the background has that ignored.
-		{"ranks that SIGTERM ends", "ready", time.Minute, []os.Signal{syscall.SIGTERM}, 143},
-		{"ranks that do not heed it", "stubborn", time.Millisecond, []os.Signal{syscall.SIGTERM}, 143},
-		{"a second one", "stubborn", time.Hour, []os.Signal{os.Interrupt, syscall.SIGTERM}, 130},
+		{"ranks that SIGTERM ends", "ready", time.Minute, []os.Signal{syscall.SIGTERM}, 143, "the job was ended by SIGTERM"},
+		{"ranks that do not heed it", "stubborn", time.Millisecond, []os.Signal{syscall.SIGTERM}, 143, "the job was ended by SIGTERM"},
+		{"a second one", "stubborn", time.Hour, []os.Signal{os.Interrupt, syscall.SIGTERM}, 130, "the job was ended by SIGINT"},
+		{"ranks that end in their own way", "heed", time.Minute, []os.Signal{syscall.SIGTERM}, 7, "the job was ended by SIGTERM: rank "},
 	} {
 		rep, _, err := signalled(t, c.role, c.grace, c.signals...)
-		if e, ok := errors.AsType[*launch.ExitError](err); !ok || e.Code != c.want {
-			t.Errorf("%s: Run = %+v, %v; want code %d", c.claim, rep, err, c.want)
+		e, ok := errors.AsType[*launch.SignalError](err)
+		if !ok || e.Code != c.want || !strings.HasPrefix(e.Error(), c.text) || rep.Failed != nil {
+			t.Errorf("%s: Run = %+v, %v; want %q, code %d and no rank that failed", c.claim, rep, err, c.text, c.want)
 		}
 	}
 }
 
 // A rank that was killed is named so, and one that is stopped ends all the same.
 func TestRanksThatAreKilledOrStopped(t *testing.T) {
-	for role, want := range map[string]string{"killed": "rank 1 was ended by a signal (killed) after ", "stopped": "rank 1 exited with code 1 after "} {
+	for role, want := range map[string]string{"killed": "rank 1 was ended by SIGKILL after ", "stopped": "rank 1 exited with code 1 after "} {
 		c, _, _ := self(t, 3, role)
 		rep, err := launch.Run(t.Context(), c)
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -177,6 +187,35 @@ func TestContextEndsAJob(t *testing.T) {
 		}
 		if len(told) == 0 || told[0] != "time is up: ending all" {
 			t.Errorf("%s: told %q", role, told)
+		}
+		if again := !launch.Told(err); again != (role == "stubborn") {
+			t.Errorf("%s: the cause is to be said again: %v; told %q", role, again, told)
+		}
+	}
+}
+
+// A reader that has gone ends the job in order, and is noticed after that too.
+func TestReaderThatHasGone(t *testing.T) {
+	for role, want := range map[string]string{
+		"heed":  "the job was ended: nobody reads the output any more",
+		"print": "nobody reads the output any more",
+	} {
+		c, _, _ := self(t, 1, role)
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		var told []string
+		c.Stdout, c.LogDir = w, t.TempDir()
+		c.Tell = func(text string) { told = append(told, text) }
+		rep, err := launch.Run(t.Context(), c)
+		w.Close()
+		if !errors.Is(err, launch.ErrReader) || !strings.HasSuffix(err.Error(), want) || rep.OK || rep.Failed != nil {
+			t.Errorf("%s: Run = %+v, %v; want %q", role, rep, err, want)
+		}
+		if role == "heed" && (rep.Ranks[0].Code != 7 || len(told) != 1 || !launch.Told(err)) {
+			t.Errorf("%s: %+v, told %q; want that it heeded SIGTERM", role, rep.Ranks, told)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 // where need be.
 func (j *job) wait(ctx context.Context) (*Report, error) {
 	left := len(j.procs)
-	done := ctx.Done()
+	done, broken := ctx.Done(), j.printer.broken
 	var late, look <-chan time.Time
 	for left > 0 || j.leftovers() {
 		if left == 0 {
@@ -30,9 +30,12 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 			// A context that ends by a signal does so beside it, and the signal
 			// says more than that it is time to end.
 			done, late = nil, time.After(afterContext)
+		case <-broken:
+			broken = nil
+			j.endBy(ErrReader)
 		case <-late:
 			late = nil
-			j.contextEnded(ctx)
+			j.endBy(context.Cause(ctx))
 		case <-j.kill:
 			j.killAll()
 		case <-look:
@@ -63,19 +66,22 @@ func (j *job) ended(e Exit, left int) {
 	switch {
 	case j.stopping:
 	case j.KeepGoing:
-		j.tell("rank %d %s", e.Rank, &e)
+		j.told = j.tell("rank %d %s", e.Rank, &e)
 	default:
 		j.stop()
 		if left > 0 {
-			j.tell("rank %d %s: ending the others", e.Rank, &e)
+			j.told = j.tell("rank %d %s: ending the others", e.Rank, &e)
 		}
 	}
 }
 
-// tell has the user told something, without waiting for it.
-func (j *job) tell(format string, args ...any) {
+// tell has the user told something, without waiting for it. Nil: nobody is told.
+func (j *job) tell(format string, args ...any) *remark {
+	if j.Tell == nil {
+		return nil
+	}
 	text := fmt.Sprintf(format, args...)
-	j.printer.later(func() { j.Tell(text) })
+	return j.printer.tell(func() { j.Tell(text) })
 }
 
 // passOn passes a signal on to all processes.
@@ -92,14 +98,14 @@ func (j *job) passOn(s os.Signal) {
 	}
 }
 
-// contextEnded ends the processes, unless something else does so already.
-func (j *job) contextEnded(ctx context.Context) {
+// endBy ends the processes for a cause, unless something else does so already.
+func (j *job) endBy(cause error) {
 	if j.stopping {
 		return
 	}
-	j.cause = context.Cause(ctx)
+	j.cause = cause
 	j.stop()
-	j.tell("%v: ending all", j.cause)
+	j.told = j.tell("%v: ending all", j.cause)
 }
 
 // stop tells the processes to end, and begins to wait for that, once.
