@@ -49,6 +49,7 @@ func newJob(c Config) (*job, error) {
 	}
 	if err := j.prepare(); err != nil {
 		j.cleanUp()
+		j.dropLogs()
 		return nil, err
 	}
 	j.report = &Report{WorldSize: c.Nodes * c.N, MasterAddr: j.at.addr, MasterPort: j.at.port, Ranks: make([]Exit, c.N)}
@@ -60,10 +61,8 @@ func (j *job) prepare() (err error) {
 	if j.env, err = j.environ(j.at); err != nil {
 		return err
 	}
-	if j.LogDir != "" {
-		if err := os.MkdirAll(j.LogDir, 0o777); err != nil {
-			return err
-		}
+	if err := j.makeLogs(); err != nil {
+		return err
 	}
 	for local := range j.N {
 		p, err := j.newProcess(local)
@@ -106,6 +105,9 @@ func (j *job) start() error {
 		}
 		if err != nil {
 			j.giveUp(local)
+			if local == 0 {
+				j.dropLogs()
+			}
 			return fmt.Errorf("start rank %d: %w", p.rank, err)
 		}
 		if stdin != nil {

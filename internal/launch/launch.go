@@ -74,8 +74,12 @@ type Config struct {
 	// 64 KiB, which are cut.
 	Prefix, Color, ErrColor bool
 	// LogDir is a folder in which files RANK.out and RANK.err get what the
-	// processes print, as its bytes are. It is made if need be. Empty: none.
+	// processes print, as its bytes are. It is made if need be. Where it holds such
+	// files already, of any rank or, with several hosts, of a rank of this one, the
+	// job is refused: they are those of an earlier one. Empty: none.
 	LogDir string
+	// Overwrite removes those files instead.
+	Overwrite bool
 
 	// KeepGoing lets the other processes go on where one fails.
 	KeepGoing bool
@@ -95,7 +99,7 @@ func (c Config) withDefaults() Config {
 	if c.Nodes == 0 {
 		c.Nodes = 1
 	}
-	if c.Addr == "" && c.Nodes == 1 {
+	if c.Addr == "" && c.Nodes == 1 && !c.Unix {
 		c.Addr = "127.0.0.1"
 	}
 	if c.Grace == 0 {
@@ -116,6 +120,8 @@ func (c *Config) check() error {
 		return wrong("port %d: want 1 to 65535", c.Port)
 	case c.Nodes > 1 && c.Unix:
 		return wrong("a unix socket is for one host")
+	case c.Unix && (c.Addr != "" || c.Port != 0):
+		return wrong("a unix socket has no other address and no port")
 	case c.Nodes > 1 && (c.Addr == "" || c.Port == 0):
 		return wrong("several hosts need the address and the port of rank 0")
 	case c.Grace < 0:
@@ -143,8 +149,8 @@ func (c *Config) check() error {
 // The error is an [*ExitError] with the rank that failed first; a [*SignalError]
 // where one of Signals has ended the job and not all ranks ended with 0; or it wraps
 // the cause of ctx, or [ErrReader]. It also wraps [ErrOutput] where output is lost.
-// Where nothing was started the report is nil and the error a [*ConfigError], that
-// of [exec.LookPath], or of the system.
+// Where nothing was started the report is nil and the error a [*ConfigError], a
+// [*LogError], that of [exec.LookPath], or of the system.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {

@@ -298,6 +298,8 @@ func TestNothingIsStartedWhere(t *testing.T) {
 		"the host has a number too high": {N: 1, Command: []string{"x"}, Nodes: 2, Node: 2},
 		"the port is none":               {N: 1, Command: []string{"x"}, Port: 65536},
 		"several hosts have no address":  {N: 1, Command: []string{"x"}, Nodes: 2},
+		"a socket has a port":            {N: 1, Command: []string{"x"}, Unix: true, Port: 700},
+		"a socket has an address":        {N: 1, Command: []string{"x"}, Unix: true, Addr: "127.0.0.1"},
 		"several hosts share a socket":   {N: 1, Command: []string{"x"}, Nodes: 2, Unix: true},
 		"several hosts have no secret":   {N: 1, Command: []string{os.Args[0]}, Nodes: 2, Addr: "h", Port: 1, Env: []string{"CAIRN_SECRET="}},
 	} {

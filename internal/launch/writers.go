@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strconv"
 )
 
@@ -37,11 +36,10 @@ func (j *job) writer(w io.Writer, rank int, kind string, prefix, color bool) (io
 	if j.LogDir == "" {
 		return w, nil
 	}
-	f, err := os.Create(filepath.Join(j.LogDir, fmt.Sprintf("%d.%s", rank, kind)))
+	f, err := j.newLog(rank, kind)
 	if err != nil {
 		return nil, err
 	}
-	j.logs = append(j.logs, f)
 	if w == nil {
 		return f, nil
 	}
