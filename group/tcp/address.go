@@ -140,6 +140,9 @@ func listenSoon(ctx context.Context, network, address string) (net.Listener, err
 
 // removeDead removes a socket that a process left behind which was killed.
 func removeDead(ctx context.Context, path string) {
+	if fi, err := os.Lstat(path); err != nil || fi.Mode()&os.ModeSocket == 0 {
+		return // a file that is no socket refuses connections too
+	}
 	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err == nil {
 		c.Close()

@@ -66,6 +66,9 @@ type Config struct {
 	lookup func(ctx context.Context, name string) ([]string, error)
 }
 
+// maxArity bounds what rank 0 may set for all.
+const maxArity = 1 << 16
+
 // hasty bounds how long a stranger may take to prove who it is.
 const hasty = 10 * time.Second
 
@@ -109,6 +112,9 @@ func (c *Config) check() error {
 		if f.negative {
 			return fmt.Errorf("%s of the configuration is negative: %w", f.name, group.ErrInvalid)
 		}
+	}
+	if c.Arity > maxArity || c.Timeout > 0 && c.Timeout < time.Millisecond {
+		return fmt.Errorf("arity %d (at most %d), timeout %v (at least 1ms): %w", c.Arity, maxArity, c.Timeout, group.ErrInvalid)
 	}
 	return CheckJob(c.Job)
 }

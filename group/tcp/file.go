@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -53,7 +54,7 @@ func (f *File) Announce(_ context.Context, addr string) error {
 
 // Find returns the address in the file.
 func (f *File) Find(context.Context) (string, error) {
-	b, err := os.ReadFile(f.Path)
+	b, err := f.read()
 	if err != nil {
 		return "", fmt.Errorf("find rank 0: %w", err)
 	}
@@ -65,6 +66,24 @@ func (f *File) Find(context.Context) (string, error) {
 		return "", fmt.Errorf("find rank 0: %s: %w", f.Path, err)
 	}
 	return addr, nil
+}
+
+// read returns what is in the file, or the first of it. Reading anything else,
+// such as a pipe, could last for ever.
+func (f *File) read() ([]byte, error) {
+	fi, err := os.Stat(f.Path)
+	if err != nil {
+		return nil, err
+	}
+	if !fi.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file: %w", f.Path, group.ErrInvalid)
+	}
+	r, err := os.Open(f.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return io.ReadAll(io.LimitReader(r, MaxAddress+2))
 }
 
 // Close removes the file, where it still holds what this rank has written.

@@ -83,7 +83,7 @@ func (f *framed) arm() error {
 // much it has read. It needs silence to be set.
 func (f *framed) fill(b []byte) (n int, err error) {
 	f.mu.Lock()
-	f.filling, f.cut = true, false
+	f.filling = true
 	f.mu.Unlock()
 	for n < len(b) && err == nil {
 		if err = f.resume(); err == nil {
@@ -94,10 +94,10 @@ func (f *framed) fill(b []byte) (n int, err error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.filling = false
 	if f.cut && errors.Is(err, os.ErrDeadlineExceeded) {
 		err = nil
 	}
+	f.filling, f.cut = false, false
 	return n, err
 }
 
@@ -111,12 +111,13 @@ func (f *framed) resume() error {
 	return f.arm()
 }
 
-// interrupt makes fill return, where that reads.
+// interrupt makes fill return, also where that is yet to be called: then at once,
+// with nothing.
 func (f *framed) interrupt() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.cut = true
 	if f.filling {
-		f.cut = true
 		_ = f.Conn.SetReadDeadline(time.Unix(1, 0)) // where it is closed, that interrupts
 	}
 }

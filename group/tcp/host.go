@@ -6,8 +6,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group/tree"
@@ -33,14 +35,21 @@ type host struct {
 	cancel     context.CancelFunc
 	wg         sync.WaitGroup
 
-	mu    sync.Mutex
-	table []string              // addresses by rank; guarded by mu
-	open  map[net.Conn]struct{} // that prove themselves; guarded by mu
+	mu     sync.Mutex
+	table  []string        // addresses by rank; guarded by mu
+	guests map[*guest]bool // that prove themselves, or have; guarded by mu
+}
+
+// guest is a connection that was accepted and is not yet handed over.
+type guest struct {
+	conn   net.Conn
+	since  time.Time
+	proven bool // guarded by the host's mu
 }
 
 func newHost(cfg Config, rank, size int) *host {
 	h := &host{cfg: cfg, rank: rank, size: size, met: make(chan struct{}), table: make([]string, size)}
-	h.open = make(map[net.Conn]struct{})
+	h.guests = make(map[*guest]bool)
 	h.wait.news = make(chan struct{}, 1)
 	rand.Read(h.process[:])
 	h.ctx, h.cancel = context.WithCancel(context.Background())
@@ -50,7 +59,6 @@ func newHost(cfg Config, rank, size int) *host {
 
 // serve accepts connections until the listener is closed.
 func (h *host) serve() {
-	slots := make(chan struct{}, maxStrangers)
 	for {
 		c, err := h.ln.Accept()
 		if err != nil {
@@ -64,46 +72,68 @@ func (h *host) serve() {
 				return
 			}
 		}
-		slots <- struct{}{}
+		g := &guest{conn: h.cfg.Wrap(c), since: time.Now()}
+		if !h.receive(g) {
+			g.conn.Close()
+			return
+		}
 		h.wg.Go(func() {
-			defer func() { <-slots }()
-			h.admit(c)
+			defer h.dismissGuest(g)
+			h.admit(g)
 		})
 	}
 }
 
-// track notes a connection to close with the host, unless that is over.
-func (h *host) track(c net.Conn) bool {
+// receive notes a connection to close with the host, unless that is over. Of too
+// many strangers the one that has been here longest has to go: a rank proves
+// itself at once, and must not wait for those who never will.
+func (h *host) receive(g *guest) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.ctx.Err() != nil {
 		return false
 	}
-	h.open[c] = struct{}{}
+	strangers, oldest := 0, (*guest)(nil)
+	for o := range h.guests {
+		if o.proven {
+			continue
+		}
+		strangers++
+		if oldest == nil || o.since.Before(oldest.since) {
+			oldest = o
+		}
+	}
+	if strangers >= maxStrangers {
+		oldest.conn.Close()
+		delete(h.guests, oldest)
+	}
+	h.guests[g] = true
 	return true
 }
 
-func (h *host) untrack(c net.Conn) {
+func (h *host) dismissGuest(g *guest) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.open, c)
+	delete(h.guests, g)
 }
 
 // admit lets a connection in that proves itself, and closes any other.
-func (h *host) admit(raw net.Conn) {
-	raw = h.cfg.Wrap(raw)
-	c := raw
+func (h *host) admit(g *guest) {
+	c := g.conn
 	if h.cfg.TLS != nil {
-		c = tls.Server(raw, h.cfg.TLS)
+		c = tls.Server(c, h.cfg.TLS)
 	}
-	if !h.track(raw) {
-		raw.Close()
-		return
-	}
-	defer h.untrack(raw)
-	_ = raw.SetDeadline(time.Now().Add(hasty))
+	_ = g.conn.SetDeadline(time.Now().Add(hasty))
 	f := newFramed(c)
-	hi, err := welcome(f, h.cfg.Secret, h.check)
+	hi, err := welcome(f, h.cfg.Secret, func(hi hello) error {
+		h.mu.Lock()
+		g.proven = true
+		h.mu.Unlock()
+		return h.check(hi)
+	})
+	if err != nil && h.meeting != nil {
+		h.meeting.turnedAway(hi, err)
+	}
 	if err == nil {
 		err = h.take(f, hi)
 	}
@@ -174,7 +204,27 @@ func (h *host) dial(ctx context.Context, p purpose, to int, addr string) (*frame
 }
 
 // dialAs connects to another rank, at an address, with what stands for a session.
-func (h *host) dialAs(ctx context.Context, p purpose, to int, addr string, s session) (*framed, error) {
+// A rank that has too many strangers to look at may hang up: it is asked again.
+func (h *host) dialAs(ctx context.Context, p purpose, to int, addr string, s session) (f *framed, err error) {
+	for wait := firstRetry; ; wait *= 4 {
+		f, err = h.dialOnce(ctx, p, to, addr, s)
+		if !isHungUp(err) || wait > time.Second {
+			return f, err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// isHungUp reports whether err is of a connection that the other end has closed.
+func isHungUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+func (h *host) dialOnce(ctx context.Context, p purpose, to int, addr string, s session) (*framed, error) {
 	network, address := split(addr)
 	raw, err := new(net.Dialer).DialContext(ctx, network, address)
 	if err != nil {
@@ -184,8 +234,8 @@ func (h *host) dialAs(ctx context.Context, p purpose, to int, addr string, s ses
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	hi := hello{purpose: p, from: h.rank, to: to, size: h.size, session: s, job: h.cfg.Job}
 	f, err := h.greet(ctx, raw, hi, address)
-	if !stop() && err == nil {
-		err = ctx.Err()
+	if !stop() {
+		err = fmt.Errorf("what listens there does not answer as a rank does: %w", ctx.Err())
 	}
 	if err != nil {
 		raw.Close()
@@ -250,8 +300,8 @@ func (h *host) close() {
 	h.mail.flush()
 	h.mu.Lock()
 	h.cancel()
-	for c := range h.open {
-		c.Close()
+	for g := range h.guests {
+		g.conn.Close()
 	}
 	h.mu.Unlock()
 	if h.node != nil {

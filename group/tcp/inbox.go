@@ -60,6 +60,12 @@ func (m *mail) begin(l letter, size int, from *mailWire) (*inLane, *message, err
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.inLane(l.lane)
+	for n.open() != nil && n.from != from && n.from != nil && !n.from.isOver() {
+		// The sender has retired the connection by which the rest of its message
+		// still comes, and sends the next by another.
+		m.moved.Wait()
+		n = m.inLane(l.lane)
+	}
 	g, cost := n.open(), charge(l.first, size)
 	switch {
 	case l.first != (g == nil), g != nil && n.from != from, l.total > m.host.cfg.MaxMessage:

@@ -130,9 +130,14 @@ func (h *host) begin(t terms) {
 	close(h.met)
 }
 
+// secretPatience is how long a rank 0 with another secret may be one of an earlier
+// job, whose place the right one takes soon.
+const secretPatience = 2 * time.Second
+
 // follow is what the other ranks do: they look for rank 0 until they have met.
 func (h *host) follow(ctx context.Context) error {
 	var last error
+	start := time.Now()
 	for retry := firstRetry; ; retry = min(2*retry, h.lastRetry()) {
 		t, err := h.attend(ctx)
 		if err == nil {
@@ -146,7 +151,7 @@ func (h *host) follow(ctx context.Context) error {
 		if e, ok := errors.AsType[final](err); ok {
 			return e.error
 		}
-		if errors.Is(err, ErrSecret) {
+		if errors.Is(err, ErrSecret) && time.Since(start) > secretPatience {
 			return err
 		}
 		if errors.Is(err, errForgotten) {
@@ -158,6 +163,9 @@ func (h *host) follow(ctx context.Context) error {
 		select {
 		case <-time.After(retry/2 + mathrand.N(retry)):
 		case <-ctx.Done():
+			if errors.Is(last, ErrRefused) {
+				return fmt.Errorf("%w: %w", last, group.ContextError(ctx))
+			}
 			return &group.Error{Op: opJoin, Ranks: []int{0}, Err: fmt.Errorf("%w: %w (%w)", errMissing, group.ContextError(ctx), last)}
 		}
 	}

@@ -247,10 +247,11 @@ func (w *mailWire) fail(err error) {
 	close(w.ended)
 	w.mu.Unlock()
 	if f != nil {
-		f.Close()
+		defer f.Close() // when this rank has said what is wrong: the other end may blame it
 	}
 	m := w.mail
 	m.mu.Lock()
+	m.moved.Broadcast()
 	delete(m.others, w)
 	if m.wires[w.peer] == w {
 		delete(m.wires, w.peer)

@@ -95,6 +95,13 @@ func (w *mailWire) isQuiet() bool {
 	return w.err == nil && w.conn != nil && !w.last && len(w.queue) == 0
 }
 
+// isOver reports whether the connection has ended.
+func (w *mailWire) isOver() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err != nil
+}
+
 // end takes a dialled connection out of use. The lock is held.
 func (m *mail) end(w *mailWire) {
 	delete(m.wires, w.peer)

@@ -16,7 +16,7 @@ import (
 const opJoin group.Op = "join"
 
 // errMissing reports ranks that have not come to a meeting.
-var errMissing = errors.New("have not come")
+var errMissing = errors.New("missing from the meeting")
 
 // meeting is the list that rank 0 keeps of the ranks that have come. No
 // connection belongs to it: ranks say where they listen and hang up, and whether
@@ -31,6 +31,7 @@ type meeting struct {
 	here   int           // how many have heard that they have a seat; guarded by mu
 	over   bool          // guarded by mu
 	latest absence       // who last lost its seat and has not come back; guarded by mu
+	turned absence       // who was last refused; guarded by mu
 }
 
 // seat is a rank that has come.
@@ -107,6 +108,17 @@ func (m *meeting) confirm(rank int, process session) {
 		default:
 		}
 	}
+}
+
+// turnedAway notes that a process that said to be a rank was refused, for who
+// wonders where that rank is. A stranger may say anything.
+func (m *meeting) turnedAway(hi hello, err error) {
+	if hi.purpose != toMeet {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.turned = absence{rank: hi.from, reason: err.Error()}
 }
 
 // vacate frees a seat whose rank does not know that it has it.
@@ -188,6 +200,9 @@ func (m *meeting) missing(cause error, limit int) *group.Error {
 	defer m.mu.Unlock()
 	if m.latest.reason != "" {
 		cause = fmt.Errorf("%w (rank %d was here: %s)", cause, m.latest.rank, m.latest.reason)
+	}
+	if m.turned.reason != "" && slices.Contains(ranks, m.turned.rank) {
+		cause = fmt.Errorf("%w (who came as rank %d was refused: %s)", cause, m.turned.rank, m.turned.reason)
 	}
 	return &group.Error{Op: opJoin, Ranks: ranks, Err: cause}
 }

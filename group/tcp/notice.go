@@ -57,7 +57,7 @@ func decodeTerms(b []byte) (terms, error) {
 	r := wire.NewReader(b)
 	var t terms
 	copy(t.session[:], r.Raw(len(t.session)))
-	t.arity = r.CountMax(1 << 16)
+	t.arity = r.CountMax(maxArity)
 	t.timeout = time.Duration(r.Size())
 	t.again = time.Duration(r.Size())
 	t.above = r.String()

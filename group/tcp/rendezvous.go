@@ -47,17 +47,27 @@ func ParseRendezvous(address string) (Rendezvous, error) {
 	}
 	switch u.Scheme {
 	case "env":
-		if u.Host == "" && (u.Path == "" || u.Path == "/") {
-			return &Env{Port: u.Query().Get("port")}, nil
-		}
+		return parseEnv(address, u)
 	case "file":
-		if u.Host == "" && u.Path != "" {
+		if u.Host == "" && u.Path != "" && u.RawQuery == "" {
 			return &File{Path: u.Path}, nil
 		}
-	default:
-		return nil, fmt.Errorf("rendezvous %q: scheme is none of env, file: %w", address, group.ErrInvalid)
+		return nil, fmt.Errorf("rendezvous %q: want file:///absolute/path: %w", address, group.ErrInvalid)
 	}
-	return nil, fmt.Errorf("rendezvous %q: %w", address, group.ErrInvalid)
+	return nil, fmt.Errorf("rendezvous %q: scheme is none of env, file, etcd: %w", address, group.ErrInvalid)
+}
+
+func parseEnv(address string, u *url.URL) (*Env, error) {
+	q := u.Query()
+	port := q.Get("port")
+	q.Del("port")
+	if u.Host != "" || strings.Trim(u.Path, "/") != "" || len(q) > 0 {
+		return nil, fmt.Errorf("rendezvous %q: want env:// or env://?port=N: %w", address, group.ErrInvalid)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); port != "" && err != nil {
+		return nil, fmt.Errorf("rendezvous %q: port %q is no number up to 65535: %w", address, port, group.ErrInvalid)
+	}
+	return &Env{Port: port}, nil
 }
 
 // Env is the [Rendezvous] by the environment that torchrun, Slurm scripts and
@@ -111,16 +121,21 @@ func (e *Env) Seat(context.Context) (rank, size int, err error) {
 func (e *Env) need(name string) (int, error) {
 	n, set, err := e.Number(name)
 	if err == nil && !set {
-		err = fmt.Errorf("environment variable %s is not set: %w", name, group.ErrInvalid)
+		err = unset(name)
 	}
 	return n, err
+}
+
+// unset returns the error of a variable that is missing.
+func unset(name string) error {
+	return fmt.Errorf("environment variable %s is not set, as a launcher does (such as cairn run -n 4 -- PROGRAM): %w", name, group.ErrInvalid)
 }
 
 // Place returns MASTER_ADDR and MASTER_PORT.
 func (e *Env) Place() (string, error) {
 	host, port := e.get("MASTER_ADDR"), e.Port
 	if host == "" {
-		return "", fmt.Errorf("environment variable MASTER_ADDR is not set: %w", group.ErrInvalid)
+		return "", unset("MASTER_ADDR")
 	}
 	if isUnix(host) {
 		return host, nil
@@ -129,7 +144,7 @@ func (e *Env) Place() (string, error) {
 		port = e.get("MASTER_PORT")
 	}
 	if port == "" {
-		return "", fmt.Errorf("environment variable MASTER_PORT is not set: %w", group.ErrInvalid)
+		return "", unset("MASTER_PORT")
 	}
 	return joinHost(host, port), nil
 }

@@ -1,0 +1,187 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// Strangers who say nothing, more of them than are looked at, keep nobody from
+// meeting, or from connecting later.
+func TestSilentStrangersAreInNobodysWay(t *testing.T) {
+	cfg := pairConfig(t)
+	cfg.Timeout = 20 * time.Second
+	leader := joinLater(t, cfg, 0)
+	var addr string
+	until(t, "rank 0 has announced itself", func() bool {
+		var err error
+		addr, err = (&File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}).Find(t.Context())
+		return err == nil
+	})
+	besiege(t, addr)
+	follower := joinLater(t, cfg, 1)
+	for r, j := range []*joining{leader, follower} {
+		if <-j.done; j.err != nil {
+			t.Fatalf("Join of rank %d = %v; want no error", r, j.err)
+		}
+	}
+	besiege(t, follower.group.Addr())
+	if err := leader.group.Send(t.Context(), 1, 0, []byte("x")); err != nil {
+		t.Fatalf("Send = %v", err)
+	}
+	if _, err := follower.group.Recv(t.Context(), 0, 0); err != nil {
+		t.Errorf("Recv = %v; want what was sent", err)
+	}
+}
+
+// besiege opens twice as many connections as are looked at.
+func besiege(t *testing.T, addr string) {
+	t.Helper()
+	network, address := split(addr)
+	for range 2 * maxStrangers {
+		c, err := net.Dial(network, address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+}
+
+// tarpit reads slowly, a little at a time.
+type tarpit struct{ net.Conn }
+
+func (p tarpit) Read(b []byte) (int, error) {
+	time.Sleep(time.Millisecond)
+	return p.Conn.Read(b[:min(len(b), 16<<10)])
+}
+
+func (p tarpit) CloseWrite() error { return p.Conn.(*net.TCPConn).CloseWrite() }
+
+// A connection that is not needed any more ends once the message that is on it
+// has come; the next comes by another one.
+func TestConnectionEndsAfterItsMessage(t *testing.T) {
+	cfg := pairConfig(t)
+	cfg.Size, cfg.Timeout = 3, 20*time.Second
+	cfg.Wrap = func(c net.Conn) net.Conn { return tarpit{c} }
+	gs := several(t, cfg)
+	m := gs[0].host.mail
+	m.keep = 1
+	const rounds, size = 4, laneWindow / 2 // as much is granted at once
+	var wg sync.WaitGroup
+	for _, g := range gs[1:] {
+		wg.Go(func() {
+			b := make([]byte, size)
+			for range rounds {
+				if err := g.RecvInto(t.Context(), 0, 0, b); err != nil {
+					t.Errorf("RecvInto on rank %d = %v", g.Rank(), err)
+					return
+				}
+			}
+		})
+	}
+	for range rounds {
+		for r := 1; r < cfg.Size; r++ {
+			if err := gs[0].Send(t.Context(), r, 0, make([]byte, size)); err != nil {
+				t.Fatalf("Send to rank %d = %v", r, err)
+			}
+			until(t, "the room is back", func() bool {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				return len(m.out) == 0
+			})
+		}
+	}
+	wg.Wait()
+}
+
+// An interrupt that comes just before a read is not lost.
+func TestInterruptBeforeTheRead(t *testing.T) {
+	a, b := net.Pipe()
+	defer a.Close()
+	defer b.Close()
+	f := newFramed(a)
+	f.silence = time.Hour
+	f.interrupt()
+	if n, err := f.fill(make([]byte, 10)); n != 0 || err != nil {
+		t.Errorf("fill after interrupt = %d, %v; want nothing, and no error", n, err)
+	}
+	go b.Write([]byte("0123456789"))
+	if n, err := f.fill(make([]byte, 10)); n != 10 || err != nil {
+		t.Errorf("fill = %d, %v; want all ten bytes", n, err)
+	}
+}
+
+// What is no socket is not removed to make room for one.
+func TestFileAtTheAddressOfASocketStays(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if ln, err := listenSoon(ctx, "unix", path); err == nil {
+		ln.Close()
+		t.Error("listened where a file is")
+	}
+	if b, err := os.ReadFile(path); string(b) != "precious" {
+		t.Errorf("the file holds %q, %v", b, err)
+	}
+}
+
+// A folder, or anything else that is no file, is no rendezvous.
+func TestRendezvousMustBeAFile(t *testing.T) {
+	if _, err := (&File{Path: t.TempDir()}).Find(t.Context()); !errors.Is(err, group.ErrInvalid) {
+		t.Errorf("Find = %v; want ErrInvalid", err)
+	}
+}
+
+// Who is missing because it was refused is said to be.
+func TestRankZeroSaysWhoWasRefused(t *testing.T) {
+	cfg := pairConfig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var errs [2]error
+	var wg sync.WaitGroup
+	for r := range errs {
+		wg.Go(func() {
+			c := cfg
+			c.Rank = r
+			if r == 1 {
+				c.Job = "another"
+			}
+			_, errs[r] = Join(ctx, c)
+		})
+	}
+	wg.Wait()
+	if !strings.Contains(errs[0].Error(), `who came as rank 1 was refused: this is job "pair", not "another"`) {
+		t.Errorf("rank 0: %v; want that rank 1 was refused, and why", errs[0])
+	}
+	if !errors.Is(errs[1], ErrRefused) || !errors.Is(errs[1], context.DeadlineExceeded) {
+		t.Errorf("rank 1: %v; want that it was refused", errs[1])
+	}
+}
+
+// Addresses that are almost right are refused, and the error says what is right.
+func TestAddressesOfMeetings(t *testing.T) {
+	for address, want := range map[string]string{
+		"file://meet":       "file:///absolute/path",
+		"file:///x?size=2":  "file:///absolute/path",
+		"env://host:1":      "env://?port=N",
+		"env://?prt=29501":  "env://?port=N",
+		"env://?port=abc":   "no number",
+		"http://x":          "none of env, file, etcd",
+		"etcd://h/j?size=1": "Config.Meet",
+	} {
+		if _, err := ParseRendezvous(address); !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("ParseRendezvous(%q) = %v; want ErrInvalid and %q", address, err, want)
+		}
+	}
+}
