@@ -37,6 +37,7 @@ func silent(t *testing.T) string {
 }
 
 func TestClusterThatIsNotThere(t *testing.T) {
+	why := map[string]string{"nobody listens": "refused", "nobody answers": "does not answer as etcd does"}
 	for claim, endpoint := range map[string]string{"nobody listens": nowhere(t), "nobody answers": silent(t)} {
 		for call, f := range map[string]func(ctx context.Context, r *etcd.Rendezvous) error{
 			"Seat":     func(ctx context.Context, r *etcd.Rendezvous) error { _, _, err := r.Seat(ctx); return err },
@@ -56,8 +57,8 @@ func TestClusterThatIsNotThere(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 				defer cancel()
 				err := f(ctx, r)
-				if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "etcd at "+endpoint) {
-					t.Errorf("%s = %v; want that the time is over, and the endpoint", call, err)
+				if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "etcd at "+endpoint) || !strings.Contains(err.Error(), why[claim]) {
+					t.Errorf("%s = %v; want that the time is over, the endpoint, and %q", call, err, why[claim])
 				}
 				if err := r.Close(); err != nil {
 					t.Errorf("Close = %v", err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -93,9 +94,30 @@ func (s *session) do(ctx context.Context, f func(context.Context) error) error {
 			last = err
 		}
 		if pause(ctx, wait) != nil {
+			if errors.Is(last, context.DeadlineExceeded) || errors.Is(last, context.Canceled) {
+				last = knock(strings.Split(s.where, ", ")) // the client does not say why nobody answered
+			}
 			return fmt.Errorf("etcd at %s: %w (%w)", s.where, group.ContextError(ctx), last)
 		}
 	}
+}
+
+// knock returns why no member of the cluster answers.
+func knock(endpoints []string) error {
+	var errs []error
+	for _, e := range endpoints {
+		_, address, found := strings.Cut(e, "://")
+		if !found {
+			address = e
+		}
+		c, err := net.DialTimeout("tcp", address, 500*time.Millisecond)
+		if err == nil {
+			c.Close()
+			err = fmt.Errorf("%s takes connections, but does not answer as etcd does: is one side with TLS and the other without?", address)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // passes reports whether an error is of a cluster that does not answer now.
