@@ -152,7 +152,7 @@ func (j *job) checkStore(t *testing.T, d death, uncertain bool) {
 	if err != nil || n != step {
 		t.Errorf("the checkpoint of step %d says %v, %v", step, n, err)
 	}
-	if step != oldStep && d.at != "writer.Finished" && !uncertain {
+	if step != oldStep && d.at != "writer.HasFinished" && !uncertain {
 		t.Errorf("the checkpoint is of step %d; want the old one", step)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/engine/enginetest"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -109,14 +110,16 @@ func act(ctx context.Context, g group.Group, o order, t trap) error {
 	}
 	if o.Op == opSave {
 		_, err := cairn.Save(ctx, store, stateOf(g.Rank(), newStep, t), &cairn.SaveOptions{
-			Group: g, Step: newStep, Planner: &savePlanner{trap: t}, Writer: &writer{native.NewWriter(store, nil), t},
+			Group: g, Step: newStep, Planner: &enginetest.SavePlanner{Hook: t.enter},
+			Writer: &enginetest.Writer{Writer: native.NewWriter(store, nil), Hook: t.enter},
 		})
 		return err
 	}
 	state := stateOf(g.Rank(), 0, t)
 	_, err = cairn.Load(ctx, store, state, &cairn.LoadOptions{
-		Group: g, Planner: &loadPlanner{trap: t}, Reader: &reader{formats.NewReader(store, storage.ReadOptions{}), t},
-		Share: o.Op == opShare,
+		Group: g, Planner: &enginetest.LoadPlanner{Hook: t.enter, Share: true},
+		Reader: &enginetest.Reader{Reader: formats.NewReader(store, storage.ReadOptions{}), Hook: t.enter},
+		Share:  o.Op == opShare,
 	})
 	return err
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/internal/engine"
-	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/internal/engine/enginetest"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -48,89 +48,6 @@ func (p trap) enter(method string) error {
 // waysOut are the ways in which something goes wrong, and the error that tells.
 var waysOut = map[string]error{"error": errOnPurpose, "panic": group.ErrPanic, "cancel": context.Canceled}
 
-type savePlanner struct {
-	plan.DefaultSave
-	trap
-}
-
-func (p *savePlanner) SetUp(s plan.SaveSetup) error {
-	if err := p.enter("planner.SetUp"); err != nil {
-		return err
-	}
-	return p.DefaultSave.SetUp(s)
-}
-
-func (p *savePlanner) LocalPlan() (*plan.SavePlan, error) {
-	if err := p.enter("planner.LocalPlan"); err != nil {
-		return nil, err
-	}
-	return p.DefaultSave.LocalPlan()
-}
-
-func (p *savePlanner) GlobalPlan(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
-	if err := p.enter("planner.GlobalPlan"); err != nil {
-		return nil, nil, err
-	}
-	return p.DefaultSave.GlobalPlan(ps)
-}
-
-func (p *savePlanner) FinishPlan(q *plan.SavePlan) (*plan.SavePlan, error) {
-	if err := p.enter("planner.FinishPlan"); err != nil {
-		return nil, err
-	}
-	return p.DefaultSave.FinishPlan(q)
-}
-
-func (p *savePlanner) Resolve(it *plan.WriteItem) (plan.Data, error) {
-	if it.Kind != plan.KindBytes { // tensors are asked for in goroutines of the storage's own
-		if err := p.enter("planner.Resolve"); err != nil {
-			return plan.Data{}, err
-		}
-	}
-	return p.DefaultSave.Resolve(it)
-}
-
-type writer struct {
-	storage.Writer
-	trap
-}
-
-func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
-	if err := w.enter("writer.SetUp"); err != nil {
-		return err
-	}
-	return w.Writer.SetUp(ctx, s)
-}
-
-func (w *writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
-	if err := w.enter("writer.PrepareLocalPlan"); err != nil {
-		return nil, err
-	}
-	return w.Writer.PrepareLocalPlan(ctx, p)
-}
-
-func (w *writer) PrepareGlobalPlan(ctx context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
-	if err := w.enter("writer.PrepareGlobalPlan"); err != nil {
-		return nil, err
-	}
-	return w.Writer.PrepareGlobalPlan(ctx, ps)
-}
-
-func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, d storage.Resolver) (*storage.WriteResults, error) {
-	r, err := w.Writer.WriteData(ctx, p, d) // first: there is something to remove then
-	if trapErr := w.enter("writer.WriteData"); trapErr != nil {
-		return nil, trapErr
-	}
-	return r, err
-}
-
-func (w *writer) Finish(ctx context.Context, md *meta.Metadata, rs []*storage.WriteResults) error {
-	if err := w.enter("writer.Finish"); err != nil {
-		return err
-	}
-	return w.Writer.Finish(ctx, md, rs)
-}
-
 // method is a method of a protocol, the step it is part of, and whether only the
 // coordinator calls it.
 type method struct {
@@ -159,7 +76,7 @@ func TestSaveFailureReachesAllRanks(t *testing.T) {
 		{"writer.PrepareGlobalPlan", "plan", true},
 		{"planner.FinishPlan", "write", false},
 		{"planner.Resolve", "write", false},
-		{"writer.WriteData", "write", false},
+		{"writer.HasWritten", "write", false},
 		{"writer.Finish", "commit", true},
 	} {
 		for how, want := range waysOut {
@@ -182,7 +99,7 @@ func testSaveFailure(t *testing.T, m method, how string, want error, ranks []int
 		job.Cache = &caches[g.Rank()]
 		if slices.Contains(ranks, g.Rank()) {
 			p := trap{m.name, how, cancel}
-			job.Planner, job.Writer = &savePlanner{trap: p}, &writer{job.Writer, p}
+			job.Planner, job.Writer = &enginetest.SavePlanner{Hook: p.enter}, &enginetest.Writer{Writer: job.Writer, Hook: p.enter}
 		}
 		_, err := engine.Save(ctx, job)
 		return err

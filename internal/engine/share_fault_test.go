@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/internal/engine"
-	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/internal/engine/enginetest"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -83,9 +83,9 @@ func TestSharedLoadFailureReachesAllRanks(t *testing.T) {
 						job := shareJob(t, g, s)
 						if slices.Contains(ranks, g.Rank()) {
 							p := trap{m.name, how, cancel}
-							planner := new(sharingPlanner)
-							planner.trap = p
-							job.Planner, job.Reader, job.Group = planner, &reader{job.Reader, p}, &trapped{Group: g, trap: p}
+							job.Planner = &enginetest.LoadPlanner{Share: true, Hook: p.enter}
+							job.Reader = &enginetest.Reader{Reader: job.Reader, Hook: p.enter}
+							job.Group = &trapped{Group: g, trap: p}
 						}
 						_, err := engine.Load(ctx, job)
 						return err
@@ -205,5 +205,3 @@ func TestSharedReadOfADamagedFile(t *testing.T) {
 		}
 	}
 }
-
-var _ plan.Sharer = (*sharingPlanner)(nil)

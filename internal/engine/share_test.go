@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/internal/engine"
+	"github.com/cairn-ckpt/cairn/internal/engine/enginetest"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -100,11 +101,6 @@ func checkReplica(t testing.TB, s plan.State, rank int) error {
 	return compare(t, s, rank, 1)
 }
 
-// sharingPlanner is a planner of the user's that shares.
-type sharingPlanner struct{ loadPlanner }
-
-func (*sharingPlanner) CanShare() bool { return true }
-
 func shareJob(t testing.TB, g group.Group, s blob.Store) engine.LoadJob {
 	return engine.LoadJob{
 		Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: replica(t, g.Rank()), Share: true,
@@ -132,7 +128,7 @@ func TestSharedBytesAreReadOnce(t *testing.T) {
 		"three ask":               {func(j *engine.LoadJob, r int) { j.Share = r != 0 }, only(1, 2, 3)},
 		"one has no messages":     {func(j *engine.LoadJob, r int) { j.Group = without(j.Group, r == 1) }, only(0, 2, 3)},
 		"one has another planner": {func(j *engine.LoadJob, r int) { j.Planner = planners[min(r, 1)]() }, only(1, 2, 3)},
-		"a planner of their own":  {func(j *engine.LoadJob, r int) { j.Planner = new(sharingPlanner) }, all},
+		"a planner of their own":  {func(j *engine.LoadJob, r int) { j.Planner = &enginetest.LoadPlanner{Share: true} }, all},
 		"next to no memory":       {func(j *engine.LoadJob, _ int) { j.BufferBytes = 1 }, all},
 		"little memory":           {func(j *engine.LoadJob, _ int) { j.BufferBytes = 256 << 10 }, all},
 		"no room for messages":    {func(j *engine.LoadJob, _ int) { j.Group = &narrow{Group: j.Group.(*inproc.Group)} }, all},
@@ -215,7 +211,7 @@ func testShared(t *testing.T, s blob.Store, takes [world]bool, change func(job *
 }
 
 var planners = []func() plan.LoadPlanner{
-	func() plan.LoadPlanner { return new(loadPlanner) }, // does not say that it shares
+	func() plan.LoadPlanner { return new(enginetest.LoadPlanner) }, // does not say that it shares
 	func() plan.LoadPlanner { return new(plan.DefaultLoad) },
 }
 
