@@ -1,29 +1,18 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
-	"time"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn/internal/launch"
 )
-
-// runFlags are the flags of 'cairn run'.
-type runFlags struct {
-	launch.Config
-	secretFile string
-	stdin      bool
-	noPrefix   bool
-	timeout    time.Duration
-}
 
 func newRunCmd() *cobra.Command {
 	f := runFlags{}
@@ -43,15 +32,23 @@ in its environment what groups of package group/tcp, PyTorch and others meet by:
 When a rank fails, the others get SIGTERM, and SIGKILL after the grace period,
 unless --keep-going says that they are to find out and decide by themselves. An
 interrupt, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on; after the
-first two the grace period begins too, and a second one kills. Each rank leads a
+first two the grace period begins too, and a second one kills. Where the reader of
+the output goes, as 'head' does, the job ends as by SIGTERM. Each rank leads a
 process group, so that what it has started ends with it; on linux ranks end even
-where cairn itself is killed. Other systems than Unix know only how to kill.
+where cairn itself is killed, but the folder of --unix, cairn-run-* in $TMPDIR or
+/tmp, stays then. Other systems than Unix know only how to kill.
 
 The exit code is that of the rank that failed first, 128 and its number for a
-signal; 124 when --timeout is over, 126 or 127 where PROGRAM cannot be run or is
-not found. Ranks read nothing, but for rank 0 with --stdin. Lines are printed
-whole, and those above 64 KiB in pieces; stdout and stderr stay apart. Whoever
-stops to read them holds up the ranks, but not the end of the job.
+signal. After an interrupt or SIGTERM it is 0 where all ranks end with 0 all the
+same, and 130 or 143 where some had to be killed. It is 124 when --timeout is
+over, 141 when the reader of the output has gone, 126 or 127 where PROGRAM cannot
+be run or is not found, and 2 where a flag is wrong, or a file that it names.
+
+Ranks read nothing, but for rank 0 with --stdin. Lines are printed whole, those
+above 64 KiB in pieces; stdout and stderr stay apart. Whoever stops to read them
+holds up the ranks, but not the end of the job. With --log-dir, a folder with logs
+of an earlier job is refused, or cleared of them with --overwrite: of the ranks of
+this host, where there are several hosts, which may share it.
 
 For a job on several hosts, call it on each with the same -n, --nnodes,
 --master-addr, --master-port and secret, and --node-rank counted from 0. A rank
@@ -63,8 +60,9 @@ With --json, what ranks print all goes to stderr, and at the end to stdout:
   world_size, master_addr, master_port
                as in the environment
   seconds      from the first start to the last end
-  failed       the rank that failed first, or null
-  ranks        of this host, a list of rank, pid, code, signal (its name, or
+  failed       the rank that failed first, or null where none did before the job
+               was ended by a signal, by --timeout or for want of a reader
+  ranks        of this host, a list of rank, pid, code, signal (as SIGSEGV, or
                empty), stopped (whether it was told to end before), seconds`,
 		Example: `  cairn run -n 4 -- ./train --steps 1000
   cairn run -n 8 --log-dir logs --timeout 2h -- python train.py
@@ -91,42 +89,16 @@ func wantProgram(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-func (f *runFlags) add(cmd *cobra.Command) {
-	fl := cmd.Flags()
-	fl.SetInterspersed(false) // what follows the program is the program's
-	fl.IntVarP(&f.N, "procs", "n", 1, "processes on this host")
-	fl.IntVar(&f.Nodes, "nnodes", 1, "hosts, each with as many processes")
-	fl.IntVar(&f.Node, "node-rank", 0, "the number of this host, from 0")
-	fl.StringVar(&f.Addr, "master-addr", "", "the host on which rank 0 listens (default 127.0.0.1)")
-	fl.IntVar(&f.Port, "master-port", 0, "the port on which rank 0 listens; 0 for one that is free")
-	fl.BoolVar(&f.Unix, "unix", false, "meet at a unix socket instead, in a folder of the job's own")
-	fl.StringVar(&f.secretFile, "secret-file", "", "take the job's secret from this `FILE`")
-	fl.BoolVar(&f.stdin, "stdin", false, "let rank 0 read stdin")
-	fl.BoolVar(&f.noPrefix, "no-prefix", false, "hand on what ranks print as it is")
-	fl.StringVar(&f.LogDir, "log-dir", "", "also write what ranks print to files RANK.out and RANK.err in `DIR`")
-	fl.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks go on where one fails")
-	fl.DurationVar(&f.Grace, "grace", 10*time.Second, "how long ranks have to end before they are killed")
-	fl.DurationVar(&f.timeout, "timeout", 0, "end the job after this time; 0 for never")
-	_ = cmd.MarkFlagDirname("log-dir") // these fail for unknown flags only
-	_ = cmd.MarkFlagFilename("secret-file")
-}
-
 // config completes the configuration of the job.
 func (f *runFlags) config(cmd *cobra.Command, o *output) (launch.Config, error) {
 	c := f.Config
-	if f.Grace <= 0 {
-		return c, usagef(cmd, "--grace must be above zero")
-	}
-	if f.timeout < 0 {
-		return c, usagef(cmd, "--timeout must not be below zero")
+	if err := f.check(cmd); err != nil {
+		return c, err
 	}
 	if f.secretFile != "" {
-		b, err := os.ReadFile(f.secretFile)
-		if err != nil {
-			return c, fmt.Errorf("read the secret: %w", err)
-		}
-		if c.Secret = string(bytes.TrimSpace(b)); c.Secret == "" {
-			return c, usagef(cmd, "--secret-file %s is empty", quoteArg(f.secretFile))
+		var err error
+		if c.Secret, err = readSecret(cmd, f.secretFile); err != nil {
+			return c, err
 		}
 	}
 	if f.stdin {
@@ -165,6 +137,9 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 		defer signal.Stop(signals)
 	}
 	c.Signals = signals
+	// A reader that has gone is an error of the write then, and not the end of this
+	// process before its ranks. It stays so, for the last words.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx := cmd.Context()
 	if f.timeout > 0 {
 		var cancel context.CancelFunc
@@ -175,6 +150,9 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 	if errors.Is(err, launch.ErrOutput) {
 		o.out = &hasty{o.out}
 		cmd.Root().SetErr(&hasty{o.err}) // it may be what nobody reads
+	}
+	if isSaid(err) {
+		cmd.Root().SetErr(io.Discard)
 	}
 	if rep != nil && o.json {
 		err = errors.Join(err, o.encode(o.out, rep))
@@ -192,37 +170,4 @@ func heeded(all []os.Signal) []os.Signal {
 		}
 	}
 	return out
-}
-
-// endError is an error with an exit code of its own, as launchers have them.
-type endError struct {
-	error
-	kind string
-	code int
-}
-
-func (e *endError) Unwrap() error { return e.error }
-
-// runFailure says how a job that did not go well is to end.
-func runFailure(cmd *cobra.Command, program string, err error) error {
-	rank, failed := errors.AsType[*launch.ExitError](err)
-	wrong, misused := errors.AsType[*launch.ConfigError](err)
-	switch {
-	case failed:
-		return &endError{err, "rank", rank.Code}
-	case misused:
-		return usagef(cmd, "%v", wrong)
-	case errors.Is(err, launch.ErrTimeout):
-		return &endError{err, "timeout", 124}
-	}
-	if _, ok := errors.AsType[*exec.Error](err); !ok {
-		return err
-	}
-	if _, here := os.Stat(program); here == nil && errors.Is(err, exec.ErrNotFound) {
-		err = withHint(err, fmt.Sprintf("for the one in this folder, write ./%s", program))
-	}
-	if errors.Is(err, os.ErrPermission) {
-		return &endError{err, "not-executable", 126}
-	}
-	return &endError{err, "not-found", 127}
 }

@@ -95,9 +95,10 @@ stand for model.layers.10.`,
 }
 
 const exitNotes = `'cairn run' ends with the exit code of the rank that failed first, and like other
-launchers with 124 when its time is over, 126 where the program cannot be run and
-127 where it is not found. Their kinds are rank, timeout, not-executable and
-not-found.
+launchers with 124 when its time is over, 126 where the program cannot be run, 127
+where it is not found and 141 where the reader of its output has gone. Their kinds
+are rank, timeout, not-executable, not-found and reader, and signal where a signal
+to cairn itself has ended the job.
 
 A diagnosis goes to stderr, with a hint of what to do next. With --json it is an
 object there:

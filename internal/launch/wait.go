@@ -68,10 +68,10 @@ func (j *job) ended(e Exit, left int) {
 	case j.KeepGoing:
 		j.told = j.tell("rank %d %s", e.Rank, &e)
 	default:
-		j.stop()
 		if left > 0 {
 			j.told = j.tell("rank %d %s: ending the others", e.Rank, &e)
 		}
+		j.stop()
 	}
 }
 
@@ -104,8 +104,8 @@ func (j *job) endBy(cause error) {
 		return
 	}
 	j.cause = cause
-	j.stop()
 	j.told = j.tell("%v: ending all", j.cause)
+	j.stop()
 }
 
 // stop tells the processes to end, and begins to wait for that, once.
@@ -169,7 +169,7 @@ func (j *job) watch() bool {
 // endLeftovers ends what the processes have started and left behind.
 func (j *job) endLeftovers() {
 	if !j.stopping {
-		j.stop()
 		j.tell("all ranks have ended, but not all that they have started: ending that")
+		j.stop()
 	}
 }
