@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/demo"
 )
 
@@ -42,7 +43,8 @@ A load reads whole checksummed tiles. The matrices are small here, so that narro
 columns of them share tiles, and it reads more than it needs; the larger the
 state, the less. The ranks are goroutines of this process. The state is in memory
 once, and on disk twice while it is overwritten. The checkpoint stays, to be
-looked at. Exit code 0 says that all was as promised.
+looked at. Two demos in one directory would disturb each other: the second one is
+refused. Exit code 0 says that all was as promised.
 
 With --procs the ranks are so many processes, which meet over TCP on this host.
 They save, and then save over that checkpoint three times, while one of them is
@@ -100,7 +102,7 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	o := outputOf(cmd)
 	w := &demoWatcher{o: o, dir: f.dir}
 	rep, err := f.play(cmd.Context(), demo.Config{
-		Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w,
+		Store: store, Dir: dirOf(store), Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w,
 	})
 	w.bar.done()
 	if !f.keep && rep != nil {
@@ -114,6 +116,14 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	}
 	w.goodbye(f)
 	return nil
+}
+
+// dirOf returns the directory of a store that is one.
+func dirOf(s blob.Store) string {
+	if f, ok := s.(*file.Store); ok {
+		return f.String()
+	}
+	return ""
 }
 
 // play runs the demo, with goroutines or processes as ranks.

@@ -18,7 +18,8 @@ import (
 // ErrWrong reports that something did not turn out as cairn promises.
 var ErrWrong = errors.New("the demo found a fault")
 
-// ErrTaken reports a place that holds something that is not the demo's.
+// ErrTaken reports a place that holds something that is not the demo's, or in
+// which another demo is at work.
 var ErrTaken = errors.New("nothing was touched")
 
 // MinBytes is the smallest state the demo makes.
@@ -30,6 +31,9 @@ const MaxRanks = 1024
 // Config says what to play. Store must be set; zero fields have defaults.
 type Config struct {
 	Store blob.Store
+	// Dir is the directory of the store, which is made if need be and kept from
+	// other demos. Empty: it is none, or nobody else is there.
+	Dir string
 	// Bytes is about the size of the state. Zero: 64 MiB.
 	Bytes int64
 	// Ranks save, LoadRanks load. Zero: 8 and 3.
@@ -99,7 +103,8 @@ func (c Config) check() error {
 }
 
 // Run plays the demo at the root of the store, which must hold nothing or what
-// an earlier demo left; anything else is ErrTaken. It leaves a checkpoint there.
+// an earlier demo left; anything else, or another demo that has the same Dir, is
+// ErrTaken. It leaves a checkpoint there.
 // The error wraps ErrWrong if anything is not as promised.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	return perform(ctx, c, func(p *play) []act { return []act{p.save, p.verify, p.load, p.crashes, p.overwrite} })
@@ -113,6 +118,11 @@ func perform(ctx context.Context, c Config, acts func(p *play) []act) (*Report, 
 	if err := c.check(); err != nil {
 		return nil, err
 	}
+	unlock, err := lockPlace(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	if err := checkPlace(ctx, c.Store); err != nil {
 		return nil, err
 	}
