@@ -50,9 +50,9 @@ func (t *team) alarmed(number uint64, from int) {
 	}
 	f := frame{kind: kindAlarm, id: t.id, number: number}
 	b := f.encode()
-	for _, l := range t.links() {
-		if r, _ := t.neighbour(l); r != from {
-			l.send(b)
+	for _, ln := range t.lanes() {
+		if ln.rank != from {
+			ln.send(b)
 		}
 	}
 }

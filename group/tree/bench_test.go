@@ -68,6 +68,22 @@ func BenchmarkGatherScatter(b *testing.B) {
 	}
 }
 
+// BenchmarkLarge is values that take the tree in pieces.
+func BenchmarkLarge(b *testing.B) {
+	const n, size = 16, 4 << 20
+	v := make([]byte, size)
+	call := map[string]func(ctx context.Context, g *tree.Group) error{
+		"gather":    func(ctx context.Context, g *tree.Group) error { _, err := g.Gather(ctx, 0, v); return err },
+		"broadcast": func(ctx context.Context, g *tree.Group) error { _, err := g.Broadcast(ctx, 0, v); return err },
+	}
+	for _, op := range []string{"gather", "broadcast"} {
+		b.Run(fmt.Sprintf("op=%s/ranks=%d/bytes=%d", op, n, size), func(b *testing.B) {
+			b.SetBytes(n * size)
+			onTree(b, n, call[op])
+		})
+	}
+}
+
 // BenchmarkNode is what a rank holds when nothing happens, in a tree of ten
 // thousand.
 func BenchmarkNode(b *testing.B) {

@@ -148,12 +148,12 @@ func (c *call) verdict(err *group.Error) {
 // travel with it are in c.values.
 func (c *call) succeed() {
 	t := c.team
-	for i, l := range t.down {
+	for i, ln := range t.down {
 		f := frame{kind: kindOutcome, id: t.id, number: c.number}
 		if !c.going {
 			f.values = c.share(t.below + i)
 		}
-		l.send(f.encode())
+		ln.send(f.encode())
 	}
 	if c.call.Op == group.OpSub {
 		c.makeSub()

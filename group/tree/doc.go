@@ -29,10 +29,18 @@
 //
 // # A link
 //
-// Pieces are flow controlled: at most 1 MiB is under way on a link in one
-// direction, until the receiver has passed it on (credit). Up-links wait for
-// up-links or down-links and those for down-links only, so there is always one
-// that moves. All other frames are short and overtake pieces.
+// Pieces are flow controlled, each group's by itself (lane): at most 1 MiB of a
+// group is under way on a link in one direction, until the receiver has passed it
+// on (credit). In one group, up-links wait for up-links above them or for
+// down-links, and those for down-links below them only, so there is always one
+// that moves. That holds for no two groups together: the trees of three that have
+// the same ranks in other orders may be a circle. So groups never wait for each
+// other; where several have pieces for a link they take turns, piece by piece. All
+// other frames are short and overtake pieces, and a node always reads.
+//
+// Beside the values that it gets, a rank thus holds at most 1 MiB for each
+// neighbour in each group that has a large call under way. A group that is over
+// gives up what it has queued, and room that it was not given back goes with it.
 //
 // # Ranks that go
 //

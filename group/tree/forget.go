@@ -15,12 +15,10 @@ func (g *Group) Forget() {
 	n.forgotten[g.team.id] = struct{}{}
 }
 
-// late takes a frame of a group that this rank has forgotten, and reports whether
-// it is one. The lock is held.
-func (n *Node) late(l *link, f frame, size int) bool {
+// late reports whether a frame is of a group that this rank has forgotten. Room
+// for its pieces is not given back: the other end has been told that the group is
+// over. The lock is held.
+func (n *Node) late(f frame) bool {
 	_, ok := n.forgotten[f.id]
-	if ok && f.kind == kindPiece {
-		l.passed(size)
-	}
 	return ok
 }

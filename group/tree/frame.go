@@ -1,7 +1,6 @@
 package tree
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 
@@ -14,7 +13,7 @@ type kind byte
 
 const (
 	kindAlive   kind = iota + 1 // a sign of life
-	kindCredit                  // pieces were passed on: bytes
+	kindCredit                  // either way: pieces of the group were passed on
 	kindEnter                   // up: all of the subtree have made the call
 	kindFail                    // up: the call cannot succeed
 	kindGo                      // down: all have come, values may travel
@@ -35,7 +34,7 @@ type frame struct {
 	id     id
 	number uint64 // of the call
 
-	credit int // kindCredit
+	credit int // kindCredit: bytes
 
 	call   group.Call // kindEnter
 	held   bool       // kindEnter: the values wait below
@@ -70,6 +69,8 @@ func (f *frame) start(n int) *wire.Writer {
 func (f *frame) encode() []byte {
 	w := f.start(f.size())
 	switch f.kind {
+	case kindCredit:
+		w.Uvarint(uint64(f.credit))
 	case kindEnter:
 		putCall(w, f.call)
 		w.Bool(f.held)
@@ -106,24 +107,18 @@ func (f *frame) size() int {
 // weight is what a value counts for in a frame.
 func weight(v []byte) int { return len(v) + 8 }
 
-func creditFrame(n int) []byte {
-	return binary.AppendUvarint([]byte{byte(kindCredit)}, uint64(n))
-}
-
 // decode takes a frame apart. What it holds refers to b.
 func decode(b []byte) (frame, error) {
 	r := wire.NewReader(b)
 	f := frame{kind: kind(r.Byte())}
-	switch f.kind {
-	case kindAlive:
-		return f, r.Done()
-	case kindCredit:
-		f.credit = r.CountMax(window)
+	if f.kind == kindAlive {
 		return f, r.Done()
 	}
 	copy(f.id[:], r.Raw(len(f.id)))
 	f.number = r.Uvarint()
 	switch f.kind {
+	case kindCredit:
+		f.credit = r.CountMax(window)
 	case kindEnter:
 		f.call = getCall(r)
 		f.held = r.Bool()

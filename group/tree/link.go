@@ -3,6 +3,7 @@ package tree
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,17 +17,15 @@ var (
 
 // link is this node's end of a connection, which may be yet to come. Frames
 // about calls are short and go first, so that they are never behind the values
-// of others; pieces of values go as the receiver has room.
+// of others; pieces of values go as the receiver has room, those of different
+// groups in turn.
 type link struct {
 	node *Node
 	peer int // in the group of all ranks
 
 	mu      sync.Mutex
 	control [][]byte      // guarded by mu
-	pieces  []piece       // guarded by mu
-	credit  int           // bytes of pieces that may be sent; guarded by mu
-	owed    int           // bytes passed on and not yet told; guarded by mu
-	unread  int           // bytes received and not passed on; guarded by mu
+	waiting []*lane       // those with pieces, the next one first; guarded by mu
 	conn    Conn          // nil until there; guarded by mu
 	ending  bool          // close once all is sent; guarded by mu
 	err     error         // why it broke; guarded by mu
@@ -35,16 +34,8 @@ type link struct {
 	silence *time.Timer   // nil without a timeout
 }
 
-// piece is a frame with a piece of a value. After sent, it is no more needed.
-type piece struct {
-	head, body []byte
-	sent       func()
-}
-
-func (p piece) len() int { return len(p.head) + len(p.body) }
-
 func newLink(n *Node, peer int) *link {
-	l := &link{node: n, peer: peer, credit: window, wake: make(chan struct{}, 1), broken: make(chan struct{})}
+	l := &link{node: n, peer: peer, wake: make(chan struct{}, 1), broken: make(chan struct{})}
 	if t := n.opts.Timeout; t > 0 {
 		l.silence = time.AfterFunc(t, func() {
 			l.fail(fmt.Errorf("%w: silent for %v", group.ErrGone, t))
@@ -93,54 +84,38 @@ func (l *link) send(b []byte) {
 	l.poke()
 }
 
-// sendPiece queues a piece. It calls p.sent once, also where the link breaks.
-func (l *link) sendPiece(p piece) {
-	l.mu.Lock()
-	broken := l.err != nil || l.ending
-	if !broken {
-		l.pieces = append(l.pieces, p)
-	}
-	l.mu.Unlock()
-	if broken {
-		p.sent()
-		return
-	}
-	l.poke()
-}
-
-// passed notes that n bytes of pieces that came by this link need no more room
-// here, and tells the other end now and then.
-func (l *link) passed(n int) {
-	l.mu.Lock()
-	l.unread -= n
-	l.owed += n
-	tell := 0
-	if l.owed >= window/4 {
-		tell, l.owed = l.owed, 0
-	}
-	l.mu.Unlock()
-	if tell > 0 {
-		l.send(creditFrame(tell))
-	}
-}
-
 // next takes what is to be sent next, or reports that there is nothing. last
 // says that nothing will come after it.
 func (l *link) next() (p piece, ok, last bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.control) > 0 {
-		p.head = l.control[0]
+		p.head, l.control[0] = l.control[0], nil // the queue must not keep values
 		l.control = l.control[1:]
 		return p, true, false
 	}
-	if len(l.pieces) > 0 && l.pieces[0].len() <= l.credit {
-		p = l.pieces[0]
-		l.pieces = l.pieces[1:]
-		l.credit -= p.len()
+	for i, ln := range l.waiting {
+		if p, ok = ln.take(); !ok {
+			continue
+		}
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+		if len(ln.pieces) > 0 {
+			l.waiting = append(l.waiting, ln) // behind the others
+		}
 		return p, true, false
 	}
 	return p, false, l.ending
+}
+
+// drop takes all pieces that are queued. The lock is held.
+func (l *link) drop() []piece {
+	var all []piece
+	for _, ln := range l.waiting {
+		all = append(all, ln.pieces...)
+		ln.pieces = nil
+	}
+	l.waiting = nil
+	return all
 }
 
 // write sends what is queued, and signs of life where that is nothing.
@@ -188,36 +163,14 @@ func (l *link) read(c Conn) {
 		}
 		l.heard()
 		f, err := decode(b)
-		if err == nil {
-			err = l.receive(f, len(b))
+		if err == nil && f.kind != kindAlive {
+			err = l.node.receive(l, f, len(b))
 		}
 		if err != nil {
 			l.fail(fmt.Errorf("%w: %w", group.ErrGone, err))
 			return
 		}
 	}
-}
-
-func (l *link) receive(f frame, size int) error {
-	switch f.kind {
-	case kindAlive:
-		return nil
-	case kindCredit:
-		l.mu.Lock()
-		l.credit = min(l.credit+f.credit, window)
-		l.mu.Unlock()
-		l.poke()
-		return nil
-	case kindPiece:
-		l.mu.Lock()
-		l.unread += size
-		over := l.unread > window
-		l.mu.Unlock()
-		if over {
-			return fmt.Errorf("pieces beyond the window: %w", errProtocol)
-		}
-	}
-	return l.node.receive(l, f, size)
 }
 
 // fail breaks the link, once, and tells the node unless the node closed it.
@@ -228,8 +181,8 @@ func (l *link) fail(err error) {
 		return
 	}
 	l.err = err
-	conn, pieces := l.conn, l.pieces
-	l.pieces, l.control = nil, nil
+	conn, pieces := l.conn, l.drop()
+	l.control = nil
 	close(l.broken)
 	l.mu.Unlock()
 	if l.silence != nil {
@@ -257,14 +210,13 @@ func (l *link) isBroken() bool {
 func (l *link) end() {
 	l.mu.Lock()
 	l.ending = true
-	pieces := l.pieces
-	l.pieces = nil
-	waiting := l.conn == nil
+	pieces := l.drop()
+	unconnected := l.conn == nil
 	l.mu.Unlock()
 	for _, p := range pieces {
 		p.sent()
 	}
-	if waiting {
+	if unconnected {
 		l.fail(errClosed)
 		return
 	}

@@ -37,6 +37,9 @@ func (t *team) end(rank int, cause *group.RemoteError) {
 			delete(t.calls, number)
 		}
 	}
+	for _, ln := range t.lanes() {
+		ln.close()
+	}
 	for _, d := range t.node.teams {
 		r := d.ranks.index(t.ranks.outer(rank))
 		switch {

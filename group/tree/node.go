@@ -119,10 +119,10 @@ func (n *Node) receive(l *link, f frame, size int) error {
 	if t != nil {
 		return t.receive(l, f, size)
 	}
-	if n.late(l, f, size) {
+	if n.late(f) {
 		return nil
 	}
-	if f.kind == kindPiece || n.waits+size > maxEarly {
+	if f.kind == kindPiece || f.kind == kindCredit || n.waits+size > maxEarly {
 		return fmt.Errorf("group that is not known: %w", errProtocol)
 	}
 	n.waits += size

@@ -33,8 +33,8 @@ const (
 	maxMerged = 1 << 20
 	// maxPiece is the most of a value that one frame carries.
 	maxPiece = 256 << 10
-	// window is how many bytes of pieces may be under way on a link in one
-	// direction before the receiver has passed them on.
+	// window is how many bytes of a group's pieces may be under way on a link in
+	// one direction before the receiver has passed them on.
 	window = 1 << 20
 	// ahead is how many pieces a rank hands to its links before they are sent.
 	ahead = 4

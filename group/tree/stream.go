@@ -7,8 +7,8 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// sendAll queues a piece on links. It is sent once all of them have sent it.
-func sendAll(to []*link, p piece) {
+// sendAll queues a piece on lanes. It is sent once all of them have sent it.
+func sendAll(to []*lane, p piece) {
 	left := new(atomic.Int32)
 	left.Store(int32(len(to)))
 	sent := p.sent
@@ -17,8 +17,8 @@ func sendAll(to []*link, p piece) {
 			sent()
 		}
 	}
-	for _, l := range to {
-		l.sendPiece(p)
+	for _, ln := range to {
+		ln.sendPiece(p)
 	}
 }
 
@@ -55,16 +55,16 @@ func (c *call) stream(ctx context.Context) {
 	c.settle()
 }
 
-// route returns the links by which a value of this rank leaves.
-func (c *call) route(label int) []*link {
+// route returns the lanes by which a value of this rank leaves.
+func (c *call) route(label int) []*lane {
 	t := c.team
 	switch dst := c.destination(label); dst {
 	case everyone:
-		return t.links()
+		return t.lanes()
 	case t.me:
 		return nil
 	default:
-		return []*link{t.link(towards(t.me, dst, t.node.opts.Arity))}
+		return []*lane{t.lane(towards(t.me, dst, t.node.opts.Arity))}
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -20,8 +19,8 @@ type team struct {
 
 	above int // the rank above this one, or -1
 	below int // the first of the ranks below this one
-	up    *link
-	down  []*link
+	up    *lane
+	down  []*lane
 
 	next     uint64 // number of this rank's next call
 	calls    map[uint64]*call
@@ -41,12 +40,12 @@ func (n *Node) newTeam(id id, from *team, ranks members, me int) *team {
 		calls: make(map[uint64]*call), alarms: make(map[uint64]*alarm), over: make(chan struct{}),
 	}
 	if t.above >= 0 {
-		t.up = n.upLink(ranks.outer(t.above))
+		t.up = newLane(n.upLink(ranks.outer(t.above)), id, t.above)
 	}
 	first, end := children(me, ranks.size(), k)
 	t.below = first
 	for r := first; r < end; r++ {
-		t.down = append(t.down, n.downLink(ranks.outer(r)))
+		t.down = append(t.down, newLane(n.downLink(ranks.outer(r)), id, r))
 	}
 	n.teams[id] = t
 	t.inherit()
@@ -71,12 +70,12 @@ func (t *team) inherit() {
 			t.gone(r, remote(a.lost.Err))
 		}
 	}
-	for _, l := range t.links() {
-		l.mu.Lock()
-		err := l.err
-		l.mu.Unlock()
+	for _, ln := range t.lanes() {
+		ln.mu.Lock()
+		err := ln.err
+		ln.mu.Unlock()
 		if err != nil {
-			t.gone(t.ranks.index(l.peer), remote(err))
+			t.gone(ln.rank, remote(err))
 		}
 	}
 }
@@ -90,26 +89,29 @@ func (t *team) subID(number uint64) id {
 // isTop reports whether this rank decides the group's calls.
 func (t *team) isTop() bool { return t.above < 0 }
 
-// links returns the links to all neighbours.
-func (t *team) links() []*link {
+// lanes returns those to all neighbours.
+func (t *team) lanes() []*lane {
 	if t.up == nil {
 		return t.down
 	}
-	return append([]*link{t.up}, t.down...)
+	return append([]*lane{t.up}, t.down...)
 }
 
-// neighbour returns the rank at the other end of l, or false where l is not one
-// of the group's links.
-func (t *team) neighbour(l *link) (rank int, ok bool) {
-	if l == t.up {
-		return t.above, true
+// laneOf returns the group's lane of a link, or nil where it has none.
+func (t *team) laneOf(l *link) *lane {
+	if t.up != nil && t.up.link == l {
+		return t.up
 	}
-	i := slices.Index(t.down, l)
-	return t.below + i, i >= 0
+	for _, ln := range t.down {
+		if ln.link == l {
+			return ln
+		}
+	}
+	return nil
 }
 
-// link returns the link to a neighbour.
-func (t *team) link(rank int) *link {
+// lane returns the lane to a neighbour.
+func (t *team) lane(rank int) *lane {
 	if rank == t.above {
 		return t.up
 	}
@@ -123,8 +125,8 @@ func (t *team) tellBelow(f frame) {
 	}
 	f.id = t.id
 	b := f.encode()
-	for _, l := range t.down {
-		l.send(b)
+	for _, ln := range t.down {
+		ln.send(b)
 	}
 }
 
@@ -146,11 +148,11 @@ func (t *team) call(number uint64) *call {
 
 // receive handles a frame of this group.
 func (t *team) receive(l *link, f frame, size int) error {
-	from, ok := t.neighbour(l)
-	if !ok {
+	ln := t.laneOf(l)
+	if ln == nil {
 		return fmt.Errorf("rank %d is no neighbour: %w", l.peer, errProtocol)
 	}
-	down := from == t.above
+	from, down := ln.rank, ln == t.up
 	switch f.kind {
 	case kindLost:
 		if f.rank >= t.ranks.size() {
@@ -165,8 +167,11 @@ func (t *team) receive(l *link, f frame, size int) error {
 	case kindAlarm:
 		t.alarmed(f.number, from)
 		return nil
+	case kindCredit:
+		ln.granted(f.credit)
+		return nil
 	case kindPiece:
-		return t.piece(l, f, size)
+		return t.piece(ln, f, size)
 	}
 	if down != (f.kind == kindGo || f.kind == kindOutcome) {
 		return fmt.Errorf("frame of kind %d from rank %d: %w", f.kind, l.peer, errProtocol)

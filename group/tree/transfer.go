@@ -80,10 +80,13 @@ func (c *call) destination(label int) int {
 }
 
 // piece handles a piece of a value: it is kept, passed on, or both.
-func (t *team) piece(l *link, f frame, size int) error {
+func (t *team) piece(from *lane, f frame, size int) error {
+	if err := from.came(size); err != nil {
+		return err
+	}
 	c := t.calls[f.number]
 	if t.lost != nil || c == nil || c.decided || !c.entered {
-		l.passed(size) // of a call that has failed
+		from.passed(size) // of a call that has failed
 		return nil
 	}
 	n := t.ranks.size()
@@ -95,24 +98,24 @@ func (t *team) piece(l *link, f frame, size int) error {
 			return err
 		}
 	}
-	t.passOn(l, f, size)
+	t.passOn(from, f, size)
 	c.settle()
 	return nil
 }
 
 // passOn sends a piece to the neighbours that are on its way, and makes room for
 // the next one once they have it.
-func (t *team) passOn(from *link, f frame, size int) {
-	var to []*link
+func (t *team) passOn(from *lane, f frame, size int) {
+	var to []*lane
 	switch {
 	case f.to == everyone:
-		for _, l := range t.links() {
-			if l != from {
-				to = append(to, l)
+		for _, ln := range t.lanes() {
+			if ln != from {
+				to = append(to, ln)
 			}
 		}
 	case f.to != t.me:
-		to = []*link{t.link(towards(t.me, f.to, t.node.opts.Arity))}
+		to = []*lane{t.lane(towards(t.me, f.to, t.node.opts.Arity))}
 	}
 	if len(to) == 0 {
 		from.passed(size)
