@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -28,13 +29,16 @@ func ownCommand(args ...string) ([]string, error) {
 	return append([]string{exe}, args...), nil
 }
 
+// inCache matches where "go run" keeps a program that it has built before.
+var inCache = regexp.MustCompile(`/[0-9a-f]{2}/[0-9a-f]{64}-d/[^/]+$`)
+
 // nameOf is programName for a program that was called arg0 and is the file exe.
 func nameOf(arg0, exe string, look func(string) (string, error)) string {
 	base := filepath.Base(arg0)
 	if found, err := look(base); err == nil && sameFile(found, exe) {
 		return base
 	}
-	if strings.Contains(filepath.ToSlash(exe), "/go-build") {
+	if slash := filepath.ToSlash(exe); strings.Contains(slash, "/go-build") || inCache.MatchString(slash) {
 		return "go run ./cmd/cairn"
 	}
 	if strings.ContainsRune(arg0, filepath.Separator) {

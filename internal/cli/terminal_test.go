@@ -98,6 +98,7 @@ func TestNameOfTheProgram(t *testing.T) {
 	none := func(string) (string, error) { return "", fs.ErrNotExist }
 	rel := filepath.Join("bin", "cairn")
 	built := filepath.Join(dir, "go-build123", "exe", "cairn")
+	kept := filepath.Join(dir, "95", strings.Repeat("0a", 32)+"-d", "cairn")
 	for _, c := range []struct {
 		claim, arg0, exe, want string
 		look                   func(string) (string, error)
@@ -107,6 +108,7 @@ func TestNameOfTheProgram(t *testing.T) {
 		{"by a path", rel, exe, rel, none},
 		{"by a name that is gone", "cairn", exe, quoteArg(exe), none},
 		{"go run", built, built, "go run ./cmd/cairn", none},
+		{"one that go run has kept", kept, kept, "go run ./cmd/cairn", none},
 	} {
 		if got := nameOf(c.arg0, c.exe, c.look); got != c.want {
 			t.Errorf("%s: nameOf(%q) = %q; want %q", c.claim, c.arg0, got, c.want)
