@@ -43,8 +43,10 @@ type mail struct {
 	waits  map[int]backlog    // by the rank that sent it; guarded by mu
 	wires  map[int]*mailWire  // dialled, by rank; guarded by mu
 	others map[*mailWire]bool // accepted, or dialled and not used any more; guarded by mu
-	done   bool               // nothing more is sent; guarded by mu
-	closed bool               // nothing more is received either; guarded by mu
+	// suspects are ranks that may be lost; guarded by mu.
+	suspects map[int]bool
+	done     bool // nothing more is sent; guarded by mu
+	closed   bool // nothing more is received either; guarded by mu
 }
 
 // outLane is the sending side of a lane. It is there while somebody sends or
@@ -60,7 +62,7 @@ func newMail(h *host) *mail {
 	m := &mail{
 		host: h, keep: maxWires, most: backlog{maxBacklog, maxBacklogLanes},
 		out: make(map[lane]*outLane), in: make(map[lane]*inLane), waits: make(map[int]backlog),
-		wires: make(map[int]*mailWire), others: make(map[*mailWire]bool),
+		wires: make(map[int]*mailWire), others: make(map[*mailWire]bool), suspects: make(map[int]bool),
 	}
 	m.moved.L = &m.mu
 	return m

@@ -3,6 +3,7 @@ package tcp
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -35,7 +36,7 @@ func (m *mail) send(ctx context.Context, g *Group, to, tag int, b []byte) error 
 	s.out, s.wire = m.use(s.lane)
 	defer m.unuse(s.lane, s.out)
 	if s.wire == nil && to != g.Rank() {
-		return s.wait(nil, nil) // this rank closes
+		return s.wait(nil, nil) // this rank closes, or the other one is not there
 	}
 	select {
 	case <-s.over:
@@ -136,7 +137,9 @@ func (s *sending) put(l letter) error {
 		// What this rank sends itself is well formed.
 		return s.mail.deliver(l, len(l.body), bytes.NewReader(l.body).Read, nil)
 	case !s.borrows(l.total):
-		s.wire.send(l.framed(true))
+		if !s.wire.send(l.framed(true)) {
+			return s.wait(nil, nil) // one of the two ranks closes, or is lost
+		}
 		return nil
 	}
 	err := s.write(l)
@@ -155,6 +158,9 @@ func (s *sending) write(l letter) error {
 	}
 	_, err := w.push(s, l.framed(false), l.body)
 	w.turn <- struct{}{}
+	if errors.Is(err, errQuit) {
+		return s.wait(nil, nil) // what was sent before this goes on
+	}
 	if err != nil {
 		w.fail(err)
 		return s.wait(nil, nil)

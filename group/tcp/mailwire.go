@@ -56,14 +56,16 @@ func (w *mailWire) run(f *framed) {
 	w.fail(w.read(f))
 }
 
-// send queues a frame.
-func (w *mailWire) send(b []byte) {
+// send queues a frame, unless nothing more is sent by this connection.
+func (w *mailWire) send(b []byte) bool {
 	w.mu.Lock()
-	if w.err == nil && !w.last {
+	takes := w.err == nil && !w.last
+	if takes {
 		w.queue = append(w.queue, b)
 	}
 	w.mu.Unlock()
 	w.signal()
+	return takes
 }
 
 func (w *mailWire) signal() {
@@ -231,7 +233,7 @@ func (w *mailWire) interrupt() {
 }
 
 // fail ends the connection, once. Unless it has ended by intent the rank at the
-// other end is taken for gone.
+// other end is taken for gone, or is suspected to be.
 func (w *mailWire) fail(err error) {
 	w.mu.Lock()
 	if w.err != nil {
@@ -263,6 +265,6 @@ func (w *mailWire) fail(err error) {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		m.host.node.Gone(w.peer, fmt.Errorf("silent for %v", m.host.cfg.Timeout))
 	case !errors.Is(err, errQuit):
-		m.host.node.Gone(w.peer, nil)
+		m.suspect(w.peer)
 	}
 }

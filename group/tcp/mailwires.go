@@ -6,10 +6,10 @@ import (
 )
 
 // wire returns the connection by which this rank sends to peer, or nil where all
-// is closed. The lock is held.
+// is closed or peer is not there any more. The lock is held.
 func (m *mail) wire(peer int) *mailWire {
 	w := m.wires[peer]
-	if w == nil && !m.done && !m.closed {
+	if w == nil && !m.done && !m.closed && !m.suspects[peer] {
 		m.trim()
 		w = newWire(m, peer, true)
 		m.wires[peer] = w
@@ -32,6 +32,30 @@ func (m *mail) connect(w *mailWire) {
 	default:
 		w.fail(err)
 	}
+}
+
+// suspect is for a rank whose connection broke, or did not come about. It may
+// have left, which the tree tells in better words: only where the tree is silent
+// for long, that rank is lost. Until then nothing is sent to it.
+func (m *mail) suspect(peer int) {
+	m.mu.Lock()
+	known := m.suspects[peer]
+	m.suspects[peer] = true
+	m.mu.Unlock()
+	if known {
+		return
+	}
+	m.host.wg.Go(func() {
+		over, _ := m.host.node.World().Gone()
+		limit := time.NewTimer(m.host.cfg.Timeout)
+		defer limit.Stop()
+		select {
+		case <-over:
+		case <-m.host.ctx.Done():
+		case <-limit.C:
+			m.host.node.Gone(peer, nil)
+		}
+	})
 }
 
 // accept takes a connection that a rank has dialled to send messages.
