@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"context"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -36,43 +35,20 @@ func (m *mail) recvInto(ctx context.Context, g *Group, from, tag int, b []byte) 
 
 // await waits until c has a message, while the group and the context last.
 func (m *mail) await(ctx context.Context, g *Group, from, tag int, c *receipt) error {
+	v := m.vigil(ctx, group.OpRecv, g, from)
 	if ctx.Err() != nil {
-		return &group.Error{Op: group.OpRecv, Ranks: []int{from}, Err: group.ContextError(ctx)}
+		return v.ended()
 	}
-	over, loss := g.Gone()
 	m.mu.Lock()
 	n := m.inLane(m.lane(g, from, tag))
 	n.calls = append(n.calls, c)
 	m.serve(n)
 	m.mu.Unlock()
-	select {
-	case <-c.done: // also where the group is over
-		return nil
-	default:
-	}
-	select {
-	case <-c.done:
-		return nil
-	case <-ctx.Done():
-	case <-over:
-		if !loss(group.OpRecv).Ends(g.Rank(), from) {
-			limit := time.NewTimer(m.host.cfg.Timeout)
-			defer limit.Stop()
-			select {
-			case <-c.done:
-				return nil
-			case <-ctx.Done():
-			case <-limit.C:
-			}
-		}
-	}
-	if !m.withdraw(n, c) {
+	err := v.wait(c.done, nil)
+	if err == nil || !m.withdraw(n, c) { // what has come counts, also where the group is over
 		return nil
 	}
-	if ctx.Err() != nil {
-		return &group.Error{Op: group.OpRecv, Ranks: []int{from}, Err: group.ContextError(ctx)}
-	}
-	return loss(group.OpRecv)
+	return err
 }
 
 // finish ends the call with a message.

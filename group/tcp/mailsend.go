@@ -5,45 +5,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
 
 // sending is a call of Send.
 type sending struct {
+	vigil
 	mail *mail
-	ctx  context.Context
-	me   int // rank in the group
-	to   int
 	lane lane
 	out  *outLane
 	wire *mailWire // nil: to this rank itself
-	over <-chan struct{}
-	loss func(group.Op) *group.Error
 }
 
 // send sends a message in pieces, as the receiver has room.
 func (m *mail) send(ctx context.Context, g *Group, to, tag int, b []byte) error {
-	s := &sending{mail: m, ctx: ctx, me: g.Rank(), to: to, lane: m.lane(g, to, tag)}
+	s := &sending{vigil: m.vigil(ctx, group.OpSend, g, to), mail: m, lane: m.lane(g, to, tag)}
 	if ctx.Err() != nil {
 		return s.ended()
 	}
 	if limit := m.host.cfg.MaxMessage; len(b) > limit {
 		return s.error(fmt.Errorf("message of %d bytes, more than %d: %w", len(b), limit, group.ErrInvalid))
 	}
-	s.over, s.loss = g.Gone()
 	s.out, s.wire = m.use(s.lane)
 	defer m.unuse(s.lane, s.out)
 	if s.wire == nil && to != g.Rank() {
 		return s.wait(nil, nil) // this rank closes, or the other one is not there
 	}
-	select {
-	case <-s.over:
-		if err := s.loss(group.OpSend); err.Ends(g.Rank(), to) {
-			return err
-		}
-	default:
+	if err := s.check(); err != nil {
+		return err
 	}
 	if err := s.wait(s.out.turn, nil); err != nil {
 		return err
@@ -59,38 +49,6 @@ func (m *mail) send(ctx context.Context, g *Group, to, tag int, b []byte) error 
 // copies it anyway, and cannot be interrupted while it writes.
 func (s *sending) borrows(n int) bool {
 	return s.wire != nil && n > maxEager && s.mail.host.cfg.TLS == nil
-}
-
-func (s *sending) error(err error) error {
-	return &group.Error{Op: group.OpSend, Ranks: []int{s.to}, Err: err}
-}
-
-func (s *sending) ended() error { return s.error(group.ContextError(s.ctx)) }
-
-// wait waits for c, while the group and the context last. Where ended is closed
-// before, the other rank is gone, which the group learns soon.
-func (s *sending) wait(c, ended <-chan struct{}) error {
-	over := s.over
-	var limit <-chan time.Time // once another rank has left
-	for {
-		select {
-		case <-c:
-			return nil
-		case <-ended:
-			c, ended = nil, nil
-		case <-s.ctx.Done():
-			return s.ended()
-		case <-over:
-			if err := s.loss(group.OpSend); err.Ends(s.me, s.to) {
-				return err
-			}
-			t := time.NewTimer(s.mail.host.cfg.Timeout)
-			defer t.Stop()
-			over, limit = nil, t.C
-		case <-limit:
-			return s.loss(group.OpSend)
-		}
-	}
 }
 
 // pieces sends a message. One that has begun and cannot be sent to its end is
