@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/collective"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -104,16 +103,10 @@ func TestLeaveAfterARefusedCall(t *testing.T) {
 // once.
 func overTCP(t *testing.T, n int, fn func(context.Context, group.Group) error) error {
 	t.Helper()
-	meet := "file://" + filepath.Join(t.TempDir(), "meet")
 	errs := make([]error, n)
 	var wg sync.WaitGroup
-	for r := range n {
+	for r, g := range tcptest.Meet(t, n, tcptest.ByFile(t, n)) {
 		wg.Go(func() {
-			g, err := tcp.Join(t.Context(), tcp.Config{Rendezvous: meet, Rank: r, Size: n, Secret: []byte("s")})
-			if err != nil {
-				errs[r] = err
-				return
-			}
 			defer g.Close()
 			errs[r] = fn(t.Context(), g)
 		})
