@@ -3,7 +3,9 @@ package cli
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -154,9 +156,9 @@ func (k *catter) shortText(s *inspect.Selection, d tensor.DType) error {
 	if err != nil {
 		return err
 	}
-	p := &textPrinter{width: 80}
-	if k.o.width > 0 {
-		p.width = k.o.width
+	p := &textPrinter{width: cmp.Or(k.o.width, 80)}
+	if k.o.wide {
+		p.width = math.MaxInt
 	}
 	format, size := inspect.ElementFormat(d), d.Size()
 	for mem := shown.Contents(); len(mem) > 0; mem = mem[size:] {

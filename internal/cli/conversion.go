@@ -269,7 +269,6 @@ func (o *output) converted(r *conversionResult) {
 
 func (o *output) conversionPlan(p *conversionPlan) {
 	t := newRows("NAME", "FROM", "DTYPE", "SHAPE", ">CHUNKS", ">SIZE")
-	t.give, t.spare = []slack{{0, 20}, {1, 20}}, 1
 	for _, it := range p.Items {
 		dtype := it.DType
 		if it.FromDType != "" {

@@ -174,7 +174,7 @@ func (o *output) overview(v *overview, allFiles bool) {
 		o.tree(v.Tree)
 	}
 	o.printf("\n")
-	o.files(v.SaveID, v.Files, allFiles)
+	o.files(v.Files, allFiles)
 }
 
 func (o *output) dtypes(list []inspect.DTypeTotals) {
@@ -188,7 +188,6 @@ func (o *output) dtypes(list []inspect.DTypeTotals) {
 // tree prints a tree of names, indented.
 func (o *output) tree(n *inspect.Node) {
 	t := newRows("TREE", ">TENSORS", ">OBJECTS", ">ELEMENTS", ">SIZE", "WHAT")
-	t.give = []slack{{5, 20}, {0, 20}}
 	if n.FQN != "" {
 		addNode(t, n, n.FQN, 0)
 		addNodes(t, n.Children, 1)
@@ -219,13 +218,12 @@ func addNode(t *rows, n *inspect.Node, name string, level int) {
 // fewFiles is how many files are shown unasked.
 const fewFiles = 16
 
-func (o *output) files(saveID string, files []inspect.File, showAll bool) {
+func (o *output) files(files []inspect.File, showAll bool) {
 	shown := files
 	if !showAll && len(files) > fewFiles {
 		shown = files[:fewFiles]
 	}
 	t := newRows("FILE", ">SIZE", ">CHUNKS", "CRC-32C")
-	t.prefix = saveID + "-"
 	for _, f := range shown {
 		t.add(clean(f.Name), formatBytes(f.Size), strconv.FormatInt(f.Chunks, 10), f.CRC32C)
 	}
@@ -242,7 +240,6 @@ func (o *output) closeUp(v *closeUp) {
 	}
 	o.printf("\n")
 	t := newRows(">CHUNK", "OFFSETS", "SIZES", "FILE", ">AT", ">LENGTH", ">CHECKSUMS")
-	t.prefix, t.of, t.give = v.SaveID+"-", 3, []slack{{3, 20}}
 	for _, c := range v.Chunks {
 		offsets, sizes, file := "", "", clean(c.File)
 		if v.Item.Kind == inspect.KindTensor {

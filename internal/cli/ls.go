@@ -107,7 +107,6 @@ func (o *output) items(items []inspect.Item, long bool) {
 		headings = append(headings, ">ELEMENTS", ">FILES", "VALUE")
 	}
 	t := newRows(headings...)
-	t.spare, t.give = 1, []slack{{len(headings) - 1, 20}, {0, 36}}
 	for i := range items {
 		it := &items[i]
 		dtype, shape := it.DType, ""

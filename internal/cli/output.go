@@ -22,14 +22,17 @@ type output struct {
 	color, errColor bool
 	// bars says that progress bars may be drawn on stderr.
 	bars bool
-	// width is that of the terminal that stdout is. Zero: it is none, or one of
-	// unknown width, and nothing is cut.
+	// width is that of the terminal that stdout is. Zero: stdout is not a
+	// terminal, its width is unknown, or lines may have any length.
 	width int
+	// wide says that lines may have any length.
+	wide bool
 }
 
 func addOutputFlags(f *pflag.FlagSet) {
 	f.Bool("json", false, "print the result as JSON")
 	f.BoolP("quiet", "q", false, "print results only: no progress, no remarks (see 'cairn help output')")
+	f.Bool("wide", false, "print each row of a table on one line, whatever the width of the terminal")
 	f.Bool("no-color", false, "print without colours (so does a NO_COLOR in the environment)")
 }
 
@@ -39,11 +42,13 @@ func outputOf(cmd *cobra.Command) *output {
 		v, err := cmd.Flags().GetBool(name)
 		return err == nil && v
 	}
-	o := &output{out: cmd.OutOrStdout(), err: cmd.ErrOrStderr(), json: flag("json"), quiet: flag("quiet")}
+	o := &output{out: cmd.OutOrStdout(), err: cmd.ErrOrStderr(), json: flag("json"), quiet: flag("quiet"), wide: flag("wide")}
 	plain := flag("no-color") || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb"
 	o.color, o.errColor = !plain && isTerminal(o.out), !plain && isTerminal(o.err)
 	o.bars = !o.json && !o.quiet && isTerminal(o.err) && os.Getenv("TERM") != "dumb"
-	o.width = terminalWidth(o.out)
+	if !o.wide {
+		o.width = terminalWidth(o.out)
+	}
 	return o
 }
 

@@ -235,7 +235,6 @@ func (o *output) statistics(r *inspect.StatsReport) {
 
 func (o *output) statsTable(tensors []inspect.TensorStats) {
 	t := newRows("NAME", "DTYPE", "SHAPE", ">MIN", ">MAX", ">MEAN", ">STD", ">L2", ">ZEROS", ">NAN", ">INF")
-	t.spare, t.give = 2, []slack{{0, 24}}
 	for i := range tensors {
 		s := &tensors[i]
 		t.add(clean(s.FQN), s.DType, formatShape(s.Shape), formatNumber(s.Min), formatNumber(s.Max), formatNumber(s.Mean),

@@ -22,9 +22,14 @@ func newTopics() []*cobra.Command {
 		{
 			Use:   "output",
 			Short: "What is printed where",
-			Long: `Results go to stdout, progress and diagnoses to stderr. Where stdout cannot be
-written, the exit code is 1. Progress bars and colours appear on a terminal only,
-and on one tables are cut to its width; what goes to a file or a pipe is never cut.
+			Long: `Results go to stdout, progress and error messages to stderr. If stdout cannot be
+written, the exit code is 1. Progress bars and colours appear on a terminal only.
+
+Tables have one line for each row. On a terminal that is too narrow for that, long
+names get a line of their own, with the other columns below. If these are still too
+wide, each row becomes a record: its name, and below it every other column that has
+a value, with its heading. No column is left out and no name is shortened. --wide
+prints one line for each row on a terminal too.
 
 --json prints the result of a command as one JSON object: its help names the
 fields. They stay as they are; new ones may be added. The commands 'help' and

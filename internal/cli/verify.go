@@ -141,7 +141,6 @@ func (o *output) verdict(v *verdict) {
 		return
 	}
 	t := newRows("FILE", "NAME", "PROBLEM")
-	t.prefix, t.give = v.SaveID+"-", []slack{{1, 20}, {2, 20}}
 	for _, p := range v.Problems {
 		t.add(clean(p.File), clean(p.FQN), clean(strings.TrimSpace(p.Text)))
 	}
