@@ -110,7 +110,7 @@ var layers = []struct{ name, imports string }{
 // outside of their tests. docs/dependencies.md says why each is here.
 var libraries = map[string]string{
 	"golang.org/x/sync":                "internal/bufpool internal/torchsave internal/engine storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchfile convert internal/bench inspect internal/cli",
-	"golang.org/x/sys":                 "blob/file convert internal/bench internal/crc32c",
+	"golang.org/x/sys":                 "blob/file convert internal/bench internal/cli internal/crc32c",
 	"golang.org/x/term":                "internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",
 	"github.com/spf13/cobra":           "internal/cli",
