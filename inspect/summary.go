@@ -30,7 +30,9 @@ type Summary struct {
 	WorldSize int               `json:"world_size"`
 	Writer    string            `json:"writer"`
 	Tags      map[string]string `json:"tags"`
-	Totals    Totals            `json:"totals"`
+	// Notes are what could not be checked about the checkpoint as a whole.
+	Notes  []string `json:"notes,omitempty"`
+	Totals Totals   `json:"totals"`
 	// FileBytes is the size of all files.
 	FileBytes int64 `json:"file_bytes"`
 	// DTypes has a line for each dtype, the one with the most bytes first.
@@ -85,7 +87,7 @@ func Summarize(src Source, md *meta.Metadata) *Summary {
 	s := src.Info()
 	out := &Summary{
 		Path: s.ID, Format: s.Version, SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize,
-		Writer: s.Writer, Tags: s.Tags,
+		Writer: s.Writer, Tags: s.Tags, Notes: s.Notes,
 	}
 	if out.Tags == nil {
 		out.Tags = map[string]string{}

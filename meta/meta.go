@@ -49,6 +49,9 @@ type Storage struct {
 	Version string
 	// Tags are the caller's own words.
 	Tags map[string]string
+	// Notes are sentences about what a reader could not check, such as whether
+	// files are missing. Nil: there is nothing to say.
+	Notes []string
 }
 
 // Entry is one name of a checkpoint. Exactly one of Tensor and Bytes is set.

@@ -9,6 +9,8 @@ type VerifyReport struct {
 	// Unsummed is how many of the bytes of tensors and values have no checksum in
 	// this format: they could be read, and nobody can say more.
 	Unsummed int64 `json:"bytes_without_checksum"`
+	// Notes are meta.Storage.Notes: what the format does not let any reader check.
+	Notes []string `json:"notes,omitempty"`
 	// Problems are all that is wrong. None: the checkpoint is whole.
 	Problems []VerifyProblem `json:"problems"`
 }

@@ -57,6 +57,8 @@ the beginning of names, up to a dot, the tree below it.
 With --json, of a whole checkpoint:
 
   path, format, save_id, step, time, world_size, writer, tags
+  notes      sentences on what cannot be checked, such as whether files are
+             missing; not there if there are none
   totals     tensors, objects, chunks, elements, nbytes
   file_bytes bytes of all files: the data files and the index
   dtypes     a list of dtype, tensors, elements, nbytes
@@ -160,6 +162,9 @@ func (o *output) overview(v *overview, allFiles bool) {
 	t.add("writer", clean(v.Writer))
 	for _, k := range slices.Sorted(maps.Keys(v.Tags)) {
 		t.add("tag "+clean(k), clean(v.Tags[k]))
+	}
+	for _, note := range v.Notes {
+		t.add("note", clean(note))
 	}
 	t.add("contents", formatTotals(&v.Totals))
 	t.add("elements", formatCount(v.Totals.Elements))

@@ -32,9 +32,10 @@ against their checksums, the index against the record, the chunks against the
 shapes of their tensors, the headers of the data files against the index. It
 lists all that is wrong and ends with exit code 5 if anything is.
 
-The formats of others keep fewer checksums: those of torch.save files are checked,
-and of safetensors every byte is read and the structure checked. How many bytes
-have no checksum is said.
+Other formats are verified as far as they carry checksums: those of torch.save
+files are compared; safetensors files have none, so their bytes are read and their
+structure is checked. Verify reports how many bytes have no checksum, and whether
+a missing file would go unnoticed, as in PyTorch's distributed safetensors.
 
 With --json:
 
@@ -43,6 +44,9 @@ With --json:
   ok                      whether it is whole
   files, chunks, bytes    what was checked; the index is one of the files
   bytes_without_checksum  how many of the bytes have no checksum in this format
+  notes                   sentences on what the format does not let verify check,
+                          such as whether files are missing; not there if there
+                          are none
   problems                a list of file, fqn and problem; a problem of a file as
                           a whole has no fqn
   seconds                 how long it took
@@ -132,6 +136,9 @@ func damagedFile(err error, native bool) string {
 }
 
 func (o *output) verdict(v *verdict) {
+	for _, note := range v.Notes {
+		defer o.remark("note: %s\n", clean(note))
+	}
 	if v.OK {
 		o.remark("%s: %s: %s in %s, %s in %s (%s)\n", clean(v.Path), o.good("ok"), plural(v.Chunks, "chunk"),
 			plural(v.Files, "file"), formatBytes(v.Bytes), formatSeconds(v.Seconds), formatRate(float64(v.Bytes)/max(v.Seconds, 1e-9)))

@@ -42,7 +42,9 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	if err != nil {
 		return nil, err
 	}
-	return v.found.Report(), nil
+	rep := v.found.Report()
+	rep.Notes = c.md.Storage.Notes
+	return rep, nil
 }
 
 type verifier struct {

@@ -16,8 +16,7 @@ import (
 )
 
 // Finish makes the checkpoint appear: it commits the single file, or writes the
-// index or the file that ends the distributed form: what each file's header says
-// of the save, once more.
+// index or the commit of the distributed form.
 func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
 	entries, err := publish.Locate(md, results)
 	if err != nil {
@@ -32,9 +31,12 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	name, text := bases[0]+indexSuffix, []byte(nil)
 	if w.form.Distributed {
 		name = commitName
-		text, err = encodeJSON(savedOf(w.sess.Storage))
+		text, err = encodeJSON(commitOf(w.sess.Storage, entries, results))
 	} else {
 		text, err = encodeIndex(indexOf(entries))
+	}
+	if err == nil && len(text) > maxIndex {
+		err = fmt.Errorf("%s would have %d bytes; readers take at most %d", name, len(text), maxIndex)
 	}
 	if err != nil {
 		return err

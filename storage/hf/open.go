@@ -71,11 +71,8 @@ func openSource(ctx context.Context, store blob.Store, o Options) (*foreign.Sour
 	var files []*dataFile
 	if index != "" {
 		files, err = s.indexed(ctx, dir, index)
-	} else if files, err = readFiles(ctx, store, names); err == nil {
-		err = s.describe(ctx, dir, files)
-		if err == nil {
-			s.md.Entries, err = gatherAll(files)
-		}
+	} else {
+		files, err = s.listed(ctx, dir, names)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", store, err)
@@ -107,6 +104,30 @@ func (s *source) check(_ context.Context, file string, _ func(fqn, text string))
 	return s.payload[file], nil
 }
 
+// listed reads files that no index names, and compares them with the commit of
+// their save.
+func (s *source) listed(ctx context.Context, dir *folder, names []string) ([]*dataFile, error) {
+	files, err := readFiles(ctx, s.store, names)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.describe(ctx, dir, files)
+	if err != nil {
+		return nil, err
+	}
+	if c != nil {
+		if err := c.compareFiles(files); err != nil {
+			return nil, err
+		}
+	} else if files[0].sharding != nil {
+		s.md.Storage.Notes = append(s.md.Storage.Notes, noteNoList)
+	}
+	if s.md.Entries, err = gatherAll(files); err == nil && c != nil {
+		err = c.compareTensors(s.md.Entries)
+	}
+	return files, err
+}
+
 // indexed reads the files that an index names.
 func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*dataFile, error) {
 	where, err := readIndex(ctx, s.store, name)
@@ -124,7 +145,7 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 	if err != nil {
 		return nil, err
 	}
-	if err := s.describe(ctx, dir, files); err != nil {
+	if _, err := s.describe(ctx, dir, files); err != nil {
 		return nil, err
 	}
 	s.md.Entries, err = gatherIndexed(files, where)

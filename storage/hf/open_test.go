@@ -305,4 +305,11 @@ func TestEmptyShards(t *testing.T) {
 	if !tensor.Equal(x, storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)) {
 		t.Errorf("a = %v; want its two rows", x)
 	}
+	ck, err := Open(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := ck.Storage().Notes; len(n) != 1 || n[0] != noteNoList {
+		t.Errorf("notes = %q; want that no list of the files exists", n)
+	}
 }

@@ -3,6 +3,7 @@ package hf
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -30,57 +31,64 @@ func savedOf(s meta.Storage) saved {
 	return saved{SaveID: s.SaveID, Step: s.Step, Time: s.Time.UTC(), WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags}
 }
 
-// describe takes down what the files say of their save as a whole, and refuses
-// one that did not finish. Files of different saves, which somebody put together,
-// say nothing as a whole; they are refused where each save has a commit of its
-// own.
-func (s *source) describe(ctx context.Context, dir *folder, files []*dataFile) error {
+// describe notes what the files say about their save as a whole, and refuses a
+// save that did not finish. Files of different saves say nothing as a whole; they
+// are refused if each save has a commit of its own. It returns the commit, or nil
+// if there is none that lists its files.
+func (s *source) describe(ctx context.Context, dir *folder, files []*dataFile) (*commit, error) {
 	out := &s.md.Storage
 	out.Version = Version
 	of, same, err := savesOf(files)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	var c *commit
 	for _, save := range of {
 		if save.Commit == "" {
 			continue
 		}
 		if !same {
-			return fmt.Errorf("%w: %w: files of different saves", storage.ErrCorrupt, ErrSharding)
+			return nil, fmt.Errorf("%w: %w: files of different saves", storage.ErrCorrupt, ErrSharding)
 		}
-		if err := s.checkCommit(ctx, dir, save); err != nil {
-			return fmt.Errorf("%s: %w", files[0].name, err)
+		if c, err = s.readCommit(ctx, dir, save); err != nil {
+			return nil, fmt.Errorf("%s: %w", files[0].name, err)
 		}
 	}
 	if len(of) != 1 || !same {
 		out.Tags = tags(files)
-		return nil
+		return c, nil
 	}
 	save := of[0]
 	out.SaveID, out.Step, out.Time, out.WorldSize, out.Writer, out.Tags = save.SaveID, save.Step, save.Time, save.WorldSize, save.Writer, save.Tags
-	return nil
+	return c, nil
 }
 
-// checkCommit looks whether the commit that files name is there, and that of
-// their own save.
-func (s *source) checkCommit(ctx context.Context, dir *folder, save saved) error {
+// readCommit reads the commit that files name, which must be that of their save.
+// It returns nil if the commit does not list its files: cairn wrote no list before.
+func (s *source) readCommit(ctx context.Context, dir *folder, save saved) (*commit, error) {
 	size, ok := dir.other[commitName]
 	if !ok || save.Commit != commitName {
-		return fmt.Errorf("%w: no %s: the save did not finish", storage.ErrIncomplete, save.Commit)
+		return nil, fmt.Errorf("%w: no %s: the save did not finish", storage.ErrIncomplete, save.Commit)
 	}
 	b, err := blob.ReadAll(ctx, s.store, commitName, maxIndex)
+	if errors.Is(err, blob.ErrTooLarge) {
+		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, commitName, err)
+	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var commit saved
-	if err := json.Unmarshal(b, &commit); err != nil {
-		return fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, commitName, err)
+	var c commit
+	if err := json.Unmarshal(b, &c); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, commitName, err)
 	}
-	if commit.SaveID != save.SaveID {
-		return fmt.Errorf("%w: %s is of the save %q, not of %q, which did not finish", storage.ErrIncomplete, commitName, commit.SaveID, save.SaveID)
+	if c.SaveID != save.SaveID {
+		return nil, fmt.Errorf("%w: %s is of the save %q, not of %q, which did not finish", storage.ErrIncomplete, commitName, c.SaveID, save.SaveID)
 	}
 	s.add(commitName, size)
-	return nil
+	if len(c.Files) == 0 {
+		return nil, nil
+	}
+	return &c, nil
 }
 
 // savesOf returns what the files say of their saves, each thing once, and whether

@@ -297,6 +297,9 @@ func TestCommitOfTheDistributedForm(t *testing.T) {
 		"no commit":         {letters(t, 3), func(s *mem.Store) { storagetest.Remove(t, s, commitName) }, storage.ErrIncomplete},
 		"of another save":   {letters(t, 3), func(s *mem.Store) { putBytes(t, s, commitName, `{"save_id":"y"}`) }, storage.ErrIncomplete},
 		"not what it seems": {letters(t, 3), func(s *mem.Store) { putBytes(t, s, commitName, "{") }, storage.ErrCorrupt},
+		"a list without its files": {letters(t, 3), func(s *mem.Store) {
+			putBytes(t, s, commitName, `{"save_id":"x","files":{"y.safetensors":1}}`)
+		}, storage.ErrCorrupt},
 	} {
 		s := new(mem.Store)
 		if err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 7, 2), plan.State{}, c.state); err != nil {
@@ -310,5 +313,60 @@ func TestCommitOfTheDistributedForm(t *testing.T) {
 		if err == nil && (ck.Storage().Step != 7 || ck.Files()[0].Name != commitName || len(ck.Files()) != 2) {
 			t.Errorf("%s: step %d, files %v; want step 7, the commit and one more", claim, ck.Storage().Step, ck.Files())
 		}
+	}
+}
+
+// A lost file of the distributed form is an error that names it. Without the list
+// in the commit its tensors would only look smaller.
+func TestLostFileOfTheDistributedForm(t *testing.T) {
+	const lost = "shard-00004-model-00001-of-00001.safetensors"
+	for claim, c := range map[string]struct {
+		damage func(s *mem.Store)
+		want   string // in the error; empty: the folder opens
+		notes  int
+	}{
+		"nothing is lost": {damage: func(*mem.Store) {}},
+		"the last rows":   {damage: func(s *mem.Store) { storagetest.Remove(t, s, lost) }, want: lost},
+		"rows between others": {
+			damage: func(s *mem.Store) { storagetest.Remove(t, s, strings.Replace(lost, "shard-00004", "shard-00002", 1)) }, want: "shard-00002",
+		},
+		"a file of another size": {
+			damage: func(s *mem.Store) { rows("[6,0]", tensor.Int32, 3, 2)(t, s, lost) }, want: "files of different saves",
+		},
+		"no list, as earlier versions wrote it": {damage: func(s *mem.Store) { putBytes(t, s, commitName, `{"save_id":"x"}`) }, notes: 1},
+		"other shapes": {damage: func(s *mem.Store) {
+			b, err := blob.ReadAll(t.Context(), s, commitName, 1<<20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			putBytes(t, s, commitName, strings.Replace(string(b), "8,\n", "9,\n", 1))
+		}, want: `"a" is I32 [8 2] in the files, and I32 [9 2] in cairn-save.json`},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			s := new(mem.Store)
+			x := storagetest.Filled(t, tensor.Int32, []int64{8, 2}, 1)
+			states := make([]plan.State, 4)
+			for r := range states {
+				states[r] = plan.State{"a": storagetest.Cut(t, storagetest.Along(0, 4), x, r)}
+			}
+			if err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 7, 4), states...); err != nil {
+				t.Fatal(err)
+			}
+			c.damage(s)
+			ck, err := Open(t.Context(), s, nil)
+			if c.want != "" {
+				if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("Open = %v; want ErrCorrupt and %q", err, c.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			rep, err := ck.Verify(t.Context(), nil)
+			if err != nil || len(rep.Problems) > 0 || len(rep.Notes) != c.notes || len(ck.Storage().Notes) != c.notes {
+				t.Errorf("Verify = %+v, %v; want no problems and %d notes", rep, err, c.notes)
+			}
+		})
 	}
 }
