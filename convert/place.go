@@ -34,8 +34,9 @@ type Place struct {
 	// Overwrite replaces the checkpoint that is there.
 	Overwrite bool
 	// Look returns the files of the checkpoint at a path, relative to it and with
-	// slashes, or none where it is a file itself. Where there is no checkpoint the
-	// error wraps storage.ErrNotFound. Nil: nothing is one.
+	// slashes; for a checkpoint that is a file they do not matter. The error wraps
+	// storage.ErrNotFound if there is no checkpoint. After any other error what is
+	// there is not replaced. Nil: nothing is a checkpoint.
 	Look func(path string) ([]string, error)
 	// Accept, if not nil, is asked about a new folder that is complete, with the
 	// files of the old one that stay, before it takes the old one's place.
@@ -133,8 +134,10 @@ func (p *Place) mayReplace(o *occupant) error {
 		return nil
 	case !p.Overwrite:
 		return fmt.Errorf("%w: %s", storage.ErrExists, p.Path)
+	case o.err != nil && o.kind == aSingleFile:
+		return fmt.Errorf("%w: %s is not a checkpoint that can be opened, and is not replaced: %v", ErrOccupied, p.Path, o.err)
 	case o.err != nil:
-		return fmt.Errorf("%w: %s holds a checkpoint that cannot be opened, so that nobody knows which files are its own: %w", ErrOccupied, p.Path, o.err)
+		return fmt.Errorf("%w: %s holds a checkpoint that cannot be opened, so it is unknown which files belong to it: %v", ErrOccupied, p.Path, o.err)
 	}
 	return nil
 }

@@ -25,6 +25,12 @@ func TestOnlyCheckpointsAreReplaced(t *testing.T) {
 		"a file of something else is not replaced":   {"x", "inner", true, nil, ErrOccupied},
 		"a folder is no place for a file":            {"x/c", "inner", true, checkpointFiles, ErrOccupied},
 		"without a look nothing is a checkpoint":     {"x/c", "", true, nil, ErrOccupied},
+		"a file that cannot be opened stays": {"x", "inner", true, func(string) ([]string, error) {
+			return nil, storage.ErrCorrupt
+		}, ErrOccupied},
+		"a file that cannot be opened is no place for a folder": {"x", "", true, func(string) ([]string, error) {
+			return nil, storage.ErrCorrupt
+		}, ErrOccupied},
 		"what cannot be opened stays": {"x/c", "", true, func(string) ([]string, error) {
 			return nil, storage.ErrCorrupt
 		}, ErrOccupied},

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -255,12 +257,15 @@ func TestNextNames(t *testing.T) {
 	}
 }
 
-func TestGlobCharactersInPaths(t *testing.T) {
+func TestHintAtCheckpointsBelow(t *testing.T) {
 	dir := t.TempDir() + "/a[1]*?"
-	if got := placeHint(dir); !strings.Contains(got, "no such file or directory") {
-		t.Errorf("placeHint = %q", got)
+	for _, name := range []string{"step-2/model.safetensors", "step-10/model.safetensors.index.json", "step-9/.metadata", "step-1/cairn.json", "logs/notes.txt"} {
+		name = filepath.Join(dir, filepath.FromSlash(name))
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o777), os.WriteFile(name, nil, 0o666)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if got := escapeGlob("a[1]*?"); got != "a[[]1][*][?]" {
-		t.Errorf("escapeGlob = %q", got)
+	if got, want := placeHint(dir), "4 checkpoints below it; the last is "+quoteArg(dir+"/step-10"); got != want {
+		t.Errorf("placeHint = %q; want %q", got, want)
 	}
 }

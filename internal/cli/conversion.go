@@ -12,7 +12,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -50,9 +49,9 @@ type conversionPlan struct {
 func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	ctx := cmd.Context()
 	at := checkpointAddress(src)
-	store, err := all.Open(at)
+	store, err := openStore(at)
 	if err != nil {
-		return withHint(err, placeHint(src))
+		return err
 	}
 	from, err := formats.Detect(ctx, store)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -26,15 +28,28 @@ const piecesRecord = "cairn-save.json"
 
 // openCheckpoint opens the checkpoint at an address for reading.
 func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, error) {
-	store, err := all.Open(checkpointAddress(address))
+	store, err := openStore(checkpointAddress(address))
 	if err != nil {
-		return nil, withHint(err, placeHint(address))
+		return nil, err
 	}
 	c, err := cairn.Open(ctx, store)
 	if err != nil {
 		return nil, withHint(err, openHint(address, err))
 	}
 	return c, nil
+}
+
+// openStore opens the store at an address for reading. A path must exist.
+func openStore(address string) (blob.Store, error) {
+	if path, local, err := localPath(address); err == nil && local {
+		if _, err := os.Stat(path); err != nil {
+			if e, ok := errors.AsType[*fs.PathError](err); ok {
+				err = e.Err
+			}
+			return nil, withHint(fmt.Errorf("%s: %w", address, err), "check the path")
+		}
+	}
+	return all.Open(address)
 }
 
 // checkpointAddress returns the address of the checkpoint that is meant by the
@@ -114,31 +129,41 @@ func placeHint(address string) string {
 	if strings.Contains(address, "://") {
 		return ""
 	}
-	fi, err := os.Stat(address)
-	switch {
-	case err != nil:
-		return "there is no such file or directory: check the path"
-	case !fi.IsDir():
+	if fi, err := os.Stat(address); err == nil && !fi.IsDir() {
 		return "a file by itself can be one of torch.save or safetensors"
 	}
-	var inside []string
-	for _, mark := range []string{recordName, ".metadata"} {
-		found, err := filepath.Glob(filepath.Join(escapeGlob(address), "*", mark))
-		if err == nil {
-			inside = append(inside, found...)
-		}
-	}
+	inside := checkpointsBelow(address)
 	if len(inside) == 0 {
 		return "see 'cairn help paths' for what a checkpoint can be"
 	}
-	slices.Sort(inside)
-	return fmt.Sprintf("%s below it; the last is %s", plural(len(inside), "checkpoint"), filepath.Dir(inside[len(inside)-1]))
+	return fmt.Sprintf("%s below it; the last is %s", plural(len(inside), "checkpoint"), quoteArg(inside[len(inside)-1]))
 }
 
-// escapeGlob makes path stand for itself in a filepath.Glob.
-func escapeGlob(path string) string {
-	return strings.NewReplacer(`*`, `[*]`, `?`, `[?]`, `[`, `[[]`).Replace(path)
+// maxBelow bounds how many folders are looked at for a hint.
+const maxBelow = 1000
+
+// checkpointsBelow returns the folders directly below a path that hold
+// checkpoints, in the order of the numbers at their ends: step-2 before step-10.
+func checkpointsBelow(path string) []string {
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, e := range entries[:min(len(entries), maxBelow)] {
+		if dir := filepath.Join(path, e.Name()); e.IsDir() && formatOf(dir) != "" {
+			out = append(out, dir)
+		}
+	}
+	slices.SortFunc(out, func(a, b string) int {
+		x, y := strings.TrimRight(a, digits), strings.TrimRight(b, digits)
+		m, n := strings.TrimLeft(a[len(x):], "0"), strings.TrimLeft(b[len(y):], "0")
+		return cmp.Or(strings.Compare(x, y), cmp.Compare(len(m), len(n)), strings.Compare(m, n))
+	})
+	return out
 }
+
+const digits = "0123456789"
 
 // quoteArg prints an argument so that a shell takes it as one.
 func quoteArg(s string) string {

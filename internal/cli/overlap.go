@@ -73,9 +73,6 @@ func checkpointFiles(path string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if fi, err := os.Stat(path); err == nil && !fi.IsDir() {
-		return nil, nil
-	}
 	c, err := formats.Open(ctx, store, &formats.Options{Format: format})
 	if err != nil {
 		return nil, err

@@ -75,9 +75,9 @@ With --json:
 }
 
 func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error {
-	store, err := all.Open(path)
+	store, err := openStore(path)
 	if err != nil {
-		return withHint(err, placeHint(path))
+		return err
 	}
 	if err := checkSave(cmd.Context(), store, path, opts.SaveID); err != nil {
 		return err
