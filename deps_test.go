@@ -69,7 +69,7 @@ var layers = []struct{ name, imports string }{
 	{"platform/all", "group platform platform/host"},
 
 	// Formats, and what they share.
-	{"storage", "internal/wire meta plan tensor"},
+	{"storage", "blob internal/wire meta plan tensor"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/fixture meta plan shard storage tensor"},
 	{"storage/datafile", "blob internal/bufpool internal/crc32c internal/guard internal/progress plan storage tensor"},
 	{"storage/fetch", "blob internal/bufpool internal/guard storage"},
@@ -80,9 +80,9 @@ var layers = []struct{ name, imports string }{
 	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/datafile storage/publish"},
 	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave meta plan storage storage/datafile storage/dcpfiles storage/foreign storage/publish tensor value"},
 	{"storage/hf", "blob internal/guard internal/safetensors meta plan storage storage/datafile storage/fetch storage/foreign storage/publish tensor"},
-	{"storage/torchfile", "blob internal/torchsave meta plan storage storage/datafile storage/foreign tensor value"},
+	{"storage/torchfile", "blob internal/torchsave meta plan storage storage/datafile storage/foreign storage/publish tensor value"},
 	{"storage/hyper", "blob internal/dcpmeta internal/guard internal/pickle internal/safetensors internal/torchsave meta plan shard storage storage/datafile storage/dcpfiles storage/foreign storage/publish tensor value"},
-	{"storage/formats", "blob meta plan storage storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile"},
+	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
 	{"internal/engine/enginetest", "meta plan storage tensor"},
@@ -93,7 +93,7 @@ var layers = []struct{ name, imports string }{
 	{"inspect", "meta plan storage tensor value"},
 	{"convert", ". blob inspect internal/bufpool internal/guard meta plan shard storage tensor"},
 	{"internal/bench", ". blob blob/file blob/meter collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta internal/launch meta plan shard storage storage/formats storage/native tensor"},
-	{"internal/demo", ". blob blob/fault group group/inproc group/tcp inspect internal/launch plan shard storage/native tensor"},
+	{"internal/demo", ". blob blob/fault group group/inproc group/tcp inspect internal/launch plan shard tensor"},
 	{"internal/cli", ". blob blob/all blob/file blob/mem convert inspect internal/bench internal/demo internal/launch internal/npy meta storage storage/formats storage/native tensor value"},
 	{"cmd/cairn", "internal/cli"},
 

@@ -1,6 +1,7 @@
 package cairn
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 
@@ -28,6 +29,9 @@ var (
 	// ErrChanged reports a checkpoint that was replaced while it was loaded or
 	// open: open it again, or give every step a folder of its own.
 	ErrChanged = storage.ErrChanged
+	// ErrOptions reports options that contradict each other, or an option that
+	// the format cannot honour. Nothing was read or written.
+	ErrOptions = storage.ErrOptions
 	// ErrMismatch reports a state and a checkpoint that do not fit.
 	ErrMismatch = plan.ErrMismatch
 	// ErrMissing reports a name that the checkpoint does not have.
@@ -40,6 +44,25 @@ var (
 
 // errNoStore reports a nil store.
 var errNoStore = fmt.Errorf("%w: no store was given", fs.ErrInvalid)
+
+// option is one that a caller may have set although it cannot take effect.
+type option struct {
+	name string
+	set  bool
+	why  string
+}
+
+// refuse returns an error that wraps ErrOptions and names every option that is
+// set, or nil.
+func refuse(all ...option) error {
+	var errs []error
+	for _, o := range all {
+		if o.set {
+			errs = append(errs, fmt.Errorf("%w: %s %s", ErrOptions, o.name, o.why))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // Error is the error of an operation on a checkpoint. Failures on other ranks
 // are in the chain as a *group.StepError.

@@ -6,7 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/fixture"
-	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/hf"
 )
 
 // A checkpoint that its format has opened, with options of its own, is read like
@@ -17,7 +17,7 @@ func TestNewCheckpoint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opened, err := formats.Open(t.Context(), store, &formats.Options{Format: formats.HF})
+	opened, err := hf.Format{}.Open(t.Context(), store)
 	if err != nil {
 		t.Fatal(err)
 	}

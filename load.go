@@ -34,18 +34,23 @@ type LoadOptions struct {
 	// Rename returns the checkpoint's name for a name of the state. Nil: the
 	// same.
 	Rename func(fqn string) string
-	// Planner replaces the default planner, and with it the options above.
+	// Planner replaces the default planner. It excludes the options above, which
+	// are the default planner's: a planner that embeds plan.DefaultLoad sets them
+	// there.
 	Planner plan.LoadPlanner
 
-	// Reader reads the checkpoint. Nil: the one at the root of the store, in
-	// whatever format it is, with the options below.
-	Reader storage.Reader
+	// Format is the format of the checkpoint with its own options, such as
+	// hf.Format{Dequantize: true}. Nil: it is detected.
+	Format storage.Format
 	// BufferBytes bounds the host memory this rank uses beyond the state itself
 	// for bytes on their way from the store. Zero: 1 GiB.
 	BufferBytes int64
 	// Parallel is the number of reads at the same time. Zero: 4, or one for
 	// each processor if there are more.
 	Parallel int
+	// Reader reads the checkpoint instead of one that Format makes, for storage of
+	// your own. It excludes Format, Parallel, and BufferBytes without Share.
+	Reader storage.Reader
 
 	// Share has ranks that need the same bytes elect one of them, balanced by
 	// bytes, that reads them from the store and sends them to the others: worth
@@ -87,17 +92,27 @@ type LoadReport struct {
 // Every byte is verified against its checksum before Load returns nil. On an
 // error every rank returns the same one, and what the state holds is undefined.
 func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions) (*LoadReport, error) {
+	return load(ctx, store, opts, func(context.Context, *engine.LoadJob) (State, error) { return state, nil })
+}
+
+// load carries a load out into the state that begin returns. begin may replace
+// the job's reader.
+func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(context.Context, *engine.LoadJob) (State, error)) (*LoadReport, error) {
 	var o LoadOptions
 	if opts != nil {
 		o = *opts
 	}
-	job := o.job(store)
+	job := o.job()
+	var state State
 	var stateful map[string]Stateful
-	err := group.Each(ctx, job.Group, "state", func(context.Context) error {
-		if store == nil && o.Reader == nil {
-			return errNoStore
-		}
+	err := group.Each(ctx, job.Group, "state", func(ctx context.Context) error {
 		var err error
+		if job.Reader, err = o.reader(store, job.Group.Rank()); err != nil {
+			return err
+		}
+		if state, err = begin(ctx, &job); err != nil {
+			return err
+		}
 		job.State, stateful, err = expand(state)
 		return err
 	})
@@ -120,10 +135,8 @@ func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions)
 	return out, nil
 }
 
-func (o *LoadOptions) job(store blob.Store) engine.LoadJob {
-	job := engine.LoadJob{
-		Group: o.Group, Planner: o.Planner, Reader: o.Reader, Share: o.Share, BufferBytes: o.BufferBytes, Observer: o.Observer.engine(),
-	}
+func (o *LoadOptions) job() engine.LoadJob {
+	job := engine.LoadJob{Group: o.Group, Planner: o.Planner, Share: o.Share, BufferBytes: o.BufferBytes, Observer: o.Observer.engine()}
 	if job.Group == nil {
 		job.Group = group.Solo()
 	}
@@ -133,12 +146,47 @@ func (o *LoadOptions) job(store blob.Store) engine.LoadJob {
 			Cast: o.Cast, Rename: o.Rename,
 		}
 	}
-	if job.Reader == nil {
-		job.Reader = formats.NewReader(store, storage.ReadOptions{
-			BufferBytes: o.BufferBytes, Parallel: o.Parallel, TrustSizes: job.Group.Rank() != 0,
-		})
-	}
 	return job
+}
+
+// reader returns the reader of a rank. The error wraps ErrOptions if an option
+// would have no effect.
+func (o *LoadOptions) reader(store blob.Store, rank int) (storage.Reader, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	if o.Reader != nil {
+		return o.Reader, nil
+	}
+	if store == nil {
+		return nil, errNoStore
+	}
+	open := func(ctx context.Context) (storage.Checkpoint, error) { return formats.Open(ctx, store, nil) }
+	if o.Format != nil {
+		open = func(ctx context.Context) (storage.Checkpoint, error) { return o.Format.Open(ctx, store) }
+	}
+	return storage.NewReader(open, storage.ReadOptions{BufferBytes: o.BufferBytes, Parallel: o.Parallel, TrustSizes: rank != 0}), nil
+}
+
+// check refuses options that would have no effect.
+func (o *LoadOptions) check() error {
+	const (
+		planner = "has no effect if LoadOptions.Planner is set: set it on the planner"
+		reader  = "has no effect if LoadOptions.Reader is set"
+	)
+	p, r := o.Planner != nil, o.Reader != nil
+	return refuse(
+		option{"LoadOptions.AllowMissing", p && o.AllowMissing, planner},
+		option{"LoadOptions.AllowMissingFunc", p && o.AllowMissingFunc != nil, planner},
+		option{"LoadOptions.RejectUnexpected", p && o.RejectUnexpected, planner},
+		option{"LoadOptions.Cast", p && o.Cast != 0, planner},
+		option{"LoadOptions.Rename", p && o.Rename != nil, planner},
+		option{"LoadOptions.Format", r && o.Format != nil, reader},
+		option{"LoadOptions.BufferBytes", r && o.BufferBytes != 0 && !o.Share, reader},
+		option{"LoadOptions.Parallel", r && o.Parallel != 0, reader},
+		option{"LoadOptions.BufferBytes", o.BufferBytes < 0, "is negative"},
+		option{"LoadOptions.Parallel", o.Parallel < 0, "is negative"},
+	)
 }
 
 // LoadNew makes the state that the checkpoint describes, nested as it was
@@ -148,31 +196,22 @@ func (o *LoadOptions) job(store blob.Store) engine.LoadJob {
 // only the names that begin with one of them, at a dot, are loaded; a prefix of
 // no name is an error that wraps ErrMissing.
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
-	var o LoadOptions
-	if opts != nil {
-		o = *opts
-	}
-	job := o.job(store)
-	read := &readOnce{Reader: job.Reader}
-	o.Reader = read
 	var state State
-	err := group.Each(ctx, job.Group, "state", func(ctx context.Context) error {
+	r, err := load(ctx, store, opts, func(ctx context.Context, job *engine.LoadJob) (State, error) {
+		read := &readOnce{Reader: job.Reader}
+		job.Reader = read
 		md, err := read.ReadMetadata(ctx)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, p := range prefixes {
 			if !slices.ContainsFunc(md.Entries, func(e meta.Entry) bool { return hasPrefix(e.FQN, []string{p}) }) {
-				return fmt.Errorf("%q is %w", p, ErrMissing)
+				return nil, fmt.Errorf("%q is %w", p, ErrMissing)
 			}
 		}
 		state, err = plan.Rebuild(md, func(fqn string) bool { return hasPrefix(fqn, prefixes) })
-		return err
+		return state, err
 	})
-	if err != nil {
-		return nil, nil, wrap("load", store, err)
-	}
-	r, err := Load(ctx, store, state, &o)
 	if err != nil {
 		return nil, nil, err
 	}

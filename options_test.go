@@ -5,14 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -122,6 +127,101 @@ func TestCacheReusesThePlan(t *testing.T) {
 		got, rep, err := cairn.LoadNew(t.Context(), store, nil)
 		if err != nil || rep.Step != int64(i) || got["step"] != int64(i) || !tensor.Equal(got["x"].(*tensor.Tensor), whole(t, []int64{4, 4}, float32(i))) {
 			t.Errorf("save %d: loaded %v, %+v, %v", i, got, rep, err)
+		}
+	}
+}
+
+// An option that cannot take effect is an error that names it and the option
+// that excludes it, on every rank, and the store is not touched.
+func TestOptionsThatContradict(t *testing.T) {
+	store := new(mem.Store)
+	mustSave(t, store, cairn.State{"n": 1})
+	writer, err := native.Format{}.NewWriter(store, storage.WriteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader := storage.NewReader(nil, storage.ReadOptions{})
+	planner := new(plan.DefaultLoad)
+	all := func(string) bool { return true }
+	same := func(fqn string) string { return fqn }
+	for name, o := range map[string]any{
+		"SaveOptions.Format":           cairn.SaveOptions{Writer: writer, Format: native.Format{}},
+		"SaveOptions.FilesPerRank":     cairn.SaveOptions{Writer: writer, FilesPerRank: 2},
+		"SaveOptions.BufferBytes":      cairn.SaveOptions{Writer: writer, BufferBytes: 1},
+		"SaveOptions.FailIfExists":     cairn.SaveOptions{Writer: writer, FailIfExists: true},
+		"SaveOptions.SweepAfter":       cairn.SaveOptions{Writer: writer, SweepAfter: 1},
+		"LoadOptions.AllowMissing":     cairn.LoadOptions{Planner: planner, AllowMissing: true},
+		"LoadOptions.AllowMissingFunc": cairn.LoadOptions{Planner: planner, AllowMissingFunc: all},
+		"LoadOptions.RejectUnexpected": cairn.LoadOptions{Planner: planner, RejectUnexpected: true},
+		"LoadOptions.Cast":             cairn.LoadOptions{Planner: planner, Cast: tensor.CastWiden},
+		"LoadOptions.Rename":           cairn.LoadOptions{Planner: planner, Rename: same},
+		"LoadOptions.Format":           cairn.LoadOptions{Reader: reader, Format: native.Format{}},
+		"LoadOptions.BufferBytes":      cairn.LoadOptions{Reader: reader, BufferBytes: 1},
+		"LoadOptions.Parallel":         cairn.LoadOptions{Reader: reader, Parallel: 1},
+	} {
+		with := "LoadOptions.Planner"
+		switch o := o.(type) {
+		case cairn.SaveOptions:
+			with = "SaveOptions.Writer"
+		case cairn.LoadOptions:
+			if o.Reader != nil {
+				with = "LoadOptions.Reader"
+			}
+		}
+		f := fault.New(store)
+		for r, err := range bubble(t, 2, func(ctx context.Context, g group.Group) error {
+			switch o := o.(type) {
+			case cairn.SaveOptions:
+				if g.Rank() == 0 {
+					o = cairn.SaveOptions{}
+				}
+				o.Group = g
+				_, err := cairn.Save(ctx, f, cairn.State{"n": 2}, &o)
+				return err
+			case cairn.LoadOptions:
+				if g.Rank() == 0 {
+					o = cairn.LoadOptions{}
+				}
+				o.Group = g
+				_, err := cairn.Load(ctx, f, cairn.State{"n": 0}, &o)
+				return err
+			}
+			return nil
+		}) {
+			if !errors.Is(err, cairn.ErrOptions) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), with) {
+				t.Errorf("rank %d: %v; want %v that names %s and %s", r, err, cairn.ErrOptions, name, with)
+			}
+		}
+		if log := f.Ops().Log; len(log) > 0 {
+			t.Errorf("%s: the store was touched: %v", name, log)
+		}
+	}
+}
+
+// The common options reach every format.
+func TestFormatsHonourTheCommonOptions(t *testing.T) {
+	for _, name := range formats.Names() {
+		f, err := formats.ByName(name, &formats.Options{File: "m.pt"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		store, err := file.Open(t.TempDir(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		save := func(o cairn.SaveOptions) error {
+			o.Format = f
+			_, err := cairn.Save(t.Context(), store, cairn.State{"x": whole(t, []int64{3}, 1), "y": whole(t, []int64{3}, 2)}, &o)
+			return err
+		}
+		if err := save(cairn.SaveOptions{FailIfExists: true}); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := save(cairn.SaveOptions{FailIfExists: true}); !errors.Is(err, cairn.ErrExists) {
+			t.Errorf("%s: FailIfExists over another: %v; want %v", name, err, cairn.ErrExists)
+		}
+		if _, _, err := cairn.LoadNew(t.Context(), store, &cairn.LoadOptions{Format: f}); err != nil {
+			t.Errorf("%s: LoadNew with the format = %v", name, err)
 		}
 	}
 }

@@ -30,19 +30,28 @@ type SaveOptions struct {
 	// Cache remembers the plan from one save to the next, so that a repeated
 	// save plans nothing. Nil: every save plans afresh.
 	Cache *plan.Cache
-	// Writer stores the checkpoint. Nil: the native format at the root of the
-	// store, with the options below.
-	Writer storage.Writer
 
+	// Format is the format of the checkpoint with its own options, such as
+	// torchdcp.Format{}. Nil: native.Format{}. A format honours the options below
+	// or Save fails with ErrOptions.
+	Format storage.Format
 	// FilesPerRank is the number of data files each rank writes in parallel.
-	// Zero: 1. A rank that holds several chunks of one tensor writes up to 8.
+	// Zero: the format's default, which is 1 for the native format. A rank that
+	// holds several chunks of one tensor writes up to 8.
 	FilesPerRank int
 	// BufferBytes bounds the host memory this rank uses beyond the state
 	// itself for bytes on their way to the store. Zero: 1 GiB.
 	BufferBytes int64
-	// FailIfExists makes Save fail with ErrExists where there is a checkpoint.
+	// FailIfExists makes Save fail with ErrExists if there is a checkpoint.
 	// Otherwise the new one replaces it once it is complete.
 	FailIfExists bool
+	// SweepAfter is the age from which files that dead saves left count as
+	// abandoned: a save removes them after its commit. Zero: 24 hours. Negative:
+	// never.
+	SweepAfter time.Duration
+	// Writer stores the checkpoint instead of one that Format makes, for storage
+	// of your own. It excludes Format and the options of this group.
+	Writer storage.Writer
 
 	// Observer is told of the progress on this rank. Nil: nobody is.
 	Observer *Observer
@@ -96,10 +105,10 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 	}
 	job := o.job(store)
 	err := group.Each(ctx, job.Group, "state", func(context.Context) error {
-		if store == nil && o.Writer == nil {
-			return errNoStore
-		}
 		var err error
+		if job.Writer, err = o.writer(store); err != nil {
+			return err
+		}
 		job.State, _, err = expand(state)
 		return err
 	})
@@ -120,17 +129,12 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 }
 
 func (o *SaveOptions) job(store blob.Store) engine.SaveJob {
-	job := engine.SaveJob{Group: o.Group, Planner: o.Planner, Writer: o.Writer, Cache: o.Cache, Observer: o.Observer.engine()}
+	job := engine.SaveJob{Group: o.Group, Planner: o.Planner, Cache: o.Cache, Observer: o.Observer.engine()}
 	if job.Group == nil {
 		job.Group = group.Solo()
 	}
 	if job.Planner == nil {
 		job.Planner = new(plan.DefaultSave)
-	}
-	if job.Writer == nil {
-		job.Writer = native.NewWriter(store, &native.WriterOptions{
-			FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists,
-		})
 	}
 	now := time.Now().UTC()
 	id := storage.NewSaveID(now, rand.Uint32())
@@ -142,4 +146,36 @@ func (o *SaveOptions) job(store blob.Store) engine.SaveJob {
 		job.Storage.ID = store.String()
 	}
 	return job
+}
+
+// writer returns the writer of this rank. The error wraps ErrOptions if an option
+// would have no effect.
+func (o *SaveOptions) writer(store blob.Store) (storage.Writer, error) {
+	err := refuse(
+		option{"SaveOptions.FilesPerRank", o.FilesPerRank < 0, "is negative"},
+		option{"SaveOptions.BufferBytes", o.BufferBytes < 0, "is negative"},
+	)
+	if err != nil {
+		return nil, err
+	}
+	if o.Writer != nil {
+		const why = "has no effect if SaveOptions.Writer is set"
+		return o.Writer, refuse(
+			option{"SaveOptions.Format", o.Format != nil, why},
+			option{"SaveOptions.FilesPerRank", o.FilesPerRank != 0, why},
+			option{"SaveOptions.BufferBytes", o.BufferBytes != 0, why},
+			option{"SaveOptions.FailIfExists", o.FailIfExists, why},
+			option{"SaveOptions.SweepAfter", o.SweepAfter != 0, why},
+		)
+	}
+	if store == nil {
+		return nil, errNoStore
+	}
+	f := o.Format
+	if f == nil {
+		f = native.Format{}
+	}
+	return f.NewWriter(store, storage.WriteOptions{
+		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
+	})
 }

@@ -18,7 +18,7 @@ import (
 func TestShareNumbersUnderSeveralNames(t *testing.T) {
 	store := new(mem.Store)
 	_, err := cairn.Save(t.Context(), store, cairn.State{"step": whole(t, nil, 7)},
-		&cairn.SaveOptions{Writer: torchdcp.NewWriter(store, nil)})
+		&cairn.SaveOptions{Format: torchdcp.Format{}})
 	if err != nil {
 		t.Fatal(err)
 	}

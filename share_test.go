@@ -128,18 +128,15 @@ func replicated(t testing.TB, seed byte) (s cairn.State, bytes int64) {
 	return s, bytes
 }
 
-// writers are formats to save in.
-var writers = map[string]func(s blob.Store) storage.Writer{
-	"native":   func(blob.Store) storage.Writer { return nil },
-	"torchdcp": func(s blob.Store) storage.Writer { return torchdcp.NewWriter(s, nil) },
-}
+// saveFormats are formats to save in.
+var saveFormats = map[string]storage.Format{"native": nil, "torchdcp": torchdcp.Format{}}
 
 // saved returns a store with a model in a format.
 func saved(t testing.TB, format string) (*mem.Store, cairn.State, int64) {
 	t.Helper()
 	store := new(mem.Store)
 	state, bytes := replicated(t, 1)
-	if _, err := cairn.Save(t.Context(), store, state, &cairn.SaveOptions{Writer: writers[format](store)}); err != nil {
+	if _, err := cairn.Save(t.Context(), store, state, &cairn.SaveOptions{Format: saveFormats[format]}); err != nil {
 		t.Fatal(err)
 	}
 	return store, state, bytes
@@ -164,7 +161,7 @@ func loadModel(ctx context.Context, t testing.TB, g group.Group, store blob.Stor
 // parts where the format lets them cut what is large.
 func TestReplicasReadOnce(t *testing.T) {
 	const n = 4
-	for format := range writers {
+	for format := range saveFormats {
 		store, want, bytes := saved(t, format)
 		var most int64
 		var mu sync.Mutex
@@ -189,7 +186,7 @@ func TestReplicasReadOnce(t *testing.T) {
 
 // A damaged file is noticed on all ranks, whoever reads it, in any format.
 func TestSharedLoadOfADamagedFile(t *testing.T) {
-	for format := range writers {
+	for format := range saveFormats {
 		store, want, _ := saved(t, format)
 		for _, name := range storagetest.Names(t, store) {
 			if !strings.HasSuffix(name, ".safetensors") && !strings.HasSuffix(name, ".distcp") {

@@ -74,7 +74,11 @@ func convertAt(t *testing.T, src blob.Store, p *convert.Place, format string) (m
 		return nil, err
 	}
 	to := &convert.Target{Format: format, Staging: staging, NewWriter: func(n int64) (storage.Writer, error) {
-		return formats.NewWriter(format, staging, &formats.WriterOptions{BufferBytes: n, MaxFileBytes: 1000, Files: 4})
+		f, err := formats.ByName(format, &formats.Options{MaxFileBytes: 1000})
+		if err != nil {
+			return nil, err
+		}
+		return f.NewWriter(staging, storage.WriteOptions{BufferBytes: n, FilesPerRank: 4})
 	}}
 	if _, err := run(context.Background(), open(t, src), &convert.Options{Merge: true, Source: src}, to); err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -41,7 +42,7 @@ func Example() {
 		fmt.Printf("%s becomes %s: %s %v\n", it.From, it.Name, it.DType, it.Shape)
 	}
 	rep, err := convert.Run(ctx, job, &convert.Target{Format: formats.HF, NewWriter: func(bufferBytes int64) (storage.Writer, error) {
-		return formats.NewWriter(formats.HF, dst, &formats.WriterOptions{BufferBytes: bufferBytes})
+		return hf.Format{}.NewWriter(dst, storage.WriteOptions{BufferBytes: bufferBytes})
 	}})
 	if err != nil {
 		log.Fatal(err)

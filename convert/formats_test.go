@@ -20,7 +20,11 @@ import (
 // toFormat is a target of a format in s.
 func toFormat(name string, s blob.Store) *convert.Target {
 	return &convert.Target{Format: name, Staging: s, NewWriter: func(n int64) (storage.Writer, error) {
-		return formats.NewWriter(name, s, &formats.WriterOptions{File: "model.pt", BufferBytes: n})
+		f, err := formats.ByName(name, &formats.Options{File: "model.pt"})
+		if err != nil {
+			return nil, err
+		}
+		return f.NewWriter(s, storage.WriteOptions{BufferBytes: n})
 	}}
 }
 

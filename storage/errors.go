@@ -25,4 +25,7 @@ var (
 	ErrChanged = errors.New("checkpoint was replaced meanwhile")
 	// ErrExists reports a save onto a checkpoint that must not be overwritten.
 	ErrExists = errors.New("checkpoint exists")
+	// ErrOptions reports options that contradict each other, or an option that
+	// the format cannot honour. Nothing was read or written.
+	ErrOptions = errors.New("unusable options")
 )

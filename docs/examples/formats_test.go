@@ -13,16 +13,18 @@ import (
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // saveForPyTorch saves a rank's state as a checkpoint that PyTorch's
-// FileSystemReader loads. Every rank has a writer of its own.
+// FileSystemReader loads.
 func saveForPyTorch(ctx context.Context, store blob.Store, state cairn.State, g group.Group) error {
 	_, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{
-		Group:  g,
-		Writer: torchdcp.NewWriter(store, &torchdcp.WriterOptions{FilesPerRank: 2}),
+		Group:        g,
+		Format:       torchdcp.Format{},
+		FilesPerRank: 2,
 	})
 	return err
 }
@@ -47,7 +49,7 @@ func toSafetensors(ctx context.Context, from, to blob.Store) (*convert.Report, e
 	return convert.Run(ctx, job, &convert.Target{
 		Format: formats.HF,
 		NewWriter: func(bufferBytes int64) (storage.Writer, error) {
-			return formats.NewWriter(formats.HF, to, &formats.WriterOptions{BufferBytes: bufferBytes})
+			return hf.Format{}.NewWriter(to, storage.WriteOptions{BufferBytes: bufferBytes})
 		},
 	})
 }

@@ -156,13 +156,11 @@ func (b *convertBench) makeSource(ctx context.Context) (int64, error) {
 		if g.Rank() == 0 {
 			total = size
 		}
-		w, err := formats.NewWriter(b.o.From, store, &formats.WriterOptions{
-			File: fileName, BufferBytes: 64 << 20, Distributed: b.o.Ranks > 1,
-		})
+		f, err := formats.ByName(b.o.From, &formats.Options{File: fileName, Distributed: b.o.Ranks > 1})
 		if err != nil {
 			return err
 		}
-		_, err = cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Writer: w})
+		_, err = cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Format: f, BufferBytes: 64 << 20})
 		return err
 	})
 	return total, err
@@ -263,12 +261,16 @@ func (b *convertBench) convert(ctx context.Context) error {
 		return err
 	}
 	defer job.Confine()()
-	var opts formats.WriterOptions
+	var opts formats.Options
 	if b.o.To == formats.Torch {
 		opts.File = fileName
 	}
 	sum := job.Summary()
-	opts = opts.ForConversion(b.o.To, sum.Ranks, sum.Bytes)
+	opts, write := formats.ForConversion(b.o.To, opts, storage.WriteOptions{}, sum.Ranks, sum.Bytes)
+	f, err := formats.ByName(b.o.To, &opts)
+	if err != nil {
+		return err
+	}
 	store, err := file.Open(b.target, nil)
 	if err != nil {
 		return err
@@ -276,9 +278,8 @@ func (b *convertBench) convert(ctx context.Context) error {
 	_, err = convert.Run(ctx, job, &convert.Target{
 		Format: b.o.To, Staging: store, Where: b.target,
 		NewWriter: func(bufferBytes int64) (storage.Writer, error) {
-			o := opts
-			o.BufferBytes = bufferBytes
-			return formats.NewWriter(b.o.To, store, &o)
+			write.BufferBytes = bufferBytes
+			return f.NewWriter(store, write)
 		},
 	})
 	return err

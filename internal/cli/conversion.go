@@ -101,11 +101,15 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 
 // open opens the source.
 func (f *conversionFlags) open(ctx context.Context, store blob.Store, format string) (storage.Checkpoint, error) {
-	c, err := formats.Open(ctx, store, &formats.Options{Format: format, Dequantize: f.dequantize})
+	from, err := formats.ByName(format, &formats.Options{Dequantize: f.dequantize})
+	if err != nil {
+		return nil, err
+	}
+	c, err := from.Open(ctx, store)
 	if err != nil || !f.dequantize {
 		return c, err
 	}
-	quantised, err := hasQuantised(ctx, store, format, c)
+	quantised, err := hasQuantised(ctx, store, c)
 	if err == nil && !quantised {
 		err = errNotQuantised
 	}
@@ -120,12 +124,12 @@ var errNotQuantised = errors.New("--dequantize: nothing in it is quantised in a 
 
 // hasQuantised reports whether a checkpoint that was opened to dequantise is
 // another one without that.
-func hasQuantised(ctx context.Context, store blob.Store, format string, c storage.Checkpoint) (bool, error) {
+func hasQuantised(ctx context.Context, store blob.Store, c storage.Checkpoint) (bool, error) {
 	with, err := c.Metadata(ctx)
 	if err != nil {
 		return false, err
 	}
-	plain, err := formats.Open(ctx, store, &formats.Options{Format: format})
+	plain, err := formats.Open(ctx, store, nil)
 	if err != nil {
 		return false, err
 	}

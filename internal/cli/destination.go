@@ -28,7 +28,8 @@ type destination struct {
 	// place is where it appears on a file system. Nil: the store at address is
 	// of another kind, and written to as it is.
 	place *convert.Place
-	opts  formats.WriterOptions
+	opts  formats.Options
+	write storage.WriteOptions
 	trial blob.Store // in the place of all others, where nothing is to be written
 }
 
@@ -48,9 +49,8 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	if local {
 		path = behindLink(path)
 	}
-	d.opts = formats.WriterOptions{
-		MaxFileBytes: int64(f.maxShard), Shards: f.shards, Files: f.shards, Distributed: f.resharded(), FailIfExists: !f.overwrite,
-	}
+	d.opts = formats.Options{MaxFileBytes: int64(f.maxShard), Shards: f.shards, Distributed: f.resharded()}
+	d.write = storage.WriteOptions{FilesPerRank: f.shards, FailIfExists: !f.overwrite}
 	if d.format == formats.Torch && f.resharded() {
 		return nil, usagef(cmd, "--to torch is one file of whole tensors, without --world-size and --mesh")
 	}
@@ -72,7 +72,7 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	if fi, err := os.Stat(path); err == nil && fi.IsDir() {
 		return nil, usagef(cmd, "%s is a directory: name the file, such as %s", dst, filepath.Join(dst, "model"+torchSuffixes[0]))
 	}
-	d.opts.File, d.opts.MaxFileBytes, d.opts.Shards, d.opts.Files = d.place.File, 0, 0, 0
+	d.opts.File, d.opts.MaxFileBytes, d.opts.Shards, d.write.FilesPerRank = d.place.File, 0, 0, 0
 	return d, nil
 }
 
@@ -200,19 +200,23 @@ func (d *destination) begun(ctx context.Context, job *convert.Job, sum *convert.
 
 // open returns the target of the conversion.
 func (d *destination) open(sum *convert.Summary) (*convert.Target, error) {
-	opts := d.opts.ForConversion(d.format, sum.Ranks, sum.Bytes)
+	opts, write := formats.ForConversion(d.format, d.opts, d.write, sum.Ranks, sum.Bytes)
 	if d.place != nil {
-		opts.FailIfExists = false // in a directory of its own
+		write.FailIfExists = false // in a directory of its own
+	}
+	f, err := formats.ByName(d.format, &opts)
+	if err != nil {
+		return nil, err
 	}
 	store, err := d.store()
 	if err != nil {
 		return nil, err
 	}
-	t := &convert.Target{Format: d.format, Details: fmt.Sprintf("%+v", opts), Where: d.address}
+	t := &convert.Target{Format: d.format, Details: fmt.Sprintf("%+v %+v", opts, write), Where: d.address}
 	t.NewWriter = func(bufferBytes int64) (storage.Writer, error) {
-		o := opts
+		o := write
 		o.BufferBytes = bufferBytes
-		return formats.NewWriter(d.format, store, &o)
+		return f.NewWriter(store, o)
 	}
 	if d.place != nil {
 		t.Staging = store

@@ -69,11 +69,7 @@ func checkpointFiles(path string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	format, err := formats.Detect(ctx, store)
-	if err != nil {
-		return nil, err
-	}
-	c, err := formats.Open(ctx, store, &formats.Options{Format: format})
+	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
 		return nil, err
 	}

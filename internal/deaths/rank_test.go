@@ -116,9 +116,10 @@ func act(ctx context.Context, g group.Group, o order, t trap) error {
 		return err
 	}
 	state := stateOf(g.Rank(), 0, t)
+	open := func(ctx context.Context) (storage.Checkpoint, error) { return formats.Open(ctx, store, nil) }
 	_, err = cairn.Load(ctx, store, state, &cairn.LoadOptions{
 		Group: g, Planner: &enginetest.LoadPlanner{Hook: t.enter, Share: true},
-		Reader: &enginetest.Reader{Reader: formats.NewReader(store, storage.ReadOptions{}), Hook: t.enter},
+		Reader: &enginetest.Reader{Reader: storage.NewReader(open, storage.ReadOptions{}), Hook: t.enter},
 		Share:  o.Op == opShare,
 	})
 	return err

@@ -11,7 +11,6 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/inspect"
-	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
 // tag marks the demo's checkpoints as such.
@@ -100,7 +99,7 @@ func (p *play) saveTo(ctx context.Context, s blob.Store, states []cairn.State, s
 	var rep *cairn.SaveReport
 	start := time.Now()
 	err := inproc.Run(ctx, p.Ranks, func(ctx context.Context, g group.Group) error {
-		r, err := cairn.Save(ctx, s, states[g.Rank()], saveOptions(s, g, step, p.Watch.Moved))
+		r, err := cairn.Save(ctx, s, states[g.Rank()], saveOptions(g, step, p.Watch.Moved))
 		if g.Rank() == 0 {
 			rep = r
 		}
@@ -115,12 +114,12 @@ func (p *play) saveTo(ctx context.Context, s blob.Store, states []cairn.State, s
 }
 
 // saveOptions returns how the demo saves.
-func saveOptions(s blob.Store, g group.Group, step int64, moved func(int64)) *cairn.SaveOptions {
+func saveOptions(g group.Group, step int64, moved func(int64)) *cairn.SaveOptions {
 	return &cairn.SaveOptions{
 		Group: g, Step: step, Tags: map[string]string{tag: "made by 'cairn demo'"},
-		// Nobody else saves here, so what crashed saves left need not age.
-		Writer:   native.NewWriter(s, &native.WriterOptions{SweepAfter: time.Nanosecond}),
-		Observer: &cairn.Observer{Moved: moved},
+		// No other job saves here, so what crashed saves left need not age.
+		SweepAfter: time.Nanosecond,
+		Observer:   &cairn.Observer{Moved: moved},
 	}
 }
 

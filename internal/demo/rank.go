@@ -61,7 +61,7 @@ func (r *rank) save(ctx context.Context, g group.Group, done *outcome) error {
 		s = &deadly{Store: s, point: r.Point, tell: r.tell}
 	}
 	start := time.Now()
-	rep, err := cairn.Save(ctx, s, state, saveOptions(s, g, r.Step, r.tell.moved))
+	rep, err := cairn.Save(ctx, s, state, saveOptions(g, r.Step, r.tell.moved))
 	if err != nil {
 		return err
 	}

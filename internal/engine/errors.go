@@ -33,6 +33,7 @@ func init() {
 		"storage.exists":     storage.ErrExists,
 		"storage.uncertain":  storage.ErrUncertain,
 		"storage.changed":    storage.ErrChanged,
+		"storage.options":    storage.ErrOptions,
 		"tensor.cast":        tensor.ErrCast,
 		"tensor.shape":       tensor.ErrShape,
 		"tensor.dtype":       tensor.ErrDType,

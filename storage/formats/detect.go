@@ -124,7 +124,7 @@ func byNames(ctx context.Context, store blob.Store) (string, error) {
 		return byContent(ctx, store, names[0])
 	}
 	if slices.ContainsFunc(names, isTorchFile) {
-		if _, err := torchFile(store, names); err != nil {
+		if _, err := torchfile.Find(ctx, store); err != nil {
 			return "", err
 		}
 		return Torch, nil

@@ -1,6 +1,7 @@
-// Package formats is the list of the formats there are: it finds out which one a
-// checkpoint is in, opens it, and makes writers by name. It knows how formats are
-// told apart, and nothing else of them. The contract is at Open and NewWriter.
+// Package formats lists the formats: it detects which one a checkpoint is in,
+// opens it, and returns formats by name. Apart from their names and how to tell
+// them apart it knows nothing about formats. The contract is at ByName, Detect
+// and Open.
 package formats
 
 import (
@@ -11,9 +12,12 @@ import (
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/hf"
+	"github.com/cairn-ckpt/cairn/storage/hyper"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
 // The names of the formats.
@@ -28,6 +32,43 @@ const (
 // ErrUnknown reports the name of a format that does not exist.
 var ErrUnknown = errors.New("unknown format")
 
+// Options are the options of single formats, for callers that have only the name
+// of a format. A format takes the options that it has; the others have no meaning
+// for it. Nil means the defaults.
+type Options struct {
+	// File is the name of the file, for formats that are one file.
+	File string
+	// MaxFileBytes begins a new data file beyond this size, for formats of
+	// several files. Zero: the format's default.
+	MaxFileBytes int64
+	// Shards is the number of data files, for formats that can be given it. Zero:
+	// by size.
+	Shards int
+	// Distributed writes pieces of tensors, for formats that also have a form of
+	// whole tensors. hf chooses this form by itself for several ranks, and if a
+	// plan cuts a tensor.
+	Distributed bool
+	// Dequantize opens quantised weights as the numbers that they stand for, for
+	// formats that have such weights.
+	Dequantize bool
+}
+
+// list is all formats. A new one takes a row here and a rule in Detect.
+var list = []struct {
+	name string
+	// whole says that the format holds whole tensors of one rank only.
+	whole bool
+	make  func(o *Options) storage.Format
+}{
+	{Native, false, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
+	{TorchDCP, false, func(o *Options) storage.Format { return torchdcp.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{HF, true, func(o *Options) storage.Format {
+		return hf.Format{MaxShardBytes: o.MaxFileBytes, Shards: o.Shards, Distributed: o.Distributed, Dequantize: o.Dequantize}
+	}},
+	{Torch, true, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
+	{Hyper, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
+}
+
 // Names returns the names of all formats.
 func Names() []string {
 	out := make([]string, len(list))
@@ -37,118 +78,44 @@ func Names() []string {
 	return out
 }
 
-// Options change how a checkpoint is opened. Nil means the defaults.
-type Options struct {
-	// Format is the name of the format. Empty: it is found out.
-	Format string
-	// Dequantize opens quantised weights as the numbers they stand for, where
-	// the format has such weights.
-	Dequantize bool
-}
-
-// Open opens the checkpoint at the root of store. Where there is none of any
-// format the error wraps storage.ErrNotFound, where there are only the beginnings
-// of one storage.ErrIncomplete.
-func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
+// ByName returns the format of that name. The error wraps ErrUnknown if there is
+// no such format.
+func ByName(name string, o *Options) (storage.Format, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	name := o.Format
-	if name == "" {
-		var err error
-		if name, err = Detect(ctx, store); err != nil {
-			return nil, err
-		}
-	}
-	f, err := find(name)
-	if err != nil {
-		return nil, err
-	}
-	return f.open(ctx, store, o)
-}
-
-// find returns the format of that name.
-func find(name string) (*format, error) {
-	for i := range list {
-		if list[i].name == name {
-			return &list[i], nil
+	for _, f := range list {
+		if f.name == name {
+			return f.make(o), nil
 		}
 	}
 	return nil, fmt.Errorf("%w %q; known are %s", ErrUnknown, name, strings.Join(Names(), ", "))
 }
 
-// NewReader returns a reader of the checkpoint at the root of store, in whatever
-// format it is, for one rank of a load.
-func NewReader(store blob.Store, o storage.ReadOptions) storage.Reader {
-	return &reader{store: store, opts: o}
-}
-
-// reader opens the checkpoint when it is first asked for it.
-type reader struct {
-	store blob.Store
-	opts  storage.ReadOptions
-	storage.Reader
-}
-
-// ReadMetadata finds the format and reads the description. The checkpoint is
-// closed at once: readers keep nothing open between calls.
-func (r *reader) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
-	c, err := Open(ctx, r.store, nil)
+// Open detects the format of the checkpoint at the root of store and opens it.
+// The error wraps storage.ErrNotFound if the store holds no checkpoint of any
+// format, and storage.ErrIncomplete if it holds only the beginnings of one.
+func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
+	name, err := Detect(ctx, store)
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
-	r.Reader = c.NewReader(r.opts)
-	return r.Reader.ReadMetadata(ctx)
-}
-
-// SetUp begins a load.
-func (r *reader) SetUp(ctx context.Context, md *meta.Metadata, s storage.Session) error {
-	if r.Reader == nil {
-		return fmt.Errorf("%w: SetUp before ReadMetadata", plan.ErrState)
-	}
-	return r.Reader.SetUp(ctx, md, s)
-}
-
-// WriterOptions change how a checkpoint is written. Each format takes what it
-// knows of. Nil means the defaults.
-type WriterOptions struct {
-	// File is the name of the file of a format that is one file.
-	File string
-	// Files is the number of data files that a rank writes at the same time.
-	Files int
-	// MaxFileBytes begins a new data file beyond so many bytes, where the format
-	// leaves it open. Zero: the format's default.
-	MaxFileBytes int64
-	// Shards is the number of files of a format that is told it. Zero: by size.
-	Shards int
-	// Distributed writes pieces of tensors where the format also has a form of
-	// whole ones. hf writes that form by itself for several ranks, and where a
-	// plan cuts a tensor.
-	Distributed bool
-	// BufferBytes bounds the memory for bytes on their way to the store.
-	BufferBytes int64
-	// FailIfExists refuses to replace a checkpoint.
-	FailIfExists bool
-}
-
-// NewWriter returns a writer of the named format at the root of store.
-func NewWriter(name string, store blob.Store, o *WriterOptions) (storage.Writer, error) {
-	f, err := find(name)
+	f, err := ByName(name, o)
 	if err != nil {
 		return nil, err
 	}
-	if o == nil {
-		o = &WriterOptions{}
-	}
-	return f.write(store, o)
+	return f.Open(ctx, store)
 }
 
 // WholeTensors reports whether the named format holds whole tensors of one rank
-// only, unless WriterOptions.Distributed is set and helps.
+// only, unless Options.Distributed is set and the format has such a form.
 func WholeTensors(name string) bool {
-	f, err := find(name)
-	return err == nil && f.whole
+	for _, f := range list {
+		if f.name == name {
+			return f.whole
+		}
+	}
+	return false
 }
 
 const (
@@ -156,20 +123,23 @@ const (
 	// the Hugging Face hub suggests, and little to write again after an
 	// interruption.
 	shardBytes = 5_000_000_000
-	// parallelBytes is from how many bytes on a single rank writes several files
-	// at the same time.
+	// parallelBytes is the size from which a single rank writes several files at
+	// the same time.
 	parallelBytes = 1 << 30
 )
 
-// ForConversion fills in what is not set for a conversion into the named format
-// that writes so many bytes for so many ranks: how large files become, unless
-// there is but one, and how many are written at the same time.
-func (o WriterOptions) ForConversion(name string, ranks int, bytes int64) WriterOptions {
-	if o.MaxFileBytes == 0 && o.Shards == 0 && o.File == "" {
+// ForConversion fills in the options that are not set for a conversion into the
+// named format that writes so many bytes for so many ranks: the size of files,
+// unless there is only one, and how many are written at the same time.
+func ForConversion(name string, o Options, w storage.WriteOptions, ranks int, bytes int64) (Options, storage.WriteOptions) {
+	if o.File != "" {
+		return o, w
+	}
+	if o.MaxFileBytes == 0 && o.Shards == 0 {
 		o.MaxFileBytes = shardBytes
 	}
-	if o.Files == 0 && (name == HF || ranks == 1 && bytes > parallelBytes) {
-		o.Files = runtime.GOMAXPROCS(0)
+	if w.FilesPerRank == 0 && (name == HF || ranks == 1 && bytes > parallelBytes) {
+		w.FilesPerRank = runtime.GOMAXPROCS(0)
 	}
-	return o
+	return o, w
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
@@ -34,6 +35,11 @@ type WriterOptions struct {
 	BufferBytes int64
 	// Parallel is the number of files that are written at the same time. Zero: 2.
 	Parallel int
+	// FailIfExists refuses to replace a checkpoint, including one that appears
+	// while this one is written.
+	FailIfExists bool
+	// SweepAfter is as in storage.WriteOptions.
+	SweepAfter time.Duration
 }
 
 func (o *WriterOptions) withDefaults() WriterOptions {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // sweep removes what no record names any more, now that rec is the one: the
@@ -23,12 +24,7 @@ func (w *Writer) sweep(ctx context.Context, rec, old *record, oldErr error) {
 		return
 	}
 	w.warn(sweepAbandoned(ctx, w.store, rec, w.opts.SweepAfter))
-	// Only where the store is the checkpoint's own: below a prefix the sweep
-	// would walk through all that is beside it, at every save.
-	if s, ok := w.store.(blob.Sweeper); ok {
-		_, err := s.SweepTemp(ctx, w.opts.SweepAfter)
-		w.warn(err)
-	}
+	w.warn(publish.SweepTemp(ctx, w.store, w.opts.SweepAfter))
 }
 
 // removeFiles removes the files of old's save. Whatever else it may name is not

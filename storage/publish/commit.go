@@ -89,12 +89,19 @@ func (p *Place) sweep(ctx context.Context, named map[string]bool, old *Existing,
 		return
 	}
 	p.warn(p.sweepAbandoned(ctx, named))
-	// Only where the store is the checkpoint's own: below a prefix the sweep
-	// would walk through all that is beside it, at every save.
-	if s, ok := p.store.(blob.Sweeper); ok {
-		_, err := s.SweepTemp(ctx, p.opts.SweepAfter)
-		p.warn(err)
+	p.warn(SweepTemp(ctx, p.store, p.opts.SweepAfter))
+}
+
+// SweepTemp removes temporary files that dead writers left in store at least
+// olderThan ago; a negative age means never. A store below a prefix is left
+// alone: the sweep would walk through everything beside the checkpoint.
+func SweepTemp(ctx context.Context, store blob.Store, olderThan time.Duration) error {
+	s, ok := store.(blob.Sweeper)
+	if !ok || olderThan < 0 {
+		return nil
 	}
+	_, err := s.SweepTemp(ctx, olderThan)
+	return err
 }
 
 // sweepAbandoned removes data files that are not named and that nobody has

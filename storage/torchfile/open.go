@@ -46,7 +46,7 @@ func NewReader(store blob.Store, name string, o storage.ReadOptions) storage.Rea
 func describe(ctx context.Context, store blob.Store, name string) (*foreign.Source, error) {
 	if name == "" {
 		var err error
-		if name, err = pick(ctx, store); err != nil {
+		if name, err = Find(ctx, store); err != nil {
 			return nil, err
 		}
 	}
@@ -73,8 +73,9 @@ const indexSuffix = ".index.json"
 // maxListed bounds how many names of a store are looked at.
 const maxListed = 20_000
 
-// pick returns the name of the only index or file at the root of store.
-func pick(ctx context.Context, store blob.Store) (string, error) {
+// Find returns the name of the only index or file of torch.save at the root of
+// store. The error wraps storage.ErrNotFound if there is none, or several.
+func Find(ctx context.Context, store blob.Store) (string, error) {
 	var all, files, indexes []string
 	seen := 0
 	for info, err := range store.List(ctx, "") {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"sync"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
@@ -13,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -29,6 +31,8 @@ type WriterOptions struct {
 	// FailIfExists refuses to replace a file, also one that appears while this
 	// one is written.
 	FailIfExists bool
+	// SweepAfter is as in storage.WriteOptions.
+	SweepAfter time.Duration
 }
 
 func (o *WriterOptions) withDefaults() WriterOptions {
@@ -38,6 +42,9 @@ func (o *WriterOptions) withDefaults() WriterOptions {
 	}
 	if out.BufferBytes <= 0 {
 		out.BufferBytes = 1 << 30
+	}
+	if out.SweepAfter == 0 {
+		out.SweepAfter = 24 * time.Hour
 	}
 	return out
 }
@@ -185,7 +192,13 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if h == nil {
 		return fmt.Errorf("%w: Finish before WriteData", plan.ErrState)
 	}
-	return h.commit(ctx)
+	if err := h.commit(ctx); err != nil {
+		return err
+	}
+	if err := publish.SweepTemp(ctx, w.store, w.opts.SweepAfter); err != nil && w.sess.Warn != nil {
+		w.sess.Warn(err) // the file is committed
+	}
+	return nil
 }
 
 // Abort gives the file up. It was not visible to anybody.

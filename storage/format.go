@@ -1,0 +1,40 @@
+package storage
+
+import (
+	"context"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+)
+
+// Format is a format of checkpoints as a value, with the options that only this
+// format has, such as torchdcp.Format{FilePerTensor: true}. It makes writers and
+// opens checkpoints at the root of the store that a call names.
+type Format interface {
+	// Name returns the name of the format. Package storage/formats lists all names.
+	Name() string
+	// NewWriter returns a writer for one rank. It does not touch the store. The
+	// error wraps ErrOptions if the format cannot honour an option.
+	NewWriter(store blob.Store, o WriteOptions) (Writer, error)
+	// Open opens the checkpoint at the root of store. The error wraps ErrNotFound
+	// if the store holds no checkpoint of this format.
+	Open(ctx context.Context, store blob.Store) (Checkpoint, error)
+}
+
+// WriteOptions are the options that apply to every format. A format honours each
+// of them or refuses it with ErrOptions. The zero value means the defaults.
+type WriteOptions struct {
+	// FilesPerRank is the number of data files that a rank writes at the same
+	// time. Zero: the format's default.
+	FilesPerRank int
+	// BufferBytes bounds the host memory that a rank uses for bytes on their way
+	// to the store. Zero: 1 GiB.
+	BufferBytes int64
+	// FailIfExists refuses to replace a checkpoint, including one that appears
+	// while this one is written.
+	FailIfExists bool
+	// SweepAfter is the age from which files of other saves that no checkpoint
+	// names count as abandoned and are removed after the commit. Zero: 24 hours.
+	// Negative: never.
+	SweepAfter time.Duration
+}

@@ -1,0 +1,56 @@
+package hf
+
+import (
+	"context"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// Format is safetensors as Hugging Face and PyTorch lay them out, with its
+// options. The zero value is usable.
+type Format struct {
+	// MaxShardBytes bounds the tensors of a file, unless a single tensor is larger.
+	// Zero: no bound.
+	MaxShardBytes int64
+	// Shards is the number of files that the tensors are spread over; in the
+	// distributed form, the files of each rank. A save with fewer tensors has
+	// fewer files. Zero: one, or as many as MaxShardBytes leads to.
+	Shards int
+	// Distributed writes PyTorch's distributed form even if one rank holds
+	// everything. Several ranks always write it.
+	Distributed bool
+
+	// File is the index or the safetensors file to open. Empty: Open finds it,
+	// the usual names first.
+	File string
+	// Dequantize opens quantised weights as the numbers that they stand for. See
+	// Options.
+	Dequantize bool
+	// DType is the type of these numbers. Invalid: float32.
+	DType tensor.DType
+}
+
+var _ storage.Format = Format{}
+
+// Name returns "hf".
+func (Format) Name() string { return "hf" }
+
+// NewWriter returns a writer of checkpoints at the root of store. If neither
+// Shards nor MaxShardBytes decides on the number of files, FilesPerRank does.
+func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
+	shards := f.Shards
+	if shards == 0 && f.MaxShardBytes == 0 {
+		shards = o.FilesPerRank
+	}
+	return NewWriter(store, &WriterOptions{
+		MaxShardBytes: f.MaxShardBytes, Shards: shards, Distributed: f.Distributed, BufferBytes: o.BufferBytes, Parallel: o.FilesPerRank,
+		FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
+	}), nil
+}
+
+// Open opens the checkpoint at the root of store.
+func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+	return Open(ctx, store, &Options{File: f.File, Dequantize: f.Dequantize, DType: f.DType})
+}

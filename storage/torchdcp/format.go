@@ -1,0 +1,41 @@
+package torchdcp
+
+import (
+	"context"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Format is PyTorch's Distributed Checkpoint with its options. The zero value is
+// usable.
+type Format struct {
+	// FilePerTensor gives each tensor and each value a file of its own: PyTorch's
+	// single_file_per_rank=False.
+	FilePerTensor bool
+	// MaxFileBytes begins a new file if one would become larger. An item that is
+	// larger by itself has a file of its own. Zero: no bound.
+	MaxFileBytes int64
+	// Transforms undo transformations of stored bytes, by their name with its
+	// domain, if it has one. "stream.zstd" is built in.
+	Transforms map[string]Transform
+}
+
+var _ storage.Format = Format{}
+
+// Name returns "torchdcp".
+func (Format) Name() string { return "torchdcp" }
+
+// NewWriter returns a writer of checkpoints at the root of store. FilesPerRank is
+// PyTorch's thread_count.
+func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
+	return NewWriter(store, &WriterOptions{
+		FilesPerRank: o.FilesPerRank, FilePerTensor: f.FilePerTensor, MaxFileBytes: f.MaxFileBytes,
+		BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
+	}), nil
+}
+
+// Open opens the checkpoint at the root of store.
+func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+	return Open(ctx, store, &Options{Transforms: f.Transforms})
+}

@@ -1,0 +1,41 @@
+package torchfile
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Format is a file of torch.save with its options.
+type Format struct {
+	// File is the name of the file. A writer needs one. Empty for Open: the index
+	// that the store holds, or else its only file of torch.save.
+	File string
+	// Flat writes one dict of names. Otherwise the writer rebuilds the dicts and
+	// lists that the values were in, as far as the metadata tells.
+	Flat bool
+}
+
+var _ storage.Format = Format{}
+
+// Name returns "torch".
+func (Format) Name() string { return "torch" }
+
+// NewWriter returns a writer of the file. It refuses an empty name and more than
+// one file for each rank.
+func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
+	switch {
+	case f.File == "":
+		return nil, fmt.Errorf("%w: the format %s is one file: it needs a name", storage.ErrOptions, f.Name())
+	case o.FilesPerRank > 1:
+		return nil, fmt.Errorf("%w: FilesPerRank %d: the format %s is one file", storage.ErrOptions, o.FilesPerRank, f.Name())
+	}
+	return NewWriter(store, f.File, &WriterOptions{Flat: f.Flat, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter}), nil
+}
+
+// Open opens the file.
+func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+	return Open(ctx, store, f.File)
+}
