@@ -101,7 +101,7 @@ func (a *archive) checkAll(md *meta.Metadata) error {
 	for fqn, loc := range dcpfiles.Locations(md) {
 		err := a.check(loc)
 		if err == nil && isPacked(loc) {
-			err = a.opts.checkTransforms(loc.Detail.Transforms)
+			_, err = a.opts.steps(loc.Detail.Transforms)
 		}
 		if err != nil {
 			return fmt.Errorf("%q: %w", fqn, err)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -34,7 +33,7 @@ func (p *packed) open(ctx context.Context) (io.ReadCloser, error) {
 		return nil, err
 	}
 	s := newSection(ctx, r, p.loc.Offset, p.loc.Length, &p.read)
-	u, err := p.a.opts.undo(p.loc.Detail.Transforms, s)
+	u, err := p.a.opts.undo(ctx, p.loc.Detail.Transforms, s, p.most)
 	if err != nil {
 		r.Close()
 		return nil, err
@@ -60,9 +59,7 @@ func (p *packed) measure(ctx context.Context) (*ends, error) {
 	for {
 		n, err := io.ReadFull(s.r, cur)
 		s.at += int64(n)
-		if e.size += int64(n); e.size > p.most {
-			return nil, fmt.Errorf("%w: transformed bytes are more than %d", storage.ErrCorrupt, p.most)
-		}
+		e.size += int64(n)
 		if e.head == nil {
 			e.head = append([]byte{}, cur[:n]...)
 		}

@@ -1,6 +1,7 @@
 package torchdcp
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,9 +13,9 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// ErrTransform reports stored bytes that were transformed in a way that nobody
-// here can undo.
-var ErrTransform = fmt.Errorf("%w: unknown transformation", storage.ErrVersion)
+// ErrTransform reports stored bytes whose transformations are unknown or too
+// many.
+var ErrTransform = fmt.Errorf("%w: unsupported transformation", storage.ErrVersion)
 
 // Transform undoes a transformation of stored bytes: it returns a reader of the
 // bytes as they were before, given one of those that are stored. version is what
@@ -25,65 +26,96 @@ type Transform func(version string, stored io.Reader) (io.ReadCloser, error)
 // zstdName is the one transformation that PyTorch brings along.
 const zstdName = "stream.zstd"
 
-// maxWindow bounds what a compressed stream may make its reader keep in memory:
-// the bound that the zstd program has itself.
+// maxWindow bounds the memory that the compressed streams of one record may make
+// their readers keep, in sum: the bound that the zstd program has for one stream.
 const maxWindow = 128 << 20
 
-// undoZstd decompresses. It uses no goroutines, so it may be left unfinished.
-func undoZstd(version string, stored io.Reader) (io.ReadCloser, error) {
-	if major, _, _ := strings.Cut(version, "."); major != "1" {
-		return nil, fmt.Errorf("%w %s in version %q", ErrTransform, zstdName, version)
+// maxTransforms bounds the transformations of one record. PyTorch writes one.
+const maxTransforms = 8
+
+// undoZstd decompresses streams whose window is at most window bytes. It uses no
+// goroutines, so it may be left unfinished.
+func undoZstd(window uint64) Transform {
+	return func(version string, stored io.Reader) (io.ReadCloser, error) {
+		if major, _, _ := strings.Cut(version, "."); major != "1" {
+			return nil, fmt.Errorf("%w %s in version %q", ErrTransform, zstdName, version)
+		}
+		d, err := zstd.NewReader(stored, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window))
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+		}
+		return d.IOReadCloser(), nil
 	}
-	d, err := zstd.NewReader(stored, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
-	}
-	return d.IOReadCloser(), nil
 }
 
 // undo returns a reader of the bytes behind all transformations of a record.
 // PyTorch lists the one next to the data first, and the one next to the file
 // last; though its own reader begins with the first, only the other way round
-// leads back to what was written.
-func (o *Options) undo(descriptors []string, stored io.Reader) (io.ReadCloser, error) {
+// leads back to what was written. No step may make more than most bytes.
+func (o *Options) undo(ctx context.Context, descriptors []string, stored io.Reader, most int64) (io.ReadCloser, error) {
+	steps, err := o.steps(descriptors)
+	if err != nil {
+		return nil, err
+	}
 	out := &chain{Reader: stored}
-	for _, d := range slices.Backward(descriptors) {
-		t, version, err := o.transform(d)
+	for _, s := range slices.Backward(steps) {
+		r, err := s.undo(s.version, out.Reader)
 		if err != nil {
 			return nil, errors.Join(err, out.Close())
 		}
-		r, err := t(version, out.Reader)
-		if err != nil {
-			return nil, errors.Join(err, out.Close())
-		}
-		out.Reader = r
+		out.Reader = &bounded{ctx: ctx, r: r, most: most}
 		out.closers = append(out.closers, r)
 	}
 	return out, nil
 }
 
-// transform returns what undoes the transformation of that descriptor,
-// "name[@domain]/version", and the version.
-func (o *Options) transform(descriptor string) (Transform, string, error) {
-	name, version, _ := strings.Cut(descriptor, "/")
-	if o != nil && o.Transforms[name] != nil {
-		return o.Transforms[name], version, nil
-	}
-	if name == zstdName {
-		return undoZstd, version, nil
-	}
-	return nil, "", fmt.Errorf("%w %q", ErrTransform, descriptor)
+// bounded reads the bytes that one step of a chain makes. The next step may make
+// nothing of them, so each step has the bound, and notices that the caller gave
+// up.
+type bounded struct {
+	ctx        context.Context // of the whole reading: io.Reader has none
+	r          io.Reader
+	made, most int64
 }
 
-// checkTransforms returns an error unless there is a way to undo each of the
-// descriptors' transformations.
-func (o *Options) checkTransforms(descriptors []string) error {
-	for _, d := range descriptors {
-		if _, _, err := o.transform(d); err != nil {
-			return err
+// Read implements io.Reader.
+func (b *bounded) Read(p []byte) (int, error) {
+	if err := context.Cause(b.ctx); err != nil {
+		return 0, err
+	}
+	n, err := b.r.Read(p)
+	if b.made += int64(n); b.made > b.most {
+		return 0, fmt.Errorf("%w: transformed bytes are more than %d", storage.ErrCorrupt, b.most)
+	}
+	return n, err
+}
+
+// step is one transformation of a record.
+type step struct {
+	undo    Transform
+	version string
+}
+
+// steps returns how to undo the transformations with these descriptors,
+// "name[@domain]/version", or an error that wraps ErrTransform.
+func (o *Options) steps(descriptors []string) ([]step, error) {
+	if len(descriptors) > maxTransforms {
+		return nil, fmt.Errorf("%w: a chain of %d, at most %d are undone", ErrTransform, len(descriptors), maxTransforms)
+	}
+	out := make([]step, len(descriptors))
+	for i, d := range descriptors {
+		name, version, _ := strings.Cut(d, "/")
+		out[i] = step{version: version}
+		switch {
+		case o != nil && o.Transforms[name] != nil:
+			out[i].undo = o.Transforms[name]
+		case name == zstdName:
+			out[i].undo = undoZstd(maxWindow / uint64(len(descriptors)))
+		default:
+			return nil, fmt.Errorf("%w %q", ErrTransform, d)
 		}
 	}
-	return nil
+	return out, nil
 }
 
 // chain is the reader at the end of several, which are closed with it.
