@@ -58,7 +58,7 @@ mod:
 changelog:
 	$(GO) test -run '^TestChangelog' .
 
-fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ
+fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; warn of slow ones
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
 	@cd group/etcd && ../../tools/fuzz $(FUZZTIME) '$(FUZZ)'
 

@@ -132,7 +132,7 @@ func view(s *Storage, d tensor.DType, args value.Tuple) (*Tensor, error) {
 	shape, ok2 := asInts(args[1])
 	strides, ok3 := asInts(args[2])
 	if !ok1 || !ok2 || !ok3 {
-		return nil, fmt.Errorf("%w: of storage %q: offset, size and strides are no integers", ErrView, s.Key)
+		return nil, fmt.Errorf("%w: of storage %q: offset, size and strides are not integers, or too many", ErrView, s.Key)
 	}
 	t := &Tensor{DType: d, Shape: shape, Strides: strides, StorageKey: s.Key, End: s.End, Sum: s.Sum}
 	if err := t.checkInside(offset, s.numBytes()/int64(d.Size())); err != nil {
@@ -177,7 +177,8 @@ func (t *Tensor) checkInside(offset, room int64) error {
 	return nil
 }
 
-// asInts returns a tuple of numbers, or a torch.Size of them.
+// asInts returns a tuple of numbers, or a torch.Size of them, for each dimension
+// of a tensor.
 func asInts(v any) ([]int64, bool) {
 	if o, ok := v.(*value.Object); ok && o.Call && o.QualifiedName() == "torch.Size" && len(o.Args) == 1 {
 		v = o.Args[0]
@@ -189,6 +190,9 @@ func asInts(v any) ([]int64, bool) {
 	case []any:
 		list = l
 	default:
+		return nil, false
+	}
+	if len(list) > tensor.MaxDims { // a tuple that tensors share is copied for each
 		return nil, false
 	}
 	out := make([]int64, len(list))

@@ -102,18 +102,27 @@ func (t *Tensor) setMetadata(v any) bool {
 	return true
 }
 
+// maxFlags bounds the flags of a tensor. PyTorch has two.
+const maxFlags = 16
+
 // flagsOf returns a dict of names and flags.
 func flagsOf(v any) (map[string]bool, bool) {
 	var pairs []value.Pair
 	switch v := v.(type) {
 	case nil:
 	case map[string]any:
+		if len(v) > maxFlags {
+			return nil, false
+		}
 		for k, e := range v {
 			pairs = append(pairs, value.Pair{Key: k, Value: e})
 		}
 	case *value.Dict:
 		pairs = v.Pairs
 	default:
+		return nil, false
+	}
+	if len(pairs) > maxFlags {
 		return nil, false
 	}
 	out := make(map[string]bool, len(pairs))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -26,6 +27,9 @@ type Checkpoint struct {
 	md    *meta.Metadata   // the source's, with the place named
 	sizes map[string]int64 // of the files
 	sums  *sums            // of records that are being read
+
+	claimed sync.Once
+	greedy  map[string]int64 // files whose chunks have too many bytes in sum, once claimed is done
 }
 
 var _ storage.Checkpoint = (*Checkpoint)(nil)

@@ -3,15 +3,71 @@ package foreign
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// maxExpanded bounds the size of a chunk that repeats the elements of its file:
-// a few stored bytes may not ask for any amount of memory.
-const maxExpanded = 1 << 30
+const (
+	// maxExpanded bounds the size of a chunk that repeats the elements of its
+	// file: a few stored bytes may not ask for any amount of memory.
+	maxExpanded = 1 << 30
+	// maxShared is how many times the size of a file its chunks may have in sum:
+	// layers that share their weights name the same bytes again and again. All
+	// that is beyond, in all files, is bounded by maxExpanded too.
+	maxShared = 64
+)
+
+// errClaims reports a file whose chunks are too large for it in sum.
+var errClaims = fmt.Errorf("%w: its tensors repeat its bytes too often", storage.ErrCorrupt)
+
+// claims returns an error that wraps errClaims if the chunks in a file are too
+// large for it in sum.
+func (c *Checkpoint) claims(file string) error {
+	c.claimed.Do(c.sumClaims)
+	n, ok := c.greedy[file]
+	if !ok {
+		return nil
+	}
+	return fmt.Errorf("%w: %s of %d bytes has tensors of %d bytes", errClaims, file, c.sizes[file], n)
+}
+
+// sumClaims finds the files whose chunks are too large for them in sum, unless
+// they are so by little. Compressed chunks do not count.
+func (c *Checkpoint) sumClaims() {
+	sums := make(map[string]int64, len(c.sizes))
+	for i := range c.md.Entries {
+		t := c.md.Entries[i].Tensor
+		if t == nil {
+			continue
+		}
+		for k, box := range t.Chunks {
+			l := &t.Locs[k]
+			if l.Detail != nil && len(l.Detail.Transforms) > 0 {
+				continue
+			}
+			n, err := tensor.NumBytes(t.DType, box.Sizes)
+			if err != nil {
+				n = math.MaxInt64
+			}
+			sums[l.File] += min(n, math.MaxInt64-sums[l.File])
+		}
+	}
+	beyond := int64(0)
+	for file, n := range sums {
+		size, ok := c.sizes[file]
+		if !ok || size == 0 || n/maxShared <= size {
+			delete(sums, file)
+			continue
+		}
+		beyond += min(n-maxShared*size, math.MaxInt64-beyond)
+	}
+	if beyond > maxExpanded {
+		c.greedy = sums
+	}
+}
 
 // CheckHeld returns an error that wraps storage.ErrCorrupt unless the files that
 // hold e are large enough for what the metadata says.
@@ -47,6 +103,9 @@ func (c *Checkpoint) locate(ctx context.Context, e *meta.Entry, i int) (Chunk, *
 	size, ok := c.sizes[at.Region.File]
 	if !ok {
 		return fail(fmt.Errorf("%w: it lies in %q, which is no file of the checkpoint", storage.ErrCorrupt, at.Region.File))
+	}
+	if err := c.claims(at.Region.File); err != nil {
+		return fail(err)
 	}
 	sizes := e.Tensor.Chunks[i].Sizes
 	l, err := layoutOf(at.Region, sizes, size)

@@ -3,11 +3,13 @@ package foreign
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -79,6 +81,56 @@ func TestRegionsThatLie(t *testing.T) {
 				t.Errorf("Verify = %+v, %v; want a problem", rep, err)
 			}
 		})
+	}
+}
+
+// Chunks that each repeat a few bytes, or all name the same ones, are bounded in
+// sum, over all files.
+func TestChunksThatClaimTooMuchTogether(t *testing.T) {
+	const n = 100 << 20
+	for name, c := range map[string]struct {
+		tensors, files int
+		want           error
+	}{
+		"a few":                 {5, 1, nil},
+		"many":                  {11, 1, storage.ErrCorrupt},
+		"many, each in another": {11, 11, storage.ErrCorrupt},
+	} {
+		store := new(mem.Store)
+		var s scene
+		for i := range c.files {
+			s.file(t, store, fmt.Sprintf("data%d", i), noise(100))
+		}
+		for i := range c.tensors {
+			r := &Region{File: fmt.Sprintf("data%d", i%c.files), End: 100, DType: tensor.Uint8, Strides: []int64{0, 1}}
+			s.tensor(fmt.Sprintf("x%d", i), tensor.Uint8, []int64{n / 100, 100}, Chunk{Region: r})
+		}
+		ck := Open(store, s.source())
+		if err := ck.CheckHeld(t.Context(), &ck.md.Entries[0]); !errors.Is(err, c.want) {
+			t.Errorf("%s: CheckHeld = %v; want %v", name, err, c.want)
+		}
+		rep, err := ck.Verify(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := map[bool]int{true: c.files}[c.want != nil]; len(rep.Problems) != want {
+			t.Errorf("%s: Verify = %+v; want %d problems", name, rep.Problems, want)
+		}
+	}
+}
+
+// Layers that share their weights are no such thing.
+func TestSharedChunksAreNotTooMuch(t *testing.T) {
+	store := new(mem.Store)
+	var s scene
+	s.file(t, store, "data", noise(1<<20))
+	for i := range 48 {
+		s.tensor(fmt.Sprintf("x%d", i), tensor.Uint8, []int64{1 << 20}, Chunk{Region: &Region{File: "data", End: 1 << 20, DType: tensor.Uint8}})
+	}
+	ck := Open(store, s.source())
+	ck.sumClaims()
+	if len(ck.greedy) > 0 {
+		t.Errorf("%v; want nothing", ck.greedy)
 	}
 }
 

@@ -65,6 +65,9 @@ func (v *verifier) file(ctx context.Context, f storage.File) error {
 	if size != f.Size {
 		v.found.Problem(f.Name, "", fmt.Sprintf("it has %d bytes, and had %d when the checkpoint was opened", size, f.Size))
 	}
+	if err := v.c.claims(f.Name); err != nil {
+		v.found.Problem(f.Name, "", err.Error())
+	}
 	unsummed := size
 	if v.c.src.Check != nil {
 		unsummed, err = v.c.src.Check(ctx, f.Name, func(fqn, text string) { v.found.Problem(f.Name, fqn, text) })
@@ -107,8 +110,12 @@ func (v *verifier) value(ctx context.Context, e *meta.Entry) error {
 	return v.settle(e.Bytes.Loc.File, e.FQN, err)
 }
 
-// settle makes a problem of an error that is one of the checkpoint.
+// settle makes a problem of an error that is one of the checkpoint. Those of a
+// whole file are reported with the file.
 func (v *verifier) settle(file, fqn string, err error) error {
+	if errors.Is(err, errClaims) {
+		return nil
+	}
 	if errors.Is(err, storage.ErrCorrupt) {
 		v.found.Problem(file, fqn, err.Error())
 		return nil
