@@ -4,14 +4,17 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -94,4 +97,51 @@ func loadCut(t *testing.T, store *fault.Store, n int, l shard.Layout, x *tensor.
 		t.Errorf("the ranks' sum is %+v, the total %+v", sum, totals[0])
 	}
 	return sum
+}
+
+// watching notes the plans that it reads by.
+type watching struct {
+	storage.Reader
+	replicated *atomic.Int64 // plans whose bytes other ranks read too
+}
+
+func (w watching) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {
+	if p.Replicated {
+		w.replicated.Add(1)
+	}
+	return w.Reader.ReadData(ctx, p, dst)
+}
+
+// Ranks that read the same bytes leave them in the page cache for each other.
+func TestLoadTellsStorageOfReplicas(t *testing.T) {
+	x := whole(t, []int64{64, 8}, 1)
+	store := new(mem.Store)
+	if _, err := cairn.Save(t.Context(), store, cairn.State{"x": x, "n": 1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	copies := shard.Placed{Mesh: shard.Mesh{Shape: []int{4}}, Placements: []shard.Placement{shard.Replicate()}}
+	for _, c := range []struct {
+		name   string
+		layout shard.Layout
+		share  bool
+		want   int64
+	}{
+		{"each rank all of it", copies, false, 4},
+		{"each rank all of it, read once", copies, true, 0},
+		{"each rank some rows", rows(4), false, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var seen atomic.Int64
+			onRanks(t, 4, func(ctx context.Context, g group.Group) error {
+				w := cut(t, c.layout, x, g.Rank())
+				_, err := cairn.Load(ctx, store, cairn.State{"x": w}, &cairn.LoadOptions{
+					Group: g, Share: c.share, Reader: watching{native.NewReader(store, nil), &seen},
+				})
+				return err
+			})
+			if got := seen.Load(); got != c.want {
+				t.Errorf("%d of 4 plans were marked; want %d", got, c.want)
+			}
+		})
+	}
 }

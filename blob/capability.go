@@ -55,9 +55,15 @@ type Sweeper interface {
 	SweepTemp(ctx context.Context, olderThan time.Duration) (int, error)
 }
 
-// Prefetcher is a capability of readers that can fetch bytes ahead of their use.
-type Prefetcher interface {
-	// Prefetch begins to fetch n bytes from off on. It does not wait for them,
-	// and nothing comes of a range outside the object.
-	Prefetch(off, n int64)
+// DirectReader is a capability of readers that can read past the system's cache.
+// A large range that is not cached is read faster that way, and does not push
+// other data out of the cache. [ReadLarge] uses it.
+type DirectReader interface {
+	// Cached reports whether n bytes from off are better read by ReadAt: most of
+	// them are in the system's cache, or the reader cannot read past it.
+	Cached(off, n int64) bool
+	// ReadDirect reads n bytes from off and returns them as a part of buf, which
+	// begins at a multiple of Align and is at least n bytes and two times Align
+	// long. It leaves nothing in the system's cache. Otherwise it is like ReadAt.
+	ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error)
 }

@@ -217,4 +217,7 @@ type LoadPlan struct {
 	Items       []ReadItem
 	PlannerData json.RawMessage
 	StorageData []byte
+	// Replicated tells storage that other ranks read the same bytes: a local disk
+	// had better keep them in memory. The engine sets it on the way to storage.
+	Replicated bool
 }

@@ -2,6 +2,7 @@ package blobtest
 
 import (
 	"bytes"
+	"errors"
 	"io/fs"
 	"math"
 	"testing"
@@ -60,6 +61,35 @@ var reading = []claim{
 			t.Errorf("ReadAt(p[2:5], 4): p = %q, %v; want %q", p, err, "..456...")
 		}
 	}},
+	{"LargeReads", func(t *testing.T, s blob.Store) {
+		data := pattern(5*blob.Align+77, 3)
+		put(t, s, "x", string(data))
+		cool(t, s, "x")
+		r := open(t, s, "x")
+		for _, c := range [][2]int64{{0, 1}, {0, r.Size()}, {1, r.Size() - 1}, {blob.Align, blob.Align}, {blob.Align - 1, 2}, {r.Size() - 1, 1}, {r.Size(), 0}, {3*blob.Align - 5, blob.Align + 99}} {
+			off, n := c[0], c[1]
+			got, err := blob.ReadLarge(t.Context(), r, blob.AlignedBytes(int(n)+2*blob.Align), off, n)
+			if err != nil || !bytes.Equal(got, data[off:off+n]) {
+				t.Errorf("ReadLarge(%d bytes at %d) = %d bytes, %v; want those of the object", n, off, len(got), err)
+			}
+		}
+		d, ok := r.(blob.DirectReader)
+		if !ok {
+			return
+		}
+		buf := blob.AlignedBytes(10 * blob.Align)
+		for _, c := range [][2]int64{{0, r.Size() + 1}, {r.Size(), 1}, {-1, 1}, {math.MaxInt64, 1}} {
+			_, err := d.ReadDirect(t.Context(), buf, c[0], c[1])
+			wantErr(t, err, blob.ErrRange, "read", "x")
+		}
+		_, err := d.ReadDirect(cancelled(t.Context(), errWhy), buf, 0, 10)
+		wantErr(t, err, errWhy, "read", "x")
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		_, err = d.ReadDirect(t.Context(), buf, 0, 10)
+		wantErr(t, err, blob.ErrClosed, "read", "x")
+	}},
 	{"ReaderOverAfterClose", func(t *testing.T, s blob.Store) {
 		put(t, s, "x", "hello")
 		r := open(t, s, "x")
@@ -116,6 +146,16 @@ func wantOldOrError(t *testing.T, r blob.Reader, old []byte) {
 		err := r.ReadAt(t.Context(), p, int64(off))
 		if err == nil && !bytes.Equal(p, old[off:off+n]) {
 			t.Errorf("ReadAt(%d) differs from the object it was opened on", off)
+		}
+	}
+}
+
+// cool drops an object from the system's cache, if the store can.
+func cool(t *testing.T, s blob.Store, name string) {
+	t.Helper()
+	if c, ok := blob.As[blob.Cooler](s); ok {
+		if err := c.Cool(t.Context(), name); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			t.Fatal(err)
 		}
 	}
 }

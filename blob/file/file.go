@@ -42,9 +42,10 @@ type Options struct {
 	// NoSync leaves out every sync: objects still appear whole, but may be lost
 	// or torn with the power. For tests and measurements.
 	NoSync bool
-	// NoDirect writes everything through the page cache. By default large
-	// objects in pieces go past it where the system and the alignment of the
-	// memory allow; see blob.AlignedBytes.
+	// NoDirect writes and reads everything through the page cache, and so fills
+	// it. By default large objects that are written in pieces go past it if the
+	// system and the alignment of the memory allow (see blob.AlignedBytes), and
+	// so do large reads of bytes that are not in it (see blob.ReadLarge).
 	NoDirect bool
 }
 

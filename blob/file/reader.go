@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
@@ -25,7 +26,7 @@ func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 	if err != nil {
 		return nil, s.fail("open", name, err)
 	}
-	return &reader{s: s, name: name, f: f, size: size}, nil
+	return &reader{s: s, name: name, f: f, size: size, noDirect: s.opts.NoDirect}, nil
 }
 
 // openRegular opens a file and returns its size. It looks before it opens: to
@@ -54,11 +55,18 @@ type reader struct {
 	name string
 	f    *os.File
 	size int64
+
+	mu       sync.Mutex
+	direct   *os.File // guarded by mu; the same file past the page cache, opened by the first large read
+	noDirect bool     // guarded by mu; reads past the page cache are not possible, not wanted or over
 }
+
+var _ blob.DirectReader = (*reader)(nil)
 
 func (r *reader) Size() int64 { return r.size }
 
 func (r *reader) Close() error {
+	r.closeDirect()
 	if err := r.f.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
 		return r.s.fail("close", r.name, err)
 	}
@@ -66,12 +74,19 @@ func (r *reader) Close() error {
 }
 
 func (r *reader) ReadAt(ctx context.Context, p []byte, off int64) error {
-	if off < 0 || off > r.size || int64(len(p)) > r.size-off {
-		err := fmt.Errorf("%w: %d bytes at %d of %d", blob.ErrRange, len(p), off, r.size)
+	err := r.checkRange(off, int64(len(p)))
+	if err == nil {
+		err = r.read(ctx, p, off)
+	}
+	if err != nil {
 		return r.s.fail("read", r.name, err)
 	}
-	if err := r.read(ctx, p, off); err != nil {
-		return r.s.fail("read", r.name, err)
+	return nil
+}
+
+func (r *reader) checkRange(off, n int64) error {
+	if off < 0 || off > r.size || n > r.size-off {
+		return fmt.Errorf("%w: %d bytes at %d of %d", blob.ErrRange, n, off, r.size)
 	}
 	return nil
 }
@@ -86,8 +101,8 @@ func (r *reader) read(ctx context.Context, p []byte, off int64) error {
 		switch {
 		case errors.Is(err, fs.ErrClosed):
 			return blob.ErrClosed
-		case err == io.EOF && n > 0: // somebody cut the file short
-			return fmt.Errorf("%w at %d of %d", io.ErrUnexpectedEOF, off, r.size)
+		case err == io.EOF && n > 0:
+			return r.cutShort(off)
 		case err != nil && err != io.EOF:
 			return err
 		}
@@ -98,11 +113,79 @@ func (r *reader) read(ctx context.Context, p []byte, off int64) error {
 	}
 }
 
-var _ blob.Prefetcher = (*reader)(nil)
+// cutShort reports a file that became shorter after it was opened.
+func (r *reader) cutShort(off int64) error {
+	return fmt.Errorf("%w at %d of %d", io.ErrUnexpectedEOF, off, r.size)
+}
 
-// Prefetch tells the system that the range will be read.
-func (r *reader) Prefetch(off, n int64) {
-	if off >= 0 && n > 0 && off < r.size {
-		readAhead(r.f, off, min(n, r.size-off))
+// Cached implements [blob.DirectReader].
+func (r *reader) Cached(off, n int64) bool {
+	if r.directFile() == nil {
+		return true
 	}
+	cached, ok := cachedBytes(r.f, off, n)
+	return !ok || cached >= n/2
+}
+
+// ReadDirect implements [blob.DirectReader].
+func (r *reader) ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error) {
+	p, err := r.readDirect(ctx, buf, off, n)
+	if err != nil {
+		return nil, r.s.fail("read", r.name, err)
+	}
+	return p, nil
+}
+
+// readDirect reads the aligned blocks that hold n bytes from off. What does not
+// go past the page cache goes through it.
+func (r *reader) readDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error) {
+	if err := r.checkRange(off, n); err != nil {
+		return nil, err
+	}
+	lo := off &^ (blob.Align - 1)
+	hi := (off + n + blob.Align - 1) &^ (blob.Align - 1)
+	end := min(hi, r.size) - lo // of what there is in the blocks
+	f := r.directFile()
+	for at := int64(0); f != nil && at < end; {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		m, err := pread(f, buf[at:min(hi-lo, at+slice)], lo+at)
+		if at += int64(m); at >= end {
+			return buf[off-lo : off-lo+n], nil
+		}
+		switch {
+		case refused(err), err == nil && m%blob.Align != 0: // not past the cache
+			r.closeDirect()
+			f = nil
+		case errors.Is(err, fs.ErrClosed):
+			return nil, blob.ErrClosed
+		case err != nil:
+			return nil, err
+		case m == 0:
+			return nil, r.cutShort(lo + at)
+		}
+	}
+	return buf[:n], r.read(ctx, buf[:n], off)
+}
+
+// directFile returns the file opened for reads past the page cache, or nil.
+func (r *reader) directFile() *os.File {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.direct == nil && !r.noDirect {
+		r.direct = reopenDirect(r.f)
+		r.noDirect = r.direct == nil
+	}
+	return r.direct
+}
+
+// closeDirect ends reads past the page cache.
+func (r *reader) closeDirect() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.direct != nil {
+		r.direct.Close()
+	}
+	r.direct, r.noDirect = nil, true
 }

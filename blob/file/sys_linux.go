@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -105,7 +106,48 @@ func dropCache(f *os.File) error {
 	return nil
 }
 
-// readAhead asks the system to fetch a range into the page cache.
-func readAhead(f *os.File, off, n int64) {
-	control(f, func(fd int) error { return unix.Fadvise(fd, off, n, unix.FADV_WILLNEED) })
+// reopenDirect opens the file that f is for reads past the page cache, or
+// returns nil. It goes by the descriptor: the path may lead to another file now.
+func reopenDirect(f *os.File) *os.File {
+	var out *os.File
+	_ = control(f, func(fd int) error {
+		var err error
+		out, err = os.OpenFile("/proc/self/fd/"+strconv.Itoa(fd), os.O_RDONLY|unix.O_DIRECT, 0)
+		return err
+	})
+	return out
+}
+
+// pread is one system call, which may read less than p.
+func pread(f *os.File, p []byte, off int64) (n int, err error) {
+	err = control(f, func(fd int) error {
+		n, err = unix.Pread(fd, p, off)
+		return err
+	})
+	return max(n, 0), err
+}
+
+// cachedBytes returns how much of n bytes from off is in the page cache, or
+// false if the system does not tell. A system that does not count the pages is
+// asked for a byte without waiting for the disk.
+func cachedBytes(f *os.File, off, n int64) (int64, bool) {
+	var st unix.Cachestat_t
+	err := control(f, func(fd int) error {
+		return unix.Cachestat(uint(fd), &unix.CachestatRange{Off: uint64(off), Len: uint64(n)}, &st, 0)
+	})
+	if err == nil {
+		return min(int64(st.Cache)*int64(os.Getpagesize()), n), true
+	}
+	var b [1]byte
+	err = control(f, func(fd int) error {
+		_, err := unix.Preadv2(fd, [][]byte{b[:]}, off, unix.RWF_NOWAIT)
+		return err
+	})
+	switch err {
+	case nil:
+		return n, true
+	case unix.EAGAIN:
+		return 0, true
+	}
+	return 0, false
 }

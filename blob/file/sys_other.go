@@ -18,7 +18,11 @@ func refused(error) bool { return false }
 
 func renameNoReplace(*os.File, string, string) error { return errors.ErrUnsupported }
 
-func readAhead(*os.File, int64, int64) {}
+func reopenDirect(*os.File) *os.File { return nil }
+
+func pread(f *os.File, p []byte, off int64) (int, error) { return f.ReadAt(p, off) }
+
+func cachedBytes(*os.File, int64, int64) (int64, bool) { return 0, false }
 
 func lock(*os.File) {}
 

@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // LoadJob is one rank's part in a load.
@@ -78,6 +79,8 @@ type loadMessage struct {
 	plan   *plan.LoadPlan
 	// takes says that the rank can read for others and have them read for it.
 	takes bool
+	// replicated says that the ranks read some bytes more than once.
+	replicated bool
 	// share is what comes of it, and tag that of the messages between the ranks.
 	share *plan.Share
 	tag   int
@@ -124,11 +127,29 @@ func (l *loadRun) globalPlan(ctx context.Context, all []loadMessage) ([]loadMess
 		return nil, err
 	}
 	out := make([]loadMessage, len(plans))
+	again := replicated(l.md, plans)
 	for r, p := range plans {
-		out[r] = loadMessage{plan: p}
+		out[r] = loadMessage{plan: p, replicated: again}
 	}
 	l.elect(out, all)
 	return out, nil
+}
+
+// replicated reports whether the plans read a good part of the checkpoint more
+// than once: together they ask for at least a quarter more elements than it has.
+func replicated(md *meta.Metadata, plans []*plan.LoadPlan) bool {
+	var has, asked int64
+	for i := range md.Entries {
+		if t := md.Entries[i].Tensor; t != nil {
+			has += tensor.Whole(t.Shape).Volume()
+		}
+	}
+	for _, p := range plans {
+		for i := range p.Items {
+			asked += tensor.Whole(p.Items[i].Lengths).Volume()
+		}
+	}
+	return asked-has > has/4
 }
 
 func (l *loadRun) read(ctx context.Context, own loadMessage) (storage.ReadStats, error) {
@@ -138,7 +159,9 @@ func (l *loadRun) read(ctx context.Context, own loadMessage) (storage.ReadStats,
 	}
 	l.planned(l.bytes(p))
 	if own.share == nil {
-		return l.Reader.ReadData(ctx, p, target{l.Planner})
+		q := *p
+		q.Replicated = own.replicated
+		return l.Reader.ReadData(ctx, &q, target{l.Planner})
 	}
 	if !sameItems(p, own.plan) {
 		return storage.ReadStats{}, fmt.Errorf("%w: the planner shares its items and has changed them", plan.ErrState)

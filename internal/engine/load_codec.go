@@ -19,6 +19,7 @@ func (loadCodec) Encode(m loadMessage) ([]byte, error) {
 	w.String(m.saveID)
 	w.Bytes(b)
 	w.Bool(m.takes)
+	w.Bool(m.replicated)
 	w.Bool(m.share != nil)
 	if m.share == nil {
 		return w.B, nil
@@ -36,6 +37,7 @@ func (loadCodec) Decode(b []byte) (loadMessage, error) {
 	m := loadMessage{saveID: r.String()}
 	body := r.Bytes()
 	m.takes = r.Bool()
+	m.replicated = r.Bool()
 	shared := r.Bool()
 	var share []byte
 	if shared {

@@ -2,8 +2,11 @@ package fetch
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
@@ -64,7 +67,7 @@ func (o *Options) carryOut(ctx context.Context, f *fetch, pool *bufpool.Pool) (S
 	defer f.file.done()
 	q := &f.requests[0]
 	if q.Direct != nil {
-		return o.readDirect(ctx, r, q)
+		return o.readInto(ctx, r, q, pool)
 	}
 	buf, err := pool.Get(ctx)
 	if err != nil {
@@ -74,11 +77,8 @@ func (o *Options) carryOut(ctx context.Context, f *fetch, pool *bufpool.Pool) (S
 	if len(q.Rows) > 0 {
 		return readRows(ctx, r, q, buf[:q.bytes()])
 	}
-	p := buf[:f.length]
-	if f.length >= ahead {
-		prefetch(r, f.offset, f.length)
-	}
-	if err := r.ReadAt(ctx, p, f.offset); err != nil {
+	p, err := o.readRun(ctx, r, buf, f.offset, f.length)
+	if err != nil {
 		return Stats{}, truncated(q.File, err)
 	}
 	for i := range f.requests {
@@ -89,6 +89,14 @@ func (o *Options) carryOut(ctx context.Context, f *fetch, pool *bufpool.Pool) (S
 		}
 	}
 	return Stats{f.length, 1}, nil
+}
+
+// readRun reads one run into a buffer.
+func (o *Options) readRun(ctx context.Context, r blob.Reader, buf []byte, off, n int64) ([]byte, error) {
+	if o.Cached || n < largeBytes || n+slack > int64(len(buf)) {
+		return buf[:n], r.ReadAt(ctx, buf[:n], off)
+	}
+	return blob.ReadLarge(ctx, r, buf, off, n)
 }
 
 // readRows reads the rows of a request one by one.
@@ -102,34 +110,90 @@ func readRows(ctx context.Context, r blob.Reader, q *Request, p []byte) (Stats, 
 	return Stats{q.bytes(), n}, q.To.Take(p)
 }
 
-// readDirect reads into the memory that the bytes belong into.
-func (o *Options) readDirect(ctx context.Context, r blob.Reader, q *Request) (Stats, error) {
-	s, inSteps := q.To.(Stepper)
-	step := q.Width
-	if inSteps && !o.Dear { // a request costs more than a cache miss
-		step = stepBytes
-	}
-	if step < q.Width || q.Width >= ahead { // steps look like random reads to the system
-		prefetch(r, q.Offset, q.Width)
+// readInto reads a request into the memory that its bytes belong into. Bytes
+// that are not cached come through a buffer, past the system's cache.
+func (o *Options) readInto(ctx context.Context, r blob.Reader, q *Request, pool *bufpool.Pool) (Stats, error) {
+	d, ok := r.(blob.DirectReader)
+	if !ok || o.Cached || q.Width < largeBytes || min(q.Width, o.piece())+slack > int64(pool.Size()) {
+		d = nil
 	}
 	var st Stats
-	for at := int64(0); at < q.Width; at += step {
-		p := q.Direct[at:min(at+step, q.Width)]
-		if err := r.ReadAt(ctx, p, q.Offset+at); err != nil {
+	for at := int64(0); at < q.Width; {
+		off := q.Offset + at
+		p := q.Direct[at:]
+		// Pieces end where the blocks of a disk do.
+		if n := o.piece() - off%blob.Align; int64(len(p)) > n {
+			p = p[:n]
+		}
+		var n int64
+		var err error
+		if d != nil && !d.Cached(off, int64(len(p))) {
+			n, err = 1, o.copyPiece(ctx, d, q, p, off, pool)
+		} else {
+			n, err = o.readPiece(ctx, r, q, p, off)
+		}
+		if err != nil {
 			return Stats{}, truncated(q.File, err)
 		}
-		if inSteps {
-			s.Step(p)
-		}
-		st.Requests++
+		st.Requests += n
+		at += int64(len(p))
 	}
 	st.Bytes = q.Width
 	return st, q.To.Take(q.Direct)
 }
 
-// prefetch begins to fetch a run ahead of its use, where the reader can.
-func prefetch(r blob.Reader, off, n int64) {
-	if p, ok := r.(blob.Prefetcher); ok {
-		p.Prefetch(off, n)
+// copyPiece reads p by way of a buffer. The bytes are copied and looked at while
+// they are in the processor's cache.
+func (o *Options) copyPiece(ctx context.Context, d blob.DirectReader, q *Request, p []byte, off int64, pool *bufpool.Pool) error {
+	buf, err := pool.Get(ctx)
+	if err != nil {
+		return err
 	}
+	defer pool.Put(buf)
+	from, err := d.ReadDirect(ctx, buf, off, int64(len(p)))
+	if err != nil {
+		return err
+	}
+	s, _ := q.To.(Stepper)
+	for len(p) > 0 {
+		n := copy(p[:min(stepBytes, len(p))], from)
+		if s != nil {
+			s.Step(p[:n])
+		}
+		p, from = p[n:], from[n:]
+	}
+	return nil
+}
+
+// copying bounds how many reads of the process copy from the system's cache at
+// the same time: more of them than processors slow each other down.
+var copying = semaphore.NewWeighted(int64(runtime.GOMAXPROCS(0)))
+
+// readPiece reads p where it is, in steps if somebody looks at them, and returns
+// the number of reads.
+func (o *Options) readPiece(ctx context.Context, r blob.Reader, q *Request, p []byte, off int64) (int64, error) {
+	if _, ok := r.(blob.DirectReader); ok {
+		if copying.Acquire(ctx, 1) != nil {
+			return 0, context.Cause(ctx)
+		}
+		defer copying.Release(1)
+	}
+	s, inSteps := q.To.(Stepper)
+	step := len(p)
+	if inSteps && !o.Dear { // a request costs more than a cache miss
+		step = stepBytes
+	}
+	var reads int64
+	for len(p) > 0 {
+		now := p[:min(step, len(p))]
+		if err := r.ReadAt(ctx, now, off); err != nil {
+			return reads, err
+		}
+		if inSteps {
+			s.Step(now)
+		}
+		reads++
+		p, off = p[len(now):], off+int64(len(now))
+	}
+	return reads, nil
 }

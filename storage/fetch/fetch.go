@@ -94,6 +94,9 @@ type Options struct {
 	Parallel int
 	// Gap is how many bytes between two requests are better read than skipped.
 	Gap int64
+	// Cached reads everything through the system's cache, and leaves it there.
+	// Otherwise large reads go past the cache if the bytes are not in it.
+	Cached bool
 	// Dear says that a request costs more than the bytes it reads: as many
 	// neighbours as fit MaxBytes are read at once.
 	Dear bool
@@ -111,9 +114,27 @@ const (
 	joinBytes = 1 << 20
 	// stepBytes is how much a Stepper sees at once.
 	stepBytes = 256 << 10
-	// ahead is from what size on a read is announced before it is made.
-	ahead = 1 << 20
+	// largeBytes is the size from which on a read goes past the system's cache
+	// if the bytes are not in it.
+	largeBytes = 256 << 10
+	// pieceBytes is how much is read past the system's cache at once, on the way
+	// to memory of another alignment.
+	pieceBytes = 4 << 20
 )
+
+// piece returns how many bytes of a Direct request are read at once: one buffer,
+// within the budget.
+func (o *Options) piece() int64 {
+	n := int64(pieceBytes)
+	for n > largeBytes && n+slack > Budget(o.BufferBytes) {
+		n /= 2
+	}
+	return n
+}
+
+// slack is the room that a buffer needs beyond its bytes to be read past the
+// system's cache: for blocks of the disk that they do not fill.
+const slack = 2 * blob.Align
 
 // Stats count what was read.
 type Stats struct{ Bytes, Requests int64 }
@@ -125,7 +146,7 @@ func Run(ctx context.Context, requests []Request, o Options) (Stats, error) {
 	fetches := o.plan(requests)
 	defer closeAll(fetches)
 	workers := Workers(o.Parallel)
-	pool := buffersFor(fetches, Budget(o.BufferBytes), int64(workers))
+	pool := o.buffers(fetches, int64(workers))
 	var bytes, count atomic.Int64
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)
@@ -177,11 +198,13 @@ type fetch struct {
 }
 
 // buffered returns how many bytes the fetch needs a buffer for.
-func (f *fetch) buffered() int64 {
+func (o *Options) buffered(f *fetch) int64 {
 	q := &f.requests[0]
 	switch {
-	case q.Direct != nil:
+	case q.Direct != nil && (o.Cached || q.Width < largeBytes):
 		return 0
+	case q.Direct != nil:
+		return min(q.Width, o.piece())
 	case len(q.Rows) > 0:
 		return q.bytes()
 	}
@@ -196,16 +219,19 @@ func (f *fetch) weight() int64 {
 	return n
 }
 
-// buffersFor returns the buffers for fetches within a budget. Their size is one
+// buffers returns the buffers for fetches within the budget. Their size is one
 // of few, so that loads after this one find them useful too.
-func buffersFor(fetches []fetch, budget, workers int64) *bufpool.Pool {
+func (o *Options) buffers(fetches []fetch, workers int64) *bufpool.Pool {
 	size := int64(blob.Align)
 	for i := range fetches {
-		for size < fetches[i].buffered() {
+		for size < o.buffered(&fetches[i]) {
 			size *= 2
 		}
 	}
-	return bufpool.New(int(size), min(budget, workers*size), 1)
+	if size >= largeBytes && size+slack <= Budget(o.BufferBytes) {
+		size += slack
+	}
+	return bufpool.New(int(size), min(Budget(o.BufferBytes), workers*size), 1)
 }
 
 // plan sorts the requests by their place and joins small neighbours.

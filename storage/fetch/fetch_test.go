@@ -98,6 +98,89 @@ func drawRequest(t *rapid.T, size int64) Request {
 	return q
 }
 
+// cacheless is a store whose readers read large ranges past a cache that holds
+// the second half of every 8 MiB.
+type cacheless struct {
+	blob.Store
+	direct atomic.Int64 // bytes that were read past it
+}
+
+func (s *cacheless) Open(ctx context.Context, name string) (blob.Reader, error) {
+	r, err := s.Store.Open(ctx, name)
+	return &cachelessReader{r, s}, err
+}
+
+type cachelessReader struct {
+	blob.Reader
+	s *cacheless
+}
+
+func (r *cachelessReader) Cached(off, _ int64) bool { return off>>22%2 == 1 }
+
+func (r *cachelessReader) ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error) {
+	if !blob.Aligned(buf) || int64(len(buf)) < n+2*blob.Align {
+		return nil, fmt.Errorf("a buffer of %d bytes, aligned %v, for %d", len(buf), blob.Aligned(buf), n)
+	}
+	r.s.direct.Add(n)
+	p := buf[off%blob.Align:][:n]
+	return p, r.ReadAt(ctx, p, off)
+}
+
+func TestLargeReadsGoPastTheCache(t *testing.T) {
+	const size = 16 << 20
+	store := &cacheless{Store: new(mem.Store)}
+	put(t, store, "a", size)
+	data := content("a", size)
+	for _, c := range []struct {
+		name    string
+		request Request // of one run
+		o       Options
+		direct  int64
+	}{
+		{"into its place", Request{Offset: 10, Width: 3 << 20, Direct: make([]byte, 3<<20)}, Options{}, 3 << 20},
+		{"into its place, some of it cached", Request{Offset: 10, Width: 9 << 20, Direct: make([]byte, 9<<20)}, Options{}, 5 << 20},
+		{"into its place, cached", Request{Offset: 4 << 20, Width: 2 << 20, Direct: make([]byte, 2<<20)}, Options{}, 0},
+		{"into its place, within a budget", Request{Offset: 10, Width: 1 << 20, Direct: make([]byte, 1<<20)}, Options{BufferBytes: 300 << 10}, 1 << 20},
+		{"into its place, no room for a buffer", Request{Offset: 10, Width: 1 << 20, Direct: make([]byte, 1<<20)}, Options{BufferBytes: 100 << 10}, 0},
+		{"into its place, through the cache", Request{Width: 9 << 20, Direct: make([]byte, 9<<20)}, Options{Cached: true}, 0},
+		{"into its place, a small one", Request{Width: 1 << 10, Direct: make([]byte, 1<<10)}, Options{}, 0},
+		{"into a buffer", Request{Offset: 7, Width: 3 << 20}, Options{}, 3 << 20},
+		{"into a buffer, cached", Request{Offset: 4 << 20, Width: 3 << 20}, Options{}, 0},
+		{"into a buffer, through the cache", Request{Width: 3 << 20}, Options{Cached: true}, 0},
+		{"into a buffer as large as the budget", Request{Width: 1 << 20}, Options{BufferBytes: 1 << 20}, 0},
+		{"into a buffer, a small one", Request{Width: 1 << 10}, Options{}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			store.direct.Store(0)
+			s := &stepper{}
+			q, width := c.request, c.request.Width
+			q.File, q.To = "a", s
+			c.o.Open = store.Open
+			lent := bufpool.Stats().Lent
+			bufpool.ResetPeak()
+			if _, err := Run(t.Context(), []Request{q}, c.o); err != nil {
+				t.Fatal(err)
+			}
+			if peak := bufpool.Stats().Peak - lent; c.o.BufferBytes > 0 && peak > c.o.BufferBytes {
+				t.Errorf("buffers took %d bytes; want at most %d", peak, c.o.BufferBytes)
+			}
+			if len(s.taken) != 1 || !bytes.Equal(s.taken[0], data[q.Offset:q.Offset+width]) {
+				t.Error("other bytes than are stored")
+			}
+			if got := store.direct.Load(); got != c.direct {
+				t.Errorf("%d bytes went past the cache; want %d", got, c.direct)
+			}
+			sum := 0
+			for _, n := range s.steps {
+				sum += n
+			}
+			if q.Direct != nil && int64(sum) != width {
+				t.Errorf("steps of %d bytes; want %d", sum, width)
+			}
+		})
+	}
+}
+
 // Whatever is asked for in whatever order, everybody gets his own bytes, once.
 func TestEverybodyGetsHisBytes(t *testing.T) {
 	const size = 4000

@@ -32,6 +32,7 @@ type batch struct {
 	tell     func(int64)
 	meas     measures
 	dear     bool // requests are
+	cached   bool // read through the system's cache
 	jobs     []*job
 	requests []fetch.Request
 	tasks    []task
@@ -55,8 +56,8 @@ type job struct {
 // task is work that is not a read of a range: it counts its own bytes.
 type task func(ctx context.Context) (read int64, err error)
 
-func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions, tell func(int64)) *batch {
-	b := &batch{c: c, dst: dst, opts: o, tell: tell}
+func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions, cached bool, tell func(int64)) *batch {
+	b := &batch{c: c, dst: dst, opts: o, cached: cached, tell: tell}
 	b.meas, b.dear = measuresOf(c.store, o.BufferBytes)
 	return b
 }
@@ -129,7 +130,8 @@ func (b *batch) run(ctx context.Context) (storage.ReadStats, error) {
 		}
 	}
 	st, err := fetch.Run(ctx, b.requests, fetch.Options{
-		Open: b.c.openFile, BufferBytes: b.opts.BufferBytes, Parallel: b.opts.Parallel, Gap: b.meas.gap, Dear: b.dear, Done: b.done,
+		Open: b.c.openFile, BufferBytes: b.opts.BufferBytes, Parallel: b.opts.Parallel, Gap: b.meas.gap, Cached: b.cached, Dear: b.dear,
+		Done: b.done,
 	})
 	b.stats.Read, b.stats.Requests = st.Bytes, st.Requests
 	if err != nil {

@@ -105,7 +105,7 @@ func TestBoxesOfStridedRegions(t *testing.T) {
 		for i := range p.Items {
 			g.to[&p.Items[i]] = drawMemory(rt, d, p.Items[i].Lengths)
 		}
-		b := newBatch(Open(store, s.source()), g, storage.ReadOptions{Parallel: 2}, nil)
+		b := newBatch(Open(store, s.source()), g, storage.ReadOptions{Parallel: 2}, false, nil)
 		b.meas = measures{
 			most: rapid.Int64Range(1, 600).Draw(rt, "most"), gap: rapid.Int64Range(0, 60).Draw(rt, "gap"), small: rapid.Int64Range(0, 100).Draw(rt, "small"),
 		}

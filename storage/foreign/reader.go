@@ -68,7 +68,7 @@ func (r *Reader) PrepareGlobalPlan(_ context.Context, ps []*plan.LoadPlan) ([]*p
 // in which they lie in the files, into the state's own memory wherever its dtype
 // and layout allow.
 func (r *Reader) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {
-	b := newBatch(r.c, dst, r.opts, r.sess.Progress)
+	b := newBatch(r.c, dst, r.opts, p.Replicated, r.sess.Progress)
 	for i := range p.Items {
 		it := &p.Items[i]
 		e, ok := r.md.Find(it.Source.FQN)

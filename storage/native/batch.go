@@ -219,10 +219,11 @@ func (t *tiles) Take(p []byte) error {
 }
 
 // run carries the requests out.
-func (b *batch) run(ctx context.Context, opts ReaderOptions, tell func(int64)) (storage.ReadStats, error) {
+func (b *batch) run(ctx context.Context, opts ReaderOptions, cached bool, tell func(int64)) (storage.ReadStats, error) {
 	told := &progress.Share{Tell: tell, Plan: b.stats.Needed, Total: b.stats.Rounded}
 	st, err := fetch.Run(ctx, b.requests, fetch.Options{
-		Open: b.open, BufferBytes: opts.BufferBytes, Parallel: opts.Parallel, Gap: b.gap, Dear: b.gap > 0, Done: told.Add,
+		Open: b.open, BufferBytes: opts.BufferBytes, Parallel: opts.Parallel, Gap: b.gap, Cached: cached, Dear: b.gap > 0,
+		Done: told.Add,
 	})
 	b.stats.Read, b.stats.Requests = st.Bytes, st.Requests
 	return b.stats, err

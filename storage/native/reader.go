@@ -97,5 +97,5 @@ func (r *Reader) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Rec
 			return b.stats, fmt.Errorf("%q: %w", it.Source.FQN, err)
 		}
 	}
-	return b.run(ctx, r.opts, r.sess.Progress)
+	return b.run(ctx, r.opts, p.Replicated, r.sess.Progress)
 }
