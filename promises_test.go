@@ -2,7 +2,9 @@ package cairn_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
@@ -97,5 +100,59 @@ func TestNoStoreOnOneRankIsEverybodysError(t *testing.T) {
 	}
 	if _, err := cairn.Open(t.Context(), nil); err == nil {
 		t.Error("Open without a store succeeded")
+	}
+}
+
+// noting is a planner that keeps data of its own with the checkpoint.
+type noting struct{ plan.DefaultSave }
+
+func (n *noting) GlobalPlan(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	ps, md, err := n.DefaultSave.GlobalPlan(ps)
+	if err != nil {
+		return nil, nil, err
+	}
+	noted := *md
+	noted.PlannerData = json.RawMessage(`{"note":[1]}`)
+	return ps, &noted, nil
+}
+
+// Every format keeps planner data and the nesting of the state, or refuses the
+// data by name before it writes anything.
+func TestPlannerDataAndNestingStay(t *testing.T) {
+	state := cairn.State{"m": map[string]any{"layers": []any{map[string]any{"w": whole(t, []int64{3}, 1)}}}}
+	for _, name := range formats.Names() {
+		f, err := formats.ByName(name, &formats.Options{File: "m.pt"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		store := new(mem.Store)
+		moved := int64(0)
+		_, err = cairn.Save(t.Context(), store, state, &cairn.SaveOptions{
+			Format: f, Planner: &noting{}, Observer: &cairn.Observer{Moved: func(n int64) { moved += n }},
+		})
+		if name == formats.HF || name == formats.Torch {
+			if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), "planner data") || moved > 0 {
+				t.Errorf("%s: Save = %v after %d bytes; want %v about the planner data", name, err, moved, storage.ErrNotRepresentable)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		c, err := cairn.Open(t.Context(), store)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		md, err := c.Metadata(t.Context())
+		if err != nil || string(md.PlannerData) != `{"note":[1]}` {
+			t.Errorf("%s: planner data %s, %v; want what the planner kept", name, md.PlannerData, err)
+		}
+		got, _, err := cairn.LoadNew(t.Context(), store, nil)
+		if err != nil || fmt.Sprint(got) != fmt.Sprint(state) {
+			t.Errorf("%s: LoadNew = %v, %v; want %v", name, got, err, state)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

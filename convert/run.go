@@ -145,7 +145,7 @@ func (r *run) convert(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	md := *r.md
-	md.Storage, md.PlannerData = r.storage, r.job.md.PlannerData
+	md.Storage = r.storage
 	if err := r.writers[0].Finish(ctx, &md, r.results); err != nil {
 		return nil, err
 	}
@@ -193,7 +193,29 @@ func (r *run) prepare(ctx context.Context) error {
 	if err == nil && len(r.plans) != j.ranks {
 		err = fmt.Errorf("%w: %d plans for %d ranks", plan.ErrState, len(r.plans), j.ranks)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return r.plannerData()
+}
+
+// plannerData takes over the source's planner data. If the target has no place
+// for it, that is an error, or a warning if objects may be left out.
+func (r *run) plannerData() error {
+	r.md.PlannerData = r.job.md.PlannerData
+	c, ok := r.writers[0].(storage.MetadataChecker)
+	if !ok {
+		return nil
+	}
+	err := c.CheckMetadata(r.md)
+	if err == nil || !r.job.opts.SkipObjects {
+		return err
+	}
+	r.md.PlannerData = nil
+	if r.job.opts.Warn != nil {
+		r.job.opts.Warn(fmt.Errorf("left out: %w", err))
+	}
+	return nil
 }
 
 // global makes the final plans from the local ones.

@@ -4,6 +4,7 @@ package interop
 
 import (
 	"context"
+	"encoding/json"
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
@@ -12,6 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -30,15 +33,31 @@ func (r *rig) save(name string, dtypes []string, values bool) {
 		if err != nil {
 			return err
 		}
+		o := &cairn.SaveOptions{Group: g, Step: 12}
 		if values {
 			state["values"] = plainValues()
+			o.Planner = &noting{}
 		}
-		_, err = cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Step: 12})
+		_, err = cairn.Save(ctx, store, state, o)
 		return err
 	})
 	if err != nil {
 		r.Fatal(err)
 	}
+}
+
+// noting is a planner that keeps data of its own with the checkpoint: a
+// conversion to DCP must keep it without harm to what PyTorch loads.
+type noting struct{ plan.DefaultSave }
+
+func (n *noting) GlobalPlan(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	ps, md, err := n.DefaultSave.GlobalPlan(ps)
+	if err != nil {
+		return nil, nil, err
+	}
+	noted := *md
+	noted.PlannerData = json.RawMessage(`{"note":[1]}`)
+	return ps, &noted, nil
 }
 
 // saveWhole has one rank save tensors of these dtypes.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
@@ -36,4 +37,22 @@ type ValueChecker interface {
 	// the value that data encodes can be written. It may be called at any time,
 	// from several goroutines at once.
 	CheckValue(it *plan.WriteItem, data []byte) error
+}
+
+// MetadataChecker is implemented by writers whose format cannot hold everything
+// that metadata says about a checkpoint as a whole.
+type MetadataChecker interface {
+	// CheckMetadata returns an error that wraps ErrNotRepresentable if the
+	// format has no place for something in md apart from its entries, such as
+	// planner data. It is called on the coordinator before anything is written.
+	CheckMetadata(md *meta.Metadata) error
+}
+
+// RefusePlannerData is the CheckMetadata of a format that has no place for
+// planner data.
+func RefusePlannerData(format string, md *meta.Metadata) error {
+	if md.PlannerData == nil {
+		return nil
+	}
+	return fmt.Errorf("planner data: %w: the format %s has no place for it", ErrNotRepresentable, format)
 }

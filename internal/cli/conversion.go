@@ -242,6 +242,8 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 		return withHint(err, "--dtype casts tensors to a type that the format has, and --exclude leaves names out")
 	case isRefused:
 		return withHint(err, "--skip-objects leaves them out, --select and --exclude choose names")
+	case errors.Is(err, storage.ErrNotRepresentable): // of the checkpoint as a whole
+		return withHint(err, "--skip-objects leaves it out")
 	case errors.Is(err, storage.ErrExists):
 		return withHint(err, "--overwrite replaces it, once the new checkpoint is complete")
 	case errors.Is(err, convert.ErrBusy):

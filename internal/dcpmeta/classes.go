@@ -25,7 +25,12 @@ const (
 	hyperModule    = "hyper_parallel.core.distributed_checkpoint"
 )
 
-var metadataFields = []string{"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
+var metadataFields = []string{"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", ownPlannerData}
+
+// ownPlannerData is an attribute of Metadata that only we write: what a planner
+// keeps with the checkpoint, as JSON, beside the mapping of names to paths. The
+// other readers load the object with it and ignore it.
+const ownPlannerData = "cairn_planner_data"
 
 // The positions of the fields.
 const (
@@ -34,6 +39,7 @@ const (
 	fieldPlaces
 	fieldSave
 	fieldVersion
+	fieldOwnPlanner
 )
 
 const (

@@ -73,6 +73,13 @@ func (d *decoder) document() error {
 	if err := d.readPlanner(get(f, fieldPlanner)); err != nil {
 		return err
 	}
+	own, err := d.optional(get(f, fieldOwnPlanner), ownPlannerData)
+	if err != nil {
+		return err
+	}
+	if own != "" {
+		d.doc.Meta.PlannerData = []byte(own) // Decode validates it
+	}
 	if err := d.readSave(get(f, fieldSave)); err != nil {
 		return err
 	}

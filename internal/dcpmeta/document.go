@@ -57,7 +57,8 @@ var (
 type Document struct {
 	// Meta holds the entries, sorted. Their paths are those of the planner data;
 	// planner data that is no mapping of names to paths is in Meta.PlannerData
-	// as package value encodes it. Every chunk and value has its Location, with
+	// as package value encodes it, and so is the JSON that we write beside the
+	// mapping. Every chunk and value has its Location, with
 	// a Detail where there is a key or a transformation; the codec of values is
 	// CodecTorch or CodecPickle. Meta.Storage has the ID and the SaveID where the
 	// document tells them, and nothing else.

@@ -13,8 +13,9 @@ import (
 // place; otherwise, and where the dialect cannot say something, the error wraps
 // ErrInvalid. Of Meta.Storage it writes the ID and the SaveID. PyTorch always
 // gets a path for each name: the one step of the name itself where the entry
-// has none. hyper_parallel gets paths only if an entry has one. Equal documents
-// give equal bytes.
+// has none. hyper_parallel gets paths only if an entry has one. Planner data is
+// planner_data itself if no entry has a path, as the other planners write it, and
+// otherwise an attribute beside the paths. Equal documents give equal bytes.
 func Encode(d *Document) ([]byte, error) {
 	if err := d.Meta.Validate(); err != nil {
 		return nil, invalid("%w", err)
@@ -94,8 +95,9 @@ func (w *writer) document() error {
 		{"storage_data", w.places},
 		{"storage_meta", w.save},
 		{"version", w.version},
+		{ownPlannerData, w.ownPlanner},
 	} {
-		if part.name == "storage_meta" && w.doc.Dialect != Torch {
+		if part.name == "storage_meta" && w.doc.Dialect != Torch || part.name == ownPlannerData && (w.doc.Meta.PlannerData == nil || !w.nested()) {
 			continue
 		}
 		if err := w.Str(part.name); err != nil {

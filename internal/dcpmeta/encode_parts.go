@@ -220,16 +220,25 @@ func (w *writer) detail(d *meta.Detail) error {
 	return w.Str(d.Key)
 }
 
-// planner writes the mapping of names to paths, or what a planner kept instead.
+// nested reports whether an entry has a path.
+func (w *writer) nested() bool {
+	return slices.ContainsFunc(w.doc.Meta.Entries, func(e meta.Entry) bool { return e.Path != nil })
+}
+
+// ownPlanner writes the planner data as text.
+func (w *writer) ownPlanner() error { return w.Str(string(w.doc.Meta.PlannerData)) }
+
+// planner writes the mapping of names to paths. Planner data takes its place if
+// there are no paths.
 func (w *writer) planner() error {
-	if data := w.doc.Meta.PlannerData; data != nil {
+	nested := w.nested()
+	if data := w.doc.Meta.PlannerData; data != nil && !nested {
 		v, err := value.Decode(value.JSON, data)
 		if err != nil {
 			return err
 		}
 		return w.Value(v)
 	}
-	nested := slices.ContainsFunc(w.doc.Meta.Entries, func(e meta.Entry) bool { return e.Path != nil })
 	if w.doc.Dialect != Torch && !nested {
 		return w.Value(nil)
 	}

@@ -34,6 +34,7 @@ func init() {
 		"storage.uncertain":  storage.ErrUncertain,
 		"storage.changed":    storage.ErrChanged,
 		"storage.options":    storage.ErrOptions,
+		"storage.represent":  storage.ErrNotRepresentable,
 		"tensor.cast":        tensor.ErrCast,
 		"tensor.shape":       tensor.ErrShape,
 		"tensor.dtype":       tensor.ErrDType,

@@ -192,6 +192,11 @@ func (s *saveRun) globalPlan(ctx context.Context, sent []*plan.SavePlan) ([]*pla
 		if len(out) != len(plans) {
 			return nil, nil, fmt.Errorf("%w: %d plans for %d ranks", plan.ErrState, len(out), len(plans))
 		}
+		if c, ok := s.Writer.(storage.MetadataChecker); ok {
+			if err := c.CheckMetadata(md); err != nil {
+				return nil, nil, err
+			}
+		}
 		return out, md, nil
 	}
 	var out []*plan.SavePlan

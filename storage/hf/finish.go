@@ -22,6 +22,9 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
+	if err := w.CheckMetadata(md); err != nil {
+		return err
+	}
 	if w.single() {
 		return w.commitHeld(ctx)
 	}

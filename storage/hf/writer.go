@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
@@ -81,7 +82,10 @@ type Writer struct {
 	held blob.Writer // model.safetensors before its commit; guarded by mu
 }
 
-var _ storage.Writer = (*Writer)(nil)
+var (
+	_ storage.Writer          = (*Writer)(nil)
+	_ storage.MetadataChecker = (*Writer)(nil)
+)
 
 // NewWriter returns a writer of checkpoints at the root of store.
 func NewWriter(store blob.Store, o *WriterOptions) *Writer {
@@ -181,6 +185,11 @@ func cutsTensors(p *plan.SavePlan) bool {
 	return slices.ContainsFunc(p.Items, func(it plan.WriteItem) bool {
 		return it.Kind != plan.KindBytes && !it.Box.Equal(tensor.Whole(it.Info.Shape))
 	})
+}
+
+// CheckMetadata refuses planner data.
+func (w *Writer) CheckMetadata(md *meta.Metadata) error {
+	return storage.RefusePlannerData(Format{}.Name(), md)
 }
 
 // WriteData writes the plan's items into files of this rank.

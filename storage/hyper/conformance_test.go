@@ -26,7 +26,7 @@ func at(s blob.Store, wo *hyper.WriterOptions, ro storage.ReadOptions) storagete
 
 // cannot is what hyper_parallel's format does not keep.
 var cannot = &storagetest.Options{
-	NoPlannerData: true, NoStorage: true, OwnCodecs: true,
+	NoStorage: true, OwnCodecs: true,
 	DTypes: []tensor.DType{
 		tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16, tensor.Float8E4M3FN, tensor.Float8E5M2, tensor.Int64, tensor.Int32,
 		tensor.Int16, tensor.Int8, tensor.Uint64, tensor.Uint32, tensor.Uint16, tensor.Uint8, tensor.Bool,

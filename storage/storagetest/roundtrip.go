@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -168,14 +169,18 @@ func (s *suite) metadata(t *testing.T, p Place) {
 		t.Fatalf("Plan = %v", err)
 	}
 	planned := *sv.Metadata
-	if !s.NoPlannerData {
-		planned.PlannerData = json.RawMessage(`{"rng":[1,2.5,"☃"]}`)
-		sv.Metadata = &planned
-	}
+	planned.PlannerData = json.RawMessage(`{"rng":[1,2.5,"☃"]}`)
+	sv.Metadata = &planned
 	if err := sv.Write(t.Context()); err != nil {
 		t.Fatalf("Write = %v", err)
 	}
-	if err := sv.Finish(t.Context()); err != nil {
+	err := sv.Finish(t.Context())
+	if errors.Is(err, storage.ErrNotRepresentable) { // the format has no place for planner data
+		s.checkRefused(t, p, sv)
+		planned.PlannerData = nil
+		err = sv.Run(t.Context(), states)
+	}
+	if err != nil {
 		t.Fatalf("Finish = %v", err)
 	}
 	got, err := p.Reader().ReadMetadata(t.Context())
@@ -183,6 +188,23 @@ func (s *suite) metadata(t *testing.T, p Place) {
 		t.Fatalf("ReadMetadata = %v", err)
 	}
 	s.checkMetadata(t, sv, &planned, got)
+}
+
+// checkRefused checks that a writer that refuses metadata in Finish also refuses
+// it before anything is written, and leaves nothing behind.
+func (s *suite) checkRefused(t *testing.T, p Place, sv *Saving) {
+	t.Helper()
+	c, ok := sv.Writers[0].(storage.MetadataChecker)
+	if !ok {
+		t.Fatal("Finish refuses planner data, and the writer is no storage.MetadataChecker")
+	}
+	if err := c.CheckMetadata(sv.Metadata); !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), "planner data") {
+		t.Errorf("CheckMetadata = %v; want %v about the planner data", err, storage.ErrNotRepresentable)
+	}
+	if err := sv.Abort(t.Context()); err != nil {
+		t.Errorf("Abort = %v", err)
+	}
+	s.emptyPlace(t, p)
 }
 
 func (s *suite) checkMetadata(t *testing.T, sv *Saving, want, got *meta.Metadata) {

@@ -32,8 +32,6 @@ type Options struct {
 	// NoPaths is for formats that do not keep where in a nested state a value
 	// stood.
 	NoPaths bool
-	// NoPlannerData is for formats that do not keep a planner's data.
-	NoPlannerData bool
 	// NoReplace is for formats that do not replace a checkpoint: a save onto
 	// another is refused with storage.ErrExists.
 	NoReplace bool

@@ -25,7 +25,7 @@ func at(s blob.Store, wo *torchdcp.WriterOptions, ro storage.ReadOptions) storag
 
 // cannot is what PyTorch's format does not keep: a step, a time, tags, and a
 // planner's data beside the paths.
-var cannot = &storagetest.Options{NoPlannerData: true, NoStorage: true, OwnCodecs: true}
+var cannot = &storagetest.Options{NoStorage: true, OwnCodecs: true}
 
 func TestFormat(t *testing.T) {
 	files := func(t *testing.T) blob.Store {

@@ -16,7 +16,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // cannot is what a file of torch.save does not hold.
-var cannot = &storagetest.Options{NoPlannerData: true, NoStorage: true, OneRank: true}
+var cannot = &storagetest.Options{NoStorage: true, OneRank: true}
 
 // at returns the place of a file in a store.
 func at(s blob.Store, name string, o *torchfile.WriterOptions) storagetest.Place {

@@ -63,8 +63,9 @@ type Writer struct {
 }
 
 var (
-	_ storage.Writer       = (*Writer)(nil)
-	_ storage.ValueChecker = (*Writer)(nil)
+	_ storage.Writer          = (*Writer)(nil)
+	_ storage.ValueChecker    = (*Writer)(nil)
+	_ storage.MetadataChecker = (*Writer)(nil)
 )
 
 // NewWriter returns a writer of the file name of store.
@@ -142,6 +143,11 @@ func decodeValue(it *plan.WriteItem, data []byte) (any, error) {
 	return v, nil
 }
 
+// CheckMetadata refuses planner data.
+func (w *Writer) CheckMetadata(md *meta.Metadata) error {
+	return storage.RefusePlannerData(Format{}.Name(), md)
+}
+
 // WriteData writes the file, and leaves its commit to Finish.
 func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
 	w.letGo(nil)
@@ -183,6 +189,9 @@ func (w *Writer) letGo(h *held) {
 // Finish commits the file.
 func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
 	if _, err := storage.Locate(md, results); err != nil {
+		return err
+	}
+	if err := w.CheckMetadata(md); err != nil {
 		return err
 	}
 	w.mu.Lock()
