@@ -105,8 +105,8 @@ With --json:
 	_ = cmd.RegisterFlagCompletionFunc("dtype", completeDTypes) // it fails for unknown flags only
 	flags.Int64Var(&f.limit, "limit", f.limit, "shorten tensors of more than this `number` of elements")
 	flags.BoolVar(&f.full, "full", false, "print everything")
-	flags.StringVar(&f.npy, "npy", "", "write a .npy `file`, which is replaced once the new one is complete; - is stdout")
-	flags.StringVar(&f.raw, "raw", "", "write bytes to this `file`, in the same way")
+	flags.StringVar(&f.npy, "npy", "", "write a .npy `file`; - is stdout")
+	flags.StringVar(&f.raw, "raw", "", "write bytes to this `file`; - is stdout")
 	return cmd
 }
 
@@ -285,16 +285,9 @@ func (k *catter) write(name string, bytes int64, send func(w io.Writer, moved fu
 	}
 	bar := k.o.progress("cat", bytes)
 	defer bar.done()
-	var cause error // replaceFile keeps the text of an error, not what it is
-	err := replaceFile(name, func(w io.Writer) error {
-		cause = send(w, bar.add)
-		return cause
-	})
+	err := writeOutput(k.ctx, k.c, k.head.Path, name, func(w io.Writer) error { return send(w, bar.add) })
 	bar.done()
 	if err != nil {
-		if cairnErr, ok := errors.AsType[*cairn.Error](cause); ok {
-			return cairnErr
-		}
 		return err
 	}
 	v := catFile{k.head, name, bytes}

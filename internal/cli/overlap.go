@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -31,6 +32,29 @@ func apart(src, dst string) error {
 		err = fmt.Errorf("%s lies within %s", dst, src)
 	}
 	return withHint(err, "a checkpoint is not converted in its own place: give DST another path")
+}
+
+// outside refuses an output file that would replace a file of the checkpoint c at
+// the address src.
+func outside(c *cairn.Checkpoint, src, out string) error {
+	fi, err := os.Stat(out)
+	path, local, pathErr := localPath(checkpointAddress(src))
+	if err != nil || !local || pathErr != nil {
+		return nil // nothing to replace, or not there
+	}
+	names := []string{""} // it may be a file itself
+	if describes(filepath.Base(out)) {
+		names = append(names, filepath.Base(out))
+	}
+	for _, f := range c.Files() {
+		names = append(names, filepath.FromSlash(f.Name))
+	}
+	for _, n := range names {
+		if own, err := os.Stat(filepath.Join(path, n)); err == nil && !own.IsDir() && os.SameFile(fi, own) {
+			return withHint(fmt.Errorf("%s is part of the checkpoint %s", out, src), "write to another file")
+		}
+	}
+	return nil
 }
 
 // within reports whether path lies below dir.

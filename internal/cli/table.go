@@ -1,16 +1,10 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strconv"
-	"syscall"
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress/zstd"
@@ -94,7 +88,7 @@ With --json:
 			return runTable(cmd, args[0], out)
 		},
 	}
-	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this `file`, which is replaced once the new one is complete; - is stdout")
+	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this `file`; - is stdout")
 	return cmd
 }
 
@@ -122,7 +116,7 @@ func runTable(cmd *cobra.Command, path, out string) error {
 			return err
 		}
 		r := tableResult{Path: path, SaveID: c.Info().SaveID, Output: out}
-		err := replaceFile(out, func(w io.Writer) (err error) {
+		err := writeOutput(cmd.Context(), c, path, out, func(w io.Writer) (err error) {
 			r.Rows, err = writeTable(cmd.Context(), w, md)
 			return err
 		})
@@ -131,39 +125,6 @@ func runTable(cmd *cobra.Command, path, out string) error {
 		}
 		return o.result(r, func() { o.remark("%s: %s\n", clean(out), plural(r.Rows, "row")) })
 	})
-}
-
-// replaceFile writes a file so that it appears as a whole or not at all. Errors
-// name that file, not the temporary one, and say nothing about a checkpoint.
-func replaceFile(name string, write func(w io.Writer) error) error {
-	failed := func(err error) error { return fmt.Errorf("write %s: %s", name, reason(err)) }
-	if fi, err := os.Stat(name); err == nil && fi.IsDir() {
-		return failed(syscall.EISDIR)
-	}
-	f, err := os.CreateTemp(filepath.Dir(name), ".cairn-*")
-	if err != nil {
-		return failed(err)
-	}
-	defer os.Remove(f.Name()) // nothing is there any more once it was renamed
-	defer f.Close()
-	if err := cmp.Or(f.Chmod(0o644), write(f), f.Close()); err != nil {
-		return failed(err)
-	}
-	if err := os.Rename(f.Name(), name); err != nil {
-		return failed(err)
-	}
-	return nil
-}
-
-// reason returns what an error of the file system says without its operation
-// and file.
-func reason(err error) string {
-	if e, ok := errors.AsType[*fs.PathError](err); ok {
-		err = e.Err
-	} else if e, ok := errors.AsType[*os.LinkError](err); ok {
-		err = e.Err
-	}
-	return err.Error()
 }
 
 // rowsPerGroup bounds the rows that are in memory at a time.

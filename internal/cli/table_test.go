@@ -5,9 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -120,30 +117,5 @@ func TestTableOfManyRows(t *testing.T) {
 	cancel()
 	if _, err := writeTable(ctx, &b, md); !errors.Is(err, context.Canceled) {
 		t.Errorf("writeTable with an ended context = %v", err)
-	}
-}
-
-func TestReplaceFileIsAllOrNothing(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "f")
-	write := func(text string, err error) error {
-		return replaceFile(name, func(w io.Writer) error {
-			_, werr := io.WriteString(w, text)
-			return errors.Join(werr, err)
-		})
-	}
-	if err := write("old", nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := write("new", errors.New("disk full")); err == nil {
-		t.Error("no error")
-	}
-	if b, err := os.ReadFile(name); string(b) != "old" || err != nil {
-		t.Errorf("file = %q, %v; want the old one", b, err)
-	}
-	if err := replaceFile(filepath.Dir(name), nil); err == nil || !strings.HasSuffix(err.Error(), filepath.Dir(name)+": is a directory") {
-		t.Errorf("replaceFile of a directory: %v", err)
-	}
-	if entries, err := os.ReadDir(filepath.Dir(name)); len(entries) != 1 || err != nil {
-		t.Errorf("%d files left, %v; want 1", len(entries), err)
 	}
 }

@@ -31,6 +31,10 @@ wide, each row becomes a record: its name, and below it every other column that 
 a value, with its heading. No column is left out and no name is shortened. --wide
 prints one line for each row on a terminal too.
 
+An output file (--npy, --raw, --output) appears once it is complete and replaces
+the file that is there, also behind a symbolic link. A device or a FIFO is written
+into. A file of the checkpoint itself is never replaced.
+
 --json prints the result of a command as one JSON object: its help names the
 fields. They stay as they are; new ones may be added. The commands 'help' and
 'completion' have no result and print text all the same.
