@@ -24,6 +24,9 @@ const (
 	// StatusClose is of tensors that are equal by the rules of the comparison
 	// though their bits or, if that is allowed, their dtypes differ.
 	StatusClose = "close"
+	// StatusMatching is of names whose kinds, dtypes and shapes are equal if values
+	// are not compared.
+	StatusMatching = "matching"
 	// StatusDifferent is of everything else that both checkpoints have.
 	StatusDifferent = "different"
 	// StatusMissing is of what only the first checkpoint has, StatusExtra of
@@ -63,8 +66,12 @@ type Compared struct {
 	Values *ValueDifference `json:"values,omitempty"`
 }
 
-// Equal reports whether the name compares as equal.
-func (c *Compared) Equal() bool { return c.Status == StatusIdentical || c.Status == StatusClose }
+// Equal reports whether no difference was found in what was compared.
+func (c *Compared) Equal() bool { return isEqual(c.Status) }
+
+func isEqual(status string) bool {
+	return status == StatusIdentical || status == StatusClose || status == StatusMatching
+}
 
 // ValueDifference says how the elements of two tensors differ.
 type ValueDifference struct {
@@ -92,11 +99,14 @@ type FirstDifference struct {
 
 // Comparison is the result of Compare.
 type Comparison struct {
-	Equal bool `json:"equal"`
+	// Equal says whether the checkpoints are equal. Nil: no difference was found,
+	// and values were not compared.
+	Equal *bool `json:"equal"`
 	// Names counts all names of both sides, and the others how they compare.
 	Names     int64 `json:"names"`
 	Identical int64 `json:"identical"`
 	Close     int64 `json:"close"`
+	Matching  int64 `json:"matching"`
 	Different int64 `json:"different"`
 	Missing   int64 `json:"missing"`
 	Extra     int64 `json:"extra"`
@@ -258,14 +268,16 @@ func (c *comparer) comparison() *Comparison {
 			out.Items = append(out.Items, r)
 		}
 	}
-	out.Equal = out.Differences() == 0
+	if out.Differences() > 0 || !c.opts.DescriptionsOnly {
+		out.Equal = new(out.Differences() == 0)
+	}
 	return out
 }
 
 func (c *Comparison) count(r *Compared) {
 	c.Compared++
 	counter := map[string]*int64{
-		StatusIdentical: &c.Identical, StatusClose: &c.Close, StatusDifferent: &c.Different,
+		StatusIdentical: &c.Identical, StatusClose: &c.Close, StatusMatching: &c.Matching, StatusDifferent: &c.Different,
 		StatusMissing: &c.Missing, StatusExtra: &c.Extra,
 	}
 	*counter[r.Status]++

@@ -27,6 +27,7 @@ type pairItem struct {
 	a, b    *meta.Entry // nil: not there
 	differs []Aspect
 	cast    bool // of two tensors: their dtypes are not the same
+	unread  bool // values are not compared
 	// Of two tensors whose elements are compared:
 	elements int64
 	slab     int64
@@ -44,7 +45,7 @@ type pairItem struct {
 
 // describe compares what the descriptions say and decides what has to be read.
 func (p *pairItem) describe(o *CompareOptions) error {
-	p.values = newElementTally()
+	p.values, p.unread = newElementTally(), o.DescriptionsOnly
 	switch {
 	case p.a == nil || p.b == nil:
 		return nil
@@ -128,7 +129,7 @@ func (c *comparer) enough() bool {
 
 // finish ends a name of which everything was read.
 func (c *comparer) finish(p *pairItem) {
-	if s := p.status(); s != StatusIdentical && s != StatusClose {
+	if !isEqual(p.status()) {
 		c.differences.Add(1)
 	}
 	p.done.Store(true)
@@ -143,6 +144,8 @@ func (p *pairItem) status() string {
 		return StatusExtra
 	case len(p.differs) > 0:
 		return StatusDifferent
+	case p.unread:
+		return StatusMatching
 	case p.values.same && !p.cast:
 		return StatusIdentical
 	}

@@ -64,7 +64,7 @@ func TestCompareNames(t *testing.T) {
 		t.Errorf("items: -want +got\n%s", d)
 	}
 	got.Items = nil
-	totals := &inspect.Comparison{Names: 10, Compared: 10, Identical: 3, Different: 4, Missing: 2, Extra: 1, MaxAbs: 0, MaxRel: 0}
+	totals := &inspect.Comparison{Equal: new(false), Names: 10, Compared: 10, Identical: 3, Different: 4, Missing: 2, Extra: 1, MaxAbs: 0, MaxRel: 0}
 	if d := cmp.Diff(totals, got); d != "" {
 		t.Errorf("totals: -want +got\n%s", d)
 	}
@@ -73,7 +73,7 @@ func TestCompareNames(t *testing.T) {
 		Rename: func(n string) string { return strings.Replace(n, "old", "new", 1) },
 		Keep:   func(n string) bool { return n == "old" || n == "same" }, All: true,
 	})
-	if !got.Equal || got.Names != 2 || got.Items[0].Renamed != "old" || got.Items[1].Renamed != "" || !got.MaxAbs.None() {
+	if !*got.Equal || got.Names != 2 || got.Items[0].Renamed != "old" || got.Items[1].Renamed != "" || !got.MaxAbs.None() {
 		t.Errorf("renamed: %+v", got)
 	}
 	if _, err := inspect.Compare(t.Context(), side(a), side(b), &inspect.CompareOptions{Rename: func(string) string { return "x" }}); err == nil {
@@ -91,8 +91,12 @@ func TestCompareNames(t *testing.T) {
 	// Without values.
 	a.read.Store(0)
 	got = compare(t, a, b, &inspect.CompareOptions{DescriptionsOnly: true, IgnoreDType: true, Limit: 2})
-	if a.read.Load() != 0 || got.Different != 2 || got.Close != 1 || len(got.Items) != 2 || got.Omitted != 3 {
+	if a.read.Load() != 0 || got.Different != 2 || got.Matching != 5 || got.Identical+got.Close != 0 || *got.Equal || len(got.Items) != 2 || got.Omitted != 3 {
 		t.Errorf("descriptions only: %d bytes read, %+v", a.read.Load(), got)
+	}
+	got = compare(t, a, a, &inspect.CompareOptions{DescriptionsOnly: true})
+	if got.Matching != got.Names || got.Identical != 0 || got.Equal != nil {
+		t.Errorf("descriptions of the same: %+v; want neither equal nor different", got)
 	}
 }
 
@@ -276,7 +280,7 @@ func TestCompareStopsEarly(t *testing.T) {
 		for _, c := range got.Items {
 			names = append(names, c.FQN)
 		}
-		if d := cmp.Diff([]string{"t00", "t02", "t03"}, names); d != "" || got.Compared != 4 || got.Names != 100 || got.Equal {
+		if d := cmp.Diff([]string{"t00", "t02", "t03"}, names); d != "" || got.Compared != 4 || got.Names != 100 || *got.Equal {
 			t.Errorf("%d workers: %d of %d compared, -want +got\n%s", parallel, got.Compared, got.Names, d)
 		}
 	}
@@ -359,7 +363,7 @@ func TestCompareCheckpoints(t *testing.T) {
 	a, mda := open(t, save(t, rows(4), 4, w))
 	b, mdb := open(t, save(t, columns(3), 3, w))
 	got, err := inspect.Compare(t.Context(), inspect.Side{Content: a, Metadata: mda}, inspect.Side{Content: b, Metadata: mdb}, nil)
-	if err != nil || !got.Equal || got.Identical != 6 {
+	if err != nil || !*got.Equal || got.Identical != 6 {
 		t.Errorf("Compare of one state cut in two ways = %+v, %v", got, err)
 	}
 	w = w.Clone()

@@ -61,19 +61,24 @@ left is then renamed, and what is left out is left out of B as well. Names that
 only B has are selected by the same patterns; with --rename, where they have no
 name in A, only --exclude leaves them out.
 
-The exit code is 0 where the checkpoints are equal and 1 where they are not. Other
-codes say what went wrong, as 'cairn help exit-codes' has them; what would be 1
-elsewhere is 8 here.
+--names-only compares kinds, dtypes and shapes and reads no values. Names that are
+equal in these are called matching.
+
+The exit code is 0 if no difference was found and 1 if one was. Other codes say
+what went wrong, as 'cairn help exit-codes' has them; what would be 1 elsewhere is
+8 here.
 
 With --json:
 
   path_a, path_b     the two checkpoints
-  equal              whether they are
+  equal              whether they are; null if no difference was found and
+                     --names-only left the values unread
   names              how many there are in both together
   compared           how many of them were looked at: all but with --first
   identical          how many tensors have the same dtype, shape and bits, and
                      objects the same value
   close              how many are equal, though not to the bit
+  matching           how many are equal as far as --names-only compares them
   different, missing, extra
                      how many are not
   max_abs, max_rel   the largest of all tensors; null where no bit differs
@@ -81,7 +86,8 @@ With --json:
                      for each name:
     fqn              the name in B
     renamed          the name in A where that is another one
-    status           "identical", "close", "different", "missing" or "extra"
+    status           "identical", "close", "matching", "different", "missing" or
+                     "extra"
     differs          a list of "kind", "dtype", "shape" and "values"
     a, b             what it is on either side: fqn, kind, dtype, shape, type,
                      repr, codec, chunks, files and nbytes, as in 'cairn ls'
@@ -149,6 +155,8 @@ func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error)
 		return nil, usagef(cmd, "--rtol %v and --atol %v: want none below zero", o.Rtol, o.Atol)
 	case o.Exact && (o.Rtol > 0 || o.Atol > 0 || o.NaNDiffers):
 		return nil, usagef(cmd, "--exact compares bits: it does not go with --rtol, --atol and --nan-differs")
+	case o.DescriptionsOnly && (o.Exact || o.Rtol > 0 || o.Atol > 0 || o.NaNDiffers):
+		return nil, usagef(cmd, "--names-only reads no values: it does not go with --rtol, --atol, --exact and --nan-differs")
 	case o.Limit < 0:
 		return nil, usagef(cmd, "--limit %d: want none below zero", o.Limit)
 	}
@@ -217,7 +225,7 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 				return err
 			}
 			v := difference{args[0], args[1], c}
-			if err := o.result(v, func() { o.difference(c) }); err != nil || c.Equal {
+			if err := o.result(v, func() { o.difference(c) }); err != nil || c.Differences() == 0 {
 				return err
 			}
 			return &errDiffer{fmt.Sprintf("%s and %s differ in %s", args[0], args[1], plural(c.Differences(), "name"))}
@@ -243,7 +251,7 @@ func formatComparison(c *inspect.Comparison) string {
 		n    int64
 		what string
 	}{
-		{c.Identical, "identical"}, {c.Close, "close"}, {c.Different, "different"}, {c.Missing, "missing in B"}, {c.Extra, "extra in B"},
+		{c.Identical, "identical"}, {c.Close, "close"}, {c.Matching, "matching"}, {c.Different, "different"}, {c.Missing, "missing in B"}, {c.Extra, "extra in B"},
 	} {
 		if p.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", p.n, p.what))
@@ -255,6 +263,9 @@ func formatComparison(c *inspect.Comparison) string {
 	}
 	if len(parts) > 0 {
 		text += ": " + strings.Join(parts, ", ")
+	}
+	if c.Matching > 0 {
+		text += "; values were not compared"
 	}
 	if !c.MaxAbs.None() {
 		text += fmt.Sprintf("; largest difference %s, relative %s", formatNumber(c.MaxAbs), formatNumber(c.MaxRel))
