@@ -345,7 +345,7 @@ func TestComparisonAsJSON(t *testing.T) {
 	a := &memory{tensors: map[string]*tensor.Tensor{"x": of(t, []float32{1, 2})}, values: map[string]any{"o": []any{1, "a"}}}
 	b := &memory{tensors: map[string]*tensor.Tensor{"x": of(t, []float32{1, 4})}, values: map[string]any{"o": []any{1, "b"}}}
 	got, err := json.Marshal(compare(t, a, b, nil))
-	want := `{"equal":false,"names":2,"identical":0,"close":0,"different":2,"missing":0,"extra":0,"compared":2,"max_abs":2,"max_rel":0.5,` +
+	want := `{"equal":false,"names":2,"identical":0,"close":0,"matching":0,"different":2,"missing":0,"extra":0,"compared":2,"max_abs":2,"max_rel":0.5,` +
 		`"items":[{"fqn":"o","status":"different","differs":["values"],` +
 		`"a":{"fqn":"o","kind":"object","type":"list","repr":"[1, 'a']","chunks":1,"files":1,"nbytes":0},` +
 		`"b":{"fqn":"o","kind":"object","type":"list","repr":"[1, 'b']","chunks":1,"files":1,"nbytes":0},"where":"[1]"},` +
