@@ -70,13 +70,13 @@ func second[T any](_ T, err error) error { return err }
 
 func TestCheckpointTellsOfItself(t *testing.T) {
 	store := new(mem.Store)
-	rep, err := cairn.Save(t.Context(), store, nested(t), &cairn.SaveOptions{Step: 12, Tags: map[string]string{"run": "a"}})
+	rep, err := cairn.Save(t.Context(), store, nested(t), &cairn.SaveOptions{Step: new(int64(12)), Tags: map[string]string{"run": "a"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := mustOpen(t, store)
 	info := c.Info()
-	if info.Step != 12 || info.SaveID != rep.SaveID || info.Tags["run"] != "a" || info.WorldSize != 1 || info.Writer != "cairn "+cairn.Version {
+	if *info.Step != 12 || info.SaveID != rep.SaveID || info.Tags["run"] != "a" || info.WorldSize != 1 || info.Writer != "cairn "+cairn.Version {
 		t.Errorf("Info = %+v", info)
 	}
 	var sizes int64

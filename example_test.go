@@ -27,7 +27,7 @@ func ExampleSave() {
 		"lr":    0.01,
 		"seen":  []int{3, 1, 4},
 	}
-	report, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Step: 100})
+	report, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Step: new(int64(100))})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func ExampleSave() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("step", report.Step, "in", report.Files, "data file")
+	fmt.Println("step", *report.Step, "in", report.Files, "data file")
 	fmt.Println(again["lr"], again["seen"], again["model"].(map[string]any)["w"])
 	// Output:
 	// step 100 in 1 data file

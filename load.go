@@ -71,7 +71,7 @@ type LoadOptions struct {
 // LoadReport says what a load did.
 type LoadReport struct {
 	SaveID string `json:"save_id"`
-	Step   int64  `json:"step"`
+	Step   *int64 `json:"step"`
 	// Local counts the bytes this rank asked for, read from the store and
 	// received from other ranks (see LoadOptions.Share), Total those of all.
 	Local storage.ReadStats `json:"local"`

@@ -114,7 +114,7 @@ func TestCacheReusesThePlan(t *testing.T) {
 		for r, err := range bubble(t, 2, func(ctx context.Context, g group.Group) error {
 			x := whole(t, []int64{4, 4}, float32(i))
 			state := cairn.State{"x": cut(t, rows(2), x, g.Rank()), "step": i}
-			rep, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Cache: &caches[g.Rank()], Step: int64(i)})
+			rep, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Cache: &caches[g.Rank()], Step: new(int64(i))})
 			if err == nil && rep.PlanReused != (i > 0) {
 				err = fmt.Errorf("PlanReused = %v in save %d", rep.PlanReused, i)
 			}
@@ -125,7 +125,7 @@ func TestCacheReusesThePlan(t *testing.T) {
 			}
 		}
 		got, rep, err := cairn.LoadNew(t.Context(), store, nil)
-		if err != nil || rep.Step != int64(i) || got["step"] != int64(i) || !tensor.Equal(got["x"].(*tensor.Tensor), whole(t, []int64{4, 4}, float32(i))) {
+		if err != nil || *rep.Step != int64(i) || got["step"] != int64(i) || !tensor.Equal(got["x"].(*tensor.Tensor), whole(t, []int64{4, 4}, float32(i))) {
 			t.Errorf("save %d: loaded %v, %+v, %v", i, got, rep, err)
 		}
 	}

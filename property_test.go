@@ -31,7 +31,7 @@ func TestWhateverIsSavedIsLoaded(t *testing.T) {
 		job := drawJob(rt, t)
 		err := inproc.Run(t.Context(), job.saveRanks, func(ctx context.Context, g group.Group) error {
 			_, err := cairn.Save(ctx, store, job.toSave(t, g.Rank()), &cairn.SaveOptions{
-				Group: g, FilesPerRank: job.files, BufferBytes: job.saveBuffer, Step: 3,
+				Group: g, FilesPerRank: job.files, BufferBytes: job.saveBuffer, Step: new(int64(3)),
 			})
 			return err
 		})

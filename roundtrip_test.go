@@ -83,7 +83,7 @@ func TestRowsBecomeColumnsOnOtherRanks(t *testing.T) {
 			"step":  12, "lr": 0.5, "name": "run",
 			"layers": []any{map[string]any{"k": int64(3)}, whole(t, []int64{2}, 9)},
 		}
-		_, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Step: 12})
+		_, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Step: new(int64(12))})
 		return err
 	})
 	onRanks(t, 3, func(ctx context.Context, g group.Group) error {
@@ -103,8 +103,8 @@ func TestRowsBecomeColumnsOnOtherRanks(t *testing.T) {
 		if !tensor.Equal(w.Local(), cut(t, columns(3), x, g.Rank()).Local()) {
 			return fmt.Errorf("rank %d: other elements than were saved", g.Rank())
 		}
-		if !tensor.Equal(bias, whole(t, []int64{5}, 7)) || rep.Step != 12 {
-			return fmt.Errorf("bias %v, step %d", bias, rep.Step)
+		if !tensor.Equal(bias, whole(t, []int64{5}, 7)) || *rep.Step != 12 {
+			return fmt.Errorf("bias %v, step %d", bias, *rep.Step)
 		}
 		want := []any{12, 0.5, "run", map[string]any{"k": int64(3)}}
 		got := []any{state["step"], state["lr"], state["name"], state["layers"].([]any)[0]}

@@ -20,8 +20,8 @@ import (
 type SaveOptions struct {
 	// Group is the job. Nil: a job of one rank.
 	Group group.Group
-	// Step is the training step, kept in the checkpoint.
-	Step int64
+	// Step is the training step, kept in the checkpoint. Nil: it is unknown.
+	Step *int64
 	// Tags are kept in the checkpoint, for people.
 	Tags map[string]string
 
@@ -79,7 +79,7 @@ func (o *Observer) engine() engine.Observer {
 // SaveReport says what a save did.
 type SaveReport struct {
 	SaveID string `json:"save_id"`
-	Step   int64  `json:"step"`
+	Step   *int64 `json:"step"`
 	// Bytes and Files count the data files of all ranks, LocalBytes those of
 	// this one.
 	Bytes      int64 `json:"bytes"`

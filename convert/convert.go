@@ -63,6 +63,12 @@ type Options struct {
 	// that cannot be cut so are whole, on the rank with the fewest bytes.
 	Placements []string
 
+	// Step is the step to record. Nil: that of the source, or the step that its
+	// state holds; see inspect.StateStep.
+	Step *int64
+	// Tags are recorded beside those of the source, and win over them.
+	Tags map[string]string
+
 	// SkipObjects leaves out objects that the target cannot hold, and reports
 	// them.
 	SkipObjects bool

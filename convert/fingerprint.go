@@ -20,10 +20,14 @@ import (
 func (j *Job) fingerprint(ctx context.Context, t *Target) (string, error) {
 	f := fingerprinter{h: sha256.New()}
 	st := j.md.Storage
-	f.text("cairn convert 2", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), st.SaveID, st.Version, st.Time.UTC().String(), string(j.md.PlannerData))
-	f.numbers(st.Step, int64(j.ranks))
-	for _, k := range slices.Sorted(maps.Keys(st.Tags)) {
-		f.text(k, st.Tags[k])
+	f.text("cairn convert 3", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), st.SaveID, st.Version, st.Time.UTC().String(), string(j.md.PlannerData))
+	f.numbers(int64(j.ranks))
+	if j.step != nil {
+		f.text("step")
+		f.numbers(*j.step)
+	}
+	for _, k := range slices.Sorted(maps.Keys(j.tags)) {
+		f.text(k, j.tags[k])
 	}
 	for _, file := range j.src.Files() {
 		f.text(file.Name)

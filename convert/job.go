@@ -1,12 +1,15 @@
 package convert
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
+	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -25,6 +28,8 @@ type Job struct {
 	local   []*plan.SavePlan // of each rank
 	shards  *sharding
 	seen    []seenFile // of the source, as they were
+	step    *int64     // to record; nil: unknown
+	tags    map[string]string
 }
 
 // entry is one name on its way.
@@ -80,7 +85,27 @@ func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, err
 		return nil, err
 	}
 	j.distribute()
+	j.name(ctx)
 	return j, nil
+}
+
+// name decides about the step and the tags to record.
+func (j *Job) name(ctx context.Context) {
+	j.step = cmp.Or(j.opts.Step, j.md.Storage.Step)
+	if j.step == nil {
+		j.step = inspect.StateStep(ctx, j.md, func(ctx context.Context, e *meta.Entry) (string, []byte, error) {
+			got, err := readObjects(ctx, j.src, j.md, []*entry{{src: e}}, storage.ReadOptions{Parallel: 1})
+			if err != nil {
+				return "", nil, err
+			}
+			return got[0].codec, got[0].data, nil
+		})
+	}
+	j.tags = maps.Clone(j.md.Storage.Tags)
+	if j.tags == nil && len(j.opts.Tags) > 0 {
+		j.tags = map[string]string{}
+	}
+	maps.Copy(j.tags, j.opts.Tags)
 }
 
 // choose makes the entries, with their names and types in the target.

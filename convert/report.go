@@ -95,7 +95,7 @@ func (e *entry) describe() Item {
 // Report says what a conversion did.
 type Report struct {
 	SaveID string `json:"save_id"`
-	Step   int64  `json:"step"`
+	Step   *int64 `json:"step"` // nil: unknown
 	// Tensors and Objects count what was written, and Bytes are theirs.
 	Tensors int   `json:"tensors"`
 	Objects int   `json:"objects"`

@@ -94,8 +94,8 @@ func newIdentity() record {
 func (j *Job) storage(rec record, t *Target) meta.Storage {
 	src := j.md.Storage
 	out := meta.Storage{
-		ID: t.Where, SaveID: rec.SaveID, Step: src.Step, Time: src.Time, WorldSize: j.ranks,
-		Writer: "cairn " + cairn.Version, Tags: src.Tags,
+		ID: t.Where, SaveID: rec.SaveID, Step: j.step, Time: src.Time, WorldSize: j.ranks,
+		Writer: "cairn " + cairn.Version, Tags: j.tags,
 	}
 	if out.Time.IsZero() {
 		out.Time = rec.Time

@@ -75,7 +75,7 @@ func save(t testing.TB, l shard.Layout, ranks int, w *tensor.Tensor) blob.Store 
 		_, err = cairn.Save(ctx, store, cairn.State{
 			"model": map[string]any{"w": p, "b": counting(t, 5), "scale": counting(t)},
 			"step":  12, "note": "it's", "long": long,
-		}, &cairn.SaveOptions{Group: g, Step: 12, Tags: map[string]string{"run": "a"}})
+		}, &cairn.SaveOptions{Group: g, Step: new(int64(12)), Tags: map[string]string{"run": "a"}})
 		return err
 	})
 	if err != nil {
@@ -163,7 +163,7 @@ func TestSummary(t *testing.T) {
 	if d := cmp.Diff([]inspect.DTypeTotals{{DType: "float32", Tensors: 3, Elements: 30, NumBytes: 120}}, s.DTypes); d != "" {
 		t.Errorf("DTypes: -want +got\n%s", d)
 	}
-	if s.Step != 12 || s.WorldSize != 3 || s.Tags["run"] != "a" || s.SaveID == "" || s.Format != "cairn 1" || s.FileBytes != c.TotalBytes() {
+	if *s.Step != 12 || s.WorldSize != 3 || s.Tags["run"] != "a" || s.SaveID == "" || s.Format != "cairn 1" || s.FileBytes != c.TotalBytes() {
 		t.Errorf("Summarize = %+v; want step 12, world size 3, run a", s)
 	}
 	var chunks int64

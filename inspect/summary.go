@@ -24,7 +24,7 @@ type Summary struct {
 	Path   string `json:"path"`
 	Format string `json:"format"`
 	SaveID string `json:"save_id"`
-	Step   int64  `json:"step"`
+	Step   *int64 `json:"step"` // nil: unknown
 	// Time is the zero time, and WorldSize zero, where the format keeps neither.
 	Time      time.Time         `json:"time,omitzero"`
 	WorldSize int               `json:"world_size"`

@@ -33,7 +33,7 @@ func (r *rig) save(name string, dtypes []string, values bool) {
 		if err != nil {
 			return err
 		}
-		o := &cairn.SaveOptions{Group: g, Step: 12}
+		o := &cairn.SaveOptions{Group: g, Step: new(int64(12))}
 		if values {
 			state["values"] = plainValues()
 			o.Planner = &noting{}

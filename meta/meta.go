@@ -37,8 +37,8 @@ type Storage struct {
 	ID string
 	// SaveID is unique to the save that wrote it.
 	SaveID string
-	// Step is the training step, by the caller's count.
-	Step int64
+	// Step is the training step, by the caller's count. Nil: unknown.
+	Step *int64
 	// Time is when the save began, in UTC.
 	Time time.Time
 	// WorldSize is the number of ranks that wrote it. Zero: unknown.

@@ -104,7 +104,7 @@ func saveFixed(s blob.Store, id string, of func(rank int) (cairn.State, error)) 
 			Group: g, Planner: new(plan.DefaultSave), State: state,
 			Writer: native.NewWriter(s, &native.WriterOptions{SweepAfter: -1}),
 			Storage: meta.Storage{
-				SaveID: id, Step: 7, Time: time.Date(2026, 11, 15, 10, 15, 0, 0, time.UTC), WorldSize: 2,
+				SaveID: id, Step: new(int64(7)), Time: time.Date(2026, 11, 15, 10, 15, 0, 0, time.UTC), WorldSize: 2,
 				Writer: "a test", Tags: map[string]string{"run": "fixed"},
 			},
 		})

@@ -1,14 +1,11 @@
 package tcp
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/cairn-ckpt/cairn/group"
 )
 
 const (
@@ -190,35 +187,18 @@ func (m *mail) close() {
 }
 
 // finish ends connections once what was sent by them is on its way, for which it
-// waits some seconds at most. Once a rank is lost it does not wait: no call can
-// receive what is under way.
+// waits some seconds at most.
 func (m *mail) finish(all []*mailWire) {
-	if len(all) == 0 {
-		return
-	}
-	limit := time.NewTimer(m.host.cfg.partingTime())
-	defer limit.Stop()
-	over, loss := m.host.node.World().Gone()
-	cut := func() {
+	limit := time.AfterFunc(min(m.host.cfg.Timeout, 5*time.Second), func() {
 		for _, w := range all {
 			w.fail(nil)
 		}
-	}
+	})
+	defer limit.Stop()
 	for _, w := range all {
 		w.leave()
 	}
 	for _, w := range all {
-		for !w.isOver() {
-			select {
-			case <-w.ended:
-			case <-limit.C:
-				cut()
-			case <-over:
-				over = nil
-				if !errors.Is(loss(group.OpSend), group.ErrLeft) {
-					cut()
-				}
-			}
-		}
+		<-w.ended
 	}
 }

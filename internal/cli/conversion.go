@@ -160,6 +160,9 @@ func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert
 		return nil, usagef(cmd, "--shards and --max-shard-size contradict each other")
 	}
 	o.Merge = f.merge || formats.WholeTensors(to.format) && !f.resharded()
+	if err := f.record(cmd, to, o); err != nil {
+		return nil, err
+	}
 	out := outputOf(cmd)
 	o.Warn = func(err error) {
 		if !out.quiet {
@@ -167,6 +170,27 @@ func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert
 		}
 	}
 	return o, nil
+}
+
+// record sets the step and the tags that the flags name.
+func (f *conversionFlags) record(cmd *cobra.Command, to *destination, o *convert.Options) error {
+	if cmd.Flags().Changed("step") {
+		o.Step = &f.step
+	}
+	for _, tag := range f.tags {
+		key, value, ok := strings.Cut(tag, "=")
+		if _, twice := o.Tags[key]; !ok || key == "" || twice {
+			return usagef(cmd, "--tag %q: want KEY=VALUE, each key once", tag)
+		}
+		if o.Tags == nil {
+			o.Tags = map[string]string{}
+		}
+		o.Tags[key] = value
+	}
+	if (o.Step != nil || o.Tags != nil) && !formats.Records(to.format) {
+		return usagef(cmd, "--step and --tag: the format %s has no place for them", to.format)
+	}
+	return nil
 }
 
 func (f *conversionFlags) resharded() bool { return f.worldSize > 0 || f.mesh != "" }

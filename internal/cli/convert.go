@@ -62,10 +62,15 @@ wanted as a rule, and the scales are left out. A source without any is refused. 
 always, config.json is not copied: the one for DST must not say that weights are
 quantised.
 
+DST records the step, the tags and the time of SRC if it is native or hf; the
+other formats have no place for them. If SRC keeps no step, its state may hold
+one: an integer called step, global_step or iteration at the top. --step and --tag
+set the step and add tags; they are refused if DST cannot record them.
+
 With --json:
 
   source, target, from, to     what was converted, and the formats
-  save_id, step                of the new checkpoint
+  save_id, step                of the new checkpoint; step is null if unknown
   tensors, objects, nbytes     what was written
   skipped                      objects that the format cannot hold, left out by
                                --skip-objects
@@ -121,6 +126,8 @@ type conversionFlags struct {
 	parallel                        int
 	dryRun, skipObjects, overwrite  bool
 	dequantize                      bool
+	step                            int64
+	tags                            []string
 	// merge makes whole tensors, and the source's own format the default.
 	merge bool
 }
@@ -140,8 +147,11 @@ func (f *conversionFlags) add(cmd *cobra.Command) {
 	fl.BoolVarP(&f.dryRun, "dry-run", "n", false, "print what would be done, and write nothing")
 	fl.BoolVar(&f.skipObjects, "skip-objects", false, "leave out objects that the format cannot hold")
 	fl.BoolVar(&f.overwrite, "overwrite", false, "replace a checkpoint at DST, once the new one is complete")
+	fl.Int64Var(&f.step, "step", 0, "training step to record, `N` (default that of SRC)")
+	fl.StringArrayVar(&f.tags, "tag", nil, "tag to record, `KEY=VALUE` (repeatable)")
 	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
 	hideDefault(fl, "max-shard-size")
+	hideDefault(fl, "step")
 	// These fail for unknown flags only.
 	_ = cmd.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(formats.Names(), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("dtype", completeDTypes)

@@ -57,6 +57,8 @@ the beginning of names, up to a dot, the tree below it.
 With --json, of a whole checkpoint:
 
   path, format, save_id, step, time, world_size, writer, tags
+  step       null if it is unknown; if the format keeps no step, it is the state's
+             own: an integer called step, global_step or iteration at the top
   notes      sentences on what cannot be checked, such as whether files are
              missing; not there if there are none
   totals     tensors, objects, chunks, elements, nbytes
@@ -92,6 +94,9 @@ Of the beginning of names:
 				}
 				s := inspect.Summarize(c, md)
 				s.Path = args[0]
+				if s.Step == nil {
+					s.Step = inspect.StateStep(cmd.Context(), md, c.ReadBytes)
+				}
 				v := overview{s, inspect.Tree(inspect.Items(inspect.Select(md), nil), "", int(f.depth))}
 				o := outputOf(cmd)
 				return o.result(v, func() { o.overview(&v, f.files) })
@@ -146,14 +151,11 @@ func (o *output) overview(v *overview, allFiles bool) {
 	t.add("path", clean(v.Path))
 	t.add("format", clean(v.Format))
 	t.add("save", clean(v.SaveID))
-	step, when, world := "", "", ""
-	if v.Step != 0 || !v.Time.IsZero() { // a format without times keeps no steps
-		step = strconv.FormatInt(v.Step, 10)
-	}
+	when, world := "", ""
 	if !v.Time.IsZero() {
 		when = v.Time.Format(time.RFC3339)
 	}
-	t.add("step", step)
+	t.add("step", formatStep(v.Step))
 	if v.WorldSize > 0 {
 		world = strconv.Itoa(v.WorldSize)
 	}
@@ -180,6 +182,14 @@ func (o *output) overview(v *overview, allFiles bool) {
 	}
 	o.printf("\n")
 	o.files(v.Files, allFiles)
+}
+
+// formatStep returns a step, or nothing if it is unknown.
+func formatStep(step *int64) string {
+	if step == nil {
+		return ""
+	}
+	return strconv.FormatInt(*step, 10)
 }
 
 func (o *output) dtypes(list []inspect.DTypeTotals) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"strconv"
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress/zstd"
@@ -132,14 +131,17 @@ const rowsPerGroup = 1 << 17
 
 // writeTable writes the table and returns the number of its rows.
 func writeTable(ctx context.Context, w io.Writer, md *meta.Metadata) (int64, error) {
-	pw := parquet.NewGenericWriter[chunkRow](w,
+	options := []parquet.WriterOption{
 		parquet.Compression(&zstd.Codec{}),
 		parquet.MaxRowsPerRowGroup(rowsPerGroup),
 		parquet.CreatedBy("cairn", cairn.Version, "parquet-go"),
 		parquet.KeyValueMetadata("cairn.path", md.Storage.ID),
 		parquet.KeyValueMetadata("cairn.save_id", md.Storage.SaveID),
-		parquet.KeyValueMetadata("cairn.step", strconv.FormatInt(md.Storage.Step, 10)),
-	)
+	}
+	if md.Storage.Step != nil {
+		options = append(options, parquet.KeyValueMetadata("cairn.step", formatStep(md.Storage.Step)))
+	}
+	pw := parquet.NewGenericWriter[chunkRow](w, options...)
 	var n int64
 	batch := make([]chunkRow, 0, 1024)
 	flush := func() error {

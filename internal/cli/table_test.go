@@ -25,7 +25,7 @@ func tabled() *meta.Metadata {
 		return l
 	}
 	return &meta.Metadata{
-		Storage: meta.Storage{ID: "here", SaveID: "s", Step: 7},
+		Storage: meta.Storage{ID: "here", SaveID: "s", Step: new(int64(7))},
 		Entries: []meta.Entry{
 			{FQN: "n", Bytes: &meta.Bytes{Codec: "json", Size: 3, Inline: []byte("123")}},
 			{FQN: "o", Bytes: &meta.Bytes{Codec: "raw", Size: 8, Loc: loc(0, "k")}},

@@ -148,7 +148,7 @@ func (j *job) checkStore(t *testing.T, d death, uncertain bool) {
 		t.Errorf("the checkpoint is not whole: %v, %v", rep, err)
 	}
 	n, err := c.ReadValue(t.Context(), "counter.n")
-	step := c.Info().Step
+	step := *c.Info().Step
 	if err != nil || n != step {
 		t.Errorf("the checkpoint of step %d says %v, %v", step, n, err)
 	}
@@ -161,7 +161,7 @@ func (j *job) checkStore(t *testing.T, d death, uncertain bool) {
 func (j *job) saveOld(t *testing.T) {
 	t.Helper()
 	err := inproc.Run(t.Context(), size, func(ctx context.Context, g group.Group) error {
-		_, err := cairn.Save(ctx, j.store, stateOf(g.Rank(), oldStep, trap{}), &cairn.SaveOptions{Group: g, Step: oldStep})
+		_, err := cairn.Save(ctx, j.store, stateOf(g.Rank(), oldStep, trap{}), &cairn.SaveOptions{Group: g, Step: new(int64(oldStep))})
 		return err
 	})
 	if err != nil {

@@ -110,7 +110,7 @@ func act(ctx context.Context, g group.Group, o order, t trap) error {
 	}
 	if o.Op == opSave {
 		_, err := cairn.Save(ctx, store, stateOf(g.Rank(), newStep, t), &cairn.SaveOptions{
-			Group: g, Step: newStep, Planner: &enginetest.SavePlanner{Hook: t.enter},
+			Group: g, Step: new(int64(newStep)), Planner: &enginetest.SavePlanner{Hook: t.enter},
 			Writer: &enginetest.Writer{Writer: native.NewWriter(store, nil), Hook: t.enter},
 		})
 		return err

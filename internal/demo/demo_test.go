@@ -114,7 +114,7 @@ func checkCheckpoint(t *testing.T, s blob.Store, rep *demo.Report) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if c.Info().SaveID != rep.Overwrite.SaveID || c.Info().Step != rep.Overwrite.Step {
+	if c.Info().SaveID != rep.Overwrite.SaveID || *c.Info().Step != rep.Overwrite.Step {
 		t.Errorf("the checkpoint is %+v; want that of %+v", c.Info(), rep.Overwrite)
 	}
 	n := 0

@@ -34,7 +34,7 @@ func (p *play) examine(ctx context.Context) (*finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &finding{saveID: c.Info().SaveID, step: c.Info().Step, named: map[string]bool{recordName: true}}
+	f := &finding{saveID: c.Info().SaveID, step: stepOf(c), named: map[string]bool{recordName: true}}
 	f.check = Check{Files: rep.Files, Chunks: rep.Chunks, Speed: speed(rep.Bytes, start)}
 	for _, file := range c.Files() {
 		f.named[file.Name] = true
@@ -50,6 +50,15 @@ func (p *play) examine(ctx context.Context) (*finding, error) {
 	}
 	f.digest = inspect.Combine(digests)
 	return f, nil
+}
+
+// stepOf returns the step of a checkpoint, or -1 if it has none: the demo always
+// records one.
+func stepOf(c *cairn.Checkpoint) int64 {
+	if s := c.Info().Step; s != nil {
+		return *s
+	}
+	return -1
 }
 
 // leftovers counts the objects that the checkpoint does not name.

@@ -116,7 +116,7 @@ func (p *play) saveTo(ctx context.Context, s blob.Store, states []cairn.State, s
 // saveOptions returns how the demo saves.
 func saveOptions(g group.Group, step int64, moved func(int64)) *cairn.SaveOptions {
 	return &cairn.SaveOptions{
-		Group: g, Step: step, Tags: map[string]string{tag: "made by 'cairn demo'"},
+		Group: g, Step: &step, Tags: map[string]string{tag: "made by 'cairn demo'"},
 		// No other job saves here, so what crashed saves left need not age.
 		SweepAfter: time.Nanosecond,
 		Observer:   &cairn.Observer{Moved: moved},

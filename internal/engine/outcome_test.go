@@ -185,7 +185,7 @@ func TestTheCoordinatorsWordCounts(t *testing.T) {
 	s := new(mem.Store)
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		r, err := engine.Save(ctx, saveJob(t, g, s, "id", 1))
-		if err == nil && (r.Storage.SaveID != "id" || r.Storage.Step != 7) {
+		if err == nil && (r.Storage.SaveID != "id" || *r.Storage.Step != 7) {
 			err = fmt.Errorf("rank %d saved %+v", g.Rank(), r.Storage)
 		}
 		return err

@@ -75,9 +75,9 @@ func saveJob(t testing.TB, g group.Group, s blob.Store, id string, seed byte) en
 // describe returns what a rank says of a save. Only the coordinator's word counts.
 func describe(g group.Group, id string) meta.Storage {
 	if g.Rank() != 0 {
-		return meta.Storage{SaveID: "not-the-coordinator", Step: -1}
+		return meta.Storage{SaveID: "not-the-coordinator", Step: new(int64(-1))}
 	}
-	return meta.Storage{SaveID: id, Step: 7, WorldSize: world, Writer: "test", Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+	return meta.Storage{SaveID: id, Step: new(int64(7)), WorldSize: world, Writer: "test", Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 }
 
 // mustSave saves on all ranks.

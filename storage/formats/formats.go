@@ -107,6 +107,10 @@ func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 	return f.Open(ctx, store)
 }
 
+// Records reports whether checkpoints of the named format record their step and
+// tags.
+func Records(name string) bool { return name == Native || name == HF }
+
 // WholeTensors reports whether the named format holds whole tensors of one rank
 // only, unless Options.Distributed is set and the format has such a form.
 func WholeTensors(name string) bool {

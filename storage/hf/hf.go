@@ -40,6 +40,10 @@ const (
 	keySave     = "cairn.save" // of which save the file is
 )
 
+// keysOfReaders are the keys by which readers read the file. A tag of such a name
+// is recorded in keySave only.
+var keysOfReaders = []string{keySharding, keyVersion, keySave}
+
 // Version is what the storage of a checkpoint in this format is called.
 const Version = "hf safetensors"
 

@@ -170,6 +170,11 @@ func (w *Writer) lay(name string, items []*plan.WriteItem) (*datafile.File, erro
 // header returns the header of a file, with what it says of itself and its save.
 func (w *Writer) header(h *safetensors.Header, sharding map[string]shardingInfo) ([]byte, error) {
 	h.Metadata = map[string]string{keyFormat: "pt"}
+	for k, v := range w.sess.Storage.Tags {
+		if !slices.Contains(keysOfReaders, k) {
+			h.Metadata[k] = v
+		}
+	}
 	s := savedOf(w.sess.Storage)
 	if w.form.Distributed {
 		s.Commit = commitName

@@ -139,6 +139,9 @@ func TestTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	st := ck.Storage()
+	if st.Step != nil {
+		t.Errorf("step = %d; want none", *st.Step)
+	}
 	if d := cmp.Diff(map[string]string{"license": "mit"}, st.Tags); d != "" || st.Version != Version || st.ID != s.String() {
 		t.Errorf("storage = %+v; tags: -want +got\n%s", st, d)
 	}

@@ -17,7 +17,7 @@ import (
 // no place for.
 type saved struct {
 	SaveID    string            `json:"save_id"`
-	Step      int64             `json:"step"`
+	Step      *int64            `json:"step,omitempty"`
 	Time      time.Time         `json:"time"`
 	WorldSize int               `json:"world_size,omitempty"`
 	Writer    string            `json:"writer,omitempty"`
@@ -60,6 +60,14 @@ func (s *source) describe(ctx context.Context, dir *folder, files []*dataFile) (
 	}
 	save := of[0]
 	out.SaveID, out.Step, out.Time, out.WorldSize, out.Writer, out.Tags = save.SaveID, save.Step, save.Time, save.WorldSize, save.Writer, save.Tags
+	for k, v := range tags(files) { // those that other programs have added since
+		if _, ours := out.Tags[k]; !ours {
+			if out.Tags == nil {
+				out.Tags = map[string]string{}
+			}
+			out.Tags[k] = v
+		}
+	}
 	return c, nil
 }
 
@@ -123,8 +131,11 @@ func tags(files []*dataFile) map[string]string {
 		}
 		maps.DeleteFunc(out, func(k, v string) bool { return f.header.Metadata[k] != v })
 	}
-	for _, k := range []string{keySharding, keyVersion, keyFormat, keySave} {
+	for _, k := range keysOfReaders {
 		delete(out, k)
+	}
+	if out[keyFormat] == "pt" { // what nearly every file says
+		delete(out, keyFormat)
 	}
 	if len(out) == 0 {
 		return nil

@@ -310,8 +310,8 @@ func TestCommitOfTheDistributedForm(t *testing.T) {
 		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
 			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
 		}
-		if err == nil && (ck.Storage().Step != 7 || ck.Files()[0].Name != commitName || len(ck.Files()) != 2) {
-			t.Errorf("%s: step %d, files %v; want step 7, the commit and one more", claim, ck.Storage().Step, ck.Files())
+		if err == nil && (*ck.Storage().Step != 7 || ck.Files()[0].Name != commitName || len(ck.Files()) != 2) {
+			t.Errorf("%s: step %d, files %v; want step 7, the commit and one more", claim, *ck.Storage().Step, ck.Files())
 		}
 	}
 }
@@ -339,7 +339,7 @@ func TestLostFileOfTheDistributedForm(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			putBytes(t, s, commitName, strings.Replace(string(b), "8,\n", "9,\n", 1))
+			putBytes(t, s, commitName, strings.Replace(string(b), " 8,\n", " 9,\n", 1))
 		}, want: `"a" is I32 [8 2] in the files, and I32 [9 2] in cairn-save.json`},
 	} {
 		t.Run(claim, func(t *testing.T) {
@@ -368,5 +368,30 @@ func TestLostFileOfTheDistributedForm(t *testing.T) {
 				t.Errorf("Verify = %+v, %v; want no problems and %d notes", rep, err, c.notes)
 			}
 		})
+	}
+}
+
+// Tags are metadata under their own names, for all readers of safetensors, apart
+// from those that would change how the file is read.
+func TestTagsAreMetadata(t *testing.T) {
+	s, st := new(mem.Store), storagetest.Storage("x", 1, 1)
+	st.Tags = map[string]string{"license": "mit", "format": "mlx", keySharding: "{}", keySave: "?"}
+	if err := storagetest.Save(t.Context(), at(s, nil), st, letters(t, 1)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := readFile(t.Context(), s, "model.safetensors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := f.header.Metadata
+	if _, ok := m[keySharding]; ok || m["license"] != "mit" || m["format"] != "mlx" || len(m) != 3 {
+		t.Errorf("metadata = %v; want license, format and %s", m, keySave)
+	}
+	ck, err := Open(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(st.Tags, ck.Storage().Tags); d != "" {
+		t.Errorf("tags: -want +got\n%s", d)
 	}
 }

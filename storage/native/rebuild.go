@@ -141,7 +141,7 @@ func (r *roster) note(rb *rebuild, name string, self *selfDescription) error {
 		return fmt.Errorf("%w: it says it is file %d of %d of save %s, rank %d",
 			storage.ErrCorrupt, self.Number, self.Files, self.SaveID, self.Rank)
 	}
-	if f := rb.self; self.Step != f.Step || !self.Time.Equal(f.Time) || self.WorldSize != f.WorldSize || self.Ranks != f.Ranks {
+	if f := rb.self; !equalSteps(self.Step, f.Step) || !self.Time.Equal(f.Time) || self.WorldSize != f.WorldSize || self.Ranks != f.Ranks {
 		return fmt.Errorf("%w: it contradicts %s about the save", storage.ErrCorrupt, rb.names[0])
 	}
 	if r.left == nil {
@@ -153,6 +153,9 @@ func (r *roster) note(rb *rebuild, name string, self *selfDescription) error {
 	r.left[rank]--
 	return nil
 }
+
+// equalSteps reports whether two steps are the same, or both unknown.
+func equalSteps(a, b *int64) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // problems returns what is missing where ranks so many wrote; zero is unknown.
 func (r *roster) problems(ranks int) []string {

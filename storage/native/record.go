@@ -16,7 +16,7 @@ const formatName = "cairn"
 // are described in docs/format/native.md.
 type record struct {
 	SaveID    string
-	Step      int64
+	Step      *int64 // nil: unknown
 	Time      time.Time
 	WorldSize int
 	Writer    string

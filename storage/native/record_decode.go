@@ -80,10 +80,12 @@ func unwrapRecord(b []byte) (*jsonFields, error) {
 func readRecordFields(o *jsonFields) *record {
 	r := &record{
 		SaveID:    o.str("save_id"),
-		Step:      o.int("step", -1<<63),
 		Time:      o.time("time"),
 		WorldSize: int(o.int("world_size", 0)),
 		Writer:    o.str("writer"),
+	}
+	if o.has("step") {
+		r.Step = new(o.int("step", -1<<63))
 	}
 	if o.has("tags") {
 		r.Tags = readTags(o)

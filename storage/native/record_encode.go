@@ -24,7 +24,9 @@ func encodeRecord(r *record) ([]byte, error) {
 	w.field("format", formatName)
 	w.field("version", formatVersion)
 	w.field("save_id", r.SaveID)
-	w.field("step", r.Step)
+	if r.Step != nil {
+		w.field("step", *r.Step)
+	}
 	w.field("time", r.Time.UTC().Format(time.RFC3339Nano))
 	w.field("world_size", r.WorldSize)
 	w.field("writer", r.Writer)

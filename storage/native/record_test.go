@@ -22,7 +22,7 @@ var sameRecord = cmpopts.IgnoreUnexported(record{})
 func sampleRecord() *record {
 	const id = "20261115t021530-3f9a2c7e"
 	return &record{
-		SaveID: id, Step: 12000, Time: time.Date(2026, 11, 15, 2, 15, 30, 125e6, time.UTC), WorldSize: 2,
+		SaveID: id, Step: new(int64(12000)), Time: time.Date(2026, 11, 15, 2, 15, 30, 125e6, time.UTC), WorldSize: 2,
 		Writer: "cairn 0.1", Tags: map[string]string{"run": "llama <7b> & \"co\"", "é": "\u2028"},
 		PlannerData: json.RawMessage(`{"a":[1,2.50,"<x>"],"a b":null}`),
 		Totals:      recordTotals{Tensors: 3, Values: 2, Chunks: 6, Bytes: 1 << 40},
@@ -148,7 +148,7 @@ var hostileRecords = map[string]struct {
 	"a negative version":      {sealRecord(recordWith("version", `-1`, "")), "version: -1"},
 	"a field twice":           {sealRecord(recordWith("", "", `"step": 6`)), `"step" twice`},
 	"a field twice, escaped":  {sealRecord(recordWith("", "", `"\u0073tep": 6`)), `"step" twice`},
-	"a field in capitals":     {sealRecord(recordWith("step", "", `"Step": 6`)), "step: missing"},
+	"a field in capitals":     {sealRecord(recordWith("writer", "", `"Writer": "x"`)), "writer: missing"},
 	"no save id":              {sealRecord(recordWith("save_id", "", "")), "save_id: missing"},
 	"a save id of null":       {sealRecord(recordWith("save_id", "null", "")), "save_id: null"},
 	"a save id that escapes":  {sealRecord(recordWith("save_id", `"../s"`, "")), "save_id"},
@@ -204,8 +204,19 @@ func TestFieldsOfLaterProgramsAreIgnored(t *testing.T) {
 	if err != nil {
 		t.Fatalf("decodeRecord = %v; want nil", err)
 	}
-	if r.Step != 5 || string(r.PlannerData) != "null" {
-		t.Errorf("decodeRecord = step %d, planner data %q; want 5, null", r.Step, r.PlannerData)
+	if *r.Step != 5 || string(r.PlannerData) != "null" {
+		t.Errorf("decodeRecord = step %d, planner data %q; want 5, null", *r.Step, r.PlannerData)
+	}
+}
+
+func TestRecordWithoutAStep(t *testing.T) {
+	r, err := decodeRecord(sealRecord(recordWith("step", "", "")))
+	if err != nil || r.Step != nil {
+		t.Fatalf("decodeRecord = step %v, %v; want no step", r.Step, err)
+	}
+	b, err := encodeRecord(r)
+	if err != nil || bytes.Contains(b, []byte("step")) {
+		t.Errorf("encodeRecord = %s, %v; want no step", b, err)
 	}
 }
 

@@ -27,7 +27,7 @@ const (
 type selfDescription struct {
 	Version   int                 `json:"version"`
 	SaveID    string              `json:"save_id"`
-	Step      int64               `json:"step"`
+	Step      *int64              `json:"step,omitempty"`
 	Time      time.Time           `json:"time"`
 	WorldSize int                 `json:"world_size"`
 	Ranks     int                 `json:"ranks,omitempty"` // how many ranks wrote data files; 0: unknown

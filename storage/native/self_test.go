@@ -74,7 +74,7 @@ func TestDecodeSelfNamesItsErrors(t *testing.T) {
 // sampleSelf is a description with every field.
 func sampleSelf() *selfDescription {
 	return &selfDescription{
-		Version: 1, SaveID: "s", Step: -3, Time: time.Date(2026, 3, 14, 15, 9, 26, 5, time.UTC), WorldSize: 2, Ranks: 1,
+		Version: 1, SaveID: "s", Step: new(int64(-3)), Time: time.Date(2026, 3, 14, 15, 9, 26, 5, time.UTC), WorldSize: 2, Ranks: 1,
 		Rank: 0, Files: 1, Number: 0, Writer: "w", Tags: map[string]string{"k": "v"},
 		Items: map[string]selfItem{
 			"x": {

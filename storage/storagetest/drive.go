@@ -15,7 +15,7 @@ import (
 // ranks: always the same, so that what is written is.
 func Storage(id string, step int64, ranks int) meta.Storage {
 	return meta.Storage{
-		SaveID: id, Step: step, WorldSize: ranks, Writer: "storagetest 1",
+		SaveID: id, Step: &step, WorldSize: ranks, Writer: "storagetest 1",
 		Time: time.Date(2026, 3, 14, 15, 9, 26, 535897932, time.UTC), Tags: map[string]string{"purpose": "test"},
 	}
 }

@@ -259,7 +259,7 @@ func (s *suite) nothing(t *testing.T, p Place) {
 		t.Fatalf("Load = %v", err)
 	}
 	md, err := p.Reader().ReadMetadata(t.Context())
-	if err != nil || len(md.Entries) != 0 || md.Storage.Step != 3 && !s.NoStorage {
+	if err != nil || len(md.Entries) != 0 || !s.NoStorage && (md.Storage.Step == nil || *md.Storage.Step != 3) {
 		t.Errorf("ReadMetadata = %+v, %v; want no entries, step 3", md, err)
 	}
 }

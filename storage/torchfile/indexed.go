@@ -62,7 +62,7 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*forei
 	if err := b.checkIndex(name, idx); err != nil {
 		return nil, err
 	}
-	return b.source("torch.save zip, sharded", files[0].time), nil
+	return b.source("torch.save zip, sharded"), nil
 }
 
 func readIndex(ctx context.Context, store blob.Store, name string) (*index, int64, error) {

@@ -8,7 +8,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
@@ -61,7 +60,7 @@ func describe(ctx context.Context, store blob.Store, name string) (*foreign.Sour
 	if err := b.add(ctx, f); err != nil {
 		return nil, err
 	}
-	return b.source(f.version(), f.time), nil
+	return b.source(f.version()), nil
 }
 
 // Extensions are those of the files that torch.save writes, by custom.
@@ -112,7 +111,6 @@ func Find(ctx context.Context, store blob.Store) (string, error) {
 type file struct {
 	name string
 	size int64
-	time time.Time
 	*torchsave.File
 }
 
@@ -125,14 +123,14 @@ func (f *file) version() string {
 }
 
 func openFile(ctx context.Context, store blob.Store, name string) (*file, error) {
-	info, err := store.Stat(ctx, name)
+	_, err := store.Stat(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w", storage.ErrNotFound, err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	f := &file{name: name, time: info.ModTime.UTC()}
+	f := &file{name: name}
 	err = f.read(ctx, store, func(r blob.Reader) (err error) {
 		f.size = r.Size()
 		f.File, err = torchsave.Open(ctx, r.ReadAt, f.size)

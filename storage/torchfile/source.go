@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
@@ -139,11 +138,11 @@ func (b *builder) value(fqn string, f *file, v any) (*meta.Bytes, error) {
 }
 
 // source returns the source of what was added.
-func (b *builder) source(version string, t time.Time) *foreign.Source {
+func (b *builder) source(version string) *foreign.Source {
 	slices.SortFunc(b.entries, func(x, y meta.Entry) int { return strings.Compare(x.FQN, y.FQN) })
 	return &foreign.Source{
 		Metadata: &meta.Metadata{
-			Entries: b.entries, Storage: meta.Storage{ID: b.store.String(), Time: t, Version: version},
+			Entries: b.entries, Storage: meta.Storage{ID: b.store.String(), Version: version},
 		},
 		Files: b.files, Chunk: b.chunk, Value: b.held, Check: b.check,
 	}
