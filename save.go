@@ -20,6 +20,9 @@ import (
 type SaveOptions struct {
 	// Group is the job. Nil: a job of one rank.
 	Group group.Group
+	// RankLocal saves this rank of a job that has no group. Nil: the ranks of
+	// Group save together.
+	RankLocal *RankLocal
 	// Step is the training step, kept in the checkpoint. Nil: it is unknown.
 	Step *int64
 	// Tags are kept in the checkpoint, for people.
@@ -55,6 +58,24 @@ type SaveOptions struct {
 
 	// Observer is told of the progress on this rank. Nil: nobody is.
 	Observer *Observer
+}
+
+// RankLocal is a rank that saves without the others, for jobs that have no group.
+// Each rank writes its own data and its own metadata; opening the checkpoint
+// merges the metadata of all ranks. Package storage/torchdcp and storage/hyper
+// have this form; the other formats refuse it with ErrOptions.
+//
+// The ranks do not agree on anything. The checkpoint is complete once Save has
+// returned nil on every rank; until then opening it is an ErrIncomplete. What
+// several ranks hold is written by each of them, and of a value that differs the
+// lowest rank's is loaded. Such a save never replaces a checkpoint: it fails with
+// ErrExists, so each save needs a store, such as a folder, of its own.
+type RankLocal struct {
+	// Rank is this rank, from 0 to Size-1.
+	Rank, Size int
+	// SaveID identifies the save: the same on all ranks, and never used before.
+	// It has 1 to 64 letters, digits and dashes.
+	SaveID string
 }
 
 // Observer is told of progress. Every function may be nil, and may be called
@@ -116,7 +137,7 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		return nil, wrap("save", store, err)
 	}
 	r, err := engine.Save(ctx, job)
-	if err != nil && o.Group == nil && errors.Is(err, ErrState) {
+	if err != nil && o.Group == nil && o.RankLocal == nil && errors.Is(err, ErrState) {
 		err = fmt.Errorf("%w (this process saves alone: SaveOptions.Group is not set)", err)
 	}
 	if err != nil {
@@ -138,8 +159,12 @@ func (o *SaveOptions) job(store blob.Store) engine.SaveJob {
 	}
 	now := time.Now().UTC()
 	id := storage.NewSaveID(now, rand.Uint32())
+	size := job.Group.Size()
+	if l := o.RankLocal; l != nil {
+		job.Alone, id, size = &engine.Alone{Rank: l.Rank, Size: l.Size}, l.SaveID, l.Size
+	}
 	job.Storage = meta.Storage{
-		SaveID: id, Step: o.Step, Time: now, WorldSize: job.Group.Size(),
+		SaveID: id, Step: o.Step, Time: now, WorldSize: size,
 		Writer: "cairn " + Version, Tags: o.Tags,
 	}
 	if store != nil {
@@ -155,6 +180,9 @@ func (o *SaveOptions) writer(store blob.Store) (storage.Writer, error) {
 		option{"SaveOptions.FilesPerRank", o.FilesPerRank < 0, "is negative"},
 		option{"SaveOptions.BufferBytes", o.BufferBytes < 0, "is negative"},
 	)
+	if err == nil {
+		err = o.RankLocal.check(o)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -177,5 +205,21 @@ func (o *SaveOptions) writer(store blob.Store) (storage.Writer, error) {
 	}
 	return f.NewWriter(store, storage.WriteOptions{
 		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
+		RankLocal: o.RankLocal != nil,
 	})
+}
+
+// check refuses a rank that does not exist, and options that need all ranks.
+func (l *RankLocal) check(o *SaveOptions) error {
+	if l == nil {
+		return nil
+	}
+	const why = "has no effect if SaveOptions.RankLocal is set"
+	return refuse(
+		option{"SaveOptions.RankLocal", l.Rank < 0 || l.Rank >= l.Size, fmt.Sprintf("is rank %d of %d", l.Rank, l.Size)},
+		option{"SaveOptions.RankLocal", l.SaveID == "", "has no SaveID, which all ranks have in common"},
+		option{"SaveOptions.Group", o.Group != nil, why},
+		option{"SaveOptions.Writer", o.Writer != nil, why},
+		option{"SaveOptions.SweepAfter", o.SweepAfter != 0, why},
+	)
 }

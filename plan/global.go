@@ -30,6 +30,17 @@ func Global(plans []*SavePlan, rule OwnerRule) ([]*SavePlan, *meta.Metadata, err
 // GlobalObserved is [Global], telling observe how long each of its phases took:
 // "dedup", "validate" and "global".
 func GlobalObserved(plans []*SavePlan, rule OwnerRule, observe func(phase string, took time.Duration)) ([]*SavePlan, *meta.Metadata, error) {
+	return global(plans, rule, observe, func(Problem) bool { return true })
+}
+
+// Part is [Global] for ranks that save without the others: chunks that are not
+// whole tensors are no problem.
+func Part(plans []*SavePlan) ([]*SavePlan, *meta.Metadata, error) {
+	return global(plans, LeastLoaded, func(string, time.Duration) {}, func(p Problem) bool { return p.Kind != ProblemVolume })
+}
+
+// global is Global. Problems that counts does not accept are none.
+func global(plans []*SavePlan, rule OwnerRule, observe func(phase string, took time.Duration), counts func(Problem) bool) ([]*SavePlan, *meta.Metadata, error) {
 	last := time.Now()
 	done := func(phase string) {
 		now := time.Now()
@@ -47,7 +58,7 @@ func GlobalObserved(plans []*SavePlan, rule OwnerRule, observe func(phase string
 		g.number(&g.names[i])
 		g.names[i].validate()
 	})
-	if err := g.problems(); err != nil {
+	if err := g.problems(counts); err != nil {
 		return nil, nil, err
 	}
 	done("validate")

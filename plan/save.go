@@ -148,6 +148,9 @@ func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
 // GlobalPlan removes duplicates, numbers the chunks, and checks that together
 // they are the whole of every tensor.
 func (d *DefaultSave) GlobalPlan(plans []*SavePlan) ([]*SavePlan, *meta.Metadata, error) {
+	if d.setup.RankLocal {
+		return Part(plans)
+	}
 	return Global(plans, d.Owner)
 }
 

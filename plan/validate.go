@@ -62,9 +62,9 @@ func (n *name) problem(kind ProblemKind, format string, args ...any) {
 	n.problems = append(n.problems, Problem{FQN: n.info.FQN, Kind: kind, Text: fmt.Sprintf(format, args...)})
 }
 
-// problems returns what all names noted, and the names that no rank holds
-// anything of; or nil.
-func (g *grouping) problems() error {
+// problems returns the problems that count: what all names noted, and the names
+// that no rank holds anything of; or nil.
+func (g *grouping) problems(counts func(Problem) bool) error {
 	var all Problems
 	for i := range g.names {
 		all = append(all, g.names[i].problems...)
@@ -78,6 +78,7 @@ func (g *grouping) problems() error {
 			}
 		}
 	}
+	all = slices.DeleteFunc(all, func(p Problem) bool { return !counts(p) })
 	if len(all) == 0 {
 		return nil
 	}

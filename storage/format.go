@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -37,4 +38,18 @@ type WriteOptions struct {
 	// names count as abandoned and are removed after the commit. Zero: 24 hours.
 	// Negative: never.
 	SweepAfter time.Duration
+	// RankLocal makes the writer serve one rank of a job without a group. Every
+	// rank is the coordinator of its own save: Finish publishes the metadata of
+	// this rank alone, and opening the checkpoint merges the metadata of all
+	// ranks. Such a save never replaces a checkpoint.
+	RankLocal bool
+}
+
+// RefuseRankLocal returns an error that wraps ErrOptions if o asks for a save of
+// one rank alone, which the named format does not have.
+func (o *WriteOptions) RefuseRankLocal(format string) error {
+	if !o.RankLocal {
+		return nil
+	}
+	return fmt.Errorf("%w: RankLocal: the format %s has no metadata of single ranks", ErrOptions, format)
 }

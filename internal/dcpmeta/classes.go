@@ -25,12 +25,16 @@ const (
 	hyperModule    = "hyper_parallel.core.distributed_checkpoint"
 )
 
-var metadataFields = []string{"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", ownPlannerData}
+var metadataFields = []string{"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", ownPlannerData, ownSave}
 
 // ownPlannerData is an attribute of Metadata that only we write: what a planner
 // keeps with the checkpoint, as JSON, beside the mapping of names to paths. The
 // other readers load the object with it and ignore it.
 const ownPlannerData = "cairn_planner_data"
+
+// ownSave is an attribute of the Metadata of one rank that saved without a group:
+// a tuple of the number of ranks and the id of the save.
+const ownSave = "cairn_rank_local"
 
 // The positions of the fields.
 const (
@@ -40,6 +44,7 @@ const (
 	fieldSave
 	fieldVersion
 	fieldOwnPlanner
+	fieldOwnSave
 )
 
 const (

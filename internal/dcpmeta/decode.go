@@ -83,6 +83,9 @@ func (d *decoder) document() error {
 	if err := d.readSave(get(f, fieldSave)); err != nil {
 		return err
 	}
+	if err := d.readOwnSave(get(f, fieldOwnSave)); err != nil {
+		return err
+	}
 	version, err := d.optional(get(f, fieldVersion), "version")
 	if err != nil {
 		return err
@@ -186,6 +189,27 @@ func (d *decoder) readSave(c pickle.Cell) error {
 	}
 	return err
 }
+
+// readOwnSave reads what a rank that saved without a group says of its save.
+func (d *decoder) readOwnSave(c pickle.Cell) error {
+	if isNone(c) {
+		return nil
+	}
+	pair, _ := d.List(c)
+	if len(pair) != 2 {
+		return fmt.Errorf("%s is %s", ownSave, d.describe(c))
+	}
+	n, isInt := pair[0].Int()
+	id, isStr := d.Str(pair[1])
+	if !isInt || n < 1 || n > maxRanks || !isStr || id == "" {
+		return fmt.Errorf("%s holds %s and %s", ownSave, d.describe(pair[0]), d.describe(pair[1]))
+	}
+	d.doc.Ranks, d.doc.Meta.Storage.SaveID = int(n), id
+	return nil
+}
+
+// maxRanks bounds the number of ranks of a save. The names of files allow no more.
+const maxRanks = 1_000_000_000
 
 // path returns the checkpoint's id: a string, or the text of a path.
 func (d *decoder) path(c pickle.Cell) (string, error) {

@@ -70,6 +70,10 @@ type Document struct {
 	Dialect Dialect
 	// Version is the version that the document tells, empty where it tells none.
 	Version string
+	// Ranks is the number of ranks of a save without a group, if the document is
+	// of one of them and we wrote it. Otherwise 0. Meta.Storage has the SaveID
+	// then, which all ranks have in common.
+	Ranks int
 	// Modules are those that PyTorch's StorageMeta lists.
 	Modules []string
 }

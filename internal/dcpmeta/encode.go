@@ -96,8 +96,9 @@ func (w *writer) document() error {
 		{"storage_meta", w.save},
 		{"version", w.version},
 		{ownPlannerData, w.ownPlanner},
+		{ownSave, w.ownSave},
 	} {
-		if part.name == "storage_meta" && w.doc.Dialect != Torch || part.name == ownPlannerData && (w.doc.Meta.PlannerData == nil || !w.nested()) {
+		if !w.has(part.name) {
 			continue
 		}
 		if err := w.Str(part.name); err != nil {
@@ -109,6 +110,19 @@ func (w *writer) document() error {
 	}
 	w.EndState()
 	return nil
+}
+
+// has reports whether the document has an attribute of that name.
+func (w *writer) has(name string) bool {
+	switch name {
+	case "storage_meta":
+		return w.doc.Dialect == Torch
+	case ownPlannerData:
+		return w.doc.Meta.PlannerData != nil && w.nested()
+	case ownSave:
+		return w.doc.Ranks > 0
+	}
+	return true
 }
 
 // eachEntry writes a dict with one item for each entry.

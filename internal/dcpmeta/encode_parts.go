@@ -228,6 +228,11 @@ func (w *writer) nested() bool {
 // ownPlanner writes the planner data as text.
 func (w *writer) ownPlanner() error { return w.Str(string(w.doc.Meta.PlannerData)) }
 
+// ownSave writes the number of ranks and the id of their save.
+func (w *writer) ownSave() error {
+	return w.Value(value.Tuple{int64(w.doc.Ranks), w.doc.Meta.Storage.SaveID})
+}
+
 // planner writes the mapping of names to paths. Planner data takes its place if
 // there are no paths.
 func (w *writer) planner() error {

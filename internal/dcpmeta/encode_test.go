@@ -179,3 +179,28 @@ func TestEncodedClasses(t *testing.T) {
 		}
 	}
 }
+
+// The number of ranks, the save and a planner's data are attributes beside what
+// other readers know.
+func TestOwnAttributes(t *testing.T) {
+	for _, d := range []dcpmeta.Dialect{dcpmeta.Torch, dcpmeta.Hyper, dcpmeta.HyperOld} {
+		codec := dcpmeta.CodecTorch
+		if d != dcpmeta.Torch {
+			codec = dcpmeta.CodecPickle
+		}
+		md := &meta.Metadata{PlannerData: []byte(`{"a":[1]}`), Storage: meta.Storage{SaveID: "s-1"}, Entries: []meta.Entry{{
+			FQN: "a.b", Path: meta.Path{meta.Key("a"), meta.Key("b")}, Bytes: &meta.Bytes{Codec: codec, Loc: meta.Location{File: "f", Length: 1}},
+		}}}
+		b, err := dcpmeta.Encode(&dcpmeta.Document{Meta: md, Dialect: d, Version: "1", Ranks: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := dcpmeta.Decode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Ranks != 3 || got.Meta.Storage.SaveID != "s-1" || string(got.Meta.PlannerData) != `{"a":[1]}` || !got.Meta.Entries[0].Path.Equal(md.Entries[0].Path) {
+			t.Errorf("%v: %d ranks of %q, planner data %s, path %v; want those that were written", d, got.Ranks, got.Meta.Storage.SaveID, got.Meta.PlannerData, got.Meta.Entries[0].Path)
+		}
+	}
+}

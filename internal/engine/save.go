@@ -24,9 +24,25 @@ type SaveJob struct {
 	// Cache remembers plans from save to save. Nil: every save plans afresh.
 	Cache *plan.Cache
 	State plan.State
+	// Alone, if not nil, says which rank of which job this is, whose ranks save
+	// without each other. Group is a group of one then.
+	Alone *Alone
 	// Storage is the coordinator's; the others take what it says.
 	Storage meta.Storage
 	Observer
+}
+
+// Alone is a rank that saves without the others.
+type Alone struct{ Rank, Size int }
+
+// place returns which rank of how many this is, and whether it plans globally and
+// commits.
+func (j *SaveJob) place() (rank, size int, coordinator bool) {
+	if j.Alone != nil {
+		return j.Alone.Rank, j.Alone.Size, true
+	}
+	rank = j.Group.Rank()
+	return rank, j.Group.Size(), rank == 0
 }
 
 // Observer is told what happens on this rank. Every function may be nil and may
@@ -135,14 +151,16 @@ func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 }
 
 func (s *saveRun) localPlan(ctx context.Context) (*plan.SavePlan, error) {
-	rank, size := s.Group.Rank(), s.Group.Size()
-	err := s.Planner.SetUp(plan.SaveSetup{State: s.State, Storage: s.Storage, Rank: rank, Size: size, Coordinator: rank == 0})
+	rank, size, coordinator := s.place()
+	err := s.Planner.SetUp(plan.SaveSetup{
+		State: s.State, Storage: s.Storage, Rank: rank, Size: size, Coordinator: coordinator, RankLocal: s.Alone != nil,
+	})
 	if err != nil {
 		return nil, err
 	}
 	s.begun = true
 	err = s.Writer.SetUp(ctx, storage.Session{
-		Rank: rank, Size: size, Coordinator: rank == 0, Storage: s.Storage, Progress: s.Moved, Warn: s.Warned,
+		Rank: rank, Size: size, Coordinator: coordinator, Storage: s.Storage, Progress: s.Moved, Warn: s.Warned,
 	})
 	if err != nil {
 		return nil, err
@@ -163,7 +181,8 @@ func (s *saveRun) localPlan(ctx context.Context) (*plan.SavePlan, error) {
 
 // options identifies what a local plan's fate depends on beside its contents.
 func (s *saveRun) options() string {
-	o := fmt.Sprintf("%T %T %d/%d %v", s.Planner, s.Writer, s.Group.Rank(), s.Group.Size(), s.Group.Ranks())
+	rank, size, _ := s.place()
+	o := fmt.Sprintf("%T %T %d/%d %v", s.Planner, s.Writer, rank, size, s.Group.Ranks())
 	if p, ok := s.Planner.(plan.Optioned); ok {
 		o += " " + p.PlanOptions()
 	}
@@ -206,7 +225,7 @@ func (s *saveRun) globalPlan(ctx context.Context, sent []*plan.SavePlan) ([]*pla
 	} else {
 		out, s.md, err = full(sent)
 	}
-	if err == nil && len(s.md.Entries) == 0 {
+	if err == nil && len(s.md.Entries) == 0 && s.Alone == nil {
 		// A checkpoint of nothing would replace one of something.
 		err = fmt.Errorf("%w: it is empty on all ranks", plan.ErrState)
 	}

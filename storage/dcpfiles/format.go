@@ -133,7 +133,33 @@ func (f *Format) documents(ctx context.Context, store blob.Store) ([]*dcpmeta.Do
 		}
 		docs, files = append(docs, doc), append(files, file)
 	}
-	return docs, files, nil
+	return docs, files, f.checkTogether(store, docs)
+}
+
+// checkTogether refuses metadata of ranks that saved without a group unless all
+// ranks of one save are there. Only metadata that we wrote tells the save.
+func (f *Format) checkTogether(store blob.Store, docs []*dcpmeta.Document) error {
+	for r, d := range docs {
+		first := docs[0]
+		if d.Ranks != first.Ranks || d.Ranks > 0 && d.Meta.Storage.SaveID != first.Meta.Storage.SaveID {
+			return fmt.Errorf("%w: %s: rank 0 is of save %q of %d ranks, rank %d of save %q of %d ranks", storage.ErrIncomplete, store,
+				first.Meta.Storage.SaveID, first.Ranks, r, d.Meta.Storage.SaveID, d.Ranks)
+		}
+	}
+	if n := docs[0].Ranks; n > 0 && n != len(docs) {
+		return fmt.Errorf("%w: %s has metadata of %d ranks of %d", storage.ErrIncomplete, store, len(docs), n)
+	}
+	return nil
+}
+
+// RankSave returns the id of the save that a rank's own metadata file is of, or
+// nothing if the file does not tell. It is publish.Format.ReadRank.
+func (f *Format) RankSave(ctx context.Context, store blob.Store, name string) (string, error) {
+	doc, _, err := f.read(ctx, store, name)
+	if err != nil || doc.Ranks == 0 {
+		return "", err
+	}
+	return doc.Meta.Storage.SaveID, nil
 }
 
 // read reads a metadata file.

@@ -40,6 +40,9 @@ func (Format) Name() string { return "hf" }
 // NewWriter returns a writer of checkpoints at the root of store. If neither
 // Shards nor MaxShardBytes decides on the number of files, FilesPerRank does.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
+	if err := o.RefuseRankLocal(f.Name()); err != nil {
+		return nil, err
+	}
 	shards := f.Shards
 	if shards == 0 && f.MaxShardBytes == 0 {
 		shards = o.FilesPerRank

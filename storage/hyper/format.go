@@ -26,7 +26,7 @@ func (Format) Name() string { return "hyper" }
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
 	return NewWriter(store, &WriterOptions{
 		Old: f.Old, FilesPerRank: o.FilesPerRank, MaxFileBytes: f.MaxFileBytes,
-		BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
+		BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, RankLocal: o.RankLocal,
 	}), nil
 }
 

@@ -3,6 +3,7 @@ package hyper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -37,6 +38,8 @@ type WriterOptions struct {
 	// taken for abandoned and removed after the commit. Zero: 24 hours.
 	// Negative: never.
 	SweepAfter time.Duration
+	// RankLocal is as in storage.WriteOptions.
+	RankLocal bool
 }
 
 // maxFiles bounds FilesPerRank: more files at a time make nothing faster.
@@ -83,7 +86,7 @@ var (
 // NewWriter returns a writer of checkpoints at the root of store.
 func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 	o := opts.withDefaults()
-	p := publish.New(store, format, publish.Options{FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter})
+	p := publish.New(store, format, publish.Options{FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, RankLocal: o.RankLocal})
 	return &Writer{store: store, opts: o, place: p}
 }
 
@@ -91,6 +94,7 @@ func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 var format = publish.Format{
 	Record: dcpfiles.MetadataName, Also: []string{".rank0_metadata", "0.metadata"}, Prefix: "_rank",
 	Parse: parseDataFile, Read: files.Existing,
+	RankRecord: func(rank int) string { return fmt.Sprintf("%d.metadata", rank) }, ReadRank: files.RankSave,
 }
 
 // SetUp begins a save.
@@ -165,13 +169,13 @@ const metadataVersion = "1.0"
 // Finish writes .metadata, which is the commit. What the metadata before named is
 // removed afterwards.
 func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
-	entries, err := publish.Locate(md, results)
+	entries, err := w.place.Locate(md, results)
 	if err != nil {
 		return err
 	}
 	doc := &dcpmeta.Document{
 		Meta:    &meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.place.Session().Storage},
-		Dialect: dcpmeta.Hyper, Version: metadataVersion,
+		Dialect: dcpmeta.Hyper, Version: metadataVersion, Ranks: w.place.Ranks(),
 	}
 	if w.opts.Old {
 		doc.Dialect = dcpmeta.HyperOld

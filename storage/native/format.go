@@ -21,6 +21,9 @@ func (Format) Name() string { return "native" }
 
 // NewWriter returns a writer of checkpoints at the root of store.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
+	if err := o.RefuseRankLocal(f.Name()); err != nil {
+		return nil, err
+	}
 	return NewWriter(store, &WriterOptions{
 		FilesPerRank: o.FilesPerRank, FileBytes: f.FileBytes, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
 	}), nil

@@ -20,9 +20,16 @@ func (p *Place) Commit(ctx context.Context, record []byte, results []*storage.Wr
 	if err != nil {
 		return err
 	}
-	old, oldErr := p.f.Read(ctx, p.store)
+	var old *Existing
+	var oldErr error
+	if !p.opts.RankLocal {
+		old, oldErr = p.f.Read(ctx, p.store)
+	}
 	if err := p.replace(ctx, record); err != nil {
 		return err
+	}
+	if p.opts.RankLocal {
+		return nil
 	}
 	p.sweep(ctx, named, old, oldErr)
 	return nil
@@ -52,17 +59,18 @@ func (p *Place) checkFiles(ctx context.Context, results []*storage.WriteResults)
 // none, it did not; if it is ours, it is visible, but nobody knows whether it
 // would survive the loss of power.
 func (p *Place) replace(ctx context.Context, record []byte) error {
-	_, err := blob.WriteAll(ctx, p.store, p.f.Record, record, &blob.CreateOptions{IfAbsent: p.opts.FailIfExists})
+	name, ifAbsent := p.record()
+	_, err := blob.WriteAll(ctx, p.store, name, record, &blob.CreateOptions{IfAbsent: ifAbsent})
 	if err == nil {
 		p.written.Keep(true)
 		return nil
 	}
-	now, readErr := blob.ReadAll(context.WithoutCancel(ctx), p.store, p.f.Record, int64(len(record)))
+	now, readErr := blob.ReadAll(context.WithoutCancel(ctx), p.store, name, int64(len(record)))
 	switch {
 	case readErr == nil && bytes.Equal(now, record):
-		err = fmt.Errorf("%s is there, but: %w", p.f.Record, err)
+		err = fmt.Errorf("%s is there, but: %w", name, err)
 	case readErr == nil || errors.Is(readErr, fs.ErrNotExist) || errors.Is(readErr, blob.ErrTooLarge):
-		if p.opts.FailIfExists && errors.Is(err, fs.ErrExist) {
+		if ifAbsent && errors.Is(err, fs.ErrExist) {
 			err = fmt.Errorf("%w: %w", storage.ErrExists, err)
 		}
 		return err

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -35,6 +36,11 @@ type Format struct {
 	// Read tells of the checkpoint that is there. Its errors are those of
 	// opening one: storage.ErrNotFound, ErrIncomplete, ErrCorrupt, ErrVersion.
 	Read func(ctx context.Context, store blob.Store) (*Existing, error)
+	// RankRecord returns the name of the record of one rank that saves without the
+	// others, and ReadRank the id of the save that such a record is of, or nothing
+	// if it does not tell. Nil: the format has no such records.
+	RankRecord func(rank int) string
+	ReadRank   func(ctx context.Context, store blob.Store, name string) (saveID string, err error)
 }
 
 // Existing is a checkpoint that is there.
@@ -53,6 +59,10 @@ type Options struct {
 	// for abandoned and removed after the commit. Zero: 24 hours. Negative:
 	// never.
 	SweepAfter time.Duration
+	// RankLocal makes the record of this rank alone the commit. Such a save never
+	// replaces a checkpoint, because the ranks cannot replace it in one step, and
+	// removes nothing but the rank's own files.
+	RankLocal bool
 }
 
 // Place is where one rank saves, again and again.
@@ -97,12 +107,41 @@ func (p *Place) SetUp(s storage.Session) error {
 	return err
 }
 
+// Ranks returns the number of ranks that save without each other, or 0.
+func (p *Place) Ranks() int {
+	if !p.opts.RankLocal {
+		return 0
+	}
+	return p.sess.Size
+}
+
+// record returns the name of the file whose appearance is the commit, and
+// whether it may replace another one.
+func (p *Place) record() (name string, ifAbsent bool) {
+	if p.opts.RankLocal {
+		return p.f.RankRecord(p.sess.Rank), true
+	}
+	return p.f.Record, p.opts.FailIfExists
+}
+
+// Locate is the function Locate. The chunks of a rank that saves without the
+// others need not be whole tensors.
+func (p *Place) Locate(md *meta.Metadata, results []*storage.WriteResults) ([]meta.Entry, error) {
+	if p.opts.RankLocal {
+		return storage.Locate(md, results)
+	}
+	return Locate(md, results)
+}
+
 // Session returns the session that SetUp was given.
 func (p *Place) Session() storage.Session { return p.sess }
 
 // Begin is for PrepareLocalPlan. The coordinator looks whether there is a
 // checkpoint that must stay, and does not go on where it cannot tell.
 func (p *Place) Begin(ctx context.Context) error {
+	if p.opts.RankLocal {
+		return p.checkFree(ctx)
+	}
 	if !p.sess.Coordinator {
 		return nil
 	}
@@ -116,6 +155,37 @@ func (p *Place) Begin(ctx context.Context) error {
 	p.before = map[string]bool{}
 	for name := range before {
 		p.before[name] = true
+	}
+	return nil
+}
+
+// checkFree refuses a place with a checkpoint, or with the record of a rank that
+// is not of this save. One record of another rank is enough to look at: the
+// reader compares all of them.
+func (p *Place) checkFree(ctx context.Context) error {
+	own, _ := p.record()
+	for _, name := range []string{p.f.Record, own} {
+		_, err := p.store.Stat(ctx, name)
+		if err == nil {
+			return fmt.Errorf("%w: %s holds %s, and a rank alone cannot replace a checkpoint", storage.ErrExists, p.store, name)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	for _, rank := range []int{0, p.sess.Rank - 1, p.sess.Rank + 1} {
+		if rank < 0 {
+			continue
+		}
+		name := p.f.RankRecord(rank)
+		id, err := p.f.ReadRank(ctx, p.store, name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return err
+		case id != p.sess.Storage.SaveID:
+			return fmt.Errorf("%w: %s of %s is of save %q", storage.ErrExists, name, p.store, id)
+		}
 	}
 	return nil
 }
@@ -171,7 +241,11 @@ func (p *Place) Infix(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	for _, name := range append([]string{p.f.Record}, p.f.Also...) {
+	records := append([]string{p.f.Record}, p.f.Also...)
+	if p.opts.RankLocal { // the records of the other ranks are of this save
+		records = nil
+	}
+	for _, name := range records {
 		_, err := p.store.Stat(ctx, name)
 		if err == nil {
 			return id, nil

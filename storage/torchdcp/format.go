@@ -31,7 +31,7 @@ func (Format) Name() string { return "torchdcp" }
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
 	return NewWriter(store, &WriterOptions{
 		FilesPerRank: o.FilesPerRank, FilePerTensor: f.FilePerTensor, MaxFileBytes: f.MaxFileBytes,
-		BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
+		BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, RankLocal: o.RankLocal,
 	}), nil
 }
 

@@ -2,6 +2,7 @@ package torchdcp
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -35,6 +36,8 @@ type WriterOptions struct {
 	// taken for abandoned and removed after the commit. Zero: 24 hours.
 	// Negative: never.
 	SweepAfter time.Duration
+	// RankLocal is as in storage.WriteOptions.
+	RankLocal bool
 }
 
 // maxFiles bounds FilesPerRank: more files at a time make nothing faster.
@@ -80,13 +83,14 @@ var (
 // NewWriter returns a writer of checkpoints at the root of store.
 func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 	o := opts.withDefaults()
-	p := publish.New(store, format, publish.Options{FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter})
+	p := publish.New(store, format, publish.Options{FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, RankLocal: o.RankLocal})
 	return &Writer{store: store, opts: o, place: p}
 }
 
 // format is how PyTorch's checkpoints are replaced.
 var format = publish.Format{
 	Record: dcpfiles.MetadataName, Also: []string{"__0.metadata"}, Prefix: "__", Parse: parseDataFile, Read: files.Existing,
+	RankRecord: func(rank int) string { return fmt.Sprintf("__%d.metadata", rank) }, ReadRank: files.RankSave,
 }
 
 // SetUp begins a save.
@@ -138,7 +142,7 @@ const metadataVersion = "1.0.0"
 // Finish writes .metadata, which is the commit. What the metadata before named is
 // removed afterwards.
 func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
-	entries, err := publish.Locate(md, results)
+	entries, err := w.place.Locate(md, results)
 	if err != nil {
 		return err
 	}
@@ -146,7 +150,7 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if located.Storage.ID == "" {
 		located.Storage.ID = w.store.String()
 	}
-	b, err := dcpmeta.Encode(&dcpmeta.Document{Meta: located, Dialect: dcpmeta.Torch, Version: metadataVersion})
+	b, err := dcpmeta.Encode(&dcpmeta.Document{Meta: located, Dialect: dcpmeta.Torch, Version: metadataVersion, Ranks: w.place.Ranks()})
 	if err != nil {
 		return err
 	}

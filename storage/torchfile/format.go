@@ -32,6 +32,9 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	case o.FilesPerRank > 1:
 		return nil, fmt.Errorf("%w: FilesPerRank %d: the format %s is one file", storage.ErrOptions, o.FilesPerRank, f.Name())
 	}
+	if err := o.RefuseRankLocal(f.Name()); err != nil {
+		return nil, err
+	}
 	return NewWriter(store, f.File, &WriterOptions{Flat: f.Flat, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter}), nil
 }
 

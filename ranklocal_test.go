@@ -1,0 +1,185 @@
+package cairn_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/hf"
+	"github.com/cairn-ckpt/cairn/storage/hyper"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// localFormats are the formats with metadata of single ranks.
+var localFormats = map[string]storage.Format{"torchdcp": torchdcp.Format{}, "hyper": hyper.Format{}, "hyper, old": hyper.Format{Old: true}}
+
+// saveAlone saves rank's part of a state of three ranks without a group: shards, a
+// tensor that all hold, a value that all hold, and a value of its own.
+func saveAlone(t *testing.T, s blob.Store, f storage.Format, rank int, id string) error {
+	t.Helper()
+	state := cairn.State{
+		"m":    map[string]any{"x": cut(t, rows(3), whole(t, []int64{6, 2}, 1), rank), "all": whole(t, []int64{2}, 5)},
+		"step": 7, fmt.Sprint("rng", rank): rank,
+	}
+	_, err := cairn.Save(t.Context(), s, state, &cairn.SaveOptions{
+		Format: f, RankLocal: &cairn.RankLocal{Rank: rank, Size: 3, SaveID: id}, FilesPerRank: 2,
+	})
+	return err
+}
+
+func TestRanksWithoutAGroup(t *testing.T) {
+	for name, f := range localFormats {
+		s := new(mem.Store)
+		for i, rank := range []int{2, 0, 1} {
+			if _, err := cairn.Open(t.Context(), s); i > 0 && !errors.Is(err, cairn.ErrIncomplete) {
+				t.Errorf("%s: Open after %d ranks = %v; want %v", name, i, err, cairn.ErrIncomplete)
+			}
+			if err := saveAlone(t, s, f, rank, "save-1"); err != nil {
+				t.Fatalf("%s: rank %d: %v", name, rank, err)
+			}
+		}
+		got, rep, err := cairn.LoadNew(t.Context(), s, nil)
+		if err != nil {
+			t.Fatalf("%s: LoadNew = %v", name, err)
+		}
+		m, _ := got["m"].(map[string]any)
+		x, _ := m["x"].(*tensor.Tensor)
+		if x == nil || !tensor.Equal(x, whole(t, []int64{6, 2}, 1)) || rep.SaveID != "save-1" ||
+			fmt.Sprint(got["step"], got["rng0"], got["rng1"], got["rng2"]) != "7 0 1 2" {
+			t.Errorf("%s: loaded %v of save %s", name, got, rep.SaveID)
+		}
+		c, err := cairn.Open(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Verify(t.Context(), nil); err != nil || c.Info().WorldSize != 3 {
+			t.Errorf("%s: Verify = %v, %d ranks; want 3", name, err, c.Info().WorldSize)
+		}
+		c.Close()
+	}
+}
+
+// The highest rank is missed as well, and so are ranks of another save.
+func TestRanksThatDoNotBelongTogether(t *testing.T) {
+	for name, f := range localFormats {
+		s := new(mem.Store)
+		for rank := range 2 {
+			if err := saveAlone(t, s, f, rank, "one"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := cairn.Open(t.Context(), s); !errors.Is(err, cairn.ErrIncomplete) || !strings.Contains(err.Error(), "2 ranks of 3") {
+			t.Errorf("%s: Open without rank 2 = %v; want %v", name, err, cairn.ErrIncomplete)
+		}
+		other := new(mem.Store)
+		if err := saveAlone(t, other, f, 2, "two"); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range storagetest.Names(t, other) {
+			b, err := blob.ReadAll(t.Context(), other, n, 1<<20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			storagetest.Put(t, s, n, b)
+		}
+		if _, err := cairn.Open(t.Context(), s); !errors.Is(err, cairn.ErrIncomplete) || !strings.Contains(err.Error(), `"two"`) {
+			t.Errorf("%s: Open with rank 2 of another save = %v; want %v", name, err, cairn.ErrIncomplete)
+		}
+	}
+}
+
+// A rank alone never replaces a checkpoint, nor its own part of one, and what
+// fails leaves nothing of this rank and everything of the others.
+func TestRanksWithoutAGroupReplaceNothing(t *testing.T) {
+	for name, f := range localFormats {
+		s := new(mem.Store)
+		for rank := range 3 {
+			if err := saveAlone(t, s, f, rank, "one"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := fmt.Sprint(storagetest.Names(t, s))
+		for rank := range 3 {
+			for _, id := range []string{"one", "two"} {
+				if err := saveAlone(t, s, f, rank, id); !errors.Is(err, cairn.ErrExists) {
+					t.Errorf("%s: rank %d as save %s again: %v; want %v", name, rank, id, err, cairn.ErrExists)
+				}
+			}
+		}
+		if after := fmt.Sprint(storagetest.Names(t, s)); after != before {
+			t.Errorf("%s: files %s; want %s", name, after, before)
+		}
+		if _, _, err := cairn.LoadNew(t.Context(), s, nil); err != nil {
+			t.Errorf("%s: the checkpoint was harmed: %v", name, err)
+		}
+		// A save with a group replaces it in one step.
+		if _, err := cairn.Save(t.Context(), s, cairn.State{"n": 1}, &cairn.SaveOptions{Format: f}); err != nil {
+			t.Errorf("%s: a save with a group: %v", name, err)
+		}
+		if err := saveAlone(t, s, f, 0, "three"); !errors.Is(err, cairn.ErrExists) {
+			t.Errorf("%s: onto a checkpoint of all ranks: %v; want %v", name, err, cairn.ErrExists)
+		}
+		if got, _, err := cairn.LoadNew(t.Context(), s, nil); err != nil || fmt.Sprint(got) != "map[n:1]" {
+			t.Errorf("%s: %v, %v; want the checkpoint of all ranks", name, got, err)
+		}
+	}
+}
+
+func TestAFailedRankRemovesItsOwn(t *testing.T) {
+	for name, f := range localFormats {
+		s := new(mem.Store)
+		if err := saveAlone(t, s, f, 0, "one"); err != nil {
+			t.Fatal(err)
+		}
+		before := fmt.Sprint(storagetest.Names(t, s))
+		broken := errors.New("broken")
+		for n := int64(1); ; n++ {
+			faulty := fault.New(s, fault.Rule{Nth: n, Do: fault.Fail(broken)})
+			err := saveAlone(t, faulty, f, 1, "one")
+			if err == nil {
+				if n < 6 {
+					t.Errorf("%s: a save has %d operations; the test saw too little", name, n-1)
+				}
+				break
+			}
+			if after := fmt.Sprint(storagetest.Names(t, s)); !errors.Is(err, broken) || after != before {
+				t.Fatalf("%s: operation %d: %v, files %s; want %s", name, n, err, after, before)
+			}
+		}
+	}
+}
+
+func TestRankLocalIsRefused(t *testing.T) {
+	s := new(mem.Store)
+	w, err := native.Format{}.NewWriter(s, storage.WriteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := &cairn.RankLocal{Size: 1, SaveID: "x"}
+	for name, o := range map[string]cairn.SaveOptions{
+		"the format native":      {RankLocal: one},
+		"the format hf":          {RankLocal: one, Format: hf.Format{}},
+		"the format torch":       {RankLocal: one, Format: torchfile.Format{File: "m.pt"}},
+		"SaveOptions.Group":      {RankLocal: one, Format: torchdcp.Format{}, Group: inproc.New(1)[0]},
+		"SaveOptions.Writer":     {RankLocal: one, Writer: w},
+		"SaveOptions.SweepAfter": {RankLocal: one, Format: torchdcp.Format{}, SweepAfter: 1},
+		"rank 2 of 2":            {RankLocal: &cairn.RankLocal{Rank: 2, Size: 2, SaveID: "x"}, Format: torchdcp.Format{}},
+		"SaveID":                 {RankLocal: &cairn.RankLocal{Size: 1}, Format: torchdcp.Format{}},
+	} {
+		_, err := cairn.Save(t.Context(), s, cairn.State{"n": 1}, &o)
+		if !errors.Is(err, cairn.ErrOptions) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v; want %v", name, err, cairn.ErrOptions)
+		}
+	}
+}
