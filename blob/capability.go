@@ -45,14 +45,70 @@ type Cooler interface {
 	Cool(ctx context.Context, name string) error
 }
 
-// Sweeper is a capability of stores on which a writer that died leaves
-// something behind that takes room, though no reader ever sees it.
+// Owner says what became of the process that made something in a store.
+type Owner int
+
+const (
+	// OwnerUnknown: the process may be on another host, or the store cannot tell.
+	OwnerUnknown Owner = iota
+	// OwnerAlive: the process still runs.
+	OwnerAlive
+	// OwnerDead: the process ran on this host and has ended.
+	OwnerDead
+)
+
+// Temp is what a writer keeps in a store until its Commit or Abort. No reader
+// sees it. It takes room until somebody removes it if the writer's process dies.
+type Temp struct {
+	Name    string // not the name of an object
+	Size    int64
+	ModTime time.Time
+	Owner   Owner
+}
+
+// Sweeper is a capability of stores on which a writer that died leaves a Temp
+// behind. Both methods look at the directory dir only, not below it; the empty
+// string is the top.
 type Sweeper interface {
-	// SweepTemp removes what dead writers left behind at least olderThan ago
-	// and returns how many things it removed, also beside an error. It spares
-	// writers that are known to live; where a store cannot know, only
-	// olderThan protects them.
-	SweepTemp(ctx context.Context, olderThan time.Duration) (int, error)
+	// Temps returns what writers have in dir, also those that still run.
+	Temps(ctx context.Context, dir string) ([]Temp, error)
+	// SweepTemp removes from dir each Temp whose owner is dead, and each of an
+	// unknown owner that is at least olderThan old. It returns how many it
+	// removed, also beside an error.
+	SweepTemp(ctx context.Context, dir string, olderThan time.Duration) (int, error)
+}
+
+// Lock is a lock that was found in a store.
+type Lock struct {
+	Name string
+	// Note is what the owner left with the lock.
+	Note []byte
+	// Host and PID name the owner, for people.
+	Host    string
+	PID     int
+	ModTime time.Time
+	Owner   Owner
+}
+
+// HeldLock is a lock that this process holds.
+type HeldLock interface {
+	// SetNote replaces the note of the lock.
+	SetNote(note []byte) error
+	// Release gives the lock up and removes it.
+	Release() error
+}
+
+// Locker is a capability of stores in which processes can see whether another
+// one is alive: a lock is held until it is released or its process ends, however
+// that comes. Names of locks follow the rules of objects; they are no objects.
+type Locker interface {
+	// TryLock takes the lock of that name and leaves note with it. It does not
+	// wait: while another holder is alive the error wraps ErrLocked. If the
+	// store cannot lock, it wraps errors.ErrUnsupported. A lock that a dead
+	// process has left is taken over.
+	TryLock(ctx context.Context, name string, note []byte) (HeldLock, error)
+	// Locks returns the locks in the directory dir, but not below it.
+	Locks(ctx context.Context, dir string) ([]Lock, error)
 }
 
 // DirectReader is a capability of readers that can read past the system's cache.

@@ -21,6 +21,8 @@ var (
 	ErrClosed = errors.New("already closed")
 	// ErrTooLarge reports an object above the limit that its reader set.
 	ErrTooLarge = errors.New("object is too large")
+	// ErrLocked reports a lock that another living holder has.
+	ErrLocked = errors.New("locked by another process")
 )
 
 // Error says which operation on which object of which store went wrong.

@@ -126,8 +126,11 @@ func (j *journal) sweep(ctx context.Context) error {
 		}
 	}
 	if s, ok := blob.As[blob.Sweeper](j.store); ok {
-		_, err := s.SweepTemp(ctx, 0) // what a writer that was killed left behind
-		return err
+		for _, dir := range []string{"", JournalPrefix, resultsPrefix} { // what a writer that was killed left behind
+			if _, err := s.SweepTemp(ctx, strings.TrimSuffix(dir, "/"), 0); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

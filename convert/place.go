@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -45,7 +46,7 @@ type Place struct {
 	// does.
 	Record func(name string) bool
 
-	lock *placeLock              // nil: not held
+	lock *file.PathLock          // nil: not held
 	step func(name string) error // for tests: called before each step
 }
 

@@ -60,7 +60,7 @@ func touch(ctx context.Context, s *fault.Store) map[string]error {
 		errs["abort"] = w.Abort()
 	}
 	errs["remove"] = s.Remove(ctx, "y")
-	_, errs["sweep"] = s.SweepTemp(ctx, 0)
+	_, errs["sweep"] = s.SweepTemp(ctx, "", 0)
 	return errs
 }
 

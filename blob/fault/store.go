@@ -98,12 +98,20 @@ func (s *Store) Cool(ctx context.Context, name string) error {
 	})
 }
 
-// SweepTemp implements [blob.Sweeper]. Over a store that leaves nothing behind
-// it removes nothing.
-func (s *Store) SweepTemp(ctx context.Context, olderThan time.Duration) (n int, err error) {
+// Temps implements [blob.Sweeper]. A store without the capability has none.
+func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
+	if sw, ok := blob.As[blob.Sweeper](s.inner); ok {
+		return sw.Temps(ctx, dir)
+	}
+	return nil, nil
+}
+
+// SweepTemp implements [blob.Sweeper]. In a store without the capability it
+// removes nothing.
+func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Duration) (n int, err error) {
 	err = s.do(ctx, Entry{Op: Sweep}, func(effect) (err error) {
 		if sw, ok := blob.As[blob.Sweeper](s.inner); ok {
-			n, err = sw.SweepTemp(ctx, olderThan)
+			n, err = sw.SweepTemp(ctx, dir, olderThan)
 		}
 		return err
 	})

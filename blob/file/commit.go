@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"runtime"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
@@ -23,6 +24,7 @@ func (w *writer) Commit(ctx context.Context) (blob.Info, error) {
 		w.discard()
 		return blob.Info{}, w.s.fail("commit", w.name, err)
 	}
+	_ = w.closeFiles() // whatever was written is synced
 	w.dir.Close()
 	return info(w.name, fi), nil
 }
@@ -67,8 +69,10 @@ func (w *writer) commit(ctx context.Context) (fs.FileInfo, error) {
 	return fi, w.publish()
 }
 
-// finish makes the temporary file durable and closes it. One sync covers both
-// descriptors, as they are of one file.
+// finish makes the temporary file durable. One sync covers both descriptors, as
+// they are of one file. The file stays open, and so locked, until it has its name:
+// a sweep would take it for one of a dead writer. Windows has no such locks and
+// does not rename open files.
 func (w *writer) finish() (fs.FileInfo, error) {
 	if err := w.s.step("sync"); err != nil {
 		return nil, err
@@ -82,7 +86,10 @@ func (w *writer) finish() (fs.FileInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	return fi, w.closeFiles()
+	if runtime.GOOS == "windows" {
+		err = w.closeFiles()
+	}
+	return fi, err
 }
 
 // publish gives the temporary file its name, durably.

@@ -111,7 +111,7 @@ func TestMissingDirectoryIsAnEmptyStore(t *testing.T) {
 	if err := s.Remove(t.Context(), "x"); err != nil {
 		t.Errorf("Remove = %v; want nil", err)
 	}
-	if n, err := s.SweepTemp(t.Context(), 0); n != 0 || err != nil {
+	if n, err := s.SweepTemp(t.Context(), "", 0); n != 0 || err != nil {
 		t.Errorf("SweepTemp = %d, %v; want 0", n, err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -238,8 +238,11 @@ func TestSweepTempSparesTheLivingAndTheYoung(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, err := s.SweepTemp(t.Context(), time.Hour); n != 2 || err != nil {
-		t.Errorf("SweepTemp(an hour) = %d, %v; want 2", n, err)
+	for _, d := range []string{"", "dead", "a"} {
+		want := map[string]int{"": 1, "dead": 1}[d]
+		if n, err := s.SweepTemp(t.Context(), d, time.Hour); n != want || err != nil {
+			t.Errorf("SweepTemp(%q, an hour) = %d, %v; want %d", d, n, err, want)
+		}
 	}
 	if slices.Contains(tree(t, dir), "dead/") || !slices.Contains(tree(t, dir), blob.Reserved+"young") {
 		t.Errorf("there is %q; want dead/ gone and the young one kept", tree(t, dir))
@@ -257,7 +260,7 @@ func TestSweepTempHeedsItsContext(t *testing.T) {
 	put(t, s, "x")
 	ctx, cancel := cancelledContext(t)
 	defer cancel()
-	if _, err := s.SweepTemp(ctx, 0); !errors.Is(err, errWhy) {
+	if _, err := s.SweepTemp(ctx, "", 0); !errors.Is(err, errWhy) {
 		t.Errorf("SweepTemp = %v; want %v", err, errWhy)
 	}
 	if err := s.Cool(ctx, "x"); !errors.Is(err, errWhy) {

@@ -1,12 +1,20 @@
 package file
 
 import (
+	"crypto/rand"
 	"errors"
+	"fmt"
+	"hash/fnv"
 	"io/fs"
 	"os"
 	"strconv"
+	"strings"
+	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cairn-ckpt/cairn/blob"
 )
 
 // control runs fn on the descriptor of f, and again where a signal came in
@@ -73,16 +81,59 @@ func renameNoReplace(d *os.File, from, to string) error {
 	return err
 }
 
-// lock marks f as used by a living process.
-func lock(f *os.File) {
-	_ = control(f, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+// hostTag returns what identifies this run of this host for the files in root:
+// a process that sees the same tag in root also sees the locks of the process
+// that left it there. It is empty if locks do not work there.
+func hostTag(root *os.Root) string {
+	fi, err := root.Stat(".")
+	if err != nil {
+		return ""
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok || bootID() == "" {
+		return ""
+	}
+	works, ok := locksWork.Load(st.Dev)
+	if !ok {
+		works = tryLocks(root)
+		locksWork.Store(st.Dev, works)
+	}
+	if works == false {
+		return ""
+	}
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s %d", bootID(), st.Dev)
+	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// locked reports whether somebody else holds the lock of f, and takes it
-// where nobody does.
-func locked(f *os.File) bool {
-	err := control(f, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
-	return errors.Is(err, unix.EWOULDBLOCK)
+// locksWork remembers by device what tryLocks found out.
+var locksWork sync.Map
+
+// bootID identifies this run of the kernel, also inside of containers.
+var bootID = sync.OnceValue(func() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+})
+
+// tryLocks reports whether a lock in root keeps a second holder out. Some file
+// systems accept every lock.
+func tryLocks(root *os.Root) bool {
+	name := blob.Reserved + rand.Text()
+	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return false
+	}
+	defer root.Remove(name)
+	defer f.Close()
+	g, err := root.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer g.Close()
+	return lock(f) == nil && errors.Is(lock(g), blob.ErrLocked)
 }
 
 // syncDir makes the entries of a directory durable, where the file system has

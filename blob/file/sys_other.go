@@ -24,9 +24,8 @@ func pread(f *os.File, p []byte, off int64) (int, error) { return f.ReadAt(p, of
 
 func cachedBytes(*os.File, int64, int64) (int64, bool) { return 0, false }
 
-func lock(*os.File) {}
-
-func locked(*os.File) bool { return false }
+// hostTag cannot tell runs of a host apart here.
+func hostTag(*os.Root) string { return "" }
 
 func dropCache(*os.File) error { return errors.ErrUnsupported }
 

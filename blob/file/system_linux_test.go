@@ -133,7 +133,7 @@ func TestSweepTempSparesTheLivingWhateverTheirAge(t *testing.T) {
 	}
 	defer w.Abort()
 	s := openStore(t, dir, nil) // another store, as in another process
-	if n, err := s.SweepTemp(t.Context(), -time.Hour); n != 0 || err != nil {
+	if n, err := s.SweepTemp(t.Context(), "", -time.Hour); n != 0 || err != nil {
 		t.Errorf("SweepTemp with a living writer = %d, %v; want 0", n, err)
 	}
 	if _, err := w.Commit(t.Context()); err != nil {

@@ -1,8 +1,8 @@
 package file
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"io/fs"
 	"os"
@@ -69,10 +69,10 @@ type writer struct {
 // somebody must have removed the last object in it at just that moment.
 const openTries = 1000
 
-// open makes the directory and the temporary file. Somebody who removes the
-// last object of the directory may remove it in between: then it starts over.
+// open makes the directory and the temporary file. It starts over if another
+// process removes the directory, since its last object has gone, or sweeps the
+// file before it is locked.
 func (w *writer) open(ctx context.Context) error {
-	w.tmp = blob.Reserved + rand.Text()
 	var err error
 	for range openTries {
 		if ctx.Err() != nil {
@@ -94,19 +94,25 @@ func (w *writer) openOnce() error {
 		dir.Close()
 		return err
 	}
+	w.tmp = tempName(dir)
 	f, err := dir.OpenFile(w.tmp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		dir.Close()
 		return err
 	}
+	ours, err := lockTemp(dir, f, w.tmp)
+	if !ours || err != nil {
+		f.Close()
+		dir.Close()
+		return cmp.Or(err, fs.ErrNotExist)
+	}
 	w.dir, w.f = dir, f
 	return nil
 }
 
-// prepare marks the temporary file as somebody's, reserves its blocks and
-// opens the direct way to it.
+// prepare reserves the blocks of the temporary file and opens the direct way to
+// it.
 func (w *writer) prepare() error {
-	lock(w.f) // best effort: without it only age protects from SweepTemp
 	if w.opts.Size > 0 {
 		if err := w.s.step("reserve"); err != nil {
 			return err

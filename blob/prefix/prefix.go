@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"path"
 	"strings"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
@@ -16,6 +18,8 @@ var (
 	_ blob.Store   = (*Store)(nil)
 	_ blob.Wrapper = (*Store)(nil)
 	_ blob.Cooler  = (*Store)(nil)
+	_ blob.Sweeper = (*Store)(nil)
+	_ blob.Locker  = (*Store)(nil)
 )
 
 // Store is the part of another store whose names begin with a prefix and a
@@ -108,6 +112,53 @@ func (s *Store) Cool(ctx context.Context, name string) error {
 		return s.fail("cool", name, errors.ErrUnsupported)
 	}
 	return c.Cool(ctx, s.pre+name)
+}
+
+// Temps implements [blob.Sweeper] if the other store does.
+func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
+	sw, ok := blob.As[blob.Sweeper](s.inner)
+	if !ok {
+		return nil, nil
+	}
+	ts, err := sw.Temps(ctx, path.Join(s.pre, dir))
+	for i := range ts {
+		ts[i].Name = ts[i].Name[len(s.pre):]
+	}
+	return ts, err
+}
+
+// SweepTemp implements [blob.Sweeper] if the other store does.
+func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Duration) (int, error) {
+	sw, ok := blob.As[blob.Sweeper](s.inner)
+	if !ok {
+		return 0, nil
+	}
+	return sw.SweepTemp(ctx, path.Join(s.pre, dir), olderThan)
+}
+
+// TryLock implements [blob.Locker] if the other store does.
+func (s *Store) TryLock(ctx context.Context, name string, note []byte) (blob.HeldLock, error) {
+	if err := s.check("lock", name); err != nil {
+		return nil, err
+	}
+	l, ok := blob.As[blob.Locker](s.inner)
+	if !ok {
+		return nil, s.fail("lock", name, errors.ErrUnsupported)
+	}
+	return l.TryLock(ctx, s.pre+name, note)
+}
+
+// Locks implements [blob.Locker] if the other store does.
+func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
+	l, ok := blob.As[blob.Locker](s.inner)
+	if !ok {
+		return nil, nil
+	}
+	ls, err := l.Locks(ctx, path.Join(s.pre, dir))
+	for i := range ls {
+		ls[i].Name = ls[i].Name[len(s.pre):]
+	}
+	return ls, err
 }
 
 // check refuses a bad name before the prefix could make it look good.

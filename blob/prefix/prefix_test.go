@@ -3,10 +3,12 @@ package prefix_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/blob/prefix"
 )
@@ -85,5 +87,36 @@ func TestCapabilitySpeaksInnerNames(t *testing.T) {
 	}
 	if err := prefix.New(new(mem.Store), "a").Cool(t.Context(), "x"); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("Cool over a store that cannot = %v; want errors.ErrUnsupported", err)
+	}
+}
+
+func TestLocksAndTempsAreBelowThePrefix(t *testing.T) {
+	inner, err := file.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := prefix.New(inner, "a/b")
+	l, err := s.TryLock(t.Context(), "x", []byte("note"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := s.Create(t.Context(), "y", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := inner.Locks(t.Context(), "a/b"); err != nil || len(got) != 1 || got[0].Name != "a/b/x" {
+		t.Errorf("Locks of the other store = %+v, %v; want a/b/x", got, err)
+	}
+	if got, err := s.Locks(t.Context(), ""); err != nil || len(got) != 1 || got[0].Name != "x" || string(got[0].Note) != "note" {
+		t.Errorf("Locks = %+v, %v; want x", got, err)
+	}
+	if got, err := s.Temps(t.Context(), ""); err != nil || len(got) != 1 || !strings.HasPrefix(got[0].Name, blob.Reserved) {
+		t.Errorf("Temps = %+v, %v; want that of y, without the prefix", got, err)
+	}
+	if err := errors.Join(w.Abort(), l.Release()); err != nil {
+		t.Error(err)
+	}
+	if _, err := prefix.New(new(mem.Store), "a").TryLock(t.Context(), "x", nil); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("TryLock over a store without locks = %v; want %v", err, errors.ErrUnsupported)
 	}
 }

@@ -92,6 +92,7 @@ func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 
 // format is how hyper_parallel's checkpoints are replaced.
 var format = publish.Format{
+	Name:   "hyper",
 	Record: dcpfiles.MetadataName, Also: []string{".rank0_metadata", "0.metadata"}, Prefix: "_rank",
 	Parse: parseDataFile, Read: files.Existing,
 	RankRecord: func(rank int) string { return fmt.Sprintf("%d.metadata", rank) }, ReadRank: files.RankSave,

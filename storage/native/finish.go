@@ -43,12 +43,26 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if _, err := blob.WriteAll(ctx, w.store, name, index, &blob.CreateOptions{IfAbsent: true}); err != nil {
 		return err
 	}
-	old, oldErr := readRecord(ctx, w.store)
-	if err := w.commit(ctx, rec.SaveID, b); err != nil {
-		return err
+	err = publish.Locked(ctx, w.store, func() error {
+		old, oldErr := readRecord(ctx, w.store)
+		if oldErr == nil {
+			if err := w.mark.Replaces(old.names()); err != nil {
+				return err
+			}
+		}
+		if err := w.commit(ctx, rec.SaveID, b); err != nil {
+			return err
+		}
+		w.removeOld(ctx, rec, old, oldErr)
+		return nil
+	})
+	if err == nil {
+		w.sweep(ctx, w.opts.SweepAfter)
 	}
-	w.sweep(ctx, rec, old, oldErr)
-	return nil
+	if err == nil || errors.Is(err, storage.ErrUncertain) {
+		w.release()
+	}
+	return err
 }
 
 // commit replaces the record by the bytes b. Where the store reports an error,

@@ -32,12 +32,13 @@ func checkSaveID(id string) error {
 	return nil
 }
 
-// isOurs reports whether a file of that name belongs to some save, whichever.
-// The record, which all saves share, does not.
-func isOurs(name string) bool {
-	_, _, _, data := parseDataFileName(name)
-	_, index := parseIndexFileName(name)
-	return data || index
+// saveOf returns the id of the save that a file of that name belongs to. The
+// record, which all saves share, belongs to none.
+func saveOf(name string) (saveID string, ok bool) {
+	if saveID, _, _, ok = parseDataFileName(name); ok {
+		return saveID, true
+	}
+	return parseIndexFileName(name)
 }
 
 // indexFileName returns the name of a save's index.

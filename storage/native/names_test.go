@@ -49,8 +49,10 @@ func TestDataFileNamesParseAsMade(t *testing.T) {
 		if got, ok := parseIndexFileName(indexFileName(id)); got != id || !ok {
 			t.Fatalf("parseIndexFileName(%q) = %q, %v; want %q", indexFileName(id), got, ok, id)
 		}
-		if !isOurs(name) || !isOurs(indexFileName(id)) {
-			t.Fatalf("isOurs of the files of %q = false; want true", id)
+		for _, name := range []string{name, indexFileName(id)} {
+			if got, ok := saveOf(name); got != id || !ok {
+				t.Fatalf("saveOf(%q) = %q, %v; want %q", name, got, ok, id)
+			}
 		}
 	})
 }
@@ -63,8 +65,8 @@ func TestNamesThatAreNotOurs(t *testing.T) {
 		"a/b-r00000-0.safetensors", "a--r00000-0.safetensors", "a-r00000--1.safetensors", "é-r00000-0.safetensors",
 		"a-r99999999999999999999-0.safetensors",
 	} {
-		if isOurs(name) {
-			t.Errorf("isOurs(%q) = true; want false", name)
+		if _, ok := saveOf(name); ok {
+			t.Errorf("saveOf(%q) accepts it; want that it does not", name)
 		}
 	}
 }

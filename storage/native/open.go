@@ -46,7 +46,7 @@ func noRecord(ctx context.Context, s blob.Store) error {
 		if seen++; seen > lookAt {
 			break
 		}
-		if isOurs(info.Name) {
+		if _, ours := saveOf(info.Name); ours {
 			return fmt.Errorf("%w: %s holds %s but no %s: the save did not finish, or the record was lost; 'cairn repair' can rebuild what the data files hold",
 				storage.ErrIncomplete, s, info.Name, recordName)
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // RepairOptions change what Repair does. Nil means the defaults.
@@ -50,11 +51,27 @@ func (r *RepairReport) count(saveID string, files int, t recordTotals) {
 // now, so what was damaged before stays damaged; what a planner kept with the
 // checkpoint is lost with the record. The data files are not touched, and
 // nothing is written unless a save is complete.
+//
+// It refuses with blob.ErrLocked to rebuild while a save is under way there, as
+// far as the store can tell, and with storage.ErrChanged if saves replace the
+// record again and again.
 func Repair(ctx context.Context, s blob.Store, opts *RepairOptions) (*RepairReport, error) {
 	var o RepairOptions
 	if opts != nil {
 		o = *opts
 	}
+	var rep *RepairReport
+	var err error
+	for range openTries {
+		// Replaced between two reads: the next try sees the new one.
+		if rep, err = repair(ctx, s, o); !errors.Is(err, storage.ErrChanged) {
+			break
+		}
+	}
+	return rep, err
+}
+
+func repair(ctx context.Context, s blob.Store, o RepairOptions) (*RepairReport, error) {
 	rep := &RepairReport{DryRun: o.DryRun, Others: map[string]string{}}
 	rec, whole, err := diagnose(ctx, s)
 	if err != nil {
@@ -72,26 +89,53 @@ func Repair(ctx context.Context, s blob.Store, opts *RepairOptions) (*RepairRepo
 		rep.count(rec.SaveID, len(rec.Files)-1, rec.Totals)
 		return rep, nil
 	}
+	return rep, rebuildRecord(ctx, s, rec, o, rep)
+}
+
+// rebuildRecord rebuilds record and index in place of rec, which is nil if there
+// is no readable record.
+func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptions, rep *RepairReport) error {
 	want := o.SaveID
 	if want == "" && rec != nil {
 		want = rec.SaveID
 	}
+	if err := publish.CheckIdle(ctx, s, markFormat); err != nil {
+		return err
+	}
 	rb, err := chooseSave(ctx, s, want, rep)
 	if err != nil {
-		return nil, err
+		return changedOr(ctx, s, rec, err)
 	}
-	if err := rb.scan(ctx, o.Progress); err != nil {
-		return nil, err
+	var mark *publish.Mark
+	if !o.DryRun {
+		// No sweep takes the files of this save from here on.
+		if mark, err = publish.NewMark(ctx, s, markFormat, rb.id, nil); err != nil {
+			return err
+		}
+	}
+	err = rb.scan(ctx, o.Progress)
+	if err == nil && !o.DryRun {
+		err = rb.write(ctx, rec)
+	}
+	if err = errors.Join(changedOr(ctx, s, rec, err), mark.Release()); err != nil {
+		return err
 	}
 	rep.Rebuilt = true
 	rep.count(rb.id, len(rb.names), totalsOf(rb.md.Entries))
-	if o.DryRun {
-		return rep, nil
+	return nil
+}
+
+// changedOr returns err, or that a save has replaced the record rec meanwhile:
+// then err is about files that are rightly gone.
+func changedOr(ctx context.Context, s blob.Store, rec *record, err error) error {
+	if err == nil || errors.Is(err, storage.ErrChanged) {
+		return err
 	}
-	if rec != nil && rec.SaveID == rb.id {
-		rb.md.PlannerData = rec.PlannerData
+	now, readErr := readRecord(ctx, s)
+	if readErr != nil || rec != nil && now.SaveID == rec.SaveID {
+		return err
 	}
-	return rep, rb.write(ctx)
+	return fmt.Errorf("%w: %s now holds save %s: %w", storage.ErrChanged, s, now.SaveID, err)
 }
 
 // checkBeforeRepair refuses to call a checkpoint whole that lacks a file, and to
@@ -108,7 +152,7 @@ func checkBeforeRepair(ctx context.Context, s blob.Store, rec *record, o RepairO
 	for _, f := range rec.Files {
 		size, ok := have[f.Name]
 		if !ok {
-			return fmt.Errorf("%w: data file %s of %s is gone", storage.ErrIncomplete, f.Name, s)
+			return changedOr(ctx, s, rec, fmt.Errorf("%w: data file %s of %s is gone", storage.ErrIncomplete, f.Name, s))
 		}
 		if size != f.Size {
 			return fmt.Errorf("%w: %s of %s has %d bytes, the record says %d", storage.ErrCorrupt, f.Name, s, size, f.Size)
@@ -145,6 +189,7 @@ func diagnose(ctx context.Context, s blob.Store) (*record, bool, error) {
 	c, err := Open(ctx, s)
 	if err == nil {
 		defer c.Close()
+		rec = c.rec // it may be a later one
 		_, err = c.Metadata(ctx)
 	}
 	if broken(err) {
@@ -158,11 +203,31 @@ func broken(err error) bool {
 	return errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrIncomplete) || errors.Is(err, storage.ErrNotFound)
 }
 
-// write writes index and record.
-func (rb *rebuild) write(ctx context.Context) error {
+// write writes index and record in place of rec, unless another record has come
+// or a data file has gone since.
+func (rb *rebuild) write(ctx context.Context, rec *record) error {
 	rb.md.Storage = meta.Storage{
 		SaveID: rb.id, Step: rb.self.Step, Time: rb.self.Time, WorldSize: rb.self.WorldSize,
 		Writer: rb.self.Writer, Tags: rb.self.Tags,
 	}
-	return Commit(ctx, rb.store, &rb.md, rb.files)
+	if rec != nil && rec.SaveID == rb.id {
+		rb.md.PlannerData = rec.PlannerData
+	}
+	return publish.Locked(ctx, rb.store, func() error {
+		now, err := readRecord(ctx, rb.store)
+		if err != nil && !broken(err) {
+			return err
+		}
+		if err == nil && (rec == nil || now.SaveID != rec.SaveID) {
+			return fmt.Errorf("%w: %s now holds save %s", storage.ErrChanged, rb.store, now.SaveID)
+		}
+		have, err := filesOf(ctx, rb.store, rb.id)
+		if err != nil {
+			return err
+		}
+		if err := publish.CheckFiles(have, []*storage.WriteResults{{Files: rb.files}}); err != nil {
+			return err
+		}
+		return Commit(ctx, rb.store, &rb.md, rb.files)
+	})
 }

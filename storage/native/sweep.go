@@ -10,25 +10,57 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
-// sweep removes what no record names any more, now that rec is the one: the
-// files of old, the record it replaced, and what dead saves left behind. Nothing
-// of it can harm the checkpoint, so it only warns.
-func (w *Writer) sweep(ctx context.Context, rec, old *record, oldErr error) {
+// markFormat is the name of the format in the marks of saves.
+const markFormat = "native"
+
+// Files tells which files of a place are of this format.
+func Files() publish.Files {
+	return publish.Files{
+		Format: markFormat,
+		Data: func(ctx context.Context, s blob.Store) ([]publish.Leftover, error) {
+			return publish.List(ctx, s, "", saveOf)
+		},
+		Current: func(ctx context.Context, s blob.Store) ([]string, error) {
+			rec, err := readRecord(ctx, s)
+			if err != nil {
+				return nil, err
+			}
+			return rec.names(), nil
+		},
+	}
+}
+
+// names returns the names of the files that the record names.
+func (r *record) names() []string {
+	out := make([]string, len(r.Files))
+	for i, f := range r.Files {
+		out[i] = f.Name
+	}
+	return out
+}
+
+// removeOld removes the files of old, the record that rec has replaced. It only
+// warns, since the new checkpoint is complete.
+func (w *Writer) removeOld(ctx context.Context, rec, old *record, oldErr error) {
 	switch {
 	case oldErr == nil:
 		w.warn(removeFiles(ctx, w.store, old, rec))
 	case !errors.Is(oldErr, storage.ErrNotFound) && !errors.Is(oldErr, storage.ErrIncomplete):
 		w.warn(oldErr)
 	}
-	if w.opts.SweepAfter < 0 {
-		return
-	}
-	w.warn(sweepAbandoned(ctx, w.store, rec, w.opts.SweepAfter))
-	w.warn(publish.SweepTemp(ctx, w.store, w.opts.SweepAfter))
 }
 
-// removeFiles removes the files of old's save. Whatever else it may name is not
-// ours to remove.
+// sweep removes what saves that are over have left. It only warns.
+func (w *Writer) sweep(ctx context.Context, olderThan time.Duration) {
+	if w.sess.Journal != nil || w.opts.SweepAfter < 0 {
+		return
+	}
+	_, err := publish.Sweep(ctx, w.store, Files(), olderThan, nil)
+	w.warn(err)
+}
+
+// removeFiles removes the files of old's save. Other files that it may name are
+// not ours to remove.
 func removeFiles(ctx context.Context, s blob.Store, old, rec *record) error {
 	if old.SaveID == rec.SaveID {
 		return nil
@@ -37,25 +69,6 @@ func removeFiles(ctx context.Context, s blob.Store, old, rec *record) error {
 	for _, f := range old.Files {
 		if isOf(f.Name, old.SaveID) {
 			errs = append(errs, s.Remove(ctx, f.Name))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// sweepAbandoned removes files of our making that rec does not name and nobody
-// has touched for so long that no save can be writing them.
-func sweepAbandoned(ctx context.Context, s blob.Store, rec *record, age time.Duration) error {
-	named := map[string]bool{}
-	for _, f := range rec.Files {
-		named[f.Name] = true
-	}
-	var errs []error
-	for info, err := range s.List(ctx, "") {
-		if err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-		if isOurs(info.Name) && !named[info.Name] && time.Since(info.ModTime) > age {
-			errs = append(errs, s.Remove(ctx, info.Name))
 		}
 	}
 	return errors.Join(errs...)

@@ -158,7 +158,7 @@ func (v *verifier) header(ctx context.Context, name string, items []*scanItem) e
 		return nil
 	}
 	if err != nil {
-		return err
+		return goneError(ctx, v.c.store, name, err)
 	}
 	at := map[string]safetensors.Entry{}
 	for _, e := range h.Entries {

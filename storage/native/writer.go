@@ -33,9 +33,10 @@ type WriterOptions struct {
 	// FailIfExists refuses to replace a checkpoint, also one that appears while
 	// this one is written.
 	FailIfExists bool
-	// SweepAfter is the age from which files of other saves that no record
-	// names are taken for abandoned and removed after the commit. Zero: 24
-	// hours. Negative: never.
+	// SweepAfter is the age from which data files that no record names are
+	// removed after the commit, if it is unknown whether their save is over.
+	// Files of saves whose process ran on this host and is dead are removed at
+	// once. Zero: 24 hours. Negative: neither is removed.
 	SweepAfter time.Duration
 }
 
@@ -74,6 +75,7 @@ type Writer struct {
 	store   blob.Store
 	opts    WriterOptions
 	sess    storage.Session
+	mark    *publish.Mark // of the coordinator, while a save is under way
 	written publish.Written
 }
 
@@ -87,29 +89,51 @@ func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 // SetUp begins a save. It refuses what could not be recorded at the end.
 func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
 	_, err := encodeRecord(recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil))
+	w.release()
 	w.sess = s
 	w.written.Reset(err != nil) // what is there is of the save before
 	return err
 }
 
-// PrepareLocalPlan returns p. The coordinator looks whether there is a
-// checkpoint that must stay, and does not go on where it cannot tell.
+// PrepareLocalPlan returns p. The coordinator refuses to go on if there is a
+// checkpoint that must stay, or if it cannot tell. Then it removes what dead
+// saves have left and marks this one as under way.
 func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
 	if !w.sess.Coordinator {
 		return p, nil
 	}
+	if err := w.checkReplaceable(ctx); err != nil {
+		return nil, err
+	}
+	w.sweep(ctx, -1)
+	if w.sess.Journal != nil || w.mark != nil { // with a journal, the place is this save's alone
+		return p, nil
+	}
+	var err error
+	w.mark, err = publish.NewMark(ctx, w.store, markFormat, w.sess.Storage.SaveID, nil)
+	return p, err
+}
+
+// checkReplaceable returns an error if the checkpoint that is there must stay.
+func (w *Writer) checkReplaceable(ctx context.Context) error {
 	_, err := readRecord(ctx, w.store)
 	switch {
 	case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrIncomplete):
-		return p, nil
+		return nil
 	case errors.Is(err, storage.ErrVersion):
-		return nil, fmt.Errorf("will not replace it: %w", err)
+		return fmt.Errorf("will not replace it: %w", err)
 	case err != nil && !errors.Is(err, storage.ErrCorrupt):
-		return nil, err
+		return err
 	case w.opts.FailIfExists:
-		return nil, fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, recordName)
+		return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, recordName)
 	}
-	return p, nil
+	return nil
+}
+
+// release ends the mark of the save.
+func (w *Writer) release() {
+	w.warn(w.mark.Release())
+	w.mark = nil
 }
 
 // storageData is what the coordinator tells the ranks by way of their plans.
@@ -213,8 +237,10 @@ func (w *Writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 
 // Abort removes the data files of this save: a rank its own, the coordinator
 // those of all ranks that are there, for it may be the only one left. It does
-// nothing once Finish may have made them part of a checkpoint.
+// nothing once Finish may have made them part of a checkpoint, and spares files
+// that the current record names: a repair may have written it.
 func (w *Writer) Abort(ctx context.Context) error {
+	defer w.release()
 	names, kept := w.written.Take()
 	if kept {
 		return nil
@@ -227,5 +253,5 @@ func (w *Writer) Abort(ctx context.Context) error {
 		slices.Sort(names)
 		names = slices.Compact(names)
 	}
-	return errors.Join(err, publish.RemoveAll(ctx, w.store, names))
+	return errors.Join(err, publish.RemoveUnnamed(ctx, w.store, Files(), names))
 }

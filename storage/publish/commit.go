@@ -13,26 +13,36 @@ import (
 )
 
 // Commit makes record the record, in one atomic step, of the checkpoint that
-// consists of the results' files, and then removes what nobody needs any more.
+// consists of the results' files, and then removes what no checkpoint needs.
 // After an error nothing has appeared, unless it wraps storage.ErrUncertain.
 func (p *Place) Commit(ctx context.Context, record []byte, results []*storage.WriteResults) error {
 	named, err := p.checkFiles(ctx, results)
 	if err != nil {
 		return err
 	}
-	var old *Existing
-	var oldErr error
-	if !p.opts.RankLocal {
-		old, oldErr = p.f.Read(ctx, p.store)
-	}
-	if err := p.replace(ctx, record); err != nil {
-		return err
-	}
 	if p.opts.RankLocal {
-		return nil
+		return p.replace(ctx, record)
 	}
-	p.sweep(ctx, named, old, oldErr)
-	return nil
+	err = Locked(ctx, p.store, func() error {
+		old, oldErr := p.f.Read(ctx, p.store)
+		if oldErr == nil {
+			if err := p.mark.Replaces(old.Files); err != nil {
+				return err
+			}
+		}
+		if err := p.replace(ctx, record); err != nil {
+			return err
+		}
+		p.removeOld(ctx, named, old, oldErr)
+		return nil
+	})
+	if err == nil && p.opts.SweepAfter >= 0 {
+		p.sweep(ctx, p.opts.SweepAfter, nil)
+	}
+	if err == nil || errors.Is(err, storage.ErrUncertain) {
+		p.release()
+	}
+	return err
 }
 
 // checkFiles looks whether every file that the ranks wrote is there, whole. It
@@ -79,10 +89,9 @@ func (p *Place) replace(ctx context.Context, record []byte) error {
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 }
 
-// sweep removes what no record names any more: the files of the checkpoint
-// before, and what dead saves left behind. Nothing of it can harm the checkpoint,
-// so it only warns.
-func (p *Place) sweep(ctx context.Context, named map[string]bool, old *Existing, oldErr error) {
+// removeOld removes the files of the checkpoint that was replaced. It only warns,
+// since the new checkpoint is complete.
+func (p *Place) removeOld(ctx context.Context, named map[string]bool, old *Existing, oldErr error) {
 	switch {
 	case oldErr == nil:
 		for _, name := range old.Files {
@@ -93,37 +102,25 @@ func (p *Place) sweep(ctx context.Context, named map[string]bool, old *Existing,
 	case !errors.Is(oldErr, storage.ErrNotFound) && !errors.Is(oldErr, storage.ErrIncomplete):
 		p.warn(oldErr)
 	}
-	if p.opts.SweepAfter < 0 {
-		return
-	}
-	p.warn(p.sweepAbandoned(ctx, named))
-	p.warn(SweepTemp(ctx, p.store, p.opts.SweepAfter))
 }
 
-// SweepTemp removes temporary files that dead writers left in store at least
-// olderThan ago; a negative age means never. A store below a prefix is left
-// alone: the sweep would walk through everything beside the checkpoint.
+// sweep removes what saves that are over have left. It only warns.
+func (p *Place) sweep(ctx context.Context, olderThan time.Duration, keep func(*Leftover) bool) {
+	if p.sess.Journal != nil || p.opts.SweepAfter < 0 {
+		return
+	}
+	_, err := Sweep(ctx, p.store, p.f.Files(), olderThan, keep)
+	p.warn(err)
+}
+
+// SweepTemp removes from the root of store what dead writers left, at once if
+// they ran on this host, and otherwise if it is at least olderThan old. A
+// negative age removes nothing.
 func SweepTemp(ctx context.Context, store blob.Store, olderThan time.Duration) error {
-	s, ok := store.(blob.Sweeper)
+	s, ok := blob.As[blob.Sweeper](store)
 	if !ok || olderThan < 0 {
 		return nil
 	}
-	_, err := s.SweepTemp(ctx, olderThan)
+	_, err := s.SweepTemp(ctx, "", olderThan)
 	return err
-}
-
-// sweepAbandoned removes data files that are not named and that nobody has
-// touched for so long that no save can be writing them.
-func (p *Place) sweepAbandoned(ctx context.Context, named map[string]bool) error {
-	var errs []error
-	for info, err := range p.store.List(ctx, p.f.Prefix) {
-		if err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-		_, _, ours := p.f.Parse(info.Name)
-		if ours && !named[info.Name] && time.Since(info.ModTime) > p.opts.SweepAfter {
-			errs = append(errs, p.store.Remove(ctx, info.Name))
-		}
-	}
-	return errors.Join(errs...)
 }

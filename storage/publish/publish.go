@@ -23,6 +23,8 @@ import (
 
 // Format is how the files of a format are called.
 type Format struct {
+	// Name is the name of the format.
+	Name string
 	// Record is the file whose appearance is the commit.
 	Record string
 	// Also are other files that show that a checkpoint is there.
@@ -55,9 +57,10 @@ type Options struct {
 	// FailIfExists refuses to replace a checkpoint, also one that appears while
 	// the new one is written.
 	FailIfExists bool
-	// SweepAfter is the age from which data files that no record names are taken
-	// for abandoned and removed after the commit. Zero: 24 hours. Negative:
-	// never.
+	// SweepAfter is the age from which data files that no record names are
+	// removed after the commit, if it is unknown whether their save is over.
+	// Files of saves whose process ran on this host and is dead are removed at
+	// once. Zero: 24 hours. Negative: neither is removed.
 	SweepAfter time.Duration
 	// RankLocal makes the record of this rank alone the commit. Such a save never
 	// replaces a checkpoint, because the ranks cannot replace it in one step, and
@@ -79,6 +82,7 @@ type Place struct {
 	// before are the data files that were there when the save began, on the
 	// coordinator.
 	before  map[string]bool
+	mark    *Mark // of the coordinator, while a save is under way
 	written Written
 }
 
@@ -102,6 +106,7 @@ func (p *Place) SetUp(s storage.Session) error {
 	if id := s.Storage.SaveID; len(id) > maxSaveID || !saveIDs.MatchString(id) {
 		err = fmt.Errorf("%w: save id %q: want 1 to %d letters, digits and dashes", blob.ErrName, id, maxSaveID)
 	}
+	p.release()
 	p.sess, p.before = s, nil
 	p.written.Reset(err != nil) // what is there is of the save before
 	return err
@@ -148,15 +153,74 @@ func (p *Place) Begin(ctx context.Context) error {
 	if err := p.checkReplaceable(ctx); err != nil {
 		return err
 	}
+	// Another rank of a save that is over may still write under a plain name,
+	// which this save could then use too: those go after the commit.
+	p.sweep(ctx, -1, func(l *Leftover) bool { return l.SaveID == "" })
 	before, err := p.dataFiles(ctx)
 	if err != nil {
 		return err
 	}
 	p.before = map[string]bool{}
+	var plain []string
 	for name := range before {
 		p.before[name] = true
+		if _, id, _ := p.f.Parse(name); id == "" {
+			plain = append(plain, name)
+		}
 	}
-	return nil
+	if p.sess.Journal == nil && p.mark == nil { // with a journal, the place is this save's alone
+		p.mark, err = NewMark(ctx, p.store, p.f.Name, p.sess.Storage.SaveID, plain)
+	}
+	return err
+}
+
+// release ends the mark of the save.
+func (p *Place) release() {
+	p.warn(p.mark.Release())
+	p.mark = nil
+}
+
+// Files returns what Sweep and Leftovers have to know about the format.
+func (f *Format) Files() Files {
+	return Files{
+		Format: f.Name,
+		Data: func(ctx context.Context, store blob.Store) ([]Leftover, error) {
+			return List(ctx, store, f.Prefix, func(name string) (string, bool) {
+				_, id, ok := f.Parse(name)
+				return id, ok
+			})
+		},
+		Current: f.current,
+	}
+}
+
+// current returns the files of the checkpoint that is there. If it is incomplete
+// they are those of ranks that saved without the others and have their record.
+func (f *Format) current(ctx context.Context, store blob.Store) ([]string, error) {
+	old, err := f.Read(ctx, store)
+	if err == nil {
+		return old.Files, nil
+	}
+	if f.RankRecord == nil || !errors.Is(err, storage.ErrIncomplete) {
+		return nil, err
+	}
+	var out []string
+	for info, err := range store.List(ctx, f.Prefix) {
+		if err != nil {
+			return nil, err
+		}
+		rank, _, ok := f.Parse(info.Name)
+		if !ok {
+			continue
+		}
+		switch _, err := store.Stat(ctx, f.RankRecord(rank)); {
+		case err == nil:
+			out = append(out, info.Name)
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // checkFree refuses a place with a checkpoint, or with the record of a rank that
@@ -292,8 +356,10 @@ func (p *Place) Note(name string) { p.written.Note(name) }
 
 // Abort removes the data files of this save: a rank its own, the coordinator
 // those of all ranks that have come since the save began, for it may be the only
-// one left. It does nothing once Commit may have made them part of a checkpoint.
+// one left. It does nothing once Commit may have made them part of a checkpoint,
+// and spares files that the current record names, whoever wrote it.
 func (p *Place) Abort(ctx context.Context) error {
+	defer p.release()
 	names, kept := p.written.Take()
 	if kept {
 		return nil
@@ -309,7 +375,7 @@ func (p *Place) Abort(ctx context.Context) error {
 		}
 	}
 	slices.Sort(names)
-	return errors.Join(err, RemoveAll(ctx, p.store, names))
+	return errors.Join(err, RemoveUnnamed(ctx, p.store, p.f.Files(), names))
 }
 
 // isOurs reports whether a data file that is there now can only be of this save:

@@ -26,7 +26,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // toy is a format whose record lists the names of its data files.
-var toy = publish.Format{Record: "record", Also: []string{"also"}, Prefix: "d", Parse: parse, Read: read}
+var toy = publish.Format{Name: "toy", Record: "record", Also: []string{"also"}, Prefix: "d", Parse: parse, Read: read}
 
 var dataName = regexp.MustCompile(`^d([0-9]+)\.([0-9a-z]*)$`)
 

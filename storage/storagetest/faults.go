@@ -94,7 +94,11 @@ func (r resolver) Resolve(it *plan.WriteItem) (plan.Data, error) { return r(it) 
 
 func (s *suite) badResolver(t *testing.T, p Place) {
 	state := s.sample(t, 1)
-	n := len(s.prepared(t, p, state).Plans[0].Items)
+	counted := s.prepared(t, p, state)
+	n := len(counted.Plans[0].Items)
+	if err := counted.Abort(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for fail := range n {
 		sv := s.prepared(t, p, state)
 		var calls atomic.Int64

@@ -1,0 +1,116 @@
+package file
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// PathLock is the lock of a path while it is held.
+type PathLock struct {
+	path string
+	file *os.File
+	made []string // folders that were made for it, the innermost first
+}
+
+// LockPath makes the file at path and takes its lock, until Unlock or the end of
+// the process. Missing folders above it are made. The error wraps
+// blob.ErrLocked if another holder has the lock, in this process or in another
+// one, and errors.ErrUnsupported if the file system has no locks.
+func LockPath(path string) (*PathLock, error) {
+	return lockPath(path, func() ([]byte, error) { return nil, nil })
+}
+
+// lockPath is LockPath for a file with a text, which is made when its folder is
+// there.
+func lockPath(path string, text func() ([]byte, error)) (*PathLock, error) {
+	var l *PathLock
+	var err error
+	for range lockTries { // another Unlock may remove the folder that was just there
+		if l, err = lockPathOnce(path, text); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return l, err
+}
+
+const lockTries = 100
+
+func lockPathOnce(path string, text func() ([]byte, error)) (*PathLock, error) {
+	made, err := makeAbove(path)
+	if err != nil {
+		return nil, err
+	}
+	var f *os.File
+	b, err := text()
+	if err == nil {
+		f, err = lockFile(path, b)
+	}
+	if err != nil {
+		removeEmpty(made)
+		return nil, err
+	}
+	return &PathLock{path, f, made}, nil
+}
+
+// writeText makes b the content of f. It writes before it cuts off what is left
+// of a longer text, which readers ignore: so the end of the process in between
+// leaves one text or the other.
+func writeText(f *os.File, b []byte) error {
+	if _, err := f.WriteAt(b, 0); err != nil {
+		return err
+	}
+	return f.Truncate(int64(len(b)))
+}
+
+// Unlock removes the file and gives up its lock.
+func (l *PathLock) Unlock() error {
+	err := unlockFile(l.file, l.path)
+	removeEmpty(l.made)
+	return err
+}
+
+// makeAbove makes the folders above path, durably, and returns those that were
+// missing, the innermost first.
+func makeAbove(path string) ([]string, error) {
+	var made []string
+	dir := filepath.Dir(path)
+	for d := dir; d != filepath.Dir(d); d = filepath.Dir(d) {
+		if _, err := os.Lstat(d); err == nil {
+			break
+		}
+		made = append(made, d)
+	}
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, err
+	}
+	for _, d := range made {
+		if err := syncParent(d); err != nil {
+			return nil, err
+		}
+	}
+	return made, nil
+}
+
+// syncParent makes the name of path durable, if its folder may be read.
+func syncParent(path string) error {
+	d, err := os.Open(filepath.Dir(path))
+	if errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return syncDir(d)
+}
+
+// removeEmpty removes folders, the innermost first, up to one that is not empty.
+func removeEmpty(dirs []string) {
+	for _, d := range dirs {
+		if os.Remove(d) != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,125 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package file
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cairn-ckpt/cairn/blob"
+)
+
+// lockFile makes the file at path, if need be, takes its lock, which the system
+// gives up when the process ends, and writes text into it.
+func lockFile(path string, text []byte) (*os.File, error) {
+	for {
+		f, err := lockOld(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			f, err = lockNew(path, text)
+		}
+		if errors.Is(err, fs.ErrExist) || err == nil && f == nil {
+			continue // it has come or gone meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		return f, writeText(f, text)
+	}
+}
+
+// lockOld takes the lock of the file at path. It returns nil if the holder before
+// has removed the file since: other processes would lock another one.
+func lockOld(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := lock(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	here, err := isAt(f, func() (fs.FileInfo, error) { return os.Stat(path) })
+	if !here || err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// lockNew makes the file at path so that it is locked and complete when it
+// appears: else a look at it could come first, and for a moment keep its maker
+// out.
+func lockNew(path string, text []byte) (*os.File, error) {
+	root, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	name := tempName(root)
+	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Remove(name)
+	if err = lock(f); err == nil {
+		err = writeText(f, text)
+	}
+	if err == nil {
+		err = root.Link(name, filepath.Base(path))
+	}
+	switch {
+	case err == nil:
+		return f, nil
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, blob.ErrLocked): // a sweep has taken it
+		return nil, f.Close()
+	case !errors.Is(err, fs.ErrExist) && !errors.Is(err, errors.ErrUnsupported):
+		// Some file systems have no links: lockOld locks a file that is empty at
+		// first.
+		var empty *os.File
+		if empty, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666); err == nil {
+			err = empty.Close()
+		}
+	}
+	return nil, errors.Join(err, f.Close())
+}
+
+// lock takes the lock of f. The error wraps blob.ErrLocked if another holder has
+// it, and errors.ErrUnsupported if the file system has no locks.
+func lock(f *os.File) error { return flock(f, unix.LOCK_EX) }
+
+// probe is lock for a look: any number of probes succeed at a time.
+func probe(f *os.File) error { return flock(f, unix.LOCK_SH) }
+
+func flock(f *os.File, how int) error {
+	c, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ferr error
+	err = c.Control(func(fd uintptr) {
+		for {
+			if ferr = unix.Flock(int(fd), how|unix.LOCK_NB); ferr != unix.EINTR {
+				return
+			}
+		}
+	})
+	switch {
+	case err != nil:
+	case ferr == nil:
+		return nil
+	case errors.Is(ferr, unix.EWOULDBLOCK):
+		return blob.ErrLocked
+	case errors.Is(ferr, unix.ENOLCK), errors.Is(ferr, unix.EINVAL):
+		err = errors.ErrUnsupported
+	default:
+		err = ferr
+	}
+	return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+}
+
+// unlockFile removes the locked file, and only then gives up its lock.
+func unlockFile(f *os.File, path string) error {
+	return errors.Join(os.Remove(path), f.Close())
+}

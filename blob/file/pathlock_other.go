@@ -1,0 +1,17 @@
+//go:build !(darwin || dragonfly || freebsd || linux || netbsd || openbsd || windows)
+
+package file
+
+import (
+	"errors"
+	"os"
+)
+
+// lockFile has no locks to take here.
+func lockFile(string, []byte) (*os.File, error) { return nil, errors.ErrUnsupported }
+
+func unlockFile(f *os.File, _ string) error { return f.Close() }
+
+func lock(*os.File) error { return errors.ErrUnsupported }
+
+func probe(*os.File) error { return errors.ErrUnsupported }

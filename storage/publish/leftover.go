@@ -1,0 +1,262 @@
+package publish
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Leftover is a file that no checkpoint needs: of a save that did not finish, or
+// of a checkpoint that was replaced.
+type Leftover struct {
+	Name    string    `json:"name"`
+	Size    int64     `json:"bytes"`
+	ModTime time.Time `json:"time"`
+	// SaveID is the save that wrote it, if its name tells.
+	SaveID string `json:"save_id,omitempty"`
+	// Owner is what became of the process that would have removed it or made it
+	// part of a checkpoint.
+	Owner blob.Owner `json:"-"`
+}
+
+// Over reports whether nothing will ever need the file: its owner is dead, or
+// unknown and the file is at least olderThan old.
+func (l *Leftover) Over(olderThan time.Duration) bool {
+	return l.Owner == blob.OwnerDead || l.Owner == blob.OwnerUnknown && olderThan >= 0 && time.Since(l.ModTime) >= olderThan
+}
+
+// Files tells which files at a place are of a format.
+type Files struct {
+	// Format is the name of the format.
+	Format string
+	// Data returns the data files that are there, with the ids of their saves.
+	// A file whose save is unknown has none.
+	Data func(ctx context.Context, store blob.Store) ([]Leftover, error)
+	// Current returns the files of the checkpoint that is there. Its errors are
+	// those of Format.Read.
+	Current func(ctx context.Context, store blob.Store) ([]string, error)
+}
+
+// Leftovers returns the files of the format at the root of store that the
+// checkpoint there does not need, with what unfinished writers left. Files of
+// saves that are under way are among them, with a living owner.
+func Leftovers(ctx context.Context, store blob.Store, f Files) ([]Leftover, error) {
+	// The order matters. A save has its mark before its first file and until it
+	// has ended. So a file that is seen here without a mark of the living, later,
+	// is of a save that has ended, and if the record does not name it after that,
+	// no record ever will.
+	data, err := f.Data(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	marks, err := marksAt(ctx, store, f.Format)
+	if err != nil {
+		return nil, err
+	}
+	current, err := f.Current(ctx, store)
+	if err != nil && !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrIncomplete) {
+		return nil, err
+	}
+	named := make(map[string]bool, len(current))
+	for _, name := range current {
+		named[name] = true
+	}
+	var out []Leftover
+	for _, l := range data {
+		if !named[l.Name] {
+			l.Owner = ownerOf(&l, marks)
+			out = append(out, l)
+		}
+	}
+	temps, err := tempsAt(ctx, store)
+	return append(out, temps...), err
+}
+
+// List returns the objects whose names begin with prefix and that parse accepts,
+// with the ids of saves that it returns.
+func List(ctx context.Context, store blob.Store, prefix string, parse func(name string) (saveID string, ok bool)) ([]Leftover, error) {
+	var out []Leftover
+	for info, err := range store.List(ctx, prefix) {
+		if err != nil {
+			return nil, err
+		}
+		if id, ok := parse(info.Name); ok {
+			out = append(out, Leftover{Name: info.Name, Size: info.Size, ModTime: info.ModTime, SaveID: id})
+		}
+	}
+	return out, nil
+}
+
+// RemoveUnnamed removes those of the files that the current checkpoint does not
+// name, and goes on if one cannot be removed. If it cannot tell, it removes
+// nothing.
+func RemoveUnnamed(ctx context.Context, store blob.Store, f Files, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	return Locked(ctx, store, func() error {
+		current, err := f.Current(ctx, store)
+		if err != nil && !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrIncomplete) && !errors.Is(err, storage.ErrCorrupt) {
+			return err
+		}
+		names = slices.DeleteFunc(names, func(n string) bool { return slices.Contains(current, n) })
+		return RemoveAll(ctx, store, names)
+	})
+}
+
+// tempsAt returns what writers have at the root of a store.
+func tempsAt(ctx context.Context, store blob.Store) ([]Leftover, error) {
+	s, ok := blob.As[blob.Sweeper](store)
+	if !ok {
+		return nil, nil
+	}
+	temps, err := s.Temps(ctx, "")
+	out := make([]Leftover, len(temps))
+	for i, t := range temps {
+		out[i] = Leftover{Name: t.Name, Size: t.Size, ModTime: t.ModTime, Owner: t.Owner}
+	}
+	return out, err
+}
+
+// mark is a Mark that was found.
+type mark struct {
+	saveID string
+	note   note
+	blob.Lock
+}
+
+// marksAt returns the marks of saves in a format.
+func marksAt(ctx context.Context, store blob.Store, format string) ([]mark, error) {
+	l, ok := blob.As[blob.Locker](store)
+	if !ok {
+		return nil, nil
+	}
+	locks, err := l.Locks(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	var out []mark
+	for _, l := range locks {
+		m := mark{Lock: l}
+		if m.saveID, ok = strings.CutPrefix(l.Name, markName(format, "")); ok {
+			_ = json.Unmarshal(l.Note, &m.note) // a mark without a note claims less
+			out = append(out, m)
+		}
+	}
+	return out, nil
+}
+
+// ownerOf returns what became of the owner of a data file: alive if one of the
+// marks that it may be of is, dead if all are.
+func ownerOf(l *Leftover, marks []mark) blob.Owner {
+	var seen [3]bool
+	for i := range marks {
+		m := &marks[i]
+		if m.saveID == l.SaveID || slices.Contains(m.note.Replaced, l.Name) || l.SaveID == "" && !slices.Contains(m.note.Before, l.Name) {
+			seen[m.Owner] = true
+		}
+	}
+	switch {
+	case seen[blob.OwnerAlive]:
+		return blob.OwnerAlive
+	case seen[blob.OwnerDead] && !seen[blob.OwnerUnknown]:
+		return blob.OwnerDead
+	}
+	return blob.OwnerUnknown
+}
+
+// Sweep removes the leftovers that are over, as Leftover.Over says, and returns
+// them, also beside an error. A negative age spares those of unknown owners.
+// keep, if not nil, chooses more that stay.
+func Sweep(ctx context.Context, store blob.Store, f Files, olderThan time.Duration, keep func(*Leftover) bool) ([]Leftover, error) {
+	if olderThan < 0 {
+		if dead, err := anyDead(ctx, store, f.Format); !dead || err != nil {
+			return nil, err
+		}
+	}
+	var out []Leftover
+	err := Locked(ctx, store, func() error {
+		left, err := Leftovers(ctx, store, f)
+		if err != nil {
+			return err
+		}
+		kept := false
+		var errs []error
+		for _, l := range left {
+			if !l.Over(olderThan) || isTemp(l.Name) {
+				continue
+			}
+			if keep != nil && keep(&l) {
+				kept = true
+			} else if err := store.Remove(ctx, l.Name); err != nil {
+				errs = append(errs, err)
+			} else {
+				out = append(out, l)
+			}
+		}
+		temps, err := sweepTemps(ctx, store, left, olderThan)
+		out = append(out, temps...)
+		if errs = append(errs, err); !kept && errors.Join(errs...) == nil {
+			errs = append(errs, sweepMarks(ctx, store, f.Format, olderThan))
+		}
+		return errors.Join(errs...)
+	})
+	return out, err
+}
+
+// anyDead reports whether a dead process has left a mark, or a file that it
+// wrote. It costs less than a list of all files.
+func anyDead(ctx context.Context, store blob.Store, format string) (bool, error) {
+	marks, err := marksAt(ctx, store, format)
+	if err != nil || slices.ContainsFunc(marks, func(m mark) bool { return m.Owner == blob.OwnerDead }) {
+		return err == nil, err
+	}
+	temps, err := tempsAt(ctx, store)
+	return slices.ContainsFunc(temps, func(l Leftover) bool { return l.Owner == blob.OwnerDead }), err
+}
+
+func isTemp(name string) bool { return strings.HasPrefix(name, blob.Reserved) }
+
+// sweepTemps removes what dead writers left. It returns those of left that went.
+func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderThan time.Duration) ([]Leftover, error) {
+	s, ok := blob.As[blob.Sweeper](store)
+	if !ok {
+		return nil, nil
+	}
+	if olderThan < 0 {
+		olderThan = 100 * 365 * 24 * time.Hour
+	}
+	_, err := s.SweepTemp(ctx, "", olderThan)
+	now, tempErr := s.Temps(ctx, "")
+	left = slices.DeleteFunc(slices.Clone(left), func(l Leftover) bool {
+		return !isTemp(l.Name) || slices.ContainsFunc(now, func(t blob.Temp) bool { return t.Name == l.Name })
+	})
+	return left, errors.Join(err, tempErr)
+}
+
+// sweepMarks removes the marks of saves that have ended, whose files are gone.
+func sweepMarks(ctx context.Context, store blob.Store, format string, olderThan time.Duration) error {
+	marks, err := marksAt(ctx, store, format)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range marks {
+		m := &marks[i]
+		if l := (Leftover{Owner: m.Owner, ModTime: m.ModTime}); !l.Over(olderThan) {
+			continue
+		}
+		taken, err := NewMark(ctx, store, format, m.saveID, nil)
+		if errors.Is(err, blob.ErrLocked) {
+			continue
+		}
+		errs = append(errs, err, taken.Release())
+	}
+	return errors.Join(errs...)
+}
