@@ -15,7 +15,10 @@ type Chunk struct {
 	Sizes   []int64 `json:"sizes,omitzero"`
 	// Inline says that the bytes are part of the index and in no other file.
 	Inline bool `json:"inline,omitempty"`
-	// File is where the bytes are, from Offset on, Length of them.
+	// NumBytes is the size of the piece.
+	NumBytes int64 `json:"nbytes"`
+	// File holds the bytes, in the range of Length bytes from Offset on. A format
+	// that wraps or compresses them makes Length differ from NumBytes.
 	File   string `json:"file,omitempty"`
 	Offset int64  `json:"offset"`
 	Length int64  `json:"length"`
@@ -32,12 +35,16 @@ func Chunks(e *meta.Entry) iter.Seq[Chunk] {
 			yield(objectChunk(e.Bytes))
 			return
 		}
+		size := int64(e.Tensor.DType.Size())
 		for i, box := range e.Tensor.Chunks {
 			c := Chunk{Chunk: i}
 			if i < len(e.Tensor.Locs) {
 				c = located(&e.Tensor.Locs[i])
 			}
-			c.Chunk, c.Offsets, c.Sizes = i, nonNil(box.Offsets), nonNil(box.Sizes)
+			c.Chunk, c.Offsets, c.Sizes, c.NumBytes = i, nonNil(box.Offsets), nonNil(box.Sizes), size
+			for _, n := range box.Sizes {
+				c.NumBytes *= n
+			}
 			if !yield(c) {
 				return
 			}
@@ -46,10 +53,12 @@ func Chunks(e *meta.Entry) iter.Seq[Chunk] {
 }
 
 func objectChunk(b *meta.Bytes) Chunk {
-	if b.Inline != nil {
-		return Chunk{Inline: true, Length: b.Size}
+	c := Chunk{Inline: true, Length: b.Size}
+	if b.Inline == nil {
+		c = located(&b.Loc)
 	}
-	return located(&b.Loc)
+	c.NumBytes = b.Size
+	return c
 }
 
 func located(l *meta.Location) Chunk {

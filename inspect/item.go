@@ -28,6 +28,8 @@ type Item struct {
 	// read first.
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`
+	// Problem says why an object could not be read, if that was tried.
+	Problem string `json:"problem,omitempty"`
 	// Codec says how an object is encoded.
 	Codec string `json:"codec,omitempty"`
 	// Chunks counts the pieces it was saved in, Files the files they lie in:
@@ -70,6 +72,10 @@ func (it *Item) Elements() int64 {
 	}
 	return n
 }
+
+// Unread reports whether the type and the value of an object have to be read
+// first.
+func (it *Item) Unread() bool { return it.Kind == KindObject && it.Type == "" }
 
 func countFiles(locs []meta.Location) int {
 	seen := make(map[string]struct{}, len(locs))

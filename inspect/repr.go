@@ -9,6 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -62,7 +63,7 @@ const MaxRepr = 4096
 
 // Repr returns what Python's repr says of a value that value.Decode returned,
 // with these liberties: maps have their keys in order, sets keep the order in
-// which they were stored, a tensor shows its dtype and shape, an array of numpy
+// which they were stored, a tensor and a *meta.Tensor show dtype and shape, an array of numpy
 // is on one line with every number as short as it can be, and an object of a
 // class that is not known here is shown as the record that it is,
 // <mypkg.Config object: {'a': 1}>. The spelling is that of Python 3.12 and
@@ -137,12 +138,19 @@ func (r *reprer) python(v any) {
 	case *value.Object:
 		r.object(v)
 	case *tensor.Tensor:
-		r.text("tensor(dtype=" + v.DType().String() + ", shape=")
-		r.ints(v.Shape())
-		r.text(")")
+		r.tensor(v.DType(), v.Shape())
+	case *meta.Tensor:
+		r.tensor(v.DType, v.Shape)
 	default:
 		r.b = fmt.Append(r.b, v)
 	}
+}
+
+// tensor adds the description of a tensor.
+func (r *reprer) tensor(d tensor.DType, shape []int64) {
+	r.text("tensor(dtype=" + d.String() + ", shape=")
+	r.ints(shape)
+	r.text(")")
 }
 
 // maxBits bounds the integers that are printed as such: more takes more than

@@ -32,10 +32,10 @@ type catItem struct {
 	Type   string  `json:"type,omitempty"`
 }
 
-// catValue is an object, catFile what was written.
+// catValue is an object or a tree, catFile what was written.
 type catValue struct {
 	catItem
-	Value json.RawMessage `json:"value"`
+	Value any `json:"value"`
 }
 
 type catFile struct {
@@ -60,10 +60,13 @@ func newCatCmd() *cobra.Command {
 	f := catFlags{limit: 1000}
 	cmd := &cobra.Command{
 		Use:   "cat PATH NAME[SLICE]",
-		Short: "Print a tensor, a part of one, or an object",
+		Short: "Print a tensor, a part of one, an object, or a tree of objects",
 		Long: `Cat prints one tensor or object. SLICE takes a part of a tensor, as Python writes
 it: 'model.w[0:4, ::2, 3]', 'model.w[-1]', 'model.w[..., ::-1]'; or give it by
 --slice. Only what is needed is read, and memory is bounded.
+
+If NAME is the beginning of names up to a dot, cat prints everything below it as
+nested dicts and lists, with the dtypes and shapes of tensors.
 
 As text, tensors of more than --limit elements are shortened as numpy does it: the
 first and the last ones of each dimension, with an ellipsis in between. --full
@@ -80,13 +83,14 @@ dtypes' for the names.
 With --json:
 
   path, save_id      which checkpoint it is
-  fqn, kind          what it is: "tensor" or "object"
+  fqn, kind          what it is: "tensor", "object" or "tree"
   dtype, shape       of what is selected of a tensor
   values             its elements as nested lists, whatever --limit says: complex
                      numbers as lists of two; "nan", "inf" and "-inf" are texts
-  type               of an object, in Python's words
-  value              of an object; what JSON lacks is an object with one key, such
-                     as {"$bytes": "…"}, as in the file format
+  type               of an object or a tree, in Python's words
+  value              of an object or a tree; what JSON lacks is an object with one
+                     key, such as {"$bytes": "…"}, as in the file format; a tensor
+                     in a tree is {"$tensor": {"dtype": "…", "shape": […]}}
   output, nbytes     with --npy or --raw, and then without values: the file that
                      was written and the size of the data`,
 		Example: `  cairn cat runs/step-1000 optimizer.lr
@@ -94,7 +98,8 @@ With --json:
   cairn cat runs/step-1000 model.embed.weight --slice '-1' --full
   cairn cat runs/step-1000 model.embed.weight --npy embed.npy --dtype float32
   cairn cat runs/step-1000 model.embed.weight --raw - | sha256sum
-  cairn cat runs/step-1000 config --json | jq .value`,
+  cairn cat runs/step-1000 config
+  cairn cat runs/step-1000 optimizer.groups.0 --json | jq .value`,
 		Args:              wantArgs(2, 2),
 		ValidArgsFunction: completeNames(1),
 		RunE:              func(cmd *cobra.Command, args []string) error { return runCat(cmd, args[0], args[1], &f) },
@@ -155,12 +160,16 @@ func runCat(cmd *cobra.Command, path, name string, f *catFlags) error {
 		return err
 	}
 	defer c.Close()
+	k := &catter{cmd: cmd, ctx: ctx, o: outputOf(cmd), flags: f, c: c}
+	k.head = catItem{Path: path, SaveID: c.Info().SaveID, FQN: name, Kind: inspect.KindTensor}
 	e, slice, err := findSliced(ctx, c, name, f.slice)
+	if errors.Is(err, cairn.ErrMissing) {
+		return k.branch(strings.TrimSuffix(name, slice), slice)
+	}
 	if err != nil {
 		return err
 	}
-	k := &catter{cmd: cmd, ctx: ctx, o: outputOf(cmd), flags: f, c: c, e: e}
-	k.head = catItem{Path: path, SaveID: c.Info().SaveID, FQN: e.FQN, Kind: inspect.KindTensor}
+	k.e, k.head.FQN = e, e.FQN
 	if e.Tensor == nil {
 		k.head.Kind = inspect.KindObject
 		if slice != "" || f.npy != "" || f.dtype != "" {
@@ -179,14 +188,7 @@ func findSliced(ctx context.Context, c *cairn.Checkpoint, name, slice string) (*
 		name, slice = name[:at], name[at:]
 		e, err = c.Entry(ctx, name)
 	}
-	if !errors.Is(err, cairn.ErrMissing) {
-		return e, slice, err
-	}
-	md, mdErr := c.Metadata(ctx)
-	if mdErr != nil {
-		return nil, "", err
-	}
-	return nil, "", missing(md, name)
+	return e, slice, err
 }
 
 // object prints an object.
@@ -210,25 +212,33 @@ func (k *catter) object() error {
 		return err
 	}
 	if k.o.json {
-		return k.objectJSON(v)
+		list, err := valueJSON(v)
+		if err != nil {
+			return fmt.Errorf("%q: %w", k.e.FQN, err)
+		}
+		k.head.Type = inspect.TypeName(v)
+		return k.o.encode(k.o.out, catValue{k.head, list})
 	}
+	return k.repr(v)
+}
+
+// repr prints a value as Python does.
+func (k *catter) repr(v any) error {
 	limit := inspect.MaxRepr
 	if k.flags.full {
 		limit = math.MaxInt - 1
 	}
-	_, err = fmt.Fprintln(k.o.out, inspect.Repr(v, limit))
+	_, err := fmt.Fprintln(k.o.out, inspect.Repr(v, limit))
 	return err
 }
 
-// objectJSON prints an object in cairn's own way to write values as JSON.
-func (k *catter) objectJSON(v any) error {
+// valueJSON returns a value in cairn's own way to write values as JSON.
+func valueJSON(v any) (json.RawMessage, error) {
 	_, list, err := value.Encode([]any{v}) // bytes alone would not become JSON
 	if err != nil {
-		return fmt.Errorf("%q: %w", k.e.FQN, err)
+		return nil, err
 	}
-	list = list[1 : len(list)-1]
-	k.head.Type = inspect.TypeName(v)
-	return k.o.encode(k.o.out, catValue{k.head, json.RawMessage(list)})
+	return json.RawMessage(list[1 : len(list)-1]), nil
 }
 
 // tensor prints a tensor or a part of one.

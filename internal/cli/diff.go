@@ -90,7 +90,8 @@ With --json:
                      "extra"
     differs          a list of "kind", "dtype", "shape" and "values"
     a, b             what it is on either side: fqn, kind, dtype, shape, type,
-                     repr, codec, chunks, files and nbytes, as in 'cairn ls'
+                     repr, problem, codec, chunks, files and nbytes, as in
+                     'cairn ls'
     where            the place in an object that differs first
     values           of tensors that were compared and have not the same bits:
                      elements, differing (how many are not equal), nans (for how

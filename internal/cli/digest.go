@@ -55,7 +55,7 @@ With --json:
 
 func runDigest(cmd *cobra.Command, args []string) error {
 	return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
-		entries, err := selectNames(md, args[1:])
+		entries, err := selectNames(args[0], md, args[1:])
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -14,7 +13,6 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/value"
 )
 
 // overview is what 'cairn inspect PATH --json' prints.
@@ -72,7 +70,8 @@ Of one name:
 
   path, save_id, item
   chunks     a list of chunk (a number), offsets, sizes, inline, file, offset,
-             length, n_checksums and key (in its file, where it is not the name)
+             length, nbytes, n_checksums and key (in its file, if it is not the
+             name); length is nbytes and what the format wraps around them
 
 Of the beginning of names:
 
@@ -98,6 +97,9 @@ Of the beginning of names:
 					s.Step = inspect.StateStep(cmd.Context(), md, c.ReadBytes)
 				}
 				v := overview{s, inspect.Tree(inspect.Items(inspect.Select(md), nil), "", int(f.depth))}
+				if err := readObjects(cmd.Context(), c, md, treeItems(v.Tree, nil)); err != nil {
+					return err
+				}
 				o := outputOf(cmd)
 				return o.result(v, func() { o.overview(&v, f.files) })
 			})
@@ -113,37 +115,26 @@ func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, pat
 	o := outputOf(cmd)
 	e, ok := md.Find(name)
 	if !ok {
-		entries, err := selectNames(md, []string{name})
+		entries, err := selectNames(path, md, []string{name})
 		if err != nil {
 			return err
 		}
 		v := branch{path, c.Info().SaveID, inspect.Tree(inspect.Items(entries, nil), name, int(f.depth))}
+		if err := readObjects(cmd.Context(), c, md, treeItems(v.Tree, nil)); err != nil {
+			return err
+		}
 		return o.result(v, func() { o.tree(v.Tree) })
 	}
 	if cmd.Flags().Changed("depth") {
 		return usagef(cmd, "--depth is about a tree: there is nothing below %s", clean(name))
 	}
 	v := closeUp{Path: path, SaveID: c.Info().SaveID, Item: inspect.NewItem(e), Chunks: slices.Collect(inspect.Chunks(e))}
-	if err := readObject(cmd.Context(), c, e, &v.Item); err != nil {
-		return err
+	if v.Item.Unread() {
+		if err := readObject(cmd.Context(), c, e, &v.Item); err != nil {
+			return err
+		}
 	}
 	return o.result(v, func() { o.closeUp(&v) })
-}
-
-// readObject fills in type and value of an object whose bytes are not in the
-// index, unless they are in a codec that is not known here.
-func readObject(ctx context.Context, c *cairn.Checkpoint, e *meta.Entry, it *inspect.Item) error {
-	if e.Tensor != nil || it.Type != "" {
-		return nil
-	}
-	codec, data, err := c.ReadBytes(ctx, e)
-	if err != nil {
-		return err
-	}
-	if v, err := value.Decode(codec, data); err == nil {
-		it.Type, it.Repr = inspect.TypeName(v), inspect.Repr(v, inspect.MaxRepr)
-	}
-	return nil
 }
 
 func (o *output) overview(v *overview, allFiles bool) {
@@ -224,10 +215,21 @@ func addNode(t *rows, n *inspect.Node, name string, level int) {
 	if it := n.Item; it != nil && it.Kind == inspect.KindTensor {
 		what = it.DType + " " + formatShape(it.Shape)
 	} else if it != nil {
-		what = strings.TrimSpace(it.Type + " " + shorten(it.Repr, 40))
+		what = strings.TrimSpace(it.Type + " " + shownValue(it))
 	}
 	t.add(strings.Repeat("  ", level)+clean(name), strconv.FormatInt(n.Totals.Tensors, 10), strconv.FormatInt(n.Totals.Objects, 10),
 		formatCount(n.Totals.Elements), formatBytes(n.Totals.NumBytes), what)
+}
+
+// treeItems adds the items of a tree to list.
+func treeItems(n *inspect.Node, list []*inspect.Item) []*inspect.Item {
+	if n.Item != nil {
+		list = append(list, n.Item)
+	}
+	for _, c := range n.Children {
+		list = treeItems(c, list)
+	}
+	return list
 }
 
 // fewFiles is how many files are shown unasked.

@@ -32,6 +32,9 @@ beginning of names up to a dot: everything below it is listed.
 characters, dots too, ? for one, [a-d] and [!a-d] for one of a set. A pattern that
 matches nothing is an error.
 
+--long shows the first 40 characters of values. It reads objects that are not part
+of the index if they have at most 64 KiB, and 16 MiB in all.
+
 With --json:
 
   path, save_id    which checkpoint it is
@@ -39,8 +42,9 @@ With --json:
     fqn            the name
     kind           "tensor" or "object"
     dtype, shape   of a tensor
-    type, repr     of an object that is part of the index, in Python's words, cut
-                   at 4096 bytes
+    type, repr     of an object, in Python's words, cut at 4096 bytes: if it is
+                   part of the index, or with --long if it has at most 64 KiB
+    problem        why an object could not be read
     codec          how an object is encoded
     chunks         pieces that it was saved in
     files          files that they lie in
@@ -71,7 +75,7 @@ func runLs(cmd *cobra.Command, path string, prefix []string, match string, long 
 		return err
 	}
 	return withMetadata(cmd.Context(), path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
-		entries, err := selectNames(md, prefix)
+		entries, err := selectNames(path, md, prefix)
 		if err != nil {
 			return err
 		}
@@ -81,6 +85,11 @@ func runLs(cmd *cobra.Command, path string, prefix []string, match string, long 
 		l := listing{Path: path, SaveID: c.Info().SaveID, Items: inspect.Items(entries, nil)}
 		for i := range l.Items {
 			l.Totals.Add(&l.Items[i])
+		}
+		if long {
+			if err := readObjects(cmd.Context(), c, md, pointers(l.Items)); err != nil {
+				return err
+			}
 		}
 		o := outputOf(cmd)
 		return o.result(l, func() { o.listing(&l, long) })
@@ -117,11 +126,20 @@ func (o *output) items(items []inspect.Item, long bool) {
 		}
 		cells := []string{clean(it.FQN), it.Kind, clean(dtype), shape, strconv.Itoa(it.Chunks), formatBytes(it.NumBytes)}
 		if long {
-			cells = append(cells, elements(it), strconv.Itoa(it.Files), shorten(it.Repr, 40))
+			cells = append(cells, elements(it), strconv.Itoa(it.Files), shownValue(it))
 		}
 		t.add(cells...)
 	}
 	o.table(t)
+}
+
+// pointers returns pointers to the items.
+func pointers(items []inspect.Item) []*inspect.Item {
+	out := make([]*inspect.Item, len(items))
+	for i := range items {
+		out[i] = &items[i]
+	}
+	return out
 }
 
 func elements(it *inspect.Item) string {

@@ -11,19 +11,19 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// selectNames returns the entries at or below each of the names. Each must
-// stand for something.
-func selectNames(md *meta.Metadata, names []string) ([]*meta.Entry, error) {
+// selectNames returns the entries of the checkpoint at path that are at or below
+// each of the names. Each must have at least one.
+func selectNames(path string, md *meta.Metadata, names []string) ([]*meta.Entry, error) {
 	for _, n := range names {
 		if len(inspect.Select(md, n)) == 0 {
-			return nil, missing(md, n)
+			return nil, missing(path, md, n)
 		}
 	}
 	return inspect.Select(md, names...), nil
 }
 
-// missing is the error of a name that a checkpoint does not have.
-func missing(md *meta.Metadata, name string) error {
+// missing is the error of a name that the checkpoint at path does not have.
+func missing(path string, md *meta.Metadata, name string) error {
 	err := fmt.Errorf("%q is %w", name, cairn.ErrMissing)
 	var near []string
 	for _, n := range md.Names() {
@@ -32,7 +32,7 @@ func missing(md *meta.Metadata, name string) error {
 		}
 	}
 	if len(near) == 0 {
-		return withHint(err, listHint(md.Storage.ID))
+		return withHint(err, listHint(path))
 	}
 	return withHint(err, "did you mean "+strings.Join(near[:min(len(near), 3)], " or ")+"?")
 }

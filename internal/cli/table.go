@@ -30,6 +30,7 @@ type chunkRow struct {
 	Key       *string `parquet:"key,optional,dict"`
 	Offset    *int64  `parquet:"offset,optional"`
 	Length    int64   `parquet:"length"`
+	NumBytes  int64   `parquet:"nbytes"`
 	Tensor    *int64  `parquet:"tensor_nbytes,optional"`
 	Checksums int64   `parquet:"n_checksums"`
 }
@@ -58,15 +59,16 @@ each chunk of a tensor and one for each object:
   chunk          the number of the chunk within its tensor, from 0
   offsets, sizes the chunk's box in the tensor; lists
   file           where its bytes are; null for an object that is in the index
-  key            its key in that file, where that is not the name
-  offset, length the range of its bytes in the file: length is the size of the
-                 chunk, or of the object
+  key            its key in that file, if that is not the name
+  offset, length the range of the file that holds it: of torchdcp, with the zip
+                 file around the bytes
+  nbytes         bytes of the chunk, or of the object
   tensor_nbytes  bytes of the whole tensor, the same for each of its chunks; null
                  for an object
   n_checksums    blocks of the chunk with a checksum of their own
 
-So sum(length) is the size of what is selected, whereas tensor_nbytes must not be
-summed but over rows with chunk = 0. The file's own metadata has cairn.path,
+So sum(nbytes) is the size of what is selected. Sum tensor_nbytes only over rows
+with chunk = 0. The file's own metadata has cairn.path (PATH as it was given),
 cairn.save_id and cairn.step.
 
 With --json:
@@ -76,8 +78,8 @@ With --json:
   rows           how many rows it has`,
 		Example: `  cairn table runs/step-1000 -o index.parquet
   cairn table runs/step-1000 -o - | ssh host 'cat > index.parquet'
-  duckdb -c "select dtype, sum(length) from 'index.parquet' group by dtype"
-  duckdb -c "select file, count(*), sum(length) from 'index.parquet' group by file"`,
+  duckdb -c "select dtype, sum(nbytes) from 'index.parquet' group by dtype"
+  duckdb -c "select file, count(*), sum(nbytes) from 'index.parquet' group by file"`,
 		Args:              wantArgs(1, 1),
 		ValidArgsFunction: completePath,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -111,12 +113,12 @@ func runTable(cmd *cobra.Command, path, out string) error {
 	return withMetadata(cmd.Context(), path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
 		o := outputOf(cmd)
 		if out == "-" {
-			_, err := writeTable(cmd.Context(), o.out, md)
+			_, err := writeTable(cmd.Context(), o.out, path, md)
 			return err
 		}
 		r := tableResult{Path: path, SaveID: c.Info().SaveID, Output: out}
 		err := writeOutput(cmd.Context(), c, path, out, func(w io.Writer) (err error) {
-			r.Rows, err = writeTable(cmd.Context(), w, md)
+			r.Rows, err = writeTable(cmd.Context(), w, path, md)
 			return err
 		})
 		if err != nil {
@@ -129,13 +131,14 @@ func runTable(cmd *cobra.Command, path, out string) error {
 // rowsPerGroup bounds the rows that are in memory at a time.
 const rowsPerGroup = 1 << 17
 
-// writeTable writes the table and returns the number of its rows.
-func writeTable(ctx context.Context, w io.Writer, md *meta.Metadata) (int64, error) {
+// writeTable writes the table of the checkpoint at path and returns the number of
+// its rows.
+func writeTable(ctx context.Context, w io.Writer, path string, md *meta.Metadata) (int64, error) {
 	options := []parquet.WriterOption{
 		parquet.Compression(&zstd.Codec{}),
 		parquet.MaxRowsPerRowGroup(rowsPerGroup),
 		parquet.CreatedBy("cairn", cairn.Version, "parquet-go"),
-		parquet.KeyValueMetadata("cairn.path", md.Storage.ID),
+		parquet.KeyValueMetadata("cairn.path", path),
 		parquet.KeyValueMetadata("cairn.save_id", md.Storage.SaveID),
 	}
 	if md.Storage.Step != nil {
@@ -168,7 +171,7 @@ func writeTable(ctx context.Context, w io.Writer, md *meta.Metadata) (int64, err
 func newChunkRow(e *meta.Entry, c *inspect.Chunk) chunkRow {
 	r := chunkRow{
 		FQN: e.FQN, Kind: inspect.KindObject, Chunk: int64(c.Chunk), Offsets: c.Offsets, Sizes: c.Sizes,
-		Length: c.Length, Checksums: int64(c.Checksums),
+		Length: c.Length, NumBytes: c.NumBytes, Checksums: int64(c.Checksums),
 	}
 	if e.Tensor != nil {
 		r.Kind, r.Shape = inspect.KindTensor, e.Tensor.Shape

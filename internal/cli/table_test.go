@@ -5,12 +5,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/parquet-go/parquet-go"
 
+	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -45,7 +49,7 @@ func tabled() *meta.Metadata {
 
 func TestTable(t *testing.T) {
 	var b bytes.Buffer
-	n, err := writeTable(t.Context(), &b, tabled())
+	n, err := writeTable(t.Context(), &b, "runs/1", tabled())
 	if err != nil || n != 5 {
 		t.Fatalf("writeTable = %d, %v; want 5 rows", n, err)
 	}
@@ -54,19 +58,19 @@ func TestTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []chunkRow{
-		{FQN: "n", Kind: "object", Codec: new("json"), Length: 3},
+		{FQN: "n", Kind: "object", Codec: new("json"), Length: 3, NumBytes: 3},
 		{
-			FQN: "o", Kind: "object", Codec: new("raw"), File: new("f"), Key: new("k"), Offset: new(int64(0)), Length: 8,
+			FQN: "o", Kind: "object", Codec: new("raw"), File: new("f"), Key: new("k"), Offset: new(int64(0)), Length: 8, NumBytes: 8,
 			Checksums: 2,
 		},
-		{FQN: "s", Kind: "tensor", DType: new("int64"), File: new("f"), Offset: new(int64(8)), Length: 8, Tensor: new(int64(8)), Checksums: 2},
+		{FQN: "s", Kind: "tensor", DType: new("int64"), File: new("f"), Offset: new(int64(8)), Length: 8, NumBytes: 8, Tensor: new(int64(8)), Checksums: 2},
 		{
 			FQN: "w", Kind: "tensor", DType: new("float32"), Shape: []int64{2, 2}, Offsets: []int64{0, 0}, Sizes: []int64{2, 1},
-			File: new("f"), Offset: new(int64(16)), Length: 8, Tensor: new(int64(16)), Checksums: 2,
+			File: new("f"), Offset: new(int64(16)), Length: 8, NumBytes: 8, Tensor: new(int64(16)), Checksums: 2,
 		},
 		{
 			FQN: "w", Kind: "tensor", DType: new("float32"), Shape: []int64{2, 2}, Chunk: 1, Offsets: []int64{0, 1}, Sizes: []int64{2, 1},
-			File: new("f"), Offset: new(int64(24)), Length: 8, Tensor: new(int64(16)), Checksums: 2,
+			File: new("f"), Offset: new(int64(24)), Length: 8, NumBytes: 8, Tensor: new(int64(16)), Checksums: 2,
 		},
 	}
 	for i := range got { // a list without elements may come back as either
@@ -83,7 +87,7 @@ func TestTable(t *testing.T) {
 
 func TestTableSchema(t *testing.T) {
 	var b bytes.Buffer
-	if _, err := writeTable(t.Context(), &b, tabled()); err != nil {
+	if _, err := writeTable(t.Context(), &b, "runs/1", tabled()); err != nil {
 		t.Fatal(err)
 	}
 	f, err := parquet.OpenFile(bytes.NewReader(b.Bytes()), int64(b.Len()))
@@ -95,8 +99,10 @@ func TestTableSchema(t *testing.T) {
 			t.Errorf("schema lacks %q:\n%s", want, s)
 		}
 	}
-	if id, ok := f.Lookup("cairn.save_id"); !ok || id != "s" {
-		t.Errorf("cairn.save_id = %q, %v; want s", id, ok)
+	for key, want := range map[string]string{"cairn.save_id": "s", "cairn.path": "runs/1", "cairn.step": "7"} {
+		if got, ok := f.Lookup(key); !ok || got != want {
+			t.Errorf("%s = %q, %v; want %s", key, got, ok, want)
+		}
 	}
 }
 
@@ -106,7 +112,7 @@ func TestTableOfManyRows(t *testing.T) {
 		md.Entries = append(md.Entries, meta.Entry{FQN: fmt.Sprintf("%05d", i), Bytes: &meta.Bytes{Inline: []byte{}}})
 	}
 	var b bytes.Buffer
-	if n, err := writeTable(t.Context(), &b, md); n != 5000 || err != nil {
+	if n, err := writeTable(t.Context(), &b, "runs/1", md); n != 5000 || err != nil {
 		t.Fatalf("writeTable = %d, %v; want 5000", n, err)
 	}
 	rows, err := parquet.Read[chunkRow](bytes.NewReader(b.Bytes()), int64(b.Len()))
@@ -115,7 +121,57 @@ func TestTableOfManyRows(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := writeTable(ctx, &b, md); !errors.Is(err, context.Canceled) {
+	if _, err := writeTable(ctx, &b, "runs/1", md); !errors.Is(err, context.Canceled) {
 		t.Errorf("writeTable with an ended context = %v", err)
+	}
+}
+
+// The table of a checkpoint of another format names the path that it was read
+// from, and the sizes of chunks without what is wrapped around them.
+func TestTableOfDCP(t *testing.T) {
+	dir := t.TempDir()
+	run := func(args ...string) {
+		t.Helper()
+		var errOut bytes.Buffer
+		if got := Main(t.Context(), args, io.Discard, &errOut); got != 0 {
+			t.Fatalf("cairn %v: exit code %d: %s", args, got, &errOut)
+		}
+	}
+	saved, moved, out := filepath.Join(dir, "saved"), filepath.Join(dir, "moved"), filepath.Join(dir, "t.parquet")
+	run("demo", "--dir", "mem://dcp-table", "--size", "64KiB", "--ranks", "1")
+	run("convert", "mem://dcp-table", saved, "--to", "dcp", "--world-size", "2")
+	if err := os.Rename(saved, moved); err != nil {
+		t.Fatal(err)
+	}
+	run("table", moved, "-o", out)
+	b, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := parquet.OpenFile(bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := f.Lookup("cairn.path"); got != moved {
+		t.Errorf("cairn.path = %q; want %q", got, moved)
+	}
+	rows, err := parquet.Read[chunkRow](bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var chunks, tensors int64
+	for _, r := range rows {
+		if r.Kind != inspect.KindTensor {
+			continue
+		}
+		if chunks += r.NumBytes; r.Chunk == 0 {
+			tensors += *r.Tensor
+		}
+		if r.Length <= r.NumBytes {
+			t.Errorf("%s: length %d, nbytes %d; want a zip file around the bytes", r.FQN, r.Length, r.NumBytes)
+		}
+	}
+	if chunks != tensors || tensors == 0 {
+		t.Errorf("chunks of %d bytes, tensors of %d; want the same", chunks, tensors)
 	}
 }
