@@ -32,7 +32,7 @@ func BenchmarkDecode(b *testing.B) {
 	b.SetBytes(int64(len(data)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := dcpmeta.Decode(data); err != nil {
+		if _, err := dcpmeta.Decode(b.Context(), data); err != nil {
 			b.Fatal(err)
 		}
 	}

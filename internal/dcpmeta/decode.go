@@ -1,6 +1,7 @@
 package dcpmeta
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,8 +21,18 @@ import (
 //
 // A name that is no name to meta.CheckFQN, such as the empty one, is an error
 // that wraps errors.ErrUnsupported instead: nothing is wrong with such a document.
-func Decode(data []byte) (*Document, error) {
-	g, n, err := pickle.Parse(data, classes, &pickle.Limits{Objects: 1 << 28, Memo: 1 << 28})
+//
+// It takes memory and work in proportion to data, and ends when ctx does.
+func Decode(ctx context.Context, data []byte) (*Document, error) {
+	d, err := decode(ctx, data)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return nil, cause
+	}
+	return d, err
+}
+
+func decode(ctx context.Context, data []byte) (*Document, error) {
+	g, n, err := pickle.Parse(data, classes, &pickle.Limits{Context: ctx})
 	if err != nil {
 		return nil, invalid("%w", err)
 	}
@@ -118,7 +129,10 @@ func (d *decoder) readEntries(c pickle.Cell) error {
 	d.byID = make([]int32, d.NumStrs())
 	d.chunks = make([]map[string]int, n)
 	for i := 0; i < len(pairs); i += 2 {
-		name, ok := d.Str(pairs[i])
+		name, ok, err := d.str(pairs[i], entryBytes)
+		if err != nil {
+			return err
+		}
 		if !ok {
 			return fmt.Errorf("a name is %s", d.describe(pairs[i]))
 		}
@@ -156,16 +170,36 @@ func (d *decoder) entry(name string, c pickle.Cell) (meta.Entry, error) {
 	return meta.Entry{}, fmt.Errorf("%s is neither a tensor's metadata nor that of bytes", d.describe(c))
 }
 
+// What parts of a document take in memory, beside their strings.
+const (
+	entryBytes  = 256
+	chunkBytes  = 96
+	stringBytes = 32
+)
+
+// str returns a copy of a string, or false. It counts the string and more bytes
+// of the place that it is for: many places may have the same string.
+func (d *decoder) str(c pickle.Cell, more int) (string, bool, error) {
+	b, ok := d.Text(c)
+	if !ok {
+		return "", false, nil
+	}
+	if err := d.Charge(more + len(b)); err != nil {
+		return "", false, err
+	}
+	return string(b), true, nil
+}
+
 // optional returns a string, or nothing for None.
 func (d *decoder) optional(c pickle.Cell, what string) (string, error) {
 	if isNone(c) {
 		return "", nil
 	}
-	s, ok := d.Str(c)
-	if !ok {
-		return "", fmt.Errorf("%s is %s", what, d.describe(c))
+	s, ok, err := d.str(c, stringBytes)
+	if err == nil && !ok {
+		err = fmt.Errorf("%s is %s", what, d.describe(c))
 	}
-	return s, nil
+	return s, err
 }
 
 // readSave reads what is known about the save as a whole.
@@ -235,7 +269,10 @@ func (d *decoder) strings(c pickle.Cell, what string) ([]string, error) {
 	}
 	var out []string
 	for _, e := range cells {
-		s, ok := d.Str(e)
+		s, ok, err := d.str(e, stringBytes)
+		if err != nil {
+			return nil, err
+		}
 		if !ok {
 			return nil, fmt.Errorf("%s holds %s", what, d.describe(e))
 		}

@@ -1,7 +1,10 @@
 package dcpmeta_test
 
 import (
+	"encoding/binary"
 	"errors"
+	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -45,7 +48,7 @@ func TestDocumentsOfEveryAgeAndProtocol(t *testing.T) {
 		{"hyper_parallel.core.distributed_checkpoint", hyperNames, dcpmeta.Hyper},
 	} {
 		for p := 2; p <= 5; p++ {
-			got, err := dcpmeta.Decode(newTree(c.names).bytes(t, p))
+			got, err := dcpmeta.Decode(t.Context(), newTree(c.names).bytes(t, p))
 			if err != nil {
 				t.Fatalf("%s in protocol %d: %v", c.name, p, err)
 			}
@@ -63,7 +66,7 @@ func TestLaterFields(t *testing.T) {
 	field(tr.root)["storage_meta"] = object(torch+".metadata.StorageMeta", state{
 		"checkpoint_id": called("pathlib.PosixPath", "/", "data", "step1"), "save_id": "s", "load_id": nil, "modules": []any{"m"}})
 	field(tr.place)["transform_descriptors"] = []any{"stream.zstd/1", "other/2"}
-	got, err := dcpmeta.Decode(tr.bytes(t, 4))
+	got, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 4))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +85,7 @@ func TestPropertiesWithMoreThanIsKnown(t *testing.T) {
 	for n, more := range []value.Tuple{nil, {nil}, {tuple(3, 1)}, {tuple(1, 4), "and more"}} {
 		tr := newTree(torchNames)
 		field(tr.tensor)["properties"].(*value.Object).State = append(slices.Clone(known), more...)
-		got, err := dcpmeta.Decode(tr.bytes(t, 4))
+		got, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 4))
 		if err != nil {
 			t.Fatalf("%d values more: %v", n, err)
 		}
@@ -98,7 +101,7 @@ func TestChunksInContainersHaveKeysAndLengths(t *testing.T) {
 	field(tr.place)["length"] = int64(-1)
 	field(tr.place)["tensor_key"] = "w.__dcp_chunk_0"
 	field(tr.index)["offset"] = tuple(0, 0)
-	got, err := dcpmeta.Decode(tr.bytes(t, 5))
+	got, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 5))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +114,7 @@ func TestChunksInContainersHaveKeysAndLengths(t *testing.T) {
 func TestOtherPlannerDataIsKept(t *testing.T) {
 	tr := newTree(torchNames)
 	field(tr.root)["planner_data"] = []any{"rank", int64(3), nil}
-	d, err := dcpmeta.Decode(tr.bytes(t, 4))
+	d, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 4))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +125,7 @@ func TestOtherPlannerDataIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := dcpmeta.Decode(b)
+	again, err := dcpmeta.Decode(t.Context(), b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +140,7 @@ func TestChunksThatNeedNoPlaceGo(t *testing.T) {
 	twin := object(torch+".metadata.ChunkStorageMetadata", state{"offsets": size(0, 0), "sizes": size(2, 3)})
 	empty := object(torch+".metadata.ChunkStorageMetadata", state{"offsets": size(4, 0), "sizes": size(0, 3)})
 	field(tr.tensor)["chunks"] = append(chunks, twin, empty)
-	got, err := dcpmeta.Decode(tr.bytes(t, 4))
+	got, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 4))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +216,7 @@ func TestBadDocumentsAreNamedErrors(t *testing.T) {
 			for p := 2; p <= 4; p += 2 {
 				tr := newTree(torchNames)
 				c.make(tr)
-				_, err := dcpmeta.Decode(tr.bytes(t, p))
+				_, err := dcpmeta.Decode(t.Context(), tr.bytes(t, p))
 				if !errors.Is(err, dcpmeta.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("protocol %d: Decode = %v; want ErrInvalid with %q", p, err, c.want)
 				}
@@ -228,7 +231,7 @@ func TestNamesThatAreNoneHereAreUnsupported(t *testing.T) {
 		tr := newTree(torchNames)
 		entries := field(tr.root)["state_dict_metadata"].(state)
 		entries[name] = entries["w"]
-		_, err := dcpmeta.Decode(tr.bytes(t, 4))
+		_, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 4))
 		if !errors.Is(err, errors.ErrUnsupported) || errors.Is(err, dcpmeta.ErrInvalid) || !strings.Contains(err.Error(), "1 to 4096 bytes") {
 			t.Errorf("Decode with the name %.10q = %v; want ErrUnsupported with the lengths", name, err)
 		}
@@ -251,7 +254,7 @@ func TestPicklesThatArePeculiar(t *testing.T) {
 		{"a chunk with the key 1", "\x80\x04" + chunk + ")\x81}K\x01K\x01sb.", pickle.ErrMalformed},
 		{"bytes after the end", "\x80\x04N.N", dcpmeta.ErrInvalid},
 	} {
-		if _, err := dcpmeta.Decode([]byte(c.pickle)); !errors.Is(err, c.want) || !errors.Is(err, dcpmeta.ErrInvalid) {
+		if _, err := dcpmeta.Decode(t.Context(), []byte(c.pickle)); !errors.Is(err, c.want) || !errors.Is(err, dcpmeta.ErrInvalid) {
 			t.Errorf("%s: %v; want ErrInvalid and %v", c.name, err, c.want)
 		}
 	}
@@ -261,8 +264,50 @@ func TestPicklesThatArePeculiar(t *testing.T) {
 func TestCutDocumentsAreInvalid(t *testing.T) {
 	b := newTree(torchNames).bytes(t, 4)
 	for n := range len(b) {
-		if _, err := dcpmeta.Decode(b[:n]); !errors.Is(err, dcpmeta.ErrInvalid) {
+		if _, err := dcpmeta.Decode(t.Context(), b[:n]); !errors.Is(err, dcpmeta.ErrInvalid) {
 			t.Fatalf("cut to %d of %d bytes: %v; want ErrInvalid", n, len(b), err)
+		}
+	}
+}
+
+// Parts that are shared in the pickle again and again do not make a document
+// larger than its bytes allow.
+func TestSharedPartsDoNotMultiply(t *testing.T) {
+	const n = 3000
+	class := func(name string) string {
+		return "ctorch.distributed.checkpoint.metadata\n" + name + "\n)\x81"
+	}
+	str := func(s string) string { return "X" + string(binary.LittleEndian.AppendUint32(nil, uint32(len(s)))) + s }
+	put := func(i int) string { return "r" + string(binary.LittleEndian.AppendUint32(nil, uint32(i))) }
+	get := func(i int) string { return "j" + string(binary.LittleEndian.AppendUint32(nil, uint32(i))) }
+	names := func(of string) string {
+		out := "}("
+		for i := range n {
+			out += str(fmt.Sprintf("name%d", i)) + of
+		}
+		return out + "u"
+	}
+	doc := func(entries, planner string) []byte {
+		return []byte("\x80\x02" + class("Metadata") + "}(" + str("state_dict_metadata") + entries + str("planner_data") + planner + str("storage_data") + "}ub.")
+	}
+	props := class("TensorProperties") + "}(" + str("dtype") + "ctorch\nfloat32\nub"
+	chunk := class("ChunkStorageMetadata") + "}(" + str("offsets") + ")" + str("sizes") + ")ub"
+	tensor := class("TensorStorageMetadata") + "}(" + str("properties") + props + str("size") + ")" + str("chunks") +
+		"](" + chunk + put(2) + strings.Repeat(get(2), 100*n) + "eub" + put(1)
+	for name, b := range map[string][]byte{
+		"a list of chunks": doc("}("+str("first")+tensor+"u"+names(get(1))[1:], "N"),
+		"a path":           doc("}", "}("+str("first")+"("+strings.Repeat("K\x01", 100*n)+"t"+put(1)+"u"+names(get(1))[1:]),
+		"a key of paths":   doc("}", "}("+str("first")+str(strings.Repeat("a", 100*n))+put(1)+"\x85u"+names(get(1) + "\x85")[1:]),
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := dcpmeta.Decode(t.Context(), b)
+		runtime.ReadMemStats(&after)
+		if !errors.Is(err, pickle.ErrLimit) {
+			t.Errorf("%s: %v; want ErrLimit", name, err)
+		}
+		if got, most := after.TotalAlloc-before.TotalAlloc, uint64(256<<20+128*len(b)); got > most {
+			t.Errorf("%s of %d bytes took %d bytes of memory; want at most %d", name, len(b), got, most)
 		}
 	}
 }

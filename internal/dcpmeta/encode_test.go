@@ -2,6 +2,7 @@ package dcpmeta_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -34,7 +35,7 @@ func checkRoundTrip(t failer, want *dcpmeta.Document) {
 	if err != nil {
 		t.Fatalf("Encode: %v", err)
 	}
-	got, err := dcpmeta.Decode(b)
+	got, err := dcpmeta.Decode(context.Background(), b)
 	if err != nil {
 		t.Fatalf("Decode: %v", err)
 	}
@@ -195,7 +196,7 @@ func TestOwnAttributes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := dcpmeta.Decode(b)
+		got, err := dcpmeta.Decode(t.Context(), b)
 		if err != nil {
 			t.Fatal(err)
 		}

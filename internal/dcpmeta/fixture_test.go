@@ -39,7 +39,7 @@ func decodeAll(t testing.TB, dir string) *dcpmeta.Document {
 	t.Helper()
 	var docs []*dcpmeta.Document
 	for _, b := range documents(t, dir) {
-		d, err := dcpmeta.Decode(b)
+		d, err := dcpmeta.Decode(t.Context(), b)
 		if err != nil {
 			t.Fatalf("Decode: %v", err)
 		}

@@ -25,7 +25,7 @@ func FuzzDecode(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		d, err := dcpmeta.Decode(data)
+		d, err := dcpmeta.Decode(t.Context(), data)
 		if err != nil {
 			return
 		}
@@ -49,7 +49,7 @@ func again(t *testing.T, d *dcpmeta.Document) *dcpmeta.Document {
 	if err != nil {
 		return nil
 	}
-	out, err := dcpmeta.Decode(b)
+	out, err := dcpmeta.Decode(t.Context(), b)
 	if err != nil {
 		t.Fatalf("encoded: %v", err)
 	}

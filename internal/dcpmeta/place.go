@@ -105,6 +105,9 @@ func (d *decoder) findChunk(entry int, offset, hint pickle.Cell) (int, error) {
 	}
 	m := d.chunks[entry]
 	if m == nil {
+		if err := d.Charge(chunkBytes * len(t.Chunks)); err != nil {
+			return 0, err
+		}
 		m = make(map[string]int, len(t.Chunks))
 		for i, c := range t.Chunks {
 			m[key(c.Offsets)] = i

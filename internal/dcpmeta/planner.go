@@ -14,7 +14,11 @@ func (d *decoder) readPlanner(c pickle.Cell) error {
 	if isNone(c) {
 		return nil
 	}
-	if paths, ok := d.paths(c); ok {
+	paths, ok, err := d.paths(c)
+	if err != nil {
+		return err
+	}
+	if ok {
 		for name, p := range paths {
 			if i, ok := d.byName[name]; ok {
 				d.entries[i].Path = p
@@ -35,52 +39,56 @@ func (d *decoder) readPlanner(c pickle.Cell) error {
 	return nil
 }
 
-// paths returns the mapping, or false if the planner data is none.
-func (d *decoder) paths(c pickle.Cell) (map[string]meta.Path, bool) {
+// paths returns the mapping, or false if the planner data is something else.
+func (d *decoder) paths(c pickle.Cell) (map[string]meta.Path, bool, error) {
 	pairs, ok := d.Dict(c)
 	if !ok {
-		return nil, false
+		return nil, false, nil
 	}
 	out := make(map[string]meta.Path, len(pairs)/2)
 	for i := 0; i < len(pairs); i += 2 {
-		name, ok := d.Str(pairs[i])
-		if !ok {
-			return nil, false
+		name, ok, err := d.str(pairs[i], stringBytes)
+		if !ok || err != nil {
+			return nil, false, err
 		}
-		if out[name], ok = d.nested(pairs[i+1]); !ok {
-			return nil, false
+		if out[name], ok, err = d.nested(pairs[i+1]); !ok || err != nil {
+			return nil, false, err
 		}
 	}
-	return out, true
+	return out, true, nil
 }
 
 // nested returns a path: a tuple of keys and positions.
-func (d *decoder) nested(c pickle.Cell) (meta.Path, bool) {
-	if c.Kind() != pickle.Tuple && c.Kind() != pickle.Ints {
-		return nil, false
+func (d *decoder) nested(c pickle.Cell) (meta.Path, bool, error) {
+	list, ok := d.List(c)
+	ints, isInts := d.Ints(c)
+	if c.Kind() != pickle.Tuple && c.Kind() != pickle.Ints || !ok && !isInts {
+		return nil, false, nil
 	}
-	if ints, ok := d.Ints(c); ok {
-		p := make(meta.Path, len(ints))
-		for i, n := range ints {
-			if n < 0 {
-				return nil, false
-			}
-			p[i] = meta.Pos(int(n))
+	if err := d.Charge(stringBytes * (len(list) + len(ints))); err != nil { // many names may have one path
+		return nil, false, err
+	}
+	p := make(meta.Path, len(list)+len(ints))
+	for i, n := range ints {
+		if n < 0 {
+			return nil, false, nil
 		}
-		return p, len(ints) > 0
+		p[i] = meta.Pos(int(n))
 	}
-	list, _ := d.List(c)
-	p := make(meta.Path, len(list))
 	for i, e := range list {
-		if s, ok := d.Str(e); ok {
+		s, ok, err := d.str(e, 0)
+		if err != nil {
+			return nil, false, err
+		}
+		if ok {
 			p[i] = meta.Key(s)
 			continue
 		}
 		n, ok := e.Int()
 		if !ok || n < 0 {
-			return nil, false
+			return nil, false, nil
 		}
 		p[i] = meta.Pos(int(n))
 	}
-	return p, true
+	return p, len(p) > 0, nil
 }

@@ -24,6 +24,9 @@ func (d *decoder) tensor(c pickle.Cell) (*meta.Tensor, error) {
 	if ints, isInts := d.Ints(get(f, 2)); !ok && (!isInts || len(ints) > 0) {
 		return nil, fmt.Errorf("chunks are %s", d.describe(get(f, 2)))
 	}
+	if err := d.Charge(chunkBytes * len(list)); err != nil { // many names may have one list
+		return nil, err
+	}
 	t := &meta.Tensor{Properties: props, Shape: shape}
 	t.Chunks = make([]tensor.Box, len(list))
 	t.Locs = make([]meta.Location, len(list))
@@ -51,7 +54,7 @@ func (d *decoder) box(c pickle.Cell) (tensor.Box, error) {
 // ints returns the integers of a size, a tuple or a list.
 func (d *decoder) ints(c pickle.Cell, what string) ([]int64, error) {
 	if v, ok := d.Ints(c); ok {
-		return v, nil
+		return v, checkDims(len(v), what)
 	}
 	if args, ok := d.Args(c); ok && len(args) == 1 && d.isName(c, "torch", "Size") {
 		c = args[0]
@@ -60,6 +63,12 @@ func (d *decoder) ints(c pickle.Cell, what string) ([]int64, error) {
 	if !ok {
 		return nil, fmt.Errorf("%s is %s", what, d.describe(c))
 	}
+	if err := checkDims(len(list), what); err != nil {
+		return nil, err
+	}
+	if err := d.Charge(8 * len(list)); err != nil {
+		return nil, err
+	}
 	out := make([]int64, len(list))
 	for i, e := range list {
 		if out[i], ok = e.Int(); !ok {
@@ -67,6 +76,14 @@ func (d *decoder) ints(c pickle.Cell, what string) ([]int64, error) {
 		}
 	}
 	return out, nil
+}
+
+// checkDims returns an error if there are more dimensions than a tensor can have.
+func checkDims(n int, what string) error {
+	if n > tensor.MaxDims {
+		return fmt.Errorf("%s has %d dimensions, at most %d", what, n, tensor.MaxDims)
+	}
+	return nil
 }
 
 func (d *decoder) isName(c pickle.Cell, module, name string) bool {
@@ -106,7 +123,10 @@ func (d *decoder) flag(c pickle.Cell, what string) (bool, error) {
 
 // dtype reads torch's own dtype, or its name: hyper_parallel writes str(dtype).
 func (d *decoder) dtype(c pickle.Cell) (tensor.DType, error) {
-	name, ok := d.Str(c)
+	name, ok, err := d.str(c, 0)
+	if err != nil {
+		return 0, err
+	}
 	if !ok {
 		module, n, isName := d.Name(c)
 		if !isName || c.Kind() != pickle.Global || module != "torch" {
@@ -124,7 +144,10 @@ func (d *decoder) layout(c pickle.Cell) (string, error) {
 	}
 	module, name, ok := d.Name(c)
 	if args, called := d.Args(c); called && len(args) == 1 && d.isName(c, "torch.serialization", "_get_layout") {
-		text, _ := d.Str(args[0])
+		text, _, err := d.str(args[0], 0)
+		if err != nil {
+			return "", err
+		}
 		name, ok = strings.CutPrefix(text, "torch.")
 		module = "torch"
 	}
@@ -145,8 +168,8 @@ func (d *decoder) memoryFormat(c pickle.Cell) (string, error) {
 	if isNone(c) {
 		return "", nil
 	}
-	if s, ok := d.Str(c); ok {
-		return plainFormat(strings.TrimPrefix(s, "torch.")), nil
+	if s, ok, err := d.str(c, 0); ok || err != nil {
+		return plainFormat(strings.TrimPrefix(s, "torch.")), err
 	}
 	module, name, _ := d.Name(c)
 	if c.Kind() == pickle.Global && module == "torch" {

@@ -42,6 +42,16 @@ func (a *arena[T]) grow(n int) int {
 // at returns the values from the position on, as far as the page goes.
 func (a *arena[T]) at(pos int) []T { return a.pages[pos>>pageBits][pos&(pageSize-1):] }
 
+// ptr returns the value at a position, valid until the next alloc.
+func (a *arena[T]) ptr(pos int) *T { return &a.pages[pos>>pageBits][pos&(pageSize-1)] }
+
+// add appends a value and returns its position.
+func (a *arena[T]) add(v T) int {
+	pos, s := a.alloc(1)
+	s[0] = v
+	return pos
+}
+
 // memo holds the values that a pickle gave numbers, in pages too.
 type memo struct {
 	pages [][]handle // each as long as its memory

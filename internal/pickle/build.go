@@ -13,8 +13,13 @@ type builder struct {
 	o    *DecodeOptions
 	lim  Limits
 	strs []any // of the strings that were used so far
+	ints []any // of the big integers that were used so far
 	made map[Cell]made
-	keys keyer
+	// names are the objects of the names that were used so far, and constructs
+	// the functions that make values of their calls.
+	names      []any
+	constructs map[int32]Construct
+	keys       keyer
 }
 
 // made is what became of a cell. Nothing yet: the cell is being built.
@@ -24,14 +29,20 @@ type made struct {
 	done bool
 }
 
-// Value returns the value of c, as Decode does. o may be nil.
+// Value returns the value of c, as Decode does. o may be nil, and its limits
+// other than Depth and Bytes are those of Parse: all calls together keep to them.
 func (g *Graph) Value(c Cell, o *DecodeOptions) (any, error) {
 	if o == nil {
 		o = new(DecodeOptions)
 	}
-	b := &builder{Graph: g, o: o, lim: o.Limits.withDefaults(len(g.data)), made: map[Cell]made{}}
-	b.strs = make([]any, len(g.strs))
-	b.keys.budget = b.lim.Bytes
+	if err := g.charge(anyBytes * (len(g.strs) + len(g.bigs) + len(g.globals))); err != nil {
+		return nil, err
+	}
+	b := &builder{
+		Graph: g, o: o, lim: o.Limits.withDefaults(len(g.data)), made: map[Cell]made{}, constructs: map[int32]Construct{},
+		strs: make([]any, len(g.strs)), ints: make([]any, len(g.bigs)), names: make([]any, len(g.globals)),
+		keys: keyer{account: &g.account},
+	}
 	v, _, err := b.value(c, 0)
 	return v, err
 }
@@ -47,28 +58,63 @@ func (b *builder) value(c Cell, depth int) (any, int64, error) {
 	case Bool:
 		return c.payload() != 0, cellCost, nil
 	case Int:
-		return c.payload(), cellCost, nil
+		return c.payload(), cellCost, b.charge(cellBytes)
 	case Float:
-		return b.floats[c.pos()], cellCost, nil
+		return b.floats[c.pos()], cellCost, b.charge(cellBytes)
 	case Big:
-		v, err := b.bigInt(b.bigs[c.pos()])
+		v, err := b.bigInt(c.pos())
 		return v, cellCost, err
 	case Str:
-		p := c.pos()
-		s := b.Graph.strs[p]
-		if b.strs[p] == nil {
-			b.strs[p] = string(b.text(s))
+		return b.str(c.pos())
+	case Global:
+		g := &b.globals[c.pos()]
+		if b.names[c.pos()] == nil {
+			b.names[c.pos()] = &value.Object{Module: g.module, Name: g.name}
 		}
-		return b.strs[p], cellCost + int64(s.len), nil
+		return b.names[c.pos()], cellCost + int64(len(g.module)+len(g.name)), b.tooDeep(depth)
+	}
+	if err := b.tooDeep(depth); err != nil {
+		return nil, 0, err
+	}
+	if _, ok := b.Graph.shared[c]; !ok && b.Graph.shared != nil {
+		return b.container(c, depth+1)
 	}
 	return b.shared(c, depth)
 }
 
-func (b *builder) bigInt(s span) (any, error) {
+func (b *builder) tooDeep(depth int) error {
+	if depth >= b.lim.Depth {
+		return fmt.Errorf("%w: nested deeper than %d", ErrLimit, b.lim.Depth)
+	}
+	return nil
+}
+
+func (b *builder) str(p int) (any, int64, error) {
+	s := b.Graph.strs[p]
+	cost := cellCost + int64(s.len)
+	if b.strs[p] != nil {
+		return b.strs[p], cost, nil
+	}
+	if err := b.charge(anyBytes + int(s.len)); err != nil {
+		return nil, 0, err
+	}
+	b.strs[p] = string(b.text(s))
+	return b.strs[p], cost, nil
+}
+
+func (b *builder) bigInt(p int) (any, error) {
+	if b.ints[p] != nil {
+		return b.ints[p], nil
+	}
+	s := b.bigs[p]
 	if int(s.len) > maxBig {
 		return nil, fmt.Errorf("%w: an integer of %d bytes, at most %d", ErrLimit, s.len, maxBig)
 	}
-	return integer(b.big(s)), nil
+	if err := b.charge(boxBytes + 4*int(s.len)); err != nil {
+		return nil, err
+	}
+	b.ints[p] = integer(b.big(s))
+	return b.ints[p], nil
 }
 
 // integer returns n in the smallest type that holds it.
@@ -90,8 +136,8 @@ func (b *builder) shared(c Cell, depth int) (any, int64, error) {
 		}
 		return m.v, m.cost, nil
 	}
-	if depth >= b.lim.Depth {
-		return nil, 0, fmt.Errorf("%w: nested deeper than %d", ErrLimit, b.lim.Depth)
+	if err := b.charge(madeBytes); err != nil {
+		return nil, 0, err
 	}
 	b.made[c] = made{}
 	v, cost, err := b.container(c, depth+1)
@@ -106,26 +152,33 @@ func (b *builder) container(c Cell, depth int) (any, int64, error) {
 	switch c.Kind() {
 	case Bytes:
 		t := b.text(b.bytes[c.pos()])
+		if err := b.charge(boxBytes + len(t)); err != nil {
+			return nil, 0, err
+		}
 		return append([]byte{}, t...), cellCost + int64(len(t)), nil
-	case Global:
-		g := &b.globals[c.pos()]
-		o := &value.Object{Module: g.module, Name: g.name}
-		return o, cellCost + int64(len(g.module)+len(g.name)), nil
 	case Tuple, Ints, IntsTuple:
 		l, cost, err := b.values(b.items(c), depth)
 		return value.Tuple(l), cost, err
 	case Size:
 		l, cost, err := b.values(b.items(cellOf(Ints, c.payload())), depth)
+		if err == nil {
+			err = b.charge(valueObject + anyBytes + boxBytes)
+		}
 		return &value.Object{Module: "torch", Name: "Size", Call: true, Args: value.Tuple{value.Tuple(l)}}, cost, err
 	case List:
-		l, cost, err := b.values(b.lists[c.pos()], depth)
+		items, _ := b.List(c)
+		if len(items) == 0 {
+			return emptyList, cellCost, nil
+		}
+		l, cost, err := b.values(items, depth)
 		return l, cost, err
 	case Dict:
-		return b.dict(b.dicts[c.pos()], depth)
+		items, _ := b.Dict(c)
+		return b.dict(items, depth)
 	case Set:
-		return b.set(&b.sets[c.pos()], depth)
+		return b.set(b.seqs.ptr(c.pos()), depth)
 	case Object:
-		return b.object(&b.objects[c.pos()], depth)
+		return b.object(b.Graph.objects.ptr(c.pos()), depth)
 	case Persistent:
 		return b.persistent(b.pids[c.pos()], depth)
 	case State:
@@ -134,8 +187,15 @@ func (b *builder) container(c Cell, depth int) (any, int64, error) {
 	return b.record(c, depth)
 }
 
+// emptyList is every list of nothing: it has no memory that could tell two of
+// them apart.
+var emptyList any = []any{}
+
 // values returns the values of cells and the cost of all of them together.
 func (b *builder) values(cells []Cell, depth int) ([]any, int64, error) {
+	if err := b.charge(boxBytes + anyBytes*len(cells)); err != nil {
+		return nil, 0, err
+	}
 	out := make([]any, len(cells))
 	total := int64(cellCost)
 	for i, c := range cells {
@@ -145,19 +205,53 @@ func (b *builder) values(cells []Cell, depth int) ([]any, int64, error) {
 		}
 		out[i] = v
 		if total += cost; total > b.lim.Bytes {
-			return nil, 0, fmt.Errorf("%w: more than %d bytes with every shared part written out", ErrLimit, b.lim.Bytes)
+			return nil, 0, b.tooLarge()
 		}
 	}
 	return out, total, nil
 }
 
+func (b *builder) tooLarge() error {
+	return fmt.Errorf("%w: more than %d bytes with every shared part written out", ErrLimit, b.lim.Bytes)
+}
+
 func (b *builder) dict(cells []Cell, depth int) (any, int64, error) {
+	for i := 0; i < len(cells); i += 2 {
+		if cells[i].Kind() != Str {
+			return b.anyDict(cells, depth)
+		}
+	}
+	if err := b.charge(mapBytes(len(cells) / 2)); err != nil {
+		return nil, 0, err
+	}
+	m := make(map[string]any, len(cells)/2)
+	total := int64(cellCost)
+	for i := 0; i < len(cells); i += 2 {
+		k, more, err := b.value(cells[i], depth)
+		if err != nil {
+			return nil, 0, err
+		}
+		v, cost, err := b.value(cells[i+1], depth)
+		if err != nil {
+			return nil, 0, err
+		}
+		m[k.(string)] = v
+		if total += more + cost; total > b.lim.Bytes {
+			return nil, 0, b.tooLarge()
+		}
+	}
+	return m, total, nil
+}
+
+// anyDict returns a dict whose keys are not written as strings, but may be so if
+// a caller's function makes them.
+func (b *builder) anyDict(cells []Cell, depth int) (any, int64, error) {
 	l, cost, err := b.values(cells, depth)
 	if err != nil {
 		return nil, 0, err
 	}
 	if m, ok := stringMap(l); ok {
-		return m, cost, nil
+		return m, cost, b.charge(mapBytes(len(m)))
 	}
 	p, err := b.keys.pairs(l)
 	return &value.Dict{Pairs: p}, cost, err
@@ -177,7 +271,7 @@ func stringMap(l []any) (map[string]any, bool) {
 	return m, true
 }
 
-func (b *builder) set(s *set, depth int) (any, int64, error) {
+func (b *builder) set(s *seq, depth int) (any, int64, error) {
 	l, cost, err := b.values(s.items, depth)
 	if err != nil {
 		return nil, 0, err
@@ -192,7 +286,10 @@ func (b *builder) persistent(id Cell, depth int) (any, int64, error) {
 		return nil, 0, err
 	}
 	if b.o.Persistent == nil {
-		return nil, 0, fmt.Errorf("%w: nobody resolves them", ErrPersistent)
+		return nil, 0, fmt.Errorf("%w: nothing resolves it", ErrPersistent)
+	}
+	if err := b.charge(foreign); err != nil {
+		return nil, 0, err
 	}
 	if v, err = b.o.Persistent(v); err != nil {
 		return nil, 0, fmt.Errorf("%w: %w", ErrPersistent, err)
@@ -206,6 +303,9 @@ func (b *builder) record(c Cell, depth int) (any, int64, error) {
 	name := splitName(b.schema.classes[class].Names[0])
 	o := &value.Object{Module: name[0], Name: name[1], Call: true, New: true}
 	fields, _ := b.Fields(c)
+	if err := b.charge(valueObject + mapBytes(len(fields))); err != nil {
+		return nil, 0, err
+	}
 	total := int64(cellCost)
 	for i, f := range fields {
 		if f == Unset {

@@ -11,13 +11,21 @@ import (
 func (b *builder) object(n *object, depth int) (any, int64, error) {
 	g := &b.globals[n.global]
 	o := &value.Object{Module: g.module, Name: g.name, Call: true, New: n.isNew}
+	if err := b.charge(valueObject); err != nil {
+		return nil, 0, err
+	}
 	cost, err := b.arguments(o, n, depth)
 	if err != nil {
 		return nil, 0, err
 	}
 	redirect(o)
-	if f := b.o.Construct[o.QualifiedName()]; f != nil {
+	f, err := b.constructOf(o, n.global)
+	if err != nil {
+		return nil, 0, err
+	}
+	if f != nil {
 		v, err := b.construct(f, o, n)
+		b.refund(valueObject)
 		return v, cost, err
 	}
 	more, err := b.contents(o, n, depth)
@@ -25,15 +33,35 @@ func (b *builder) object(n *object, depth int) (any, int64, error) {
 		return nil, 0, err
 	}
 	if cost += more; cost > b.lim.Bytes {
-		return nil, 0, fmt.Errorf("%w: more than %d bytes with every shared part written out", ErrLimit, b.lim.Bytes)
+		return nil, 0, b.tooLarge()
 	}
 	v, err := b.normal(o)
+	if v != any(o) {
+		b.refund(valueObject)
+	}
 	return v, cost, err
 }
 
+// constructOf returns the caller's function for a call that was written as one of
+// the name global. Nil: there is none.
+func (b *builder) constructOf(o *value.Object, global int32) (Construct, error) {
+	if g := &b.globals[global]; o.Module != g.module || o.Name != g.name {
+		return b.o.Construct[o.QualifiedName()], b.charge(len(o.Module) + len(o.Name))
+	}
+	f, ok := b.constructs[global]
+	if !ok {
+		f = b.o.Construct[o.QualifiedName()]
+		b.constructs[global] = f
+	}
+	return f, nil
+}
+
 func (b *builder) construct(f Construct, o *value.Object, n *object) (any, error) {
-	if n.items != nil || n.pairs != nil || n.built && n.state != cellNone {
+	if n.more != nil || n.built && n.state != cellNone {
 		return nil, fmt.Errorf("%w: %s with a state of its own", ErrUnsupported, o.QualifiedName())
+	}
+	if err := b.charge(foreign); err != nil {
+		return nil, err
 	}
 	v, err := f(o.Args, o.Kwargs)
 	if err != nil {
@@ -78,15 +106,18 @@ func (b *builder) contents(o *value.Object, n *object, depth int) (int64, error)
 		}
 		o.State, total = v, cost
 	}
-	if n.items != nil {
-		v, cost, err := b.values(n.items, depth)
+	if n.more == nil {
+		return total, nil
+	}
+	if n.more.items != nil {
+		v, cost, err := b.values(n.more.items, depth)
 		if err != nil {
 			return 0, err
 		}
 		o.Items, total = v, total+cost
 	}
-	if n.pairs != nil {
-		v, cost, err := b.values(n.pairs, depth)
+	if n.more.pairs != nil {
+		v, cost, err := b.values(n.more.pairs, depth)
 		if err != nil {
 			return 0, err
 		}

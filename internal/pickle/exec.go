@@ -68,8 +68,7 @@ func (m *machine) shuffle(op byte) error {
 		return err
 	}
 	if op == opDup {
-		m.push(m.top())
-		return nil
+		return m.pushShared(m.top())
 	}
 	m.pop()
 	return nil
@@ -110,7 +109,7 @@ func (m *machine) persistent(op byte) error {
 		}
 		id = m.pop()
 	}
-	if err := m.spend(1); err != nil {
+	if err := m.charge(cellBytes); err != nil {
 		return err
 	}
 	m.pids = append(m.pids, id)

@@ -11,7 +11,7 @@ import (
 )
 
 // small bounds what the fuzzers build, so that they see many pickles.
-var small = &pickle.Limits{Depth: 50, Memo: 1 << 12, Objects: 1 << 12, Bytes: 1 << 18}
+var small = &pickle.Limits{Depth: 50, Memory: 1 << 19, Bytes: 1 << 18}
 
 func addSamples(f *testing.F) {
 	for _, s := range samples(f) {

@@ -4,11 +4,13 @@ import "math/big"
 
 // Graph is what a pickle describes, as tables without pointers where it can:
 // shared parts are there once, names are names, and nothing was built. It is
-// what Decode makes values of, and what package dcpmeta reads directly.
+// what Decode makes values of, and what package dcpmeta reads directly. It is for
+// one goroutine.
 type Graph struct {
 	// Root is the value of the pickle.
 	Root Cell
 
+	account
 	data   []byte // the input
 	extra  []byte // decoded text of the old protocols: continues data
 	schema *schema
@@ -18,14 +20,16 @@ type Graph struct {
 	bigs    []span // little-endian two's complement
 	floats  []float64
 	globals []global
-	tuples  []Cell       // of each tuple its length and its items
+	tuples  []Cell       // of each tuple its size and its items; see tupleSize
 	ints    arena[int64] // of each tuple its length and its items
-	lists   [][]Cell
-	dicts   [][]Cell // keys and values in turn
-	sets    []set
-	objects []object
+	seqs    arena[seq]   // lists, sets, and dicts as keys and values in turn
+	objects arena[object]
 	pids    []Cell
 	records []arena[Cell] // by class: the fields of one record after another
+
+	// shared are the containers that several places may have: those that came
+	// out of the memo again. With a schema it is not known.
+	shared map[Cell]struct{}
 }
 
 // span is a range of data followed by extra.
@@ -48,22 +52,40 @@ type global struct {
 	size bool
 }
 
-type set struct {
+// seq is a list, a dict or a set.
+type seq struct {
 	items  []Cell
+	height int32 // see Graph.height
 	frozen bool
 }
 
 // object is what calling a global gives, and what was then done to it.
 type object struct {
-	global int
-	isNew  bool
 	args   Cell
 	kwargs Cell // None or a Dict
 	state  Cell
+	more   *contents // nil: nothing was put into it
+	global int32
+	height int32 // see Graph.height
+	isNew  bool
 	built  bool // state was set
-	items  []Cell
-	pairs  []Cell
 }
+
+// contents are what was put into an object.
+type contents struct{ items, pairs []Cell }
+
+// tupleSize is the length of a tuple, and its height above.
+type tupleSize Cell
+
+const lenBits = 40
+
+func (t tupleSize) len() int    { return int(t & (1<<lenBits - 1)) }
+func (t tupleSize) height() int { return int(t >> lenBits) }
+
+// Charge counts n bytes that a caller makes of the graph, or looks at, toward
+// Limits.Memory: parts that are shared in the pickle may be asked for again and
+// again.
+func (g *Graph) Charge(n int) error { return g.charge(n) }
 
 // text returns the bytes of s. They belong to the graph.
 func (g *Graph) text(s span) []byte {
@@ -114,10 +136,10 @@ func (g *Graph) Ints(c Cell) ([]int64, bool) {
 func (g *Graph) List(c Cell) ([]Cell, bool) {
 	switch c.Kind() {
 	case List:
-		return g.lists[c.pos()], true
+		return g.seqs.ptr(c.pos()).items, true
 	case Tuple:
 		p := c.pos()
-		return g.tuples[p+1 : p+1+int(g.tuples[p])], true
+		return g.tuples[p+1 : p+1+tupleSize(g.tuples[p]).len()], true
 	}
 	return nil, false
 }
@@ -128,7 +150,7 @@ func (g *Graph) Dict(c Cell) ([]Cell, bool) {
 	if c.Kind() != Dict {
 		return nil, false
 	}
-	return g.dicts[c.pos()], true
+	return g.seqs.ptr(c.pos()).items, true
 }
 
 // Fields returns the fields of a record in the order of its class, or false. A
@@ -150,7 +172,7 @@ func (g *Graph) Name(c Cell) (module, name string, ok bool) {
 		gl := &g.globals[c.pos()]
 		return gl.module, gl.name, true
 	case Object:
-		gl := &g.globals[g.objects[c.pos()].global]
+		gl := &g.globals[g.objects.ptr(c.pos()).global]
 		return gl.module, gl.name, true
 	case Size:
 		return "torch", "Size", true
@@ -164,8 +186,8 @@ func (g *Graph) Args(c Cell) ([]Cell, bool) {
 	if c.Kind() != Object {
 		return nil, false
 	}
-	o := &g.objects[c.pos()]
-	if o.built || o.items != nil || o.pairs != nil || o.kwargs != cellNone {
+	o := g.objects.ptr(c.pos())
+	if o.built || o.more != nil || o.kwargs != cellNone {
 		return nil, false
 	}
 	return g.items(o.args), true
@@ -188,6 +210,25 @@ func (g *Graph) items(c Cell) []Cell {
 		return out
 	}
 	return nil
+}
+
+// height returns how deeply containers lie in c, as far as it is known: what is
+// put into a container after the container was put into another one does not
+// count there.
+func (g *Graph) height(c Cell) int {
+	switch c.Kind() {
+	case None, Bool, Int, Big, Float, Str:
+		return 0
+	case IntsTuple:
+		return 2
+	case Tuple:
+		return tupleSize(g.tuples[c.pos()]).height()
+	case List, Dict, Set:
+		return int(g.seqs.ptr(c.pos()).height)
+	case Object:
+		return int(g.objects.ptr(c.pos()).height)
+	}
+	return 1
 }
 
 func isTuple(c Cell) bool {

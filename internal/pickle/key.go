@@ -18,8 +18,12 @@ import (
 // that comes again changes the value and keeps its place; a key that Python
 // could not hash is an error.
 func (k *keyer) pairs(l []any) ([]value.Pair, error) {
+	if err := k.charge(valueDict + (pairBytes+seenBytes)*len(l)/2); err != nil {
+		return nil, err
+	}
+	defer k.refund(seenBytes*len(l)/2 + anyBytes*len(l)) // l is garbage then
 	out := make([]value.Pair, 0, len(l)/2)
-	seen := make(map[string]int, len(l)/2)
+	seen := make(map[any]int, len(l)/2)
 	for i := 0; i < len(l); i += 2 {
 		key, err := k.key(l[i])
 		if err != nil {
@@ -37,7 +41,11 @@ func (k *keyer) pairs(l []any) ([]value.Pair, error) {
 
 // distinct returns the items of l, each once. It uses l's memory.
 func (k *keyer) distinct(l []any) ([]any, error) {
-	seen := make(map[string]bool, len(l))
+	if err := k.charge(valueDict + seenBytes*len(l)); err != nil {
+		return nil, err
+	}
+	defer k.refund(seenBytes * len(l))
+	seen := make(map[any]bool, len(l))
 	out := l[:0]
 	for _, v := range l {
 		key, err := k.key(v)
@@ -52,38 +60,57 @@ func (k *keyer) distinct(l []any) ([]any, error) {
 	return out, nil
 }
 
-// keyer makes strings of hashable values that are equal where Python says that
-// the values are.
+// keyer makes keys of hashable values that are equal if Python considers the
+// values equal. They are charged, as a key may share its parts with itself and
+// with other keys.
 type keyer struct {
+	*account
 	b    []byte
 	nans uint64
-	// budget is what is left for all keys together: a key may share its parts
-	// with itself and with other keys.
-	budget int64
 }
 
-func (k *keyer) key(v any) (string, error) {
+// written is the key of a value that is no string and no plain number.
+type written string
+
+func (k *keyer) key(v any) (any, error) {
+	switch n := v.(type) {
+	case string, int64:
+		return v, nil
+	case bool:
+		if n {
+			return int64(1), nil
+		}
+		return int64(0), nil
+	case float64:
+		if n >= math.MinInt64 && n < math.MaxInt64 && n == math.Trunc(n) {
+			return int64(n), nil
+		}
+	case complex128:
+		if imag(n) == 0 {
+			return k.key(real(n))
+		}
+	}
 	k.b = k.b[:0]
 	if err := k.append(v, true); err != nil {
-		return "", err
+		return nil, err
 	}
-	return string(k.b), nil
+	return written(k.b), nil
 }
 
 // append appends v. Where hash is set, v must be hashable.
 func (k *keyer) append(v any, hash bool) error {
-	if k.budget -= cellCost; k.budget < 0 {
-		return fmt.Errorf("%w: the keys of a dict or set are too large", ErrLimit)
+	if err := k.charge(cellCost); err != nil {
+		return err
 	}
 	switch v := v.(type) {
 	case nil:
 		k.b = append(k.b, 'N')
 	case bool, int64, uint64, *big.Int, float64, complex128:
-		k.number(v)
+		return k.number(v)
 	case string:
-		k.text('s', v)
+		return k.text('s', v)
 	case []byte:
-		k.text('b', string(v))
+		return k.text('b', string(v))
 	case value.Tuple:
 		return k.list('(', v, hash)
 	case *value.Set:
@@ -101,49 +128,50 @@ func (k *keyer) append(v any, hash bool) error {
 	return nil
 }
 
-func (k *keyer) text(kind byte, s string) {
+func (k *keyer) text(kind byte, s string) error {
 	k.b = binary.AppendUvarint(append(k.b, kind), uint64(len(s)))
 	k.b = append(k.b, s...)
-	k.budget -= int64(len(s))
+	return k.charge(2 * len(s))
 }
 
 // number appends a number so that 1, 1.0, True and 1+0j are the same.
-func (k *keyer) number(v any) {
+func (k *keyer) number(v any) error {
 	switch v := v.(type) {
 	case bool:
-		n := int64(0)
 		if v {
-			n = 1
+			return k.text('n', "1")
 		}
-		k.text('n', strconv.FormatInt(n, 10))
+		return k.text('n', "0")
 	case int64:
-		k.text('n', strconv.FormatInt(v, 10))
+		return k.text('n', strconv.FormatInt(v, 10))
 	case uint64:
-		k.text('n', strconv.FormatUint(v, 10))
+		return k.text('n', strconv.FormatUint(v, 10))
 	case *big.Int:
-		k.text('n', v.String())
+		return k.text('n', v.String())
 	case float64:
-		k.float(v)
+		return k.float(v)
 	case complex128:
-		k.float(real(v))
-		if imag(v) != 0 {
-			k.b = append(k.b, 'j')
-			k.float(imag(v))
+		if err := k.float(real(v)); err != nil || imag(v) == 0 {
+			return err
 		}
+		k.b = append(k.b, 'j')
+		return k.float(imag(v))
 	}
+	return nil
 }
 
-func (k *keyer) float(f float64) {
+func (k *keyer) float(f float64) error {
 	switch {
 	case math.IsNaN(f): // equals nothing
 		k.nans++
 		k.b = binary.AppendUvarint(append(k.b, '?'), k.nans)
 	case f == math.Trunc(f) && !math.IsInf(f, 0):
 		n, _ := big.NewFloat(f).Int(nil)
-		k.text('n', n.String())
+		return k.text('n', n.String())
 	default:
 		k.b = binary.BigEndian.AppendUint64(append(k.b, 'f'), math.Float64bits(f))
 	}
+	return nil
 }
 
 func (k *keyer) list(kind byte, l []any, hash bool) error {
@@ -160,6 +188,9 @@ func (k *keyer) list(kind byte, l []any, hash bool) error {
 func (k *keyer) set(s *value.Set, hash bool) error {
 	if hash && !s.Frozen {
 		return fmt.Errorf("%w: a key that cannot be hashed: a set", ErrMalformed)
+	}
+	if err := k.charge(boxBytes * len(s.Items)); err != nil {
+		return err
 	}
 	items := make([][]byte, len(s.Items))
 	start := len(k.b)
@@ -181,10 +212,11 @@ func (k *keyer) set(s *value.Set, hash bool) error {
 // object appends everything that there is in o: two objects are the same key
 // where nothing tells them apart.
 func (k *keyer) object(o *value.Object) error {
-	k.text('o', o.Module)
-	k.text('.', o.Name)
-	if !o.Call {
-		return nil
+	if err := k.text('o', o.Module); err != nil {
+		return err
+	}
+	if err := k.text('.', o.Name); err != nil || !o.Call {
+		return err
 	}
 	for _, l := range [][]any{o.Args, o.Items} {
 		if err := k.list('(', l, false); err != nil {
@@ -205,9 +237,14 @@ func (k *keyer) mutable(v any) error {
 	case []any:
 		return k.list('[', v, false)
 	case map[string]any:
+		if err := k.charge(anyBytes * len(v)); err != nil {
+			return err
+		}
 		k.b = binary.AppendUvarint(append(k.b, 'm'), uint64(len(v)))
 		for _, name := range slices.Sorted(maps.Keys(v)) {
-			k.text('s', name)
+			if err := k.text('s', name); err != nil {
+				return err
+			}
 			if err := k.append(v[name], false); err != nil {
 				return err
 			}

@@ -15,21 +15,24 @@ type machine struct {
 	marks []int
 	memo  memo
 	wides []Cell
-	nodes int // containers and objects made so far
 	lim   Limits
+	names map[string]Cell // globals by their words
+	word  []byte          // for a look into names
 }
 
 // Parse returns the graph of the pickle that data begins with, and how many
 // bytes the pickle takes. Instances of the classes become records. The graph
 // keeps data, which must not change any more.
 func Parse(data []byte, classes []Class, l *Limits) (*Graph, int, error) {
-	g := &Graph{data: data}
+	lim := l.withDefaults(len(data))
+	g := &Graph{data: data, account: newAccount(&lim), shared: map[Cell]struct{}{}}
 	g.ints.alloc(1) // the empty tuple
 	if len(classes) > 0 {
 		g.schema = newSchema(classes)
 		g.records = make([]arena[Cell], len(classes))
+		g.shared = nil
 	}
-	m := &machine{Graph: g, lim: l.withDefaults(len(data))}
+	m := &machine{Graph: g, lim: lim, names: map[string]Cell{}}
 	if err := m.run(); err != nil {
 		return nil, 0, err
 	}
@@ -133,14 +136,6 @@ func (m *machine) popTo() ([]Cell, error) {
 	items := m.stack[i:]
 	m.stack = m.stack[:i]
 	return items, nil
-}
-
-// spend counts n more containers.
-func (m *machine) spend(n int) error {
-	if m.nodes += n; m.nodes > m.lim.Objects {
-		return fmt.Errorf("%w: more than %d containers and objects", ErrLimit, m.lim.Objects)
-	}
-	return nil
 }
 
 // take returns the next n bytes of the input.

@@ -2,7 +2,6 @@ package pickle
 
 import (
 	"encoding/binary"
-	"fmt"
 	"strconv"
 )
 
@@ -30,13 +29,10 @@ func room[T any](s []T, n int) []T {
 	if cap(s)-len(s) >= n {
 		return s
 	}
-	return append(make([]T, 0, len(s)+max(n, len(s), 64)), s...)
+	return append(make([]T, 0, len(s)+max(n, len(s))), s...)
 }
 
 func (m *machine) remember(c Cell) error {
-	if m.memo.len >= m.lim.Memo {
-		return fmt.Errorf("%w: more than %d memo entries", ErrLimit, m.lim.Memo)
-	}
 	m.memo.append(m.handle(c))
 	return nil
 }
@@ -87,8 +83,18 @@ func (m *machine) get(i uint64) error {
 			return m.newRecord(class)
 		}
 	}
+	return m.pushShared(c)
+}
+
+// pushShared pushes a value that stands somewhere else too.
+func (m *machine) pushShared(c Cell) error {
 	m.push(c)
-	return nil
+	if k := c.Kind(); m.shared == nil || k < Bytes || k == Global {
+		return nil
+	}
+	before := len(m.shared)
+	m.shared[c] = struct{}{}
+	return m.charge(madeBytes * (len(m.shared) - before))
 }
 
 // put stores the topmost value under the number i. Numbers are given in order,
@@ -96,9 +102,6 @@ func (m *machine) get(i uint64) error {
 func (m *machine) put(i uint64) error {
 	if err := m.need(1); err != nil {
 		return err
-	}
-	if i >= uint64(m.lim.Memo) {
-		return fmt.Errorf("%w: memo entry %d, at most %d", ErrLimit, i, m.lim.Memo)
 	}
 	if i > uint64(m.pos) {
 		return m.malformed("memo entry %d after as few values", i)

@@ -16,7 +16,7 @@ func (b *builder) normal(o *value.Object) (any, error) {
 	case "torch.serialization":
 		return layout(o), nil
 	case "pathlib":
-		return path(o), nil
+		return b.path(o)
 	case "datetime":
 		return dateTime(o), nil
 	case "uuid":
@@ -45,17 +45,21 @@ func (b *builder) builtin(o *value.Object) (any, error) {
 			return &value.Set{Frozen: o.Name == "frozenset"}, nil
 		}
 		if l, ok := oneList(o); ok {
+			if err := b.charge(anyBytes * len(l)); err != nil {
+				return nil, err
+			}
 			// The list may be shared with others.
 			l, err := b.keys.distinct(append([]any{}, l...))
 			return &value.Set{Items: l, Frozen: o.Name == "frozenset"}, err
 		}
 	case "bytes", "encode":
 		if bs, ok := latin1(o); ok {
-			return bs, nil
+			return bs, b.charge(boxBytes + len(bs))
 		}
 	case "bytearray":
 		if bs, ok := latin1(o); ok {
-			return &value.Object{Module: "builtins", Name: "bytearray", Call: true, Args: value.Tuple{bs}}, nil
+			o := &value.Object{Module: "builtins", Name: "bytearray", Call: true, Args: value.Tuple{bs}}
+			return o, b.charge(valueObject + boxBytes + len(bs))
 		}
 	case "getattr":
 		return memoryFormat(o), nil
@@ -131,7 +135,10 @@ func (b *builder) collection(o *value.Object) (any, error) {
 	if !ok {
 		return o, nil
 	}
-	var flat []any
+	if err := b.charge(2 * anyBytes * (len(list) + len(o.Pairs))); err != nil {
+		return nil, err
+	}
+	flat := make([]any, 0, 2*(len(list)+len(o.Pairs)))
 	for _, e := range list {
 		kv, ok := e.([]any)
 		if !ok || len(kv) != 2 {
@@ -188,45 +195,57 @@ func memoryFormat(o *value.Object) any {
 var posixPaths = map[string]bool{"PosixPath": true, "PurePosixPath": true, "Path": true, "PurePath": true}
 
 // path joins the parts of a path, as Python would print it.
-func path(o *value.Object) any {
+func (b *builder) path(o *value.Object) (any, error) {
 	if !posixPaths[o.Name] || !bare(o, len(o.Args)) {
-		return o
+		return o, nil
 	}
-	full := ""
-	for _, a := range o.Args {
+	if len(o.Args) == 0 {
+		return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{"."}}, nil
+	}
+	first, size := 0, 0 // the parts before an absolute one do not count
+	for i, a := range o.Args {
 		s, ok := a.(string)
-		switch {
-		case !ok:
-			return o
-		case full == "" || strings.HasPrefix(s, "/"):
-			full = s
-		default:
-			if !strings.HasSuffix(full, "/") {
-				full += "/"
-			}
-			full += s
+		if !ok {
+			return o, nil
 		}
+		if strings.HasPrefix(s, "/") {
+			first, size = i, 0
+		}
+		size += 1 + len(s)
 	}
-	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{cleanPath(full)}}
+	if err := b.charge(valueObject + 2*size); err != nil {
+		return nil, err
+	}
+	full := cleanPath(o.Args[first:], size)
+	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{full}}, nil
 }
 
-// cleanPath drops empty and "." parts; it keeps "..", as Python does.
-func cleanPath(s string) string {
+// cleanPath joins strings of at most size bytes in all, of which only the first
+// may begin with a slash. It drops empty and "." parts and keeps "..", as Python
+// does.
+func cleanPath(parts []any, size int) string {
 	root := ""
-	if strings.HasPrefix(s, "/") {
+	if s := parts[0].(string); strings.HasPrefix(s, "//") && !strings.HasPrefix(s, "///") {
+		root = "//" // POSIX leaves the meaning of two to the system
+	} else if strings.HasPrefix(s, "/") {
 		root = "/"
 	}
-	if strings.HasPrefix(s, "//") && !strings.HasPrefix(s, "///") {
-		root = "//" // POSIX leaves the meaning of two to the system
-	}
-	var parts []string
-	for p := range strings.SplitSeq(s, "/") {
-		if p != "" && p != "." {
-			parts = append(parts, p)
+	var out strings.Builder
+	out.Grow(size)
+	out.WriteString(root)
+	for _, s := range parts {
+		for p := range strings.SplitSeq(s.(string), "/") {
+			if p == "" || p == "." {
+				continue
+			}
+			if out.Len() > len(root) {
+				out.WriteByte('/')
+			}
+			out.WriteString(p)
 		}
 	}
-	if root == "" && len(parts) == 0 {
+	if out.Len() == 0 {
 		return "."
 	}
-	return root + strings.Join(parts, "/")
+	return out.String()
 }

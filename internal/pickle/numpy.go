@@ -133,10 +133,10 @@ func newArray(dtype, shape, order, data any) *value.Object {
 		Kwargs: map[string]any{"dtype": text, "shape": shape, "order": ord, "data": b}}
 }
 
-// dimensions returns the integers of a tuple.
+// dimensions returns the integers of a tuple that is a shape.
 func dimensions(v any) ([]int64, bool) {
 	t, ok := v.(value.Tuple)
-	if !ok {
+	if !ok || len(t) > tensor.MaxDims { // many arrays may share it
 		return nil, false
 	}
 	out := make([]int64, 0, len(t)+1)

@@ -4,7 +4,7 @@ import "strings"
 
 // globalOp pushes a name.
 func (m *machine) globalOp(op byte) error {
-	var module, name string
+	var module, name []byte
 	if op == opGlobal {
 		a, err := m.line()
 		if err != nil {
@@ -17,19 +17,19 @@ func (m *machine) globalOp(op byte) error {
 		if !validWTF8(a) || !validWTF8(b) {
 			return m.malformed("a name that is no UTF-8")
 		}
-		module, name = string(a), string(b)
+		module, name = a, b
 	} else {
 		if err := m.need(2); err != nil {
 			return err
 		}
 		var ok, ok2 bool
-		name, ok = m.Str(m.pop())
-		module, ok2 = m.Str(m.pop())
+		name, ok = m.Text(m.pop())
+		module, ok2 = m.Text(m.pop())
 		if !ok || !ok2 {
 			return m.malformed("a name that is no string")
 		}
 	}
-	c, err := m.newGlobal(module, name)
+	c, err := m.global(module, name)
 	if err != nil {
 		return err
 	}
@@ -37,11 +37,25 @@ func (m *machine) globalOp(op byte) error {
 	return m.memoizeNext()
 }
 
-// newGlobal makes a name. Names that Python moved get the one they have now.
-func (m *machine) newGlobal(module, name string) (Cell, error) {
-	if err := m.spend(1); err != nil {
+// global returns a name, the same one for the same words.
+func (m *machine) global(module, name []byte) (Cell, error) {
+	if err := m.charge(len(module) + len(name)); err != nil { // which may be the same long words again
 		return 0, err
 	}
+	m.word = append(append(append(m.word[:0], module...), 0), name...)
+	if c, ok := m.names[string(m.word)]; ok {
+		return c, nil
+	}
+	if err := m.charge(2*len(m.word) + globalBytes); err != nil {
+		return 0, err
+	}
+	c := m.newGlobal(string(module), string(name))
+	m.names[string(m.word)] = c
+	return c, nil
+}
+
+// newGlobal makes a name. Names that Python moved get the one they have now.
+func (m *machine) newGlobal(module, name string) Cell {
 	if module == "__builtin__" && builtins2[name] != "" {
 		name = builtins2[name]
 	}
@@ -56,7 +70,7 @@ func (m *machine) newGlobal(module, name string) (Cell, error) {
 		g.class = m.schema.class(module, name)
 	}
 	m.globals = append(m.globals, g)
-	return at(Global, len(m.globals)-1), nil
+	return at(Global, len(m.globals)-1)
 }
 
 // renamed are modules under the names that Python 2 and some releases of
@@ -83,8 +97,7 @@ func (m *machine) call(op byte) error {
 		if len(items) == 0 {
 			return m.malformed("an object without a class")
 		}
-		callee := items[0]
-		return m.make(callee, m.newTuple(items[1:]), cellNone, false)
+		return m.makeOf(items[0], items[1:])
 	}
 	kwargs := cellNone
 	n := 2
@@ -112,7 +125,16 @@ func (m *machine) inst() error {
 	if err != nil {
 		return err
 	}
-	return m.make(callee, m.newTuple(items), cellNone, false)
+	return m.makeOf(callee, items)
+}
+
+// makeOf pushes the object that calling callee with the arguments would give.
+func (m *machine) makeOf(callee Cell, args []Cell) error {
+	t, err := m.newTuple(args)
+	if err != nil {
+		return err
+	}
+	return m.make(callee, t, cellNone, false)
 }
 
 // make pushes the object that calling callee would give.
@@ -130,14 +152,18 @@ func (m *machine) make(callee, args, kwargs Cell, isNew bool) error {
 		}
 		return m.newRecord(g.class)
 	}
-	if err := m.spend(1); err != nil {
-		return err
-	}
 	if g.size && args.Kind() == IntsTuple && !isNew {
 		m.push(cellOf(Size, args.payload()))
 	} else {
-		m.objects = append(m.objects, object{global: callee.pos(), isNew: isNew, args: args, kwargs: kwargs})
-		m.push(at(Object, len(m.objects)-1))
+		if err := m.charge(objectBytes); err != nil {
+			return err
+		}
+		h, err := m.above([]Cell{args, kwargs})
+		if err != nil {
+			return err
+		}
+		o := object{global: int32(callee.pos()), isNew: isNew, args: args, kwargs: kwargs, height: int32(h)}
+		m.push(at(Object, m.objects.add(o)))
 	}
 	return m.memoizeNext()
 }
@@ -155,10 +181,12 @@ func (m *machine) build() error {
 	if target.Kind() != Object {
 		return m.malformed("a state for what is no object")
 	}
-	o := &m.objects[target.pos()]
+	o := m.objects.ptr(target.pos())
 	if o.built {
 		return m.unsupported("an object with two states")
 	}
 	o.state, o.built = state, true
-	return nil
+	h, err := m.above([]Cell{state})
+	o.height = max(o.height, int32(h))
+	return err
 }

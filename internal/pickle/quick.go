@@ -38,7 +38,7 @@ func (m *machine) quickState(class int, fields []Cell) error {
 			}
 			m.pop() // the state
 			m.pos = q.p + 2
-			return m.spend(n / 2)
+			return nil
 		}
 		key, ok := q.reference()
 		field := int8(-1)
@@ -214,6 +214,9 @@ func (q *quick) numbers() (Cell, bool) {
 		return cellOf(Int, v[0]), true
 	default:
 		return 0, false
+	}
+	if q.charge(cellBytes*(1+n)) != nil {
+		return 0, false // the machine gets there
 	}
 	pos, s := q.ints.alloc(1 + n)
 	s[0] = int64(n)

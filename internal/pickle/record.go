@@ -8,10 +8,10 @@ type record struct{ class, pos int }
 // pickle that Python writes is its state, and nothing else: there is no need to
 // build it.
 func (m *machine) newRecord(class int) error {
-	if err := m.spend(1); err != nil {
+	n := len(m.schema.classes[class].Fields)
+	if err := m.charge(cellBytes * n); err != nil {
 		return err
 	}
-	n := len(m.schema.classes[class].Fields)
 	pos, fields := m.records[class].alloc(n)
 	for i := range fields {
 		fields[i] = Unset
@@ -52,9 +52,14 @@ func (m *machine) buildRecord(r record, state Cell) error {
 		}
 		return nil
 	case Dict:
-		return m.setFields(r, m.dicts[state.pos()])
+		pairs, _ := m.Dict(state)
+		return m.setFields(r, pairs)
 	case Tuple, Ints, IntsTuple:
-		return m.setByPosition(r, m.items(state))
+		items := m.items(state)
+		if err := m.charge(cellBytes * len(items)); err != nil { // it may be the state of many
+			return err
+		}
+		return m.setByPosition(r, items)
 	}
 	return m.malformed("%s with a state that is neither a dict nor a tuple", m.className(r))
 }
@@ -76,6 +81,9 @@ func (m *machine) setByPosition(r record, values []Cell) error {
 func (m *machine) setFields(r record, pairs []Cell) error {
 	if r.class < 0 {
 		return m.unsupported("the state of an object that is shared")
+	}
+	if err := m.charge(len(pairs)); err != nil { // they may be those of many
+		return err
 	}
 	row := m.schema.fields[r.class]
 	fields := m.fields(r)

@@ -196,7 +196,7 @@ func (m *machine) newStr(s span, b []byte) (Cell, error) {
 		return 0, m.malformed("a string that is no UTF-8")
 	}
 	m.strs = append(room(m.strs, 1), s)
-	return at(Str, len(m.strs)-1), nil
+	return at(Str, len(m.strs)-1), m.charge(spanBytes)
 }
 
 func (m *machine) bytesOp(op byte) error {
@@ -221,8 +221,11 @@ func (m *machine) byteArray() error {
 		return err
 	}
 	m.bytes = append(m.bytes, m.taken(len(b)))
-	args := m.newTuple([]Cell{at(Bytes, len(m.bytes)-1)})
-	callee, err := m.newGlobal("builtins", "bytearray")
+	args, err := m.newTuple([]Cell{at(Bytes, len(m.bytes)-1)})
+	if err != nil {
+		return err
+	}
+	callee, err := m.global([]byte("builtins"), []byte("bytearray"))
 	if err != nil {
 		return err
 	}
@@ -230,6 +233,9 @@ func (m *machine) byteArray() error {
 }
 
 func (m *machine) pushBytes(s span) error {
+	if err := m.charge(spanBytes); err != nil {
+		return err
+	}
 	m.bytes = append(m.bytes, s)
 	m.push(at(Bytes, len(m.bytes)-1))
 	return m.memoizeNext()

@@ -72,7 +72,7 @@ func openZip(ctx context.Context, s *source) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	root, err := decode(data, a.storage)
+	root, err := decode(ctx, data, a.storage)
 	if err != nil {
 		return nil, err
 	}
@@ -80,13 +80,19 @@ func openZip(ctx context.Context, s *source) (*File, error) {
 }
 
 // decode decodes the value of a file.
-func decode(data []byte, storage func(id any) (any, error)) (any, error) {
-	v, err := pickle.Decode(data, &pickle.DecodeOptions{Persistent: storage, Construct: constructs()})
+func decode(ctx context.Context, data []byte, storage func(id any) (any, error)) (any, error) {
+	v, err := pickle.Decode(data, &pickle.DecodeOptions{Persistent: storage, Construct: constructs(), Limits: &pickle.Limits{Context: ctx}})
 	if err != nil {
-		return nil, malformed(err)
+		return nil, malformed(ctx, err)
 	}
 	return v, nil
 }
 
-// malformed makes an error of package pickle one of ours.
-func malformed(err error) error { return fmt.Errorf("%w: %w", ErrMalformed, err) }
+// malformed makes an error of package pickle one of ours, unless it is the
+// context's.
+func malformed(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", ErrMalformed, err)
+}

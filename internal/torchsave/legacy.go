@@ -51,7 +51,7 @@ func openLegacy(ctx context.Context, s *source) (*File, error) {
 		return nil, err
 	}
 	f := &File{Legacy: true, PickleOffset: at}
-	if _, at, err = l.next(ctx, at, &pickle.DecodeOptions{Persistent: l.note}); err != nil {
+	if _, at, err = l.next(ctx, at, l.note); err != nil {
 		return nil, fmt.Errorf("value: %w", err)
 	}
 	f.PickleEnd = at
@@ -70,7 +70,7 @@ func openLegacy(ctx context.Context, s *source) (*File, error) {
 	for _, p := range l.places {
 		f.Unsummed += p.end - p.offset
 	}
-	f.Root, err = decode(data, l.storage)
+	f.Root, err = decode(ctx, data, l.storage)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,8 @@ func (l *stream) checkStart(ctx context.Context) (int64, error) {
 const firstWindow = 64 << 10
 
 // next decodes the pickle at a place of the stream and returns where it ends.
-func (l *stream) next(ctx context.Context, at int64, o *pickle.DecodeOptions) (any, int64, error) {
+func (l *stream) next(ctx context.Context, at int64, persistent func(id any) (any, error)) (any, int64, error) {
+	o := &pickle.DecodeOptions{Persistent: persistent, Limits: &pickle.Limits{Context: ctx}}
 	for window := int64(firstWindow); ; window *= 2 {
 		n := min(window, maxPickle, l.src.size-at)
 		b, err := l.src.bytes(ctx, at, n)
@@ -124,7 +125,7 @@ func (l *stream) next(ctx context.Context, at int64, o *pickle.DecodeOptions) (a
 		case errors.Is(err, ErrMalformed):
 			return nil, 0, err
 		case !errors.Is(err, pickle.ErrMalformed) || n == l.src.size-at:
-			return nil, 0, malformed(err)
+			return nil, 0, malformed(ctx, err)
 		case n == maxPickle:
 			return nil, 0, fmt.Errorf("%w: a pickle of more than %d bytes: %w", ErrLimit, maxPickle, err)
 		}

@@ -168,7 +168,7 @@ func (f *Format) read(ctx context.Context, store blob.Store, name string) (*dcpm
 	if err != nil {
 		return nil, storage.File{}, err
 	}
-	doc, err := dcpmeta.Decode(b)
+	doc, err := dcpmeta.Decode(ctx, b)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return nil, storage.File{}, fmt.Errorf("%s of %s: %w", name, store, err)
 	}

@@ -193,9 +193,12 @@ func (a *archive) decode(ctx context.Context, loc *meta.Location) (any, error) {
 	if len(b) < 2 || b[0] != 0x80 { // no pickle of protocol 2 or later
 		return b, nil
 	}
-	v, err := pickle.Decode(b, nil)
+	v, err := pickle.Decode(b, &pickle.DecodeOptions{Limits: &pickle.Limits{Context: ctx}})
 	if errors.Is(err, pickle.ErrMalformed) {
 		return b, nil
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return nil, cause
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)

@@ -39,7 +39,7 @@ func document(t testing.TB, s blob.Store) *dcpmeta.Document {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := dcpmeta.Decode(b)
+	doc, err := dcpmeta.Decode(t.Context(), b)
 	if err != nil {
 		t.Fatal(err)
 	}
