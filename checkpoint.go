@@ -119,7 +119,8 @@ func (c *Checkpoint) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Bo
 	return c.read(ctx, e, &plan.DefaultLoad{}, plan.State{e.FQN: &oneBox{e.Tensor.Shape, box, dst}})
 }
 
-// ReadValue reads a value that is no tensor.
+// ReadValue reads a value that is no tensor. Tensors that the value refers to by a
+// value.Ref are not read: ReadTensor reads them by their names.
 func (c *Checkpoint) ReadValue(ctx context.Context, fqn string) (any, error) {
 	e, err := c.Entry(ctx, fqn)
 	if err != nil {

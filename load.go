@@ -87,7 +87,8 @@ type LoadReport struct {
 // nothing passes an empty state. Tensors are filled in place, converted to their
 // dtype as Cast allows. Other values are replaced where they stand; they keep
 // their Go type where what was saved fits it, and else get the type that
-// value.Decode returns.
+// value.Decode returns. A value.Ref in a value names a tensor of the checkpoint
+// that stood there: the state gets it if it asks for that name.
 //
 // Every byte is verified against its checksum before Load returns nil. On an
 // error every rank returns the same one, and what the state holds is undefined.
@@ -192,9 +193,10 @@ func (o *LoadOptions) check() error {
 // LoadNew makes the state that the checkpoint describes, nested as it was
 // saved, with every tensor whole, and fills it. Maps are map[string]any, also
 // those that had integers as keys. Values have the types that value.Decode
-// returns: int64, float64, string, []any and so on. With prefixes,
-// only the names that begin with one of them, at a dot, are loaded; a prefix of
-// no name is an error that wraps ErrMissing.
+// returns: int64, float64, string, []any and so on; the tensors that a value
+// refers to are inside of it. With prefixes, only the names that begin with one of
+// them, at a dot, are loaded; a prefix of no name is an error that wraps
+// ErrMissing.
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
 	var state State
 	r, err := load(ctx, store, opts, func(ctx context.Context, job *engine.LoadJob) (State, error) {
@@ -215,6 +217,7 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 	if err != nil {
 		return nil, nil, err
 	}
+	plan.PutInside(state, read.md)
 	return state, r, nil
 }
 

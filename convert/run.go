@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // run is a conversion under way: a save by ranks that are a loop.
@@ -321,7 +322,10 @@ type resolver struct {
 	batches *batches
 }
 
-var _ storage.Resolver = (*resolver)(nil)
+var (
+	_ storage.Resolver = (*resolver)(nil)
+	_ storage.Aliaser  = (*resolver)(nil)
+)
 
 func (r *resolver) Resolve(it *plan.WriteItem) (plan.Data, error) {
 	e, ok := r.job.byName[it.FQN()]
@@ -333,4 +337,27 @@ func (r *resolver) Resolve(it *plan.WriteItem) (plan.Data, error) {
 		return plan.Data{Bytes: b}, err
 	}
 	return plan.Data{Stream: r.batches.open(e, it)}, nil
+}
+
+// view says where the elements of a tensor of the source are, and in which
+// order, with what they become.
+type view struct {
+	file, key      string
+	offset, length int64
+	dtype, to      tensor.DType
+	shape          string
+}
+
+// Alias implements storage.Aliaser: tensors of one place of a file that has keys
+// for what is there are one tensor.
+func (r *resolver) Alias(it *plan.WriteItem) any {
+	e, ok := r.job.byName[it.FQN()]
+	if !ok || e.src.Tensor == nil || len(e.src.Tensor.Locs) != 1 {
+		return nil
+	}
+	t, l := e.src.Tensor, &e.src.Tensor.Locs[0]
+	if l.Detail == nil || l.Detail.Key == "" {
+		return nil
+	}
+	return view{l.File, l.Detail.Key, l.Offset, l.Length, t.DType, it.Info.DType, fmt.Sprint(t.Shape)}
 }

@@ -9,8 +9,10 @@ import (
 
 // Rebuild makes the state that a checkpoint describes, nested as it was saved,
 // for [DefaultLoad] to fill: every tensor whole and zeroed, every value a
-// placeholder, every map a map[string]any as [Place] makes it. Only the names for which want returns true are made; nil means
-// all. Positions of a list that are not wanted are nil after the load.
+// placeholder, every map a map[string]any as [Place] makes it. Only the names for
+// which want returns true are made; nil means all. Positions of a list that are
+// not wanted are nil after the load. A tensor that stood inside of a value is a
+// key of the state until [PutInside] puts it there.
 //
 // A name that its path does not spell, because a planner renamed it, becomes a
 // key of the state as it is. Tensors whose chunks are not the whole of them are
@@ -18,14 +20,19 @@ import (
 func Rebuild(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 	s := State{}
 	p := placer{room: len(md.Entries) + maxGaps, pad: gap{}}
+	inside := md.Inside()
 	for i := range md.Entries {
 		e := &md.Entries[i]
 		if want != nil && !want(e.FQN) {
 			continue
 		}
+		path := pathOf(e)
+		if in, ok := inside[e.FQN]; ok && (want == nil || want(in)) {
+			path = meta.Path{meta.Key(e.FQN)}
+		}
 		v, err := blank(e)
 		if err == nil {
-			err = p.place(s, pathOf(e), v)
+			err = p.place(s, path, v)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%q: %w", e.FQN, err)

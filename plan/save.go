@@ -179,6 +179,15 @@ func (d *DefaultSave) Resolve(it *WriteItem) (Data, error) {
 	return Data{}, fmt.Errorf("%w: %q is not a %v in this rank's state", ErrState, it.FQN(), it.Kind)
 }
 
+// Alias returns the tensor itself, so that an item of another name that is the
+// same *tensor.Tensor has an equal alias.
+func (d *DefaultSave) Alias(it *WriteItem) any {
+	if v, ok := d.values[it.FQN()]; ok && v.tensor != nil {
+		return v.tensor
+	}
+	return nil
+}
+
 // part returns the memory of box b.
 func (v *leafData) part(b tensor.Box) (*tensor.Tensor, error) {
 	i, ok := v.parts[boxKey(b)]

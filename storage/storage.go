@@ -65,6 +65,14 @@ type Resolver interface {
 	Resolve(it *plan.WriteItem) (plan.Data, error)
 }
 
+// Aliaser is a Resolver that can tell that several items are one tensor.
+type Aliaser interface {
+	// Alias returns a key that can be compared. Items whose keys are equal have
+	// the same bytes, dtype and shape, because they are one tensor under several
+	// names. Nil: the item is not known to be another one.
+	Alias(it *plan.WriteItem) any
+}
+
 // Reader carries a load out, in the order of its methods: ReadMetadata, SetUp,
 // PrepareLocalPlan and ReadData on every rank, PrepareGlobalPlan on the
 // coordinator only.

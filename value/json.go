@@ -31,6 +31,7 @@ const (
 	keySet       = "$set"
 	keyFrozenset = "$frozenset"
 	keyTensor    = "$tensor"
+	keyRef       = "$ref"
 	keyObject    = "$object"
 )
 
@@ -75,6 +76,9 @@ func appendValue(b []byte, v reflect.Value, depth int) ([]byte, error) {
 		return appendString(b, v.String())
 	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8:
 		return appendBase64(append(b, `{"`+keyBytes+`":`...), v.Bytes(), "}")
+	case v.Type() == refType:
+		b, err := appendString(append(b, `{"`+keyRef+`":`...), v.Interface().(Ref).FQN)
+		return append(b, '}'), err
 	case v.Type() == tupleType:
 		return appendWrapped(b, keyTuple, v, depth)
 	case v.Kind() == reflect.Slice || v.Kind() == reflect.Array:

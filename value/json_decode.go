@@ -116,6 +116,9 @@ func special(k string, v any, depth int) (any, error) {
 		return &Set{Items: l, Frozen: k == keyFrozenset}, err
 	case keyTensor:
 		return decodeTensor(v)
+	case keyRef:
+		name, err := decodeName(v)
+		return Ref{name}, err
 	case keyObject:
 		return decodeObject(v, depth)
 	}

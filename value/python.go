@@ -64,3 +64,11 @@ func (o *Object) QualifiedName() string {
 	}
 	return o.Module + "." + o.Name
 }
+
+// Ref stands for a tensor that a value holds and that is stored beside it, under
+// a name of its own. Values of torch.save files refer to their tensors in this
+// way, so that a large model is not read as part of the object around it.
+type Ref struct {
+	// FQN is the name of the tensor in the checkpoint.
+	FQN string
+}

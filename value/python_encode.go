@@ -10,7 +10,10 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-var tupleType = reflect.TypeFor[Tuple]()
+var (
+	tupleType = reflect.TypeFor[Tuple]()
+	refType   = reflect.TypeFor[Ref]()
+)
 
 // appendWrapped adds an object whose only key leads to the list v.
 func appendWrapped(b []byte, key string, v reflect.Value, depth int) ([]byte, error) {

@@ -31,6 +31,7 @@ const (
 	//	{"$set": […]}             a Set; "$frozenset" where it is Frozen
 	//	{"$tensor": {"dtype": "float32", "shape": [2, 3], "data": "…"}}
 	//	                          a tensor, its contiguous little-endian bytes in base64
+	//	{"$ref": "model.weight"}  a Ref: a tensor that the checkpoint holds by this name
 	//	{"$object": {"module": "torch", "name": "Size", "call": true, "args": [[3, 4]]}}
 	//	                          an Object; the fields call, new, args, kwargs,
 	//	                          state, items and pairs are left out when empty
@@ -52,8 +53,8 @@ const maxDepth = 256
 
 // Encode encodes v and names the codec. Byte slices and values that marshal
 // themselves by encoding.BinaryMarshaler are Raw. JSON are nil, booleans,
-// integers, floats, complex numbers and strings; tensors; Tuple, *Dict, *Set
-// and *Object; and pointers to, arrays, slices and maps by strings or integers
+// integers, floats, complex numbers and strings; tensors; Tuple, *Dict, *Set,
+// *Object and Ref; and pointers to, arrays, slices and maps by strings or integers
 // of all those. A map by integers is stored as a Dict in the order of its keys.
 // A nil pointer is nil, whatever its type.
 //
@@ -89,7 +90,7 @@ func isNil(v any) bool {
 
 // Decode is the inverse of Encode. It returns nil, bool, int64, uint64 (beyond
 // int64), *big.Int (beyond that), float64, complex128, string, []byte, []any,
-// map[string]any, Tuple, *Dict, *Set, *Object or *tensor.Tensor, in memory of
+// map[string]any, Tuple, *Dict, *Set, *Object, Ref or *tensor.Tensor, in memory of
 // their own, which is at most in proportion to data. Bytes that are no value in
 // the codec are an error that wraps ErrEncoding, another codec one that wraps
 // ErrCodec.

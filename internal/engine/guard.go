@@ -13,7 +13,10 @@ import (
 // source is what a save writes.
 type source struct{ plan.SavePlanner }
 
-var _ storage.Resolver = source{}
+var (
+	_ storage.Resolver = source{}
+	_ storage.Aliaser  = source{}
+)
 
 func (s source) Resolve(it *plan.WriteItem) (d plan.Data, err error) {
 	err = group.Catch(func() (err error) {
@@ -21,6 +24,14 @@ func (s source) Resolve(it *plan.WriteItem) (d plan.Data, err error) {
 		return err
 	})
 	return d, err
+}
+
+// Alias asks a planner that is a storage.Aliaser, as the default one is.
+func (s source) Alias(it *plan.WriteItem) (key any) {
+	if a, ok := s.SavePlanner.(storage.Aliaser); ok {
+		_ = group.Catch(func() error { key = a.Alias(it); return nil }) // it is only a hint
+	}
+	return key
 }
 
 // target is what a load fills.

@@ -7,13 +7,16 @@ import (
 )
 
 // Slot is a tensor whose bytes are not known when a file is laid out. A slot
-// that stands at several places of a value is written once.
+// that stands at several places of a value is written once, and is one tensor.
 type Slot struct {
 	DType        tensor.DType
 	Shape        []int64
 	RequiresGrad bool
 	// Parameter makes it a torch.nn.Parameter.
 	Parameter bool
+	// Same, if not nil, is a slot of the same bytes, type and shape, with no Same
+	// of its own. Both are then views of one storage, as tied weights are.
+	Same *Slot
 }
 
 // Part is a run of bytes of a file. Exactly one of Literal, Slot and Tail says

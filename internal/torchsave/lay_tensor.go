@@ -30,7 +30,8 @@ type content struct {
 // storages.
 type tensorWriter struct {
 	storages []content
-	seen     map[any]any // what stands for a tensor that was seen before
+	keys     map[*Slot]int // numbers of the storages of slots
+	seen     map[any]any   // what stands for a tensor that was seen before
 	// own are the calls that were made here: others of those names are of
 	// tensors that would not come back.
 	own  map[*value.Object]bool
@@ -42,7 +43,7 @@ func newTensorWriter(more func(module, name string) bool) *tensorWriter {
 	if more == nil {
 		more = func(string, string) bool { return false }
 	}
-	return &tensorWriter{seen: map[any]any{}, own: map[*value.Object]bool{}, more: more}
+	return &tensorWriter{keys: map[*Slot]int{}, seen: map[any]any{}, own: map[*value.Object]bool{}, more: more}
 }
 
 // pickle returns the pickle of a value and takes down its storages.
@@ -68,6 +69,9 @@ func (w *tensorWriter) replace(v any) (any, bool) {
 		s.DType, s.Shape, c.tensor = v.DType(), v.Shape(), v
 	case *value.Object:
 		return nil, w.refuses(v)
+	case value.Ref:
+		w.fail(fmt.Errorf("%w: it refers to the tensor %q", ErrValue, v.FQN))
+		return nil, true
 	default:
 		return nil, false
 	}
@@ -79,10 +83,27 @@ func (w *tensorWriter) replace(v any) (any, bool) {
 		w.fail(fmt.Errorf("%w: tensor of %v: %w", ErrValue, s.Shape, err))
 		return nil, true
 	}
-	out := w.call(s, strconv.Itoa(len(w.storages)), c.bytes)
-	w.storages = append(w.storages, c)
+	key := w.storage(s, c)
+	out := w.call(s, strconv.Itoa(key), c.bytes)
 	w.seen[v] = out
 	return out, true
+}
+
+// storage returns the number of the storage of a tensor: a new one, unless the
+// slot is the same as another.
+func (w *tensorWriter) storage(s *Slot, c content) int {
+	if s.Same != nil {
+		c.slot = s.Same
+	}
+	if n, ok := w.keys[c.slot]; ok {
+		return n
+	}
+	n := len(w.storages)
+	if c.slot != nil {
+		w.keys[c.slot] = n
+	}
+	w.storages = append(w.storages, c)
+	return n
 }
 
 // call returns the call that makes a contiguous tensor of a storage.

@@ -37,21 +37,14 @@ func load(t *testing.T, s blob.Store, name string) (map[string]any, *meta.Metada
 	if err != nil {
 		t.Fatalf("ReadMetadata = %v", err)
 	}
-	state := plan.State{}
-	for i := range md.Entries {
-		var v any
-		if e := &md.Entries[i]; e.Tensor != nil {
-			if v, err = tensor.New(e.Tensor.DType, e.Tensor.Shape); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := plan.Place(state, md.Entries[i].Path, v); err != nil {
-			t.Fatal(err)
-		}
+	state, err := plan.Rebuild(md, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
 	if err := storagetest.Load(t.Context(), at(s, name, nil), state); err != nil {
 		t.Fatalf("Load = %v", err)
 	}
+	plan.PutInside(state, md)
 	return state, md
 }
 

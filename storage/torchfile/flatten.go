@@ -1,9 +1,10 @@
 package torchfile
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"math/big"
+	"slices"
 	"strconv"
 
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
@@ -11,9 +12,6 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/value"
 )
-
-// ErrClash reports two values of a file that have one name.
-var ErrClash = errors.New("two values have one name")
 
 // The names of what is no dict at the outermost.
 const (
@@ -35,26 +33,29 @@ type leaf struct {
 // a checkpoint. A dict whose keys are strings and integers is opened, unless it
 // is empty: then it is a leaf, for whoever loads the state may ask for it, as
 // optimizers without state do. A list is opened only if a tensor or such a dict
-// is somewhere inside, and is a leaf otherwise, as everything else is. A tuple at
+// is somewhere inside, and is a leaf otherwise, as everything else is. Leaves are
+// in a fixed order. A tuple at
 // the outermost counts as a list, so that its tensors have names; what is
 // written of it is a list, below the name of what is no dict.
-func flatten(root any) (map[string]leaf, error) {
-	f := &flattener{out: map[string]leaf{}, holds: map[any]bool{}}
-	var at meta.Path
+func flatten(root any) ([]leaf, error) {
+	f := &flattener{holds: map[any]bool{}}
 	if pairs, ok := asDict(root); ok {
-		return f.out, f.dict(at, pairs)
+		err := f.dict(nil, pairs)
+		return f.out, err
 	}
-	if _, ok := root.(*torchsave.Tensor); ok {
-		return f.out, f.visit(meta.Path{meta.Key(rootTensor)}, root)
-	}
-	if t, ok := root.(value.Tuple); ok {
+	name := rootValue
+	switch t := root.(type) {
+	case *torchsave.Tensor:
+		name = rootTensor
+	case value.Tuple:
 		root = []any(t) // several states in one file
 	}
-	return f.out, f.visit(meta.Path{meta.Key(rootValue)}, root)
+	err := f.visit(meta.Path{meta.Key(name)}, root)
+	return f.out, err
 }
 
 type flattener struct {
-	out   map[string]leaf
+	out   []leaf
 	nodes int
 	holds map[any]bool // what is known of lists, by where they are
 }
@@ -77,14 +78,7 @@ func (f *flattener) visit(at meta.Path, v any) error {
 		}
 		return nil
 	}
-	fqn := at.FQN()
-	if err := meta.CheckFQN(fqn); err != nil {
-		return err
-	}
-	if other, ok := f.out[fqn]; ok {
-		return fmt.Errorf("%w: %v and %v are both called %q", ErrClash, []meta.Step(other.path), []meta.Step(at), fqn)
-	}
-	f.out[fqn] = leaf{path: at, value: v}
+	f.out = append(f.out, leaf{at, v})
 	return nil
 }
 
@@ -142,8 +136,8 @@ func asDict(v any) ([]value.Pair, bool) {
 	switch d := v.(type) {
 	case map[string]any:
 		out = make([]value.Pair, 0, len(d))
-		for k, e := range d {
-			out = append(out, value.Pair{Key: meta.Key(k), Value: e})
+		for _, k := range slices.Sorted(maps.Keys(d)) {
+			out = append(out, value.Pair{Key: meta.Key(k), Value: d[k]})
 		}
 		return out, true
 	case *value.Dict:

@@ -53,9 +53,10 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*forei
 		return nil, err
 	}
 	b := newBuilder(store)
+	b.names.file = func(fqn string) string { return idx.WeightMap[fqn] }
 	b.files = append(b.files, storage.File{Name: name, Size: size, Unsummed: true})
 	for _, f := range files {
-		if err := b.add(ctx, f); err != nil {
+		if err := b.add(f); err != nil {
 			return nil, err
 		}
 	}
@@ -88,17 +89,11 @@ func readIndex(ctx context.Context, store blob.Store, name string) (*index, int6
 	return idx, int64(len(b)), nil
 }
 
-// checkIndex checks that no name is in two files, and each one of the index in
-// the file that it says.
+// checkIndex checks that each name of the index is in the file that it says.
 func (b *builder) checkIndex(name string, idx *index) error {
 	in := make(map[string]string, len(b.entries))
 	for i := range b.entries {
-		e := &b.entries[i]
-		file := fileOf(e)
-		if other, ok := in[e.FQN]; ok {
-			return fmt.Errorf("%w: %q is in %s and in %s", ErrClash, e.FQN, other, file)
-		}
-		in[e.FQN] = file
+		in[b.entries[i].FQN] = fileOf(&b.entries[i])
 	}
 	for w, f := range idx.WeightMap {
 		if in[w] != f {

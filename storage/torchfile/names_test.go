@@ -1,7 +1,6 @@
 package torchfile_test
 
 import (
-	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -61,7 +60,7 @@ func dict(pairs ...any) *value.Dict {
 }
 
 func TestNames(t *testing.T) {
-	x := vector(t, 1, 2)
+	x, y, z := vector(t, 1, 2), vector(t, 3), vector(t, 4)
 	type m = map[string]any
 	for claim, c := range map[string]struct {
 		root any
@@ -70,7 +69,8 @@ func TestNames(t *testing.T) {
 		"dicts are opened":                             {m{"a": m{"b": x, "c": int64(1)}}, "*a.b a.c"},
 		"ordered dicts are opened":                     {&value.Dict{Ordered: true, Pairs: []value.Pair{{Key: "b", Value: x}, {Key: "a", Value: x}}}, "*a *b"},
 		"integers are keys":                            {m{"state": dict(int64(0), m{"w": x}, int64(-1), x)}, "*state.-1 *state.0.w"},
-		"other keys are not":                           {m{"a": dict(0.5, x)}, "a"},
+		"other keys are not, but tensors have names":   {m{"a": dict(0.5, x, nil, y, value.Tuple{int64(1), "b"}, z)}, "a *a.(1, b) *a.0.5 *a.None"},
+		"a bool and its text are two keys":             {m{"a": dict(true, x, "True", y)}, "a *a.True *a.True#2"},
 		"empty dicts are values":                       {m{"a": m{}, "b": m{"c": &value.Dict{Ordered: true}}}, "a b.c"},
 		"empty dicts in lists that are opened too":     {m{"a": []any{m{}, x}, "b": []any{[]any{m{}}, m{"c": m{}}}}, "a.0 *a.1 b.0 b.1.c"},
 		"lists of empty dicts are values":              {m{"e": []any{[]any{}, m{}}}, "e"},
@@ -78,8 +78,10 @@ func TestNames(t *testing.T) {
 		"lists of tensors are opened":                  {m{"a": []any{x, int64(1)}}, "*a.0 a.1"},
 		"lists of dicts are opened":                    {m{"a": []any{[]any{m{"lr": 0.1}}}}, "a.0.0.lr"},
 		"other lists are values":                       {m{"a": []any{int64(1), []any{"b"}}, "e": []any{}}, "a e"},
-		"tuples are values, whatever is inside":        {m{"a": value.Tuple{x, m{"b": x}}}, "a"},
-		"a list with a tuple of tensors is a value":    {m{"a": []any{value.Tuple{x}}}, "a"},
+		"tuples are values with tensors inside":        {m{"a": value.Tuple{x, m{"b": y}}}, "a *a.0 *a.1.b"},
+		"a list with a tuple of tensors is a value":    {m{"a": []any{value.Tuple{x}}}, "a *a.0.0"},
+		"a tensor inside has one name":                 {m{"a": value.Tuple{x, x}, "b": value.Tuple{x}}, "a *a.0 b"},
+		"a tensor inside that has a name keeps it":     {m{"a": value.Tuple{x}, "b": x}, "a *b"},
 		"keys may have dots":                           {m{"a.b": x, "c": m{"d.e": x}}, "*a.b *c.d.e"},
 		"a tensor alone has a name":                    {x, "*tensor"},
 		"a value alone has a name":                     {int64(7), "value"},
@@ -87,7 +89,7 @@ func TestNames(t *testing.T) {
 		"a tuple alone is opened as a list":            {value.Tuple{m{"w": x}, m{"lr": 0.1}}, "*value.0.w value.1.lr"},
 		"a tuple alone without tensors is one value":   {value.Tuple{int64(1), "b"}, "value"},
 		"one tensor may have several names":            {m{"a": x, "b": x}, "*a *b"},
-		"a dict with keys of other kinds is one value": {dict(0.5, x), "value"},
+		"a dict with keys of other kinds is one value": {dict(0.5, x), "value *value.0.5"},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			_, md := load(t, holding(t, c.root), "x.pt")
@@ -109,20 +111,42 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// Paths that give one name get different names, whatever the order of the dicts,
+// and keep their paths.
 func TestNamesThatClash(t *testing.T) {
-	for claim, root := range map[string]any{
-		"a dot and a dict":         map[string]any{"a.b": int64(1), "a": map[string]any{"b": int64(2)}},
-		"a text and a number":      dict("1", "x", int64(1), "y"),
-		"a list and a dict":        map[string]any{"a": []any{map[string]any{"b": int64(1)}}, "a.0": map[string]any{"b": int64(2)}},
-		"a number and another one": map[string]any{"a": dict(int64(1), map[string]any{"b": "x"}, "1.b", "y")},
+	type m = map[string]any
+	long := strings.Repeat("x", 2*meta.MaxFQN)
+	for claim, c := range map[string]struct {
+		root any
+		want string // names and their paths
+	}{
+		"a dot and a dict":         {m{"a.b": int64(1), "a": m{"b": int64(2)}}, "a.b=a.b a.b#2=a/b"},
+		"a text and a number":      {dict("1", "x", int64(1), "y"), "1=1 1#2=1"},
+		"a list and a dict":        {m{"a": []any{m{"b": int64(1)}}, "a.0": m{"b": int64(2)}}, "a.0.b=a.0/b a.0.b#2=a/0/b"},
+		"a number and another one": {m{"a": dict(int64(1), m{"b": "x"}, "1.b", "y")}, "a.1.b=a/1.b a.1.b#2=a/1/b"},
+		"a name that is a number":  {m{"a.b": int64(1), "a": m{"b": int64(2)}, "a.b#2": int64(3)}, "a.b=a.b a.b#2=a.b#2 a.b#3=a/b"},
+		"inside of a value":        {m{"a": value.Tuple{vector(t, 1)}, "a.0": vector(t, 2)}, "a=a a.0=a.0 a.0#2=a/0"},
+		"an empty key":             {m{"": int64(1)}, "''="},
+		"a long key":               {m{long: int64(1)}, long[:meta.MaxFQN-32] + "=" + long},
+		"no Unicode text":          {m{"a\xed\xa0\x80": int64(1)}, "a\uFFFD=a\xed\xa0\x80"},
 	} {
-		_, err := torchfile.Open(t.Context(), holding(t, root), "x.pt")
-		if !errors.Is(err, torchfile.ErrClash) || strings.Count(err.Error(), "[") < 2 {
-			t.Errorf("%s: Open = %v; want %v and both paths", claim, err, torchfile.ErrClash)
+		for range 3 { // maps have no order
+			_, md := load(t, holding(t, c.root), "x.pt")
+			if err := md.Validate(); err != nil {
+				t.Errorf("%s: %v", claim, err)
+			}
+			var got []string
+			for _, e := range md.Entries {
+				var steps []string
+				for _, s := range e.Path {
+					steps = append(steps, s.String())
+				}
+				got = append(got, e.FQN+"="+strings.Join(steps, "/"))
+			}
+			if strings.Join(got, " ") != c.want {
+				t.Errorf("%s: names = %q; want %q", claim, got, c.want)
+			}
 		}
-	}
-	if _, err := torchfile.Open(t.Context(), holding(t, map[string]any{"": int64(1)}), "x.pt"); !errors.Is(err, meta.ErrInvalid) {
-		t.Errorf("an empty name: Open = %v; want %v", err, meta.ErrInvalid)
 	}
 }
 

@@ -57,7 +57,7 @@ func describe(ctx context.Context, store blob.Store, name string) (*foreign.Sour
 		return nil, err
 	}
 	b := newBuilder(store)
-	if err := b.add(ctx, f); err != nil {
+	if err := b.add(f); err != nil {
 		return nil, err
 	}
 	return b.source(f.version()), nil

@@ -191,9 +191,18 @@ func TestIndexesThatLie(t *testing.T) {
 			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
 		}
 	}
-	s := indexed(t, allWeights)
-	put(t, s, "m-2.bin", map[string]any{"c.w": vector(t, 3), "a.w": vector(t, 4)})
-	if _, err := torchfile.Open(t.Context(), s, ""); !errors.Is(err, torchfile.ErrClash) {
-		t.Errorf("a weight in two files: Open = %v; want %v", err, torchfile.ErrClash)
+}
+
+// A weight may be in several files, as tied weights are. The index says which
+// file has the name.
+func TestWeightsInSeveralFiles(t *testing.T) {
+	s := indexed(t, `"a.w":"m-2.bin","a.b":"m-1.bin"`)
+	put(t, s, "m-2.bin", map[string]any{"c.w": vector(t, 3), "a.w": vector(t, 4), "a.b": vector(t, 5)})
+	got, _ := load(t, s, "")
+	want := map[string]any{
+		"a.w": vector(t, 4), "a.w#2": vector(t, 1), "a.b": vector(t, 2), "a.b#2": vector(t, 5), "c.w": vector(t, 3),
+	}
+	if diff := cmp.Diff(want, got, cmp.Comparer(tensor.Equal)); diff != "" {
+		t.Errorf("(-want +read):\n%s", diff)
 	}
 }

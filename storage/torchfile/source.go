@@ -3,7 +3,6 @@ package torchfile
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -15,10 +14,6 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
-
-// maxInside bounds the tensors that are inside of values, in bytes for each
-// file: values are held in memory.
-const maxInside = 256 << 20
 
 // maxValues bounds the values as we encode them, all together: a small pickle
 // can name one large thing in many places.
@@ -39,6 +34,7 @@ type builder struct {
 	values map[string]encodedValue
 	// encoded counts the bytes of all values.
 	encoded int64
+	names   names
 	// sharers are the names of the tensors of a storage, by file and key.
 	sharers map[[2]string][]string
 }
@@ -58,53 +54,63 @@ type encodedValue struct {
 func newBuilder(store blob.Store) *builder {
 	return &builder{
 		store: store, opened: map[string]*file{}, where: map[string]location{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
+		names: names{taken: map[string]bool{}, next: map[string]int{}},
 	}
 }
 
-// add takes in what a file holds.
-func (b *builder) add(ctx context.Context, f *file) error {
+// add takes in what a file holds: its leaves, and the tensors that are inside of
+// those leaves that are values.
+func (b *builder) add(f *file) error {
 	leaves, err := flatten(f.Root)
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.name, err)
 	}
 	b.opened[f.name] = f
 	b.files = append(b.files, storage.File{Name: f.name, Size: f.size, Unsummed: true})
-	names := slices.Sorted(maps.Keys(leaves))
-	values, err := f.values(ctx, b.store, names, leaves)
-	if err != nil {
-		return err
-	}
-	for i, fqn := range names {
-		l := leaves[fqn]
-		e := meta.Entry{FQN: fqn, Path: l.path}
+	named := b.names.give(f.name, leaves)
+	refs := make(map[*torchsave.Tensor]value.Ref, len(named))
+	for _, l := range named {
 		if t, ok := l.value.(*torchsave.Tensor); ok {
-			e.Tensor = b.tensor(fqn, f, t)
-		} else if e.Bytes, err = b.value(fqn, f, values[i]); err != nil {
-			return fmt.Errorf("%s: %q: %w", f.name, fqn, err)
+			b.entries = append(b.entries, meta.Entry{FQN: l.fqn, Path: l.path, Tensor: b.tensor(l.fqn, f, t)})
+			refs[t] = value.Ref{FQN: l.fqn}
+		}
+	}
+	var in namedLeaf // the value whose tensors are being replaced
+	inside := value.Replacer{With: torchsave.Inside(func(at []string, t *torchsave.Tensor) (any, error) {
+		ref, ok := refs[t]
+		if !ok {
+			ref.FQN = b.inside(f, in, at, t)
+			refs[t] = ref
+		}
+		return ref, nil
+	})}
+	for _, in = range named {
+		if _, ok := in.value.(*torchsave.Tensor); ok {
+			continue
+		}
+		v, err := inside.Replace(in.value)
+		if err != nil {
+			return fmt.Errorf("%s: %q: %w", f.name, in.fqn, err)
+		}
+		e := meta.Entry{FQN: in.fqn, Path: in.path}
+		if e.Bytes, err = b.value(in.fqn, f, v); err != nil {
+			return fmt.Errorf("%s: %q: %w", f.name, in.fqn, err)
 		}
 		b.entries = append(b.entries, e)
 	}
 	return nil
 }
 
-// values returns the values among leaves, with the tensors inside of them in
-// memory. They are read together, for the bound on them is one.
-func (f *file) values(ctx context.Context, store blob.Store, names []string, leaves map[string]leaf) ([]any, error) {
-	in := make([]any, len(names))
-	for i, fqn := range names {
-		if _, ok := leaves[fqn].value.(*torchsave.Tensor); !ok {
-			in[i] = leaves[fqn].value
-		}
+// inside adds a tensor that is inside of a value and returns its name: that of
+// the value and the steps to the tensor.
+func (b *builder) inside(f *file, in namedLeaf, at []string, t *torchsave.Tensor) string {
+	path := slices.Clone(in.path)
+	for _, s := range at {
+		path = append(path, meta.Key(s))
 	}
-	var out any
-	err := f.read(ctx, store, func(r blob.Reader) (err error) {
-		out, err = torchsave.Materialise(ctx, in, r.ReadAt, maxInside)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return out.([]any), nil
+	fqn := b.names.unused(strings.Join(append([]string{in.fqn}, at...), "."))
+	b.entries = append(b.entries, meta.Entry{FQN: fqn, Path: path, Tensor: b.tensor(fqn, f, t)})
+	return fqn
 }
 
 func (b *builder) tensor(fqn string, f *file, t *torchsave.Tensor) *meta.Tensor {
@@ -114,8 +120,27 @@ func (b *builder) tensor(fqn string, f *file, t *torchsave.Tensor) *meta.Tensor 
 	return &meta.Tensor{
 		Properties: meta.Properties{DType: t.DType, RequiresGrad: t.RequiresGrad}, Shape: t.Shape,
 		Chunks: []tensor.Box{tensor.Whole(t.Shape)},
-		Locs:   []meta.Location{{File: f.name, Offset: t.Offset, Length: t.Span()}},
+		Locs: []meta.Location{{
+			File: f.name, Offset: t.Offset, Length: t.Span(), Detail: &meta.Detail{Key: viewKey(t)},
+		}},
 	}
+}
+
+// viewKey returns the key of a tensor's storage and, if its elements are not
+// those of the storage in their order, how they follow from them. Tensors of one
+// file, place, type, shape and key are the same.
+func viewKey(t *torchsave.Tensor) string {
+	key := t.StorageKey
+	if !t.Contiguous() {
+		key += fmt.Sprint(t.Strides)
+	}
+	if t.Conj {
+		key += "*"
+	}
+	if t.Neg {
+		key += "-"
+	}
+	return key
 }
 
 // value encodes a value.

@@ -128,14 +128,28 @@ func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 // CheckValue returns a *storage.NotRepresentable unless the value can be
 // pickled: objects of classes that are not plain data are not written.
 func (w *Writer) CheckValue(it *plan.WriteItem, data []byte) error {
-	_, err := decodeValue(it, data)
+	_, err := decodeValue(it, data, func(string) (*torchsave.Slot, error) {
+		return &torchsave.Slot{DType: tensor.Uint8, Shape: []int64{0}}, nil // the tensor is an item of its own
+	})
 	return err
 }
 
-func decodeValue(it *plan.WriteItem, data []byte) (any, error) {
+// decodeValue decodes a value and replaces its references by what slot returns.
+func decodeValue(it *plan.WriteItem, data []byte, slot func(fqn string) (*torchsave.Slot, error)) (any, error) {
 	v, err := value.Decode(it.Info.Codec, data)
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", it.FQN(), err)
+	}
+	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
+		ref, ok := v.(value.Ref)
+		if !ok {
+			return nil, false, nil
+		}
+		s, err := slot(ref.FQN)
+		return s, true, err
+	}}
+	if v, err = r.Replace(v); err != nil {
+		return nil, err
 	}
 	if err := torchsave.CheckValue(v, nil); err != nil {
 		return nil, &storage.NotRepresentable{FQN: it.FQN(), Why: err.Error()}
@@ -168,7 +182,7 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	}
 	h := &held{store: w.store, name: w.name, size: l.Size}
 	in := place{w.store, w.opts.FailIfExists}
-	out, err := datafile.Write(ctx, in, []*datafile.File{c.file(w.name, l, h)}, data, w.sess, p.NumBytes(), datafile.Options{
+	out, err := datafile.Write(ctx, in, []*datafile.File{c.file(w.name, l, h)}, data, w.sess, c.bytes, datafile.Options{
 		Files: 1, BufferBytes: w.opts.BufferBytes, Hold: h.hold,
 	})
 	w.letGo(h)

@@ -1,0 +1,335 @@
+package value
+
+import (
+	"fmt"
+	"maps"
+	"math/big"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// Replacer copies values and replaces parts of them. A part that stands at
+// several places, in one value or in several, is copied once and stays one part.
+// It is not safe for concurrent use.
+type Replacer struct {
+	// With is called for every part that is not a number, a string, bytes, a
+	// bool or nil, a container before its contents. If it returns true, its
+	// result replaces the part, and nothing inside the part is visited.
+	//
+	// at is the way from the value to the part, at the first place that the part
+	// was found at. It is valid during the call. Its steps are keys of dicts and
+	// positions of lists, tuples and sets. Of an object they are the attributes in
+	// its state, the names of keyword arguments, the keys of its pairs, and the
+	// positions of its arguments and items. The parameters and buffers of a
+	// torch.nn.Module are attributes of the module, as they are in Python. If two
+	// parts of a container have one step, the later step ends in "#2", "#3" and
+	// so on.
+	With func(at []string, v any) (any, bool, error)
+
+	at   []string
+	made map[any]any
+}
+
+// maxWalk bounds how deep a Replacer goes. Pickles do not get there.
+const maxWalk = 2000
+
+// Replace returns a copy of v with parts of it replaced. v is not changed.
+func (r *Replacer) Replace(v any) (any, error) {
+	if r.made == nil {
+		r.made = map[any]any{}
+	}
+	r.at = r.at[:0]
+	return r.value(v)
+}
+
+// Refs returns the names of the tensors that v refers to, each once, in the
+// order in which they are found.
+func Refs(v any) []string {
+	var out []string
+	seen := map[string]bool{}
+	r := Replacer{With: func(_ []string, v any) (any, bool, error) {
+		ref, ok := v.(Ref)
+		if ok && !seen[ref.FQN] {
+			seen[ref.FQN] = true
+			out = append(out, ref.FQN)
+		}
+		return v, ok, nil
+	}}
+	_, _ = r.Replace(v) // a value that is nested too deep cannot be encoded either
+	return out
+}
+
+// listID identifies a list by its memory.
+type listID struct {
+	first *any
+	len   int
+	tuple bool
+}
+
+// identity returns a key that tells a container from others, or nil for what is
+// not a container or is empty.
+func identity(v any) any {
+	switch v := v.(type) {
+	case *Dict, *Set, *Object:
+		return v
+	case map[string]any:
+		return reflect.ValueOf(v).Pointer()
+	case Tuple:
+		if len(v) > 0 {
+			return listID{&v[0], len(v), true}
+		}
+	case []any:
+		if len(v) > 0 {
+			return listID{&v[0], len(v), false}
+		}
+	}
+	return nil
+}
+
+// isScalar reports whether v has no parts and cannot be replaced.
+func isScalar(v any) bool {
+	switch v.(type) {
+	case nil, bool, int64, uint64, float64, complex128, string, []byte, *big.Int:
+		return true
+	}
+	return false
+}
+
+func (r *Replacer) value(v any) (any, error) {
+	if isScalar(v) {
+		return v, nil
+	}
+	if len(r.at) > maxWalk {
+		return nil, fmt.Errorf("%w: nested deeper than %d", ErrValue, maxWalk)
+	}
+	id := identity(v)
+	if out, ok := r.made[id]; ok && id != nil {
+		return out, nil
+	}
+	out, replaced, err := r.With(r.at, v)
+	if !replaced && err == nil {
+		out, err = r.copy(v, nil)
+	}
+	if id != nil && err == nil {
+		r.made[id] = out
+	}
+	return out, err
+}
+
+// copy returns a copy of a container. taken are the steps that the surrounding
+// object has used already, or nil.
+func (r *Replacer) copy(v any, taken steps) (any, error) {
+	if taken == nil {
+		taken = steps{}
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		return r.dict(v, taken)
+	case []any:
+		return r.list(v, nil)
+	case Tuple:
+		l, err := r.list(v, nil)
+		return Tuple(l), err
+	case *Dict:
+		pairs, err := r.pairs(v.Pairs, taken)
+		return &Dict{Pairs: pairs, Ordered: v.Ordered}, err
+	case *Set:
+		items, err := r.list(v.Items, nil)
+		return &Set{Items: items, Frozen: v.Frozen}, err
+	case *Object:
+		return r.object(v)
+	}
+	return v, nil
+}
+
+// steps counts the parts of a container by their steps.
+type steps map[string]int
+
+// below replaces a part that is one step further. taken makes the step unique.
+func (r *Replacer) below(step string, taken steps, v any) (any, error) {
+	if isScalar(v) {
+		return v, nil
+	}
+	if taken != nil {
+		if taken[step]++; taken[step] > 1 {
+			step += "#" + strconv.Itoa(taken[step])
+		}
+	}
+	r.at = append(r.at, step)
+	out, err := r.value(v)
+	r.at = r.at[:len(r.at)-1]
+	return out, err
+}
+
+func (r *Replacer) list(v []any, taken steps) (_ []any, err error) {
+	if v == nil {
+		return nil, nil
+	}
+	out := make([]any, len(v))
+	for i, e := range v {
+		if isScalar(e) {
+			out[i] = e
+		} else if out[i], err = r.below(strconv.Itoa(i), taken, e); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func (r *Replacer) dict(v map[string]any, taken steps) (_ map[string]any, err error) {
+	if v == nil {
+		return nil, nil
+	}
+	out := make(map[string]any, len(v))
+	for _, k := range slices.Sorted(maps.Keys(v)) {
+		if out[k], err = r.below(k, taken, v[k]); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func (r *Replacer) pairs(v []Pair, taken steps) (_ []Pair, err error) {
+	if v == nil {
+		return nil, nil
+	}
+	out := make([]Pair, len(v))
+	for i, p := range v {
+		if out[i].Key, err = r.below("key", taken, p.Key); err != nil {
+			return nil, err
+		}
+		if isScalar(p.Value) {
+			out[i].Value = p.Value
+		} else if out[i].Value, err = r.below(keyStep(p.Key, i), taken, p.Value); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// object copies an object, its attributes first: they have the best claim to
+// their names.
+func (r *Replacer) object(v *Object) (_ *Object, err error) {
+	out, taken := *v, steps{}
+	if out.State, err = r.state(v.State, taken); err != nil {
+		return nil, err
+	}
+	if out.Kwargs, err = r.dict(v.Kwargs, taken); err != nil {
+		return nil, err
+	}
+	if out.Pairs, err = r.pairs(v.Pairs, taken); err != nil {
+		return nil, err
+	}
+	if out.Args, err = r.list(v.Args, taken); err != nil {
+		return nil, err
+	}
+	out.Items, err = r.list(v.Items, taken)
+	return &out, err
+}
+
+// state copies the state of an object: a dict of attributes, or a tuple of two
+// such dicts if the class has slots, or anything else.
+func (r *Replacer) state(v any, taken steps) (any, error) {
+	t, ok := v.(Tuple)
+	if !ok || len(t) != 2 {
+		return r.attributes("state", v, taken)
+	}
+	out := make(Tuple, len(t))
+	for i := range t {
+		var err error
+		if out[i], err = r.attributes("state", t[i], taken); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// attributes copies a dict whose keys are attributes of the surrounding object,
+// so that the dict itself is not a step. Another value is, by the given name.
+func (r *Replacer) attributes(step string, v any, taken steps) (any, error) {
+	id := identity(v)
+	if out, ok := r.made[id]; ok && id != nil {
+		return out, nil
+	}
+	var out any
+	var err error
+	switch d := v.(type) {
+	case map[string]any:
+		out, err = r.members(d, taken)
+	case *Dict:
+		out, err = r.copy(d, taken)
+	default:
+		return r.below(step, taken, v)
+	}
+	if err == nil {
+		r.made[id] = out
+	}
+	return out, err
+}
+
+// members copies the attributes of an object.
+func (r *Replacer) members(v map[string]any, taken steps) (_ map[string]any, err error) {
+	_, hasModules := v["_modules"]
+	_, hasParameters := v["_parameters"]
+	if !hasModules || !hasParameters {
+		return r.dict(v, taken)
+	}
+	out := make(map[string]any, len(v))
+	for _, k := range slices.Sorted(maps.Keys(v)) {
+		if k == "_parameters" || k == "_buffers" {
+			out[k], err = r.attributes(k, v[k], taken)
+		} else {
+			out[k], err = r.below(k, taken, v[k])
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// keyStep returns the step to a key of a dict, the key at position i.
+func keyStep(k any, i int) string {
+	switch k := k.(type) {
+	case string:
+		return k
+	case nil:
+		return "None"
+	case bool:
+		if k {
+			return "True"
+		}
+		return "False"
+	case int64, uint64:
+		return fmt.Sprint(k)
+	case float64:
+		return string(appendFloat(nil, k))
+	case Tuple:
+		parts := make([]string, len(k))
+		for j, e := range k {
+			parts[j] = keyStep(e, j)
+		}
+		return "(" + strings.Join(parts, ", ") + ")"
+	}
+	return strconv.Itoa(i)
+}
+
+// Tensors returns the tensors that are stored inside of v itself, with the steps
+// to each; see Replacer.
+func Tensors(v any, found func(at []string, t *tensor.Tensor)) error {
+	seen := map[*tensor.Tensor]bool{}
+	r := Replacer{With: func(at []string, v any) (any, bool, error) {
+		t, ok := v.(*tensor.Tensor)
+		if ok && !seen[t] {
+			seen[t] = true
+			found(at, t)
+		}
+		return v, ok, nil
+	}}
+	_, err := r.Replace(v)
+	return err
+}
