@@ -199,11 +199,12 @@ func (o *LoadOptions) check() error {
 // ErrMissing.
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
 	var state State
+	var md *meta.Metadata
 	r, err := load(ctx, store, opts, func(ctx context.Context, job *engine.LoadJob) (State, error) {
 		read := &readOnce{Reader: job.Reader}
 		job.Reader = read
-		md, err := read.ReadMetadata(ctx)
-		if err != nil {
+		var err error
+		if md, err = read.ReadMetadata(ctx); err != nil {
 			return nil, err
 		}
 		for _, p := range prefixes {
@@ -217,7 +218,7 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 	if err != nil {
 		return nil, nil, err
 	}
-	plan.PutInside(state, read.md)
+	plan.PutInside(state, md)
 	return state, r, nil
 }
 

@@ -100,7 +100,7 @@ type FirstDifference struct {
 // Comparison is the result of Compare.
 type Comparison struct {
 	// Equal says whether the checkpoints are equal. Nil: no difference was found,
-	// and values were not compared.
+	// and values were not compared, or not all of them.
 	Equal *bool `json:"equal"`
 	// Names counts all names of both sides, and the others how they compare.
 	Names     int64 `json:"names"`
@@ -121,6 +121,8 @@ type Comparison struct {
 	// in the order of the names, and Omitted counts those that a limit left out.
 	Items   []Compared `json:"items"`
 	Omitted int64      `json:"omitted"`
+	// Unread lists objects that refer to tensors that could not be compared.
+	Unread []Unread `json:"unread"`
 }
 
 // Differences returns the number of names that are not equal.
@@ -192,7 +194,9 @@ func (o *CompareOptions) withDefaults() CompareOptions {
 }
 
 // Compare compares two checkpoints name by name, in bounded memory: names,
-// kinds, dtypes and shapes first, then the values of what both have. Tensors are
+// kinds, dtypes and shapes first, then the values of what both have. Tensors that
+// an object refers to are compared by their names, or as part of the object if
+// they are not compared by name. Tensors are
 // compared as numbers, of different dtypes too: integers exactly, everything
 // else in float64. Objects are compared as EqualValues does, whatever their
 // codecs; bytes in a codec that is not known here as bytes. That checkpoints
@@ -238,6 +242,8 @@ func (c *comparer) pair() error {
 			byName[e.FQN] = &pairItem{fqn: e.FQN, b: e}
 		}
 	}
+	c.coverInside(byName)
+	c.byName = byName
 	for _, p := range byName {
 		c.items = append(c.items, p)
 	}
@@ -248,6 +254,31 @@ func (c *comparer) pair() error {
 		}
 	}
 	return nil
+}
+
+// coverInside leaves out tensors that stand inside of an object and that only one
+// side has by name: the objects are compared with their tensors then.
+func (c *comparer) coverInside(byName map[string]*pairItem) {
+	a, b := c.a.Metadata.Inside(), c.b.Metadata.Inside()
+	both := func(name string) bool {
+		p := byName[name]
+		return p != nil && p.a != nil && p.b != nil && p.a.Bytes != nil && p.b.Bytes != nil
+	}
+	for name, p := range byName {
+		if in, ok := a[fqnOf(p.a)]; ok && p.b == nil && both(c.opts.Rename(in)) {
+			delete(byName, name)
+		}
+		if in, ok := b[fqnOf(p.b)]; ok && p.a == nil && both(in) {
+			delete(byName, name)
+		}
+	}
+}
+
+func fqnOf(e *meta.Entry) string {
+	if e == nil {
+		return ""
+	}
+	return e.FQN
 }
 
 // comparison collects the results of the names that were compared.
@@ -268,7 +299,9 @@ func (c *comparer) comparison() *Comparison {
 			out.Items = append(out.Items, r)
 		}
 	}
-	if out.Differences() > 0 || !c.opts.DescriptionsOnly {
+	slices.SortFunc(c.unread, func(x, y Unread) int { return strings.Compare(x.FQN, y.FQN) })
+	out.Unread = append([]Unread{}, c.unread...)
+	if out.Differences() > 0 || !c.opts.DescriptionsOnly && len(out.Unread) == 0 {
 		out.Equal = new(out.Differences() == 0)
 	}
 	return out

@@ -17,8 +17,13 @@ type comparer struct {
 	a, b  Side
 	opts  CompareOptions
 	items []*pairItem // by name
+	// byName are the same items.
+	byName map[string]*pairItem
 	// differences counts the names that are known not to be equal.
 	differences atomic.Int64
+
+	mu     sync.Mutex
+	unread []Unread // guarded by mu
 }
 
 // pairItem is one name of two checkpoints.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -38,8 +39,9 @@ func (w *compareWorker) objects(ctx context.Context, p *pairItem) error {
 		return err
 	}
 	w.opts.Progress(int64(len(x) + len(y)))
-	if codec != otherCodec || !bytes.Equal(x, y) {
-		if err := p.compareDecoded(codec, x, otherCodec, y); err != nil {
+	// Equal bytes may refer to tensors that are not compared by name.
+	if codec != otherCodec || !bytes.Equal(x, y) || bytes.Contains(x, []byte(`"$ref"`)) {
+		if err := w.compareDecoded(ctx, p, codec, x, otherCodec, y); err != nil {
 			return fmt.Errorf("%q: %w", p.fqn, err)
 		}
 	}
@@ -47,9 +49,9 @@ func (w *compareWorker) objects(ctx context.Context, p *pairItem) error {
 	return nil
 }
 
-// compareDecoded compares values in different bytes. Where a codec is unknown
-// the bytes were all there was to compare.
-func (p *pairItem) compareDecoded(codec string, x []byte, otherCodec string, y []byte) error {
+// compareDecoded compares values in different bytes. If a codec is unknown, the
+// bytes were all there was to compare.
+func (w *compareWorker) compareDecoded(ctx context.Context, p *pairItem, codec string, x []byte, otherCodec string, y []byte) error {
 	u, err := value.Decode(codec, x)
 	var v any
 	if err == nil {
@@ -60,6 +62,12 @@ func (p *pairItem) compareDecoded(codec string, x []byte, otherCodec string, y [
 	case err != nil:
 		return err
 	default:
+		if u, err = w.withTensors(ctx, p, &w.a, u, w.opts.Rename); err != nil {
+			return err
+		}
+		if v, err = w.withTensors(ctx, p, &w.b, v, func(n string) string { return n }); err != nil {
+			return err
+		}
 		equal, where := EqualValues(u, v)
 		if equal {
 			return nil
@@ -71,6 +79,22 @@ func (p *pairItem) compareDecoded(codec string, x []byte, otherCodec string, y [
 	}
 	p.differs = append(p.differs, AspectValues)
 	return nil
+}
+
+// withTensors returns an object of a side with those tensors inside that are not
+// compared by name.
+func (w *compareWorker) withTensors(ctx context.Context, p *pairItem, s *Side, v any, rename func(string) string) (any, error) {
+	v, unread, err := s.resolve(ctx, v, func(fqn string) (string, bool) {
+		name := rename(fqn)
+		q := w.byName[name]
+		return name, q != nil && q.a != nil && q.b != nil
+	})
+	if len(unread) > 0 {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.unread = append(w.unread, Unread{p.fqn, "it refers to " + strings.Join(unread[:min(len(unread), 3)], ", ") + ", which could not be read with it"})
+	}
+	return v, err
 }
 
 // slab compares a slab of two tensors.

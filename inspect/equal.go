@@ -19,7 +19,7 @@ import (
 // Values of different types are different, True and 1 and 1.0 too, but all kinds
 // of dicts with the same keys and values are equal; two ordered ones if the order
 // is the same too. A NaN equals a NaN. Tensors are equal if they have the same
-// dtype, shape and bits.
+// dtype, shape and bits, references to tensors if they are to the same name.
 func EqualValues(a, b any) (equal bool, where string) {
 	at, ok := valuesDiffer(a, b)
 	return !ok, at
@@ -43,7 +43,7 @@ func valuesDiffer(a, b any) (at string, differ bool) {
 	case *tensor.Tensor:
 		y, ok := b.(*tensor.Tensor)
 		return "", !ok || !tensor.Equal(x, y)
-	case nil, bool, int64, uint64, string:
+	case nil, bool, int64, uint64, string, value.Ref:
 		return "", a != b
 	}
 	return containersDiffer(a, b)

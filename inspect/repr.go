@@ -45,7 +45,7 @@ func TypeName(v any) string {
 		return choose(v.Frozen, "frozenset", "set")
 	case *value.Object:
 		return objectType(v)
-	case *tensor.Tensor:
+	case *tensor.Tensor, value.Ref:
 		return "Tensor"
 	}
 	return fmt.Sprintf("%T", v)
@@ -63,8 +63,9 @@ const MaxRepr = 4096
 
 // Repr returns what Python's repr says of a value that value.Decode returned,
 // with these liberties: maps have their keys in order, sets keep the order in
-// which they were stored, a tensor and a *meta.Tensor show dtype and shape, an array of numpy
-// is on one line with every number as short as it can be, and an object of a
+// which they were stored, a tensor and a *meta.Tensor show dtype and shape, a
+// reference to a tensor its name, an array of numpy is on one line with every
+// number as short as it can be, and an object of a
 // class that is not known here is shown as the record that it is,
 // <mypkg.Config object: {'a': 1}>. The spelling is that of Python 3.12 and
 // numpy 2.
@@ -141,6 +142,8 @@ func (r *reprer) python(v any) {
 		r.tensor(v.DType(), v.Shape())
 	case *meta.Tensor:
 		r.tensor(v.DType, v.Shape)
+	case value.Ref:
+		r.text("<tensor " + v.FQN + ">")
 	default:
 		r.b = fmt.Append(r.b, v)
 	}

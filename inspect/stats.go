@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // TensorStats are the statistics of one tensor. Those of numbers are of its
@@ -73,6 +74,8 @@ type StatsTotals struct {
 type StatsReport struct {
 	Tensors []TensorStats `json:"tensors"`
 	Totals  StatsTotals   `json:"totals"`
+	// Unread lists what may hold elements and could not be looked at.
+	Unread []Unread `json:"unread"`
 }
 
 // StatsOptions change how statistics are computed. Nil means the defaults.
@@ -92,6 +95,10 @@ type StatsOptions struct {
 	// Parallel is the number of workers, who share large tensors too. Zero: 2,
 	// or one for each processor if there are more.
 	Parallel int
+	// Known reports whether the checkpoint has a tensor of that name, to which an
+	// object among the entries refers. Nil: the tensors are those among the
+	// entries.
+	Known func(fqn string) bool
 	// Total, if not nil, is told once, before anything is read, of about how many
 	// bytes Progress will count.
 	Total func(bytes int64)
@@ -115,23 +122,37 @@ func (o *StatsOptions) withDefaults() StatsOptions {
 	return out
 }
 
-// Stats computes the statistics of the tensors among the entries; objects are
-// left out. It reads every tensor once, or twice for some histograms, in bounded
+// Stats computes the statistics of the tensors among the entries, and of those
+// that are stored inside of objects among them: these are named after the object
+// and the steps to them. It reads every tensor once, or twice for some histograms, in bounded
 // memory. The results are the same bits whatever the options for memory and
 // parallel work are, and however the tensors were cut and stored.
 func Stats(ctx context.Context, src Content, entries []*meta.Entry, opts *StatsOptions) (*StatsReport, error) {
-	s := &statist{src: src, opts: opts.withDefaults()}
-	for _, e := range entries {
-		if e.Tensor == nil {
-			continue
-		}
-		it, err := newStatsItem(e)
-		if err != nil {
-			return nil, err
-		}
-		s.items = append(s.items, it)
-	}
+	s := &statist{opts: opts.withDefaults()}
 	s.n, s.each = workers(s.opts.Parallel, s.opts.BufferBytes)
+	in, err := lookInside(ctx, src, entries, namesOf(entries, s.opts.Known), s.n)
+	if err != nil {
+		return nil, err
+	}
+	content := &within{src, map[*meta.Entry]*tensor.Tensor{}}
+	s.src, s.unread = content, in.unread
+	for _, e := range entries {
+		all := []*meta.Entry{e}
+		if e.Tensor == nil {
+			all = nil
+			for _, t := range in.tensors[e] {
+				all = append(all, t.entry)
+				content.inside[t.entry] = t.tensor
+			}
+		}
+		for _, e := range all {
+			it, err := newStatsItem(e)
+			if err != nil {
+				return nil, err
+			}
+			s.items = append(s.items, it)
+		}
+	}
 	s.opts.Total(s.toRead())
 	if err := s.pass(ctx, (*statsWorker).pass1, func(*statsItem) bool { return true }); err != nil {
 		return nil, err
@@ -142,6 +163,18 @@ func Stats(ctx context.Context, src Content, entries []*meta.Entry, opts *StatsO
 	return s.report(), nil
 }
 
+// namesOf returns known, or what reports the names of the tensors among entries.
+func namesOf(entries []*meta.Entry, known func(fqn string) bool) func(fqn string) bool {
+	if known != nil {
+		return known
+	}
+	names := map[string]bool{}
+	for _, e := range entries {
+		names[e.FQN] = e.Tensor != nil
+	}
+	return func(fqn string) bool { return names[fqn] }
+}
+
 // statist is one call of Stats.
 type statist struct {
 	src   Content
@@ -149,6 +182,8 @@ type statist struct {
 	items []*statsItem
 	n     int   // workers
 	each  int64 // bytes of a worker's buffer
+
+	unread []Unread
 }
 
 // toRead returns the bytes that will be read.
@@ -189,7 +224,7 @@ func (s *statist) jobs(want func(*statsItem) bool) iter.Seq[job] {
 }
 
 func (s *statist) report() *StatsReport {
-	out := &StatsReport{Tensors: make([]TensorStats, len(s.items))}
+	out := &StatsReport{Tensors: make([]TensorStats, len(s.items)), Unread: append([]Unread{}, s.unread...)}
 	var all pairwise
 	for i, it := range s.items {
 		t := it.result(&s.opts)

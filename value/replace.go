@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // Replacer copies values and replaces parts of them. A part that stands at
@@ -316,20 +314,4 @@ func keyStep(k any, i int) string {
 		return "(" + strings.Join(parts, ", ") + ")"
 	}
 	return strconv.Itoa(i)
-}
-
-// Tensors returns the tensors that are stored inside of v itself, with the steps
-// to each; see Replacer.
-func Tensors(v any, found func(at []string, t *tensor.Tensor)) error {
-	seen := map[*tensor.Tensor]bool{}
-	r := Replacer{With: func(at []string, v any) (any, bool, error) {
-		t, ok := v.(*tensor.Tensor)
-		if ok && !seen[t] {
-			seen[t] = true
-			found(at, t)
-		}
-		return v, ok, nil
-	}}
-	_, err := r.Replace(v)
-	return err
 }

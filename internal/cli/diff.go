@@ -98,6 +98,8 @@ With --json:
                      many of those that is due to a NaN), max_abs, max_rel, and
                      first (index, a, b: the first differing element)
   omitted            how many items --limit left out
+  unread             a list of the objects that could not be compared, with fqn
+                     and why; they make the exit code 1
 
 An infinite number is the text "inf" or "-inf" there.`,
 		Example: `  cairn diff runs/step-1000 runs/step-2000
@@ -226,8 +228,11 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 				return err
 			}
 			v := difference{args[0], args[1], c}
-			if err := o.result(v, func() { o.difference(c) }); err != nil || c.Differences() == 0 {
+			if err := o.result(v, func() { o.difference(c) }); err != nil || c.Differences() == 0 && len(c.Unread) == 0 {
 				return err
+			}
+			if c.Differences() == 0 {
+				return withHint(&errDiffer{"not all of it could be compared: " + formatUnread(c.Unread)}, "--select leaves names out")
 			}
 			return &errDiffer{fmt.Sprintf("%s and %s differ in %s", args[0], args[1], plural(c.Differences(), "name"))}
 		})

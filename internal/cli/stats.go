@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -69,8 +70,11 @@ element of each tensor; large ones of elements of four bytes and more are read
 twice for that. With --log2 they are at most N buckets of magnitudes, each as many
 powers of two wide as the others; zeros are in none of them.
 
+Tensors that are stored inside of objects are named after the object and the steps
+to them. What may hold elements and cannot be looked at is listed in the summary.
+
 NaN and infinite elements are warned of on stderr. With --fail-on-nan they make
-the exit code 1.
+the exit code 1, and so does anything that could not be looked at.
 
 With --json:
 
@@ -87,7 +91,8 @@ With --json:
   totals                all tensors as if they were one: tensors, nbytes,
                         elements, min, max, mean, std, l2, zeros, nan, pos_inf,
                         neg_inf; and nonfinite_tensors, those with NaN or infinite
-                        elements`,
+                        elements
+  unread                a list of what could not be looked at, with fqn and why`,
 		Example: `  cairn stats runs/step-1000
   cairn stats runs/step-1000 model.layers.0 --histogram 16
   cairn stats runs/step-1000 --select '*.weight' --sort std
@@ -152,6 +157,10 @@ func runStats(cmd *cobra.Command, args []string, f *statsFlags) error {
 		var bar *progress
 		r, err := inspect.Stats(cmd.Context(), c, entries, &inspect.StatsOptions{
 			Buckets: f.buckets, Log2: f.log2,
+			Known: func(fqn string) bool {
+				e, ok := md.Find(fqn)
+				return ok && e.Tensor != nil
+			},
 			Total:    func(n int64) { bar = o.progress("stats", n) },
 			Progress: func(n int64) { bar.add(n) },
 		})
@@ -172,27 +181,48 @@ func runStats(cmd *cobra.Command, args []string, f *statsFlags) error {
 // nonFinite warns of elements that are no numbers, and is an error if that is
 // wanted.
 func (o *output) nonFinite(r *inspect.StatsReport, fail bool) error {
-	if r.Totals.NonFinite == 0 {
-		return nil
+	var problems []string
+	if r.Totals.NonFinite > 0 {
+		var names []string
+		for i := range r.Tensors {
+			if t := &r.Tensors[i]; t.NonFinite() > 0 {
+				names = append(names, clean(t.FQN))
+			}
+		}
+		problems = append(problems, fmt.Sprintf("%s in %s: %s", formatNonFinite(&r.Totals.Numbers), plural(r.Totals.NonFinite, "tensor"), firstNames(names)))
 	}
-	var names []string
-	for i := range r.Tensors {
-		if t := &r.Tensors[i]; t.NonFinite() > 0 {
-			names = append(names, clean(t.FQN))
+	hint := "'cairn stats --sort nan' lists those tensors first"
+	if len(r.Unread) > 0 {
+		problems = append(problems, "not looked at: "+formatUnread(r.Unread))
+		hint = "--select and --exclude choose what is looked at; 'cairn stats --json' lists the rest as unread"
+	}
+	for _, p := range problems {
+		if !fail && !o.json && !o.quiet {
+			fmt.Fprintf(o.err, "warning: %s\n", o.bad(p))
 		}
 	}
-	text := fmt.Sprintf("%s in %s: %s", formatNonFinite(&r.Totals.Numbers), plural(r.Totals.NonFinite, "tensor"),
-		strings.Join(names[:min(len(names), 3)], ", "))
+	if !fail || len(problems) == 0 {
+		return nil
+	}
+	return withHint(errors.New(strings.Join(problems, "; ")), hint)
+}
+
+// firstNames lists a few names.
+func firstNames(names []string) string {
+	text := strings.Join(names[:min(len(names), 3)], ", ")
 	if len(names) > 3 {
 		text += ", …"
 	}
-	switch {
-	case fail:
-		return withHint(fmt.Errorf("%s", text), "'cairn stats --sort nan' lists those tensors first")
-	case !o.json && !o.quiet:
-		fmt.Fprintf(o.err, "warning: %s\n", o.bad(text))
+	return text
+}
+
+// formatUnread says what could not be looked at.
+func formatUnread(unread []inspect.Unread) string {
+	var parts []string
+	for _, u := range unread {
+		parts = append(parts, clean(u.FQN)+" ("+clean(u.Why)+")")
 	}
-	return nil
+	return firstNames(parts)
 }
 
 // formatNonFinite prints how many elements are NaN and infinite: "3 NaN and 1
@@ -226,6 +256,9 @@ func (o *output) statistics(r *inspect.StatsReport) {
 	}
 	t := &r.Totals
 	o.remark("%s, %s elements, %s", plural(t.Tensors, "tensor"), formatCount(t.Elements), formatBytes(t.NumBytes))
+	if n := int64(len(r.Unread)); n > 0 {
+		o.remark(", %s not looked at", plural(n, "object"))
+	}
 	if t.Finite() > 0 {
 		o.remark("; min %s, max %s, mean %s, std %s, L2 %s", formatNumber(t.Min), formatNumber(t.Max), formatNumber(t.Mean),
 			formatNumber(t.Std), formatNumber(t.L2))

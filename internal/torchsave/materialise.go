@@ -3,6 +3,7 @@ package torchsave
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -22,8 +23,8 @@ func Materialise(ctx context.Context, v any, read ReadFunc, limit int64) (any, e
 
 // Inside returns the With of a value.Replacer that replaces the tensors inside of
 // a value by what with returns. A *Storage becomes a record of its class around
-// the tensor of one dimension that has all of its elements. with is called again
-// for a tensor that stands at several places.
+// the tensor of one dimension that has all of its elements, its argument 0. with is
+// called again for a tensor that stands at several places.
 func Inside(with func(at []string, t *Tensor) (any, error)) func(at []string, v any) (any, bool, error) {
 	storages := map[*Storage]any{}
 	return func(at []string, v any) (any, bool, error) {
@@ -33,7 +34,7 @@ func Inside(with func(at []string, t *Tensor) (any, error)) func(at []string, v 
 			return out, true, err
 		case *Storage:
 			if storages[v] == nil {
-				t, err := with(at, v.flat())
+				t, err := with(append(slices.Clip(at), "0"), v.flat())
 				if err != nil {
 					return nil, true, err
 				}

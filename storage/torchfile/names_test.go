@@ -61,6 +61,7 @@ func dict(pairs ...any) *value.Dict {
 
 func TestNames(t *testing.T) {
 	x, y, z := vector(t, 1, 2), vector(t, 3), vector(t, 4)
+	twice := value.Tuple{x}
 	type m = map[string]any
 	for claim, c := range map[string]struct {
 		root any
@@ -80,8 +81,8 @@ func TestNames(t *testing.T) {
 		"other lists are values":                       {m{"a": []any{int64(1), []any{"b"}}, "e": []any{}}, "a e"},
 		"tuples are values with tensors inside":        {m{"a": value.Tuple{x, m{"b": y}}}, "a *a.0 *a.1.b"},
 		"a list with a tuple of tensors is a value":    {m{"a": []any{value.Tuple{x}}}, "a *a.0.0"},
-		"a tensor inside has one name":                 {m{"a": value.Tuple{x, x}, "b": value.Tuple{x}}, "a *a.0 b"},
-		"a tensor inside that has a name keeps it":     {m{"a": value.Tuple{x}, "b": x}, "a *b"},
+		"a tensor inside has a name for each place":    {m{"a": value.Tuple{x, x}, "b": x}, "a *a.0 *a.1 *b"},
+		"what is inside twice has one name":            {m{"a": twice, "b": twice}, "a *a.0 b"},
 		"keys may have dots":                           {m{"a.b": x, "c": m{"d.e": x}}, "*a.b *c.d.e"},
 		"a tensor alone has a name":                    {x, "*tensor"},
 		"a value alone has a name":                     {int64(7), "value"},

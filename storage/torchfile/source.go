@@ -68,21 +68,14 @@ func (b *builder) add(f *file) error {
 	b.opened[f.name] = f
 	b.files = append(b.files, storage.File{Name: f.name, Size: f.size, Unsummed: true})
 	named := b.names.give(f.name, leaves)
-	refs := make(map[*torchsave.Tensor]value.Ref, len(named))
 	for _, l := range named {
 		if t, ok := l.value.(*torchsave.Tensor); ok {
 			b.entries = append(b.entries, meta.Entry{FQN: l.fqn, Path: l.path, Tensor: b.tensor(l.fqn, f, t)})
-			refs[t] = value.Ref{FQN: l.fqn}
 		}
 	}
 	var in namedLeaf // the value whose tensors are being replaced
 	inside := value.Replacer{With: torchsave.Inside(func(at []string, t *torchsave.Tensor) (any, error) {
-		ref, ok := refs[t]
-		if !ok {
-			ref.FQN = b.inside(f, in, at, t)
-			refs[t] = ref
-		}
-		return ref, nil
+		return value.Ref{FQN: b.inside(f, in, at, t)}, nil
 	})}
 	for _, in = range named {
 		if _, ok := in.value.(*torchsave.Tensor); ok {

@@ -1,0 +1,198 @@
+package inspect
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// Unread is content that a command was asked about and could not look at.
+type Unread struct {
+	FQN string `json:"fqn"`
+	Why string `json:"why"`
+}
+
+// maxInside bounds the bytes of a value, and of all tensors inside of values, that
+// are held in memory at a time.
+const maxInside = 256 << 20
+
+// insideTensor is a tensor that is stored as part of a value. Its entry is not
+// one of the checkpoint's.
+type insideTensor struct {
+	entry  *meta.Entry
+	tensor *tensor.Tensor
+}
+
+// within is a Content that also has the tensors inside of values.
+type within struct {
+	Content
+	inside map[*meta.Entry]*tensor.Tensor
+}
+
+// ReadEntry implements Content.
+func (w *within) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error {
+	t := w.inside[e]
+	if t == nil {
+		return w.Content.ReadEntry(ctx, e, box, dst)
+	}
+	part, err := t.Narrow(box)
+	if err != nil {
+		return fmt.Errorf("%q: %w", e.FQN, err)
+	}
+	return tensor.Convert(dst, part, tensor.CastAny)
+}
+
+// insides are what is inside of values, by their entries.
+type insides struct {
+	tensors map[*meta.Entry][]insideTensor
+	unread  []Unread
+}
+
+// lookInside reads the values among entries and returns the tensors inside of
+// them, and what is inside and cannot be looked at. It refuses no value.
+func lookInside(ctx context.Context, src Content, entries []*meta.Entry, known func(fqn string) bool, parallel int) (*insides, error) {
+	all := make([]looker, len(entries))
+	var room atomic.Int64
+	room.Store(maxInside)
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallel)
+	for i, e := range entries {
+		if e.Bytes == nil {
+			continue
+		}
+		all[i] = looker{fqn: e.FQN, known: known, room: &room}
+		g.Go(func() error { return all[i].value(gctx, src, e) })
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	out := &insides{tensors: map[*meta.Entry][]insideTensor{}}
+	for i, e := range entries {
+		out.unread = append(out.unread, all[i].unread...)
+		if len(all[i].tensors) > 0 {
+			out.tensors[e] = all[i].tensors
+		}
+	}
+	return out, nil
+}
+
+// looker collects what is inside of one value.
+type looker struct {
+	fqn     string
+	known   func(fqn string) bool
+	room    *atomic.Int64 // bytes of tensors that may be kept
+	tensors []insideTensor
+	unread  []Unread
+}
+
+func (l *looker) pass(fqn, why string) { l.unread = append(l.unread, Unread{fqn, why}) }
+
+// value looks at a value.
+func (l *looker) value(ctx context.Context, src Content, e *meta.Entry) error {
+	if e.Bytes.Size > maxInside {
+		l.pass(e.FQN, fmt.Sprintf("a value of %d bytes", e.Bytes.Size))
+		return nil
+	}
+	codec, data := e.Bytes.Codec, e.Bytes.Inline
+	if data == nil {
+		var err error
+		if codec, data, err = src.ReadBytes(ctx, e); err != nil {
+			return err
+		}
+	}
+	if codec == value.Raw || codec == value.JSON && !bytes.Contains(data, []byte(`{"$`)) {
+		return nil // nothing in it can be a tensor
+	}
+	v, err := value.Decode(codec, data)
+	if errors.Is(err, value.ErrCodec) {
+		l.pass(e.FQN, err.Error())
+		return nil
+	}
+	r := value.Replacer{With: l.look}
+	if err == nil {
+		_, err = r.Replace(v)
+	}
+	if err != nil {
+		return fmt.Errorf("%q: %w", e.FQN, err)
+	}
+	return nil
+}
+
+func (l *looker) look(at []string, v any) (any, bool, error) {
+	name := func() string { return strings.Join(append([]string{l.fqn}, at...), ".") }
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		if l.room.Add(-v.NumBytes()) < 0 {
+			l.pass(name(), fmt.Sprintf("the tensors inside of values have more than %d bytes", int64(maxInside)))
+			return v, true, nil
+		}
+		t := &meta.Tensor{Properties: meta.Properties{DType: v.DType()}, Shape: v.Shape()}
+		l.tensors = append(l.tensors, insideTensor{&meta.Entry{FQN: name(), Tensor: t}, v})
+		return v, true, nil
+	case value.Ref:
+		if !l.known(v.FQN) {
+			l.pass(name(), fmt.Sprintf("it refers to the tensor %q, which the checkpoint does not hold", v.FQN))
+		}
+		return v, true, nil
+	case *value.Object:
+		if why := opaque(v); why != "" {
+			l.pass(name(), why)
+		}
+	}
+	return nil, false, nil
+}
+
+// opaque says why the elements of a tensor that an object makes are not known, or
+// nothing if the object is not one of those.
+func opaque(o *value.Object) string {
+	if !o.Call {
+		return ""
+	}
+	switch o.QualifiedName() {
+	case "torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3":
+		return "a tensor of a type that is not known"
+	case "torch.storage._load_from_bytes":
+		return "a tensor that is pickled as bytes"
+	case "torch.storage.UntypedStorage", "torch.storage._UntypedStorage", "torch.UntypedStorage":
+		return "a storage whose type is not known"
+	}
+	return ""
+}
+
+// resolve returns a value with tensors in the places of its references, which are
+// read from side s. A reference for which keep returns a name stays one, to that
+// name. What cannot be read stays as it is, and is in unread.
+func (s *Side) resolve(ctx context.Context, v any, keep func(fqn string) (string, bool)) (_ any, unread []string, err error) {
+	room := int64(maxInside)
+	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
+		ref, ok := v.(value.Ref)
+		if !ok {
+			return nil, false, nil
+		}
+		if name, ok := keep(ref.FQN); ok {
+			return value.Ref{FQN: name}, true, nil
+		}
+		e, ok := s.Metadata.Find(ref.FQN)
+		if !ok || e.Tensor == nil || e.NumBytes() > room {
+			unread = append(unread, ref.FQN)
+			return v, true, nil
+		}
+		room -= e.NumBytes()
+		t, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
+		if err == nil {
+			err = s.Content.ReadEntry(ctx, e, tensor.Whole(e.Tensor.Shape), t)
+		}
+		return t, true, err
+	}}
+	v, err = r.Replace(v)
+	return v, unread, err
+}
