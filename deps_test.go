@@ -91,7 +91,7 @@ var layers = []struct{ name, imports string }{
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
-	{"convert", ". blob blob/file inspect internal/bufpool internal/guard meta plan shard storage tensor"},
+	{"convert", ". blob blob/file inspect internal/bufpool internal/guard meta plan shard storage tensor value"},
 	{"internal/bench", ". blob blob/file blob/meter collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta internal/launch meta plan shard storage storage/formats storage/native tensor"},
 	{"internal/demo", ". blob blob/fault group group/inproc group/tcp inspect internal/launch plan shard tensor"},
 	{"internal/cli", ". blob blob/all blob/file blob/mem convert inspect internal/bench internal/demo internal/launch internal/npy meta storage storage/formats storage/native tensor value"},

@@ -73,6 +73,13 @@ type Options struct {
 	// them.
 	SkipObjects bool
 
+	// Inline reports whether the target holds an object that refers to tensors
+	// (see value.Ref) with these tensors inside of it. Such an object, if it is not
+	// too large, holds them, and they are not converted by themselves. Other
+	// objects keep their references. Nil: all of them do. formats.Inline returns
+	// it for a format.
+	Inline func(v any) bool
+
 	// Source, if not nil, is the store of the source: the times of its files
 	// tell whether they were changed meanwhile, which is an error that wraps
 	// storage.ErrChanged. Where it is and what its files are like also tell an

@@ -24,12 +24,14 @@ type Job struct {
 	md      *meta.Metadata
 	entries []*entry // in the order of their names in the target
 	byName  map[string]*entry
-	ranks   int
-	local   []*plan.SavePlan // of each rank
-	shards  *sharding
-	seen    []seenFile // of the source, as they were
-	step    *int64     // to record; nil: unknown
-	tags    map[string]string
+	// bySource are the entries by their names in the source.
+	bySource map[string]*entry
+	ranks    int
+	local    []*plan.SavePlan // of each rank
+	shards   *sharding
+	seen     []seenFile // of the source, as they were
+	step     *int64     // to record; nil: unknown
+	tags     map[string]string
 }
 
 // entry is one name on its way.
@@ -45,6 +47,8 @@ type entry struct {
 	size  int64
 	bytes []byte
 	sum   string
+	// inline says that an object holds the tensors that it referred to.
+	inline bool
 
 	chunks chunkFinder
 }
@@ -84,6 +88,7 @@ func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, err
 	if err := j.readValues(ctx); err != nil {
 		return nil, err
 	}
+	j.dropInline()
 	j.distribute()
 	j.name(ctx)
 	return j, nil
@@ -149,7 +154,9 @@ func (j *Job) choose() error {
 // index orders the entries by their new names, none of which may be there twice.
 func (j *Job) index(renamed bool) error {
 	j.byName = make(map[string]*entry, len(j.entries))
+	j.bySource = make(map[string]*entry, len(j.entries))
 	for _, e := range j.entries {
+		j.bySource[e.src.FQN] = e
 		if other, ok := j.byName[e.info.FQN]; ok {
 			return fmt.Errorf("%w: %q and %q are both called %q then", ErrCollision, other.src.FQN, e.src.FQN, e.info.FQN)
 		}
@@ -159,11 +166,15 @@ func (j *Job) index(renamed bool) error {
 		return nil
 	}
 	slices.SortFunc(j.entries, func(a, b *entry) int { return strings.Compare(a.info.FQN, b.info.FQN) })
-	paths := make([]meta.Path, len(j.entries))
+	paths, inside := make([]meta.Path, len(j.entries)), j.md.Inside()
+	values := map[string]bool{} // the paths of values with tensors inside
 	for i, e := range j.entries {
 		paths[i] = e.info.Path
+		if in := j.bySource[inside[e.src.FQN]]; in != nil && e.src.Tensor != nil {
+			values[place(in.info.Path)] = true
+		}
 	}
-	reconcile(paths)
+	reconcile(paths, values)
 	for i, e := range j.entries {
 		e.info.Path = paths[i]
 	}

@@ -74,6 +74,9 @@ func through(t *testing.T, src blob.Store, o *convert.Options, all ...string) bl
 		if err != nil {
 			t.Fatal(err)
 		}
+		if o == nil {
+			o = &convert.Options{Merge: formats.WholeTensors(to)}
+		}
 		dst := &mem.Store{Name: to}
 		_, err = run(t.Context(), c, o, toFormat(to, dst))
 		c.Close()

@@ -74,9 +74,9 @@ func place(p meta.Path) string {
 
 // reconcile makes paths that were changed one by one fit together: what is a map
 // to one of them is no list to another, a state is a map, and a value has
-// nothing inside. paths are by name; those without a place in the tree become
-// nil.
-func reconcile(paths []meta.Path) {
+// nothing inside, unless it is one of those that have tensors inside. paths are by
+// name; those without a place in the tree become nil.
+func reconcile(paths []meta.Path, open map[string]bool) {
 	leaves, maps := map[string]bool{}, map[string]bool{"": true}
 	for _, p := range paths {
 		if p == nil {
@@ -93,7 +93,7 @@ func reconcile(paths []meta.Path) {
 		out := append(meta.Path(nil), p...)
 		for i, s := range p {
 			at := place(p[:i])
-			if i > 0 && leaves[at] {
+			if i > 0 && leaves[at] && !open[at] {
 				out = nil
 				break
 			}

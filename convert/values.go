@@ -40,6 +40,9 @@ func (j *Job) readValues(ctx context.Context) error {
 			return err
 		}
 		for i, e := range values[:n] {
+			if got[i], err = j.settle(ctx, e, got[i]); err != nil {
+				return err
+			}
 			e.info.Codec, e.size = got[i].codec, int64(len(got[i].data))
 			if e.size <= keepValue && e.size <= left {
 				e.bytes = got[i].data
@@ -123,6 +126,9 @@ func (j *Job) content(ctx context.Context, e *entry) ([]byte, error) {
 		return e.bytes, nil
 	}
 	got, err := readObjects(ctx, j.src, j.md, []*entry{e}, storage.ReadOptions{BufferBytes: j.opts.Memory / 8, Parallel: 1})
+	if err == nil {
+		got[0], err = j.settle(ctx, e, got[0])
+	}
 	if err != nil {
 		return nil, err
 	}

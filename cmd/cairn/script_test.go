@@ -47,7 +47,9 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			// The race detector would let every command sleep for a second.
 			e.Setenv("GORACE", "atexit_sleep_ms=0")
-			return nil
+			files, err := filepath.Abs(filepath.Join("..", "..", "storage", "torchfile", "testdata"))
+			e.Setenv("TORCHFILES", files)
+			return err
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exits":      checkExit,

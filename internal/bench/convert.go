@@ -256,7 +256,9 @@ func (b *convertBench) convert(ctx context.Context) error {
 		return err
 	}
 	defer c.Close()
-	job, err := convert.Plan(ctx, c, &convert.Options{Memory: b.o.Memory, Merge: formats.WholeTensors(b.o.To)})
+	job, err := convert.Plan(ctx, c, &convert.Options{
+		Memory: b.o.Memory, Merge: formats.WholeTensors(b.o.To), Inline: formats.Inline(b.o.To),
+	})
 	if err != nil {
 		return err
 	}

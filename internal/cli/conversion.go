@@ -159,6 +159,7 @@ func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert
 	if f.shards > 0 && f.maxShard > 0 {
 		return nil, usagef(cmd, "--shards and --max-shard-size contradict each other")
 	}
+	o.Inline = formats.Inline(to.format)
 	o.Merge = f.merge || formats.WholeTensors(to.format) && !f.resharded()
 	if err := f.record(cmd, to, o); err != nil {
 		return nil, err

@@ -93,9 +93,12 @@ func Lay(root any, o *LayOptions) (*Layout, error) {
 	return &Layout{Parts: z.parts, Size: z.at}, nil
 }
 
-// CheckValue returns the error that Lay would return for a value.
+// CheckValue returns the error that Lay would return for a value once each
+// value.Ref in it is replaced by a tensor.
 func CheckValue(v any, o *LayOptions) error {
-	_, err := newTensorWriter(o.withDefaults().Allow).pickle(v)
+	w := newTensorWriter(o.withDefaults().Allow)
+	w.refs = true
+	_, err := w.pickle(v)
 	return err
 }
 

@@ -35,6 +35,7 @@ type tensorWriter struct {
 	// own are the calls that were made here: others of those names are of
 	// tensors that would not come back.
 	own  map[*value.Object]bool
+	refs bool                           // whether a value.Ref may stand for a tensor
 	more func(module, name string) bool // allows what the caller allows
 	err  error                          // the first one, which Encode must not hide
 }
@@ -70,6 +71,9 @@ func (w *tensorWriter) replace(v any) (any, bool) {
 	case *value.Object:
 		return nil, w.refuses(v)
 	case value.Ref:
+		if w.refs {
+			return nil, true
+		}
 		w.fail(fmt.Errorf("%w: it refers to the tensor %q", ErrValue, v.FQN))
 		return nil, true
 	default:

@@ -122,6 +122,16 @@ func WholeTensors(name string) bool {
 	return false
 }
 
+// Inline returns what decides, in a conversion into the named format, whether an
+// object that refers to tensors gets these tensors inside of it. Nil: objects of
+// the format keep their references, or it has none.
+func Inline(name string) func(v any) bool {
+	if name == TorchDCP {
+		return torchdcp.HoldsInside
+	}
+	return nil
+}
+
 const (
 	// shardBytes is the size at which a conversion begins another data file: what
 	// the Hugging Face hub suggests, and little to write again after an

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -110,6 +111,10 @@ func (w *Writer) CheckValue(it *plan.WriteItem, data []byte) error {
 	_, err := encodeValue(it, data)
 	return err
 }
+
+// HoldsInside reports whether an object that refers to tensors can be written with
+// these tensors inside of it.
+func HoldsInside(v any) bool { return torchsave.CheckValue(v, nil) == nil }
 
 // PrepareGlobalPlan returns ps.
 func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {

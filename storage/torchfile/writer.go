@@ -128,10 +128,18 @@ func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 // CheckValue returns a *storage.NotRepresentable unless the value can be
 // pickled: objects of classes that are not plain data are not written.
 func (w *Writer) CheckValue(it *plan.WriteItem, data []byte) error {
-	_, err := decodeValue(it, data, func(string) (*torchsave.Slot, error) {
-		return &torchsave.Slot{DType: tensor.Uint8, Shape: []int64{0}}, nil // the tensor is an item of its own
-	})
-	return err
+	v, err := value.Decode(it.Info.Codec, data)
+	if err != nil {
+		return fmt.Errorf("%q: %w", it.FQN(), err)
+	}
+	return checkValue(it, v)
+}
+
+func checkValue(it *plan.WriteItem, v any) error {
+	if err := torchsave.CheckValue(v, nil); err != nil {
+		return &storage.NotRepresentable{FQN: it.FQN(), Why: err.Error()}
+	}
+	return nil
 }
 
 // decodeValue decodes a value and replaces its references by what slot returns.
@@ -151,10 +159,7 @@ func decodeValue(it *plan.WriteItem, data []byte, slot func(fqn string) (*torchs
 	if v, err = r.Replace(v); err != nil {
 		return nil, err
 	}
-	if err := torchsave.CheckValue(v, nil); err != nil {
-		return nil, &storage.NotRepresentable{FQN: it.FQN(), Why: err.Error()}
-	}
-	return v, nil
+	return v, checkValue(it, v)
 }
 
 // CheckMetadata refuses planner data.

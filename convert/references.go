@@ -1,0 +1,95 @@
+package convert
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// maxInline bounds the bytes of the tensors that are put into one object.
+const maxInline = 256 << 20
+
+// settle returns an object as the target gets it: its references are by the names
+// in the target, or are replaced by the tensors if the target wants it so.
+func (j *Job) settle(ctx context.Context, e *entry, o object) (object, error) {
+	if o.codec != value.JSON || !bytes.Contains(o.data, []byte(`"$ref"`)) {
+		return o, nil
+	}
+	v, err := value.Decode(o.codec, o.data)
+	if err != nil {
+		return o, fmt.Errorf("%q: %w", e.src.FQN, err)
+	}
+	refs := value.Refs(v)
+	e.inline = j.opts.Inline != nil && j.sizeOf(refs) <= maxInline && j.opts.Inline(v)
+	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
+		ref, ok := v.(value.Ref)
+		if !ok {
+			return nil, false, nil
+		}
+		if e.inline {
+			t, err := j.read(ctx, ref.FQN)
+			return t, true, err
+		}
+		if x := j.bySource[ref.FQN]; x != nil {
+			ref.FQN = x.info.FQN
+		}
+		return ref, true, nil
+	}}
+	if v, err = r.Replace(v); err == nil {
+		o.codec, o.data, err = value.Encode(v)
+	}
+	if err != nil {
+		return o, fmt.Errorf("%q: %w", e.src.FQN, err)
+	}
+	return o, nil
+}
+
+// sizeOf returns the bytes of some tensors of the source, or more than any object
+// may hold if one of them is not there.
+func (j *Job) sizeOf(names []string) int64 {
+	var n int64
+	for _, name := range names {
+		e, ok := j.md.Find(name)
+		if !ok || e.Tensor == nil || e.NumBytes() > maxInline {
+			return maxInline + 1
+		}
+		n += e.NumBytes()
+	}
+	return n
+}
+
+// read returns a tensor of the source as the target gets it.
+func (j *Job) read(ctx context.Context, name string) (*tensor.Tensor, error) {
+	e := j.bySource[name]
+	if e == nil { // it is not converted by itself
+		src, _ := j.md.Find(name) // sizeOf has found it
+		e = &entry{src: src, info: &plan.Info{FQN: name, Properties: src.Tensor.Properties, Shape: src.Tensor.Shape}}
+	}
+	t, err := tensor.New(e.info.DType, e.info.Shape)
+	if err != nil {
+		return nil, err
+	}
+	s := newSource(ctx, j)
+	defer s.close()
+	c := newContent(s, e, tensor.Whole(e.info.Shape))
+	return t, c.fill(ctx, t.Contents(), 0)
+}
+
+// dropInline leaves out the tensors that stood inside of an object which holds
+// them again.
+func (j *Job) dropInline() {
+	inside := j.md.Inside()
+	j.entries = slices.DeleteFunc(j.entries, func(e *entry) bool {
+		in := j.bySource[inside[e.src.FQN]]
+		if e.src.Tensor == nil || in == nil || !in.inline {
+			return false
+		}
+		delete(j.byName, e.info.FQN)
+		return true
+	})
+}
