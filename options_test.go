@@ -8,8 +8,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
@@ -18,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -209,19 +212,87 @@ func TestFormatsHonourTheCommonOptions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		save := func(o cairn.SaveOptions) error {
+		save := func(seed float32, o cairn.SaveOptions) error {
 			o.Format = f
-			_, err := cairn.Save(t.Context(), store, cairn.State{"x": whole(t, []int64{3}, 1), "y": whole(t, []int64{3}, 2)}, &o)
+			_, err := cairn.Save(t.Context(), store, cairn.State{"x": whole(t, []int64{3}, seed), "y": whole(t, []int64{3}, seed)}, &o)
 			return err
 		}
-		if err := save(cairn.SaveOptions{FailIfExists: true}); err != nil {
+		holds := func(seed float32) {
+			t.Helper()
+			got, _, err := cairn.LoadNew(t.Context(), store, &cairn.LoadOptions{Format: f})
+			if err != nil || !tensor.Equal(got["x"].(*tensor.Tensor), whole(t, []int64{3}, seed)) {
+				t.Errorf("%s: LoadNew = %v, %v; want the elements of save %v", name, got, err, seed)
+			}
+		}
+		if err := save(1, cairn.SaveOptions{FailIfExists: true}); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if err := save(cairn.SaveOptions{FailIfExists: true}); !errors.Is(err, cairn.ErrExists) {
+		if err := save(2, cairn.SaveOptions{FailIfExists: true}); !errors.Is(err, cairn.ErrExists) {
 			t.Errorf("%s: FailIfExists over another: %v; want %v", name, err, cairn.ErrExists)
 		}
-		if _, _, err := cairn.LoadNew(t.Context(), store, &cairn.LoadOptions{Format: f}); err != nil {
-			t.Errorf("%s: LoadNew with the format = %v", name, err)
+		holds(1)
+		if err := save(3, cairn.SaveOptions{BufferBytes: 1}); err != nil {
+			t.Errorf("%s: a save over another: %v", name, err)
+		}
+		holds(3)
+		err = save(4, cairn.SaveOptions{FilesPerRank: 2})
+		if name == formats.Torch {
+			if !errors.Is(err, cairn.ErrOptions) {
+				t.Errorf("%s: two files: %v; want %v", name, err, cairn.ErrOptions)
+			}
+			continue
+		}
+		holds(4)
+		c, err := cairn.Open(t.Context(), store)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data := 0
+		for _, f := range c.Files() {
+			if strings.HasSuffix(f.Name, ".safetensors") || strings.HasSuffix(f.Name, ".distcp") {
+				data++
+			}
+		}
+		if data != 2 {
+			t.Errorf("%s: %d data files; want 2", name, data)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// SweepAfter reaches every format that can have leftovers of its own.
+func TestSweepAfter(t *testing.T) {
+	for _, name := range []string{formats.Native, formats.TorchDCP, formats.HF, formats.Hyper} {
+		f, err := formats.ByName(name, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for after, want := range map[time.Duration]bool{0: true, -1: true, 1: false} {
+			store := new(mem.Store)
+			save := func(s blob.Store, o cairn.SaveOptions) error {
+				o.Format, o.FilesPerRank = f, 2
+				_, err := cairn.Save(t.Context(), s, cairn.State{"x": whole(t, []int64{3}, 1), "y": whole(t, []int64{3}, 1)}, &o)
+				return err
+			}
+			// A crash after the data files leaves them.
+			crash := fault.New(store, fault.Rule{On: fault.Commit, Nth: 3, Do: fault.Crash()})
+			if err := save(crash, cairn.SaveOptions{}); err == nil {
+				t.Fatalf("%s: the save did not crash", name)
+			}
+			left := storagetest.Names(t, store)
+			if len(left) == 0 {
+				t.Fatalf("%s: the crash left nothing", name)
+			}
+			if err := save(store, cairn.SaveOptions{SweepAfter: after}); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			for _, n := range left {
+				if got := slices.Contains(storagetest.Names(t, store), n); got != want {
+					t.Errorf("%s: after SweepAfter %v, %s is there: %v; want %v", name, after, n, got, want)
+				}
+			}
 		}
 	}
 }

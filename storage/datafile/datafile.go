@@ -70,16 +70,19 @@ type Options struct {
 	// the place of its commit: the file appears when the caller commits it, and
 	// is durable then. The session's journal is not asked.
 	Hold func(name string, w blob.Writer)
+	// Replace lets files take the place of others of their names.
+	Replace bool
 }
 
 // Write writes files to a store, with the content that data resolves. It returns
 // the results of all files, in their order. The files are durable then; after an
-// error some of them may be there. None of the names may exist in the store.
+// error some of them may be there. None of the names may exist in the store, unless
+// Options.Replace is set.
 //
 // The session's journal is asked for each file, and told of it when it is
 // finished. The session's progress is told of planned bytes in all.
 func Write(ctx context.Context, store blob.Store, files []*File, data storage.Resolver, s storage.Session, planned int64, o Options) (*storage.WriteResults, error) {
-	w := &writer{store: store, data: data, journal: s.Journal, created: o.Created, hold: o.Hold}
+	w := &writer{store: store, data: data, journal: s.Journal, created: o.Created, hold: o.Hold, replace: o.Replace}
 	w.told = &progress.Share{Tell: s.Progress, Plan: planned}
 	for _, f := range files {
 		w.told.Total += f.Size()
@@ -113,6 +116,7 @@ type writer struct {
 	journal storage.Journal
 	created func(string)
 	hold    func(string, blob.Writer)
+	replace bool
 	pieces  *bufpool.Pool
 	told    *progress.Share
 }
@@ -143,7 +147,7 @@ func (w *writer) file(ctx context.Context, f *File) (*storage.WriteResults, erro
 // the pieces are written in parallel.
 func (w *writer) write(ctx context.Context, f *File) (*storage.WriteResults, error) {
 	size, total := int64(w.pieces.Size()), f.Size()
-	bw, err := w.store.Create(ctx, f.Name, &blob.CreateOptions{Size: total, Piece: size, IfAbsent: true})
+	bw, err := w.store.Create(ctx, f.Name, &blob.CreateOptions{Size: total, Piece: size, IfAbsent: !w.replace})
 	if err != nil {
 		return nil, err
 	}

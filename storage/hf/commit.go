@@ -1,11 +1,14 @@
 package hf
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -89,4 +92,20 @@ func (c *commit) compareTensors(entries []meta.Entry) error {
 		problem("the files have %d tensors, %s lists %d", len(entries), commitName, len(c.Tensors))
 	}
 	return errors.Join(errs...)
+}
+
+// readCommitFile reads the commit of the distributed form.
+func readCommitFile(ctx context.Context, store blob.Store) (*commit, error) {
+	b, err := blob.ReadAll(ctx, store, commitName, maxIndex)
+	if errors.Is(err, blob.ErrTooLarge) {
+		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, commitName, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c := &commit{}
+	if err := json.Unmarshal(b, c); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, commitName, err)
+	}
+	return c, nil
 }

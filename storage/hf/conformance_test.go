@@ -22,7 +22,7 @@ func at(s blob.Store, o *WriterOptions) storagetest.Place {
 
 // able is what the format can do.
 func able() *storagetest.Options {
-	o := &storagetest.Options{NoValues: true, NoPaths: true, NoReplace: true, Reserved: []string{"__metadata__"}}
+	o := &storagetest.Options{NoValues: true, NoPaths: true, Reserved: []string{"__metadata__"}}
 	for _, d := range tensor.DTypes() {
 		if _, ok := safetensors.DTypeName(d); ok {
 			o.DTypes = append(o.DTypes, d)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
@@ -26,7 +27,7 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 		return err
 	}
 	if w.single() {
-		return w.commitHeld(ctx)
+		return w.commitHeld(ctx, results)
 	}
 	if err := w.checkFiles(ctx, results); err != nil {
 		return err
@@ -44,10 +45,47 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
-	return w.commit(ctx, name, text, func(ctx context.Context) error {
-		_, err := blob.WriteAll(ctx, w.store, name, text, &blob.CreateOptions{IfAbsent: true})
+	return w.replace(ctx, name, text, results, func(ctx context.Context) error {
+		_, err := blob.WriteAll(ctx, w.store, name, text, &blob.CreateOptions{IfAbsent: w.opts.FailIfExists})
 		return err
 	})
+}
+
+// replace makes the checkpoint of the results appear, whose record has that name,
+// in the place of any that is there, and then removes what no checkpoint needs.
+// do writes the record.
+func (w *Writer) replace(ctx context.Context, name string, text []byte, results []*storage.WriteResults, do func(context.Context) error) error {
+	err := publish.Locked(ctx, w.store, func() error {
+		dir, err := list(ctx, w.store)
+		if err != nil {
+			return err
+		}
+		have := dir.records()
+		if w.opts.FailIfExists && len(have) > 0 {
+			return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, have[0])
+		}
+		old := w.replaced(ctx, dir)
+		if err := w.mark.Replaces(old); err != nil {
+			return err
+		}
+		hidden := have[:slices.IndexFunc(append(have, name), func(r string) bool { return slices.Index(records, r) >= slices.Index(records, name) })]
+		if err := w.commit(ctx, name, text, len(hidden) > 0, do); err != nil {
+			return err
+		}
+		if err := w.uncover(ctx, hidden, do); err != nil {
+			return err
+		}
+		w.removeOld(ctx, old, name, results)
+		return nil
+	})
+	if err == nil && w.opts.SweepAfter >= 0 && w.sess.Journal == nil {
+		_, sweepErr := publish.Sweep(ctx, w.store, Files(), w.opts.SweepAfter, nil)
+		w.warn(sweepErr)
+	}
+	if err == nil || errors.Is(err, storage.ErrUncertain) {
+		w.release()
+	}
+	return err
 }
 
 // indexOf returns the index of entries that have their places.
@@ -62,7 +100,7 @@ func indexOf(entries []meta.Entry) *index {
 }
 
 // commitHeld commits the single file.
-func (w *Writer) commitHeld(ctx context.Context) error {
+func (w *Writer) commitHeld(ctx context.Context, results []*storage.WriteResults) error {
 	bw := w.takeHeld()
 	if bw == nil {
 		return fmt.Errorf("%w: Finish before WriteData", plan.ErrState)
@@ -72,23 +110,30 @@ func (w *Writer) commitHeld(ctx context.Context) error {
 		return err
 	}
 	name := w.fileName(1)
-	return w.commit(ctx, name, head, func(ctx context.Context) error {
+	return w.replace(ctx, name, head, results, func(ctx context.Context) error {
 		_, err := bw.Commit(ctx)
 		return err
 	})
 }
 
-// commit carries out what makes the checkpoint appear: the file of that name.
-// Where the store reports an error, what is there afterwards tells whether it
-// took place: if nothing of this save is there it did not; if something is, it is
-// visible, but nobody knows whether it would survive the loss of power.
-func (w *Writer) commit(ctx context.Context, name string, text []byte, do func(context.Context) error) error {
+// commit carries out do, which writes the record of that name. hidden says that a
+// reader does not choose it before other records are removed: until then Abort
+// may remove it. If the store reports an error, the record that is there
+// afterwards tells whether the commit took place: if it is not ours, it did not;
+// if it is, it is visible, but it may not survive the loss of power.
+func (w *Writer) commit(ctx context.Context, name string, text []byte, hidden bool, do func(context.Context) error) error {
+	if hidden {
+		w.written.Note(name)
+	}
 	err := do(ctx)
+	if hidden {
+		return err
+	}
 	if err == nil {
 		w.written.Keep(true)
 		return nil
 	}
-	if errors.Is(err, fs.ErrExist) {
+	if w.opts.FailIfExists && errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%w: %w", storage.ErrExists, err)
 	}
 	ours, lookErr := w.isOurs(context.WithoutCancel(ctx), name, text)
@@ -132,6 +177,7 @@ func (w *Writer) checkFiles(ctx context.Context, results []*storage.WriteResults
 // Abort removes the files of this save: a rank its own, the coordinator those of
 // all ranks that are there, for it may be the only one left.
 func (w *Writer) Abort(ctx context.Context) error {
+	defer w.release()
 	w.dropHeld()
 	names, kept := w.written.Take()
 	if kept {

@@ -29,8 +29,9 @@ var bases = []string{"model", "diffusion_pytorch_model"}
 // numbered are the names of files that only an index makes a checkpoint of.
 var numbered = regexp.MustCompile(`-\d{5,}-of-\d{5,}\.safetensors$`)
 
-// sharded are the names that PyTorch gives to the files of its distributed form.
-var sharded = regexp.MustCompile(`^shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors$`)
+// sharded are the names that PyTorch gives to the files of its distributed form,
+// with a save's id inside if ours have one.
+var sharded = regexp.MustCompile(`^shard-\d{5,}-(?:[0-9A-Za-z-]+-)?model-\d{5,}-of-\d{5,}\.safetensors$`)
 
 // The keys of a file's metadata.
 const (

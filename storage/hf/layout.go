@@ -123,15 +123,9 @@ func (w *Writer) fileName(i int) string {
 	case w.single():
 		return bases[0] + suffix
 	case w.form.Distributed:
-		return shardName(w.sess.Rank+1, i, w.form.Files)
+		return fmt.Sprintf("shard-%05d-%smodel-%05d-of-%05d%s", w.sess.Rank+1, w.in, i, w.form.Files, suffix)
 	}
-	return fmt.Sprintf("%s-%05d-of-%05d%s", bases[0], i, w.form.Files, suffix)
-}
-
-// shardName returns the name of a file of the distributed form, of a rank and a
-// number from 1.
-func shardName(rank, i, files int) string {
-	return fmt.Sprintf("shard-%05d-model-%05d-of-%05d%s", rank, i, files, suffix)
+	return fmt.Sprintf("%s-%s%05d-of-%05d%s", bases[0], w.in, i, w.form.Files, suffix)
 }
 
 // lay gives every item its place in a file of that name.

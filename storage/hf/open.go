@@ -63,6 +63,7 @@ func openSource(ctx context.Context, store blob.Store, o Options) (*foreign.Sour
 	if err != nil {
 		return nil, err
 	}
+	dir.readList(ctx, store)
 	index, names, err := dir.choose(o.File)
 	if err != nil {
 		return nil, err

@@ -3,12 +3,10 @@ package hf
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"time"
 
-	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -78,16 +76,9 @@ func (s *source) readCommit(ctx context.Context, dir *folder, save saved) (*comm
 	if !ok || save.Commit != commitName {
 		return nil, fmt.Errorf("%w: no %s: the save did not finish", storage.ErrIncomplete, save.Commit)
 	}
-	b, err := blob.ReadAll(ctx, s.store, commitName, maxIndex)
-	if errors.Is(err, blob.ErrTooLarge) {
-		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, commitName, err)
-	}
+	c, err := readCommitFile(ctx, s.store)
 	if err != nil {
 		return nil, err
-	}
-	var c commit
-	if err := json.Unmarshal(b, &c); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, commitName, err)
 	}
 	if c.SaveID != save.SaveID {
 		return nil, fmt.Errorf("%w: %s is of the save %q, not of %q, which did not finish", storage.ErrIncomplete, commitName, c.SaveID, save.SaveID)
@@ -96,7 +87,7 @@ func (s *source) readCommit(ctx context.Context, dir *folder, save saved) (*comm
 	if len(c.Files) == 0 {
 		return nil, nil
 	}
-	return &c, nil
+	return c, nil
 }
 
 // savesOf returns what the files say of their saves, each thing once, and whether

@@ -54,6 +54,9 @@ func (o *WriterOptions) withDefaults() WriterOptions {
 	if out.Parallel <= 0 {
 		out.Parallel = 2
 	}
+	if out.SweepAfter == 0 {
+		out.SweepAfter = 24 * time.Hour
+	}
 	return out
 }
 
@@ -68,13 +71,20 @@ func (o *WriterOptions) withDefaults() WriterOptions {
 //
 // The format holds tensors of the types that every library of it knows and
 // nothing else: all else is refused with storage.ErrNotRepresentable before
-// anything is written. A place that holds safetensors is refused with
-// storage.ErrExists.
+// anything is written.
+//
+// A checkpoint under the names that this writer uses is replaced, also one that
+// another program wrote: the names of the new files have the save's id inside
+// then, and the old checkpoint is there until the new one takes its place in one
+// step. A checkpoint under another name, and a second one in the same folder, are
+// refused with storage.ErrExists.
 type Writer struct {
 	store blob.Store
 	opts  WriterOptions
 	sess  storage.Session
-	form  form // of the save, known since WriteData
+	form  form          // of the save, known since WriteData
+	in    string        // in the names of files, known since WriteData
+	mark  *publish.Mark // of the coordinator, while a save is under way
 
 	written publish.Written
 
@@ -94,13 +104,14 @@ func NewWriter(store blob.Store, o *WriterOptions) *Writer {
 
 // SetUp begins a save.
 func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
-	w.sess, w.form = s, form{}
+	w.release()
+	w.sess, w.form, w.in = s, form{}, ""
 	w.written.Reset(true) // until the place is known to be free
 	return nil
 }
 
 // PrepareLocalPlan returns p, or all that the format cannot hold as an error. The
-// coordinator looks whether the place is free.
+// coordinator looks whether there is a checkpoint that must stay.
 func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
 	var errs []error
 	for i := range p.Items {
@@ -112,7 +123,10 @@ func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.
 		return nil, err
 	}
 	if w.sess.Coordinator {
-		if err := w.checkFree(ctx); err != nil {
+		if err := w.checkPlace(ctx); err != nil {
+			return nil, err
+		}
+		if err := w.begin(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -134,27 +148,6 @@ func representable(it *plan.WriteItem) error {
 		return nil
 	}
 	return &storage.NotRepresentable{FQN: it.FQN(), Why: why}
-}
-
-// checkFree refuses a place that holds safetensors. A save that may be continued
-// finds files of its own there, but no commit.
-func (w *Writer) checkFree(ctx context.Context) error {
-	dir, err := list(ctx, w.store)
-	if err != nil {
-		return err
-	}
-	for name := range dir.index {
-		return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, name)
-	}
-	if _, ok := dir.other[commitName]; ok {
-		return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, commitName)
-	}
-	for name := range dir.data {
-		if w.sess.Journal == nil || !numbered.MatchString(name) {
-			return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, name)
-		}
-	}
-	return nil
 }
 
 // form is what the coordinator tells the ranks by way of their plans.
@@ -198,12 +191,17 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 		return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrState, err)
 	}
 	w.dropHeld() // of an attempt before
+	var err error
+	if w.in, err = w.infix(ctx); err != nil {
+		return nil, err
+	}
 	files, err := w.layOut(p)
 	if err != nil {
 		return nil, err
 	}
 	o := datafile.Options{Files: w.opts.Parallel, BufferBytes: w.opts.BufferBytes, Created: w.written.Note}
 	if w.single() {
+		o.Replace = !w.opts.FailIfExists
 		o.Hold = func(_ string, bw blob.Writer) {
 			w.mu.Lock()
 			defer w.mu.Unlock()

@@ -157,20 +157,31 @@ func TestChunksOfOneName(t *testing.T) {
 	}
 }
 
+// Checkpoints under names that the writer does not use always stay, all others if
+// that is asked for.
 func TestPlacesThatAreTaken(t *testing.T) {
-	for _, name := range []string{"model.safetensors", "any.safetensors", "model.safetensors.index.json", "cairn-save.json"} {
-		s := new(mem.Store)
-		putBytes(t, s, name, "not even one")
-		for _, j := range []storage.Journal{nil, new(storagetest.Journal)} {
-			w := NewWriter(s, nil)
-			if err := w.SetUp(t.Context(), storage.Session{Size: 1, Coordinator: true, Journal: j}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := w.PrepareLocalPlan(t.Context(), &plan.SavePlan{}); !errors.Is(err, storage.ErrExists) {
-				t.Errorf("beside %s: PrepareLocalPlan = %v; want ErrExists", name, err)
-			}
-			if err := w.Abort(t.Context()); err != nil || len(storagetest.Names(t, s)) != 1 {
-				t.Errorf("Abort = %v, and left %q", err, storagetest.Names(t, s))
+	for name, always := range map[string]bool{
+		"model.safetensors": false, "model.safetensors.index.json": false, "cairn-save.json": false,
+		"any.safetensors": true, "diffusion_pytorch_model.safetensors": true, "any.safetensors.index.json": true,
+	} {
+		for _, o := range []*WriterOptions{{FailIfExists: true}, {}} {
+			for _, j := range []storage.Journal{nil, new(storagetest.Journal)} {
+				s := new(mem.Store)
+				putBytes(t, s, name, "not even one")
+				w := NewWriter(s, o)
+				if err := w.SetUp(t.Context(), storage.Session{Size: 1, Coordinator: true, Journal: j}); err != nil {
+					t.Fatal(err)
+				}
+				want := error(nil)
+				if o.FailIfExists || always {
+					want = storage.ErrExists
+				}
+				if _, err := w.PrepareLocalPlan(t.Context(), &plan.SavePlan{}); !errors.Is(err, want) {
+					t.Errorf("beside %s: PrepareLocalPlan = %v; want %v", name, err, want)
+				}
+				if err := w.Abort(t.Context()); err != nil || len(storagetest.Names(t, s)) != 1 {
+					t.Errorf("Abort = %v, and left %q", err, storagetest.Names(t, s))
+				}
 			}
 		}
 	}

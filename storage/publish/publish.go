@@ -100,12 +100,17 @@ const maxSaveID = 64
 
 var saveIDs = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]*$`)
 
+// CheckSaveID refuses an id that cannot stand in the names of files.
+func CheckSaveID(id string) error {
+	if len(id) > maxSaveID || !saveIDs.MatchString(id) {
+		return fmt.Errorf("%w: save id %q: want 1 to %d letters, digits and dashes", blob.ErrName, id, maxSaveID)
+	}
+	return nil
+}
+
 // SetUp begins a save. It refuses an id that cannot stand in the names of files.
 func (p *Place) SetUp(s storage.Session) error {
-	var err error
-	if id := s.Storage.SaveID; len(id) > maxSaveID || !saveIDs.MatchString(id) {
-		err = fmt.Errorf("%w: save id %q: want 1 to %d letters, digits and dashes", blob.ErrName, id, maxSaveID)
-	}
+	err := CheckSaveID(s.Storage.SaveID)
 	p.release()
 	p.sess, p.before = s, nil
 	p.written.Reset(err != nil) // what is there is of the save before
@@ -301,7 +306,7 @@ func (p *Place) dataFiles(ctx context.Context) (map[string]int64, error) {
 func (p *Place) Infix(ctx context.Context) (string, error) {
 	id := p.sess.Storage.SaveID
 	if p.sess.Journal == nil {
-		if err := p.removeWritten(ctx); err != nil {
+		if err := p.written.Remove(ctx, p.store); err != nil {
 			return "", err
 		}
 	}
@@ -331,23 +336,6 @@ func (p *Place) Infix(ctx context.Context) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// removeWritten removes what this rank has written so far.
-func (p *Place) removeWritten(ctx context.Context) error {
-	names, kept := p.written.Take()
-	if kept {
-		return nil
-	}
-	for i, name := range names {
-		if err := p.store.Remove(ctx, name); err != nil {
-			for _, left := range names[i:] {
-				p.written.Note(left)
-			}
-			return err
-		}
-	}
-	return nil
 }
 
 // Note remembers a file that may be there from now on, for Abort. It is

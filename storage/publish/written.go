@@ -50,6 +50,24 @@ func (w *Written) Take() (names []string, kept bool) {
 	return names, w.kept
 }
 
+// Remove removes the files, unless they must stay, and forgets those that are
+// gone.
+func (w *Written) Remove(ctx context.Context, store blob.Store) error {
+	names, kept := w.Take()
+	if kept {
+		return nil
+	}
+	for i, name := range names {
+		if err := store.Remove(ctx, name); err != nil {
+			for _, left := range names[i:] {
+				w.Note(left)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
 // RemoveAll removes files, and goes on where one cannot be removed.
 func RemoveAll(ctx context.Context, store blob.Store, names []string) error {
 	var errs []error

@@ -45,9 +45,6 @@ func (s *suite) beforeFinish(t *testing.T, p Place) {
 		t.Fatalf("Finish = %v", err)
 	}
 	checkHolds(t, p, old, "after the first Finish")
-	if s.NoReplace {
-		return
-	}
 	sv = NewSaving(p, Storage("second", 2, 1), 1)
 	if err := errors.Join(sv.Plan(t.Context(), []plan.State{young}), sv.Write(t.Context())); err != nil {
 		t.Fatal(err)
@@ -81,9 +78,6 @@ func (s *suite) abort(t *testing.T, p Place) {
 	if err := Save(t.Context(), p, Storage("second", 2, 1), old); err != nil {
 		t.Fatalf("Save after Abort = %v", err)
 	}
-	if s.NoReplace {
-		return
-	}
 	sv = NewSaving(p, Storage("third", 3, 1), 1)
 	if err := errors.Join(sv.Plan(t.Context(), []plan.State{young}), sv.Write(t.Context()), sv.Abort(t.Context())); err != nil {
 		t.Fatal(err)
@@ -110,10 +104,6 @@ func (s *suite) replace(t *testing.T, p Place) {
 	young["new"] = Filled(t, s.DTypes[0], []int64{8}, 8)
 	for i, state := range []plan.State{old, young} {
 		id := []string{"first", "second"}[i]
-		if i > 0 && s.NoReplace {
-			s.refused(t, p, state, old)
-			return
-		}
 		if err := Save(t.Context(), p, Storage(id, int64(i), 1), state); err != nil {
 			t.Fatalf("Save %s = %v", id, err)
 		}
@@ -128,26 +118,10 @@ func (s *suite) replace(t *testing.T, p Place) {
 	}
 }
 
-// refused checks that a save onto another changes nothing.
-func (s *suite) refused(t *testing.T, p Place, young, old plan.State) {
-	t.Helper()
-	sv := NewSaving(p, Storage("second", 2, 1), 1)
-	if err := sv.Plan(t.Context(), []plan.State{young}); !errors.Is(err, storage.ErrExists) {
-		t.Errorf("a save onto another = %v; want %v", err, storage.ErrExists)
-	}
-	if err := sv.Abort(t.Context()); err != nil {
-		t.Errorf("Abort = %v", err)
-	}
-	checkHolds(t, p, old, "after a save that was refused")
-}
-
 func (s *suite) again(t *testing.T, p Place) {
 	sv := NewSaving(p, Storage("first", 1, 2), 2)
 	l := NewLoading(p, 2)
 	for i, id := range []string{"first", "second", "third"} {
-		if i > 0 && s.NoReplace {
-			return
-		}
 		states := []plan.State{s.small(t, byte(i)), {}}
 		sv.Storage = Storage(id, int64(i), 2)
 		if err := sv.Run(t.Context(), states); err != nil {

@@ -32,9 +32,6 @@ type Options struct {
 	// NoPaths is for formats that do not keep where in a nested state a value
 	// stood.
 	NoPaths bool
-	// NoReplace is for formats that do not replace a checkpoint: a save onto
-	// another is refused with storage.ErrExists.
-	NoReplace bool
 	// Reserved are names that the format keeps for itself.
 	Reserved []string
 	// NoStorage is for formats that do not keep what describes a save: its id,

@@ -71,19 +71,3 @@ func (h *held) isThere(ctx context.Context) (bool, error) {
 	err = r.ReadAt(ctx, end, h.size-int64(len(end)))
 	return bytes.Equal(end, h.end), err
 }
-
-// place is a store in which our file may replace another one.
-type place struct {
-	blob.Store
-	ifAbsent bool
-}
-
-// Create begins the file.
-func (p place) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
-	o := *opts
-	o.IfAbsent = p.ifAbsent
-	return p.Store.Create(ctx, name, &o)
-}
-
-// Unwrap returns the store itself.
-func (p place) Unwrap() blob.Store { return p.Store }

@@ -186,9 +186,8 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 		return nil, err
 	}
 	h := &held{store: w.store, name: w.name, size: l.Size}
-	in := place{w.store, w.opts.FailIfExists}
-	out, err := datafile.Write(ctx, in, []*datafile.File{c.file(w.name, l, h)}, data, w.sess, c.bytes, datafile.Options{
-		Files: 1, BufferBytes: w.opts.BufferBytes, Hold: h.hold,
+	out, err := datafile.Write(ctx, w.store, []*datafile.File{c.file(w.name, l, h)}, data, w.sess, c.bytes, datafile.Options{
+		Files: 1, BufferBytes: w.opts.BufferBytes, Hold: h.hold, Replace: !w.opts.FailIfExists,
 	})
 	w.letGo(h)
 	return out, err
