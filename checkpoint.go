@@ -37,7 +37,7 @@ func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
 
 // NewCheckpoint returns what Open does for a checkpoint at the root of store that
 // was opened by its format, with options that only the format has, such as
-// hf.Options.Dequantize.
+// hf.Format{Dequantize: true}.
 func NewCheckpoint(store blob.Store, c storage.Checkpoint) *Checkpoint {
 	return &Checkpoint{store: store, c: c}
 }
