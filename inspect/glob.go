@@ -12,9 +12,13 @@ var ErrPattern = errors.New("malformed pattern")
 
 // Glob returns a function that matches whole names against a pattern: a star
 // stands for any characters, dots too, a question mark for one, and [ab-d] or
-// [!ab-d] for one of a set. A backslash takes the next character as it is. The
-// error wraps ErrPattern.
+// [!ab-d] for one of a set. A backslash takes the next character as it is. A
+// pattern without any of these matches a name and everything below it, at a dot;
+// the empty one matches no name. The error wraps ErrPattern.
 func Glob(pattern string) (func(name string) bool, error) {
+	if pattern != "" && !strings.ContainsAny(pattern, `*?[\`) {
+		return func(name string) bool { return Below(name, pattern) }, nil
+	}
 	var b strings.Builder
 	b.WriteString(`(?s)\A`)
 	for rest := pattern; rest != ""; {

@@ -195,33 +195,6 @@ func TestProgressText(t *testing.T) {
 	}
 }
 
-// Bars are drawn from several goroutines and end without a trace.
-func TestProgressBars(t *testing.T) {
-	defer goleak.VerifyNone(t)
-	var errOut bytes.Buffer
-	o := &output{err: &errOut, bars: true}
-	for _, total := range []int64{0, 100, 1000} {
-		p := o.progress("verify", total)
-		done := make(chan struct{})
-		for range 4 {
-			go func() {
-				for range 25 {
-					p.add(1)
-				}
-				done <- struct{}{}
-			}()
-		}
-		for range 4 {
-			<-done
-		}
-		p.done()
-		p.done()
-	}
-	var none *progress
-	none.add(1)
-	none.done()
-}
-
 func TestRowsAlign(t *testing.T) {
 	r := newRows("NAME", ">SIZE", "X")
 	r.add("a", "1 B", "")

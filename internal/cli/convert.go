@@ -32,9 +32,8 @@ FORMAT is native, torchdcp, hf, torch or hyper; see 'cairn help formats'. Withou
 --to the suffix of DST tells: .pt, .pth, .bin and .ckpt are of torch, .safetensors
 is of hf, one file in each case.
 
-GLOB is a pattern of names in SRC: a star stands for any characters, dots too, a
-question mark for one, [ab] for one of a set. Where several rules apply the last
-counts.
+GLOB is a pattern of names in SRC; see 'cairn help patterns'. If several rules
+apply, the last one counts.
 
   --rename FROM=TO     names of the form FROM become TO; each star in TO is what
                        the star in FROM stood for: 'model.*=*' takes a prefix

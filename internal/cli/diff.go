@@ -54,7 +54,7 @@ both tolerances are zero unless they are given. All NaNs are equal, but with
 dtypes are a difference, but with --ignore-dtype. Values of objects have to be
 equal whatever the tolerance.
 
---select and --exclude take patterns as the --match of 'cairn ls' does, --rename
+--select and --exclude take patterns (see 'cairn help patterns'), --rename takes
 rules as 'cairn convert' does; all may be given several times, and each has to
 match something. As there, patterns are about names of A as they are in A; what is
 left is then renamed, and what is left out is left out of B as well. Names that

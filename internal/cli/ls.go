@@ -28,9 +28,8 @@ func newLsCmd() *cobra.Command {
 of chunks and bytes, in the order of their names. PREFIX is a name, or the
 beginning of names up to a dot: everything below it is listed.
 
---match keeps the names that a pattern matches as a whole: * stands for any
-characters, dots too, ? for one, [a-d] and [!a-d] for one of a set. A pattern that
-matches nothing is an error.
+--match keeps the names that match a pattern; see 'cairn help patterns'. A pattern
+that matches nothing is an error.
 
 --long shows the first 40 characters of values. It reads objects that are not part
 of the index if they have at most 64 KiB, and 16 MiB in all.

@@ -31,7 +31,10 @@ func missing(path string, md *meta.Metadata, name string) error {
 			near = append(near, clean(n))
 		}
 	}
-	if len(near) == 0 {
+	switch {
+	case strings.ContainsAny(name, "*?["):
+		return withHint(err, fmt.Sprintf("it is a pattern: 'cairn ls %s --match %s' lists the names that match", quoteArg(path), quoteArg(name)))
+	case len(near) == 0:
 		return withHint(err, listHint(path))
 	}
 	return withHint(err, "did you mean "+strings.Join(near[:min(len(near), 3)], " or ")+"?")
@@ -42,10 +45,10 @@ func listHint(path string) string {
 	return fmt.Sprintf("'cairn ls %s' lists all names", quoteArg(path))
 }
 
-// newFilter is inspect.NewFilter, and says where patterns are explained.
+// newFilter is inspect.NewFilter with a hint.
 func newFilter(selected, excluded []string) (*inspect.Filter, error) {
 	f, err := inspect.NewFilter(selected, excluded)
-	return f, withHint(err, "see 'cairn ls --help' for what a pattern may hold")
+	return f, withHint(err, "'cairn help patterns' explains patterns")
 }
 
 // keepNames returns the entries of the checkpoint at path that the filter keeps.

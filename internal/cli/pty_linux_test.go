@@ -7,10 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 	"unicode/utf8"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/cairn-ckpt/cairn"
@@ -18,8 +22,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// onTerminal returns what use prints on a terminal of that many columns.
-func onTerminal(t *testing.T, columns int, use func(tty *os.File)) string {
+// onTerminal returns what use prints on a terminal of that many columns. While it
+// runs, printed returns what came so far.
+func onTerminal(t *testing.T, columns int, use func(tty *os.File, printed func() string)) string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -41,16 +46,127 @@ func onTerminal(t *testing.T, columns int, use func(tty *os.File)) string {
 	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: uint16(columns)}); err != nil {
 		t.Fatal(err)
 	}
-	var b bytes.Buffer
+	var b lockedBuffer
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_, _ = io.Copy(&b, master) // ends with an error once the terminal is closed
 	}()
-	use(tty)
+	use(tty, b.text)
 	tty.Close()
 	<-done
-	return strings.ReplaceAll(b.String(), "\r\n", "\n")
+	return b.text()
+}
+
+// lockedBuffer is what a terminal has printed.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  []byte // guarded by mu
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b = append(l.b, p...)
+	return len(p), nil
+}
+
+func (l *lockedBuffer) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.ReplaceAll(string(l.b), "\r\n", "\n")
+}
+
+// Bars are drawn from several goroutines, show what was moved, and leave nothing on
+// the screen.
+func TestProgressBars(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	for total, want := range map[int64]string{0: "75 B  ", 100: "75 B of 100 B  ", 75: ""} {
+		text := onTerminal(t, 100, func(tty *os.File, printed func() string) {
+			o := &output{err: tty, bars: true}
+			p := o.progress("verify", total)
+			waitFor(t, printed, "verify")
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() {
+					for range 25 {
+						p.add(1)
+					}
+				})
+			}
+			wg.Wait()
+			waitFor(t, printed, want)
+			p.done()
+			p.done()
+		})
+		if total == 100 && !strings.Contains(text, "["+strings.Repeat("=", 28)+">         ]") {
+			t.Errorf("of 100 bytes: no bar of three quarters in %q", text)
+		}
+		if left := screen(t, text); strings.TrimSpace(left) != "" {
+			t.Errorf("of %d bytes: %q is left on the screen", total, left)
+		}
+	}
+	var none *progress
+	none.add(1)
+	none.done()
+}
+
+// waitFor waits until want was printed.
+func waitFor(t *testing.T, printed func() string, want string) {
+	t.Helper()
+	for start := time.Now(); !strings.Contains(printed(), want); time.Sleep(5 * time.Millisecond) {
+		if time.Since(start) > time.Minute {
+			t.Errorf("%q is not in %q", want, printed())
+			return
+		}
+	}
+}
+
+// screen returns what is on a terminal after it has printed text: of the sequences
+// that move the cursor, it knows those of progress bars.
+func screen(t *testing.T, text string) string {
+	t.Helper()
+	lines := []string{""}
+	for i, part := range strings.Split(text, "\x1b[") {
+		if i > 0 {
+			end := strings.IndexFunc(part, func(r rune) bool { return r < '0' || r > '9' })
+			n, _ := strconv.Atoi(part[:max(end, 0)])
+			switch {
+			case end >= 0 && part[end] == 'A': // up, and what is below is drawn again
+				lines = lines[:max(1, len(lines)-n)]
+			case end >= 0 && part[end] == 'J': // clear below
+				lines[len(lines)-1] = ""
+			default:
+				t.Fatalf("unknown sequence before %q", part)
+			}
+			part = part[end+1:]
+		}
+		for j, l := range strings.Split(part, "\n") {
+			if j > 0 {
+				lines = append(lines, "")
+			}
+			lines[len(lines)-1] += l
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Results that go to a pipe draw their bars on the terminal that stderr is, and
+// --quiet and --json draw none.
+func TestBarsAreForTerminals(t *testing.T) {
+	a, _, _ := longNames(t)
+	for args, want := range map[string]bool{"verify": true, "verify --quiet": false, "verify --json": false, "digest": true, "stats": true} {
+		var out bytes.Buffer
+		text := onTerminal(t, 80, func(tty *os.File, _ func() string) {
+			Main(t.Context(), append(strings.Fields(args), a), &out, tty)
+		})
+		if got := strings.Contains(text, "\x1b["); got != want {
+			t.Errorf("cairn %s: printed %q on the terminal; want bars: %v", args, text, want)
+		}
+		if strings.Contains(out.String(), "\x1b") {
+			t.Errorf("cairn %s: printed %q to a pipe; want no sequences", args, &out)
+		}
+	}
 }
 
 // longNames makes two checkpoints that differ, and a damaged copy of the first.
@@ -106,7 +222,7 @@ func TestTerminalsOfAnyWidthShowEverything(t *testing.T) {
 		{"convert", a, filepath.Join(t.TempDir(), "x"), "--to", "dcp", "--dry-run", "--rename", "encoder.*=model.*"},
 	} {
 		print := func(columns int, more ...string) string {
-			return onTerminal(t, columns, func(tty *os.File) { Main(t.Context(), slices.Concat(args, more), tty, io.Discard) })
+			return onTerminal(t, columns, func(tty *os.File, _ func() string) { Main(t.Context(), slices.Concat(args, more), tty, io.Discard) })
 		}
 		var piped bytes.Buffer
 		Main(t.Context(), args, &piped, io.Discard)

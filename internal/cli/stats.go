@@ -62,8 +62,8 @@ as the closest float64. Memory is bounded, whatever the size of a tensor. The
 results are the same to the last bit however the tensors are sharded and stored.
 
 NAME is a name, or the beginning of names up to a dot. Without one, everything
-is read. --select and --exclude take patterns as the --match of 'cairn ls' does,
-and may be given several times. Each has to match something.
+is read. --select and --exclude take patterns (see 'cairn help patterns') and may
+be given several times. Each has to match something.
 
 --histogram N prints N buckets of equal width between the lowest and the highest
 element of each tensor; large ones of elements of four bytes and more are read

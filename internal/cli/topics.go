@@ -96,9 +96,25 @@ index.json) or a data file (__0_0.distcp) can be given as well. Every command th
 reads finds out by itself what kind of checkpoint it is; see 'cairn help formats'.
 
 Names within a checkpoint are the keys of the nested state, joined by dots:
-model.layers.0.attn.qkv. NAME is one of them; where a command also takes the
-beginning of names (PREFIX), it takes it up to a dot: model.layers.1 does not
-stand for model.layers.10.`,
+model.layers.0.attn.qkv. NAME and PREFIX are such a name, or the beginning of names
+up to a dot, which stands for everything below it: model.layers.1 does not stand
+for model.layers.10.`,
+		},
+		{
+			Use:   "patterns",
+			Short: "How names are selected",
+			Long: `The flags --select, --exclude and --match, and the GLOB of --dtype and --placement,
+take patterns of names:
+
+  model.layers.0  that name, or everything below it, as NAME and PREFIX do
+  model.*         a star stands for any characters, dots too
+  layer.?.w       a question mark stands for one character
+  layer.[0-3]*    one character of a set; [!0-3] is one that is not in it
+  \*              a backslash takes the next character as it is
+
+A pattern with any of these characters has to match the whole name: *.weight
+matches model.weight and not model.weight.scale. A pattern that matches nothing is
+an error. Quote patterns, so that the shell leaves them alone.`,
 		},
 	}
 }
