@@ -54,10 +54,10 @@ const directRun = 64
 //     target has none NaN in both fnuz kinds, and the largest number in
 //     float8_e4m3fn, as in today's PyTorch; older ones make NaN of it. The fnuz
 //     kinds have no negative zero.
-//   - float8_e8m0fnu holds powers of two alone: a number goes to the nearest, from
-//     three halves of one on to the next; zero and all below 2^-127 become 2^-127,
-//     all between 2^-127 and 2^-126 the latter, as in PyTorch. Infinities and what
-//     is too large become NaN, and so do negative numbers, whose sign PyTorch drops.
+//   - float8_e8m0fnu holds positive powers of two and NaN. A number loses its sign
+//     and goes to the nearest power, from three halves of one on to the next; zero
+//     and all below 2^-127 become 2^-127, all between 2^-127 and 2^-126 the latter.
+//     Infinities and what is too large become NaN. All of this is as in PyTorch.
 //   - A float loses its fraction on the way to an integer. PyTorch leaves it open
 //     what becomes of one outside the integer's range; here it becomes the closest
 //     integer there is, and NaN becomes zero.

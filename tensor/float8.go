@@ -95,6 +95,8 @@ func (k float8) float32Bits(b uint8) uint32 {
 	}
 	exp, frac := code>>k.fracBits, code&(1<<k.fracBits-1)
 	switch {
+	case isNaN && k.fnuz:
+		return inf32 | quiet32
 	case isNaN:
 		return sign | inf32 | quiet32
 	case !k.fnuz && !k.finite && code == uint32(k.overflow):
@@ -143,13 +145,13 @@ func e8m0Bits(b uint8) uint32 {
 	return uint32(b) << 23
 }
 
-// roundE8M0 returns the exponent closest to the float32 of bits v. All that is
-// neither zero nor positive has none.
+// roundE8M0 returns the exponent closest to that of the float32 of bits v,
+// whatever its sign.
 func roundE8M0(v uint32) uint8 {
 	const minNormal, half = 1 << 23, 1 << 22
 	a := v &^ sign32
 	switch {
-	case a > inf32 || v > sign32:
+	case a > inf32:
 		return 0xff
 	case a < minNormal:
 		return uint8((a + half - 1) >> 23)

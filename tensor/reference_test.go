@@ -128,9 +128,10 @@ func nearest(row []float64, x *big.Float) int {
 }
 
 func refRoundE8M0(x *big.Float) (int, bool) {
-	if x.IsInf() || x.Sign() < 0 {
+	if x.IsInf() {
 		return 0, false
 	}
+	x = new(big.Float).Abs(x)
 	smallest := big.NewFloat(math.Ldexp(1, -127))
 	switch {
 	case x.Cmp(smallest) <= 0:

@@ -139,7 +139,7 @@ func TestEndsOfTheSmallFloats(t *testing.T) {
 		{Float8E8M0FNU, 1, 127}, {Float8E8M0FNU, 1.4999, 127}, {Float8E8M0FNU, 1.5, 128}, {Float8E8M0FNU, 2, 128}, {Float8E8M0FNU, 3, 129},
 		{Float8E8M0FNU, 0, 0}, {Float8E8M0FNU, math.Copysign(0, -1), 0}, {Float8E8M0FNU, 0x1p-127, 0}, {Float8E8M0FNU, 0x1.01p-127, 1},
 		{Float8E8M0FNU, 0x1p127, 254}, {Float8E8M0FNU, 0x1.8p127, 255}, {Float8E8M0FNU, inf, 255}, {Float8E8M0FNU, nan, 255},
-		{Float8E8M0FNU, -1, 255}, {Float8E8M0FNU, -1e-300, 255},
+		{Float8E8M0FNU, -1, 127}, {Float8E8M0FNU, -1.5, 128}, {Float8E8M0FNU, -1e-300, 0}, {Float8E8M0FNU, -inf, 255},
 	} {
 		for _, from := range []DType{Float64, Float32} {
 			if from == Float32 && float64(float32(c.value)) != c.value && c.value == c.value {
