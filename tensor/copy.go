@@ -7,8 +7,8 @@ import (
 
 // Copy copies src's elements into dst, bit by bit. Shapes and dtypes must be
 // equal (the error wraps [ErrShape] or [ErrDType]), and no two elements of dst
-// may share a place: an expanded dst is an error that wraps [ErrLayout]. What is
-// copied where dst and src overlap in memory, or dst overlaps itself in another
+// may share a place: an expanded dst is an error that wraps [ErrLayout], a
+// placeholder one that wraps [ErrPlaceholder]. What is copied where dst and src overlap in memory, or dst overlaps itself in another
 // way, is not defined.
 func Copy(dst, src *Tensor) error {
 	if err := checkPair("copy", dst, src); err != nil {
@@ -25,6 +25,9 @@ func Copy(dst, src *Tensor) error {
 func checkPair(op string, dst, src *Tensor) error {
 	if !slices.Equal(dst.shape, src.shape) {
 		return fmt.Errorf("%s %v to %v: %w", op, src, dst, ErrShape)
+	}
+	if dst.placeholder {
+		return fmt.Errorf("%s %v to %v: %w", op, src, dst, ErrPlaceholder)
 	}
 	for d, n := range dst.shape {
 		if n > 1 && dst.strides[d] == 0 {

@@ -89,19 +89,3 @@ func isInteger[E Number]() bool { return E(1)/2 == 0 }
 // isFinite reports whether v is a number: infinities and NaN less themselves are
 // NaN.
 func isFinite[E Number](v E) bool { return v-v == 0 }
-
-// Placeholder returns a tensor that has a dtype and a shape and next to no
-// memory, as those on PyTorch's meta device: all its elements are one zero. It
-// tells what there will be. Where it has several elements [Copy] and [Convert]
-// refuse it as a destination: what is to be filled is made by [New].
-func Placeholder(d DType, shape []int64) (*Tensor, error) {
-	zero, err := New(d, nil)
-	if err != nil {
-		return nil, fmt.Errorf("placeholder: %w", err)
-	}
-	t, err := zero.Expand(shape)
-	if err != nil {
-		return nil, fmt.Errorf("placeholder: %w", err)
-	}
-	return t, nil
-}

@@ -77,21 +77,3 @@ func TestArangeRefuses(t *testing.T) {
 		}
 	}
 }
-
-func TestPlaceholderHasNoMemory(t *testing.T) {
-	shape := []int64{1 << 20, 1 << 20}
-	p := must(Placeholder(BFloat16, shape))
-	if p.DType() != BFloat16 || !slices.Equal(p.Shape(), shape) || len(p.data) != 2 {
-		t.Errorf("Placeholder = %v over %d bytes; want the shape over one element", p, len(p.data))
-	}
-	part := must(p.Narrow(Box{Offsets: []int64{5, 5}, Sizes: []int64{2, 2}}))
-	if err := Copy(part, must(New(BFloat16, []int64{2, 2}))); !errors.Is(err, ErrLayout) {
-		t.Errorf("Copy into a placeholder = %v; want ErrLayout", err)
-	}
-	if _, err := Placeholder(Invalid, nil); !errors.Is(err, ErrDType) {
-		t.Errorf("Placeholder(invalid) = %v; want ErrDType", err)
-	}
-	if _, err := Placeholder(Float32, []int64{-1}); !errors.Is(err, ErrShape) {
-		t.Errorf("Placeholder([-1]) = %v; want ErrShape", err)
-	}
-}

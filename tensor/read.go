@@ -10,9 +10,9 @@ import (
 const compareBytes = 256 << 10
 
 // Bytes returns the memory of a contiguous tensor itself, and false for any
-// other. Writing to the slice writes to the tensor.
+// other and for placeholders. Writing to the slice writes to the tensor.
 func (t *Tensor) Bytes() ([]byte, bool) {
-	if !t.Contiguous() {
+	if t.placeholder || !t.Contiguous() {
 		return nil, false
 	}
 	n := t.NumBytes()

@@ -25,6 +25,9 @@ type Tensor struct {
 	strides []int64 // in elements; zero in an expanded dimension
 	offset  int64   // of the first element, in elements; zero where there is none
 	data    []byte
+	// placeholder marks a tensor without memory: data is one zero that stands
+	// for every element.
+	placeholder bool
 }
 
 // New returns a contiguous tensor of zeros in memory of its own. The error
@@ -74,7 +77,7 @@ func FromStrided(d DType, shape, strides []int64, offset int64, data []byte) (*T
 		return nil, fmt.Errorf("%w: %v with strides %v from %d on leaves the %d elements of its memory",
 			ErrShape, shape, strides, offset, held)
 	}
-	return view(d, slices.Clone(shape), slices.Clone(strides), offset, data), nil
+	return (&Tensor{dtype: d, data: data}).view(slices.Clone(shape), slices.Clone(strides), offset), nil
 }
 
 // reaches reports whether the last of the elements is one of the held first
@@ -97,13 +100,13 @@ func contiguous(d DType, shape []int64, data []byte) *Tensor {
 	return &Tensor{dtype: d, shape: slices.Clone(shape), strides: RowMajor(shape), data: data}
 }
 
-// view makes a tensor of slices that it may keep. An empty one has no first
-// element, and whatever offset was computed for it may lie anywhere.
-func view(d DType, shape, strides []int64, offset int64, data []byte) *Tensor {
+// view returns another view of t's memory. It keeps the slices. An empty view has
+// no first element, and the offset that was computed for it may lie anywhere.
+func (t *Tensor) view(shape, strides []int64, offset int64) *Tensor {
 	if slices.Contains(shape, 0) {
 		offset = 0
 	}
-	return &Tensor{dtype: d, shape: shape, strides: strides, offset: offset, data: data}
+	return &Tensor{dtype: t.dtype, shape: shape, strides: strides, offset: offset, data: t.data, placeholder: t.placeholder}
 }
 
 // RowMajor returns the strides of a contiguous tensor of that shape: the distance,

@@ -19,7 +19,7 @@ func (t *Tensor) narrow(b Box) *Tensor {
 	for d, o := range b.Offsets {
 		at += o * t.strides[d]
 	}
-	return view(t.dtype, b.Sizes, t.strides, at, t.data)
+	return t.view(b.Sizes, t.strides, at)
 }
 
 // Slice returns every step-th index from start to before end of dimension dim,
@@ -41,7 +41,7 @@ func (t *Tensor) Slice(dim int, start, end, step int64) (*Tensor, error) {
 	if shape[dim] > 1 {
 		strides[dim] *= step
 	}
-	return view(t.dtype, shape, strides, t.offset+start*t.strides[dim], t.data), nil
+	return t.view(shape, strides, t.offset+start*t.strides[dim]), nil
 }
 
 // Transpose returns t with dimensions a and b exchanged, sharing t's memory.
@@ -54,7 +54,7 @@ func (t *Tensor) Transpose(a, b int) (*Tensor, error) {
 	shape, strides := slices.Clone(t.shape), slices.Clone(t.strides)
 	shape[a], shape[b] = shape[b], shape[a]
 	strides[a], strides[b] = strides[b], strides[a]
-	return view(t.dtype, shape, strides, t.offset, t.data), nil
+	return t.view(shape, strides, t.offset), nil
 }
 
 // Permute returns t with its dimensions in the given order, which must name
@@ -75,7 +75,7 @@ func (t *Tensor) Permute(dims ...int) (*Tensor, error) {
 		seen[from] = true
 		shape[to], strides[to] = t.shape[from], t.strides[from]
 	}
-	return view(t.dtype, shape, strides, t.offset, t.data), nil
+	return t.view(shape, strides, t.offset), nil
 }
 
 // Expand returns t repeated to the given shape, sharing t's memory: dimensions
@@ -98,7 +98,7 @@ func (t *Tensor) Expand(shape []int64) (*Tensor, error) {
 			return nil, fmt.Errorf("expand %v: %w: dimension %d does not become %d", t, ErrShape, d, shape[added+d])
 		}
 	}
-	return view(t.dtype, slices.Clone(shape), strides, t.offset, t.data), nil
+	return t.view(slices.Clone(shape), strides, t.offset), nil
 }
 
 func (t *Tensor) checkDim(dim int) error {
