@@ -1,14 +1,16 @@
 package meta
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Index names one chunk of a tensor, or a value. Two indexes are the same when
-// their FQN and Offset are; Hint only says where to look first.
+// Index names one chunk of a tensor, or a value. Two indexes are the same if
+// their FQN and Offset are; Hint only says where to look first. [Index.Key] is
+// for maps.
 type Index struct {
 	FQN string
 	// Offset is where the chunk begins in the tensor. It is nil for values; the
@@ -22,6 +24,23 @@ type Index struct {
 // Equal reports whether i and j name the same chunk or value.
 func (i Index) Equal(j Index) bool {
 	return i.FQN == j.FQN && (i.Offset == nil) == (j.Offset == nil) && slices.Equal(i.Offset, j.Offset)
+}
+
+// IndexKey is an Index as the key of a map.
+type IndexKey struct {
+	fqn       string
+	hasOffset bool
+	offset    string // eight bytes for each dimension
+}
+
+// Key returns i as the key of a map. Keys are equal if and only if their indexes
+// are [Index.Equal]: the hint is not in the key.
+func (i Index) Key() IndexKey {
+	k := make([]byte, 0, 8*len(i.Offset))
+	for _, n := range i.Offset {
+		k = binary.LittleEndian.AppendUint64(k, uint64(n))
+	}
+	return IndexKey{i.FQN, i.Offset != nil, string(k)}
 }
 
 // String prints i for people.

@@ -95,6 +95,17 @@ func (w *WriteItem) Index() meta.Index {
 	return i
 }
 
+// ItemKey is a WriteItem as the key of a map.
+type ItemKey struct {
+	index meta.IndexKey
+	box   string
+}
+
+// Key returns w as the key of a map. Keys are equal if and only if the items are
+// the same value, or the same box of the same tensor, as copies on several ranks
+// are.
+func (w *WriteItem) Key() ItemKey { return ItemKey{w.Index().Key(), boxKey(w.Box)} }
+
 // offsetOf returns where b begins, as an Index says it: a 0-d box has an offset
 // too.
 func offsetOf(b tensor.Box) []int64 {
