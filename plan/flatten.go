@@ -24,6 +24,8 @@ type leaf struct {
 	value any
 	// set replaces the value where it stands.
 	set func(v any) error
+	// bound says that it stands in a [Slot].
+	bound bool
 }
 
 // flatten opens the maps and lists of a state and returns its leaves in the
@@ -34,7 +36,7 @@ type leaf struct {
 // whole, if not nil, names maps that are leaves as long as no tensor is inside.
 func flatten(s State, whole func(fqn string) bool) ([]leaf, error) {
 	f := flattener{seen: map[string]meta.Path{}, whole: whole}
-	if err := f.visitMap(nil, reflect.ValueOf(s)); err != nil {
+	if err := f.visitMap(nil, reflect.ValueOf(s), false); err != nil {
 		return nil, err
 	}
 	slices.SortFunc(f.out, func(a, b leaf) int { return strings.Compare(a.fqn, b.fqn) })
@@ -45,7 +47,11 @@ func flatten(s State, whole func(fqn string) bool) ([]leaf, error) {
 func shallow(s State) []leaf {
 	out := make([]leaf, 0, len(s))
 	for _, k := range slices.Sorted(maps.Keys(s)) {
-		out = append(out, leaf{fqn: k, value: s[k], set: func(v any) error { s[k] = v; return nil }})
+		l := leaf{fqn: k, value: s[k], set: func(v any) error { s[k] = v; return nil }}
+		if in, ok := s[k].(*Slot); ok {
+			l.value, l.set, l.bound = in.Value(), in.assign, true
+		}
+		out = append(out, l)
 	}
 	return out
 }
@@ -56,7 +62,7 @@ type flattener struct {
 	whole func(fqn string) bool
 }
 
-func (f *flattener) visitMap(at meta.Path, m reflect.Value) error {
+func (f *flattener) visitMap(at meta.Path, m reflect.Value, bound bool) error {
 	if err := checkDepth(at); err != nil {
 		return err
 	}
@@ -70,14 +76,14 @@ func (f *flattener) visitMap(at meta.Path, m reflect.Value) error {
 			}
 			return err
 		}
-		if err := f.visit(append(slices.Clip(at), keyStep(k)), m.MapIndex(k), set); err != nil {
+		if err := f.visit(append(slices.Clip(at), keyStep(k)), m.MapIndex(k), set, bound); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (f *flattener) visitList(at meta.Path, l reflect.Value) error {
+func (f *flattener) visitList(at meta.Path, l reflect.Value, bound bool) error {
 	if err := checkDepth(at); err != nil {
 		return err
 	}
@@ -89,27 +95,30 @@ func (f *flattener) visitList(at meta.Path, l reflect.Value) error {
 			}
 			return err
 		}
-		if err := f.visit(append(slices.Clip(at), meta.Pos(i)), l.Index(i), set); err != nil {
+		if err := f.visit(append(slices.Clip(at), meta.Pos(i)), l.Index(i), set, bound); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (f *flattener) visit(at meta.Path, v reflect.Value, set func(any) error) error {
-	v = inside(v)
+func (f *flattener) visit(at meta.Path, v reflect.Value, set func(any) error, bound bool) error {
+	v, in := enter(v)
+	if in != nil {
+		set, bound = in.assign, true
+	}
 	fqn := at.FQN()
 	switch {
 	case isMap(v) && !f.isWhole(fqn, v):
-		return f.visitMap(at, v)
+		return f.visitMap(at, v, bound)
 	case isList(v) && holds(v, isOpener, 0):
-		return f.visitList(at, v)
+		return f.visitList(at, v, bound)
 	}
 	if other, dup := f.seen[fqn]; dup {
 		return fmt.Errorf("%w: %v and %v are both called %q", ErrState, []meta.Step(other), []meta.Step(at), fqn)
 	}
 	f.seen[fqn] = at
-	l := leaf{fqn: fqn, path: at, set: set}
+	l := leaf{fqn: fqn, path: at, set: set, bound: bound}
 	if v.IsValid() {
 		l.value = v.Interface()
 	}
@@ -126,14 +135,6 @@ func checkDepth(at meta.Path) error {
 		return fmt.Errorf("%w: %q… is nested deeper than %d", ErrState, at[:8].FQN(), MaxDepth)
 	}
 	return nil
-}
-
-// inside returns the value in an interface.
-func inside(v reflect.Value) reflect.Value {
-	for v.Kind() == reflect.Interface {
-		v = v.Elem()
-	}
-	return v
 }
 
 func isMap(v reflect.Value) bool {

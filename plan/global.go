@@ -13,7 +13,7 @@ import (
 )
 
 // Global makes the final plans of all ranks from their local ones: of the items
-// that several ranks hold one owner keeps its copy, by rule; every chunk gets
+// that several ranks hold the owner keeps its copy, by rule; every chunk gets
 // its position; and the whole is checked. It is a deterministic function of its
 // input, and its cost grows linearly with the number of items.
 //
@@ -79,8 +79,22 @@ func (g *grouping) number(n *name) {
 	for i := range n.chunks {
 		o := n.chunks[i].owner
 		g.hints[o.rank][o.item] = int32(i)
+		if g.every {
+			g.keepCopies(n, i)
+		}
 		if n.kind != KindBytes {
 			n.boxes[i] = g.item(o).Box
+		}
+	}
+}
+
+// keepCopies lets each rank that holds chunk i write it once.
+func (g *grouping) keepCopies(n *name, i int) {
+	last := n.chunks[i].owner.rank // the lowest one
+	for _, h := range n.holders[n.chunks[i].first:n.chunks[i].end] {
+		if h.rank != last {
+			g.hints[h.rank][h.item] = int32(i)
+			last = h.rank
 		}
 	}
 }

@@ -32,6 +32,7 @@ type grouping struct {
 	in    []*SavePlan
 	names []name
 	byFQN map[string]int32
+	every bool      // every holder of a chunk writes it
 	hints [][]int32 // by rank and item: the chunk's position, or -1 for a dropped item
 }
 

@@ -73,6 +73,7 @@ func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 	used := make([]string, 0, len(leaves))
 	for i := range leaves {
 		l := &leaves[i]
+		l.value = plain(l.value)
 		if l.value == (gap{}) {
 			errs = appendError(errs, l.fqn, l.set(nil))
 			continue
@@ -134,6 +135,9 @@ func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadI
 		// Replacing it would leave whoever else holds the tensor without.
 		return items, fmt.Errorf("%w: the checkpoint has a value, the state a %T", ErrMismatch, l.value)
 	}
+	if d.setup.bound && !l.bound {
+		return items, fmt.Errorf("%w: the planner's SetUp has copied the value out of its plan.Slot, so the caller's state would not receive what is loaded", ErrState)
+	}
 	return append(items, ReadItem{
 		Kind: KindBytes, Dest: meta.Index{FQN: l.fqn}, Source: meta.Index{FQN: source},
 	}), nil
@@ -161,6 +165,9 @@ func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]Rea
 	}
 	for i, b := range boxes {
 		if err := b.Check(shape); err != nil {
+			return items, fmt.Errorf("%w: %w", ErrState, err)
+		}
+		if err := checkMemory(l.value, i); err != nil {
 			return items, fmt.Errorf("%w: %w", ErrState, err)
 		}
 		dest := meta.Index{FQN: l.fqn, Offset: offsetOf(b), Hint: int32(i)}

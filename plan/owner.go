@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// OwnerRule says which of the ranks that hold the same item writes it.
+// OwnerRule says which of the ranks that hold the same item write it.
 type OwnerRule uint8
 
 // The rules.
@@ -16,12 +16,20 @@ const (
 	LeastLoaded OwnerRule = iota
 	// LowestRank gives an item to the lowest rank that holds it.
 	LowestRank
+	// EveryHolder lets every rank that holds an item write its copy, so that each
+	// rank's files have all that the rank holds. The checkpoint names one of the
+	// copies, and loads read that one. Formats whose files cannot hold copies
+	// refuse it.
+	EveryHolder
 )
 
 // String returns the rule's name.
 func (r OwnerRule) String() string {
-	if r == LowestRank {
+	switch r {
+	case LowestRank:
 		return "lowest-rank"
+	case EveryHolder:
+		return "every-holder"
 	}
 	return "least-loaded"
 }
@@ -35,7 +43,7 @@ type shared struct {
 // assign chooses the owner of every chunk that several ranks hold. Until then
 // the first holder is.
 func (g *grouping) assign(rule OwnerRule) {
-	if rule == LowestRank {
+	if g.every = rule == EveryHolder; rule != LeastLoaded {
 		return
 	}
 	load := make([]int64, len(g.in))

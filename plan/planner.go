@@ -45,9 +45,9 @@ type SaveSetup struct {
 // ranks with the rank's own result; Resolve at least once for each item of the
 // finished plan.
 //
-// To change one thing, embed *[DefaultSave] and override one method: rename the
-// keys of the state in SetUp, the items' dtype in LocalPlan and their content
-// in Resolve, the distribution in GlobalPlan.
+// To change one thing, embed [DefaultSave] by value and override one method:
+// rename the keys of the state in SetUp, the items' dtype in LocalPlan and their
+// content in Resolve, the distribution in GlobalPlan.
 type SavePlanner interface {
 	SetUp(s SaveSetup) error
 	LocalPlan() (*SavePlan, error)
@@ -70,11 +70,15 @@ type Optioned interface {
 
 // LoadSetup is what a planner learns at the start of a load.
 type LoadSetup struct {
-	// State is filled in place.
+	// State is what is to be filled: tensors, and a [Slot] for each other value.
+	// The planner may replace it by a state with other names, or without some of
+	// them. A value that the planner puts into the given map itself goes to the
+	// caller's state too.
 	State       State
 	Metadata    *meta.Metadata
 	Rank, Size  int
 	Coordinator bool
+	bound       bool // State has slots
 }
 
 // TensorReceiver hands out the memory that a box of a tensor is read into.
@@ -89,7 +93,8 @@ type TensorReceiver interface {
 // LoadPlanner decides what is read by whom and takes it. The calls of one load
 // come in this order: SetUp and LocalPlan on all ranks; GlobalPlan on the
 // coordinator; FinishPlan on all ranks; then for each item either LoadBytes, or
-// ResolveTensor and CommitTensor in a pair, from several goroutines at once.
+// ResolveTensor and CommitTensor in a pair, from several goroutines at once. To
+// change one thing, embed [DefaultLoad] by value and override one method.
 type LoadPlanner interface {
 	SetUp(s LoadSetup) error
 	LocalPlan() (*LoadPlan, error)

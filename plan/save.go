@@ -18,6 +18,11 @@ type DefaultSave struct {
 	NoFlatten bool
 	// Owner says which rank writes what several ranks hold. Zero: LeastLoaded.
 	Owner OwnerRule
+	// ValuesMayDiffer lets ranks hold different values under one name, of which
+	// the lowest rank's is saved. Otherwise that is an error, because the values
+	// of the other ranks would be lost. Tensors are not compared: those that
+	// several ranks hold under one name must be equal.
+	ValuesMayDiffer bool
 
 	setup  SaveSetup
 	values map[string]leafData
@@ -77,17 +82,21 @@ func (d *DefaultSave) addLeaf(p *SavePlan, l leaf) error {
 	if err := meta.CheckFQN(l.fqn); err != nil {
 		return err
 	}
-	if isNil(l.value) {
-		return fmt.Errorf("nil %T", l.value)
+	v := plain(l.value)
+	if isNil(v) || v == nil && l.value != nil {
+		return fmt.Errorf("nil %T", v)
 	}
 	info := &Info{FQN: l.fqn, Path: l.path}
-	switch v := l.value.(type) {
+	if with, ok := l.value.(Propertied); ok {
+		info.Properties = with.Properties()
+	}
+	switch v := v.(type) {
 	case *tensor.Tensor:
 		return d.addTensor(p, info, v)
 	case Checkpointable:
 		return d.addSharded(p, info, v)
 	}
-	return d.addValue(p, info, l.value)
+	return d.addValue(p, info, v)
 }
 
 // isNil reports whether v is a tensor that is not there.
@@ -103,6 +112,9 @@ func isNil(v any) bool {
 func (d *DefaultSave) addTensor(p *SavePlan, info *Info, t *tensor.Tensor) error {
 	info.DType, info.Shape = t.DType(), t.Shape()
 	if _, err := tensor.NumBytes(info.DType, info.Shape); err != nil {
+		return err
+	}
+	if err := checkMemory(t, 0); err != nil {
 		return err
 	}
 	p.Items = append(p.Items, WriteItem{Info: info, Kind: KindTensor, Box: tensor.Whole(info.Shape)})
@@ -124,6 +136,9 @@ func (d *DefaultSave) addSharded(p *SavePlan, info *Info, v Checkpointable) erro
 		if err := b.Check(info.Shape); err != nil {
 			return err
 		}
+		if err := checkMemory(v, i); err != nil {
+			return err
+		}
 		p.Items = append(p.Items, WriteItem{Info: info, Kind: KindShard, Box: b})
 		parts[boxKey(b)] = i // equal boxes have equal contents
 	}
@@ -140,7 +155,11 @@ func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
 		return err
 	}
 	info.Codec = codec
-	p.Items = append(p.Items, WriteItem{Info: info, Kind: KindBytes, Size: int64(len(data)), Sum: sumValue(data)})
+	it := WriteItem{Info: info, Kind: KindBytes, Size: int64(len(data))}
+	if !d.ValuesMayDiffer {
+		it.Sum = sumValue(data)
+	}
+	p.Items = append(p.Items, it)
 	d.values[info.FQN] = leafData{bytes: data}
 	return nil
 }
@@ -151,6 +170,9 @@ func (d *DefaultSave) GlobalPlan(plans []*SavePlan) ([]*SavePlan, *meta.Metadata
 	if d.setup.RankLocal {
 		return Part(plans)
 	}
+	if d.ValuesMayDiffer {
+		plans = lowestValues(plans)
+	}
 	return Global(plans, d.Owner)
 }
 
@@ -159,7 +181,7 @@ func (d *DefaultSave) FinishPlan(p *SavePlan) (*SavePlan, error) { return p, nil
 
 // PlanOptions identifies the planner's options.
 func (d *DefaultSave) PlanOptions() string {
-	return fmt.Sprintf("owner=%v flatten=%v", d.Owner, !d.NoFlatten)
+	return fmt.Sprintf("owner=%v flatten=%v differ=%v", d.Owner, !d.NoFlatten, d.ValuesMayDiffer)
 }
 
 // Resolve returns the content of an item of this rank's state.

@@ -57,10 +57,10 @@ func wants(t failer, md *meta.Metadata, states ...plan.State) []*plan.LoadPlan {
 	return out
 }
 
-// hollow returns a tensor of bytes without memory.
+// hollow returns a tensor whose elements are one byte of memory.
 func hollow(t failer, shape ...int64) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.Placeholder(tensor.Uint8, shape)
+	x, err := tensor.FromStrided(tensor.Uint8, shape, make([]int64, len(shape)), 0, []byte{0})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,6 +33,30 @@ func WithValueSums(p *SavePlan) *SavePlan {
 	return &q
 }
 
+// lowestValues returns the plans without the values that a lower rank has too.
+func lowestValues(plans []*SavePlan) []*SavePlan {
+	out := slices.Clone(plans)
+	seen := map[string]bool{}
+	for r, p := range plans {
+		if p == nil || p.Unchanged {
+			continue // Global refuses it
+		}
+		q := *p
+		q.Items = make([]WriteItem, 0, len(p.Items))
+		for _, it := range p.Items {
+			if it.Info != nil && it.Kind == KindBytes {
+				if seen[it.FQN()] {
+					continue
+				}
+				seen[it.FQN()] = true
+			}
+			q.Items = append(q.Items, it)
+		}
+		out[r] = &q
+	}
+	return out
+}
+
 // CheckValues returns an error of type [Problems] where ranks hold different
 // values under one name. Only one of them would be saved, and the others lost
 // without a word.

@@ -2,63 +2,75 @@ package storage
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
 // Locate returns md's entries with the places that the ranks' results name: what
 // a writer's Finish records. md is not changed. Every chunk and value must have
-// exactly one place; the error wraps meta.ErrInvalid.
+// a place; of several ranks' (see [plan.EveryHolder]) the highest rank's is
+// taken. The error wraps meta.ErrInvalid.
 func Locate(md *meta.Metadata, results []*WriteResults) ([]meta.Entry, error) {
-	entries := make([]meta.Entry, len(md.Entries))
-	placed := 0
+	l := locating{entries: make([]meta.Entry, len(md.Entries)), first: make([]int, len(md.Entries))}
+	missing := 0
 	for i, e := range md.Entries {
-		entries[i] = e
+		l.entries[i], l.first[i] = e, missing
 		if e.Tensor != nil {
 			t := *e.Tensor
 			t.Locs = make([]meta.Location, len(t.Chunks))
-			entries[i].Tensor = &t
-			placed += len(t.Chunks)
+			l.entries[i].Tensor = &t
+			missing += len(t.Chunks)
 		} else {
 			b := *e.Bytes
-			entries[i].Bytes = &b
-			placed++
+			l.entries[i].Bytes = &b
+			missing++
 		}
 	}
-	out := meta.Metadata{Entries: entries}
+	by := make([]int, missing) // for each chunk and value: one more than the rank that wrote it
 	for rank, r := range results {
 		for i := range r.Items {
-			if err := locateOne(&out, &r.Items[i]); err != nil {
+			at, err := l.place(&r.Items[i])
+			if err == nil && by[at] == rank+1 {
+				err = fmt.Errorf("%w: %v was written twice", meta.ErrInvalid, r.Items[i].Index)
+			}
+			if err != nil {
 				return nil, fmt.Errorf("result of rank %d: %w", rank, err)
 			}
-			placed--
+			if by[at] == 0 {
+				missing--
+			}
+			by[at] = rank + 1
 		}
 	}
-	if placed != 0 {
-		return nil, fmt.Errorf("%w: %d chunks or values were not written by any rank", meta.ErrInvalid, placed)
+	if missing != 0 {
+		return nil, fmt.Errorf("%w: %d chunks or values were not written by any rank", meta.ErrInvalid, missing)
 	}
-	return entries, nil
+	return l.entries, nil
 }
 
-func locateOne(md *meta.Metadata, r *WriteResult) error {
-	e, ok := md.Find(r.Index.FQN)
+// locating is what Locate has so far.
+type locating struct {
+	entries []meta.Entry
+	first   []int // the number of each entry's first chunk, or of its value
+}
+
+// place notes one result and returns the number of its chunk or value.
+func (l *locating) place(r *WriteResult) (int, error) {
+	n, ok := slices.BinarySearchFunc(l.entries, r.Index.FQN, func(e meta.Entry, s string) int { return strings.Compare(e.FQN, s) })
 	if !ok {
-		return fmt.Errorf("%w: %v is not in the plan", meta.ErrInvalid, r.Index)
+		return 0, fmt.Errorf("%w: %v is not in the plan", meta.ErrInvalid, r.Index)
 	}
+	e := &l.entries[n]
 	if e.Bytes != nil {
-		if e.Bytes.Inline != nil || e.Bytes.Loc.File != "" {
-			return fmt.Errorf("%w: %v was written twice", meta.ErrInvalid, r.Index)
-		}
 		e.Bytes.Inline, e.Bytes.Loc = r.Inline, r.Loc
-		return nil
+		return l.first[n], nil
 	}
 	i, ok := e.Tensor.FindChunk(r.Index.Offset, r.Index.Hint)
 	if !ok {
-		return fmt.Errorf("%w: %v is not in the plan", meta.ErrInvalid, r.Index)
-	}
-	if e.Tensor.Locs[i].File != "" {
-		return fmt.Errorf("%w: %v was written twice", meta.ErrInvalid, r.Index)
+		return 0, fmt.Errorf("%w: %v is not in the plan", meta.ErrInvalid, r.Index)
 	}
 	e.Tensor.Locs[i] = r.Loc
-	return nil
+	return l.first[n] + i, nil
 }

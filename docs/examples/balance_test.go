@@ -19,15 +19,15 @@ type sparing struct{ plan.DefaultSave }
 // GlobalPlan takes from rank 0 what another rank holds too, and leaves the rest
 // to the default planner. The plans it was given stay as they are.
 func (s *sparing) GlobalPlan(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
-	elsewhere := map[string]bool{}
+	elsewhere := map[plan.ItemKey]bool{}
 	for _, p := range plans[1:] {
 		for i := range p.Items {
-			elsewhere[p.Items[i].Index().String()] = true
+			elsewhere[p.Items[i].Key()] = true
 		}
 	}
 	first := *plans[0]
 	first.Items = slices.DeleteFunc(slices.Clone(first.Items), func(it plan.WriteItem) bool {
-		return elsewhere[it.Index().String()]
+		return elsewhere[it.Key()]
 	})
 	return s.DefaultSave.GlobalPlan(append([]*plan.SavePlan{&first}, plans[1:]...))
 }

@@ -3,6 +3,7 @@ package examples
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
@@ -13,13 +14,15 @@ import (
 // halved saves float32 tensors as bfloat16.
 type halved struct{ plan.DefaultSave }
 
-// LocalPlan announces the dtype that Resolve will deliver. The items of one name
-// share their Info, so each one is cloned once.
+// LocalPlan announces the dtype that Resolve will deliver. It changes copies: of
+// the plan, of its items, and of the Info that the items of one name share.
 func (h *halved) LocalPlan() (*plan.SavePlan, error) {
-	p, err := h.DefaultSave.LocalPlan()
+	given, err := h.DefaultSave.LocalPlan()
 	if err != nil {
 		return nil, err
 	}
+	p := *given
+	p.Items = slices.Clone(given.Items)
 	clones := map[*plan.Info]*plan.Info{}
 	for i := range p.Items {
 		in := p.Items[i].Info
@@ -32,7 +35,7 @@ func (h *halved) LocalPlan() (*plan.SavePlan, error) {
 		}
 		p.Items[i].Info = clones[in]
 	}
-	return p, nil
+	return &p, nil
 }
 
 // Resolve may be called from several goroutines at once and more than once: it

@@ -19,14 +19,15 @@ type noting struct {
 	word string
 }
 
-// LocalPlan sends this rank's word along.
+// LocalPlan sends this rank's word along, in a copy of the plan.
 func (n *noting) LocalPlan() (*plan.SavePlan, error) {
-	p, err := n.DefaultSave.LocalPlan()
+	given, err := n.DefaultSave.LocalPlan()
 	if err != nil {
 		return nil, err
 	}
+	p := *given
 	p.PlannerData, err = json.Marshal(n.word)
-	return p, err
+	return &p, err
 }
 
 // GlobalPlan puts the words of all ranks, in their order, into the metadata,

@@ -39,6 +39,7 @@ func init() {
 		"tensor.shape":       tensor.ErrShape,
 		"tensor.dtype":       tensor.ErrDType,
 		"tensor.layout":      tensor.ErrLayout,
+		"tensor.placeholder": tensor.ErrPlaceholder,
 		"value.value":        value.ErrValue,
 		"value.encoding":     value.ErrEncoding,
 		"value.codec":        value.ErrCodec,

@@ -55,6 +55,7 @@ func Load(ctx context.Context, job LoadJob) (*LoadResult, error) {
 	if err != nil {
 		return nil, err
 	}
+	plan.Unbind(l.State, l.bound)
 	out.ReadTime = time.Since(planned)
 	return out, nil
 }
@@ -69,7 +70,8 @@ func sumStats(_ context.Context, all []storage.ReadStats) (storage.ReadStats, er
 
 type loadRun struct {
 	LoadJob
-	md *meta.Metadata
+	md    *meta.Metadata
+	bound plan.State // what the planner was given to fill State
 }
 
 // loadMessage is a plan and the save it was made for: ranks that read the
@@ -87,13 +89,15 @@ type loadMessage struct {
 }
 
 func (l *loadRun) localPlan(ctx context.Context) (loadMessage, error) {
-	md, err := l.Reader.ReadMetadata(ctx)
+	md, err := given("the reader's ReadMetadata", func() (*meta.Metadata, error) { return l.Reader.ReadMetadata(ctx) })
 	if err != nil {
 		return loadMessage{}, err
 	}
 	l.md = md
 	rank, size := l.Group.Rank(), l.Group.Size()
-	err = l.Planner.SetUp(plan.LoadSetup{State: l.State, Metadata: md, Rank: rank, Size: size, Coordinator: rank == 0})
+	setup := plan.LoadSetup{State: l.State, Metadata: md, Rank: rank, Size: size, Coordinator: rank == 0}.Bind()
+	l.bound = setup.State
+	err = l.Planner.SetUp(setup)
 	if err != nil {
 		return loadMessage{}, err
 	}
@@ -103,11 +107,11 @@ func (l *loadRun) localPlan(ctx context.Context) (loadMessage, error) {
 	if err != nil {
 		return loadMessage{}, err
 	}
-	p, err := l.Planner.LocalPlan()
+	p, err := given("the planner's LocalPlan", l.Planner.LocalPlan)
 	if err != nil {
 		return loadMessage{}, err
 	}
-	p, err = l.Reader.PrepareLocalPlan(ctx, p)
+	p, err = given("the reader's PrepareLocalPlan", func() (*plan.LoadPlan, error) { return l.Reader.PrepareLocalPlan(ctx, p) })
 	return loadMessage{saveID: md.Storage.SaveID, plan: p, takes: l.takes()}, err
 }
 
@@ -119,11 +123,14 @@ func (l *loadRun) globalPlan(ctx context.Context, all []loadMessage) ([]loadMess
 		}
 		plans[r] = m.plan
 	}
-	plans, err := l.Planner.GlobalPlan(plans)
+	plans, err := givenAll("the planner's GlobalPlan", len(all), func() ([]*plan.LoadPlan, error) { return l.Planner.GlobalPlan(plans) })
 	if err != nil {
 		return nil, err
 	}
-	if plans, err = l.Reader.PrepareGlobalPlan(ctx, plans); err != nil {
+	plans, err = givenAll("the reader's PrepareGlobalPlan", len(all), func() ([]*plan.LoadPlan, error) {
+		return l.Reader.PrepareGlobalPlan(ctx, plans)
+	})
+	if err != nil {
 		return nil, err
 	}
 	out := make([]loadMessage, len(plans))
@@ -153,7 +160,7 @@ func replicated(md *meta.Metadata, plans []*plan.LoadPlan) bool {
 }
 
 func (l *loadRun) read(ctx context.Context, own loadMessage) (storage.ReadStats, error) {
-	p, err := l.Planner.FinishPlan(own.plan)
+	p, err := given("the planner's FinishPlan", func() (*plan.LoadPlan, error) { return l.Planner.FinishPlan(own.plan) })
 	if err != nil {
 		return storage.ReadStats{}, err
 	}

@@ -165,11 +165,12 @@ func (s *saveRun) localPlan(ctx context.Context) (*plan.SavePlan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.Planner.LocalPlan()
+	p, err := given("the planner's LocalPlan", s.Planner.LocalPlan)
 	if err != nil {
 		return nil, err
 	}
-	if p, err = s.Writer.PrepareLocalPlan(ctx, p); err != nil {
+	p, err = given("the writer's PrepareLocalPlan", func() (*plan.SavePlan, error) { return s.Writer.PrepareLocalPlan(ctx, p) })
+	if err != nil {
 		return nil, err
 	}
 	p = plan.WithValueSums(p)
@@ -200,24 +201,7 @@ func (s *saveRun) globalPlan(ctx context.Context, sent []*plan.SavePlan) ([]*pla
 			}
 		}
 	}
-	full := func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
-		out, md, err := s.Planner.GlobalPlan(plans)
-		if err != nil {
-			return nil, nil, err
-		}
-		if out, err = s.Writer.PrepareGlobalPlan(ctx, out); err != nil {
-			return nil, nil, err
-		}
-		if len(out) != len(plans) {
-			return nil, nil, fmt.Errorf("%w: %d plans for %d ranks", plan.ErrState, len(out), len(plans))
-		}
-		if c, ok := s.Writer.(storage.MetadataChecker); ok {
-			if err := c.CheckMetadata(md); err != nil {
-				return nil, nil, err
-			}
-		}
-		return out, md, nil
-	}
+	full := func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) { return s.planAll(ctx, plans) }
 	var out []*plan.SavePlan
 	var err error
 	if s.Cache != nil {
@@ -230,6 +214,34 @@ func (s *saveRun) globalPlan(ctx context.Context, sent []*plan.SavePlan) ([]*pla
 		err = fmt.Errorf("%w: it is empty on all ranks", plan.ErrState)
 	}
 	return out, err
+}
+
+// planAll makes the final plans and the metadata from the plans of all ranks.
+func (s *saveRun) planAll(ctx context.Context, plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	var md *meta.Metadata
+	out, err := givenAll("the planner's GlobalPlan", len(plans), func() (ps []*plan.SavePlan, err error) {
+		ps, md, err = s.Planner.GlobalPlan(plans)
+		return ps, err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if md == nil {
+		return nil, nil, fmt.Errorf("%w: the planner's GlobalPlan returned no metadata", plan.ErrState)
+	}
+	if err := md.Validate(); err != nil {
+		return nil, nil, fmt.Errorf("the planner's GlobalPlan: %w", err)
+	}
+	out, err = givenAll("the writer's PrepareGlobalPlan", len(plans), func() ([]*plan.SavePlan, error) {
+		return s.Writer.PrepareGlobalPlan(ctx, out)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if c, ok := s.Writer.(storage.MetadataChecker); ok {
+		err = c.CheckMetadata(md)
+	}
+	return out, md, err
 }
 
 // writeAll writes every rank's data. It returns the bytes of this rank's files;
@@ -259,11 +271,14 @@ func (s *saveRun) write(ctx context.Context, answer *plan.SavePlan) (*storage.Wr
 			return nil, err
 		}
 	}
-	if p, err = s.Planner.FinishPlan(p); err != nil {
+	p, err = given("the planner's FinishPlan", func() (*plan.SavePlan, error) { return s.Planner.FinishPlan(p) })
+	if err != nil {
 		return nil, err
 	}
 	s.planned(p.NumBytes())
-	return s.Writer.WriteData(ctx, p, source{s.Planner})
+	return given("the writer's WriteData", func() (*storage.WriteResults, error) {
+		return s.Writer.WriteData(ctx, p, source{s.Planner})
+	})
 }
 
 // commit lets the coordinator finish the checkpoint and tells all ranks how that

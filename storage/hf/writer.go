@@ -161,6 +161,9 @@ type form struct {
 
 // PrepareGlobalPlan decides on the form.
 func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
+	if err := checkOnce(ps); err != nil {
+		return nil, err
+	}
 	f := form{Distributed: w.opts.Distributed || len(ps) > 1 || slices.ContainsFunc(ps, cutsTensors), Files: 1, Empty: true}
 	for _, p := range ps {
 		files, err := w.pack(p)
@@ -171,6 +174,25 @@ func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 		f.Empty = f.Empty && len(files) == 0
 	}
 	return publish.Tell(ps, f)
+}
+
+// checkOnce refuses what several ranks would write: the files do not tell which
+// copy is part of the checkpoint.
+func checkOnce(ps []*plan.SavePlan) error {
+	if len(ps) < 2 {
+		return nil
+	}
+	seen := map[plan.ItemKey]int{}
+	for rank, p := range ps {
+		for i := range p.Items {
+			it := &p.Items[i]
+			if first, ok := seen[it.Key()]; ok {
+				return &storage.NotRepresentable{FQN: it.FQN(), Why: fmt.Sprintf("ranks %d and %d would both write it, and safetensors files hold one copy", first, rank)}
+			}
+			seen[it.Key()] = rank
+		}
+	}
+	return nil
 }
 
 // cutsTensors reports whether an item of the plan is only a part of its tensor.

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
@@ -53,6 +54,9 @@ func (f finds) add(e meta.Entry, order int32) error {
 		f[e.FQN] = &find{e, []int32{order}}
 		return nil
 	}
+	if have.Path.Equal(e.Path) && sameValue(have.Bytes, e.Bytes) {
+		return nil // a copy that another rank wrote
+	}
 	if have.Tensor == nil || e.Tensor == nil || have.Tensor.Properties != e.Tensor.Properties ||
 		!slices.Equal(have.Tensor.Shape, e.Tensor.Shape) || !have.Path.Equal(e.Path) {
 		return fmt.Errorf("%w: it contradicts another file, or itself, about %q", storage.ErrCorrupt, e.FQN)
@@ -61,6 +65,11 @@ func (f finds) add(e meta.Entry, order int32) error {
 	have.Tensor.Locs = append(have.Tensor.Locs, e.Tensor.Locs...)
 	have.order = append(have.order, order)
 	return nil
+}
+
+// sameValue reports whether both are values, and one may be a copy of the other.
+func sameValue(a, b *meta.Bytes) bool {
+	return a != nil && b != nil && a.Codec == b.Codec && a.Size == b.Size && bytes.Equal(a.Inline, b.Inline)
 }
 
 // entries returns all entries in the order of their names, the chunks of each in
@@ -86,7 +95,10 @@ func (f *find) sortChunks() {
 	slices.SortStableFunc(at, func(a, b int) int { return cmp.Compare(f.order[a], f.order[b]) })
 	t := *f.Tensor
 	t.Chunks, t.Locs = nil, nil
-	for _, i := range at {
+	for n, i := range at {
+		if n > 0 && f.order[i] == f.order[at[n-1]] && f.Tensor.Chunks[i].Equal(f.Tensor.Chunks[at[n-1]]) {
+			continue // a copy that another rank wrote
+		}
 		t.Chunks = append(t.Chunks, f.Tensor.Chunks[i])
 		t.Locs = append(t.Locs, f.Tensor.Locs[i])
 	}

@@ -80,6 +80,47 @@ func (s *suite) shards(t *testing.T, p Place) {
 	}
 }
 
+// copies saves what two ranks hold both, from both of them.
+func (s *suite) copies(t *testing.T, p Place) {
+	x := Filled(t, s.DTypes[0], []int64{6, 5}, 1)
+	states := make([]plan.State, 2)
+	for r := range states {
+		states[r] = plan.State{"whole": x, "half": Cut(t, Along(0, 2), x, r), "both": Cut(t, shard.Placed{
+			Mesh: shard.Mesh{Shape: []int{2}}, Placements: []shard.Placement{shard.Replicate()},
+		}, x, r)}
+		if !s.NoValues {
+			states[r]["value"] = "the same"
+		}
+	}
+	sv := NewSaving(p, Storage("copies", 1, 2), 2)
+	for i := range sv.Planners {
+		sv.Planners[i] = &plan.DefaultSave{Owner: plan.EveryHolder}
+	}
+	err := sv.Run(t.Context(), states)
+	if errors.Is(err, storage.ErrNotRepresentable) {
+		s.emptyPlace(t, p)
+		return
+	}
+	if err != nil {
+		t.Fatalf("Save = %v", err)
+	}
+	got := plan.State{"whole": Filled(t, x.DType(), x.Shape(), 9), "half": Filled(t, x.DType(), x.Shape(), 9), "both": Filled(t, x.DType(), x.Shape(), 9)}
+	if !s.NoValues {
+		got["value"] = ""
+	}
+	if err := Load(t.Context(), p, got); err != nil {
+		t.Fatalf("Load = %v", err)
+	}
+	for _, name := range []string{"whole", "half", "both"} {
+		if !tensor.Equal(got[name].(*tensor.Tensor), x) {
+			t.Errorf("%q has other elements", name)
+		}
+	}
+	if !s.NoValues && got["value"] != "the same" {
+		t.Errorf("the value is %v", got["value"])
+	}
+}
+
 // refusesParts saves parts of tensors, and whole ones of a rank that does not
 // write.
 func (s *suite) refusesParts(t *testing.T, p Place, x *tensor.Tensor) {

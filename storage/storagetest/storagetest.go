@@ -64,6 +64,7 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 	for name, test := range map[string]func(*testing.T, Place){
 		"all kinds come back":                    s.allKinds,
 		"shards come back whole":                 s.shards,
+		"copies come back, or are refused":       s.copies,
 		"boxes come back in any memory":          s.boxes,
 		"metadata comes back":                    s.metadata,
 		"nothing is an empty checkpoint":         s.nothing,

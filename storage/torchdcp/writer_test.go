@@ -88,12 +88,8 @@ func TestOrderInAFile(t *testing.T) {
 func TestPropertiesAreCarried(t *testing.T) {
 	want := meta.Properties{DType: tensor.Float16, RequiresGrad: true, MemoryFormat: "channels_last", PinMemory: true}
 	s := new(mem.Store)
-	sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("id", 1, 1), 1)
-	if err := sv.Plan(t.Context(), []plan.State{{"x": storagetest.Filled(t, tensor.Float16, []int64{1, 2, 2, 2}, 0)}}); err != nil {
-		t.Fatal(err)
-	}
-	sv.Metadata.Entries[0].Tensor.Properties = want
-	if err := errors.Join(sv.Write(t.Context()), sv.Finish(t.Context())); err != nil {
+	x := plan.WithProperties(plan.Whole(storagetest.Filled(t, tensor.Float16, []int64{1, 2, 2, 2}, 0)), want)
+	if err := save(t, s, "id", nil, plan.State{"x": x}); err != nil {
 		t.Fatal(err)
 	}
 	if got := firstEntry(t, s).Tensor.Properties; got != want {

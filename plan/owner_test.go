@@ -1,0 +1,83 @@
+package plan_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/plan"
+)
+
+// With EveryHolder each rank keeps all that it holds, once, and the checkpoint is
+// described as if the lowest rank had written it.
+func TestEveryHolderWritesItsCopy(t *testing.T) {
+	plans := []*plan.SavePlan{
+		planOf(replica("a", 3), item("x", []int64{4}, span(0, 2)), bytesItem("v", 5)),
+		planOf(bytesItem("v", 5), item("x", []int64{4}, span(2, 2)), item("x", []int64{4}, span(0, 2)), replica("a", 3), replica("a", 3)),
+		planOf(),
+	}
+	got, md, err := plan.Global(plans, plan.EveryHolder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, want, err := plan.Global(plans, plan.LowestRank)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, md); d != "" {
+		t.Errorf("metadata (-lowest +every):\n%s", d)
+	}
+	var written [][]string
+	for _, p := range got {
+		items := []string{}
+		for i := range p.Items {
+			items = append(items, fmt.Sprintf("%v, chunk %d", p.Items[i].Index(), p.Items[i].Hint))
+		}
+		written = append(written, items)
+	}
+	if d := cmp.Diff([][]string{
+		{`"a" at [0], chunk 0`, `"x" at [0], chunk 0`, `"v", chunk 0`},
+		{`"v", chunk 0`, `"x" at [2], chunk 1`, `"x" at [0], chunk 0`, `"a" at [0], chunk 0`},
+		{},
+	}, written); d != "" {
+		t.Errorf("plans (-want +got):\n%s", d)
+	}
+}
+
+// differing returns the final plans and the metadata of two ranks that hold
+// different values, and as many other tensors as would make the second rank the
+// owner by load.
+func differing(t *testing.T, d *plan.DefaultSave) ([]*plan.SavePlan, int64, error) {
+	t.Helper()
+	local := []*plan.SavePlan{
+		plan.WithValueSums(localPlan(t, d, plan.State{"big": counting(t, 0, 64), "v": "of rank 0", "codec": []byte("x")})),
+		plan.WithValueSums(localPlan(t, d, plan.State{"v": "the value of rank 1", "codec": 7})),
+	}
+	if err := plan.CheckValues(local); err != nil {
+		return nil, 0, err
+	}
+	out, md, err := d.GlobalPlan(local)
+	if err != nil {
+		return nil, 0, err
+	}
+	e, _ := md.Find("v")
+	return out, e.Bytes.Size, nil
+}
+
+func TestTheLowestRanksValueWinsIfValuesMayDiffer(t *testing.T) {
+	d := &plan.DefaultSave{ValuesMayDiffer: true}
+	out, size, err := differing(t, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"big", "codec", "v"}; !cmp.Equal(names(out[0]), want) || len(out[1].Items) != 0 || size != int64(len(`"of rank 0"`)) {
+		t.Errorf("rank 0 writes %q, rank 1 %q, of %d bytes; want %q, none, %d", names(out[0]), names(out[1]), size, want, len(`"of rank 0"`))
+	}
+	if _, _, err := differing(t, new(plan.DefaultSave)); err == nil {
+		t.Error("values that differ were accepted by default")
+	}
+	if d.PlanOptions() == new(plan.DefaultSave).PlanOptions() || new(plan.DefaultSave).PlanOptions() == (&plan.DefaultSave{Owner: plan.EveryHolder}).PlanOptions() {
+		t.Error("plans under different options may be taken for each other")
+	}
+}

@@ -1,0 +1,86 @@
+package plan_test
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// waiting returns a state whose tensors have no memory.
+func waiting(t *testing.T) plan.State {
+	t.Helper()
+	hollow := func(shape ...int64) *tensor.Tensor {
+		p, err := tensor.Placeholder(tensor.Float32, shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	rows := shard.Placed{Mesh: shard.Mesh{Shape: []int{1}}, Placements: []shard.Placement{shard.Shard(0)}}
+	s, err := shard.New(rows, []int64{4, 2}, 0, hollow(4, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan.State{
+		"a": hollow(), "in": map[string]any{"list": []any{1, hollow(1)}}, "s": s,
+		"grad": plan.WithProperties(plan.Whole(hollow(2)), meta.Properties{RequiresGrad: true}),
+	}
+}
+
+var waitingNames = []string{"a", "grad", "in.list.1", "s"}
+
+func TestPlaceholdersAreFoundEverywhere(t *testing.T) {
+	s := waiting(t)
+	s["full"] = counting(t, 0, 2)
+	found, err := plan.Placeholders(plan.Slots(s))
+	if names := slices.Sorted(maps.Keys(found)); err != nil || !slices.Equal(names, waitingNames) {
+		t.Errorf("Placeholders = %q, %v; want %q", names, err, waitingNames)
+	}
+}
+
+// Neither a save nor a load begins with a tensor that has no memory, and both
+// errors name all of them.
+func TestPlaceholdersAreRefused(t *testing.T) {
+	full := waiting(t)
+	found, err := plan.Placeholders(full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range found {
+		if err := p.Materialize(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mem := save(t, full)
+	var sp plan.DefaultSave
+	var lp plan.DefaultLoad
+	if err := errors.Join(sp.SetUp(plan.SaveSetup{State: waiting(t), Size: 1}), lp.SetUp(plan.LoadSetup{State: waiting(t), Metadata: mem.md})); err != nil {
+		t.Fatal(err)
+	}
+	_, errSave := sp.LocalPlan()
+	_, errLoad := lp.LocalPlan()
+	for _, err := range []error{errSave, errLoad} {
+		if !errors.Is(err, tensor.ErrPlaceholder) || !errors.Is(err, plan.ErrState) {
+			t.Errorf("LocalPlan = %v; want ErrState and ErrPlaceholder", err)
+			continue
+		}
+		for _, name := range waitingNames {
+			if !strings.Contains(err.Error(), `"`+name+`"`) {
+				t.Errorf("%v; want %q in it", err, name)
+			}
+		}
+	}
+	if err := lp.SetUp(plan.LoadSetup{State: full, Metadata: mem.md}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lp.LocalPlan(); err != nil {
+		t.Errorf("materialized: %v", err)
+	}
+}
