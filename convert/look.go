@@ -2,7 +2,9 @@ package convert
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -25,6 +27,9 @@ func look(ctx context.Context, s blob.Store, files []storage.File) ([]seenFile, 
 	out := make([]seenFile, len(files))
 	for i, f := range files {
 		info, err := s.Stat(ctx, f.Name)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = &storage.FileError{File: f.Name, Err: fmt.Errorf("%w: the file is missing", storage.ErrCorrupt)}
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -34,6 +34,9 @@ func selectEntries(md *meta.Metadata, include, exclude []string) ([]*meta.Entry,
 			out = append(out, e)
 		}
 	}
+	if err := md.CheckWhole(f.Keep); err != nil {
+		return nil, err
+	}
 	if err := f.Check(); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -39,6 +40,32 @@ type Summary struct {
 	DTypes []DTypeTotals `json:"dtypes"`
 	// Files are all files that the commit record names, the index first.
 	Files []File `json:"files"`
+	// Missing are the names that cannot be read.
+	Missing []Missing `json:"missing,omitempty"`
+}
+
+// Missing is a name that cannot be read.
+type Missing struct {
+	FQN string `json:"fqn"`
+	// File is the file that is missing or damaged, if it is one.
+	File    string `json:"file,omitempty"`
+	Problem string `json:"problem"`
+}
+
+// MissingNames returns the names at or below prefixes that cannot be read; all,
+// if there are no prefixes.
+func MissingNames(md *meta.Metadata, prefixes ...string) []Missing {
+	var out []Missing
+	for _, m := range md.Missing {
+		if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p string) bool { return Below(m.FQN, p) }) {
+			text := m.Err.Error()
+			if f, ok := errors.AsType[*storage.FileError](m.Err); ok {
+				text = f.Problem().Text
+			}
+			out = append(out, Missing{m.FQN, m.File, text})
+		}
+	}
+	return out
 }
 
 // Totals count what a checkpoint, or a part of one, holds.
@@ -87,7 +114,7 @@ func Summarize(src Source, md *meta.Metadata) *Summary {
 	s := src.Info()
 	out := &Summary{
 		Path: s.ID, Format: s.Version, SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize,
-		Writer: s.Writer, Tags: s.Tags, Notes: s.Notes,
+		Writer: s.Writer, Tags: s.Tags, Notes: s.Notes, Missing: MissingNames(md),
 	}
 	if out.Tags == nil {
 		out.Tags = map[string]string{}

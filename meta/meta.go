@@ -8,7 +8,9 @@ package meta
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -29,6 +31,18 @@ type Metadata struct {
 	PlannerData json.RawMessage
 	// Storage says how and when the checkpoint was written.
 	Storage Storage
+	// Missing are the names that the checkpoint should hold and that cannot be
+	// read, because a file is missing or damaged. They are sorted by FQN, and none
+	// of them is in Entries. Readers that want everything call CheckWhole.
+	Missing []Missing
+}
+
+// Missing is a name that cannot be read.
+type Missing struct {
+	FQN string
+	// File is the file that is missing or damaged. Empty: several, or unknown.
+	File string
+	Err  error
 }
 
 // Storage describes a checkpoint as a whole, apart from its contents.
@@ -126,6 +140,40 @@ func (m *Metadata) Find(fqn string) (*Entry, bool) {
 		return nil, false
 	}
 	return &m.Entries[i], true
+}
+
+// FindMissing returns the missing name, if fqn is one.
+func (m *Metadata) FindMissing(fqn string) (*Missing, bool) {
+	i, ok := slices.BinarySearchFunc(m.Missing, fqn, func(x Missing, s string) int { return strings.Compare(x.FQN, s) })
+	if !ok {
+		return nil, false
+	}
+	return &m.Missing[i], true
+}
+
+// maxLost bounds how many missing names an error lists.
+const maxLost = 10
+
+// CheckWhole returns an error that lists the missing names for which want returns
+// true, and wraps the reason of the first; nil wants all names.
+func (m *Metadata) CheckWhole(want func(fqn string) bool) error {
+	var first *Missing
+	var names []string
+	for i := range m.Missing {
+		if x := &m.Missing[i]; want == nil || want(x.FQN) {
+			names = append(names, strconv.Quote(x.FQN))
+			if first == nil {
+				first = x
+			}
+		}
+	}
+	switch n := len(names); {
+	case n == 0:
+		return nil
+	case n > maxLost:
+		names = append(names[:maxLost], fmt.Sprintf("and %d more", n-maxLost))
+	}
+	return fmt.Errorf("%s cannot be read: %w", strings.Join(names, ", "), first.Err)
 }
 
 // Names returns every name in order.

@@ -120,6 +120,9 @@ func (d *DefaultLoad) flattened() ([]leaf, error) {
 
 // addLeaf appends the reads for one value of the state.
 func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadItem, error) {
+	if m, lost := d.setup.Metadata.FindMissing(source); lost { // whatever AllowMissing says
+		return items, fmt.Errorf("%q: %w", source, m.Err)
+	}
 	e, ok := d.setup.Metadata.Find(source)
 	switch {
 	case !ok && d.mayMiss(l.fqn):

@@ -18,6 +18,9 @@ import (
 // key of the state as it is. Tensors whose chunks are not the whole of them are
 // refused, with an error that wraps ErrMismatch.
 func Rebuild(md *meta.Metadata, want func(fqn string) bool) (State, error) {
+	if err := md.CheckWhole(want); err != nil {
+		return nil, err
+	}
 	s := State{}
 	p := placer{room: len(md.Entries) + maxGaps, pad: gap{}}
 	inside := md.Inside()

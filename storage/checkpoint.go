@@ -19,7 +19,7 @@ type Checkpoint interface {
 	// their places.
 	Metadata(ctx context.Context) (*meta.Metadata, error)
 	// Find returns the entry of that name, at the least cost that the format
-	// allows.
+	// allows. For a name of Metadata.Missing it returns an error.
 	Find(ctx context.Context, fqn string) (*meta.Entry, bool, error)
 	// CheckHeld returns an error that wraps ErrCorrupt unless the files that
 	// hold e are large enough for what the metadata says: a reader that is about

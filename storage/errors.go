@@ -1,6 +1,9 @@
 package storage
 
-import "errors"
+import (
+	"errors"
+	"strings"
+)
 
 // Errors that every format reports in the same way. They are wrapped with the
 // file and the problem.
@@ -29,3 +32,21 @@ var (
 	// the format cannot honour. Nothing was read or written.
 	ErrOptions = errors.New("unusable options")
 )
+
+// FileError is what is wrong with one file of a checkpoint. Opening a checkpoint
+// with several damaged files returns all of them, joined.
+type FileError struct {
+	File string
+	Err  error
+}
+
+// Error names the file and the problem.
+func (e *FileError) Error() string { return e.File + ": " + e.Err.Error() }
+
+// Unwrap returns the problem.
+func (e *FileError) Unwrap() error { return e.Err }
+
+// Problem returns the problem without the file, for a VerifyReport.
+func (e *FileError) Problem() VerifyProblem {
+	return VerifyProblem{File: e.File, Text: strings.TrimPrefix(e.Err.Error(), ErrCorrupt.Error()+": ")}
+}

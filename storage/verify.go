@@ -18,7 +18,9 @@ type VerifyReport struct {
 // VerifyProblem is one thing that is wrong with a checkpoint.
 type VerifyProblem struct {
 	File string `json:"file"`
-	// FQN is the name that is damaged. Empty: the file as a whole.
-	FQN  string `json:"fqn,omitempty"`
-	Text string `json:"problem"`
+	// FQN is the name that is damaged. Empty: the file as a whole, and FQNs are the
+	// names that cannot be read because of it, if they are known.
+	FQN  string   `json:"fqn,omitempty"`
+	FQNs []string `json:"fqns,omitempty"`
+	Text string   `json:"problem"`
 }

@@ -55,6 +55,7 @@ func TestScripts(t *testing.T) {
 			"exits":      checkExit,
 			"checkpoint": makeCheckpoint,
 			"flip":       flipBit,
+			"cut":        cutShort,
 			"newer":      makeNewer,
 			"fields":     checkFields,
 			"mask":       maskLayout,
@@ -170,6 +171,13 @@ func changedState(rank int) (cairn.State, error) {
 	delete(state, "on")
 	state["off"], state["step"], state["betas"] = false, 8, []any{0.9, 0.99}
 	return state, nil
+}
+
+// cutShort cuts a file to a number of bytes.
+func cutShort(ts *testscript.TestScript, _ bool, args []string) {
+	n, err := strconv.ParseInt(args[1], 10, 64)
+	ts.Check(err)
+	ts.Check(os.Truncate(ts.MkAbs(args[0]), n))
 }
 
 // flipBit inverts a bit of the one file that a pattern matches: flip PATTERN

@@ -35,7 +35,7 @@ func completeNames(limit int) cobra.CompletionFunc {
 // namesIn completes a name in the checkpoint at a path.
 func namesIn(cmd *cobra.Command, path, word string) ([]string, cobra.ShellCompDirective) {
 	var found []string
-	err := withMetadata(cmd.Context(), path, func(_ *cairn.Checkpoint, md *meta.Metadata) error {
+	err := withPart(cmd.Context(), path, func(_ *cairn.Checkpoint, md *meta.Metadata) error {
 		found = nextNames(md.Names(), word)
 		return nil
 	})

@@ -74,6 +74,9 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(src, err))
 	}
 	defer c.Close()
+	for _, note := range c.Storage().Notes {
+		opts.Warn(fmt.Errorf("%s: %s", src, note))
+	}
 	var bar *progress
 	opts.Progress = func(n int64) { bar.add(n) }
 	job, err := convert.Plan(ctx, c, opts)

@@ -45,7 +45,7 @@ var exits = []exit{
 		errs: []error{cairn.ErrVersion}, hint: "a newer cairn wrote it: use that one, or a newer one, to read it",
 	},
 	{
-		code: 5, name: "corrupt", meaning: "The checkpoint is corrupt: bytes are not what was written.",
+		code: 5, name: "corrupt", meaning: "The checkpoint is corrupt: bytes are not what was written, or files of it are missing.",
 		errs: []error{cairn.ErrCorrupt}, hint: "'cairn verify' lists what is damaged; the rest can still be read",
 	},
 	{

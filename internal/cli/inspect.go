@@ -63,6 +63,8 @@ With --json, of a whole checkpoint:
   file_bytes bytes of all files: the data files and the index
   dtypes     a list of dtype, tensors, elements, nbytes
   files      a list of name, size, crc32c, chunks; the index is the first
+  missing    names that cannot be read because a file is missing or damaged: fqn,
+             file and problem; not there if there are none
   tree       name, fqn, totals, item (as in 'cairn ls') and children, which are
              trees again, --depth levels deep
 
@@ -87,7 +89,7 @@ Of the beginning of names:
 			if f.files && len(args) == 2 {
 				return usagef(cmd, "--files is about a whole checkpoint, not about one name")
 			}
-			return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
+			return withPart(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
 				if len(args) == 2 {
 					return inspectName(cmd, c, md, args[0], args[1], f)
 				}
@@ -170,6 +172,10 @@ func (o *output) overview(v *overview, allFiles bool) {
 	if len(v.Tree.Children) > 0 {
 		o.printf("\n")
 		o.tree(v.Tree)
+	}
+	if len(v.Missing) > 0 {
+		o.printf("\n")
+		o.missing(v.Missing)
 	}
 	o.printf("\n")
 	o.files(v.Files, allFiles)

@@ -16,6 +16,9 @@ type listing struct {
 	SaveID string         `json:"save_id"`
 	Items  []inspect.Item `json:"items"`
 	Totals inspect.Totals `json:"totals"`
+	// Notes are what could not be checked, Missing names that cannot be read.
+	Notes   []string          `json:"notes,omitempty"`
+	Missing []inspect.Missing `json:"missing,omitempty"`
 }
 
 func newLsCmd() *cobra.Command {
@@ -48,7 +51,11 @@ With --json:
     chunks         pieces that it was saved in
     files          files that they lie in
     nbytes         bytes of the whole tensor, or of the object as stored
-  totals           tensors, objects, chunks, elements and nbytes of what is listed`,
+  totals           tensors, objects, chunks, elements and nbytes of what is listed
+  notes            sentences on what cannot be checked, such as whether files are
+                   missing; not there if there are none
+  missing          names that cannot be read because a file is missing or damaged:
+                   fqn, file and problem; not there if there are none`,
 		Example: `  cairn ls runs/step-1000
   cairn ls runs/step-1000 model.layers.0
   cairn ls runs/step-1000 --match '*.exp_avg' --long
@@ -73,7 +80,7 @@ func runLs(cmd *cobra.Command, path string, prefix []string, match string, long 
 	if err != nil {
 		return err
 	}
-	return withMetadata(cmd.Context(), path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
+	return withPart(cmd.Context(), path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
 		entries, err := selectNames(path, md, prefix)
 		if err != nil {
 			return err
@@ -81,7 +88,12 @@ func runLs(cmd *cobra.Command, path string, prefix []string, match string, long 
 		if entries, err = keepNames(path, entries, filter); err != nil {
 			return err
 		}
-		l := listing{Path: path, SaveID: c.Info().SaveID, Items: inspect.Items(entries, nil)}
+		l := listing{Path: path, SaveID: c.Info().SaveID, Notes: c.Info().Notes, Items: inspect.Items(entries, nil)}
+		for _, m := range inspect.MissingNames(md, prefix...) {
+			if filter.Keep(m.FQN) {
+				l.Missing = append(l.Missing, m)
+			}
+		}
 		for i := range l.Items {
 			l.Totals.Add(&l.Items[i])
 		}
@@ -101,6 +113,22 @@ func (o *output) listing(l *listing, long bool) {
 		o.remark("\n")
 	}
 	o.remark("%s\n", formatTotals(&l.Totals))
+	for _, note := range l.Notes {
+		o.remark("note: %s\n", clean(note))
+	}
+	if len(l.Missing) > 0 {
+		o.remark("\n")
+		o.missing(l.Missing)
+	}
+}
+
+// missing prints which names cannot be read, and why.
+func (o *output) missing(names []inspect.Missing) {
+	t := newRows("CANNOT BE READ", "FILE", "PROBLEM")
+	for _, m := range names {
+		t.add(clean(m.FQN), clean(m.File), clean(m.Problem))
+	}
+	o.table(t)
 }
 
 func formatTotals(t *inspect.Totals) string {

@@ -24,6 +24,9 @@ func selectNames(path string, md *meta.Metadata, names []string) ([]*meta.Entry,
 
 // missing is the error of a name that the checkpoint at path does not have.
 func missing(path string, md *meta.Metadata, name string) error {
+	if err := md.CheckWhole(func(fqn string) bool { return inspect.Below(fqn, name) }); err != nil {
+		return err
+	}
 	err := fmt.Errorf("%q is %w", name, cairn.ErrMissing)
 	var near []string
 	for _, n := range md.Names() {

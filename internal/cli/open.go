@@ -78,8 +78,20 @@ func describes(name string) bool {
 // partOf is the names of data files of torchdcp and hyper.
 var partOf = regexp.MustCompile(`^(__[0-9]+_.*\.distcp|_rank[0-9]+_.*\.(safetensors|bytes))$`)
 
-// withMetadata opens a checkpoint, reads its whole index and calls fn.
+// withMetadata opens a checkpoint, reads its whole index and calls fn. A checkpoint
+// with names that cannot be read is refused.
 func withMetadata(ctx context.Context, address string, fn func(c *cairn.Checkpoint, md *meta.Metadata) error) error {
+	return withPart(ctx, address, func(c *cairn.Checkpoint, md *meta.Metadata) error {
+		if err := md.CheckWhole(nil); err != nil {
+			err = fmt.Errorf("%s: %w", address, err)
+			return withHint(err, "'cairn verify' lists all that is missing or damaged, 'cairn ls' and 'cairn cat' show the rest")
+		}
+		return fn(c, md)
+	})
+}
+
+// withPart is withMetadata for commands that show what can be read.
+func withPart(ctx context.Context, address string, fn func(c *cairn.Checkpoint, md *meta.Metadata) error) error {
 	c, err := openCheckpoint(ctx, address)
 	if err != nil {
 		return err

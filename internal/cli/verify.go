@@ -48,7 +48,8 @@ With --json:
                           such as whether files are missing; not there if there
                           are none
   problems                a list of file, fqn and problem; a problem of a file as
-                          a whole has no fqn
+                          a whole has no fqn, and fqns are the names that cannot
+                          be read because of it, if they are known
   seconds                 how long it took
 
 Where there is no checkpoint, or one in a version that is unknown here, nothing is
@@ -100,16 +101,37 @@ func cannotVerify(cmd *cobra.Command, path string, err error) error {
 	if kind == nil || kind == cairn.ErrVersion {
 		return err
 	}
-	p := storage.VerifyProblem{File: damagedFile(err, isNative(path)), Text: oneLine(err.Error())}
-	if _, text, ok := strings.Cut(p.Text, kind.Error()+": "); ok {
-		p.Text = text
+	problems := fileProblems(err)
+	if len(problems) == 0 {
+		p := storage.VerifyProblem{File: damagedFile(err, isNative(path)), Text: oneLine(err.Error())}
+		if _, text, ok := strings.Cut(p.Text, kind.Error()+": "); ok {
+			p.Text = text
+		}
+		problems = []storage.VerifyProblem{p}
 	}
-	v := verdict{Path: path, VerifyReport: &storage.VerifyReport{Problems: []storage.VerifyProblem{p}}}
+	v := verdict{Path: path, VerifyReport: &storage.VerifyReport{Problems: problems}}
 	o := outputOf(cmd)
 	if outErr := o.result(v, func() { o.verdict(&v) }); outErr != nil {
 		return outErr
 	}
-	return withHint(fmt.Errorf("%s: 1 problem: %w", path, kind), openHint(path, err))
+	return withHint(fmt.Errorf("%s: %s: %w", path, plural(len(problems), "problem"), kind), openHint(path, err))
+}
+
+// fileProblems returns what an error says about files.
+func fileProblems(err error) []storage.VerifyProblem {
+	if f, ok := err.(*storage.FileError); ok {
+		return []storage.VerifyProblem{f.Problem()}
+	}
+	var out []storage.VerifyProblem
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		out = fileProblems(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, part := range e.Unwrap() {
+			out = append(out, fileProblems(part)...)
+		}
+	}
+	return out
 }
 
 var indexName = regexp.MustCompile(`[0-9a-z-]+-index\.cairn`)
@@ -149,7 +171,14 @@ func (o *output) verdict(v *verdict) {
 	}
 	t := newRows("FILE", "NAME", "PROBLEM")
 	for _, p := range v.Problems {
-		t.add(clean(p.File), clean(p.FQN), clean(strings.TrimSpace(p.Text)))
+		name := clean(p.FQN)
+		if len(p.FQNs) > 0 {
+			name = clean(p.FQNs[0])
+			if n := len(p.FQNs) - 1; n > 0 {
+				name += fmt.Sprintf(" and %d more", n)
+			}
+		}
+		t.add(clean(p.File), name, clean(strings.TrimSpace(p.Text)))
 	}
 	o.table(t)
 }

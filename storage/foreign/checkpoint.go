@@ -75,6 +75,9 @@ func (c *Checkpoint) Find(ctx context.Context, fqn string) (*meta.Entry, bool, e
 	if err := context.Cause(ctx); err != nil {
 		return nil, false, err
 	}
+	if m, ok := c.md.FindMissing(fqn); ok {
+		return nil, false, fmt.Errorf("%q: %w", fqn, m.Err)
+	}
 	e, ok := c.md.Find(fqn)
 	return e, ok, nil
 }

@@ -21,6 +21,10 @@ type Source struct {
 	// Files are the files that the checkpoint consists of, those that describe
 	// it first, all Unsummed.
 	Files []storage.File
+	// Problems are what was found to be wrong when the checkpoint was opened, apart
+	// from what makes it useless: Verify reports it. The names that cannot be read
+	// are in Metadata.Missing.
+	Problems []storage.VerifyProblem
 	// Chunk says where chunk i of a tensor lies.
 	Chunk func(ctx context.Context, e *meta.Entry, i int) (Chunk, error)
 	// Value returns the bytes of a value in a codec of package value, whatever

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"runtime"
 	"slices"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -24,6 +25,9 @@ import (
 // is told of the bytes that were read, one call at a time.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
 	v := &verifier{c: c, found: verify.New(progress)}
+	for _, p := range c.src.Problems {
+		v.found.Add(p)
+	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
 	for _, f := range c.src.Files {
@@ -39,6 +43,7 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	if err == nil {
 		err = context.Cause(ctx) // cancelled is not done
 	}
+	v.tooShort()
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +55,36 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 type verifier struct {
 	c     *Checkpoint
 	found *verify.Findings
+
+	mu    sync.Mutex
+	short map[string][]string // files that end before what they hold, with the names; guarded by mu
+}
+
+// beyond notes a name that lies beyond the end of its file, and reports whether it
+// does: a file that was cut short is one problem, whatever it holds.
+func (v *verifier) beyond(fqn string, l *meta.Location) bool {
+	size, ok := v.c.sizes[l.File]
+	if !ok || l.Offset <= size && l.Length <= size-l.Offset {
+		return false
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.short == nil {
+		v.short = map[string][]string{}
+	}
+	v.short[l.File] = append(v.short[l.File], fqn)
+	return true
+}
+
+// tooShort reports the files that end before what they hold.
+func (v *verifier) tooShort() {
+	for file, names := range v.short {
+		slices.Sort(names)
+		names = slices.Compact(names)
+		v.found.Add(storage.VerifyProblem{
+			File: file, FQNs: names, Text: fmt.Sprintf("it has %d bytes and ends before the data of %d names", v.c.sizes[file], len(names)),
+		})
+	}
 }
 
 // file reads one file and has its format check it.
@@ -89,7 +124,7 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 		v.found.Problem(v.describing(), e.FQN, fmt.Sprintf("%s: %s", p.Kind, p.Text))
 	}
 	for i, box := range e.Tensor.Chunks {
-		if box.Empty() {
+		if box.Empty() || v.beyond(e.FQN, &e.Tensor.Locs[i]) {
 			continue
 		}
 		_, _, err := v.c.locate(ctx, e, i)
@@ -103,7 +138,7 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 // value checks that a value can be decoded.
 func (v *verifier) value(ctx context.Context, e *meta.Entry) error {
 	v.found.Chunks(1)
-	if e.Bytes.Inline != nil || v.c.src.Value == nil {
+	if e.Bytes.Inline != nil || v.c.src.Value == nil || v.beyond(e.FQN, &e.Bytes.Loc) {
 		return nil
 	}
 	_, _, err := v.c.src.Value(ctx, e)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
@@ -50,62 +51,84 @@ func commitOf(s meta.Storage, entries []meta.Entry, results []*storage.WriteResu
 	return c
 }
 
-// compareFiles returns an error that names every difference between the files and
-// those that the commit lists.
-func (c *commit) compareFiles(files []*dataFile) error {
-	var errs []error
-	problem := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: %w: %w", storage.ErrCorrupt, ErrSharding, fmt.Errorf(format, args...)))
-	}
-	have := map[string]bool{}
-	for _, f := range files {
-		have[f.name] = true
-		if size, ok := c.Files[f.name]; !ok {
-			problem("%s is not one of the files that %s lists", f.name, commitName)
-		} else if size != f.size {
-			problem("%s has %d bytes, and %d in %s", f.name, f.size, size, commitName)
+// lists reports whether the commit lists the files of its save: cairn wrote no
+// list before.
+func (c *commit) lists() bool { return c != nil && len(c.Files) > 0 }
+
+// compareSizes returns the files that have the sizes that the commit lists, and
+// adds the others to l.
+func (c *commit) compareSizes(files []*dataFile, l lost) []*dataFile {
+	return slices.DeleteFunc(files, func(f *dataFile) bool {
+		if f.size == c.Files[f.name] {
+			return false
 		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
-		if !have[name] {
-			problem("%s is missing: %s lists it", name, commitName)
-		}
-	}
-	return errors.Join(errs...)
+		l[f.name] = damaged(f.name, "it has %d bytes, and %d in %s", f.size, c.Files[f.name], commitName)
+		return true
+	})
 }
 
-// compareTensors returns an error that names every tensor that differs from what
-// the commit lists.
-func (c *commit) compareTensors(entries []meta.Entry) error {
-	var errs []error
-	problem := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: %w: %w", storage.ErrCorrupt, ErrSharding, fmt.Errorf(format, args...)))
+// gatherListed fills in the tensors that the commit lists, with their global
+// shapes. If files are lost, those that lack a piece are missing.
+func (s *source) gatherListed(files []*dataFile, c *commit, l lost) error {
+	g, err := gather(files)
+	if err != nil {
+		return err
 	}
-	for i := range entries {
-		t := entries[i].Tensor
-		d, _ := safetensors.DTypeName(t.DType)
-		if want, ok := c.Tensors[entries[i].FQN]; !ok || want.DType != d || !slices.Equal(want.Shape, t.Shape) {
-			problem("%q is %s %v in the files, and %s %v in %s", entries[i].FQN, d, t.Shape, want.DType, want.Shape, commitName)
+	var errs []error
+	var missing []meta.Missing
+	in, why := l.reason()
+	for _, name := range slices.Sorted(maps.Keys(c.Tensors)) {
+		t, err := g.whole(name, c.Tensors[name])
+		switch {
+		case err == nil:
+			s.md.Entries = append(s.md.Entries, meta.Entry{FQN: name, Tensor: t})
+		case len(l) == 0:
+			errs = append(errs, damaged(commitName, "%w: %q: %w", ErrSharding, name, err))
+		default:
+			missing = append(missing, meta.Missing{FQN: name, File: in, Err: why})
 		}
 	}
-	if len(errs) == 0 && len(entries) != len(c.Tensors) {
-		problem("the files have %d tensors, %s lists %d", len(entries), commitName, len(c.Tensors))
+	for _, name := range slices.Sorted(maps.Keys(g.tensors)) {
+		if _, ok := c.Tensors[name]; !ok {
+			errs = append(errs, damaged(commitName, "%w: it does not list %q", ErrSharding, name))
+		}
 	}
-	return errors.Join(errs...)
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	return s.lose(missing, l)
+}
+
+// whole returns the tensor of that name, which must be what the commit lists.
+func (g *gathering) whole(name string, want wholeTensor) (*meta.Tensor, error) {
+	t := g.tensors[name]
+	if t == nil {
+		return nil, errors.New("no piece of it is there")
+	}
+	if d, _ := safetensors.DTypeName(t.DType); d != want.DType || len(t.Shape) != len(want.Shape) {
+		return nil, fmt.Errorf("it is %s %v in the files, and %s %v in %s", d, t.Shape, want.DType, want.Shape, commitName)
+	}
+	t.Shape = want.Shape
+	return t, checkTiles(t)
 }
 
 // readCommitFile reads the commit of the distributed form.
 func readCommitFile(ctx context.Context, store blob.Store) (*commit, error) {
 	b, err := blob.ReadAll(ctx, store, commitName, maxIndex)
 	if errors.Is(err, blob.ErrTooLarge) {
-		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, commitName, err)
+		return nil, damaged(commitName, "%w", err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	c := &commit{}
 	if err := json.Unmarshal(b, c); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, commitName, err)
+		return nil, damaged(commitName, "%w", err)
+	}
+	for name := range c.Files {
+		if err := blob.CheckName(name); err != nil || strings.Contains(name, "/") {
+			return nil, damaged(commitName, "the file %q leaves the folder", name)
+		}
 	}
 	return c, nil
 }

@@ -17,8 +17,6 @@ type folder struct {
 	data  map[string]int64 // safetensors files
 	index map[string]int64
 	other map[string]int64 // config.json and the commit
-	// listed are the files that the commit lists, if it is there and lists any.
-	listed map[string]int64
 }
 
 func list(ctx context.Context, store blob.Store) (*folder, error) {
@@ -44,7 +42,7 @@ func (f *folder) choose(want string) (index string, files []string, err error) {
 	if want != "" {
 		return f.named(want)
 	}
-	if len(f.data) == 0 && len(f.index) == 0 {
+	if _, saved := f.other[commitName]; len(f.data) == 0 && len(f.index) == 0 && !saved {
 		return "", nil, fmt.Errorf("%w: %s holds no safetensors", storage.ErrNotFound, f.where)
 	}
 	for _, base := range bases {
@@ -76,28 +74,12 @@ func (f *folder) named(want string) (index string, files []string, err error) {
 	return "", nil, fmt.Errorf("%w: %s holds no %s", storage.ErrNotFound, f.where, want)
 }
 
-// readList notes the files that the commit lists. If the commit cannot be read,
-// the files that name it are refused later.
-func (f *folder) readList(ctx context.Context, store blob.Store) {
-	if _, ok := f.other[commitName]; !ok {
-		return
-	}
-	if c, err := readCommitFile(ctx, store); err == nil {
-		f.listed = c.Files
-	}
-}
-
 // withoutIndex returns all data files: a single one, or those of a distributed
-// save. If the commit of one lists its files, others beside them are left over
-// from another save.
+// save. Beside the commit of one, files of other names are not part of it.
 func (f *folder) withoutIndex() (string, []string, error) {
 	files := slices.Sorted(maps.Keys(f.data))
-	if len(f.listed) > 0 {
-		files = slices.DeleteFunc(files, func(name string) bool { _, ok := f.listed[name]; return !ok })
-		if len(files) == 0 {
-			return "", nil, fmt.Errorf("%w: %w: %s lists %d files, and %s holds none of them", storage.ErrCorrupt, ErrSharding, commitName, len(f.listed), f.where)
-		}
-		return "", files, nil
+	if _, ok := f.other[commitName]; ok {
+		return "", slices.DeleteFunc(files, func(name string) bool { return !sharded.MatchString(name) }), nil
 	}
 	for _, name := range files {
 		if numbered.MatchString(name) && !sharded.MatchString(name) {

@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,10 +18,12 @@ type gathering struct {
 	tensors map[string]*meta.Tensor
 }
 
-// gatherIndexed returns the entries of files by an index: tensors that the index
-// does not name are no part of the checkpoint.
-func gatherIndexed(files []*dataFile, where weightMap) ([]meta.Entry, error) {
+// gatherIndexed fills in the tensors of files by an index: tensors that the index
+// does not name are not part of the checkpoint, and those that it names and that
+// are not in their files are missing.
+func (s *source) gatherIndexed(files []*dataFile, where weightMap, l lost) error {
 	g := gathering{map[string]*meta.Tensor{}}
+	var errs []error
 	for _, f := range files {
 		for i := range f.header.Entries {
 			e := &f.header.Entries[i]
@@ -29,39 +32,60 @@ func gatherIndexed(files []*dataFile, where weightMap) ([]meta.Entry, error) {
 				continue
 			}
 			if in != f.name {
-				return nil, fmt.Errorf("%w: %w: %q is in %s, where the index has it, and in %s", storage.ErrCorrupt, ErrIndex, e.Name, in, f.name)
-			}
-			if err := g.add(f, e); err != nil {
-				return nil, err
-			}
-			if !atOrigin(g.tensors[e.Name].Chunks[0]) {
-				return nil, fmt.Errorf("%w: %w: %q in %s is only a shard", storage.ErrCorrupt, ErrSharding, e.Name, f.name)
+				errs = append(errs, damaged(f.name, "%w: it has %q, which the index has in %s", ErrIndex, e.Name, in))
+			} else if err := g.add(f, e); err != nil {
+				errs = append(errs, err)
+			} else if !atOrigin(g.tensors[e.Name].Chunks[0]) {
+				errs = append(errs, damaged(f.name, "%w: %q is only a shard", ErrSharding, e.Name))
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(where)) {
-		if g.tensors[name] == nil {
-			return nil, fmt.Errorf("%w: %w: %s has no %q, though the index says so", storage.ErrCorrupt, ErrIndex, where[name], name)
-		}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
 	}
-	return g.entries()
+	var missing []meta.Missing
+	for name, file := range where {
+		if g.tensors[name] != nil {
+			continue
+		}
+		err := l[file]
+		if err == nil {
+			err = damaged(file, "%w: the index has %q in it, and it is not there", ErrIndex, name)
+		}
+		missing = append(missing, meta.Missing{FQN: name, File: file, Err: err})
+	}
+	var err error
+	if s.md.Entries, err = g.entries(); err != nil {
+		return err
+	}
+	return s.lose(missing, l)
 }
 
 // gatherAll returns the entries of all tensors of files: of a single one, or of
 // several that all say where their chunks lie.
 func gatherAll(files []*dataFile) ([]meta.Entry, error) {
+	g, err := gather(files)
+	if err != nil {
+		return nil, err
+	}
+	return g.entries()
+}
+
+// gather puts all tensors of files together.
+func gather(files []*dataFile) (*gathering, error) {
 	if err := checkTogether(files); err != nil {
 		return nil, err
 	}
-	g := gathering{map[string]*meta.Tensor{}}
+	g := &gathering{map[string]*meta.Tensor{}}
+	var errs []error
 	for _, f := range files {
 		for i := range f.header.Entries {
 			if err := g.add(f, &f.header.Entries[i]); err != nil {
-				return nil, err
+				errs = append(errs, err)
 			}
 		}
 	}
-	return g.entries()
+	return g, errors.Join(errs...)
 }
 
 // checkTogether refuses files that are no distributed save.
@@ -83,14 +107,14 @@ func checkTogether(files []*dataFile) error {
 // add adds one entry of a file.
 func (g *gathering) add(f *dataFile, e *safetensors.Entry) error {
 	fail := func(err error) error {
-		return fmt.Errorf("%w: %w: %s: %w", storage.ErrCorrupt, ErrSharding, f.name, err)
+		return damaged(f.name, "%w: %w", ErrSharding, err)
 	}
 	d, ok := safetensors.TensorDType(e.DType)
 	if !ok {
 		return fmt.Errorf("%w: %s: %q has the unknown element type %s", storage.ErrVersion, f.name, e.Name, e.DType)
 	}
 	if err := meta.CheckFQN(e.Name); err != nil {
-		return fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, f.name, err)
+		return damaged(f.name, "%w", err)
 	}
 	box, err := f.boxOf(e)
 	if err != nil {
@@ -115,18 +139,28 @@ func (g *gathering) add(f *dataFile, e *safetensors.Entry) error {
 // entries returns what was gathered, in order, if it makes whole tensors.
 func (g *gathering) entries() ([]meta.Entry, error) {
 	out := make([]meta.Entry, 0, len(g.tensors))
+	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(g.tensors)) {
 		t := g.tensors[name]
-		if _, err := tensor.NumBytes(t.DType, t.Shape); err != nil {
-			return nil, fmt.Errorf("%w: %w: %q: %w", storage.ErrCorrupt, ErrSharding, name, err)
-		}
-		order(t)
-		if p := plan.CheckTiling(t.Shape, t.Chunks); len(p) > 0 {
-			return nil, fmt.Errorf("%w: %w: %q: %s: %s", storage.ErrCorrupt, ErrSharding, name, p[0].Kind, p[0].Text)
+		if err := checkTiles(t); err != nil {
+			errs = append(errs, damaged(t.Locs[0].File, "%w: %q: %w", ErrSharding, name, err))
 		}
 		out = append(out, meta.Entry{FQN: name, Tensor: t})
 	}
-	return out, nil
+	return out, errors.Join(errs...)
+}
+
+// checkTiles orders the chunks of a tensor, and returns an error unless they are
+// all of it.
+func checkTiles(t *meta.Tensor) error {
+	if _, err := tensor.NumBytes(t.DType, t.Shape); err != nil {
+		return err
+	}
+	order(t)
+	if p := plan.CheckTiling(t.Shape, t.Chunks); len(p) > 0 {
+		return fmt.Errorf("%s: %s", p[0].Kind, p[0].Text)
+	}
+	return nil
 }
 
 // order sorts the chunks of a tensor by their offsets. Those without elements,

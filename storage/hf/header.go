@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -25,29 +27,69 @@ type dataFile struct {
 	sharding map[string]shardingInfo
 }
 
-// readFiles reads the headers of files, in parallel.
-func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFile, error) {
-	out := make([]*dataFile, len(names))
+// lost are the files that are missing or damaged, with the reasons, which wrap
+// storage.ErrCorrupt.
+type lost map[string]error
+
+// err returns all reasons as one error.
+func (l lost) err() error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		errs = append(errs, l[name])
+	}
+	return errors.Join(errs...)
+}
+
+// reason returns why tensors that lie in lost files cannot be read, and the file if
+// it is one.
+func (l lost) reason() (file string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		if len(l) == 1 {
+			return name, l[name]
+		}
+		return "", fmt.Errorf("%w: %d files are missing or damaged, such as %s", storage.ErrCorrupt, len(l), name)
+	}
+	return "", nil
+}
+
+// readFiles reads the headers of files, in parallel. It returns the files that can
+// be read, in the order of the names, and those that are missing or damaged.
+func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFile, lost, error) {
+	out, bad := make([]*dataFile, len(names)), make([]error, len(names))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(fetch.Workers(0))
 	for i, name := range names {
 		g.Go(guard.Func(func() error {
 			f, err := readFile(gctx, store, name)
+			if errors.Is(err, storage.ErrCorrupt) {
+				bad[i], err = err, nil
+			}
 			out[i] = f
 			return err
 		}))
 	}
 	if err := g.Wait(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return out, context.Cause(ctx)
+	l := lost{}
+	for i, err := range bad {
+		if err != nil {
+			l[names[i]] = err
+		}
+	}
+	return slices.DeleteFunc(out, func(f *dataFile) bool { return f == nil }), l, context.Cause(ctx)
+}
+
+// damaged is the error of a file that is missing or damaged.
+func damaged(name, format string, args ...any) error {
+	return &storage.FileError{File: name, Err: fmt.Errorf("%w: %w", storage.ErrCorrupt, fmt.Errorf(format, args...))}
 }
 
 // readFile reads what a file says about itself.
 func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, error) {
 	r, err := store.Open(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s of %s is gone: %w", storage.ErrCorrupt, name, store, err)
+		return nil, damaged(name, "the file is missing")
 	}
 	if err != nil {
 		return nil, err
@@ -55,7 +97,7 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 	defer r.Close()
 	h, err := safetensors.Decode(func(p []byte, off int64) error { return r.ReadAt(ctx, p, off) }, r.Size())
 	if errors.Is(err, safetensors.ErrHeader) || errors.Is(err, blob.ErrRange) {
-		return nil, fmt.Errorf("%w: %s of %s: %w", storage.ErrCorrupt, name, store, err)
+		return nil, damaged(name, "%w", err)
 	}
 	if err != nil {
 		return nil, err
@@ -63,7 +105,7 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 	f := &dataFile{name: name, size: r.Size(), header: h}
 	if text, ok := h.Metadata[keySharding]; ok {
 		if f.sharding, err = decodeSharding(text); err != nil {
-			return nil, fmt.Errorf("%w: %w: %s of %s: %w", storage.ErrCorrupt, ErrSharding, name, store, err)
+			return nil, damaged(name, "%w: %w", ErrSharding, err)
 		}
 	}
 	return f, nil

@@ -2,11 +2,14 @@ package hf
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/only"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/foreign"
@@ -63,18 +66,8 @@ func openSource(ctx context.Context, store blob.Store, o Options) (*foreign.Sour
 	if err != nil {
 		return nil, err
 	}
-	dir.readList(ctx, store)
-	index, names, err := dir.choose(o.File)
-	if err != nil {
-		return nil, err
-	}
 	s := &source{store: store, payload: map[string]int64{}}
-	var files []*dataFile
-	if index != "" {
-		files, err = s.indexed(ctx, dir, index)
-	} else {
-		files, err = s.listed(ctx, dir, names)
-	}
+	files, err := s.read(ctx, dir, o.File)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", store, err)
 	}
@@ -87,7 +80,7 @@ func openSource(ctx context.Context, store blob.Store, o Options) (*foreign.Sour
 		s.add(f.name, f.size)
 		s.payload[f.name] = f.size - f.header.Size
 	}
-	return &foreign.Source{Metadata: &s.md, Files: s.files, Chunk: s.chunk, Check: s.check}, nil
+	return &foreign.Source{Metadata: &s.md, Files: s.files, Problems: s.problems, Chunk: s.chunk, Check: s.check}, nil
 }
 
 // source is a checkpoint of safetensors.
@@ -98,6 +91,50 @@ type source struct {
 	made  map[string]foreign.Maker // by name: weights that are quantised
 	// payload is how many bytes of tensors each file has.
 	payload map[string]int64
+	// problems are what is wrong with the files, if others can be read.
+	problems []storage.VerifyProblem
+}
+
+// read reads the headers of the files of the checkpoint, and fills in what they
+// hold. file is the one that the caller asked for, or empty.
+func (s *source) read(ctx context.Context, dir *folder, file string) ([]*dataFile, error) {
+	if one, ok := blob.As[*only.Store](s.store); ok && file == "" && !isIndex(one.Name()) {
+		return s.alone(ctx, one.Name())
+	}
+	index, names, err := dir.choose(file)
+	switch {
+	case err != nil:
+		return nil, err
+	case index != "":
+		return s.indexed(ctx, dir, index)
+	case file != "":
+		return s.alone(ctx, file)
+	}
+	return s.listed(ctx, dir, names)
+}
+
+// noteAlone is the note about a file that is read without the others of its
+// checkpoint.
+const noteAlone = "this file is one of several: tensors in the other files are not shown, and a tensor may be a piece of a larger one"
+
+// alone reads one file as it is, whatever checkpoint it is a part of.
+func (s *source) alone(ctx context.Context, name string) ([]*dataFile, error) {
+	f, err := readFile(ctx, s.store, name)
+	if err != nil {
+		return nil, err
+	}
+	files := []*dataFile{f}
+	of, same, err := savesOf(files)
+	if err != nil {
+		return nil, err
+	}
+	s.tell(files, of, same)
+	if f.sharding != nil || numbered.MatchString(name) {
+		s.md.Storage.Notes = append(s.md.Storage.Notes, noteAlone)
+		f.sharding = nil
+	}
+	s.md.Entries, err = gatherAll(files)
+	return files, err
 }
 
 // check is foreign.Source.Check: no byte of a tensor has a checksum.
@@ -105,27 +142,42 @@ func (s *source) check(_ context.Context, file string, _ func(fqn, text string))
 	return s.payload[file], nil
 }
 
-// listed reads files that no index names, and compares them with the commit of
-// their save.
+// listed reads files that no index names. If the commit of their save lists them,
+// those are the files, and what some of them lack is missing.
 func (s *source) listed(ctx context.Context, dir *folder, names []string) ([]*dataFile, error) {
-	files, err := readFiles(ctx, s.store, names)
-	if err != nil {
-		return nil, err
-	}
-	c, err := s.describe(ctx, dir, files)
-	if err != nil {
-		return nil, err
-	}
-	if c != nil {
-		if err := c.compareFiles(files); err != nil {
+	var c *commit
+	if len(names) == 0 || slices.ContainsFunc(names, sharded.MatchString) {
+		var err error
+		if c, err = s.readCommit(ctx, dir); err != nil {
 			return nil, err
 		}
-	} else if files[0].sharding != nil {
+	}
+	if c.lists() {
+		names = slices.Sorted(maps.Keys(c.Files))
+	}
+	files, l, err := readFiles(ctx, s.store, names)
+	if err != nil {
+		return nil, err
+	}
+	if c.lists() {
+		files = c.compareSizes(files, l)
+	}
+	switch {
+	case len(files) == 0 && len(l) == 0:
+		return nil, damaged(commitName, "%w: no file of its save is there", ErrSharding)
+	case len(files) == 0 || !c.lists() && len(l) > 0: // nothing tells which names are lost
+		return nil, l.err()
+	}
+	if err := s.describe(files, c); err != nil {
+		return nil, err
+	}
+	if c.lists() {
+		return files, s.gatherListed(files, c, l)
+	}
+	if files[0].sharding != nil {
 		s.md.Storage.Notes = append(s.md.Storage.Notes, noteNoList)
 	}
-	if s.md.Entries, err = gatherAll(files); err == nil && c != nil {
-		err = c.compareTensors(s.md.Entries)
-	}
+	s.md.Entries, err = gatherAll(files)
 	return files, err
 }
 
@@ -136,21 +188,62 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 		return nil, err
 	}
 	s.add(name, dir.index[name])
-	names := slices.Compact(slices.Sorted(maps.Values(where)))
-	for _, n := range names {
-		if _, ok := dir.data[n]; !ok {
-			return nil, fmt.Errorf("%w: %w: %s names %s, which is not there", storage.ErrCorrupt, ErrIndex, name, n)
-		}
-	}
-	files, err := readFiles(ctx, s.store, names)
+	files, l, err := readFiles(ctx, s.store, slices.Compact(slices.Sorted(maps.Values(where))))
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.describe(ctx, dir, files); err != nil {
+	if len(files) == 0 && len(l) > 0 {
+		return nil, fmt.Errorf("%w: %w", ErrIndex, l.err())
+	}
+	var c *commit
+	if slices.ContainsFunc(files, func(f *dataFile) bool { return f.sharding != nil }) {
+		if c, err = s.readCommit(ctx, dir); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.describe(files, c); err != nil {
 		return nil, err
 	}
-	s.md.Entries, err = gatherIndexed(files, where)
-	return files, err
+	return files, s.gatherIndexed(files, where, l)
+}
+
+// lose notes the names that cannot be read, and what is wrong with the files. It
+// returns an error if nothing can be read.
+func (s *source) lose(missing []meta.Missing, l lost) error {
+	slices.SortFunc(missing, func(a, b meta.Missing) int { return strings.Compare(a.FQN, b.FQN) })
+	s.md.Missing = missing
+	names := map[string][]string{} // by file
+	for _, m := range missing {
+		if _, ok := l[m.File]; ok || m.File == "" {
+			names[m.File] = append(names[m.File], m.FQN)
+			continue
+		}
+		s.problems = append(s.problems, storage.VerifyProblem{File: m.File, FQN: m.FQN, Text: problemOf(m.Err)})
+	}
+	for file, err := range l {
+		s.problems = append(s.problems, storage.VerifyProblem{File: file, FQNs: names[file], Text: problemOf(err)})
+	}
+	if n := names[""]; len(n) > 0 {
+		s.problems = append(s.problems, storage.VerifyProblem{File: commitName, FQNs: n, Text: "files that it lists are missing or damaged"})
+	}
+	if len(missing) == 0 || len(s.md.Entries) > 0 {
+		return nil
+	}
+	errs := []error{l.err()}
+	for _, m := range missing {
+		if m.File != "" && l[m.File] == nil {
+			errs = append(errs, m.Err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// problemOf returns what is wrong with a file, without its name.
+func problemOf(err error) string {
+	if f, ok := errors.AsType[*storage.FileError](err); ok {
+		return f.Problem().Text
+	}
+	return err.Error()
 }
 
 func (s *source) add(name string, size int64) {

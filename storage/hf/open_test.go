@@ -2,12 +2,14 @@ package hf
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/blob/only"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -223,7 +225,7 @@ func TestHostileIndexes(t *testing.T) {
 		"no file":                       indexTo("a", ""),
 		"bytes that are no text":        "{\"weight_map\":{\"a\":\"1.safetensors\",\"\xff\":\"1.safetensors\"}}",
 		"a file that is not there":      indexTo("a", "3.safetensors"),
-		"a tensor that is not there":    indexTo("a", "1.safetensors", "z", "1.safetensors"),
+		"tensors that are not there":    indexTo("y", "1.safetensors", "z", "2.safetensors"),
 		"a tensor in the wrong file":    indexTo("a", "2.safetensors"),
 		"a tensor in a second file too": indexTo("a", "1.safetensors", "b", "1.safetensors", "c", "2.safetensors"),
 	} {
@@ -314,5 +316,59 @@ func TestEmptyShards(t *testing.T) {
 	}
 	if n := ck.Storage().Notes; len(n) != 1 || n[0] != noteNoList {
 		t.Errorf("notes = %q; want that no list of the files exists", n)
+	}
+}
+
+// What a lost file behind an index holds is missing; all else can be read.
+func TestLostFilesOfAnIndex(t *testing.T) {
+	s := new(mem.Store)
+	x := storagetest.Filled(t, tensor.Float32, []int64{2}, 1)
+	var pairs []string
+	for i, name := range []string{"a", "b", "c", "d"} {
+		file := string(rune('1'+i)) + ".safetensors"
+		put(t, s, file, nil, made{name, x})
+		pairs = append(pairs, name, file)
+	}
+	putBytes(t, s, "model.safetensors.index.json", indexTo(append(pairs, "z", "1.safetensors")...))
+	putBytes(t, s, "2.safetensors", fileOf(ok4, "abc"))
+	putBytes(t, s, "3.safetensors", "")
+	storagetest.Remove(t, s, "4.safetensors")
+	ck, err := Open(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkMissing(t, s, ck, 5, []string{"b", "c", "d", "z"}, []string{"1.safetensors", "2.safetensors", "3.safetensors", "4.safetensors"})
+	if _, err := Open(t.Context(), s, &Options{Dequantize: true}); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("Open to dequantise = %v; want ErrCorrupt: scales may be missing", err)
+	}
+	storagetest.Remove(t, s, "1.safetensors")
+	_, err = Open(t.Context(), s, nil)
+	for i := range 4 {
+		if file := string(rune('1'+i)) + ".safetensors"; !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), file) {
+			t.Errorf("Open = %v; want ErrCorrupt and %s", err, file)
+		}
+	}
+}
+
+// A shard by itself is a file of tensors like any other, with a note.
+func TestShardByItself(t *testing.T) {
+	s := new(mem.Store)
+	const distributed, numbered = "shard-00002-model-00001-of-00001.safetensors", "model-00002-of-00005.safetensors"
+	rows("[2,0]", tensor.Float32, 2, 3)(t, s, distributed)
+	put(t, s, numbered, nil, made{"a", storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)})
+	put(t, s, "weights", nil, made{"a", storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)})
+	for name, notes := range map[string]int{distributed: 1, numbered: 1, "weights": 0} {
+		ck, err := Open(t.Context(), only.New(s, name), nil)
+		if err != nil {
+			t.Errorf("Open of %s = %v", name, err)
+			continue
+		}
+		e, ok, err := ck.Find(t.Context(), "a")
+		if err != nil || !ok || !slices.Equal(e.Tensor.Shape, []int64{2, 3}) || len(ck.Storage().Notes) != notes {
+			t.Errorf("%s: %v, %v, notes %q; want the tensor and %d notes", name, e, err, ck.Storage().Notes, notes)
+		}
+		if rep, err := ck.Verify(t.Context(), nil); err != nil || len(rep.Problems) > 0 || len(rep.Notes) != notes {
+			t.Errorf("%s: Verify = %+v, %v; want no problems", name, rep, err)
+		}
 	}
 }

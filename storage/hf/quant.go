@@ -83,6 +83,9 @@ func defaultConfig() quantConfig { return quantConfig{Block: []int64{blockDigits
 // dequantize replaces the quantised weights among the entries by the numbers
 // that they stand for, and drops their scales.
 func (s *source) dequantize(ctx context.Context, dir *folder, to tensor.DType) error {
+	if err := s.md.CheckWhole(nil); err != nil { // a scale may be missing
+		return err
+	}
 	conf := defaultConfig()
 	if size, ok := dir.other[configName]; ok {
 		var err error

@@ -240,6 +240,9 @@ func Files() publish.Files {
 			for _, f := range src.Files {
 				out = append(out, f.Name)
 			}
+			for _, p := range src.Problems { // damaged files are of the checkpoint too
+				out = append(out, p.File)
+			}
 			return out, nil
 		},
 	}

@@ -31,62 +31,55 @@ func savedOf(s meta.Storage) saved {
 
 // describe notes what the files say about their save as a whole, and refuses a
 // save that did not finish. Files of different saves say nothing as a whole; they
-// are refused if each save has a commit of its own. It returns the commit, or nil
-// if there is none that lists its files.
-func (s *source) describe(ctx context.Context, dir *folder, files []*dataFile) (*commit, error) {
-	out := &s.md.Storage
-	out.Version = Version
+// are refused if each save has a commit of its own. c is the commit that is
+// there, or nil.
+func (s *source) describe(files []*dataFile, c *commit) error {
 	of, same, err := savesOf(files)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var c *commit
 	for _, save := range of {
-		if save.Commit == "" {
-			continue
-		}
-		if !same {
-			return nil, fmt.Errorf("%w: %w: files of different saves", storage.ErrCorrupt, ErrSharding)
-		}
-		if c, err = s.readCommit(ctx, dir, save); err != nil {
-			return nil, fmt.Errorf("%s: %w", files[0].name, err)
-		}
-	}
-	if len(of) != 1 || !same {
-		out.Tags = tags(files)
-		return c, nil
-	}
-	save := of[0]
-	out.SaveID, out.Step, out.Time, out.WorldSize, out.Writer, out.Tags = save.SaveID, save.Step, save.Time, save.WorldSize, save.Writer, save.Tags
-	for k, v := range tags(files) { // those that other programs have added since
-		if _, ours := out.Tags[k]; !ours {
-			if out.Tags == nil {
-				out.Tags = map[string]string{}
-			}
-			out.Tags[k] = v
+		switch {
+		case save.Commit == "":
+		case !same:
+			return fmt.Errorf("%w: %w: files of different saves", storage.ErrCorrupt, ErrSharding)
+		case c == nil || save.Commit != commitName:
+			return fmt.Errorf("%s: %w: no %s: the save did not finish", files[0].name, storage.ErrIncomplete, save.Commit)
+		case c.SaveID != save.SaveID:
+			return fmt.Errorf("%s: %w: %s is of the save %q, not of %q, which did not finish",
+				files[0].name, storage.ErrIncomplete, commitName, c.SaveID, save.SaveID)
 		}
 	}
-	return c, nil
+	s.tell(files, of, same)
+	return nil
 }
 
-// readCommit reads the commit that files name, which must be that of their save.
-// It returns nil if the commit does not list its files: cairn wrote no list before.
-func (s *source) readCommit(ctx context.Context, dir *folder, save saved) (*commit, error) {
+// tell takes over what the files say about their save, if all say the same.
+func (s *source) tell(files []*dataFile, of []saved, same bool) {
+	out := &s.md.Storage
+	out.Version, out.Tags = Version, tags(files)
+	if len(of) != 1 || !same {
+		return
+	}
+	save := of[0]
+	out.SaveID, out.Step, out.Time, out.WorldSize, out.Writer = save.SaveID, save.Step, save.Time, save.WorldSize, save.Writer
+	if out.Tags == nil && len(save.Tags) > 0 {
+		out.Tags = map[string]string{}
+	}
+	maps.Copy(out.Tags, save.Tags)
+}
+
+// readCommit reads cairn-save.json. It returns nil if it is not there.
+func (s *source) readCommit(ctx context.Context, dir *folder) (*commit, error) {
 	size, ok := dir.other[commitName]
-	if !ok || save.Commit != commitName {
-		return nil, fmt.Errorf("%w: no %s: the save did not finish", storage.ErrIncomplete, save.Commit)
+	if !ok {
+		return nil, nil
 	}
 	c, err := readCommitFile(ctx, s.store)
 	if err != nil {
 		return nil, err
 	}
-	if c.SaveID != save.SaveID {
-		return nil, fmt.Errorf("%w: %s is of the save %q, not of %q, which did not finish", storage.ErrIncomplete, commitName, c.SaveID, save.SaveID)
-	}
 	s.add(commitName, size)
-	if len(c.Files) == 0 {
-		return nil, nil
-	}
 	return c, nil
 }
 

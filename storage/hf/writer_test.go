@@ -327,31 +327,47 @@ func TestCommitOfTheDistributedForm(t *testing.T) {
 	}
 }
 
-// A lost file of the distributed form is an error that names it. Without the list
-// in the commit its tensors would only look smaller.
+// A lost file of the distributed form is noticed: its tensors are missing, not
+// smaller. The others can be read.
 func TestLostFileOfTheDistributedForm(t *testing.T) {
-	const lost = "shard-00004-model-00001-of-00001.safetensors"
+	const last = "shard-00004-model-00001-of-00001.safetensors"
+	second := strings.Replace(last, "shard-00004", "shard-00002", 1)
 	for claim, c := range map[string]struct {
-		damage func(s *mem.Store)
-		want   string // in the error; empty: the folder opens
-		notes  int
+		damage  func(s *mem.Store)
+		err     string   // of Open
+		missing []string // names
+		files   []string // with problems
+		notes   int
 	}{
-		"nothing is lost": {damage: func(*mem.Store) {}},
-		"the last rows":   {damage: func(s *mem.Store) { storagetest.Remove(t, s, lost) }, want: lost},
-		"rows between others": {
-			damage: func(s *mem.Store) { storagetest.Remove(t, s, strings.Replace(lost, "shard-00004", "shard-00002", 1)) }, want: "shard-00002",
-		},
+		"nothing is lost":     {damage: func(*mem.Store) {}},
+		"the last rows":       {damage: func(s *mem.Store) { storagetest.Remove(t, s, last) }, missing: []string{"a"}, files: []string{last}},
+		"rows between others": {damage: func(s *mem.Store) { storagetest.Remove(t, s, second) }, missing: []string{"a"}, files: []string{second}},
+		"two files, one of them damaged": {damage: func(s *mem.Store) {
+			storagetest.Remove(t, s, last)
+			putBytes(t, s, second, "\x02\x00")
+		}, missing: []string{"a"}, files: []string{commitName, second, last}},
 		"a file of another size": {
-			damage: func(s *mem.Store) { rows("[6,0]", tensor.Int32, 3, 2)(t, s, lost) }, want: "files of different saves",
+			damage: func(s *mem.Store) { rows("[6,0]", tensor.Int32, 3, 2)(t, s, last) }, missing: []string{"a"}, files: []string{last},
 		},
+		"a stray file": {damage: func(s *mem.Store) {
+			put(t, s, "stray.safetensors", nil, made{"x", storagetest.Filled(t, tensor.Int32, []int64{1}, 1)})
+		}},
+		"all files": {damage: func(s *mem.Store) {
+			for _, name := range storagetest.Names(t, s) {
+				if name != commitName {
+					storagetest.Remove(t, s, name)
+				}
+			}
+		}, err: second + ": checkpoint is corrupt: the file is missing"},
 		"no list, as earlier versions wrote it": {damage: func(s *mem.Store) { putBytes(t, s, commitName, `{"save_id":"x"}`) }, notes: 1},
+		"a file above the folder":               {damage: func(s *mem.Store) { putBytes(t, s, commitName, `{"save_id":"x","files":{"../a":1}}`) }, err: "leaves the folder"},
 		"other shapes": {damage: func(s *mem.Store) {
 			b, err := blob.ReadAll(t.Context(), s, commitName, 1<<20)
 			if err != nil {
 				t.Fatal(err)
 			}
 			putBytes(t, s, commitName, strings.Replace(string(b), " 8,\n", " 9,\n", 1))
-		}, want: `"a" is I32 [8 2] in the files, and I32 [9 2] in cairn-save.json`},
+		}, err: `cairn-save.json: checkpoint is corrupt: invalid sharding: "a": volume: `},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			s := new(mem.Store)
@@ -360,25 +376,74 @@ func TestLostFileOfTheDistributedForm(t *testing.T) {
 			for r := range states {
 				states[r] = plan.State{"a": storagetest.Cut(t, storagetest.Along(0, 4), x, r)}
 			}
+			states[0]["b"] = x
 			if err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 7, 4), states...); err != nil {
 				t.Fatal(err)
 			}
 			c.damage(s)
 			ck, err := Open(t.Context(), s, nil)
-			if c.want != "" {
-				if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), c.want) {
-					t.Errorf("Open = %v; want ErrCorrupt and %q", err, c.want)
+			if c.err != "" {
+				if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("Open = %v; want ErrCorrupt and %q", err, c.err)
 				}
 				return
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			rep, err := ck.Verify(t.Context(), nil)
-			if err != nil || len(rep.Problems) > 0 || len(rep.Notes) != c.notes || len(ck.Storage().Notes) != c.notes {
-				t.Errorf("Verify = %+v, %v; want no problems and %d notes", rep, err, c.notes)
+			if n := len(ck.Storage().Notes); n != c.notes {
+				t.Errorf("%d notes; want %d", n, c.notes)
 			}
+			checkMissing(t, s, ck, 2, c.missing, c.files)
 		})
+	}
+}
+
+// checkMissing checks that a checkpoint of n names lacks some, and that Verify
+// reports problems of files.
+func checkMissing(t *testing.T, s blob.Store, ck storage.Checkpoint, n int, missing, files []string) {
+	t.Helper()
+	md, err := ck.Metadata(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, m := range md.Missing {
+		names = append(names, m.FQN)
+		if _, _, err := ck.Find(t.Context(), m.FQN); !errors.Is(err, storage.ErrCorrupt) {
+			t.Errorf("Find(%q) = %v; want ErrCorrupt", m.FQN, err)
+		}
+		load := &plan.DefaultLoad{AllowMissing: true}
+		if err := load.SetUp(plan.LoadSetup{State: plan.State{m.FQN: nil}, Metadata: md, Size: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := load.LocalPlan(); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), m.FQN) {
+			t.Errorf("LocalPlan that wants %q = %v; want ErrCorrupt with the name", m.FQN, err)
+		}
+	}
+	if d := cmp.Diff(missing, names); d != "" {
+		t.Errorf("missing: -want +got\n%s", d)
+	}
+	if len(md.Entries) != n-len(missing) {
+		t.Errorf("%d names can be read; want %d", len(md.Entries), n-len(missing))
+	}
+	for i := range md.Entries {
+		if err := storagetest.Load(t.Context(), storagetest.Place{Reader: func() storage.Reader {
+			return NewReader(s, nil, storage.ReadOptions{})
+		}}, plan.State{md.Entries[i].FQN: storagetest.Filled(t, md.Entries[i].Tensor.DType, md.Entries[i].Tensor.Shape, 0)}); err != nil {
+			t.Errorf("load %q: %v", md.Entries[i].FQN, err)
+		}
+	}
+	rep, err := ck.Verify(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, p := range rep.Problems {
+		found = append(found, p.File)
+	}
+	if d := cmp.Diff(files, found); d != "" {
+		t.Errorf("problems: -want +got\n%s\n%+v", d, rep.Problems)
 	}
 }
 

@@ -40,9 +40,14 @@ func (f *Findings) Tell(bytes int64) {
 
 // Problem adds what is wrong with a file, or with a name in it.
 func (f *Findings) Problem(file, fqn, text string) {
+	f.Add(storage.VerifyProblem{File: file, FQN: fqn, Text: text})
+}
+
+// Add adds a problem.
+func (f *Findings) Add(p storage.VerifyProblem) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.rep.Problems = append(f.rep.Problems, storage.VerifyProblem{File: file, FQN: fqn, Text: text})
+	f.rep.Problems = append(f.rep.Problems, p)
 }
 
 // Gone adds that a file is not there, which holds so many names or parts of them.
@@ -82,7 +87,7 @@ func (f *Findings) File(bytes, unsummed int64) {
 func (f *Findings) Report() *storage.VerifyReport {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.rep.Problems = slices.DeleteFunc(f.rep.Problems, func(p storage.VerifyProblem) bool { return p.FQN != "" && f.gone[p.File] })
+	f.rep.Problems = slices.DeleteFunc(f.rep.Problems, func(p storage.VerifyProblem) bool { return (p.FQN != "" || p.FQNs != nil) && f.gone[p.File] })
 	slices.SortFunc(f.rep.Problems, func(a, b storage.VerifyProblem) int {
 		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN), strings.Compare(a.Text, b.Text))
 	})
