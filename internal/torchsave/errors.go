@@ -10,6 +10,15 @@ import (
 // wraps it; the others say which rule was broken. Errors of reading do not.
 var ErrMalformed = errors.New("malformed torch.save file")
 
+// ErrForeign reports a file that is something else, such as a zip archive of
+// another program. It wraps ErrMalformed.
+var ErrForeign error = foreign{}
+
+type foreign struct{}
+
+func (foreign) Error() string { return "not a file of torch.save" }
+func (foreign) Unwrap() error { return ErrMalformed }
+
 // The rules that a file may break.
 var (
 	// ErrTruncated reports a file that ends too early.

@@ -3,7 +3,11 @@ package torchsave
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 )
@@ -40,7 +44,8 @@ type File struct {
 // what of its pickle and directory is beyond them.
 //
 // Whatever the bytes are, Open returns an error that wraps ErrMalformed or
-// reads a file of which all said here is true.
+// reads a file of which all said here is true. The error wraps ErrForeign if they
+// do not begin as a file of torch.save does.
 func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	s, err := newSource(ctx, read, size)
 	if err != nil {
@@ -48,7 +53,13 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	}
 	switch {
 	case bytes.HasPrefix(s.head, []byte(signLocal)):
-		return openZip(ctx, s)
+		f, err := openZip(ctx, s)
+		if errors.Is(err, ErrMalformed) && !looksSaved(s.head) {
+			return nil, fmt.Errorf("%w: a zip archive of something else: %w", ErrForeign, err)
+		}
+		return f, err
+	case bytes.HasPrefix(s.head, []byte(signEnd)):
+		return nil, fmt.Errorf("%w: an empty zip archive", ErrForeign)
 	case isLegacy(s.head):
 		return openLegacy(ctx, s)
 	case len(s.head) > 262 && string(s.head[257:262]) == "ustar":
@@ -56,7 +67,39 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	case size == 0:
 		return nil, fmt.Errorf("%w: it is empty", ErrTruncated)
 	}
-	return nil, fmt.Errorf("%w: neither a zip archive nor a stream of PyTorch", ErrMalformed)
+	return nil, fmt.Errorf("%w: neither a zip archive nor a stream of PyTorch%s", ErrForeign, known(s.head))
+}
+
+// looksSaved reports whether an archive begins as torch.save lets it begin: with
+// the pickle, or one of the records that say what kind of archive it is.
+func looksSaved(head []byte) bool {
+	if len(head) < localBytes {
+		return true // it is cut short, and nothing speaks against it
+	}
+	n := int(binary.LittleEndian.Uint16(head[26:]))
+	name := string(head[localBytes:min(len(head), localBytes+n)])
+	_, rest, ok := strings.Cut(name, "/")
+	switch {
+	case !ok:
+		return false
+	case strings.HasPrefix(rest, recordStorages):
+		return true
+	}
+	return slices.Contains([]string{recordPickle, recordByteOrder, recordVersion, recordVersion15, recordFormat, recordAlignment, recordID}, rest)
+}
+
+// known says what a file is that begins so, if that is known.
+func known(head []byte) string {
+	for _, k := range []struct{ begin, what string }{
+		{"\x7fELF", ": a program"}, {"MZ", ": a program"}, {"\x93NUMPY", ": an array of numpy"}, {"\x89HDF", ": a file of HDF5"},
+		{"version https://git-lfs", ": a pointer of Git LFS to a file that was not fetched"}, {"<", ": a page"}, {"\x1f\x8b", ": compressed by gzip"},
+		{"\x80", ": a pickle that torch.save did not write"}, {"GGUF", ": a file of GGUF"},
+	} {
+		if bytes.HasPrefix(head, []byte(k.begin)) {
+			return k.what
+		}
+	}
+	return ""
 }
 
 func openZip(ctx context.Context, s *source) (*File, error) {

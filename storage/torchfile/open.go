@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -25,9 +26,13 @@ import (
 // are values. Where the outermost is no dict, a tensor is called "tensor" and
 // anything else "value", a tuple there opened as a list is.
 //
-// Where there is no such file the error wraps storage.ErrNotFound, where it
-// contradicts itself storage.ErrCorrupt, where it is of a kind that is not read
-// storage.ErrVersion, where two values have one name ErrClash.
+// If two paths give one name, the longer path has a name that ends in "#2", "#3"
+// and so on. Tensors inside of values have names, too: that of the value, and the
+// steps to the tensor; see value.Replacer. The value refers to them by a value.Ref.
+//
+// The error wraps storage.ErrNotFound if there is no such file, or if torch.save
+// did not write it, storage.ErrCorrupt if it contradicts itself, and
+// storage.ErrVersion if it is of a kind that is not read.
 func Open(ctx context.Context, store blob.Store, name string) (storage.Checkpoint, error) {
 	src, err := describe(ctx, store, name)
 	if err != nil {
@@ -72,10 +77,16 @@ const indexSuffix = ".index.json"
 // maxListed bounds how many names of a store are looked at.
 const maxListed = 20_000
 
+// auxiliary are the names of the files of torch.save that Hugging Face's Trainer
+// and Accelerate write beside a model.
+var auxiliary = regexp.MustCompile(`^(training_args\.bin|(optimizer|scheduler|scaler|sampler)(_[0-9]+)?\.(pt|bin)|rng_state(_[0-9]+)?\.pth)$`)
+
 // Find returns the name of the only index or file of torch.save at the root of
-// store. The error wraps storage.ErrNotFound if there is none, or several.
+// store. Files that libraries write beside a model, such as training_args.bin and
+// optimizer.pt, do not count if there are others. The error wraps
+// storage.ErrNotFound if there is no file, or several.
 func Find(ctx context.Context, store blob.Store) (string, error) {
-	var all, files, indexes []string
+	var all, files, models, indexes []string
 	seen := 0
 	for info, err := range store.List(ctx, "") {
 		if err != nil {
@@ -93,9 +104,12 @@ func Find(ctx context.Context, store blob.Store) (string, error) {
 		}
 		if slices.Contains(Extensions(), path.Ext(info.Name)) {
 			files = append(files, info.Name)
+			if !auxiliary.MatchString(info.Name) {
+				models = append(models, info.Name)
+			}
 		}
 	}
-	for _, found := range [][]string{indexes, files, all} {
+	for _, found := range [][]string{indexes, models, files, all} {
 		switch len(found) {
 		case 0:
 		case 1:
@@ -149,6 +163,8 @@ func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader
 	defer r.Close()
 	err = fn(r)
 	switch {
+	case errors.Is(err, torchsave.ErrForeign):
+		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrNotFound, err)
 	case errors.Is(err, torchsave.ErrVersion), errors.Is(err, torchsave.ErrTar), errors.Is(err, torchsave.ErrByteOrder):
 		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrVersion, err)
 	case errors.Is(err, torchsave.ErrMalformed):

@@ -1,6 +1,7 @@
 package torchfile_test
 
 import (
+	"archive/zip"
 	"bytes"
 	"errors"
 	"fmt"
@@ -33,6 +34,9 @@ func TestWhichFileIsOpened(t *testing.T) {
 		"the only one at the root":  {[]string{"a.ckpt", "b/c.pt"}, "", nil},
 		"not one that is not there": {[]string{"a.pt"}, "b.pt", storage.ErrNotFound},
 		"not one of several":        {[]string{"a.pt", "b.pt"}, "", storage.ErrNotFound},
+		"a model beside others":     {[]string{"training_args.bin", "pytorch_model.bin", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "scaler.pt"}, "", nil},
+		"the only one beside none":  {[]string{"training_args.bin"}, "", nil},
+		"not one of several others": {[]string{"optimizer.pt", "scheduler.pt"}, "", storage.ErrNotFound},
 		"not of several others":     {[]string{"a", "b"}, "", storage.ErrNotFound},
 		"nothing of nothing":        {nil, "", storage.ErrNotFound},
 		"no index of nothing":       {nil, "x.bin.index.json", storage.ErrNotFound},
@@ -45,10 +49,34 @@ func TestWhichFileIsOpened(t *testing.T) {
 		if !errors.Is(err, c.want) || (err == nil) != (ck != nil) {
 			t.Errorf("%s: Open = %v, %v; want %v", claim, ck, err, c.want)
 		}
-		if ck != nil {
-			ck.Close()
+		if ck == nil {
+			continue
+		}
+		if e, _, err := ck.Find(t.Context(), "name"); strings.HasPrefix(claim, "a model") && (err != nil || string(e.Bytes.Inline) != `"pytorch_model.bin"`) {
+			t.Errorf("%s: opened %s", claim, e.Bytes.Inline)
+		}
+		ck.Close()
+	}
+}
+
+// zipped returns a zip archive of other files.
+func zipped(t *testing.T, method uint16, names ...string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for _, n := range names {
+		w, err := z.CreateHeader(&zip.FileHeader{Name: n, Method: method})
+		if err == nil {
+			_, err = w.Write([]byte(strings.Repeat("content ", 100)))
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
 }
 
 func TestWhatIsNoFileOfTorchSave(t *testing.T) {
@@ -62,12 +90,20 @@ func TestWhatIsNoFileOfTorchSave(t *testing.T) {
 		b    []byte
 		want error
 	}{
-		"text": {[]byte("hello"), storage.ErrCorrupt}, "nothing": {nil, storage.ErrCorrupt}, "cut short": {good[:len(good)-1], storage.ErrCorrupt},
+		"text": {[]byte("hello"), storage.ErrNotFound}, "a program": {[]byte("\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 99)), storage.ErrNotFound},
+		"a pointer": {[]byte("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"), storage.ErrNotFound},
+		"numpy's":   {zipped(t, zip.Store, "weight.npy"), storage.ErrNotFound}, "a packed archive": {zipped(t, zip.Deflate, "word/document.xml"), storage.ErrNotFound},
+		"an archive with a folder":            {zipped(t, zip.Store, "archive/code.py", "archive/data.txt"), storage.ErrNotFound},
+		"an archive without records":          {zipped(t, zip.Store), storage.ErrNotFound},
+		"the start of an archive":             {zipped(t, zip.Store, "weight.npy")[:40], storage.ErrNotFound},
+		"an archive that should be PyTorch's": {zipped(t, zip.Deflate, "archive/data.pkl"), storage.ErrCorrupt},
+		"the start of PyTorch's":              {good[:100], storage.ErrCorrupt},
+		"nothing":                             {nil, storage.ErrCorrupt}, "cut short": {good[:len(good)-1], storage.ErrCorrupt},
 		"a tar archive": {tar, storage.ErrVersion}, "another order of bytes": {bytes.ReplaceAll(good, []byte("little"), []byte("middle")), storage.ErrCorrupt},
 	} {
 		s := new(mem.Store)
 		putBytes(t, s, "x.pt", c.b)
-		if _, err := torchfile.Open(t.Context(), s, "x.pt"); !errors.Is(err, c.want) {
+		if _, err := torchfile.Open(t.Context(), s, "x.pt"); !errors.Is(err, c.want) || errors.Is(err, storage.ErrCorrupt) != (c.want == storage.ErrCorrupt) {
 			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
 		}
 	}
@@ -187,7 +223,7 @@ func TestIndexesThatLie(t *testing.T) {
 		"a file from the root":    {`"a.w":"/m-1.bin"`, storage.ErrCorrupt},
 		"no JSON":                 {`"a.w"`, storage.ErrCorrupt},
 	} {
-		if _, err := torchfile.Open(t.Context(), indexed(t, c.weights), ""); !errors.Is(err, c.want) {
+		if _, err := torchfile.Open(t.Context(), indexed(t, c.weights), ""); !errors.Is(err, c.want) || errors.Is(err, storage.ErrCorrupt) != (c.want == storage.ErrCorrupt) {
 			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
 		}
 	}
