@@ -27,6 +27,7 @@ type archive struct {
 	store blob.Store
 	opts  *Options
 	sizes map[string]int64 // of the data files that are there
+	md    *meta.Metadata   // what the data files hold
 
 	mu     sync.Mutex
 	opened map[place]*torchsave.Tensor // guarded by mu

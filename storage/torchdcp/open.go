@@ -25,7 +25,9 @@ type Options struct {
 // else that of the ranks' own __0.metadata, __1.metadata and so on together.
 // Where there is neither the error wraps storage.ErrIncomplete if there are data
 // files, and storage.ErrNotFound if not; ranks that are missing are an
-// ErrIncomplete, too, and metadata that cannot be is a storage.ErrCorrupt.
+// ErrIncomplete, too, and metadata that cannot be is a storage.ErrCorrupt. What
+// Megatron's common.pt holds, if that is beside the metadata, is a part of the
+// checkpoint.
 //
 // A data file that is missing or too short is noticed when it is needed, and by
 // Verify, so that the rest can be read.
@@ -46,7 +48,7 @@ func NewReader(store blob.Store, o *Options, ro storage.ReadOptions) storage.Rea
 		if err != nil || ro.TrustSizes {
 			return src, err
 		}
-		return src, a.checkAll(src.Metadata)
+		return src, a.checkAll(a.md)
 	}, store, ro)
 }
 
@@ -63,9 +65,11 @@ func describe(ctx context.Context, store blob.Store, o *Options) (*foreign.Sourc
 	for _, name := range d.Data {
 		d.Files = append(d.Files, storage.File{Name: name, Size: a.sizes[name], Unsummed: true})
 	}
+	a.md = d.Metadata
 	src := &foreign.Source{Metadata: d.Metadata, Files: d.Files, Chunk: a.chunk, Value: a.value}
 	src.Check = (&checker{a: a, md: d.Metadata}).check
-	return src, a, nil
+	src, err = withCommon(ctx, store, src)
+	return src, a, err
 }
 
 // sizesOf returns the sizes of those of the files that are there. names are

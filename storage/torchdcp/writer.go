@@ -91,7 +91,7 @@ func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
 // format is how PyTorch's checkpoints are replaced.
 var format = publish.Format{
 	Name:   "torchdcp",
-	Record: dcpfiles.MetadataName, Also: []string{"__0.metadata"}, Prefix: "__", Parse: parseDataFile, Read: files.Existing,
+	Record: dcpfiles.MetadataName, Also: []string{"__0.metadata"}, Prefix: "__", Parse: parseDataFile, Read: existing,
 	RankRecord: func(rank int) string { return fmt.Sprintf("__%d.metadata", rank) }, ReadRank: files.RankSave,
 }
 

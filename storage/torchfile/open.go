@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/foreign"
 )
@@ -46,6 +47,23 @@ func NewReader(store blob.Store, name string, o storage.ReadOptions) storage.Rea
 	return foreign.NewReader(func(ctx context.Context) (*foreign.Source, error) { return describe(ctx, store, name) }, store, o)
 }
 
+// Describe reads what the file name of store holds, for a format that has such a
+// file beside others. Names that beside has, too, get a number behind them.
+func Describe(ctx context.Context, store blob.Store, name string, beside *meta.Metadata) (*foreign.Source, error) {
+	f, err := openFile(ctx, store, name)
+	if err != nil {
+		return nil, err
+	}
+	b := newBuilder(store)
+	for i := range beside.Entries {
+		b.names.taken[beside.Entries[i].FQN] = true
+	}
+	if err := b.add(f); err != nil {
+		return nil, err
+	}
+	return b.source(f.version()), nil
+}
+
 // describe reads what a checkpoint holds.
 func describe(ctx context.Context, store blob.Store, name string) (*foreign.Source, error) {
 	if name == "" {
@@ -57,15 +75,7 @@ func describe(ctx context.Context, store blob.Store, name string) (*foreign.Sour
 	if strings.HasSuffix(name, indexSuffix) {
 		return describeIndexed(ctx, store, name)
 	}
-	f, err := openFile(ctx, store, name)
-	if err != nil {
-		return nil, err
-	}
-	b := newBuilder(store)
-	if err := b.add(f); err != nil {
-		return nil, err
-	}
-	return b.source(f.version()), nil
+	return Describe(ctx, store, name, &meta.Metadata{})
 }
 
 // Extensions are those of the files that torch.save writes, by custom.

@@ -1,0 +1,139 @@
+package torchdcp_test
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// megatron returns a checkpoint with a common.pt beside it.
+func megatron(t *testing.T, common map[string]any) (*mem.Store, storagetest.Place) {
+	t.Helper()
+	s := new(mem.Store)
+	p := storagetest.Place{
+		Writer: func() storage.Writer { return torchdcp.NewWriter(s, nil) },
+		Reader: func() storage.Reader { return torchdcp.NewReader(s, nil, storage.ReadOptions{}) },
+	}
+	state := plan.State{"model": map[string]any{"w": numbers(t, 1, 2)}, "step": int64(3)}
+	if err := storagetest.Save(t.Context(), p, storagetest.Storage("s", 1, 1), state); err != nil {
+		t.Fatal(err)
+	}
+	b, err := torchsave.Marshal(common)
+	if err == nil {
+		_, err = blob.WriteAll(t.Context(), s, "common.pt", b, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, p
+}
+
+func numbers(t *testing.T, v ...float32) *tensor.Tensor {
+	t.Helper()
+	x, err := tensor.Of([]int64{int64(len(v))}, v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func TestMegatronsCommonFileIsAPart(t *testing.T) {
+	args := &value.Object{Module: "argparse", Name: "Namespace", Call: true, State: map[string]any{"lr": 0.5}}
+	s, p := megatron(t, map[string]any{
+		"args": args, "iteration": int64(100), "rng": value.Tuple{numbers(t, 7)}, "step": int64(4),
+		"model": map[string]any{"w": map[string]any{"deep": "x"}},
+	})
+	ck, err := torchdcp.Open(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ck.Close()
+	md, err := ck.Metadata(t.Context())
+	if err == nil {
+		err = md.Validate()
+	}
+	if d := cmp.Diff([]string{"args", "iteration", "model.w", "model.w.deep", "rng", "rng.0", "step", "step#2"}, md.Names()); err != nil || d != "" {
+		t.Errorf("names: %v (-want +got)\n%s", err, d)
+	}
+	if !slices.ContainsFunc(ck.Files(), func(f storage.File) bool { return f.Name == "common.pt" && f.Size > 0 }) {
+		t.Errorf("Files = %+v; want common.pt, too", ck.Files())
+	}
+	state, err := plan.Rebuild(md, nil)
+	if err == nil {
+		err = storagetest.Load(t.Context(), p, state)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan.PutInside(state, md)
+	want := plan.State{
+		"args": args, "iteration": int64(100), "rng": value.Tuple{numbers(t, 7)}, "step": int64(3), "step#2": int64(4),
+		"model": map[string]any{"w": numbers(t, 1, 2)}, "model.w.deep": "x",
+	}
+	if d := cmp.Diff(want, state, cmp.Comparer(tensor.Equal)); d != "" {
+		t.Errorf("loaded (-want +got)\n%s", d)
+	}
+	if rep, err := ck.Verify(t.Context(), nil); err != nil || len(rep.Problems) > 0 {
+		t.Errorf("Verify = %+v, %v", rep, err)
+	}
+	// Verify finds damage in it.
+	e, _ := md.Find("rng.0")
+	flip(t, s, "common.pt", e.Tensor.Locs[0].Offset)
+	if rep, err := ck.Verify(t.Context(), nil); err != nil || len(rep.Problems) != 1 || rep.Problems[0].File != "common.pt" || rep.Problems[0].FQN != "rng.0" {
+		t.Errorf("Verify of a damaged one = %+v, %v", rep, err)
+	}
+}
+
+func TestCommonFilesOfOthers(t *testing.T) {
+	// A file that torch.save did not write is no part of the checkpoint.
+	s, p := megatron(t, nil)
+	if _, err := blob.WriteAll(t.Context(), s, "common.pt", []byte("notes"), nil); err != nil {
+		t.Fatal(err)
+	}
+	names := func() []string {
+		md, err := p.Reader().ReadMetadata(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return md.Names()
+	}
+	if d := cmp.Diff([]string{"model.w", "step"}, names()); d != "" {
+		t.Errorf("names (-want +got)\n%s", d)
+	}
+	// One that is damaged is an error.
+	s, p = megatron(t, map[string]any{"iteration": int64(1)})
+	b, err := blob.ReadAll(t.Context(), s, "common.pt", 1<<20)
+	if err == nil {
+		_, err = blob.WriteAll(t.Context(), s, "common.pt", b[:len(b)-1], nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Reader().ReadMetadata(t.Context()); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("ReadMetadata = %v; want %v", err, storage.ErrCorrupt)
+	}
+	// A save that replaces the checkpoint does not inherit it.
+	s, p = megatron(t, map[string]any{"iteration": int64(1)})
+	if err := storagetest.Save(t.Context(), p, storagetest.Storage("t", 2, 1), plan.State{"step": int64(5)}); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"step"}, names()); d != "" {
+		t.Errorf("names after a save (-want +got)\n%s", d)
+	}
+	if _, err := s.Stat(t.Context(), "common.pt"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Stat of the old common.pt = %v", err)
+	}
+}
