@@ -41,6 +41,9 @@ type Error struct {
 
 // Error names the call, the ranks and what was wrong with them.
 func (e *Error) Error() string {
+	if len(e.Ranks) == 0 {
+		return fmt.Sprintf("%s: %v", e.Op, e.Err)
+	}
 	return fmt.Sprintf("%s: %s: %v", e.Op, ranksText(e.Ranks), e.Err)
 }
 

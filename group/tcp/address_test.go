@@ -45,7 +45,7 @@ func TestPlacesOfAName(t *testing.T) {
 	} {
 		for secret, want := range map[string][]string{"s": c.proven, "": c.unproven} {
 			cfg := Config{Secret: []byte(secret), lookup: hostnames}
-			got, err := cfg.places(t.Context(), c.address)
+			got, err := cfg.places(limited(t), c.address)
 			if !slices.Equal(got, want) || (err == nil) != (want != nil) {
 				t.Errorf("places of %s with secret %q = %q, %v; want %q", c.address, secret, got, err, want)
 			}
@@ -58,7 +58,7 @@ func TestPlacesOfAName(t *testing.T) {
 func TestListenByName(t *testing.T) {
 	for _, name := range []string{"service:0", "not-ready:0", "in-hosts-file:0", "203.0.113.7:0"} {
 		cfg := Config{Secret: testSecret, lookup: hostnames}
-		ln, err := cfg.listen(t.Context(), name)
+		ln, err := cfg.listen(limited(t), name)
 		if err != nil {
 			t.Errorf("listen at %s = %v; want no error", name, err)
 			continue
@@ -72,13 +72,13 @@ func TestListenByName(t *testing.T) {
 		ln.Close()
 	}
 	cfg := Config{lookup: hostnames}
-	if _, err := cfg.listen(t.Context(), "service:0"); !errors.Is(err, ErrOpen) {
+	if _, err := cfg.listen(limited(t), "service:0"); !errors.Is(err, ErrOpen) {
 		t.Errorf("listen at a service without a secret = %v; want %v", err, ErrOpen)
 	}
-	if _, err := cfg.listen(t.Context(), "not-ready:0"); err == nil || errors.Is(err, ErrOpen) {
+	if _, err := cfg.listen(limited(t), "not-ready:0"); err == nil || errors.Is(err, ErrOpen) {
 		t.Errorf("listen at a name that is not known, without a secret = %v; want why", err)
 	}
-	if _, err := cfg.listen(t.Context(), "nonsense"); !errors.Is(err, group.ErrInvalid) {
+	if _, err := cfg.listen(limited(t), "nonsense"); !errors.Is(err, group.ErrInvalid) {
 		t.Errorf("listen at an address without a port = %v; want %v", err, group.ErrInvalid)
 	}
 }
@@ -113,7 +113,7 @@ func TestPlaceBesideRank0(t *testing.T) {
 // process left behind is not in use.
 func TestAddressesInUse(t *testing.T) {
 	cfg := Config{Secret: testSecret, lookup: hostnames}
-	old, err := cfg.listen(t.Context(), "127.0.0.1:0")
+	old, err := cfg.listen(limited(t), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestAddressesInUse(t *testing.T) {
 		t.Errorf("listen where another does = %v; want %v", err, syscall.EADDRINUSE)
 	}
 	time.AfterFunc(50*time.Millisecond, func() { old.Close() })
-	ln, err := cfg.listen(t.Context(), old.Addr().String())
+	ln, err := cfg.listen(limited(t), old.Addr().String())
 	if err != nil {
 		t.Fatalf("listen where another does not any more = %v", err)
 	}
@@ -135,7 +135,7 @@ func TestAddressesInUse(t *testing.T) {
 	}
 	dead.SetUnlinkOnClose(false)
 	dead.Close()
-	if ln, err = cfg.listen(t.Context(), unixPrefix+path); err != nil {
+	if ln, err = cfg.listen(limited(t), unixPrefix+path); err != nil {
 		t.Fatalf("listen at the socket of a dead process = %v", err)
 	}
 	if !strings.HasSuffix(addrText(ln.Addr()), path) {

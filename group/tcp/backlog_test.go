@@ -84,12 +84,12 @@ func TestRankThatSendsWithoutEnd(t *testing.T) {
 	b.host.mail.most.lanes = 10
 	var err error
 	for tag := 0; err == nil; tag++ {
-		err = a.Send(t.Context(), 0, tag, []byte("x"))
+		err = a.Send(limited(t), 0, tag, []byte("x"))
 	}
 	if !errors.Is(err, group.ErrGone) {
 		t.Errorf("Send = %v; want %v", err, group.ErrGone)
 	}
-	_, err = b.Recv(t.Context(), 1, 1<<20)
+	_, err = b.Recv(limited(t), 1, 1<<20)
 	if !errors.Is(err, group.ErrGone) || !slices.Equal(group.Ranks(err), []int{1}) || !strings.Contains(err.Error(), "11 tags that nobody receives") {
 		t.Errorf("Recv = %v; want that rank 1 is gone, and why", err)
 	}

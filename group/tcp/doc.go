@@ -15,8 +15,11 @@
 // arity and gives each a part of the list; each calls the ranks of its part in the
 // same way and answers with those whom it could not reach, who lose their seats.
 // Where the first of a part is not there the next one takes its place. A call says
-// who is missing, so that a rank whose context ends can tell. A rank that is not
-// called for three times as long registers again: rank 0 may be a new one. When a
+// who is missing, so that a rank whose context ends can tell; if no rank is known to
+// be missing then, it asks rank 0 once more. A rank that is not called for three
+// times as long registers again: rank 0 may be a new one. If it finds no rank 0
+// within the timeout, at least 20 s, it gives up. A rank 0 whose context ends tells
+// the ranks that are here, and those that are registering, which ranks it missed. When a
 // call of all ranks has found all, the next one says that they have met, and where
 // the rank above each of them in the tree listens. Ranks then connect to the rank
 // above, and where all listen is the first thing that is broadcast.

@@ -125,12 +125,18 @@ func (h *host) admit(g *guest) {
 	}
 	_ = g.conn.SetDeadline(time.Now().Add(hasty))
 	f := newFramed(c)
+	coming := false
 	hi, err := welcome(f, h.cfg.Secret, func(hi hello) error {
 		h.mu.Lock()
 		g.proven = true
 		h.mu.Unlock()
-		return h.check(hi)
+		err := h.check(hi)
+		coming = err == nil && hi.purpose == toMeet
+		return err
 	})
+	if coming {
+		defer h.meeting.arrived()
+	}
 	if err != nil && h.meeting != nil {
 		h.meeting.turnedAway(hi, err)
 	}
@@ -173,7 +179,7 @@ func (h *host) check(hi hello) error {
 	case hi.purpose == toMeet && h.meeting == nil:
 		return errors.New("ranks do not meet here")
 	case hi.purpose == toMeet:
-		return h.meeting.check(hi.from, hi.session)
+		return h.meeting.admit(hi.from, hi.session)
 	case hi.purpose == toCall:
 		return h.wait.check(hi.session)
 	}

@@ -28,7 +28,10 @@ func (h *host) lastRetry() time.Duration {
 
 // Join meets the other ranks of the job and returns this rank's end of their
 // group. It returns when all ranks have come and are connected, or with an error
-// that says which are missing when ctx ends. The caller must call Close.
+// that says which are missing when ctx ends or rank 0 gives up. If rank 0 was found
+// and is lost, or refuses this rank, Join gives up after the timeout, at least 20 s.
+// As long as rank 0 was never found only ctx bounds the wait. The caller must call
+// Close.
 func Join(ctx context.Context, cfg Config) (*Group, error) {
 	g, err := join(ctx, cfg)
 	if err != nil {
@@ -137,6 +140,7 @@ const secretPatience = 2 * time.Second
 // follow is what the other ranks do: they look for rank 0 until they have met.
 func (h *host) follow(ctx context.Context) error {
 	var last error
+	var refused time.Time
 	start := time.Now()
 	for retry := firstRetry; ; retry = min(2*retry, h.lastRetry()) {
 		t, err := h.attend(ctx)
@@ -154,11 +158,23 @@ func (h *host) follow(ctx context.Context) error {
 		if errors.Is(err, ErrSecret) && time.Since(start) > secretPatience {
 			return err
 		}
-		if errors.Is(err, errForgotten) {
+		switch {
+		case errors.Is(err, errForgotten):
 			retry = firstRetry
+		case !errors.Is(err, ErrRefused):
+			refused = time.Time{}
+		case refused.IsZero():
+			refused = time.Now()
+		case time.Since(refused) > h.cfg.searchTime():
+			return err
 		}
-		if ctx.Err() == nil || last == nil {
+		at, due := h.wait.lastSeen()
+		lost := !at.IsZero() && time.Since(due) > h.cfg.searchTime()
+		if last == nil || ctx.Err() == nil && !lost { // else err may only say that time was up
 			last = err
+		}
+		if lost && ctx.Err() == nil {
+			return h.without(fmt.Errorf("%w for %v", errForgotten, time.Since(at).Round(time.Millisecond)), last)
 		}
 		select {
 		case <-time.After(retry/2 + mathrand.N(retry)):
@@ -166,9 +182,16 @@ func (h *host) follow(ctx context.Context) error {
 			if errors.Is(last, ErrRefused) {
 				return fmt.Errorf("%w: %w", last, group.ContextError(ctx))
 			}
-			return &group.Error{Op: opJoin, Ranks: []int{0}, Err: fmt.Errorf("%w: %w (%w)", errMissing, group.ContextError(ctx), last)}
+			return h.without(group.ContextError(ctx), last)
 		}
 	}
+}
+
+// without returns the error of a rank that looked for rank 0 in vain, for a cause
+// and with the last error of that. It also names the ranks that rank 0 missed.
+func (h *host) without(cause, last error) *group.Error {
+	ranks := append([]int{0}, h.wait.missing()...)
+	return &group.Error{Op: opJoin, Ranks: ranks, Err: fmt.Errorf("%w: %w (%w)", errMissing, cause, last)}
 }
 
 // final is an error after which it makes no sense to try again.
@@ -176,7 +199,7 @@ type final struct{ error }
 
 // attend comes to the meeting and waits there to be called.
 func (h *host) attend(ctx context.Context) (terms, error) {
-	if err := h.enrol(ctx); err != nil {
+	if _, err := h.enrol(ctx); err != nil {
 		return terms{}, err
 	}
 	for {
@@ -192,53 +215,68 @@ func (h *host) attend(ctx context.Context) (terms, error) {
 		case <-time.After(t.again):
 			return terms{}, fmt.Errorf("%w for %v", errForgotten, t.again)
 		case <-ctx.Done():
-			return terms{}, final{missed(r.error, ctx)}
+			return terms{}, final{h.missed(ctx, r.error)}
 		}
 	}
 }
 
 // enrol tells rank 0 where this rank listens, and hears the terms.
-func (h *host) enrol(ctx context.Context) error {
+func (h *host) enrol(ctx context.Context) (t terms, err error) {
+	if _, due := h.wait.lastSeen(); !due.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, due.Add(h.cfg.searchTime()))
+		defer cancel()
+	}
 	addr, err := h.cfg.Meet.Find(ctx)
 	if err != nil {
-		return err
+		return t, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(hasty, h.cfg.Timeout))
 	defer cancel()
 	f, err := h.dialAs(ctx, toMeet, 0, addr, h.process)
 	if err != nil {
-		return err
+		return t, err
 	}
+	h.wait.met()
 	defer f.Close()
 	defer context.AfterFunc(ctx, func() { f.Close() })()
 	if h.ln == nil {
 		if err := h.startListening(ctx, h.cfg.place(h.rank, addr, f.Conn), f.Conn); err != nil {
-			return final{err}
+			return t, final{err}
 		}
 	}
 	if err := f.WriteFrame([]byte(h.addr), nil); err != nil {
-		return err
+		return t, err
 	}
 	b, err := f.readFrame(maxNotice)
 	if err != nil {
-		return err
+		return t, err
 	}
-	t, err := decodeTerms(b)
-	if err != nil {
-		return err
+	if t, err = decodeTerms(b); err != nil {
+		return t, err
 	}
 	h.setAddress(0, addr)
 	h.wait.begin(t)
-	return nil
+	return t, nil
 }
 
-// missed returns the error of a rank whose context ended before those came.
-func missed(e *group.Error, ctx context.Context) *group.Error {
-	cause, ranks := e.Err, e.Ranks
-	if len(ranks) == 0 {
-		cause, ranks = errForgotten, []int{0}
+// missed returns the error of a rank whose context ended before those of e came. If
+// those are not known it asks rank 0 once more.
+func (h *host) missed(ctx context.Context, e *group.Error) *group.Error {
+	ended := group.ContextError(ctx)
+	if len(e.Ranks) > 0 {
+		return &group.Error{Op: opJoin, Ranks: e.Ranks, Err: fmt.Errorf("%w: %w", e.Err, ended)}
 	}
-	return &group.Error{Op: opJoin, Ranks: ranks, Err: fmt.Errorf("%w: %w", cause, group.ContextError(ctx))}
+	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	defer cancel()
+	t, err := h.enrol(brief)
+	switch {
+	case err != nil:
+		return h.without(ended, err)
+	case len(t.missing) > 0:
+		return &group.Error{Op: opJoin, Ranks: t.missing, Err: fmt.Errorf("%w: %w", errMissing, ended)}
+	}
+	return &group.Error{Op: opJoin, Ranks: []int{h.rank}, Err: ended} // only the time is up
 }
 
 // share tells all ranks where all listen, which also is when all are connected.

@@ -1,11 +1,14 @@
 package tcp
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
 )
 
 const (
@@ -187,18 +190,35 @@ func (m *mail) close() {
 }
 
 // finish ends connections once what was sent by them is on its way, for which it
-// waits some seconds at most.
+// waits some seconds at most. Once a rank is lost it does not wait: no call can
+// receive what is under way.
 func (m *mail) finish(all []*mailWire) {
-	limit := time.AfterFunc(min(m.host.cfg.Timeout, 5*time.Second), func() {
+	if len(all) == 0 {
+		return
+	}
+	limit := time.NewTimer(m.host.cfg.partingTime())
+	defer limit.Stop()
+	over, loss := m.host.node.World().Gone()
+	cut := func() {
 		for _, w := range all {
 			w.fail(nil)
 		}
-	})
-	defer limit.Stop()
+	}
 	for _, w := range all {
 		w.leave()
 	}
 	for _, w := range all {
-		<-w.ended
+		for !w.isOver() {
+			select {
+			case <-w.ended:
+			case <-limit.C:
+				cut()
+			case <-over:
+				over = nil
+				if !errors.Is(loss(group.OpSend), group.ErrLeft) {
+					cut()
+				}
+			}
+		}
 	}
 }

@@ -23,10 +23,10 @@ func patiently(t *testing.T) (a, b *Group) {
 // that nobody reads, and returns it.
 func narrow(t *testing.T, a, b *Group) *mailWire {
 	t.Helper()
-	if err := a.Send(t.Context(), 1, 99, nil); err != nil {
+	if err := a.Send(limited(t), 1, 99, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Recv(t.Context(), 0, 99); err != nil {
+	if _, err := b.Recv(limited(t), 0, 99); err != nil {
 		t.Fatal(err)
 	}
 	a.host.mail.mu.Lock()
@@ -61,13 +61,21 @@ func begun(g *Group, tag int) bool {
 // until waits for a condition, in words, that holds before long.
 func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	limit := time.Now().Add(20 * time.Second)
+	ctx := limited(t)
 	for !cond() {
-		if time.Now().After(limit) {
+		if ctx.Err() != nil {
 			t.Fatalf("it never came to that: %s", what)
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
+}
+
+// limited returns the context of the test, which also ends after much more time
+// than a test needs on a busy machine.
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // A Send whose context ends while a piece is being written returns at once,
@@ -91,8 +99,8 @@ func TestSendEndsWhileItWrites(t *testing.T) {
 			large[i]++
 		}
 		b.host.mail.mu.Unlock()
-		go func() { errs <- a.Send(t.Context(), 1, 0, []byte("next")) }()
-		got, err := b.Recv(t.Context(), 0, 0)
+		go func() { errs <- a.Send(limited(t), 1, 0, []byte("next")) }()
+		got, err := b.Recv(limited(t), 0, 0)
 		if err := errors.Join(err, <-errs); err != nil || string(got) != "next" {
 			t.Fatalf("Recv = %d bytes, %v; want the next message", len(got), err)
 		}
@@ -117,7 +125,7 @@ func TestSendEndsAmongOthers(t *testing.T) {
 	}
 	until(t, "something is under way", func() bool { return begun(a, 0) })
 	for tag := range 10 {
-		if err := a.Send(t.Context(), 1, 10+tag, []byte{byte(tag)}); err != nil {
+		if err := a.Send(limited(t), 1, 10+tag, []byte{byte(tag)}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -129,7 +137,7 @@ func TestSendEndsAmongOthers(t *testing.T) {
 	}
 	b.host.mail.mu.Unlock()
 	for tag := range 10 {
-		if got, err := b.Recv(t.Context(), 0, 10+tag); err != nil || !bytes.Equal(got, []byte{byte(tag)}) {
+		if got, err := b.Recv(limited(t), 0, 10+tag); err != nil || !bytes.Equal(got, []byte{byte(tag)}) {
 			t.Errorf("Recv of tag %d = %v, %v", tag, got, err)
 		}
 	}
@@ -142,10 +150,10 @@ func TestTheOtherRankGoesInAMessage(t *testing.T) {
 		a, b := patiently(t)
 		large, into := make([]byte, 3<<20), make([]byte, 3<<20)
 		errs := make(chan error, 2)
-		go func() { errs <- a.Send(t.Context(), 1, 0, large) }()
-		go func() { errs <- a.RecvInto(t.Context(), 1, 1, into) }()
+		go func() { errs <- a.Send(limited(t), 1, 0, large) }()
+		go func() { errs <- a.RecvInto(limited(t), 1, 1, into) }()
 		half := make(chan error, 1)
-		go func() { half <- b.Send(t.Context(), 0, 1, make([]byte, 2<<20)) }()
+		go func() { half <- b.Send(limited(t), 0, 1, make([]byte, 2<<20)) }()
 		// Or it has got its message already, which is too short.
 		until(t, "a call waits", func() bool { return len(errs) > 0 || a.host.mail.awaited(a.ID(), 1, 1) })
 		b.Close()

@@ -28,13 +28,13 @@ func TestConnectionsAreBounded(t *testing.T) {
 	m.keep = 3
 	send := func(to, tag int) {
 		t.Helper()
-		if err := gs[0].Send(t.Context(), to, tag, []byte{byte(to)}); err != nil {
+		if err := gs[0].Send(limited(t), to, tag, []byte{byte(to)}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	recv := func(at, tag int) {
 		t.Helper()
-		if got, err := gs[at].Recv(t.Context(), 0, tag); err != nil || !slices.Equal(got, []byte{byte(at)}) {
+		if got, err := gs[at].Recv(limited(t), 0, tag); err != nil || !slices.Equal(got, []byte{byte(at)}) {
 			t.Fatalf("Recv = %v, %v", got, err)
 		}
 		until(t, "the room is granted", func() bool {
@@ -67,7 +67,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	errs := make(chan error, len(gs))
 	for _, g := range gs {
-		go func() { errs <- g.Barrier(t.Context()) }()
+		go func() { errs <- g.Barrier(limited(t)) }()
 	}
 	for range gs {
 		if err := <-errs; err != nil {

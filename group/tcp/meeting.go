@@ -25,11 +25,13 @@ type meeting struct {
 	size    int
 	session session
 	full    chan struct{} // has an element where all may be here
+	settled chan struct{} // has an element if no rank may be registering
 
 	mu     sync.Mutex
 	seats  map[int]*seat // guarded by mu
 	here   int           // how many have heard that they have a seat; guarded by mu
-	over   bool          // guarded by mu
+	coming int           // connections of ranks that register now; guarded by mu
+	over   error         // why no more ranks can come, or nil; guarded by mu
 	latest absence       // who last lost its seat and has not come back; guarded by mu
 	turned absence       // who was last refused; guarded by mu
 }
@@ -44,7 +46,10 @@ type seat struct {
 }
 
 func newMeeting(size int, s session) *meeting {
-	return &meeting{size: size, session: s, seats: make(map[int]*seat), full: make(chan struct{}, 1)}
+	return &meeting{
+		size: size, session: s, seats: make(map[int]*seat),
+		full: make(chan struct{}, 1), settled: make(chan struct{}, 1),
+	}
 }
 
 // interval is how long rank 0 waits between two calls of the roll.
@@ -52,21 +57,43 @@ func (m *meeting) interval() time.Duration {
 	return time.Second + time.Duration(m.size)*time.Second/4000
 }
 
-// check returns why a process may not have a rank's seat, or nil.
-func (m *meeting) check(rank int, process session) error {
+// admit returns why a process may not have a rank's seat, or nil if it may
+// register. The caller must call arrived after that.
+func (m *meeting) admit(rank int, process session) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.taken(rank, process)
+	err := m.taken(rank, process)
+	if err == nil {
+		m.coming++
+	}
+	return err
 }
 
-// taken is check where the lock is held.
+// arrived notes that a process that was admitted has registered or has gone.
+func (m *meeting) arrived() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.coming--; m.coming == 0 {
+		poke(m.settled)
+	}
+}
+
+// poke puts an element into a channel that has room for one, unless it has one.
+func poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// taken returns why a process may not have a rank's seat, or nil. The lock is held.
 func (m *meeting) taken(rank int, process session) error {
 	s := m.seats[rank]
 	switch {
 	case s != nil && s.process == process:
 		return nil
-	case m.over:
-		return errors.New("the ranks have met without this process")
+	case m.over != nil:
+		return m.over
 	case s != nil:
 		return fmt.Errorf("rank %d is here already", rank)
 	}
@@ -103,10 +130,7 @@ func (m *meeting) confirm(rank int, process session) {
 		m.latest = absence{}
 	}
 	if m.here == m.size-1 {
-		select {
-		case m.full <- struct{}{}:
-		default:
-		}
+		poke(m.full)
 	}
 }
 
@@ -119,6 +143,24 @@ func (m *meeting) turnedAway(hi hello, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.turned = absence{rank: hi.from, reason: err.Error()}
+}
+
+// settle waits until no rank registers, for up to d.
+func (m *meeting) settle(ctx context.Context, d time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	for ctx.Err() == nil {
+		m.mu.Lock()
+		coming := m.coming
+		m.mu.Unlock()
+		if coming == 0 {
+			return
+		}
+		select {
+		case <-m.settled:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // vacate frees a seat whose rank does not know that it has it.
@@ -147,6 +189,11 @@ func (m *meeting) lose(absent []absence) {
 func (m *meeting) roll() ([]seat, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.present(), m.here == m.size-1
+}
+
+// present returns who is here, by rank. The lock is held.
+func (m *meeting) present() []seat {
 	seats := make([]seat, 0, m.here)
 	for _, s := range m.seats {
 		if s.here {
@@ -154,30 +201,41 @@ func (m *meeting) roll() ([]seat, bool) {
 		}
 	}
 	slices.SortFunc(seats, func(a, b seat) int { return cmp.Compare(a.rank, b.rank) })
-	return seats, m.here == m.size-1
-}
-
-// end ends the meeting for all that come later, and returns who is here, by rank.
-func (m *meeting) end() []seat {
-	m.mu.Lock()
-	m.over = true
-	m.mu.Unlock()
-	seats, _ := m.roll()
 	return seats
 }
 
-// succeed is end where all are here. Each is told where the rank above it
-// listens; top is where rank 0 does.
+// rest returns the ranks that are here and not in told, and adds them to it. If
+// there are none, more reports whether a rank may be registering. If not, the
+// meeting is over.
+func (m *meeting) rest(told map[int]bool) (seats []seat, more bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.present() {
+		if !told[s.rank] {
+			seats = append(seats, s)
+			told[s.rank] = true
+		}
+	}
+	more = len(seats) > 0 || m.coming > 0
+	if !more {
+		m.over = errors.New("the meeting is over: not all ranks have come")
+	}
+	return seats, more
+}
+
+// succeed ends the meeting, because all ranks are here, and returns them. Each is
+// told where the rank above it listens; top is where rank 0 does.
 func (m *meeting) succeed(top string, arity int) []seat {
 	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.over = errors.New("the ranks have met without this process")
 	for _, s := range m.seats {
 		s.above = top
 		if p := (s.rank - 1) / arity; p > 0 {
 			s.above = m.seats[p].addr
 		}
 	}
-	m.mu.Unlock()
-	return m.end()
+	return m.present()
 }
 
 // absent returns up to limit ranks that are not here.
@@ -223,35 +281,76 @@ func (h *host) gather(ctx context.Context) error {
 			return h.dismiss(ctx, nil)
 		}
 		seats, all := m.roll()
-		absent := h.crier().spread(ctx, roll{notice: noticeWait, error: m.missing(errMissing, maxMissing)}, seats)
-		if ctx.Err() != nil {
-			return h.dismiss(ctx, absent)
-		}
+		absent := h.callRoll(ctx, seats)
 		if all && len(absent) == 0 {
 			return nil
 		}
 		m.lose(absent)
+		if ctx.Err() != nil {
+			return h.dismiss(ctx, absent)
+		}
 		tick.Reset(m.interval())
 	}
 	return nil
 }
 
-// dismiss ends a meeting to which not all have come, or of which some have not
-// answered, and tells who is here.
+// lastWord is how long a rank whose context has ended waits for an answer that
+// says which rank is missing.
+const lastWord = time.Second
+
+// callRoll tells the ranks of seats who is missing, and returns those who did not
+// answer. If ctx ends meanwhile, the others get the time to answer, so that only
+// ranks that do not answer are taken for missing.
+func (h *host) callRoll(ctx context.Context, seats []seat) []absence {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastWord, cancel) })()
+	return h.crier().spread(longer, roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}, seats)
+}
+
+// dismiss ends a meeting to which not all ranks have come, or of which some have
+// not answered. It tells the ranks that are here, and those that register now. A
+// rank that it does not reach learns by itself that rank 0 is gone.
 func (h *host) dismiss(ctx context.Context, absent []absence) error {
 	m := h.meeting
-	err := m.missing(group.NewRemoteError(fmt.Errorf("%w: %w", errMissing, group.ContextError(ctx))), m.size)
-	if len(err.Ranks) == 0 {
-		for _, a := range absent {
-			err.Ranks = append(err.Ranks, a.rank)
-		}
-		slices.Sort(err.Ranks)
-	}
-	seats := m.end()
-	brief, cancel := context.WithTimeout(h.ctx, 2*time.Second) // they pass it on, also without this rank
+	brief, cancel := context.WithTimeout(h.ctx, h.cfg.partingTime()) // they pass it on, also without this rank
 	defer cancel()
-	h.crier().spread(brief, roll{notice: noticeRefused, error: err}, seats)
+	m.settle(brief, h.cfg.partingTime()/2)
+	err := m.missing(group.NewRemoteError(fmt.Errorf("%w: %w", errMissing, group.ContextError(ctx))), m.size)
+	silent := unanswered(absent)
+	if len(err.Ranks) == 0 {
+		err.Ranks = silent
+	}
+	if len(err.Ranks) == 0 { // all are here, and it is only that the time is up
+		err = &group.Error{Op: opJoin, Ranks: []int{0}, Err: group.NewRemoteError(group.ContextError(ctx))}
+	}
+	told := make(map[int]bool)
+	for _, r := range silent {
+		told[r] = true // to call it once more would only delay the others
+	}
+	for brief.Err() == nil {
+		seats, more := m.rest(told)
+		if !more {
+			break
+		}
+		h.crier().spread(brief, roll{notice: noticeRefused, error: err}, seats)
+		if len(seats) == 0 {
+			m.settle(brief, h.cfg.partingTime())
+		}
+	}
 	return err
+}
+
+// unanswered returns the ranks of absent that were called without an answer, in
+// order.
+func unanswered(absent []absence) (ranks []int) {
+	for _, a := range absent {
+		if a.reason != "" {
+			ranks = append(ranks, a.rank)
+		}
+	}
+	slices.Sort(ranks)
+	return ranks
 }
 
 // register hears where a rank listens and tells it the terms, in the course of a
@@ -279,9 +378,10 @@ func (h *host) register(f *framed, hi hello) error {
 // terms returns what rank 0 tells a rank that has come.
 func (h *host) terms(s seat) *terms {
 	m := h.meeting
+	missing := slices.DeleteFunc(m.absent(maxHint+1), func(r int) bool { return r == s.rank }) // it is about to be here
 	return &terms{
 		session: m.session, arity: h.cfg.Arity, timeout: h.cfg.Timeout,
-		again: 3 * m.interval(), above: s.above, missing: m.absent(maxHint),
+		again: 3 * m.interval(), above: s.above, missing: missing,
 	}
 }
 

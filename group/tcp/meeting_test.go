@@ -24,7 +24,7 @@ type joining struct {
 
 // joinLater lets a rank join in the background. Its group is closed at the end.
 func joinLater(t *testing.T, cfg Config, rank int) *joining {
-	ctx, cancel := context.WithCancelCause(t.Context())
+	ctx, cancel := context.WithCancelCause(limited(t))
 	j := &joining{cancel: cancel, done: make(chan struct{})}
 	cfg.Rank = rank
 	go func() {
@@ -52,7 +52,7 @@ func meets(t *testing.T, js ...*joining) {
 	var wg sync.WaitGroup
 	for _, j := range js {
 		wg.Go(func() {
-			if err := j.group.Barrier(t.Context()); err != nil {
+			if err := j.group.Barrier(limited(t)); err != nil {
 				t.Errorf("barrier = %v; want no error", err)
 			}
 		})
@@ -71,10 +71,10 @@ func leader(t *testing.T, cfg Config) *host {
 	h := newHost(cfg, 0, cfg.Size)
 	t.Cleanup(h.close)
 	h.meeting = newMeeting(h.size, session{1})
-	if err := h.startListening(t.Context(), "127.0.0.1:0", nil); err != nil {
+	if err := h.startListening(limited(t), "127.0.0.1:0", nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := cfg.Meet.Announce(t.Context(), h.addr); err != nil {
+	if err := cfg.Meet.Announce(limited(t), h.addr); err != nil {
 		t.Fatal(err)
 	}
 	return h
@@ -108,7 +108,7 @@ func TestRollCall(t *testing.T) {
 		js[r] = joinLater(t, cfg, r)
 	}
 	wait := roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}
-	if absent := h.crier().spread(t.Context(), wait, h.seated(t, size-1)); len(absent) > 0 {
+	if absent := h.crier().spread(limited(t), wait, h.seated(t, size-1)); len(absent) > 0 {
 		t.Errorf("absent where all are here: %v; want none", absent)
 	}
 	gone := []int{1, 2, 3, 8, 11}
@@ -117,7 +117,7 @@ func TestRollCall(t *testing.T) {
 		<-js[r].done
 	}
 	seats := h.seated(t, size-1)
-	absent := h.crier().spread(t.Context(), wait, seats)
+	absent := h.crier().spread(limited(t), wait, seats)
 	var got []int
 	for _, a := range absent {
 		got = append(got, a.rank)
@@ -156,7 +156,7 @@ func TestRollCallOfTheSilent(t *testing.T) {
 	}
 	h.meeting.confirm(1, session{7})
 	wait := roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}
-	absent := h.crier().spread(t.Context(), wait, h.seated(t, 3))
+	absent := h.crier().spread(limited(t), wait, h.seated(t, 3))
 	if len(absent) != 1 || absent[0].rank != 1 || !absent[0].lost {
 		t.Errorf("absent: %v; want rank 1, lost", absent)
 	}
@@ -222,13 +222,13 @@ func TestRanksThatMissTheWord(t *testing.T) {
 	h.meeting.succeed(h.addr, 2)
 	h.begin(terms{session: h.meeting.session, arity: 2, timeout: h.cfg.Timeout})
 	shared := make(chan error, 1)
-	go func() { shared <- h.share(t.Context()) }()
+	go func() { shared <- h.share(limited(t)) }()
 	<-one.done
 	if err := errors.Join(one.err, <-shared); err != nil {
 		t.Errorf("Join = %v; want no error", err)
 	}
 	stranger := &host{cfg: h.cfg, rank: 1, size: 2}
-	_, err := stranger.dialAs(t.Context(), toMeet, 0, h.addr, session{9})
+	_, err := stranger.dialAs(limited(t), toMeet, 0, h.addr, session{9})
 	if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "have met without") {
 		t.Errorf("another process of that rank: %v; want it to be refused", err)
 	}
@@ -237,6 +237,7 @@ func TestRanksThatMissTheWord(t *testing.T) {
 // A meeting that ends without all is over for those who wait, at once.
 func TestDismissal(t *testing.T) {
 	cfg := crowdConfig(t, 9)
+	cfg.parting = time.Minute
 	var js []*joining
 	for _, r := range []int{0, 1, 2, 4, 7} {
 		js = append(js, joinLater(t, cfg, r))
@@ -271,7 +272,7 @@ func leaderOf(t *testing.T, cfg Config) *visitor {
 	f := &File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}
 	v := &visitor{cfg: cfg}
 	until(t, "rank 0 is there", func() bool {
-		v.addr, err = f.Find(t.Context())
+		v.addr, err = f.Find(limited(t))
 		return err == nil
 	})
 	return v
@@ -280,7 +281,9 @@ func leaderOf(t *testing.T, cfg Config) *visitor {
 // come asks for the seat of a rank and goes away.
 func (v *visitor) come(rank int) error {
 	h := &host{cfg: v.cfg, rank: rank, size: v.cfg.Size}
-	f, err := h.dialAs(context.Background(), toMeet, 0, v.addr, session{42})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	f, err := h.dialAs(ctx, toMeet, 0, v.addr, session{42})
 	if err == nil {
 		f.Close()
 	}

@@ -171,7 +171,7 @@ func decodeSeats(b []byte, size int) ([]seat, error) {
 type absence struct {
 	rank   int
 	lost   bool   // it was tried; otherwise there was no time for it
-	reason string // in few words; may be empty
+	reason string // why it did not answer; empty if it was not called
 }
 
 func encodeAbsent(absent []absence) []byte {

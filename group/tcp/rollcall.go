@@ -52,11 +52,19 @@ func (c crier) pass(ctx context.Context, r roll, seats []seat) (absent []absence
 	ctx, cancel := context.WithTimeout(ctx, c.patience(len(seats)))
 	defer cancel()
 	for i, s := range seats {
+		if ctx.Err() != nil {
+			absent = append(absent, absence{rank: s.rank})
+			continue
+		}
 		more, lost, err := c.call(ctx, r, seats[i:])
 		if err == nil {
 			return append(absent, more...)
 		}
-		absent = append(absent, absence{s.rank, lost && ctx.Err() == nil, err.Error()})
+		a := absence{s.rank, lost && ctx.Err() == nil, err.Error()}
+		if !lost && len(seats) > i+1 {
+			a.reason = "" // it was reached, and may wait for one of the others
+		}
+		absent = append(absent, a)
 	}
 	return absent
 }
@@ -171,8 +179,9 @@ type waiting struct {
 	news chan struct{} // has an element where something was heard
 
 	mu     sync.Mutex
-	agreed terms // of the meeting that the rank has come to; guarded by mu
-	last   roll  // what was heard last; guarded by mu
+	since  time.Time // when rank 0 last answered or called; guarded by mu
+	agreed terms     // of the meeting that the rank has come to; guarded by mu
+	last   roll      // what was heard last; guarded by mu
 }
 
 // begin notes that the rank has come to a meeting.
@@ -182,11 +191,11 @@ func (w *waiting) begin(t terms) {
 	if w.agreed.session != t.session {
 		w.last = roll{}
 	}
-	w.agreed = t
+	w.agreed, w.since = t, time.Now()
 	switch {
 	case t.above != "":
 		w.last = roll{notice: noticeMet}
-	case w.last.notice == 0:
+	case w.last.notice == 0 || w.last.notice == noticeWait:
 		e := &group.Error{Op: opJoin, Ranks: t.missing, Err: errMissing}
 		w.last = roll{notice: noticeWait, error: e}
 	}
@@ -215,13 +224,38 @@ func (w *waiting) check(s session) error {
 func (w *waiting) hear(s session, r roll, above string) {
 	w.mu.Lock()
 	if s == w.agreed.session && w.last.notice == noticeWait {
-		w.last, w.agreed.above = r, above
+		w.last, w.agreed.above, w.since = r, above, time.Now()
 	}
 	w.mu.Unlock()
-	select {
-	case w.news <- struct{}{}:
-	default:
+	poke(w.news)
+}
+
+// met notes that rank 0 has answered, whatever follows.
+func (w *waiting) met() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.since = time.Now()
+}
+
+// lastSeen returns when rank 0 last answered or called, and when it will be time to
+// come again if it does not. Both are zero if it never did.
+func (w *waiting) lastSeen() (at, due time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.since.IsZero() {
+		return at, due
 	}
+	return w.since, w.since.Add(w.agreed.again)
+}
+
+// missing returns the ranks that were missing when rank 0 last said so.
+func (w *waiting) missing() []int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.last.error == nil {
+		return nil
+	}
+	return w.last.error.Ranks
 }
 
 // heard returns what was heard last, and the terms as they are then.

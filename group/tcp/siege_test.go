@@ -23,7 +23,7 @@ func TestSilentStrangersAreInNobodysWay(t *testing.T) {
 	var addr string
 	until(t, "rank 0 has announced itself", func() bool {
 		var err error
-		addr, err = (&File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}).Find(t.Context())
+		addr, err = (&File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}).Find(limited(t))
 		return err == nil
 	})
 	besiege(t, addr)
@@ -34,10 +34,10 @@ func TestSilentStrangersAreInNobodysWay(t *testing.T) {
 		}
 	}
 	besiege(t, follower.group.Addr())
-	if err := leader.group.Send(t.Context(), 1, 0, []byte("x")); err != nil {
+	if err := leader.group.Send(limited(t), 1, 0, []byte("x")); err != nil {
 		t.Fatalf("Send = %v", err)
 	}
-	if _, err := follower.group.Recv(t.Context(), 0, 0); err != nil {
+	if _, err := follower.group.Recv(limited(t), 0, 0); err != nil {
 		t.Errorf("Recv = %v; want what was sent", err)
 	}
 }
@@ -80,7 +80,7 @@ func TestConnectionEndsAfterItsMessage(t *testing.T) {
 		wg.Go(func() {
 			b := make([]byte, size)
 			for range rounds {
-				if err := g.RecvInto(t.Context(), 0, 0, b); err != nil {
+				if err := g.RecvInto(limited(t), 0, 0, b); err != nil {
 					t.Errorf("RecvInto on rank %d = %v", g.Rank(), err)
 					return
 				}
@@ -89,7 +89,7 @@ func TestConnectionEndsAfterItsMessage(t *testing.T) {
 	}
 	for range rounds {
 		for r := 1; r < cfg.Size; r++ {
-			if err := gs[0].Send(t.Context(), r, 0, make([]byte, size)); err != nil {
+			if err := gs[0].Send(limited(t), r, 0, make([]byte, size)); err != nil {
 				t.Fatalf("Send to rank %d = %v", r, err)
 			}
 			until(t, "the room is back", func() bool {
@@ -138,7 +138,7 @@ func TestFileAtTheAddressOfASocketStays(t *testing.T) {
 
 // A folder, or anything else that is no file, is no rendezvous.
 func TestRendezvousMustBeAFile(t *testing.T) {
-	if _, err := (&File{Path: t.TempDir()}).Find(t.Context()); !errors.Is(err, group.ErrInvalid) {
+	if _, err := (&File{Path: t.TempDir()}).Find(limited(t)); !errors.Is(err, group.ErrInvalid) {
 		t.Errorf("Find = %v; want ErrInvalid", err)
 	}
 }

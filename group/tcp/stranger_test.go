@@ -43,7 +43,7 @@ func impersonate(t *testing.T, cfg Config) *impostor {
 	p := &impostor{host: newHost(cfg, 1, 2), t: t}
 	t.Cleanup(p.close)
 	until(t, "rank 0 lets another in", func() bool {
-		p.terms, err = p.attend(t.Context())
+		p.terms, err = p.attend(limited(t))
 		return err == nil
 	})
 	p.session = p.terms.session
@@ -53,7 +53,7 @@ func impersonate(t *testing.T, cfg Config) *impostor {
 // connect opens a connection to rank 0.
 func (p *impostor) connect(purpose purpose) *framed {
 	p.t.Helper()
-	f, err := p.dial(p.t.Context(), purpose, 0, p.terms.above)
+	f, err := p.dial(limited(p.t), purpose, 0, p.terms.above)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestRanksThatBehaveBadly(t *testing.T) {
 			cfg := pairConfig(t)
 			joined := make(chan error, 1)
 			go func() {
-				g, err := Join(t.Context(), cfg)
+				g, err := Join(limited(t), cfg)
 				if g != nil {
 					g.Close()
 				}
@@ -134,8 +134,8 @@ func pair(t *testing.T, cfg Config) (a, b *Group) {
 func both(t *testing.T, a, b *Group) {
 	t.Helper()
 	errs := make(chan error, 1)
-	go func() { errs <- a.Barrier(t.Context()) }()
-	if err := errors.Join(b.Barrier(t.Context()), <-errs); err != nil {
+	go func() { errs <- a.Barrier(limited(t)) }()
+	if err := errors.Join(b.Barrier(limited(t)), <-errs); err != nil {
 		t.Errorf("barrier = %v; want no error", err)
 	}
 }
@@ -200,11 +200,11 @@ func TestListeningBeyondLoopbackNeedsProof(t *testing.T) {
 	t.Setenv(SecretVariable, "")
 	cfg := pairConfig(t)
 	cfg.Secret, cfg.Size, cfg.Listen = nil, 1, "0.0.0.0:0"
-	if _, err := Join(t.Context(), cfg); !errors.Is(err, ErrOpen) || !strings.Contains(err.Error(), SecretVariable) {
+	if _, err := Join(limited(t), cfg); !errors.Is(err, ErrOpen) || !strings.Contains(err.Error(), SecretVariable) {
 		t.Errorf("Join = %v; want %v and what to set", err, ErrOpen)
 	}
 	t.Setenv(SecretVariable, "now there is one")
-	g, err := Join(t.Context(), cfg)
+	g, err := Join(limited(t), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,12 +253,12 @@ func TestAnOldFileIsOverwritten(t *testing.T) {
 	}
 	old.Close()
 	f := &File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}
-	if err := f.Announce(t.Context(), old.Addr().String()); err != nil {
+	if err := f.Announce(limited(t), old.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
 	a, b := pair(t, cfg)
 	both(t, a, b)
-	if addr, err := f.Find(t.Context()); err == nil {
+	if addr, err := f.Find(limited(t)); err == nil {
 		t.Errorf("Find after the meeting = %s; want the file to be gone", addr)
 	}
 }
@@ -269,13 +269,13 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	cfg.Timeout, cfg.IdleTimeout = 2*time.Second, 10*time.Millisecond
 	a, b := pair(t, cfg)
 	for range 2 {
-		if err := a.Send(t.Context(), 1, 0, []byte("x")); err != nil {
+		if err := a.Send(limited(t), 1, 0, []byte("x")); err != nil {
 			t.Fatal(err)
 		}
 		a.host.mail.mu.Lock()
 		w := a.host.mail.wires[1]
 		a.host.mail.mu.Unlock()
-		if got, err := b.Recv(t.Context(), 0, 0); err != nil || string(got) != "x" {
+		if got, err := b.Recv(limited(t), 0, 0); err != nil || string(got) != "x" {
 			t.Fatalf("Recv = %q, %v", got, err)
 		}
 		<-w.ended

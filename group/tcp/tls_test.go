@@ -78,10 +78,10 @@ func TestMutualTLS(t *testing.T) {
 	}
 	a, b := pair(t, cfg)
 	both(t, a, b)
-	if err := b.Send(t.Context(), 0, 1, make([]byte, 3<<10)); err != nil {
+	if err := b.Send(limited(t), 0, 1, make([]byte, 3<<10)); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := a.Recv(t.Context(), 1, 1); err != nil || len(got) != 3<<10 {
+	if got, err := a.Recv(limited(t), 1, 1); err != nil || len(got) != 3<<10 {
 		t.Fatalf("Recv = %d bytes, %v", len(got), err)
 	}
 	raw, err := net.Dial("tcp", a.Addr())

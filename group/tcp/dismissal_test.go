@@ -1,0 +1,214 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// names checks that err is of Join and names those ranks.
+func names(t *testing.T, err error, ranks ...int) {
+	t.Helper()
+	ge, ok := errors.AsType[*group.Error](err)
+	if !ok || ge.Op != opJoin || !slices.Equal(ge.Ranks, ranks) {
+		t.Errorf("Join = %v; want an error of ranks %v", err, ranks)
+	}
+}
+
+// follower is a rank that comes to a meeting step by step.
+func follower(t *testing.T, cfg Config, rank int) *host {
+	t.Helper()
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHost(cfg, rank, cfg.Size)
+	t.Cleanup(h.close)
+	return h
+}
+
+// A rank that registers while rank 0 gives up is told too.
+func TestDismissalOfARankThatRegisters(t *testing.T) {
+	cfg := crowdConfig(t, 3)
+	cfg.parting = time.Minute
+	h := leader(t, cfg)
+	one := follower(t, cfg, 1)
+	f, err := one.dialAs(limited(t), toMeet, 0, h.addr, one.process)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := one.startListening(limited(t), "127.0.0.1:0", f.Conn); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(limited(t))
+	cancel()
+	dismissed := make(chan error, 1)
+	go func() { dismissed <- h.dismiss(ended, nil) }()
+	if err := f.WriteFrame([]byte(one.addr), nil); err != nil {
+		t.Fatal(err)
+	}
+	b, err := f.readFrame(maxNotice)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tm, err := decodeTerms(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one.wait.begin(tm)
+	f.Close()
+	until(t, "the rank hears that the meeting is over", func() bool {
+		r, _ := one.wait.heard()
+		return r.notice == noticeRefused
+	})
+	r, _ := one.wait.heard()
+	names(t, r.error, 2)
+	names(t, <-dismissed, 2)
+}
+
+// once is a rendezvous that finds rank 0 once, and then waits for it as etcd does.
+type once struct {
+	File
+	found bool
+}
+
+func (o *once) Find(ctx context.Context) (string, error) {
+	if o.found {
+		<-ctx.Done()
+		return "", group.ContextError(ctx)
+	}
+	o.found = true
+	return o.File.Find(ctx)
+}
+
+// A rank whose rank 0 has gone without a word gives up by itself, and names rank 0
+// and the ranks that were missing.
+func TestRankZeroThatIsLost(t *testing.T) {
+	for claim, meet := range map[string]func(path, addr string) Rendezvous{
+		"by a file": func(path, _ string) Rendezvous { return &File{Path: path} },
+		"by the environment": func(_, addr string) Rendezvous {
+			host, port, _ := net.SplitHostPort(addr)
+			return &Env{Port: port, Getenv: func(string) string { return host }}
+		},
+		"by one that waits": func(path, _ string) Rendezvous { return &once{File: File{Path: path}} },
+	} {
+		t.Run(claim, func(t *testing.T) {
+			t.Parallel()
+			cfg := crowdConfig(t, 4)
+			cfg.search = 50 * time.Millisecond
+			h := leader(t, cfg)
+			cfg.Meet = meet(strings.TrimPrefix(cfg.Rendezvous, "file://"), h.addr)
+			one := joinLater(t, cfg, 1)
+			h.seated(t, 1)
+			h.close()
+			<-one.done
+			names(t, one.err, 0, 2, 3)
+			if !errors.Is(one.err, errForgotten) || errors.Is(one.err, context.DeadlineExceeded) {
+				t.Errorf("Join = %v; want %v, before the context ends", one.err, errForgotten)
+			}
+		})
+	}
+}
+
+// A rank that is refused does not try for ever.
+func TestRefusalsEnd(t *testing.T) {
+	cfg := crowdConfig(t, 2)
+	cfg.search = 50 * time.Millisecond
+	leader(t, cfg)
+	cfg.Job = "another"
+	one := joinLater(t, cfg, 1)
+	if <-one.done; !errors.Is(one.err, ErrRefused) || errors.Is(one.err, context.DeadlineExceeded) {
+		t.Errorf("Join = %v; want %v, before the context ends", one.err, ErrRefused)
+	}
+}
+
+// A rank whose context ends names the ranks that are missing at that time, and if
+// none is known to be, the rank whose time was up.
+func TestRanksThatAreNamed(t *testing.T) {
+	gone := errors.New("of no use")
+	for claim, c := range map[string]struct {
+		meanwhile func(h *host, one *joining)
+		want      int
+	}{
+		"a rank that was here": {func(h *host, one *joining) {
+			one.cancel(nil)
+			<-one.done
+			h.meeting.lose([]absence{{1, true, "it was cut off"}})
+		}, 1},
+		"rank 0": {func(h *host, _ *joining) { h.close() }, 0},
+		"itself": {func(*host, *joining) {}, 2},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			t.Parallel()
+			cfg := crowdConfig(t, 3)
+			h := leader(t, cfg)
+			one := joinLater(t, cfg, 1)
+			h.seated(t, 1)
+			two := joinLater(t, cfg, 2) // it hears that no rank is missing
+			h.seated(t, 2)
+			c.meanwhile(h, one)
+			two.cancel(gone)
+			<-two.done
+			if names(t, two.err, c.want); !errors.Is(two.err, gone) {
+				t.Errorf("Join = %v; want the cause, %v", two.err, gone)
+			}
+		})
+	}
+}
+
+// If the context of rank 0 ends while it calls the roll, all ranks name the one
+// that does not answer, and not those that rank 0 could not call because of it.
+func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
+	cfg := crowdConfig(t, 4)
+	cfg.Arity, cfg.parting = 1, time.Minute
+	h := leader(t, cfg)
+	js := []*joining{joinLater(t, cfg, 2), joinLater(t, cfg, 3)}
+	h.seated(t, 2)
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	if _, err := h.meeting.sit(1, session{7}, mute.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	h.meeting.confirm(1, session{7})
+	ctx, cancel := context.WithCancel(limited(t))
+	defer cancel()
+	go func() {
+		if c, err := mute.Accept(); err == nil {
+			defer c.Close()
+			cancel() // rank 0 is calling
+			<-limited(t).Done()
+		}
+	}()
+	names(t, h.gather(ctx), 1)
+	for _, j := range js {
+		<-j.done
+		names(t, j.err, 1)
+	}
+}
+
+// If all ranks have come as the context of rank 0 ends, that is what all hear.
+func TestRankZeroWhoseTimeIsUp(t *testing.T) {
+	cfg := crowdConfig(t, 2)
+	cfg.parting = time.Minute
+	h := leader(t, cfg)
+	one := joinLater(t, cfg, 1)
+	h.seated(t, 1)
+	ctx, cancel := context.WithCancel(limited(t))
+	cancel()
+	names(t, h.dismiss(ctx, nil), 0)
+	<-one.done
+	names(t, one.err, 0)
+	if !errors.Is(one.err, context.Canceled) || errors.Is(one.err, errMissing) {
+		t.Errorf("Join = %v; want %v and no missing rank", one.err, context.Canceled)
+	}
+}
