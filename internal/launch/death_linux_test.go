@@ -3,10 +3,15 @@ package launch_test
 import (
 	"bufio"
 	"context"
+	"errors"
+	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/internal/launch"
 )
@@ -16,6 +21,43 @@ func init() {
 	roles["launcher"] = func(string) {
 		os.Setenv(roleVariable, "ready")
 		launch.Run(context.Background(), launch.Config{N: 3, Command: os.Args[:1], Stdout: os.Stdout})
+	}
+	// Rank 1 is killed once all others are connected to it, which end because of that.
+	roles["connected"] = func(rank string) {
+		path := os.Getenv(fileVariable)
+		if rank == "1" {
+			ln, err := net.Listen("unix", path)
+			for i := 0; i < connected-1 && err == nil; i++ {
+				_, err = ln.Accept()
+			}
+			if err == nil {
+				err = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+			os.Exit(9)
+		}
+		for limit := time.Now().Add(time.Minute); time.Now().Before(limit); time.Sleep(time.Millisecond) {
+			if c, err := net.Dial("unix", path); err == nil {
+				c.Read(make([]byte, 1))
+				os.Exit(1)
+			}
+		}
+	}
+}
+
+// connected is how many ranks the jobs of the role of that name have.
+const connected = 6
+
+// A rank that was killed is named, and not one of those that ended because of it.
+func TestTheKilledRankIsNamed(t *testing.T) {
+	for i := range 10 {
+		c, _, _ := self(t, connected, "connected")
+		c.Env = append(c.Env, fileVariable+"="+filepath.Join(t.TempDir(), "s"))
+		c.KeepGoing = i%2 == 0
+		rep, err := launch.Run(t.Context(), c)
+		e, ok := errors.AsType[*launch.ExitError](err)
+		if !ok || e.Rank != 1 || e.Signal != "SIGKILL" || e.Stopped || *rep.Failed != 1 {
+			t.Fatalf("Run = %+v, %v; want that rank 1 was killed", rep, err)
+		}
 	}
 }
 

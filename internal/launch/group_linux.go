@@ -37,10 +37,29 @@ func groupAlive(group int) bool {
 	return false
 }
 
-// parseStat returns the state and the group of a process: "pid (name) S ppid
-// pgrp …", where the name may hold anything.
+// isEnding reports whether a process has ended or is about to. Its sockets are
+// closed, as others may have noticed, a moment before it has ended.
+func isEnding(pid int) bool {
+	const exiting = 4 // PF_EXITING of the kernel
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return os.IsNotExist(err) // it was waited for
+	}
+	f := statFields(b)
+	if len(f) < 7 {
+		return false
+	}
+	flags, err := strconv.ParseUint(string(f[6]), 10, 64)
+	return f[0][0] == 'Z' || f[0][0] == 'X' || err == nil && flags&exiting != 0
+}
+
+// statFields returns what follows the name of a process, which may hold anything:
+// "pid (name) state ppid pgrp session tty tpgid flags …".
+func statFields(b []byte) [][]byte { return bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]) }
+
+// parseStat returns the state and the group of a process.
 func parseStat(b []byte) (state byte, group int) {
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	f := statFields(b)
 	if len(f) < 3 {
 		return 0, 0
 	}

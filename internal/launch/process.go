@@ -97,8 +97,8 @@ func (p *process) closeOutputs() error {
 // wait waits until the process has ended and says how.
 func (p *process) wait() Exit {
 	_ = p.cmd.Wait() // the state says it all
+	e := Exit{Rank: p.rank, PID: p.cmd.Process.Pid, Code: -1, Seconds: time.Since(p.began).Seconds(), at: time.Now()}
 	p.group.leaderEnded()
-	e := Exit{Rank: p.rank, PID: p.cmd.Process.Pid, Code: -1, Seconds: time.Since(p.began).Seconds()}
 	if s := p.cmd.ProcessState; s != nil {
 		e.Code, e.Signal = exitCode(s)
 	}

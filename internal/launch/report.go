@@ -14,7 +14,8 @@ type Report struct {
 	MasterPort int     `json:"master_port"` // zero with a unix socket
 	Seconds    float64 `json:"seconds"`
 	// Failed is the rank that failed first, or nil where none did before the job
-	// was ended from outside.
+	// was ended from outside. Of several that end at the same time it is one that a
+	// signal has ended, if the system tells (linux).
 	Failed *int `json:"failed"`
 	// Ranks are those of this host, in their order.
 	Ranks []Exit `json:"ranks"`
@@ -32,7 +33,13 @@ type Exit struct {
 	// Stopped says that it ended after it was told to.
 	Stopped bool    `json:"stopped"`
 	Seconds float64 `json:"seconds"`
+
+	at time.Time // when the launcher noticed it
 }
+
+// isCause reports whether the process did not end because of another rank: a signal
+// has ended it, and not the one with which programs end themselves.
+func (e *Exit) isCause() bool { return e.Signal != "" && e.Signal != "SIGABRT" }
 
 func (e *Exit) failed() bool { return e.Code != 0 }
 

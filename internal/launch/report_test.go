@@ -1,6 +1,10 @@
 package launch
 
-import "testing"
+import (
+	"slices"
+	"testing"
+	"time"
+)
 
 func TestExitsInWords(t *testing.T) {
 	for want, e := range map[string]Exit{
@@ -17,6 +21,24 @@ func TestExitsInWords(t *testing.T) {
 	} {
 		if got := e.String(); got != want {
 			t.Errorf("%+v = %q; want %q", e, got, want)
+		}
+	}
+}
+
+// Of ranks that end at once the cause comes first, however the launcher noticed.
+func TestCausesComeFirst(t *testing.T) {
+	at := func(ms int) time.Time { return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond) }
+	for claim, c := range map[string]struct {
+		exits []Exit
+		want  int
+	}{
+		"the one that was killed": {[]Exit{{Rank: 0, Code: 1, at: at(1)}, {Rank: 1, Code: 137, Signal: "SIGKILL", at: at(2)}}, 1},
+		"the first":               {[]Exit{{Rank: 0, Code: 1, at: at(2)}, {Rank: 1, Code: 3, at: at(1)}}, 1},
+		"not one that gave up":    {[]Exit{{Rank: 0, Code: 134, Signal: "SIGABRT", at: at(2)}, {Rank: 1, Code: 3, at: at(1)}}, 1},
+	} {
+		slices.SortStableFunc(c.exits, compareCauses)
+		if c.exits[0].Rank != c.want {
+			t.Errorf("%s: rank %d comes first; want %d", claim, c.exits[0].Rank, c.want)
 		}
 	}
 }

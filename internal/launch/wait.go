@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 )
 
@@ -22,8 +23,10 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 		}
 		select {
 		case e := <-j.exits:
-			left--
-			j.ended(e, left)
+			for _, e := range j.causesFirst(e) {
+				left--
+				j.ended(e, left)
+			}
 		case s := <-j.Signals:
 			j.passOn(s)
 		case <-done:
@@ -51,7 +54,50 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 const (
 	lookAgain    = 10 * time.Millisecond
 	afterContext = 50 * time.Millisecond
+	// maxEnding bounds how long the launcher waits for a process that is ending.
+	maxEnding = time.Second
 )
+
+// causesFirst returns an exit, and if it may be the first failure also those of
+// all processes that are ending or have ended at this time, so that the one that
+// made the others fail comes first: processes are not waited for in the order in
+// which they end.
+func (j *job) causesFirst(e Exit) []Exit {
+	exits := []Exit{e}
+	if !e.failed() || e.isCause() || j.first != nil || j.stopping {
+		return exits
+	}
+	awaited := make(map[int]bool)
+	for _, p := range j.procs {
+		if !p.ended && p.rank != e.Rank && isEnding(p.cmd.Process.Pid) {
+			awaited[p.rank] = true
+		}
+	}
+	late := time.After(maxEnding)
+	for len(awaited) > 0 {
+		select {
+		case o := <-j.exits:
+			exits = append(exits, o)
+			delete(awaited, o.Rank)
+		case <-late:
+			clear(awaited)
+		}
+	}
+	slices.SortStableFunc(exits, compareCauses)
+	return exits
+}
+
+// compareCauses orders exits by how likely they have caused the others: those that
+// have no cause in another rank first, and then by time.
+func compareCauses(a, b Exit) int {
+	if a.isCause() != b.isCause() {
+		if a.isCause() {
+			return -1
+		}
+		return 1
+	}
+	return a.at.Compare(b.at)
+}
 
 // ended notes how a process ended.
 func (j *job) ended(e Exit, left int) {
