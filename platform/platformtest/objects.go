@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/platform"
@@ -18,6 +19,10 @@ func testBarrier(e *env) {
 		w := platform.Async(func() error { return p.Barrier(ctx, p.World()) })
 		return w.Wait(ctx)
 	})
+	for late := range e.size() {
+		e.heldBack(upTo(e.size()), late)
+		e.heldBack(upTo(e.size())[late:], late)
+	}
 	e.must(func(ctx context.Context, p platform.Platform) error {
 		ended, cancel := context.WithCancel(ctx)
 		if p.World().Rank() == 0 {
@@ -28,6 +33,40 @@ func testBarrier(e *env) {
 			return fmt.Errorf("barrier that rank 0 has cancelled = %v; want that on all", err)
 		}
 		return p.Barrier(ctx, p.World())
+	})
+}
+
+// heldBack checks that a barrier of ranks holds back all of them until the late one
+// has come, and that it needs no other rank.
+func (e *env) heldBack(ranks []int, late int) {
+	e.Helper()
+	var came, passed atomic.Int32
+	all := make(chan struct{}) // closed when all but the late one have come
+	e.must(func(ctx context.Context, p platform.Platform) error {
+		g, err := p.New(ctx, ranks)
+		if err != nil || g == nil {
+			return err
+		}
+		if p.World().Rank() == late && len(ranks) > 1 {
+			select {
+			case <-all:
+			case <-ctx.Done():
+				return fmt.Errorf("not all ranks came: %w", ctx.Err())
+			}
+			e.idle()
+			if n := passed.Load(); n != 0 {
+				return fmt.Errorf("%d of %d ranks passed the barrier of %v before rank %d had come", n, len(ranks), ranks, late)
+			}
+		}
+		if came.Add(1) == int32(len(ranks))-1 {
+			close(all)
+		}
+		err = p.Barrier(ctx, g)
+		passed.Add(1)
+		if n := came.Load(); int(n) != len(ranks) {
+			return fmt.Errorf("passed the barrier of %v when %d had come", ranks, n)
+		}
+		return err
 	})
 }
 

@@ -88,10 +88,10 @@ func run(t *testing.T, open OpenFunc, n int, real bool) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			if real {
-				test.fn(&env{t, shared})
+				test.fn(&env{t, shared, real})
 				return
 			}
-			synctest.Test(t, func(t *testing.T) { test.fn(&env{t, open(t, n)}) })
+			synctest.Test(t, func(t *testing.T) { test.fn(&env{t, open(t, n), real}) })
 		})
 	}
 }
@@ -99,7 +99,18 @@ func run(t *testing.T, open OpenFunc, n int, real bool) {
 // env is one test's platform.
 type env struct {
 	*testing.T
-	ps []platform.Platform
+	ps   []platform.Platform
+	real bool
+}
+
+// idle returns when all other ranks wait, which is certain in a bubble and likely
+// elsewhere.
+func (e *env) idle() {
+	if e.real {
+		time.Sleep(2 * time.Millisecond)
+		return
+	}
+	synctest.Wait()
 }
 
 // size returns the number of ranks.
