@@ -61,8 +61,11 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 			t.Run("invalid", s.invalid)
 			t.Run("stress", s.stress)
 			t.Run("steps", s.steps)
-			if s.messenger(t) {
+			if has[group.Messenger](s, t) {
 				t.Run("messages", s.messages)
+			}
+			if n > 1 && has[group.Alarmer](s, t) {
+				t.Run("alarms", s.alarms)
 			}
 			if n > 1 && s.leave != nil {
 				t.Run("gone", s.gone)
@@ -80,13 +83,13 @@ type suite struct {
 	shared []group.Group // for all tests, or nil
 }
 
-// messenger reports whether the groups are a [group.Messenger].
-func (s *suite) messenger(t *testing.T) bool {
+// has reports whether the groups have the capability T.
+func has[T any](s *suite, t *testing.T) bool {
 	gs := s.shared
 	if gs == nil {
 		gs = s.open(t, 1)
 	}
-	_, ok := gs[0].(group.Messenger)
+	_, ok := gs[0].(T)
 	return ok
 }
 
