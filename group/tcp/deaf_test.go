@@ -25,7 +25,7 @@ func TestLinksThatLoseOneDirection(t *testing.T) {
 			by := tcptest.ByFile(t, size)
 			gs := tcptest.Meet(t, size, func(r int) tcp.Config {
 				c := by(r)
-				c.Arity, c.Timeout = 2, 500*time.Millisecond
+				c.Arity, c.Timeout = 2, 4*time.Second
 				if r == mute {
 					c.Wrap = wires.Wrap
 				}

@@ -140,8 +140,9 @@ func TestRollCall(t *testing.T) {
 // A rank that accepts connections and says nothing loses its seat within the
 // timeout, and those that would have been called through it are called anyway.
 func TestRollCallOfTheSilent(t *testing.T) {
+	t.Parallel()
 	cfg := crowdConfig(t, 4)
-	cfg.Arity, cfg.Timeout = 1, time.Second
+	cfg.Arity, cfg.Timeout = 1, 4*time.Second
 	h := leader(t, cfg)
 	joinLater(t, cfg, 2)
 	joinLater(t, cfg, 3)

@@ -30,7 +30,7 @@ func init() {
 func child() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	g, err := tcp.Join(ctx, tcp.Config{Timeout: 1500 * time.Millisecond})
+	g, err := tcp.Join(ctx, tcp.Config{Timeout: 5 * time.Second})
 	if err != nil {
 		fmt.Println("join:", err)
 		return

@@ -146,26 +146,14 @@ func TestRendezvousMustBeAFile(t *testing.T) {
 // Who is missing because it was refused is said to be.
 func TestRankZeroSaysWhoWasRefused(t *testing.T) {
 	cfg := pairConfig(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	var errs [2]error
-	var wg sync.WaitGroup
-	for r := range errs {
-		wg.Go(func() {
-			c := cfg
-			c.Rank = r
-			if r == 1 {
-				c.Job = "another"
-			}
-			_, errs[r] = Join(ctx, c)
-		})
-	}
-	wg.Wait()
-	if !strings.Contains(errs[0].Error(), `who came as rank 1 was refused: this is job "pair", not "another"`) {
-		t.Errorf("rank 0: %v; want that rank 1 was refused, and why", errs[0])
-	}
-	if !errors.Is(errs[1], ErrRefused) || !errors.Is(errs[1], context.DeadlineExceeded) {
-		t.Errorf("rank 1: %v; want that it was refused", errs[1])
+	h := leader(t, cfg)
+	cfg.Job = "another"
+	one := joinLater(t, cfg, 1)
+	want := `who came as rank 1 was refused: this is job "pair", not "another"`
+	until(t, want, func() bool { return strings.Contains(h.meeting.missing(errMissing, 1).Error(), want) })
+	one.cancel(nil)
+	if <-one.done; !errors.Is(one.err, ErrRefused) || !errors.Is(one.err, context.Canceled) {
+		t.Errorf("rank 1: %v; want that it was refused", one.err)
 	}
 }
 

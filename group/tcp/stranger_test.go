@@ -21,7 +21,7 @@ var testSecret = []byte("known to the ranks")
 func pairConfig(t *testing.T) Config {
 	return Config{
 		Rendezvous: "file://" + filepath.Join(t.TempDir(), "meet"), Size: 2,
-		Job: "pair", Secret: testSecret, Timeout: 300 * time.Millisecond,
+		Job: "pair", Secret: testSecret, Timeout: 3 * time.Second,
 	}
 }
 
@@ -213,31 +213,20 @@ func TestListeningBeyondLoopbackNeedsProof(t *testing.T) {
 
 // Every rank says which are missing, whoever's context ends first.
 func TestRanksThatNeverCome(t *testing.T) {
-	for claim, hasty := range map[string]int{"rank 0 gives up first": 0, "rank 2 gives up first": 2} {
+	for claim, first := range map[string]int{"rank 0 gives up first": 0, "rank 2 gives up first": 2} {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()
-			cfg := pairConfig(t)
-			cfg.Size = 5
-			errs := make(chan error, 2)
-			for _, r := range []int{0, 2} {
-				go func() {
-					limit := 2500 * time.Millisecond
-					if r == hasty {
-						limit = 1500 * time.Millisecond
-					}
-					ctx, cancel := context.WithTimeout(t.Context(), limit)
-					defer cancel()
-					c := cfg
-					c.Rank = r
-					_, err := Join(ctx, c)
-					errs <- err
-				}()
-			}
-			for range 2 {
-				err := <-errs
-				ge, ok := errors.AsType[*group.Error](err)
-				if !ok || !errors.Is(err, context.DeadlineExceeded) || !slices.Contains(ge.Ranks, 1) || !slices.Contains(ge.Ranks, 4) {
-					t.Errorf("Join = %v; want it to name ranks 1, 3 and 4", err)
+			cfg := crowdConfig(t, 5)
+			cfg.parting = time.Minute
+			js := map[int]*joining{0: joinLater(t, cfg, 0), 2: joinLater(t, cfg, 2)}
+			leaderOf(t, cfg).await(t, 2)
+			enough := errors.New("enough")
+			for _, r := range []int{first, 2 - first} {
+				js[r].cancel(enough)
+				<-js[r].done
+				ge, ok := errors.AsType[*group.Error](js[r].err)
+				if !ok || !errors.Is(ge, context.Canceled) || !slices.Contains(ge.Ranks, 1) || !slices.Contains(ge.Ranks, 4) {
+					t.Errorf("Join of rank %d = %v; want it to name ranks 1, 3 and 4", r, js[r].err)
 				}
 			}
 		})

@@ -18,7 +18,7 @@ import (
 
 // lanes is how many jobs the matrix is spread over: most of their time they wait
 // for a timeout.
-const lanes = 11
+const lanes = 16
 
 // death is one cell of the matrix.
 type death struct {

@@ -31,9 +31,9 @@ const (
 	size = 3
 	// timeout is how long a rank may be silent: long enough for a busy machine,
 	// and what half of the matrix waits for.
-	timeout = 1500 * time.Millisecond
+	timeout = 3 * time.Second
 	// limit is when a rank that was not noticed is a fault of ours.
-	limit = 45 * time.Second
+	limit = time.Minute
 )
 
 // rankVariable is set in processes that are a rank.

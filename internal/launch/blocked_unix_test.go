@@ -48,7 +48,7 @@ func TestBlockedOutput(t *testing.T) {
 	for _, role := range []string{"chatter", "ready"} {
 		t.Run(role, func(t *testing.T) {
 			t.Parallel()
-			ctx, cancel := context.WithCancelCause(t.Context())
+			ctx, cancel := context.WithCancelCause(limited(t))
 			c, _, _ := self(t, 2, role)
 			c.LogDir, c.Grace = t.TempDir(), 10*time.Millisecond
 			c.Stdout = newBlocked(t, func() { cancel(launch.ErrTimeout) })
@@ -103,7 +103,7 @@ func TestLastWordsOfTheKilled(t *testing.T) {
 	}}
 	c.Env = append(c.Env, fileVariable+"="+w.file)
 	c.Stdout, c.Signals = w, signals
-	rep, err := launch.Run(t.Context(), c)
+	rep, err := launch.Run(limited(t), c)
 	if e, ok := errors.AsType[*launch.SignalError](err); !ok || e.Code != 143 || errors.Is(err, launch.ErrOutput) {
 		t.Errorf("Run = %+v, %v; want code 143 and no output lost", rep, err)
 	}

@@ -53,7 +53,7 @@ func TestTheKilledRankIsNamed(t *testing.T) {
 		c, _, _ := self(t, connected, "connected")
 		c.Env = append(c.Env, fileVariable+"="+filepath.Join(t.TempDir(), "s"))
 		c.KeepGoing = i%2 == 0
-		rep, err := launch.Run(t.Context(), c)
+		rep, err := launch.Run(limited(t), c)
 		e, ok := errors.AsType[*launch.ExitError](err)
 		if !ok || e.Rank != 1 || e.Signal != "SIGKILL" || e.Stopped || *rep.Failed != 1 {
 			t.Fatalf("Run = %+v, %v; want that rank 1 was killed", rep, err)
@@ -63,7 +63,7 @@ func TestTheKilledRankIsNamed(t *testing.T) {
 
 // Ranks do not outlive a launcher that is killed.
 func TestRanksEndWithTheLauncher(t *testing.T) {
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd := exec.CommandContext(limited(t), os.Args[0])
 	cmd.Env = append(os.Environ(), roleVariable+"=launcher")
 	out, err := cmd.StdoutPipe()
 	if err != nil {

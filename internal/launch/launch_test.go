@@ -104,6 +104,14 @@ func self(t *testing.T, n int, role string) (launch.Config, *bytes.Buffer, *byte
 	}, &out, &errs
 }
 
+// limited returns the context of the test, which also ends after much more time
+// than a test needs on a busy machine.
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 // sorted returns the lines of a text in their order.
 func sorted(text string) []string { return slices.Sorted(strings.Lines(text)) }
 
@@ -113,7 +121,7 @@ func TestRanksMeetByTheEnvironment(t *testing.T) {
 	outs := make([]bytes.Buffer, 6)
 	c.Nodes, c.Node, c.Addr, c.Port, c.Secret = 2, 1, "host", 1234, "s"
 	c.Streams = func(rank int) (stdout, stderr io.Writer) { return &outs[rank], nil }
-	rep, err := launch.Run(t.Context(), c)
+	rep, err := launch.Run(limited(t), c)
 	if err != nil || !rep.OK {
 		t.Fatalf("Run = %+v, %v; want that all went well", rep, err)
 	}
@@ -134,7 +142,7 @@ func TestPlaceAndSecretAreDrawn(t *testing.T) {
 	for _, unix := range []bool{false, false, true} {
 		c, out, _ := self(t, 1, "environment")
 		c.Unix, c.Prefix = unix, false
-		rep, err := launch.Run(t.Context(), c)
+		rep, err := launch.Run(limited(t), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +162,7 @@ func TestPlaceAndSecretAreDrawn(t *testing.T) {
 	t.Setenv("CAIRN_SECRET", "of the environment")
 	c, out, _ := self(t, 1, "environment")
 	c.Prefix = false
-	if _, err := launch.Run(t.Context(), c); err != nil || field(out, "CAIRN_SECRET") != "of the environment" {
+	if _, err := launch.Run(limited(t), c); err != nil || field(out, "CAIRN_SECRET") != "of the environment" {
 		t.Errorf("secret %q, %v; want that of the environment", field(out, "CAIRN_SECRET"), err)
 	}
 }
@@ -171,7 +179,7 @@ func TestRanksMeet(t *testing.T) {
 	for _, unix := range []bool{false, true} {
 		c, out, errs := self(t, 3, "join")
 		c.Unix = unix
-		_, err := launch.Run(t.Context(), c)
+		_, err := launch.Run(limited(t), c)
 		if err != nil || strings.Count(out.String(), "] joined 3 <nil>\n") != 3 {
 			t.Errorf("unix %v: Run = %v, printed\n%s%s", unix, err, out, errs)
 		}
@@ -192,7 +200,7 @@ func TestOutputByRank(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "logs")
 	c, out, errs := self(t, 11, "print")
 	c.LogDir, c.ErrColor = dir, true
-	if _, err := launch.Run(t.Context(), c); err != nil {
+	if _, err := launch.Run(limited(t), c); err != nil {
 		t.Fatal(err)
 	}
 	var want, wantErr []string
@@ -219,7 +227,7 @@ func TestOutputByRank(t *testing.T) {
 
 func TestLinesWithoutEndAreCut(t *testing.T) {
 	c, out, _ := self(t, 2, "wide")
-	if _, err := launch.Run(t.Context(), c); err != nil {
+	if _, err := launch.Run(limited(t), c); err != nil {
 		t.Fatal(err)
 	}
 	total := map[byte]int{}
@@ -238,7 +246,7 @@ func TestLinesWithoutEndAreCut(t *testing.T) {
 func TestOnlyTheFirstRankReads(t *testing.T) {
 	c, out, _ := self(t, 2, "read")
 	c.Stdin = strings.NewReader("words")
-	if _, err := launch.Run(t.Context(), c); err != nil {
+	if _, err := launch.Run(limited(t), c); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff([]string{"[0] \"words\" <nil>\n", "[1] \"\" <nil>\n"}, sorted(out.String())); d != "" {
@@ -250,7 +258,7 @@ func TestOneThatFailsEndsAll(t *testing.T) {
 	c, _, _ := self(t, 3, "fail")
 	var told []string
 	c.Tell = func(text string) { told = append(told, text) }
-	rep, err := launch.Run(t.Context(), c)
+	rep, err := launch.Run(limited(t), c)
 	e, ok := errors.AsType[*launch.ExitError](err)
 	if !ok || e.Rank != 1 || e.Code != 3 || rep.OK || rep.Failed == nil || *rep.Failed != 1 {
 		t.Fatalf("Run = %+v, %v; want that rank 1 exited with 3", rep, err)
@@ -281,7 +289,7 @@ func TestOthersMayGoOn(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	rep, err := launch.Run(t.Context(), c)
+	rep, err := launch.Run(limited(t), c)
 	if e, ok := errors.AsType[*launch.ExitError](err); !ok || e.Rank != 1 || rep.Ranks[0].Code+rep.Ranks[2].Code != 0 {
 		t.Errorf("Run = %+v, %v; want that only rank 1 failed", rep, err)
 	}
@@ -303,16 +311,16 @@ func TestNothingIsStartedWhere(t *testing.T) {
 		"several hosts share a socket":   {N: 1, Command: []string{"x"}, Nodes: 2, Unix: true},
 		"several hosts have no secret":   {N: 1, Command: []string{os.Args[0]}, Nodes: 2, Addr: "h", Port: 1, Env: []string{"CAIRN_SECRET="}},
 	} {
-		rep, err := launch.Run(t.Context(), c)
+		rep, err := launch.Run(limited(t), c)
 		if _, ok := errors.AsType[*launch.ConfigError](err); rep != nil || !ok {
 			t.Errorf("%s: Run = %+v, %v; want a ConfigError", claim, rep, err)
 		}
 	}
-	rep, err := launch.Run(t.Context(), launch.Config{N: 2, Command: []string{"no-such-program"}})
+	rep, err := launch.Run(limited(t), launch.Config{N: 2, Command: []string{"no-such-program"}})
 	if rep != nil || !errors.Is(err, exec.ErrNotFound) {
 		t.Errorf("Run of a program that is not there = %+v, %v; want ErrNotFound", rep, err)
 	}
-	ctx, cancel := context.WithCancelCause(t.Context())
+	ctx, cancel := context.WithCancelCause(limited(t))
 	cancel(errors.New("never mind"))
 	if rep, err := launch.Run(ctx, launch.Config{N: 1, Command: []string{os.Args[0]}}); rep != nil || err == nil {
 		t.Errorf("Run with a context that has ended = %+v, %v", rep, err)

@@ -43,7 +43,7 @@ func TestLogsOfAnEarlierJob(t *testing.T) {
 		c, _, _ := self(t, 2, "print")
 		c.LogDir = dir
 		before := names()
-		rep, err := launch.Run(t.Context(), c)
+		rep, err := launch.Run(limited(t), c)
 		if e, ok := errors.AsType[*launch.LogError](err); !ok || rep != nil || !errors.Is(e, fs.ErrExist) {
 			t.Errorf("%s: Run = %+v, %v; want a LogError", claim, rep, err)
 		}
@@ -51,7 +51,7 @@ func TestLogsOfAnEarlierJob(t *testing.T) {
 			t.Errorf("%s: -before +after\n%s", claim, d)
 		}
 		c.Overwrite = true
-		if _, err := launch.Run(t.Context(), c); err != nil {
+		if _, err := launch.Run(limited(t), c); err != nil {
 			t.Errorf("%s, to be overwritten: Run = %v", claim, err)
 		}
 		want := []string{"0.err", "0.out", "01.out", "1.err", "1.out", "notes.txt", "x.err"}
@@ -69,7 +69,7 @@ func TestLogsOfOtherHostsStay(t *testing.T) {
 	dir, names := logDir(t, "0.out", "4.err")
 	c, _, _ := self(t, 2, "print")
 	c.LogDir, c.Nodes, c.Node, c.Addr, c.Port, c.Secret = dir, 3, 1, "h", 1, "s"
-	if _, err := launch.Run(t.Context(), c); err != nil {
+	if _, err := launch.Run(limited(t), c); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff([]string{"0.out", "2.err", "2.out", "3.err", "3.out", "4.err"}, names()); d != "" {
@@ -82,11 +82,11 @@ func TestLogsOfAJobThatNeverBegan(t *testing.T) {
 	dir, names := logDir(t)
 	c, _, _ := self(t, 2, "print")
 	c.LogDir, c.Env = dir, append(c.Env, "A=\x00")
-	if rep, err := launch.Run(t.Context(), c); err == nil || len(names()) > 0 {
+	if rep, err := launch.Run(limited(t), c); err == nil || len(names()) > 0 {
 		t.Errorf("Run = %+v, %v, and there is %q; want an error and nothing", rep, err, names())
 	}
 	c.LogDir = os.Args[0]
-	_, err := launch.Run(t.Context(), c)
+	_, err := launch.Run(limited(t), c)
 	if e, ok := errors.AsType[*launch.LogError](err); !ok || e.Dir != os.Args[0] {
 		t.Errorf("Run with logs in a file = %v; want a LogError", err)
 	}

@@ -124,7 +124,7 @@ func signalled(t *testing.T, role string, grace time.Duration, signals ...os.Sig
 		}
 	}}
 	c.Stdout, c.Signals, c.Grace = w, ch, grace
-	rep, err := launch.Run(t.Context(), c)
+	rep, err := launch.Run(limited(t), c)
 	return rep, w, err
 }
 
@@ -167,7 +167,7 @@ func TestExitCodeOfASignal(t *testing.T) {
 func TestRanksThatAreKilledOrStopped(t *testing.T) {
 	for role, want := range map[string]string{"killed": "rank 1 was ended by SIGKILL after ", "stopped": "rank 1 exited with code 1 after "} {
 		c, _, _ := self(t, 3, role)
-		rep, err := launch.Run(t.Context(), c)
+		rep, err := launch.Run(limited(t), c)
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: Run = %+v, %v; want %s", role, rep, err, want)
 		}
@@ -176,7 +176,7 @@ func TestRanksThatAreKilledOrStopped(t *testing.T) {
 
 func TestContextEndsAJob(t *testing.T) {
 	for role, grace := range map[string]time.Duration{"ready": time.Minute, "stubborn": time.Millisecond} {
-		ctx, cancel := context.WithCancelCause(t.Context())
+		ctx, cancel := context.WithCancelCause(limited(t))
 		c, _, _ := self(t, 2, role)
 		var told []string
 		c.Stdout, c.Grace = &whenReady{n: 2, call: func() { cancel(launch.ErrTimeout) }}, grace
@@ -209,7 +209,7 @@ func TestReaderThatHasGone(t *testing.T) {
 		var told []string
 		c.Stdout, c.LogDir = w, t.TempDir()
 		c.Tell = func(text string) { told = append(told, text) }
-		rep, err := launch.Run(t.Context(), c)
+		rep, err := launch.Run(limited(t), c)
 		w.Close()
 		if !errors.Is(err, launch.ErrReader) || !strings.HasSuffix(err.Error(), want) || rep.OK || rep.Failed != nil {
 			t.Errorf("%s: Run = %+v, %v; want %q", role, rep, err, want)
@@ -222,7 +222,7 @@ func TestReaderThatHasGone(t *testing.T) {
 
 // Where a signal ends the context too, ranks get the signal and no other.
 func TestSignalThatEndsTheContext(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(limited(t))
 	c, _, _ := self(t, 2, "report")
 	ch := make(chan os.Signal, 1)
 	w := &whenReady{n: 2, call: func() {
@@ -243,7 +243,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 		var told []string
 		c.Grace = 100 * time.Millisecond
 		c.Tell = func(text string) { told = append(told, text) }
-		rep, err := launch.Run(t.Context(), c)
+		rep, err := launch.Run(limited(t), c)
 		if err != nil || !rep.OK {
 			t.Errorf("%s: Run = %+v, %v; want that it went well", role, rep, err)
 		}
@@ -260,7 +260,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 
 // gone reports whether a group is gone, within a while.
 func gone(group int) bool {
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if !launch.GroupAlive(group) {
 			return true
 		}
@@ -271,7 +271,7 @@ func gone(group int) bool {
 // A process that has left the group and keeps the output open is not waited for.
 func TestStrangersAreNotWaitedFor(t *testing.T) {
 	c, out, _ := self(t, 1, "parent of stranger")
-	rep, err := launch.Run(t.Context(), c)
+	rep, err := launch.Run(limited(t), c)
 	var pid int
 	if _, e := fmt.Sscanf(out.String(), "[0] pid %d", &pid); e != nil || err != nil || !rep.OK {
 		t.Fatalf("Run = %+v, %v, printed %q, %v", rep, err, out, e)
@@ -288,7 +288,7 @@ func TestProgramsGetFilesAsTheyAre(t *testing.T) {
 	}
 	c, _, _ := self(t, 2, "print")
 	c.Stdout, c.Stderr, c.Prefix = w, nil, false
-	_, err = launch.Run(t.Context(), c)
+	_, err = launch.Run(limited(t), c)
 	w.Close()
 	b, e := io.ReadAll(r)
 	if err != nil || e != nil || strings.Count(string(b), "\nand more") != 2 {
@@ -299,7 +299,7 @@ func TestProgramsGetFilesAsTheyAre(t *testing.T) {
 func TestRankThatCannotStart(t *testing.T) {
 	c, _, _ := self(t, 2, "wait")
 	c.Env = append(c.Env, "A=\x00")
-	if rep, err := launch.Run(t.Context(), c); rep != nil || err == nil || !strings.HasPrefix(err.Error(), "start rank 0: ") {
+	if rep, err := launch.Run(limited(t), c); rep != nil || err == nil || !strings.HasPrefix(err.Error(), "start rank 0: ") {
 		t.Errorf("Run = %+v, %v; want that rank 0 could not be started", rep, err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 )
 
 // Process is a process of the test's own program. Its methods are for one
@@ -47,8 +48,10 @@ func Start(t testing.TB, env ...string) *Process {
 	return &Process{in, cmd.Process, bufio.NewScanner(out)}
 }
 
-// Line returns the next line that the process prints. False: it has ended.
+// Line returns the next line that the process prints. False: it has ended. One that
+// prints nothing for a few minutes is killed.
 func (p *Process) Line() (string, bool) {
+	defer time.AfterFunc(3*limit, func() { _ = p.os.Kill() }).Stop() // it may have ended
 	ok := p.out.Scan()
 	return p.out.Text(), ok
 }
