@@ -36,7 +36,7 @@ func config(r tcp.Rendezvous) tcp.Config {
 
 // soon returns a context that ends before the test does.
 func soon(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -46,7 +46,7 @@ func Example_hold() {
 	}
 	defer g.Close()
 
-	ctx, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
+	ctx, cancel = context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	_, err = tcp.Join(ctx, tcp.Config{Meet: &etcd.Rendezvous{Endpoints: []string{cluster}, Job: "once", Size: 1}})
 	fmt.Println(err)

@@ -127,26 +127,39 @@ func TestProcessesThatDisagreeAboutTheSize(t *testing.T) {
 	}
 }
 
+// taken returns the error of a process that waits for a seat in vain. It waits as
+// long as the process needs to see that.
+func taken(t *testing.T, r *etcd.Rendezvous) error {
+	t.Helper()
+	for limit := 300 * time.Millisecond; ; limit *= 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		_, _, err := r.Seat(ctx)
+		cancel()
+		if errors.Is(err, etcd.ErrTaken) {
+			return err
+		}
+		if err == nil || limit > time.Minute {
+			t.Fatalf("Seat = %v; want ErrTaken", err)
+		}
+	}
+}
+
 // One process too many waits until there is a seat.
 func TestTooManyProcesses(t *testing.T) {
 	job := newJob(t)
 	first, second := at(job, 2), at(job, 2)
 	sit(t, first)
 	sit(t, second)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
 	third := at(job, 2)
 	defer third.Close()
-	_, _, err := third.Seat(ctx)
-	if !errors.Is(err, etcd.ErrTaken) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "all 2 ranks are other processes") {
+	err := taken(t, third)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "all 2 ranks are other processes") {
 		t.Errorf("Seat of a third process of two = %v; want that all are taken", err)
 	}
 	given := at(job, 2)
 	given.Rank = new(1)
 	defer given.Close()
-	ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	if _, _, err = given.Seat(ctx); !errors.Is(err, etcd.ErrTaken) || !strings.Contains(err.Error(), "is rank 1") || !strings.Contains(err.Error(), "process ") {
+	if err := taken(t, given); !strings.Contains(err.Error(), "is rank 1") || !strings.Contains(err.Error(), "process ") {
 		t.Errorf("Seat of a second rank 1 = %v; want who has it", err)
 	}
 	var wg sync.WaitGroup
@@ -171,12 +184,9 @@ func TestHold(t *testing.T) {
 		defer r.Release()
 	}
 	meet(t, config(held[0]), config(held[1]))
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
 	next := at(job, 3)
 	defer next.Close()
-	_, _, err := next.Seat(ctx)
-	if !errors.Is(err, etcd.ErrTaken) || !strings.Contains(err.Error(), "2 of its processes have not left") {
+	if err := taken(t, next); !strings.Contains(err.Error(), "2 of its processes have not left") {
 		t.Errorf("Seat while a group lives = %v; want that seats are taken", err)
 	}
 	var wg sync.WaitGroup

@@ -117,18 +117,6 @@ func TestRankZeroThatIsLost(t *testing.T) {
 	}
 }
 
-// A rank that is refused does not try for ever.
-func TestRefusalsEnd(t *testing.T) {
-	cfg := crowdConfig(t, 2)
-	cfg.search = 50 * time.Millisecond
-	leader(t, cfg)
-	cfg.Job = "another"
-	one := joinLater(t, cfg, 1)
-	if <-one.done; !errors.Is(one.err, ErrRefused) || errors.Is(one.err, context.DeadlineExceeded) {
-		t.Errorf("Join = %v; want %v, before the context ends", one.err, ErrRefused)
-	}
-}
-
 // A rank whose context ends names the ranks that are missing at that time, and if
 // none is known to be, the rank whose time was up.
 func TestRanksThatAreNamed(t *testing.T) {

@@ -25,7 +25,7 @@ func TestRanksAreProcesses(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	folder := filepath.Join(t.TempDir(), "checkpoint")
 	var stdout, stderr bytes.Buffer
