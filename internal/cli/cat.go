@@ -68,10 +68,10 @@ it: 'model.w[0:4, ::2, 3]', 'model.w[-1]', 'model.w[..., ::-1]'; or give it by
 If NAME is the beginning of names up to a dot, cat prints everything below it as
 nested dicts and lists, with the dtypes and shapes of tensors.
 
-As text, tensors of more than --limit elements are shortened as numpy does it: the
-first and the last ones of each dimension, with an ellipsis in between. --full
-prints all of them, a row a line. Objects are printed as Python's repr, cut at
-4096 bytes but with --full.
+As text, tensors of more than --limit elements are shortened as in numpy: the
+first and the last elements of each dimension, with an ellipsis in between. --full
+prints all of them, one row on each line. Objects are printed as Python's repr,
+cut at 4096 bytes unless --full is given.
 
 --npy writes a file for numpy.load, --raw the little-endian bytes alone, the last
 dimension fastest, or the encoded bytes of an object; - is stdout.
@@ -86,13 +86,13 @@ With --json:
   fqn, kind          what it is: "tensor", "object" or "tree"
   dtype, shape       of what is selected of a tensor
   values             its elements as nested lists, whatever --limit says: complex
-                     numbers as lists of two; "nan", "inf" and "-inf" are texts
+                     numbers as lists of two; "nan", "inf", "-inf" as strings
   type               of an object or a tree, in Python's words
   value              of an object or a tree; what JSON lacks is an object with one
                      key, such as {"$bytes": "…"}, as in the file format; a tensor
                      in a tree is {"$tensor": {"dtype": "…", "shape": […]}}
-  output, nbytes     with --npy or --raw, and then without values: the file that
-                     was written and the size of the data`,
+  output, nbytes     instead of values, with --npy or --raw: the file that was
+                     written and the size of the data`,
 		Example: `  cairn cat runs/step-1000 optimizer.lr
   cairn cat runs/step-1000 'model.embed.weight[:2, :8]'
   cairn cat runs/step-1000 model.embed.weight --slice '-1' --full

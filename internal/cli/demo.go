@@ -37,25 +37,25 @@ numbers and settings), saves it from 8 ranks on a 2×4 mesh, verifies it, loads 
 into 3 ranks that are laid out in another way and compares every byte with what
 was saved. Then it saves over that checkpoint and crashes on the way, at six
 points, and shows each time that a whole checkpoint is there: the old one before
-the commit, the new one after it. At last it overwrites it completely.
+the commit, the new one after it. Finally it overwrites the checkpoint.
 
 A load reads whole checksummed tiles. The matrices are small here, so that narrow
 columns of them share tiles, and it reads more than it needs; the larger the
 state, the less. The ranks are goroutines of this process. The state is in memory
-once, and on disk twice while it is overwritten. The checkpoint stays, to be
-looked at. Two demos in one directory would disturb each other: the second one is
-refused. Exit code 0 says that all was as promised.
+once, and on disk twice while it is overwritten. The checkpoint stays, so that
+other commands can be tried on it. A second demo in the same directory is refused.
+Exit code 0 means that every step did what it should.
 
-With --procs the ranks are so many processes, which meet over TCP on this host.
+With --procs N the ranks are N processes, which meet over TCP on this host.
 They save, and then save over that checkpoint three times, while one of them is
 killed: a rank with half of its data written, rank 0 just before the commit, rank
-0 just after it. Each time all survivors return an error that names the dead, and
-a whole checkpoint is there. At last the job meets again under the same name,
+0 just after it. Each time all survivors return an error that names the dead rank,
+and a whole checkpoint is there. Finally the job meets again under the same name,
 saves, and loads in --load-ranks processes, which compare every byte.
 
 With --json:
 
-  ok           whether all was as promised
+  ok           whether every step did what it should
   path         where the checkpoint is
   state        layers, width, tensors, objects, nbytes
   save, overwrite
@@ -80,11 +80,11 @@ With --json:
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.dir, "dir", "cairn-demo", "save in this directory (`PATH`), which is made if need be")
-	fl.Var(&f.size, "size", "size of the state, about")
+	fl.StringVar(&f.dir, "dir", "cairn-demo", "save in this directory (`PATH`), which is created if necessary")
+	fl.Var(&f.size, "size", "approximate size of the state")
 	fl.IntVar(&f.ranks, "ranks", 8, "ranks that save")
 	fl.IntVar(&f.loadRanks, "load-ranks", 3, "ranks that load")
-	fl.IntVar(&f.procs, "procs", 0, "save from so many processes instead, some of which are killed")
+	fl.IntVar(&f.procs, "procs", 0, "save from `N` processes instead, some of which are killed")
 	fl.BoolVar(&f.keep, "keep", true, "leave the checkpoint there; --keep=false removes it at the end")
 	_ = cmd.MarkFlagDirname("dir") // fails for unknown flags only
 	return cmd

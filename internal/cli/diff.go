@@ -43,30 +43,28 @@ func newDiffCmd() *cobra.Command {
 		Short: "Compare two checkpoints, of any formats and shardings",
 		Long: `Diff compares two checkpoints name by name and lists what differs: names that are
 missing in B or extra there, kinds, dtypes, shapes and values. Tensors are
-compared as numbers, however they are cut and stored. For those that differ it
-prints how many elements do, the largest absolute difference, the largest
-difference relative to B (where B is not zero), and the first differing element.
+compared as numbers, however they are cut and stored. For tensors that differ,
+diff prints how many elements differ, the largest absolute difference, the largest
+difference relative to B (if B is not zero), and the first differing element.
 Objects are compared by value. Memory is bounded, whatever the size of a tensor.
 
-Elements are equal where |a-b| <= atol + rtol*|b|, as numpy.allclose has it, and
-both tolerances are zero unless they are given. All NaNs are equal, but with
---nan-differs, and so are the two zeros; --exact compares bits instead. Different
-dtypes are a difference, but with --ignore-dtype. Values of objects have to be
-equal whatever the tolerance.
+Elements are equal if |a-b| <= atol + rtol*|b|, as in numpy.allclose; both
+tolerances are zero by default. All NaNs are equal, except with --nan-differs, and
+so are the two zeros. --exact compares bits instead. Different dtypes are a
+difference, except with --ignore-dtype. The values of objects have to be equal
+whatever the tolerance.
 
 --select and --exclude take patterns (see 'cairn help patterns'), --rename takes
 rules as 'cairn convert' does; all may be given several times, and each has to
-match something. As there, patterns are about names of A as they are in A; what is
-left is then renamed, and what is left out is left out of B as well. Names that
-only B has are selected by the same patterns; with --rename, where they have no
-name in A, only --exclude leaves them out.
+match something. Patterns apply to the names of A before they are renamed. What
+they leave out of A is left out of B too. They also select the names that only B
+has; but with --rename, only --exclude applies to those.
 
 --names-only compares kinds, dtypes and shapes and reads no values. Names that are
 equal in these are called matching.
 
-The exit code is 0 if no difference was found and 1 if one was. Other codes say
-what went wrong, as 'cairn help exit-codes' has them; what would be 1 elsewhere is
-8 here.
+The exit code is 0 if no difference was found and 1 if one was. Errors that have
+the code 1 in other commands have the code 8 here; see 'cairn help exit-codes'.
 
 With --json:
 
@@ -74,18 +72,18 @@ With --json:
   equal              whether they are; null if no difference was found and
                      --names-only left the values unread
   names              how many there are in both together
-  compared           how many of them were looked at: all but with --first
+  compared           how many of them were compared: all, except with --first
   identical          how many tensors have the same dtype, shape and bits, and
                      objects the same value
   close              how many are equal, though not to the bit
   matching           how many are equal as far as --names-only compares them
   different, missing, extra
                      how many are not
-  max_abs, max_rel   the largest of all tensors; null where no bit differs
+  max_abs, max_rel   the largest of all tensors; null if no bit differs
   items              a list with, for each name that is not equal, or with --all
                      for each name:
     fqn              the name in B
-    renamed          the name in A where that is another one
+    renamed          the name in A, if it is another one
     status           "identical", "close", "matching", "different", "missing" or
                      "extra"
     differs          a list of "kind", "dtype", "shape" and "values"
@@ -93,15 +91,15 @@ With --json:
                      repr, problem, codec, chunks, files and nbytes, as in
                      'cairn ls'
     where            the place in an object that differs first
-    values           of tensors that were compared and have not the same bits:
-                     elements, differing (how many are not equal), nans (for how
-                     many of those that is due to a NaN), max_abs, max_rel, and
-                     first (index, a, b: the first differing element)
+    values           of tensors that were compared and differ in a bit: elements,
+                     differing (how many are not equal), nans (how many of those
+                     have a NaN), max_abs, max_rel, and first (index, a, b: the
+                     first differing element)
   omitted            how many items --limit left out
   unread             a list of the objects that could not be compared, with fqn
                      and why; they make the exit code 1
 
-An infinite number is the text "inf" or "-inf" there.`,
+An infinite number is the string "inf" or "-inf".`,
 		Example: `  cairn diff runs/step-1000 runs/step-2000
   cairn diff runs/step-1000 exported --rtol 1e-2 --ignore-dtype
   cairn diff a b --select 'model.*' --rename 'model.*=*'
@@ -114,14 +112,14 @@ An infinite number is the text "inf" or "-inf" there.`,
 	}
 	addFilterFlags(cmd, &f.selected, &f.excluded)
 	flags := cmd.Flags()
-	flags.Float64Var(&f.Rtol, "rtol", 0, "allow for a difference of this `part` of B")
-	flags.Float64Var(&f.Atol, "atol", 0, "allow for a difference of this `size`")
+	flags.Float64Var(&f.Rtol, "rtol", 0, "tolerate a difference of this `fraction` of B")
+	flags.Float64Var(&f.Atol, "atol", 0, "tolerate a difference of this `size`")
 	flags.BoolVar(&f.Exact, "exact", false, "compare bits rather than numbers")
-	flags.BoolVar(&f.NaNDiffers, "nan-differs", false, "let NaN differ from NaN")
-	flags.BoolVar(&f.IgnoreDType, "ignore-dtype", false, "let equal numbers of different dtypes be equal")
+	flags.BoolVar(&f.NaNDiffers, "nan-differs", false, "count NaNs as different from each other")
+	flags.BoolVar(&f.IgnoreDType, "ignore-dtype", false, "compare tensors of different dtypes as numbers")
 	flags.BoolVar(&f.DescriptionsOnly, "names-only", false, "compare names, kinds, dtypes and shapes, and read no values")
 	flags.StringArrayVar(&f.rename, "rename", nil, "rename names of A by this `rule`; may be repeated")
-	flags.BoolVar(&f.All, "all", false, "list what is equal too")
+	flags.BoolVar(&f.All, "all", false, "also list what is equal")
 	flags.IntVar(&f.Limit, "limit", 0, "list at most this `number` of names (default all)")
 	flags.BoolVar(&f.first, "first", false, "stop at the first name that differs")
 	return cmd

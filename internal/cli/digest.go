@@ -23,8 +23,8 @@ func newDigestCmd() *cobra.Command {
 		Use:   "digest PATH [NAME...]",
 		Short: "Print the SHA-256 of every tensor and object",
 		Long: `Digest reads tensors and objects and prints the SHA-256 of their content: of a
-tensor's contiguous little-endian bytes, whatever way it was cut into chunks,
-and of an object's encoding. Two checkpoints of the same state have the same
+tensor's contiguous little-endian bytes, however it was cut into chunks, and of an
+object's encoding. Two checkpoints of the same state have the same
 digests, however they are sharded. Every byte is verified on the way. Memory is
 bounded, whatever the size of a tensor.
 

@@ -34,18 +34,18 @@ type exit struct {
 // exits is the table of exit codes. The first one whose error is in the chain
 // counts; the last one is for all others.
 var exits = []exit{
-	{code: exitOK, name: "ok", meaning: "It worked, and what was checked is whole."},
+	{code: exitOK, name: "ok", meaning: "The command succeeded, and what it checked is whole."},
 	{code: exitInterrupted, name: "interrupted", meaning: "Interrupted by Ctrl-C or a signal."},
 	{
 		code: 2, name: "usage", meaning: "The command line is wrong.",
 		errs: []error{errUsage, all.ErrScheme, inspect.ErrPattern},
 	},
 	{
-		code: 6, name: "version", meaning: "The checkpoint is in a version of the format that this program cannot read.",
+		code: 6, name: "version", meaning: "This program cannot read that version of the format.",
 		errs: []error{cairn.ErrVersion}, hint: "a newer cairn wrote it: use that one, or a newer one, to read it",
 	},
 	{
-		code: 5, name: "corrupt", meaning: "The checkpoint is corrupt: bytes are not what was written, or files of it are missing.",
+		code: 5, name: "corrupt", meaning: "The checkpoint is corrupt: bytes are not what was written, or files are missing.",
 		errs: []error{cairn.ErrCorrupt}, hint: "'cairn verify' lists what is damaged; the rest can still be read",
 	},
 	{
@@ -53,7 +53,7 @@ var exits = []exit{
 		errs: []error{cairn.ErrIncomplete}, hint: "'cairn repair' rebuilds the record if all data files of a save are there",
 	},
 	{
-		code: 3, name: "not-found", meaning: "There is no checkpoint there, or it has no such name or save.",
+		code: 3, name: "not-found", meaning: "There is no checkpoint at PATH, or it has no such name or save.",
 		errs: []error{cairn.ErrNotFound, cairn.ErrMissing, errNoSave, convert.ErrEmpty, fs.ErrNotExist, syscall.ENOTDIR},
 	},
 	{
@@ -61,10 +61,10 @@ var exits = []exit{
 		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected},
 	},
 	{
-		code: 8, name: "trouble", meaning: "Anything else went wrong in 'cairn diff', where 1 says that there are differences.",
+		code: 8, name: "trouble", meaning: "Anything else went wrong in 'cairn diff', for which 1 means differences.",
 		errs: []error{errTrouble},
 	},
-	{code: exitError, name: "error", meaning: "Anything else went wrong, or 'cairn diff' found differences."},
+	{code: exitError, name: "error", meaning: "Anything else went wrong, 'cairn diff' found differences, or a check failed."},
 }
 
 // exitOf returns the exit for an error.

@@ -108,7 +108,7 @@ func flagTable(flags *pflag.FlagSet) string {
 			name = "`-" + f.Shorthand + "`, " + name
 		}
 		def := ""
-		if f.DefValue != "" && f.DefValue != "false" {
+		if !slices.Contains([]string{"", "false", "0", "0s", "[]"}, f.DefValue) {
 			def = "`" + f.DefValue + "`"
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", name, def, usage)

@@ -56,25 +56,25 @@ func newStatsCmd() *cobra.Command {
 		Short: "Sum up the elements of tensors",
 		Long: `Stats reads tensors and prints the lowest and the highest element, the mean, the
 standard deviation (of the population), the Euclidean norm (L2), the share of
-zeros, and how many elements are NaN or infinite. These do not count for the
-numbers before. Complex numbers count as their magnitude, and integers beyond 2^53
-as the closest float64. Memory is bounded, whatever the size of a tensor. The
-results are the same to the last bit however the tensors are sharded and stored.
+zeros, and how many elements are NaN or infinite, which the other figures leave
+out. Complex numbers count as their magnitude, and integers beyond 2^53 as the
+closest float64. Memory is bounded, whatever the size of a tensor. The results are
+the same to the last bit however the tensors are sharded and stored.
 
 NAME is a name, or the beginning of names up to a dot. Without one, everything
 is read. --select and --exclude take patterns (see 'cairn help patterns') and may
 be given several times. Each has to match something.
 
 --histogram N prints N buckets of equal width between the lowest and the highest
-element of each tensor; large ones of elements of four bytes and more are read
-twice for that. With --log2 they are at most N buckets of magnitudes, each as many
-powers of two wide as the others; zeros are in none of them.
+element of each tensor. For that, large tensors with elements of four bytes or
+more are read twice. With --log2 there are at most N buckets of magnitudes, each
+of the same number of powers of two; zeros are not counted.
 
 Tensors that are stored inside of objects are named after the object and the steps
 to them. What may hold elements and cannot be looked at is listed in the summary.
 
-NaN and infinite elements are warned of on stderr. With --fail-on-nan they make
-the exit code 1, and so does anything that could not be looked at.
+Stats warns about NaN and infinite elements on stderr. With --fail-on-nan they
+make the exit code 1, and so does anything that could not be looked at.
 
 With --json:
 
@@ -82,12 +82,12 @@ With --json:
   tensors               a list with, for each tensor:
     fqn, dtype, shape   what it is
     nbytes, elements    how large it is
-    min, max, mean      of the finite elements; null where there are none
-    std, l2             the same; "inf" where squares leave the range of float64
+    min, max, mean      of the finite elements; null if there are none
+    std, l2             the same; "inf" if squares leave the range of float64
     zeros, nan          how many elements are zero, and NaN
     pos_inf, neg_inf    how many are infinite
-    histogram           scale ("linear" or "log2"), counts, and edges, of which
-                        there is one more; not there where there is nothing in it
+    histogram           scale ("linear" or "log2"), counts, and edges, one more
+                        than counts; absent if nothing was counted
   totals                all tensors as if they were one: tensors, nbytes,
                         elements, min, max, mean, std, l2, zeros, nan, pos_inf,
                         neg_inf; and nonfinite_tensors, those with NaN or infinite
@@ -105,7 +105,7 @@ With --json:
 	addFilterFlags(cmd, &f.selected, &f.excluded)
 	cmd.Flags().IntVar(&f.buckets, "histogram", 0, "also print a histogram of this many `buckets`")
 	cmd.Flags().BoolVar(&f.log2, "log2", false, "make histograms of magnitudes by powers of two")
-	cmd.Flags().StringVar(&f.sort, "sort", "name", "sort by this `column`, numbers downwards: "+orders)
+	cmd.Flags().StringVar(&f.sort, "sort", "name", "sort by this `column`, the largest number first: "+orders)
 	cmd.Flags().BoolVar(&f.failOnNaN, "fail-on-nan", false, "end with exit code 1 if an element is NaN or infinite")
 	// It fails for unknown flags only.
 	_ = cmd.RegisterFlagCompletionFunc("sort",

@@ -26,37 +26,37 @@ func newTopics() []*cobra.Command {
 written, the exit code is 1. Progress bars and colours appear on a terminal only.
 
 Tables have one line for each row. On a terminal that is too narrow for that, long
-names get a line of their own, with the other columns below. If these are still too
-wide, each row becomes a record: its name, and below it every other column that has
-a value, with its heading. No column is left out and no name is shortened. --wide
-prints one line for each row on a terminal too.
+names get a line of their own, with the other columns below. If these are still
+too wide, each row becomes a record: its name, and below it every other column
+that has a value, with its heading. No column is left out and no name is
+shortened. --wide prints one line for each row on a terminal too.
 
 An output file (--npy, --raw, --output) appears once it is complete and replaces
 the file that is there, also behind a symbolic link. A device or a FIFO is written
 into. A file of the checkpoint itself is never replaced.
 
---json prints the result of a command as one JSON object: its help names the
-fields. They stay as they are; new ones may be added. The commands 'help' and
-'completion' have no result and print text all the same.
+--json prints the result of a command as one JSON object. The help of the command
+names its fields. They keep their names and meanings; new ones may be added. The
+commands 'help' and 'completion' print text even so.
 
 --quiet leaves out progress and remarks, so that only results are printed:
 
   ls, inspect      the tables, without the line of totals and the hint at more
   diff, stats      the tables and histograms, without the line of totals
   digest, version  the same as without it
-  cat              the same, and nothing where it writes a file
+  cat              the same, and nothing if it writes a file
   convert, merge   objects that were left out, or the table of --dry-run
-  verify           nothing where all is well, the problems where not
+  verify           the problems, and nothing if there are none
   repair           what was done, without the notes
   bench            the figures, without what is being measured
-  run              what the ranks print, without who failed
-  table, demo      nothing: their exit code says it`,
+  run              what the ranks print, without the rank that failed
+  table, demo      nothing: the exit code is the result`,
 		},
 		{
 			Use:   "formats",
 			Short: "The formats of checkpoints",
-			Long: `A checkpoint is in one of these formats, which every command that reads finds out
-by itself, and which 'cairn convert' and 'cairn merge' write:
+			Long: `Every command that reads detects the format of a checkpoint. 'cairn convert' and
+'cairn merge' write all of these:
 
   native    cairn's own: a directory with cairn.json
   torchdcp  PyTorch Distributed Checkpoint: .metadata and *.distcp files, also
@@ -69,10 +69,10 @@ by itself, and which 'cairn convert' and 'cairn merge' write:
 --to also takes cairn for native, dcp for torchdcp, safetensors or huggingface for
 hf, pt or pth for torch, and hyper_parallel for hyper.
 
-hf and torch hold whole tensors, but for the distributed form of hf. hf holds
-nothing but tensors; torch, torchdcp and hyper hold objects of plain kinds too:
-numbers, texts, containers, dates and the like; native holds them all. A pickle is
-read as data: nothing that it names is looked up or run.`,
+hf and torch hold whole tensors, except for the distributed form of hf. hf holds
+only tensors. torch, torchdcp and hyper also hold plain objects: numbers, strings,
+containers, dates and the like. native holds all objects. Pickles are read as
+data: nothing that they name is imported or run.`,
 		},
 		{
 			Use:   "dtypes",
@@ -89,22 +89,22 @@ read as data: nothing that it names is looked up or run.`,
   runs/step-1000              a directory
   model.safetensors           a file by itself, of safetensors or torch.save
   file:///data/runs/step-1000 the same as a URL
-  mem://name                  memory of this process, for trying things out
+  mem://name                  memory of this process, for tests
 
-Of a directory, the file that describes the checkpoint (cairn.json, .metadata, an
-index.json) or a data file (__0_0.distcp) can be given as well. Every command that
-reads finds out by itself what kind of checkpoint it is; see 'cairn help formats'.
+PATH can also be a file in such a directory: the one that describes the checkpoint
+(cairn.json, .metadata, an index.json), or a data file (__0_0.distcp). The format
+is detected; see 'cairn help formats'.
 
 Names within a checkpoint are the keys of the nested state, joined by dots:
-model.layers.0.attn.qkv. NAME and PREFIX are such a name, or the beginning of names
-up to a dot, which stands for everything below it: model.layers.1 does not stand
-for model.layers.10.`,
+model.layers.0.attn.qkv. NAME and PREFIX are such a name, or the beginning of
+names up to a dot, which stands for everything below it: model.layers.1 does not
+stand for model.layers.10.`,
 		},
 		{
 			Use:   "patterns",
 			Short: "How names are selected",
-			Long: `The flags --select, --exclude and --match, and the GLOB of --dtype and --placement,
-take patterns of names:
+			Long: `The flags --select, --exclude and --match, and the GLOB of --dtype and
+--placement, take patterns of names:
 
   model.layers.0  that name, or everything below it, as NAME and PREFIX do
   model.*         a star stands for any characters, dots too
@@ -119,19 +119,22 @@ an error. Quote patterns, so that the shell leaves them alone.`,
 	}
 }
 
-const exitNotes = `'cairn run' ends with the exit code of the rank that failed first, and like other
-launchers with 124 when its time is over, 126 where the program cannot be run, 127
-where it is not found and 141 where the reader of its output has gone. Their kinds
-are rank, timeout, not-executable, not-found and reader, and signal where a signal
-to cairn itself has ended the job.
+const exitNotes = `'cairn run' ends with the exit code of the rank that failed first. Like other
+launchers, it ends with 124 if its time is over, 126 if the program cannot be run,
+127 if the program is not found, and 141 if the reader of its output is gone. The
+kinds of these are rank, timeout, not-executable, not-found and reader; the kind
+is signal if a signal to cairn itself ended the job.
 
-A diagnosis goes to stderr, with a hint of what to do next. With --json it is an
+Code 1 is also the code of 'cairn diff' and of the flag --fail-on-nan of 'cairn
+stats', if they find something or cannot look at everything.
+
+Errors go to stderr, with a hint of what to do next. With --json they are one
 object there:
 
   error   what went wrong
   kind    the short name from the table
   code    the exit code
-  hint    what to do next, where there is something`
+  hint    what to do next, if there is something`
 
 // dtypeTable prints the element types and their short names.
 func dtypeTable() string {
