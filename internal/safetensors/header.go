@@ -71,7 +71,9 @@ func Decode(read func(p []byte, off int64) error, fileSize int64) (*Header, erro
 		return nil, err
 	}
 	h.Size = lengthBytes + int64(len(text))
-	slices.SortStableFunc(h.Entries, byOffset)
+	if !slices.IsSortedFunc(h.Entries, byOffset) {
+		slices.SortStableFunc(h.Entries, byOffset)
+	}
 	end, err := checkEntries(h.Entries)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -430,6 +431,29 @@ func BenchmarkEncode(b *testing.B) {
 	for b.Loop() {
 		if _, err := Encode(h, 4096); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// A header takes a small multiple of its text, however many tensors it has, and
+// in whatever order they come.
+func TestMemoryIsLinear(t *testing.T) {
+	for _, n := range []int{100, 1000, 10_000, 100_000} {
+		var text strings.Builder
+		for i := range n {
+			fmt.Fprintf(&text, `,"%06x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}`, i)
+		}
+		b := append(make([]byte, 8), "{"+text.String()[1:]+"}"...)
+		binary.LittleEndian.PutUint64(b, uint64(len(b)-8))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		h, err := Decode(func(p []byte, off int64) error { copy(p, b[off:]); return nil }, int64(len(b)))
+		runtime.ReadMemStats(&after)
+		if err != nil || len(h.Entries) != n {
+			t.Fatal(err)
+		}
+		if got, most := after.TotalAlloc-before.TotalAlloc, uint64(256<<10+5*len(b)); got > most {
+			t.Errorf("%d tensors in %d bytes took %d bytes of memory; want at most %d", n, len(b), got, most)
 		}
 	}
 }

@@ -1,7 +1,11 @@
 package safetensors
 
 import (
+	"cmp"
 	"fmt"
+	"hash/maphash"
+	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -12,38 +16,66 @@ import (
 type headerParser struct {
 	scanner
 	header Header
-	names  map[string]struct{}
-	// dims backs the shapes. Growing leaves those already cut from it alone.
+	// dims is what is left of the memory for shapes.
 	dims []int64
 	// nums takes an array's numbers.
 	nums []int64
 }
 
 func parse(text string) (*Header, error) {
-	p := &headerParser{
-		scanner: scanner{s: text},
-		names:   make(map[string]struct{}),
-		dims:    make([]int64, 0, 64),
-	}
+	p := &headerParser{scanner: scanner{s: text}}
 	if text == "" || text[0] != '{' {
 		return nil, fmt.Errorf("%w: does not begin with {", ErrHeader)
 	}
+	p.header.Entries = slices.Grow(p.header.Entries, min(strings.Count(text, `"data_offsets"`), len(text)/minEntry))
 	p.object(p.member)
 	p.end()
+	if p.err == nil {
+		p.checkNames()
+	}
 	if p.err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrHeader, p.err)
 	}
 	return &p.header, nil
 }
 
+// minEntry is fewer bytes than the text of any tensor has.
+const minEntry = 40
+
+// checkNames fails if two tensors have one name. It compares hashes, as a set of
+// millions of names would take more memory than all else.
+func (p *headerParser) checkNames() {
+	type hashed struct {
+		hash uint64
+		name string
+	}
+	seed := maphash.MakeSeed()
+	all := make([]hashed, len(p.header.Entries))
+	for i := range all {
+		name := p.header.Entries[i].Name
+		all[i] = hashed{maphash.String(seed, name), name}
+	}
+	slices.SortFunc(all, func(a, b hashed) int {
+		if a.hash != b.hash {
+			return cmp.Compare(a.hash, b.hash)
+		}
+		return strings.Compare(a.name, b.name)
+	})
+	for i := 1; i < len(all); i++ {
+		if all[i].name == all[i-1].name {
+			p.fail("key %q twice", all[i].name)
+			return
+		}
+	}
+}
+
 // member reads the value of one key of the header.
 func (p *headerParser) member(key string) {
-	if _, ok := p.names[key]; ok {
-		p.fail("key %q twice", key)
-		return
-	}
-	p.names[key] = struct{}{}
 	if key == metadataKey {
+		if p.header.Metadata != nil {
+			p.fail("key %q twice", metadataKey)
+			return
+		}
 		p.metadata()
 		return
 	}
@@ -93,9 +125,7 @@ func (p *headerParser) field(key string, e *Entry) int {
 		e.DType = p.str()
 		return hasDType
 	case "shape":
-		start := len(p.dims)
-		p.dims = append(p.dims, p.sizes(tensor.MaxDims)...)
-		e.Shape = p.dims[start:len(p.dims):len(p.dims)]
+		e.Shape = p.keep(p.sizes(tensor.MaxDims))
 		return hasShape
 	case "data_offsets":
 		if at := p.sizes(2); len(at) == 2 {
@@ -107,6 +137,17 @@ func (p *headerParser) field(key string, e *Entry) int {
 	}
 	p.fail("tensor %q has the unknown field %q", e.Name, key)
 	return 0
+}
+
+// keep returns a copy of v that is not nil.
+func (p *headerParser) keep(v []int64) []int64 {
+	if len(v) > len(p.dims) || p.dims == nil {
+		p.dims = make([]int64, max(len(v), min(8<<10, 2*len(p.header.Entries)+16)))
+	}
+	out := p.dims[:len(v):len(v)]
+	copy(out, v)
+	p.dims = p.dims[len(v):]
+	return out
 }
 
 // sizes reads an array of at most limit sizes, valid until the next call.

@@ -76,7 +76,11 @@ func gather(files []*dataFile) (*gathering, error) {
 	if err := checkTogether(files); err != nil {
 		return nil, err
 	}
-	g := &gathering{map[string]*meta.Tensor{}}
+	n := 0
+	for _, f := range files {
+		n = max(n, len(f.header.Entries))
+	}
+	g := &gathering{make(map[string]*meta.Tensor, n)}
 	var errs []error
 	for _, f := range files {
 		for i := range f.header.Entries {
@@ -167,6 +171,9 @@ func checkTiles(t *meta.Tensor) error {
 // which ranks without a share write, are left out, but for one of a tensor
 // without any.
 func order(t *meta.Tensor) {
+	if len(t.Chunks) == 1 {
+		return
+	}
 	n := make([]int, len(t.Chunks))
 	for i := range n {
 		n[i] = i

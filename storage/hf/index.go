@@ -40,6 +40,7 @@ func (m *weightMap) UnmarshalJSON(b []byte) error {
 		return fmt.Errorf("weight_map is no object: %w", err)
 	}
 	*m = weightMap{}
+	files := map[string]string{} // each name once
 	for d.More() {
 		key, err := d.Token()
 		if err != nil {
@@ -57,7 +58,10 @@ func (m *weightMap) UnmarshalJSON(b []byte) error {
 		if _, twice := (*m)[name]; twice {
 			return fmt.Errorf("weight_map names %q twice", name)
 		}
-		(*m)[name] = file
+		if _, ok := files[file]; !ok {
+			files[file] = file
+		}
+		(*m)[name] = files[file]
 	}
 	return nil
 }
