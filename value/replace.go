@@ -12,6 +12,8 @@ import (
 
 // Replacer copies values and replaces parts of them. A part that stands at
 // several places, in one value or in several, is copied once and stays one part.
+// Small containers in which nothing can be replaced are not copied: neither the
+// value nor the copy may be changed.
 // It is not safe for concurrent use.
 type Replacer struct {
 	// With is called for every part that is not a number, a string, bytes, a
@@ -97,6 +99,34 @@ func isScalar(v any) bool {
 	return false
 }
 
+// isSmall reports whether v is a container of a few parts that have no parts.
+func isSmall(v any) bool {
+	const few = 8
+	switch v := v.(type) {
+	case []any:
+		return len(v) <= few && !slices.ContainsFunc(v, hasParts)
+	case Tuple:
+		return len(v) <= few && !slices.ContainsFunc(v, hasParts)
+	case *Set:
+		return len(v.Items) <= few && !slices.ContainsFunc(v.Items, hasParts)
+	case *Dict:
+		return len(v.Pairs) <= few && !slices.ContainsFunc(v.Pairs, func(p Pair) bool { return hasParts(p.Key) || hasParts(p.Value) })
+	case map[string]any:
+		if len(v) > few {
+			return false
+		}
+		for _, e := range v {
+			if hasParts(e) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}
+
+func hasParts(v any) bool { return !isScalar(v) }
+
 func (r *Replacer) value(v any) (any, error) {
 	if isScalar(v) {
 		return v, nil
@@ -110,6 +140,9 @@ func (r *Replacer) value(v any) (any, error) {
 	}
 	out, replaced, err := r.With(r.at, v)
 	if !replaced && err == nil {
+		if isSmall(v) { // to look at it again takes less than to remember it
+			return v, nil
+		}
 		out, err = r.copy(v, nil)
 	}
 	if id != nil && err == nil {

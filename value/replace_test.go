@@ -1,6 +1,7 @@
 package value_test
 
 import (
+	"runtime"
 	"strings"
 	"testing"
 
@@ -109,5 +110,25 @@ func TestRefs(t *testing.T) {
 	}
 	if s, err := value.DecodeLike(codec, []byte(`{"$ref":"x"}`), ""); err != nil || s != any(value.Ref{FQN: "x"}) {
 		t.Errorf("DecodeLike a string = %v, %v; want the reference", s, err)
+	}
+}
+
+// A value with millions of small containers is walked without a copy and a note
+// of each of them.
+func TestReplaceTakesLittleMemory(t *testing.T) {
+	const n = 10_000
+	list := make([]any, n)
+	for i := range list {
+		list[i] = value.Tuple{nil}
+	}
+	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) { return nil, false, nil }}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, err := r.Replace(list); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if got, most := after.TotalAlloc-before.TotalAlloc, uint64(100*n); got > most {
+		t.Errorf("%d tuples took %d bytes of memory; want at most %d", n, got, most)
 	}
 }
