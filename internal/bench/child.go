@@ -14,6 +14,7 @@ import (
 type childJob struct {
 	Crowd *crowdJob `json:"crowd,omitempty"`
 	Rank  *rankJob  `json:"rank,omitempty"`
+	Tiny  *tinyJob  `json:"tiny,omitempty"`
 }
 
 // Child does what the benchmark wants that started this process. Options.Self
@@ -28,6 +29,8 @@ func Child(ctx context.Context, job string, out io.Writer) error {
 		return j.Crowd.run(ctx, out)
 	case j.Rank != nil:
 		return j.Rank.run(ctx, out)
+	case j.Tiny != nil:
+		return j.Tiny.run(ctx, out)
 	}
 	return errors.New("job of a process of a benchmark: it is empty")
 }

@@ -27,13 +27,14 @@ asserted, and nothing stays behind that was not asked for.`,
   cairn bench reshard
   cairn bench open --chunks 1000000 --json
   cairn bench convert --from torchdcp --to hf
+  cairn bench tiny
   cairn bench group
   cairn bench tree --ranks 10000`,
 		Args: cobra.ArbitraryArgs,
 		RunE: runGroup,
 	}
 	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchReshardCmd(), newBenchOpenCmd(), newBenchConvertCmd(),
-		newBenchGroupCmd(), newBenchTreeCmd(), newBenchChildCmd())
+		newBenchTinyCmd(), newBenchGroupCmd(), newBenchTreeCmd(), newBenchChildCmd())
 	return cmd
 }
 

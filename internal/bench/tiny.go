@@ -1,0 +1,130 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// TinyOptions are the size of a checkpoint of many small tensors.
+type TinyOptions struct {
+	// Dir is an existing directory on the medium to measure.
+	Dir     string
+	Tensors int
+	// Self starts a process that runs [Child] with one more argument, and Program
+	// one that is the command cairn with more arguments.
+	Self, Program []string
+	// Log, if not nil, is told what is being measured.
+	Log func(format string, args ...any)
+}
+
+// TinyResult has a figure for each step.
+type TinyResult struct {
+	Tensors int        `json:"tensors"`
+	Steps   []TinyStep `json:"steps"`
+}
+
+// TinyStep is what one command took, as a process of its own.
+type TinyStep struct {
+	Step string `json:"step"`
+	// Seconds is the time that passed, CPUSeconds that of all processors.
+	Seconds    float64 `json:"seconds"`
+	CPUSeconds float64 `json:"cpu_seconds"`
+	PeakRSS    int64   `json:"peak_rss_bytes"`
+}
+
+// Tiny measures what a checkpoint of very many small tensors costs, where the
+// work for a name counts and not the bytes.
+func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
+	if len(o.Program) == 0 || len(o.Self) == 0 {
+		return nil, errNoSelf
+	}
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+	dir, err := os.MkdirTemp(o.Dir, "cairn-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	native, dcp := filepath.Join(dir, "native"), filepath.Join(dir, "torchdcp")
+	job, err := childJob{Tiny: &tinyJob{native, o.Tensors}}.argument()
+	if err != nil {
+		return nil, err
+	}
+	r := &TinyResult{Tensors: o.Tensors}
+	for _, s := range []struct {
+		name string
+		args []string
+	}{
+		{"save", append(o.Self[:len(o.Self):len(o.Self)], job)},
+		{"ls", o.command("ls", native)},
+		{"digest", o.command("digest", native)},
+		{"verify", o.command("verify", native)},
+		{"convert to torchdcp", o.command("convert", "--quiet", "--to", "torchdcp", native, dcp)},
+		{"ls of that", o.command("ls", dcp)},
+		{"digest of that", o.command("digest", dcp)},
+		{"verify of that", o.command("verify", dcp)},
+	} {
+		o.Log("%s", s.name)
+		step, err := runStep(ctx, s.name, s.args)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.name, err)
+		}
+		r.Steps = append(r.Steps, *step)
+	}
+	return r, nil
+}
+
+func (o *TinyOptions) command(args ...string) []string {
+	return append(o.Program[:len(o.Program):len(o.Program)], args...)
+}
+
+// runStep runs a command and returns what it took.
+func runStep(ctx context.Context, name string, args []string) (*TinyStep, error) {
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Stderr = os.Stderr
+	took, err := timed(cmd.Run)
+	if err != nil {
+		return nil, err
+	}
+	p := cmd.ProcessState
+	return &TinyStep{
+		Step: name, Seconds: took.Seconds(), CPUSeconds: (p.UserTime() + p.SystemTime()).Seconds(), PeakRSS: maxRSS(p),
+	}, nil
+}
+
+// tinyJob saves a checkpoint of many small tensors.
+type tinyJob struct {
+	Dir     string `json:"dir"`
+	Tensors int    `json:"tensors"`
+}
+
+func (j *tinyJob) run(ctx context.Context, _ io.Writer) error {
+	if j.Tensors < 1 {
+		return errors.New("no tensors")
+	}
+	state := cairn.State{}
+	for i := range j.Tensors {
+		t, err := tensor.New(tensor.Float32, []int64{4})
+		if err != nil {
+			return err
+		}
+		fillRandom(t, uint64(i))
+		state[fmt.Sprintf("model.layers.%d.block.%d.weight", i/100, i%100)] = t
+	}
+	s, err := file.Open(j.Dir, nil)
+	if err != nil {
+		return err
+	}
+	_, err = cairn.Save(ctx, s, state, nil)
+	return err
+}
