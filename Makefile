@@ -74,6 +74,7 @@ bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
 	$(BIN)/cairn bench io --size $(BENCHSIZE) --ranks 1
 	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from torchdcp --to hf
 	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from native --to torchdcp
+	$(BIN)/cairn bench tiny
 	$(BIN)/cairn bench group
 	$(BIN)/cairn bench tree --ranks 10000 --tensors 1000
 

@@ -16,7 +16,11 @@ const checkBytes = 1 << 20
 // read gives the bytes that Open got. A stream of PyTorch before 1.6 has no
 // checksums, and nothing of it is read.
 func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string, err error)) error {
-	buf := make([]byte, checkBytes)
+	var most int64
+	for i := range f.records {
+		most = max(most, f.records[i].size)
+	}
+	buf := make([]byte, min(checkBytes, most))
 	for i := range f.records {
 		r := &f.records[i]
 		crc := uint32(0)

@@ -60,13 +60,30 @@ func (a *archive) recordError(err error) error {
 	return err
 }
 
-// within returns a way to read a range of a file, from its beginning on.
+// wholeBytes is the size up to which a record is read at once: its description
+// takes about ten small reads.
+const wholeBytes = 64 << 10
+
+// within returns a way to read a range of a file, from its beginning on. It is
+// for one goroutine.
 func within(r blob.Reader, loc *meta.Location) torchsave.ReadFunc {
+	var all []byte
 	return func(ctx context.Context, p []byte, off int64) error {
 		if off < 0 || off > loc.Length-int64(len(p)) {
 			return fmt.Errorf("%w: %d bytes at %d of a record of %d", storage.ErrCorrupt, len(p), off, loc.Length)
 		}
-		return r.ReadAt(ctx, p, loc.Offset+off)
+		if loc.Length > wholeBytes {
+			return r.ReadAt(ctx, p, loc.Offset+off)
+		}
+		if all == nil {
+			b := make([]byte, loc.Length)
+			if err := r.ReadAt(ctx, b, loc.Offset); err != nil {
+				return err
+			}
+			all = b
+		}
+		copy(p, all[off:])
+		return nil
 	}
 }
 
@@ -87,6 +104,11 @@ func (a *archive) file(ctx context.Context, loc *meta.Location, most int64, use 
 		return err
 	}
 	defer r.Close()
+	return a.fileIn(ctx, r, loc, use)
+}
+
+// fileIn is file for a record that was not transformed and whose file is open.
+func (a *archive) fileIn(ctx context.Context, r blob.Reader, loc *meta.Location, use func(f *torchsave.File, read torchsave.ReadFunc) error) error {
 	read := within(r, loc)
 	f, err := torchsave.Open(ctx, read, loc.Length)
 	if err != nil {

@@ -3,8 +3,10 @@ package torchdcp
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"sync"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -53,9 +55,20 @@ func (c *checker) index() {
 // by whoever reads what is in them.
 func (c *checker) check(ctx context.Context, file string, problem func(fqn, text string)) (int64, error) {
 	c.once.Do(c.index)
+	if len(c.held[file]) == 0 {
+		return 0, nil
+	}
+	r, err := c.a.store.Open(ctx, file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
 	var unsummed int64
 	for _, h := range c.held[file] {
-		n, err := c.record(ctx, h, func(text string) { problem(h.e.FQN, text) })
+		n, err := c.record(ctx, r, h, func(text string) { problem(h.e.FQN, text) })
 		unsummed += n
 		if err != nil && !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {
 			return unsummed, err
@@ -64,19 +77,23 @@ func (c *checker) check(ctx context.Context, file string, problem func(fqn, text
 	return unsummed, nil
 }
 
-// record checks one record, and returns how many bytes of its payload have no
-// checksum.
-func (c *checker) record(ctx context.Context, h held, problem func(text string)) (unsummed int64, err error) {
+// record checks one record of the file that r reads, and returns how many bytes
+// of its payload have no checksum.
+func (c *checker) record(ctx context.Context, r blob.Reader, h held, problem func(text string)) (unsummed int64, err error) {
 	most := int64(maxValue)
 	if h.e.Tensor != nil {
 		most = mostFor(h.e, h.i)
 	}
-	err = c.a.file(ctx, h.loc(), most, func(f *torchsave.File, read torchsave.ReadFunc) error {
+	use := func(f *torchsave.File, read torchsave.ReadFunc) error {
 		unsummed = f.Unsummed
 		return f.Check(ctx, read, func(_ string, err error) { problem(err.Error()) })
-	})
+	}
 	if isPacked(h.loc()) {
-		unsummed = min(unsummed, h.loc().Length) // of what is stored
+		err = c.a.file(ctx, h.loc(), most, use)
+		return min(unsummed, h.loc().Length), err // of what is stored
+	}
+	if err = c.a.check(h.loc()); err == nil {
+		err = c.a.fileIn(ctx, r, h.loc(), use)
 	}
 	return unsummed, err
 }

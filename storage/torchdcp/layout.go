@@ -31,9 +31,10 @@ type record struct {
 func layRecords(p *plan.SavePlan, data storage.Resolver) ([]*record, error) {
 	var values, tensors []*record
 	var refused []error
+	layer := tensorLayer{}
 	for i := range p.Items {
 		it := &p.Items[i]
-		lay := layTensor
+		lay := layer.lay
 		if it.Kind == plan.KindBytes {
 			lay = func(it *plan.WriteItem) (*record, error) { return layValue(it, data) }
 		}
@@ -50,6 +51,25 @@ func layRecords(p *plan.SavePlan, data storage.Resolver) ([]*record, error) {
 		}
 	}
 	return append(values, tensors...), errors.Join(refused...)
+}
+
+// tensorLayer makes the records of tensors. Those of one dtype and shape have
+// files of the same sizes.
+type tensorLayer map[string]*record
+
+func (l tensorLayer) lay(it *plan.WriteItem) (*record, error) {
+	key := fmt.Sprint(it.Info.DType, it.Box.Sizes)
+	like := l[key]
+	if like == nil {
+		var err error
+		if like, err = layTensor(it); err != nil {
+			return nil, err
+		}
+		l[key] = like
+	}
+	r := *like
+	r.item = it
+	return &r, nil
 }
 
 func layTensor(it *plan.WriteItem) (*record, error) {
