@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // slip is what a planner, a writer or a reader of these tests does wrong: the
@@ -76,6 +77,13 @@ func (p *faultySave) FinishPlan(q *plan.SavePlan) (*plan.SavePlan, error) {
 	return one(p.f, "planner's FinishPlan", q, err)
 }
 
+func (p *faultySave) Resolve(it *plan.WriteItem) (plan.Data, error) {
+	if p.f.method == "planner's Resolve" && it.Kind != plan.KindBytes {
+		return plan.Data{}, nil
+	}
+	return p.DefaultSave.Resolve(it)
+}
+
 type faultyWriter struct {
 	storage.Writer
 	f slip
@@ -114,6 +122,11 @@ func (p *faultyLoad) GlobalPlan(ps []*plan.LoadPlan) ([]*plan.LoadPlan, error) {
 func (p *faultyLoad) FinishPlan(q *plan.LoadPlan) (*plan.LoadPlan, error) {
 	q, err := p.DefaultLoad.FinishPlan(q)
 	return one(p.f, "planner's FinishPlan", q, err)
+}
+
+func (p *faultyLoad) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
+	x, err := p.DefaultLoad.ResolveTensor(it)
+	return one(p.f, "planner's ResolveTensor", x, err)
 }
 
 type faultyReader struct {
@@ -163,7 +176,7 @@ func checkNamed(t *testing.T, f slip, errs []error) {
 }
 
 func TestWhatSavesAreGivenIsChecked(t *testing.T) {
-	all := slips([]string{"planner's LocalPlan", "planner's FinishPlan", "writer's PrepareLocalPlan", "writer's WriteData"},
+	all := slips([]string{"planner's LocalPlan", "planner's FinishPlan", "planner's Resolve", "writer's PrepareLocalPlan", "writer's WriteData"},
 		[]string{"planner's GlobalPlan", "writer's PrepareGlobalPlan"})
 	all = append(all, slip{"planner's GlobalPlan", "no metadata"}, slip{"planner's GlobalPlan", "an empty entry"})
 	for _, f := range all {
@@ -187,7 +200,7 @@ func TestWhatSavesAreGivenIsChecked(t *testing.T) {
 func TestWhatLoadsAreGivenIsChecked(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "a", 1)
-	for _, f := range slips([]string{"planner's LocalPlan", "planner's FinishPlan", "reader's ReadMetadata", "reader's PrepareLocalPlan"},
+	for _, f := range slips([]string{"planner's LocalPlan", "planner's FinishPlan", "planner's ResolveTensor", "reader's ReadMetadata", "reader's PrepareLocalPlan"},
 		[]string{"planner's GlobalPlan", "reader's PrepareGlobalPlan"}) {
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 			_, err := engine.Load(ctx, engine.LoadJob{

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"fmt"
+
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -23,6 +25,9 @@ func (s source) Resolve(it *plan.WriteItem) (d plan.Data, err error) {
 		d, err = s.SavePlanner.Resolve(it)
 		return err
 	})
+	if err == nil && it.Kind != plan.KindBytes && d.Tensor == nil && d.Stream == nil {
+		err = fmt.Errorf("%w: %q: the planner's Resolve returned no tensor and no error", plan.ErrState, it.FQN())
+	}
 	return d, err
 }
 
@@ -44,6 +49,9 @@ func (t target) ResolveTensor(it *plan.ReadItem) (x *tensor.Tensor, err error) {
 		x, err = t.LoadPlanner.ResolveTensor(it)
 		return err
 	})
+	if err == nil && x == nil {
+		err = fmt.Errorf("%w: %q: the planner's ResolveTensor returned no tensor and no error", plan.ErrState, it.Dest.FQN)
+	}
 	return x, err
 }
 
