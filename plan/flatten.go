@@ -35,7 +35,7 @@ type leaf struct {
 //
 // whole, if not nil, names maps that are leaves as long as no tensor is inside.
 func flatten(s State, whole func(fqn string) bool) ([]leaf, error) {
-	f := flattener{seen: map[string]meta.Path{}, whole: whole}
+	f := flattener{seen: make(map[string]meta.Path, len(s)), whole: whole, out: make([]leaf, 0, len(s))}
 	if err := f.visitMap(nil, reflect.ValueOf(s), false); err != nil {
 		return nil, err
 	}

@@ -42,7 +42,13 @@ func (g *grouping) item(r ref) *WriteItem { return &g.in[r.rank].Items[r.item] }
 // is two passes over the items and one look-up for each.
 func group(plans []*SavePlan) (*grouping, error) {
 	ids := make([][]int32, len(plans))
-	find := nameFinder{byInfo: map[*Info]int32{}, byFQN: map[string]int32{}}
+	room := 0 // most names are in the first plan
+	if len(plans) > 0 && plans[0] != nil {
+		room = len(plans[0].Items)
+	}
+	find := nameFinder{
+		byInfo: make(map[*Info]int32, room), byFQN: make(map[string]int32, room), names: make([]name, 0, room), count: make([]int, 0, room),
+	}
 	total := 0
 	for r, p := range plans {
 		if err := checkPlan(p); err != nil {
