@@ -16,7 +16,9 @@ type Propertied interface {
 }
 
 // WithProperties returns t as a tensor that is saved with p. A load fills t. To
-// give properties to a *tensor.Tensor pass it through [Whole].
+// give properties to a *tensor.Tensor pass it through [Whole]. The memory format
+// is empty, "channels_last" or "preserve_format", and the layout is empty, because
+// tensors of a state are strided: a save refuses other words.
 func WithProperties(t Checkpointable, p meta.Properties) Propertied { return described{t, p} }
 
 type described struct {
@@ -26,6 +28,19 @@ type described struct {
 
 // Properties returns what WithProperties was given.
 func (d described) Properties() meta.Properties { return d.properties }
+
+// checkProperties refuses words that no reader would understand.
+func checkProperties(p meta.Properties) error {
+	switch p.MemoryFormat {
+	case "", "channels_last", "preserve_format":
+	default:
+		return fmt.Errorf("the memory format %q is not known", p.MemoryFormat)
+	}
+	if p.Layout != "" {
+		return fmt.Errorf("the layout is %q, and tensors of a state are strided", p.Layout)
+	}
+	return nil
+}
 
 // Whole returns t as a Checkpointable that this rank holds all of. In a state it
 // is the same as t.

@@ -39,9 +39,12 @@ func TestPropertiesOfAState(t *testing.T) {
 	}
 }
 
-func TestNothingWithPropertiesIsRefused(t *testing.T) {
+func TestPropertiesThatAreRefused(t *testing.T) {
+	x := plan.Whole(counting(t, 0, 2))
 	for name, v := range map[string]any{
-		"no tensor": plan.WithProperties(nil, meta.Properties{}), "a nil tensor": plan.WithProperties(plan.Whole(nil), meta.Properties{}),
+		"an unknown format": plan.WithProperties(x, meta.Properties{MemoryFormat: "blocked"}),
+		"a sparse layout":   plan.WithProperties(x, meta.Properties{Layout: "sparse_csr"}),
+		"no tensor":         plan.WithProperties(nil, meta.Properties{}), "a nil tensor": plan.WithProperties(plan.Whole(nil), meta.Properties{}),
 	} {
 		d := new(plan.DefaultSave)
 		if err := d.SetUp(plan.SaveSetup{State: plan.State{"x": v}}); err != nil {

@@ -21,7 +21,8 @@ type DefaultSave struct {
 	// ValuesMayDiffer lets ranks hold different values under one name, of which
 	// the lowest rank's is saved. Otherwise that is an error, because the values
 	// of the other ranks would be lost. Tensors are not compared: those that
-	// several ranks hold under one name must be equal.
+	// several ranks hold under one name must be equal. All ranks must set it
+	// alike.
 	ValuesMayDiffer bool
 
 	setup  SaveSetup
@@ -89,6 +90,9 @@ func (d *DefaultSave) addLeaf(p *SavePlan, l leaf) error {
 	info := &Info{FQN: l.fqn, Path: l.path}
 	if with, ok := l.value.(Propertied); ok {
 		info.Properties = with.Properties()
+	}
+	if err := checkProperties(info.Properties); err != nil {
+		return err
 	}
 	switch v := v.(type) {
 	case *tensor.Tensor:
