@@ -48,9 +48,10 @@ type SaveOptions struct {
 	// FailIfExists makes Save fail with ErrExists if there is a checkpoint.
 	// Otherwise the new one replaces it once it is complete.
 	FailIfExists bool
-	// SweepAfter is the age from which files that dead saves left count as
-	// abandoned: a save removes them after its commit. Zero: 24 hours. Negative:
-	// never.
+	// SweepAfter is the age from which files that no checkpoint names are removed
+	// after the commit, if it is unknown whether their save is over. Files of
+	// saves whose process ran on this host and is dead are removed at once. Zero:
+	// 24 hours. Negative: neither is removed.
 	SweepAfter time.Duration
 	// Writer stores the checkpoint instead of one that Format makes, for storage
 	// of your own. It excludes Format and the options of this group.

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 // nativeAt is a place for native checkpoints.
 func nativeAt(s blob.Store) storagetest.Place {
 	return storagetest.Place{
-		Writer: func() storage.Writer { return native.NewWriter(s, nil) },
+		Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}) },
 		Reader: func() storage.Reader { return native.NewReader(s, nil) },
 	}
 }
@@ -90,7 +90,7 @@ func open(t testing.TB, s blob.Store) storage.Checkpoint {
 // toNative is a target of the native format in s. It has a journal if staged.
 func toNative(s blob.Store, staged bool) *convert.Target {
 	t := &convert.Target{Format: "native", NewWriter: func(n int64) (storage.Writer, error) {
-		return native.NewWriter(s, &native.WriterOptions{BufferBytes: n}), nil
+		return native.Format{}.NewWriter(s, storage.WriteOptions{BufferBytes: n})
 	}}
 	if staged {
 		t.Staging = s

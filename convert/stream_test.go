@@ -23,7 +23,7 @@ import (
 // saveRows saves a matrix, cut by columns over three ranks.
 func saveRows(t testing.TB, s blob.Store, x *tensor.Tensor) {
 	t.Helper()
-	p := storagetest.Place{Writer: func() storage.Writer { return native.NewWriter(s, nil) }}
+	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}) }}
 	states := make([]plan.State, 3)
 	for r := range states {
 		states[r] = plan.State{"x": storagetest.Cut(t, storagetest.Along(1, 3), x, r)}
@@ -135,7 +135,7 @@ func TestBuffersStayWithinMemory(t *testing.T) {
 	for i := range 500 {
 		state[fmt.Sprintf("small.%04d", i)] = storagetest.Filled(t, tensor.Float32, []int64{256}, byte(i))
 	}
-	p := storagetest.Place{Writer: func() storage.Writer { return native.NewWriter(s, nil) }}
+	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}) }}
 	if err := storagetest.Save(t.Context(), p, storagetest.Storage("20260314t150926-00000001", 1, 1), state); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestBuffersStayWithinMemory(t *testing.T) {
 			before := bufpool.Stats().Lent
 			dst := &mem.Store{Name: "target"}
 			to := &Target{NewWriter: func(n int64) (storage.Writer, error) {
-				return native.NewWriter(dst, &native.WriterOptions{BufferBytes: n}), nil
+				return native.Format{}.NewWriter(dst, storage.WriteOptions{BufferBytes: n})
 			}}
 			if _, err := Run(t.Context(), j, to); err != nil {
 				t.Fatal(err)
@@ -181,7 +181,7 @@ func TestBatches(t *testing.T) {
 		d := []tensor.DType{tensor.Float32, tensor.Uint8, tensor.Int64}[i%3]
 		state[fmt.Sprintf("t%03d", i)] = storagetest.Filled(t, d, []int64{int64(i), 50}, byte(i))
 	}
-	p := storagetest.Place{Writer: func() storage.Writer { return native.NewWriter(s, nil) }}
+	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}) }}
 	if err := storagetest.Save(t.Context(), p, storagetest.Storage("20260314t150926-00000001", 1, 1), state); err != nil {
 		t.Fatal(err)
 	}

@@ -26,17 +26,18 @@ type Format interface {
 // of them or refuses it with ErrOptions. The zero value means the defaults.
 type WriteOptions struct {
 	// FilesPerRank is the number of data files that a rank writes at the same
-	// time. Zero: the format's default.
+	// time, at most 1024. Zero: the format's default, which is 1 or 2.
 	FilesPerRank int
 	// BufferBytes bounds the host memory that a rank uses for bytes on their way
-	// to the store. Zero: 1 GiB.
+	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
 	BufferBytes int64
 	// FailIfExists refuses to replace a checkpoint, including one that appears
 	// while this one is written.
 	FailIfExists bool
-	// SweepAfter is the age from which files of other saves that no checkpoint
-	// names count as abandoned and are removed after the commit. Zero: 24 hours.
-	// Negative: never.
+	// SweepAfter is the age from which files that no checkpoint names are removed
+	// after the commit, if it is unknown whether their save is over. Files of
+	// saves whose process ran on this host and is dead are removed at once. Zero:
+	// 24 hours. Negative: neither is removed.
 	SweepAfter time.Duration
 	// RankLocal makes the writer serve one rank of a job without a group. Every
 	// rank is the coordinator of its own save: Finish publishes the metadata of

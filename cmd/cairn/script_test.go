@@ -29,7 +29,9 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -105,7 +107,7 @@ func saveFixed(s blob.Store, id string, of func(rank int) (cairn.State, error)) 
 		}
 		_, err = engine.Save(ctx, engine.SaveJob{
 			Group: g, Planner: new(plan.DefaultSave), State: state,
-			Writer: native.NewWriter(s, &native.WriterOptions{SweepAfter: -1}),
+			Writer: storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{SweepAfter: -1}),
 			Storage: meta.Storage{
 				SaveID: id, Step: new(int64(7)), Time: time.Date(2026, 11, 15, 10, 15, 0, 0, time.UTC), WorldSize: 2,
 				Writer: "a test", Tags: map[string]string{"run": "fixed"},

@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -111,7 +112,7 @@ func act(ctx context.Context, g group.Group, o order, t trap) error {
 	if o.Op == opSave {
 		_, err := cairn.Save(ctx, store, stateOf(g.Rank(), newStep, t), &cairn.SaveOptions{
 			Group: g, Step: new(int64(newStep)), Planner: &enginetest.SavePlanner{Hook: t.enter},
-			Writer: &enginetest.Writer{Writer: native.NewWriter(store, nil), Hook: t.enter},
+			Writer: &enginetest.Writer{Writer: storagetest.NewWriter(native.Format{}, store, storage.WriteOptions{}), Hook: t.enter},
 		})
 		return err
 	}

@@ -112,7 +112,7 @@ func TestFailedSaveSparesTheWritersLastOne(t *testing.T) {
 	s := new(mem.Store)
 	writers := make([]storage.Writer, world)
 	for i := range writers {
-		writers[i] = native.NewWriter(s, nil)
+		writers[i] = storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{})
 	}
 	for i, p := range []plan.SavePlanner{new(plan.DefaultSave), new(failingPlanner)} {
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {

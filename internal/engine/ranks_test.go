@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/engine"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -67,7 +68,7 @@ func blank(t testing.TB, rank int) plan.State {
 // saveJob returns one rank's part in a save.
 func saveJob(t testing.TB, g group.Group, s blob.Store, id string, seed byte) engine.SaveJob {
 	return engine.SaveJob{
-		Group: g, Planner: new(plan.DefaultSave), Writer: native.NewWriter(s, nil), State: state(t, g.Rank(), seed),
+		Group: g, Planner: new(plan.DefaultSave), Writer: storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}), State: state(t, g.Rank(), seed),
 		Storage: describe(g, id),
 	}
 }

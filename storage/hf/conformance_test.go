@@ -13,9 +13,9 @@ import (
 )
 
 // at returns the place at the root of a store.
-func at(s blob.Store, o *WriterOptions) storagetest.Place {
+func at(s blob.Store, o *options) storagetest.Place {
 	return storagetest.Place{
-		Writer: func() storage.Writer { return NewWriter(s, o) },
+		Writer: func() storage.Writer { return newWriter(s, o) },
 		Reader: func() storage.Reader { return NewReader(s, nil, storage.ReadOptions{}) },
 	}
 }
@@ -32,12 +32,12 @@ func able() *storagetest.Options {
 }
 
 func TestFormat(t *testing.T) {
-	for name, o := range map[string]*WriterOptions{
+	for name, o := range map[string]*options{
 		"as it comes":        nil,
-		"distributed":        {Distributed: true},
-		"small files":        {MaxShardBytes: 1000},
-		"three files":        {Shards: 3, BufferBytes: 1},
-		"distributed, small": {Distributed: true, MaxShardBytes: 1000, Parallel: 1},
+		"distributed":        {Format: Format{Distributed: true}},
+		"small files":        {Format: Format{MaxShardBytes: 1000}},
+		"three files":        {Format: Format{Shards: 3}, WriteOptions: storage.WriteOptions{BufferBytes: 1}},
+		"distributed, small": {Format: Format{Distributed: true, MaxShardBytes: 1000}, WriteOptions: storage.WriteOptions{FilesPerRank: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			storagetest.Run(t, func(*testing.T) storagetest.Place { return at(new(mem.Store), o) }, able())

@@ -43,14 +43,10 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err := o.RefuseRankLocal(f.Name()); err != nil {
 		return nil, err
 	}
-	shards := f.Shards
-	if shards == 0 && f.MaxShardBytes == 0 {
-		shards = o.FilesPerRank
+	if f.Shards == 0 && f.MaxShardBytes == 0 {
+		f.Shards = o.FilesPerRank
 	}
-	return NewWriter(store, &WriterOptions{
-		MaxShardBytes: f.MaxShardBytes, Shards: shards, Distributed: f.Distributed, BufferBytes: o.BufferBytes, Parallel: o.FilesPerRank,
-		FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
-	}), nil
+	return newWriter(store, &options{f, o}), nil
 }
 
 // Open opens the checkpoint at the root of store.

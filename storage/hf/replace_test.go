@@ -16,7 +16,7 @@ import (
 )
 
 // forms are the three forms of a checkpoint that one rank writes.
-var forms = map[string]*WriterOptions{"one file": {}, "an index": {MaxShardBytes: 40}, "distributed": {Distributed: true, MaxShardBytes: 40}}
+var forms = map[string]*options{"one file": {}, "an index": {Format: Format{MaxShardBytes: 40}}, "distributed": {Format: Format{Distributed: true, MaxShardBytes: 40}}}
 
 // seeded returns a state whose elements tell the seed.
 func seeded(t *testing.T, seed byte) plan.State {
@@ -75,7 +75,7 @@ func TestReplacingAtEveryStep(t *testing.T) {
 
 // replaceOnce replaces a checkpoint while the n-th operation goes wrong. It
 // returns false if there are not as many.
-func replaceOnce(t *testing.T, oldForm, newForm *WriterOptions, rule fault.Rule, n int64) bool {
+func replaceOnce(t *testing.T, oldForm, newForm *options, rule fault.Rule, n int64) bool {
 	t.Helper()
 	inner := new(mem.Store)
 	if err := storagetest.Save(t.Context(), at(inner, oldForm), storagetest.Storage("old", 1, 1), seeded(t, 1)); err != nil {
@@ -111,7 +111,7 @@ func TestNothingOfTheOldCheckpointStays(t *testing.T) {
 		for to, newForm := range forms {
 			s := new(mem.Store)
 			putBytes(t, s, "config.json", "{}")
-			for i, o := range []*WriterOptions{oldForm, newForm, newForm} {
+			for i, o := range []*options{oldForm, newForm, newForm} {
 				if err := storagetest.Save(t.Context(), at(s, o), storagetest.Storage(fmt.Sprint("save-", i), 1, 1), seeded(t, byte(i))); err != nil {
 					t.Fatalf("%s over %s: %v", to, from, err)
 				}

@@ -19,40 +19,22 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// WriterOptions change how a checkpoint is written. Nil means the defaults.
-type WriterOptions struct {
-	// MaxShardBytes bounds the tensors of a file, unless a single one is larger.
-	// Zero: no bound.
-	MaxShardBytes int64
-	// Shards is the number of files that the tensors are spread over, of each
-	// rank in the distributed form. There are fewer where there are not as many
-	// tensors. Zero: one, or as many as MaxShardBytes leads to.
-	Shards int
-	// Distributed writes PyTorch's distributed form also where one rank has
-	// everything. Several ranks always do.
-	Distributed bool
-	// BufferBytes bounds the host memory this rank uses for bytes on their way
-	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
-	BufferBytes int64
-	// Parallel is the number of files that are written at the same time. Zero: 2.
-	Parallel int
-	// FailIfExists refuses to replace a checkpoint, including one that appears
-	// while this one is written.
-	FailIfExists bool
-	// SweepAfter is as in storage.WriteOptions.
-	SweepAfter time.Duration
+// options are the options of a writer: those of the format and those of all.
+type options struct {
+	Format
+	storage.WriteOptions
 }
 
-func (o *WriterOptions) withDefaults() WriterOptions {
-	var out WriterOptions
+func (o *options) withDefaults() options {
+	var out options
 	if o != nil {
 		out = *o
 	}
 	if out.BufferBytes <= 0 {
 		out.BufferBytes = 1 << 30
 	}
-	if out.Parallel <= 0 {
-		out.Parallel = 2
+	if out.FilesPerRank <= 0 {
+		out.FilesPerRank = 2
 	}
 	if out.SweepAfter == 0 {
 		out.SweepAfter = 24 * time.Hour
@@ -80,7 +62,7 @@ func (o *WriterOptions) withDefaults() WriterOptions {
 // refused with storage.ErrExists.
 type Writer struct {
 	store blob.Store
-	opts  WriterOptions
+	opts  options
 	sess  storage.Session
 	form  form          // of the save, known since WriteData
 	in    string        // in the names of files, known since WriteData
@@ -97,8 +79,8 @@ var (
 	_ storage.MetadataChecker = (*Writer)(nil)
 )
 
-// NewWriter returns a writer of checkpoints at the root of store.
-func NewWriter(store blob.Store, o *WriterOptions) *Writer {
+// newWriter returns a writer of checkpoints at the root of store.
+func newWriter(store blob.Store, o *options) *Writer {
 	return &Writer{store: store, opts: o.withDefaults()}
 }
 
@@ -221,7 +203,7 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	o := datafile.Options{Files: w.opts.Parallel, BufferBytes: w.opts.BufferBytes, Created: w.written.Note}
+	o := datafile.Options{Files: w.opts.FilesPerRank, BufferBytes: w.opts.BufferBytes, Created: w.written.Note}
 	if w.single() {
 		o.Replace = !w.opts.FailIfExists
 		o.Hold = func(_ string, bw blob.Writer) {

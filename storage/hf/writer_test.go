@@ -32,17 +32,17 @@ func letters(t testing.TB, n int) plan.State {
 
 func TestNamesOfFiles(t *testing.T) {
 	for name, c := range map[string]struct {
-		o     *WriterOptions
+		o     *options
 		ranks int
 		want  []string
 	}{
 		"one file":           {nil, 1, []string{"model.safetensors"}},
-		"no index for one":   {&WriterOptions{MaxShardBytes: 1000}, 1, []string{"model.safetensors"}},
-		"an oversized alone": {&WriterOptions{MaxShardBytes: 30}, 1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
-		"two equal parts":    {&WriterOptions{Shards: 2}, 1, []string{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}},
-		"a part of nothing":  {&WriterOptions{Shards: 9}, 1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
-		"distributed":        {&WriterOptions{Distributed: true}, 1, []string{"cairn-save.json", "shard-00001-model-00001-of-00001.safetensors"}},
-		"several ranks": {&WriterOptions{MaxShardBytes: 60}, 3, []string{
+		"no index for one":   {&options{Format: Format{MaxShardBytes: 1000}}, 1, []string{"model.safetensors"}},
+		"an oversized alone": {&options{Format: Format{MaxShardBytes: 30}}, 1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
+		"two equal parts":    {&options{Format: Format{Shards: 2}}, 1, []string{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}},
+		"a part of nothing":  {&options{Format: Format{Shards: 9}}, 1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
+		"distributed":        {&options{Format: Format{Distributed: true}}, 1, []string{"cairn-save.json", "shard-00001-model-00001-of-00001.safetensors"}},
+		"several ranks": {&options{Format: Format{MaxShardBytes: 60}}, 3, []string{
 			"cairn-save.json", "shard-00002-model-00001-of-00002.safetensors", "shard-00002-model-00002-of-00002.safetensors",
 		}},
 	} {
@@ -68,7 +68,7 @@ func TestTextOfTheIndex(t *testing.T) {
 	state := letters(t, 3)
 	state["<ä>"] = state["a"]
 	delete(state, "a")
-	if err := storagetest.Save(t.Context(), at(s, &WriterOptions{MaxShardBytes: 30}), storagetest.Storage("x", 1, 1), state); err != nil {
+	if err := storagetest.Save(t.Context(), at(s, &options{Format: Format{MaxShardBytes: 30}}), storagetest.Storage("x", 1, 1), state); err != nil {
 		t.Fatal(err)
 	}
 	b, err := blob.ReadAll(t.Context(), s, "model.safetensors.index.json", 1000)
@@ -96,7 +96,7 @@ func TestHeaders(t *testing.T) {
 	for i, d := range able().DTypes {
 		state[d.String()] = storagetest.Filled(t, d, []int64{int64(i%3 + 1)}, 1)
 	}
-	if err := storagetest.Save(t.Context(), at(s, &WriterOptions{Distributed: true}), storagetest.Storage("x", 1, 1), state); err != nil {
+	if err := storagetest.Save(t.Context(), at(s, &options{Format: Format{Distributed: true}}), storagetest.Storage("x", 1, 1), state); err != nil {
 		t.Fatal(err)
 	}
 	f, err := readFile(t.Context(), s, "shard-00001-model-00001-of-00001.safetensors")
@@ -164,11 +164,11 @@ func TestPlacesThatAreTaken(t *testing.T) {
 		"model.safetensors": false, "model.safetensors.index.json": false, "cairn-save.json": false,
 		"any.safetensors": true, "diffusion_pytorch_model.safetensors": true, "any.safetensors.index.json": true,
 	} {
-		for _, o := range []*WriterOptions{{FailIfExists: true}, {}} {
+		for _, o := range []*options{{WriteOptions: storage.WriteOptions{FailIfExists: true}}, {}} {
 			for _, j := range []storage.Journal{nil, new(storagetest.Journal)} {
 				s := new(mem.Store)
 				putBytes(t, s, name, "not even one")
-				w := NewWriter(s, o)
+				w := newWriter(s, o)
 				if err := w.SetUp(t.Context(), storage.Session{Size: 1, Coordinator: true, Journal: j}); err != nil {
 					t.Fatal(err)
 				}
@@ -189,7 +189,7 @@ func TestPlacesThatAreTaken(t *testing.T) {
 
 // save saves a state of one rank with a journal, and does not clean up.
 func save(ctx context.Context, s blob.Store, state plan.State, j storage.Journal) error {
-	sv := storagetest.NewSaving(at(s, &WriterOptions{MaxShardBytes: 40, Parallel: 1}), storagetest.Storage("x", 1, 1), 1)
+	sv := storagetest.NewSaving(at(s, &options{Format: Format{MaxShardBytes: 40}, WriteOptions: storage.WriteOptions{FilesPerRank: 1}}), storagetest.Storage("x", 1, 1), 1)
 	sv.Journal = j
 	if err := sv.Plan(ctx, []plan.State{state}); err != nil {
 		return err
@@ -229,7 +229,7 @@ var errOnPurpose = errors.New("went wrong on purpose")
 // Whatever goes wrong at whichever step, the checkpoint is there whole or not at
 // all, and what was reported is true.
 func TestFaultsAtEveryStep(t *testing.T) {
-	for form, o := range map[string]*WriterOptions{"one file": nil, "an index": {MaxShardBytes: 40}, "distributed": {Distributed: true, MaxShardBytes: 40}} {
+	for form, o := range map[string]*options{"one file": nil, "an index": {Format: Format{MaxShardBytes: 40}}, "distributed": {Format: Format{Distributed: true, MaxShardBytes: 40}}} {
 		for name, rule := range map[string]func(int64) fault.Rule{
 			"a crash": fault.CrashAt, "a late crash": fault.CrashLateAt,
 			"a fault":      func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.Fail(errOnPurpose)} },

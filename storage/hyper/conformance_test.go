@@ -16,10 +16,23 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// options are those of a writer. Nil means the defaults.
+type options struct {
+	hyper.Format
+	storage.WriteOptions
+}
+
+func newWriter(s blob.Store, o *options) storage.Writer {
+	if o == nil {
+		o = &options{}
+	}
+	return storagetest.NewWriter(o.Format, s, o.WriteOptions)
+}
+
 // at returns the place at the root of a store.
-func at(s blob.Store, wo *hyper.WriterOptions, ro storage.ReadOptions) storagetest.Place {
+func at(s blob.Store, wo *options, ro storage.ReadOptions) storagetest.Place {
 	return storagetest.Place{
-		Writer: func() storage.Writer { return hyper.NewWriter(s, wo) },
+		Writer: func() storage.Writer { return newWriter(s, wo) },
 		Reader: func() storage.Reader { return hyper.NewReader(s, ro) },
 	}
 }
@@ -44,7 +57,7 @@ func TestFormat(t *testing.T) {
 			return at(s, nil, storage.ReadOptions{})
 		},
 		"small budgets, many files": func(*testing.T) storagetest.Place {
-			return at(new(mem.Store), &hyper.WriterOptions{FilesPerRank: 3, BufferBytes: 1, MaxFileBytes: 5000}, storage.ReadOptions{BufferBytes: 1, Parallel: 1})
+			return at(new(mem.Store), &options{Format: hyper.Format{MaxFileBytes: 5000}, WriteOptions: storage.WriteOptions{FilesPerRank: 3, BufferBytes: 1}}, storage.ReadOptions{BufferBytes: 1, Parallel: 1})
 		},
 	} {
 		t.Run(name, func(t *testing.T) { storagetest.Run(t, open, cannot) })
@@ -55,7 +68,7 @@ func TestFormatOfOldVersions(t *testing.T) {
 	old := *cannot
 	old.Reserved = []string{"__metadata__"}
 	storagetest.Run(t, func(*testing.T) storagetest.Place {
-		return at(new(mem.Store), &hyper.WriterOptions{Old: true}, storage.ReadOptions{})
+		return at(new(mem.Store), &options{Format: hyper.Format{Old: true}}, storage.ReadOptions{})
 	}, &old)
 }
 

@@ -24,10 +24,7 @@ func (Format) Name() string { return "hyper" }
 
 // NewWriter returns a writer of checkpoints at the root of store.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
-	return NewWriter(store, &WriterOptions{
-		Old: f.Old, FilesPerRank: o.FilesPerRank, MaxFileBytes: f.MaxFileBytes,
-		BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, RankLocal: o.RankLocal,
-	}), nil
+	return newWriter(store, &options{f, o}), nil
 }
 
 // Open opens the checkpoint at the root of store.

@@ -33,7 +33,7 @@ type bin struct {
 
 // takes reports whether an item may go into the bin. In the older dialect the
 // name is the key, so a file holds one chunk of it.
-func (b *bin) takes(it *plan.WriteItem, o *WriterOptions) bool {
+func (b *bin) takes(it *plan.WriteItem, o *options) bool {
 	if b.header+headerCost(it) > headerMax || o.Old && b.names[it.FQN()] {
 		return false
 	}
@@ -69,7 +69,7 @@ func (w *Writer) layTensors(p *plan.SavePlan, rank int, infix string) ([]*datafi
 // that is emptiest among those that take it. Within a file those with the largest
 // elements come first, so that each begins at an address that its elements can be
 // used at.
-func spread(p *plan.SavePlan, o *WriterOptions) [][]*plan.WriteItem {
+func spread(p *plan.SavePlan, o *options) [][]*plan.WriteItem {
 	var items []*plan.WriteItem
 	for i := range p.Items {
 		if p.Items[i].Kind != plan.KindBytes {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
@@ -17,36 +16,17 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
-// WriterOptions change how a checkpoint is written. Nil means the defaults.
-type WriterOptions struct {
-	// Old writes the dialect of early 2026, hyper_parallel.core.checkpoint: each
-	// value is a file of its own, and each chunk of a tensor in another file.
-	Old bool
-	// FilesPerRank is the number of data files a rank writes at the same time.
-	// Zero: 1, as hyper_parallel does; at most 1024.
-	FilesPerRank int
-	// MaxFileBytes begins a new file of tensors where one would become larger;
-	// what is larger by itself has a file of its own. Zero: no bound.
-	MaxFileBytes int64
-	// BufferBytes bounds the host memory this rank uses for bytes on their way
-	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
-	BufferBytes int64
-	// FailIfExists refuses to replace a checkpoint, also one that appears while
-	// this one is written.
-	FailIfExists bool
-	// SweepAfter is the age from which data files that no metadata names are
-	// taken for abandoned and removed after the commit. Zero: 24 hours.
-	// Negative: never.
-	SweepAfter time.Duration
-	// RankLocal is as in storage.WriteOptions.
-	RankLocal bool
+// options are the options of a writer: those of the format and those of all.
+type options struct {
+	Format
+	storage.WriteOptions
 }
 
 // maxFiles bounds FilesPerRank: more files at a time make nothing faster.
 const maxFiles = 1024
 
-func (o *WriterOptions) withDefaults() WriterOptions {
-	var out WriterOptions
+func (o *options) withDefaults() options {
+	var out options
 	if o != nil {
 		out = *o
 	}
@@ -74,7 +54,7 @@ func (o *WriterOptions) withDefaults() WriterOptions {
 // place of the old in one atomic step.
 type Writer struct {
 	store blob.Store
-	opts  WriterOptions
+	opts  options
 	place *publish.Place
 }
 
@@ -83,8 +63,8 @@ var (
 	_ storage.ValueChecker = (*Writer)(nil)
 )
 
-// NewWriter returns a writer of checkpoints at the root of store.
-func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
+// newWriter returns a writer of checkpoints at the root of store.
+func newWriter(store blob.Store, opts *options) *Writer {
 	o := opts.withDefaults()
 	p := publish.New(store, format, publish.Options{FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, RankLocal: o.RankLocal})
 	return &Writer{store: store, opts: o, place: p}

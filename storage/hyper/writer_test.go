@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-func save(t testing.TB, s blob.Store, id string, o *hyper.WriterOptions, states ...plan.State) error {
+func save(t testing.TB, s blob.Store, id string, o *options, states ...plan.State) error {
 	t.Helper()
 	return storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 1, len(states)), states...)
 }
@@ -67,7 +67,7 @@ func keys(t testing.TB, s blob.Store, name string) []string {
 
 func TestDialects(t *testing.T) {
 	for name, c := range map[string]struct {
-		opts    *hyper.WriterOptions
+		opts    *options
 		dialect dcpmeta.Dialect
 		files   []string
 		keys    []string // of the first rank's first file
@@ -78,7 +78,7 @@ func TestDialects(t *testing.T) {
 			[]string{"x.__dcp_chunk_0", "x.__dcp_chunk_0_", "x.__dcp_chunk_1"},
 		},
 		"older": {
-			&hyper.WriterOptions{Old: true}, dcpmeta.HyperOld,
+			&options{Format: hyper.Format{Old: true}}, dcpmeta.HyperOld,
 			[]string{
 				".metadata", "_rank0_.1.safetensors", "_rank0_.bytes", "_rank0_.safetensors",
 				"_rank1_.1.bytes", "_rank1_.1.safetensors", "_rank1_.bytes", "_rank1_.safetensors",
@@ -105,7 +105,7 @@ func TestDialects(t *testing.T) {
 func TestWhatCannotBeWrittenIsNamed(t *testing.T) {
 	odd := &value.Object{Module: "mylib", Name: "Schedule", Call: true, New: true}
 	for name, c := range map[string]struct {
-		opts  *hyper.WriterOptions
+		opts  *options
 		state plan.State
 		words []string
 	}{
@@ -113,7 +113,7 @@ func TestWhatCannotBeWrittenIsNamed(t *testing.T) {
 			"c": storagetest.Filled(t, tensor.Complex64, []int64{2}, 0), "e": storagetest.Filled(t, tensor.Float8E8M0FNU, []int64{2}, 0),
 		}, []string{`"c"`, "complex64", `"e"`, "float8_e8m0fnu"}},
 		"classes": {nil, plan.State{"s": odd, "t": value.Tuple{odd}}, []string{`"s"`, `"t"`, "mylib.Schedule"}},
-		"names":   {&hyper.WriterOptions{Old: true}, plan.State{"__metadata__": storagetest.Filled(t, tensor.Int8, []int64{1}, 0)}, []string{"__metadata__"}},
+		"names":   {&options{Format: hyper.Format{Old: true}}, plan.State{"__metadata__": storagetest.Filled(t, tensor.Int8, []int64{1}, 0)}, []string{"__metadata__"}},
 	} {
 		s := new(mem.Store)
 		err := save(t, s, "id", c.opts, c.state)
@@ -126,7 +126,7 @@ func TestWhatCannotBeWrittenIsNamed(t *testing.T) {
 			t.Errorf("%s: %q were written", name, got)
 		}
 	}
-	var w storage.ValueChecker = hyper.NewWriter(new(mem.Store), nil)
+	w := newWriter(new(mem.Store), nil).(storage.ValueChecker)
 	codec, data, err := value.Encode(odd)
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestHyperParallelsCheckpointsAreReplaced(t *testing.T) {
 		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 			t.Errorf("%s: files %q; want %q", name, got, want)
 		}
-		if err := save(t, s, "again", &hyper.WriterOptions{FailIfExists: true}, states(t)...); !errors.Is(err, storage.ErrExists) {
+		if err := save(t, s, "again", &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}, states(t)...); !errors.Is(err, storage.ErrExists) {
 			t.Errorf("%s: Save with FailIfExists = %v; want %v", name, err, storage.ErrExists)
 		}
 	}
@@ -175,11 +175,11 @@ func TestFilesAreSpread(t *testing.T) {
 		state[name] = storagetest.Filled(t, tensor.Uint8, []int64{1000}, name[0])
 	}
 	for name, c := range map[string]struct {
-		opts hyper.WriterOptions
+		opts options
 		want int
 	}{
-		"one": {hyper.WriterOptions{}, 1}, "two at a time": {hyper.WriterOptions{FilesPerRank: 2}, 2},
-		"a bound of two": {hyper.WriterOptions{MaxFileBytes: 2000}, 3}, "a bound below each": {hyper.WriterOptions{MaxFileBytes: 10}, 5},
+		"one": {options{}, 1}, "two at a time": {options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}}, 2},
+		"a bound of two": {options{Format: hyper.Format{MaxFileBytes: 2000}}, 3}, "a bound below each": {options{Format: hyper.Format{MaxFileBytes: 10}}, 5},
 	} {
 		s := new(mem.Store)
 		if err := save(t, s, "id", &c.opts, state); err != nil {

@@ -6,6 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -19,7 +20,7 @@ func TestBuffersStayWithinTheBudget(t *testing.T) {
 		s := new(mem.Store)
 		bufpool.ResetPeak()
 		before := bufpool.Stats().Lent
-		if err := save(t, s, "budget", state, &WriterOptions{BufferBytes: c.budget, FilesPerRank: 4}); err != nil {
+		if err := save(t, s, "budget", state, &options{WriteOptions: storage.WriteOptions{BufferBytes: c.budget, FilesPerRank: 4}}); err != nil {
 			t.Fatal(err)
 		}
 		if peak := bufpool.Stats().Peak - before; peak > c.limit || peak == 0 {

@@ -121,6 +121,6 @@ func writeCompat(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Open(t.Context(), s); errors.Is(err, storage.ErrNotFound) {
-		saveOdd(t, s, compatID, &WriterOptions{FilesPerRank: 2})
+		saveOdd(t, s, compatID, &options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}})
 	}
 }

@@ -13,9 +13,9 @@ import (
 )
 
 // at returns the place at the root of a store.
-func at(s blob.Store, wo *WriterOptions, ro *ReaderOptions) storagetest.Place {
+func at(s blob.Store, wo *options, ro *ReaderOptions) storagetest.Place {
 	return storagetest.Place{
-		Writer: func() storage.Writer { return NewWriter(s, wo) },
+		Writer: func() storage.Writer { return newWriter(s, wo) },
 		Reader: func() storage.Reader { return NewReader(s, ro) },
 	}
 }
@@ -42,7 +42,7 @@ func TestFormat(t *testing.T) {
 			return at(gapStore{new(mem.Store)}, nil, nil)
 		},
 		"small budgets, many files": func(*testing.T) storagetest.Place {
-			return at(new(mem.Store), &WriterOptions{FilesPerRank: 3, BufferBytes: 1}, &ReaderOptions{BufferBytes: 1, Parallel: 1})
+			return at(new(mem.Store), &options{WriteOptions: storage.WriteOptions{FilesPerRank: 3, BufferBytes: 1}}, &ReaderOptions{BufferBytes: 1, Parallel: 1})
 		},
 	} {
 		t.Run(name, func(t *testing.T) { storagetest.Run(t, open, nil) })

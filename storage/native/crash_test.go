@@ -22,7 +22,7 @@ import (
 
 // saveTwo saves what small makes of seed from two ranks, the second of which
 // holds a part of it.
-func saveTwo(t testing.TB, s blob.Store, id string, seed byte, o *WriterOptions) error {
+func saveTwo(t testing.TB, s blob.Store, id string, seed byte, o *options) error {
 	t.Helper()
 	state := small(t, seed)
 	return storagetest.Save(context.Background(), at(s, o, nil), storagetest.Storage(id, 1, 2),
@@ -62,7 +62,7 @@ func checkOneOf(t testing.TB, s blob.Store, seeds ...byte) {
 // own files.
 func checkSaveAfter(t testing.TB, s blob.Store) {
 	t.Helper()
-	if err := saveTwo(t, s, "later", 9, &WriterOptions{SweepAfter: 1}); err != nil {
+	if err := saveTwo(t, s, "later", 9, &options{WriteOptions: storage.WriteOptions{SweepAfter: 1}}); err != nil {
 		t.Errorf("the next save = %v", err)
 		return
 	}
@@ -160,7 +160,7 @@ func TestUnreportedCommitIsUncertain(t *testing.T) {
 	mustSave(t, inner, "old", 1)
 	before := storagetest.Names(t, inner)
 	s := fault.New(inner, fault.Rule{On: fault.Commit, Match: fault.Named(recordName), Do: fault.FailLate(syscall.EIO)})
-	sv := storagetest.NewSaving(at(s, &WriterOptions{SweepAfter: 1}, nil), storagetest.Storage("new", 1, 1), 1)
+	sv := storagetest.NewSaving(at(s, &options{WriteOptions: storage.WriteOptions{SweepAfter: 1}}, nil), storagetest.Storage("new", 1, 1), 1)
 	err := sv.Run(t.Context(), []plan.State{small(t, 2)})
 	if !errors.Is(err, storage.ErrUncertain) || !errors.Is(err, syscall.EIO) {
 		t.Errorf("save = %v; want %v and %v", err, storage.ErrUncertain, syscall.EIO)
@@ -212,7 +212,7 @@ func TestFullDisk(t *testing.T) {
 
 func TestFaultAtEveryStepOfALoad(t *testing.T) {
 	inner := new(mem.Store)
-	saveOdd(t, inner, "odd", &WriterOptions{FilesPerRank: 2})
+	saveOdd(t, inner, "odd", &options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}})
 	for _, parallel := range []int{1, 4} {
 		for n := int64(1); ; n++ {
 			s := fault.New(inner, fault.Rule{Nth: n, Do: fault.Fail(syscall.EIO)})

@@ -24,9 +24,7 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err := o.RefuseRankLocal(f.Name()); err != nil {
 		return nil, err
 	}
-	return NewWriter(store, &WriterOptions{
-		FilesPerRank: o.FilesPerRank, FileBytes: f.FileBytes, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
-	}), nil
+	return newWriter(store, &options{f, o}), nil
 }
 
 // Open opens the checkpoint at the root of store.

@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -43,7 +44,7 @@ func oddState(t testing.TB, rank int) plan.State {
 	return s
 }
 
-func saveOdd(t testing.TB, s blob.Store, id string, o *WriterOptions) {
+func saveOdd(t testing.TB, s blob.Store, id string, o *options) {
 	t.Helper()
 	err := storagetest.Save(context.Background(), at(s, o, nil), storagetest.Storage(id, 7, 2), oddState(t, 0), oddState(t, 1))
 	if err != nil {
@@ -66,7 +67,7 @@ func header(t testing.TB, s blob.Store, name string) *safetensors.Header {
 
 func TestDataFilesAreSafetensorsThatPyTorchPlaces(t *testing.T) {
 	s := new(mem.Store)
-	saveOdd(t, s, "odd", &WriterOptions{FilesPerRank: 2})
+	saveOdd(t, s, "odd", &options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}})
 	md, err := NewReader(s, nil).ReadMetadata(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
@@ -18,11 +19,11 @@ func TestOrderOfOperations(t *testing.T) {
 	inner := new(mem.Store)
 	for _, c := range []struct {
 		golden, id string
-		o          *WriterOptions
+		o          *options
 	}{
 		{"order-first-save.txt", "first", nil},
 		{"order-overwrite.txt", "second", nil},
-		{"order-refused.txt", "third", &WriterOptions{FailIfExists: true}},
+		{"order-refused.txt", "third", &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}},
 	} {
 		s := fault.New(inner)
 		if err := saveTwo(t, s, c.id, 1, c.o); (err != nil) != (c.o != nil) {

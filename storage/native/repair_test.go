@@ -77,7 +77,7 @@ func TestRepairRestoresEveryByte(t *testing.T) {
 	} {
 		for _, files := range []int{1, 12} { // with twelve, number 10 comes after 9
 			s := new(mem.Store)
-			saveOdd(t, s, "odd", &WriterOptions{FilesPerRank: files})
+			saveOdd(t, s, "odd", &options{WriteOptions: storage.WriteOptions{FilesPerRank: files}})
 			want := contents(t, s)
 			harm(s)
 			var read int64
@@ -143,7 +143,7 @@ func TestRepairDryRunWritesNothing(t *testing.T) {
 // that no other rank knows of.
 func TestRepairRefusesAnIncompleteSave(t *testing.T) {
 	whole := new(mem.Store)
-	saveOdd(t, whole, "odd", &WriterOptions{FilesPerRank: 3})
+	saveOdd(t, whole, "odd", &options{WriteOptions: storage.WriteOptions{FilesPerRank: 3}})
 	for lost, b := range contents(t, whole) {
 		if !strings.HasSuffix(lost, dataSuffix) {
 			continue
@@ -352,7 +352,7 @@ func TestRepairRefusesContradictions(t *testing.T) {
 		"an item unknown":     {first, swap(`\"items\":{`, `\"itemz\":{`)},
 	} {
 		s := new(mem.Store)
-		saveOdd(t, s, "odd", &WriterOptions{FilesPerRank: 1})
+		saveOdd(t, s, "odd", &options{WriteOptions: storage.WriteOptions{FilesPerRank: 1}})
 		remove(t, s, recordName)
 		if err := fault.Damage(t.Context(), s, c.file, c.edit); err != nil {
 			t.Fatal(err)

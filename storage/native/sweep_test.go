@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -82,7 +83,7 @@ func TestSweepRemovesWhatIsOldAndOurs(t *testing.T) {
 		{"third", -1, true}, // never
 		{"fourth", 1, false},
 	} {
-		if err := save(t, s, c.id, small(t, 2), &WriterOptions{SweepAfter: c.after}); err != nil {
+		if err := save(t, s, c.id, small(t, 2), &options{WriteOptions: storage.WriteOptions{SweepAfter: c.after}}); err != nil {
 			t.Fatal(err)
 		}
 		want := slices.Concat(others, []string{c.id + indexSuffix, dataFileName(c.id, 0, 0), last})

@@ -17,34 +17,17 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
-// WriterOptions change how a checkpoint is written. Nil means the defaults.
-type WriterOptions struct {
-	// FilesPerRank is the number of data files a rank writes at the same time.
-	// Zero: 1, at most 1024. A rank that holds several chunks of one tensor
-	// writes up to 8.
-	FilesPerRank int
-	// FileBytes makes a rank write more files, so that each has about so many
-	// bytes, or those of a single chunk where it has more. Zero: no matter how
-	// large they are.
-	FileBytes int64
-	// BufferBytes bounds the host memory this rank uses for bytes on their way
-	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
-	BufferBytes int64
-	// FailIfExists refuses to replace a checkpoint, also one that appears while
-	// this one is written.
-	FailIfExists bool
-	// SweepAfter is the age from which data files that no record names are
-	// removed after the commit, if it is unknown whether their save is over.
-	// Files of saves whose process ran on this host and is dead are removed at
-	// once. Zero: 24 hours. Negative: neither is removed.
-	SweepAfter time.Duration
+// options are the options of a writer: those of the format and those of all.
+type options struct {
+	Format
+	storage.WriteOptions
 }
 
 // maxFiles bounds FilesPerRank: more files at a time make nothing faster.
 const maxFiles = 1024
 
-func (o *WriterOptions) withDefaults() WriterOptions {
-	var out WriterOptions
+func (o *options) withDefaults() options {
+	var out options
 	if o != nil {
 		out = *o
 	}
@@ -59,7 +42,7 @@ func (o *WriterOptions) withDefaults() WriterOptions {
 }
 
 // files returns how many files the items are for.
-func (o *WriterOptions) files(items []*plan.WriteItem) int {
+func (o *options) files(items []*plan.WriteItem) int {
 	if o.FileBytes <= 0 {
 		return o.FilesPerRank
 	}
@@ -73,7 +56,7 @@ func (o *WriterOptions) files(items []*plan.WriteItem) int {
 // Writer writes one checkpoint at the root of a store. Each rank has its own.
 type Writer struct {
 	store   blob.Store
-	opts    WriterOptions
+	opts    options
 	sess    storage.Session
 	mark    *publish.Mark // of the coordinator, while a save is under way
 	written publish.Written
@@ -81,8 +64,8 @@ type Writer struct {
 
 var _ storage.Writer = (*Writer)(nil)
 
-// NewWriter returns a writer of checkpoints at the root of store.
-func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
+// newWriter returns a writer of checkpoints at the root of store.
+func newWriter(store blob.Store, opts *options) *Writer {
 	return &Writer{store: store, opts: opts.withDefaults()}
 }
 

@@ -29,7 +29,7 @@ func small(t testing.TB, seed byte) plan.State {
 	}
 }
 
-func save(t testing.TB, s blob.Store, id string, state plan.State, o *WriterOptions) error {
+func save(t testing.TB, s blob.Store, id string, state plan.State, o *options) error {
 	t.Helper()
 	return storagetest.Save(context.Background(), at(s, o, nil), storagetest.Storage(id, 1, 1), state)
 }
@@ -79,7 +79,7 @@ func checkWhole(t testing.TB, s blob.Store) {
 
 func TestFailIfExists(t *testing.T) {
 	s := new(mem.Store)
-	o := &WriterOptions{FailIfExists: true}
+	o := &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}
 	if err := save(t, s, "first", small(t, 1), o); err != nil {
 		t.Fatalf("save where nothing is = %v", err)
 	}
@@ -109,7 +109,7 @@ func TestFailIfExists(t *testing.T) {
 // Both looked when nothing was there.
 func TestFailIfExistsAtTheCommit(t *testing.T) {
 	s := new(mem.Store)
-	p := at(s, &WriterOptions{FailIfExists: true}, nil)
+	p := at(s, &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}, nil)
 	first := storagetest.NewSaving(p, storagetest.Storage("first", 1, 1), 1)
 	second := storagetest.NewSaving(p, storagetest.Storage("second", 2, 1), 1)
 	for i, sv := range []*storagetest.Saving{first, second} {
@@ -165,7 +165,7 @@ func TestSaveStopsWhereItCannotLook(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)
 	f := fault.New(s, fault.Rule{On: fault.Open, Match: fault.Named(recordName), Do: fault.Fail(syscall.EIO)})
-	if err := save(t, f, "second", small(t, 2), &WriterOptions{FailIfExists: true}); !errors.Is(err, syscall.EIO) {
+	if err := save(t, f, "second", small(t, 2), &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("save = %v; want %v", err, syscall.EIO)
 	}
 	if n := f.Ops().Count(fault.Create); n != 0 {
@@ -184,7 +184,7 @@ func TestSetUpRefusesWhatCannotBeRecorded(t *testing.T) {
 	} {
 		st := good
 		spoil(&st)
-		w := NewWriter(new(mem.Store), nil)
+		w := newWriter(new(mem.Store), nil)
 		if err := w.SetUp(t.Context(), storage.Session{Size: 1, Storage: st}); err == nil {
 			t.Errorf("%s: SetUp = nil; want a refusal", name)
 		}
@@ -271,7 +271,7 @@ func TestFileBytesMakeMoreFiles(t *testing.T) {
 		files     int
 	}{{0, 1}, {1 << 20, 1}, {15000, 1}, {5000, 3}, {1000, 11}, {1, 11}} {
 		s := new(mem.Store)
-		if err := save(t, s, "a", state, &WriterOptions{FileBytes: tt.fileBytes}); err != nil {
+		if err := save(t, s, "a", state, &options{Format: Format{FileBytes: tt.fileBytes}}); err != nil {
 			t.Fatal(err)
 		}
 		c, err := Open(t.Context(), s)

@@ -6,7 +6,18 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/storage"
 )
+
+// NewWriter returns a writer of a format. It panics if the format refuses the
+// options.
+func NewWriter(f storage.Format, s blob.Store, o storage.WriteOptions) storage.Writer {
+	w, err := f.NewWriter(s, o)
+	if err != nil {
+		panic(err)
+	}
+	return w
+}
 
 // Names returns the names of all objects of a store, in their order.
 func Names(t testing.TB, s blob.Store) []string {

@@ -15,10 +15,23 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// options are those of a writer. Nil means the defaults.
+type options struct {
+	torchdcp.Format
+	storage.WriteOptions
+}
+
+func newWriter(s blob.Store, o *options) storage.Writer {
+	if o == nil {
+		o = &options{}
+	}
+	return storagetest.NewWriter(o.Format, s, o.WriteOptions)
+}
+
 // at returns the place at the root of a store.
-func at(s blob.Store, wo *torchdcp.WriterOptions, ro storage.ReadOptions) storagetest.Place {
+func at(s blob.Store, wo *options, ro storage.ReadOptions) storagetest.Place {
 	return storagetest.Place{
-		Writer: func() storage.Writer { return torchdcp.NewWriter(s, wo) },
+		Writer: func() storage.Writer { return newWriter(s, wo) },
 		Reader: func() storage.Reader { return torchdcp.NewReader(s, nil, ro) },
 	}
 }
@@ -39,10 +52,10 @@ func TestFormat(t *testing.T) {
 		"mem":  func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, storage.ReadOptions{}) },
 		"file": func(t *testing.T) storagetest.Place { return at(files(t), nil, storage.ReadOptions{}) },
 		"a file for each": func(*testing.T) storagetest.Place {
-			return at(new(mem.Store), &torchdcp.WriterOptions{FilePerTensor: true}, storage.ReadOptions{})
+			return at(new(mem.Store), &options{Format: torchdcp.Format{FilePerTensor: true}}, storage.ReadOptions{})
 		},
 		"small budgets, many files": func(*testing.T) storagetest.Place {
-			return at(new(mem.Store), &torchdcp.WriterOptions{FilesPerRank: 3, BufferBytes: 1, MaxFileBytes: 5000}, storage.ReadOptions{BufferBytes: 1, Parallel: 1})
+			return at(new(mem.Store), &options{Format: torchdcp.Format{MaxFileBytes: 5000}, WriteOptions: storage.WriteOptions{FilesPerRank: 3, BufferBytes: 1}}, storage.ReadOptions{BufferBytes: 1, Parallel: 1})
 		},
 	} {
 		t.Run(name, func(t *testing.T) { storagetest.Run(t, open, cannot) })

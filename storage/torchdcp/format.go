@@ -29,10 +29,7 @@ func (Format) Name() string { return "torchdcp" }
 // NewWriter returns a writer of checkpoints at the root of store. FilesPerRank is
 // PyTorch's thread_count.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
-	return NewWriter(store, &WriterOptions{
-		FilesPerRank: o.FilesPerRank, FilePerTensor: f.FilePerTensor, MaxFileBytes: f.MaxFileBytes,
-		BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, RankLocal: o.RankLocal,
-	}), nil
+	return newWriter(store, &options{f, o}), nil
 }
 
 // Open opens the checkpoint at the root of store.

@@ -123,7 +123,7 @@ func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
 // spread distributes records over files: values one after the other, then tensors
 // by size, the largest first, each into the file that is emptiest. Within a file
 // values come first, and else all keep their order.
-func spread(records []*record, o *WriterOptions) [][]*record {
+func spread(records []*record, o *options) [][]*record {
 	var out [][]*record
 	if o.FilePerTensor {
 		for _, r := range records {

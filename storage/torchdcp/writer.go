@@ -3,7 +3,6 @@ package torchdcp
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
@@ -16,36 +15,17 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
-// WriterOptions change how a checkpoint is written. Nil means the defaults.
-type WriterOptions struct {
-	// FilesPerRank is the number of data files a rank writes at the same time:
-	// PyTorch's thread_count. Zero: 1, at most 1024.
-	FilesPerRank int
-	// FilePerTensor gives each tensor and each value a file of its own: PyTorch's
-	// single_file_per_rank=False.
-	FilePerTensor bool
-	// MaxFileBytes begins a new file where one would become larger; what is
-	// larger by itself has a file of its own. Zero: no bound.
-	MaxFileBytes int64
-	// BufferBytes bounds the host memory this rank uses for bytes on their way
-	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
-	BufferBytes int64
-	// FailIfExists refuses to replace a checkpoint, also one that appears while
-	// this one is written.
-	FailIfExists bool
-	// SweepAfter is the age from which data files that no metadata names are
-	// taken for abandoned and removed after the commit. Zero: 24 hours.
-	// Negative: never.
-	SweepAfter time.Duration
-	// RankLocal is as in storage.WriteOptions.
-	RankLocal bool
+// options are the options of a writer: those of the format and those of all.
+type options struct {
+	Format
+	storage.WriteOptions
 }
 
 // maxFiles bounds FilesPerRank: more files at a time make nothing faster.
 const maxFiles = 1024
 
-func (o *WriterOptions) withDefaults() WriterOptions {
-	var out WriterOptions
+func (o *options) withDefaults() options {
+	var out options
 	if o != nil {
 		out = *o
 	}
@@ -72,7 +52,7 @@ func (o *WriterOptions) withDefaults() WriterOptions {
 // of the old in one atomic step.
 type Writer struct {
 	store blob.Store
-	opts  WriterOptions
+	opts  options
 	place *publish.Place
 }
 
@@ -81,8 +61,8 @@ var (
 	_ storage.ValueChecker = (*Writer)(nil)
 )
 
-// NewWriter returns a writer of checkpoints at the root of store.
-func NewWriter(store blob.Store, opts *WriterOptions) *Writer {
+// newWriter returns a writer of checkpoints at the root of store.
+func newWriter(store blob.Store, opts *options) *Writer {
 	o := opts.withDefaults()
 	p := publish.New(store, format, publish.Options{FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, RankLocal: o.RankLocal})
 	return &Writer{store: store, opts: o, place: p}

@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-func save(t testing.TB, s blob.Store, id string, o *torchdcp.WriterOptions, states ...plan.State) error {
+func save(t testing.TB, s blob.Store, id string, o *options, states ...plan.State) error {
 	t.Helper()
 	return storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 1, len(states)), states...)
 }
@@ -33,14 +33,14 @@ func states(t testing.TB) []plan.State {
 
 func TestNamesOfDataFiles(t *testing.T) {
 	for name, c := range map[string]struct {
-		opts *torchdcp.WriterOptions
+		opts *options
 		want []string
 	}{
 		"one file":           {nil, []string{".metadata", "__0_0.distcp", "__1_0.distcp"}},
-		"two at a time":      {&torchdcp.WriterOptions{FilesPerRank: 2}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__1_0.distcp"}},
-		"a bound":            {&torchdcp.WriterOptions{MaxFileBytes: 7000}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__1_0.distcp"}},
-		"a bound below each": {&torchdcp.WriterOptions{MaxFileBytes: 1}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp", "__0_4.distcp", "__1_0.distcp"}},
-		"a file for each":    {&torchdcp.WriterOptions{FilePerTensor: true}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp", "__0_4.distcp", "__1_0.distcp"}},
+		"two at a time":      {&options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__1_0.distcp"}},
+		"a bound":            {&options{Format: torchdcp.Format{MaxFileBytes: 7000}}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__1_0.distcp"}},
+		"a bound below each": {&options{Format: torchdcp.Format{MaxFileBytes: 1}}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp", "__0_4.distcp", "__1_0.distcp"}},
+		"a file for each":    {&options{Format: torchdcp.Format{FilePerTensor: true}}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp", "__0_4.distcp", "__1_0.distcp"}},
 	} {
 		s := new(mem.Store)
 		if err := save(t, s, "id", c.opts, states(t)...); err != nil {
@@ -115,7 +115,7 @@ func TestUnsafeObjectsAreRefusedByName(t *testing.T) {
 	if got := storagetest.Names(t, s); len(got) != 0 {
 		t.Errorf("%q were written", got)
 	}
-	var w storage.ValueChecker = torchdcp.NewWriter(s, nil)
+	w := newWriter(s, nil).(storage.ValueChecker)
 	for v, ok := range map[any]bool{int64(1): true, stranger: false} {
 		codec, data, err := value.Encode(v)
 		if err != nil {
@@ -130,7 +130,7 @@ func TestUnsafeObjectsAreRefusedByName(t *testing.T) {
 
 func TestFailIfExists(t *testing.T) {
 	s := new(mem.Store)
-	o := &torchdcp.WriterOptions{FailIfExists: true}
+	o := &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}
 	if err := save(t, s, "first", o, states(t)...); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestFailIfExists(t *testing.T) {
 // Two saves at once onto nothing: the later commit is refused.
 func TestFailIfExistsHoldsAtTheCommit(t *testing.T) {
 	s := new(mem.Store)
-	o := &torchdcp.WriterOptions{FailIfExists: true}
+	o := &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}
 	slow := storagetest.NewSaving(at(s, o, storage.ReadOptions{}), storagetest.Storage("slow", 1, 1), 1)
 	if err := errors.Join(slow.Plan(t.Context(), states(t)[:1]), slow.Write(t.Context())); err != nil {
 		t.Fatal(err)
@@ -178,7 +178,7 @@ func TestPyTorchsCheckpointsAreReplaced(t *testing.T) {
 		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 			t.Errorf("%s: files %q; want %q", name, got, want)
 		}
-		if err := save(t, s, "newer", &torchdcp.WriterOptions{SweepAfter: 1}, states(t)...); err != nil {
+		if err := save(t, s, "newer", &options{WriteOptions: storage.WriteOptions{SweepAfter: 1}}, states(t)...); err != nil {
 			t.Fatal(err)
 		}
 		want = []string{".metadata", "__0_newer_0.distcp", "__1_newer_0.distcp", "notes.txt"}
@@ -219,7 +219,7 @@ func TestJournalledSaveGoesOn(t *testing.T) {
 			}
 		}
 		j := new(storagetest.Journal)
-		o := &torchdcp.WriterOptions{FilePerTensor: true}
+		o := &options{Format: torchdcp.Format{FilePerTensor: true}}
 		dying := fault.New(inner, fault.Rule{On: fault.Commit, Nth: 4, Do: fault.Crash()})
 		if err := journalled(t, dying, j, o); !dying.Crashed() || err == nil {
 			t.Fatalf("the first attempt = %v; want it to die", err)
@@ -251,7 +251,7 @@ func TestJournalledSaveGoesOn(t *testing.T) {
 
 // journalled saves with a journal, by one rank, and does not clean up: a process
 // that died cannot.
-func journalled(t testing.TB, s blob.Store, j storage.Journal, o *torchdcp.WriterOptions) error {
+func journalled(t testing.TB, s blob.Store, j storage.Journal, o *options) error {
 	t.Helper()
 	sv := storagetest.NewSaving(at(s, o, storage.ReadOptions{}), storagetest.Storage("conversion", 1, 1), 1)
 	sv.Journal = j

@@ -18,10 +18,25 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // cannot is what a file of torch.save does not hold.
 var cannot = &storagetest.Options{NoStorage: true, OneRank: true}
 
+// options are those of a writer. Nil means the defaults.
+type options struct {
+	torchfile.Format
+	storage.WriteOptions
+}
+
+func newWriter(s blob.Store, name string, o *options) storage.Writer {
+	if o == nil {
+		o = &options{}
+	}
+	f := o.Format
+	f.File = name
+	return storagetest.NewWriter(f, s, o.WriteOptions)
+}
+
 // at returns the place of a file in a store.
-func at(s blob.Store, name string, o *torchfile.WriterOptions) storagetest.Place {
+func at(s blob.Store, name string, o *options) storagetest.Place {
 	return storagetest.Place{
-		Writer: func() storage.Writer { return torchfile.NewWriter(s, name, o) },
+		Writer: func() storage.Writer { return newWriter(s, name, o) },
 		Reader: func() storage.Reader { return torchfile.NewReader(s, name, storage.ReadOptions{}) },
 	}
 }
@@ -36,7 +51,7 @@ func TestConformance(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return at(s, "a/model.pt", &torchfile.WriterOptions{BufferBytes: 1})
+			return at(s, "a/model.pt", &options{WriteOptions: storage.WriteOptions{BufferBytes: 1}})
 		}, cannot)
 	})
 }

@@ -126,7 +126,7 @@ func TestTensorsInsideComeBack(t *testing.T) {
 	x, y := vector(t, 1, 2), vector(t, 3)
 	want := m{"a": value.Tuple{x, m{"b": y}, "c"}, "d": dict(nil, x, value.Tuple{int64(1)}, y), "w": x, "l": []any{x, value.Tuple{y}}}
 	s := holding(t, want)
-	for _, o := range []*torchfile.WriterOptions{nil, {Flat: true}} {
+	for _, o := range []*options{nil, {Format: torchfile.Format{Flat: true}}} {
 		out := new(mem.Store)
 		if err := resave(t, s, at(out, "y.pt", o)); err != nil {
 			t.Fatalf("Save = %v", err)

@@ -19,24 +19,14 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// WriterOptions change how a file is written. Nil means the defaults.
-type WriterOptions struct {
-	// Flat writes one dict of names. Otherwise the dicts and lists are made
-	// that the values stood in, where that is known, with the integers that are
-	// keys.
-	Flat bool
-	// BufferBytes bounds the host memory for bytes on their way to the store.
-	// Zero: 1 GiB.
-	BufferBytes int64
-	// FailIfExists refuses to replace a file, also one that appears while this
-	// one is written.
-	FailIfExists bool
-	// SweepAfter is as in storage.WriteOptions.
-	SweepAfter time.Duration
+// options are the options of a writer: those of the format and those of all.
+type options struct {
+	Format
+	storage.WriteOptions
 }
 
-func (o *WriterOptions) withDefaults() WriterOptions {
-	var out WriterOptions
+func (o *options) withDefaults() options {
+	var out options
 	if o != nil {
 		out = *o
 	}
@@ -54,8 +44,7 @@ func (o *WriterOptions) withDefaults() WriterOptions {
 // was interrupted begins anew, and the session's journal is not used.
 type Writer struct {
 	store blob.Store
-	name  string
-	opts  WriterOptions
+	opts  options
 	sess  storage.Session
 
 	mu   sync.Mutex
@@ -68,16 +57,16 @@ var (
 	_ storage.MetadataChecker = (*Writer)(nil)
 )
 
-// NewWriter returns a writer of the file name of store.
-func NewWriter(store blob.Store, name string, o *WriterOptions) *Writer {
-	return &Writer{store: store, name: name, opts: o.withDefaults()}
+// newWriter returns a writer of the file.
+func newWriter(store blob.Store, o *options) *Writer {
+	return &Writer{store: store, opts: o.withDefaults()}
 }
 
 // SetUp begins a save. It refuses a name that no store accepts.
 func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
 	w.letGo(nil)
 	w.sess = s
-	return blob.CheckName(w.name)
+	return blob.CheckName(w.opts.File)
 }
 
 // PrepareLocalPlan returns p, unless it has parts of tensors: then the error
@@ -94,14 +83,14 @@ func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.
 	if !w.sess.Coordinator || !w.opts.FailIfExists {
 		return p, nil
 	}
-	_, err := w.store.Stat(ctx, w.name)
+	_, err := w.store.Stat(ctx, w.opts.File)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return p, nil
 	case err != nil:
 		return nil, err
 	}
-	return nil, fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, w.name)
+	return nil, fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, w.opts.File)
 }
 
 // checkWhole refuses a part of a tensor.
@@ -185,8 +174,8 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	h := &held{store: w.store, name: w.name, size: l.Size}
-	out, err := datafile.Write(ctx, w.store, []*datafile.File{c.file(w.name, l, h)}, data, w.sess, c.bytes, datafile.Options{
+	h := &held{store: w.store, name: w.opts.File, size: l.Size}
+	out, err := datafile.Write(ctx, w.store, []*datafile.File{c.file(w.opts.File, l, h)}, data, w.sess, c.bytes, datafile.Options{
 		Files: 1, BufferBytes: w.opts.BufferBytes, Hold: h.hold, Replace: !w.opts.FailIfExists,
 	})
 	w.letGo(h)
