@@ -24,7 +24,7 @@ func megatron(t *testing.T, common map[string]any) (*mem.Store, storagetest.Plac
 	t.Helper()
 	s := new(mem.Store)
 	p := storagetest.Place{
-		Writer: func() storage.Writer { return torchdcp.NewWriter(s, nil) },
+		Writer: func() storage.Writer { return newWriter(s, nil) },
 		Reader: func() storage.Reader { return torchdcp.NewReader(s, nil, storage.ReadOptions{}) },
 	}
 	state := plan.State{"model": map[string]any{"w": numbers(t, 1, 2)}, "step": int64(3)}
