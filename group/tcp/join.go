@@ -188,10 +188,13 @@ func (h *host) follow(ctx context.Context) error {
 }
 
 // without returns the error of a rank that looked for rank 0 in vain, for a cause
-// and with the last error of that. It also names the ranks that rank 0 missed.
+// and with the last error of that. It also tells which ranks rank 0 missed last.
 func (h *host) without(cause, last error) *group.Error {
-	ranks := append([]int{0}, h.wait.missing()...)
-	return &group.Error{Op: opJoin, Ranks: ranks, Err: fmt.Errorf("%w: %w (%w)", errMissing, cause, last)}
+	err := fmt.Errorf("%w: %w (%w)", errMissing, cause, last)
+	if ranks := h.wait.missing(); len(ranks) > 0 {
+		err = fmt.Errorf("%w; before that: %w", err, &group.Error{Op: opJoin, Ranks: ranks, Err: errMissing})
+	}
+	return &group.Error{Op: opJoin, Ranks: []int{0}, Err: err}
 }
 
 // final is an error after which it makes no sense to try again.

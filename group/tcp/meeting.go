@@ -271,6 +271,7 @@ func (h *host) gather(ctx context.Context) error {
 	m := h.meeting
 	tick := time.NewTimer(m.interval())
 	defer tick.Stop()
+	var absent []absence // from the last call
 	for m.size > 1 {
 		select {
 		case <-m.full:
@@ -278,10 +279,10 @@ func (h *host) gather(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
-			return h.dismiss(ctx, nil)
+			return h.dismiss(ctx, absent)
 		}
 		seats, all := m.roll()
-		absent := h.callRoll(ctx, seats)
+		absent = h.callRoll(ctx, seats)
 		if all && len(absent) == 0 {
 			return nil
 		}

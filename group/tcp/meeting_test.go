@@ -140,26 +140,29 @@ func TestRollCall(t *testing.T) {
 // A rank that accepts connections and says nothing loses its seat within the
 // timeout, and those that would have been called through it are called anyway.
 func TestRollCallOfTheSilent(t *testing.T) {
-	t.Parallel()
-	cfg := crowdConfig(t, 4)
-	cfg.Arity, cfg.Timeout = 1, 4*time.Second
-	h := leader(t, cfg)
-	joinLater(t, cfg, 2)
-	joinLater(t, cfg, 3)
-	mute, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer mute.Close()
-	h.seated(t, 2)
-	if _, err := h.meeting.sit(1, session{7}, mute.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	h.meeting.confirm(1, session{7})
-	wait := roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}
-	absent := h.crier().spread(limited(t), wait, h.seated(t, 3))
-	if len(absent) != 1 || absent[0].rank != 1 || !absent[0].lost {
-		t.Errorf("absent: %v; want rank 1, lost", absent)
+	for claim, arity := range map[string]int{"one after the other": 1, "all at once": 8} {
+		t.Run(claim, func(t *testing.T) {
+			t.Parallel()
+			cfg := crowdConfig(t, 4)
+			cfg.Arity, cfg.Timeout = arity, 4*time.Second
+			h := leader(t, cfg)
+			joinLater(t, cfg, 2)
+			joinLater(t, cfg, 3)
+			mute, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer mute.Close()
+			h.seated(t, 2)
+			if _, err := h.meeting.sit(1, session{7}, mute.Addr().String()); err != nil {
+				t.Fatal(err)
+			}
+			h.meeting.confirm(1, session{7})
+			absent := h.callRoll(limited(t), h.seated(t, 3))
+			if len(absent) != 1 || absent[0].rank != 1 || !absent[0].lost {
+				t.Errorf("absent: %v; want rank 1, lost", absent)
+			}
+		})
 	}
 }
 

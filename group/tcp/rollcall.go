@@ -69,10 +69,11 @@ func (c crier) pass(ctx context.Context, r roll, seats []seat) (absent []absence
 	return absent
 }
 
-// patience is how long a call of n ranks by one of them may take: for each level
-// below it, the time to find that one is gone.
+// patience is how long a call of n ranks by one of them may take: for it and each
+// level below it, the time to find that one is gone, and as long once more, so that
+// it does not end together with the time for the last one.
 func (c crier) patience(n int) time.Duration {
-	levels := 1
+	levels := 2
 	for ; n > 1; n = (n - 1) / max(c.arity, 2) {
 		levels++
 	}
