@@ -2,6 +2,7 @@ package torchsave
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
@@ -282,4 +283,19 @@ func ordinary(records ...string) []byte {
 	b = le.AppendUint16(le.AppendUint16(b, n), n)
 	b = le.AppendUint32(le.AppendUint32(b, uint32(len(dir))), uint32(at))
 	return le.AppendUint16(b, 0)
+}
+
+// A caller that gives up gets its own error, not one about the file.
+func TestOpenEndsWithItsContext(t *testing.T) {
+	for name, b := range map[string][]byte{"zip": good(t), "stream": fromTorch(t, "views_legacy.pt")} {
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := Open(ctx, func(_ context.Context, p []byte, off int64) error {
+			cancel() // after the last look at it before the pickle is decoded
+			copy(p, b[off:])
+			return nil
+		}, int64(len(b)))
+		if !errors.Is(err, context.Canceled) || errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: Open = %v; want %v", name, err, context.Canceled)
+		}
+	}
 }
