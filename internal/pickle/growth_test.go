@@ -89,7 +89,7 @@ func grown(n int) map[string]string {
 func TestMemoryAndWorkAreLinear(t *testing.T) {
 	const floor, factor = 2 << 20, 128 // of all that is allocated, garbage too
 	o := &pickle.DecodeOptions{Persistent: func(id any) (any, error) { return id, nil }}
-	for _, n := range []int{300, 3_000, 30_000} {
+	for _, n := range []int{200, 2_000, 20_000} {
 		for name, p := range grown(n) {
 			got, err := allocated(func() error { _, err := pickle.Decode([]byte(p), o); return err })
 			if most := uint64(floor + factor*len(p)); got > most {
@@ -112,7 +112,7 @@ func allocated(f func() error) (uint64, error) {
 
 // What would take more than a multiple of its input is refused.
 func TestWhatGrowsFasterThanItsInputIsRefused(t *testing.T) {
-	const n, floor = 20_000, 8 << 20
+	const n, floor = 10_000, 4 << 20
 	rep := strings.Repeat
 	long := "X" + le32(n) + rep("a", n) + "\x94"
 	for name, p := range map[string]string{
@@ -141,7 +141,8 @@ func TestStatesThatRecordsShareAreCounted(t *testing.T) {
 		"a tuple": "(" + strings.Repeat("N", n) + "t",
 	} {
 		p := state + "\x940cm\nC\n)\x81" + strings.Repeat("h\x00b", n) + "."
-		_, _, err := pickle.Parse([]byte(p), []pickle.Class{{Names: []string{"m.C"}, Fields: []string{"a"}, Open: true}}, nil)
+		class := []pickle.Class{{Names: []string{"m.C"}, Fields: []string{"a"}, Open: true}}
+		_, _, err := pickle.Parse([]byte(p), class, &pickle.Limits{Memory: 1<<20 + 40*int64(len(p))})
 		if !errors.Is(err, pickle.ErrLimit) {
 			t.Errorf("%s: %v; want ErrLimit", name, err)
 		}
