@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -145,8 +146,8 @@ func (f *demoFlags) check(cmd *cobra.Command) error {
 	switch {
 	case f.dir == "":
 		return usagef(cmd, "--dir is empty")
-	case err == nil && !fi.IsDir():
-		return usagef(cmd, "--dir %s is a file: the demo saves in a directory", quoteArg(f.dir))
+	case err == nil && !fi.IsDir(), errors.Is(err, syscall.ENOTDIR):
+		return usagef(cmd, "--dir %s is, or is in, a file: the demo saves in a directory", quoteArg(f.dir))
 	case f.size < demo.MinBytes:
 		return usagef(cmd, "--size is too small: at least %s", formatBytes(demo.MinBytes))
 	case min(f.ranks, f.loadRanks) < 1 || max(f.ranks, f.loadRanks) > demo.MaxRanks:

@@ -19,7 +19,8 @@ type digestList struct {
 }
 
 func newDigestCmd() *cobra.Command {
-	return &cobra.Command{
+	var selected, excluded []string
+	cmd := &cobra.Command{
 		Use:   "digest PATH [NAME...]",
 		Short: "Print the SHA-256 of every tensor and object",
 		Long: `Digest reads tensors and objects and prints the SHA-256 of their content: of a
@@ -29,7 +30,8 @@ digests, however they are sharded. Every byte is verified on the way. Memory is
 bounded, whatever the size of a tensor.
 
 NAME is a name, or the beginning of names up to a dot. Without one, everything
-is read.
+is read. --select and --exclude take patterns (see 'cairn help patterns') and may
+be given several times. Each has to match something.
 
 With --json:
 
@@ -49,14 +51,23 @@ With --json:
   cairn digest runs/step-1000 --json | jq -r .digest`,
 		Args:              wantArgs(1, -1),
 		ValidArgsFunction: completeNames(-1),
-		RunE:              runDigest,
+		RunE:              func(cmd *cobra.Command, args []string) error { return runDigest(cmd, args, selected, excluded) },
 	}
+	addFilterFlags(cmd, &selected, &excluded)
+	return cmd
 }
 
-func runDigest(cmd *cobra.Command, args []string) error {
+func runDigest(cmd *cobra.Command, args, selected, excluded []string) error {
+	filter, err := newFilter(selected, excluded)
+	if err != nil {
+		return err
+	}
 	return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
 		entries, err := selectNames(args[0], md, args[1:])
 		if err != nil {
+			return err
+		}
+		if entries, err = keepNames(args[0], entries, filter); err != nil {
 			return err
 		}
 		o := outputOf(cmd)

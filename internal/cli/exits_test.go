@@ -206,13 +206,13 @@ func TestExitCodesOfOtherMistakes(t *testing.T) {
 		// Wrong usage.
 		"nothing": 2, "ls": 2, "inspect": 2, "digest": 2, "cat CK": 2, "stats": 2, "diff CK": 2, "convert CK": 2, "merge CK": 2, "verify": 2,
 		"repair": 2, "table CK": 2, "bench nothing": 2, "demo x": 2, "run": 2, "version x": 2, "completion klingon": 2, "help nothing": 2,
-		"ls CK --nothing": 2, "convert CK OUT --to nothing": 2, "cat CK step --slice 0": 2, "stats CK --sort nothing": 2, "demo --size 1": 2,
+		"ls CK --nothing": 2, "convert CK OUT --to nothing": 2, "cat CK step --slice 0": 2, "stats CK --sort nothing": 2, "demo --size 1": 2, "demo --dir CK/cairn.json/x": 2,
 		// Things that do not fit together.
 		"convert CK OUT --to hf": 7,
 		// Differences, and what goes wrong besides.
 		"diff CK CK --rename s/.*/x/": 8, "diff CK CK --exclude step": 0,
 		// Anything else.
-		"table CK -o CK/no/such/file": 1, "cat CK step --raw CK/no/such/file": 1, "convert CK CK --to dcp": 1,
+		"table CK -o CK/no/such/file": 1, "cat CK step --raw CK/no/such/file": 1, "convert CK CK --to dcp": 1, "convert CK CK/cairn.json/x --to dcp": 1,
 		"repair CK --save nothing --dry-run": 3,
 	} {
 		checkExit(t, t.Context(), "mistake", strings.NewReplacer("CK", ck, "OUT", filepath.Join(dir, "out")).Replace(line), want)

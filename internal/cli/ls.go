@@ -22,7 +22,7 @@ type listing struct {
 }
 
 func newLsCmd() *cobra.Command {
-	var match string
+	var selected, matched, excluded []string
 	var long bool
 	cmd := &cobra.Command{
 		Use:   "ls PATH [PREFIX]",
@@ -31,8 +31,8 @@ func newLsCmd() *cobra.Command {
 of chunks and bytes, in the order of their names. PREFIX is a name, or the
 beginning of names up to a dot: everything below it is listed.
 
---match keeps the names that match a pattern; see 'cairn help patterns'. A pattern
-that matches nothing is an error.
+--select and --exclude take patterns (see 'cairn help patterns') and may be given
+several times. Each has to match something. --match is another name of --select.
 
 --long shows the first 40 characters of values. It reads objects that are not part
 of the index if they have at most 64 KiB, and 16 MiB in all.
@@ -58,25 +58,22 @@ With --json:
                    fqn, file and problem; not there if there are none`,
 		Example: `  cairn ls runs/step-1000
   cairn ls runs/step-1000 model.layers.0
-  cairn ls runs/step-1000 --match '*.exp_avg' --long
+  cairn ls runs/step-1000 --select '*.exp_avg' --long
   cairn ls runs/step-1000 --json | jq -r '.items[].fqn'`,
 		Args:              wantArgs(1, 2),
 		ValidArgsFunction: completeNames(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runLs(cmd, args[0], args[1:], match, long)
+			return runLs(cmd, args[0], args[1:], append(selected, matched...), excluded, long)
 		},
 	}
-	cmd.Flags().StringVarP(&match, "match", "m", "", "list only names that match this `pattern`")
+	addFilterFlags(cmd, &selected, &excluded)
+	cmd.Flags().StringArrayVarP(&matched, "match", "m", nil, "the same as --select")
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "also show elements, files and the values of objects")
 	return cmd
 }
 
-func runLs(cmd *cobra.Command, path string, prefix []string, match string, long bool) error {
-	var patterns []string
-	if cmd.Flags().Changed("match") {
-		patterns = []string{match}
-	}
-	filter, err := newFilter(patterns, nil)
+func runLs(cmd *cobra.Command, path string, prefix, selected, excluded []string, long bool) error {
+	filter, err := newFilter(selected, excluded)
 	if err != nil {
 		return err
 	}

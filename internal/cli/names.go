@@ -36,7 +36,7 @@ func missing(path string, md *meta.Metadata, name string) error {
 	}
 	switch {
 	case strings.ContainsAny(name, "*?["):
-		return withHint(err, fmt.Sprintf("it is a pattern: 'cairn ls %s --match %s' lists the names that match", quoteArg(path), quoteArg(name)))
+		return withHint(err, fmt.Sprintf("it is a pattern: 'cairn ls %s --select %s' lists the names that match", quoteArg(path), quoteArg(name)))
 	case len(near) == 0:
 		return withHint(err, listHint(path))
 	}

@@ -21,7 +21,7 @@ func apart(src, dst string) error {
 	}
 	b, err := resolved(dst)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %s", dst, reason(err)) // it is not about a checkpoint
 	}
 	switch {
 	case a == b:

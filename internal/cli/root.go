@@ -160,12 +160,12 @@ func wantArgs(low, high int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < low:
-			return usagef(cmd, "too few arguments: it is '%s'", cmd.UseLine())
+			return usagef(cmd, "too few arguments: usage is '%s'", cmd.UseLine())
 		case high >= 0 && len(args) > high:
-			return usagef(cmd, "too many arguments: it is '%s'", cmd.UseLine())
+			return usagef(cmd, "too many arguments: usage is '%s'", cmd.UseLine())
 		}
 		if i := slices.Index(args, ""); i >= 0 {
-			return usagef(cmd, "argument %d is empty: it is '%s'", i+1, cmd.UseLine())
+			return usagef(cmd, "argument %d is empty: usage is '%s'", i+1, cmd.UseLine())
 		}
 		return nil
 	}

@@ -84,7 +84,7 @@ With --json, what ranks print all goes to stderr, and at the end to stdout:
 
 func wantProgram(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 || args[0] == "" {
-		return usagef(cmd, "no program: it is '%s'", cmd.UseLine())
+		return usagef(cmd, "no program: usage is '%s'", cmd.UseLine())
 	}
 	return nil
 }

@@ -98,7 +98,7 @@ func checkTableOutput(cmd *cobra.Command, out string) error {
 	o := outputOf(cmd)
 	switch {
 	case out == "":
-		return usagef(cmd, "the flag --output is missing: it is '%s'", cmd.UseLine())
+		return usagef(cmd, "the flag --output is missing: usage is '%s'", cmd.UseLine())
 	case out != "-":
 		return nil
 	case o.json:
