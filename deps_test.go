@@ -82,7 +82,7 @@ var layers = []struct{ name, imports string }{
 	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave meta plan storage storage/datafile storage/dcpfiles storage/foreign storage/publish storage/torchfile tensor value"},
 	{"storage/hf", "blob blob/only internal/guard internal/safetensors meta plan storage storage/datafile storage/fetch storage/foreign storage/publish tensor"},
 	{"storage/hyper", "blob internal/dcpmeta internal/guard internal/pickle internal/safetensors internal/torchsave meta plan shard storage storage/datafile storage/dcpfiles storage/foreign storage/publish tensor value"},
-	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile"},
+	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
 	{"internal/engine/enginetest", "meta plan storage tensor"},
@@ -94,7 +94,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file inspect internal/bufpool internal/guard meta plan shard storage tensor value"},
 	{"internal/bench", ". blob blob/file blob/meter collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta internal/launch meta plan shard storage storage/formats storage/native tensor"},
 	{"internal/demo", ". blob blob/fault group group/inproc group/tcp inspect internal/launch plan shard tensor"},
-	{"internal/cli", ". blob blob/all blob/file blob/mem convert inspect internal/bench internal/demo internal/launch internal/npy meta storage storage/formats storage/native tensor value"},
+	{"internal/cli", ". blob blob/all blob/file blob/mem convert inspect internal/bench internal/demo internal/launch internal/npy meta storage storage/formats storage/native storage/publish tensor value"},
 	{"cmd/cairn", "internal/cli"},
 
 	// Documentation that runs, tests against PyTorch, and processes that die. But for

@@ -57,6 +57,17 @@ const (
 	OwnerDead
 )
 
+// String returns unknown, running or dead.
+func (o Owner) String() string {
+	switch o {
+	case OwnerAlive:
+		return "running"
+	case OwnerDead:
+		return "dead"
+	}
+	return "unknown"
+}
+
 // Temp is what a writer keeps in a store until its Commit or Abort. No reader
 // sees it. It takes room until somebody removes it if the writer's process dies.
 type Temp struct {

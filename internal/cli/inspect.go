@@ -18,7 +18,8 @@ import (
 // overview is what 'cairn inspect PATH --json' prints.
 type overview struct {
 	*inspect.Summary
-	Tree *inspect.Node `json:"tree"`
+	Leftovers *leftoverSummary `json:"leftovers,omitempty"`
+	Tree      *inspect.Node    `json:"tree"`
 }
 
 // closeUp is what 'cairn inspect PATH NAME --json' prints of one name, branch
@@ -65,6 +66,8 @@ With --json, of a whole checkpoint:
   files      a list of name, size, crc32c, chunks; the index is the first
   missing    names that cannot be read because a file is missing or damaged: fqn,
              file and problem; not there if there are none
+  leftovers  files and nbytes that no checkpoint in the folder needs, as 'cairn
+             clean' finds them; not there if there are none
   tree       name, fqn, totals, item (as in 'cairn ls') and children, which are
              trees again, --depth levels deep
 
@@ -98,12 +101,15 @@ Of the beginning of names:
 				if s.Step == nil {
 					s.Step = inspect.StateStep(cmd.Context(), md, c.ReadBytes)
 				}
-				v := overview{s, inspect.Tree(inspect.Items(inspect.Select(md), nil), "", int(f.depth))}
+				v := overview{s, leftoversAt(cmd.Context(), args[0]), inspect.Tree(inspect.Items(inspect.Select(md), nil), "", int(f.depth))}
 				if err := readObjects(cmd.Context(), c, md, treeItems(v.Tree, nil)); err != nil {
 					return err
 				}
 				o := outputOf(cmd)
-				return o.result(v, func() { o.overview(&v, f.files) })
+				return o.result(v, func() {
+					o.overview(&v, f.files)
+					o.leftovers(args[0], v.Leftovers)
+				})
 			})
 		},
 	}

@@ -20,7 +20,8 @@ type verdict struct {
 	SaveID string `json:"save_id"`
 	OK     bool   `json:"ok"`
 	*storage.VerifyReport
-	Seconds float64 `json:"seconds"`
+	Seconds   float64          `json:"seconds"`
+	Leftovers *leftoverSummary `json:"leftovers,omitempty"`
 }
 
 func newVerifyCmd() *cobra.Command {
@@ -51,6 +52,8 @@ With --json:
                           a whole has no fqn, and fqns are the names that cannot
                           be read because of it, if they are known
   seconds                 how long it took
+  leftovers               files and nbytes that no checkpoint in the folder needs,
+                          as 'cairn clean' finds them; not there if there are none
 
 Where there is no checkpoint, or one in a version that is unknown here, nothing is
 printed but the error.`,
@@ -78,7 +81,7 @@ func runVerify(cmd *cobra.Command, args []string) error {
 	if rep == nil {
 		return err
 	}
-	v := verdict{args[0], c.Info().SaveID, err == nil, rep, time.Since(start).Seconds()}
+	v := verdict{args[0], c.Info().SaveID, err == nil, rep, time.Since(start).Seconds(), leftoversAt(cmd.Context(), args[0])}
 	if outErr := o.result(v, func() { o.verdict(&v) }); outErr != nil {
 		return outErr
 	}
@@ -109,7 +112,7 @@ func cannotVerify(cmd *cobra.Command, path string, err error) error {
 		}
 		problems = []storage.VerifyProblem{p}
 	}
-	v := verdict{Path: path, VerifyReport: &storage.VerifyReport{Problems: problems}}
+	v := verdict{Path: path, VerifyReport: &storage.VerifyReport{Problems: problems}, Leftovers: leftoversAt(cmd.Context(), path)}
 	o := outputOf(cmd)
 	if outErr := o.result(v, func() { o.verdict(&v) }); outErr != nil {
 		return outErr
@@ -158,6 +161,7 @@ func damagedFile(err error, native bool) string {
 }
 
 func (o *output) verdict(v *verdict) {
+	defer o.leftovers(v.Path, v.Leftovers)
 	for _, note := range v.Notes {
 		defer o.remark("note: %s\n", clean(note))
 	}

@@ -59,9 +59,13 @@ func Leftovers(ctx context.Context, store blob.Store, f Files) ([]Leftover, erro
 	if err != nil {
 		return nil, err
 	}
+	temps, tempErr := tempsAt(ctx, store)
+	if len(data) == 0 {
+		return temps, tempErr
+	}
 	current, err := f.Current(ctx, store)
 	if err != nil && !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrIncomplete) {
-		return nil, err
+		return temps, errors.Join(err, tempErr)
 	}
 	named := make(map[string]bool, len(current))
 	for _, name := range current {
@@ -74,8 +78,7 @@ func Leftovers(ctx context.Context, store blob.Store, f Files) ([]Leftover, erro
 			out = append(out, l)
 		}
 	}
-	temps, err := tempsAt(ctx, store)
-	return append(out, temps...), err
+	return append(out, temps...), tempErr
 }
 
 // List returns the objects whose names begin with prefix and that parse accepts,
@@ -193,7 +196,7 @@ func Sweep(ctx context.Context, store blob.Store, f Files, olderThan time.Durati
 				continue
 			}
 			if keep != nil && keep(&l) {
-				kept = true
+				kept = kept || l.Owner == blob.OwnerDead // its mark is still needed
 			} else if err := store.Remove(ctx, l.Name); err != nil {
 				errs = append(errs, err)
 			} else {

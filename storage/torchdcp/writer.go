@@ -146,3 +146,6 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 // Abort removes the data files of this save, as far as they can be told from
 // those of others.
 func (w *Writer) Abort(ctx context.Context) error { return w.place.Abort(ctx) }
+
+// Files tells which files of a place are of this format.
+func Files() publish.Files { return format.Files() }

@@ -1,0 +1,63 @@
+package formats
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage/hyper"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+)
+
+// swept are the formats whose saves have marks. The others leave at most what
+// their writers had open, which is found in any case.
+func swept() []publish.Files {
+	return []publish.Files{native.Files(), torchdcp.Files(), hyper.Files()}
+}
+
+// Leftovers returns what saves in all formats have left at the root of store, as
+// publish.Leftovers does. If a format cannot tell what its checkpoint needs, the
+// error says so beside what the others have found.
+func Leftovers(ctx context.Context, store blob.Store) ([]publish.Leftover, error) {
+	return union(func(f publish.Files) ([]publish.Leftover, error) { return publish.Leftovers(ctx, store, f) })
+}
+
+// Removable reports whether Clean removes a leftover: it is over, as
+// publish.Leftover.Over says, and it is cairn's. A data file of PyTorch's or
+// hyper_parallel's plain names is cairn's only if the mark of a save says so.
+func Removable(l *publish.Leftover, olderThan time.Duration) bool {
+	return l.Over(olderThan) && !isForeign(l)
+}
+
+func isForeign(l *publish.Leftover) bool {
+	return l.Owner == blob.OwnerUnknown && l.SaveID == "" && !strings.HasPrefix(l.Name, blob.Reserved)
+}
+
+// Clean removes the leftovers that are Removable, and returns them.
+func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]publish.Leftover, error) {
+	return union(func(f publish.Files) ([]publish.Leftover, error) {
+		return publish.Sweep(ctx, store, f, olderThan, isForeign)
+	})
+}
+
+// union returns what find returns for all formats, each file once.
+func union(find func(publish.Files) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
+	var out []publish.Leftover
+	var errs []error
+	seen := map[string]bool{}
+	for _, f := range swept() {
+		left, err := find(f)
+		errs = append(errs, err)
+		for _, l := range left {
+			if !seen[l.Name] {
+				seen[l.Name] = true
+				out = append(out, l)
+			}
+		}
+	}
+	return out, errors.Join(errs...)
+}

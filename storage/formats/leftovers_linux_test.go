@@ -1,0 +1,120 @@
+package formats_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+const (
+	dirEnv    = "CAIRN_TEST_DIR"
+	formatEnv = "CAIRN_TEST_FORMAT"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(dirEnv); dir != "" {
+		writeAndDie(dir, os.Getenv(formatEnv))
+	}
+	os.Exit(m.Run())
+}
+
+// writeAndDie writes the data files of a save, begins another file, and kills the
+// process.
+func writeAndDie(dir, format string) {
+	var t testing.T
+	s, err := file.Open(dir, nil)
+	if err != nil {
+		panic(err)
+	}
+	sv := newSaving(&t, s, format, "killed")
+	state := plan.State{"w": storagetest.Filled(&t, tensor.Float32, []int64{64}, 1)}
+	if err := errors.Join(sv.Plan(context.Background(), []plan.State{state}), sv.Write(context.Background())); err != nil {
+		panic(err)
+	}
+	if _, err := s.Create(context.Background(), "begun", nil); err != nil {
+		panic(err)
+	}
+	me, _ := os.FindProcess(os.Getpid())
+	_ = me.Kill()
+	select {}
+}
+
+func newSaving(t testing.TB, s blob.Store, format, id string) *storagetest.Saving {
+	f, err := formats.ByName(format, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := storagetest.Place{Writer: func() storage.Writer {
+		w, err := f.NewWriter(s, storage.WriteOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}}
+	return storagetest.NewSaving(p, storagetest.Storage(id, 1, 1), 1)
+}
+
+// What a killed save left goes, beside a checkpoint and without one. Files that
+// cairn did not write stay.
+func TestCleanRemovesWhatKilledSavesLeft(t *testing.T) {
+	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Hyper} {
+		for _, first := range []bool{true, false} {
+			dir := t.TempDir()
+			s, err := file.Open(dir, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			storagetest.Put(t, s, "notes.txt", []byte("mine"))
+			if !first {
+				state := plan.State{"w": storagetest.Filled(t, tensor.Float32, []int64{64}, 2)}
+				if err := newSaving(t, s, format, "good").Run(t.Context(), []plan.State{state}); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				storagetest.Put(t, s, "__7_0.distcp", []byte("of PyTorch"))
+			}
+			want := inFolder(t, dir)
+			cmd := exec.CommandContext(t.Context(), os.Args[0])
+			cmd.Env = append(os.Environ(), dirEnv+"="+dir, formatEnv+"="+format)
+			if out, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != -1 {
+				t.Fatalf("the child = %v:\n%s", err, out)
+			}
+			left, err := formats.Leftovers(t.Context(), s)
+			if err != nil || len(left) < 2 {
+				t.Errorf("%s: Leftovers = %+v, %v; want what was written and what was begun", format, left, err)
+			}
+			removed, err := formats.Clean(t.Context(), s, 0)
+			if err != nil || len(removed) < 2 {
+				t.Errorf("%s: Clean = %+v, %v", format, removed, err)
+			}
+			if got := inFolder(t, dir); !slices.Equal(got, want) {
+				t.Errorf("%s, first save %v: there is %q; want %q", format, first, got, want)
+			}
+		}
+	}
+}
+
+func inFolder(t *testing.T, dir string) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	hidden, err := filepath.Glob(filepath.Join(dir, ".*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(paths, hidden...)
+}
