@@ -94,7 +94,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file inspect internal/bufpool internal/guard meta plan shard storage tensor value"},
 	{"internal/bench", ". blob blob/file blob/meter collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta internal/launch meta plan shard storage storage/formats storage/native tensor"},
 	{"internal/demo", ". blob blob/fault group group/inproc group/tcp inspect internal/launch plan shard tensor"},
-	{"internal/cli", ". blob blob/all blob/file blob/mem convert inspect internal/bench internal/demo internal/launch internal/npy meta storage storage/formats storage/native storage/publish tensor value"},
+	{"internal/cli", ". blob blob/all blob/file blob/mem convert inspect internal/bench internal/demo internal/launch internal/npy meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "internal/cli"},
 
 	// Documentation that runs, tests against PyTorch, and processes that die. But for

@@ -106,7 +106,7 @@ func TestCheckWritesNothing(t *testing.T) {
 	for format, want := range map[string]error{formats.Native: nil, formats.Torch: storage.ErrNotRepresentable} {
 		dst := &mem.Store{Name: "target"}
 		to := toFormat(format, dst)
-		if err := convert.Check(t.Context(), job, to); !errors.Is(err, want) {
+		if _, err := convert.Check(t.Context(), job, to); !errors.Is(err, want) {
 			t.Errorf("Check(%s) = %v; want %v", format, err, want)
 		}
 		if left := storagetest.Names(t, dst); len(left) > 0 {

@@ -24,6 +24,8 @@ type Summary struct {
 	Chunks  int `json:"chunks"`
 	// RankBytes are the bytes of each rank.
 	RankBytes []int64 `json:"rank_nbytes"`
+	// Skipped are the objects that the target cannot hold, if Check knows it.
+	Skipped []string `json:"skipped,omitempty"`
 	// Items are what is converted, in the order of their names in the target.
 	Items []Item `json:"items"`
 }
@@ -44,11 +46,25 @@ type Item struct {
 	Chunks int `json:"chunks,omitempty"`
 }
 
-// Summary returns what the conversion does.
+// Summary returns what the conversion does if the target can hold everything. See
+// Check.
 func (j *Job) Summary() *Summary {
+	final, _, err := j.global(j.local)
+	if err != nil {
+		final = nil // Run says why
+	}
+	return j.summary(final, nil)
+}
+
+// summary describes a conversion with these final plans, without what is refused.
+func (j *Job) summary(final []*plan.SavePlan, refused refusals) *Summary {
 	s := &Summary{Ranks: j.ranks, LeftOut: len(j.md.Entries) - len(j.entries)}
 	for _, e := range j.entries {
 		it := e.describe()
+		if _, skip := refused[it.Name]; skip {
+			s.Skipped = append(s.Skipped, it.Name)
+			continue
+		}
 		s.Items = append(s.Items, it)
 		s.Bytes += it.Bytes
 		s.SourceBytes += e.src.NumBytes()
@@ -60,10 +76,6 @@ func (j *Job) Summary() *Summary {
 		count(&s.Sharded, it.Chunks > 1)
 	}
 	s.RankBytes = make([]int64, j.ranks)
-	final, _, err := j.global(j.local)
-	if err != nil {
-		return s // Run says why
-	}
 	for r, p := range final {
 		s.RankBytes[r] = p.NumBytes()
 	}

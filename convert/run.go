@@ -57,10 +57,14 @@ func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 }
 
 // Check says whether the target can hold all that is to be converted, without
-// writing or removing anything: the error is that of Run.
-func Check(ctx context.Context, job *Job, t *Target) error {
+// writing or removing anything: the error is that of Run. It returns what Run
+// would write, without the objects that it would skip.
+func Check(ctx context.Context, job *Job, t *Target) (*Summary, error) {
 	r := &run{job: job, target: t, refused: refusals{}, storage: job.storage(newIdentity(), t)}
-	return r.prepare(ctx) // and no Abort: nothing was begun, and what is there may be of others
+	if err := r.prepare(ctx); err != nil { // and no Abort: nothing was begun
+		return nil, err
+	}
+	return job.summary(r.plans, r.refused), nil
 }
 
 // Begun returns whether an earlier, interrupted run of the conversion has left

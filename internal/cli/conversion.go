@@ -231,7 +231,7 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 	if err != nil {
 		return err
 	}
-	if err := convert.Check(cmd.Context(), job, t); err != nil {
+	if p.Summary, err = convert.Check(cmd.Context(), job, t); err != nil {
 		return err
 	}
 	o := outputOf(cmd)
@@ -316,6 +316,9 @@ func (o *output) conversionPlan(p *conversionPlan) {
 	o.table(t)
 	o.remark("\n%s to %s: %s, %s, %s for %s", p.From, p.To, plural(p.Tensors, "tensor"),
 		plural(p.Objects, "object"), formatBytes(p.Bytes), plural(p.Ranks, "rank"))
+	if n := len(p.Skipped); n > 0 {
+		o.remark("; %s that the format cannot hold skipped", plural(n, "object"))
+	}
 	if p.LeftOut > 0 {
 		o.remark("; %s left out", plural(p.LeftOut, "name"))
 	}

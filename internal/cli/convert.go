@@ -86,6 +86,8 @@ With --dry-run and --json:
   left_out, renamed, cast, sharded, chunks
                                how many names are left out, get another name,
                                another type, are cut, and into how many pieces
+  skipped                      objects that the format cannot hold, which
+                               --skip-objects leaves out; not there otherwise
   ranks, rank_nbytes           how many ranks, and the bytes of each
   continues, kept_files        that an interrupted run would be continued, and how
                                many files it has finished; not there otherwise

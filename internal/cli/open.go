@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/hf"
 )
 
 // recordName is the native format's commit record.
@@ -110,11 +111,15 @@ func openHint(address string, err error) string {
 	case errors.Is(err, cairn.ErrVersion):
 		return "" // the one for every command
 	case errors.Is(err, cairn.ErrCorrupt), errors.Is(err, cairn.ErrIncomplete):
-		if !isNative(address) {
+		lostIndex := errors.Is(err, hf.ErrIndex) || errors.Is(err, cairn.ErrIncomplete) && formatOf(address) == formats.HF
+		if !isNative(address) && !lostIndex {
 			return "it has to come from another copy, or be saved again"
 		}
 		return fmt.Sprintf("'cairn repair --dry-run %s' says whether it can be rebuilt from the data files", quoteArg(address))
 	case errors.Is(err, cairn.ErrNotFound):
+		if e, ok := errors.AsType[*formats.UnsupportedError](err); ok {
+			return e.Hint
+		}
 		return placeHint(address)
 	}
 	return ""

@@ -14,6 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
@@ -46,6 +48,10 @@ tell, and cannot undo, damage in the data files. Where there still is a readable
 index, --force checks the data files against it first, and refuses to replace it
 if one is damaged.
 
+Of safetensors with a lost or damaged index, repair rebuilds the index from the
+headers of the files, model-00001-of-00005.safetensors and so on, if all of them
+are there. Other formats cannot be repaired, and are refused.
+
 With --json:
 
   path                     as it was given
@@ -54,7 +60,7 @@ With --json:
                            whether they would have been
   dry_run                  whether --dry-run was given
   checksums                "recomputed" from the bytes as they are, where it was
-                           rebuilt, or "kept"
+                           rebuilt, or "kept"; "none" of safetensors
   files, tensors, objects, nbytes
                            what the checkpoint holds; files are data files
   others                   saves that were not taken, each with the reason`,
@@ -79,6 +85,16 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 	if err != nil {
 		return err
 	}
+	format, err := formats.Detect(cmd.Context(), store)
+	switch {
+	case err != nil && !errors.Is(err, cairn.ErrNotFound):
+		return err
+	case format == formats.HF:
+		return repairIndex(cmd, store, path, opts)
+	case format != "" && format != formats.Native:
+		return withHint(fmt.Errorf("%s is in the format %s, which cannot be repaired: %w", path, format, errors.ErrUnsupported),
+			"repair rebuilds the record of native checkpoints and the index of hf; other formats have to come from another copy")
+	}
 	if err := checkSave(cmd.Context(), store, path, opts.SaveID); err != nil {
 		return err
 	}
@@ -98,6 +114,21 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 	if r.Rebuilt {
 		r.Sums = "recomputed"
 	}
+	return o.result(r, func() { o.repaired(&r) })
+}
+
+// repairIndex rebuilds the index of an hf checkpoint.
+func repairIndex(cmd *cobra.Command, store blob.Store, path string, opts native.RepairOptions) error {
+	if opts.SaveID != "" {
+		return usagef(cmd, "--save is for native checkpoints: %s is in the format hf", path)
+	}
+	rep, err := hf.Repair(cmd.Context(), store, &hf.RepairOptions{DryRun: opts.DryRun, Force: opts.Force})
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+		return withHint(err, repairHint(path, "", err))
+	}
+	o := outputOf(cmd)
+	r := repairResult{path, rep.SaveID, rep.Rebuilt, opts.DryRun, "none", rep.Files, rep.Tensors, 0, rep.Bytes, map[string]string{}}
 	return o.result(r, func() { o.repaired(&r) })
 }
 
@@ -183,17 +214,20 @@ func repairHint(path, id string, err error) string {
 }
 
 func (o *output) repaired(r *repairResult) {
-	what := fmt.Sprintf("save %s: %s, %s, %s in %s", r.SaveID, plural(r.Tensors, "tensor"), plural(r.Objects, "object"),
+	rebuilt, are, what := "record and index", "are", fmt.Sprintf("save %s: %s, %s, %s in %s", r.SaveID, plural(r.Tensors, "tensor"), plural(r.Objects, "object"),
 		formatBytes(r.NumBytes), plural(r.Files, "data file"))
+	if r.Sums == "none" {
+		rebuilt, are, what = "the index", "is", fmt.Sprintf("%s, %s in %s", plural(r.Tensors, "tensor"), formatBytes(r.NumBytes), plural(r.Files, "data file"))
+	}
 	switch {
 	case !r.Rebuilt:
-		o.printf("%s: nothing to repair: record and index are whole (%s)\n", clean(r.Path), what)
+		o.printf("%s: nothing to repair: %s %s whole (%s)\n", clean(r.Path), rebuilt, are, what)
 	case r.DryRun:
-		o.printf("%s: record and index can be rebuilt (%s); nothing was written\n", clean(r.Path), what)
+		o.printf("%s: %s can be rebuilt (%s); nothing was written\n", clean(r.Path), rebuilt, what)
 	default:
-		o.printf("%s: record and index %s (%s)\n", clean(r.Path), o.good("rebuilt"), what)
+		o.printf("%s: %s %s (%s)\n", clean(r.Path), rebuilt, o.good("rebuilt"), what)
 	}
-	if r.Rebuilt && !r.DryRun {
+	if r.Rebuilt && !r.DryRun && r.Sums != "none" {
 		o.remark("its checksums were computed from the bytes as they are now: damage from before does not show\n")
 	}
 	for _, id := range slices.Sorted(maps.Keys(r.Others)) {

@@ -25,6 +25,7 @@ const maxListed = 20_000
 const (
 	nativeRecord = "cairn.json"
 	dcpMetadata  = ".metadata"
+	hfCommit     = "cairn-save.json"
 )
 
 var (
@@ -98,9 +99,14 @@ func readHead(ctx context.Context, store blob.Store, name string, n int64) ([]by
 
 // byNames goes by the names at the root of the store.
 func byNames(ctx context.Context, store blob.Store) (string, error) {
-	names, err := rootNames(ctx, store)
+	names, below, err := listNames(ctx, store)
 	if err != nil {
 		return "", err
+	}
+	if len(names) == 1 && len(below) == 0 {
+		if err := otherKind(ctx, store, names[0]); err != nil {
+			return "", err
+		}
 	}
 	rules := []struct {
 		format string
@@ -112,12 +118,17 @@ func byNames(ctx context.Context, store blob.Store) (string, error) {
 		{TorchDCP, torchData.MatchString},
 		{Hyper, hyperData.MatchString},
 		{HF, func(n string) bool { return strings.HasSuffix(n, ".safetensors.index.json") }},
-		{HF, func(n string) bool { return strings.HasSuffix(n, ".safetensors") }},
+		{HF, func(n string) bool { return strings.HasSuffix(n, ".safetensors") || n == hfCommit }},
 		{Torch, isTorchIndex},
 	}
 	for _, r := range rules {
 		if slices.ContainsFunc(names, r.is) {
 			return r.format, nil
+		}
+	}
+	if len(names)+len(below) > 1 && !slices.Contains(names, "pytorch_model.bin") {
+		if err := unsupported(ctx, store, append(below, names...)); err != nil {
+			return "", err
 		}
 	}
 	if len(names) == 1 {
@@ -132,22 +143,37 @@ func byNames(ctx context.Context, store blob.Store) (string, error) {
 	return "", nil
 }
 
-// rootNames returns the names without a slash.
-func rootNames(ctx context.Context, store blob.Store) ([]string, error) {
-	var out []string
+// listNames returns the names at the root of the store, and those one folder below.
+func listNames(ctx context.Context, store blob.Store) (root, below []string, err error) {
 	seen := 0
 	for info, err := range store.List(ctx, "") {
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if seen++; seen > maxListed {
 			break
 		}
-		if !strings.Contains(info.Name, "/") {
-			out = append(out, info.Name)
+		switch strings.Count(info.Name, "/") {
+		case 0:
+			root = append(root, info.Name)
+		case 1:
+			below = append(below, info.Name)
 		}
 	}
-	return out, nil
+	return root, below, nil
+}
+
+// otherKind returns an error if the file is of a kind that no format uses,
+// whatever its name is.
+func otherKind(ctx context.Context, store blob.Store, name string) error {
+	head, err := readHead(ctx, store, name, 64)
+	if err != nil {
+		return err
+	}
+	if kind := storage.OtherKind(head); kind != "" {
+		return fmt.Errorf("%w: %s is %s", storage.ErrNotFound, name, kind)
+	}
+	return nil
 }
 
 // byContent goes by the first bytes of the only file there is.

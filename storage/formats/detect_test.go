@@ -40,6 +40,9 @@ func TestDetect(t *testing.T) {
 		{"a zip by itself", []string{"weights=PK\x03\x04"}, formats.Torch},
 		{"a pickle by itself", []string{"weights=\x80\x02\x8a"}, formats.Torch},
 		{"safetensors by itself", []string{"weights=" + header}, formats.HF},
+		{"an executable", []string{"model.pt=\x7fELF\x02\x01\x01"}, ""},
+		{"a pointer in the place of a file", []string{"model.safetensors=version https://git-lfs.github.com/spec/v1"}, ""},
+		{"hf, distributed, all files lost", []string{"cairn-save.json={}"}, formats.HF},
 		{"a text by itself", []string{"notes.txt=hello"}, ""},
 		{"an empty file by itself", []string{"x="}, ""},
 		{"checkpoints below", []string{"step-1/cairn.json={}", "step-2/model.safetensors="}, ""},
@@ -81,6 +84,42 @@ func TestUnknownFormatNamesTheKnown(t *testing.T) {
 	for _, n := range formats.Names() {
 		if !strings.Contains(err.Error(), n) {
 			t.Errorf("%q does not name %s", err, n)
+		}
+	}
+}
+
+func TestFormatsThatAreKnownByNameOnly(t *testing.T) {
+	for claim, c := range map[string]struct {
+		files  []string
+		format string // of the error; empty: none
+	}{
+		"DeepSpeed":                  {[]string{"zero_pp_rank_0_mp_rank_00_optim_states.pt=", "mp_rank_00_model_states.pt="}, "DeepSpeed"},
+		"DeepSpeed, from above":      {[]string{"latest=global_step5", "zero_to_fp32.py=", "global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt="}, "DeepSpeed"},
+		"DeepSpeed without ZeRO":     {[]string{"latest=global_step5", "global_step5/mp_rank_00_model_states.pt="}, "DeepSpeed"},
+		"DeepSpeed beside hf":        {[]string{"model.safetensors=", "latest=", "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt="}, ""},
+		"a file of DeepSpeed":        {[]string{"mp_rank_00_model_states.pt=PK\x03\x04"}, ""},
+		"Orbax":                      {[]string{"_CHECKPOINT_METADATA={}", "default/manifest.ocdbt=", "default/d/ab="}, "Orbax"},
+		"Orbax, the item":            {[]string{"manifest.ocdbt=", "_METADATA={}"}, "Orbax"},
+		"Flax":                       {[]string{"checkpoint=\x82\xa6params", "notes="}, "Flax"},
+		"another file of that name":  {[]string{"checkpoint=model_checkpoint_path", "model.pt="}, ""},
+		"Megatron in zarr":           {[]string{`metadata.json={"sharded_backend": "zarr"}`, "common.pt=", "w/.zarray={}"}, "zarr"},
+		"Megatron in torch_dist":     {[]string{`metadata.json={"sharded_backend": "torch_dist"}`, "common.pt=", ".metadata=torch"}, ""},
+		"zarr arrays of other tools": {[]string{"model.pt=", "w/.zarray={}"}, ""},
+	} {
+		s := new(mem.Store)
+		for _, f := range c.files {
+			name, content, _ := strings.Cut(f, "=")
+			if _, err := blob.WriteAll(t.Context(), s, name, []byte(content), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		name, err := formats.Detect(t.Context(), s)
+		e, ok := errors.AsType[*formats.UnsupportedError](err)
+		switch {
+		case c.format == "" && (err != nil || name == ""):
+			t.Errorf("%s: Detect = %q, %v; want a format", claim, name, err)
+		case c.format != "" && (!ok || !errors.Is(err, storage.ErrNotFound) || !strings.Contains(e.Format, c.format) || e.Hint == ""):
+			t.Errorf("%s: Detect = %q, %v; want an UnsupportedError of %s", claim, name, err, c.format)
 		}
 	}
 }

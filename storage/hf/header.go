@@ -96,6 +96,15 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 	}
 	defer r.Close()
 	h, err := safetensors.Decode(func(p []byte, off int64) error { return r.ReadAt(ctx, p, off) }, r.Size())
+	if errors.Is(err, safetensors.ErrHeader) {
+		head := make([]byte, min(64, r.Size()))
+		if err := r.ReadAt(ctx, head, 0); err != nil {
+			return nil, err
+		}
+		if kind := storage.OtherKind(head); kind != "" {
+			return nil, damaged(name, "%w: it is %s", err, kind)
+		}
+	}
 	if errors.Is(err, safetensors.ErrHeader) || errors.Is(err, blob.ErrRange) {
 		return nil, damaged(name, "%w", err)
 	}

@@ -165,6 +165,7 @@ func TestHostileFiles(t *testing.T) {
 		"a header over 100 MB":   "\xff\xff\xff\xff\x00\x00\x00\x00{}",
 		"a header past the end":  "\xff\x00\x00\x00\x00\x00\x00\x00{}",
 		"no JSON":                fileOf(`{`, ""),
+		"a pointer of Git LFS":   "version https://git-lfs.github.com/spec/v1",
 		"a name twice":           fileOf(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}`, "abcd"),
 		"tensors that overlap":   fileOf(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}`, "abcdef"),
 		"a hole":                 fileOf(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}`, "abcd"),

@@ -1,0 +1,168 @@
+package hf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+)
+
+// RepairOptions change what Repair does. Nil means the defaults.
+type RepairOptions struct {
+	// DryRun finds out what would be done and writes nothing.
+	DryRun bool
+	// Force rebuilds an index even if it is whole.
+	Force bool
+}
+
+// RepairReport says what Repair found and did.
+type RepairReport struct {
+	SaveID string
+	// Rebuilt says that the index was written, or would have been in a dry run.
+	// False: the checkpoint was whole.
+	Rebuilt bool
+	// Files counts the data files; Tensors and Bytes what they hold.
+	Files   int
+	Tensors int64
+	Bytes   int64
+}
+
+func (r *RepairReport) count(s *source, files int) {
+	r.SaveID, r.Files = s.md.Storage.SaveID, files
+	for i := range s.md.Entries {
+		r.Tensors++
+		r.Bytes += s.md.Entries[i].NumBytes()
+	}
+}
+
+// Repair rebuilds a lost or damaged index from the headers of the files that it
+// is about. Their names tell how many there must be, model-00002-of-00005 for
+// one: unless all are there and sound, the error wraps storage.ErrIncomplete or
+// ErrCorrupt. The data files are not touched. The commit of the distributed form
+// cannot be rebuilt, because its files do not tell how many there were.
+//
+// It refuses with blob.ErrLocked while a save is under way there, as far as the
+// store can tell.
+func Repair(ctx context.Context, store blob.Store, o *RepairOptions) (*RepairReport, error) {
+	if o == nil {
+		o = &RepairOptions{}
+	}
+	dir, err := list(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	s := &source{store: store, payload: map[string]int64{}}
+	files, err := s.read(ctx, dir, "")
+	switch broken := errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrIncomplete) || len(s.problems) > 0; {
+	case err != nil && !broken:
+		return nil, err
+	case !broken && (len(dir.index) == 0 || !o.Force):
+		rep := &RepairReport{}
+		rep.count(s, len(files))
+		return rep, nil
+	}
+	name, set, setErr := dir.numberedSet()
+	if setErr != nil {
+		if err == nil {
+			err = errors.Join(problemErrors(s.problems)...)
+		}
+		return nil, errors.Join(setErr, err)
+	}
+	return rebuildIndex(ctx, store, name, set, o.DryRun)
+}
+
+// problemErrors returns problems as errors.
+func problemErrors(problems []storage.VerifyProblem) []error {
+	var out []error
+	for _, p := range problems {
+		out = append(out, damaged(p.File, "%s", p.Text))
+	}
+	return out
+}
+
+// rebuildIndex writes the index of that name for files.
+func rebuildIndex(ctx context.Context, store blob.Store, name string, names []string, dryRun bool) (*RepairReport, error) {
+	files, l, err := readFiles(ctx, store, names)
+	if err != nil {
+		return nil, err
+	}
+	if len(l) > 0 {
+		return nil, l.err()
+	}
+	s := &source{store: store}
+	where := weightMap{}
+	for _, f := range files {
+		for i := range f.header.Entries {
+			n := f.header.Entries[i].Name
+			if other, twice := where[n]; twice {
+				return nil, damaged(f.name, "%w: %q is in %s too", ErrIndex, n, other)
+			}
+			where[n] = f.name
+		}
+	}
+	if err := errors.Join(s.describe(files, nil), s.gatherIndexed(files, where, nil)); err != nil {
+		return nil, err
+	}
+	if name == bases[0]+"-"+s.md.Storage.SaveID+indexSuffix {
+		name = bases[0] + indexSuffix // our files may have the id of their save in their names
+	}
+	text, err := encodeIndex(indexOf(s.md.Entries))
+	if err != nil {
+		return nil, err
+	}
+	rep := &RepairReport{Rebuilt: true}
+	rep.count(s, len(files))
+	if dryRun {
+		return rep, publish.CheckIdle(ctx, store, Format{}.Name())
+	}
+	return rep, publish.Locked(ctx, store, func() error {
+		if err := publish.CheckIdle(ctx, store, Format{}.Name()); err != nil {
+			return err
+		}
+		_, err := blob.WriteAll(ctx, store, name, text, nil)
+		return err
+	})
+}
+
+// ofSet are the names of files behind an index: what it is called, with the id of
+// the save if we wrote it, the number, and the number of files.
+var ofSet = regexp.MustCompile(`^(.+)-(\d{5,})-of-(\d{5,})\.safetensors$`)
+
+// numberedSet returns the files of the one set of numbered files that is complete,
+// and the name of its index.
+func (f *folder) numberedSet() (index string, files []string, err error) {
+	sets := map[string][]string{}
+	for _, name := range slices.Sorted(maps.Keys(f.data)) {
+		if m := ofSet.FindStringSubmatch(name); m != nil && !sharded.MatchString(name) {
+			key := m[1] + "-of-" + m[3]
+			sets[key] = append(sets[key], name)
+		}
+	}
+	if len(sets) == 0 {
+		return "", nil, fmt.Errorf("%w: only the index of numbered files can be rebuilt, and %s holds no such files", storage.ErrIncomplete, f.where)
+	}
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(sets)) {
+		names := sets[key]
+		m := ofSet.FindStringSubmatch(names[0])
+		if n, err := strconv.Atoi(m[3]); err != nil || n != len(names) {
+			errs = append(errs, fmt.Errorf("%w: %d of the %d files of %s are there", storage.ErrIncomplete, len(names), n, m[1]))
+			continue
+		}
+		if files != nil {
+			return "", nil, fmt.Errorf("%w: the files %s and %s", ErrAmbiguous, files[0], names[0])
+		}
+		index, files = m[1]+indexSuffix, names
+	}
+	if files == nil {
+		return "", nil, errors.Join(errs...)
+	}
+	return index, files, nil
+}

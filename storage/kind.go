@@ -1,0 +1,35 @@
+package storage
+
+import "bytes"
+
+// kinds are files that are often found in the place of a checkpoint, by their
+// first bytes.
+var kinds = []struct{ magic, name string }{
+	{"version https://git-lfs", "a Git LFS pointer, in the place of the file itself: 'git lfs pull' fetches it"},
+	{"<!DOCTYPE", "an HTML page"},
+	{"<html", "an HTML page"},
+	{"<?xml", "an XML file"},
+	{"\x7fELF", "an executable"},
+	{"MZ", "an executable"},
+	{"#!", "a script"},
+	{"\x93NUMPY", "a NumPy array"},
+	{"\x89HDF", "an HDF5 file"},
+	{"GGUF", "a GGUF file"},
+	{"PAR1", "a Parquet file"},
+	{"\x1f\x8b", "a gzip file"},
+	{"\x28\xb5\x2f\xfd", "a Zstandard file"},
+	{"\x89PNG", "an image"},
+	{"\xff\xd8\xff", "an image"},
+	{"%PDF", "a PDF file"},
+}
+
+// OtherKind returns what a file is, by its first bytes, if it is of a kind that no
+// checkpoint format uses, or "".
+func OtherKind(head []byte) string {
+	for _, k := range kinds {
+		if bytes.HasPrefix(head, []byte(k.magic)) {
+			return k.name
+		}
+	}
+	return ""
+}
