@@ -228,13 +228,10 @@ func (s *interferingStore) look(op, name string) {
 func TestReplacedMeanwhile(t *testing.T) {
 	inner := stores["mem"](t)
 	mustSave(t, inner, "first", 1)
-	opened := 0
+	var opened atomic.Int64
 	s := &interferingStore{Store: inner, replace: func() { mustSave(t, inner, "second", 2) }}
 	s.at = func(_, name string) bool { // the scan of a data file is over, its header is next
-		if strings.HasSuffix(name, dataSuffix) {
-			opened++
-		}
-		return opened == 2
+		return strings.HasSuffix(name, dataSuffix) && opened.Add(1) == 2
 	}
 	c, err := Open(t.Context(), s)
 	if err != nil {
