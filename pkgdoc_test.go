@@ -2,7 +2,6 @@ package cairn_test
 
 import (
 	"go/ast"
-	"go/doc"
 	"go/parser"
 	"go/token"
 	"maps"
@@ -13,8 +12,7 @@ import (
 	"testing"
 )
 
-// Every package says in one place, and in at least two sentences, what it is
-// and what it refuses to know.
+// Every package says in one place what it is.
 func TestEveryPackageHasAComment(t *testing.T) {
 	pkgs, err := readPackages(os.DirFS("."))
 	if err != nil {
@@ -65,33 +63,5 @@ func checkPackageComment(t *testing.T, file string, f *ast.File) {
 	}
 	if !strings.HasPrefix(text, want) {
 		t.Errorf("%s: the package comment begins %.30q; want %q", file, text, want)
-	}
-	if n := sentences(text); n < 2 {
-		t.Errorf("%s: the package comment has %d sentence; want two at least", file, n)
-	}
-}
-
-// sentences counts the sentences of text. Go's own rule says where one ends.
-func sentences(text string) int {
-	n := 0
-	for text = strings.TrimSpace(text); text != ""; n++ {
-		first := new(doc.Package).Synopsis(text)
-		rest := strings.Join(strings.Fields(text), " ")
-		text = strings.TrimSpace(strings.TrimPrefix(rest, first))
-		if first == "" {
-			break
-		}
-	}
-	return n
-}
-
-func TestSentences(t *testing.T) {
-	for text, want := range map[string]int{
-		"": 0, "Package a is one.": 1, "Package a is one.\nIt is small.": 2,
-		"Package a holds v1.2 of e.g. things.\n\n# Contract\n\nNone.\n": 2,
-	} {
-		if got := sentences(text); got != want {
-			t.Errorf("sentences(%q) = %d; want %d", text, got, want)
-		}
 	}
 }

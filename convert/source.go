@@ -30,9 +30,12 @@ type source struct {
 	slow  atomic.Bool    // whether the last large read took long
 }
 
+// leastRead is the memory that a read takes at least, whatever its budget.
+const leastRead = 1 << 20
+
 // newSource returns a source that reads within a half of memory, until ctx ends.
 func newSource(ctx context.Context, j *Job) *source {
-	n := int64(j.opts.Parallel)
+	n := min(int64(j.opts.Parallel), j.opts.Memory/4/leastRead)
 	return &source{
 		src: j.src, md: j.md, ctx: ctx,
 		opts:  storage.ReadOptions{BufferBytes: j.opts.Memory / 4 / n, Parallel: j.opts.Parallel},

@@ -148,7 +148,7 @@ func TestBuffersStayWithinMemory(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			o.Memory = minMemory
+			o.Memory, o.Parallel = minMemory, 16 // more than there is memory for
 			j, err := Plan(t.Context(), c, &o)
 			if err != nil {
 				t.Fatal(err)
