@@ -18,9 +18,10 @@ func newBenchGroupCmd() *cobra.Command {
 		Long: `Group measures groups of ranks over the loopback of this machine: how long a
 barrier and a gather of 1 KiB from each rank take, how fast plans of 146 KiB are
 gathered from many ranks, and how fast tensors are reduced and broadcast between
-processes. Throughput comes beside its floor: as many bytes by as many plain
-connections, in turn with ours, from and into memory as large as the tensor, and
-once more from and into 1 MiB that stays in the cache. The medians count.
+processes. Throughput comes beside its floor: the same number of bytes over the
+same number of plain connections, in turn with ours, from and into memory as large
+as the tensor, and once more from and into 1 MiB that stays in the cache. The
+results are medians.
 
 With --json:
 
@@ -32,10 +33,10 @@ With --json:
                  connections a byte crosses in the mean
   collectives    with op (all_reduce or broadcast), processes, bytes (of the
                  tensor), gbs (bytes over time), wire_gbs (what has to cross
-                 between processes, over time), floor_wire_gbs (as many plain
-                 connections between as many processes) and ratio;
-                 cached_wire_gbs and cached_ratio, where those move 1 MiB that
-                 stays in the cache
+                 between processes, over time), floor_wire_gbs (plain connections
+                 in the same number between the same processes) and ratio;
+                 cached_wire_gbs and cached_ratio, the same against connections
+                 that move 1 MiB that stays in the cache
   repeat         the number of rounds`,
 		Example: `  cairn bench group
   cairn bench group --size 1GiB --procs 2,4,8 --json`,

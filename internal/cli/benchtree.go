@@ -17,7 +17,8 @@ func newBenchTreeCmd() *cobra.Command {
 ranks gathers all plans at rank 0, which makes the final ones and scatters them.
 Steps, messages, codecs and planners are those of a save, and so are the plans
 (see 'cairn help bench plan'). Links are in memory. Rank 0 has a process of its
-own, so that its memory can be told from that of the others, which share one.
+own, so that its memory can be measured apart from that of the other ranks, which
+share a process.
 
 With --json:
 
@@ -101,7 +102,7 @@ func newBenchChildCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:               benchChildName + " JOB",
 		Short:             "Be a process of another benchmark",
-		Long:              `Child is what the other benchmarks start where they need more than one process.`,
+		Long:              `Child is the command that other benchmarks start if they need several processes.`,
 		Example:           `  cairn bench group`,
 		Args:              wantArgs(1, 1),
 		Hidden:            true,

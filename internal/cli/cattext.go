@@ -263,8 +263,8 @@ func (p *textPrinter) put(s string) {
 	p.line += len(s)
 }
 
-// separate prints what is between two parts of a dimension: a space, or the end
-// of a line where that is full, within a row, and line feeds elsewhere.
+// separate prints the separator of two parts of a dimension: within a row a space,
+// or a line feed if the line is full; between rows line feeds.
 func (p *textPrinter) separate(dim int) {
 	below := len(p.edges) - dim - 1
 	if below == 0 && p.line+1+p.cell+len(p.edges) <= p.width {

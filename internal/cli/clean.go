@@ -50,23 +50,24 @@ func newCleanCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clean PATH",
 		Short: "Remove what killed saves have left",
-		Long: `Clean removes the files that a save has left if it did not finish, or could not
-remove the checkpoint that it replaced. PATH is the folder of a checkpoint, or of
-a run with a folder for each step. Files that a checkpoint needs, files of saves
-that still run and files that cairn did not write are never touched.
+		Long: `Clean removes the files that a save has left behind: a save that did not finish,
+or that could not remove the checkpoint that it replaced. PATH is the folder of a
+checkpoint, or of a run with a folder for each step. Clean never removes files
+that a checkpoint needs, files of saves that still run, or files that cairn did
+not write.
 
-By default only those files go whose save is certainly over: the process that
-saved ran on this host and is dead. Files of other hosts, of file systems without
-locks and of saves that are unknown are kept, unless --older-than says how old
-they must be.
+By default, clean removes files only if their save is certainly over: the process
+that saved ran on this host and is dead. It keeps files of other hosts, of file
+systems without locks and of unknown saves, unless --older-than gives an age and
+they are at least that old.
 
 With --json:
 
   path, dry_run   as they were given
-  nbytes          the bytes of all that was removed, or would be
+  nbytes          the size of the files that were removed, or would be
   removed         a list of folder, name, bytes, time, save_id and saver, which is
-                  dead, running or unknown
-  kept            leftovers that stay, as a list of the same`,
+                  "dead", "running" or "unknown"
+  kept            a list of the files that stay, with the same fields`,
 		Example: `  cairn clean runs --dry-run
   cairn clean runs/step-1000
   cairn clean runs --older-than 24h`,
@@ -183,8 +184,8 @@ func (o *output) cleaned(r *cleanResult) {
 	}
 }
 
-// leftoversAt returns what no checkpoint in a folder needs, or nil if there is
-// nothing or it cannot be told. Files of running saves do not count.
+// leftoversAt counts the files that no checkpoint in a folder needs. It returns
+// nil if it finds no such file. Files of running saves do not count.
 func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	path, local, err := localPath(address)
 	if err != nil || !local {
@@ -197,7 +198,7 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	if err != nil {
 		return nil
 	}
-	left, _ := formats.Leftovers(ctx, s) // what can be told
+	left, _ := formats.Leftovers(ctx, s) // a remark is no reason to fail
 	var out leftoverSummary
 	for _, l := range left {
 		if l.Owner != blob.OwnerAlive {
@@ -211,7 +212,7 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	return &out
 }
 
-// leftovers remarks on what no checkpoint in a folder needs.
+// leftovers prints a remark about the files that no checkpoint in a folder needs.
 func (o *output) leftovers(path string, l *leftoverSummary) {
 	if l != nil {
 		o.remark("%s, %s, are left of saves that did not finish; 'cairn clean %s' removes those that are certainly over\n",

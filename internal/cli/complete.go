@@ -19,7 +19,7 @@ func completePath(_ *cobra.Command, args []string, _ string) ([]string, cobra.Sh
 }
 
 // completeNames returns a function that completes a checkpoint and then at most
-// so many names in it, up to the next dot. A negative number is no limit.
+// limit names in it, up to the next dot. A negative limit means no limit.
 func completeNames(limit int) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if len(args) == 0 {

@@ -14,7 +14,7 @@ func newCompletionCmd() *cobra.Command {
 		Use:   "completion SHELL",
 		Short: "Print the script that completes command lines in a shell",
 		Long: `Completion prints a script for bash, zsh, fish or powershell. It completes
-commands, flags, paths, and the names in a checkpoint. Load it where the shell
+commands, flags, paths, and the names in a checkpoint. Load it when the shell
 starts:
 
   bash        source <(cairn completion bash)   in ~/.bashrc

@@ -16,21 +16,21 @@ func newConvertCmd() *cobra.Command {
 parallel and in bounded memory, whatever its size. On the way it can leave names
 out, rename, cast and reshard. No pickle is ever run.
 
-DST appears in one step, when it is complete; until then it grows in a hidden
-directory beside it, .DST.cairn-convert. Interrupted and started again in the same
-way, convert goes on: files that are finished are kept, so that a DST of one file
-starts over. A source or flags that have changed make it start afresh. To discard
-what an interrupted run has left, remove that directory.
+DST appears in one step, when it is complete. Until then convert writes to a
+hidden directory beside it, .DST.cairn-convert. If convert is interrupted and
+started again with the same arguments, it keeps the files that are finished; a DST
+of one file starts over. If the source or the flags have changed, it starts
+afresh. To discard the files of an interrupted run, remove that directory.
 
-A folder DST that holds no checkpoint, but a config.json, say, may be there: the
-files are moved into it when all are complete, the one that makes it a checkpoint
-last, and nothing in it is touched. With --overwrite a checkpoint at DST is
-replaced by the new one in one step; files in its folder that are no part of it
-stay. Nothing but a checkpoint is ever replaced, and never SRC.
+DST may be an existing folder without a checkpoint, for example with a config.json.
+Convert moves its files into the folder when all are complete, the file that makes
+it a checkpoint last, and changes nothing else there. With --overwrite, the new
+checkpoint replaces a checkpoint at DST in one step; other files in the folder
+stay. Convert replaces nothing but checkpoints, and never SRC.
 
 FORMAT is native, torchdcp, hf, torch or hyper; see 'cairn help formats'. Without
---to the suffix of DST tells: .pt, .pth, .bin and .ckpt are of torch, .safetensors
-is of hf, one file in each case.
+--to the suffix of DST decides: .pt, .pth, .bin and .ckpt mean one file of torch,
+.safetensors means one file of hf.
 
 GLOB is a pattern of names in SRC; see 'cairn help patterns'. If several rules
 apply, the last one counts.
@@ -40,26 +40,27 @@ apply, the last one counts.
                        away, '*=model.*' puts one in front
   --rename s/RE/TO/    the first match of a regular expression becomes TO, with a
                        g behind it every match; $1 or ${1} is the first group
-  --dtype DTYPE        for all floating-point tensors
-  --dtype GLOB=DTYPE   for those that match, whatever they are; see 'cairn help
+  --dtype DTYPE        casts all floating-point tensors
+  --dtype GLOB=DTYPE   casts the tensors that match, of any type; see 'cairn help
                        dtypes' for the names
 
 Each pattern and each rule has to match something.
 
-Tensors stay cut as they are, unless the format holds whole ones only (hf, torch):
-then they are merged. --world-size N cuts dimension 0 of every tensor over N
-ranks, as PyTorch's FSDP does; --mesh 2x4 cuts dimension 0 over 2 and dimension 1
-over 4. --placement 'GLOB=S(0),R' says for each dimension of the mesh which
-dimension of the tensor it cuts, or that it replicates. What cannot be cut so
-stays whole. With either of them hf is written in PyTorch's distributed form.
+Tensors keep their sharding, unless the format holds only whole tensors (hf,
+torch): then convert merges them. --world-size N cuts dimension 0 of every tensor
+over N ranks, as PyTorch's FSDP does; --mesh 2x4 cuts dimension 0 over 2 and
+dimension 1 over 4. --placement 'GLOB=S(0),R' says for each dimension of the mesh
+which dimension of the tensor it cuts, or that it replicates. Tensors that cannot
+be cut in this way stay whole. With any of these flags, hf is written in PyTorch's
+distributed form.
 
 --dequantize reads quantised weights of hf as the numbers they stand for: 8-bit
 floats with a scale for each block (X.weight with X.weight_scale_inv; the size of
 a block is in SRC's config.json, or 128 by 128) and 4-bit floats with a scale for
-each group (X_blocks with X_scales). They become float32, so that --dtype bf16 is
-wanted as a rule, and the scales are left out. A source without any is refused. As
-always, config.json is not copied: the one for DST must not say that weights are
-quantised.
+each group (X_blocks with X_scales). They become float32, so --dtype bf16 is often
+useful too. The scales are left out. A source without quantised weights is
+refused. Convert never copies config.json: the one for DST must not say that
+weights are quantised.
 
 DST records the step, the tags and the time of SRC if it is native or hf; the
 other formats have no place for them. If SRC keeps no step, its state may hold
@@ -87,10 +88,11 @@ With --dry-run and --json:
                                how many names are left out, get another name,
                                another type, are cut, and into how many pieces
   skipped                      objects that the format cannot hold, which
-                               --skip-objects leaves out; not there otherwise
+                               --skip-objects leaves out; absent if there are
+                               no such objects
   ranks, rank_nbytes           how many ranks, and the bytes of each
-  continues, kept_files        that an interrupted run would be continued, and how
-                               many files it has finished; not there otherwise
+  continues, kept_files        true if an interrupted run would be continued, and
+                               how many files it has finished; absent if not
   items                        a list of name, from (the name in the source, if
                                another), kind, dtype, from_dtype, shape, nbytes
                                and chunks`,
@@ -108,7 +110,7 @@ With --dry-run and --json:
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.IntVar(&f.worldSize, "world-size", 0, "write for so many ranks, `N`")
+	fl.IntVar(&f.worldSize, "world-size", 0, "write for `N` ranks")
 	fl.StringVar(&f.mesh, "mesh", "", "arrange the ranks as a mesh, such as `2x4`")
 	fl.StringArrayVar(&f.placement, "placement", nil, "`rule` such as 'GLOB=S(0),R' for how the mesh cuts tensors (repeatable)")
 	return cmd

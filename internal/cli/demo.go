@@ -173,7 +173,7 @@ func demoHint(dir string, err error) string {
 }
 
 // firstMissing returns the uppermost directory of a path that is not there yet,
-// or "" where all are, or where dir is an address.
+// or "" if all are, or if dir is an address.
 func firstMissing(dir string) string {
 	if strings.Contains(dir, "://") {
 		return ""
@@ -198,7 +198,7 @@ func cleanUp(ctx context.Context, s blob.Store, rep *demo.Report, dir, made stri
 		return nil
 	}
 	for p := filepath.Clean(dir); ; p = filepath.Dir(p) {
-		// One that was never made, or that somebody else uses by now, stays.
+		// A folder that was never made, or that another program uses by now, stays.
 		if err := os.Remove(p); err != nil || p == made {
 			return nil
 		}

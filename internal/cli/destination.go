@@ -25,12 +25,12 @@ import (
 type destination struct {
 	format  string
 	address string
-	// place is where it appears on a file system. Nil: the store at address is
-	// of another kind, and written to as it is.
+	// place is the path at which the checkpoint appears. It is nil if address is
+	// not in a file system; then the conversion writes to the store directly.
 	place *convert.Place
 	opts  formats.Options
 	write storage.WriteOptions
-	trial blob.Store // in the place of all others, where nothing is to be written
+	trial blob.Store // takes the place of every other store in a dry run
 }
 
 // safetensorsFile is how the format hf calls a checkpoint of one file.
@@ -120,8 +120,8 @@ func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string,
 	return "", usagef(cmd, "--to is missing: want one of %s", strings.Join(formats.Names(), ", "))
 }
 
-// file returns how the writers call the file that the checkpoint is, or nothing
-// where it is a directory.
+// file returns the name that the writers give to a checkpoint of one file, or ""
+// if the checkpoint is a directory.
 func (f *conversionFlags) file(d *destination, path string) string {
 	switch {
 	case d.format == formats.Torch:
@@ -173,7 +173,7 @@ func (d *destination) lock(o *output) error {
 
 func (d *destination) unlock() {
 	if d.place != nil {
-		_ = d.place.Unlock() // what is left of it holds nobody up
+		_ = d.place.Unlock() // a lock that is left delays no other conversion
 	}
 }
 
@@ -185,8 +185,8 @@ func (d *destination) prepare() error {
 	return d.place.Prepare()
 }
 
-// begun says whether an interrupted run of the job would be gone on with, and how
-// many files it has finished.
+// begun reports whether the job would continue an interrupted run, and how many
+// files that run has finished.
 func (d *destination) begun(ctx context.Context, job *convert.Job, sum *convert.Summary) (int, bool, error) {
 	if _, err := os.Stat(d.place.Staging()); err != nil {
 		return 0, false, nil

@@ -125,7 +125,7 @@ An infinite number is the string "inf" or "-inf".`,
 	return cmd
 }
 
-// completePaths returns a function that completes so many checkpoints.
+// completePaths returns a function that completes n checkpoints.
 func completePaths(n int) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= n {

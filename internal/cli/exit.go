@@ -28,7 +28,7 @@ type exit struct {
 	name    string // in JSON
 	meaning string
 	errs    []error // any of them, by errors.Is
-	hint    string  // where no better one is known
+	hint    string  // used if the command has no better one
 }
 
 // exits is the table of exit codes. The first one whose error is in the chain

@@ -15,8 +15,8 @@ type progress struct {
 	once sync.Once
 }
 
-// progress begins a bar for so many bytes; zero stands for an unknown number.
-// It returns nil where no bars are wanted. The caller must call done.
+// progress begins a bar for total bytes; zero means that the number is unknown.
+// It returns nil if the output shows no bars. The caller must call done.
 func (o *output) progress(label string, total int64) *progress {
 	if !o.bars {
 		return nil

@@ -39,31 +39,32 @@ func newRepairCmd() *cobra.Command {
 		Use:   "repair PATH",
 		Short: "Rebuild a lost record or index from the data files",
 		Long: `Repair rebuilds the commit record and the index of a checkpoint from its data
-files, which describe themselves. It does nothing where record and index are
-whole, never touches a data file, and writes only if all data files of a save are
-there. Of several saves it takes the newest complete one.
+files, which describe themselves. It does nothing if the record and the index are
+intact. It never changes a data file, and writes only if all data files of a save
+are present. If there are several complete saves, it takes the newest one.
 
 The new checksums are computed from the bytes as they are now: repair cannot
-tell, and cannot undo, damage in the data files. Where there still is a readable
-index, --force checks the data files against it first, and refuses to replace it
-if one is damaged.
+detect or undo damage in the data files. If the index can still be read, --force
+first checks the data files against it, and refuses to replace it if one of them
+is damaged.
 
-Of safetensors with a lost or damaged index, repair rebuilds the index from the
-headers of the files, model-00001-of-00005.safetensors and so on, if all of them
-are there. Other formats cannot be repaired, and are refused.
+If the index of a safetensors checkpoint is lost or damaged, repair rebuilds it
+from the headers of the files, model-00001-of-00005.safetensors and so on. All of
+them must be present. Repair refuses other formats.
 
 With --json:
 
   path                     as it was given
-  save_id                  the save that the checkpoint is of
+  save_id                  the id of the save
   rebuilt                  whether record and index were written; with dry_run,
                            whether they would have been
   dry_run                  whether --dry-run was given
-  checksums                "recomputed" from the bytes as they are, where it was
-                           rebuilt, or "kept"; "none" of safetensors
+  checksums                "recomputed" from the bytes as they are, if the index
+                           was rebuilt; "kept" if not; "none" for safetensors
   files, tensors, objects, nbytes
                            what the checkpoint holds; files are data files
-  others                   saves that were not taken, each with the reason`,
+  others                   the other saves, each with the reason why repair did
+                           not take it`,
 		Example: `  cairn repair --dry-run runs/step-1000
   cairn repair runs/step-1000
   cairn repair runs/step-1000 --save 20261115t101500-5d2c81f0`,
@@ -76,7 +77,7 @@ With --json:
 	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "say what would be done and write nothing")
 	cmd.Flags().StringVar(&opts.SaveID, "save", "", "rebuild the save of this `id`")
 	_ = cmd.RegisterFlagCompletionFunc("save", completeSaves) // fails for unknown flags only
-	cmd.Flags().BoolVar(&opts.Force, "force", false, "rebuild also where record and index can be read")
+	cmd.Flags().BoolVar(&opts.Force, "force", false, "rebuild even if the record and the index can be read")
 	return cmd
 }
 
@@ -132,8 +133,8 @@ func repairIndex(cmd *cobra.Command, store blob.Store, path string, opts native.
 	return o.result(r, func() { o.repaired(&r) })
 }
 
-// dataBytes returns how much a repair reads at most: the data files of one or
-// all saves. It is zero where it cannot be told.
+// dataBytes returns how many bytes a repair reads at most: the data files of one
+// save or of all. It returns zero if it cannot list them.
 func dataBytes(ctx context.Context, s blob.Store, opts native.RepairOptions) int64 {
 	if opts.Force {
 		return 0 // it may read them twice
@@ -200,7 +201,7 @@ func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra
 	return ids, cobra.ShellCompDirectiveNoFileComp
 }
 
-// repairHint says what to do where nothing can be repaired.
+// repairHint says what to do if nothing can be repaired.
 func repairHint(path, id string, err error) string {
 	switch {
 	case errors.Is(err, cairn.ErrExists):

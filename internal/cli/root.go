@@ -18,8 +18,8 @@ import (
 
 // Main runs the command line args, without the program's name, and returns the
 // exit code. Results go to stdout, everything else to stderr. When ctx ends, the
-// command stops what it does and cleans up. Where stdout cannot be written the
-// exit code says so.
+// command stops what it does and cleans up. If stdout cannot be written, the exit
+// code is not 0.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	out := &sink{w: stdout}
 	root := newRootCmd()
@@ -123,8 +123,8 @@ func noCommand(group *cobra.Command, name string) error {
 }
 
 // unknownCommand returns an error, and the group it is about, if args name a
-// command that does not exist. It is asked before flags are parsed: those of a
-// command that does not exist are unknown too, which nobody needs to hear.
+// command that does not exist. It runs before flags are parsed: otherwise the
+// error would be about an unknown flag of the unknown command.
 func unknownCommand(root *cobra.Command, args []string) (*cobra.Command, error) {
 	group, rest, err := root.Find(args)
 	if err != nil || !group.HasSubCommands() {

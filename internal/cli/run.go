@@ -20,50 +20,51 @@ func newRunCmd() *cobra.Command {
 		Use:   "run [flags] -- PROGRAM [ARG…]",
 		Short: "Start a program as the ranks of a job on this host",
 		Long: `Run starts PROGRAM several times, as the ranks of one job, shows what they print
-with the rank before each line, and ends when all have ended. Each process finds
-in its environment what groups of package group/tcp, PyTorch and others meet by:
+with the rank before each line, and ends when all have ended. The environment of
+each process has the variables that package group/tcp and PyTorch read:
 
-  MASTER_ADDR, MASTER_PORT      where rank 0 is to listen
-  RANK, WORLD_SIZE              this process, and how many there are
+  MASTER_ADDR, MASTER_PORT      the address at which rank 0 listens
+  RANK, WORLD_SIZE              the rank of this process, and the number of ranks
   LOCAL_RANK, LOCAL_WORLD_SIZE  the same on this host
-  CAIRN_SECRET                  the job's secret: that of the environment or of
-                                --secret-file, or else a random one
+  CAIRN_SECRET                  the job's secret: that of --secret-file or of the
+                                environment, or else a random one
 
-When a rank fails, the others get SIGTERM, and SIGKILL after the grace period,
-unless --keep-going says that they are to find out and decide by themselves. An
-interrupt, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on; after the
-first two the grace period begins too, and a second one kills. Where the reader of
-the output goes, as 'head' does, the job ends as by SIGTERM. Each rank leads a
-process group, so that what it has started ends with it; on linux ranks end even
-where cairn itself is killed, but the folder of --unix, cairn-run-* in $TMPDIR or
-/tmp, stays then. Other systems than Unix know only how to kill.
+If a rank fails, run sends SIGTERM to the other ranks, and SIGKILL after the grace
+period. With --keep-going it lets them run. Run passes on an interrupt, SIGTERM,
+SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. After an interrupt or SIGTERM the grace
+period begins too; a second one kills all ranks at once. If the reader of the
+output exits, as 'head' does, the job ends as after SIGTERM. Each rank leads a
+process group, and the processes that a rank has started end with it. On Linux the
+ranks end even if cairn itself is killed, but then the folder of --unix,
+cairn-run-* in $TMPDIR or /tmp, stays. On systems other than Unix, run kills ranks
+without a signal before.
 
-The exit code is that of the rank that failed first, 128 and its number for a
-signal. After an interrupt or SIGTERM it is 0 where all ranks end with 0 all the
-same, and 130 or 143 where some had to be killed. It is 124 when --timeout is
-over, 141 when the reader of the output has gone, 126 or 127 where PROGRAM cannot
-be run or is not found, and 2 where a flag is wrong, or a file that it names.
+The exit code is that of the rank that failed first, or 128 plus the number of the
+signal that ended it. After an interrupt or SIGTERM it is 0 if all ranks end with
+0, and 130 or 143 if some had to be killed. It is 124 if --timeout is over, 141 if
+the reader of the output has exited, 126 if PROGRAM cannot be run, 127 if PROGRAM
+is not found, and 2 if a flag is wrong, or a file that it names.
 
-Ranks read nothing, but for rank 0 with --stdin. Lines are printed whole, those
-above 64 KiB in pieces; stdout and stderr stay apart. Whoever stops to read them
-holds up the ranks, but not the end of the job. With --log-dir, a folder with logs
-of an earlier job is refused, or cleared of them with --overwrite: of the ranks of
-this host, where there are several hosts, which may share it.
+Ranks have an empty stdin, except for rank 0 with --stdin. Run prints whole lines,
+in pieces if they exceed 64 KiB, and keeps stdout and stderr apart. If the reader
+of the output pauses, ranks wait when they print, but the job can still end.
+--log-dir refuses a folder with logs of an earlier job, unless --overwrite removes
+them. If hosts share the folder, each removes only the logs of its own ranks.
 
-For a job on several hosts, call it on each with the same -n, --nnodes,
---master-addr, --master-port and secret, and --node-rank counted from 0. A rank
-that fails on another host is noticed by the ranks themselves.
+For a job on several hosts, call run on each host with the same -n, --nnodes,
+--master-addr, --master-port and secret, and a --node-rank counted from 0. The
+ranks themselves notice a rank that fails on another host.
 
-With --json, what ranks print all goes to stderr, and at the end to stdout:
+With --json, all that ranks print goes to stderr. At the end, stdout has:
 
   ok           whether all ranks ended with 0
   world_size, master_addr, master_port
                as in the environment
   seconds      from the first start to the last end
-  failed       the rank that failed first, or null where none did before the job
-               was ended by a signal, by --timeout or for want of a reader
+  failed       the rank that failed first; null if no rank failed, or if a signal,
+               --timeout or the loss of the reader ended the job before
   ranks        of this host, a list of rank, pid, code, signal (as SIGSEGV, or
-               empty), stopped (whether it was told to end before), seconds`,
+               empty), stopped (whether run had signalled it), seconds`,
 		Example: `  cairn run -n 4 -- ./train --steps 1000
   cairn run -n 8 --log-dir logs --timeout 2h -- python train.py
   cairn run -n 2 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
@@ -149,7 +150,7 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 	rep, err := launch.Run(ctx, c)
 	if errors.Is(err, launch.ErrOutput) {
 		o.out = &hasty{o.out}
-		cmd.Root().SetErr(&hasty{o.err}) // it may be what nobody reads
+		cmd.Root().SetErr(&hasty{o.err}) // stderr may have no reader either
 	}
 	if isSaid(err) {
 		cmd.Root().SetErr(io.Discard)
@@ -160,8 +161,8 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 	return runFailure(cmd, f.Command[0], err)
 }
 
-// heeded leaves out the signals that whoever started this program wants to be
-// ignored, as nohup does.
+// heeded leaves out the signals that are ignored since before this program
+// started, as nohup does.
 func heeded(all []os.Signal) []os.Signal {
 	var out []os.Signal
 	for _, s := range all {

@@ -53,8 +53,8 @@ func runFailure(cmd *cobra.Command, program string, err error) error {
 	return programFailure(program, err)
 }
 
-// isSaid reports whether an error was said already, or nobody is to hear it: who
-// has stopped to read wants no more.
+// isSaid reports whether an error needs no message: it was printed already, or
+// the reader of the output is gone.
 func isSaid(err error) bool { return launch.Told(err) || errors.Is(err, launch.ErrReader) }
 
 // logFailure says what is wrong with --log-dir.
@@ -66,8 +66,8 @@ func logFailure(cmd *cobra.Command, e *launch.LogError) error {
 	return err
 }
 
-// programFailure says why a program was not started: the code is 127 where it, or
-// what it needs to be read, is not there, and 126 where it cannot be run.
+// programFailure says why a program was not started. The code is 127 if the
+// program or its interpreter does not exist, and 126 if it cannot be run.
 func programFailure(program string, err error) error {
 	_, looked := errors.AsType[*exec.Error](err)
 	path, started := errors.AsType[*fs.PathError](err)
@@ -95,7 +95,7 @@ func isUnfit(err error) bool {
 	return false
 }
 
-// programHint says where a program may be that is not where it was looked for.
+// programHint says where a program may be that was not found.
 func programHint(program string) string {
 	if base := filepath.Base(program); base != program {
 		if _, err := exec.LookPath(base); err == nil {

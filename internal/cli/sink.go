@@ -41,8 +41,8 @@ func isTerminal(w io.Writer) bool {
 	return ok
 }
 
-// terminalWidth returns how many columns w has, or zero where it is no terminal
-// or does not tell.
+// terminalWidth returns how many columns w has, or zero if w is not a terminal
+// or its width is unknown.
 func terminalWidth(w io.Writer) int {
 	f, ok := terminal(w)
 	if !ok {

@@ -122,7 +122,7 @@ func addFilterFlags(cmd *cobra.Command, selected, excluded *[]string) {
 	}
 }
 
-// maxBuckets bounds the buckets of a histogram: nobody looks at more.
+// maxBuckets bounds the buckets of a histogram.
 const maxBuckets = 1 << 16
 
 func (f *statsFlags) check(cmd *cobra.Command) error {
@@ -276,8 +276,7 @@ func (o *output) statsTable(tensors []inspect.TensorStats) {
 	o.table(t)
 }
 
-// formatNumber prints a number with five digits. One that there is none of is
-// empty.
+// formatNumber prints a number with five digits. An undefined number is empty.
 func formatNumber(n inspect.Number) string {
 	if n.None() {
 		return ""
@@ -300,7 +299,7 @@ func formatShare(n, of int64) string {
 	return strconv.FormatFloat(100*float64(n)/float64(of), 'g', 3, 64) + "%"
 }
 
-// formatFew prints a count, and nothing where it is zero.
+// formatFew prints a count, or nothing if it is zero.
 func formatFew(n int64) string {
 	if n == 0 {
 		return ""

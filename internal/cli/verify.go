@@ -40,8 +40,8 @@ a missing file would go unnoticed, as in PyTorch's distributed safetensors.
 
 With --json:
 
-  path, save_id           which checkpoint it is; save_id is empty where record or
-                          index cannot be opened
+  path, save_id           which checkpoint it is; save_id is empty if the record
+                          or the index cannot be opened
   ok                      whether it is whole
   files, chunks, bytes    what was checked; the index is one of the files
   bytes_without_checksum  how many of the bytes have no checksum in this format
@@ -55,8 +55,8 @@ With --json:
   leftovers               files and nbytes that no checkpoint in the folder needs,
                           as 'cairn clean' finds them; not there if there are none
 
-Where there is no checkpoint, or one in a version that is unknown here, nothing is
-printed but the error.`,
+If there is no checkpoint, or cairn does not know its version, verify prints only
+the error.`,
 		Example: `  cairn verify runs/step-1000
   cairn verify runs/step-1000 --quiet || echo damaged
   cairn verify runs/step-1000 --json | jq -r '.problems[] | .fqn // .file'`,
@@ -92,8 +92,8 @@ func runVerify(cmd *cobra.Command, args []string) error {
 	return withHint(err, "everything else in it can still be read; damaged files have to come from another copy")
 }
 
-// cannotVerify reports a checkpoint that could not be opened. Where that is due
-// to its record or its index it is a verdict like any other.
+// cannotVerify reports a checkpoint that could not be opened. If the cause is its
+// record or its index, that is a result of the verification.
 func cannotVerify(cmd *cobra.Command, path string, err error) error {
 	var kind error
 	for _, k := range []error{cairn.ErrVersion, cairn.ErrCorrupt, cairn.ErrIncomplete} {

@@ -31,7 +31,7 @@ With --json:
 
   version              of the program and the library
   go, os, arch         of the build
-  revision, modified   of the source, where they are known`,
+  revision, modified   of the source, if they are known`,
 		Example:           `  cairn version`,
 		Args:              wantArgs(0, 0),
 		ValidArgsFunction: cobra.NoFileCompletions,
