@@ -22,7 +22,7 @@ started again with the same arguments, it keeps the files that are finished; a D
 of one file starts over. If the source or the flags have changed, it starts
 afresh. To discard the files of an interrupted run, remove that directory.
 
-DST may be an existing folder without a checkpoint, for example with a config.json.
+DST may be an existing folder without a checkpoint, perhaps with a config.json.
 Convert moves its files into the folder when all are complete, the file that makes
 it a checkpoint last, and changes nothing else there. With --overwrite, the new
 checkpoint replaces a checkpoint at DST in one step; other files in the folder
