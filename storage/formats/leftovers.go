@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/publish"
@@ -16,7 +17,7 @@ import (
 // swept are the formats whose saves have marks. The others leave at most what
 // their writers had open, which is found in any case.
 func swept() []publish.Files {
-	return []publish.Files{native.Files(), torchdcp.Files(), hyper.Files()}
+	return []publish.Files{native.Files(), torchdcp.Files(), hyper.Files(), hf.Files()}
 }
 
 // Leftovers returns what saves in all formats have left at the root of store, as

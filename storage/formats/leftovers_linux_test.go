@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -21,6 +22,12 @@ import (
 const (
 	dirEnv    = "CAIRN_TEST_DIR"
 	formatEnv = "CAIRN_TEST_FORMAT"
+)
+
+// The forms of hf with several files.
+const (
+	hfIndex       = "hf with an index"
+	hfDistributed = "hf distributed"
 )
 
 func TestMain(m *testing.M) {
@@ -39,7 +46,7 @@ func writeAndDie(dir, format string) {
 		panic(err)
 	}
 	sv := newSaving(&t, s, format, "killed")
-	state := plan.State{"w": storagetest.Filled(&t, tensor.Float32, []int64{64}, 1)}
+	state := stateOf(&t, 1)
 	if err := errors.Join(sv.Plan(context.Background(), []plan.State{state}), sv.Write(context.Background())); err != nil {
 		panic(err)
 	}
@@ -51,8 +58,19 @@ func writeAndDie(dir, format string) {
 	select {}
 }
 
+func stateOf(t testing.TB, seed byte) plan.State {
+	return plan.State{"v": storagetest.Filled(t, tensor.Float32, []int64{64}, seed), "w": storagetest.Filled(t, tensor.Float32, []int64{64}, seed)}
+}
+
 func newSaving(t testing.TB, s blob.Store, format, id string) *storagetest.Saving {
-	f, err := formats.ByName(format, nil)
+	o := formats.Options{Distributed: format == hfDistributed}
+	if format == hfIndex {
+		o.Shards = 2
+	}
+	if format == hfIndex || format == hfDistributed {
+		format = formats.HF
+	}
+	f, err := formats.ByName(format, &o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +87,7 @@ func newSaving(t testing.TB, s blob.Store, format, id string) *storagetest.Savin
 // What a killed save left goes, beside a checkpoint and without one. Files that
 // cairn did not write stay.
 func TestCleanRemovesWhatKilledSavesLeft(t *testing.T) {
-	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Hyper} {
+	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Hyper, formats.HF, hfIndex, hfDistributed} {
 		for _, first := range []bool{true, false} {
 			dir := t.TempDir()
 			s, err := file.Open(dir, nil)
@@ -78,7 +96,7 @@ func TestCleanRemovesWhatKilledSavesLeft(t *testing.T) {
 			}
 			storagetest.Put(t, s, "notes.txt", []byte("mine"))
 			if !first {
-				state := plan.State{"w": storagetest.Filled(t, tensor.Float32, []int64{64}, 2)}
+				state := stateOf(t, 2)
 				if err := newSaving(t, s, format, "good").Run(t.Context(), []plan.State{state}); err != nil {
 					t.Fatal(err)
 				}
@@ -92,7 +110,7 @@ func TestCleanRemovesWhatKilledSavesLeft(t *testing.T) {
 				t.Fatalf("the child = %v:\n%s", err, out)
 			}
 			left, err := formats.Leftovers(t.Context(), s)
-			if err != nil || len(left) < 2 {
+			if err != nil || len(left) < 2 || slices.ContainsFunc(left, isAlive) {
 				t.Errorf("%s: Leftovers = %+v, %v; want what was written and what was begun", format, left, err)
 			}
 			removed, err := formats.Clean(t.Context(), s, 0)
@@ -105,6 +123,8 @@ func TestCleanRemovesWhatKilledSavesLeft(t *testing.T) {
 		}
 	}
 }
+
+func isAlive(l publish.Leftover) bool { return l.Owner == blob.OwnerAlive }
 
 func inFolder(t *testing.T, dir string) []string {
 	t.Helper()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"regexp"
 	"slices"
@@ -51,9 +52,9 @@ func (w *Writer) checkPlace(ctx context.Context) error {
 	if len(have) > 0 {
 		return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, have[0])
 	}
-	_, err = openSource(ctx, w.store, (*Options)(nil).withDefaults())
+	files, err := current(ctx, w.store)
 	switch {
-	case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrIncomplete):
+	case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrIncomplete), err == nil && len(files) == 0:
 		return nil
 	case err == nil, errors.Is(err, storage.ErrCorrupt):
 		return fmt.Errorf("%w: %s holds safetensors", storage.ErrExists, w.store)
@@ -195,14 +196,24 @@ func (w *Writer) removeOld(ctx context.Context, old []string, record string, res
 	}
 }
 
-// begin marks the save as under way. With a journal, the place is this save's
-// alone.
+// begin removes what saves that are over have left, and marks this one as under
+// way. With a journal, the place is this save's alone.
 func (w *Writer) begin(ctx context.Context) error {
 	if w.sess.Journal != nil || w.mark != nil {
 		return nil
 	}
-	var err error
-	w.mark, err = publish.NewMark(ctx, w.store, Format{}.Name(), w.sess.Storage.SaveID, nil)
+	if w.opts.SweepAfter >= 0 {
+		// Another rank of a save that is over may still write under a plain name,
+		// which this save could then use too: those go after the commit.
+		_, err := publish.Sweep(ctx, w.store, Files(), -1, func(l *publish.Leftover) bool { return plain.MatchString(l.Name) })
+		w.warn(err)
+	}
+	dir, err := list(ctx, w.store)
+	if err != nil {
+		return err
+	}
+	before := slices.AppendSeq(dir.records(), maps.Keys(dir.data))
+	w.mark, err = publish.NewMark(ctx, w.store, Format{}.Name(), w.sess.Storage.SaveID, before)
 	return err
 }
 
@@ -214,38 +225,113 @@ func (w *Writer) release() {
 
 // Files tells which files at a place are of this format, and written by cairn.
 func Files() publish.Files {
-	return publish.Files{
-		Format: Format{}.Name(),
-		Data: func(ctx context.Context, s blob.Store) ([]publish.Leftover, error) {
-			all, err := publish.List(ctx, s, "", func(name string) (string, bool) {
-				return "", isData(name) && numbered.MatchString(name)
-			})
-			var out []publish.Leftover
-			for _, l := range all {
-				if f, err := readFile(ctx, s, l.Name); err == nil {
-					if of, _, err := savesOf([]*dataFile{f}); err == nil && len(of) == 1 {
-						l.SaveID = of[0].SaveID
-						out = append(out, l)
-					}
-				}
-			}
-			return out, err
-		},
-		Current: func(ctx context.Context, s blob.Store) ([]string, error) {
-			src, err := openSource(ctx, s, (*Options)(nil).withDefaults())
-			if err != nil {
-				return nil, err
-			}
-			var out []string
-			for _, f := range src.Files {
-				out = append(out, f.Name)
-			}
-			for _, p := range src.Problems { // damaged files are of the checkpoint too
-				out = append(out, p.File)
-			}
-			return out, nil
-		},
+	return publish.Files{Format: Format{}.Name(), Data: ourFiles, Current: current}
+}
+
+// ourFiles returns the records and the numbered data files that cairn wrote. The
+// records come first, because they must be removed before the files that they
+// name. Only a mark says of which save a record and its files are: for a reader
+// they may be a checkpoint, even beside another one.
+func ourFiles(ctx context.Context, s blob.Store) ([]publish.Leftover, error) {
+	named := map[string]string{} // file to record
+	c, err := readCommitFile(ctx, s)
+	if err != nil && !isGoneOrBad(err) {
+		return nil, err
 	}
+	if err == nil {
+		for name := range c.Files {
+			named[name] = commitName
+		}
+	}
+	m, err := readIndex(ctx, s, records[1])
+	if err != nil && !isGoneOrBad(err) {
+		return nil, err
+	}
+	for _, name := range m {
+		named[name] = records[1]
+	}
+	all, err := publish.List(ctx, s, "", func(name string) (string, bool) {
+		return "", name == commitName || name == records[1] || isData(name) && numbered.MatchString(name)
+	})
+	var recs, data []publish.Leftover
+	ours := map[string]bool{commitName: true} // records
+	for _, l := range all {
+		if !isData(l.Name) {
+			recs = append(recs, l)
+			continue
+		}
+		of := saveOf(ctx, s, l.Name)
+		if of == nil {
+			continue
+		}
+		if rec := named[l.Name]; rec != "" {
+			ours[rec] = true
+		} else {
+			l.SaveID = of.SaveID
+		}
+		data = append(data, l)
+	}
+	recs = slices.DeleteFunc(recs, func(l publish.Leftover) bool { return !ours[l.Name] })
+	return append(recs, data...), err
+}
+
+// isGoneOrBad reports whether err says that a file is not there or damaged.
+func isGoneOrBad(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, storage.ErrCorrupt)
+}
+
+// saveOf returns what a file says about its save, or nil if it does not tell.
+func saveOf(ctx context.Context, s blob.Store, name string) *saved {
+	f, err := readFile(ctx, s, name)
+	if err != nil {
+		return nil
+	}
+	of, _, err := savesOf([]*dataFile{f})
+	if err != nil || len(of) == 0 {
+		return nil
+	}
+	return &of[0]
+}
+
+// current returns the files that a reader takes for the checkpoint, and those of
+// indexes with other names. Files that wait for a commit are not among them.
+func current(ctx context.Context, s blob.Store) ([]string, error) {
+	dir, err := list(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	index, names, err := dir.choose("")
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for name := range dir.index {
+		if name != index && name == records[1] { // hidden by another record
+			continue
+		}
+		m, err := readIndex(ctx, s, name)
+		if err != nil {
+			return nil, err
+		}
+		out = slices.AppendSeq(append(out, name), maps.Values(m))
+	}
+	if index != "" {
+		return out, nil
+	}
+	if _, ok := dir.other[commitName]; !ok || len(names) > 0 && !sharded.MatchString(names[0]) {
+		return append(out, slices.DeleteFunc(names, func(name string) bool {
+			of := saveOf(ctx, s, name)
+			return of != nil && of.Commit != ""
+		})...), nil
+	}
+	c, err := readCommitFile(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	if c.lists() {
+		names = slices.Collect(maps.Keys(c.Files))
+	}
+	return append(append(out, commitName), names...), nil
 }
 
 func (w *Writer) warn(err error) {

@@ -19,7 +19,7 @@ import (
 var forms = map[string]*options{"one file": {}, "an index": {Format: Format{MaxShardBytes: 40}}, "distributed": {Format: Format{Distributed: true, MaxShardBytes: 40}}}
 
 // seeded returns a state whose elements tell the seed.
-func seeded(t *testing.T, seed byte) plan.State {
+func seeded(t testing.TB, seed byte) plan.State {
 	t.Helper()
 	out := plan.State{}
 	for _, name := range []string{"a", "b", "c", "d"} {

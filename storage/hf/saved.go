@@ -41,10 +41,10 @@ func (s *source) describe(files []*dataFile, c *commit) error {
 	for _, save := range of {
 		switch {
 		case save.Commit == "":
-		case !same:
-			return fmt.Errorf("%w: %w: files of different saves", storage.ErrCorrupt, ErrSharding)
 		case c == nil || save.Commit != commitName:
 			return fmt.Errorf("%s: %w: no %s: the save did not finish", files[0].name, storage.ErrIncomplete, save.Commit)
+		case !same:
+			return fmt.Errorf("%w: %w: files of different saves", storage.ErrCorrupt, ErrSharding)
 		case c.SaveID != save.SaveID:
 			return fmt.Errorf("%s: %w: %s is of the save %q, not of %q, which did not finish",
 				files[0].name, storage.ErrIncomplete, commitName, c.SaveID, save.SaveID)

@@ -6,82 +6,21 @@ import (
 	"fmt"
 	"iter"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
-
-// The environment of a process that saves: where, and before which operation of
-// the store it is killed.
-const (
-	childEnv  = "CAIRN_TEST_SAVE"
-	killAtEnv = "CAIRN_TEST_KILL_AT"
-)
-
-// saveAsChild saves in dir and ends the process, or is killed on the way.
-func saveAsChild(dir string) {
-	n, _ := strconv.ParseInt(os.Getenv(killAtEnv), 10, 64)
-	s, err := file.Open(dir, &file.Options{NoSync: true})
-	if err != nil {
-		panic(err)
-	}
-	var ops atomic.Int64
-	kill := fault.Rule{Match: func(string) bool {
-		if ops.Add(1) == n {
-			me, _ := os.FindProcess(os.Getpid())
-			_ = me.Kill()
-			select {}
-		}
-		return false
-	}}
-	var t testing.T
-	if err := saveTwo(&t, fault.New(s, kill), "child", 2, nil); err != nil {
-		panic(err)
-	}
-	os.Exit(0)
-}
-
-// runChild saves in dir as another process, which is killed at operation n. It
-// reports whether it was.
-func runChild(t *testing.T, dir string, n int) bool {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), childEnv+"="+dir, fmt.Sprintf("%s=%d", killAtEnv, n), "GORACE=atexit_sleep_ms=0")
-	out, err := cmd.CombinedOutput()
-	ee, ok := errors.AsType[*exec.ExitError](err)
-	if err != nil && (!ok || ee.ExitCode() != -1) {
-		t.Fatalf("the child = %v:\n%s", err, out)
-	}
-	return err != nil
-}
-
-// onDisk returns the names of all files in dir, also those that are no objects.
-func onDisk(t *testing.T, dir string) []string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out []string
-	for _, e := range entries {
-		out = append(out, e.Name())
-	}
-	return out
-}
 
 // checkOnlyCheckpoint fails unless dir holds the files of its checkpoint and
 // nothing else.
@@ -94,7 +33,7 @@ func checkOnlyCheckpoint(t *testing.T, dir string, s blob.Store) {
 	} else if !errors.Is(err, storage.ErrNotFound) {
 		t.Error(err)
 	}
-	if got := onDisk(t, dir); !slices.Equal(got, want) {
+	if got := storagetest.OnDisk(t, dir); !slices.Equal(got, want) {
 		t.Errorf("there is %q; want the checkpoint's files only, %q", got, want)
 	}
 }
@@ -115,7 +54,7 @@ func TestKilledSavesAreSweptAtOnce(t *testing.T) {
 			if !first {
 				mustSave(t, s, "old", 1)
 			}
-			killed = runChild(t, dir, n)
+			killed = storagetest.RunKilled(t, dir, "", n)
 			if _, err := os.Stat(dir); err != nil {
 				continue // killed before anything was written
 			}
