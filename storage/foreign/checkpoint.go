@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -27,6 +28,7 @@ type Checkpoint struct {
 	md    *meta.Metadata   // the source's, with the place named
 	sizes map[string]int64 // of the files
 	sums  *sums            // of records that are being read
+	watch *watch           // of the source; nil: none
 
 	claimed sync.Once
 	greedy  map[string]int64 // files whose chunks have too many bytes in sum, once claimed is done
@@ -40,7 +42,7 @@ func Open(store blob.Store, src *Source) *Checkpoint {
 	if md.Storage.ID == "" {
 		md.Storage.ID = store.String()
 	}
-	c := &Checkpoint{store: store, src: src, md: &md, sizes: make(map[string]int64, len(src.Files)), sums: newSums()}
+	c := &Checkpoint{store: store, src: src, md: &md, sizes: make(map[string]int64, len(src.Files)), sums: newSums(), watch: src.watch}
 	for _, f := range src.Files {
 		c.sizes[f.Name] = f.Size
 	}
@@ -95,6 +97,10 @@ func (c *Checkpoint) openFile(ctx context.Context, name string) (blob.Reader, er
 	r, err := c.store.Open(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %s of %s is gone: %w", storage.ErrCorrupt, name, c.store, err)
+	}
+	// A record that holds data keeps its name when it is replaced.
+	if w := c.watch; err == nil && w != nil && slices.Contains(w.names, name) && w.changed(ctx) {
+		return nil, errors.Join(fmt.Errorf("%w: %s of %s", storage.ErrChanged, name, c.store), r.Close())
 	}
 	return r, err
 }

@@ -37,6 +37,8 @@ type Source struct {
 	// have no checksum: what is around them is checked by being understood. Nil:
 	// all bytes of all files count as such.
 	Check func(ctx context.Context, file string, problem func(fqn, text string)) (unsummed int64, err error)
+
+	watch *watch // set by Watch
 }
 
 // Chunk is where the elements of one chunk are: in a Region, or to be made by a

@@ -76,8 +76,9 @@ func (r *Reader) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Rec
 			return b.stats, fmt.Errorf("%w: %q is %w", plan.ErrMismatch, it.Source.FQN, plan.ErrMissing)
 		}
 		if err := b.add(it, e); err != nil {
-			return b.stats, fmt.Errorf("%q: %w", it.Source.FQN, err)
+			return b.stats, fmt.Errorf("%q: %w", it.Source.FQN, r.c.watch.explain(ctx, err))
 		}
 	}
-	return b.run(ctx)
+	st, err := b.run(ctx)
+	return st, r.c.watch.explain(ctx, err)
 }

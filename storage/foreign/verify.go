@@ -45,9 +45,12 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	}
 	v.tooShort()
 	if err != nil {
-		return nil, err
+		return nil, c.watch.explain(ctx, err)
 	}
 	rep := v.found.Report()
+	if len(rep.Problems) > 0 && c.watch.changed(ctx) {
+		return nil, fmt.Errorf("%w: %s", storage.ErrChanged, c.store)
+	}
 	rep.Notes = c.md.Storage.Notes
 	return rep, nil
 }

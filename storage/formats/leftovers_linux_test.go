@@ -12,22 +12,14 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/plan"
-	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
-	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 const (
 	dirEnv    = "CAIRN_TEST_DIR"
 	formatEnv = "CAIRN_TEST_FORMAT"
-)
-
-// The forms of hf with several files.
-const (
-	hfIndex       = "hf with an index"
-	hfDistributed = "hf distributed"
 )
 
 func TestMain(m *testing.M) {
@@ -56,32 +48,6 @@ func writeAndDie(dir, format string) {
 	me, _ := os.FindProcess(os.Getpid())
 	_ = me.Kill()
 	select {}
-}
-
-func stateOf(t testing.TB, seed byte) plan.State {
-	return plan.State{"v": storagetest.Filled(t, tensor.Float32, []int64{64}, seed), "w": storagetest.Filled(t, tensor.Float32, []int64{64}, seed)}
-}
-
-func newSaving(t testing.TB, s blob.Store, format, id string) *storagetest.Saving {
-	o := formats.Options{Distributed: format == hfDistributed}
-	if format == hfIndex {
-		o.Shards = 2
-	}
-	if format == hfIndex || format == hfDistributed {
-		format = formats.HF
-	}
-	f, err := formats.ByName(format, &o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := storagetest.Place{Writer: func() storage.Writer {
-		w, err := f.NewWriter(s, storage.WriteOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return w
-	}}
-	return storagetest.NewSaving(p, storagetest.Storage(id, 1, 1), 1)
 }
 
 // What a killed save left goes, beside a checkpoint and without one. Files that

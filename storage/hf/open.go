@@ -47,7 +47,7 @@ func (o *Options) withDefaults() Options {
 // the files of an index, a single file of any name, or the files of a distributed
 // save. Only the headers are read.
 func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
-	src, err := openSource(ctx, store, o.withDefaults())
+	src, err := watchSource(ctx, store, o.withDefaults())
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +57,16 @@ func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 // NewReader returns a reader of such a checkpoint, for one rank of a load.
 func NewReader(store blob.Store, o *Options, ro storage.ReadOptions) storage.Reader {
 	opts := o.withDefaults()
-	return foreign.NewReader(func(ctx context.Context) (*foreign.Source, error) { return openSource(ctx, store, opts) }, store, ro)
+	return foreign.NewReader(func(ctx context.Context) (*foreign.Source, error) { return watchSource(ctx, store, opts) }, store, ro)
+}
+
+// watchSource is openSource for a checkpoint that may be replaced meanwhile.
+func watchSource(ctx context.Context, store blob.Store, o Options) (*foreign.Source, error) {
+	names := records
+	if o.File != "" {
+		names = []string{o.File}
+	}
+	return foreign.Watch(ctx, store, names, func(ctx context.Context) (*foreign.Source, error) { return openSource(ctx, store, o) })
 }
 
 // openSource describes the checkpoint at the root of store.

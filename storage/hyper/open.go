@@ -20,7 +20,7 @@ import (
 // A data file that is missing or damaged is noticed when it is needed, and by
 // Verify, so that the rest can be read.
 func Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-	src, _, err := describe(ctx, store)
+	src, err := watchSource(ctx, store, true)
 	if err != nil {
 		return nil, err
 	}
@@ -32,12 +32,20 @@ func Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
 // file is missing or damaged as a whole.
 func NewReader(store blob.Store, o storage.ReadOptions) storage.Reader {
 	return foreign.NewReader(func(ctx context.Context) (*foreign.Source, error) {
+		return watchSource(ctx, store, o.TrustSizes)
+	}, store, o)
+}
+
+// watchSource is describe for a checkpoint that may be replaced meanwhile. Unless
+// trust is set, it checks all files.
+func watchSource(ctx context.Context, store blob.Store, trust bool) (*foreign.Source, error) {
+	return foreign.Watch(ctx, store, []string{dcpfiles.MetadataName}, func(ctx context.Context) (*foreign.Source, error) {
 		src, a, err := describe(ctx, store)
-		if err != nil || o.TrustSizes {
+		if err != nil || trust {
 			return src, err
 		}
 		return src, a.checkAll(src.Metadata)
-	}, store, o)
+	})
 }
 
 // describe reads what there is to know of the checkpoint without its data.

@@ -100,7 +100,7 @@ func goneError(ctx context.Context, s blob.Store, name string, err error) error 
 	}
 	if now, readErr := readRecord(ctx, s); readErr == nil {
 		if _, named := now.size(name); !named {
-			return fmt.Errorf("%w: %s now holds save %s, without %s: %w", storage.ErrChanged, s, now.SaveID, name, err)
+			return fmt.Errorf("%w: %s now holds save %s, without %s: %v", storage.ErrChanged, s, now.SaveID, name, err)
 		}
 	}
 	return fmt.Errorf("%w: %s of %s is gone: %w", storage.ErrCorrupt, name, s, err)

@@ -94,7 +94,7 @@ func TestReplacedMeanwhileIsNotCorrupt(t *testing.T) {
 	}
 	defer c.Close()
 	mustSave(t, s, "second", 2)
-	if err := l.Read(t.Context()); !errors.Is(err, storage.ErrChanged) || errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, fs.ErrNotExist) {
+	if err := l.Read(t.Context()); !errors.Is(err, storage.ErrChanged) || errors.Is(err, storage.ErrCorrupt) || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("ReadData = %v; want %v", err, storage.ErrChanged)
 	}
 	if _, err := c.Verify(t.Context(), nil); !errors.Is(err, storage.ErrChanged) {

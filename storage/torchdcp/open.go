@@ -32,7 +32,7 @@ type Options struct {
 // A data file that is missing or too short is noticed when it is needed, and by
 // Verify, so that the rest can be read.
 func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
-	src, _, err := describe(ctx, store, o)
+	src, err := watchSource(ctx, store, o, true)
 	if err != nil {
 		return nil, err
 	}
@@ -44,12 +44,20 @@ func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 // files are missing or too short as a whole.
 func NewReader(store blob.Store, o *Options, ro storage.ReadOptions) storage.Reader {
 	return foreign.NewReader(func(ctx context.Context) (*foreign.Source, error) {
+		return watchSource(ctx, store, o, ro.TrustSizes)
+	}, store, ro)
+}
+
+// watchSource is describe for a checkpoint that may be replaced meanwhile. Unless
+// trust is set, it checks all files.
+func watchSource(ctx context.Context, store blob.Store, o *Options, trust bool) (*foreign.Source, error) {
+	return foreign.Watch(ctx, store, []string{dcpfiles.MetadataName}, func(ctx context.Context) (*foreign.Source, error) {
 		src, a, err := describe(ctx, store, o)
-		if err != nil || ro.TrustSizes {
+		if err != nil || trust {
 			return src, err
 		}
 		return src, a.checkAll(a.md)
-	}, store, ro)
+	})
 }
 
 // describe reads what there is to know of the checkpoint without its data.

@@ -72,10 +72,12 @@ func describe(ctx context.Context, store blob.Store, name string) (*foreign.Sour
 			return nil, err
 		}
 	}
-	if strings.HasSuffix(name, indexSuffix) {
-		return describeIndexed(ctx, store, name)
-	}
-	return Describe(ctx, store, name, &meta.Metadata{})
+	return foreign.Watch(ctx, store, []string{name}, func(ctx context.Context) (*foreign.Source, error) {
+		if strings.HasSuffix(name, indexSuffix) {
+			return describeIndexed(ctx, store, name)
+		}
+		return Describe(ctx, store, name, &meta.Metadata{})
+	})
 }
 
 // Extensions are those of the files that torch.save writes, by custom.

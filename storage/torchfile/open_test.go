@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
@@ -109,23 +110,34 @@ func TestWhatIsNoFileOfTorchSave(t *testing.T) {
 	}
 }
 
-// A damaged tensor is found by Verify, under all of its names.
-func TestVerifyFindsDamage(t *testing.T) {
-	x := vector(t, 1, 2, 3)
-	s := holding(t, map[string]any{"a": x, "b": x, "c": vector(t, 9)})
+// openDamaged opens x.pt after a byte of a tensor was changed.
+func openDamaged(t *testing.T, s blob.Store, fqn string, offset int64) storage.Checkpoint {
+	t.Helper()
 	ck, err := torchfile.Open(t.Context(), s, "x.pt")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ck.Close()
-	e, _, err := ck.Find(t.Context(), "a")
+	e, _, err := ck.Find(t.Context(), fqn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := e.Tensor.Locs[0].Offset
+	at := e.Tensor.Locs[0].Offset + offset
 	if err := fault.Damage(t.Context(), s, "x.pt", func(b []byte) []byte { b[at] ^= 1; return b }); err != nil {
 		t.Fatal(err)
 	}
+	if ck, err = torchfile.Open(t.Context(), s, "x.pt"); err != nil {
+		t.Fatal(err)
+	}
+	return ck
+}
+
+// A damaged tensor is found by Verify, under all of its names.
+func TestVerifyFindsDamage(t *testing.T) {
+	x := vector(t, 1, 2, 3)
+	s := holding(t, map[string]any{"a": x, "b": x, "c": vector(t, 9)})
+	ck := openDamaged(t, s, "a", 0)
+	defer ck.Close()
 	rep, err := ck.Verify(t.Context(), nil)
 	if err != nil {
 		t.Fatalf("Verify = %v", err)
@@ -143,19 +155,8 @@ func TestVerifyFindsDamage(t *testing.T) {
 // name, and not by who reads a view of some of it.
 func TestLoadNoticesDamage(t *testing.T) {
 	s := holding(t, map[string]any{"a": vector(t, 1, 2, 3), "c": vector(t, 9)})
-	ck, err := torchfile.Open(t.Context(), s, "x.pt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := openDamaged(t, s, "a", 4)
 	defer ck.Close()
-	e, _, err := ck.Find(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := e.Tensor.Locs[0].Offset + 4
-	if err := fault.Damage(t.Context(), s, "x.pt", func(b []byte) []byte { b[at] ^= 1; return b }); err != nil {
-		t.Fatal(err)
-	}
 	load := func(fqn string, shape []int64, box tensor.Box) error {
 		to, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, shape, 0)
 		if err != nil {
@@ -170,7 +171,7 @@ func TestLoadNoticesDamage(t *testing.T) {
 			t.Errorf("%s: Load = %v", claim, err)
 		}
 	}
-	err = load("a", []int64{3}, tensor.Whole([]int64{3}))
+	err := load("a", []int64{3}, tensor.Whole([]int64{3}))
 	if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "x.pt") {
 		t.Errorf("Load = %v; want %v, with file and name", err, storage.ErrCorrupt)
 	}

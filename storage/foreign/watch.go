@@ -1,0 +1,90 @@
+package foreign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// watchTries bounds how often a checkpoint may be replaced while it is described.
+const watchTries = 10
+
+// Watch calls describe, and calls it again if the checkpoint was replaced
+// meanwhile. records are the names of the files whose replacement makes another
+// checkpoint, whether they are there or not. An error of the source that comes
+// later wraps storage.ErrChanged if one of them is not the same any more.
+func Watch(ctx context.Context, store blob.Store, records []string, describe func(ctx context.Context) (*Source, error)) (*Source, error) {
+	w := &watch{store: store, names: records}
+	var err error
+	if w.seen, err = w.look(ctx); err != nil {
+		return nil, err
+	}
+	for range watchTries {
+		src, err := describe(ctx)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		now, lookErr := w.look(ctx)
+		if lookErr != nil {
+			return nil, errors.Join(err, lookErr)
+		}
+		if slices.EqualFunc(w.seen, now, same) {
+			if err == nil {
+				src.watch = w
+			}
+			return src, err
+		}
+		w.seen = now
+	}
+	return nil, fmt.Errorf("%w: %s, again and again", storage.ErrChanged, store)
+}
+
+// watch knows what the records of a checkpoint were like when it was opened.
+type watch struct {
+	store blob.Store
+	names []string
+	seen  []blob.Info
+}
+
+// look returns what the records are like. One that is not there has no name.
+func (w *watch) look(ctx context.Context) ([]blob.Info, error) {
+	out := make([]blob.Info, len(w.names))
+	for i, name := range w.names {
+		info, err := w.store.Stat(ctx, name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		out[i] = info
+	}
+	return out, nil
+}
+
+func same(a, b blob.Info) bool {
+	return a.Name == b.Name && a.Size == b.Size && a.ModTime.Equal(b.ModTime)
+}
+
+// explain returns err, or an error that wraps storage.ErrChanged if err can come
+// from the replacement of the checkpoint and it was replaced.
+func (w *watch) explain(ctx context.Context, err error) error {
+	if w == nil || !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, blob.ErrRange) {
+		return err
+	}
+	if w.changed(ctx) {
+		return fmt.Errorf("%w: %s: %v", storage.ErrChanged, w.store, err)
+	}
+	return err
+}
+
+// changed reports whether the checkpoint was replaced.
+func (w *watch) changed(ctx context.Context) bool {
+	if w == nil {
+		return false
+	}
+	now, err := w.look(context.WithoutCancel(ctx))
+	return err == nil && !slices.EqualFunc(w.seen, now, same)
+}
