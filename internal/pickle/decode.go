@@ -13,7 +13,8 @@ type Construct = func(args value.Tuple, kwargs map[string]any) (any, error)
 type DecodeOptions struct {
 	// Persistent returns the value that a persistent id stands for. Nil:
 	// persistent ids are refused with ErrPersistent. It is asked once for each
-	// place in the pickle that is not shared.
+	// place in the pickle that is not shared. The ids that PyTorch's old stream
+	// has for the classes of modules become those classes.
 	Persistent func(id any) (any, error)
 	// Construct makes values of the calls that a pickle asks for, by the
 	// qualified name of what is called, such as

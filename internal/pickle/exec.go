@@ -109,10 +109,29 @@ func (m *machine) persistent(op byte) error {
 		}
 		id = m.pop()
 	}
+	if class, ok := m.savedClass(id); ok {
+		m.push(class)
+		return m.memoizeNext()
+	}
 	if err := m.charge(cellBytes); err != nil {
 		return err
 	}
 	m.pids = append(m.pids, id)
 	m.push(at(Persistent, len(m.pids)-1))
 	return m.memoizeNext()
+}
+
+// savedClass returns the class that a persistent id names if it is one of those
+// that PyTorch's old stream has for the classes of modules: ("module", class, file
+// of the source, source).
+func (m *machine) savedClass(id Cell) (Cell, bool) {
+	if id.Kind() != Tuple {
+		return 0, false
+	}
+	t, _ := m.List(id)
+	if len(t) != 4 || t[1].Kind() != Global {
+		return 0, false
+	}
+	word, _ := m.Text(t[0])
+	return t[1], string(word) == "module"
 }

@@ -33,6 +33,29 @@ func TestPersistentIDsGoToTheCaller(t *testing.T) {
 	}
 }
 
+// The old stream of PyTorch names the classes of modules by persistent ids, with
+// their source, and makes objects of them.
+func TestTheClassesOfModulesArePersistentIDs(t *testing.T) {
+	const id = "(X\x06\x00\x00\x00modulecnet\nNet\nX\x06\x00\x00\x00net.pyNtQ"
+	got, err := pickle.Decode([]byte("\x80\x02"+id+")\x81}X\x01\x00\x00\x00aK\x01sb."), nil)
+	want := &value.Object{Module: "net", Name: "Net", Call: true, New: true, State: map[string]any{"a": int64(1)}}
+	if diff := cmp.Diff(any(want), got); err != nil || diff != "" {
+		t.Errorf("Decode: %v (-want +got):\n%s", err, diff)
+	}
+	got, err = pickle.Decode([]byte("\x80\x02"+id+"."), nil)
+	if diff := cmp.Diff(any(&value.Object{Module: "net", Name: "Net"}), got); err != nil || diff != "" {
+		t.Errorf("Decode: %v (-want +got):\n%s", err, diff)
+	}
+	for name, id := range map[string]string{
+		"another word": "(X\x06\x00\x00\x00modelscnet\nNet\nNNtQ", "a class that is text": "(X\x06\x00\x00\x00moduleX\x01\x00\x00\x00aNNtQ",
+		"three parts": "(X\x06\x00\x00\x00modulecnet\nNet\nNtQ",
+	} {
+		if _, err := pickle.Decode([]byte("\x80\x02"+id+"."), nil); !errors.Is(err, pickle.ErrPersistent) {
+			t.Errorf("%s: Decode = %v; want %v", name, err, pickle.ErrPersistent)
+		}
+	}
+}
+
 func TestConstructMakesValuesOfCalls(t *testing.T) {
 	twice := map[string]func(value.Tuple, map[string]any) (any, error){
 		"m.f": func(args value.Tuple, kwargs map[string]any) (any, error) {

@@ -51,11 +51,12 @@ func tensorsOf(md *meta.Metadata) []string {
 // The tensors inside of modules and objects are entries.
 func TestTensorsInsideOfObjects(t *testing.T) {
 	for name, want := range map[string][]string{
-		"linear.pt":       {"value.weight float32[2 2]"},
-		"slots.pt":        {"slots.w float32[2]"},
-		"slots_legacy.pt": {"slots.w float32[2]"},
-		"odd.pt":          {"value.(1, a) float32[1]", "value.1.5 float32[1]", "value.None float32[1]", "value.True float32[1]"},
-		"odd_inside.pt":   {"odd.(1, a) float32[1]", "odd.1.5 float32[1]", "odd.None float32[1]", "odd.True float32[1]"},
+		"linear.pt":        {"value.weight float32[2 2]"},
+		"slots.pt":         {"slots.w float32[2]"},
+		"slots_legacy.pt":  {"slots.w float32[2]"},
+		"module_legacy.pt": {"value._modules.inner.weight float32[2]", "value.weight float32[2]"},
+		"odd.pt":           {"value.(1, a) float32[1]", "value.1.5 float32[1]", "value.None float32[1]", "value.True float32[1]"},
+		"odd_inside.pt":    {"odd.(1, a) float32[1]", "odd.1.5 float32[1]", "odd.None float32[1]", "odd.True float32[1]"},
 		"trainer.pt": {
 			"value.model._modules.embed.weight float32[3 2]", "value.model._modules.fc.bias float32[3]",
 			"value.model._modules.fc.weight float32[3 2]", "value.model._modules.norm.bias float32[3]",

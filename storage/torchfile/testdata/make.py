@@ -42,6 +42,19 @@ class Slots:
         self.w = torch.tensor([1.0, nan])
 
 
+class Plain(torch.nn.Module):
+    """A module whose file has no source but this: the old stream keeps that of each class."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, nan]))
+        self.inner = None
+
+
+plain = Plain()
+plain.inner = Plain()
+torch.save(plain, out + "module_legacy.pt", _use_new_zipfile_serialization=False)
+
 torch.manual_seed(0)
 trainer = Trainer()
 torch.save(trainer, out + "trainer.pt")
