@@ -171,8 +171,11 @@ func (c *Checkpoint) read(ctx context.Context, e *meta.Entry, p plan.LoadPlanner
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
 	rep, err := c.c.Verify(ctx, progress)
 	if err == nil && len(rep.Problems) > 0 {
-		p := rep.Problems[0]
-		err = fmt.Errorf("%w: %d problems; the first: %s: %q: %s", ErrCorrupt, len(rep.Problems), p.File, p.FQN, p.Text)
+		p, name := rep.Problems[0], ""
+		if p.FQN != "" {
+			name = fmt.Sprintf("%q: ", p.FQN)
+		}
+		err = fmt.Errorf("%w: %d problems; the first: %s: %s%s", ErrCorrupt, len(rep.Problems), p.File, name, p.Text)
 	}
 	return rep, wrap("verify", c.store, err)
 }

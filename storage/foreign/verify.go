@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,7 +44,7 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	if err == nil {
 		err = context.Cause(ctx) // cancelled is not done
 	}
-	v.tooShort()
+	v.wholeFiles()
 	if err != nil {
 		return nil, c.watch.explain(ctx, err)
 	}
@@ -60,33 +61,51 @@ type verifier struct {
 	found *verify.Findings
 
 	mu    sync.Mutex
-	short map[string][]string // files that end before what they hold, with the names; guarded by mu
+	whole map[string]*damage // files that cannot be read, or end too early; guarded by mu
+}
+
+// damage is what is wrong with a file as a whole.
+type damage struct {
+	text  string // empty: the file ends before the data of some names
+	names []string
+}
+
+// damaged notes a name that cannot be read because of its file: that is one problem,
+// whatever the file holds.
+func (v *verifier) damaged(file, fqn, text string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.whole == nil {
+		v.whole = map[string]*damage{}
+	}
+	if v.whole[file] == nil {
+		v.whole[file] = &damage{}
+	}
+	d := v.whole[file]
+	d.text = cmp.Or(d.text, text)
+	d.names = append(d.names, fqn)
 }
 
 // beyond notes a name that lies beyond the end of its file, and reports whether it
-// does: a file that was cut short is one problem, whatever it holds.
+// does.
 func (v *verifier) beyond(fqn string, l *meta.Location) bool {
 	size, ok := v.c.sizes[l.File]
 	if !ok || l.Offset <= size && l.Length <= size-l.Offset {
 		return false
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.short == nil {
-		v.short = map[string][]string{}
-	}
-	v.short[l.File] = append(v.short[l.File], fqn)
+	v.damaged(l.File, fqn, "")
 	return true
 }
 
-// tooShort reports the files that end before what they hold.
-func (v *verifier) tooShort() {
-	for file, names := range v.short {
-		slices.Sort(names)
-		names = slices.Compact(names)
-		v.found.Add(storage.VerifyProblem{
-			File: file, FQNs: names, Text: fmt.Sprintf("it has %d bytes and ends before the data of %d names", v.c.sizes[file], len(names)),
-		})
+// wholeFiles reports what is wrong with files as a whole.
+func (v *verifier) wholeFiles() {
+	for file, d := range v.whole {
+		slices.Sort(d.names)
+		names := slices.Compact(d.names)
+		if d.text == "" {
+			d.text = fmt.Sprintf("it has %d bytes and ends before the data of %d names", v.c.sizes[file], len(names))
+		}
+		v.found.Add(storage.VerifyProblem{File: file, FQNs: names, Text: d.text})
 	}
 }
 
@@ -154,11 +173,15 @@ func (v *verifier) settle(file, fqn string, err error) error {
 	if errors.Is(err, errClaims) {
 		return nil
 	}
-	if errors.Is(err, storage.ErrCorrupt) {
-		v.found.Problem(file, fqn, err.Error())
-		return nil
+	if !errors.Is(err, storage.ErrCorrupt) {
+		return err
 	}
-	return err
+	if f, ok := errors.AsType[*storage.FileError](err); ok && f.File == file {
+		v.damaged(file, fqn, f.Problem().Text)
+	} else {
+		v.found.Problem(file, fqn, err.Error())
+	}
+	return nil
 }
 
 // describing returns the file that describes the checkpoint.

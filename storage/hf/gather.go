@@ -10,6 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/foreign"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -21,7 +22,7 @@ type gathering struct {
 // gatherIndexed fills in the tensors of files by an index: tensors that the index
 // does not name are not part of the checkpoint, and those that it names and that
 // are not in their files are missing.
-func (s *source) gatherIndexed(files []*dataFile, where weightMap, l lost) error {
+func (s *source) gatherIndexed(files []*dataFile, where weightMap, l foreign.Lost) error {
 	g := gathering{map[string]*meta.Tensor{}}
 	var errs []error
 	for _, f := range files {
@@ -32,11 +33,11 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l lost) error
 				continue
 			}
 			if in != f.name {
-				errs = append(errs, damaged(f.name, "%w: it has %q, which the index has in %s", ErrIndex, e.Name, in))
+				errs = append(errs, foreign.Damaged(f.name, "%w: it has %q, which the index has in %s", ErrIndex, e.Name, in))
 			} else if err := g.add(f, e); err != nil {
 				errs = append(errs, err)
 			} else if !atOrigin(g.tensors[e.Name].Chunks[0]) {
-				errs = append(errs, damaged(f.name, "%w: %q is only a shard", ErrSharding, e.Name))
+				errs = append(errs, foreign.Damaged(f.name, "%w: %q is only a shard", ErrSharding, e.Name))
 			}
 		}
 	}
@@ -50,7 +51,7 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l lost) error
 		}
 		err := l[file]
 		if err == nil {
-			err = damaged(file, "%w: the index has %q in it, and it is not there", ErrIndex, name)
+			err = foreign.Damaged(file, "%w: the index has %q in it, and it is not there", ErrIndex, name)
 		}
 		missing = append(missing, meta.Missing{FQN: name, File: file, Err: err})
 	}
@@ -111,14 +112,14 @@ func checkTogether(files []*dataFile) error {
 // add adds one entry of a file.
 func (g *gathering) add(f *dataFile, e *safetensors.Entry) error {
 	fail := func(err error) error {
-		return damaged(f.name, "%w: %w", ErrSharding, err)
+		return foreign.Damaged(f.name, "%w: %w", ErrSharding, err)
 	}
 	d, ok := safetensors.TensorDType(e.DType)
 	if !ok {
 		return fmt.Errorf("%w: %s: %q has the unknown element type %s", storage.ErrVersion, f.name, e.Name, e.DType)
 	}
 	if err := meta.CheckFQN(e.Name); err != nil {
-		return damaged(f.name, "%w", err)
+		return foreign.Damaged(f.name, "%w", err)
 	}
 	box, err := f.boxOf(e)
 	if err != nil {
@@ -147,7 +148,7 @@ func (g *gathering) entries() ([]meta.Entry, error) {
 	for _, name := range slices.Sorted(maps.Keys(g.tensors)) {
 		t := g.tensors[name]
 		if err := checkTiles(t); err != nil {
-			errs = append(errs, damaged(t.Locs[0].File, "%w: %q: %w", ErrSharding, name, err))
+			errs = append(errs, foreign.Damaged(t.Locs[0].File, "%w: %q: %w", ErrSharding, name, err))
 		}
 		out = append(out, meta.Entry{FQN: name, Tensor: t})
 	}

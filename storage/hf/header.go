@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/fetch"
+	"github.com/cairn-ckpt/cairn/storage/foreign"
 )
 
 // dataFile is a file of tensors whose header was read.
@@ -27,22 +28,9 @@ type dataFile struct {
 	sharding map[string]shardingInfo
 }
 
-// lost are the files that are missing or damaged, with the reasons, which wrap
-// storage.ErrCorrupt.
-type lost map[string]error
-
-// err returns all reasons as one error.
-func (l lost) err() error {
-	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(l)) {
-		errs = append(errs, l[name])
-	}
-	return errors.Join(errs...)
-}
-
 // reason returns why tensors that lie in lost files cannot be read, and the file if
 // it is one.
-func (l lost) reason() (file string, err error) {
+func reason(l foreign.Lost) (file string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(l)) {
 		if len(l) == 1 {
 			return name, l[name]
@@ -54,7 +42,7 @@ func (l lost) reason() (file string, err error) {
 
 // readFiles reads the headers of files, in parallel. It returns the files that can
 // be read, in the order of the names, and those that are missing or damaged.
-func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFile, lost, error) {
+func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFile, foreign.Lost, error) {
 	out, bad := make([]*dataFile, len(names)), make([]error, len(names))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(fetch.Workers(0))
@@ -71,7 +59,7 @@ func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFi
 	if err := g.Wait(); err != nil {
 		return nil, nil, err
 	}
-	l := lost{}
+	l := foreign.Lost{}
 	for i, err := range bad {
 		if err != nil {
 			l[names[i]] = err
@@ -80,16 +68,11 @@ func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFi
 	return slices.DeleteFunc(out, func(f *dataFile) bool { return f == nil }), l, context.Cause(ctx)
 }
 
-// damaged is the error of a file that is missing or damaged.
-func damaged(name, format string, args ...any) error {
-	return &storage.FileError{File: name, Err: fmt.Errorf("%w: %w", storage.ErrCorrupt, fmt.Errorf(format, args...))}
-}
-
 // readFile reads what a file says about itself.
 func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, error) {
 	r, err := store.Open(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, damaged(name, "the file is missing")
+		return nil, foreign.Damaged(name, "the file is missing")
 	}
 	if err != nil {
 		return nil, err
@@ -102,11 +85,11 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 			return nil, err
 		}
 		if kind := storage.OtherKind(head); kind != "" {
-			return nil, damaged(name, "%w: it is %s", err, kind)
+			return nil, foreign.Damaged(name, "%w: it is %s", err, kind)
 		}
 	}
 	if errors.Is(err, safetensors.ErrHeader) || errors.Is(err, blob.ErrRange) {
-		return nil, damaged(name, "%w", err)
+		return nil, foreign.Damaged(name, "%w", err)
 	}
 	if err != nil {
 		return nil, err
@@ -114,7 +97,7 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 	f := &dataFile{name: name, size: r.Size(), header: h}
 	if text, ok := h.Metadata[keySharding]; ok {
 		if f.sharding, err = decodeSharding(text); err != nil {
-			return nil, damaged(name, "%w: %w", ErrSharding, err)
+			return nil, foreign.Damaged(name, "%w: %w", ErrSharding, err)
 		}
 	}
 	return f, nil

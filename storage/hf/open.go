@@ -2,11 +2,9 @@ package hf
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/only"
@@ -173,9 +171,9 @@ func (s *source) listed(ctx context.Context, dir *folder, names []string) ([]*da
 	}
 	switch {
 	case len(files) == 0 && len(l) == 0:
-		return nil, damaged(commitName, "%w: no file of its save is there", ErrSharding)
+		return nil, foreign.Damaged(commitName, "%w: no file of its save is there", ErrSharding)
 	case len(files) == 0 || !c.lists() && len(l) > 0: // nothing tells which names are lost
-		return nil, l.err()
+		return nil, l.Err()
 	}
 	if err := s.describe(files, c); err != nil {
 		return nil, err
@@ -202,7 +200,7 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 		return nil, err
 	}
 	if len(files) == 0 && len(l) > 0 {
-		return nil, fmt.Errorf("%w: %w", ErrIndex, l.err())
+		return nil, fmt.Errorf("%w: %w", ErrIndex, l.Err())
 	}
 	var c *commit
 	if slices.ContainsFunc(files, func(f *dataFile) bool { return f.sharding != nil }) {
@@ -218,41 +216,9 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 
 // lose notes the names that cannot be read, and what is wrong with the files. It
 // returns an error if nothing can be read.
-func (s *source) lose(missing []meta.Missing, l lost) error {
-	slices.SortFunc(missing, func(a, b meta.Missing) int { return strings.Compare(a.FQN, b.FQN) })
-	s.md.Missing = missing
-	names := map[string][]string{} // by file
-	for _, m := range missing {
-		if _, ok := l[m.File]; ok || m.File == "" {
-			names[m.File] = append(names[m.File], m.FQN)
-			continue
-		}
-		s.problems = append(s.problems, storage.VerifyProblem{File: m.File, FQN: m.FQN, Text: problemOf(m.Err)})
-	}
-	for file, err := range l {
-		s.problems = append(s.problems, storage.VerifyProblem{File: file, FQNs: names[file], Text: problemOf(err)})
-	}
-	if n := names[""]; len(n) > 0 {
-		s.problems = append(s.problems, storage.VerifyProblem{File: commitName, FQNs: n, Text: "files that it lists are missing or damaged"})
-	}
-	if len(missing) == 0 || len(s.md.Entries) > 0 {
-		return nil
-	}
-	errs := []error{l.err()}
-	for _, m := range missing {
-		if m.File != "" && l[m.File] == nil {
-			errs = append(errs, m.Err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// problemOf returns what is wrong with a file, without its name.
-func problemOf(err error) string {
-	if f, ok := errors.AsType[*storage.FileError](err); ok {
-		return f.Problem().Text
-	}
-	return err.Error()
+func (s *source) lose(missing []meta.Missing, l foreign.Lost) (err error) {
+	s.problems, err = l.Note(&s.md, missing, commitName)
+	return err
 }
 
 func (s *source) add(name string, size int64) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/foreign"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -82,7 +83,7 @@ func Repair(ctx context.Context, store blob.Store, o *RepairOptions) (*RepairRep
 func problemErrors(problems []storage.VerifyProblem) []error {
 	var out []error
 	for _, p := range problems {
-		out = append(out, damaged(p.File, "%s", p.Text))
+		out = append(out, foreign.Damaged(p.File, "%s", p.Text))
 	}
 	return out
 }
@@ -94,7 +95,7 @@ func rebuildIndex(ctx context.Context, store blob.Store, name string, names []st
 		return nil, err
 	}
 	if len(l) > 0 {
-		return nil, l.err()
+		return nil, l.Err()
 	}
 	s := &source{store: store}
 	where := weightMap{}
@@ -102,7 +103,7 @@ func rebuildIndex(ctx context.Context, store blob.Store, name string, names []st
 		for i := range f.header.Entries {
 			n := f.header.Entries[i].Name
 			if other, twice := where[n]; twice {
-				return nil, damaged(f.name, "%w: %q is in %s too", ErrIndex, n, other)
+				return nil, foreign.Damaged(f.name, "%w: %q is in %s too", ErrIndex, n, other)
 			}
 			where[n] = f.name
 		}

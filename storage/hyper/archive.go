@@ -72,7 +72,7 @@ func (a *archive) open(ctx context.Context, names []string) error {
 func (a *archive) openOne(ctx context.Context, name string) (*container, error) {
 	info, err := a.store.Stat(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return &container{err: fmt.Errorf("%w: %s of %s is not there: %w", storage.ErrCorrupt, name, a.store, err)}, nil
+		return &container{err: foreign.Damaged(name, "the file is missing: %w", err)}, nil
 	}
 	if err != nil {
 		return nil, err

@@ -56,7 +56,7 @@ func openContainer(ctx context.Context, store blob.Store, name string) (*contain
 		fill = c.fromTorchSave
 	}
 	if err := fill(ctx, r, name); err != nil {
-		return nil, fmt.Errorf("%s of %s: %w", name, store, err)
+		return nil, &storage.FileError{File: name, Err: err}
 	}
 	return c, nil
 }

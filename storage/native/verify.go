@@ -128,26 +128,38 @@ func (v *verifier) file(ctx context.Context, f recordFile) error {
 	if err != nil {
 		err = goneError(ctx, v.c.store, f.Name, err)
 		if errors.Is(err, storage.ErrCorrupt) {
-			v.problem(f.Name, "", "the file is gone")
+			v.found.Gone(f.Name, len(namesOf(v.items[f.Name])))
 			return nil
 		}
 		return err
 	}
 	v.found.File(size, 0)
-	if size != f.Size {
-		v.problem(f.Name, "", "it has %d bytes, the record says %d", size, f.Size)
-	} else if crc != f.CRC32C {
+	bad := slices.DeleteFunc(slices.Clone(items), func(it *scanItem) bool { return slices.Equal(it.sums, it.loc.Sums) })
+	if size != f.Size { // one problem, whatever it holds
+		text := fmt.Sprintf("it has %d bytes, the record says %d", size, f.Size)
+		v.found.Add(storage.VerifyProblem{File: f.Name, FQNs: namesOf(bad), Text: text})
+		return nil
+	}
+	if crc != f.CRC32C {
 		v.problem(f.Name, "", "its checksum is %08x, the record says %08x", crc, f.CRC32C)
 	}
-	for _, it := range items {
-		if !slices.Equal(it.sums, it.loc.Sums) {
-			v.problem(f.Name, it.fqn, "checksum of the bytes at %d+%d", it.loc.Offset, it.loc.Length)
-		}
+	for _, it := range bad {
+		v.problem(f.Name, it.fqn, "checksum of the bytes at %d+%d", it.loc.Offset, it.loc.Length)
 	}
 	if v.md != nil && strings.HasSuffix(f.Name, dataSuffix) {
 		return v.header(ctx, f.Name, items)
 	}
 	return nil
+}
+
+// namesOf returns the names of items, each once.
+func namesOf(items []*scanItem) []string {
+	var out []string
+	for _, it := range items {
+		out = append(out, it.fqn)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // header checks that a data file describes itself as the index does.

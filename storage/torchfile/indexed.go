@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/foreign"
@@ -29,27 +31,15 @@ type index struct {
 }
 
 // describeIndexed reads what the files hold that an index lists. They may hold
-// more than the index says, as files that are loaded one after the other do.
+// more than the index says, as files that are loaded one after the other do. The
+// names that the index has in files that are missing or damaged are missing.
 func describeIndexed(ctx context.Context, store blob.Store, name string) (*foreign.Source, error) {
 	idx, size, err := readIndex(ctx, store, name)
 	if err != nil {
 		return nil, err
 	}
-	names := slices.Sorted(maps.Values(idx.WeightMap))
-	names = slices.Compact(names)
-	files := make([]*file, len(names))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(parallelFiles)
-	for i, n := range names {
-		g.Go(func() (err error) {
-			files[i], err = openFile(gctx, store, n)
-			if errors.Is(err, storage.ErrNotFound) {
-				return fmt.Errorf("%w: %s names %s: %w", storage.ErrIncomplete, name, n, fs.ErrNotExist)
-			}
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
+	files, lost, err := openFiles(ctx, store, slices.Compact(slices.Sorted(maps.Values(idx.WeightMap))))
+	if err != nil {
 		return nil, err
 	}
 	b := newBuilder(store)
@@ -60,10 +50,44 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*forei
 			return nil, err
 		}
 	}
-	if err := b.checkIndex(name, idx); err != nil {
-		return nil, err
+	src := b.source("torch.save zip, sharded")
+	src.Problems, err = lost.Note(src.Metadata, b.missing(name, idx, lost), name)
+	return src, err
+}
+
+// openFiles opens files, in parallel. It returns those that can be read, in the
+// order of the names, and those that are missing or damaged.
+func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, foreign.Lost, error) {
+	out, bad := make([]*file, len(names)), make([]error, len(names))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallelFiles)
+	for i, n := range names {
+		g.Go(guard.Func(func() error {
+			f, err := openFile(gctx, store, n)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				bad[i] = foreign.Damaged(n, "the file is missing")
+			case errors.Is(err, torchsave.ErrForeign):
+				bad[i] = foreign.Damaged(n, "%w", torchsave.ErrForeign)
+			case errors.Is(err, storage.ErrCorrupt):
+				bad[i] = err
+			default:
+				out[i] = f
+				return err
+			}
+			return nil
+		}))
 	}
-	return b.source("torch.save zip, sharded"), nil
+	if err := g.Wait(); err != nil {
+		return nil, nil, err
+	}
+	lost := foreign.Lost{}
+	for i, err := range bad {
+		if err != nil {
+			lost[names[i]] = err
+		}
+	}
+	return slices.DeleteFunc(out, func(f *file) bool { return f == nil }), lost, context.Cause(ctx)
 }
 
 func readIndex(ctx context.Context, store blob.Store, name string) (*index, int64, error) {
@@ -89,18 +113,24 @@ func readIndex(ctx context.Context, store blob.Store, name string) (*index, int6
 	return idx, int64(len(b)), nil
 }
 
-// checkIndex checks that each name of the index is in the file that it says.
-func (b *builder) checkIndex(name string, idx *index) error {
+// missing returns the names of the index that are not in the files that it says.
+func (b *builder) missing(name string, idx *index, lost foreign.Lost) []meta.Missing {
 	in := make(map[string]string, len(b.entries))
 	for i := range b.entries {
 		in[b.entries[i].FQN] = fileOf(&b.entries[i])
 	}
+	var out []meta.Missing
 	for w, f := range idx.WeightMap {
-		if in[w] != f {
-			return fmt.Errorf("%w: %s says that %q is in %s, which has none", storage.ErrCorrupt, name, w, f)
+		if in[w] == f {
+			continue
 		}
+		err := lost[f]
+		if err == nil {
+			err = foreign.Damaged(f, "%s has %q in it, and it is not there", name, w)
+		}
+		out = append(out, meta.Missing{FQN: w, File: f, Err: err})
 	}
-	return nil
+	return out
 }
 
 // fileOf returns the file that an entry was found in.

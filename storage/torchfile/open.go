@@ -180,7 +180,7 @@ func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader
 	case errors.Is(err, torchsave.ErrVersion), errors.Is(err, torchsave.ErrTar), errors.Is(err, torchsave.ErrByteOrder):
 		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrVersion, err)
 	case errors.Is(err, torchsave.ErrMalformed):
-		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrCorrupt, err)
+		return foreign.Damaged(f.name, "%w", err)
 	}
 	return err
 }

@@ -216,16 +216,64 @@ func TestIndexesThatLie(t *testing.T) {
 		weights string
 		want    error
 	}{
-		"no weights":              {"", storage.ErrCorrupt},
-		"a file that is missing":  {allWeights + `,"d":"m-3.bin"`, storage.ErrIncomplete},
-		"a weight that is not in": {allWeights + `,"d":"m-2.bin"`, storage.ErrCorrupt},
-		"a weight elsewhere":      {`"a.w":"m-2.bin"`, storage.ErrCorrupt},
-		"a file elsewhere":        {`"a.w":"../m-1.bin"`, storage.ErrCorrupt},
-		"a file from the root":    {`"a.w":"/m-1.bin"`, storage.ErrCorrupt},
-		"no JSON":                 {`"a.w"`, storage.ErrCorrupt},
+		"no weights":                 {"", storage.ErrCorrupt},
+		"files that are all missing": {`"d":"m-3.bin","e":"m-4.bin"`, storage.ErrCorrupt},
+		"a file elsewhere":           {`"a.w":"../m-1.bin"`, storage.ErrCorrupt},
+		"a file from the root":       {`"a.w":"/m-1.bin"`, storage.ErrCorrupt},
+		"no JSON":                    {`"a.w"`, storage.ErrCorrupt},
 	} {
 		if _, err := torchfile.Open(t.Context(), indexed(t, c.weights), ""); !errors.Is(err, c.want) || errors.Is(err, storage.ErrCorrupt) != (c.want == storage.ErrCorrupt) {
 			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
+		}
+	}
+}
+
+// What the index has in a file that is lost, or that does not have it, is missing;
+// all else can be read.
+func TestLostFilesOfAnIndex(t *testing.T) {
+	for claim, c := range map[string]struct {
+		weights string
+		damage  func(s *mem.Store)
+		name    string // the one that is missing
+		problem storage.VerifyProblem
+	}{
+		"a file that is missing": {
+			allWeights + `,"d":"m-3.bin"`, func(*mem.Store) {}, "d",
+			storage.VerifyProblem{File: "m-3.bin", FQNs: []string{"d"}, Text: "the file is missing"},
+		},
+		"a file that is something else": {
+			allWeights, func(s *mem.Store) { putBytes(t, s, "m-2.bin", []byte("hello")) }, "c.w",
+			storage.VerifyProblem{File: "m-2.bin", FQNs: []string{"c.w"}, Text: "not a file of torch.save"},
+		},
+		"a weight that is not in": {
+			allWeights + `,"d":"m-2.bin"`, func(*mem.Store) {}, "d",
+			storage.VerifyProblem{File: "m-2.bin", FQN: "d", Text: `pytorch_model.bin.index.json has "d" in it, and it is not there`},
+		},
+		"a weight elsewhere": {
+			`"a.w":"m-2.bin"`, func(*mem.Store) {}, "a.w",
+			storage.VerifyProblem{File: "m-2.bin", FQN: "a.w", Text: `pytorch_model.bin.index.json has "a.w" in it, and it is not there`},
+		},
+	} {
+		s := indexed(t, c.weights)
+		c.damage(s)
+		ck, err := torchfile.Open(t.Context(), s, "")
+		if err != nil {
+			t.Errorf("%s: Open = %v", claim, err)
+			continue
+		}
+		if _, _, err := ck.Find(t.Context(), c.name); !errors.Is(err, storage.ErrCorrupt) {
+			t.Errorf("%s: Find(%s) = %v; want %v", claim, c.name, err, storage.ErrCorrupt)
+		}
+		rep, err := ck.Verify(t.Context(), nil)
+		if err != nil {
+			t.Errorf("%s: Verify = %v", claim, err)
+			continue
+		}
+		if diff := cmp.Diff([]storage.VerifyProblem{c.problem}, rep.Problems); diff != "" {
+			t.Errorf("%s: problems (-want +got):\n%s", claim, diff)
+		}
+		if left := storagetest.LoadAll(t, ck); len(left) == 0 || left[c.name] != nil {
+			t.Errorf("%s: loaded %v; want all but %s", claim, left, c.name)
 		}
 	}
 }
