@@ -18,6 +18,8 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
@@ -42,7 +44,8 @@ func drawSharer(rt *rapid.T, j *job) sharer {
 }
 
 // property: whoever takes part, and however the ranks' states lie in memory, a
-// load that is shared ends like one that is not, and reads no more.
+// load that is shared ends like one that is not, and reads no more of the blocks
+// that hold what was asked for.
 func TestWhateverIsSharedIsTheSame(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		store := drawStore(rt)
@@ -58,40 +61,75 @@ func TestWhateverIsSharedIsTheSame(t *testing.T) {
 		for r := range ranks {
 			ranks[r] = drawSharer(rt, job)
 		}
-		err := inproc.Run(t.Context(), job.saveRanks, func(ctx context.Context, g group.Group) error {
-			_, err := cairn.Save(ctx, store, job.toSave(t, g.Rank()), &cairn.SaveOptions{Group: g, FilesPerRank: job.files})
-			return err
-		})
-		if err != nil {
-			rt.Fatalf("Save: %v", err)
-		}
-		load := func(share bool) (total storage.ReadStats) {
-			err := inproc.Run(t.Context(), job.loadRanks, func(ctx context.Context, g group.Group) error {
-				me := ranks[g.Rank()]
-				state := me.job.toLoad(t, g.Rank())
-				o := &cairn.LoadOptions{Group: g, Share: share && me.asks, BufferBytes: job.loadBuffer, Parallel: job.parallel, RejectUnexpected: true}
-				if me.mute {
-					o.Group = struct{ group.Group }{g}
-				}
-				rep, err := cairn.Load(ctx, store, state, o)
-				if err != nil {
-					return err
-				}
-				if g.Rank() == 0 {
-					total = rep.Total
-				}
-				return me.job.check(t, g.Rank(), state)
-			})
-			if err != nil {
-				rt.Fatalf("Load, share %v: %v", share, err)
-			}
-			return total
-		}
-		alone, shared := load(false), load(true)
-		if shared.Read > alone.Read || shared.Needed != alone.Needed || alone.Received != 0 || shared.Received > shared.Needed {
-			rt.Errorf("shared %+v; alone %+v", shared, alone)
+		if err := shareJob(t, store, job, ranks); err != nil {
+			rt.Fatal(err)
 		}
 	})
+}
+
+// Memory for one piece alone makes a rank read in several calls. A store whose
+// requests are dear has each of them read the holes between its pieces, which here
+// are the pieces of the other call: the load reads some bytes twice.
+func TestSharedInSeveralCalls(t *testing.T) {
+	j := &job{saveRanks: 1, loadRanks: 2, loadBuffer: 1}
+	for i, x := range []drawnTensor{
+		{loadDType: tensor.Float32, whole: storagetest.Filled(t, tensor.Float32, nil, 0)},
+		{loadDType: tensor.Float32, whole: storagetest.Filled(t, tensor.Float32, nil, 1), to: shard.FlatEven(2)},
+		{loadDType: tensor.Float64, whole: storagetest.Filled(t, tensor.Float64, []int64{2}, 2), to: storagetest.Along(0, 2)},
+		{loadDType: tensor.Float64, whole: storagetest.Filled(t, tensor.Float64, nil, 3)},
+	} {
+		x.path, x.fromLayout, x.toLayout = meta.Path{meta.Key(fmt.Sprint("t", i))}, plain, plain
+		j.tensors = append(j.tensors, x)
+	}
+	other := *j
+	other.tensors = slices.Clone(j.tensors)
+	other.tensors[0].loadDType = tensor.Float64 // is read into memory of its own
+	if err := shareJob(t, dearStore{new(mem.Store)}, j, []sharer{{true, false, j}, {true, false, &other}}); err != nil {
+		t.Error(err)
+	}
+}
+
+// shareJob saves a job and loads it with and without sharing. It returns how the
+// shared load is worse.
+func shareJob(t *testing.T, store blob.Store, j *job, ranks []sharer) error {
+	err := inproc.Run(t.Context(), j.saveRanks, func(ctx context.Context, g group.Group) error {
+		_, err := cairn.Save(ctx, store, j.toSave(t, g.Rank()), &cairn.SaveOptions{Group: g, FilesPerRank: j.files})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("Save: %w", err)
+	}
+	var stats [2]storage.ReadStats // without sharing and with
+	for i, share := range []bool{false, true} {
+		err := inproc.Run(t.Context(), j.loadRanks, func(ctx context.Context, g group.Group) error {
+			me := ranks[g.Rank()]
+			state := me.job.toLoad(t, g.Rank())
+			o := &cairn.LoadOptions{Group: g, Share: share && me.asks, BufferBytes: j.loadBuffer, Parallel: j.parallel, RejectUnexpected: true}
+			if me.mute {
+				o.Group = struct{ group.Group }{g}
+			}
+			rep, err := cairn.Load(ctx, store, state, o)
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				stats[i] = rep.Total
+			}
+			return me.job.check(t, g.Rank(), state)
+		})
+		if err != nil {
+			return fmt.Errorf("Load, share %v: %w", share, err)
+		}
+	}
+	alone, shared := stats[0], stats[1]
+	if shared.Rounded-shared.Received > alone.Rounded || shared.Needed != alone.Needed || alone.Received != 0 || shared.Received > shared.Needed {
+		return fmt.Errorf("shared %+v; alone %+v", shared, alone)
+	}
+	// Calls of a load with little memory may read the same holes.
+	if _, dear := store.(dearStore); (!dear || j.loadBuffer == 0) && shared.Read > alone.Read {
+		return fmt.Errorf("shared %+v; alone %+v", shared, alone)
+	}
+	return nil
 }
 
 // patterned returns a tensor whose bytes repeat after 4,099 of them, in next to no
