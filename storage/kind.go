@@ -1,6 +1,11 @@
 package storage
 
-import "bytes"
+import (
+	"bytes"
+	"context"
+
+	"github.com/cairn-ckpt/cairn/blob"
+)
 
 // kinds are files that are often found in the place of a checkpoint, by their
 // first bytes.
@@ -23,13 +28,17 @@ var kinds = []struct{ magic, name string }{
 	{"%PDF", "a PDF file"},
 }
 
-// OtherKind returns what a file is, by its first bytes, if it is of a kind that no
-// checkpoint format uses, or "".
-func OtherKind(head []byte) string {
+// OtherKind returns the kind of a file by its first bytes, if no checkpoint format
+// uses that kind, and "" otherwise.
+func OtherKind(ctx context.Context, r blob.Reader) (string, error) {
+	head := make([]byte, min(64, r.Size()))
+	if err := r.ReadAt(ctx, head, 0); err != nil {
+		return "", err
+	}
 	for _, k := range kinds {
 		if bytes.HasPrefix(head, []byte(k.magic)) {
-			return k.name
+			return k.name, nil
 		}
 	}
-	return ""
+	return "", nil
 }

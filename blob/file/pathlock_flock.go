@@ -93,6 +93,20 @@ func lock(f *os.File) error { return flock(f, unix.LOCK_EX) }
 func probe(f *os.File) error { return flock(f, unix.LOCK_SH) }
 
 func flock(f *os.File, how int) error {
+	err := control(f, func(fd int) error { return unix.Flock(fd, how|unix.LOCK_NB) })
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return blob.ErrLocked
+	case errors.Is(err, unix.ENOLCK), errors.Is(err, unix.EINVAL):
+		err = errors.ErrUnsupported
+	}
+	return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+}
+
+// control runs fn on the descriptor of f, and again if a signal interrupts it.
+func control(f *os.File, fn func(fd int) error) error {
 	c, err := f.SyscallConn()
 	if err != nil {
 		return err
@@ -100,23 +114,15 @@ func flock(f *os.File, how int) error {
 	var ferr error
 	err = c.Control(func(fd uintptr) {
 		for {
-			if ferr = unix.Flock(int(fd), how|unix.LOCK_NB); ferr != unix.EINTR {
+			if ferr = fn(int(fd)); ferr != unix.EINTR {
 				return
 			}
 		}
 	})
-	switch {
-	case err != nil:
-	case ferr == nil:
-		return nil
-	case errors.Is(ferr, unix.EWOULDBLOCK):
-		return blob.ErrLocked
-	case errors.Is(ferr, unix.ENOLCK), errors.Is(ferr, unix.EINVAL):
-		err = errors.ErrUnsupported
-	default:
-		err = ferr
+	if err != nil {
+		return err
 	}
-	return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+	return ferr
 }
 
 // unlockFile removes the locked file, and only then gives up its lock.

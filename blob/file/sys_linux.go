@@ -17,27 +17,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// control runs fn on the descriptor of f, and again where a signal came in
-// between.
-func control(f *os.File, fn func(fd int) error) error {
-	c, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var ferr error
-	err = c.Control(func(fd uintptr) {
-		for {
-			if ferr = fn(int(fd)); ferr != unix.EINTR {
-				return
-			}
-		}
-	})
-	if err != nil {
-		return err
-	}
-	return ferr
-}
-
 // reserve takes the blocks of a file, so that a full disk shows at once. File
 // systems that cannot are left to find out later.
 func reserve(f *os.File, size int64) error {

@@ -66,8 +66,10 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 		return nil, ErrTar
 	case size == 0:
 		return nil, fmt.Errorf("%w: it is empty", ErrTruncated)
+	case s.head[0] == 0x80:
+		return nil, fmt.Errorf("%w: a pickle that torch.save did not write", ErrForeign)
 	}
-	return nil, fmt.Errorf("%w: neither a zip archive nor a stream of PyTorch%s", ErrForeign, known(s.head))
+	return nil, fmt.Errorf("%w: neither a zip archive nor a stream of PyTorch", ErrForeign)
 }
 
 // looksSaved reports whether an archive begins as torch.save lets it begin: with
@@ -86,20 +88,6 @@ func looksSaved(head []byte) bool {
 		return true
 	}
 	return slices.Contains([]string{recordPickle, recordByteOrder, recordVersion, recordVersion15, recordFormat, recordAlignment, recordID}, rest)
-}
-
-// known says what a file is that begins so, if that is known.
-func known(head []byte) string {
-	for _, k := range []struct{ begin, what string }{
-		{"\x7fELF", ": a program"}, {"MZ", ": a program"}, {"\x93NUMPY", ": an array of numpy"}, {"\x89HDF", ": a file of HDF5"},
-		{"version https://git-lfs", ": a pointer of Git LFS to a file that was not fetched"}, {"<", ": a page"}, {"\x1f\x8b", ": compressed by gzip"},
-		{"\x80", ": a pickle that torch.save did not write"}, {"GGUF", ": a file of GGUF"},
-	} {
-		if bytes.HasPrefix(head, []byte(k.begin)) {
-			return k.what
-		}
-	}
-	return ""
 }
 
 func openZip(ctx context.Context, s *source) (*File, error) {

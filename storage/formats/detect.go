@@ -166,14 +166,16 @@ func listNames(ctx context.Context, store blob.Store) (root, below []string, err
 // otherKind returns an error if the file is of a kind that no format uses,
 // whatever its name is.
 func otherKind(ctx context.Context, store blob.Store, name string) error {
-	head, err := readHead(ctx, store, name, 64)
+	r, err := store.Open(ctx, name)
 	if err != nil {
 		return err
 	}
-	if kind := storage.OtherKind(head); kind != "" {
-		return fmt.Errorf("%w: %s is %s", storage.ErrNotFound, name, kind)
+	defer r.Close()
+	kind, err := storage.OtherKind(ctx, r)
+	if err == nil && kind != "" {
+		err = fmt.Errorf("%w: %s is %s", storage.ErrNotFound, name, kind)
 	}
-	return nil
+	return err
 }
 
 // byContent goes by the first bytes of the only file there is.

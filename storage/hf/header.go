@@ -80,11 +80,11 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 	defer r.Close()
 	h, err := safetensors.Decode(func(p []byte, off int64) error { return r.ReadAt(ctx, p, off) }, r.Size())
 	if errors.Is(err, safetensors.ErrHeader) {
-		head := make([]byte, min(64, r.Size()))
-		if err := r.ReadAt(ctx, head, 0); err != nil {
-			return nil, err
+		kind, kindErr := storage.OtherKind(ctx, r)
+		if kindErr != nil {
+			return nil, kindErr
 		}
-		if kind := storage.OtherKind(head); kind != "" {
+		if kind != "" {
 			return nil, foreign.Damaged(name, "%w: it is %s", err, kind)
 		}
 	}

@@ -176,6 +176,9 @@ func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader
 	err = fn(r)
 	switch {
 	case errors.Is(err, torchsave.ErrForeign):
+		if kind, _ := storage.OtherKind(ctx, r); kind != "" {
+			err = fmt.Errorf("%w: it is %s", err, kind)
+		}
 		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrNotFound, err)
 	case errors.Is(err, torchsave.ErrVersion), errors.Is(err, torchsave.ErrTar), errors.Is(err, torchsave.ErrByteOrder):
 		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrVersion, err)

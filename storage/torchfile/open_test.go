@@ -110,6 +110,14 @@ func TestWhatIsNoFileOfTorchSave(t *testing.T) {
 	}
 }
 
+func TestErrorsNameTheKindOfAFileOfAnotherProgram(t *testing.T) {
+	s := new(mem.Store)
+	putBytes(t, s, "x.pt", []byte("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"))
+	if _, err := torchfile.Open(t.Context(), s, "x.pt"); err == nil || !strings.Contains(err.Error(), "a Git LFS pointer") {
+		t.Errorf("Open of a Git LFS pointer = %v; want an error that names it", err)
+	}
+}
+
 // openDamaged opens x.pt after a byte of a tensor was changed.
 func openDamaged(t *testing.T, s blob.Store, fqn string, offset int64) storage.Checkpoint {
 	t.Helper()
