@@ -45,7 +45,7 @@ var (
 // errNoStore reports a nil store.
 var errNoStore = fmt.Errorf("%w: no store was given", fs.ErrInvalid)
 
-// option is one that a caller may have set although it cannot take effect.
+// option is an option that would have no effect if the caller had set it.
 type option struct {
 	name string
 	set  bool

@@ -88,7 +88,7 @@ type LoadReport struct {
 // dtype as Cast allows. Other values are replaced where they stand; they keep
 // their Go type where what was saved fits it, and else get the type that
 // value.Decode returns. A value.Ref in a value names a tensor of the checkpoint
-// that stood there: the state gets it if it asks for that name.
+// that was at that place: Load fills it if the state has that name.
 //
 // Every byte is verified against its checksum before Load returns nil. On an
 // error every rank returns the same one, and what the state holds is undefined.
@@ -96,8 +96,7 @@ func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions)
 	return load(ctx, store, opts, func(context.Context, *engine.LoadJob) (State, error) { return state, nil })
 }
 
-// load carries a load out into the state that begin returns. begin may replace
-// the job's reader.
+// load loads into the state that begin returns. begin may replace the job's reader.
 func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(context.Context, *engine.LoadJob) (State, error)) (*LoadReport, error) {
 	var o LoadOptions
 	if opts != nil {

@@ -61,16 +61,16 @@ type SaveOptions struct {
 	Observer *Observer
 }
 
-// RankLocal is a rank that saves without the others, for jobs that have no group.
+// RankLocal is a rank that saves without the other ranks, in a job without a group.
 // Each rank writes its own data and its own metadata; opening the checkpoint
 // merges the metadata of all ranks. Package storage/torchdcp and storage/hyper
 // have this form; the other formats refuse it with ErrOptions.
 //
-// The ranks do not agree on anything. The checkpoint is complete once Save has
-// returned nil on every rank; until then opening it is an ErrIncomplete. What
-// several ranks hold is written by each of them, and of a value that differs the
-// lowest rank's is loaded. Such a save never replaces a checkpoint: it fails with
-// ErrExists, so each save needs a store, such as a folder, of its own.
+// The ranks do not communicate. The checkpoint is complete once Save has returned
+// nil on every rank; until then opening it returns ErrIncomplete. Each rank writes
+// everything that it holds. If ranks hold different values under one name, a load
+// returns that of the lowest rank. Such a save never replaces a checkpoint: it
+// fails with ErrExists, so each save needs a store, such as a folder, of its own.
 type RankLocal struct {
 	// Rank is this rank, from 0 to Size-1.
 	Rank, Size int

@@ -45,7 +45,7 @@ type Cooler interface {
 	Cool(ctx context.Context, name string) error
 }
 
-// Owner says what became of the process that made something in a store.
+// Owner is the state of the process that made an object of a store.
 type Owner int
 
 const (
@@ -68,8 +68,9 @@ func (o Owner) String() string {
 	return "unknown"
 }
 
-// Temp is what a writer keeps in a store until its Commit or Abort. No reader
-// sees it. It takes room until somebody removes it if the writer's process dies.
+// Temp is the data that a writer keeps in a store until its Commit or Abort. No
+// reader sees it. If the writer's process dies, it takes room until a sweep
+// removes it.
 type Temp struct {
 	Name    string // not the name of an object
 	Size    int64
@@ -81,7 +82,7 @@ type Temp struct {
 // behind. Both methods look at the directory dir only, not below it; the empty
 // string is the top.
 type Sweeper interface {
-	// Temps returns what writers have in dir, also those that still run.
+	// Temps returns the Temps of all writers in dir, including running ones.
 	Temps(ctx context.Context, dir string) ([]Temp, error)
 	// SweepTemp removes from dir each Temp whose owner is dead, and each of an
 	// unknown owner that is at least olderThan old. It returns how many it
@@ -92,7 +93,7 @@ type Sweeper interface {
 // Lock is a lock that was found in a store.
 type Lock struct {
 	Name string
-	// Note is what the owner left with the lock.
+	// Note is the text that the owner left with the lock.
 	Note []byte
 	// Host and PID name the owner, for people.
 	Host    string
@@ -109,9 +110,9 @@ type HeldLock interface {
 	Release() error
 }
 
-// Locker is a capability of stores in which processes can see whether another
-// one is alive: a lock is held until it is released or its process ends, however
-// that comes. Names of locks follow the rules of objects; they are no objects.
+// Locker is a capability of stores in which a process can see whether another
+// process is alive: a lock is held until it is released or its process ends in any
+// way. Names of locks follow the rules of objects, but locks are not objects.
 type Locker interface {
 	// TryLock takes the lock of that name and leaves note with it. It does not
 	// wait: while another holder is alive the error wraps ErrLocked. If the

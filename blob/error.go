@@ -21,7 +21,7 @@ var (
 	ErrClosed = errors.New("already closed")
 	// ErrTooLarge reports an object above the limit that its reader set.
 	ErrTooLarge = errors.New("object is too large")
-	// ErrLocked reports a lock that another living holder has.
+	// ErrLocked reports a lock whose holder is alive.
 	ErrLocked = errors.New("locked by another process")
 )
 

@@ -56,8 +56,8 @@ func WriteAll(ctx context.Context, s Store, name string, data []byte, opts *Crea
 
 // ReadLarge reads n bytes from off and returns them as a part of buf, which
 // begins at a multiple of [Align] and is at least n bytes and two times Align
-// long. It takes bytes that the system has cached from there, and reads others
-// past the cache if r is a [DirectReader].
+// long. It reads cached bytes from the system's cache, and reads other bytes past
+// the cache if r is a [DirectReader].
 func ReadLarge(ctx context.Context, r Reader, buf []byte, off, n int64) ([]byte, error) {
 	if d, ok := r.(DirectReader); ok && !d.Cached(off, n) {
 		return d.ReadDirect(ctx, buf, off, n)

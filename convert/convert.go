@@ -73,11 +73,11 @@ type Options struct {
 	// them.
 	SkipObjects bool
 
-	// Inline reports whether the target holds an object that refers to tensors
-	// (see value.Ref) with these tensors inside of it. Such an object, if it is not
-	// too large, holds them, and they are not converted by themselves. Other
-	// objects keep their references. Nil: all of them do. formats.Inline returns
-	// it for a format.
+	// Inline reports whether the target can hold an object that refers to tensors
+	// (see value.Ref) with these tensors inside of it. If so, and if the object
+	// is not too large, it is written with its tensors, and they are not converted
+	// by themselves. Other objects keep their references. Nil: all objects keep
+	// them. formats.Inline returns the function for a format.
 	Inline func(v any) bool
 
 	// Source, if not nil, is the store of the source: the times of its files

@@ -14,8 +14,8 @@ import (
 // maxInline bounds the bytes of the tensors that are put into one object.
 const maxInline = 256 << 20
 
-// settle returns an object as the target gets it: its references are by the names
-// in the target, or are replaced by the tensors if the target wants it so.
+// settle returns an object as the target receives it: its references have the names
+// in the target, or the tensors replace them if Inline accepts the object.
 func (j *Job) settle(ctx context.Context, e *entry, o object) (object, error) {
 	if o.codec != value.JSON || !bytes.Contains(o.data, []byte(`"$ref"`)) {
 		return o, nil
@@ -63,7 +63,7 @@ func (j *Job) sizeOf(names []string) int64 {
 	return n
 }
 
-// read returns a tensor of the source as the target gets it.
+// read returns a tensor of the source as the target receives it.
 func (j *Job) read(ctx context.Context, name string) (*tensor.Tensor, error) {
 	e := j.bySource[name]
 	if e == nil { // it is not converted by itself

@@ -24,7 +24,7 @@ type Summary struct {
 	Chunks  int `json:"chunks"`
 	// RankBytes are the bytes of each rank.
 	RankBytes []int64 `json:"rank_nbytes"`
-	// Skipped are the objects that the target cannot hold, if Check knows it.
+	// Skipped are the objects that the target cannot hold. Only Check fills it in.
 	Skipped []string `json:"skipped,omitempty"`
 	// Items are what is converted, in the order of their names in the target.
 	Items []Item `json:"items"`

@@ -352,8 +352,8 @@ type view struct {
 	shape          string
 }
 
-// Alias implements storage.Aliaser: tensors of one place of a file that has keys
-// for what is there are one tensor.
+// Alias implements storage.Aliaser. Tensors at the same place of the same file are
+// one tensor, if the source has keys for the places.
 func (r *resolver) Alias(it *plan.WriteItem) any {
 	e, ok := r.job.byName[it.FQN()]
 	if !ok || e.src.Tensor == nil || len(e.src.Tensor.Locs) != 1 {

@@ -24,8 +24,8 @@ const (
 	// StatusClose is of tensors that are equal by the rules of the comparison
 	// though their bits or, if that is allowed, their dtypes differ.
 	StatusClose = "close"
-	// StatusMatching is of names whose kinds, dtypes and shapes are equal if values
-	// are not compared.
+	// StatusMatching is the status of names whose kinds, dtypes and shapes are equal,
+	// if values are not compared.
 	StatusMatching = "matching"
 	// StatusDifferent is of everything else that both checkpoints have.
 	StatusDifferent = "different"
@@ -256,8 +256,8 @@ func (c *comparer) pair() error {
 	return nil
 }
 
-// coverInside leaves out tensors that stand inside of an object and that only one
-// side has by name: the objects are compared with their tensors then.
+// coverInside leaves out tensors inside of an object that only one side has by
+// name. The objects are then compared with their tensors.
 func (c *comparer) coverInside(byName map[string]*pairItem) {
 	a, b := c.a.Metadata.Inside(), c.b.Metadata.Inside()
 	both := func(name string) bool {

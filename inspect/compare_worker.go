@@ -49,8 +49,8 @@ func (w *compareWorker) objects(ctx context.Context, p *pairItem) error {
 	return nil
 }
 
-// compareDecoded compares values in different bytes. If a codec is unknown, the
-// bytes were all there was to compare.
+// compareDecoded compares values whose bytes differ. If a codec is unknown, they
+// are different.
 func (w *compareWorker) compareDecoded(ctx context.Context, p *pairItem, codec string, x []byte, otherCodec string, y []byte) error {
 	u, err := value.Decode(codec, x)
 	var v any

@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Unread is content that a command was asked about and could not look at.
+// Unread is content that could not be read.
 type Unread struct {
 	FQN string `json:"fqn"`
 	Why string `json:"why"`
@@ -51,14 +51,14 @@ func (w *within) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, d
 	return tensor.Convert(dst, part, tensor.CastAny)
 }
 
-// insides are what is inside of values, by their entries.
+// insides are the tensors inside of values, by their entries.
 type insides struct {
 	tensors map[*meta.Entry][]insideTensor
 	unread  []Unread
 }
 
 // lookInside reads the values among entries and returns the tensors inside of
-// them, and what is inside and cannot be looked at. It refuses no value.
+// them, and the parts that cannot be read. No value is an error.
 func lookInside(ctx context.Context, src Content, entries []*meta.Entry, known func(fqn string) bool, parallel int) (*insides, error) {
 	all := make([]looker, len(entries))
 	var room atomic.Int64
@@ -85,7 +85,7 @@ func lookInside(ctx context.Context, src Content, entries []*meta.Entry, known f
 	return out, nil
 }
 
-// looker collects what is inside of one value.
+// looker collects the tensors inside of one value.
 type looker struct {
 	fqn     string
 	known   func(fqn string) bool
@@ -151,8 +151,8 @@ func (l *looker) look(at []string, v any) (any, bool, error) {
 	return nil, false, nil
 }
 
-// opaque says why the elements of a tensor that an object makes are not known, or
-// nothing if the object is not one of those.
+// opaque returns why the elements of a tensor are unknown, if v is an object that
+// stands for such a tensor, and "" otherwise.
 func opaque(o *value.Object) string {
 	if !o.Call {
 		return ""
@@ -168,9 +168,9 @@ func opaque(o *value.Object) string {
 	return ""
 }
 
-// resolve returns a value with tensors in the places of its references, which are
-// read from side s. A reference for which keep returns a name stays one, to that
-// name. What cannot be read stays as it is, and is in unread.
+// resolve returns a value in which tensors, read from side s, replace references. A
+// reference for which keep returns a name stays a reference, to that name. A
+// reference whose tensor cannot be read stays too, and is in unread.
 func (s *Side) resolve(ctx context.Context, v any, keep func(fqn string) (string, bool)) (_ any, unread []string, err error) {
 	room := int64(maxInside)
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {

@@ -28,7 +28,7 @@ type Item struct {
 	// read first.
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`
-	// Problem says why an object could not be read, if that was tried.
+	// Problem is the reason why an object could not be read, or "".
 	Problem string `json:"problem,omitempty"`
 	// Codec says how an object is encoded.
 	Codec string `json:"codec,omitempty"`

@@ -8,10 +8,9 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// Nest returns everything below a name, at a dot, as it was nested in the state
-// that was saved: maps are map[string]any, lists []any, and leaf returns what
-// stands for an entry. Of names that have no path in the state, the part below the
-// name is a key.
+// Nest returns everything below a name, at a dot, as it was nested in the saved
+// state. Maps are map[string]any, lists are []any, and leaf returns the value of an
+// entry. If an entry has no path in the state, the rest of its name is a key.
 func Nest(entries []*meta.Entry, name string, leaf func(e *meta.Entry) (any, error)) (any, error) {
 	const root = "root" // so that what is below name may be a list
 	s := plan.State{}

@@ -163,7 +163,8 @@ func Stats(ctx context.Context, src Content, entries []*meta.Entry, opts *StatsO
 	return s.report(), nil
 }
 
-// namesOf returns known, or what reports the names of the tensors among entries.
+// namesOf returns known, or if that is nil a function that reports whether a name is
+// that of a tensor among entries.
 func namesOf(entries []*meta.Entry, known func(fqn string) bool) func(fqn string) bool {
 	if known != nil {
 		return known

@@ -15,7 +15,7 @@ var StepNames = []string{"step", "global_step", "iteration"}
 const maxStep = 64
 
 // StateStep returns the step that the state itself holds: the first of StepNames
-// that is an integer at the top level. It returns nil if there is none. read
+// that is an integer at the top level, or nil. read
 // returns the encoded bytes of a value and their codec, as
 // cairn.Checkpoint.ReadBytes does; a value that cannot be read does not count.
 func StateStep(ctx context.Context, md *meta.Metadata, read func(context.Context, *meta.Entry) (codec string, data []byte, err error)) *int64 {

@@ -47,13 +47,13 @@ type Summary struct {
 // Missing is a name that cannot be read.
 type Missing struct {
 	FQN string `json:"fqn"`
-	// File is the file that is missing or damaged, if it is one.
+	// File is the file that is missing or damaged. Empty: several, or unknown.
 	File    string `json:"file,omitempty"`
 	Problem string `json:"problem"`
 }
 
-// MissingNames returns the names at or below prefixes that cannot be read; all,
-// if there are no prefixes.
+// MissingNames returns the names at or below prefixes that cannot be read. Without
+// prefixes, it returns all of them.
 func MissingNames(md *meta.Metadata, prefixes ...string) []Missing {
 	var out []Missing
 	for _, m := range md.Missing {

@@ -64,7 +64,7 @@ type Storage struct {
 	// Tags are the caller's own words.
 	Tags map[string]string
 	// Notes are sentences about what a reader could not check, such as whether
-	// files are missing. Nil: there is nothing to say.
+	// files are missing. Nil: the reader could check everything.
 	Notes []string
 }
 

@@ -33,13 +33,13 @@ func GlobalObserved(plans []*SavePlan, rule OwnerRule, observe func(phase string
 	return global(plans, rule, observe, func(Problem) bool { return true })
 }
 
-// Part is [Global] for ranks that save without the others: chunks that are not
-// whole tensors are no problem.
+// Part is [Global] for a rank that saves without the other ranks: its chunks need
+// not cover whole tensors.
 func Part(plans []*SavePlan) ([]*SavePlan, *meta.Metadata, error) {
 	return global(plans, LeastLoaded, func(string, time.Duration) {}, func(p Problem) bool { return p.Kind != ProblemVolume })
 }
 
-// global is Global. Problems that counts does not accept are none.
+// global is Global. It ignores problems for which counts returns false.
 func global(plans []*SavePlan, rule OwnerRule, observe func(phase string, took time.Duration), counts func(Problem) bool) ([]*SavePlan, *meta.Metadata, error) {
 	last := time.Now()
 	done := func(phase string) {

@@ -7,7 +7,7 @@ import (
 
 // PutInside completes a state that [Rebuild] made, once it is loaded: tensors
 // that values refer to, by a value.Ref, take the places of the references. A
-// tensor that stood inside of a value is then nowhere else in the state. A
+// tensor that was inside of a value is then nowhere else in the state. A
 // reference to a tensor that was not loaded stays.
 func PutInside(s State, md *meta.Metadata) {
 	inside, used := md.Inside(), map[string]bool{}
@@ -52,7 +52,7 @@ type slot struct {
 	set   func(v any)
 }
 
-// lookup returns the place at a path, without a value if there is none.
+// lookup returns the place at a path. It has no value if the state has no such path.
 func lookup(s State, path meta.Path) slot {
 	out := slot{value: map[string]any(s)}
 	for _, st := range path {

@@ -228,7 +228,8 @@ type LoadPlan struct {
 	Items       []ReadItem
 	PlannerData json.RawMessage
 	StorageData []byte
-	// Replicated tells storage that other ranks read the same bytes: a local disk
-	// had better keep them in memory. The engine sets it on the way to storage.
+	// Replicated means that other ranks read the same bytes, so that a store on a
+	// local disk should keep them in memory. The engine sets it before storage
+	// receives the plan.
 	Replicated bool
 }

@@ -2,11 +2,11 @@ package plan
 
 import "github.com/cairn-ckpt/cairn/tensor"
 
-// Placeholders returns the tensors of s without memory, at any depth, by name. Of
-// a sharded tensor it is what its method Local returns, as that of shard.Tensor
-// does. A planner that gives them memory in SetUp, by [tensor.Tensor.Materialize],
-// loads into them; otherwise saves and loads refuse them. The error wraps ErrState
-// if s cannot be flattened into names.
+// Placeholders returns the tensors of s without memory, at any depth, by name. For
+// a sharded tensor it returns the result of its method Local, if it has one, as
+// shard.Tensor does. A planner that calls [tensor.Tensor.Materialize] for them in
+// SetUp loads into them; otherwise saves and loads refuse them. The error wraps
+// ErrState if s cannot be flattened into names.
 func Placeholders(s State) (map[string]*tensor.Tensor, error) {
 	leaves, err := flatten(s, nil)
 	if err != nil {

@@ -34,8 +34,9 @@ type SaveSetup struct {
 	Rank, Size int
 	// Coordinator is set on the rank that calls GlobalPlan.
 	Coordinator bool
-	// RankLocal says that the rank saves without the others. GlobalPlan receives
-	// the plan of this rank alone, and its chunks need not be whole tensors.
+	// RankLocal means that the rank saves without the other ranks. GlobalPlan
+	// receives the plan of this rank alone, and its chunks need not cover whole
+	// tensors.
 	RankLocal bool
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 // Propertied is a tensor of the state that is saved with properties beside its
-// dtype, such as PyTorch's requires_grad. All ranks must say the same.
+// dtype, such as PyTorch's requires_grad. They must be equal on all ranks.
 type Propertied interface {
 	Checkpointable
 	// Properties returns them. Their DType is not used: it is that of the tensor.
@@ -62,8 +62,8 @@ func (w whole) Part(i int) (*tensor.Tensor, error) {
 	return w.Tensor, nil
 }
 
-// plain returns the *tensor.Tensor or Checkpointable that [Whole] and
-// [WithProperties] were given, and v itself if it is neither's.
+// plain returns the *tensor.Tensor or Checkpointable that was given to [Whole] or
+// [WithProperties], or v itself if neither of them made it.
 func plain(v any) any {
 	for {
 		switch w := v.(type) {

@@ -7,9 +7,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Slot is a place in the state of a load: everything in it but tensors stands in
-// LoadSetup.State as a Slot. A planner may move it to another name or into
-// another map; what is loaded for it goes to its place in the caller's state.
+// Slot is a place in the state of a load. LoadSetup.State has a Slot for each value
+// that is not a tensor. A planner may move it to another name or into another map;
+// the loaded value goes to its place in the caller's state.
 type Slot struct {
 	mu    *sync.Mutex // held while state is changed; all slots of a state share it
 	state State
@@ -38,10 +38,9 @@ func (s *Slot) assign(v any) error {
 	return nil
 }
 
-// Slots returns a new map with the names of s, in which tensors stand for
-// themselves and a [Slot] for each other value. The maps and lists inside are
-// those of s: a planner that gives new names to what is inside a nested map
-// calls Slots for that map.
+// Slots returns a new map with the names of s. It holds the tensors of s, and a
+// [Slot] for each other value. The maps and lists inside are those of s: a planner
+// that renames keys of a nested map calls Slots for that map.
 func Slots(s State) State {
 	out := make(State, len(s))
 	mu := new(sync.Mutex)
@@ -56,15 +55,15 @@ func Slots(s State) State {
 	return out
 }
 
-// Bind returns s as it is handed to a planner: its state consists of [Slots], and
-// [DefaultLoad] refuses values that are not inside of one.
+// Bind returns the setup that a planner receives for s: its state consists of
+// [Slots], and [DefaultLoad] refuses values that are not in a slot.
 func (s LoadSetup) Bind() LoadSetup {
 	s.State, s.bound = Slots(s.State), true
 	return s
 }
 
-// Unbind puts into s what a planner has put into bound in place of a slot or a
-// tensor. bound is the state that [LoadSetup.Bind] made of s.
+// Unbind copies to s the values that a planner has assigned in bound in place of a
+// slot or a tensor. bound is the state that [LoadSetup.Bind] made of s.
 func Unbind(s, bound State) {
 	for name, v := range bound {
 		if _, ok := v.(*Slot); !ok {

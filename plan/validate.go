@@ -62,8 +62,8 @@ func (n *name) problem(kind ProblemKind, format string, args ...any) {
 	n.problems = append(n.problems, Problem{FQN: n.info.FQN, Kind: kind, Text: fmt.Sprintf(format, args...)})
 }
 
-// problems returns the problems that count: what all names noted, and the names
-// that no rank holds anything of; or nil.
+// problems returns the problems that count, or nil: those noted for each name, and
+// the names of which no rank holds a part.
 func (g *grouping) problems(counts func(Problem) bool) error {
 	var all Problems
 	for i := range g.names {

@@ -50,7 +50,7 @@ func Locate(md *meta.Metadata, results []*WriteResults) ([]meta.Entry, error) {
 	return l.entries, nil
 }
 
-// locating is what Locate has so far.
+// locating is the state of a call of Locate.
 type locating struct {
 	entries []meta.Entry
 	first   []int // the number of each entry's first chunk, or of its value

@@ -69,7 +69,7 @@ type Resolver interface {
 type Aliaser interface {
 	// Alias returns a key that can be compared. Items whose keys are equal have
 	// the same bytes, dtype and shape, because they are one tensor under several
-	// names. Nil: the item is not known to be another one.
+	// names. Nil: no other item is known to be the same tensor.
 	Alias(it *plan.WriteItem) any
 }
 

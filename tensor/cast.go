@@ -55,9 +55,10 @@ const directRun = 64
 //     float8_e4m3fn, as in today's PyTorch; older ones make NaN of it. The fnuz
 //     kinds have no negative zero.
 //   - float8_e8m0fnu holds positive powers of two and NaN. A number loses its sign
-//     and goes to the nearest power, from three halves of one on to the next; zero
-//     and all below 2^-127 become 2^-127, all between 2^-127 and 2^-126 the latter.
-//     Infinities and what is too large become NaN. All of this is as in PyTorch.
+//     and becomes the nearest power of two; three halves of a power become the next
+//     one. Zero and numbers below 2^-127 become 2^-127, numbers between 2^-127 and
+//     2^-126 become 2^-126. Infinities and numbers that are too large become NaN.
+//     PyTorch does the same.
 //   - A float loses its fraction on the way to an integer. PyTorch leaves it open
 //     what becomes of one outside the integer's range; here it becomes the closest
 //     integer there is, and NaN becomes zero.

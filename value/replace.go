@@ -34,7 +34,7 @@ type Replacer struct {
 	made map[any]any
 }
 
-// maxWalk bounds how deep a Replacer goes. Pickles do not get there.
+// maxWalk bounds how deep a Replacer goes. Values of pickles are less deep.
 const maxWalk = 2000
 
 // Replace returns a copy of v with parts of it replaced. v is not changed.
@@ -242,8 +242,8 @@ func (r *Replacer) pairs(v []Pair, taken steps) (_ []Pair, err error) {
 	return out, nil
 }
 
-// object copies an object, its attributes first: they have the best claim to
-// their names.
+// object copies an object, its attributes first, so that they keep their names if
+// another part has the same step.
 func (r *Replacer) object(v *Object) (_ *Object, err error) {
 	out, taken := *v, steps{}
 	if out.State, err = r.state(v.State, taken); err != nil {

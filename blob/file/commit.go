@@ -71,8 +71,8 @@ func (w *writer) commit(ctx context.Context) (fs.FileInfo, error) {
 
 // finish makes the temporary file durable. One sync covers both descriptors, as
 // they are of one file. The file stays open, and so locked, until it has its name:
-// a sweep would take it for one of a dead writer. Windows has no such locks and
-// does not rename open files.
+// otherwise a sweep could take it for the file of a dead writer. Windows has no
+// such locks and does not rename open files.
 func (w *writer) finish() (fs.FileInfo, error) {
 	if err := w.s.step("sync"); err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ const lockPrefix = blob.Reserved + "lock-"
 // maxLock bounds the size of a lock that is read.
 const maxLock = 16 << 20
 
-// lockText is what the file of a lock holds.
+// lockText is the content of the file of a lock.
 type lockText struct {
 	Tag  string `json:"tag"` // as hostTag says
 	Host string `json:"host"`
@@ -51,8 +51,8 @@ type heldLock struct{ *PathLock }
 
 func (l *heldLock) Release() error { return l.Unlock() }
 
-// linked reports whether a link is on the way to dir below the top: the store
-// does not write through it.
+// linked reports whether the path from the top to dir has a symbolic link, through
+// which the store does not write.
 func (s *Store) linked(dir string) bool {
 	for d := range parents(dir) {
 		if fi, err := os.Lstat(s.path(d)); err == nil && !fi.IsDir() {
@@ -103,7 +103,7 @@ func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 	return out, nil
 }
 
-// readLock sets what the file of a lock says about it.
+// readLock fills in l from the file of the lock.
 func readLock(root *os.Root, name string, l *blob.Lock) error {
 	f, err := root.Open(name)
 	if err != nil {
@@ -119,8 +119,8 @@ func readLock(root *os.Root, name string, l *blob.Lock) error {
 	return nil
 }
 
-// owner says what became of the owner of a file, which made it on the host of
-// that tag, given the error of a probe.
+// owner returns the state of the process that made a file on the host of that tag,
+// given the error of a probe.
 func owner(probed error, root *os.Root, tag string) blob.Owner {
 	switch {
 	case errors.Is(probed, blob.ErrLocked):
@@ -131,8 +131,8 @@ func owner(probed error, root *os.Root, tag string) blob.Owner {
 	return blob.OwnerUnknown
 }
 
-// reserved calls fn for each regular file of dir whose name is reserved. Files
-// that go meanwhile are left out; other errors do not keep it from the rest.
+// reserved calls fn for each regular file of dir whose name is reserved. It leaves
+// out files that disappear meanwhile, and goes on after other errors.
 func (s *Store) reserved(ctx context.Context, dir string, fn func(root *os.Root, fi fs.FileInfo) error) error {
 	if dir == "" {
 		dir = "."

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 )
 
-// PathLock is the lock of a path while it is held.
+// PathLock is a lock of a path that this process holds.
 type PathLock struct {
 	path string
 	file *os.File
@@ -22,8 +22,8 @@ func LockPath(path string) (*PathLock, error) {
 	return lockPath(path, func() ([]byte, error) { return nil, nil })
 }
 
-// lockPath is LockPath for a file with a text, which is made when its folder is
-// there.
+// lockPath is LockPath for a file with a text. The text is made once the folder
+// exists.
 func lockPath(path string, text func() ([]byte, error)) (*PathLock, error) {
 	var l *PathLock
 	var err error
@@ -54,9 +54,9 @@ func lockPathOnce(path string, text func() ([]byte, error)) (*PathLock, error) {
 	return &PathLock{path, f, made}, nil
 }
 
-// writeText makes b the content of f. It writes before it cuts off what is left
-// of a longer text, which readers ignore: so the end of the process in between
-// leaves one text or the other.
+// writeText makes b the content of f. It writes b first and truncates a longer text
+// afterwards. Readers ignore the rest of a longer text, so if the process ends in
+// between, they see the old text or the new one.
 func writeText(f *os.File, b []byte) error {
 	if _, err := f.WriteAt(b, 0); err != nil {
 		return err
@@ -64,7 +64,7 @@ func writeText(f *os.File, b []byte) error {
 	return f.Truncate(int64(len(b)))
 }
 
-// Unlock removes the file and gives up its lock.
+// Unlock removes the file and releases its lock.
 func (l *PathLock) Unlock() error {
 	err := unlockFile(l.file, l.path)
 	removeEmpty(l.made)

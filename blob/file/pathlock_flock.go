@@ -13,8 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// lockFile makes the file at path, if need be, takes its lock, which the system
-// gives up when the process ends, and writes text into it.
+// lockFile makes the file at path, if necessary, takes its lock and writes text into
+// it. The system releases the lock when the process ends.
 func lockFile(path string, text []byte) (*os.File, error) {
 	for {
 		f, err := lockOld(path)
@@ -31,8 +31,8 @@ func lockFile(path string, text []byte) (*os.File, error) {
 	}
 }
 
-// lockOld takes the lock of the file at path. It returns nil if the holder before
-// has removed the file since: other processes would lock another one.
+// lockOld takes the lock of the file at path. It returns nil if the previous holder
+// has removed the file meanwhile: other processes would lock a new file.
 func lockOld(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -49,7 +49,7 @@ func lockOld(path string) (*os.File, error) {
 }
 
 // lockNew makes the file at path so that it is locked and complete when it
-// appears: else a look at it could come first, and for a moment keep its maker
+// appears. Otherwise a probe could come first and for a moment keep its maker
 // out.
 func lockNew(path string, text []byte) (*os.File, error) {
 	root, err := os.OpenRoot(filepath.Dir(path))
@@ -89,7 +89,7 @@ func lockNew(path string, text []byte) (*os.File, error) {
 // it, and errors.ErrUnsupported if the file system has no locks.
 func lock(f *os.File) error { return flock(f, unix.LOCK_EX) }
 
-// probe is lock for a look: any number of probes succeed at a time.
+// probe takes a shared lock: any number of probes succeed at the same time.
 func probe(f *os.File) error { return flock(f, unix.LOCK_SH) }
 
 func flock(f *os.File, how int) error {
@@ -125,7 +125,7 @@ func control(f *os.File, fn func(fd int) error) error {
 	return ferr
 }
 
-// unlockFile removes the locked file, and only then gives up its lock.
+// unlockFile removes the locked file, and only then releases its lock.
 func unlockFile(f *os.File, path string) error {
 	return errors.Join(os.Remove(path), f.Close())
 }

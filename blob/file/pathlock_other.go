@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// lockFile has no locks to take here.
+// lockFile fails: this system has no locks that package file uses.
 func lockFile(string, []byte) (*os.File, error) { return nil, errors.ErrUnsupported }
 
 func unlockFile(f *os.File, _ string) error { return f.Close() }

@@ -136,8 +136,8 @@ func (r *reader) ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]by
 	return p, nil
 }
 
-// readDirect reads the aligned blocks that hold n bytes from off. What does not
-// go past the page cache goes through it.
+// readDirect reads the aligned blocks that hold n bytes from off. If a part cannot
+// be read past the page cache, it is read through it.
 func (r *reader) readDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error) {
 	if err := r.checkRange(off, n); err != nil {
 		return nil, err

@@ -60,9 +60,9 @@ func renameNoReplace(d *os.File, from, to string) error {
 	return err
 }
 
-// hostTag returns what identifies this run of this host for the files in root:
-// a process that sees the same tag in root also sees the locks of the process
-// that left it there. It is empty if locks do not work there.
+// hostTag returns the identity of this run of this host for the files in root: a
+// process that has the same tag for root also sees the locks of the process that
+// left the tag there. It is empty if locks do not work in root.
 func hostTag(root *os.Root) string {
 	fi, err := root.Stat(".")
 	if err != nil {
@@ -157,9 +157,9 @@ func pread(f *os.File, p []byte, off int64) (n int, err error) {
 	return max(n, 0), err
 }
 
-// cachedBytes returns how much of n bytes from off is in the page cache, or
-// false if the system does not tell. A system that does not count the pages is
-// asked for a byte without waiting for the disk.
+// cachedBytes returns how many of n bytes from off are in the page cache, or false
+// if that is unknown. On a system that cannot count pages, it tries to read one
+// byte without waiting for the disk.
 func cachedBytes(f *os.File, off, n int64) (int64, bool) {
 	var st unix.Cachestat_t
 	err := control(f, func(fd int) error {

@@ -14,7 +14,7 @@ import (
 )
 
 // tempName returns the name of a new temporary file in root. It begins with the
-// tag of this host, so that a sweep can tell whose file it is.
+// tag of this host, so that a sweep can identify its owner.
 func tempName(root *os.Root) string { return blob.Reserved + hostTag(root) + "-" + rand.Text() }
 
 // tagOf returns the tag in the name of a temporary file.

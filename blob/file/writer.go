@@ -70,8 +70,8 @@ type writer struct {
 const openTries = 1000
 
 // open makes the directory and the temporary file. It starts over if another
-// process removes the directory, since its last object has gone, or sweeps the
-// file before it is locked.
+// process removes the directory because it is empty, or sweeps the file before it
+// is locked.
 func (w *writer) open(ctx context.Context) error {
 	var err error
 	for range openTries {
@@ -110,8 +110,8 @@ func (w *writer) openOnce() error {
 	return nil
 }
 
-// prepare reserves the blocks of the temporary file and opens the direct way to
-// it.
+// prepare reserves the blocks of the temporary file and opens it for direct
+// writes.
 func (w *writer) prepare() error {
 	if w.opts.Size > 0 {
 		if err := w.s.step("reserve"); err != nil {

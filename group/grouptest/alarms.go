@@ -45,7 +45,7 @@ func (s *suite) alarms(t *testing.T) {
 	}
 }
 
-// stopped lets one rank fail at a step while the others would work for ever.
+// stopped lets one rank fail at a step while the other ranks would work for ever.
 func (s *suite) stopped(e *env, failing int, fail func(context.CancelFunc) error) {
 	errs := e.all(func(ctx context.Context, g group.Group) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -64,8 +64,7 @@ func (s *suite) stopped(e *env, failing int, fail func(context.CancelFunc) error
 	e.usable()
 }
 
-// goneAlarm lets rank 0 leave while the others work, which those do not do for
-// ever because of that.
+// goneAlarm lets rank 0 leave while the other ranks work. The alarm ends their work.
 func (s *suite) goneAlarm(e *env) {
 	p := e.start(e.context(), e.gs, func(r int) bool { return r != 0 }, func(ctx context.Context, g group.Group) error {
 		select {

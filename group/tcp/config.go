@@ -64,19 +64,19 @@ type Config struct {
 
 	// lookup resolves names; tests set it.
 	lookup func(ctx context.Context, name string) ([]string, error)
-	// parting and search replace the times of the methods of those names if they
-	// are not zero; tests set them.
+	// parting and search replace partingTime and searchTime if they are not zero;
+	// tests set them.
 	parting, search time.Duration
 }
 
 // partingTime is how long a rank that closes or gives up waits until the other
-// ranks have received what it has to say.
+// ranks have received its last messages.
 func (c *Config) partingTime() time.Duration {
 	return cmp.Or(c.parting, min(c.Timeout, 5*time.Second))
 }
 
-// searchTime is how long a rank that rank 0 does not call any more looks for a new
-// rank 0, and how long it tries again if it is refused.
+// searchTime is how long a rank looks for a new rank 0 if rank 0 no longer calls
+// it, and how long it tries again if rank 0 refuses it.
 func (c *Config) searchTime() time.Duration {
 	return cmp.Or(c.search, max(c.Timeout, 20*time.Second))
 }

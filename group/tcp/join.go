@@ -187,8 +187,9 @@ func (h *host) follow(ctx context.Context) error {
 	}
 }
 
-// without returns the error of a rank that looked for rank 0 in vain, for a cause
-// and with the last error of that. It also tells which ranks rank 0 missed last.
+// without returns the error of a rank that did not find rank 0, with the cause and
+// the last error of its search. The error also names the ranks that rank 0 reported
+// as missing last.
 func (h *host) without(cause, last error) *group.Error {
 	err := fmt.Errorf("%w: %w (%w)", errMissing, cause, last)
 	if ranks := h.wait.missing(); len(ranks) > 0 {
@@ -263,8 +264,8 @@ func (h *host) enrol(ctx context.Context) (t terms, err error) {
 	return t, nil
 }
 
-// missed returns the error of a rank whose context ended before those of e came. If
-// those are not known it asks rank 0 once more.
+// missed returns the error of a rank whose context ended before the ranks of e came.
+// If these are unknown, it asks rank 0 once more.
 func (h *host) missed(ctx context.Context, e *group.Error) *group.Error {
 	ended := group.ContextError(ctx)
 	if len(e.Ranks) > 0 {

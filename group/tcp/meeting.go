@@ -57,7 +57,7 @@ func (m *meeting) interval() time.Duration {
 	return time.Second + time.Duration(m.size)*time.Second/4000
 }
 
-// admit returns why a process may not have a rank's seat, or nil if it may
+// admit returns why a process may not take the slot of a rank, or nil if it may
 // register. The caller must call arrived after that.
 func (m *meeting) admit(rank int, process session) error {
 	m.mu.Lock()
@@ -86,7 +86,8 @@ func poke(c chan<- struct{}) {
 	}
 }
 
-// taken returns why a process may not have a rank's seat, or nil. The lock is held.
+// taken returns why a process may not take the slot of a rank, or nil. The lock is
+// held.
 func (m *meeting) taken(rank int, process session) error {
 	s := m.seats[rank]
 	switch {
@@ -134,8 +135,8 @@ func (m *meeting) confirm(rank int, process session) {
 	}
 }
 
-// turnedAway notes that a process that said to be a rank was refused, for who
-// wonders where that rank is. A stranger may say anything.
+// turnedAway notes that rank 0 refused a process that claimed to be a rank, so that
+// errors about a missing rank can mention it. The claim may be false.
 func (m *meeting) turnedAway(hi hello, err error) {
 	if hi.purpose != toMeet {
 		return
@@ -185,14 +186,14 @@ func (m *meeting) lose(absent []absence) {
 	}
 }
 
-// roll returns who is here, by rank, and whether that is all.
+// roll returns the ranks that are here, in order, and whether they are all ranks.
 func (m *meeting) roll() ([]seat, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.present(), m.here == m.size-1
 }
 
-// present returns who is here, by rank. The lock is held.
+// present returns the ranks that are here, in order. The lock is held.
 func (m *meeting) present() []seat {
 	seats := make([]seat, 0, m.here)
 	for _, s := range m.seats {
@@ -204,9 +205,9 @@ func (m *meeting) present() []seat {
 	return seats
 }
 
-// rest returns the ranks that are here and not in told, and adds them to it. If
-// there are none, more reports whether a rank may be registering. If not, the
-// meeting is over.
+// rest returns the ranks that are here and not in told, and adds them to told. If it
+// returns no ranks, more reports whether a rank may still be registering. If not,
+// the meeting is over.
 func (m *meeting) rest(told map[int]bool) (seats []seat, more bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -223,8 +224,8 @@ func (m *meeting) rest(told map[int]bool) (seats []seat, more bool) {
 	return seats, more
 }
 
-// succeed ends the meeting, because all ranks are here, and returns them. Each is
-// told where the rank above it listens; top is where rank 0 does.
+// succeed ends the meeting, because all ranks are here, and returns them, each with
+// the address of the rank above it. top is the address of rank 0.
 func (m *meeting) succeed(top string, arity int) []seat {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -295,13 +296,13 @@ func (h *host) gather(ctx context.Context) error {
 	return nil
 }
 
-// lastWord is how long a rank whose context has ended waits for an answer that
-// says which rank is missing.
+// lastWord is how long a rank whose context has ended waits for the answer that
+// names the missing ranks.
 const lastWord = time.Second
 
-// callRoll tells the ranks of seats who is missing, and returns those who did not
-// answer. If ctx ends meanwhile, the others get the time to answer, so that only
-// ranks that do not answer are taken for missing.
+// callRoll sends the missing ranks to the ranks of seats, and returns those that did
+// not answer. If ctx ends meanwhile, the other ranks still have time to answer, so
+// that only ranks that do not answer count as missing.
 func (h *host) callRoll(ctx context.Context, seats []seat) []absence {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -309,9 +310,9 @@ func (h *host) callRoll(ctx context.Context, seats []seat) []absence {
 	return h.crier().spread(longer, roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}, seats)
 }
 
-// dismiss ends a meeting to which not all ranks have come, or of which some have
-// not answered. It tells the ranks that are here, and those that register now. A
-// rank that it does not reach learns by itself that rank 0 is gone.
+// dismiss ends a meeting if ranks have not come or have not answered. It notifies
+// the ranks that are here and those that are registering. A rank that it does not
+// reach notices on its own that rank 0 is gone.
 func (h *host) dismiss(ctx context.Context, absent []absence) error {
 	m := h.meeting
 	brief, cancel := context.WithTimeout(h.ctx, h.cfg.partingTime()) // they pass it on, also without this rank

@@ -69,9 +69,9 @@ func (c crier) pass(ctx context.Context, r roll, seats []seat) (absent []absence
 	return absent
 }
 
-// patience is how long a call of n ranks by one of them may take: for it and each
-// level below it, the time to find that one is gone, and as long once more, so that
-// it does not end together with the time for the last one.
+// patience is how long a call of n ranks by one of them may take. For it and for
+// each level below it, it allows the time to find that a rank is gone, plus the
+// same time once more, so that it ends later than the time for the last rank.
 func (c crier) patience(n int) time.Duration {
 	levels := 2
 	for ; n > 1; n = (n - 1) / max(c.arity, 2) {
@@ -249,7 +249,7 @@ func (w *waiting) lastSeen() (at, due time.Time) {
 	return w.since, w.since.Add(w.agreed.again)
 }
 
-// missing returns the ranks that were missing when rank 0 last said so.
+// missing returns the ranks that rank 0 reported as missing last.
 func (w *waiting) missing() []int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

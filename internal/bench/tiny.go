@@ -22,7 +22,7 @@ type TinyOptions struct {
 	// Self starts a process that runs [Child] with one more argument, and Program
 	// one that is the command cairn with more arguments.
 	Self, Program []string
-	// Log, if not nil, is told what is being measured.
+	// Log, if not nil, receives a line about each step.
 	Log func(format string, args ...any)
 }
 
@@ -32,7 +32,7 @@ type TinyResult struct {
 	Steps   []TinyStep `json:"steps"`
 }
 
-// TinyStep is what one command took, as a process of its own.
+// TinyStep has the time and memory of one command, a process of its own.
 type TinyStep struct {
 	Step string `json:"step"`
 	// Seconds is the time that passed, CPUSeconds that of all processors.
@@ -41,8 +41,8 @@ type TinyStep struct {
 	PeakRSS    int64   `json:"peak_rss_bytes"`
 }
 
-// Tiny measures what a checkpoint of very many small tensors costs, where the
-// work for a name counts and not the bytes.
+// Tiny measures a checkpoint of very many small tensors, for which the work for
+// each name matters more than the bytes.
 func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
 	if len(o.Program) == 0 || len(o.Self) == 0 {
 		return nil, errNoSelf
@@ -88,7 +88,7 @@ func (o *TinyOptions) command(args ...string) []string {
 	return append(o.Program[:len(o.Program):len(o.Program)], args...)
 }
 
-// runStep runs a command and returns what it took.
+// runStep runs a command and returns its time and memory.
 func runStep(ctx context.Context, name string, args []string) (*TinyStep, error) {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stderr = os.Stderr

@@ -12,8 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// branch prints everything below a name as one nested value. There is no slice of
-// it.
+// branch prints everything below a name as one nested value. It refuses a slice.
 func (k *catter) branch(name, slice string) error {
 	md, err := k.c.Metadata(k.ctx)
 	if err != nil {

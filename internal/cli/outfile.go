@@ -21,10 +21,9 @@ var errDangling = errors.New("it is a symbolic link to a file that does not exis
 
 // writeOutput writes an output file of a command that reads the checkpoint c at
 // the address src. A regular file appears as a whole or not at all, also behind a
-// symbolic link, and replaces the one that is there, unless that is part of the
-// checkpoint. Anything else that is there, such as a device or a FIFO, stays and is
-// written into. Errors are about the file, unless write returns one about a
-// checkpoint.
+// symbolic link, and replaces an existing file, unless that is part of the
+// checkpoint. If there is a device or a FIFO, it stays, and writeOutput writes into
+// it. Errors are about the file, unless write returns one about a checkpoint.
 func writeOutput(ctx context.Context, c *cairn.Checkpoint, src, name string, write func(w io.Writer) error) error {
 	if err := outside(c, src, name); err != nil {
 		return err
@@ -77,7 +76,7 @@ func replaceFile(name string, perm fs.FileMode, write func(w io.Writer) error) e
 	return os.Rename(f.Name(), name)
 }
 
-// writeInto writes into what is not a regular file. It waits for the reader of a
+// writeInto writes into a file that is not regular. It waits for the reader of a
 // FIFO until ctx ends.
 func writeInto(ctx context.Context, name string, mode fs.FileMode, write func(w io.Writer) error) error {
 	flags := os.O_WRONLY

@@ -8,8 +8,8 @@ import (
 )
 
 // rows is a table for people. Columns whose heading begins with ">" are
-// aligned to the right. Whatever the width of the terminal, every cell is
-// printed as it is: what is too wide for a table goes on more lines.
+// aligned to the right. Every cell is printed in full: a table that is too wide for
+// the terminal takes more lines.
 type rows struct {
 	right []bool
 	cells [][]string

@@ -27,9 +27,9 @@ const (
 
 var metadataFields = []string{"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", ownPlannerData, ownSave}
 
-// ownPlannerData is an attribute of Metadata that only we write: what a planner
-// keeps with the checkpoint, as JSON, beside the mapping of names to paths. The
-// other readers load the object with it and ignore it.
+// ownPlannerData is an attribute of Metadata that only cairn writes: the data that
+// a planner keeps with the checkpoint, as JSON, beside the mapping of names to
+// paths. Other readers load the object with it and ignore it.
 const ownPlannerData = "cairn_planner_data"
 
 // ownSave is an attribute of the Metadata of one rank that saved without a group:

@@ -224,7 +224,7 @@ func (d *decoder) readSave(c pickle.Cell) error {
 	return err
 }
 
-// readOwnSave reads what a rank that saved without a group says of its save.
+// readOwnSave reads the number of ranks and the id of a save without a group.
 func (d *decoder) readOwnSave(c pickle.Cell) error {
 	if isNone(c) {
 		return nil

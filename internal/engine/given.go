@@ -10,7 +10,7 @@ import (
 // Planners, writers and readers may be a caller's own. What they return is
 // checked here, so that a mistake in them is an error that names the method.
 
-// given returns what call returns, or an error if that is nil.
+// given returns the result of call, or an error if that is nil.
 func given[T any](what string, call func() (*T, error)) (*T, error) {
 	v, err := call()
 	if err == nil && v == nil {

@@ -24,19 +24,19 @@ type SaveJob struct {
 	// Cache remembers plans from save to save. Nil: every save plans afresh.
 	Cache *plan.Cache
 	State plan.State
-	// Alone, if not nil, says which rank of which job this is, whose ranks save
-	// without each other. Group is a group of one then.
+	// Alone, if not nil, identifies this rank of a job whose ranks save without a
+	// group. Group is then a group of one.
 	Alone *Alone
 	// Storage is the coordinator's; the others take what it says.
 	Storage meta.Storage
 	Observer
 }
 
-// Alone is a rank that saves without the others.
+// Alone is a rank that saves without the other ranks.
 type Alone struct{ Rank, Size int }
 
-// place returns which rank of how many this is, and whether it plans globally and
-// commits.
+// place returns this rank, the number of ranks, and whether this rank plans globally
+// and commits.
 func (j *SaveJob) place() (rank, size int, coordinator bool) {
 	if j.Alone != nil {
 		return j.Alone.Rank, j.Alone.Size, true

@@ -38,7 +38,7 @@ func groupAlive(group int) bool {
 }
 
 // isEnding reports whether a process has ended or is about to. Its sockets are
-// closed, as others may have noticed, a moment before it has ended.
+// closed a moment before it has ended, which the other ranks may notice first.
 func isEnding(pid int) bool {
 	const exiting = 4 // PF_EXITING of the kernel
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
@@ -53,8 +53,8 @@ func isEnding(pid int) bool {
 	return f[0][0] == 'Z' || f[0][0] == 'X' || err == nil && flags&exiting != 0
 }
 
-// statFields returns what follows the name of a process, which may hold anything:
-// "pid (name) state ppid pgrp session tty tpgid flags …".
+// statFields returns the fields after the name of a process, which may contain any
+// character: "pid (name) state ppid pgrp session tty tpgid flags …".
 func statFields(b []byte) [][]byte { return bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]) }
 
 // parseStat returns the state and the group of a process.

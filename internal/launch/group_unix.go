@@ -7,7 +7,7 @@ import "syscall"
 // ownGroup returns how processes are started: each as the leader of a group.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// isEnding would report whether a process is ending, which is not known here.
+// isEnding returns false: this system does not report that a process is ending.
 func isEnding(int) bool { return false }
 
 // groupAlive reports whether a group has any process.

@@ -49,7 +49,7 @@ func signalGroup(id int, _ os.Signal) {
 	}
 }
 
-// isEnding would report whether a process is ending, which is not known here.
+// isEnding returns false: this system does not report that a process is ending.
 func isEnding(int) bool { return false }
 
 // A group is one process here, which has ended when it was waited for.

@@ -37,8 +37,9 @@ type Exit struct {
 	at time.Time // when the launcher noticed it
 }
 
-// isCause reports whether the process did not end because of another rank: a signal
-// has ended it, and not the one with which programs end themselves.
+// isCause reports whether the process certainly did not end because of another
+// rank: a signal has ended it, other than the one with which programs end
+// themselves.
 func (e *Exit) isCause() bool { return e.Signal != "" && e.Signal != "SIGABRT" }
 
 func (e *Exit) failed() bool { return e.Code != 0 }

@@ -58,10 +58,10 @@ const (
 	maxEnding = time.Second
 )
 
-// causesFirst returns an exit, and if it may be the first failure also those of
-// all processes that are ending or have ended at this time, so that the one that
-// made the others fail comes first: processes are not waited for in the order in
-// which they end.
+// causesFirst returns an exit. If it may be the first failure, causesFirst also
+// returns the exits of all processes that are ending or have ended by now, the one
+// that made the others fail first: the launcher does not notice processes in the
+// order in which they end.
 func (j *job) causesFirst(e Exit) []Exit {
 	exits := []Exit{e}
 	if !e.failed() || e.isCause() || j.first != nil || j.stopping {
@@ -87,7 +87,7 @@ func (j *job) causesFirst(e Exit) []Exit {
 	return exits
 }
 
-// compareCauses orders exits by how likely they have caused the others: those that
+// compareCauses orders exits by how likely they caused the other ones: those that
 // have no cause in another rank first, and then by time.
 func compareCauses(a, b Exit) int {
 	if a.isCause() != b.isCause() {

@@ -187,8 +187,8 @@ func (b *builder) container(c Cell, depth int) (any, int64, error) {
 	return b.record(c, depth)
 }
 
-// emptyList is every list of nothing: it has no memory that could tell two of
-// them apart.
+// emptyList is every empty list: empty lists have no memory by which two of them
+// could differ.
 var emptyList any = []any{}
 
 // values returns the values of cells and the cost of all of them together.
@@ -243,8 +243,8 @@ func (b *builder) dict(cells []Cell, depth int) (any, int64, error) {
 	return m, total, nil
 }
 
-// anyDict returns a dict whose keys are not written as strings, but may be so if
-// a caller's function makes them.
+// anyDict returns a dict whose keys are not written as strings. A caller's function
+// may still make strings of them.
 func (b *builder) anyDict(cells []Cell, depth int) (any, int64, error) {
 	l, cost, err := b.values(cells, depth)
 	if err != nil {

@@ -42,8 +42,7 @@ func (b *builder) object(n *object, depth int) (any, int64, error) {
 	return v, cost, err
 }
 
-// constructOf returns the caller's function for a call that was written as one of
-// the name global. Nil: there is none.
+// constructOf returns the caller's function for calls of the name global, or nil.
 func (b *builder) constructOf(o *value.Object, global int32) (Construct, error) {
 	if g := &b.globals[global]; o.Module != g.module || o.Name != g.name {
 		return b.o.Construct[o.QualifiedName()], b.charge(len(o.Module) + len(o.Name))

@@ -2,10 +2,10 @@ package pickle
 
 import "math/big"
 
-// Graph is what a pickle describes, as tables without pointers where it can:
-// shared parts are there once, names are names, and nothing was built. It is
-// what Decode makes values of, and what package dcpmeta reads directly. It is for
-// one goroutine.
+// Graph holds the parts that a pickle describes, mostly in tables without pointers.
+// Shared parts are there once, names are only names, and no object was built.
+// Decode makes values of it, and package dcpmeta reads it directly. It is not safe
+// for concurrent use.
 type Graph struct {
 	// Root is the value of the pickle.
 	Root Cell
@@ -71,7 +71,7 @@ type object struct {
 	built  bool // state was set
 }
 
-// contents are what was put into an object.
+// contents are the items that were put into an object.
 type contents struct{ items, pairs []Cell }
 
 // tupleSize is the length of a tuple, and its height above.
@@ -212,8 +212,8 @@ func (g *Graph) items(c Cell) []Cell {
 	return nil
 }
 
-// height returns how deeply containers lie in c, as far as it is known: what is
-// put into a container after the container was put into another one does not
+// height returns how deeply containers are nested in c, as far as it is known: items
+// that are put into a container after the container was put into another one do not
 // count there.
 func (g *Graph) height(c Cell) int {
 	switch c.Kind() {

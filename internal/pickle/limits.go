@@ -45,8 +45,8 @@ func (l *Limits) withDefaults(input int) Limits {
 // and package value stores at most 10,000 digits.
 const maxBig = 4096
 
-// account is what is left of the memory and work that a pickle may take. What
-// grows faster than its input is found by it, whatever the reason is.
+// account counts the memory and work that a pickle may still take. It detects any
+// pickle whose value grows faster than its input.
 type account struct {
 	ctx   context.Context // of the whole decoding
 	limit int64
@@ -84,7 +84,7 @@ func (a *account) look() error {
 	return nil
 }
 
-// What things take in memory, in bytes.
+// The memory that values take, in bytes.
 const (
 	cellBytes   = 8
 	spanBytes   = 16

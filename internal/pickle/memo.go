@@ -86,7 +86,7 @@ func (m *machine) get(i uint64) error {
 	return m.pushShared(c)
 }
 
-// pushShared pushes a value that stands somewhere else too.
+// pushShared pushes a value that is at another place too.
 func (m *machine) pushShared(c Cell) error {
 	m.push(c)
 	if k := c.Kind(); m.shared == nil || k < Bytes || k == Global {

@@ -39,11 +39,11 @@ func parse(text string) (*Header, error) {
 	return &p.header, nil
 }
 
-// minEntry is fewer bytes than the text of any tensor has.
+// minEntry is less than the length of the shortest text of a tensor.
 const minEntry = 40
 
-// checkNames fails if two tensors have one name. It compares hashes, as a set of
-// millions of names would take more memory than all else.
+// checkNames fails if two tensors have one name. It compares hashes, because a set
+// of millions of names would take more memory than the rest of the header.
 func (p *headerParser) checkNames() {
 	type hashed struct {
 		hash uint64

@@ -10,7 +10,7 @@ import (
 // wraps it; the others say which rule was broken. Errors of reading do not.
 var ErrMalformed = errors.New("malformed torch.save file")
 
-// ErrForeign reports a file that is something else, such as a zip archive of
+// ErrForeign reports a file that torch.save did not write, such as a zip archive of
 // another program. It wraps ErrMalformed.
 var ErrForeign error = foreign{}
 

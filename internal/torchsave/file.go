@@ -43,9 +43,8 @@ type File struct {
 // A small file takes one read; a larger one takes two, one for each storage, and
 // what of its pickle and directory is beyond them.
 //
-// Whatever the bytes are, Open returns an error that wraps ErrMalformed or
-// reads a file of which all said here is true. The error wraps ErrForeign if they
-// do not begin as a file of torch.save does.
+// Open returns an error that wraps ErrMalformed if the bytes are not a valid file.
+// The error also wraps ErrForeign if they do not begin like a file of torch.save.
 func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	s, err := newSource(ctx, read, size)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 
 // Materialise returns v with every *Tensor inside replaced by a
 // *tensor.Tensor in memory of its own, contiguous, and every *Storage by a
-// record of its class and a tensor of one dimension. What stands at several
-// places is read once, and stays one thing. If the tensors have more than limit
+// record of its class and a tensor of one dimension. A tensor that is at several
+// places is read once, and stays one tensor. If the tensors have more than limit
 // bytes in all, the error wraps ErrLimit, and they take no memory. v itself is
 // not changed. A tensor that is all of a record is compared with its checksum.
 func Materialise(ctx context.Context, v any, read ReadFunc, limit int64) (any, error) {

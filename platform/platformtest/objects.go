@@ -36,8 +36,8 @@ func testBarrier(e *env) {
 	})
 }
 
-// heldBack checks that a barrier of ranks holds back all of them until the late one
-// has come, and that it needs no other rank.
+// heldBack checks that a barrier holds all of its ranks back until the late rank
+// comes, and that it needs no other rank.
 func (e *env) heldBack(ranks []int, late int) {
 	e.Helper()
 	var came, passed atomic.Int32

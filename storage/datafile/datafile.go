@@ -70,7 +70,7 @@ type Options struct {
 	// the place of its commit: the file appears when the caller commits it, and
 	// is durable then. The session's journal is not asked.
 	Hold func(name string, w blob.Writer)
-	// Replace lets files take the place of others of their names.
+	// Replace lets new files replace existing files of the same names.
 	Replace bool
 }
 

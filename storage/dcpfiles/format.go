@@ -136,8 +136,8 @@ func (f *Format) documents(ctx context.Context, store blob.Store) ([]*dcpmeta.Do
 	return docs, files, f.checkTogether(store, docs)
 }
 
-// checkTogether refuses metadata of ranks that saved without a group unless all
-// ranks of one save are there. Only metadata that we wrote tells the save.
+// checkTogether refuses metadata of ranks that saved without a group, unless all
+// ranks of one save are there. Only metadata that cairn wrote names the save.
 func (f *Format) checkTogether(store blob.Store, docs []*dcpmeta.Document) error {
 	for r, d := range docs {
 		first := docs[0]
@@ -152,8 +152,8 @@ func (f *Format) checkTogether(store blob.Store, docs []*dcpmeta.Document) error
 	return nil
 }
 
-// RankSave returns the id of the save that a rank's own metadata file is of, or
-// nothing if the file does not tell. It is publish.Format.ReadRank.
+// RankSave returns the id of the save of a rank's own metadata file, or "" if the
+// file does not have it. It is publish.Format.ReadRank.
 func (f *Format) RankSave(ctx context.Context, store blob.Store, name string) (string, error) {
 	doc, _, err := f.read(ctx, store, name)
 	if err != nil || doc.Ranks == 0 {

@@ -121,7 +121,7 @@ func (o *Options) readInto(ctx context.Context, r blob.Reader, q *Request, pool 
 	for at := int64(0); at < q.Width; {
 		off := q.Offset + at
 		p := q.Direct[at:]
-		// Pieces end where the blocks of a disk do.
+		// Pieces end at blocks of the disk.
 		if n := o.piece() - off%blob.Align; int64(len(p)) > n {
 			p = p[:n]
 		}
@@ -142,7 +142,7 @@ func (o *Options) readInto(ctx context.Context, r blob.Reader, q *Request, pool 
 	return st, q.To.Take(q.Direct)
 }
 
-// copyPiece reads p by way of a buffer. The bytes are copied and looked at while
+// copyPiece reads p through a buffer. The bytes are copied and checksummed while
 // they are in the processor's cache.
 func (o *Options) copyPiece(ctx context.Context, d blob.DirectReader, q *Request, p []byte, off int64, pool *bufpool.Pool) error {
 	buf, err := pool.Get(ctx)
@@ -169,8 +169,8 @@ func (o *Options) copyPiece(ctx context.Context, d blob.DirectReader, q *Request
 // the same time: more of them than processors slow each other down.
 var copying = semaphore.NewWeighted(int64(runtime.GOMAXPROCS(0)))
 
-// readPiece reads p where it is, in steps if somebody looks at them, and returns
-// the number of reads.
+// readPiece reads into p directly, in steps if the request has a function that
+// looks at the bytes, and returns the number of reads.
 func (o *Options) readPiece(ctx context.Context, r blob.Reader, q *Request, p []byte, off int64) (int64, error) {
 	if _, ok := r.(blob.DirectReader); ok {
 		if copying.Acquire(ctx, 1) != nil {

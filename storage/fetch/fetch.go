@@ -132,8 +132,8 @@ func (o *Options) piece() int64 {
 	return n
 }
 
-// slack is the room that a buffer needs beyond its bytes to be read past the
-// system's cache: for blocks of the disk that they do not fill.
+// slack is the extra room that a buffer needs for a read past the system's cache:
+// the range may begin and end inside of blocks of the disk.
 const slack = 2 * blob.Align
 
 // Stats count what was read.

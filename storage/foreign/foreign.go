@@ -21,8 +21,8 @@ type Source struct {
 	// Files are the files that the checkpoint consists of, those that describe
 	// it first, all Unsummed.
 	Files []storage.File
-	// Problems are what was found to be wrong when the checkpoint was opened, apart
-	// from what makes it useless: Verify reports it. The names that cannot be read
+	// Problems are the problems that were found when the checkpoint was opened and
+	// that did not prevent it. Verify reports them. The names that cannot be read
 	// are in Metadata.Missing.
 	Problems []storage.VerifyProblem
 	// Chunk says where chunk i of a tensor lies.

@@ -15,8 +15,8 @@ const (
 	// file: a few stored bytes may not ask for any amount of memory.
 	maxExpanded = 1 << 30
 	// maxShared is how many times the size of a file its chunks may have in sum:
-	// layers that share their weights name the same bytes again and again. All
-	// that is beyond, in all files, is bounded by maxExpanded too.
+	// layers that share their weights name the same bytes again and again. The
+	// excess of all files together is bounded by maxExpanded.
 	maxShared = 64
 )
 
@@ -34,8 +34,8 @@ func (c *Checkpoint) claims(file string) error {
 	return fmt.Errorf("%w: %s of %d bytes has tensors of %d bytes", errClaims, file, c.sizes[file], n)
 }
 
-// sumClaims finds the files whose chunks are too large for them in sum, unless
-// they are so by little. Compressed chunks do not count.
+// sumClaims finds the files whose chunks are too large for them in sum. A small
+// excess is allowed. Compressed chunks do not count.
 func (c *Checkpoint) sumClaims() {
 	sums := make(map[string]int64, len(c.sizes))
 	for i := range c.md.Entries {

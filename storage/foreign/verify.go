@@ -167,8 +167,8 @@ func (v *verifier) value(ctx context.Context, e *meta.Entry) error {
 	return v.settle(e.Bytes.Loc.File, e.FQN, err)
 }
 
-// settle makes a problem of an error that is one of the checkpoint. Those of a
-// whole file are reported with the file.
+// settle reports an error about the checkpoint as a problem. Errors about a whole
+// file are reported with the file.
 func (v *verifier) settle(file, fqn string, err error) error {
 	if errors.Is(err, errClaims) {
 		return nil

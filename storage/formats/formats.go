@@ -33,8 +33,8 @@ const (
 var ErrUnknown = errors.New("unknown format")
 
 // Options are the options of single formats, for callers that have only the name
-// of a format. A format takes the options that it has; the others have no meaning
-// for it. Nil means the defaults.
+// of a format. A format uses the options that it has and ignores the other ones.
+// Nil means the defaults.
 type Options struct {
 	// File is the name of the file, for formats that are one file.
 	File string
@@ -122,9 +122,9 @@ func WholeTensors(name string) bool {
 	return false
 }
 
-// Inline returns what decides, in a conversion into the named format, whether an
-// object that refers to tensors gets these tensors inside of it. Nil: objects of
-// the format keep their references, or it has none.
+// Inline returns the function that decides, in a conversion into the named format,
+// whether an object that refers to tensors is written with these tensors inside of
+// it. Nil: objects keep their references, or the format has no objects.
 func Inline(name string) func(v any) bool {
 	if name == TorchDCP {
 		return torchdcp.HoldsInside
@@ -143,8 +143,8 @@ const (
 )
 
 // ForConversion fills in the options that are not set for a conversion into the
-// named format that writes so many bytes for so many ranks: the size of files,
-// unless there is only one, and how many are written at the same time.
+// named format that writes this number of bytes for this number of ranks: the size
+// of files, unless there is only one, and how many are written at the same time.
 func ForConversion(name string, o Options, w storage.WriteOptions, ranks int, bytes int64) (Options, storage.WriteOptions) {
 	if o.File != "" {
 		return o, w

@@ -14,15 +14,15 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 )
 
-// swept are the formats whose saves have marks. The others leave at most what
-// their writers had open, which is found in any case.
+// swept are the formats whose saves have marks. Saves in the other formats leave at
+// most the files that their writers had open, which the store itself finds.
 func swept() []publish.Files {
 	return []publish.Files{native.Files(), torchdcp.Files(), hyper.Files(), hf.Files()}
 }
 
-// Leftovers returns what saves in all formats have left at the root of store, as
-// publish.Leftovers does. If a format cannot tell what its checkpoint needs, the
-// error says so beside what the others have found.
+// Leftovers returns the files that saves in all formats have left at the root of
+// store, as publish.Leftovers does. If the files of a checkpoint cannot be
+// determined, it returns an error beside the leftovers of the other formats.
 func Leftovers(ctx context.Context, store blob.Store) ([]publish.Leftover, error) {
 	return union(func(f publish.Files) ([]publish.Leftover, error) { return publish.Leftovers(ctx, store, f) })
 }
@@ -45,7 +45,7 @@ func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]pu
 	})
 }
 
-// union returns what find returns for all formats, each file once.
+// union returns the results of find for all formats, each file once.
 func union(find func(publish.Files) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
 	var out []publish.Leftover
 	var errs []error

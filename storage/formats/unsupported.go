@@ -16,8 +16,8 @@ import (
 // UnsupportedError reports a checkpoint of a format that cairn does not read. It
 // wraps storage.ErrNotFound.
 type UnsupportedError struct {
-	// Where is the place, Format the name of the format, and File the file that
-	// tells.
+	// Where is the place, Format the name of the format, and File the file by
+	// which cairn recognised it.
 	Where, Format, File string
 	// Hint says how to get a checkpoint that cairn reads.
 	Hint string

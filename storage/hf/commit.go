@@ -16,9 +16,9 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/foreign"
 )
 
-// commit is the content of cairn-save.json: the save, and what it consists of. The
-// headers of the files cannot tell: each describes only its own chunks, so without
-// this list a lost file looks like a smaller tensor.
+// commit is the content of cairn-save.json: the save, its files and its tensors. The
+// header of each file describes only the chunks of that file, so without this list
+// a lost file would look like a smaller tensor.
 type commit struct {
 	saved
 	// Files maps the names of all data files to their sizes.
@@ -52,8 +52,8 @@ func commitOf(s meta.Storage, entries []meta.Entry, results []*storage.WriteResu
 	return c
 }
 
-// lists reports whether the commit lists the files of its save: cairn wrote no
-// list before.
+// lists reports whether the commit lists the files of its save. Older versions of
+// cairn wrote no list.
 func (c *commit) lists() bool { return c != nil && len(c.Files) > 0 }
 
 // compareSizes returns the files that have the sizes that the commit lists, and
@@ -100,7 +100,7 @@ func (s *source) gatherListed(files []*dataFile, c *commit, l foreign.Lost) erro
 	return s.lose(missing, l)
 }
 
-// whole returns the tensor of that name, which must be what the commit lists.
+// whole returns the tensor of that name. It must agree with the commit.
 func (g *gathering) whole(name string, want wholeTensor) (*meta.Tensor, error) {
 	t := g.tensors[name]
 	if t == nil {

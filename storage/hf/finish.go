@@ -51,9 +51,9 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	})
 }
 
-// replace makes the checkpoint of the results appear, whose record has that name,
-// in the place of any that is there, and then removes what no checkpoint needs.
-// do writes the record.
+// replace replaces any checkpoint at the place by that of the results, whose record
+// has that name, and then removes the files that no checkpoint needs. do writes the
+// record.
 func (w *Writer) replace(ctx context.Context, name string, text []byte, results []*storage.WriteResults, do func(context.Context) error) error {
 	err := publish.Locked(ctx, w.store, func() error {
 		dir, err := list(ctx, w.store)
@@ -116,11 +116,11 @@ func (w *Writer) commitHeld(ctx context.Context, results []*storage.WriteResults
 	})
 }
 
-// commit carries out do, which writes the record of that name. hidden says that a
-// reader does not choose it before other records are removed: until then Abort
-// may remove it. If the store reports an error, the record that is there
-// afterwards tells whether the commit took place: if it is not ours, it did not;
-// if it is, it is visible, but it may not survive the loss of power.
+// commit calls do, which writes the record of that name. hidden means that readers
+// do not choose it before other records are removed: until then Abort may remove
+// it. If the store reports an error, commit reads the record: if it is not ours,
+// the commit did not take place; if it is ours, the commit is visible, but it may
+// not survive the loss of power.
 func (w *Writer) commit(ctx context.Context, name string, text []byte, hidden bool, do func(context.Context) error) error {
 	if hidden {
 		w.written.Note(name)

@@ -98,7 +98,7 @@ type source struct {
 	made  map[string]foreign.Maker // by name: weights that are quantised
 	// payload is how many bytes of tensors each file has.
 	payload map[string]int64
-	// problems are what is wrong with the files, if others can be read.
+	// problems are those of damaged files, if other files can be read.
 	problems []storage.VerifyProblem
 }
 
@@ -149,8 +149,8 @@ func (s *source) check(_ context.Context, file string, _ func(fqn, text string))
 	return s.payload[file], nil
 }
 
-// listed reads files that no index names. If the commit of their save lists them,
-// those are the files, and what some of them lack is missing.
+// listed reads files that no index names. If the commit of their save lists files,
+// it reads those, and tensors that they lack are missing.
 func (s *source) listed(ctx context.Context, dir *folder, names []string) ([]*dataFile, error) {
 	var c *commit
 	if len(names) == 0 || slices.ContainsFunc(names, sharded.MatchString) {
@@ -214,7 +214,7 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 	return files, s.gatherIndexed(files, where, l)
 }
 
-// lose notes the names that cannot be read, and what is wrong with the files. It
+// lose notes the names that cannot be read and the problems of the files. It
 // returns an error if nothing can be read.
 func (s *source) lose(missing []meta.Missing, l foreign.Lost) (err error) {
 	s.problems, err = l.Note(&s.md, missing, commitName)

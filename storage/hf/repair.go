@@ -43,11 +43,11 @@ func (r *RepairReport) count(s *source, files int) {
 	}
 }
 
-// Repair rebuilds a lost or damaged index from the headers of the files that it
-// is about. Their names tell how many there must be, model-00002-of-00005 for
-// one: unless all are there and sound, the error wraps storage.ErrIncomplete or
-// ErrCorrupt. The data files are not touched. The commit of the distributed form
-// cannot be rebuilt, because its files do not tell how many there were.
+// Repair rebuilds a lost or damaged index from the headers of its files. Their
+// names, such as model-00002-of-00005, contain the number of files. Unless all of
+// them are present and intact, the error wraps storage.ErrIncomplete or ErrCorrupt.
+// Repair does not change data files. It cannot rebuild the commit of the
+// distributed form, because the names of its files do not contain their number.
 //
 // It refuses with blob.ErrLocked while a save is under way there, as far as the
 // store can tell.
@@ -132,8 +132,8 @@ func rebuildIndex(ctx context.Context, store blob.Store, name string, names []st
 	})
 }
 
-// ofSet are the names of files behind an index: what it is called, with the id of
-// the save if we wrote it, the number, and the number of files.
+// ofSet matches the names of files behind an index: the base name, with the id of
+// the save if cairn wrote it, the number of the file, and the number of files.
 var ofSet = regexp.MustCompile(`^(.+)-(\d{5,})-of-(\d{5,})\.safetensors$`)
 
 // numberedSet returns the files of the one set of numbered files that is complete,

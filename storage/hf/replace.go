@@ -62,9 +62,9 @@ func (w *Writer) checkPlace(ctx context.Context) error {
 	return err
 }
 
-// stranger returns the name of a file that a reader could choose in place of a
-// new checkpoint, or that is a checkpoint under a name of its own. Beside a
-// record of ours other files of tensors are not the checkpoint.
+// stranger returns the name of a file that a reader could choose instead of the new
+// checkpoint, or that is a checkpoint under a name that cairn does not use. If the
+// folder has a record of ours, other files of tensors are not a checkpoint.
 func (f *folder) stranger(recorded bool) string {
 	for name := range f.index {
 		if name != records[1] {
@@ -88,11 +88,10 @@ func (f *folder) stranger(recorded bool) string {
 // distributed form, with the number of the rank from 1.
 var plain = regexp.MustCompile(`^(?:model|shard-(\d{5,})-model)-\d{5,}-of-\d{5,}\.safetensors$`)
 
-// infix returns what must be in the names of this rank's files: the save's id, or
-// nothing if the plain names are free. Every rank finds out on its own. A save
-// that can be continued must find its own files again, so only those of a
-// checkpoint count then. It removes what an earlier attempt to write in this save
-// left.
+// infix returns the part that the names of this rank's files need: the save's id,
+// or "" if the plain names are free. Every rank decides on its own. A save that can
+// be continued must find its own files again, so for it only names of a checkpoint
+// are not free. infix removes the files of an earlier attempt in this save.
 func (w *Writer) infix(ctx context.Context) (string, error) {
 	if w.single() {
 		return "", nil
@@ -119,9 +118,9 @@ func (w *Writer) infix(ctx context.Context) (string, error) {
 }
 
 // uncover removes the records that a reader would choose before ours, which is
-// there already: that is the commit then. The one that the reader chooses goes
-// last, so that the old checkpoint or the new one is there at any time. again
-// writes our record once more, which makes the removal durable.
+// already written. The removal is the commit. uncover removes the record that the
+// reader chooses first last, so that at any time the reader finds the old checkpoint
+// or the new one. again writes our record once more, which makes the removal durable.
 func (w *Writer) uncover(ctx context.Context, before []string, again func(context.Context) error) error {
 	for i, name := range slices.Backward(before) {
 		err := w.store.Remove(ctx, name)
@@ -180,8 +179,8 @@ func (w *Writer) replaced(ctx context.Context, dir *folder) []string {
 	return out
 }
 
-// removeOld removes the files of the checkpoints that were replaced. It only
-// warns, since the new checkpoint is complete.
+// removeOld removes the files of the checkpoints that were replaced. Errors are only
+// warnings, because the new checkpoint is complete.
 func (w *Writer) removeOld(ctx context.Context, old []string, record string, results []*storage.WriteResults) {
 	named := map[string]bool{record: true}
 	for _, r := range results {
@@ -196,8 +195,8 @@ func (w *Writer) removeOld(ctx context.Context, old []string, record string, res
 	}
 }
 
-// begin removes what saves that are over have left, and marks this one as under
-// way. With a journal, the place is this save's alone.
+// begin removes the files of saves that are over, and marks this save as under
+// way. With a journal, no other save uses the place.
 func (w *Writer) begin(ctx context.Context) error {
 	if w.sess.Journal != nil || w.mark != nil {
 		return nil

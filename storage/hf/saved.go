@@ -29,10 +29,10 @@ func savedOf(s meta.Storage) saved {
 	return saved{SaveID: s.SaveID, Step: s.Step, Time: s.Time.UTC(), WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags}
 }
 
-// describe notes what the files say about their save as a whole, and refuses a
-// save that did not finish. Files of different saves say nothing as a whole; they
-// are refused if each save has a commit of its own. c is the commit that is
-// there, or nil.
+// describe takes the description of the save from the files, and refuses a save that
+// did not finish. Files of different saves have no common description; they are
+// refused if each save has a commit of its own. c is the commit in the folder, or
+// nil.
 func (s *source) describe(files []*dataFile, c *commit) error {
 	of, same, err := savesOf(files)
 	if err != nil {
@@ -54,7 +54,7 @@ func (s *source) describe(files []*dataFile, c *commit) error {
 	return nil
 }
 
-// tell takes over what the files say about their save, if all say the same.
+// tell takes the description of the save from the files, if it is the same in all.
 func (s *source) tell(files []*dataFile, of []saved, same bool) {
 	out := &s.md.Storage
 	out.Version, out.Tags = Version, tags(files)

@@ -93,7 +93,7 @@ func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
 }
 
 // PrepareLocalPlan returns p, or all that the format cannot hold as an error. The
-// coordinator looks whether there is a checkpoint that must stay.
+// coordinator returns an error if there is a checkpoint that must stay.
 func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
 	var errs []error
 	for i := range p.Items {
@@ -158,8 +158,8 @@ func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 	return publish.Tell(ps, f)
 }
 
-// checkOnce refuses what several ranks would write: the files do not tell which
-// copy is part of the checkpoint.
+// checkOnce refuses a chunk that several ranks would write: readers could not decide
+// which copy is part of the checkpoint.
 func checkOnce(ps []*plan.SavePlan) error {
 	if len(ps) < 2 {
 		return nil

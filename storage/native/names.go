@@ -32,8 +32,8 @@ func checkSaveID(id string) error {
 	return nil
 }
 
-// saveOf returns the id of the save that a file of that name belongs to. The
-// record, which all saves share, belongs to none.
+// saveOf returns the id of the save that a file of that name belongs to. It returns
+// "" for the record, which all saves share.
 func saveOf(name string) (saveID string, ok bool) {
 	if saveID, _, _, ok = parseDataFileName(name); ok {
 		return saveID, true

@@ -108,7 +108,7 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 	}
 	var mark *publish.Mark
 	if !o.DryRun {
-		// No sweep takes the files of this save from here on.
+		// From here on no sweep removes the files of this save.
 		if mark, err = publish.NewMark(ctx, s, markFormat, rb.id, nil); err != nil {
 			return err
 		}
@@ -125,8 +125,9 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 	return nil
 }
 
-// changedOr returns err, or that a save has replaced the record rec meanwhile:
-// then err is about files that are rightly gone.
+// changedOr returns err, or an error that wraps storage.ErrChanged if a save has
+// replaced the record rec meanwhile: then the files that err is about were removed
+// on purpose.
 func changedOr(ctx context.Context, s blob.Store, rec *record, err error) error {
 	if err == nil || errors.Is(err, storage.ErrChanged) {
 		return err
@@ -203,8 +204,8 @@ func broken(err error) bool {
 	return errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrIncomplete) || errors.Is(err, storage.ErrNotFound)
 }
 
-// write writes index and record in place of rec, unless another record has come
-// or a data file has gone since.
+// write replaces rec by a new index and record, unless another record has appeared
+// or a data file has disappeared meanwhile.
 func (rb *rebuild) write(ctx context.Context, rec *record) error {
 	rb.md.Storage = meta.Storage{
 		SaveID: rb.id, Step: rb.self.Step, Time: rb.self.Time, WorldSize: rb.self.WorldSize,

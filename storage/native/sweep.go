@@ -39,8 +39,8 @@ func (r *record) names() []string {
 	return out
 }
 
-// removeOld removes the files of old, the record that rec has replaced. It only
-// warns, since the new checkpoint is complete.
+// removeOld removes the files of old, the record that rec has replaced. Errors are
+// only warnings, because the new checkpoint is complete.
 func (w *Writer) removeOld(ctx context.Context, rec, old *record, oldErr error) {
 	switch {
 	case oldErr == nil:
@@ -50,7 +50,7 @@ func (w *Writer) removeOld(ctx context.Context, rec, old *record, oldErr error) 
 	}
 }
 
-// sweep removes what saves that are over have left. It only warns.
+// sweep removes the files of saves that are over. Errors are only warnings.
 func (w *Writer) sweep(ctx context.Context, olderThan time.Duration) {
 	if w.sess.Journal != nil || w.opts.SweepAfter < 0 {
 		return
@@ -59,8 +59,8 @@ func (w *Writer) sweep(ctx context.Context, olderThan time.Duration) {
 	w.warn(err)
 }
 
-// removeFiles removes the files of old's save. Other files that it may name are
-// not ours to remove.
+// removeFiles removes the files of old's save. It keeps files of other saves that
+// old names.
 func removeFiles(ctx context.Context, s blob.Store, old, rec *record) error {
 	if old.SaveID == rec.SaveID {
 		return nil

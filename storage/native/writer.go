@@ -78,9 +78,9 @@ func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
 	return err
 }
 
-// PrepareLocalPlan returns p. The coordinator refuses to go on if there is a
-// checkpoint that must stay, or if it cannot tell. Then it removes what dead
-// saves have left and marks this one as under way.
+// PrepareLocalPlan returns p. The coordinator fails if there is a checkpoint that
+// must stay, or if that is unknown. Otherwise it removes the files of dead saves
+// and marks this save as under way.
 func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
 	if !w.sess.Coordinator {
 		return p, nil

@@ -89,8 +89,8 @@ func (p *Place) replace(ctx context.Context, record []byte) error {
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 }
 
-// removeOld removes the files of the checkpoint that was replaced. It only warns,
-// since the new checkpoint is complete.
+// removeOld removes the files of the checkpoint that was replaced. Errors are only
+// warnings, because the new checkpoint is complete.
 func (p *Place) removeOld(ctx context.Context, named map[string]bool, old *Existing, oldErr error) {
 	switch {
 	case oldErr == nil:
@@ -104,7 +104,7 @@ func (p *Place) removeOld(ctx context.Context, named map[string]bool, old *Exist
 	}
 }
 
-// sweep removes what saves that are over have left. It only warns.
+// sweep removes the files of saves that are over. Errors are only warnings.
 func (p *Place) sweep(ctx context.Context, olderThan time.Duration, keep func(*Leftover) bool) {
 	if p.sess.Journal != nil || p.opts.SweepAfter < 0 {
 		return
@@ -113,9 +113,9 @@ func (p *Place) sweep(ctx context.Context, olderThan time.Duration, keep func(*L
 	p.warn(err)
 }
 
-// SweepTemp removes from the root of store what dead writers left, at once if
-// they ran on this host, and otherwise if it is at least olderThan old. A
-// negative age removes nothing.
+// SweepTemp removes the temporary files of writers from the root of store: of dead
+// writers of this host at once, of unknown writers if the files are at least
+// olderThan old. A negative age removes nothing.
 func SweepTemp(ctx context.Context, store blob.Store, olderThan time.Duration) error {
 	s, ok := blob.As[blob.Sweeper](store)
 	if !ok || olderThan < 0 {

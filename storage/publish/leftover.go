@@ -18,10 +18,10 @@ type Leftover struct {
 	Name    string    `json:"name"`
 	Size    int64     `json:"bytes"`
 	ModTime time.Time `json:"time"`
-	// SaveID is the save that wrote it, if its name tells.
+	// SaveID is the id of the save that wrote it, if its name has one.
 	SaveID string `json:"save_id,omitempty"`
-	// Owner is what became of the process that would have removed it or made it
-	// part of a checkpoint.
+	// Owner is the state of the process that would have removed the file or made
+	// it part of a checkpoint.
 	Owner blob.Owner `json:"-"`
 }
 
@@ -44,13 +44,13 @@ type Files struct {
 }
 
 // Leftovers returns the files of the format at the root of store that the
-// checkpoint there does not need, with what unfinished writers left. Files of
+// checkpoint there does not need, and the temporary files of writers. Files of
 // saves that are under way are among them, with a living owner.
 func Leftovers(ctx context.Context, store blob.Store, f Files) ([]Leftover, error) {
 	// The order matters. A save has its mark before its first file and until it
-	// has ended. So a file that is seen here without a mark of the living, later,
-	// is of a save that has ended, and if the record does not name it after that,
-	// no record ever will.
+	// has ended. So if a file is listed first and no living mark is found after
+	// that, its save has ended; and if the record, read last, does not name the
+	// file, no record ever will.
 	data, err := f.Data(ctx, store)
 	if err != nil {
 		return nil, err
@@ -97,8 +97,8 @@ func List(ctx context.Context, store blob.Store, prefix string, parse func(name 
 }
 
 // RemoveUnnamed removes those of the files that the current checkpoint does not
-// name, and goes on if one cannot be removed. If it cannot tell, it removes
-// nothing.
+// name, and goes on if one cannot be removed. If the checkpoint cannot be read, it
+// removes nothing.
 func RemoveUnnamed(ctx context.Context, store blob.Store, f Files, names []string) error {
 	if len(names) == 0 {
 		return nil
@@ -113,7 +113,7 @@ func RemoveUnnamed(ctx context.Context, store blob.Store, f Files, names []strin
 	})
 }
 
-// tempsAt returns what writers have at the root of a store.
+// tempsAt returns the temporary files of writers at the root of a store.
 func tempsAt(ctx context.Context, store blob.Store) ([]Leftover, error) {
 	s, ok := blob.As[blob.Sweeper](store)
 	if !ok {
@@ -155,8 +155,8 @@ func marksAt(ctx context.Context, store blob.Store, format string) ([]mark, erro
 	return out, nil
 }
 
-// ownerOf returns what became of the owner of a data file: alive if one of the
-// marks that it may be of is, dead if all are.
+// ownerOf returns the state of the owner of a data file: alive if one of the marks
+// that it may belong to is alive, dead if all of them are dead.
 func ownerOf(l *Leftover, marks []mark) blob.Owner {
 	var seen [3]bool
 	for i := range marks {
@@ -226,7 +226,8 @@ func anyDead(ctx context.Context, store blob.Store, format string) (bool, error)
 
 func isTemp(name string) bool { return strings.HasPrefix(name, blob.Reserved) }
 
-// sweepTemps removes what dead writers left. It returns those of left that went.
+// sweepTemps removes the temporary files of dead writers. It returns those of left
+// that it removed.
 func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderThan time.Duration) ([]Leftover, error) {
 	s, ok := blob.As[blob.Sweeper](store)
 	if !ok {

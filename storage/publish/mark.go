@@ -17,7 +17,7 @@ const (
 	placeLock  = "place"
 )
 
-// note is what a mark says about its save beyond its id.
+// note is the text of a mark.
 type note struct {
 	// Before are the data files without a save's id that were there when the
 	// save began: they are not its own.
@@ -98,8 +98,8 @@ func CheckIdle(ctx context.Context, store blob.Store, format string) error {
 	return nil
 }
 
-// lockWait bounds how long Locked waits. Those who hold the lock remove files or
-// write a record meanwhile, which takes no longer unless they are stopped.
+// lockWait bounds how long Locked waits. The holder of the lock removes files or
+// writes a record, which takes less time unless its process is stopped.
 const lockWait = 10 * time.Second
 
 // Locked runs fn while no other process of this host is inside of Locked for the

@@ -39,8 +39,8 @@ type Format struct {
 	// opening one: storage.ErrNotFound, ErrIncomplete, ErrCorrupt, ErrVersion.
 	Read func(ctx context.Context, store blob.Store) (*Existing, error)
 	// RankRecord returns the name of the record of one rank that saves without the
-	// others, and ReadRank the id of the save that such a record is of, or nothing
-	// if it does not tell. Nil: the format has no such records.
+	// other ranks, and ReadRank the id of the save of such a record, or "" if the
+	// record does not have it. Nil: the format has no such records.
 	RankRecord func(rank int) string
 	ReadRank   func(ctx context.Context, store blob.Store, name string) (saveID string, err error)
 }
@@ -117,7 +117,7 @@ func (p *Place) SetUp(s storage.Session) error {
 	return err
 }
 
-// Ranks returns the number of ranks that save without each other, or 0.
+// Ranks returns the number of ranks of a save without a group, or 0.
 func (p *Place) Ranks() int {
 	if !p.opts.RankLocal {
 		return 0
@@ -135,7 +135,7 @@ func (p *Place) record() (name string, ifAbsent bool) {
 }
 
 // Locate is the function Locate. The chunks of a rank that saves without the
-// others need not be whole tensors.
+// other ranks need not cover whole tensors.
 func (p *Place) Locate(md *meta.Metadata, results []*storage.WriteResults) ([]meta.Entry, error) {
 	if p.opts.RankLocal {
 		return storage.Locate(md, results)
@@ -185,7 +185,7 @@ func (p *Place) release() {
 	p.mark = nil
 }
 
-// Files returns what Sweep and Leftovers have to know about the format.
+// Files returns the description of the format for Sweep and Leftovers.
 func (f *Format) Files() Files {
 	return Files{
 		Format: f.Name,
@@ -199,8 +199,9 @@ func (f *Format) Files() Files {
 	}
 }
 
-// current returns the files of the checkpoint that is there. If it is incomplete
-// they are those of ranks that saved without the others and have their record.
+// current returns the files of the checkpoint at the place. If the checkpoint is
+// incomplete, they are the files of ranks that saved without a group and have
+// written their record.
 func (f *Format) current(ctx context.Context, store blob.Store) ([]string, error) {
 	old, err := f.Read(ctx, store)
 	if err == nil {
@@ -228,9 +229,8 @@ func (f *Format) current(ctx context.Context, store blob.Store) ([]string, error
 	return out, nil
 }
 
-// checkFree refuses a place with a checkpoint, or with the record of a rank that
-// is not of this save. One record of another rank is enough to look at: the
-// reader compares all of them.
+// checkFree refuses a place with a checkpoint, or with the record of a rank of
+// another save. It looks at one record of another rank: readers compare all of them.
 func (p *Place) checkFree(ctx context.Context) error {
 	own, _ := p.record()
 	for _, name := range []string{p.f.Record, own} {
@@ -345,7 +345,7 @@ func (p *Place) Note(name string) { p.written.Note(name) }
 // Abort removes the data files of this save: a rank its own, the coordinator
 // those of all ranks that have come since the save began, for it may be the only
 // one left. It does nothing once Commit may have made them part of a checkpoint,
-// and spares files that the current record names, whoever wrote it.
+// and spares files that the current record names, even if a repair wrote it.
 func (p *Place) Abort(ctx context.Context) error {
 	defer p.release()
 	names, kept := p.written.Take()

@@ -80,7 +80,7 @@ func (s *suite) shards(t *testing.T, p Place) {
 	}
 }
 
-// copies saves what two ranks hold both, from both of them.
+// copies saves tensors that two ranks hold, from both ranks.
 func (s *suite) copies(t *testing.T, p Place) {
 	x := Filled(t, s.DTypes[0], []int64{6, 5}, 1)
 	states := make([]plan.State, 2)

@@ -64,8 +64,8 @@ func (a *archive) recordError(err error) error {
 // takes about ten small reads.
 const wholeBytes = 64 << 10
 
-// within returns a way to read a range of a file, from its beginning on. It is
-// for one goroutine.
+// within returns a function that reads inside of a range of a file; offsets count
+// from the beginning of the range. It is not safe for concurrent use.
 func within(r blob.Reader, loc *meta.Location) torchsave.ReadFunc {
 	var all []byte
 	return func(ctx context.Context, p []byte, off int64) error {

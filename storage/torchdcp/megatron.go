@@ -18,8 +18,8 @@ import (
 // with everything that is not sharded: arguments, the iteration, schedulers.
 const commonName = "common.pt"
 
-// withCommon returns src with what commonName holds, if it is there. A name that
-// src has, too, gets a number behind it.
+// withCommon returns src together with the content of commonName, if that file
+// exists. A name that src has too gets a number behind it.
 func withCommon(ctx context.Context, store blob.Store, src *foreign.Source) (*foreign.Source, error) {
 	common, err := torchfile.Describe(ctx, store, commonName, src.Metadata)
 	if errors.Is(err, storage.ErrNotFound) {
@@ -54,8 +54,8 @@ func fitPaths(md, common *meta.Metadata) {
 	}
 }
 
-// existing tells of the checkpoint that is there. commonName is a part of it: it
-// must not become one of the checkpoint that replaces it.
+// existing returns the files of the checkpoint at the place. They include
+// commonName, so that it does not become part of the next checkpoint.
 func existing(ctx context.Context, store blob.Store) (*publish.Existing, error) {
 	e, err := files.Existing(ctx, store)
 	if err != nil {

@@ -69,9 +69,8 @@ func (o *Options) undo(ctx context.Context, descriptors []string, stored io.Read
 	return out, nil
 }
 
-// bounded reads the bytes that one step of a chain makes. The next step may make
-// nothing of them, so each step has the bound, and notices that the caller gave
-// up.
+// bounded reads the output of one step of a chain. Each step has its own bound and
+// looks at the context, because the next step may make no output of its input.
 type bounded struct {
 	ctx        context.Context // of the whole reading: io.Reader has none
 	r          io.Reader

@@ -92,9 +92,8 @@ func (c *collected) addSlots(p *plan.SavePlan, data storage.Resolver) error {
 	return errors.Join(errs...)
 }
 
-// addValues decodes the values of a plan and puts slots in the places of their
-// references. inside are the tensors that stood inside of a value and are there
-// again.
+// addValues decodes the values of a plan and replaces their references by slots.
+// inside are the tensors that go back into a value.
 func (c *collected) addValues(p *plan.SavePlan, data storage.Resolver) (values map[string]any, inside map[string]bool, err error) {
 	values, inside = map[string]any{}, map[string]bool{}
 	in := insideOf(p)
@@ -128,8 +127,8 @@ func (c *collected) addValues(p *plan.SavePlan, data storage.Resolver) (values m
 	return values, inside, errors.Join(errs...)
 }
 
-// insideOf returns the tensors of a plan that stood inside of one of its values,
-// with the name of that value.
+// insideOf returns the tensors of a plan that were inside of one of its values, with
+// the name of that value.
 func insideOf(p *plan.SavePlan) map[string]string {
 	md := &meta.Metadata{Entries: make([]meta.Entry, len(p.Items))}
 	for i := range p.Items {

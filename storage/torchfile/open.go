@@ -28,8 +28,9 @@ import (
 // anything else "value", a tuple there opened as a list is.
 //
 // If two paths give one name, the longer path has a name that ends in "#2", "#3"
-// and so on. Tensors inside of values have names, too: that of the value, and the
-// steps to the tensor; see value.Replacer. The value refers to them by a value.Ref.
+// and so on. A tensor inside of a value has a name too: that of the value, followed
+// by the steps to the tensor; see value.Replacer. The value refers to it by a
+// value.Ref.
 //
 // The error wraps storage.ErrNotFound if there is no such file, or if torch.save
 // did not write it, storage.ErrCorrupt if it contradicts itself, and
@@ -47,8 +48,9 @@ func NewReader(store blob.Store, name string, o storage.ReadOptions) storage.Rea
 	return foreign.NewReader(func(ctx context.Context) (*foreign.Source, error) { return describe(ctx, store, name) }, store, o)
 }
 
-// Describe reads what the file name of store holds, for a format that has such a
-// file beside others. Names that beside has, too, get a number behind them.
+// Describe describes the content of the file name of store, for a format that has
+// such a file beside other files. Names that beside has too get a number behind
+// them.
 func Describe(ctx context.Context, store blob.Store, name string, beside *meta.Metadata) (*foreign.Source, error) {
 	f, err := openFile(ctx, store, name)
 	if err != nil {
@@ -165,8 +167,8 @@ func openFile(ctx context.Context, store blob.Store, name string) (*file, error)
 	return f, err
 }
 
-// read opens the file for the time of a call. What is wrong with its bytes is
-// an error of package storage, and names the file.
+// read opens the file for the time of a call. Errors about its bytes wrap those of
+// package storage and name the file.
 func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader) error) error {
 	r, err := store.Open(ctx, f.name)
 	if err != nil {

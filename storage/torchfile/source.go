@@ -58,8 +58,8 @@ func newBuilder(store blob.Store) *builder {
 	}
 }
 
-// add takes in what a file holds: its leaves, and the tensors that are inside of
-// those leaves that are values.
+// add adds the content of a file: its leaves, and the tensors inside of leaves that
+// are values.
 func (b *builder) add(f *file) error {
 	leaves, err := flatten(f.Root)
 	if err != nil {
