@@ -17,6 +17,8 @@ var fromTorch = []testCase{
 	{name: "torch.save: zip", run: readsFile(args{"kind": "all"})},
 	{name: "torch.save: zip, pickle protocol 5", run: readsFile(args{"kind": "all", "protocol": 5})},
 	{name: "torch.save: legacy stream", run: readsFile(args{"kind": "all", "new": false})},
+	{name: "torch.save: a whole module → native", run: readsModule(true)},
+	{name: "torch.save: a whole module, legacy stream → native", run: readsModule(false)},
 	{name: "safetensors: save_file", run: readsSafe("saves.safe_file", nil)},
 	{name: "HuggingFaceStorageWriter: one file", needs: "huggingface", run: readsSafe("saves.huggingface", nil)},
 	{name: "HuggingFaceStorageWriter: three files, index", needs: "huggingface", run: readsSafe("saves.huggingface", args{"files": 3})},
@@ -55,6 +57,16 @@ func reads(function string, more args) func(r *rig) {
 func readsFile(more args) func(r *rig) {
 	return func(r *rig) {
 		readsAs(r, 1, "out.pt", "saves.file", args{"path": r.there("out.pt"), "dtypes": r.dtypes()}.with(more))
+	}
+}
+
+// readsModule compares the tensors of a module that was saved whole.
+func readsModule(zip bool) func(r *rig) {
+	return func(r *rig) {
+		want := r.items("saves.module", args{"path": r.there("out.pt"), "new": zip})
+		equal(r, "cairn digest", r.digest("out.pt").tensors(), want)
+		r.convert("out.pt", "native", "native")
+		equal(r, "the native one", r.digest("native").tensors(), want)
 	}
 }
 

@@ -30,6 +30,12 @@ var intoFiles = []testCase{
 		r.convert("first", "hf", "hf", "--select", "model.*", "--rename", "model.*=*")
 		r.nothing("loads.into_model", args{"path": r.there("hf")})
 	}},
+	{name: "safetensors → hf: metadata under its own names", run: func(r *rig) {
+		want := r.items("saves.safe_file", args{"path": r.there("first"), "dtypes": r.stockDTypes()})
+		r.convert("first", "second", "hf")
+		equal(r, "safe_open", r.items("loads.safe_open", args{"path": r.there("second")}), want)
+		r.nothing("loads.metadata_lacks", args{"path": r.there("second"), "want": map[string]string{"format": "pt", "note": "ü"}})
+	}},
 	{name: "native → hf → HuggingFaceStorageReader", needs: "huggingface", run: func(r *rig) {
 		r.save("native", r.stockDTypes(), false)
 		r.convert("native", "hf", "hf")
@@ -54,6 +60,11 @@ var intoFiles = []testCase{
 		r.convert("first.pt", "native", "native")
 		r.convert("native", "second.pt", "torch")
 		r.nothing("loads.into_raw_optimizer", args{"path": r.there("second.pt")})
+	}},
+	{name: "torch.save → torch: tied weights stay tied", run: func(r *rig) {
+		r.python("saves.tied", args{"path": r.there("first.pt")}, nil)
+		r.convert("first.pt", "second.pt", "torch")
+		r.nothing("loads.not_tied", args{"path": r.there("second.pt"), "original": r.there("first.pt")})
 	}},
 	{name: "hyper_parallel's own checkpoint, read by its metadata", run: func(r *rig) {
 		c := fixture.Cases(r, "hyper_parallel/collective-4")[0]

@@ -2,6 +2,13 @@
 
 package interop
 
+import (
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+)
+
 // intoTorch is what cairn wrote as a checkpoint of DCP, and PyTorch loads with
 // its own FileSystemReader.
 var intoTorch = []testCase{
@@ -25,6 +32,29 @@ var intoTorch = []testCase{
 		r.save("native", []string{"float32"}, true)
 		r.convert("native", "dcp", "torchdcp")
 		r.nothing("values.of_go", args{"path": r.there("dcp")})
+	}},
+	{name: "native with planner data → dcp: nested as it was", run: func(r *rig) {
+		r.saveWith("native", []string{"float32"}, true, notes)
+		r.convert("native", "dcp", "torchdcp")
+		equal(r, "dcp.load", r.items("loads.all_of", args{"path": r.there("dcp")}), r.digest("native"))
+		r.nothing("values.of_go", args{"path": r.there("dcp")})
+	}},
+	{name: "copies of all ranks as dcp → dcp.load", run: func(r *rig) {
+		r.saveWith("dcp", r.dtypes(), true, func(o *cairn.SaveOptions) {
+			o.Format, o.Planner = torchdcp.Format{}, &plan.DefaultSave{Owner: plan.EveryHolder}
+		})
+		r.cairn("verify", "dcp")
+		equal(r, "dcp.load", r.items("loads.preallocated", args{"path": r.there("dcp")}), r.digest("dcp"))
+	}},
+	{name: "native → dcp: requires_grad and memory formats", run: func(r *rig) {
+		r.saveProperties("native", map[string]meta.Properties{
+			"plain": {}, "learned": {RequiresGrad: true}, "image": {MemoryFormat: "channels_last"}, "kept": {MemoryFormat: "preserve_format"},
+		})
+		r.convert("native", "dcp", "torchdcp")
+		r.nothing("loads.properties_differ", args{"path": r.there("dcp"), "want": map[string][]any{
+			"plain": {false, "contiguous_format"}, "learned": {true, "contiguous_format"}, "image": {false, "channels_last"}, "kept": {false, "preserve_format"},
+		}})
+		equal(r, "dcp.load", r.items("loads.preallocated", args{"path": r.there("dcp")}), r.digest("native"))
 	}},
 	{name: "native → dcp, several files", run: func(r *rig) {
 		r.save("native", r.dtypes(), true)
@@ -67,6 +97,10 @@ var intoTorch = []testCase{
 var intoRanks = []testCase{
 	{name: "native → dcp.load by 2 ranks, resharded", run: loadsResharded(2)},
 	{name: "native → dcp.load by 3 ranks, resharded", run: loadsResharded(3)},
+	{name: "2 ranks without a group as dcp → dcp.load by 2 ranks", needs: "rank-local", run: func(r *rig) {
+		r.saveAlone("dcp")
+		equal(r, "dcp.load", r.itemsOf(2, "loads.rank_local", args{"path": r.there("dcp")}), r.digest("dcp"))
+	}},
 	{name: "dcp of 4 ranks → native → dcp.load by 3 ranks", run: func(r *rig) {
 		want := r.itemsOf(4, "saves.sharded", args{"path": r.there("first"), "dtypes": r.dtypes()})
 		r.convert("first", "native", "native")
@@ -90,7 +124,7 @@ var intoRanks = []testCase{
 		equal(r, "HuggingFaceStorageReader", got.named(), r.digest("native").tensors())
 	}},
 	{name: "native → hf for 3 ranks → HuggingFaceStorageReader", needs: "huggingface", run: func(r *rig) {
-		r.save("native", r.stockDTypes(), false)
+		r.saveWith("native", r.stockDTypes(), false, func(o *cairn.SaveOptions) { o.Tags = map[string]string{"run": "ü-7"} })
 		r.convert("native", "hf", "hf", "--world-size", "3")
 		got := r.items("loads.preallocated", args{"path": r.there("hf"), "huggingface": true})
 		equal(r, "HuggingFaceStorageReader", got, r.digest("native"))

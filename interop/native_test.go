@@ -10,12 +10,14 @@ import (
 	"slices"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -23,21 +25,24 @@ import (
 // different shardings, and values if wanted. py/values.py knows the values.
 func (r *rig) save(name string, dtypes []string, values bool) {
 	r.Helper()
+	r.saveWith(name, dtypes, values, func(*cairn.SaveOptions) {})
+}
+
+// saveWith is save with other options.
+func (r *rig) saveWith(name string, dtypes []string, values bool, change func(o *cairn.SaveOptions)) {
+	r.Helper()
 	const ranks = 4
-	store, err := file.Open(r.path(name), nil)
-	if err != nil {
-		r.Fatal(err)
-	}
-	err = inproc.Run(r.Context(), ranks, func(ctx context.Context, g group.Group) error {
+	store := r.store(name)
+	err := inproc.Run(r.Context(), ranks, func(ctx context.Context, g group.Group) error {
 		state, err := shardedState(g.Rank(), dtypes)
 		if err != nil {
 			return err
 		}
-		o := &cairn.SaveOptions{Group: g, Step: new(int64(12))}
 		if values {
 			state["values"] = plainValues()
-			o.Planner = &noting{}
 		}
+		o := &cairn.SaveOptions{Group: g, Step: new(int64(12))}
+		change(o)
 		_, err = cairn.Save(ctx, store, state, o)
 		return err
 	})
@@ -46,8 +51,61 @@ func (r *rig) save(name string, dtypes []string, values bool) {
 	}
 }
 
-// noting is a planner that keeps data of its own with the checkpoint: a
-// conversion to DCP must keep it without harm to what PyTorch loads.
+// store opens a folder of the case.
+func (r *rig) store(name string) blob.Store {
+	r.Helper()
+	s, err := file.Open(r.path(name), nil)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return s
+}
+
+// saveAlone has two ranks save a checkpoint of DCP, each without the other.
+func (r *rig) saveAlone(name string) {
+	r.Helper()
+	for rank := range 2 {
+		rows, err := random("float32", []int64{7, 5})
+		if err != nil {
+			r.Fatal(err)
+		}
+		all, err := random("bfloat16", []int64{3, 2})
+		if err != nil {
+			r.Fatal(err)
+		}
+		mine, err := part(shard.Placed{Mesh: shard.Mesh{Shape: []int{2}}, Placements: []shard.Placement{shard.Shard(0)}}, rows, rank)
+		if err != nil {
+			r.Fatal(err)
+		}
+		_, err = cairn.Save(r.Context(), r.store(name), cairn.State{"rows": mine, "all": all, "step": 12}, &cairn.SaveOptions{
+			Format: torchdcp.Format{}, RankLocal: &cairn.RankLocal{Rank: rank, Size: 2, SaveID: "alone"},
+		})
+		if err != nil {
+			r.Fatal(err)
+		}
+	}
+}
+
+// saveProperties saves tensors with properties.
+func (r *rig) saveProperties(name string, of map[string]meta.Properties) {
+	r.Helper()
+	state := cairn.State{}
+	for n, p := range of {
+		x, err := random("float32", []int64{2, 3, 4, 5})
+		if err != nil {
+			r.Fatal(err)
+		}
+		state[n] = plan.WithProperties(plan.Whole(x), p)
+	}
+	if _, err := cairn.Save(r.Context(), r.store(name), state, nil); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// notes gives a save a planner that keeps data of its own with the checkpoint.
+func notes(o *cairn.SaveOptions) { o.Planner = &noting{} }
+
+// noting is such a planner.
 type noting struct{ plan.DefaultSave }
 
 func (n *noting) GlobalPlan(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
@@ -63,17 +121,15 @@ func (n *noting) GlobalPlan(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metada
 // saveWhole has one rank save tensors of these dtypes.
 func (r *rig) saveWhole(name string, dtypes []string) {
 	r.Helper()
-	store, err := file.Open(r.path(name), nil)
-	if err != nil {
-		r.Fatal(err)
-	}
 	state := cairn.State{}
 	for _, d := range dtypes {
-		if state["model."+d], err = random(d, []int64{11, 6}); err != nil {
+		x, err := random(d, []int64{11, 6})
+		if err != nil {
 			r.Fatal(err)
 		}
+		state["model."+d] = x
 	}
-	if _, err := cairn.Save(r.Context(), store, state, nil); err != nil {
+	if _, err := cairn.Save(r.Context(), r.store(name), state, nil); err != nil {
 		r.Fatal(err)
 	}
 }

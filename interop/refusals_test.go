@@ -4,7 +4,7 @@ package interop
 
 import (
 	"io/fs"
-	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -38,6 +38,12 @@ var refusals = []testCase{
 		r.cairn("convert", "native", "hf", "--to", "hf", "--skip-objects")
 		equal(r, "safe_open", r.items("loads.safe_open", args{"path": r.there("hf")}), r.digest("native").tensors())
 	}},
+	{name: "planner data does not fit into torch.save, and is refused", run: func(r *rig) {
+		r.saveWith("native", []string{"float32"}, true, notes)
+		r.refuses("planner data", "out.pt", "convert", "native", "out.pt", "--to", "torch")
+		r.cairn("convert", "native", "out.pt", "--to", "torch", "--skip-objects")
+		equal(r, "torch.load", r.items("loads.file", args{"path": r.there("out.pt")}), r.digest("native"))
+	}},
 }
 
 // refuses runs the program, which must fail, name what it does not take, and
@@ -52,8 +58,14 @@ func (r *rig) refuses(name, target string, words ...string) {
 	if !strings.Contains(said, name) {
 		r.Errorf("cairn %s: %s; want it to name %s", strings.Join(words, " "), said, name)
 	}
-	left, err := fs.ReadDir(os.DirFS(r.path("")), target)
-	if err == nil && len(left) > 0 {
-		r.Errorf("%d files are left at %s", len(left), target)
+	left := 0
+	_ = filepath.WalkDir(r.path(target), func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			left++
+		}
+		return nil
+	})
+	if left > 0 {
+		r.Errorf("%d files are left at %s", left, target)
 	}
 }

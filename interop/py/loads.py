@@ -65,6 +65,24 @@ def resharded(path, huggingface=False):
     return digest.of_items(state)
 
 
+def rank_local(path):
+    """Loads what each rank's own metadata says: rows of one tensor, and all of the others."""
+    reader = dcp.FileSystemReader(path)
+    described = reader.read_metadata(rank=dist.get_rank()).state_dict_metadata
+    state = {name: blank(m) for name, m in described.items()}
+    state["rows"] = sharding.cut(state["rows"], init_device_mesh("cpu", (dist.get_world_size(),)), (Shard(0),))
+    dcp.load(state, storage_reader=reader)
+    return digest.of_items(state)
+
+
+def properties_differ(path, want):
+    """Says which tensors have another requires_grad or memory format than wanted."""
+    described = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    got = {name: [m.properties.requires_grad, str(m.properties.memory_format)] for name, m in described.items()}
+    want = {name: [grad, "torch." + word] for name, (grad, word) in want.items()}
+    return digest.differences(want, got, "properties")
+
+
 def rebuilt(path):
     """Loads a checkpoint whose state nobody knows: the nested one that is in it."""
     state = {}
@@ -142,6 +160,25 @@ def into_raw_optimizer(path):
 
 def file(path, mmap=False):
     return digest.of_state(torch.load(path, weights_only=True, mmap=mmap))
+
+
+def not_tied(path, original):
+    """Says where a file differs from the original, in which embed and head are one tensor."""
+    got = torch.load(path, weights_only=True)
+    found = digest.differences(torch.load(original, weights_only=True), got)
+    if got["embed"].untyped_storage().data_ptr() != got["head"].untyped_storage().data_ptr():
+        found.append("embed and head have storages of their own")
+    return found
+
+
+def metadata_lacks(path, want):
+    """Says which keys of __metadata__ a folder's files do not have."""
+    found = []
+    for name in safe_files(path):
+        with safetensors.safe_open(name, framework="pt") as f:
+            has = f.metadata() or {}
+        found += [f"{k} is {has.get(k)!r}; want {v!r}" for k, v in want.items() if has.get(k) != v]
+    return found
 
 
 def safe_files(path):

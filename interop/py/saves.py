@@ -57,6 +57,19 @@ def file(path, kind, dtypes, new=True, protocol=2):
     return digest.of_file(state)
 
 
+def module(path, new=True):
+    """Saves a module itself, not its state_dict."""
+    net = states.trained()[0]
+    torch.save(net, path, _use_new_zipfile_serialization=new)
+    return digest.of_items({"value._modules." + name: x for name, x in net.state_dict().items()})
+
+
+def tied(path):
+    """Saves one tensor under two names."""
+    w = states.tensor("tied", (300, 40))
+    torch.save({"embed": w, "head": w, "other": states.tensor("other", (3,))}, path)
+
+
 def safe_file(path, dtypes):
     """Saves one file with safetensors."""
     state = states.flat(dtypes)
