@@ -48,12 +48,20 @@ func TestCheckpointReadsPartsAndRefusesTheRest(t *testing.T) {
 	if codec, data, err := c.ReadBytes(ctx, e); err != nil || codec != "raw" || !slices.Equal(data, []byte{1, 2, 3}) {
 		t.Errorf("ReadBytes = %q, %v, %v", codec, data, err)
 	}
+	ex, errX := c.Entry(ctx, "x")
+	if errX != nil {
+		t.Fatal(errX)
+	}
 	for what, c := range map[string]struct{ err, want error }{
 		"Entry of an unknown name":       {second(c.Entry(ctx, "y")), cairn.ErrMissing},
 		"ReadTensor of an unknown name":  {second(c.ReadTensor(ctx, "y")), cairn.ErrMissing},
 		"ReadValue of an unknown name":   {second(c.ReadValue(ctx, "y")), cairn.ErrMissing},
 		"ReadTensor of a value":          {second(c.ReadTensor(ctx, "v")), cairn.ErrMismatch},
 		"ReadValue of a tensor":          {second(c.ReadValue(ctx, "x")), cairn.ErrMismatch},
+		"ReadEntries of a value":         {c.ReadEntries(ctx, []*meta.Entry{e}, []*tensor.Tensor{x}), cairn.ErrMismatch},
+		"ReadEntries into another shape": {c.ReadEntries(ctx, []*meta.Entry{ex}, []*tensor.Tensor{dst}), tensor.ErrShape},
+		"ReadEntries into too few":       {c.ReadEntries(ctx, []*meta.Entry{ex}, nil), tensor.ErrShape},
+		"ReadEntries of one name twice":  {c.ReadEntries(ctx, []*meta.Entry{ex, ex}, []*tensor.Tensor{x, x}), cairn.ErrMismatch},
 		"ReadBox of a value":             {c.ReadBox(ctx, "v", box, dst), cairn.ErrMismatch},
 		"ReadBox into another shape":     {c.ReadBox(ctx, "x", box, x), tensor.ErrShape},
 		"ReadBox outside of the tensor":  {c.ReadBox(ctx, "x", tensor.Box{Offsets: []int64{5, 2}, Sizes: []int64{3, 2}}, dst), tensor.ErrShape},

@@ -79,7 +79,7 @@ var layers = []struct{ name, imports string }{
 	{"storage/native", "blob internal/crc32c internal/guard internal/progress internal/safetensors internal/wire meta plan storage storage/datafile storage/fetch storage/publish storage/verify tensor"},
 	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/datafile storage/publish"},
 	{"storage/torchfile", "blob internal/guard internal/torchsave meta plan storage storage/datafile storage/foreign storage/publish tensor value"},
-	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave meta plan storage storage/datafile storage/dcpfiles storage/foreign storage/publish storage/torchfile tensor value"},
+	{"storage/torchdcp", "blob internal/dcpmeta internal/guard internal/torchsave meta plan storage storage/datafile storage/dcpfiles storage/fetch storage/foreign storage/publish storage/torchfile tensor value"},
 	{"storage/hf", "blob blob/only internal/guard internal/safetensors meta plan storage storage/datafile storage/fetch storage/foreign storage/publish tensor"},
 	{"storage/hyper", "blob internal/dcpmeta internal/guard internal/pickle internal/safetensors internal/torchsave meta plan shard storage storage/datafile storage/dcpfiles storage/foreign storage/publish tensor value"},
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"strconv"
 	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
@@ -40,6 +41,8 @@ type Digest struct {
 // Content is a checkpoint whose bytes can be read. A *cairn.Checkpoint is one.
 type Content interface {
 	ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error
+	// ReadEntries reads whole tensors, tensor i into dst[i].
+	ReadEntries(ctx context.Context, entries []*meta.Entry, dst []*tensor.Tensor) error
 	ReadBytes(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error)
 }
 
@@ -82,11 +85,11 @@ func Digests(ctx context.Context, src Content, entries []*meta.Entry, opts *Dige
 	out := make([]Digest, len(entries))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(o.Parallel)
-	for i, e := range entries {
-		g.Go(func() (err error) {
-			out[i], err = d.entry(gctx, e)
-			return err
-		})
+	for at := 0; at < len(entries); {
+		n := max(1, d.small(entries[at:]))
+		some, to := entries[at:at+n], out[at:at+n]
+		g.Go(func() error { return d.entries(gctx, some, to) })
+		at += n
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err
@@ -103,9 +106,12 @@ func Digests(ctx context.Context, src Content, entries []*meta.Entry, opts *Dige
 // equal ones however they are sharded.
 func Combine(digests map[string]Digest) string {
 	h := sha256.New()
+	var line []byte
 	for _, name := range slices.Sorted(maps.Keys(digests)) {
 		d := digests[name]
-		fmt.Fprintf(h, "%q %s %s %v %s\n", name, d.Kind, d.DType, d.Shape, d.SHA256)
+		line = strconv.AppendQuote(line[:0], name)
+		line = fmt.Appendf(line, " %s %s %v %s\n", d.Kind, d.DType, d.Shape, d.SHA256)
+		h.Write(line)
 	}
 	return hex.EncodeToString(h.Sum(nil))
 }
@@ -116,14 +122,82 @@ type digester struct {
 	budget *semaphore.Weighted // bytes of slabs
 }
 
-func (d *digester) entry(ctx context.Context, e *meta.Entry) (Digest, error) {
-	if ctx.Err() != nil {
-		return Digest{}, context.Cause(ctx)
+const (
+	// smallBytes is the size up to which tensors are read together: each by
+	// itself costs more than its bytes.
+	smallBytes = 64 << 10
+	// maxTogether is how many are read together at most.
+	maxTogether = 4096
+)
+
+// small returns how many of the first entries are tensors that are read together.
+func (d *digester) small(entries []*meta.Entry) int {
+	room := min(minSlab, d.opts.BufferBytes)
+	for i, e := range entries {
+		if i == maxTogether || e.Tensor == nil {
+			return i
+		}
+		n, err := tensor.NumBytes(e.Tensor.DType, e.Tensor.Shape)
+		if err != nil || n > smallBytes || n > room {
+			return i
+		}
+		room -= n
 	}
-	if e.Tensor != nil {
-		return d.tensor(ctx, e)
+	return len(entries)
+}
+
+// entries computes the digests of entries: of a single one, or of small tensors.
+func (d *digester) entries(ctx context.Context, entries []*meta.Entry, out []Digest) (err error) {
+	e := entries[0]
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case len(entries) > 1:
+		return d.together(ctx, entries, out)
+	case e.Tensor != nil:
+		out[0], err = d.tensor(ctx, e)
+	default:
+		out[0], err = d.object(ctx, e)
 	}
-	return d.object(ctx, e)
+	return err
+}
+
+// together computes the digests of small tensors from one read.
+func (d *digester) together(ctx context.Context, entries []*meta.Entry, out []Digest) error {
+	var total int64
+	for _, e := range entries {
+		total += e.NumBytes()
+	}
+	if err := d.budget.Acquire(ctx, total); err != nil {
+		return err
+	}
+	defer d.budget.Release(total)
+	buf, dst := make([]byte, total), make([]*tensor.Tensor, len(entries))
+	for i, at := 0, int64(0); i < len(entries); i++ {
+		t, n := entries[i].Tensor, entries[i].NumBytes()
+		var err error
+		if dst[i], err = tensor.FromBytes(t.DType, t.Shape, buf[at:at+n]); err != nil {
+			return fmt.Errorf("%q: %w", entries[i].FQN, err)
+		}
+		at += n
+	}
+	if err := d.src.ReadEntries(ctx, entries, dst); err != nil {
+		return err
+	}
+	for i, e := range entries {
+		n := e.NumBytes()
+		out[i] = newDigest(e.Tensor, n, sha256.Sum256(buf[:n]))
+		buf = buf[n:]
+	}
+	d.opts.Progress(total)
+	return nil
+}
+
+func newDigest(t *meta.Tensor, bytes int64, sum [sha256.Size]byte) Digest {
+	return Digest{
+		Kind: KindTensor, DType: t.DType.String(), Shape: append([]int64{}, t.Shape...),
+		NumBytes: bytes, SHA256: hex.EncodeToString(sum[:]),
+	}
 }
 
 func (d *digester) object(ctx context.Context, e *meta.Entry) (Digest, error) {
@@ -158,7 +232,6 @@ func reprHead(v any) string {
 
 func (d *digester) tensor(ctx context.Context, e *meta.Entry) (Digest, error) {
 	t := e.Tensor
-	out := Digest{Kind: KindTensor, DType: t.DType.String(), Shape: append([]int64{}, t.Shape...)}
 	elements, err := tensor.NumElements(t.Shape)
 	if err != nil {
 		return Digest{}, fmt.Errorf("%q: %w", e.FQN, err)
@@ -177,8 +250,7 @@ func (d *digester) tensor(ctx context.Context, e *meta.Entry) (Digest, error) {
 			return Digest{}, err
 		}
 	}
-	out.NumBytes, out.SHA256 = elements*size, hex.EncodeToString(h.Sum(nil))
-	return out, nil
+	return newDigest(t, elements*size, [sha256.Size]byte(h.Sum(nil))), nil
 }
 
 const (

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,8 +17,12 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -99,6 +104,31 @@ func TestDigestsNoticeDamage(t *testing.T) {
 	}
 }
 
+// Small tensors are read together, whatever the format.
+func TestDigestsReadSmallTensorsTogether(t *testing.T) {
+	state, want := cairn.State{}, map[string]inspect.Digest{}
+	for i := range 500 {
+		name, x := fmt.Sprintf("t%03d", i), counting(t, int64(i%4), 2)
+		state[name] = x
+		want[name] = inspect.Digest{Kind: "tensor", DType: "float32", Shape: x.Shape(), NumBytes: x.NumBytes(), SHA256: sum(x.Contents())}
+	}
+	for _, format := range []storage.Format{nil, torchdcp.Format{}} {
+		m := meter.New(new(mem.Store))
+		if _, err := cairn.Save(t.Context(), m, state, &cairn.SaveOptions{Format: format}); err != nil {
+			t.Fatal(err)
+		}
+		c, md := open(t, m)
+		before := m.Counts()
+		got, err := inspect.Digests(t.Context(), c, inspect.Select(md), &inspect.DigestOptions{BufferBytes: 4 << 10})
+		if d := cmp.Diff(want, got); err != nil || d != "" {
+			t.Errorf("%v: Digests: %v, -want +got\n%s", format, err, d)
+		}
+		if n := m.Counts().Sub(before); n.Opens > 20 || n.Reads > 20 {
+			t.Errorf("%v: %d opens and %d reads of 500 tensors; want at most 20", format, n.Opens, n.Reads)
+		}
+	}
+}
+
 func TestDigestsEndWithTheContext(t *testing.T) {
 	c, md := open(t, save(t, rows(2), 2, counting(t, 6, 4)))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -119,6 +149,10 @@ func (o odd) ReadBytes(context.Context, *meta.Entry) (string, []byte, error) {
 }
 
 func (o odd) ReadEntry(context.Context, *meta.Entry, tensor.Box, *tensor.Tensor) error {
+	return errors.New("no tensors here")
+}
+
+func (o odd) ReadEntries(context.Context, []*meta.Entry, []*tensor.Tensor) error {
 	return errors.New("no tensors here")
 }
 

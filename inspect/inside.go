@@ -51,6 +51,20 @@ func (w *within) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, d
 	return tensor.Convert(dst, part, tensor.CastAny)
 }
 
+// ReadEntries implements Content.
+func (w *within) ReadEntries(ctx context.Context, entries []*meta.Entry, dst []*tensor.Tensor) error {
+	var others []*meta.Entry
+	var to []*tensor.Tensor
+	for i, e := range entries {
+		if w.inside[e] == nil {
+			others, to = append(others, e), append(to, dst[i])
+		} else if err := w.ReadEntry(ctx, e, tensor.Whole(e.Tensor.Shape), dst[i]); err != nil {
+			return err
+		}
+	}
+	return w.Content.ReadEntries(ctx, others, to)
+}
+
 // insides are the tensors inside of values, by their entries.
 type insides struct {
 	tensors map[*meta.Entry][]insideTensor

@@ -36,6 +36,15 @@ func (m *memory) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, d
 	return tensor.Convert(dst, part, tensor.CastAny)
 }
 
+func (m *memory) ReadEntries(ctx context.Context, entries []*meta.Entry, dst []*tensor.Tensor) error {
+	for i, e := range entries {
+		if err := m.ReadEntry(ctx, e, tensor.Whole(e.Tensor.Shape), dst[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (m *memory) ReadBytes(_ context.Context, e *meta.Entry) (string, []byte, error) {
 	codec, data, err := value.Encode(m.values[e.FQN])
 	m.read.Add(int64(len(data)))

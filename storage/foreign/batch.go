@@ -6,9 +6,6 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"golang.org/x/sync/errgroup"
-
-	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -143,35 +140,27 @@ func (b *batch) run(ctx context.Context) (storage.ReadStats, error) {
 // locate asks the source where the chunks lie, for each chunk once, and checks
 // what it says.
 func (b *batch) locate(ctx context.Context) error {
-	type key struct {
-		e *meta.Entry
-		i int
-	}
-	same := map[key][]*job{}
+	var ids []ChunkID
+	var same [][]*job // by the number of their chunk in ids
+	numbers := map[ChunkID]int{}
 	for _, j := range b.jobs {
-		if !j.box.Empty() {
-			k := key{j.entry, j.chunk}
-			same[k] = append(same[k], j)
+		if j.box.Empty() {
+			continue
 		}
-	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(fetch.Workers(b.opts.Parallel))
-	for k, js := range same {
-		if gctx.Err() != nil {
-			break
+		id := ChunkID{j.entry, j.chunk}
+		n, ok := numbers[id]
+		if !ok {
+			n = len(ids)
+			numbers[id], ids, same = n, append(ids, id), append(same, nil)
 		}
-		g.Go(guard.Func(func() error {
-			at, lay, err := b.c.locate(gctx, k.e, k.i)
-			if err != nil {
-				return err
-			}
-			for _, j := range js {
-				j.at, j.lay = at, lay
-			}
-			return nil
-		}))
+		same[n] = append(same[n], j)
 	}
-	if err := g.Wait(); err != nil {
+	err := b.c.locateAll(ctx, ids, b.opts, func(n int, at Chunk, lay *layout) {
+		for _, j := range same[n] {
+			j.at, j.lay = at, lay
+		}
+	})
+	if err != nil {
 		return err
 	}
 	return context.Cause(ctx)

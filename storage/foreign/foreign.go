@@ -27,6 +27,10 @@ type Source struct {
 	Problems []storage.VerifyProblem
 	// Chunk says where chunk i of a tensor lies.
 	Chunk func(ctx context.Context, e *meta.Entry, i int) (Chunk, error)
+	// Chunks, if not nil, is Chunk for many chunks at once, with fewer reads. It
+	// calls found with the number of each in ids and where it lies, from several
+	// goroutines at once.
+	Chunks func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error
 	// Value returns the bytes of a value in a codec of package value, whatever
 	// the format's own encoding is. Nil: the checkpoint holds no values.
 	Value func(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error)
@@ -34,11 +38,19 @@ type Source struct {
 	// file was read from end to end, and reports what is wrong with it: records
 	// whose checksum does not match, headers that contradict the metadata. It
 	// returns how many of the file's bytes are those of tensors and values and
-	// have no checksum: what is around them is checked by being understood. Nil:
-	// all bytes of all files count as such.
-	Check func(ctx context.Context, file string, problem func(fqn, text string)) (unsummed int64, err error)
+	// have no checksum: what is around them is checked by being understood. If it
+	// learns where a chunk lies it may call found, so that Chunk is not called for
+	// it. Both functions may be called from several goroutines at once. Nil: all
+	// bytes of all files count as such.
+	Check func(ctx context.Context, file string, problem func(fqn, text string), found func(id ChunkID, c Chunk)) (unsummed int64, err error)
 
 	watch *watch // set by Watch
+}
+
+// ChunkID is chunk N of the tensor of an entry.
+type ChunkID struct {
+	Entry *meta.Entry
+	N     int
 }
 
 // Chunk is where the elements of one chunk are: in a Region, or to be made by a

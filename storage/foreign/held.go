@@ -5,8 +5,12 @@ import (
 	"fmt"
 	"math"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/fetch"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -86,19 +90,55 @@ func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 	return nil
 }
 
-// locate returns where a chunk is, and its layout where that is a region. It
+// locate returns where a chunk is, and its layout if that is a region. It
 // refuses what the files cannot hold.
 func (c *Checkpoint) locate(ctx context.Context, e *meta.Entry, i int) (Chunk, *layout, error) {
-	fail := func(err error) (Chunk, *layout, error) { return Chunk{}, nil, fmt.Errorf("%q: %w", e.FQN, err) }
 	at, err := c.src.Chunk(ctx, e, i)
 	if err != nil {
-		return fail(err)
+		return Chunk{}, nil, fmt.Errorf("%q: %w", e.FQN, err)
 	}
+	l, err := c.layout(e, i, at)
+	return at, l, err
+}
+
+// locateAll is locate for many chunks. It calls found with the number of each,
+// from several goroutines at once.
+func (c *Checkpoint) locateAll(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, at Chunk, l *layout)) error {
+	if c.src.Chunks != nil && len(ids) > 1 {
+		return c.src.Chunks(ctx, ids, o, func(n int, at Chunk) error {
+			l, err := c.layout(ids[n].Entry, ids[n].N, at)
+			if err == nil {
+				found(n, at, l)
+			}
+			return err
+		})
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(fetch.Workers(o.Parallel))
+	for n, id := range ids {
+		if gctx.Err() != nil {
+			break
+		}
+		g.Go(guard.Func(func() error {
+			at, l, err := c.locate(gctx, id.Entry, id.N)
+			if err == nil {
+				found(n, at, l)
+			}
+			return err
+		}))
+	}
+	return g.Wait()
+}
+
+// layout returns the layout of a chunk that lies in a region. It refuses what the
+// files cannot hold.
+func (c *Checkpoint) layout(e *meta.Entry, i int, at Chunk) (*layout, error) {
+	fail := func(err error) (*layout, error) { return nil, fmt.Errorf("%q: %w", e.FQN, err) }
 	switch {
 	case (at.Region == nil) == (at.Maker == nil):
 		return fail(fmt.Errorf("%w: chunk %d lies nowhere", storage.ErrCorrupt, i))
 	case at.Region == nil:
-		return at, nil, nil
+		return nil, nil
 	}
 	size, ok := c.sizes[at.Region.File]
 	if !ok {
@@ -115,5 +155,5 @@ func (c *Checkpoint) locate(ctx context.Context, e *meta.Entry, i int) (Chunk, *
 	if n, err := tensor.NumBytes(e.Tensor.DType, sizes); err != nil || l.expands() && n > maxExpanded {
 		return fail(fmt.Errorf("%w: a chunk of %v repeats the few elements at %d of %s", storage.ErrCorrupt, sizes, at.Region.Offset, at.Region.File))
 	}
-	return at, l, nil
+	return l, nil
 }

@@ -30,12 +30,13 @@ func Join(a, b *Source) *Source {
 	out := *a
 	out.Metadata, out.Files = &md, slices.Concat(a.Files, b.Files)
 	out.Chunk = func(ctx context.Context, e *meta.Entry, i int) (Chunk, error) { return of(e).Chunk(ctx, e, i) }
+	out.Chunks = nil // a and b may have different ways
 	out.Value = func(ctx context.Context, e *meta.Entry) (string, []byte, error) { return of(e).Value(ctx, e) }
-	out.Check = func(ctx context.Context, file string, problem func(fqn, text string)) (int64, error) {
+	out.Check = func(ctx context.Context, file string, problem func(fqn, text string), found func(ChunkID, Chunk)) (int64, error) {
 		if files[file] {
-			return b.Check(ctx, file, problem)
+			return b.Check(ctx, file, problem, found)
 		}
-		return a.Check(ctx, file, problem)
+		return a.Check(ctx, file, problem, found)
 	}
 	return &out
 }

@@ -25,7 +25,7 @@ import (
 // decoded, and what the format itself knows of its files. progress, if not nil,
 // is told of the bytes that were read, one call at a time.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
-	v := &verifier{c: c, found: verify.New(progress)}
+	v := &verifier{c: c, found: verify.New(progress), known: map[*meta.Location]bool{}}
 	for _, p := range c.src.Problems {
 		v.found.Add(p)
 	}
@@ -34,13 +34,10 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	for _, f := range c.src.Files {
 		g.Go(guard.Func(func() error { return v.file(gctx, f) }))
 	}
-	for i := range c.md.Entries {
-		if gctx.Err() != nil {
-			break
-		}
-		g.Go(guard.Func(func() error { return v.entry(gctx, &c.md.Entries[i]) }))
-	}
 	err := g.Wait()
+	if err == nil {
+		err = v.entries(ctx)
+	}
 	if err == nil {
 		err = context.Cause(ctx) // cancelled is not done
 	}
@@ -61,7 +58,43 @@ type verifier struct {
 	found *verify.Findings
 
 	mu    sync.Mutex
-	whole map[string]*damage // files that cannot be read, or end too early; guarded by mu
+	whole map[string]*damage      // files that cannot be read, or end too early; guarded by mu
+	known map[*meta.Location]bool // the chunks that were found with their files; guarded by mu until all files are checked
+}
+
+// chunk notes that a chunk was found with its file. If it is not sound, entry
+// reports why.
+func (v *verifier) chunk(id ChunkID, at Chunk) {
+	if _, err := v.c.layout(id.Entry, id.N, at); err != nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.known[&id.Entry.Tensor.Locs[id.N]] = true
+}
+
+// someEntries is how many entries are checked by one goroutine: most need little
+// work.
+const someEntries = 64
+
+// entries checks what the metadata says of all names.
+func (v *verifier) entries(ctx context.Context) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
+	for some := range slices.Chunk(v.c.md.Entries, someEntries) {
+		if gctx.Err() != nil {
+			break
+		}
+		g.Go(guard.Func(func() error {
+			for i := range some {
+				if err := v.entry(gctx, &some[i]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	return g.Wait()
 }
 
 // damage is what is wrong with a file as a whole.
@@ -127,7 +160,7 @@ func (v *verifier) file(ctx context.Context, f storage.File) error {
 	}
 	unsummed := size
 	if v.c.src.Check != nil {
-		unsummed, err = v.c.src.Check(ctx, f.Name, func(fqn, text string) { v.found.Problem(f.Name, fqn, text) })
+		unsummed, err = v.c.src.Check(ctx, f.Name, func(fqn, text string) { v.found.Problem(f.Name, fqn, text) }, v.chunk)
 		if err != nil {
 			return err
 		}
@@ -146,7 +179,7 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 		v.found.Problem(v.describing(), e.FQN, fmt.Sprintf("%s: %s", p.Kind, p.Text))
 	}
 	for i, box := range e.Tensor.Chunks {
-		if box.Empty() || v.beyond(e.FQN, &e.Tensor.Locs[i]) {
+		if box.Empty() || v.known[&e.Tensor.Locs[i]] || v.beyond(e.FQN, &e.Tensor.Locs[i]) {
 			continue
 		}
 		_, _, err := v.c.locate(ctx, e, i)

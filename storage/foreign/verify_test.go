@@ -53,7 +53,7 @@ func TestVerify(t *testing.T) {
 			e.Tensor.Chunks, e.Tensor.Locs = e.Tensor.Chunks[:1], e.Tensor.Locs[:1]
 		}, []storage.VerifyProblem{{File: "index", FQN: "y", Text: "volume: the chunks hold 20 of 40 elements"}}, 3, 160},
 		"the format finds something": {func(_ *scene, _ *mem.Store, src *Source) {
-			src.Check = func(_ context.Context, file string, problem func(fqn, text string)) (int64, error) {
+			src.Check = func(_ context.Context, file string, problem func(fqn, text string), _ func(ChunkID, Chunk)) (int64, error) {
 				if file == "a" {
 					problem("x", "a record")
 				}
@@ -84,7 +84,7 @@ func TestVerify(t *testing.T) {
 func TestVerifyCountsWhatHasNoChecksum(t *testing.T) {
 	s, store := verifiable(t)
 	src := s.source()
-	src.Check = func(_ context.Context, file string, _ func(fqn, text string)) (int64, error) {
+	src.Check = func(_ context.Context, file string, _ func(fqn, text string), _ func(ChunkID, Chunk)) (int64, error) {
 		return map[string]int64{"a": 90}[file], nil
 	}
 	rep, err := Open(store, src).Verify(t.Context(), nil)
@@ -100,7 +100,9 @@ func TestVerifyReportsWhatItCouldNotCheck(t *testing.T) {
 		t.Errorf("Verify over a store that fails = %v; want its error", err)
 	}
 	src := s.source()
-	src.Check = func(context.Context, string, func(fqn, text string)) (int64, error) { return 0, errOnPurpose }
+	src.Check = func(context.Context, string, func(fqn, text string), func(ChunkID, Chunk)) (int64, error) {
+		return 0, errOnPurpose
+	}
 	if _, err := Open(store, src).Verify(t.Context(), nil); !errors.Is(err, errOnPurpose) {
 		t.Errorf("Verify with a check that fails = %v; want its error", err)
 	}

@@ -235,7 +235,7 @@ func (a *archive) source(md *meta.Metadata, files []storage.File, names []string
 
 // checkFile is foreign.Source.Check. Only torch.save files have checksums; what
 // is wrong with others is told of by whoever reads what is in them.
-func (a *archive) checkFile(ctx context.Context, file string, problem func(fqn, text string)) (int64, error) {
+func (a *archive) checkFile(ctx context.Context, file string, problem func(fqn, text string), _ func(foreign.ChunkID, foreign.Chunk)) (int64, error) {
 	c := a.files[file]
 	switch {
 	case c == nil || c.err != nil: // metadata, or nothing that could be read

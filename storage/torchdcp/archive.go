@@ -7,10 +7,14 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/fetch"
 	"github.com/cairn-ckpt/cairn/storage/foreign"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -64,6 +68,9 @@ func (a *archive) recordError(err error) error {
 // takes about ten small reads.
 const wholeBytes = 64 << 10
 
+// pageBytes is the smallest hole between records worth skipping.
+const pageBytes = 4 << 10
+
 // within returns a function that reads inside of a range of a file; offsets count
 // from the beginning of the range. It is not safe for concurrent use.
 func within(r blob.Reader, loc *meta.Location) torchsave.ReadFunc {
@@ -85,6 +92,69 @@ func within(r blob.Reader, loc *meta.Location) torchsave.ReadFunc {
 		copy(p, all[off:])
 		return nil
 	}
+}
+
+// useFunc receives the description of record n and a way to read it until it
+// returns, or why the record cannot be read.
+type useFunc func(n int, f *torchsave.File, read torchsave.ReadFunc, err error) error
+
+// records reads the descriptions of many records. Small ones that lie side by
+// side are one read. It calls use for each, from several goroutines at once.
+func (a *archive) records(ctx context.Context, of []held, o storage.ReadOptions, use useFunc) error {
+	var small []fetch.Request
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(fetch.Workers(o.Parallel))
+	for n, h := range of {
+		loc := h.loc()
+		if loc.Length > 0 && loc.Length <= wholeBytes && !isPacked(loc) && a.check(loc) == nil {
+			small = append(small, fetch.Request{File: loc.File, Offset: loc.Offset, Width: loc.Length, To: &whole{gctx, a, n, use}})
+			continue
+		}
+		if gctx.Err() != nil {
+			break
+		}
+		g.Go(guard.Func(func() error {
+			called := false
+			err := a.file(gctx, loc, h.most(), func(f *torchsave.File, read torchsave.ReadFunc) error {
+				called = true
+				return use(n, f, read, nil)
+			})
+			if called || err == nil {
+				return err
+			}
+			return use(n, nil, nil, err)
+		}))
+	}
+	fo := fetch.Options{Open: a.store.Open, BufferBytes: o.BufferBytes, Parallel: o.Parallel, Gap: pageBytes}
+	if r, ok := blob.As[blob.GapReader](a.store); ok {
+		fo.Gap, fo.Dear = max(fo.Gap, r.ReadGap()), r.ReadGap() > 0
+	}
+	g.Go(func() error {
+		_, err := fetch.Run(gctx, small, fo)
+		return err
+	})
+	return g.Wait()
+}
+
+// whole is a record that is read at once.
+type whole struct {
+	ctx context.Context
+	a   *archive
+	n   int
+	use useFunc
+}
+
+// Take implements fetch.Sink.
+func (w *whole) Take(record []byte) error {
+	read := func(_ context.Context, p []byte, off int64) error {
+		if off < 0 || off > int64(len(record)-len(p)) {
+			return fmt.Errorf("%w: %d bytes at %d of a record of %d", storage.ErrCorrupt, len(p), off, len(record))
+		}
+		copy(p, record[off:])
+		return nil
+	}
+	f, err := torchsave.Open(w.ctx, read, int64(len(record)))
+	return w.use(w.n, f, read, w.a.recordError(err))
 }
 
 // isPacked reports whether a record was transformed on its way to the file.
@@ -119,8 +189,45 @@ func (a *archive) fileIn(ctx context.Context, r blob.Reader, loc *meta.Location,
 
 // chunk says where chunk i of a tensor lies.
 func (a *archive) chunk(ctx context.Context, e *meta.Entry, i int) (foreign.Chunk, error) {
+	t, err := a.tensor(ctx, &e.Tensor.Locs[i], mostFor(e, i))
+	return a.chunkOf(e, i, t, err)
+}
+
+// chunks is foreign.Source.Chunks.
+func (a *archive) chunks(ctx context.Context, ids []foreign.ChunkID, o storage.ReadOptions, found func(n int, c foreign.Chunk) error) error {
+	tell := func(n int, t *torchsave.Tensor, err error) error {
+		at, err := a.chunkOf(ids[n].Entry, ids[n].N, t, err)
+		if err != nil {
+			return fmt.Errorf("%q: %w", ids[n].Entry.FQN, err)
+		}
+		return found(n, at)
+	}
+	var unknown []held
+	var numbers []int // in ids
+	for n, id := range ids {
+		t := a.known(held(id).loc())
+		if t == nil {
+			unknown, numbers = append(unknown, held(id)), append(numbers, n)
+		} else if err := tell(n, t, nil); err != nil {
+			return err
+		}
+	}
+	return a.records(ctx, unknown, o, func(k int, f *torchsave.File, _ torchsave.ReadFunc, err error) error {
+		var t *torchsave.Tensor
+		if err == nil {
+			t, err = tensorIn(f)
+		}
+		if err == nil {
+			a.remember(unknown[k].loc(), t)
+		}
+		return tell(numbers[k], t, err)
+	})
+}
+
+// chunkOf says where chunk i of a tensor lies, whose record holds t unless err
+// says why it does not.
+func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) (foreign.Chunk, error) {
 	loc := &e.Tensor.Locs[i]
-	t, err := a.tensor(ctx, loc, mostFor(e, i))
 	if err == nil {
 		err = fits(e, i, t)
 	}
@@ -157,29 +264,44 @@ func mostFor(e *meta.Entry, i int) int64 {
 
 // tensor returns the tensor that the record at loc holds.
 func (a *archive) tensor(ctx context.Context, loc *meta.Location, most int64) (*torchsave.Tensor, error) {
-	at := place{loc.File, loc.Offset}
-	a.mu.Lock()
-	t := a.opened[at]
-	a.mu.Unlock()
+	t := a.known(loc)
 	if t != nil {
 		return t, nil
 	}
-	err := a.file(ctx, loc, most, func(f *torchsave.File, _ torchsave.ReadFunc) error {
-		var ok bool
-		if t, ok = f.Root.(*torchsave.Tensor); !ok {
-			return fmt.Errorf("%w: the record holds %T instead of a tensor", storage.ErrCorrupt, f.Root)
-		}
-		return nil
+	err := a.file(ctx, loc, most, func(f *torchsave.File, _ torchsave.ReadFunc) (err error) {
+		t, err = tensorIn(f)
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
+	a.remember(loc, t)
+	return t, nil
+}
+
+// known returns the tensor of the record at loc, or nil if it must be read.
+func (a *archive) known(loc *meta.Location) *torchsave.Tensor {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.opened[place{loc.File, loc.Offset}]
+}
+
+// remember keeps the tensor of the record at loc.
+func (a *archive) remember(loc *meta.Location, t *torchsave.Tensor) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.opened) >= maxCached {
 		clear(a.opened)
 	}
-	a.opened[at] = t
+	a.opened[place{loc.File, loc.Offset}] = t
+}
+
+// tensorIn returns the tensor that a record holds.
+func tensorIn(f *torchsave.File) (*torchsave.Tensor, error) {
+	t, ok := f.Root.(*torchsave.Tensor)
+	if !ok {
+		return nil, fmt.Errorf("%w: the record holds %T instead of a tensor", storage.ErrCorrupt, f.Root)
+	}
 	return t, nil
 }
 

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"io/fs"
 	"sync"
+	"sync/atomic"
 
-	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/foreign"
 )
 
 // checker compares data files with what the metadata says of them, and their
@@ -22,17 +23,22 @@ type checker struct {
 	held map[string][]held // by file
 }
 
-// held is a record of a file: chunk i of a tensor, or a value.
-type held struct {
-	e *meta.Entry
-	i int
-}
+// held is a record of a file: chunk N of a tensor, or a value.
+type held foreign.ChunkID
 
 func (h held) loc() *meta.Location {
-	if h.e.Bytes != nil {
-		return &h.e.Bytes.Loc
+	if h.Entry.Bytes != nil {
+		return &h.Entry.Bytes.Loc
 	}
-	return &h.e.Tensor.Locs[h.i]
+	return &h.Entry.Tensor.Locs[h.N]
+}
+
+// most bounds the bytes of the record.
+func (h held) most() int64 {
+	if h.Entry.Bytes != nil {
+		return maxValue
+	}
+	return mostFor(h.Entry, h.N)
 }
 
 // index sorts everything by the files that hold it.
@@ -51,49 +57,42 @@ func (c *checker) index() {
 	}
 }
 
-// check is foreign.Source.Check. Records that cannot be read at all are told of
-// by whoever reads what is in them.
-func (c *checker) check(ctx context.Context, file string, problem func(fqn, text string)) (int64, error) {
+// check is foreign.Source.Check. Records that cannot be read at all are reported
+// by the reader of what is in them.
+func (c *checker) check(ctx context.Context, file string, problem func(fqn, text string), found func(foreign.ChunkID, foreign.Chunk)) (int64, error) {
 	c.once.Do(c.index)
-	if len(c.held[file]) == 0 {
-		return 0, nil
-	}
-	r, err := c.a.store.Open(ctx, file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	defer r.Close()
-	var unsummed int64
-	for _, h := range c.held[file] {
-		n, err := c.record(ctx, r, h, func(text string) { problem(h.e.FQN, text) })
-		unsummed += n
-		if err != nil && !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {
-			return unsummed, err
+	records := c.held[file]
+	var unsummed atomic.Int64
+	err := c.a.records(ctx, records, storage.ReadOptions{}, func(n int, f *torchsave.File, read torchsave.ReadFunc, err error) error {
+		h := records[n]
+		if err == nil {
+			unsummed.Add(c.unsummed(h, f))
+			err = f.Check(ctx, read, func(_ string, err error) { problem(h.Entry.FQN, err.Error()) })
 		}
-	}
-	return unsummed, nil
+		if err == nil && h.Entry.Tensor != nil {
+			t, err := tensorIn(f)
+			if at, err := c.a.chunkOf(h.Entry, h.N, t, err); err == nil {
+				found(foreign.ChunkID(h), at)
+			}
+		}
+		return unreadable(err)
+	})
+	return unsummed.Load(), unreadable(err)
 }
 
-// record checks one record of the file that r reads, and returns how many bytes
-// of its payload have no checksum.
-func (c *checker) record(ctx context.Context, r blob.Reader, h held, problem func(text string)) (unsummed int64, err error) {
-	most := int64(maxValue)
-	if h.e.Tensor != nil {
-		most = mostFor(h.e, h.i)
+// unreadable returns err unless it means that a record cannot be read at all, or
+// that its file is gone.
+func unreadable(err error) error {
+	if errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrVersion) || errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	use := func(f *torchsave.File, read torchsave.ReadFunc) error {
-		unsummed = f.Unsummed
-		return f.Check(ctx, read, func(_ string, err error) { problem(err.Error()) })
-	}
+	return err
+}
+
+// unsummed returns how many bytes of the payload of a record have no checksum.
+func (c *checker) unsummed(h held, f *torchsave.File) int64 {
 	if isPacked(h.loc()) {
-		err = c.a.file(ctx, h.loc(), most, use)
-		return min(unsummed, h.loc().Length), err // of what is stored
+		return min(f.Unsummed, h.loc().Length) // of what is stored
 	}
-	if err = c.a.check(h.loc()); err == nil {
-		err = c.a.fileIn(ctx, r, h.loc(), use)
-	}
-	return unsummed, err
+	return f.Unsummed
 }

@@ -2,7 +2,9 @@ package torchdcp_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -56,6 +59,44 @@ func TestLoadNoticesDamage(t *testing.T) {
 	}
 	if err := load(tensor.Box{Offsets: []int64{0, 0}, Sizes: []int64{40, 100}}); err != nil {
 		t.Errorf("Load of some columns = %v", err)
+	}
+}
+
+// Verify reads small records together and each once, and still tells which of
+// them are damaged.
+func TestVerifyReadsSmallRecordsTogether(t *testing.T) {
+	s, state := meter.New(new(mem.Store)), plan.State{}
+	for i := range 300 {
+		state[fmt.Sprintf("t%03d", i)] = storagetest.Filled(t, tensor.Float32, []int64{4}, byte(i))
+	}
+	if err := storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("x", 1, 1), state); err != nil {
+		t.Fatal(err)
+	}
+	ck, md := open(t, s, nil)
+	defer ck.Close()
+	before := s.Counts()
+	rep, err := ck.Verify(t.Context(), nil)
+	if err != nil || len(rep.Problems) > 0 || rep.Chunks != 300 {
+		t.Fatalf("Verify = %+v, %v; want 300 chunks and no problem", rep, err)
+	}
+	if n := s.Counts().Sub(before); n.Opens > 10 || n.Reads > 10 {
+		t.Errorf("%d opens and %d reads for 300 records; want at most 10", n.Opens, n.Reads)
+	}
+	for _, n := range []int{7, 200} {
+		loc := md.Entries[n].Tensor.Locs[0]
+		flip(t, s, loc.File, loc.Offset+6) // a flag of the first record
+	}
+	rep, err = ck.Verify(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, p := range rep.Problems {
+		names = append(names, p.FQN)
+	}
+	slices.Sort(names)
+	if want := []string{"t007", "t200"}; !slices.Equal(slices.Compact(names), want) {
+		t.Errorf("Verify reports %+v; want problems of %v", rep.Problems, want)
 	}
 }
 

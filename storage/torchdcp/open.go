@@ -74,7 +74,7 @@ func describe(ctx context.Context, store blob.Store, o *Options) (*foreign.Sourc
 		d.Files = append(d.Files, storage.File{Name: name, Size: a.sizes[name], Unsummed: true})
 	}
 	a.md = d.Metadata
-	src := &foreign.Source{Metadata: d.Metadata, Files: d.Files, Chunk: a.chunk, Value: a.value}
+	src := &foreign.Source{Metadata: d.Metadata, Files: d.Files, Chunk: a.chunk, Chunks: a.chunks, Value: a.value}
 	src.Check = (&checker{a: a, md: d.Metadata}).check
 	src, err = withCommon(ctx, store, src)
 	return src, a, err

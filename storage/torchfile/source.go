@@ -191,7 +191,7 @@ func (b *builder) held(_ context.Context, e *meta.Entry) (codec string, data []b
 }
 
 // check compares the checksums of a file's records.
-func (b *builder) check(ctx context.Context, name string, problem func(fqn, text string)) (unsummed int64, err error) {
+func (b *builder) check(ctx context.Context, name string, problem func(fqn, text string), _ func(foreign.ChunkID, foreign.Chunk)) (unsummed int64, err error) {
 	f := b.opened[name]
 	if f == nil {
 		return 0, nil // the index
