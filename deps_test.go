@@ -109,7 +109,7 @@ var layers = []struct{ name, imports string }{
 // libraries is every module of others with the packages that may import it
 // outside of their tests. docs/dependencies.md says why each is here.
 var libraries = map[string]string{
-	"golang.org/x/sync":                "internal/bufpool internal/torchsave internal/engine storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchfile convert internal/bench inspect internal/cli",
+	"golang.org/x/sync":                "internal/bufpool internal/torchsave internal/engine storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile convert internal/bench inspect internal/cli",
 	"golang.org/x/sys":                 "blob/file convert internal/bench internal/cli internal/crc32c",
 	"golang.org/x/term":                "internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",
