@@ -40,7 +40,7 @@ func saveBoth(t *testing.T, store blob.Store, f storage.Format, cache []*plan.Ca
 
 // Copies of every rank make a checkpoint that verifies and loads, with a cached
 // plan too, and repair finds it from its files.
-func TestEveryHolderSaves(t *testing.T) {
+func TestCopiesOfEveryHolderVerifyAndLoad(t *testing.T) {
 	for _, f := range []storage.Format{native.Format{}, torchdcp.Format{}, hyper.Format{}} {
 		t.Run(f.Name(), func(t *testing.T) {
 			store, cache := new(mem.Store), []*plan.Cache{new(plan.Cache), new(plan.Cache)}

@@ -136,7 +136,7 @@ func TestCacheReusesThePlan(t *testing.T) {
 
 // An option that cannot take effect is an error that names it and the option
 // that excludes it, on every rank, and the store is not touched.
-func TestOptionsThatContradict(t *testing.T) {
+func TestContradictoryOptionsAreRefused(t *testing.T) {
 	store := new(mem.Store)
 	mustSave(t, store, cairn.State{"n": 1})
 	writer, err := native.Format{}.NewWriter(store, storage.WriteOptions{})
@@ -263,7 +263,7 @@ func TestFormatsHonourTheCommonOptions(t *testing.T) {
 }
 
 // SweepAfter reaches every format that can have leftovers of its own.
-func TestSweepAfter(t *testing.T) {
+func TestSweepAfterReachesEveryFormat(t *testing.T) {
 	for _, name := range []string{formats.Native, formats.TorchDCP, formats.HF, formats.Hyper} {
 		f, err := formats.ByName(name, nil)
 		if err != nil {

@@ -136,7 +136,7 @@ func TestRanksWithoutAGroupReplaceNothing(t *testing.T) {
 	}
 }
 
-func TestAFailedRankRemovesItsOwn(t *testing.T) {
+func TestAFailedRankRemovesOnlyItsOwnFiles(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)
 		if err := saveAlone(t, s, f, 0, "one"); err != nil {

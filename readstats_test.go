@@ -113,7 +113,7 @@ func (w watching) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Re
 }
 
 // Ranks that read the same bytes leave them in the page cache for each other.
-func TestLoadTellsStorageOfReplicas(t *testing.T) {
+func TestLoadMarksThePlansOfReplicas(t *testing.T) {
 	x := whole(t, []int64{64, 8}, 1)
 	store := new(mem.Store)
 	if _, err := cairn.Save(t.Context(), store, cairn.State{"x": x, "n": 1}, nil); err != nil {

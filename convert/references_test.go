@@ -112,7 +112,7 @@ func trainer(t *testing.T) blob.Store {
 }
 
 // The tensors of an object that a format cannot hold are converted without it.
-func TestTensorsOfObjectsThatAreSkipped(t *testing.T) {
+func TestTensorsOfSkippedObjectsAreConverted(t *testing.T) {
 	src := trainer(t)
 	for _, to := range []string{"hf", "torchdcp", "torch", "hyper"} {
 		c, err := formats.Open(t.Context(), src, nil)

@@ -343,8 +343,8 @@ func (r *resolver) Resolve(it *plan.WriteItem) (plan.Data, error) {
 	return plan.Data{Stream: r.batches.open(e, it)}, nil
 }
 
-// view says where the elements of a tensor of the source are, and in which
-// order, with what they become.
+// view identifies the stored elements of a tensor of the source and their order,
+// and the result that they are converted to.
 type view struct {
 	file, key      string
 	offset, length int64

@@ -15,7 +15,7 @@ import (
 )
 
 // Tensors inside of objects count, and what cannot be looked at is listed.
-func TestStatsLookInside(t *testing.T) {
+func TestStatsCountTensorsInsideOfObjects(t *testing.T) {
 	nan := of(t, []float32{1, float32(math.NaN())})
 	storage := &value.Object{Module: "torch.storage", Name: "UntypedStorage", Call: true, Args: value.Tuple{of(t, []uint8{1})}}
 	m := &memory{
@@ -72,7 +72,7 @@ func (m insided) side() inspect.Side {
 
 // It does not matter whether a tensor is stored inside of an object or beside it,
 // and none is left out.
-func TestCompareLooksInside(t *testing.T) {
+func TestCompareComparesTensorsInsideOfObjects(t *testing.T) {
 	referring := func(v ...float32) insided {
 		return insided{&memory{
 			tensors: map[string]*tensor.Tensor{"o.x": of(t, v)}, values: map[string]any{"o": value.Tuple{value.Ref{FQN: "o.x"}, int64(1)}},

@@ -6,7 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// Keys are equal exactly where indexes are.
+// Keys are equal if and only if their indexes are equal.
 func TestIndexKeys(t *testing.T) {
 	all := []meta.Index{
 		{FQN: "a"}, {FQN: "a", Hint: 3}, {FQN: "b"}, {FQN: "a", Offset: []int64{}}, {FQN: "a", Offset: []int64{0}},

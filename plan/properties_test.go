@@ -39,7 +39,7 @@ func TestPropertiesOfAState(t *testing.T) {
 	}
 }
 
-func TestPropertiesThatAreRefused(t *testing.T) {
+func TestUnknownPropertiesAreRefused(t *testing.T) {
 	x := plan.Whole(counting(t, 0, 2))
 	for name, v := range map[string]any{
 		"an unknown format": plan.WithProperties(x, meta.Properties{MemoryFormat: "blocked"}),

@@ -57,7 +57,7 @@ func TestLargeReadLeavesNothingInTheCache(t *testing.T) {
 	}
 }
 
-func TestLargeReadTakesWhatIsCached(t *testing.T) {
+func TestLargeReadTakesCachedBytesFromTheCache(t *testing.T) {
 	const n = 1 << 20
 	_, r, data := coldFile(t, nil, n)
 	d := r.(blob.DirectReader)
@@ -91,7 +91,7 @@ func TestNoDirectFillsTheCache(t *testing.T) {
 
 // A reader that finds out only when it reads that it cannot read past the cache
 // reads through it.
-func TestReadDirectFallsBack(t *testing.T) {
+func TestReadDirectFallsBackToTheCache(t *testing.T) {
 	const n = 3*blob.Align + 5
 	_, r, data := coldFile(t, nil, n)
 	f := r.(*reader)

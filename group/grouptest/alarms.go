@@ -71,7 +71,7 @@ func (s *suite) goneAlarm(e *env) {
 		case <-g.(group.Alarmer).Alarmed():
 			return nil
 		case <-ctx.Done():
-			return fmt.Errorf("rank %d learned nothing: %w", g.Rank(), ctx.Err())
+			return fmt.Errorf("rank %d received no alarm: %w", g.Rank(), ctx.Err())
 		}
 	})
 	e.idle()

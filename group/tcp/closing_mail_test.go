@@ -96,7 +96,7 @@ func TestRankThatClosesIsNotLost(t *testing.T) {
 
 // A rank that closes after another one was lost does not wait for what it has sent,
 // whatever state its connections are in: no call can receive that any more.
-func TestCloseAfterADeath(t *testing.T) {
+func TestCloseAfterADeathDoesNotWait(t *testing.T) {
 	for claim, connected := range map[string]bool{"connected": true, "about to be": false} {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()

@@ -33,7 +33,7 @@ func follower(t *testing.T, cfg Config, rank int) *host {
 	return h
 }
 
-// A rank that registers while rank 0 gives up is told too.
+// A rank that registers while rank 0 gives up receives the dismissal too.
 func TestDismissalOfARankThatRegisters(t *testing.T) {
 	cfg := crowdConfig(t, 3)
 	cfg.parting = time.Minute
@@ -88,9 +88,9 @@ func (o *once) Find(ctx context.Context) (string, error) {
 	return o.File.Find(ctx)
 }
 
-// A rank whose rank 0 has gone without a word gives up by itself, and names rank 0
-// and the ranks that were missing.
-func TestRankZeroThatIsLost(t *testing.T) {
+// If rank 0 ends without a message, the other ranks give up by themselves, and name
+// rank 0 and the ranks that were missing.
+func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
 	for claim, meet := range map[string]func(path, addr string) Rendezvous{
 		"by a file": func(path, _ string) Rendezvous { return &File{Path: path} },
 		"by the environment": func(_, addr string) Rendezvous {
@@ -119,7 +119,7 @@ func TestRankZeroThatIsLost(t *testing.T) {
 
 // A rank whose context ends names the ranks that are missing at that time, and if
 // none is known to be, the rank whose time was up.
-func TestRanksThatAreNamed(t *testing.T) {
+func TestErrorsNameTheMissingRanks(t *testing.T) {
 	gone := errors.New("of no use")
 	for claim, c := range map[string]struct {
 		meanwhile func(h *host, one *joining)
@@ -184,8 +184,9 @@ func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
 	}
 }
 
-// If all ranks have come as the context of rank 0 ends, that is what all hear.
-func TestRankZeroWhoseTimeIsUp(t *testing.T) {
+// If all ranks have come when the context of rank 0 ends, all ranks return an error
+// that names the end of that context.
+func TestAllRanksLearnThatTheTimeOfRankZeroIsUp(t *testing.T) {
 	cfg := crowdConfig(t, 2)
 	cfg.parting = time.Minute
 	h := leader(t, cfg)

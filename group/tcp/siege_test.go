@@ -143,8 +143,8 @@ func TestRendezvousMustBeAFile(t *testing.T) {
 	}
 }
 
-// A rank that is refused does not try for ever, and rank 0 says why it is missing.
-func TestRefusalsEnd(t *testing.T) {
+// A rank that is refused gives up, and the error of rank 0 has the reason.
+func TestARefusedRankGivesUp(t *testing.T) {
 	cfg := pairConfig(t)
 	cfg.search = 50 * time.Millisecond
 	h := leader(t, cfg)

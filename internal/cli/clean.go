@@ -215,7 +215,7 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 // leftovers prints a remark about the files that no checkpoint in a folder needs.
 func (o *output) leftovers(path string, l *leftoverSummary) {
 	if l != nil {
-		o.remark("%s, %s, are left of saves that did not finish; 'cairn clean %s' removes those that are certainly over\n",
+		o.remark("%s, %s, left by saves that did not finish; 'cairn clean %s' removes files of saves that are certainly over\n",
 			plural(l.Files, "file"), formatBytes(l.Bytes), quoteArg(path))
 	}
 }

@@ -67,7 +67,7 @@ With --json:
 		},
 	}
 	addFilterFlags(cmd, &selected, &excluded)
-	cmd.Flags().StringArrayVarP(&matched, "match", "m", nil, "the same as --select")
+	cmd.Flags().StringArrayVarP(&matched, "match", "m", nil, "another name of --select, with the same `pattern`")
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "also show elements, files and the values of objects")
 	return cmd
 }

@@ -16,7 +16,7 @@ import (
 
 // The commands that have an output file write into a FIFO or a device, also
 // behind a link, and leave it there.
-func TestOutputIntoWhatIsNotAFile(t *testing.T) {
+func TestOutputIntoDevicesAndFIFOs(t *testing.T) {
 	dir := t.TempDir()
 	if got := Main(t.Context(), strings.Fields("demo --dir mem://special --size 64KiB --ranks 1"), io.Discard, io.Discard); got != 0 {
 		t.Fatalf("exit code %d", got)

@@ -175,7 +175,7 @@ func checkNamed(t *testing.T, f slip, errs []error) {
 	}
 }
 
-func TestWhatSavesAreGivenIsChecked(t *testing.T) {
+func TestResultsOfSavePlannersAndWritersAreChecked(t *testing.T) {
 	all := slips([]string{"planner's LocalPlan", "planner's FinishPlan", "planner's Resolve", "writer's PrepareLocalPlan", "writer's WriteData"},
 		[]string{"planner's GlobalPlan", "writer's PrepareGlobalPlan"})
 	all = append(all, slip{"planner's GlobalPlan", "no metadata"}, slip{"planner's GlobalPlan", "an empty entry"})
@@ -197,7 +197,7 @@ func TestWhatSavesAreGivenIsChecked(t *testing.T) {
 	}
 }
 
-func TestWhatLoadsAreGivenIsChecked(t *testing.T) {
+func TestResultsOfLoadPlannersAndReadersAreChecked(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "a", 1)
 	for _, f := range slips([]string{"planner's LocalPlan", "planner's FinishPlan", "planner's ResolveTensor", "reader's ReadMetadata", "reader's PrepareLocalPlan"},

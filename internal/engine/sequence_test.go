@@ -172,7 +172,7 @@ func (d *diary) checkRank(t *testing.T, picture []drawnCall, inner map[string]st
 	}
 }
 
-// The planners and the storage of these tests note what SetUp is told.
+// The planners and the storage of these tests record the arguments of SetUp.
 type (
 	noted struct {
 		d *diary

@@ -150,7 +150,7 @@ func TestStatesThatRecordsShareAreCounted(t *testing.T) {
 }
 
 // Parse notices what is nested too deeply as it is made.
-func TestDepthIsNoticedEarly(t *testing.T) {
+func TestParseRefusesDeepNesting(t *testing.T) {
 	for name, p := range map[string]string{
 		"tuples":  ")" + strings.Repeat("\x85", 1001),
 		"lists":   strings.Repeat("]", 1001) + strings.Repeat("a", 1000),

@@ -75,7 +75,7 @@ func (a *account) refund(n int) { a.left += int64(n) }
 
 func (a *account) look() error {
 	if a.left < 0 {
-		return fmt.Errorf("%w: it takes more than %d bytes of memory or as many steps", ErrLimit, a.limit)
+		return fmt.Errorf("%w: it takes more than %d bytes of memory, or more steps than that", ErrLimit, a.limit)
 	}
 	a.pause = max(0, a.left-stride)
 	if a.ctx != nil {

@@ -54,7 +54,7 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	case bytes.HasPrefix(s.head, []byte(signLocal)):
 		f, err := openZip(ctx, s)
 		if errors.Is(err, ErrMalformed) && !looksSaved(s.head) {
-			return nil, fmt.Errorf("%w: a zip archive of something else: %w", ErrForeign, err)
+			return nil, fmt.Errorf("%w: a zip archive of another program: %w", ErrForeign, err)
 		}
 		return f, err
 	case bytes.HasPrefix(s.head, []byte(signEnd)):

@@ -120,7 +120,7 @@ func TestChunksThatClaimTooMuchTogether(t *testing.T) {
 }
 
 // Layers that share their weights are no such thing.
-func TestSharedChunksAreNotTooMuch(t *testing.T) {
+func TestSharedChunksAreAccepted(t *testing.T) {
 	store := new(mem.Store)
 	var s scene
 	s.file(t, store, "data", noise(1<<20))

@@ -16,8 +16,8 @@ const watchTries = 10
 
 // Watch calls describe, and calls it again if the checkpoint was replaced
 // meanwhile. records are the names of the files whose replacement makes another
-// checkpoint, whether they are there or not. An error of the source that comes
-// later wraps storage.ErrChanged if one of them is not the same any more.
+// checkpoint; they need not exist. A later error of the source wraps
+// storage.ErrChanged if one of them has changed.
 func Watch(ctx context.Context, store blob.Store, records []string, describe func(ctx context.Context) (*Source, error)) (*Source, error) {
 	w := &watch{store: store, names: records}
 	var err error
@@ -44,14 +44,15 @@ func Watch(ctx context.Context, store blob.Store, records []string, describe fun
 	return nil, fmt.Errorf("%w: %s, again and again", storage.ErrChanged, store)
 }
 
-// watch knows what the records of a checkpoint were like when it was opened.
+// watch remembers the records of a checkpoint as they were when it was opened.
 type watch struct {
 	store blob.Store
 	names []string
 	seen  []blob.Info
 }
 
-// look returns what the records are like. One that is not there has no name.
+// look returns the current state of the records. A record that does not exist has
+// no name.
 func (w *watch) look(ctx context.Context) ([]blob.Info, error) {
 	out := make([]blob.Info, len(w.names))
 	for i, name := range w.names {

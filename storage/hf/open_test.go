@@ -352,7 +352,7 @@ func TestLostFilesOfAnIndex(t *testing.T) {
 }
 
 // A shard by itself is a file of tensors like any other, with a note.
-func TestShardByItself(t *testing.T) {
+func TestAShardByItselfIsReadWithANote(t *testing.T) {
 	s := new(mem.Store)
 	const distributed, numbered = "shard-00002-model-00001-of-00001.safetensors", "model-00002-of-00005.safetensors"
 	rows("[2,0]", tensor.Float32, 2, 3)(t, s, distributed)

@@ -106,7 +106,7 @@ func replaceOnce(t *testing.T, oldForm, newForm *options, rule fault.Rule, n int
 
 // A save that succeeds leaves nothing of the checkpoint before, and what other
 // programs have beside it stays.
-func TestNothingOfTheOldCheckpointStays(t *testing.T) {
+func TestReplacingRemovesTheOldFiles(t *testing.T) {
 	for from, oldForm := range forms {
 		for to, newForm := range forms {
 			s := new(mem.Store)

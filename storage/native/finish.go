@@ -65,10 +65,9 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	return err
 }
 
-// commit replaces the record by the bytes b. Where the store reports an error,
-// the record that is there afterwards tells whether the commit took place: if it
-// is another one, or none, it did not; if it is ours, it is visible, but nobody
-// knows whether it would survive the loss of power.
+// commit replaces the record by the bytes b. If the store reports an error, commit
+// reads the record: if it is another one or does not exist, the commit did not take
+// place; if it is ours, the commit is visible, but may not survive the loss of power.
 func (w *Writer) commit(ctx context.Context, saveID string, b []byte) error {
 	_, err := blob.WriteAll(ctx, w.store, recordName, b, &blob.CreateOptions{IfAbsent: w.opts.FailIfExists})
 	if err == nil {
@@ -79,7 +78,7 @@ func (w *Writer) commit(ctx context.Context, saveID string, b []byte) error {
 	exists := w.opts.FailIfExists && errors.Is(err, fs.ErrExist)
 	switch {
 	case readErr == nil && now.SaveID == saveID:
-		err = fmt.Errorf("the record is there, but: %w", err)
+		err = fmt.Errorf("the record exists, but may not survive the loss of power: %w", err)
 	case readErr == nil || isAnother(readErr) || exists && errors.Is(readErr, storage.ErrCorrupt):
 		if exists {
 			err = fmt.Errorf("%w: %w", storage.ErrExists, err)

@@ -164,7 +164,7 @@ func (s *interferingStore) look(op, name string) {
 }
 
 // A checkpoint that is replaced meanwhile is neither damaged nor gone.
-func TestReplacedMeanwhile(t *testing.T) {
+func TestVerifyAndRepairOfACheckpointThatIsReplaced(t *testing.T) {
 	inner := stores["mem"](t)
 	mustSave(t, inner, "first", 1)
 	var opened atomic.Int64

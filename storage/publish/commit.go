@@ -64,10 +64,9 @@ func (p *Place) checkFiles(ctx context.Context, results []*storage.WriteResults)
 	return named, nil
 }
 
-// replace replaces the record. Where the store reports an error, what is there
-// afterwards tells whether the commit took place: if it is another record, or
-// none, it did not; if it is ours, it is visible, but nobody knows whether it
-// would survive the loss of power.
+// replace replaces the record. If the store reports an error, replace reads the
+// record: if it is another one or does not exist, the commit did not take place; if
+// it is ours, the commit is visible, but may not survive the loss of power.
 func (p *Place) replace(ctx context.Context, record []byte) error {
 	name, ifAbsent := p.record()
 	_, err := blob.WriteAll(ctx, p.store, name, record, &blob.CreateOptions{IfAbsent: ifAbsent})
@@ -78,7 +77,7 @@ func (p *Place) replace(ctx context.Context, record []byte) error {
 	now, readErr := blob.ReadAll(context.WithoutCancel(ctx), p.store, name, int64(len(record)))
 	switch {
 	case readErr == nil && bytes.Equal(now, record):
-		err = fmt.Errorf("%s is there, but: %w", name, err)
+		err = fmt.Errorf("%s exists, but may not survive the loss of power: %w", name, err)
 	case readErr == nil || errors.Is(readErr, fs.ErrNotExist) || errors.Is(readErr, blob.ErrTooLarge):
 		if ifAbsent && errors.Is(err, fs.ErrExist) {
 			err = fmt.Errorf("%w: %w", storage.ErrExists, err)

@@ -97,7 +97,7 @@ func TestMegatronsCommonFileIsAPart(t *testing.T) {
 	}
 }
 
-func TestCommonFilesOfOthers(t *testing.T) {
+func TestCommonFilesThatAreDamagedOrReplaced(t *testing.T) {
 	// A file that torch.save did not write is no part of the checkpoint.
 	s, p := megatron(t, nil)
 	if _, err := blob.WriteAll(t.Context(), s, "common.pt", []byte("notes"), nil); err != nil {

@@ -198,7 +198,7 @@ type resolved map[string]plan.Data
 func (r resolved) Resolve(it *plan.WriteItem) (plan.Data, error) { return r[it.FQN()], nil }
 
 // A value is not written without its tensors.
-func TestReferencesToWhatIsNotWritten(t *testing.T) {
+func TestReferencesToTensorsThatAreNotWrittenAreRefused(t *testing.T) {
 	s := holding(t, map[string]any{"a": value.Tuple{vector(t, 1)}})
 	err := resave(t, s, at(new(mem.Store), "y.pt", nil), "a.0")
 	if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), `"a.0"`) {

@@ -80,7 +80,7 @@ func zipped(t *testing.T, method uint16, names ...string) []byte {
 	return b.Bytes()
 }
 
-func TestWhatIsNoFileOfTorchSave(t *testing.T) {
+func TestFilesThatTorchSaveDidNotWrite(t *testing.T) {
 	tar := make([]byte, 600)
 	copy(tar[257:], "ustar")
 	good, err := torchsave.Marshal(map[string]any{"a": int64(1)})
