@@ -1,7 +1,6 @@
 package foreign
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,7 +98,7 @@ func (v *verifier) entries(ctx context.Context) error {
 
 // damage is what is wrong with a file as a whole.
 type damage struct {
-	text  string // empty: the file ends before the data of some names
+	text  string
 	names []string
 }
 
@@ -112,11 +111,9 @@ func (v *verifier) damaged(file, fqn, text string) {
 		v.whole = map[string]*damage{}
 	}
 	if v.whole[file] == nil {
-		v.whole[file] = &damage{}
+		v.whole[file] = &damage{text: text}
 	}
-	d := v.whole[file]
-	d.text = cmp.Or(d.text, text)
-	d.names = append(d.names, fqn)
+	v.whole[file].names = append(v.whole[file].names, fqn)
 }
 
 // beyond notes a name that lies beyond the end of its file, and reports whether it
@@ -126,7 +123,7 @@ func (v *verifier) beyond(fqn string, l *meta.Location) bool {
 	if !ok || l.Offset <= size && l.Length <= size-l.Offset {
 		return false
 	}
-	v.damaged(l.File, fqn, "")
+	v.damaged(l.File, fqn, fmt.Sprintf("it has %d bytes and ends before the end of its data", size))
 	return true
 }
 
@@ -134,11 +131,7 @@ func (v *verifier) beyond(fqn string, l *meta.Location) bool {
 func (v *verifier) wholeFiles() {
 	for file, d := range v.whole {
 		slices.Sort(d.names)
-		names := slices.Compact(d.names)
-		if d.text == "" {
-			d.text = fmt.Sprintf("it has %d bytes and ends before the data of %d names", v.c.sizes[file], len(names))
-		}
-		v.found.Add(storage.VerifyProblem{File: file, FQNs: names, Text: d.text})
+		v.found.Add(storage.VerifyProblem{File: file, FQNs: slices.Compact(d.names), Text: d.text})
 	}
 }
 
