@@ -41,7 +41,7 @@ func (p *Place) Unlock() error {
 
 // lockPath is the file that is locked. It lies beside the staging directory and
 // not inside: Publish renames or removes that directory.
-func (p *Place) lockPath() string { return p.beside(".cairn-lock") }
+func (p *Place) lockPath() string { return p.beside(lockEnding) }
 
 // locked runs fn under the lock, which it takes for that time unless it is held.
 // If the file system has no locks, it runs fn without: Lock reports that.

@@ -52,7 +52,7 @@ type Place struct {
 
 // Staging returns the directory beside Path in which the checkpoint is made. It
 // is on the same file system, unless Path is a mount point.
-func (p *Place) Staging() string { return p.beside(".cairn-convert") }
+func (p *Place) Staging() string { return p.beside(stagingEnding) }
 
 // beside returns the hidden name beside Path with that ending.
 func (p *Place) beside(ending string) string {
@@ -62,11 +62,12 @@ func (p *Place) beside(ending string) string {
 
 // aside is where the old checkpoint is for a moment, on systems that cannot
 // exchange two names.
-func (p *Place) aside() string { return p.beside(".cairn-old") }
+func (p *Place) aside() string { return p.beside(asideEnding) }
 
 // occupant is what is at a path.
 type occupant struct {
 	kind  occupantKind
+	mode  fs.FileMode
 	files []string // of a checkpoint
 	err   error    // why they are not known
 }
@@ -77,6 +78,7 @@ const (
 	nothing     occupantKind = iota // or an empty directory
 	aFolder                         // without a checkpoint
 	aFile                           // that is no checkpoint
+	aSpecial                        // no file and no folder, such as a FIFO
 	aCheckpoint                     // in a directory
 	aSingleFile                     // that is a checkpoint
 )
@@ -125,6 +127,8 @@ func (p *Place) mayReplace(o *occupant) error {
 	switch {
 	case o.kind == nothing:
 		return nil
+	case o.kind == aSpecial:
+		return fmt.Errorf("%w: %s is %s, which no checkpoint can replace", ErrOccupied, p.Path, special(o.mode))
 	case o.kind == aFile:
 		return fmt.Errorf("%w: %s is a file that is no checkpoint", ErrOccupied, p.Path)
 	case p.File != "" && o.kind != aSingleFile:
@@ -161,7 +165,23 @@ func (p *Place) occupant(path string) (*occupant, error) {
 			return &occupant{}, err
 		}
 	}
+	if !fi.IsDir() && !fi.Mode().IsRegular() { // to open it may wait for ever
+		return &occupant{kind: aSpecial, mode: fi.Mode()}, nil
+	}
 	return p.look(path, fi.IsDir()), nil
+}
+
+// special says what is neither a file nor a folder.
+func special(m fs.FileMode) string {
+	switch {
+	case m&fs.ModeNamedPipe != 0:
+		return "a FIFO"
+	case m&fs.ModeSocket != 0:
+		return "a socket"
+	case m&fs.ModeDevice != 0:
+		return "a device"
+	}
+	return "not a regular file"
 }
 
 func (p *Place) look(path string, dir bool) *occupant {

@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/cairn-ckpt/cairn/blob"
 )
 
 // PathLock is a lock of a path that this process holds.
@@ -19,7 +21,24 @@ type PathLock struct {
 // blob.ErrLocked if another holder has the lock, in this process or in another
 // one, and errors.ErrUnsupported if the file system has no locks.
 func LockPath(path string) (*PathLock, error) {
-	return lockPath(path, func() ([]byte, error) { return nil, nil })
+	return lockPath(path, func() ([]byte, error) { return encodeLock(path, nil) })
+}
+
+// PathOwner returns what became of the process that had the lock of path last. A
+// process that gives the lock up removes the file: so if no file is there, no
+// process has the lock, provided that the file system has locks.
+func PathOwner(path string) (blob.Owner, error) {
+	root, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return blob.OwnerUnknown, err
+	}
+	defer root.Close()
+	var l blob.Lock
+	err = readLock(root, filepath.Base(path), &l)
+	if errors.Is(err, fs.ErrNotExist) {
+		return owner(nil, root, hostTag(root)), nil
+	}
+	return l.Owner, err
 }
 
 // lockPath is LockPath for a file with a text. The text is made once the folder

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
@@ -26,17 +29,28 @@ type cleanResult struct {
 	Kept    []leftover `json:"kept"`
 }
 
-// leftover is a file that no checkpoint needs.
+// leftover is a file that no checkpoint needs, or a conversion that has not
+// finished.
 type leftover struct {
 	Folder string `json:"folder"`
 	publish.Leftover
 	Saver string `json:"saver"`
+	// Conversion is the target of the conversion.
+	Conversion string `json:"conversion,omitempty"`
 }
 
 // leftoverSummary counts the leftovers of a folder.
 type leftoverSummary struct {
-	Files int   `json:"files"`
-	Bytes int64 `json:"nbytes"`
+	Files       int              `json:"files"`
+	Bytes       int64            `json:"nbytes"`
+	Conversions []conversionLeft `json:"conversions,omitempty"`
+}
+
+// conversionLeft is a conversion that has not finished.
+type conversionLeft struct {
+	Target  string `json:"target"`
+	Staging string `json:"staging"`
+	Bytes   int64  `json:"nbytes"`
 }
 
 // cleanFlags are the flags of 'cairn clean'.
@@ -49,24 +63,30 @@ func newCleanCmd() *cobra.Command {
 	var f cleanFlags
 	cmd := &cobra.Command{
 		Use:   "clean PATH",
-		Short: "Remove what killed saves have left",
+		Short: "Remove what killed saves and conversions have left",
 		Long: `Clean removes the files that a save has left behind: a save that did not finish,
 or that could not remove the checkpoint that it replaced. PATH is the folder of a
 checkpoint, or of a run with a folder for each step. Clean never removes files
 that a checkpoint needs, files of saves that still run, or files that cairn did
 not write.
 
-By default, clean removes files only if their save is certainly over: the process
-that saved ran on this host and is dead. It keeps files of other hosts, of file
-systems without locks and of unknown saves, unless --older-than gives an age and
-they are at least that old.
+Clean also removes what a conversion that did not finish has left, if its target
+is PATH or lies in one of these folders. 'cairn convert' cannot continue that
+conversion any more: --dry-run shows what would be removed. If PATH is such a
+target, it can be a file, or not exist yet.
+
+By default, clean removes files only if their save or conversion is certainly
+over: its process ran on this host and is dead. It keeps files of other hosts, of
+file systems without locks and of unknown saves, unless --older-than gives an age
+and they are at least that old.
 
 With --json:
 
   path, dry_run   as they were given
   nbytes          the size of the files that were removed, or would be
   removed         a list of folder, name, bytes, time, save_id and saver, which is
-                  "dead", "running" or "unknown"
+                  "dead", "running" or "unknown"; for a conversion, conversion
+                  is its target, and saver is about its process
   kept            a list of the files that stay, with the same fields`,
 		Example: `  cairn clean runs --dry-run
   cairn clean runs/step-1000
@@ -98,23 +118,73 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	if err == nil && !fi.IsDir() {
 		err = fmt.Errorf("%w: it is a file; want the folder that it is in", cairn.ErrNotFound)
 	}
-	if err != nil {
+	conversions, convErr := unfinished(path)
+	if err != nil && len(conversions) == 0 {
 		return fmt.Errorf("clean %s: %w", path, err)
 	}
-	dirs, err := foldersOf(path)
-	if err != nil {
-		return err
+	var dirs []string
+	if err == nil {
+		if dirs, err = foldersOf(path); err != nil {
+			return err
+		}
 	}
 	r := cleanResult{Path: path, DryRun: f.dryRun, Removed: []leftover{}, Kept: []leftover{}}
-	var errs []error
+	errs := []error{convErr}
 	for _, dir := range dirs {
 		errs = append(errs, r.clean(cmd.Context(), dir, f))
+	}
+	for i := range conversions {
+		errs = append(errs, r.drop(&conversions[i], f))
 	}
 	o := outputOf(cmd)
 	return errors.Join(o.result(r, func() { o.cleaned(&r) }), errors.Join(errs...))
 }
 
-// foldersOf returns a folder and those directly below it.
+// unfinished returns the conversions that have not finished to path, to paths in
+// it, and to paths in the folders directly below it.
+func unfinished(path string) ([]convert.Unfinished, error) {
+	var out []convert.Unfinished
+	u, err := convert.UnfinishedAt(path)
+	if u != nil {
+		out = append(out, *u)
+	}
+	errs := []error{err}
+	if fi, err := os.Stat(path); err == nil && fi.IsDir() {
+		dirs, err := foldersOf(path)
+		errs = append(errs, err)
+		for _, dir := range dirs {
+			found, err := convert.FindUnfinished(dir)
+			out, errs = append(out, found...), append(errs, err)
+		}
+	}
+	errs = slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, fs.ErrNotExist) }) // gone meanwhile
+	return out, errors.Join(errs...)
+}
+
+// drop removes a conversion that has not finished, if it is over.
+func (r *cleanResult) drop(u *convert.Unfinished, f cleanFlags) error {
+	l := leftover{
+		Folder: filepath.Dir(u.Staging), Saver: u.Owner.String(), Conversion: u.Path,
+		Leftover: publish.Leftover{Name: filepath.Base(u.Staging), Size: u.Bytes, ModTime: u.ModTime, Owner: u.Owner},
+	}
+	over, err := l.Over(f.olderThan), error(nil)
+	if over && !f.dryRun {
+		err = (&convert.Place{Path: u.Path}).Drop()
+	}
+	if !over || err != nil {
+		r.Kept = append(r.Kept, l)
+	} else {
+		r.Removed = append(r.Removed, l)
+		r.Bytes += l.Size
+	}
+	if errors.Is(err, convert.ErrBusy) { // it was started meanwhile
+		return nil
+	}
+	return err
+}
+
+// foldersOf returns a folder and those directly below it, except those that belong
+// to conversions.
 func foldersOf(path string) ([]string, error) {
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -122,7 +192,7 @@ func foldersOf(path string) ([]string, error) {
 	}
 	out := []string{path}
 	for _, e := range entries {
-		if e.IsDir() {
+		if e.IsDir() && !convert.IsStaging(e.Name()) {
 			out = append(out, filepath.Join(path, e.Name()))
 		}
 	}
@@ -144,11 +214,11 @@ func (r *cleanResult) clean(ctx context.Context, dir string, f cleanFlags) error
 		if f.dryRun && formats.Removable(&l, f.olderThan) {
 			removed = append(removed, l)
 		} else {
-			r.Kept = append(r.Kept, leftover{dir, l, l.Owner.String()})
+			r.Kept = append(r.Kept, leftover{Folder: dir, Leftover: l, Saver: l.Owner.String()})
 		}
 	}
 	for _, l := range removed {
-		r.Removed = append(r.Removed, leftover{dir, l, l.Owner.String()})
+		r.Removed = append(r.Removed, leftover{Folder: dir, Leftover: l, Saver: l.Owner.String()})
 		r.Bytes += l.Size
 	}
 	if err == nil {
@@ -166,16 +236,30 @@ func (o *output) cleaned(r *cleanResult) {
 	if r.DryRun {
 		word = "would be removed"
 	}
-	for _, l := range r.Removed {
+	files := 0
+	add := func(l *leftover, word string) {
+		if l.Conversion != "" {
+			word += ", an unfinished conversion"
+		}
 		t.add(clean(filepath.Join(l.Folder, l.Name)), formatBytes(l.Size), l.Saver, word)
 	}
-	for _, l := range r.Kept {
-		t.add(clean(filepath.Join(l.Folder, l.Name)), formatBytes(l.Size), l.Saver, "kept")
+	for i := range r.Removed {
+		add(&r.Removed[i], word)
+		if r.Removed[i].Conversion == "" {
+			files++
+		}
+	}
+	for i := range r.Kept {
+		add(&r.Kept[i], "kept")
 	}
 	if len(r.Removed)+len(r.Kept) > 0 {
 		o.table(t)
 	}
-	o.printf("%s: %s %s, %s\n", clean(r.Path), plural(len(r.Removed), "file"), word, formatBytes(r.Bytes))
+	what := plural(files, "file")
+	if n := len(r.Removed) - files; n > 0 {
+		what += " and " + plural(n, "conversion")
+	}
+	o.printf("%s: %s %s, %s\n", clean(r.Path), what, word, formatBytes(r.Bytes))
 	for _, l := range r.Kept {
 		if l.Owner == blob.OwnerUnknown {
 			o.remark("it is unknown whether the saves of kept files are over: --older-than removes them by age\n")
@@ -184,13 +268,35 @@ func (o *output) cleaned(r *cleanResult) {
 	}
 }
 
-// leftoversAt counts the files that no checkpoint in a folder needs. It returns
-// nil if it finds no such file. Files of running saves do not count.
+// leftoversAt counts the files that no checkpoint in a folder needs, and the
+// conversions that have not finished. It returns nil if there are none. Those that
+// still run do not count. Errors are ignored: a remark is no reason to fail.
 func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	path, local, err := localPath(address)
 	if err != nil || !local {
 		return nil
 	}
+	var out leftoverSummary
+	conversions, _ := unfinished(path)
+	for _, u := range conversions {
+		if u.Owner != blob.OwnerAlive {
+			out.Conversions = append(out.Conversions, conversionLeft{u.Path, u.Staging, u.Bytes})
+		}
+	}
+	for _, l := range filesLeftAt(ctx, path) {
+		if l.Owner != blob.OwnerAlive {
+			out.Files++
+			out.Bytes += l.Size
+		}
+	}
+	if out.Files == 0 && len(out.Conversions) == 0 {
+		return nil
+	}
+	return &out
+}
+
+// filesLeftAt returns the files that no checkpoint in a folder needs.
+func filesLeftAt(ctx context.Context, path string) []publish.Leftover {
 	if fi, err := os.Stat(path); err != nil || !fi.IsDir() {
 		return nil
 	}
@@ -198,23 +304,20 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	if err != nil {
 		return nil
 	}
-	left, _ := formats.Leftovers(ctx, s) // a remark is no reason to fail
-	var out leftoverSummary
-	for _, l := range left {
-		if l.Owner != blob.OwnerAlive {
-			out.Files++
-			out.Bytes += l.Size
-		}
-	}
-	if out.Files == 0 {
-		return nil
-	}
-	return &out
+	left, _ := formats.Leftovers(ctx, s)
+	return left
 }
 
-// leftovers prints a remark about the files that no checkpoint in a folder needs.
+// leftovers prints remarks about what leftoversAt has found.
 func (o *output) leftovers(path string, l *leftoverSummary) {
-	if l != nil {
+	if l == nil {
+		return
+	}
+	for _, c := range l.Conversions {
+		o.remark("a conversion to %s did not finish, %s in %s: the same 'cairn convert' continues it, 'cairn clean %s' removes it\n",
+			clean(c.Target), formatBytes(c.Bytes), clean(c.Staging), quoteArg(c.Target))
+	}
+	if l.Files > 0 {
 		o.remark("%s, %s, left by saves that did not finish; 'cairn clean %s' removes files of saves that are certainly over\n",
 			plural(l.Files, "file"), formatBytes(l.Bytes), quoteArg(path))
 	}

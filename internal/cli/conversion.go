@@ -68,6 +68,9 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	if err := apart(at, dst); err != nil {
 		return err
 	}
+	if err := to.check(); err != nil {
+		return f.explain(cmd, src, err)
+	}
 	opts.Source = store
 	c, err := f.open(ctx, store, from)
 	if err != nil {

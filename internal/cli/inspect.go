@@ -67,7 +67,8 @@ With --json, of a whole checkpoint:
   missing    names that cannot be read because a file is missing or damaged: fqn,
              file and problem; not there if there are none
   leftovers  files and nbytes that no checkpoint in the folder needs, as 'cairn
-             clean' finds them; not there if there are none
+             clean' finds them, and conversions that did not finish: target,
+             staging and nbytes; not there if there are none
   tree       name, fqn, totals, item (as in 'cairn ls') and children, which are
              trees again, --depth levels deep
 

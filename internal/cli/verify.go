@@ -53,7 +53,9 @@ With --json:
                           be read because of it, if they are known
   seconds                 how long it took
   leftovers               files and nbytes that no checkpoint in the folder needs,
-                          as 'cairn clean' finds them; not there if there are none
+                          as 'cairn clean' finds them, and conversions that did
+                          not finish: target, staging and nbytes; not there if
+                          there are none
 
 If there is no checkpoint, or cairn does not know its version, verify prints only
 the error.`,

@@ -1,0 +1,30 @@
+//go:build unix
+
+package convert
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// What is neither a file nor a folder is refused by its kind, and not opened.
+func TestSpecialTargetsAreRefused(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "x")
+	if err := syscall.Mkfifo(fifo, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{fifo: "is a FIFO", "/dev/null": "is a device"} {
+		for _, overwrite := range []bool{false, true} {
+			p := &Place{Path: path, File: "x.pt", Overwrite: overwrite, Look: func(string) ([]string, error) {
+				t.Error("it was opened")
+				return nil, nil
+			}}
+			if err := p.Check(); !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: Check = %v; want %v: %s", path, err, ErrOccupied, want)
+			}
+		}
+	}
+}
