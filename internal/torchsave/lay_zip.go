@@ -155,14 +155,15 @@ const idBytes = 40
 func (z *zipLayout) finish() {
 	id := z.begin(recordID, idBytes)
 	z.flush()
-	length := int64(len(z.end(id)))
-	z.parts = append(z.parts, Part{Length: length, Tail: func() ([]byte, error) { return z.end(id), nil }})
+	length := int64(len(z.end(id, 0)))
+	z.parts = append(z.parts, Part{Length: length, Tail: func() ([]byte, error) { return z.end(id, length), nil }})
 	z.at += length
 }
 
-// end returns the bytes of the last record, and all that follows.
-func (z *zipLayout) end(id *laid) []byte {
-	b := z.identify()
+// end returns the bytes of the last record, and all that follows, of which there
+// are about length.
+func (z *zipLayout) end(id *laid, length int64) []byte {
+	b := z.identify(make([]byte, 0, length))
 	id.crc = crc32.ChecksumIEEE(b)
 	b = id.descriptor(b)
 	at := id.header + z.headerBytes(id) + int64(len(b))
@@ -180,15 +181,18 @@ func (z *zipLayout) headerBytes(r *laid) int64 {
 	return n + -n&(alignment-1) - r.header
 }
 
-// identify returns a number of the names and one of the checksums: files of the
+// identify appends a number of the names and one of the checksums: files of the
 // same content have the same, others hardly.
-func (z *zipLayout) identify() []byte {
+func (z *zipLayout) identify(b []byte) []byte {
 	names, sums := fnv.New64a(), fnv.New64a()
+	var text []byte
 	for _, r := range z.records[:len(z.records)-1] {
-		fmt.Fprintf(names, "%s\x00", r.name)
-		fmt.Fprintf(sums, "%08x", r.crc)
+		text = append(append(text[:0], r.name...), 0)
+		names.Write(text)
+		text = fmt.Appendf(text[:0], "%08x", r.crc)
+		sums.Write(text)
 	}
-	return fmt.Appendf(nil, "%020d%020d", names.Sum64(), sums.Sum64())
+	return fmt.Appendf(b, "%020d%020d", names.Sum64(), sums.Sum64())
 }
 
 // central appends the record's entry of the directory.

@@ -20,9 +20,10 @@ type assembler struct {
 	parts []Part
 	data  storage.Resolver
 
-	part   int   // the current one
-	open   bool  // whether its content is at hand
-	from   int64 // in the part
+	rest   []Part // those of the file, while parts are those that one of them consists of
+	part   int    // the current one
+	open   bool   // whether its content is at hand
+	from   int64  // in the part
 	tensor *tensor.Tensor
 	stream plan.Stream
 	bytes  []byte
@@ -44,8 +45,11 @@ func (a *assembler) piece(ctx context.Context, pool *bufpool.Pool, n int64) ([]b
 // next fills p with the bytes that follow, and ends the parts without bytes that
 // come right after them.
 func (a *assembler) next(ctx context.Context, p []byte) error {
-	for ; a.part < len(a.parts); a.part++ {
-		part := &a.parts[a.part]
+	for ; ; a.part++ {
+		part, err := a.current()
+		if part == nil || err != nil {
+			return err
+		}
 		if len(p) == 0 && part.Length > a.from {
 			return nil
 		}
@@ -69,7 +73,30 @@ func (a *assembler) next(ctx context.Context, p []byte) error {
 			return err
 		}
 	}
-	return nil
+}
+
+// current returns the part whose turn it is, or nil after the last one.
+func (a *assembler) current() (*Part, error) {
+	for {
+		if a.part == len(a.parts) {
+			if len(a.rest) == 0 {
+				return nil, nil
+			}
+			a.parts, a.rest, a.part = a.rest, nil, 0
+		}
+		part := &a.parts[a.part]
+		if part.Parts == nil {
+			return part, nil
+		}
+		inner, err := part.Parts()
+		if err != nil {
+			return nil, err
+		}
+		if n := (&File{Parts: inner}).Size(); n != part.Length {
+			return nil, fmt.Errorf("%w: parts of %d bytes were laid out as %d", plan.ErrState, n, part.Length)
+		}
+		a.parts, a.rest, a.part = inner, a.parts[a.part+1:], 0
+	}
 }
 
 // some fills the beginning of p, which is not longer than what is left of the

@@ -37,8 +37,8 @@ func (f *File) Size() int64 {
 	return n
 }
 
-// Part is a run of bytes of a file. Exactly one of Literal, Item and Tail says
-// what they are; a part of length zero may have none of them.
+// Part is a run of bytes of a file. Exactly one of Literal, Item, Tail and Parts
+// says what they are; a part of length zero may have none of them.
 type Part struct {
 	// Length is the number of bytes, known before any of them is.
 	Length int64
@@ -49,6 +49,10 @@ type Part struct {
 	// Tail makes the bytes when everything before them has passed, so that they
 	// can tell of it.
 	Tail func() ([]byte, error)
+	// Parts makes the parts that the run consists of when its turn comes, so that
+	// a file of very many does not hold them all. They are not used any more when
+	// Parts of the next part is called. Pass and End are nil then.
+	Parts func() ([]Part, error)
 	// Pass, if not nil, is shown the bytes as they pass, in order; from is where
 	// p begins in the part. It must not keep or change p.
 	Pass func(p []byte, from int64)

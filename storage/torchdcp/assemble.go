@@ -1,7 +1,6 @@
 package torchdcp
 
 import (
-	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -10,9 +9,14 @@ import (
 
 // fileOf returns the data file of some records, one after the other.
 func fileOf(name string, records []*record) *datafile.File {
-	f := &datafile.File{Name: name}
-	for _, r := range records {
-		f.Parts = append(f.Parts, r.parts()...)
+	f := &datafile.File{Name: name, Parts: make([]datafile.Part, len(records))}
+	alike := layouts{}
+	for i, r := range records {
+		if r.item.Kind == plan.KindBytes {
+			f.Parts[i] = *r.value
+		} else {
+			f.Parts[i] = datafile.Part{Length: r.size, Parts: func() ([]datafile.Part, error) { return alike.parts(r) }}
+		}
 	}
 	f.Results = func() []storage.WriteResult {
 		out := make([]storage.WriteResult, len(records))
@@ -26,37 +30,34 @@ func fileOf(name string, records []*record) *datafile.File {
 	return f
 }
 
-// parts returns what the record consists of.
-func (r *record) parts() []datafile.Part {
-	if r.item.Kind == plan.KindBytes {
-		return []datafile.Part{r.value}
-	}
-	var l *torchsave.Layout // from the first part to the last
-	out := make([]datafile.Part, len(r.lengths))
-	for i, n := range r.lengths {
-		out[i].Length = n
-		if i == r.slot {
-			out[i].Item = r.item
-			out[i].Pass = func(p []byte, from int64) { l.Parts[i].Pass(p, from) }
-			continue
-		}
-		out[i].Tail = func() (b []byte, err error) {
-			if i == 0 {
-				if l, err = layoutOf(r.item); err != nil {
-					return nil, err
-				}
-			}
-			return bytesOf(&l.Parts[i])
-		}
-	}
-	out[len(out)-1].End = func() { l = nil }
-	return out
-}
+// maxLayouts bounds how many layouts are kept for one data file.
+const maxLayouts = 64
 
-// bytesOf returns the bytes of a part that is no tensor.
-func bytesOf(p *torchsave.Part) ([]byte, error) {
-	if p.Tail != nil {
-		return p.Tail()
+// layouts are the parts of the records of one data file, by a record of the same
+// dtype and shape. The records are written one after the other, so those that are
+// alike share their parts.
+type layouts map[*record][]datafile.Part
+
+// parts returns what the record of a tensor consists of.
+func (l layouts) parts(r *record) ([]datafile.Part, error) {
+	parts, ok := l[r.like]
+	if !ok {
+		lay, err := layoutOf(r.item)
+		if err != nil {
+			return nil, err
+		}
+		parts = make([]datafile.Part, len(lay.Parts))
+		for i := range lay.Parts {
+			p := &lay.Parts[i]
+			parts[i] = datafile.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
+		}
+		if len(l) == maxLayouts {
+			clear(l)
+		}
+		l[r.like] = parts
 	}
-	return p.Literal, nil
+	if r.like.slot >= 0 {
+		parts[r.like.slot].Item = r.item
+	}
+	return parts, nil
 }

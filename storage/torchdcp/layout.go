@@ -18,12 +18,12 @@ import (
 type record struct {
 	item *plan.WriteItem
 	size int64
-	// lengths are those of the parts of a tensor's file, and slot which of them
-	// is the tensor: the rest is made when its turn comes, for there may be many.
-	lengths []int64
-	slot    int
+	// like is the first record of the dtype and shape of a tensor.
+	like *record
+	// slot is which part of the file of such a tensor is the tensor.
+	slot int
 	// value is a value's file, whole.
-	value datafile.Part
+	value *datafile.Part
 }
 
 // layRecords makes the records of a plan's items, values first, as PyTorch does.
@@ -67,9 +67,7 @@ func (l tensorLayer) lay(it *plan.WriteItem) (*record, error) {
 		}
 		l[key] = like
 	}
-	r := *like
-	r.item = it
-	return &r, nil
+	return &record{item: it, size: like.size, like: like}, nil
 }
 
 func layTensor(it *plan.WriteItem) (*record, error) {
@@ -79,7 +77,6 @@ func layTensor(it *plan.WriteItem) (*record, error) {
 	}
 	r := &record{item: it, size: l.Size, slot: -1}
 	for i := range l.Parts {
-		r.lengths = append(r.lengths, l.Parts[i].Length)
 		if l.Parts[i].Slot != nil {
 			r.slot = i
 		}
@@ -101,7 +98,7 @@ func layValue(it *plan.WriteItem, data storage.Resolver) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &record{item: it, size: part.Length, value: part}, nil
+	return &record{item: it, size: part.Length, value: &part}, nil
 }
 
 // encodeValue returns the torch.save file of the value that data encodes.
