@@ -2,7 +2,13 @@
 
 package bench
 
-import "os"
+import (
+	"os"
+	"time"
+)
 
 // maxRSS is not known here.
 func maxRSS(*os.ProcessState) int64 { return 0 }
+
+// cpuTime is not known here.
+func cpuTime() time.Duration { return 0 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"syscall"
+	"time"
 )
 
 // maxRSS returns the largest resident memory that a process has had.
@@ -18,4 +19,13 @@ func maxRSS(p *os.ProcessState) int64 {
 		return int64(u.Maxrss)
 	}
 	return int64(u.Maxrss) << 10
+}
+
+// cpuTime returns the time of all processors that this process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -60,12 +61,16 @@ func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &TinyResult{Tensors: o.Tensors}
+	o.Log("save")
+	save, err := runSave(ctx, append(o.Self[:len(o.Self):len(o.Self)], job))
+	if err != nil {
+		return nil, fmt.Errorf("save: %w", err)
+	}
+	r := &TinyResult{Tensors: o.Tensors, Steps: []TinyStep{*save}}
 	for _, s := range []struct {
 		name string
 		args []string
 	}{
-		{"save", append(o.Self[:len(o.Self):len(o.Self)], job)},
 		{"ls", o.command("ls", native)},
 		{"digest", o.command("digest", native)},
 		{"verify", o.command("verify", native)},
@@ -102,13 +107,27 @@ func runStep(ctx context.Context, name string, args []string) (*TinyStep, error)
 	}, nil
 }
 
+// runSave runs the process that saves. It takes the times itself, without those
+// for making the state.
+func runSave(ctx context.Context, args []string) (*TinyStep, error) {
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, err
+	}
+	step := &TinyStep{Step: "save", PeakRSS: maxRSS(cmd.ProcessState)}
+	return step, json.Unmarshal(out, step)
+}
+
 // tinyJob saves a checkpoint of many small tensors.
 type tinyJob struct {
 	Dir     string `json:"dir"`
 	Tensors int    `json:"tensors"`
 }
 
-func (j *tinyJob) run(ctx context.Context, _ io.Writer) error {
+// run saves, and writes a TinyStep of what the save alone took.
+func (j *tinyJob) run(ctx context.Context, out io.Writer) error {
 	if j.Tensors < 1 {
 		return errors.New("no tensors")
 	}
@@ -125,6 +144,16 @@ func (j *tinyJob) run(ctx context.Context, _ io.Writer) error {
 	if err != nil {
 		return err
 	}
-	_, err = cairn.Save(ctx, s, state, nil)
-	return err
+	before := cpuTime()
+	took, err := timed(func() error {
+		_, err := cairn.Save(ctx, s, state, nil)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(out).Encode(struct {
+		Seconds    float64 `json:"seconds"`
+		CPUSeconds float64 `json:"cpu_seconds"`
+	}{took.Seconds(), (cpuTime() - before).Seconds()})
 }

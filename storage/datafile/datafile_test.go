@@ -140,6 +140,30 @@ func TestFileIsItsParts(t *testing.T) {
 	})
 }
 
+// Parts that are made when their turn comes may share their memory.
+func TestPartsAreMadeInTheirTurn(t *testing.T) {
+	s, made, shared := new(mem.Store), 0, []datafile.Part{{Length: 2}, {}, {Length: 1, Literal: []byte("!")}}
+	inner := func(n int64, text string) datafile.Part {
+		return datafile.Part{Length: n, Parts: func() ([]datafile.Part, error) {
+			made++
+			shared[0].Literal = []byte(text)
+			return shared, nil
+		}}
+	}
+	first := datafile.Part{Length: 1, Tail: func() ([]byte, error) { return fmt.Append(nil, made), nil }}
+	f := &datafile.File{Name: "f", Parts: []datafile.Part{first, inner(3, "ab"), inner(3, "cd"), {Length: 1, Literal: []byte("z")}, inner(3, "ef")}}
+	if _, err := write(t.Context(), s, nil, f); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := blob.ReadAll(t.Context(), s, "f", 100); err != nil || string(got) != "0ab!cd!zef!" || made != 3 {
+		t.Errorf("the file is %q, %v, with parts made %d times", got, err, made)
+	}
+	short := &datafile.File{Name: "short", Parts: []datafile.Part{inner(4, "ab")}}
+	if _, err := write(t.Context(), s, nil, short); !errors.Is(err, plan.ErrState) {
+		t.Errorf("Write of parts that are too short = %v; want ErrState", err)
+	}
+}
+
 func TestContentThatIsNotAsPlanned(t *testing.T) {
 	x, err := tensor.New(tensor.Uint8, []int64{4})
 	if err != nil {
