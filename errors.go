@@ -57,9 +57,7 @@ type option struct {
 func refuse(all ...option) error {
 	var errs []error
 	for _, o := range all {
-		if o.set {
-			errs = append(errs, fmt.Errorf("%w: %s %s", ErrOptions, o.name, o.why))
-		}
+		errs = append(errs, storage.RefuseIf(o.set, "%s %s", o.name, o.why))
 	}
 	return errors.Join(errs...)
 }

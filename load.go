@@ -189,6 +189,22 @@ func (o *LoadOptions) check() error {
 	)
 }
 
+// checkNew refuses options that would have no effect, or a wrong one, on a state
+// that is made from the checkpoint.
+func (o *LoadOptions) checkNew() error {
+	if o == nil {
+		return nil
+	}
+	const why = "needs a state of the caller's: LoadNew makes the state from the checkpoint"
+	return refuse(
+		option{"LoadOptions.AllowMissing", o.AllowMissing, why},
+		option{"LoadOptions.AllowMissingFunc", o.AllowMissingFunc != nil, why},
+		option{"LoadOptions.RejectUnexpected", o.RejectUnexpected, why},
+		option{"LoadOptions.Cast", o.Cast != 0, why},
+		option{"LoadOptions.Rename", o.Rename != nil, why},
+	)
+}
+
 // LoadNew makes the state that the checkpoint describes, nested as it was
 // saved, with every tensor whole, and fills it. Maps are map[string]any, also
 // those that had integers as keys. Values have the types that value.Decode
@@ -196,13 +212,20 @@ func (o *LoadOptions) check() error {
 // refers to are inside of it. With prefixes, only the names that begin with one of
 // them, at a dot, are loaded; a prefix of no name is an error that wraps
 // ErrMissing.
+//
+// The options that fit a state to a checkpoint are errors that wrap ErrOptions:
+// AllowMissing, AllowMissingFunc, RejectUnexpected, Cast and Rename. If a Planner
+// leaves out a name, the error wraps ErrMissing.
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
 	var state State
 	var md *meta.Metadata
 	r, err := load(ctx, store, opts, func(ctx context.Context, job *engine.LoadJob) (State, error) {
+		err := opts.checkNew()
+		if err != nil {
+			return nil, err
+		}
 		read := &readOnce{Reader: job.Reader}
 		job.Reader = read
-		var err error
 		if md, err = read.ReadMetadata(ctx); err != nil {
 			return nil, err
 		}
@@ -216,6 +239,9 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 	})
 	if err != nil {
 		return nil, nil, err
+	}
+	if len(r.Missing) > 0 {
+		return nil, nil, wrap("load", store, fmt.Errorf("%w: the planner has left out %q", ErrMissing, r.Missing))
 	}
 	plan.PutInside(state, md)
 	return state, r, nil

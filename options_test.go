@@ -16,11 +16,15 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/hf"
+	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -197,6 +201,108 @@ func TestContradictoryOptionsAreRefused(t *testing.T) {
 		}
 		if log := f.Ops().Log; len(log) > 0 {
 			t.Errorf("%s: the store was touched: %v", name, log)
+		}
+	}
+}
+
+// A format refuses each of its options that cannot take effect, and options that
+// contradict each other, by name.
+func TestFormatOptionsThatContradict(t *testing.T) {
+	store := new(mem.Store)
+	undo := map[string]torchdcp.Transform{"x": nil}
+	for _, tt := range []struct {
+		f     storage.Format
+		files int
+		names []string
+	}{
+		{hf.Format{File: "m.safetensors"}, 0, []string{"File"}},
+		{hf.Format{Dequantize: true}, 0, []string{"Dequantize"}},
+		{hf.Format{DType: tensor.Float16}, 0, []string{"DType"}},
+		{hf.Format{Shards: 2}, 3, []string{"FilesPerRank", "Shards"}},
+		{hf.Format{Shards: 2, MaxShardBytes: 4}, 0, []string{"Shards", "MaxShardBytes"}},
+		{hf.Format{Shards: -1}, 0, []string{"Shards"}},
+		{hf.Format{MaxShardBytes: -1}, 0, []string{"MaxShardBytes"}},
+		{torchdcp.Format{Transforms: undo}, 0, []string{"Transforms"}},
+		{torchdcp.Format{FilePerTensor: true, MaxFileBytes: 1}, 0, []string{"FilePerTensor", "MaxFileBytes"}},
+		{torchdcp.Format{MaxFileBytes: -1}, 0, []string{"MaxFileBytes"}},
+		{hyper.Format{MaxFileBytes: -1}, 0, []string{"MaxFileBytes"}},
+		{native.Format{FileBytes: -1}, 0, []string{"FileBytes"}},
+		{native.Format{}, 5000, []string{"FilesPerRank"}},
+	} {
+		_, err := cairn.Save(t.Context(), store, cairn.State{"x": whole(t, []int64{3}, 1)}, &cairn.SaveOptions{Format: tt.f, FilesPerRank: tt.files})
+		if !errors.Is(err, cairn.ErrOptions) {
+			t.Errorf("Save with %+v and %d files = %v; want %v", tt.f, tt.files, err, cairn.ErrOptions)
+			continue
+		}
+		for _, name := range tt.names {
+			if !strings.Contains(err.Error(), name) {
+				t.Errorf("Save with %+v and %d files = %v; want the name %s", tt.f, tt.files, err, name)
+			}
+		}
+	}
+	if names := storagetest.Names(t, store); len(names) > 0 {
+		t.Errorf("the saves left %v", names)
+	}
+	for _, f := range []storage.Format{native.Format{}, torchdcp.Format{}, hyper.Format{}, hf.Format{}} {
+		if _, err := f.NewWriter(store, storage.WriteOptions{FilesPerRank: storage.MaxFilesPerRank + 1}); !errors.Is(err, cairn.ErrOptions) {
+			t.Errorf("%s: %d files: %v; want %v", f.Name(), storage.MaxFilesPerRank+1, err, cairn.ErrOptions)
+		}
+	}
+	if _, err := cairn.Save(t.Context(), store, cairn.State{"x": whole(t, []int64{3}, 1)}, &cairn.SaveOptions{Format: hf.Format{}}); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := cairn.LoadNew(t.Context(), store, &cairn.LoadOptions{Format: hf.Format{DType: tensor.Float16}})
+	if !errors.Is(err, cairn.ErrOptions) || !strings.Contains(err.Error(), "DType") || !strings.Contains(err.Error(), "Dequantize") {
+		t.Errorf("a load with DType alone: %v; want %v", err, cairn.ErrOptions)
+	}
+}
+
+// LoadNew makes the state from the checkpoint, so it refuses what fits a state to
+// a checkpoint, and a planner that leaves names out.
+func TestLoadNewRefusesOptionsOfAState(t *testing.T) {
+	store := new(mem.Store)
+	mustSave(t, store, cairn.State{"x": whole(t, []int64{3}, 1), "n": 1})
+	none := func(string) string { return "none" }
+	for name, o := range map[string]cairn.LoadOptions{
+		"AllowMissing":     {AllowMissing: true},
+		"AllowMissingFunc": {AllowMissingFunc: func(string) bool { return true }},
+		"RejectUnexpected": {RejectUnexpected: true},
+		"Cast":             {Cast: tensor.CastWiden},
+		"Rename":           {Rename: none},
+	} {
+		if s, _, err := cairn.LoadNew(t.Context(), store, &o); !errors.Is(err, cairn.ErrOptions) || !strings.Contains(err.Error(), "LoadOptions."+name) {
+			t.Errorf("%s: LoadNew = %v, %v; want %v", name, s, err, cairn.ErrOptions)
+		}
+	}
+	o := cairn.LoadOptions{Planner: &plan.DefaultLoad{AllowMissing: true, Rename: none}}
+	if s, _, err := cairn.LoadNew(t.Context(), store, &o); !errors.Is(err, cairn.ErrMissing) {
+		t.Errorf("a planner that finds nothing: LoadNew = %v, %v; want %v", s, err, cairn.ErrMissing)
+	}
+}
+
+// noMetadata is a planner that returns no metadata.
+type noMetadata struct{ plan.DefaultSave }
+
+func (*noMetadata) GlobalPlan(all []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	return all, nil, nil
+}
+
+// Only a tensor that is not whole makes a save mention the missing group.
+func TestASaveWithoutGroupIsNamedIfPartsAreMissing(t *testing.T) {
+	const text = "SaveOptions.Group is not set"
+	x := whole(t, []int64{4, 4}, 1)
+	_, err := cairn.Save(t.Context(), new(mem.Store), cairn.State{"x": cut(t, rows(2), x, 0)}, nil)
+	if !errors.Is(err, cairn.ErrState) || !strings.Contains(err.Error(), text) {
+		t.Errorf("half of a tensor: %v; want %v with %q", err, cairn.ErrState, text)
+	}
+	for name, o := range map[string]*cairn.SaveOptions{"an empty state": nil, "a planner without metadata": {Planner: new(noMetadata)}} {
+		state := cairn.State{}
+		if o != nil {
+			state["x"] = x
+		}
+		_, err := cairn.Save(t.Context(), new(mem.Store), state, o)
+		if !errors.Is(err, cairn.ErrState) || strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v; want %v without %q", name, err, cairn.ErrState, text)
 		}
 	}
 }

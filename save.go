@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -40,7 +41,8 @@ type SaveOptions struct {
 	Format storage.Format
 	// FilesPerRank is the number of data files each rank writes in parallel.
 	// Zero: the format's default, which is 1 for the native format. A rank that
-	// holds several chunks of one tensor writes up to 8.
+	// holds several chunks of one tensor writes up to 8. At most
+	// storage.MaxFilesPerRank.
 	FilesPerRank int
 	// BufferBytes bounds the host memory this rank uses beyond the state
 	// itself for bytes on their way to the store. Zero: 1 GiB.
@@ -138,7 +140,7 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		return nil, wrap("save", store, err)
 	}
 	r, err := engine.Save(ctx, job)
-	if err != nil && o.Group == nil && o.RankLocal == nil && errors.Is(err, ErrState) {
+	if o.Group == nil && o.RankLocal == nil && lacksParts(err) {
 		err = fmt.Errorf("%w (this process saves alone: SaveOptions.Group is not set)", err)
 	}
 	if err != nil {
@@ -148,6 +150,13 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		SaveID: r.Storage.SaveID, Step: r.Storage.Step, Bytes: r.Bytes, LocalBytes: r.LocalBytes, Files: r.Files,
 		PlanReused: r.PlanReused, PlanTime: r.PlanTime, WriteTime: r.WriteTime,
 	}, nil
+}
+
+// lacksParts reports whether a save failed because a tensor is not wholly held by
+// the ranks that took part.
+func lacksParts(err error) bool {
+	problems, _ := errors.AsType[plan.Problems](err)
+	return slices.ContainsFunc(problems, func(p plan.Problem) bool { return p.Kind == plan.ProblemVolume })
 }
 
 func (o *SaveOptions) job(store blob.Store) engine.SaveJob {
@@ -179,6 +188,7 @@ func (o *SaveOptions) job(store blob.Store) engine.SaveJob {
 func (o *SaveOptions) writer(store blob.Store) (storage.Writer, error) {
 	err := refuse(
 		option{"SaveOptions.FilesPerRank", o.FilesPerRank < 0, "is negative"},
+		option{"SaveOptions.FilesPerRank", o.FilesPerRank > storage.MaxFilesPerRank, fmt.Sprintf("is more than %d", storage.MaxFilesPerRank)},
 		option{"SaveOptions.BufferBytes", o.BufferBytes < 0, "is negative"},
 	)
 	if err == nil {

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 )
 
@@ -32,6 +33,15 @@ var (
 	// the format cannot honour. Nothing was read or written.
 	ErrOptions = errors.New("unusable options")
 )
+
+// RefuseIf returns an error that wraps ErrOptions if an option is set that cannot
+// take effect. text names the option, and the one that excludes it.
+func RefuseIf(set bool, text string, args ...any) error {
+	if !set {
+		return nil
+	}
+	return fmt.Errorf("%w: "+text, append([]any{ErrOptions}, args...)...)
+}
 
 // FileError is what is wrong with one file of a checkpoint. Opening a checkpoint
 // with several damaged files returns all of them, joined.

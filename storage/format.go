@@ -2,7 +2,7 @@ package storage
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -26,7 +26,7 @@ type Format interface {
 // of them or refuses it with ErrOptions. The zero value means the defaults.
 type WriteOptions struct {
 	// FilesPerRank is the number of data files that a rank writes at the same
-	// time, at most 1024. Zero: the format's default, which is 1 or 2.
+	// time, at most MaxFilesPerRank. Zero: the format's default, which is 1 or 2.
 	FilesPerRank int
 	// BufferBytes bounds the host memory that a rank uses for bytes on their way
 	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
@@ -46,11 +46,21 @@ type WriteOptions struct {
 	RankLocal bool
 }
 
+// MaxFilesPerRank is the largest FilesPerRank: more files at a time make nothing
+// faster.
+const MaxFilesPerRank = 1024
+
+// Check returns an error that wraps ErrOptions if an option is out of range.
+func (o *WriteOptions) Check() error {
+	return errors.Join(
+		RefuseIf(o.FilesPerRank < 0, "FilesPerRank %d is negative", o.FilesPerRank),
+		RefuseIf(o.FilesPerRank > MaxFilesPerRank, "FilesPerRank %d is more than %d", o.FilesPerRank, MaxFilesPerRank),
+		RefuseIf(o.BufferBytes < 0, "BufferBytes %d is negative", o.BufferBytes),
+	)
+}
+
 // RefuseRankLocal returns an error that wraps ErrOptions if o asks for a save of
 // one rank alone, which the named format does not have.
 func (o *WriteOptions) RefuseRankLocal(format string) error {
-	if !o.RankLocal {
-		return nil
-	}
-	return fmt.Errorf("%w: RankLocal: the format %s has no metadata of single ranks", ErrOptions, format)
+	return RefuseIf(o.RankLocal, "RankLocal: the format %s has no metadata of single ranks", format)
 }

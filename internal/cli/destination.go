@@ -50,7 +50,10 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 		path = behindLink(path)
 	}
 	d.opts = formats.Options{MaxFileBytes: int64(f.maxShard), Shards: f.shards, Distributed: f.resharded()}
-	d.write = storage.WriteOptions{FilesPerRank: f.shards, FailIfExists: !f.overwrite}
+	if f.shards > storage.MaxFilesPerRank && d.format != formats.HF {
+		return nil, usagef(cmd, "--shards %d: --to %s takes at most %d", f.shards, d.format, storage.MaxFilesPerRank)
+	}
+	d.write = storage.WriteOptions{FilesPerRank: min(f.shards, storage.MaxFilesPerRank), FailIfExists: !f.overwrite}
 	if d.format == formats.Torch && f.resharded() {
 		return nil, usagef(cmd, "--to torch is one file of whole tensors, without --world-size and --mesh")
 	}

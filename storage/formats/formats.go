@@ -5,6 +5,7 @@
 package formats
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,7 +154,7 @@ func ForConversion(name string, o Options, w storage.WriteOptions, ranks int, by
 		o.MaxFileBytes = shardBytes
 	}
 	if w.FilesPerRank == 0 && (name == HF || ranks == 1 && bytes > parallelBytes) {
-		w.FilesPerRank = runtime.GOMAXPROCS(0)
+		w.FilesPerRank = min(runtime.GOMAXPROCS(0), cmp.Or(o.Shards, storage.MaxFilesPerRank), storage.MaxFilesPerRank)
 	}
 	return o, w
 }

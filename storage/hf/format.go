@@ -2,6 +2,7 @@ package hf
 
 import (
 	"context"
+	"errors"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -16,11 +17,14 @@ type Format struct {
 	MaxShardBytes int64
 	// Shards is the number of files that the tensors are spread over; in the
 	// distributed form, the files of each rank. A save with fewer tensors has
-	// fewer files. Zero: one, or as many as MaxShardBytes leads to.
+	// fewer files. Zero: one, or as many as MaxShardBytes leads to. It excludes
+	// MaxShardBytes and a larger FilesPerRank.
 	Shards int
 	// Distributed writes PyTorch's distributed form even if one rank holds
 	// everything. Several ranks always write it.
 	Distributed bool
+
+	// The options below are for opening only: NewWriter refuses them.
 
 	// File is the index or the safetensors file to open. Empty: Open finds it,
 	// the usual names first.
@@ -28,7 +32,7 @@ type Format struct {
 	// Dequantize opens quantised weights as the numbers that they stand for. See
 	// Options.
 	Dequantize bool
-	// DType is the type of these numbers. Invalid: float32.
+	// DType is the type of these numbers. It needs Dequantize. Invalid: float32.
 	DType tensor.DType
 }
 
@@ -40,7 +44,19 @@ func (Format) Name() string { return "hf" }
 // NewWriter returns a writer of checkpoints at the root of store. If neither
 // Shards nor MaxShardBytes decides on the number of files, FilesPerRank does.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
-	if err := o.RefuseRankLocal(f.Name()); err != nil {
+	const reads = "has no effect on a save: it is an option of Open"
+	err := errors.Join(
+		o.Check(),
+		o.RefuseRankLocal(f.Name()),
+		storage.RefuseIf(f.Shards < 0, "Shards %d is negative", f.Shards),
+		storage.RefuseIf(f.MaxShardBytes < 0, "MaxShardBytes %d is negative", f.MaxShardBytes),
+		storage.RefuseIf(f.Shards > 0 && f.MaxShardBytes > 0, "Shards and MaxShardBytes contradict each other"),
+		storage.RefuseIf(f.Shards > 0 && o.FilesPerRank > f.Shards, "FilesPerRank %d contradicts Shards %d", o.FilesPerRank, f.Shards),
+		storage.RefuseIf(f.File != "", "File %s", reads),
+		storage.RefuseIf(f.Dequantize, "Dequantize %s", reads),
+		storage.RefuseIf(f.DType != tensor.Invalid, "DType %s", reads),
+	)
+	if err != nil {
 		return nil, err
 	}
 	if f.Shards == 0 && f.MaxShardBytes == 0 {

@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -26,7 +27,7 @@ type Options struct {
 	// refused with ErrQuantized.
 	Dequantize bool
 	// DType is the type of the numbers that quantised weights are read as.
-	// Invalid: float32.
+	// It needs Dequantize. Invalid: float32.
 	DType tensor.DType
 }
 
@@ -34,9 +35,6 @@ func (o *Options) withDefaults() Options {
 	var out Options
 	if o != nil {
 		out = *o
-	}
-	if out.DType == tensor.Invalid {
-		out.DType = tensor.Float32
 	}
 	return out
 }
@@ -60,6 +58,9 @@ func NewReader(store blob.Store, o *Options, ro storage.ReadOptions) storage.Rea
 
 // watchSource is openSource for a checkpoint that may be replaced meanwhile.
 func watchSource(ctx context.Context, store blob.Store, o Options) (*foreign.Source, error) {
+	if err := storage.RefuseIf(o.DType != tensor.Invalid && !o.Dequantize, "DType has no effect without Dequantize"); err != nil {
+		return nil, err
+	}
 	names := records
 	if o.File != "" {
 		names = []string{o.File}
@@ -79,7 +80,7 @@ func openSource(ctx context.Context, store blob.Store, o Options) (*foreign.Sour
 		return nil, fmt.Errorf("%s: %w", store, err)
 	}
 	if o.Dequantize {
-		if err := s.dequantize(ctx, dir, o.DType); err != nil {
+		if err := s.dequantize(ctx, dir, cmp.Or(o.DType, tensor.Float32)); err != nil {
 			return nil, fmt.Errorf("%s: %w", store, err)
 		}
 	}

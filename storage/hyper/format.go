@@ -2,6 +2,7 @@ package hyper
 
 import (
 	"context"
+	"errors"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -24,6 +25,10 @@ func (Format) Name() string { return "hyper" }
 
 // NewWriter returns a writer of checkpoints at the root of store.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
+	err := errors.Join(o.Check(), storage.RefuseIf(f.MaxFileBytes < 0, "MaxFileBytes %d is negative", f.MaxFileBytes))
+	if err != nil {
+		return nil, err
+	}
 	return newWriter(store, &options{f, o}), nil
 }
 

@@ -22,15 +22,12 @@ type options struct {
 	storage.WriteOptions
 }
 
-// maxFiles bounds FilesPerRank: more files at a time make nothing faster.
-const maxFiles = 1024
-
 func (o *options) withDefaults() options {
 	var out options
 	if o != nil {
 		out = *o
 	}
-	out.FilesPerRank = min(max(1, out.FilesPerRank), maxFiles)
+	out.FilesPerRank = max(1, out.FilesPerRank)
 	if out.BufferBytes <= 0 {
 		out.BufferBytes = 1 << 30
 	}

@@ -2,6 +2,7 @@ package native
 
 import (
 	"context"
+	"errors"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -21,7 +22,12 @@ func (Format) Name() string { return "native" }
 
 // NewWriter returns a writer of checkpoints at the root of store.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
-	if err := o.RefuseRankLocal(f.Name()); err != nil {
+	err := errors.Join(
+		o.Check(),
+		o.RefuseRankLocal(f.Name()),
+		storage.RefuseIf(f.FileBytes < 0, "FileBytes %d is negative", f.FileBytes),
+	)
+	if err != nil {
 		return nil, err
 	}
 	return newWriter(store, &options{f, o}), nil

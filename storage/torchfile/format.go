@@ -2,7 +2,7 @@ package torchfile
 
 import (
 	"context"
-	"fmt"
+	"errors"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -26,13 +26,13 @@ func (Format) Name() string { return "torch" }
 // NewWriter returns a writer of the file. It refuses an empty name and more than
 // one file for each rank.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
-	switch {
-	case f.File == "":
-		return nil, fmt.Errorf("%w: the format %s is one file: it needs a name", storage.ErrOptions, f.Name())
-	case o.FilesPerRank > 1:
-		return nil, fmt.Errorf("%w: FilesPerRank %d: the format %s is one file", storage.ErrOptions, o.FilesPerRank, f.Name())
-	}
-	if err := o.RefuseRankLocal(f.Name()); err != nil {
+	err := errors.Join(
+		o.Check(),
+		o.RefuseRankLocal(f.Name()),
+		storage.RefuseIf(f.File == "", "the format %s is one file: it needs a name", f.Name()),
+		storage.RefuseIf(o.FilesPerRank > 1, "FilesPerRank %d: the format %s is one file", o.FilesPerRank, f.Name()),
+	)
+	if err != nil {
 		return nil, err
 	}
 	return newWriter(store, &options{f, o}), nil
