@@ -3,6 +3,7 @@ package cairn_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hf"
@@ -79,7 +81,7 @@ func TestRanksThatDoNotBelongTogether(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := cairn.Open(t.Context(), s); !errors.Is(err, cairn.ErrIncomplete) || !strings.Contains(err.Error(), "2 ranks of 3") {
+		if _, err := cairn.Open(t.Context(), s); !errors.Is(err, cairn.ErrIncomplete) || !strings.Contains(err.Error(), "2 of 3 ranks, but not of rank 2") {
 			t.Errorf("%s: Open without rank 2 = %v; want %v", name, err, cairn.ErrIncomplete)
 		}
 		other := new(mem.Store)
@@ -95,6 +97,48 @@ func TestRanksThatDoNotBelongTogether(t *testing.T) {
 		}
 		if _, err := cairn.Open(t.Context(), s); !errors.Is(err, cairn.ErrIncomplete) || !strings.Contains(err.Error(), `"two"`) {
 			t.Errorf("%s: Open with rank 2 of another save = %v; want %v", name, err, cairn.ErrIncomplete)
+		}
+	}
+}
+
+// An error of a rank that saves without a group has the number of that rank.
+func TestARankAloneIsNamedByItsNumber(t *testing.T) {
+	for name, f := range localFormats {
+		s := new(mem.Store)
+		if err := saveAlone(t, s, f, 1, "one"); err != nil {
+			t.Fatal(err)
+		}
+		err := saveAlone(t, s, f, 1, "one")
+		if !errors.Is(err, cairn.ErrExists) || !strings.Contains(err.Error(), "rank 1:") || strings.Contains(err.Error(), "rank 0") || !slices.Equal(group.Ranks(err), []int{1}) {
+			t.Errorf("%s: rank 1 again: %v; want %v of rank 1", name, err, cairn.ErrExists)
+		}
+		broken := errors.New("broken")
+		for n := int64(1); ; n++ {
+			err := saveAlone(t, fault.New(s, fault.Rule{Nth: n, Do: fault.Fail(broken)}), f, 2, "one")
+			if err == nil {
+				break
+			}
+			if strings.Contains(err.Error(), "rank 0") || !slices.Equal(group.Ranks(err), []int{2}) {
+				t.Errorf("%s: call %d of rank 2 fails: %v; want rank 2", name, n, err)
+			}
+		}
+	}
+}
+
+// The error of an incomplete save names the ranks that are missing.
+func TestMissingRanksAreNamed(t *testing.T) {
+	for name, f := range localFormats {
+		for have, want := range map[int][]int{0: {1, 2}, 1: {0, 2}, 2: {0, 1}} {
+			s := new(mem.Store)
+			if err := saveAlone(t, s, f, have, "one"); err != nil {
+				t.Fatal(err)
+			}
+			_, err := cairn.Open(t.Context(), s)
+			e, ok := errors.AsType[*storage.RanksError](err)
+			text := fmt.Sprintf("1 of 3 ranks, but not of ranks %d, %d", want[0], want[1])
+			if !ok || !errors.Is(err, cairn.ErrIncomplete) || !slices.Equal(e.Missing, want) || !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: Open with rank %d = %v; want %q", name, have, err, text)
+			}
 		}
 	}
 }

@@ -137,7 +137,7 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		return err
 	})
 	if err != nil {
-		return nil, wrap("save", store, err)
+		return nil, wrap("save", store, job.Alone.Own(err))
 	}
 	r, err := engine.Save(ctx, job)
 	if o.Group == nil && o.RankLocal == nil && lacksParts(err) {

@@ -43,6 +43,38 @@ func RefuseIf(set bool, text string, args ...any) error {
 	return fmt.Errorf("%w: "+text, append([]any{ErrOptions}, args...)...)
 }
 
+// RanksError reports a checkpoint of ranks that saved without a group, if the
+// metadata of some ranks is missing. It wraps ErrIncomplete.
+type RanksError struct {
+	// Where is the place of the checkpoint.
+	Where string
+	// Have is the number of ranks whose metadata is there, and Size the number of
+	// ranks of the save, or 0 if it is unknown.
+	Have, Size int
+	// Missing are the missing ranks, at most the first 16 of them.
+	Missing []int
+}
+
+// Error names the missing ranks.
+func (e *RanksError) Error() string {
+	of, noun := "", "rank"
+	if e.Size > 0 {
+		of = fmt.Sprintf(" of %d", e.Size)
+	}
+	if len(e.Missing) > 1 {
+		noun = "ranks"
+	}
+	more := ""
+	if n := e.Size - e.Have - len(e.Missing); n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	names := strings.Trim(strings.ReplaceAll(fmt.Sprint(e.Missing), " ", ", "), "[]")
+	return fmt.Sprintf("%v: %s has the metadata of %d%s ranks, but not of %s %s%s", ErrIncomplete, e.Where, e.Have, of, noun, names, more)
+}
+
+// Unwrap returns ErrIncomplete.
+func (e *RanksError) Unwrap() error { return ErrIncomplete }
+
 // FileError is what is wrong with one file of a checkpoint. Opening a checkpoint
 // with several damaged files returns all of them, joined.
 type FileError struct {

@@ -114,13 +114,14 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	if !local {
 		return usagef(cmd, "%s: only folders of the file system have leftovers", clean(address))
 	}
-	fi, err := os.Stat(path)
-	if err == nil && !fi.IsDir() {
-		err = fmt.Errorf("%w: it is a file; want the folder that it is in", cairn.ErrNotFound)
+	_, err = openStore(address)
+	if fi, statErr := os.Stat(path); statErr == nil && !fi.IsDir() {
+		err = withHint(fmt.Errorf("clean %s: %w: it is a file", path, cairn.ErrNotFound),
+			fmt.Sprintf("clean takes the folder that it is in: 'cairn clean %s'", quoteArg(filepath.Dir(path))))
 	}
 	conversions, convErr := unfinished(path)
 	if err != nil && len(conversions) == 0 {
-		return fmt.Errorf("clean %s: %w", path, err)
+		return err
 	}
 	var dirs []string
 	if err == nil {
@@ -231,7 +232,7 @@ func (r *cleanResult) clean(ctx context.Context, dir string, f cleanFlags) error
 }
 
 func (o *output) cleaned(r *cleanResult) {
-	t := newRows("FILE", ">SIZE", "SAVER", "")
+	t := newRows("FILE", ">SIZE", "SAVER", "ACTION")
 	word := "removed"
 	if r.DryRun {
 		word = "would be removed"
@@ -259,7 +260,7 @@ func (o *output) cleaned(r *cleanResult) {
 	if n := len(r.Removed) - files; n > 0 {
 		what += " and " + plural(n, "conversion")
 	}
-	o.printf("%s: %s %s, %s\n", clean(r.Path), what, word, formatBytes(r.Bytes))
+	o.remark("%s: %s %s, %s\n", clean(r.Path), what, word, formatBytes(r.Bytes))
 	for _, l := range r.Kept {
 		if l.Owner == blob.OwnerUnknown {
 			o.remark("it is unknown whether the saves of kept files are over: --older-than removes them by age\n")
@@ -310,15 +311,23 @@ func filesLeftAt(ctx context.Context, path string) []publish.Leftover {
 
 // leftovers prints remarks about what leftoversAt has found.
 func (o *output) leftovers(path string, l *leftoverSummary) {
-	if l == nil {
-		return
+	if l != nil {
+		for _, line := range l.lines(path) {
+			o.remark("%s\n", line)
+		}
 	}
+}
+
+// lines returns what there is to print about the leftovers at path.
+func (l *leftoverSummary) lines(path string) []string {
+	var out []string
 	for _, c := range l.Conversions {
-		o.remark("a conversion to %s did not finish, %s in %s: the same 'cairn convert' continues it, 'cairn clean %s' removes it\n",
-			clean(c.Target), formatBytes(c.Bytes), clean(c.Staging), quoteArg(c.Target))
+		out = append(out, fmt.Sprintf("a conversion to %s did not finish, %s in %s: the same 'cairn convert' continues it, 'cairn clean %s' removes it",
+			clean(c.Target), formatBytes(c.Bytes), clean(c.Staging), quoteArg(c.Target)))
 	}
 	if l.Files > 0 {
-		o.remark("%s, %s, left by saves that did not finish; 'cairn clean %s' removes files of saves that are certainly over\n",
-			plural(l.Files, "file"), formatBytes(l.Bytes), quoteArg(path))
+		out = append(out, fmt.Sprintf("%s, %s, left by saves that did not finish; 'cairn clean %s' removes files of saves that are certainly over",
+			plural(l.Files, "file"), formatBytes(l.Bytes), quoteArg(path)))
 	}
+	return out
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 )
@@ -110,6 +111,8 @@ func openHint(address string, err error) string {
 	switch {
 	case errors.Is(err, cairn.ErrVersion):
 		return "" // the one for every command
+	case isRanksError(err):
+		return "the checkpoint is complete once every rank has saved; if a rank is lost, save again into another folder"
 	case errors.Is(err, cairn.ErrCorrupt), errors.Is(err, cairn.ErrIncomplete):
 		lostIndex := errors.Is(err, hf.ErrIndex) || errors.Is(err, cairn.ErrIncomplete) && formatOf(address) == formats.HF
 		if !isNative(address) && !lostIndex {
@@ -120,9 +123,17 @@ func openHint(address string, err error) string {
 		if e, ok := errors.AsType[*formats.UnsupportedError](err); ok {
 			return e.Hint
 		}
+		if l := leftoversAt(context.Background(), address); l != nil && len(checkpointsBelow(address)) == 0 {
+			return strings.Join(l.lines(address), "; ")
+		}
 		return placeHint(address)
 	}
 	return ""
+}
+
+func isRanksError(err error) bool {
+	_, ok := errors.AsType[*storage.RanksError](err)
+	return ok
 }
 
 // isNative reports whether what is at an address is in cairn's own format.

@@ -48,7 +48,7 @@ commands 'help' and 'completion' print text even so.
   convert, merge   objects that were left out, or the table of --dry-run
   verify           the problems, and nothing if there are none
   repair           what was done, without the notes
-  clean            the files and their total, without the remark
+  clean            the table of files, without the line of totals
   bench            the figures, without what is being measured
   run              what the ranks print, without the rank that failed
   table, demo      nothing: the exit code is the result`,

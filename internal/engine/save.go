@@ -45,6 +45,14 @@ func (j *SaveJob) place() (rank, size int, coordinator bool) {
 	return rank, j.Group.Size(), rank == 0
 }
 
+// Own gives err the number of a rank that saves alone: its group has only rank 0.
+func (a *Alone) Own(err error) error {
+	if e, ok := errors.AsType[*group.StepError](err); ok && a != nil && e.Failures[0] != nil {
+		e.Failures = map[int]error{a.Rank: e.Failures[0]}
+	}
+	return err
+}
+
 // Observer is told what happens on this rank. Every function may be nil and may
 // be called from several goroutines at once.
 type Observer struct {
@@ -112,7 +120,7 @@ func (s *saveRun) run(ctx context.Context) (*SaveResult, error) {
 		return s.Storage, nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, s.Alone.Own(err)
 	}
 	answer, err := s.plan(ctx)
 	if err != nil {
@@ -142,12 +150,13 @@ func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 	}
 	p, err := once()
 	if !errors.Is(err, plan.ErrStale) {
-		return p, err
+		return p, s.Alone.Own(err)
 	}
 	// The ranks remember different saves. All of them got this error, so all of
 	// them forget and plan again, be it that some have nothing to forget.
 	s.forget()
-	return once()
+	p, err = once()
+	return p, s.Alone.Own(err)
 }
 
 func (s *saveRun) localPlan(ctx context.Context) (*plan.SavePlan, error) {
@@ -260,7 +269,7 @@ func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (int64, e
 			s.results = all
 			return nil, nil
 		})
-	return local, err
+	return local, s.Alone.Own(err)
 }
 
 func (s *saveRun) write(ctx context.Context, answer *plan.SavePlan) (*storage.WriteResults, error) {
@@ -288,6 +297,7 @@ func (s *saveRun) write(ctx context.Context, answer *plan.SavePlan) (*storage.Wr
 func (s *saveRun) commit(ctx context.Context) (summary, error) {
 	sum, err := group.Broadcast(context.WithoutCancel(ctx), s.Group, "commit", 0, group.JSON[summary](),
 		func(context.Context) (summary, error) { return s.finish(ctx) })
+	err = s.Alone.Own(err)
 	if err != nil && !errors.Is(err, errNotCommitted) && !errors.Is(err, storage.ErrUncertain) {
 		err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -124,33 +126,46 @@ func (f *Format) documents(ctx context.Context, store blob.Store) ([]*dcpmeta.Do
 	if err != nil {
 		return nil, nil, err
 	}
+	ranks := slices.Sorted(maps.Keys(names))
 	var docs []*dcpmeta.Document
 	var files []storage.File
-	for _, name := range names {
-		doc, file, err := f.read(ctx, store, name)
+	for _, r := range ranks {
+		doc, file, err := f.read(ctx, store, names[r])
 		if err != nil {
 			return nil, nil, err
 		}
 		docs, files = append(docs, doc), append(files, file)
 	}
-	return docs, files, f.checkTogether(store, docs)
+	return docs, files, f.checkTogether(store, ranks, docs)
 }
 
 // checkTogether refuses metadata of ranks that saved without a group, unless all
 // ranks of one save are there. Only metadata that cairn wrote names the save.
-func (f *Format) checkTogether(store blob.Store, docs []*dcpmeta.Document) error {
-	for r, d := range docs {
-		first := docs[0]
+func (f *Format) checkTogether(store blob.Store, ranks []int, docs []*dcpmeta.Document) error {
+	first, last := docs[0], ranks[len(ranks)-1]
+	for i, d := range docs {
 		if d.Ranks != first.Ranks || d.Ranks > 0 && d.Meta.Storage.SaveID != first.Meta.Storage.SaveID {
-			return fmt.Errorf("%w: %s: rank 0 is of save %q of %d ranks, rank %d of save %q of %d ranks", storage.ErrIncomplete, store,
-				first.Meta.Storage.SaveID, first.Ranks, r, d.Meta.Storage.SaveID, d.Ranks)
+			return fmt.Errorf("%w: %s: rank %d is of save %q of %d ranks, rank %d of save %q of %d ranks", storage.ErrIncomplete, store,
+				ranks[0], first.Meta.Storage.SaveID, first.Ranks, ranks[i], d.Meta.Storage.SaveID, d.Ranks)
 		}
 	}
-	if n := docs[0].Ranks; n > 0 && n != len(docs) {
-		return fmt.Errorf("%w: %s has metadata of %d ranks of %d", storage.ErrIncomplete, store, len(docs), n)
+	if n := first.Ranks; n > 0 && last >= n {
+		return fmt.Errorf("%w: %s has the metadata of rank %d of a save of %d ranks", storage.ErrIncomplete, store, last, n)
+	}
+	e := &storage.RanksError{Where: store.String(), Have: len(docs), Size: first.Ranks}
+	for r := 0; r < max(first.Ranks, last+1) && len(e.Missing) < maxMissing; r++ {
+		if _, ok := slices.BinarySearch(ranks, r); !ok {
+			e.Missing = append(e.Missing, r)
+		}
+	}
+	if len(e.Missing) > 0 {
+		return e
 	}
 	return nil
 }
+
+// maxMissing bounds how many missing ranks an error names.
+const maxMissing = 16
 
 // RankSave returns the id of the save of a rank's own metadata file, or "" if the
 // file does not have it. It is publish.Format.ReadRank.
@@ -188,9 +203,8 @@ func makerOf(d dcpmeta.Dialect) string {
 	return HyperParallel
 }
 
-// ranks returns the names of the ranks' own metadata files, of all ranks from 0
-// on.
-func (f *Format) ranks(ctx context.Context, store blob.Store) ([]string, error) {
+// ranks returns the names of the ranks' own metadata files.
+func (f *Format) ranks(ctx context.Context, store blob.Store) (map[int]string, error) {
 	byRank := map[int]string{}
 	data := false
 	for info, err := range store.List(ctx, f.Prefix) {
@@ -213,13 +227,5 @@ func (f *Format) ranks(ctx context.Context, store blob.Store) ([]string, error) 
 	case len(byRank) == 0:
 		return nil, fmt.Errorf("%w: %s has %w", storage.ErrNotFound, store, ErrNoMetadata)
 	}
-	var names []string
-	for r := range len(byRank) {
-		name, ok := byRank[r]
-		if !ok {
-			return nil, fmt.Errorf("%w: %s has metadata of %d ranks, but none of rank %d", storage.ErrIncomplete, store, len(byRank), r)
-		}
-		names = append(names, name)
-	}
-	return names, nil
+	return byRank, nil
 }

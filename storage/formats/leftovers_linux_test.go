@@ -79,7 +79,7 @@ func TestCleanRemovesWhatKilledSavesLeft(t *testing.T) {
 			if err != nil || len(left) < 2 || slices.ContainsFunc(left, isAlive) {
 				t.Errorf("%s: Leftovers = %+v, %v; want what was written and what was begun", format, left, err)
 			}
-			removed, err := formats.Clean(t.Context(), s, 0)
+			removed, err := formats.Clean(t.Context(), s, -1)
 			if err != nil || len(removed) < 2 {
 				t.Errorf("%s: Clean = %+v, %v", format, removed, err)
 			}
