@@ -20,8 +20,8 @@ var ErrOccupied = errors.New("something else is there")
 //
 // Only a checkpoint is ever replaced, and only with Overwrite: files in its
 // folder that are no part of it stay in the new one. Into a folder without a
-// checkpoint the new files are moved one after the other, the one that makes them
-// a checkpoint last, and nothing that was there is touched.
+// checkpoint the new files are moved one after the other, with Overwrite too, the
+// one that makes them a checkpoint last. Nothing that was there is touched.
 //
 // Two conversions to one place would take each other's files for their own:
 // Lock keeps the second one away. A Place is for one goroutine.
@@ -83,7 +83,7 @@ const (
 	aSingleFile                     // that is a checkpoint
 )
 
-// Check returns an error where there is something at Path that must not be
+// Check returns an error if there is something at Path that must not be
 // replaced: it wraps storage.ErrExists for a checkpoint, and ErrOccupied for
 // anything else. It changes nothing and needs no lock; what an earlier Publish,
 // killed between two steps, had begun counts as undone.
@@ -133,16 +133,14 @@ func (p *Place) mayReplace(o *occupant) error {
 		return fmt.Errorf("%w: %s is a file that is no checkpoint", ErrOccupied, p.Path)
 	case p.File != "" && o.kind != aSingleFile:
 		return fmt.Errorf("%w: %s is a folder", ErrOccupied, p.Path)
-	case o.kind == aFolder && p.Overwrite:
-		return fmt.Errorf("%w: %s is a folder without a checkpoint, and not replaced", ErrOccupied, p.Path)
 	case o.kind == aFolder:
 		return nil
-	case !p.Overwrite:
-		return fmt.Errorf("%w: %s", storage.ErrExists, p.Path)
 	case o.err != nil && o.kind == aSingleFile:
 		return fmt.Errorf("%w: %s is not a checkpoint that can be opened, and is not replaced: %v", ErrOccupied, p.Path, o.err)
 	case o.err != nil:
 		return fmt.Errorf("%w: %s holds a checkpoint that cannot be opened, so it is unknown which files belong to it: %v", ErrOccupied, p.Path, o.err)
+	case !p.Overwrite:
+		return fmt.Errorf("%w: %s", storage.ErrExists, p.Path)
 	}
 	return nil
 }

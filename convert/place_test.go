@@ -19,13 +19,17 @@ func TestOnlyCheckpointsAreReplaced(t *testing.T) {
 		look      func(string) ([]string, error)
 		want      error
 	}{
-		"a checkpoint stays":                         {"x/c", "", false, checkpointFiles, storage.ErrExists},
-		"a folder of something else is not replaced": {"x/notes", "", true, checkpointFiles, ErrOccupied},
-		"a file of something else stays":             {"x", "", false, nil, ErrOccupied},
-		"a file of something else is not replaced":   {"x", "inner", true, nil, ErrOccupied},
-		"a folder is no place for a file":            {"x/c", "inner", true, checkpointFiles, ErrOccupied},
-		"without a look nothing is a checkpoint":     {"x/c", "", true, nil, ErrOccupied},
+		"a checkpoint stays":                       {"x/c", "", false, checkpointFiles, storage.ErrExists},
+		"a file of something else stays":           {"x", "", false, nil, ErrOccupied},
+		"a file of something else is not replaced": {"x", "inner", true, nil, ErrOccupied},
+		"a folder is no place for a file":          {"x/c", "inner", true, checkpointFiles, ErrOccupied},
 		"a file that cannot be opened stays": {"x", "inner", true, func(string) ([]string, error) {
+			return nil, storage.ErrCorrupt
+		}, ErrOccupied},
+		"a file that cannot be opened is not called a checkpoint": {"x", "inner", false, func(string) ([]string, error) {
+			return nil, storage.ErrCorrupt
+		}, ErrOccupied},
+		"nor is a folder that cannot be opened": {"x/c", "", false, func(string) ([]string, error) {
 			return nil, storage.ErrCorrupt
 		}, ErrOccupied},
 		"a file that cannot be opened is no place for a folder": {"x", "", true, func(string) ([]string, error) {
@@ -50,6 +54,26 @@ func TestOnlyCheckpointsAreReplaced(t *testing.T) {
 				t.Errorf("afterwards there is %v; want the old one", got)
 			}
 		})
+	}
+}
+
+// Overwrite does not matter if there is no checkpoint to replace.
+func TestFolderWithoutACheckpointIsAddedTo(t *testing.T) {
+	for _, overwrite := range []bool{false, true} {
+		p := &Place{Path: filepath.Join(t.TempDir(), "x"), Overwrite: overwrite, Look: checkpointFiles}
+		write(t, filepath.Join(p.Path, "notes"), "mine")
+		if err := p.Prepare(); err != nil {
+			t.Errorf("Prepare with Overwrite %v = %v; want no error", overwrite, err)
+		}
+		stage(t, p)
+		want := tree(t, p.Staging())
+		want["notes"] = "mine"
+		if err := p.Publish(); err != nil {
+			t.Errorf("Publish with Overwrite %v = %v; want no error", overwrite, err)
+		}
+		if d := cmp.Diff(want, tree(t, p.Path)); d != "" {
+			t.Errorf("afterwards, with Overwrite %v: -want +got\n%s", overwrite, d)
+		}
 	}
 }
 

@@ -11,8 +11,10 @@ import (
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -78,6 +80,18 @@ func TestStepOfAConversion(t *testing.T) {
 				if d := cmp.Diff(c.want, storageOf(t, src, to, c.o).Step); d != "" {
 					t.Errorf("to %s: -want +got\n%s", to, d)
 				}
+			}
+			if c.recorded != nil || len(c.o.Exclude) > 0 {
+				return // torchdcp records no step
+			}
+			dcp := new(mem.Store)
+			at := nativeAt(dcp)
+			at.Writer = func() storage.Writer { return storagetest.NewWriter(torchdcp.Format{}, dcp, storage.WriteOptions{}) }
+			if err := storagetest.Save(t.Context(), at, st, state); err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(c.want, storageOf(t, dcp, formats.Native, c.o).Step); d != "" {
+				t.Errorf("from torchdcp: -want +got\n%s", d)
 			}
 		})
 	}

@@ -26,9 +26,9 @@ type Summary struct {
 	Format string `json:"format"`
 	SaveID string `json:"save_id"`
 	Step   *int64 `json:"step"` // nil: unknown
-	// Time is the zero time, and WorldSize zero, where the format keeps neither.
+	// Time is the zero time, and WorldSize zero, if they are unknown.
 	Time      time.Time         `json:"time,omitzero"`
-	WorldSize int               `json:"world_size"`
+	WorldSize int               `json:"world_size,omitzero"`
 	Writer    string            `json:"writer"`
 	Tags      map[string]string `json:"tags"`
 	// Notes are what could not be checked about the checkpoint as a whole.

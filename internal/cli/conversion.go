@@ -182,6 +182,9 @@ func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert
 // record sets the step and the tags that the flags name.
 func (f *conversionFlags) record(cmd *cobra.Command, to *destination, o *convert.Options) error {
 	if cmd.Flags().Changed("step") {
+		if f.step < 0 {
+			return usagef(cmd, "--step %d: want 0 or more", f.step)
+		}
 		o.Step = &f.step
 	}
 	for _, tag := range f.tags {

@@ -26,7 +26,7 @@ DST may be an existing folder without a checkpoint, perhaps with a config.json.
 Convert moves its files into the folder when all are complete, the file that makes
 it a checkpoint last, and changes nothing else there. With --overwrite, the new
 checkpoint replaces a checkpoint at DST in one step; other files in the folder
-stay. Convert replaces nothing but checkpoints, and never SRC.
+stay. Convert replaces nothing but checkpoints that cairn reads, and never SRC.
 
 FORMAT is native, torchdcp, hf, torch or hyper; see 'cairn help formats'. Without
 --to the suffix of DST decides: .pt, .pth, .bin and .ckpt mean one file of torch,

@@ -56,6 +56,7 @@ the beginning of names, up to a dot, the tree below it.
 With --json, of a whole checkpoint:
 
   path, format, save_id, step, time, world_size, writer, tags
+             time and world_size are not there if they are unknown
   step       null if it is unknown; if the format keeps no step, it is the state's
              own: an integer called step, global_step or iteration at the top
   notes      sentences on what cannot be checked, such as whether files are

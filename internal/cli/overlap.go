@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -94,6 +95,9 @@ func checkpointFiles(path string) ([]string, error) {
 		return nil, err
 	}
 	c, err := formats.Open(ctx, store, nil)
+	if e, ok := errors.AsType[*formats.UnsupportedError](err); ok { // a checkpoint all the same
+		return nil, fmt.Errorf("it is one of %s, by its file %s", e.Format, e.File)
+	}
 	if err != nil {
 		return nil, err
 	}
