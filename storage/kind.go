@@ -3,6 +3,8 @@ package storage
 import (
 	"bytes"
 	"context"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
@@ -29,7 +31,8 @@ var kinds = []struct{ magic, name string }{
 }
 
 // OtherKind returns the kind of a file by its first bytes, if no checkpoint format
-// uses that kind, and "" otherwise.
+// uses that kind, and "" otherwise. Text is such a kind: of the files of a checkpoint,
+// only those named *.json are text.
 func OtherKind(ctx context.Context, r blob.Reader) (string, error) {
 	head := make([]byte, min(64, r.Size()))
 	if err := r.ReadAt(ctx, head, 0); err != nil {
@@ -40,5 +43,27 @@ func OtherKind(ctx context.Context, r blob.Reader) (string, error) {
 			return k.name, nil
 		}
 	}
+	if isText(head) {
+		return "a text file", nil
+	}
 	return "", nil
+}
+
+// isText reports whether a file that begins with head is text. Fewer than 4 bytes may
+// be the beginning of a binary header too.
+func isText(head []byte) bool {
+	if len(head) < 4 {
+		return false
+	}
+	for len(head) > 0 {
+		r, n := utf8.DecodeRune(head)
+		if r == utf8.RuneError && n == 1 {
+			return !utf8.FullRune(head)
+		}
+		if unicode.IsControl(r) && !unicode.IsSpace(r) {
+			return false
+		}
+		head = head[n:]
+	}
+	return true
 }

@@ -12,12 +12,15 @@ var ErrMalformed = errors.New("malformed torch.save file")
 
 // ErrForeign reports a file that torch.save did not write, such as a zip archive of
 // another program. It wraps ErrMalformed.
-var ErrForeign error = foreign{}
+var ErrForeign error = foreign("not a file of torch.save")
 
-type foreign struct{}
+// foreign is an ErrForeign that says what the file is.
+type foreign string
 
-func (foreign) Error() string { return "not a file of torch.save" }
-func (foreign) Unwrap() error { return ErrMalformed }
+func (f foreign) Error() string { return string(f) }
+func (foreign) Unwrap() error   { return ErrMalformed }
+
+func (foreign) Is(target error) bool { return target == ErrForeign }
 
 // The rules that a file may break.
 var (

@@ -44,7 +44,8 @@ type File struct {
 // what of its pickle and directory is beyond them.
 //
 // Open returns an error that wraps ErrMalformed if the bytes are not a valid file.
-// The error also wraps ErrForeign if they do not begin like a file of torch.save.
+// The error also wraps ErrForeign if they do not begin like a file of torch.save,
+// or are an archive of another kind.
 func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	s, err := newSource(ctx, read, size)
 	if err != nil {
@@ -53,12 +54,17 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	switch {
 	case bytes.HasPrefix(s.head, []byte(signLocal)):
 		f, err := openZip(ctx, s)
-		if errors.Is(err, ErrMalformed) && !looksSaved(s.head) {
-			return nil, fmt.Errorf("%w: a zip archive of another program: %w", ErrForeign, err)
+		if errors.Is(err, ErrMalformed) {
+			if kind := otherArchive(ctx, s); kind != "" {
+				return nil, foreign(kind)
+			}
+			if !looksSaved(s.head) {
+				return nil, foreign("a zip archive of another program")
+			}
 		}
 		return f, err
 	case bytes.HasPrefix(s.head, []byte(signEnd)):
-		return nil, fmt.Errorf("%w: an empty zip archive", ErrForeign)
+		return nil, foreign("an empty zip archive")
 	case isLegacy(s.head):
 		return openLegacy(ctx, s)
 	case len(s.head) > 262 && string(s.head[257:262]) == "ustar":
@@ -87,6 +93,42 @@ func looksSaved(head []byte) bool {
 		return true
 	}
 	return slices.Contains([]string{recordPickle, recordByteOrder, recordVersion, recordVersion15, recordFormat, recordAlignment, recordID}, rest)
+}
+
+// otherArchive returns the kind of a zip archive by the names of its records, if it
+// is a known kind that torch.save does not write, and "" otherwise.
+func otherArchive(ctx context.Context, s *source) string {
+	d, err := findDirectory(ctx, s)
+	if err != nil {
+		return ""
+	}
+	b, err := s.bytes(ctx, d.offset, d.size)
+	if err != nil {
+		return ""
+	}
+	arrays := len(b) > 0
+	for len(b) >= centralBytes && bytes.HasPrefix(b, []byte(signCentral)) {
+		le := binary.LittleEndian
+		n := int(le.Uint16(b[28:]))
+		total := centralBytes + n + int(le.Uint16(b[30:])) + int(le.Uint16(b[32:]))
+		if total > len(b) {
+			return ""
+		}
+		name := string(b[centralBytes:][:n])
+		_, rest, _ := strings.Cut(name, "/")
+		switch {
+		case rest == "constants.pkl":
+			return "a TorchScript archive"
+		case rest == "archive_format", name == "archive_format", name == "serialized_exported_program.json":
+			return "an exported program of torch.export"
+		}
+		arrays = arrays && strings.HasSuffix(name, ".npy")
+		b = b[total:]
+	}
+	if arrays && len(b) == 0 {
+		return "a NumPy archive (.npz)"
+	}
+	return ""
 }
 
 func openZip(ctx context.Context, s *source) (*File, error) {

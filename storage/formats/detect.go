@@ -103,7 +103,7 @@ func byNames(ctx context.Context, store blob.Store) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if len(names) == 1 && len(below) == 0 {
+	if len(names) == 1 && len(below) == 0 && path.Ext(names[0]) != ".json" {
 		if err := otherKind(ctx, store, names[0]); err != nil {
 			return "", err
 		}

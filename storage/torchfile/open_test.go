@@ -111,10 +111,22 @@ func TestFilesThatTorchSaveDidNotWrite(t *testing.T) {
 }
 
 func TestErrorsNameTheKindOfAFileOfAnotherProgram(t *testing.T) {
-	s := new(mem.Store)
-	putBytes(t, s, "x.pt", []byte("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"))
-	if _, err := torchfile.Open(t.Context(), s, "x.pt"); err == nil || !strings.Contains(err.Error(), "a Git LFS pointer") {
-		t.Errorf("Open of a Git LFS pointer = %v; want an error that names it", err)
+	const nothing = "x.pt: no checkpoint here: "
+	for want, b := range map[string][]byte{
+		"a Git LFS pointer":                          []byte("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"),
+		"it is a text file":                          []byte("hello"),
+		nothing + "a NumPy archive (.npz)":           zipped(t, zip.Store, "a.npy", "b.npy"),
+		nothing + "a TorchScript archive":            zipped(t, zip.Deflate, "m/data/0", "m/data.pkl", "m/code/a.py", "m/constants.pkl", "m/version"),
+		nothing + "an exported program":              zipped(t, zip.Store, "m/data/weights/weight_0", "m/archive_format", "m/.data/version"),
+		nothing + "an exported program of ":          zipped(t, zip.Store, "version", "serialized_exported_program.json"),
+		nothing + "a zip archive of another program": zipped(t, zip.Store, "a.npy", "b.txt"),
+	} {
+		s := new(mem.Store)
+		putBytes(t, s, "x.pt", b)
+		_, err := torchfile.Open(t.Context(), s, "x.pt")
+		if !errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "malformed") {
+			t.Errorf("Open = %v; want %v with %q, and no word on its bytes", err, storage.ErrNotFound, want)
+		}
 	}
 }
 
