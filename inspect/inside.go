@@ -145,12 +145,7 @@ func (l *looker) look(at []string, v any) (any, bool, error) {
 	name := func() string { return strings.Join(append([]string{l.fqn}, at...), ".") }
 	switch v := v.(type) {
 	case *tensor.Tensor:
-		if l.room.Add(-v.NumBytes()) < 0 {
-			l.pass(name(), fmt.Sprintf("the tensors inside of values have more than %d bytes", int64(maxInside)))
-			return v, true, nil
-		}
-		t := &meta.Tensor{Properties: meta.Properties{DType: v.DType()}, Shape: v.Shape()}
-		l.tensors = append(l.tensors, insideTensor{&meta.Entry{FQN: name(), Tensor: t}, v})
+		l.keep(name(), v)
 		return v, true, nil
 	case value.Ref:
 		if !l.known(v.FQN) {
@@ -158,11 +153,28 @@ func (l *looker) look(at []string, v any) (any, bool, error) {
 		}
 		return v, true, nil
 	case *value.Object:
-		if why := opaque(v); why != "" {
+		t, err := arrayOf(v)
+		if err == nil && t != nil {
+			l.keep(name(), t)
+			return v, true, nil
+		}
+		if err != nil {
+			l.pass(name(), err.Error())
+		} else if why := opaque(v); why != "" {
 			l.pass(name(), why)
 		}
 	}
 	return nil, false, nil
+}
+
+// keep adds a tensor inside of the value, if there is room.
+func (l *looker) keep(fqn string, t *tensor.Tensor) {
+	if l.room.Add(-t.NumBytes()) < 0 {
+		l.pass(fqn, fmt.Sprintf("the tensors inside of values have more than %d bytes", int64(maxInside)))
+		return
+	}
+	m := &meta.Tensor{Properties: meta.Properties{DType: t.DType()}, Shape: t.Shape()}
+	l.tensors = append(l.tensors, insideTensor{&meta.Entry{FQN: fqn, Tensor: m}, t})
 }
 
 // opaque returns why the elements of a tensor are unknown, if v is an object that

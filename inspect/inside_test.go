@@ -56,6 +56,50 @@ func TestStatsCountTensorsInsideOfObjects(t *testing.T) {
 	}
 }
 
+// Arrays count as tensors do, and those of unknown elements are listed.
+func TestStatsCountArrays(t *testing.T) {
+	type m = map[string]any
+	array := func(dtype, order, data string, dims ...any) *value.Object {
+		return &value.Object{Module: "numpy", Name: "ndarray", Call: true, Kwargs: m{"dtype": dtype, "order": order, "shape": value.Tuple(dims), "data": []byte(data)}}
+	}
+	call := func(module, name string, args ...any) *value.Object {
+		return &value.Object{Module: module, Name: name, Call: true, Args: args}
+	}
+	r := statsOf(t, &memory{values: map[string]any{
+		"numpy": m{
+			"nan":  array("<f8", "C", "\x00\x00\x00\x00\x00\x00\xf8\x7f", int64(1)),
+			"big":  array(">f4", "F", "\x3f\x80\x00\x00\x40\x00\x00\x00\x7f\x80\x00\x00\x40\x40\x00\x00", int64(2), int64(2)),
+			"half": array("<f2", "C", "\x00\x7e", int64(1), int64(1)), "one": array("<i2", "C", "\x07\x00"),
+			"none": array("<f4", "C", "", int64(0), int64(3)), "text": array("|S2", "C", "ab", int64(1)),
+			"long": array("<f16", "C", strings.Repeat("x", 16), int64(1)), "record": call("numpy._core.multiarray", "_reconstruct"),
+			"masked": call("numpy.ma.core", "_mareconstruct"),
+		},
+		"python": value.Tuple{
+			call("array", "array", "f", []any{1.0, math.NaN()}), call("array", "array", "i", []any{int64(4)}), call("array", "array", "d"),
+			call("array", "array", "u", "text"), call("array", "array", "Q", []any{uint64(1 << 63)}), call("array", "_array_reconstructor"),
+		},
+		"numbers": []any{math.NaN(), call("numpy", "float32", math.NaN())},
+	}}, nil)
+	var lines []string
+	for _, x := range r.Tensors {
+		lines = append(lines, fmt.Sprint(x.FQN, " ", x.DType, x.Shape, " ", x.NaN, " ", x.PosInf, " ", x.Max))
+	}
+	want := []string{
+		"numpy.big float32[2 2] 0 1 3", "numpy.half float16[1 1] 1 0 NaN", "numpy.nan float64[1] 1 0 NaN", "numpy.none float32[0 3] 0 0 NaN",
+		"numpy.one int16[] 0 0 7", "python.0 float64[2] 1 0 1", "python.1 int64[1] 0 0 4",
+	}
+	if d := cmp.Diff(want, lines); d != "" {
+		t.Errorf("arrays (-want +got):\n%s", d)
+	}
+	lines = nil
+	for _, u := range r.Unread {
+		lines = append(lines, u.FQN)
+	}
+	if d := cmp.Diff([]string{"numpy.long", "numpy.masked", "numpy.record", "python.4", "python.5"}, lines); d != "" {
+		t.Errorf("unread (-want +got):\n%s", d)
+	}
+}
+
 // insided is a checkpoint in which a value refers to a tensor inside of it.
 type insided struct{ *memory }
 

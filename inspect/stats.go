@@ -122,10 +122,10 @@ func (o *StatsOptions) withDefaults() StatsOptions {
 	return out
 }
 
-// Stats computes the statistics of the tensors among the entries, and of those
-// that are stored inside of objects among them: these are named after the object
-// and the steps to them. It reads every tensor once, or twice for some histograms, in bounded
-// memory. The results are the same bits whatever the options for memory and
+// Stats computes the statistics of the tensors among the entries, and of the tensors
+// and arrays of NumPy and Python that are stored inside of objects among them: these
+// are named after the object and the steps to them. Single numbers do not count. It
+// reads every tensor once, or twice for some histograms, in bounded memory. The results are the same bits whatever the options for memory and
 // parallel work are, and however the tensors were cut and stored.
 func Stats(ctx context.Context, src Content, entries []*meta.Entry, opts *StatsOptions) (*StatsReport, error) {
 	s := &statist{opts: opts.withDefaults()}
