@@ -11,7 +11,8 @@ import (
 )
 
 // Replacer copies values and replaces parts of them. A part that stands at
-// several places, in one value or in several, is copied once and stays one part.
+// several places, in one value or in several, is copied once and stays one part,
+// unless Again is set.
 // Small containers in which nothing can be replaced are not copied: neither the
 // value nor the copy may be changed.
 // It is not safe for concurrent use.
@@ -30,8 +31,21 @@ type Replacer struct {
 	// so on.
 	With func(at []string, v any) (any, bool, error)
 
-	at   []string
-	made map[any]any
+	// Again allows a container that stands at several places, and in which
+	// something is replaced, to be visited and copied at each of its places. It
+	// bounds the memory that the ways to the parts take then, in bytes. Beyond it
+	// such a container is copied once.
+	Again int64
+
+	at       []string
+	made     map[any]part
+	replaced int // how many parts were replaced
+}
+
+// part is the copy of a container.
+type part struct {
+	copy     any
+	replaced bool // something in it, or all of it
 }
 
 // maxWalk bounds how deep a Replacer goes. Values of pickles are less deep.
@@ -40,7 +54,7 @@ const maxWalk = 2000
 // Replace returns a copy of v with parts of it replaced. v is not changed.
 func (r *Replacer) Replace(v any) (any, error) {
 	if r.made == nil {
-		r.made = map[any]any{}
+		r.made = map[any]part{}
 	}
 	r.at = r.at[:0]
 	return r.value(v)
@@ -135,20 +149,65 @@ func (r *Replacer) value(v any) (any, error) {
 		return nil, fmt.Errorf("%w: nested deeper than %d", ErrValue, maxWalk)
 	}
 	id := identity(v)
-	if out, ok := r.made[id]; ok && id != nil {
+	if out, ok := r.before(id, v); ok {
 		return out, nil
 	}
+	before := r.replaced
 	out, replaced, err := r.With(r.at, v)
-	if !replaced && err == nil {
+	if replaced {
+		r.replaced++
+	} else if err == nil {
 		if isSmall(v) { // to look at it again takes less than to remember it
 			return v, nil
 		}
 		out, err = r.copy(v, nil)
 	}
 	if id != nil && err == nil {
-		r.made[id] = out
+		r.made[id] = part{out, r.replaced > before}
 	}
 	return out, err
+}
+
+// before returns the copy of a container that was visited before, unless it is to be
+// visited again.
+func (r *Replacer) before(id, v any) (any, bool) {
+	p, ok := r.made[id]
+	if id == nil || !ok {
+		return nil, false
+	}
+	if p.replaced {
+		r.replaced++
+		const each = 32 // bytes of a step beside its text
+		way := int64(each)
+		for _, s := range r.at {
+			way += each + int64(len(s))
+		}
+		if n := int64(1 + size(v)); way <= r.Again/n {
+			r.Again -= way * n
+			return nil, false
+		}
+	}
+	return p.copy, true
+}
+
+// size returns how many parts a container has. The state of an object is not among
+// them.
+func size(v any) int {
+	switch v := v.(type) {
+	case map[string]any:
+		return len(v)
+	case []any:
+		return len(v)
+	case Tuple:
+		return len(v)
+	case *Dict:
+		return len(v.Pairs)
+	case *Set:
+		return len(v.Items)
+	case *Object:
+		return len(v.Args) + len(v.Kwargs) + len(v.Items) + len(v.Pairs)
+	}
+	return 0
 }
 
 // copy returns a copy of a container. taken are the steps that the surrounding
@@ -282,22 +341,24 @@ func (r *Replacer) state(v any, taken steps) (any, error) {
 // attributes copies a dict whose keys are attributes of the surrounding object,
 // so that the dict itself is not a step. Another value is, by the given name.
 func (r *Replacer) attributes(step string, v any, taken steps) (any, error) {
-	id := identity(v)
-	if out, ok := r.made[id]; ok && id != nil {
-		return out, nil
-	}
-	var out any
-	var err error
-	switch d := v.(type) {
-	case map[string]any:
-		out, err = r.members(d, taken)
-	case *Dict:
-		out, err = r.copy(d, taken)
-	default:
+	attrs, isMap := v.(map[string]any)
+	if _, isDict := v.(*Dict); !isMap && !isDict {
 		return r.below(step, taken, v)
 	}
+	id := identity(v)
+	if out, ok := r.before(id, v); ok {
+		return out, nil
+	}
+	before := r.replaced
+	var out any
+	var err error
+	if isMap {
+		out, err = r.members(attrs, taken)
+	} else {
+		out, err = r.copy(v, taken)
+	}
 	if err == nil {
-		r.made[id] = out
+		r.made[id] = part{out, r.replaced > before}
 	}
 	return out, err
 }

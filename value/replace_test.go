@@ -92,6 +92,48 @@ func TestReplaceKeepsWhatIsShared(t *testing.T) {
 	}
 }
 
+// With Again, a part that is shared is visited at each of its places, as far as the
+// bound allows.
+func TestReplaceVisitsSharedPartsAgain(t *testing.T) {
+	type m = map[string]any
+	linear := &value.Object{Module: "torch.nn", Name: "Linear", Call: true, State: m{"_modules": m{}, "_parameters": m{"w": place{}}}}
+	config := []any{value.Tuple{"x"}, value.Tuple{"y"}}
+	v := m{"a": linear, "b": []any{linear, m{"c": linear}}, "d": config, "e": config}
+	want := []string{"a/w", "b/0/w", "b/1/c/w"}
+	for again, want := range map[int64][]string{0: want[:1], 1 << 20: want} {
+		var got []string
+		r := &value.Replacer{Again: again, With: func(at []string, v any) (any, bool, error) {
+			_, ok := v.(place)
+			if ok {
+				got = append(got, strings.Join(at, "/"))
+			}
+			return "", ok, nil
+		}}
+		out, err := r.Replace(v)
+		if d := cmp.Diff(want, got); err != nil || d != "" {
+			t.Errorf("Again %d: %v (-want +visited)\n%s", again, err, d)
+		}
+		if o := out.(m); &o["d"].([]any)[0] != &o["e"].([]any)[0] {
+			t.Errorf("Again %d: a list in which nothing is replaced was copied twice", again)
+		}
+	}
+	visits := 0
+	r := &value.Replacer{Again: 1 << 20, With: func(at []string, v any) (any, bool, error) {
+		_, ok := v.(place)
+		if ok {
+			visits++
+		}
+		return "", ok, nil
+	}}
+	deep := any([]any{place{}})
+	for range 60 {
+		deep = []any{deep, deep}
+	}
+	if _, err := r.Replace(deep); err != nil || visits < 10 || visits > 1<<20/(2*60*32) {
+		t.Errorf("2^60 places: %d visits, %v; want some, within the bound", visits, err)
+	}
+}
+
 func TestRefs(t *testing.T) {
 	v := map[string]any{"b": value.Ref{FQN: "x.b"}, "a": value.Tuple{value.Ref{FQN: "x.a"}, value.Ref{FQN: "x.b"}, value.Ref{FQN: "$\xed\xa0\x80"}}}
 	codec, data, err := value.Encode(v)

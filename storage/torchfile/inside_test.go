@@ -51,7 +51,11 @@ func tensorsOf(md *meta.Metadata) []string {
 // The tensors inside of modules and objects are entries.
 func TestTensorsInsideOfObjects(t *testing.T) {
 	for name, want := range map[string][]string{
-		"linear.pt":        {"value.weight float32[2 2]"},
+		"linear.pt": {"value.weight float32[2 2]"},
+		"shared.pt": {
+			"value._modules.ab.bias float32[2]", "value._modules.ab.weight float32[2 2]", "value._modules.c._modules.0.bias float32[2]",
+			"value._modules.c._modules.0.weight float32[2 2]", "value._modules.c._modules.1.weight float32[3 2]",
+		},
 		"slots.pt":         {"slots.w float32[2]"},
 		"slots_legacy.pt":  {"slots.w float32[2]"},
 		"module_legacy.pt": {"value._modules.inner.weight float32[2]", "value.weight float32[2]"},
@@ -242,5 +246,24 @@ func TestTiedTensorsStayTied(t *testing.T) {
 	slices.Sort(got)
 	if d := cmp.Diff([]string{"copy", "embed head m.w"}, got); d != "" {
 		t.Errorf("storages (-want +got):\n%s", d)
+	}
+}
+
+// The tensors of a module that stands at two places are the same under both names.
+func TestModulesAtSeveralPlacesAreTied(t *testing.T) {
+	ck, err := torchfile.Open(t.Context(), real(t, "shared.pt"), "shared.pt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, _, err := ck.Find(t.Context(), "value._modules.ab.weight")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _, err := ck.Find(t.Context(), "value._modules.c._modules.0.weight")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(a.Tensor, b.Tensor); d != "" {
+		t.Errorf("two places of one module (-first +second):\n%s", d)
 	}
 }

@@ -82,7 +82,7 @@ func TestNames(t *testing.T) {
 		"tuples are values with tensors inside":        {m{"a": value.Tuple{x, m{"b": y}}}, "a *a.0 *a.1.b"},
 		"a list with a tuple of tensors is a value":    {m{"a": []any{value.Tuple{x}}}, "a *a.0.0"},
 		"a tensor inside has a name for each place":    {m{"a": value.Tuple{x, x}, "b": x}, "a *a.0 *a.1 *b"},
-		"what is inside twice has one name":            {m{"a": twice, "b": twice}, "a *a.0 b"},
+		"what is inside twice has two names":           {m{"a": twice, "b": twice}, "a *a.0 b *b.0"},
 		"keys may have dots":                           {m{"a.b": x, "c": m{"d.e": x}}, "*a.b *c.d.e"},
 		"a tensor alone has a name":                    {x, "*tensor"},
 		"a value alone has a name":                     {int64(7), "value"},

@@ -19,6 +19,10 @@ import (
 // can name one large thing in many places.
 const maxValues = 1 << 30
 
+// maxAgain bounds the memory for the names of tensors in containers that stand at
+// several places: see value.Replacer.
+const maxAgain = 128 << 20
+
 // inlineMax is the size up to which a value stands in the metadata.
 const inlineMax = 64 << 10
 
@@ -34,7 +38,9 @@ type builder struct {
 	values map[string]encodedValue
 	// encoded counts the bytes of all values.
 	encoded int64
-	names   names
+	// again is what is left of maxAgain.
+	again int64
+	names names
 	// sharers are the names of the tensors of a storage, by file and key.
 	sharers map[[2]string][]string
 }
@@ -53,7 +59,7 @@ type encodedValue struct {
 
 func newBuilder(store blob.Store) *builder {
 	return &builder{
-		store: store, opened: map[string]*file{}, where: map[string]location{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
+		store: store, again: maxAgain, opened: map[string]*file{}, where: map[string]location{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
 		names: names{taken: map[string]bool{}, next: map[string]int{}},
 	}
 }
@@ -74,7 +80,7 @@ func (b *builder) add(f *file) error {
 		}
 	}
 	var in namedLeaf // the value whose tensors are being replaced
-	inside := value.Replacer{With: torchsave.Inside(func(at []string, t *torchsave.Tensor) (any, error) {
+	inside := value.Replacer{Again: b.again, With: torchsave.Inside(func(at []string, t *torchsave.Tensor) (any, error) {
 		return value.Ref{FQN: b.inside(f, in, at, t)}, nil
 	})}
 	for _, in = range named {
@@ -91,6 +97,7 @@ func (b *builder) add(f *file) error {
 		}
 		b.entries = append(b.entries, e)
 	}
+	b.again = inside.Again
 	return nil
 }
 

@@ -69,3 +69,8 @@ torch.save({"step": 3, "odd": odd}, out + "odd_inside.pt")
 # Weights that share a storage: the same tensor, and two views of other parts of one storage.
 w = torch.arange(6.0).view(3, 2)
 torch.save({"embed": w, "head": w.detach(), "turned": w.view(2, 3).t(), "row": w[1], "copy": w.clone()}, out + "tied.pt")
+
+# A module at two places.
+linear = torch.nn.Linear(2, 2)
+shared = torch.nn.ModuleDict({"ab": linear, "c": torch.nn.ModuleList([linear, torch.nn.Embedding(3, 2)])})
+torch.save(shared, out + "shared.pt")
