@@ -1,6 +1,7 @@
 package dcpfiles
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,7 +133,7 @@ func (f *Format) documents(ctx context.Context, store blob.Store) ([]*dcpmeta.Do
 	for _, r := range ranks {
 		doc, file, err := f.read(ctx, store, names[r])
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, cmp.Or(checkRanks(store, ranks, 0), err) // a missing rank says more
 		}
 		docs, files = append(docs, doc), append(files, file)
 	}
@@ -152,8 +153,14 @@ func (f *Format) checkTogether(store blob.Store, ranks []int, docs []*dcpmeta.Do
 	if n := first.Ranks; n > 0 && last >= n {
 		return fmt.Errorf("%w: %s has the metadata of rank %d of a save of %d ranks", storage.ErrIncomplete, store, last, n)
 	}
-	e := &storage.RanksError{Where: store.String(), Have: len(docs), Size: first.Ranks}
-	for r := 0; r < max(first.Ranks, last+1) && len(e.Missing) < maxMissing; r++ {
+	return checkRanks(store, ranks, first.Ranks)
+}
+
+// checkRanks returns a *storage.RanksError unless ranks, in ascending order, are all
+// ranks of a save of that size, or all up to the last if the size is 0.
+func checkRanks(store blob.Store, ranks []int, size int) error {
+	e := &storage.RanksError{Where: store.String(), Have: len(ranks), Size: size}
+	for r := 0; r < max(size, ranks[len(ranks)-1]+1) && len(e.Missing) < maxMissing; r++ {
 		if _, ok := slices.BinarySearch(ranks, r); !ok {
 			e.Missing = append(e.Missing, r)
 		}
