@@ -70,10 +70,10 @@ element of each tensor. For that, large tensors with elements of four bytes or
 more are read twice. With --log2 there are at most N buckets of magnitudes, each
 of the same number of powers of two; zeros are not counted.
 
-Tensors and arrays (of NumPy, and array.array) that are stored inside of objects are
-named after the object and the steps to them. Single numbers, such as a learning
-rate, do not count. Tensors and arrays whose elements cannot be looked at are
-listed in the summary.
+Tensors and arrays (of NumPy, and array.array) that are stored inside of objects
+are named after the object and the steps to them. Single numbers, such as a
+learning rate, do not count. Tensors and arrays whose elements cannot be looked at
+are listed in the summary.
 
 Stats warns about NaN and infinite elements on stderr. With --fail-on-nan they
 make the exit code 1, and so does anything that could not be looked at.
