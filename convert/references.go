@@ -3,6 +3,7 @@ package convert
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -24,8 +25,7 @@ func (j *Job) settle(ctx context.Context, e *entry, o object) (object, error) {
 	if err != nil {
 		return o, fmt.Errorf("%q: %w", e.src.FQN, err)
 	}
-	refs := value.Refs(v)
-	e.inline = j.opts.Inline != nil && j.sizeOf(refs) <= maxInline && j.opts.Inline(v)
+	e.inline = j.opts.Inline != nil && j.fits(v) && j.opts.Inline(v)
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
 		ref, ok := v.(value.Ref)
 		if !ok {
@@ -49,25 +49,34 @@ func (j *Job) settle(ctx context.Context, e *entry, o object) (object, error) {
 	return o, nil
 }
 
-// sizeOf returns the bytes of some tensors of the source, or more than any object
-// may hold if one of them is not there.
-func (j *Job) sizeOf(names []string) int64 {
+// fits reports whether the tensors that v refers to fit into it, each as often as
+// v refers to it.
+func (j *Job) fits(v any) bool {
 	var n int64
-	for _, name := range names {
-		e, ok := j.md.Find(name)
-		if !ok || e.Tensor == nil || e.NumBytes() > maxInline {
-			return maxInline + 1
+	count := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
+		ref, ok := v.(value.Ref)
+		if !ok {
+			return nil, false, nil
+		}
+		e, ok := j.md.Find(ref.FQN)
+		if !ok || e.Tensor == nil || e.NumBytes() > maxInline-n {
+			return nil, false, errTooLarge
 		}
 		n += e.NumBytes()
-	}
-	return n
+		return ref, true, nil
+	}}
+	_, err := count.Replace(v)
+	return err == nil
 }
+
+// errTooLarge ends the count of fits.
+var errTooLarge = errors.New("more than an object may hold")
 
 // read returns a tensor of the source as the target receives it.
 func (j *Job) read(ctx context.Context, name string) (*tensor.Tensor, error) {
 	e := j.bySource[name]
 	if e == nil { // it is not converted by itself
-		src, _ := j.md.Find(name) // sizeOf has found it
+		src, _ := j.md.Find(name) // fits has found it
 		e = &entry{src: src, info: &plan.Info{FQN: name, Properties: src.Tensor.Properties, Shape: src.Tensor.Shape}}
 	}
 	t, err := tensor.New(e.info.DType, e.info.Shape)

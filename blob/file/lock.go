@@ -17,8 +17,12 @@ import (
 // lockPrefix begins the names of the files that are locks.
 const lockPrefix = blob.Reserved + "lock-"
 
-// maxLock bounds the size of a lock that is read.
-const maxLock = 16 << 20
+// maxLock bounds the size of a lock that is read, and maxLocks that of all locks
+// of a directory. The notes of further locks are not read.
+const (
+	maxLock  = 8 << 20
+	maxLocks = 16 << 20
+)
 
 // lockText is the content of the file of a lock.
 type lockText struct {
@@ -85,15 +89,17 @@ func encodeLock(path string, note []byte) ([]byte, error) {
 // Locks implements [blob.Locker].
 func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 	var out []blob.Lock
+	left := int64(maxLocks)
 	err := s.reserved(ctx, dir, func(root *os.Root, fi fs.FileInfo) error {
 		name, ok := strings.CutPrefix(fi.Name(), lockPrefix)
 		if !ok {
 			return nil
 		}
 		l := blob.Lock{Name: path.Join(dir, name), ModTime: fi.ModTime()}
-		if err := readLock(root, fi.Name(), &l); err != nil {
+		if err := readLock(root, fi.Name(), min(left, maxLock), &l); err != nil {
 			return err
 		}
+		left -= min(left, fi.Size())
 		out = append(out, l)
 		return nil
 	})
@@ -103,8 +109,9 @@ func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 	return out, nil
 }
 
-// readLock fills in l from the file of the lock.
-func readLock(root *os.Root, name string, l *blob.Lock) error {
+// readLock fills in l from the file of the lock, of which it reads at most most
+// bytes.
+func readLock(root *os.Root, name string, most int64, l *blob.Lock) error {
 	f, err := root.Open(name)
 	if err != nil {
 		return err
@@ -112,7 +119,7 @@ func readLock(root *os.Root, name string, l *blob.Lock) error {
 	defer f.Close()
 	err = probe(f)
 	var t lockText
-	if json.NewDecoder(io.LimitReader(f, maxLock)).Decode(&t) == nil {
+	if json.NewDecoder(io.LimitReader(f, most)).Decode(&t) == nil {
 		l.Note, l.Host, l.PID = t.Note, t.Host, t.PID
 	}
 	l.Owner = owner(err, root, t.Tag)

@@ -74,3 +74,36 @@ func TestLockTellsTheLivingFromTheDead(t *testing.T) {
 		}
 	}
 }
+
+// A lock never follows a symbolic link and never waits for ever at what is not a
+// lock.
+func TestLockThatIsSomethingElse(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"a link to a file": func(path string) error { return os.Symlink("../victim", path) },
+		"a dangling link":  func(path string) error { return os.Symlink("nowhere", path) },
+		"a FIFO":           func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"a directory":      func(path string) error { return os.Mkdir(path, 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			victim := filepath.Join(dir, "victim")
+			if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Mkdir(filepath.Join(dir, "store"), 0o700)); err != nil {
+				t.Fatal(err)
+			}
+			if err := make(filepath.Join(dir, "store", blob.Reserved+"lock-x")); err != nil {
+				t.Fatal(err)
+			}
+			s := openStore(t, filepath.Join(dir, "store"), nil)
+			if l, err := s.TryLock(t.Context(), "x", []byte("note")); err == nil {
+				l.Release()
+				t.Error("TryLock = nil; want an error")
+			}
+			if b, err := os.ReadFile(victim); string(b) != "precious" {
+				t.Errorf("the file behind the link holds %q, %v; want it untouched", b, err)
+			}
+			if _, err := s.Locks(t.Context(), ""); err != nil {
+				t.Errorf("Locks = %v; want nil", err)
+			}
+		})
+	}
+}

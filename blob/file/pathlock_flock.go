@@ -16,7 +16,7 @@ import (
 // lockFile makes the file at path, if necessary, takes its lock and writes text into
 // it. The system releases the lock when the process ends.
 func lockFile(path string, text []byte) (*os.File, error) {
-	for {
+	for range lockTries {
 		f, err := lockOld(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			f, err = lockNew(path, text)
@@ -29,24 +29,31 @@ func lockFile(path string, text []byte) (*os.File, error) {
 		}
 		return f, writeText(f, text)
 	}
+	return nil, blob.ErrLocked // other processes come and go without end
 }
 
 // lockOld takes the lock of the file at path. It returns nil if the previous holder
-// has removed the file meanwhile: other processes would lock a new file.
+// has removed the file meanwhile: other processes would lock a new file. It does
+// not follow a symbolic link, whose target would be overwritten.
 func lockOld(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
+	}
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return nil, errors.Join(err, f.Close(), &fs.PathError{Op: "lock", Path: path, Err: errNotRegular})
 	}
 	if err := lock(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	here, err := isAt(f, func() (fs.FileInfo, error) { return os.Stat(path) })
+	here, err := isAt(f, func() (fs.FileInfo, error) { return os.Lstat(path) })
 	if !here || err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
+
+var errNotRegular = errors.New("not a regular file")
 
 // lockNew makes the file at path so that it is locked and complete when it
 // appears. Otherwise a probe could come first and for a moment keep its maker
@@ -78,7 +85,7 @@ func lockNew(path string, text []byte) (*os.File, error) {
 		// Some file systems have no links: lockOld locks a file that is empty at
 		// first.
 		var empty *os.File
-		if empty, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666); err == nil {
+		if empty, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666); err == nil {
 			err = empty.Close()
 		}
 	}

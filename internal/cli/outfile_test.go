@@ -101,10 +101,11 @@ func TestOutputIsNotPartOfTheCheckpoint(t *testing.T) {
 	if err != nil || len(data) == 0 {
 		t.Fatal(data, err)
 	}
-	if err := os.Symlink(data[0], link); err != nil {
+	recordLink := filepath.Join(dir, "recordlink")
+	if err := errors.Join(os.Symlink(data[0], link), os.Symlink(filepath.Join(ck, recordName), recordLink)); err != nil {
 		t.Skip(err)
 	}
-	for src, outs := range map[string][]string{ck: {data[0], link, filepath.Join(ck, recordName)}, st: {st}} {
+	for src, outs := range map[string][]string{ck: {data[0], link, filepath.Join(ck, recordName), recordLink}, st: {st}} {
 		for _, out := range outs {
 			before, err := os.ReadFile(out)
 			if err != nil {

@@ -44,8 +44,8 @@ func outside(c *cairn.Checkpoint, src, out string) error {
 		return nil // nothing to replace, or not there
 	}
 	names := []string{""} // it may be a file itself
-	if describes(filepath.Base(out)) {
-		names = append(names, filepath.Base(out))
+	if base := filepath.Base(behindLink(out)); describes(base) {
+		names = append(names, base)
 	}
 	for _, f := range c.Files() {
 		names = append(names, filepath.FromSlash(f.Name))

@@ -28,8 +28,8 @@ func Leftovers(ctx context.Context, store blob.Store) ([]publish.Leftover, error
 }
 
 // Removable reports whether Clean removes a leftover: it is over, as
-// publish.Leftover.Over says, and it is cairn's. A data file of PyTorch's or
-// hyper_parallel's plain names is cairn's only if the mark of a save says so.
+// publish.Leftover.Over says, and it is cairn's: a data file without the id of a
+// save is another program's, unless the mark of a save claims it.
 func Removable(l *publish.Leftover, olderThan time.Duration) bool {
 	return l.Over(olderThan) && !isForeign(l)
 }

@@ -224,7 +224,7 @@ func (w *Writer) release() {
 
 // Files tells which files at a place are of this format, and written by cairn.
 func Files() publish.Files {
-	return publish.Files{Format: Format{}.Name(), Data: ourFiles, Current: current}
+	return publish.Files{Format: Format{}.Name(), Data: ourFiles, Unnumbered: true, Current: current}
 }
 
 // ourFiles returns the records and the numbered data files that cairn wrote. The

@@ -74,14 +74,14 @@ func TestDialects(t *testing.T) {
 	}{
 		"newer": {
 			nil, dcpmeta.Hyper,
-			[]string{".metadata", "_rank0_.bytes", "_rank0_.safetensors", "_rank1_.bytes", "_rank1_.safetensors"},
+			[]string{".metadata", "_rank0_id.bytes", "_rank0_id.safetensors", "_rank1_id.bytes", "_rank1_id.safetensors"},
 			[]string{"x.__dcp_chunk_0", "x.__dcp_chunk_0_", "x.__dcp_chunk_1"},
 		},
 		"older": {
 			&options{Format: hyper.Format{Old: true}}, dcpmeta.HyperOld,
 			[]string{
-				".metadata", "_rank0_.1.safetensors", "_rank0_.bytes", "_rank0_.safetensors",
-				"_rank1_.1.bytes", "_rank1_.1.safetensors", "_rank1_.bytes", "_rank1_.safetensors",
+				".metadata", "_rank0_id.1.safetensors", "_rank0_id.bytes", "_rank0_id.safetensors",
+				"_rank1_id.1.bytes", "_rank1_id.1.safetensors", "_rank1_id.bytes", "_rank1_id.safetensors",
 			},
 			[]string{"x", "x.__dcp_chunk_0"},
 		},
@@ -96,7 +96,7 @@ func TestDialects(t *testing.T) {
 		if doc := document(t, s); doc.Dialect != c.dialect || doc.Version != "1.0" {
 			t.Errorf("%s: metadata is of %v %s; want %v 1.0", name, doc.Dialect, doc.Version, c.dialect)
 		}
-		if got := keys(t, s, "_rank0_.safetensors"); !slices.Equal(got, c.keys) {
+		if got := keys(t, s, "_rank0_id.safetensors"); !slices.Equal(got, c.keys) {
 			t.Errorf("%s: keys %q; want %q", name, got, c.keys)
 		}
 	}

@@ -38,6 +38,9 @@ type Files struct {
 	// Data returns the data files that are there, with the ids of their saves.
 	// A file whose save is unknown has none.
 	Data func(ctx context.Context, store blob.Store) ([]Leftover, error)
+	// Unnumbered says that saves of this format also write files without a save's
+	// id. Such a file belongs to every save whose mark does not list it.
+	Unnumbered bool
 	// Current returns the files of the checkpoint that is there. Its errors are
 	// those of Format.Read.
 	Current func(ctx context.Context, store blob.Store) ([]string, error)
@@ -74,7 +77,7 @@ func Leftovers(ctx context.Context, store blob.Store, f Files) ([]Leftover, erro
 	var out []Leftover
 	for _, l := range data {
 		if !named[l.Name] {
-			l.Owner = ownerOf(&l, marks)
+			l.Owner = f.ownerOf(&l, marks)
 			out = append(out, l)
 		}
 	}
@@ -157,11 +160,12 @@ func marksAt(ctx context.Context, store blob.Store, format string) ([]mark, erro
 
 // ownerOf returns the state of the owner of a data file: alive if one of the marks
 // that it may belong to is alive, dead if all of them are dead.
-func ownerOf(l *Leftover, marks []mark) blob.Owner {
+func (f *Files) ownerOf(l *Leftover, marks []mark) blob.Owner {
 	var seen [3]bool
 	for i := range marks {
 		m := &marks[i]
-		if m.saveID == l.SaveID || slices.Contains(m.note.Replaced, l.Name) || l.SaveID == "" && !slices.Contains(m.note.Before, l.Name) {
+		if l.SaveID != "" && m.saveID == l.SaveID || slices.Contains(m.note.Replaced, l.Name) ||
+			f.Unnumbered && l.SaveID == "" && !slices.Contains(m.note.Before, l.Name) {
 			seen[m.Owner] = true
 		}
 	}

@@ -70,20 +70,18 @@ type Options struct {
 
 // Place is where one rank saves, again and again.
 //
-// The plain names of the format are used where they are free. Where a checkpoint
-// is there, or what is left of one, the new files have the save's id in their
-// names: none of the old is touched until the new record has taken the place of
-// the old one.
+// The files of a save have its id in their names, so that they are never taken
+// for those of another save or of another program, and no old file is touched
+// until the new record has replaced the old one.
 type Place struct {
 	store blob.Store
 	f     Format
 	opts  Options
 	sess  storage.Session
-	// before are the data files that were there when the save began, on the
-	// coordinator.
-	before  map[string]bool
-	mark    *Mark // of the coordinator, while a save is under way
-	written Written
+	// coordinates is set while this rank is the coordinator of a save with a group.
+	coordinates bool
+	mark        *Mark // of the coordinator, while a save is under way
+	written     Written
 }
 
 // New returns the place at the root of store.
@@ -112,7 +110,7 @@ func CheckSaveID(id string) error {
 func (p *Place) SetUp(s storage.Session) error {
 	err := CheckSaveID(s.Storage.SaveID)
 	p.release()
-	p.sess, p.before = s, nil
+	p.sess, p.coordinates = s, false
 	p.written.Reset(err != nil) // what is there is of the save before
 	return err
 }
@@ -158,24 +156,13 @@ func (p *Place) Begin(ctx context.Context) error {
 	if err := p.checkReplaceable(ctx); err != nil {
 		return err
 	}
-	// Another rank of a save that is over may still write under a plain name,
-	// which this save could then use too: those go after the commit.
-	p.sweep(ctx, -1, func(l *Leftover) bool { return l.SaveID == "" })
-	before, err := p.dataFiles(ctx)
-	if err != nil {
-		return err
+	p.coordinates = true
+	p.sweep(ctx, -1, nil)
+	if p.sess.Journal != nil || p.mark != nil { // with a journal, the place is this save's alone
+		return nil
 	}
-	p.before = map[string]bool{}
-	var plain []string
-	for name := range before {
-		p.before[name] = true
-		if _, id, _ := p.f.Parse(name); id == "" {
-			plain = append(plain, name)
-		}
-	}
-	if p.sess.Journal == nil && p.mark == nil { // with a journal, the place is this save's alone
-		p.mark, err = NewMark(ctx, p.store, p.f.Name, p.sess.Storage.SaveID, plain)
-	}
+	var err error
+	p.mark, err = NewMark(ctx, p.store, p.f.Name, p.sess.Storage.SaveID, nil)
 	return err
 }
 
@@ -298,41 +285,22 @@ func (p *Place) dataFiles(ctx context.Context) (map[string]int64, error) {
 	return out, nil
 }
 
-// Infix returns what must stand in the names of this rank's files: the save's
-// id, or nothing where the plain names are free. Each rank may find out on its
-// own. A save that can be continued must find its own files again, so only those
-// of a checkpoint count then. What an earlier attempt to write in this save left
-// is removed.
+// Infix returns the part of the names of this rank's files that tells saves apart:
+// the save's id. A save with a journal, which no other save or program disturbs,
+// uses the plain names of the format unless there is a checkpoint. Infix removes
+// the files of an earlier attempt in this save, unless a journal lists them.
 func (p *Place) Infix(ctx context.Context) (string, error) {
 	id := p.sess.Storage.SaveID
 	if p.sess.Journal == nil {
-		if err := p.written.Remove(ctx, p.store); err != nil {
-			return "", err
-		}
+		return id, p.written.Remove(ctx, p.store)
 	}
-	records := append([]string{p.f.Record}, p.f.Also...)
-	if p.opts.RankLocal { // the records of the other ranks are of this save
-		records = nil
-	}
-	for _, name := range records {
+	for _, name := range append([]string{p.f.Record}, p.f.Also...) {
 		_, err := p.store.Stat(ctx, name)
 		if err == nil {
 			return id, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return "", err
-		}
-	}
-	if p.sess.Journal != nil {
-		return "", nil
-	}
-	files, err := p.dataFiles(ctx)
-	if err != nil {
-		return "", err
-	}
-	for name := range files {
-		if rank, of, _ := p.f.Parse(name); rank == p.sess.Rank && of == "" {
-			return id, nil
 		}
 	}
 	return "", nil
@@ -343,9 +311,9 @@ func (p *Place) Infix(ctx context.Context) (string, error) {
 func (p *Place) Note(name string) { p.written.Note(name) }
 
 // Abort removes the data files of this save: a rank its own, the coordinator
-// those of all ranks that have come since the save began, for it may be the only
-// one left. It does nothing once Commit may have made them part of a checkpoint,
-// and spares files that the current record names, even if a repair wrote it.
+// those of all ranks, because the others may be gone. It does nothing once Commit
+// may have made them part of a checkpoint, and spares files that the current
+// record names, even if a repair wrote it.
 func (p *Place) Abort(ctx context.Context) error {
 	defer p.release()
 	names, kept := p.written.Take()
@@ -353,24 +321,17 @@ func (p *Place) Abort(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	if p.before != nil {
+	if p.coordinates {
 		var now map[string]int64
 		now, err = p.dataFiles(ctx)
 		for name := range now {
-			if p.isOurs(name) && !slices.Contains(names, name) {
+			if p.hasID(name) && !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
 	}
 	slices.Sort(names)
 	return errors.Join(err, RemoveUnnamed(ctx, p.store, p.f.Files(), names))
-}
-
-// isOurs reports whether a data file that is there now can only be of this save:
-// it has come since the save began, and has no other one's id.
-func (p *Place) isOurs(name string) bool {
-	_, id, _ := p.f.Parse(name)
-	return !p.before[name] && (id == "" || id == p.sess.Storage.SaveID)
 }
 
 func (p *Place) warn(err error) {

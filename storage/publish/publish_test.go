@@ -106,24 +106,34 @@ func wantFiles(t *testing.T, s blob.Store, want ...string) {
 	}
 }
 
-func TestNamesAreFreeOrHaveTheID(t *testing.T) {
+func TestNamesHaveTheID(t *testing.T) {
 	s := new(mem.Store)
-	if err := saveAll(t, s, "one", publish.Options{}); err != nil {
+	for _, id := range []string{"one", "two"} {
+		if err := saveAll(t, s, id, publish.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		wantFiles(t, s, "d0."+id, "d1."+id, "record")
+	}
+}
+
+// A save that fails removes nothing of a save that ran beside it, whose files came
+// after it began.
+func TestAbortSparesAnotherSave(t *testing.T) {
+	s := new(mem.Store)
+	ps := begin(t, s, "slow", publish.Options{FailIfExists: true})
+	results := []*storage.WriteResults{write(t, s, ps[0]), write(t, s, ps[1])}
+	if err := saveAll(t, s, "quick", publish.Options{FailIfExists: true}); err != nil {
 		t.Fatal(err)
 	}
-	wantFiles(t, s, "d0.", "d1.", "record")
-	if err := saveAll(t, s, "two", publish.Options{}); err != nil {
-		t.Fatal(err)
+	if err := ps[0].Commit(t.Context(), []byte("d0.slow d1.slow"), results); !errors.Is(err, storage.ErrExists) {
+		t.Errorf("Commit = %v; want %v", err, storage.ErrExists)
 	}
-	wantFiles(t, s, "d0.two", "d1.two", "record")
-	storagetest.Put(t, s, "d1.", []byte("left by somebody"))
-	if err := s.Remove(t.Context(), "record"); err != nil {
-		t.Fatal(err)
+	for _, p := range ps {
+		if err := p.Abort(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
-	if err := saveAll(t, s, "three", publish.Options{SweepAfter: 1}); err != nil {
-		t.Fatal(err)
-	}
-	wantFiles(t, s, "d0.", "d1.three", "record")
+	wantFiles(t, s, "d0.quick", "d1.quick", "record")
 }
 
 // A save that can be continued uses the plain names again that it used before.
@@ -147,7 +157,7 @@ func TestJournalledSavesFindTheirFiles(t *testing.T) {
 
 type journal struct{ storage.Journal }
 
-func TestAbortRemovesWhatCameSince(t *testing.T) {
+func TestAbortRemovesTheFilesOfItsSave(t *testing.T) {
 	s := new(mem.Store)
 	for _, name := range []string{"d0.", "d0.other", "d1.", "mine"} {
 		storagetest.Put(t, s, name, []byte("there before"))
@@ -156,14 +166,15 @@ func TestAbortRemovesWhatCameSince(t *testing.T) {
 	for _, p := range ps {
 		write(t, s, p)
 	}
-	storagetest.Put(t, s, "d2.", []byte("of a rank that is gone"))
+	storagetest.Put(t, s, "d2.new", []byte("of a rank that is gone"))
+	storagetest.Put(t, s, "d3.", []byte("of another program"))
 	storagetest.Put(t, s, "d3.stranger", []byte("of another save"))
 	for range 2 {
 		if err := ps[0].Abort(t.Context()); err != nil { // rank 1 is gone too
 			t.Error(err)
 		}
 	}
-	wantFiles(t, s, "d0.", "d0.other", "d1.", "d3.stranger", "mine")
+	wantFiles(t, s, "d0.", "d0.other", "d1.", "d3.", "d3.stranger", "mine")
 }
 
 func TestASecondAttemptToWriteBeginsAnew(t *testing.T) {
@@ -171,7 +182,7 @@ func TestASecondAttemptToWriteBeginsAnew(t *testing.T) {
 	ps := begin(t, s, "new", publish.Options{})
 	write(t, s, ps[1])
 	write(t, s, ps[1])
-	wantFiles(t, s, "d1.")
+	wantFiles(t, s, "d1.new")
 }
 
 func TestCheckpointsThatMustStay(t *testing.T) {
@@ -212,14 +223,14 @@ func TestCheckpointsThatMustStay(t *testing.T) {
 
 func TestCommitLooksForTheFiles(t *testing.T) {
 	for name, spoil := range map[string]func(s blob.Store){
-		"gone":    func(s blob.Store) { s.Remove(t.Context(), "d1.") },
-		"another": func(s blob.Store) { storagetest.Put(t, s, "d1.", []byte("longer data")) },
+		"gone":    func(s blob.Store) { s.Remove(t.Context(), "d1.new") },
+		"another": func(s blob.Store) { storagetest.Put(t, s, "d1.new", []byte("longer data")) },
 	} {
 		s := new(mem.Store)
 		ps := begin(t, s, "new", publish.Options{})
 		results := []*storage.WriteResults{write(t, s, ps[0]), write(t, s, ps[1])}
 		spoil(s)
-		if err := ps[0].Commit(t.Context(), []byte("d0. d1."), results); err == nil || errors.Is(err, storage.ErrUncertain) {
+		if err := ps[0].Commit(t.Context(), []byte("d0.new d1.new"), results); err == nil || errors.Is(err, storage.ErrUncertain) {
 			t.Errorf("a file is %s: Commit = %v; want a refusal", name, err)
 		}
 		if err := ps[0].Abort(t.Context()); err != nil {

@@ -36,11 +36,11 @@ func TestNamesOfDataFiles(t *testing.T) {
 		opts *options
 		want []string
 	}{
-		"one file":           {nil, []string{".metadata", "__0_0.distcp", "__1_0.distcp"}},
-		"two at a time":      {&options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__1_0.distcp"}},
-		"a bound":            {&options{Format: torchdcp.Format{MaxFileBytes: 7000}}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__1_0.distcp"}},
-		"a bound below each": {&options{Format: torchdcp.Format{MaxFileBytes: 1}}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp", "__0_4.distcp", "__1_0.distcp"}},
-		"a file for each":    {&options{Format: torchdcp.Format{FilePerTensor: true}}, []string{".metadata", "__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp", "__0_4.distcp", "__1_0.distcp"}},
+		"one file":           {nil, []string{".metadata", "__0_id_0.distcp", "__1_id_0.distcp"}},
+		"two at a time":      {&options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__1_id_0.distcp"}},
+		"a bound":            {&options{Format: torchdcp.Format{MaxFileBytes: 7000}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__1_id_0.distcp"}},
+		"a bound below each": {&options{Format: torchdcp.Format{MaxFileBytes: 1}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__0_id_2.distcp", "__0_id_3.distcp", "__0_id_4.distcp", "__1_id_0.distcp"}},
+		"a file for each":    {&options{Format: torchdcp.Format{FilePerTensor: true}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__0_id_2.distcp", "__0_id_3.distcp", "__0_id_4.distcp", "__1_id_0.distcp"}},
 	} {
 		s := new(mem.Store)
 		if err := save(t, s, "id", c.opts, states(t)...); err != nil {
@@ -59,7 +59,7 @@ func TestOrderInAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, md := open(t, s, nil)
-	b, err := blob.ReadAll(t.Context(), s, "__0_0.distcp", 1<<20)
+	b, err := blob.ReadAll(t.Context(), s, "__0_id_0.distcp", 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func TestOrderInAFile(t *testing.T) {
 		e := &md.Entries[i]
 		if e.Bytes != nil {
 			at[e.FQN] = e.Bytes.Loc
-		} else if e.Tensor.Locs[0].File == "__0_0.distcp" {
+		} else if e.Tensor.Locs[0].File == "__0_id_0.distcp" {
 			at[e.FQN] = e.Tensor.Locs[0]
 		}
 	}
