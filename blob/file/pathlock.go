@@ -34,7 +34,7 @@ func PathOwner(path string) (blob.Owner, error) {
 	}
 	defer root.Close()
 	var l blob.Lock
-	err = readLock(root, filepath.Base(path), &l)
+	err = readLock(root, filepath.Base(path), maxLock, &l)
 	if errors.Is(err, fs.ErrNotExist) {
 		return owner(nil, root, hostTag(root)), nil
 	}
