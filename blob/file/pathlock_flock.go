@@ -48,7 +48,7 @@ func lockOld(path string) (*os.File, error) {
 	}
 	here, err := isAt(f, func() (fs.FileInfo, error) { return os.Lstat(path) })
 	if !here || err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, errors.Join(err, unlock(f), f.Close())
 	}
 	return f, nil
 }
@@ -96,8 +96,19 @@ func lockNew(path string, text []byte) (*os.File, error) {
 // it, and errors.ErrUnsupported if the file system has no locks.
 func lock(f *os.File) error { return flock(f, unix.LOCK_EX) }
 
-// probe takes a shared lock: any number of probes succeed at the same time.
-func probe(f *os.File) error { return flock(f, unix.LOCK_SH) }
+// probe is lock for a look: any number of probes succeed at the same time, and
+// none holds the lock when it returns.
+func probe(f *os.File) error {
+	err := flock(f, unix.LOCK_SH)
+	if err == nil {
+		err = unlock(f)
+	}
+	return err
+}
+
+// unlock releases the lock of f. Closing f is not enough: a child process that was
+// just forked has it open until it executes its program.
+func unlock(f *os.File) error { return flock(f, unix.LOCK_UN) }
 
 func flock(f *os.File, how int) error {
 	err := control(f, func(fd int) error { return unix.Flock(fd, how|unix.LOCK_NB) })
@@ -134,5 +145,5 @@ func control(f *os.File, fn func(fd int) error) error {
 
 // unlockFile removes the locked file, and only then releases its lock.
 func unlockFile(f *os.File, path string) error {
-	return errors.Join(os.Remove(path), f.Close())
+	return errors.Join(os.Remove(path), unlock(f), f.Close())
 }
