@@ -2,9 +2,13 @@ package cairn
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -52,6 +56,33 @@ func (c *Checkpoint) Info() meta.Storage { return c.c.Storage() }
 // Files returns the checkpoint's files with sizes, and checksums where the format
 // has them, those that describe it first.
 func (c *Checkpoint) Files() []storage.File { return c.c.Files() }
+
+// MissingFiles returns the names of the files that do not exist.
+func (c *Checkpoint) MissingFiles(ctx context.Context) ([]string, error) {
+	files := c.Files()
+	missing := make([]bool, len(files))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(16)
+	for i, f := range files {
+		g.Go(func() error {
+			_, err := c.store.Stat(gctx, f.Name)
+			if missing[i] = errors.Is(err, fs.ErrNotExist); missing[i] {
+				return nil
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, wrap("read", c.store, err)
+	}
+	var out []string
+	for i, f := range files {
+		if missing[i] {
+			out = append(out, f.Name)
+		}
+	}
+	return out, nil
+}
 
 // Metadata returns the description of everything in the checkpoint. It reads
 // the whole index.

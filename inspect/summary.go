@@ -68,6 +68,46 @@ func MissingNames(md *meta.Metadata, prefixes ...string) []Missing {
 	return out
 }
 
+// LostNames returns the entries with data in one of the files, which do not exist.
+func LostNames(entries []*meta.Entry, files []string) []Missing {
+	if len(files) == 0 {
+		return nil
+	}
+	gone := make(map[string]bool, len(files))
+	for _, f := range files {
+		gone[f] = true
+	}
+	var out []Missing
+	for _, e := range entries {
+		lost := map[string]bool{}
+		m := Missing{FQN: e.FQN, Problem: "the file is missing"}
+		for c := range Chunks(e) {
+			if !c.Inline && c.NumBytes > 0 && gone[c.File] {
+				lost[c.File], m.File = true, c.File
+			}
+		}
+		if len(lost) > 1 {
+			m.File, m.Problem = "", fmt.Sprintf("%d of its files are missing", len(lost))
+		}
+		if len(lost) > 0 {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// Lose notes that files of the checkpoint do not exist, and which names cannot be
+// read because of that.
+func (s *Summary) Lose(md *meta.Metadata, files []string) {
+	for i := range s.Files {
+		if f := &s.Files[i]; slices.Contains(files, f.Name) {
+			f.Missing = true
+			s.FileBytes -= f.Size
+		}
+	}
+	s.Missing = append(s.Missing, LostNames(Select(md), files)...)
+}
+
 // Totals count what a checkpoint, or a part of one, holds.
 type Totals struct {
 	Tensors  int64 `json:"tensors"`
@@ -107,6 +147,8 @@ type File struct {
 	CRC32C string `json:"crc32c,omitempty"`
 	// Chunks counts the chunks and objects whose bytes lie in it.
 	Chunks int64 `json:"chunks"`
+	// Missing says that the file does not exist; see Summary.Lose.
+	Missing bool `json:"missing,omitempty"`
 }
 
 // Summarize describes the checkpoint src with the metadata md.

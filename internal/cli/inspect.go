@@ -62,9 +62,10 @@ With --json, of a whole checkpoint:
   notes      sentences on what cannot be checked, such as whether files are
              missing; not there if there are none
   totals     tensors, objects, chunks, elements, nbytes
-  file_bytes bytes of all files: the data files and the index
+  file_bytes bytes of all files that exist: the data files and the index
   dtypes     a list of dtype, tensors, elements, nbytes
-  files      a list of name, size, crc32c, chunks; the index is the first
+  files      a list of name, size, crc32c, chunks and missing, which is true if the
+             file does not exist; the index is the first
   missing    names that cannot be read because a file is missing or damaged: fqn,
              file and problem; not there if there are none
   leftovers  files and nbytes that no checkpoint in the folder needs, as 'cairn
@@ -103,6 +104,11 @@ Of the beginning of names:
 				if s.Step == nil {
 					s.Step = inspect.StateStep(cmd.Context(), md, c.ReadBytes)
 				}
+				lost, err := c.MissingFiles(cmd.Context())
+				if err != nil {
+					return err
+				}
+				s.Lose(md, lost)
 				v := overview{s, leftoversAt(cmd.Context(), args[0]), inspect.Tree(inspect.Items(inspect.Select(md), nil), "", int(f.depth))}
 				if err := readObjects(cmd.Context(), c, md, treeItems(v.Tree, nil)); err != nil {
 					return err
@@ -171,7 +177,7 @@ func (o *output) overview(v *overview, allFiles bool) {
 	}
 	t.add("contents", formatTotals(&v.Totals))
 	t.add("elements", formatCount(v.Totals.Elements))
-	t.add("on disk", formatBytes(v.FileBytes)+" in "+plural(len(v.Files), "file"))
+	t.add("on disk", onDisk(v.Summary))
 	o.table(t)
 	if len(v.DTypes) > 0 {
 		o.printf("\n")
@@ -187,6 +193,21 @@ func (o *output) overview(v *overview, allFiles bool) {
 	}
 	o.printf("\n")
 	o.files(v.Files, allFiles)
+}
+
+// onDisk returns how much the files have, and how many files are missing.
+func onDisk(s *inspect.Summary) string {
+	missing := 0
+	for _, f := range s.Files {
+		if f.Missing {
+			missing++
+		}
+	}
+	text := formatBytes(s.FileBytes) + " in " + plural(len(s.Files)-missing, "file")
+	if missing > 0 {
+		text += "; " + plural(missing, "more file") + " missing"
+	}
+	return text
 }
 
 // formatStep returns a step, or nothing if it is unknown.
@@ -256,7 +277,11 @@ func (o *output) files(files []inspect.File, showAll bool) {
 	}
 	t := newRows("FILE", ">SIZE", ">CHUNKS", "CRC-32C")
 	for _, f := range shown {
-		t.add(clean(f.Name), formatBytes(f.Size), strconv.FormatInt(f.Chunks, 10), f.CRC32C)
+		size := formatBytes(f.Size)
+		if f.Missing {
+			size = "missing"
+		}
+		t.add(clean(f.Name), size, strconv.FormatInt(f.Chunks, 10), f.CRC32C)
 	}
 	o.table(t)
 	if n := len(files) - len(shown); n > 0 {

@@ -91,6 +91,11 @@ func runLs(cmd *cobra.Command, path string, prefix, selected, excluded []string,
 				l.Missing = append(l.Missing, m)
 			}
 		}
+		lost, err := c.MissingFiles(cmd.Context())
+		if err != nil {
+			return err
+		}
+		l.Missing = append(l.Missing, inspect.LostNames(entries, lost)...)
 		for i := range l.Items {
 			l.Totals.Add(&l.Items[i])
 		}

@@ -31,6 +31,8 @@ type repairResult struct {
 	Objects  int64             `json:"objects"`
 	NumBytes int64             `json:"nbytes"`
 	Others   map[string]string `json:"others"`
+
+	unindexed bool // of hf: it has no index
 }
 
 func newRepairCmd() *cobra.Command {
@@ -111,7 +113,7 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 		}
 		return withHint(err, repairHint(path, opts.SaveID, err))
 	}
-	r := repairResult{path, rep.SaveID, rep.Rebuilt, rep.DryRun, "kept", rep.Files, rep.Tensors, rep.Values, rep.Bytes, rep.Others}
+	r := repairResult{path, rep.SaveID, rep.Rebuilt, rep.DryRun, "kept", rep.Files, rep.Tensors, rep.Values, rep.Bytes, rep.Others, false}
 	if r.Rebuilt {
 		r.Sums = "recomputed"
 	}
@@ -129,7 +131,7 @@ func repairIndex(cmd *cobra.Command, store blob.Store, path string, opts native.
 		return withHint(err, repairHint(path, "", err))
 	}
 	o := outputOf(cmd)
-	r := repairResult{path, rep.SaveID, rep.Rebuilt, opts.DryRun, "none", rep.Files, rep.Tensors, 0, rep.Bytes, map[string]string{}}
+	r := repairResult{path, rep.SaveID, rep.Rebuilt, opts.DryRun, "none", rep.Files, rep.Tensors, 0, rep.Bytes, map[string]string{}, !rep.Indexed}
 	return o.result(r, func() { o.repaired(&r) })
 }
 
@@ -221,6 +223,8 @@ func (o *output) repaired(r *repairResult) {
 		rebuilt, are, what = "the index", "is", fmt.Sprintf("%s, %s in %s", plural(r.Tensors, "tensor"), formatBytes(r.NumBytes), plural(r.Files, "data file"))
 	}
 	switch {
+	case !r.Rebuilt && r.unindexed:
+		o.printf("%s: nothing to repair: it has no index and needs none (%s)\n", clean(r.Path), what)
 	case !r.Rebuilt:
 		o.printf("%s: nothing to repair: %s %s whole (%s)\n", clean(r.Path), rebuilt, are, what)
 	case r.DryRun:

@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -91,7 +94,25 @@ func runVerify(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	err = fmt.Errorf("%s: %s: %w", args[0], plural(len(rep.Problems), "problem"), cairn.ErrCorrupt)
-	return withHint(err, "everything else in it can still be read; damaged files have to come from another copy")
+	if hasRest(cmd.Context(), c, rep.Problems) {
+		return withHint(err, "everything else in it can still be read; damaged files have to come from another copy")
+	}
+	return withHint(err, "nothing in it can be read; it has to come from another copy, or be saved again")
+}
+
+// hasRest reports whether a checkpoint has names without a problem.
+func hasRest(ctx context.Context, c *cairn.Checkpoint, problems []storage.VerifyProblem) bool {
+	md, err := c.Metadata(ctx)
+	if err != nil {
+		return false
+	}
+	lost := map[string]bool{}
+	for _, p := range problems {
+		for _, name := range append(p.FQNs, p.FQN) {
+			lost[name] = true
+		}
+	}
+	return slices.ContainsFunc(md.Entries, func(e meta.Entry) bool { return !lost[e.FQN] })
 }
 
 // cannotVerify reports a checkpoint that could not be opened. If the cause is its

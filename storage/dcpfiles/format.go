@@ -195,7 +195,7 @@ func (f *Format) read(ctx context.Context, store blob.Store, name string) (*dcpm
 		return nil, storage.File{}, fmt.Errorf("%s of %s: %w", name, store, err)
 	}
 	if err != nil {
-		return nil, storage.File{}, fmt.Errorf("%w: %s of %s: %w", storage.ErrCorrupt, name, store, err)
+		return nil, storage.File{}, &storage.FileError{File: name, Err: fmt.Errorf("%w: %w", storage.ErrCorrupt, err)}
 	}
 	if maker := makerOf(doc.Dialect); maker != f.Maker {
 		return nil, storage.File{}, fmt.Errorf("%w: %s of %s is not %s's but %s's", storage.ErrVersion, name, store, f.Maker, maker)

@@ -218,15 +218,15 @@ func (v *verifier) describing() string {
 	return v.c.src.Files[0].Name
 }
 
-// namesIn returns how many names a file holds, or has a part of.
-func (c *Checkpoint) namesIn(file string) int {
-	n := 0
+// namesIn returns the names that a file holds, or has a part of.
+func (c *Checkpoint) namesIn(file string) []string {
+	var names []string
 	for i := range c.md.Entries {
 		e := &c.md.Entries[i]
 		in := func(l meta.Location) bool { return l.File == file }
 		if e.Bytes != nil && e.Bytes.Inline == nil && in(e.Bytes.Loc) || e.Tensor != nil && slices.ContainsFunc(e.Tensor.Locs, in) {
-			n++
+			names = append(names, e.FQN)
 		}
 	}
-	return n
+	return names
 }

@@ -43,7 +43,7 @@ func TestVerify(t *testing.T) {
 			if err := store.Remove(t.Context(), "b"); err != nil {
 				t.Fatal(err)
 			}
-		}, []storage.VerifyProblem{{File: "b", Text: "the file is gone, and 2 names with it"}}, 2, 110},
+		}, []storage.VerifyProblem{{File: "b", FQNs: []string{"v", "y"}, Text: "the file is gone"}}, 2, 110},
 		"a file is longer": {func(_ *scene, store *mem.Store, _ *Source) { put(t, store, "b", noise(51)) },
 			[]storage.VerifyProblem{{File: "b", Text: "it has 51 bytes, and had 50 when the checkpoint was opened"}}, 3, 161},
 		"a value cannot be decoded": {func(s *scene, _ *mem.Store, _ *Source) { delete(s.values, "v") },

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -81,10 +82,9 @@ func (f *folder) withoutIndex() (string, []string, error) {
 	if _, ok := f.other[commitName]; ok {
 		return "", slices.DeleteFunc(files, func(name string) bool { return !sharded.MatchString(name) }), nil
 	}
-	for _, name := range files {
-		if numbered.MatchString(name) && !sharded.MatchString(name) {
-			return "", nil, fmt.Errorf("%w: %s holds %s but no index: the save did not finish, or the index was lost", storage.ErrIncomplete, f.where, name)
-		}
+	sets := slices.DeleteFunc(slices.Clone(files), func(name string) bool { return !numbered.MatchString(name) || sharded.MatchString(name) })
+	if len(sets) > 0 {
+		return "", nil, fmt.Errorf("%w: %s holds %s but no index: the save did not finish, or the index was lost", storage.ErrIncomplete, f.where, strings.Join(sets, ", "))
 	}
 	return "", files, nil
 }

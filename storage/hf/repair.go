@@ -29,6 +29,8 @@ type RepairReport struct {
 	// Rebuilt says that the index was written, or would have been in a dry run.
 	// False: the checkpoint was whole.
 	Rebuilt bool
+	// Indexed says that the checkpoint has an index, and needs it.
+	Indexed bool
 	// Files counts the data files; Tensors and Bytes what they hold.
 	Files   int
 	Tensors int64
@@ -65,7 +67,11 @@ func Repair(ctx context.Context, store blob.Store, o *RepairOptions) (*RepairRep
 	case err != nil && !broken:
 		return nil, err
 	case !broken && (len(dir.index) == 0 || !o.Force):
-		rep := &RepairReport{}
+		index, _, err := dir.choose("")
+		if err != nil {
+			return nil, err
+		}
+		rep := &RepairReport{Indexed: index != ""}
 		rep.count(s, len(files))
 		return rep, nil
 	}
@@ -74,7 +80,10 @@ func Repair(ctx context.Context, store blob.Store, o *RepairOptions) (*RepairRep
 		if err == nil {
 			err = errors.Join(problemErrors(s.problems)...)
 		}
-		return nil, errors.Join(setErr, err)
+		if !errors.Is(err, storage.ErrIncomplete) && !errors.Is(setErr, ErrAmbiguous) {
+			setErr = fmt.Errorf("%w: %w", storage.ErrIncomplete, setErr)
+		}
+		return nil, errors.Join(err, setErr)
 	}
 	return rebuildIndex(ctx, store, name, set, o.DryRun)
 }
@@ -118,7 +127,7 @@ func rebuildIndex(ctx context.Context, store blob.Store, name string, names []st
 	if err != nil {
 		return nil, err
 	}
-	rep := &RepairReport{Rebuilt: true}
+	rep := &RepairReport{Rebuilt: true, Indexed: true}
 	rep.count(s, len(files))
 	if dryRun {
 		return rep, publish.CheckIdle(ctx, store, Format{}.Name())
@@ -147,14 +156,14 @@ func (f *folder) numberedSet() (index string, files []string, err error) {
 		}
 	}
 	if len(sets) == 0 {
-		return "", nil, fmt.Errorf("%w: only the index of numbered files can be rebuilt, and %s holds no such files", storage.ErrIncomplete, f.where)
+		return "", nil, fmt.Errorf("only the index of numbered files can be rebuilt, and %s holds no such files", f.where)
 	}
 	var errs []error
 	for _, key := range slices.Sorted(maps.Keys(sets)) {
 		names := sets[key]
 		m := ofSet.FindStringSubmatch(names[0])
 		if n, err := strconv.Atoi(m[3]); err != nil || n != len(names) {
-			errs = append(errs, fmt.Errorf("%w: %d of the %d files of %s are there", storage.ErrIncomplete, len(names), n, m[1]))
+			errs = append(errs, fmt.Errorf("%d of the %d files of %s are there", len(names), n, m[1]))
 			continue
 		}
 		if files != nil {

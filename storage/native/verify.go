@@ -128,7 +128,7 @@ func (v *verifier) file(ctx context.Context, f recordFile) error {
 	if err != nil {
 		err = goneError(ctx, v.c.store, f.Name, err)
 		if errors.Is(err, storage.ErrCorrupt) {
-			v.found.Gone(f.Name, len(namesOf(v.items[f.Name])))
+			v.found.Gone(f.Name, namesOf(v.items[f.Name]))
 			return nil
 		}
 		return err
@@ -141,7 +141,12 @@ func (v *verifier) file(ctx context.Context, f recordFile) error {
 		return nil
 	}
 	if crc != f.CRC32C {
-		v.problem(f.Name, "", "its checksum is %08x, the record says %08x", crc, f.CRC32C)
+		text := fmt.Sprintf("its checksum is %08x, the record says %08x", crc, f.CRC32C)
+		if names := namesOf(bad); len(names) > 1 { // one problem too
+			v.found.Add(storage.VerifyProblem{File: f.Name, FQNs: names, Text: text})
+			return nil
+		}
+		v.found.Problem(f.Name, "", text)
 	}
 	for _, it := range bad {
 		v.problem(f.Name, it.fqn, "checksum of the bytes at %d+%d", it.loc.Offset, it.loc.Length)

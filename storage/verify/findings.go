@@ -5,7 +5,7 @@ package verify
 
 import (
 	"cmp"
-	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -18,14 +18,14 @@ type Findings struct {
 	progress func(bytes int64)
 
 	mu   sync.Mutex
-	rep  storage.VerifyReport // guarded by mu
-	gone map[string]bool      // files; guarded by mu
+	rep  storage.VerifyReport             // guarded by mu
+	gone map[string]storage.VerifyProblem // by file; guarded by mu
 }
 
 // New returns an empty report. progress, if not nil, is told of the bytes that
 // were read, one call at a time.
 func New(progress func(bytes int64)) *Findings {
-	return &Findings{progress: progress, rep: storage.VerifyReport{Problems: []storage.VerifyProblem{}}, gone: map[string]bool{}}
+	return &Findings{progress: progress, rep: storage.VerifyReport{Problems: []storage.VerifyProblem{}}, gone: map[string]storage.VerifyProblem{}}
 }
 
 // Tell passes progress on.
@@ -50,20 +50,12 @@ func (f *Findings) Add(p storage.VerifyProblem) {
 	f.rep.Problems = append(f.rep.Problems, p)
 }
 
-// Gone adds that a file is not there, which holds so many names or parts of them.
-// What else is found of the file says no more, and is left out of the report.
-func (f *Findings) Gone(file string, names int) {
-	text := "the file is gone"
-	switch {
-	case names == 1:
-		text += ", and 1 name with it"
-	case names > 1:
-		text += fmt.Sprintf(", and %d names with it", names)
-	}
+// Gone adds that a file does not exist, which holds the names or parts of them.
+// All other problems of the file are left out of the report.
+func (f *Findings) Gone(file string, names []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.gone[file] = true
-	f.rep.Problems = append(f.rep.Problems, storage.VerifyProblem{File: file, Text: text})
+	f.gone[file] = storage.VerifyProblem{File: file, FQNs: names, Text: "the file is gone"}
 }
 
 // Chunks counts chunks and values that were checked.
@@ -87,7 +79,11 @@ func (f *Findings) File(bytes, unsummed int64) {
 func (f *Findings) Report() *storage.VerifyReport {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.rep.Problems = slices.DeleteFunc(f.rep.Problems, func(p storage.VerifyProblem) bool { return (p.FQN != "" || p.FQNs != nil) && f.gone[p.File] })
+	f.rep.Problems = slices.DeleteFunc(f.rep.Problems, func(p storage.VerifyProblem) bool {
+		_, gone := f.gone[p.File]
+		return gone
+	})
+	f.rep.Problems = slices.AppendSeq(f.rep.Problems, maps.Values(f.gone))
 	slices.SortFunc(f.rep.Problems, func(a, b storage.VerifyProblem) int {
 		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN), strings.Compare(a.Text, b.Text))
 	})
