@@ -64,8 +64,8 @@ With --json, of a whole checkpoint:
   totals     tensors, objects, chunks, elements, nbytes
   file_bytes bytes of all files that exist: the data files and the index
   dtypes     a list of dtype, tensors, elements, nbytes
-  files      a list of name, size, crc32c, chunks and missing, which is true if the
-             file does not exist; the index is the first
+  files      a list of name, size, crc32c, chunks and missing, which is true if
+             the file does not exist; the index is the first
   missing    names that cannot be read because a file is missing or damaged: fqn,
              file and problem; not there if there are none
   leftovers  files and nbytes that no checkpoint in the folder needs, as 'cairn
