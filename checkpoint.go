@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -59,26 +57,14 @@ func (c *Checkpoint) Files() []storage.File { return c.c.Files() }
 
 // MissingFiles returns the names of the files that do not exist.
 func (c *Checkpoint) MissingFiles(ctx context.Context) ([]string, error) {
-	files := c.Files()
-	missing := make([]bool, len(files))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(16)
-	for i, f := range files {
-		g.Go(func() error {
-			_, err := c.store.Stat(gctx, f.Name)
-			if missing[i] = errors.Is(err, fs.ErrNotExist); missing[i] {
-				return nil
-			}
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return nil, wrap("read", c.store, err)
-	}
 	var out []string
-	for i, f := range files {
-		if missing[i] {
+	for _, f := range c.Files() {
+		_, err := c.store.Stat(ctx, f.Name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			out = append(out, f.Name)
+		case err != nil:
+			return nil, wrap("read", c.store, err)
 		}
 	}
 	return out, nil
