@@ -31,13 +31,14 @@ type dataFile struct {
 // reason returns why tensors that lie in lost files cannot be read, and the file if
 // it is one.
 func reason(l foreign.Lost) (file string, err error) {
-	for _, name := range slices.Sorted(maps.Keys(l)) {
-		if len(l) == 1 {
-			return name, l[name]
-		}
-		return "", fmt.Errorf("%w: %d files are missing or damaged, such as %s", storage.ErrCorrupt, len(l), name)
+	names := slices.Sorted(maps.Keys(l))
+	switch len(names) {
+	case 0:
+		return "", nil
+	case 1:
+		return names[0], l[names[0]]
 	}
-	return "", nil
+	return "", fmt.Errorf("%w: %d files are missing or damaged, such as %s", storage.ErrCorrupt, len(names), names[0])
 }
 
 // readFiles reads the headers of files, in parallel. It returns the files that can
