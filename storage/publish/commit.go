@@ -37,7 +37,7 @@ func (p *Place) Commit(ctx context.Context, record []byte, results []*storage.Wr
 		return nil
 	})
 	if err == nil && p.opts.SweepAfter >= 0 {
-		p.sweep(ctx, p.opts.SweepAfter, nil)
+		p.sweep(ctx, p.opts.SweepAfter)
 	}
 	if err == nil || errors.Is(err, storage.ErrUncertain) {
 		p.release()
@@ -104,11 +104,11 @@ func (p *Place) removeOld(ctx context.Context, named map[string]bool, old *Exist
 }
 
 // sweep removes the files of saves that are over. Errors are only warnings.
-func (p *Place) sweep(ctx context.Context, olderThan time.Duration, keep func(*Leftover) bool) {
+func (p *Place) sweep(ctx context.Context, olderThan time.Duration) {
 	if p.sess.Journal != nil || p.opts.SweepAfter < 0 {
 		return
 	}
-	_, err := Sweep(ctx, p.store, p.f.Files(), olderThan, keep)
+	_, err := Sweep(ctx, p.store, p.f.Files(), olderThan, nil)
 	p.warn(err)
 }
 

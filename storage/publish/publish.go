@@ -157,7 +157,7 @@ func (p *Place) Begin(ctx context.Context) error {
 		return err
 	}
 	p.coordinates = true
-	p.sweep(ctx, -1, nil)
+	p.sweep(ctx, -1)
 	if p.sess.Journal != nil || p.mark != nil { // with a journal, the place is this save's alone
 		return nil
 	}
