@@ -76,8 +76,8 @@ func targetOf(name string) (string, bool) {
 	return "", false
 }
 
-// UnfinishedAt returns the conversion to path that has not finished, or nil if
-// there is none.
+// UnfinishedAt returns the unfinished conversion to path, or nil if no conversion
+// to path was interrupted.
 func UnfinishedAt(path string) (*Unfinished, error) {
 	p := &Place{Path: path}
 	u := &Unfinished{Path: p.Path, Staging: p.Staging()}
