@@ -28,20 +28,20 @@ func TestRepair(t *testing.T) {
 		"a lost index":    {damage: func(t *testing.T, s *mem.Store) { storagetest.Remove(t, s, modelIndex) }, rebuilt: true},
 		"a damaged index": {damage: func(t *testing.T, s *mem.Store) { putBytes(t, s, modelIndex, "{") }, rebuilt: true},
 		"an index of nothing": {damage: func(t *testing.T, s *mem.Store) {
-			putBytes(t, s, modelIndex, indexTo("z", "model-00001-of-00002.safetensors"))
+			putBytes(t, s, modelIndex, indexTo("z", "model-x-00001-of-00002.safetensors"))
 		}, rebuilt: true},
 		"a lost file": {damage: func(t *testing.T, s *mem.Store) {
 			storagetest.Remove(t, s, modelIndex)
-			storagetest.Remove(t, s, "model-00002-of-00002.safetensors")
+			storagetest.Remove(t, s, "model-x-00002-of-00002.safetensors")
 		}, err: storage.ErrIncomplete},
-		"a lost file behind an index": {damage: func(t *testing.T, s *mem.Store) { storagetest.Remove(t, s, "model-00002-of-00002.safetensors") }, err: storage.ErrIncomplete},
+		"a lost file behind an index": {damage: func(t *testing.T, s *mem.Store) { storagetest.Remove(t, s, "model-x-00002-of-00002.safetensors") }, err: storage.ErrIncomplete},
 		"a damaged file": {damage: func(t *testing.T, s *mem.Store) {
 			storagetest.Remove(t, s, modelIndex)
-			putBytes(t, s, "model-00002-of-00002.safetensors", "x")
+			putBytes(t, s, "model-x-00002-of-00002.safetensors", "x")
 		}, err: storage.ErrCorrupt},
 		"a name in two files": {damage: func(t *testing.T, s *mem.Store) {
 			storagetest.Remove(t, s, modelIndex)
-			put(t, s, "model-00002-of-00002.safetensors", nil, made{"a", storagetest.Filled(t, tensor.Float32, []int64{2}, 1)})
+			put(t, s, "model-x-00002-of-00002.safetensors", nil, made{"a", storagetest.Filled(t, tensor.Float32, []int64{2}, 1)})
 		}, err: ErrIndex},
 		"two sets": {damage: func(t *testing.T, s *mem.Store) {
 			storagetest.Remove(t, s, modelIndex)

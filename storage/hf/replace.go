@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,14 +85,11 @@ func (f *folder) stranger(recorded bool) string {
 	return ""
 }
 
-// plain are the names of files without a save's id, of an index and of the
-// distributed form, with the number of the rank from 1.
-var plain = regexp.MustCompile(`^(?:model|shard-(\d{5,})-model)-\d{5,}-of-\d{5,}\.safetensors$`)
-
-// infix returns the part that the names of this rank's files need: the save's id,
-// or "" if the plain names are free. Every rank decides on its own. A save that can
-// be continued must find its own files again, so for it only names of a checkpoint
-// are not free. infix removes the files of an earlier attempt in this save.
+// infix returns the part of the names of this rank's files that tells saves apart:
+// the save's id and a dash. The single file needs none. A save with a journal,
+// which no other save disturbs, uses the plain names of the format unless there is a
+// checkpoint. infix removes the files of an earlier attempt in this save, unless a
+// journal lists them.
 func (w *Writer) infix(ctx context.Context) (string, error) {
 	if w.single() {
 		return "", nil
@@ -100,19 +98,8 @@ func (w *Writer) infix(ctx context.Context) (string, error) {
 		if err := w.written.Remove(ctx, w.store); err != nil {
 			return "", err
 		}
-	}
-	dir, err := list(ctx, w.store)
-	if err != nil {
+	} else if dir, err := list(ctx, w.store); err != nil || len(dir.records()) == 0 {
 		return "", err
-	}
-	taken := len(dir.records()) > 0
-	for name := range dir.data {
-		m := plain.FindStringSubmatch(name)
-		ours := m != nil && (m[1] == "" || m[1] == fmt.Sprintf("%05d", w.sess.Rank+1))
-		taken = taken || ours && w.sess.Journal == nil
-	}
-	if !taken {
-		return "", nil
 	}
 	return w.sess.Storage.SaveID + "-", publish.CheckSaveID(w.sess.Storage.SaveID)
 }
@@ -146,6 +133,10 @@ func (w *Writer) uncover(ctx context.Context, before []string, again func(contex
 	return nil
 }
 
+// ofPyTorch are the names that PyTorch gives to the files of the distributed form,
+// which has no record.
+var ofPyTorch = regexp.MustCompile(`^shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors$`)
+
 // replaced returns the files of the checkpoints that are in the folder, records
 // first.
 func (w *Writer) replaced(ctx context.Context, dir *folder) []string {
@@ -163,9 +154,9 @@ func (w *Writer) replaced(ctx context.Context, dir *folder) []string {
 			}
 		}
 	}
-	if !dir.has(records[0]) && !dir.has(records[1]) { // the distributed form, also of PyTorch
+	if !dir.has(records[0]) && !dir.has(records[1]) {
 		for name := range dir.data {
-			if sharded.MatchString(name) && plain.MatchString(name) {
+			if ofPyTorch.MatchString(name) {
 				data = append(data, name)
 			}
 		}
@@ -202,17 +193,11 @@ func (w *Writer) begin(ctx context.Context) error {
 		return nil
 	}
 	if w.opts.SweepAfter >= 0 {
-		// Another rank of a save that is over may still write under a plain name,
-		// which this save could then use too: those go after the commit.
-		_, err := publish.Sweep(ctx, w.store, Files(), -1, func(l *publish.Leftover) bool { return plain.MatchString(l.Name) })
+		_, err := publish.Sweep(ctx, w.store, Files(), -1, nil)
 		w.warn(err)
 	}
-	dir, err := list(ctx, w.store)
-	if err != nil {
-		return err
-	}
-	before := slices.AppendSeq(dir.records(), maps.Keys(dir.data))
-	w.mark, err = publish.NewMark(ctx, w.store, Format{}.Name(), w.sess.Storage.SaveID, before)
+	var err error
+	w.mark, err = publish.NewMark(ctx, w.store, Format{}.Name(), w.sess.Storage.SaveID)
 	return err
 }
 
@@ -224,53 +209,49 @@ func (w *Writer) release() {
 
 // Files tells which files at a place are of this format, and written by cairn.
 func Files() publish.Files {
-	return publish.Files{Format: Format{}.Name(), Data: ourFiles, Unnumbered: true, Current: current}
+	return publish.Files{Format: Format{}.Name(), Data: ourFiles, Current: current}
 }
 
 // ourFiles returns the records and the numbered data files that cairn wrote. The
 // records come first, because they must be removed before the files that they
-// name. Only a mark says of which save a record and its files are: for a reader
-// they may be a checkpoint, even beside another one.
+// name. The header of a data file tells its save. A record is of the save of the
+// files that it names.
 func ourFiles(ctx context.Context, s blob.Store) ([]publish.Leftover, error) {
-	named := map[string]string{} // file to record
+	names := map[string][]string{} // by record
 	c, err := readCommitFile(ctx, s)
 	if err != nil && !isGoneOrBad(err) {
 		return nil, err
 	}
 	if err == nil {
-		for name := range c.Files {
-			named[name] = commitName
-		}
+		names[commitName] = slices.Collect(maps.Keys(c.Files))
 	}
 	m, err := readIndex(ctx, s, records[1])
 	if err != nil && !isGoneOrBad(err) {
 		return nil, err
 	}
-	for _, name := range m {
-		named[name] = records[1]
-	}
+	names[records[1]] = slices.Collect(maps.Values(m))
 	all, err := publish.List(ctx, s, "", func(name string) (string, bool) {
 		return "", name == commitName || name == records[1] || isData(name) && numbered.MatchString(name)
 	})
 	var recs, data []publish.Leftover
-	ours := map[string]bool{commitName: true} // records
+	saves := map[string]string{} // of the data files
 	for _, l := range all {
 		if !isData(l.Name) {
 			recs = append(recs, l)
-			continue
-		}
-		of := saveOf(ctx, s, l.Name)
-		if of == nil {
-			continue
-		}
-		if rec := named[l.Name]; rec != "" {
-			ours[rec] = true
-		} else {
+		} else if of := saveOf(ctx, s, l.Name); of != nil {
 			l.SaveID = of.SaveID
+			saves[l.Name] = of.SaveID
+			data = append(data, l)
 		}
-		data = append(data, l)
 	}
-	recs = slices.DeleteFunc(recs, func(l publish.Leftover) bool { return !ours[l.Name] })
+	recs = slices.DeleteFunc(recs, func(l publish.Leftover) bool {
+		return l.Name == records[1] && !slices.ContainsFunc(names[l.Name], func(f string) bool { return saves[f] != "" })
+	})
+	for i := range recs {
+		for _, f := range names[recs[i].Name] {
+			recs[i].SaveID = cmp.Or(saves[f], recs[i].SaveID)
+		}
+	}
 	return append(recs, data...), err
 }
 

@@ -38,12 +38,12 @@ func TestNamesOfFiles(t *testing.T) {
 	}{
 		"one file":           {nil, 1, []string{"model.safetensors"}},
 		"no index for one":   {&options{Format: Format{MaxShardBytes: 1000}}, 1, []string{"model.safetensors"}},
-		"an oversized alone": {&options{Format: Format{MaxShardBytes: 30}}, 1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
-		"two equal parts":    {&options{Format: Format{Shards: 2}}, 1, []string{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}},
-		"a part of nothing":  {&options{Format: Format{Shards: 9}}, 1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
-		"distributed":        {&options{Format: Format{Distributed: true}}, 1, []string{"cairn-save.json", "shard-00001-model-00001-of-00001.safetensors"}},
+		"an oversized alone": {&options{Format: Format{MaxShardBytes: 30}}, 1, []string{"model-x-00001-of-00003.safetensors", "model-x-00002-of-00003.safetensors", "model-x-00003-of-00003.safetensors", "model.safetensors.index.json"}},
+		"two equal parts":    {&options{Format: Format{Shards: 2}}, 1, []string{"model-x-00001-of-00002.safetensors", "model-x-00002-of-00002.safetensors", "model.safetensors.index.json"}},
+		"a part of nothing":  {&options{Format: Format{Shards: 9}}, 1, []string{"model-x-00001-of-00003.safetensors", "model-x-00002-of-00003.safetensors", "model-x-00003-of-00003.safetensors", "model.safetensors.index.json"}},
+		"distributed":        {&options{Format: Format{Distributed: true}}, 1, []string{"cairn-save.json", "shard-00001-x-model-00001-of-00001.safetensors"}},
 		"several ranks": {&options{Format: Format{MaxShardBytes: 60}}, 3, []string{
-			"cairn-save.json", "shard-00002-model-00001-of-00002.safetensors", "shard-00002-model-00002-of-00002.safetensors",
+			"cairn-save.json", "shard-00002-x-model-00001-of-00002.safetensors", "shard-00002-x-model-00002-of-00002.safetensors",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -77,9 +77,9 @@ func TestTextOfTheIndex(t *testing.T) {
     "total_size": 60
   },
   "weight_map": {
-    "<ä>": "model-00001-of-00002.safetensors",
-    "b": "model-00001-of-00002.safetensors",
-    "c": "model-00002-of-00002.safetensors"
+    "<ä>": "model-x-00001-of-00002.safetensors",
+    "b": "model-x-00001-of-00002.safetensors",
+    "c": "model-x-00002-of-00002.safetensors"
   }
 }
 `
@@ -99,7 +99,7 @@ func TestHeaders(t *testing.T) {
 	if err := storagetest.Save(t.Context(), at(s, &options{Format: Format{Distributed: true}}), storagetest.Storage("x", 1, 1), state); err != nil {
 		t.Fatal(err)
 	}
-	f, err := readFile(t.Context(), s, "shard-00001-model-00001-of-00001.safetensors")
+	f, err := readFile(t.Context(), s, "shard-00001-x-model-00001-of-00001.safetensors")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +330,7 @@ func TestCommitOfTheDistributedForm(t *testing.T) {
 // A lost file of the distributed form is noticed: its tensors are missing, not
 // smaller. The others can be read.
 func TestLostFileOfTheDistributedForm(t *testing.T) {
-	const last = "shard-00004-model-00001-of-00001.safetensors"
+	const last = "shard-00004-x-model-00001-of-00001.safetensors"
 	second := strings.Replace(last, "shard-00004", "shard-00002", 1)
 	for claim, c := range map[string]struct {
 		damage  func(s *mem.Store)

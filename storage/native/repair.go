@@ -109,7 +109,7 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 	var mark *publish.Mark
 	if !o.DryRun {
 		// From here on no sweep removes the files of this save.
-		if mark, err = publish.NewMark(ctx, s, markFormat, rb.id, nil); err != nil {
+		if mark, err = publish.NewMark(ctx, s, markFormat, rb.id); err != nil {
 			return err
 		}
 	}

@@ -90,7 +90,7 @@ func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.
 		return p, nil
 	}
 	var err error
-	w.mark, err = publish.NewMark(ctx, w.store, markFormat, w.sess.Storage.SaveID, nil)
+	w.mark, err = publish.NewMark(ctx, w.store, markFormat, w.sess.Storage.SaveID)
 	return p, err
 }
 

@@ -18,7 +18,7 @@ type Leftover struct {
 	Name    string    `json:"name"`
 	Size    int64     `json:"bytes"`
 	ModTime time.Time `json:"time"`
-	// SaveID is the id of the save that wrote it, if its name has one.
+	// SaveID is the id of the save that wrote it, or "" if that is unknown.
 	SaveID string `json:"save_id,omitempty"`
 	// Owner is the state of the process that would have removed the file or made
 	// it part of a checkpoint.
@@ -38,9 +38,6 @@ type Files struct {
 	// Data returns the data files that are there, with the ids of their saves.
 	// A file whose save is unknown has none.
 	Data func(ctx context.Context, store blob.Store) ([]Leftover, error)
-	// Unnumbered says that saves of this format also write files without a save's
-	// id. Such a file belongs to every save whose mark does not list it.
-	Unnumbered bool
 	// Current returns the files of the checkpoint that is there. Its errors are
 	// those of Format.Read.
 	Current func(ctx context.Context, store blob.Store) ([]string, error)
@@ -77,7 +74,7 @@ func Leftovers(ctx context.Context, store blob.Store, f Files) ([]Leftover, erro
 	var out []Leftover
 	for _, l := range data {
 		if !named[l.Name] {
-			l.Owner = f.ownerOf(&l, marks)
+			l.Owner = ownerOf(&l, marks)
 			out = append(out, l)
 		}
 	}
@@ -160,12 +157,11 @@ func marksAt(ctx context.Context, store blob.Store, format string) ([]mark, erro
 
 // ownerOf returns the state of the owner of a data file: alive if one of the marks
 // that it may belong to is alive, dead if all of them are dead.
-func (f *Files) ownerOf(l *Leftover, marks []mark) blob.Owner {
+func ownerOf(l *Leftover, marks []mark) blob.Owner {
 	var seen [3]bool
 	for i := range marks {
 		m := &marks[i]
-		if l.SaveID != "" && m.saveID == l.SaveID || slices.Contains(m.note.Replaced, l.Name) ||
-			f.Unnumbered && l.SaveID == "" && !slices.Contains(m.note.Before, l.Name) {
+		if l.SaveID != "" && m.saveID == l.SaveID || slices.Contains(m.note.Replaced, l.Name) {
 			seen[m.Owner] = true
 		}
 	}
@@ -260,7 +256,7 @@ func sweepMarks(ctx context.Context, store blob.Store, format string, olderThan 
 		if l := (Leftover{Owner: m.Owner, ModTime: m.ModTime}); !l.Over(olderThan) {
 			continue
 		}
-		taken, err := NewMark(ctx, store, format, m.saveID, nil)
+		taken, err := NewMark(ctx, store, format, m.saveID)
 		if errors.Is(err, blob.ErrLocked) {
 			continue
 		}

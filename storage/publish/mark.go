@@ -19,9 +19,6 @@ const (
 
 // note is the text of a mark.
 type note struct {
-	// Before are the data files without a save's id that were there when the
-	// save began: they are not its own.
-	Before []string `json:"before,omitempty"`
 	// Replaced are the files of the checkpoint that the save replaces. It
 	// removes them after its commit.
 	Replaced []string `json:"replaced,omitempty"`
@@ -36,15 +33,15 @@ type Mark struct {
 	note note
 }
 
-// NewMark marks the save of that id, in a format, as under way. before are the data files
-// without a save's id that are there. If the mark is held by another process,
-// which saves or repairs that save, the error wraps blob.ErrLocked.
-func NewMark(ctx context.Context, store blob.Store, format, saveID string, before []string) (*Mark, error) {
+// NewMark marks the save of that id, in a format, as under way. If the mark is held
+// by another process, which saves or repairs that save, the error wraps
+// blob.ErrLocked.
+func NewMark(ctx context.Context, store blob.Store, format, saveID string) (*Mark, error) {
 	l, ok := blob.As[blob.Locker](store)
 	if !ok {
 		return nil, nil
 	}
-	m := &Mark{note: note{Before: before}}
+	m := &Mark{}
 	lock, err := l.TryLock(ctx, markName(format, saveID), m.encode())
 	if errors.Is(err, errors.ErrUnsupported) {
 		return nil, nil

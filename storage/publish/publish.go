@@ -162,7 +162,7 @@ func (p *Place) Begin(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	p.mark, err = NewMark(ctx, p.store, p.f.Name, p.sess.Storage.SaveID, nil)
+	p.mark, err = NewMark(ctx, p.store, p.f.Name, p.sess.Storage.SaveID)
 	return err
 }
 

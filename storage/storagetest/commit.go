@@ -1,7 +1,9 @@
 package storagetest
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/plan"
@@ -115,6 +117,38 @@ func (s *suite) replace(t *testing.T, p Place) {
 	}
 	if _, ok := md.Find("gone"); ok || md.Storage.SaveID != "second" && !s.NoStorage {
 		t.Errorf("metadata of save %s has %q; want only the second save's names", md.Storage.SaveID, md.Names())
+	}
+}
+
+// atOnce runs two saves to an empty place, step by step at once. The one that fails,
+// before or after the commit of the other, takes nothing with it.
+func (s *suite) atOnce(t *testing.T, p Place) {
+	want := s.small(t, 2)
+	for i, id := range []string{"one", "two"} {
+		var saves []*Saving
+		for _, name := range []string{id + "-fails", id + "-wins"} {
+			sv := NewSaving(p, Storage(name, int64(i), 2), 2)
+			states := []plan.State{s.small(t, byte(len(saves)+1)), {}}
+			if err := sv.Plan(t.Context(), states); err != nil {
+				t.Fatal(err)
+			}
+			saves = append(saves, sv)
+		}
+		for _, sv := range saves {
+			if err := sv.Write(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		steps := []func(context.Context) error{saves[0].Abort, saves[1].Finish}
+		if i == 1 {
+			slices.Reverse(steps)
+		}
+		for _, step := range steps {
+			if err := step(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		checkHolds(t, p, want, "after "+id)
 	}
 }
 
