@@ -75,8 +75,8 @@ func (j *journal) start(ctx context.Context) error {
 	return j.writeRecord(ctx)
 }
 
-// readRecord returns the record in a staging store, or nil where there is none
-// that can be understood.
+// readRecord returns the record in a staging store, or nil if there is none that
+// decodeRecord accepts.
 func readRecord(ctx context.Context, s blob.Store) (*record, error) {
 	b, err := blob.ReadAll(ctx, s, recordName, maxRecord)
 	switch {
@@ -85,11 +85,16 @@ func readRecord(ctx context.Context, s blob.Store) (*record, error) {
 	case err != nil:
 		return nil, err
 	}
+	return decodeRecord(b), nil
+}
+
+// decodeRecord returns nil if b is damaged or of another version.
+func decodeRecord(b []byte) *record {
 	var r record
 	if json.Unmarshal(b, &r) != nil || r.Version != recordVersion {
-		return nil, nil
+		return nil
 	}
-	return &r, nil
+	return &r
 }
 
 func (j *journal) writeRecord(ctx context.Context) error {

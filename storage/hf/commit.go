@@ -122,6 +122,10 @@ func readCommitFile(ctx context.Context, store blob.Store) (*commit, error) {
 	if err != nil {
 		return nil, err
 	}
+	return decodeCommit(b)
+}
+
+func decodeCommit(b []byte) (*commit, error) {
 	c := &commit{}
 	if err := json.Unmarshal(b, c); err != nil {
 		return nil, foreign.Damaged(commitName, "%w", err)

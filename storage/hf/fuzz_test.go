@@ -1,10 +1,13 @@
 package hf
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 func FuzzIndex(f *testing.F) {
@@ -71,6 +74,37 @@ func FuzzSharding(f *testing.F) {
 			if box.Offsets[d] < 0 || box.End(d) < box.Offsets[d] {
 				t.Errorf("%q places the tensor at %v", text, box)
 			}
+		}
+	})
+}
+
+func FuzzCommit(f *testing.F) {
+	for _, s := range []string{
+		`{"save_id":"x","files":{"a.safetensors":8},"tensors":{"w":{"dtype":"F32","shape":[2]}}}`, `{"files":{"../a":1}}`, `{"files":{"a/b":-1}}`,
+		`{"tensors":{"w":{"shape":[-1,9223372036854775807]}}}`, `{"step":1e99}`, `{"time":"x"}`, `null`, `[]`, "",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := decodeCommit(b)
+		if err != nil {
+			if !errors.Is(err, storage.ErrCorrupt) {
+				t.Errorf("decodeCommit(%q) = %v; want %v", b, err, storage.ErrCorrupt)
+			}
+			return
+		}
+		for name := range c.Files {
+			if blob.CheckName(name) != nil || strings.Contains(name, "/") {
+				t.Errorf("%q lists %q", b, name)
+			}
+		}
+		text, err := encodeJSON(c)
+		if err != nil {
+			t.Fatalf("encode what was decoded: %v", err)
+		}
+		again, err := decodeCommit(text)
+		if err != nil || len(again.Files) != len(c.Files) || len(again.Tensors) != len(c.Tensors) {
+			t.Errorf("decoded again: %d files, %d tensors, %v; want %d, %d", len(again.Files), len(again.Tensors), err, len(c.Files), len(c.Tensors))
 		}
 	})
 }
