@@ -25,7 +25,11 @@ func Encode(h *Header, align int64) ([]byte, error) {
 	if err := checkHeader(h); err != nil {
 		return nil, err
 	}
-	b := make([]byte, lengthBytes, 256+128*len(h.Entries))
+	room := 256 + 128*len(h.Entries)
+	for _, v := range h.Metadata {
+		room += len(v) + len(v)/4 // for escapes
+	}
+	b := make([]byte, lengthBytes, room)
 	b = appendText(b, h)
 	pad := (align - int64(len(b))%align) % align
 	n := int64(len(b)) - lengthBytes + pad
@@ -112,15 +116,19 @@ func appendSizes(b []byte, v ...int64) []byte {
 func appendString(b []byte, s string) []byte {
 	const hex = "0123456789abcdef"
 	b = append(b, '"')
+	start := 0
 	for i := range len(s) {
-		switch c := s[i]; {
-		case c == '"' || c == '\\':
-			b = append(b, '\\', c)
-		case c < ' ':
+		c := s[i]
+		if c >= ' ' && c != '"' && c != '\\' {
+			continue
+		}
+		b = append(b, s[start:i]...)
+		start = i + 1
+		if c < ' ' {
 			b = append(b, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
-		default:
-			b = append(b, c)
+		} else {
+			b = append(b, '\\', c)
 		}
 	}
-	return append(b, '"')
+	return append(append(b, s[start:]...), '"')
 }

@@ -105,7 +105,11 @@ func Write(ctx context.Context, store blob.Store, files []*File, data storage.Re
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	out := &storage.WriteResults{}
+	items := 0
+	for _, r := range results {
+		items += len(r.Items)
+	}
+	out := &storage.WriteResults{Items: make([]storage.WriteResult, 0, items)}
 	for _, r := range results {
 		out.Items = append(out.Items, r.Items...)
 		out.Files = append(out.Files, r.Files...)

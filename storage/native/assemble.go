@@ -9,26 +9,27 @@ import (
 // parts returns what the file consists of: the header and the items, whose
 // checksums are taken on the way.
 func (f *dataFile) parts() *datafile.File {
-	out := &datafile.File{Name: f.name, Parts: []datafile.Part{{Length: int64(len(f.header)), Literal: f.header}}}
+	out := &datafile.File{Name: f.name, Parts: make([]datafile.Part, 0, 1+len(f.items))}
+	out.Parts = append(out.Parts, datafile.Part{Length: int64(len(f.header)), Literal: f.header})
 	results := make([]storage.WriteResult, 0, len(f.items))
+	// The items pass one after the other, so that they share these.
+	var g grid
+	var sums []uint32
+	pass := func(p []byte, from int64) {
+		if from == 0 {
+			g, sums = f.items[len(results)].newSums()
+		}
+		g.add(sums, p, from)
+	}
+	end := func() {
+		it := &f.items[len(results)]
+		if it.length == 0 {
+			_, sums = it.newSums()
+		}
+		results = append(results, it.result(f.name, sums))
+	}
 	for i := range f.items {
-		it := &f.items[i]
-		var g grid
-		var sums []uint32
-		pass := func(p []byte, from int64) {
-			if from == 0 { // not before: the checksums of all items at once are many
-				g, sums = it.newSums()
-			}
-			g.add(sums, p, from)
-		}
-		end := func() {
-			if it.length == 0 {
-				_, sums = it.newSums()
-			}
-			results = append(results, it.result(f.name, sums))
-			sums = nil
-		}
-		out.Parts = append(out.Parts, datafile.Part{Length: it.length, Item: it.item, Pass: pass, End: end})
+		out.Parts = append(out.Parts, datafile.Part{Length: f.items[i].length, Item: f.items[i].item, Pass: pass, End: end})
 	}
 	out.Results = func() []storage.WriteResult { return results }
 	return out

@@ -54,22 +54,18 @@ type dataFile struct {
 // bin is a file in the making.
 type bin struct {
 	items  []int
-	names  map[string]bool
+	names  map[string]bool // those of its items that are repeated
 	bytes  int64
 	header int64
 }
 
-// takes reports whether an item may go into the bin, with or without another
-// chunk of its name beside it.
-func (b *bin) takes(it *plan.WriteItem, beside bool) bool {
-	return (beside || !b.names[it.FQN()]) && b.header+headerCost(it) <= headerMax
-}
-
-// emptiest returns the bin with the fewest bytes that takes the item, or nil.
-func emptiest(bins []*bin, it *plan.WriteItem, beside bool) *bin {
+// emptiest returns the bin with the fewest bytes that has room for an item of that
+// name and cost, or nil. Only if beside is set, another chunk of the name may be
+// in the bin.
+func emptiest(bins []*bin, fqn string, cost int64, beside bool) *bin {
 	var best *bin
 	for _, b := range bins {
-		if (best == nil || b.bytes < best.bytes) && b.takes(it, beside) {
+		if (best == nil || b.bytes < best.bytes) && (beside || !b.names[fqn]) && b.header+cost <= headerMax {
 			best = b
 		}
 	}
@@ -120,31 +116,49 @@ func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
 	for i := range bins {
 		bins[i] = &bin{names: map[string]bool{}}
 	}
+	repeated := repeatedNames(items)
 	for _, i := range order {
-		best := emptiest(bins, items[i], false)
+		fqn, cost := items[i].FQN(), headerCost(items[i])
+		best := emptiest(bins, fqn, cost, false)
 		if best == nil && len(bins) >= max(n, nameFiles) {
-			best = emptiest(bins, items[i], true)
+			best = emptiest(bins, fqn, cost, true)
 		}
 		if best == nil {
 			best = &bin{names: map[string]bool{}}
 			bins = append(bins, best)
 		}
 		best.items = append(best.items, i)
-		best.names[items[i].FQN()] = true
+		if repeated[fqn] {
+			best.names[fqn] = true
+		}
 		best.bytes += items[i].NumBytes()
-		best.header += headerCost(items[i])
+		best.header += cost
 	}
 	var out [][]*plan.WriteItem
 	for _, b := range bins {
 		slices.SortFunc(b.items, func(x, y int) int {
 			return cmp.Or(cmp.Compare(elementSize(items[y]), elementSize(items[x])), cmp.Compare(x, y))
 		})
-		var f []*plan.WriteItem
-		for _, i := range b.items {
-			f = append(f, items[i])
+		f := make([]*plan.WriteItem, len(b.items))
+		for i, n := range b.items {
+			f[i] = items[n]
 		}
 		if len(f) > 0 {
 			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// repeatedNames returns the names that several items have. Most plans are sorted
+// by name and repeat few names, so that this takes less than a map of all names.
+func repeatedNames(items []*plan.WriteItem) map[string]bool {
+	sorted := slices.Clone(items)
+	slices.SortFunc(sorted, func(a, b *plan.WriteItem) int { return strings.Compare(a.FQN(), b.FQN()) })
+	out := map[string]bool{}
+	for i := 1; i < len(sorted); i++ {
+		if sorted[i].FQN() == sorted[i-1].FQN() {
+			out[sorted[i].FQN()] = true
 		}
 	}
 	return out
@@ -160,26 +174,27 @@ func elementSize(it *plan.WriteItem) int {
 
 // lay gives every item its place in a file of that name.
 func lay(name string, items []*plan.WriteItem, self *selfDescription) (*dataFile, error) {
-	f := &dataFile{name: name}
-	h := &safetensors.Header{Metadata: map[string]string{}}
-	sharding := make(map[string]shardingInfo, len(items))
-	self.Items = make(map[string]selfItem, len(items))
+	f := &dataFile{name: name, items: make([]placed, len(items))}
+	h := &safetensors.Header{Metadata: map[string]string{}, Entries: make([]safetensors.Entry, len(items))}
+	repeated, seen := repeatedNames(items), map[string]bool{}
 	var at int64
 	for i, it := range items {
-		_, again := self.Items[it.FQN()]
-		e, info := headerEntry(it, fmt.Sprintf("%s%d.%d.%d", keyPrefix, self.Rank, self.Number, i), again)
+		e := headerEntry(it)
+		if e.Name == "" || seen[e.Name] {
+			e.Name = fmt.Sprintf("%s%d.%d.%d", keyPrefix, self.Rank, self.Number, i)
+		} else if repeated[e.Name] {
+			seen[e.Name] = true
+		}
 		n := it.NumBytes()
 		e.Begin, e.End = at, at+n
 		if at+n < at {
 			return nil, fmt.Errorf("%s: more bytes than a file can hold", name)
 		}
-		h.Entries = append(h.Entries, e)
-		sharding[e.Name] = info
-		self.Items[e.Name] = describeItem(it, e.Name)
-		f.items = append(f.items, placed{item: it, key: e.Name, offset: at, length: n})
+		h.Entries[i] = e
+		f.items[i] = placed{item: it, key: e.Name, offset: at, length: n}
 		at += n
 	}
-	if err := self.fill(h.Metadata, sharding); err != nil {
+	if err := self.fill(h.Metadata, f.items); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	var err error
@@ -193,22 +208,16 @@ func lay(name string, items []*plan.WriteItem, self *selfDescription) (*dataFile
 	return f, nil
 }
 
-// headerEntry returns how an item looks in the header, and what PyTorch is told
-// of it. A further chunk of a name that is in the file already has a key of our
-// own. What safetensors has no type for, and what is no tensor, is a row of bytes
-// under such a key, which no other file has: to readers of the field equal keys
-// are chunks of one tensor.
-func headerEntry(it *plan.WriteItem, ownKey string, again bool) (safetensors.Entry, shardingInfo) {
+// headerEntry returns how an item looks in the header. If safetensors has no type
+// for it, it is a row of bytes without a name. lay gives it a key of our own, which
+// no other file has: to readers of the field equal keys are chunks of one tensor. A
+// further chunk of a name that is in the file already gets such a key too.
+func headerEntry(it *plan.WriteItem) safetensors.Entry {
 	d, ok := safetensors.DTypeName(it.Info.DType)
 	if !ok || it.Kind == plan.KindBytes || reservedKey(it.FQN()) {
-		return safetensors.Entry{Name: ownKey, DType: "U8", Shape: []int64{it.NumBytes()}}, shardingInfo{Offsets: []int64{0}}
+		return safetensors.Entry{DType: "U8", Shape: []int64{it.NumBytes()}}
 	}
-	e := safetensors.Entry{Name: it.FQN(), DType: d, Shape: it.Box.Sizes}
-	info := shardingInfo{Offsets: append([]int64{}, it.Box.Offsets...)}
-	if again {
-		e.Name, info.FQN = ownKey, it.FQN()
-	}
-	return e, info
+	return safetensors.Entry{Name: it.FQN(), DType: d, Shape: it.Box.Sizes}
 }
 
 func reservedKey(fqn string) bool {

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/meta"
@@ -83,27 +85,83 @@ func describeItem(it *plan.WriteItem, key string) selfItem {
 	return s
 }
 
-// shardingInfo is what PyTorch's readers are told of a key.
-type shardingInfo struct {
-	Offsets []int64 `json:"saved_offsets"`
-	// FQN is the tensor's name where it is not the key. Readers that do not
-	// know the field take the key for a tensor of its own.
-	FQN string `json:"logical_fqn,omitempty"`
+// append appends s as encoding/json does, which takes too long for very many items.
+func (s *selfItem) append(b []byte) []byte {
+	o := object{append(b, '{')}
+	o.text("fqn", s.FQN)
+	if len(s.Path) > 0 {
+		o.b = s.Path.append(o.key("path"))
+	}
+	o.text("dtype", s.DType)
+	o.ints("shape", s.Shape)
+	if s.Chunk != 0 {
+		o.b = strconv.AppendInt(o.key("chunk"), int64(s.Chunk), 10)
+	}
+	o.ints("offsets", s.Offsets)
+	o.ints("sizes", s.Sizes)
+	o.text("codec", s.Codec)
+	o.flag("requires_grad", s.RequiresGrad)
+	o.text("memory_format", s.MemoryFormat)
+	o.text("layout", s.Layout)
+	o.flag("pin_memory", s.PinMemory)
+	return append(o.b, '}')
 }
 
-// fill writes the description into a header's metadata, and for PyTorch the
-// place of every chunk.
-func (s *selfDescription) fill(m map[string]string, sharding map[string]shardingInfo) error {
-	info, err := json.Marshal(sharding)
-	if err != nil {
-		return err
+// appendSharding appends what PyTorch's readers are told of an item: where it
+// begins in its tensor, and the tensor's name if it is not the key. Readers that
+// do not know the latter take the key for a tensor of its own.
+func appendSharding(b []byte, p *placed) []byte {
+	b = append(b, `{"saved_offsets":`...)
+	switch headerEntry(p.item).Name {
+	case "":
+		b = append(b, "[0]"...)
+	case p.key:
+		b = appendInts(b, p.item.Box.Offsets)
+	default:
+		b = append(appendInts(b, p.item.Box.Offsets), `,"logical_fqn":`...)
+		b = appendText(b, p.item.FQN())
 	}
+	return append(b, '}')
+}
+
+// fill writes the description of a file with these items into a header's
+// metadata, and for PyTorch the place of every chunk.
+func (s *selfDescription) fill(m map[string]string, items []placed) error {
+	byKey := slices.Clone(items)
+	slices.SortFunc(byKey, func(a, b placed) int { return strings.Compare(a.key, b.key) })
+	sharding := appendItems(nil, byKey, appendSharding)
+
+	s.Items = map[string]selfItem{}
 	self, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
-	m[metaSharding], m[metaVersion], m[metaFormat], m[metaSelf] = string(info), "1.0", "pt", string(self)
+	before, after, _ := bytes.Cut(self, []byte(`"items":{}`)) // cannot be in a string, whose quotes are escaped
+	self = append(slices.Clip(before), `"items":`...)
+	self = appendItems(self, byKey, func(b []byte, p *placed) []byte {
+		item := describeItem(p.item, p.key)
+		return item.append(b)
+	})
+	self = append(self, after...)
+	m[metaSharding], m[metaVersion], m[metaFormat], m[metaSelf] = string(sharding), "1.0", "pt", string(self)
 	return nil
+}
+
+// appendItems appends an object with a member for each item, under its key.
+func appendItems(b []byte, items []placed, member func(b []byte, p *placed) []byte) []byte {
+	room := 0
+	for i := range items {
+		room += 2*len(items[i].key) + 96 // about: the key, a path, some numbers
+	}
+	b = append(slices.Grow(b, room), '{')
+	for i := range items {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(appendText(b, items[i].key), ':')
+		b = member(b, &items[i])
+	}
+	return append(b, '}')
 }
 
 // decodeSelf reads what a data file says about itself. The error wraps
@@ -134,25 +192,25 @@ func decodeSelf(text string) (*selfDescription, error) {
 // are integers.
 type pathJSON meta.Path
 
-// intJSON is a key that is an integer, of any size.
-type intJSON struct {
-	Int string `json:"int"`
-}
-
 // MarshalJSON returns the list.
-func (p pathJSON) MarshalJSON() ([]byte, error) {
-	list := make([]any, len(p))
+func (p pathJSON) MarshalJSON() ([]byte, error) { return p.append(nil), nil }
+
+func (p pathJSON) append(b []byte) []byte {
+	b = append(b, '[')
 	for i, s := range p {
+		if i > 0 {
+			b = append(b, ',')
+		}
 		switch {
 		case s.List:
-			list[i] = s.Pos
+			b = strconv.AppendInt(b, int64(s.Pos), 10)
 		case s.Int:
-			list[i] = intJSON{s.Key}
+			b = append(appendText(append(b, `{"int":`...), s.Key), '}')
 		default:
-			list[i] = s.Key
+			b = appendText(b, s.Key)
 		}
 	}
-	return json.Marshal(list)
+	return append(b, ']')
 }
 
 // UnmarshalJSON reads the list.

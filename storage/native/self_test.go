@@ -165,3 +165,60 @@ func FuzzRepair(f *testing.F) {
 		checkWhole(t, s)
 	})
 }
+
+// What a file says of its items is what encoding/json would write.
+func TestDescriptionsAreAsJSONWouldBe(t *testing.T) {
+	text := rapid.StringOfN(rapid.RuneFrom([]rune("ab\"\\\x01<>&\u2603\u2028\ufffd\x7f")), 1, 6, -1)
+	rapid.Check(t, func(t *rapid.T) {
+		var items []*plan.WriteItem
+		for i := range rapid.IntRange(0, 6).Draw(t, "items") {
+			in := &plan.Info{FQN: text.Draw(t, "fqn"), Shape: rapid.SampledFrom([][]int64{nil, {}, {6}, {4, 2}}).Draw(t, "shape")}
+			in.Properties = meta.Properties{
+				DType:        rapid.SampledFrom([]tensor.DType{tensor.Float32, tensor.Complex128}).Draw(t, "dtype"),
+				RequiresGrad: rapid.Bool().Draw(t, "grad"), PinMemory: rapid.Bool().Draw(t, "pin"),
+				MemoryFormat: rapid.SampledFrom([]string{"", "channels_last"}).Draw(t, "format"),
+			}
+			in.Path = rapid.SampledFrom([]meta.Path{nil, {meta.Key(in.FQN)}, {meta.Pos(3), meta.IntKey(-5)}}).Draw(t, "path")
+			it := &plan.WriteItem{Info: in, Kind: plan.KindShard, Hint: int32(i), Box: tensor.Whole(in.Shape)}
+			if rapid.Bool().Draw(t, "value") {
+				*it = plan.WriteItem{Info: &plan.Info{FQN: in.FQN, Path: in.Path, Codec: text.Draw(t, "codec")}, Kind: plan.KindBytes, Size: 3}
+			}
+			items = append(items, it)
+		}
+		self := sampleSelf()
+		self.Tags = map[string]string{"items": `{}`, `"items":{}`: text.Draw(t, "tag")}
+		f, err := lay("f", items, self)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := safetensors.Decode(func(p []byte, off int64) error { copy(p, f.header[off:]); return nil }, f.size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sharding := map[string]any{}
+		self.Items = map[string]selfItem{}
+		for i, p := range f.items {
+			self.Items[p.key] = describeItem(p.item, p.key)
+			told := map[string]any{"saved_offsets": append([]int64{}, p.item.Box.Offsets...)}
+			if h.Entries[i].DType == "U8" { // safetensors has no type for it
+				told["saved_offsets"] = []int64{0}
+			} else if p.key != p.item.FQN() {
+				told["logical_fqn"] = p.item.FQN()
+			}
+			sharding[p.key] = told
+		}
+		want, err := json.Marshal(self)
+		if d := cmp.Diff(string(want), h.Metadata[metaSelf]); d != "" || err != nil {
+			t.Errorf("description, %v (-want +got):\n%s", err, d)
+		}
+		var got map[string]any
+		if err := json.Unmarshal([]byte(h.Metadata[metaSharding]), &got); err != nil {
+			t.Fatal(err)
+		}
+		wantText, err := json.Marshal(sharding)
+		gotText, err2 := json.Marshal(got)
+		if d := cmp.Diff(string(wantText), string(gotText)); d != "" || err != nil || err2 != nil {
+			t.Errorf("sharding, %v, %v (-want +got):\n%s", err, err2, d)
+		}
+	})
+}

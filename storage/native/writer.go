@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -136,8 +137,8 @@ func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 
 // WriteData writes the plan's items into data files of this rank.
 func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
-	out := &storage.WriteResults{}
-	values, items, err := w.inline(p, data, out)
+	var inline storage.WriteResults
+	values, items, err := w.inline(p, data, &inline)
 	if err != nil {
 		return nil, err
 	}
@@ -155,9 +156,8 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	out.Items = append(out.Items, r.Items...)
-	out.Files = r.Files
-	return out, nil
+	r.Items = append(r.Items, inline.Items...)
+	return r, nil
 }
 
 // inline takes the small values out of the plan: they go into the index, and
@@ -168,8 +168,11 @@ func (w *Writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.Wr
 	left := int64(inlineTotal)
 	for i := range p.Items {
 		it := &p.Items[i]
-		cost := headerCost(it) + 2*it.Size // as base64 in the header
-		if it.Kind != plan.KindBytes || it.Size > inlineMax || cost > left {
+		cost := int64(math.MaxInt64)
+		if it.Kind == plan.KindBytes && it.Size <= inlineMax {
+			cost = headerCost(it) + 2*it.Size // as base64 in the header
+		}
+		if cost > left {
 			items = append(items, it)
 			continue
 		}
