@@ -173,27 +173,12 @@ func (d *itemDecoder) item() WriteItem {
 	it := WriteItem{Info: d.last, Kind: Kind(r.Byte()), Hint: decodeHint(r), Size: r.Size()}
 	n := r.CountMax(tensor.MaxDims)
 	it.Box = tensor.Box{Offsets: d.take(n), Sizes: d.take(n)}
-	d.check(&it)
-	return it
-}
-
-// check refuses what a planner could not have said.
-func (d *itemDecoder) check(it *WriteItem) {
-	switch {
-	case d.r.Err() != nil:
-	case it.Kind == KindBytes:
-		if it.Box.Dims() != 0 {
-			d.r.Fail("%q: a value of %d dimensions", it.Info.FQN, it.Box.Dims())
+	if r.Err() == nil {
+		if err := it.Check(); err != nil {
+			r.Fail("%w", err)
 		}
-	case it.Kind == KindTensor || it.Kind == KindShard:
-		if _, err := tensor.NumBytes(it.Info.DType, it.Info.Shape); err != nil {
-			d.r.Fail("%q: %v", it.Info.FQN, err)
-		} else if err := it.Box.Check(it.Info.Shape); err != nil {
-			d.r.Fail("%q: %v", it.Info.FQN, err)
-		}
-	default:
-		d.r.Fail("%q: kind %d", it.Info.FQN, it.Kind)
 	}
+	return it
 }
 
 // info returns the description that record encodes, shared with equal ones.

@@ -7,6 +7,7 @@ package plan
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math/bits"
 	"slices"
 
@@ -123,6 +124,30 @@ func (w *WriteItem) NumBytes() int64 {
 	return w.Box.Volume() * int64(w.Info.DType.Size())
 }
 
+// Check returns an error that wraps ErrState unless the item has a description, a
+// kind, and a box that lies inside its tensor.
+func (w *WriteItem) Check() error {
+	var err error
+	switch {
+	case w.Info == nil:
+		return fmt.Errorf("%w: an item has no description", ErrState)
+	case w.Kind == KindBytes:
+		if w.Box.Dims() != 0 || w.Size < 0 {
+			err = fmt.Errorf("a value of %d dimensions and %d bytes", w.Box.Dims(), w.Size)
+		}
+	case w.Kind == KindTensor || w.Kind == KindShard:
+		if _, err = tensor.NumBytes(w.Info.DType, w.Info.Shape); err == nil {
+			err = w.Box.Check(w.Info.Shape)
+		}
+	default:
+		err = fmt.Errorf("kind %d", w.Kind)
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: %q: %w", ErrState, w.Info.FQN, err)
+	}
+	return err
+}
+
 // SavePlan is what one rank writes. A plan is immutable once it was returned;
 // amend a copy.
 type SavePlan struct {
@@ -150,6 +175,16 @@ func (p *SavePlan) NumBytes() int64 {
 		n += p.Items[i].NumBytes()
 	}
 	return n
+}
+
+// Check returns the first error of the items.
+func (p *SavePlan) Check() error {
+	for i := range p.Items {
+		if err := p.Items[i].Check(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Data is the content of an item: a tensor in memory, one that is elsewhere, or

@@ -66,6 +66,10 @@ func (p *faultySave) GlobalPlan(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Me
 			md = nil
 		case "an empty entry":
 			md.Entries[0].Tensor, md.Entries[0].Bytes = nil, nil
+		case "an item without a description":
+			out[0].Items[0].Info = nil
+		case "a box outside of its tensor":
+			out[0].Items[0].Box.Offsets = []int64{1}
 		}
 	}
 	out, err = each(p.f, "planner's GlobalPlan", out, err)
@@ -193,6 +197,25 @@ func TestResultsOfSavePlannersAndWritersAreChecked(t *testing.T) {
 			})
 			t.Logf("%s returns %s", f.method, f.returns)
 			checkNamed(t, f, errs)
+		}
+	}
+}
+
+// A group of one checks plans like a group of several.
+func TestItemsOfFinalPlansAreChecked(t *testing.T) {
+	for _, returns := range []string{"an item without a description", "a box outside of its tensor"} {
+		for _, ranks := range []int{1, 2} {
+			s := new(mem.Store)
+			err := inproc.Run(t.Context(), ranks, func(ctx context.Context, g group.Group) error {
+				job := saveJob(t, g, s, "a", 1)
+				job.State = plan.State{"b": job.State["b"]}
+				job.Planner = &faultySave{f: slip{"planner's GlobalPlan", returns}}
+				_, err := engine.Save(ctx, job)
+				return err
+			})
+			if !errors.Is(err, plan.ErrState) || errors.Is(err, group.ErrPanic) {
+				t.Errorf("%d ranks, GlobalPlan returns %s: %v; want ErrState", ranks, returns, err)
+			}
 		}
 	}
 }

@@ -145,8 +145,9 @@ func (s *saveRun) run(ctx context.Context) (*SaveResult, error) {
 // answer to this rank.
 func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 	codec := plan.NewSavePlanCodec()
+	lc, gc := kept(s.Group, codec, (*plan.SavePlan).Check), kept(s.Group, codec, (*plan.SavePlan).Check)
 	once := func() (*plan.SavePlan, error) {
-		return group.ReduceScatter(ctx, s.Group, "plan", codec, codec, s.localPlan, s.globalPlan)
+		return group.ReduceScatter(ctx, s.Group, "plan", lc, gc, s.localPlan, s.globalPlan)
 	}
 	p, err := once()
 	if !errors.Is(err, plan.ErrStale) {
@@ -257,7 +258,8 @@ func (s *saveRun) planAll(ctx context.Context, plans []*plan.SavePlan) ([]*plan.
 // the coordinator gets all results.
 func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (int64, error) {
 	var local int64
-	_, err := group.AllReduce(ctx, group.StopEarly(s.Group), "write", storage.ResultCodec{}, group.Bytes{},
+	codec := kept(s.Group, storage.ResultCodec{}, func(*storage.WriteResults) error { return nil })
+	_, err := group.AllReduce(ctx, group.StopEarly(s.Group), "write", codec, group.Bytes{},
 		func(ctx context.Context) (*storage.WriteResults, error) {
 			r, err := s.write(ctx, answer)
 			if err == nil {
