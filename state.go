@@ -39,17 +39,16 @@ type Stateful interface {
 func expand(s State) (out State, stateful map[string]Stateful, err error) {
 	out = make(State, len(s))
 	stateful = map[string]Stateful{}
-	for _, k := range slices.Sorted(maps.Keys(s)) {
-		out[k] = s[k]
-		o, ok := s[k].(Stateful)
-		if !ok {
-			continue
+	for k, v := range s {
+		out[k] = v
+		if o, ok := v.(Stateful); ok {
+			stateful[k] = o
 		}
-		inner, err := o.State()
-		if err != nil {
+	}
+	for _, k := range slices.Sorted(maps.Keys(stateful)) {
+		if out[k], err = stateful[k].State(); err != nil {
 			return nil, nil, fmt.Errorf("state of %q: %w", k, err)
 		}
-		out[k], stateful[k] = inner, o
 	}
 	return out, stateful, nil
 }

@@ -35,11 +35,16 @@ type leaf struct {
 //
 // whole, if not nil, names maps that are leaves as long as no tensor is inside.
 func flatten(s State, whole func(fqn string) bool) ([]leaf, error) {
-	f := flattener{seen: make(map[string]meta.Path, len(s)), whole: whole, out: make([]leaf, 0, len(s))}
+	f := flattener{whole: whole, out: make([]leaf, 0, len(s))}
 	if err := f.visitMap(nil, reflect.ValueOf(s), false); err != nil {
 		return nil, err
 	}
-	slices.SortFunc(f.out, func(a, b leaf) int { return strings.Compare(a.fqn, b.fqn) })
+	slices.SortStableFunc(f.out, func(a, b leaf) int { return strings.Compare(a.fqn, b.fqn) })
+	for i := 1; i < len(f.out); i++ {
+		if a, b := &f.out[i-1], &f.out[i]; a.fqn == b.fqn {
+			return nil, fmt.Errorf("%w: %v and %v are both called %q", ErrState, []meta.Step(a.path), []meta.Step(b.path), b.fqn)
+		}
+	}
 	return f.out, nil
 }
 
@@ -58,13 +63,15 @@ func shallow(s State) []leaf {
 
 type flattener struct {
 	out   []leaf
-	seen  map[string]meta.Path
 	whole func(fqn string) bool
 }
 
 func (f *flattener) visitMap(at meta.Path, m reflect.Value, bound bool) error {
 	if err := checkDepth(at); err != nil {
 		return err
+	}
+	if s, ok := m.Interface().(State); ok {
+		return f.visitState(at, s, bound)
 	}
 	keys := m.MapKeys()
 	slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(keyText(a), keyText(b)) })
@@ -77,6 +84,17 @@ func (f *flattener) visitMap(at meta.Path, m reflect.Value, bound bool) error {
 			return err
 		}
 		if err := f.visit(append(slices.Clip(at), keyStep(k)), m.MapIndex(k), set, bound); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// visitState is visitMap for the usual type, without reflection on each key.
+func (f *flattener) visitState(at meta.Path, s State, bound bool) error {
+	for _, k := range slices.Sorted(maps.Keys(s)) {
+		set := func(v any) error { s[k] = v; return nil }
+		if err := f.visit(append(slices.Clip(at), meta.Key(k)), reflect.ValueOf(s[k]), set, bound); err != nil {
 			return err
 		}
 	}
@@ -114,10 +132,6 @@ func (f *flattener) visit(at meta.Path, v reflect.Value, set func(any) error, bo
 	case isList(v) && holds(v, isOpener, 0):
 		return f.visitList(at, v, bound)
 	}
-	if other, dup := f.seen[fqn]; dup {
-		return fmt.Errorf("%w: %v and %v are both called %q", ErrState, []meta.Step(other), []meta.Step(at), fqn)
-	}
-	f.seen[fqn] = at
 	l := leaf{fqn: fqn, path: at, set: set, bound: bound}
 	if v.IsValid() {
 		l.value = v.Interface()

@@ -46,8 +46,9 @@ func group(plans []*SavePlan) (*grouping, error) {
 	if len(plans) > 0 && plans[0] != nil {
 		room = len(plans[0].Items)
 	}
-	find := nameFinder{
-		byInfo: make(map[*Info]int32, room), byFQN: make(map[string]int32, room), names: make([]name, 0, room), count: make([]int, 0, room),
+	find := nameFinder{byFQN: make(map[string]int32, room), names: make([]name, 0, room), count: make([]int, 0, room)}
+	if len(plans) > 1 {
+		find.byInfo = make(map[*Info]int32, room)
 	}
 	total := 0
 	for r, p := range plans {
@@ -93,7 +94,7 @@ func checkPlan(p *SavePlan) error {
 
 // nameFinder numbers names in the order in which they are first seen.
 type nameFinder struct {
-	byInfo map[*Info]int32 // most items share their Info with another rank's
+	byInfo map[*Info]int32 // most items share their Info with another rank's; nil for one rank
 	byFQN  map[string]int32
 	names  []name
 	count  []int
@@ -125,6 +126,8 @@ func (f *nameFinder) id(it *WriteItem) int32 {
 		f.names = append(f.names, name{info: it.Info, kind: it.Kind})
 		f.count = append(f.count, 0)
 	}
-	f.byInfo[it.Info] = id
+	if f.byInfo != nil {
+		f.byInfo[it.Info] = id
+	}
 	return id
 }

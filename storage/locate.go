@@ -54,14 +54,19 @@ func Locate(md *meta.Metadata, results []*WriteResults) ([]meta.Entry, error) {
 type locating struct {
 	entries []meta.Entry
 	first   []int // the number of each entry's first chunk, or of its value
+	next    int   // the entry after the last one that was placed
 }
 
 // place notes one result and returns the number of its chunk or value.
 func (l *locating) place(r *WriteResult) (int, error) {
-	n, ok := slices.BinarySearchFunc(l.entries, r.Index.FQN, func(e meta.Entry, s string) int { return strings.Compare(e.FQN, s) })
+	n, ok := l.next, true
+	if n == len(l.entries) || l.entries[n].FQN != r.Index.FQN { // most results are sorted by name
+		n, ok = slices.BinarySearchFunc(l.entries, r.Index.FQN, func(e meta.Entry, s string) int { return strings.Compare(e.FQN, s) })
+	}
 	if !ok {
 		return 0, fmt.Errorf("%w: %v is not in the plan", meta.ErrInvalid, r.Index)
 	}
+	l.next = n + 1
 	e := &l.entries[n]
 	if e.Bytes != nil {
 		e.Bytes.Inline, e.Bytes.Loc = r.Inline, r.Loc

@@ -1,0 +1,33 @@
+package cairn_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// A checkpoint of many small tensors costs what each of them costs: a save makes
+// few allocations for one.
+func TestSaveAllocatesLittleForATensor(t *testing.T) {
+	const tensors, most = 5000, 14
+	state := cairn.State{}
+	for i := range tensors {
+		x, err := tensor.New(tensor.Float32, []int64{4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		state[fmt.Sprintf("layers.%d.weight", i)] = x
+	}
+	n := testing.AllocsPerRun(1, func() {
+		if _, err := cairn.Save(t.Context(), new(mem.Store), state, nil); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if n > most*tensors {
+		t.Errorf("%.1f allocations for a tensor; want at most %d", n/tensors, most)
+	}
+	t.Logf("%.1f allocations for a tensor", n/tensors)
+}
