@@ -50,7 +50,12 @@ type ResultCodec struct{}
 
 // Encode encodes r. A file's name is written once, however many items are in it.
 func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
-	var w wire.Writer
+	size := 0 // about
+	for i := range r.Items {
+		it := &r.Items[i]
+		size += len(it.Index.FQN) + 2*len(it.Index.Offset) + len(it.Inline) + 4*len(it.Loc.Sums) + 20
+	}
+	w := wire.Writer{B: make([]byte, 0, size)}
 	w.Uvarint(uint64(len(r.Files)))
 	number := make(map[string]uint64, len(r.Files))
 	for i, f := range r.Files {

@@ -84,6 +84,7 @@ func newWriter(d *Document) (*writer, error) {
 }
 
 func (w *writer) document() error {
+	w.Grow(w.size())
 	w.New(&w.names.metadata)
 	w.BeginState()
 	for _, part := range []struct {
@@ -110,6 +111,20 @@ func (w *writer) document() error {
 	}
 	w.EndState()
 	return nil
+}
+
+// size returns about how many bytes the names and chunks take: a buffer that grows
+// would have twice the size for a while.
+func (w *writer) size() int {
+	n := 0
+	for i := range w.doc.Meta.Entries {
+		e := &w.doc.Meta.Entries[i]
+		n += len(e.FQN) + 8*len(e.Path) + 70
+		if t := e.Tensor; t != nil {
+			n += 5*len(t.Shape) + len(t.Chunks)*(80+15*len(t.Shape))
+		}
+	}
+	return n
 }
 
 // has reports whether the document has an attribute of that name.

@@ -249,7 +249,7 @@ func (w *writer) planner() error {
 	}
 	return w.eachEntry(func(e *meta.Entry) error {
 		if e.Path == nil {
-			return w.Value(value.Tuple{e.FQN})
+			return w.Tuple(value.Tuple{e.FQN})
 		}
 		t := make(value.Tuple, len(e.Path))
 		for i, s := range e.Path {
@@ -258,6 +258,6 @@ func (w *writer) planner() error {
 				t[i] = int64(s.Pos)
 			}
 		}
-		return w.Value(t)
+		return w.Tuple(t)
 	})
 }

@@ -1,5 +1,7 @@
 package pickle
 
+import "github.com/cairn-ckpt/cairn/value"
+
 // Stream writes a pickle piece by piece, for callers who have too much of one
 // kind to make values of it first. Nothing checks that the pieces fit each
 // other.
@@ -62,6 +64,17 @@ func (s *Stream) Ints(v []int64) {
 		return
 	}
 	s.e.b = append(s.e.b, opTuple1+byte(len(v)-1))
+}
+
+// Tuple writes a tuple that nothing else refers to.
+func (s *Stream) Tuple(t value.Tuple) error {
+	if err := s.e.tuple(t, identity{}, 0); err != nil {
+		return err
+	}
+	if len(t) > 0 {
+		s.e.put()
+	}
+	return nil
 }
 
 // Call writes the call of a name with one argument, a tuple of integers.

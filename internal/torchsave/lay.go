@@ -28,7 +28,8 @@ type Part struct {
 	Literal []byte
 	// Slot is whose contiguous bytes they are.
 	Slot *Slot
-	// Tail makes the bytes once everything before them has passed.
+	// Tail makes the bytes once everything before them has passed. They are valid
+	// until it is called again.
 	Tail func() ([]byte, error)
 	// Pass, if not nil, must be shown the bytes in order, in pieces of any size;
 	// from is where p begins in the part.

@@ -108,7 +108,8 @@ func (z *zipLayout) flush() {
 		z.parts = append(z.parts, Part{Length: int64(len(b)), Literal: b})
 	default:
 		z.parts = append(z.parts, Part{Length: int64(len(b)), Tail: func() ([]byte, error) {
-			return append(late.descriptor(nil), b[len(late.descriptor(nil)):]...), nil
+			late.descriptor(b[:0]) // in its place
+			return b, nil
 		}})
 	}
 }
@@ -155,15 +156,18 @@ const idBytes = 40
 func (z *zipLayout) finish() {
 	id := z.begin(recordID, idBytes)
 	z.flush()
-	length := int64(len(z.end(id, 0)))
-	z.parts = append(z.parts, Part{Length: length, Tail: func() ([]byte, error) { return z.end(id, length), nil }})
+	length := int64(len(z.end(id, nil)))
+	var b []byte
+	z.parts = append(z.parts, Part{Length: length, Tail: func() ([]byte, error) {
+		b = z.end(id, b[:0])
+		return b, nil
+	}})
 	z.at += length
 }
 
-// end returns the bytes of the last record, and all that follows, of which there
-// are about length.
-func (z *zipLayout) end(id *laid, length int64) []byte {
-	b := z.identify(make([]byte, 0, length))
+// end appends the bytes of the last record, and all that follows.
+func (z *zipLayout) end(id *laid, b []byte) []byte {
+	b = z.identify(b)
 	id.crc = crc32.ChecksumIEEE(b)
 	b = id.descriptor(b)
 	at := id.header + z.headerBytes(id) + int64(len(b))

@@ -105,6 +105,9 @@ func Write(ctx context.Context, store blob.Store, files []*File, data storage.Re
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
+	if len(results) == 1 {
+		return results[0], nil
+	}
 	items := 0
 	for _, r := range results {
 		items += len(r.Items)

@@ -1,29 +1,33 @@
 package torchdcp
 
 import (
+	"slices"
+
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
 )
 
+// recordsAtOnce is the number of records whose parts exist at the same time.
+const recordsAtOnce = 64
+
 // fileOf returns the data file of some records, one after the other.
-func fileOf(name string, records []*record) *datafile.File {
-	f := &datafile.File{Name: name, Parts: make([]datafile.Part, len(records))}
-	alike := layouts{}
-	for i, r := range records {
-		if r.item.Kind == plan.KindBytes {
-			f.Parts[i] = *r.value
-		} else {
-			f.Parts[i] = datafile.Part{Length: r.size, Parts: func() ([]datafile.Part, error) { return alike.parts(r) }}
+func fileOf(name string, records []record) *datafile.File {
+	f := &datafile.File{Name: name}
+	alike := &layouts{of: map[*form][]datafile.Part{}}
+	for some := range slices.Chunk(records, recordsAtOnce) {
+		p := datafile.Part{Parts: func() ([]datafile.Part, error) { return alike.parts(some) }}
+		for _, r := range some {
+			p.Length += r.form.size
 		}
+		f.Parts = append(f.Parts, p)
 	}
 	f.Results = func() []storage.WriteResult {
 		out := make([]storage.WriteResult, len(records))
 		var at int64
 		for i, r := range records {
-			out[i] = storage.WriteResult{Index: r.item.Index(), Loc: meta.Location{File: name, Offset: at, Length: r.size}}
-			at += r.size
+			out[i] = storage.WriteResult{Index: r.item.Index(), Loc: meta.Location{File: name, Offset: at, Length: r.form.size}}
+			at += r.form.size
 		}
 		return out
 	}
@@ -33,31 +37,51 @@ func fileOf(name string, records []*record) *datafile.File {
 // maxLayouts bounds how many layouts are kept for one data file.
 const maxLayouts = 64
 
-// layouts are the parts of the records of one data file, by a record of the same
-// dtype and shape. The records are written one after the other, so those that are
-// alike share their parts.
-type layouts map[*record][]datafile.Part
+// layouts makes the parts of the records of one data file. The records are written
+// one after the other, so those of one form share their layout.
+type layouts struct {
+	of  map[*form][]datafile.Part
+	out []datafile.Part // what parts returned last
+}
 
-// parts returns what the record of a tensor consists of.
-func (l layouts) parts(r *record) ([]datafile.Part, error) {
-	parts, ok := l[r.like]
-	if !ok {
-		lay, err := layoutOf(r.item)
+// parts returns what records consist of, until the next call.
+func (l *layouts) parts(records []record) ([]datafile.Part, error) {
+	l.out = l.out[:0]
+	for _, r := range records {
+		if r.form.value != nil {
+			l.out = append(l.out, *r.form.value)
+			continue
+		}
+		parts, err := l.layout(r)
 		if err != nil {
 			return nil, err
 		}
-		parts = make([]datafile.Part, len(lay.Parts))
-		for i := range lay.Parts {
-			p := &lay.Parts[i]
-			parts[i] = datafile.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
+		from := len(l.out)
+		l.out = append(l.out, parts...)
+		if r.form.slot >= 0 {
+			l.out[from+r.form.slot].Item = r.item
 		}
-		if len(l) == maxLayouts {
-			clear(l)
-		}
-		l[r.like] = parts
 	}
-	if r.like.slot >= 0 {
-		parts[r.like.slot].Item = r.item
+	return l.out, nil
+}
+
+// layout returns the parts of the record of a tensor, without the item.
+func (l *layouts) layout(r record) ([]datafile.Part, error) {
+	if parts, ok := l.of[r.form]; ok {
+		return parts, nil
 	}
+	lay, err := layoutOf(r.item)
+	if err != nil {
+		return nil, err
+	}
+	parts := make([]datafile.Part, len(lay.Parts))
+	for i := range lay.Parts {
+		p := &lay.Parts[i]
+		parts[i] = datafile.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
+	}
+	if len(l.of) == maxLayouts {
+		clear(l.of)
+	}
+	l.of[r.form] = parts
 	return parts, nil
 }

@@ -17,71 +17,72 @@ import (
 // record is an item as the torch.save file that it becomes.
 type record struct {
 	item *plan.WriteItem
+	form *form
+}
+
+// form describes the file of a value, or the files of all tensors of one dtype and
+// shape.
+type form struct {
 	size int64
-	// like is the first record of the dtype and shape of a tensor.
-	like *record
-	// slot is which part of the file of such a tensor is the tensor.
+	// slot is which part of such a file is the tensor. -1: the tensor has no bytes.
 	slot int
-	// value is a value's file, whole.
+	// value is a value's file, whole. Nil: tensors.
 	value *datafile.Part
 }
 
 // layRecords makes the records of a plan's items, values first, as PyTorch does.
 // All values that cannot be written are in the error.
-func layRecords(p *plan.SavePlan, data storage.Resolver) ([]*record, error) {
-	var values, tensors []*record
+func layRecords(p *plan.SavePlan, data storage.Resolver) ([]record, error) {
+	var values []record
+	tensors := make([]record, 0, len(p.Items))
 	var refused []error
 	layer := tensorLayer{}
 	for i := range p.Items {
 		it := &p.Items[i]
 		lay := layer.lay
 		if it.Kind == plan.KindBytes {
-			lay = func(it *plan.WriteItem) (*record, error) { return layValue(it, data) }
+			lay = func(it *plan.WriteItem) (*form, error) { return layValue(it, data) }
 		}
-		r, err := lay(it)
+		f, err := lay(it)
 		switch {
 		case errors.Is(err, storage.ErrNotRepresentable):
 			refused = append(refused, err)
 		case err != nil:
 			return nil, err
 		case it.Kind == plan.KindBytes:
-			values = append(values, r)
+			values = append(values, record{it, f})
 		default:
-			tensors = append(tensors, r)
+			tensors = append(tensors, record{it, f})
 		}
 	}
-	return append(values, tensors...), errors.Join(refused...)
+	return slices.Insert(tensors, 0, values...), errors.Join(refused...)
 }
 
-// tensorLayer makes the records of tensors. Those of one dtype and shape have
-// files of the same sizes.
-type tensorLayer map[string]*record
+// tensorLayer makes the forms of tensors, by dtype and shape.
+type tensorLayer map[string]*form
 
-func (l tensorLayer) lay(it *plan.WriteItem) (*record, error) {
+func (l tensorLayer) lay(it *plan.WriteItem) (*form, error) {
 	key := fmt.Sprint(it.Info.DType, it.Box.Sizes)
-	like := l[key]
-	if like == nil {
-		var err error
-		if like, err = layTensor(it); err != nil {
-			return nil, err
-		}
-		l[key] = like
+	if f := l[key]; f != nil {
+		return f, nil
 	}
-	return &record{item: it, size: like.size, like: like}, nil
+	f, err := layTensor(it)
+	l[key] = f
+	return f, err
 }
 
-func layTensor(it *plan.WriteItem) (*record, error) {
+func layTensor(it *plan.WriteItem) (*form, error) {
 	l, err := layoutOf(it)
 	if err != nil {
 		return nil, err
 	}
-	r := &record{item: it, size: l.Size, slot: -1}
+	f := &form{size: l.Size, slot: -1}
 	for i := range l.Parts {
 		if l.Parts[i].Slot != nil {
-			r.slot = i
+			f.slot = i
 		}
 	}
-	return r, nil
+	return f, nil
 }
 
 // layoutOf lays out the file of a tensor. PyTorch saves them detached.
@@ -93,12 +94,12 @@ func layoutOf(it *plan.WriteItem) (*torchsave.Layout, error) {
 	return l, nil
 }
 
-func layValue(it *plan.WriteItem, data storage.Resolver) (*record, error) {
+func layValue(it *plan.WriteItem, data storage.Resolver) (*form, error) {
 	part, err := dcpfiles.LayValue(it, data, encodeValue)
 	if err != nil {
 		return nil, err
 	}
-	return &record{item: it, size: part.Length, value: &part}, nil
+	return &form{size: part.Length, value: &part}, nil
 }
 
 // encodeValue returns the torch.save file of the value that data encodes.
@@ -120,14 +121,11 @@ func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
 // spread distributes records over files: values one after the other, then tensors
 // by size, the largest first, each into the file that is emptiest. Within a file
 // values come first, and else all keep their order.
-func spread(records []*record, o *options) [][]*record {
-	var out [][]*record
+func spread(records []record, o *options) [][]record {
 	if o.FilePerTensor {
-		for _, r := range records {
-			out = append(out, []*record{r})
-		}
-		return out
+		return slices.Collect(slices.Chunk(records, 1))
 	}
+	var out [][]record
 	for _, part := range distribute(records, o.FilesPerRank) {
 		out = append(out, cut(part, o.MaxFileBytes)...)
 	}
@@ -135,7 +133,10 @@ func spread(records []*record, o *options) [][]*record {
 }
 
 // distribute distributes records over n files, none of them empty.
-func distribute(records []*record, n int) [][]*record {
+func distribute(records []record, n int) [][]record {
+	if n == 1 && len(records) > 0 {
+		return [][]record{records}
+	}
 	order := make([]int, len(records))
 	for i := range order {
 		order[i] = i
@@ -145,21 +146,21 @@ func distribute(records []*record, n int) [][]*record {
 		if isValue(a) || isValue(b) {
 			return cmp.Compare(a, b) // values stand first already
 		}
-		return cmp.Compare(records[b].size, records[a].size)
+		return cmp.Compare(records[b].form.size, records[a].form.size)
 	})
 	bins, sizes := make([][]int, n), make([]int64, n)
 	for k, i := range order {
 		to := k % n
 		if !isValue(i) {
 			to = slices.Index(sizes, slices.Min(sizes))
-			sizes[to] += records[i].size
+			sizes[to] += records[i].form.size
 		}
 		bins[to] = append(bins[to], i)
 	}
-	var out [][]*record
+	var out [][]record
 	for _, b := range bins {
 		slices.Sort(b)
-		var f []*record
+		var f []record
 		for _, i := range b {
 			f = append(f, records[i])
 		}
@@ -171,15 +172,16 @@ func distribute(records []*record, n int) [][]*record {
 }
 
 // cut begins a new file wherever one would have more than so many bytes.
-func cut(records []*record, most int64) [][]*record {
-	var out [][]*record
+func cut(records []record, most int64) [][]record {
+	var out [][]record
 	var size int64
-	for _, r := range records {
-		if len(out) == 0 || r.size > most-size {
-			out, size = append(out, nil), 0
+	from := 0
+	for i, r := range records {
+		if i > from && r.form.size > most-size {
+			out = append(out, records[from:i])
+			from, size = i, 0
 		}
-		out[len(out)-1] = append(out[len(out)-1], r)
-		size += r.size
+		size += r.form.size
 	}
-	return out
+	return append(out, records[from:])
 }

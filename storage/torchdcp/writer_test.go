@@ -1,7 +1,9 @@
 package torchdcp_test
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -83,6 +85,46 @@ func TestOrderInAFile(t *testing.T) {
 	if end != int64(len(b)) {
 		t.Errorf("the records end at %d of %d", end, len(b))
 	}
+}
+
+// Records that share a layout with other records of their file have the bytes that
+// they have in a file of their own.
+func TestManyRecordsInAFile(t *testing.T) {
+	state := plan.State{"value": "text"}
+	for i := range 400 {
+		dtype := []tensor.DType{tensor.Float32, tensor.Uint8}[i%2]
+		state[fmt.Sprintf("t%03d", i)] = storagetest.Filled(t, dtype, []int64{int64(i % 90)}, byte(i))
+	}
+	together, alone := records(t, state, nil), records(t, state, &options{Format: torchdcp.Format{FilePerTensor: true}})
+	for name := range state {
+		if len(alone[name]) == 0 || together[name] != alone[name] {
+			t.Errorf("%s: the record differs from that in a file of its own", name)
+		}
+	}
+}
+
+// records saves a state and returns the bytes of each name.
+func records(t *testing.T, state plan.State, o *options) map[string]string {
+	t.Helper()
+	s := new(mem.Store)
+	if err := save(t, s, "id", o, state); err != nil {
+		t.Fatal(err)
+	}
+	_, md := open(t, s, nil)
+	out := map[string]string{}
+	for i := range md.Entries {
+		e := &md.Entries[i]
+		l := cmp.Or(e.Bytes, &meta.Bytes{}).Loc
+		if e.Tensor != nil {
+			l = e.Tensor.Locs[0]
+		}
+		b, err := blob.ReadAll(t.Context(), s, l.File, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[e.FQN] = string(b[l.Offset:][:l.Length])
+	}
+	return out
 }
 
 func TestPropertiesAreCarried(t *testing.T) {
