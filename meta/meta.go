@@ -92,13 +92,11 @@ type Tensor struct {
 // Properties are what a tensor has beside its shape.
 type Properties struct {
 	DType tensor.DType
-	// RequiresGrad, MemoryFormat, Layout and PinMemory are carried along for
+	// RequiresGrad, PinMemory, MemoryFormat and Layout are carried along for
 	// PyTorch's sake: cairn gives them no meaning. Empty strings mean strided,
 	// contiguous tensors.
-	RequiresGrad bool
-	MemoryFormat string
-	Layout       string
-	PinMemory    bool
+	RequiresGrad, PinMemory bool
+	MemoryFormat, Layout    string
 }
 
 // Bytes describes a value that is no tensor.

@@ -16,13 +16,13 @@ type Path []Step
 type Step struct {
 	// Key is the map's key. It is meaningless when List is set.
 	Key string
+	// Pos is the position in a list, valid when List is set.
+	Pos  int
+	List bool
 	// Int says that the key is an integer, of which Key is the decimal form: no
 	// plus, no zeros in front. Maps of Go and Python have such keys; what has
 	// none for them, DCP of PyTorch above all, takes them for strings.
 	Int bool
-	// Pos is the position in a list, valid when List is set.
-	Pos  int
-	List bool
 }
 
 // Key returns the step into a map.

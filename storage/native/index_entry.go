@@ -75,7 +75,7 @@ func (s *slab[T]) take(n int) []T {
 func newEntryDecoder(files []string) *entryDecoder {
 	const some, many = 64, 512
 	d := &entryDecoder{files: files}
-	d.steps.grow, d.tensors.grow, d.values.grow = many, some, some
+	d.steps.grow, d.tensors.grow, d.values.grow = many, many, some
 	d.boxes.grow, d.locs.grow = many, many
 	d.ints.grow, d.sums.grow = 4*many, many
 	return d
