@@ -15,7 +15,7 @@ const maxBatch = 4096
 // would cost more than its bytes; read together with those that will be asked for
 // next, what lies side by side is one read.
 type batch struct {
-	items []batchItem
+	items []*plan.WriteItem // one after the other in the batch's bytes
 	total int64
 	next  *batch
 
@@ -28,42 +28,37 @@ type batch struct {
 	used   int64 // when it was last asked for
 }
 
-// batchItem is an item and its place in the batch's bytes.
-type batchItem struct {
-	content
-	off int64
-}
-
 // batches are those of one run.
 type batches struct {
 	s     *source
+	job   *Job
 	mu    sync.Mutex
-	clock int64            // guarded by mu
-	live  map[*batch]bool  // those that have a buffer; guarded by mu
-	of    map[itemKey]spot // not changed once made
+	clock int64           // guarded by mu
+	live  map[*batch]bool // those that have a buffer; guarded by mu
+	// of are the places of the small items. It is not changed once made.
+	of map[*plan.WriteItem]spot
 }
 
-// itemKey identifies an item of a run.
-type itemKey struct {
-	fqn string
-	box string
-}
-
-// spot is the place of an item in a batch.
+// spot is the place of an item in the bytes of a batch.
 type spot struct {
-	b *batch
-	i int
+	b   *batch
+	off int64
 }
 
-// newBatches returns the batches of the ranks' plans.
+// newBatches returns the batches of the ranks' plans, whose items the writers
+// resolve.
 func newBatches(s *source, j *Job, plans []*plan.SavePlan) *batches {
-	bs := &batches{s: s, live: map[*batch]bool{}, of: map[itemKey]spot{}}
+	n := 0
+	for _, p := range plans {
+		n += len(p.Items)
+	}
+	bs := &batches{s: s, job: j, live: map[*batch]bool{}, of: make(map[*plan.WriteItem]spot, n)}
 	for _, p := range plans {
 		open := map[int]*batch{} // by the size of elements, since writers order files by it
 		for i := range p.Items {
 			it := &p.Items[i]
 			if n := it.NumBytes(); it.Kind != plan.KindBytes && n > 0 && n <= s.ahead.size()/4 {
-				bs.add(open, newContent(s, j.byName[it.FQN()], it.Box), keyOf(it))
+				bs.add(open, it)
 			}
 		}
 	}
@@ -71,10 +66,10 @@ func newBatches(s *source, j *Job, plans []*plan.SavePlan) *batches {
 }
 
 // add adds a small item to the open batch of its kind, or to a new one.
-func (bs *batches) add(open map[int]*batch, c content, key itemKey) {
-	es := c.DType().Size()
+func (bs *batches) add(open map[int]*batch, it *plan.WriteItem) {
+	es := it.Info.DType.Size()
 	b := open[es]
-	if b == nil || b.total+c.size > bs.s.ahead.size() || len(b.items) >= maxBatch {
+	if b == nil || b.total+it.NumBytes() > bs.s.ahead.size() || len(b.items) >= maxBatch {
 		full := b
 		b = &batch{}
 		open[es] = b
@@ -82,22 +77,21 @@ func (bs *batches) add(open map[int]*batch, c content, key itemKey) {
 			full.next = b
 		}
 	}
-	bs.of[key] = spot{b, len(b.items)}
-	b.items = append(b.items, batchItem{c, b.total})
-	b.total += c.size
+	bs.of[it] = spot{b, b.total}
+	b.items = append(b.items, it)
+	b.total += it.NumBytes()
 	b.left++
 }
 
-func keyOf(it *plan.WriteItem) itemKey { return itemKey{it.FQN(), boxKey(it.Box)} }
-
-// open returns the content of an item of a tensor.
+// open returns the content of an item of a tensor. An item that is not in one of
+// the plans, such as a copy of such an item, is read by itself.
 func (bs *batches) open(e *entry, it *plan.WriteItem) plan.Stream {
-	at, small := bs.of[keyOf(it)]
+	c := newContent(bs.s, e, it.Box)
+	at, small := bs.of[it]
 	if !small {
-		return &stream{content: newContent(bs.s, e, it.Box)}
+		return &stream{content: c}
 	}
-	item := &at.b.items[at.i]
-	return &batchStream{content: item.content, bs: bs, b: at.b, off: item.off}
+	return &batchStream{content: c, bs: bs, b: at.b, off: at.off}
 }
 
 // take makes sure that b is read or being read, and counts a user. It reports
@@ -131,7 +125,7 @@ func (bs *batches) load(b *batch, need bool) bool {
 	bs.live[b] = true
 	b.users++ // the reading itself
 	bs.s.inBackground(
-		func(ctx context.Context) error { return b.read(ctx, bs.s, buf) },
+		func(ctx context.Context) error { return bs.read(ctx, b, buf) },
 		func(err error) {
 			b.err = err
 			close(b.loaded)
@@ -140,17 +134,18 @@ func (bs *batches) load(b *batch, need bool) bool {
 	return true
 }
 
-// read fills buf with the items' bytes.
-func (b *batch) read(ctx context.Context, s *source, buf []byte) error {
+// read fills buf with the bytes of b.
+func (bs *batches) read(ctx context.Context, b *batch, buf []byte) error {
 	wants := make([]want, 0, len(b.items))
-	for i := range b.items {
-		it := &b.items[i]
+	for _, it := range b.items {
+		c := newContent(bs.s, bs.job.find(it.FQN()), it.Box)
 		var err error
-		if wants, err = it.run(wants, buf[it.off:it.off+it.size], 0, it.box.Volume()); err != nil {
+		if wants, err = c.run(wants, buf[:c.size], 0, c.box.Volume()); err != nil {
 			return err
 		}
+		buf = buf[c.size:]
 	}
-	return s.read(ctx, wants)
+	return bs.s.read(ctx, wants)
 }
 
 // evict frees the buffer that nobody uses and that was not asked for for the

@@ -19,9 +19,10 @@ type chunkFinder struct {
 	at   map[string]int32 // by offset and size
 }
 
-// find returns the numbers of the chunks that have elements in common with box.
+// find returns the numbers of the chunks that have elements in common with box. A
+// nil finder looks through all of them.
 func (f *chunkFinder) find(chunks []tensor.Box, box tensor.Box) []int32 {
-	if len(chunks) >= manyChunks {
+	if f != nil {
 		f.once.Do(func() { f.index(chunks) })
 		if i, ok := f.at[boxKey(box)]; ok {
 			return []int32{i}

@@ -9,9 +9,10 @@
 // checkpoint: three eighths are for bytes on their way to the target, shared by
 // the ranks that are written at the same time; a quarter for what is read ahead;
 // a quarter for the buffers of the source's readers. The last eighth is room for
-// everything small. What describes the checkpoint, some 2 to 3 kB for each tensor
-// (about 500 MB for 200,000 of them), and objects, each as large as it is, come on
-// top.
+// everything small. What describes the checkpoint and objects, each as large as it
+// is, come on top. A program that calls Confine takes some 1.5 to 3 kB for each
+// tensor: for 200,000 of them about 360 MB into PyTorch's format and 600 MB into
+// cairn's own.
 package convert
 
 import (

@@ -9,49 +9,59 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// distribute makes the ranks' local plans, in the order of names: the boxes of
+// plans returns the ranks' local plans, in the order of names: the boxes of
 // tensors that are cut on the ranks that hold them, and everything else on the
-// rank with the fewest bytes, the largest first.
-func (j *Job) distribute() {
-	items := make([][]plan.WriteItem, j.ranks)
+// rank with the fewest bytes, the largest first. The plans are equal each time.
+func (j *Job) plans() []*plan.SavePlan {
+	owner, counts := j.owners()
+	out := make([]*plan.SavePlan, j.ranks)
+	for r := range out {
+		out[r] = &plan.SavePlan{Items: make([]plan.WriteItem, 0, counts[r])}
+	}
+	add := func(rank int, it plan.WriteItem) { out[rank].Items = append(out[rank].Items, it) }
+	for i, e := range j.entries {
+		if len(e.boxes) == 0 {
+			add(owner[i], e.wholeItem())
+		}
+		for _, b := range e.boxes {
+			add(b.rank, e.item(b.box))
+		}
+	}
+	return out
+}
+
+// owners returns the rank of each entry that is written whole, and the number of
+// items of each rank.
+func (j *Job) owners() (owner, counts []int) {
+	owner, counts = make([]int, len(j.entries)), make([]int, j.ranks)
 	loads := make(loads, j.ranks)
 	for r := range loads {
 		loads[r].rank = r
 	}
-	owner := make(map[*entry]int)
-	var whole []*entry
-	for _, e := range j.entries {
+	var whole []int
+	for i, e := range j.entries {
 		if len(e.boxes) == 0 {
-			whole = append(whole, e)
+			whole = append(whole, i)
 		}
 		for _, b := range e.boxes {
 			loads[b.rank].bytes += b.box.Volume() * int64(e.info.DType.Size()) / int64(e.copies)
+			counts[b.rank]++
 		}
 	}
 	heap.Init(&loads)
-	slices.SortStableFunc(whole, func(a, b *entry) int { return cmp.Compare(b.numBytes(), a.numBytes()) })
-	for _, e := range whole {
-		owner[e] = loads[0].rank
-		loads[0].bytes += e.numBytes()
+	slices.SortStableFunc(whole, func(a, b int) int { return cmp.Compare(j.entries[b].numBytes(), j.entries[a].numBytes()) })
+	for _, i := range whole {
+		owner[i] = loads[0].rank
+		counts[owner[i]]++
+		loads[0].bytes += j.entries[i].numBytes()
 		heap.Fix(&loads, 0)
 	}
-	for _, e := range j.entries {
-		if len(e.boxes) == 0 {
-			items[owner[e]] = append(items[owner[e]], e.wholeItem())
-		}
-		for _, b := range e.boxes {
-			items[b.rank] = append(items[b.rank], e.item(b.box))
-		}
-	}
-	j.local = make([]*plan.SavePlan, j.ranks)
-	for r := range items {
-		j.local[r] = &plan.SavePlan{Items: items[r]}
-	}
+	return owner, counts
 }
 
 func (e *entry) wholeItem() plan.WriteItem {
 	if e.src.Tensor == nil {
-		return plan.WriteItem{Info: e.info, Kind: plan.KindBytes, Size: e.size}
+		return plan.WriteItem{Info: e.info, Kind: plan.KindBytes, Size: e.value.size}
 	}
 	return plan.WriteItem{Info: e.info, Kind: plan.KindTensor, Box: tensor.Whole(e.info.Shape)}
 }

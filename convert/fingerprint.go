@@ -39,7 +39,7 @@ func (j *Job) fingerprint(ctx context.Context, t *Target) (string, error) {
 	for _, e := range j.entries {
 		f.entry(e)
 	}
-	for _, p := range j.local {
+	for _, p := range j.plans() {
 		f.plan(p)
 	}
 	f.flush()
@@ -77,9 +77,9 @@ func (f *fingerprinter) numbers(ns ...int64) {
 func (f *fingerprinter) entry(e *entry) {
 	f.text(e.src.FQN, e.info.FQN, e.info.Codec, fmt.Sprint(e.info.Path == nil, []meta.Step(e.info.Path)), fmt.Sprint(e.info.Properties))
 	f.numbers(e.info.Shape...)
-	f.numbers(e.size)
-	f.text(string(e.bytes), e.sum)
-	if e.src.Tensor == nil {
+	if v := e.value; v != nil {
+		f.numbers(v.size)
+		f.text(string(v.bytes), v.sum)
 		return
 	}
 	f.numbers(int64(e.src.Tensor.DType))

@@ -23,18 +23,17 @@ type Job struct {
 	src     storage.Checkpoint
 	md      *meta.Metadata
 	entries []*entry // in the order of their names in the target
-	byName  map[string]*entry
-	// bySource are the entries by their names in the source.
-	bySource map[string]*entry
-	ranks    int
-	local    []*plan.SavePlan // of each rank
-	shards   *sharding
-	seen     []seenFile // of the source, as they were
-	step     *int64     // to record; nil: unknown
-	tags     map[string]string
+	// renamed are the entries by their names in the source. Nil: no name changes.
+	renamed map[string]*entry
+	ranks   int
+	shards  *sharding
+	seen    []seenFile // of the source, as they were
+	step    *int64     // to record; nil: unknown
+	tags    map[string]string
 }
 
-// entry is one name on its way.
+// entry is one name on its way. There may be very many of them, so what few of
+// them need is behind pointers.
 type entry struct {
 	src  *meta.Entry
 	info *plan.Info
@@ -42,21 +41,43 @@ type entry struct {
 	// None: it is written whole, by one rank.
 	boxes  []rankBox
 	copies int
-	// size and bytes are of an object; bytes are nil where they are to be read
-	// again when they are needed, and sum is a digest of them then.
+
+	value  *keptValue   // nil: a tensor
+	chunks *chunkFinder // nil: the tensor has few chunks
+}
+
+// keptValue is what is known of an object.
+type keptValue struct {
+	// bytes are nil if they are to be read again when they are needed. Then sum is
+	// a digest of them.
 	size  int64
 	bytes []byte
 	sum   string
-	// inline says that an object holds the tensors that it referred to.
+	// inline means that the object holds the tensors that it referred to.
 	inline bool
+}
 
-	chunks chunkFinder
+// find returns the entry of that name in the target, or nil.
+func (j *Job) find(fqn string) *entry {
+	i, ok := slices.BinarySearchFunc(j.entries, fqn, func(e *entry, s string) int { return strings.Compare(e.info.FQN, s) })
+	if !ok {
+		return nil
+	}
+	return j.entries[i]
+}
+
+// from returns the entry of that name in the source, or nil.
+func (j *Job) from(fqn string) *entry {
+	if j.renamed == nil {
+		return j.find(fqn)
+	}
+	return j.renamed[fqn]
 }
 
 // numBytes returns the bytes of the entry in the target.
 func (e *entry) numBytes() int64 {
 	if e.src.Tensor == nil {
-		return e.size
+		return e.value.size
 	}
 	n, _ := tensor.NumBytes(e.info.DType, e.info.Shape) // checked by Plan
 	return n
@@ -89,7 +110,6 @@ func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, err
 		return nil, err
 	}
 	j.dropInline()
-	j.distribute()
 	j.name(ctx)
 	return j, nil
 }
@@ -128,8 +148,10 @@ func (j *Job) choose() error {
 		return err
 	}
 	j.entries = make([]*entry, len(selected))
+	entries, infos := make([]entry, len(selected)), make([]plan.Info, len(selected))
 	for i, e := range selected {
-		in := &plan.Info{FQN: rename.Apply(e.FQN), Path: e.Path}
+		in := &infos[i]
+		in.FQN, in.Path = rename.Apply(e.FQN), e.Path
 		if in.FQN != e.FQN {
 			in.Path = nil
 			if e.Path.FQN() == e.FQN {
@@ -143,7 +165,8 @@ func (j *Job) choose() error {
 			in.Properties, in.Shape = e.Tensor.Properties, e.Tensor.Shape
 			in.DType = casts.dtype(e.FQN, in.DType)
 		}
-		j.entries[i] = &entry{src: e, info: in}
+		entries[i] = newEntry(e, in)
+		j.entries[i] = &entries[i]
 	}
 	if err := errors.Join(rename.Check(), casts.check()); err != nil {
 		return err
@@ -151,26 +174,35 @@ func (j *Job) choose() error {
 	return j.index(len(rename) > 0)
 }
 
+// newEntry returns the entry of src, which is info in the target.
+func newEntry(src *meta.Entry, info *plan.Info) entry {
+	e := entry{src: src, info: info}
+	if src.Tensor == nil {
+		e.value = &keptValue{}
+	} else if len(src.Tensor.Chunks) >= manyChunks {
+		e.chunks = &chunkFinder{}
+	}
+	return e
+}
+
 // index orders the entries by their new names, none of which may be there twice.
 func (j *Job) index(renamed bool) error {
-	j.byName = make(map[string]*entry, len(j.entries))
-	j.bySource = make(map[string]*entry, len(j.entries))
-	for _, e := range j.entries {
-		j.bySource[e.src.FQN] = e
-		if other, ok := j.byName[e.info.FQN]; ok {
-			return fmt.Errorf("%w: %q and %q are both called %q then", ErrCollision, other.src.FQN, e.src.FQN, e.info.FQN)
-		}
-		j.byName[e.info.FQN] = e
-	}
 	if !renamed {
 		return nil
 	}
-	slices.SortFunc(j.entries, func(a, b *entry) int { return strings.Compare(a.info.FQN, b.info.FQN) })
+	slices.SortStableFunc(j.entries, func(a, b *entry) int { return strings.Compare(a.info.FQN, b.info.FQN) })
+	j.renamed = make(map[string]*entry, len(j.entries))
+	for i, e := range j.entries {
+		j.renamed[e.src.FQN] = e
+		if i > 0 && j.entries[i-1].info.FQN == e.info.FQN {
+			return fmt.Errorf("%w: %q and %q are both called %q then", ErrCollision, j.entries[i-1].src.FQN, e.src.FQN, e.info.FQN)
+		}
+	}
 	paths, inside := make([]meta.Path, len(j.entries)), j.md.Inside()
 	values := map[string]bool{} // the paths of values with tensors inside
 	for i, e := range j.entries {
 		paths[i] = e.info.Path
-		if in := j.bySource[inside[e.src.FQN]]; in != nil && e.src.Tensor != nil {
+		if in := j.from(inside[e.src.FQN]); in != nil && e.src.Tensor != nil {
 			values[place(in.info.Path)] = true
 		}
 	}

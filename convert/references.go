@@ -25,17 +25,17 @@ func (j *Job) settle(ctx context.Context, e *entry, o object) (object, error) {
 	if err != nil {
 		return o, fmt.Errorf("%q: %w", e.src.FQN, err)
 	}
-	e.inline = j.opts.Inline != nil && j.fits(v) && j.opts.Inline(v)
+	e.value.inline = j.opts.Inline != nil && j.fits(v) && j.opts.Inline(v)
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
 		ref, ok := v.(value.Ref)
 		if !ok {
 			return nil, false, nil
 		}
-		if e.inline {
+		if e.value.inline {
 			t, err := j.read(ctx, ref.FQN)
 			return t, true, err
 		}
-		if x := j.bySource[ref.FQN]; x != nil {
+		if x := j.from(ref.FQN); x != nil {
 			ref.FQN = x.info.FQN
 		}
 		return ref, true, nil
@@ -74,10 +74,11 @@ var errTooLarge = errors.New("more than an object may hold")
 
 // read returns a tensor of the source as the target receives it.
 func (j *Job) read(ctx context.Context, name string) (*tensor.Tensor, error) {
-	e := j.bySource[name]
+	e := j.from(name)
 	if e == nil { // it is not converted by itself
 		src, _ := j.md.Find(name) // fits has found it
-		e = &entry{src: src, info: &plan.Info{FQN: name, Properties: src.Tensor.Properties, Shape: src.Tensor.Shape}}
+		alone := newEntry(src, &plan.Info{FQN: name, Properties: src.Tensor.Properties, Shape: src.Tensor.Shape})
+		e = &alone
 	}
 	t, err := tensor.New(e.info.DType, e.info.Shape)
 	if err != nil {
@@ -94,11 +95,7 @@ func (j *Job) read(ctx context.Context, name string) (*tensor.Tensor, error) {
 func (j *Job) dropInline() {
 	inside := j.md.Inside()
 	j.entries = slices.DeleteFunc(j.entries, func(e *entry) bool {
-		in := j.bySource[inside[e.src.FQN]]
-		if e.src.Tensor == nil || in == nil || !in.inline {
-			return false
-		}
-		delete(j.byName, e.info.FQN)
-		return true
+		in := j.from(inside[e.src.FQN])
+		return e.src.Tensor != nil && in != nil && in.value != nil && in.value.inline
 	})
 }

@@ -110,7 +110,7 @@ func (r *run) checkValues(ctx context.Context, w storage.Writer, p *plan.SavePla
 		if it.Kind != plan.KindBytes {
 			continue
 		}
-		data, err := r.job.content(ctx, r.job.byName[it.FQN()])
+		data, err := r.job.content(ctx, r.job.find(it.FQN()))
 		if err != nil {
 			return err
 		}
@@ -123,6 +123,9 @@ func (r *run) checkValues(ctx context.Context, w storage.Writer, p *plan.SavePla
 
 // without returns p without the refused items.
 func (r refusals) without(p *plan.SavePlan) *plan.SavePlan {
+	if len(r) == 0 {
+		return p
+	}
 	q := *p
 	q.Items = slices.DeleteFunc(slices.Clone(p.Items), func(it plan.WriteItem) bool {
 		_, ok := r[it.FQN()]

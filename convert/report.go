@@ -49,11 +49,20 @@ type Item struct {
 // Summary returns what the conversion does if the target can hold everything. See
 // Check.
 func (j *Job) Summary() *Summary {
-	final, _, err := j.global(j.local)
+	final, _, err := global(j.plans())
 	if err != nil {
 		final = nil // Run says why
 	}
 	return j.summary(final, nil)
+}
+
+// Size returns the number of ranks of the conversion and the bytes that it writes,
+// as Summary does.
+func (j *Job) Size() (ranks int, bytes int64) {
+	for _, e := range j.entries {
+		bytes += e.numBytes()
+	}
+	return j.ranks, bytes
 }
 
 // summary describes a conversion with these final plans, without what is refused.
@@ -123,15 +132,17 @@ type Report struct {
 }
 
 func (r *Report) count(plans []*plan.SavePlan) {
-	seen := map[string]bool{}
+	seen := map[string]bool{} // of the names of which there may be several items
 	for _, p := range plans {
 		r.Bytes += p.NumBytes()
 		for i := range p.Items {
 			it := &p.Items[i]
-			if seen[it.FQN()] {
-				continue
+			if it.Kind == plan.KindShard {
+				if seen[it.FQN()] {
+					continue
+				}
+				seen[it.FQN()] = true
 			}
-			seen[it.FQN()] = true
 			count(&r.Objects, it.Kind == plan.KindBytes)
 			count(&r.Tensors, it.Kind != plan.KindBytes)
 		}

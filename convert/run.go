@@ -2,6 +2,7 @@ package convert
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -26,9 +27,9 @@ type run struct {
 	writers []storage.Writer
 	refused refusals
 
-	plans   []*plan.SavePlan // the final ones
-	md      *meta.Metadata
-	results []*storage.WriteResults
+	plans       []*plan.SavePlan // the final ones
+	plannerData json.RawMessage  // to be recorded
+	results     []*storage.WriteResults
 }
 
 // Run carries a conversion out. When it returns nil the checkpoint is complete,
@@ -149,12 +150,11 @@ func (r *run) convert(ctx context.Context) (*Report, error) {
 	if err := r.job.unchanged(ctx); err != nil {
 		return nil, err
 	}
-	md := *r.md
-	md.Storage = r.storage
-	if err := r.writers[0].Finish(ctx, &md, r.results); err != nil {
+	rep := r.report()
+	r.job = nil // so that its memory can be used for what comes
+	if err := r.finish(ctx); err != nil {
 		return nil, err
 	}
-	rep := r.report()
 	if r.journal == nil {
 		return rep, nil
 	}
@@ -162,6 +162,18 @@ func (r *run) convert(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	return rep, r.journal.remove(ctx)
+}
+
+// finish makes the metadata again, which would only take memory while the data is
+// written, and commits the checkpoint.
+func (r *run) finish(ctx context.Context) error {
+	_, md, err := global(r.plans)
+	if err != nil {
+		return err
+	}
+	r.plans = nil
+	md.PlannerData, md.Storage = r.plannerData, r.storage
+	return r.writers[0].Finish(ctx, md, r.results)
 }
 
 // prepare makes the writers and the final plans of all ranks.
@@ -188,10 +200,11 @@ func (r *run) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if r.plans, r.md, err = j.global(local); err != nil {
+	var md *meta.Metadata
+	if r.plans, md, err = global(local); err != nil {
 		return err
 	}
-	if len(r.md.Entries) == 0 {
+	if len(md.Entries) == 0 {
 		return ErrEmpty
 	}
 	r.plans, err = r.writers[0].PrepareGlobalPlan(ctx, r.plans)
@@ -201,39 +214,42 @@ func (r *run) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.plannerData()
+	return r.keepPlannerData(md)
 }
 
-// plannerData takes over the source's planner data. If the target has no place
-// for it, that is an error, or a warning if objects may be left out.
-func (r *run) plannerData() error {
-	r.md.PlannerData = r.job.md.PlannerData
+// keepPlannerData takes over the source's planner data for the target's metadata.
+// If the target has no place for it, that is an error, or a warning if objects may
+// be left out.
+func (r *run) keepPlannerData(md *meta.Metadata) error {
+	md.PlannerData = r.job.md.PlannerData
+	r.plannerData = md.PlannerData
 	c, ok := r.writers[0].(storage.MetadataChecker)
 	if !ok {
 		return nil
 	}
-	err := c.CheckMetadata(r.md)
+	err := c.CheckMetadata(md)
 	if err == nil || !r.job.opts.SkipObjects {
 		return err
 	}
-	r.md.PlannerData = nil
+	r.plannerData = nil
 	if r.job.opts.Warn != nil {
 		r.job.opts.Warn(fmt.Errorf("left out: %w", err))
 	}
 	return nil
 }
 
-// global makes the final plans from the local ones.
-func (j *Job) global(local []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
-	return plan.Global(local, plan.LeastLoaded)
+// global makes the final plans from the local ones. Final plans stay as they are.
+func global(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	return plan.Global(plans, plan.LeastLoaded)
 }
 
 // local shows the ranks' plans to their writers. What they cannot hold is an
 // error, or left out where that was asked for.
 func (r *run) local(ctx context.Context) ([]*plan.SavePlan, error) {
 	out := make([]*plan.SavePlan, len(r.writers))
+	plans := r.job.plans()
 	for rank, w := range r.writers {
-		p := r.job.local[rank]
+		p := plans[rank]
 		if err := r.checkValues(ctx, w, p); err != nil {
 			return nil, err
 		}
@@ -332,8 +348,8 @@ var (
 )
 
 func (r *resolver) Resolve(it *plan.WriteItem) (plan.Data, error) {
-	e, ok := r.job.byName[it.FQN()]
-	if !ok {
+	e := r.job.find(it.FQN())
+	if e == nil {
 		return plan.Data{}, fmt.Errorf("%w: %q is not part of the conversion", plan.ErrState, it.FQN())
 	}
 	if it.Kind == plan.KindBytes {
@@ -355,8 +371,8 @@ type view struct {
 // Alias implements storage.Aliaser. Tensors at the same place of the same file are
 // one tensor, if the source has keys for the places.
 func (r *resolver) Alias(it *plan.WriteItem) any {
-	e, ok := r.job.byName[it.FQN()]
-	if !ok || e.src.Tensor == nil || len(e.src.Tensor.Locs) != 1 {
+	e := r.job.find(it.FQN())
+	if e == nil || e.src.Tensor == nil || len(e.src.Tensor.Locs) != 1 {
 		return nil
 	}
 	t, l := e.src.Tensor, &e.src.Tensor.Locs[0]

@@ -95,4 +95,7 @@ func TestSummary(t *testing.T) {
 	if d := cmp.Diff(want, job.Summary()); d != "" {
 		t.Errorf("Summary: -want +got\n%s", d)
 	}
+	if ranks, n := job.Size(); ranks != want.Ranks || n != want.Bytes {
+		t.Errorf("Size = %d, %d; want %d, %d", ranks, n, want.Ranks, want.Bytes)
+	}
 }

@@ -188,12 +188,12 @@ func TestBatches(t *testing.T) {
 	j := planned(t, s, Options{Memory: minMemory})
 	src := newSource(t.Context(), j)
 	src.ahead = newLender(2 * minUnit)
-	bs := newBatches(src, j, j.local)
-	items := j.local[0].Items
+	plans := j.plans()
+	bs := newBatches(src, j, plans)
+	items := plans[0].Items
 	for k := range items {
 		it := &items[k*7%len(items)] // 7 does not divide 300
-		e := j.byName[it.FQN()]
-		st := bs.open(e, it)
+		st := bs.open(j.find(it.FQN()), it)
 		want := state[it.FQN()].(*tensor.Tensor).Contents()
 		got := make([]byte, len(want))
 		half := len(got) / 2

@@ -43,14 +43,15 @@ func (j *Job) readValues(ctx context.Context) error {
 			if got[i], err = j.settle(ctx, e, got[i]); err != nil {
 				return err
 			}
-			e.info.Codec, e.size = got[i].codec, int64(len(got[i].data))
-			if e.size <= keepValue && e.size <= left {
-				e.bytes = got[i].data
-				left -= e.size
+			v := e.value
+			e.info.Codec, v.size = got[i].codec, int64(len(got[i].data))
+			if v.size <= keepValue && v.size <= left {
+				v.bytes = got[i].data
+				left -= v.size
 				continue
 			}
 			sum := sha256.Sum256(got[i].data)
-			e.sum = string(sum[:])
+			v.sum = string(sum[:])
 		}
 		values = values[n:]
 	}
@@ -122,8 +123,8 @@ func (r *objectReceiver) CommitTensor(*plan.ReadItem, *tensor.Tensor) error { re
 
 // content returns the bytes of an object.
 func (j *Job) content(ctx context.Context, e *entry) ([]byte, error) {
-	if e.bytes != nil {
-		return e.bytes, nil
+	if e.value.bytes != nil {
+		return e.value.bytes, nil
 	}
 	got, err := readObjects(ctx, j.src, j.md, []*entry{e}, storage.ReadOptions{BufferBytes: j.opts.Memory / 8, Parallel: 1})
 	if err == nil {
@@ -132,8 +133,8 @@ func (j *Job) content(ctx context.Context, e *entry) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if int64(len(got[0].data)) != e.size {
-		return nil, fmt.Errorf("%w: %q had %d bytes and has %d now", storage.ErrChanged, e.src.FQN, e.size, len(got[0].data))
+	if int64(len(got[0].data)) != e.value.size {
+		return nil, fmt.Errorf("%w: %q had %d bytes and has %d now", storage.ErrChanged, e.src.FQN, e.value.size, len(got[0].data))
 	}
 	return got[0].data, nil
 }

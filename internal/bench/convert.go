@@ -267,8 +267,8 @@ func (b *convertBench) convert(ctx context.Context) error {
 	if b.o.To == formats.Torch {
 		opts.File = fileName
 	}
-	sum := job.Summary()
-	opts, write := formats.ForConversion(b.o.To, opts, storage.WriteOptions{}, sum.Ranks, sum.Bytes)
+	ranks, size := job.Size()
+	opts, write := formats.ForConversion(b.o.To, opts, storage.WriteOptions{}, ranks, size)
 	f, err := formats.ByName(b.o.To, &opts)
 	if err != nil {
 		return err

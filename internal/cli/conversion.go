@@ -86,17 +86,17 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	if err != nil {
 		return f.explain(cmd, src, err)
 	}
-	sum := job.Summary()
 	what := conversionOf{src, dst, from, to.format}
 	if f.dryRun {
-		return f.explain(cmd, src, f.plan(cmd, job, to, &conversionPlan{conversionOf: what, DryRun: true, Summary: sum}))
+		return f.explain(cmd, src, f.plan(cmd, job, to, &conversionPlan{conversionOf: what, DryRun: true}))
 	}
 	defer job.Confine()()
 	o := outputOf(cmd)
-	bar = o.progress(cmd.Name(), sum.Bytes)
+	_, size := job.Size()
+	bar = o.progress(cmd.Name(), size)
 	defer bar.done()
 	start := time.Now()
-	rep, err := f.convert(ctx, o, job, sum, to)
+	rep, err := f.convert(ctx, o, job, to)
 	bar.done()
 	if err != nil {
 		return f.explain(cmd, src, err)
@@ -228,12 +228,12 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 	}
 	if to.place != nil {
 		var err error
-		if p.KeptFiles, p.Continues, err = to.begun(cmd.Context(), job, p.Summary); err != nil {
+		if p.KeptFiles, p.Continues, err = to.begun(cmd.Context(), job); err != nil {
 			return err
 		}
 		to.trial = &mem.Store{Name: "trial"} // what an interrupted run left is not to be seen
 	}
-	t, err := to.open(p.Summary)
+	t, err := to.open(job)
 	if err != nil {
 		return err
 	}
@@ -245,7 +245,7 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 }
 
 // convert runs the conversion and lets its result appear.
-func (f *conversionFlags) convert(ctx context.Context, o *output, job *convert.Job, sum *convert.Summary, to *destination) (*convert.Report, error) {
+func (f *conversionFlags) convert(ctx context.Context, o *output, job *convert.Job, to *destination) (*convert.Report, error) {
 	if err := to.lock(o); err != nil {
 		return nil, err
 	}
@@ -253,7 +253,7 @@ func (f *conversionFlags) convert(ctx context.Context, o *output, job *convert.J
 	if err := to.prepare(); err != nil {
 		return nil, err
 	}
-	t, err := to.open(sum)
+	t, err := to.open(job)
 	if err != nil {
 		return nil, err
 	}

@@ -190,11 +190,11 @@ func (d *destination) prepare() error {
 
 // begun reports whether the job would continue an interrupted run, and how many
 // files that run has finished.
-func (d *destination) begun(ctx context.Context, job *convert.Job, sum *convert.Summary) (int, bool, error) {
+func (d *destination) begun(ctx context.Context, job *convert.Job) (int, bool, error) {
 	if _, err := os.Stat(d.place.Staging()); err != nil {
 		return 0, false, nil
 	}
-	t, err := d.open(sum)
+	t, err := d.open(job)
 	if err != nil {
 		return 0, false, err
 	}
@@ -202,8 +202,9 @@ func (d *destination) begun(ctx context.Context, job *convert.Job, sum *convert.
 }
 
 // open returns the target of the conversion.
-func (d *destination) open(sum *convert.Summary) (*convert.Target, error) {
-	opts, write := formats.ForConversion(d.format, d.opts, d.write, sum.Ranks, sum.Bytes)
+func (d *destination) open(job *convert.Job) (*convert.Target, error) {
+	ranks, size := job.Size()
+	opts, write := formats.ForConversion(d.format, d.opts, d.write, ranks, size)
 	if d.place != nil {
 		write.FailIfExists = false // in a directory of its own
 	}
