@@ -44,11 +44,12 @@
 //
 // # Ranks that go
 //
-// A link that breaks, or is silent for the timeout, means that the rank at its
-// other end is gone: in each group with it, rank 0 is told, decides that the group
-// is over and tells all (lost). Where the rank above is what has gone, the subtree
-// is told the same from below. Every call that is undecided and every later one
-// fails and names that rank. A rank that leaves says so in the same way.
+// A link that breaks, is silent for the timeout, or does not come up within two
+// timeouts means that the rank at its other end is gone: in each group with that
+// rank, rank 0 receives a report, decides that the group is over and tells all
+// ranks (lost). If the rank above is gone, the ranks below it receive the same
+// from the rank that noticed. Every undecided call and every later one fails and
+// names that rank. A rank that leaves is reported in the same way.
 //
 // # Frames
 //

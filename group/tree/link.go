@@ -37,8 +37,17 @@ type link struct {
 func newLink(n *Node, peer int) *link {
 	l := &link{node: n, peer: peer, wake: make(chan struct{}, 1), broken: make(chan struct{})}
 	if t := n.opts.Timeout; t > 0 {
-		l.silence = time.AfterFunc(t, func() {
-			l.fail(fmt.Errorf("%w: silent for %v", group.ErrGone, t))
+		// A rank may have to wait for a rank that is gone before it connects. Its
+		// neighbours find that out after one timeout, and the ranks of the group
+		// learn which rank it is before they take the waiting one for gone.
+		l.silence = time.AfterFunc(2*t, func() {
+			l.mu.Lock()
+			quiet := t
+			if l.conn == nil {
+				quiet = 2 * t
+			}
+			l.mu.Unlock()
+			l.fail(fmt.Errorf("%w: silent for %v", group.ErrGone, quiet))
 		})
 	}
 	return l
