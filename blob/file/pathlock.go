@@ -46,8 +46,10 @@ func PathOwner(path string) (blob.Owner, error) {
 func lockPath(path string, text func() ([]byte, error)) (*PathLock, error) {
 	var l *PathLock
 	var err error
-	for range lockTries { // another Unlock may remove the folder that was just there
-		if l, err = lockPathOnce(path, text); !errors.Is(err, fs.ErrNotExist) {
+	for range lockTries {
+		// Another Unlock may remove a folder that was just there. os.MkdirAll then
+		// returns fs.ErrExist, and what comes after it fs.ErrNotExist.
+		if l, err = lockPathOnce(path, text); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
 			break
 		}
 	}
