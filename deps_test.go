@@ -48,7 +48,7 @@ var layers = []struct{ name, imports string }{
 	{"group/tcp", "group group/tree internal/wire"},
 	{"group/tcp/tcptest", "group/tcp"},
 	{"collective", "group internal/wire tensor"},
-	{"internal/launch", ""},
+	{"cmd/cairn/internal/launch", ""},
 
 	// The model of a checkpoint and the planners over it.
 	{"shard", "tensor"},
@@ -92,14 +92,14 @@ var layers = []struct{ name, imports string }{
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
 	{"convert", ". blob blob/file inspect internal/bufpool internal/guard meta plan shard storage tensor value"},
-	{"internal/bench", ". blob blob/file blob/meter collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta internal/launch meta plan shard storage storage/formats storage/native tensor"},
-	{"internal/demo", ". blob blob/fault group group/inproc group/tcp inspect internal/launch plan shard tensor"},
-	{"internal/cli", ". blob blob/all blob/file blob/mem convert inspect internal/bench internal/demo internal/launch internal/npy meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
-	{"cmd/cairn", "internal/cli"},
+	{"cmd/cairn/internal/bench", ". blob blob/file blob/meter collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta cmd/cairn/internal/launch meta plan shard storage storage/formats storage/native tensor"},
+	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc group/tcp inspect cmd/cairn/internal/launch plan shard tensor"},
+	{"cmd/cairn/internal/cli", ". blob blob/all blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch internal/npy meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
+	{"cmd/cairn", "cmd/cairn/internal/cli"},
 
 	// Documentation that runs, tests against PyTorch, and processes that die. But for
 	// one program they are tests only, so no imports.
-	{"docs/examples/train", ". blob/file collective group/tcp shard tensor"},
+	{"examples/train", ". blob/file collective group/tcp shard tensor"},
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
@@ -109,14 +109,14 @@ var layers = []struct{ name, imports string }{
 // libraries is every module of others with the packages that may import it
 // outside of their tests. docs/dependencies.md says why each is here.
 var libraries = map[string]string{
-	"golang.org/x/sync":                "internal/bufpool internal/torchsave internal/engine storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile convert internal/bench inspect internal/cli",
-	"golang.org/x/sys":                 "blob/file convert internal/bench internal/cli internal/crc32c",
-	"golang.org/x/term":                "internal/cli",
+	"golang.org/x/sync":                "internal/bufpool internal/torchsave internal/engine storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli",
+	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c",
+	"golang.org/x/term":                "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",
-	"github.com/spf13/cobra":           "internal/cli",
-	"github.com/spf13/pflag":           "internal/cli",
-	"github.com/vbauerster/mpb/v8":     "internal/cli",
-	"github.com/parquet-go/parquet-go": "internal/cli",
+	"github.com/spf13/cobra":           "cmd/cairn/internal/cli",
+	"github.com/spf13/pflag":           "cmd/cairn/internal/cli",
+	"github.com/vbauerster/mpb/v8":     "cmd/cairn/internal/cli",
+	"github.com/parquet-go/parquet-go": "cmd/cairn/internal/cli",
 	"github.com/google/go-cmp":         testSupport,
 	"go.uber.org/goleak":               testSupport,
 	"pgregory.net/rapid":               testSupport,
@@ -131,7 +131,7 @@ const testSupport = "blob/blobtest group/grouptest storage/storagetest"
 // other is a leaf, which only these may import.
 const (
 	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress"
-	tops     = "blob/all internal/cli cmd/cairn"
+	tops     = "blob/all cmd/cairn/internal/cli cmd/cairn"
 )
 
 // forbidden are names that say nothing.
@@ -205,7 +205,7 @@ func TestImportTableCatches(t *testing.T) {
 		"the root in a lower package":        {"plan", sources{code: imports(module)}},
 		"a package without a row":            {"tensor/sparse", sources{}},
 		"a library where it does not belong": {"blob", sources{code: imports("github.com/spf13/cobra")}},
-		"an unknown library":                 {"internal/cli", sources{code: imports("example.com/sdk/s3")}},
+		"an unknown library":                 {"cmd/cairn/internal/cli", sources{code: imports("example.com/sdk/s3")}},
 		"a test library in code":             {"plan", sources{code: imports("github.com/google/go-cmp/cmp")}},
 		"a test that looks upwards":          {"plan", sources{tests: imports(module + "/storage/native")}},
 		"a name that says nothing":           {"internal/util", sources{}},

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cairn-ckpt/cairn/internal/cli"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/cli"
 	"github.com/cairn-ckpt/cairn/internal/fixture"
 )
 

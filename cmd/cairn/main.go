@@ -1,6 +1,6 @@
 // Command cairn looks after checkpoints of sharded training state: it lists,
 // inspects, verifies and repairs them. It is only the way in; every command is
-// a file in internal/cli, and docs/cli.md describes them all.
+// a file in cmd/cairn/internal/cli, and docs/cli.md describes them all.
 package main
 
 import (
@@ -9,7 +9,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/cairn-ckpt/cairn/internal/cli"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/cli"
 )
 
 func main() {

@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/internal/demo"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 )
 
 // dirVariable is set in processes of this test binary that are a rank of a demo

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cairn-ckpt/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 )
 
 // endError is an error with an exit code of its own, as launchers have them.

@@ -17,9 +17,9 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/all"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
-	"github.com/cairn-ckpt/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 

@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/internal/demo"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 )
 
 // demoFlags are the flags of 'cairn demo'.

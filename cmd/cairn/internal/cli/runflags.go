@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cairn-ckpt/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 )
 
 // runFlags are the flags of 'cairn run'.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cairn-ckpt/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 )
 
 // MaxProcs bounds the ranks of RunProcs.

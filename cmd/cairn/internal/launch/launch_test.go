@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 	"github.com/cairn-ckpt/cairn/group/tcp"
-	"github.com/cairn-ckpt/cairn/internal/launch"
 )
 
 // roleVariable says what a process of this test binary is to do, as a rank.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cairn-ckpt/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 )
 
 // blocked is a writer whose first Write calls a function and whose writes block

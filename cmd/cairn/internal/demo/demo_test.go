@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/demo"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 )
 
 // notes writes down the steps of a demo, and the phases whose bytes were not as

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/internal/demo"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 )
 
 // second is a watcher that starts another demo when the first one has saved.

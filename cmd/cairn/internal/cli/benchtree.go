@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cairn-ckpt/cairn/internal/bench"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
 )
 
 func newBenchTreeCmd() *cobra.Command {

@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cairn-ckpt/cairn/internal/bench"
-	"github.com/cairn-ckpt/cairn/internal/demo"
-	"github.com/cairn-ckpt/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 )
 
 //go:generate go test -run TestPageIsUpToDate . -update
@@ -25,17 +25,17 @@ var update = flag.Bool("update", false, "rewrite docs/cli.md")
 
 const pageHead = `# The command line
 
-<!-- Generated from the commands in internal/cli by "go generate ./internal/cli"; do not edit. -->
+<!-- Generated from the commands in cmd/cairn/internal/cli by "go generate ./cmd/cairn/internal/cli"; do not edit. -->
 
 ` + "`cairn`" + ` looks after checkpoints. ` + "[What is printed where](#what-is-printed-where)" + ` says what goes to stdout and stderr, and what
 ` + "`--json`, `--quiet`" + ` and a terminal change; [what the exit codes mean](#what-the-exit-codes-mean) is a table.
 `
 
 // The page describes the commands as they are. Run "go generate
-// ./internal/cli" after a change.
+// ./cmd/cairn/internal/cli" after a change.
 func TestPageIsUpToDate(t *testing.T) {
 	want := page(newRootCmd())
-	name := filepath.Join("..", "..", "docs", "cli.md")
+	name := filepath.Join("..", "..", "..", "..", "docs", "cli.md")
 	if *update {
 		if err := os.WriteFile(name, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -46,7 +46,7 @@ func TestPageIsUpToDate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(string(got), want); d != "" {
-		t.Errorf("docs/cli.md is out of date; run go generate ./internal/cli: -is +should be\n%s", d)
+		t.Errorf("docs/cli.md is out of date; run go generate ./cmd/cairn/internal/cli: -is +should be\n%s", d)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cairn-ckpt/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 )
 
 // GroupOptions are what to measure of groups of ranks over TCP.

@@ -44,7 +44,7 @@ func TestQuotedCommandLinesParse(t *testing.T) {
 func quotingTexts(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	root := filepath.Join("..", "..")
+	root := filepath.Join("..", "..", "..", "..")
 	for _, pattern := range []string{"*.md", "Makefile", "docs/*.md", "docs/*/*.md", "changelog/*/*.md"} {
 		names, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
 		if err != nil {

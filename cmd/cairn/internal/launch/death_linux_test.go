@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cairn-ckpt/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 )
 
 func init() {

@@ -4,7 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn/blob/all"
-	"github.com/cairn-ckpt/cairn/internal/demo"
+	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 )
 
 // demoRankName is the command that is one rank of 'cairn demo --procs'.

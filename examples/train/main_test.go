@@ -15,24 +15,27 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/internal/launch"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// The program is built, and its ranks are started as 'cairn run' does.
+// The program is built, and "cairn run" starts its ranks.
 func TestRanksAreProcesses(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "train.exe") // a name for every system
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	folder := filepath.Join(t.TempDir(), "checkpoint")
+	dir := t.TempDir()
+	build := func(pkg string) string {
+		program := filepath.Join(dir, filepath.Base(pkg)+".exe") // a name for every system
+		if out, err := exec.CommandContext(ctx, "go", "build", "-o", program, pkg).CombinedOutput(); err != nil {
+			t.Fatalf("go build: %v\n%s", err, out)
+		}
+		return program
+	}
+	folder := filepath.Join(dir, "checkpoint")
 	var stdout, stderr bytes.Buffer
-	_, err := launch.Run(ctx, launch.Config{
-		N: 4, Command: []string{program, "-checkpoint", folder}, Prefix: true, Stdout: &stdout, Stderr: &stderr,
-	})
-	if err != nil || stderr.Len() > 0 {
+	cmd := exec.CommandContext(ctx, build("github.com/cairn-ckpt/cairn/cmd/cairn"), "run", "-n", "4", "--",
+		build("github.com/cairn-ckpt/cairn/examples/train"), "-checkpoint", folder)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil || stderr.Len() > 0 {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
 	got := strings.Split(strings.TrimSpace(stdout.String()), "\n")
