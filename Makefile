@@ -45,7 +45,7 @@ vet-others:
 	$(GO) vet -tags interop ./interop
 
 staticcheck:
-	$(GO) -C tools build -o ../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
+	$(GO) -C tools/lint build -o ../../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
 	$(BIN)/staticcheck ./...
 	cd group/etcd && $(abspath $(BIN))/staticcheck ./...
 

@@ -103,6 +103,7 @@ var layers = []struct{ name, imports string }{
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
+	{"tools/shape", ""},
 	{"internal/deaths", ""},
 }
 

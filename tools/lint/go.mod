@@ -1,6 +1,6 @@
-// Module tools pins the programs that check the code. It is a module of its own
+// Module lint pins the programs that check the code. It is a module of its own
 // so that nothing of them reaches those who import cairn.
-module github.com/cairn-ckpt/cairn/tools
+module github.com/cairn-ckpt/cairn/tools/lint
 
 go 1.26.8
 
