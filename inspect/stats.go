@@ -2,8 +2,10 @@ package inspect
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"math"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -237,4 +239,344 @@ func (s *statist) report() *StatsReport {
 	}
 	out.Totals.Numbers = newNumbers(all.total())
 	return out
+}
+
+// statsItem is a tensor on its way through Stats.
+type statsItem struct {
+	entry    *meta.Entry
+	elements int64
+	slab     int64 // elements of a slab
+	table    bool  // see statsTable
+
+	mu      sync.Mutex
+	left    int64           // slabs; guarded by mu
+	sum     pairwise        // of the slabs before next; guarded by mu
+	next    int             // guarded by mu
+	waiting map[int]moments // of slabs behind next; guarded by mu
+	values  []int64         // guarded by mu; see statsTable
+	octaves *octaves        // guarded by mu
+	linear  *linear         // guarded by mu
+
+	// Once no slab is left:
+	total  moments
+	second bool // linear has to be filled by a second pass
+}
+
+func newStatsItem(e *meta.Entry) (*statsItem, error) {
+	t := e.Tensor
+	elements, err := tensor.NumElements(t.Shape)
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", e.FQN, err)
+	}
+	size := int64(t.DType.Size())
+	if size == 0 {
+		return nil, fmt.Errorf("%q: %w: %v", e.FQN, tensor.ErrDType, t.DType)
+	}
+	it := &statsItem{entry: e, elements: elements, slab: slabElements(t.Shape, size, slabBytes)}
+	it.left = (elements + it.slab - 1) / it.slab
+	it.table = size <= 2 && elements >= tableWorth
+	return it, nil
+}
+
+// needsSecond reports whether the first pass left a histogram to be filled.
+func (it *statsItem) needsSecond() bool { return it.second }
+
+// put adds the moments of a slab. They are merged in the order of the slabs,
+// whatever order they arrive in. The caller holds mu.
+func (it *statsItem) put(slab int, m moments) {
+	if it.waiting == nil {
+		it.waiting = map[int]moments{}
+	}
+	it.waiting[slab] = m
+	for {
+		m, ok := it.waiting[it.next]
+		if !ok {
+			return
+		}
+		delete(it.waiting, it.next)
+		it.sum.add(m)
+		it.next++
+	}
+}
+
+// addOctaves takes the counts of a slab. The caller holds mu.
+func (it *statsItem) addOctaves(o *octaves) {
+	if it.octaves == nil {
+		it.octaves = new(octaves)
+	}
+	it.octaves.add(o)
+}
+
+func (it *statsItem) result(o *StatsOptions) TensorStats {
+	t := it.entry.Tensor
+	out := TensorStats{
+		FQN: it.entry.FQN, DType: t.DType.String(), Shape: append([]int64{}, t.Shape...), NumBytes: it.entry.NumBytes(),
+		Numbers: newNumbers(it.total),
+	}
+	switch {
+	case it.octaves != nil:
+		out.Histogram = it.octaves.histogram(o.Buckets)
+	case it.linear != nil:
+		out.Histogram = it.linear.histogram()
+	}
+	return out
+}
+
+// statsWorker is what one worker keeps between slabs.
+type statsWorker struct {
+	*statist
+	buf    []byte
+	blocks blocks
+	first  momentVisitor
+	counts []uint32
+}
+
+// pass1 does a slab of the first pass.
+func (w *statsWorker) pass1(ctx context.Context, j job) error {
+	it := w.items[j.item]
+	if it.table {
+		return w.tally(ctx, it, j)
+	}
+	w.first.start(w.opts.Buckets > 0 && w.opts.Log2)
+	if err := w.visit(ctx, it, j, &w.first); err != nil {
+		return err
+	}
+	it.mu.Lock()
+	defer it.mu.Unlock()
+	it.put(j.slab, w.first.sum.total())
+	if w.first.octaves != nil {
+		it.addOctaves(w.first.octaves)
+	}
+	if it.left--; it.left > 0 {
+		return nil
+	}
+	it.total = it.sum.total()
+	if !w.wantsLinear() || it.total.n == 0 {
+		return nil
+	}
+	it.linear = newLinear(it.total.min, it.total.max, w.opts.Buckets)
+	if it.entry.NumBytes() > int64(len(w.buf)) {
+		it.second = true
+		return nil
+	}
+	return w.blocks.each(it.entry.Tensor.DType, w.buf, linearVisitor{it.linear}) // all of it is still here
+}
+
+// tally does a slab of the first pass over a tensor with a table.
+func (w *statsWorker) tally(ctx context.Context, it *statsItem, j job) error {
+	d := it.entry.Tensor.DType
+	n := 1 << (8 * d.Size())
+	if w.counts == nil {
+		w.counts = make([]uint32, 1<<16)
+	}
+	counts := w.counts[:n]
+	clear(counts)
+	err := w.parts(ctx, it, j, func(p []byte) error { return tally(d, p, counts) })
+	if err != nil {
+		return err
+	}
+	it.mu.Lock()
+	defer it.mu.Unlock()
+	if it.values == nil {
+		it.values = make([]int64, n)
+	}
+	for i, c := range counts {
+		it.values[i] += int64(c)
+	}
+	if it.left--; it.left > 0 {
+		return nil
+	}
+	return it.finish(&w.opts)
+}
+
+// pass2 does a slab of the second pass.
+func (w *statsWorker) pass2(ctx context.Context, j job) error {
+	it := w.items[j.item]
+	mine := linearVisitor{it.linear.empty()}
+	if err := w.visit(ctx, it, j, mine); err != nil {
+		return err
+	}
+	it.mu.Lock()
+	defer it.mu.Unlock()
+	it.linear.add(mine.linear)
+	return nil
+}
+
+// visit reads a slab and shows it to v in blocks.
+func (w *statsWorker) visit(ctx context.Context, it *statsItem, j job, v visitor) error {
+	return w.parts(ctx, it, j, func(p []byte) error { return w.blocks.each(it.entry.Tensor.DType, p, v) })
+}
+
+// parts reads a slab, in parts of whole blocks that fit the worker's buffer.
+// Where there is one part, it stays in the buffer.
+func (w *statsWorker) parts(ctx context.Context, it *statsItem, j job, do func(p []byte) error) error {
+	size := int64(it.entry.Tensor.DType.Size())
+	step := w.each / size / blockElements * blockElements
+	for lo := j.lo; lo < j.hi; lo += step {
+		hi := min(lo+step, j.hi)
+		w.buf = grow(w.buf, (hi-lo)*size)
+		if err := readFlat(ctx, w.src, it.entry, lo, hi, w.buf); err != nil {
+			return err
+		}
+		w.opts.Progress(int64(len(w.buf)))
+		if err := do(w.buf); err != nil {
+			return fmt.Errorf("%q: %w", it.entry.FQN, err)
+		}
+	}
+	return nil
+}
+
+// momentVisitor sums up blocks.
+type momentVisitor struct {
+	sum     pairwise
+	octaves *octaves // nil: not wanted
+	spare32 []float32
+	spare64 []float64
+}
+
+func (m *momentVisitor) start(log2 bool) {
+	m.sum = pairwise{m.sum.parts[:0], m.sum.levels[:0]}
+	if log2 {
+		m.octaves = new(octaves)
+	}
+}
+
+func (m *momentVisitor) narrow(v []float32) {
+	if m.spare32 == nil {
+		m.spare32 = make([]float32, blockElements)
+	}
+	m.sum.add(momentsOf(v, m.spare32))
+	if m.octaves != nil {
+		countOctaves(m.octaves, v)
+	}
+}
+
+func (m *momentVisitor) wide(v []float64) {
+	if m.spare64 == nil {
+		m.spare64 = make([]float64, blockElements)
+	}
+	m.sum.add(momentsOf(v, m.spare64))
+	if m.octaves != nil {
+		countOctaves(m.octaves, v)
+	}
+}
+
+// linearVisitor fills a histogram.
+type linearVisitor struct{ *linear }
+
+func (l linearVisitor) narrow(v []float32) { countLinear(l.linear, v) }
+func (l linearVisitor) wide(v []float64)   { countLinear(l.linear, v) }
+
+// Elements of one or two bytes have so few values that it is quickest to count
+// how often each occurs: everything else follows from those counts, without a
+// second pass.
+
+// tableWorth is how many elements a tensor must have for that.
+const tableWorth = 1 << 16
+
+// tally counts the values of elements of one or two bytes in p.
+func tally(d tensor.DType, p []byte, counts []uint32) error {
+	if d.Size() == 1 {
+		tallyBytes(p, (*[1 << 8]uint32)(counts))
+		return nil
+	}
+	v, err := valuesOf[uint16](tensor.Uint16, p)
+	if err != nil {
+		return err
+	}
+	table := (*[1 << 16]uint32)(counts)
+	for _, x := range v {
+		table[x]++
+	}
+	return nil
+}
+
+// tallyBytes counts bytes in two tables: where one value follows itself, the
+// second count would wait for the first.
+func tallyBytes(p []byte, table *[1 << 8]uint32) {
+	var other [1 << 8]uint32
+	for ; len(p) >= 2; p = p[2:] {
+		table[p[0]]++
+		other[p[1]]++
+	}
+	for _, b := range p {
+		table[b]++
+	}
+	for i, n := range other {
+		table[i] += n
+	}
+}
+
+// tableValues returns every value of a dtype of one or two bytes, by its bits.
+func tableValues(d tensor.DType) ([]float32, error) {
+	n := 1 << (8 * d.Size())
+	bits := make([]byte, n*d.Size())
+	for i := range n {
+		if d.Size() == 1 {
+			bits[i] = byte(i)
+		} else {
+			bits[2*i], bits[2*i+1] = byte(i), byte(i>>8)
+		}
+	}
+	return converted(d, bits, make([]float32, n))
+}
+
+// tableMoments returns the moments of elements of which there are counts[i] with
+// the value values[i].
+func tableMoments(values []float32, counts []int64) moments {
+	var m moments
+	m.min, m.max = math.Inf(1), math.Inf(-1)
+	sum := 0.0
+	for i, n := range counts {
+		if n == 0 {
+			continue
+		}
+		switch x := float64(values[i]); {
+		case x != x:
+			m.nan += n
+		case math.IsInf(x, 1):
+			m.posInf += n
+		case math.IsInf(x, -1):
+			m.negInf += n
+		default:
+			m.n += n
+			m.zeros += n * int64(count(x == 0))
+			m.min, m.max = min(m.min, x), max(m.max, x)
+			sum += float64(x * float64(n))
+		}
+	}
+	if m.n == 0 {
+		return m
+	}
+	m.mean = sum / float64(m.n)
+	for i, n := range counts {
+		if x := float64(values[i]); n > 0 && x-x == 0 { // finite
+			m.m2 += float64((x - m.mean) * (x - m.mean) * float64(n))
+		}
+	}
+	return m
+}
+
+// finish draws everything from the counts of all slabs. The caller holds mu.
+func (it *statsItem) finish(o *StatsOptions) error {
+	values, err := tableValues(it.entry.Tensor.DType)
+	if err != nil {
+		return err
+	}
+	it.total = tableMoments(values, it.values)
+	switch {
+	case o.Buckets == 0 || it.total.n == 0:
+	case o.Log2:
+		it.octaves = new(octaves)
+		for i, n := range it.values {
+			it.octaves.count(float64(values[i]), n)
+		}
+	default:
+		it.linear = newLinear(it.total.min, it.total.max, o.Buckets)
+		for i, n := range it.values {
+			it.linear.count(float64(values[i]), n)
+		}
+	}
+	it.values = nil
+	return nil
 }

@@ -7,7 +7,10 @@ package dcpmeta
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
+	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
@@ -80,4 +83,186 @@ type Document struct {
 
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrInvalid, fmt.Errorf(format, args...))
+}
+
+// The classes of a metadata document, in the order of the schema.
+const (
+	classTorch = iota // Metadata, one for each dialect
+	classHyperOld
+	classHyper
+	classTensor     // TensorStorageMetadata
+	classBytes      // BytesStorageMetadata
+	classChunk      // ChunkStorageMetadata
+	classProperties // TensorProperties
+	classIndex      // MetadataIndex
+	classPlace      // StorageInfo
+	classSave       // StorageMeta
+)
+
+// The modules in which the classes live or lived.
+const (
+	torchModule    = "torch.distributed.checkpoint"
+	torchOldModule = "torch.distributed._shard.checkpoint" // before PyTorch 2.0
+	torchShard     = "torch.distributed._shard.sharded_tensor.metadata"
+	hyperOldModule = "hyper_parallel.core.checkpoint"
+	hyperModule    = "hyper_parallel.core.distributed_checkpoint"
+)
+
+var metadataFields = []string{"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", ownPlannerData, ownSave}
+
+// ownPlannerData is an attribute of Metadata that only cairn writes: the data that
+// a planner keeps with the checkpoint, as JSON, beside the mapping of names to
+// paths. Other readers load the object with it and ignore it.
+const ownPlannerData = "cairn_planner_data"
+
+// ownSave is an attribute of the Metadata of one rank that saved without a group:
+// a tuple of the number of ranks and the id of the save.
+const ownSave = "cairn_rank_local"
+
+// The positions of the fields.
+const (
+	fieldEntries = iota // of Metadata
+	fieldPlanner
+	fieldPlaces
+	fieldSave
+	fieldVersion
+	fieldOwnPlanner
+	fieldOwnSave
+)
+
+const (
+	fieldDType = iota // of TensorProperties, in the order of its state as a tuple
+	fieldLayout
+	fieldRequiresGrad
+	fieldMemoryFormat
+	fieldPinMemory
+)
+
+const (
+	fieldFile = iota // of StorageInfo
+	fieldOffset
+	fieldLength
+	fieldTransforms
+	fieldKey
+)
+
+// classes is the schema. Classes that say how bytes are to be read are closed: a
+// field that is new to us may change what the others mean.
+var classes = []pickle.Class{
+	classTorch: {
+		Names:  []string{torchModule + ".metadata.Metadata", torchOldModule + ".metadata.Metadata"},
+		Fields: metadataFields, Open: true,
+	},
+	classHyperOld:   {Names: []string{hyperOldModule + ".metadata.Metadata"}, Fields: metadataFields, Open: true},
+	classHyper:      {Names: []string{hyperModule + ".metadata.Metadata"}, Fields: metadataFields, Open: true},
+	classTensor:     {Names: everywhere("TensorStorageMetadata"), Fields: []string{"properties", "size", "chunks"}},
+	classBytes:      {Names: everywhere("BytesStorageMetadata")},
+	classChunk:      {Names: everywhere("ChunkStorageMetadata"), Fields: []string{"offsets", "sizes"}},
+	classProperties: {Names: append(everywhere("TensorProperties"), torchShard+".TensorProperties"), Fields: propertyFields, Open: true},
+	classIndex:      {Names: everywhere("MetadataIndex"), Fields: []string{"fqn", "offset", "index"}},
+	classPlace:      {Names: placeNames, Fields: []string{"relative_path", "offset", "length", "transform_descriptors", "tensor_key"}},
+	classSave:       {Names: everywhere("StorageMeta"), Fields: []string{"checkpoint_id", "save_id", "load_id", "modules"}, Open: true},
+}
+
+var propertyFields = []string{"dtype", "layout", "requires_grad", "memory_format", "pin_memory"}
+
+var placeNames = []string{
+	torchModule + ".filesystem._StorageInfo", torchOldModule + ".filesystem._StorageInfo",
+	hyperOldModule + ".storage.StorageInfo", hyperModule + ".storage.StorageInfo",
+}
+
+// everywhere returns the names of a class of the metadata modules.
+func everywhere(name string) []string {
+	var out []string
+	for _, m := range []string{torchModule, torchOldModule, hyperOldModule, hyperModule} {
+		out = append(out, m+".metadata."+name)
+	}
+	return out
+}
+
+// Merge returns the union of the documents that the ranks of one save wrote,
+// each for itself. Chunks with equal boxes are there once, as the first document
+// has them; so are values. Documents that differ in their dialect or in what a
+// name stands for (its kind, dtype, shape or path) are an error that wraps
+// ErrConflict. What the save as a whole tells is that of the first. The result
+// shares memory with docs. Merging none is an error that wraps ErrInvalid.
+func Merge(docs []*Document) (*Document, error) {
+	if len(docs) == 0 {
+		return nil, invalid("there is no document")
+	}
+	if len(docs) == 1 {
+		return docs[0], nil
+	}
+	out := *docs[0]
+	entries := map[string]*merged{}
+	for i, d := range docs {
+		if d.Dialect != out.Dialect {
+			return nil, fmt.Errorf("%w: document %d is of %v, the first of %v", ErrConflict, i, d.Dialect, out.Dialect)
+		}
+		for j := range d.Meta.Entries {
+			if err := merge(entries, &d.Meta.Entries[j]); err != nil {
+				return nil, fmt.Errorf("%w: document %d: %w", ErrConflict, i, err)
+			}
+		}
+	}
+	m := *docs[0].Meta
+	m.Entries = make([]meta.Entry, 0, len(entries))
+	for _, name := range slices.Sorted(maps.Keys(entries)) {
+		m.Entries = append(m.Entries, entries[name].Entry)
+	}
+	out.Meta = &m
+	return &out, nil
+}
+
+// merged is an entry that grows.
+type merged struct {
+	meta.Entry
+	boxes map[string]bool // the chunks that it has
+}
+
+func merge(entries map[string]*merged, e *meta.Entry) error {
+	have := entries[e.FQN]
+	if have == nil {
+		have = &merged{Entry: *e}
+		if e.Tensor != nil {
+			t := *e.Tensor
+			t.Chunks, t.Locs = nil, nil
+			have.Tensor, have.boxes = &t, map[string]bool{}
+		}
+		entries[e.FQN] = have
+	}
+	if err := have.agrees(e); err != nil {
+		return err
+	}
+	if e.Tensor == nil {
+		return nil
+	}
+	t := have.Tensor
+	for i, c := range e.Tensor.Chunks {
+		k := key(c.Offsets) + key(c.Sizes)
+		if have.boxes[k] {
+			continue
+		}
+		have.boxes[k] = true
+		t.Chunks = append(t.Chunks, c)
+		t.Locs = append(t.Locs, e.Tensor.Locs[i])
+	}
+	return nil
+}
+
+// agrees returns an error unless e describes the same thing.
+func (m *merged) agrees(e *meta.Entry) error {
+	switch {
+	case (m.Tensor == nil) != (e.Tensor == nil):
+		return fmt.Errorf("%q is a tensor here and a value there", e.FQN)
+	case !m.Path.Equal(e.Path):
+		return fmt.Errorf("%q stands at %v here and at %v there", e.FQN, m.Path, e.Path)
+	case m.Tensor == nil:
+		return nil
+	case m.Tensor.DType != e.Tensor.DType:
+		return fmt.Errorf("%q is of %v here and of %v there", e.FQN, m.Tensor.DType, e.Tensor.DType)
+	case !slices.Equal(m.Tensor.Shape, e.Tensor.Shape):
+		return fmt.Errorf("%q has the shape %v here and %v there", e.FQN, m.Tensor.Shape, e.Tensor.Shape)
+	}
+	return nil
 }

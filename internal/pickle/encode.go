@@ -1,8 +1,16 @@
 package pickle
 
 import (
+	"encoding/binary"
 	"fmt"
+	"maps"
+	"math"
+	"math/big"
+	"reflect"
+	"slices"
 	"strings"
+	"unicode/utf8"
+	"unsafe"
 
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -210,4 +218,465 @@ func (e *encoder) reduce(module, name string, args ...any) error {
 	}
 	e.b = append(e.b, opReduce)
 	return nil
+}
+
+// identity is what two references to one container have in common.
+type identity struct {
+	at   unsafe.Pointer
+	len  int
+	kind byte
+}
+
+// identify returns the identity of a container that may be shared, or false.
+func identify(v any) (identity, bool) {
+	switch v := v.(type) {
+	case []any:
+		return identity{unsafe.Pointer(unsafe.SliceData(v)), len(v), 'l'}, len(v) > 0
+	case value.Tuple:
+		return identity{unsafe.Pointer(unsafe.SliceData(v)), len(v), 't'}, len(v) > 0
+	case map[string]any:
+		return identity{reflect.ValueOf(v).UnsafePointer(), 0, 'm'}, v != nil
+	case *value.Dict:
+		return identity{unsafe.Pointer(v), 0, 'd'}, v != nil
+	case *value.Set:
+		return identity{unsafe.Pointer(v), 0, 's'}, v != nil
+	case *value.Object:
+		return identity{unsafe.Pointer(v), 0, 'o'}, v != nil
+	}
+	return identity{}, false
+}
+
+// batch is how many items Python puts between two marks.
+const batch = 1000
+
+func (e *encoder) tuple(t []any, id identity, depth int) error {
+	if len(t) == 0 {
+		e.b = append(e.b, opEmptyTuple)
+		return nil
+	}
+	if len(t) > 3 {
+		e.b = append(e.b, opMark)
+	}
+	for _, v := range t {
+		if err := e.value(v, depth+1); err != nil {
+			return err
+		}
+	}
+	if len(t) > 3 {
+		e.b = append(e.b, opTuple)
+	} else {
+		e.b = append(e.b, opTuple1+byte(len(t)-1))
+	}
+	if id != (identity{}) {
+		e.done(id, e.put())
+	}
+	return nil
+}
+
+func (e *encoder) list(l []any, id identity, depth int) error {
+	e.b = append(e.b, opEmptyList)
+	n := e.put()
+	if err := e.appends(l, depth); err != nil {
+		return err
+	}
+	e.done(id, n)
+	return nil
+}
+
+// appends writes what puts the items into the list or object on the stack.
+func (e *encoder) appends(l []any, depth int) error {
+	for part := range slices.Chunk(l, batch) {
+		e.b = append(e.b, opMark)
+		for _, v := range part {
+			if err := e.value(v, depth+1); err != nil {
+				return err
+			}
+		}
+		e.b = append(e.b, opAppends)
+	}
+	return nil
+}
+
+func (e *encoder) stringMap(m map[string]any, id identity, depth int) error {
+	e.b = append(e.b, opEmptyDict)
+	n := e.put()
+	p := make([]value.Pair, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		p = append(p, value.Pair{Key: k, Value: m[k]})
+	}
+	if err := e.setItems(p, depth); err != nil {
+		return err
+	}
+	e.done(id, n)
+	return nil
+}
+
+// setItems writes what sets the items in the dict or object on the stack.
+func (e *encoder) setItems(p []value.Pair, depth int) error {
+	for part := range slices.Chunk(p, batch) {
+		e.b = append(e.b, opMark)
+		for _, kv := range part {
+			if err := e.value(kv.Key, depth+1); err != nil {
+				return err
+			}
+			if err := e.value(kv.Value, depth+1); err != nil {
+				return err
+			}
+		}
+		e.b = append(e.b, opSetItems)
+	}
+	return nil
+}
+
+func (e *encoder) dict(d *value.Dict, id identity, depth int) error {
+	if d == nil {
+		e.b = append(e.b, opNone)
+		return nil
+	}
+	if d.Ordered {
+		if err := e.reduce("collections", "OrderedDict"); err != nil {
+			return err
+		}
+	} else {
+		e.b = append(e.b, opEmptyDict)
+	}
+	n := e.put()
+	if err := e.setItems(d.Pairs, depth); err != nil {
+		return err
+	}
+	e.done(id, n)
+	return nil
+}
+
+func (e *encoder) set(s *value.Set, id identity, depth int) error {
+	if s == nil {
+		e.b = append(e.b, opNone)
+		return nil
+	}
+	if e.o.Protocol < 4 {
+		return e.setByCall(s, id, depth)
+	}
+	n := open
+	if !s.Frozen {
+		e.b = append(e.b, opEmptySet)
+		n = e.put()
+	}
+	e.b = append(e.b, opMark)
+	for _, v := range s.Items {
+		if err := e.value(v, depth+1); err != nil {
+			return err
+		}
+	}
+	if s.Frozen {
+		e.b = append(e.b, opFrozenSet)
+		n = e.put()
+	} else {
+		e.b = append(e.b, opAddItems)
+	}
+	e.done(id, n)
+	return nil
+}
+
+// setByCall writes a set in the protocols that have none.
+func (e *encoder) setByCall(s *value.Set, id identity, depth int) error {
+	name := "set"
+	if s.Frozen {
+		name = "frozenset"
+	}
+	if err := e.global("builtins", name); err != nil {
+		return err
+	}
+	if err := e.tuple([]any{append([]any{}, s.Items...)}, identity{}, depth); err != nil {
+		return err
+	}
+	e.b = append(e.b, opReduce)
+	e.done(id, e.put())
+	return nil
+}
+
+// reflected writes Go's own numbers, slices and maps.
+func (e *encoder) reflected(v any, depth int) error {
+	rv := reflect.ValueOf(v)
+	switch {
+	case rv.CanInt():
+		e.int(rv.Int())
+		return nil
+	case rv.CanUint():
+		e.scalar(rv.Uint())
+		return nil
+	case rv.CanFloat():
+		e.scalar(rv.Float())
+		return nil
+	case rv.Kind() == reflect.Slice:
+		l := make([]any, rv.Len())
+		for i := range l {
+			l[i] = rv.Index(i).Interface()
+		}
+		return e.list(l, identity{}, depth)
+	case rv.Kind() == reflect.Map && rv.Type().Key().Kind() == reflect.String:
+		m := make(map[string]any, rv.Len())
+		for k, x := range rv.Seq2() {
+			m[k.String()] = x.Interface()
+		}
+		return e.stringMap(m, identity{}, depth)
+	}
+	return fmt.Errorf("%w: a value of type %T", ErrUnsupported, v)
+}
+
+// object writes a name or a call.
+func (e *encoder) object(o *value.Object, id identity, depth int) error {
+	if o == nil {
+		e.b = append(e.b, opNone)
+		return nil
+	}
+	delete(e.seen, id) // a name contains nothing, a call marks itself below
+	if !o.Call {
+		return e.name(o)
+	}
+	e.seen[id] = open
+	raw, err := denormal(o)
+	if err != nil {
+		return err
+	}
+	if raw != o { // a form of our own making, whose names need no permission
+		return e.call(raw, id, depth)
+	}
+	if err := e.permit(o.Module, o.Name); err != nil {
+		return err
+	}
+	return e.call(o, id, depth)
+}
+
+// permit returns an error unless the name may be written.
+func (e *encoder) permit(module, name string) error {
+	if Known(module, name) || e.o.Allow != nil && e.o.Allow(module, name) {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrUnknownClass, (&value.Object{Module: module, Name: name}).QualifiedName())
+}
+
+// name writes what a name stands for.
+func (e *encoder) name(o *value.Object) error {
+	if o.Module == "torch" && layouts[o.Name] {
+		return e.reduce("torch.serialization", "_get_layout", "torch."+o.Name)
+	}
+	if err := e.permit(o.Module, o.Name); err != nil {
+		return err
+	}
+	return e.global(o.Module, o.Name)
+}
+
+// call writes a call and what was done to its result.
+func (e *encoder) call(o *value.Object, id identity, depth int) error {
+	if err := e.invoke(o, depth); err != nil {
+		return err
+	}
+	n := e.put()
+	if err := e.appends(o.Items, depth); err != nil {
+		return err
+	}
+	if err := e.setItems(o.Pairs, depth); err != nil {
+		return err
+	}
+	if o.State != nil {
+		if err := e.value(o.State, depth+1); err != nil {
+			return err
+		}
+		e.b = append(e.b, opBuild)
+	}
+	e.done(id, n)
+	return nil
+}
+
+// invoke writes the call itself.
+func (e *encoder) invoke(o *value.Object, depth int) error {
+	if len(o.Kwargs) > 0 {
+		return e.invokeNamed(o, depth)
+	}
+	if err := e.global(o.Module, o.Name); err != nil {
+		return err
+	}
+	if err := e.tuple(o.Args, identity{}, depth); err != nil {
+		return err
+	}
+	op := byte(opReduce)
+	if o.New {
+		op = opNewObj
+	}
+	e.b = append(e.b, op)
+	return nil
+}
+
+// invokeNamed writes a call with named arguments, which only __new__ can have.
+func (e *encoder) invokeNamed(o *value.Object, depth int) error {
+	if !o.New {
+		return fmt.Errorf("%w: %s called with named arguments", ErrUnsupported, o.QualifiedName())
+	}
+	if e.o.Protocol < 4 {
+		if err := e.global("copyreg", "__newobj_ex__"); err != nil {
+			return err
+		}
+	}
+	if err := e.global(o.Module, o.Name); err != nil {
+		return err
+	}
+	if err := e.tuple(o.Args, identity{}, depth); err != nil {
+		return err
+	}
+	if err := e.stringMap(o.Kwargs, identity{}, depth); err != nil {
+		return err
+	}
+	if e.o.Protocol < 4 {
+		e.b = append(e.b, opTuple3, opReduce)
+		return nil
+	}
+	e.b = append(e.b, opNewObjEx)
+	return nil
+}
+
+// denormal returns an object in the form that Python pickles it in, or o itself
+// where the two forms are one.
+func denormal(o *value.Object) (*value.Object, error) {
+	switch {
+	case o.Module == "datetime":
+		return packDateTime(o)
+	case o.Module == "numpy":
+		return packNumpy(o)
+	}
+	return o, nil
+}
+
+func badForm(o *value.Object) error {
+	return fmt.Errorf("%w: a %s with these arguments", ErrUnsupported, o.QualifiedName())
+}
+
+// scalar writes what has no parts and is never shared, and reports whether v is
+// such a value.
+func (e *encoder) scalar(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		e.b = append(e.b, opNone)
+	case bool:
+		op := byte(opNewFalse)
+		if v {
+			op = opNewTrue
+		}
+		e.b = append(e.b, op)
+	case int64:
+		e.int(v)
+	case uint64:
+		if v <= math.MaxInt64 {
+			e.int(int64(v))
+		} else {
+			e.big(new(big.Int).SetUint64(v))
+		}
+	case *big.Int:
+		if v == nil {
+			e.b = append(e.b, opNone)
+		} else {
+			e.big(v)
+		}
+	case float64:
+		e.b = binary.BigEndian.AppendUint64(append(e.b, opBinFloat), math.Float64bits(v))
+	default:
+		return false
+	}
+	return true
+}
+
+func (e *encoder) int(v int64) { e.b = appendInt(e.b, v) }
+
+// appendInt appends the shortest opcode for v.
+func appendInt(b []byte, v int64) []byte {
+	switch {
+	case v >= 0 && v < 1<<8:
+		return append(b, opBinInt1, byte(v))
+	case v >= 0 && v < 1<<16:
+		return append(b, opBinInt2, byte(v), byte(v>>8))
+	case v == int64(int32(v)):
+		return binary.LittleEndian.AppendUint32(append(b, opBinInt), uint32(v))
+	}
+	le := binary.LittleEndian.AppendUint64(nil, uint64(v))
+	n := 8
+	for n > 1 && littleEndian(le[:n-1]) == v {
+		n--
+	}
+	return append(append(b, opLong1, byte(n)), le[:n]...)
+}
+
+func (e *encoder) big(n *big.Int) {
+	if n.IsInt64() {
+		e.int(n.Int64())
+		return
+	}
+	b := twosComplement(n)
+	if len(b) < 256 {
+		e.b = append(e.b, opLong1, byte(len(b)))
+	} else {
+		e.b = binary.LittleEndian.AppendUint32(append(e.b, opLong4), uint32(len(b)))
+	}
+	e.b = append(e.b, b...)
+}
+
+// str writes a string, once.
+func (e *encoder) str(s string) error {
+	if n, ok := e.strs[s]; ok {
+		e.get(n)
+		return nil
+	}
+	if !utf8.ValidString(s) && !validWTF8([]byte(s)) {
+		return fmt.Errorf("%w: string %.40q is no text", ErrUnsupported, s)
+	}
+	e.b = appendStr(e.b, s, e.o.Protocol)
+	e.strs[s] = e.put()
+	return nil
+}
+
+func appendStr(b []byte, s string, protocol int) []byte {
+	switch {
+	case protocol >= 4 && len(s) < 256:
+		b = append(b, opShortBinUnicode, byte(len(s)))
+	case protocol < 4 || len(s) <= math.MaxUint32:
+		b = binary.LittleEndian.AppendUint32(append(b, opBinUnicode), uint32(len(s)))
+	default:
+		b = binary.LittleEndian.AppendUint64(append(b, opBinUnicode8), uint64(len(s)))
+	}
+	return append(b, s...)
+}
+
+// bytes writes bytes; before protocol 3 Python has none, and writes a call that
+// makes them of a string.
+func (e *encoder) bytes(v []byte) error {
+	switch n := len(v); {
+	case e.o.Protocol < 3:
+		text := make([]rune, n)
+		for i, c := range v {
+			text[i] = rune(c)
+		}
+		return e.reduce("_codecs", "encode", string(text), "latin1")
+	case n < 256:
+		e.b = append(e.b, opShortBinBytes, byte(n))
+	case e.o.Protocol < 4 || n <= math.MaxUint32:
+		e.b = binary.LittleEndian.AppendUint32(append(e.b, opBinBytes), uint32(n))
+	default:
+		e.b = binary.LittleEndian.AppendUint64(append(e.b, opBinBytes8), uint64(n))
+	}
+	e.b = append(e.b, v...)
+	return nil
+}
+
+// twosComplement returns n as the fewest bytes that hold it, little-endian.
+func twosComplement(n *big.Int) []byte {
+	if n.Sign() == 0 {
+		return nil
+	}
+	size := n.BitLen()/8 + 1
+	v := n
+	if n.Sign() < 0 {
+		size = new(big.Int).Add(n, big.NewInt(1)).BitLen()/8 + 1
+		v = new(big.Int).Add(n, new(big.Int).Lsh(big.NewInt(1), uint(8*size)))
+	}
+	b := v.FillBytes(make([]byte, size))
+	slices.Reverse(b)
+	return b
 }

@@ -1,6 +1,10 @@
 package pickle
 
-import "math/big"
+import (
+	"fmt"
+	"math/big"
+	"strings"
+)
 
 // Graph holds the parts that a pickle describes, mostly in tables without pointers.
 // Shared parts are there once, names are only names, and no object was built.
@@ -252,3 +256,269 @@ func (g *Graph) big(s span) *big.Int {
 	}
 	return n
 }
+
+// Cell is a value of a Graph in eight bytes: a kind, and an integer that is the
+// value itself or its position in one of the graph's tables. It means nothing
+// without its graph.
+type Cell uint64
+
+// Kind says what a Cell is.
+type Kind uint8
+
+// The kinds.
+const (
+	// None is Python's None.
+	None Kind = iota
+	// Bool is True or False.
+	Bool
+	// Int is an integer of at most 58 bits.
+	Int
+	// Big is an integer beyond that.
+	Big
+	// Float is a float.
+	Float
+	// Str is a string.
+	Str
+	// Bytes are bytes. A bytearray is an Object.
+	Bytes
+	// Global is the name of something.
+	Global
+	// Tuple is a tuple that is none of the next two.
+	Tuple
+	// Ints is a tuple of integers of at most 58 bits, or the empty tuple.
+	Ints
+	// IntsTuple is a tuple with one Ints in it.
+	IntsTuple
+	// Size is a torch.Size.
+	Size
+	// List is a list.
+	List
+	// Dict is a dict.
+	Dict
+	// Set is a set or a frozenset.
+	Set
+	// Object is what calling a name gives.
+	Object
+	// Persistent is what a persistent id stands for.
+	Persistent
+	// State is the dict that becomes the fields of a record. It has no other
+	// use: whoever meets one has met a pickle that no library writes.
+	State
+
+	wide // in the memo alone: a cell that does not fit a handle
+
+	// Record is the kind of the records of a schema's first class; those of the
+	// class i have the kind Record+i.
+	Record Kind = 32
+)
+
+const (
+	kindBits   = 6
+	maxClasses = 1<<kindBits - int(Record)
+
+	minInt = -1 << (63 - kindBits)
+	maxInt = 1<<(63-kindBits) - 1
+)
+
+func cellOf(k Kind, payload int64) Cell { return Cell(payload)<<kindBits | Cell(k) }
+
+func at(k Kind, pos int) Cell { return cellOf(k, int64(pos)) }
+
+// Kind returns what c is.
+func (c Cell) Kind() Kind { return Kind(c & (1<<kindBits - 1)) }
+
+// Class returns the position of a record's class in the schema, or false.
+func (c Cell) Class() (int, bool) { return int(c.Kind()) - int(Record), c.Kind() >= Record }
+
+// Int returns the value of an Int, or false.
+func (c Cell) Int() (int64, bool) { return c.payload(), c.Kind() == Int }
+
+// Bool returns the value of a Bool, or false.
+func (c Cell) Bool() (value, ok bool) { return c.payload() != 0, c.Kind() == Bool }
+
+func (c Cell) payload() int64 { return int64(c) >> kindBits }
+
+func (c Cell) pos() int { return int(c.payload()) }
+
+const (
+	cellNone  = Cell(None)
+	cellFalse = Cell(Bool)
+	cellTrue  = Cell(1<<kindBits | Cell(Bool))
+	// cellEmpty is the empty tuple: the ints of every graph begin with it.
+	cellEmpty = Cell(Ints)
+)
+
+// handle is a cell in four bytes, for the memo.
+type handle uint32
+
+// free marks an entry of the memo that was never written.
+const free handle = 1<<32 - 1
+
+// maxHandle is the first payload that a handle does not hold.
+const maxHandle = 1<<(32-kindBits) - 1
+
+// String says in Python's words what a value of that kind is.
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return "a record"
+}
+
+var kindNames = [...]string{
+	None: "None", Bool: "a bool", Int: "an int", Big: "an int", Float: "a float", Str: "a str", Bytes: "bytes",
+	Global: "a name", Tuple: "a tuple", Ints: "a tuple", IntsTuple: "a tuple", Size: "a torch.Size", List: "a list",
+	Dict: "a dict", Set: "a set", Object: "an object", Persistent: "a persistent id", State: "a state", wide: "not set",
+}
+
+// Class is a class whose instances become records with fields in a Graph,
+// instead of objects with a dict.
+type Class struct {
+	// Names are the qualified names under which it is known, the best one first.
+	Names []string
+	// Fields are the names that its state may have.
+	Fields []string
+	// Open says that what a state has beyond Fields is dropped, be it under a
+	// name or at the end of a tuple. Otherwise it is an error, unless it has a
+	// name and is None.
+	Open bool
+}
+
+// Unset is a field of a record that its state did not have.
+const Unset = Cell(wide)
+
+// schema is classes made ready for the machine.
+type schema struct {
+	classes []Class
+	byName  map[[2]string]int
+	syms    map[string]int32
+	// fields[class][sym] is the position of the field, or -1.
+	fields [][]int8
+}
+
+func newSchema(classes []Class) *schema {
+	if len(classes) > maxClasses {
+		panic(fmt.Sprintf("pickle: %d classes in a schema, at most %d", len(classes), maxClasses))
+	}
+	s := &schema{classes: classes, byName: map[[2]string]int{}, syms: map[string]int32{}}
+	for i, c := range classes {
+		for _, n := range c.Names {
+			s.byName[splitName(n)] = i
+		}
+		for _, f := range c.Fields {
+			if _, ok := s.syms[f]; !ok {
+				s.syms[f] = int32(len(s.syms))
+			}
+		}
+	}
+	for _, c := range classes {
+		row := make([]int8, len(s.syms))
+		for i := range row {
+			row[i] = -1
+		}
+		for i, f := range c.Fields {
+			row[s.syms[f]] = int8(i)
+		}
+		s.fields = append(s.fields, row)
+	}
+	return s
+}
+
+// class returns the number of the class of that name, or -1.
+func (s *schema) class(module, name string) int {
+	if i, ok := s.byName[[2]string{module, name}]; ok {
+		return i
+	}
+	return -1
+}
+
+// splitName cuts a qualified name at its last dot.
+func splitName(qualified string) [2]string {
+	i := strings.LastIndexByte(qualified, '.')
+	return [2]string{qualified[:max(i, 0)], qualified[i+1:]}
+}
+
+// arena holds runs of values in pages, so that it grows without copying. The
+// position of a run says its page and its place there.
+type arena[T any] struct{ pages [][]T }
+
+const (
+	pageBits = 16
+	pageSize = 1 << pageBits
+)
+
+// alloc returns n consecutive values and their position. They keep what they
+// held before, which is zero for a new page.
+func (a *arena[T]) alloc(n int) (int, []T) {
+	last := len(a.pages) - 1
+	if last < 0 || len(a.pages[last])+n > cap(a.pages[last]) {
+		last = a.grow(n)
+	}
+	p := a.pages[last]
+	off := len(p)
+	p = p[: off+n : cap(p)]
+	a.pages[last] = p
+	return last<<pageBits | off, p[off : off+n : off+n]
+}
+
+// grow makes room for n values in the last page, and returns its number. The
+// first page begins small, as most pickles are, and doubles.
+func (a *arena[T]) grow(n int) int {
+	last := len(a.pages) - 1
+	switch {
+	case last < 0:
+		a.pages = append(a.pages, make([]T, 0, max(n, 64)))
+	case last == 0 && len(a.pages[0])+n <= pageSize:
+		p := a.pages[0]
+		a.pages[0] = append(make([]T, 0, min(pageSize, 2*cap(p)+n)), p...)
+	default:
+		a.pages = append(a.pages, make([]T, 0, max(n, pageSize)))
+	}
+	return len(a.pages) - 1
+}
+
+// at returns the values from the position on, as far as the page goes.
+func (a *arena[T]) at(pos int) []T { return a.pages[pos>>pageBits][pos&(pageSize-1):] }
+
+// ptr returns the value at a position, valid until the next alloc.
+func (a *arena[T]) ptr(pos int) *T { return &a.pages[pos>>pageBits][pos&(pageSize-1)] }
+
+// add appends a value and returns its position.
+func (a *arena[T]) add(v T) int {
+	pos, s := a.alloc(1)
+	s[0] = v
+	return pos
+}
+
+// memo holds the values that a pickle gave numbers, in pages too.
+type memo struct {
+	pages [][]handle // each as long as its memory
+	len   int
+}
+
+func (m *memo) append(h handle) {
+	p, off := m.len>>pageBits, m.len&(pageSize-1)
+	if p >= len(m.pages) || off >= len(m.pages[p]) {
+		m.grow()
+	}
+	m.pages[p][off] = h
+	m.len++
+}
+
+func (m *memo) grow() {
+	switch {
+	case len(m.pages) == 0:
+		m.pages = append(m.pages, make([]handle, 64))
+	case len(m.pages) == 1 && len(m.pages[0]) < pageSize:
+		p := make([]handle, 4*len(m.pages[0]))
+		copy(p, m.pages[0])
+		m.pages[0] = p
+	default:
+		m.pages = append(m.pages, make([]handle, pageSize))
+	}
+}
+
+func (m *memo) at(i int) *handle { return &m.pages[i>>pageBits][i&(pageSize-1)] }
+
+// truncate forgets all entries but the first n.
+func (m *memo) truncate(n int) { m.len = n }

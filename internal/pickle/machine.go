@@ -4,6 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
+	"math/big"
+	"strconv"
+	"unicode/utf8"
 )
 
 // machine runs the opcodes of one pickle. What they ask for is written down in
@@ -192,3 +196,592 @@ func (m *machine) unsupported(format string, args ...any) error {
 }
 
 func (m *machine) truncated() error { return m.malformed("it ends too early") }
+
+// exec executes one opcode that run left to it.
+func (m *machine) exec(op byte) error {
+	switch op {
+	case opLongBinGet, opGet, opPut, opBinPut, opLongBinPut:
+		return m.memoOp(op)
+	case opBinInt, opBinInt2, opLong1, opLong4, opInt, opLong, opFloat, opBinFloat:
+		return m.number(op)
+	case opNone, opNewTrue, opNewFalse:
+		m.push(constant(op))
+		return nil
+	case opShortBinUnicode, opBinUnicode, opBinUnicode8, opUnicode, opString, opBinString, opShortBinString:
+		return m.text0(op)
+	case opShortBinBytes, opBinBytes, opBinBytes8:
+		return m.bytesOp(op)
+	case opByteArray8:
+		return m.byteArray()
+	case opTuple1, opTuple2, opTuple3, opTuple:
+		return m.tupleOp(op)
+	case opEmptyList, opEmptyDict, opEmptySet, opList, opDict, opFrozenSet:
+		return m.container(op)
+	case opAppend, opAppends, opSetItem, opSetItems, opAddItems:
+		return m.fill(op)
+	case opGlobal, opStackGlobal:
+		return m.globalOp(op)
+	case opNewObj, opNewObjEx, opReduce, opInst, opObj:
+		return m.call(op)
+	case opBuild:
+		return m.build()
+	case opPersID, opBinPersID:
+		return m.persistent(op)
+	case opPop, opPopMark, opDup:
+		return m.shuffle(op)
+	case opProto, opFrame:
+		return m.preamble(op)
+	case opExt1, opExt2, opExt4:
+		return m.unsupported("an extension code, which only its writer could resolve")
+	case opNextBuffer, opReadonlyBuffer:
+		return m.unsupported("an out-of-band buffer")
+	}
+	return m.malformed("opcode %#02x", op)
+}
+
+func constant(op byte) Cell {
+	switch op {
+	case opNewTrue:
+		return cellTrue
+	case opNewFalse:
+		return cellFalse
+	}
+	return cellNone
+}
+
+// shuffle executes the opcodes that only move what is on the stack.
+func (m *machine) shuffle(op byte) error {
+	if op == opPopMark {
+		_, err := m.popTo()
+		return err
+	}
+	if n := len(m.marks); op == opPop && n > 0 && m.marks[n-1] == len(m.stack) {
+		m.marks = m.marks[:n-1]
+		return nil
+	}
+	if err := m.need(1); err != nil {
+		return err
+	}
+	if op == opDup {
+		return m.pushShared(m.top())
+	}
+	m.pop()
+	return nil
+}
+
+// preamble executes what only tells about the bytes that follow.
+func (m *machine) preamble(op byte) error {
+	if op == opProto {
+		b, err := m.take(1)
+		if err == nil && b[0] > maxProtocol {
+			return m.unsupported("protocol %d", b[0])
+		}
+		return err
+	}
+	b, err := m.take(8)
+	if err != nil {
+		return err
+	}
+	if n := binary.LittleEndian.Uint64(b); n > uint64(len(m.data)-m.pos) {
+		return m.malformed("a frame of %d bytes, %d are left", n, len(m.data)-m.pos)
+	}
+	return nil
+}
+
+func (m *machine) persistent(op byte) error {
+	var id Cell
+	if op == opPersID {
+		l, err := m.line()
+		if err != nil {
+			return err
+		}
+		if id, err = m.newStr(span{off: m.pos - 1 - len(l), len: uint32(len(l))}, l); err != nil {
+			return err
+		}
+	} else {
+		if err := m.need(1); err != nil {
+			return err
+		}
+		id = m.pop()
+	}
+	if class, ok := m.savedClass(id); ok {
+		m.push(class)
+		return m.memoizeNext()
+	}
+	if err := m.charge(cellBytes); err != nil {
+		return err
+	}
+	m.pids = append(m.pids, id)
+	m.push(at(Persistent, len(m.pids)-1))
+	return m.memoizeNext()
+}
+
+// savedClass returns the class that a persistent id names if it is one of those
+// that PyTorch's old stream has for the classes of modules: ("module", class, file
+// of the source, source).
+func (m *machine) savedClass(id Cell) (Cell, bool) {
+	if id.Kind() != Tuple {
+		return 0, false
+	}
+	t, _ := m.List(id)
+	if len(t) != 4 || t[1].Kind() != Global {
+		return 0, false
+	}
+	word, _ := m.Text(t[0])
+	return t[1], string(word) == "module"
+}
+
+// memoize stores the topmost value under the next number.
+func (m *machine) memoize() error {
+	if err := m.need(1); err != nil {
+		return err
+	}
+	return m.remember(m.top())
+}
+
+// memoizeNext executes the opcode MEMOIZE if it comes next: nearly every value
+// is followed by one.
+func (m *machine) memoizeNext() error {
+	if m.pos >= len(m.data) || m.data[m.pos] != opMemoize {
+		return nil
+	}
+	m.pos++
+	return m.remember(m.top())
+}
+
+// room returns s with room for n more. It doubles what is large, as nothing is
+// known beforehand about how large a table becomes, and append grows by less.
+func room[T any](s []T, n int) []T {
+	if cap(s)-len(s) >= n {
+		return s
+	}
+	return append(make([]T, 0, len(s)+max(n, len(s))), s...)
+}
+
+func (m *machine) remember(c Cell) error {
+	m.memo.append(m.handle(c))
+	return nil
+}
+
+// handle returns c in four bytes.
+func (m *machine) handle(c Cell) handle {
+	if c.Kind() == State {
+		return handle(State) // nobody may have it back
+	}
+	p := c.payload()
+	if p >= 0 && p < maxHandle {
+		return handle(c)
+	}
+	m.wides = append(m.wides, c)
+	return handle(at(wide, len(m.wides)-1))
+}
+
+// recall is the inverse of handle.
+func (m *machine) recall(h handle) Cell {
+	c := Cell(h)
+	if c.Kind() == wide {
+		return m.wides[c.pos()]
+	}
+	return c
+}
+
+// lookup returns the memo's entry i.
+func (m *machine) lookup(i uint64) (Cell, bool) {
+	if i >= uint64(m.memo.len) {
+		return 0, false
+	}
+	h := *m.memo.at(int(i))
+	if h == free {
+		return 0, false
+	}
+	return m.recall(h), true
+}
+
+// get pushes the memo's entry i.
+func (m *machine) get(i uint64) error {
+	c, ok := m.lookup(i)
+	if !ok {
+		return m.malformed("memo entry %d is empty", i)
+	}
+	if c.Kind() == Global && m.pos+1 < len(m.data) && m.data[m.pos] == opEmptyTuple && m.data[m.pos+1] == opNewObj {
+		if class := m.globals[c.pos()].class; class >= 0 {
+			m.pos += 2
+			return m.newRecord(class)
+		}
+	}
+	return m.pushShared(c)
+}
+
+// pushShared pushes a value that is at another place too.
+func (m *machine) pushShared(c Cell) error {
+	m.push(c)
+	if k := c.Kind(); m.shared == nil || k < Bytes || k == Global {
+		return nil
+	}
+	before := len(m.shared)
+	m.shared[c] = struct{}{}
+	return m.charge(madeBytes * (len(m.shared) - before))
+}
+
+// put stores the topmost value under the number i. Numbers are given in order,
+// each with a byte at least, so none is larger than the position.
+func (m *machine) put(i uint64) error {
+	if err := m.need(1); err != nil {
+		return err
+	}
+	if i > uint64(m.pos) {
+		return m.malformed("memo entry %d after as few values", i)
+	}
+	for uint64(m.memo.len) <= i {
+		m.memo.append(free)
+	}
+	*m.memo.at(int(i)) = m.handle(m.top())
+	return nil
+}
+
+// memoOp executes the opcodes that carry a number of the memo.
+func (m *machine) memoOp(op byte) error {
+	var i uint64
+	switch op {
+	case opBinPut, opLongBinPut, opLongBinGet:
+		size := 4
+		if op == opBinPut {
+			size = 1
+		}
+		b, err := m.take(size)
+		if err != nil {
+			return err
+		}
+		i = uint64(b[0])
+		if size == 4 {
+			i = uint64(binary.LittleEndian.Uint32(b))
+		}
+	default:
+		l, err := m.line()
+		if err != nil {
+			return err
+		}
+		if i, err = strconv.ParseUint(string(l), 10, 32); err != nil {
+			return m.malformed("%.20q is no number of the memo", l)
+		}
+	}
+	if op == opGet || op == opLongBinGet {
+		return m.get(i)
+	}
+	return m.put(i)
+}
+
+// number executes the opcodes of integers and floats.
+func (m *machine) number(op byte) error {
+	switch op {
+	case opBinInt:
+		b, err := m.take(4)
+		if err == nil {
+			m.push(cellOf(Int, int64(int32(binary.LittleEndian.Uint32(b)))))
+		}
+		return err
+	case opBinInt2:
+		b, err := m.take(2)
+		if err == nil {
+			m.push(cellOf(Int, int64(binary.LittleEndian.Uint16(b))))
+		}
+		return err
+	case opBinFloat:
+		b, err := m.take(8)
+		if err == nil {
+			m.pushFloat(math.Float64frombits(binary.BigEndian.Uint64(b)))
+		}
+		return err
+	case opLong1, opLong4:
+		return m.long(op)
+	}
+	l, err := m.line()
+	if err != nil {
+		return err
+	}
+	if op == opFloat {
+		f, err := strconv.ParseFloat(string(bytes.TrimSpace(l)), 64)
+		if err != nil && !math.IsInf(f, 0) {
+			return m.malformed("%.40q is no float", l)
+		}
+		m.pushFloat(f)
+		return nil
+	}
+	return m.decimal(op, l)
+}
+
+func (m *machine) pushFloat(f float64) {
+	m.floats = append(m.floats, f)
+	m.push(at(Float, len(m.floats)-1))
+}
+
+// long reads an integer in two's complement.
+func (m *machine) long(op byte) error {
+	size := 1
+	if op == opLong4 {
+		size = 4
+	}
+	n, err := m.length(size)
+	if err != nil {
+		return err
+	}
+	b, err := m.take(n)
+	if err != nil {
+		return err
+	}
+	if n <= 7 {
+		m.push(cellOf(Int, littleEndian(b)))
+		return nil
+	}
+	m.bigs = append(m.bigs, m.taken(n))
+	m.push(at(Big, len(m.bigs)-1))
+	return nil
+}
+
+// littleEndian returns the integer of at most seven bytes.
+func littleEndian(b []byte) int64 {
+	var v uint64
+	for i, x := range b {
+		v |= uint64(x) << (8 * i)
+	}
+	shift := 64 - 8*len(b)
+	return int64(v<<shift) >> shift
+}
+
+// decimal reads the integers of protocol 0, among them its booleans.
+func (m *machine) decimal(op byte, l []byte) error {
+	switch {
+	case op == opInt && string(l) == "00":
+		m.push(cellFalse)
+		return nil
+	case op == opInt && string(l) == "01":
+		m.push(cellTrue)
+		return nil
+	case len(l) > 2*maxBig:
+		return m.malformed("an integer of %d digits", len(l))
+	}
+	l = bytes.TrimSuffix(bytes.TrimSpace(l), []byte("L"))
+	if v, err := strconv.ParseInt(string(l), 10, 64); err == nil && v >= minInt && v <= maxInt {
+		m.push(cellOf(Int, v))
+		return nil
+	}
+	n, ok := new(big.Int).SetString(string(l), 10)
+	if !ok {
+		return m.malformed("%.40q is no integer", l)
+	}
+	m.bigs = append(m.bigs, m.keep(twosComplement(n)))
+	m.push(at(Big, len(m.bigs)-1))
+	return nil
+}
+
+// taken returns where the n bytes that were just taken lie.
+func (m *machine) taken(n int) span { return span{off: m.pos - n, len: uint32(n)} }
+
+// keep stores text that is not in the input as it is.
+func (m *machine) keep(b []byte) span {
+	s := span{off: len(m.data) + len(m.extra), len: uint32(len(b))}
+	if len(b) == 0 {
+		return span{}
+	}
+	m.extra = append(m.extra, b...)
+	return s
+}
+
+// text0 executes the opcodes of strings.
+func (m *machine) text0(op byte) error {
+	var b []byte
+	var err error
+	switch op {
+	case opUnicode, opString:
+		return m.textLine(op)
+	case opBinUnicode8:
+		b, err = m.prefixed(8)
+	case opBinUnicode, opBinString:
+		b, err = m.prefixed(4)
+	default:
+		b, err = m.prefixed(1)
+	}
+	if err != nil {
+		return err
+	}
+	if (op == opBinString || op == opShortBinString) && !utf8.Valid(b) {
+		return m.pushBytes(m.taken(len(b))) // a string of Python 2 that is no text
+	}
+	c, err := m.newStr(m.taken(len(b)), b)
+	if err != nil {
+		return err
+	}
+	m.push(c)
+	return m.memoizeNext()
+}
+
+// prefixed returns the bytes that follow their own length.
+func (m *machine) prefixed(size int) ([]byte, error) {
+	n, err := m.length(size)
+	if err != nil {
+		return nil, err
+	}
+	return m.take(n)
+}
+
+// textLine reads the strings of protocol 0.
+func (m *machine) textLine(op byte) error {
+	l, err := m.line()
+	if err != nil {
+		return err
+	}
+	var b []byte
+	var ok bool
+	if op == opUnicode {
+		b, ok = rawUnicodeEscape(l)
+	} else {
+		b, ok = quoted(l)
+	}
+	if !ok {
+		return m.malformed("%.40q is no string", l)
+	}
+	s := m.keep(b)
+	if op == opString && !utf8.Valid(b) {
+		return m.pushBytes(s)
+	}
+	c, err := m.newStr(s, b)
+	if err != nil {
+		return err
+	}
+	m.push(c)
+	return nil
+}
+
+// newStr makes a string of the bytes b, which lie at s.
+func (m *machine) newStr(s span, b []byte) (Cell, error) {
+	if !utf8.Valid(b) && !validWTF8(b) {
+		return 0, m.malformed("a string that is no UTF-8")
+	}
+	m.strs = append(room(m.strs, 1), s)
+	return at(Str, len(m.strs)-1), m.charge(spanBytes)
+}
+
+func (m *machine) bytesOp(op byte) error {
+	size := 8
+	switch op {
+	case opShortBinBytes:
+		size = 1
+	case opBinBytes:
+		size = 4
+	}
+	b, err := m.prefixed(size)
+	if err != nil {
+		return err
+	}
+	return m.pushBytes(m.taken(len(b)))
+}
+
+// byteArray makes what the protocols before this opcode write as a call.
+func (m *machine) byteArray() error {
+	b, err := m.prefixed(8)
+	if err != nil {
+		return err
+	}
+	m.bytes = append(m.bytes, m.taken(len(b)))
+	args, err := m.newTuple([]Cell{at(Bytes, len(m.bytes)-1)})
+	if err != nil {
+		return err
+	}
+	callee, err := m.global([]byte("builtins"), []byte("bytearray"))
+	if err != nil {
+		return err
+	}
+	return m.make(callee, args, cellNone, false)
+}
+
+func (m *machine) pushBytes(s span) error {
+	if err := m.charge(spanBytes); err != nil {
+		return err
+	}
+	m.bytes = append(m.bytes, s)
+	m.push(at(Bytes, len(m.bytes)-1))
+	return m.memoizeNext()
+}
+
+// The opcodes of protocols 0 to 5.
+const (
+	opMark           = '('
+	opStop           = '.'
+	opPop            = '0'
+	opPopMark        = '1'
+	opDup            = '2'
+	opFloat          = 'F'
+	opInt            = 'I'
+	opBinInt         = 'J'
+	opBinInt1        = 'K'
+	opLong           = 'L'
+	opBinInt2        = 'M'
+	opNone           = 'N'
+	opPersID         = 'P'
+	opBinPersID      = 'Q'
+	opReduce         = 'R'
+	opString         = 'S'
+	opBinString      = 'T'
+	opShortBinString = 'U'
+	opUnicode        = 'V'
+	opBinUnicode     = 'X'
+	opAppend         = 'a'
+	opBuild          = 'b'
+	opGlobal         = 'c'
+	opDict           = 'd'
+	opEmptyDict      = '}'
+	opAppends        = 'e'
+	opGet            = 'g'
+	opBinGet         = 'h'
+	opInst           = 'i'
+	opLongBinGet     = 'j'
+	opList           = 'l'
+	opEmptyList      = ']'
+	opObj            = 'o'
+	opPut            = 'p'
+	opBinPut         = 'q'
+	opLongBinPut     = 'r'
+	opSetItem        = 's'
+	opTuple          = 't'
+	opEmptyTuple     = ')'
+	opSetItems       = 'u'
+	opBinFloat       = 'G'
+
+	// Protocol 2.
+	opProto    = 0x80
+	opNewObj   = 0x81
+	opExt1     = 0x82
+	opExt2     = 0x83
+	opExt4     = 0x84
+	opTuple1   = 0x85
+	opTuple2   = 0x86
+	opTuple3   = 0x87
+	opNewTrue  = 0x88
+	opNewFalse = 0x89
+	opLong1    = 0x8a
+	opLong4    = 0x8b
+
+	// Protocol 3.
+	opBinBytes      = 'B'
+	opShortBinBytes = 'C'
+
+	// Protocol 4.
+	opShortBinUnicode = 0x8c
+	opBinUnicode8     = 0x8d
+	opBinBytes8       = 0x8e
+	opEmptySet        = 0x8f
+	opAddItems        = 0x90
+	opFrozenSet       = 0x91
+	opNewObjEx        = 0x92
+	opStackGlobal     = 0x93
+	opMemoize         = 0x94
+	opFrame           = 0x95
+
+	// Protocol 5.
+	opByteArray8     = 0x96
+	opNextBuffer     = 0x97
+	opReadonlyBuffer = 0x98
+)
+
+// maxProtocol is the newest protocol there is.
+const maxProtocol = 5

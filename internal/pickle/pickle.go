@@ -36,3 +36,246 @@
 //
 // An object in any other form is a record like those of unknown classes.
 package pickle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+var (
+	// ErrMalformed reports bytes that are no pickle, or a pickle that no Python
+	// writes.
+	ErrMalformed = errors.New("malformed pickle")
+	// ErrLimit reports a pickle or value that is beyond the limits.
+	ErrLimit = errors.New("pickle exceeds a limit")
+	// ErrPersistent reports a persistent id that nobody asked for, or that its
+	// resolver refused.
+	ErrPersistent = errors.New("persistent id in pickle")
+	// ErrUnknownClass reports a class that is neither known nor allowed.
+	ErrUnknownClass = errors.New("unknown class")
+	// ErrUnsupported reports a value or opcode that this package does not handle.
+	ErrUnsupported = errors.New("unsupported in pickles")
+	// ErrCycle reports a value that contains itself.
+	ErrCycle = errors.New("value contains itself")
+)
+
+// Construct makes the value of a call that a pickle asks for.
+type Construct = func(args value.Tuple, kwargs map[string]any) (any, error)
+
+// DecodeOptions tell Decode what its caller knows. Nil: nothing.
+type DecodeOptions struct {
+	// Persistent returns the value that a persistent id stands for. Nil:
+	// persistent ids are refused with ErrPersistent. It is asked once for each
+	// place in the pickle that is not shared. The ids that PyTorch's old stream
+	// has for the classes of modules become those classes.
+	Persistent func(id any) (any, error)
+	// Construct makes values of the calls that a pickle asks for, by the
+	// qualified name of what is called, such as
+	// "torch._utils._rebuild_tensor_v2". A call of any other name becomes an
+	// inert record. What it returns is taken as it is, but must hold no value
+	// of package value that contains itself.
+	Construct map[string]func(args value.Tuple, kwargs map[string]any) (any, error)
+	// Limits bound the work. Nil: the defaults of Limits.
+	Limits *Limits
+}
+
+// Decode returns the value of the one pickle that data holds: nil, bool, int64,
+// uint64 (beyond int64), *big.Int (beyond that), float64, complex128, string,
+// []byte, []any, map[string]any (a dict whose keys are all strings), and the
+// types of package value. Everything that has a name is a *value.Object in its
+// normal form, unless o.Construct knows better; it is never
+// looked up.
+//
+// Parts that are shared in the pickle are shared in the value, so callers must
+// not change it. A pickle of a value that contains itself is an error that wraps
+// ErrCycle; one that would take too much to build or to walk over wraps
+// ErrLimit; all others wrap ErrMalformed, ErrUnsupported or ErrPersistent, or
+// come from the functions in o. Strings with surrogates keep them as three bytes
+// each, which is no UTF-8. Attributes that were set on an OrderedDict are
+// dropped.
+func Decode(data []byte, o *DecodeOptions) (any, error) {
+	v, n, err := DecodePrefix(data, o)
+	if err != nil {
+		return nil, err
+	}
+	if n != len(data) {
+		return nil, fmt.Errorf("%w: %d bytes after its end", ErrMalformed, len(data)-n)
+	}
+	return v, nil
+}
+
+// DecodePrefix is Decode for a pickle that other bytes follow. It returns how
+// many bytes the pickle takes.
+func DecodePrefix(data []byte, o *DecodeOptions) (v any, n int, err error) {
+	if o == nil {
+		o = new(DecodeOptions)
+	}
+	g, n, err := Parse(data, nil, o.Limits)
+	if err != nil {
+		return nil, 0, err
+	}
+	v, err = g.Value(g.Root, o)
+	if err != nil {
+		return nil, 0, err
+	}
+	return v, n, nil
+}
+
+// known are the plain classes and things, by module: to load one makes a value
+// and does nothing else.
+var known = map[string]map[string]bool{
+	"builtins": names("bool", "bytearray", "bytes", "complex", "dict", "Ellipsis", "float", "frozenset", "int", "list",
+		"NotImplemented", "object", "range", "set", "slice", "str", "tuple"),
+	"argparse":    names("Namespace"),
+	"collections": names("Counter", "OrderedDict", "defaultdict", "deque"),
+	"copyreg":     names("_reconstructor"),
+	"datetime":    names("date", "datetime", "time", "timedelta", "timezone"),
+	"decimal":     names("Decimal"),
+	"fractions":   names("Fraction"),
+	"pathlib":     names("Path", "PosixPath", "PurePath", "PurePosixPath", "PureWindowsPath", "WindowsPath"),
+	"types":       names("SimpleNamespace"),
+	"uuid":        names("UUID"),
+	"zoneinfo":    names("ZoneInfo._unpickle"),
+	"numpy": names("bool", "bool_", "complex128", "complex64", "dtype", "float16", "float32", "float64", "int16", "int32",
+		"int64", "int8", "ndarray", "uint16", "uint32", "uint64", "uint8"),
+	"numpy._core.multiarray": names("_reconstruct", "scalar"),
+	"numpy.core.multiarray":  names("_reconstruct", "scalar"),
+	"numpy._core.numeric":    names("_frombuffer"),
+	"numpy.core.numeric":     names("_frombuffer"),
+	"torch": names("Size", "device",
+		// dtypes
+		"bfloat16", "bits16", "bits1x8", "bits2x4", "bits4x2", "bits8", "bool", "complex128", "complex32", "complex64",
+		"float16", "float32", "float4_e2m1fn_x2", "float64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+		"float8_e5m2fnuz", "float8_e8m0fnu", "int1", "int16", "int2", "int3", "int32", "int4", "int5", "int6", "int64",
+		"int7", "int8", "qint32", "qint8", "quint2x4", "quint4x2", "quint8", "uint1", "uint16", "uint2", "uint3",
+		"uint32", "uint4", "uint5", "uint6", "uint64", "uint7", "uint8",
+		// kinds of quantisation
+		"per_channel_affine", "per_channel_affine_float_qparams", "per_channel_symmetric", "per_tensor_affine",
+		"per_tensor_symmetric"),
+	"torch.serialization": names("_get_layout"),
+}
+
+func names(list ...string) map[string]bool {
+	m := make(map[string]bool, len(list))
+	for _, n := range list {
+		m[n] = true
+	}
+	return m
+}
+
+// Known reports whether the name is that of a plain class, function or thing:
+// Encode writes it without being allowed to. Layouts such as torch.strided and
+// memory formats such as torch.channels_last are among them.
+func Known(module, name string) bool {
+	return known[module][name] || module == "torch" && (layouts[name] || memoryFormats[name])
+}
+
+// Limits bound what a pickle may ask for. A zero field means its default.
+type Limits struct {
+	// Depth bounds how deeply values lie in each other. Zero: 1000.
+	Depth int
+	// Memory bounds the memory that decoding takes, and the work, in bytes that
+	// are made or looked at, estimated. Zero: 64 MiB and 40 times the size of
+	// the pickle.
+	Memory int64
+	// Bytes bounds the size of the value when it is written out in full, with
+	// every shared part wherever it stands, at 16 bytes a value and one for each
+	// byte of a string: a walk over the value that does not notice sharing ends
+	// as soon. Zero: the default of Memory.
+	Bytes int64
+	// Context ends the decoding with its cause when it is done. Nil: nothing
+	// does.
+	Context context.Context
+}
+
+func (l *Limits) withDefaults(input int) Limits {
+	var out Limits
+	if l != nil {
+		out = *l
+	}
+	if out.Depth <= 0 {
+		out.Depth = 1000
+	}
+	bound := 64<<20 + 40*int64(input)
+	if out.Memory <= 0 {
+		out.Memory = bound
+	}
+	if out.Bytes <= 0 {
+		out.Bytes = bound
+	}
+	return out
+}
+
+// maxBig bounds the bytes of an integer: printing takes more than linear time,
+// and package value stores at most 10,000 digits.
+const maxBig = 4096
+
+// account counts the memory and work that a pickle may still take. It detects any
+// pickle whose value grows faster than its input.
+type account struct {
+	ctx   context.Context // of the whole decoding
+	limit int64
+	left  int64
+	// pause is what is left when ctx is asked next.
+	pause int64
+}
+
+// stride is how much is charged between two looks at the context.
+const stride = 1 << 20
+
+func newAccount(l *Limits) account {
+	return account{ctx: l.Context, limit: l.Memory, left: l.Memory, pause: l.Memory}
+}
+
+// charge takes n bytes of the account.
+func (a *account) charge(n int) error {
+	if a.left -= int64(n); a.left >= a.pause {
+		return nil
+	}
+	return a.look()
+}
+
+// refund gives back what was charged for n bytes that are garbage now.
+func (a *account) refund(n int) { a.left += int64(n) }
+
+func (a *account) look() error {
+	if a.left < 0 {
+		return fmt.Errorf("%w: it takes more than %d bytes of memory, or more steps than that", ErrLimit, a.limit)
+	}
+	a.pause = max(0, a.left-stride)
+	if a.ctx != nil {
+		return context.Cause(a.ctx)
+	}
+	return nil
+}
+
+// The memory that values take, in bytes.
+const (
+	cellBytes   = 8
+	spanBytes   = 16
+	seqBytes    = 32
+	objectBytes = 48
+	globalBytes = 160 // with its object
+	anyBytes    = 16  // a place for a value
+	boxBytes    = 24  // a slice behind such a place
+	madeBytes   = 96  // an entry of builder.made
+	foreign     = 256 // what a caller's function makes
+	valueObject = 144 // a value.Object
+	valueDict   = 40  // a value.Dict or value.Set
+	pairBytes   = 32  // of a value.Dict
+	seenBytes   = 48  // of a key while keys are compared
+)
+
+// mapBytes returns what a map[string]any of n entries takes.
+func mapBytes(n int) int {
+	switch {
+	case n == 0:
+		return 48
+	case n <= 8:
+		return 336
+	}
+	return 48 + 64*n
+}

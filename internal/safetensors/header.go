@@ -5,11 +5,14 @@
 package safetensors
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"unicode/utf8"
+
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // ErrHeader reports a header that is malformed or contradicts itself or its
@@ -112,4 +115,102 @@ func readText(read func(p []byte, off int64) error, fileSize int64) (string, err
 		return "", fmt.Errorf("%w: not UTF-8", ErrHeader)
 	}
 	return string(text), nil
+}
+
+// dtypes are the format's element types of whole bytes. Those that every
+// library since safetensors 0.4 knows are stock; F4, F6_E2M3 and F6_E3M2, which
+// are packed below a byte, have no counterpart here.
+var dtypes = [...]struct {
+	name  string
+	dtype tensor.DType
+	stock bool
+}{
+	{"F64", tensor.Float64, true},
+	{"F32", tensor.Float32, true},
+	{"F16", tensor.Float16, true},
+	{"BF16", tensor.BFloat16, true},
+	{"F8_E4M3", tensor.Float8E4M3FN, true},
+	{"F8_E5M2", tensor.Float8E5M2, true},
+	{"I64", tensor.Int64, true},
+	{"I32", tensor.Int32, true},
+	{"I16", tensor.Int16, true},
+	{"I8", tensor.Int8, true},
+	{"U64", tensor.Uint64, true},
+	{"U32", tensor.Uint32, true},
+	{"U16", tensor.Uint16, true},
+	{"U8", tensor.Uint8, true},
+	{"BOOL", tensor.Bool, true},
+	{"F8_E8M0", tensor.Float8E8M0FNU, false},
+	{"F8_E4M3FNUZ", tensor.Float8E4M3FNUZ, false},
+	{"F8_E5M2FNUZ", tensor.Float8E5M2FNUZ, false},
+	{"C64", tensor.Complex64, false},
+}
+
+var byName = func() map[string]tensor.DType {
+	m := make(map[string]tensor.DType, len(dtypes))
+	for _, t := range dtypes {
+		m[t.name] = t.dtype
+	}
+	return m
+}()
+
+// TensorDType returns the type that the format calls name. It knows every name
+// of whole bytes that some version of the format has: what can be read.
+func TensorDType(name string) (tensor.DType, bool) {
+	d, ok := byName[name]
+	return d, ok
+}
+
+// DTypeName returns the format's name of d if every library since safetensors
+// 0.4 knows it: what may be written so that others can read it. It reports
+// false for the float8 types beside float8_e4m3fn and float8_e5m2 and for the
+// complex types, also where newer libraries have a name for them.
+func DTypeName(d tensor.DType) (string, bool) {
+	for _, t := range dtypes {
+		if t.dtype == d {
+			if !t.stock {
+				break
+			}
+			return t.name, true
+		}
+	}
+	return "", false
+}
+
+// byOffset orders entries by their data. An empty one comes before the one that
+// begins where it stands.
+func byOffset(a, b Entry) int {
+	return cmp.Or(cmp.Compare(a.Begin, b.Begin), cmp.Compare(a.End, b.End))
+}
+
+// checkEntries returns where the data of the entries ends, or an error unless
+// they are sound and tile the data from its beginning.
+func checkEntries(entries []Entry) (end int64, err error) {
+	for i := range entries {
+		e := &entries[i]
+		if err := checkEntry(e); err != nil {
+			return 0, fmt.Errorf("%w: tensor %q: %w", ErrHeader, e.Name, err)
+		}
+		if e.Begin != end {
+			return 0, fmt.Errorf("%w: tensor %q begins at byte %d of the data, the one before ends at %d", ErrHeader, e.Name, e.Begin, end)
+		}
+		end = e.End
+	}
+	return end, nil
+}
+
+// checkEntry returns an error unless e's range is what its shape and type take.
+func checkEntry(e *Entry) error {
+	d, ok := TensorDType(e.DType)
+	if !ok {
+		return fmt.Errorf("%w: %q", tensor.ErrDType, e.DType)
+	}
+	n, err := tensor.NumBytes(d, e.Shape)
+	if err != nil {
+		return err
+	}
+	if e.Begin < 0 || e.End < e.Begin || e.End-e.Begin != n {
+		return fmt.Errorf("data_offsets [%d, %d] for %d bytes of %s %v", e.Begin, e.End, n, e.DType, e.Shape)
+	}
+	return nil
 }

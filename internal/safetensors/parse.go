@@ -4,8 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"hash/maphash"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -169,4 +173,200 @@ func (p *headerParser) sizes(limit int) []int64 {
 		p.expect(',')
 	}
 	return p.nums
+}
+
+// scanner takes tokens off a JSON text that is valid UTF-8. Its first error
+// sticks, and every method then returns zero and takes nothing.
+type scanner struct {
+	s   string
+	i   int
+	err error
+}
+
+func (s *scanner) fail(format string, args ...any) {
+	if s.err == nil {
+		s.err = fmt.Errorf("byte %d: %s", s.i, fmt.Sprintf(format, args...))
+	}
+}
+
+// space skips white space and returns the byte behind it, zero at the end.
+func (s *scanner) space() byte {
+	for s.i < len(s.s) {
+		switch c := s.s[s.i]; c {
+		case ' ', '\t', '\n', '\r':
+			s.i++
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+// accept takes the next byte if it is c.
+func (s *scanner) accept(c byte) bool {
+	if s.err != nil || s.space() != c {
+		return false
+	}
+	s.i++
+	return true
+}
+
+// expect takes the next byte, which must be c.
+func (s *scanner) expect(c byte) {
+	if s.err == nil && !s.accept(c) {
+		s.fail("%q is missing", c)
+	}
+}
+
+// end fails unless only white space is left.
+func (s *scanner) end() {
+	if s.err == nil && (s.space() != 0 || s.i < len(s.s)) {
+		s.fail("text after the end")
+	}
+}
+
+// object reads an object and calls member at the value of each key.
+func (s *scanner) object(member func(key string)) {
+	s.expect('{')
+	if s.accept('}') {
+		return
+	}
+	for s.err == nil {
+		key := s.str()
+		s.expect(':')
+		if s.err != nil {
+			return
+		}
+		member(key)
+		if s.accept('}') {
+			return
+		}
+		s.expect(',')
+	}
+}
+
+// size reads a number that must be a plain non-negative integer of 63 bits:
+// no sign, fraction, exponent or leading zero.
+func (s *scanner) size() int64 {
+	if s.err != nil {
+		return 0
+	}
+	s.space()
+	start := s.i
+	var v int64
+	for s.i < len(s.s) && s.s[s.i]-'0' <= 9 {
+		d := int64(s.s[s.i] - '0')
+		if v > (math.MaxInt64-d)/10 {
+			s.fail("a number above 63 bits")
+			return 0
+		}
+		v = v*10 + d
+		s.i++
+	}
+	digits := s.s[start:s.i]
+	if digits == "" || (len(digits) > 1 && digits[0] == '0') || s.inNumber() {
+		s.fail("not a plain integer")
+		return 0
+	}
+	return v
+}
+
+// inNumber reports whether the next byte would continue a number.
+func (s *scanner) inNumber() bool {
+	return s.i < len(s.s) && strings.IndexByte(".eE+-", s.s[s.i]) >= 0
+}
+
+// str reads a string. Without escapes it is a part of the text.
+func (s *scanner) str() string {
+	s.expect('"')
+	if s.err != nil {
+		return ""
+	}
+	start := s.i
+	for ; s.i < len(s.s); s.i++ {
+		switch c := s.s[s.i]; {
+		case c == '"':
+			s.i++
+			return s.s[start : s.i-1]
+		case c == '\\':
+			return s.escaped(start)
+		case c < ' ':
+			s.fail("a control character in a string")
+			return ""
+		}
+	}
+	s.fail("the text ends inside a string")
+	return ""
+}
+
+// escaped reads the rest of a string that begins at start, from its first
+// escape on.
+func (s *scanner) escaped(start int) string {
+	out := []byte(s.s[start:s.i])
+	for s.err == nil && s.i < len(s.s) {
+		c := s.s[s.i]
+		s.i++
+		switch {
+		case c == '"':
+			return string(out)
+		case c < ' ':
+			s.fail("a control character in a string")
+		case c != '\\':
+			out = append(out, c)
+		default:
+			out = s.escape(out)
+		}
+	}
+	s.fail("the text ends inside a string")
+	return ""
+}
+
+// escape appends the character of the escape whose backslash was just taken.
+func (s *scanner) escape(out []byte) []byte {
+	if s.i == len(s.s) {
+		return out
+	}
+	c := s.s[s.i]
+	s.i++
+	if c == 'u' {
+		return utf8.AppendRune(out, s.unicode())
+	}
+	if i := strings.IndexByte(`"\/bfnrt`, c); i >= 0 {
+		return append(out, "\"\\/\b\f\n\r\t"[i])
+	}
+	s.fail("the unknown escape \\%c", c)
+	return out
+}
+
+// unicode reads the digits of a \u escape, and of the second one where two make
+// a character. Halves of such pairs alone are refused.
+func (s *scanner) unicode() rune {
+	r := s.hex4()
+	if !utf16.IsSurrogate(r) {
+		return r
+	}
+	if !strings.HasPrefix(s.s[s.i:], `\u`) {
+		s.fail("half a surrogate pair")
+		return 0
+	}
+	s.i += 2
+	r = utf16.DecodeRune(r, s.hex4())
+	if r == utf8.RuneError {
+		s.fail("half a surrogate pair")
+	}
+	return r
+}
+
+func (s *scanner) hex4() rune {
+	if len(s.s)-s.i < 4 {
+		s.fail("the text ends inside an escape")
+		return 0
+	}
+	v, err := strconv.ParseUint(s.s[s.i:s.i+4], 16, 16)
+	if err != nil {
+		s.fail("an escape that is no number")
+		return 0
+	}
+	s.i += 4
+	return rune(v)
 }

@@ -1,3 +1,8 @@
+// Package torchsave reads and writes the files of torch.save, alone or inside
+// of a range of a larger file: the zip form of today and, for reading, the
+// stream that PyTorch wrote before 1.6. It knows nothing of checkpoints and
+// runs nothing: the pickle inside becomes plain data, and tensors become places
+// in the file. The contract of reading is at Open, that of writing at Lay.
 package torchsave
 
 import (
@@ -6,6 +11,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"slices"
 	"strings"
 
@@ -167,4 +173,155 @@ func malformed(ctx context.Context, err error) error {
 		return cause
 	}
 	return fmt.Errorf("%w: %w", ErrMalformed, err)
+}
+
+// ErrMalformed reports bytes that are no file of torch.save, or one that
+// contradicts itself. Every error of this package about the bytes of a file
+// wraps it; the others say which rule was broken. Errors of reading do not.
+var ErrMalformed = errors.New("malformed torch.save file")
+
+// ErrForeign reports a file that torch.save did not write, such as a zip archive of
+// another program. It wraps ErrMalformed.
+var ErrForeign error = foreign("not a file of torch.save")
+
+// foreign is an ErrForeign that says what the file is.
+type foreign string
+
+func (f foreign) Error() string { return string(f) }
+func (foreign) Unwrap() error   { return ErrMalformed }
+
+func (foreign) Is(target error) bool { return target == ErrForeign }
+
+// The rules that a file may break.
+var (
+	// ErrTruncated reports a file that ends too early.
+	ErrTruncated = fmt.Errorf("%w: cut short", ErrMalformed)
+	// ErrCompressed reports a record that is not stored as it is.
+	ErrCompressed = fmt.Errorf("%w: compressed record", ErrMalformed)
+	// ErrEncrypted reports a record that is encrypted.
+	ErrEncrypted = fmt.Errorf("%w: encrypted record", ErrMalformed)
+	// ErrBounds reports a record, or a part of the directory, that lies outside
+	// of the file.
+	ErrBounds = fmt.Errorf("%w: outside of the file", ErrMalformed)
+	// ErrOverlap reports two records that share bytes.
+	ErrOverlap = fmt.Errorf("%w: overlapping records", ErrMalformed)
+	// ErrDuplicate reports two records of one name.
+	ErrDuplicate = fmt.Errorf("%w: duplicate record", ErrMalformed)
+	// ErrName reports the name of a record that leads out of the archive.
+	ErrName = fmt.Errorf("%w: unsafe record name", ErrMalformed)
+	// ErrContradiction reports a directory and a record's own header that say
+	// different things.
+	ErrContradiction = fmt.Errorf("%w: directory and record contradict each other", ErrMalformed)
+	// ErrByteOrder reports tensors that are not little-endian.
+	ErrByteOrder = fmt.Errorf("%w: unsupported byte order", ErrMalformed)
+	// ErrVersion reports a version of the format that this package cannot read.
+	ErrVersion = fmt.Errorf("%w: unsupported version", ErrMalformed)
+	// ErrTar reports the tar form of PyTorch before 0.1.11, which is not read.
+	ErrTar = fmt.Errorf("%w: tar archive of PyTorch before 0.1.11", ErrMalformed)
+	// ErrLimit reports a file that takes more than this package allows.
+	ErrLimit = fmt.Errorf("%w: limit exceeded", ErrMalformed)
+	// ErrStorage reports a persistent id that is none of a storage, or one that
+	// lies about the storage.
+	ErrStorage = fmt.Errorf("%w: bad storage", ErrMalformed)
+	// ErrView reports a tensor that does not lie inside of its storage.
+	ErrView = fmt.Errorf("%w: bad tensor", ErrMalformed)
+	// ErrChecksum reports bytes whose checksum is not the one in the directory.
+	ErrChecksum = fmt.Errorf("%w: checksum does not match", ErrMalformed)
+)
+
+// ErrValue reports a value that cannot be written.
+var ErrValue = errors.New("value cannot be written by torch.save")
+
+// checkBytes is how much Check reads at once.
+const checkBytes = 1 << 20
+
+// Check reads all records and compares their checksums with those of the
+// directory. It tells problem of each that is wrong, with the key of the storage
+// (empty where the record is none). The error is for what could not be read.
+// read gives the bytes that Open got. A stream of PyTorch before 1.6 has no
+// checksums, and nothing of it is read.
+func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string, err error)) error {
+	var most int64
+	for i := range f.records {
+		most = max(most, f.records[i].size)
+	}
+	buf := make([]byte, min(checkBytes, most))
+	for i := range f.records {
+		r := &f.records[i]
+		crc := uint32(0)
+		for at := r.data; at < r.end(); {
+			p := buf[:min(checkBytes, r.end()-at)]
+			if err := read(ctx, p, at); err != nil {
+				return err
+			}
+			crc = crc32.Update(crc, crc32.IEEETable, p)
+			at += int64(len(p))
+		}
+		if crc != r.crc {
+			problem(f.keyOf(r), fmt.Errorf("%w: %q", ErrChecksum, r.name))
+		}
+	}
+	return nil
+}
+
+// keyOf returns the key of the storage that a record is.
+func (f *File) keyOf(r *record) string {
+	key, _ := strings.CutPrefix(r.name, f.folder+"/"+recordStorages)
+	if key == r.name {
+		return ""
+	}
+	return key
+}
+
+// A file is read whole if it is small, and otherwise its ends first: the
+// directory lies at one of them, the pickle at the other.
+const (
+	smallFile = 16 << 10
+	endBytes  = 2 << 10
+)
+
+// source reads parts of a file. It keeps the ends.
+type source struct {
+	read       ReadFunc
+	size       int64
+	head, tail []byte
+}
+
+func newSource(ctx context.Context, read ReadFunc, size int64) (*source, error) {
+	s := &source{read: read, size: size}
+	if size < 0 {
+		return nil, fmt.Errorf("%w: a size of %d", ErrBounds, size)
+	}
+	head, tail := size, int64(0)
+	if size > smallFile {
+		head, tail = endBytes, endBytes
+	}
+	var err error
+	if s.head, err = s.fetch(ctx, 0, head); err != nil {
+		return nil, err
+	}
+	s.tail, err = s.fetch(ctx, size-tail, tail)
+	return s, err
+}
+
+// bytes returns n bytes from off on, which are not to be written to.
+func (s *source) bytes(ctx context.Context, off, n int64) ([]byte, error) {
+	if off < 0 || n < 0 || off > s.size || n > s.size-off {
+		return nil, fmt.Errorf("%w: %d bytes at %d of %d", ErrBounds, n, off, s.size)
+	}
+	if off+n <= int64(len(s.head)) {
+		return s.head[off : off+n], nil
+	}
+	if from := s.size - int64(len(s.tail)); off >= from {
+		return s.tail[off-from : off-from+n], nil
+	}
+	return s.fetch(ctx, off, n)
+}
+
+func (s *source) fetch(ctx context.Context, off, n int64) ([]byte, error) {
+	p := make([]byte, n)
+	if n == 0 {
+		return p, nil
+	}
+	return p, s.read(ctx, p, off)
 }

@@ -2,10 +2,14 @@ package torchsave
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"math"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
 )
 
 // Tensor is a tensor inside of a file: a view of one of its storages. It lies
@@ -103,4 +107,528 @@ func (t *Tensor) checkSum(data []byte) error {
 		return fmt.Errorf("%w: %q", ErrChecksum, t.Sum.Record)
 	}
 	return nil
+}
+
+// Storage is a storage inside of a file: a run of elements that tensors are
+// views of. It stands in a value where something other than a plain tensor was
+// made of it.
+type Storage struct {
+	// Key names the storage in the file.
+	Key string
+	// DType is the type of the elements. An untyped storage has bytes.
+	DType tensor.DType
+	// Offset and End are where its bytes begin and end in the file.
+	Offset, End int64
+	// Sum is the record that the storage is. Nil: it has no checksum.
+	Sum     *Sum
+	untyped bool
+	class   *value.Object // what Python calls it
+}
+
+// Sum is the checksum of a record.
+type Sum struct {
+	// Record is the record's name, with the archive's folder.
+	Record string
+	// Offset and End are where its bytes begin and end in the file.
+	Offset, End int64
+	// CRC is their CRC-32, with the polynomial of hash/crc32.IEEE.
+	CRC uint32
+}
+
+// numBytes returns the bytes of the storage.
+func (s *Storage) numBytes() int64 { return s.End - s.Offset }
+
+// storageTypes are the classes of typed storages. The quantised ones are here
+// for their size: only tensors of their own kind are made of them.
+var storageTypes = map[string]tensor.DType{
+	"DoubleStorage": tensor.Float64, "FloatStorage": tensor.Float32, "HalfStorage": tensor.Float16,
+	"BFloat16Storage": tensor.BFloat16, "LongStorage": tensor.Int64, "IntStorage": tensor.Int32,
+	"ShortStorage": tensor.Int16, "CharStorage": tensor.Int8, "ByteStorage": tensor.Uint8, "BoolStorage": tensor.Bool,
+	"ComplexFloatStorage": tensor.Complex64, "ComplexDoubleStorage": tensor.Complex128,
+	"QInt8Storage": tensor.Int8, "QUInt8Storage": tensor.Uint8, "QInt32Storage": tensor.Int32,
+	"QUInt4x2Storage": tensor.Uint8, "QUInt2x4Storage": tensor.Uint8,
+}
+
+// storageID is what a persistent id says.
+type storageID struct {
+	dtype   tensor.DType
+	untyped bool
+	class   *value.Object
+	key     string
+	// bytes is the size of the storage.
+	bytes int64
+	// view is what stands after the five parts that every id has, in the stream.
+	view value.Tuple
+}
+
+// parseID reads a persistent id: ("storage", class, key, device, elements), and
+// in the stream one part more.
+func parseID(id any, parts int) (*storageID, error) {
+	t, ok := id.(value.Tuple)
+	if !ok || len(t) != parts || t[0] != any("storage") {
+		return nil, fmt.Errorf("%w: persistent id of another kind", ErrStorage)
+	}
+	class, ok1 := t[1].(*value.Object)
+	key, ok2 := t[2].(string)
+	_, ok3 := t[3].(string)
+	count, ok4 := asInt(t[4])
+	if !ok1 || !ok2 || !ok3 || !ok4 || class.Call {
+		return nil, fmt.Errorf("%w: persistent id of other parts", ErrStorage)
+	}
+	out := &storageID{class: class, key: key, view: t[5:]}
+	if out.dtype, out.untyped, ok = storageType(class); !ok {
+		return nil, fmt.Errorf("%w: class %s of storage %q", ErrStorage, class.QualifiedName(), key)
+	}
+	if count < 0 || count > math.MaxInt64/int64(out.dtype.Size()) {
+		return nil, fmt.Errorf("%w: storage %q of %d elements", ErrStorage, key, count)
+	}
+	out.bytes = count * int64(out.dtype.Size())
+	return out, nil
+}
+
+// storageType returns the elements of a class of storages.
+func storageType(class *value.Object) (d tensor.DType, untyped, ok bool) {
+	switch class.Module {
+	case "torch", "torch.cuda", "torch.storage":
+	default:
+		return tensor.Invalid, false, false
+	}
+	switch class.Name {
+	case "UntypedStorage", "_UntypedStorage":
+		return tensor.Uint8, true, true
+	}
+	d, ok = storageTypes[class.Name]
+	return d, false, ok
+}
+
+// asInt returns a number of a pickle as one of 64 bits.
+func asInt(v any) (int64, bool) {
+	n, ok := v.(int64)
+	return n, ok
+}
+
+// storage finds the record that a persistent id names.
+func (a *archive) storage(id any) (any, error) {
+	p, err := parseID(id, 5)
+	if err != nil {
+		return nil, err
+	}
+	r := a.byName[recordStorages+p.key]
+	if r == nil {
+		return nil, fmt.Errorf("%w: no record %q", ErrStorage, recordStorages+p.key)
+	}
+	if r.size != p.bytes {
+		return nil, fmt.Errorf("%w: storage %q should have %d bytes, its record has %d", ErrStorage, p.key, p.bytes, r.size)
+	}
+	return &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, class: p.class, Offset: r.data, End: r.end(), Sum: r.sum()}, nil
+}
+
+// construct makes a value of a call.
+type construct = func(args value.Tuple, kwargs map[string]any) (any, error)
+
+// constructs are the calls that make plain tensors. What they do not understand
+// stays what it is, a record of the call.
+func constructs() map[string]construct {
+	return map[string]construct{
+		"torch._utils._rebuild_tensor":               orInert("torch._utils", "_rebuild_tensor", rebuildTensor),
+		"torch._utils._rebuild_tensor_v2":            orInert("torch._utils", "_rebuild_tensor_v2", rebuildTensor),
+		"torch._utils._rebuild_tensor_v3":            orInert("torch._utils", "_rebuild_tensor_v3", rebuildUntyped),
+		"torch._utils._rebuild_parameter":            orInert("torch._utils", "_rebuild_parameter", rebuildParameter),
+		"torch._utils._rebuild_parameter_with_state": orInert("torch._utils", "_rebuild_parameter_with_state", rebuildParameter),
+		"torch._tensor._rebuild_from_type_v2":        orInert("torch._tensor", "_rebuild_from_type_v2", rebuildFromType),
+	}
+}
+
+// orInert returns a construct that keeps a call of which build makes nothing.
+func orInert(module, name string, build func(value.Tuple) (*Tensor, error)) construct {
+	return func(args value.Tuple, kwargs map[string]any) (any, error) {
+		if len(kwargs) == 0 {
+			if t, err := build(args); t != nil || err != nil {
+				return t, err
+			}
+		}
+		return &value.Object{Module: module, Name: name, Call: true, Args: args, Kwargs: kwargs}, nil
+	}
+}
+
+// rebuildTensor makes a tensor of (storage, offset, size, strides) and, in the
+// second version, (requires_grad, hooks[, metadata]).
+func rebuildTensor(args value.Tuple) (*Tensor, error) {
+	if len(args) != 4 && len(args) != 6 && len(args) != 7 {
+		return nil, nil
+	}
+	s, ok := args[0].(*Storage)
+	if !ok || s.untyped {
+		return nil, nil
+	}
+	t, err := view(s, s.DType, args[1:4])
+	if err == nil && len(args) > 4 {
+		t.RequiresGrad, _ = args[4].(bool)
+	}
+	return t.described(args[min(len(args), 6):], err)
+}
+
+// described returns the tensor with what the call says of it in a last argument,
+// if there is one, or nothing if that says more than is known here.
+func (t *Tensor) described(metadata value.Tuple, err error) (*Tensor, error) {
+	if err != nil || len(metadata) > 0 && !t.setMetadata(metadata[0]) {
+		return nil, err
+	}
+	return t, nil
+}
+
+// rebuildUntyped makes a tensor of (storage, offset, size, strides,
+// requires_grad, hooks, dtype[, metadata]).
+func rebuildUntyped(args value.Tuple) (*Tensor, error) {
+	if len(args) != 7 && len(args) != 8 {
+		return nil, nil
+	}
+	s, ok1 := args[0].(*Storage)
+	name, ok2 := args[6].(*value.Object)
+	if !ok1 || !ok2 || name.Call || name.Module != "torch" {
+		return nil, nil
+	}
+	d, err := tensor.ParseDType(name.Name)
+	if err != nil {
+		return nil, nil // a type that we have no tensors of
+	}
+	t, err := view(s, d, args[1:4])
+	if err == nil {
+		t.RequiresGrad, _ = args[4].(bool)
+	}
+	return t.described(args[7:], err)
+}
+
+// rebuildParameter makes a parameter of (tensor, requires_grad, hooks[, state]).
+func rebuildParameter(args value.Tuple) (*Tensor, error) {
+	if len(args) != 3 && len(args) != 4 {
+		return nil, nil
+	}
+	data, ok := args[0].(*Tensor)
+	if !ok {
+		return nil, nil
+	}
+	t := *data
+	t.Parameter = true
+	t.RequiresGrad, _ = args[1].(bool)
+	return &t, nil
+}
+
+// rebuildFromType makes a tensor of (function, class, arguments, state), where
+// the class is that of plain tensors. The state are attributes that somebody
+// set, which are not kept.
+func rebuildFromType(args value.Tuple) (*Tensor, error) {
+	if len(args) != 4 {
+		return nil, nil
+	}
+	fn, ok1 := args[0].(*value.Object)
+	class, ok2 := args[1].(*value.Object)
+	inner, ok3 := args[2].(value.Tuple)
+	if !ok1 || !ok2 || !ok3 || fn.Call || class.Call {
+		return nil, nil
+	}
+	switch class.QualifiedName() {
+	case "torch.Tensor", "torch._tensor.Tensor":
+	default:
+		return nil, nil
+	}
+	switch fn.QualifiedName() {
+	case "torch._utils._rebuild_tensor_v2":
+		return rebuildTensor(inner)
+	case "torch._utils._rebuild_tensor_v3":
+		return rebuildUntyped(inner)
+	}
+	return nil, nil
+}
+
+// view makes a tensor of (offset, size, strides), if it lies inside of s.
+func view(s *Storage, d tensor.DType, args value.Tuple) (*Tensor, error) {
+	offset, ok1 := asInt(args[0])
+	shape, ok2 := asInts(args[1])
+	strides, ok3 := asInts(args[2])
+	if !ok1 || !ok2 || !ok3 {
+		return nil, fmt.Errorf("%w: of storage %q: offset, size and strides are not integers, or too many", ErrView, s.Key)
+	}
+	t := &Tensor{DType: d, Shape: shape, Strides: strides, StorageKey: s.Key, End: s.End, Sum: s.Sum}
+	if err := t.checkInside(offset, s.numBytes()/int64(d.Size())); err != nil {
+		return nil, fmt.Errorf("%w: of storage %q: %w", ErrView, s.Key, err)
+	}
+	t.Offset = s.Offset + offset*int64(d.Size())
+	return t, nil
+}
+
+// checkInside returns an error unless the tensor, from its first element at
+// offset on, lies within room elements.
+func (t *Tensor) checkInside(offset, room int64) error {
+	n, err := tensor.NumElements(t.Shape)
+	if err != nil {
+		return err
+	}
+	if _, err := tensor.NumBytes(t.DType, t.Shape); err != nil {
+		return err
+	}
+	if len(t.Strides) != len(t.Shape) {
+		return fmt.Errorf("%d strides for %d dimensions", len(t.Strides), len(t.Shape))
+	}
+	if offset < 0 || offset > room {
+		return fmt.Errorf("offset %d of %d elements", offset, room)
+	}
+	last := offset
+	for i, st := range t.Strides {
+		if st < 0 {
+			return fmt.Errorf("stride %d", st)
+		}
+		if n == 0 || st == 0 || t.Shape[i] == 1 {
+			continue
+		}
+		if t.Shape[i]-1 > (math.MaxInt64-last)/st {
+			return fmt.Errorf("shape %v by strides %v overflows", t.Shape, t.Strides)
+		}
+		last += (t.Shape[i] - 1) * st
+	}
+	if n > 0 && last >= room {
+		return fmt.Errorf("shape %v by strides %v from %d on, of %d elements", t.Shape, t.Strides, offset, room)
+	}
+	return nil
+}
+
+// asInts returns a tuple of numbers, or a torch.Size of them, for each dimension
+// of a tensor.
+func asInts(v any) ([]int64, bool) {
+	if o, ok := v.(*value.Object); ok && o.Call && o.QualifiedName() == "torch.Size" && len(o.Args) == 1 {
+		v = o.Args[0]
+	}
+	var list []any
+	switch l := v.(type) {
+	case value.Tuple:
+		list = l
+	case []any:
+		list = l
+	default:
+		return nil, false
+	}
+	if len(list) > tensor.MaxDims { // a tuple that tensors share is copied for each
+		return nil, false
+	}
+	out := make([]int64, len(list))
+	for i, e := range list {
+		n, ok := asInt(e)
+		if !ok {
+			return nil, false
+		}
+		out[i] = n
+	}
+	return out, true
+}
+
+// Lazy reports whether the stored elements are not those that the tensor shows.
+func (t *Tensor) Lazy() bool { return t.Conj || t.Neg }
+
+// Resolve turns stored elements of the tensor, one after the other in p, into
+// those that it shows. Of a tensor that is not Lazy it changes nothing.
+func (t *Tensor) Resolve(p []byte) {
+	size := t.DType.Size()
+	switch kindOf(t.DType) {
+	case kindComplex:
+		half := size / 2
+		if t.Neg {
+			flipSigns(p, size, half)
+		}
+		if t.Conj != t.Neg {
+			flipSigns(p, size, size)
+		}
+	case kindFloat:
+		if t.Neg {
+			flipSigns(p, size, size)
+		}
+	case kindInt:
+		if t.Neg {
+			negate(p, size)
+		}
+	}
+}
+
+// flipSigns flips the top bit of the byte before end in each element.
+func flipSigns(p []byte, size, end int) {
+	for i := end - 1; i < len(p); i += size {
+		p[i] ^= 0x80
+	}
+}
+
+// negate negates integers, which wrap around, signed or not.
+func negate(p []byte, size int) {
+	le := binary.LittleEndian
+	for ; len(p) >= size; p = p[size:] {
+		switch size {
+		case 1:
+			p[0] = -p[0]
+		case 2:
+			le.PutUint16(p, -le.Uint16(p))
+		case 4:
+			le.PutUint32(p, -le.Uint32(p))
+		case 8:
+			le.PutUint64(p, -le.Uint64(p))
+		}
+	}
+}
+
+// kind is what the elements of a type are to arithmetic.
+type kind int
+
+const (
+	kindOther kind = iota // bool and floats of 8 bits, which PyTorch does not negate
+	kindInt
+	kindFloat
+	kindComplex
+)
+
+func kindOf(d tensor.DType) kind {
+	switch d {
+	case tensor.Complex64, tensor.Complex128:
+		return kindComplex
+	case tensor.Float64, tensor.Float32, tensor.Float16, tensor.BFloat16:
+		return kindFloat
+	case tensor.Int64, tensor.Int32, tensor.Int16, tensor.Int8, tensor.Uint64, tensor.Uint32, tensor.Uint16, tensor.Uint8:
+		return kindInt
+	}
+	return kindOther
+}
+
+// setMetadata sets what a call says in its last argument, a dict of flags. It
+// reports false for what it does not understand: then nobody may take the stored
+// elements for those of the tensor.
+func (t *Tensor) setMetadata(v any) bool {
+	flags, ok := flagsOf(v)
+	if !ok {
+		return false
+	}
+	for name, on := range flags {
+		switch {
+		case !on:
+		case name == "conj" && kindOf(t.DType) == kindComplex:
+			t.Conj = true
+		case name == "neg" && kindOf(t.DType) != kindOther:
+			t.Neg = true
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// maxFlags bounds the flags of a tensor. PyTorch has two.
+const maxFlags = 16
+
+// flagsOf returns a dict of names and flags.
+func flagsOf(v any) (map[string]bool, bool) {
+	var pairs []value.Pair
+	switch v := v.(type) {
+	case nil:
+	case map[string]any:
+		if len(v) > maxFlags {
+			return nil, false
+		}
+		for k, e := range v {
+			pairs = append(pairs, value.Pair{Key: k, Value: e})
+		}
+	case *value.Dict:
+		pairs = v.Pairs
+	default:
+		return nil, false
+	}
+	if len(pairs) > maxFlags {
+		return nil, false
+	}
+	out := make(map[string]bool, len(pairs))
+	for _, p := range pairs {
+		name, ok1 := p.Key.(string)
+		on, ok2 := p.Value.(bool)
+		if !ok1 || !ok2 {
+			return nil, false
+		}
+		out[name] = on
+	}
+	return out, true
+}
+
+// Materialise returns v with every *Tensor inside replaced by a
+// *tensor.Tensor in memory of its own, contiguous, and every *Storage by a
+// record of its class and a tensor of one dimension. A tensor that is at several
+// places is read once, and stays one tensor. If the tensors have more than limit
+// bytes in all, the error wraps ErrLimit, and they take no memory. v itself is
+// not changed. A tensor that is all of a record is compared with its checksum.
+func Materialise(ctx context.Context, v any, read ReadFunc, limit int64) (any, error) {
+	m := &materialiser{ctx: ctx, read: read, room: limit, made: map[*Tensor]*tensor.Tensor{}}
+	r := value.Replacer{With: Inside(func(_ []string, t *Tensor) (any, error) { return m.tensor(t) })}
+	return r.Replace(v)
+}
+
+// Inside returns the With of a value.Replacer that replaces the tensors inside of
+// a value by what with returns. A *Storage becomes a record of its class around
+// the tensor of one dimension that has all of its elements, its argument 0. with is
+// called again for a tensor that stands at several places.
+func Inside(with func(at []string, t *Tensor) (any, error)) func(at []string, v any) (any, bool, error) {
+	storages := map[*Storage]any{}
+	return func(at []string, v any) (any, bool, error) {
+		switch v := v.(type) {
+		case *Tensor:
+			out, err := with(at, v)
+			return out, true, err
+		case *Storage:
+			if storages[v] == nil {
+				t, err := with(append(slices.Clip(at), "0"), v.flat())
+				if err != nil {
+					return nil, true, err
+				}
+				storages[v] = &value.Object{Module: v.class.Module, Name: v.class.Name, Call: true, Args: value.Tuple{t}}
+			}
+			return storages[v], true, nil
+		}
+		return nil, false, nil
+	}
+}
+
+// flat returns all elements of the storage as a tensor.
+func (s *Storage) flat() *Tensor {
+	return &Tensor{
+		DType: s.DType, Shape: []int64{s.numBytes() / int64(s.DType.Size())}, Strides: []int64{1},
+		Offset: s.Offset, End: s.End, Sum: s.Sum, StorageKey: s.Key,
+	}
+}
+
+// Unmarshal reads a file whole: its value, with the tensors in memory. It
+// refuses one whose tensors take more than limit bytes with ErrLimit.
+func Unmarshal(ctx context.Context, read ReadFunc, size, limit int64) (any, error) {
+	f, err := Open(ctx, read, size)
+	if err != nil {
+		return nil, err
+	}
+	return Materialise(ctx, f.Root, read, limit)
+}
+
+// materialiser reads tensors, each once.
+type materialiser struct {
+	ctx  context.Context
+	read ReadFunc
+	room int64
+	made map[*Tensor]*tensor.Tensor
+}
+
+// tensor reads a tensor, if there is room for it: as much as its elements take
+// in the file and in memory.
+func (m *materialiser) tensor(t *Tensor) (any, error) {
+	if out := m.made[t]; out != nil {
+		return out, nil
+	}
+	n := t.NumBytes()
+	if !t.Contiguous() {
+		n = max(n, t.Span())
+	}
+	if n > m.room {
+		return nil, fmt.Errorf("%w: tensor %v of %v inside of a value: %d bytes, and %d are allowed", ErrLimit, t.Shape, t.DType, n, m.room)
+	}
+	m.room -= n
+	out, err := t.Read(m.ctx, m.read)
+	m.made[t] = out
+	return out, err
 }

@@ -4,10 +4,23 @@
 package bench
 
 import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // timed returns how long fn took.
@@ -39,4 +52,192 @@ func PeakRSS() int64 {
 		}
 	}
 	return 0
+}
+
+// childJob is what a process that a benchmark starts is to do: one of these.
+type childJob struct {
+	Crowd *crowdJob `json:"crowd,omitempty"`
+	Rank  *rankJob  `json:"rank,omitempty"`
+	Tiny  *tinyJob  `json:"tiny,omitempty"`
+}
+
+// Child does what the benchmark wants that started this process. Options.Self
+// says how such processes are started; job is the argument they were given.
+func Child(ctx context.Context, job string, out io.Writer) error {
+	var j childJob
+	if err := json.Unmarshal([]byte(job), &j); err != nil {
+		return fmt.Errorf("job of a process of a benchmark: %w", err)
+	}
+	switch {
+	case j.Crowd != nil:
+		return j.Crowd.run(ctx, out)
+	case j.Rank != nil:
+		return j.Rank.run(ctx, out)
+	case j.Tiny != nil:
+		return j.Tiny.run(ctx, out)
+	}
+	return errors.New("job of a process of a benchmark: it is empty")
+}
+
+// argument returns the job as [Child] takes it.
+func (j childJob) argument() (string, error) {
+	b, err := json.Marshal(j)
+	return string(b), err
+}
+
+// errNoSelf reports options without Self.
+var errNoSelf = errors.New("how to start another process is not known")
+
+// child is a process that does a job.
+type child struct {
+	cmd *exec.Cmd
+	in  io.Closer
+	out io.Reader
+}
+
+// start starts a process that does the job. It ends with ctx.
+func (j childJob) start(ctx context.Context, self []string) (*child, error) {
+	if len(self) == 0 {
+		return nil, errNoSelf
+	}
+	arg, err := j.argument()
+	if err != nil {
+		return nil, err
+	}
+	c := &child{cmd: exec.CommandContext(ctx, self[0], append(self[1:len(self):len(self)], arg)...)}
+	c.cmd.Stderr = os.Stderr
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if c.out, err = c.cmd.StdoutPipe(); err != nil {
+		return nil, err
+	}
+	return c, c.cmd.Start()
+}
+
+// answer decodes what the process has to say into v, and calls then before the
+// process may go on to end.
+func (c *child) answer(v any, then func()) error {
+	err := json.NewDecoder(c.out).Decode(v)
+	then()
+	c.in.Close()
+	if exit := c.cmd.Wait(); exit != nil {
+		return exit
+	}
+	return err
+}
+
+// tell hands v to the process that started this one, and waits until that has
+// taken note.
+func tell(out io.Writer, v any) error {
+	if err := json.NewEncoder(out).Encode(v); err != nil {
+		return err
+	}
+	_, err := io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// states are the states of all ranks of a job that trains a transformer: bf16
+// weights and two f32 moments, every tensor sharded by rows.
+type states struct {
+	byRank []cairn.State
+	memory [][][]byte // by rank: the tensors' memory, in the order of names
+	bytes  int64
+}
+
+// hidden is the width of the model.
+const hidden = 2048
+
+// newStates makes states of about so many bytes in all. Filled ones hold
+// pseudo-random bytes; others are zero, but their memory is there.
+func newStates(bytes int64, ranks int, filled bool) (*states, error) {
+	s := &states{byRank: make([]cairn.State, ranks), memory: make([][][]byte, ranks)}
+	for rank := range ranks {
+		s.byRank[rank] = cairn.State{}
+	}
+	layout := byDim(0, ranks)
+	for w := range weights(bytes) {
+		if err := s.add(layout, w.name, w.dtype, w.shape, filled); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// weight is one tensor of the model or the optimizer.
+type weight struct {
+	name  string
+	dtype tensor.DType
+	shape []int64
+}
+
+func (w *weight) bytes() int64 {
+	n := int64(w.dtype.Size())
+	for _, d := range w.shape {
+		n *= d
+	}
+	return n
+}
+
+// weights yields the tensors of a state of about so many bytes.
+func weights(bytes int64) iter.Seq[weight] {
+	matrices := []struct {
+		name  string
+		shape []int64
+	}{
+		{"q", []int64{hidden, hidden}}, {"k", []int64{hidden, hidden}}, {"v", []int64{hidden, hidden}},
+		{"o", []int64{hidden, hidden}}, {"up", []int64{4 * hidden, hidden}}, {"gate", []int64{4 * hidden, hidden}},
+		{"down", []int64{hidden, 4 * hidden}}, {"norm1", []int64{hidden}}, {"norm2", []int64{hidden}},
+	}
+	kinds := []struct {
+		prefix string
+		dtype  tensor.DType
+	}{{"model", tensor.BFloat16}, {"optim.exp_avg", tensor.Float32}, {"optim.exp_avg_sq", tensor.Float32}}
+	return func(yield func(weight) bool) {
+		var total int64
+		for layer := 0; ; layer++ {
+			for _, m := range matrices {
+				for _, k := range kinds {
+					w := weight{fmt.Sprintf("%s.layers.%03d.%s.weight", k.prefix, layer, m.name), k.dtype, m.shape}
+					if !yield(w) {
+						return
+					}
+					total += w.bytes()
+				}
+				if total >= bytes {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (s *states) add(layout shard.Layout, name string, d tensor.DType, shape []int64, filled bool) error {
+	for rank := range s.byRank {
+		t, err := shard.Empty(layout, d, shape, rank)
+		if err != nil {
+			return err
+		}
+		mem, _ := t.Local().Bytes()
+		touch(mem, filled)
+		s.byRank[rank][name] = t
+		s.memory[rank] = append(s.memory[rank], mem)
+		s.bytes += int64(len(mem))
+	}
+	return nil
+}
+
+// touch writes to every page of mem, so that it exists, and with random bytes
+// if asked to.
+func touch(mem []byte, random bool) {
+	if !random {
+		for i := 0; i < len(mem); i += 4096 {
+			mem[i] = 0
+		}
+		return
+	}
+	r := rand.NewPCG(uint64(len(mem)), 1)
+	for i := 0; i+8 <= len(mem); i += 8 {
+		binary.LittleEndian.PutUint64(mem[i:], r.Uint64())
+	}
 }

@@ -3,11 +3,27 @@ package bench
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/collective"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tree"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // GroupOptions are what to measure of groups of ranks over TCP.
@@ -140,4 +156,524 @@ func onProcesses(ctx context.Context, n int, self []string, j *rankJob, v any) e
 		}
 	}
 	return err
+}
+
+// rankJob is to be one rank of a group of processes, which the environment
+// describes.
+type rankJob struct {
+	// Calls is how many calls the latency is taken of. Zero: throughput it is.
+	Calls int `json:",omitempty"`
+	// Bytes and Repeat are those of [GroupOptions].
+	Bytes  int64 `json:",omitempty"`
+	Repeat int   `json:",omitempty"`
+}
+
+// run is the process of one rank. Rank 0 prints the figures.
+func (j *rankJob) run(ctx context.Context, out io.Writer) error {
+	g, err := tcp.Join(ctx, tcp.Config{})
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	figures, err := j.measure(ctx, g)
+	if err != nil || g.Rank() != 0 {
+		return err
+	}
+	return json.NewEncoder(out).Encode(figures)
+}
+
+func (j *rankJob) measure(ctx context.Context, g *tcp.Group) (any, error) {
+	if j.Calls > 0 {
+		return latency(ctx, g, j.Calls, "processes")
+	}
+	return throughput(ctx, g, j)
+}
+
+// GroupGather is the gathering of large values from many ranks, which are
+// goroutines with connections of their own. Rates are in 10^9 bytes a second of
+// what rank 0 gets; the floor is as many bytes by as many plain connections to it
+// as there are from ranks right below it in a large group.
+type GroupGather struct {
+	Ranks   int     `json:"ranks"`
+	Bytes   int     `json:"bytes_per_rank"`
+	Seconds float64 `json:"seconds"`
+	Rate    float64 `json:"gbs"`
+	Floor   float64 `json:"floor_gbs"`
+	Ratio   float64 `json:"ratio"`
+	// Hops is how many connections a byte crosses in the mean. Between hosts they
+	// work side by side; here all are this machine's work.
+	Hops float64 `json:"hops"`
+}
+
+// gatherMany takes the figure, ours and the floor's in turn.
+func gatherMany(ctx context.Context, o GroupOptions) (*GroupGather, error) {
+	n := o.GatherRanks
+	if n < 2 {
+		return nil, fmt.Errorf("%d ranks: want at least two", n)
+	}
+	total := (n - 1) * o.GatherBytes
+	floor, err := newFunnel(tree.DefaultArity, total)
+	if err != nil {
+		return nil, err
+	}
+	defer floor.close()
+	d := &gatherDuel{value: make([]byte, o.GatherBytes), floor: floor}
+	err = onRoutines(ctx, n, func(ctx context.Context, g *tcp.Group) error {
+		return d.rounds(ctx, g, o.Repeat)
+	})
+	if err != nil {
+		return nil, err
+	}
+	r := &GroupGather{
+		Ranks: n, Bytes: o.GatherBytes, Seconds: median(d.ours).Seconds(), Hops: meanHops(n),
+		Rate: gbs(int64(total), median(d.ours)), Floor: gbs(int64(total), median(d.floors)),
+	}
+	r.Ratio = r.Rate / r.Floor
+	return r, nil
+}
+
+// gatherDuel times gathers, and after each the floor.
+type gatherDuel struct {
+	value        []byte // of every rank
+	floor        *funnel
+	ours, floors []time.Duration // rank 0's to append to
+}
+
+// rounds is one rank's part.
+func (d *gatherDuel) rounds(ctx context.Context, g *tcp.Group, repeat int) error {
+	for i := range repeat + 1 {
+		took, err := d.gather(ctx, g)
+		if err != nil {
+			return err
+		}
+		if g.Rank() != 0 {
+			continue
+		}
+		plain, err := timed(d.floor.move)
+		if err != nil {
+			return err
+		}
+		if i > 0 { // the first round warms up
+			d.ours, d.floors = append(d.ours, took), append(d.floors, plain)
+		}
+	}
+	return nil
+}
+
+// gather times one gather, with barriers around it.
+func (d *gatherDuel) gather(ctx context.Context, g *tcp.Group) (time.Duration, error) {
+	if err := g.Barrier(ctx); err != nil {
+		return 0, err
+	}
+	took, err := timed(func() error { return gatherOnce(ctx, g, d.value) })
+	if err != nil {
+		return 0, err
+	}
+	return took, g.Barrier(ctx)
+}
+
+// meanHops returns how many connections stand between rank 0 and another one of n
+// ranks in the mean.
+func meanHops(n int) float64 {
+	hops := 0
+	for rank := 1; rank < n; rank++ {
+		for at := rank; at > 0; at = (at - 1) / tree.DefaultArity {
+			hops++
+		}
+	}
+	return float64(hops) / float64(n-1)
+}
+
+func gatherOnce(ctx context.Context, g *tcp.Group, value []byte) error {
+	vs, err := g.Gather(ctx, 0, value)
+	if err != nil || g.Rank() != 0 {
+		return err
+	}
+	for r, v := range vs {
+		if len(v) != len(value) {
+			return fmt.Errorf("value of rank %d has %d bytes, not %d", r, len(v), len(value))
+		}
+	}
+	return nil
+}
+
+// funnel is plain connections to one reader.
+type funnel struct {
+	ln       net.Listener
+	in, out  []net.Conn
+	from, to [][]byte // memory for each connection
+}
+
+// newFunnel opens connections that move so many bytes in all, in even parts.
+func newFunnel(conns, total int) (f *funnel, err error) {
+	f = new(funnel)
+	if f.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		return nil, err
+	}
+	for i := range conns {
+		var out, in net.Conn
+		if out, err = net.Dial("tcp", f.ln.Addr().String()); err == nil {
+			f.out = append(f.out, out)
+			in, err = f.ln.Accept()
+		}
+		if err != nil {
+			f.close()
+			return nil, err
+		}
+		part := total*(i+1)/conns - total*i/conns
+		f.in = append(f.in, in)
+		f.from, f.to = append(f.from, make([]byte, part)), append(f.to, make([]byte, part))
+	}
+	return f, nil
+}
+
+// move moves the bytes once.
+func (f *funnel) move() error {
+	var all errgroup.Group
+	for i := range f.in {
+		all.Go(func() error { _, err := f.out[i].Write(f.from[i]); return err })
+		all.Go(func() error { _, err := io.ReadFull(f.in[i], f.to[i]); return err })
+	}
+	return all.Wait()
+}
+
+func (f *funnel) close() {
+	f.ln.Close()
+	for _, c := range f.in {
+		c.Close()
+	}
+	for _, c := range f.out {
+		c.Close()
+	}
+}
+
+// GroupCollective is the throughput of a tensor collective between processes, in
+// 10^9 bytes a second.
+type GroupCollective struct {
+	Op        string `json:"op"`
+	Processes int    `json:"processes"`
+	Bytes     int64  `json:"bytes"`
+	// Rate is bytes of the tensor over time, Wire the bytes that have to cross
+	// between the processes, all together, over time.
+	Rate float64 `json:"gbs"`
+	Wire float64 `json:"wire_gbs"`
+	// Floor is the rate at which as many bytes cross by as many plain connections
+	// between as many processes, from and into memory as large as the tensor;
+	// Ratio is Wire over it.
+	Floor float64 `json:"floor_wire_gbs"`
+	Ratio float64 `json:"ratio"`
+	// Cached is the same with memory that stays in a processor's cache: what
+	// connections can do where nothing has to come from memory.
+	Cached      float64 `json:"cached_wire_gbs"`
+	CachedRatio float64 `json:"cached_ratio"`
+}
+
+// contest is a collective and its floors.
+type contest struct {
+	op            string
+	run           func(context.Context) error
+	check         float32 // what the tensor holds then
+	send, receive int64   // of this rank by plain connections
+	crossing      int64   // of all ranks
+	took          [3][]time.Duration
+}
+
+// The turns of a round.
+const (
+	ours = iota
+	plain
+	cached
+)
+
+// throughput takes the figures of all collectives, which are the same on all
+// ranks but for small differences.
+func throughput(ctx context.Context, g *tcp.Group, j *rankJob) ([]GroupCollective, error) {
+	comm, err := collective.New(g, nil)
+	if err != nil {
+		return nil, err
+	}
+	wires, err := newRing(ctx, g)
+	if err != nil {
+		return nil, err
+	}
+	defer wires.close()
+	t, err := tensor.New(tensor.Float32, []int64{max(1, j.Bytes/4)})
+	if err != nil {
+		return nil, err
+	}
+	mem, _ := t.Bytes()
+	wires.spare = bytes.Repeat([]byte{1}, len(mem))
+	contests := newContests(comm, t)
+	for i := range j.Repeat + 1 {
+		for _, c := range contests {
+			if err := c.round(ctx, g, wires, t, i); err != nil {
+				return nil, fmt.Errorf("%s: %w", c.op, err)
+			}
+		}
+	}
+	var out []GroupCollective
+	for _, c := range contests {
+		wire := func(turn int) float64 { return gbs(c.crossing, median(c.took[turn])) }
+		f := GroupCollective{
+			Op: c.op, Processes: g.Size(), Bytes: t.NumBytes(),
+			Rate: gbs(t.NumBytes(), median(c.took[ours])), Wire: wire(ours), Floor: wire(plain), Cached: wire(cached),
+		}
+		f.Ratio, f.CachedRatio = f.Wire/f.Floor, f.Wire/f.Cached
+		out = append(out, f)
+	}
+	return out, nil
+}
+
+// newContests returns the collectives with what has to cross: in an all-reduce
+// every rank sends and receives 2(n-1)/n of the tensor, in a broadcast every rank
+// but the first receives it once and every one but the last sends it on.
+func newContests(comm *collective.Comm, t *tensor.Tensor) []*contest {
+	n, size := int64(comm.Size()), t.NumBytes()
+	share := 2 * (n - 1) * size / n
+	reduce := &contest{
+		op: "all_reduce", send: share, receive: share, crossing: n * share, check: float32(n*(n+1)) / 2,
+		run: func(ctx context.Context) error { return comm.AllReduce(ctx, t, collective.Sum) },
+	}
+	spread := &contest{
+		op: "broadcast", send: size, receive: size, crossing: (n - 1) * size, check: 1,
+		run: func(ctx context.Context) error { return comm.Broadcast(ctx, t, 0) },
+	}
+	if comm.Rank() == 0 {
+		spread.receive = 0
+	}
+	if comm.Rank() == comm.Size()-1 {
+		spread.send = 0
+	}
+	return []*contest{reduce, spread}
+}
+
+// round takes all figures once, each round another one first. The first round
+// warms up.
+func (c *contest) round(ctx context.Context, g group.Group, wires *ring, t *tensor.Tensor, i int) error {
+	mem, _ := t.Bytes()
+	small := min(len(mem), wireBuffer)
+	for k := range len(c.took) {
+		turn := (i + k) % len(c.took)
+		run := c.run
+		switch turn {
+		case plain:
+			run = func(context.Context) error { return wires.move(c.send, c.receive, mem, wires.spare) }
+		case cached:
+			run = func(context.Context) error { return wires.move(c.send, c.receive, mem[:small], wires.spare[:small]) }
+		}
+		fill(t, float32(g.Rank()+1))
+		d, err := together(ctx, g, run)
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			c.took[turn] = append(c.took[turn], d)
+		}
+		if turn != ours {
+			continue
+		}
+		if err := holds(t, c.check); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// together returns how long fn takes until it is done on all ranks.
+func together(ctx context.Context, g group.Group, fn func(context.Context) error) (time.Duration, error) {
+	if err := g.Barrier(ctx); err != nil {
+		return 0, err
+	}
+	return timed(func() error {
+		if err := fn(ctx); err != nil {
+			return err
+		}
+		return g.Barrier(ctx)
+	})
+}
+
+// fill sets all elements of a float32 tensor.
+func fill(t *tensor.Tensor, v float32) {
+	mem, _ := t.Bytes()
+	binary.LittleEndian.PutUint32(mem, math.Float32bits(v))
+	for n := 4; n < len(mem); n *= 2 {
+		copy(mem[n:], mem[:n])
+	}
+}
+
+// holds returns an error unless some elements of t, the first and the last among
+// them, are v.
+func holds(t *tensor.Tensor, v float32) error {
+	mem, _ := t.Bytes()
+	n := len(mem) / 4
+	for k := range 100 {
+		i := (n - 1) * k / 99
+		if got := math.Float32frombits(binary.LittleEndian.Uint32(mem[4*i:])); got != v {
+			return fmt.Errorf("element %d of %d is %v, not %v", i, n, got, v)
+		}
+	}
+	return nil
+}
+
+// GroupLatency is how long a collective call takes.
+type GroupLatency struct {
+	// Op is barrier, or gather of 1 KiB from each rank.
+	Op    string `json:"op"`
+	Ranks int    `json:"ranks"`
+	// As says what the ranks are: goroutines or processes.
+	As     string  `json:"as"`
+	Median float64 `json:"median_us"`
+	P99    float64 `json:"p99_us"`
+}
+
+// smallValue is what a rank brings to a gather whose latency is measured.
+const smallValue = 1 << 10
+
+// latency takes the figures on rank 0, of calls that follow one another.
+func latency(ctx context.Context, g *tcp.Group, calls int, as string) ([]GroupLatency, error) {
+	value := make([]byte, smallValue)
+	var out []GroupLatency
+	for _, c := range []struct {
+		op  string
+		run func() error
+	}{
+		{"barrier", func() error { return g.Barrier(ctx) }},
+		{"gather", func() error { _, err := g.Gather(ctx, 0, value); return err }},
+	} {
+		took := make([]time.Duration, 0, calls)
+		for i := range calls + calls/10 {
+			t, err := timed(c.run)
+			if err != nil {
+				return nil, err
+			}
+			if i >= calls/10 { // the first ones warm up
+				took = append(took, t)
+			}
+		}
+		out = append(out, GroupLatency{c.op, g.Size(), as, microseconds(took, 0.5), microseconds(took, 0.99)})
+	}
+	return out, nil
+}
+
+// microseconds returns a quantile of times.
+func microseconds(took []time.Duration, q float64) float64 {
+	return float64(quantile(took, q)) / float64(time.Microsecond)
+}
+
+// quantile returns the value of which a part q is not above.
+func quantile(took []time.Duration, q float64) time.Duration {
+	took = slices.Sorted(slices.Values(took))
+	return took[max(0, int(math.Ceil(q*float64(len(took))))-1)]
+}
+
+func median(took []time.Duration) time.Duration { return quantile(took, 0.5) }
+
+// latencyOfRoutines is latency for ranks of this process.
+func latencyOfRoutines(ctx context.Context, n, calls int) ([]GroupLatency, error) {
+	var figures []GroupLatency
+	err := onRoutines(ctx, n, func(ctx context.Context, g *tcp.Group) error {
+		l, err := latency(ctx, g, calls, "goroutines")
+		if g.Rank() == 0 {
+			figures = l
+		}
+		return err
+	})
+	return figures, err
+}
+
+// onRoutines runs fn on n ranks of this process that are connected by TCP.
+func onRoutines(ctx context.Context, n int, fn func(context.Context, *tcp.Group) error) error {
+	dir, err := os.MkdirTemp("", "cairn-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	secret := []byte(rand.Text())
+	groups := make([]*tcp.Group, n)
+	defer func() {
+		var wg sync.WaitGroup
+		for _, g := range groups {
+			if g != nil {
+				wg.Go(func() { g.Close() })
+			}
+		}
+		wg.Wait()
+	}()
+	all, joining := errgroup.WithContext(ctx)
+	for r := range n {
+		all.Go(func() (err error) {
+			groups[r], err = tcp.Join(joining, tcp.Config{
+				Meet: &tcp.File{Path: filepath.Join(dir, "meet")}, Rank: r, Size: n, Secret: secret,
+			})
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return err
+	}
+	all, ctx = errgroup.WithContext(ctx)
+	for _, g := range groups {
+		all.Go(func() error { return fn(ctx, g) })
+	}
+	return all.Wait()
+}
+
+// ring is one plain connection from each rank to the next.
+type ring struct {
+	to, from net.Conn
+	spare    []byte // to receive into
+}
+
+// wireBuffer is how much a plain connection writes or reads at a time.
+const wireBuffer = 1 << 20
+
+// newRing connects the ranks of a group.
+func newRing(ctx context.Context, g group.Group) (*ring, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	defer ln.Close()
+	addrs, err := g.AllGather(ctx, []byte(ln.Addr().String()))
+	if err != nil {
+		return nil, err
+	}
+	r := new(ring)
+	next := string(addrs[(g.Rank()+1)%g.Size()])
+	if r.to, err = new(net.Dialer).DialContext(ctx, "tcp", next); err != nil {
+		return nil, err
+	}
+	if r.from, err = ln.Accept(); err != nil {
+		r.to.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *ring) close() {
+	r.to.Close()
+	r.from.Close()
+}
+
+// move sends and receives so many bytes at the same time, round and round from
+// one memory and into the other.
+func (r *ring) move(send, receive int64, from, into []byte) error {
+	var both errgroup.Group
+	both.Go(func() error { return pump(r.to.Write, send, from) })
+	both.Go(func() error { return pump(r.from.Read, receive, into) })
+	return both.Wait()
+}
+
+// pump calls do with what comes next in mem, until that was n bytes.
+func pump(do func([]byte) (int, error), n int64, mem []byte) error {
+	at := 0
+	for n > 0 {
+		k, err := do(mem[at:min(int64(at)+min(n, wireBuffer), int64(len(mem)))])
+		if err != nil {
+			return err
+		}
+		n -= int64(k)
+		at = (at + k) % len(mem)
+	}
+	return nil
 }

@@ -70,7 +70,7 @@ With --json:
 				return err
 			}
 			out := outputOf(cmd)
-			return out.result(r, func() { out.benchedPlan(r) })
+			return out.result(r, func() { printPlanBench(out, r) })
 		},
 	}
 	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks")
@@ -78,7 +78,7 @@ With --json:
 	return cmd
 }
 
-func (o *output) benchedPlan(r *bench.PlanResult) {
+func printPlanBench(o *output, r *bench.PlanResult) {
 	o.printf("%d ranks x %d tensors: %s items\n\n", r.Ranks, r.Tensors, formatCount(int64(r.Items)))
 	t := newRows("PHASE", ">TIME")
 	for _, p := range slices.Sorted(maps.Keys(r.Phases)) {
@@ -167,12 +167,12 @@ With --json:
 			}
 			out := outputOf(cmd)
 			r, err := bench.IO(cmd.Context(), bench.IOOptions{
-				Dir: f.dir, Bytes: int64(f.size), Ranks: ranks, Repeat: repeat, Parallel: parallel, Log: out.log(),
+				Dir: f.dir, Bytes: int64(f.size), Ranks: ranks, Repeat: repeat, Parallel: parallel, Log: benchLog(out),
 			})
 			if err != nil {
 				return err
 			}
-			return out.result(r, func() { out.benchedIO(r) })
+			return out.result(r, func() { printIOBench(out, r) })
 		},
 	}
 	f.add(cmd)
@@ -182,15 +182,15 @@ With --json:
 	return cmd
 }
 
-// log returns a printer of remarks on what a long measurement is doing.
-func (o *output) log() func(format string, args ...any) {
+// benchLog returns a printer of remarks on what a long measurement is doing.
+func benchLog(o *output) func(format string, args ...any) {
 	if o.json || o.quiet {
 		return nil
 	}
 	return func(format string, args ...any) { fmt.Fprintf(o.err, format+"\n", args...) }
 }
 
-func (o *output) benchedIO(r *bench.IOResult) {
+func printIOBench(o *output, r *bench.IOResult) {
 	o.printf("%s from %s, %s, best of %d\n\n", formatBytes(r.Bytes), plural(r.Ranks, "rank"), plural(r.Files, "file"), r.Repeat)
 	t := newRows("", ">FLOOR GB/s", ">CAIRN GB/s", ">RATIO")
 	two := func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
@@ -225,14 +225,14 @@ and seconds.`,
 				return err
 			}
 			out := outputOf(cmd)
-			return out.result(r, func() { out.benchedReshard(r) })
+			return out.result(r, func() { printReshardBench(out, r) })
 		},
 	}
 	f.add(cmd)
 	return cmd
 }
 
-func (o *output) benchedReshard(r *bench.ReshardResult) {
+func printReshardBench(o *output, r *bench.ReshardResult) {
 	t := newRows("CASE", ">NEEDED", ">IN TILES", ">READ", ">REQUESTS", ">READ/NEEDED")
 	for _, c := range r.Cases {
 		t.add(c.Case, formatBytes(c.Needed), formatBytes(c.Rounded), formatBytes(c.Read),
@@ -272,7 +272,7 @@ With --json:
 				return err
 			}
 			out := outputOf(cmd)
-			return out.result(r, func() { out.benchedOpen(r) })
+			return out.result(r, func() { printOpenBench(out, r) })
 		},
 	}
 	cmd.Flags().IntVar(&o.Chunks, "chunks", o.Chunks, "number of chunks")
@@ -283,9 +283,330 @@ With --json:
 	return cmd
 }
 
-func (o *output) benchedOpen(r *bench.OpenResult) {
+func printOpenBench(o *output, r *bench.OpenResult) {
 	o.printf("%s chunks of %s: index %s, record %s\n", formatCount(int64(r.Chunks)), plural(r.Tensors, "tensor"),
 		formatBytes(r.IndexBytes), formatBytes(r.RecordBytes))
 	o.printf("open and read all: %s; and sum it up: %s\n", formatSeconds(r.Seconds), formatSeconds(r.InspectSeconds))
 	o.printf("open and find one: %.2f ms, %s read\n", r.LookupSeconds*1000, formatBytes(r.LookupBytes))
+}
+
+func newBenchConvertCmd() *cobra.Command {
+	f := benchFlags{size: 4 << 30}
+	o := bench.ConvertOptions{From: formats.TorchDCP, To: formats.HF, Ranks: 4, Repeat: 3}
+	memory := sizeFlag(512 << 20)
+	cmd := &cobra.Command{
+		Use:   "convert",
+		Short: "Measure a conversion beside a plain copy",
+		Long: `Convert saves a transformer-shaped state in one format, converts it to another,
+and in the same run copies the source's files by plain reads and writes. Both are
+synced, and both begin with a drop of the source's page cache. Of several rounds
+the best of each counts. It needs three times the size in the folder.
+
+With --json:
+
+  from, to, bytes, source_files, repeat
+  copy_gbs, convert_gbs, ratio    10^9 bytes a second, and ours over the copy's
+  peak_rss_bytes                  the largest memory while it converts`,
+		Example: `  cairn bench convert --size 4GiB --from torchdcp --to hf
+  cairn bench convert --size 4GiB --from native --to torchdcp --json`,
+		Args:              wantArgs(0, 0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := errors.Join(atLeastOne(cmd, "ranks", "repeat"), f.check(cmd, 1<<20)); err != nil {
+				return err
+			}
+			out := outputOf(cmd)
+			o.Dir, o.Bytes, o.Memory, o.Log = f.dir, int64(f.size), int64(memory), benchLog(out)
+			r, err := bench.Convert(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			return out.result(r, func() { printConvertBench(out, r) })
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().StringVar(&o.From, "from", o.From, "`format` of the source")
+	cmd.Flags().StringVar(&o.To, "to", o.To, "`format` of the target")
+	for _, name := range []string{"from", "to"} {
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(formats.Names(), cobra.ShellCompDirectiveNoFileComp)) // fails for unknown flags only
+	}
+	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks that save the source")
+	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
+	cmd.Flags().Var(&memory, "memory", "bound of the conversion's buffers")
+	return cmd
+}
+
+func printConvertBench(o *output, r *bench.ConvertResult) {
+	o.printf("%s from %s to %s, best of %d\n\n", formatBytes(r.Bytes), r.From, r.To, r.Repeat)
+	t := newRows(">COPY GB/s", ">CONVERT GB/s", ">RATIO", ">PEAK MEMORY")
+	two := func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
+	t.add(two(r.Copy), two(r.Convert), two(r.Ratio), formatBytes(r.PeakRSS))
+	o.table(t)
+}
+
+func newBenchGroupCmd() *cobra.Command {
+	o := bench.GroupOptions{}.WithDefaults()
+	size := sizeFlag(o.Bytes)
+	cmd := &cobra.Command{
+		Use:   "group",
+		Short: "Measure groups of ranks beside plain connections",
+		Long: `Group measures groups of ranks over the loopback of this machine: how long a
+barrier and a gather of 1 KiB from each rank take, how fast plans of 146 KiB are
+gathered from many ranks, and how fast tensors are reduced and broadcast between
+processes. Throughput comes beside its floor: the same number of bytes over the
+same number of plain connections, in turn with ours, from and into memory as large
+as the tensor, and once more from and into 1 MiB that stays in the cache. The
+results are medians.
+
+With --json:
+
+  latency        with op (barrier or gather), ranks, as (goroutines or
+                 processes), median_us and p99_us (microseconds)
+  gather         of large values from ranks that are goroutines: ranks,
+                 bytes_per_rank, seconds, gbs (10^9 bytes a second at rank 0),
+                 floor_gbs (8 plain connections), ratio, and hops, how many
+                 connections a byte crosses in the mean
+  collectives    with op (all_reduce or broadcast), processes, bytes (of the
+                 tensor), gbs (bytes over time), wire_gbs (what has to cross
+                 between processes, over time), floor_wire_gbs (plain connections
+                 in the same number between the same processes) and ratio;
+                 cached_wire_gbs and cached_ratio, the same against connections
+                 that move 1 MiB that stays in the cache
+  repeat         the number of rounds`,
+		Example: `  cairn bench group
+  cairn bench group --size 1GiB --procs 2,4,8 --json`,
+		Args:              wantArgs(0, 0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkGroup(cmd, &o, size); err != nil {
+				return err
+			}
+			var err error
+			if o.Self, err = benchChild(); err != nil {
+				return err
+			}
+			out := outputOf(cmd)
+			o.Bytes, o.Log = int64(size), benchLog(out)
+			r, err := bench.Group(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			return out.result(r, func() { printGroupBench(out, r) })
+		},
+	}
+	cmd.Flags().Var(&size, "size", "size of the tensor")
+	cmd.Flags().IntSliceVar(&o.Ranks, "ranks", o.Ranks, "numbers of ranks whose latency is measured")
+	cmd.Flags().IntSliceVar(&o.LatencyProcs, "latency-procs", o.LatencyProcs, "numbers of processes whose latency is measured")
+	cmd.Flags().IntVar(&o.Calls, "calls", o.Calls, "number of calls of a latency")
+	cmd.Flags().IntVar(&o.GatherRanks, "gather-ranks", o.GatherRanks, "number of ranks that plans are gathered from")
+	cmd.Flags().IntSliceVar(&o.Procs, "procs", o.Procs, "numbers of processes that tensors are reduced between")
+	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds of a throughput")
+	return cmd
+}
+
+// checkGroup refuses sizes that nothing can be measured of.
+func checkGroup(cmd *cobra.Command, o *bench.GroupOptions, size sizeFlag) error {
+	const smallest = 1 << 10
+	if size < smallest {
+		return usagef(cmd, "--size is too small: at least %s", formatBytes(smallest))
+	}
+	for name, list := range map[string][]int{"ranks": o.Ranks, "latency-procs": o.LatencyProcs, "procs": o.Procs} {
+		for _, n := range list {
+			if n < 2 {
+				return usagef(cmd, "--%s: a group of %d is none to measure", name, n)
+			}
+		}
+	}
+	if o.GatherRanks < 2 {
+		return usagef(cmd, "--gather-ranks must be at least 2")
+	}
+	return atLeastOne(cmd, "calls", "repeat")
+}
+
+func printGroupBench(o *output, r *bench.GroupResult) {
+	two := func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
+	t := newRows("LATENCY", ">RANKS", "AS", ">MEDIAN", ">P99")
+	for _, l := range r.Latency {
+		op := l.Op
+		if op == "gather" {
+			op += ", 1 KiB"
+		}
+		t.add(op, strconv.Itoa(l.Ranks), l.As, formatMicroseconds(l.Median), formatMicroseconds(l.P99))
+	}
+	o.table(t)
+	o.printf("\n")
+	t = newRows("THROUGHPUT", ">BY", ">SIZE", ">GB/s", ">ON THE WIRE", ">PLAIN", ">RATIO", ">CACHED", ">RATIO")
+	for _, c := range r.Collectives {
+		t.add(c.Op, fmt.Sprintf("%d processes", c.Processes), formatBytes(c.Bytes), two(c.Rate), two(c.Wire), two(c.Floor), two(c.Ratio), two(c.Cached), two(c.CachedRatio))
+	}
+	g := r.Gather
+	t.add("gather", fmt.Sprintf("%d ranks", g.Ranks), formatBytes(int64(g.Bytes)), two(g.Rate), two(g.Rate*g.Hops), two(g.Floor), two(g.Ratio), "", "")
+	o.table(t)
+	o.printf("\nThe gather takes %s. A byte of it crosses %.1f connections in the mean; the ratio is\n"+
+		"of what rank 0 gets.\n", formatMicroseconds(g.Seconds*1e6), g.Hops)
+}
+
+// formatMicroseconds writes a short time, as in "12.3 us".
+func formatMicroseconds(us float64) string {
+	if us < 1000 {
+		return fmt.Sprintf("%.1f us", us)
+	}
+	return fmt.Sprintf("%.2f ms", us/1000)
+}
+
+func newBenchTinyCmd() *cobra.Command {
+	o := bench.TinyOptions{Tensors: 200_000}
+	cmd := &cobra.Command{
+		Use:   "tiny",
+		Short: "Measure a checkpoint of very many small tensors",
+		Long: `Tiny saves a checkpoint of tensors of four elements and runs commands of cairn
+on it, each as a process of its own: here the work for each name counts, not the
+bytes. On a busy machine the time of the processors says more than the time that
+passed.
+
+With --json:
+
+  tensors    their number
+  steps      with step, seconds (the time that passed), cpu_seconds (of all
+             processors) and peak_rss_bytes (the largest memory)`,
+		Example: `  cairn bench tiny
+  cairn bench tiny --tensors 20000 --json`,
+		Args:              wantArgs(0, 0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := errors.Join(atLeastOne(cmd, "tensors"), wantFolder(cmd, o.Dir)); err != nil {
+				return err
+			}
+			var err, errProgram error
+			o.Self, err = benchChild()
+			o.Program, errProgram = ownCommand()
+			if err := errors.Join(err, errProgram); err != nil {
+				return err
+			}
+			out := outputOf(cmd)
+			o.Log = benchLog(out)
+			r, err := bench.Tiny(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			return out.result(r, func() { printTinyBench(out, r) })
+		},
+	}
+	addFolderFlag(cmd, &o.Dir)
+	cmd.Flags().IntVar(&o.Tensors, "tensors", o.Tensors, "number of tensors")
+	return cmd
+}
+
+func printTinyBench(o *output, r *bench.TinyResult) {
+	o.printf("%s tensors of 16 bytes\n\n", formatCount(int64(r.Tensors)))
+	t := newRows("STEP", ">TIME", ">CPU", ">PEAK MEMORY")
+	for _, s := range r.Steps {
+		t.add(s.Step, formatSeconds(s.Seconds), formatSeconds(s.CPUSeconds), formatBytes(s.PeakRSS))
+	}
+	o.table(t)
+}
+
+func newBenchTreeCmd() *cobra.Command {
+	o := bench.TreeOptions{PlanOptions: bench.PlanOptions{Ranks: 10_000, Tensors: 1000}}.WithDefaults()
+	cmd := &cobra.Command{
+		Use:   "tree",
+		Short: "Simulate the planning of a save by ten thousand ranks",
+		Long: `Tree simulates the planning of a save: every rank makes its plan, the tree of
+ranks gathers all plans at rank 0, which makes the final ones and scatters them.
+Steps, messages, codecs and planners are those of a save, and so are the plans
+(see 'cairn help bench plan'). Links are in memory. Rank 0 has a process of its
+own, so that its memory can be measured apart from that of the other ranks, which
+share a process.
+
+With --json:
+
+  ranks, tensors, items     the size of the problem
+  arity, depth, max_links   the tree, and the most links that a rank holds
+  wire_bytes_per_rank       the size of a rank's plan on the wire
+  messages_sent, messages_received, bytes_sent, bytes_received
+                            with mean (of all ranks), max (of all but rank 0)
+                            and coordinator (rank 0)
+  seconds, phases           from when all ranks have encoded their plans to when
+                            all know the outcome, all and by phase
+  outside                   what that leaves out: the ranks' own work, which one
+                            process does here for all
+  coordinator_peak_rss_bytes, others_peak_rss_bytes
+                            the largest memory of the two processes`,
+		Example: `  cairn bench tree --ranks 1000
+  cairn bench tree --ranks 10000 --tensors 1000 --json`,
+		Args:              wantArgs(0, 0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := atLeastOne(cmd, "tensors", "arity"); err != nil {
+				return err
+			}
+			if o.Ranks < 2 {
+				return usagef(cmd, "--ranks must be at least 2")
+			}
+			var err error
+			if o.Self, err = benchChild(); err != nil {
+				return err
+			}
+			out := outputOf(cmd)
+			o.Log = benchLog(out)
+			r, err := bench.Tree(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			return out.result(r, func() { printTreeBench(out, r) })
+		},
+	}
+	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks")
+	cmd.Flags().IntVar(&o.Tensors, "tensors", o.Tensors, "number of tensors")
+	cmd.Flags().IntVar(&o.Arity, "arity", o.Arity, "number of ranks below one")
+	return cmd
+}
+
+func printTreeBench(o *output, r *bench.TreeResult) {
+	o.printf("%d ranks x %d tensors: %s items, plans of %s\n", r.Ranks, r.Tensors, formatCount(int64(r.Items)), formatBytes(int64(r.WireBytes)))
+	o.printf("tree of arity %d: depth %d, at most %s a rank\n\n", r.Arity, r.Depth, plural(r.Links, "link"))
+	t := newRows("", ">A RANK, MEAN", ">A RANK, MOST", ">RANK 0")
+	row := func(name string, v bench.TreeTraffic, text func(int64) string) {
+		t.add(name, text(int64(v.Mean+0.5)), text(v.Max), text(v.Coordinator))
+	}
+	count := func(n int64) string { return strconv.FormatInt(n, 10) }
+	row("messages sent", r.MessagesSent, count)
+	row("messages received", r.MessagesReceived, count)
+	row("bytes sent", r.BytesSent, formatBytes)
+	row("bytes received", r.BytesReceived, formatBytes)
+	o.table(t)
+	o.printf("\n")
+	t = newRows("PHASE", ">TIME")
+	for _, p := range []string{"gather", "decode", "plan", "encode", "scatter", "settle"} {
+		t.add(p, formatSeconds(r.Phases[p]))
+	}
+	t.add("all of it", formatSeconds(r.Seconds))
+	for _, p := range []string{"local_plans", "local_decode"} {
+		t.add("(outside: "+p+")", formatSeconds(r.Outside[p]))
+	}
+	o.table(t)
+	o.printf("\npeak memory: rank 0 %s, all others together %s\n", formatBytes(r.CoordinatorPeak), formatBytes(r.OthersPeak))
+}
+
+// benchChildName is the command by which benchmarks start processes.
+const benchChildName = "child"
+
+// benchChild returns how to start such a process, except for its job.
+func benchChild() ([]string, error) {
+	return ownCommand("bench", benchChildName)
+}
+
+func newBenchChildCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:               benchChildName + " JOB",
+		Short:             "Be a process of another benchmark",
+		Long:              `Child is the command that other benchmarks start if they need several processes.`,
+		Example:           `  cairn bench group`,
+		Args:              wantArgs(1, 1),
+		Hidden:            true,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return bench.Child(cmd.Context(), args[0], cmd.OutOrStdout())
+		},
+	}
 }

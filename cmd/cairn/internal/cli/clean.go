@@ -138,7 +138,7 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 		errs = append(errs, r.drop(&conversions[i], f))
 	}
 	o := outputOf(cmd)
-	return errors.Join(o.result(r, func() { o.cleaned(&r) }), errors.Join(errs...))
+	return errors.Join(o.result(r, func() { printCleaned(o, &r) }), errors.Join(errs...))
 }
 
 // unfinished returns the conversions that have not finished to path, to paths in
@@ -231,7 +231,7 @@ func (r *cleanResult) clean(ctx context.Context, dir string, f cleanFlags) error
 	return nil
 }
 
-func (o *output) cleaned(r *cleanResult) {
+func printCleaned(o *output, r *cleanResult) {
 	t := newRows("FILE", ">SIZE", "SAVER", "ACTION")
 	word := "removed"
 	if r.DryRun {
@@ -309,8 +309,8 @@ func filesLeftAt(ctx context.Context, path string) []publish.Leftover {
 	return left
 }
 
-// leftovers prints remarks about what leftoversAt has found.
-func (o *output) leftovers(path string, l *leftoverSummary) {
+// printLeftovers prints remarks about what leftoversAt has found.
+func printLeftovers(o *output, path string, l *leftoverSummary) {
 	if l != nil {
 		for _, line := range l.lines(path) {
 			o.remark("%s\n", line)

@@ -210,7 +210,7 @@ func TestRowsAlign(t *testing.T) {
 func TestReshardingAsATable(t *testing.T) {
 	var b bytes.Buffer
 	o := &output{out: &b}
-	o.benchedReshard(&bench.ReshardResult{Cases: []bench.ReshardRow{
+	printReshardBench(o, &bench.ReshardResult{Cases: []bench.ReshardRow{
 		{Case: "rows", ReadStats: storage.ReadStats{Needed: 1 << 20, Rounded: 2 << 20, Read: 2 << 20, Requests: 1234}, Ratio: 2},
 	}})
 	want := "CASE   NEEDED  IN TILES     READ  REQUESTS  READ/NEEDED\nrows  1.0 MiB   2.0 MiB  2.0 MiB    1.23 k        2.000\n"

@@ -1,10 +1,23 @@
 package cli
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 func newConvertCmd() *cobra.Command {
@@ -165,3 +178,365 @@ func (f *conversionFlags) add(cmd *cobra.Command) {
 
 // hideDefault takes the default of a flag, which is nothing, out of its help.
 func hideDefault(fl *pflag.FlagSet, name string) { fl.Lookup(name).DefValue = "" }
+
+// conversionOf says what a conversion is of, in JSON.
+type conversionOf struct {
+	Source string `json:"source"`
+	Target string `json:"target"`
+	From   string `json:"from"`
+	To     string `json:"to"`
+}
+
+// conversionResult is what 'cairn convert --json' prints.
+type conversionResult struct {
+	conversionOf
+	*convert.Report
+	Seconds float64 `json:"seconds"`
+}
+
+// conversionPlan is what 'cairn convert --dry-run --json' prints.
+type conversionPlan struct {
+	conversionOf
+	DryRun bool `json:"dry_run"`
+	*convert.Summary
+	// Continues says that an interrupted run would be gone on with, of which
+	// KeptFiles are finished.
+	Continues bool `json:"continues,omitempty"`
+	KeptFiles int  `json:"kept_files,omitempty"`
+}
+
+// run carries the command out.
+func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
+	ctx := cmd.Context()
+	at := checkpointAddress(src)
+	store, err := openStore(at)
+	if err != nil {
+		return err
+	}
+	from, err := formats.Detect(ctx, store)
+	if err != nil {
+		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(src, err))
+	}
+	to, err := f.target(cmd, from, dst)
+	if err != nil {
+		return err
+	}
+	opts, err := f.options(cmd, to)
+	if err != nil {
+		return err
+	}
+	if err := apart(at, dst); err != nil {
+		return err
+	}
+	if err := to.check(); err != nil {
+		return f.explain(cmd, src, err)
+	}
+	opts.Source = store
+	c, err := f.open(ctx, store, from)
+	if err != nil {
+		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(src, err))
+	}
+	defer c.Close()
+	for _, note := range c.Storage().Notes {
+		opts.Warn(fmt.Errorf("%s: %s", src, note))
+	}
+	var bar *progress
+	opts.Progress = func(n int64) { bar.add(n) }
+	job, err := convert.Plan(ctx, c, opts)
+	if err != nil {
+		return f.explain(cmd, src, err)
+	}
+	what := conversionOf{src, dst, from, to.format}
+	if f.dryRun {
+		return f.explain(cmd, src, f.plan(cmd, job, to, &conversionPlan{conversionOf: what, DryRun: true}))
+	}
+	defer job.Confine()()
+	o := outputOf(cmd)
+	_, size := job.Size()
+	bar = o.progress(cmd.Name(), size)
+	defer bar.done()
+	start := time.Now()
+	rep, err := f.convert(ctx, o, job, to)
+	bar.done()
+	if err != nil {
+		return f.explain(cmd, src, err)
+	}
+	r := &conversionResult{what, rep, time.Since(start).Seconds()}
+	return o.result(r, func() { printConverted(o, r) })
+}
+
+// open opens the source.
+func (f *conversionFlags) open(ctx context.Context, store blob.Store, format string) (storage.Checkpoint, error) {
+	from, err := formats.ByName(format, &formats.Options{Dequantize: f.dequantize})
+	if err != nil {
+		return nil, err
+	}
+	c, err := from.Open(ctx, store)
+	if err != nil || !f.dequantize {
+		return c, err
+	}
+	quantised, err := hasQuantised(ctx, store, c)
+	if err == nil && !quantised {
+		err = errNotQuantised
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// errNotQuantised is of a source without anything to dequantise.
+var errNotQuantised = errors.New("--dequantize: nothing in it is quantised in a way that is known")
+
+// hasQuantised reports whether a checkpoint that was opened to dequantise is
+// another one without that.
+func hasQuantised(ctx context.Context, store blob.Store, c storage.Checkpoint) (bool, error) {
+	with, err := c.Metadata(ctx)
+	if err != nil {
+		return false, err
+	}
+	plain, err := formats.Open(ctx, store, nil)
+	if err != nil {
+		return false, err
+	}
+	defer plain.Close()
+	without, err := plain.Metadata(ctx)
+	if err != nil {
+		return false, err
+	}
+	return len(with.Entries) != len(without.Entries), nil // the scales are no tensors then
+}
+
+// options returns the options of the conversion.
+func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert.Options, error) {
+	o := &convert.Options{
+		Select: f.include, Exclude: f.exclude, Rename: f.rename, DType: f.dtype, WorldSize: f.worldSize, Placements: f.placement,
+		SkipObjects: f.skipObjects, Memory: int64(f.memory), Parallel: f.parallel,
+	}
+	var err error
+	if o.Mesh, err = parseMesh(f.mesh); err != nil {
+		return nil, usagef(cmd, "--mesh: %v", err)
+	}
+	for name, n := range map[string]int{"world-size": f.worldSize, "shards": f.shards, "parallel": f.parallel} {
+		if n < 0 || n == 0 && cmd.Flags().Changed(name) {
+			return nil, usagef(cmd, "--%s %d: want 1 or more", name, n)
+		}
+	}
+	if f.shards > 0 && f.maxShard > 0 {
+		return nil, usagef(cmd, "--shards and --max-shard-size contradict each other")
+	}
+	o.Inline = formats.Inline(to.format)
+	o.Merge = f.merge || formats.WholeTensors(to.format) && !f.resharded()
+	if err := f.record(cmd, to, o); err != nil {
+		return nil, err
+	}
+	out := outputOf(cmd)
+	o.Warn = func(err error) {
+		if !out.quiet {
+			fmt.Fprintf(out.err, "%s: %s\n", cmd.CommandPath(), clean(oneLine(err.Error())))
+		}
+	}
+	return o, nil
+}
+
+// record sets the step and the tags that the flags name.
+func (f *conversionFlags) record(cmd *cobra.Command, to *destination, o *convert.Options) error {
+	if cmd.Flags().Changed("step") {
+		if f.step < 0 {
+			return usagef(cmd, "--step %d: want 0 or more", f.step)
+		}
+		o.Step = &f.step
+	}
+	for _, tag := range f.tags {
+		key, value, ok := strings.Cut(tag, "=")
+		if _, twice := o.Tags[key]; !ok || key == "" || twice {
+			return usagef(cmd, "--tag %q: want KEY=VALUE, each key once", tag)
+		}
+		if o.Tags == nil {
+			o.Tags = map[string]string{}
+		}
+		o.Tags[key] = value
+	}
+	if (o.Step != nil || o.Tags != nil) && !formats.Records(to.format) {
+		return usagef(cmd, "--step and --tag: the format %s has no place for them", to.format)
+	}
+	return nil
+}
+
+func (f *conversionFlags) resharded() bool { return f.worldSize > 0 || f.mesh != "" }
+
+// parseMesh reads "2x4".
+func parseMesh(text string) ([]int, error) {
+	if text == "" {
+		return nil, nil
+	}
+	var out []int
+	for part := range strings.SplitSeq(strings.ToLower(text), "x") {
+		n, err := strconv.Atoi(part)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("%q is no mesh: want sizes such as 2x4", text)
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// plan prints what would be done, if it can be.
+func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destination, p *conversionPlan) error {
+	if err := to.check(); err != nil {
+		return err
+	}
+	if to.place != nil {
+		var err error
+		if p.KeptFiles, p.Continues, err = to.begun(cmd.Context(), job); err != nil {
+			return err
+		}
+		to.trial = &mem.Store{Name: "trial"} // what an interrupted run left is not to be seen
+	}
+	t, err := to.open(job)
+	if err != nil {
+		return err
+	}
+	if p.Summary, err = convert.Check(cmd.Context(), job, t); err != nil {
+		return err
+	}
+	o := outputOf(cmd)
+	return o.result(p, func() { printConversionPlan(o, p) })
+}
+
+// convert runs the conversion and lets its result appear.
+func (f *conversionFlags) convert(ctx context.Context, o *output, job *convert.Job, to *destination) (*convert.Report, error) {
+	if err := to.lock(o); err != nil {
+		return nil, err
+	}
+	defer to.unlock()
+	if err := to.prepare(); err != nil {
+		return nil, err
+	}
+	t, err := to.open(job)
+	if err != nil {
+		return nil, err
+	}
+	rep, err := convert.Run(ctx, job, t)
+	if err != nil {
+		return nil, to.interrupted(o, err)
+	}
+	return rep, to.publish()
+}
+
+// explain says what to do about an error.
+func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) error {
+	refused, isRefused := errors.AsType[*convert.RefusedError](err)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, convert.ErrOption):
+		return usagef(cmd, "%v", err)
+	case isRefused && len(refused.Tensors) > 0:
+		return withHint(err, "--dtype casts tensors to a type that the format has, and --exclude leaves names out")
+	case isRefused:
+		return withHint(err, "--skip-objects leaves them out, --select and --exclude choose names")
+	case errors.Is(err, storage.ErrNotRepresentable): // of the checkpoint as a whole
+		return withHint(err, "--skip-objects leaves it out")
+	case errors.Is(err, storage.ErrExists):
+		return withHint(err, "--overwrite replaces it, once the new checkpoint is complete")
+	case errors.Is(err, convert.ErrBusy):
+		return withHint(err, "wait for it to end, or give DST another path")
+	case errors.Is(err, convert.ErrOccupied) && f.overwrite:
+		return withHint(err, "--overwrite replaces a checkpoint and nothing else: remove what is there, or give DST another path")
+	case errors.Is(err, convert.ErrOccupied):
+		return withHint(err, "give DST another path")
+	case errors.Is(err, cairn.ErrMissing), errors.Is(err, convert.ErrEmpty):
+		return withHint(err, listHint(src))
+	case errors.Is(err, convert.ErrCollision):
+		return withHint(err, "--exclude leaves one of them out, another --rename tells them apart")
+	}
+	return err
+}
+
+func printConverted(o *output, r *conversionResult) {
+	o.remark("%s: %s: %s, %s, %s in %s (%s, %s)\n", clean(r.Target), o.good("complete"), plural(r.Tensors, "tensor"),
+		plural(r.Objects, "object"), formatBytes(r.FileBytes), plural(r.Files, "file"), formatSeconds(r.Seconds),
+		formatRate(float64(r.Bytes)/max(r.Seconds, 1e-9)))
+	if r.KeptFiles > 0 {
+		o.remark("%s were finished by an earlier run\n", plural(r.KeptFiles, "file"))
+	}
+	for _, name := range r.Skipped {
+		o.printf("left out: %s\n", clean(name))
+	}
+}
+
+func printConversionPlan(o *output, p *conversionPlan) {
+	t := newRows("NAME", "FROM", "DTYPE", "SHAPE", ">CHUNKS", ">SIZE")
+	for _, it := range p.Items {
+		dtype := it.DType
+		if it.FromDType != "" {
+			dtype = it.FromDType + " → " + it.DType
+		}
+		if it.Kind == "object" {
+			t.add(clean(it.Name), clean(it.From), "object", "", "", formatBytes(it.Bytes))
+			continue
+		}
+		t.add(clean(it.Name), clean(it.From), dtype, formatShape(it.Shape), strconv.Itoa(it.Chunks), formatBytes(it.Bytes))
+	}
+	o.table(t)
+	o.remark("\n%s to %s: %s, %s, %s for %s", p.From, p.To, plural(p.Tensors, "tensor"),
+		plural(p.Objects, "object"), formatBytes(p.Bytes), plural(p.Ranks, "rank"))
+	if n := len(p.Skipped); n > 0 {
+		o.remark("; %s that the format cannot hold skipped", plural(n, "object"))
+	}
+	if p.LeftOut > 0 {
+		o.remark("; %s left out", plural(p.LeftOut, "name"))
+	}
+	if p.Continues {
+		o.remark("; an interrupted run would be continued, with %s finished", plural(p.KeptFiles, "file"))
+	}
+	o.remark("; nothing was written\n")
+}
+
+// completeConversion completes arguments that are all paths.
+func completeConversion(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 1 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveDefault
+}
+
+// completeDTypes completes a dtype, also behind a pattern.
+func completeDTypes(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+	glob := ""
+	if i := strings.LastIndexByte(word, '='); i >= 0 {
+		glob = word[:i+1]
+	}
+	var out []string
+	for _, d := range tensor.DTypes() {
+		out = append(out, glob+d.String())
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+func newMergeCmd() *cobra.Command {
+	f := &conversionFlags{memory: 512 << 20, merge: true}
+	cmd := &cobra.Command{
+		Use:   "merge SRC DST",
+		Short: "Make whole tensors of a sharded checkpoint",
+		Long: `Merge writes a checkpoint anew with every tensor in one piece, by one rank: for
+tools that know nothing of shards, or to load it on one machine. It is convert
+for this case: it streams, goes on after an interruption, and DST appears in one
+step when it is complete. See 'cairn help convert' for rules and for the fields
+of --json.
+
+Without --to the new checkpoint has the format of the old one, unless DST has the
+suffix of a file: .pt, .pth, .bin and .ckpt are of torch, .safetensors is of hf.`,
+		Example: `  cairn merge runs/step-1000 merged
+  cairn merge runs/step-1000 model.safetensors --select 'model.*' --dtype bfloat16
+  cairn merge dcp-checkpoint model.pt --dry-run`,
+		Args:              wantArgs(2, 2),
+		ValidArgsFunction: completeConversion,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.run(cmd, args[0], args[1])
+		},
+	}
+	f.add(cmd)
+	return cmd
+}

@@ -235,7 +235,7 @@ var _ demo.Watcher = (*demoWatcher)(nil)
 
 func (w *demoWatcher) Begin(phase string, bytes int64) {
 	if !w.begun {
-		w.o.story("%s in %s\n\n", w.o.bold("cairn demo"), clean(w.dir))
+		printStory(w.o, "%s in %s\n\n", w.o.bold("cairn demo"), clean(w.dir))
 	}
 	w.begun = true
 	w.bar.done()
@@ -286,9 +286,9 @@ func ranksOf(r *demo.Report, n int) string {
 // killed says who was killed, who knew when and how, and what was there then.
 func (w *demoWatcher) killed(k *demo.Kill) {
 	w.line("kill", "rank %d, %-29s %s", k.Rank, k.At+":", foundWhole(k.Survivor))
-	w.o.story("%13s%s knew within %s:\n", "", plural(k.Survivors, "survivor"), formatSeconds(k.Known))
+	printStory(w.o, "%13s%s knew within %s:\n", "", plural(k.Survivors, "survivor"), formatSeconds(k.Known))
 	for _, e := range k.Errors {
-		w.o.story("%13s%s\n", "", clean(e))
+		printStory(w.o, "%13s%s\n", "", clean(e))
 	}
 }
 
@@ -303,18 +303,18 @@ func (w *demoWatcher) loaded(r *demo.Report) {
 	l := r.Load
 	w.line("load", "%s, resharded: needed %s, %s", ranksOf(r, l.Ranks), formatBytes(l.Needed), formatSpeed(l.Speed))
 	if l.Read > l.Needed {
-		w.o.story("%13sread %s: narrow columns of small matrices lie in shared tiles\n", "", formatBytes(l.Read))
+		printStory(w.o, "%13sread %s: narrow columns of small matrices lie in shared tiles\n", "", formatBytes(l.Read))
 	}
 	w.line("compare", "%s on all ranks, every byte as it was saved", formatBytes(l.Compared))
 }
 
 // line prints one line of the story.
 func (w *demoWatcher) line(what, format string, args ...any) {
-	w.o.story("%s %-10s %s\n", w.o.good("✓"), what, fmt.Sprintf(format, args...))
+	printStory(w.o, "%s %-10s %s\n", w.o.good("✓"), what, fmt.Sprintf(format, args...))
 }
 
-// story prints a remark beside which there is no JSON.
-func (o *output) story(format string, args ...any) {
+// printStory prints a remark beside which there is no JSON.
+func printStory(o *output, format string, args ...any) {
 	if !o.json {
 		o.remark(format, args...)
 	}
@@ -348,4 +348,27 @@ func formatSpeed(s demo.Speed) string {
 
 func formatMesh(mesh []int) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(mesh), " ", "×"), "[]")
+}
+
+// demoRankName is the command that is one rank of 'cairn demo --procs'.
+const demoRankName = "demo-rank"
+
+func newDemoRankCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:    demoRankName + " PATH TASK",
+		Short:  "Play one rank of a demo with processes",
+		Hidden: true,
+		Long: `Demo-rank is what 'cairn demo' starts as a process for each rank. TASK is what the
+demo wants it to do, and what it prints is for the demo to read.`,
+		Example:           `  cairn demo --procs 4`,
+		Args:              wantArgs(2, 2),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			store, err := all.Open(args[0])
+			if err != nil {
+				return err
+			}
+			return demo.RunRank(cmd.Context(), store, args[1], cmd.OutOrStdout())
+		},
+	}
 }

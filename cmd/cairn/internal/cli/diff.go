@@ -226,7 +226,7 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 				return err
 			}
 			v := difference{args[0], args[1], c}
-			if err := o.result(v, func() { o.difference(c) }); err != nil || c.Differences() == 0 && len(c.Unread) == 0 {
+			if err := o.result(v, func() { printDifference(o, c) }); err != nil || c.Differences() == 0 && len(c.Unread) == 0 {
 				return err
 			}
 			if c.Differences() == 0 {
@@ -237,9 +237,9 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 	})
 }
 
-func (o *output) difference(c *inspect.Comparison) {
+func printDifference(o *output, c *inspect.Comparison) {
 	if len(c.Items) > 0 {
-		o.compared(c.Items)
+		printCompared(o, c.Items)
 		o.remark("\n")
 	}
 	if c.Omitted > 0 {
@@ -277,9 +277,9 @@ func formatComparison(c *inspect.Comparison) string {
 	return text
 }
 
-// compared prints a table of names. Of tensors that differ by their elements, A
+// printCompared prints a table of names. Of tensors that differ by their elements, A
 // and B are the first that differ.
-func (o *output) compared(items []inspect.Compared) {
+func printCompared(o *output, items []inspect.Compared) {
 	t := newRows("NAME", "STATUS", "DIFFERS", "A", "B", "AT", ">DIFFERING", ">MAX ABS", ">MAX REL")
 	for i := range items {
 		c := &items[i]

@@ -115,8 +115,8 @@ Of the beginning of names:
 				}
 				o := outputOf(cmd)
 				return o.result(v, func() {
-					o.overview(&v, f.files)
-					o.leftovers(args[0], v.Leftovers)
+					printOverview(o, &v, f.files)
+					printLeftovers(o, args[0], v.Leftovers)
 				})
 			})
 		},
@@ -139,7 +139,7 @@ func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, pat
 		if err := readObjects(cmd.Context(), c, md, treeItems(v.Tree, nil)); err != nil {
 			return err
 		}
-		return o.result(v, func() { o.tree(v.Tree) })
+		return o.result(v, func() { printTree(o, v.Tree) })
 	}
 	if cmd.Flags().Changed("depth") {
 		return usagef(cmd, "--depth is about a tree: there is nothing below %s", clean(name))
@@ -150,10 +150,10 @@ func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, pat
 			return err
 		}
 	}
-	return o.result(v, func() { o.closeUp(&v) })
+	return o.result(v, func() { printCloseUp(o, &v) })
 }
 
-func (o *output) overview(v *overview, allFiles bool) {
+func printOverview(o *output, v *overview, allFiles bool) {
 	t := newPlainRows(2)
 	t.add("path", clean(v.Path))
 	t.add("format", clean(v.Format))
@@ -181,18 +181,18 @@ func (o *output) overview(v *overview, allFiles bool) {
 	o.table(t)
 	if len(v.DTypes) > 0 {
 		o.printf("\n")
-		o.dtypes(v.DTypes)
+		printDTypes(o, v.DTypes)
 	}
 	if len(v.Tree.Children) > 0 {
 		o.printf("\n")
-		o.tree(v.Tree)
+		printTree(o, v.Tree)
 	}
 	if len(v.Missing) > 0 {
 		o.printf("\n")
-		o.missing(v.Missing)
+		printMissing(o, v.Missing)
 	}
 	o.printf("\n")
-	o.files(v.Files, allFiles)
+	printFiles(o, v.Files, allFiles)
 }
 
 // onDisk returns how much the files have, and how many files are missing.
@@ -218,7 +218,7 @@ func formatStep(step *int64) string {
 	return strconv.FormatInt(*step, 10)
 }
 
-func (o *output) dtypes(list []inspect.DTypeTotals) {
+func printDTypes(o *output, list []inspect.DTypeTotals) {
 	t := newRows("DTYPE", ">TENSORS", ">ELEMENTS", ">SIZE")
 	for _, d := range list {
 		t.add(d.DType, strconv.FormatInt(d.Tensors, 10), formatCount(d.Elements), formatBytes(d.NumBytes))
@@ -226,8 +226,8 @@ func (o *output) dtypes(list []inspect.DTypeTotals) {
 	o.table(t)
 }
 
-// tree prints a tree of names, indented.
-func (o *output) tree(n *inspect.Node) {
+// printTree prints a tree of names, indented.
+func printTree(o *output, n *inspect.Node) {
 	t := newRows("TREE", ">TENSORS", ">OBJECTS", ">ELEMENTS", ">SIZE", "WHAT")
 	if n.FQN != "" {
 		addNode(t, n, n.FQN, 0)
@@ -270,7 +270,7 @@ func treeItems(n *inspect.Node, list []*inspect.Item) []*inspect.Item {
 // fewFiles is how many files are shown unasked.
 const fewFiles = 16
 
-func (o *output) files(files []inspect.File, showAll bool) {
+func printFiles(o *output, files []inspect.File, showAll bool) {
 	shown := files
 	if !showAll && len(files) > fewFiles {
 		shown = files[:fewFiles]
@@ -289,8 +289,8 @@ func (o *output) files(files []inspect.File, showAll bool) {
 	}
 }
 
-func (o *output) closeUp(v *closeUp) {
-	o.items([]inspect.Item{v.Item}, false)
+func printCloseUp(o *output, v *closeUp) {
+	printItems(o, []inspect.Item{v.Item}, false)
 	if v.Item.Repr != "" {
 		o.printf("\n%s\n", v.Item.Repr)
 	}

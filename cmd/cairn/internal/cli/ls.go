@@ -105,13 +105,13 @@ func runLs(cmd *cobra.Command, path string, prefix, selected, excluded []string,
 			}
 		}
 		o := outputOf(cmd)
-		return o.result(l, func() { o.listing(&l, long) })
+		return o.result(l, func() { printListing(o, &l, long) })
 	})
 }
 
-func (o *output) listing(l *listing, long bool) {
+func printListing(o *output, l *listing, long bool) {
 	if len(l.Items) > 0 {
-		o.items(l.Items, long)
+		printItems(o, l.Items, long)
 		o.remark("\n")
 	}
 	o.remark("%s\n", formatTotals(&l.Totals))
@@ -120,12 +120,12 @@ func (o *output) listing(l *listing, long bool) {
 	}
 	if len(l.Missing) > 0 {
 		o.remark("\n")
-		o.missing(l.Missing)
+		printMissing(o, l.Missing)
 	}
 }
 
-// missing prints which names cannot be read, and why.
-func (o *output) missing(names []inspect.Missing) {
+// printMissing prints which names cannot be read, and why.
+func printMissing(o *output, names []inspect.Missing) {
 	t := newRows("CANNOT BE READ", "FILE", "PROBLEM")
 	for _, m := range names {
 		t.add(clean(m.FQN), clean(m.File), clean(m.Problem))
@@ -138,8 +138,8 @@ func formatTotals(t *inspect.Totals) string {
 		formatBytes(t.NumBytes)
 }
 
-// items prints a table of names.
-func (o *output) items(items []inspect.Item, long bool) {
+// printItems prints a table of names.
+func printItems(o *output, items []inspect.Item, long bool) {
 	headings := []string{"NAME", "KIND", "DTYPE", "SHAPE", ">CHUNKS", ">SIZE"}
 	if long {
 		headings = append(headings, ">ELEMENTS", ">FILES", "VALUE")

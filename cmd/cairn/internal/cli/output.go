@@ -4,13 +4,20 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+	"golang.org/x/term"
 )
 
 // output is where a command's results and remarks go, and in which form.
@@ -115,4 +122,367 @@ func oneLine(s string) string {
 		}
 	}
 	return strings.Join(parts, "; ")
+}
+
+// rows is a table for people. Columns whose heading begins with ">" are
+// aligned to the right. Every cell is printed in full: a table that is too wide for
+// the terminal takes more lines.
+type rows struct {
+	right []bool
+	cells [][]string
+	plain bool // without headings
+}
+
+func newRows(headings ...string) *rows {
+	r := &rows{right: make([]bool, len(headings))}
+	for i, h := range headings {
+		headings[i], r.right[i] = strings.CutPrefix(h, ">")
+	}
+	r.cells = append(r.cells, headings)
+	return r
+}
+
+// newPlainRows returns a table without headings, which is printed as it is at
+// any width.
+func newPlainRows(columns int) *rows { return &rows{right: make([]bool, columns), plain: true} }
+
+// add adds a row with a cell for each heading. An empty cell is shown as a dash.
+func (r *rows) add(cells ...string) {
+	for i, c := range cells {
+		if c == "" {
+			cells[i] = "-"
+		}
+	}
+	r.cells = append(r.cells, cells)
+}
+
+// table prints a table for the width of the terminal.
+func (o *output) table(r *rows) { r.print(o.out, "", o.width) }
+
+// leastFirst is the width below which the first column does not share its lines
+// with the other columns.
+const leastFirst = 12
+
+// print writes the table, every line after indent. A width of zero is no limit.
+// If the table is wider than width, cells of the first column that are too long
+// get a line of their own. If the other columns are too wide even so, each row
+// becomes a record.
+func (r *rows) print(w io.Writer, indent string, width int) {
+	width -= utf8.RuneCountInString(indent)
+	over := r.excess(width)
+	switch first := r.column(0) - over; {
+	case r.plain || width <= 0 || over <= 0:
+		r.lines(w, indent, r.column(0))
+	case first >= leastFirst && !r.right[0]:
+		r.lines(w, indent, first)
+	default:
+		r.records(w, indent, width)
+	}
+}
+
+// lines writes a line for each row. A cell of the first column that is wider than
+// first is on a line of its own, above the others.
+func (r *rows) lines(w io.Writer, indent string, first int) {
+	widths := make([]int, len(r.right))
+	for col := range widths {
+		widths[col] = r.column(col)
+	}
+	widths[0] = first
+	for _, row := range r.cells {
+		if utf8.RuneCountInString(row[0]) > first {
+			fmt.Fprintf(w, "%s%s\n", indent, row[0])
+			row = append([]string{""}, row[1:]...)
+		}
+		line := indent
+		for col, cell := range row {
+			space := strings.Repeat(" ", widths[col]-utf8.RuneCountInString(cell))
+			switch {
+			case r.right[col]:
+				line += space + cell
+			case col < len(row)-1:
+				line += cell + space
+			default:
+				line += cell
+			}
+			if col < len(row)-1 {
+				line += strings.Repeat(" ", gap)
+			}
+		}
+		fmt.Fprintln(w, line)
+	}
+}
+
+// records writes each row as its first cell and, indented below it, the other
+// cells with their headings, as many on a line as fit. Dashes are left out.
+func (r *rows) records(w io.Writer, indent string, width int) {
+	headings := r.cells[0]
+	for _, row := range r.cells[1:] {
+		first := row[0]
+		if r.right[0] {
+			first = headings[0] + " " + first
+		}
+		fmt.Fprintf(w, "%s%s\n", indent, first)
+		inner := indent + strings.Repeat(" ", len(first)-len(strings.TrimLeft(first, " "))+4)
+		line := ""
+		for col, cell := range row[1:] {
+			if cell == "-" {
+				continue
+			}
+			field := headings[col+1] + " " + cell
+			if line != "" && utf8.RuneCountInString(inner+line+field)+gap > width {
+				fmt.Fprintf(w, "%s%s\n", inner, line)
+				line = ""
+			}
+			if line != "" {
+				line += strings.Repeat(" ", gap)
+			}
+			line += field
+		}
+		if line != "" {
+			fmt.Fprintf(w, "%s%s\n", inner, line)
+		}
+	}
+}
+
+// gap is what lies between two columns.
+const gap = 2
+
+// column returns the width of a column.
+func (r *rows) column(col int) int {
+	width := 0
+	for _, row := range r.cells {
+		width = max(width, utf8.RuneCountInString(row[col]))
+	}
+	return width
+}
+
+// excess returns by how much the table is wider than width.
+func (r *rows) excess(width int) int {
+	total := gap * (len(r.right) - 1)
+	for col := range r.right {
+		total += r.column(col)
+	}
+	return total - width
+}
+
+// shorten cuts a value that is longer than n characters. Names are never cut.
+func shorten(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return strings.TrimRight(string(r[:n-1]), " ") + "…"
+	}
+	return s
+}
+
+var units = []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+
+// formatBytes prints a number of bytes for people: "1.5 GiB".
+func formatBytes(n int64) string { return formatUnits(float64(n)) }
+
+func formatUnits(v float64) string {
+	i := 0
+	for math.Abs(v) >= 1024 && i < len(units)-1 {
+		v /= 1024
+		i++
+	}
+	if i == 0 {
+		return fmt.Sprintf("%.0f B", v)
+	}
+	if v > 1023.94 && i < len(units)-1 { // would be printed as 1024.0
+		v, i = v/1024, i+1
+	}
+	return fmt.Sprintf("%.1f %s", v, units[i])
+}
+
+// formatRate prints bytes a second.
+func formatRate(perSecond float64) string { return formatUnits(perSecond) + "/s" }
+
+// formatSeconds prints a duration with three digits or so.
+func formatSeconds(s float64) string {
+	switch {
+	case s < 0.9995:
+		return fmt.Sprintf("%.0f ms", s*1000)
+	case s < 100:
+		return fmt.Sprintf("%.2f s", s)
+	}
+	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
+}
+
+// formatCount prints a large number of things: 1234567 is "1.23 M".
+func formatCount(n int64) string {
+	v := float64(n)
+	for _, unit := range []string{"", " k", " M", " G", " T"} {
+		if math.Abs(v) < 1000 || unit == " T" {
+			if unit == "" {
+				return strconv.FormatInt(n, 10)
+			}
+			return strconv.FormatFloat(v, 'f', 2, 64) + unit
+		}
+		v /= 1000
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// formatShape prints a shape as "[3, 4]".
+func formatShape(shape []int64) string {
+	parts := make([]string, len(shape))
+	for i, n := range shape {
+		parts[i] = strconv.FormatInt(n, 10)
+	}
+	return "[" + strings.Join(parts, ", ") + "]"
+}
+
+// plural prints a count with its noun, which takes an s unless the count is
+// one.
+func plural[N int | int64](n N, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// multipliers are the units that parseSize knows, lower-case, without a B at
+// the end.
+var multipliers = map[string]float64{
+	"":   1,
+	"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40, "pi": 1 << 50,
+	"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15,
+}
+
+// parseSize reads a number of bytes such as 64MiB, 5GB, 1.5g or 4096.
+func parseSize(s string) (int64, error) {
+	text := strings.ToLower(strings.TrimSpace(s))
+	i := strings.LastIndexAny(text, "0123456789.") + 1
+	v, err := strconv.ParseFloat(text[:i], 64)
+	unit := strings.TrimSpace(text[i:])
+	m, ok := multipliers[strings.TrimSuffix(unit, "b")]
+	if err != nil || !ok || v < 0 {
+		return 0, fmt.Errorf("%q is no size: want a number and a unit such as 64MiB, 5GB or 4096", s)
+	}
+	if v *= m; v >= math.MaxInt64 {
+		return 0, fmt.Errorf("%q is too large", s)
+	}
+	return int64(v), nil
+}
+
+// sizeFlag is a flag that takes a size.
+type sizeFlag int64
+
+func (f *sizeFlag) Type() string { return "size" }
+
+func (f *sizeFlag) String() string {
+	return strings.NewReplacer(" ", "", ".0", "").Replace(formatBytes(int64(*f)))
+}
+
+func (f *sizeFlag) Set(s string) error {
+	n, err := parseSize(s)
+	*f = sizeFlag(n)
+	return err
+}
+
+// progress shows how many bytes were moved. A nil progress shows nothing.
+type progress struct {
+	p    *mpb.Progress
+	bar  *mpb.Bar
+	once sync.Once
+}
+
+// progress begins a bar for total bytes; zero means that the number is unknown.
+// It returns nil if the output shows no bars. The caller must call done.
+func (o *output) progress(label string, total int64) *progress {
+	if !o.bars {
+		return nil
+	}
+	start := time.Now()
+	p := mpb.New(mpb.WithOutput(o.err), mpb.WithWidth(40))
+	bar := p.New(total, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"),
+		mpb.BarRemoveOnComplete(),
+		mpb.PrependDecorators(decor.Name(label, decor.WCSyncSpaceR)),
+		mpb.AppendDecorators(decor.Any(func(s decor.Statistics) string {
+			return describeProgress(s.Current, s.Total, time.Since(start))
+		})),
+	)
+	return &progress{p: p, bar: bar}
+}
+
+// describeProgress says how many bytes of how many were moved, how fast, and
+// how long the rest will take. A total of zero is unknown.
+func describeProgress(current, total int64, elapsed time.Duration) string {
+	rate := float64(current) / max(elapsed.Seconds(), 1e-3)
+	text := formatBytes(current)
+	if total > 0 {
+		text += " of " + formatBytes(total)
+	}
+	if current == 0 {
+		return text
+	}
+	text += "  " + formatRate(rate)
+	if left := total - current; left > 0 {
+		text += "  " + time.Duration(float64(left)/rate*float64(time.Second)).Round(time.Second).String() + " left"
+	}
+	return text
+}
+
+// add counts bytes. It may be called from several goroutines at once.
+func (p *progress) add(bytes int64) {
+	if p != nil {
+		p.bar.IncrInt64(bytes)
+	}
+}
+
+// done removes the bar.
+func (p *progress) done() {
+	if p == nil {
+		return
+	}
+	p.once.Do(func() {
+		p.bar.Abort(true)
+		p.p.Wait()
+	})
+}
+
+// sink is a writer that remembers its first error, so that a result that could
+// not be printed is never taken for one that was.
+type sink struct {
+	w   io.Writer
+	err error
+}
+
+// Write implements [io.Writer]. After an error nothing more is written.
+func (s *sink) Write(p []byte) (int, error) {
+	if s.err != nil {
+		return 0, s.err
+	}
+	n, err := s.w.Write(p)
+	if err != nil {
+		s.err = fmt.Errorf("print: %w", err)
+	}
+	return n, s.err
+}
+
+// terminal returns the file behind w if it is a terminal.
+func terminal(w io.Writer) (*os.File, bool) {
+	if s, ok := w.(*sink); ok {
+		w = s.w
+	}
+	f, ok := w.(*os.File)
+	return f, ok && term.IsTerminal(int(f.Fd()))
+}
+
+func isTerminal(w io.Writer) bool {
+	_, ok := terminal(w)
+	return ok
+}
+
+// terminalWidth returns how many columns w has, or zero if w is not a terminal
+// or its width is unknown.
+func terminalWidth(w io.Writer) int {
+	f, ok := terminal(w)
+	if !ok {
+		return 0
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return width
 }

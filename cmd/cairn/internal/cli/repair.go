@@ -117,7 +117,7 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 	if r.Rebuilt {
 		r.Sums = "recomputed"
 	}
-	return o.result(r, func() { o.repaired(&r) })
+	return o.result(r, func() { printRepaired(o, &r) })
 }
 
 // repairIndex rebuilds the index of an hf checkpoint.
@@ -132,7 +132,7 @@ func repairIndex(cmd *cobra.Command, store blob.Store, path string, opts native.
 	}
 	o := outputOf(cmd)
 	r := repairResult{path, rep.SaveID, rep.Rebuilt, opts.DryRun, "none", rep.Files, rep.Tensors, 0, rep.Bytes, map[string]string{}, !rep.Indexed}
-	return o.result(r, func() { o.repaired(&r) })
+	return o.result(r, func() { printRepaired(o, &r) })
 }
 
 // dataBytes returns how many bytes a repair reads at most: the data files of one
@@ -216,7 +216,7 @@ func repairHint(path, id string, err error) string {
 	return ""
 }
 
-func (o *output) repaired(r *repairResult) {
+func printRepaired(o *output, r *repairResult) {
 	rebuilt, are, what := "record and index", "are", fmt.Sprintf("save %s: %s, %s, %s in %s", r.SaveID, plural(r.Tensors, "tensor"), plural(r.Objects, "object"),
 		formatBytes(r.NumBytes), plural(r.Files, "data file"))
 	if r.Sums == "none" {

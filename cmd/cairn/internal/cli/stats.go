@@ -173,16 +173,16 @@ func runStats(cmd *cobra.Command, args []string, f *statsFlags) error {
 		order := statsOrders[f.sort]
 		slices.SortStableFunc(r.Tensors, func(a, b inspect.TensorStats) int { return order(&a, &b) })
 		v := statistics{args[0], c.Info().SaveID, r}
-		if err := o.result(v, func() { o.statistics(r) }); err != nil {
+		if err := o.result(v, func() { printStatistics(o, r) }); err != nil {
 			return err
 		}
-		return o.nonFinite(r, f.failOnNaN)
+		return reportNonFinite(o, r, f.failOnNaN)
 	})
 }
 
-// nonFinite warns of elements that are no numbers, and is an error if that is
+// reportNonFinite warns of elements that are no numbers, and is an error if that is
 // wanted.
-func (o *output) nonFinite(r *inspect.StatsReport, fail bool) error {
+func reportNonFinite(o *output, r *inspect.StatsReport, fail bool) error {
 	var problems []string
 	if r.Totals.NonFinite > 0 {
 		var names []string
@@ -243,14 +243,14 @@ func formatNonFinite(n *inspect.Numbers) string {
 	return strings.Join(parts, " and ") + " elements"
 }
 
-func (o *output) statistics(r *inspect.StatsReport) {
+func printStatistics(o *output, r *inspect.StatsReport) {
 	if len(r.Tensors) > 0 {
-		o.statsTable(r.Tensors)
+		printStatsTable(o, r.Tensors)
 	}
 	for i := range r.Tensors {
 		if t := &r.Tensors[i]; t.Histogram != nil {
 			o.printf("\n%s  %s %s\n", o.bold(clean(t.FQN)), t.DType, formatShape(t.Shape))
-			o.histogram(t.Histogram)
+			printHistogram(o, t.Histogram)
 		}
 	}
 	if len(r.Tensors) > 0 {
@@ -268,7 +268,7 @@ func (o *output) statistics(r *inspect.StatsReport) {
 	o.remark("\n")
 }
 
-func (o *output) statsTable(tensors []inspect.TensorStats) {
+func printStatsTable(o *output, tensors []inspect.TensorStats) {
 	t := newRows("NAME", "DTYPE", "SHAPE", ">MIN", ">MAX", ">MEAN", ">STD", ">L2", ">ZEROS", ">NAN", ">INF")
 	for i := range tensors {
 		s := &tensors[i]
@@ -312,8 +312,8 @@ func formatFew(n int64) string {
 // barWidth is the length of the longest bar of a histogram.
 const barWidth = 40
 
-// histogram prints a bar for each bucket.
-func (o *output) histogram(h *inspect.Histogram) {
+// printHistogram prints a bar for each bucket.
+func printHistogram(o *output, h *inspect.Histogram) {
 	most := slices.Max(h.Counts)
 	r := &rows{right: []bool{true, false, true, false, true}}
 	for i, n := range h.Counts {

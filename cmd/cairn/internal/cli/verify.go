@@ -87,7 +87,7 @@ func runVerify(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	v := verdict{args[0], c.Info().SaveID, err == nil, rep, time.Since(start).Seconds(), leftoversAt(cmd.Context(), args[0])}
-	if outErr := o.result(v, func() { o.verdict(&v) }); outErr != nil {
+	if outErr := o.result(v, func() { printVerdict(o, &v) }); outErr != nil {
 		return outErr
 	}
 	if err == nil {
@@ -137,7 +137,7 @@ func cannotVerify(cmd *cobra.Command, path string, err error) error {
 	}
 	v := verdict{Path: path, VerifyReport: &storage.VerifyReport{Problems: problems}, Leftovers: leftoversAt(cmd.Context(), path)}
 	o := outputOf(cmd)
-	if outErr := o.result(v, func() { o.verdict(&v) }); outErr != nil {
+	if outErr := o.result(v, func() { printVerdict(o, &v) }); outErr != nil {
 		return outErr
 	}
 	return withHint(fmt.Errorf("%s: %s: %w", path, plural(len(problems), "problem"), kind), openHint(path, err))
@@ -183,8 +183,8 @@ func damagedFile(err error, native bool) string {
 	return index
 }
 
-func (o *output) verdict(v *verdict) {
-	defer o.leftovers(v.Path, v.Leftovers)
+func printVerdict(o *output, v *verdict) {
+	defer printLeftovers(o, v.Path, v.Leftovers)
 	for _, note := range v.Notes {
 		defer o.remark("note: %s\n", clean(note))
 	}

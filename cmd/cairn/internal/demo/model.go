@@ -1,10 +1,13 @@
 package demo
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -199,4 +202,165 @@ func rngState(step int64) []byte {
 	b := make([]byte, 64)
 	newContent("rng", step, look{keep: math.MaxUint64}).fill(b, 0)
 	return b
+}
+
+// look makes random words look like training state: of each eight bytes some
+// bits are kept and some are set.
+type look struct{ keep, set uint64 }
+
+// The looks: bfloat16 and float32 numbers between 2^-7 and 2^-3 with a sign, and
+// squares, which have none.
+var (
+	weightLook = look{keep: 0x81ff_81ff_81ff_81ff, set: 0x3c00_3c00_3c00_3c00}
+	momentLook = look{keep: 0x81ff_ffff_81ff_ffff, set: 0x3c00_0000_3c00_0000}
+	squareLook = look{keep: 0x01ff_ffff_01ff_ffff, set: 0x3c00_0000_3c00_0000}
+)
+
+// content is the bytes of one tensor at one training step. They are a function
+// of the name and the step, so any rank can tell what any part of it must be.
+type content struct {
+	seed uint64
+	look look
+}
+
+func newContent(fqn string, step int64, l look) content {
+	h := uint64(14695981039346656037)
+	for _, c := range []byte(fqn) {
+		h = (h ^ uint64(c)) * 1099511628211
+	}
+	return content{seed: mix(h + uint64(step)), look: l}
+}
+
+// mix is a step of the SplitMix64 generator.
+func mix(z uint64) uint64 {
+	z += 0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+func (c content) word(i int64) uint64 { return mix(c.seed+uint64(i))&c.look.keep | c.look.set }
+
+// fill sets p to the bytes of the flattened tensor from off on.
+func (c content) fill(p []byte, off int64) {
+	i := off / 8
+	if skip := int(off % 8); skip > 0 {
+		w := c.word(i) >> (8 * skip)
+		n := min(8-skip, len(p))
+		for k := range n {
+			p[k] = byte(w >> (8 * k))
+		}
+		p = p[n:]
+		i++
+	}
+	for ; len(p) >= 8; i++ {
+		binary.LittleEndian.PutUint64(p, c.word(i))
+		p = p[8:]
+	}
+	for k, w := 0, c.word(i); k < len(p); k++ {
+		p[k] = byte(w >> (8 * k))
+	}
+}
+
+// newPart returns rank's part of a tensor, zeroed. Without a layout it is the
+// whole.
+func newPart(s *spec, l shard.Layout, rank int) (any, error) {
+	if l == nil {
+		return tensor.New(s.dtype, s.shape)
+	}
+	return shard.Empty(l, s.dtype, s.shape, rank)
+}
+
+// run is a piece of a part that follows itself both in the part's memory and in
+// the flattened tensor.
+type run struct {
+	mem []byte
+	off int64 // in bytes
+}
+
+// eachRun calls fn for every run of a part that newPart made.
+func eachRun(s *spec, part any, fn func(r run) error) error {
+	if t, ok := part.(*tensor.Tensor); ok {
+		return boxRuns(s, tensor.Whole(s.shape), t, fn)
+	}
+	c, ok := part.(plan.Checkpointable)
+	if !ok {
+		return fmt.Errorf("a %T is no part of a tensor", part)
+	}
+	for i, box := range c.Boxes() {
+		t, err := c.Part(i)
+		if err != nil {
+			return err
+		}
+		if err := boxRuns(s, box, t, fn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// boxRuns cuts the memory of one box, which must be contiguous, into runs: rows
+// of the last dimension.
+func boxRuns(s *spec, box tensor.Box, t *tensor.Tensor, fn func(r run) error) error {
+	mem, ok := t.Bytes()
+	if !ok {
+		return fmt.Errorf("%w: the part at %v is not contiguous", tensor.ErrLayout, box)
+	}
+	if box.Empty() {
+		return nil
+	}
+	size, last := int64(s.dtype.Size()), box.Dims()-1
+	row := box.Sizes[last] * size
+	at := make([]int64, box.Dims()) // relative to the box
+	for ; len(mem) > 0; mem = mem[row:] {
+		if err := fn(run{mem[:row], flatIndex(s.shape, box.Offsets, at) * size}); err != nil {
+			return err
+		}
+		for d := last - 1; d >= 0; d-- {
+			if at[d]++; at[d] < box.Sizes[d] {
+				break
+			}
+			at[d] = 0
+		}
+	}
+	return nil
+}
+
+// flatIndex returns the place of the element at offsets + at in the flattened
+// tensor.
+func flatIndex(shape, offsets, at []int64) int64 {
+	var i int64
+	for d, n := range shape {
+		i = i*n + offsets[d] + at[d]
+	}
+	return i
+}
+
+// fillPart gives a part its content at a step and returns its bytes.
+func fillPart(s *spec, part any, step int64) (n int64, err error) {
+	c := newContent(s.fqn, step, s.look)
+	err = eachRun(s, part, func(r run) error {
+		c.fill(r.mem, r.off)
+		n += int64(len(r.mem))
+		return nil
+	})
+	return n, err
+}
+
+// comparePart returns the bytes of a part, or an error that wraps ErrWrong
+// where one is not what it was at that step.
+func comparePart(s *spec, part any, step int64) (int64, error) {
+	c := newContent(s.fqn, step, s.look)
+	var n int64
+	var want []byte
+	err := eachRun(s, part, func(r run) error {
+		want = append(want[:0], r.mem...)
+		c.fill(want, r.off)
+		if !bytes.Equal(want, r.mem) {
+			return fmt.Errorf("%w: %s: other bytes than were saved at %d+%d", ErrWrong, s.fqn, r.off, len(r.mem))
+		}
+		n += int64(len(r.mem))
+		return nil
+	})
+	return n, err
 }

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/inspect"
@@ -205,5 +209,276 @@ func (p *play) load(ctx context.Context) error {
 		return err
 	}
 	p.Watch.End("load", p.rep)
+	return nil
+}
+
+// compare compares what every rank has loaded with what was saved and returns
+// how many bytes of tensors that were.
+func (p *play) compare(ctx context.Context, states []cairn.State) (int64, error) {
+	var total atomic.Int64
+	err := inproc.Run(ctx, len(states), func(_ context.Context, g group.Group) error {
+		n, err := p.model.compare(states[g.Rank()], p.step, p.Watch.Moved)
+		total.Add(n)
+		return err
+	})
+	return total.Load(), err
+}
+
+// compare compares what one rank has loaded with what was saved at a step and
+// returns how many bytes of tensors that were.
+func (m model) compare(state cairn.State, step int64, moved func(int64)) (total int64, err error) {
+	parts := map[string]any{}
+	want, err := m.state(step, func(s *spec) (any, error) { return s, nil })
+	if err != nil {
+		return 0, err
+	}
+	if err := compareValues("", want, state, parts); err != nil {
+		return 0, err
+	}
+	for fqn, s := range m.specs() {
+		n, err := comparePart(s, parts[fqn], step)
+		if err != nil {
+			return total, err
+		}
+		total += n
+		moved(n)
+	}
+	return total, nil
+}
+
+// compareValues compares the values of two states. Where want has a spec, what
+// got has there is added to parts under the spec's name.
+func compareValues(at string, want, got any, parts map[string]any) error {
+	switch w := want.(type) {
+	case *spec:
+		parts[w.fqn] = got
+		return nil
+	case map[string]any:
+		g, ok := got.(map[string]any)
+		if !ok || len(g) != len(w) {
+			return fmt.Errorf("%w: %s: loaded %v", ErrWrong, at, got)
+		}
+		for k := range w {
+			if err := compareValues(at+"."+k, w[k], g[k], parts); err != nil {
+				return err
+			}
+		}
+		return nil
+	case []any:
+		g, ok := got.([]any)
+		if !ok || len(g) != len(w) {
+			return fmt.Errorf("%w: %s: loaded %v", ErrWrong, at, got)
+		}
+		for i := range w {
+			if err := compareValues(fmt.Sprintf("%s.%d", at, i), w[i], g[i], parts); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if !reflect.DeepEqual(want, got) {
+		return fmt.Errorf("%w: %s: loaded %v, saved %v", ErrWrong, at, got, want)
+	}
+	return nil
+}
+
+// recordName is the native format's commit record.
+const recordName = "cairn.json"
+
+func isData(name string) bool  { return strings.HasSuffix(name, ".safetensors") }
+func isIndex(name string) bool { return strings.HasSuffix(name, "-index.cairn") }
+
+// crashPoint is a place in a save at which the demo lets the process die.
+type crashPoint struct {
+	at   string
+	rule fault.Rule
+	// committed says that the new checkpoint must be there afterwards.
+	committed bool
+}
+
+// crashPoints lists the places, in the order in which a save comes by.
+func crashPoints(ranks int) []crashPoint {
+	record, half := fault.Named(recordName), int64(ranks+1)/2
+	return []crashPoint{
+		{at: "writing data", rule: fault.Rule{On: fault.Write, Match: isData, Nth: half, Do: fault.Crash()}},
+		{at: "some data files written", rule: fault.Rule{On: fault.Commit, Match: isData, Nth: half, Do: fault.Crash()}},
+		{at: "all data files written, no index", rule: fault.Rule{On: fault.Create, Match: isIndex, Do: fault.Crash()}},
+		{at: "index written, no record", rule: fault.Rule{On: fault.Create, Match: record, Do: fault.Crash()}},
+		{at: "record written, not in place", rule: fault.Rule{On: fault.Commit, Match: record, Do: fault.Crash()}},
+		{at: "record in place, nobody told", rule: fault.Rule{On: fault.Commit, Match: record, Do: fault.CrashLate()}, committed: true},
+	}
+}
+
+// crashes lets one save after the other crash and looks at what is there then.
+func (p *play) crashes(ctx context.Context) error {
+	for _, point := range crashPoints(p.Ranks) {
+		c, err := p.crash(ctx, point)
+		if err != nil {
+			return fmt.Errorf("crash with %s: %w", point.at, err)
+		}
+		p.rep.Crash = append(p.rep.Crash, *c)
+		p.Watch.End("crash", p.rep)
+	}
+	return nil
+}
+
+func (p *play) crash(ctx context.Context, point crashPoint) (*Crash, error) {
+	step := p.step + nextStep
+	states, err := p.states(ctx, step)
+	if err != nil {
+		return nil, err
+	}
+	dying := &mortal{Store: p.Store}
+	defer dying.reap()
+	s := fault.New(dying, point.rule)
+	_, err = p.saveTo(ctx, s, states, step)
+	if !point.committed {
+		defer func() { p.clean(context.WithoutCancel(ctx), s.Ops()) }()
+	}
+	if err := fellAsPlanned(ctx, s, err); err != nil {
+		return nil, err
+	}
+	f, err := p.examine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	log := s.Ops().Log
+	c := &Crash{At: point.at, Operation: log[len(log)-1].String(), SaveID: f.saveID, Digest: f.digest}
+	if c.LeftFiles, c.LeftBytes, err = f.leftovers(ctx, p.Store); err != nil {
+		return nil, err
+	}
+	if point.committed {
+		c.Survivor = "new"
+		return c, p.survivedNew(f, step)
+	}
+	c.Survivor = "old"
+	return c, p.survivedOld(f)
+}
+
+// fellAsPlanned checks that a save ended with an error and by the crash.
+func fellAsPlanned(ctx context.Context, s *fault.Store, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case !s.Crashed():
+		return fmt.Errorf("%w: the save did not come by: %w", ErrWrong, err)
+	case err == nil:
+		return fmt.Errorf("%w: the save reports success", ErrWrong)
+	}
+	return nil
+}
+
+// survivedOld checks that the checkpoint is the one that was there before.
+func (p *play) survivedOld(f *finding) error {
+	if f.step != p.step || f.digest != p.rep.Digest {
+		return fmt.Errorf("%w: the old checkpoint is not what it was: %s, step %d", ErrWrong, f.saveID, f.step)
+	}
+	return nil
+}
+
+// survivedNew checks that the checkpoint is that of a step that was saved just
+// now, whole.
+func (p *play) survivedNew(f *finding, step int64) error {
+	if f.step != step || f.digest == p.rep.Digest {
+		return fmt.Errorf("%w: after the commit the checkpoint is still %s, step %d", ErrWrong, f.saveID, f.step)
+	}
+	p.step, p.rep.Digest = f.step, f.digest
+	return nil
+}
+
+// clean removes what a save that crashed before its commit has created, lest
+// the demo fill the disk. What it cannot remove the last save sweeps.
+func (p *play) clean(ctx context.Context, ops fault.Ops) {
+	for _, e := range ops.Log {
+		if e.Op == fault.Create && e.Name != recordName {
+			_ = p.Store.Remove(ctx, e.Name)
+		}
+	}
+}
+
+// finding is what a look at the checkpoint shows.
+type finding struct {
+	saveID string
+	step   int64
+	check  Check
+	digest string
+	// named are the files of the checkpoint.
+	named map[string]bool
+}
+
+// examine opens the checkpoint that is there, verifies all of it and takes its
+// digest.
+func (p *play) examine(ctx context.Context) (*finding, error) {
+	c, err := cairn.Open(ctx, p.Store)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	p.Watch.Begin("verify", c.TotalBytes())
+	start := time.Now()
+	rep, err := c.Verify(ctx, p.Watch.Moved)
+	if err != nil {
+		return nil, err
+	}
+	f := &finding{saveID: c.Info().SaveID, step: stepOf(c), named: map[string]bool{recordName: true}}
+	f.check = Check{Files: rep.Files, Chunks: rep.Chunks, Speed: speed(rep.Bytes, start)}
+	for _, file := range c.Files() {
+		f.named[file.Name] = true
+	}
+	md, err := c.Metadata(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p.Watch.Begin("digest", p.model.bytes())
+	digests, err := inspect.Digests(ctx, c, inspect.Select(md), &inspect.DigestOptions{Progress: p.Watch.Moved})
+	if err != nil {
+		return nil, err
+	}
+	f.digest = inspect.Combine(digests)
+	return f, nil
+}
+
+// stepOf returns the step of a checkpoint, or -1 if it has none: the demo always
+// records one.
+func stepOf(c *cairn.Checkpoint) int64 {
+	if s := c.Info().Step; s != nil {
+		return *s
+	}
+	return -1
+}
+
+// leftovers counts the objects that the checkpoint does not name.
+func (f *finding) leftovers(ctx context.Context, s blob.Store) (n int, bytes int64, err error) {
+	for info, err := range s.List(ctx, "") {
+		if err != nil {
+			return 0, 0, err
+		}
+		if !f.named[info.Name] {
+			n++
+			bytes += info.Size
+		}
+	}
+	return n, bytes, nil
+}
+
+// overwrite saves a complete checkpoint over the last one and looks at it.
+func (p *play) overwrite(ctx context.Context) error {
+	step := p.step + nextStep
+	s, err := p.saver(ctx, step)
+	if err != nil {
+		return err
+	}
+	f, err := p.examine(ctx)
+	if err != nil {
+		return err
+	}
+	if f.saveID != s.SaveID || f.step != step {
+		return fmt.Errorf("%w: after a complete save of %s the checkpoint is %s", ErrWrong, s.SaveID, f.saveID)
+	}
+	if n, bytes, err := f.leftovers(ctx, p.Store); err != nil || n > 0 {
+		return fmt.Errorf("%w: after a complete save %d files of %d bytes are left that no record names: %w", ErrWrong, n, bytes, err)
+	}
+	p.rep.Overwrite, p.rep.Digest, p.step = s, f.digest, step
+	p.Watch.End("overwrite", p.rep)
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -130,4 +131,153 @@ func (t *teller) send(m message) error {
 	m.Moved, m.Time = t.sum, time.Now()
 	t.sum = 0
 	return json.NewEncoder(t.out).Encode(m)
+}
+
+// jobName is the name under which the demo's ranks meet, again and again.
+const jobName = "cairn-demo"
+
+// task is what a process does, as one rank. It travels as JSON.
+type task struct {
+	// Load says to load and compare, where not to save.
+	Load bool `json:"load"`
+	// Bytes, Ranks and LoadRanks are those of the configuration.
+	Bytes     int64 `json:"bytes"`
+	Ranks     int   `json:"ranks"`
+	LoadRanks int   `json:"load_ranks"`
+	// Step is the training step to save, or that is there to be loaded.
+	Step int64 `json:"step"`
+	// Timeout is after how long a silent rank counts as gone.
+	Timeout time.Duration `json:"timeout"`
+	// Victim kills itself at a point, a killPoint. Without one nobody does.
+	Victim int    `json:"victim"`
+	Point  string `json:"point"`
+}
+
+func (t *task) model() model { return newModel(t.Bytes, t.Ranks, t.LoadRanks) }
+
+// message is what a rank tells the process that has started it: one line of JSON.
+type message struct {
+	// Moved are bytes since the last message.
+	Moved int64 `json:"moved,omitempty"`
+	// Dying is the operation that the rank does not survive.
+	Dying string `json:"dying,omitempty"`
+	// Done is how the task ended, if it did.
+	Done *outcome `json:"done,omitempty"`
+	// Time is when it was sent.
+	Time time.Time `json:"time"`
+}
+
+// outcome is how a rank's task ended.
+type outcome struct {
+	Save *Save `json:"save,omitempty"`
+	Load *Load `json:"load,omitempty"`
+	// Error is the error's text, Gone the ranks that it says are gone.
+	Error string `json:"error,omitempty"`
+	Gone  []int  `json:"gone,omitempty"`
+}
+
+// The points of a save at which a process is killed.
+const (
+	killWriting   = "writing data"
+	killCommit    = "record written, not in place"
+	killCommitted = "record in place, nobody told"
+)
+
+// deadly is a store under which this process dies.
+type deadly struct {
+	blob.Store
+	point string
+	tell  *teller
+}
+
+var (
+	_ blob.Store   = (*deadly)(nil)
+	_ blob.Wrapper = (*deadly)(nil)
+)
+
+// Unwrap implements [blob.Wrapper].
+func (d *deadly) Unwrap() blob.Store { return d.Store }
+
+// Create implements [blob.Store].
+func (d *deadly) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+	w, err := d.Store.Create(ctx, name, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &deadlyWriter{w, d, name}, nil
+}
+
+// die kills this process, as SIGKILL does: nothing is cleaned up.
+func (d *deadly) die(operation string) {
+	_ = d.tell.message(message{Dying: operation}) // there is nobody else to tell
+	if p, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = p.Kill()
+	}
+	select {} // until it arrives
+}
+
+type deadlyWriter struct {
+	blob.Writer
+	d    *deadly
+	name string
+}
+
+// WriteAt implements [blob.Writer]. Of what is written last only half arrives.
+func (w *deadlyWriter) WriteAt(ctx context.Context, p []byte, off int64) error {
+	if w.d.point != killWriting || !isData(w.name) {
+		return w.Writer.WriteAt(ctx, p, off)
+	}
+	_ = w.Writer.WriteAt(ctx, p[:len(p)/2], off)
+	w.d.die("write " + w.name)
+	return nil
+}
+
+// Commit implements [blob.Writer].
+func (w *deadlyWriter) Commit(ctx context.Context) (blob.Info, error) {
+	if w.name == recordName && w.d.point == killCommit {
+		w.d.die("commit " + w.name)
+	}
+	info, err := w.Writer.Commit(ctx)
+	if w.name == recordName && w.d.point == killCommitted && err == nil {
+		w.d.die("commit " + w.name)
+	}
+	return info, err
+}
+
+// mortal is a store that remembers its writers, so that what they hold can be
+// freed after a crash: a process that really died would hold nothing.
+type mortal struct {
+	blob.Store
+
+	mu      sync.Mutex
+	writers []blob.Writer // guarded by mu
+}
+
+var (
+	_ blob.Store   = (*mortal)(nil)
+	_ blob.Wrapper = (*mortal)(nil)
+)
+
+// Unwrap implements [blob.Wrapper].
+func (m *mortal) Unwrap() blob.Store { return m.Store }
+
+// Create implements [blob.Store].
+func (m *mortal) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+	w, err := m.Store.Create(ctx, name, opts)
+	if err == nil {
+		m.mu.Lock()
+		m.writers = append(m.writers, w)
+		m.mu.Unlock()
+	}
+	return w, err
+}
+
+// reap ends the writers that nobody ended.
+func (m *mortal) reap() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, w := range m.writers {
+		w.Abort() // does nothing once committed; the rest is only tidying
+	}
+	m.writers = nil
 }

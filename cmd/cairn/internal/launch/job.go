@@ -5,8 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -170,4 +175,435 @@ func (j *job) failure() error {
 	}
 	j.report.Failed = &first.Rank
 	return &ExitError{*first}
+}
+
+// wait waits for all processes, and for what they have started, and ends them
+// where need be.
+func (j *job) wait(ctx context.Context) (*Report, error) {
+	left := len(j.procs)
+	done, broken := ctx.Done(), j.printer.broken
+	var late, look <-chan time.Time
+	for left > 0 || j.leftovers() {
+		if left == 0 {
+			j.endLeftovers()
+		}
+		if left == 0 || j.watch() {
+			look = time.After(lookAgain)
+		}
+		select {
+		case e := <-j.exits:
+			for _, e := range j.causesFirst(e) {
+				left--
+				j.ended(e, left)
+			}
+		case s := <-j.Signals:
+			j.passOn(s)
+		case <-done:
+			// A context that ends by a signal does so beside it, and the signal
+			// says more than that it is time to end.
+			done, late = nil, time.After(afterContext)
+		case <-broken:
+			broken = nil
+			j.endBy(ErrReader)
+		case <-late:
+			late = nil
+			j.endBy(context.Cause(ctx))
+		case <-j.kill:
+			j.killAll()
+		case <-look:
+		}
+		if j.killed && left == 0 {
+			break
+		}
+	}
+	j.drain(ctx)
+	return j.result()
+}
+
+const (
+	lookAgain    = 10 * time.Millisecond
+	afterContext = 50 * time.Millisecond
+	// maxEnding bounds how long the launcher waits for a process that is ending.
+	maxEnding = time.Second
+)
+
+// causesFirst returns an exit. If it may be the first failure, causesFirst also
+// returns the exits of all processes that are ending or have ended by now, the one
+// that made the others fail first: the launcher does not notice processes in the
+// order in which they end.
+func (j *job) causesFirst(e Exit) []Exit {
+	exits := []Exit{e}
+	if !e.failed() || e.isCause() || j.first != nil || j.stopping {
+		return exits
+	}
+	awaited := make(map[int]bool)
+	for _, p := range j.procs {
+		if !p.ended && p.rank != e.Rank && isEnding(p.cmd.Process.Pid) {
+			awaited[p.rank] = true
+		}
+	}
+	late := time.After(maxEnding)
+	for len(awaited) > 0 {
+		select {
+		case o := <-j.exits:
+			exits = append(exits, o)
+			delete(awaited, o.Rank)
+		case <-late:
+			clear(awaited)
+		}
+	}
+	slices.SortStableFunc(exits, compareCauses)
+	return exits
+}
+
+// compareCauses orders exits by how likely they caused the other ones: those that
+// have no cause in another rank first, and then by time.
+func compareCauses(a, b Exit) int {
+	if a.isCause() != b.isCause() {
+		if a.isCause() {
+			return -1
+		}
+		return 1
+	}
+	return a.at.Compare(b.at)
+}
+
+// ended notes how a process ended.
+func (j *job) ended(e Exit, left int) {
+	e.Stopped = j.stopping
+	local := e.Rank - j.Node*j.N
+	j.report.Ranks[local] = e
+	j.procs[local].ended = true
+	if !e.failed() || j.first != nil {
+		return
+	}
+	j.first = &e
+	switch {
+	case j.stopping:
+	case j.KeepGoing:
+		j.told = j.tell("rank %d %s", e.Rank, &e)
+	default:
+		if left > 0 {
+			j.told = j.tell("rank %d %s: ending the others", e.Rank, &e)
+		}
+		j.stop()
+	}
+}
+
+// tell has the user told something, without waiting for it. Nil: nobody is told.
+func (j *job) tell(format string, args ...any) *remark {
+	if j.Tell == nil {
+		return nil
+	}
+	text := fmt.Sprintf(format, args...)
+	return j.printer.tell(func() { j.Tell(text) })
+}
+
+// passOn passes a signal on to all processes.
+func (j *job) passOn(s os.Signal) {
+	again := j.asked != nil
+	if ends(s) && again {
+		j.killAll()
+		return
+	}
+	j.signal(s)
+	if ends(s) {
+		j.asked = s
+		j.beginGrace()
+	}
+}
+
+// endBy ends the processes for a cause, unless something else does so already.
+func (j *job) endBy(cause error) {
+	if j.stopping {
+		return
+	}
+	j.cause = cause
+	j.told = j.tell("%v: ending all", j.cause)
+	j.stop()
+}
+
+// stop tells the processes to end, and begins to wait for that, once.
+func (j *job) stop() {
+	if j.stopping {
+		return
+	}
+	j.signal(terminate)
+	j.beginGrace()
+}
+
+func (j *job) beginGrace() {
+	if !j.stopping {
+		j.stopping = true
+		j.kill = time.After(j.Grace)
+	}
+}
+
+// killAll kills what is still there.
+func (j *job) killAll() {
+	again := j.killed
+	j.killed, j.kill = true, nil
+	j.signal(kill)
+	for _, p := range j.procs {
+		if !p.ended && !again {
+			j.tell("rank %d is still there: killed", p.rank)
+		}
+	}
+}
+
+// signal sends a signal to all processes that are still there, and to what they
+// have started.
+func (j *job) signal(s os.Signal) {
+	for _, p := range j.procs {
+		if p.group.alive() {
+			p.group.signal(s)
+		}
+	}
+}
+
+// leftovers reports whether something is there that the processes have started.
+func (j *job) leftovers() bool {
+	for _, p := range j.procs {
+		if p.group.alive() {
+			return true
+		}
+	}
+	return false
+}
+
+// watch notes whose number may be somebody else's by now, and reports whether that
+// is to be done again.
+func (j *job) watch() bool {
+	again := false
+	for _, p := range j.procs {
+		again = p.group.watch() || again
+	}
+	return again
+}
+
+// endLeftovers ends what the processes have started and left behind.
+func (j *job) endLeftovers() {
+	if !j.stopping {
+		j.tell("all ranks have ended, but not all that they have started: ending that")
+		j.stop()
+	}
+}
+
+// lastWrite is how long a reader may take nothing of the output of a job that
+// was ended before the rest is given up.
+const lastWrite = 2 * time.Second
+
+// drain reads and writes what is left of the output. A reader of one that has
+// ended by itself may take its time; where the job was ended, or is to end now, it
+// must go on reading.
+func (j *job) drain(ctx context.Context) {
+	j.ending.Store(true)
+	read := j.readAll()
+	go func() {
+		<-read
+		j.printer.close()
+	}()
+	if j.isWritten(ctx) {
+		return
+	}
+	j.lost = true
+	if !j.stopping {
+		j.cause = context.Cause(ctx)
+	}
+	j.printer.leave()
+	select {
+	case <-read: // into the logs
+	case <-time.After(2 * lastWait):
+	}
+}
+
+// readAll has all that processes have printed read, and returns what is closed
+// after that.
+func (j *job) readAll() <-chan struct{} {
+	read := make(chan struct{})
+	var reading []*stream
+	for _, p := range j.procs {
+		for _, s := range p.outputs {
+			if s.done != nil {
+				s.hurry()
+				reading = append(reading, s)
+			}
+		}
+	}
+	go func() {
+		defer close(read)
+		for _, s := range reading {
+			<-s.done
+		}
+	}()
+	return read
+}
+
+// isWritten waits until everything is written, or nobody is to wait for that any
+// longer, and reports which of both it is.
+func (j *job) isWritten(ctx context.Context) bool {
+	ended, asked := ctx.Done(), j.asked != nil
+	var look <-chan time.Time
+	if j.killed || asked || j.cause != nil {
+		ended, look = nil, time.After(lastWrite)
+	}
+	moved := j.printer.moved.Load()
+	for {
+		select {
+		case <-j.printer.written:
+			return true
+		case <-look:
+			before := moved
+			if moved = j.printer.moved.Load(); moved == before {
+				return j.printer.isDone()
+			}
+			look = time.After(lastWrite)
+		case <-ended:
+			ended, look = nil, time.After(lastWrite)
+		case s := <-j.Signals:
+			if !ends(s) {
+				continue
+			}
+			if asked {
+				return false
+			}
+			asked, ended, look = true, nil, time.After(lastWrite)
+		}
+	}
+}
+
+// LogError says why LogDir cannot be used. It wraps [fs.ErrExist] where logs of an
+// earlier job are there.
+type LogError struct {
+	Dir string
+	Err error
+}
+
+func (e *LogError) Error() string { return fmt.Sprintf("logs in %s: %v", e.Dir, e.Err) }
+
+func (e *LogError) Unwrap() error { return e.Err }
+
+// makeLogs makes the folder of the logs ready: no log is there afterwards that
+// could be taken for one of this job.
+func (j *job) makeLogs() error {
+	if j.LogDir == "" {
+		return nil
+	}
+	err := os.MkdirAll(j.LogDir, 0o777)
+	if err == nil {
+		err = j.clearLogs()
+	}
+	if err != nil {
+		return &LogError{j.LogDir, bare(err)}
+	}
+	return nil
+}
+
+func (j *job) clearLogs() error {
+	there, err := os.ReadDir(j.LogDir)
+	if err != nil {
+		return err
+	}
+	for _, e := range there {
+		if !j.isLog(e.Name()) {
+			continue
+		}
+		if !j.Overwrite {
+			return fmt.Errorf("%s of an earlier job is there: %w", e.Name(), fs.ErrExist)
+		}
+		if err := os.Remove(filepath.Join(j.LogDir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// isLog reports whether a file has the name of a log that this job makes, or that
+// could be taken for one. The launchers of other hosts may share the folder.
+func (j *job) isLog(name string) bool {
+	number, isOut := strings.CutSuffix(name, ".out")
+	number, isErr := strings.CutSuffix(number, ".err")
+	rank, err := strconv.Atoi(number)
+	if isOut == isErr || err != nil || strconv.Itoa(rank) != number || rank < 0 {
+		return false
+	}
+	return j.Nodes == 1 || rank/j.N == j.Node
+}
+
+// newLog makes the log of one stream of a rank.
+func (j *job) newLog(rank int, kind string) (*os.File, error) {
+	name := filepath.Join(j.LogDir, fmt.Sprintf("%d.%s", rank, kind))
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return nil, &LogError{j.LogDir, bare(err)}
+	}
+	j.logs = append(j.logs, f)
+	return f, nil
+}
+
+// dropLogs removes the logs of a job that never began.
+func (j *job) dropLogs() {
+	for _, f := range j.logs {
+		_ = os.Remove(f.Name()) // the next one says if it is in the way
+	}
+}
+
+// bare takes the path off an error that is about it.
+func bare(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return fmt.Errorf("%s: %w", filepath.Base(e.Path), e.Err)
+	}
+	return err
+}
+
+// writers returns where the output of a rank goes.
+func (j *job) writers(rank int) (stdout, stderr io.Writer, err error) {
+	stdout, stderr = j.Stdout, j.Stderr
+	if j.Streams != nil {
+		stdout, stderr = j.Streams(rank)
+	}
+	prefix := j.Prefix && j.Streams == nil
+	if stdout, err = j.writer(stdout, rank, "out", prefix, j.Color); err != nil {
+		return nil, nil, err
+	}
+	stderr, err = j.writer(stderr, rank, "err", prefix, j.ErrColor)
+	return stdout, stderr, err
+}
+
+// writer puts before w what is to be done with a stream of output.
+func (j *job) writer(w io.Writer, rank int, kind string, prefix, color bool) (io.Writer, error) {
+	_, file := w.(*os.File)
+	if file && !prefix && j.LogDir == "" {
+		return w, nil
+	}
+	if w != nil {
+		w = &printed{j.printer, w}
+		if prefix {
+			w = &lines{to: w, prefix: prefixOf(rank, j.Nodes*j.N, color)}
+		}
+	}
+	if j.LogDir == "" {
+		return w, nil
+	}
+	f, err := j.newLog(rank, kind)
+	if err != nil {
+		return nil, err
+	}
+	if w == nil {
+		return f, nil
+	}
+	return &tee{f, w}, nil
+}
+
+// colors are told apart on light and dark terminals.
+var colors = []string{"36", "33", "35", "32", "34", "31"}
+
+// prefixOf returns what stands before the lines of a rank.
+func prefixOf(rank, size int, color bool) string {
+	width := len(strconv.Itoa(size - 1))
+	text := fmt.Sprintf("[%*d]", width, rank)
+	if color {
+		text = "\x1b[" + colors[rank%len(colors)] + "m" + text + "\x1b[0m"
+	}
+	return text + " "
 }

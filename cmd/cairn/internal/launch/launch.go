@@ -5,12 +5,19 @@
 package launch
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
+	"net"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -172,4 +179,179 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 		return nil, err
 	}
 	return j.wait(ctx)
+}
+
+// secretVariable is the environment variable of the job's secret.
+const secretVariable = "CAIRN_SECRET"
+
+// place is where the ranks of a job meet.
+type place struct {
+	addr   string
+	port   int
+	folder string // of the socket, or empty
+}
+
+// newPlace chooses where the ranks meet, as far as that is open.
+func newPlace(c *Config) (place, error) {
+	if c.Unix {
+		dir, err := os.MkdirTemp("", "cairn-run-") // for this user only
+		if err != nil {
+			return place{}, err
+		}
+		return place{addr: "unix:" + filepath.Join(dir, "0.sock"), folder: dir}, nil
+	}
+	p := place{addr: c.Addr, port: c.Port}
+	if p.port != 0 {
+		return p, nil
+	}
+	var err error
+	p.port, err = freePort(c.Addr)
+	return p, err
+}
+
+// The ports among which one is chosen. They lie below those that systems give to
+// whoever does not ask for a certain one, so that nobody gets it by accident
+// before rank 0 listens there.
+const (
+	firstPort = 10_000
+	lastPort  = 29_999
+)
+
+// freePort returns a port at which nobody listens.
+func freePort(host string) (int, error) {
+	var last error
+	for range 64 {
+		n, err := rand.Int(rand.Reader, big.NewInt(lastPort-firstPort+1))
+		if err != nil {
+			return 0, err
+		}
+		port := firstPort + int(n.Int64())
+		ln, err := net.Listen("tcp", net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port)))
+		if err == nil {
+			return port, ln.Close()
+		}
+		last = err
+	}
+	return 0, fmt.Errorf("find a free port: %w", last)
+}
+
+// environ returns what all processes have in their environment.
+func (c *Config) environ(at place) ([]string, error) {
+	env := append(os.Environ(), c.Env...)
+	secret := c.secret(env)
+	if secret == "" && c.Nodes > 1 {
+		return nil, wrong("several hosts need one secret, and none is set")
+	}
+	if secret == "" {
+		secret = rand.Text()
+	}
+	return append(env, "MASTER_ADDR="+at.addr, "MASTER_PORT="+strconv.Itoa(at.port), secretVariable+"="+secret,
+		"WORLD_SIZE="+strconv.Itoa(c.Nodes*c.N), "LOCAL_WORLD_SIZE="+strconv.Itoa(c.N)), nil
+}
+
+// secret returns the job's secret, or "" where none is set.
+func (c *Config) secret(env []string) string {
+	secret := ""
+	for _, v := range env {
+		if s, ok := strings.CutPrefix(v, secretVariable+"="); ok {
+			secret = s // the last one counts
+		}
+	}
+	return cmp.Or(c.Secret, secret)
+}
+
+// Report says how a job went.
+type Report struct {
+	OK         bool    `json:"ok"`
+	WorldSize  int     `json:"world_size"`
+	MasterAddr string  `json:"master_addr"`
+	MasterPort int     `json:"master_port"` // zero with a unix socket
+	Seconds    float64 `json:"seconds"`
+	// Failed is the rank that failed first, or nil where none did before the job
+	// was ended from outside. Of several that end at the same time it is one that a
+	// signal has ended, if the system tells (linux).
+	Failed *int `json:"failed"`
+	// Ranks are those of this host, in their order.
+	Ranks []Exit `json:"ranks"`
+}
+
+// Exit says how a process ended.
+type Exit struct {
+	Rank int `json:"rank"`
+	PID  int `json:"pid"`
+	// Code is the exit code; of a process that a signal ended 128 and the
+	// signal's number, as shells count.
+	Code int `json:"code"`
+	// Signal is the name of the signal that ended it, as SIGSEGV, or empty.
+	Signal string `json:"signal"`
+	// Stopped says that it ended after it was told to.
+	Stopped bool    `json:"stopped"`
+	Seconds float64 `json:"seconds"`
+
+	at time.Time // when the launcher noticed it
+}
+
+// isCause reports whether the process certainly did not end because of another
+// rank: a signal has ended it, other than the one with which programs end
+// themselves.
+func (e *Exit) isCause() bool { return e.Signal != "" && e.Signal != "SIGABRT" }
+
+func (e *Exit) failed() bool { return e.Code != 0 }
+
+// String says it in words: "exited with code 3 after 1.2s".
+func (e *Exit) String() string {
+	after := after(time.Duration(e.Seconds * float64(time.Second)))
+	if e.Signal != "" {
+		return fmt.Sprintf("was ended by %s %s", e.Signal, after)
+	}
+	return fmt.Sprintf("exited with code %d %s", e.Code, after)
+}
+
+// after says when something was, as exactly as anybody wants to know.
+func after(d time.Duration) string {
+	switch {
+	case d < time.Millisecond:
+		return "at once"
+	case d < time.Second:
+		return "after " + d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return "after " + d.Round(100*time.Millisecond).String()
+	}
+	return "after " + d.Round(time.Second).String()
+}
+
+// ExitError reports the rank that failed first.
+type ExitError struct{ Exit }
+
+func (e *ExitError) Error() string { return fmt.Sprintf("rank %d %s", e.Rank, &e.Exit) }
+
+// Told reports whether an error of [Run] need not be said again: Tell was told the
+// same, and nothing was written since.
+func Told(err error) bool {
+	_, ok := errors.AsType[*toldError](err)
+	return ok
+}
+
+// toldError is an error that was told.
+type toldError struct{ error }
+
+func (e *toldError) Unwrap() error { return e.error }
+
+// SignalError reports a job that a signal from outside has ended.
+type SignalError struct {
+	// Signal is its name.
+	Signal string
+	// First is how the rank ended that was the first to end other than with 0.
+	First Exit
+	// Code is what a launcher ends with: that of First, unless ranks had to be
+	// killed, and that of the signal then.
+	Code int
+}
+
+func (e *SignalError) Error() string {
+	text := "the job was ended by " + e.Signal
+	if e.First.Signal == "" {
+		text += fmt.Sprintf(": rank %d %s", e.First.Rank, &e.First) // which is why the code is what it is
+	}
+	return text
 }
