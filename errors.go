@@ -40,6 +40,9 @@ var (
 	ErrUnexpected = plan.ErrUnexpected
 	// ErrState reports a state that cannot be saved.
 	ErrState = plan.ErrState
+	// ErrProtocol reports a Planner, Writer or Reader of the caller's that breaks
+	// the protocol.
+	ErrProtocol = plan.ErrProtocol
 )
 
 // errNoStore reports a nil store.

@@ -160,7 +160,7 @@ func (a *shuffle) compare(from int, rows int64) error {
 	if rows == a.out[from] {
 		return nil
 	}
-	return fmt.Errorf("rank %d sends %d rows where %d are expected: %w", from, rows, a.out[from], group.ErrMismatch)
+	return fmt.Errorf("rank %d sends %d rows where %d are expected: %w", from, rows, a.out[from], group.ErrDisagree)
 }
 
 // letter is how many bytes of a part go in one message.

@@ -29,7 +29,7 @@ func init() {
 //     the same op, dtype, number of elements and root, and with splits that fit.
 //     Otherwise, and where a rank's arguments cannot be served, the call fails on
 //     all ranks with one [*group.Error] that names ranks and what they called,
-//     and wraps [group.ErrMismatch] or what was wrong. Nothing has been written
+//     and wraps [group.ErrDisagree] or what was wrong. Nothing has been written
 //     by then, and the Comm is as good as before.
 //   - Results are the same bits on all ranks, and from run to run for as many
 //     ranks and the same [Options]: the order of a reduction depends on nothing

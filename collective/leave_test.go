@@ -84,7 +84,7 @@ func TestLeaveAfterARefusedCall(t *testing.T) {
 		} else {
 			err = c.AllReduce(ctx, x, collective.Sum)
 		}
-		if !errors.Is(err, group.ErrMismatch) {
+		if !errors.Is(err, group.ErrDisagree) {
 			return fmt.Errorf("rank %d: %w; want that ranks differ", g.Rank(), err)
 		}
 		return nil

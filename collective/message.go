@@ -34,7 +34,7 @@ func (c *Comm) ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work {
 
 // Recv replaces the elements of t by those of the next tensor that rank from
 // sends with this tag. One of another dtype or number of elements is an error
-// that wraps [group.ErrMismatch], and is gone; the shape may differ.
+// that wraps [group.ErrDisagree], and is gone; the shape may differ.
 //
 // A tensor whose sender gives up half way is an error that wraps [ErrRecalled],
 // and the next one is fine. Where ctx ends once a tensor of more than some KiB has
@@ -215,7 +215,7 @@ type header struct {
 func (h header) bytes() int64 { return h.count * int64(h.dtype.Size()) }
 
 func (h header) mismatch(want header) error {
-	return fmt.Errorf("%d %v were sent, %d %v are expected: %w", h.count, h.dtype, want.count, want.dtype, group.ErrMismatch)
+	return fmt.Errorf("%d %v were sent, %d %v are expected: %w", h.count, h.dtype, want.count, want.dtype, group.ErrDisagree)
 }
 
 func (h header) encode() []byte {

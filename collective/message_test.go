@@ -77,8 +77,8 @@ func TestRecvOfAnotherTensor(t *testing.T) {
 						c.Send(t.Context(), zeros(t, tensor.Uint8, int64(n)), 1, 0), c.Send(t.Context(), of(5.0), 1, 0))
 				}
 				for _, x := range []*tensor.Tensor{zeros(t, tensor.Int8, int64(n)), zeros(t, tensor.Uint8, int64(n+1))} {
-					if err := c.Recv(t.Context(), x, 0, 0); !errors.Is(err, group.ErrMismatch) {
-						return fmt.Errorf("Recv = %v; want group.ErrMismatch", err)
+					if err := c.Recv(t.Context(), x, 0, 0); !errors.Is(err, group.ErrDisagree) {
+						return fmt.Errorf("Recv = %v; want group.ErrDisagree", err)
 					}
 				}
 				x := of(0.0)
@@ -163,8 +163,8 @@ func TestRecvOfAStrangersMessage(t *testing.T) {
 		}
 		big := zeros(t, tensor.Uint8, 8<<20)
 		err := cs[1].Recv(t.Context(), big, 0, 0)
-		if !errors.Is(err, group.ErrMismatch) || errors.Is(err, collective.ErrRecalled) {
-			t.Errorf("Recv of 100 bytes of 8 MiB = %v; want group.ErrMismatch", err)
+		if !errors.Is(err, group.ErrDisagree) || errors.Is(err, collective.ErrRecalled) {
+			t.Errorf("Recv of 100 bytes of 8 MiB = %v; want group.ErrDisagree", err)
 		}
 		if err := cs[1].Recv(t.Context(), big, 0, 0); !errors.Is(err, collective.ErrBroken) {
 			t.Errorf("Recv afterwards = %v; want collective.ErrBroken", err)

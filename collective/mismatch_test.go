@@ -80,8 +80,8 @@ func checkMismatch(t *testing.T, what string, odd int, errs results) {
 	t.Helper()
 	for r, err := range errs {
 		e, ok := errors.AsType[*group.Error](err)
-		if !ok || !errors.Is(err, group.ErrMismatch) || errors.Is(err, collective.ErrBroken) {
-			t.Errorf("%s: rank %d = %v; want group.ErrMismatch", what, r, err)
+		if !ok || !errors.Is(err, group.ErrDisagree) || errors.Is(err, collective.ErrBroken) {
+			t.Errorf("%s: rank %d = %v; want group.ErrDisagree", what, r, err)
 			continue
 		}
 		if err.Error() != errs[0].Error() {
@@ -125,8 +125,8 @@ func TestBadArgumentsFailEverywhere(t *testing.T) {
 		odd, others func(ctx context.Context, c *collective.Comm) error
 		want        error
 	}{
-		"rows that are not expected": {shuffle([]int64{2, 1, 3}, nil), good, group.ErrMismatch},
-		"rows that do not come":      {shuffle(nil, []int64{3, 3, 0}), good, group.ErrMismatch},
+		"rows that are not expected": {shuffle([]int64{2, 1, 3}, nil), good, group.ErrDisagree},
+		"rows that do not come":      {shuffle(nil, []int64{3, 3, 0}), good, group.ErrDisagree},
 		"too few splits":             {shuffle([]int64{3, 3}, nil), good, tensor.ErrShape},
 		"too many rows":              {shuffle([]int64{3, 3, 3}, nil), good, tensor.ErrShape},
 		"negative rows":              {shuffle([]int64{-3, 3, 6}, nil), good, tensor.ErrShape},
@@ -186,8 +186,8 @@ func TestRefusedBroadcastWritesNothing(t *testing.T) {
 			}
 			x := must(tensor.Full(tensor.Float32, []int64{n}, float32(r+1)))
 			was := x.Clone()
-			if err := c.Broadcast(t.Context(), x, 0); !errors.Is(err, group.ErrMismatch) {
-				return fmt.Errorf("Broadcast = %v; want ErrMismatch", err)
+			if err := c.Broadcast(t.Context(), x, 0); !errors.Is(err, group.ErrDisagree) {
+				return fmt.Errorf("Broadcast = %v; want ErrDisagree", err)
 			}
 			if !tensor.Equal(x, was) {
 				return fmt.Errorf("rank %d: a refused call has written to %v", r, x)

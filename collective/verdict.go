@@ -90,7 +90,7 @@ func (v *verdict) mismatch() error {
 		ranks = append(ranks, m.rank)
 		said = append(said, fmt.Sprintf("rank %d called %v", m.rank, m.call))
 	}
-	err := fmt.Errorf("%s: %w", strings.Join(said, ", "), group.ErrMismatch)
+	err := fmt.Errorf("%s: %w", strings.Join(said, ", "), group.ErrDisagree)
 	return &group.Error{Op: kinds[v.voices[0].call.kind], Ranks: ranks, Err: err}
 }
 

@@ -93,6 +93,6 @@ func Mismatch(a int, ca Call, b int, cb Call) *Error {
 	if a > b {
 		a, ca, b, cb = b, cb, a, ca
 	}
-	err := fmt.Errorf("rank %d called %v, rank %d called %v: %w", a, ca, b, cb, ErrMismatch)
+	err := fmt.Errorf("rank %d called %v, rank %d called %v: %w", a, ca, b, cb, ErrDisagree)
 	return &Error{Op: ca.Op, Ranks: []int{a, b}, Err: err}
 }

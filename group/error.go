@@ -7,9 +7,9 @@ import (
 )
 
 var (
-	// ErrMismatch reports ranks that made different calls where all must make
-	// the same.
-	ErrMismatch = errors.New("ranks made different calls")
+	// ErrDisagree reports ranks that made different calls although all must make
+	// the same one, or a message whose length the receiver did not expect.
+	ErrDisagree = errors.New("ranks made different calls")
 	// ErrInvalid reports an argument that a group cannot serve: a root or rank
 	// out of range, a rank listed twice, the wrong number of values.
 	ErrInvalid = errors.New("invalid argument")

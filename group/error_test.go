@@ -36,7 +36,7 @@ func TestErrorText(t *testing.T) {
 	gather, list := Call{Op: OpGather, Root: 3}, Call{Op: OpSub, Ranks: []int{1, 2, 3}}
 	err := Mismatch(5, list, 2, gather)
 	const want = "gather: ranks 2, 5: rank 2 called gather(root 3), rank 5 called sub(ranks 1-3): ranks made different calls"
-	if err.Error() != want || !errors.Is(err, ErrMismatch) {
+	if err.Error() != want || !errors.Is(err, ErrDisagree) {
 		t.Errorf("Mismatch = %q; want %q", err, want)
 	}
 }

@@ -18,7 +18,7 @@ import "context"
 //     context's error and cause (see [ContextError]); ranks that arrive later
 //     get the same error without waiting.
 //   - Ranks that make different calls, or the same one with another root or
-//     list, get an error that wraps [ErrMismatch] and names ranks that differ.
+//     list, get an error that wraps [ErrDisagree] and names ranks that differ.
 //     An argument that cannot be served, such as a root out of range, fails the
 //     call on all ranks with [ErrInvalid].
 //   - After a failed call the group can be used again, by the next call, unless

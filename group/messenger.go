@@ -76,15 +76,15 @@ func CheckLength(peer, got, want int) error {
 }
 
 // LengthError is inside the error of a [Messenger.RecvInto] whose message is of
-// another size than the caller's memory. It wraps [ErrMismatch].
+// another size than the caller's memory. It wraps [ErrDisagree].
 type LengthError struct{ Got, Want int }
 
 func (e *LengthError) Error() string {
-	return fmt.Sprintf("message of %d bytes, not %d: %v", e.Got, e.Want, ErrMismatch)
+	return fmt.Sprintf("message of %d bytes, not %d: %v", e.Got, e.Want, ErrDisagree)
 }
 
-// Unwrap returns [ErrMismatch].
-func (e *LengthError) Unwrap() error { return ErrMismatch }
+// Unwrap returns [ErrDisagree].
+func (e *LengthError) Unwrap() error { return ErrDisagree }
 
 // CheckMessage returns an error that wraps [ErrInvalid] where a group of size
 // ranks cannot serve a message from or to peer. It is for those who implement

@@ -39,7 +39,7 @@ var (
 		{"group.ErrGone", ErrGone},
 		{"group.ErrLeft", ErrLeft},
 		{"group.ErrInvalid", ErrInvalid},
-		{"group.ErrMismatch", ErrMismatch},
+		{"group.ErrMismatch", ErrDisagree},
 		{"group.ErrPanic", ErrPanic},
 		{"io.EOF", io.EOF},
 		{"io.ErrClosedPipe", io.ErrClosedPipe},

@@ -47,7 +47,7 @@ func TestErrorsIsHoldsOnTheOtherSide(t *testing.T) {
 		{&fs.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}, []error{syscall.ENOSPC}, syscall.EIO},
 		{errors.Join(io.ErrUnexpectedEOF, fs.ErrPermission), []error{io.ErrUnexpectedEOF, fs.ErrPermission}, io.EOF},
 		{&PanicError{Value: errOurs}, []error{ErrPanic, errOurs}, ErrGone},
-		{&StepError{Failures: map[int]error{4: cross(t, errOurs)}}, []error{errOurs}, ErrMismatch},
+		{&StepError{Failures: map[int]error{4: cross(t, errOurs)}}, []error{errOurs}, ErrDisagree},
 		{errors.New("unknown"), nil, io.EOF},
 	} {
 		got := cross(t, c.err)

@@ -76,7 +76,7 @@ func TestStepsOfDifferentKindsFailTogether(t *testing.T) {
 	})
 	const want = "write: ranks 0, 1: rank 0 called gather(root 0), rank 1 called broadcast(root 0): ranks made different calls"
 	for r, err := range errs {
-		if err == nil || err.Error() != want || !errors.Is(err, group.ErrMismatch) {
+		if err == nil || err.Error() != want || !errors.Is(err, group.ErrDisagree) {
 			t.Errorf("rank %d got %v; want %s", r, err, want)
 		}
 	}

@@ -92,7 +92,7 @@ func (c *Cache) Global(sent []*SavePlan, plan func([]*SavePlan) ([]*SavePlan, *m
 		return nil, nil, err
 	}
 	if len(finals) != len(sent) {
-		return nil, nil, fmt.Errorf("%w: %d final plans for %d ranks", ErrState, len(finals), len(sent))
+		return nil, nil, fmt.Errorf("%w: %d final plans for %d ranks", ErrProtocol, len(finals), len(sent))
 	}
 	old := c.finals
 	c.locals, c.resized = full, make([]sizes, len(full))
@@ -106,7 +106,7 @@ func (c *Cache) compare(sent []*SavePlan) (changed bool, err error) {
 	for r, p := range sent {
 		switch {
 		case p == nil:
-			return false, fmt.Errorf("%w: rank %d sent no plan", ErrState, r)
+			return false, fmt.Errorf("%w: rank %d sent no plan", ErrProtocol, r)
 		case !p.Unchanged:
 			changed = true
 		case !c.knows(r, len(sent), p.Fingerprint):

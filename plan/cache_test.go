@@ -341,14 +341,14 @@ func TestCacheRefusesWhatPlannersMustNotDo(t *testing.T) {
 	fewer := func(p []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 		return p[1:], &meta.Metadata{}, nil
 	}
-	if _, _, err := c.Global(three(), fewer); !errors.Is(err, plan.ErrState) {
-		t.Errorf("Global by a planner that loses a plan = %v; want ErrState", err)
+	if _, _, err := c.Global(three(), fewer); !errors.Is(err, plan.ErrProtocol) {
+		t.Errorf("Global by a planner that loses a plan = %v; want ErrProtocol", err)
 	}
-	if _, _, err := c.Global([]*plan.SavePlan{nil}, global); !errors.Is(err, plan.ErrState) {
-		t.Errorf("Global of no plan = %v; want ErrState", err)
+	if _, _, err := c.Global([]*plan.SavePlan{nil}, global); !errors.Is(err, plan.ErrProtocol) {
+		t.Errorf("Global of no plan = %v; want ErrProtocol", err)
 	}
-	if _, err := c.Local(planOf(plan.WriteItem{}), ""); !errors.Is(err, plan.ErrState) {
-		t.Errorf("Local of an item without description = %v; want ErrState", err)
+	if _, err := c.Local(planOf(plan.WriteItem{}), ""); !errors.Is(err, plan.ErrProtocol) {
+		t.Errorf("Local of an item without description = %v; want ErrProtocol", err)
 	}
 }
 

@@ -26,7 +26,7 @@ func NewSavePlanCodec() SavePlanCodec {
 	return SavePlanCodec{infos: map[string]*Info{}, records: map[*Info]string{}}
 }
 
-// Encode encodes p. The error wraps ErrState where an item has no description or
+// Encode encodes p. The error wraps ErrProtocol if an item has no description or
 // a box of no dimensions that add up.
 func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 	w := wire.Writer{B: make([]byte, 0, 64+64*len(p.Items))}
@@ -49,7 +49,7 @@ func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 	for i := range p.Items {
 		it := &p.Items[i]
 		if it.Info == nil || len(it.Box.Offsets) != len(it.Box.Sizes) {
-			return nil, fmt.Errorf("%w: item %d of the plan has no description or no box", ErrState, i)
+			return nil, fmt.Errorf("%w: item %d of the plan has no description or no box", ErrProtocol, i)
 		}
 		w.Bool(it.Info == last)
 		if it.Info != last {

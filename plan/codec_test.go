@@ -192,8 +192,8 @@ func TestEncodeRefusesHalfItems(t *testing.T) {
 		"no description": {Kind: plan.KindTensor},
 		"half a box":     {Kind: plan.KindTensor, Info: &plan.Info{}, Box: tensor.Box{Sizes: []int64{1}}},
 	} {
-		if _, err := (plan.SavePlanCodec{}).Encode(planOf(it)); !errors.Is(err, plan.ErrState) {
-			t.Errorf("%s: Encode = %v; want ErrState", name, err)
+		if _, err := (plan.SavePlanCodec{}).Encode(planOf(it)); !errors.Is(err, plan.ErrProtocol) {
+			t.Errorf("%s: Encode = %v; want ErrProtocol", name, err)
 		}
 	}
 }

@@ -11,6 +11,11 @@ var (
 	// ErrState reports a state that cannot be saved or filled: a value of no
 	// known kind, two values under one name, a contradiction between ranks.
 	ErrState = errors.New("invalid state")
+	// ErrProtocol reports a planner, writer or reader that breaks the protocol:
+	// it returns nothing and no error, a plan without what the protocol demands,
+	// or is called in the wrong order. It is a mistake of a program, not of a
+	// state.
+	ErrProtocol = errors.New("protocol violation")
 	// ErrMismatch reports a state and a checkpoint that do not fit: another
 	// shape, a forbidden dtype, a tensor where a value is.
 	ErrMismatch = errors.New("checkpoint and state do not match")

@@ -280,12 +280,12 @@ func TestGlobalRefusesPlansThatAreNone(t *testing.T) {
 		p  *plan.SavePlan
 		is error
 	}{
-		"no plan":              {nil, plan.ErrState},
+		"no plan":              {nil, plan.ErrProtocol},
 		"an unchanged one":     {&plan.SavePlan{Unchanged: true}, plan.ErrStale},
-		"an undescribed item":  {planOf(plan.WriteItem{Kind: plan.KindTensor}), plan.ErrState},
-		"an item of no kind":   {planOf(plan.WriteItem{Info: &plan.Info{FQN: "a"}}), plan.ErrState},
-		"an item of some kind": {planOf(plan.WriteItem{Info: &plan.Info{FQN: "a"}, Kind: 9}), plan.ErrState},
-		"a negative size":      {planOf(bytesItem("a", -1)), plan.ErrState},
+		"an undescribed item":  {planOf(plan.WriteItem{Kind: plan.KindTensor}), plan.ErrProtocol},
+		"an item of no kind":   {planOf(plan.WriteItem{Info: &plan.Info{FQN: "a"}}), plan.ErrProtocol},
+		"an item of some kind": {planOf(plan.WriteItem{Info: &plan.Info{FQN: "a"}, Kind: 9}), plan.ErrProtocol},
+		"a negative size":      {planOf(bytesItem("a", -1)), plan.ErrProtocol},
 	} {
 		_, _, err := plan.Global([]*plan.SavePlan{planOf(replica("x", 1)), c.p}, plan.LeastLoaded)
 		if !errors.Is(err, c.is) || !strings.Contains(err.Error(), "rank 1") {

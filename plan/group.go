@@ -75,7 +75,7 @@ func group(plans []*SavePlan) (*grouping, error) {
 // checkPlan refuses a plan that does not say what is to be written.
 func checkPlan(p *SavePlan) error {
 	if p == nil {
-		return fmt.Errorf("%w: there is none", ErrState)
+		return fmt.Errorf("%w: there is none", ErrProtocol)
 	}
 	if p.Unchanged {
 		return fmt.Errorf("%w: %v", ErrStale, p.Fingerprint)
@@ -83,10 +83,10 @@ func checkPlan(p *SavePlan) error {
 	for i := range p.Items {
 		it := &p.Items[i]
 		if it.Info == nil {
-			return fmt.Errorf("%w: item %d has no description", ErrState, i)
+			return fmt.Errorf("%w: item %d has no description", ErrProtocol, i)
 		}
 		if it.Kind < KindTensor || it.Kind > KindBytes || it.Size < 0 {
-			return fmt.Errorf("%w: %q is of kind %d and size %d", ErrState, it.FQN(), it.Kind, it.Size)
+			return fmt.Errorf("%w: %q is of kind %d and size %d", ErrProtocol, it.FQN(), it.Kind, it.Size)
 		}
 	}
 	return nil

@@ -124,13 +124,13 @@ func (w *WriteItem) NumBytes() int64 {
 	return w.Box.Volume() * int64(w.Info.DType.Size())
 }
 
-// Check returns an error that wraps ErrState unless the item has a description, a
+// Check returns an error that wraps ErrProtocol unless the item has a description, a
 // kind, and a box that lies inside its tensor.
 func (w *WriteItem) Check() error {
 	var err error
 	switch {
 	case w.Info == nil:
-		return fmt.Errorf("%w: an item has no description", ErrState)
+		return fmt.Errorf("%w: an item has no description", ErrProtocol)
 	case w.Kind == KindBytes:
 		if w.Box.Dims() != 0 || w.Size < 0 {
 			err = fmt.Errorf("a value of %d dimensions and %d bytes", w.Box.Dims(), w.Size)
@@ -143,7 +143,7 @@ func (w *WriteItem) Check() error {
 		err = fmt.Errorf("kind %d", w.Kind)
 	}
 	if err != nil {
-		err = fmt.Errorf("%w: %q: %w", ErrState, w.Info.FQN, err)
+		err = fmt.Errorf("%w: %q: %w", ErrProtocol, w.Info.FQN, err)
 	}
 	return err
 }

@@ -49,7 +49,7 @@ var _ LoadPlanner = (*DefaultLoad)(nil)
 // SetUp begins a load into s.State.
 func (d *DefaultLoad) SetUp(s LoadSetup) error {
 	if s.Metadata == nil {
-		return fmt.Errorf("%w: no metadata to load by", ErrState)
+		return fmt.Errorf("%w: no metadata to load by", ErrProtocol)
 	}
 	d.setup, d.leaves = s, nil
 	return nil

@@ -333,8 +333,8 @@ func TestResolveTensorRefuses(t *testing.T) {
 }
 
 func TestLoadNeedsMetadata(t *testing.T) {
-	if err := new(plan.DefaultLoad).SetUp(plan.LoadSetup{State: plan.State{"a": 1}}); !errors.Is(err, plan.ErrState) {
-		t.Errorf("SetUp = %v; want ErrState", err)
+	if err := new(plan.DefaultLoad).SetUp(plan.LoadSetup{State: plan.State{"a": 1}}); !errors.Is(err, plan.ErrProtocol) {
+		t.Errorf("SetUp = %v; want ErrProtocol", err)
 	}
 }
 

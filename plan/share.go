@@ -66,7 +66,7 @@ func (p *Piece) Of(it ReadItem) ReadItem {
 	return it
 }
 
-// Check returns an error that wraps ErrState unless s is a share of p for a rank
+// Check returns an error that wraps ErrProtocol unless s is a share of p for a rank
 // among size ranks: each piece is one of a tensor of the plan, and those of an
 // item are all of it.
 func (s *Share) Check(p *LoadPlan, rank, size int) error {
@@ -74,16 +74,16 @@ func (s *Share) Check(p *LoadPlan, rank, size int) error {
 	for i := range s.Pieces {
 		c := &s.Pieces[i]
 		if err := c.check(p, rank, size); err != nil {
-			return fmt.Errorf("%w: piece %d: %w", ErrState, c.ID, err)
+			return fmt.Errorf("%w: piece %d: %w", ErrProtocol, c.ID, err)
 		}
 		if i > 0 && c.ID <= s.Pieces[i-1].ID {
-			return fmt.Errorf("%w: piece %d after piece %d", ErrState, c.ID, s.Pieces[i-1].ID)
+			return fmt.Errorf("%w: piece %d after piece %d", ErrProtocol, c.ID, s.Pieces[i-1].ID)
 		}
 		byItem[c.Item] = append(byItem[c.Item], c)
 	}
 	for i, pieces := range byItem {
 		if !complete(pieces, p.Items[i].Lengths) {
-			return fmt.Errorf("%w: the pieces of item %d, %q, are not all of it", ErrState, i, p.Items[i].Dest.FQN)
+			return fmt.Errorf("%w: the pieces of item %d, %q, are not all of it", ErrProtocol, i, p.Items[i].Dest.FQN)
 		}
 	}
 	return nil

@@ -39,8 +39,8 @@ func TestCheckRefusesShares(t *testing.T) {
 		"an item twice":           {Pieces: []plan.Piece{good, {ID: 2, Reader: 1, To: []int{0}}}},
 		"rows twice":              {Pieces: []plan.Piece{{Rows: [2]int64{0, 5}}, {ID: 1, Rows: [2]int64{4, 8}}}},
 	} {
-		if err := s.Check(p, 1, 3); !errors.Is(err, plan.ErrState) {
-			t.Errorf("%s: Check = %v; want ErrState", name, err)
+		if err := s.Check(p, 1, 3); !errors.Is(err, plan.ErrProtocol) {
+			t.Errorf("%s: Check = %v; want ErrProtocol", name, err)
 		}
 	}
 }

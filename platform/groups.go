@@ -29,7 +29,7 @@ type Group interface {
 //     calls them with the same lists and in the same order, also where it will be
 //     no member and where the group is remembered. They have one outcome. Ranks
 //     that call with different lists get an error that wraps
-//     [group.ErrMismatch]; ranks of which some call this and some another
+//     [group.ErrDisagree]; ranks of which some call this and some another
 //     collective method get that of the group's contract.
 //   - A group's ranks are in ascending order whatever the list's was, so one set
 //     of ranks is one group: where all members remember it they get it again.

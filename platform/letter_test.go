@@ -30,8 +30,8 @@ func TestLettersSurvive(t *testing.T) {
 func TestOpenFindsMismatches(t *testing.T) {
 	all := letters()
 	_, err := open(group.OpBarrier, [][]byte{all[0].encode(), all[1].encode()})
-	if e, ok := errors.AsType[*group.Error](err); !ok || !errors.Is(err, group.ErrMismatch) || len(e.Ranks) != 2 {
-		t.Errorf("open of two calls = %v; want ErrMismatch of both ranks", err)
+	if e, ok := errors.AsType[*group.Error](err); !ok || !errors.Is(err, group.ErrDisagree) || len(e.Ranks) != 2 {
+		t.Errorf("open of two calls = %v; want ErrDisagree of both ranks", err)
 	}
 	if _, err := open(group.OpBarrier, [][]byte{all[0].encode(), {1}}); err == nil {
 		t.Error("open of a malformed message = nil; want an error")

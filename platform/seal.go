@@ -33,7 +33,7 @@ func seal[T any](codec group.Codec[T], v T) ([]byte, error) {
 // instead.
 func unsealBytes(msg []byte) ([]byte, error) {
 	if len(msg) == 0 || msg[0] > sealedError {
-		return nil, fmt.Errorf("value of %d bytes is not sealed: %w", len(msg), group.ErrMismatch)
+		return nil, fmt.Errorf("value of %d bytes is not sealed: %w", len(msg), group.ErrDisagree)
 	}
 	if msg[0] == sealedValue {
 		return msg[1:], nil

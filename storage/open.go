@@ -36,7 +36,7 @@ func (r *opener) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
 // SetUp begins a load.
 func (r *opener) SetUp(ctx context.Context, md *meta.Metadata, s Session) error {
 	if r.Reader == nil {
-		return fmt.Errorf("%w: SetUp before ReadMetadata", plan.ErrState)
+		return fmt.Errorf("%w: SetUp before ReadMetadata", plan.ErrProtocol)
 	}
 	return r.Reader.SetUp(ctx, md, s)
 }

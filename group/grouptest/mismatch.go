@@ -39,7 +39,7 @@ func (s *suite) differ(e *env, most, other rankFunc, odd int) {
 		}
 		return most(ctx, g)
 	})
-	ge := e.same(errs, group.ErrMismatch)
+	ge := e.same(errs, group.ErrDisagree)
 	if len(ge.Ranks) < 2 || !slices.Contains(ge.Ranks, odd) {
 		e.Fatalf("error %q names %v; want rank %d and one that differs from it", ge, ge.Ranks, odd)
 	}

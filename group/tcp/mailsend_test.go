@@ -160,7 +160,7 @@ func TestTheOtherRankGoesInAMessage(t *testing.T) {
 		for range 2 {
 			err := <-errs
 			ge, ok := errors.AsType[*group.Error](err)
-			if !errors.Is(err, group.ErrMismatch) && (!ok || !errors.Is(err, group.ErrGone) || !slices.Equal(ge.Ranks, []int{1})) {
+			if !errors.Is(err, group.ErrDisagree) && (!ok || !errors.Is(err, group.ErrGone) || !slices.Equal(ge.Ranks, []int{1})) {
 				t.Errorf("call = %v; want one that names rank 1 as gone", err)
 			}
 		}

@@ -22,6 +22,7 @@ func init() {
 		"engine.uncommitted": errNotCommitted,
 		"meta.invalid":       meta.ErrInvalid,
 		"plan.state":         plan.ErrState,
+		"plan.protocol":      plan.ErrProtocol,
 		"plan.mismatch":      plan.ErrMismatch,
 		"plan.missing":       plan.ErrMissing,
 		"plan.unexpected":    plan.ErrUnexpected,

@@ -14,7 +14,7 @@ import (
 func given[T any](what string, call func() (*T, error)) (*T, error) {
 	v, err := call()
 	if err == nil && v == nil {
-		err = fmt.Errorf("%w: %s returned nil and no error", plan.ErrState, what)
+		err = fmt.Errorf("%w: %s returned nil and no error", plan.ErrProtocol, what)
 	}
 	if err != nil {
 		return nil, err
@@ -26,10 +26,10 @@ func given[T any](what string, call func() (*T, error)) (*T, error) {
 func givenAll[T any](what string, ranks int, call func() ([]*T, error)) ([]*T, error) {
 	list, err := call()
 	if err == nil && len(list) != ranks {
-		err = fmt.Errorf("%w: %s returned %d plans for %d ranks", plan.ErrState, what, len(list), ranks)
+		err = fmt.Errorf("%w: %s returned %d plans for %d ranks", plan.ErrProtocol, what, len(list), ranks)
 	}
 	if i := slices.Index(list, nil); err == nil && i >= 0 {
-		err = fmt.Errorf("%w: %s returned no plan for rank %d", plan.ErrState, what, i)
+		err = fmt.Errorf("%w: %s returned no plan for rank %d", plan.ErrProtocol, what, i)
 	}
 	if err != nil {
 		return nil, err

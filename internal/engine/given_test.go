@@ -172,7 +172,7 @@ func slips(single, lists []string) []slip {
 func checkNamed(t *testing.T, f slip, errs []error) {
 	t.Helper()
 	for r, err := range errs {
-		known := errors.Is(err, plan.ErrState) || errors.Is(err, meta.ErrInvalid)
+		known := errors.Is(err, plan.ErrProtocol) || errors.Is(err, meta.ErrInvalid)
 		if !known || errors.Is(err, group.ErrPanic) || !strings.Contains(err.Error(), "the "+f.method) {
 			t.Errorf("rank %d returned %v; want an error that names the %s", r, err, f.method)
 		}
@@ -213,8 +213,8 @@ func TestItemsOfFinalPlansAreChecked(t *testing.T) {
 				_, err := engine.Save(ctx, job)
 				return err
 			})
-			if !errors.Is(err, plan.ErrState) || errors.Is(err, group.ErrPanic) {
-				t.Errorf("%d ranks, GlobalPlan returns %s: %v; want ErrState", ranks, returns, err)
+			if !errors.Is(err, plan.ErrProtocol) || errors.Is(err, group.ErrPanic) {
+				t.Errorf("%d ranks, GlobalPlan returns %s: %v; want ErrProtocol", ranks, returns, err)
 			}
 		}
 	}

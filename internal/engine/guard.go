@@ -26,7 +26,7 @@ func (s source) Resolve(it *plan.WriteItem) (d plan.Data, err error) {
 		return err
 	})
 	if err == nil && it.Kind != plan.KindBytes && d.Tensor == nil && d.Stream == nil {
-		err = fmt.Errorf("%w: %q: the planner's Resolve returned no tensor and no error", plan.ErrState, it.FQN())
+		err = fmt.Errorf("%w: %q: the planner's Resolve returned no tensor and no error", plan.ErrProtocol, it.FQN())
 	}
 	return d, err
 }
@@ -50,7 +50,7 @@ func (t target) ResolveTensor(it *plan.ReadItem) (x *tensor.Tensor, err error) {
 		return err
 	})
 	if err == nil && x == nil {
-		err = fmt.Errorf("%w: %q: the planner's ResolveTensor returned no tensor and no error", plan.ErrState, it.Dest.FQN)
+		err = fmt.Errorf("%w: %q: the planner's ResolveTensor returned no tensor and no error", plan.ErrProtocol, it.Dest.FQN)
 	}
 	return x, err
 }

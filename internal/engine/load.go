@@ -171,7 +171,7 @@ func (l *loadRun) read(ctx context.Context, own loadMessage) (storage.ReadStats,
 		return l.Reader.ReadData(ctx, &q, target{l.Planner})
 	}
 	if !sameItems(p, own.plan) {
-		return storage.ReadStats{}, fmt.Errorf("%w: the planner shares its items and has changed them", plan.ErrState)
+		return storage.ReadStats{}, fmt.Errorf("%w: the planner shares its items and has changed them", plan.ErrProtocol)
 	}
 	s, err := l.newSharing(p, own.share, own.tag)
 	if err != nil {

@@ -237,7 +237,7 @@ func (s *saveRun) planAll(ctx context.Context, plans []*plan.SavePlan) ([]*plan.
 		return nil, nil, err
 	}
 	if md == nil {
-		return nil, nil, fmt.Errorf("%w: the planner's GlobalPlan returned no metadata", plan.ErrState)
+		return nil, nil, fmt.Errorf("%w: the planner's GlobalPlan returned no metadata", plan.ErrProtocol)
 	}
 	if err := md.Validate(); err != nil {
 		return nil, nil, fmt.Errorf("the planner's GlobalPlan: %w", err)

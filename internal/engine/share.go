@@ -100,7 +100,7 @@ func (l *loadRun) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sha
 	}
 	mail, ok := l.Group.(group.Messenger)
 	if !ok {
-		return nil, fmt.Errorf("%w: a share for a rank that cannot take part", plan.ErrState)
+		return nil, fmt.Errorf("%w: a share for a rank that cannot take part", plan.ErrProtocol)
 	}
 	s := &sharing{
 		loadRun: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
@@ -195,7 +195,7 @@ func (s *sharing) resolve() error {
 			return fmt.Errorf("%q: %w", p.item.Source.FQN, err)
 		}
 		if t == nil || !slices.Equal(t.Shape(), p.item.Lengths) {
-			return fmt.Errorf("%q: %w: the planner gave %v for a box of %v", p.item.Source.FQN, plan.ErrState, t, p.item.Lengths)
+			return fmt.Errorf("%q: %w: the planner gave %v for a box of %v", p.item.Source.FQN, plan.ErrProtocol, t, p.item.Lengths)
 		}
 		p.to, p.direct = t, t.DType() == p.dtype && t.Contiguous()
 	}

@@ -217,7 +217,7 @@ func (s *sharing) receiveInto(ctx context.Context, rank int, c record, mem []byt
 	for len(mem) > 0 {
 		part := mem[:min(len(mem), sliceBytes)]
 		if err := s.mail.RecvInto(ctx, rank, s.tag, part); err != nil {
-			if errors.Is(err, group.ErrMismatch) {
+			if errors.Is(err, group.ErrDisagree) {
 				err = fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 			}
 			return err

@@ -66,8 +66,8 @@ func TestPlannerThatDoesNotKeepItsWord(t *testing.T) {
 		return err
 	})
 	checkSame(t, errs, "read", []int{1})
-	if !errors.Is(errs[0], plan.ErrState) {
-		t.Errorf("Load = %v; want %v", errs[0], plan.ErrState)
+	if !errors.Is(errs[0], plan.ErrProtocol) {
+		t.Errorf("Load = %v; want %v", errs[0], plan.ErrProtocol)
 	}
 }
 
@@ -92,7 +92,7 @@ func TestReaderThatForgets(t *testing.T) {
 		return err
 	})
 	checkSame(t, errs, "read", []int{0, 1, 2, 3})
-	if !errors.Is(errs[0], plan.ErrState) {
-		t.Errorf("Load = %v; want %v", errs[0], plan.ErrState)
+	if !errors.Is(errs[0], plan.ErrProtocol) {
+		t.Errorf("Load = %v; want %v", errs[0], plan.ErrProtocol)
 	}
 }

@@ -78,7 +78,7 @@ func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (st
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open > 0 {
-		return st, fmt.Errorf("%w: the reader has not handed over %d items of its plan", plan.ErrState, s.open)
+		return st, fmt.Errorf("%w: the reader has not handed over %d items of its plan", plan.ErrProtocol, s.open)
 	}
 	return st, nil
 }
@@ -90,7 +90,7 @@ func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	defer s.mu.Unlock()
 	p := s.takeAwaited(it)
 	if p == nil {
-		return nil, fmt.Errorf("%w: the reader asks for an item that is not in its plan, or for the second time", plan.ErrState)
+		return nil, fmt.Errorf("%w: the reader asks for an item that is not in its plan, or for the second time", plan.ErrProtocol)
 	}
 	to := p.to
 	if len(p.ranks) > 0 && !p.direct {
@@ -128,7 +128,7 @@ func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
 	s.mu.Unlock()
 	switch {
 	case p == nil:
-		return fmt.Errorf("%w: the reader hands over what it was not given", plan.ErrState)
+		return fmt.Errorf("%w: the reader hands over what it was not given", plan.ErrProtocol)
 	case len(p.ranks) == 0:
 		return s.commit(p)
 	case !p.direct:

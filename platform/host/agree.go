@@ -56,10 +56,10 @@ func (p *Platform) agree(ctx context.Context, op group.Op, parent *Group, parts 
 	case err != nil:
 	case v.Odd != 0:
 		// Not an error of the step, which would be filed under the rank that saw it.
-		err = fmt.Errorf("rank 0 called %s, rank %d called %s: %w", v.Calls[0], v.Odd, v.Calls[1], group.ErrMismatch)
+		err = fmt.Errorf("rank 0 called %s, rank %d called %s: %w", v.Calls[0], v.Odd, v.Calls[1], group.ErrDisagree)
 		err = &group.Error{Op: v.Op, Ranks: []int{0, v.Odd}, Err: err}
 	case len(v.Reuse) != len(parts):
-		err = fmt.Errorf("%s: a verdict on %d of %d parts: %w", op, len(v.Reuse), len(parts), group.ErrMismatch)
+		err = fmt.Errorf("%s: a verdict on %d of %d parts: %w", op, len(v.Reuse), len(parts), group.ErrDisagree)
 	}
 	return v, err
 }

@@ -40,26 +40,26 @@ func TestListsThatDifferAreSaid(t *testing.T) {
 	}{
 		"new": {3, func(p platform.Platform, rank int) (platform.Group, error) {
 			return p.New(t.Context(), []int{rank / 2, 2})
-		}, "new group: ranks 0, 2: rank 0 called new group([0 2]), rank 2 called new group([1 2]): ranks made different calls", group.ErrMismatch},
+		}, "new group: ranks 0, 2: rank 0 called new group([0 2]), rank 2 called new group([1 2]): ranks made different calls", group.ErrDisagree},
 		"split": {4, func(p platform.Platform, rank int) (platform.Group, error) {
 			return p.Split(t.Context(), p.World(), [][]int{{0, 1 + rank/3}, {3}})
-		}, "split: ranks 0, 3: rank 0 called split([0 1] [3]), rank 3 called split([0 2] [3]): ranks made different calls", group.ErrMismatch},
+		}, "split: ranks 0, 3: rank 0 called split([0 1] [3]), rank 3 called split([0 2] [3]): ranks made different calls", group.ErrDisagree},
 		"new and split": {2, func(p platform.Platform, rank int) (platform.Group, error) {
 			if rank == 0 {
 				return p.New(t.Context(), []int{0})
 			}
 			return p.Split(t.Context(), p.World(), [][]int{{0}, {1}})
-		}, "new group: ranks 0, 1: rank 0 called new group([0]), rank 1 called split([0] [1]): ranks made different calls", group.ErrMismatch},
+		}, "new group: ranks 0, 1: rank 0 called new group([0]), rank 1 called split([0] [1]): ranks made different calls", group.ErrDisagree},
 		"many ranks": {24, func(p platform.Platform, rank int) (platform.Group, error) {
 			return p.New(t.Context(), all(24)[:24-rank/23])
-		}, "called new group([0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 and 7 more]): ", group.ErrMismatch},
+		}, "called new group([0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 and 7 more]): ", group.ErrDisagree},
 		"many lists": {8, func(p platform.Platform, rank int) (platform.Group, error) {
 			parts, err := platform.Partition([]int{0}, 8)
 			if err != nil {
 				return nil, err
 			}
 			return p.Split(t.Context(), p.World(), parts[rank/7:])
-		}, "rank 0 called split([0] [1] [2] [3] and 4 more lists), rank 7 called split([1] [2] [3] [4] and 3 more lists): ", group.ErrMismatch},
+		}, "rank 0 called split([0] [1] [2] [3] and 4 more lists), rank 7 called split([1] [2] [3] [4] and 3 more lists): ", group.ErrDisagree},
 		"no list": {2, func(p platform.Platform, _ int) (platform.Group, error) {
 			return p.New(t.Context(), nil)
 		}, "new group: ranks 0, 1: no ranks in list 1 of 1: invalid argument", group.ErrInvalid},

@@ -148,7 +148,7 @@ func testSplitDiffers(e *env) {
 		return // nobody to differ from
 	}
 	last := e.size() - 1
-	e.fails("lists that differ", group.ErrMismatch, func(ctx context.Context, p platform.Platform) error {
+	e.fails("lists that differ", group.ErrDisagree, func(ctx context.Context, p platform.Platform) error {
 		ranks := []int{0}
 		if p.World().Rank() == last {
 			ranks = []int{last}

@@ -174,7 +174,7 @@ func (j *job) begin() error {
 		return err
 	}
 	if j.to == nil || !slices.Equal(j.to.Shape(), j.item.Lengths) {
-		return fmt.Errorf("%w: the planner gave %v for a box of %v", plan.ErrState, j.to, j.item.Lengths)
+		return fmt.Errorf("%w: the planner gave %v for a box of %v", plan.ErrProtocol, j.to, j.item.Lengths)
 	}
 	switch {
 	case j.box.Empty():

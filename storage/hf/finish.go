@@ -103,7 +103,7 @@ func indexOf(entries []meta.Entry) *index {
 func (w *Writer) commitHeld(ctx context.Context, results []*storage.WriteResults) error {
 	bw := w.takeHeld()
 	if bw == nil {
-		return fmt.Errorf("%w: Finish before WriteData", plan.ErrState)
+		return fmt.Errorf("%w: Finish before WriteData", plan.ErrProtocol)
 	}
 	head, err := w.header(&safetensors.Header{}, nil)
 	if err != nil {

@@ -192,7 +192,7 @@ func (w *Writer) CheckMetadata(md *meta.Metadata) error {
 // WriteData writes the plan's items into files of this rank.
 func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
 	if err := json.Unmarshal(p.StorageData, &w.form); err != nil {
-		return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrState, err)
+		return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrProtocol, err)
 	}
 	w.dropHeld() // of an attempt before
 	var err error

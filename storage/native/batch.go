@@ -126,7 +126,7 @@ func (b *batch) addTensor(it *plan.ReadItem, e *meta.Entry) error {
 		return err
 	}
 	if j.to == nil || !slices.Equal(j.to.Shape(), it.Lengths) {
-		return fmt.Errorf("%w: the planner gave %v for a box of %v", plan.ErrState, j.to, it.Lengths)
+		return fmt.Errorf("%w: the planner gave %v for a box of %v", plan.ErrProtocol, j.to, it.Lengths)
 	}
 	if j.box.Empty() {
 		return b.dst.CommitTensor(it, j.to)

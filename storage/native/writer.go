@@ -192,7 +192,7 @@ func (w *Writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 	var d storageData
 	if p.StorageData != nil {
 		if err := json.Unmarshal(p.StorageData, &d); err != nil {
-			return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrState, err)
+			return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrProtocol, err)
 		}
 	}
 	parts := spread(items, w.opts.files(items))

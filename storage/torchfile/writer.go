@@ -206,7 +206,7 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	w.held = nil
 	w.mu.Unlock()
 	if h == nil {
-		return fmt.Errorf("%w: Finish before WriteData", plan.ErrState)
+		return fmt.Errorf("%w: Finish before WriteData", plan.ErrProtocol)
 	}
 	if err := h.commit(ctx); err != nil {
 		return err

@@ -107,8 +107,8 @@ func TestFinishWithoutData(t *testing.T) {
 	if err := sv.Plan(t.Context(), []plan.State{{}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := sv.Finish(t.Context()); !errors.Is(err, plan.ErrState) {
-		t.Errorf("Finish before WriteData = %v; want %v", err, plan.ErrState)
+	if err := sv.Finish(t.Context()); !errors.Is(err, plan.ErrProtocol) {
+		t.Errorf("Finish before WriteData = %v; want %v", err, plan.ErrProtocol)
 	}
 }
 
