@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -244,23 +246,114 @@ func arrayOf(o *value.Object) (*tensor.Tensor, error) {
 	return nil, nil
 }
 
+// npArray is an array as numpy stores it. Strides count elements.
+type npArray struct {
+	dtype          tensor.DType // zero if the elements are texts
+	swapped        bool         // whether the elements are big-endian
+	shape, strides []int64
+	data           []byte
+}
+
+// npArrayOf returns the array that o is. Arrays of dates, records and objects are
+// not supported.
+func npArrayOf(o *value.Object) (*npArray, bool) {
+	data, isBytes := o.Kwargs["data"].([]byte)
+	code, isCode := o.Kwargs["dtype"].(string)
+	dims, isShape := o.Kwargs["shape"].(value.Tuple)
+	order, _ := o.Kwargs["order"].(string)
+	hasContents := o.State != nil || len(o.Items) > 0 || len(o.Pairs) > 0
+	if o.Module != "numpy" || o.Name != "ndarray" || !isBytes || !isCode || !isShape || len(o.Kwargs) != 4 || len(o.Args) > 0 || hasContents {
+		return nil, false
+	}
+	a := &npArray{data: data, swapped: strings.HasPrefix(code, ">")}
+	size, ok := a.setType(strings.TrimLeft(code, "<>|="))
+	if !ok {
+		return nil, false
+	}
+	for _, n := range dims[:min(len(dims), tensor.MaxDims+1)] {
+		size, ok := n.(int64)
+		if !ok {
+			return nil, false
+		}
+		a.shape = append(a.shape, size)
+	}
+	n, err := tensor.NumElements(a.shape)
+	if err != nil || n > int64(len(data)) || n*size != int64(len(data)) {
+		return nil, false
+	}
+	a.setStrides(order == "F")
+	return a, true
+}
+
+// setType sets the dtype that numpy spells like "f8", and returns the size of an
+// element.
+func (a *npArray) setType(code string) (size int64, ok bool) {
+	if code == "" {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(code[1:], 10, 20)
+	if err != nil || n == 0 {
+		return 0, false
+	}
+	names := map[byte]string{'f': "float", 'i': "int", 'u': "uint", 'c': "complex"}
+	switch kind := code[0]; {
+	case kind == 'S':
+		return int64(n), true
+	case kind == 'U':
+		return int64(4 * n), true
+	case code == "b1":
+		a.dtype = tensor.Bool
+	default:
+		a.dtype, err = tensor.ParseDType(names[kind] + strconv.FormatUint(8*n, 10))
+	}
+	return int64(n), err == nil
+}
+
+// setStrides sets the distances between neighbours. In Fortran order the first
+// dimension varies fastest.
+func (a *npArray) setStrides(fortran bool) {
+	a.strides = make([]int64, len(a.shape))
+	n := int64(1)
+	for i := range a.strides {
+		d := i
+		if !fortran {
+			d = len(a.strides) - 1 - i
+		}
+		a.strides[d] = n
+		n *= a.shape[d]
+	}
+}
+
+// element returns the little-endian bytes of the element at an offset.
+func (a *npArray) element(at int64) []byte {
+	size := int64(a.dtype.Size())
+	return a.littleEndian(a.data[at*size:][:size])
+}
+
+func (a *npArray) littleEndian(p []byte) []byte {
+	word := a.dtype.Size()
+	if a.dtype.IsComplex() {
+		word /= 2
+	}
+	if !a.swapped || word == 1 {
+		return p
+	}
+	p = slices.Clone(p)
+	for w := range slices.Chunk(p, word) {
+		slices.Reverse(w)
+	}
+	return p
+}
+
 func numpyElements(o *value.Object) (*tensor.Tensor, error) {
 	a, ok := npArrayOf(o)
 	if !ok {
 		return nil, errArray
 	}
-	if a.d.kind == 'U' || a.d.kind == 'S' { // text
+	if a.dtype == 0 {
 		return nil, nil
 	}
-	d, err := tensor.ParseDType(npKinds[a.d.kind][0] + a.d.bits())
-	if err != nil {
-		return nil, err
-	}
-	data := a.data
-	if a.d.big {
-		data = swapped(a.d, data)
-	}
-	return tensor.FromStrided(d, a.shape, a.strides, 0, data)
+	return tensor.FromStrided(a.dtype, a.shape, a.strides, 0, a.littleEndian(a.data))
 }
 
 // pythonElements returns the elements of an array.array, which is made of the code

@@ -2,8 +2,13 @@ package inspect
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/binary"
 	"fmt"
+	"maps"
+	"math"
 	"math/big"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -15,8 +20,8 @@ import (
 )
 
 // TypeName returns Python's name for the type of a value that value.Decode
-// returned: what type(x).__name__ says. For an object that is known by its name
-// alone, and to nobody here, it is "global", as pickles call such.
+// returned, like type(x).__name__. It is "global" for a name whose meaning is not
+// known.
 func TypeName(v any) string {
 	switch v := v.(type) {
 	case nil:
@@ -44,11 +49,44 @@ func TypeName(v any) string {
 	case *value.Set:
 		return choose(v.Frozen, "frozenset", "set")
 	case *value.Object:
-		return objectType(v)
+		if !v.Call {
+			return nameType(v)
+		}
+		return v.Name[strings.LastIndexByte(v.Name, '.')+1:]
 	case *tensor.Tensor, value.Ref:
 		return "Tensor"
 	}
 	return fmt.Sprintf("%T", v)
+}
+
+var builtinTypes = []string{
+	"bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "object", "range", "set",
+	"slice", "str", "tuple", "type",
+}
+
+var (
+	layouts       = []string{"strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged"}
+	memoryFormats = []string{"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"}
+)
+
+// nameType returns the type of the object that has this name.
+func nameType(o *value.Object) string {
+	if o.Module == "builtins" && slices.Contains(builtinTypes, o.Name) {
+		return "type"
+	}
+	if o.Module != "torch" {
+		return "global"
+	}
+	d, err := tensor.ParseDType(o.Name)
+	switch {
+	case err == nil && d.String() == o.Name:
+		return "dtype"
+	case slices.Contains(layouts, o.Name):
+		return "layout"
+	case slices.Contains(memoryFormats, o.Name):
+		return "memory_format"
+	}
+	return "global"
 }
 
 func choose(cond bool, yes, no string) string {
@@ -58,21 +96,22 @@ func choose(cond bool, yes, no string) string {
 	return no
 }
 
-// MaxRepr bounds, in bytes, what items and digests show of a value.
+// MaxRepr is the limit, in bytes, of the reprs in items and digests.
 const MaxRepr = 4096
 
-// Repr returns what Python's repr says of a value that value.Decode returned,
-// with these liberties: maps have their keys in order, sets keep the order in
-// which they were stored, a tensor and a *meta.Tensor show dtype and shape, a
-// reference to a tensor its name, an array of numpy is on one line with every
-// number as short as it can be, and an object of a
-// class that is not known here is shown as the record that it is,
-// <mypkg.Config object: {'a': 1}>. The spelling is that of Python 3.12 and
-// numpy 2.
+// Repr returns a value that value.Decode returned as a Python expression. It is
+// what Python's repr returns, except that
+//   - the keys of a map are sorted, and a set keeps the order in which it was stored;
+//   - a tensor and a *meta.Tensor show dtype and shape, and a reference to a tensor
+//     shows the tensor's name;
+//   - an array of numpy is on one line and names its dtype;
+//   - an object of a known class is the call that makes it, Decimal('1.50');
+//   - an object of any other class shows its stored parts,
+//     <mypkg.Config object: {'a': 1}>.
 //
-// What is longer than limit bytes is cut, with an ellipsis at its end, and takes
-// no more time and memory than that, apart from looking at long strings and at
-// the keys of large maps once.
+// A longer text is cut after limit bytes and ends with an ellipsis. Repr stops at
+// the limit, so time and memory do not grow with the value, except for reading
+// long strings and the keys of large maps once.
 func Repr(v any, limit int) string {
 	r := reprer{limit: limit}
 	r.value(v)
@@ -82,7 +121,7 @@ func Repr(v any, limit int) string {
 	return strings.ToValidUTF8(string(r.b[:limit]), "") + "…"
 }
 
-// reprer puts a repr together. It may stop once it has more than limit bytes.
+// reprer builds a repr. It may stop once it has more than limit bytes.
 type reprer struct {
 	b     []byte
 	limit int
@@ -90,14 +129,14 @@ type reprer struct {
 
 func (r *reprer) full() bool { return len(r.b) > r.limit }
 
-// text adds s, or as much of it as there is room for.
+// text adds s up to the limit.
 func (r *reprer) text(s string) {
 	r.b = append(r.b, s[:min(len(s), max(r.limit+1-len(r.b), 0))]...)
 }
 
 func (r *reprer) value(v any) {
 	if r.full() {
-		return // so that parts that are shared a lot are not walked again
+		return // a shared part may occur very often
 	}
 	switch v := v.(type) {
 	case nil:
@@ -127,7 +166,7 @@ func (r *reprer) value(v any) {
 	}
 }
 
-// python adds what Go has no type of its own for.
+// python adds a value whose type exists in Python only.
 func (r *reprer) python(v any) {
 	switch v := v.(type) {
 	case value.Tuple:
@@ -149,15 +188,14 @@ func (r *reprer) python(v any) {
 	}
 }
 
-// tensor adds the description of a tensor.
 func (r *reprer) tensor(d tensor.DType, shape []int64) {
-	r.text("tensor(dtype=" + d.String() + ", shape=")
-	r.ints(shape)
-	r.text(")")
+	r.text("tensor(dtype=" + d.String() + ", shape=[")
+	r.each(len(shape), func(i int) { r.b = strconv.AppendInt(r.b, shape[i], 10) })
+	r.text("])")
 }
 
-// maxBits bounds the integers that are printed as such: more takes more than
-// linear time, and Python itself refuses it. value.Encode takes no larger ones.
+// maxBits is the size of the largest integer that is printed in decimal: the
+// conversion takes more than linear time.
 const maxBits = 40_000
 
 func (r *reprer) big(n *big.Int) {
@@ -168,8 +206,8 @@ func (r *reprer) big(n *big.Int) {
 	r.b = n.Append(r.b, 10)
 }
 
-// quoteFor returns the quote that Python takes: a single one, unless the text
-// has such and no double ones.
+// quoteFor returns the quote that Python uses: double quotes if the text has
+// single quotes only.
 func quoteFor(single, double bool) byte {
 	if single && !double {
 		return '"'
@@ -194,8 +232,8 @@ func (r *reprer) str(s string) {
 	r.b = append(r.b, q)
 }
 
-// surrogate returns the surrogate that s begins with, or else its first byte as
-// Python's error handler "surrogateescape" reads it, and how long it is.
+// surrogate returns the surrogate at the start of s and its length. For any other
+// byte it returns what Python's error handler "surrogateescape" makes of it.
 func surrogate(s string) (c rune, n int) {
 	if len(s) >= 3 && s[0] == 0xed && s[1]&0xe0 == 0xa0 && s[2]&0xc0 == 0x80 {
 		return 0xd000 | rune(s[1]&0x3f)<<6 | rune(s[2]&0x3f), 3
@@ -203,7 +241,7 @@ func surrogate(s string) (c rune, n int) {
 	return 0xdc00 | rune(s[0]), 1
 }
 
-// char adds one character inside of quotes q, escaped where it must be.
+// char adds a character between quotes q and escapes it if necessary.
 func (r *reprer) char(c rune, q byte) {
 	switch {
 	case c < utf8.RuneSelf:
@@ -220,27 +258,18 @@ func (r *reprer) char(c rune, q byte) {
 }
 
 func (r *reprer) bytes(v []byte) {
-	q := quoteForBytes(v)
-	r.byteString(v, q, q)
-}
-
-func quoteForBytes(v []byte) byte {
-	return quoteFor(bytes.Contains(v, []byte("'")), bytes.Contains(v, []byte(`"`)))
-}
-
-// byteString adds v between quotes q, with those escaped that the second is.
-func (r *reprer) byteString(v []byte, q, escaped byte) {
+	q := quoteFor(bytes.ContainsRune(v, '\''), bytes.ContainsRune(v, '"'))
 	r.b = append(r.b, 'b', q)
 	for _, c := range v {
 		if r.full() {
 			return
 		}
-		r.ascii(c, escaped)
+		r.ascii(c, q)
 	}
 	r.b = append(r.b, q)
 }
 
-// ascii adds one byte inside of quotes q, escaped where it must be.
+// ascii adds a byte between quotes q and escapes it if necessary.
 func (r *reprer) ascii(c, q byte) {
 	switch {
 	case c == q || c == '\\':
@@ -255,5 +284,368 @@ func (r *reprer) ascii(c, q byte) {
 		r.b = fmt.Appendf(r.b, `\x%02x`, c)
 	default:
 		r.b = append(r.b, c)
+	}
+}
+
+// each calls add for 0 to n-1 and adds commas between, until the limit.
+func (r *reprer) each(n int, add func(i int)) {
+	for i := range n {
+		if r.full() {
+			return
+		}
+		if i > 0 {
+			r.text(", ")
+		}
+		add(i)
+	}
+}
+
+func (r *reprer) seq(open string, v []any, end string) {
+	r.text(open)
+	r.each(len(v), func(i int) { r.value(v[i]) })
+	r.text(end)
+}
+
+func (r *reprer) tuple(v value.Tuple) {
+	r.seq("(", v, choose(len(v) == 1, ",)", ")"))
+}
+
+func (r *reprer) dict(v map[string]any) {
+	keys := slices.Sorted(maps.Keys(v))
+	r.text("{")
+	r.each(len(keys), func(i int) {
+		r.str(keys[i])
+		r.text(": ")
+		r.value(v[keys[i]])
+	})
+	r.text("}")
+}
+
+func (r *reprer) pairs(v []value.Pair) {
+	r.text("{")
+	r.each(len(v), func(i int) {
+		r.value(v[i].Key)
+		r.text(": ")
+		r.value(v[i].Value)
+	})
+	r.text("}")
+}
+
+func (r *reprer) ordered(v *value.Dict) {
+	switch {
+	case !v.Ordered:
+		r.pairs(v.Pairs)
+	case len(v.Pairs) == 0:
+		r.text("OrderedDict()")
+	default:
+		r.text("OrderedDict(")
+		r.pairs(v.Pairs)
+		r.text(")")
+	}
+}
+
+func (r *reprer) set(v *value.Set) {
+	switch {
+	case len(v.Items) == 0:
+		r.text(choose(v.Frozen, "frozenset()", "set()"))
+	case v.Frozen:
+		r.seq("frozenset({", v.Items, "})")
+	default:
+		r.seq("{", v.Items, "}")
+	}
+}
+
+// object adds an object: a name, a call of a known class, or its stored parts.
+func (r *reprer) object(o *value.Object) {
+	if !o.Call {
+		r.name(o)
+		return
+	}
+	switch name := o.QualifiedName(); {
+	case name == "collections.defaultdict" && len(o.Args) <= 1 && len(o.Kwargs) == 0 && o.State == nil && len(o.Items) == 0:
+		r.text("defaultdict(")
+		r.value(append(slices.Clone(o.Args), nil)[0])
+		r.text(", ")
+		r.pairs(o.Pairs)
+		r.text(")")
+	case name == "collections.deque" && len(o.Kwargs) == 0 && o.State == nil && len(o.Pairs) == 0 && len(o.Args) != 1:
+		r.seq("deque([", o.Items, "]")
+		if len(o.Args) == 2 {
+			r.text(", maxlen=")
+			r.value(o.Args[1])
+		}
+		r.text(")")
+	case o.State != nil || len(o.Items) > 0 || len(o.Pairs) > 0:
+		r.parts(o)
+	default:
+		r.made(o, name)
+	}
+}
+
+// classes are the classes whose objects are shown as a call, and the names that
+// Python's repr uses for them. numpy's scalars are added to them.
+var classes = map[string]string{
+	"builtins.bytearray": "bytearray", "builtins.range": "range", "builtins.slice": "slice",
+	"collections.Counter": "Counter",
+	"datetime.date":       "datetime.date", "datetime.time": "datetime.time", "datetime.datetime": "datetime.datetime",
+	"datetime.timedelta": "datetime.timedelta", "datetime.timezone": "datetime.timezone",
+	"decimal.Decimal": "Decimal", "fractions.Fraction": "Fraction", "uuid.UUID": "UUID",
+	"pathlib.PosixPath": "PosixPath", "pathlib.PurePosixPath": "PurePosixPath",
+	"pathlib.WindowsPath": "WindowsPath", "pathlib.PureWindowsPath": "PureWindowsPath",
+	"numpy.dtype": "dtype",
+}
+
+// made adds an object that has nothing but the arguments it was made with.
+func (r *reprer) made(o *value.Object, name string) {
+	class, known := classes[name]
+	switch a, isArray := npArrayOf(o); {
+	case isArray && a.dtype != 0:
+		r.array(a)
+	case name == "torch.Size" && len(o.Args) == 1:
+		if t, ok := o.Args[0].(value.Tuple); ok {
+			r.seq("torch.Size([", t, "])")
+			return
+		}
+		r.parts(o)
+	case name == "torch.device" && len(o.Args) > 0 && len(o.Args) <= 2:
+		fields := []string{"type=", "index="}
+		r.text("device(")
+		r.each(len(o.Args), func(i int) {
+			r.text(fields[i])
+			r.value(o.Args[i])
+		})
+		r.text(")")
+	case o.Module == "numpy" && len(o.Args) == 1 && isNumber(o.Args[0]):
+		r.numpyScalar(o)
+	case name == "datetime.timezone" && isUTC(o):
+		r.text("datetime.timezone.utc")
+	case known && len(o.Args)+len(o.Kwargs) > 0:
+		r.call(class, o)
+	default:
+		r.parts(o)
+	}
+}
+
+// argNames are the named arguments of the known classes, in Python's order.
+var argNames = []string{"days", "seconds", "microseconds", "fold", "tzinfo"}
+
+// call adds the call of a class with its positional and named arguments.
+func (r *reprer) call(class string, o *value.Object) {
+	r.seq(class+"(", o.Args, choose(len(o.Args) > 0 && len(o.Kwargs) > 0, ", ", ""))
+	names := slices.SortedFunc(maps.Keys(o.Kwargs), func(a, b string) int {
+		return cmp.Or(cmp.Compare(slices.Index(argNames, a), slices.Index(argNames, b)), cmp.Compare(a, b))
+	})
+	r.each(len(names), func(i int) {
+		r.text(names[i] + "=")
+		r.value(o.Kwargs[names[i]])
+	})
+	r.text(")")
+}
+
+// isUTC reports whether a time zone is Python's datetime.timezone.utc.
+func isUTC(o *value.Object) bool {
+	if len(o.Args) != 1 {
+		return false
+	}
+	d, ok := o.Args[0].(*value.Object)
+	return ok && len(d.Args) == 1 && d.Args[0] == any(int64(0))
+}
+
+func isNumber(v any) bool {
+	switch v.(type) {
+	case bool, int64, uint64, float64, complex128:
+		return true
+	}
+	return false
+}
+
+// numpyScalar adds a scalar of numpy, with as many digits as its type has.
+func (r *reprer) numpyScalar(o *value.Object) {
+	if v, ok := o.Args[0].(bool); ok {
+		r.text(choose(v, "np.True_", "np.False_"))
+		return
+	}
+	r.text("np." + o.Name + "(")
+	bits, _ := strconv.Atoi(strings.TrimLeft(o.Name, "abcdefghijklmnopqrstuvwxyz_"))
+	switch v := o.Args[0].(type) {
+	case float64:
+		r.b = appendFloat(r.b, v, bits)
+	case complex128:
+		r.b = appendPyComplex(r.b, v, bits/2)
+	default:
+		r.value(v)
+	}
+	r.text(")")
+}
+
+// parts adds the stored parts of an object.
+func (r *reprer) parts(o *value.Object) {
+	r.text("<" + o.QualifiedName() + " object")
+	sep := ": "
+	part := func(there bool, add func()) {
+		if there && !r.full() {
+			r.text(sep)
+			sep = ", "
+			add()
+		}
+	}
+	part(len(o.Args) > 0, func() { r.tuple(o.Args) })
+	part(len(o.Kwargs) > 0, func() { r.dict(o.Kwargs) })
+	part(o.State != nil, func() { r.value(o.State) })
+	part(len(o.Items) > 0, func() { r.seq("[", o.Items, "]") })
+	part(len(o.Pairs) > 0, func() { r.pairs(o.Pairs) })
+	r.text(">")
+}
+
+// name adds an object that consists of a name only.
+func (r *reprer) name(o *value.Object) {
+	switch nameType(o) {
+	case "type":
+		r.text("<class '" + o.Name + "'>")
+	case "global":
+		r.text("<" + o.QualifiedName() + ">")
+	default:
+		r.text(o.QualifiedName())
+	}
+}
+
+func (r *reprer) array(a *npArray) {
+	format := ElementFormat(a.dtype)
+	var add func(dim int, at int64)
+	add = func(dim int, at int64) {
+		if dim == len(a.shape) {
+			r.b = format(r.b, a.element(at))
+			return
+		}
+		r.text("[")
+		r.each(int(a.shape[dim]), func(i int) { add(dim+1, at+int64(i)*a.strides[dim]) })
+		r.text("]")
+	}
+	r.text("array(")
+	add(0, 0)
+	r.text(", dtype=" + a.dtype.String() + ")")
+}
+
+// appendFloat prints f, a float of 16, 32 or 64 bits, with as few digits as
+// identify it. Like Python it uses an exponent below 1e-4 and from 1e16 on.
+func appendFloat(b []byte, f float64, bits int) []byte {
+	switch {
+	case math.IsNaN(f):
+		return append(b, "nan"...)
+	case math.IsInf(f, 1):
+		return append(b, "inf"...)
+	case math.IsInf(f, -1):
+		return append(b, "-inf"...)
+	}
+	format := byte('f')
+	if a := math.Abs(f); a != 0 && (a < 1e-4 || a >= 1e16) {
+		format = 'e'
+	}
+	if bits == 16 {
+		f, bits = rounded(f, digits[tensor.Float16]), 64
+	}
+	n := len(b)
+	b = strconv.AppendFloat(b, f, format, -1, bits)
+	if !bytes.ContainsAny(b[n:], ".e") {
+		b = append(b, ".0"...)
+	}
+	return b
+}
+
+func (r *reprer) complex(c complex128) {
+	if isImaginary(c) {
+		r.b = appendPyComplex(r.b, c, 64)
+		return
+	}
+	r.text("(")
+	r.b = appendPyComplex(r.b, c, 64)
+	r.text(")")
+}
+
+// isImaginary reports whether Python omits the real part of c.
+func isImaginary(c complex128) bool { return real(c) == 0 && !math.Signbit(real(c)) }
+
+// appendPyComplex prints c without zeros after the point, as Python does.
+func appendPyComplex(b []byte, c complex128, bits int) []byte {
+	short := func(f float64) []byte { return bytes.TrimSuffix(appendFloat(nil, f, bits), []byte(".0")) }
+	if !isImaginary(c) {
+		b = append(b, short(real(c))...)
+		if im := imag(c); math.IsNaN(im) || !math.Signbit(im) {
+			b = append(b, '+')
+		}
+	}
+	return append(append(b, short(imag(c))...), 'j')
+}
+
+// appendComplex prints an element of a complex tensor.
+func appendComplex(b []byte, re, im float64, bits int) []byte {
+	b = appendFloat(append(b, '('), re, bits)
+	if !math.Signbit(im) || math.IsNaN(im) {
+		b = append(b, '+')
+	}
+	b = appendFloat(b, im, bits)
+	return append(b, "j)"...)
+}
+
+// digits has the number of decimal digits that identify a value of each small float.
+var digits = map[tensor.DType]int{
+	tensor.Float16: 5, tensor.BFloat16: 4,
+	tensor.Float8E4M3FN: 3, tensor.Float8E4M3FNUZ: 3, tensor.Float8E5M2: 2, tensor.Float8E5M2FNUZ: 2,
+	tensor.Float8E8M0FNU: 17, // only powers of two: print all digits
+}
+
+// rounded returns f with n significant decimal digits.
+func rounded(f float64, n int) float64 {
+	if text := strconv.FormatFloat(f, 'e', n-1, 64); isFinite(f) {
+		f, _ = strconv.ParseFloat(text, 64) // a text that FormatFloat made
+	}
+	return f
+}
+
+// ElementFormat returns a function that appends the element with the bytes p in
+// Python's notation: True, -7, 0.1, 1e-05, nan, (1.0+2.0j). Floats have as few
+// digits as identify them. Only one goroutine may use the function at a time.
+func ElementFormat(d tensor.DType) func(b, p []byte) []byte {
+	le := binary.LittleEndian
+	switch d {
+	case tensor.Float64:
+		return func(b, p []byte) []byte { return appendFloat(b, math.Float64frombits(le.Uint64(p)), 64) }
+	case tensor.Float32:
+		return func(b, p []byte) []byte { return appendFloat(b, float64(math.Float32frombits(le.Uint32(p))), 32) }
+	case tensor.Complex64:
+		return func(b, p []byte) []byte {
+			re, im := math.Float32frombits(le.Uint32(p)), math.Float32frombits(le.Uint32(p[4:]))
+			return appendComplex(b, float64(re), float64(im), 32)
+		}
+	case tensor.Complex128:
+		return func(b, p []byte) []byte {
+			return appendComplex(b, math.Float64frombits(le.Uint64(p)), math.Float64frombits(le.Uint64(p[8:])), 64)
+		}
+	case tensor.Bool:
+		return func(b, p []byte) []byte { return append(b, choose(p[0] != 0, "True", "False")...) }
+	}
+	if n, small := digits[d]; small {
+		one := make([]float32, 1)
+		return func(b, p []byte) []byte {
+			if _, err := converted(d, p, one); err != nil {
+				return append(b, '?') // p does not have the size of an element
+			}
+			return appendFloat(b, rounded(float64(one[0]), n), 64)
+		}
+	}
+	return integerFormat(d)
+}
+
+func integerFormat(d tensor.DType) func(b, p []byte) []byte {
+	unused := 64 - 8*d.Size()
+	signed := d == tensor.Int64 || d == tensor.Int32 || d == tensor.Int16 || d == tensor.Int8
+	return func(b, p []byte) []byte {
+		var wide [8]byte
+		copy(wide[:], p)
+		n := binary.LittleEndian.Uint64(wide[:])
+		if signed {
+			return strconv.AppendInt(b, int64(n<<unused)>>unused, 10)
+		}
+		return strconv.AppendUint(b, n, 10)
 	}
 }
