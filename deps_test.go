@@ -33,7 +33,6 @@ var layers = []struct{ name, imports string }{
 	{"blob/file", "blob blob/extent"},
 	{"blob/fault", "blob"},
 	{"blob/meter", "blob"},
-	{"blob/prefix", "blob"},
 	{"blob/only", "blob"},
 	{"blob/blobtest", "blob"},
 	{"blob/all", "blob blob/file blob/mem blob/only"},

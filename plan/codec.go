@@ -2,6 +2,8 @@ package plan
 
 import (
 	"fmt"
+	"math"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -290,4 +292,178 @@ func clone(b []byte) []byte {
 		return nil
 	}
 	return append([]byte(nil), b...)
+}
+
+// LoadPlanCodec carries load plans between ranks.
+type LoadPlanCodec struct{}
+
+// Encode encodes p.
+func (LoadPlanCodec) Encode(p *LoadPlan) ([]byte, error) {
+	w := wire.Writer{B: make([]byte, 0, 64+48*len(p.Items))}
+	w.Byte(codecVersion)
+	w.Bytes(p.PlannerData)
+	w.Bytes(p.StorageData)
+	w.Uvarint(uint64(len(p.Items)))
+	for i := range p.Items {
+		it := &p.Items[i]
+		w.Byte(byte(it.Kind))
+		encodeIndex(&w, it.Dest)
+		encodeIndex(&w, it.Source)
+		encodeInts(&w, it.DestOffsets)
+		encodeInts(&w, it.SourceOffsets)
+		encodeInts(&w, it.Lengths)
+	}
+	return w.B, nil
+}
+
+func encodeIndex(w *wire.Writer, i meta.Index) {
+	w.String(i.FQN)
+	w.Bool(i.Offset != nil)
+	if i.Offset != nil {
+		encodeInts(w, i.Offset)
+	}
+	w.Varint(int64(i.Hint))
+}
+
+// Decode is the inverse of Encode. It refuses items that no planner could have
+// made; the error wraps wire.ErrMalformed.
+func (LoadPlanCodec) Decode(b []byte) (*LoadPlan, error) {
+	r := wire.NewReader(b)
+	checkVersion(r)
+	p := &LoadPlan{PlannerData: clone(r.Bytes()), StorageData: clone(r.Bytes())}
+	n := r.Count(minReadBytes)
+	p.Items = make([]ReadItem, 0, n)
+	d := readDecoder{ints{r: r}}
+	for range n {
+		p.Items = append(p.Items, d.item())
+	}
+	if err := r.Done(); err != nil {
+		return nil, fmt.Errorf("load plan: %w", err)
+	}
+	return p, nil
+}
+
+// minReadBytes is the least that an encoded item takes.
+const minReadBytes = 10
+
+// readDecoder decodes the items of one plan.
+type readDecoder struct{ ints }
+
+func (d *readDecoder) item() ReadItem {
+	r := d.r
+	it := ReadItem{
+		Kind: Kind(r.Byte()), Dest: d.index(), Source: d.index(),
+		DestOffsets: d.list(), SourceOffsets: d.list(), Lengths: d.list(),
+	}
+	switch {
+	case r.Err() != nil:
+	case it.Kind != KindTensor && it.Kind != KindBytes:
+		r.Fail("%q: kind %d", it.Dest.FQN, it.Kind)
+	case len(it.DestOffsets) != len(it.Lengths) || len(it.SourceOffsets) != len(it.Lengths):
+		r.Fail("%q: offsets and lengths of different dimensions", it.Dest.FQN)
+	case slices.ContainsFunc(it.DestOffsets, negative) || slices.ContainsFunc(it.SourceOffsets, negative):
+		r.Fail("%q: a negative offset", it.Dest.FQN)
+	default:
+		if _, err := tensor.NumElements(it.Lengths); err != nil {
+			r.Fail("%q: %v", it.Dest.FQN, err)
+		}
+	}
+	return it
+}
+
+func negative(n int64) bool { return n < 0 }
+
+func (d *readDecoder) index() meta.Index {
+	i := meta.Index{FQN: d.r.String()}
+	if d.r.Bool() {
+		i.Offset = d.list()
+	}
+	i.Hint = decodeHint(d.r)
+	return i
+}
+
+// ShareCodec carries shares between ranks.
+type ShareCodec struct{}
+
+// Encode encodes s.
+func (ShareCodec) Encode(s *Share) ([]byte, error) {
+	w := wire.Writer{B: make([]byte, 0, 16+8*len(s.Pieces))}
+	w.Byte(codecVersion)
+	lists, at := rankLists(s)
+	w.Uvarint(uint64(len(lists)))
+	for _, list := range lists {
+		w.Uvarint(uint64(len(list)))
+		for _, r := range list {
+			w.Uvarint(uint64(r))
+		}
+	}
+	w.Uvarint(uint64(len(s.Pieces)))
+	var last int64
+	for i := range s.Pieces {
+		c := &s.Pieces[i]
+		w.Varint(c.ID - last)
+		last = c.ID
+		w.Uvarint(uint64(c.Item))
+		w.Uvarint(uint64(c.Rows[0]))
+		w.Uvarint(uint64(c.Rows[1]))
+		w.Uvarint(uint64(c.Reader))
+		w.Uvarint(uint64(at[i]))
+	}
+	return w.B, nil
+}
+
+// rankLists returns the different lists of ranks among the pieces, and for each
+// piece the number of its own, from 1, or 0 for none. The pieces of one election
+// share their lists, so that comparing addresses is enough.
+func rankLists(s *Share) (lists [][]int, at []int) {
+	at = make([]int, len(s.Pieces))
+	known := map[*int]int{}
+	for i := range s.Pieces {
+		to := s.Pieces[i].To
+		if len(to) == 0 {
+			continue
+		}
+		n, ok := known[&to[0]]
+		if !ok || len(lists[n-1]) != len(to) {
+			lists = append(lists, to)
+			n = len(lists)
+			known[&to[0]] = n
+		}
+		at[i] = n
+	}
+	return lists, at
+}
+
+// minPieceBytes is the least that an encoded piece takes.
+const minPieceBytes = 6
+
+// Decode is the inverse of Encode. The error wraps wire.ErrMalformed; whether the
+// share makes sense for a plan is [Share.Check]'s to say.
+func (ShareCodec) Decode(b []byte) (*Share, error) {
+	r := wire.NewReader(b)
+	checkVersion(r)
+	lists := make([][]int, r.Count(1))
+	for i := range lists {
+		lists[i] = make([]int, r.Count(1))
+		for k := range lists[i] {
+			lists[i][k] = r.CountMax(math.MaxInt32)
+		}
+	}
+	n := r.Count(minPieceBytes)
+	s := &Share{Pieces: make([]Piece, 0, n)}
+	var last int64
+	for range n {
+		c := Piece{
+			ID: last + r.Varint(), Item: r.CountMax(math.MaxInt32), Rows: [2]int64{r.Size(), r.Size()}, Reader: r.CountMax(math.MaxInt32),
+		}
+		last = c.ID
+		if k := r.CountMax(len(lists)); k > 0 {
+			c.To = lists[k-1]
+		}
+		s.Pieces = append(s.Pieces, c)
+	}
+	if err := r.Done(); err != nil {
+		return nil, fmt.Errorf("share: %w", err)
+	}
+	return s, nil
 }

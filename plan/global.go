@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"cmp"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -11,6 +13,132 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
+
+// ref points at one item of one rank's plan.
+type ref struct{ rank, item int32 }
+
+// chunk is one distinct piece of a name.
+type chunk struct {
+	first, end int32 // its holders in the name's list
+	owner      ref   // the holder that writes it
+	weight     int64 // its bytes, at least one
+}
+
+// name is all that the plans say about one name.
+type name struct {
+	info     *Info
+	kind     Kind
+	refs     []ref // ascending by rank, then by item
+	holders  []ref // refs, those of one chunk together, ascending by rank
+	chunks   []chunk
+	boxes    []tensor.Box // of chunks, once they are numbered
+	problems []Problem
+}
+
+// grouping is the items of all plans, grouped by name.
+type grouping struct {
+	in    []*SavePlan
+	names []name
+	byFQN map[string]int32
+	every bool      // every holder of a chunk writes it
+	hints [][]int32 // by rank and item: the chunk's position, or -1 for a dropped item
+}
+
+func (g *grouping) item(r ref) *WriteItem { return &g.in[r.rank].Items[r.item] }
+
+// group sorts the items of all plans by name: a counting sort, so that the cost
+// is two passes over the items and one look-up for each.
+func group(plans []*SavePlan) (*grouping, error) {
+	ids := make([][]int32, len(plans))
+	room := 0 // most names are in the first plan
+	if len(plans) > 0 && plans[0] != nil {
+		room = len(plans[0].Items)
+	}
+	find := nameFinder{byFQN: make(map[string]int32, room), names: make([]name, 0, room), count: make([]int, 0, room)}
+	if len(plans) > 1 {
+		find.byInfo = make(map[*Info]int32, room)
+	}
+	total := 0
+	for r, p := range plans {
+		if err := checkPlan(p); err != nil {
+			return nil, fmt.Errorf("plan of rank %d: %w", r, err)
+		}
+		ids[r] = find.ids(p.Items, ids[max(0, r-1)])
+		total += len(p.Items)
+	}
+	g := &grouping{in: plans, names: find.names, byFQN: find.byFQN, hints: ids} // every item gets its hint later
+	slab := make([]ref, total)
+	for i := range g.names {
+		n := find.count[i]
+		g.names[i].refs, slab = slab[:0:n], slab[n:]
+	}
+	for r := range plans {
+		for i, id := range ids[r] {
+			g.names[id].refs = append(g.names[id].refs, ref{int32(r), int32(i)})
+		}
+	}
+	return g, nil
+}
+
+// checkPlan refuses a plan that does not say what is to be written.
+func checkPlan(p *SavePlan) error {
+	if p == nil {
+		return fmt.Errorf("%w: there is none", ErrProtocol)
+	}
+	if p.Unchanged {
+		return fmt.Errorf("%w: %v", ErrStale, p.Fingerprint)
+	}
+	for i := range p.Items {
+		it := &p.Items[i]
+		if it.Info == nil {
+			return fmt.Errorf("%w: item %d has no description", ErrProtocol, i)
+		}
+		if it.Kind < KindTensor || it.Kind > KindBytes || it.Size < 0 {
+			return fmt.Errorf("%w: %q is of kind %d and size %d", ErrProtocol, it.FQN(), it.Kind, it.Size)
+		}
+	}
+	return nil
+}
+
+// nameFinder numbers names in the order in which they are first seen.
+type nameFinder struct {
+	byInfo map[*Info]int32 // most items share their Info with another rank's; nil for one rank
+	byFQN  map[string]int32
+	names  []name
+	count  []int
+}
+
+// ids returns the numbers of the items' names. like are those of another rank,
+// which most often has the same names in the same order.
+func (f *nameFinder) ids(items []WriteItem, like []int32) []int32 {
+	out := make([]int32, len(items))
+	for i := range items {
+		if i < len(like) && f.names[like[i]].info == items[i].Info {
+			out[i] = like[i]
+		} else {
+			out[i] = f.id(&items[i])
+		}
+		f.count[out[i]]++
+	}
+	return out
+}
+
+func (f *nameFinder) id(it *WriteItem) int32 {
+	if id, ok := f.byInfo[it.Info]; ok {
+		return id
+	}
+	id, ok := f.byFQN[it.Info.FQN]
+	if !ok {
+		id = int32(len(f.names))
+		f.byFQN[it.Info.FQN] = id
+		f.names = append(f.names, name{info: it.Info, kind: it.Kind})
+		f.count = append(f.count, 0)
+	}
+	if f.byInfo != nil {
+		f.byInfo[it.Info] = id
+	}
+	return id
+}
 
 // Global makes the final plans of all ranks from their local ones: of the items
 // that several ranks hold the owner keeps its copy, by rule; every chunk gets
@@ -164,4 +292,147 @@ func inParallel(n int, fn func(i int)) {
 		})
 	}
 	wg.Wait()
+}
+
+// distinguish groups the items of one name into distinct chunks, in the order
+// of their first holders, and notes what contradicts.
+func (g *grouping) distinguish(n *name) {
+	agree, ascending := true, true
+	var before []int64
+	for i, r := range n.refs {
+		it := g.item(r)
+		if it.Info != n.info && !it.Info.Equal(n.info) || (it.Kind == KindBytes) != (n.kind == KindBytes) {
+			agree = false
+		}
+		// Boxes that ascend strictly, as those of a tensor sharded over the
+		// ranks do, are all distinct.
+		ascending = ascending && (i == 0 || slices.Compare(before, it.Box.Offsets) < 0)
+		before = it.Box.Offsets
+	}
+	n.holders = n.refs
+	switch {
+	case !agree:
+		g.compare(n)
+	case n.kind == KindBytes:
+		n.chunks = []chunk{{end: int32(len(n.refs))}}
+	case ascending:
+		n.chunks = make([]chunk, len(n.refs))
+		for i := range n.chunks {
+			n.chunks[i] = chunk{first: int32(i), end: int32(i) + 1}
+		}
+	default:
+		g.cluster(n)
+	}
+	for i := range n.chunks {
+		c := &n.chunks[i]
+		c.owner = n.holders[c.first]
+		c.weight = max(1, g.item(c.owner).NumBytes()) // so that empty ones spread as well
+	}
+}
+
+// cluster sorts the holders of equal boxes together.
+func (g *grouping) cluster(n *name) {
+	n.holders = slices.Clone(n.refs)
+	slices.SortFunc(n.holders, func(a, b ref) int {
+		return cmp.Or(compareBoxes(g.item(a).Box, g.item(b).Box), compareRefs(a, b))
+	})
+	for i := 0; i < len(n.holders); {
+		b := g.item(n.holders[i]).Box
+		j := i + 1
+		for j < len(n.holders) && g.item(n.holders[j]).Box.Equal(b) {
+			j++
+		}
+		n.chunks = g.addChunk(n, n.chunks, chunk{first: int32(i), end: int32(j)})
+		i = j
+	}
+	slices.SortFunc(n.chunks, func(a, b chunk) int { return compareRefs(n.holders[a.first], n.holders[b.first]) })
+}
+
+// addChunk appends c, unless it or the last chunk is empty and they begin at the
+// same place.
+func (g *grouping) addChunk(n *name, chunks []chunk, c chunk) []chunk {
+	if len(chunks) > 0 {
+		last := &chunks[len(chunks)-1]
+		a, b := g.item(n.holders[last.first]).Box, g.item(n.holders[c.first]).Box
+		if slices.Equal(a.Offsets, b.Offsets) && (a.Empty() || b.Empty()) {
+			if !b.Empty() {
+				*last = c
+			}
+			return chunks
+		}
+	}
+	return append(chunks, c)
+}
+
+func compareRefs(a, b ref) int {
+	return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.item, b.item))
+}
+
+func compareBoxes(a, b tensor.Box) int {
+	return cmp.Or(slices.Compare(a.Offsets, b.Offsets), slices.Compare(a.Sizes, b.Sizes))
+}
+
+// OwnerRule says which of the ranks that hold the same item write it.
+type OwnerRule uint8
+
+// The rules.
+const (
+	// LeastLoaded gives an item to the holder with the fewest bytes so far:
+	// first everybody's own items are counted, then the shared ones are given
+	// away, the largest first. Ties go to the lowest rank.
+	LeastLoaded OwnerRule = iota
+	// LowestRank gives an item to the lowest rank that holds it.
+	LowestRank
+	// EveryHolder lets every rank that holds an item write its copy, so that each
+	// rank's files have all that the rank holds. The checkpoint names one of the
+	// copies, and loads read that one. Formats whose files cannot hold copies
+	// refuse it.
+	EveryHolder
+)
+
+// String returns the rule's name.
+func (r OwnerRule) String() string {
+	switch r {
+	case LowestRank:
+		return "lowest-rank"
+	case EveryHolder:
+		return "every-holder"
+	}
+	return "least-loaded"
+}
+
+// shared is a chunk with several holders, waiting for its owner.
+type shared struct {
+	chunk   *chunk
+	holders []ref
+}
+
+// assign chooses the owner of every chunk that several ranks hold. Until then
+// the first holder is.
+func (g *grouping) assign(rule OwnerRule) {
+	if g.every = rule == EveryHolder; rule != LeastLoaded {
+		return
+	}
+	load := make([]int64, len(g.in))
+	var waiting []shared
+	for i := range g.names {
+		n := &g.names[i]
+		for j := range n.chunks {
+			c := &n.chunks[j]
+			if c.end-c.first > 1 {
+				waiting = append(waiting, shared{c, n.holders[c.first:c.end]})
+			} else {
+				load[c.owner.rank] += c.weight
+			}
+		}
+	}
+	slices.SortStableFunc(waiting, func(a, b shared) int { return cmp.Compare(b.chunk.weight, a.chunk.weight) })
+	for _, w := range waiting {
+		for _, h := range w.holders[1:] {
+			if load[h.rank] < load[w.chunk.owner.rank] {
+				w.chunk.owner = h
+			}
+		}
+		load[w.chunk.owner.rank] += w.chunk.weight
+	}
 }

@@ -7,9 +7,11 @@ package plan
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -268,3 +270,221 @@ type LoadPlan struct {
 	// receives the plan.
 	Replicated bool
 }
+
+// State is the state of one rank: names to values. A value is a
+// *tensor.Tensor, a Checkpointable, a nested map (with string or integer keys)
+// or list of values, or anything that package value can encode.
+type State = map[string]any
+
+// Checkpointable is a tensor of which each rank holds some boxes. Package
+// shard's Tensor is one; a caller's own sharded type becomes one by these
+// methods.
+type Checkpointable interface {
+	// GlobalShape returns the shape of the whole tensor, the same on all ranks.
+	GlobalShape() []int64
+	// DType returns the type of its elements, the same on all ranks.
+	DType() tensor.DType
+	// Boxes returns the boxes this rank holds. None: the rank holds nothing of
+	// the tensor.
+	Boxes() []tensor.Box
+	// Part returns a view of box i's memory, shaped like the box. Reading fills
+	// it. It may be called from several goroutines at once.
+	Part(i int) (*tensor.Tensor, error)
+}
+
+// SaveSetup is what a planner learns at the start of a save.
+type SaveSetup struct {
+	State State
+	// Storage describes the checkpoint to be.
+	Storage    meta.Storage
+	Rank, Size int
+	// Coordinator is set on the rank that calls GlobalPlan.
+	Coordinator bool
+	// RankLocal means that the rank saves without the other ranks. GlobalPlan
+	// receives the plan of this rank alone, and its chunks need not cover whole
+	// tensors.
+	RankLocal bool
+}
+
+// SavePlanner decides what is written by whom. The calls of one save come in
+// the order of the methods: SetUp and LocalPlan on all ranks; GlobalPlan on the
+// coordinator, with the plans of all ranks in their order; FinishPlan on all
+// ranks with the rank's own result; Resolve at least once for each item of the
+// finished plan.
+//
+// To change one thing, embed [DefaultSave] by value and override one method:
+// rename the keys of the state in SetUp, the items' dtype in LocalPlan and their
+// content in Resolve, the distribution in GlobalPlan.
+type SavePlanner interface {
+	SetUp(s SaveSetup) error
+	LocalPlan() (*SavePlan, error)
+	// GlobalPlan returns the final plan of each rank and the metadata of the
+	// whole. It must be a deterministic function of its input.
+	GlobalPlan(plans []*SavePlan) ([]*SavePlan, *meta.Metadata, error)
+	FinishPlan(p *SavePlan) (*SavePlan, error)
+	// Resolve returns the content of an item. It must be idempotent and safe
+	// for concurrent use. A tensor may be any view, of the item's dtype and of
+	// the shape of its box.
+	Resolve(it *WriteItem) (Data, error)
+}
+
+// Optioned is a SavePlanner whose plans depend on options. Plans are reused (see
+// [Cache]) only under equal options.
+type Optioned interface {
+	// PlanOptions identifies the options: equal strings, equal plans.
+	PlanOptions() string
+}
+
+// LoadSetup is what a planner learns at the start of a load.
+type LoadSetup struct {
+	// State is what is to be filled: tensors, and a [Slot] for each other value.
+	// The planner may replace it by a state with other names, or without some of
+	// them. A value that the planner puts into the given map itself goes to the
+	// caller's state too.
+	State       State
+	Metadata    *meta.Metadata
+	Rank, Size  int
+	Coordinator bool
+	bound       bool // State has slots
+}
+
+// TensorReceiver hands out the memory that a box of a tensor is read into.
+type TensorReceiver interface {
+	// ResolveTensor returns the memory for the item's box: a tensor of the
+	// item's lengths, of any dtype and any strides.
+	ResolveTensor(it *ReadItem) (*tensor.Tensor, error)
+	// CommitTensor is called with that tensor once it is filled and verified.
+	CommitTensor(it *ReadItem, t *tensor.Tensor) error
+}
+
+// LoadPlanner decides what is read by whom and takes it. The calls of one load
+// come in this order: SetUp and LocalPlan on all ranks; GlobalPlan on the
+// coordinator; FinishPlan on all ranks; then for each item either LoadBytes, or
+// ResolveTensor and CommitTensor in a pair, from several goroutines at once. To
+// change one thing, embed [DefaultLoad] by value and override one method.
+type LoadPlanner interface {
+	SetUp(s LoadSetup) error
+	LocalPlan() (*LoadPlan, error)
+	GlobalPlan(plans []*LoadPlan) ([]*LoadPlan, error)
+	FinishPlan(p *LoadPlan) (*LoadPlan, error)
+	TensorReceiver
+	// LoadBytes hands over the encoded bytes of a value.
+	LoadBytes(it *ReadItem, codec string, data []byte) error
+}
+
+// Propertied is a tensor of the state that is saved with properties beside its
+// dtype, such as PyTorch's requires_grad. They must be equal on all ranks.
+type Propertied interface {
+	Checkpointable
+	// Properties returns them. Their DType is not used: it is that of the tensor.
+	Properties() meta.Properties
+}
+
+// WithProperties returns t as a tensor that is saved with p. A load fills t. To
+// give properties to a *tensor.Tensor pass it through [Whole]. The memory format
+// is empty, "channels_last" or "preserve_format", and the layout is empty, because
+// tensors of a state are strided: a save refuses other words.
+func WithProperties(t Checkpointable, p meta.Properties) Propertied { return described{t, p} }
+
+type described struct {
+	Checkpointable
+	properties meta.Properties
+}
+
+// Properties returns what WithProperties was given.
+func (d described) Properties() meta.Properties { return d.properties }
+
+// checkProperties refuses words that no reader would understand.
+func checkProperties(p meta.Properties) error {
+	switch p.MemoryFormat {
+	case "", "channels_last", "preserve_format":
+	default:
+		return fmt.Errorf("the memory format %q is not known", p.MemoryFormat)
+	}
+	if p.Layout != "" {
+		return fmt.Errorf("the layout is %q, and tensors of a state are strided", p.Layout)
+	}
+	return nil
+}
+
+// Whole returns t as a Checkpointable that this rank holds all of. In a state it
+// is the same as t.
+func Whole(t *tensor.Tensor) Checkpointable { return whole{t} }
+
+type whole struct{ *tensor.Tensor }
+
+// GlobalShape returns the tensor's shape.
+func (w whole) GlobalShape() []int64 { return w.Shape() }
+
+// Boxes returns the box of the whole tensor.
+func (w whole) Boxes() []tensor.Box { return []tensor.Box{tensor.Whole(w.Shape())} }
+
+// Part returns the tensor.
+func (w whole) Part(i int) (*tensor.Tensor, error) {
+	if i != 0 {
+		return nil, fmt.Errorf("%w: part %d of 1", tensor.ErrShape, i)
+	}
+	return w.Tensor, nil
+}
+
+// plain returns the *tensor.Tensor or Checkpointable that was given to [Whole] or
+// [WithProperties], or v itself if neither of them made it.
+func plain(v any) any {
+	for {
+		switch w := v.(type) {
+		case described:
+			v = w.Checkpointable
+		case whole:
+			return w.Tensor
+		default:
+			return v
+		}
+	}
+}
+
+// Errors of planning. Each is wrapped with the name and the problem.
+var (
+	// ErrState reports a state that cannot be saved or filled: a value of no
+	// known kind, two values under one name, a contradiction between ranks.
+	ErrState = errors.New("invalid state")
+	// ErrProtocol reports a planner, writer or reader that breaks the protocol:
+	// it returns nothing and no error, a plan without what the protocol demands,
+	// or is called in the wrong order. It is a mistake of a program, not of a
+	// state.
+	ErrProtocol = errors.New("protocol violation")
+	// ErrMismatch reports a state and a checkpoint that do not fit: another
+	// shape, a forbidden dtype, a tensor where a value is.
+	ErrMismatch = errors.New("checkpoint and state do not match")
+	// ErrMissing reports a name that the checkpoint does not have. It is also
+	// an ErrMismatch.
+	ErrMissing = errors.New("not in the checkpoint")
+	// ErrUnexpected reports a name of the checkpoint that the state does not
+	// ask for, where that was forbidden. It is also an ErrMismatch.
+	ErrUnexpected = errors.New("not asked for by the state")
+)
+
+// maxSpelled bounds how many problems an error message spells out.
+const maxSpelled = 20
+
+// errorList is several errors at once. Its text spells out so many as a person
+// reads; it wraps all of them.
+type errorList []error
+
+// Error lists the errors, one a line.
+func (l errorList) Error() string {
+	var b strings.Builder
+	for i, err := range l {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		if i == maxSpelled {
+			fmt.Fprintf(&b, "and %d more", len(l)-i)
+			break
+		}
+		b.WriteString(err.Error())
+	}
+	return b.String()
+}
+
+// Unwrap returns all errors.
+func (l errorList) Unwrap() []error { return l }

@@ -3,6 +3,7 @@ package plan
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -296,4 +297,315 @@ func (d *DefaultLoad) LoadBytes(it *ReadItem, codec string, data []byte) error {
 		return fmt.Errorf("%q: %w", it.Dest.FQN, err)
 	}
 	return nil
+}
+
+// Slot is a place in the state of a load. LoadSetup.State has a Slot for each value
+// that is not a tensor. A planner may move it to another name or into another map;
+// the loaded value goes to its place in the caller's state.
+type Slot struct {
+	mu    *sync.Mutex // held while state is changed; all slots of a state share it
+	state State
+	name  string
+	value any
+}
+
+// Value returns what the state holds: a value, or a map or list of values and
+// tensors.
+func (s *Slot) Value() any {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.value
+}
+
+// Set replaces it. It is safe for concurrent use.
+func (s *Slot) Set(v any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.value, s.state[s.name] = v, v
+}
+
+// assign is Set for flattening, which may meet typed containers that refuse.
+func (s *Slot) assign(v any) error {
+	s.Set(v)
+	return nil
+}
+
+// Slots returns a new map with the names of s. It holds the tensors of s, and a
+// [Slot] for each other value. The maps and lists inside are those of s: a planner
+// that renames keys of a nested map calls Slots for that map.
+func Slots(s State) State {
+	out := make(State, len(s))
+	mu := new(sync.Mutex)
+	for name, v := range s {
+		switch v.(type) {
+		case *tensor.Tensor, Checkpointable:
+			out[name] = v
+		default:
+			out[name] = &Slot{mu, s, name, v}
+		}
+	}
+	return out
+}
+
+// Bind returns the setup that a planner receives for s: its state consists of
+// [Slots], and [DefaultLoad] refuses values that are not in a slot.
+func (s LoadSetup) Bind() LoadSetup {
+	s.State, s.bound = Slots(s.State), true
+	return s
+}
+
+// Unbind copies to s the values that a planner has assigned in bound in place of a
+// slot or a tensor. bound is the state that [LoadSetup.Bind] made of s.
+func Unbind(s, bound State) {
+	for name, v := range bound {
+		if _, ok := v.(*Slot); !ok {
+			s[name] = v
+		}
+	}
+}
+
+// enter returns the value in an interface or a Slot, and the innermost slot that
+// it is in, if any.
+func enter(v reflect.Value) (reflect.Value, *Slot) {
+	var in *Slot
+	for {
+		switch {
+		case v.Kind() == reflect.Interface:
+			v = v.Elem()
+		case v.Kind() == reflect.Pointer && v.Type() == reflect.TypeFor[*Slot]() && !v.IsNil():
+			in = v.Interface().(*Slot)
+			v = reflect.ValueOf(in.Value())
+		default:
+			return v, in
+		}
+	}
+}
+
+// inside is enter without the slot.
+func inside(v reflect.Value) reflect.Value {
+	v, _ = enter(v)
+	return v
+}
+
+// maxGaps bounds how many positions of lists may be left empty by the paths of
+// a checkpoint, so that a hostile path cannot make a huge list.
+const maxGaps = 1 << 20
+
+// Place puts v at path inside s, making the maps and lists on the way; lists
+// are padded with nil. It is the inverse of flattening, except that every map it
+// makes is a map[string]any: integers become keys in decimal form, which flatten
+// to the same names. The error wraps ErrState where the path is empty, begins with a position, leads through
+// something that is neither map[string]any nor []any, ends where a value is, or
+// is unreasonably long.
+func Place(s State, path meta.Path, v any) error {
+	p := placer{room: maxGaps}
+	return p.place(s, path, v)
+}
+
+// placer puts values into a state, within a bound on the lists it makes.
+type placer struct {
+	room int // positions that may yet be added to lists
+	pad  any // what stands in the positions that nothing was put at
+}
+
+func (p *placer) place(s State, path meta.Path, v any) error {
+	switch {
+	case s == nil:
+		return fmt.Errorf("%w: nil state", ErrState)
+	case len(path) == 0:
+		return fmt.Errorf("%w: empty path", ErrState)
+	case path[0].List:
+		return fmt.Errorf("%w: path %v begins with a position", ErrState, []meta.Step(path))
+	case len(path) > MaxDepth:
+		return fmt.Errorf("%w: path of %d steps, at most %d", ErrState, len(path), MaxDepth)
+	}
+	_, err := p.below(s, path, v)
+	return err
+}
+
+// below returns node with v put at path below it.
+func (p *placer) below(node any, path meta.Path, v any) (any, error) {
+	empty := node == nil || node == p.pad
+	switch {
+	case len(path) == 0 && empty:
+		return v, nil
+	case len(path) == 0:
+		return nil, fmt.Errorf("%w: two values at one path", ErrState)
+	case path[0].List && empty:
+		return p.inList(nil, path, v)
+	case empty:
+		return p.inMap(map[string]any{}, path, v)
+	}
+	switch n := node.(type) {
+	case []any:
+		if path[0].List {
+			return p.inList(n, path, v)
+		}
+	case map[string]any:
+		if !path[0].List {
+			return p.inMap(n, path, v)
+		}
+	}
+	return nil, fmt.Errorf("%w: %v leads through a %T", ErrState, []meta.Step(path), node)
+}
+
+func (p *placer) inMap(m map[string]any, path meta.Path, v any) (any, error) {
+	child, err := p.below(m[path[0].Key], path[1:], v)
+	if err != nil {
+		return nil, err
+	}
+	m[path[0].Key] = child
+	return m, nil
+}
+
+func (p *placer) inList(l []any, path meta.Path, v any) (any, error) {
+	pos := path[0].Pos
+	if pos < 0 || pos >= len(l)+p.room {
+		return nil, fmt.Errorf("%w: position %d of a list of %d", ErrState, pos, len(l))
+	}
+	for len(l) <= pos {
+		l = append(l, p.pad)
+		p.room--
+	}
+	child, err := p.below(l[pos], path[1:], v)
+	if err != nil {
+		return nil, err
+	}
+	l[pos] = child
+	return l, nil
+}
+
+// Rebuild makes the state that a checkpoint describes, nested as it was saved,
+// for [DefaultLoad] to fill: every tensor whole and zeroed, every value a
+// placeholder, every map a map[string]any as [Place] makes it. Only the names for
+// which want returns true are made; nil means all. Positions of a list that are
+// not wanted are nil after the load. A tensor that stood inside of a value is a
+// key of the state until [PutInside] puts it there.
+//
+// A name that its path does not spell, because a planner renamed it, becomes a
+// key of the state as it is. Tensors whose chunks are not the whole of them are
+// refused, with an error that wraps ErrMismatch.
+func Rebuild(md *meta.Metadata, want func(fqn string) bool) (State, error) {
+	if err := md.CheckWhole(want); err != nil {
+		return nil, err
+	}
+	s := State{}
+	p := placer{room: len(md.Entries) + maxGaps, pad: gap{}}
+	inside := md.Inside()
+	for i := range md.Entries {
+		e := &md.Entries[i]
+		if want != nil && !want(e.FQN) {
+			continue
+		}
+		path := pathOf(e)
+		if in, ok := inside[e.FQN]; ok && (want == nil || want(in)) {
+			path = meta.Path{meta.Key(e.FQN)}
+		}
+		v, err := blank(e)
+		if err == nil {
+			err = p.place(s, path, v)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", e.FQN, err)
+		}
+	}
+	return s, nil
+}
+
+// pathOf returns where an entry belongs in a state, so that flattening gives it
+// its name again.
+func pathOf(e *meta.Entry) meta.Path {
+	if e.Path.FQN() != e.FQN {
+		return meta.Path{meta.Key(e.FQN)}
+	}
+	return e.Path
+}
+
+// blank returns what a load fills with e.
+func blank(e *meta.Entry) (any, error) {
+	if e.Tensor == nil {
+		return unset{}, nil
+	}
+	// Chunks lie in files of a known size, a shape is only a claim: it must not
+	// make us take memory that nothing will fill.
+	if ps := CheckTiling(e.Tensor.Shape, e.Tensor.Chunks); len(ps) > 0 {
+		return nil, fmt.Errorf("%w: %s", ErrMismatch, ps[0].Text)
+	}
+	return tensor.New(e.Tensor.DType, e.Tensor.Shape)
+}
+
+// unset stands for a value that is not loaded yet. Flattening sees a leaf in
+// it, which a nil in a list without tensors would not be.
+type unset struct{}
+
+// gap stands for a position of a list that is not to be loaded.
+type gap struct{}
+
+// PutInside completes a state that [Rebuild] made, once it is loaded: tensors
+// that values refer to, by a value.Ref, take the places of the references. A
+// tensor that was inside of a value is then nowhere else in the state. A
+// reference to a tensor that was not loaded stays.
+func PutInside(s State, md *meta.Metadata) {
+	inside, used := md.Inside(), map[string]bool{}
+	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
+		ref, ok := v.(value.Ref)
+		if !ok {
+			return nil, false, nil
+		}
+		if e, found := md.Find(ref.FQN); found && e.Tensor != nil {
+			path := pathOf(e)
+			if _, ok := inside[e.FQN]; ok {
+				path = meta.Path{meta.Key(e.FQN)}
+			}
+			if at := lookup(s, path); at.value != nil {
+				used[e.FQN] = true
+				return at.value, true, nil
+			}
+		}
+		return v, true, nil
+	}}
+	for i := range md.Entries {
+		e := &md.Entries[i]
+		if e.Bytes == nil {
+			continue
+		}
+		if at := lookup(s, pathOf(e)); len(value.Refs(at.value)) > 0 {
+			if v, err := r.Replace(at.value); err == nil { // it was encoded, so it is not too deep
+				at.set(v)
+			}
+		}
+	}
+	for fqn := range inside {
+		if used[fqn] {
+			delete(s, fqn)
+		}
+	}
+}
+
+// slot is a place in a state.
+type slot struct {
+	value any
+	set   func(v any)
+}
+
+// lookup returns the place at a path. It has no value if the state has no such path.
+func lookup(s State, path meta.Path) slot {
+	out := slot{value: map[string]any(s)}
+	for _, st := range path {
+		switch c := out.value.(type) {
+		case map[string]any:
+			if st.List {
+				return slot{}
+			}
+			out = slot{c[st.Key], func(v any) { c[st.Key] = v }}
+		case []any:
+			if !st.List || st.Pos >= len(c) {
+				return slot{}
+			}
+			out = slot{c[st.Pos], func(v any) { c[st.Pos] = v }}
+		default:
+			return slot{}
+		}
+	}
+	return out
 }

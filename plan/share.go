@@ -2,9 +2,12 @@ package plan
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -131,4 +134,402 @@ func complete(pieces []*Piece, sizes []int64) bool {
 // bytesOf returns the bytes of a box of elements of a type.
 func bytesOf(sizes []int64, d tensor.DType) int64 {
 	return tensor.Box{Sizes: sizes}.Volume() * int64(d.Size())
+}
+
+// Elect decides who reads for whom. plans are the final plans of all ranks, of a
+// load of the checkpoint that md describes; takes says which ranks take part. The
+// result has a share for each rank, nil for those whose plan stays as it is.
+//
+// What two or more of the ranks that take part want of the same chunk, the same
+// box, one of them reads: the heaviest first, the rank that has the least to read
+// so far, what it reads for itself alone included, and of several the lowest.
+// Where the format has checksums of the parts of a chunk, a large box is cut
+// along its first dimension, so that several ranks read it. Where it has not, a
+// rank's boxes of one chunk are shared all together or not at all, because only
+// who reads the whole chunk can check it. Values are not shared.
+//
+// A rank shares a box with 63 others at most, its neighbours by rank: of more
+// than that, several ranks read it. The result depends on nothing but the
+// arguments.
+func Elect(md *meta.Metadata, plans []*LoadPlan, takes []bool) []*Share {
+	e := &election{md: md, plans: plans, load: make([]int64, len(plans)), atoms: map[string]int32{}}
+	for r, p := range plans {
+		if takes[r] {
+			e.collect(r, p)
+		}
+	}
+	e.settleAlone()
+	e.assemble()
+	return e.decide()
+}
+
+// maxCell is how many ranks share one reader at most: a rank that shares has a
+// connection to each of them.
+const maxCell = 64
+
+// election is an Elect under way.
+type election struct {
+	md    *meta.Metadata
+	plans []*LoadPlan
+	load  []int64          // bytes that each rank reads
+	atoms map[string]int32 // by what is wanted: its place in all
+	all   []atom
+	sets  ranksets
+	units []unit
+	key   []byte // scratch
+}
+
+// atom is what is shared as one: an item, or all items of a chunk whose parts
+// cannot be checked. The ranks that want it are in ascending order.
+type atom struct {
+	entry, chunk int
+	bytes        int64
+	wanted       []want
+}
+
+// want is an atom in a rank's plan.
+type want struct {
+	rank  int32
+	items []int32
+}
+
+// source is where an item of a tensor comes from.
+type source struct {
+	item         int32
+	entry, chunk int32
+	cuttable     bool
+}
+
+// collect adds a rank's plan to the atoms.
+func (e *election) collect(rank int, p *LoadPlan) {
+	found := make([]source, 0, len(p.Items))
+	for i := range p.Items {
+		if s, ok := e.locate(&p.Items[i]); ok {
+			s.item = int32(i)
+			found = append(found, s)
+		} else {
+			e.load[rank] += e.valueBytes(&p.Items[i])
+		}
+	}
+	// Those of a chunk that is shared all or nothing lie side by side.
+	slices.SortStableFunc(found, func(a, b source) int {
+		return cmp.Or(cmp.Compare(a.entry, b.entry), cmp.Compare(a.chunk, b.chunk))
+	})
+	items := make([]int32, len(found))
+	for i, s := range found {
+		items[i] = s.item
+	}
+	for i := 0; i < len(found); {
+		n := 1
+		for !found[i].cuttable && i+n < len(found) && found[i+n].entry == found[i].entry && found[i+n].chunk == found[i].chunk {
+			n++
+		}
+		e.add(rank, found[i], items[i:i+n:i+n])
+		i += n
+	}
+}
+
+// locate returns where a tensor's item comes from, and false for values, empty
+// boxes and items that contradict the checkpoint, which the reader will refuse.
+func (e *election) locate(it *ReadItem) (source, bool) {
+	if it.Kind != KindTensor {
+		return source{}, false
+	}
+	i, ok := slices.BinarySearchFunc(e.md.Entries, it.Source.FQN, func(x meta.Entry, s string) int { return strings.Compare(x.FQN, s) })
+	if !ok || e.md.Entries[i].Tensor == nil {
+		return source{}, false
+	}
+	t := e.md.Entries[i].Tensor
+	c, ok := t.FindChunk(it.Source.Offset, it.Source.Hint)
+	if !ok || it.SourceBox().Check(t.Chunks[c].Sizes) != nil || it.SourceBox().Empty() {
+		return source{}, false
+	}
+	return source{entry: int32(i), chunk: int32(c), cuttable: c < len(t.Locs) && len(t.Locs[c].Sums) > 0}, true
+}
+
+// valueBytes returns what the read of a value costs.
+func (e *election) valueBytes(it *ReadItem) int64 {
+	if x, ok := e.md.Find(it.Source.FQN); ok && x.Bytes != nil && x.Bytes.Inline == nil {
+		return x.Bytes.Size
+	}
+	return 0
+}
+
+// add notes that a rank wants some boxes of a chunk. What it wants a second time
+// it reads for itself.
+func (e *election) add(rank int, s source, items []int32) {
+	p := e.plans[rank]
+	d := e.md.Entries[s.entry].Tensor.DType
+	var bytes int64
+	e.key = binary.AppendUvarint(e.key[:0], uint64(s.entry))
+	e.key = binary.AppendUvarint(e.key, uint64(s.chunk))
+	e.key = binary.AppendUvarint(e.key, uint64(len(items))) // of no dimensions, they add nothing
+	for _, i := range items {
+		it := &p.Items[i]
+		for _, n := range it.SourceOffsets {
+			e.key = binary.AppendUvarint(e.key, uint64(n))
+		}
+		for _, n := range it.Lengths {
+			e.key = binary.AppendUvarint(e.key, uint64(n))
+		}
+		bytes += bytesOf(it.Lengths, d)
+	}
+	at, ok := e.atoms[string(e.key)]
+	if !ok {
+		at = int32(len(e.all))
+		e.atoms[string(e.key)] = at
+		e.all = append(e.all, atom{entry: int(s.entry), chunk: int(s.chunk), bytes: bytes})
+	}
+	a := &e.all[at]
+	if n := len(a.wanted); n > 0 && int(a.wanted[n-1].rank) == rank {
+		e.load[rank] += bytes
+		return
+	}
+	a.wanted = append(a.wanted, want{int32(rank), items})
+}
+
+// settleAlone gives what only one rank wants to that rank.
+func (e *election) settleAlone() {
+	for i := range e.all {
+		if a := &e.all[i]; len(a.wanted) == 1 {
+			e.load[a.wanted[0].rank] += a.bytes
+		}
+	}
+}
+
+// place returns where the atom lies, for ordering.
+func (e *election) place(a *atom) (file string, offset int64) {
+	t := e.md.Entries[a.entry].Tensor
+	if a.chunk >= len(t.Locs) {
+		return "", 0
+	}
+	return t.Locs[a.chunk].File, t.Locs[a.chunk].Offset
+}
+
+// ranksets numbers sets of ranks.
+type ranksets struct {
+	known map[string]int32
+	all   [][]int32
+	key   []byte // scratch
+}
+
+// number returns the number of the set of ranks that want an atom.
+func (s *ranksets) number(wanted []want) int32 {
+	s.key = s.key[:0]
+	for _, w := range wanted {
+		s.key = binary.AppendUvarint(s.key, uint64(w.rank))
+	}
+	if n, ok := s.known[string(s.key)]; ok {
+		return n
+	}
+	ranks := make([]int32, len(wanted))
+	for i, w := range wanted {
+		ranks[i] = w.rank
+	}
+	if s.known == nil {
+		s.known = map[string]int32{}
+	}
+	n := int32(len(s.all))
+	s.known[string(s.key)] = n
+	s.all = append(s.all, ranks)
+	return n
+}
+
+// others returns the set without one of its ranks.
+func (s *ranksets) others(set, without int32) []int {
+	out := make([]int, 0, len(s.all[set])-1)
+	for _, r := range s.all[set] {
+		if r != without {
+			out = append(out, int(r))
+		}
+	}
+	return out
+}
+
+// leastLoaded returns the rank of a set that has the least to read.
+func (s *ranksets) leastLoaded(set int32, load []int64) int32 {
+	best := s.all[set][0]
+	for _, r := range s.all[set][1:] {
+		if load[r] < load[best] {
+			best = r
+		}
+	}
+	return best
+}
+
+// rowBytes returns the bytes of one index of a chunk's first dimension.
+func rowBytes(chunk tensor.Box, d tensor.DType) int64 {
+	return bytesOf(chunk.Sizes[1:], d)
+}
+
+const (
+	// maxPiece is how much of a chunk a rank reads for others at once, at most,
+	// where it can be cut: as much has to be there before the first byte of it is
+	// sent on. minPiece is what is not cut any more: each cut may have a block
+	// with a checksum read twice.
+	maxPiece, minPiece = 32 << 20, 16 << 20
+	// blockBytes is about what one checksum covers.
+	blockBytes = 1 << 20
+	// small atoms that lie side by side are read by the same rank, in one go, up
+	// to bundleBytes of them.
+	smallBytes, bundleBytes = 1 << 20, 4 << 20
+)
+
+// unit is what one rank is elected to read.
+type unit struct {
+	set   int32 // the ranks that want it
+	bytes int64
+	parts []part
+}
+
+// part is an atom, or some rows of one, that the ranks of a unit want.
+type part struct {
+	atom int32
+	cell [2]int32 // of the atom's ranks
+	rows [2]int64
+}
+
+// assemble makes units of the atoms that several ranks want.
+func (e *election) assemble() {
+	var small []unit
+	for i := range e.all {
+		for cell := range cells(len(e.all[i].wanted)) {
+			u := unit{set: e.sets.number(e.all[i].wanted[cell[0]:cell[1]]), bytes: e.all[i].bytes}
+			whole := part{atom: int32(i), cell: [2]int32{int32(cell[0]), int32(cell[1])}}
+			if u.bytes < smallBytes {
+				u.parts = []part{whole}
+				small = append(small, u)
+				continue
+			}
+			e.cut(u, whole)
+		}
+	}
+	e.bundle(small)
+}
+
+// cells cuts the ranks 0 to n-1 into runs of about the same length that are not
+// too long. One rank alone is none.
+func cells(n int) func(yield func([2]int) bool) {
+	count := (n + maxCell - 1) / maxCell
+	return func(yield func([2]int) bool) {
+		for i := range count {
+			if c := [2]int{i * n / count, (i + 1) * n / count}; c[1]-c[0] > 1 && !yield(c) {
+				return
+			}
+		}
+	}
+}
+
+// cut adds the units of an atom for a set of ranks: a single one, or several that
+// the ranks can divide among themselves.
+func (e *election) cut(u unit, whole part) {
+	rows := e.cutRows(&e.all[whole.atom], int64(len(e.sets.all[u.set])))
+	if rows == nil {
+		u.parts = []part{whole}
+		e.units = append(e.units, u)
+		return
+	}
+	all := rows[len(rows)-1]
+	for i := range len(rows) - 1 {
+		c := unit{set: u.set, bytes: u.bytes / all * (rows[i+1] - rows[i])}
+		p := whole
+		p.rows = [2]int64{rows[i], rows[i+1]}
+		c.parts = []part{p}
+		e.units = append(e.units, c)
+	}
+}
+
+// cutRows returns the rows at which an atom that n ranks want is cut, zero and
+// the last one included, or nil where it is not. Cuts are where blocks end, as
+// far as that can be said of rows.
+func (e *election) cutRows(a *atom, n int64) []int64 {
+	w := a.wanted[0]
+	it := &e.plans[w.rank].Items[w.items[0]]
+	t := e.md.Entries[a.entry].Tensor
+	if len(w.items) > 1 || len(it.Lengths) == 0 || a.chunk >= len(t.Locs) || len(t.Locs[a.chunk].Sums) < 2 {
+		return nil
+	}
+	each := (a.bytes + n*maxPiece - 1) / (n * maxPiece)
+	count := min(n*each, a.bytes/minPiece, it.Lengths[0])
+	if count < 2 {
+		return nil
+	}
+	block := max(1, blockBytes/max(1, rowBytes(t.Chunks[a.chunk], t.DType)))
+	all, first := it.Lengths[0], it.SourceOffsets[0]
+	out := []int64{0}
+	for i := range count - 1 {
+		at := all / count * (i + 1)
+		at = (first+at+block/2)/block*block - first
+		if at > out[len(out)-1] && at < all {
+			out = append(out, at)
+		}
+	}
+	if len(out) == 1 {
+		return nil
+	}
+	return append(out, all)
+}
+
+// bundle adds units of small atoms that the same ranks want and that lie side by
+// side, in the order of the files.
+func (e *election) bundle(small []unit) {
+	slices.SortStableFunc(small, func(a, b unit) int {
+		if a.set != b.set {
+			return cmp.Compare(a.set, b.set)
+		}
+		af, ao := e.place(&e.all[a.parts[0].atom])
+		bf, bo := e.place(&e.all[b.parts[0].atom])
+		return cmp.Or(strings.Compare(af, bf), cmp.Compare(ao, bo))
+	})
+	for i := 0; i < len(small); {
+		u := small[i]
+		for i++; i < len(small) && small[i].set == u.set && u.bytes+small[i].bytes <= bundleBytes; i++ {
+			u.bytes += small[i].bytes
+			u.parts = append(u.parts, small[i].parts...)
+		}
+		e.units = append(e.units, u)
+	}
+}
+
+// decide elects the readers and returns the shares.
+func (e *election) decide() []*Share {
+	slices.SortStableFunc(e.units, func(a, b unit) int { return cmp.Compare(b.bytes, a.bytes) })
+	out := make([]*Share, len(e.plans))
+	type route struct{ set, reader int32 }
+	known := map[route][]int{}
+	var id int64
+	for i := range e.units {
+		u := &e.units[i]
+		reader := e.sets.leastLoaded(u.set, e.load)
+		e.load[reader] += u.bytes
+		to := known[route{u.set, reader}]
+		if to == nil {
+			to = e.sets.others(u.set, reader)
+			known[route{u.set, reader}] = to
+		}
+		for _, p := range u.parts {
+			id = e.hand(out, p, id, int(reader), to)
+		}
+	}
+	return out
+}
+
+// hand adds the pieces of a part to the shares of the ranks that want it, and
+// returns the next ID.
+func (e *election) hand(out []*Share, p part, id int64, reader int, to []int) int64 {
+	wanted := e.all[p.atom].wanted[p.cell[0]:p.cell[1]]
+	for _, w := range wanted {
+		if out[w.rank] == nil {
+			out[w.rank] = &Share{}
+		}
+		s := out[w.rank]
+		for k, item := range w.items {
+			c := Piece{ID: id + int64(k), Item: int(item), Rows: p.rows, Reader: reader}
+			if int(w.rank) == reader {
+				c.To = to
+			}
+			s.Pieces = append(s.Pieces, c)
+		}
+	}
+	return id + int64(len(wanted[0].items))
 }

@@ -147,3 +147,192 @@ func joinInts(v []int) string {
 	b.WriteByte(']')
 	return b.String()
 }
+
+// InterleavedAxis is the name that hyper_parallel gives to the axis of a device
+// matrix that counts slices within one device; see [Matrix].
+const InterleavedAxis = "interleaved_parallel"
+
+// Matrix is hyper_parallel's layout: a device matrix and, for each dimension of
+// the tensor, the axes of the matrix that cut it. Axes in no list replicate.
+//
+// An empty shard stands at the end of its dimension, where hyper_parallel would
+// give it the offset of the next shard.
+type Matrix struct {
+	// Device is the length of each axis of the device matrix.
+	Device []int
+	// TensorMap has one list for each dimension of the tensor: the axes that
+	// cut it, counted from the right (0 is the last), the outermost cut first.
+	// -1 stands for no axis; so does an empty list. No axis is listed twice.
+	TensorMap [][]int
+	// Ranks are the ranks of the matrix in row-major order. Nil: 0, 1, 2, ….
+	Ranks []int
+	// Names are the names of the axes, needed only to find Interleaved.
+	Names []string
+	// Interleaved names the axis that counts slices within one device: usually
+	// [InterleavedAxis]. Where Ranks are as many as the other axes hold, a rank
+	// has the slices of all indices of that axis, one after the other in its
+	// local tensor; where they fill the whole matrix, it is an axis like any
+	// other. Empty: there is none.
+	Interleaved string
+	// Rule says how every axis cuts. The zero Rule is Divisible.
+	Rule Rule
+	// Uneven lists axes, counted from the left, that cut by Ceil whatever Rule
+	// says: the mesh dimensions of hyper_parallel's uneven shards.
+	Uneven []int
+}
+
+var _ Layout = Matrix{}
+
+// Parts implements [Layout]. A rank that is not in the matrix has none.
+func (m Matrix) Parts(shape []int64, rank int) ([]Part, error) {
+	g, err := m.grid(shape, rank)
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", m, err)
+	}
+	return g.parts(shape)
+}
+
+// LocalShape implements [Layout].
+func (m Matrix) LocalShape(shape []int64, rank int) ([]int64, error) {
+	g, err := m.grid(shape, rank)
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", m, err)
+	}
+	return g.shape(), nil
+}
+
+// String implements [Layout].
+func (m Matrix) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v %v map%v", Mesh{Shape: m.Device, Ranks: m.Ranks}, m.Rule, m.TensorMap)
+	if len(m.Uneven) > 0 {
+		fmt.Fprintf(&b, " uneven%v", m.Uneven)
+	}
+	if m.Interleaved != "" { // the number of ranks decides what the axis does
+		fmt.Fprintf(&b, " interleaved[%d] on %d", slices.Index(m.Names, m.Interleaved), len(m.Ranks))
+	}
+	return b.String()
+}
+
+// grid checks everything but divisibility before it looks for the rank.
+func (m Matrix) grid(shape []int64, rank int) (grid, error) {
+	g, err := wholeGrid(shape)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.check(len(shape)); err != nil {
+		return nil, err
+	}
+	coord, folded, err := m.coord(rank)
+	if err != nil || coord == nil {
+		return nil, err
+	}
+	for d, axes := range m.TensorMap {
+		if g[d], err = m.held(shape[d], m.fromLeft(axes), coord, folded); err != nil {
+			return nil, fmt.Errorf("dimension %d: %w", d, err)
+		}
+	}
+	return g, nil
+}
+
+// held returns what a rank at coord holds of a dimension that axes cut: one
+// slice, or one for each index of the folded axis.
+func (m Matrix) held(length int64, axes, coord []int, folded int) (spans, error) {
+	count := 1
+	if slices.Contains(axes, folded) {
+		count = m.Device[folded]
+	}
+	if count > maxParts {
+		return nil, fmt.Errorf("%w: %d slices on one rank, at most %d", ErrLayout, count, maxParts)
+	}
+	var out spans
+	for i := range count {
+		at := span{0, length}
+		for _, a := range axes {
+			index := coord[a]
+			if a == folded {
+				index = i
+			}
+			lo, hi, err := m.rule(a).chunk(at.hi-at.lo, int64(m.Device[a]), int64(index))
+			if err != nil {
+				return nil, err
+			}
+			at = span{at.lo + lo, at.lo + hi}
+		}
+		out = out.add(at)
+	}
+	return out, nil
+}
+
+func (m Matrix) rule(axis int) Rule {
+	if slices.Contains(m.Uneven, axis) {
+		return Ceil
+	}
+	return m.Rule
+}
+
+// fromLeft turns one entry of TensorMap into axes counted from the left.
+func (m Matrix) fromLeft(entry []int) []int {
+	var out []int
+	for _, a := range entry {
+		if a >= 0 {
+			out = append(out, len(m.Device)-1-a)
+		}
+	}
+	return out
+}
+
+// check returns an error unless the map fits the matrix and a tensor of dims
+// dimensions. Whether the ranks do, coord tells.
+func (m Matrix) check(dims int) error {
+	if len(m.TensorMap) != dims {
+		return fmt.Errorf("%w: tensor map of %d dimensions for a tensor of %d", ErrLayout, len(m.TensorMap), dims)
+	}
+	if m.Rule > Ceil {
+		return fmt.Errorf("%w: unknown %v", ErrLayout, m.Rule)
+	}
+	for _, a := range m.Uneven {
+		if a < 0 || a >= len(m.Device) {
+			return fmt.Errorf("%w: uneven axis %d of %d", ErrLayout, a, len(m.Device))
+		}
+	}
+	used := make([]bool, len(m.Device))
+	for _, entry := range m.TensorMap {
+		for _, a := range entry {
+			switch {
+			case a == -1:
+			case a < -1 || a >= len(used):
+				return fmt.Errorf("%w: tensor map names axis %d of %d", ErrLayout, a, len(used))
+			case used[a]:
+				return fmt.Errorf("%w: tensor map uses axis %d twice", ErrLayout, a)
+			default:
+				used[a] = true
+			}
+		}
+	}
+	return Mesh{Shape: m.Device, Names: m.Names}.checkNames()
+}
+
+// coord returns rank's place in the matrix, nil where it has none, and the axis
+// whose indices all belong to the rank, -1 where there is none.
+func (m Matrix) coord(rank int) ([]int, int, error) {
+	whole := Mesh{Shape: m.Device, Ranks: m.Ranks, Names: m.Names}
+	if m.Interleaved == "" {
+		c, err := whole.coord(rank)
+		return c, -1, err
+	}
+	axis := slices.Index(m.Names, m.Interleaved)
+	if axis < 0 {
+		return nil, -1, fmt.Errorf("%w: no axis is named %q", ErrLayout, m.Interleaved)
+	}
+	rest := Mesh{Shape: slices.Delete(slices.Clone(m.Device), axis, axis+1), Ranks: m.Ranks}
+	if n, err := rest.size(); m.Ranks == nil || err != nil || n != len(m.Ranks) {
+		c, err := whole.coord(rank)
+		return c, -1, err
+	}
+	c, err := rest.coord(rank)
+	if err != nil || c == nil {
+		return nil, axis, err
+	}
+	return slices.Insert(c, axis, 0), axis, nil
+}

@@ -3,6 +3,8 @@ package shard
 import (
 	"fmt"
 	"strings"
+
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // Placed is DTensor's layout: a mesh and what each of its dimensions does. The
@@ -88,6 +90,327 @@ func (p Placed) cuts(dims int) ([]int, error) {
 			return nil, err
 		}
 		out[m] = d
+	}
+	return out, nil
+}
+
+// Placement says what one dimension of a mesh does to a tensor. The zero
+// Placement is [Replicate]; placements are comparable.
+type Placement struct {
+	kind  kind
+	dim   int
+	split int
+	op    string
+}
+
+type kind uint8
+
+const (
+	replicate kind = iota
+	shard
+	strided
+	partial
+)
+
+// Shard cuts tensor dimension dim into ceil chunks, one for each index of the
+// mesh dimension: ten over four are 3, 3, 3 and 1, and chunks at the end may be
+// empty. A negative dim counts from the last dimension, which is -1.
+func Shard(dim int) Placement { return Placement{kind: shard, dim: dim} }
+
+// Replicate gives every index of the mesh dimension the same.
+func Replicate() Placement { return Placement{} }
+
+// StridedShard cuts tensor dimension dim into splitFactor ceil chunks and each
+// of these as [Shard] does; an index of the mesh dimension gets its piece of
+// every chunk, one after the other. This is PyTorch's _StridedShard: placements
+// apply from left to right, and [StridedShard(0, n), Shard(0)] says that the
+// right mesh dimension, of length n, was cut first.
+//
+// FSDP over tensor parallelism is placed so. Where its cuts are uneven the pair
+// may mean other pieces, to PyTorch 2.14 as well as here, than FSDP makes of the
+// tensor: of 7 rows over 3×2 ranks, for one. A mesh with its dimensions in the
+// order of the cuts and a plain Shard for each always says what FSDP makes.
+func StridedShard(dim, splitFactor int) Placement {
+	return Placement{kind: strided, dim: dim, split: splitFactor}
+}
+
+// Partial marks a tensor whose ranks hold the terms of an outstanding
+// reduction by op. Layouts refuse it with [ErrPartial].
+func Partial(op string) Placement { return Placement{kind: partial, op: op} }
+
+// String returns the call that makes p.
+func (p Placement) String() string {
+	switch p.kind {
+	case shard:
+		return fmt.Sprintf("Shard(%d)", p.dim)
+	case strided:
+		return fmt.Sprintf("StridedShard(%d, %d)", p.dim, p.split)
+	case partial:
+		return fmt.Sprintf("Partial(%s)", p.op)
+	default:
+		return "Replicate()"
+	}
+}
+
+// on returns the tensor dimension that p cuts in a tensor of dims dimensions,
+// or -1 where it cuts none.
+func (p Placement) on(dims int) (int, error) {
+	switch p.kind {
+	case replicate:
+		return -1, nil
+	case partial:
+		return 0, fmt.Errorf("%w: %v", ErrPartial, p)
+	}
+	d := p.dim
+	if d < 0 {
+		d += dims
+	}
+	if d < 0 || d >= dims {
+		return 0, fmt.Errorf("%w: %v of a tensor of %d dimensions", ErrLayout, p, dims)
+	}
+	if p.kind == strided && p.split < 1 {
+		return 0, fmt.Errorf("%w: %v needs a positive split factor", ErrLayout, p)
+	}
+	return d, nil
+}
+
+// Rule says how a length is cut into n chunks that need not be equal.
+type Rule uint8
+
+const (
+	// Divisible refuses lengths that n does not divide.
+	Divisible Rule = iota
+	// Balanced makes chunks that differ by one at most, the longer ones first:
+	// eight over three are 3, 3 and 2.
+	Balanced
+	// Ceil makes chunks of the length divided by n, rounded up, until nothing
+	// is left: nine over four are 3, 3, 3 and 0.
+	Ceil
+)
+
+// String returns the rule's name.
+func (r Rule) String() string {
+	switch r {
+	case Divisible:
+		return "divisible"
+	case Balanced:
+		return "balanced"
+	case Ceil:
+		return "ceil"
+	}
+	return fmt.Sprintf("rule %d", uint8(r))
+}
+
+// chunk returns the half-open interval of the i-th of n chunks of a length.
+func (r Rule) chunk(length, n, i int64) (lo, hi int64, err error) {
+	switch r {
+	case Divisible:
+		if length%n != 0 {
+			return 0, 0, fmt.Errorf("%w: %d is not divisible by %d", tensor.ErrShape, length, n)
+		}
+		return length / n * i, length / n * (i + 1), nil
+	case Balanced:
+		size, rest := length/n, length%n
+		lo = size*i + min(i, rest)
+		if i < rest {
+			size++
+		}
+		return lo, lo + size, nil
+	default:
+		lo, hi = ceilChunk(length, n, i)
+		return lo, hi, nil
+	}
+}
+
+// ceilChunk is torch.chunk's rule. It does not overflow, whatever n.
+func ceilChunk(length, n, i int64) (lo, hi int64) {
+	if length == 0 {
+		return 0, 0
+	}
+	size := (length-1)/n + 1
+	if i > length/size {
+		return length, length
+	}
+	lo = i * size
+	return lo, lo + min(size, length-lo)
+}
+
+// grid is what a rank holds of each dimension: it holds the elements whose
+// every index is in its dimension's spans. The nil grid holds nothing.
+type grid []spans
+
+// wholeGrid checks shape and returns the grid of everything.
+func wholeGrid(shape []int64) (grid, error) {
+	if _, err := tensor.NumElements(shape); err != nil {
+		return nil, err
+	}
+	g := make(grid, len(shape))
+	for d, n := range shape {
+		g[d] = g[d].add(span{0, n})
+	}
+	return g, nil
+}
+
+// shape returns the shape of the local tensor.
+func (g grid) shape() []int64 {
+	if g == nil {
+		return nowhere()
+	}
+	out := make([]int64, len(g))
+	for d, s := range g {
+		out[d] = s.length()
+	}
+	return out
+}
+
+// parts returns the product of the dimensions' spans in row-major order, for a
+// tensor of the given global shape.
+func (g grid) parts(shape []int64) ([]Part, error) {
+	if g == nil {
+		return nil, nil
+	}
+	n := 1
+	for _, s := range g {
+		if n *= len(s); n > maxParts {
+			return nil, fmt.Errorf("%w: more than %d parts on one rank", ErrLayout, maxParts)
+		}
+	}
+	if n == 0 {
+		return []Part{g.empty(shape)}, nil
+	}
+	starts := g.starts()
+	out := make([]Part, n)
+	for i := range out {
+		out[i] = g.part(i, starts)
+	}
+	return out, nil
+}
+
+// starts returns where each span of each dimension begins in the local tensor.
+func (g grid) starts() [][]int64 {
+	out := make([][]int64, len(g))
+	for d, s := range g {
+		var at int64
+		for _, p := range s {
+			out[d] = append(out[d], at)
+			at += p.hi - p.lo
+		}
+	}
+	return out
+}
+
+// part returns the i-th part in row-major order.
+func (g grid) part(i int, starts [][]int64) Part {
+	p := newPart(len(g))
+	for d := len(g) - 1; d >= 0; d-- {
+		k := i % len(g[d])
+		i /= len(g[d])
+		p.Box.Offsets[d] = g[d][k].lo
+		p.Box.Sizes[d] = g[d][k].hi - g[d][k].lo
+		p.Local[d] = starts[d][k]
+	}
+	return p
+}
+
+// empty returns the one part of a grid without elements. It has the shape of
+// the local tensor and stands where PyTorch puts it, at the end of the
+// dimensions of which nothing is held: there it is no other shard's neighbour
+// and has an offset of its own.
+func (g grid) empty(shape []int64) Part {
+	p := newPart(len(g))
+	for d, s := range g {
+		p.Box.Offsets[d] = shape[d]
+		if len(s) > 0 {
+			p.Box.Offsets[d] = s[0].lo
+		}
+		p.Box.Sizes[d] = s.length()
+	}
+	return p
+}
+
+// newPart returns a part of dims dimensions in one allocation.
+func newPart(dims int) Part {
+	v := make([]int64, 3*dims)
+	return Part{
+		Box:   tensor.Box{Offsets: v[:dims:dims], Sizes: v[dims : 2*dims : 2*dims]},
+		Local: v[2*dims:],
+	}
+}
+
+// span is a half-open interval of a dimension.
+type span struct{ lo, hi int64 }
+
+// spans are ascending disjoint spans; positions count through all of them. A
+// rank's local tensor has their elements one after the other.
+type spans []span
+
+func (s spans) length() int64 {
+	var n int64
+	for _, p := range s {
+		n += p.hi - p.lo
+	}
+	return n
+}
+
+// add appends a span, joined to the last one where they touch.
+func (s spans) add(p span) spans {
+	if p.lo == p.hi {
+		return s
+	}
+	if n := len(s); n > 0 && s[n-1].hi == p.lo {
+		s[n-1].hi = p.hi
+		return s
+	}
+	return append(s, p)
+}
+
+// walk selects ascending intervals of positions in one pass over its spans.
+type walk struct {
+	from spans
+	next int   // index of the span where the walk stands
+	at   int64 // position of that span's first element
+}
+
+// take appends the elements at positions lo to hi to out.
+func (w *walk) take(out spans, lo, hi int64) spans {
+	for lo < hi && w.next < len(w.from) {
+		p := w.from[w.next]
+		if n := p.hi - p.lo; lo-w.at >= n {
+			w.at += n
+			w.next++
+			continue
+		}
+		first := p.lo + lo - w.at
+		last := min(p.hi, first+hi-lo)
+		out = out.add(span{first, last})
+		lo += last - first
+	}
+	return out
+}
+
+// shardOf returns the i-th of n ceil chunks of s.
+func (s spans) shardOf(n, i int64) spans {
+	lo, hi := ceilChunk(s.length(), n, i)
+	return (&walk{from: s}).take(nil, lo, hi)
+}
+
+// stridedOf returns the i-th of n ceil chunks of each of split ceil chunks of s.
+func (s spans) stridedOf(split, n, i int64) (spans, error) {
+	length := s.length()
+	if length == 0 {
+		return nil, nil
+	}
+	size := (length-1)/split + 1
+	outer := (length-1)/size + 1
+	if outer > maxParts {
+		return nil, fmt.Errorf("%w: split factor %d makes %d pieces, at most %d", ErrLayout, split, outer, maxParts)
+	}
+	var out spans
+	w := walk{from: s}
+	for j := range outer {
+		at := j * size
+		lo, hi := ceilChunk(min(size, length-at), n, i)
+		out = w.take(out, at+lo, at+hi)
 	}
 	return out, nil
 }

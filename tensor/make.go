@@ -3,7 +3,98 @@ package tensor
 import (
 	"fmt"
 	"math"
+	"slices"
+	"unsafe"
 )
+
+// Element is a Go type whose memory is that of a [DType].
+type Element interface {
+	float64 | float32 |
+		int64 | int32 | int16 | int8 |
+		uint64 | uint32 | uint16 | uint8 |
+		bool | complex64 | complex128
+}
+
+// Of returns a contiguous tensor over values, which are not copied: the tensor
+// and the slice stay the same memory. The shape must hold len(values) elements.
+// Bytes other than 0 and 1 must not be copied into a tensor over bools.
+func Of[E Element](shape []int64, values []E) (*Tensor, error) {
+	return FromBytes(dtypeOf[E](), shape, bytesOf(values))
+}
+
+// Values returns t's memory as a slice of E, without a copy. The error wraps
+// [ErrDType] where t's elements are not of type E, and [ErrLayout] where t is not
+// contiguous, lies at an address that Go does not allow for an E, or holds
+// bools that are neither 0 nor 1; [Tensor.Clone] helps against the first two.
+func Values[E Element](t *Tensor) ([]E, error) {
+	if want := dtypeOf[E](); t.dtype != want {
+		return nil, fmt.Errorf("%w: %v read as %v", ErrDType, t, want)
+	}
+	mem, ok := t.Bytes()
+	if !ok {
+		return nil, fmt.Errorf("%w: %v with strides %v is not contiguous", ErrLayout, t, t.strides)
+	}
+	if !aligned[E](mem) {
+		return nil, fmt.Errorf("%w: %v is not aligned in memory", ErrLayout, t)
+	}
+	if t.dtype == Bool && slices.ContainsFunc(mem, func(b byte) bool { return b > 1 }) {
+		return nil, fmt.Errorf("%w: %v holds bytes other than 0 and 1", ErrLayout, t)
+	}
+	return elements[E](mem), nil
+}
+
+func dtypeOf[E Element]() DType {
+	var zero E
+	switch any(zero).(type) {
+	case float64:
+		return Float64
+	case float32:
+		return Float32
+	case int64:
+		return Int64
+	case int32:
+		return Int32
+	case int16:
+		return Int16
+	case int8:
+		return Int8
+	case uint64:
+		return Uint64
+	case uint32:
+		return Uint32
+	case uint16:
+		return Uint16
+	case uint8:
+		return Uint8
+	case bool:
+		return Bool
+	case complex64:
+		return Complex64
+	}
+	return Complex128
+}
+
+// bytesOf returns the memory of values.
+func bytesOf[E any](values []E) []byte {
+	var zero E
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(values))), len(values)*int(unsafe.Sizeof(zero)))
+}
+
+// elements returns memory as values; what is left after the last whole one is
+// not seen. The memory must be aligned for E.
+func elements[E any](mem []byte) []E {
+	var zero E
+	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/int(unsafe.Sizeof(zero)))
+}
+
+func aligned[E any](mem []byte) bool {
+	var zero E
+	return alignedTo(mem, unsafe.Alignof(zero))
+}
+
+func alignedTo(mem []byte, n uintptr) bool {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(mem)))%n == 0
+}
 
 // Number is a Go type whose values can be counted up.
 type Number interface {
@@ -89,3 +180,94 @@ func isInteger[E Number]() bool { return E(1)/2 == 0 }
 // isFinite reports whether v is a number: infinities and NaN less themselves are
 // NaN.
 func isFinite[E Number](v E) bool { return v-v == 0 }
+
+// Cat joins tensors along dimension dim, in memory of its own. There must be one
+// at least; dtypes must be equal, and so must the sizes of all other dimensions.
+func Cat(dim int, ts ...*Tensor) (*Tensor, error) {
+	if len(ts) == 0 {
+		return nil, fmt.Errorf("cat: %w: no tensors", ErrShape)
+	}
+	shape, err := joined(dim, ts)
+	if err != nil {
+		return nil, fmt.Errorf("cat: %w", err)
+	}
+	out, err := New(ts[0].dtype, shape)
+	if err != nil {
+		return nil, fmt.Errorf("cat: %w", err)
+	}
+	at := make([]int64, len(shape))
+	for _, t := range ts {
+		copyElements(out.narrow(Box{Offsets: at, Sizes: t.shape}), t)
+		at[dim] += t.shape[dim]
+	}
+	return out, nil
+}
+
+// joined returns the shape of what Cat makes.
+func joined(dim int, ts []*Tensor) ([]int64, error) {
+	if err := ts[0].checkDim(dim); err != nil {
+		return nil, err
+	}
+	shape := slices.Clone(ts[0].shape)
+	for i, t := range ts[1:] {
+		if t.dtype != ts[0].dtype {
+			return nil, fmt.Errorf("%w: tensor %d is %v, the first %v", ErrDType, i+1, t, ts[0])
+		}
+		if !sameBut(dim, t.shape, shape) {
+			return nil, fmt.Errorf("%w: tensor %d is %v, the first %v", ErrShape, i+1, t, ts[0])
+		}
+		shape[dim] += t.shape[dim]
+		if _, err := NumElements(shape); err != nil {
+			return nil, err
+		}
+	}
+	return shape, nil
+}
+
+// sameBut reports whether a and b are the same but for dimension dim.
+func sameBut(dim int, a, b []int64) bool {
+	return len(a) == len(b) && slices.Equal(a[:dim], b[:dim]) && slices.Equal(a[dim+1:], b[dim+1:])
+}
+
+// Chunk returns part index of the parts into which dimension dim of t is cut,
+// sharing t's memory. Parts have the size that parts of them need, rounded up,
+// so the last ones may be smaller or empty, as where a mesh cuts a tensor.
+func Chunk(t *Tensor, dim, parts, index int) (*Tensor, error) {
+	if err := t.checkDim(dim); err != nil {
+		return nil, fmt.Errorf("chunk: %w", err)
+	}
+	if parts < 1 || index < 0 || index >= parts {
+		return nil, fmt.Errorf("chunk %v: %w: part %d of %d", t, ErrShape, index, parts)
+	}
+	n, p := t.shape[dim], int64(parts)
+	size := n / p
+	if n%p != 0 {
+		size++
+	}
+	lo := n
+	if i := int64(index); size > 0 && i <= n/size {
+		lo = i * size
+	}
+	return t.Slice(dim, lo, lo+min(size, n-lo), 1)
+}
+
+// StridedSlice returns the elements of t whose index in every dimension d is one
+// of begin[d], begin[d]+step[d] and so on before end[d], sharing t's memory. The
+// intervals must lie inside of t and the steps be positive.
+func StridedSlice(t *Tensor, begin, end, step []int64) (*Tensor, error) {
+	if n := t.Dims(); len(begin) != n || len(end) != n || len(step) != n {
+		return nil, fmt.Errorf("strided slice %v: %w: %d begins, %d ends and %d steps", t, ErrShape, len(begin), len(end), len(step))
+	}
+	var err error
+	for d := range begin {
+		if t, err = t.Slice(d, begin[d], end[d], step[d]); err != nil {
+			return nil, fmt.Errorf("strided %w", err)
+		}
+	}
+	return t, nil
+}
+
+// Numbers returns mem as a slice of E, without a copy; what is left after the
+// last whole one is not seen. It checks nothing: mem must be aligned for E, which
+// [DType.Aligned] says. [Values] is for tensors, and checks.
+func Numbers[E Number](mem []byte) []E { return elements[E](mem) }

@@ -1,8 +1,21 @@
+// Package tensor holds element types, shapes, boxes and strided views of host
+// memory, with the copies and casts between them. It knows nothing of ranks,
+// files or checkpoints and imports nothing else of this module; everything else
+// is built on its geometry. The contract of memory is that of [Tensor], the
+// contract of geometry that of [Box], the contract of values that of [Convert].
+//
+// # Byte order
+//
+// Elements are little-endian in every format that cairn reads or writes, and
+// the package looks at memory as it is, so it does not compile for big-endian
+// machines.
 package tensor
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 )
@@ -161,3 +174,328 @@ func (t *Tensor) size() int64 { return int64(t.dtype.Size()) }
 
 // memory returns what lies from the first element on.
 func (t *Tensor) memory() []byte { return t.data[t.offset*t.size():] }
+
+// Narrow returns the part of t inside b, sharing t's memory.
+func (t *Tensor) Narrow(b Box) (*Tensor, error) {
+	if err := b.Check(t.shape); err != nil {
+		return nil, fmt.Errorf("narrow %v: %w", t, err)
+	}
+	return t.narrow(b), nil
+}
+
+// narrow is [Tensor.Narrow] for a box that is known to lie inside t.
+func (t *Tensor) narrow(b Box) *Tensor {
+	at := t.offset
+	for d, o := range b.Offsets {
+		at += o * t.strides[d]
+	}
+	return t.view(b.Sizes, t.strides, at)
+}
+
+// Slice returns every step-th index from start to before end of dimension dim,
+// sharing t's memory. The interval must lie inside the dimension, and step must
+// be positive.
+func (t *Tensor) Slice(dim int, start, end, step int64) (*Tensor, error) {
+	if err := t.checkDim(dim); err != nil {
+		return nil, fmt.Errorf("slice: %w", err)
+	}
+	if start < 0 || end < start || end > t.shape[dim] || step < 1 {
+		return nil, fmt.Errorf("slice %v: %w: [%d:%d:%d] in dimension %d", t, ErrShape, start, end, step, dim)
+	}
+	shape, strides := slices.Clone(t.shape), slices.Clone(t.strides)
+	shape[dim] = 0
+	if end > start {
+		shape[dim] = (end-start-1)/step + 1
+	}
+	// A single index has no neighbour, and the product could overflow.
+	if shape[dim] > 1 {
+		strides[dim] *= step
+	}
+	return t.view(shape, strides, t.offset+start*t.strides[dim]), nil
+}
+
+// Transpose returns t with dimensions a and b exchanged, sharing t's memory.
+func (t *Tensor) Transpose(a, b int) (*Tensor, error) {
+	for _, dim := range []int{a, b} {
+		if err := t.checkDim(dim); err != nil {
+			return nil, fmt.Errorf("transpose: %w", err)
+		}
+	}
+	shape, strides := slices.Clone(t.shape), slices.Clone(t.strides)
+	shape[a], shape[b] = shape[b], shape[a]
+	strides[a], strides[b] = strides[b], strides[a]
+	return t.view(shape, strides, t.offset), nil
+}
+
+// Permute returns t with its dimensions in the given order, which must name
+// each one once, sharing t's memory.
+func (t *Tensor) Permute(dims ...int) (*Tensor, error) {
+	if len(dims) != len(t.shape) {
+		return nil, fmt.Errorf("permute %v: %w: %d dimensions given", t, ErrShape, len(dims))
+	}
+	shape, strides := make([]int64, len(dims)), make([]int64, len(dims))
+	seen := make([]bool, len(dims))
+	for to, from := range dims {
+		if err := t.checkDim(from); err != nil {
+			return nil, fmt.Errorf("permute: %w", err)
+		}
+		if seen[from] {
+			return nil, fmt.Errorf("permute %v: %w: dimension %d twice", t, ErrShape, from)
+		}
+		seen[from] = true
+		shape[to], strides[to] = t.shape[from], t.strides[from]
+	}
+	return t.view(shape, strides, t.offset), nil
+}
+
+// Expand returns t repeated to the given shape, sharing t's memory: dimensions
+// of size one take any size, and new ones may come in front. The elements of an
+// expanded dimension are one and the same, so the view is one to read from.
+func (t *Tensor) Expand(shape []int64) (*Tensor, error) {
+	if _, err := NumBytes(t.dtype, shape); err != nil {
+		return nil, fmt.Errorf("expand %v: %w", t, err)
+	}
+	added := len(shape) - len(t.shape)
+	if added < 0 {
+		return nil, fmt.Errorf("expand %v: %w: %v has fewer dimensions", t, ErrShape, shape)
+	}
+	strides := make([]int64, len(shape))
+	for d, n := range t.shape {
+		switch {
+		case shape[added+d] == n:
+			strides[added+d] = t.strides[d]
+		case n != 1:
+			return nil, fmt.Errorf("expand %v: %w: dimension %d does not become %d", t, ErrShape, d, shape[added+d])
+		}
+	}
+	return t.view(slices.Clone(shape), strides, t.offset), nil
+}
+
+func (t *Tensor) checkDim(dim int) error {
+	if dim < 0 || dim >= len(t.shape) {
+		return fmt.Errorf("%v: %w: no dimension %d", t, ErrShape, dim)
+	}
+	return nil
+}
+
+// The row-major order of a view's elements is the order of its contiguous form.
+// Here are the ways to reach a stretch [lo, hi) of it without making all of it.
+
+// element returns the memory of the i-th element.
+func (t *Tensor) element(i int64) []byte {
+	at, size := t.offset, t.size()
+	for d, n := range slices.Backward(t.shape) {
+		at += i % n * t.strides[d]
+		i /= n
+	}
+	return t.data[at*size : (at+1)*size]
+}
+
+// gather copies the elements [lo, hi) into p.
+func (t *Tensor) gather(p []byte, lo, hi int64) {
+	t.eachFlat(lo, hi, func(part *Tensor, at, end int64) {
+		copyElements(contiguous(t.dtype, part.shape, p[at:end]), part)
+	})
+}
+
+// scatter copies p over the elements [lo, hi).
+func (t *Tensor) scatter(p []byte, lo, hi int64) {
+	t.eachFlat(lo, hi, func(part *Tensor, at, end int64) {
+		copyElements(part, contiguous(t.dtype, part.shape, p[at:end]))
+	})
+}
+
+// eachFlat calls f with the boxes of [lo, hi), which must lie inside t, as views,
+// and with the interval of bytes that each takes in a row of all of them.
+func (t *Tensor) eachFlat(lo, hi int64, f func(part *Tensor, at, end int64)) {
+	if lo == hi {
+		return
+	}
+	at := int64(0)
+	for _, b := range appendFlat(nil, t.shape, nil, lo, hi) {
+		part := t.narrow(b)
+		end := at + part.NumBytes()
+		f(part, at, end)
+		at = end
+	}
+}
+
+// scratch returns the buffer that room and stretch need for n elements: nil
+// where they can do with t's own memory.
+func (t *Tensor) scratch(n int64) []byte {
+	if t.Contiguous() && t.aligned() {
+		return nil
+	}
+	return make([]byte, n*t.size())
+}
+
+// room returns where the elements [lo, hi) lie, or else buf for them.
+func (t *Tensor) room(buf []byte, lo, hi int64) []byte {
+	if buf == nil {
+		return t.memory()[lo*t.size() : hi*t.size()]
+	}
+	return buf[:(hi-lo)*t.size()]
+}
+
+// stretch returns the elements [lo, hi), where they lie or gathered into buf.
+func (t *Tensor) stretch(buf []byte, lo, hi int64) []byte {
+	p := t.room(buf, lo, hi)
+	if buf != nil {
+		t.gather(p, lo, hi)
+	}
+	return p
+}
+
+// aligned reports whether Go may look at t's memory as at numbers.
+func (t *Tensor) aligned() bool { return t.dtype.Aligned(t.memory()) }
+
+// compareBytes is how much [Equal] gathers at a time from views.
+const compareBytes = 256 << 10
+
+// Bytes returns the memory of a contiguous tensor itself, and false for any
+// other and for placeholders. Writing to the slice writes to the tensor.
+func (t *Tensor) Bytes() ([]byte, bool) {
+	if t.placeholder || !t.Contiguous() {
+		return nil, false
+	}
+	n := t.NumBytes()
+	return t.memory()[:n:n], true
+}
+
+// Contents returns the elements as contiguous little-endian bytes: t's own
+// memory when t is contiguous, a copy otherwise. The bytes are not to be written
+// to. An expanded view is as large here as its shape says.
+func (t *Tensor) Contents() []byte {
+	if mem, ok := t.Bytes(); ok {
+		return mem
+	}
+	out := make([]byte, t.NumBytes())
+	t.gather(out, 0, t.NumElements())
+	return out
+}
+
+// Clone returns a contiguous copy of t in memory of its own.
+func (t *Tensor) Clone() *Tensor {
+	mem, ok := t.Bytes()
+	if ok {
+		mem = bytes.Clone(mem)
+	} else {
+		mem = t.Contents()
+	}
+	return contiguous(t.dtype, t.shape, mem)
+}
+
+// ReadAt copies the bytes [off, off+len(p)) of t's contiguous little-endian form
+// into p. Neither end needs to lie between elements. The error wraps [ErrShape]
+// where the interval leaves the tensor; p is then as it was.
+func (t *Tensor) ReadAt(p []byte, off int64) error {
+	if n := t.NumBytes(); off < 0 || off > n || int64(len(p)) > n-off {
+		return fmt.Errorf("read %v: %w: %d bytes at %d of %d", t, ErrShape, len(p), off, n)
+	}
+	if mem, ok := t.Bytes(); ok {
+		copy(p, mem[off:])
+		return nil
+	}
+	size := t.size()
+	if skip := off % size; skip != 0 {
+		n := min(size-skip, int64(len(p)))
+		copy(p[:n], t.element(off / size)[skip:])
+		p, off = p[n:], off+n
+	}
+	lo, whole := off/size, int64(len(p))/size
+	t.gather(p[:whole*size], lo, lo+whole)
+	if rest := p[whole*size:]; len(rest) > 0 {
+		copy(rest, t.element(lo+whole))
+	}
+	return nil
+}
+
+// Equal reports whether a and b have the same dtype, shape and bytes. It
+// compares bits: a NaN equals itself, and the two zeros differ.
+func Equal(a, b *Tensor) bool {
+	if a.dtype != b.dtype || !slices.Equal(a.shape, b.shape) {
+		return false
+	}
+	p, okA := a.Bytes()
+	q, okB := b.Bytes()
+	if okA && okB {
+		return bytes.Equal(p, q)
+	}
+	n, step := a.NumElements(), int64(compareBytes)/a.size()
+	scratchA, scratchB := a.scratch(min(n, step)), b.scratch(min(n, step))
+	for lo := int64(0); lo < n; lo += step {
+		hi := min(lo+step, n)
+		if !bytes.Equal(a.stretch(scratchA, lo, hi), b.stretch(scratchB, lo, hi)) {
+			return false
+		}
+	}
+	return true
+}
+
+var _ io.WriterTo = (*Tensor)(nil)
+
+// maxPiece bounds what WriteTo copies at a time.
+const maxPiece = 1 << 20
+
+// WriteTo writes the elements as contiguous little-endian bytes, those of
+// [Tensor.Contents]. It copies a piece at a time where t is not contiguous.
+func (t *Tensor) WriteTo(w io.Writer) (int64, error) {
+	if mem, ok := t.Bytes(); ok {
+		n, err := w.Write(mem)
+		return int64(n), err
+	}
+	total, done := t.NumBytes(), int64(0)
+	buf := make([]byte, min(total, maxPiece))
+	for done < total {
+		p := buf[:min(int64(len(buf)), total-done)]
+		if err := t.ReadAt(p, done); err != nil {
+			return done, err
+		}
+		n, err := w.Write(p)
+		done += int64(n)
+		if err != nil {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// ErrPlaceholder reports a tensor without memory that was to be filled or saved.
+var ErrPlaceholder = errors.New("tensor is a placeholder without memory")
+
+// Placeholder returns a tensor that has a dtype and a shape and next to no
+// memory, like a tensor on PyTorch's meta device. Its elements read as zero.
+// [Copy] and [Convert] do not write to it until [Tensor.Materialize] gives it
+// memory. A tensor without elements needs no memory and is not a placeholder.
+func Placeholder(d DType, shape []int64) (*Tensor, error) {
+	zero, err := New(d, nil)
+	if err != nil {
+		return nil, fmt.Errorf("placeholder: %w", err)
+	}
+	t, err := zero.Expand(shape)
+	if err != nil {
+		return nil, fmt.Errorf("placeholder: %w", err)
+	}
+	t.placeholder = t.NumElements() > 0
+	return t, nil
+}
+
+// IsPlaceholder reports whether t has no memory: [Placeholder] made it, or it is
+// a view of such a tensor, and [Tensor.Materialize] was not called.
+func (t *Tensor) IsPlaceholder() bool { return t.placeholder }
+
+// Materialize gives a placeholder memory of its own, filled with zeros. Every
+// holder of the pointer t sees it; views that were made before remain
+// placeholders. A tensor that has memory stays as it is. The error is that of
+// [New]. It is not safe for concurrent use with other methods of t.
+func (t *Tensor) Materialize() error {
+	if !t.placeholder {
+		return nil
+	}
+	m, err := New(t.dtype, t.shape)
+	if err != nil {
+		return fmt.Errorf("materialize: %w", err)
+	}
+	*t = *m
+	return nil
+}

@@ -7,11 +7,16 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
@@ -175,4 +180,386 @@ func cancelled(ctx context.Context, cause error) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
 	cancel(cause)
 	return ctx
+}
+
+// badNames are refused by every method.
+var badNames = []string{
+	"", ".", "..", "/", "/a", "a/", "a//b", "a/./b", "a/../b", "../a", "a/..", "./a", "a\\b", "a\x00b", "a\nb", "a\x7f", "a\u0085b",
+	"a\xffb", blob.Reserved + "x", "a/" + blob.Reserved + "x/b", strings.Repeat("e", blob.MaxElement+1),
+	strings.Repeat("a/", blob.MaxName/2) + "b",
+}
+
+// badPrefixes begin no name.
+var badPrefixes = []string{"/", "//", "../", "a//", "a/./", "a/../b", "./", "a\x00", "\\", "a\xff", blob.Reserved, "a/" + blob.Reserved + "x"}
+
+var naming = []claim{
+	{"BadNamesRefused", func(t *testing.T, s blob.Store) {
+		for _, name := range badNames {
+			_, err := s.Create(t.Context(), name, nil)
+			wantErr(t, err, blob.ErrName, "create", name)
+			_, err = s.Open(t.Context(), name)
+			wantErr(t, err, blob.ErrName, "open", name)
+			_, err = s.Stat(t.Context(), name)
+			wantErr(t, err, blob.ErrName, "stat", name)
+			wantErr(t, s.Remove(t.Context(), name), blob.ErrName, "remove", name)
+		}
+	}},
+	{"OddNamesAccepted", func(t *testing.T, s blob.Store) {
+		odd := []string{
+			" ", "a b", " a/ b ", "…", "世界/ñandú", "a+b&c=d?e#f%20", "a'b\"c", "*", "-rf", "~", "$HOME", ".metadata", "...", "a..b", "..a/b..",
+			".cairn", strings.Repeat("e", blob.MaxElement), strings.Repeat("deep/", 100) + "x",
+		}
+		for _, name := range odd {
+			put(t, s, name, "I am "+name)
+		}
+		for _, name := range odd {
+			wantObject(t, s, name, "I am "+name)
+		}
+		for _, name := range odd {
+			if err := s.Remove(t.Context(), name); err != nil {
+				t.Errorf("Remove(%q) = %v; want nil", name, err)
+			}
+		}
+		if ns := names(t, s, ""); len(ns) > 0 {
+			t.Errorf("List = %q after all was removed; want nothing", ns)
+		}
+	}},
+	{"NoDirectories", func(t *testing.T, s blob.Store) {
+		put(t, s, "a/b/c", "hello")
+		wantNone(t, s, "a")
+		wantNone(t, s, "a/b")
+		if err := s.Remove(t.Context(), "a/b/c"); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"a/b", "a"} { // what were directories become objects
+			put(t, s, name, "I am "+name)
+			wantObject(t, s, name, "I am "+name)
+			if err := s.Remove(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}},
+	{"NestedNamesHeldOrRefused", func(t *testing.T, s blob.Store) {
+		put(t, s, "a", "leaf")
+		put(t, s, "b/c", "leaf")
+		for _, name := range []string{"a/b", "a/b/c", "b"} {
+			for _, ifAbsent := range []bool{true, false} {
+				_, err := blob.WriteAll(t.Context(), s, name, []byte("I am "+name), &blob.CreateOptions{IfAbsent: ifAbsent})
+				if err == nil {
+					wantObject(t, s, name, "I am "+name)
+				} else {
+					wantNone(t, s, name)
+				}
+				if err != nil && !errors.Is(err, blob.ErrNested) || errors.Is(err, fs.ErrExist) {
+					t.Errorf("WriteAll(%q) = %v; want nil or ErrNested alone", name, err)
+				}
+				if err := s.Remove(t.Context(), name); err != nil {
+					t.Errorf("Remove(%q) = %v; want nil", name, err)
+				}
+			}
+		}
+		wantObject(t, s, "a", "leaf")
+		wantObject(t, s, "b/c", "leaf")
+	}},
+	{"SaysWhereItIs", func(t *testing.T, s blob.Store) {
+		if s.String() == "" {
+			t.Error("String is empty; want a path or a URL")
+		}
+		_, err := s.Stat(t.Context(), "no such thing")
+		if err == nil || !strings.Contains(err.Error(), "no such thing") {
+			t.Errorf("Stat = %v; want an error that names the object", err)
+		}
+	}},
+}
+
+// many is more than a page of the listings of object stores.
+const many = 3000
+
+var listing = []claim{
+	{"EmptyStoreListsNothing", func(t *testing.T, s blob.Store) {
+		for _, prefix := range []string{"", "a", "a/", "a/b"} {
+			if ns := names(t, s, prefix); len(ns) > 0 {
+				t.Errorf("List(%q) = %q; want nothing", prefix, ns)
+			}
+		}
+	}},
+	{"ListInOrderOfNames", func(t *testing.T, s blob.Store) {
+		want := []string{
+			"A", "a!/x", "a-b", "a.b", "a/b", "a/b!", "a/b-c/d", "a/b0/c/d", "a/c", "a0", "a01", "aa/b", "b", "ä", "世/界",
+		}
+		for _, n := range slices.Backward(want) {
+			put(t, s, n, n)
+		}
+		if diff := cmp.Diff(want, names(t, s, "")); diff != "" {
+			t.Errorf("List, -want +got:\n%s", diff)
+		}
+	}},
+	{"ListByPrefix", func(t *testing.T, s blob.Store) {
+		all := []string{".hidden", "..a", "run/1/a", "run/1/b", "run/10/a", "run/2/a", "runner", "x"}
+		slices.Sort(all)
+		for _, n := range all {
+			put(t, s, n, n)
+		}
+		for _, prefix := range []string{"", "r", "run", "run/", "run/1", "run/1/", "run/1/a", "run/1/a/", "run/3", "s", ".", "..", "x/", "runners"} {
+			want := slices.DeleteFunc(slices.Clone(all), func(n string) bool { return !strings.HasPrefix(n, prefix) })
+			if diff := cmp.Diff(want, names(t, s, prefix)); diff != "" {
+				t.Errorf("List(%q), -want +got:\n%s", prefix, diff)
+			}
+		}
+	}},
+	{"ListTellsWhatStatTells", func(t *testing.T, s blob.Store) {
+		put(t, s, "a/b", "hello")
+		info, err := s.Stat(t.Context(), "a/b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := list(t, s, "a/b")
+		if len(got) != 1 || got[0].Name != info.Name || got[0].Size != info.Size || !got[0].ModTime.Equal(info.ModTime) {
+			t.Errorf("List = %+v; want %+v, as Stat tells", got, info)
+		}
+	}},
+	{"ListManyAndBreakEarly", func(t *testing.T, s blob.Store) {
+		want := putMany(t, s, many)
+		if diff := cmp.Diff(want, names(t, s, "")); diff != "" {
+			t.Errorf("List of %d objects, -want +got:\n%s", many, diff)
+		}
+		var got []string
+		for info, err := range s.List(t.Context(), "") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got = append(got, info.Name); len(got) == 1234 {
+				break
+			}
+		}
+		if diff := cmp.Diff(want[:1234], got); diff != "" {
+			t.Errorf("List left after 1234, -want +got:\n%s", diff)
+		}
+	}},
+	{"ListTwice", func(t *testing.T, s blob.Store) {
+		put(t, s, "a", "1")
+		seq := s.List(t.Context(), "")
+		for range 2 {
+			n := 0
+			for _, err := range seq {
+				if err != nil {
+					t.Fatal(err)
+				}
+				n++
+			}
+			if n != 1 {
+				t.Errorf("the sequence gave %d objects; want 1 each time", n)
+			}
+		}
+	}},
+	{"LoopMayUseTheStore", func(t *testing.T, s blob.Store) {
+		want := []string{"a/1", "a/2", "a/3", "b"}
+		for _, n := range want {
+			put(t, s, n, n)
+		}
+		var got []string
+		for info, err := range s.List(t.Context(), "") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, info.Name)
+			wantObject(t, s, info.Name, info.Name)
+			if err := s.Remove(t.Context(), info.Name); err != nil {
+				t.Errorf("Remove(%q) = %v; want nil", info.Name, err)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("List while removing, -want +got:\n%s", diff)
+		}
+		if ns := names(t, s, ""); len(ns) > 0 {
+			t.Errorf("List = %q after all was removed; want nothing", ns)
+		}
+	}},
+	{"BadPrefixRefused", func(t *testing.T, s blob.Store) {
+		put(t, s, "a", "1")
+		for _, prefix := range badPrefixes {
+			n := 0
+			for _, err := range s.List(t.Context(), prefix) {
+				wantErr(t, err, blob.ErrName, "list", prefix)
+				n++
+			}
+			if n != 1 {
+				t.Errorf("List(%q) yielded %d times; want one error", prefix, n)
+			}
+		}
+	}},
+}
+
+// putMany makes n small objects, several at a time, and returns their names in
+// order.
+func putMany(t *testing.T, s blob.Store, n int) []string {
+	t.Helper()
+	all := make([]string, n)
+	todo := make(chan string, n)
+	for i := range all {
+		all[i] = fmt.Sprintf("run/%02d/%04d", i%7, i)
+		todo <- all[i]
+	}
+	close(todo)
+	var wg sync.WaitGroup
+	for range 64 { // so that the syncs of a slow disk share their wait
+		wg.Go(func() {
+			for name := range todo {
+				tryPut(t, s, name, name)
+			}
+		})
+	}
+	wg.Wait()
+	slices.Sort(all)
+	return all
+}
+
+var reading = []claim{
+	{"MissingObject", func(t *testing.T, s blob.Store) {
+		wantNone(t, s, "x")
+		put(t, s, "x", "hello")
+		for _, name := range []string{"y", "x/y", "x/y/z", "X", "xx", "x "} {
+			wantNone(t, s, name)
+		}
+	}},
+	{"EveryRange", func(t *testing.T, s blob.Store) {
+		const data = "0123456789"
+		put(t, s, "x", data)
+		r := open(t, s, "x")
+		if r.Size() != 10 {
+			t.Errorf("Size = %d; want 10", r.Size())
+		}
+		for off := range 11 {
+			for end := off; end <= 10; end++ {
+				p := make([]byte, end-off)
+				if err := r.ReadAt(t.Context(), p, int64(off)); err != nil || string(p) != data[off:end] {
+					t.Errorf("ReadAt(%d bytes, %d) = %q, %v; want %q", len(p), off, p, err, data[off:end])
+				}
+			}
+		}
+	}},
+	{"BeyondTheEnd", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "0123456789")
+		put(t, s, "empty", "")
+		for _, c := range []struct {
+			name string
+			n    int
+			off  int64
+		}{
+			{"x", 11, 0}, {"x", 1, 10}, {"x", 2, 9}, {"x", 1, 11}, {"x", 0, 11}, {"x", 1, -1}, {"x", 0, -1},
+			{"x", 1, math.MaxInt64}, {"x", 5, math.MinInt64}, {"empty", 1, 0}, {"empty", 0, 1},
+		} {
+			wantErr(t, open(t, s, c.name).ReadAt(t.Context(), make([]byte, c.n), c.off), blob.ErrRange, "read", c.name)
+		}
+	}},
+	{"EmptyRead", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "")
+		if err := open(t, s, "x").ReadAt(t.Context(), nil, 0); err != nil {
+			t.Errorf("ReadAt(nothing, 0) = %v; want nil", err)
+		}
+	}},
+	{"ReadFillsOnlyItsPart", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "0123456789")
+		p := []byte("........")
+		if err := open(t, s, "x").ReadAt(t.Context(), p[2:5], 4); err != nil || string(p) != "..456..." {
+			t.Errorf("ReadAt(p[2:5], 4): p = %q, %v; want %q", p, err, "..456...")
+		}
+	}},
+	{"LargeReads", func(t *testing.T, s blob.Store) {
+		data := pattern(5*blob.Align+77, 3)
+		put(t, s, "x", string(data))
+		cool(t, s, "x")
+		r := open(t, s, "x")
+		for _, c := range [][2]int64{{0, 1}, {0, r.Size()}, {1, r.Size() - 1}, {blob.Align, blob.Align}, {blob.Align - 1, 2}, {r.Size() - 1, 1}, {r.Size(), 0}, {3*blob.Align - 5, blob.Align + 99}} {
+			off, n := c[0], c[1]
+			got, err := blob.ReadLarge(t.Context(), r, blob.AlignedBytes(int(n)+2*blob.Align), off, n)
+			if err != nil || !bytes.Equal(got, data[off:off+n]) {
+				t.Errorf("ReadLarge(%d bytes at %d) = %d bytes, %v; want those of the object", n, off, len(got), err)
+			}
+		}
+		d, ok := r.(blob.DirectReader)
+		if !ok {
+			return
+		}
+		buf := blob.AlignedBytes(10 * blob.Align)
+		for _, c := range [][2]int64{{0, r.Size() + 1}, {r.Size(), 1}, {-1, 1}, {math.MaxInt64, 1}} {
+			_, err := d.ReadDirect(t.Context(), buf, c[0], c[1])
+			wantErr(t, err, blob.ErrRange, "read", "x")
+		}
+		_, err := d.ReadDirect(cancelled(t.Context(), errWhy), buf, 0, 10)
+		wantErr(t, err, errWhy, "read", "x")
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		_, err = d.ReadDirect(t.Context(), buf, 0, 10)
+		wantErr(t, err, blob.ErrClosed, "read", "x")
+	}},
+	{"ReaderOverAfterClose", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "hello")
+		r := open(t, s, "x")
+		for range 2 {
+			if err := r.Close(); err != nil {
+				t.Errorf("Close = %v; want nil", err)
+			}
+		}
+		wantErr(t, r.ReadAt(t.Context(), make([]byte, 1), 0), blob.ErrClosed, "read", "x")
+	}},
+	{"ReaderAcrossReplacement", func(t *testing.T, s blob.Store) {
+		old, young := pattern(300<<10, 1), pattern(200<<10, 2)
+		put(t, s, "x", string(old))
+		r := open(t, s, "x")
+		half := make([]byte, 100<<10)
+		if err := r.ReadAt(t.Context(), half, 0); err != nil {
+			t.Fatal(err)
+		}
+		put(t, s, "x", string(young))
+		wantOldOrError(t, r, old)
+		wantObject(t, s, "x", string(young))
+	}},
+	{"ReaderAcrossRemoval", func(t *testing.T, s blob.Store) {
+		old := pattern(300<<10, 1)
+		put(t, s, "x", string(old))
+		r := open(t, s, "x")
+		if err := s.Remove(t.Context(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		wantOldOrError(t, r, old)
+		_, err := s.Open(t.Context(), "x")
+		wantErr(t, err, fs.ErrNotExist, "open", "x")
+	}},
+	{"ReadAllRefusesLargeObjects", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "hello")
+		_, err := blob.ReadAll(t.Context(), s, "x", 4)
+		wantErr(t, err, blob.ErrTooLarge, "read", "x")
+		if got, err := blob.ReadAll(t.Context(), s, "x", 5); err != nil || string(got) != "hello" {
+			t.Errorf("ReadAll(max 5) = %q, %v; want hello", got, err)
+		}
+	}},
+}
+
+// wantOldOrError checks that a reader whose object is gone gives the bytes it
+// was opened on, in each range, or an error.
+func wantOldOrError(t *testing.T, r blob.Reader, old []byte) {
+	t.Helper()
+	if r.Size() != int64(len(old)) {
+		t.Errorf("Size = %d; want %d, that of the object it was opened on", r.Size(), len(old))
+	}
+	const n = 50 << 10
+	for off := 0; off < len(old); off += n {
+		p := make([]byte, n)
+		err := r.ReadAt(t.Context(), p, int64(off))
+		if err == nil && !bytes.Equal(p, old[off:off+n]) {
+			t.Errorf("ReadAt(%d) differs from the object it was opened on", off)
+		}
+	}
+}
+
+// cool drops an object from the system's cache, if the store can.
+func cool(t *testing.T, s blob.Store, name string) {
+	t.Helper()
+	if c, ok := blob.As[blob.Cooler](s); ok {
+		if err := c.Cool(t.Context(), name); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			t.Fatal(err)
+		}
+	}
 }

@@ -1,7 +1,15 @@
 package blobtest
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"io/fs"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -150,5 +158,448 @@ func wantOver(t *testing.T, w blob.Writer) {
 	wantErr(t, err, blob.ErrClosed, "commit", "")
 	if err := w.Abort(); err != nil {
 		t.Errorf("Abort of an ended writer = %v; want nil", err)
+	}
+}
+
+var ranging = []claim{
+	{"SizeIsKept", func(t *testing.T, s blob.Store) {
+		for _, data := range []string{"", "hell", "hello!"} {
+			w := create(t, s, "x", &blob.CreateOptions{Size: 5})
+			err := w.WriteAt(t.Context(), []byte(data), 0)
+			if len(data) > 5 {
+				wantErr(t, err, blob.ErrRange, "write", "x")
+			} else if err != nil {
+				t.Errorf("WriteAt(%q) = %v; want nil", data, err)
+			}
+			_, err = w.Commit(t.Context())
+			wantErr(t, err, blob.ErrRange, "commit", "x")
+			wantNone(t, s, "x")
+		}
+	}},
+	{"HolesRefused", func(t *testing.T, s blob.Store) {
+		for _, size := range []int64{0, 12} {
+			for _, offs := range [][]int64{{4, 8}, {0, 8}} {
+				w := create(t, s, "x", &blob.CreateOptions{Size: size})
+				for _, off := range offs {
+					write(t, w, "four", off)
+				}
+				_, err := w.Commit(t.Context())
+				wantErr(t, err, blob.ErrRange, "commit", "x")
+				wantNone(t, s, "x")
+			}
+		}
+	}},
+	{"OverlapsRefused", func(t *testing.T, s blob.Store) {
+		w := create(t, s, "x", nil)
+		write(t, w, "0123", 0)
+		write(t, w, "89AB", 8)
+		for _, off := range []int64{0, 1, 3, 5, 7, 8, 11, -1, 1<<63 - 2} {
+			wantErr(t, w.WriteAt(t.Context(), []byte("zzzz"), off), blob.ErrRange, "write", "x")
+		}
+		write(t, w, "4567", 4)
+		if _, err := w.Commit(t.Context()); err != nil {
+			t.Errorf("Commit = %v; want nil: what was refused changes nothing", err)
+		}
+		wantObject(t, s, "x", "0123456789AB")
+	}},
+	{"OutOfOrder", func(t *testing.T, s blob.Store) {
+		w := create(t, s, "x", nil)
+		for _, off := range []int64{6, 0, 9, 3} {
+			write(t, w, "0123456789AB"[off:off+3], off)
+		}
+		if _, err := w.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantObject(t, s, "x", "0123456789AB")
+	}},
+	{"PromiseOfPiecesHeld", func(t *testing.T, s blob.Store) {
+		page := strings.Repeat("p", 4096)
+		w := create(t, s, "x", &blob.CreateOptions{Piece: 4096})
+		write(t, w, page, 4096)
+		wantErr(t, w.WriteAt(t.Context(), []byte(page+page), 0), blob.ErrRange, "write", "x")
+		wantErr(t, w.WriteAt(t.Context(), []byte(page), 9000), blob.ErrRange, "write", "x")
+		wantErr(t, w.WriteAt(t.Context(), []byte("short"), 0), blob.ErrRange, "write", "x")
+		write(t, w, "end", 8192)
+		wantErr(t, w.WriteAt(t.Context(), []byte(page), 12288), blob.ErrRange, "write", "x")
+		write(t, w, page, 0)
+		if _, err := w.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantObject(t, s, "x", page+page+"end")
+	}},
+	{"SenselessOptionsRefused", func(t *testing.T, s blob.Store) {
+		for _, opts := range []blob.CreateOptions{{Size: -1}, {Piece: -4096}, {Piece: 1000}} {
+			_, err := s.Create(t.Context(), "x", &opts)
+			wantErr(t, err, blob.ErrRange, "create", "x")
+		}
+		wantNone(t, s, "x")
+	}},
+	{"OptionsNotKept", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "old")
+		opts := &blob.CreateOptions{Size: 5}
+		w := create(t, s, "x", opts)
+		*opts = blob.CreateOptions{Size: 1, Piece: 1 << 20, IfAbsent: true}
+		write(t, w, "hello", 0)
+		if _, err := w.Commit(t.Context()); err != nil {
+			t.Errorf("Commit = %v; want nil", err)
+		}
+	}},
+	{"LargeObjectInConcurrentPieces", func(t *testing.T, s blob.Store) {
+		const piece = 256 << 10
+		data := pattern(12*piece+4096+123, 1)
+		for _, size := range []int64{0, int64(len(data))} {
+			writePieces(t, s, "aligned", data, &blob.CreateOptions{Size: size, Piece: piece})
+			odd := append([]byte{0}, data...)[1:]
+			writePieces(t, s, "odd", odd, &blob.CreateOptions{Size: size, Piece: piece})
+			writePieces(t, s, "whole", data[:2*piece], &blob.CreateOptions{Size: min(size, 2*piece), Piece: piece})
+		}
+	}},
+}
+
+// writePieces writes data in pieces from several goroutines, the last piece
+// not last, and checks what is then there.
+func writePieces(t *testing.T, s blob.Store, name string, data []byte, opts *blob.CreateOptions) {
+	t.Helper()
+	w := create(t, s, name, opts)
+	n := (len(data) + int(opts.Piece) - 1) / int(opts.Piece)
+	todo := make(chan int, n)
+	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(n) {
+		todo <- i
+	}
+	close(todo)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for i := range todo {
+				off := i * int(opts.Piece)
+				p := data[off:min(off+int(opts.Piece), len(data))]
+				if err := w.WriteAt(t.Context(), p, int64(off)); err != nil {
+					t.Errorf("WriteAt(%d bytes, %d) = %v; want nil", len(p), off, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if info, err := w.Commit(t.Context()); err != nil || info.Size != int64(len(data)) {
+		t.Fatalf("Commit = %+v, %v; want %d bytes", info, err, len(data))
+	}
+	got, err := blob.ReadAll(t.Context(), s, name, huge)
+	if d := firstDiff(got, data); err != nil || d >= 0 {
+		t.Errorf("ReadAll(%q) = %d bytes, %v; want %d, which differ from %d on", name, len(got), err, len(data), d)
+	}
+}
+
+// errWhy is the cause of the contexts that end here.
+var errWhy = errors.New("somebody changed their mind")
+
+var ending = []claim{
+	{"EndedContextOnStore", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "hello")
+		ctx := cancelled(t.Context(), errWhy)
+		_, err := s.Create(ctx, "y", nil)
+		wantErr(t, err, errWhy, "create", "y")
+		_, err = s.Open(ctx, "x")
+		wantErr(t, err, errWhy, "open", "x")
+		_, err = s.Stat(ctx, "x")
+		wantErr(t, err, errWhy, "stat", "x")
+		wantErr(t, s.Remove(ctx, "x"), errWhy, "remove", "x")
+		n := 0
+		for _, err := range s.List(ctx, "") {
+			wantErr(t, err, errWhy, "list", "")
+			n++
+		}
+		if n != 1 {
+			t.Errorf("List yielded %d times; want one error", n)
+		}
+		wantObject(t, s, "x", "hello")
+		wantNone(t, s, "y")
+	}},
+	{"EndedContextOnEmptyStore", func(t *testing.T, s blob.Store) {
+		for _, err := range s.List(cancelled(t.Context(), errWhy), "a/") {
+			wantErr(t, err, errWhy, "list", "a/")
+			return
+		}
+		t.Error("List yielded nothing; want an error")
+	}},
+	{"EndedContextInTheMiddleOfAList", func(t *testing.T, s blob.Store) {
+		for _, name := range []string{"a", "b", "c"} {
+			put(t, s, name, name)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		n := 0
+		for _, err := range s.List(ctx, "") {
+			if n++; n == 1 {
+				cancel(errWhy)
+				continue
+			}
+			if err != nil {
+				wantErr(t, err, errWhy, "list", "")
+			}
+		}
+		if n < 2 {
+			t.Errorf("List yielded %d times; want a second time, with an error or an object", n)
+		}
+	}},
+	{"EndedContextOnReader", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "hello")
+		r := open(t, s, "x")
+		p := make([]byte, 5)
+		wantErr(t, r.ReadAt(cancelled(t.Context(), errWhy), p, 0), errWhy, "read", "x")
+		if err := r.ReadAt(t.Context(), p, 0); err != nil || string(p) != "hello" {
+			t.Errorf("ReadAt afterwards = %q, %v; want hello", p, err)
+		}
+	}},
+	{"EndedContextOnWriter", func(t *testing.T, s blob.Store) {
+		w := create(t, s, "x", nil)
+		wantErr(t, w.WriteAt(cancelled(t.Context(), errWhy), []byte("hello"), 0), errWhy, "write", "x")
+		write(t, w, "hello", 0) // the same range again, as after any failure
+		if _, err := w.Commit(t.Context()); err != nil {
+			t.Errorf("Commit = %v; want nil", err)
+		}
+		wantObject(t, s, "x", "hello")
+	}},
+	{"EndedContextOnCommit", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "old")
+		w := create(t, s, "x", nil)
+		write(t, w, "newer", 0)
+		_, err := w.Commit(cancelled(t.Context(), errWhy))
+		wantErr(t, err, errWhy, "commit", "x")
+		wantOver(t, w)
+		wantObject(t, s, "x", "old")
+	}},
+	{"ContextOfCreateMayEnd", func(t *testing.T, s blob.Store) {
+		ctx, cancel := context.WithCancel(t.Context())
+		w, err := s.Create(ctx, "x", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Abort()
+		cancel()
+		write(t, w, "hello", 0)
+		if _, err := w.Commit(t.Context()); err != nil {
+			t.Errorf("Commit = %v; want nil: each method heeds its own context", err)
+		}
+		wantObject(t, s, "x", "hello")
+	}},
+	{"ContextOfOpenMayEnd", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "hello")
+		ctx, cancel := context.WithCancel(t.Context())
+		r, err := s.Open(ctx, "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		cancel()
+		p := make([]byte, 5)
+		if err := r.ReadAt(t.Context(), p, 0); err != nil || string(p) != "hello" {
+			t.Errorf("ReadAt = %q, %v; want hello: each method heeds its own context", p, err)
+		}
+	}},
+}
+
+var sharing = []claim{
+	{"OneOfManyIfAbsentWins", func(t *testing.T, s blob.Store) {
+		for round := range 5 {
+			name := fmt.Sprintf("lock/%d", round)
+			winner := raceIfAbsent(t, s, name, 16)
+			wantObject(t, s, name, winner)
+		}
+	}},
+	{"ReplacementIsAtomicForReaders", func(t *testing.T, s blob.Store) {
+		put(t, s, "a/x", generation(0))
+		var done atomic.Bool
+		var readers sync.WaitGroup
+		for range 3 {
+			readers.Go(func() {
+				for !done.Load() {
+					readGeneration(t, s)
+				}
+			})
+		}
+		readers.Go(func() {
+			for !done.Load() {
+				listGeneration(t, s)
+			}
+		})
+		for g := range 26 {
+			put(t, s, "a/x", generation(g))
+		}
+		done.Store(true)
+		readers.Wait()
+	}},
+	{"WritersOfOneNameDoNotMix", func(t *testing.T, s blob.Store) {
+		var wg sync.WaitGroup
+		for g := range 8 {
+			wg.Go(func() { tryPut(t, s, "a/x", generation(g)) })
+		}
+		wg.Wait()
+		readGeneration(t, s)
+	}},
+	{"ReadersShareAReader", func(t *testing.T, s blob.Store) {
+		data := pattern(1<<20, 1)
+		put(t, s, "x", string(data))
+		r := open(t, s, "x")
+		var wg sync.WaitGroup
+		for g := range 4 {
+			wg.Go(func() {
+				rnd := rand.New(rand.NewPCG(uint64(g), 0))
+				for range 50 {
+					off := rnd.IntN(len(data))
+					p := make([]byte, rnd.IntN(min(len(data)-off, 64<<10)+1))
+					if err := r.ReadAt(t.Context(), p, int64(off)); err != nil || !bytes.Equal(p, data[off:off+len(p)]) {
+						t.Errorf("ReadAt(%d bytes, %d) is wrong or %v", len(p), off, err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}},
+	{"CreateAndRemoveSideBySide", func(t *testing.T, s blob.Store) {
+		var wg sync.WaitGroup
+		for g := range 4 {
+			wg.Go(func() {
+				for range 30 { // the last object of a/b/ goes and comes all the time
+					name := fmt.Sprintf("a/b/%d", g)
+					tryPut(t, s, name, name)
+					if err := s.Remove(t.Context(), name); err != nil {
+						t.Errorf("Remove(%q) = %v; want nil", name, err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if ns := names(t, s, ""); len(ns) > 0 {
+			t.Errorf("List = %q; want nothing", ns)
+		}
+	}},
+	{"AbortDuringWrites", func(t *testing.T, s blob.Store) {
+		w := create(t, s, "x", nil)
+		var wg sync.WaitGroup
+		for g := range 4 {
+			wg.Go(func() {
+				err := w.WriteAt(t.Context(), make([]byte, 64<<10), int64(g)<<16)
+				if err != nil && !errors.Is(err, blob.ErrClosed) {
+					t.Errorf("WriteAt = %v; want nil or ErrClosed", err)
+				}
+			})
+		}
+		if err := w.Abort(); err != nil {
+			t.Errorf("Abort = %v; want nil", err)
+		}
+		wg.Wait()
+		wantNone(t, s, "x")
+	}},
+	{"WhateverTheOrderItIsAMapOfNames", func(t *testing.T, s blob.Store) {
+		const seed = 20
+		t.Logf("seed %d", seed)
+		walk(t, s, rand.New(rand.NewPCG(seed, 0)), 300)
+	}},
+}
+
+// raceIfAbsent lets n writers commit the same name at once and returns what
+// the winner wrote.
+func raceIfAbsent(t *testing.T, s blob.Store, name string, n int) string {
+	t.Helper()
+	var wg sync.WaitGroup
+	start := make(chan struct{})
+	won := make(chan string, n)
+	for g := range n {
+		data := fmt.Sprintf("by %d", g)
+		w := create(t, s, name, &blob.CreateOptions{IfAbsent: true})
+		write(t, w, data, 0)
+		wg.Go(func() {
+			<-start
+			_, err := w.Commit(t.Context())
+			if err == nil {
+				won <- data
+			} else if !errors.Is(err, fs.ErrExist) {
+				t.Errorf("Commit = %v; want nil or fs.ErrExist", err)
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	if len(won) != 1 {
+		t.Fatalf("%d of %d writers with IfAbsent won; want 1", len(won), n)
+	}
+	return <-won
+}
+
+// generation returns an object all of one byte, of a size that goes with it.
+func generation(g int) string {
+	return strings.Repeat(string(rune('A'+g%26)), 1000*(1+g%26))
+}
+
+// readGeneration checks that a/x is whole and of one generation.
+func readGeneration(t *testing.T, s blob.Store) {
+	r, err := s.Open(t.Context(), "a/x")
+	if err != nil {
+		t.Errorf("Open during replacement = %v; want nil", err)
+		return
+	}
+	defer r.Close()
+	p := make([]byte, r.Size())
+	if err := r.ReadAt(t.Context(), p, 0); err != nil {
+		return // the contract allows an error, not a mixture
+	}
+	if len(p) == 0 || string(p) != generation(int(p[0]-'A')) {
+		t.Errorf("a/x = %.10q… of %d bytes; want one generation", p, len(p))
+	}
+	if info, err := s.Stat(t.Context(), "a/x"); err != nil || info.Size == 0 {
+		t.Errorf("Stat during replacement = %+v, %v; want an object", info, err)
+	}
+}
+
+// listGeneration checks that a/x is listed, once.
+func listGeneration(t *testing.T, s blob.Store) {
+	var ns []string
+	for info, err := range s.List(t.Context(), "a/") {
+		if err != nil {
+			t.Errorf("List during replacement = %v; want no error", err)
+			return
+		}
+		ns = append(ns, info.Name)
+	}
+	if len(ns) != 1 || ns[0] != "a/x" {
+		t.Errorf("List during replacement = %q; want a/x alone", ns)
+	}
+}
+
+// walk does n things at random to s and to a map, and compares.
+func walk(t *testing.T, s blob.Store, rnd *rand.Rand, n int) {
+	t.Helper()
+	pool := []string{"a", "b/c", "b/d", "e/f/g", "e/f/h", "e/i", "世"}
+	model := map[string]string{}
+	for i := range n {
+		name, data := pool[rnd.IntN(len(pool))], fmt.Sprintf("%d %s", i, strings.Repeat("z", rnd.IntN(50)))
+		old, there := model[name]
+		switch rnd.IntN(5) {
+		case 0, 1:
+			put(t, s, name, data)
+			model[name] = data
+		case 2:
+			_, err := blob.WriteAll(t.Context(), s, name, []byte(data), &blob.CreateOptions{IfAbsent: true})
+			if there != errors.Is(err, fs.ErrExist) || !there && err != nil {
+				t.Fatalf("step %d: WriteAll(%q, IfAbsent) = %v; object is there: %v", i, name, err, there)
+			}
+			if !there {
+				model[name] = data
+			}
+		case 3:
+			if err := s.Remove(t.Context(), name); err != nil {
+				t.Fatalf("step %d: Remove(%q) = %v; want nil", i, name, err)
+			}
+			delete(model, name)
+		case 4:
+			if there {
+				wantObject(t, s, name, old)
+			} else {
+				wantNone(t, s, name)
+			}
+		}
+		if got := len(names(t, s, "")); got != len(model) {
+			t.Fatalf("step %d: List has %d objects; want %d", i, got, len(model))
+		}
 	}
 }

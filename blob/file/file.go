@@ -20,15 +20,22 @@ package file
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/extent"
 )
 
 var (
@@ -144,4 +151,451 @@ func (s *Store) step(name string) error {
 
 func info(name string, fi fs.FileInfo) blob.Info {
 	return blob.Info{Name: name, Size: fi.Size(), ModTime: fi.ModTime()}
+}
+
+// List implements [blob.Store]. It reads one directory at a time, and only
+// those where a name with the prefix can be.
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
+	return func(yield func(blob.Info, error) bool) {
+		l := lister{s: s, ctx: ctx, prefix: prefix, yield: yield}
+		if err := l.run(); err != nil {
+			yield(blob.Info{}, s.fail("list", prefix, err))
+		}
+	}
+}
+
+// errStop says that the loop was left.
+var errStop = errors.New("stop")
+
+type lister struct {
+	s      *Store
+	ctx    context.Context
+	prefix string
+	yield  func(blob.Info, error) bool
+}
+
+func (l *lister) run() error {
+	if err := blob.CheckPrefix(l.prefix); err != nil {
+		return err
+	}
+	if l.ctx.Err() != nil {
+		return context.Cause(l.ctx)
+	}
+	dir, _ := path.Split(l.prefix)
+	if !l.reachable(dir) {
+		return nil
+	}
+	err := l.walk(dir)
+	if err == errStop {
+		return nil
+	}
+	return err
+}
+
+// reachable reports whether the walk from the top would come to dir, which is
+// empty or ends with a slash: it does not go through links.
+func (l *lister) reachable(dir string) bool {
+	for i := range len(dir) {
+		if dir[i] != '/' {
+			continue
+		}
+		fi, err := os.Lstat(l.s.path(dir[:i]))
+		if err != nil || !fi.IsDir() {
+			return false
+		}
+	}
+	return true
+}
+
+// walk yields the objects in and below dir, which is empty or ends with a
+// slash.
+func (l *lister) walk(dir string) error {
+	entries, err := os.ReadDir(l.s.path(dir))
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, key := range keys(entries) {
+		if l.ctx.Err() != nil {
+			return context.Cause(l.ctx)
+		}
+		if err := l.visit(dir + key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// visit yields the object name, or where name ends with a slash what is below.
+func (l *lister) visit(name string) error {
+	if strings.HasSuffix(name, "/") {
+		if strings.HasPrefix(name, l.prefix) && blob.CheckPrefix(name) == nil {
+			return l.walk(name)
+		}
+		return nil
+	}
+	if !strings.HasPrefix(name, l.prefix) || blob.CheckName(name) != nil {
+		return nil
+	}
+	fi, err := os.Stat(l.s.path(name))
+	if gone(err) || err == nil && !fi.Mode().IsRegular() {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !l.yield(info(name, fi), nil) {
+		return errStop
+	}
+	return nil
+}
+
+// keys returns the names of entries, a slash behind those of directories, in
+// the order in which the objects in and below them come: "a-b", "a/b", "a0".
+func keys(entries []fs.DirEntry) []string {
+	ks := make([]string, len(entries))
+	for i, e := range entries {
+		ks[i] = e.Name()
+		if e.IsDir() {
+			ks[i] += "/"
+		}
+	}
+	slices.Sort(ks)
+	return slices.Compact(ks)
+}
+
+// gone reports whether err says that something is not there, or no longer, or
+// is a link that leads nowhere.
+func gone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP)
+}
+
+// Remove implements [blob.Store]. It is not synced.
+func (s *Store) Remove(ctx context.Context, name string) error {
+	if err := s.check(ctx, name); err != nil {
+		return s.fail("remove", name, err)
+	}
+	top, err := os.OpenRoot(s.dir)
+	if err == nil {
+		err = s.remove(top, name)
+		top.Close()
+	}
+	if err != nil && !gone(err) {
+		return s.fail("remove", name, err)
+	}
+	return nil
+}
+
+func (s *Store) remove(top *os.Root, name string) error {
+	if fi, err := top.Lstat(name); err != nil || fi.IsDir() {
+		return err // a directory is no object
+	}
+	if err := top.Remove(name); err != nil {
+		return err
+	}
+	s.prune(top, path.Dir(name))
+	return nil
+}
+
+// Cool implements [blob.Cooler] on Linux.
+func (s *Store) Cool(ctx context.Context, name string) error {
+	if err := s.check(ctx, name); err != nil {
+		return s.fail("cool", name, err)
+	}
+	f, _, err := openRegular(s.path(name))
+	if err != nil {
+		return s.fail("cool", name, err)
+	}
+	defer f.Close()
+	if err := dropCache(f); err != nil {
+		return s.fail("cool", name, err)
+	}
+	return nil
+}
+
+// makeDir opens the directory dir of the store, "." for the top, and makes
+// what is missing on the way. Another process may remove it again while it is
+// empty.
+func (s *Store) makeDir(dir string) (*os.Root, error) {
+	if err := s.step("mkdir"); err != nil {
+		return nil, err
+	}
+	top, err := s.makeTop()
+	if err != nil || dir == "." {
+		return top, err
+	}
+	defer top.Close()
+	sub, err := top.OpenRoot(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = s.mkdirs(top, dir); err == nil {
+			sub, err = top.OpenRoot(dir)
+		}
+	}
+	if err != nil && blocked(top, dir) {
+		return nil, fmt.Errorf("%w: %w", blob.ErrNested, err)
+	}
+	return sub, err
+}
+
+// makeTop opens the store's directory, and makes it where it is missing.
+func (s *Store) makeTop() (*os.Root, error) {
+	top, err := os.OpenRoot(s.dir)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return top, err
+	}
+	if err := s.mkdirAll(s.dir); err != nil {
+		return nil, err
+	}
+	return os.OpenRoot(s.dir)
+}
+
+// mkdirAll makes an absolute directory and those above it, durably.
+func (s *Store) mkdirAll(dir string) error {
+	err := os.Mkdir(dir, 0o777)
+	parent := filepath.Dir(dir)
+	if errors.Is(err, fs.ErrNotExist) && parent != dir {
+		if err := s.mkdirAll(parent); err != nil {
+			return err
+		}
+		err = os.Mkdir(dir, 0o777)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil // whatever it is: opening it will tell
+	}
+	if err != nil {
+		return err
+	}
+	return s.syncPath(parent)
+}
+
+// mkdirs makes dir below top. It does not ask what it finds there: opening it
+// will tell.
+func (s *Store) mkdirs(top *os.Root, dir string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for d := range parents(dir) {
+		err := top.Mkdir(d, 0o777)
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		if err == nil {
+			delete(s.settled, d)
+		}
+	}
+	return nil
+}
+
+// prune removes dir and those above it as far as they are empty, but not the
+// top: there are no directories, only objects.
+func (s *Store) prune(top *os.Root, dir string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ; dir != "."; dir = path.Dir(dir) {
+		if fi, err := top.Lstat(dir); err != nil || !fi.IsDir() { // not a link, which Remove would remove
+			return
+		}
+		if top.Remove(dir) != nil {
+			return
+		}
+		delete(s.settled, dir)
+	}
+}
+
+// settle makes sure that the way to the directory dir survives the loss of
+// power, whoever made the directories on it, perhaps a moment ago.
+func (s *Store) settle(dir string) error {
+	s.mu.Lock()
+	known := s.settled[dir]
+	s.mu.Unlock()
+	if known || s.opts.NoSync {
+		return nil
+	}
+	for d := dir; d != "."; d = path.Dir(d) {
+		if err := s.syncPath(s.path(path.Dir(d))); err != nil {
+			return err
+		}
+	}
+	if err := s.syncPath(filepath.Dir(s.dir)); err != nil {
+		return err
+	}
+	// dir holds the temporary file of the caller, so nobody has removed it
+	// since, and what was true above is true here.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settled[dir] = true
+	return nil
+}
+
+// syncPath makes the entries of a directory durable. It leaves out one that we
+// may not read: it is above the store and somebody else's.
+func (s *Store) syncPath(dir string) error {
+	if s.opts.NoSync {
+		return nil
+	}
+	if err := s.step("syncdir " + dir); err != nil {
+		return err
+	}
+	f, err := os.Open(dir)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return syncDir(f)
+}
+
+// blocked reports whether some other thing than a directory is on the way to
+// dir.
+func blocked(top *os.Root, dir string) bool {
+	for d := range parents(dir) {
+		if fi, err := top.Stat(d); err == nil && !fi.IsDir() {
+			return true
+		}
+	}
+	return false
+}
+
+// parents yields what leads to dir, and dir: "a", "a/b", "a/b/c".
+func parents(dir string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for i := 0; i < len(dir); i++ {
+			n := strings.IndexByte(dir[i:], '/')
+			if n < 0 {
+				break
+			}
+			i += n
+			if !yield(dir[:i]) {
+				return
+			}
+		}
+		yield(dir)
+	}
+}
+
+// tempName returns the name of a new temporary file in root. It begins with the
+// tag of this host, so that a sweep can identify its owner.
+func tempName(root *os.Root) string { return blob.Reserved + hostTag(root) + "-" + rand.Text() }
+
+// tagOf returns the tag in the name of a temporary file.
+func tagOf(name string) string {
+	tag, _, ok := strings.Cut(strings.TrimPrefix(name, blob.Reserved), "-")
+	if !ok {
+		return ""
+	}
+	return tag
+}
+
+// lockTemp marks a new temporary file as one of a living process. It reports
+// false if a sweep took the file before it was locked. If there are no locks,
+// only its age protects the file.
+func lockTemp(root *os.Root, f *os.File, name string) (bool, error) {
+	err := lock(f)
+	if errors.Is(err, blob.ErrLocked) {
+		return false, nil
+	}
+	if err != nil {
+		return true, nil
+	}
+	return isAt(f, func() (fs.FileInfo, error) { return root.Lstat(name) })
+}
+
+// Temps implements [blob.Sweeper].
+func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
+	var out []blob.Temp
+	err := s.temps(ctx, dir, func(_ *os.Root, _ *os.File, t blob.Temp) error {
+		out = append(out, t)
+		return nil
+	})
+	if err != nil {
+		return nil, s.fail("temps", dir, err)
+	}
+	return out, nil
+}
+
+// SweepTemp implements [blob.Sweeper].
+func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Duration) (int, error) {
+	n, before := 0, time.Now().Add(-olderThan)
+	err := s.temps(ctx, dir, func(root *os.Root, f *os.File, t blob.Temp) error {
+		if t.Owner == blob.OwnerAlive || t.Owner == blob.OwnerUnknown && t.ModTime.After(before) {
+			return nil
+		}
+		if err := lock(f); errors.Is(err, blob.ErrLocked) { // a writer has it after all
+			return nil
+		}
+		if err := root.Remove(path.Base(t.Name)); err != nil {
+			return err
+		}
+		n++
+		return nil
+	})
+	if n > 0 && dir != "" {
+		if top, err := os.OpenRoot(s.dir); err == nil {
+			s.prune(top, dir)
+			top.Close()
+		}
+	}
+	if err != nil {
+		return n, s.fail("sweep", dir, err)
+	}
+	return n, nil
+}
+
+// temps calls fn for each temporary file in dir that is no lock. The file is
+// open for that time.
+func (s *Store) temps(ctx context.Context, dir string, fn func(*os.Root, *os.File, blob.Temp) error) error {
+	return s.reserved(ctx, dir, func(root *os.Root, fi fs.FileInfo) error {
+		if strings.HasPrefix(fi.Name(), lockPrefix) {
+			return nil
+		}
+		f, err := root.OpenFile(fi.Name(), os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		t := blob.Temp{Name: path.Join(dir, fi.Name()), Size: fi.Size(), ModTime: fi.ModTime()}
+		t.Owner = owner(probe(f), root, tagOf(fi.Name()))
+		return fn(root, f, t)
+	})
+}
+
+// Open implements [blob.Store]. The reader keeps its bytes when the object is
+// replaced or removed.
+func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
+	if err := s.check(ctx, name); err != nil {
+		return nil, s.fail("open", name, err)
+	}
+	f, size, err := openRegular(s.path(name))
+	if err != nil {
+		return nil, s.fail("open", name, err)
+	}
+	return &reader{s: s, name: name, f: f, size: size, noDirect: s.opts.NoDirect}, nil
+}
+
+// Create implements [blob.Store]. It makes the temporary file, and where the
+// size is known reserves its blocks.
+func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+	if err := s.check(ctx, name); err != nil {
+		return nil, s.fail("create", name, err)
+	}
+	acct, err := extent.New(opts)
+	if err != nil {
+		return nil, s.fail("create", name, err)
+	}
+	w := &writer{s: s, name: name, acct: acct}
+	if opts != nil {
+		w.opts = *opts
+	}
+	if err := w.open(ctx); err != nil {
+		w.tidy()
+		return nil, s.fail("create", name, err)
+	}
+	if err := w.prepare(); err != nil {
+		w.discard()
+		return nil, s.fail("create", name, err)
+	}
+	return w, nil
 }

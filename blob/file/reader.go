@@ -16,19 +16,6 @@ import (
 // noticed in the middle of a large range.
 const slice = 16 << 20
 
-// Open implements [blob.Store]. The reader keeps its bytes when the object is
-// replaced or removed.
-func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
-	if err := s.check(ctx, name); err != nil {
-		return nil, s.fail("open", name, err)
-	}
-	f, size, err := openRegular(s.path(name))
-	if err != nil {
-		return nil, s.fail("open", name, err)
-	}
-	return &reader{s: s, name: name, f: f, size: size, noDirect: s.opts.NoDirect}, nil
-}
-
 // openRegular opens a file and returns its size. It looks before it opens: to
 // open a pipe waits for somebody to write to it.
 func openRegular(path string) (*os.File, int64, error) {

@@ -7,7 +7,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/blob/meter"
-	"github.com/cairn-ckpt/cairn/blob/prefix"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -36,7 +35,6 @@ func TestFormat(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) storagetest.Place{
 		"mem":    func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, nil) },
 		"file":   func(t *testing.T) storagetest.Place { return at(files(t), nil, nil) },
-		"prefix": func(t *testing.T) storagetest.Place { return at(prefix.New(files(t), "runs/a"), nil, nil) },
 		"meter":  func(*testing.T) storagetest.Place { return at(meter.New(new(mem.Store)), nil, nil) },
 		"dear requests": func(*testing.T) storagetest.Place {
 			return at(gapStore{new(mem.Store)}, nil, nil)
