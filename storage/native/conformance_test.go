@@ -33,9 +33,9 @@ func TestFormat(t *testing.T) {
 		return s
 	}
 	for name, open := range map[string]func(t *testing.T) storagetest.Place{
-		"mem":    func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, nil) },
-		"file":   func(t *testing.T) storagetest.Place { return at(files(t), nil, nil) },
-		"meter":  func(*testing.T) storagetest.Place { return at(meter.New(new(mem.Store)), nil, nil) },
+		"mem":   func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, nil) },
+		"file":  func(t *testing.T) storagetest.Place { return at(files(t), nil, nil) },
+		"meter": func(*testing.T) storagetest.Place { return at(meter.New(new(mem.Store)), nil, nil) },
 		"dear requests": func(*testing.T) storagetest.Place {
 			return at(gapStore{new(mem.Store)}, nil, nil)
 		},
