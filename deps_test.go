@@ -72,7 +72,7 @@ var layers = []struct{ name, imports string }{
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/fixture meta plan shard storage tensor"},
 	{"storage/datafile", "blob internal/bufpool internal/crc32c internal/guard internal/progress plan storage tensor"},
 	{"storage/fetch", "blob internal/bufpool internal/guard storage"},
-	{"storage/publish", "blob meta plan storage"},
+	{"storage/publish", "blob meta plan storage storage/datafile"},
 	{"storage/verify", "storage"},
 	{"storage/foreign", "blob internal/crcjoin internal/guard meta plan storage storage/datafile storage/fetch storage/verify tensor"},
 	{"storage/native", "blob internal/crc32c internal/guard internal/progress internal/safetensors internal/wire meta plan storage storage/datafile storage/fetch storage/publish storage/verify tensor"},

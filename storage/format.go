@@ -59,6 +59,19 @@ func (o *WriteOptions) Check() error {
 	)
 }
 
+// WithDefaults returns o with a value for each option that is zero. FilesPerRank
+// is 1.
+func (o WriteOptions) WithDefaults() WriteOptions {
+	o.FilesPerRank = max(1, o.FilesPerRank)
+	if o.BufferBytes <= 0 {
+		o.BufferBytes = 1 << 30
+	}
+	if o.SweepAfter == 0 {
+		o.SweepAfter = 24 * time.Hour
+	}
+	return o
+}
+
 // RefuseRankLocal returns an error that wraps ErrOptions if o asks for a save of
 // one rank alone, which the named format does not have.
 func (o *WriteOptions) RefuseRankLocal(format string) error {

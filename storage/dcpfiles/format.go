@@ -1,3 +1,9 @@
+// Package dcpfiles is what the checkpoints of PyTorch's distributed checkpoint and
+// of hyper_parallel have in common: a .metadata file, or one metadata file of each
+// rank, and data files that hold the chunks and values that the metadata lists. It
+// does not know the names of the other files, which a Format describes, or the
+// content of data files. The contract of reading is at Format, that of writing at
+// Writer.
 package dcpfiles
 
 import (
@@ -6,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -18,14 +25,14 @@ import (
 )
 
 const (
-	// MetadataName is the commit record: there once the checkpoint is.
+	// MetadataName is the record of a checkpoint. It is written last.
 	MetadataName = ".metadata"
 	// maxMetadata bounds the metadata files, which are read whole.
 	maxMetadata = 4 << 30
 )
 
-// ErrNoMetadata reports a place without any metadata file. Errors that wrap it
-// wrap storage.ErrNotFound or storage.ErrIncomplete, too.
+// ErrNoMetadata reports a place without any metadata file. Errors that wrap it also
+// wrap storage.ErrNotFound or storage.ErrIncomplete.
 var ErrNoMetadata = errors.New("no " + MetadataName)
 
 // The makers of such checkpoints.
@@ -34,40 +41,44 @@ const (
 	HyperParallel = "hyper_parallel"
 )
 
-// Format is how the files of one maker are called.
+// Format describes the names of the files of one maker.
 type Format struct {
 	// Maker is PyTorch or HyperParallel.
 	Maker string
-	// Version begins meta.Storage.Version. What the metadata itself says of its
-	// version, if anything, follows.
+	// Version begins meta.Storage.Version. The version in the metadata, if it has
+	// one, follows.
 	Version string
-	// Prefix begins the names of all files but .metadata. Empty: they have
-	// nothing in common.
+	// Prefix begins the names of all files except .metadata.
 	Prefix string
-	// Rank returns the rank whose own metadata a file of that name is.
+	// Rank returns the rank from the name of the metadata file of one rank.
 	Rank func(name string) (rank int, ok bool)
-	// Data reports whether a file of that name is one of the data files.
+	// RankName is the inverse of Rank, for ranks that save without a group.
+	RankName func(rank int) string
+	// Data reports whether a file of that name is a data file.
 	Data func(name string) bool
+	// Parse returns the rank from the name of a data file that cairn may have
+	// written, and the id of its save, or "" if the name has no id.
+	Parse func(name string) (rank int, saveID string, ok bool)
 }
 
-// Description is what the metadata files of a checkpoint say.
+// Description is the content of the metadata files of a checkpoint.
 type Description struct {
 	Metadata *meta.Metadata
 	// Files are the metadata files.
 	Files []storage.File
 	// Data are the names of the data files, sorted. None of them leads out of the
-	// checkpoint; whether they are there is not known.
+	// checkpoint. The files may be missing.
 	Data []string
 }
 
-// Describe reads the metadata of all ranks together: that of .metadata, or else
-// that of the ranks' own files.
+// Describe reads the metadata of all ranks from .metadata, or from the metadata
+// files of the ranks if there is no .metadata.
 //
-// Where there is neither the error wraps ErrNoMetadata, and storage.ErrIncomplete
-// if there are data files, storage.ErrNotFound if not. Ranks that are missing are
-// a storage.ErrIncomplete, metadata that cannot be is a storage.ErrCorrupt, that
-// of another maker a storage.ErrVersion, and names that meta.CheckFQN does not
-// take an errors.ErrUnsupported.
+// If there is no metadata file, the error wraps ErrNoMetadata, and also
+// storage.ErrIncomplete if there are data files, or storage.ErrNotFound if not.
+// Other errors wrap storage.ErrIncomplete if the metadata of a rank is missing,
+// storage.ErrCorrupt if metadata is invalid, storage.ErrVersion if it is of another
+// maker, and errors.ErrUnsupported if meta.CheckFQN refuses a name.
 func (f *Format) Describe(ctx context.Context, store blob.Store) (*Description, error) {
 	docs, files, err := f.documents(ctx, store)
 	if err != nil {
@@ -80,7 +91,7 @@ func (f *Format) Describe(ctx context.Context, store blob.Store) (*Description, 
 		}
 	}
 	md := *doc.Meta
-	md.Storage.Version = strings.TrimSpace(f.Version + " " + doc.Version) // older ones tell none
+	md.Storage.Version = strings.TrimSpace(f.Version + " " + doc.Version) // older metadata has no version
 	if files[0].Name != MetadataName {
 		md.Storage.WorldSize = len(files) // one of each rank
 	}
@@ -91,30 +102,56 @@ func (f *Format) Describe(ctx context.Context, store blob.Store) (*Description, 
 	return &Description{Metadata: &md, Files: files, Data: data}, nil
 }
 
-// Existing tells of the checkpoint that is there, with all that its ranks wrote.
-// It is publish.Format.Read.
+// Existing describes the checkpoint of all ranks for publish.Format.Read. If the
+// checkpoint is incomplete, its files are those of ranks that saved without a group
+// and have written their metadata.
 func (f *Format) Existing(ctx context.Context, store blob.Store) (*publish.Existing, error) {
 	docs, files, err := f.documents(ctx, store)
+	if errors.Is(err, storage.ErrIncomplete) {
+		done, doneErr := f.finished(ctx, store)
+		return &publish.Existing{Files: done}, cmp.Or(doneErr, err)
+	}
 	if err != nil {
 		return nil, err
 	}
-	out := &publish.Existing{}
+	var names []string
 	for _, file := range files {
-		out.Files = append(out.Files, file.Name)
+		names = append(names, file.Name)
 	}
 	seen := map[string]bool{}
 	for _, doc := range docs {
 		for _, loc := range Locations(doc.Meta) {
 			if f.Data(loc.File) && !seen[loc.File] {
 				seen[loc.File] = true
-				out.Files = append(out.Files, loc.File)
+				names = append(names, loc.File)
 			}
+		}
+	}
+	return &publish.Existing{Files: names, Replaced: names}, nil
+}
+
+// finished returns the data files of the ranks that have written their metadata.
+func (f *Format) finished(ctx context.Context, store blob.Store) ([]string, error) {
+	var out []string
+	for info, err := range store.List(ctx, f.Prefix) {
+		if err != nil {
+			return nil, err
+		}
+		rank, _, ok := f.Parse(info.Name)
+		if !ok {
+			continue
+		}
+		switch _, err := store.Stat(ctx, f.RankName(rank)); {
+		case err == nil:
+			out = append(out, info.Name)
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// documents reads the metadata of all ranks together, or that of each.
+// documents reads .metadata, or the metadata files of all ranks.
 func (f *Format) documents(ctx context.Context, store blob.Store) ([]*dcpmeta.Document, []storage.File, error) {
 	doc, file, err := f.read(ctx, store, MetadataName)
 	if err == nil {
@@ -133,7 +170,7 @@ func (f *Format) documents(ctx context.Context, store blob.Store) ([]*dcpmeta.Do
 	for _, r := range ranks {
 		doc, file, err := f.read(ctx, store, names[r])
 		if err != nil {
-			return nil, nil, cmp.Or(checkRanks(store, ranks, 0), err) // a missing rank says more
+			return nil, nil, cmp.Or(checkRanks(store, ranks, 0), err) // the error of a missing rank is more useful
 		}
 		docs, files = append(docs, doc), append(files, file)
 	}
@@ -174,9 +211,9 @@ func checkRanks(store blob.Store, ranks []int, size int) error {
 // maxMissing bounds how many missing ranks an error names.
 const maxMissing = 16
 
-// RankSave returns the id of the save of a rank's own metadata file, or "" if the
-// file does not have it. It is publish.Format.ReadRank.
-func (f *Format) RankSave(ctx context.Context, store blob.Store, name string) (string, error) {
+// rankSave returns the id of the save of a rank's own metadata file, or "" if the
+// file does not have it.
+func (f *Format) rankSave(ctx context.Context, store blob.Store, name string) (string, error) {
 	doc, _, err := f.read(ctx, store, name)
 	if err != nil || doc.Ranks == 0 {
 		return "", err
@@ -235,4 +272,40 @@ func (f *Format) ranks(ctx context.Context, store blob.Store) (map[int]string, e
 		return nil, fmt.Errorf("%w: %s has %w", storage.ErrNotFound, store, ErrNoMetadata)
 	}
 	return byRank, nil
+}
+
+// Locations yields the locations of all chunks and values, with their names.
+func Locations(md *meta.Metadata) iter.Seq2[string, *meta.Location] {
+	return func(yield func(string, *meta.Location) bool) {
+		for i := range md.Entries {
+			e := &md.Entries[i]
+			if e.Bytes != nil && !yield(e.FQN, &e.Bytes.Loc) {
+				return
+			}
+			if e.Tensor == nil {
+				continue
+			}
+			for j := range e.Tensor.Locs {
+				if !yield(e.FQN, &e.Tensor.Locs[j]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// dataFiles returns the names of the data files that md places chunks and values
+// in, sorted. None of them leads out of the checkpoint.
+func dataFiles(md *meta.Metadata) ([]string, error) {
+	seen := map[string]bool{}
+	for fqn, loc := range Locations(md) {
+		if seen[loc.File] {
+			continue
+		}
+		if err := blob.CheckName(loc.File); err != nil {
+			return nil, fmt.Errorf("%q: %w", fqn, err)
+		}
+		seen[loc.File] = true
+	}
+	return slices.Sorted(maps.Keys(seen)), nil
 }

@@ -16,15 +16,15 @@ import (
 
 // swept are the formats whose saves have marks. Saves in the other formats leave at
 // most the files that their writers had open, which the store itself finds.
-func swept() []publish.Files {
-	return []publish.Files{native.Files(), torchdcp.Files(), hyper.Files(), hf.Files()}
+func swept() []*publish.Format {
+	return []*publish.Format{native.Files(), torchdcp.Files(), hyper.Files(), hf.Files()}
 }
 
 // Leftovers returns the files that saves in all formats have left at the root of
 // store, as publish.Leftovers does. If the files of a checkpoint cannot be
 // determined, it returns an error beside the leftovers of the other formats.
 func Leftovers(ctx context.Context, store blob.Store) ([]publish.Leftover, error) {
-	return union(func(f publish.Files) ([]publish.Leftover, error) { return publish.Leftovers(ctx, store, f) })
+	return union(func(f *publish.Format) ([]publish.Leftover, error) { return publish.Leftovers(ctx, store, f) })
 }
 
 // Removable reports whether Clean removes a leftover: it is over, as
@@ -40,13 +40,13 @@ func isForeign(l *publish.Leftover) bool {
 
 // Clean removes the leftovers that are Removable, and returns them.
 func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]publish.Leftover, error) {
-	return union(func(f publish.Files) ([]publish.Leftover, error) {
+	return union(func(f *publish.Format) ([]publish.Leftover, error) {
 		return publish.Sweep(ctx, store, f, olderThan, isForeign)
 	})
 }
 
 // union returns the results of find for all formats, each file once.
-func union(find func(publish.Files) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
+func union(find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
 	var out []publish.Leftover
 	var errs []error
 	seen := map[string]bool{}

@@ -29,7 +29,7 @@ const (
 
 // pack spreads the items of a plan over files: in the order of their names, a
 // name at most once in each, a new file where one is full.
-func (w *Writer) pack(p *plan.SavePlan) ([][]*plan.WriteItem, error) {
+func (w *writer) pack(p *plan.SavePlan) ([][]*plan.WriteItem, error) {
 	items := make([]*plan.WriteItem, len(p.Items))
 	for i := range p.Items {
 		items[i] = &p.Items[i]
@@ -59,7 +59,7 @@ func (w *Writer) pack(p *plan.SavePlan) ([][]*plan.WriteItem, error) {
 }
 
 // packLayer appends the files of items of different names.
-func (w *Writer) packLayer(out [][]*plan.WriteItem, items []*plan.WriteItem) [][]*plan.WriteItem {
+func (w *writer) packLayer(out [][]*plan.WriteItem, items []*plan.WriteItem) [][]*plan.WriteItem {
 	var total int64
 	for _, it := range items {
 		total += it.NumBytes()
@@ -100,12 +100,12 @@ func headerCost(it *plan.WriteItem) int64 {
 }
 
 // layOut gives every byte of the rank's files its place.
-func (w *Writer) layOut(p *plan.SavePlan) ([]*datafile.File, error) {
+func (w *writer) layOut(p *plan.SavePlan) ([]*datafile.File, error) {
 	packed, err := w.pack(p)
 	if err != nil {
 		return nil, err
 	}
-	if len(packed) == 0 && (w.single() || w.form.Empty && w.sess.Coordinator) {
+	if len(packed) == 0 && (w.single() || w.form.Empty && w.Session().Coordinator) {
 		packed = append(packed, nil) // a file without tensors is a checkpoint too
 	}
 	out := make([]*datafile.File, len(packed))
@@ -118,18 +118,18 @@ func (w *Writer) layOut(p *plan.SavePlan) ([]*datafile.File, error) {
 }
 
 // fileName returns the name of this rank's i-th file, from 1.
-func (w *Writer) fileName(i int) string {
+func (w *writer) fileName(i int) string {
 	switch {
 	case w.single():
 		return bases[0] + suffix
 	case w.form.Distributed:
-		return fmt.Sprintf("shard-%05d-%smodel-%05d-of-%05d%s", w.sess.Rank+1, w.in, i, w.form.Files, suffix)
+		return fmt.Sprintf("shard-%05d-%smodel-%05d-of-%05d%s", w.Session().Rank+1, w.in, i, w.form.Files, suffix)
 	}
 	return fmt.Sprintf("%s-%s%05d-of-%05d%s", bases[0], w.in, i, w.form.Files, suffix)
 }
 
 // lay gives every item its place in a file of that name.
-func (w *Writer) lay(name string, items []*plan.WriteItem) (*datafile.File, error) {
+func (w *writer) lay(name string, items []*plan.WriteItem) (*datafile.File, error) {
 	slices.SortStableFunc(items, func(a, b *plan.WriteItem) int {
 		return cmp.Compare(b.Info.DType.Size(), a.Info.DType.Size())
 	})
@@ -162,14 +162,14 @@ func (w *Writer) lay(name string, items []*plan.WriteItem) (*datafile.File, erro
 }
 
 // header returns the header of a file, with what it says of itself and its save.
-func (w *Writer) header(h *safetensors.Header, sharding map[string]shardingInfo) ([]byte, error) {
+func (w *writer) header(h *safetensors.Header, sharding map[string]shardingInfo) ([]byte, error) {
 	h.Metadata = map[string]string{keyFormat: "pt"}
-	for k, v := range w.sess.Storage.Tags {
+	for k, v := range w.Session().Storage.Tags {
 		if !slices.Contains(keysOfReaders, k) {
 			h.Metadata[k] = v
 		}
 	}
-	s := savedOf(w.sess.Storage)
+	s := savedOf(w.Session().Storage)
 	if w.form.Distributed {
 		s.Commit = commitName
 		info, err := json.Marshal(sharding)

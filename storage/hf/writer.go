@@ -6,117 +6,82 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// options are the options of a writer: those of the format and those of all.
+// options are the options of a writer: those of the format and those of all formats.
 type options struct {
 	Format
 	storage.WriteOptions
 }
 
-func (o *options) withDefaults() options {
-	var out options
-	if o != nil {
-		out = *o
-	}
-	if out.BufferBytes <= 0 {
-		out.BufferBytes = 1 << 30
-	}
-	if out.FilesPerRank <= 0 {
-		out.FilesPerRank = 2
-	}
-	if out.SweepAfter == 0 {
-		out.SweepAfter = 24 * time.Hour
-	}
-	return out
-}
-
-// Writer writes a checkpoint of safetensors at the root of a store. Each rank has
-// its own.
+// writer writes checkpoints of safetensors at the root of a store. Each rank has its
+// own.
 //
-// Where one rank has all tensors as a whole they go into model.safetensors, or
-// into several files and an index, which is the commit. Else they go into
-// PyTorch's distributed form: every rank has files of its own, which say where in
-// its tensor each chunk lies, and cairn-save.json beside them is the commit;
-// readers that do not know of it see what is there.
+// If one rank has all tensors as a whole, they go into model.safetensors, or into
+// several files and an index, which is the record. Otherwise they go into PyTorch's
+// distributed form: every rank has files of its own, whose headers say where in its
+// tensor each chunk lies, and cairn-save.json is the record. Other programs ignore
+// that file.
 //
-// The format holds tensors of the types that every library of it knows and
-// nothing else: all else is refused with storage.ErrNotRepresentable before
-// anything is written.
+// The format holds only tensors, of the types that every safetensors library knows.
+// Everything else is refused with storage.ErrNotRepresentable before anything is
+// written.
 //
-// A checkpoint under the names that this writer uses is replaced, also one that
-// another program wrote: the names of the new files have the save's id inside
-// then, and the old checkpoint is there until the new one takes its place in one
-// step. A checkpoint under another name, and a second one in the same folder, are
-// refused with storage.ErrExists.
-type Writer struct {
-	store blob.Store
-	opts  options
-	sess  storage.Session
-	form  form          // of the save, known since WriteData
-	in    string        // in the names of files, known since WriteData
-	mark  *publish.Mark // of the coordinator, while a save is under way
-
-	written publish.Written
-
-	mu   sync.Mutex
-	held blob.Writer // model.safetensors before its commit; guarded by mu
+// A checkpoint under the names that this writer uses is replaced, even if another
+// program wrote it. A checkpoint under another name is refused with
+// storage.ErrExists.
+type writer struct {
+	*publish.Publisher
+	opts options
+	form form   // of the save, known since WriteData
+	in   string // in the names of files, known since WriteData
 }
 
 var (
-	_ storage.Writer          = (*Writer)(nil)
-	_ storage.MetadataChecker = (*Writer)(nil)
+	_ storage.Writer          = (*writer)(nil)
+	_ storage.MetadataChecker = (*writer)(nil)
 )
 
-// newWriter returns a writer of checkpoints at the root of store.
-func newWriter(store blob.Store, o *options) *Writer {
-	return &Writer{store: store, opts: o.withDefaults()}
+func newWriter(store blob.Store, o *options) *writer {
+	w := &writer{}
+	if o != nil {
+		w.opts = *o
+	}
+	if w.opts.FilesPerRank <= 0 {
+		w.opts.FilesPerRank = 2
+	}
+	w.Publisher = publish.New(store, Files(), w.opts.WriteOptions)
+	return w
 }
 
 // SetUp begins a save.
-func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
-	w.release()
-	w.sess, w.form, w.in = s, form{}, ""
-	w.written.Reset(true) // until the place is known to be free
-	return nil
+func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
+	w.form, w.in = form{}, ""
+	return w.Publisher.SetUp(ctx, s)
 }
 
-// PrepareLocalPlan returns p, or all that the format cannot hold as an error. The
-// coordinator returns an error if there is a checkpoint that must stay.
-func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
+// PrepareLocalPlan returns p, or an error for all items that the format cannot hold.
+// The coordinator returns an error if there is a checkpoint that must stay.
+func (w *writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
 	var errs []error
 	for i := range p.Items {
-		if err := representable(&p.Items[i]); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, representable(&p.Items[i]))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	if w.sess.Coordinator {
-		if err := w.checkPlace(ctx); err != nil {
-			return nil, err
-		}
-		if err := w.begin(ctx); err != nil {
-			return nil, err
-		}
-	}
-	w.written.Keep(false)
-	return p, nil
+	return p, w.Begin(ctx)
 }
 
-// representable returns an error where an item cannot be written.
+// representable returns an error if an item cannot be written.
 func representable(it *plan.WriteItem) error {
 	why := ""
 	switch _, known := safetensors.DTypeName(it.Info.DType); {
@@ -132,17 +97,17 @@ func representable(it *plan.WriteItem) error {
 	return &storage.NotRepresentable{FQN: it.FQN(), Why: why}
 }
 
-// form is what the coordinator tells the ranks by way of their plans.
+// form is what the coordinator adds to the plans of all ranks.
 type form struct {
 	Distributed bool `json:"distributed"`
 	// Files is the number of files that the rank with the most of them writes.
 	Files int `json:"files"`
-	// Empty says that no rank has any tensor.
+	// Empty means that no rank has any tensor.
 	Empty bool `json:"empty,omitempty"`
 }
 
 // PrepareGlobalPlan decides on the form.
-func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
+func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
 	if err := checkOnce(ps); err != nil {
 		return nil, err
 	}
@@ -185,55 +150,74 @@ func cutsTensors(p *plan.SavePlan) bool {
 }
 
 // CheckMetadata refuses planner data.
-func (w *Writer) CheckMetadata(md *meta.Metadata) error {
+func (w *writer) CheckMetadata(md *meta.Metadata) error {
 	return storage.RefusePlannerData(Format{}.Name(), md)
 }
 
 // WriteData writes the plan's items into files of this rank.
-func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
+func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
 	if err := json.Unmarshal(p.StorageData, &w.form); err != nil {
 		return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrProtocol, err)
 	}
-	w.dropHeld() // of an attempt before
-	var err error
-	if w.in, err = w.infix(ctx); err != nil {
-		return nil, err
+	if !w.single() {
+		var err error
+		if w.in, err = w.Infix(ctx); err != nil {
+			return nil, err
+		}
+		if w.in != "" {
+			w.in += "-"
+		}
 	}
 	files, err := w.layOut(p)
 	if err != nil {
 		return nil, err
 	}
-	o := datafile.Options{Files: w.opts.FilesPerRank, BufferBytes: w.opts.BufferBytes, Created: w.written.Note}
-	if w.single() {
-		o.Replace = !w.opts.FailIfExists
-		o.Hold = func(_ string, bw blob.Writer) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.held = bw
-		}
+	if !w.single() {
+		return w.Write(ctx, files, data, p.NumBytes())
 	}
-	r, err := datafile.Write(ctx, w.store, files, data, w.sess, p.NumBytes(), o)
+	head := files[0].Parts[0].Literal // it has the id of the save
+	return w.WriteHeld(ctx, files[0], &publish.Held{Name: files[0].Name, Size: files[0].Size(), Sample: head}, data, p.NumBytes())
+}
+
+// single reports whether the checkpoint is one file, which is its own record.
+func (w *writer) single() bool { return !w.form.Distributed && w.form.Files == 1 }
+
+// Finish makes the checkpoint appear: it commits the single file, or writes the
+// index or the record of the distributed form.
+func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
+	entries, err := w.Locate(md, results)
 	if err != nil {
-		w.dropHeld()
-		return nil, err
+		return err
 	}
-	return r, nil
+	if err := w.CheckMetadata(md); err != nil {
+		return err
+	}
+	if w.single() {
+		return w.CommitHeld(ctx)
+	}
+	name, text := bases[0]+indexSuffix, []byte(nil)
+	if w.form.Distributed {
+		name = commitName
+		text, err = encodeJSON(commitOf(w.Session().Storage, entries, results))
+	} else {
+		text, err = encodeIndex(indexOf(entries))
+	}
+	if err == nil && len(text) > maxIndex {
+		err = fmt.Errorf("%s would have %d bytes; readers take at most %d", name, len(text), maxIndex)
+	}
+	if err != nil {
+		return err
+	}
+	return w.Commit(ctx, publish.File{Name: name, Data: text}, results)
 }
 
-// single reports whether the checkpoint is one file, which is its own commit.
-func (w *Writer) single() bool { return !w.form.Distributed && w.form.Files == 1 }
-
-// takeHeld returns the file that waits for its commit, and forgets it.
-func (w *Writer) takeHeld() blob.Writer {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	bw := w.held
-	w.held = nil
-	return bw
-}
-
-func (w *Writer) dropHeld() {
-	if bw := w.takeHeld(); bw != nil {
-		bw.Abort()
+// indexOf returns the index of entries that have their locations.
+func indexOf(entries []meta.Entry) *index {
+	x := &index{WeightMap: weightMap{}}
+	for i := range entries {
+		e := &entries[i]
+		x.Metadata.TotalSize += e.NumBytes()
+		x.WeightMap[e.FQN] = e.Tensor.Locs[0].File
 	}
+	return x
 }

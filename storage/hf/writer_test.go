@@ -169,7 +169,7 @@ func TestPlacesThatAreTaken(t *testing.T) {
 				s := new(mem.Store)
 				putBytes(t, s, name, "not even one")
 				w := newWriter(s, o)
-				if err := w.SetUp(t.Context(), storage.Session{Size: 1, Coordinator: true, Journal: j}); err != nil {
+				if err := w.SetUp(t.Context(), storage.Session{Size: 1, Coordinator: true, Storage: storagetest.Storage("x", 1, 1), Journal: j}); err != nil {
 					t.Fatal(err)
 				}
 				want := error(nil)

@@ -53,10 +53,10 @@ func headerCost(it *plan.WriteItem) int64 {
 }
 
 // layTensors lays out the files of a plan's tensors.
-func (w *Writer) layTensors(p *plan.SavePlan, rank int, infix string) ([]*datafile.File, error) {
+func (o *options) layTensors(p *plan.SavePlan, rank int, infix string) ([]*datafile.File, error) {
 	var out []*datafile.File
-	for n, items := range spread(p, &w.opts) {
-		f, err := layTensorFile(dataFileName(rank, infix, n, tensorSuffix), items, w.opts.Old)
+	for n, items := range spread(p, o) {
+		f, err := layTensorFile(dataFileName(rank, infix, n, tensorSuffix), items, o.Old)
 		if err != nil {
 			return nil, err
 		}

@@ -16,7 +16,7 @@ import (
 // layValues lays out the files of a plan's values: one after the other in a
 // single file, or each in its own in the older dialect. All values that cannot be
 // written are in the error.
-func (w *Writer) layValues(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*datafile.File, error) {
+func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*datafile.File, error) {
 	var files []*valueFileLayout
 	var refused []error
 	for i := range p.Items {
@@ -32,7 +32,7 @@ func (w *Writer) layValues(p *plan.SavePlan, data storage.Resolver, rank int, in
 		if err != nil {
 			return nil, err
 		}
-		if len(files) == 0 || w.opts.Old {
+		if len(files) == 0 || o.Old {
 			files = append(files, &valueFileLayout{name: dataFileName(rank, infix, len(files), valueSuffix)})
 		}
 		files[len(files)-1].add(it, part)

@@ -2,12 +2,34 @@ package native
 
 import (
 	"context"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
+
+// markFormat is the name of the format in the marks of saves.
+const markFormat = "native"
+
+// Files describes the files of this format.
+func Files() *publish.Format {
+	return &publish.Format{Name: markFormat, Records: []string{recordName}, IDFirst: true, Parse: saveOf, Read: readExisting}
+}
+
+// readExisting describes the checkpoint at the root of a store. A save that
+// replaces it removes the files of its save only, whatever its record names.
+func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) {
+	rec, err := readRecord(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	names := rec.names()
+	own := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !isOf(name, rec.SaveID) })
+	return &publish.Existing{Files: names, Replaced: own}, nil
+}
 
 // EncodeIndex returns the index file for entries, which must be sorted by name
 // and have their locations.
@@ -54,4 +76,28 @@ func recordOf(md *meta.Metadata, files []storage.File, index []byte) *record {
 		rec.Files = append(rec.Files, recordFile{Name: f.Name, Size: f.Size, CRC32C: f.CRC32C})
 	}
 	return rec
+}
+
+// names returns the names of the files that the record names.
+func (r *record) names() []string {
+	out := make([]string, len(r.Files))
+	for i, f := range r.Files {
+		out[i] = f.Name
+	}
+	return out
+}
+
+// totalsOf counts what a record says of its checkpoint.
+func totalsOf(entries []meta.Entry) recordTotals {
+	var t recordTotals
+	for i := range entries {
+		t.Bytes += entries[i].NumBytes()
+		if e := &entries[i]; e.Tensor != nil {
+			t.Tensors++
+			t.Chunks += int64(len(e.Tensor.Chunks))
+		} else {
+			t.Values++
+		}
+	}
+	return t
 }

@@ -112,7 +112,7 @@ func (s *selfItem) entry(he safetensors.Entry, loc meta.Location) (meta.Entry, e
 	sizes := he.Shape
 	if s.FQN != "" {
 		e.FQN, sizes = s.FQN, s.Sizes
-		loc.Detail = detailOf(he.Name)
+		loc.Detail = &meta.Detail{Key: he.Name}
 	}
 	if err := meta.CheckFQN(e.FQN); err != nil {
 		return e, err

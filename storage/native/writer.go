@@ -3,12 +3,8 @@ package native
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -18,25 +14,10 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
-// options are the options of a writer: those of the format and those of all.
+// options are the options of a writer: those of the format and those of all formats.
 type options struct {
 	Format
 	storage.WriteOptions
-}
-
-func (o *options) withDefaults() options {
-	var out options
-	if o != nil {
-		out = *o
-	}
-	out.FilesPerRank = max(1, out.FilesPerRank)
-	if out.BufferBytes <= 0 {
-		out.BufferBytes = 1 << 30
-	}
-	if out.SweepAfter == 0 {
-		out.SweepAfter = 24 * time.Hour
-	}
-	return out
 }
 
 // files returns how many files the items are for.
@@ -51,81 +32,48 @@ func (o *options) files(items []*plan.WriteItem) int {
 	return max(o.FilesPerRank, int(min(ceilDiv(total, o.FileBytes), int64(len(items)))))
 }
 
-// Writer writes one checkpoint at the root of a store. Each rank has its own.
-type Writer struct {
-	store   blob.Store
-	opts    options
-	sess    storage.Session
-	mark    *publish.Mark // of the coordinator, while a save is under way
-	written publish.Written
+// writer writes checkpoints at the root of a store. Each rank has its own.
+type writer struct {
+	*publish.Publisher
+	opts options
 }
 
-var _ storage.Writer = (*Writer)(nil)
+var _ storage.Writer = (*writer)(nil)
 
-// newWriter returns a writer of checkpoints at the root of store.
-func newWriter(store blob.Store, opts *options) *Writer {
-	return &Writer{store: store, opts: opts.withDefaults()}
+func newWriter(store blob.Store, o *options) *writer {
+	w := &writer{}
+	if o != nil {
+		w.opts = *o
+	}
+	w.opts.WriteOptions = w.opts.WithDefaults()
+	w.Publisher = publish.New(store, Files(), w.opts.WriteOptions)
+	return w
 }
 
 // SetUp begins a save. It refuses what could not be recorded at the end.
-func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
+func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
+	if err := w.Publisher.SetUp(ctx, s); err != nil {
+		return err
+	}
 	_, err := encodeRecord(recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil))
-	w.release()
-	w.sess = s
-	w.written.Reset(err != nil) // what is there is of the save before
 	return err
 }
 
-// PrepareLocalPlan returns p. The coordinator fails if there is a checkpoint that
-// must stay, or if that is unknown. Otherwise it removes the files of dead saves
-// and marks this save as under way.
-func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
-	if !w.sess.Coordinator {
-		return p, nil
-	}
-	if err := w.checkReplaceable(ctx); err != nil {
-		return nil, err
-	}
-	w.sweep(ctx, -1)
-	if w.sess.Journal != nil || w.mark != nil { // with a journal, the place is this save's alone
-		return p, nil
-	}
-	var err error
-	w.mark, err = publish.NewMark(ctx, w.store, markFormat, w.sess.Storage.SaveID)
-	return p, err
+// PrepareLocalPlan returns p. The coordinator returns an error if there is a
+// checkpoint that must stay.
+func (w *writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
+	return p, w.Begin(ctx)
 }
 
-// checkReplaceable returns an error if the checkpoint that is there must stay.
-func (w *Writer) checkReplaceable(ctx context.Context) error {
-	_, err := readRecord(ctx, w.store)
-	switch {
-	case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrIncomplete):
-		return nil
-	case errors.Is(err, storage.ErrVersion):
-		return fmt.Errorf("will not replace it: %w", err)
-	case err != nil && !errors.Is(err, storage.ErrCorrupt):
-		return err
-	case w.opts.FailIfExists:
-		return fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, recordName)
-	}
-	return nil
-}
-
-// release ends the mark of the save.
-func (w *Writer) release() {
-	w.warn(w.mark.Release())
-	w.mark = nil
-}
-
-// storageData is what the coordinator tells the ranks by way of their plans.
+// storageData is what the coordinator adds to the plans of all ranks.
 type storageData struct {
 	// Ranks is how many ranks write data files.
 	Ranks int `json:"ranks"`
 }
 
-// PrepareGlobalPlan tells every rank how many of them write, for the data files
-// to say: without it nobody could see that all files of a rank are missing.
-func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
+// PrepareGlobalPlan tells every rank how many ranks write. The data files record the
+// number, so that a repair notices if all files of a rank are missing.
+func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
 	var d storageData
 	for _, p := range ps {
 		if len(p.Items) > 0 {
@@ -136,7 +84,7 @@ func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 }
 
 // WriteData writes the plan's items into data files of this rank.
-func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
+func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
 	var inline storage.WriteResults
 	values, items, err := w.inline(p, data, &inline)
 	if err != nil {
@@ -150,9 +98,7 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	for i, f := range files {
 		parts[i] = f.parts()
 	}
-	r, err := datafile.Write(ctx, w.store, parts, data, w.sess, p.NumBytes(), datafile.Options{
-		Files: w.opts.FilesPerRank, BufferBytes: w.opts.BufferBytes, Created: w.written.Note,
-	})
+	r, err := w.Write(ctx, parts, data, p.NumBytes())
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +108,7 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 
 // inline takes the small values out of the plan: they go into the index, and
 // for repair into the header of the first data file.
-func (w *Writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.WriteResults) ([]selfValue, []*plan.WriteItem, error) {
+func (w *writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.WriteResults) ([]selfValue, []*plan.WriteItem, error) {
 	var values []selfValue
 	items := make([]*plan.WriteItem, 0, len(p.Items))
 	left := int64(inlineTotal)
@@ -188,7 +134,7 @@ func (w *Writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.Wr
 }
 
 // layOut decides on the files and on every byte's place in them.
-func (w *Writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.WriteItem) ([]*dataFile, error) {
+func (w *writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.WriteItem) ([]*dataFile, error) {
 	var d storageData
 	if p.StorageData != nil {
 		if err := json.Unmarshal(p.StorageData, &d); err != nil {
@@ -199,17 +145,17 @@ func (w *Writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 	if len(parts) == 0 && len(values) > 0 {
 		parts = append(parts, nil)
 	}
-	s := w.sess.Storage
+	rank, s := w.Session().Rank, w.Session().Storage
 	files := make([]*dataFile, len(parts))
 	for n, part := range parts {
 		self := &selfDescription{
 			Version: formatVersion, SaveID: s.SaveID, Step: s.Step, Time: s.Time.UTC(), WorldSize: s.WorldSize,
-			Ranks: d.Ranks, Rank: w.sess.Rank, Files: len(parts), Number: n, Writer: s.Writer, Tags: s.Tags,
+			Ranks: d.Ranks, Rank: rank, Files: len(parts), Number: n, Writer: s.Writer, Tags: s.Tags,
 		}
 		if n == 0 {
 			self.Values = values
 		}
-		f, err := lay(dataFileName(s.SaveID, w.sess.Rank, n), part, self)
+		f, err := lay(dataFileName(s.SaveID, rank, n), part, self)
 		if err != nil {
 			return nil, err
 		}
@@ -218,23 +164,47 @@ func (w *Writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 	return files, nil
 }
 
-// Abort removes the data files of this save: a rank its own, the coordinator
-// those of all ranks that are there, for it may be the only one left. It does
-// nothing once Finish may have made them part of a checkpoint, and spares files
-// that the current record names: a repair may have written it.
-func (w *Writer) Abort(ctx context.Context) error {
-	defer w.release()
-	names, kept := w.written.Take()
-	if kept {
-		return nil
+// Finish writes the index and then the record, which is the commit. Then it removes
+// the files of the checkpoint that was replaced.
+func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
+	entries, err := w.Locate(md, results)
+	if err != nil {
+		return err
 	}
-	var err error
-	if w.sess.Coordinator {
-		var all map[string]int64
-		all, err = filesOf(ctx, w.store, w.sess.Storage.SaveID)
-		names = slices.AppendSeq(names, maps.Keys(all))
-		slices.Sort(names)
-		names = slices.Compact(names)
+	if err := checkLengths(entries); err != nil {
+		return err
 	}
-	return errors.Join(err, publish.RemoveUnnamed(ctx, w.store, Files(), names))
+	index, err := encodeIndex(entries)
+	if err != nil {
+		return err
+	}
+	var files []storage.File
+	for _, r := range results {
+		files = append(files, r.Files...)
+	}
+	located := &meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}
+	rec := recordOf(located, files, index)
+	b, err := encodeRecord(rec)
+	if err != nil {
+		return err
+	}
+	return w.Commit(ctx, publish.File{Name: recordName, Data: b}, results, publish.File{Name: rec.Files[0].Name, Data: index})
+}
+
+// checkLengths refuses chunks of another length than their boxes have, or without
+// a checksum of each tile: readers would refuse them.
+func checkLengths(entries []meta.Entry) error {
+	for i := range entries {
+		e := &entries[i]
+		if e.Tensor == nil {
+			continue
+		}
+		for j, b := range e.Tensor.Chunks {
+			g, loc := gridOf(b.Sizes, int64(e.Tensor.DType.Size())), &e.Tensor.Locs[j]
+			if loc.Length != g.total || int64(len(loc.Sums)) != g.tiles() {
+				return fmt.Errorf("%w: %q at %v: %d bytes were written, the plan has %d", meta.ErrInvalid, e.FQN, b.Offsets, loc.Length, g.total)
+			}
+		}
+	}
+	return nil
 }

@@ -200,7 +200,7 @@ func TestManySmallValuesDoNotAllGoIntoTheIndex(t *testing.T) {
 	p.Items = append(p.Items, *item("small", 1))
 	zeros := make([]byte, inlineMax)
 	out := &storage.WriteResults{}
-	values, items, err := new(Writer).inline(p, zeroResolver(zeros), out)
+	values, items, err := new(writer).inline(p, zeroResolver(zeros), out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +219,7 @@ func TestTheNamesOfValuesCountToo(t *testing.T) {
 	for i := range 100_000 {
 		p.Items = append(p.Items, *item(fmt.Sprintf("%s%06d", strings.Repeat("n", 200), i), 1))
 	}
-	values, items, err := new(Writer).inline(p, zeroResolver([]byte{0}), &storage.WriteResults{})
+	values, items, err := new(writer).inline(p, zeroResolver([]byte{0}), &storage.WriteResults{})
 	if err != nil || len(values) == 0 || len(items) == 0 {
 		t.Fatalf("%d values in the index, %d not, %v; want some of each", len(values), len(items), err)
 	}

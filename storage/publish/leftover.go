@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // Leftover is a file that no checkpoint needs: of a save that did not finish, or
@@ -31,31 +30,19 @@ func (l *Leftover) Over(olderThan time.Duration) bool {
 	return l.Owner == blob.OwnerDead || l.Owner == blob.OwnerUnknown && olderThan >= 0 && time.Since(l.ModTime) >= olderThan
 }
 
-// Files tells which files at a place are of a format.
-type Files struct {
-	// Format is the name of the format.
-	Format string
-	// Data returns the data files that are there, with the ids of their saves.
-	// A file whose save is unknown has none.
-	Data func(ctx context.Context, store blob.Store) ([]Leftover, error)
-	// Current returns the files of the checkpoint that is there. Its errors are
-	// those of Format.Read.
-	Current func(ctx context.Context, store blob.Store) ([]string, error)
-}
-
 // Leftovers returns the files of the format at the root of store that the
 // checkpoint there does not need, and the temporary files of writers. Files of
 // saves that are under way are among them, with a living owner.
-func Leftovers(ctx context.Context, store blob.Store, f Files) ([]Leftover, error) {
+func Leftovers(ctx context.Context, store blob.Store, f *Format) ([]Leftover, error) {
 	// The order matters. A save has its mark before its first file and until it
 	// has ended. So if a file is listed first and no living mark is found after
 	// that, its save has ended; and if the record, read last, does not name the
 	// file, no record ever will.
-	data, err := f.Data(ctx, store)
+	data, err := f.identified(ctx, store, f.Prefix)
 	if err != nil {
 		return nil, err
 	}
-	marks, err := marksAt(ctx, store, f.Format)
+	marks, err := marksAt(ctx, store, f.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -63,13 +50,9 @@ func Leftovers(ctx context.Context, store blob.Store, f Files) ([]Leftover, erro
 	if len(data) == 0 {
 		return temps, tempErr
 	}
-	current, err := f.Current(ctx, store)
-	if err != nil && !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrIncomplete) {
+	named, err := f.current(ctx, store)
+	if err != nil {
 		return temps, errors.Join(err, tempErr)
-	}
-	named := make(map[string]bool, len(current))
-	for _, name := range current {
-		named[name] = true
 	}
 	var out []Leftover
 	for _, l := range data {
@@ -79,38 +62,6 @@ func Leftovers(ctx context.Context, store blob.Store, f Files) ([]Leftover, erro
 		}
 	}
 	return append(out, temps...), tempErr
-}
-
-// List returns the objects whose names begin with prefix and that parse accepts,
-// with the ids of saves that it returns.
-func List(ctx context.Context, store blob.Store, prefix string, parse func(name string) (saveID string, ok bool)) ([]Leftover, error) {
-	var out []Leftover
-	for info, err := range store.List(ctx, prefix) {
-		if err != nil {
-			return nil, err
-		}
-		if id, ok := parse(info.Name); ok {
-			out = append(out, Leftover{Name: info.Name, Size: info.Size, ModTime: info.ModTime, SaveID: id})
-		}
-	}
-	return out, nil
-}
-
-// RemoveUnnamed removes those of the files that the current checkpoint does not
-// name, and goes on if one cannot be removed. If the checkpoint cannot be read, it
-// removes nothing.
-func RemoveUnnamed(ctx context.Context, store blob.Store, f Files, names []string) error {
-	if len(names) == 0 {
-		return nil
-	}
-	return Locked(ctx, store, func() error {
-		current, err := f.Current(ctx, store)
-		if err != nil && !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrIncomplete) && !errors.Is(err, storage.ErrCorrupt) {
-			return err
-		}
-		names = slices.DeleteFunc(names, func(n string) bool { return slices.Contains(current, n) })
-		return RemoveAll(ctx, store, names)
-	})
 }
 
 // tempsAt returns the temporary files of writers at the root of a store.
@@ -177,9 +128,9 @@ func ownerOf(l *Leftover, marks []mark) blob.Owner {
 // Sweep removes the leftovers that are over, as Leftover.Over says, and returns
 // them, also beside an error. A negative age spares those of unknown owners.
 // keep, if not nil, chooses more that stay.
-func Sweep(ctx context.Context, store blob.Store, f Files, olderThan time.Duration, keep func(*Leftover) bool) ([]Leftover, error) {
+func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Duration, keep func(*Leftover) bool) ([]Leftover, error) {
 	if olderThan < 0 {
-		if dead, err := anyDead(ctx, store, f.Format); !dead || err != nil {
+		if dead, err := anyDead(ctx, store, f.Name); !dead || err != nil {
 			return nil, err
 		}
 	}
@@ -206,7 +157,7 @@ func Sweep(ctx context.Context, store blob.Store, f Files, olderThan time.Durati
 		temps, err := sweepTemps(ctx, store, left, olderThan)
 		out = append(out, temps...)
 		if errs = append(errs, err); !kept && errors.Join(errs...) == nil {
-			errs = append(errs, sweepMarks(ctx, store, f.Format, olderThan))
+			errs = append(errs, sweepMarks(ctx, store, f.Name, olderThan))
 		}
 		return errors.Join(errs...)
 	})

@@ -3,14 +3,12 @@ package torchdcp
 import (
 	"context"
 	"errors"
-	"io/fs"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/foreign"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
@@ -52,20 +50,4 @@ func fitPaths(md, common *meta.Metadata) {
 			e.Path, dropped[e.FQN] = nil, true
 		}
 	}
-}
-
-// existing returns the files of the checkpoint at the place. They include
-// commonName, so that it does not become part of the next checkpoint.
-func existing(ctx context.Context, store blob.Store) (*publish.Existing, error) {
-	e, err := files.Existing(ctx, store)
-	if err != nil {
-		return nil, err
-	}
-	switch _, err := store.Stat(ctx, commonName); {
-	case err == nil:
-		e.Files = append(e.Files, commonName)
-	case !errors.Is(err, fs.ErrNotExist):
-		return nil, err
-	}
-	return e, nil
 }

@@ -12,15 +12,18 @@ import (
 // dataSuffix ends the names of data files.
 const dataSuffix = ".distcp"
 
-// files is how PyTorch calls its files.
-var files = &dcpfiles.Format{Maker: dcpfiles.PyTorch, Version: "torchdcp", Prefix: "__", Rank: parseRankMetadata, Data: isData}
+// files describes the names of PyTorch's files.
+var files = &dcpfiles.Format{
+	Maker: dcpfiles.PyTorch, Version: "torchdcp", Prefix: "__", Data: isData, Parse: parseDataFile,
+	Rank: parseRankMetadata, RankName: func(rank int) string { return fmt.Sprintf("__%d.metadata", rank) },
+}
 
 var (
 	rankMetadata = regexp.MustCompile(`^__(0|[1-9][0-9]{0,8})\.metadata$`)
 	dataFile     = regexp.MustCompile(`^__(0|[1-9][0-9]{0,8})_(?:([0-9A-Za-z-]+)_)?(0|[1-9][0-9]{0,8})\.distcp$`)
 )
 
-// parseRankMetadata returns the rank whose own metadata a file of that name is.
+// parseRankMetadata returns the rank from the name of the metadata of one rank.
 func parseRankMetadata(name string) (rank int, ok bool) {
 	m := rankMetadata.FindStringSubmatch(name)
 	if m == nil {
@@ -30,8 +33,8 @@ func parseRankMetadata(name string) (rank int, ok bool) {
 	return rank, err == nil
 }
 
-// parseDataFile takes the name of a data file apart: the rank, and the save's id
-// where the name has one.
+// parseDataFile returns the rank from the name of a data file, and the save's id if
+// the name has one.
 func parseDataFile(name string) (rank int, saveID string, ok bool) {
 	m := dataFile.FindStringSubmatch(name)
 	if m == nil {
@@ -42,13 +45,13 @@ func parseDataFile(name string) (rank int, saveID string, ok bool) {
 }
 
 // isData reports whether a file of that name is one of PyTorch's data files,
-// also one that another program named in its own way.
+// including names that other programs use.
 func isData(name string) bool {
 	return strings.HasPrefix(name, "__") && strings.HasSuffix(name, dataSuffix) && !strings.Contains(name, "/")
 }
 
-// prefixOf returns what the names of a rank's data files begin with: PyTorch's
-// own way, or with the save's id inside, where those names may be taken.
+// prefixOf returns the beginning of the names of a rank's data files: PyTorch's own
+// if saveID is empty, otherwise with the id inside.
 func prefixOf(rank int, saveID string) string {
 	if saveID == "" {
 		return fmt.Sprintf("__%d_", rank)

@@ -2,12 +2,12 @@ package torchdcp
 
 import (
 	"context"
-	"fmt"
+	"errors"
+	"io/fs"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
-	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
@@ -15,134 +15,65 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
-// options are the options of a writer: those of the format and those of all.
+// options are the options of a writer: those of the format and those of all formats.
 type options struct {
 	Format
 	storage.WriteOptions
 }
 
-func (o *options) withDefaults() options {
-	var out options
-	if o != nil {
-		out = *o
+// metadataVersion is the version that PyTorch itself writes.
+const metadataVersion = "1.0.0"
+
+// newWriter returns a writer of checkpoints at the root of store that PyTorch's own
+// FileSystemReader loads.
+func newWriter(store blob.Store, o options) *dcpfiles.Writer {
+	o.WriteOptions = o.WithDefaults()
+	if o.MaxFileBytes <= 0 {
+		o.MaxFileBytes = 1<<63 - 1
 	}
-	out.FilesPerRank = max(1, out.FilesPerRank)
-	if out.BufferBytes <= 0 {
-		out.BufferBytes = 1 << 30
-	}
-	if out.MaxFileBytes <= 0 {
-		out.MaxFileBytes = 1<<63 - 1
-	}
-	return out
+	return dcpfiles.NewWriter(store, Files(), dcpfiles.Encoding{
+		Dialect: dcpmeta.Torch, Version: metadataVersion, Value: encodeValue, Files: o.layOut, Place: store.String(),
+	}, o.WriteOptions)
 }
 
-// Writer writes a checkpoint at the root of a store that PyTorch's own
-// FileSystemReader loads. Each rank has its own.
-//
-// Values become what Python calls them: lists, dicts, tuples, numbers, strings,
-// bytes and the plain classes of PyTorch, NumPy and Python. One of another class
-// is refused by name before anything is written.
-//
-// The names of data files are PyTorch's, unless a checkpoint, or what is left of
-// one, is there: then they have the save's id inside, no file of the old one is
-// touched, and it is the checkpoint until the new .metadata has taken the place
-// of the old in one atomic step.
-type Writer struct {
-	store blob.Store
-	opts  options
-	place *publish.Place
-}
-
-var (
-	_ storage.Writer       = (*Writer)(nil)
-	_ storage.ValueChecker = (*Writer)(nil)
-)
-
-// newWriter returns a writer of checkpoints at the root of store.
-func newWriter(store blob.Store, opts *options) *Writer {
-	o := opts.withDefaults()
-	p := publish.New(store, format, publish.Options{FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, RankLocal: o.RankLocal})
-	return &Writer{store: store, opts: o, place: p}
-}
-
-// format is how PyTorch's checkpoints are replaced.
-var format = publish.Format{
-	Name:   "torchdcp",
-	Record: dcpfiles.MetadataName, Also: []string{"__0.metadata"}, Prefix: "__", Parse: parseDataFile, Read: existing,
-	RankRecord: func(rank int) string { return fmt.Sprintf("__%d.metadata", rank) }, ReadRank: files.RankSave,
-}
-
-// SetUp begins a save.
-func (w *Writer) SetUp(_ context.Context, s storage.Session) error { return w.place.SetUp(s) }
-
-// PrepareLocalPlan returns p. The coordinator looks whether there is a
-// checkpoint that must stay, and does not go on where it cannot tell.
-func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
-	return p, w.place.Begin(ctx)
-}
-
-// CheckValue returns an error unless a value can be written: a
-// *storage.NotRepresentable where it holds an object of a class that is not
-// plain.
-func (w *Writer) CheckValue(it *plan.WriteItem, data []byte) error {
-	_, err := encodeValue(it, data)
-	return err
-}
-
-// HoldsInside reports whether an object that refers to tensors can be written with
-// these tensors inside of it.
-func HoldsInside(v any) bool { return torchsave.CheckValue(v, nil) == nil }
-
-// PrepareGlobalPlan returns ps.
-func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
-	return ps, nil
-}
-
-// WriteData writes the plan's items into data files of this rank.
-func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
-	infix, err := w.place.Infix(ctx)
-	if err != nil {
-		return nil, err
-	}
+// layOut lays out the data files of a rank.
+func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*datafile.File, error) {
 	records, err := layRecords(p, data)
 	if err != nil {
 		return nil, err
 	}
-	sess := w.place.Session()
-	prefix := prefixOf(sess.Rank, infix)
+	prefix := prefixOf(rank, infix)
 	var files []*datafile.File
-	for n, part := range spread(records, &w.opts) {
+	for n, part := range spread(records, o) {
 		files = append(files, fileOf(dataFileName(prefix, n), part))
 	}
-	return datafile.Write(ctx, w.store, files, data, sess, p.NumBytes(), datafile.Options{
-		Files: w.opts.FilesPerRank, BufferBytes: w.opts.BufferBytes, Created: w.place.Note,
-	})
+	return files, nil
 }
 
-// metadataVersion is what PyTorch itself writes.
-const metadataVersion = "1.0.0"
-
-// Finish writes .metadata, which is the commit. What the metadata before named is
-// removed afterwards.
-func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
-	entries, err := w.place.Locate(md, results)
-	if err != nil {
-		return err
-	}
-	located := &meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.place.Session().Storage}
-	if located.Storage.ID == "" {
-		located.Storage.ID = w.store.String()
-	}
-	b, err := dcpmeta.Encode(&dcpmeta.Document{Meta: located, Dialect: dcpmeta.Torch, Version: metadataVersion, Ranks: w.place.Ranks()})
-	if err != nil {
-		return err
-	}
-	return w.place.Commit(ctx, b, results)
+// Files describes the files of this format.
+func Files() *publish.Format {
+	f := files.Published(Format{}.Name(), files.Prefix, files.RankName(0))
+	f.Read = readExisting
+	return f
 }
 
-// Abort removes the data files of this save, as far as they can be told from
-// those of others.
-func (w *Writer) Abort(ctx context.Context) error { return w.place.Abort(ctx) }
+// readExisting describes the checkpoint at the root of store. Its files include
+// commonName, so that it does not become part of the next checkpoint.
+func readExisting(ctx context.Context, store blob.Store) (*publish.Existing, error) {
+	e, err := files.Existing(ctx, store)
+	if err != nil {
+		return e, err
+	}
+	switch _, err := store.Stat(ctx, commonName); {
+	case err == nil:
+		e.Files = append(e.Files, commonName)
+		e.Replaced = e.Files
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	}
+	return e, nil
+}
 
-// Files tells which files of a place are of this format.
-func Files() publish.Files { return format.Files() }
+// HoldsInside reports whether an object that refers to tensors can be written with
+// these tensors inside it.
+func HoldsInside(v any) bool { return torchsave.CheckValue(v, nil) == nil }

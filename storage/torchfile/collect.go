@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // collected is the state of a plan: the values themselves, and slots for the
@@ -27,7 +28,7 @@ type collected struct {
 
 // collect puts the items of a plan where they stood. Everything that the format
 // cannot hold is in the error.
-func (w *Writer) collect(p *plan.SavePlan, data storage.Resolver) (*collected, error) {
+func (w *writer) collect(p *plan.SavePlan, data storage.Resolver) (*collected, error) {
 	c := &collected{
 		slots: map[string]*torchsave.Slot{}, items: map[*torchsave.Slot]*plan.WriteItem{}, ties: map[*torchsave.Slot][]*plan.WriteItem{},
 	}
@@ -144,8 +145,10 @@ func insideOf(p *plan.SavePlan) map[string]string {
 	return md.Inside()
 }
 
-// file returns the file of a layout, whose end h keeps.
-func (c *collected) file(name string, l *torchsave.Layout, h *held) *datafile.File {
+// file returns the file of a layout. Its last part, which holds the checksums of the
+// others, becomes the sample of h.
+func (c *collected) file(l *torchsave.Layout, h *publish.Held) *datafile.File {
+	name := h.Name
 	var results []storage.WriteResult
 	for _, it := range c.values { // somewhere in the pickle
 		results = append(results, storage.WriteResult{Index: it.Index(), Loc: meta.Location{File: name}})
@@ -166,6 +169,7 @@ func (c *collected) file(name string, l *torchsave.Layout, h *held) *datafile.Fi
 		at += p.Length
 	}
 	last := &f.Parts[len(f.Parts)-1]
-	last.Pass = func(p []byte, _ int64) { h.end = append(h.end, p...) }
+	h.Offset = at - last.Length
+	last.Pass = func(p []byte, _ int64) { h.Sample = append(h.Sample, p...) }
 	return f
 }

@@ -5,74 +5,59 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"sync"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// options are the options of a writer: those of the format and those of all.
+// options are the options of a writer: those of the format and those of all formats.
 type options struct {
 	Format
 	storage.WriteOptions
 }
 
-func (o *options) withDefaults() options {
-	var out options
-	if o != nil {
-		out = *o
-	}
-	if out.BufferBytes <= 0 {
-		out.BufferBytes = 1 << 30
-	}
-	if out.SweepAfter == 0 {
-		out.SweepAfter = 24 * time.Hour
-	}
-	return out
-}
-
-// Writer writes one file, of whole tensors that the coordinator holds. The file
-// is written in full before Finish, and Finish makes it appear: so a save that
-// was interrupted begins anew, and the session's journal is not used.
-type Writer struct {
-	store blob.Store
-	opts  options
-	sess  storage.Session
-
-	mu   sync.Mutex
-	held *held // the file before its commit; guarded by mu
+// writer writes one file, of whole tensors that the coordinator holds. WriteData
+// writes the whole file, and Finish makes it appear. So a save that was interrupted
+// starts again, and the session's journal is not used.
+type writer struct {
+	*publish.Publisher
+	opts options
 }
 
 var (
-	_ storage.Writer          = (*Writer)(nil)
-	_ storage.ValueChecker    = (*Writer)(nil)
-	_ storage.MetadataChecker = (*Writer)(nil)
+	_ storage.Writer          = (*writer)(nil)
+	_ storage.ValueChecker    = (*writer)(nil)
+	_ storage.MetadataChecker = (*writer)(nil)
 )
 
 // newWriter returns a writer of the file.
-func newWriter(store blob.Store, o *options) *Writer {
-	return &Writer{store: store, opts: o.withDefaults()}
+func newWriter(store blob.Store, o options) *writer {
+	f := &publish.Format{Name: o.Name(), Records: []string{o.File}, OneFile: true}
+	f.Read = func(ctx context.Context, store blob.Store) (*publish.Existing, error) {
+		_, err := store.Stat(ctx, o.File)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %w", storage.ErrNotFound, err)
+		}
+		return &publish.Existing{}, err
+	}
+	return &writer{publish.New(store, f, o.WriteOptions), o}
 }
 
 // SetUp begins a save. It refuses a name that no store accepts.
-func (w *Writer) SetUp(_ context.Context, s storage.Session) error {
-	w.letGo(nil)
-	w.sess = s
-	return blob.CheckName(w.opts.File)
+func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
+	return errors.Join(w.Publisher.SetUp(ctx, s), blob.CheckName(w.opts.File))
 }
 
 // PrepareLocalPlan returns p, unless it has parts of tensors: then the error
-// wraps storage.ErrNotRepresentable and names all of them. The coordinator looks
-// whether there is a file that must stay.
-func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
+// wraps storage.ErrNotRepresentable and names all of them. The coordinator returns
+// an error if there is a file that must stay.
+func (w *writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
 	var errs []error
 	for i := range p.Items {
 		errs = append(errs, checkWhole(&p.Items[i]))
@@ -80,17 +65,7 @@ func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	if !w.sess.Coordinator || !w.opts.FailIfExists {
-		return p, nil
-	}
-	_, err := w.store.Stat(ctx, w.opts.File)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return p, nil
-	case err != nil:
-		return nil, err
-	}
-	return nil, fmt.Errorf("%w: %s holds %s", storage.ErrExists, w.store, w.opts.File)
+	return p, w.Begin(ctx)
 }
 
 // checkWhole refuses a part of a tensor.
@@ -103,9 +78,9 @@ func checkWhole(it *plan.WriteItem) error {
 
 // PrepareGlobalPlan returns ps, unless another rank than the coordinator has
 // something to write.
-func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
+func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
 	for rank, p := range ps {
-		if rank != w.sess.Rank && len(p.Items) > 0 {
+		if rank != w.Session().Rank && len(p.Items) > 0 {
 			return nil, &storage.NotRepresentable{
 				FQN: p.Items[0].FQN(), Why: fmt.Sprintf("a file of torch.save is written by one rank, and rank %d has it", rank),
 			}
@@ -116,7 +91,7 @@ func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 
 // CheckValue returns a *storage.NotRepresentable unless the value can be
 // pickled: objects of classes that are not plain data are not written.
-func (w *Writer) CheckValue(it *plan.WriteItem, data []byte) error {
+func (w *writer) CheckValue(it *plan.WriteItem, data []byte) error {
 	v, err := value.Decode(it.Info.Codec, data)
 	if err != nil {
 		return fmt.Errorf("%q: %w", it.FQN(), err)
@@ -152,14 +127,13 @@ func decodeValue(it *plan.WriteItem, data []byte, slot func(fqn string) (*torchs
 }
 
 // CheckMetadata refuses planner data.
-func (w *Writer) CheckMetadata(md *meta.Metadata) error {
+func (w *writer) CheckMetadata(md *meta.Metadata) error {
 	return storage.RefusePlannerData(Format{}.Name(), md)
 }
 
-// WriteData writes the file, and leaves its commit to Finish.
-func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
-	w.letGo(nil)
-	if !w.sess.Coordinator {
+// WriteData writes the file. It appears in Finish.
+func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
+	if !w.Session().Coordinator {
 		return &storage.WriteResults{}, nil
 	}
 	c, err := w.collect(p, data)
@@ -174,51 +148,17 @@ func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	h := &held{store: w.store, name: w.opts.File, size: l.Size}
-	out, err := datafile.Write(ctx, w.store, []*datafile.File{c.file(w.opts.File, l, h)}, data, w.sess, c.bytes, datafile.Options{
-		Files: 1, BufferBytes: w.opts.BufferBytes, Hold: h.hold, Replace: !w.opts.FailIfExists,
-	})
-	w.letGo(h)
-	return out, err
-}
-
-// letGo gives up the file that waits for its commit, and puts h in its place.
-func (w *Writer) letGo(h *held) {
-	w.mu.Lock()
-	old := w.held
-	w.held = h
-	w.mu.Unlock()
-	if old != nil {
-		old.abort()
-	}
+	h := &publish.Held{Name: w.opts.File, Size: l.Size}
+	return w.WriteHeld(ctx, c.file(l, h), h, data, c.bytes)
 }
 
 // Finish commits the file.
-func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
+func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
 	if _, err := storage.Locate(md, results); err != nil {
 		return err
 	}
 	if err := w.CheckMetadata(md); err != nil {
 		return err
 	}
-	w.mu.Lock()
-	h := w.held
-	w.held = nil
-	w.mu.Unlock()
-	if h == nil {
-		return fmt.Errorf("%w: Finish before WriteData", plan.ErrProtocol)
-	}
-	if err := h.commit(ctx); err != nil {
-		return err
-	}
-	if err := publish.SweepTemp(ctx, w.store, w.opts.SweepAfter); err != nil && w.sess.Warn != nil {
-		w.sess.Warn(err) // the file is committed
-	}
-	return nil
-}
-
-// Abort gives the file up. It was not visible to anybody.
-func (w *Writer) Abort(context.Context) error {
-	w.letGo(nil)
-	return nil
+	return w.CommitHeld(ctx)
 }

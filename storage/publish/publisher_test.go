@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,7 +17,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -26,17 +27,16 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // toy is a format whose record lists the names of its data files.
-var toy = publish.Format{Name: "toy", Record: "record", Also: []string{"also"}, Prefix: "d", Parse: parse, Read: read}
+var toy = &publish.Format{Name: "toy", Records: []string{"record"}, Also: []string{"also"}, Prefix: "d", Parse: parse, Read: read}
 
 var dataName = regexp.MustCompile(`^d([0-9]+)\.([0-9a-z]*)$`)
 
-func parse(name string) (int, string, bool) {
+func parse(name string) (string, bool) {
 	m := dataName.FindStringSubmatch(name)
 	if m == nil {
-		return 0, "", false
+		return "", false
 	}
-	rank, err := strconv.Atoi(m[1])
-	return rank, m[2], err == nil
+	return m[2], true
 }
 
 func read(ctx context.Context, s blob.Store) (*publish.Existing, error) {
@@ -51,7 +51,8 @@ func read(ctx context.Context, s blob.Store) (*publish.Existing, error) {
 	case string(b) == "damaged":
 		return nil, storage.ErrCorrupt
 	}
-	return &publish.Existing{Files: strings.Fields(string(b))}, nil
+	files := strings.Fields(string(b))
+	return &publish.Existing{Files: files, Replaced: files}, nil
 }
 
 // session returns that of a rank in a save of two.
@@ -59,13 +60,13 @@ func session(rank int, id string) storage.Session {
 	return storage.Session{Rank: rank, Size: 2, Coordinator: rank == 0, Storage: meta.Storage{SaveID: id}}
 }
 
-// begin sets up a place for each of two ranks.
-func begin(t testing.TB, s blob.Store, id string, o publish.Options) []*publish.Place {
+// begin begins a save of two ranks.
+func begin(t testing.TB, s blob.Store, id string, o storage.WriteOptions) []*publish.Publisher {
 	t.Helper()
-	var out []*publish.Place
+	var out []*publish.Publisher
 	for rank := range 2 {
 		p := publish.New(s, toy, o)
-		if err := errors.Join(p.SetUp(session(rank, id)), p.Begin(t.Context())); err != nil {
+		if err := errors.Join(p.SetUp(t.Context(), session(rank, id)), p.Begin(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 		out = append(out, p)
@@ -74,29 +75,36 @@ func begin(t testing.TB, s blob.Store, id string, o publish.Options) []*publish.
 }
 
 // write writes a data file of a rank.
-func write(t testing.TB, s blob.Store, p *publish.Place) *storage.WriteResults {
+func write(t testing.TB, p *publish.Publisher) *storage.WriteResults {
 	t.Helper()
 	infix, err := p.Infix(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	name := fmt.Sprintf("d%d.%s", p.Session().Rank, infix)
-	p.Note(name)
-	storagetest.Put(t, s, name, []byte("data"))
-	return &storage.WriteResults{Files: []storage.File{{Name: name, Size: 4}}}
+	r, err := p.Write(t.Context(), []*datafile.File{{Name: name, Parts: []datafile.Part{{Length: 4, Literal: []byte("data")}}}}, nil, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// record returns the record of data files.
+func record(names ...string) publish.File {
+	return publish.File{Name: "record", Data: []byte(strings.Join(names, " "))}
 }
 
 // saveAll saves by two ranks.
-func saveAll(t testing.TB, s blob.Store, id string, o publish.Options) error {
+func saveAll(t testing.TB, s blob.Store, id string, o storage.WriteOptions) error {
 	t.Helper()
 	var results []*storage.WriteResults
 	var names []string
 	ps := begin(t, s, id, o)
 	for _, p := range ps {
-		r := write(t, s, p)
+		r := write(t, p)
 		results, names = append(results, r), append(names, r.Files[0].Name)
 	}
-	return ps[0].Commit(t.Context(), []byte(strings.Join(names, " ")), results)
+	return ps[0].Commit(t.Context(), record(names...), results)
 }
 
 func wantFiles(t *testing.T, s blob.Store, want ...string) {
@@ -106,10 +114,10 @@ func wantFiles(t *testing.T, s blob.Store, want ...string) {
 	}
 }
 
-func TestNamesHaveTheID(t *testing.T) {
+func TestDataFileNamesContainTheSaveID(t *testing.T) {
 	s := new(mem.Store)
 	for _, id := range []string{"one", "two"} {
-		if err := saveAll(t, s, id, publish.Options{}); err != nil {
+		if err := saveAll(t, s, id, storage.WriteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		wantFiles(t, s, "d0."+id, "d1."+id, "record")
@@ -120,12 +128,12 @@ func TestNamesHaveTheID(t *testing.T) {
 // after it began.
 func TestAbortSparesAnotherSave(t *testing.T) {
 	s := new(mem.Store)
-	ps := begin(t, s, "slow", publish.Options{FailIfExists: true})
-	results := []*storage.WriteResults{write(t, s, ps[0]), write(t, s, ps[1])}
-	if err := saveAll(t, s, "quick", publish.Options{FailIfExists: true}); err != nil {
+	ps := begin(t, s, "slow", storage.WriteOptions{FailIfExists: true})
+	results := []*storage.WriteResults{write(t, ps[0]), write(t, ps[1])}
+	if err := saveAll(t, s, "quick", storage.WriteOptions{FailIfExists: true}); err != nil {
 		t.Fatal(err)
 	}
-	if err := ps[0].Commit(t.Context(), []byte("d0.slow d1.slow"), results); !errors.Is(err, storage.ErrExists) {
+	if err := ps[0].Commit(t.Context(), record("d0.slow", "d1.slow"), results); !errors.Is(err, storage.ErrExists) {
 		t.Errorf("Commit = %v; want %v", err, storage.ErrExists)
 	}
 	for _, p := range ps {
@@ -137,13 +145,13 @@ func TestAbortSparesAnotherSave(t *testing.T) {
 }
 
 // A save that can be continued uses the plain names again that it used before.
-func TestJournalledSavesFindTheirFiles(t *testing.T) {
+func TestJournalledSaveUsesPlainNames(t *testing.T) {
 	s := new(mem.Store)
 	storagetest.Put(t, s, "d0.", []byte("of the first attempt"))
-	p := publish.New(s, toy, publish.Options{})
+	p := publish.New(s, toy, storage.WriteOptions{})
 	sess := session(0, "one")
 	sess.Journal = journal{}
-	if err := p.SetUp(sess); err != nil {
+	if err := p.SetUp(t.Context(), sess); err != nil {
 		t.Fatal(err)
 	}
 	if infix, err := p.Infix(t.Context()); infix != "" || err != nil {
@@ -157,14 +165,14 @@ func TestJournalledSavesFindTheirFiles(t *testing.T) {
 
 type journal struct{ storage.Journal }
 
-func TestAbortRemovesTheFilesOfItsSave(t *testing.T) {
+func TestAbortRemovesOnlyFilesOfItsSave(t *testing.T) {
 	s := new(mem.Store)
 	for _, name := range []string{"d0.", "d0.other", "d1.", "mine"} {
 		storagetest.Put(t, s, name, []byte("there before"))
 	}
-	ps := begin(t, s, "new", publish.Options{})
+	ps := begin(t, s, "new", storage.WriteOptions{})
 	for _, p := range ps {
-		write(t, s, p)
+		write(t, p)
 	}
 	storagetest.Put(t, s, "d2.new", []byte("of a rank that is gone"))
 	storagetest.Put(t, s, "d3.", []byte("of another program"))
@@ -177,43 +185,43 @@ func TestAbortRemovesTheFilesOfItsSave(t *testing.T) {
 	wantFiles(t, s, "d0.", "d0.other", "d1.", "d3.", "d3.stranger", "mine")
 }
 
-func TestASecondAttemptToWriteBeginsAnew(t *testing.T) {
+func TestSecondWriteReplacesTheFirst(t *testing.T) {
 	s := new(mem.Store)
-	ps := begin(t, s, "new", publish.Options{})
-	write(t, s, ps[1])
-	write(t, s, ps[1])
+	ps := begin(t, s, "new", storage.WriteOptions{})
+	write(t, ps[1])
+	write(t, ps[1])
 	wantFiles(t, s, "d1.new")
 }
 
-func TestCheckpointsThatMustStay(t *testing.T) {
+func TestBeginRefusesCheckpointsThatMustStay(t *testing.T) {
 	for name, c := range map[string]struct {
 		record string
-		opts   publish.Options
+		opts   storage.WriteOptions
 		want   error
 	}{
-		"there is one":       {"d0.", publish.Options{FailIfExists: true}, storage.ErrExists},
-		"a damaged one":      {"damaged", publish.Options{FailIfExists: true}, storage.ErrExists},
-		"of another version": {"another version", publish.Options{}, storage.ErrVersion},
-		"of the same save":   {"d0.new", publish.Options{}, storage.ErrExists},
+		"there is one":       {"d0.", storage.WriteOptions{FailIfExists: true}, storage.ErrExists},
+		"a damaged one":      {"damaged", storage.WriteOptions{FailIfExists: true}, storage.ErrExists},
+		"of another version": {"another version", storage.WriteOptions{}, storage.ErrVersion},
+		"of the same save":   {"d0.new", storage.WriteOptions{}, storage.ErrExists},
 	} {
 		s := new(mem.Store)
 		storagetest.Put(t, s, "record", []byte(c.record))
 		p := publish.New(s, toy, c.opts)
-		if err := errors.Join(p.SetUp(session(0, "new")), p.Begin(t.Context())); !errors.Is(err, c.want) {
+		if err := errors.Join(p.SetUp(t.Context(), session(0, "new")), p.Begin(t.Context())); !errors.Is(err, c.want) {
 			t.Errorf("%s: Begin = %v; want %v", name, err, c.want)
 		}
 	}
 	s := new(mem.Store)
 	storagetest.Put(t, s, "record", []byte("damaged"))
 	var warned []error
-	ps := begin(t, s, "new", publish.Options{})
+	ps := begin(t, s, "new", storage.WriteOptions{})
 	sess := session(0, "new")
 	sess.Warn = func(err error) { warned = append(warned, err) }
-	if err := ps[0].SetUp(sess); err != nil {
+	if err := ps[0].SetUp(t.Context(), sess); err != nil {
 		t.Fatal(err)
 	}
-	r := write(t, s, ps[0])
-	if err := ps[0].Commit(t.Context(), []byte("d0.new"), []*storage.WriteResults{r}); err != nil {
+	r := write(t, ps[0])
+	if err := ps[0].Commit(t.Context(), record("d0.new"), []*storage.WriteResults{r}); err != nil {
 		t.Errorf("over a damaged checkpoint: Commit = %v", err)
 	}
 	if len(warned) != 1 || !errors.Is(warned[0], storage.ErrCorrupt) {
@@ -221,16 +229,16 @@ func TestCheckpointsThatMustStay(t *testing.T) {
 	}
 }
 
-func TestCommitLooksForTheFiles(t *testing.T) {
+func TestCommitChecksDataFiles(t *testing.T) {
 	for name, spoil := range map[string]func(s blob.Store){
 		"gone":    func(s blob.Store) { s.Remove(t.Context(), "d1.new") },
 		"another": func(s blob.Store) { storagetest.Put(t, s, "d1.new", []byte("longer data")) },
 	} {
 		s := new(mem.Store)
-		ps := begin(t, s, "new", publish.Options{})
-		results := []*storage.WriteResults{write(t, s, ps[0]), write(t, s, ps[1])}
+		ps := begin(t, s, "new", storage.WriteOptions{})
+		results := []*storage.WriteResults{write(t, ps[0]), write(t, ps[1])}
 		spoil(s)
-		if err := ps[0].Commit(t.Context(), []byte("d0.new d1.new"), results); err == nil || errors.Is(err, storage.ErrUncertain) {
+		if err := ps[0].Commit(t.Context(), record("d0.new", "d1.new"), results); err == nil || errors.Is(err, storage.ErrUncertain) {
 			t.Errorf("a file is %s: Commit = %v; want a refusal", name, err)
 		}
 		if err := ps[0].Abort(t.Context()); err != nil {
@@ -240,14 +248,14 @@ func TestCommitLooksForTheFiles(t *testing.T) {
 	}
 }
 
-func TestCommitThatNobodyCanTellOf(t *testing.T) {
+func TestCommitErrorUncertain(t *testing.T) {
 	eio := fault.Rule{On: fault.Commit, Match: fault.Named("record"), Do: fault.FailLate(syscall.EIO)}
 	blind := fault.Rule{On: fault.Open, Match: fault.Named("record"), Nth: 3, Times: -1, Do: fault.Fail(syscall.EIO)}
 	for name, rules := range map[string][]fault.Rule{"it is there": {eio}, "nobody can look": {eio, blind}} {
 		inner := new(mem.Store)
 		storagetest.Put(t, inner, "record", []byte("d0.old"))
 		storagetest.Put(t, inner, "d0.old", []byte("data"))
-		err := saveAll(t, fault.New(inner, rules...), "new", publish.Options{})
+		err := saveAll(t, fault.New(inner, rules...), "new", storage.WriteOptions{})
 		if !errors.Is(err, storage.ErrUncertain) || !errors.Is(err, syscall.EIO) {
 			t.Errorf("%s: Commit = %v; want %v", name, err, storage.ErrUncertain)
 		}
@@ -255,18 +263,59 @@ func TestCommitThatNobodyCanTellOf(t *testing.T) {
 	}
 }
 
-func TestSaveIDs(t *testing.T) {
+func TestSetUpChecksTheSaveID(t *testing.T) {
 	for id, ok := range map[string]bool{"a": true, "A-1": true, "": false, "-a": false, "a_b": false, "a/b": false, "ü": false, strings.Repeat("a", 65): false} {
-		err := publish.New(new(mem.Store), toy, publish.Options{}).SetUp(session(0, id))
+		err := publish.New(new(mem.Store), toy, storage.WriteOptions{}).SetUp(t.Context(), session(0, id))
 		if (err == nil) != ok || !ok && !errors.Is(err, blob.ErrName) {
 			t.Errorf("SetUp with the id %q = %v", id, err)
 		}
 	}
 }
 
-func TestLocateWantsWholeTensors(t *testing.T) {
+func TestLocateRefusesIncompleteTensors(t *testing.T) {
 	md := &meta.Metadata{Entries: []meta.Entry{{FQN: "x", Tensor: &meta.Tensor{Shape: []int64{4}}}}}
-	if _, err := publish.Locate(md, nil); !errors.Is(err, meta.ErrInvalid) {
+	p := publish.New(new(mem.Store), toy, storage.WriteOptions{})
+	if _, err := p.Locate(md, nil); !errors.Is(err, meta.ErrInvalid) {
 		t.Errorf("Locate of a tensor without chunks = %v; want %v", err, meta.ErrInvalid)
+	}
+}
+
+func TestAbortGoesOnAfterAnError(t *testing.T) {
+	inner, broken := new(mem.Store), errors.New("broken")
+	s := fault.New(inner, fault.Rule{On: fault.Remove, Match: fault.Named("d0.new"), Do: fault.Fail(broken)})
+	ps := begin(t, s, "new", storage.WriteOptions{})
+	for _, p := range ps {
+		write(t, p)
+	}
+	if err := ps[0].Abort(t.Context()); !errors.Is(err, broken) {
+		t.Errorf("Abort = %v; want %v", err, broken)
+	}
+	wantFiles(t, inner, "d0.new")
+}
+
+func TestCheckFiles(t *testing.T) {
+	results := []*storage.WriteResults{{}, {Files: []storage.File{{Name: "a", Size: 3}, {Name: "b", Size: 0}}}}
+	for name, c := range map[string]struct {
+		have map[string]int64
+		want error
+	}{
+		"all there":     {map[string]int64{"a": 3, "b": 0, "c": 1}, nil},
+		"one is gone":   {map[string]int64{"a": 3}, fs.ErrNotExist},
+		"one is longer": {map[string]int64{"a": 4, "b": 0}, storage.ErrCorrupt},
+	} {
+		if err := publish.CheckFiles(c.have, results); !errors.Is(err, c.want) {
+			t.Errorf("%s: CheckFiles = %v; want %v", name, err, c.want)
+		}
+	}
+}
+
+func TestTellAddsStorageData(t *testing.T) {
+	before := []*plan.SavePlan{{}, {}}
+	after, err := publish.Tell(before, map[string]int{"ranks": 2})
+	if err != nil || len(after) != 2 || string(after[1].StorageData) != `{"ranks":2}` {
+		t.Errorf("Tell = %v, %v; want the number in both", after, err)
+	}
+	if before[0].StorageData != nil {
+		t.Error("Tell changed a plan that it was given")
 	}
 }

@@ -1,0 +1,660 @@
+// Package publish makes a checkpoint appear in one atomic step, in every format. A
+// Publisher keeps the files of a save apart from all others, replaces the record of
+// the old checkpoint by that of the new one, and removes the files that no
+// checkpoint needs any more. It does not know any format: a Format describes the
+// names of the files and reads the checkpoint that is there. The contract is at
+// Publisher, whose methods follow the steps of storage.Writer.
+package publish
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/datafile"
+)
+
+// Publisher carries out the saves of one rank at the root of a store, one after the
+// other. A writer of a format calls SetUp, Begin, Infix and Write, Commit or Abort
+// in the steps of storage.Writer. If the checkpoint is a single file, WriteHeld and
+// CommitHeld take the place of Infix, Write and Commit.
+//
+// The names of data files contain the id of their save, so a save does not touch
+// the files of another save or program. The old checkpoint stays complete until the
+// new record replaces the old one. A save that fails removes its files. A save whose
+// process dies leaves a mark, by which the next save finds and removes its files.
+type Publisher struct {
+	store blob.Store
+	f     *Format
+	opts  storage.WriteOptions
+	sess  storage.Session
+	// coordinates is set while this rank is the coordinator of a save with a group.
+	coordinates bool
+	mark        *Mark // of the coordinator, while a save is under way
+
+	mu    sync.Mutex
+	names []string // files of this save that may exist; guarded by mu
+	kept  bool     // none of them may be removed; guarded by mu
+	held  *Held    // a file that waits for its commit; guarded by mu
+}
+
+// New returns a publisher at the root of store.
+func New(store blob.Store, f *Format, o storage.WriteOptions) *Publisher {
+	return &Publisher{store: store, f: f, opts: o.WithDefaults()}
+}
+
+// maxSaveID bounds a save's id, so that file names stay shorter than the limits of
+// file systems.
+const maxSaveID = 64
+
+var saveIDs = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]*$`)
+
+// SetUp begins a save. It refuses an id that cannot be part of file names.
+func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
+	p.release()
+	p.drop()
+	p.sess, p.coordinates = s, false
+	p.mu.Lock()
+	p.names, p.kept = nil, false
+	p.mu.Unlock()
+	id := s.Storage.SaveID
+	if !p.f.OneFile && (len(id) > maxSaveID || !saveIDs.MatchString(id)) {
+		return fmt.Errorf("%w: save id %q: want 1 to %d letters, digits and dashes", blob.ErrName, id, maxSaveID)
+	}
+	return nil
+}
+
+// Session returns the session that SetUp was given.
+func (p *Publisher) Session() storage.Session { return p.sess }
+
+// Begin is for PrepareLocalPlan. The coordinator returns an error if there is a
+// checkpoint that must stay, or if it cannot find out. Otherwise it removes the
+// files of dead saves and marks this save as under way.
+func (p *Publisher) Begin(ctx context.Context) error {
+	if p.opts.RankLocal {
+		return p.checkFree(ctx)
+	}
+	if !p.sess.Coordinator {
+		return nil
+	}
+	if err := p.checkReplaceable(ctx); err != nil {
+		return err
+	}
+	p.coordinates = true
+	p.sweep(ctx, -1)
+	if p.sess.Journal != nil || p.mark != nil || p.f.OneFile { // with a journal, no other save uses the place
+		return nil
+	}
+	var err error
+	p.mark, err = NewMark(ctx, p.store, p.f.Name, p.sess.Storage.SaveID)
+	return err
+}
+
+// checkFree refuses a place with a checkpoint, or with the record of a rank of
+// another save. It looks at one record of another rank: readers compare all of them.
+func (p *Publisher) checkFree(ctx context.Context) error {
+	for _, name := range []string{p.f.Records[0], p.f.RankRecord(p.sess.Rank)} {
+		if ok, err := p.exists(ctx, name); err != nil {
+			return err
+		} else if ok {
+			return fmt.Errorf("%w: %s holds %s, and a rank alone cannot replace a checkpoint", storage.ErrExists, p.store, name)
+		}
+	}
+	for _, rank := range []int{0, p.sess.Rank - 1, p.sess.Rank + 1} {
+		if rank < 0 {
+			continue
+		}
+		name := p.f.RankRecord(rank)
+		id, err := p.f.ReadRank(ctx, p.store, name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return err
+		case id != p.sess.Storage.SaveID:
+			return fmt.Errorf("%w: %s of %s is of save %q", storage.ErrExists, name, p.store, id)
+		}
+	}
+	return nil
+}
+
+// checkReplaceable returns an error if the checkpoint that is there must stay.
+func (p *Publisher) checkReplaceable(ctx context.Context) error {
+	if p.f.Check != nil {
+		if err := p.f.Check(ctx, p.store); err != nil {
+			return err
+		}
+	}
+	old, err := p.f.Read(ctx, p.store)
+	switch {
+	case isAbsent(err):
+		return nil
+	case errors.Is(err, storage.ErrVersion):
+		return fmt.Errorf("will not replace it: %w", err)
+	case err != nil && !errors.Is(err, storage.ErrCorrupt):
+		return err
+	case p.opts.FailIfExists && len(p.f.Records) > 1 && len(old.Replaced) > 0:
+		return p.existsError(old.Replaced[0])
+	case p.opts.FailIfExists:
+		return p.existsError(p.f.Records[0])
+	case err == nil && p.sess.Journal == nil && slices.ContainsFunc(old.Files, p.isOwn):
+		return fmt.Errorf("%w: %s holds save %s already", storage.ErrExists, p.store, p.sess.Storage.SaveID)
+	}
+	return nil
+}
+
+func (p *Publisher) existsError(record string) error {
+	return fmt.Errorf("%w: %s holds %s", storage.ErrExists, p.store, record)
+}
+
+// isOwn reports whether the name of a data file contains the id of this save.
+func (p *Publisher) isOwn(name string) bool {
+	if p.f.OneFile {
+		return false
+	}
+	id, ok := p.f.Parse(name)
+	return ok && id == p.sess.Storage.SaveID
+}
+
+func (p *Publisher) exists(ctx context.Context, name string) (bool, error) {
+	_, err := p.store.Stat(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Infix returns the part of the names of this rank's files that tells saves apart:
+// the save's id. A save with a journal, which no other save or program disturbs,
+// uses the plain names of the format unless there is a checkpoint. Infix removes
+// the files of an earlier attempt in this save, unless a journal lists them.
+func (p *Publisher) Infix(ctx context.Context) (string, error) {
+	id := p.sess.Storage.SaveID
+	if p.sess.Journal == nil {
+		return id, p.removeAttempt(ctx)
+	}
+	for _, name := range slices.Concat(p.f.Records, p.f.Also) {
+		if ok, err := p.exists(ctx, name); ok || err != nil {
+			return id, err
+		}
+	}
+	return "", nil
+}
+
+// removeAttempt removes the files that were noted, unless they must stay, and
+// forgets those that are removed.
+func (p *Publisher) removeAttempt(ctx context.Context) error {
+	names, kept := p.take()
+	if kept {
+		return nil
+	}
+	for i, name := range names {
+		if err := p.store.Remove(ctx, name); err != nil {
+			for _, left := range names[i:] {
+				p.note(left)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// note remembers a file that may exist from now on, so that Abort removes it.
+func (p *Publisher) note(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.names = append(p.names, name)
+}
+
+// keep makes Abort keep the files of this save: they may be part of a checkpoint.
+func (p *Publisher) keep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.kept = true
+}
+
+// take returns the names that were noted and forgets them, and whether the files
+// must stay.
+func (p *Publisher) take() (names []string, kept bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	names, p.names = p.names, nil
+	return names, p.kept
+}
+
+// Write writes the data files of this rank, with planned bytes of items.
+func (p *Publisher) Write(ctx context.Context, files []*datafile.File, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
+	return datafile.Write(ctx, p.store, files, data, p.sess, planned, datafile.Options{
+		Files: p.opts.FilesPerRank, BufferBytes: p.opts.BufferBytes, Created: p.note,
+	})
+}
+
+// Held tells the file that is a whole checkpoint from other files of its name.
+type Held struct {
+	Name string
+	Size int64
+	// Sample are bytes of the file that no other file has, from Offset on. They are
+	// complete once the file is written.
+	Offset int64
+	Sample []byte
+
+	w blob.Writer
+}
+
+// WriteHeld writes the file that is the whole checkpoint. The file appears in
+// CommitHeld. h describes it.
+func (p *Publisher) WriteHeld(ctx context.Context, file *datafile.File, h *Held, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
+	p.drop()
+	return datafile.Write(ctx, p.store, []*datafile.File{file}, data, p.sess, planned, datafile.Options{
+		Files: 1, BufferBytes: p.opts.BufferBytes, Replace: !p.opts.FailIfExists,
+		Hold: func(_ string, w blob.Writer) {
+			h.w = w
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.held = h
+		},
+	})
+}
+
+// takeHeld returns the file that waits for its commit, or nil, and forgets it.
+func (p *Publisher) takeHeld() *Held {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := p.held
+	p.held = nil
+	return h
+}
+
+// drop gives up the file that waits for its commit.
+func (p *Publisher) drop() {
+	if h := p.takeHeld(); h != nil {
+		h.w.Abort()
+	}
+}
+
+// Locate is storage.Locate, and refuses tensors that their chunks do not cover: a
+// checkpoint that cannot be read must not replace one that can. The chunks of a rank
+// that saves without the other ranks need not cover whole tensors.
+func (p *Publisher) Locate(md *meta.Metadata, results []*storage.WriteResults) ([]meta.Entry, error) {
+	entries, err := storage.Locate(md, results)
+	if err != nil || p.opts.RankLocal {
+		return entries, err
+	}
+	for i := range entries {
+		e := &entries[i]
+		if e.Tensor == nil {
+			continue
+		}
+		if p := plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks); len(p) > 0 {
+			return nil, fmt.Errorf("%w: %q: %s: %s", meta.ErrInvalid, e.FQN, p[0].Kind, p[0].Text)
+		}
+	}
+	return entries, nil
+}
+
+// Ranks returns the number of ranks of a save without a group, or 0.
+func (p *Publisher) Ranks() int {
+	if !p.opts.RankLocal {
+		return 0
+	}
+	return p.sess.Size
+}
+
+// File is the name and content of a small file.
+type File struct {
+	Name string
+	Data []byte
+}
+
+// Commit writes the files of before, and then makes rec the record, in one atomic
+// step, of the checkpoint that consists of these files and those of the results.
+// After that it removes what no checkpoint needs. After an error nothing has
+// appeared, unless it wraps storage.ErrUncertain. The record of a rank that saves
+// without the other ranks has the name of Format.RankRecord.
+func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.WriteResults, before ...File) error {
+	have, err := p.sizes(ctx)
+	if err != nil {
+		return err
+	}
+	if err := CheckFiles(have, results); err != nil {
+		return err
+	}
+	for _, f := range before {
+		p.note(f.Name)
+		if _, err := blob.WriteAll(ctx, p.store, f.Name, f.Data, &blob.CreateOptions{IfAbsent: true}); err != nil {
+			return err
+		}
+	}
+	ifAbsent := p.opts.FailIfExists
+	if p.opts.RankLocal {
+		rec.Name, ifAbsent = p.f.RankRecord(p.sess.Rank), true
+	}
+	c := &commit{Publisher: p, name: rec.Name, ifAbsent: ifAbsent, named: map[string]bool{rec.Name: true}}
+	for _, f := range before {
+		c.named[f.Name] = true
+	}
+	for _, r := range results {
+		for _, f := range r.Files {
+			c.named[f.Name] = true
+		}
+	}
+	c.write = func(ctx context.Context) error {
+		_, err := blob.WriteAll(ctx, p.store, rec.Name, rec.Data, &blob.CreateOptions{IfAbsent: ifAbsent})
+		return err
+	}
+	c.isOurs = func(ctx context.Context) (bool, error) {
+		now, err := blob.ReadAll(ctx, p.store, rec.Name, int64(len(rec.Data)))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, blob.ErrTooLarge) {
+			return false, nil
+		}
+		return bytes.Equal(now, rec.Data), err
+	}
+	return c.run(ctx)
+}
+
+// CommitHeld makes the file of WriteHeld the checkpoint, as Commit does.
+func (p *Publisher) CommitHeld(ctx context.Context) error {
+	h := p.takeHeld()
+	if h == nil {
+		return fmt.Errorf("%w: Finish before WriteData", plan.ErrProtocol)
+	}
+	defer h.w.Abort() // does nothing once committed
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	c := &commit{Publisher: p, name: h.Name, ifAbsent: p.opts.FailIfExists, named: map[string]bool{h.Name: true}}
+	c.write = func(ctx context.Context) error {
+		_, err := h.w.Commit(ctx)
+		return err
+	}
+	c.isOurs = func(ctx context.Context) (bool, error) { return h.isAt(ctx, p.store) }
+	return c.run(ctx)
+}
+
+// isAt reports whether the file is in the store.
+func (h *Held) isAt(ctx context.Context, store blob.Store) (bool, error) {
+	r, err := store.Open(ctx, h.Name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer r.Close()
+	if r.Size() != h.Size {
+		return false, nil
+	}
+	now := make([]byte, len(h.Sample))
+	err = r.ReadAt(ctx, now, h.Offset)
+	return bytes.Equal(now, h.Sample), err
+}
+
+// sizes returns the data files that are there, with their sizes. If all names begin
+// with the id of their save, they are those of this save.
+func (p *Publisher) sizes(ctx context.Context) (map[string]int64, error) {
+	files, err := p.f.list(ctx, p.store, p.ownPrefix())
+	out := make(map[string]int64, len(files))
+	for _, f := range files {
+		out[f.Name] = f.Size
+	}
+	return out, err
+}
+
+func (p *Publisher) ownPrefix() string {
+	if p.f.IDFirst {
+		return p.f.Prefix + p.sess.Storage.SaveID
+	}
+	return p.f.Prefix
+}
+
+// CheckFiles returns an error unless every file that the ranks wrote is there with
+// its size. It keeps a commit from naming a file that another program has removed.
+// have are the files that are there, with their sizes.
+func CheckFiles(have map[string]int64, results []*storage.WriteResults) error {
+	for _, r := range results {
+		for _, f := range r.Files {
+			size, ok := have[f.Name]
+			if !ok {
+				return fmt.Errorf("%s, which a rank has just written: %w", f.Name, fs.ErrNotExist)
+			}
+			if size != f.Size {
+				return fmt.Errorf("%w: %s has %d bytes, its writer wrote %d", storage.ErrCorrupt, f.Name, size, f.Size)
+			}
+		}
+	}
+	return nil
+}
+
+// Abort removes the data files of this save: a rank its own, the coordinator those
+// of all ranks, because the others may be gone. It does nothing once a commit may
+// have made them part of a checkpoint, and spares files that the current record
+// names, even if a repair wrote it.
+func (p *Publisher) Abort(ctx context.Context) error {
+	defer p.release()
+	p.drop()
+	names, kept := p.take()
+	if kept {
+		return nil
+	}
+	var err error
+	if p.coordinates && !p.f.OneFile {
+		var found []Leftover
+		found, err = p.f.identified(ctx, p.store, p.ownPrefix())
+		for _, l := range found {
+			if l.SaveID == p.sess.Storage.SaveID {
+				names = append(names, l.Name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return errors.Join(err, p.removeUnnamed(ctx, slices.Compact(names)))
+}
+
+// removeUnnamed removes those of the files that the current checkpoint does not
+// name. If the checkpoint cannot be read, it removes nothing.
+func (p *Publisher) removeUnnamed(ctx context.Context, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	return Locked(ctx, p.store, func() error {
+		current, err := p.f.current(ctx, p.store)
+		if err != nil && !errors.Is(err, storage.ErrCorrupt) {
+			return err
+		}
+		return p.removeAll(ctx, slices.DeleteFunc(names, func(n string) bool { return current[n] }))
+	})
+}
+
+// removeAll removes files, and goes on if one cannot be removed.
+func (p *Publisher) removeAll(ctx context.Context, names []string) error {
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, p.store.Remove(ctx, name))
+	}
+	return errors.Join(errs...)
+}
+
+// sweep removes the files of saves that are over. Errors are only warnings.
+func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) {
+	if p.sess.Journal != nil || p.opts.SweepAfter < 0 || p.f.OneFile && olderThan < 0 {
+		return
+	}
+	var err error
+	if !p.f.OneFile {
+		_, err = Sweep(ctx, p.store, p.f, olderThan, nil)
+	} else if s, ok := blob.As[blob.Sweeper](p.store); ok {
+		_, err = s.SweepTemp(ctx, "", olderThan)
+	}
+	p.warn(err)
+}
+
+// release ends the mark of the save.
+func (p *Publisher) release() {
+	p.warn(p.mark.Release())
+	p.mark = nil
+}
+
+func (p *Publisher) warn(err error) {
+	if err != nil && p.sess.Warn != nil {
+		p.sess.Warn(err)
+	}
+}
+
+// commit is the step that replaces a checkpoint.
+type commit struct {
+	*Publisher
+	name     string // of the new record
+	ifAbsent bool   // the record must not replace another file
+	named    map[string]bool
+	write    func(ctx context.Context) error         // writes the record
+	isOurs   func(ctx context.Context) (bool, error) // reports whether the record is in the store
+}
+
+// run replaces the checkpoint and removes what no checkpoint needs any more.
+func (c *commit) run(ctx context.Context) error {
+	if c.opts.RankLocal {
+		return c.writeRecord(ctx)
+	}
+	var err error
+	if c.f.OneFile {
+		err = c.writeRecord(ctx)
+	} else {
+		err = Locked(ctx, c.store, func() error { return c.replace(ctx) })
+	}
+	if err == nil {
+		c.sweep(ctx, c.opts.SweepAfter)
+	}
+	if err == nil || errors.Is(err, storage.ErrUncertain) {
+		c.release()
+	}
+	return err
+}
+
+// replace replaces the checkpoint that is there and removes its files.
+func (c *commit) replace(ctx context.Context) error {
+	hiding, err := c.hiding(ctx)
+	if err != nil {
+		return err
+	}
+	old, oldErr := c.f.Read(ctx, c.store)
+	if old != nil {
+		if err := c.mark.Replaces(old.Replaced); err != nil {
+			return err
+		}
+	}
+	if len(hiding) > 0 {
+		err = c.uncover(ctx, hiding)
+	} else {
+		err = c.writeRecord(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if old != nil {
+		c.warn(c.removeAll(ctx, slices.DeleteFunc(slices.Clone(old.Replaced), func(n string) bool { return c.named[n] })))
+	}
+	if oldErr != nil && !isAbsent(oldErr) {
+		c.warn(oldErr)
+	}
+	return nil
+}
+
+// hiding returns the records that exist and that readers prefer to the new one.
+func (c *commit) hiding(ctx context.Context) ([]string, error) {
+	if len(c.f.Records) == 1 {
+		return nil, nil
+	}
+	var out []string
+	before := true
+	for _, name := range c.f.Records {
+		before = before && name != c.name
+		ok, err := c.exists(ctx, name)
+		switch {
+		case err != nil:
+			return nil, err
+		case ok && c.ifAbsent:
+			return nil, c.existsError(name)
+		case ok && before:
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
+// writeRecord writes the record, which is the commit. If the store reports an
+// error, writeRecord reads the record: if it is another one or does not exist, the
+// commit did not take place; if it is ours, the commit is visible, but may not
+// survive the loss of power.
+func (c *commit) writeRecord(ctx context.Context) error {
+	err := c.write(ctx)
+	if err == nil {
+		c.keep()
+		return nil
+	}
+	ours, readErr := c.isOurs(context.WithoutCancel(ctx))
+	switch {
+	case readErr == nil && ours:
+		err = fmt.Errorf("%s exists, but may not survive the loss of power: %w", c.name, err)
+	case readErr == nil:
+		if c.ifAbsent && errors.Is(err, fs.ErrExist) {
+			err = fmt.Errorf("%w: %w", storage.ErrExists, err)
+		}
+		return err
+	}
+	c.keep()
+	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+}
+
+// uncover writes the record, which the records of hiding hide, and then removes
+// these. The removal is the commit: until then Abort may remove the new record.
+// uncover removes the record last that readers look for first, so that at any time
+// they find the old checkpoint or the new one. Then it writes the record once more,
+// which makes the removal durable.
+func (c *commit) uncover(ctx context.Context, hiding []string) error {
+	c.note(c.name)
+	if err := c.write(ctx); err != nil {
+		return err
+	}
+	for i, name := range slices.Backward(hiding) {
+		err := c.store.Remove(ctx, name)
+		if err == nil {
+			continue
+		}
+		if _, statErr := c.store.Stat(context.WithoutCancel(ctx), name); statErr != nil && i == 0 {
+			c.keep()
+			err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+		}
+		return err
+	}
+	c.keep()
+	if err := c.write(ctx); err != nil {
+		return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+	}
+	return nil
+}
+
+// Tell returns the plans with v, as JSON, in the storage data of each: so the
+// coordinator sends v to the ranks. The plans themselves stay as they are.
+func Tell(ps []*plan.SavePlan, v any) ([]*plan.SavePlan, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*plan.SavePlan, len(ps))
+	for r, p := range ps {
+		q := *p
+		q.StorageData = b
+		out[r] = &q
+	}
+	return out, nil
+}
