@@ -3,7 +3,8 @@ package group
 import "encoding/json"
 
 // Codec turns values into bytes and back, for values that cross between ranks.
-// A step may call its methods on several ranks at once.
+// Its methods must be safe for concurrent use: ranks in one process may share a
+// codec, and rank 0 encodes and decodes the values of several ranks at once.
 type Codec[T any] interface {
 	// Encode returns the value's bytes, which the caller may keep but not
 	// write to.

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -123,6 +126,33 @@ func FuzzFailures(f *testing.F) {
 			limit := max(minText, min(maxText, textBudget/len(got)))
 			if again[rank].Text != cut(e.Text, limit) || !cmp.Equal(again[rank].Codes, e.Codes) {
 				t.Errorf("rank %d: %+v; %+v when encoded again", rank, e, again[rank])
+			}
+		}
+	})
+}
+
+func TestInParallelRunsConcurrently(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	synctest.Test(t, func(t *testing.T) {
+		var running sync.WaitGroup
+		running.Add(4)
+		bad := errors.New("bad")
+		errs := inParallel(40, func(i int) error {
+			if i < 4 { // each of the first four waits for the other three
+				running.Done()
+				running.Wait()
+			}
+			switch i {
+			case 7:
+				return bad
+			case 30:
+				panic("thirty")
+			}
+			return nil
+		})
+		for i, err := range errs {
+			if want := map[int]error{7: bad, 30: ErrPanic}[i]; !errors.Is(err, want) {
+				t.Errorf("error of call %d = %v; want %v", i, err, want)
 			}
 		}
 	})

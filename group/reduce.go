@@ -3,6 +3,9 @@ package group
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
 )
 
 // reduce is the part that steps with a global function share. On rank 0 results
@@ -85,34 +88,55 @@ func produce[T any](ctx context.Context, c Codec[T], fn func(context.Context) (T
 	return b, nil
 }
 
+// encodeAll encodes values in parallel. The error is that of the first value that
+// cannot be encoded.
 func encodeAll[T any](c Codec[T], vs []T) ([][]byte, error) {
 	bs := make([][]byte, len(vs))
-	for i, v := range vs {
-		b, err := c.Encode(v)
+	errs := inParallel(len(vs), func(i int) (err error) {
+		bs[i], err = c.Encode(vs[i])
+		return err
+	})
+	for i, err := range errs {
 		if err != nil {
 			return nil, fmt.Errorf("encode result %d of %d: %w", i, len(vs), err)
 		}
-		bs[i] = b
 	}
 	return bs, nil
 }
 
-// decodeAll decodes the values among the messages and adds to f the ranks whose
-// value is none.
+// decodeAll decodes the values among the messages in parallel and adds to f the
+// ranks whose values cannot be decoded.
 func decodeAll[T any](c Codec[T], msgs [][]byte, f failures) ([]T, failures) {
 	vs := make([]T, len(msgs))
-	for rank, msg := range msgs {
-		b, ok := valueOf(msg)
-		if !ok {
-			continue
-		}
-		err := Catch(func() (err error) {
+	errs := inParallel(len(msgs), func(rank int) (err error) {
+		if b, ok := valueOf(msgs[rank]); ok {
 			vs[rank], err = c.Decode(b)
-			return err
-		})
+		}
+		return err
+	})
+	for rank, err := range errs {
 		if err != nil {
 			f[rank] = NewRemoteError(fmt.Errorf("decode value: %w", err))
 		}
 	}
 	return vs, f
+}
+
+// inParallel calls fn for each number below n, in at most GOMAXPROCS goroutines,
+// and returns the errors by number. A panic becomes a [*PanicError].
+func inParallel(n int, fn func(i int) error) []error {
+	errs := make([]error, n)
+	var next atomic.Int64
+	work := func() {
+		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			errs[i] = Catch(func() error { return fn(i) })
+		}
+	}
+	var wg sync.WaitGroup
+	for range min(n, runtime.GOMAXPROCS(0)) - 1 {
+		wg.Go(work)
+	}
+	work()
+	wg.Wait()
+	return errs
 }

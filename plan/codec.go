@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -14,23 +15,31 @@ import (
 // different builds fail with a clear error.
 const codecVersion = 1
 
-// SavePlanCodec carries save plans between ranks. The zero value is ready and
-// safe for concurrent use; one that [NewSavePlanCodec] made is for one goroutine
-// and saves time and memory where many plans say the same.
-type SavePlanCodec struct {
-	infos   map[string]*Info // what was decoded, by its record
-	records map[*Info]string // the inverse
+// SavePlanCodec carries save plans between ranks. It is safe for concurrent use.
+// The zero value is ready; one that [NewSavePlanCodec] made saves time and memory
+// if many plans have equal descriptions.
+type SavePlanCodec struct{ known *descriptions }
+
+// descriptions are the descriptions that a codec has decoded.
+type descriptions struct {
+	mu      sync.RWMutex
+	infos   map[string]*Info // by their record; guarded by mu
+	records map[*Info]string // the inverse; guarded by mu
 }
 
 // NewSavePlanCodec returns a codec for the plans of many ranks: those it decodes
 // share their equal descriptions, which it need not encode again.
 func NewSavePlanCodec() SavePlanCodec {
-	return SavePlanCodec{infos: map[string]*Info{}, records: map[*Info]string{}}
+	return SavePlanCodec{&descriptions{infos: map[string]*Info{}, records: map[*Info]string{}}}
 }
 
 // Encode encodes p. The error wraps ErrProtocol if an item has no description or
 // a box of no dimensions that add up.
 func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
+	if c.known != nil {
+		c.known.mu.RLock() // once for the whole plan
+		defer c.known.mu.RUnlock()
+	}
 	w := wire.Writer{B: make([]byte, 0, 64+64*len(p.Items))}
 	w.Byte(codecVersion)
 	w.Bool(p.Unchanged)
@@ -80,9 +89,11 @@ func encodeItem(w *wire.Writer, it *WriteItem) {
 // encodeInfo writes in as one record with its length, so that equal ones can be
 // recognised by their bytes.
 func (c SavePlanCodec) encodeInfo(w *wire.Writer, in *Info) {
-	if record, ok := c.records[in]; ok {
-		w.String(record)
-		return
+	if c.known != nil {
+		if record, ok := c.known.records[in]; ok {
+			w.String(record)
+			return
+		}
 	}
 	r := wire.Writer{B: make([]byte, 0, 128)}
 	encodeRecord(&r, in)
@@ -120,9 +131,11 @@ func encodeInts(w *wire.Writer, v []int64) {
 // made, such as one whose box leaves its tensor; the error wraps
 // wire.ErrMalformed.
 func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
-	if c.infos == nil {
+	if c.known == nil {
 		c = NewSavePlanCodec()
 	}
+	c.known.mu.RLock() // once for the whole plan; add gives it up for a moment
+	defer c.known.mu.RUnlock()
 	r := wire.NewReader(b)
 	checkVersion(r)
 	p := &SavePlan{Unchanged: r.Bool()}
@@ -137,7 +150,7 @@ func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 	}
 	n := r.Count(minItemBytes)
 	p.Items = make([]WriteItem, 0, n)
-	d := itemDecoder{ints: ints{r: r}, known: c}
+	d := itemDecoder{ints: ints{r: r}, known: c.known}
 	for range n {
 		p.Items = append(p.Items, d.item())
 	}
@@ -159,7 +172,7 @@ const minItemBytes = 5
 // itemDecoder decodes the items of one plan.
 type itemDecoder struct {
 	ints
-	known SavePlanCodec
+	known *descriptions
 	last  *Info
 }
 
@@ -194,8 +207,20 @@ func (d *itemDecoder) info(record []byte) *Info {
 		d.r.Fail("description: %v", err)
 		return nil
 	}
-	key := string(record)
-	d.known.infos[key], d.known.records[in] = in, key
+	return d.known.add(string(record), in)
+}
+
+// add adds a description, unless another goroutine has added it meanwhile, and
+// returns the one to use. The read lock is held, and given up for a moment.
+func (k *descriptions) add(record string, in *Info) *Info {
+	k.mu.RUnlock()
+	defer k.mu.RLock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if known, ok := k.infos[record]; ok {
+		return known
+	}
+	k.infos[record], k.records[in] = in, record
 	return in
 }
 

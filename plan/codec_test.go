@@ -6,6 +6,7 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -168,14 +169,20 @@ func TestAnyLoadPlanRoundTrips(t *testing.T) {
 
 func TestDecodedPlansShareDescriptions(t *testing.T) {
 	codec := plan.NewSavePlanCodec()
-	var infos []*plan.Info
-	for _, p := range append(three(), three()...) {
-		q, err := carried(codec, p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		infos = append(infos, q.Items[0].Info)
+	plans := append(three(), three()...)
+	infos := make([]*plan.Info, len(plans))
+	var wg sync.WaitGroup
+	for i, p := range plans {
+		wg.Go(func() {
+			q, err := carried(codec, p)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			infos[i] = q.Items[0].Info
+		})
 	}
+	wg.Wait()
 	if len(slices.Compact(infos)) != 1 {
 		t.Error("six plans have several descriptions of x; want one that they share")
 	}

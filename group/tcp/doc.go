@@ -34,7 +34,7 @@
 //
 // Every connection begins with a handshake, within ten seconds:
 //
-//	→ "cairngr1", the length of what follows (2 bytes), purpose (1: meet, 2: link,
+//	→ "cairngr2", the length of what follows (2 bytes), purpose (1: meet, 2: link,
 //	  3: messages, 4: call of the roll), ranks from and to, size (4 bytes each),
 //	  session (16; to meet, a name of the process), job (length as a varint,
 //	  text), nonce (32)

@@ -37,7 +37,7 @@ const (
 )
 
 const (
-	magic     = "cairngr1"
+	magic     = "cairngr2"
 	maxHello  = 1024
 	maxReason = 1024
 	nonceSize = 32

@@ -145,7 +145,7 @@ func (h *host) follow(ctx context.Context) error {
 	for retry := firstRetry; ; retry = min(2*retry, h.lastRetry()) {
 		t, err := h.attend(ctx)
 		if err == nil {
-			if above := (h.rank - 1) / t.arity; above > 0 {
+			if above := tree.Parent(h.rank, h.size, t.arity); above > 0 {
 				h.setAddress(above, t.above)
 			}
 			h.cfg.Timeout, h.cfg.Arity = t.timeout, t.arity

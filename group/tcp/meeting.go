@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
 // opJoin is the Op of errors about ranks that have not come.
@@ -232,7 +233,7 @@ func (m *meeting) succeed(top string, arity int) []seat {
 	m.over = errors.New("the ranks have met without this process")
 	for _, s := range m.seats {
 		s.above = top
-		if p := (s.rank - 1) / arity; p > 0 {
+		if p := tree.Parent(s.rank, m.size, arity); p > 0 {
 			s.above = m.seats[p].addr
 		}
 	}

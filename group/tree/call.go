@@ -72,7 +72,7 @@ func (c *call) below(from int, f frame) error {
 	if err := f.call.Check(size); err != nil {
 		return fmt.Errorf("%w: %w", errProtocol, err)
 	}
-	return c.enter(from-c.team.below, from, f.call, f.values, f.held)
+	return c.enter(c.team.branch(from), from, f.call, f.values, f.held)
 }
 
 // enter notes that slot i has come: rank, or the subtree below it, with values.
@@ -151,7 +151,7 @@ func (c *call) succeed() {
 	for i, ln := range t.down {
 		f := frame{kind: kindOutcome, id: t.id, number: c.number}
 		if !c.going {
-			f.values = c.share(t.below + i)
+			f.values = c.share(t.tree.child(i, t.node.opts.Arity))
 		}
 		ln.send(f.encode())
 	}
@@ -183,20 +183,17 @@ func (c *call) outcome(f frame) error {
 	return nil
 }
 
-// share returns the values that a rank below, or one in its subtree, is to get.
-func (c *call) share(below int) []labelled {
-	t := c.team
-	k := t.node.opts.Arity
-	in := func(rank int) bool { return rank == below || branch(below, rank, k) >= 0 }
+// share returns the values for the ranks of a subtree.
+func (c *call) share(s span) []labelled {
 	switch c.call.Op {
 	case group.OpGather:
-		if !in(c.call.Root) {
+		if !s.contains(c.call.Root) {
 			return nil
 		}
 	case group.OpScatter:
 		var some []labelled
 		for _, v := range c.values {
-			if in(v.rank) {
+			if s.contains(v.rank) {
 				some = append(some, v)
 			}
 		}

@@ -5,10 +5,13 @@
 //
 // # Shape
 //
-// The ranks of a group of n stand in a heap of arity k: rank 0 on top, below rank
-// r the ranks k*r+1 to k*r+k. Every group has its own tree, of its own ranks; a
-// link between two of them is opened by the one below and serves all groups in
-// which it stands below the other. Links are opened when a group is made.
+// Rank 0 is on top of the tree. The other ranks are cut into k ranges of equal
+// length, or lengths that differ by one, if k is the arity. The first rank of each
+// range is below rank 0, and on top of the rest of its range, which is cut in the
+// same way. So the subtrees of a rank are of equal size, and the tree is as flat as
+// a tree of this arity can be. Every group has its own tree, of its own ranks. The
+// lower of two neighbours opens the link between them, which serves all groups in
+// which it is below the other. Links are opened when a group is made.
 //
 // # A call
 //

@@ -103,26 +103,3 @@ func FuzzNode(f *testing.F) {
 		}
 	})
 }
-
-func TestShape(t *testing.T) {
-	for k := 1; k <= 8; k++ {
-		const n = 100
-		for r := range n {
-			from, to := children(r, n, k)
-			for c := from; c < to; c++ {
-				if parent(c, k) != r || branch(r, c, k) != c {
-					t.Errorf("arity %d: rank %d is below %d, its parent is %d", k, c, r, parent(c, k))
-				}
-			}
-			for dst := range n {
-				hops := 0
-				for at := r; at != dst && hops <= n; hops++ {
-					at = towards(at, dst, k)
-				}
-				if hops > 2*n/k+2 && k > 1 {
-					t.Errorf("arity %d: from %d to %d takes %d hops", k, r, dst, hops)
-				}
-			}
-		}
-	}
-}

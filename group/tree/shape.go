@@ -1,38 +1,59 @@
 package tree
 
-// The ranks of a group of n stand in a heap of arity k: rank 0 on top, and below
-// rank r the ranks from k*r+1 to k*r+k.
+// span is a subtree: the ranks from first to end-1, with first on top. The ranks
+// below first are cut into as many ranges as the arity, or one for each rank if
+// there are fewer, whose lengths differ by at most one. Each range is a subtree.
+type span struct{ first, end int }
 
-// parent returns the rank above r, or -1 above rank 0.
-func parent(r, k int) int {
-	if r == 0 {
+// size returns the number of ranks of the subtree.
+func (s span) size() int { return s.end - s.first }
+
+// contains reports whether rank is in the subtree.
+func (s span) contains(rank int) bool { return s.first <= rank && rank < s.end }
+
+// fanout returns the number of subtrees below the top of s in a tree of arity k.
+func (s span) fanout(k int) int { return min(k, s.size()-1) }
+
+// child returns subtree i of those below the top of s.
+func (s span) child(i, k int) span {
+	n := s.fanout(k)
+	base, extra := (s.size()-1)/n, (s.size()-1)%n
+	first := s.first + 1 + i*base + min(i, extra)
+	end := first + base
+	if i < extra {
+		end++
+	}
+	return span{first, end}
+}
+
+// branch returns which subtree below the top of s contains rank, or -1 if no
+// subtree does.
+func (s span) branch(rank, k int) int {
+	if !s.contains(rank) || rank == s.first {
 		return -1
 	}
-	return (r - 1) / k
-}
-
-// children returns the first rank below r, and the first that is not.
-func children(r, n, k int) (from, to int) {
-	from = min(k*r+1, n)
-	return from, min(k*r+k+1, n)
-}
-
-// towards returns the neighbour of r on the way to the rank dst, which is not r.
-func towards(r, dst, k int) int {
-	if b := branch(r, dst, k); b >= 0 {
-		return b
+	n, off := s.fanout(k), rank-s.first-1
+	base, extra := (s.size()-1)/n, (s.size()-1)%n
+	if long := extra * (base + 1); off >= long {
+		return extra + (off-long)/base
 	}
-	return parent(r, k)
+	return off / (base + 1)
 }
 
-// branch returns the child of r above or at dst, or -1 where dst is not below r.
-func branch(r, dst, k int) int {
-	for dst > r {
-		up := parent(dst, k)
-		if up == r {
-			return dst
-		}
-		dst = up
+// locate returns the subtree whose top is rank in a tree of n ranks and arity k,
+// and the rank above, which is -1 for rank 0.
+func locate(rank, n, k int) (s span, above int) {
+	s, above = span{0, n}, -1
+	for s.first != rank {
+		above = s.first
+		s = s.child(s.branch(rank, k), k)
 	}
-	return -1
+	return s, above
+}
+
+// Parent returns the rank above rank in a tree of size ranks, or -1 for rank 0.
+// Rank and size must be valid; arity must be at least 1.
+func Parent(rank, size, arity int) int {
+	_, above := locate(rank, size, arity)
+	return above
 }

@@ -64,7 +64,7 @@ func (c *call) route(label int) []*lane {
 	case t.me:
 		return nil
 	default:
-		return []*lane{t.lane(towards(t.me, dst, t.node.opts.Arity))}
+		return []*lane{t.towards(dst)}
 	}
 }
 

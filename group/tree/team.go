@@ -17,9 +17,9 @@ type team struct {
 	ranks  members
 	me     int
 
-	above int // the rank above this one, or -1
-	below int // the first of the ranks below this one
-	up    *lane
+	above int   // the rank above this one, or -1
+	tree  span  // this rank and all ranks below it
+	up    *lane // to above; nil on top
 	down  []*lane
 
 	next     uint64 // number of this rank's next call
@@ -36,15 +36,15 @@ type team struct {
 func (n *Node) newTeam(id id, from *team, ranks members, me int) *team {
 	k := n.opts.Arity
 	t := &team{
-		node: n, id: id, parent: from, ranks: ranks, me: me, above: parent(me, k),
+		node: n, id: id, parent: from, ranks: ranks, me: me,
 		calls: make(map[uint64]*call), alarms: make(map[uint64]*alarm), over: make(chan struct{}),
 	}
+	t.tree, t.above = locate(me, ranks.size(), k)
 	if t.above >= 0 {
 		t.up = newLane(n.upLink(ranks.outer(t.above)), id, t.above)
 	}
-	first, end := children(me, ranks.size(), k)
-	t.below = first
-	for r := first; r < end; r++ {
+	for i := range t.tree.fanout(k) {
+		r := t.tree.child(i, k).first
 		t.down = append(t.down, newLane(n.downLink(ranks.outer(r)), id, r))
 	}
 	n.teams[id] = t
@@ -110,12 +110,16 @@ func (t *team) laneOf(l *link) *lane {
 	return nil
 }
 
-// lane returns the lane to a neighbour.
-func (t *team) lane(rank int) *lane {
-	if rank == t.above {
-		return t.up
+// branch returns the index in t.down of the subtree that contains rank, or -1 if
+// rank is not below this one.
+func (t *team) branch(rank int) int { return t.tree.branch(rank, t.node.opts.Arity) }
+
+// towards returns the lane to the neighbour on the way to another rank.
+func (t *team) towards(rank int) *lane {
+	if i := t.branch(rank); i >= 0 {
+		return t.down[i]
 	}
-	return t.down[rank-t.below]
+	return t.up
 }
 
 // tellBelow sends a frame to all ranks below.

@@ -115,7 +115,7 @@ func (t *team) passOn(from *lane, f frame, size int) {
 			}
 		}
 	case f.to != t.me:
-		to = []*lane{t.lane(towards(t.me, f.to, t.node.opts.Arity))}
+		to = []*lane{t.towards(f.to)}
 	}
 	if len(to) == 0 {
 		from.passed(size)
@@ -157,7 +157,7 @@ func (c *call) put(label int, b []byte) {
 
 // doneBelow notes that the subtree of a rank below has all it wants.
 func (c *call) doneBelow(from int) error {
-	i := from - c.team.below
+	i := c.team.branch(from)
 	if c.finished[i] {
 		return fmt.Errorf("rank %d is done twice with call %d: %w", from, c.number, errProtocol)
 	}
