@@ -65,7 +65,6 @@ var layers = []struct{ name, imports string }{
 	{"platform", "collective group internal/npy internal/wire tensor value"},
 	{"platform/platformtest", "collective group platform tensor"},
 	{"platform/host", "collective group internal/safetensors platform tensor"},
-	{"platform/all", "group platform platform/host"},
 
 	// Formats, and what they share.
 	{"storage", "blob internal/wire meta plan tensor"},

@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
 )
 
 var (
@@ -62,4 +66,122 @@ func ContextError(ctx context.Context) error {
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// StepError reports a step that failed. Every rank of the step returns one with
+// the same text and the same failed ranks.
+type StepError struct {
+	// Step is the name of the step.
+	Step string
+	// Failures says what failed on which rank of the step's group. Errors from
+	// other ranks are of type [*RemoteError].
+	Failures map[int]error
+}
+
+// Ranks returns the failed ranks, ascending.
+func (e *StepError) Ranks() []int { return slices.Sorted(maps.Keys(e.Failures)) }
+
+// Error names the step and the failed ranks in ascending order, those with the
+// same text together. It spells out two dozen texts at most.
+func (e *StepError) Error() string {
+	var b strings.Builder
+	b.WriteString(e.Step)
+	sep := ": "
+	told := 0
+	for i, ranks := range e.byText() {
+		if i == maxSpelled {
+			fmt.Fprintf(&b, "%sand %d more ranks", sep, len(e.Failures)-told)
+			break
+		}
+		fmt.Fprintf(&b, "%s%s: %v", sep, ranksText(ranks), e.Failures[ranks[0]])
+		told += len(ranks)
+		sep = "; "
+	}
+	return b.String()
+}
+
+// byText returns the failed ranks in groups of one text, by their first rank.
+func (e *StepError) byText() [][]int {
+	var groups [][]int
+	at := make(map[string]int)
+	for _, rank := range e.Ranks() {
+		text := fmt.Sprint(e.Failures[rank])
+		i, ok := at[text]
+		if !ok {
+			i = len(groups)
+			at[text] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], rank)
+	}
+	return groups
+}
+
+// Unwrap returns the failures in the order of their ranks.
+func (e *StepError) Unwrap() []error {
+	errs := make([]error, 0, len(e.Failures))
+	for _, rank := range e.Ranks() {
+		errs = append(errs, e.Failures[rank])
+	}
+	return errs
+}
+
+// Ranks returns the ranks that err names as those at fault: of the first
+// [*StepError] in it, or else of the first [*Error]. It is nil where err has
+// neither.
+func Ranks(err error) []int {
+	if e, ok := errors.AsType[*StepError](err); ok {
+		return e.Ranks()
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Ranks
+	}
+	return nil
+}
+
+// maxSpelled bounds how many runs of ranks, and how many failures, an error's
+// text spells out.
+const maxSpelled = 24
+
+// ranksText writes ranks as in "rank 3" or "ranks 0-4, 7", runs joined, at most
+// maxSpelled of them.
+func ranksText(ranks []int) string {
+	if len(ranks) == 1 {
+		return "rank " + strconv.Itoa(ranks[0])
+	}
+	var b strings.Builder
+	b.WriteString("ranks")
+	for i, runs := 0, 0; i < len(ranks); runs++ {
+		if runs == maxSpelled {
+			fmt.Fprintf(&b, " and %d more", len(ranks)-i)
+			break
+		}
+		if runs > 0 {
+			b.WriteByte(',')
+		}
+		n := runLen(ranks[i:])
+		b.WriteByte(' ')
+		b.WriteString(runText(ranks[i], n))
+		i += n
+	}
+	return b.String()
+}
+
+// runLen returns how many of the first ranks follow each other without a gap.
+func runLen(ranks []int) int {
+	n := 1
+	for n < len(ranks) && ranks[n] == ranks[n-1]+1 {
+		n++
+	}
+	return n
+}
+
+func runText(first, n int) string {
+	switch n {
+	case 1:
+		return strconv.Itoa(first)
+	case 2:
+		return fmt.Sprintf("%d, %d", first, first+1)
+	}
+	return fmt.Sprintf("%d-%d", first, first+n-1)
 }

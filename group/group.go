@@ -4,7 +4,11 @@
 // module. Package grouptest holds the contract as a test.
 package group
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"slices"
+)
 
 // Group is a set of ranks that act together. Every rank must call the same
 // collective methods in the same order; Rank, Size and Ranks are local.
@@ -55,4 +59,185 @@ type Group interface {
 	// least one rank and none twice. A rank that is not listed gets nil and no
 	// error.
 	Sub(ctx context.Context, ranks []int) (Group, error)
+}
+
+// Leaver is a capability of groups that a rank can leave while the others go on.
+type Leaver interface {
+	// Leave marks this rank as gone for good, from the group and from all that
+	// were made from it: calls of the others that wait for it, and all later
+	// ones, fail with [ErrLeft] and with err, where that is not nil. Leaving
+	// twice is the same as leaving once.
+	Leave(err error)
+}
+
+// Backed is a capability of groups that can say what carries their messages.
+type Backed interface {
+	// Backend returns a name such as "tcp".
+	Backend() string
+}
+
+// Op names a collective method of [Group].
+type Op string
+
+// The collective methods.
+const (
+	OpGather    Op = "gather"
+	OpScatter   Op = "scatter"
+	OpBroadcast Op = "broadcast"
+	OpAllGather Op = "all-gather"
+	OpBarrier   Op = "barrier"
+	OpSub       Op = "sub"
+)
+
+// rooted reports whether the method has a root.
+func (o Op) rooted() bool {
+	return o == OpGather || o == OpScatter || o == OpBroadcast
+}
+
+// Call is what the ranks of a collective call must agree on. It is for those
+// who implement [Group].
+type Call struct {
+	Op Op
+	// Root is the root of a gather, scatter or broadcast, else zero.
+	Root int
+	// Ranks is the list given to Sub, else nil.
+	Ranks []int
+}
+
+// Equal reports whether two ranks that made the calls c and d made the same.
+func (c Call) Equal(d Call) bool {
+	return c.Op == d.Op && c.Root == d.Root && slices.Equal(c.Ranks, d.Ranks)
+}
+
+// Check returns an error that wraps [ErrInvalid] where a group of size ranks
+// cannot serve the call.
+func (c Call) Check(size int) error {
+	if c.Op.rooted() && (c.Root < 0 || c.Root >= size) {
+		return fmt.Errorf("root %d of %d ranks: %w", c.Root, size, ErrInvalid)
+	}
+	if c.Op == OpSub {
+		return checkList(c.Ranks, size)
+	}
+	return nil
+}
+
+// CheckScatter returns an error that wraps [ErrInvalid] unless a scatter's root
+// brings one value for each of size ranks.
+func CheckScatter(values, size int) error {
+	if values != size {
+		return fmt.Errorf("%d values for %d ranks: %w", values, size, ErrInvalid)
+	}
+	return nil
+}
+
+func checkList(ranks []int, size int) error {
+	if len(ranks) == 0 {
+		return fmt.Errorf("no ranks listed: %w", ErrInvalid)
+	}
+	seen := make([]bool, size)
+	for _, r := range ranks {
+		if r < 0 || r >= size {
+			return fmt.Errorf("rank %d listed of %d ranks: %w", r, size, ErrInvalid)
+		}
+		if seen[r] {
+			return fmt.Errorf("rank %d listed twice: %w", r, ErrInvalid)
+		}
+		seen[r] = true
+	}
+	return nil
+}
+
+// String writes the call as in "gather(root 3)".
+func (c Call) String() string {
+	switch {
+	case c.Op.rooted():
+		return fmt.Sprintf("%s(root %d)", c.Op, c.Root)
+	case c.Op == OpSub:
+		return fmt.Sprintf("%s(%s)", c.Op, ranksText(c.Ranks))
+	}
+	return string(c.Op)
+}
+
+// Mismatch returns the error of a call in which rank a made the call ca and
+// rank b the call cb.
+func Mismatch(a int, ca Call, b int, cb Call) *Error {
+	if a > b {
+		a, ca, b, cb = b, cb, a, ca
+	}
+	err := fmt.Errorf("rank %d called %v, rank %d called %v: %w", a, ca, b, cb, ErrDisagree)
+	return &Error{Op: ca.Op, Ranks: []int{a, b}, Err: err}
+}
+
+// Solo returns a group of one rank, for use in a single process. It needs no
+// goroutines and its calls never wait.
+func Solo() Group { return solo{} }
+
+type solo struct{}
+
+var (
+	_ Group  = solo{}
+	_ Backed = solo{}
+)
+
+func (solo) Rank() int       { return 0 }
+func (solo) Size() int       { return 1 }
+func (solo) Ranks() []int    { return []int{0} }
+func (solo) Backend() string { return "solo" }
+
+// enter is what every collective call of a single rank comes to.
+func (solo) enter(ctx context.Context, c Call) error {
+	err := ContextError(ctx)
+	if err == nil {
+		err = c.Check(1)
+	}
+	return soloError(c.Op, err)
+}
+
+func soloError(op Op, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{Op: op, Ranks: []int{0}, Err: err}
+}
+
+func (s solo) Gather(ctx context.Context, root int, v []byte) ([][]byte, error) {
+	if err := s.enter(ctx, Call{Op: OpGather, Root: root}); err != nil {
+		return nil, err
+	}
+	return [][]byte{v}, nil
+}
+
+func (s solo) Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, error) {
+	if err := s.enter(ctx, Call{Op: OpScatter, Root: root}); err != nil {
+		return nil, err
+	}
+	if err := CheckScatter(len(vs), 1); err != nil {
+		return nil, soloError(OpScatter, err)
+	}
+	return vs[0], nil
+}
+
+func (s solo) Broadcast(ctx context.Context, root int, v []byte) ([]byte, error) {
+	if err := s.enter(ctx, Call{Op: OpBroadcast, Root: root}); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+func (s solo) AllGather(ctx context.Context, v []byte) ([][]byte, error) {
+	if err := s.enter(ctx, Call{Op: OpAllGather}); err != nil {
+		return nil, err
+	}
+	return [][]byte{v}, nil
+}
+
+func (s solo) Barrier(ctx context.Context) error {
+	return s.enter(ctx, Call{Op: OpBarrier})
+}
+
+func (s solo) Sub(ctx context.Context, ranks []int) (Group, error) {
+	if err := s.enter(ctx, Call{Op: OpSub, Ranks: ranks}); err != nil {
+		return nil, err
+	}
+	return solo{}, nil
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
 // OverAllGather returns the collective methods of [ObjectComm] and [Barrierer]
@@ -122,4 +124,137 @@ func open(op group.Op, msgs [][]byte) ([][]byte, error) {
 		values[r] = l.value
 	}
 	return values, nil
+}
+
+// letter is what a rank brings to a round.
+type letter struct {
+	call  group.Call
+	value []byte
+	err   error // instead of a value
+}
+
+func (l letter) encode() []byte {
+	var w wire.Writer
+	w.String(string(l.call.Op))
+	w.Varint(int64(l.call.Root))
+	w.Bool(l.err == nil)
+	if l.err != nil {
+		// A message without the text is malformed, which is an error as well.
+		l.value, _ = group.NewRemoteError(l.err).MarshalBinary()
+	}
+	w.B = append(w.B, l.value...)
+	return w.B
+}
+
+func decodeLetter(b []byte) (letter, error) {
+	r := wire.NewReader(b)
+	l := letter{call: group.Call{Op: group.Op(r.String()), Root: int(r.Varint())}}
+	good := r.Bool()
+	body := r.Raw(r.Len())
+	if err := r.Done(); err != nil {
+		return letter{}, err
+	}
+	if good {
+		l.value = body
+		return l, nil
+	}
+	re := new(group.RemoteError)
+	if err := re.UnmarshalBinary(body); err != nil {
+		return letter{}, err
+	}
+	l.err = re
+	return l, nil
+}
+
+func pack(vs [][]byte) []byte {
+	var w wire.Writer
+	w.Uvarint(uint64(len(vs)))
+	for _, v := range vs {
+		w.Bytes(v)
+	}
+	return w.B
+}
+
+// unpack returns what pack packed; the slices alias b.
+func unpack(b []byte) ([][]byte, error) {
+	r := wire.NewReader(b)
+	vs := make([][]byte, r.Count(1))
+	for i := range vs {
+		vs[i] = r.Bytes()
+	}
+	return vs, r.Done()
+}
+
+// Comm returns g as a [group.Group], so that what takes one, saving and loading
+// above all, runs on any platform: the group inside of g where it has one, else
+// the platform's own methods. In that case Sub lists ranks in ascending order and
+// makes the groups of [Groups.Split], which are shared by all who list the same.
+//
+// The error for no group wraps [group.ErrInvalid]: a nil group.Group often stands
+// for a rank on its own.
+func Comm(p Platform, g Group) (group.Group, error) {
+	if err := needGroup("comm", g); err != nil {
+		return nil, err
+	}
+	if w, ok := g.(interface{ Unwrap() group.Group }); ok {
+		return w.Unwrap(), nil
+	}
+	return &comm{Group: g, p: p}, nil
+}
+
+// comm is a group by the methods of a platform.
+type comm struct {
+	Group
+	p Platform
+}
+
+var _ group.Group = (*comm)(nil)
+
+func (c *comm) Gather(ctx context.Context, root int, v []byte) ([][]byte, error) {
+	return c.p.Gather(ctx, c.Group, root, v)
+}
+
+func (c *comm) Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, error) {
+	return c.p.Scatter(ctx, c.Group, root, vs)
+}
+
+func (c *comm) Broadcast(ctx context.Context, root int, v []byte) ([]byte, error) {
+	return c.p.Broadcast(ctx, c.Group, root, v)
+}
+
+func (c *comm) AllGather(ctx context.Context, v []byte) ([][]byte, error) {
+	return c.p.AllGather(ctx, c.Group, v)
+}
+
+func (c *comm) Barrier(ctx context.Context) error { return c.p.Barrier(ctx, c.Group) }
+
+func (c *comm) Sub(ctx context.Context, ranks []int) (group.Group, error) {
+	var global []int
+	err := group.Each(ctx, c, string(group.OpSub), func(context.Context) (err error) {
+		global, err = c.ascending(ranks)
+		return err
+	})
+	if err != nil { // on all ranks, so that none waits for this one
+		return nil, &group.Error{Op: group.OpSub, Ranks: group.Ranks(err), Err: err}
+	}
+	sub, err := c.p.Split(ctx, c.Group, [][]int{global})
+	if err != nil || sub == nil {
+		return nil, err
+	}
+	return Comm(c.p, sub)
+}
+
+// ascending returns the numbers of the group's ranks in the group of all.
+func (c *comm) ascending(ranks []int) ([]int, error) {
+	global := make([]int, len(ranks))
+	for i, r := range ranks {
+		var err error
+		if global[i], err = c.GlobalRank(r); err != nil {
+			return nil, err
+		}
+	}
+	if !slices.IsSorted(global) {
+		return nil, fmt.Errorf("ranks %v are not in ascending order: %w", global, errors.ErrUnsupported)
+	}
+	return global, nil
 }

@@ -1,9 +1,33 @@
+// Package platform is the seam between training code, or the checkpoint engine,
+// and what they run on: ranks and groups of them, collectives on bytes and on
+// tensors, tensor memory, state files, profiler regions. It knows no platform: a
+// platform is a value, chosen by name from a list that its caller gives, of
+// which only the core, [Platform], is owed and all else is found by [As]. The
+// contracts are at the interfaces; package platformtest holds them as a test.
+//
+// # Ranks
+//
+// Lists of ranks, as for [Groups], are global: numbers in [Groups.World]. Roots
+// and peers, as for [ObjectComm], are numbers in the group of the call, as in
+// package group. [Group.GlobalRank] and [Group.LocalRank] lead from one to the
+// other.
+//
+// # What is no method
+//
+// What needs no platform is a function, here or in package tensor: walking
+// through nested values, cutting a batch, casting, joining and cutting tensors.
+// docs/platform.md names the function or method for each of hyper_parallel's.
 package platform
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
 	"reflect"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/group"
 )
 
 // Platform is what every platform has. It belongs to one rank. Methods are for
@@ -42,4 +66,72 @@ func As[T any](p Platform) (T, error) {
 		return none, fmt.Errorf("no platform: %v: %w", reflect.TypeFor[T](), errors.ErrUnsupported)
 	}
 	return none, fmt.Errorf("platform %s: %v: %w", p.Name(), reflect.TypeFor[T](), errors.ErrUnsupported)
+}
+
+// ErrUnknown reports a name that no platform of the list has.
+var ErrUnknown = errors.New("unknown platform")
+
+// Variable is the environment variable that [NameFromEnv] reads.
+const Variable = "CAIRN_PLATFORM"
+
+// Factory makes the platforms of one name.
+type Factory struct {
+	// Name is what the platform is called, in lower case.
+	Name string
+	// New returns the platform of this rank, whose groups are all made from
+	// world. Nil stands for [group.Solo].
+	New func(world group.Group) (Platform, error)
+}
+
+// Open returns the platform of that name, in upper or lower case, for this rank of
+// world. It takes the platform from a list; a nil world means [group.Solo]. If the
+// list has no such name, the error wraps [ErrUnknown] and contains the names of the
+// list.
+func Open(name string, world group.Group, from ...Factory) (Platform, error) {
+	var known []string
+	for _, f := range from {
+		if strings.EqualFold(f.Name, name) {
+			return f.New(world)
+		}
+		known = append(known, f.Name)
+	}
+	return nil, fmt.Errorf("platform %q: %w; known are %s", name, ErrUnknown, strings.Join(known, ", "))
+}
+
+// NameFromEnv returns the name that the environment variable CAIRN_PLATFORM
+// holds, or fallback where it is empty. Nothing else in this package looks at
+// the environment.
+func NameFromEnv(fallback string) string {
+	if name := os.Getenv(Variable); name != "" {
+		return name
+	}
+	return fallback
+}
+
+// Profiler is the capability of platforms whose profiles can be told what is
+// going on.
+type Profiler interface {
+	// Region begins a region of that name and returns a context for what is
+	// inside of it and the function that ends it. Regions nest; that which began
+	// last ends first, in the goroutine that began it. It is safe for concurrent
+	// use.
+	Region(ctx context.Context, name string) (context.Context, func())
+}
+
+// Region begins a region where p is a [Profiler], and nothing otherwise.
+func Region(ctx context.Context, p Platform, name string) (context.Context, func()) {
+	prof, err := As[Profiler](p)
+	if err != nil {
+		return ctx, func() {}
+	}
+	return prof.Region(ctx, name)
+}
+
+// SymmetricMemory is the capability of platforms whose ranks can reach into each
+// other's memory.
+type SymmetricMemory interface {
+	// Symmetric returns memory of n bytes of each rank of g, in the order of the
+	// ranks, all of which this rank may read and write. It is a collective call,
+	// with the same n on all ranks. Who writes when is the callers' to agree on.
+	Symmetric(ctx context.Context, g Group, n int64) ([][]byte, error)
 }

@@ -133,17 +133,18 @@ func TestSymmetricMemoryIsFound(t *testing.T) {
 	}
 }
 
-func TestChoose(t *testing.T) {
-	list := []platform.Factory{host.Factory(), {Name: "gpu"}}
-	for name, want := range map[string]string{"host": "host", "HOST": "host", "gpu": "gpu"} {
-		if f, err := platform.Choose(name, list...); err != nil || f.Name != want {
-			t.Errorf("Choose(%q) = %q, %v; want %q", name, f.Name, err, want)
+func TestOpenUsesTheFactoryOfTheName(t *testing.T) {
+	gpu := errors.New("gpu")
+	list := []platform.Factory{host.Factory(), {Name: "gpu", New: func(group.Group) (platform.Platform, error) { return nil, gpu }}}
+	for name, want := range map[string]error{"host": nil, "HOST": nil, "Gpu": gpu} {
+		if p, err := platform.Open(name, nil, list...); !errors.Is(err, want) || want == nil && p.Name() != "host" {
+			t.Errorf("Open(%q) = %v, %v; want %v", name, p, err, want)
 		}
 	}
 	for _, name := range []string{"", "torch", "hos"} {
-		_, err := platform.Choose(name, list...)
+		_, err := platform.Open(name, nil, list...)
 		if !errors.Is(err, platform.ErrUnknown) || !strings.Contains(err.Error(), "host, gpu") {
-			t.Errorf("Choose(%q) = %v; want ErrUnknown and the names there are", name, err)
+			t.Errorf("Open(%q) = %v; want ErrUnknown and the known names", name, err)
 		}
 	}
 }

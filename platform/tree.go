@@ -2,7 +2,10 @@ package platform
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -61,3 +64,212 @@ func Tensors(tree any) (map[string]*tensor.Tensor, error) {
 	}
 	return out, nil
 }
+
+// walker copies a tree.
+type walker struct {
+	fn    func(at []string, leaf any) (any, error)
+	depth int // of containers, be they steps or not
+}
+
+func (w *walker) walkAny(at []string, tree any) (any, error) {
+	v := reflect.ValueOf(&tree).Elem()
+	out, err := w.walk(at, v)
+	if err != nil {
+		return nil, err
+	}
+	return out.Interface(), nil
+}
+
+// walk returns the copy of v, as a value that can be set where v was.
+func (w *walker) walk(at []string, v reflect.Value) (reflect.Value, error) {
+	w.depth++
+	defer func() { w.depth-- }()
+	if len(at) > MaxDepth || w.depth > 4*MaxDepth { // a dict, its pairs, a pair and its value are one step
+		return v, fmt.Errorf("%s…: nested deeper than %d: %w", place(at[:min(len(at), 8)]), MaxDepth, value.ErrValue)
+	}
+	slot := v.Type()
+	for v.Kind() == reflect.Interface && !v.IsNil() {
+		v = v.Elem()
+	}
+	if opens(v) {
+		return w.open(at, v)
+	}
+	leaf, err := w.fn(at, v.Interface())
+	if err != nil {
+		return v, fmt.Errorf("%s: %w", place(at), err)
+	}
+	return fit(at, leaf, slot)
+}
+
+// open copies a container.
+func (w *walker) open(at []string, v reflect.Value) (reflect.Value, error) {
+	switch v.Kind() {
+	case reflect.Map:
+		return w.openMap(at, v)
+	case reflect.Slice, reflect.Array:
+		return w.openList(at, v)
+	case reflect.Pointer:
+		elem, err := w.openStruct(at, v.Elem())
+		if err != nil {
+			return v, err
+		}
+		return elem.Addr(), nil
+	}
+	return w.openStruct(at, v)
+}
+
+func (w *walker) openMap(at []string, v reflect.Value) (reflect.Value, error) {
+	out := reflect.MakeMapWithSize(v.Type(), v.Len())
+	type entry struct{ key, value reflect.Value }
+	entries := make([]entry, 0, v.Len())
+	for it := v.MapRange(); it.Next(); { // a NaN is a key that cannot be looked up
+		entries = append(entries, entry{it.Key(), it.Value()})
+	}
+	if v.Type().Key().Kind() == reflect.String {
+		slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(a.key.String(), b.key.String()) })
+	}
+	for _, x := range entries {
+		e, err := w.walk(step(at, fmt.Sprint(x.key)), slotOf(x.value, v.Type().Elem()))
+		if err != nil {
+			return v, err
+		}
+		out.SetMapIndex(x.key, e)
+	}
+	return out, nil
+}
+
+func (w *walker) openList(at []string, v reflect.Value) (reflect.Value, error) {
+	out := reflect.New(v.Type()).Elem()
+	if v.Kind() == reflect.Slice {
+		out.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
+	}
+	for i := range v.Len() {
+		e, err := w.walk(step(at, listStep(v, i)), v.Index(i))
+		if err != nil {
+			return v, err
+		}
+		out.Index(i).Set(e)
+	}
+	return out, nil
+}
+
+func (w *walker) openStruct(at []string, v reflect.Value) (reflect.Value, error) {
+	out := reflect.New(v.Type()).Elem()
+	out.Set(v)
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		if !f.IsExported() || !canHold(f.Type) || v.Type() == pairType && f.Name == "Key" {
+			continue
+		}
+		next := at // the pairs of a dict, and the value of a pair, are no steps
+		if v.Type() != pairType && f.Type != pairsType {
+			next = step(at, f.Name)
+		}
+		e, err := w.walk(next, v.Field(i))
+		if err != nil {
+			return v, err
+		}
+		out.Field(i).Set(e)
+	}
+	return out, nil
+}
+
+var (
+	tensorType = reflect.TypeFor[*tensor.Tensor]()
+	pairType   = reflect.TypeFor[value.Pair]()
+	pairsType  = reflect.TypeFor[[]value.Pair]()
+)
+
+// listStep returns the name of an element: its position, or the key of a pair.
+func listStep(v reflect.Value, i int) string {
+	if p, ok := v.Index(i).Interface().(value.Pair); ok {
+		return fmt.Sprint(p.Key)
+	}
+	return fmt.Sprint(i)
+}
+
+// slotOf returns v as a value of the static type t, so that walk knows what fits.
+func slotOf(v reflect.Value, t reflect.Type) reflect.Value {
+	s := reflect.New(t).Elem()
+	s.Set(v)
+	return s
+}
+
+// opens reports whether v is a container.
+func opens(v reflect.Value) bool {
+	switch v.Kind() {
+	case reflect.Map, reflect.Slice:
+		return !v.IsNil() && canHold(v.Type())
+	case reflect.Pointer:
+		return !v.IsNil() && v.Type() != tensorType && v.Type().Elem().Kind() == reflect.Struct && canHold(v.Type())
+	case reflect.Array, reflect.Struct:
+		return canHold(v.Type())
+	}
+	return false
+}
+
+var holders sync.Map // reflect.Type to bool
+
+// canHold reports whether a value of the type can hold a tensor somewhere.
+func canHold(t reflect.Type) bool {
+	if known, ok := holders.Load(t); ok {
+		return known.(bool)
+	}
+	can := searchType(t, map[reflect.Type]bool{})
+	holders.Store(t, can)
+	return can
+}
+
+// searchType looks for a place for a tensor in a type; seen are those on the way,
+// which a type may come back to.
+func searchType(t reflect.Type, seen map[reflect.Type]bool) bool {
+	if t == tensorType {
+		return true
+	}
+	if seen[t] {
+		return false
+	}
+	seen[t] = true
+	switch t.Kind() {
+	case reflect.Interface:
+		return t.NumMethod() == 0 || tensorType.Implements(t)
+	case reflect.Map, reflect.Slice, reflect.Array:
+		return searchType(t.Elem(), seen)
+	case reflect.Pointer:
+		return t.Elem().Kind() == reflect.Struct && searchType(t.Elem(), seen)
+	case reflect.Struct:
+		for f := range t.Fields() {
+			if f.IsExported() && searchType(f.Type, seen) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// fit returns v as a value that a place of type t takes.
+func fit(at []string, v any, t reflect.Type) (reflect.Value, error) {
+	rv := reflect.ValueOf(v)
+	if v == nil {
+		switch t.Kind() {
+		case reflect.Interface, reflect.Pointer, reflect.Map, reflect.Slice, reflect.Func, reflect.Chan:
+			return reflect.Zero(t), nil
+		}
+	}
+	if v == nil || !rv.Type().AssignableTo(t) {
+		return rv, fmt.Errorf("%s: a %T does not fit a %v: %w", place(at), v, t, value.ErrValue)
+	}
+	out := reflect.New(t).Elem()
+	out.Set(rv)
+	return out, nil
+}
+
+func place(at []string) string {
+	if len(at) == 0 {
+		return "value"
+	}
+	return fmt.Sprintf("%q", strings.Join(at, "."))
+}
+
+// step returns the way to what is one step further, in memory of its own.
+func step(at []string, name string) []string { return append(slices.Clip(at), name) }

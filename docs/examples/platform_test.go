@@ -10,14 +10,14 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/platform"
-	"github.com/cairn-ckpt/cairn/platform/all"
+	"github.com/cairn-ckpt/cairn/platform/host"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // train is what each rank does: two groups of two average their gradients, and
 // all ranks save together.
 func train(ctx context.Context, world group.Group, store *mem.Store) error {
-	p, err := all.Open("host", world) // of package platform/all; or all.FromEnv: CAIRN_PLATFORM
+	p, err := platform.Open("host", world, host.Factory())
 	if err != nil {
 		return err
 	}

@@ -158,7 +158,7 @@ func TestTheSecretIsNotInEtcd(t *testing.T) {
 	other := at(job, 2)
 	defer other.Close()
 	other.Rank = new(1)
-	if _, _, err := other.Seat(soon(t)); err != nil {
+	if _, _, err := other.Slot(soon(t)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := other.Find(soon(t)); err != nil {
@@ -166,7 +166,7 @@ func TestTheSecretIsNotInEtcd(t *testing.T) {
 	}
 	got := contents(t, job)
 	if len(got) != 4 {
-		t.Errorf("while ranks meet etcd holds %q; want a record, an address and two seats", got)
+		t.Errorf("while ranks meet etcd holds %q; want a record, an address and two slots", got)
 	}
 	for k, v := range got {
 		if strings.Contains(k+v, secret) {

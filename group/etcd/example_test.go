@@ -32,7 +32,7 @@ func Example() {
 	// Output: rank 0 of 1
 }
 
-// Where seats are held, a job that is started twice by mistake runs once: the
+// Where slots are held, a job that is started twice by mistake runs once: the
 // processes of the second one wait until the first has ended.
 func Example_hold() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -51,5 +51,5 @@ func Example_hold() {
 	_, err = tcp.Join(ctx, tcp.Config{Meet: &etcd.Rendezvous{Endpoints: []string{cluster}, Job: "once", Size: 1}})
 	fmt.Println(err)
 	// Output:
-	// join: seat in job "once": a group of that name has met, and 1 of its processes have not left (generation 1): seat is taken: context deadline exceeded
+	// join: slot in job "once": a group of that name has met, and 1 of its processes have not left (generation 1): slot is taken: context deadline exceeded
 }

@@ -2,12 +2,16 @@ package etcd
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
+	"os"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tcp"
 )
 
 // view is a meeting as it was at one revision.
@@ -17,15 +21,15 @@ type view struct {
 	rev     int64            // of the view
 	told    bool             // rank 0 has said where it listens
 	address []byte           // that
-	holder  clientv3.LeaseID // of this process's seat; zero: it is free
-	seated  bool             // this process has its seat
+	holder  clientv3.LeaseID // of this process's slot; zero: it is free
+	seated  bool             // this process has its slot
 }
 
 // look reads the record, and what concerns this process.
 func (s *session) look(ctx context.Context) (view, error) {
 	ops := []clientv3.Op{clientv3.OpGet(s.key.meeting(), clientv3.WithPrefix())}
 	if s.gen != 0 {
-		ops = append(ops, clientv3.OpGet(s.key.seat(s.gen, s.rank)))
+		ops = append(ops, clientv3.OpGet(s.key.slot(s.gen, s.rank)))
 	}
 	res, err := s.txn(ctx, nil, ops...)
 	if err != nil {
@@ -93,9 +97,9 @@ func (s *session) announce(ctx context.Context, addr string) error {
 	return err
 }
 
-// mine is the condition that this process still has its seat.
+// mine is the condition that this process still has its slot.
 func (s *session) mine() []clientv3.Cmp {
-	return []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(s.key.seat(s.gen, s.rank)), "=", s.lease)}
+	return []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(s.key.slot(s.gen, s.rank)), "=", s.lease)}
 }
 
 // find waits until rank 0 has said where it listens.
@@ -123,7 +127,7 @@ func (s *session) find(ctx context.Context) (string, error) {
 	}
 }
 
-// moveOn takes the same seat again, in the meeting that is or is to come.
+// moveOn takes the same slot again, in the meeting that is or is to come.
 func (s *session) moveOn(ctx context.Context) error {
 	rank, size := s.rank, s.size
 	if err := s.dropLease(ctx); err != nil {
@@ -135,7 +139,7 @@ func (s *session) moveOn(ctx context.Context) error {
 }
 
 // end ends the meeting where this is rank 0: nobody can sit down there any more. The
-// seat goes with the lease; until then it keeps the next meeting from beginning.
+// slot goes with the lease; until then it keeps the next meeting from beginning.
 func (s *session) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), parting)
 	defer cancel()
@@ -153,4 +157,96 @@ func (s *session) end() error {
 		return nil // the meeting is another's
 	}
 	return err
+}
+
+// ErrMalformed reports a value in etcd that is none of this package's.
+var ErrMalformed = errors.New("malformed value in etcd")
+
+const (
+	maxValue   = 4 << 10 // of a value in etcd
+	maxSize    = 1 << 20 // of a group
+	maxHost    = 512     // of the name of a host
+	lastNumber = 1 << 53 // of a generation: JSON has no larger integers
+)
+
+// keys are the names of what a job has in etcd. Numbers in them have as many
+// digits, so that they sort.
+type keys string
+
+func keysOf(job string) keys { return keys("cairn/" + url.PathEscape(job) + "/") }
+
+// meeting is the record, and where the addresses begin.
+func (k keys) meeting() string                 { return string(k) + "meeting" }
+func (k keys) address(gen int64) string        { return fmt.Sprintf("%smeeting/%016d", k, gen) }
+func (k keys) slots(gen int64) string          { return fmt.Sprintf("%sseats/%016d/", k, gen) }
+func (k keys) slot(gen int64, rank int) string { return fmt.Sprintf("%s%08d", k.slots(gen), rank) }
+
+// meeting is the record of a job's latest meeting. The zero value is that of a job
+// that never met.
+type meeting struct {
+	Generation int64 `json:"generation"`
+	Size       int   `json:"size"` // zero: rank 0 did not say
+	Met        bool  `json:"met"`  // rank 0 has left
+}
+
+func (m meeting) encode() string {
+	b, err := json.Marshal(m)
+	if err != nil { // numbers and a bool
+		panic(err)
+	}
+	return string(b)
+}
+
+func decodeMeeting(b []byte) (meeting, error) {
+	var m meeting
+	if len(b) > maxValue {
+		return m, fmt.Errorf("record of %d bytes: %w", len(b), ErrMalformed)
+	}
+	if err := json.Unmarshal(b, &m); err != nil {
+		return meeting{}, fmt.Errorf("record: %w: %w", ErrMalformed, err)
+	}
+	if m.Generation < 1 || m.Generation >= lastNumber || m.Size < 0 || m.Size > maxSize {
+		return meeting{}, fmt.Errorf("record: generation %d, size %d: %w", m.Generation, m.Size, ErrMalformed)
+	}
+	return m, nil
+}
+
+// decodeAddress returns where rank 0 listens.
+func decodeAddress(b []byte) (string, error) {
+	if err := tcp.CheckAddress(string(b)); err != nil {
+		return "", fmt.Errorf("address: %w: %v", ErrMalformed, err) // nobody's argument
+	}
+	return string(b), nil
+}
+
+// holder is who has a slot, for those who would like to have it.
+type holder struct {
+	Host string `json:"host"`
+	PID  int    `json:"pid"`
+}
+
+// self returns this process.
+func self() holder {
+	host, _ := os.Hostname() // "" is as good as any
+	if len(host) > maxHost {
+		host = host[:maxHost]
+	}
+	return holder{host, os.Getpid()}
+}
+
+func (h holder) encode() string {
+	b, err := json.Marshal(h)
+	if err != nil { // a text and a number
+		panic(err)
+	}
+	return string(b)
+}
+
+// describeHolder returns who has a slot, in words.
+func describeHolder(b []byte) string {
+	var h holder
+	if len(b) > maxValue || json.Unmarshal(b, &h) != nil || len(h.Host) > maxHost {
+		return "somebody who does not say who it is"
+	}
+	return fmt.Sprintf("process %d on %q", h.PID, h.Host)
 }

@@ -40,13 +40,13 @@ func TestClusterThatIsNotThere(t *testing.T) {
 	why := map[string]string{"nobody listens": "refused", "nobody answers": "does not answer as etcd does"}
 	for claim, endpoint := range map[string]string{"nobody listens": nowhere(t), "nobody answers": silent(t)} {
 		for call, f := range map[string]func(ctx context.Context, r *etcd.Rendezvous) error{
-			"Seat":     func(ctx context.Context, r *etcd.Rendezvous) error { _, _, err := r.Seat(ctx); return err },
+			"Slot":     func(ctx context.Context, r *etcd.Rendezvous) error { _, _, err := r.Slot(ctx); return err },
 			"Find":     func(ctx context.Context, r *etcd.Rendezvous) error { _, err := r.Find(ctx); return err },
 			"Announce": func(ctx context.Context, r *etcd.Rendezvous) error { return r.Announce(ctx, "a:1") },
 			"Join":     func(ctx context.Context, r *etcd.Rendezvous) error { _, err := tcp.Join(ctx, config(r)); return err },
-			"Seat with a password": func(ctx context.Context, r *etcd.Rendezvous) error {
+			"Slot with a password": func(ctx context.Context, r *etcd.Rendezvous) error {
 				r.Username, r.Password = "rank", "hush"
-				_, _, err := r.Seat(ctx)
+				_, _, err := r.Slot(ctx)
 				return err
 			},
 		} {
@@ -98,8 +98,8 @@ func TestMalformedValues(t *testing.T) {
 			}
 			r := at(job, 2)
 			defer r.Close()
-			if rank, _, err := r.Seat(soon(t)); !errors.Is(err, etcd.ErrMalformed) || !strings.Contains(err.Error(), "meeting") {
-				t.Errorf("Seat = %d, %v; want a malformed value and its key", rank, err)
+			if rank, _, err := r.Slot(soon(t)); !errors.Is(err, etcd.ErrMalformed) || !strings.Contains(err.Error(), "meeting") {
+				t.Errorf("Slot = %d, %v; want a malformed value and its key", rank, err)
 			}
 			if got := contents(t, job)[keyOf(job, "meeting")]; got != value {
 				t.Errorf("the record is %q; want it as it was", got)
@@ -108,7 +108,7 @@ func TestMalformedValues(t *testing.T) {
 	}
 }
 
-func TestMalformedAddressesAndSeats(t *testing.T) {
+func TestMalformedAddressesAndSlots(t *testing.T) {
 	c := client(t)
 	for claim, value := range map[string]string{
 		"empty": "", "long": strings.Repeat("x", 600), "two lines": "a:1\nb:2", "no text": "\xff:1",
@@ -134,12 +134,12 @@ func TestMalformedAddressesAndSeats(t *testing.T) {
 	}
 	r := at(job, 3)
 	defer r.Close()
-	if _, _, err := r.Seat(soon(t)); !errors.Is(err, etcd.ErrMalformed) {
-		t.Errorf("Seat beside one that is no number = %v; want a malformed value", err)
+	if _, _, err := r.Slot(soon(t)); !errors.Is(err, etcd.ErrMalformed) {
+		t.Errorf("Slot beside one that is no number = %v; want a malformed value", err)
 	}
 }
 
-// Processes of which one does not know the secret do not meet, and the seat of that
+// Processes of which one does not know the secret do not meet, and the slot of that
 // one is free for another.
 func TestWrongSecret(t *testing.T) {
 	job := newJob(t)

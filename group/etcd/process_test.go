@@ -13,10 +13,10 @@ import (
 )
 
 // childVariable holds the address of the rendezvous in processes that are to take
-// a seat.
+// a slot.
 const childVariable = "CAIRN_ETCD_TEST_CHILD"
 
-// child takes a seat and says which. When it is told to it announces itself, and
+// child takes a slot and says which. When it is told to it announces itself, and
 // says how that went.
 func child(address string) {
 	r, err := etcd.Parse(address)
@@ -24,7 +24,7 @@ func child(address string) {
 		fmt.Println(err)
 		return
 	}
-	rank, _, err := r.Seat(context.Background())
+	rank, _, err := r.Slot(context.Background())
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -37,7 +37,7 @@ func child(address string) {
 	fmt.Println(r.Close())
 }
 
-// startChild starts a process that takes a seat among two, with a lease of a second,
+// startChild starts a process that takes a slot among two, with a lease of a second,
 // and returns once it has.
 func startChild(t *testing.T, job string, rank int) *tcptest.Process {
 	t.Helper()
@@ -46,9 +46,9 @@ func startChild(t *testing.T, job string, rank int) *tcptest.Process {
 	return p
 }
 
-// A process that dies before the ranks have met keeps its seat for the time of a
+// A process that dies before the ranks have met keeps its slot for the time of a
 // lease; then another process has it, and they meet.
-func TestSeatOfADeadProcessIsFree(t *testing.T) {
+func TestSlotOfADeadProcessIsFree(t *testing.T) {
 	for rank := range 2 {
 		t.Run(fmt.Sprint("rank ", rank), func(t *testing.T) {
 			t.Parallel()

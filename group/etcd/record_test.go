@@ -41,7 +41,7 @@ func TestHolder(t *testing.T) {
 func TestKeysOfJobs(t *testing.T) {
 	seen := map[string]string{}
 	for _, job := range []string{"a", "a/", "a/meeting", "a/seats", "a%2F", "/a", "..", "a b", "a+b"} {
-		for _, key := range []string{keysOf(job).meeting(), keysOf(job).address(1), keysOf(job).seat(1, 0)} {
+		for _, key := range []string{keysOf(job).meeting(), keysOf(job).address(1), keysOf(job).slot(1, 0)} {
 			if other, ok := seen[key]; ok {
 				t.Errorf("jobs %q and %q have both %q", job, other, key)
 			}

@@ -1,3 +1,53 @@
+// Package etcd lets the processes of a job meet through an etcd cluster, which
+// also gives them their ranks where nobody else does. It knows nothing of what
+// ranks say to each other: once they have met they need etcd no more, and nothing
+// of the job but where rank 0 listens is ever written there, its secret least of
+// all. The contract is that of [tcp.Rendezvous]; what is in etcd is below.
+//
+// It is a module of its own, so that etcd's client reaches only those programs
+// that import it. Such a program turns addresses of any kind into rendezvous with
+// [ParseRendezvous]:
+//
+//	meet, err := etcd.ParseRendezvous("etcd://10.0.0.7:2379/job?size=8")
+//	…
+//	g, err := tcp.Join(ctx, tcp.Config{Meet: meet})
+//
+// # Keys
+//
+// Names of jobs are escaped as in a URL's path, so that no job's keys are among
+// another's. Values are at most 4 KiB.
+//
+//	cairn/JOB/meeting                 {"generation":7,"size":8,"met":false}
+//	cairn/JOB/meeting/GENERATION      where rank 0 listens, as text
+//	cairn/JOB/slots/GENERATION/RANK   {"host":"n3","pid":4711}: who has the rank
+//
+// The last two are bound to the lease of the process that wrote them, and so go
+// with it. Only the first one stays.
+//
+// # Slots
+//
+// A process takes a slot in a transaction that demands that nobody has it and that
+// the record of the meeting is as it was read. Where its rank is not given that is
+// the lowest free one, and after others were quicker one of the lowest few. A
+// process that finds its slot taken, or none free, waits. When a process dies
+// before the ranks have met its lease ends, and another process can have its slot.
+//
+// # Generations
+//
+// Rank 0 marks the record when it leaves the meeting: nobody sits down there any
+// more. A new generation begins in one transaction, with the first slot in it, when
+// no slot of the one before is left. So a job meets again under its name as soon as
+// those who met, or did not, have left; those that died hold it up for the time of
+// a lease at most. A process that was away for so long takes its slot again, unless
+// that or the meeting is another's: then it can neither announce itself nor end a
+// meeting, and is not found by anyone.
+//
+// # Liveness
+//
+// While ranks meet, leases tell who is alive; afterwards the ranks themselves do.
+// Slots are given back when the ranks have met, unless [Rendezvous.Hold] is set:
+// then they are kept as long as the group lives, and no other one of that job's name
+// can come to be beside it.
 package etcd
 
 import (
@@ -5,6 +55,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -38,11 +89,11 @@ type Rendezvous struct {
 	// Size is how many processes there are, the same on all. Zero: the environment
 	// variable WORLD_SIZE.
 	Size int
-	// TTL is how long a process that has died keeps its seat, in whole seconds;
+	// TTL is how long a process that has died keeps its slot, in whole seconds;
 	// etcd may raise it. A process that was kept from running for so long may lose
-	// its seat, too. Zero: 10 s.
+	// its slot, too. Zero: 10 s.
 	TTL time.Duration
-	// Hold keeps this process's seat after Close until Release is called or the
+	// Hold keeps this process's slot after Close until Release is called or the
 	// process dies. Where all ranks hold theirs, no other group of that job comes to
 	// be while one of this group's processes lives.
 	Hold bool
@@ -50,7 +101,7 @@ type Rendezvous struct {
 	Getenv func(string) string
 
 	s    *session // nil: nothing is open
-	held bool     // s is only there to hold the seat
+	held bool     // s is only there to hold the slot
 }
 
 var _ tcp.Rendezvous = (*Rendezvous)(nil)
@@ -71,18 +122,18 @@ func (r *Rendezvous) endpoints() []string {
 	return r.Endpoints
 }
 
-// Seat takes a seat and returns it. Where none is free it waits for one until ctx
+// Slot takes a slot and returns it. Where none is free it waits for one until ctx
 // ends; the error then wraps [ErrTaken]. Where others meet under the same name with
 // another number of ranks its error wraps [ErrSize].
-func (r *Rendezvous) Seat(ctx context.Context) (rank, size int, err error) {
-	rank, size, err = r.seat(ctx)
+func (r *Rendezvous) Slot(ctx context.Context) (rank, size int, err error) {
+	rank, size, err = r.slot(ctx)
 	if err != nil {
-		return 0, 0, fmt.Errorf("seat in job %q: %w", r.Job, err)
+		return 0, 0, fmt.Errorf("slot in job %q: %w", r.Job, err)
 	}
 	return rank, size, nil
 }
 
-func (r *Rendezvous) seat(ctx context.Context) (rank, size int, err error) {
+func (r *Rendezvous) slot(ctx context.Context) (rank, size int, err error) {
 	if size, err = r.size(); err != nil {
 		return 0, 0, err
 	}
@@ -163,9 +214,9 @@ func (r *Rendezvous) connect(ctx context.Context) error {
 	return s.enter(ctx)
 }
 
-// Announce tells the others that rank 0 listens at addr. Where Seat was not called,
-// because the configuration says that this is rank 0, it takes that seat first. Its
-// error wraps [ErrLost] where this process was away for so long that its seat may be
+// Announce tells the others that rank 0 listens at addr. Where Slot was not called,
+// because the configuration says that this is rank 0, it takes that slot first. Its
+// error wraps [ErrLost] where this process was away for so long that its slot may be
 // another's.
 func (r *Rendezvous) Announce(ctx context.Context, addr string) error {
 	if err := r.announce(ctx, addr); err != nil {
@@ -195,7 +246,7 @@ func (r *Rendezvous) announce(ctx context.Context, addr string) error {
 }
 
 // Find returns where rank 0 listens, and waits until it does. A process whose
-// meeting has ended without it takes the same seat in the next one first.
+// meeting has ended without it takes the same slot in the next one first.
 func (r *Rendezvous) Find(ctx context.Context) (string, error) {
 	addr, err := r.find(ctx)
 	if err != nil {
@@ -212,8 +263,8 @@ func (r *Rendezvous) find(ctx context.Context) (string, error) {
 	return r.s.find(ctx)
 }
 
-// Close withdraws what Announce told and gives the seat back, unless Hold is set.
-// Where the cluster cannot be reached for two seconds the seat is free when its
+// Close withdraws what Announce told and gives the slot back, unless Hold is set.
+// Where the cluster cannot be reached for two seconds the slot is free when its
 // lease ends.
 func (r *Rendezvous) Close() error {
 	if r.s == nil || r.held {
@@ -227,7 +278,7 @@ func (r *Rendezvous) Close() error {
 	return err
 }
 
-// Release gives back the seat that Hold keeps. It is called when the group has been
+// Release gives back the slot that Hold keeps. It is called when the group has been
 // closed, or could not be joined.
 func (r *Rendezvous) Release() error {
 	if r.s == nil {
@@ -236,4 +287,40 @@ func (r *Rendezvous) Release() error {
 	err := r.s.close()
 	r.s, r.held = nil, false
 	return err
+}
+
+// Place returns the address by which this process reaches the cluster, with any
+// port: others that reach the cluster most likely reach it there.
+func (r *Rendezvous) Place() (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var errs []error
+	for _, e := range r.endpoints() {
+		addr, err := localAddress(ctx, e)
+		if err == nil {
+			return addr, nil
+		}
+		errs = append(errs, err)
+	}
+	return "", fmt.Errorf("address by which etcd is reached: %w", errors.Join(errs...))
+}
+
+// localAddress returns this host's address on the way to an endpoint.
+func localAddress(ctx context.Context, endpoint string) (string, error) {
+	if scheme, rest, ok := strings.Cut(endpoint, "://"); ok {
+		if strings.HasPrefix(scheme, "unix") {
+			return "127.0.0.1:0", nil
+		}
+		endpoint = rest
+	}
+	c, err := new(net.Dialer).DialContext(ctx, "udp", endpoint) // sends nothing
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	host, _, err := net.SplitHostPort(c.LocalAddr().String())
+	if err != nil {
+		return "", err
+	}
+	return net.JoinHostPort(host, "0"), nil
 }

@@ -85,8 +85,8 @@ func TestTLSAndPassword(t *testing.T) {
 	}
 	r.Getenv = noEnv
 	defer r.Close()
-	if _, _, err := r.Seat(soon(t)); err == nil || !strings.Contains(err.Error(), "authentication failed") || strings.Contains(err.Error(), "guess") {
-		t.Errorf("Seat with a wrong password = %v; want that it is wrong", err)
+	if _, _, err := r.Slot(soon(t)); err == nil || !strings.Contains(err.Error(), "authentication failed") || strings.Contains(err.Error(), "guess") {
+		t.Errorf("Slot with a wrong password = %v; want that it is wrong", err)
 	}
 }
 

@@ -47,11 +47,11 @@ type session struct {
 	lease clientv3.LeaseID // zero: none
 	lost  chan struct{}    // closed when the lease is kept no more
 
-	sits       bool  // this process has, or had, a seat
-	gen        int64 // of the seat; zero: it is lost
+	sits       bool  // this process has, or had, a slot
+	gen        int64 // of the slot; zero: it is lost
 	rank, size int
 	addr       string // that was announced
-	left       bool   // this process has left the meeting, and holds its seat
+	left       bool   // this process has left the meeting, and holds its slot
 }
 
 func newSession(ctx context.Context, r *Rendezvous) (*session, error) {
@@ -175,6 +175,102 @@ func (s *session) close() error {
 	s.cancel()
 	if s.own {
 		_ = s.cli.Close() // what it says is that s.ctx has ended
+	}
+	return err
+}
+
+// needLease makes a lease, where there is none that is alive.
+func (s *session) needLease(ctx context.Context) error {
+	if s.lease != 0 {
+		select {
+		case <-s.lost:
+		default:
+			return nil
+		}
+	}
+	s.gen = 0
+	return s.newLease(ctx)
+}
+
+// newLease makes a lease and a keeper for it.
+func (s *session) newLease(ctx context.Context) error {
+	return s.do(ctx, func(ctx context.Context) error {
+		g, err := s.cli.Grant(ctx, int64((s.ttl+time.Second-1)/time.Second))
+		if err != nil {
+			return err
+		}
+		kept, err := s.cli.KeepAlive(s.keepers, g.ID)
+		if err != nil {
+			return err
+		}
+		lost := make(chan struct{})
+		s.lease, s.lost = g.ID, lost
+		s.wg.Go(func() { s.keep(g.ID, kept, lost) })
+		return nil
+	})
+}
+
+// keep keeps a lease. When it has ended, because this process or the cluster was
+// away for a while, it takes the slot again, where that is nobody else's: while this
+// process talks to rank 0, or is rank 0, there is no call in which to do so.
+func (s *session) keep(id clientv3.LeaseID, kept <-chan *clientv3.LeaseKeepAliveResponse, lost chan<- struct{}) {
+	for range kept { // answers say nothing new
+	}
+	close(lost)
+	if s.enter(s.keepers) != nil {
+		return
+	}
+	defer s.leave()
+	if s.lease == id && s.gen != 0 {
+		_ = s.restore(s.keepers) // Find sees whether the slot is there, and Announce
+	}
+}
+
+// restore takes the slot again under a new lease, and announces again what was
+// announced. Its error wraps ErrLost where the slot or the meeting is another's.
+func (s *session) restore(ctx context.Context) error {
+	old := s.lease
+	if err := s.newLease(ctx); err != nil {
+		return err
+	}
+	for {
+		v, err := s.look(ctx)
+		switch {
+		case err != nil:
+			return err
+		case v.seated:
+			return nil
+		case v.Generation != s.gen || v.Met && !s.left || v.holder != 0 && v.holder != old:
+			return fmt.Errorf("rank %d in generation %d: %w", s.rank, s.gen, ErrLost)
+		}
+		slot := s.key.slot(s.gen, s.rank)
+		ops := []clientv3.Op{s.put(slot, self().encode())}
+		if s.addr != "" {
+			ops = append(ops, s.put(s.key.address(s.gen), s.addr))
+		}
+		err = s.commit(ctx, []clientv3.Cmp{
+			clientv3.Compare(clientv3.ModRevision(s.key.meeting()), "=", v.mod),
+			clientv3.Compare(clientv3.LeaseValue(slot), "=", v.holder),
+		}, ops...)
+		if err != nil && !errors.Is(err, errChanged) {
+			return err
+		}
+	}
+}
+
+// dropLease ends the lease, and with it the slot.
+func (s *session) dropLease(ctx context.Context) error {
+	if s.lease == 0 {
+		return nil
+	}
+	id := s.lease
+	s.lease, s.gen, s.addr = 0, 0, ""
+	err := s.do(ctx, func(ctx context.Context) error {
+		_, err := s.cli.Revoke(ctx, id)
+		return err
+	})
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return nil // has ended
 	}
 	return err
 }

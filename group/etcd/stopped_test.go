@@ -24,7 +24,7 @@ func TestLateProcessOfAnOldGeneration(t *testing.T) {
 	late.Continue(t)
 	fmt.Fprintln(late.In)
 	if got, _ := late.Line(); !strings.HasSuffix(got, etcd.ErrLost.Error()) {
-		t.Errorf("Announce of a process that was away = %s; want that its seat is lost", got)
+		t.Errorf("Announce of a process that was away = %s; want that its slot is lost", got)
 	}
 	late.Want(t, fmt.Sprint(nil)) // of Close
 	if after := contents(t, job); fmt.Sprint(after) != fmt.Sprint(before) {

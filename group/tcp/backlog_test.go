@@ -12,7 +12,7 @@ import (
 
 // put delivers a whole message of n bytes from a rank.
 func (m *mail) put(from, tag, n int) error {
-	l := letter{kind: letterPiece, lane: lane{peer: from, tag: tag}, first: true, total: n}
+	l := frame{kind: framePiece, lane: lane{peer: from, tag: tag}, first: true, total: n}
 	return m.deliver(l, n, bytes.NewReader(make([]byte, n)).Read, newWire(m, from, false))
 }
 
@@ -32,7 +32,7 @@ func TestBacklogOfARankIsBounded(t *testing.T) {
 			}
 		}
 		for range 2 { // what was taken makes room
-			c := &receipt{done: make(chan struct{})}
+			c := &recvCall{done: make(chan struct{})}
 			m.mu.Lock()
 			n := m.inLane(lane{peer: 1, tag: 3})
 			n.calls = append(n.calls, c)
@@ -64,7 +64,7 @@ func TestBacklogIsOfWhatNobodyTakes(t *testing.T) {
 	m := lonely()
 	m.most = backlog{}
 	for tag := range 5 {
-		c := &receipt{done: make(chan struct{})}
+		c := &recvCall{done: make(chan struct{})}
 		m.mu.Lock()
 		n := m.inLane(lane{peer: 1, tag: tag})
 		n.calls = append(n.calls, c)

@@ -52,8 +52,8 @@ func TestEnvNumber(t *testing.T) {
 			t.Errorf("Number(%q) = %d, %v; want an invalid argument", name, n, err)
 		}
 	}
-	if _, _, err := new(tcp.Env{Getenv: func(string) string { return "" }}).Seat(t.Context()); !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), "RANK is not set") {
-		t.Errorf("Seat without variables = %v; want which is not set", err)
+	if _, _, err := new(tcp.Env{Getenv: func(string) string { return "" }}).Slot(t.Context()); !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), "RANK is not set") {
+		t.Errorf("Slot without variables = %v; want which is not set", err)
 	}
 }
 

@@ -164,7 +164,7 @@ func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer mute.Close()
-	if _, err := h.meeting.sit(1, session{7}, mute.Addr().String()); err != nil {
+	if _, err := h.meeting.assign(1, session{7}, mute.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
 	h.meeting.confirm(1, session{7})

@@ -1,3 +1,72 @@
+// Package tcp makes groups of processes, on one host or many, over TCP or unix
+// sockets. It implements how ranks meet, authenticate and stay connected; package
+// tree implements the collectives. The contract is that of [group.Group] and
+// [group.Messenger]; the protocol is below.
+//
+// # Meeting
+//
+// Rank 0 listens at the address of the [Rendezvous], or announces its address
+// there. Each other rank connects to it once, sends its own address, receives the
+// terms (the session, 16 random bytes; the arity; the timeout) and disconnects. So
+// no connections are held while ranks are missing.
+//
+// Rank 0 calls the roll of the registered ranks every second, or every few seconds
+// with thousands of ranks, and when all are registered. It connects to as many ranks
+// as the arity and gives each a part of the list. Each of these calls the ranks of
+// its part in the same way and answers with the ranks that it could not reach, which
+// lose their slots. If the first rank of a part does not answer, the next one takes
+// its place. A call names the missing ranks, so that a rank whose context ends can
+// name them in its error; if it knows of no missing rank, it asks rank 0 once more.
+// A rank that is not called for three times as long registers again: rank 0 may be a
+// new process. If it finds no rank 0 within the timeout, at least 20 s, it gives up.
+// If the context of rank 0 ends, rank 0 sends the missing ranks to all ranks that
+// are registered or registering. When a call has reached all ranks, the next call
+// announces that they have met, with the address of the rank above each of them in
+// the tree. Ranks then connect to the rank above, and the addresses of all ranks are
+// the first broadcast.
+//
+// Other ranks reach a rank at the address that it sends, and rank 0 at the address
+// of the rendezvous. A second process of a registered rank, processes that come
+// after the meeting, and connections with another session are refused with a
+// reason. A rank that missed the announcement asks again and receives it.
+//
+// # Handshake
+//
+// Every connection begins with a handshake, within ten seconds:
+//
+//	→ "cairngr2", the length of what follows (2 bytes), purpose (1: meet, 2: link,
+//	  3: messages, 4: call of the roll), ranks from and to, size (4 bytes each),
+//	  session (16; to meet, a name of the process), job (length as a varint,
+//	  text), nonce (32)
+//	← nonce (32)
+//	→ proof (32): HMAC-SHA-256 with the secret of "dial", all above and, under TLS,
+//	  bytes exported from it, each behind its length
+//	← proof (32) of "accept", the same and the reason; length of the reason (2);
+//	  reason. An empty one lets the connection in
+//
+// The accepting side proves itself only after the dialing side has, and trusts
+// nothing before. Integers are little-endian. Frames follow: a length of 4 bytes,
+// and then that number of bytes, at most [tree.MaxFrame]. Only TLS encrypts frames.
+//
+// # Messages
+//
+// A rank dials the receiver when it first sends it a message, and keeps the
+// connection until it was idle for a while or 64 other connections were used since.
+// Messages of one group, sender and tag are a lane. At most 1 MiB of a lane is under
+// way or waits to be received, including 128 bytes for each message; the receiver
+// grants more when a call takes a message, or while a call waits for the rest of
+// one. The messages of a rank that no call has taken may have 256 MiB, counted in
+// the same way, in lanes of 65,536 tags. A rank that sends more is refused as
+// broken, and the error has the reason. Messages of a rank to itself are not bounded
+// in this way.
+// Large messages are written from the sender's memory and read into the receiver's,
+// except for bytes that arrive before a call waits. See frame.go for the frames.
+//
+// # Liveness
+//
+// Both ends of a connection send a keep-alive four times in a timeout. If a
+// connection is silent for the timeout, or breaks, its rank is gone, and package
+// tree reports that to all ranks.
 package tcp
 
 import (

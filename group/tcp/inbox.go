@@ -1,9 +1,14 @@
 package tcp
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"runtime"
 	"slices"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/group"
 )
 
 // inLane is the receiving side of a lane. It is there while it holds something
@@ -11,10 +16,10 @@ import (
 type inLane struct {
 	lane  lane
 	msgs  []*message
-	calls []*receipt
+	calls []*recvCall
 	held  int       // of the window, by messages that nobody takes
 	owed  int       // of the window, not yet granted
-	from  *mailWire // by which it came; nil from this rank itself
+	from  *mailConn // by which it came; nil from this rank itself
 }
 
 // inLane returns the receiving side of a lane. The lock is held.
@@ -40,7 +45,7 @@ func (n *inLane) open() *message {
 
 // deliver takes a piece whose body of size bytes comes from fill, which may
 // return less than it was asked for.
-func (m *mail) deliver(l letter, size int, fill func([]byte) (int, error), from *mailWire) error {
+func (m *mail) deliver(l frame, size int, fill func([]byte) (int, error), from *mailConn) error {
 	n, g, err := m.begin(l, size, from)
 	if size > maxEager && err == nil {
 		runtime.Gosched() // who has just got a message may ask for this one
@@ -56,7 +61,7 @@ func (m *mail) deliver(l letter, size int, fill func([]byte) (int, error), from 
 }
 
 // begin finds the message of a piece, whose bytes are expected from now on.
-func (m *mail) begin(l letter, size int, from *mailWire) (*inLane, *message, error) {
+func (m *mail) begin(l frame, size int, from *mailConn) (*inLane, *message, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.inLane(l.lane)
@@ -165,7 +170,7 @@ func (m *mail) place(g *message) {
 }
 
 // withdraw ends a call without a message, or reports that it has one.
-func (m *mail) withdraw(n *inLane, c *receipt) bool {
+func (m *mail) withdraw(n *inLane, c *recvCall) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c.leaving = true
@@ -183,7 +188,7 @@ func (m *mail) withdraw(n *inLane, c *receipt) bool {
 	if c.isDone() {
 		return false
 	}
-	n.calls = slices.DeleteFunc(n.calls, func(o *receipt) bool { return o == c })
+	n.calls = slices.DeleteFunc(n.calls, func(o *recvCall) bool { return o == c })
 	m.moved.Broadcast()
 	m.serve(n)
 	return true
@@ -208,7 +213,7 @@ func (m *mail) grant(n *inLane) {
 		owed := n.owed
 		n.owed = 0
 		if n.from != nil {
-			n.from.send((&letter{kind: letterGrant, lane: n.lane, n: owed}).framed(true))
+			n.from.send((&frame{kind: frameGrant, lane: n.lane, n: owed}).encode(true))
 		} else if o := m.out[n.lane]; o != nil { // from this rank itself
 			m.giveBack(n.lane, o, owed)
 		}
@@ -216,4 +221,235 @@ func (m *mail) grant(n *inLane) {
 	if idle && m.in[n.lane] == n {
 		delete(m.in, n.lane)
 	}
+}
+
+// recvCall is a call of Recv or RecvInto.
+type recvCall struct {
+	sized   bool   // RecvInto
+	into    []byte // its memory
+	leaving bool   // it is to end without a message; guarded by mail.mu
+	got     []byte // set before done is closed
+	done    chan struct{}
+}
+
+// recv takes the next message of a lane into memory of its own.
+func (m *mail) recv(ctx context.Context, g *Group, from, tag int) ([]byte, error) {
+	c := &recvCall{done: make(chan struct{})}
+	if err := m.await(ctx, g, from, tag, c); err != nil {
+		return nil, err
+	}
+	return c.got, nil
+}
+
+// recvInto takes the next message of a lane into b.
+func (m *mail) recvInto(ctx context.Context, g *Group, from, tag int, b []byte) error {
+	c := &recvCall{sized: true, into: b, done: make(chan struct{})}
+	if err := m.await(ctx, g, from, tag, c); err != nil {
+		return err
+	}
+	return group.CheckLength(from, len(c.got), len(b))
+}
+
+// await waits until c has a message, while the group and the context last.
+func (m *mail) await(ctx context.Context, g *Group, from, tag int, c *recvCall) error {
+	v := m.waiter(ctx, group.OpRecv, g, from)
+	if ctx.Err() != nil {
+		return v.ended()
+	}
+	m.mu.Lock()
+	n := m.inLane(m.lane(g, from, tag))
+	n.calls = append(n.calls, c)
+	m.serve(n)
+	m.mu.Unlock()
+	err := v.wait(c.done, nil)
+	if err == nil || !m.withdraw(n, c) { // what has come counts, also where the group is over
+		return nil
+	}
+	return err
+}
+
+// finish ends the call with a message.
+func (c *recvCall) finish(got []byte) {
+	c.got = got
+	close(c.done)
+}
+
+func (c *recvCall) isDone() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+const (
+	// maxCopied is the most that is copied at once: of a piece that is sent, and
+	// of one that comes before anybody has asked for it.
+	maxCopied = 128 << 10
+	// pageSize is how large buffers are that are used again: for a frame with
+	// that.
+	pageSize = maxCopied + 64
+	// minPart is the least that is set aside for what is yet to come.
+	minPart = 4 << 10
+	// trust is how many times as much memory as has come is set aside because a
+	// sender announced it.
+	trust = 4
+)
+
+var pages = sync.Pool{New: func() any { return new([pageSize]byte) }}
+
+// newPart returns a buffer for at least n bytes, from the pages where it is one
+// of the largest.
+func newPart(n int) []byte {
+	if n > pageSize/4 && n <= pageSize {
+		return pages.Get().(*[pageSize]byte)[:0]
+	}
+	return make([]byte, 0, n)
+}
+
+// recycle takes back a buffer that newPart has made and nobody needs any more.
+func recycle(b []byte) {
+	if cap(b) == pageSize {
+		pages.Put((*[pageSize]byte)(b[:pageSize]))
+	}
+}
+
+// message is a message that has begun to come. While it is busy its bytes and
+// where they are belong to who has made it so; all else is guarded by mail.mu.
+type message struct {
+	total   int
+	arrived int
+	held    int       // of the lane's window
+	parts   [][]byte  // what has come, until it is placed
+	placed  bool      // dest is known, and has all that has come
+	dest    []byte    // where it goes, of total bytes
+	call    *recvCall // who takes it
+	busy    bool      // bytes are being moved
+}
+
+// slot returns where the next bytes go, at most size.
+func (g *message) slot(size int) []byte {
+	if g.placed {
+		return g.dest[g.arrived : g.arrived+size]
+	}
+	if last := g.lastPart(); last == nil || len(*last) == cap(*last) {
+		want := max(min(size, maxCopied), min(minPart, g.total-g.arrived))
+		g.parts = append(g.parts, newPart(want))
+	}
+	last := *g.lastPart()
+	return last[len(last):min(cap(last), len(last)+size)]
+}
+
+func (g *message) lastPart() *[]byte {
+	if len(g.parts) == 0 {
+		return nil
+	}
+	return &g.parts[len(g.parts)-1]
+}
+
+// advance notes that k bytes have come to the slot.
+func (g *message) advance(k int) {
+	g.arrived += k
+	if !g.placed {
+		last := g.lastPart()
+		*last = (*last)[:len(*last)+k]
+	}
+}
+
+// placeable reports whether place has something to do.
+func (g *message) placeable() bool {
+	return !g.placed && (g.fits() || g.total <= max(trust*g.arrived, minPart))
+}
+
+// fits reports whether the message goes into memory of the call.
+func (g *message) fits() bool { return g.call.sized && len(g.call.into) == g.total }
+
+// place moves what has come to dest.
+func (g *message) place() {
+	g.placed = true
+	switch {
+	case g.fits():
+		g.dest = g.call.into
+	case len(g.parts) == 1 && len(g.parts[0]) == g.total && cap(g.parts[0]) <= 2*g.total:
+		g.dest, g.parts = g.parts[0], nil
+		return
+	default:
+		g.dest = make([]byte, g.total)
+	}
+	off := 0
+	for _, p := range g.parts {
+		off += copy(g.dest[off:], p)
+	}
+	g.discard()
+}
+
+// unplace makes a part of what has come to dest, which is not used any more
+// where it is memory of the call.
+func (g *message) unplace() {
+	if !g.placed {
+		return
+	}
+	part := g.dest[:g.arrived]
+	if g.fits() {
+		part = bytes.Clone(part)
+	}
+	g.placed, g.dest, g.parts = false, nil, [][]byte{part}
+}
+
+// discard gives up the parts.
+func (g *message) discard() {
+	for _, p := range g.parts {
+		recycle(p)
+	}
+	g.parts = nil
+}
+
+// backlog is what waits without anybody who takes it.
+type backlog struct{ bytes, lanes int }
+
+// charge counts what a piece takes of the window. What somebody takes may be
+// followed by as much at once. The lock is held.
+func (m *mail) charge(n *inLane, g *message, cost int) {
+	if g.call != nil {
+		n.owed += cost
+		return
+	}
+	g.held += cost
+	m.hold(n, cost)
+}
+
+// uncharge counts what a message holds as room. The lock is held.
+func (m *mail) uncharge(n *inLane, g *message) {
+	n.owed += g.held
+	m.hold(n, -g.held)
+	g.held = 0
+}
+
+// hold adds to what messages of a lane hold that nobody takes. The lock is held.
+func (m *mail) hold(n *inLane, bytes int) {
+	b, had := m.waits[n.lane.peer], n.held > 0
+	n.held += bytes
+	b.bytes += bytes
+	switch has := n.held > 0; {
+	case has && !had:
+		b.lanes++
+	case had && !has:
+		b.lanes--
+	}
+	m.waits[n.lane.peer] = b
+	if b == (backlog{}) {
+		delete(m.waits, n.lane.peer)
+	}
+}
+
+// checkBacklog returns an error where another rank has sent more than this one
+// keeps for it. What this rank sends itself is its own affair. The lock is held.
+func (m *mail) checkBacklog(peer int) error {
+	b := m.waits[peer]
+	if peer == m.host.rank || b.bytes <= m.most.bytes && b.lanes <= m.most.lanes {
+		return nil
+	}
+	return fmt.Errorf("%d bytes with %d tags that nobody receives, more than %d with %d: %w",
+		b.bytes, b.lanes, m.most.bytes, m.most.lanes, errFrame)
 }

@@ -1,6 +1,8 @@
 package tcp
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,8 +17,8 @@ const (
 	// laneWindow is how many bytes of a lane may be under way or wait to be
 	// received.
 	laneWindow = 1 << 20
-	// maxLetter is the most of a message that one frame carries.
-	maxLetter = 512 << 10
+	// maxPiece is the most of a message that one frame carries.
+	maxPiece = 512 << 10
 	// maxEager is the longest message that is copied rather than sent from
 	// where it is. One is taken without waiting.
 	maxEager = 64 << 10
@@ -44,15 +46,15 @@ type mail struct {
 	out    map[lane]*outLane  // guarded by mu
 	in     map[lane]*inLane   // guarded by mu
 	waits  map[int]backlog    // by the rank that sent it; guarded by mu
-	wires  map[int]*mailWire  // dialled, by rank; guarded by mu
-	others map[*mailWire]bool // accepted, or dialled and not used any more; guarded by mu
+	wires  map[int]*mailConn  // dialled, by rank; guarded by mu
+	others map[*mailConn]bool // accepted, or dialled and not used any more; guarded by mu
 	// suspects are ranks that may be lost; guarded by mu.
 	suspects map[int]bool
 	done     bool // nothing more is sent; guarded by mu
 	closed   bool // nothing more is received either; guarded by mu
 }
 
-// outLane is the sending side of a lane. It is there while somebody sends or
+// outLane is the sendCall side of a lane. It is there while somebody sends or
 // something is under way.
 type outLane struct {
 	users int
@@ -65,7 +67,7 @@ func newMail(h *host) *mail {
 	m := &mail{
 		host: h, keep: maxWires, most: backlog{maxBacklog, maxBacklogLanes},
 		out: make(map[lane]*outLane), in: make(map[lane]*inLane), waits: make(map[int]backlog),
-		wires: make(map[int]*mailWire), others: make(map[*mailWire]bool), suspects: make(map[int]bool),
+		wires: make(map[int]*mailConn), others: make(map[*mailConn]bool), suspects: make(map[int]bool),
 	}
 	m.moved.L = &m.mu
 	return m
@@ -75,9 +77,9 @@ func (m *mail) lane(g *Group, rank, tag int) lane {
 	return lane{group: g.ID(), peer: g.Outer(rank), tag: tag}
 }
 
-// use returns the sending side of a lane for use until unuse, and the connection
+// use returns the sendCall side of a lane for use until unuse, and the connection
 // for it: nil to this rank itself, or where all is closed.
-func (m *mail) use(l lane) (*outLane, *mailWire) {
+func (m *mail) use(l lane) (*outLane, *mailConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o := m.out[l]
@@ -192,7 +194,7 @@ func (m *mail) close() {
 // finish ends connections once what was sent by them is on its way, for which it
 // waits some seconds at most. Once a rank is lost it does not wait: no call can
 // receive what is under way.
-func (m *mail) finish(all []*mailWire) {
+func (m *mail) finish(all []*mailConn) {
 	if len(all) == 0 {
 		return
 	}
@@ -219,6 +221,326 @@ func (m *mail) finish(all []*mailWire) {
 					cut()
 				}
 			}
+		}
+	}
+}
+
+// wire returns the connection by which this rank sends to peer, or nil where all
+// is closed or peer is not there any more. The lock is held.
+func (m *mail) wire(peer int) *mailConn {
+	w := m.wires[peer]
+	if w == nil && !m.done && !m.closed && !m.suspects[peer] {
+		m.trim()
+		w = newWire(m, peer, true)
+		m.wires[peer] = w
+		m.host.wg.Go(func() { m.connect(w) })
+	}
+	if w != nil {
+		w.used = time.Now()
+	}
+	return w
+}
+
+// connect dials the rank of a connection, and runs it.
+func (m *mail) connect(w *mailConn) {
+	f, err := m.host.dial(m.host.ctx, toMail, w.peer, m.host.address(w.peer))
+	switch {
+	case err == nil:
+		w.run(f)
+	case m.host.ctx.Err() != nil: // this rank closes, the other is well
+		w.fail(nil)
+	default:
+		w.fail(err)
+	}
+}
+
+// suspect is for a rank whose connection broke, or did not come about. It may
+// have left, which the tree tells in better words: only where the tree is silent
+// for long, that rank is lost. Until then nothing is sent to it.
+func (m *mail) suspect(peer int) {
+	m.mu.Lock()
+	known := m.suspects[peer]
+	m.suspects[peer] = true
+	m.mu.Unlock()
+	if known {
+		return
+	}
+	m.host.wg.Go(func() {
+		over, _ := m.host.node.World().Gone()
+		limit := time.NewTimer(m.host.cfg.Timeout)
+		defer limit.Stop()
+		select {
+		case <-over:
+		case <-m.host.ctx.Done():
+		case <-limit.C:
+			m.host.node.Gone(peer, nil)
+		}
+	})
+}
+
+// accept takes a connection that a rank has dialled to send messages.
+func (m *mail) accept(from int, f *conn) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return errors.New("the group is closed")
+	}
+	w := newWire(m, from, false)
+	m.others[w] = true
+	m.host.wg.Go(func() { w.run(f) })
+	return nil
+}
+
+// trim makes room for one more connection: of those that nothing needs, the ones
+// that were used least recently end. The lock is held.
+func (m *mail) trim() {
+	for len(m.wires) >= m.keep {
+		busy := m.busy()
+		var oldest *mailConn
+		for peer, w := range m.wires {
+			if !busy[peer] && w.isQuiet() && (oldest == nil || w.used.Before(oldest.used)) {
+				oldest = w
+			}
+		}
+		if oldest == nil {
+			return
+		}
+		m.end(oldest)
+	}
+}
+
+// busy returns the ranks to which something is under way. The lock is held.
+func (m *mail) busy() map[int]bool {
+	peers := make(map[int]bool, len(m.wires))
+	for l, o := range m.out {
+		if o.users > 0 || o.room != laneWindow {
+			peers[l.peer] = true
+		}
+	}
+	return peers
+}
+
+// retire ends a dialled connection that was not used for the time given and is
+// not needed.
+func (m *mail) retire(w *mailConn, unused time.Duration) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if time.Since(w.used) <= unused || !w.isQuiet() || m.busy()[w.peer] {
+		return false
+	}
+	m.end(w)
+	return true
+}
+
+// isQuiet reports whether the connection is there and nothing is queued.
+func (w *mailConn) isQuiet() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err == nil && w.conn != nil && !w.last && len(w.queue) == 0
+}
+
+// isOver reports whether the connection has ended.
+func (w *mailConn) isOver() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err != nil
+}
+
+// end takes a dialled connection out of use. The lock is held.
+func (m *mail) end(w *mailConn) {
+	delete(m.wires, w.peer)
+	m.others[w] = true
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.last {
+		w.sayQuit()
+	}
+}
+
+// sendCall is a call of Send.
+type sendCall struct {
+	waiter
+	mail *mail
+	lane lane
+	out  *outLane
+	wire *mailConn // nil: to this rank itself
+}
+
+// send sends a message in pieces, as the receiver has room.
+func (m *mail) send(ctx context.Context, g *Group, to, tag int, b []byte) error {
+	s := &sendCall{waiter: m.waiter(ctx, group.OpSend, g, to), mail: m, lane: m.lane(g, to, tag)}
+	if ctx.Err() != nil {
+		return s.ended()
+	}
+	if limit := m.host.cfg.MaxMessage; len(b) > limit {
+		return s.error(fmt.Errorf("message of %d bytes, more than %d: %w", len(b), limit, group.ErrInvalid))
+	}
+	s.out, s.wire = m.use(s.lane)
+	defer m.unuse(s.lane, s.out)
+	if s.wire == nil && to != g.Rank() {
+		return s.wait(nil, nil) // this rank closes, or the other one is not there
+	}
+	if err := s.check(); err != nil {
+		return err
+	}
+	if err := s.wait(s.out.turn, nil); err != nil {
+		return err
+	}
+	defer func() { s.out.turn <- struct{}{} }()
+	if s.borrows(len(b)) {
+		defer context.AfterFunc(ctx, func() { s.wire.stop(s) })()
+	}
+	return s.pieces(b)
+}
+
+// borrows reports whether a message of n bytes is written from where it is. TLS
+// copies it anyway, and cannot be interrupted while it writes.
+func (s *sendCall) borrows(n int) bool {
+	return s.wire != nil && n > maxEager && s.mail.host.cfg.TLS == nil
+}
+
+// pieces sends a message. One that has begun and cannot be sent to its end is
+// given up.
+func (s *sendCall) pieces(b []byte) error {
+	most := maxCopied
+	if s.borrows(len(b)) {
+		most = maxPiece
+	}
+	for off, begun := 0, false; !begun || off < len(b); begun = true {
+		n, err := s.room(!begun, min(len(b)-off, most))
+		if err == nil {
+			err = s.put(frame{kind: framePiece, lane: s.lane, first: !begun, total: len(b), body: b[off : off+n]})
+		}
+		if err != nil {
+			if begun {
+				s.giveUp()
+			}
+			return err
+		}
+		off += n
+	}
+	return nil
+}
+
+// room waits for room for a piece with up to want bytes and returns how many.
+func (s *sendCall) room(first bool, want int) (int, error) {
+	for s.ctx.Err() == nil {
+		n, more := s.mail.takeRoom(s.out, first, want)
+		if more == nil {
+			return n, nil
+		}
+		if err := s.wait(more, nil); err != nil {
+			return 0, err
+		}
+	}
+	return 0, s.ended()
+}
+
+// put sends a piece. Where it returns an error nothing of the piece was sent.
+func (s *sendCall) put(l frame) error {
+	switch {
+	case s.wire == nil:
+		// What this rank sends itself is well formed.
+		return s.mail.deliver(l, len(l.body), bytes.NewReader(l.body).Read, nil)
+	case !s.borrows(l.total):
+		if !s.wire.send(l.encode(true)) {
+			return s.wait(nil, nil) // one of the two ranks closes, or is lost
+		}
+		return nil
+	}
+	err := s.write(l)
+	if err != nil {
+		s.mail.unTake(s.lane, s.out, charge(l.first, len(l.body)))
+	}
+	return err
+}
+
+// write writes a piece from where it is, which is not read any more once it has
+// returned.
+func (s *sendCall) write(l frame) error {
+	w := s.wire
+	if err := s.wait(w.turn, w.ended); err != nil {
+		return err
+	}
+	_, err := w.push(s, l.encode(false), l.body)
+	w.turn <- struct{}{}
+	if errors.Is(err, errQuit) {
+		return s.wait(nil, nil) // what was sent before this goes on
+	}
+	if err != nil {
+		w.fail(err)
+		return s.wait(nil, nil)
+	}
+	return nil
+}
+
+// giveUp ends the message that has begun.
+func (s *sendCall) giveUp() {
+	if s.wire != nil {
+		s.wire.send((&frame{kind: frameDrop, lane: s.lane}).encode(true))
+		return
+	}
+	_ = s.mail.drop(s.lane) // it has begun, as it must have
+}
+
+// waiter is how a call of Send or Recv waits: while its group and its context
+// last.
+type waiter struct {
+	op       group.Op
+	me, peer int // ranks in the group
+	ctx      context.Context
+	over     <-chan struct{}
+	loss     func(group.Op) *group.Error
+	patience time.Duration // once another rank has left
+}
+
+func (m *mail) waiter(ctx context.Context, op group.Op, g *Group, peer int) waiter {
+	v := waiter{op: op, me: g.Rank(), peer: peer, ctx: ctx, patience: m.host.cfg.Timeout}
+	v.over, v.loss = g.Gone()
+	return v
+}
+
+func (v *waiter) error(err error) error {
+	return &group.Error{Op: v.op, Ranks: []int{v.peer}, Err: err}
+}
+
+// ended returns the error of a context that has ended.
+func (v *waiter) ended() error { return v.error(group.ContextError(v.ctx)) }
+
+// check returns why there is no use in waiting, or nil.
+func (v *waiter) check() error {
+	select {
+	case <-v.over:
+		if err := v.loss(v.op); err.Ends(v.me, v.peer) {
+			return err
+		}
+	default:
+	}
+	return nil
+}
+
+// wait waits for c. Where ended is closed before, the other rank is gone, which
+// the group learns soon.
+func (v *waiter) wait(c, ended <-chan struct{}) error {
+	over := v.over
+	var limit <-chan time.Time
+	for {
+		select {
+		case <-c:
+			return nil
+		case <-ended:
+			c, ended = nil, nil
+		case <-v.ctx.Done():
+			return v.ended()
+		case <-over:
+			if err := v.check(); err != nil {
+				return err
+			}
+			t := time.NewTimer(v.patience)
+			defer t.Stop()
+			over, limit = nil, t.C
+		case <-limit:
+			return v.loss(v.op)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestRecvIntoEndsInAPiece(t *testing.T) {
 	}
 	<-w.turn
 	defer func() { w.turn <- struct{}{} }()
-	piece := letter{kind: letterPiece, lane: l, first: true, total: len(want), body: want}
+	piece := frame{kind: framePiece, lane: l, first: true, total: len(want), body: want}
 	say := func(p []byte) {
 		if _, err := w.conn.Conn.Write(p); err != nil {
 			t.Error(err)
@@ -38,7 +38,7 @@ func TestRecvIntoEndsInAPiece(t *testing.T) {
 		go func() { errs <- b.RecvInto(ctx, 0, 0, memory) }()
 		until(t, "a call waits", func() bool { return b.host.mail.awaited(l.group, 0, 0) })
 		if i == 0 { // it goes to the memory of the first call
-			say(append(piece.framed(false), want[:500]...))
+			say(append(piece.encode(false), want[:500]...))
 			until(t, "a call takes the message", func() bool { return b.host.mail.takes(l.group) })
 		}
 		say(want[i*1000+500 : i*1000+1500])
@@ -77,26 +77,26 @@ func lonely() *mail { return newMail(&host{cfg: Config{MaxMessage: 1 << 30, Time
 
 // Letters that an honest rank does not send are refused.
 func TestLettersOutOfPlaceAreRefused(t *testing.T) {
-	first := func(total int) letter { return letter{kind: letterPiece, first: true, total: total} }
+	first := func(total int) frame { return frame{kind: framePiece, first: true, total: total} }
 	type delivery struct {
-		letter letter
-		size   int
+		frame frame
+		size  int
 	}
 	for claim, c := range map[string]struct {
 		before []delivery
 		bad    delivery
 	}{
 		"a message beyond the limit":       {nil, delivery{first(1<<30 + 1), 1}},
-		"a piece of none":                  {nil, delivery{letter{kind: letterPiece, total: 5}, 1}},
+		"a piece of none":                  {nil, delivery{frame{kind: framePiece, total: 5}, 1}},
 		"a piece of no bytes":              {nil, delivery{first(5), 0}},
 		"a message within another":         {[]delivery{{first(5), 1}}, delivery{first(5), 1}},
-		"a piece beyond its message":       {[]delivery{{first(5), 4}}, delivery{letter{kind: letterPiece, total: 5}, 2}},
-		"a piece beyond the window":        {[]delivery{{first(4 << 20), 900 << 10}}, delivery{letter{kind: letterPiece}, 200 << 10}},
+		"a piece beyond its message":       {[]delivery{{first(5), 4}}, delivery{frame{kind: framePiece, total: 5}, 2}},
+		"a piece beyond the window":        {[]delivery{{first(4 << 20), 900 << 10}}, delivery{frame{kind: framePiece}, 200 << 10}},
 		"messages beyond the window":       {[]delivery{{first(900 << 10), 900 << 10}}, delivery{first(200 << 10), 200 << 10}},
-		"the end of a message of none":     {nil, delivery{letter{kind: letterDrop}, 0}},
-		"the end of one that is whole":     {[]delivery{{first(5), 5}}, delivery{letter{kind: letterDrop}, 0}},
-		"room for what was not sent":       {nil, delivery{letter{kind: letterGrant, n: 1}, 0}},
-		"what only a sender is to be sent": {[]delivery{{first(5), 5}}, delivery{letter{kind: letterGrant, n: 5}, 0}},
+		"the end of a message of none":     {nil, delivery{frame{kind: frameDrop}, 0}},
+		"the end of one that is whole":     {[]delivery{{first(5), 5}}, delivery{frame{kind: frameDrop}, 0}},
+		"room for what was not sent":       {nil, delivery{frame{kind: frameGrant, n: 1}, 0}},
+		"what only a sender is to be sent": {[]delivery{{first(5), 5}}, delivery{frame{kind: frameGrant, n: 5}, 0}},
 	} {
 		w := newWire(lonely(), 1, false)
 		send := func(d delivery) error {
@@ -106,9 +106,9 @@ func TestLettersOutOfPlaceAreRefused(t *testing.T) {
 				there.Write(make([]byte, d.size))
 				there.Close()
 			}()
-			f := newFramed(here)
+			f := newConn(here)
 			f.silence = time.Minute
-			return w.receive(d.letter, d.size, f)
+			return w.receive(d.frame, d.size, f)
 		}
 		for _, d := range c.before {
 			if err := send(d); err != nil {
@@ -123,7 +123,7 @@ func TestLettersOutOfPlaceAreRefused(t *testing.T) {
 
 // Memory is set aside for what has come, not for what was announced.
 func TestAnnouncedBytesAreNotSetAside(t *testing.T) {
-	g := &message{total: 1 << 30, call: new(receipt)}
+	g := &message{total: 1 << 30, call: new(recvCall)}
 	for range 10 {
 		g.slot(1)
 		g.advance(1)
@@ -156,7 +156,7 @@ func TestMessagesAreWhole(t *testing.T) {
 				clear(g.call.into)
 				g.call = nil
 			case g.call == nil && what != "come":
-				g.call = &receipt{sized: what != "Recv"}
+				g.call = &recvCall{sized: what != "Recv"}
 				if what == "RecvInto" {
 					g.call.into = make([]byte, g.total)
 				}
@@ -177,17 +177,17 @@ func TestMessagesAreWhole(t *testing.T) {
 // FuzzMail reads what a rank may send by a connection for messages: what it does
 // not keep to is an error, and no lane holds more than its window.
 func FuzzMail(f *testing.F) {
-	stream := func(ls ...letter) []byte {
+	stream := func(ls ...frame) []byte {
 		var b []byte
 		for _, l := range ls {
-			b = append(b, l.framed(true)...)
+			b = append(b, l.encode(true)...)
 		}
 		return b
 	}
-	begins := letter{kind: letterPiece, first: true, total: 6, body: []byte("abc")}
-	f.Add(stream(begins, letter{kind: letterPiece, total: 6, body: []byte("def")}))
-	f.Add(stream(begins, letter{kind: letterDrop}, begins, letter{kind: letterQuit}))
-	f.Add(stream(letter{kind: letterAlive}, letter{kind: letterPiece, first: true}, letter{kind: letterGrant, n: 1}))
+	begins := frame{kind: framePiece, first: true, total: 6, body: []byte("abc")}
+	f.Add(stream(begins, frame{kind: framePiece, total: 6, body: []byte("def")}))
+	f.Add(stream(begins, frame{kind: frameDrop}, begins, frame{kind: frameQuit}))
+	f.Add(stream(frame{kind: frameAlive}, frame{kind: framePiece, first: true}, frame{kind: frameGrant, n: 1}))
 	f.Add(stream(begins)[:20])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		here, there := net.Pipe()
@@ -197,7 +197,7 @@ func FuzzMail(f *testing.F) {
 			there.Close()
 		}()
 		m := lonely()
-		c := newFramed(here)
+		c := newConn(here)
 		c.silence = time.Minute
 		if err := newWire(m, 1, false).read(c); err == nil {
 			t.Fatal("read = nil; want why it ended")

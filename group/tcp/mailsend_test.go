@@ -21,7 +21,7 @@ func patiently(t *testing.T) (a, b *Group) {
 
 // narrow connects a to b for messages, over a connection that takes few bytes
 // that nobody reads, and returns it.
-func narrow(t *testing.T, a, b *Group) *mailWire {
+func narrow(t *testing.T, a, b *Group) *mailConn {
 	t.Helper()
 	if err := a.Send(limited(t), 1, 99, nil); err != nil {
 		t.Fatal(err)
@@ -32,7 +32,7 @@ func narrow(t *testing.T, a, b *Group) *mailWire {
 	a.host.mail.mu.Lock()
 	w := a.host.mail.wires[1]
 	a.host.mail.mu.Unlock()
-	wires := []*mailWire{w}
+	wires := []*mailConn{w}
 	b.host.mail.mu.Lock()
 	for other := range b.host.mail.others {
 		wires = append(wires, other)

@@ -29,26 +29,26 @@ type meeting struct {
 	settled chan struct{} // has an element if no rank may be registering
 
 	mu     sync.Mutex
-	seats  map[int]*seat // guarded by mu
-	here   int           // how many have heard that they have a seat; guarded by mu
+	slots  map[int]*slot // guarded by mu
+	here   int           // how many have heard that they have a slot; guarded by mu
 	coming int           // connections of ranks that register now; guarded by mu
 	over   error         // why no more ranks can come, or nil; guarded by mu
-	latest absence       // who last lost its seat and has not come back; guarded by mu
+	latest absence       // who last lost its slot and has not come back; guarded by mu
 	turned absence       // who was last refused; guarded by mu
 }
 
-// seat is a rank that has come.
-type seat struct {
+// slot is a rank that has come.
+type slot struct {
 	rank    int
 	process session // a name of the process, to tell it from another of the same rank
 	addr    string  // where it listens
 	above   string  // where the rank above it listens, once all have come
-	here    bool    // it has heard that it has the seat
+	here    bool    // it has heard that it has the slot
 }
 
 func newMeeting(size int, s session) *meeting {
 	return &meeting{
-		size: size, session: s, seats: make(map[int]*seat),
+		size: size, session: s, slots: make(map[int]*slot),
 		full: make(chan struct{}, 1), settled: make(chan struct{}, 1),
 	}
 }
@@ -90,7 +90,7 @@ func poke(c chan<- struct{}) {
 // taken returns why a process may not take the slot of a rank, or nil. The lock is
 // held.
 func (m *meeting) taken(rank int, process session) error {
-	s := m.seats[rank]
+	s := m.slots[rank]
 	switch {
 	case s != nil && s.process == process:
 		return nil
@@ -102,27 +102,27 @@ func (m *meeting) taken(rank int, process session) error {
 	return nil
 }
 
-// sit gives a seat to a rank that listens at addr, or the one that it has. It
+// assign gives a slot to a rank that listens at addr, or the one that it has. It
 // returns a copy of it.
-func (m *meeting) sit(rank int, process session, addr string) (seat, error) {
+func (m *meeting) assign(rank int, process session, addr string) (slot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.taken(rank, process); err != nil {
-		return seat{}, err
+		return slot{}, err
 	}
-	s := m.seats[rank]
+	s := m.slots[rank]
 	if s == nil {
-		s = &seat{rank: rank, process: process, addr: addr}
-		m.seats[rank] = s
+		s = &slot{rank: rank, process: process, addr: addr}
+		m.slots[rank] = s
 	}
 	return *s, nil
 }
 
-// confirm notes that a rank knows of its seat, so that it can be called.
+// confirm notes that a rank knows of its slot, so that it can be called.
 func (m *meeting) confirm(rank int, process session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.seats[rank]
+	s := m.slots[rank]
 	if s == nil || s.process != process || s.here {
 		return
 	}
@@ -165,22 +165,22 @@ func (m *meeting) settle(ctx context.Context, d time.Duration) {
 	}
 }
 
-// vacate frees a seat whose rank does not know that it has it.
+// vacate frees a slot whose rank does not know that it has it.
 func (m *meeting) vacate(rank int, process session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := m.seats[rank]; s != nil && s.process == process && !s.here {
-		delete(m.seats, rank)
+	if s := m.slots[rank]; s != nil && s.process == process && !s.here {
+		delete(m.slots, rank)
 	}
 }
 
-// lose frees the seats of ranks that could not be called.
+// lose frees the slots of ranks that could not be called.
 func (m *meeting) lose(absent []absence) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, a := range absent {
-		if s := m.seats[a.rank]; a.lost && s != nil && s.here {
-			delete(m.seats, a.rank)
+		if s := m.slots[a.rank]; a.lost && s != nil && s.here {
+			delete(m.slots, a.rank)
 			m.here--
 			m.latest = a
 		}
@@ -188,53 +188,53 @@ func (m *meeting) lose(absent []absence) {
 }
 
 // roll returns the ranks that are here, in order, and whether they are all ranks.
-func (m *meeting) roll() ([]seat, bool) {
+func (m *meeting) roll() ([]slot, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.present(), m.here == m.size-1
 }
 
 // present returns the ranks that are here, in order. The lock is held.
-func (m *meeting) present() []seat {
-	seats := make([]seat, 0, m.here)
-	for _, s := range m.seats {
+func (m *meeting) present() []slot {
+	slots := make([]slot, 0, m.here)
+	for _, s := range m.slots {
 		if s.here {
-			seats = append(seats, *s)
+			slots = append(slots, *s)
 		}
 	}
-	slices.SortFunc(seats, func(a, b seat) int { return cmp.Compare(a.rank, b.rank) })
-	return seats
+	slices.SortFunc(slots, func(a, b slot) int { return cmp.Compare(a.rank, b.rank) })
+	return slots
 }
 
 // rest returns the ranks that are here and not in told, and adds them to told. If it
 // returns no ranks, more reports whether a rank may still be registering. If not,
 // the meeting is over.
-func (m *meeting) rest(told map[int]bool) (seats []seat, more bool) {
+func (m *meeting) rest(told map[int]bool) (slots []slot, more bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, s := range m.present() {
 		if !told[s.rank] {
-			seats = append(seats, s)
+			slots = append(slots, s)
 			told[s.rank] = true
 		}
 	}
-	more = len(seats) > 0 || m.coming > 0
+	more = len(slots) > 0 || m.coming > 0
 	if !more {
 		m.over = errors.New("the meeting is over: not all ranks have come")
 	}
-	return seats, more
+	return slots, more
 }
 
 // succeed ends the meeting, because all ranks are here, and returns them, each with
 // the address of the rank above it. top is the address of rank 0.
-func (m *meeting) succeed(top string, arity int) []seat {
+func (m *meeting) succeed(top string, arity int) []slot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.over = errors.New("the ranks have met without this process")
-	for _, s := range m.seats {
+	for _, s := range m.slots {
 		s.above = top
 		if p := tree.Parent(s.rank, m.size, arity); p > 0 {
-			s.above = m.seats[p].addr
+			s.above = m.slots[p].addr
 		}
 	}
 	return m.present()
@@ -245,7 +245,7 @@ func (m *meeting) absent(limit int) (ranks []int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for r := 1; r < m.size && len(ranks) < limit; r++ {
-		if s := m.seats[r]; s == nil || !s.here {
+		if s := m.slots[r]; s == nil || !s.here {
 			ranks = append(ranks, r)
 		}
 	}
@@ -283,8 +283,8 @@ func (h *host) gather(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return h.dismiss(ctx, absent)
 		}
-		seats, all := m.roll()
-		absent = h.callRoll(ctx, seats)
+		slots, all := m.roll()
+		absent = h.callRoll(ctx, slots)
 		if all && len(absent) == 0 {
 			return nil
 		}
@@ -301,14 +301,14 @@ func (h *host) gather(ctx context.Context) error {
 // names the missing ranks.
 const lastWord = time.Second
 
-// callRoll sends the missing ranks to the ranks of seats, and returns those that did
+// callRoll sends the missing ranks to the ranks of slots, and returns those that did
 // not answer. If ctx ends meanwhile, the other ranks still have time to answer, so
 // that only ranks that do not answer count as missing.
-func (h *host) callRoll(ctx context.Context, seats []seat) []absence {
+func (h *host) callRoll(ctx context.Context, slots []slot) []absence {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastWord, cancel) })()
-	return h.crier().spread(longer, roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}, seats)
+	return h.announcer().spread(longer, roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}, slots)
 }
 
 // dismiss ends a meeting if ranks have not come or have not answered. It notifies
@@ -332,12 +332,12 @@ func (h *host) dismiss(ctx context.Context, absent []absence) error {
 		told[r] = true // to call it once more would only delay the others
 	}
 	for brief.Err() == nil {
-		seats, more := m.rest(told)
+		slots, more := m.rest(told)
 		if !more {
 			break
 		}
-		h.crier().spread(brief, roll{notice: noticeRefused, error: err}, seats)
-		if len(seats) == 0 {
+		h.announcer().spread(brief, roll{notice: noticeRefused, error: err}, slots)
+		if len(slots) == 0 {
 			m.settle(brief, h.cfg.partingTime())
 		}
 	}
@@ -358,12 +358,12 @@ func unanswered(absent []absence) (ranks []int) {
 
 // register hears where a rank listens and tells it the terms, in the course of a
 // connection of its own.
-func (h *host) register(f *framed, hi hello) error {
+func (h *host) register(f *conn, hi hello) error {
 	b, err := f.readFrame(MaxAddress)
 	if err != nil {
 		return err
 	}
-	s, err := h.meeting.sit(hi.from, hi.session, string(b))
+	s, err := h.meeting.assign(hi.from, hi.session, string(b))
 	if err != nil {
 		return err
 	}
@@ -379,7 +379,7 @@ func (h *host) register(f *framed, hi hello) error {
 }
 
 // terms returns what rank 0 tells a rank that has come.
-func (h *host) terms(s seat) *terms {
+func (h *host) terms(s slot) *terms {
 	m := h.meeting
 	missing := slices.DeleteFunc(m.absent(maxHint+1), func(r int) bool { return r == s.rank }) // it is about to be here
 	return &terms{
@@ -388,6 +388,6 @@ func (h *host) terms(s seat) *terms {
 	}
 }
 
-func (h *host) crier() crier {
-	return crier{h, h.meeting.session, h.cfg.Arity, h.cfg.Timeout}
+func (h *host) announcer() announcer {
+	return announcer{h, h.meeting.session, h.cfg.Arity, h.cfg.Timeout}
 }

@@ -81,14 +81,14 @@ func leader(t *testing.T, cfg Config) *host {
 }
 
 // seated waits until n ranks have come.
-func (h *host) seated(t *testing.T, n int) []seat {
+func (h *host) seated(t *testing.T, n int) []slot {
 	t.Helper()
-	var seats []seat
+	var slots []slot
 	until(t, fmt.Sprintf("%d ranks have come", n), func() bool {
-		seats, _ = h.meeting.roll()
-		return len(seats) == n
+		slots, _ = h.meeting.roll()
+		return len(slots) == n
 	})
-	return seats
+	return slots
 }
 
 func crowdConfig(t *testing.T, size int) Config {
@@ -108,7 +108,7 @@ func TestRollCall(t *testing.T) {
 		js[r] = joinLater(t, cfg, r)
 	}
 	wait := roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}
-	if absent := h.crier().spread(limited(t), wait, h.seated(t, size-1)); len(absent) > 0 {
+	if absent := h.announcer().spread(limited(t), wait, h.seated(t, size-1)); len(absent) > 0 {
 		t.Errorf("absent where all are here: %v; want none", absent)
 	}
 	gone := []int{1, 2, 3, 8, 11}
@@ -116,8 +116,8 @@ func TestRollCall(t *testing.T) {
 		js[r].cancel(nil)
 		<-js[r].done
 	}
-	seats := h.seated(t, size-1)
-	absent := h.crier().spread(limited(t), wait, seats)
+	slots := h.seated(t, size-1)
+	absent := h.announcer().spread(limited(t), wait, slots)
 	var got []int
 	for _, a := range absent {
 		got = append(got, a.rank)
@@ -130,14 +130,14 @@ func TestRollCall(t *testing.T) {
 	}
 	h.meeting.lose(absent)
 	if got := h.meeting.absent(size); !slices.Equal(got, gone) {
-		t.Errorf("without a seat: %v; want %v", got, gone)
+		t.Errorf("without a slot: %v; want %v", got, gone)
 	}
 	if err := h.meeting.missing(errMissing, 2); len(err.Ranks) != 2 || !strings.Contains(err.Error(), "was here: connect to rank") {
 		t.Errorf("missing = %v; want two ranks, and why one that was here is not any more", err)
 	}
 }
 
-// A rank that accepts connections and says nothing loses its seat within the
+// A rank that accepts connections and says nothing loses its slot within the
 // timeout, and those that would have been called through it are called anyway.
 func TestRollCallOfTheSilent(t *testing.T) {
 	for claim, arity := range map[string]int{"one after the other": 1, "all at once": 8} {
@@ -154,7 +154,7 @@ func TestRollCallOfTheSilent(t *testing.T) {
 			}
 			defer mute.Close()
 			h.seated(t, 2)
-			if _, err := h.meeting.sit(1, session{7}, mute.Addr().String()); err != nil {
+			if _, err := h.meeting.assign(1, session{7}, mute.Addr().String()); err != nil {
 				t.Fatal(err)
 			}
 			h.meeting.confirm(1, session{7})
@@ -169,18 +169,18 @@ func TestRollCallOfTheSilent(t *testing.T) {
 // A list that is longer than a frame arrives whole.
 func TestLongCalls(t *testing.T) {
 	const size = 3000
-	seats := make([]seat, size-1)
-	for i := range seats {
-		seats[i] = seat{rank: i + 1, addr: strings.Repeat("x", MaxAddress), above: strings.Repeat("y", 20)}
+	slots := make([]slot, size-1)
+	for i := range slots {
+		slots[i] = slot{rank: i + 1, addr: strings.Repeat("x", MaxAddress), above: strings.Repeat("y", 20)}
 	}
 	here, there := net.Pipe()
 	defer here.Close()
 	go func() {
 		defer there.Close()
-		writeCall(newFramed(there), roll{notice: noticeMet, called: len(seats)}, seats)
+		writeCall(newConn(there), roll{notice: noticeMet, called: len(slots)}, slots)
 	}()
-	if _, got, err := readCall(newFramed(here), size); err != nil || !slices.Equal(got, seats) {
-		t.Errorf("readCall = %d seats, %v; want %d", len(got), err, len(seats))
+	if _, got, err := readCall(newConn(here), size); err != nil || !slices.Equal(got, slots) {
+		t.Errorf("readCall = %d slots, %v; want %d", len(got), err, len(slots))
 	}
 }
 
@@ -282,7 +282,7 @@ func leaderOf(t *testing.T, cfg Config) *visitor {
 	return v
 }
 
-// come asks for the seat of a rank and goes away.
+// come asks for the slot of a rank and goes away.
 func (v *visitor) come(rank int) error {
 	h := &host{cfg: v.cfg, rank: rank, size: v.cfg.Size}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

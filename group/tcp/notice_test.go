@@ -14,7 +14,7 @@ import (
 )
 
 var equalNotice = cmp.Options{
-	cmp.AllowUnexported(terms{}, roll{}, seat{}, absence{}), cmpopts.EquateEmpty(),
+	cmp.AllowUnexported(terms{}, roll{}, slot{}, absence{}), cmpopts.EquateEmpty(),
 	cmp.Comparer(func(a, b *group.Error) bool {
 		if a == nil || b == nil {
 			return a == b
@@ -47,8 +47,8 @@ func sampleRoll() roll {
 	return roll{notice: noticeWait, error: e, called: 5}
 }
 
-func sampleSeats() []seat {
-	return []seat{{rank: 1, addr: "10.0.0.1:29500"}, {rank: 7, addr: "unix:/run/7.sock", above: "unix:/run/0.sock"}}
+func sampleSeats() []slot {
+	return []slot{{rank: 1, addr: "10.0.0.1:29500"}, {rank: 7, addr: "unix:/run/7.sock", above: "unix:/run/0.sock"}}
 }
 
 func sampleAbsent() []absence {
@@ -75,17 +75,17 @@ func FuzzRoll(f *testing.F) {
 }
 
 func FuzzSeats(f *testing.F) {
-	b, _ := encodeSeats(sampleSeats())
+	b, _ := encodeSlots(sampleSeats())
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		decode := func(b []byte) ([]seat, error) { return decodeSeats(b, 1000) }
+		decode := func(b []byte) ([]slot, error) { return decodeSlots(b, 1000) }
 		got, err := decode(b)
 		if len(b) > maxNotice {
 			return
 		}
-		again(t, got, err, func(v []seat) (all []byte) {
+		again(t, got, err, func(v []slot) (all []byte) {
 			for len(v) > 0 {
-				b, n := encodeSeats(v)
+				b, n := encodeSlots(v)
 				all, v = append(all, b...), v[n:]
 			}
 			return all
@@ -116,15 +116,15 @@ func TestNoticesAreBounded(t *testing.T) {
 	var many wire.Writer
 	many.Uvarint(maxMissing + 1)
 	many.B = append(many.B, make([]byte, 3*(maxMissing+1))...)
-	outside, _ := encodeSeats([]seat{{rank: 8, addr: "x"}})
-	zero, _ := encodeSeats([]seat{{rank: 0, addr: "x"}})
-	far, _ := encodeSeats([]seat{{rank: 1, addr: longAddress}})
+	outside, _ := encodeSlots([]slot{{rank: 8, addr: "x"}})
+	zero, _ := encodeSlots([]slot{{rank: 0, addr: "x"}})
+	far, _ := encodeSlots([]slot{{rank: 1, addr: longAddress}})
 	for claim, decode := range map[string]func() error{
 		"an address too long":      func() error { _, err := decodeTerms(long.encode()); return err },
 		"no time":                  func() error { _, err := decodeTerms(fast.encode()); return err },
-		"a seat outside the group": func() error { _, err := decodeSeats(outside, 8); return err },
-		"a seat for rank 0":        func() error { _, err := decodeSeats(zero, 8); return err },
-		"a seat far away":          func() error { _, err := decodeSeats(far, 8); return err },
+		"a slot outside the group": func() error { _, err := decodeSlots(outside, 8); return err },
+		"a slot for rank 0":        func() error { _, err := decodeSlots(zero, 8); return err },
+		"a slot far away":          func() error { _, err := decodeSlots(far, 8); return err },
 		"too many absent":          func() error { _, err := decodeAbsent(many.B); return err },
 		"an unknown call":          func() error { _, err := decodeRoll((&roll{notice: 9}).encode()); return err },
 		"a refusal without cause":  func() error { _, err := decodeRoll((&roll{notice: noticeRefused}).encode()); return err },

@@ -12,56 +12,56 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
-// crier calls the roll of a meeting, from any of its ranks.
-type crier struct {
+// announcer calls the roll of a meeting, from any of its ranks.
+type announcer struct {
 	host    *host
 	session session
 	arity   int
 	timeout time.Duration
 }
 
-// knock bounds how long it may take to reach a rank: as long as one may be
+// dialTime bounds how long it may take to reach a rank: as long as one may be
 // silent, but not longer than is worth to wait for.
-func (c crier) knock() time.Duration { return min(c.timeout, hasty/2) }
+func (c announcer) dialTime() time.Duration { return min(c.timeout, handshakeTimeout/2) }
 
-// spread calls seats: the first ones by this rank, and through them the others,
+// spread calls slots: the first ones by this rank, and through them the others,
 // so that a rank calls at most arity at once. It returns those who did not answer.
-func (c crier) spread(ctx context.Context, r roll, seats []seat) []absence {
-	k := min(c.arity, len(seats))
+func (c announcer) spread(ctx context.Context, r roll, slots []slot) []absence {
+	k := min(c.arity, len(slots))
 	absent := make([][]absence, k)
 	var wg sync.WaitGroup
 	for i := range k {
-		wg.Go(func() { absent[i] = c.pass(ctx, r, part(seats, i, k)) })
+		wg.Go(func() { absent[i] = c.pass(ctx, r, part(slots, i, k)) })
 	}
 	wg.Wait()
 	return slices.Concat(absent...)
 }
 
-// part returns every k-th of seats: ranks that are gone for one reason are likely
+// part returns every k-th of slots: ranks that are gone for one reason are likely
 // to be neighbours, and each of them costs time.
-func part(seats []seat, i, k int) []seat {
-	p := make([]seat, 0, len(seats)/k+1)
-	for ; i < len(seats); i += k {
-		p = append(p, seats[i])
+func part(slots []slot, i, k int) []slot {
+	p := make([]slot, 0, len(slots)/k+1)
+	for ; i < len(slots); i += k {
+		p = append(p, slots[i])
 	}
 	return p
 }
 
-// pass calls the first of seats that answers, and the rest through it.
-func (c crier) pass(ctx context.Context, r roll, seats []seat) (absent []absence) {
-	ctx, cancel := context.WithTimeout(ctx, c.patience(len(seats)))
+// pass calls the first of slots that answers, and the rest through it.
+func (c announcer) pass(ctx context.Context, r roll, slots []slot) (absent []absence) {
+	ctx, cancel := context.WithTimeout(ctx, c.patience(len(slots)))
 	defer cancel()
-	for i, s := range seats {
+	for i, s := range slots {
 		if ctx.Err() != nil {
 			absent = append(absent, absence{rank: s.rank})
 			continue
 		}
-		more, lost, err := c.call(ctx, r, seats[i:])
+		more, lost, err := c.call(ctx, r, slots[i:])
 		if err == nil {
 			return append(absent, more...)
 		}
 		a := absence{s.rank, lost && ctx.Err() == nil, err.Error()}
-		if !lost && len(seats) > i+1 {
+		if !lost && len(slots) > i+1 {
 			a.reason = "" // it was reached, and may wait for one of the others
 		}
 		absent = append(absent, a)
@@ -72,19 +72,19 @@ func (c crier) pass(ctx context.Context, r roll, seats []seat) (absent []absence
 // patience is how long a call of n ranks by one of them may take. For it and for
 // each level below it, it allows the time to find that a rank is gone, plus the
 // same time once more, so that it ends later than the time for the last rank.
-func (c crier) patience(n int) time.Duration {
+func (c announcer) patience(n int) time.Duration {
 	levels := 2
 	for ; n > 1; n = (n - 1) / max(c.arity, 2) {
 		levels++
 	}
-	return time.Duration(levels) * c.knock()
+	return time.Duration(levels) * c.dialTime()
 }
 
-// call calls the first of seats and hands it the rest. It returns who of them did
+// call calls the first of slots and hands it the rest. It returns who of them did
 // not answer. Where there is an error, lost says that the first was not reached.
-func (c crier) call(ctx context.Context, r roll, seats []seat) (absent []absence, lost bool, err error) {
-	s := seats[0]
-	brief, cancel := context.WithTimeout(ctx, c.knock())
+func (c announcer) call(ctx context.Context, r roll, slots []slot) (absent []absence, lost bool, err error) {
+	s := slots[0]
+	brief, cancel := context.WithTimeout(ctx, c.dialTime())
 	defer cancel()
 	f, err := c.host.dialAs(brief, toCall, s.rank, s.addr, c.session)
 	if err != nil {
@@ -92,8 +92,8 @@ func (c crier) call(ctx context.Context, r roll, seats []seat) (absent []absence
 	}
 	defer f.Close()
 	defer context.AfterFunc(ctx, func() { f.Close() })()
-	r.called = len(seats)
-	if err := writeCall(f, r, seats); err != nil {
+	r.called = len(slots)
+	if err := writeCall(f, r, slots); err != nil {
 		return nil, true, err
 	}
 	b, err := f.readFrame(maxNotice)
@@ -104,22 +104,22 @@ func (c crier) call(ctx context.Context, r roll, seats []seat) (absent []absence
 	return absent, false, err
 }
 
-func writeCall(f *framed, c roll, seats []seat) error {
+func writeCall(f *conn, c roll, slots []slot) error {
 	if err := f.WriteFrame(c.encode(), nil); err != nil {
 		return err
 	}
-	for len(seats) > 0 {
-		b, n := encodeSeats(seats)
+	for len(slots) > 0 {
+		b, n := encodeSlots(slots)
 		if err := f.WriteFrame(b, nil); err != nil {
 			return err
 		}
-		seats = seats[n:]
+		slots = slots[n:]
 	}
 	return nil
 }
 
 // readCall reads a call of ranks of a group of that size.
-func readCall(f *framed, size int) (roll, []seat, error) {
+func readCall(f *conn, size int) (roll, []slot, error) {
 	b, err := f.readFrame(maxNotice)
 	if err != nil {
 		return roll{}, nil, err
@@ -131,39 +131,39 @@ func readCall(f *framed, size int) (roll, []seat, error) {
 	if c.called < 1 || c.called >= size {
 		return c, nil, fmt.Errorf("call of %d ranks of %d: %w", c.called, size, wire.ErrMalformed)
 	}
-	var seats []seat
-	for len(seats) < c.called {
+	var slots []slot
+	for len(slots) < c.called {
 		if b, err = f.readFrame(maxNotice); err != nil {
 			return c, nil, err
 		}
-		some, err := decodeSeats(b, size)
+		some, err := decodeSlots(b, size)
 		if err != nil {
 			return c, nil, err
 		}
-		seats = append(seats, some...)
+		slots = append(slots, some...)
 	}
-	if len(seats) != c.called {
-		return c, nil, fmt.Errorf("call of %d ranks, not %d: %w", len(seats), c.called, wire.ErrMalformed)
+	if len(slots) != c.called {
+		return c, nil, fmt.Errorf("call of %d ranks, not %d: %w", len(slots), c.called, wire.ErrMalformed)
 	}
-	return c, seats, nil
+	return c, slots, nil
 }
 
 // answer takes a call of the roll: it passes it on and tells who did not answer.
-func (h *host) answer(f *framed, hi hello) error {
-	r, seats, err := readCall(f, h.size)
+func (h *host) answer(f *conn, hi hello) error {
+	r, slots, err := readCall(f, h.size)
 	if err != nil {
 		return err
 	}
-	if seats[0].rank != h.rank {
-		return fmt.Errorf("call for rank %d: %w", seats[0].rank, wire.ErrMalformed)
+	if slots[0].rank != h.rank {
+		return fmt.Errorf("call for rank %d: %w", slots[0].rank, wire.ErrMalformed)
 	}
 	t := h.wait.terms()
-	c := crier{h, hi.session, t.arity, t.timeout}
-	if err := f.Conn.SetDeadline(time.Now().Add(c.patience(len(seats)))); err != nil {
+	c := announcer{h, hi.session, t.arity, t.timeout}
+	if err := f.Conn.SetDeadline(time.Now().Add(c.patience(len(slots)))); err != nil {
 		return err
 	}
-	h.wait.hear(hi.session, r, seats[0].above)
-	return f.WriteFrame(encodeAbsent(c.spread(h.during(r), r, seats[1:])), nil)
+	h.wait.hear(hi.session, r, slots[0].above)
+	return f.WriteFrame(encodeAbsent(c.spread(h.during(r), r, slots[1:])), nil)
 }
 
 // during returns the context of a call. The last word is passed on even where
@@ -264,4 +264,200 @@ func (w *waiting) heard() (roll, terms) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.last, w.agreed
+}
+
+// notice says what a call of the roll is about.
+type notice byte
+
+const (
+	noticeWait    notice = iota + 1 // who is missing
+	noticeMet                       // all have come
+	noticeRefused                   // why the meeting has ended
+)
+
+const (
+	// maxNotice bounds the length of a frame while ranks meet.
+	maxNotice = 64 << 10
+	// maxMissing bounds how many missing or absent ranks are told, maxHint how
+	// many of them a rank hears of as it comes.
+	maxMissing = 4096
+	maxHint    = 64
+	// maxReasons bounds how many of the absent ranks are told with a reason,
+	// maxWhy the length of one.
+	maxReasons = 16
+	maxWhy     = 256
+	// maxRank bounds what is taken for a rank before it is compared with a size.
+	maxRank = 1 << 30
+)
+
+// terms are what rank 0 tells a rank that has come.
+type terms struct {
+	session session
+	arity   int
+	timeout time.Duration
+	again   time.Duration // come again where nobody has called for so long
+	above   string        // where the rank above listens, where all have come
+	missing []int         // some of those who have not
+}
+
+func (t *terms) encode() []byte {
+	var w wire.Writer
+	w.B = append(w.B, t.session[:]...)
+	w.Uvarint(uint64(t.arity))
+	w.Uvarint(uint64(t.timeout))
+	w.Uvarint(uint64(t.again))
+	w.String(t.above)
+	putRanks(&w, t.missing, maxHint)
+	return w.B
+}
+
+func decodeTerms(b []byte) (terms, error) {
+	r := wire.NewReader(b)
+	var t terms
+	copy(t.session[:], r.Raw(len(t.session)))
+	t.arity = r.CountMax(maxArity)
+	t.timeout = time.Duration(r.Size())
+	t.again = time.Duration(r.Size())
+	t.above = r.String()
+	t.missing = ranksOf(r, maxHint)
+	if err := r.Done(); err != nil {
+		return t, fmt.Errorf("terms: %w", err)
+	}
+	if t.arity < 1 || t.timeout <= 0 || t.again <= 0 || len(t.above) > MaxAddress {
+		return t, fmt.Errorf("terms: arity %d, timeout %v, again after %v: %w", t.arity, t.timeout, t.again, wire.ErrMalformed)
+	}
+	return t, nil
+}
+
+func putRanks(w *wire.Writer, ranks []int, limit int) {
+	ranks = ranks[:min(len(ranks), limit)]
+	w.Uvarint(uint64(len(ranks)))
+	for _, r := range ranks {
+		w.Uvarint(uint64(r))
+	}
+}
+
+func ranksOf(r *wire.Reader, limit int) []int {
+	ranks := make([]int, r.CountMax(min(limit, r.Len())))
+	for i := range ranks {
+		ranks[i] = r.CountMax(maxRank)
+	}
+	return ranks
+}
+
+// roll is what is told in a call of the roll.
+type roll struct {
+	notice notice
+	error  *group.Error // who is missing, and why that matters; nil where all have come
+	called int          // how many slots follow
+}
+
+func (c *roll) encode() []byte {
+	var w wire.Writer
+	w.Byte(byte(c.notice))
+	w.Uvarint(uint64(c.called))
+	if c.error == nil {
+		putRanks(&w, nil, 0)
+		w.Bytes(nil)
+		return w.B
+	}
+	putRanks(&w, c.error.Ranks, maxMissing)
+	cause, passedOn := c.error.Err.(*group.RemoteError)
+	if !passedOn {
+		cause = group.NewRemoteError(c.error.Err)
+	}
+	if b, err := cause.MarshalBinary(); err == nil { // as it is for all that are within bounds
+		w.Bytes(b)
+	}
+	return w.B
+}
+
+func decodeRoll(b []byte) (roll, error) {
+	r := wire.NewReader(b)
+	c := roll{notice: notice(r.Byte()), called: r.CountMax(maxRank)}
+	ranks, text := ranksOf(r, maxMissing), r.Bytes()
+	if err := r.Done(); err != nil {
+		return c, fmt.Errorf("call: %w", err)
+	}
+	if c.notice < noticeWait || c.notice > noticeRefused || (c.notice == noticeMet) != (len(text) == 0) {
+		return c, fmt.Errorf("call of kind %d: %w", c.notice, wire.ErrMalformed)
+	}
+	if c.notice == noticeMet {
+		return c, nil
+	}
+	cause := new(group.RemoteError)
+	if err := cause.UnmarshalBinary(text); err != nil {
+		return c, fmt.Errorf("call: %w", err)
+	}
+	c.error = &group.Error{Op: opJoin, Ranks: ranks, Err: cause}
+	return c, nil
+}
+
+// encodeSlots returns a frame with the first of the slots, and how many.
+func encodeSlots(slots []slot) (b []byte, n int) {
+	var w wire.Writer
+	for _, s := range slots {
+		if len(w.B)+2*MaxAddress+16 > maxNotice {
+			break
+		}
+		w.Uvarint(uint64(s.rank))
+		w.String(s.addr)
+		w.String(s.above)
+		n++
+	}
+	return w.B, n
+}
+
+// decodeSlots reads a frame with slots of a group of that size.
+func decodeSlots(b []byte, size int) ([]slot, error) {
+	r := wire.NewReader(b)
+	var slots []slot
+	for r.Len() > 0 {
+		s := slot{rank: r.CountMax(maxRank), addr: r.String(), above: r.String()}
+		if s.rank < 1 || s.rank >= size || len(s.addr) > MaxAddress || len(s.above) > MaxAddress {
+			r.Fail("rank %d of %d, at an address of %d bytes", s.rank, size, len(s.addr))
+		}
+		slots = append(slots, s)
+	}
+	if err := r.Done(); err != nil {
+		return nil, fmt.Errorf("slots: %w", err)
+	}
+	return slots, nil
+}
+
+// absence is a rank that did not answer a call.
+type absence struct {
+	rank   int
+	lost   bool   // it was tried; otherwise there was no time for it
+	reason string // why it did not answer; empty if it was not called
+}
+
+func encodeAbsent(absent []absence) []byte {
+	absent = absent[:min(len(absent), maxMissing)]
+	var w wire.Writer
+	w.Uvarint(uint64(len(absent)))
+	for i, a := range absent {
+		w.Uvarint(uint64(a.rank))
+		w.Bool(a.lost)
+		if i >= maxReasons {
+			a.reason = ""
+		}
+		w.String(a.reason[:min(len(a.reason), maxWhy)])
+	}
+	return w.B
+}
+
+func decodeAbsent(b []byte) ([]absence, error) {
+	r := wire.NewReader(b)
+	absent := make([]absence, r.CountMax(min(maxMissing, len(b))))
+	for i := range absent {
+		absent[i] = absence{rank: r.CountMax(maxRank), lost: r.Bool(), reason: r.String()}
+		if len(absent[i].reason) > maxWhy {
+			r.Fail("reason of %d bytes", len(absent[i].reason))
+		}
+	}
+	if err := r.Done(); err != nil {
+		return nil, fmt.Errorf("answer: %w", err)
+	}
+	return absent, nil
 }

@@ -107,7 +107,7 @@ func TestInterruptBeforeTheRead(t *testing.T) {
 	a, b := net.Pipe()
 	defer a.Close()
 	defer b.Close()
-	f := newFramed(a)
+	f := newConn(a)
 	f.silence = time.Hour
 	f.interrupt()
 	if n, err := f.fill(make([]byte, 10)); n != 0 || err != nil {

@@ -51,7 +51,7 @@ func impersonate(t *testing.T, cfg Config) *impostor {
 }
 
 // connect opens a connection to rank 0.
-func (p *impostor) connect(purpose purpose) *framed {
+func (p *impostor) connect(purpose purpose) *conn {
 	p.t.Helper()
 	f, err := p.dial(limited(p.t), purpose, 0, p.terms.above)
 	if err != nil {
@@ -75,15 +75,15 @@ func TestRanksThatBehaveBadly(t *testing.T) {
 		"sends a frame of no bytes": func(p *impostor) { p.connect(toLink).Conn.Write(make([]byte, 4)) },
 		"sends messages that are none": func(p *impostor) {
 			p.connect(toLink)
-			p.connect(toMail).WriteFrame([]byte{byte(letterPiece), 0}, nil)
+			p.connect(toMail).WriteFrame([]byte{byte(framePiece), 0}, nil)
 		},
 		"grants room that nobody took": func(p *impostor) {
 			p.connect(toLink)
-			p.connect(toMail).WriteFrame(frameOf(letter{kind: letterGrant, n: 10}), nil)
+			p.connect(toMail).WriteFrame(frameOf(frame{kind: frameGrant, n: 10}), nil)
 		},
 		"sends a message beyond the limit": func(p *impostor) {
 			p.connect(toLink)
-			l := letter{kind: letterPiece, first: true, total: 1 << 40, body: []byte("x")}
+			l := frame{kind: framePiece, first: true, total: 1 << 40, body: []byte("x")}
 			p.connect(toMail).WriteFrame(frameOf(l), nil)
 		},
 	} {
@@ -163,7 +163,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		other := &host{cfg: h.cfg}
 		hi := hello{purpose: toLink, from: 1, to: 0, size: 2, session: h.session, job: "pair"}
 		c.change(other, &hi)
-		err := knock(t, h.addr, other.cfg.Secret, hi)
+		err := dialTime(t, h.addr, other.cfg.Secret, hi)
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v; want %v: %s", claim, err, c.want, c.text)
 		}
@@ -186,14 +186,14 @@ func TestStrangersAreRefused(t *testing.T) {
 	both(t, a, b)
 }
 
-func knock(t *testing.T, addr string, secret []byte, hi hello) error {
+func dialTime(t *testing.T, addr string, secret []byte, hi hello) error {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	return introduce(newFramed(c), secret, hi)
+	return introduce(newConn(c), secret, hi)
 }
 
 func TestListeningBeyondLoopbackNeedsProof(t *testing.T) {

@@ -91,10 +91,10 @@ func TestMutualTLS(t *testing.T) {
 	defer raw.Close()
 	c := tls.Client(raw, &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"})
 	hi := hello{purpose: toLink, from: 1, size: 2, session: a.host.session, job: "pair"}
-	if err := introduce(newFramed(c), nil, hi); err == nil {
+	if err := introduce(newConn(c), nil, hi); err == nil {
 		t.Error("a rank without a certificate was let in")
 	}
-	if err := knock(t, a.Addr(), nil, hi); err == nil {
+	if err := dialTime(t, a.Addr(), nil, hi); err == nil {
 		t.Error("a rank without TLS was let in")
 	}
 	both(t, a, b)

@@ -33,27 +33,27 @@ func FuzzHandshake(f *testing.F) {
 	})
 }
 
-// frameOf returns a letter without the length before it.
-func frameOf(l letter) []byte { return l.framed(true)[4:] }
+// frameOf returns a frame without the length before it.
+func frameOf(l frame) []byte { return l.encode(true)[4:] }
 
 func FuzzLetter(f *testing.F) {
-	for _, l := range []letter{
-		{kind: letterAlive}, {kind: letterQuit},
-		{kind: letterPiece, lane: lane{group: [16]byte{1}, tag: 300}, first: true, total: 9, body: []byte("abc")},
-		{kind: letterDrop, lane: lane{tag: 1}}, {kind: letterGrant, n: laneWindow},
+	for _, l := range []frame{
+		{kind: frameAlive}, {kind: frameQuit},
+		{kind: framePiece, lane: lane{group: [16]byte{1}, tag: 300}, first: true, total: 9, body: []byte("abc")},
+		{kind: frameDrop, lane: lane{tag: 1}}, {kind: frameGrant, n: laneWindow},
 	} {
 		f.Add(frameOf(l))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		l, err := decodeLetter(b)
+		l, err := decodeFrame(b)
 		if err != nil {
 			if !errors.Is(err, wire.ErrMalformed) {
-				t.Fatalf("decodeLetter = %v; want %v", err, wire.ErrMalformed)
+				t.Fatalf("decodeFrame = %v; want %v", err, wire.ErrMalformed)
 			}
 			return
 		}
-		again, err := decodeLetter(frameOf(l))
-		if diff := cmp.Diff(l, again, cmp.AllowUnexported(letter{}, lane{}), cmpopts.EquateEmpty()); err != nil || diff != "" {
+		again, err := decodeFrame(frameOf(l))
+		if diff := cmp.Diff(l, again, cmp.AllowUnexported(frame{}, lane{}), cmpopts.EquateEmpty()); err != nil || diff != "" {
 			t.Fatalf("again: %v\n%s", err, diff)
 		}
 	})
@@ -70,7 +70,7 @@ func FuzzFramed(f *testing.F) {
 			there.Write(b)
 			there.Close()
 		}()
-		r, read := newFramed(here), 0
+		r, read := newConn(here), 0
 		for {
 			p, err := r.readFrame(64)
 			if err != nil {

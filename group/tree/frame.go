@@ -1,8 +1,12 @@
 package tree
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"math"
+	"net"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/wire"
@@ -151,4 +155,183 @@ func decode(b []byte) (frame, error) {
 		return frame{}, fmt.Errorf("frame: %w", err)
 	}
 	return f, nil
+}
+
+// maxRank bounds the ranks that frames name.
+const maxRank = 1<<20 - 1
+
+// ops are the collective calls by the number that stands for them.
+var ops = []group.Op{
+	1: group.OpGather, 2: group.OpScatter, 3: group.OpBroadcast,
+	4: group.OpAllGather, 5: group.OpBarrier, 6: group.OpSub,
+}
+
+func putOp(w *wire.Writer, op group.Op) {
+	for i, o := range ops {
+		if o == op {
+			w.Byte(byte(i))
+			return
+		}
+	}
+	w.Byte(0)
+}
+
+func getOp(r *wire.Reader) group.Op {
+	i := r.Byte()
+	if i == 0 || int(i) >= len(ops) {
+		r.Fail("call of number %d", i)
+		return ""
+	}
+	return ops[i]
+}
+
+func getRank(r *wire.Reader) int { return r.CountMax(maxRank) }
+
+func putRanks(w *wire.Writer, ranks []int) {
+	w.Uvarint(uint64(len(ranks)))
+	for _, rank := range ranks {
+		w.Varint(int64(rank))
+	}
+}
+
+func getRanks(r *wire.Reader) []int {
+	n := r.Count(1)
+	if n == 0 {
+		return nil
+	}
+	ranks := make([]int, n)
+	for i := range ranks {
+		ranks[i] = int(r.Varint())
+	}
+	return ranks
+}
+
+func putCall(w *wire.Writer, c group.Call) {
+	putOp(w, c.Op)
+	w.Varint(int64(c.Root))
+	putRanks(w, c.Ranks)
+}
+
+func getCall(r *wire.Reader) group.Call {
+	return group.Call{Op: getOp(r), Root: int(r.Varint()), Ranks: getRanks(r)}
+}
+
+func putValues(w *wire.Writer, vs []labelled) {
+	w.Uvarint(uint64(len(vs)))
+	for _, v := range vs {
+		w.Uvarint(uint64(v.rank))
+		w.Bytes(v.value)
+	}
+}
+
+func getValues(r *wire.Reader) []labelled {
+	n := r.Count(2)
+	if n == 0 {
+		return nil
+	}
+	vs := make([]labelled, n)
+	for i := range vs {
+		vs[i] = labelled{getRank(r), r.Bytes()}
+	}
+	return vs
+}
+
+// putError writes an error whose cause is a [*group.RemoteError], as remote
+// makes it.
+func putError(w *wire.Writer, e *group.Error) {
+	putOp(w, e.Op)
+	putRanks(w, e.Ranks)
+	putCause(w, e.Err)
+}
+
+func getError(r *wire.Reader) *group.Error {
+	return &group.Error{Op: getOp(r), Ranks: getRanks(r), Err: getCause(r)}
+}
+
+func putCause(w *wire.Writer, err error) {
+	b, encodeErr := remote(err).MarshalBinary()
+	if encodeErr != nil { // not one that NewRemoteError made
+		b, _ = group.NewRemoteError(encodeErr).MarshalBinary()
+	}
+	w.Bytes(b)
+}
+
+func getCause(r *wire.Reader) *group.RemoteError {
+	e := new(group.RemoteError)
+	b := r.Bytes()
+	if r.Err() != nil {
+		return e
+	}
+	if err := e.UnmarshalBinary(b); err != nil {
+		r.Fail("%w", err)
+	}
+	return e
+}
+
+// remote returns err in the form in which all ranks see it.
+func remote(err error) *group.RemoteError {
+	if e, ok := err.(*group.RemoteError); ok {
+		return e
+	}
+	return group.NewRemoteError(err)
+}
+
+// ErrFrame reports a length that no frame has.
+var ErrFrame = errors.New("malformed frame")
+
+// On a stream of bytes a frame stands behind its length: four bytes, least
+// significant first. No frame is empty.
+
+// FrameWriter writes frames to a stream, in as few calls as the stream allows.
+// The zero value with W set is ready; one goroutine at a time uses it.
+type FrameWriter struct {
+	W       io.Writer
+	scratch []byte
+}
+
+// WriteFrame writes a frame, given in two parts, which it needs no more when it
+// returns.
+func (f *FrameWriter) WriteFrame(head, body []byte) error {
+	n := len(head) + len(body)
+	if n == 0 || n > MaxFrame {
+		return fmt.Errorf("write frame of %d bytes: %w", n, ErrFrame)
+	}
+	f.scratch = binary.LittleEndian.AppendUint32(f.scratch[:0], uint32(n))
+	f.scratch = append(f.scratch, head...)
+	if len(body) == 0 {
+		_, err := f.W.Write(f.scratch)
+		return err
+	}
+	bufs := net.Buffers{f.scratch, body}
+	_, err := bufs.WriteTo(f.W)
+	return err
+}
+
+// ReadFrame reads the next frame of a stream, of at most limit bytes. It reads no
+// byte more, so r is best one that reads ahead. At the end of the stream the error
+// is [io.EOF], within a frame [io.ErrUnexpectedEOF].
+func ReadFrame(r io.Reader, limit int) ([]byte, error) {
+	n, err := ReadLength(r, limit)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, n)
+	if _, err = io.ReadFull(r, b); errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return b, err
+}
+
+// ReadLength reads the length of the next frame of a stream, which follows: from
+// one to limit.
+func ReadLength(r io.Reader, limit int) (int, error) {
+	var length [4]byte
+	if _, err := io.ReadFull(r, length[:]); err != nil {
+		return 0, err
+	}
+	n := binary.LittleEndian.Uint32(length[:])
+	if n == 0 || uint64(n) > uint64(limit) {
+		return 0, fmt.Errorf("read frame of %d bytes: %w", n, ErrFrame)
+	}
+	return int(n), nil
 }

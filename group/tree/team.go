@@ -1,9 +1,11 @@
 package tree
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -187,4 +189,259 @@ func (t *team) receive(l *link, f frame, size int) error {
 		return c.receive(from, f)
 	}
 	return nil
+}
+
+// join makes this rank's next call with what it brings.
+func (t *team) join(ctx context.Context, call group.Call, values []labelled) (*call, error) {
+	t.node.mu.Lock()
+	defer t.node.mu.Unlock()
+	c := t.calls[t.next]
+	if c == nil && t.lost != nil {
+		return nil, t.lossOf(call.Op)
+	}
+	c = t.call(t.next)
+	delete(t.alarms, t.next)
+	t.next++
+	c.entered, c.op = true, call.Op
+	if c.decided {
+		delete(t.calls, c.number)
+		return c, nil
+	}
+	if err := t.check(ctx, call, values); err != nil {
+		c.failHere(call.Op, err)
+		return c, nil
+	}
+	held := false
+	for _, v := range values {
+		held = held || len(v.value) > maxInline
+	}
+	return c, c.enter(len(t.down), t.me, call, values, held)
+}
+
+// check returns why this rank cannot make the call, or nil.
+func (t *team) check(ctx context.Context, call group.Call, values []labelled) error {
+	n := t.ranks.size()
+	if err := group.ContextError(ctx); err != nil {
+		return err
+	}
+	if err := call.Check(n); err != nil {
+		return err
+	}
+	if call.Op == group.OpScatter && t.me == call.Root {
+		if err := group.CheckScatter(len(values), n); err != nil {
+			return err
+		}
+	}
+	for _, v := range values {
+		if limit := t.node.opts.MaxValue; len(v.value) > limit {
+			return fmt.Errorf("value of %d bytes, more than %d: %w", len(v.value), limit, group.ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// gone notes that a rank is gone. The top decides what follows; the others tell
+// it, unless the way there is what has gone: then the ranks below follow this
+// one. Of the rank above only its own link counts, by which outcomes may still
+// come that were decided before it went. The lock is held.
+func (t *team) gone(rank int, cause *group.RemoteError) {
+	switch {
+	case t.lost != nil:
+	case t.isTop() || rank == t.above && t.up.isBroken():
+		t.end(rank, cause)
+	case !t.reported:
+		t.reported = true
+		t.tellAbove(frame{kind: kindLost, rank: rank, err: &group.Error{Err: cause}})
+	}
+}
+
+// end ends the group because a rank is gone: calls that are undecided here and
+// all later ones fail. The groups made from this one learn of it too.
+func (t *team) end(rank int, cause *group.RemoteError) {
+	if t.lost != nil {
+		return
+	}
+	t.lost = &group.Error{Ranks: []int{rank}, Err: cause}
+	close(t.over)
+	t.alarm(t.next).raise() // whoever is busy before the next call need not go on
+	t.tellBelow(frame{kind: kindLost, rank: rank, err: t.lost})
+	for number, c := range t.calls {
+		switch {
+		case c.decided:
+		case c.entered:
+			c.decide(t.lossOf(c.op))
+			c.abandon()
+		default:
+			delete(t.calls, number)
+		}
+	}
+	for _, ln := range t.lanes() {
+		ln.close()
+	}
+	for _, d := range t.node.teams {
+		r := d.ranks.index(t.ranks.outer(rank))
+		switch {
+		case r < 0 || !d.madeOf(t):
+		case r == d.me:
+			d.leave(cause)
+		default:
+			d.gone(r, cause)
+		}
+	}
+}
+
+// abandon is for a call that may have made a group elsewhere, when this rank does
+// not learn of it any more: the others must not wait for this rank there.
+func (c *call) abandon() {
+	if c.op != group.OpSub || !c.came[len(c.came)-1] {
+		return
+	}
+	c.makeSub()
+	if c.sub != nil {
+		c.sub.leave(remote(c.err.Err))
+	}
+}
+
+// lossOf returns the error of a call of a group that is over.
+func (t *team) lossOf(op group.Op) *group.Error {
+	return &group.Error{Op: op, Ranks: t.lost.Ranks, Err: t.lost.Err}
+}
+
+// madeOf reports whether t was made from a, or from one made from it.
+func (t *team) madeOf(a *team) bool {
+	for p := t.parent; p != nil; p = p.parent {
+		if p == a {
+			return true
+		}
+	}
+	return false
+}
+
+// leave ends the group because this rank leaves it.
+func (t *team) leave(cause *group.RemoteError) {
+	if t.lost != nil {
+		return
+	}
+	if !t.isTop() {
+		t.tellAbove(frame{kind: kindLost, rank: t.me, err: &group.Error{Err: cause}})
+	}
+	t.end(t.me, cause)
+}
+
+var _ group.Alarmer = (*Group)(nil)
+
+// maxPassed is how many alarms a node remembers in order not to pass them on
+// again, should many ranks raise the same.
+const maxPassed = 64
+
+// alarm is raised at most once.
+type alarm struct {
+	raised bool
+	ch     chan struct{}
+}
+
+func (a *alarm) raise() {
+	if !a.raised {
+		a.raised = true
+		close(a.ch)
+	}
+}
+
+// alarm returns the alarm before the call of that number.
+func (t *team) alarm(number uint64) *alarm {
+	a := t.alarms[number]
+	if a == nil {
+		a = &alarm{ch: make(chan struct{})}
+		t.alarms[number] = a
+	}
+	return a
+}
+
+// alarmed raises an alarm here, unless the call has begun, and passes it on to
+// all neighbours but the one that it came from.
+func (t *team) alarmed(number uint64, from int) {
+	if slices.Contains(t.passed, number) {
+		return
+	}
+	t.passed = append(t.passed, number)
+	if len(t.passed) > maxPassed {
+		t.passed = t.passed[1:]
+	}
+	if number >= t.next {
+		t.alarm(number).raise()
+	}
+	f := frame{kind: kindAlarm, id: t.id, number: number}
+	b := f.encode()
+	for _, ln := range t.lanes() {
+		if ln.rank != from {
+			ln.send(b)
+		}
+	}
+}
+
+// Alarm tells the other ranks that this one has failed before its next call.
+func (g *Group) Alarm() {
+	g.team.node.mu.Lock()
+	defer g.team.node.mu.Unlock()
+	g.team.alarmed(g.team.next, g.team.me)
+}
+
+// Alarmed returns a channel that is closed by the first Alarm before the rank's
+// next call, and where a rank is gone.
+func (g *Group) Alarmed() <-chan struct{} {
+	g.team.node.mu.Lock()
+	defer g.team.node.mu.Unlock()
+	a := g.team.alarm(g.team.next)
+	if g.team.lost != nil {
+		a.raise()
+	}
+	return a.ch
+}
+
+// members are the ranks of a group by their numbers in the group of all ranks,
+// whose own list is not kept: at ten thousand ranks that would be the largest
+// thing a node holds.
+type members struct {
+	n    int
+	list []int // nil: all ranks, each under its own number
+}
+
+func (m members) size() int { return m.n }
+
+// outer returns the number of a member in the group of all ranks.
+func (m members) outer(rank int) int {
+	if m.list == nil {
+		return rank
+	}
+	return m.list[rank]
+}
+
+// index returns the rank of the member with that number in the group of all
+// ranks, or -1 where there is none.
+func (m members) index(outer int) int {
+	switch {
+	case m.list != nil:
+		return slices.Index(m.list, outer)
+	case outer >= 0 && outer < m.n:
+		return outer
+	}
+	return -1
+}
+
+// all returns the list, which is the caller's.
+func (m members) all() []int {
+	list := make([]int, m.n)
+	for r := range list {
+		list[r] = m.outer(r)
+	}
+	return list
+}
+
+// some returns the members of a group of some of these.
+func (m members) some(ranks []int) members {
+	list := make([]int, len(ranks))
+	for i, r := range ranks {
+		list[i] = m.outer(r)
+	}
+	return members{n: len(list), list: list}
 }

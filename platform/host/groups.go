@@ -2,9 +2,15 @@ package host
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/platform"
@@ -141,4 +147,228 @@ func (p *Platform) Close(_ context.Context, g platform.Group) error {
 		err = errors.Join(err, gone.leave())
 	}
 	return errors.Join(err, own.leave())
+}
+
+// Group is a group of the platform's ranks.
+type Group struct {
+	platform.Members
+	p      *Platform
+	inner  group.Group
+	id     identity
+	closed atomic.Bool
+
+	mu      sync.Mutex
+	tensors *tensors // made when first asked for; guarded by mu
+}
+
+var _ platform.Group = (*Group)(nil)
+
+func (p *Platform) newGroup(inner group.Group, ranks []int, id identity) *Group {
+	return &Group{Members: platform.NewMembers(ranks, inner.Rank()), p: p, inner: inner, id: id}
+}
+
+// String returns the group's ranks, the first of them where they are many, and
+// this rank's number among them, as in "host group [3 4], rank 1".
+func (g *Group) String() string {
+	return fmt.Sprintf("%s group %s, rank %d", Name, listText(g.Ranks()), g.Rank())
+}
+
+// Unwrap returns the group inside, for what takes a [group.Group].
+func (g *Group) Unwrap() group.Group { return g.inner }
+
+// Backend returns the name that the group inside has for itself, such as
+// "inproc", "tcp" or "solo", and "other" where it is no [group.Backed].
+func (g *Group) Backend() string {
+	if b, ok := g.inner.(group.Backed); ok {
+		return b.Backend()
+	}
+	return "other"
+}
+
+// leave takes this rank out of the group inside.
+func (g *Group) leave() error {
+	if g.closed.Swap(true) {
+		return nil
+	}
+	switch in := g.inner.(type) {
+	case io.Closer:
+		return in.Close()
+	case group.Leaver:
+		in.Leave(nil)
+	}
+	return nil
+}
+
+// use returns the group for a call of that name.
+func (p *Platform) use(op group.Op, g platform.Group) (*Group, error) {
+	own, ok := g.(*Group)
+	var err error
+	switch {
+	case g == nil || ok && own == nil:
+		err = fmt.Errorf("no group; a rank that is no member has none: %w", group.ErrInvalid)
+	case !ok || own.p != p:
+		err = fmt.Errorf("a group of another platform: %w", group.ErrInvalid)
+	case own.closed.Load():
+		err = fmt.Errorf("this rank has closed the group: %w", group.ErrGone)
+	default:
+		return own, nil
+	}
+	return nil, &group.Error{Op: op, Ranks: []int{p.world.Rank()}, Err: err}
+}
+
+// The methods that are no collective calls of package group, as its errors name
+// them.
+const (
+	opNew     group.Op = "new group"
+	opSplit   group.Op = "split"
+	opAdopt   group.Op = "adopt"
+	opClose   group.Op = "close"
+	opTensors group.Op = "tensor collectives"
+)
+
+// proposal is what a rank brings to a new group or a split.
+type proposal struct {
+	// Op is the call that it makes, Call that in words, and Parts a digest of its
+	// lists of ranks.
+	Op    group.Op
+	Call  string
+	Parts [sha256.Size]byte
+	// Known is the group of its own part that the rank remembers, or none.
+	Known identity
+}
+
+// verdict is what the ranks have agreed on.
+type verdict struct {
+	// Odd is the first rank that listed others than rank 0, if any. Then Op is
+	// rank 0's, and Calls are those of both.
+	Odd   int
+	Op    group.Op
+	Calls [2]string
+	// ID is for the groups that are made.
+	ID identity
+	// Reuse says for each part whether all members remember one and the same
+	// group of it.
+	Reuse []bool
+}
+
+// agree compares the lists of all ranks of parent and finds the groups that need
+// not be made. Whatever is wrong with a list, on whichever rank, is an error on
+// all of them.
+func (p *Platform) agree(ctx context.Context, op group.Op, parent *Group, parts [][]int) (verdict, error) {
+	v, err := group.AllReduce(ctx, parent.inner, string(op), group.JSON[proposal](), group.JSON[verdict](),
+		func(context.Context) (proposal, error) { return p.propose(op, parent, parts) },
+		func(_ context.Context, all []proposal) (verdict, error) { return decide(parent, parts, all) })
+	switch {
+	case err != nil:
+	case v.Odd != 0:
+		// Not an error of the step, which would be filed under the rank that saw it.
+		err = fmt.Errorf("rank 0 called %s, rank %d called %s: %w", v.Calls[0], v.Odd, v.Calls[1], group.ErrDisagree)
+		err = &group.Error{Op: v.Op, Ranks: []int{0, v.Odd}, Err: err}
+	case len(v.Reuse) != len(parts):
+		err = fmt.Errorf("%s: a verdict on %d of %d parts: %w", op, len(v.Reuse), len(parts), group.ErrDisagree)
+	}
+	return v, err
+}
+
+func (p *Platform) propose(op group.Op, parent *Group, parts [][]int) (proposal, error) {
+	out := proposal{Op: op, Call: callText(op, parts)}
+	if err := checkParts(parent, parts); err != nil {
+		return out, err
+	}
+	h := sha256.New()
+	for _, part := range parts {
+		b := binary.AppendUvarint(nil, uint64(len(part)))
+		for _, r := range part {
+			b = binary.AppendUvarint(b, uint64(r))
+		}
+		h.Write(b)
+		if slices.Contains(part, p.world.Rank()) {
+			if g := p.lookup(part); g != nil {
+				out.Known = g.id
+			}
+		}
+	}
+	h.Sum(out.Parts[:0])
+	return out, nil
+}
+
+// checkParts returns an error unless the parts are lists of parent's ranks
+// without any twice.
+func checkParts(parent *Group, parts [][]int) error {
+	if len(parts) == 0 {
+		return fmt.Errorf("no parts: %w", group.ErrInvalid)
+	}
+	there := make(map[int]bool, parent.Size()) // whether a rank is yet in no part
+	for _, r := range parent.Ranks() {
+		there[r] = true
+	}
+	for i, part := range parts {
+		if len(part) == 0 {
+			return fmt.Errorf("no ranks in list %d of %d: %w", i+1, len(parts), group.ErrInvalid)
+		}
+		for _, r := range part {
+			fresh, ok := there[r]
+			if !ok {
+				return fmt.Errorf("rank %d listed, which is not there: %w", r, group.ErrInvalid)
+			}
+			if !fresh {
+				return fmt.Errorf("rank %d listed twice: %w", r, group.ErrInvalid)
+			}
+			there[r] = false
+		}
+	}
+	return nil
+}
+
+// decide runs on the first rank of parent with the proposals of all.
+func decide(parent *Group, parts [][]int, all []proposal) (verdict, error) {
+	for r, q := range all {
+		if q.Parts != all[0].Parts {
+			return verdict{Odd: r, Op: all[0].Op, Calls: [2]string{all[0].Call, q.Call}}, nil
+		}
+	}
+	v := verdict{ID: newID(), Reuse: make([]bool, len(parts))}
+	for i, part := range parts {
+		first, err := parent.LocalRank(part[0])
+		if err != nil {
+			return verdict{}, err
+		}
+		v.Reuse[i] = all[first].Known != identity{}
+		for _, r := range part {
+			l, err := parent.LocalRank(r)
+			if err != nil {
+				return verdict{}, err
+			}
+			v.Reuse[i] = v.Reuse[i] && all[l].Known == all[first].Known
+		}
+	}
+	return v, nil
+}
+
+// What a text spells out of lists that may be those of thousands of ranks.
+const (
+	maxRanks = 16
+	maxLists = 4
+)
+
+// callText writes a call that makes groups as in "split([0 1] [2 3])", at most
+// maxLists lists of it.
+func callText(op group.Op, parts [][]int) string {
+	lists := make([]string, min(len(parts), maxLists))
+	for i := range lists {
+		lists[i] = listText(parts[i])
+	}
+	if more := len(parts) - len(lists); more > 0 {
+		lists = append(lists, fmt.Sprintf("and %d more lists", more))
+	}
+	return fmt.Sprintf("%s(%s)", op, strings.Join(lists, " "))
+}
+
+// listText writes ranks as in "[0 1]", at most maxRanks of them.
+func listText(ranks []int) string {
+	if len(ranks) <= maxRanks {
+		return fmt.Sprint(ranks)
+	}
+	text := strings.Trim(fmt.Sprint(ranks[:maxRanks]), "[]")
+	return fmt.Sprintf("[%s and %d more]", text, len(ranks)-maxRanks)
 }

@@ -6,9 +6,17 @@
 package host
 
 import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"runtime/pprof"
+	"runtime/trace"
+	"slices"
 	"sync"
 
+	"github.com/cairn-ckpt/cairn/collective"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -34,7 +42,7 @@ var (
 	_ platform.Profiler    = (*Platform)(nil)
 )
 
-// Factory makes host platforms, for [platform.Choose].
+// Factory makes host platforms, for [platform.Open].
 func Factory() platform.Factory {
 	return platform.Factory{Name: Name, New: func(world group.Group) (platform.Platform, error) { return New(world), nil }}
 }
@@ -67,4 +75,235 @@ func (p *Platform) String() string {
 // Empty returns a tensor of zeros.
 func (p *Platform) Empty(d tensor.DType, shape []int64) (*tensor.Tensor, error) {
 	return tensor.New(d, shape)
+}
+
+// RegionLabel is the label under which CPU profiles have the names of regions.
+const RegionLabel = "region"
+
+// Region begins a region of Go's execution trace; CPU profiles have its name as a
+// label of their samples.
+func (p *Platform) Region(ctx context.Context, name string) (context.Context, func()) {
+	inside := pprof.WithLabels(ctx, pprof.Labels(RegionLabel, name))
+	pprof.SetGoroutineLabels(inside)
+	r := trace.StartRegion(inside, name)
+	return inside, func() {
+		r.End()
+		pprof.SetGoroutineLabels(ctx)
+	}
+}
+
+// Barrier returns once every rank of g has called it.
+func (p *Platform) Barrier(ctx context.Context, g platform.Group) error {
+	own, err := p.use(group.OpBarrier, g)
+	if err != nil {
+		return err
+	}
+	return own.inner.Barrier(ctx)
+}
+
+// AllGather hands every rank's v to every rank.
+func (p *Platform) AllGather(ctx context.Context, g platform.Group, v []byte) ([][]byte, error) {
+	own, err := p.use(group.OpAllGather, g)
+	if err != nil {
+		return nil, err
+	}
+	return own.inner.AllGather(ctx, v)
+}
+
+// Gather hands every rank's v to root.
+func (p *Platform) Gather(ctx context.Context, g platform.Group, root int, v []byte) ([][]byte, error) {
+	own, err := p.use(group.OpGather, g)
+	if err != nil {
+		return nil, err
+	}
+	return own.inner.Gather(ctx, root, v)
+}
+
+// Scatter hands vs[r] of root to rank r.
+func (p *Platform) Scatter(ctx context.Context, g platform.Group, root int, vs [][]byte) ([]byte, error) {
+	own, err := p.use(group.OpScatter, g)
+	if err != nil {
+		return nil, err
+	}
+	return own.inner.Scatter(ctx, root, vs)
+}
+
+// Broadcast hands root's v to all ranks.
+func (p *Platform) Broadcast(ctx context.Context, g platform.Group, root int, v []byte) ([]byte, error) {
+	own, err := p.use(group.OpBroadcast, g)
+	if err != nil {
+		return nil, err
+	}
+	return own.inner.Broadcast(ctx, root, v)
+}
+
+// Send hands v to rank to.
+func (p *Platform) Send(ctx context.Context, g platform.Group, to, tag int, v []byte) error {
+	m, err := p.messenger(group.OpSend, g, tag)
+	if err != nil {
+		return err
+	}
+	return m.Send(ctx, to, tag, v)
+}
+
+// Recv returns the next message that rank from sent to this one with tag.
+func (p *Platform) Recv(ctx context.Context, g platform.Group, from, tag int) ([]byte, error) {
+	m, err := p.messenger(group.OpRecv, g, tag)
+	if err != nil {
+		return nil, err
+	}
+	return m.Recv(ctx, from, tag)
+}
+
+// messenger returns what carries a group's messages with that tag. The tags above
+// those that all may use are the tensor collectives'.
+func (p *Platform) messenger(op group.Op, g platform.Group, tag int) (group.Messenger, error) {
+	own, err := p.use(op, g)
+	if err != nil {
+		return nil, err
+	}
+	m, ok := own.inner.(group.Messenger)
+	switch {
+	case !ok:
+		err = fmt.Errorf("no messages over %s: %w", own.Backend(), errors.ErrUnsupported)
+	case tag > collective.MaxTag:
+		err = fmt.Errorf("tag %d above %d: %w", tag, collective.MaxTag, group.ErrInvalid)
+	default:
+		return m, nil
+	}
+	return nil, &group.Error{Op: op, Ranks: []int{own.Rank()}, Err: err}
+}
+
+// key returns the name of a set of ranks.
+func key(ranks []int) string {
+	var b []byte
+	for _, r := range slices.Sorted(slices.Values(ranks)) {
+		b = binary.AppendVarint(b, int64(r))
+	}
+	return string(b)
+}
+
+func (p *Platform) remember(g *Group) {
+	k := key(g.Ranks())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.known[k] = g
+}
+
+func (p *Platform) lookup(ranks []int) *Group {
+	k := key(ranks)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.known[k]
+}
+
+// forget drops g, or everything where it is the world, and returns the groups
+// that were dropped beside it.
+func (p *Platform) forget(g *Group) []*Group {
+	k := key(g.Ranks())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []*Group
+	if g == p.world {
+		for _, other := range p.known {
+			if other != g {
+				out = append(out, other)
+			}
+		}
+		clear(p.known)
+		return out
+	}
+	if p.known[k] == g {
+		delete(p.known, k)
+	}
+	return nil
+}
+
+// identity says on all ranks which group it is that they remember. The zero one
+// is that of a group of which nobody can say so; it is equal to none.
+type identity [16]byte
+
+// worldID is the identity of the platform's world, of which there is one.
+var worldID = identity{15: 1}
+
+// newID returns an identity that no other group has.
+func newID() identity {
+	var id identity
+	rand.Read(id[:]) // never an error
+	return id
+}
+
+// identityOf returns the name that a group made elsewhere has for itself, and
+// zero where it has none.
+func identityOf(g group.Group) identity {
+	if named, ok := g.(interface{ ID() [16]byte }); ok {
+		return named.ID()
+	}
+	return identity{}
+}
+
+// TensorComm returns the tensor collectives of g, those of package collective.
+func (p *Platform) TensorComm(g platform.Group) (platform.TensorComm, error) {
+	own, err := p.use(opTensors, g)
+	if err != nil {
+		return nil, err
+	}
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	if own.tensors == nil {
+		c, err := collective.New(own.inner, nil)
+		if err != nil {
+			return nil, fmt.Errorf("platform %s over %s: %w", Name, own.Backend(), err)
+		}
+		own.tensors = &tensors{c, own}
+	}
+	return own.tensors, nil
+}
+
+// tensors is a [collective.Comm] as the platform's interface has it.
+type tensors struct {
+	*collective.Comm
+	of *Group
+}
+
+var _ platform.TensorComm = (*tensors)(nil)
+
+// Renew makes another one, which the group has from then on.
+func (t *tensors) Renew(ctx context.Context) (platform.TensorComm, error) {
+	c, err := t.Comm.Renew(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	t.of.tensors = &tensors{c, t.of}
+	return t.of.tensors, nil
+}
+
+func (t *tensors) AllReduceAsync(ctx context.Context, x *tensor.Tensor, op platform.ReduceOp) platform.Work {
+	return t.Comm.AllReduceAsync(ctx, x, op)
+}
+
+func (t *tensors) ReduceScatterAsync(ctx context.Context, dst, src *tensor.Tensor, op platform.ReduceOp) platform.Work {
+	return t.Comm.ReduceScatterAsync(ctx, dst, src, op)
+}
+
+func (t *tensors) AllGatherAsync(ctx context.Context, dst, src *tensor.Tensor) platform.Work {
+	return t.Comm.AllGatherAsync(ctx, dst, src)
+}
+
+func (t *tensors) AllToAllAsync(ctx context.Context, dst, src *tensor.Tensor, s platform.Splits) platform.Work {
+	return t.Comm.AllToAllAsync(ctx, dst, src, s)
+}
+
+func (t *tensors) BroadcastAsync(ctx context.Context, x *tensor.Tensor, root int) platform.Work {
+	return t.Comm.BroadcastAsync(ctx, x, root)
+}
+
+func (t *tensors) ISend(ctx context.Context, x *tensor.Tensor, to, tag int) platform.Work {
+	return t.Comm.ISend(ctx, x, to, tag)
+}
+
+func (t *tensors) IRecv(ctx context.Context, x *tensor.Tensor, from, tag int) platform.Work {
+	return t.Comm.IRecv(ctx, x, from, tag)
 }

@@ -1,0 +1,343 @@
+package tcp
+
+import (
+	"bufio"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tree"
+	"github.com/cairn-ckpt/cairn/internal/wire"
+)
+
+// errFrame reports a frame that no rank sends.
+var errFrame = tree.ErrFrame
+
+// readAhead is how much is read beyond what is asked for. What was read so is
+// copied, so it is little beside a large piece, and much beside a small one.
+const readAhead = 16 << 10
+
+// conn carries frames over a connection.
+type conn struct {
+	net.Conn
+	tree.FrameWriter
+	r *bufio.Reader
+	// silence bounds how long nothing may come. Zero: for ever.
+	silence time.Duration
+
+	mu      sync.Mutex
+	filling bool // fill reads; guarded by mu
+	cut     bool // fill is to stop; guarded by mu
+}
+
+var _ tree.Conn = (*conn)(nil)
+
+func newConn(c net.Conn) *conn {
+	return &conn{Conn: c, FrameWriter: tree.FrameWriter{W: c}, r: bufio.NewReaderSize(c, readAhead)}
+}
+
+// ReadFrame returns the next frame.
+func (f *conn) ReadFrame() ([]byte, error) { return f.readFrame(tree.MaxFrame) }
+
+// readFrame returns the next frame, of at most limit bytes.
+func (f *conn) readFrame(limit int) ([]byte, error) {
+	if err := f.arm(); err != nil {
+		return nil, err
+	}
+	return tree.ReadFrame(f.r, limit)
+}
+
+// readHead reads a frame less its body, and how long that is.
+func (f *conn) readHead() (frame, int, error) {
+	if err := f.arm(); err != nil {
+		return frame{}, 0, err
+	}
+	n, err := tree.ReadLength(f.r, tree.MaxFrame)
+	if err != nil {
+		return frame{}, 0, err
+	}
+	b, err := f.r.Peek(min(n, maxHead))
+	if err != nil {
+		return frame{}, 0, err
+	}
+	l, err := decodeFrame(b)
+	if err != nil {
+		return frame{}, 0, err
+	}
+	head := len(b) - len(l.body)
+	l.body = nil // it refers to what the next read overwrites
+	_, err = f.r.Discard(head)
+	return l, n - head, err
+}
+
+// arm begins a time in which something must come.
+func (f *conn) arm() error {
+	if f.silence == 0 {
+		return nil
+	}
+	return f.Conn.SetReadDeadline(time.Now().Add(f.silence))
+}
+
+// fill reads into b until it is full or interrupt is called, and returns how
+// much it has read. It needs silence to be set.
+func (f *conn) fill(b []byte) (n int, err error) {
+	f.mu.Lock()
+	f.filling = true
+	f.mu.Unlock()
+	for n < len(b) && err == nil {
+		if err = f.resume(); err == nil {
+			var k int
+			k, err = f.r.Read(b[n:])
+			n += k
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cut && errors.Is(err, os.ErrDeadlineExceeded) {
+		err = nil
+	}
+	f.filling, f.cut = false, false
+	return n, err
+}
+
+// resume arms the next read of fill, unless that is to stop.
+func (f *conn) resume() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cut {
+		return os.ErrDeadlineExceeded
+	}
+	return f.arm()
+}
+
+// interrupt makes fill return, also where that is yet to be called: then at once,
+// with nothing.
+func (f *conn) interrupt() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cut = true
+	if f.filling {
+		_ = f.Conn.SetReadDeadline(time.Unix(1, 0)) // where it is closed, that interrupts
+	}
+}
+
+// CloseWrite tells the other end that no more frames come.
+func (f *conn) CloseWrite() error {
+	if c, ok := f.Conn.(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
+	}
+	return nil
+}
+
+var (
+	// ErrRefused reports a rank that does not let another one in.
+	ErrRefused = errors.New("refused")
+	// ErrSecret reports a peer that does not know the job's secret.
+	ErrSecret = errors.New("secret does not match")
+)
+
+func init() {
+	group.RegisterError("tcp.ErrRefused", ErrRefused)
+	group.RegisterError("tcp.ErrSecret", ErrSecret)
+}
+
+// purpose says what a connection is for.
+type purpose byte
+
+const (
+	toMeet purpose = iota + 1
+	toLink
+	toMail
+	toCall
+)
+
+const (
+	magic     = "cairngr2"
+	maxHello  = 1024
+	maxReason = 1024
+	nonceSize = 32
+)
+
+// session names one meeting of a job's ranks.
+type session [16]byte
+
+// hello is how a connection begins.
+type hello struct {
+	purpose  purpose
+	from, to int
+	size     int
+	session  session // to meet, a name of the process
+	job      string
+	nonce    [nonceSize]byte
+}
+
+// encode returns the magic, the length and the hello.
+func (h *hello) encode() []byte {
+	var w wire.Writer
+	w.Byte(byte(h.purpose))
+	for _, v := range []int{h.from, h.to, h.size} {
+		w.U32(uint32(v))
+	}
+	w.B = append(w.B, h.session[:]...)
+	w.String(h.job)
+	w.B = append(w.B, h.nonce[:]...)
+	b := binary.LittleEndian.AppendUint16([]byte(magic), uint16(len(w.B)))
+	return append(b, w.B...)
+}
+
+// decodeHello reads what follows magic and length.
+func decodeHello(b []byte) (hello, error) {
+	r := wire.NewReader(b)
+	h := hello{purpose: purpose(r.Byte())}
+	for _, v := range []*int{&h.from, &h.to, &h.size} {
+		*v = int(r.U32() & 0x7fffffff)
+	}
+	copy(h.session[:], r.Raw(len(h.session)))
+	h.job = r.String()
+	copy(h.nonce[:], r.Raw(nonceSize))
+	if err := r.Done(); err != nil {
+		return hello{}, fmt.Errorf("hello: %w", err)
+	}
+	if h.purpose < toMeet || h.purpose > toCall || len(h.job) > MaxJob {
+		return hello{}, fmt.Errorf("hello of purpose %d: %w", h.purpose, wire.ErrMalformed)
+	}
+	return h, nil
+}
+
+// readHello reads a hello and returns its bytes too, which are what is proved.
+func readHello(r io.Reader) (hello, []byte, error) {
+	b := make([]byte, len(magic)+2, maxHello)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return hello{}, nil, err
+	}
+	n := int(binary.LittleEndian.Uint16(b[len(magic):]))
+	if string(b[:len(magic)]) != magic || n > maxHello-len(b) {
+		return hello{}, nil, fmt.Errorf("no cairn group speaks like that: %w", wire.ErrMalformed)
+	}
+	b = b[:len(b)+n]
+	if _, err := io.ReadFull(r, b[len(magic)+2:]); err != nil {
+		return hello{}, nil, err
+	}
+	h, err := decodeHello(b[len(magic)+2:])
+	return h, b, err
+}
+
+// proof shows that its maker knows the secret and has seen all of the parts.
+func proof(secret []byte, role string, parts ...[]byte) []byte {
+	m := hmac.New(sha256.New, secret)
+	for _, p := range append([][]byte{[]byte(role)}, parts...) {
+		m.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(p))))
+		m.Write(p)
+	}
+	return m.Sum(nil)
+}
+
+// binding returns bytes that only the two ends of a TLS connection know, so that
+// a proof is worth nothing on another one.
+func binding(f *conn) []byte {
+	c, ok := f.Conn.(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	state := c.ConnectionState()
+	b, err := state.ExportKeyingMaterial("EXPORTER-cairn-group", nil, sha256.Size)
+	if err != nil {
+		return nil // the proofs still hold, each side leaves it out or they differ
+	}
+	return b
+}
+
+// introduce is the dialling side of the handshake.
+func introduce(f *conn, secret []byte, h hello) error {
+	rand.Read(h.nonce[:])
+	hb, bound := h.encode(), binding(f)
+	if _, err := f.Conn.Write(hb); err != nil {
+		return err
+	}
+	var nonce [nonceSize]byte
+	if _, err := io.ReadFull(f.r, nonce[:]); err != nil {
+		return err
+	}
+	if _, err := f.Conn.Write(proof(secret, "dial", hb, nonce[:], bound)); err != nil {
+		return err
+	}
+	var theirs [sha256.Size]byte
+	if _, err := io.ReadFull(f.r, theirs[:]); err != nil {
+		return err
+	}
+	reason, err := readReason(f.r)
+	if err != nil {
+		return err
+	}
+	if !hmac.Equal(theirs[:], proof(secret, "accept", hb, nonce[:], bound, reason)) {
+		return fmt.Errorf("rank %d: %w", h.to, ErrSecret)
+	}
+	if len(reason) > 0 {
+		return fmt.Errorf("rank %d: %w: %s", h.to, ErrRefused, reason)
+	}
+	return nil
+}
+
+func readReason(r io.Reader) ([]byte, error) {
+	var n [2]byte
+	if _, err := io.ReadFull(r, n[:]); err != nil {
+		return nil, err
+	}
+	size := binary.LittleEndian.Uint16(n[:])
+	if size > maxReason {
+		return nil, fmt.Errorf("reason of %d bytes: %w", size, wire.ErrMalformed)
+	}
+	b := make([]byte, size)
+	_, err := io.ReadFull(r, b)
+	return b, err
+}
+
+// welcome is the accepting side of the handshake. Once the other side has proved
+// itself, check decides whether it may come in; what it returns is told to it.
+func welcome(f *conn, secret []byte, check func(hello) error) (hello, error) {
+	h, hb, err := readHello(f.r)
+	if err != nil {
+		return h, err
+	}
+	var nonce [nonceSize]byte
+	rand.Read(nonce[:])
+	if _, err := f.Conn.Write(nonce[:]); err != nil {
+		return h, err
+	}
+	bound := binding(f)
+	var theirs [sha256.Size]byte
+	if _, err := io.ReadFull(f.r, theirs[:]); err != nil {
+		return h, err
+	}
+	known := hmac.Equal(theirs[:], proof(secret, "dial", hb, nonce[:], bound))
+	var refusal error
+	if !known {
+		refusal = ErrSecret
+	} else {
+		refusal = check(h)
+	}
+	var reason []byte
+	if refusal != nil {
+		reason = []byte(refusal.Error())
+		reason = reason[:min(len(reason), maxReason)]
+	}
+	mine := make([]byte, sha256.Size) // nothing is proved to who has not proved itself
+	if known {
+		mine = proof(secret, "accept", hb, nonce[:], bound, reason)
+	}
+	mine = binary.LittleEndian.AppendUint16(mine, uint16(len(reason)))
+	if _, err := f.Conn.Write(append(mine, reason...)); err != nil {
+		return h, err
+	}
+	return h, refusal
+}
