@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -195,19 +196,7 @@ func only(e *meta.Entry) *meta.Metadata { return &meta.Metadata{Entries: []meta.
 
 // read loads all that md describes by way of a planner.
 func (c *Checkpoint) read(ctx context.Context, md *meta.Metadata, p plan.LoadPlanner, s plan.State) error {
-	if err := p.SetUp(plan.LoadSetup{State: s, Metadata: md, Size: 1, Coordinator: true}); err != nil {
-		return wrap("read", c.store, err)
-	}
-	lp, err := p.LocalPlan()
-	if err != nil {
-		return wrap("read", c.store, err)
-	}
-	r := c.c.NewReader(storage.ReadOptions{})
-	if err := r.SetUp(ctx, md, storage.Session{Size: 1, Coordinator: true}); err != nil {
-		return wrap("read", c.store, err)
-	}
-	_, err = r.ReadData(ctx, lp, p)
-	return wrap("read", c.store, err)
+	return wrap("read", c.store, protocol.Read(ctx, c.c.NewReader(storage.ReadOptions{}), md, p, s))
 }
 
 // Verify reads every byte of the checkpoint and checks it. All that is wrong is

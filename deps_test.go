@@ -68,7 +68,6 @@ var layers = []struct{ name, imports string }{
 
 	// Formats, and what they share.
 	{"storage", "blob internal/wire meta plan tensor"},
-	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/fixture meta plan shard storage tensor"},
 	{"storage/datafile", "blob internal/bufpool internal/crc32c internal/guard internal/progress plan storage tensor"},
 	{"storage/fetch", "blob internal/bufpool internal/guard storage"},
 	{"storage/publish", "blob meta plan storage storage/datafile"},
@@ -83,9 +82,9 @@ var layers = []struct{ name, imports string }{
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
-	{"internal/engine/enginetest", "meta plan storage tensor"},
-	{"internal/engine", "group internal/crc32c internal/wire meta plan storage tensor value"},
-	{".", "blob group internal/engine meta plan storage storage/formats storage/native tensor value"},
+	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
+	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/fixture meta plan protocol shard storage tensor"},
+	{".", "blob group meta plan protocol storage storage/formats storage/native tensor value"},
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
@@ -95,20 +94,19 @@ var layers = []struct{ name, imports string }{
 	{"cmd/cairn/internal/cli", ". blob blob/all blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch internal/npy meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "cmd/cairn/internal/cli"},
 
-	// Documentation that runs, tests against PyTorch, and processes that die. But for
-	// one program they are tests only, so no imports.
+	// Documentation that runs and tests against PyTorch. But for one program they are
+	// tests only, so no imports.
 	{"examples/train", ". blob/file collective group/tcp shard tensor"},
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
 	{"tools/shape", ""},
-	{"internal/deaths", ""},
 }
 
 // libraries is every module of others with the packages that may import it
 // outside of their tests. docs/dependencies.md says why each is here.
 var libraries = map[string]string{
-	"golang.org/x/sync":                "internal/bufpool internal/torchsave internal/engine storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli",
+	"golang.org/x/sync":                "internal/bufpool internal/torchsave protocol storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli",
 	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c",
 	"golang.org/x/term":                "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",

@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/internal/engine"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -64,23 +63,12 @@ type LoadOptions struct {
 	// rank.
 	Share bool
 
-	// Observer is told of the progress on this rank. Nil: nobody is.
+	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
 }
 
-// LoadReport says what a load did.
-type LoadReport struct {
-	SaveID string `json:"save_id"`
-	Step   *int64 `json:"step"`
-	// Local counts the bytes this rank asked for, read from the store and
-	// received from other ranks (see LoadOptions.Share), Total those of all.
-	Local storage.ReadStats `json:"local"`
-	Total storage.ReadStats `json:"total"`
-	// Missing are this rank's names that the checkpoint does not have.
-	Missing  []string      `json:"missing,omitempty"`
-	PlanTime time.Duration `json:"plan_ns"`
-	ReadTime time.Duration `json:"read_ns"`
-}
+// LoadReport describes a load that succeeded.
+type LoadReport = protocol.LoadReport
 
 // Load fills state from the checkpoint at the root of store. Every rank of the
 // group calls it with the parts it wants, in any sharding; a rank that wants
@@ -93,11 +81,11 @@ type LoadReport struct {
 // Every byte is verified against its checksum before Load returns nil. On an
 // error every rank returns the same one, and what the state holds is undefined.
 func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions) (*LoadReport, error) {
-	return load(ctx, store, opts, func(context.Context, *engine.LoadJob) (State, error) { return state, nil })
+	return load(ctx, store, opts, func(context.Context, *protocol.LoadJob) (State, error) { return state, nil })
 }
 
-// load loads into the state that begin returns. begin may replace the job's reader.
-func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(context.Context, *engine.LoadJob) (State, error)) (*LoadReport, error) {
+// load loads into the state that begin returns. begin may set the job's metadata.
+func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(context.Context, *protocol.LoadJob) (State, error)) (*LoadReport, error) {
 	var o LoadOptions
 	if opts != nil {
 		o = *opts
@@ -119,7 +107,7 @@ func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(c
 	if err != nil {
 		return nil, wrap("load", store, err)
 	}
-	r, err := engine.Load(ctx, job)
+	r, err := protocol.Load(ctx, job)
 	if err != nil {
 		return nil, wrap("load", store, err)
 	}
@@ -127,16 +115,11 @@ func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(c
 	if err != nil {
 		return nil, wrap("load", store, err)
 	}
-	s := r.Metadata.Storage
-	out := &LoadReport{SaveID: s.SaveID, Step: s.Step, Local: r.Local, Total: r.Total, PlanTime: r.PlanTime, ReadTime: r.ReadTime}
-	if m, ok := job.Planner.(interface{ Missing() []string }); ok {
-		out.Missing = m.Missing()
-	}
-	return out, nil
+	return r, nil
 }
 
-func (o *LoadOptions) job() engine.LoadJob {
-	job := engine.LoadJob{Group: o.Group, Planner: o.Planner, Share: o.Share, BufferBytes: o.BufferBytes, Observer: o.Observer.engine()}
+func (o *LoadOptions) job() protocol.LoadJob {
+	job := protocol.LoadJob{Group: o.Group, Planner: o.Planner, Share: o.Share, BufferBytes: o.BufferBytes, Observer: o.Observer}
 	if job.Group == nil {
 		job.Group = group.Solo()
 	}
@@ -219,16 +202,16 @@ func (o *LoadOptions) checkNew() error {
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
 	var state State
 	var md *meta.Metadata
-	r, err := load(ctx, store, opts, func(ctx context.Context, job *engine.LoadJob) (State, error) {
+	r, err := load(ctx, store, opts, func(ctx context.Context, job *protocol.LoadJob) (State, error) {
 		err := opts.checkNew()
 		if err != nil {
 			return nil, err
 		}
-		read := &readOnce{Reader: job.Reader}
-		job.Reader = read
-		if md, err = read.ReadMetadata(ctx); err != nil {
+		// The state is filled from the save that it is made for.
+		if md, err = job.Reader.ReadMetadata(ctx); err != nil {
 			return nil, err
 		}
+		job.Metadata = md
 		for _, p := range prefixes {
 			if !slices.ContainsFunc(md.Entries, func(e meta.Entry) bool { return hasPrefix(e.FQN, []string{p}) }) {
 				return nil, fmt.Errorf("%q is %w", p, ErrMissing)
@@ -245,22 +228,6 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 	}
 	plan.PutInside(state, md)
 	return state, r, nil
-}
-
-// readOnce reads the metadata once, so that a state is filled from the save
-// that it was made for.
-type readOnce struct {
-	storage.Reader
-	md *meta.Metadata
-}
-
-func (r *readOnce) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
-	if r.md != nil {
-		return r.md, nil
-	}
-	md, err := r.Reader.ReadMetadata(ctx)
-	r.md = md
-	return md, err
 }
 
 // hasPrefix reports whether fqn is one of the prefixes or below one. No

@@ -10,9 +10,9 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/internal/engine"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
@@ -59,7 +59,7 @@ type SaveOptions struct {
 	// of your own. It excludes Format and the options of this group.
 	Writer storage.Writer
 
-	// Observer is told of the progress on this rank. Nil: nobody is.
+	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
 }
 
@@ -81,39 +81,11 @@ type RankLocal struct {
 	SaveID string
 }
 
-// Observer is told of progress. Every function may be nil, and may be called
-// from several goroutines at once.
-type Observer struct {
-	// Planned is told how many bytes this rank will write or read.
-	Planned func(bytes int64)
-	// Moved is told of what was written or read of them: when all is done, as
-	// many bytes in sum as Planned was told of.
-	Moved func(bytes int64)
-	// Warned is told of what went wrong without harm to the checkpoint.
-	Warned func(err error)
-}
+// Observer receives the progress of one rank.
+type Observer = protocol.Observer
 
-func (o *Observer) engine() engine.Observer {
-	if o == nil {
-		return engine.Observer{}
-	}
-	return engine.Observer{Planned: o.Planned, Moved: o.Moved, Warned: o.Warned}
-}
-
-// SaveReport says what a save did.
-type SaveReport struct {
-	SaveID string `json:"save_id"`
-	Step   *int64 `json:"step"`
-	// Bytes and Files count the data files of all ranks, LocalBytes those of
-	// this one.
-	Bytes      int64 `json:"bytes"`
-	LocalBytes int64 `json:"local_bytes"`
-	Files      int   `json:"files"`
-	// PlanReused says that this rank's plan was the one of the save before.
-	PlanReused bool          `json:"plan_reused"`
-	PlanTime   time.Duration `json:"plan_ns"`
-	WriteTime  time.Duration `json:"write_ns"`
-}
+// SaveReport describes a save that succeeded.
+type SaveReport = protocol.SaveReport
 
 // Save saves state as the checkpoint at the root of store. Every rank of the
 // group calls it with its own state; each tensor must be wholly held by the
@@ -137,19 +109,16 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		return err
 	})
 	if err != nil {
-		return nil, wrap("save", store, job.Alone.Own(err))
+		return nil, wrap("save", store, job.NumberRank(err))
 	}
-	r, err := engine.Save(ctx, job)
+	r, err := protocol.Save(ctx, job)
 	if o.Group == nil && o.RankLocal == nil && lacksParts(err) {
 		err = fmt.Errorf("%w (this process saves alone: SaveOptions.Group is not set)", err)
 	}
 	if err != nil {
 		return nil, wrap("save", store, err)
 	}
-	return &SaveReport{
-		SaveID: r.Storage.SaveID, Step: r.Storage.Step, Bytes: r.Bytes, LocalBytes: r.LocalBytes, Files: r.Files,
-		PlanReused: r.PlanReused, PlanTime: r.PlanTime, WriteTime: r.WriteTime,
-	}, nil
+	return r, nil
 }
 
 // lacksParts reports whether a save failed because a tensor is not wholly held by
@@ -159,8 +128,8 @@ func lacksParts(err error) bool {
 	return slices.ContainsFunc(problems, func(p plan.Problem) bool { return p.Kind == plan.ProblemVolume })
 }
 
-func (o *SaveOptions) job(store blob.Store) engine.SaveJob {
-	job := engine.SaveJob{Group: o.Group, Planner: o.Planner, Cache: o.Cache, Observer: o.Observer.engine()}
+func (o *SaveOptions) job(store blob.Store) protocol.SaveJob {
+	job := protocol.SaveJob{Group: o.Group, Planner: o.Planner, Cache: o.Cache, Observer: o.Observer}
 	if job.Group == nil {
 		job.Group = group.Solo()
 	}
@@ -171,7 +140,7 @@ func (o *SaveOptions) job(store blob.Store) engine.SaveJob {
 	id := storage.NewSaveID(now, rand.Uint32())
 	size := job.Group.Size()
 	if l := o.RankLocal; l != nil {
-		job.Alone, id, size = &engine.Alone{Rank: l.Rank, Size: l.Size}, l.SaveID, l.Size
+		job.RankLocal, job.Rank, job.Size, id, size = true, l.Rank, l.Size, l.SaveID, l.Size
 	}
 	job.Storage = meta.Storage{
 		SaveID: id, Step: o.Step, Time: now, WorldSize: size,

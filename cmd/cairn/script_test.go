@@ -25,9 +25,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -105,7 +105,7 @@ func saveFixed(s blob.Store, id string, of func(rank int) (cairn.State, error)) 
 		if err != nil {
 			return err
 		}
-		_, err = engine.Save(ctx, engine.SaveJob{
+		_, err = protocol.Save(ctx, protocol.SaveJob{
 			Group: g, Planner: new(plan.DefaultSave), State: state,
 			Writer: storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{SweepAfter: -1}),
 			Storage: meta.Storage{

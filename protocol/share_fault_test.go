@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"bytes"
@@ -13,8 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
-	"github.com/cairn-ckpt/cairn/internal/engine/enginetest"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -83,11 +82,11 @@ func TestSharedLoadFailureReachesAllRanks(t *testing.T) {
 						job := shareJob(t, g, s)
 						if slices.Contains(ranks, g.Rank()) {
 							p := trap{m.name, how, cancel}
-							job.Planner = &enginetest.LoadPlanner{Share: true, Hook: p.enter}
-							job.Reader = &enginetest.Reader{Reader: job.Reader, Hook: p.enter}
+							job.Planner = &LoadPlanner{Share: true, Hook: p.enter}
+							job.Reader = &Reader{Reader: job.Reader, Hook: p.enter}
 							job.Group = &trapped{Group: g, trap: p}
 						}
-						_, err := engine.Load(ctx, job)
+						_, err := protocol.Load(ctx, job)
 						return err
 					})
 					checkSame(t, errs, m.step, ranks)
@@ -126,12 +125,12 @@ func TestTamperedMessagesAreRefused(t *testing.T) {
 				}
 				return b
 			}}
-			_, err := engine.Load(ctx, job)
+			_, err := protocol.Load(ctx, job)
 			if err == nil {
 				return nil
 			}
 			again := shareJob(t, g, s)
-			if _, err := engine.Load(ctx, again); err != nil {
+			if _, err := protocol.Load(ctx, again); err != nil {
 				return fmt.Errorf("load again: %w", err)
 			}
 			return errors.Join(err, checkReplica(t, again.State, g.Rank()))
@@ -163,7 +162,7 @@ func TestRankThatLeavesWhileItShares(t *testing.T) {
 					g.Leave(errOnPurpose)
 				}
 			}}
-			_, err := engine.Load(ctx, job)
+			_, err := protocol.Load(ctx, job)
 			return err
 		})
 		if seen.Load() < nth {
@@ -194,7 +193,7 @@ func TestSharedReadOfADamagedFile(t *testing.T) {
 		s := storagetest.CopyOf(t, clean)
 		storagetest.Flip(t, s, name)
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-			_, err := engine.Load(ctx, shareJob(t, g, s))
+			_, err := protocol.Load(ctx, shareJob(t, g, s))
 			return err
 		})
 		checkSame(t, errs, "read", []int{0, 1, 2, 3})

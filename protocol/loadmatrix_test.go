@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"context"
@@ -10,9 +10,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
-	"github.com/cairn-ckpt/cairn/internal/engine/enginetest"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
@@ -46,12 +45,12 @@ func testLoadFailure(t *testing.T, s blob.Store, m method, how string, want erro
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		job := engine.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: blank(t, g.Rank())}
+		job := protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: blank(t, g.Rank())}
 		if slices.Contains(ranks, g.Rank()) {
 			p := trap{m.name, how, cancel}
-			job.Planner, job.Reader = &enginetest.LoadPlanner{Hook: p.enter}, &enginetest.Reader{Reader: job.Reader, Hook: p.enter}
+			job.Planner, job.Reader = &LoadPlanner{Hook: p.enter}, &Reader{Reader: job.Reader, Hook: p.enter}
 		}
-		_, err := engine.Load(ctx, job)
+		_, err := protocol.Load(ctx, job)
 		return err
 	})
 	checkSame(t, errs, m.step, ranks)

@@ -1,6 +1,7 @@
-package engine
+package protocol
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -8,11 +9,13 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -20,7 +23,7 @@ import (
 
 // takes reports whether this rank can read for others. Who waits for messages
 // must be told when another rank fails, so that a group has to be an Alarmer too.
-func (l *loadRun) takes() bool {
+func (l *LoadJob) takes() bool {
 	_, mail := l.Group.(group.Messenger)
 	_, alarm := l.Group.(group.Alarmer)
 	return l.Share && mail && alarm && l.Group.Size() > 1 && plan.CanShare(l.Planner)
@@ -29,7 +32,7 @@ func (l *loadRun) takes() bool {
 // elect adds to the ranks' messages what they read for each other. all is what
 // the ranks said. Each load has a tag of its own, so that what is left of a load
 // that failed is never taken for a part of the next.
-func (l *loadRun) elect(out, all []loadMessage) {
+func (l *LoadJob) elect(out, all []loadMessage) {
 	if len(out) != len(all) {
 		return // the step refuses it
 	}
@@ -39,7 +42,7 @@ func (l *loadRun) elect(out, all []loadMessage) {
 		plans[r], takes[r] = out[r].plan, all[r].takes && len(out[r].plan.StorageData) == 0
 	}
 	tag := group.LoadTags + rand.IntN(math.MaxInt-group.LoadTags)
-	for r, s := range plan.Elect(l.md, plans, takes) {
+	for r, s := range plan.Elect(l.Metadata, plans, takes) {
 		out[r].share, out[r].tag = s, tag
 	}
 }
@@ -49,7 +52,7 @@ func (l *loadRun) elect(out, all []loadMessage) {
 // receives from. Whoever waits for memory or a message waits for one of them that
 // does not wait in turn; see docs/design/0013-read-once-share.md.
 type sharing struct {
-	*loadRun
+	*LoadJob
 	mail group.Messenger
 	tag  int
 	data *plan.LoadPlan
@@ -76,6 +79,8 @@ type sharing struct {
 	open     int                       // pieces of mine that are not read yet; guarded by mu
 }
 
+var _ storage.Receiver = (*sharing)(nil)
+
 // piece is a part of this rank's plan: an item, or some rows of one.
 type piece struct {
 	id     int64
@@ -94,7 +99,7 @@ type piece struct {
 }
 
 // newSharing prepares a rank's part. Nothing is read or sent yet.
-func (l *loadRun) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sharing, error) {
+func (l *LoadJob) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sharing, error) {
 	if err := share.Check(p, l.Group.Rank(), l.Group.Size()); err != nil {
 		return nil, err
 	}
@@ -103,7 +108,7 @@ func (l *loadRun) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sha
 		return nil, fmt.Errorf("%w: a share for a rank that cannot take part", plan.ErrProtocol)
 	}
 	s := &sharing{
-		loadRun: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
+		LoadJob: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
 		from: map[int]map[int64]*piece{}, boxes: map[int]chan *piece{},
 		awaited: map[plan.ReadKey][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
 	}
@@ -169,7 +174,7 @@ func (s *sharing) sort(share *plan.Share) error {
 
 // newPiece returns a part of the plan.
 func (s *sharing) newPiece(it plan.ReadItem) (*piece, error) {
-	e, ok := s.md.Find(it.Source.FQN)
+	e, ok := s.Metadata.Find(it.Source.FQN)
 	if !ok || e.Tensor == nil {
 		return nil, fmt.Errorf("%w: %q is %w", plan.ErrMismatch, it.Source.FQN, plan.ErrMissing)
 	}
@@ -244,6 +249,225 @@ func (s *sharing) commit(p *piece) error {
 		return fmt.Errorf("%q: %w", p.item.Source.FQN, err)
 	}
 	return nil
+}
+
+// readAll reads what this rank reads: first what others wait for, in as many
+// calls as the memory for it demands, and with the last of it the rest.
+func (s *sharing) readAll(ctx context.Context) (storage.ReadStats, error) {
+	var stats storage.ReadStats
+	for rest := s.mine; ; {
+		n, weight := s.round(rest)
+		if s.stage.Acquire(ctx, weight) != nil {
+			return stats, context.Cause(ctx)
+		}
+		now := rest[:n]
+		rest = rest[n:]
+		st, err := s.readRound(ctx, now, len(rest) == 0)
+		stats.Add(st)
+		if err != nil || len(rest) == 0 {
+			return stats, err
+		}
+	}
+}
+
+// round returns how many of the pieces are read by one call, and what they take
+// of the memory for pieces that cannot be read into their place. It is half of it
+// at most, unless a single one takes more, so that a round is read while another
+// is sent.
+func (s *sharing) round(rest []*piece) (n int, weight int64) {
+	for _, p := range rest {
+		if !p.direct {
+			p.weight = min(p.bytes, s.stageMax)
+		}
+		if n > 0 && weight+p.weight > s.stageMax/2 {
+			break
+		}
+		n, weight = n+1, weight+p.weight
+	}
+	return n, weight
+}
+
+// readRound reads some pieces, and what the rank reads for itself if it is the
+// last round.
+func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (storage.ReadStats, error) {
+	p := &plan.LoadPlan{PlannerData: s.data.PlannerData}
+	s.mu.Lock()
+	s.open += len(pieces)
+	if last {
+		pieces = append(pieces[:len(pieces):len(pieces)], s.alone...)
+	}
+	for _, c := range pieces {
+		k := c.item.Key()
+		s.awaited[k] = append(s.awaited[k], c)
+		p.Items = append(p.Items, c.item)
+	}
+	s.mu.Unlock()
+	if last {
+		for i := range s.data.Items {
+			if s.data.Items[i].Kind != plan.KindTensor {
+				p.Items = append(p.Items, s.data.Items[i])
+			}
+		}
+	}
+	st, err := s.Reader.ReadData(ctx, p, s)
+	if err != nil {
+		return st, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open > 0 {
+		return st, fmt.Errorf("%w: the reader has not handed over %d items of its plan", plan.ErrProtocol, s.open)
+	}
+	return st, nil
+}
+
+// ResolveTensor returns the memory that a part is read into: the planner's, or
+// some of its own where that cannot be sent as it is.
+func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.takeAwaited(it)
+	if p == nil {
+		return nil, fmt.Errorf("%w: the reader asks for an item that is not in its plan, or for the second time", plan.ErrProtocol)
+	}
+	to := p.to
+	if len(p.ranks) > 0 && !p.direct {
+		var err error
+		if to, err = tensor.New(p.dtype, p.item.Lengths); err != nil {
+			return nil, err
+		}
+	}
+	s.resolved[to] = p
+	return to, nil
+}
+
+// takeAwaited returns a part that the reader will not ask for again, or nil. The
+// lock is held.
+func (s *sharing) takeAwaited(it *plan.ReadItem) *piece {
+	k := it.Key()
+	list := s.awaited[k]
+	i := slices.IndexFunc(list, func(p *piece) bool { return p.item.Equal(it) })
+	if i < 0 {
+		return nil
+	}
+	p := list[i]
+	s.awaited[k] = slices.Delete(list, i, i+1)
+	return p
+}
+
+// CommitTensor takes a part that was read and verified, and passes it on.
+func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
+	s.mu.Lock()
+	p := s.resolved[t]
+	delete(s.resolved, t)
+	if p != nil && len(p.ranks) > 0 {
+		s.open--
+	}
+	s.mu.Unlock()
+	switch {
+	case p == nil:
+		return fmt.Errorf("%w: the reader hands over what it was not given", plan.ErrProtocol)
+	case len(p.ranks) == 0:
+		return s.commit(p)
+	case !p.direct:
+		if err := s.fill(p, t); err != nil {
+			return err
+		}
+		if err := s.commit(p); err != nil {
+			return err
+		}
+	}
+	p.body, _ = t.Bytes()
+	p.crc = crc32c.Update(headSum(p.id, p.bytes), p.body)
+	for _, r := range p.ranks {
+		s.boxes[r] <- p // has room for all
+	}
+	return nil
+}
+
+// LoadBytes passes a value on.
+func (s *sharing) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
+	return s.dst.LoadBytes(it, codec, data)
+}
+
+// sent notes that one more rank has a piece. When all have it, its memory is free
+// and, if it is the planner's, handed over: not before, because the planner may
+// change it.
+func (s *sharing) sent(p *piece) error {
+	if p.left.Add(-1) > 0 {
+		return nil
+	}
+	p.body = nil
+	if p.direct {
+		return s.commit(p)
+	}
+	s.stage.Release(p.weight)
+	return nil
+}
+
+// extent is where the memory of a part begins and ends.
+type extent struct {
+	begin, end uintptr
+	piece      *piece
+}
+
+// markOverlaps finds the parts whose memory is also another's, such as two names
+// of one tensor, and has them read and received elsewhere first: what is in such
+// memory while it is sent, or checked, may be the other part.
+func markOverlaps(all []*piece) error {
+	extents := make([]extent, 0, len(all))
+	for _, p := range all {
+		if p.to.NumElements() == 0 {
+			continue
+		}
+		begin, end, err := span(p.to)
+		if err != nil {
+			return err
+		}
+		extents = append(extents, extent{begin, end, p})
+	}
+	slices.SortFunc(extents, func(a, b extent) int { return cmp.Compare(a.begin, b.begin) })
+	var furthest extent
+	for _, x := range extents {
+		if x.begin < furthest.end {
+			for _, p := range []*piece{x.piece, furthest.piece} {
+				p.direct, p.common = false, true
+			}
+		}
+		if x.end > furthest.end {
+			furthest = x
+		}
+	}
+	return nil
+}
+
+// span returns the addresses of the first byte of t and after the last. Strides
+// are not negative, so that these are those of its first and last element.
+func span(t *tensor.Tensor) (begin, end uintptr, err error) {
+	corner := func(last bool) ([]byte, error) {
+		b := tensor.Box{Offsets: make([]int64, t.Dims()), Sizes: make([]int64, t.Dims())}
+		for d, n := range t.Shape() {
+			b.Sizes[d] = 1
+			if last {
+				b.Offsets[d] = n - 1
+			}
+		}
+		x, err := t.Narrow(b)
+		if err != nil {
+			return nil, err
+		}
+		return x.Contents(), nil // a single element is contiguous
+	}
+	first, err := corner(false)
+	if err != nil {
+		return 0, 0, err
+	}
+	last, err := corner(true)
+	if err != nil {
+		return 0, 0, err
+	}
+	address := func(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+	return address(first), address(last) + uintptr(len(last)), nil
 }
 
 // sameItems reports whether two plans have the same items.

@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"context"
@@ -12,9 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
-	"github.com/cairn-ckpt/cairn/internal/engine/enginetest"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -46,7 +45,7 @@ func saveReplicas(t *testing.T, s blob.Store) {
 		for name, shape := range shapes {
 			job.State[name] = storagetest.Filled(t, tensor.Float32, shape, name[0])
 		}
-		_, err := engine.Save(ctx, job)
+		_, err := protocol.Save(ctx, job)
 		return err
 	})
 	if err := errors.Join(errs...); err != nil {
@@ -101,8 +100,8 @@ func checkReplica(t testing.TB, s plan.State, rank int) error {
 	return compare(t, s, rank, 1)
 }
 
-func shareJob(t testing.TB, g group.Group, s blob.Store) engine.LoadJob {
-	return engine.LoadJob{
+func shareJob(t testing.TB, g group.Group, s blob.Store) protocol.LoadJob {
+	return protocol.LoadJob{
 		Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: replica(t, g.Rank()), Share: true,
 	}
 }
@@ -119,27 +118,27 @@ func TestSharedBytesAreReadOnce(t *testing.T) {
 	}
 	all := only(0, 1, 2, 3)
 	for name, c := range map[string]struct {
-		change func(job *engine.LoadJob, rank int)
+		change func(job *protocol.LoadJob, rank int)
 		takes  [world]bool
 	}{
-		"all":                     {func(*engine.LoadJob, int) {}, all},
-		"none asks":               {func(j *engine.LoadJob, _ int) { j.Share = false }, only()},
-		"one asks":                {func(j *engine.LoadJob, r int) { j.Share = r == 2 }, only()},
-		"three ask":               {func(j *engine.LoadJob, r int) { j.Share = r != 0 }, only(1, 2, 3)},
-		"one has no messages":     {func(j *engine.LoadJob, r int) { j.Group = without(j.Group, r == 1) }, only(0, 2, 3)},
-		"one has another planner": {func(j *engine.LoadJob, r int) { j.Planner = planners[min(r, 1)]() }, only(1, 2, 3)},
-		"a planner of their own":  {func(j *engine.LoadJob, r int) { j.Planner = &enginetest.LoadPlanner{Share: true} }, all},
-		"next to no memory":       {func(j *engine.LoadJob, _ int) { j.BufferBytes = 1 }, all},
-		"little memory":           {func(j *engine.LoadJob, _ int) { j.BufferBytes = 256 << 10 }, all},
-		"no room for messages":    {func(j *engine.LoadJob, _ int) { j.Group = &narrow{Group: j.Group.(*inproc.Group)} }, all},
-		"neither room nor memory": {func(j *engine.LoadJob, _ int) { j.Group, j.BufferBytes = &narrow{Group: j.Group.(*inproc.Group)}, 1 }, all},
-		"all convert":             {func(j *engine.LoadJob, r int) { widen(t, j.State) }, all},
-		"all convert, no room": {func(j *engine.LoadJob, r int) {
+		"all":                     {func(*protocol.LoadJob, int) {}, all},
+		"none asks":               {func(j *protocol.LoadJob, _ int) { j.Share = false }, only()},
+		"one asks":                {func(j *protocol.LoadJob, r int) { j.Share = r == 2 }, only()},
+		"three ask":               {func(j *protocol.LoadJob, r int) { j.Share = r != 0 }, only(1, 2, 3)},
+		"one has no messages":     {func(j *protocol.LoadJob, r int) { j.Group = without(j.Group, r == 1) }, only(0, 2, 3)},
+		"one has another planner": {func(j *protocol.LoadJob, r int) { j.Planner = planners[min(r, 1)]() }, only(1, 2, 3)},
+		"a planner of their own":  {func(j *protocol.LoadJob, r int) { j.Planner = &LoadPlanner{Share: true} }, all},
+		"next to no memory":       {func(j *protocol.LoadJob, _ int) { j.BufferBytes = 1 }, all},
+		"little memory":           {func(j *protocol.LoadJob, _ int) { j.BufferBytes = 256 << 10 }, all},
+		"no room for messages":    {func(j *protocol.LoadJob, _ int) { j.Group = &narrow{Group: j.Group.(*inproc.Group)} }, all},
+		"neither room nor memory": {func(j *protocol.LoadJob, _ int) { j.Group, j.BufferBytes = &narrow{Group: j.Group.(*inproc.Group)}, 1 }, all},
+		"all convert":             {func(j *protocol.LoadJob, r int) { widen(t, j.State) }, all},
+		"all convert, no room": {func(j *protocol.LoadJob, r int) {
 			widen(t, j.State)
 			j.Group, j.BufferBytes = &narrow{Group: j.Group.(*inproc.Group)}, 1
 		}, all},
-		"a reader that copies":   {func(j *engine.LoadJob, _ int) { j.Reader = copying{j.Reader} }, all},
-		"storage that has a say": {func(j *engine.LoadJob, _ int) { j.Reader = &annotated{j.Reader} }, only()},
+		"a reader that copies":   {func(j *protocol.LoadJob, _ int) { j.Reader = copying{j.Reader} }, all},
+		"storage that has a say": {func(j *protocol.LoadJob, _ int) { j.Reader = &annotated{j.Reader} }, only()},
 	} {
 		t.Run(name, func(t *testing.T) { testShared(t, s, c.takes, c.change) })
 	}
@@ -177,7 +176,7 @@ func expected(takes [world]bool) (read, received int64) {
 	return read, received
 }
 
-func testShared(t *testing.T, s blob.Store, takes [world]bool, change func(job *engine.LoadJob, rank int)) {
+func testShared(t *testing.T, s blob.Store, takes [world]bool, change func(job *protocol.LoadJob, rank int)) {
 	post := new(post)
 	read, received := expected(takes)
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
@@ -187,9 +186,8 @@ func testShared(t *testing.T, s blob.Store, takes [world]bool, change func(job *
 			n.post = post
 		}
 		var planned, moved atomic.Int64
-		job.Planned = func(n int64) { planned.Add(n) }
-		job.Moved = func(n int64) { moved.Add(n) }
-		r, err := engine.Load(ctx, job)
+		job.Observer = &protocol.Observer{Planned: func(n int64) { planned.Add(n) }, Moved: func(n int64) { moved.Add(n) }}
+		r, err := protocol.Load(ctx, job)
 		if err != nil {
 			return err
 		}
@@ -211,7 +209,7 @@ func testShared(t *testing.T, s blob.Store, takes [world]bool, change func(job *
 }
 
 var planners = []func() plan.LoadPlanner{
-	func() plan.LoadPlanner { return new(enginetest.LoadPlanner) }, // does not say that it shares
+	func() plan.LoadPlanner { return new(LoadPlanner) }, // does not say that it shares
 	func() plan.LoadPlanner { return new(plan.DefaultLoad) },
 }
 
@@ -257,7 +255,7 @@ func TestMemoryWithTwoNames(t *testing.T) {
 				}
 				job.State["other"], job.State["medium"] = both, part
 			}
-			if _, err := engine.Load(ctx, job); err != nil || g.Rank()%2 == 0 {
+			if _, err := protocol.Load(ctx, job); err != nil || g.Rank()%2 == 0 {
 				return err
 			}
 			return checkReplica(t, job.State, g.Rank())

@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -24,7 +24,7 @@ import (
 func saveAll(t *testing.T, id string, seed byte, view func(rank int) blob.Store) []error {
 	t.Helper()
 	return onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-		_, err := engine.Save(ctx, saveJob(t, g, view(g.Rank()), id, seed))
+		_, err := protocol.Save(ctx, saveJob(t, g, view(g.Rank()), id, seed))
 		return err
 	})
 }
@@ -68,11 +68,11 @@ func TestNamedErrorsAreKnownOnAllRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-			job := engine.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(sound, nil), State: plan.State{}}
+			job := protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(sound, nil), State: plan.State{}}
 			if g.Rank() == 3 {
 				job.Reader = native.NewReader(s, nil)
 			}
-			_, err := engine.Load(ctx, job)
+			_, err := protocol.Load(ctx, job)
 			return err
 		})
 		checkSame(t, errs, "plan", []int{3})
@@ -121,7 +121,7 @@ func TestFailedSaveSparesTheWritersLastOne(t *testing.T) {
 			if i > 0 {
 				job.Planner = p
 			}
-			_, err := engine.Save(ctx, job)
+			_, err := protocol.Save(ctx, job)
 			return err
 		})
 		if err := errors.Join(errs...); (err != nil) != (i > 0) {
@@ -150,7 +150,7 @@ func TestCachesThatDifferPlanAgain(t *testing.T) {
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 			job := saveJob(t, g, s, fmt.Sprint("save", i), byte(i))
 			job.Cache = caches[g.Rank()]
-			_, err := engine.Save(ctx, job)
+			_, err := protocol.Save(ctx, job)
 			return err
 		})
 		if err := errors.Join(errs...); err != nil {
@@ -170,7 +170,7 @@ func TestRanksThatSeeDifferentSaves(t *testing.T) {
 		if g.Rank() == 2 {
 			s = b
 		}
-		_, err := engine.Load(ctx, engine.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: blank(t, g.Rank())})
+		_, err := protocol.Load(ctx, protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: blank(t, g.Rank())})
 		return err
 	})
 	checkSame(t, errs, "plan", []int{0})
@@ -181,12 +181,12 @@ func TestRanksThatSeeDifferentSaves(t *testing.T) {
 	}
 }
 
-func TestTheCoordinatorsWordCounts(t *testing.T) {
+func TestSaveTakesStorageOfCoordinator(t *testing.T) {
 	s := new(mem.Store)
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-		r, err := engine.Save(ctx, saveJob(t, g, s, "id", 1))
-		if err == nil && (r.Storage.SaveID != "id" || *r.Storage.Step != 7) {
-			err = fmt.Errorf("rank %d saved %+v", g.Rank(), r.Storage)
+		r, err := protocol.Save(ctx, saveJob(t, g, s, "id", 1))
+		if err == nil && (r.SaveID != "id" || *r.Step != 7) {
+			err = fmt.Errorf("rank %d saved %+v", g.Rank(), r)
 		}
 		return err
 	})

@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
@@ -18,8 +18,8 @@ import (
 func TestObserverAndTotals(t *testing.T) {
 	s := new(mem.Store)
 	var planned, moved [world]atomic.Int64
-	observe := func(rank int) engine.Observer {
-		return engine.Observer{
+	observe := func(rank int) *protocol.Observer {
+		return &protocol.Observer{
 			Planned: func(n int64) { planned[rank].Add(n) },
 			Moved:   func(n int64) { moved[rank].Add(n) },
 		}
@@ -38,7 +38,7 @@ func TestObserverAndTotals(t *testing.T) {
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		job := saveJob(t, g, s, "id", 1)
 		job.Observer = observe(g.Rank())
-		r, err := engine.Save(ctx, job)
+		r, err := protocol.Save(ctx, job)
 		if err == nil {
 			local.Add(r.LocalBytes)
 			if r.Files != world || r.Bytes == 0 {
@@ -62,7 +62,7 @@ func TestObserverAndTotals(t *testing.T) {
 		t.Errorf("the ranks wrote %d bytes; the files have %d", local.Load(), data)
 	}
 	errs = onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-		r, err := engine.Load(ctx, engine.LoadJob{
+		r, err := protocol.Load(ctx, protocol.LoadJob{
 			Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: blank(t, g.Rank()), Observer: observe(g.Rank()),
 		})
 		if err == nil && (r.Total.Needed != 16*6*4+world*(5*8+20_000) || r.Local.Needed == 0) {

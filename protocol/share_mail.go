@@ -1,4 +1,4 @@
-package engine
+package protocol
 
 import (
 	"context"
@@ -242,8 +242,8 @@ func (s *sharing) taken(p *piece) error {
 	if err := s.commit(p); err != nil {
 		return err
 	}
-	if s.Moved != nil {
-		s.Moved(p.bytes)
+	if s.Observer.Moved != nil {
+		s.Observer.Moved(p.bytes)
 	}
 	return nil
 }

@@ -1,10 +1,12 @@
-package engine_test
+package protocol_test
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,16 +17,25 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// lanes is the number of parallel tests. Those in deaths_test.go mostly wait for
+// timeouts, so they all run at once, even on few processors.
+const lanes = 16
+
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", strconv.Itoa(lanes)); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // world is the number of ranks in these tests.
 const world = 4
@@ -66,8 +77,8 @@ func blank(t testing.TB, rank int) plan.State {
 }
 
 // saveJob returns one rank's part in a save.
-func saveJob(t testing.TB, g group.Group, s blob.Store, id string, seed byte) engine.SaveJob {
-	return engine.SaveJob{
+func saveJob(t testing.TB, g group.Group, s blob.Store, id string, seed byte) protocol.SaveJob {
+	return protocol.SaveJob{
 		Group: g, Planner: new(plan.DefaultSave), Writer: storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}), State: state(t, g.Rank(), seed),
 		Storage: describe(g, id),
 	}
@@ -85,7 +96,7 @@ func describe(g group.Group, id string) meta.Storage {
 func mustSave(t *testing.T, s blob.Store, id string, seed byte) {
 	t.Helper()
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-		_, err := engine.Save(ctx, saveJob(t, g, s, id, seed))
+		_, err := protocol.Save(ctx, saveJob(t, g, s, id, seed))
 		return err
 	})
 	if err := errors.Join(errs...); err != nil {
@@ -98,7 +109,7 @@ func checkHolds(t *testing.T, s blob.Store, seed byte) {
 	t.Helper()
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		got := blank(t, g.Rank())
-		_, err := engine.Load(ctx, engine.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: got})
+		_, err := protocol.Load(ctx, protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: got})
 		if err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"context"
@@ -11,9 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
-	"github.com/cairn-ckpt/cairn/internal/engine/enginetest"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -21,7 +20,7 @@ import (
 // errOnPurpose must be found on every rank, whichever it happened on.
 var errOnPurpose = errors.New("went wrong on purpose")
 
-func init() { group.RegisterError("enginetest.onpurpose", errOnPurpose) }
+func init() { group.RegisterError("protocoltest.onpurpose", errOnPurpose) }
 
 // trap is what goes wrong on one rank: at a method, by an error, a panic or the
 // end of the rank's context. The zero trap does nothing.
@@ -99,9 +98,9 @@ func testSaveFailure(t *testing.T, m method, how string, want error, ranks []int
 		job.Cache = &caches[g.Rank()]
 		if slices.Contains(ranks, g.Rank()) {
 			p := trap{m.name, how, cancel}
-			job.Planner, job.Writer = &enginetest.SavePlanner{Hook: p.enter}, &enginetest.Writer{Writer: job.Writer, Hook: p.enter}
+			job.Planner, job.Writer = &SavePlanner{Hook: p.enter}, &Writer{Writer: job.Writer, Hook: p.enter}
 		}
-		_, err := engine.Save(ctx, job)
+		_, err := protocol.Save(ctx, job)
 		return err
 	})
 	checkSame(t, errs, m.step, ranks)
@@ -130,7 +129,7 @@ func checkCachesServe(t *testing.T, s blob.Store, caches []plan.Cache) {
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 			job := saveJob(t, g, s, fmt.Sprint("next", i), seed)
 			job.Cache = &caches[g.Rank()]
-			r, err := engine.Save(ctx, job)
+			r, err := protocol.Save(ctx, job)
 			if err == nil && r.PlanReused != (i > 0) {
 				err = fmt.Errorf("plan reused: %v in save %d", r.PlanReused, i)
 			}

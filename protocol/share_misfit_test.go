@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"context"
@@ -7,8 +7,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -31,11 +31,11 @@ func TestPlannersMayChangeWhatTheyAreHanded(t *testing.T) {
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		job := shareJob(t, g, s)
 		if g.Rank() == 3 {
-			_, err := engine.Load(ctx, job)
+			_, err := protocol.Load(ctx, job)
 			return errors.Join(err, checkReplica(t, job.State, g.Rank()))
 		}
 		job.Planner = new(spoiling)
-		_, err := engine.Load(ctx, job)
+		_, err := protocol.Load(ctx, job)
 		return err
 	})
 	if err := errors.Join(errs...); err != nil {
@@ -62,7 +62,7 @@ func TestPlannerThatDoesNotKeepItsWord(t *testing.T) {
 		if g.Rank() == 1 {
 			job.Planner = new(fickle)
 		}
-		_, err := engine.Load(ctx, job)
+		_, err := protocol.Load(ctx, job)
 		return err
 	})
 	checkSame(t, errs, "read", []int{1})
@@ -88,7 +88,7 @@ func TestReaderThatForgets(t *testing.T) {
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		job := shareJob(t, g, s)
 		job.Reader = forgetful{job.Reader}
-		_, err := engine.Load(ctx, job)
+		_, err := protocol.Load(ctx, job)
 		return err
 	})
 	checkSame(t, errs, "read", []int{0, 1, 2, 3})

@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"context"
@@ -9,9 +9,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -192,7 +192,7 @@ func TestResultsOfSavePlannersAndWritersAreChecked(t *testing.T) {
 				if cached {
 					job.Cache = new(plan.Cache)
 				}
-				_, err := engine.Save(ctx, job)
+				_, err := protocol.Save(ctx, job)
 				return err
 			})
 			t.Logf("%s returns %s", f.method, f.returns)
@@ -210,7 +210,7 @@ func TestItemsOfFinalPlansAreChecked(t *testing.T) {
 				job := saveJob(t, g, s, "a", 1)
 				job.State = plan.State{"b": job.State["b"]}
 				job.Planner = &faultySave{f: slip{"planner's GlobalPlan", returns}}
-				_, err := engine.Save(ctx, job)
+				_, err := protocol.Save(ctx, job)
 				return err
 			})
 			if !errors.Is(err, plan.ErrProtocol) || errors.Is(err, group.ErrPanic) {
@@ -226,7 +226,7 @@ func TestResultsOfLoadPlannersAndReadersAreChecked(t *testing.T) {
 	for _, f := range slips([]string{"planner's LocalPlan", "planner's FinishPlan", "planner's ResolveTensor", "reader's ReadMetadata", "reader's PrepareLocalPlan"},
 		[]string{"planner's GlobalPlan", "reader's PrepareGlobalPlan"}) {
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-			_, err := engine.Load(ctx, engine.LoadJob{
+			_, err := protocol.Load(ctx, protocol.LoadJob{
 				Group: g, State: blank(t, g.Rank()), Planner: &faultyLoad{f: f}, Reader: &faultyReader{native.NewReader(s, nil), f},
 			})
 			return err

@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"context"
@@ -14,10 +14,9 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
-	"github.com/cairn-ckpt/cairn/internal/engine/enginetest"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
@@ -39,7 +38,7 @@ var (
 // those that neither a planner nor storage gets.
 func drawn(t *testing.T, heading string) []drawnCall {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/architecture.md")
+	page, err := os.ReadFile("../docs/architecture.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +91,7 @@ type diary struct {
 }
 
 // hook returns the hook of one rank.
-func (d *diary) hook(rank int) enginetest.Hook {
+func (d *diary) hook(rank int) Hook {
 	return func(point string) error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -179,20 +178,20 @@ type (
 		g *inproc.Group
 	}
 	notedSave struct {
-		enginetest.SavePlanner
+		SavePlanner
 		noted
 	}
 	notedLoad struct {
-		enginetest.LoadPlanner
+		LoadPlanner
 		noted
 	}
 	notedWriter struct {
-		enginetest.Writer
+		Writer
 		noted
 		aborted bool
 	}
 	notedReader struct {
-		enginetest.Reader
+		Reader
 		noted
 	}
 )
@@ -241,12 +240,12 @@ func TestSaveCallsAsDrawn(t *testing.T) {
 			d := new(diary)
 			errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 				job, n := saveJob(t, g, s, c.id, 1), noted{d, g}
-				w := &notedWriter{Writer: enginetest.Writer{Writer: job.Writer, Hook: d.hook(g.Rank())}, noted: n}
-				job.Planner, job.Writer = &notedSave{enginetest.SavePlanner{Hook: d.hook(g.Rank())}, n}, w
+				w := &notedWriter{Writer: Writer{Writer: job.Writer, Hook: d.hook(g.Rank())}, noted: n}
+				job.Planner, job.Writer = &notedSave{SavePlanner{Hook: d.hook(g.Rank())}, n}, w
 				if c.cached {
 					job.Cache = &caches[g.Rank()]
 				}
-				_, err := engine.Save(ctx, job)
+				_, err := protocol.Save(ctx, job)
 				if w.aborted {
 					err = errors.Join(err, errors.New("a save that succeeded was aborted"))
 				}
@@ -268,10 +267,10 @@ func TestLoadCallsAsDrawn(t *testing.T) {
 			d := &diary{share: share}
 			errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 				n := noted{d, g}
-				_, err := engine.Load(ctx, engine.LoadJob{
+				_, err := protocol.Load(ctx, protocol.LoadJob{
 					Group: g, State: blank(t, g.Rank()), Share: share,
-					Planner: &notedLoad{enginetest.LoadPlanner{Hook: d.hook(g.Rank()), Share: share}, n},
-					Reader:  &notedReader{enginetest.Reader{Reader: native.NewReader(s, nil), Hook: d.hook(g.Rank())}, n},
+					Planner: &notedLoad{LoadPlanner{Hook: d.hook(g.Rank()), Share: share}, n},
+					Reader:  &notedReader{Reader{Reader: native.NewReader(s, nil), Hook: d.hook(g.Rank())}, n},
 				})
 				return err
 			})

@@ -1,4 +1,4 @@
-package engine_test
+package protocol_test
 
 import (
 	"context"
@@ -14,9 +14,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
-	"github.com/cairn-ckpt/cairn/internal/engine"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -62,7 +62,7 @@ func TestContextThatEndsDuringTheCommitChangesNothing(t *testing.T) {
 				w.before, w.after = nil, hook
 			}
 			job.Writer = w
-			_, err := engine.Save(ctx, job)
+			_, err := protocol.Save(ctx, job)
 			return err
 		})
 		if err := errors.Join(errs...); err != nil {
@@ -83,7 +83,7 @@ func TestRankThatLeavesDuringTheCommit(t *testing.T) {
 		ends[g.Rank()] = g
 		job := saveJob(t, g, s, "new", 2)
 		job.Writer = &hookedWriter{Writer: job.Writer, before: func() { ends[2].Leave(gone) }}
-		_, err := engine.Save(ctx, job)
+		_, err := protocol.Save(ctx, job)
 		return err
 	})
 	for r, err := range errs {
@@ -122,7 +122,7 @@ func TestRankThatLeavesWhileItWrites(t *testing.T) {
 		} else {
 			job.Writer = &leavingWriter{job.Writer, func() { time.Sleep(time.Duration(world-g.Rank()) * time.Second) }}
 		}
-		_, err := engine.Save(ctx, job)
+		_, err := protocol.Save(ctx, job)
 		return err
 	})
 	for r, err := range errs {
@@ -162,7 +162,7 @@ func TestRankThatIsCutOffLeavesItsFiles(t *testing.T) {
 		if g.Rank() == 2 {
 			job.Group = &cutOffGroup{g, 5} // of the step "write", the last word
 		}
-		_, err := engine.Save(ctx, job)
+		_, err := protocol.Save(ctx, job)
 		return err
 	})
 	for r, err := range errs {
@@ -183,13 +183,13 @@ func TestAbortTakesNotForever(t *testing.T) {
 			fault.Rule{On: fault.Remove | fault.List, Nth: 2, Times: -1, Do: fault.Delay(24 * time.Hour)},
 			fault.Rule{On: fault.Commit, Match: func(name string) bool { return strings.Contains(name, "-r00003-") }, Do: fault.Fail(syscall.EIO)})
 		job := saveJob(t, g, s, "new", 2)
-		job.Warned = func(err error) {
+		job.Observer = &protocol.Observer{Warned: func(err error) {
 			if errors.Is(err, context.DeadlineExceeded) {
 				warned[g.Rank()].Add(1)
 			}
-		}
+		}}
 		start := time.Now()
-		_, err := engine.Save(ctx, job)
+		_, err := protocol.Save(ctx, job)
 		if took := time.Since(start); took > 10*time.Minute {
 			t.Errorf("rank %d took %v", g.Rank(), took)
 		}

@@ -1,0 +1,275 @@
+package protocol
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/wire"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// LoadJob is one rank's part in a load.
+type LoadJob struct {
+	Group   group.Group
+	Planner plan.LoadPlanner
+	Reader  storage.Reader
+	State   plan.State
+	// Metadata describes the checkpoint. Nil: Reader reads it.
+	Metadata *meta.Metadata
+	// Share lets ranks that need the same bytes read them for each other, if they
+	// can. BufferBytes bounds the memory for that. Zero: 1 GiB.
+	Share       bool
+	BufferBytes int64
+	// Observer receives the progress of this rank. Nil: it is not reported.
+	Observer *Observer
+
+	rank, size int
+	bound      plan.State // what the planner received to fill State
+}
+
+// localPlan sets the planner and the reader up and returns this rank's plan.
+func (l *LoadJob) localPlan(ctx context.Context) (*plan.LoadPlan, error) {
+	if l.Metadata == nil {
+		md, err := given("the reader's ReadMetadata", func() (*meta.Metadata, error) { return l.Reader.ReadMetadata(ctx) })
+		if err != nil {
+			return nil, err
+		}
+		l.Metadata = md
+	}
+	coordinator := l.rank == 0
+	setup := plan.LoadSetup{State: l.State, Metadata: l.Metadata, Rank: l.rank, Size: l.size, Coordinator: coordinator}.Bind()
+	l.bound = setup.State
+	if err := l.Planner.SetUp(setup); err != nil {
+		return nil, err
+	}
+	err := l.Reader.SetUp(ctx, l.Metadata, storage.Session{
+		Rank: l.rank, Size: l.size, Coordinator: coordinator, Storage: l.Metadata.Storage,
+		Progress: l.Observer.Moved, Warn: l.Observer.Warned,
+	})
+	if err != nil {
+		return nil, err
+	}
+	p, err := given("the planner's LocalPlan", l.Planner.LocalPlan)
+	if err != nil {
+		return nil, err
+	}
+	return given("the reader's PrepareLocalPlan", func() (*plan.LoadPlan, error) { return l.Reader.PrepareLocalPlan(ctx, p) })
+}
+
+// globalPlan makes the final plans from the plans of all ranks.
+func (l *LoadJob) globalPlan(ctx context.Context, plans []*plan.LoadPlan) ([]*plan.LoadPlan, error) {
+	out, err := givenAll("the planner's GlobalPlan", len(plans), func() ([]*plan.LoadPlan, error) { return l.Planner.GlobalPlan(plans) })
+	if err != nil {
+		return nil, err
+	}
+	return givenAll("the reader's PrepareGlobalPlan", len(plans), func() ([]*plan.LoadPlan, error) {
+		return l.Reader.PrepareGlobalPlan(ctx, out)
+	})
+}
+
+// finishPlan completes this rank's final plan.
+func (l *LoadJob) finishPlan(p *plan.LoadPlan) (*plan.LoadPlan, error) {
+	return given("the planner's FinishPlan", func() (*plan.LoadPlan, error) { return l.Planner.FinishPlan(p) })
+}
+
+// readData reads what a plan that finishPlan returned describes.
+func (l *LoadJob) readData(ctx context.Context, p *plan.LoadPlan) (storage.ReadStats, error) {
+	return l.Reader.ReadData(ctx, p, target{l.Planner})
+}
+
+// bytes returns how many bytes the plan's items ask for.
+func (l *LoadJob) bytes(p *plan.LoadPlan) int64 {
+	var n int64
+	for i := range p.Items {
+		it := &p.Items[i]
+		e, ok := l.Metadata.Find(it.Source.FQN)
+		switch {
+		case !ok:
+		case e.Tensor != nil:
+			n += it.SourceBox().Volume() * int64(e.Tensor.DType.Size())
+		case e.Bytes.Inline == nil:
+			n += e.Bytes.Size
+		}
+	}
+	return n
+}
+
+// Load loads. Every rank of the group calls it with the state that it fills, which
+// may be empty. Every rank returns the same error, if any, and the contents of the
+// state are undefined then.
+func Load(ctx context.Context, job LoadJob) (*LoadReport, error) {
+	start := time.Now()
+	l := &job
+	l.rank, l.size = l.Group.Rank(), l.Group.Size()
+	if l.Observer == nil {
+		l.Observer = new(Observer)
+	}
+	own, err := group.ReduceScatter(ctx, l.Group, "plan", loadCodec{}, loadCodec{}, l.propose, l.decide)
+	if err != nil {
+		return nil, err
+	}
+	planned := time.Now()
+	st := l.Metadata.Storage
+	out := &LoadReport{SaveID: st.SaveID, Step: st.Step, PlanTime: planned.Sub(start)}
+	out.Total, err = group.AllReduce(ctx, group.StopEarly(l.Group), "read", group.JSON[storage.ReadStats](), group.JSON[storage.ReadStats](),
+		func(ctx context.Context) (storage.ReadStats, error) {
+			var err error
+			out.Local, err = l.read(ctx, own)
+			return out.Local, err
+		}, sumStats)
+	if err != nil {
+		return nil, err
+	}
+	plan.Unbind(l.State, l.bound)
+	out.ReadTime = time.Since(planned)
+	if m, ok := l.Planner.(interface{ Missing() []string }); ok {
+		out.Missing = m.Missing()
+	}
+	return out, nil
+}
+
+func sumStats(_ context.Context, all []storage.ReadStats) (storage.ReadStats, error) {
+	var sum storage.ReadStats
+	for _, s := range all {
+		sum.Add(s)
+	}
+	return sum, nil
+}
+
+// propose returns what this rank sends to the coordinator.
+func (l *LoadJob) propose(ctx context.Context) (loadMessage, error) {
+	p, err := l.localPlan(ctx)
+	if err != nil {
+		return loadMessage{}, err
+	}
+	return loadMessage{saveID: l.Metadata.Storage.SaveID, plan: p, takes: l.takes()}, nil
+}
+
+// decide returns what the coordinator sends to each rank.
+func (l *LoadJob) decide(ctx context.Context, all []loadMessage) ([]loadMessage, error) {
+	plans := make([]*plan.LoadPlan, len(all))
+	for r, m := range all {
+		if m.saveID != all[0].saveID {
+			return nil, fmt.Errorf("%w: rank 0 sees save %s, rank %d %s", storage.ErrChanged, all[0].saveID, r, m.saveID)
+		}
+		plans[r] = m.plan
+	}
+	plans, err := l.globalPlan(ctx, plans)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]loadMessage, len(plans))
+	again := replicated(l.Metadata, plans)
+	for r, p := range plans {
+		out[r] = loadMessage{plan: p, replicated: again}
+	}
+	l.elect(out, all)
+	return out, nil
+}
+
+// replicated reports whether the plans read a good part of the checkpoint more
+// than once: together they ask for at least a quarter more elements than it has.
+func replicated(md *meta.Metadata, plans []*plan.LoadPlan) bool {
+	var has, asked int64
+	for i := range md.Entries {
+		if t := md.Entries[i].Tensor; t != nil {
+			has += tensor.Whole(t.Shape).Volume()
+		}
+	}
+	for _, p := range plans {
+		for i := range p.Items {
+			asked += tensor.Whole(p.Items[i].Lengths).Volume()
+		}
+	}
+	return asked-has > has/4
+}
+
+// read reads what the coordinator's answer demands.
+func (l *LoadJob) read(ctx context.Context, own loadMessage) (storage.ReadStats, error) {
+	p, err := l.finishPlan(own.plan)
+	if err != nil {
+		return storage.ReadStats{}, err
+	}
+	l.Observer.planned(l.bytes(p))
+	if own.share == nil {
+		q := *p
+		q.Replicated = own.replicated
+		return l.readData(ctx, &q)
+	}
+	if !sameItems(p, own.plan) {
+		return storage.ReadStats{}, fmt.Errorf("%w: the planner shares its items and has changed them", plan.ErrProtocol)
+	}
+	s, err := l.newSharing(p, own.share, own.tag)
+	if err != nil {
+		return storage.ReadStats{}, err
+	}
+	return s.run(ctx)
+}
+
+// loadMessage is a plan and the save that it was made for: ranks that have read
+// the metadata of different saves must not load together.
+type loadMessage struct {
+	saveID string
+	plan   *plan.LoadPlan
+	// takes is set if the rank can read for other ranks and let them read for it.
+	takes bool
+	// replicated is set if the ranks read some bytes more than once.
+	replicated bool
+	// share is which rank reads what for which ranks, and tag is the tag of the
+	// messages between them. Nil: this rank reads for itself.
+	share *plan.Share
+	tag   int
+}
+
+// loadCodec encodes load messages.
+type loadCodec struct{}
+
+func (loadCodec) Encode(m loadMessage) ([]byte, error) {
+	b, err := plan.LoadPlanCodec{}.Encode(m.plan)
+	if err != nil {
+		return nil, err
+	}
+	w := wire.Writer{B: make([]byte, 0, len(b)+64)}
+	w.String(m.saveID)
+	w.Bytes(b)
+	w.Bool(m.takes)
+	w.Bool(m.replicated)
+	w.Bool(m.share != nil)
+	if m.share == nil {
+		return w.B, nil
+	}
+	if b, err = (plan.ShareCodec{}).Encode(m.share); err != nil {
+		return nil, err
+	}
+	w.Uvarint(uint64(m.tag))
+	w.Bytes(b)
+	return w.B, nil
+}
+
+func (loadCodec) Decode(b []byte) (loadMessage, error) {
+	r := wire.NewReader(b)
+	m := loadMessage{saveID: r.String()}
+	body := r.Bytes()
+	m.takes = r.Bool()
+	m.replicated = r.Bool()
+	shared := r.Bool()
+	var share []byte
+	if shared {
+		m.tag = r.CountMax(math.MaxInt)
+		share = r.Bytes()
+	}
+	if err := r.Done(); err != nil {
+		return m, err
+	}
+	var err error
+	if m.plan, err = (plan.LoadPlanCodec{}).Decode(body); err == nil && shared {
+		m.share, err = plan.ShareCodec{}.Decode(share)
+	}
+	return m, err
+}

@@ -1,0 +1,193 @@
+// Package protocol drives planners and storage in the order of the save and load
+// protocols. Save and Load run one rank's part over a group: the ranks agree
+// between the steps, and an error on one rank is returned on all of them. Saving
+// and Loading run the parts of several ranks in one process, step by step.
+//
+// The package knows neither formats nor media nor how plans are made. The order of
+// the calls is drawn in docs/architecture.md.
+package protocol
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// Observer receives the progress of one rank. Every function may be nil, and may
+// be called from several goroutines at once.
+type Observer struct {
+	// Planned receives the number of bytes that this rank will write or read.
+	Planned func(bytes int64)
+	// Moved receives the number of bytes that were written or read since its last
+	// call. If all goes well, they add up to what Planned received.
+	Moved func(bytes int64)
+	// Warned receives errors that do no harm to the checkpoint.
+	Warned func(err error)
+}
+
+func (o *Observer) planned(n int64) {
+	if o.Planned != nil {
+		o.Planned(n)
+	}
+}
+
+// SaveReport describes a save that succeeded.
+type SaveReport struct {
+	SaveID string `json:"save_id"`
+	Step   *int64 `json:"step"`
+	// Bytes and Files count the data files of all ranks, LocalBytes those of
+	// this rank.
+	Bytes      int64 `json:"bytes"`
+	LocalBytes int64 `json:"local_bytes"`
+	Files      int   `json:"files"`
+	// PlanReused is set if this rank's plan was the one of the save before.
+	PlanReused bool          `json:"plan_reused"`
+	PlanTime   time.Duration `json:"plan_ns"`
+	WriteTime  time.Duration `json:"write_ns"`
+}
+
+// LoadReport describes a load that succeeded.
+type LoadReport struct {
+	SaveID string `json:"save_id"`
+	Step   *int64 `json:"step"`
+	// Local counts the bytes that this rank asked for, read from the store and
+	// received from other ranks (see LoadJob.Share); Total counts those of all
+	// ranks.
+	Local storage.ReadStats `json:"local"`
+	Total storage.ReadStats `json:"total"`
+	// Missing are this rank's names that the checkpoint does not have.
+	Missing  []string      `json:"missing,omitempty"`
+	PlanTime time.Duration `json:"plan_ns"`
+	ReadTime time.Duration `json:"read_ns"`
+}
+
+// errNotCommitted marks the failure of a commit that certainly did not take
+// place, so that every rank may remove what it wrote.
+var errNotCommitted = errors.New("not committed")
+
+// These errors keep their identity on the way from one rank to another. The codes
+// are part of the protocol between ranks.
+func init() {
+	for code, err := range map[string]error{
+		"engine.uncommitted": errNotCommitted,
+		"meta.invalid":       meta.ErrInvalid,
+		"plan.state":         plan.ErrState,
+		"plan.protocol":      plan.ErrProtocol,
+		"plan.mismatch":      plan.ErrMismatch,
+		"plan.missing":       plan.ErrMissing,
+		"plan.unexpected":    plan.ErrUnexpected,
+		"plan.stale":         plan.ErrStale,
+		"storage.notfound":   storage.ErrNotFound,
+		"storage.incomplete": storage.ErrIncomplete,
+		"storage.corrupt":    storage.ErrCorrupt,
+		"storage.version":    storage.ErrVersion,
+		"storage.exists":     storage.ErrExists,
+		"storage.uncertain":  storage.ErrUncertain,
+		"storage.changed":    storage.ErrChanged,
+		"storage.options":    storage.ErrOptions,
+		"storage.represent":  storage.ErrNotRepresentable,
+		"tensor.cast":        tensor.ErrCast,
+		"tensor.shape":       tensor.ErrShape,
+		"tensor.dtype":       tensor.ErrDType,
+		"tensor.layout":      tensor.ErrLayout,
+		"tensor.placeholder": tensor.ErrPlaceholder,
+		"value.value":        value.ErrValue,
+		"value.encoding":     value.ErrEncoding,
+		"value.codec":        value.ErrCodec,
+	} {
+		group.RegisterError(code, err)
+	}
+}
+
+// given returns the result of a method of a planner, writer or reader, which may
+// be the caller's own. A nil result without an error is an error that names the
+// method.
+func given[T any](what string, call func() (*T, error)) (*T, error) {
+	v, err := call()
+	if err == nil && v == nil {
+		err = fmt.Errorf("%w: %s returned nil and no error", plan.ErrProtocol, what)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// givenAll is given for a list with one value for each rank.
+func givenAll[T any](what string, ranks int, call func() ([]*T, error)) ([]*T, error) {
+	list, err := call()
+	if err == nil && len(list) != ranks {
+		err = fmt.Errorf("%w: %s returned %d plans for %d ranks", plan.ErrProtocol, what, len(list), ranks)
+	}
+	if i := slices.Index(list, nil); err == nil && i >= 0 {
+		err = fmt.Errorf("%w: %s returned no plan for rank %d", plan.ErrProtocol, what, i)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// Storage calls planners from its own goroutines, in which a panic would end the
+// process and leave the other ranks waiting. source and target return panics of
+// planners as errors.
+
+// source is a planner of a save as storage sees it.
+type source struct{ plan.SavePlanner }
+
+var (
+	_ storage.Resolver = source{}
+	_ storage.Aliaser  = source{}
+)
+
+func (s source) Resolve(it *plan.WriteItem) (d plan.Data, err error) {
+	err = group.Catch(func() (err error) {
+		d, err = s.SavePlanner.Resolve(it)
+		return err
+	})
+	if err == nil && it.Kind != plan.KindBytes && d.Tensor == nil && d.Stream == nil {
+		err = fmt.Errorf("%w: %q: the planner's Resolve returned no tensor and no error", plan.ErrProtocol, it.FQN())
+	}
+	return d, err
+}
+
+// Alias asks the planner if it is a storage.Aliaser, as the default one is. A
+// panic counts as no alias.
+func (s source) Alias(it *plan.WriteItem) (key any) {
+	if a, ok := s.SavePlanner.(storage.Aliaser); ok {
+		_ = group.Catch(func() error { key = a.Alias(it); return nil })
+	}
+	return key
+}
+
+// target is a planner of a load as storage sees it.
+type target struct{ plan.LoadPlanner }
+
+var _ storage.Receiver = target{}
+
+func (t target) ResolveTensor(it *plan.ReadItem) (x *tensor.Tensor, err error) {
+	err = group.Catch(func() (err error) {
+		x, err = t.LoadPlanner.ResolveTensor(it)
+		return err
+	})
+	if err == nil && x == nil {
+		err = fmt.Errorf("%w: %q: the planner's ResolveTensor returned no tensor and no error", plan.ErrProtocol, it.Dest.FQN)
+	}
+	return x, err
+}
+
+func (t target) CommitTensor(it *plan.ReadItem, x *tensor.Tensor) error {
+	return group.Catch(func() error { return t.LoadPlanner.CommitTensor(it, x) })
+}
+
+func (t target) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
+	return group.Catch(func() error { return t.LoadPlanner.LoadBytes(it, codec, data) })
+}

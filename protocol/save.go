@@ -1,0 +1,374 @@
+package protocol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// SaveJob is one rank's part in a save.
+type SaveJob struct {
+	Group group.Group
+	// RankLocal is set for a rank that saves without the other ranks. Group is
+	// then a group of one.
+	RankLocal bool
+	// Rank and Size are this rank and the number of ranks. Save takes them from
+	// Group unless RankLocal is set.
+	Rank, Size int
+
+	Planner plan.SavePlanner
+	Writer  storage.Writer
+	// Cache remembers plans from save to save. Nil: every save plans from scratch.
+	Cache *plan.Cache
+	State plan.State
+	// Storage describes the checkpoint. The other ranks take the coordinator's.
+	Storage meta.Storage
+	// Observer receives the progress of this rank. Nil: it is not reported.
+	Observer *Observer
+}
+
+// coordinator reports whether this rank plans globally and commits.
+func (j *SaveJob) coordinator() bool { return j.RankLocal || j.Rank == 0 }
+
+// localPlan sets the planner and the writer up and returns this rank's plan.
+// begun is called before the writer is set up.
+func (j *SaveJob) localPlan(ctx context.Context, journal storage.Journal, begun func()) (*plan.SavePlan, error) {
+	err := j.Planner.SetUp(plan.SaveSetup{
+		State: j.State, Storage: j.Storage, Rank: j.Rank, Size: j.Size, Coordinator: j.coordinator(), RankLocal: j.RankLocal,
+	})
+	if err != nil {
+		return nil, err
+	}
+	begun()
+	err = j.Writer.SetUp(ctx, storage.Session{
+		Rank: j.Rank, Size: j.Size, Coordinator: j.coordinator(), Storage: j.Storage,
+		Progress: j.Observer.Moved, Warn: j.Observer.Warned, Journal: journal,
+	})
+	if err != nil {
+		return nil, err
+	}
+	p, err := given("the planner's LocalPlan", j.Planner.LocalPlan)
+	if err != nil {
+		return nil, err
+	}
+	return given("the writer's PrepareLocalPlan", func() (*plan.SavePlan, error) { return j.Writer.PrepareLocalPlan(ctx, p) })
+}
+
+// globalPlan makes the final plans and the metadata from the plans of all ranks.
+func (j *SaveJob) globalPlan(ctx context.Context, plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	var md *meta.Metadata
+	out, err := givenAll("the planner's GlobalPlan", len(plans), func() (ps []*plan.SavePlan, err error) {
+		ps, md, err = j.Planner.GlobalPlan(plans)
+		return ps, err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if md == nil {
+		return nil, nil, fmt.Errorf("%w: the planner's GlobalPlan returned no metadata", plan.ErrProtocol)
+	}
+	if err := md.Validate(); err != nil {
+		return nil, nil, fmt.Errorf("the planner's GlobalPlan: %w", err)
+	}
+	out, err = givenAll("the writer's PrepareGlobalPlan", len(plans), func() ([]*plan.SavePlan, error) {
+		return j.Writer.PrepareGlobalPlan(ctx, out)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if c, ok := j.Writer.(storage.MetadataChecker); ok {
+		err = c.CheckMetadata(md)
+	}
+	return out, md, err
+}
+
+// finishPlan completes this rank's final plan.
+func (j *SaveJob) finishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
+	return given("the planner's FinishPlan", func() (*plan.SavePlan, error) { return j.Planner.FinishPlan(p) })
+}
+
+// writeData writes what a plan that finishPlan returned describes.
+func (j *SaveJob) writeData(ctx context.Context, p *plan.SavePlan) (*storage.WriteResults, error) {
+	return given("the writer's WriteData", func() (*storage.WriteResults, error) {
+		return j.Writer.WriteData(ctx, p, source{j.Planner})
+	})
+}
+
+// finish commits what all ranks have written. md is not changed.
+func (j *SaveJob) finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
+	of := *md
+	of.Storage = j.Storage
+	return j.Writer.Finish(ctx, &of, results)
+}
+
+// NumberRank replaces rank 0 by Rank in the error of a step if RankLocal is set:
+// the group of such a rank has only rank 0.
+func (j *SaveJob) NumberRank(err error) error {
+	if e, ok := errors.AsType[*group.StepError](err); ok && j.RankLocal && e.Failures[0] != nil {
+		e.Failures = map[int]error{j.Rank: e.Failures[0]}
+	}
+	return err
+}
+
+// saveRun is a save under way, over a group.
+type saveRun struct {
+	SaveJob
+	begun   bool                    // Writer.SetUp was called
+	wrote   bool                    // the coordinator has this rank's results, or may have them
+	md      *meta.Metadata          // on the coordinator
+	results []*storage.WriteResults // on the coordinator: of all ranks
+}
+
+// totals is what the coordinator sends to all ranks after the commit.
+type totals struct {
+	Bytes int64
+	Files int
+}
+
+// Save saves. Every rank of the group calls it, and every rank returns the same
+// error, if any. Then all ranks have removed what they wrote, and no checkpoint
+// has appeared or changed, unless the error wraps storage.ErrUncertain: then this
+// rank does not know whether the new checkpoint has replaced the old one, and
+// nothing that either of them needs is removed. (If a rank has left the group for
+// good, only the coordinator may know, so only the errors of the other ranks wrap
+// it.)
+func Save(ctx context.Context, job SaveJob) (*SaveReport, error) {
+	s := &saveRun{SaveJob: job}
+	if !s.RankLocal {
+		s.Rank, s.Size = s.Group.Rank(), s.Group.Size()
+	}
+	if s.Observer == nil {
+		s.Observer = new(Observer)
+	}
+	out, err := s.run(ctx)
+	if err != nil {
+		return nil, s.giveUp(ctx, s.NumberRank(err))
+	}
+	return out, nil
+}
+
+func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
+	start := time.Now()
+	var err error
+	s.Storage, err = group.Broadcast(ctx, s.Group, "start", 0, group.JSON[meta.Storage](), func(context.Context) (meta.Storage, error) {
+		return s.Storage, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	answer, err := s.plan(ctx)
+	if err != nil {
+		return nil, err
+	}
+	planned := time.Now()
+	local, err := s.writeAll(ctx, answer)
+	if err != nil {
+		return nil, err
+	}
+	sum, err := s.commit(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &SaveReport{
+		SaveID: s.Storage.SaveID, Step: s.Storage.Step, Bytes: sum.Bytes, LocalBytes: local, Files: sum.Files,
+		PlanReused: answer.Unchanged, PlanTime: planned.Sub(start), WriteTime: time.Since(planned),
+	}, nil
+}
+
+// plan makes the ranks agree on what each of them writes. It returns the
+// coordinator's answer to this rank.
+func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
+	codec := plan.NewSavePlanCodec()
+	lc, gc := kept(s.Group, codec, (*plan.SavePlan).Check), kept(s.Group, codec, (*plan.SavePlan).Check)
+	once := func() (*plan.SavePlan, error) {
+		return group.ReduceScatter(ctx, s.Group, "plan", lc, gc, s.cachedLocal, s.cachedGlobal)
+	}
+	p, err := once()
+	if !errors.Is(err, plan.ErrStale) {
+		return p, err
+	}
+	// The ranks remember different saves. All of them got this error, so all of
+	// them forget and plan again.
+	s.forget()
+	return once()
+}
+
+// cachedLocal returns this rank's plan, or a mark that it has not changed.
+func (s *saveRun) cachedLocal(ctx context.Context) (*plan.SavePlan, error) {
+	p, err := s.localPlan(ctx, nil, func() { s.begun = true })
+	if err != nil {
+		return nil, err
+	}
+	p = plan.WithValueSums(p)
+	if s.Cache == nil {
+		return p, nil
+	}
+	return s.Cache.Local(p, s.options())
+}
+
+// options identifies what else the global plan depends on beside the local plans.
+func (s *saveRun) options() string {
+	o := fmt.Sprintf("%T %T %d/%d %v", s.Planner, s.Writer, s.Rank, s.Size, s.Group.Ranks())
+	if p, ok := s.Planner.(plan.Optioned); ok {
+		o += " " + p.PlanOptions()
+	}
+	return o
+}
+
+// cachedGlobal makes the final plans, or returns those of the save before.
+func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) ([]*plan.SavePlan, error) {
+	if err := plan.CheckValues(sent); err != nil {
+		return nil, err
+	}
+	if s.Cache == nil {
+		for r, p := range sent {
+			if p.Unchanged { // that rank has a cache, and this one has not
+				return nil, fmt.Errorf("%w: %v of rank %d", plan.ErrStale, p.Fingerprint, r)
+			}
+		}
+	}
+	full := func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+		return s.globalPlan(ctx, plans)
+	}
+	var out []*plan.SavePlan
+	var err error
+	if s.Cache != nil {
+		out, s.md, err = s.Cache.Global(sent, full)
+	} else {
+		out, s.md, err = full(sent)
+	}
+	if err == nil && len(s.md.Entries) == 0 && !s.RankLocal {
+		// An empty checkpoint would replace one that is not.
+		err = fmt.Errorf("%w: it is empty on all ranks", plan.ErrState)
+	}
+	return out, err
+}
+
+// writeAll writes every rank's data. It returns the bytes of this rank's files;
+// the coordinator gets all results.
+func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (int64, error) {
+	var local int64
+	codec := kept(s.Group, storage.ResultCodec{}, func(*storage.WriteResults) error { return nil })
+	_, err := group.AllReduce(ctx, group.StopEarly(s.Group), "write", codec, group.Bytes{},
+		func(ctx context.Context) (*storage.WriteResults, error) {
+			r, err := s.write(ctx, answer)
+			if err == nil {
+				local, s.wrote = r.Bytes(), true
+			}
+			return r, err
+		},
+		func(_ context.Context, all []*storage.WriteResults) ([]byte, error) {
+			s.results = all
+			return nil, nil
+		})
+	return local, err
+}
+
+func (s *saveRun) write(ctx context.Context, p *plan.SavePlan) (*storage.WriteResults, error) {
+	var err error
+	if s.Cache != nil {
+		if p, err = s.Cache.Finish(p); err != nil {
+			return nil, err
+		}
+	}
+	if p, err = s.finishPlan(p); err != nil {
+		return nil, err
+	}
+	s.Observer.planned(p.NumBytes())
+	return s.writeData(ctx, p)
+}
+
+// commit lets the coordinator finish the checkpoint and sends the outcome to all
+// ranks. From here on a context that ends interrupts only the coordinator's own
+// work: a rank that left without the outcome would not know whether its files are
+// part of a checkpoint.
+func (s *saveRun) commit(ctx context.Context) (totals, error) {
+	sum, err := group.Broadcast(context.WithoutCancel(ctx), s.Group, "commit", 0, group.JSON[totals](),
+		func(context.Context) (totals, error) { return s.commitAll(ctx) })
+	if err != nil && !errors.Is(err, errNotCommitted) && !errors.Is(err, storage.ErrUncertain) {
+		err = fmt.Errorf("%w: %w", storage.ErrUncertain, s.NumberRank(err))
+	}
+	return sum, err
+}
+
+func (s *saveRun) commitAll(ctx context.Context) (totals, error) {
+	if err := group.ContextError(ctx); err != nil {
+		return totals{}, fmt.Errorf("%w: %w", errNotCommitted, err)
+	}
+	err := s.finish(ctx, s.md, s.results)
+	switch {
+	case errors.Is(err, storage.ErrUncertain):
+		return totals{}, err
+	case err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()): // stores return only the cause
+		return totals{}, fmt.Errorf("%w: %w: %w", errNotCommitted, ctx.Err(), err)
+	case err != nil:
+		return totals{}, fmt.Errorf("%w: %w", errNotCommitted, err)
+	}
+	var out totals
+	for _, r := range s.results {
+		out.Bytes += r.Bytes()
+		out.Files += len(r.Files)
+	}
+	return out, nil
+}
+
+// abortTime bounds how long a failed save may take to remove what it wrote. The
+// next save removes the rest.
+const abortTime = 2 * time.Minute
+
+// giveUp forgets the plans and removes what was written of a save that failed
+// with err, even if it was cancelled. The error that it returns wraps
+// storage.ErrUncertain if a checkpoint may need what was written: then nothing is
+// removed.
+func (s *saveRun) giveUp(ctx context.Context, err error) error {
+	s.forget()
+	if s.lost(err) {
+		err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+	}
+	if !s.begun || errors.Is(err, storage.ErrUncertain) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTime)
+	defer cancel()
+	abortErr := group.Catch(func() error { return s.Writer.Abort(ctx) })
+	if abortErr != nil && s.Observer.Warned != nil {
+		s.Observer.Warned(fmt.Errorf("removing what was written: %w", abortErr))
+	}
+	return err
+}
+
+// lost reports whether this rank has sent its results and then lost the
+// coordinator, which may have committed since. The coordinator itself knows
+// whether it has committed, and its Abort removes the files of all ranks.
+func (s *saveRun) lost(err error) bool {
+	return s.Group.Rank() != 0 && s.wrote && errors.Is(err, group.ErrGone) && !errors.Is(err, storage.ErrUncertain)
+}
+
+func (s *saveRun) forget() {
+	if s.Cache != nil {
+		s.Cache.Forget()
+	}
+}
+
+// kept returns c for a group of several ranks. In a group of one, values stay in
+// the process: the codec returns the value that it received last, if check accepts
+// it as c would.
+func kept[T any](g group.Group, c group.Codec[T], check func(T) error) group.Codec[T] {
+	if g.Size() > 1 {
+		return c
+	}
+	var last T
+	return group.Func[T]{
+		EncodeFunc: func(v T) ([]byte, error) {
+			last = v
+			return nil, check(v)
+		},
+		DecodeFunc: func([]byte) (T, error) { return last, nil },
+	}
+}
