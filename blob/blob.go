@@ -67,7 +67,7 @@ type Info struct {
 
 // CreateOptions are the wishes of a writer.
 type CreateOptions struct {
-	// Size is the object's exact final size where it is known. Zero: unknown.
+	// Size is the object's exact final size if it is known. Zero: unknown.
 	// A store may reserve the space at once and so report a full disk early.
 	// Commit fails with ErrRange if something else was written.
 	Size int64
@@ -104,7 +104,7 @@ type Writer interface {
 // once.
 type Reader interface {
 	// ReadAt fills p with the bytes from off on. There are no partial results:
-	// either all of p is read or an error is returned, ErrRange where the
+	// either all of p is read or an error is returned, ErrRange if the
 	// object ends before off+len(p), ErrClosed after Close.
 	ReadAt(ctx context.Context, p []byte, off int64) error
 	// Size returns the object's size.
@@ -219,7 +219,7 @@ func (e *Error) Unwrap() error { return e.Err }
 const Align = 4096
 
 // AlignedBytes returns n zero bytes whose address is a multiple of [Align], or
-// nil where n is not positive. Writers that hand such memory to WriteAt, in
+// nil if n is not positive. Writers that hand such memory to WriteAt, in
 // pieces, give the store the chance to skip a copy.
 func AlignedBytes(n int) []byte {
 	if n <= 0 {
@@ -256,7 +256,7 @@ func ReadAll(ctx context.Context, s Store, name string, max int64) ([]byte, erro
 }
 
 // WriteAll makes data the object name of s. Nil options mean the defaults; an
-// unset Size becomes that of data, and where Piece is set data goes out in
+// unset Size becomes that of data, and if Piece is set data goes out in
 // such pieces, one after the other.
 func WriteAll(ctx context.Context, s Store, name string, data []byte, opts *CreateOptions) (Info, error) {
 	var o CreateOptions

@@ -40,7 +40,7 @@ type GapReader interface {
 // can be told to forget them, so that the next read comes from the medium: for
 // measurements.
 type Cooler interface {
-	// Cool drops what is cached of the object name. Where that is not possible
+	// Cool drops what is cached of the object name. If that is not possible
 	// the error wraps errors.ErrUnsupported.
 	Cool(ctx context.Context, name string) error
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Delta is how one checkpoint differs from another in what it holds. Where the
+// Delta is how one checkpoint differs from another in what it holds. If the
 // bytes lie is no difference.
 type Delta struct {
 	// Added and Removed are names, in order.
@@ -108,7 +108,7 @@ func diffEntries(a, b *Entry) (what []Aspect) {
 	return what
 }
 
-// place returns e's path, also where the state was flat.
+// place returns e's path, also if the state was flat.
 func (e *Entry) place() Path {
 	if e.Path == nil {
 		return Path{Key(e.FQN)}

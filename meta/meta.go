@@ -104,7 +104,7 @@ type Bytes struct {
 	// Codec says how Size bytes encode the value; see package value.
 	Codec string
 	Size  int64
-	// Inline holds the bytes themselves where they are small. Nil: they are at
+	// Inline holds the bytes themselves if they are small. Nil: they are at
 	// Loc. An empty value is inline and not nil.
 	Inline []byte
 	Loc    Location
@@ -125,7 +125,7 @@ type Location struct {
 
 // Detail is the part of a location that only some formats have.
 type Detail struct {
-	// Key is the entry's key inside a container file where it is not the FQN.
+	// Key is the entry's key inside a container file if it is not the FQN.
 	Key string
 	// Transforms name the transformations of the stored bytes, outermost last.
 	Transforms []string

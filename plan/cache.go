@@ -31,7 +31,7 @@ func (f Fingerprint) String() string { return hex.EncodeToString(f[:6]) }
 //
 // In each save every rank calls Local, the coordinator Global, every rank
 // Finish. Whatever a plan depends on is in its fingerprint, so there is no wrong
-// hit; a rank that did not come to Finish forgets its plan; where the ranks'
+// hit; a rank that did not come to Finish forgets its plan; if the ranks'
 // memories differ (a rank was restarted) the coordinator answers ErrStale and
 // they plan afresh. A value that grows stays with the rank that writes it.
 type Cache struct {
@@ -50,7 +50,7 @@ type Cache struct {
 }
 
 // Local returns what the rank sends for its local plan p: p itself with its
-// fingerprint, or only the fingerprint and new sizes where p is the plan of the
+// fingerprint, or only the fingerprint and new sizes if p is the plan of the
 // save before. options identifies what the final plan depends on beside the
 // contents of the local ones: the planner's type and options, the rank, the
 // number of ranks.
@@ -229,7 +229,7 @@ func (s sizes) others(p *SavePlan) []WriteItem {
 	return out
 }
 
-// applied returns p with the sizes that s says: p itself where they are so.
+// applied returns p with the sizes that s says: p itself if they are so.
 func (s sizes) applied(p *SavePlan) *SavePlan {
 	q := p
 	for i := range p.Items {
@@ -265,7 +265,7 @@ func writersOf(finals []*SavePlan) map[string]int {
 }
 
 // resize returns md with the sizes that the values' writers sent: md itself
-// where none did.
+// if none did.
 func resize(md *meta.Metadata, sent []*SavePlan, writers map[string]int) *meta.Metadata {
 	out := md
 	for r, p := range sent {

@@ -217,7 +217,7 @@ func holds(c reflect.Value, is func(reflect.Value) bool, depth int) bool {
 	return false
 }
 
-// checkLeaf returns an error where a tensor is inside of a Go value that is not
+// checkLeaf returns an error if a tensor is inside of a Go value that is not
 // opened: it would be stored as text. What value's own types hold is theirs.
 func checkLeaf(v any) error {
 	c := reflect.ValueOf(v)

@@ -146,7 +146,7 @@ func (f *nameFinder) id(it *WriteItem) int32 {
 // input, and its cost grows linearly with the number of items.
 //
 // A rank's items keep their order. The chunks of a tensor are numbered by the
-// ranks that own them. An empty chunk is dropped where another one begins at the
+// ranks that own them. An empty chunk is dropped if another one begins at the
 // same place, since an Index could not tell them apart.
 //
 // Plans that contradict each other or do not make whole tensors are an error of

@@ -459,7 +459,7 @@ var (
 	// an ErrMismatch.
 	ErrMissing = errors.New("not in the checkpoint")
 	// ErrUnexpected reports a name of the checkpoint that the state does not
-	// ask for, where that was forbidden. It is also an ErrMismatch.
+	// ask for, if that was forbidden. It is also an ErrMismatch.
 	ErrUnexpected = errors.New("not asked for by the state")
 )
 

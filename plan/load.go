@@ -61,7 +61,7 @@ func (d *DefaultLoad) SetUp(s LoadSetup) error {
 func (d *DefaultLoad) Missing() []string { return d.missing }
 
 // LocalPlan finds for each tensor and value of the state what to read. All that
-// does not fit is in the error, which wraps ErrMismatch, or ErrState where the
+// does not fit is in the error, which wraps ErrMismatch, or ErrState if the
 // state contradicts itself.
 func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 	leaves, err := d.flattened()
@@ -266,7 +266,7 @@ func localPart(v any, at meta.Index) (*tensor.Tensor, error) {
 	return nil, fmt.Errorf("%w: no part at %v on this rank", ErrState, at.Offset)
 }
 
-// findBox returns the position of the box that begins where at says. Where
+// findBox returns the position of the box that begins where at says. If
 // several do, the hint decides.
 func findBox(boxes []tensor.Box, at meta.Index) (int, bool) {
 	is := func(b tensor.Box) bool { return slices.Equal(b.Offsets, at.Offset) && !b.Empty() }
@@ -281,7 +281,7 @@ func findBox(boxes []tensor.Box, at meta.Index) (int, bool) {
 func (d *DefaultLoad) CommitTensor(*ReadItem, *tensor.Tensor) error { return nil }
 
 // LoadBytes decodes the value and puts it where it belongs in the state. A
-// value of the state keeps its type where the saved one fits it.
+// value of the state keeps its type if the saved one fits it.
 func (d *DefaultLoad) LoadBytes(it *ReadItem, codec string, data []byte) error {
 	l, ok := d.leaves[it.Dest.FQN]
 	if !ok {
@@ -394,7 +394,7 @@ const maxGaps = 1 << 20
 // Place puts v at path inside s, making the maps and lists on the way; lists
 // are padded with nil. It is the inverse of flattening, except that every map it
 // makes is a map[string]any: integers become keys in decimal form, which flatten
-// to the same names. The error wraps ErrState where the path is empty, begins with a position, leads through
+// to the same names. The error wraps ErrState if the path is empty, begins with a position, leads through
 // something that is neither map[string]any nor []any, ends where a value is, or
 // is unreasonably long.
 func Place(s State, path meta.Path, v any) error {

@@ -287,7 +287,7 @@ func lowestValues(plans []*SavePlan) []*SavePlan {
 	return out
 }
 
-// CheckValues returns an error of type [Problems] where ranks hold different
+// CheckValues returns an error of type [Problems] if ranks hold different
 // values under one name. Only one of them would be saved, and the others lost
 // without a word.
 func CheckValues(plans []*SavePlan) error {

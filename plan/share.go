@@ -143,8 +143,8 @@ func bytesOf(sizes []int64, d tensor.DType) int64 {
 // What two or more of the ranks that take part want of the same chunk, the same
 // box, one of them reads: the heaviest first, the rank that has the least to read
 // so far, what it reads for itself alone included, and of several the lowest.
-// Where the format has checksums of the parts of a chunk, a large box is cut
-// along its first dimension, so that several ranks read it. Where it has not, a
+// If the format has checksums of the parts of a chunk, a large box is cut
+// along its first dimension, so that several ranks read it. If it has not, a
 // rank's boxes of one chunk are shared all together or not at all, because only
 // who reads the whole chunk can check it. Values are not shared.
 //
@@ -364,7 +364,7 @@ func rowBytes(chunk tensor.Box, d tensor.DType) int64 {
 
 const (
 	// maxPiece is how much of a chunk a rank reads for others at once, at most,
-	// where it can be cut: as much has to be there before the first byte of it is
+	// if it can be cut: as much has to be there before the first byte of it is
 	// sent on. minPiece is what is not cut any more: each cut may have a block
 	// with a checksum read twice.
 	maxPiece, minPiece = 32 << 20, 16 << 20
@@ -440,7 +440,7 @@ func (e *election) cut(u unit, whole part) {
 }
 
 // cutRows returns the rows at which an atom that n ranks want is cut, zero and
-// the last one included, or nil where it is not. Cuts are where blocks end, as
+// the last one included, or nil if it is not. Cuts are where blocks end, as
 // far as that can be said of rows.
 func (e *election) cutRows(a *atom, n int64) []int64 {
 	w := a.wanted[0]

@@ -36,7 +36,7 @@ type Part struct {
 	// Box is the part's place in the global tensor.
 	Box tensor.Box
 	// Local is the place of the box's first element in the local tensor. It
-	// has as many values as LocalShape. Where that is as many as the box has,
+	// has as many values as LocalShape. If that is as many as the box has,
 	// the box lies there as it is; in a one-dimensional local tensor of a flat
 	// layout its elements lie there row by row, one after the other.
 	Local []int64
@@ -47,7 +47,7 @@ type Part struct {
 // every other. Nobody writes to what a layout returns.
 type Layout interface {
 	// Parts returns the rank's parts of a tensor of that global shape, in the
-	// order of the local tensor, none of them overlapping: none at all where
+	// order of the local tensor, none of them overlapping: none at all if
 	// the rank holds nothing of the tensor. A rank of the mesh whose shard is
 	// empty has one part, an empty box that stands at the end of the cut
 	// dimension, as PyTorch places it; for flat layouts see [Flat].

@@ -26,7 +26,7 @@ func (m Mesh) Size() int {
 	return n
 }
 
-// Coord returns rank's place in m, or false where rank is not in it. The mesh
+// Coord returns rank's place in m, or false if rank is not in it. The mesh
 // must be valid.
 func (m Mesh) Coord(rank int) ([]int, bool) {
 	c, err := m.coord(rank)
@@ -35,7 +35,7 @@ func (m Mesh) Coord(rank int) ([]int, bool) {
 
 // Check returns an error that wraps [ErrLayout] unless every dimension is
 // positive, the ranks fill the grid, none is negative or listed twice, and the
-// names, where there are any, are distinct and one for each dimension.
+// names, if there are any, are distinct and one for each dimension.
 func (m Mesh) Check() error {
 	if _, err := m.size(); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (m Mesh) size() (int, error) {
 	return n, nil
 }
 
-// coord returns rank's place, nil where it has none. Of all duplicates only
+// coord returns rank's place, nil if it has none. Of all duplicates only
 // that of rank itself is an error here: layouts call this for every tensor.
 func (m Mesh) coord(rank int) ([]int, error) {
 	n, err := m.size()
@@ -169,9 +169,9 @@ type Matrix struct {
 	// Names are the names of the axes, needed only to find Interleaved.
 	Names []string
 	// Interleaved names the axis that counts slices within one device: usually
-	// [InterleavedAxis]. Where Ranks are as many as the other axes hold, a rank
+	// [InterleavedAxis]. If Ranks are as many as the other axes hold, a rank
 	// has the slices of all indices of that axis, one after the other in its
-	// local tensor; where they fill the whole matrix, it is an axis like any
+	// local tensor; if they fill the whole matrix, it is an axis like any
 	// other. Empty: there is none.
 	Interleaved string
 	// Rule says how every axis cuts. The zero Rule is Divisible.
@@ -313,8 +313,8 @@ func (m Matrix) check(dims int) error {
 	return Mesh{Shape: m.Device, Names: m.Names}.checkNames()
 }
 
-// coord returns rank's place in the matrix, nil where it has none, and the axis
-// whose indices all belong to the rank, -1 where there is none.
+// coord returns rank's place in the matrix, nil if it has none, and the axis
+// whose indices all belong to the rank, -1 if there is none.
 func (m Matrix) coord(rank int) ([]int, int, error) {
 	whole := Mesh{Shape: m.Device, Ranks: m.Ranks, Names: m.Names}
 	if m.Interleaved == "" {

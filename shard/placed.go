@@ -126,7 +126,7 @@ func Replicate() Placement { return Placement{} }
 // apply from left to right, and [StridedShard(0, n), Shard(0)] says that the
 // right mesh dimension, of length n, was cut first.
 //
-// FSDP over tensor parallelism is placed so. Where its cuts are uneven the pair
+// FSDP over tensor parallelism is placed so. If its cuts are uneven the pair
 // may mean other pieces, to PyTorch 2.14 as well as here, than FSDP makes of the
 // tensor: of 7 rows over 3×2 ranks, for one. A mesh with its dimensions in the
 // order of the cuts and a plain Shard for each always says what FSDP makes.
@@ -153,7 +153,7 @@ func (p Placement) String() string {
 }
 
 // on returns the tensor dimension that p cuts in a tensor of dims dimensions,
-// or -1 where it cuts none.
+// or -1 if it cuts none.
 func (p Placement) on(dims int) (int, error) {
 	switch p.kind {
 	case replicate:
@@ -352,7 +352,7 @@ func (s spans) length() int64 {
 	return n
 }
 
-// add appends a span, joined to the last one where they touch.
+// add appends a span, joined to the last one if they touch.
 func (s spans) add(p span) spans {
 	if p.lo == p.hi {
 		return s

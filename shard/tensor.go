@@ -19,8 +19,8 @@ type Tensor struct {
 }
 
 // New returns rank's share of a tensor of the given global shape, which local
-// holds: its shape must be the layout's LocalShape, also where the rank holds
-// nothing. Errors are those of the layout, and [tensor.ErrShape] where local
+// holds: its shape must be the layout's LocalShape, also if the rank holds
+// nothing. Errors are those of the layout, and [tensor.ErrShape] if local
 // has another shape.
 func New(layout Layout, shape []int64, rank int, local *tensor.Tensor) (*Tensor, error) {
 	want, err := layout.LocalShape(shape, rank)
@@ -77,12 +77,12 @@ func (t *Tensor) Rank() int { return t.rank }
 func (t *Tensor) Local() *tensor.Tensor { return t.local }
 
 // Boxes returns the boxes that the rank holds, in the order of [Layout]'s
-// parts; none where it holds nothing. They are not to be changed.
+// parts; none if it holds nothing. They are not to be changed.
 func (t *Tensor) Boxes() []tensor.Box { return t.boxes }
 
 // Part returns the view of the local tensor that holds box i of Boxes, in the
-// box's shape. Where the layout is flat the local tensor must be contiguous;
-// the error wraps [tensor.ErrLayout] otherwise, and [tensor.ErrShape] where
+// box's shape. If the layout is flat the local tensor must be contiguous;
+// the error wraps [tensor.ErrLayout] otherwise, and [tensor.ErrShape] if
 // there is no box i.
 func (t *Tensor) Part(i int) (*tensor.Tensor, error) {
 	if i < 0 || i >= len(t.parts) {

@@ -53,7 +53,7 @@ func (b Box) Equal(c Box) bool {
 func (b Box) End(d int) int64 { return b.Offsets[d] + b.Sizes[d] }
 
 // Intersect returns the common part of b and c, which must have equally many
-// dimensions. It reports false where they have no element in common, so an
+// dimensions. It reports false if they have no element in common, so an
 // empty box intersects nothing; two 0-d boxes always intersect.
 func (b Box) Intersect(c Box) (Box, bool) {
 	n := len(b.Sizes)
@@ -109,7 +109,7 @@ func (b Box) Check(shape []int64) error {
 func (b Box) String() string { return fmt.Sprintf("%v+%v", b.Offsets, b.Sizes) }
 
 // NumElements returns the product of shape's dimensions, or an error that wraps
-// [ErrShape] where one is negative, there are more than [MaxDims], or the
+// [ErrShape] if one is negative, there are more than [MaxDims], or the
 // product does not fit an int64. A zero dimension makes the product zero only
 // if the other dimensions are valid too.
 func NumElements(shape []int64) (int64, error) {

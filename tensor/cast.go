@@ -17,7 +17,7 @@ type CastPolicy uint8
 // The policies. A zero CastPolicy allows every cast.
 const (
 	CastAny   CastPolicy = iota // any dtype to any other
-	CastWiden                   // only where [CanWiden] holds
+	CastWiden                   // only if [CanWiden] holds
 	CastNone                    // the dtypes must be equal
 )
 
@@ -53,7 +53,7 @@ const directRun = 64
 //   - A float that the target cannot hold is rounded to the nearest, ties to
 //     even, in one step from any source: PyTorch goes through float32 on the way
 //     from float64 and the large integers to the small floats, cairn does not.
-//   - A NaN stays a NaN. What is too large becomes an infinity, or where the
+//   - A NaN stays a NaN. What is too large becomes an infinity, or if the
 //     target has none NaN in both fnuz kinds, and the largest number in
 //     float8_e4m3fn, as in today's PyTorch; older ones make NaN of it. The fnuz
 //     kinds have no negative zero.
@@ -95,7 +95,7 @@ func Convert(dst, src *Tensor, p CastPolicy) error {
 	return nil
 }
 
-// convertRuns converts in place where elements follow each other on both sides.
+// convertRuns converts in place if elements follow each other on both sides.
 func convertRuns(dst, src *Tensor, k kernel, run int64, axes []axis) {
 	to, from := dst.memory(), src.memory()
 	for c := startAt(axes); c.more; c.next() {
@@ -119,7 +119,7 @@ func convertStaged(dst, src *Tensor, k kernel) {
 	}
 }
 
-// Cast returns t with elements of dtype d: t itself where it has that dtype, else
+// Cast returns t with elements of dtype d: t itself if it has that dtype, else
 // a contiguous copy made by [Convert].
 func Cast(t *Tensor, d DType) (*Tensor, error) {
 	if t.dtype == d {

@@ -9,7 +9,7 @@ import (
 // Copy copies src's elements into dst, bit by bit. Shapes and dtypes must be
 // equal (the error wraps [ErrShape] or [ErrDType]), and no two elements of dst
 // may share a place: an expanded dst is an error that wraps [ErrLayout], a
-// placeholder one that wraps [ErrPlaceholder]. What is copied where dst and src overlap in memory, or dst overlaps itself in another
+// placeholder one that wraps [ErrPlaceholder]. What is copied if dst and src overlap in memory, or dst overlaps itself in another
 // way, is not defined.
 func Copy(dst, src *Tensor) error {
 	if err := checkPair("copy", dst, src); err != nil {
@@ -87,11 +87,11 @@ func copySingles[E any](dst, src []byte, axes []axis) {
 }
 
 // A tile is what copyPlane turns at a time: few enough of src's lines of memory
-// that they stay in the nearest cache even where their distance is a power of
+// that they stay in the nearest cache even if their distance is a power of
 // two, and more of dst's, which are written once each.
 const tileRows, tileCols = 64, 16
 
-// copyPlane copies along both axes. Where src's neighbours lie along rows and
+// copyPlane copies along both axes. If src's neighbours lie along rows and
 // dst's along cols, going tile by tile uses each line of memory whole while it is
 // in the cache.
 func copyPlane[E any](dst, src []E, rows, cols axis) {
@@ -158,7 +158,7 @@ func axesOf(dst, src *Tensor) []axis {
 	return merged
 }
 
-// splitRun takes off the last axis where its elements follow each other on both
+// splitRun takes off the last axis if its elements follow each other on both
 // sides, and returns their number, which is one otherwise.
 func splitRun(axes []axis) ([]axis, int64) {
 	outer, in := splitLast(axes)
@@ -168,7 +168,7 @@ func splitRun(axes []axis) ([]axis, int64) {
 	return axes, 1
 }
 
-// splitLast takes off the last axis; where there is none, it is a loop of one.
+// splitLast takes off the last axis; if there is none, it is a loop of one.
 func splitLast(axes []axis) ([]axis, axis) {
 	k := len(axes) - 1
 	if k < 0 {

@@ -23,7 +23,7 @@ func Of[E Element](shape []int64, values []E) (*Tensor, error) {
 }
 
 // Values returns t's memory as a slice of E, without a copy. The error wraps
-// [ErrDType] where t's elements are not of type E, and [ErrLayout] where t is not
+// [ErrDType] if t's elements are not of type E, and [ErrLayout] if t is not
 // contiguous, lies at an address that Go does not allow for an E, or holds
 // bools that are neither 0 nor 1; [Tensor.Clone] helps against the first two.
 func Values[E Element](t *Tensor) ([]E, error) {
@@ -126,8 +126,8 @@ func Full[E Element](d DType, shape []int64, v E) (*Tensor, error) {
 }
 
 // Arange returns the values start, start+step and so on before end as a tensor
-// of one dimension, of the dtype whose memory that of E is. Where end does not
-// lie in the direction of step there are none. The error wraps [ErrShape] where
+// of one dimension, of the dtype whose memory that of E is. If end does not
+// lie in the direction of step there are none. The error wraps [ErrShape] if
 // step is zero, a number is not finite, or there are more values than memory can
 // hold.
 func Arange[E Number](start, end, step E) (*Tensor, error) {
@@ -151,7 +151,7 @@ func Arange[E Number](start, end, step E) (*Tensor, error) {
 }
 
 // countSteps returns how many values there are from start to before end, and
-// false where that is not a number that a tensor could have.
+// false if that is not a number that a tensor could have.
 func countSteps[E Number](start, end, step E) (int64, bool) {
 	if step == 0 {
 		return 0, false
@@ -231,7 +231,7 @@ func sameBut(dim int, a, b []int64) bool {
 
 // Chunk returns part index of the parts into which dimension dim of t is cut,
 // sharing t's memory. Parts have the size that parts of them need, rounded up,
-// so the last ones may be smaller or empty, as where a mesh cuts a tensor.
+// so the last ones may be smaller or empty, as when a mesh cuts a tensor.
 func Chunk(t *Tensor, dim, parts, index int) (*Tensor, error) {
 	if err := t.checkDim(dim); err != nil {
 		return nil, fmt.Errorf("chunk: %w", err)

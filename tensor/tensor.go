@@ -21,7 +21,7 @@ import (
 )
 
 // ErrLayout reports memory whose layout does not allow the operation: a view
-// that is not contiguous or not aligned where it has to be, or a destination
+// that is not contiguous or not aligned if it has to be, or a destination
 // that holds several elements in one place.
 var ErrLayout = errors.New("unsuitable memory layout")
 
@@ -36,7 +36,7 @@ type Tensor struct {
 	dtype   DType
 	shape   []int64
 	strides []int64 // in elements; zero in an expanded dimension
-	offset  int64   // of the first element, in elements; zero where there is none
+	offset  int64   // of the first element, in elements; zero if there is none
 	data    []byte
 	// placeholder marks a tensor without memory: data is one zero that stands
 	// for every element.
@@ -44,7 +44,7 @@ type Tensor struct {
 }
 
 // New returns a contiguous tensor of zeros in memory of its own. The error
-// wraps [ErrShape] or [ErrDType] where no such tensor exists; whether the
+// wraps [ErrShape] or [ErrDType] if no such tensor exists; whether the
 // machine has the memory is the caller's to know.
 func New(d DType, shape []int64) (*Tensor, error) {
 	n, err := NumBytes(d, shape)
@@ -321,7 +321,7 @@ func (t *Tensor) eachFlat(lo, hi int64, f func(part *Tensor, at, end int64)) {
 }
 
 // scratch returns the buffer that room and stretch need for n elements: nil
-// where they can do with t's own memory.
+// if they can do with t's own memory.
 func (t *Tensor) scratch(n int64) []byte {
 	if t.Contiguous() && t.aligned() {
 		return nil
@@ -387,7 +387,7 @@ func (t *Tensor) Clone() *Tensor {
 
 // ReadAt copies the bytes [off, off+len(p)) of t's contiguous little-endian form
 // into p. Neither end needs to lie between elements. The error wraps [ErrShape]
-// where the interval leaves the tensor; p is then as it was.
+// if the interval leaves the tensor; p is then as it was.
 func (t *Tensor) ReadAt(p []byte, off int64) error {
 	if n := t.NumBytes(); off < 0 || off > n || int64(len(p)) > n-off {
 		return fmt.Errorf("read %v: %w: %d bytes at %d of %d", t, ErrShape, len(p), off, n)
@@ -438,7 +438,7 @@ var _ io.WriterTo = (*Tensor)(nil)
 const maxPiece = 1 << 20
 
 // WriteTo writes the elements as contiguous little-endian bytes, those of
-// [Tensor.Contents]. It copies a piece at a time where t is not contiguous.
+// [Tensor.Contents]. It copies a piece at a time if t is not contiguous.
 func (t *Tensor) WriteTo(w io.Writer) (int64, error) {
 	if mem, ok := t.Bytes(); ok {
 		n, err := w.Write(mem)

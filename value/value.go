@@ -28,8 +28,8 @@ const (
 	//	{"$complex": [1.0, 0.5]}  a complex number; its parts are floats as above
 	//	{"$map": [[k, v], …]}     a map with a key that is no UTF-8 or begins with a dollar sign
 	//	{"$tuple": […]}           a Tuple
-	//	{"$dict": [[k, v], …]}    a Dict; "$ordered" where it is Ordered
-	//	{"$set": […]}             a Set; "$frozenset" where it is Frozen
+	//	{"$dict": [[k, v], …]}    a Dict; "$ordered" if it is Ordered
+	//	{"$set": […]}             a Set; "$frozenset" if it is Frozen
 	//	{"$tensor": {"dtype": "float32", "shape": [2, 3], "data": "…"}}
 	//	                          a tensor, its contiguous little-endian bytes in base64
 	//	{"$ref": "model.weight"}  a Ref: a tensor that the checkpoint holds by this name
@@ -106,7 +106,7 @@ func Decode(codec string, data []byte) (any, error) {
 }
 
 // DecodeLike decodes data into a value of the type of like, so that a state
-// that held an int gets an int back. Where the stored value does not fit that
+// that held an int gets an int back. If the stored value does not fit that
 // type without loss, it returns what [Decode] returns: the stored value replaces
 // the one that was there. A Tuple fits a slice or an array as a list does, and
 // a Dict that promises no order a map whose key type holds all of its keys.

@@ -32,7 +32,7 @@ type span struct{ off, end int64 }
 func (s span) overlaps(t span) bool { return s.off < t.end && t.off < s.end }
 
 // New returns the account of a writer with options opts, which may be nil. It
-// returns an error that wraps blob.ErrRange where they make no sense.
+// returns an error that wraps blob.ErrRange if they make no sense.
 func New(opts *blob.CreateOptions) (*Set, error) {
 	if opts == nil {
 		return new(Set), nil
@@ -47,7 +47,7 @@ func New(opts *blob.CreateOptions) (*Set, error) {
 }
 
 // Begin enters a write of n bytes at off. It returns an error that wraps
-// blob.ErrRange, and enters nothing, where the write breaks a rule. Otherwise
+// blob.ErrRange, and enters nothing, if the write breaks a rule. Otherwise
 // the caller must call End.
 func (s *Set) Begin(off int64, n int) error {
 	if off < 0 || n < 0 || off > math.MaxInt64-int64(n) {
@@ -76,7 +76,7 @@ func (s *Set) Begin(off int64, n int) error {
 	return nil
 }
 
-// End ends what Begin of the same range began. Where ok is false the range
+// End ends what Begin of the same range began. If ok is false the range
 // counts as not written and may begin again.
 func (s *Set) End(off int64, n int, ok bool) {
 	sp := span{off, off + int64(n)}
@@ -95,7 +95,7 @@ func (s *Set) End(off int64, n int, ok bool) {
 }
 
 // Size returns the size of the object that was written. It returns an error
-// that wraps blob.ErrRange where there are holes, where another size was
+// that wraps blob.ErrRange if there are holes, if another size was
 // announced, or while a write is under way.
 func (s *Set) Size() (int64, error) {
 	s.mu.Lock()

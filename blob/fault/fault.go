@@ -45,7 +45,7 @@ var (
 	_ blob.Sweeper = (*Store)(nil)
 )
 
-// Store passes operations on to another store, except where a rule fires. It
+// Store passes operations on to another store, except if a rule fires. It
 // notes every operation, whether or not it succeeds. An operation under way in
 // another goroutine when a crash strikes may still take effect, as in life.
 type Store struct {
@@ -58,7 +58,7 @@ type Store struct {
 }
 
 // New returns a store over s that obeys rules. Each rule counts on its own;
-// where several fire at one operation all their actions are taken, and the
+// if several fire at one operation all their actions are taken, and the
 // error is that of the first.
 func New(s blob.Store, rules ...Rule) *Store {
 	f := &Store{inner: s}

@@ -90,7 +90,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	return s.do(ctx, Entry{Op: Remove, Name: name}, func(effect) error { return s.inner.Remove(ctx, name) })
 }
 
-// Cool implements [blob.Cooler] where the other store does.
+// Cool implements [blob.Cooler] if the other store does.
 func (s *Store) Cool(ctx context.Context, name string) error {
 	return s.do(ctx, Entry{Op: Cool, Name: name}, func(effect) error {
 		c, ok := blob.As[blob.Cooler](s.inner)
@@ -158,7 +158,7 @@ func (w *writer) Abort() error {
 	return w.finish(context.Background(), Abort, false, w.inner.Abort)
 }
 
-// finish does op by fn. Where the rules keep it from that, the writer frees
+// finish does op by fn. If the rules keep it from that, the writer frees
 // what it took all the same, as a failed Commit does, unless it crashed.
 func (w *writer) finish(ctx context.Context, op Op, ended bool, fn func() error) error {
 	reached := false

@@ -67,7 +67,7 @@ type Store struct {
 	mu      sync.Mutex
 	settled map[string]bool // guarded by mu; directories known to survive a crash
 
-	// hook, where a test set it, may fail a step before it happens.
+	// hook, if a test set it, may fail a step before it happens.
 	hook func(step string) error
 }
 
@@ -228,7 +228,7 @@ func (l *lister) walk(dir string) error {
 	return nil
 }
 
-// visit yields the object name, or where name ends with a slash what is below.
+// visit yields the object name, or if name ends with a slash what is below.
 func (l *lister) visit(name string) error {
 	if strings.HasSuffix(name, "/") {
 		if strings.HasPrefix(name, l.prefix) && blob.CheckPrefix(name) == nil {
@@ -339,7 +339,7 @@ func (s *Store) makeDir(dir string) (*os.Root, error) {
 	return sub, err
 }
 
-// makeTop opens the store's directory, and makes it where it is missing.
+// makeTop opens the store's directory, and makes it if it is missing.
 func (s *Store) makeTop() (*os.Root, error) {
 	top, err := os.OpenRoot(s.dir)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -575,7 +575,7 @@ func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 	return &reader{s: s, name: name, f: f, size: size, noDirect: s.opts.NoDirect}, nil
 }
 
-// Create implements [blob.Store]. It makes the temporary file, and where the
+// Create implements [blob.Store]. It makes the temporary file, and if the
 // size is known reserves its blocks.
 func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
 	if err := s.check(ctx, name); err != nil {

@@ -49,7 +49,7 @@ func refused(err error) bool {
 }
 
 // renameNoReplace moves from to to within the directory d unless to exists. It
-// returns an error that wraps errors.ErrUnsupported where that is not possible.
+// returns an error that wraps errors.ErrUnsupported if that is not possible.
 func renameNoReplace(d *os.File, from, to string) error {
 	err := control(d, func(fd int) error {
 		return unix.Renameat2(fd, from, fd, to, unix.RENAME_NOREPLACE)
@@ -115,7 +115,7 @@ func tryLocks(root *os.Root) bool {
 	return lock(f) == nil && errors.Is(lock(g), blob.ErrLocked)
 }
 
-// syncDir makes the entries of a directory durable, where the file system has
+// syncDir makes the entries of a directory durable, if the file system has
 // a way to say so.
 func syncDir(d *os.File) error {
 	if err := d.Sync(); err != nil && !refused(err) {

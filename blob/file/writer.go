@@ -165,7 +165,7 @@ func (w *writer) writeSlice(p []byte, off int64) error {
 }
 
 // writeDirect writes what it can of p past the page cache and returns how much
-// that was. Where the system refuses, it is nothing, and will not be tried
+// that was. If the system refuses, it is nothing, and will not be tried
 // again: whatever was written is written once more through the cache.
 func (w *writer) writeDirect(p []byte, off int64) (int64, error) {
 	n := w.directLen(p, off)
@@ -192,7 +192,7 @@ func (w *writer) directLen(p []byte, off int64) int64 {
 }
 
 // Commit syncs the file and the way to its directory, gives it its name and
-// syncs the directory. Only where that last sync fails is the object visible
+// syncs the directory. Only if that last sync fails is the object visible
 // though Commit failed.
 func (w *writer) Commit(ctx context.Context) (blob.Info, error) {
 	if !w.end() {
