@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
@@ -38,6 +40,23 @@ func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
 	}
 	return NewCheckpoint(store, c), nil
 }
+
+// OpenPath is Open for a path: that of a folder or of a single file.
+func OpenPath(ctx context.Context, path string) (*Checkpoint, error) {
+	store, err := OpenStore(path)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return nil, wrap("open", store, fmt.Errorf("%w: %w", ErrNotFound, err))
+	}
+	return Open(ctx, store)
+}
+
+// OpenStore returns the store at a path, for Save and Load: that of a folder,
+// which Save makes if it does not exist, or that of a single file. Package
+// blob/file has options.
+func OpenStore(path string) (blob.Store, error) { return file.OpenPath(path) }
 
 // NewCheckpoint returns what Open does for a checkpoint at the root of store that
 // was opened by its format, with options that only the format has, such as

@@ -2,6 +2,8 @@ package cairn_test
 
 import (
 	"errors"
+	"io/fs"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -146,5 +148,26 @@ func TestReadTensorAsksBeforeItTakesMemory(t *testing.T) {
 	}
 	if _, _, err := cairn.LoadNew(t.Context(), store, nil); !errors.Is(err, cairn.ErrCorrupt) {
 		t.Errorf("LoadNew = %v; want %v", err, cairn.ErrCorrupt)
+	}
+}
+
+func TestOpenPath(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new", "folder")
+	store, err := cairn.OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cairn.OpenPath(t.Context(), dir); !errors.Is(err, cairn.ErrNotFound) || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("OpenPath of nothing = %v; want ErrNotFound and fs.ErrNotExist", err)
+	}
+	if _, err := cairn.Save(t.Context(), store, cairn.State{"n": 1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	c, err := cairn.OpenPath(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -30,12 +30,11 @@ var layers = []struct{ name, imports string }{
 	// Media, wrappers of media, and the contract as a test.
 	{"blob/extent", "blob"},
 	{"blob/mem", "blob blob/extent"},
-	{"blob/file", "blob blob/extent"},
+	{"blob/only", "blob"},
+	{"blob/file", "blob blob/extent blob/only"},
 	{"blob/fault", "blob"},
 	{"blob/meter", "blob"},
-	{"blob/only", "blob"},
 	{"blob/blobtest", "blob"},
-	{"blob/all", "blob blob/file blob/mem blob/only"},
 	{"internal/bufpool", "blob"},
 	{"internal/crcjoin", ""},
 	{"internal/crc32c", "internal/crcjoin"},
@@ -82,16 +81,22 @@ var layers = []struct{ name, imports string }{
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
+<<<<<<< HEAD
 	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/fixture meta plan protocol shard storage tensor"},
 	{".", "blob group meta plan protocol storage storage/formats storage/native tensor value"},
+=======
+	{"internal/engine/enginetest", "meta plan storage tensor"},
+	{"internal/engine", "group internal/crc32c internal/wire meta plan storage tensor value"},
+	{".", "blob blob/file group internal/engine meta plan storage storage/formats storage/native tensor value"},
+>>>>>>> b4d27a3 (cairn: OpenPath, OpenStore and short layouts)
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
 	{"convert", ". blob blob/file inspect internal/bufpool internal/guard meta plan shard storage tensor value"},
 	{"cmd/cairn/internal/bench", ". blob blob/file blob/meter collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta cmd/cairn/internal/launch meta plan shard storage storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc group/tcp inspect cmd/cairn/internal/launch plan shard tensor"},
-	{"cmd/cairn/internal/cli", ". blob blob/all blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch internal/npy meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
+	{"cmd/cairn/internal/cli", ". blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch internal/npy meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "cmd/cairn/internal/cli"},
 
 	// Documentation that runs and tests against PyTorch. But for one program they are
@@ -128,7 +133,7 @@ const testSupport = "blob/blobtest group/grouptest storage/storagetest"
 // other is a leaf, which only these may import.
 const (
 	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress"
-	tops     = "blob/all cmd/cairn/internal/cli cmd/cairn"
+	tops     = "cmd/cairn/internal/cli cmd/cairn"
 )
 
 // forbidden are names that say nothing.

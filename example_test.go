@@ -7,7 +7,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -16,7 +15,7 @@ import (
 // A process on its own saves nested state and gets it back.
 func ExampleSave() {
 	ctx := context.Background()
-	store := new(mem.Store) // or file.Open("checkpoints/step-100", nil)
+	store := new(mem.Store) // or cairn.OpenStore("checkpoints/step-100")
 
 	w, err := tensor.Of([]int64{2, 3}, []float32{1, 2, 3, 4, 5, 6})
 	if err != nil {
@@ -46,16 +45,15 @@ func ExampleSave() {
 // columns. Here the ranks are goroutines.
 func ExampleLoad() {
 	ctx := context.Background()
-	store := new(mem.Store)
+	store := new(mem.Store) // or cairn.OpenStore("checkpoint")
 	shape := []int64{8, 4}
 
-	rows := shard.Placed{Mesh: shard.Mesh{Shape: []int{4}}, Placements: []shard.Placement{shard.Shard(0)}}
-	err := inproc.Run(ctx, 4, func(ctx context.Context, g group.Group) error {
-		w, err := shard.Empty(rows, tensor.Float32, shape, g.Rank())
+	err := inproc.Run(ctx, 4, func(ctx context.Context, g cairn.Group) error {
+		w, err := shard.Zeros[float32](shard.Rows(4), shape, g.Rank())
 		if err != nil {
 			return err
 		}
-		mine, err := tensor.Values[float32](w.Local())
+		mine, err := shard.Values[float32](w)
 		if err != nil {
 			return err
 		}
@@ -69,30 +67,27 @@ func ExampleLoad() {
 		log.Fatal(err)
 	}
 
-	columns := shard.Placed{Mesh: shard.Mesh{Shape: []int{2}}, Placements: []shard.Placement{shard.Shard(1)}}
-	parts := make([]*tensor.Tensor, 2)
-	err = inproc.Run(ctx, 2, func(ctx context.Context, g group.Group) error {
-		w, err := shard.Empty(columns, tensor.Float32, shape, g.Rank())
+	parts := make([][]float32, 2)
+	err = inproc.Run(ctx, 2, func(ctx context.Context, g cairn.Group) error {
+		w, err := shard.Zeros[float32](shard.Columns(2), shape, g.Rank())
 		if err != nil {
 			return err
 		}
-		parts[g.Rank()] = w.Local()
-		_, err = cairn.Load(ctx, store, cairn.State{"w": w}, &cairn.LoadOptions{Group: g})
+		if _, err := cairn.Load(ctx, store, cairn.State{"w": w}, &cairn.LoadOptions{Group: g}); err != nil {
+			return err
+		}
+		parts[g.Rank()], err = shard.Values[float32](w)
 		return err
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
 	for rank, p := range parts {
-		v, err := tensor.Values[float32](p)
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println("rank", rank, p, v[:4], "…")
+		fmt.Println("rank", rank, "has", p[:4], "…")
 	}
 	// Output:
-	// rank 0 float32[8 2] [0 1 4 5] …
-	// rank 1 float32[8 2] [2 3 6 7] …
+	// rank 0 has [0 1 4 5] …
+	// rank 1 has [2 3 6 7] …
 }
 
 // A tool reads two rows of one tensor and checks the rest, without a job.

@@ -17,6 +17,10 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
+// Group is the job that a rank belongs to: see package group. Package group/inproc
+// makes one of goroutines, package group/tcp one of processes.
+type Group = group.Group
+
 // SaveOptions change how Save works. Nil means the defaults.
 type SaveOptions struct {
 	// Group is the job. Nil: a job of one rank.

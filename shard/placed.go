@@ -112,6 +112,16 @@ const (
 	partial
 )
 
+// Rows is the layout of n ranks that cuts tensors along their first dimension.
+func Rows(n int) Placed { return along(0, n) }
+
+// Columns is the layout of n ranks that cuts tensors along their last dimension.
+func Columns(n int) Placed { return along(-1, n) }
+
+func along(dim, n int) Placed {
+	return Placed{Mesh: Mesh{Shape: []int{n}}, Placements: []Placement{Shard(dim)}}
+}
+
 // Shard cuts tensor dimension dim into ceil chunks, one for each index of the
 // mesh dimension: ten over four are 3, 3, 3 and 1, and chunks at the end may be
 // empty. A negative dim counts from the last dimension, which is -1.

@@ -119,3 +119,12 @@ func (p Part) fits(shape, local []int64) error {
 	}
 	return nil
 }
+
+// Zeros is Empty for elements of type E.
+func Zeros[E tensor.Element](layout Layout, shape []int64, rank int) (*Tensor, error) {
+	return Empty(layout, tensor.DTypeOf[E](), shape, rank)
+}
+
+// Values returns the elements of the local tensor as a slice of E, without a copy.
+// Its errors are those of [tensor.Values].
+func Values[E tensor.Element](t *Tensor) ([]E, error) { return tensor.Values[E](t.local) }

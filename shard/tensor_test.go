@@ -190,3 +190,27 @@ func TestPartRefuses(t *testing.T) {
 		t.Errorf("Part of a strided local tensor = %v; want %v", got, want)
 	}
 }
+
+func TestRowsAndColumns(t *testing.T) {
+	for name, c := range map[string]struct {
+		layout shard.Layout
+		want   tensor.Box
+	}{
+		"rows":    {shard.Rows(2), tensor.Box{Offsets: []int64{2, 0}, Sizes: []int64{2, 6}}},
+		"columns": {shard.Columns(3), tensor.Box{Offsets: []int64{0, 2}, Sizes: []int64{4, 2}}},
+	} {
+		x, err := shard.Zeros[float32](c.layout, []int64{4, 6}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := x.Boxes(); len(got) != 1 || !got[0].Equal(c.want) || x.DType() != tensor.Float32 {
+			t.Errorf("%s: rank 1 holds %v of %v; want %v", name, got, x.DType(), c.want)
+		}
+		if v, err := shard.Values[float32](x); err != nil || int64(len(v)) != c.want.Volume() {
+			t.Errorf("%s: Values = %d elements, %v; want %d", name, len(v), err, c.want.Volume())
+		}
+		if _, err := shard.Values[int32](x); err == nil {
+			t.Errorf("%s: Values of another type = nil error", name)
+		}
+	}
+}

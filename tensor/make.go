@@ -19,7 +19,7 @@ type Element interface {
 // and the slice stay the same memory. The shape must hold len(values) elements.
 // Bytes other than 0 and 1 must not be copied into a tensor over bools.
 func Of[E Element](shape []int64, values []E) (*Tensor, error) {
-	return FromBytes(dtypeOf[E](), shape, bytesOf(values))
+	return FromBytes(DTypeOf[E](), shape, bytesOf(values))
 }
 
 // Values returns t's memory as a slice of E, without a copy. The error wraps
@@ -27,7 +27,7 @@ func Of[E Element](shape []int64, values []E) (*Tensor, error) {
 // contiguous, lies at an address that Go does not allow for an E, or holds
 // bools that are neither 0 nor 1; [Tensor.Clone] helps against the first two.
 func Values[E Element](t *Tensor) ([]E, error) {
-	if want := dtypeOf[E](); t.dtype != want {
+	if want := DTypeOf[E](); t.dtype != want {
 		return nil, fmt.Errorf("%w: %v read as %v", ErrDType, t, want)
 	}
 	mem, ok := t.Bytes()
@@ -43,7 +43,8 @@ func Values[E Element](t *Tensor) ([]E, error) {
 	return elements[E](mem), nil
 }
 
-func dtypeOf[E Element]() DType {
+// DTypeOf returns the dtype of elements of type E.
+func DTypeOf[E Element]() DType {
 	var zero E
 	switch any(zero).(type) {
 	case float64:
@@ -135,7 +136,7 @@ func Arange[E Number](start, end, step E) (*Tensor, error) {
 	if !ok {
 		return nil, fmt.Errorf("arange from %v to %v by %v: %w", start, end, step, ErrShape)
 	}
-	out, err := New(dtypeOf[E](), []int64{n})
+	out, err := New(DTypeOf[E](), []int64{n})
 	if err != nil {
 		return nil, fmt.Errorf("arange from %v to %v by %v: %w", start, end, step, err)
 	}

@@ -36,6 +36,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/extent"
+	"github.com/cairn-ckpt/cairn/blob/only"
 )
 
 var (
@@ -88,6 +89,25 @@ func Open(dir string, opts *Options) (*Store, error) {
 	s.dir = abs
 	if fi, err := os.Stat(abs); err == nil && !fi.IsDir() {
 		return nil, fmt.Errorf("open file store %s: %w", s.shown, syscall.ENOTDIR)
+	}
+	return s, nil
+}
+
+// OpenPath returns the store of a folder, which need not exist, or of a single
+// file, in which nothing else can be seen.
+func OpenPath(path string) (blob.Store, error) {
+	fi, err := os.Stat(path)
+	single := err == nil && fi.Mode().IsRegular()
+	dir := path
+	if single {
+		dir = filepath.Dir(path)
+	}
+	s, err := Open(dir, nil)
+	if err != nil {
+		return nil, err // not a nil *Store in a blob.Store
+	}
+	if single {
+		return only.New(s, filepath.Base(path)), nil
 	}
 	return s, nil
 }

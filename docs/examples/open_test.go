@@ -6,19 +6,13 @@ import (
 	"os"
 
 	"github.com/cairn-ckpt/cairn"
-	"github.com/cairn-ckpt/cairn/blob/all"
-	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // readRows reads a few rows of a matrix from a checkpoint, without a job. The
 // path is that of a folder or a file, in any format.
 func readRows(ctx context.Context, path, name string, first, n, width int64) (*tensor.Tensor, error) {
-	store, err := all.Open(path) // of package blob/all
-	if err != nil {
-		return nil, err
-	}
-	c, err := cairn.Open(ctx, store)
+	c, err := cairn.OpenPath(ctx, path)
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +30,7 @@ func Example_readRows() {
 	dir, err := os.MkdirTemp("", "cairn-example-")
 	check(err)
 	defer os.RemoveAll(dir)
-	store, err := file.Open(dir, nil)
+	store, err := cairn.OpenStore(dir)
 	check(err)
 	w := floats([]int64{4, 2}, 0, 1, 2, 3, 4, 5, 6, 7)
 	_, err = cairn.Save(ctx, store, cairn.State{"model": map[string]any{"w": w}}, nil)

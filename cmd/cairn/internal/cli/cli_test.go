@@ -16,7 +16,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cairn-ckpt/cairn"
-	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
@@ -29,7 +28,7 @@ func TestExitCodes(t *testing.T) {
 		cairn.ErrExists:         1,
 		cairn.ErrUncertain:      1,
 		cairn.ErrChanged:        1,
-		all.ErrScheme:           2,
+		errScheme:               2,
 		inspect.ErrPattern:      2,
 		&usageError{"x"}:        2,
 		cairn.ErrNotFound:       3,

@@ -13,7 +13,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 )
@@ -95,7 +94,7 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	if err := f.check(cmd); err != nil {
 		return err
 	}
-	store, err := all.Open(f.dir)
+	store, err := storeAt(f.dir)
 	if err != nil {
 		return err
 	}
@@ -364,7 +363,7 @@ demo wants it to do, and what it prints is for the demo to read.`,
 		Args:              wantArgs(2, 2),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			store, err := all.Open(args[0])
+			store, err := storeAt(args[0])
 			if err != nil {
 				return err
 			}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -235,7 +234,7 @@ func (d *destination) store() (blob.Store, error) {
 		return d.trial, nil
 	}
 	if d.place == nil {
-		return all.Open(d.address)
+		return storeAt(d.address)
 	}
 	return file.Open(d.place.Staging(), nil)
 }
@@ -340,7 +339,7 @@ func resolved(address string) (string, error) {
 // wants them.
 func checkpointFiles(path string) ([]string, error) {
 	ctx := context.Background()
-	store, err := all.Open(path)
+	store, err := storeAt(path)
 	if err != nil {
 		return nil, err
 	}
@@ -362,7 +361,7 @@ func checkpointFiles(path string) ([]string, error) {
 // accept refuses a folder in which files that stay would be taken for the
 // checkpoint.
 func (d *destination) accept(dir string) error {
-	store, err := all.Open(dir)
+	store, err := storeAt(dir)
 	if err != nil {
 		return err
 	}

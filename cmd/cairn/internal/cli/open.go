@@ -14,7 +14,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -54,7 +53,7 @@ func openStore(address string) (blob.Store, error) {
 			return nil, withHint(fmt.Errorf("%s: %w", address, err), "check the path")
 		}
 	}
-	return all.Open(address)
+	return storeAt(address)
 }
 
 // checkpointAddress returns the address of the checkpoint that is meant by the
@@ -144,7 +143,7 @@ func isNative(address string) bool { return formatOf(checkpointAddress(address))
 
 // formatOf returns the format of what is at an address, or nothing.
 func formatOf(address string) string {
-	store, err := all.Open(address)
+	store, err := storeAt(address)
 	if err != nil {
 		return ""
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/all"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -192,7 +191,7 @@ func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	store, err := all.Open(args[0])
+	store, err := storeAt(args[0])
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -1,4 +1,4 @@
-package all_test
+package cli
 
 import (
 	"errors"
@@ -9,30 +9,29 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/all"
 )
 
 func TestPathsAndFileURLs(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a dir?")
 	escaped := (&url.URL{Scheme: "file", Path: filepath.ToSlash(dir)}).String()
 	for i, address := range []string{dir, escaped, strings.Replace(escaped, "file://", "file://localhost", 1)} {
-		s, err := all.Open(address)
+		s, err := storeAt(address)
 		if err != nil {
-			t.Fatalf("Open(%q) = %v; want nil", address, err)
+			t.Fatalf("storeAt(%q) = %v; want nil", address, err)
 		}
 		name := string(rune('a' + i))
 		if _, err := blob.WriteAll(t.Context(), s, name, []byte(address), nil); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != address {
-			t.Errorf("Open(%q) and WriteAll: file = %q, %v; want %q", address, got, err, address)
+			t.Errorf("storeAt(%q) and WriteAll: file = %q, %v; want %q", address, got, err, address)
 		}
 	}
 }
 
 func TestMemStoresAreSharedByName(t *testing.T) {
 	open := func(address string) blob.Store {
-		s, err := all.Open(address)
+		s, err := storeAt(address)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,13 +44,13 @@ func TestMemStoresAreSharedByName(t *testing.T) {
 }
 
 func TestUnknownSchemeNamesTheKnown(t *testing.T) {
-	s, err := all.Open("gopher://x/y")
-	if !errors.Is(err, all.ErrScheme) || s != nil {
-		t.Fatalf("Open = %v, %v; want ErrScheme", s, err)
+	s, err := storeAt("gopher://x/y")
+	if !errors.Is(err, errScheme) || s != nil {
+		t.Fatalf("storeAt = %v, %v; want ErrScheme", s, err)
 	}
 	for _, want := range []string{"gopher://x/y", "file:///path", "mem://name"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("Open = %q; want it to say %s", err, want)
+			t.Errorf("storeAt = %q; want it to say %s", err, want)
 		}
 	}
 }
@@ -65,9 +64,9 @@ func TestFileByItself(t *testing.T) {
 	}
 	t.Chdir(dir)
 	for _, address := range []string{filepath.Join(dir, "f"), "f", "./f"} {
-		s, err := all.Open(address)
+		s, err := storeAt(address)
 		if err != nil {
-			t.Fatalf("Open(%q): %v", address, err)
+			t.Fatalf("storeAt(%q): %v", address, err)
 		}
 		var names []string
 		for info, err := range s.List(t.Context(), "") {
@@ -77,15 +76,15 @@ func TestFileByItself(t *testing.T) {
 			names = append(names, info.Name)
 		}
 		if len(names) != 1 || names[0] != "f" {
-			t.Errorf("Open(%q) holds %v; want the file alone", address, names)
+			t.Errorf("storeAt(%q) holds %v; want the file alone", address, names)
 		}
 	}
 }
 
 func TestBadAddressesRefused(t *testing.T) {
 	for _, address := range []string{"", "file://", "file://host/path", "file:///a?b=c", "file:///a#b", "file:///%zz", "://x"} {
-		if s, err := all.Open(address); err == nil || s != nil {
-			t.Errorf("Open(%q) = %v, %v; want an error and a nil store", address, s, err)
+		if s, err := storeAt(address); err == nil || s != nil {
+			t.Errorf("storeAt(%q) = %v, %v; want an error and a nil store", address, s, err)
 		}
 	}
 }
