@@ -81,15 +81,9 @@ var layers = []struct{ name, imports string }{
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
-<<<<<<< HEAD
 	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/fixture meta plan protocol shard storage tensor"},
-	{".", "blob group meta plan protocol storage storage/formats storage/native tensor value"},
-=======
-	{"internal/engine/enginetest", "meta plan storage tensor"},
-	{"internal/engine", "group internal/crc32c internal/wire meta plan storage tensor value"},
-	{".", "blob blob/file group internal/engine meta plan storage storage/formats storage/native tensor value"},
->>>>>>> b4d27a3 (cairn: OpenPath, OpenStore and short layouts)
+	{".", "blob blob/file group meta plan protocol storage storage/formats storage/native tensor value"},
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
