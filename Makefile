@@ -15,7 +15,7 @@ GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirnam
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build demo test lint fmt vet-others staticcheck mod changelog fuzz interop bench gobench generate clean help
+.PHONY: all build demo test lint fmt vet-others staticcheck mod fuzz interop bench gobench generate clean help
 
 all: build test lint ## build, test and lint
 
@@ -32,7 +32,7 @@ test: ## vet, build and run all tests, with the race detector where there is a C
 	$(GO) -C group/etcd vet $(RACE) ./...
 	$(GO) -C group/etcd test $(RACE) -timeout $(TIMEOUT) ./...
 
-lint: fmt vet-others staticcheck mod changelog ## check form: gofmt, vet for other systems, staticcheck, modules, changelog
+lint: fmt vet-others staticcheck mod ## check form: gofmt, vet for other systems, staticcheck, modules
 
 fmt:
 	@files="$$($$($(GO) env GOROOT)/bin/gofmt -l -s .)"; if [ -n "$$files" ]; then echo "gofmt -s would change:"; echo "$$files"; exit 1; fi
@@ -54,9 +54,6 @@ mod:
 	$(GO) mod tidy -diff
 	$(GO) -C group/etcd mod verify
 	$(GO) -C group/etcd mod tidy -diff
-
-changelog:
-	$(GO) test -run '^TestChangelog' .
 
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; warn of slow ones
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'

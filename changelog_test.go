@@ -38,39 +38,6 @@ func TestChangelogEntriesHaveTheirForm(t *testing.T) {
 	}
 }
 
-func TestChangelogFormIsChecked(t *testing.T) {
-	const body = "Enhancement: Count stones\n\nThey were not counted. Now they are.\n"
-	for claim, c := range map[string]struct{ name, text string }{
-		"the name has capitals":       {"Count.md", body},
-		"the name is no page":         {"count.txt", body},
-		"the kind is unknown":         {"a.md", strings.Replace(body, "Enhancement", "Feature", 1)},
-		"the head ends in a stop":     {"a.md", strings.Replace(body, "stones", "stones.", 1)},
-		"there is no empty line":      {"a.md", strings.Replace(body, "\n\n", "\n", 1)},
-		"there is no body":            {"a.md", "Bugfix: Count stones\n"},
-		"the body is no sentence":     {"a.md", "Bugfix: Count stones\n\nnow counted\n"},
-		"a line is long":              {"a.md", body + strings.Repeat("long ", 20) + "\n"},
-		"a line ends in a blank":      {"a.md", strings.Replace(body, "Now they are.", "Now they are. ", 1)},
-		"the last line does not end":  {"a.md", strings.TrimSpace(body)},
-		"the template was left as is": {"a.md", string(template(t))},
-	} {
-		if p := changeProblems(c.name, []byte(c.text)); len(p) == 0 {
-			t.Errorf("%s: nothing was said", claim)
-		}
-	}
-	if p := changeProblems("count-stones.md", []byte(body)); len(p) > 0 {
-		t.Errorf("problems of a sound entry = %q; want none", p)
-	}
-}
-
-func template(t *testing.T) []byte {
-	t.Helper()
-	b, err := os.ReadFile("changelog/TEMPLATE")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
 // changeProblems returns what is wrong with an entry of the changelog.
 func changeProblems(name string, b []byte) []string {
 	var out []string
