@@ -26,6 +26,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(dirEnv); dir != "" {
 		writeAndDie(dir, os.Getenv(formatEnv))
 	}
+	storagetest.RunAsChild(crashes)
 	os.Exit(m.Run())
 }
 

@@ -7,10 +7,11 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -53,57 +54,6 @@ func seedOf(t *testing.T, s blob.Store, seeds ...byte) int {
 	return -1
 }
 
-// Every form replaces every other one, and whatever goes wrong at whichever step,
-// the old checkpoint or the new one is there whole; what failed leaves nothing
-// behind; and the next save succeeds.
-func TestReplacingAtEveryStep(t *testing.T) {
-	for from, oldForm := range forms {
-		for to, newForm := range forms {
-			for name, rule := range map[string]func(int64) fault.Rule{
-				"a crash": fault.CrashAt, "a late crash": fault.CrashLateAt,
-				"a fault":      func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.Fail(errOnPurpose)} },
-				"a late fault": func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.FailLate(errOnPurpose)} },
-			} {
-				t.Run(fmt.Sprintf("%s over %s, %s", to, from, name), func(t *testing.T) {
-					for n := int64(1); replaceOnce(t, oldForm, newForm, rule(n), n) && !t.Failed(); n++ {
-					}
-				})
-			}
-		}
-	}
-}
-
-// replaceOnce replaces a checkpoint while the n-th operation goes wrong. It
-// returns false if there are not as many.
-func replaceOnce(t *testing.T, oldForm, newForm *options, rule fault.Rule, n int64) bool {
-	t.Helper()
-	inner := new(mem.Store)
-	if err := storagetest.Save(t.Context(), at(inner, oldForm), storagetest.Storage("old", 1, 1), seeded(t, 1)); err != nil {
-		t.Fatal(err)
-	}
-	before := storagetest.Names(t, inner)
-	f := fault.New(inner, rule)
-	err := storagetest.Save(t.Context(), at(f, newForm), storagetest.Storage("new", 2, 1), seeded(t, 2))
-	got := seedOf(t, inner, 1, 2)
-	switch {
-	case err == nil && got != 2:
-		t.Errorf("step %d: a save that succeeded is not there", n)
-	case err != nil && got < 0:
-		t.Errorf("step %d: Save = %v, and no checkpoint is there", n, err)
-	case err != nil && !f.Crashed() && !errors.Is(err, storage.ErrUncertain) && (got != 1 || !slices.Equal(before, storagetest.Names(t, inner))):
-		t.Errorf("step %d: Save = %v, and %q are there; want %q", n, err, storagetest.Names(t, inner), before)
-	}
-	if err := storagetest.Save(t.Context(), at(inner, oldForm), storagetest.Storage("later", 3, 1), seeded(t, 3)); err != nil {
-		t.Errorf("step %d: the next save = %v", n, err)
-	} else if got := seedOf(t, inner, 3); got != 3 {
-		t.Errorf("step %d: the next save is not there", n)
-	}
-	if t.Failed() {
-		t.Log(f.Ops())
-	}
-	return f.Crashed() || err != nil || int64(len(f.Ops().Log)) >= n
-}
-
 // A save that succeeds leaves nothing of the checkpoint before, and what other
 // programs have beside it stays.
 func TestReplacingRemovesTheOldFiles(t *testing.T) {
@@ -135,10 +85,6 @@ func TestReplacingRemovesTheOldFiles(t *testing.T) {
 	}
 }
 
-func TestFaultsWithSeveralRanks(t *testing.T) {
-	storagetest.RunFaults(t, func(s blob.Store) storagetest.Place { return at(s, nil) }, able())
-}
-
 // A checkpoint of another program is replaced too.
 func TestReplacingFilesOfPyTorch(t *testing.T) {
 	for to, o := range forms {
@@ -152,4 +98,42 @@ func TestReplacingFilesOfPyTorch(t *testing.T) {
 			t.Errorf("%s: the new checkpoint is not there, or the old one is: %q", to, storagetest.Names(t, s))
 		}
 	}
+}
+
+// Two killed saves to a new folder, under different names, are an incomplete
+// checkpoint. A save with FailIfExists succeeds beside them.
+func TestSaveBesideTwoUnfinishedSaves(t *testing.T) {
+	s, err := file.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"a", "b"} {
+		plain := struct{ blob.Store }{s} // without marks
+		sv := storagetest.NewSaving(at(plain, forms["distributed"]), storagetest.Storage(id, 1, 1), 1)
+		if err := errors.Join(sv.Plan(t.Context(), []plan.State{seeded(t, 1)}), sv.Write(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Open(t.Context(), s, nil); !errors.Is(err, storage.ErrIncomplete) {
+		t.Errorf("Open = %v; want %v", err, storage.ErrIncomplete)
+	}
+	left, err := publish.Leftovers(t.Context(), s, Files())
+	if ids := savesIn(left); err != nil || !slices.Equal(ids, []string{"a", "b"}) {
+		t.Errorf("Leftovers = files of %q, %v; want those of both saves", ids, err)
+	}
+	o := *forms["distributed"]
+	o.FailIfExists = true
+	if err := storagetest.Save(t.Context(), at(s, &o), storagetest.Storage("c", 1, 1), seeded(t, 3)); err != nil {
+		t.Errorf("Save = %v", err)
+	}
+}
+
+// savesIn returns the ids of the saves that files are of.
+func savesIn(left []publish.Leftover) []string {
+	var out []string
+	for _, l := range left {
+		out = append(out, l.SaveID)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -225,50 +224,6 @@ func TestContinued(t *testing.T) {
 }
 
 var errOnPurpose = errors.New("went wrong on purpose")
-
-// Whatever goes wrong at whichever step, the checkpoint is there whole or not at
-// all, and what was reported is true.
-func TestFaultsAtEveryStep(t *testing.T) {
-	for form, o := range map[string]*options{"one file": nil, "an index": {Format: Format{MaxShardBytes: 40}}, "distributed": {Format: Format{Distributed: true, MaxShardBytes: 40}}} {
-		for name, rule := range map[string]func(int64) fault.Rule{
-			"a crash": fault.CrashAt, "a late crash": fault.CrashLateAt,
-			"a fault":      func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.Fail(errOnPurpose)} },
-			"a late fault": func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.FailLate(errOnPurpose)} },
-		} {
-			t.Run(form+", "+name, func(t *testing.T) {
-				for n := int64(1); ; n++ {
-					inner := new(mem.Store)
-					f := fault.New(inner, rule(n))
-					err := storagetest.Save(t.Context(), at(f, o), storagetest.Storage("x", 1, 1), letters(t, 4))
-					checkAfterFault(t, fmt.Sprintf("step %d", n), inner, f, err)
-					if !f.Crashed() && !errors.Is(err, errOnPurpose) && err == nil && int64(len(f.Ops().Log)) < n {
-						return
-					}
-				}
-			})
-		}
-	}
-}
-
-// checkAfterFault compares what is there with what the save reported.
-func checkAfterFault(t *testing.T, step string, s blob.Store, f *fault.Store, err error) {
-	t.Helper()
-	_, openErr := Open(t.Context(), s, nil)
-	there := openErr == nil
-	switch {
-	case openErr != nil && !errors.Is(openErr, storage.ErrNotFound) && !errors.Is(openErr, storage.ErrIncomplete):
-		t.Errorf("%s: Open = %v", step, openErr)
-	case err == nil && !there:
-		t.Errorf("%s: a save that succeeded is not there: %v", step, openErr)
-	case err != nil && !f.Crashed() && there && !errors.Is(err, storage.ErrUncertain):
-		t.Errorf("%s: Save = %v, but the checkpoint is there", step, err)
-	}
-	if there {
-		if got := loadAll(t, s, nil); len(got) != 4 {
-			t.Errorf("%s: %d tensors are there", step, len(got))
-		}
-	}
-}
 
 // The coordinator removes what ranks that are gone have left, and nothing else.
 func TestAbortFindsTheFilesOfOtherRanks(t *testing.T) {

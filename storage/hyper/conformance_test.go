@@ -71,7 +71,3 @@ func TestFormatOfOldVersions(t *testing.T) {
 		return at(new(mem.Store), &options{Format: hyper.Format{Old: true}}, storage.ReadOptions{})
 	}, &old)
 }
-
-func TestFaults(t *testing.T) {
-	storagetest.RunFaults(t, func(s blob.Store) storagetest.Place { return at(s, nil, storage.ReadOptions{}) }, cannot)
-}

@@ -136,7 +136,15 @@ func TestLoserOfTheRaceIsSwept(t *testing.T) {
 		}
 	}
 	checkOneOf(t, s, 3)
-	checkSaveAfter(t, s)
+	if err := saveTwo(t, s, "later", 9, &options{WriteOptions: storage.WriteOptions{SweepAfter: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	checkOneOf(t, s, 9)
+	for _, name := range storagetest.Names(t, s) {
+		if name != recordName && !strings.HasPrefix(name, "later") {
+			t.Errorf("%s is left after a sweep", name)
+		}
+	}
 }
 
 // Loads while saves replace the checkpoint: each gets one save's state or is

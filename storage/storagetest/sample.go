@@ -63,7 +63,7 @@ func must(t testing.TB) func(*tensor.Tensor, error) *tensor.Tensor {
 // of each type, of no dimensions and of no elements, views, values small and
 // large, names of all sorts. Blank copies have the same structure and no
 // content.
-func (s *suite) sample(t testing.TB, seed byte) plan.State {
+func (s *Options) sample(t testing.TB, seed byte) plan.State {
 	tensors := map[string]any{}
 	for i, d := range s.DTypes {
 		tensors[d.String()] = Filled(t, d, []int64{3, 5}, seed+byte(i))
@@ -139,7 +139,7 @@ func shorten(diff string) string {
 }
 
 // small returns a state that is quickly saved, and different for each seed.
-func (s *suite) small(t testing.TB, seed byte) plan.State {
+func (s *Options) small(t testing.TB, seed byte) plan.State {
 	state := plan.State{"w": Filled(t, s.DTypes[0], []int64{4, 3}, seed), "b": Filled(t, s.DTypes[0], []int64{2}, seed+1)}
 	if !s.NoValues {
 		state["step"] = int64(seed)

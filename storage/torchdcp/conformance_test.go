@@ -61,7 +61,3 @@ func TestFormat(t *testing.T) {
 		t.Run(name, func(t *testing.T) { storagetest.Run(t, open, cannot) })
 	}
 }
-
-func TestFaults(t *testing.T) {
-	storagetest.RunFaults(t, func(s blob.Store) storagetest.Place { return at(s, nil, storage.ReadOptions{}) }, cannot)
-}

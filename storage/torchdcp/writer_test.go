@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -304,22 +303,4 @@ func journalled(t testing.TB, s blob.Store, j storage.Journal, o *options) error
 		return err
 	}
 	return sv.Finish(t.Context())
-}
-
-func TestUnreportedCommitIsUncertain(t *testing.T) {
-	inner := new(mem.Store)
-	if err := save(t, inner, "old", nil, states(t)...); err != nil {
-		t.Fatal(err)
-	}
-	before := storagetest.Names(t, inner)
-	s := fault.New(inner, fault.Rule{On: fault.Commit, Match: fault.Named(".metadata"), Do: fault.FailLate(syscall.EIO)})
-	if err := save(t, s, "new", nil, states(t)...); !errors.Is(err, storage.ErrUncertain) || !errors.Is(err, syscall.EIO) {
-		t.Errorf("Save = %v; want %v and %v", err, storage.ErrUncertain, syscall.EIO)
-	}
-	after := storagetest.Names(t, inner)
-	for _, name := range append(before, "__0_new_0.distcp") {
-		if !slices.Contains(after, name) {
-			t.Errorf("%s was removed, though either checkpoint may be the one that stays", name)
-		}
-	}
 }

@@ -55,7 +55,3 @@ func TestConformance(t *testing.T) {
 		}, cannot)
 	})
 }
-
-func TestFaults(t *testing.T) {
-	storagetest.RunFaults(t, func(s blob.Store) storagetest.Place { return at(s, "model.pt", nil) }, cannot)
-}

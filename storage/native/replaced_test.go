@@ -5,107 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"os"
-	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// checkOnlyCheckpoint fails unless dir holds the files of its checkpoint and
-// nothing else.
-func checkOnlyCheckpoint(t *testing.T, dir string, s blob.Store) {
-	t.Helper()
-	want := []string(nil)
-	if rec, err := readRecord(t.Context(), s); err == nil {
-		want = append(rec.names(), recordName)
-		slices.Sort(want)
-	} else if !errors.Is(err, storage.ErrNotFound) {
-		t.Error(err)
-	}
-	if got := storagetest.OnDisk(t, dir); !slices.Equal(got, want) {
-		t.Errorf("there is %q; want the checkpoint's files only, %q", got, want)
-	}
-}
-
-// A save that is killed at any of its operations leaves nothing that a sweep or
-// the next save does not remove at once.
-func TestKilledSavesAreSweptAtOnce(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("only Linux tells runs of a host apart")
-	}
-	for n, killed := 1, true; killed; n++ {
-		for _, first := range []bool{true, false} {
-			dir := filepath.Join(t.TempDir(), "c")
-			s, err := file.Open(dir, &file.Options{NoSync: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !first {
-				mustSave(t, s, "old", 1)
-			}
-			killed = storagetest.RunKilled(t, dir, "", n)
-			if _, err := os.Stat(dir); err != nil {
-				continue // killed before anything was written
-			}
-			if n%2 == 0 {
-				mustSave(t, s, "next", 3)
-				checkSeed(t, s, 3)
-			} else if _, err := publish.Sweep(t.Context(), s, Files(), -1, nil); err != nil {
-				t.Error(err)
-			} else if !first {
-				checkOneOf(t, s, 1, 2)
-			}
-			checkOnlyCheckpoint(t, dir, s)
-			if t.Failed() {
-				t.Fatalf("killed before operation %d, first save %v", n, first)
-			}
-		}
-	}
-}
-
-// Savers that race for one place leave the files of one checkpoint.
-func TestRacingSavesLeaveOneCheckpoint(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("only Linux tells runs of a host apart")
-	}
-	dir := t.TempDir()
-	var wg sync.WaitGroup
-	for saver := range 3 {
-		s, err := file.Open(dir, &file.Options{NoSync: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		wg.Go(func() {
-			for i := range 15 {
-				if err := saveTwo(t, s, fmt.Sprintf("s%d-%d", saver, i), byte(saver+1), nil); err != nil {
-					t.Errorf("saver %d, save %d: %v", saver, i, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	s, err := file.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	checkOneOf(t, s, 1, 2, 3)
-	checkOnlyCheckpoint(t, dir, s)
-}
-
-// A repair beside a living save refuses. If it cannot tell, the save that fails
-// for it spares the files that the new record names.
-func TestRepairBesideASave(t *testing.T) {
+// A repair is refused while a save is under way. If the store has no locks, the
+// repair replaces the record; the save then fails and keeps the files that the new
+// record names.
+func TestRepairDuringASave(t *testing.T) {
 	for name, c := range map[string]struct {
 		locks bool
 		want  error
@@ -163,8 +78,8 @@ func (s *interferingStore) look(op, name string) {
 	}
 }
 
-// A checkpoint that is replaced meanwhile is neither damaged nor gone.
-func TestVerifyAndRepairOfACheckpointThatIsReplaced(t *testing.T) {
+// A checkpoint that is replaced meanwhile is not reported as damaged or missing.
+func TestVerifyAndRepairDetectReplacement(t *testing.T) {
 	inner := stores["mem"](t)
 	mustSave(t, inner, "first", 1)
 	var opened atomic.Int64

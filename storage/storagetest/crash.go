@@ -1,0 +1,360 @@
+package storagetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Setup is a format with the options of its writers and readers.
+type Setup struct {
+	Format storage.Format
+	Write  storage.WriteOptions
+	Read   storage.ReadOptions
+}
+
+// At returns the place at the root of a store. Its Writer panics if the format
+// refuses the options.
+func (s Setup) At(store blob.Store) Place {
+	open := func(ctx context.Context) (storage.Checkpoint, error) { return s.Format.Open(ctx, store) }
+	return Place{
+		Writer: func() storage.Writer { return NewWriter(s.Format, store, s.Write) },
+		Reader: func() storage.Reader { return storage.NewReader(open, s.Read) },
+	}
+}
+
+// Crash is one way to save, for tests in which a save fails or its process dies.
+type Crash struct {
+	Setup
+	// Options say what the format cannot do.
+	Options Options
+	// OneRank means that one rank saves everything. Otherwise two ranks save.
+	OneRank bool
+	// Record is the file of a checkpoint that Checkpoint.Files does not list, if any.
+	Record string
+	// Sweep removes the files of dead saves. Nil: only the next save does.
+	Sweep func(ctx context.Context, s blob.Store) error
+}
+
+// small returns a small state, another one for each seed.
+func (c *Crash) small(t testing.TB, seed byte) plan.State {
+	o := c.Options.withDefaults()
+	return o.small(t, seed)
+}
+
+// save saves the state of a seed.
+func (c *Crash) save(ctx context.Context, t testing.TB, s blob.Store, id string, seed byte) error {
+	state := c.small(t, seed)
+	states := []plan.State{state}
+	if !c.OneRank {
+		states = []plan.State{{"w": state["w"]}, without(state, "w")}
+	}
+	return Save(ctx, c.At(s), Storage(id, 1, len(states)), states...)
+}
+
+// checkOnly fails unless s holds a checkpoint and nothing else, or nothing at all.
+// names are the names of all files.
+func (c *Crash) checkOnly(t testing.TB, s blob.Store, names []string) {
+	t.Helper()
+	var want []string
+	ck, err := c.Format.Open(t.Context(), s)
+	if err == nil {
+		defer ck.Close()
+		for _, f := range ck.Files() {
+			want = append(want, f.Name)
+		}
+		if c.Record != "" {
+			want = append(want, c.Record)
+		}
+		slices.Sort(want)
+	} else if !errors.Is(err, storage.ErrNotFound) {
+		t.Error(err)
+	}
+	if !slices.Equal(names, want) {
+		t.Errorf("there are %q; want the files of the checkpoint only, %q", names, want)
+	}
+}
+
+// faults are the ways in which the n-th operation of a save goes wrong.
+var faults = map[string]func(n int64) fault.Rule{
+	"crash in place of an operation": fault.CrashAt,
+	"crash after an operation":       fault.CrashLateAt,
+	"an operation fails":             func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.Fail(syscall.EIO)} },
+	"an operation fails late":        func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.FailLate(syscall.EIO)} },
+}
+
+// RunFaults tests the saves of to whose process dies at one of its operations on
+// the store, or one of whose operations fails, for each of them: the checkpoint that
+// from saved before, or the new one, is complete; what the save reports is true; a
+// save that failed leaves no files; and the next save succeeds and removes all
+// others. If from is nil, there is no checkpoint before.
+func RunFaults(t *testing.T, to, from *Crash) {
+	inMemory := func() blob.Store { return new(mem.Store) }
+	for name, rule := range faults {
+		t.Run(name, func(t *testing.T) { faultEach(t, to, from, rule, inMemory) })
+	}
+	t.Run("crash, in files", func(t *testing.T) {
+		faultEach(t, to, from, fault.CrashAt, func() blob.Store { return openDir(t, t.TempDir()) })
+	})
+}
+
+// faultEach lets one operation after the other go wrong.
+func faultEach(t *testing.T, to, from *Crash, rule func(n int64) fault.Rule, open func() blob.Store) {
+	for n := int64(1); ; n++ {
+		f := faultOnce(t, to, from, open(), rule(n))
+		if t.Failed() {
+			t.Fatalf("operation %d:\n%v", n, f.Ops())
+		}
+		if !f.Crashed() && int64(len(f.Ops().Log)) < n {
+			if n < 4 {
+				t.Errorf("a save has %d operations; the test saw too little", n-1)
+			}
+			return
+		}
+	}
+}
+
+// faultOnce saves while one operation goes wrong, and checks what is there then.
+func faultOnce(t *testing.T, to, from *Crash, inner blob.Store, rule fault.Rule) *fault.Store {
+	t.Helper()
+	var old plan.State
+	next := *to
+	if from != nil {
+		next = *from
+		old = from.small(t, 1)
+		if err := from.save(t.Context(), t, inner, "old", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := Names(t, inner)
+	f := fault.New(inner, rule)
+	err := to.save(context.Background(), t, f, "new", 2)
+	young := to.small(t, 2)
+	switch {
+	case err == nil:
+		checkHolds(t, to.At(inner), young, "after a save that succeeded")
+	case f.Crashed() || errors.Is(err, storage.ErrUncertain):
+		checkEither(t, to.At(inner), old, young)
+	case !errors.Is(err, syscall.EIO):
+		t.Errorf("Save = %v; want %v", err, syscall.EIO)
+	default:
+		checkOld(t, to.At(inner), old)
+		if now := Names(t, inner); !slices.Equal(now, before) {
+			t.Errorf("after a save that failed there are %q; want %q", now, before)
+		}
+	}
+	next.Write.SweepAfter = 1
+	if err := next.save(t.Context(), t, inner, "later", 9); err != nil {
+		t.Errorf("the next save = %v", err)
+		return f
+	}
+	checkHolds(t, next.At(inner), next.small(t, 9), "after the next save")
+	next.checkOnly(t, inner, Names(t, inner))
+	return f
+}
+
+func openDir(t testing.TB, dir string) blob.Store {
+	t.Helper()
+	s, err := file.Open(dir, &file.Options{NoSync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// The environment of a process that saves: the directory, the name of the way to
+// save, and the number of the operation before which it is killed.
+const (
+	childEnv  = "CAIRN_TEST_SAVE"
+	howEnv    = "CAIRN_TEST_SAVE_HOW"
+	killAtEnv = "CAIRN_TEST_KILL_AT"
+)
+
+// RunAsChild is for the beginning of TestMain. In a process that RunKills has
+// started it saves, is killed meanwhile, and does not return. saves are the ways to
+// save, by name.
+func RunAsChild(saves map[string]*Crash) {
+	dir := os.Getenv(childEnv)
+	if dir == "" {
+		return
+	}
+	n, _ := strconv.ParseInt(os.Getenv(killAtEnv), 10, 64)
+	s, err := file.Open(dir, &file.Options{NoSync: true})
+	if err != nil {
+		panic(err)
+	}
+	var ops atomic.Int64
+	kill := fault.Rule{Match: func(string) bool {
+		if ops.Add(1) == n {
+			me, _ := os.FindProcess(os.Getpid())
+			_ = me.Kill()
+			select {}
+		}
+		return false
+	}}
+	var t testing.T
+	if err := saves[os.Getenv(howEnv)].save(context.Background(), &t, fault.New(s, kill), "child", 2); err != nil {
+		panic(err)
+	}
+	os.Exit(0)
+}
+
+// RunKills tests saves whose process is killed before one of its operations, for
+// each of them: a sweep or the next save removes everything that it left at once.
+// saves are those of RunAsChild, to and from names of them. If from is "", there is
+// no checkpoint before.
+func RunKills(t *testing.T, saves map[string]*Crash, to, from string) {
+	if runtime.GOOS != "linux" {
+		t.Skip("other systems cannot tell whether the process of a save is dead")
+	}
+	for n, killed := 1, true; killed && !t.Failed(); n++ {
+		if killed = killOnce(t, saves[from], saves[to], to, n); t.Failed() {
+			t.Logf("killed before operation %d", n)
+		}
+	}
+}
+
+func killOnce(t *testing.T, from, to *Crash, how string, n int) bool {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "c")
+	var old plan.State
+	if from != nil {
+		old = from.small(t, 1)
+		if err := from.save(t.Context(), t, openDir(t, dir), "old", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	killed := runKilled(t, dir, how, n)
+	if _, err := os.Stat(dir); err != nil {
+		return killed // before anything was written
+	}
+	if to.Sweep != nil {
+		swept := filepath.Join(t.TempDir(), "c")
+		if err := os.CopyFS(swept, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		s := openDir(t, swept)
+		if err := to.Sweep(t.Context(), s); err != nil {
+			t.Error(err)
+		}
+		checkEither(t, to.At(s), old, to.small(t, 2))
+		to.checkOnly(t, s, onDisk(t, swept))
+	}
+	s := openDir(t, dir)
+	if err := to.save(t.Context(), t, s, "next", 3); err != nil {
+		t.Errorf("the next save = %v", err)
+	}
+	checkHolds(t, to.At(s), to.small(t, 3), "after the next save")
+	to.checkOnly(t, s, onDisk(t, dir))
+	return killed
+}
+
+// RunRaces tests saves that race for one place: they leave the files of one
+// checkpoint.
+func RunRaces(t *testing.T, c *Crash) {
+	if runtime.GOOS != "linux" {
+		t.Skip("other systems cannot tell whether the process of a save is dead")
+	}
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	for saver := range 3 {
+		s := openDir(t, dir)
+		wg.Go(func() {
+			for i := range 10 {
+				if err := c.save(t.Context(), t, s, fmt.Sprintf("s%d-%d", saver, i), byte(saver+1)); err != nil {
+					t.Errorf("saver %d, save %d: %v", saver, i, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	s := openDir(t, dir)
+	c.checkOnly(t, s, onDisk(t, dir))
+	got := blankState(t, c.small(t, 0))
+	if err := Load(t.Context(), c.At(s), got); err != nil {
+		t.Fatal(err)
+	}
+	for seed := range byte(3) {
+		if cmp.Equal(c.small(t, seed+1), got, sameTensor) {
+			return
+		}
+	}
+	t.Errorf("the checkpoint is not of one save: %v", got)
+}
+
+// runKilled saves in dir as another process, which is killed before operation n
+// of the store. It reports whether the process was killed. If not, it had fewer
+// operations.
+func runKilled(t testing.TB, dir, how string, n int) bool {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+dir, howEnv+"="+how, fmt.Sprintf("%s=%d", killAtEnv, n), "GORACE=atexit_sleep_ms=0")
+	out, err := cmd.CombinedOutput()
+	ee, ok := errors.AsType[*exec.ExitError](err)
+	if err != nil && (!ok || ee.ExitCode() != -1) {
+		t.Fatalf("the child = %v:\n%s", err, out)
+	}
+	return err != nil
+}
+
+// onDisk returns the names of all files in dir, including those that are not objects.
+func onDisk(t testing.TB, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+// checkOld fails unless p holds old, or nothing if old is nil.
+func checkOld(t *testing.T, p Place, old plan.State) {
+	t.Helper()
+	if old == nil {
+		checkNone(t, p, "after a save that did not succeed")
+		return
+	}
+	checkHolds(t, p, old, "after a save that did not succeed")
+}
+
+// checkEither fails unless p holds young, or old, or nothing if old is nil.
+func checkEither(t *testing.T, p Place, old, young plan.State) {
+	t.Helper()
+	got := blankState(t, young)
+	if err := Load(t.Context(), p, got); err == nil && cmp.Equal(young, got, sameTensor) {
+		checkHolds(t, p, young, "after a save whose end is not known")
+		return
+	}
+	checkOld(t, p, old)
+}
+
+// without returns a copy of a state that lacks a name.
+func without(s plan.State, name string) plan.State {
+	out := maps.Clone(s)
+	delete(out, name)
+	return out
+}
