@@ -98,7 +98,7 @@ func (c *Checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
 }
 
 // Entry returns the description of one name. It reads one block of a native index.
-// The error wraps ErrMissing where there is no such name.
+// The error wraps ErrMissing if there is no such name.
 func (c *Checkpoint) Entry(ctx context.Context, fqn string) (*meta.Entry, error) {
 	e, ok, err := c.c.Find(ctx, fqn)
 	if err == nil && !ok {
@@ -182,7 +182,7 @@ func (c *Checkpoint) ReadEntries(ctx context.Context, entries []*meta.Entry, dst
 	return c.read(ctx, md, &plan.DefaultLoad{}, state)
 }
 
-// ReadValue reads a value that is no tensor. Tensors that the value refers to by a
+// ReadValue reads a value that is not a tensor. Tensors that the value refers to by a
 // value.Ref are not read: ReadTensor reads them by their names.
 func (c *Checkpoint) ReadValue(ctx context.Context, fqn string) (any, error) {
 	e, err := c.Entry(ctx, fqn)

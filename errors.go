@@ -23,7 +23,7 @@ var (
 	ErrVersion = storage.ErrVersion
 	// ErrExists reports a save onto a checkpoint that must not be replaced.
 	ErrExists = storage.ErrExists
-	// ErrUncertain reports a commit of which nobody can tell whether it took
+	// ErrUncertain reports a commit of which it is unknown whether it took
 	// place: look with Open, or save again.
 	ErrUncertain = storage.ErrUncertain
 	// ErrChanged reports a checkpoint that was replaced while it was loaded or

@@ -20,7 +20,7 @@ import (
 //
 // # Contract
 //
-//   - An object appears whole or not at all: nobody sees a part of one, whether
+//   - An object appears whole or not at all: no reader sees a part of one, whether
 //     its writer is still busy, was aborted, or died. Commit makes it visible.
 //   - Once Commit has returned, every later Open, Stat and List sees the object,
 //     and it survives the loss of power as far as the medium can promise. An

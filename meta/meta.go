@@ -99,7 +99,7 @@ type Properties struct {
 	MemoryFormat, Layout    string
 }
 
-// Bytes describes a value that is no tensor.
+// Bytes describes a value that is not a tensor.
 type Bytes struct {
 	// Codec says how Size bytes encode the value; see package value.
 	Codec string

@@ -118,7 +118,8 @@ func (c *Cache) compare(sent []*SavePlan) (changed bool, err error) {
 	return changed, nil
 }
 
-// knows reports whether rank r of so many sent that plan in the save before.
+// knows reports whether rank r sent that plan in the save before, which had as
+// many ranks.
 func (c *Cache) knows(r, ranks int, print Fingerprint) bool {
 	return ranks == len(c.locals) && c.locals[r].Fingerprint == print && print != Fingerprint{}
 }

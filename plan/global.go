@@ -378,7 +378,7 @@ type OwnerRule uint8
 // The rules.
 const (
 	// LeastLoaded gives an item to the holder with the fewest bytes so far:
-	// first everybody's own items are counted, then the shared ones are given
+	// first the items that one rank alone holds are counted, then the shared ones are given
 	// away, the largest first. Ties go to the lowest rank.
 	LeastLoaded OwnerRule = iota
 	// LowestRank gives an item to the lowest rank that holds it.

@@ -26,7 +26,7 @@ const (
 	KindTensor Kind = iota + 1
 	// KindShard is one chunk of a sharded tensor.
 	KindShard
-	// KindBytes is a value that is no tensor.
+	// KindBytes is a value that is not a tensor.
 	KindBytes
 )
 
@@ -44,7 +44,7 @@ func (k Kind) String() string {
 }
 
 // Info is what is the same on every rank about one name. Items share it and
-// nobody changes it: to change one, Clone it.
+// it is not changed: to change one, Clone it.
 type Info struct {
 	FQN string
 	// Path is where the value stood in the nested state; nil for a flat one.
@@ -52,7 +52,7 @@ type Info struct {
 	// Properties and Shape describe the global tensor.
 	meta.Properties
 	Shape []int64
-	// Codec says how a value that is no tensor is encoded.
+	// Codec is the encoding of a value that is not a tensor.
 	Codec string
 }
 
@@ -466,7 +466,7 @@ var (
 // maxSpelled bounds how many problems an error message spells out.
 const maxSpelled = 20
 
-// errorList is several errors at once. Its text spells out so many as a person
+// errorList is several errors at once. Its text spells out as many as a person
 // reads; it wraps all of them.
 type errorList []error
 

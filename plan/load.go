@@ -136,7 +136,7 @@ func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadI
 	}
 	switch l.value.(type) {
 	case *tensor.Tensor, Checkpointable:
-		// Replacing it would leave whoever else holds the tensor without.
+		// Other references to the tensor would not see a replacement.
 		return items, fmt.Errorf("%w: the checkpoint has a value, the state a %T", ErrMismatch, l.value)
 	}
 	if d.setup.bound && !l.bound {

@@ -25,7 +25,7 @@ type chunkIndex struct {
 // sorting them.
 const fewBoxes = 4
 
-// newChunkIndex returns an index for looking up so many boxes. Chunks that
+// newChunkIndex returns an index for looking up n boxes. Chunks that
 // leave the tensor are an error that wraps ErrMismatch.
 func newChunkIndex(e *meta.Entry, boxes int) (*chunkIndex, error) {
 	x := &chunkIndex{fqn: e.FQN, chunks: e.Tensor.Chunks, dim: -1}

@@ -17,7 +17,7 @@ import (
 type Sharer interface {
 	// CanShare reports that FinishPlan leaves the items as they are, and that
 	// ResolveTensor and CommitTensor take every box of rows of an item as an item
-	// of its own, whoever read it.
+	// of its own, whichever rank read it.
 	CanShare() bool
 }
 
@@ -408,7 +408,7 @@ func (e *election) assemble() {
 }
 
 // cells cuts the ranks 0 to n-1 into runs of about the same length that are not
-// too long. One rank alone is none.
+// too long. One rank alone is not a group.
 func cells(n int) func(yield func([2]int) bool) {
 	count := (n + maxCell - 1) / maxCell
 	return func(yield func([2]int) bool) {

@@ -44,7 +44,7 @@ type Part struct {
 
 // Layout says which parts of a tensor a rank holds. It is a pure function: the
 // same arguments give the same answer on every rank, so every rank can ask for
-// every other. Nobody writes to what a layout returns.
+// every other. The slices that a layout returns must not be changed.
 type Layout interface {
 	// Parts returns the rank's parts of a tensor of that global shape, in the
 	// order of the local tensor, none of them overlapping: none at all if
@@ -174,7 +174,7 @@ func (p Part) stretch(reach, shape []int64) error {
 // and ragged shards do. A rank's local tensor is one-dimensional, its interval;
 // the parts are the boxes that together make up the interval, in its order. A
 // rank whose interval is empty has no part, except of a tensor that has no
-// elements, of which every rank has the whole, so that somebody has it.
+// elements. Every rank has the whole of such a tensor, so that no rank lacks it.
 type Flat struct {
 	// Intervals has the half-open interval of the flattened tensor that each
 	// rank holds, rank 0 first.

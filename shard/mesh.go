@@ -162,7 +162,7 @@ type Matrix struct {
 	Device []int
 	// TensorMap has one list for each dimension of the tensor: the axes that
 	// cut it, counted from the right (0 is the last), the outermost cut first.
-	// -1 stands for no axis; so does an empty list. No axis is listed twice.
+	// -1 means no axis; so does an empty list. No axis is listed twice.
 	TensorMap [][]int
 	// Ranks are the ranks of the matrix in row-major order. Nil: 0, 1, 2, ….
 	Ranks []int

@@ -17,7 +17,7 @@ var ErrShape = errors.New("invalid shape")
 // Box is a half-open N-dimensional interval of a tensor's index space.
 // Offsets and Sizes have one value for each dimension; a box of no dimensions
 // is the single element of a 0-d tensor. Boxes share their slices freely:
-// nobody writes to the slices of a box after it was made.
+// the slices of a box are not changed after it was made.
 type Box struct {
 	Offsets []int64
 	Sizes   []int64

@@ -143,8 +143,8 @@ func CastFloat(t *Tensor, d DType) (*Tensor, error) {
 	return Cast(t, d)
 }
 
-// Shape returns sizes as the shape of a tensor, in memory of its own. The error
-// is that of [NumElements], and also tells of a size that does not fit an int64.
+// Shape returns sizes as the shape of a tensor, in new memory. The error is that
+// of [NumElements], also for a size that does not fit an int64.
 func Shape[I int | int32 | int64 | uint32 | uint64](sizes []I) ([]int64, error) {
 	shape := make([]int64, len(sizes))
 	for i, n := range sizes {

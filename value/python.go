@@ -26,7 +26,7 @@ type Pair struct {
 	Key, Value any
 }
 
-// Dict is a dict of Python that is no map[string]any: one with other keys than
+// Dict is a dict of Python that is not a map[string]any: one with other keys than
 // strings, or one that promises an order.
 type Dict struct {
 	// Pairs are in the order of their insertion. No key is twice there.
@@ -45,7 +45,7 @@ type Set struct {
 
 // Object is an object of Python that was stored by the name of its class or of
 // a function that makes it: torch.bfloat16, torch.Size([3, 4]), a datetime, or
-// an instance of somebody's own class. It is a record and nothing else: neither
+// an instance of a class. It is a record and nothing else: neither
 // this package nor any other looks up the name or calls anything.
 type Object struct {
 	// Module and Name are those of the class, or function, or thing itself.
@@ -55,7 +55,7 @@ type Object struct {
 	// everything below is empty.
 	Call bool
 	// New says that Args went to the class's __new__ rather than to a call. It
-	// matters to who writes the object down again, and to nobody else.
+	// matters only to a writer of pickles.
 	New  bool
 	Args Tuple
 	// Kwargs are the arguments with names.

@@ -22,7 +22,7 @@ import (
 )
 
 // Run checks the whole contract, a subtest a sentence. It calls open once for
-// each subtest, which must return an empty store that nobody else uses.
+// each subtest, which must return an empty store that nothing else uses.
 func Run(t *testing.T, open func(t *testing.T) blob.Store) {
 	for _, c := range slices.Concat(writing, ranging, reading, listing, naming, ending, sharing) {
 		t.Run(c.name, func(t *testing.T) { c.run(t, open(t)) })
@@ -103,7 +103,7 @@ func wantObject(t *testing.T, s blob.Store, name, data string) {
 	}
 }
 
-// wantNone checks that there is no such object for any that look.
+// wantNone checks that Open, Stat and List find no such object.
 func wantNone(t *testing.T, s blob.Store, name string) {
 	t.Helper()
 	_, err := s.Open(t.Context(), name)

@@ -329,7 +329,7 @@ func FailLate(err error) Action { return Action{late: err} }
 func Crash() Action { return Action{err: ErrCrashed, crash: true} }
 
 // CrashLate is Crash after the operation took effect: a Commit did make its
-// object visible, and nobody was told.
+// object visible, and the caller got an error.
 func CrashLate() Action { return Action{late: ErrCrashed, crash: true} }
 
 // Delay holds the operation up for d, or until its context is done.

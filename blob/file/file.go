@@ -310,7 +310,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 
 func (s *Store) remove(top *os.Root, name string) error {
 	if fi, err := top.Lstat(name); err != nil || fi.IsDir() {
-		return err // a directory is no object
+		return err // a directory is not an object
 	}
 	if err := top.Remove(name); err != nil {
 		return err
@@ -424,7 +424,7 @@ func (s *Store) prune(top *os.Root, dir string) {
 }
 
 // settle makes sure that the way to the directory dir survives the loss of
-// power, whoever made the directories on it, perhaps a moment ago.
+// power, also if another process has just made the directories on it.
 func (s *Store) settle(dir string) error {
 	s.mu.Lock()
 	known := s.settled[dir]
@@ -440,7 +440,7 @@ func (s *Store) settle(dir string) error {
 	if err := s.syncPath(filepath.Dir(s.dir)); err != nil {
 		return err
 	}
-	// dir holds the temporary file of the caller, so nobody has removed it
+	// dir holds the temporary file of the caller, so it was not removed
 	// since, and what was true above is true here.
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -449,7 +449,7 @@ func (s *Store) settle(dir string) error {
 }
 
 // syncPath makes the entries of a directory durable. It leaves out one that we
-// may not read: it is above the store and somebody else's.
+// may not read: it is above the store and belongs to another user.
 func (s *Store) syncPath(dir string) error {
 	if s.opts.NoSync {
 		return nil
@@ -564,7 +564,7 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 	return n, nil
 }
 
-// temps calls fn for each temporary file in dir that is no lock. The file is
+// temps calls fn for each temporary file in dir that is not a lock. The file is
 // open for that time.
 func (s *Store) temps(ctx context.Context, dir string, fn func(*os.Root, *os.File, blob.Temp) error) error {
 	return s.reserved(ctx, dir, func(root *os.Root, fi fs.FileInfo) error {

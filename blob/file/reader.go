@@ -17,7 +17,7 @@ import (
 const slice = 16 << 20
 
 // openRegular opens a file and returns its size. It looks before it opens: to
-// open a pipe waits for somebody to write to it.
+// open a pipe waits for a writer.
 func openRegular(path string) (*os.File, int64, error) {
 	fi, err := os.Stat(path)
 	if err != nil {

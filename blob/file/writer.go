@@ -43,7 +43,7 @@ type writer struct {
 }
 
 // openTries bounds how often a directory may vanish under Create. Each time
-// somebody must have removed the last object in it at just that moment.
+// another process must have removed the last object in it at that moment.
 const openTries = 1000
 
 // open makes the directory and the temporary file. It starts over if another

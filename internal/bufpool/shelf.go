@@ -6,7 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// keepBytes bounds the memory that is kept while nobody uses it.
+// keepBytes bounds the memory that is kept while it is not used.
 const keepBytes = 128 << 20
 
 // shelf holds the returned buffers of all pools: pools come and go with saves
@@ -62,7 +62,7 @@ func (s *buffers) find(size int) []byte {
 	return s.pop(size)
 }
 
-// give takes a buffer back. Where there is no room for it, buffers of other
+// give takes a buffer back. If there is no room for it, buffers of other
 // sizes make some: those of the size in use are the ones to be asked for again.
 func (s *buffers) give(b []byte) {
 	s.mu.Lock()

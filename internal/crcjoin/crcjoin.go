@@ -8,7 +8,7 @@ import "hash/crc32"
 // IEEE joins checksums of the polynomial that zip has.
 var IEEE = New(crc32.IEEE)
 
-// Table is what joining takes for one polynomial. Nobody changes it.
+// Table holds what joining needs for one polynomial. It is never changed.
 type Table struct {
 	poly uint32
 	// shifts[i] is x^(8*2^i) modulo the polynomial: the factor that moves a CRC
