@@ -215,7 +215,7 @@ func only(e *meta.Entry) *meta.Metadata { return &meta.Metadata{Entries: []meta.
 
 // read loads all that md describes by way of a planner.
 func (c *Checkpoint) read(ctx context.Context, md *meta.Metadata, p plan.LoadPlanner, s plan.State) error {
-	return wrap("read", c.store, protocol.Read(ctx, c.c.NewReader(storage.ReadOptions{}), md, p, s))
+	return wrap("read", c.store, protocol.Read(ctx, storage.ReaderOf(c.c, storage.ReadOptions{}), md, p, s))
 }
 
 // Verify reads every byte of the checkpoint and checks it. All that is wrong is

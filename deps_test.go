@@ -73,16 +73,14 @@ var layers = []struct{ name, imports string }{
 	// Formats, and what they share.
 	{"storage", "blob internal/wire meta plan tensor"},
 	{"storage/datafile", "blob internal/bufpool internal/crc32c internal/guard internal/progress plan storage tensor"},
-	{"storage/fetch", "blob internal/bufpool internal/guard storage"},
 	{"storage/publish", "blob meta plan storage storage/datafile"},
-	{"storage/verify", "storage"},
-	{"storage/foreign", "blob internal/crcjoin internal/guard meta plan storage storage/datafile storage/fetch storage/verify tensor"},
-	{"storage/native", "blob internal/crc32c internal/guard internal/progress internal/safetensors internal/wire meta plan storage storage/datafile storage/fetch storage/publish storage/verify tensor"},
+	{"storage/reading", "blob internal/bufpool internal/crcjoin internal/guard internal/progress meta plan storage tensor"},
+	{"storage/native", "blob internal/crc32c internal/guard internal/safetensors internal/wire meta plan storage storage/datafile storage/publish storage/reading tensor"},
 	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/datafile storage/publish"},
-	{"storage/torchfile", "blob internal/guard internal/torchsave meta plan storage storage/datafile storage/foreign storage/publish tensor value"},
-	{"storage/torchdcp", "blob internal/dcpmeta internal/guard internal/torchsave meta plan storage storage/datafile storage/dcpfiles storage/fetch storage/foreign storage/publish storage/torchfile tensor value"},
-	{"storage/hf", "blob blob/only internal/guard internal/safetensors meta plan storage storage/datafile storage/fetch storage/foreign storage/publish tensor"},
-	{"storage/hyper", "blob internal/dcpmeta internal/guard internal/pickle internal/safetensors internal/torchsave meta plan shard storage storage/datafile storage/dcpfiles storage/foreign storage/publish tensor value"},
+	{"storage/torchfile", "blob internal/guard internal/torchsave meta plan storage storage/datafile storage/publish storage/reading tensor value"},
+	{"storage/torchdcp", "blob internal/dcpmeta internal/guard internal/torchsave meta plan storage storage/datafile storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
+	{"storage/hf", "blob blob/only internal/guard internal/safetensors meta plan storage storage/datafile storage/publish storage/reading tensor"},
+	{"storage/hyper", "blob internal/dcpmeta internal/guard internal/pickle internal/safetensors internal/torchsave meta plan shard storage storage/datafile storage/dcpfiles storage/publish storage/reading tensor value"},
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
@@ -110,7 +108,7 @@ var layers = []struct{ name, imports string }{
 // libraries lists every module that we depend on, with the packages that may
 // import it outside of tests. docs/dependencies.md gives the reasons.
 var libraries = map[string]string{
-	"golang.org/x/sync":                "internal/bufpool internal/torchsave protocol storage/datafile storage/fetch storage/foreign storage/hf storage/hyper storage/native storage/torchdcp storage/torchfile convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli",
+	"golang.org/x/sync":                "internal/bufpool internal/torchsave protocol storage/datafile storage/hf storage/hyper storage/native storage/reading storage/torchdcp storage/torchfile convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli",
 	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c",
 	"golang.org/x/term":                "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",

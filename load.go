@@ -144,11 +144,13 @@ func (o *LoadOptions) reader(store blob.Store, rank int) (storage.Reader, error)
 	if store == nil {
 		return nil, errNoStore
 	}
-	open := func(ctx context.Context) (storage.Checkpoint, error) { return formats.Open(ctx, store, nil) }
-	if o.Format != nil {
-		open = func(ctx context.Context) (storage.Checkpoint, error) { return o.Format.Open(ctx, store) }
+	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+		return formats.Open(ctx, store, nil)
 	}
-	return storage.NewReader(open, storage.ReadOptions{BufferBytes: o.BufferBytes, Parallel: o.Parallel, TrustSizes: rank != 0}), nil
+	if o.Format != nil {
+		open = o.Format.Open
+	}
+	return storage.NewReader(open, store, storage.ReadOptions{BufferBytes: o.BufferBytes, Parallel: o.Parallel, TrustSizes: rank != 0}), nil
 }
 
 // check refuses options that would have no effect.

@@ -147,7 +147,7 @@ func TestContradictoryOptionsAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reader := storage.NewReader(nil, storage.ReadOptions{})
+	reader := storage.NewReader(nil, nil, storage.ReadOptions{})
 	planner := new(plan.DefaultLoad)
 	all := func(string) bool { return true }
 	same := func(fqn string) string { return fqn }

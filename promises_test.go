@@ -36,7 +36,7 @@ func (r *replaced) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
 func TestANewStateIsOfOneSave(t *testing.T) {
 	store := new(mem.Store)
 	mustSave(t, store, cairn.State{"a": whole(t, []int64{4}, 1), "b": whole(t, []int64{4}, 1), "v": 1})
-	r := &replaced{Reader: native.NewReader(store, nil), replace: func() {
+	r := &replaced{Reader: storage.NewReader(native.Format{}.Open, store, storage.ReadOptions{}), replace: func() {
 		mustSave(t, store, cairn.State{"a": whole(t, []int64{4}, 100), "c": whole(t, []int64{4}, 1)})
 	}}
 	s, _, err := cairn.LoadNew(t.Context(), store, &cairn.LoadOptions{Reader: r})

@@ -135,7 +135,7 @@ func TestLoadMarksThePlansOfReplicas(t *testing.T) {
 			onRanks(t, 4, func(ctx context.Context, g group.Group) error {
 				w := cut(t, c.layout, x, g.Rank())
 				_, err := cairn.Load(ctx, store, cairn.State{"x": w}, &cairn.LoadOptions{
-					Group: g, Share: c.share, Reader: watching{native.NewReader(store, nil), &seen},
+					Group: g, Share: c.share, Reader: watching{storage.NewReader(native.Format{}.Open, store, storage.ReadOptions{}), &seen},
 				})
 				return err
 			})

@@ -73,7 +73,7 @@ func TestDamageIsNotConverted(t *testing.T) {
 				if _, err := run(t.Context(), src, o, toNative(dst, false)); !errors.Is(err, storage.ErrCorrupt) {
 					t.Errorf("%s: Run = %v; want %v", claim, err, storage.ErrCorrupt)
 				}
-				if _, err := native.Open(t.Context(), dst); err == nil {
+				if _, err := (native.Format{}).Open(t.Context(), dst); err == nil {
 					t.Errorf("%s: there is a checkpoint of damaged tensors", claim)
 				}
 				src.Close()

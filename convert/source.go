@@ -68,11 +68,7 @@ func (s *source) read(ctx context.Context, wants []want) error {
 		return context.Cause(ctx)
 	}
 	defer s.slots.Release(1)
-	r := s.src.NewReader(s.opts)
-	if err := r.SetUp(ctx, s.md, storage.Session{Size: 1, Coordinator: true}); err != nil {
-		return err
-	}
-	_, err := r.ReadData(ctx, p, receiver(wants))
+	_, err := s.src.Read(ctx, s.md, p, receiver(wants), s.opts)
 	return err
 }
 

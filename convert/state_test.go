@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 func nativeAt(s blob.Store) storagetest.Place {
 	return storagetest.Place{
 		Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}) },
-		Reader: func() storage.Reader { return native.NewReader(s, nil) },
+		Reader: func() storage.Reader { return storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}) },
 	}
 }
 
@@ -79,7 +79,7 @@ func save(t testing.TB, s blob.Store, states ...plan.State) {
 
 func open(t testing.TB, s blob.Store) storage.Checkpoint {
 	t.Helper()
-	c, err := native.Open(context.Background(), s)
+	c, err := native.Format{}.Open(context.Background(), s)
 	if err != nil {
 		t.Fatal(err)
 	}

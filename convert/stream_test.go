@@ -36,7 +36,7 @@ func saveRows(t testing.TB, s blob.Store, x *tensor.Tensor) {
 // planned opens the checkpoint in s and plans its conversion to whole tensors.
 func planned(t testing.TB, s blob.Store, o Options) *Job {
 	t.Helper()
-	c, err := native.Open(context.Background(), s)
+	c, err := native.Format{}.Open(context.Background(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestBuffersStayWithinMemory(t *testing.T) {
 		"as it is": {}, "over ranks": {WorldSize: 8}, "cast": {DType: []string{"bfloat16"}, Merge: true},
 	} {
 		t.Run(claim, func(t *testing.T) {
-			c, err := native.Open(t.Context(), s)
+			c, err := native.Format{}.Open(t.Context(), s)
 			if err != nil {
 				t.Fatal(err)
 			}

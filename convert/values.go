@@ -85,11 +85,7 @@ func readObjects(ctx context.Context, src storage.Checkpoint, md *meta.Metadata,
 			Kind: plan.KindBytes, Dest: meta.Index{FQN: e.src.FQN, Hint: int32(i)}, Source: meta.Index{FQN: e.src.FQN},
 		})
 	}
-	r := src.NewReader(o)
-	if err := r.SetUp(ctx, md, storage.Session{Size: 1, Coordinator: true}); err != nil {
-		return nil, err
-	}
-	if _, err := r.ReadData(ctx, p, to); err != nil {
+	if _, err := src.Read(ctx, md, p, to, o); err != nil {
 		return nil, err
 	}
 	for i := range to.got {

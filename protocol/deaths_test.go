@@ -247,7 +247,7 @@ func (j *job) checkStore(t *testing.T, d death, uncertain bool) {
 		t.Fatal(err)
 	}
 	state := plan.State{"n": nil}
-	err = protocol.Read(t.Context(), c.NewReader(storage.ReadOptions{}), md, new(plan.DefaultLoad), state)
+	err = protocol.Read(t.Context(), storage.ReaderOf(c, storage.ReadOptions{}), md, new(plan.DefaultLoad), state)
 	step := *md.Storage.Step
 	if err != nil || state["n"] != step {
 		t.Errorf("the checkpoint of step %d has n = %v, %v", step, state["n"], err)
@@ -396,7 +396,7 @@ func act(ctx context.Context, g group.Group, o order, t deathTrap) error {
 	}
 	_, err = protocol.Load(ctx, protocol.LoadJob{
 		Group: g, Planner: &LoadPlanner{Hook: t.enter, Share: true}, State: stateOf(g.Rank(), 0),
-		Reader: &Reader{Reader: native.NewReader(store, nil), Hook: t.enter}, Share: o.Op == opShare,
+		Reader: &Reader{Reader: storage.NewReader(native.Format{}.Open, store, storage.ReadOptions{}), Hook: t.enter}, Share: o.Op == opShare,
 	})
 	if err != nil {
 		return err

@@ -227,7 +227,7 @@ func TestResultsOfLoadPlannersAndReadersAreChecked(t *testing.T) {
 		[]string{"planner's GlobalPlan", "reader's PrepareGlobalPlan"}) {
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 			_, err := protocol.Load(ctx, protocol.LoadJob{
-				Group: g, State: blank(t, g.Rank()), Planner: &faultyLoad{f: f}, Reader: &faultyReader{native.NewReader(s, nil), f},
+				Group: g, State: blank(t, g.Rank()), Planner: &faultyLoad{f: f}, Reader: &faultyReader{storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), f},
 			})
 			return err
 		})

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
@@ -63,7 +64,7 @@ func TestObserverAndTotals(t *testing.T) {
 	}
 	errs = onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		r, err := protocol.Load(ctx, protocol.LoadJob{
-			Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: blank(t, g.Rank()), Observer: observe(g.Rank()),
+			Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: blank(t, g.Rank()), Observer: observe(g.Rank()),
 		})
 		if err == nil && (r.Total.Needed != 16*6*4+world*(5*8+20_000) || r.Local.Needed == 0) {
 			err = fmt.Errorf("stats %+v of %+v", r.Local, r.Total)

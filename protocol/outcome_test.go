@@ -68,9 +68,9 @@ func TestNamedErrorsAreKnownOnAllRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-			job := protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(sound, nil), State: plan.State{}}
+			job := protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, sound, storage.ReadOptions{}), State: plan.State{}}
 			if g.Rank() == 3 {
-				job.Reader = native.NewReader(s, nil)
+				job.Reader = storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{})
 			}
 			_, err := protocol.Load(ctx, job)
 			return err
@@ -170,7 +170,7 @@ func TestRanksThatSeeDifferentSaves(t *testing.T) {
 		if g.Rank() == 2 {
 			s = b
 		}
-		_, err := protocol.Load(ctx, protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: blank(t, g.Rank())})
+		_, err := protocol.Load(ctx, protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: blank(t, g.Rank())})
 		return err
 	})
 	checkSame(t, errs, "plan", []int{0})

@@ -109,7 +109,7 @@ func checkHolds(t *testing.T, s blob.Store, seed byte) {
 	t.Helper()
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		got := blank(t, g.Rank())
-		_, err := protocol.Load(ctx, protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: got})
+		_, err := protocol.Load(ctx, protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: got})
 		if err != nil {
 			return err
 		}

@@ -270,7 +270,7 @@ func TestLoadCallsAsDrawn(t *testing.T) {
 				_, err := protocol.Load(ctx, protocol.LoadJob{
 					Group: g, State: blank(t, g.Rank()), Share: share,
 					Planner: &notedLoad{LoadPlanner{Hook: d.hook(g.Rank()), Share: share}, n},
-					Reader:  &notedReader{Reader{Reader: native.NewReader(s, nil), Hook: d.hook(g.Rank())}, n},
+					Reader:  &notedReader{Reader{Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), Hook: d.hook(g.Rank())}, n},
 				})
 				return err
 			})

@@ -102,7 +102,7 @@ func checkReplica(t testing.TB, s plan.State, rank int) error {
 
 func shareJob(t testing.TB, g group.Group, s blob.Store) protocol.LoadJob {
 	return protocol.LoadJob{
-		Group: g, Planner: new(plan.DefaultLoad), Reader: native.NewReader(s, nil), State: replica(t, g.Rank()), Share: true,
+		Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: replica(t, g.Rank()), Share: true,
 	}
 }
 

@@ -2,8 +2,10 @@ package storage
 
 import (
 	"context"
+	"runtime"
 
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 )
 
 // Checkpoint is an open checkpoint of some format, for reading without a job.
@@ -25,10 +27,14 @@ type Checkpoint interface {
 	// hold e are large enough for what the metadata says: a reader that is about
 	// to make room for a large tensor asks first.
 	CheckHeld(ctx context.Context, e *meta.Entry) error
-	// NewReader returns a reader of this checkpoint for one rank of a load. Its
-	// ReadMetadata may return what Metadata does. It keeps nothing open between
-	// calls, and goes on working when the checkpoint is closed.
-	NewReader(o ReadOptions) Reader
+	// CheckFiles returns an error that wraps ErrCorrupt if the format records the
+	// sizes of the data files and a file is missing or has another size. Ranks that
+	// load a checkpoint make this check once, before they take memory.
+	CheckFiles(ctx context.Context) error
+	// Read reads the items of a plan and hands them to dst. It returns once
+	// everything was handed over and verified. md is the result of Metadata, or the
+	// part of it that p needs. Read also works after Close.
+	Read(ctx context.Context, md *meta.Metadata, p *plan.LoadPlan, dst Receiver, o ReadOptions) (ReadStats, error)
 	// Verify reads every byte of the checkpoint and checks what the format lets
 	// it check. All that is wrong is in the report; the error is for what could
 	// not be checked at all. progress, if not nil, is told of the bytes that
@@ -37,18 +43,43 @@ type Checkpoint interface {
 	Close() error
 }
 
+// DefaultBufferBytes is the host memory that a rank uses for bytes on their way to
+// or from a store, if no option sets another bound.
+const DefaultBufferBytes = 1 << 30
+
 // ReadOptions change how a checkpoint is read. The zero value means the
 // defaults.
 type ReadOptions struct {
 	// BufferBytes bounds the host memory that a rank uses for bytes on their way
-	// from the store. Zero: 1 GiB.
+	// from the store, down to 1 MiB, which it always takes. Bytes that are read
+	// into the state itself need no other memory. Zero: DefaultBufferBytes.
 	BufferBytes int64
 	// Parallel is the number of reads at the same time. Zero: 4, or one for
 	// each processor if there are more.
 	Parallel int
-	// TrustSizes leaves out a look at the size of every data file before
-	// anything is read, where the format has one. In a job one rank's is enough.
+	// TrustSizes makes a Reader leave out Checkpoint.CheckFiles. In a job one
+	// rank's check is enough.
 	TrustSizes bool
+	// Progress, if not nil, receives the number of bytes of the plan's items that
+	// were read. When Read returns nil, the sum is that of all items that are not
+	// stored in the metadata. It is called from several goroutines at once.
+	Progress func(bytes int64)
+}
+
+// Budget returns BufferBytes or its default.
+func (o *ReadOptions) Budget() int64 {
+	if o.BufferBytes > 0 {
+		return o.BufferBytes
+	}
+	return DefaultBufferBytes
+}
+
+// Workers returns Parallel or its default.
+func (o *ReadOptions) Workers() int {
+	if o.Parallel > 0 {
+		return o.Parallel
+	}
+	return max(4, runtime.GOMAXPROCS(0))
 }
 
 // Journal remembers which files of a save are finished, so that a save that was

@@ -15,7 +15,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -283,57 +282,6 @@ func TestJournalledFilesAreNotWrittenAgain(t *testing.T) {
 	j.fail = errors.New("no journal today")
 	if _, err := datafile.Write(ctx, s, []*datafile.File{file("c", "")}, contents{}, sess, 0, opts); !errors.Is(err, j.fail) {
 		t.Errorf("a journal that cannot be read: %v", err)
-	}
-}
-
-func TestScanShowsEveryByteInOrder(t *testing.T) {
-	s := new(mem.Store)
-	want := make([]byte, 20<<20)
-	for i := range want {
-		want[i] = byte(i >> 12)
-	}
-	if _, err := blob.WriteAll(t.Context(), s, "f", want, nil); err != nil {
-		t.Fatal(err)
-	}
-	var got []byte
-	size, err := datafile.Scan(t.Context(), s, "f", func(p []byte, at int64) {
-		if at != int64(len(got)) {
-			t.Errorf("bytes at %d after %d", at, len(got))
-		}
-		got = append(got, p...)
-	})
-	if err != nil || size != int64(len(want)) || !bytes.Equal(got, want) {
-		t.Errorf("Scan saw %d bytes of %d, %v", len(got), size, err)
-	}
-	if _, err := datafile.Scan(t.Context(), s, "none", func([]byte, int64) {}); err == nil {
-		t.Error("a file that is not there was scanned")
-	}
-}
-
-// A piece that cannot be read ends the scan, and nothing behind it is visited.
-func TestScanStopsAtAnError(t *testing.T) {
-	s := new(mem.Store)
-	if _, err := blob.WriteAll(t.Context(), s, "f", make([]byte, 40<<20), nil); err != nil {
-		t.Fatal(err)
-	}
-	broken := errors.New("broken")
-	for nth := int64(1); nth <= 5; nth++ {
-		var seen int64
-		f := fault.New(s, fault.Rule{On: fault.Read, Nth: nth, Do: fault.Fail(broken)})
-		_, err := datafile.Scan(t.Context(), f, "f", func(p []byte, at int64) {
-			if at != seen {
-				t.Errorf("bytes at %d after %d", at, seen)
-			}
-			seen += int64(len(p))
-		})
-		if !errors.Is(err, broken) || seen == 40<<20 {
-			t.Errorf("Scan = %v after %d bytes; want the error", err, seen)
-		}
-	}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	_, err := datafile.Scan(ctx, s, "f", func([]byte, int64) { cancel(broken) })
-	if !errors.Is(err, broken) {
-		t.Errorf("Scan = %v; want the cause of its context", err)
 	}
 }
 

@@ -107,7 +107,7 @@ func openAndRead(t *testing.T, s blob.Store, format string) error {
 		return fmt.Errorf("open: %w", err)
 	}
 	defer c.Close()
-	p := storagetest.Place{Reader: func() storage.Reader { return c.NewReader(storage.ReadOptions{}) }}
+	p := storagetest.Place{Reader: func() storage.Reader { return storage.ReaderOf(c, storage.ReadOptions{}) }}
 	got := plan.State{"v": storagetest.Filled(t, tensor.Float32, []int64{64}, 0), "w": storagetest.Filled(t, tensor.Float32, []int64{64}, 0)}
 	if err := storagetest.Load(t.Context(), p, got); err != nil {
 		return fmt.Errorf("load: %w", err)

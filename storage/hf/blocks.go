@@ -7,7 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -15,15 +15,15 @@ import (
 // are cut into blocks, with a factor for each.
 type blocks struct {
 	store         blob.Store
-	weight, scale *foreign.Region
+	weight, scale *reading.Region
 	shape, scales []int64 // of the weight and of the factors
 	rows, cols    int64   // of a block
 }
 
-var _ foreign.Cutter = (*blocks)(nil)
+var _ reading.Cutter = (*blocks)(nil)
 
 // newBlocks pairs a weight with its factors.
-func (s *source) newBlocks(weight, scale *meta.Entry, block []int64) (foreign.Maker, []int64, error) {
+func (s *source) newBlocks(weight, scale *meta.Entry, block []int64) (reading.Maker, []int64, error) {
 	m := &blocks{store: s.store, shape: weight.Tensor.Shape, scales: scale.Tensor.Shape, rows: block[0], cols: block[1]}
 	var err error
 	if m.weight, m.scale, err = bothWhole(weight, scale); err != nil {
@@ -59,7 +59,7 @@ func (m *blocks) Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, b
 	if err != nil {
 		return 0, err
 	}
-	read, err := foreign.ReadBox(ctx, m.store, m.weight, m.shape, box, numbers, budget)
+	read, err := reading.ReadBox(ctx, m.store, m.weight, m.shape, box, numbers, budget)
 	if err != nil {
 		return read, err
 	}
@@ -68,7 +68,7 @@ func (m *blocks) Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, b
 	if err != nil {
 		return read, err
 	}
-	n, err := foreign.ReadBox(ctx, m.store, m.scale, m.scales, at, factors, budget)
+	n, err := reading.ReadBox(ctx, m.store, m.scale, m.scales, at, factors, budget)
 	read += n
 	if err != nil {
 		return read, err

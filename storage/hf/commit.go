@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
 // commit is the content of cairn-save.json: the save, its files and its tensors. The
@@ -58,19 +58,19 @@ func (c *commit) lists() bool { return c != nil && len(c.Files) > 0 }
 
 // compareSizes returns the files that have the sizes that the commit lists, and
 // adds the others to l.
-func (c *commit) compareSizes(files []*dataFile, l foreign.Lost) []*dataFile {
+func (c *commit) compareSizes(files []*dataFile, l reading.Lost) []*dataFile {
 	return slices.DeleteFunc(files, func(f *dataFile) bool {
 		if f.size == c.Files[f.name] {
 			return false
 		}
-		l[f.name] = foreign.Damaged(f.name, "it has %d bytes, and %d in %s", f.size, c.Files[f.name], commitName)
+		l[f.name] = reading.Damaged(f.name, "it has %d bytes, and %d in %s", f.size, c.Files[f.name], commitName)
 		return true
 	})
 }
 
 // gatherListed fills in the tensors that the commit lists, with their global
 // shapes. If files are lost, those that lack a piece are missing.
-func (s *source) gatherListed(files []*dataFile, c *commit, l foreign.Lost) error {
+func (s *source) gatherListed(files []*dataFile, c *commit, l reading.Lost) error {
 	g, err := gather(files)
 	if err != nil {
 		return err
@@ -84,14 +84,14 @@ func (s *source) gatherListed(files []*dataFile, c *commit, l foreign.Lost) erro
 		case err == nil:
 			s.md.Entries = append(s.md.Entries, meta.Entry{FQN: name, Tensor: t})
 		case len(l) == 0:
-			errs = append(errs, foreign.Damaged(commitName, "%w: %q: %w", ErrSharding, name, err))
+			errs = append(errs, reading.Damaged(commitName, "%w: %q: %w", ErrSharding, name, err))
 		default:
 			missing = append(missing, meta.Missing{FQN: name, File: in, Err: why})
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(g.tensors)) {
 		if _, ok := c.Tensors[name]; !ok {
-			errs = append(errs, foreign.Damaged(commitName, "%w: it does not list %q", ErrSharding, name))
+			errs = append(errs, reading.Damaged(commitName, "%w: it does not list %q", ErrSharding, name))
 		}
 	}
 	if len(errs) > 0 {
@@ -117,7 +117,7 @@ func (g *gathering) whole(name string, want wholeTensor) (*meta.Tensor, error) {
 func readCommitFile(ctx context.Context, store blob.Store) (*commit, error) {
 	b, err := blob.ReadAll(ctx, store, commitName, maxIndex)
 	if errors.Is(err, blob.ErrTooLarge) {
-		return nil, foreign.Damaged(commitName, "%w", err)
+		return nil, reading.Damaged(commitName, "%w", err)
 	}
 	if err != nil {
 		return nil, err
@@ -128,11 +128,11 @@ func readCommitFile(ctx context.Context, store blob.Store) (*commit, error) {
 func decodeCommit(b []byte) (*commit, error) {
 	c := &commit{}
 	if err := json.Unmarshal(b, c); err != nil {
-		return nil, foreign.Damaged(commitName, "%w", err)
+		return nil, reading.Damaged(commitName, "%w", err)
 	}
 	for name := range c.Files {
 		if err := blob.CheckName(name); err != nil || strings.Contains(name, "/") {
-			return nil, foreign.Damaged(commitName, "the file %q leaves the folder", name)
+			return nil, reading.Damaged(commitName, "the file %q leaves the folder", name)
 		}
 	}
 	return c, nil

@@ -16,7 +16,7 @@ import (
 func at(s blob.Store, o *options) storagetest.Place {
 	return storagetest.Place{
 		Writer: func() storage.Writer { return newWriter(s, o) },
-		Reader: func() storage.Reader { return NewReader(s, nil, storage.ReadOptions{}) },
+		Reader: func() storage.Reader { return storage.NewReader(Format{}.Open, s, storage.ReadOptions{}) },
 	}
 }
 

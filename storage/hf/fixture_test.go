@@ -33,7 +33,7 @@ func TestFixtures(t *testing.T) {
 
 func checkFixture(t *testing.T, s blob.Store, items map[string]fixture.Item) {
 	t.Helper()
-	c, err := Open(t.Context(), s, nil)
+	c, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,9 +50,9 @@ func checkFixture(t *testing.T, s blob.Store, items map[string]fixture.Item) {
 }
 
 // loadAll loads everything that a store holds.
-func loadAll(t testing.TB, s blob.Store, o *Options) plan.State {
+func loadAll(t testing.TB, s blob.Store, f Format) plan.State {
 	t.Helper()
-	p := storagetest.Place{Reader: func() storage.Reader { return NewReader(s, o, storage.ReadOptions{}) }}
+	p := storagetest.Place{Reader: func() storage.Reader { return storage.NewReader(f.Open, s, storage.ReadOptions{}) }}
 	md, err := p.Reader().ReadMetadata(t.Context())
 	if err != nil {
 		t.Fatal(err)

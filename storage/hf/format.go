@@ -1,7 +1,6 @@
 package hf
 
 import (
-	"context"
 	"errors"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -29,8 +28,11 @@ type Format struct {
 	// File is the index or the safetensors file to open. Empty: Open finds it,
 	// the usual names first.
 	File string
-	// Dequantize opens quantised weights as the numbers that they stand for. See
-	// Options.
+	// Dequantize opens quantised weights as the numbers that they stand for: weights
+	// of 8-bit floats with a scale for each block (X and X_scale_inv), and weights
+	// of 4-bit floats with a scale for each group (X_blocks and X_scales). The
+	// scales are not tensors of the checkpoint then. Other kinds of quantised
+	// weights are refused with ErrQuantized.
 	Dequantize bool
 	// DType is the type of these numbers. It needs Dequantize. Invalid: float32.
 	DType tensor.DType
@@ -63,9 +65,4 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 		f.Shards = o.FilesPerRank
 	}
 	return newWriter(store, &options{f, o}), nil
-}
-
-// Open opens the checkpoint at the root of store.
-func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-	return Open(ctx, store, &Options{File: f.File, Dequantize: f.Dequantize, DType: f.DType})
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -22,7 +22,7 @@ type gathering struct {
 // gatherIndexed fills in the tensors of files by an index: tensors that the index
 // does not name are not part of the checkpoint, and those that it names and that
 // are not in their files are missing.
-func (s *source) gatherIndexed(files []*dataFile, where weightMap, l foreign.Lost) error {
+func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.Lost) error {
 	g := gathering{map[string]*meta.Tensor{}}
 	var errs []error
 	for _, f := range files {
@@ -33,11 +33,11 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l foreign.Los
 				continue
 			}
 			if in != f.name {
-				errs = append(errs, foreign.Damaged(f.name, "%w: it has %q, which the index has in %s", ErrIndex, e.Name, in))
+				errs = append(errs, reading.Damaged(f.name, "%w: it has %q, which the index has in %s", ErrIndex, e.Name, in))
 			} else if err := g.add(f, e); err != nil {
 				errs = append(errs, err)
 			} else if !atOrigin(g.tensors[e.Name].Chunks[0]) {
-				errs = append(errs, foreign.Damaged(f.name, "%w: %q is only a shard", ErrSharding, e.Name))
+				errs = append(errs, reading.Damaged(f.name, "%w: %q is only a shard", ErrSharding, e.Name))
 			}
 		}
 	}
@@ -51,7 +51,7 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l foreign.Los
 		}
 		err := l[file]
 		if err == nil {
-			err = foreign.Damaged(file, "%w: the index has %q in it, and it is not there", ErrIndex, name)
+			err = reading.Damaged(file, "%w: the index has %q in it, and it is not there", ErrIndex, name)
 		}
 		missing = append(missing, meta.Missing{FQN: name, File: file, Err: err})
 	}
@@ -112,14 +112,14 @@ func checkTogether(files []*dataFile) error {
 // add adds one entry of a file.
 func (g *gathering) add(f *dataFile, e *safetensors.Entry) error {
 	fail := func(err error) error {
-		return foreign.Damaged(f.name, "%w: %w", ErrSharding, err)
+		return reading.Damaged(f.name, "%w: %w", ErrSharding, err)
 	}
 	d, ok := safetensors.TensorDType(e.DType)
 	if !ok {
 		return fmt.Errorf("%w: %s: %q has the unknown element type %s", storage.ErrVersion, f.name, e.Name, e.DType)
 	}
 	if err := meta.CheckFQN(e.Name); err != nil {
-		return foreign.Damaged(f.name, "%w", err)
+		return reading.Damaged(f.name, "%w", err)
 	}
 	box, err := f.boxOf(e)
 	if err != nil {
@@ -148,7 +148,7 @@ func (g *gathering) entries() ([]meta.Entry, error) {
 	for _, name := range slices.Sorted(maps.Keys(g.tensors)) {
 		t := g.tensors[name]
 		if err := checkTiles(t); err != nil {
-			errs = append(errs, foreign.Damaged(t.Locs[0].File, "%w: %q: %w", ErrSharding, name, err))
+			errs = append(errs, reading.Damaged(t.Locs[0].File, "%w: %q: %w", ErrSharding, name, err))
 		}
 		out = append(out, meta.Entry{FQN: name, Tensor: t})
 	}

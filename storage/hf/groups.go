@@ -9,7 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -18,11 +18,11 @@ import (
 // groups, and each group has a power of two as its factor.
 type groups struct {
 	store         blob.Store
-	bytes, scale  *foreign.Region
+	bytes, scale  *reading.Region
 	shape, scales []int64 // of the bytes and of the factors
 }
 
-var _ foreign.Cutter = (*groups)(nil)
+var _ reading.Cutter = (*groups)(nil)
 
 // fp4 are the numbers that four bits stand for.
 var fp4 = [16]float32{0, .5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)), -.5, -1, -1.5, -2, -3, -4, -6}
@@ -31,7 +31,7 @@ var fp4 = [16]float32{0, .5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)), 
 const bias = 127
 
 // newGroups pairs the bytes of a weight with its factors.
-func (s *source) newGroups(weight, scale *meta.Entry) (foreign.Maker, []int64, error) {
+func (s *source) newGroups(weight, scale *meta.Entry) (reading.Maker, []int64, error) {
 	m := &groups{store: s.store, shape: weight.Tensor.Shape, scales: scale.Tensor.Shape}
 	var err error
 	if m.bytes, m.scale, err = bothWhole(weight, scale); err != nil {
@@ -93,12 +93,12 @@ func (m *groups) Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, b
 }
 
 // read returns the bytes of a box of a region.
-func (m *groups) read(ctx context.Context, r *foreign.Region, sizes []int64, box tensor.Box, budget int64) ([]byte, int64, error) {
+func (m *groups) read(ctx context.Context, r *reading.Region, sizes []int64, box tensor.Box, budget int64) ([]byte, int64, error) {
 	x, err := tensor.New(tensor.Uint8, box.Sizes)
 	if err != nil {
 		return nil, 0, err
 	}
-	n, err := foreign.ReadBox(ctx, m.store, r, sizes, box, x, budget)
+	n, err := reading.ReadBox(ctx, m.store, r, sizes, box, x, budget)
 	return x.Contents(), n, err
 }
 

@@ -14,8 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/fetch"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
 // dataFile is a file of tensors whose header was read.
@@ -30,7 +29,7 @@ type dataFile struct {
 
 // reason returns why tensors that lie in lost files cannot be read, and the file if
 // it is one.
-func reason(l foreign.Lost) (file string, err error) {
+func reason(l reading.Lost) (file string, err error) {
 	names := slices.Sorted(maps.Keys(l))
 	switch len(names) {
 	case 0:
@@ -43,10 +42,10 @@ func reason(l foreign.Lost) (file string, err error) {
 
 // readFiles reads the headers of files, in parallel. It returns the files that can
 // be read, in the order of the names, and those that are missing or damaged.
-func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFile, foreign.Lost, error) {
+func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFile, reading.Lost, error) {
 	out, bad := make([]*dataFile, len(names)), make([]error, len(names))
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(fetch.Workers(0))
+	g.SetLimit(new(storage.ReadOptions).Workers())
 	for i, name := range names {
 		g.Go(guard.Func(func() error {
 			f, err := readFile(gctx, store, name)
@@ -60,7 +59,7 @@ func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFi
 	if err := g.Wait(); err != nil {
 		return nil, nil, err
 	}
-	l := foreign.Lost{}
+	l := reading.Lost{}
 	for i, err := range bad {
 		if err != nil {
 			l[names[i]] = err
@@ -73,7 +72,7 @@ func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFi
 func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, error) {
 	r, err := store.Open(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, foreign.Damaged(name, "the file is missing")
+		return nil, reading.Damaged(name, "the file is missing")
 	}
 	if err != nil {
 		return nil, err
@@ -86,11 +85,11 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 			return nil, kindErr
 		}
 		if kind != "" {
-			return nil, foreign.Damaged(name, "%w: it is %s", err, kind)
+			return nil, reading.Damaged(name, "%w: it is %s", err, kind)
 		}
 	}
 	if errors.Is(err, safetensors.ErrHeader) || errors.Is(err, blob.ErrRange) {
-		return nil, foreign.Damaged(name, "%w", err)
+		return nil, reading.Damaged(name, "%w", err)
 	}
 	if err != nil {
 		return nil, err
@@ -98,7 +97,7 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 	f := &dataFile{name: name, size: r.Size(), header: h}
 	if text, ok := h.Metadata[keySharding]; ok {
 		if f.sharding, err = decodeSharding(text); err != nil {
-			return nil, foreign.Damaged(name, "%w: %w", ErrSharding, err)
+			return nil, reading.Damaged(name, "%w: %w", ErrSharding, err)
 		}
 	}
 	return f, nil

@@ -50,7 +50,7 @@ const Version = "hf safetensors"
 
 var (
 	// ErrAmbiguous reports a folder in which several checkpoints could be meant.
-	// Options.File says which.
+	// Format.File selects one.
 	ErrAmbiguous = errors.New("several checkpoints could be meant")
 	// ErrIndex reports an index that is malformed or contradicts the files. It
 	// is also a storage.ErrCorrupt.

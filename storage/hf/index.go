@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
 // maxIndex bounds the text of an index: it is of the kind of a header.
@@ -83,7 +83,7 @@ func readIndex(ctx context.Context, store blob.Store, name string) (weightMap, e
 }
 
 func badIndex(name string, err error) error {
-	return foreign.Damaged(name, "%w: %w", ErrIndex, err)
+	return reading.Damaged(name, "%w: %w", ErrIndex, err)
 }
 
 // decodeIndex returns the weight map of an index.

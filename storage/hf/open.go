@@ -11,84 +11,49 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/only"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Options change what is read of a folder. Nil means the defaults.
-type Options struct {
-	// File is the index or the safetensors file to read. Empty: it is found, the
-	// usual names first.
-	File string
-	// Dequantize reads quantised weights as the numbers they stand for: weights
-	// of 8-bit floats with a scale for each block (X and X_scale_inv), and those
-	// of 4-bit floats with a scale for each group (X_blocks and X_scales). The
-	// scales are no tensors of the checkpoint then. Kinds that are not known are
-	// refused with ErrQuantized.
-	Dequantize bool
-	// DType is the type of the numbers that quantised weights are read as.
-	// It needs Dequantize. Invalid: float32.
-	DType tensor.DType
-}
-
-func (o *Options) withDefaults() Options {
-	var out Options
-	if o != nil {
-		out = *o
-	}
-	return out
-}
-
 // Open opens the checkpoint of safetensors at the root of store: model.safetensors,
 // the files of an index, a single file of any name, or the files of a distributed
-// save. Only the headers are read.
-func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
-	src, err := watchSource(ctx, store, o.withDefaults())
-	if err != nil {
-		return nil, err
-	}
-	return foreign.Open(store, src), nil
-}
-
-// NewReader returns a reader of such a checkpoint, for one rank of a load.
-func NewReader(store blob.Store, o *Options, ro storage.ReadOptions) storage.Reader {
-	opts := o.withDefaults()
-	return foreign.NewReader(func(ctx context.Context) (*foreign.Source, error) { return watchSource(ctx, store, opts) }, store, ro)
-}
-
-// watchSource is openSource for a checkpoint that may be replaced meanwhile.
-func watchSource(ctx context.Context, store blob.Store, o Options) (*foreign.Source, error) {
-	if err := storage.RefuseIf(o.DType != tensor.Invalid && !o.Dequantize, "DType has no effect without Dequantize"); err != nil {
+// save. It reads only the headers.
+func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+	if err := storage.RefuseIf(f.DType != tensor.Invalid && !f.Dequantize, "DType has no effect without Dequantize"); err != nil {
 		return nil, err
 	}
 	names := records
-	if o.File != "" {
-		names = []string{o.File}
+	if f.File != "" {
+		names = []string{f.File}
 	}
-	return foreign.Watch(ctx, store, names, func(ctx context.Context) (*foreign.Source, error) { return openSource(ctx, store, o) })
+	src, err := reading.Watch(ctx, store, names, func(ctx context.Context) (*reading.Source, error) { return f.openSource(ctx, store) })
+	if err != nil {
+		return nil, err
+	}
+	return reading.Open(store, src), nil
 }
 
 // openSource describes the checkpoint at the root of store.
-func openSource(ctx context.Context, store blob.Store, o Options) (*foreign.Source, error) {
+func (f Format) openSource(ctx context.Context, store blob.Store) (*reading.Source, error) {
 	dir, err := list(ctx, store)
 	if err != nil {
 		return nil, err
 	}
 	s := &source{store: store, payload: map[string]int64{}}
-	files, err := s.read(ctx, dir, o.File)
+	files, err := s.read(ctx, dir, f.File)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", store, err)
 	}
-	if o.Dequantize {
-		if err := s.dequantize(ctx, dir, cmp.Or(o.DType, tensor.Float32)); err != nil {
+	if f.Dequantize {
+		if err := s.dequantize(ctx, dir, cmp.Or(f.DType, tensor.Float32)); err != nil {
 			return nil, fmt.Errorf("%s: %w", store, err)
 		}
 	}
-	for _, f := range files {
-		s.add(f.name, f.size)
-		s.payload[f.name] = f.size - f.header.Size
+	for _, file := range files {
+		s.add(file.name, file.size)
+		s.payload[file.name] = file.size - file.header.Size
 	}
-	return &foreign.Source{Metadata: &s.md, Files: s.files, Problems: s.problems, Chunk: s.chunk, Check: s.check}, nil
+	return &reading.Source{Metadata: &s.md, Files: s.files, Problems: s.problems, Chunk: s.chunk, Check: s.check}, nil
 }
 
 // source is a checkpoint of safetensors.
@@ -96,7 +61,7 @@ type source struct {
 	store blob.Store
 	md    meta.Metadata
 	files []storage.File
-	made  map[string]foreign.Maker // by name: weights that are quantised
+	made  map[string]reading.Maker // by name: weights that are quantised
 	// payload is how many bytes of tensors each file has.
 	payload map[string]int64
 	// problems are those of damaged files, if other files can be read.
@@ -145,9 +110,9 @@ func (s *source) alone(ctx context.Context, name string) ([]*dataFile, error) {
 	return files, err
 }
 
-// check is foreign.Source.Check: no byte of a tensor has a checksum.
-func (s *source) check(_ context.Context, file string, _ func(fqn, text string), _ func(foreign.ChunkID, foreign.Chunk)) (int64, error) {
-	return s.payload[file], nil
+// check is reading.Source.Check: the bytes of tensors have no checksum.
+func (s *source) check(ctx context.Context, f *reading.FileCheck) (int64, error) {
+	return s.payload[f.File.Name], f.Scan(ctx, nil)
 }
 
 // listed reads files that no index names. If the commit of their save lists files,
@@ -172,7 +137,7 @@ func (s *source) listed(ctx context.Context, dir *folder, names []string) ([]*da
 	}
 	switch {
 	case len(files) == 0 && len(l) == 0:
-		return nil, foreign.Damaged(commitName, "%w: no file of its save is there", ErrSharding)
+		return nil, reading.Damaged(commitName, "%w: no file of its save is there", ErrSharding)
 	case len(files) == 0 || !c.lists() && len(l) > 0: // nothing tells which names are lost
 		return nil, l.Err()
 	}
@@ -217,7 +182,7 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 
 // lose notes the names that cannot be read and the problems of the files. It
 // returns an error if nothing can be read.
-func (s *source) lose(missing []meta.Missing, l foreign.Lost) (err error) {
+func (s *source) lose(missing []meta.Missing, l reading.Lost) (err error) {
 	s.problems, err = l.Note(&s.md, missing, commitName)
 	return err
 }
@@ -227,10 +192,10 @@ func (s *source) add(name string, size int64) {
 }
 
 // chunk says where a chunk lies.
-func (s *source) chunk(_ context.Context, e *meta.Entry, i int) (foreign.Chunk, error) {
+func (s *source) chunk(_ context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
 	if m := s.made[e.FQN]; m != nil {
-		return foreign.Chunk{Maker: m}, nil
+		return reading.Chunk{Maker: m}, nil
 	}
 	l := &e.Tensor.Locs[i]
-	return foreign.Chunk{Region: &foreign.Region{File: l.File, Offset: l.Offset, End: l.Offset + l.Length, DType: e.Tensor.DType}}, nil
+	return reading.Chunk{Region: &reading.Region{File: l.File, Offset: l.Offset, End: l.Offset + l.Length, DType: e.Tensor.DType}}, nil
 }

@@ -34,7 +34,7 @@ func TestFoldersOfTheField(t *testing.T) {
 	for name, c := range map[string]struct {
 		folder  map[string][]string // file → names of its tensors
 		text    map[string]string
-		options Options
+		options Format
 		want    []string // names of tensors
 		files   []string
 		err     error
@@ -71,17 +71,17 @@ func TestFoldersOfTheField(t *testing.T) {
 		},
 		"several indexes, one asked for": {
 			text:    map[string]string{"x.safetensors.index.json": indexTo(), "y.safetensors.index.json": indexTo()},
-			options: Options{File: "y.safetensors.index.json"}, files: []string{"y.safetensors.index.json"},
+			options: Format{File: "y.safetensors.index.json"}, files: []string{"y.safetensors.index.json"},
 		},
 		"several files": {
 			folder: map[string][]string{"x.safetensors": {"a"}, "y.safetensors": {"b"}}, err: ErrAmbiguous,
 		},
 		"several files, one asked for": {
 			folder:  map[string][]string{"x.safetensors": {"a"}, "y.safetensors": {"b"}},
-			options: Options{File: "y.safetensors"}, want: []string{"b"}, files: []string{"y.safetensors"},
+			options: Format{File: "y.safetensors"}, want: []string{"b"}, files: []string{"y.safetensors"},
 		},
 		"a file that is not there, asked for": {
-			folder: map[string][]string{"x.safetensors": {"a"}}, options: Options{File: "y.safetensors"}, err: storage.ErrNotFound,
+			folder: map[string][]string{"x.safetensors": {"a"}}, options: Format{File: "y.safetensors"}, err: storage.ErrNotFound,
 		},
 		"shards whose index is lost": {
 			folder: map[string][]string{"model-00001-of-00002.safetensors": {"a"}}, err: storage.ErrIncomplete,
@@ -101,7 +101,7 @@ func TestFoldersOfTheField(t *testing.T) {
 			for file, text := range c.text {
 				putBytes(t, s, file, text)
 			}
-			ck, err := Open(t.Context(), s, &c.options)
+			ck, err := c.options.Open(t.Context(), s)
 			if c.err != nil || err != nil {
 				if !errors.Is(err, c.err) {
 					t.Errorf("Open = %v; want %v", err, c.err)
@@ -136,7 +136,7 @@ func TestTags(t *testing.T) {
 	put(t, s, "1.safetensors", map[string]string{"format": "pt", "license": "mit", "part": "1"}, x)
 	put(t, s, "2.safetensors", map[string]string{"format": "pt", "license": "mit", "part": "2"}, made{"b", x.x})
 	putBytes(t, s, "model.safetensors.index.json", indexTo("a", "1.safetensors", "b", "2.safetensors"))
-	ck, err := Open(t.Context(), s, nil)
+	ck, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func TestHostileFiles(t *testing.T) {
 					putBytes(t, s, "model.safetensors.index.json", indexTo("a", in))
 				}
 				putBytes(t, s, in, content)
-				_, err := Open(t.Context(), s, nil)
+				_, err := Format{}.Open(t.Context(), s)
 				if !errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, safetensors.ErrHeader) || !strings.Contains(err.Error(), in) {
 					t.Errorf("Open = %v; want ErrCorrupt and ErrHeader with the file", err)
 				}
@@ -199,11 +199,11 @@ func TestHostileFiles(t *testing.T) {
 func TestStrangeNames(t *testing.T) {
 	s := new(mem.Store)
 	putBytes(t, s, "model.safetensors", fileOf(`{"":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`, "abcd"))
-	if _, err := Open(t.Context(), s, nil); !errors.Is(err, storage.ErrCorrupt) {
+	if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, storage.ErrCorrupt) {
 		t.Errorf("Open of a tensor without a name = %v; want ErrCorrupt", err)
 	}
 	putBytes(t, s, "model.safetensors", fileOf(`{"näme/../\u0000":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`, "abcd"))
-	if got := loadAll(t, s, nil); len(got) != 1 {
+	if got := loadAll(t, s, Format{}); len(got) != 1 {
 		t.Errorf("%d tensors; want one", len(got))
 	}
 }
@@ -236,7 +236,7 @@ func TestHostileIndexes(t *testing.T) {
 			put(t, s, "1.safetensors", nil, made{"a", x}, made{"b", x})
 			put(t, s, "2.safetensors", nil, made{"b", x}, made{"c", x})
 			putBytes(t, s, "model.safetensors.index.json", text)
-			if _, err := Open(t.Context(), s, nil); !errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, ErrIndex) {
+			if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, ErrIndex) {
 				t.Errorf("Open = %v; want ErrCorrupt and ErrIndex", err)
 			}
 		})
@@ -280,7 +280,7 @@ func TestShardsThatDoNotFit(t *testing.T) {
 			for i, write := range files {
 				write(t, s, strings.Replace(none, "shard-00001", "shard-0000"+string(rune('1'+i)), 1))
 			}
-			if _, err := Open(t.Context(), s, nil); !errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, ErrSharding) {
+			if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, ErrSharding) {
 				t.Errorf("Open = %v; want ErrCorrupt and ErrSharding", err)
 			}
 		})
@@ -292,11 +292,11 @@ func TestIndexedShards(t *testing.T) {
 	s := new(mem.Store)
 	rows("[0,0]", tensor.Float32, 2, 3)(t, s, "1.safetensors")
 	putBytes(t, s, "model.safetensors.index.json", indexTo("a", "1.safetensors"))
-	if got := loadAll(t, s, nil); len(got) != 1 {
+	if got := loadAll(t, s, Format{}); len(got) != 1 {
 		t.Errorf("%d tensors; want one: PyTorch says where whole tensors lie too", len(got))
 	}
 	rows("[2,0]", tensor.Float32, 2, 3)(t, s, "1.safetensors")
-	if _, err := Open(t.Context(), s, nil); !errors.Is(err, ErrSharding) {
+	if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, ErrSharding) {
 		t.Errorf("Open = %v; want ErrSharding", err)
 	}
 }
@@ -307,11 +307,11 @@ func TestEmptyShards(t *testing.T) {
 	rows("[0,0]", tensor.Float32, 2, 3)(t, s, "shard-00001-model-00001-of-00001.safetensors")
 	rows("[2,0]", tensor.Float32, 0, 3)(t, s, "shard-00002-model-00001-of-00001.safetensors")
 	rows("[2,0]", tensor.Float32, 0, 3)(t, s, "shard-00003-model-00001-of-00001.safetensors")
-	x := loadAll(t, s, nil)["a"].(*tensor.Tensor)
+	x := loadAll(t, s, Format{})["a"].(*tensor.Tensor)
 	if !tensor.Equal(x, storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)) {
 		t.Errorf("a = %v; want its two rows", x)
 	}
-	ck, err := Open(t.Context(), s, nil)
+	ck, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,16 +334,16 @@ func TestLostFilesOfAnIndex(t *testing.T) {
 	putBytes(t, s, "2.safetensors", fileOf(ok4, "abc"))
 	putBytes(t, s, "3.safetensors", "")
 	storagetest.Remove(t, s, "4.safetensors")
-	ck, err := Open(t.Context(), s, nil)
+	ck, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	checkMissing(t, s, ck, 5, []string{"b", "c", "d", "z"}, []string{"1.safetensors", "2.safetensors", "3.safetensors", "4.safetensors"})
-	if _, err := Open(t.Context(), s, &Options{Dequantize: true}); !errors.Is(err, storage.ErrCorrupt) {
+	if _, err := (Format{Dequantize: true}).Open(t.Context(), s); !errors.Is(err, storage.ErrCorrupt) {
 		t.Errorf("Open to dequantise = %v; want ErrCorrupt: scales may be missing", err)
 	}
 	storagetest.Remove(t, s, "1.safetensors")
-	_, err = Open(t.Context(), s, nil)
+	_, err = Format{}.Open(t.Context(), s)
 	for i := range 4 {
 		if file := string(rune('1'+i)) + ".safetensors"; !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), file) {
 			t.Errorf("Open = %v; want ErrCorrupt and %s", err, file)
@@ -359,7 +359,7 @@ func TestAShardByItselfIsReadWithANote(t *testing.T) {
 	put(t, s, numbered, nil, made{"a", storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)})
 	put(t, s, "weights", nil, made{"a", storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)})
 	for name, notes := range map[string]int{distributed: 1, numbered: 1, "weights": 0} {
-		ck, err := Open(t.Context(), only.New(s, name), nil)
+		ck, err := Format{}.Open(t.Context(), only.New(s, name))
 		if err != nil {
 			t.Errorf("Open of %s = %v", name, err)
 			continue

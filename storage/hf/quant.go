@@ -9,7 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -94,7 +94,7 @@ func (s *source) dequantize(ctx context.Context, dir *folder, to tensor.DType) e
 		}
 		s.add(configName, size)
 	}
-	s.made = map[string]foreign.Maker{}
+	s.made = map[string]reading.Maker{}
 	scales := map[string]bool{}
 	out := slices.Clone(s.md.Entries)
 	for i := range out {
@@ -122,14 +122,14 @@ func (s *source) dequantize(ctx context.Context, dir *folder, to tensor.DType) e
 
 // pairing makes the maker of a weight from it and its scales, and returns the
 // shape of what is made.
-type pairing func(weight, scale *meta.Entry) (foreign.Maker, []int64, error)
+type pairing func(weight, scale *meta.Entry) (reading.Maker, []int64, error)
 
 // pair returns the scales of an entry and what makes numbers of the two, or none
 // where the entry is not quantised.
 func (s *source) pair(e *meta.Entry, conf quantConfig) (*meta.Entry, pairing, error) {
 	d := e.Tensor.DType
 	if scale, ok := s.md.Find(e.FQN + scaleInv); ok && isFloat8(d) {
-		return scale, func(w, sc *meta.Entry) (foreign.Maker, []int64, error) { return s.newBlocks(w, sc, conf.Block) }, nil
+		return scale, func(w, sc *meta.Entry) (reading.Maker, []int64, error) { return s.newBlocks(w, sc, conf.Block) }, nil
 	}
 	if _, ok := s.md.Find(e.FQN + scaleOther); ok && isFloat8(d) {
 		return nil, nil, fmt.Errorf("scaled by %q, which is not known", e.FQN+scaleOther)
@@ -151,17 +151,17 @@ func isFloat8(d tensor.DType) bool {
 }
 
 // whole returns the region of a tensor that is not sharded.
-func whole(e *meta.Entry) (*foreign.Region, error) {
+func whole(e *meta.Entry) (*reading.Region, error) {
 	t := e.Tensor
 	if len(t.Chunks) != 1 {
 		return nil, fmt.Errorf("%q is cut into %d chunks", e.FQN, len(t.Chunks))
 	}
 	l := &t.Locs[0]
-	return &foreign.Region{File: l.File, Offset: l.Offset, End: l.Offset + l.Length, DType: t.DType}, nil
+	return &reading.Region{File: l.File, Offset: l.Offset, End: l.Offset + l.Length, DType: t.DType}, nil
 }
 
 // bothWhole returns the regions of a weight and of its scales.
-func bothWhole(weight, scale *meta.Entry) (w, s *foreign.Region, err error) {
+func bothWhole(weight, scale *meta.Entry) (w, s *reading.Region, err error) {
 	if w, err = whole(weight); err != nil {
 		return nil, nil, err
 	}

@@ -30,8 +30,8 @@ func testdata(t testing.TB, dir string) blob.Store {
 // Quantised weights are the numbers that PyTorch makes of them, bit by bit.
 func TestDequantisedAsByPyTorch(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
-		want := loadAll(t, testdata(t, "dequantised"), &Options{File: d.String() + ".safetensors"})
-		got := loadAll(t, testdata(t, "quantised"), &Options{Dequantize: true, DType: d})
+		want := loadAll(t, testdata(t, "dequantised"), Format{File: d.String() + ".safetensors"})
+		got := loadAll(t, testdata(t, "quantised"), Format{Dequantize: true, DType: d})
 		if len(got) != len(want) {
 			t.Errorf("%v: %d tensors; want %d: the scales are none", d, len(got), len(want))
 		}
@@ -44,7 +44,7 @@ func TestDequantisedAsByPyTorch(t *testing.T) {
 }
 
 func TestWithoutDequantizeTheyAreWhatTheyAre(t *testing.T) {
-	got := loadAll(t, testdata(t, "quantised"), nil)
+	got := loadAll(t, testdata(t, "quantised"), Format{})
 	if x, ok := got["a.weight"].(*tensor.Tensor); len(got) != 5 || !ok || x.DType() != tensor.Float8E4M3FN {
 		t.Errorf("%d tensors, a.weight = %v; want 5 as they are stored", len(got), got["a.weight"])
 	}
@@ -54,9 +54,9 @@ func TestWithoutDequantizeTheyAreWhatTheyAre(t *testing.T) {
 func TestDequantisedSlices(t *testing.T) {
 	s := testdata(t, "quantised")
 	p := storagetest.Place{Reader: func() storage.Reader {
-		return NewReader(s, &Options{Dequantize: true}, storage.ReadOptions{BufferBytes: 1})
+		return storage.NewReader(Format{Dequantize: true}.Open, s, storage.ReadOptions{BufferBytes: 1})
 	}}
-	all := loadAll(t, s, &Options{Dequantize: true})
+	all := loadAll(t, s, Format{Dequantize: true})
 	rapid.Check(t, func(rt *rapid.T) {
 		name := rapid.SampledFrom([]string{"a.weight", "m.x_blocks"}).Draw(rt, "name")
 		x := all[name].(*tensor.Tensor)
@@ -95,7 +95,7 @@ func TestDequantisedInParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := storagetest.Place{Reader: func() storage.Reader {
-		return NewReader(store, &Options{Dequantize: true}, storage.ReadOptions{BufferBytes: 1})
+		return storage.NewReader(Format{Dequantize: true}.Open, store, storage.ReadOptions{BufferBytes: 1})
 	}}
 	if err := storagetest.Load(t.Context(), p, plan.State{"w": got}); err != nil {
 		t.Fatal(err)
@@ -111,7 +111,9 @@ func TestDequantisedInParts(t *testing.T) {
 		t.Error("a weight with factors of one is not what it was")
 	}
 	m := meter.New(store)
-	p.Reader = func() storage.Reader { return NewReader(m, &Options{Dequantize: true}, storage.ReadOptions{}) }
+	p.Reader = func() storage.Reader {
+		return storage.NewReader(Format{Dequantize: true}.Open, m, storage.ReadOptions{})
+	}
 	l := storagetest.NewLoading(p, 1)
 	part, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: {Offsets: []int64{100, 0}, Sizes: []int64{10, cols}}}), tensor.Float32, want.Shape(), 0)
 	if err != nil {
@@ -176,10 +178,10 @@ func TestQuantisedInOtherWays(t *testing.T) {
 			if c.config != "" {
 				putBytes(t, store, "config.json", c.config)
 			}
-			if _, err := Open(t.Context(), store, &Options{Dequantize: true}); !errors.Is(err, ErrQuantized) {
+			if _, err := (Format{Dequantize: true}).Open(t.Context(), store); !errors.Is(err, ErrQuantized) {
 				t.Errorf("Open = %v; want ErrQuantized", err)
 			}
-			if _, err := Open(t.Context(), store, nil); err != nil {
+			if _, err := (Format{}).Open(t.Context(), store); err != nil {
 				t.Errorf("Open as they are = %v", err)
 			}
 		})
@@ -193,7 +195,7 @@ func TestNotQuantised(t *testing.T) {
 		made{"w", filledOnes(t, []int64{2, 2})}, made{"w_scale_inv", filledOnes(t, []int64{1, 1})},
 		made{"b_blocks", filledOnes(t, []int64{2, 2})}, made{"b_scales", filledOnes(t, []int64{2})},
 		made{"c_blocks", storagetest.Filled(t, tensor.Uint8, []int64{2, 2}, 1)})
-	if got := loadAll(t, store, &Options{Dequantize: true}); len(got) != 5 {
+	if got := loadAll(t, store, Format{Dequantize: true}); len(got) != 5 {
 		t.Errorf("%d tensors; want all 5", len(got))
 	}
 }
@@ -209,8 +211,8 @@ func TestGroupsWithNamedExponents(t *testing.T) {
 		}
 		put(t, store, []string{"a", "b"}[i]+".safetensors", nil, made{"w_blocks", blocks}, made{"w_scales", x})
 	}
-	a := loadAll(t, store, &Options{Dequantize: true, File: "a.safetensors"})["w_blocks"].(*tensor.Tensor)
-	b := loadAll(t, store, &Options{Dequantize: true, File: "b.safetensors"})["w_blocks"].(*tensor.Tensor)
+	a := loadAll(t, store, Format{Dequantize: true, File: "a.safetensors"})["w_blocks"].(*tensor.Tensor)
+	b := loadAll(t, store, Format{Dequantize: true, File: "b.safetensors"})["w_blocks"].(*tensor.Tensor)
 	if !tensor.Equal(a, b) || !slices.Equal(a.Shape(), []int64{3, 16}) {
 		t.Errorf("%v and %v differ; want 3 by 16", a, b)
 	}

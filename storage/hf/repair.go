@@ -11,8 +11,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
 	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
 // RepairOptions change what Repair does. Nil means the defaults.
@@ -92,7 +92,7 @@ func Repair(ctx context.Context, store blob.Store, o *RepairOptions) (*RepairRep
 func problemErrors(problems []storage.VerifyProblem) []error {
 	var out []error
 	for _, p := range problems {
-		out = append(out, foreign.Damaged(p.File, "%s", p.Text))
+		out = append(out, reading.Damaged(p.File, "%s", p.Text))
 	}
 	return out
 }
@@ -112,7 +112,7 @@ func rebuildIndex(ctx context.Context, store blob.Store, name string, names []st
 		for i := range f.header.Entries {
 			n := f.header.Entries[i].Name
 			if other, twice := where[n]; twice {
-				return nil, foreign.Damaged(f.name, "%w: %q is in %s too", ErrIndex, n, other)
+				return nil, reading.Damaged(f.name, "%w: %q is in %s too", ErrIndex, n, other)
 			}
 			where[n] = f.name
 		}

@@ -32,13 +32,13 @@ func seeded(t testing.TB, seed byte) plan.State {
 // seedOf returns the seed of the checkpoint that is there, or -1.
 func seedOf(t *testing.T, s blob.Store, seeds ...byte) int {
 	t.Helper()
-	if _, err := Open(t.Context(), s, nil); err != nil {
+	if _, err := (Format{}).Open(t.Context(), s); err != nil {
 		if !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrIncomplete) {
 			t.Errorf("Open = %v", err)
 		}
 		return -1
 	}
-	got := loadAll(t, s, nil)
+	got := loadAll(t, s, Format{})
 	for _, seed := range seeds {
 		want := seeded(t, seed)
 		same := len(got) == len(want)
@@ -66,7 +66,7 @@ func TestReplacingRemovesTheOldFiles(t *testing.T) {
 					t.Fatalf("%s over %s: %v", to, from, err)
 				}
 			}
-			c, err := Open(t.Context(), s, nil)
+			c, err := Format{}.Open(t.Context(), s)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -114,7 +114,7 @@ func TestSaveBesideTwoUnfinishedSaves(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Open(t.Context(), s, nil); !errors.Is(err, storage.ErrIncomplete) {
+	if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, storage.ErrIncomplete) {
 		t.Errorf("Open = %v; want %v", err, storage.ErrIncomplete)
 	}
 	left, err := publish.Leftovers(t.Context(), s, Files())

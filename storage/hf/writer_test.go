@@ -150,7 +150,7 @@ func TestChunksOfOneName(t *testing.T) {
 	if n := len(storagetest.Names(t, s)); n != 4 {
 		t.Errorf("%d files; want three and the commit", n)
 	}
-	got := loadAll(t, s, nil)
+	got := loadAll(t, s, Format{})
 	if !tensor.Equal(got["x"].(*tensor.Tensor), x) || !tensor.Equal(got["y"].(*tensor.Tensor), x) {
 		t.Error("other elements than were saved")
 	}
@@ -207,7 +207,7 @@ func TestContinued(t *testing.T) {
 	if err := save(t.Context(), bad, state, j); !errors.Is(err, errOnPurpose) {
 		t.Fatalf("the first save = %v; want its fault", err)
 	}
-	if _, err := Open(t.Context(), inner, nil); !errors.Is(err, storage.ErrIncomplete) {
+	if _, err := (Format{}).Open(t.Context(), inner); !errors.Is(err, storage.ErrIncomplete) {
 		t.Errorf("Open = %v; want ErrIncomplete", err)
 	}
 	if err := save(t.Context(), inner, state, j); err != nil {
@@ -217,7 +217,7 @@ func TestContinued(t *testing.T) {
 		t.Errorf("%d files were known; want 2", j.Found())
 	}
 	for name, want := range state {
-		if got := loadAll(t, inner, nil)[name].(*tensor.Tensor); !tensor.Equal(got, want.(*tensor.Tensor)) {
+		if got := loadAll(t, inner, Format{})[name].(*tensor.Tensor); !tensor.Equal(got, want.(*tensor.Tensor)) {
 			t.Errorf("%q is not what was saved", name)
 		}
 	}
@@ -272,7 +272,7 @@ func TestCommitOfTheDistributedForm(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.commit(s)
-		ck, err := Open(t.Context(), s, nil)
+		ck, err := Format{}.Open(t.Context(), s)
 		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
 			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
 		}
@@ -336,7 +336,7 @@ func TestLostFileOfTheDistributedForm(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.damage(s)
-			ck, err := Open(t.Context(), s, nil)
+			ck, err := Format{}.Open(t.Context(), s)
 			if c.err != "" {
 				if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), c.err) {
 					t.Errorf("Open = %v; want ErrCorrupt and %q", err, c.err)
@@ -384,7 +384,7 @@ func checkMissing(t *testing.T, s blob.Store, ck storage.Checkpoint, n int, miss
 	}
 	for i := range md.Entries {
 		if err := storagetest.Load(t.Context(), storagetest.Place{Reader: func() storage.Reader {
-			return NewReader(s, nil, storage.ReadOptions{})
+			return storage.NewReader(Format{}.Open, s, storage.ReadOptions{})
 		}}, plan.State{md.Entries[i].FQN: storagetest.Filled(t, md.Entries[i].Tensor.DType, md.Entries[i].Tensor.Shape, 0)}); err != nil {
 			t.Errorf("load %q: %v", md.Entries[i].FQN, err)
 		}
@@ -418,7 +418,7 @@ func TestTagsAreMetadata(t *testing.T) {
 	if _, ok := m[keySharding]; ok || m["license"] != "mit" || m["format"] != "mlx" || len(m) != 3 {
 		t.Errorf("metadata = %v; want license, format and %s", m, keySave)
 	}
-	ck, err := Open(t.Context(), s, nil)
+	ck, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
@@ -33,7 +33,7 @@ type archive struct {
 	sizes map[string]int64      // of all data files that are there
 	// parts says where chunks lie that are not a whole tensor of a file, by the
 	// name and the number of the chunk.
-	parts map[chunkKey]foreign.Region
+	parts map[chunkKey]reading.Region
 }
 
 type chunkKey struct {
@@ -42,7 +42,7 @@ type chunkKey struct {
 }
 
 func newArchive(store blob.Store) *archive {
-	return &archive{store: store, files: map[string]*container{}, sizes: map[string]int64{}, parts: map[chunkKey]foreign.Region{}}
+	return &archive{store: store, files: map[string]*container{}, sizes: map[string]int64{}, parts: map[chunkKey]reading.Region{}}
 }
 
 // open describes the files of those names. One that is missing or damaged is
@@ -72,7 +72,7 @@ func (a *archive) open(ctx context.Context, names []string) error {
 func (a *archive) openOne(ctx context.Context, name string) (*container, error) {
 	info, err := a.store.Stat(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return &container{err: foreign.Damaged(name, "the file is missing: %w", err)}, nil
+		return &container{err: reading.Damaged(name, "the file is missing: %w", err)}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -136,15 +136,15 @@ func (a *archive) find(e *meta.Entry, i int) (*held, error) {
 }
 
 // chunk says where chunk i of a tensor lies.
-func (a *archive) chunk(_ context.Context, e *meta.Entry, i int) (foreign.Chunk, error) {
+func (a *archive) chunk(_ context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
 	if at, ok := a.parts[chunkKey{e.FQN, i}]; ok {
-		return foreign.Chunk{Region: &at}, nil
+		return reading.Chunk{Region: &at}, nil
 	}
 	h, err := a.find(e, i)
 	if err != nil {
-		return foreign.Chunk{}, fmt.Errorf("the chunk at %v: %w", e.Tensor.Chunks[i].Offsets, err)
+		return reading.Chunk{}, fmt.Errorf("the chunk at %v: %w", e.Tensor.Chunks[i].Offsets, err)
 	}
-	return foreign.Chunk{Region: &h.region}, nil
+	return reading.Chunk{Region: &h.region}, nil
 }
 
 // check returns an error that wraps storage.ErrCorrupt unless the file of a
@@ -206,36 +206,21 @@ func (a *archive) decode(ctx context.Context, loc *meta.Location) (any, error) {
 	return v, nil
 }
 
-// checkAll looks whether all is there that md says.
-func (a *archive) checkAll(md *meta.Metadata) error {
-	for k := range md.Entries {
-		e := &md.Entries[k]
-		if e.Bytes != nil {
-			if err := a.check(&e.Bytes.Loc); err != nil {
-				return fmt.Errorf("%q: %w", e.FQN, err)
-			}
-			continue
-		}
-		for i := range e.Tensor.Chunks {
-			if _, err := a.chunk(context.Background(), e, i); err != nil {
-				return fmt.Errorf("%q: %w", e.FQN, err)
-			}
-		}
-	}
-	return nil
-}
-
-// source describes the checkpoint to package foreign.
-func (a *archive) source(md *meta.Metadata, files []storage.File, names []string) *foreign.Source {
+// source describes the checkpoint to package reading.
+func (a *archive) source(md *meta.Metadata, files []storage.File, names []string) *reading.Source {
 	for _, name := range names {
 		files = append(files, storage.File{Name: name, Size: a.sizes[name], Unsummed: true})
 	}
-	return &foreign.Source{Metadata: md, Files: files, Chunk: a.chunk, Value: a.value, Check: a.checkFile}
+	return &reading.Source{Metadata: md, Files: files, Chunk: a.chunk, Value: a.value, Check: a.checkFile}
 }
 
-// checkFile is foreign.Source.Check. Only torch.save files have checksums; what
-// is wrong with others is told of by whoever reads what is in them.
-func (a *archive) checkFile(ctx context.Context, file string, problem func(fqn, text string), _ func(foreign.ChunkID, foreign.Chunk)) (int64, error) {
+// checkFile is reading.Source.Check. Only torch.save files have checksums. Other
+// damage is found when chunks and values are located and decoded.
+func (a *archive) checkFile(ctx context.Context, f *reading.FileCheck) (int64, error) {
+	if err := f.Scan(ctx, nil); err != nil {
+		return 0, err
+	}
+	file := f.File.Name
 	c := a.files[file]
 	switch {
 	case c == nil || c.err != nil: // metadata, or nothing that could be read
@@ -250,5 +235,5 @@ func (a *archive) checkFile(ctx context.Context, file string, problem func(fqn, 
 		return 0, err
 	}
 	defer r.Close()
-	return c.saved.Unsummed, c.saved.Check(ctx, r.ReadAt, func(key string, err error) { problem("", fmt.Sprintf("storage %q: %v", key, err)) })
+	return c.saved.Unsummed, c.saved.Check(ctx, r.ReadAt, func(key string, err error) { f.Problem("", fmt.Sprintf("storage %q: %v", key, err)) })
 }

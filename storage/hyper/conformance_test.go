@@ -33,7 +33,7 @@ func newWriter(s blob.Store, o *options) storage.Writer {
 func at(s blob.Store, wo *options, ro storage.ReadOptions) storagetest.Place {
 	return storagetest.Place{
 		Writer: func() storage.Writer { return newWriter(s, wo) },
-		Reader: func() storage.Reader { return hyper.NewReader(s, ro) },
+		Reader: func() storage.Reader { return storage.NewReader(hyper.Format{}.Open, s, ro) },
 	}
 }
 

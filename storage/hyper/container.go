@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -35,7 +35,7 @@ func (c *container) payload() int64 {
 // held is a tensor in a file.
 type held struct {
 	shape  []int64
-	region foreign.Region
+	region reading.Region
 }
 
 // openContainer describes the tensors of a file, whichever of its two forms it
@@ -75,7 +75,7 @@ func (c *container) fromSafetensors(ctx context.Context, r blob.Reader, name str
 		if !ok {
 			return fmt.Errorf("%w: %q has elements of type %s", storage.ErrVersion, e.Name, e.DType)
 		}
-		c.tensors[e.Name] = held{e.Shape, foreign.Region{File: name, Offset: h.Size + e.Begin, End: h.Size + e.End, DType: d}}
+		c.tensors[e.Name] = held{e.Shape, reading.Region{File: name, Offset: h.Size + e.Begin, End: h.Size + e.End, DType: d}}
 	}
 	return nil
 }
@@ -97,14 +97,14 @@ func (c *container) fromTorchSave(ctx context.Context, r blob.Reader, name strin
 		if !ok || !isTensor {
 			return fmt.Errorf("%w: %v is %T; want a name and a tensor", storage.ErrCorrupt, p.Key, p.Value)
 		}
-		at := foreign.Region{File: name, Offset: t.Offset, End: t.End, DType: t.DType}
+		at := reading.Region{File: name, Offset: t.Offset, End: t.End, DType: t.DType}
 		if !t.Contiguous() {
 			at.Strides = t.Strides
 		}
 		if t.Lazy() {
 			at.Resolve = t.Resolve
 		}
-		at.Sum = (*foreign.Sum)(t.Sum)
+		at.Sum = (*reading.Sum)(t.Sum)
 		c.tensors[key] = held{t.Shape, at}
 	}
 	if len(c.tensors) == 0 {
@@ -129,7 +129,7 @@ func pairsOf(v any) []value.Pair {
 }
 
 // part returns where a box of the tensor lies, which begins at local in it.
-func (h *held) part(local []int64, box tensor.Box) foreign.Region {
+func (h *held) part(local []int64, box tensor.Box) reading.Region {
 	at := h.region
 	strides := at.Strides
 	if strides == nil {

@@ -8,5 +8,5 @@ import (
 )
 
 func TestFixturesHoldWhatHyperParallelSaved(t *testing.T) {
-	storagetest.RunFixtures(t, hyper.Open, "hyper_parallel/*")
+	storagetest.RunFixtures(t, hyper.Format{}.Open, "hyper_parallel/*")
 }

@@ -13,40 +13,40 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// fromLayouts describes the checkpoint that layout files and the files of tensors
-// beside them are. It returns nil where there are no layout files.
-func fromLayouts(ctx context.Context, store blob.Store) (*foreign.Source, *archive, error) {
+// fromLayouts describes the checkpoint of layout files and the files of tensors
+// beside them. It returns nil if there are no layout files.
+func fromLayouts(ctx context.Context, store blob.Store) (*reading.Source, error) {
 	layouts, from, err := combine(ctx, store)
 	if errors.Is(err, ErrLayout) || errors.Is(err, ErrDuplicateRank) {
-		return nil, nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if len(layouts) == 0 {
-		return nil, nil, nil
+		return nil, nil
 	}
 	b := &builder{layouts: layouts, a: newArchive(store), data: map[int]string{}}
 	if err := b.findData(ctx, store, from); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	names := slices.Compact(slices.Sorted(maps.Values(b.data)))
 	if err := b.a.open(ctx, names); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	md, err := b.metadata()
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
+		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
 	}
 	files, err := layoutFiles(ctx, store)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return b.a.source(md, files, names), b.a, nil
+	return b.a.source(md, files, names), nil
 }
 
 // layoutFiles returns the layout files.

@@ -56,7 +56,7 @@ func TestLayoutFilesAndTensorsAreACheckpoint(t *testing.T) {
 		"hyper_parallel's names": func(rank int) string { return fmt.Sprintf("_rank%d_.safetensors", rank) },
 		"names of the layouts":   func(rank int) string { return fmt.Sprintf("rank%d.safetensors", rank) },
 	} {
-		ck, err := hyper.Open(t.Context(), layoutFolder(t, x, call))
+		ck, err := hyper.Format{}.Open(t.Context(), layoutFolder(t, x, call))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +96,7 @@ func TestLayoutsThatContradictTheTensors(t *testing.T) {
 		if err := hyper.SaveLayouts(t.Context(), s, hyper.Layouts{0: {"w": c.params[0]}, 1: {"w": c.params[1]}}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := hyper.Open(t.Context(), s); !errors.Is(err, storage.ErrCorrupt) {
+		if _, err := (hyper.Format{}).Open(t.Context(), s); !errors.Is(err, storage.ErrCorrupt) {
 			t.Errorf("%s: Open = %v; want %v", name, err, storage.ErrCorrupt)
 		}
 	}

@@ -37,7 +37,7 @@ func FuzzOpen(f *testing.F) {
 		} else {
 			storagetest.Put(t, s, ".metadata", md)
 		}
-		ck, err := hyper.Open(t.Context(), s)
+		ck, err := hyper.Format{}.Open(t.Context(), s)
 		if err != nil {
 			if !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) && !errors.Is(err, storage.ErrIncomplete) {
 				t.Fatalf("Open = %v; want a named error", err)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -29,7 +29,7 @@ func TestConjugatesAreReadAsSuch(t *testing.T) {
 	at := x.part([]int64{1, 0}, tensor.Box{Offsets: []int64{1, 0}, Sizes: row})
 	dst, err := tensor.New(tensor.Complex64, row)
 	if err == nil {
-		_, err = foreign.ReadBox(t.Context(), s, &at, row, tensor.Whole(row), dst, 1<<20)
+		_, err = reading.ReadBox(t.Context(), s, &at, row, tensor.Whole(row), dst, 1<<20)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -39,11 +39,11 @@ func TestOpenSaysWhatIsThere(t *testing.T) {
 		"no layout":         {with(storagetest.CopyFixture(t, all, ".metadata"), "0.layout", "x"), storage.ErrCorrupt, "0.layout"},
 		"a layout alone":    {with(new(mem.Store), "0.layout", `{"0":{}}`), storage.ErrIncomplete, "0.safetensors"},
 	} {
-		_, err := hyper.Open(t.Context(), c.store)
+		_, err := hyper.Format{}.Open(t.Context(), c.store)
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.word) {
 			t.Errorf("%s: Open = %v; want %v about %s", name, err, c.want, c.word)
 		}
-		if _, err := hyper.NewReader(c.store, storage.ReadOptions{}).ReadMetadata(t.Context()); !errors.Is(err, c.want) {
+		if _, err := storage.NewReader(hyper.Format{}.Open, c.store, storage.ReadOptions{}).ReadMetadata(t.Context()); !errors.Is(err, c.want) {
 			t.Errorf("%s: ReadMetadata = %v; want %v", name, err, c.want)
 		}
 	}
@@ -103,7 +103,7 @@ func newer(t testing.TB, change func(md *meta.Metadata)) *mem.Store {
 }
 
 func TestNewerVersions(t *testing.T) {
-	ck, err := hyper.Open(t.Context(), newer(t, func(*meta.Metadata) {}))
+	ck, err := hyper.Format{}.Open(t.Context(), newer(t, func(*meta.Metadata) {}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,12 +186,12 @@ func TestBytesAndPickles(t *testing.T) {
 func TestTheRestOfADamagedCheckpoint(t *testing.T) {
 	s := storagetest.CopyFixture(t, "hyper_parallel/collective-4", "_rank2_.safetensors")
 	storagetest.Put(t, s, "_rank1_.safetensors", []byte("no header"))
-	ck, err := hyper.Open(t.Context(), s)
+	ck, err := hyper.Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	plain := storagetest.Filled(t, tensor.Float32, []int64{24}, 0)
-	l := &storagetest.Loading{Planners: []plan.LoadPlanner{new(plan.DefaultLoad)}, Readers: []storage.Reader{ck.NewReader(storage.ReadOptions{})}}
+	l := &storagetest.Loading{Planners: []plan.LoadPlanner{new(plan.DefaultLoad)}, Readers: []storage.Reader{storage.ReaderOf(ck, storage.ReadOptions{})}}
 	if err := errors.Join(l.Plan(t.Context(), []plan.State{{"plain": plain}}), l.Read(t.Context())); err != nil {
 		t.Errorf("a tensor of a file that is whole: Load = %v", err)
 	}

@@ -31,7 +31,7 @@ func TestBuffersStayWithinTheBudget(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := at(s, nil, &ReaderOptions{BufferBytes: c.budget, Parallel: 8})
+		p := at(s, nil, storage.ReadOptions{BufferBytes: c.budget, Parallel: 8})
 		if err := storagetest.Load(t.Context(), p, plan.State{"x": to}); err != nil {
 			t.Fatal(err)
 		}

@@ -69,12 +69,10 @@ func recordOf(md *meta.Metadata, files []storage.File, index []byte) *record {
 		SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags,
 		PlannerData: md.PlannerData, Totals: totalsOf(md.Entries),
 	}
-	rec.Files = append(rec.Files, recordFile{
+	rec.Files = append(rec.Files, storage.File{
 		Name: indexFileName(s.SaveID), Size: int64(len(index)), CRC32C: crc32c.Checksum(index),
 	})
-	for _, f := range files {
-		rec.Files = append(rec.Files, recordFile{Name: f.Name, Size: f.Size, CRC32C: f.CRC32C})
-	}
+	rec.Files = append(rec.Files, files...)
 	return rec
 }
 

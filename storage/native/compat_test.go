@@ -49,7 +49,7 @@ func TestVersion1IsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Open(t.Context(), s)
+	c, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func held(t *testing.T, s blob.Store, e *meta.Entry) string {
 
 func load(t *testing.T, s blob.Store, state plan.State) {
 	t.Helper()
-	l := storagetest.NewLoading(at(s, nil, nil), 1)
+	l := storagetest.NewLoading(at(s, nil, storage.ReadOptions{}), 1)
 	l.Planners[0] = &plan.DefaultLoad{NoFlatten: true}
 	if err := errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())); err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func writeCompat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), s); errors.Is(err, storage.ErrNotFound) {
+	if _, err := (Format{}).Open(t.Context(), s); errors.Is(err, storage.ErrNotFound) {
 		saveOdd(t, s, compatID, &options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}})
 	}
 }

@@ -121,7 +121,7 @@ func (w *watchedWriter) Commit(ctx context.Context) (blob.Info, error) {
 func TestLoserOfTheRaceIsSwept(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "old", 1)
-	p := at(s, nil, nil)
+	p := at(s, nil, storage.ReadOptions{})
 	var both []*storagetest.Saving
 	for i, id := range []string{"aa", "bb"} {
 		sv := storagetest.NewSaving(p, storagetest.Storage(id, 1, 1), 1)

@@ -12,10 +12,10 @@ import (
 )
 
 // at returns the place at the root of a store.
-func at(s blob.Store, wo *options, ro *ReaderOptions) storagetest.Place {
+func at(s blob.Store, wo *options, ro storage.ReadOptions) storagetest.Place {
 	return storagetest.Place{
 		Writer: func() storage.Writer { return newWriter(s, wo) },
-		Reader: func() storage.Reader { return NewReader(s, ro) },
+		Reader: func() storage.Reader { return storage.NewReader(Format{}.Open, s, ro) },
 	}
 }
 
@@ -33,14 +33,14 @@ func TestFormat(t *testing.T) {
 		return s
 	}
 	for name, open := range map[string]func(t *testing.T) storagetest.Place{
-		"mem":   func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, nil) },
-		"file":  func(t *testing.T) storagetest.Place { return at(files(t), nil, nil) },
-		"meter": func(*testing.T) storagetest.Place { return at(meter.New(new(mem.Store)), nil, nil) },
+		"mem":   func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, storage.ReadOptions{}) },
+		"file":  func(t *testing.T) storagetest.Place { return at(files(t), nil, storage.ReadOptions{}) },
+		"meter": func(*testing.T) storagetest.Place { return at(meter.New(new(mem.Store)), nil, storage.ReadOptions{}) },
 		"dear requests": func(*testing.T) storagetest.Place {
-			return at(gapStore{new(mem.Store)}, nil, nil)
+			return at(gapStore{new(mem.Store)}, nil, storage.ReadOptions{})
 		},
 		"small budgets, many files": func(*testing.T) storagetest.Place {
-			return at(new(mem.Store), &options{WriteOptions: storage.WriteOptions{FilesPerRank: 3, BufferBytes: 1}}, &ReaderOptions{BufferBytes: 1, Parallel: 1})
+			return at(new(mem.Store), &options{WriteOptions: storage.WriteOptions{FilesPerRank: 3, BufferBytes: 1}}, storage.ReadOptions{BufferBytes: 1, Parallel: 1})
 		},
 	} {
 		t.Run(name, func(t *testing.T) { storagetest.Run(t, open, nil) })

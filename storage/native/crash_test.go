@@ -24,7 +24,7 @@ import (
 func saveTwo(t testing.TB, s blob.Store, id string, seed byte, o *options) error {
 	t.Helper()
 	state := small(t, seed)
-	return storagetest.Save(context.Background(), at(s, o, nil), storagetest.Storage(id, 1, 2),
+	return storagetest.Save(context.Background(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 1, 2),
 		plan.State{"big": state["big"], "step": state["step"]}, plan.State{"w": state["w"]})
 }
 
@@ -63,7 +63,7 @@ func TestFaultAtEveryStepOfALoad(t *testing.T) {
 	for _, parallel := range []int{1, 4} {
 		for n := int64(1); ; n++ {
 			s := fault.New(inner, fault.Rule{Nth: n, Do: fault.Fail(syscall.EIO)})
-			err := loadOdd(t, at(s, nil, &ReaderOptions{Parallel: parallel}))
+			err := loadOdd(t, at(s, nil, storage.ReadOptions{Parallel: parallel}))
 			if int64(len(s.Ops().Log)) < n {
 				if err != nil {
 					t.Errorf("a load without a fault = %v", err)

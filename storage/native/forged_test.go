@@ -56,7 +56,7 @@ func TestForgedMetadataIsRefused(t *testing.T) {
 				File: name, Length: huge, Sums: make([]uint32, huge/stripeBytes),
 			}}}}, storage.File{Name: name, Size: huge}),
 	} {
-		if _, err := NewReader(s, nil).ReadMetadata(t.Context()); !errors.Is(err, storage.ErrCorrupt) {
+		if _, err := storage.NewReader(Format{}.Open, s, storage.ReadOptions{}).ReadMetadata(t.Context()); !errors.Is(err, storage.ErrCorrupt) {
 			t.Errorf("%s: ReadMetadata = %v; want %v", what, err, storage.ErrCorrupt)
 		}
 		checkNotHeld(t, s, what)
@@ -67,7 +67,7 @@ func TestForgedMetadataIsRefused(t *testing.T) {
 // refuses it.
 func checkNotHeld(t *testing.T, s blob.Store, what string) {
 	t.Helper()
-	c, err := Open(t.Context(), s)
+	c, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Errorf("%s: Open = %v", what, err)
 		return
@@ -88,7 +88,7 @@ func TestCheckHeldOfSoundEntries(t *testing.T) {
 	if err := save(t, s, "id", state, nil); err != nil {
 		t.Fatal(err)
 	}
-	c, err := Open(t.Context(), s)
+	c, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestVerifyTellsWhatIsWrong(t *testing.T) {
 	if _, err := blob.WriteAll(t.Context(), s, name, make([]byte, 8), nil); err != nil {
 		t.Fatal(err)
 	}
-	c, err := Open(t.Context(), s)
+	c, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}

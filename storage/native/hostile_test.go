@@ -25,7 +25,7 @@ func loadTiny(t testing.TB, s blob.Store) error {
 	t.Helper()
 	want := tiny(t)
 	got := plan.State{"w": storagetest.Filled(t, tensor.Int16, []int64{3, 2}, 9), "n": nil, "e": storagetest.Filled(t, tensor.Int8, []int64{0}, 0)}
-	l := storagetest.NewLoading(at(s, nil, &ReaderOptions{Parallel: 1}), 1)
+	l := storagetest.NewLoading(at(s, nil, storage.ReadOptions{Parallel: 1}), 1)
 	l.Planners[0] = &plan.DefaultLoad{RejectUnexpected: true}
 	if err := l.Plan(context.Background(), []plan.State{got}); err != nil {
 		return err
@@ -46,7 +46,7 @@ func isNamed(err error) bool {
 // checkFound fails unless Open or Verify finds that something is wrong.
 func checkFound(t testing.TB, s blob.Store, what string) {
 	t.Helper()
-	c, err := Open(context.Background(), s)
+	c, err := Format{}.Open(context.Background(), s)
 	if err != nil {
 		if !isNamed(err) {
 			t.Errorf("%s: Open = %v; want a named error", what, err)

@@ -1,12 +1,21 @@
 package native
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"runtime"
 	"sort"
+	"unicode/utf8"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -159,4 +168,365 @@ func checkBlock(buf []byte) ([]byte, error) {
 		return nil, fmt.Errorf("the checksum does not match")
 	}
 	return buf[:n], nil
+}
+
+const (
+	// indexTailSize is the size of the tail, of which the last
+	// indexTailFixed bytes mean the same in every version: the version, the
+	// checksum of the tail, the magic.
+	indexTailSize  = 52
+	indexTailFixed = 16
+	// minEntrySize is the least an entry takes in a block: a byte for the shared
+	// part of the name, two lengths and a body of four.
+	minEntrySize = 7
+)
+
+// indexTail is the fixed-size end of an index.
+type indexTail struct {
+	dirOffset, dirLength int64
+	entries, chunks      int64
+	dirCRC               uint32
+}
+
+func leUint32(p []byte) uint32 { return binary.LittleEndian.Uint32(p) }
+
+func appendIndexTail(b []byte, t indexTail) []byte {
+	w := wire.Writer{B: b}
+	start := len(b)
+	w.U64(uint64(t.dirOffset))
+	w.U64(uint64(t.dirLength))
+	w.U64(uint64(t.entries))
+	w.U64(uint64(t.chunks))
+	w.U32(t.dirCRC)
+	w.U32(indexVersion)
+	w.U32(crc32c.Checksum(w.B[start:]))
+	return append(w.B, indexEndMagic...)
+}
+
+// decodeIndexTail decodes the tail of a file of the given size. Another version
+// is told apart from damage before anything that it may have changed is read.
+func decodeIndexTail(p []byte, size int64) (t indexTail, err error) {
+	fixed := p[len(p)-indexTailFixed:]
+	if string(fixed[8:]) != indexEndMagic {
+		return t, fmt.Errorf("%w: it does not end as an index does", storage.ErrCorrupt)
+	}
+	if v := leUint32(fixed); v != indexVersion {
+		return t, versionError(uint64(v), indexVersion)
+	}
+	if crc32c.Checksum(p[:len(p)-12]) != leUint32(fixed[4:]) {
+		return t, fmt.Errorf("%w: the tail's checksum does not match", storage.ErrCorrupt)
+	}
+	r := wire.NewReader(p)
+	offset, length := r.U64(), r.U64()
+	entries, chunks := r.U64(), r.U64()
+	room := uint64(size) - indexHeaderSize - indexTailSize
+	if length > room || offset != indexHeaderSize+room-length {
+		return t, fmt.Errorf("%w: directory of %d bytes at %d in %d bytes", storage.ErrCorrupt, length, offset, size)
+	}
+	if entries > room/minEntrySize || chunks > room/crcSize {
+		return t, fmt.Errorf("%w: %d entries and %d chunks in %d bytes", storage.ErrCorrupt, entries, chunks, size)
+	}
+	return indexTail{int64(offset), int64(length), int64(entries), int64(chunks), r.U32()}, nil
+}
+
+// versionError reports a version that this program does not read.
+func versionError(found, known uint64) error {
+	if found > known {
+		return fmt.Errorf("%w: version %d, this program reads %d: written by a newer cairn, upgrade", storage.ErrVersion, found, known)
+	}
+	return fmt.Errorf("%w: version %d, this program reads %d", storage.ErrVersion, found, known)
+}
+
+// encodeDirectory returns the bytes of the directory of the given files and
+// blocks.
+func encodeDirectory(names []string, blocks []indexBlock) []byte {
+	var w wire.Writer
+	w.Uvarint(uint64(len(names)))
+	prev := ""
+	for _, name := range names {
+		putFrontCoded(&w, prev, name)
+		prev = name
+	}
+	w.Uvarint(uint64(len(blocks)))
+	prev = ""
+	for i := range blocks {
+		b := &blocks[i]
+		w.Uvarint(uint64(b.length))
+		w.Uvarint(uint64(b.entries))
+		w.Uvarint(uint64(b.chunks))
+		putFrontCoded(&w, prev, b.first)
+		prev = b.first
+	}
+	return w.B
+}
+
+// decodeDirectory fills in x's files and blocks, which must account for every
+// byte between header and directory and for every entry that the tail counts.
+func (x *indexFile) decodeDirectory(dir []byte) error {
+	r := wire.NewReader(dir)
+	if err := x.decodeFiles(r); err != nil {
+		return err
+	}
+	if err := x.decodeBlocks(r); err != nil {
+		return err
+	}
+	return r.Done()
+}
+
+func (x *indexFile) decodeFiles(r *wire.Reader) error {
+	x.names = make([]string, 0, r.Count(3))
+	var name frontCoded
+	for i := range cap(x.names) {
+		if !name.next(r, i > 0) {
+			return r.Err()
+		}
+		s := string(name.s)
+		if err := blob.CheckName(s); err != nil {
+			return err
+		}
+		x.names = append(x.names, s)
+	}
+	return r.Err()
+}
+
+func (x *indexFile) decodeBlocks(r *wire.Reader) error {
+	x.blocks = make([]indexBlock, r.Count(5))
+	var first frontCoded
+	at, entries, chunks := int64(indexHeaderSize), 0, 0
+	for i := range x.blocks {
+		b := &x.blocks[i]
+		b.offset, b.before = at, entries
+		b.length = r.Size()
+		if b.length > x.tail.dirOffset-at-crcSize {
+			r.Fail("block %d of %d bytes at %d leaves the file", i, b.length, at)
+			break
+		}
+		b.entries = r.CountMax(int(b.length / minEntrySize))
+		b.chunks = r.CountMax(int(b.length / crcSize))
+		if !first.next(r, i > 0) {
+			break
+		}
+		b.first = string(first.s)
+		if b.entries == 0 || !utf8.ValidString(b.first) {
+			r.Fail("block %d has no entries, or a name that is not UTF-8", i)
+		}
+		at += b.length + crcSize
+		entries += b.entries
+		chunks += b.chunks
+	}
+	if r.Err() != nil {
+		return r.Err()
+	}
+	if at != x.tail.dirOffset || int64(entries) != x.tail.entries || int64(chunks) != x.tail.chunks {
+		return errors.New("the blocks do not add up to what the tail says")
+	}
+	return nil
+}
+
+const (
+	// indexMinRead and indexMaxRead bound what all reads at once. A piece is decoded by
+	// one goroutine, and its slabs cost little beside it.
+	indexMinRead = 1 << 20
+	indexMaxRead = 16 << 20
+)
+
+// all returns every entry, sorted by name. It reads the whole file but the
+// directory, in large pieces, and verifies every checksum, the order of the
+// names and all counts.
+func (x *indexFile) all(ctx context.Context) ([]meta.Entry, error) {
+	if len(x.blocks) == 0 {
+		return nil, x.checkNothing(ctx)
+	}
+	entries := make([]meta.Entry, x.tail.entries)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	first := 0
+	for _, end := range x.pieceEnds() {
+		from := first
+		g.Go(guard.Func(func() error { return x.decodePiece(ctx, from, end, entries) }))
+		first = end
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return entries, nil
+}
+
+// pieceEnds cuts the blocks into pieces and returns where each ends.
+func (x *indexFile) pieceEnds() []int {
+	share := x.tail.dirOffset / int64(2*runtime.GOMAXPROCS(0))
+	want := min(max(share, indexMinRead), indexMaxRead)
+	var ends []int
+	n := int64(0)
+	for i := range x.blocks {
+		n += x.blocks[i].length + crcSize
+		if n >= want || i == len(x.blocks)-1 {
+			ends = append(ends, i+1)
+			n = 0
+		}
+	}
+	return ends
+}
+
+// decodePiece reads the blocks from first to end and decodes them to their
+// places in entries.
+func (x *indexFile) decodePiece(ctx context.Context, first, end int, entries []meta.Entry) error {
+	last := &x.blocks[end-1]
+	start := x.blocks[first].offset
+	if first == 0 {
+		start = 0 // with the header
+	}
+	buf := make([]byte, last.offset+last.length+crcSize-start)
+	if err := x.read(ctx, buf, start); err != nil {
+		return fmt.Errorf("block %d: %w", first, err)
+	}
+	if first == 0 {
+		if err := checkIndexHeader(buf); err != nil {
+			return err
+		}
+	}
+	d := newEntryDecoder(x.names)
+	for i := first; i < end; i++ {
+		b := &x.blocks[i]
+		bytes := buf[b.offset-start:][:b.length+crcSize]
+		if err := x.decodeBlock(d, i, bytes, entries[b.before:][:b.entries]); err != nil {
+			return fmt.Errorf("%w: block %d: %w", storage.ErrCorrupt, i, err)
+		}
+	}
+	return nil
+}
+
+// decodeBlock decodes the bytes of block i to out.
+func (x *indexFile) decodeBlock(d *entryDecoder, i int, buf []byte, out []meta.Entry) error {
+	b := &x.blocks[i]
+	payload, err := checkBlock(buf)
+	if err != nil {
+		return err
+	}
+	d.chunks = 0
+	s := newBlockScanner(payload, b)
+	for n := 0; s.next(); n++ {
+		fqn := string(s.fqn)
+		if err := d.decode(fqn, s.body, &out[n]); err != nil {
+			return fmt.Errorf("entry %q: %w", fqn, err)
+		}
+	}
+	if s.err != nil {
+		return s.err
+	}
+	if d.chunks != b.chunks {
+		return fmt.Errorf("%d chunks, the directory says %d", d.chunks, b.chunks)
+	}
+	if i+1 < len(x.blocks) && string(s.fqn) >= x.blocks[i+1].first {
+		return fmt.Errorf("it ends with %q, the next one begins with %q", s.fqn, x.blocks[i+1].first)
+	}
+	return nil
+}
+
+func appendIndexHeader(b []byte) []byte {
+	b = append(b, indexMagic...)
+	b = binary.LittleEndian.AppendUint32(b, indexVersion)
+	return binary.LittleEndian.AppendUint32(b, 0)
+}
+
+// checkIndexHeader returns an error unless p begins as an index does.
+func checkIndexHeader(p []byte) error {
+	if string(p[:indexHeaderSize]) != string(appendIndexHeader(nil)) {
+		return fmt.Errorf("%w: it does not begin as an index of version %d does", storage.ErrCorrupt, indexVersion)
+	}
+	return nil
+}
+
+// checkNothing checks the header of an index without entries.
+func (x *indexFile) checkNothing(ctx context.Context) error {
+	var p [indexHeaderSize]byte
+	if err := x.read(ctx, p[:], 0); err != nil {
+		return fmt.Errorf("header: %w", err)
+	}
+	return checkIndexHeader(p[:])
+}
+
+// maxShared bounds what a name takes over from the one before, which fits a
+// byte then, and a few bytes cannot stand for ever more and longer names.
+const maxShared = 255
+
+// putFrontCoded writes s as the number of bytes it shares with prev, and the
+// rest.
+func putFrontCoded(w *wire.Writer, prev, s string) {
+	n := 0
+	for n < min(len(prev), len(s), maxShared) && prev[n] == s[n] {
+		n++
+	}
+	w.Byte(byte(n))
+	w.String(s[n:])
+}
+
+// frontCoded takes names off a reader that putFrontCoded wrote in ascending
+// order.
+type frontCoded struct{ s []byte }
+
+// next reads the next name into s. It fails unless the name is greater than the
+// one before; without one before, it must share nothing.
+func (f *frontCoded) next(r *wire.Reader, follows bool) bool {
+	n := int(r.Byte())
+	rest := r.Bytes()
+	if r.Err() != nil {
+		return false
+	}
+	if n > len(f.s) {
+		r.Fail("a name shares %d bytes with one of %d", n, len(f.s))
+		return false
+	}
+	if follows && bytes.Compare(rest, f.s[n:]) <= 0 {
+		r.Fail("a name that does not follow %q", f.s)
+		return false
+	}
+	f.s = append(f.s[:n], rest...)
+	return true
+}
+
+// blockScanner walks the entries of a block and checks what the directory says
+// of it.
+type blockScanner struct {
+	r     wire.Reader
+	block *indexBlock
+	count int
+	err   error
+	name  frontCoded
+
+	fqn  []byte // of the entry, valid until the next call
+	body []byte // of the entry
+}
+
+func newBlockScanner(payload []byte, b *indexBlock) *blockScanner {
+	s := &blockScanner{block: b}
+	s.r.Reset(payload)
+	return s
+}
+
+// next goes to the next entry. It returns false at the block's end and after an
+// error, which is then in err.
+func (s *blockScanner) next() bool {
+	if s.count == s.block.entries {
+		s.err = s.r.Done()
+		return false
+	}
+	if !s.name.next(&s.r, s.count > 0) {
+		s.err = s.r.Err()
+		return false
+	}
+	s.fqn, s.body = s.name.s, s.r.Bytes()
+	if s.err = s.r.Err(); s.err != nil {
+		return false
+	}
+	if s.count == 0 && string(s.fqn) != s.block.first {
+		s.err = fmt.Errorf("it begins with %q, the directory says %q", s.fqn, s.block.first)
+		return false
+	}
+	if !utf8.Valid(s.fqn) {
+		s.err = fmt.Errorf("the name %q is not UTF-8", s.fqn)
+		return false
+	}
+	s.count++
+	return true
 }

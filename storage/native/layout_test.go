@@ -46,7 +46,7 @@ func oddState(t testing.TB, rank int) plan.State {
 
 func saveOdd(t testing.TB, s blob.Store, id string, o *options) {
 	t.Helper()
-	err := storagetest.Save(context.Background(), at(s, o, nil), storagetest.Storage(id, 7, 2), oddState(t, 0), oddState(t, 1))
+	err := storagetest.Save(context.Background(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 7, 2), oddState(t, 0), oddState(t, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func header(t testing.TB, s blob.Store, name string) *safetensors.Header {
 func TestDataFilesAreSafetensorsThatPyTorchPlaces(t *testing.T) {
 	s := new(mem.Store)
 	saveOdd(t, s, "odd", &options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}})
-	md, err := NewReader(s, nil).ReadMetadata(t.Context())
+	md, err := storage.NewReader(Format{}.Open, s, storage.ReadOptions{}).ReadMetadata(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,7 +39,7 @@ func TestHugeRecordIsNotRead(t *testing.T) {
 	if err := save(t, s, "s", tiny(t), nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), hugeStore{s}); !errors.Is(err, storage.ErrCorrupt) {
+	if _, err := (Format{}).Open(t.Context(), hugeStore{s}); !errors.Is(err, storage.ErrCorrupt) {
 		t.Errorf("Open = %v; want %v", err, storage.ErrCorrupt)
 	}
 }
@@ -53,19 +53,19 @@ func TestPlacesThatAreNone(t *testing.T) {
 		}
 		return s
 	}
-	if _, err := Open(t.Context(), open(filepath.Join(dir, "no", "such"))); !errors.Is(err, storage.ErrNotFound) {
+	if _, err := (Format{}).Open(t.Context(), open(filepath.Join(dir, "no", "such"))); !errors.Is(err, storage.ErrNotFound) {
 		t.Errorf("Open of a folder that is not there = %v; want %v", err, storage.ErrNotFound)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("x"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), open(dir)); !errors.Is(err, storage.ErrNotFound) {
+	if _, err := (Format{}).Open(t.Context(), open(dir)); !errors.Is(err, storage.ErrNotFound) {
 		t.Errorf("Open of a folder of other things = %v; want %v", err, storage.ErrNotFound)
 	}
 	if err := os.Mkdir(filepath.Join(dir, recordName), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), open(dir)); !errors.Is(err, storage.ErrNotFound) {
+	if _, err := (Format{}).Open(t.Context(), open(dir)); !errors.Is(err, storage.ErrNotFound) {
 		t.Errorf("Open where a folder has the record's name = %v; want %v", err, storage.ErrNotFound)
 	}
 	for _, why := range []error{syscall.EROFS, syscall.EACCES} {
@@ -74,7 +74,7 @@ func TestPlacesThatAreNone(t *testing.T) {
 			t.Errorf("save where nothing can be made = %v; want %v", err, why)
 		}
 		s = fault.New(new(mem.Store), fault.Rule{On: fault.Open, Times: -1, Do: fault.Fail(why)})
-		if _, err := Open(t.Context(), s); !errors.Is(err, why) || errors.Is(err, storage.ErrNotFound) {
+		if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, why) || errors.Is(err, storage.ErrNotFound) {
 			t.Errorf("Open where nothing can be read = %v; want %v", err, why)
 		}
 	}
@@ -84,11 +84,11 @@ func TestPlacesThatAreNone(t *testing.T) {
 func TestReplacedMeanwhileIsNotCorrupt(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)
-	l := storagetest.NewLoading(at(s, nil, nil), 1)
+	l := storagetest.NewLoading(at(s, nil, storage.ReadOptions{}), 1)
 	if err := l.Plan(t.Context(), []plan.State{small(t, 0)}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := Open(t.Context(), s)
+	c, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestOpenSeesTheNewOneWhereItIsReplacedMeanwhile(t *testing.T) {
 	inner := new(mem.Store)
 	mustSave(t, inner, "first", 1)
 	s := &replacingStore{Store: inner, replace: func() { mustSave(t, inner, "second", 2) }}
-	c, err := Open(t.Context(), s)
+	c, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func TestOrderOfOperations(t *testing.T) {
 	}
 	s := fault.New(inner)
 	into := small(t, 0)
-	if err := storagetest.Load(t.Context(), at(s, nil, &ReaderOptions{Parallel: 1}), into); err != nil {
+	if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{Parallel: 1}), into); err != nil {
 		t.Fatal(err)
 	}
 	checkGoldenOrder(t, "order-load.txt", s.Ops())
@@ -85,7 +85,7 @@ func TestLoadReadsNoMoreThanItNeeds(t *testing.T) {
 	}
 	s := fault.New(inner)
 	state := plan.State{"w": small(t, 0)["w"]}
-	if err := storagetest.Load(t.Context(), at(s, nil, nil), state); err != nil {
+	if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), state); err != nil {
 		t.Fatal(err)
 	}
 	var data []fault.Entry

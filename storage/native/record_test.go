@@ -26,17 +26,17 @@ func sampleRecord() *record {
 		Writer: "cairn 0.1", Tags: map[string]string{"run": "llama <7b> & \"co\"", "é": "\u2028"},
 		PlannerData: json.RawMessage(`{"a":[1,2.50,"<x>"],"a b":null}`),
 		Totals:      recordTotals{Tensors: 3, Values: 2, Chunks: 6, Bytes: 1 << 40},
-		Files: []recordFile{
-			{indexFileName(id), 400, 0x00c0ffee},
-			{dataFileName(id, 0, 0), 1 << 39, 0},
-			{dataFileName(id, 1, 0), 1 << 39, 0xffffffff},
+		Files: []storage.File{
+			{Name: indexFileName(id), Size: 400, CRC32C: 0x00c0ffee},
+			{Name: dataFileName(id, 0, 0), Size: 1 << 39},
+			{Name: dataFileName(id, 1, 0), Size: 1 << 39, CRC32C: 0xffffffff},
 		},
 	}
 }
 
 // smallRecord has only what every record has.
 func smallRecord() *record {
-	return &record{SaveID: "s", Files: []recordFile{{Name: "s-index.cairn", Size: 68}}}
+	return &record{SaveID: "s", Files: []storage.File{{Name: "s-index.cairn", Size: 68}}}
 }
 
 func TestRecordReadsAsWritten(t *testing.T) {
@@ -304,7 +304,7 @@ func checkRecordDecode(t *testing.T, b []byte) {
 func BenchmarkDecodeRecord(b *testing.B) {
 	r := sampleRecord()
 	for i := range 10_000 {
-		r.Files = append(r.Files, recordFile{Name: dataFileName(r.SaveID, 2+i, 0), Size: 1 << 30, CRC32C: uint32(i)})
+		r.Files = append(r.Files, storage.File{Name: dataFileName(r.SaveID, 2+i, 0), Size: 1 << 30, CRC32C: uint32(i)})
 	}
 	out, err := encodeRecord(r)
 	if err != nil {

@@ -1,14 +1,23 @@
 package native
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/reading"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // RepairOptions change what Repair does. Nil means the defaults.
@@ -162,7 +171,7 @@ func checkBeforeRepair(ctx context.Context, s blob.Store, rec *record, o RepairO
 	if !o.Force {
 		return nil
 	}
-	c, err := Open(ctx, s)
+	c, err := Format{}.Open(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -187,7 +196,7 @@ func diagnose(ctx context.Context, s blob.Store) (*record, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	c, err := Open(ctx, s)
+	c, err := openCheckpoint(ctx, s)
 	if err == nil {
 		defer c.Close()
 		rec = c.rec // it may be a later one
@@ -231,4 +240,348 @@ func (rb *rebuild) write(ctx context.Context, rec *record) error {
 		}
 		return Commit(ctx, rb.store, &rb.md, rb.files)
 	})
+}
+
+// rebuild is a save whose description is put together from its data files.
+type rebuild struct {
+	store blob.Store
+	id    string
+	names []string // of the data files, by rank and number
+	self  *selfDescription
+	md    meta.Metadata
+	files []storage.File
+}
+
+// chooseSave reads the headers of the saves that are here, the newest first,
+// until one is complete.
+func chooseSave(ctx context.Context, s blob.Store, want string, rep *RepairReport) (*rebuild, error) {
+	saves, err := findSaves(ctx, s, want)
+	if err != nil {
+		return nil, err
+	}
+	var why strings.Builder
+	for _, rb := range saves {
+		err := rb.readHeaders(ctx)
+		if err == nil {
+			return rb, nil
+		}
+		if !broken(err) && !errors.Is(err, storage.ErrVersion) {
+			return nil, err // it may be whole: do not fall back on an older one
+		}
+		rep.Others[rb.id] = err.Error()
+		fmt.Fprintf(&why, "; save %s: %v", rb.id, err)
+	}
+	if len(saves) == 0 {
+		return nil, fmt.Errorf("%w: %s has no data files to repair from", storage.ErrNotFound, s)
+	}
+	return nil, fmt.Errorf("%w: no save in %s is complete%s", storage.ErrIncomplete, s, why.String())
+}
+
+// findSaves returns the saves of which data files are here, or only the wanted
+// one, the newest first.
+func findSaves(ctx context.Context, s blob.Store, want string) ([]*rebuild, error) {
+	bySave := map[string]*rebuild{}
+	for info, err := range s.List(ctx, want) {
+		if err != nil {
+			return nil, err
+		}
+		id, _, _, ok := parseDataFileName(info.Name)
+		if !ok || want != "" && id != want {
+			continue
+		}
+		if bySave[id] == nil {
+			bySave[id] = &rebuild{store: s, id: id}
+		}
+		bySave[id].names = append(bySave[id].names, info.Name)
+	}
+	out := make([]*rebuild, 0, len(bySave))
+	for _, rb := range bySave {
+		slices.SortFunc(rb.names, compareDataNames)
+		out = append(out, rb)
+	}
+	slices.SortFunc(out, func(a, b *rebuild) int { return strings.Compare(b.id, a.id) })
+	return out, nil
+}
+
+// compareDataNames orders the data files of one save by rank and number.
+func compareDataNames(a, b string) int {
+	_, rankA, numberA, _ := parseDataFileName(a)
+	_, rankB, numberB, _ := parseDataFileName(b)
+	return cmp.Or(cmp.Compare(rankA, rankB), cmp.Compare(numberA, numberB))
+}
+
+// readHeaders puts the entries together from the headers of all data files.
+func (rb *rebuild) readHeaders(ctx context.Context) error {
+	found := finds{}
+	var missing roster
+	for _, name := range rb.names {
+		h, self, err := readHeader(ctx, rb.store, name)
+		if err != nil {
+			return err
+		}
+		if rb.self == nil {
+			rb.self = self
+		}
+		if err := missing.note(rb, name, self); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if err := found.addFile(name, h, self); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	rb.md.Entries = found.entries()
+	return rb.checkComplete(missing.problems(rb.self.Ranks))
+}
+
+// checkComplete refuses a save of which something is missing: files, as the
+// others tell, or chunks, as the tensors do.
+func (rb *rebuild) checkComplete(missing []string) error {
+	for i := range rb.md.Entries {
+		e := &rb.md.Entries[i]
+		if e.Tensor == nil {
+			continue
+		}
+		for _, p := range plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks) {
+			missing = append(missing, fmt.Sprintf("%q: %s", e.FQN, p.Text))
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	const some = 5
+	if n := len(missing) - some; n > 0 {
+		missing = append(missing[:some:some], fmt.Sprintf("and %d more", n))
+	}
+	return fmt.Errorf("%w: missing: %s", storage.ErrIncomplete, strings.Join(missing, "; "))
+}
+
+// roster says which data files there should be, going by what the others say.
+type roster struct {
+	left map[int]int // by rank: files that it wrote and that were not seen
+}
+
+// note takes down a file of rb's save. What it says must agree with its name and
+// with what the first file says about the save.
+func (r *roster) note(rb *rebuild, name string, self *selfDescription) error {
+	_, rank, number, _ := parseDataFileName(name)
+	if self.SaveID != rb.id || self.Rank != rank || self.Number != number || number >= self.Files {
+		return fmt.Errorf("%w: it says it is file %d of %d of save %s, rank %d",
+			storage.ErrCorrupt, self.Number, self.Files, self.SaveID, self.Rank)
+	}
+	if f := rb.self; !equalSteps(self.Step, f.Step) || !self.Time.Equal(f.Time) || self.WorldSize != f.WorldSize || self.Ranks != f.Ranks {
+		return fmt.Errorf("%w: it contradicts %s about the save", storage.ErrCorrupt, rb.names[0])
+	}
+	if r.left == nil {
+		r.left = map[int]int{}
+	}
+	if _, seen := r.left[rank]; !seen {
+		r.left[rank] = self.Files
+	}
+	r.left[rank]--
+	return nil
+}
+
+// equalSteps reports whether two steps are the same, or both unknown.
+func equalSteps(a, b *int64) bool { return a == b || a != nil && b != nil && *a == *b }
+
+// problems returns what is missing where ranks so many wrote; zero is unknown.
+func (r *roster) problems(ranks int) []string {
+	var out []string
+	if n := ranks - len(r.left); ranks > 0 && n != 0 {
+		out = append(out, fmt.Sprintf("all files of %d of the %d ranks that wrote", n, ranks))
+	}
+	for rank, n := range r.left {
+		if n != 0 {
+			out = append(out, fmt.Sprintf("%d files of rank %d", n, rank))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// scan reads the data files and computes their checksums.
+func (rb *rebuild) scan(ctx context.Context, progress func(int64)) error {
+	items := map[string][]*scanItem{}
+	add := func(id reading.ChunkID) {
+		it := newScanItem(id)
+		it.sums = make([]uint32, it.grid.tiles())
+		it.loc.Sums = it.sums
+		items[it.loc.File] = append(items[it.loc.File], it)
+	}
+	for i := range rb.md.Entries {
+		e := &rb.md.Entries[i]
+		switch {
+		case e.Tensor != nil:
+			for n := range e.Tensor.Chunks {
+				add(reading.ChunkID{Entry: e, N: n})
+			}
+		case e.Bytes.Inline == nil:
+			add(reading.ChunkID{Entry: e})
+		}
+	}
+	for _, name := range rb.names {
+		sortItems(items[name])
+		s := &scan{items: items[name]}
+		size, err := reading.Scan(ctx, rb.store, name, func(p []byte, at int64) {
+			s.add(p, at)
+			if progress != nil {
+				progress(int64(len(p)))
+			}
+		})
+		if err != nil {
+			return err
+		}
+		rb.files = append(rb.files, storage.File{Name: name, Size: size, CRC32C: s.crc})
+	}
+	return nil
+}
+
+// readHeader reads the header of a data file and what it says about itself.
+func readHeader(ctx context.Context, s blob.Store, name string) (*safetensors.Header, *selfDescription, error) {
+	r, err := s.Open(ctx, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer r.Close()
+	h, err := safetensors.Decode(func(p []byte, off int64) error { return r.ReadAt(ctx, p, off) }, r.Size())
+	if errors.Is(err, safetensors.ErrHeader) {
+		return nil, nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, name, err)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	self, err := decodeSelf(h.Metadata[metaSelf])
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return h, self, nil
+}
+
+// finds are the entries that data files describe, by name.
+type finds map[string]*find
+
+// find is one name, with the chunks that were found of it.
+type find struct {
+	meta.Entry
+	order []int32 // of the chunks: where each stood in the index
+}
+
+// addFile adds what one data file holds.
+func (f finds) addFile(file string, h *safetensors.Header, self *selfDescription) error {
+	for _, v := range self.Values {
+		e := meta.Entry{FQN: v.FQN, Path: meta.Path(v.Path)}
+		e.Bytes = &meta.Bytes{Codec: v.Codec, Size: int64(len(v.Data)), Inline: append([]byte{}, v.Data...)}
+		if err := f.add(e, 0); err != nil {
+			return err
+		}
+	}
+	for _, he := range h.Entries {
+		it, ok := self.Items[he.Name]
+		if !ok {
+			return fmt.Errorf("%w: it does not describe %q", storage.ErrCorrupt, he.Name)
+		}
+		e, err := it.entry(he, meta.Location{File: file, Offset: h.Size + he.Begin, Length: he.End - he.Begin})
+		if err != nil {
+			return fmt.Errorf("%w: %q: %w", storage.ErrCorrupt, he.Name, err)
+		}
+		if err := f.add(e, it.Chunk); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add adds an entry, or its chunk to the one that is there.
+func (f finds) add(e meta.Entry, order int32) error {
+	have, ok := f[e.FQN]
+	if !ok {
+		f[e.FQN] = &find{e, []int32{order}}
+		return nil
+	}
+	if have.Path.Equal(e.Path) && sameValue(have.Bytes, e.Bytes) {
+		return nil // a copy that another rank wrote
+	}
+	if have.Tensor == nil || e.Tensor == nil || have.Tensor.Properties != e.Tensor.Properties ||
+		!slices.Equal(have.Tensor.Shape, e.Tensor.Shape) || !have.Path.Equal(e.Path) {
+		return fmt.Errorf("%w: it contradicts another file, or itself, about %q", storage.ErrCorrupt, e.FQN)
+	}
+	have.Tensor.Chunks = append(have.Tensor.Chunks, e.Tensor.Chunks...)
+	have.Tensor.Locs = append(have.Tensor.Locs, e.Tensor.Locs...)
+	have.order = append(have.order, order)
+	return nil
+}
+
+// sameValue reports whether both are values, and one may be a copy of the other.
+func sameValue(a, b *meta.Bytes) bool {
+	return a != nil && b != nil && a.Codec == b.Codec && a.Size == b.Size && bytes.Equal(a.Inline, b.Inline)
+}
+
+// entries returns all entries in the order of their names, the chunks of each in
+// the order that they had.
+func (f finds) entries() []meta.Entry {
+	out := make([]meta.Entry, 0, len(f))
+	for _, fqn := range slices.Sorted(maps.Keys(f)) {
+		have := f[fqn]
+		have.sortChunks()
+		out = append(out, have.Entry)
+	}
+	return out
+}
+
+func (f *find) sortChunks() {
+	if f.Tensor == nil || len(f.order) < 2 {
+		return
+	}
+	at := make([]int, len(f.order))
+	for i := range at {
+		at[i] = i
+	}
+	slices.SortStableFunc(at, func(a, b int) int { return cmp.Compare(f.order[a], f.order[b]) })
+	t := *f.Tensor
+	t.Chunks, t.Locs = nil, nil
+	for n, i := range at {
+		if n > 0 && f.order[i] == f.order[at[n-1]] && f.Tensor.Chunks[i].Equal(f.Tensor.Chunks[at[n-1]]) {
+			continue // a copy that another rank wrote
+		}
+		t.Chunks = append(t.Chunks, f.Tensor.Chunks[i])
+		t.Locs = append(t.Locs, f.Tensor.Locs[i])
+	}
+	f.Tensor = &t
+}
+
+// entry returns the entry with the one chunk, or the value, that it describes:
+// what the file's header says of he, at loc.
+func (s *selfItem) entry(he safetensors.Entry, loc meta.Location) (meta.Entry, error) {
+	e := meta.Entry{FQN: he.Name, Path: meta.Path(s.Path)}
+	sizes := he.Shape
+	if s.FQN != "" {
+		e.FQN, sizes = s.FQN, s.Sizes
+		loc.Detail = &meta.Detail{Key: he.Name}
+	}
+	if err := meta.CheckFQN(e.FQN); err != nil {
+		return e, err
+	}
+	if s.DType == "" {
+		e.Bytes = &meta.Bytes{Codec: s.Codec, Size: loc.Length, Loc: loc}
+		return e, nil
+	}
+	d, err := tensor.ParseDType(s.DType)
+	if err != nil {
+		return e, err
+	}
+	if name, _ := safetensors.DTypeName(d); s.FQN == "" && name != he.DType {
+		return e, fmt.Errorf("it is %v and %s", d, he.DType)
+	}
+	box := tensor.Box{Offsets: s.Offsets, Sizes: sizes}
+	if err := box.Check(s.Shape); err != nil {
+		return e, err
+	}
+	if n, err := tensor.NumBytes(d, sizes); err != nil || n != loc.Length {
+		return e, fmt.Errorf("%v of %v in %d bytes", sizes, d, loc.Length)
+	}
+	e.Tensor = &meta.Tensor{Shape: s.Shape, Chunks: []tensor.Box{box}, Locs: []meta.Location{loc}}
+	e.Tensor.Properties = meta.Properties{
+		DType: d, RequiresGrad: s.RequiresGrad, MemoryFormat: s.MemoryFormat, Layout: s.Layout, PinMemory: s.PinMemory,
+	}
+	return e, nil
 }

@@ -92,7 +92,7 @@ func TestRepairRestoresEveryByte(t *testing.T) {
 			if read == 0 {
 				t.Errorf("%s: no progress was told", what)
 			}
-			if err := loadOdd(t, at(s, nil, nil)); err != nil {
+			if err := loadOdd(t, at(s, nil, storage.ReadOptions{})); err != nil {
 				t.Errorf("%s: load after Repair = %v", what, err)
 			}
 			checkWhole(t, s)
@@ -220,7 +220,7 @@ func TestRepairChoosesTheNewestCompleteSave(t *testing.T) {
 // never committed.
 func TestRepairPrefersWhatTheRecordNames(t *testing.T) {
 	s := new(mem.Store)
-	sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("a1", 1, 1), 1)
+	sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("a1", 1, 1), 1)
 	if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func TestRepairPrefersWhatTheRecordNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := contents(t, s)
-	newer := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("a2", 2, 1), 1)
+	newer := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("a2", 2, 1), 1)
 	if err := errors.Join(newer.Plan(t.Context(), []plan.State{small(t, 2)}), newer.Write(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -371,7 +371,7 @@ func TestRepairByForceDoesNotHideDamage(t *testing.T) {
 	if _, err := Repair(t.Context(), store, &RepairOptions{Force: true}); !errors.Is(err, storage.ErrCorrupt) {
 		t.Errorf("Repair by force of a damaged data file = %v; want %v", err, storage.ErrCorrupt)
 	}
-	c, err := Open(t.Context(), store)
+	c, err := Format{}.Open(t.Context(), store)
 	if err != nil {
 		t.Fatal(err)
 	}

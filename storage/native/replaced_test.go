@@ -32,7 +32,7 @@ func TestRepairDuringASave(t *testing.T) {
 			} else if runtime.GOOS == "windows" {
 				t.Skip("locks cannot be read there")
 			}
-			sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("first", 1, 1), 1)
+			sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("first", 1, 1), 1)
 			if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())); err != nil {
 				t.Fatal(err)
 			}
@@ -87,7 +87,7 @@ func TestVerifyAndRepairDetectReplacement(t *testing.T) {
 	s.at = func(_, name string) bool { // the scan of a data file is over, its header is next
 		return strings.HasSuffix(name, dataSuffix) && opened.Add(1) == 2
 	}
-	c, err := Open(t.Context(), s)
+	c, err := Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}

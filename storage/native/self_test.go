@@ -159,7 +159,7 @@ func FuzzRepair(f *testing.F) {
 			}
 			return
 		}
-		if _, err := NewReader(s, nil).ReadMetadata(t.Context()); err != nil {
+		if _, err := storage.NewReader(Format{}.Open, s, storage.ReadOptions{}).ReadMetadata(t.Context()); err != nil {
 			t.Errorf("ReadMetadata of what was repaired = %v", err)
 		}
 		checkWhole(t, s)

@@ -20,7 +20,7 @@ import (
 // A writer that is used again must not take the save before for its own.
 func TestAbortSparesTheSaveBefore(t *testing.T) {
 	s := new(mem.Store)
-	sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("first", 1, 2), 2)
+	sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("first", 1, 2), 2)
 	x := storagetest.Filled(t, tensor.Float32, []int64{4, 4}, 1)
 	states := []plan.State{{"x": storagetest.Cut(t, storagetest.Along(0, 2), x, 0)}, {"x": storagetest.Cut(t, storagetest.Along(0, 2), x, 1)}}
 	if err := sv.Run(t.Context(), states); err != nil {
@@ -41,7 +41,7 @@ func TestCoordinatorAbortsForAll(t *testing.T) {
 	mustSave(t, s, "first", 1)
 	before := storagetest.Names(t, s)
 	mustWriteOnly(t, s, "second", 0, 1, 2)
-	sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("second", 1, 1), 1)
+	sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("second", 1, 1), 1)
 	if err := sv.Plan(t.Context(), []plan.State{small(t, 2)}); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestSweepIsNotLedAstrayByTheOldRecord(t *testing.T) {
 	}
 	rec.SaveID = "evil"
 	rec.Files[0].Name = "evil" + indexSuffix
-	rec.Files = append(rec.Files, recordFile{Name: "precious.txt"})
+	rec.Files = append(rec.Files, storage.File{Name: "precious.txt"})
 	b, err := encodeRecord(rec)
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestWarningsTellWhatWasLeftBehind(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)
 	f := fault.New(s, fault.Rule{On: fault.Remove, Times: -1, Do: fault.Fail(syscall.EACCES)})
-	sv := storagetest.NewSaving(at(f, nil, nil), storagetest.Storage("second", 1, 1), 1)
+	sv := storagetest.NewSaving(at(f, nil, storage.ReadOptions{}), storagetest.Storage("second", 1, 1), 1)
 	var warned []error
 	sv.Warn = func(err error) { warned = append(warned, err) }
 	if err := sv.Run(t.Context(), []plan.State{small(t, 2)}); err != nil {

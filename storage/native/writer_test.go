@@ -31,7 +31,7 @@ func small(t testing.TB, seed byte) plan.State {
 
 func save(t testing.TB, s blob.Store, id string, state plan.State, o *options) error {
 	t.Helper()
-	return storagetest.Save(context.Background(), at(s, o, nil), storagetest.Storage(id, 1, 1), state)
+	return storagetest.Save(context.Background(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 1, 1), state)
 }
 
 func mustSave(t testing.TB, s blob.Store, id string, seed byte) {
@@ -45,7 +45,7 @@ func mustSave(t testing.TB, s blob.Store, id string, seed byte) {
 func seedOf(t testing.TB, s blob.Store) (byte, error) {
 	t.Helper()
 	got := plan.State{"w": storagetest.Filled(t, tensor.Float32, []int64{4, 3}, 0), "step": nil, "big": nil}
-	if err := storagetest.Load(context.Background(), at(s, nil, nil), got); err != nil {
+	if err := storagetest.Load(context.Background(), at(s, nil, storage.ReadOptions{}), got); err != nil {
 		return 0, err
 	}
 	seed := byte(got["step"].(int64))
@@ -66,7 +66,7 @@ func checkSeed(t testing.TB, s blob.Store, want byte) {
 // checkWhole fails unless the checkpoint is whole.
 func checkWhole(t testing.TB, s blob.Store) {
 	t.Helper()
-	c, err := Open(context.Background(), s)
+	c, err := Format{}.Open(context.Background(), s)
 	if err != nil {
 		t.Errorf("Open = %v", err)
 		return
@@ -109,7 +109,7 @@ func TestFailIfExists(t *testing.T) {
 // Both looked when nothing was there.
 func TestFailIfExistsAtTheCommit(t *testing.T) {
 	s := new(mem.Store)
-	p := at(s, &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}, nil)
+	p := at(s, &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}, storage.ReadOptions{})
 	first := storagetest.NewSaving(p, storagetest.Storage("first", 1, 1), 1)
 	second := storagetest.NewSaving(p, storagetest.Storage("second", 2, 1), 1)
 	for i, sv := range []*storagetest.Saving{first, second} {
@@ -155,7 +155,7 @@ func TestSaveDoesNotReplaceANewerVersion(t *testing.T) {
 	if got := storagetest.Names(t, s); !slices.Equal(got, []string{recordName}) {
 		t.Errorf("the place holds %q; want the record alone", got)
 	}
-	if _, err := NewReader(s, nil).ReadMetadata(t.Context()); !errors.Is(err, storage.ErrVersion) {
+	if _, err := storage.NewReader(Format{}.Open, s, storage.ReadOptions{}).ReadMetadata(t.Context()); !errors.Is(err, storage.ErrVersion) {
 		t.Errorf("ReadMetadata = %v; want %v", err, storage.ErrVersion)
 	}
 }
@@ -245,7 +245,7 @@ func TestFinishRefusesFilesThatAreNotThere(t *testing.T) {
 		},
 	} {
 		s := new(mem.Store)
-		sv := storagetest.NewSaving(at(s, nil, nil), storagetest.Storage("id", 1, 1), 1)
+		sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("id", 1, 1), 1)
 		if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())); err != nil {
 			t.Fatal(err)
 		}
@@ -274,7 +274,7 @@ func TestFileBytesMakeMoreFiles(t *testing.T) {
 		if err := save(t, s, "a", state, &options{Format: Format{FileBytes: tt.fileBytes}}); err != nil {
 			t.Fatal(err)
 		}
-		c, err := Open(t.Context(), s)
+		c, err := Format{}.Open(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}

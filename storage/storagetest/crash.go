@@ -36,10 +36,9 @@ type Setup struct {
 // At returns the place at the root of a store. Its Writer panics if the format
 // refuses the options.
 func (s Setup) At(store blob.Store) Place {
-	open := func(ctx context.Context) (storage.Checkpoint, error) { return s.Format.Open(ctx, store) }
 	return Place{
 		Writer: func() storage.Writer { return NewWriter(s.Format, store, s.Write) },
-		Reader: func() storage.Reader { return storage.NewReader(open, s.Read) },
+		Reader: func() storage.Reader { return storage.NewReader(s.Format.Open, store, s.Read) },
 	}
 }
 

@@ -74,7 +74,7 @@ func LoadAll(t testing.TB, ck storage.Checkpoint) plan.State {
 	}
 	l := &Loading{
 		Planners: []plan.LoadPlanner{&plan.DefaultLoad{NoFlatten: true, RejectUnexpected: true}},
-		Readers:  []storage.Reader{ck.NewReader(storage.ReadOptions{})},
+		Readers:  []storage.Reader{storage.ReaderOf(ck, storage.ReadOptions{})},
 	}
 	if err := errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())); err != nil {
 		t.Fatalf("Load = %v", err)

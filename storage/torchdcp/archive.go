@@ -14,8 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/fetch"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -28,10 +27,9 @@ const maxValue = 1 << 30
 
 // archive reads the records of a checkpoint's data files.
 type archive struct {
-	store blob.Store
-	opts  *Options
-	sizes map[string]int64 // of the data files that are there
-	md    *meta.Metadata   // what the data files hold
+	store      blob.Store
+	transforms map[string]Transform
+	sizes      map[string]int64 // of the data files that exist
 
 	mu     sync.Mutex
 	opened map[place]*torchsave.Tensor // guarded by mu
@@ -100,14 +98,14 @@ type useFunc func(n int, f *torchsave.File, read torchsave.ReadFunc, err error) 
 
 // records reads the descriptions of many records. Small ones that lie side by
 // side are one read. It calls use for each, from several goroutines at once.
-func (a *archive) records(ctx context.Context, of []held, o storage.ReadOptions, use useFunc) error {
-	var small []fetch.Request
+func (a *archive) records(ctx context.Context, of []reading.ChunkID, o storage.ReadOptions, use useFunc) error {
+	var small []reading.Request
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(fetch.Workers(o.Parallel))
+	g.SetLimit(o.Workers())
 	for n, h := range of {
-		loc := h.loc()
+		loc := h.Loc()
 		if loc.Length > 0 && loc.Length <= wholeBytes && !isPacked(loc) && a.check(loc) == nil {
-			small = append(small, fetch.Request{File: loc.File, Offset: loc.Offset, Width: loc.Length, To: &whole{gctx, a, n, use}})
+			small = append(small, reading.Request{File: loc.File, Offset: loc.Offset, Width: loc.Length, To: &whole{gctx, a, n, use}})
 			continue
 		}
 		if gctx.Err() != nil {
@@ -115,7 +113,7 @@ func (a *archive) records(ctx context.Context, of []held, o storage.ReadOptions,
 		}
 		g.Go(guard.Func(func() error {
 			called := false
-			err := a.file(gctx, loc, h.most(), func(f *torchsave.File, read torchsave.ReadFunc) error {
+			err := a.file(gctx, loc, mostOf(h), func(f *torchsave.File, read torchsave.ReadFunc) error {
 				called = true
 				return use(n, f, read, nil)
 			})
@@ -125,12 +123,12 @@ func (a *archive) records(ctx context.Context, of []held, o storage.ReadOptions,
 			return use(n, nil, nil, err)
 		}))
 	}
-	fo := fetch.Options{Open: a.store.Open, BufferBytes: o.BufferBytes, Parallel: o.Parallel, Gap: pageBytes}
+	fo := reading.FetchOptions{Open: a.store.Open, ReadOptions: o, Gap: pageBytes}
 	if r, ok := blob.As[blob.GapReader](a.store); ok {
 		fo.Gap, fo.Dear = max(fo.Gap, r.ReadGap()), r.ReadGap() > 0
 	}
 	g.Go(func() error {
-		_, err := fetch.Run(gctx, small, fo)
+		_, err := reading.Fetch(gctx, small, fo)
 		return err
 	})
 	return g.Wait()
@@ -144,7 +142,7 @@ type whole struct {
 	use useFunc
 }
 
-// Take implements fetch.Sink.
+// Take implements reading.Sink.
 func (w *whole) Take(record []byte) error {
 	read := func(_ context.Context, p []byte, off int64) error {
 		if off < 0 || off > int64(len(record)-len(p)) {
@@ -188,13 +186,13 @@ func (a *archive) fileIn(ctx context.Context, r blob.Reader, loc *meta.Location,
 }
 
 // chunk says where chunk i of a tensor lies.
-func (a *archive) chunk(ctx context.Context, e *meta.Entry, i int) (foreign.Chunk, error) {
+func (a *archive) chunk(ctx context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
 	t, err := a.tensor(ctx, &e.Tensor.Locs[i], mostFor(e, i))
 	return a.chunkOf(e, i, t, err)
 }
 
-// chunks is foreign.Source.Chunks.
-func (a *archive) chunks(ctx context.Context, ids []foreign.ChunkID, o storage.ReadOptions, found func(n int, c foreign.Chunk) error) error {
+// chunks is reading.Source.Chunks.
+func (a *archive) chunks(ctx context.Context, ids []reading.ChunkID, o storage.ReadOptions, found func(n int, c reading.Chunk) error) error {
 	tell := func(n int, t *torchsave.Tensor, err error) error {
 		at, err := a.chunkOf(ids[n].Entry, ids[n].N, t, err)
 		if err != nil {
@@ -202,12 +200,12 @@ func (a *archive) chunks(ctx context.Context, ids []foreign.ChunkID, o storage.R
 		}
 		return found(n, at)
 	}
-	var unknown []held
+	var unknown []reading.ChunkID
 	var numbers []int // in ids
 	for n, id := range ids {
-		t := a.known(held(id).loc())
+		t := a.known(id.Loc())
 		if t == nil {
-			unknown, numbers = append(unknown, held(id)), append(numbers, n)
+			unknown, numbers = append(unknown, id), append(numbers, n)
 		} else if err := tell(n, t, nil); err != nil {
 			return err
 		}
@@ -218,7 +216,7 @@ func (a *archive) chunks(ctx context.Context, ids []foreign.ChunkID, o storage.R
 			t, err = tensorIn(f)
 		}
 		if err == nil {
-			a.remember(unknown[k].loc(), t)
+			a.remember(unknown[k].Loc(), t)
 		}
 		return tell(numbers[k], t, err)
 	})
@@ -226,18 +224,18 @@ func (a *archive) chunks(ctx context.Context, ids []foreign.ChunkID, o storage.R
 
 // chunkOf says where chunk i of a tensor lies, whose record holds t unless err
 // says why it does not.
-func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) (foreign.Chunk, error) {
+func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) (reading.Chunk, error) {
 	loc := &e.Tensor.Locs[i]
 	if err == nil {
 		err = fits(e, i, t)
 	}
 	if err != nil {
-		return foreign.Chunk{}, fmt.Errorf("the chunk at %v, in %s at %d: %w", e.Tensor.Chunks[i].Offsets, loc.File, loc.Offset, err)
+		return reading.Chunk{}, fmt.Errorf("the chunk at %v, in %s at %d: %w", e.Tensor.Chunks[i].Offsets, loc.File, loc.Offset, err)
 	}
 	if isPacked(loc) {
-		return foreign.Chunk{Maker: &maker{&packed{a: a, loc: loc, most: mostFor(e, i)}, t}}, nil
+		return reading.Chunk{Maker: &maker{&packed{a: a, loc: loc, most: mostFor(e, i)}, t}}, nil
 	}
-	r := &foreign.Region{File: loc.File, Offset: loc.Offset + t.Offset, End: loc.Offset + t.End, DType: t.DType}
+	r := &reading.Region{File: loc.File, Offset: loc.Offset + t.Offset, End: loc.Offset + t.End, DType: t.DType}
 	if !t.Contiguous() {
 		r.Strides = t.Strides
 	}
@@ -245,11 +243,11 @@ func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) 
 		r.Resolve = t.Resolve
 	}
 	if t.Sum != nil {
-		s := foreign.Sum(*t.Sum) // its places are those in the record of the checkpoint
+		s := reading.Sum(*t.Sum) // its places are those in the record of the checkpoint
 		s.Offset, s.End = loc.Offset+s.Offset, loc.Offset+s.End
 		r.Sum = &s
 	}
-	return foreign.Chunk{Region: r}, nil
+	return reading.Chunk{Region: r}, nil
 }
 
 // mostFor bounds the bytes of a chunk's record: PyTorch stores no more than the

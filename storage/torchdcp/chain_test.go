@@ -88,7 +88,7 @@ func TestChainsOfTransformsAreBounded(t *testing.T) {
 			if err := loadLong(t, s, e); !errors.Is(err, c.want) {
 				t.Errorf("Load = %v; want %v", err, c.want)
 			}
-			ck, err := torchdcp.Open(t.Context(), s, nil)
+			ck, err := torchdcp.Format{}.Open(t.Context(), s)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -118,7 +118,7 @@ func (e endless) Read(p []byte) (int, error) {
 func TestEveryStepOfAChainIsBounded(t *testing.T) {
 	run := func(ctx context.Context, stop func()) error {
 		s, e := chained(t, []string{"nothing/1", "endless/1"}, func(p []byte) []byte { return p })
-		ck, err := torchdcp.Open(t.Context(), s, &torchdcp.Options{Transforms: map[string]torchdcp.Transform{
+		ck, err := torchdcp.Format{Transforms: map[string]torchdcp.Transform{
 			"endless": func(string, io.Reader) (io.ReadCloser, error) { return io.NopCloser(endless{stop}), nil },
 			"nothing": func(_ string, r io.Reader) (io.ReadCloser, error) {
 				pr, pw := io.Pipe()
@@ -128,7 +128,7 @@ func TestEveryStepOfAChainIsBounded(t *testing.T) {
 				}()
 				return pr, nil
 			},
-		}})
+		}}.Open(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,75 +4,40 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
-// checker compares data files with what the metadata says of them, and their
-// records with the checksums that torch.save keeps.
-type checker struct {
-	a  *archive
-	md *meta.Metadata
-
-	once sync.Once
-	held map[string][]held // by file
-}
-
-// held is a record of a file: chunk N of a tensor, or a value.
-type held foreign.ChunkID
-
-func (h held) loc() *meta.Location {
-	if h.Entry.Bytes != nil {
-		return &h.Entry.Bytes.Loc
-	}
-	return &h.Entry.Tensor.Locs[h.N]
-}
-
-// most bounds the bytes of the record.
-func (h held) most() int64 {
-	if h.Entry.Bytes != nil {
+// mostOf bounds the bytes of the record of a chunk or value.
+func mostOf(id reading.ChunkID) int64 {
+	if id.Entry.Bytes != nil {
 		return maxValue
 	}
-	return mostFor(h.Entry, h.N)
+	return mostFor(id.Entry, id.N)
 }
 
-// index sorts everything by the files that hold it.
-func (c *checker) index() {
-	c.held = map[string][]held{}
-	for k := range c.md.Entries {
-		e := &c.md.Entries[k]
-		n := 1
-		if e.Tensor != nil {
-			n = len(e.Tensor.Locs)
-		}
-		for i := range n {
-			h := held{e, i}
-			c.held[h.loc().File] = append(c.held[h.loc().File], h)
-		}
+// checkFile is reading.Source.Check: it compares the records of a data file with the
+// checksums that torch.save keeps. Records that cannot be read at all are found when
+// chunks and values are located and decoded.
+func (a *archive) checkFile(ctx context.Context, c *reading.FileCheck) (int64, error) {
+	if err := c.Scan(ctx, nil); err != nil {
+		return 0, err
 	}
-}
-
-// check is foreign.Source.Check. Records that cannot be read at all are reported
-// by the reader of what is in them.
-func (c *checker) check(ctx context.Context, file string, problem func(fqn, text string), found func(foreign.ChunkID, foreign.Chunk)) (int64, error) {
-	c.once.Do(c.index)
-	records := c.held[file]
 	var unsummed atomic.Int64
-	err := c.a.records(ctx, records, storage.ReadOptions{}, func(n int, f *torchsave.File, read torchsave.ReadFunc, err error) error {
-		h := records[n]
+	err := a.records(ctx, c.Chunks, storage.ReadOptions{}, func(n int, f *torchsave.File, read torchsave.ReadFunc, err error) error {
+		id := c.Chunks[n]
 		if err == nil {
-			unsummed.Add(c.unsummed(h, f))
-			err = f.Check(ctx, read, func(_ string, err error) { problem(h.Entry.FQN, err.Error()) })
+			unsummed.Add(payload(id.Loc(), f))
+			err = f.Check(ctx, read, func(_ string, err error) { c.Problem(id.Entry.FQN, err.Error()) })
 		}
-		if err == nil && h.Entry.Tensor != nil {
+		if err == nil && id.Entry.Tensor != nil {
 			t, err := tensorIn(f)
-			if at, err := c.a.chunkOf(h.Entry, h.N, t, err); err == nil {
-				found(foreign.ChunkID(h), at)
+			if at, err := a.chunkOf(id.Entry, id.N, t, err); err == nil {
+				c.Found(id, at)
 			}
 		}
 		return unreadable(err)
@@ -89,10 +54,11 @@ func unreadable(err error) error {
 	return err
 }
 
-// unsummed returns how many bytes of the payload of a record have no checksum.
-func (c *checker) unsummed(h held, f *torchsave.File) int64 {
-	if isPacked(h.loc()) {
-		return min(f.Unsummed, h.loc().Length) // of what is stored
+// payload returns how many bytes of tensors and values in a record have no
+// checksum.
+func payload(loc *meta.Location, f *torchsave.File) int64 {
+	if isPacked(loc) {
+		return min(f.Unsummed, loc.Length) // of the stored bytes
 	}
 	return f.Unsummed
 }

@@ -32,7 +32,7 @@ func newWriter(s blob.Store, o *options) storage.Writer {
 func at(s blob.Store, wo *options, ro storage.ReadOptions) storagetest.Place {
 	return storagetest.Place{
 		Writer: func() storage.Writer { return newWriter(s, wo) },
-		Reader: func() storage.Reader { return torchdcp.NewReader(s, nil, ro) },
+		Reader: func() storage.Reader { return storage.NewReader(torchdcp.Format{}.Open, s, ro) },
 	}
 }
 

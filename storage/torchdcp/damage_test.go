@@ -49,7 +49,7 @@ func TestLoadNoticesDamage(t *testing.T) {
 	if err := load(tensor.Whole(x.Shape())); err != nil {
 		t.Fatalf("Load before the damage = %v", err)
 	}
-	ck, md := open(t, s, nil)
+	ck, md := open(t, s, torchdcp.Format{})
 	defer ck.Close()
 	loc := md.Entries[0].Tensor.Locs[0]
 	flip(t, s, loc.File, loc.Offset+loc.Length/2)
@@ -72,7 +72,7 @@ func TestVerifyReadsSmallRecordsTogether(t *testing.T) {
 	if err := storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("x", 1, 1), state); err != nil {
 		t.Fatal(err)
 	}
-	ck, md := open(t, s, nil)
+	ck, md := open(t, s, torchdcp.Format{})
 	defer ck.Close()
 	before := s.Counts()
 	rep, err := ck.Verify(t.Context(), nil)
@@ -107,7 +107,7 @@ func TestValuesNoticeDamage(t *testing.T) {
 	if err := storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("x", 1, 1), plan.State{"v": v}); err != nil {
 		t.Fatal(err)
 	}
-	_, md := open(t, s, nil)
+	_, md := open(t, s, torchdcp.Format{})
 	loc := md.Entries[0].Bytes.Loc
 	flip(t, s, loc.File, loc.Offset+loc.Length/2)
 	if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), plan.State{"v": nil}); !errors.Is(err, storage.ErrCorrupt) {
@@ -148,8 +148,8 @@ func TestTransformedRecordsNoticeDamage(t *testing.T) {
 		rows int64
 		want error
 	}{{100_000, 300, storage.ErrCorrupt}, {100_000, 100, nil}, {-1, 300, nil}} {
-		o := &torchdcp.Options{Transforms: map[string]torchdcp.Transform{"stream.zstd": spoiled(c.at)}}
-		place := storagetest.Place{Reader: func() storage.Reader { return torchdcp.NewReader(s, o, storage.ReadOptions{}) }}
+		o := torchdcp.Format{Transforms: map[string]torchdcp.Transform{"stream.zstd": spoiled(c.at)}}
+		place := storagetest.Place{Reader: func() storage.Reader { return storage.NewReader(o.Open, s, storage.ReadOptions{}) }}
 		rows := tensor.Box{Offsets: []int64{0, 0}, Sizes: []int64{c.rows, 1000}}
 		to, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: rows}), tensor.Float32, []int64{300, 1000}, 0)
 		if err != nil {
@@ -165,7 +165,7 @@ func TestTransformedRecordsNoticeDamage(t *testing.T) {
 // One file that is gone is one problem, however many names it holds.
 func TestVerifyTellsOnceOfAFileThatIsGone(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/shard0-3", "__1_0.distcp")
-	ck, md := open(t, s, nil)
+	ck, md := open(t, s, torchdcp.Format{})
 	defer ck.Close()
 	rep, err := ck.Verify(t.Context(), nil)
 	if err != nil || len(rep.Problems) != 1 {

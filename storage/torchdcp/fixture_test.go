@@ -18,6 +18,6 @@ var dcpFixtures = []string{
 
 func TestFixturesHoldWhatPyTorchSaved(t *testing.T) {
 	storagetest.RunFixtures(t, func(ctx context.Context, s blob.Store) (storage.Checkpoint, error) {
-		return torchdcp.Open(ctx, s, nil)
+		return torchdcp.Format{}.Open(ctx, s)
 	}, dcpFixtures...)
 }

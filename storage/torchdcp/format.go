@@ -1,7 +1,6 @@
 package torchdcp
 
 import (
-	"context"
 	"errors"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -42,9 +41,4 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 		return nil, err
 	}
 	return newWriter(store, options{f, o}), nil
-}
-
-// Open opens the checkpoint at the root of store.
-func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-	return Open(ctx, store, &Options{Transforms: f.Transforms})
 }

@@ -38,7 +38,7 @@ func FuzzOpen(f *testing.F) {
 		s := new(mem.Store)
 		storagetest.Put(t, s, ".metadata", md)
 		storagetest.Put(t, s, "__0_0.distcp", data)
-		ck, err := torchdcp.Open(t.Context(), s, nil)
+		ck, err := torchdcp.Format{}.Open(t.Context(), s)
 		if err != nil {
 			if !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {
 				t.Fatalf("Open = %v; want a named error", err)

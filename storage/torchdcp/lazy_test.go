@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -62,7 +62,7 @@ func TestConjugatesAreReadAsSuch(t *testing.T) {
 		if packed {
 			_, err = at.Maker.Make(t.Context(), second, got, 1<<20)
 		} else {
-			_, err = foreign.ReadBox(t.Context(), a.store, at.Region, e.Tensor.Shape, second, got, 1<<20)
+			_, err = reading.ReadBox(t.Context(), a.store, at.Region, e.Tensor.Shape, second, got, 1<<20)
 		}
 		if err != nil || !same(t, want, got) {
 			t.Errorf("packed %v: read %v, %v; want %v", packed, got, err, want)

@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
@@ -18,7 +18,7 @@ const commonName = "common.pt"
 
 // withCommon returns src together with the content of commonName, if that file
 // exists. A name that src has too gets a number behind it.
-func withCommon(ctx context.Context, store blob.Store, src *foreign.Source) (*foreign.Source, error) {
+func withCommon(ctx context.Context, store blob.Store, src *reading.Source) (*reading.Source, error) {
 	common, err := torchfile.Describe(ctx, store, commonName, src.Metadata)
 	if errors.Is(err, storage.ErrNotFound) {
 		return src, nil
@@ -27,7 +27,7 @@ func withCommon(ctx context.Context, store blob.Store, src *foreign.Source) (*fo
 		return nil, err
 	}
 	fitPaths(src.Metadata, common.Metadata)
-	return foreign.Join(src, common), nil
+	return reading.Join(src, common), nil
 }
 
 // fitPaths drops the paths of common that contradict those of md, as one through a

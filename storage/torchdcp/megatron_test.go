@@ -25,7 +25,7 @@ func megatron(t *testing.T, common map[string]any) (*mem.Store, storagetest.Plac
 	s := new(mem.Store)
 	p := storagetest.Place{
 		Writer: func() storage.Writer { return newWriter(s, nil) },
-		Reader: func() storage.Reader { return torchdcp.NewReader(s, nil, storage.ReadOptions{}) },
+		Reader: func() storage.Reader { return storage.NewReader(torchdcp.Format{}.Open, s, storage.ReadOptions{}) },
 	}
 	state := plan.State{"model": map[string]any{"w": numbers(t, 1, 2)}, "step": int64(3)}
 	if err := storagetest.Save(t.Context(), p, storagetest.Storage("s", 1, 1), state); err != nil {
@@ -56,7 +56,7 @@ func TestMegatronsCommonFileIsAPart(t *testing.T) {
 		"args": args, "iteration": int64(100), "rng": value.Tuple{numbers(t, 7)}, "step": int64(4),
 		"model": map[string]any{"w": map[string]any{"deep": "x"}},
 	})
-	ck, err := torchdcp.Open(t.Context(), s, nil)
+	ck, err := torchdcp.Format{}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}

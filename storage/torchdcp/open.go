@@ -2,82 +2,50 @@ package torchdcp
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
-	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
-// Options change how a checkpoint is read. Nil means the defaults.
-type Options struct {
-	// Transforms undo transformations of stored bytes, by their name with its
-	// domain, if it has one. "stream.zstd" is known without.
-	Transforms map[string]Transform
-}
-
 // Open opens the checkpoint at the root of store: that of a .metadata file, or
-// else that of the ranks' own __0.metadata, __1.metadata and so on together.
-// Where there is neither the error wraps storage.ErrIncomplete if there are data
-// files, and storage.ErrNotFound if not; ranks that are missing are an
-// ErrIncomplete, too, and metadata that cannot be is a storage.ErrCorrupt. What
-// Megatron's common.pt holds, if that is beside the metadata, is a part of the
-// checkpoint.
+// else that of the ranks' own files __0.metadata, __1.metadata and so on together.
+// If the store has neither, the error wraps storage.ErrIncomplete if it has data
+// files, and storage.ErrNotFound otherwise. Missing ranks are an ErrIncomplete
+// too, and invalid metadata is a storage.ErrCorrupt. If Megatron's common.pt lies
+// beside the metadata, its content is a part of the checkpoint.
 //
-// A data file that is missing or too short is noticed when it is needed, and by
-// Verify, so that the rest can be read.
-func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
-	src, err := watchSource(ctx, store, o, true)
+// A missing or truncated data file is an error when it is needed, and a problem in
+// the report of Verify, so that the other files can be read.
+func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+	src, err := reading.Watch(ctx, store, []string{dcpfiles.MetadataName}, func(ctx context.Context) (*reading.Source, error) {
+		return f.describe(ctx, store)
+	})
 	if err != nil {
 		return nil, err
 	}
-	return foreign.Open(store, src), nil
+	return reading.Open(store, src), nil
 }
 
-// NewReader returns a reader of the checkpoint at the root of store for one rank
-// of a load. Unless ro.TrustSizes is set, it refuses a checkpoint whose data
-// files are missing or too short as a whole.
-func NewReader(store blob.Store, o *Options, ro storage.ReadOptions) storage.Reader {
-	return foreign.NewReader(func(ctx context.Context) (*foreign.Source, error) {
-		return watchSource(ctx, store, o, ro.TrustSizes)
-	}, store, ro)
-}
-
-// watchSource is describe for a checkpoint that may be replaced meanwhile. Unless
-// trust is set, it checks all files.
-func watchSource(ctx context.Context, store blob.Store, o *Options, trust bool) (*foreign.Source, error) {
-	return foreign.Watch(ctx, store, []string{dcpfiles.MetadataName}, func(ctx context.Context) (*foreign.Source, error) {
-		src, a, err := describe(ctx, store, o)
-		if err != nil || trust {
-			return src, err
-		}
-		return src, a.checkAll(a.md)
-	})
-}
-
-// describe reads what there is to know of the checkpoint without its data.
-func describe(ctx context.Context, store blob.Store, o *Options) (*foreign.Source, *archive, error) {
+// describe reads everything about the checkpoint except its data.
+func (f Format) describe(ctx context.Context, store blob.Store) (*reading.Source, error) {
 	d, err := files.Describe(ctx, store)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	a := &archive{store: store, opts: o, opened: map[place]*torchsave.Tensor{}}
+	a := &archive{store: store, transforms: f.Transforms, opened: map[place]*torchsave.Tensor{}}
 	if a.sizes, err = sizesOf(ctx, store, d.Data); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, name := range d.Data {
 		d.Files = append(d.Files, storage.File{Name: name, Size: a.sizes[name], Unsummed: true})
 	}
-	a.md = d.Metadata
-	src := &foreign.Source{Metadata: d.Metadata, Files: d.Files, Chunk: a.chunk, Chunks: a.chunks, Value: a.value}
-	src.Check = (&checker{a: a, md: d.Metadata}).check
-	src, err = withCommon(ctx, store, src)
-	return src, a, err
+	src := &reading.Source{Metadata: d.Metadata, Files: d.Files, Chunk: a.chunk, Chunks: a.chunks, Value: a.value, Check: a.checkFile}
+	return withCommon(ctx, store, src)
 }
 
 // sizesOf returns the sizes of those of the files that are there. names are
@@ -105,19 +73,4 @@ func commonPrefix(a, b string) string {
 		n++
 	}
 	return strings.ToValidUTF8(a[:n], "") // no half of a letter at the end
-}
-
-// checkAll looks whether all files hold what md says, in a way that can be
-// undone.
-func (a *archive) checkAll(md *meta.Metadata) error {
-	for fqn, loc := range dcpfiles.Locations(md) {
-		err := a.check(loc)
-		if err == nil && isPacked(loc) {
-			_, err = a.opts.steps(loc.Detail.Transforms)
-		}
-		if err != nil {
-			return fmt.Errorf("%q: %w", fqn, err)
-		}
-	}
-	return nil
 }

@@ -42,11 +42,11 @@ func TestOpenSaysWhatIsThere(t *testing.T) {
 	} {
 		s := storagetest.CopyFixture(t, "torch-2.14/shardedtensor-3")
 		c.make(s)
-		_, err := torchdcp.Open(t.Context(), s, nil)
+		_, err := torchdcp.Format{}.Open(t.Context(), s)
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.word) {
 			t.Errorf("%s: Open = %v; want %v about %s", name, err, c.want, c.word)
 		}
-		if _, err := torchdcp.NewReader(s, nil, storage.ReadOptions{}).ReadMetadata(t.Context()); !errors.Is(err, c.want) {
+		if _, err := storage.NewReader(torchdcp.Format{}.Open, s, storage.ReadOptions{}).ReadMetadata(t.Context()); !errors.Is(err, c.want) {
 			t.Errorf("%s: ReadMetadata = %v; want %v", name, err, c.want)
 		}
 	}
@@ -73,7 +73,7 @@ func hyperMetadata(t testing.TB) []byte {
 
 func TestRanksOwnMetadataIsOneCheckpoint(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/ranklocal-2")
-	ck, _ := open(t, s, nil)
+	ck, _ := open(t, s, torchdcp.Format{})
 	if st := ck.Storage(); st.WorldSize != 2 || st.Version != "torchdcp 1.0.0" {
 		t.Errorf("Storage = %+v; want two ranks", st)
 	}
@@ -127,11 +127,9 @@ func TestRecordsThatContradictTheMetadata(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, trust := range []bool{false, true} {
-			err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{TrustSizes: trust}), plan.State{"x": x})
-			if !errors.Is(err, storage.ErrCorrupt) {
-				t.Errorf("%s: Load = %v; want %v", name, err, storage.ErrCorrupt)
-			}
+		err = storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), plan.State{"x": x})
+		if !errors.Is(err, storage.ErrCorrupt) {
+			t.Errorf("%s: Load = %v; want %v", name, err, storage.ErrCorrupt)
 		}
 	}
 	if err := storagetest.Load(t.Context(), at(forged(t, good, nothing), nil, storage.ReadOptions{}), plan.State{"x": good}); err != nil {
@@ -143,7 +141,7 @@ func TestRecordsThatContradictTheMetadata(t *testing.T) {
 func TestTheRestOfADamagedCheckpoint(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/filepertensor-2")
 	storagetest.Remove(t, s, "__1_0.distcp")
-	ck, md := open(t, s, nil)
+	ck, md := open(t, s, torchdcp.Format{})
 	var whole, gone int
 	for i := range md.Entries {
 		switch err := ck.CheckHeld(t.Context(), &md.Entries[i]); {
@@ -178,7 +176,7 @@ func TestVerifyFindsAFlippedBit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ck, _ := open(t, s, nil)
+	ck, _ := open(t, s, torchdcp.Format{})
 	rep, err := ck.Verify(t.Context(), nil)
 	if err != nil || len(rep.Problems) != 1 || rep.Problems[0].FQN != "x" || !strings.Contains(rep.Problems[0].Text, "checksum") {
 		t.Errorf("Verify = %+v, %v; want one checksum that does not match", rep, err)
@@ -208,9 +206,9 @@ func TestErrorsOfTheStorePass(t *testing.T) {
 }
 
 // open opens a checkpoint that can be opened, and describes it.
-func open(t testing.TB, s blob.Store, o *torchdcp.Options) (storage.Checkpoint, *meta.Metadata) {
+func open(t testing.TB, s blob.Store, f torchdcp.Format) (storage.Checkpoint, *meta.Metadata) {
 	t.Helper()
-	ck, err := torchdcp.Open(t.Context(), s, o)
+	ck, err := f.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +221,7 @@ func open(t testing.TB, s blob.Store, o *torchdcp.Options) (storage.Checkpoint, 
 
 func firstEntry(t testing.TB, s blob.Store) *meta.Entry {
 	t.Helper()
-	_, md := open(t, s, nil)
+	_, md := open(t, s, torchdcp.Format{})
 	return &md.Entries[0]
 }
 

@@ -33,7 +33,7 @@ func (p *packed) open(ctx context.Context) (io.ReadCloser, error) {
 		return nil, err
 	}
 	s := newSection(ctx, r, p.loc.Offset, p.loc.Length, &p.read)
-	u, err := p.a.opts.undo(ctx, p.loc.Detail.Transforms, s, p.most)
+	u, err := p.a.undo(ctx, p.loc.Detail.Transforms, s, p.most)
 	if err != nil {
 		r.Close()
 		return nil, err
@@ -113,7 +113,7 @@ type maker struct {
 	t *torchsave.Tensor
 }
 
-// Make implements foreign.Maker.
+// Make implements reading.Maker.
 func (m *maker) Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
 	p := &packed{a: m.p.a, loc: m.p.loc, most: m.p.most} // with a count of its own
 	s := p.sequence()

@@ -52,8 +52,8 @@ func undoZstd(window uint64) Transform {
 // PyTorch lists the one next to the data first, and the one next to the file
 // last; though its own reader begins with the first, only the other way round
 // leads back to what was written. No step may make more than most bytes.
-func (o *Options) undo(ctx context.Context, descriptors []string, stored io.Reader, most int64) (io.ReadCloser, error) {
-	steps, err := o.steps(descriptors)
+func (a *archive) undo(ctx context.Context, descriptors []string, stored io.Reader, most int64) (io.ReadCloser, error) {
+	steps, err := a.steps(descriptors)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ type step struct {
 
 // steps returns how to undo the transformations with these descriptors,
 // "name[@domain]/version", or an error that wraps ErrTransform.
-func (o *Options) steps(descriptors []string) ([]step, error) {
+func (a *archive) steps(descriptors []string) ([]step, error) {
 	if len(descriptors) > maxTransforms {
 		return nil, fmt.Errorf("%w: a chain of %d, at most %d are undone", ErrTransform, len(descriptors), maxTransforms)
 	}
@@ -106,8 +106,8 @@ func (o *Options) steps(descriptors []string) ([]step, error) {
 		name, version, _ := strings.Cut(d, "/")
 		out[i] = step{version: version}
 		switch {
-		case o != nil && o.Transforms[name] != nil:
-			out[i].undo = o.Transforms[name]
+		case a.transforms[name] != nil:
+			out[i].undo = a.transforms[name]
 		case name == zstdName:
 			out[i].undo = undoZstd(maxWindow / uint64(len(descriptors)))
 		default:

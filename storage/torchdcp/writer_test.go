@@ -59,7 +59,7 @@ func TestOrderInAFile(t *testing.T) {
 	if err := save(t, s, "id", nil, states(t)...); err != nil {
 		t.Fatal(err)
 	}
-	_, md := open(t, s, nil)
+	_, md := open(t, s, torchdcp.Format{})
 	b, err := blob.ReadAll(t.Context(), s, "__0_id_0.distcp", 1<<20)
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func records(t *testing.T, state plan.State, o *options) map[string]string {
 	if err := save(t, s, "id", o, state); err != nil {
 		t.Fatal(err)
 	}
-	_, md := open(t, s, nil)
+	_, md := open(t, s, torchdcp.Format{})
 	out := map[string]string{}
 	for i := range md.Entries {
 		e := &md.Entries[i]

@@ -37,7 +37,9 @@ func newWriter(s blob.Store, name string, o *options) storage.Writer {
 func at(s blob.Store, name string, o *options) storagetest.Place {
 	return storagetest.Place{
 		Writer: func() storage.Writer { return newWriter(s, name, o) },
-		Reader: func() storage.Reader { return torchfile.NewReader(s, name, storage.ReadOptions{}) },
+		Reader: func() storage.Reader {
+			return storage.NewReader(torchfile.Format{File: name}.Open, s, storage.ReadOptions{})
+		},
 	}
 }
 

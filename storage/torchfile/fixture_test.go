@@ -33,7 +33,7 @@ func open(t *testing.T, dir string) blob.Store {
 // load loads everything that a checkpoint holds, by name.
 func load(t *testing.T, s blob.Store, name string) (map[string]any, *meta.Metadata) {
 	t.Helper()
-	md, err := torchfile.NewReader(s, name, storage.ReadOptions{}).ReadMetadata(t.Context())
+	md, err := storage.NewReader(torchfile.Format{File: name}.Open, s, storage.ReadOptions{}).ReadMetadata(t.Context())
 	if err != nil {
 		t.Fatalf("ReadMetadata = %v", err)
 	}
@@ -117,7 +117,7 @@ func TestFixturesComeBack(t *testing.T) {
 func TestFixturesVerify(t *testing.T) {
 	for _, c := range fixture.Cases(t, "torch-*/torchsave") {
 		t.Run(c.Name, func(t *testing.T) {
-			ck, err := torchfile.Open(t.Context(), open(t, c.Dir), "")
+			ck, err := torchfile.Format{}.Open(t.Context(), open(t, c.Dir))
 			if err != nil {
 				t.Fatalf("Open = %v", err)
 			}

@@ -1,7 +1,6 @@
 package torchfile
 
 import (
-	"context"
 	"errors"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -36,9 +35,4 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 		return nil, err
 	}
 	return newWriter(store, options{f, o}), nil
-}
-
-// Open opens the file.
-func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-	return Open(ctx, store, f.File)
 }

@@ -29,7 +29,7 @@ func FuzzOpen(f *testing.F) {
 			name += ".index.json"
 		}
 		storagetest.Put(t, s, name, data)
-		ck, err := torchfile.Open(t.Context(), s, name)
+		ck, err := torchfile.Format{File: name}.Open(t.Context(), s)
 		if err != nil {
 			for _, want := range []error{storage.ErrCorrupt, storage.ErrVersion, storage.ErrNotFound, storage.ErrIncomplete} {
 				if errors.Is(err, want) {

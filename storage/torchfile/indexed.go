@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
 // Bounds of an index.
@@ -33,7 +33,7 @@ type index struct {
 // describeIndexed reads what the files hold that an index lists. They may hold
 // more than the index says, as files that are loaded one after the other do. The
 // names that the index has in files that are missing or damaged are missing.
-func describeIndexed(ctx context.Context, store blob.Store, name string) (*foreign.Source, error) {
+func describeIndexed(ctx context.Context, store blob.Store, name string) (*reading.Source, error) {
 	idx, size, err := readIndex(ctx, store, name)
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*forei
 
 // openFiles opens files, in parallel. It returns those that can be read, in the
 // order of the names, and those that are missing or damaged.
-func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, foreign.Lost, error) {
+func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, reading.Lost, error) {
 	out, bad := make([]*file, len(names)), make([]error, len(names))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelFiles)
@@ -66,9 +66,9 @@ func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, 
 			f, err := openFile(gctx, store, n)
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
-				bad[i] = foreign.Damaged(n, "the file is missing")
+				bad[i] = reading.Damaged(n, "the file is missing")
 			case errors.Is(err, torchsave.ErrForeign):
-				bad[i] = foreign.Damaged(n, "%w", torchsave.ErrForeign)
+				bad[i] = reading.Damaged(n, "%w", torchsave.ErrForeign)
 			case errors.Is(err, storage.ErrCorrupt):
 				bad[i] = err
 			default:
@@ -81,7 +81,7 @@ func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, 
 	if err := g.Wait(); err != nil {
 		return nil, nil, err
 	}
-	lost := foreign.Lost{}
+	lost := reading.Lost{}
 	for i, err := range bad {
 		if err != nil {
 			lost[names[i]] = err
@@ -114,7 +114,7 @@ func readIndex(ctx context.Context, store blob.Store, name string) (*index, int6
 }
 
 // missing returns the names of the index that are not in the files that it says.
-func (b *builder) missing(name string, idx *index, lost foreign.Lost) []meta.Missing {
+func (b *builder) missing(name string, idx *index, lost reading.Lost) []meta.Missing {
 	in := make(map[string]string, len(b.entries))
 	for i := range b.entries {
 		in[b.entries[i].FQN] = fileOf(&b.entries[i])
@@ -126,7 +126,7 @@ func (b *builder) missing(name string, idx *index, lost foreign.Lost) []meta.Mis
 		}
 		err := lost[f]
 		if err == nil {
-			err = foreign.Damaged(f, "%s has %q in it, and it is not there", name, w)
+			err = reading.Damaged(f, "%s has %q in it, and it is not there", name, w)
 		}
 		out = append(out, meta.Missing{FQN: w, File: f, Err: err})
 	}

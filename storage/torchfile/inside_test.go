@@ -70,7 +70,7 @@ func TestTensorsInsideOfObjects(t *testing.T) {
 		},
 	} {
 		s := real(t, name)
-		ck, err := torchfile.Open(t.Context(), s, name)
+		ck, err := torchfile.Format{File: name}.Open(t.Context(), s)
 		if err != nil {
 			t.Fatalf("%s: Open = %v", name, err)
 		}
@@ -109,7 +109,7 @@ func TestObjectsAreNotReadWhole(t *testing.T) {
 		layers = append(layers, value.Pair{Key: value.Tuple{int64(i)}, Value: value.Tuple{y}})
 	}
 	m := meter.New(holding(t, &value.Dict{Pairs: layers}))
-	ck, err := torchfile.Open(t.Context(), m, "x.pt")
+	ck, err := torchfile.Format{File: "x.pt"}.Open(t.Context(), m)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestTensorsInsideComeBack(t *testing.T) {
 // conversion does.
 func resave(t *testing.T, s blob.Store, p storagetest.Place, without ...string) error {
 	t.Helper()
-	ck, err := torchfile.Open(t.Context(), s, "x.pt")
+	ck, err := torchfile.Format{File: "x.pt"}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +251,7 @@ func TestTiedTensorsStayTied(t *testing.T) {
 
 // The tensors of a module that stands at two places are the same under both names.
 func TestModulesAtSeveralPlacesAreTied(t *testing.T) {
-	ck, err := torchfile.Open(t.Context(), real(t, "shared.pt"), "shared.pt")
+	ck, err := torchfile.Format{File: "shared.pt"}.Open(t.Context(), real(t, "shared.pt"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -176,7 +176,7 @@ func TestValuesThatGrow(t *testing.T) {
 		for range 40 {
 			v = []any{v, v}
 		}
-		if _, err := torchfile.Open(t.Context(), holding(t, map[string]any{"a": v}), "x.pt"); err == nil {
+		if _, err := (torchfile.Format{File: "x.pt"}).Open(t.Context(), holding(t, map[string]any{"a": v})); err == nil {
 			t.Errorf("%s: Open = nil; want a refusal", claim)
 		}
 	}

@@ -14,18 +14,18 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
-// Open opens the file name of store, or the files that an index of that name
-// (*.index.json) lists. An empty name is the index that is there, or else the
-// only file that torch.save may have written.
+// Open opens the file File of store, or the files that an index of that name
+// (*.index.json) lists. If File is empty, it opens the index at the root of the
+// store, or else the only file there that torch.save may have written.
 //
 // The names are those that PyTorch's Distributed Checkpoint gives: dicts with
 // keys that are strings or integers are opened, lists if a tensor or dict is
 // somewhere inside, and the steps are joined by dots. Tuples and everything else
-// are values. Where the outermost is no dict, a tensor is called "tensor" and
-// anything else "value", a tuple there opened as a list is.
+// are values. If the outermost object is not a dict, a tensor is called "tensor"
+// and anything else "value"; a tuple there is opened like a list.
 //
 // If two paths give one name, the longer path has a name that ends in "#2", "#3"
 // and so on. A tensor inside of a value has a name too: that of the value, followed
@@ -35,23 +35,30 @@ import (
 // The error wraps storage.ErrNotFound if there is no such file, or if torch.save
 // did not write it, storage.ErrCorrupt if it contradicts itself, and
 // storage.ErrVersion if it is of a kind that is not read.
-func Open(ctx context.Context, store blob.Store, name string) (storage.Checkpoint, error) {
-	src, err := describe(ctx, store, name)
+func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+	name := f.File
+	if name == "" {
+		var err error
+		if name, err = Find(ctx, store); err != nil {
+			return nil, err
+		}
+	}
+	src, err := reading.Watch(ctx, store, []string{name}, func(ctx context.Context) (*reading.Source, error) {
+		if strings.HasSuffix(name, indexSuffix) {
+			return describeIndexed(ctx, store, name)
+		}
+		return Describe(ctx, store, name, &meta.Metadata{})
+	})
 	if err != nil {
 		return nil, err
 	}
-	return foreign.Open(store, src), nil
-}
-
-// NewReader returns a reader of the checkpoint that Open opens, for one rank.
-func NewReader(store blob.Store, name string, o storage.ReadOptions) storage.Reader {
-	return foreign.NewReader(func(ctx context.Context) (*foreign.Source, error) { return describe(ctx, store, name) }, store, o)
+	return reading.Open(store, src), nil
 }
 
 // Describe describes the content of the file name of store, for a format that has
 // such a file beside other files. Names that beside has too get a number behind
 // them.
-func Describe(ctx context.Context, store blob.Store, name string, beside *meta.Metadata) (*foreign.Source, error) {
+func Describe(ctx context.Context, store blob.Store, name string, beside *meta.Metadata) (*reading.Source, error) {
 	f, err := openFile(ctx, store, name)
 	if err != nil {
 		return nil, err
@@ -64,22 +71,6 @@ func Describe(ctx context.Context, store blob.Store, name string, beside *meta.M
 		return nil, err
 	}
 	return b.source(f.version()), nil
-}
-
-// describe reads what a checkpoint holds.
-func describe(ctx context.Context, store blob.Store, name string) (*foreign.Source, error) {
-	if name == "" {
-		var err error
-		if name, err = Find(ctx, store); err != nil {
-			return nil, err
-		}
-	}
-	return foreign.Watch(ctx, store, []string{name}, func(ctx context.Context) (*foreign.Source, error) {
-		if strings.HasSuffix(name, indexSuffix) {
-			return describeIndexed(ctx, store, name)
-		}
-		return Describe(ctx, store, name, &meta.Metadata{})
-	})
 }
 
 // Extensions are those of the files that torch.save writes, by custom.
@@ -185,7 +176,7 @@ func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader
 	case errors.Is(err, torchsave.ErrVersion), errors.Is(err, torchsave.ErrTar), errors.Is(err, torchsave.ErrByteOrder):
 		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrVersion, err)
 	case errors.Is(err, torchsave.ErrMalformed):
-		return foreign.Damaged(f.name, "%w", err)
+		return reading.Damaged(f.name, "%w", err)
 	}
 	return err
 }

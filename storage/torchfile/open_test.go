@@ -46,7 +46,7 @@ func TestWhichFileIsOpened(t *testing.T) {
 		for _, f := range c.files {
 			put(t, s, f, map[string]any{"name": f})
 		}
-		ck, err := torchfile.Open(t.Context(), s, c.name)
+		ck, err := torchfile.Format{File: c.name}.Open(t.Context(), s)
 		if !errors.Is(err, c.want) || (err == nil) != (ck != nil) {
 			t.Errorf("%s: Open = %v, %v; want %v", claim, ck, err, c.want)
 		}
@@ -104,7 +104,7 @@ func TestFilesThatTorchSaveDidNotWrite(t *testing.T) {
 	} {
 		s := new(mem.Store)
 		putBytes(t, s, "x.pt", c.b)
-		if _, err := torchfile.Open(t.Context(), s, "x.pt"); !errors.Is(err, c.want) || errors.Is(err, storage.ErrCorrupt) != (c.want == storage.ErrCorrupt) {
+		if _, err := (torchfile.Format{File: "x.pt"}).Open(t.Context(), s); !errors.Is(err, c.want) || errors.Is(err, storage.ErrCorrupt) != (c.want == storage.ErrCorrupt) {
 			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
 		}
 	}
@@ -123,7 +123,7 @@ func TestErrorsNameTheKindOfAFileOfAnotherProgram(t *testing.T) {
 	} {
 		s := new(mem.Store)
 		putBytes(t, s, "x.pt", b)
-		_, err := torchfile.Open(t.Context(), s, "x.pt")
+		_, err := torchfile.Format{File: "x.pt"}.Open(t.Context(), s)
 		if !errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "malformed") {
 			t.Errorf("Open = %v; want %v with %q, and no word on its bytes", err, storage.ErrNotFound, want)
 		}
@@ -133,7 +133,7 @@ func TestErrorsNameTheKindOfAFileOfAnotherProgram(t *testing.T) {
 // openDamaged opens x.pt after a byte of a tensor was changed.
 func openDamaged(t *testing.T, s blob.Store, fqn string, offset int64) storage.Checkpoint {
 	t.Helper()
-	ck, err := torchfile.Open(t.Context(), s, "x.pt")
+	ck, err := torchfile.Format{File: "x.pt"}.Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func openDamaged(t *testing.T, s blob.Store, fqn string, offset int64) storage.C
 	if err := fault.Damage(t.Context(), s, "x.pt", func(b []byte) []byte { b[at] ^= 1; return b }); err != nil {
 		t.Fatal(err)
 	}
-	if ck, err = torchfile.Open(t.Context(), s, "x.pt"); err != nil {
+	if ck, err = (torchfile.Format{File: "x.pt"}).Open(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
 	return ck
@@ -182,7 +182,7 @@ func TestLoadNoticesDamage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		place := storagetest.Place{Reader: func() storage.Reader { return ck.NewReader(storage.ReadOptions{}) }}
+		place := storagetest.Place{Reader: func() storage.Reader { return storage.ReaderOf(ck, storage.ReadOptions{}) }}
 		return storagetest.Load(t.Context(), place, plan.State{fqn: to})
 	}
 	part := tensor.Box{Offsets: []int64{1}, Sizes: []int64{2}}
@@ -220,7 +220,7 @@ func TestFilesWithAnIndex(t *testing.T) {
 			t.Errorf("(-want +read):\n%s", diff)
 		}
 	}
-	ck, err := torchfile.Open(t.Context(), indexed(t, allWeights), "")
+	ck, err := torchfile.Format{}.Open(t.Context(), indexed(t, allWeights))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +242,7 @@ func TestIndexesThatLie(t *testing.T) {
 		"a file from the root":       {`"a.w":"/m-1.bin"`, storage.ErrCorrupt},
 		"no JSON":                    {`"a.w"`, storage.ErrCorrupt},
 	} {
-		if _, err := torchfile.Open(t.Context(), indexed(t, c.weights), ""); !errors.Is(err, c.want) || errors.Is(err, storage.ErrCorrupt) != (c.want == storage.ErrCorrupt) {
+		if _, err := (torchfile.Format{}).Open(t.Context(), indexed(t, c.weights)); !errors.Is(err, c.want) || errors.Is(err, storage.ErrCorrupt) != (c.want == storage.ErrCorrupt) {
 			t.Errorf("%s: Open = %v; want %v", claim, err, c.want)
 		}
 	}
@@ -276,7 +276,7 @@ func TestLostFilesOfAnIndex(t *testing.T) {
 	} {
 		s := indexed(t, c.weights)
 		c.damage(s)
-		ck, err := torchfile.Open(t.Context(), s, "")
+		ck, err := torchfile.Format{}.Open(t.Context(), s)
 		if err != nil {
 			t.Errorf("%s: Open = %v", claim, err)
 			continue

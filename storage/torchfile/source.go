@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/foreign"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -163,9 +163,9 @@ func (b *builder) value(fqn string, f *file, v any) (*meta.Bytes, error) {
 }
 
 // source returns the source of what was added.
-func (b *builder) source(version string) *foreign.Source {
+func (b *builder) source(version string) *reading.Source {
 	slices.SortFunc(b.entries, func(x, y meta.Entry) int { return strings.Compare(x.FQN, y.FQN) })
-	return &foreign.Source{
+	return &reading.Source{
 		Metadata: &meta.Metadata{
 			Entries: b.entries, Storage: meta.Storage{ID: b.store.String(), Version: version},
 		},
@@ -174,19 +174,19 @@ func (b *builder) source(version string) *foreign.Source {
 }
 
 // chunk says where a tensor lies.
-func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (foreign.Chunk, error) {
+func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (reading.Chunk, error) {
 	t, ok := b.where[e.FQN]
 	if !ok {
-		return foreign.Chunk{}, fmt.Errorf("%w: no tensor %q", meta.ErrInvalid, e.FQN)
+		return reading.Chunk{}, fmt.Errorf("%w: no tensor %q", meta.ErrInvalid, e.FQN)
 	}
-	r := &foreign.Region{File: t.file, Offset: t.Offset, End: t.End, DType: t.DType, Sum: (*foreign.Sum)(t.Sum)}
+	r := &reading.Region{File: t.file, Offset: t.Offset, End: t.End, DType: t.DType, Sum: (*reading.Sum)(t.Sum)}
 	if !t.Contiguous() {
 		r.Strides = t.Strides
 	}
 	if t.Lazy() {
 		r.Resolve = t.Resolve
 	}
-	return foreign.Chunk{Region: r}, nil
+	return reading.Chunk{Region: r}, nil
 }
 
 func (b *builder) held(_ context.Context, e *meta.Entry) (codec string, data []byte, err error) {
@@ -198,22 +198,25 @@ func (b *builder) held(_ context.Context, e *meta.Entry) (codec string, data []b
 }
 
 // check compares the checksums of a file's records.
-func (b *builder) check(ctx context.Context, name string, problem func(fqn, text string), _ func(foreign.ChunkID, foreign.Chunk)) (unsummed int64, err error) {
-	f := b.opened[name]
+func (b *builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int64, err error) {
+	if err := c.Scan(ctx, nil); err != nil {
+		return 0, err
+	}
+	f := b.opened[c.File.Name]
 	if f == nil {
 		return 0, nil // the index
 	}
 	err = f.read(ctx, b.store, func(r blob.Reader) error {
 		if r.Size() != f.size {
-			return nil // that is known already
+			return nil // Verify reports it
 		}
 		return f.Check(ctx, r.ReadAt, func(key string, err error) {
-			names := b.sharers[[2]string{name, key}]
+			names := b.sharers[[2]string{f.name, key}]
 			if len(names) == 0 {
 				names = []string{""}
 			}
 			for _, fqn := range names {
-				problem(fqn, err.Error())
+				c.Problem(fqn, err.Error())
 			}
 		})
 	})

@@ -57,7 +57,7 @@ func TestExpandedViewsAreBoundedInSum(t *testing.T) {
 	for n, want := range map[int]error{4: nil, 76: storage.ErrCorrupt} {
 		s := new(mem.Store)
 		storagetest.Put(t, s, "model.pt", expanded(t, n, 1<<17)) // 128 MiB each
-		ck, err := torchfile.Open(t.Context(), s, "")
+		ck, err := torchfile.Format{}.Open(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}

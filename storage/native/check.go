@@ -1,0 +1,186 @@
+package native
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/reading"
+)
+
+// check is reading.Source.Check: it compares a file and the chunks in it with their
+// checksums, the header of a data file with the index, and the index with the
+// record.
+func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, error) {
+	items := itemsOf(f)
+	s := &scan{items: items}
+	if err := f.Scan(ctx, s.add); err != nil {
+		return 0, err
+	}
+	var bad []reading.ChunkID
+	for _, it := range items {
+		if !slices.Equal(it.sums, it.loc.Sums) {
+			bad = append(bad, it.id)
+		}
+	}
+	if f.Size != f.File.Size { // one problem, whatever it holds
+		text := fmt.Sprintf("it has %d bytes, the record says %d", f.Size, f.File.Size)
+		f.Add(storage.VerifyProblem{File: f.File.Name, FQNs: reading.Names(bad), Text: text})
+		return 0, nil
+	}
+	if s.crc != f.File.CRC32C {
+		text := fmt.Sprintf("its checksum is %08x, the record says %08x", s.crc, f.File.CRC32C)
+		if names := reading.Names(bad); len(names) > 1 { // one problem too
+			f.Add(storage.VerifyProblem{File: f.File.Name, FQNs: names, Text: text})
+			return 0, nil
+		}
+		f.Problem("", text)
+	}
+	for _, id := range bad {
+		f.Problem(id.Entry.FQN, fmt.Sprintf("checksum of the bytes at %d+%d", id.Loc().Offset, id.Loc().Length))
+	}
+	switch {
+	case f.Metadata == nil:
+	case strings.HasSuffix(f.File.Name, dataSuffix):
+		return 0, c.checkHeader(ctx, f)
+	default:
+		if t := totalsOf(f.Metadata.Entries); t != c.rec.Totals {
+			f.Add(storage.VerifyProblem{File: recordName, Text: fmt.Sprintf("it counts %+v, the index %+v", c.rec.Totals, t)})
+		}
+	}
+	return 0, nil
+}
+
+// itemsOf returns the chunks and values of a file in the order of a scan. It
+// returns nil if some overlap, because one pass cannot compute their checksums.
+func itemsOf(f *reading.FileCheck) []*scanItem {
+	var items []*scanItem
+	for _, id := range f.Chunks {
+		it := newScanItem(id)
+		if it.loc.Length != it.grid.total || int64(len(it.loc.Sums)) != it.grid.tiles() {
+			continue // chunkOf returns an error
+		}
+		it.sums = make([]uint32, it.grid.tiles())
+		items = append(items, it)
+	}
+	sortItems(items)
+	for i := 1; i < len(items); i++ {
+		if items[i].loc.Offset < items[i-1].loc.Offset+items[i-1].loc.Length {
+			f.Problem(items[i].id.Entry.FQN, fmt.Sprintf("its bytes overlap those of %q", items[i-1].id.Entry.FQN))
+			return nil
+		}
+	}
+	return items
+}
+
+// checkHeader checks that a data file describes itself as the index does.
+func (c *checkpoint) checkHeader(ctx context.Context, f *reading.FileCheck) error {
+	h, self, err := readHeader(ctx, c.store, f.File.Name)
+	if errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrVersion) {
+		f.Problem("", err.Error())
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	at, named := map[string]safetensors.Entry{}, map[string]bool{}
+	for _, e := range h.Entries {
+		at[e.Name] = e
+	}
+	for _, id := range f.Chunks {
+		key, loc := id.Entry.FQN, id.Loc()
+		if loc.Detail != nil {
+			key = loc.Detail.Key
+		}
+		named[key] = true
+		e, ok := at[key]
+		if !ok || h.Size+e.Begin != loc.Offset || e.End-e.Begin != loc.Length {
+			f.Problem(id.Entry.FQN, fmt.Sprintf("the index places it at %d+%d, the header does not", loc.Offset, loc.Length))
+		}
+	}
+	for _, e := range h.Entries {
+		if !named[e.Name] && !isCopy(f.Metadata, self.Items[e.Name], e) {
+			f.Problem(e.Name, "the header names it, the index does not")
+		}
+	}
+	return nil
+}
+
+// isCopy reports whether an entry of a header is a copy of what the index has in
+// another file, as plan.EveryHolder makes them.
+func isCopy(md *meta.Metadata, it selfItem, he safetensors.Entry) bool {
+	e, err := it.entry(he, meta.Location{Length: he.End - he.Begin})
+	if err != nil {
+		return false
+	}
+	have, ok := md.Find(e.FQN)
+	switch {
+	case !ok || (have.Tensor == nil) != (e.Tensor == nil):
+		return false
+	case e.Tensor == nil:
+		return have.Bytes.Codec == e.Bytes.Codec && have.Bytes.Size == e.Bytes.Size
+	}
+	box := e.Tensor.Chunks[0]
+	i, ok := have.Tensor.FindChunk(box.Offsets, it.Chunk)
+	return ok && have.Tensor.Chunks[i].Equal(box) && have.Tensor.Properties == e.Tensor.Properties
+}
+
+// scanItem is a chunk or value whose checksums a scan computes.
+type scanItem struct {
+	id   reading.ChunkID
+	loc  *meta.Location
+	grid grid
+	sums []uint32
+}
+
+func newScanItem(id reading.ChunkID) *scanItem {
+	it := &scanItem{id: id, loc: id.Loc()}
+	if t := id.Entry.Tensor; t != nil {
+		it.grid = gridOf(t.Chunks[id.N].Sizes, int64(t.DType.Size()))
+	} else {
+		it.grid = gridOf([]int64{id.Entry.Bytes.Size}, 1)
+	}
+	return it
+}
+
+// sortItems puts items in the order in which a scan comes to them: empty ones
+// before the one that begins where they stand.
+func sortItems(items []*scanItem) {
+	slices.SortStableFunc(items, func(a, b *scanItem) int {
+		return cmp.Or(cmp.Compare(a.loc.Offset, b.loc.Offset), cmp.Compare(a.loc.Length, b.loc.Length))
+	})
+}
+
+// scan computes the checksums of a file and of the items in it, which do not
+// overlap and are sorted by sortItems, while the file is read in order.
+type scan struct {
+	items []*scanItem // that are not complete
+	crc   uint32
+}
+
+// add takes p, the bytes of the file from at on.
+func (s *scan) add(p []byte, at int64) {
+	s.crc = crc32c.Update(s.crc, p)
+	end := at + int64(len(p))
+	for len(s.items) > 0 {
+		it := s.items[0]
+		lo, hi := it.loc.Offset, it.loc.Offset+it.loc.Length
+		if lo >= end {
+			return
+		}
+		if from, to := max(lo, at), min(hi, end); from < to {
+			it.grid.add(it.sums, p[from-at:to-at], from-lo)
+		}
+		if hi > end {
+			return
+		}
+		s.items = s.items[1:]
+	}
+}

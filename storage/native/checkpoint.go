@@ -1,0 +1,276 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/reading"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// readRecord reads the commit record at the root of s. A place without one is
+// ErrNotFound, or ErrIncomplete if it holds a file of a save.
+func readRecord(ctx context.Context, s blob.Store) (*record, error) {
+	b, err := blob.ReadAll(ctx, s, recordName, maxRecordBytes)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, noRecord(ctx, s)
+	}
+	if errors.Is(err, blob.ErrTooLarge) {
+		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	rec, err := decodeRecord(b)
+	if err != nil {
+		return nil, fmt.Errorf("%s of %s: %w", recordName, s, err)
+	}
+	return rec, nil
+}
+
+// lookAt bounds how many files of a place without a record are searched for the
+// files of a save: the place may be any folder.
+const lookAt = 10_000
+
+// noRecord returns the error for a place without a record.
+func noRecord(ctx context.Context, s blob.Store) error {
+	seen := 0
+	for info, err := range s.List(ctx, "") {
+		if err != nil {
+			return err
+		}
+		if seen++; seen > lookAt {
+			break
+		}
+		if _, ours := saveOf(info.Name); ours {
+			return fmt.Errorf("%w: %s holds %s but no %s: the save did not finish, or the record was lost; 'cairn repair' can rebuild what the data files hold",
+				storage.ErrIncomplete, s, info.Name, recordName)
+		}
+	}
+	return fmt.Errorf("%w: %s holds no %s", storage.ErrNotFound, s, recordName)
+}
+
+// checkpoint is an open checkpoint: its record is read, and parts of its index are
+// read on demand. Its methods are safe for concurrent use. It must be closed.
+type checkpoint struct {
+	store blob.Store
+	rec   *record
+	file  blob.Reader
+	index *indexFile
+}
+
+var _ reading.Index = (*checkpoint)(nil)
+
+// openTries bounds how often a checkpoint may be replaced while it is opened.
+const openTries = 10
+
+// openCheckpoint opens the checkpoint at the root of store.
+func openCheckpoint(ctx context.Context, store blob.Store) (c *checkpoint, err error) {
+	for range openTries {
+		// Replaced between the two reads: the next try sees the new one.
+		if c, err = open(ctx, store); !errors.Is(err, storage.ErrChanged) {
+			break
+		}
+	}
+	return c, err
+}
+
+func open(ctx context.Context, store blob.Store) (*checkpoint, error) {
+	rec, err := readRecord(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	f := rec.Files[0]
+	r, err := store.Open(ctx, f.Name)
+	c := &checkpoint{store: store, rec: rec, file: r}
+	if errors.Is(err, fs.ErrNotExist) && c.changed(ctx) {
+		err = fmt.Errorf("%w: %s: %w", storage.ErrChanged, store, err)
+	}
+	if err != nil {
+		return nil, gone(store, f.Name, err)
+	}
+	if r.Size() != f.Size {
+		err = fmt.Errorf("%w: it has %d bytes, the record says %d", storage.ErrCorrupt, r.Size(), f.Size)
+	} else {
+		c.index, err = openIndex(ctx, r)
+	}
+	if err != nil {
+		r.Close()
+		return nil, fmt.Errorf("%s of %s: %w", f.Name, store, err)
+	}
+	return c, nil
+}
+
+// Close ends the use of the checkpoint.
+func (c *checkpoint) Close() error { return c.file.Close() }
+
+// Storage describes the checkpoint as a whole.
+func (c *checkpoint) Storage() meta.Storage {
+	r := c.rec
+	return meta.Storage{
+		ID: c.store.String(), SaveID: r.SaveID, Step: r.Step, Time: r.Time, WorldSize: r.WorldSize,
+		Writer: r.Writer, Tags: r.Tags, Version: fmt.Sprintf("cairn %d", formatVersion),
+	}
+}
+
+// source describes the checkpoint to package reading.
+func (c *checkpoint) source() *reading.Source {
+	return &reading.Source{
+		Index: c, Files: c.rec.Files, Chunk: chunkOf, Check: c.check, CheckFiles: c.checkFiles, Changed: c.changed,
+	}
+}
+
+// Find returns the entry of that name. It costs one read of the index at most.
+func (c *checkpoint) Find(ctx context.Context, fqn string) (*meta.Entry, bool, error) {
+	e, ok, err := c.index.lookup(ctx, fqn)
+	if err == nil && ok {
+		err = c.checkEntry(e)
+	}
+	return e, ok, c.named(err)
+}
+
+// Metadata returns the whole description.
+func (c *checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
+	entries, err := c.index.all(ctx)
+	if err != nil {
+		return nil, c.named(err)
+	}
+	// No byte is part of two entries, so that together they cannot be larger
+	// than the files. A reader can take memory for all entries.
+	var left int64
+	for _, f := range c.rec.Files {
+		left += f.Size
+	}
+	for i := range entries {
+		if err := c.checkEntry(&entries[i]); err != nil {
+			return nil, c.named(err)
+		}
+		if left -= entries[i].NumBytes(); left < 0 {
+			return nil, c.named(fmt.Errorf("%w: its entries have more bytes than the files", storage.ErrCorrupt))
+		}
+	}
+	return &meta.Metadata{Entries: entries, PlannerData: c.rec.PlannerData, Storage: c.Storage()}, nil
+}
+
+// named adds the name of the index to err.
+func (c *checkpoint) named(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s of %s: %w", c.rec.Files[0].Name, c.store, err)
+}
+
+// checkEntry returns an error if the record's files cannot hold an entry, or if its
+// chunks have more or fewer elements than its shape.
+func (c *checkpoint) checkEntry(e *meta.Entry) error {
+	if e.Bytes != nil {
+		if e.Bytes.Inline != nil {
+			return nil
+		}
+		return c.checkLocation(e.FQN, &e.Bytes.Loc)
+	}
+	left, err := tensor.NumElements(e.Tensor.Shape)
+	if err != nil {
+		return fmt.Errorf("%w: %q: %w", storage.ErrCorrupt, e.FQN, err)
+	}
+	for i, b := range e.Tensor.Chunks {
+		if left -= b.Volume(); left < 0 {
+			break
+		}
+		if err := c.checkLocation(e.FQN, &e.Tensor.Locs[i]); err != nil {
+			return err
+		}
+	}
+	if left != 0 {
+		return fmt.Errorf("%w: %q: its chunks are not the whole of %v", storage.ErrCorrupt, e.FQN, e.Tensor.Shape)
+	}
+	return nil
+}
+
+func (c *checkpoint) checkLocation(fqn string, l *meta.Location) error {
+	size, ok := c.rec.size(l.File)
+	if !ok {
+		return fmt.Errorf("%w: %q lies in %s, which the record does not name", storage.ErrCorrupt, fqn, l.File)
+	}
+	if l.Offset < 0 || l.Length < 0 || l.Offset > size || l.Length > size-l.Offset {
+		return fmt.Errorf("%w: %q lies at %d+%d in %s, which has %d bytes", storage.ErrCorrupt, fqn, l.Offset, l.Length, l.File, size)
+	}
+	return nil
+}
+
+// chunkOf is reading.Source.Chunk.
+func chunkOf(_ context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
+	loc, t := reading.ChunkID{Entry: e, N: i}.Loc(), &tiledChunk{dtype: tensor.Uint8}
+	if e.Tensor != nil {
+		t.sizes, t.dtype = e.Tensor.Chunks[i].Sizes, e.Tensor.DType
+	} else {
+		t.sizes = []int64{e.Bytes.Size}
+	}
+	t.grid, t.sums = gridOf(t.sizes, int64(t.dtype.Size())), loc.Sums
+	if loc.Length != t.grid.total || int64(len(loc.Sums)) != t.grid.tiles() {
+		return reading.Chunk{}, fmt.Errorf("%w: %d bytes and %d checksums for a chunk of %d and %d",
+			storage.ErrCorrupt, loc.Length, len(loc.Sums), t.grid.total, t.grid.tiles())
+	}
+	return reading.Chunk{Region: &reading.Region{File: loc.File, Offset: loc.Offset, End: loc.Offset + loc.Length, DType: t.dtype, Tiles: t}}, nil
+}
+
+// changed reports whether another save has replaced the checkpoint.
+func (c *checkpoint) changed(ctx context.Context) bool {
+	now, err := readRecord(ctx, c.store)
+	return err == nil && now.SaveID != c.rec.SaveID
+}
+
+// checkFiles returns an error unless all files that the record names exist and
+// have their sizes.
+func (c *checkpoint) checkFiles(ctx context.Context) error {
+	have, err := filesOf(ctx, c.store, c.rec.SaveID)
+	if err != nil {
+		return err
+	}
+	for _, f := range c.rec.Files {
+		size, ok := have[f.Name]
+		if !ok {
+			return gone(c.store, f.Name, fs.ErrNotExist)
+		}
+		if size != f.Size {
+			return fmt.Errorf("%w: %s of %s has %d bytes, the record says %d", storage.ErrCorrupt, f.Name, c.store, size, f.Size)
+		}
+	}
+	return nil
+}
+
+// gone makes the error of a missing file one that wraps storage.ErrCorrupt.
+func gone(s blob.Store, name string, err error) error {
+	if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, storage.ErrChanged) {
+		return err
+	}
+	return fmt.Errorf("%w: %s of %s is gone: %w", storage.ErrCorrupt, name, s, err)
+}
+
+// filesOf returns the files of a save that exist, with their sizes.
+func filesOf(ctx context.Context, s blob.Store, saveID string) (map[string]int64, error) {
+	have := map[string]int64{}
+	for info, err := range s.List(ctx, saveID) {
+		if err != nil {
+			return nil, err
+		}
+		if isOf(info.Name, saveID) {
+			have[info.Name] = info.Size
+		}
+	}
+	return have, nil
+}
+
+// isOf reports whether a file of that name belongs to that save.
+func isOf(name, saveID string) bool {
+	if id, _, _, ok := parseDataFileName(name); ok {
+		return id == saveID
+	}
+	id, ok := parseIndexFileName(name)
+	return ok && id == saveID
+}

@@ -1,0 +1,339 @@
+package reading
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/internal/progress"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+const (
+	// leastBytes is how much one read may take, whatever the budget.
+	leastBytes = 1 << 20
+	// pageBytes is the smallest hole worth skipping: no medium reads less.
+	pageBytes = 4 << 10
+	// smallBytes is the size up to which a range is read together with its
+	// neighbours rather than into its own place.
+	smallBytes = 256 << 10
+)
+
+// measures determine how chunks are cut into reads. Tests use small ones.
+type measures struct {
+	most  int64 // bytes of one read
+	gap   int64 // bytes that are better read than skipped
+	small int64 // up to this size a range is read with its neighbours
+}
+
+// batch is the work of one call of Read.
+type batch struct {
+	c        *Checkpoint
+	dst      storage.Receiver
+	opts     storage.ReadOptions
+	meas     measures
+	storeGap int64 // the gap that the store asks for; requests are dear if it is not zero
+	tiled    bool  // chunks have tiles, so that no byte outside of them is read
+	cached   bool  // read through the system's cache
+	jobs     []*job
+	requests []Request
+	tasks    []task
+	stats    storage.ReadStats
+	told     progress.Share
+}
+
+// task is work that is not a read of a range: it counts its own bytes.
+type task func(ctx context.Context) (read int64, err error)
+
+func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions) *batch {
+	b := &batch{c: c, dst: dst, opts: o, meas: measures{maxBytes, pageBytes, smallBytes}}
+	for b.meas.most > leastBytes && b.meas.most > o.Budget() {
+		b.meas.most /= 2
+	}
+	if g, ok := blob.As[blob.GapReader](c.store); ok {
+		b.storeGap = g.ReadGap()
+		b.meas.gap = max(b.meas.gap, b.storeGap)
+	}
+	return b
+}
+
+// add takes up one item. Nothing is read yet.
+func (b *batch) add(it *plan.ReadItem, e *meta.Entry) error {
+	if it.Kind == plan.KindBytes {
+		return b.addValue(it, e)
+	}
+	if e.Tensor == nil {
+		return fmt.Errorf("%w: it is a value in the checkpoint", plan.ErrMismatch)
+	}
+	i, ok := e.Tensor.FindChunk(it.Source.Offset, it.Source.Hint)
+	if !ok {
+		return fmt.Errorf("%w: no chunk at %v", plan.ErrMismatch, it.Source.Offset)
+	}
+	return b.addJob(&job{item: it, id: ChunkID{e, i}, box: it.SourceBox()})
+}
+
+// addValue takes up a value.
+func (b *batch) addValue(it *plan.ReadItem, e *meta.Entry) error {
+	switch {
+	case e.Bytes == nil:
+		return fmt.Errorf("%w: it is a tensor in the checkpoint", plan.ErrMismatch)
+	case e.Bytes.Inline != nil:
+		return b.dst.LoadBytes(it, e.Bytes.Codec, e.Bytes.Inline)
+	case b.c.src.Value == nil:
+		return b.addJob(&job{item: it, id: ChunkID{Entry: e}, box: tensor.Whole([]int64{e.Bytes.Size})})
+	}
+	b.stats.Needed += e.Bytes.Size
+	b.stats.Rounded += e.Bytes.Size
+	b.tasks = append(b.tasks, func(ctx context.Context) (int64, error) {
+		codec, data, err := b.c.src.Value(ctx, e)
+		if err != nil {
+			return 0, fmt.Errorf("%q: %w", e.FQN, err)
+		}
+		b.told.Add(e.Bytes.Size)
+		return e.Bytes.Loc.Length, b.dst.LoadBytes(it, codec, data)
+	})
+	return nil
+}
+
+func (b *batch) addJob(j *job) error {
+	j.b = b
+	j.sizes, j.dtype = j.id.elements()
+	if err := j.box.Check(j.sizes); err != nil {
+		return err
+	}
+	b.stats.Needed += j.weight(j.box)
+	b.jobs = append(b.jobs, j)
+	return nil
+}
+
+// run carries out all that was added.
+func (b *batch) run(ctx context.Context) error {
+	if err := b.locate(ctx); err != nil {
+		return err
+	}
+	for _, j := range b.jobs { // all are known to be sound: now memory may be taken
+		if err := j.begin(ctx); err != nil {
+			return fmt.Errorf("%q: %w", j.id.Entry.FQN, err)
+		}
+	}
+	b.told.Tell, b.told.Plan, b.told.Total = b.opts.Progress, b.stats.Needed, b.stats.Rounded
+	gap := b.meas.gap
+	if b.tiled {
+		gap = b.storeGap
+	}
+	st, err := Fetch(ctx, b.requests, FetchOptions{
+		Open: b.c.openFile, ReadOptions: b.opts, Gap: gap, Cached: b.cached, Dear: b.storeGap > 0, Done: b.told.Add,
+	})
+	b.stats.Read, b.stats.Requests = st.Bytes, st.Requests
+	if err != nil {
+		return err
+	}
+	return b.runTasks(ctx)
+}
+
+// locate asks the source for the places of the chunks and checks them. If that
+// takes reads, it asks once for each chunk.
+func (b *batch) locate(ctx context.Context) error {
+	var ids []ChunkID
+	var same [][]*job // by the number of their chunk in ids
+	numbers := map[ChunkID]int{}
+	for _, j := range b.jobs {
+		if j.box.Empty() {
+			continue
+		}
+		if b.c.src.Chunks == nil {
+			var err error
+			if j.at, j.lay, err = b.c.locate(ctx, j.id); err != nil {
+				return err
+			}
+			continue
+		}
+		n, ok := numbers[j.id]
+		if !ok {
+			n = len(ids)
+			numbers[j.id], ids, same = n, append(ids, j.id), append(same, nil)
+		}
+		same[n] = append(same[n], j)
+	}
+	return b.c.src.chunks(ctx, ids, b.opts, func(n int, at Chunk) error {
+		l, err := b.c.layout(ids[n], at)
+		for _, j := range same[n] {
+			j.at, j.lay = at, l
+		}
+		return err
+	})
+}
+
+// share returns the bytes of memory for one of the tasks that run at the same time.
+func (b *batch) share() int64 {
+	return max(leastBytes, b.opts.Budget()/int64(b.opts.Workers()))
+}
+
+// runTasks carries the tasks out, in parallel.
+func (b *batch) runTasks(ctx context.Context) error {
+	var read, done atomic.Int64
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(b.opts.Workers())
+	for _, t := range b.tasks {
+		if gctx.Err() != nil {
+			break
+		}
+		g.Go(guard.Func(func() error {
+			n, err := t(gctx)
+			read.Add(n)
+			done.Add(1)
+			return err
+		}))
+	}
+	err := g.Wait()
+	if err == nil {
+		err = context.Cause(ctx) // cancelled is not done
+	}
+	b.stats.Read += read.Load()
+	b.stats.Requests += done.Load()
+	return err
+}
+
+// job is one item of the plan on its way. It is finished when the last of its
+// parts is.
+type job struct {
+	b     *batch
+	item  *plan.ReadItem // nil: nothing has to be handed over
+	id    ChunkID
+	sizes []int64 // of the chunk
+	dtype tensor.DType
+	box   tensor.Box // relative to the chunk
+	at    Chunk
+	lay   *layout // of a region without tiles
+	to    *tensor.Tensor
+	left  atomic.Int64
+}
+
+// weight returns the bytes of the plan that a part of the item stands for.
+func (j *job) weight(part tensor.Box) int64 { return part.Volume() * int64(j.dtype.Size()) }
+
+// begin gets hold of the memory of an item and plans its reads.
+func (j *job) begin(ctx context.Context) error {
+	if err := j.resolve(ctx); err != nil {
+		return err
+	}
+	switch r := j.at.Region; {
+	case j.box.Empty():
+		return j.deliver()
+	case r == nil:
+		return j.addMakes()
+	case r.Tiles != nil:
+		j.addTiles(r)
+		return nil
+	}
+	return j.addParts()
+}
+
+// resolve gets hold of the memory of an item.
+func (j *job) resolve(ctx context.Context) (err error) {
+	if j.id.Entry.Bytes != nil {
+		if err := j.b.c.CheckHeld(ctx, j.id.Entry); err != nil {
+			return err
+		}
+		j.to, err = tensor.FromBytes(tensor.Uint8, j.sizes, make([]byte, j.sizes[0]))
+		return err
+	}
+	if j.to, err = j.b.dst.ResolveTensor(j.item); err != nil {
+		return err
+	}
+	if j.to == nil || !slices.Equal(j.to.Shape(), j.item.Lengths) {
+		return fmt.Errorf("%w: the planner gave %v for a box of %v", plan.ErrProtocol, j.to, j.item.Lengths)
+	}
+	return nil
+}
+
+// addParts plans the reads of a region without tiles.
+func (j *job) addParts() error {
+	parts, err := partsOf(j, j.b.meas)
+	if err != nil {
+		return err
+	}
+	j.left.Store(int64(len(parts)))
+	for _, p := range parts {
+		q := p.request()
+		q.Weight = j.weight(p.box)
+		j.b.stats.Rounded += q.Weight
+		j.b.requests = append(j.b.requests, q)
+	}
+	return nil
+}
+
+// addTiles plans the reads of a region with tiles.
+func (j *job) addTiles(r *Region) {
+	j.b.tiled = true
+	var mem []byte
+	if j.to.DType() == r.DType {
+		mem, _ = j.to.Bytes()
+	}
+	spans := r.Tiles.Cover(j.box, j.b.meas.most, j.b.storeGap)
+	j.left.Store(int64(len(spans)))
+	for i := range spans {
+		s := &spans[i]
+		j.b.stats.Rounded += s.Bytes
+		t := &tiles{job: j, span: s}
+		q := Request{File: r.File, Offset: r.Offset + s.Offset, Width: s.Width, Weight: s.Bytes, To: t}
+		if s.Rows > 1 && s.Width < s.Pitch {
+			q.Rows = []Axis{{Count: s.Rows, Pitch: s.Pitch}}
+		} else {
+			q.Width *= s.Rows
+			if mem != nil && s.At >= 0 && q.Width > j.b.meas.small {
+				q.Direct, t.in = mem[s.At:s.At+q.Width], true
+			}
+		}
+		j.b.requests = append(j.b.requests, q)
+	}
+}
+
+// addMakes plans the work of a Maker.
+func (j *job) addMakes() error {
+	boxes := []tensor.Box{j.box}
+	if c, ok := j.at.Maker.(Cutter); ok {
+		boxes = c.Cut(j.box, j.b.share())
+	}
+	j.left.Store(int64(len(boxes)))
+	for _, box := range boxes {
+		to, err := j.to.Narrow(box.Relative(j.box.Offsets))
+		if err != nil {
+			return err
+		}
+		j.b.stats.Rounded += j.weight(box)
+		j.b.tasks = append(j.b.tasks, func(ctx context.Context) (int64, error) {
+			n, err := j.at.Maker.Make(ctx, box, to, j.b.share())
+			if err != nil {
+				return n, fmt.Errorf("%q: %w", j.id.Entry.FQN, err)
+			}
+			j.b.told.Add(j.weight(box))
+			return n, j.settle()
+		})
+	}
+	return nil
+}
+
+// settle ends a part. The last part of an item hands the item over.
+func (j *job) settle() error {
+	if j.left.Add(-1) > 0 || j.item == nil {
+		return nil
+	}
+	return j.deliver()
+}
+
+func (j *job) deliver() error {
+	if v := j.id.Entry.Bytes; v != nil {
+		data, _ := j.to.Bytes()
+		return j.b.dst.LoadBytes(j.item, v.Codec, data)
+	}
+	return j.b.dst.CommitTensor(j.item, j.to)
+}

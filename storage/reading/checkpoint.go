@@ -1,0 +1,284 @@
+package reading
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// Checkpoint is an open checkpoint of any format. Its methods are safe for
+// concurrent use.
+//
+// If chunks have tiles, Read checks every tile before it uses its elements. If
+// records have checksums, Read computes the checksum of a record from all parts
+// that are read through this Checkpoint, in any order. The read that completes a
+// damaged record, and every later read of it, returns an error that wraps
+// storage.ErrCorrupt. Reads that never cover a whole record are not checked, nor
+// are rows of less than 1 KiB that are read one by one, nor records that were
+// forgotten because too many others were read in part since.
+type Checkpoint struct {
+	Index
+	store blob.Store
+	src   *Source
+	md    *meta.Metadata          // if it is in memory
+	files map[string]storage.File // by name
+	sums  *sums                   // of records that are being read
+
+	claimed sync.Once
+	greedy  map[string]int64 // files whose chunks have too many bytes in sum, once claimed is done
+}
+
+var _ storage.Checkpoint = (*Checkpoint)(nil)
+
+// Open returns the checkpoint that src describes, whose files are in store.
+func Open(store blob.Store, src *Source) *Checkpoint {
+	c := &Checkpoint{Index: src.Index, store: store, src: src, files: make(map[string]storage.File, len(src.Files)), sums: newSums()}
+	if src.Index == nil {
+		md := *src.Metadata
+		if md.Storage.ID == "" {
+			md.Storage.ID = store.String()
+		}
+		c.md, c.Index = &md, inMemory{&md}
+	}
+	for _, f := range src.Files {
+		c.files[f.Name] = f
+	}
+	return c
+}
+
+// Files returns the checkpoint's files, those that describe it first.
+func (c *Checkpoint) Files() []storage.File { return c.src.Files }
+
+// TotalBytes returns the bytes of all files.
+func (c *Checkpoint) TotalBytes() int64 {
+	var n int64
+	for _, f := range c.src.Files {
+		n += f.Size
+	}
+	return n
+}
+
+// CheckFiles returns an error that wraps storage.ErrCorrupt if the checkpoint
+// records the sizes of its files and a file is missing or has another size.
+func (c *Checkpoint) CheckFiles(ctx context.Context) error {
+	if c.src.CheckFiles == nil {
+		return nil
+	}
+	return c.explain(ctx, c.src.CheckFiles(ctx))
+}
+
+// Read reads the items of a plan: the ranges of bytes that hold them, and no more
+// except what has to be checked with them and holes too small for a second read.
+// Reads run in parallel, in the order of the files, into the memory of the
+// receiver if its dtype and layout allow.
+func (c *Checkpoint) Read(ctx context.Context, md *meta.Metadata, p *plan.LoadPlan, dst storage.Receiver, o storage.ReadOptions) (storage.ReadStats, error) {
+	b := newBatch(c, dst, o)
+	b.cached = p.Replicated
+	for i := range p.Items {
+		it := &p.Items[i]
+		e, ok := md.Find(it.Source.FQN)
+		if !ok {
+			return b.stats, fmt.Errorf("%w: %q is %w", plan.ErrMismatch, it.Source.FQN, plan.ErrMissing)
+		}
+		if err := b.add(it, e); err != nil {
+			return b.stats, fmt.Errorf("%q: %w", it.Source.FQN, err)
+		}
+	}
+	err := b.run(ctx)
+	return b.stats, c.explain(ctx, err)
+}
+
+// explain returns err, or an error that wraps storage.ErrChanged if the
+// replacement of the checkpoint can cause err and the checkpoint was replaced.
+func (c *Checkpoint) explain(ctx context.Context, err error) error {
+	if !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, blob.ErrRange) {
+		return err
+	}
+	if c.changed(ctx) {
+		return fmt.Errorf("%w: %s: %v", storage.ErrChanged, c.store, err)
+	}
+	return err
+}
+
+// changed reports whether the checkpoint was replaced since it was opened.
+func (c *Checkpoint) changed(ctx context.Context) bool {
+	return c.src.Changed != nil && c.src.Changed(context.WithoutCancel(ctx))
+}
+
+// openFile opens a file of the checkpoint.
+func (c *Checkpoint) openFile(ctx context.Context, name string) (blob.Reader, error) {
+	r, err := c.store.Open(ctx, name)
+	if err != nil {
+		return nil, c.gone(name, err)
+	}
+	if slices.Contains(c.src.records, name) && c.changed(ctx) {
+		return nil, errors.Join(fmt.Errorf("%w: %s of %s", storage.ErrChanged, name, c.store), r.Close())
+	}
+	return r, nil
+}
+
+// gone makes the error of a missing file one that wraps storage.ErrCorrupt.
+func (c *Checkpoint) gone(name string, err error) error {
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return fmt.Errorf("%w: %s of %s is gone: %w", storage.ErrCorrupt, name, c.store, err)
+}
+
+const (
+	// maxExpanded bounds the size of a chunk that repeats the elements of its
+	// file, so that a few stored bytes cannot ask for any amount of memory.
+	maxExpanded = 1 << 30
+	// maxShared is how many times the size of a file its chunks may have in sum:
+	// layers that share their weights name the same bytes several times. The
+	// excess of all files together is bounded by maxExpanded.
+	maxShared = 64
+	// largeEntry is the size from which CheckHeld looks at the files that hold an
+	// entry if only their recorded sizes are known.
+	largeEntry = 1 << 20
+)
+
+// errClaims reports a file whose chunks are too large for it in sum.
+var errClaims = fmt.Errorf("%w: its tensors repeat its bytes too often", storage.ErrCorrupt)
+
+// claims returns an error that wraps errClaims if the chunks in a file are too
+// large for it in sum.
+func (c *Checkpoint) claims(file string) error {
+	if c.md == nil {
+		return nil // Index.Metadata compares the sum of all entries with the files
+	}
+	c.claimed.Do(c.sumClaims)
+	n, ok := c.greedy[file]
+	if !ok {
+		return nil
+	}
+	return fmt.Errorf("%w: %s of %d bytes has tensors of %d bytes", errClaims, file, c.files[file].Size, n)
+}
+
+// sumClaims finds the files whose chunks are too large for them in sum. A small
+// excess is allowed. Compressed chunks do not count.
+func (c *Checkpoint) sumClaims() {
+	sums := make(map[string]int64, len(c.files))
+	for i := range c.md.Entries {
+		t := c.md.Entries[i].Tensor
+		if t == nil {
+			continue
+		}
+		for k, box := range t.Chunks {
+			l := &t.Locs[k]
+			if l.Detail != nil && len(l.Detail.Transforms) > 0 {
+				continue
+			}
+			n, err := tensor.NumBytes(t.DType, box.Sizes)
+			if err != nil {
+				n = math.MaxInt64
+			}
+			sums[l.File] += min(n, math.MaxInt64-sums[l.File])
+		}
+	}
+	beyond := int64(0)
+	for file, n := range sums {
+		size := c.files[file].Size
+		if size == 0 || n/maxShared <= size {
+			delete(sums, file)
+			continue
+		}
+		beyond += min(n-maxShared*size, math.MaxInt64-beyond)
+	}
+	if beyond > maxExpanded {
+		c.greedy = sums
+	}
+}
+
+// CheckHeld returns an error that wraps storage.ErrCorrupt unless the files that
+// hold e are large enough for what the metadata says. It does not look at the
+// files of small entries.
+func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
+	n := 1
+	if e.Tensor != nil {
+		n = len(e.Tensor.Chunks)
+	} else if e.Bytes.Inline != nil || c.src.Value != nil {
+		return nil // it is in memory, or Value decodes it before memory is taken for it
+	}
+	sizes := map[string]int64{} // of the files, as they are
+	for i := range n {
+		id := ChunkID{e, i}
+		if e.Tensor != nil && e.Tensor.Chunks[i].Empty() {
+			continue
+		}
+		at, _, err := c.locate(ctx, id)
+		if err != nil {
+			return err
+		}
+		r := at.Region
+		if r == nil || c.files[r.File].Unsummed || e.NumBytes() <= largeEntry {
+			continue
+		}
+		if _, ok := sizes[r.File]; !ok {
+			info, err := c.store.Stat(ctx, r.File)
+			if err != nil {
+				return c.explain(ctx, c.gone(r.File, err))
+			}
+			sizes[r.File] = info.Size
+		}
+		if r.End > sizes[r.File] {
+			return fmt.Errorf("%w: bytes %d to %d of %s, which has %d", storage.ErrCorrupt, r.Offset, r.End, r.File, sizes[r.File])
+		}
+	}
+	return nil
+}
+
+// locate returns the place of a chunk, and its layout if that is a region without
+// tiles. It returns an error if the files cannot hold the chunk.
+func (c *Checkpoint) locate(ctx context.Context, id ChunkID) (Chunk, *layout, error) {
+	at, err := c.src.Chunk(ctx, id.Entry, id.N)
+	if err != nil {
+		return Chunk{}, nil, fmt.Errorf("%q: %w", id.Entry.FQN, err)
+	}
+	l, err := c.layout(id, at)
+	return at, l, err
+}
+
+// layout returns the layout of a chunk that lies in a region without tiles. It
+// returns an error if the files cannot hold the chunk.
+func (c *Checkpoint) layout(id ChunkID, at Chunk) (*layout, error) {
+	fail := func(err error) (*layout, error) { return nil, fmt.Errorf("%q: %w", id.Entry.FQN, err) }
+	switch {
+	case (at.Region == nil) == (at.Maker == nil):
+		return fail(fmt.Errorf("%w: chunk %d has no place", storage.ErrCorrupt, id.N))
+	case at.Region == nil:
+		return nil, nil
+	}
+	f, ok := c.files[at.Region.File]
+	if !ok {
+		return fail(fmt.Errorf("%w: it lies in %q, which is not a file of the checkpoint", storage.ErrCorrupt, at.Region.File))
+	}
+	if err := c.claims(at.Region.File); err != nil {
+		return fail(err)
+	}
+	if at.Region.Tiles != nil {
+		if err := at.Region.check(f.Size); err != nil {
+			return fail(err)
+		}
+		return nil, nil
+	}
+	sizes, dtype := id.elements()
+	l, err := layoutOf(at.Region, sizes, f.Size)
+	if err != nil {
+		return fail(err)
+	}
+	if n, err := tensor.NumBytes(dtype, sizes); err != nil || l.expands() && n > maxExpanded {
+		return fail(fmt.Errorf("%w: a chunk of %v repeats the few elements at %d of %s", storage.ErrCorrupt, sizes, at.Region.Offset, at.Region.File))
+	}
+	return l, nil
+}

@@ -1,0 +1,310 @@
+package reading
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/blob/meter"
+	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// content is what a file of the tests holds.
+func content(name string, n int) []byte {
+	out := make([]byte, n)
+	if _, err := rand.NewChaCha8([32]byte{name[0]}).Read(out); err != nil {
+		panic(err)
+	}
+	return out
+}
+
+func putContent(t testing.TB, s blob.Store, name string, n int) {
+	t.Helper()
+	if _, err := blob.WriteAll(context.Background(), s, name, content(name, n), nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// takes keeps what it is given.
+type takes struct {
+	mu    sync.Mutex
+	taken [][]byte
+	err   error
+}
+
+func (s *takes) Take(p []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.taken = append(s.taken, bytes.Clone(p))
+	return s.err
+}
+
+// stepper also keeps the steps.
+type steps struct {
+	takes
+	steps []int
+}
+
+func (s *steps) Step(p []byte) { s.steps = append(s.steps, len(p)) }
+
+// wanted returns the bytes of a request.
+func wanted(q *Request, data []byte) []byte {
+	starts := []int64{q.Offset}
+	for _, a := range q.Rows {
+		var next []int64
+		for _, s := range starts {
+			for i := range a.Count {
+				next = append(next, s+i*a.Pitch)
+			}
+		}
+		starts = next
+	}
+	var out []byte
+	for _, s := range starts {
+		out = append(out, data[s:s+q.Width]...)
+	}
+	return out
+}
+
+func drawRequest(t *rapid.T, size int64) Request {
+	q := Request{File: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "file"), Width: rapid.Int64Range(1, 200).Draw(t, "width"), Weight: 1}
+	span := q.Width
+	for range rapid.IntRange(0, 2).Draw(t, "axes") {
+		a := Axis{Count: rapid.Int64Range(1, 4).Draw(t, "count"), Pitch: rapid.Int64Range(0, 300).Draw(t, "pitch")}
+		q.Rows = append(q.Rows, a)
+		span += (a.Count - 1) * a.Pitch
+	}
+	q.Offset = rapid.Int64Range(0, size-span).Draw(t, "offset")
+	if q.Rows == nil && rapid.Bool().Draw(t, "direct") {
+		q.Direct = make([]byte, q.Width)
+	}
+	return q
+}
+
+// cacheless is a store whose readers read large ranges past a cache that holds
+// the second half of every 8 MiB.
+type cacheless struct {
+	blob.Store
+	direct atomic.Int64 // bytes that were read past it
+}
+
+func (s *cacheless) Open(ctx context.Context, name string) (blob.Reader, error) {
+	r, err := s.Store.Open(ctx, name)
+	return &cachelessReader{r, s}, err
+}
+
+type cachelessReader struct {
+	blob.Reader
+	s *cacheless
+}
+
+func (r *cachelessReader) Cached(off, _ int64) bool { return off>>22%2 == 1 }
+
+func (r *cachelessReader) ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error) {
+	if !blob.Aligned(buf) || int64(len(buf)) < n+2*blob.Align {
+		return nil, fmt.Errorf("a buffer of %d bytes, aligned %v, for %d", len(buf), blob.Aligned(buf), n)
+	}
+	r.s.direct.Add(n)
+	p := buf[off%blob.Align:][:n]
+	return p, r.ReadAt(ctx, p, off)
+}
+
+func TestLargeReadsGoPastTheCache(t *testing.T) {
+	const size = 16 << 20
+	store := &cacheless{Store: new(mem.Store)}
+	putContent(t, store, "a", size)
+	data := content("a", size)
+	for _, c := range []struct {
+		name    string
+		request Request // of one run
+		o       FetchOptions
+		direct  int64
+	}{
+		{"into its place", Request{Offset: 10, Width: 3 << 20, Direct: make([]byte, 3<<20)}, FetchOptions{}, 3 << 20},
+		{"into its place, some of it cached", Request{Offset: 10, Width: 9 << 20, Direct: make([]byte, 9<<20)}, FetchOptions{}, 5 << 20},
+		{"into its place, cached", Request{Offset: 4 << 20, Width: 2 << 20, Direct: make([]byte, 2<<20)}, FetchOptions{}, 0},
+		{"into its place, within a budget", Request{Offset: 10, Width: 1 << 20, Direct: make([]byte, 1<<20)}, FetchOptions{ReadOptions: storage.ReadOptions{BufferBytes: 300 << 10}}, 1 << 20},
+		{"into its place, no room for a buffer", Request{Offset: 10, Width: 1 << 20, Direct: make([]byte, 1<<20)}, FetchOptions{ReadOptions: storage.ReadOptions{BufferBytes: 100 << 10}}, 0},
+		{"into its place, through the cache", Request{Width: 9 << 20, Direct: make([]byte, 9<<20)}, FetchOptions{Cached: true}, 0},
+		{"into its place, a small one", Request{Width: 1 << 10, Direct: make([]byte, 1<<10)}, FetchOptions{}, 0},
+		{"into a buffer", Request{Offset: 7, Width: 3 << 20}, FetchOptions{}, 3 << 20},
+		{"into a buffer, cached", Request{Offset: 4 << 20, Width: 3 << 20}, FetchOptions{}, 0},
+		{"into a buffer, through the cache", Request{Width: 3 << 20}, FetchOptions{Cached: true}, 0},
+		{"into a buffer as large as the budget", Request{Width: 1 << 20}, FetchOptions{ReadOptions: storage.ReadOptions{BufferBytes: 1 << 20}}, 0},
+		{"into a buffer, a small one", Request{Width: 1 << 10}, FetchOptions{}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			store.direct.Store(0)
+			s := &steps{}
+			q, width := c.request, c.request.Width
+			q.File, q.To = "a", s
+			c.o.Open = store.Open
+			lent := bufpool.Stats().Lent
+			bufpool.ResetPeak()
+			if _, err := Fetch(t.Context(), []Request{q}, c.o); err != nil {
+				t.Fatal(err)
+			}
+			if peak := bufpool.Stats().Peak - lent; c.o.BufferBytes > 0 && peak > c.o.BufferBytes {
+				t.Errorf("buffers took %d bytes; want at most %d", peak, c.o.BufferBytes)
+			}
+			if len(s.taken) != 1 || !bytes.Equal(s.taken[0], data[q.Offset:q.Offset+width]) {
+				t.Error("other bytes than are stored")
+			}
+			if got := store.direct.Load(); got != c.direct {
+				t.Errorf("%d bytes went past the cache; want %d", got, c.direct)
+			}
+			sum := 0
+			for _, n := range s.steps {
+				sum += n
+			}
+			if q.Direct != nil && int64(sum) != width {
+				t.Errorf("steps of %d bytes; want %d", sum, width)
+			}
+		})
+	}
+}
+
+// Whatever is asked for in whatever order, everybody gets his own bytes, once.
+func TestEverybodyGetsHisBytes(t *testing.T) {
+	const size = 4000
+	store := new(mem.Store)
+	putContent(t, store, "a", size)
+	putContent(t, store, "b", size)
+	rapid.Check(t, func(rt *rapid.T) {
+		n := rapid.IntRange(0, 20).Draw(rt, "requests")
+		requests, sinks := make([]Request, n), make([]*takes, n)
+		for i := range requests {
+			requests[i], sinks[i] = drawRequest(rt, size), &takes{}
+			requests[i].To = sinks[i]
+		}
+		asked := slices.Clone(requests) // Run sorts them
+		var done atomic.Int64
+		m := meter.New(store)
+		st, err := Fetch(t.Context(), requests, FetchOptions{
+			Open: m.Open, ReadOptions: storage.ReadOptions{Parallel: rapid.IntRange(0, 3).Draw(rt, "parallel"), BufferBytes: rapid.Int64Range(0, 9000).Draw(rt, "budget")},
+			Gap: rapid.Int64Range(0, 100).Draw(rt, "gap"), Dear: rapid.Bool().Draw(rt, "dear"), Done: func(w int64) { done.Add(w) },
+		})
+		if err != nil {
+			rt.Fatal(err)
+		}
+		for i := range asked {
+			want := wanted(&asked[i], content(asked[i].File, size))
+			if len(sinks[i].taken) != 1 || !bytes.Equal(sinks[i].taken[0], want) {
+				rt.Fatalf("%+v was given %x; want %x", asked[i], sinks[i].taken, want)
+			}
+		}
+		got := m.Counts()
+		if done.Load() != int64(n) || st != (fetchStats{got.BytesRead, got.Reads}) || got.Opens > 2 {
+			rt.Fatalf("%d of %d done, stats %+v, store %+v", done.Load(), n, st, got)
+		}
+	})
+}
+
+func TestNeighboursAreReadTogether(t *testing.T) {
+	store := new(mem.Store)
+	putContent(t, store, "a", 4<<20)
+	for name, c := range map[string]struct {
+		offsets []int64
+		o       FetchOptions
+		reads   int64
+	}{
+		"side by side":              {[]int64{0, 100, 200}, FetchOptions{}, 1},
+		"in any order":              {[]int64{200, 0, 100}, FetchOptions{}, 1},
+		"apart":                     {[]int64{0, 101}, FetchOptions{}, 2},
+		"apart by a gap":            {[]int64{0, 101}, FetchOptions{Gap: 1}, 1},
+		"over each other":           {[]int64{0, 50, 60}, FetchOptions{}, 1},
+		"over more than a mebibyte": {[]int64{0, 1<<20 - 100, 1 << 20}, FetchOptions{Gap: 1 << 20}, 2},
+		"where requests are dear":   {[]int64{0, 1<<20 - 100, 1 << 20}, FetchOptions{Gap: 1 << 20, Dear: true}, 1},
+		"over more than the budget": {[]int64{0, 4000, 8000}, FetchOptions{Gap: 4000, ReadOptions: storage.ReadOptions{BufferBytes: 1}}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var requests []Request
+			for _, o := range c.offsets {
+				requests = append(requests, Request{File: "a", Offset: o, Width: 100, To: &takes{}})
+			}
+			c.o.Open = store.Open
+			if st, err := Fetch(t.Context(), requests, c.o); err != nil || st.Requests != c.reads {
+				t.Errorf("Run = %+v, %v; want %d reads", st, err, c.reads)
+			}
+		})
+	}
+}
+
+func TestStepsOfADirectRead(t *testing.T) {
+	store := new(mem.Store)
+	putContent(t, store, "a", 600<<10)
+	for _, dear := range []bool{false, true} {
+		s := &steps{}
+		q := Request{File: "a", Offset: 10, Width: 590 << 10, Direct: make([]byte, 590<<10), To: s}
+		if _, err := Fetch(t.Context(), []Request{q}, FetchOptions{Open: store.Open, Dear: dear}); err != nil {
+			t.Fatal(err)
+		}
+		want := map[bool][]int{false: {256 << 10, 256 << 10, 78 << 10}, true: {590 << 10}}[dear]
+		if !slices.Equal(s.steps, want) || !bytes.Equal(q.Direct, content("a", 600<<10)[10:][:590<<10]) {
+			t.Errorf("dear %v: steps %v; want %v, or other bytes", dear, s.steps, want)
+		}
+	}
+}
+
+func TestBuffersStayWithinTheBudget(t *testing.T) {
+	store := new(mem.Store)
+	putContent(t, store, "a", 4<<20)
+	var requests []Request
+	for i := range int64(16) {
+		requests = append(requests, Request{File: "a", Offset: i * 200_000, Width: 100_000, To: &takes{}})
+	}
+	bufpool.ResetPeak()
+	lent := bufpool.Stats().Lent
+	if _, err := Fetch(t.Context(), requests, FetchOptions{Open: store.Open, ReadOptions: storage.ReadOptions{Parallel: 8, BufferBytes: 300_000}}); err != nil {
+		t.Fatal(err)
+	}
+	if peak := bufpool.Stats().Peak - lent; peak > 300_000 {
+		t.Errorf("buffers took %d bytes; want at most 300000", peak)
+	}
+}
+
+func TestErrorsEndTheRun(t *testing.T) {
+	store := new(mem.Store)
+	putContent(t, store, "a", 5000)
+	plain := func(to Sink) Request { return Request{File: "a", Offset: 10, Width: 20, To: to} }
+	rows := func(to Sink) Request { return Request{File: "a", Width: 20, Rows: []Axis{{3, 100}}, To: to} }
+	direct := func(to Sink) Request { return Request{File: "a", Width: 20, Direct: make([]byte, 20), To: to} }
+	for kind, make := range map[string]func(Sink) Request{"a run": plain, "rows": rows, "a direct read": direct} {
+		for name, c := range map[string]struct {
+			rule  fault.Rule
+			takes error
+			want  error
+		}{
+			"the file cannot be opened": {rule: fault.Rule{On: fault.Open, Do: fault.Fail(errOnPurpose)}, want: errOnPurpose},
+			"the file cannot be read":   {rule: fault.Rule{On: fault.Read, Do: fault.Fail(errOnPurpose)}, want: errOnPurpose},
+			"the file is cut short":     {rule: fault.Rule{On: fault.Open, Do: fault.Truncate(5)}, want: storage.ErrCorrupt},
+			"the takes refuses":         {takes: errOnPurpose, want: errOnPurpose},
+		} {
+			t.Run(fmt.Sprintf("%s of %s", name, kind), func(t *testing.T) {
+				f := fault.New(store, c.rule)
+				_, err := Fetch(t.Context(), []Request{make(&takes{err: c.takes})}, FetchOptions{Open: f.Open})
+				if !errors.Is(err, c.want) {
+					t.Errorf("Run = %v; want %v", err, c.want)
+				}
+			})
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errOnPurpose)
+	s := &takes{}
+	if _, err := Fetch(ctx, []Request{plain(s)}, FetchOptions{Open: store.Open}); !errors.Is(err, errOnPurpose) || len(s.taken) > 0 {
+		t.Errorf("Run of a finished context = %v; want its cause", err)
+	}
+}

@@ -1,0 +1,262 @@
+// Package reading is the one path by which checkpoints of every format are read.
+// It knows no format: each one describes a checkpoint as a Source, and Open makes
+// a storage.Checkpoint of it that finds names, reads, checks and verifies. The
+// contract is at Source.
+package reading
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// Source is a checkpoint as its format describes it. Its functions are called
+// from several goroutines at once.
+type Source struct {
+	// Metadata describes everything, for formats that read all of it at once. It
+	// is valid, every chunk has a Location, and Storage.Version names the format,
+	// such as "torchdcp 1.0.0".
+	Metadata *meta.Metadata
+	// Index replaces Metadata in formats that read the description on demand.
+	Index Index
+	// Files are the files that the checkpoint consists of, those that describe
+	// it first. The size of a file is the recorded one if the format records a
+	// checksum of the file. Otherwise it is the size that the file has.
+	Files []storage.File
+	// Problems are the problems that were found when the checkpoint was opened and
+	// that did not prevent it. Verify reports them. The names that cannot be read
+	// are in Metadata.Missing.
+	Problems []storage.VerifyProblem
+	// Chunk returns the place of chunk i of a tensor. It does not read a file
+	// unless Chunks is set. If Value is nil, it also returns the place of a value,
+	// as that of a chunk of bytes.
+	Chunk func(ctx context.Context, e *meta.Entry, i int) (Chunk, error)
+	// Chunks, if not nil, is Chunk for many chunks at once, with fewer reads. It
+	// calls found with the number of each chunk in ids and its place, from several
+	// goroutines at once.
+	Chunks func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error
+	// Value returns the bytes of a value in a codec of package value, whatever
+	// the format's own encoding is. Nil: values are stored in such a codec, and
+	// Chunk returns their place.
+	Value func(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error)
+	// Check, if not nil, is called by Verify for each file of Files. It must call
+	// FileCheck.Scan, and then reports what is wrong with the file, such as records
+	// whose checksum does not match. It returns how many bytes of tensors and
+	// values in the file have no checksum. Nil: all bytes of all files.
+	Check func(ctx context.Context, f *FileCheck) (unsummed int64, err error)
+	// CheckFiles, if not nil, is Checkpoint.CheckFiles.
+	CheckFiles func(ctx context.Context) error
+	// Changed, if not nil, reports whether the checkpoint was replaced since it was
+	// opened. Watch sets it.
+	Changed func(ctx context.Context) bool
+
+	records []string // that hold data and keep their names when they are replaced; set by Watch
+}
+
+// Index is a description that is read on demand. Its methods are those of
+// storage.Checkpoint.
+type Index interface {
+	Storage() meta.Storage
+	Metadata(ctx context.Context) (*meta.Metadata, error)
+	Find(ctx context.Context, fqn string) (*meta.Entry, bool, error)
+	Close() error
+}
+
+// inMemory is the index of a source that has its description in memory.
+type inMemory struct{ md *meta.Metadata }
+
+func (x inMemory) Storage() meta.Storage { return x.md.Storage }
+
+func (x inMemory) Metadata(ctx context.Context) (*meta.Metadata, error) {
+	return x.md, context.Cause(ctx)
+}
+
+func (x inMemory) Find(ctx context.Context, fqn string) (*meta.Entry, bool, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, false, err
+	}
+	if m, ok := x.md.FindMissing(fqn); ok {
+		return nil, false, fmt.Errorf("%q: %w", fqn, m.Err)
+	}
+	e, ok := x.md.Find(fqn)
+	return e, ok, nil
+}
+
+func (x inMemory) Close() error { return nil }
+
+// ChunkID is chunk N of the tensor of an entry, or the value of an entry.
+type ChunkID struct {
+	Entry *meta.Entry
+	N     int
+}
+
+// Loc returns the location that the metadata has for the chunk or value.
+func (id ChunkID) Loc() *meta.Location {
+	if id.Entry.Bytes != nil {
+		return &id.Entry.Bytes.Loc
+	}
+	return &id.Entry.Tensor.Locs[id.N]
+}
+
+// elements returns the sizes and the dtype of the chunk. A value is a chunk of
+// bytes.
+func (id ChunkID) elements() ([]int64, tensor.DType) {
+	if b := id.Entry.Bytes; b != nil {
+		return []int64{b.Size}, tensor.Uint8
+	}
+	return id.Entry.Tensor.Chunks[id.N].Sizes, id.Entry.Tensor.DType
+}
+
+// Chunk is the place of the elements of one chunk: a Region of a file, or a Maker
+// that computes them. Exactly one is set.
+type Chunk struct {
+	Region *Region
+	Maker  Maker
+}
+
+// Region is a strided view of a part of a file.
+type Region struct {
+	File string
+	// Offset is the offset of the first element in the file, in bytes, and End the
+	// end of the bytes of the chunk. Bytes beyond End are not read.
+	Offset, End int64
+	// DType is the type of the stored elements. If it differs from the entry's,
+	// they are converted.
+	DType tensor.DType
+	// Strides are the distances between neighbours in each dimension, in
+	// elements, not negative. Nil: the chunk is contiguous, the last dimension
+	// fastest.
+	Strides []int64
+	// Resolve, if not nil, replaces stored elements, one after the other in p, by
+	// the elements that they stand for: PyTorch stores a conjugate without
+	// computing it. It is called from several goroutines at once.
+	Resolve func(p []byte)
+	// Sum, if not nil, is the record that the region lies in. See Checkpoint for
+	// when it is compared.
+	Sum *Sum
+	// Tiles, if not nil, are the tiles of the chunk. Reads are rounded out to whole
+	// tiles, and each tile is checked before its elements are used. The chunk is
+	// contiguous, and Resolve and Sum are nil.
+	Tiles Tiles
+}
+
+// Tiles divide the bytes of a contiguous chunk into tiles, each with a checksum.
+type Tiles interface {
+	// Cover returns spans of whole tiles that hold all elements of a box of the
+	// chunk, no tile twice. A span has at most about most bytes. If the rows of a
+	// span are at most gap bytes apart, it also has the tiles between them.
+	Cover(box tensor.Box, most, gap int64) []Span
+	// Verifier returns a new verifier of the bytes of a span.
+	Verifier(s *Span) Verifier
+	// Fill copies the elements of box that are in p, the bytes of a span, to dst,
+	// which has the shape of box, and converts them to its dtype.
+	Fill(dst *tensor.Tensor, box tensor.Box, s *Span, p []byte) error
+}
+
+// Span is a rectangle of whole tiles that is read at once: rows of the same width.
+type Span struct {
+	// Offset is the offset of the first byte in the chunk, Width the bytes of a
+	// row, Rows the number of rows and Pitch the distance between them.
+	Offset, Width, Rows, Pitch int64
+	// Bytes is the size of the tiles that hold elements of the box.
+	Bytes int64
+	// At is the offset of the span in the elements of the box in row-major order,
+	// if both are one run of bytes, and negative otherwise.
+	At int64
+}
+
+// Verifier compares the bytes of a span with the checksums of its tiles.
+type Verifier interface {
+	// Step takes the next bytes of the span.
+	Step(p []byte)
+	// Match reports whether the bytes of all steps have the right checksums.
+	Match() bool
+}
+
+// Maker makes the elements of a chunk that is stored in another form, such as
+// compressed or quantised.
+type Maker interface {
+	// Make fills dst, which has the shape of box and any dtype, with the elements
+	// of a box of the chunk, relative to it. It returns how many bytes it read
+	// from files. It takes no more than about budget bytes of memory, as far as
+	// the stored form allows.
+	Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (read int64, err error)
+}
+
+// Cutter is a Maker that can make parts of its chunk in parallel, at no more
+// cost than the whole.
+type Cutter interface {
+	Maker
+	// Cut cuts a box of the chunk, relative to it, into parts that take about
+	// budget bytes of memory each.
+	Cut(box tensor.Box, budget int64) []tensor.Box
+}
+
+// Join returns a source of everything in a and b. They have no name and no file in
+// common. The storage of the result is that of a.
+func Join(a, b *Source) *Source {
+	md := *a.Metadata
+	md.Entries = slices.Concat(a.Metadata.Entries, b.Metadata.Entries)
+	slices.SortFunc(md.Entries, func(x, y meta.Entry) int { return strings.Compare(x.FQN, y.FQN) })
+	names, files := map[string]bool{}, map[string]bool{}
+	for i := range b.Metadata.Entries {
+		names[b.Metadata.Entries[i].FQN] = true
+	}
+	for _, f := range b.Files {
+		files[f.Name] = true
+	}
+	of := func(e *meta.Entry) *Source {
+		if names[e.FQN] {
+			return b
+		}
+		return a
+	}
+	out := *a
+	out.Metadata, out.Files = &md, slices.Concat(a.Files, b.Files)
+	out.Chunk = func(ctx context.Context, e *meta.Entry, i int) (Chunk, error) { return of(e).Chunk(ctx, e, i) }
+	out.Chunks = func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error {
+		for _, s := range []*Source{a, b} {
+			var own []ChunkID
+			var numbers []int // in ids
+			for n, id := range ids {
+				if of(id.Entry) == s {
+					own, numbers = append(own, id), append(numbers, n)
+				}
+			}
+			if err := s.chunks(ctx, own, o, func(k int, c Chunk) error { return found(numbers[k], c) }); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	out.Value = func(ctx context.Context, e *meta.Entry) (string, []byte, error) { return of(e).Value(ctx, e) }
+	out.Check = func(ctx context.Context, f *FileCheck) (int64, error) {
+		if files[f.File.Name] {
+			return b.Check(ctx, f)
+		}
+		return a.Check(ctx, f)
+	}
+	return &out
+}
+
+// chunks returns the places of many chunks.
+func (s *Source) chunks(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error {
+	if s.Chunks != nil && len(ids) > 1 {
+		return s.Chunks(ctx, ids, o, found)
+	}
+	for n, id := range ids {
+		c, err := s.Chunk(ctx, id.Entry, id.N)
+		if err != nil {
+			return fmt.Errorf("%q: %w", id.Entry.FQN, err)
+		}
+		if err := found(n, c); err != nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
+}

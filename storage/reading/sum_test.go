@@ -1,0 +1,217 @@
+package reading
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"strings"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// piece is a range of a file.
+type piece struct{ begin, end int64 }
+
+// drawPieces cuts a record into pieces that together are the whole of it, some of
+// them overlapping, in any order.
+func drawPieces(t *rapid.T, offset int64, n int) []piece {
+	var out []piece
+	for at := 0; at < n; {
+		next := rapid.IntRange(at+1, n).Draw(t, "end")
+		from := rapid.IntRange(max(0, at-5), at).Draw(t, "begin")
+		out = append(out, piece{offset + int64(from), offset + int64(next)})
+		at = next
+	}
+	return rapid.Permutation(out).Draw(t, "order")
+}
+
+// However a record is read, the damage of a byte is noticed by the last read that
+// it takes to cover it, and by none before; and a record that is whole is
+// forgotten.
+func TestSumsOfPiecesInAnyOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		data := rapid.SliceOfN(rapid.Byte(), 30, 200).Draw(t, "file")
+		begin := rapid.IntRange(0, 10).Draw(t, "record")
+		end := rapid.IntRange(begin+1, len(data)).Draw(t, "end of the record")
+		sum := &Sum{Record: "r", Offset: int64(begin), End: int64(end), CRC: crc32.ChecksumIEEE(data[begin:end])}
+		bad := rapid.Bool().Draw(t, "damaged")
+		if bad {
+			data[rapid.IntRange(begin, end-1).Draw(t, "damage")] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
+		}
+		s := newSums()
+		left := map[int64]bool{}
+		for i := begin; i < end; i++ {
+			left[int64(i)] = true
+		}
+		for _, p := range drawPieces(t, int64(begin), end-begin) {
+			for i := p.begin; i < p.end; i++ {
+				delete(left, i)
+			}
+			err := s.see("f", sum, p.begin, data[p.begin:p.end], nil)
+			switch {
+			case bad && len(left) == 0:
+				if !errors.Is(err, storage.ErrCorrupt) {
+					t.Fatalf("see %v, all of it seen = %v; want %v", p, err, storage.ErrCorrupt)
+				}
+			case err != nil:
+				t.Fatalf("see %v, %d bytes left = %v", p, len(left), err)
+			case len(left) == 0 && !bad:
+				return // what comes after is a new read
+			}
+		}
+	})
+}
+
+func TestSumsForgetWhatIsWhole(t *testing.T) {
+	s, data := newSums(), noise(1000)
+	sum := &Sum{Offset: 0, End: 1000, CRC: crc32.ChecksumIEEE(data)}
+	for range 3 {
+		for _, p := range []piece{{500, 1000}, {0, 500}} {
+			if err := s.see("f", sum, p.begin, data[p.begin:p.end], nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(s.records) != 0 || s.recent.Len() != 0 || s.spans != 0 {
+			t.Fatalf("%d records, %d recent ones, %d spans; want none", len(s.records), s.recent.Len(), s.spans)
+		}
+	}
+}
+
+// A second reader, which saw the rest of a damaged record, is told as well.
+func TestSumsTellEverybodyOfDamage(t *testing.T) {
+	s, data := newSums(), noise(1000)
+	sum := &Sum{Offset: 0, End: 1000, CRC: crc32.ChecksumIEEE(data) ^ 1}
+	for range 2 { // both readers see the first half
+		if err := s.see("f", sum, 0, data[:500], nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := s.see("f", sum, 500, data[500:], nil); !errors.Is(err, storage.ErrCorrupt) {
+			t.Errorf("see = %v; want %v", err, storage.ErrCorrupt)
+		}
+	}
+}
+
+func TestSumsAreBounded(t *testing.T) {
+	s, data := newSums(), noise(1000)
+	s.limit, s.each = 10, 4
+	sum := &Sum{Offset: 0, End: 1000, CRC: 1}
+	for i := range int64(100) { // single bytes of one record
+		if err := s.see("many", sum, 2*i, data[2*i:2*i+1], nil); err != nil {
+			t.Fatal(err)
+		}
+		if s.spans > s.each {
+			t.Fatalf("%d spans of one record; want at most %d", s.spans, s.each)
+		}
+	}
+	for i := range 100 { // one byte of many records, and again and again of one
+		for _, name := range []string{"kept", fmt.Sprint(i)} {
+			if err := s.see(name, sum, 0, data[:1], nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s.spans > s.limit || len(s.records) > s.limit {
+			t.Fatalf("%d spans of %d records; want at most %d", s.spans, len(s.records), s.limit)
+		}
+	}
+	if s.records[recordID{"kept", *sum}] == nil || s.records[recordID{"99", *sum}] == nil || s.records[recordID{"1", *sum}] != nil {
+		t.Error("the records that were read last are not those that are kept")
+	}
+}
+
+// Readers of the same bytes at the same time do not get in each other's way.
+func TestSumsOfSeveralReaders(t *testing.T) {
+	s, data := newSums(), noise(64<<10)
+	sum := &Sum{Offset: 0, End: int64(len(data)), CRC: crc32.ChecksumIEEE(data)}
+	var wg sync.WaitGroup
+	for step := range 8 {
+		wg.Go(func() {
+			n := 100 + 37*step
+			for at := 0; at < len(data); at += n {
+				if err := s.see("f", sum, int64(at), data[at:min(at+n, len(data))], nil); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// checkedTensor is a tensor of a record with a checksum, and its bytes.
+func checkedTensor(t testing.TB, shape, strides []int64, resolve func([]byte)) (*Checkpoint, func()) {
+	data := noise(int(shape[0]*shape[1])*4 + 100)
+	end := int64(len(data) - 50)
+	sum := &Sum{Record: "data/7", Offset: 50, End: end, CRC: crc32.ChecksumIEEE(data[50:end])}
+	ck, store := one(t, tensor.Float32, shape, Region{Offset: 50, End: end, DType: tensor.Float32, Strides: strides, Resolve: resolve, Sum: sum}, data)
+	return ck, func() {
+		data[len(data)/2] ^= 4
+		put(t, store, "data", data)
+	}
+}
+
+// readBoxes reads boxes of the tensor x, each by a reader of its own.
+func readBoxes(t testing.TB, ck *Checkpoint, shape []int64, d tensor.DType, boxes ...tensor.Box) error {
+	for _, b := range boxes {
+		var p plan.LoadPlan
+		want(&p, "x", tensor.Whole(shape), b)
+		g := newTarget(t)
+		g.fill(&p, d)
+		if _, err := read(t, ck, &p, g, storage.ReadOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestReadsNoticeDamage(t *testing.T) {
+	shape := []int64{100, 5400}
+	rows := func(n int64) (out []tensor.Box) {
+		for at := int64(0); at < shape[0]; at += n {
+			out = append([]tensor.Box{box([]int64{at, 0}, []int64{min(n, shape[0]-at), shape[1]})}, out...)
+		}
+		return out
+	}
+	columns := []tensor.Box{box([]int64{0, 0}, []int64{100, 2400}), box([]int64{0, 2400}, []int64{100, 3000})}
+	for claim, c := range map[string]struct {
+		to      tensor.DType
+		strides []int64
+		resolve func([]byte)
+		boxes   []tensor.Box
+		found   bool
+	}{
+		"the whole, into its place":   {tensor.Float32, nil, nil, rows(100), true},
+		"the whole, converted":        {tensor.Float64, nil, nil, rows(100), true},
+		"the whole, transposed":       {tensor.Float32, []int64{1, 100}, nil, rows(100), true},
+		"the whole, resolved":         {tensor.Float32, nil, func(p []byte) { clear(p) }, rows(100), true},
+		"many rows, the last first":   {tensor.Float32, nil, nil, rows(7), true},
+		"large parts, the last first": {tensor.Float32, nil, nil, rows(25), true},
+		"columns that are all":        {tensor.Float32, nil, nil, columns, true},
+		"some columns":                {tensor.Float32, nil, nil, columns[:1], false},
+		"some rows":                   {tensor.Float32, nil, nil, rows(50)[:1], false},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			ck, damage := checkedTensor(t, shape, c.strides, c.resolve)
+			if err := readBoxes(t, ck, shape, c.to, c.boxes...); err != nil {
+				t.Fatalf("before the damage: ReadData = %v", err)
+			}
+			ck.sums = newSums() // of the columns, whose first ones were seen
+			damage()
+			err := readBoxes(t, ck, shape, c.to, c.boxes...)
+			if errors.Is(err, storage.ErrCorrupt) != c.found {
+				t.Fatalf("ReadData = %v; want damage: %v", err, c.found)
+			}
+			for _, word := range []string{`"x"`, `"data/7"`, " of data "} {
+				if c.found && !strings.Contains(err.Error(), word) {
+					t.Errorf("%v does not say %s", err, word)
+				}
+			}
+		})
+	}
+}
