@@ -20,29 +20,29 @@ type Side struct {
 	Metadata *meta.Metadata
 }
 
-// The ways in which one name of two checkpoints compares.
+// The results of comparing one name in two checkpoints.
 const (
-	// StatusIdentical is of tensors with the same dtype, shape and bits, and of
-	// objects with equal values.
+	// StatusIdentical means that tensors have the same dtype, shape and bits, or
+	// that objects have equal values.
 	StatusIdentical = "identical"
-	// StatusClose is of tensors that are equal by the rules of the comparison
-	// though their bits or, if that is allowed, their dtypes differ.
+	// StatusClose means that tensors are equal by the rules of the comparison
+	// although their bits or, if that is allowed, their dtypes differ.
 	StatusClose = "close"
-	// StatusMatching is the status of names whose kinds, dtypes and shapes are equal,
-	// if values are not compared.
+	// StatusMatching means that kinds, dtypes and shapes are equal, if values are
+	// not compared.
 	StatusMatching = "matching"
-	// StatusDifferent is of everything else that both checkpoints have.
+	// StatusDifferent means that both checkpoints have the name and differ.
 	StatusDifferent = "different"
-	// StatusMissing is of what only the first checkpoint has, StatusExtra of
-	// what only the second has.
+	// StatusMissing means that only the first checkpoint has the name,
+	// StatusExtra that only the second has it.
 	StatusMissing = "missing"
 	StatusExtra   = "extra"
 )
 
-// Aspect is something in which a name differs.
+// Aspect is a property in which a name can differ.
 type Aspect string
 
-// The aspects. Values are not compared where kinds or shapes differ.
+// The aspects. Values are not compared if kinds or shapes differ.
 const (
 	AspectKind   Aspect = "kind"
 	AspectDType  Aspect = "dtype"
@@ -50,51 +50,50 @@ const (
 	AspectValues Aspect = "values"
 )
 
-// Compared is what came out of the comparison of one name.
+// Compared is the result for one name.
 type Compared struct {
 	FQN string `json:"fqn"`
-	// Renamed is the name in the first checkpoint where that is another one.
+	// Renamed is the name in the first checkpoint, if it differs.
 	Renamed string `json:"renamed,omitempty"`
 	Status  string `json:"status"`
-	// Differs lists in what it differs, and nothing that the options allow for.
+	// Differs lists the aspects that differ and that the options do not ignore.
 	Differs []Aspect `json:"differs,omitempty"`
 	// A and B describe the name in the first and in the second checkpoint. Nil:
-	// it is not there.
+	// the name is not in that checkpoint.
 	A *Item `json:"a,omitempty"`
 	B *Item `json:"b,omitempty"`
-	// Where says where in an object the first difference is, in Python's words.
-	// Empty: all of it differs.
+	// Where is the position of the first difference in an object, in Python's
+	// notation. Empty: the whole object differs.
 	Where string `json:"where,omitempty"`
-	// Values is about the elements of tensors that were compared and are not
+	// Values describes the elements of tensors that were compared and are not
 	// identical.
 	Values *ValueDifference `json:"values,omitempty"`
 }
 
-// Equal reports whether no difference was found in what was compared.
+// Equal reports whether no difference was found.
 func (c *Compared) Equal() bool { return isEqual(c.Status) }
 
 func isEqual(status string) bool {
 	return status == StatusIdentical || status == StatusClose || status == StatusMatching
 }
 
-// ValueDifference says how the elements of two tensors differ.
+// ValueDifference describes how the elements of two tensors differ.
 type ValueDifference struct {
 	Elements int64 `json:"elements"`
 	// Differing counts the elements that are not equal by the rules of the
-	// comparison, NaNs those among them of which one is NaN.
+	// comparison. NaNs counts those of them with a NaN on one side.
 	Differing int64 `json:"differing"`
 	NaNs      int64 `json:"nans"`
-	// MaxAbs is the largest |a-b| of all elements, MaxRel the largest |a-b|/|b| of
-	// those of which b is not zero. Pairs with a NaN count for neither; an infinity
-	// and another number differ by an infinity.
+	// MaxAbs is the largest |a-b|, MaxRel the largest |a-b|/|b| for b other than
+	// zero. Pairs with a NaN do not count; an infinity and another number differ
+	// by an infinity.
 	MaxAbs Number `json:"max_abs"`
 	MaxRel Number `json:"max_rel"`
-	// First is the first differing element. Nil: there is none.
+	// First is the first differing element. Nil: no element differs.
 	First *FirstDifference `json:"first,omitempty"`
 }
 
-// FirstDifference is an element and what it is on both sides, as ElementFormat
-// prints it.
+// FirstDifference is an element on both sides, as printed by ElementFormat.
 type FirstDifference struct {
 	Index []int64 `json:"index"`
 	A     string  `json:"a"`
@@ -103,10 +102,11 @@ type FirstDifference struct {
 
 // Comparison is the result of Compare.
 type Comparison struct {
-	// Equal says whether the checkpoints are equal. Nil: no difference was found,
-	// and values were not compared, or not all of them.
+	// Equal reports whether the checkpoints are equal. Nil: no difference was
+	// found, but not all values were compared.
 	Equal *bool `json:"equal"`
-	// Names counts all names of both sides, and the others how they compare.
+	// Names counts all names of both sides. The following fields count them by
+	// result.
 	Names     int64 `json:"names"`
 	Identical int64 `json:"identical"`
 	Close     int64 `json:"close"`
@@ -114,60 +114,60 @@ type Comparison struct {
 	Different int64 `json:"different"`
 	Missing   int64 `json:"missing"`
 	Extra     int64 `json:"extra"`
-	// Compared counts the names that were looked at: all, unless the comparison
+	// Compared counts the names that were compared: all, unless the comparison
 	// stopped early.
 	Compared int64 `json:"compared"`
-	// MaxAbs and MaxRel are the largest of all tensors. None: no tensor's
-	// elements differ at all, or none were compared.
+	// MaxAbs and MaxRel are the largest of all tensors. NaN if no elements differ
+	// or none were compared.
 	MaxAbs Number `json:"max_abs"`
 	MaxRel Number `json:"max_rel"`
-	// Items are the names that are different, missing or extra, or all of them,
-	// in the order of the names, and Omitted counts those that a limit left out.
+	// Items are the names that are different, missing or extra, or all names, in
+	// order. Omitted counts the names beyond the limit.
 	Items   []Compared `json:"items"`
 	Omitted int64      `json:"omitted"`
-	// Unread lists objects that refer to tensors that could not be compared.
+	// Unread lists objects with references to tensors that could not be compared.
 	Unread []Unread `json:"unread"`
 }
 
 // Differences returns the number of names that are not equal.
 func (c *Comparison) Differences() int64 { return c.Different + c.Missing + c.Extra }
 
-// CompareOptions change how checkpoints are compared. Nil means the defaults.
+// CompareOptions are the options of Compare. Nil means the defaults.
 type CompareOptions struct {
-	// Rtol and Atol are tolerances as numpy.allclose has them: elements are equal
-	// where |a-b| <= Atol + Rtol·|b|. Infinities are only equal to themselves. Zero:
-	// elements have to be equal, as numbers: the two zeros are.
+	// Rtol and Atol are tolerances as in numpy.allclose: elements are equal if
+	// |a-b| <= Atol + Rtol·|b|. An infinity equals only itself. Zero: elements
+	// must be equal as numbers, so 0 equals -0.
 	Rtol, Atol float64
-	// Exact compares bits, so that zeros of different signs and NaNs of different
-	// payloads differ, and uses no tolerance. Tensors of different dtypes are
-	// compared as numbers all the same.
+	// Exact compares bits, so that zeros with different signs and NaNs with
+	// different payloads differ, without tolerance. Tensors of different dtypes
+	// are still compared as numbers.
 	Exact bool
-	// NaNDiffers lets a NaN differ from a NaN. Otherwise all NaNs are equal. With
-	// Exact it has no meaning.
+	// NaNDiffers makes a NaN differ from a NaN. Otherwise all NaNs are equal. It
+	// has no effect with Exact.
 	NaNDiffers bool
 	// IgnoreDType lets tensors of different dtypes be equal.
 	IgnoreDType bool
-	// DescriptionsOnly leaves values unread: names, kinds, dtypes and shapes are
-	// compared, and of objects nothing but that they are there.
+	// DescriptionsOnly compares names, kinds, dtypes and shapes and reads no
+	// values. Objects are equal if both exist.
 	DescriptionsOnly bool
-	// Keep selects names, those of the first checkpoint. What one that is left
-	// out is called in the second is left out there too. Nil: all.
+	// Keep selects names of the first checkpoint. A name that it drops is also
+	// dropped, as renamed, from the second. Nil: all.
 	Keep func(fqn string) bool
-	// KeepExtra selects names that only the second checkpoint has. Nil: Keep
-	// does.
+	// KeepExtra selects names that only the second checkpoint has. Nil: Keep is
+	// used.
 	KeepExtra func(fqn string) bool
-	// Rename returns the name that a name of the first checkpoint has in the
-	// second. No two may become one. Nil: the same.
+	// Rename returns the name in the second checkpoint for a name of the first.
+	// It must not map two names to one. Nil: the same name.
 	Rename func(fqn string) string
 	// All lists equal names too.
 	All bool
 	// Limit bounds the names that are listed. Zero: no limit.
 	Limit int
-	// StopAfter ends the comparison after so many names that are not equal: the
-	// first ones by name, whatever Parallel is. Zero: after all names.
+	// StopAfter ends the comparison after this number of names that are not
+	// equal: the first ones in order, whatever Parallel is. Zero: no limit.
 	StopAfter int
-	// BufferBytes, Parallel, Total and Progress are as in StatsOptions. Bytes of
-	// both sides count.
+	// BufferBytes, Parallel, Total and Progress are as in StatsOptions. They
+	// count bytes of both sides.
 	BufferBytes int64
 	Parallel    int
 	Total       func(bytes int64)
@@ -197,14 +197,13 @@ func (o *CompareOptions) withDefaults() CompareOptions {
 	return out
 }
 
-// Compare compares two checkpoints name by name, in bounded memory: names,
-// kinds, dtypes and shapes first, then the values of what both have. Tensors that
-// an object refers to are compared by their names, or as part of the object if
-// they are not compared by name. Tensors are
-// compared as numbers, of different dtypes too: integers exactly, everything
-// else in float64. Objects are compared as EqualValues does, whatever their
-// codecs; bytes in a codec that is not known here as bytes. That checkpoints
-// differ is no error.
+// Compare compares two checkpoints name by name in bounded memory: first names,
+// kinds, dtypes and shapes, then the values of names in both. A tensor that an
+// object refers to is compared by its name, or as part of the object if its name
+// is not compared. Tensors are compared as numbers, also across dtypes: integers
+// exactly, everything else in float64. Objects are compared like in EqualValues,
+// whatever their codecs; if a codec is unknown, their bytes are compared. A
+// difference is not an error.
 func Compare(ctx context.Context, a, b Side, opts *CompareOptions) (*Comparison, error) {
 	c := &comparer{a: a, b: b, opts: opts.withDefaults()}
 	if bad := c.opts.Rtol < 0 || c.opts.Atol < 0 || math.IsNaN(c.opts.Rtol+c.opts.Atol); bad {
@@ -222,7 +221,7 @@ func Compare(ctx context.Context, a, b Side, opts *CompareOptions) (*Comparison,
 	return c.comparison(), nil
 }
 
-// pair brings the names of both sides together, in their order.
+// pair pairs the names of both sides, in order.
 func (c *comparer) pair() error {
 	byName := map[string]*pairItem{}
 	leftOut := map[string]bool{}
@@ -260,8 +259,8 @@ func (c *comparer) pair() error {
 	return nil
 }
 
-// coverInside leaves out tensors inside of an object that only one side has by
-// name. The objects are then compared with their tensors.
+// coverInside drops tensors inside an object if only one side has them by name.
+// The objects are then compared with their tensors.
 func (c *comparer) coverInside(byName map[string]*pairItem) {
 	a, b := c.a.Metadata.Inside(), c.b.Metadata.Inside()
 	both := func(name string) bool {
@@ -285,7 +284,7 @@ func fqnOf(e *meta.Entry) string {
 	return e.FQN
 }
 
-// comparison collects the results of the names that were compared.
+// comparison collects the results of all compared names.
 func (c *comparer) comparison() *Comparison {
 	none := Number(math.NaN())
 	out := &Comparison{Names: int64(len(c.items)), MaxAbs: none, MaxRel: none, Items: []Compared{}}
@@ -323,7 +322,7 @@ func (c *Comparison) count(r *Compared) {
 	}
 }
 
-// larger returns the larger number, or the one that there is.
+// larger returns the larger number. A NaN does not count.
 func larger(a, b Number) Number {
 	if a.None() || b > a {
 		return b
@@ -336,9 +335,9 @@ type comparer struct {
 	a, b  Side
 	opts  CompareOptions
 	items []*pairItem // by name
-	// byName are the same items.
+	// byName has the same items.
 	byName map[string]*pairItem
-	// differences counts the names that are known not to be equal.
+	// differences counts the names that are already known to differ.
 	differences atomic.Int64
 
 	mu     sync.Mutex
@@ -348,26 +347,26 @@ type comparer struct {
 // pairItem is one name of two checkpoints.
 type pairItem struct {
 	fqn     string
-	a, b    *meta.Entry // nil: not there
+	a, b    *meta.Entry // nil: not in that checkpoint
 	differs []Aspect
-	cast    bool // of two tensors: their dtypes are not the same
+	cast    bool // the dtypes of two tensors differ
 	unread  bool // values are not compared
-	// Of two tensors whose elements are compared:
+	// For two tensors whose elements are compared:
 	elements int64
 	slab     int64
-	// done says that nothing is left to be read.
+	// done is set when nothing is left to read.
 	done atomic.Bool
 
 	mu     sync.Mutex
 	left   int64        // slabs; guarded by mu
 	values elementTally // guarded by mu
 
-	// Of two objects that differ: where, and what they are.
+	// For two objects that differ: the position, and both values.
 	where string
 	shown [2]struct{ kind, repr string }
 }
 
-// describe compares what the descriptions say and decides what has to be read.
+// describe compares the descriptions and decides what must be read.
 func (p *pairItem) describe(o *CompareOptions) error {
 	p.values, p.unread = newElementTally(), o.DescriptionsOnly
 	switch {
@@ -409,7 +408,8 @@ func (p *pairItem) cut(o *CompareOptions) error {
 	return nil
 }
 
-// toRead returns the bytes that are read if nothing stops the comparison.
+// toRead returns the number of bytes that are read if the comparison does not
+// stop early.
 func (c *comparer) toRead() int64 {
 	var n int64
 	for _, p := range c.items {
@@ -420,8 +420,8 @@ func (c *comparer) toRead() int64 {
 	return n
 }
 
-// jobs yields the work in the order of the names. It ends early, between two
-// names, once there are enough differences: those before are then all compared.
+// jobs yields the work in the order of the names. If there are enough
+// differences, it ends between two names, so that all earlier names are compared.
 func (c *comparer) jobs() iter.Seq[job] {
 	return func(yield func(job) bool) {
 		for i, p := range c.items {
@@ -451,7 +451,7 @@ func (c *comparer) enough() bool {
 	return c.opts.StopAfter > 0 && c.differences.Load() >= int64(c.opts.StopAfter)
 }
 
-// finish ends a name of which everything was read.
+// finish completes a name whose content was read.
 func (c *comparer) finish(p *pairItem) {
 	if !isEqual(p.status()) {
 		c.differences.Add(1)
@@ -459,7 +459,7 @@ func (c *comparer) finish(p *pairItem) {
 	p.done.Store(true)
 }
 
-// status says how a finished name compares.
+// status returns the result for a finished name.
 func (p *pairItem) status() string {
 	switch {
 	case p.b == nil:
@@ -488,7 +488,7 @@ func (p *pairItem) result() Compared {
 	return out
 }
 
-// sideItem describes one side, with what was read of an object that differs.
+// sideItem describes one side, including the value of an object that differs.
 func (p *pairItem) sideItem(e *meta.Entry, side int) *Item {
 	if e == nil {
 		return nil
@@ -500,14 +500,14 @@ func (p *pairItem) sideItem(e *meta.Entry, side int) *Item {
 	return &it
 }
 
-// elementTally sums up how elements differ.
+// elementTally accumulates the differences of elements.
 type elementTally struct {
-	same      bool // not a bit differs
+	same      bool // all bits are equal
 	differing int64
 	nans      int64
 	maxAbs    float64
 	maxRel    float64
-	first     int64 // in row-major order, if any differ
+	first     int64 // index in row-major order, if any differ
 	a, b      string
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// pairNumbers compares blocks of elements. It holds memory: it is for one
-// goroutine.
+// pairNumbers compares blocks of elements. It has buffers, so only one goroutine
+// may use it.
 type pairNumbers struct {
 	floats   [2][]float64
 	ints     [2][]int64
@@ -21,8 +21,8 @@ type pairNumbers struct {
 	complex  [2][]complex128
 }
 
-// compare compares two blocks of equally many elements. The index of the first
-// difference counts within the block.
+// compare compares two blocks with the same number of elements. The index of the
+// first difference is relative to the block.
 func (n *pairNumbers) compare(x, y tensor.DType, p, q []byte, o *CompareOptions) (elementTally, error) {
 	t := newElementTally()
 	r := rule{o.Rtol, o.Atol, o.NaNDiffers}
@@ -38,7 +38,7 @@ func (n *pairNumbers) compare(x, y tensor.DType, p, q []byte, o *CompareOptions)
 	return t, nil
 }
 
-// numbers compares elements as numbers of the least kind that holds both.
+// numbers compares elements as numbers of the smallest kind that holds both.
 func (n *pairNumbers) numbers(x, y tensor.DType, p, q []byte, r rule, t *elementTally) error {
 	switch {
 	case x.IsComplex() || y.IsComplex():
@@ -72,7 +72,7 @@ func (n *pairNumbers) numbers(x, y tensor.DType, p, q []byte, r rule, t *element
 // whole reports whether elements of d are compared as integers: a bool is 0 or 1.
 func whole(d tensor.DType) bool { return d.IsInteger() || d == tensor.Bool }
 
-// unsigned reports whether they are never negative.
+// unsigned reports whether elements of d are never negative.
 func unsigned(d tensor.DType) bool { return d >= tensor.Uint64 && d <= tensor.Bool }
 
 // both returns two blocks as values of one type.
@@ -94,20 +94,20 @@ func (n *pairNumbers) room() []int64 {
 	return n.ints[0]
 }
 
-// rule says when two numbers are equal.
+// rule defines when two numbers are equal.
 type rule struct {
 	rtol, atol float64
 	nanDiffers bool
 }
 
-// add counts the i-th elements, which are not equal: they differ by d, and b is
-// the magnitude that this is relative to. NaNs are not for it.
+// add counts the pair of elements i, which are not equal: they differ by d,
+// relative to the magnitude b. Neither is NaN.
 func (t *elementTally) add(i int, d, b float64, r rule) {
 	t.maxAbs = max(t.maxAbs, d)
 	if b != 0 {
 		rel := d / b
 		if math.IsInf(d, 0) {
-			rel = d // whatever b is
+			rel = d // for any b
 		}
 		t.maxRel = max(t.maxRel, rel)
 	}
@@ -121,8 +121,8 @@ func (t *elementTally) differ(i int) {
 	t.first = min(t.first, int64(i))
 }
 
-// compareFloats keeps what it counts out of t, for the sake of speed, and leaves
-// to it what is not finite.
+// compareFloats counts in local variables for speed. It leaves elements that are
+// not finite to t.
 func compareFloats(x, y []float64, r rule, t *elementTally) {
 	maxAbs, maxRel := t.maxAbs, t.maxRel
 	differing, first := int64(0), -1
@@ -156,7 +156,7 @@ func compareFloats(x, y []float64, r rule, t *elementTally) {
 	}
 }
 
-// odd counts the i-th elements, of which one is not finite.
+// odd counts the pair of elements i, one of which is not finite.
 func (t *elementTally) odd(i int, a, b, d float64, r rule) {
 	if d != d {
 		t.nan(i, a != a && b != b, r)
@@ -165,7 +165,7 @@ func (t *elementTally) odd(i int, a, b, d float64, r rule) {
 	t.add(i, d, math.Abs(b), r)
 }
 
-// nan counts the i-th elements, of which one or both are NaN.
+// nan counts the pair of elements i, one or both of which are NaN.
 func (t *elementTally) nan(i int, both bool, r rule) {
 	if both && !r.nanDiffers {
 		return
@@ -232,7 +232,7 @@ func compareComplex(x, y []complex128, r rule, t *elementTally) {
 	}
 }
 
-// minus is a-b for numbers of which both may be the same infinity.
+// minus returns a-b, and 0 for equal infinities.
 func minus(a, b float64) float64 {
 	if a == b {
 		return 0
@@ -240,8 +240,8 @@ func minus(a, b float64) float64 {
 	return a - b
 }
 
-// differingBits counts elements of so many bytes that are not the same, and
-// returns the first of them.
+// differingBits counts the elements of size bytes that differ and returns the
+// index of the first.
 func differingBits(p, q []byte, size int) (n, first int64) {
 	first = math.MaxInt64
 	for i := 0; i < len(p); i += size {
@@ -253,15 +253,14 @@ func differingBits(p, q []byte, size int) (n, first int64) {
 	return n, first
 }
 
-// compareWorker is what one worker keeps between slabs.
+// compareWorker is the state of one worker.
 type compareWorker struct {
 	*comparer
-	each int64 // bytes of a side's buffer
+	each int64 // size of the buffer of a side
 	x, y []byte
 	nums pairNumbers
 }
 
-// compareJob does one job.
 func compareJob(ctx context.Context, w *compareWorker, j job) error {
 	p := w.items[j.item]
 	if p.a.Tensor == nil {
@@ -291,8 +290,8 @@ func (w *compareWorker) objects(ctx context.Context, p *pairItem) error {
 	return nil
 }
 
-// compareDecoded compares values whose bytes differ. If a codec is unknown, they
-// are different.
+// compareDecoded compares values whose bytes differ. They are different if a
+// codec is unknown.
 func (w *compareWorker) compareDecoded(ctx context.Context, p *pairItem, codec string, x []byte, otherCodec string, y []byte) error {
 	u, err := value.Decode(codec, x)
 	var v any
@@ -323,7 +322,7 @@ func (w *compareWorker) compareDecoded(ctx context.Context, p *pairItem, codec s
 	return nil
 }
 
-// withTensors returns an object of a side with those tensors inside that are not
+// withTensors returns an object of a side with those tensors that are not
 // compared by name.
 func (w *compareWorker) withTensors(ctx context.Context, p *pairItem, s *Side, v any, rename func(string) string) (any, error) {
 	v, unread, err := s.resolve(ctx, v, func(fqn string) (string, bool) {
@@ -362,8 +361,7 @@ func (w *compareWorker) slab(ctx context.Context, p *pairItem, j job) error {
 	return w.settle(p, &sum)
 }
 
-// part compares the elements in the buffers, of which the first has the number
-// at.
+// part compares the elements in the buffers. The first one has the index at.
 func (w *compareWorker) part(x, y tensor.DType, at int64, sum *elementTally) error {
 	a, b := w.x, w.y
 	for len(a) > 0 {
@@ -386,8 +384,8 @@ func (w *compareWorker) part(x, y tensor.DType, at int64, sum *elementTally) err
 	return nil
 }
 
-// locate turns the place of the first difference in a block into one in the
-// tensor, and prints its elements if that is of use.
+// locate converts the index of the first difference from the block to the tensor,
+// and prints its elements if show is set.
 func (t *elementTally) locate(x, y tensor.DType, p, q []byte, at int64, show bool) {
 	if show {
 		t.a, t.b = elementText(x, p, t.first), elementText(y, q, t.first)
@@ -395,13 +393,13 @@ func (t *elementTally) locate(x, y tensor.DType, p, q []byte, at int64, show boo
 	t.first += at
 }
 
-// elementText prints the i-th element in p.
+// elementText prints element i of p.
 func elementText(d tensor.DType, p []byte, i int64) string {
 	size := int64(d.Size())
 	return string(ElementFormat(d)(nil, p[i*size:(i+1)*size]))
 }
 
-// settle adds what a slab gave, and ends the name if it was the last.
+// settle adds the result of a slab, and finishes the name after the last slab.
 func (w *compareWorker) settle(p *pairItem, sum *elementTally) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,24 +21,24 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Digest says what the content of one name is, whatever way it was cut into
-// chunks and files.
+// Digest identifies the content of a name, independent of its chunks and files.
 type Digest struct {
 	Kind  string  `json:"kind"`
 	DType string  `json:"dtype,omitempty"`
 	Shape []int64 `json:"shape,omitzero"`
-	// Type and Repr describe an object in Python's words: of the repr the first
-	// 400 characters. Of an object in a codec that is not known here, Type is
-	// that codec and Repr is empty.
+	// Type and Repr describe an object in Python's notation. Repr has the first
+	// 400 characters. If the codec of an object is unknown, Type is that codec
+	// and Repr is empty.
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`
-	// NumBytes and SHA256 are of a tensor's contiguous little-endian bytes, the
-	// last dimension fastest, or of an object's encoded bytes.
+	// NumBytes and SHA256 are those of a tensor's contiguous little-endian bytes,
+	// the last dimension fastest, or of an object's encoded bytes.
 	NumBytes int64  `json:"nbytes"`
 	SHA256   string `json:"sha256"`
 }
 
-// Content is a checkpoint whose bytes can be read. A *cairn.Checkpoint is one.
+// Content is a checkpoint whose bytes can be read. *cairn.Checkpoint implements
+// it.
 type Content interface {
 	ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error
 	// ReadEntries reads whole tensors, tensor i into dst[i].
@@ -46,16 +46,16 @@ type Content interface {
 	ReadBytes(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error)
 }
 
-// DigestOptions change how digests are computed. Nil means the defaults.
+// DigestOptions are the options of Digests. Nil means the defaults.
 type DigestOptions struct {
-	// BufferBytes bounds the memory for the bytes of tensors, which is never
-	// less than one element. Zero: 256 MiB.
+	// BufferBytes bounds the memory for the bytes of tensors, except that one
+	// element always fits. Zero: 256 MiB.
 	BufferBytes int64
 	// Parallel is the number of names that are read at the same time. Zero: 2,
 	// or one for each processor if there are more.
 	Parallel int
-	// Progress, if not nil, is told of the bytes that were read, out of the
-	// entries' own. It is called from several goroutines at once.
+	// Progress, if not nil, is called with the number of bytes that were read. It
+	// must be safe for concurrent use.
 	Progress func(bytes int64)
 }
 
@@ -77,8 +77,8 @@ func (o *DigestOptions) withDefaults() DigestOptions {
 	return out
 }
 
-// Digests returns the digest of each entry by its name. It holds no more than
-// parts of tensors in memory.
+// Digests returns the digest of each entry by name. It never holds a whole large
+// tensor in memory.
 func Digests(ctx context.Context, src Content, entries []*meta.Entry, opts *DigestOptions) (map[string]Digest, error) {
 	o := opts.withDefaults()
 	d := &digester{src: src, opts: o, budget: semaphore.NewWeighted(o.BufferBytes)}
@@ -101,9 +101,9 @@ func Digests(ctx context.Context, src Content, entries []*meta.Entry, opts *Dige
 	return byName, nil
 }
 
-// Combine folds digests into one: the SHA-256, in hexadecimal, of a line for
-// each name in order, of name, kind, dtype, shape and digest. Equal states have
-// equal ones however they are sharded.
+// Combine returns one digest for all: the SHA-256, in hexadecimal, of one line
+// for each name in order, with name, kind, dtype, shape and digest. Equal states
+// have equal digests, however they are sharded.
 func Combine(digests map[string]Digest) string {
 	h := sha256.New()
 	var line []byte
@@ -123,14 +123,14 @@ type digester struct {
 }
 
 const (
-	// smallBytes is the size up to which tensors are read together: each by
-	// itself costs more than its bytes.
+	// smallBytes is the size up to which tensors are read together, because a
+	// read of its own would cost more than the bytes.
 	smallBytes = 64 << 10
-	// maxTogether is how many are read together at most.
+	// maxTogether is the largest number of tensors that are read together.
 	maxTogether = 4096
 )
 
-// small returns how many of the first entries are tensors that are read together.
+// small returns how many of the first entries are small tensors.
 func (d *digester) small(entries []*meta.Entry) int {
 	room := min(minSlab, d.opts.BufferBytes)
 	for i, e := range entries {
@@ -146,7 +146,7 @@ func (d *digester) small(entries []*meta.Entry) int {
 	return len(entries)
 }
 
-// entries computes the digests of entries: of a single one, or of small tensors.
+// entries computes the digests of a single entry or of several small tensors.
 func (d *digester) entries(ctx context.Context, entries []*meta.Entry, out []Digest) (err error) {
 	e := entries[0]
 	switch {
@@ -220,11 +220,11 @@ func (d *digester) object(ctx context.Context, e *meta.Entry) (Digest, error) {
 	return out, nil
 }
 
-// digestRepr is how many characters of an object's repr a digest shows.
+// digestRepr is the length of the repr in a digest, in characters.
 const digestRepr = 400
 
-// reprHead returns the beginning of an object's repr, without a sign that it was
-// cut: the SHA-256 is there to tell long objects apart.
+// reprHead returns the beginning of an object's repr, without an ellipsis: the
+// SHA-256 identifies long objects.
 func reprHead(v any) string {
 	r := []rune(Repr(v, digestRepr*utf8.UTFMax))
 	return string(r[:min(len(r), digestRepr)])
@@ -256,14 +256,14 @@ func (d *digester) tensor(ctx context.Context, e *meta.Entry) (Digest, error) {
 const (
 	minSlab = 4 << 20
 	maxSlab = 64 << 20
-	// chunkSlab is the part of a slab for each chunk of the tensor. Chunks cut
-	// across the rows give a slab only some bytes each, and are read by whole
-	// checksummed blocks of about a quarter of this.
+	// chunkSlab is the part of a slab for each chunk of the tensor. If chunks cut
+	// across the rows, each contributes only a few bytes to a slab but is read in
+	// whole checksummed blocks of about a quarter of this size.
 	chunkSlab = 4 << 20
 )
 
-// slabBytes returns how much of a tensor is read at once, never less than one
-// element.
+// slabBytes returns the number of bytes of a tensor that are read at once, at
+// least one element.
 func (d *digester) slabBytes(t *meta.Tensor) int64 {
 	want := min(max(minSlab, chunkSlab*int64(len(t.Chunks))), maxSlab)
 	return max(min(want, d.opts.BufferBytes), int64(t.DType.Size()))

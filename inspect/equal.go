@@ -12,20 +12,21 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// EqualValues reports whether two values that value.Decode returned are equal,
-// and where not, the way to the first difference as Python would write it:
-// "['betas'][1]", or nothing where the values themselves differ.
+// EqualValues reports whether two values that value.Decode returned are equal. If
+// not, where is the position of the first difference in Python's notation, such
+// as "['betas'][1]", or "" if the values themselves differ.
 //
-// Values of different types are different, True and 1 and 1.0 too, but all kinds
-// of dicts with the same keys and values are equal; two ordered ones if the order
-// is the same too. A NaN equals a NaN. Tensors are equal if they have the same
-// dtype, shape and bits, references to tensors if they are to the same name.
+// Values of different types are different, including True, 1 and 1.0. All kinds
+// of dicts with the same keys and values are equal; two ordered dicts must also
+// have the same order. A NaN equals a NaN. Tensors are equal if they have the
+// same dtype, shape and bits, and references to tensors if they have the same
+// name.
 func EqualValues(a, b any) (equal bool, where string) {
 	at, ok := valuesDiffer(a, b)
 	return !ok, at
 }
 
-// valuesDiffer is EqualValues the other way round.
+// valuesDiffer is the negation of EqualValues.
 func valuesDiffer(a, b any) (at string, differ bool) {
 	switch x := a.(type) {
 	case float64:
@@ -51,7 +52,7 @@ func valuesDiffer(a, b any) (at string, differ bool) {
 
 func sameFloat(x, y float64) bool { return x == y || math.IsNaN(x) && math.IsNaN(y) }
 
-// containersDiffer is valuesDiffer for values that hold others.
+// containersDiffer is valuesDiffer for containers.
 func containersDiffer(a, b any) (at string, differ bool) {
 	if x, ordered, ok := dictPairs(a); ok {
 		y, both, ok := dictPairs(b)
@@ -94,7 +95,7 @@ func listsDiffer(x, y []any) (at string, differ bool) {
 	return "", false
 }
 
-// objectsDiffer compares everything that makes an object what it is.
+// objectsDiffer compares all parts of two objects.
 func objectsDiffer(x, y *value.Object) (at string, differ bool) {
 	if x.QualifiedName() != y.QualifiedName() || x.Call != y.Call {
 		return "", true
@@ -116,8 +117,8 @@ func objectsDiffer(x, y *value.Object) (at string, differ bool) {
 	return "", false
 }
 
-// dictPairs returns the pairs of a dict of either kind, those of a map in the
-// order of its keys.
+// dictPairs returns the pairs of either kind of dict. Those of a map are sorted
+// by key.
 func dictPairs(v any) (pairs []value.Pair, ordered, ok bool) {
 	switch v := v.(type) {
 	case *value.Dict:
@@ -142,8 +143,7 @@ func asKeys(items []any) []value.Pair {
 	return out
 }
 
-// pairsDiffer compares dicts. The first difference is the first in the order of
-// the pairs of x.
+// pairsDiffer compares dicts. It reports the first difference in the order of x.
 func pairsDiffer(x, y []value.Pair, ordered bool) (at string, differ bool) {
 	if len(x) != len(y) {
 		return "", true
@@ -164,7 +164,7 @@ func pairsDiffer(x, y []value.Pair, ordered bool) (at string, differ bool) {
 	return "", false
 }
 
-// keyText returns a text that equal keys have and no others.
+// keyText returns a text that is equal exactly for equal keys.
 func keyText(k any) string {
 	if s, ok := k.(string); ok {
 		return "s" + s

@@ -9,22 +9,22 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// Filter selects names by globs, and remembers which of them matched. It is not
-// safe for concurrent use.
+// Filter selects names by globs and records which globs matched. It is not safe
+// for concurrent use.
 type Filter struct {
 	in, out []*usedGlob
 }
 
-// usedGlob is a glob that remembers whether it ever matched.
+// usedGlob is a glob that records whether it ever matched.
 type usedGlob struct {
 	text  string
 	match func(name string) bool
 	used  bool
 }
 
-// NewFilter returns a filter that keeps the names that one of the globs in
-// selected matches, or all where there are none, unless one in excluded matches
-// too. The error wraps ErrPattern.
+// NewFilter returns a filter that keeps the names that match a glob in selected,
+// or all names if there are none, and that match no glob in excluded. The error
+// wraps ErrPattern.
 func NewFilter(selected, excluded []string) (*Filter, error) {
 	in, err := usedGlobs(selected)
 	if err != nil {
@@ -55,8 +55,8 @@ func (f *Filter) Keep(name string) bool {
 	return !matchAny(f.out, name) && in
 }
 
-// matchAny reports whether one of the globs matches. All are asked, so that each
-// knows whether it is of use.
+// matchAny reports whether a glob matches. It tries all of them to record which
+// ones match.
 func matchAny(globs []*usedGlob, name string) bool {
 	found := false
 	for _, g := range globs {
@@ -67,8 +67,8 @@ func matchAny(globs []*usedGlob, name string) bool {
 	return found
 }
 
-// Check returns an error that wraps plan.ErrMissing if a glob matched none of the
-// names that Keep was asked about: most likely it is mistyped.
+// Check returns an error that wraps plan.ErrMissing if a glob matched no name
+// that was passed to Keep: it is probably mistyped.
 func (f *Filter) Check() error {
 	for _, globs := range [][]*usedGlob{f.in, f.out} {
 		for _, g := range globs {
@@ -80,14 +80,14 @@ func (f *Filter) Check() error {
 	return nil
 }
 
-// ErrPattern reports a glob that cannot be understood.
+// ErrPattern reports a malformed glob.
 var ErrPattern = errors.New("malformed pattern")
 
 // Glob returns a function that matches whole names against a pattern: a star
-// stands for any characters, dots too, a question mark for one, and [ab-d] or
-// [!ab-d] for one of a set. A backslash takes the next character as it is. A
+// matches any characters including dots, a question mark matches one character,
+// and [ab-d] or [!ab-d] one of a set. A backslash escapes the next character. A
 // pattern without any of these matches a name and everything below it, at a dot;
-// the empty one matches no name. The error wraps ErrPattern.
+// the empty pattern matches no name. The error wraps ErrPattern.
 func Glob(pattern string) (func(name string) bool, error) {
 	if pattern != "" && !strings.ContainsAny(pattern, `*?[\`) {
 		return func(name string) bool { return Below(name, pattern) }, nil

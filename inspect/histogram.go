@@ -4,18 +4,18 @@ import "math"
 
 // The scales of a histogram.
 const (
-	// ScaleLinear is of buckets of equal width between the lowest and the
-	// highest finite element.
+	// ScaleLinear has buckets of equal width between the lowest and the highest
+	// finite element.
 	ScaleLinear = "linear"
-	// ScaleLog2 is of buckets of the magnitudes, each as many powers of two
-	// wide as the others.
+	// ScaleLog2 has buckets of magnitudes, all with the same number of powers of
+	// two.
 	ScaleLog2 = "log2"
 )
 
-// Histogram counts finite elements by their size. Bucket i holds those from
-// Edges[i] on to below Edges[i+1]; the last one of a linear scale also holds
-// those that equal its upper edge. Elements that are all the same are in one
-// bucket of no width. On the scale log2 zeros are in no bucket.
+// Histogram counts finite elements by value. Bucket i counts elements x with
+// Edges[i] <= x < Edges[i+1]; the last bucket of a linear scale includes its
+// upper edge. If all elements are equal, there is one bucket of width zero. Zeros
+// are in no bucket of the log2 scale.
 type Histogram struct {
 	Scale  string   `json:"scale"`
 	Edges  []Number `json:"edges"`
@@ -26,7 +26,7 @@ type Histogram struct {
 type linear struct {
 	edges  []float64
 	counts []int64
-	// The bucket of x is that of (x·half − low)·scale, give or take a rounding.
+	// The bucket of x is (x·half − low)·scale, except for rounding.
 	half, low, scale float64
 }
 
@@ -46,13 +46,13 @@ func newLinear(lo, hi float64, n int) *linear {
 	}
 	l.edges[n] = hi
 	l.scale = float64(n) / (hi*l.half - l.low)
-	if math.IsInf(l.scale, 0) { // so narrow that the edges themselves must tell
+	if math.IsInf(l.scale, 0) { // so narrow that edges must be compared
 		l.scale = 0
 	}
 	return l
 }
 
-// empty returns the same buckets with nothing in them.
+// empty returns the same buckets with zero counts.
 func (l *linear) empty() *linear {
 	out := *l
 	out.counts = make([]int64, len(l.counts))
@@ -65,7 +65,7 @@ func (l *linear) add(o *linear) {
 	}
 }
 
-// bucket returns where a finite number between the outer edges belongs.
+// bucket returns the bucket of a finite number between the outer edges.
 func (l *linear) bucket(x float64) int {
 	last := len(l.counts) - 1
 	i := min(int((x*l.half-l.low)*l.scale), last)
@@ -109,12 +109,12 @@ func (l *linear) histogram() *Histogram {
 }
 
 const (
-	// lowestPower is that of the smallest float64.
+	// lowestPower is the power of the smallest float64.
 	lowestPower = -1074
 	powers      = 1024 - lowestPower
 )
 
-// octaves counts elements by the power of two that their magnitude begins with.
+// octaves counts elements by the power of two of their magnitude.
 type octaves [powers]int64
 
 // count counts n elements x, if x is finite and not zero.
@@ -143,7 +143,7 @@ func (o *octaves) add(p *octaves) {
 	}
 }
 
-// histogram returns at most n buckets, or nil where nothing was counted.
+// histogram returns at most n buckets, or nil if nothing was counted.
 func (o *octaves) histogram(n int) *Histogram {
 	lo, hi := 0, powers
 	for lo < hi && o[lo] == 0 {

@@ -23,18 +23,18 @@ type Unread struct {
 	Why string `json:"why"`
 }
 
-// maxInside bounds the bytes of a value, and of all tensors inside of values, that
-// are held in memory at a time.
+// maxInside bounds the bytes in memory: those of a value, and those of all
+// tensors inside values.
 const maxInside = 256 << 20
 
-// insideTensor is a tensor that is stored as part of a value. Its entry is not
-// one of the checkpoint's.
+// insideTensor is a tensor that is stored as part of a value. Its entry does not
+// belong to the checkpoint.
 type insideTensor struct {
 	entry  *meta.Entry
 	tensor *tensor.Tensor
 }
 
-// within is a Content that also has the tensors inside of values.
+// within is a Content that also has the tensors inside values.
 type within struct {
 	Content
 	inside map[*meta.Entry]*tensor.Tensor
@@ -67,14 +67,14 @@ func (w *within) ReadEntries(ctx context.Context, entries []*meta.Entry, dst []*
 	return w.Content.ReadEntries(ctx, others, to)
 }
 
-// insides are the tensors inside of values, by their entries.
+// insides are the tensors inside values, by the entries of the values.
 type insides struct {
 	tensors map[*meta.Entry][]insideTensor
 	unread  []Unread
 }
 
-// lookInside reads the values among entries and returns the tensors inside of
-// them, and the parts that cannot be read. No value is an error.
+// lookInside reads the values among entries. It returns the tensors inside them
+// and the parts that cannot be read.
 func lookInside(ctx context.Context, src Content, entries []*meta.Entry, known func(fqn string) bool, parallel int) (*insides, error) {
 	all := make([]looker, len(entries))
 	var room atomic.Int64
@@ -101,18 +101,18 @@ func lookInside(ctx context.Context, src Content, entries []*meta.Entry, known f
 	return out, nil
 }
 
-// looker collects the tensors inside of one value.
+// looker collects the tensors inside one value.
 type looker struct {
 	fqn     string
 	known   func(fqn string) bool
-	room    *atomic.Int64 // bytes of tensors that may be kept
+	room    *atomic.Int64 // bytes of tensors that may still be kept
 	tensors []insideTensor
 	unread  []Unread
 }
 
 func (l *looker) pass(fqn, why string) { l.unread = append(l.unread, Unread{fqn, why}) }
 
-// value looks at a value.
+// value reads a value.
 func (l *looker) value(ctx context.Context, src Content, e *meta.Entry) error {
 	if e.Bytes.Size > maxInside {
 		l.pass(e.FQN, fmt.Sprintf("a value of %d bytes", e.Bytes.Size))
@@ -126,7 +126,7 @@ func (l *looker) value(ctx context.Context, src Content, e *meta.Entry) error {
 		}
 	}
 	if codec == value.Raw || codec == value.JSON && !bytes.Contains(data, []byte(`{"$`)) {
-		return nil // nothing in it can be a tensor
+		return nil // it cannot contain a tensor
 	}
 	v, err := value.Decode(codec, data)
 	if errors.Is(err, value.ErrCodec) {
@@ -169,7 +169,7 @@ func (l *looker) look(at []string, v any) (any, bool, error) {
 	return nil, false, nil
 }
 
-// keep adds a tensor inside of the value, if there is room.
+// keep adds a tensor if there is room.
 func (l *looker) keep(fqn string, t *tensor.Tensor) {
 	if l.room.Add(-t.NumBytes()) < 0 {
 		l.pass(fqn, fmt.Sprintf("the tensors inside of values have more than %d bytes", int64(maxInside)))
@@ -179,8 +179,8 @@ func (l *looker) keep(fqn string, t *tensor.Tensor) {
 	l.tensors = append(l.tensors, insideTensor{&meta.Entry{FQN: fqn, Tensor: m}, t})
 }
 
-// opaque returns why the elements of a tensor are unknown, if v is an object that
-// stands for such a tensor, and "" otherwise.
+// opaque returns the reason why the elements of a tensor are unknown if o
+// represents such a tensor, and "" otherwise.
 func opaque(o *value.Object) string {
 	if !o.Call {
 		return ""
@@ -196,9 +196,10 @@ func opaque(o *value.Object) string {
 	return ""
 }
 
-// resolve returns a value in which tensors, read from side s, replace references. A
-// reference for which keep returns a name stays a reference, to that name. A
-// reference whose tensor cannot be read stays too, and is in unread.
+// resolve returns a value whose references are replaced by tensors, read from
+// side s. A reference for which keep returns a name remains a reference, to that
+// name. A reference whose tensor cannot be read remains too and is listed in
+// unread.
 func (s *Side) resolve(ctx context.Context, v any, keep func(fqn string) (string, bool)) (_ any, unread []string, err error) {
 	room := int64(maxInside)
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
@@ -225,11 +226,11 @@ func (s *Side) resolve(ctx context.Context, v any, keep func(fqn string) (string
 	return v, unread, err
 }
 
-// errArray reports an array whose elements are unknown.
+// errArray reports an array with unsupported elements.
 var errArray = errors.New("an array with elements of a type that is not known")
 
-// arrayOf returns the elements of an array of numbers, of NumPy or of Python's module
-// array, as a tensor. The tensor is nil if o is something else.
+// arrayOf returns the elements of an array of numbers, of NumPy or of Python's
+// module array, as a tensor. The tensor is nil if o is not an array.
 func arrayOf(o *value.Object) (*tensor.Tensor, error) {
 	switch {
 	case !o.Call:
@@ -239,7 +240,8 @@ func arrayOf(o *value.Object) (*tensor.Tensor, error) {
 	case o.Module == "array" && o.Name == "array":
 		return pythonElements(o)
 	case o.Module == "array" && o.Name == "_array_reconstructor",
-		// These have no normal form: records, objects, subclasses and masked arrays.
+		// These have no normal form: arrays of records and objects, subclasses
+		// and masked arrays.
 		strings.HasPrefix(o.Module, "numpy.") && (o.Name == "_reconstruct" || o.Name == "_frombuffer" || o.Name == "_mareconstruct"):
 		return nil, errArray
 	}
@@ -248,7 +250,7 @@ func arrayOf(o *value.Object) (*tensor.Tensor, error) {
 
 // npArray is an array as numpy stores it. Strides count elements.
 type npArray struct {
-	dtype          tensor.DType // zero if the elements are texts
+	dtype          tensor.DType // zero if the elements are strings
 	swapped        bool         // whether the elements are big-endian
 	shape, strides []int64
 	data           []byte
@@ -356,8 +358,8 @@ func numpyElements(o *value.Object) (*tensor.Tensor, error) {
 	return tensor.FromStrided(a.dtype, a.shape, a.strides, 0, a.littleEndian(a.data))
 }
 
-// pythonElements returns the elements of an array.array, which is made of the code
-// of its type and a list.
+// pythonElements returns the elements of an array.array, which has a type code
+// and a list as arguments.
 func pythonElements(o *value.Object) (*tensor.Tensor, error) {
 	if len(o.Args) < 2 {
 		return nil, nil // empty

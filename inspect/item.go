@@ -1,8 +1,8 @@
-// Package inspect answers read-only questions about a checkpoint: what is in
-// it, how it is cut, what its bytes and its numbers add up to, and how it differs
-// from another one. It prints nothing, writes nothing and knows no format: it
-// asks a cairn.Checkpoint. The types carry the JSON names that the command line
-// prints and docs/cli.md describes.
+// Package inspect answers read-only questions about a checkpoint: its content,
+// how it is cut, digests and statistics of its tensors, and how it differs from
+// another one. It prints nothing, writes nothing and does not depend on formats:
+// it reads a cairn.Checkpoint. The JSON names of the types are those that the
+// command line prints and docs/cli.md describes.
 package inspect
 
 import (
@@ -22,7 +22,8 @@ import (
 // The kinds of items.
 const (
 	KindTensor = "tensor"
-	// KindObject is everything else: numbers, strings, bytes, lists, maps.
+	// KindObject is the kind of everything else: numbers, strings, bytes, lists,
+	// maps.
 	KindObject = "object"
 )
 
@@ -30,25 +31,23 @@ const (
 type Item struct {
 	FQN  string `json:"fqn"`
 	Kind string `json:"kind"`
-	// DType and Shape are a tensor's. The shape of a 0-d tensor is empty, that
-	// of an object nil.
+	// DType and Shape are those of a tensor. The shape of a 0-d tensor is empty,
+	// that of an object is nil.
 	DType string  `json:"dtype,omitempty"`
 	Shape []int64 `json:"shape,omitzero"`
-	// Type and Repr are an object's, in Python's words, where its bytes are
-	// part of the index, up to MaxRepr. Both are empty where they have to be
-	// read first.
+	// Type and Repr are those of an object, in Python's notation, up to MaxRepr.
+	// Both are empty if the object is not part of the index and was not read.
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`
 	// Problem is the reason why an object could not be read, or "".
 	Problem string `json:"problem,omitempty"`
-	// Codec says how an object is encoded.
+	// Codec is the encoding of an object.
 	Codec string `json:"codec,omitempty"`
-	// Chunks counts the pieces it was saved in, Files the files they lie in:
-	// none for an object that is part of the index.
+	// Chunks counts the chunks it was saved in, and Files their files: zero for
+	// an object that is part of the index.
 	Chunks int `json:"chunks"`
 	Files  int `json:"files"`
-	// NumBytes is the size of the whole tensor, or of the object as it is
-	// stored.
+	// NumBytes is the size of the whole tensor, or of the encoded object.
 	NumBytes int64 `json:"nbytes"`
 }
 
@@ -84,8 +83,7 @@ func (it *Item) Elements() int64 {
 	return n
 }
 
-// Unread reports whether the type and the value of an object have to be read
-// first.
+// Unread reports whether an object must be read to set its type and repr.
 func (it *Item) Unread() bool { return it.Kind == KindObject && it.Type == "" }
 
 func countFiles(locs []meta.Location) int {
@@ -96,8 +94,8 @@ func countFiles(locs []meta.Location) int {
 	return len(seen)
 }
 
-// Select returns the entries that are one of the prefixes or below one, at a
-// dot, in the order of their names. No prefixes select everything.
+// Select returns the entries at or below the prefixes, in order. Below means
+// after a dot. Without prefixes it returns all entries.
 func Select(md *meta.Metadata, prefixes ...string) []*meta.Entry {
 	var out []*meta.Entry
 	for i := range md.Entries {
@@ -109,8 +107,8 @@ func Select(md *meta.Metadata, prefixes ...string) []*meta.Entry {
 	return out
 }
 
-// Below reports whether fqn is prefix or lies below it, at a dot. The empty
-// prefix is above everything.
+// Below reports whether fqn equals prefix or continues it after a dot. Every name
+// is below the empty prefix.
 func Below(fqn, prefix string) bool {
 	rest, ok := strings.CutPrefix(fqn, prefix)
 	return ok && (rest == "" || prefix == "" || rest[0] == '.' || strings.HasSuffix(prefix, "."))
@@ -127,29 +125,29 @@ func Items(entries []*meta.Entry, keep func(fqn string) bool) []Item {
 	return out
 }
 
-// Chunk is one piece of a tensor, or an object, and where its bytes are.
+// Chunk is a chunk of a tensor, or an object, and its location.
 type Chunk struct {
-	// Chunk is the number of the piece within its tensor, from zero.
+	// Chunk is the index of the chunk in its tensor.
 	Chunk int `json:"chunk"`
-	// Offsets and Sizes are the piece's box in the tensor, nil for an object.
+	// Offsets and Sizes are the chunk's box in the tensor, nil for an object.
 	Offsets []int64 `json:"offsets,omitzero"`
 	Sizes   []int64 `json:"sizes,omitzero"`
-	// Inline says that the bytes are part of the index and in no other file.
+	// Inline is set if the bytes are part of the index.
 	Inline bool `json:"inline,omitempty"`
-	// NumBytes is the size of the piece.
+	// NumBytes is the size of the chunk.
 	NumBytes int64 `json:"nbytes"`
-	// File holds the bytes, in the range of Length bytes from Offset on. A format
-	// that wraps or compresses them makes Length differ from NumBytes.
+	// File has the bytes, in the range of Length bytes at Offset. Length differs
+	// from NumBytes if the format wraps or compresses them.
 	File   string `json:"file,omitempty"`
 	Offset int64  `json:"offset"`
 	Length int64  `json:"length"`
-	// Checksums is the number of blocks that have a checksum of their own.
+	// Checksums is the number of blocks with a checksum of their own.
 	Checksums int `json:"n_checksums"`
-	// Key is the piece's key in its file where that is not the name.
+	// Key is the chunk's key in its file, if it differs from the name.
 	Key string `json:"key,omitempty"`
 }
 
-// Chunks returns the pieces of an entry. An object is one piece.
+// Chunks returns the chunks of an entry. An object is one chunk.
 func Chunks(e *meta.Entry) iter.Seq[Chunk] {
 	return func(yield func(Chunk) bool) {
 		if e.Tensor == nil {
@@ -190,7 +188,7 @@ func located(l *meta.Location) Chunk {
 	return c
 }
 
-// nonNil tells the box of a 0-d tensor from none at all.
+// nonNil distinguishes the box of a 0-d tensor from no box.
 func nonNil(v []int64) []int64 {
 	if v == nil {
 		return []int64{}
@@ -198,9 +196,8 @@ func nonNil(v []int64) []int64 {
 	return v
 }
 
-// Number is a float64 that JSON can say whatever it is: an infinity is the text
-// "inf" or "-inf", and NaN, which stands for a number that there is none of, is
-// null.
+// Number is a float64 that can be encoded as JSON: an infinity is the string
+// "inf" or "-inf", and NaN, which means an undefined value, is null.
 type Number float64
 
 // MarshalJSON implements json.Marshaler.
@@ -222,14 +219,14 @@ func infText(f float64) string {
 	return "-inf"
 }
 
-// None reports whether there is no such number.
+// None reports whether the value is undefined.
 func (n Number) None() bool { return math.IsNaN(float64(n)) }
 
-// Nest returns everything below a name, at a dot, as it was nested in the saved
-// state. Maps are map[string]any, lists are []any, and leaf returns the value of an
-// entry. If an entry has no path in the state, the rest of its name is a key.
+// Nest returns everything below a name as it was nested in the saved state. Maps
+// are map[string]any, lists are []any, and leaf returns the value of an entry. If
+// an entry has no path in the state, the rest of its name is one key.
 func Nest(entries []*meta.Entry, name string, leaf func(e *meta.Entry) (any, error)) (any, error) {
-	const root = "root" // so that what is below name may be a list
+	const root = "root" // the top of the tree may be a list
 	s := plan.State{}
 	for _, e := range entries {
 		v, err := leaf(e)
@@ -244,7 +241,7 @@ func Nest(entries []*meta.Entry, name string, leaf func(e *meta.Entry) (any, err
 	return s[root], nil
 }
 
-// pathBelow returns the path of an entry from name on.
+// pathBelow returns the path of an entry below name.
 func pathBelow(e *meta.Entry, name string) meta.Path {
 	if e.Path.FQN() == e.FQN {
 		for i := range e.Path {
@@ -256,18 +253,18 @@ func pathBelow(e *meta.Entry, name string) meta.Path {
 	return meta.Path{meta.Key(strings.TrimPrefix(strings.TrimPrefix(e.FQN, name), "."))}
 }
 
-// StepNames are the names under which training programs keep the step at the top
-// level of a state. StateStep looks for them in this order.
+// StepNames are the usual names of the step at the top level of a training state,
+// in the order in which StateStep tries them.
 var StepNames = []string{"step", "global_step", "iteration"}
 
 // maxStep bounds the encoded value that StateStep reads. PyTorch stores even a
-// number as a file of torch.save, which has more than 1 KiB.
+// number as a file of torch.save of more than 1 KiB.
 const maxStep = 64 << 10
 
-// StateStep returns the step that the state itself holds: the first of StepNames
-// that is an integer of at least zero at the top level, or nil. read returns the
-// encoded bytes of a value and their codec, as cairn.Checkpoint.ReadBytes does; a
-// value that cannot be read does not count.
+// StateStep returns the step in the state: the first of StepNames at the top
+// level that is a non-negative integer, or nil. read returns the encoded bytes of
+// a value and their codec, like cairn.Checkpoint.ReadBytes. Values that cannot be
+// read are ignored.
 func StateStep(ctx context.Context, md *meta.Metadata, read func(context.Context, *meta.Entry) (codec string, data []byte, err error)) *int64 {
 	for _, name := range StepNames {
 		e, ok := md.Find(name)

@@ -5,23 +5,22 @@ import (
 	"slices"
 )
 
-// moments sum up some elements. The fields but the counts are of the finite
-// ones alone, and of no use where n is zero. Products are rounded before they
-// are added (that is what the conversions are for), so that all processors come
-// to the same bits.
+// moments accumulate elements. All fields except the counts cover the finite
+// elements only and are undefined if n is zero. The conversions round products
+// before they are added, so that all processors compute the same bits.
 type moments struct {
 	n        int64 // finite elements
 	mean, m2 float64
-	// scaled says that mean and m2 are of the elements divided by 1<<scaleBits. It is
-	// set only where they would leave the range of float64 otherwise.
+	// scaled means that mean and m2 are those of the elements divided by
+	// 1<<scaleBits. It is set only if they would overflow otherwise.
 	scaled              bool
 	min, max            float64
 	zeros               int64
 	nan, posInf, negInf int64
 }
 
-// merge returns the moments of both: m2 is the sum of squared distances from
-// the mean, which adds up without the cancellation that sums of squares suffer.
+// merge returns the moments of both. m2 is the sum of squared distances from the
+// mean, which adds up without the cancellation of sums of squares.
 func (m moments) merge(o moments) moments {
 	out := moments{
 		n: m.n + o.n, zeros: m.zeros + o.zeros, nan: m.nan + o.nan, posInf: m.posInf + o.posInf, negInf: m.negInf + o.negInf,
@@ -41,7 +40,7 @@ func (m moments) merge(o moments) moments {
 	delta := o.mean - m.mean
 	out.mean = m.mean + float64(delta*part)
 	out.m2 = m.m2 + o.m2 + float64(delta*delta*float64(m.n)*part)
-	if !isFinite(out.m2) && !m.scaled { // so it is if the mean is not
+	if !isFinite(out.m2) && !m.scaled { // it is not finite if the mean is not
 		return m.scale().merge(o.scale())
 	}
 	out.scaled = m.scaled
@@ -49,12 +48,11 @@ func (m moments) merge(o moments) moments {
 	return out
 }
 
-// pairwise merges moments that come one after the other as a balanced tree
-// would, so that rounding errors grow with the logarithm of their number. Its
-// memory does too.
+// pairwise merges a sequence of moments like a balanced tree, so that rounding
+// errors and memory grow with the logarithm of their number.
 type pairwise struct {
 	parts  []moments
-	levels []int // merges that made each part
+	levels []int // number of merges in each part
 }
 
 func (p *pairwise) add(m moments) {
@@ -76,8 +74,8 @@ func (p *pairwise) total() moments {
 	return out
 }
 
-// momentsOf returns the moments of a block. finite is memory for as many
-// elements.
+// momentsOf returns the moments of a block. finite is a buffer of the same
+// length.
 func momentsOf[F float32 | float64](v, finite []F) moments {
 	if len(v) == 0 {
 		return moments{}
@@ -109,19 +107,19 @@ func momentsOf[F float32 | float64](v, finite []F) moments {
 	return out
 }
 
-// finiteMoments returns the moments of elements of which there is at least one.
-// It reports false where it met something that is not finite, or numbers whose
-// squares are too large to be added: then the mean and m2 are of no use.
+// finiteMoments returns the moments of at least one element. It returns false if
+// an element is not finite or if the squares overflow; then the mean and m2 are
+// undefined.
 //
-// One pass is enough: distances are taken from the first element. If that lies
-// far from the others it adds its own distance to the variance, so what cancels
-// out is never more than a factor of the block's length.
+// One pass is enough: distances are taken from the first element. If that is far
+// from the others, it adds its own distance to the variance, so the cancellation
+// is bounded by a factor of the block's length.
 func finiteMoments[F float32 | float64](v []F) (moments, bool) {
 	first := float64(v[0])
 	lo, hi := v[0], v[0]
 	var s0, s1, q0, q1 float64
 	zeros, n := 0, float64(len(v))
-	for ; len(v) >= 2; v = v[2:] { // two by two: additions wait for each other
+	for ; len(v) >= 2; v = v[2:] { // two chains of additions run in parallel
 		a, b := v[0], v[1]
 		if a < lo {
 			lo = a
@@ -159,12 +157,12 @@ func count(b bool) int {
 	return 0
 }
 
-// scaleBits is the power of two that elements are divided by whose squares are
-// too large to be added. No number of elements is too many then, and what
-// becomes zero by it is too small to count beside the others.
+// scaleBits is the power of two by which elements are divided if their squares
+// would overflow. Then no number of elements overflows, and elements that become
+// zero are negligible.
 const scaleBits = 600
 
-// scale returns the same moments, scaled.
+// scale returns the same moments in scaled form.
 func (m moments) scale() moments {
 	if !m.scaled {
 		m.mean, m.m2, m.scaled = math.Ldexp(m.mean, -scaleBits), math.Ldexp(m.m2, -2*scaleBits), true
@@ -172,9 +170,8 @@ func (m moments) scale() moments {
 	return m
 }
 
-// scaledMoments returns the moments of finite elements, scaled, of which
-// finiteMoments found m. It overwrites v. The squares of float32 are never too
-// large.
+// scaledMoments returns the scaled moments of finite elements, given their result
+// m of finiteMoments. It overwrites v. The squares of float32 never overflow.
 func scaledMoments[F float32 | float64](m moments, v []F) moments {
 	for i, x := range v {
 		v[i] = F(math.Ldexp(float64(x), -scaleBits))
@@ -189,7 +186,7 @@ func (m *moments) average() float64 {
 	if !m.scaled {
 		return m.mean
 	}
-	// A rounding error may leave the range of float64 at its very end.
+	// Rounding may overflow at the limit of float64.
 	return min(max(math.Ldexp(m.mean, scaleBits), m.min), m.max)
 }
 
@@ -199,10 +196,10 @@ func (m *moments) std() float64 {
 	if !m.scaled {
 		return out
 	}
-	return min(math.Ldexp(out, scaleBits), math.MaxFloat64) // half the distance from min to max at most
+	return min(math.Ldexp(out, scaleBits), math.MaxFloat64) // at most half the distance from min to max
 }
 
-// norm returns the root of the sum of squares, which alone may be infinite: it
+// norm returns the root of the sum of squares. It may be infinite, because it
 // grows with the number of elements.
 func (m *moments) norm() float64 {
 	out := math.Sqrt(m.m2 + float64(m.mean*m.mean*float64(m.n)))

@@ -395,7 +395,7 @@ var classes = map[string]string{
 	"numpy.dtype": "dtype",
 }
 
-// made adds an object that has nothing but the arguments it was made with.
+// made adds an object that has only the arguments of its call.
 func (r *reprer) made(o *value.Object, name string) {
 	class, known := classes[name]
 	switch a, isArray := npArrayOf(o); {

@@ -13,24 +13,24 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ErrIndex reports an index that cannot be understood, or that does not fit the
-// shape of its tensor.
+// ErrIndex reports an index that is malformed or does not fit the shape of its
+// tensor.
 var ErrIndex = errors.New("bad index")
 
-// Selection is the part of a tensor that an index of Python selects: elements
-// at regular distances in every dimension.
+// Selection is the part of a tensor that a Python index selects: elements at
+// regular distances in every dimension.
 type Selection struct {
 	picks []pick // one for each dimension of the tensor
 }
 
-// pick is what is selected of one dimension: count indexes from start on, step
-// apart. A step below zero runs backwards.
+// pick is the selected part of one dimension: count indexes from start, step
+// apart. A negative step runs backwards.
 type pick struct {
 	start, step, count int64
-	single             bool // an index rather than a slice: the dimension goes
+	single             bool // a single index, which removes the dimension
 }
 
-// SelectAll returns all of a tensor.
+// SelectAll selects a whole tensor.
 func SelectAll(shape []int64) *Selection {
 	s := &Selection{picks: make([]pick, len(shape))}
 	for d, n := range shape {
@@ -39,9 +39,9 @@ func SelectAll(shape []int64) *Selection {
 	return s
 }
 
-// ParseSelection reads an index as Python has them, with or without its
-// brackets: "0:4, ::2, 3", "-1", "..., 0", "::-1". Slices reach as far as there
-// is something, single indexes must be there. The error wraps ErrIndex.
+// ParseSelection parses a Python index, with or without brackets: "0:4, ::2, 3",
+// "-1", "..., 0", "::-1". Slices are clipped to the shape, single indexes must be
+// within it. The error wraps ErrIndex.
 func ParseSelection(text string, shape []int64) (*Selection, error) {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w [%s] of shape %v: %s", ErrIndex, trimBrackets(text), shape, fmt.Sprintf(format, args...))
@@ -54,7 +54,7 @@ func ParseSelection(text string, shape []int64) (*Selection, error) {
 	s := SelectAll(shape)
 	for d, p := range parts {
 		if p == "" {
-			continue // what an ellipsis stands for, or behind the last one
+			continue // covered by an ellipsis, or not named
 		}
 		if s.picks[d], err = parsePick(p, shape[d]); err != nil {
 			return nil, bad("%v", err)
@@ -71,8 +71,7 @@ func trimBrackets(text string) string {
 	return text
 }
 
-// spread returns one part for each dimension, empty ones for all that is not
-// named.
+// spread returns one part for each dimension, "" for those that are not named.
 func spread(parts []string, dims int) ([]string, error) {
 	out := make([]string, 0, dims)
 	ellipsis := false
@@ -98,7 +97,7 @@ func spread(parts []string, dims int) ([]string, error) {
 	return out, nil
 }
 
-// parsePick reads the index or slice of a dimension of n.
+// parsePick parses the index or slice of a dimension of size n.
 func parsePick(text string, n int64) (pick, error) {
 	parts := strings.Split(text, ":")
 	if len(parts) == 1 {
@@ -142,8 +141,8 @@ func parsePick(text string, n int64) (pick, error) {
 	return newPick(start, stop, step), nil
 }
 
-// parseBound reads an end of a slice as an index that is not counted from the
-// end any more, and that lies in the dimension or just beyond.
+// parseBound parses an end of a slice. It returns an index from the start, within
+// the dimension or just beyond it.
 func parseBound(text string, otherwise, n, step int64) (int64, error) {
 	if strings.TrimSpace(text) == "" {
 		return otherwise, nil
@@ -161,8 +160,7 @@ func parseBound(text string, otherwise, n, step int64) (int64, error) {
 	return min(max(i, 0), n), nil
 }
 
-// parseIndex reads a number. One that is beyond all tensors is cut to where it
-// still is.
+// parseIndex parses a number. It limits numbers that are larger than any tensor.
 func parseIndex(text string, otherwise int64) (int64, error) {
 	text = strings.TrimSpace(text)
 	if text == "" {
@@ -184,7 +182,7 @@ func newPick(start, stop, step int64) pick {
 		p.count = (start-stop-1)/-step + 1
 	}
 	if p.count <= 1 {
-		p.step = 1 // there is no next one
+		p.step = 1 // it has no next index
 	}
 	if p.count == 0 {
 		p.start = 0
@@ -192,8 +190,8 @@ func newPick(start, stop, step int64) pick {
 	return p
 }
 
-// Shape returns the shape of what is selected. Single indexes have no dimension
-// in it.
+// Shape returns the shape of the selection. Dimensions with a single index are
+// left out.
 func (s *Selection) Shape() []int64 {
 	out := []int64{}
 	for _, p := range s.picks {
@@ -204,12 +202,13 @@ func (s *Selection) Shape() []int64 {
 	return out
 }
 
-// Single reports whether a single index is selected of a dimension of the tensor,
+// Single reports whether a single index is selected in a dimension of the tensor,
 // which Shape leaves out.
 func (s *Selection) Single(dim int) bool { return s.picks[dim].single }
 
-// Sizes returns how many indexes are selected of each dimension of the tensor.
-// In the index space of a selection, all dimensions of the tensor are there.
+// Sizes returns the number of selected indexes in each dimension of the tensor.
+// It is the shape of the selection's index space, which has all dimensions of the
+// tensor.
 func (s *Selection) Sizes() []int64 {
 	out := make([]int64, len(s.picks))
 	for d, p := range s.picks {
@@ -218,27 +217,27 @@ func (s *Selection) Sizes() []int64 {
 	return out
 }
 
-// Elements returns how many elements are selected.
+// Elements returns the number of selected elements.
 func (s *Selection) Elements() int64 {
 	n, err := tensor.NumElements(s.Sizes())
 	if err != nil {
-		return 0 // not of a valid shape
+		return 0 // not a valid shape
 	}
 	return n
 }
 
 const (
-	// gapBytes is how much between two selected indexes is better skipped than
-	// read. Formats verify about as much at a time.
+	// gapBytes is the size from which a gap between two selected indexes is
+	// skipped rather than read. Formats verify blocks of about this size.
 	gapBytes = 1 << 20
-	// boundBytes is the most that is read at once for what lies apart.
+	// boundBytes is the largest read for elements with gaps.
 	boundBytes = 16 << 20
 )
 
-// Stream reads what is selected of the tensor e, converted to a dtype as
-// tensor.Convert does, and calls fn with its little-endian bytes in row-major
-// order, some whole elements at a time. The bytes are only lent. It holds no
-// more than about 20 MiB.
+// Stream reads the selected part of the tensor e, converts it with tensor.Convert
+// and calls fn with its little-endian bytes in row-major order, some whole
+// elements at a time. The bytes are valid during the call only. It holds about 20
+// MiB at most.
 func (s *Selection) Stream(ctx context.Context, src Content, e *meta.Entry, d tensor.DType, fn func(p []byte) error) error {
 	const part = 4 << 20
 	elements, step := s.Elements(), int64(part/d.Size())
@@ -256,7 +255,7 @@ func (s *Selection) Stream(ctx context.Context, src Content, e *meta.Entry, d te
 	return nil
 }
 
-// readFlat reads the elements [lo, hi) of the row-major order of the selection.
+// readFlat reads the elements [lo, hi) of the selection in row-major order.
 func (s *Selection) readFlat(ctx context.Context, src Content, e *meta.Entry, d tensor.DType, lo, hi int64, p []byte) error {
 	boxes, err := tensor.FlatBoxes(s.Sizes(), lo, hi)
 	if err != nil {
@@ -276,8 +275,9 @@ func (s *Selection) readFlat(ctx context.Context, src Content, e *meta.Entry, d 
 	return nil
 }
 
-// ReadBox reads one box of the selection's index space into dst, which has its
-// shape, any dtype, and is contiguous where the selection runs backwards.
+// ReadBox reads a box of the selection's index space into dst, which has the
+// box's shape and any dtype. dst must be contiguous if the selection runs
+// backwards.
 func (s *Selection) ReadBox(ctx context.Context, src Content, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error {
 	if box.Empty() {
 		return nil
@@ -303,8 +303,8 @@ func (s *Selection) ReadBox(ctx context.Context, src Content, e *meta.Entry, box
 	return nil
 }
 
-// readPicks reads what is selected, all of it forwards. What lies close together
-// is read as one box and taken apart, what does not in two halves.
+// readPicks reads picks with positive steps. It reads them as one box if they are
+// close together, and otherwise in two halves.
 func readPicks(ctx context.Context, src Content, e *meta.Entry, picks []pick, dst *tensor.Tensor) error {
 	box := tensor.Box{Offsets: make([]int64, len(picks)), Sizes: make([]int64, len(picks))}
 	apart := false
@@ -333,8 +333,8 @@ func readPicks(ctx context.Context, src Content, e *meta.Entry, picks []pick, ds
 	return tensor.Copy(dst, bound)
 }
 
-// toHalve returns a dimension in which picks are better read in two parts, or -1
-// where they are close enough to be read at once.
+// toHalve returns a dimension in which the picks should be read in two halves, or
+// -1 if they are close enough to be read at once.
 func toHalve(t *meta.Tensor, picks []pick, box tensor.Box, size int64) int {
 	pitch := int64(t.DType.Size())
 	widest, ratio := -1, int64(1)
@@ -345,7 +345,7 @@ func toHalve(t *meta.Tensor, picks []pick, box tensor.Box, size int64) int {
 		if p.count > 1 && p.step >= ratio {
 			widest, ratio = d, p.step
 		}
-		if pitch < gapBytes { // beyond that, more does not matter
+		if pitch < gapBytes { // larger values make no difference
 			pitch *= max(1, t.Shape[d])
 		}
 	}
@@ -376,7 +376,7 @@ func readHalves(ctx context.Context, src Content, e *meta.Entry, picks []pick, d
 	return nil
 }
 
-// reverse turns a dimension of a contiguous tensor round.
+// reverse reverses a dimension of a contiguous tensor.
 func reverse(t *tensor.Tensor, dim int) error {
 	mem, ok := t.Bytes()
 	if !ok {
@@ -394,7 +394,7 @@ func reverse(t *tensor.Tensor, dim int) error {
 	return nil
 }
 
-// reverseRuns turns round the order of runs of so many bytes.
+// reverseRuns reverses the order of runs of run bytes.
 func reverseRuns(p []byte, run int) {
 	spare := make([]byte, run)
 	for i, j := 0, len(p)-run; i < j; i, j = i+run, j-run {
@@ -404,7 +404,8 @@ func reverseRuns(p []byte, run int) {
 	}
 }
 
-// reverseElements is reverseRuns for single elements, if there is a quick way.
+// reverseElements is a fast version of reverseRuns for elements of common sizes.
+// It returns false for other sizes.
 func reverseElements(p []byte, size int) bool {
 	switch size {
 	case 1:

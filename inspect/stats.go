@@ -11,22 +11,22 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// TensorStats are the statistics of one tensor. Those of numbers are of its
-// finite elements and computed in float64: integers beyond 2^53 count as the
-// closest float64, complex numbers as their magnitude. Where there are no finite
-// elements there are no such numbers. L2 is infinite where it is beyond the range
-// of float64 itself; where squares are too small for it, Std and L2 are zero.
+// TensorStats are the statistics of one tensor. They cover its finite elements
+// and are computed in float64: integers beyond 2^53 count as the closest float64,
+// complex numbers as their magnitude. They are undefined if there are no finite
+// elements. L2 is infinite if it overflows float64; Std and L2 are zero if the
+// squares underflow.
 type TensorStats struct {
 	FQN      string  `json:"fqn"`
 	DType    string  `json:"dtype"`
 	Shape    []int64 `json:"shape"`
 	NumBytes int64   `json:"nbytes"`
 	Numbers
-	// Histogram is nil where none was asked for, or there is nothing to count.
+	// Histogram is nil if it was not requested or there is nothing to count.
 	Histogram *Histogram `json:"histogram,omitempty"`
 }
 
-// Numbers sum up elements.
+// Numbers are statistics of elements.
 type Numbers struct {
 	Elements int64  `json:"elements"`
 	Min      Number `json:"min"`
@@ -62,7 +62,7 @@ func newNumbers(m moments) Numbers {
 	return out
 }
 
-// StatsTotals sum up all tensors as if they were one.
+// StatsTotals treat all tensors as one.
 type StatsTotals struct {
 	Tensors  int64 `json:"tensors"`
 	NumBytes int64 `json:"nbytes"`
@@ -71,41 +71,41 @@ type StatsTotals struct {
 	NonFinite int64 `json:"nonfinite_tensors"`
 }
 
-// StatsReport is what Stats found: a line for each tensor in the order of the
-// entries, and all of them together.
+// StatsReport is the result of Stats: the statistics of each tensor in the order
+// of the entries, and those of all together.
 type StatsReport struct {
 	Tensors []TensorStats `json:"tensors"`
 	Totals  StatsTotals   `json:"totals"`
-	// Unread lists what may hold elements and could not be looked at.
+	// Unread lists names that may hold elements and could not be read.
 	Unread []Unread `json:"unread"`
 }
 
-// StatsOptions change how statistics are computed. Nil means the defaults.
+// StatsOptions are the options of Stats. Nil means the defaults.
 type StatsOptions struct {
-	// Buckets is the number of buckets of the histograms. Zero: none.
+	// Buckets is the number of buckets of the histograms. Zero: no histograms.
 	Buckets int
-	// Log2 makes histograms of magnitudes, of at most Buckets buckets that are
-	// as many whole powers of two wide as each other. Otherwise buckets are of
-	// equal width between the lowest and the highest finite element, which costs
-	// a second pass over tensors of elements of more than two bytes: from memory
-	// where they fit a buffer, from the store where not.
+	// Log2 makes histograms of magnitudes, with at most Buckets buckets that all
+	// span the same number of powers of two. Otherwise buckets have equal width
+	// between the lowest and the highest finite element, which takes a second
+	// pass over tensors whose elements have more than two bytes: from memory if
+	// they fit a buffer, otherwise from the store.
 	Log2 bool
-	// BufferBytes bounds the memory for the bytes of tensors, which is never
-	// less than 256 KiB. Zero: 256 MiB, or 16 MiB for each worker if that is
-	// more. Fewer than 16 MiB for each make workers fewer.
+	// BufferBytes bounds the memory for the bytes of tensors, with a minimum of
+	// 256 KiB. Zero: 256 MiB, or 16 MiB for each worker if that is more. There
+	// are fewer workers if it is less than 16 MiB for each.
 	BufferBytes int64
-	// Parallel is the number of workers, who share large tensors too. Zero: 2,
+	// Parallel is the number of workers, which also share large tensors. Zero: 2,
 	// or one for each processor if there are more.
 	Parallel int
-	// Known reports whether the checkpoint has a tensor of that name, to which an
-	// object among the entries refers. Nil: the tensors are those among the
-	// entries.
+	// Known reports whether the checkpoint has a tensor with a name to which an
+	// object among the entries refers. Nil: only the tensors among the entries
+	// are known.
 	Known func(fqn string) bool
-	// Total, if not nil, is told once, before anything is read, of about how many
-	// bytes Progress will count.
+	// Total, if not nil, is called once before anything is read, with the
+	// approximate number of bytes that Progress will count.
 	Total func(bytes int64)
-	// Progress, if not nil, is told of bytes that were read. It is called from
-	// several goroutines at once.
+	// Progress, if not nil, is called with the number of bytes that were read. It
+	// must be safe for concurrent use.
 	Progress func(bytes int64)
 }
 
@@ -124,11 +124,12 @@ func (o *StatsOptions) withDefaults() StatsOptions {
 	return out
 }
 
-// Stats computes the statistics of the tensors among the entries, and of the tensors
-// and arrays of NumPy and Python that are stored inside of objects among them: these
-// are named after the object and the steps to them. Single numbers do not count. It
-// reads every tensor once, or twice for some histograms, in bounded memory. The results are the same bits whatever the options for memory and
-// parallel work are, and however the tensors were cut and stored.
+// Stats computes the statistics of the tensors among the entries, and of the
+// tensors and arrays of NumPy and Python inside objects among them, which are
+// named after the object and the path in it. Single numbers do not count. It
+// reads every tensor once, or twice for some histograms, in bounded memory. The
+// results have the same bits whatever the options for memory and parallel work
+// are, and however the tensors were cut and stored.
 func Stats(ctx context.Context, src Content, entries []*meta.Entry, opts *StatsOptions) (*StatsReport, error) {
 	s := &statist{opts: opts.withDefaults()}
 	s.n, s.each = workers(s.opts.Parallel, s.opts.BufferBytes)
@@ -165,8 +166,8 @@ func Stats(ctx context.Context, src Content, entries []*meta.Entry, opts *StatsO
 	return s.report(), nil
 }
 
-// namesOf returns known, or if that is nil a function that reports whether a name is
-// that of a tensor among entries.
+// namesOf returns known. If that is nil, it returns a function that looks for
+// tensors among entries.
 func namesOf(entries []*meta.Entry, known func(fqn string) bool) func(fqn string) bool {
 	if known != nil {
 		return known
@@ -204,13 +205,13 @@ func (s *statist) toRead() int64 {
 
 func (s *statist) wantsLinear() bool { return s.opts.Buckets > 0 && !s.opts.Log2 }
 
-// pass sends the workers over all items that are wanted.
+// pass runs the workers over all items that want selects.
 func (s *statist) pass(ctx context.Context, do func(*statsWorker, context.Context, job) error, want func(*statsItem) bool) error {
 	start := func() *statsWorker { return &statsWorker{statist: s} }
 	return sweep(ctx, s.n, s.jobs(want), start, func(ctx context.Context, w *statsWorker, j job) error { return do(w, ctx, j) })
 }
 
-// jobs yields the slabs of all items that are wanted.
+// jobs yields the slabs of all items that want selects.
 func (s *statist) jobs(want func(*statsItem) bool) iter.Seq[job] {
 	return func(yield func(job) bool) {
 		for i, it := range s.items {
@@ -241,7 +242,7 @@ func (s *statist) report() *StatsReport {
 	return out
 }
 
-// statsItem is a tensor on its way through Stats.
+// statsItem is the state of a tensor in Stats.
 type statsItem struct {
 	entry    *meta.Entry
 	elements int64
@@ -252,14 +253,14 @@ type statsItem struct {
 	left    int64           // slabs; guarded by mu
 	sum     pairwise        // of the slabs before next; guarded by mu
 	next    int             // guarded by mu
-	waiting map[int]moments // of slabs behind next; guarded by mu
+	waiting map[int]moments // of later slabs; guarded by mu
 	values  []int64         // guarded by mu; see statsTable
 	octaves *octaves        // guarded by mu
 	linear  *linear         // guarded by mu
 
-	// Once no slab is left:
+	// Set once no slab is left:
 	total  moments
-	second bool // linear has to be filled by a second pass
+	second bool // a second pass must fill linear
 }
 
 func newStatsItem(e *meta.Entry) (*statsItem, error) {
@@ -281,7 +282,7 @@ func newStatsItem(e *meta.Entry) (*statsItem, error) {
 // needsSecond reports whether the first pass left a histogram to be filled.
 func (it *statsItem) needsSecond() bool { return it.second }
 
-// put adds the moments of a slab. They are merged in the order of the slabs,
+// put adds the moments of a slab. It merges them in the order of the slabs,
 // whatever order they arrive in. The caller holds mu.
 func (it *statsItem) put(slab int, m moments) {
 	if it.waiting == nil {
@@ -299,7 +300,7 @@ func (it *statsItem) put(slab int, m moments) {
 	}
 }
 
-// addOctaves takes the counts of a slab. The caller holds mu.
+// addOctaves adds the counts of a slab. The caller holds mu.
 func (it *statsItem) addOctaves(o *octaves) {
 	if it.octaves == nil {
 		it.octaves = new(octaves)
@@ -322,7 +323,7 @@ func (it *statsItem) result(o *StatsOptions) TensorStats {
 	return out
 }
 
-// statsWorker is what one worker keeps between slabs.
+// statsWorker is the state of one worker.
 type statsWorker struct {
 	*statist
 	buf    []byte
@@ -331,7 +332,7 @@ type statsWorker struct {
 	counts []uint32
 }
 
-// pass1 does a slab of the first pass.
+// pass1 processes a slab in the first pass.
 func (w *statsWorker) pass1(ctx context.Context, j job) error {
 	it := w.items[j.item]
 	if it.table {
@@ -359,10 +360,10 @@ func (w *statsWorker) pass1(ctx context.Context, j job) error {
 		it.second = true
 		return nil
 	}
-	return w.blocks.each(it.entry.Tensor.DType, w.buf, linearVisitor{it.linear}) // all of it is still here
+	return w.blocks.each(it.entry.Tensor.DType, w.buf, linearVisitor{it.linear}) // the whole tensor is in the buffer
 }
 
-// tally does a slab of the first pass over a tensor with a table.
+// tally processes a slab of a tensor with a table in the first pass.
 func (w *statsWorker) tally(ctx context.Context, it *statsItem, j job) error {
 	d := it.entry.Tensor.DType
 	n := 1 << (8 * d.Size())
@@ -389,7 +390,7 @@ func (w *statsWorker) tally(ctx context.Context, it *statsItem, j job) error {
 	return it.finish(&w.opts)
 }
 
-// pass2 does a slab of the second pass.
+// pass2 processes a slab in the second pass.
 func (w *statsWorker) pass2(ctx context.Context, j job) error {
 	it := w.items[j.item]
 	mine := linearVisitor{it.linear.empty()}
@@ -402,13 +403,13 @@ func (w *statsWorker) pass2(ctx context.Context, j job) error {
 	return nil
 }
 
-// visit reads a slab and shows it to v in blocks.
+// visit reads a slab and passes it to v in blocks.
 func (w *statsWorker) visit(ctx context.Context, it *statsItem, j job, v visitor) error {
 	return w.parts(ctx, it, j, func(p []byte) error { return w.blocks.each(it.entry.Tensor.DType, p, v) })
 }
 
-// parts reads a slab, in parts of whole blocks that fit the worker's buffer.
-// Where there is one part, it stays in the buffer.
+// parts reads a slab in parts of whole blocks that fit the worker's buffer. A
+// single part remains in the buffer.
 func (w *statsWorker) parts(ctx context.Context, it *statsItem, j job, do func(p []byte) error) error {
 	size := int64(it.entry.Tensor.DType.Size())
 	step := w.each / size / blockElements * blockElements
@@ -426,7 +427,7 @@ func (w *statsWorker) parts(ctx context.Context, it *statsItem, j job, do func(p
 	return nil
 }
 
-// momentVisitor sums up blocks.
+// momentVisitor computes the moments of blocks.
 type momentVisitor struct {
 	sum     pairwise
 	octaves *octaves // nil: not wanted
@@ -467,11 +468,11 @@ type linearVisitor struct{ *linear }
 func (l linearVisitor) narrow(v []float32) { countLinear(l.linear, v) }
 func (l linearVisitor) wide(v []float64)   { countLinear(l.linear, v) }
 
-// Elements of one or two bytes have so few values that it is quickest to count
-// how often each occurs: everything else follows from those counts, without a
-// second pass.
+// Elements of one or two bytes have few values. The fastest way is to count how
+// often each value occurs: all results follow from these counts, without a second
+// pass.
 
-// tableWorth is how many elements a tensor must have for that.
+// tableWorth is the number of elements from which a table is used.
 const tableWorth = 1 << 16
 
 // tally counts the values of elements of one or two bytes in p.
@@ -491,8 +492,8 @@ func tally(d tensor.DType, p []byte, counts []uint32) error {
 	return nil
 }
 
-// tallyBytes counts bytes in two tables: where one value follows itself, the
-// second count would wait for the first.
+// tallyBytes counts bytes in two tables, because repeated increments of one
+// counter would wait for each other.
 func tallyBytes(p []byte, table *[1 << 8]uint32) {
 	var other [1 << 8]uint32
 	for ; len(p) >= 2; p = p[2:] {
@@ -521,8 +522,8 @@ func tableValues(d tensor.DType) ([]float32, error) {
 	return converted(d, bits, make([]float32, n))
 }
 
-// tableMoments returns the moments of elements of which there are counts[i] with
-// the value values[i].
+// tableMoments returns the moments of counts[i] elements with the value
+// values[i], for all i.
 func tableMoments(values []float32, counts []int64) moments {
 	var m moments
 	m.min, m.max = math.Inf(1), math.Inf(-1)
@@ -557,7 +558,7 @@ func tableMoments(values []float32, counts []int64) moments {
 	return m
 }
 
-// finish draws everything from the counts of all slabs. The caller holds mu.
+// finish computes the results from the counts of all slabs. The caller holds mu.
 func (it *statsItem) finish(o *StatsOptions) error {
 	values, err := tableValues(it.entry.Tensor.DType)
 	if err != nil {

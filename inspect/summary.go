@@ -13,8 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Source is a checkpoint whose description can be asked for. A
-// *cairn.Checkpoint is one.
+// Source is a checkpoint that can be described. *cairn.Checkpoint implements it.
 type Source interface {
 	Info() meta.Storage
 	Files() []storage.File
@@ -22,7 +21,7 @@ type Source interface {
 
 // Summary describes a checkpoint as a whole.
 type Summary struct {
-	// Path is where it is, Format the name and version of its format.
+	// Path is its location, Format the name and version of its format.
 	Path   string `json:"path"`
 	Format string `json:"format"`
 	SaveID string `json:"save_id"`
@@ -32,12 +31,12 @@ type Summary struct {
 	WorldSize int               `json:"world_size,omitzero"`
 	Writer    string            `json:"writer"`
 	Tags      map[string]string `json:"tags"`
-	// Notes are what could not be checked about the checkpoint as a whole.
+	// Notes describe what could not be checked about the checkpoint as a whole.
 	Notes  []string `json:"notes,omitempty"`
 	Totals Totals   `json:"totals"`
 	// FileBytes is the size of all files.
 	FileBytes int64 `json:"file_bytes"`
-	// DTypes has a line for each dtype, the one with the most bytes first.
+	// DTypes has totals for each dtype, the one with the most bytes first.
 	DTypes []DTypeTotals `json:"dtypes"`
 	// Files are all files that the commit record names, the index first.
 	Files []File `json:"files"`
@@ -69,7 +68,7 @@ func MissingNames(md *meta.Metadata, prefixes ...string) []Missing {
 	return out
 }
 
-// LostNames returns the entries with data in one of the files, which do not exist.
+// LostNames returns the entries with data in one of the files, which are missing.
 func LostNames(entries []*meta.Entry, files []string) []Missing {
 	if len(files) == 0 {
 		return nil
@@ -97,8 +96,8 @@ func LostNames(entries []*meta.Entry, files []string) []Missing {
 	return out
 }
 
-// Lose notes that files of the checkpoint do not exist, and which names cannot be
-// read because of that.
+// Lose records that files of the checkpoint are missing, and which names cannot
+// be read for that reason.
 func (s *Summary) Lose(md *meta.Metadata, files []string) {
 	for i := range s.Files {
 		if f := &s.Files[i]; slices.Contains(files, f.Name) {
@@ -109,13 +108,13 @@ func (s *Summary) Lose(md *meta.Metadata, files []string) {
 	s.Missing = append(s.Missing, LostNames(Select(md), files)...)
 }
 
-// Totals count what a checkpoint, or a part of one, holds.
+// Totals count the content of a checkpoint or of a part of it.
 type Totals struct {
 	Tensors  int64 `json:"tensors"`
 	Objects  int64 `json:"objects"`
 	Chunks   int64 `json:"chunks"`
 	Elements int64 `json:"elements"`
-	// NumBytes is the sum of the items' own.
+	// NumBytes is the sum of the items' sizes.
 	NumBytes int64 `json:"nbytes"`
 }
 
@@ -146,9 +145,9 @@ type File struct {
 	// CRC32C is the checksum of the whole file, eight hexadecimal digits. Empty:
 	// the format keeps none.
 	CRC32C string `json:"crc32c,omitempty"`
-	// Chunks counts the chunks and objects whose bytes lie in it.
+	// Chunks counts the chunks and objects in the file.
 	Chunks int64 `json:"chunks"`
-	// Missing says that the file does not exist; see Summary.Lose.
+	// Missing is set if the file does not exist; see Summary.Lose.
 	Missing bool `json:"missing,omitempty"`
 }
 
@@ -218,34 +217,35 @@ func sumDTypes(items []Item) []DTypeTotals {
 	return out
 }
 
-// Node is a place in the tree that the dots in the names make: everything below
+// Node is a node of the tree that the dots in the names form: everything below
 // one prefix.
 type Node struct {
-	// Name is the part of the name between two dots, FQN all of it up to here.
+	// Name is the part of the name between two dots, FQN everything up to here.
 	// Both are empty at the root.
 	Name string `json:"name"`
 	FQN  string `json:"fqn"`
-	// Totals count everything here and below, also what depth cut off.
+	// Totals count everything at and below this node, including the levels beyond
+	// depth.
 	Totals Totals `json:"totals"`
-	// Item is what has exactly this name. Nil: nothing has.
+	// Item is the item with exactly this name, or nil.
 	Item *Item `json:"item,omitempty"`
-	// Children are the nodes one dot further, in the order of their names,
+	// Children are the nodes one level below, in the order of their names,
 	// numbers by value.
 	Children []*Node `json:"children,omitempty"`
 
-	byName map[string]*Node // the children
-	end    int              // where the name ends in the names below
+	byName map[string]*Node // children by name
+	end    int              // length of FQN
 	number *uint64          // the name as a number, if it is one
 }
 
-// Tree arranges items that lie below the prefix root (see Below) as a tree of
-// at most depth levels under the node of root. A depth of zero makes that node
-// alone, a negative one all levels. The items are shared, not copied.
+// Tree arranges items below the prefix root (see Below) as a tree of at most
+// depth levels under the node of root. A depth of zero means only that node, a
+// negative depth all levels. The items are shared, not copied.
 func Tree(items []Item, root string, depth int) *Node {
 	root = strings.TrimSuffix(root, ".")
 	top := &Node{Name: root[strings.LastIndexByte(root, '.')+1:], FQN: root, end: len(root)}
 	if root == "" {
-		top.end = -1 // no dot before the first names
+		top.end = -1 // the first names have no dot before them
 	}
 	for i := range items {
 		top.add(&items[i], depth)
@@ -269,7 +269,7 @@ func (n *Node) add(it *Item, depth int) {
 	}
 }
 
-// child returns the child of n in which fqn, a name below n, lies.
+// child returns the child of n that contains fqn, a name below n.
 func (n *Node) child(fqn string) *Node {
 	start, end := n.end+1, len(fqn)
 	if i := strings.IndexByte(fqn[start:], '.'); i >= 0 {

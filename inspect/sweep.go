@@ -13,29 +13,28 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// slabBytes is about how much of a tensor one worker reads at a time. Tests make
-// it smaller.
+// slabBytes is the approximate number of bytes of a tensor that a worker reads at
+// once. Tests make it smaller.
 var slabBytes int64 = 16 << 20
 
 const (
-	// blockElements is how many elements the loops look at together: their
-	// numbers stay in the nearer caches.
+	// blockElements is the number of elements that loops process together, so
+	// that they stay in the CPU caches.
 	blockElements = 8192
-	// minBuffer holds a block of the widest elements on two sides.
+	// minBuffer holds a block of the widest elements for two sides.
 	minBuffer = 2 * blockElements * 16
 )
 
-// job is a slab of one of several tensors: the elements [lo, hi) of its
-// row-major order. An object is one slab without elements.
+// job is a slab of a tensor: the elements [lo, hi) in row-major order. An object
+// is one slab without elements.
 type job struct {
 	item   int
 	slab   int
 	lo, hi int64
 }
 
-// workers returns how many workers the options allow for, and the bytes that
-// each may hold. A tight budget makes workers fewer before it makes reads
-// small.
+// workers returns the number of workers and the bytes that each may hold. A small
+// budget reduces the number of workers before it reduces the size of reads.
 func workers(parallel int, buffer int64) (n int, each int64) {
 	if parallel <= 0 {
 		parallel = max(2, runtime.GOMAXPROCS(0))
@@ -47,8 +46,8 @@ func workers(parallel int, buffer int64) (n int, each int64) {
 	return n, max(minBuffer, min(buffer/int64(n), slabBytes))
 }
 
-// sweep does every job on one of so many workers. Jobs begin in their order.
-// start makes what a worker keeps between its jobs.
+// sweep runs all jobs on n workers. Jobs start in order. start returns the state
+// of a worker.
 func sweep[W any](ctx context.Context, n int, jobs iter.Seq[job], start func() W, do func(context.Context, W, job) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	queue := make(chan job)
@@ -80,10 +79,9 @@ func sweep[W any](ctx context.Context, n int, jobs iter.Seq[job], start func() W
 	return g.Wait()
 }
 
-// slabElements returns how many elements of a tensor make a slab of at most so
-// many bytes: whole rows, or whole matrices, where they fit. It depends on
-// nothing but the shape and the size of an element, so that sums over slabs do
-// not either.
+// slabElements returns the number of elements in a slab of at most the given
+// bytes: whole rows or matrices if they fit. It depends only on the shape and the
+// size of an element, so that sums over slabs do not depend on anything else.
 func slabElements(shape []int64, size, bytes int64) int64 {
 	most := bytes / size
 	row := int64(1)
@@ -93,7 +91,7 @@ func slabElements(shape []int64, size, bytes int64) int64 {
 	return most / row * row
 }
 
-// slabs yields the slabs of one tensor of so many elements.
+// slabs yields the slabs of a tensor.
 func slabs(item int, elements, slab int64) iter.Seq[job] {
 	return func(yield func(job) bool) {
 		for i, lo := 0, int64(0); lo < elements; i, lo = i+1, lo+slab {
@@ -104,8 +102,8 @@ func slabs(item int, elements, slab int64) iter.Seq[job] {
 	}
 }
 
-// readFlat reads the elements [lo, hi) of the row-major order of a tensor into
-// buf, which has room for exactly those.
+// readFlat reads the elements [lo, hi) of a tensor in row-major order into buf,
+// which has exactly their size.
 func readFlat(ctx context.Context, src Content, e *meta.Entry, lo, hi int64, buf []byte) error {
 	boxes, err := tensor.FlatBoxes(e.Tensor.Shape, lo, hi)
 	if err != nil {
@@ -125,7 +123,7 @@ func readFlat(ctx context.Context, src Content, e *meta.Entry, lo, hi int64, buf
 	return nil
 }
 
-// grow returns a buffer of n bytes, buf if that is large enough.
+// grow returns a buffer of n bytes, reusing buf if it is large enough.
 func grow(buf []byte, n int64) []byte {
 	if int64(cap(buf)) < n {
 		return make([]byte, n)
@@ -133,23 +131,22 @@ func grow(buf []byte, n int64) []byte {
 	return buf[:n]
 }
 
-// visitor takes the elements of a tensor a block at a time, as numbers that hold
-// them exactly where there are such. Blocks are only lent.
+// visitor receives the elements of a tensor in blocks of numbers, which are exact
+// if possible. Blocks are valid during the call only.
 type visitor interface {
 	narrow(v []float32)
 	wide(v []float64)
 }
 
-// blocks turns the bytes of tensors into blocks of numbers. It holds memory: it
-// is for one goroutine.
+// blocks turns the bytes of tensors into blocks of numbers. It has buffers, so
+// only one goroutine may use it.
 type blocks struct {
 	narrow []float32
 	wide   []float64
 }
 
-// each hands the elements in p, which is aligned, to v: floats of up to four
-// bytes and integers of up to two as float32, complex numbers as their
-// magnitude.
+// each passes the elements in p, which is aligned, to v: floats of up to four
+// bytes and integers of up to two as float32, complex numbers as their magnitude.
 func (b *blocks) each(d tensor.DType, p []byte, v visitor) error {
 	step := blockElements * d.Size()
 	for len(p) > 0 {
@@ -228,8 +225,8 @@ func (b *blocks) float64s(d tensor.DType, p []byte) ([]float64, error) {
 	return converted(d, p, b.wide)
 }
 
-// converted returns the elements in p as values of another type, in memory that
-// has room for them.
+// converted returns the elements in p as values of another type, in the memory
+// room.
 func converted[E tensor.Element](d tensor.DType, p []byte, room []E) ([]E, error) {
 	src, err := flat(d, p)
 	if err != nil {

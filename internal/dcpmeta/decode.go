@@ -13,17 +13,17 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Decode returns the document in data. What is no such document, names a class
-// that has no place in one, has a chunk without a place, or does not pass
-// meta.Validate is an error that wraps ErrInvalid, and the error of package
-// pickle or meta where it was theirs. Chunks that are there twice are so once in
-// the result, and empty chunks that were not written are left out. The result
-// may keep a part of the memory that decoding took, but not data.
+// Decode returns the document in data. The error wraps ErrInvalid, and the error
+// of package pickle or meta if there is one, if data is not a document, contains
+// an unexpected class, has a chunk without a location, or does not pass
+// meta.Validate. Decode drops duplicate chunks, and empty chunks that were not
+// written. The result may refer to memory of the decoder, but not to data.
 //
-// A name that is no name to meta.CheckFQN, such as the empty one, is an error
-// that wraps errors.ErrUnsupported instead: nothing is wrong with such a document.
+// The error wraps errors.ErrUnsupported instead if a name is not valid for
+// meta.CheckFQN, such as the empty name: PyTorch permits such a document.
 //
-// It takes memory and work in proportion to data, and ends when ctx does.
+// Memory and work are proportional to the size of data. Decode stops if ctx is
+// cancelled.
 func Decode(ctx context.Context, data []byte) (*Document, error) {
 	d, err := decode(ctx, data)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
@@ -58,18 +58,18 @@ type decoder struct {
 	doc       *Document
 	entries   []meta.Entry
 	byName    map[string]int
-	byID      []int32          // entries by the number of their name's string, plus one
-	files     map[string]int32 // one more than the place in fileNames
-	fileIDs   []int32          // the same by the number of the name's string
+	byID      []int32          // by number of the name's string: one more than the entry's index
+	files     map[string]int32 // one more than the index in fileNames
+	fileIDs   []int32          // the same, by number of the name's string
 	fileNames []string
 	details   map[pickle.Cell]*meta.Detail
-	chunks    []map[string]int // by entry: chunks by offset, made when needed
+	chunks    []map[string]int // by entry: chunks by offset, built on demand
 }
 
 func (d *decoder) document() error {
 	class, ok := d.Root.Class()
 	if !ok || class > classHyper {
-		return fmt.Errorf("%s is no Metadata", d.describe(d.Root))
+		return fmt.Errorf("%s is not a Metadata", d.describe(d.Root))
 	}
 	d.doc.Dialect = []Dialect{Torch, HyperOld, Hyper}[class]
 	f, _ := d.Fields(d.Root)
@@ -108,7 +108,7 @@ func (d *decoder) document() error {
 	return nil
 }
 
-// get returns a field, None where it was not set.
+// get returns a field, or None if it is not set.
 func get(fields []pickle.Cell, i int) pickle.Cell {
 	if fields[i] == pickle.Unset {
 		return pickle.Cell(pickle.None)
@@ -118,7 +118,7 @@ func get(fields []pickle.Cell, i int) pickle.Cell {
 
 func isNone(c pickle.Cell) bool { return c.Kind() == pickle.None }
 
-// readEntries reads what the names stand for.
+// readEntries reads the entries.
 func (d *decoder) readEntries(c pickle.Cell) error {
 	pairs, ok := d.Dict(c)
 	if !ok {
@@ -142,7 +142,7 @@ func (d *decoder) readEntries(c pickle.Cell) error {
 				errors.ErrUnsupported, name, len(name), meta.MaxFQN)
 		}
 		if _, ok := d.byName[name]; ok {
-			return fmt.Errorf("%q is there twice", name)
+			return fmt.Errorf("%q occurs twice", name)
 		}
 		e, err := d.entry(name, pairs[i+1])
 		if err != nil {
@@ -171,15 +171,15 @@ func (d *decoder) entry(name string, c pickle.Cell) (meta.Entry, error) {
 	return meta.Entry{}, fmt.Errorf("%s is neither a tensor's metadata nor that of bytes", d.describe(c))
 }
 
-// What parts of a document take in memory, beside their strings.
+// The memory of parts of a document, without their strings.
 const (
 	entryBytes  = 256
 	chunkBytes  = 96
 	stringBytes = 32
 )
 
-// str returns a copy of a string, or false. It counts the string and more bytes
-// of the place that it is for: many places may have the same string.
+// str returns a copy of a string, or false. It charges the string and more bytes
+// for its use, because many places may share a string.
 func (d *decoder) str(c pickle.Cell, more int) (string, bool, error) {
 	b, ok := d.Text(c)
 	if !ok {
@@ -191,7 +191,7 @@ func (d *decoder) str(c pickle.Cell, more int) (string, bool, error) {
 	return string(b), true, nil
 }
 
-// optional returns a string, or nothing for None.
+// optional returns a string, or "" for None.
 func (d *decoder) optional(c pickle.Cell, what string) (string, error) {
 	if isNone(c) {
 		return "", nil
@@ -203,7 +203,7 @@ func (d *decoder) optional(c pickle.Cell, what string) (string, error) {
 	return s, err
 }
 
-// readSave reads what is known about the save as a whole.
+// readSave reads the properties of the whole save.
 func (d *decoder) readSave(c pickle.Cell) error {
 	if isNone(c) {
 		return nil
@@ -243,7 +243,7 @@ func (d *decoder) readOwnSave(c pickle.Cell) error {
 	return nil
 }
 
-// maxRanks bounds the number of ranks of a save. The names of files allow no more.
+// maxRanks bounds the number of ranks of a save, as file names do.
 const maxRanks = 1_000_000_000
 
 // path returns the checkpoint's id: a string, or the text of a path.
@@ -260,7 +260,7 @@ func (d *decoder) path(c pickle.Cell) (string, error) {
 			return s, nil
 		}
 	}
-	return "", fmt.Errorf("checkpoint_id is %s of something else than strings", d.describe(c))
+	return "", fmt.Errorf("checkpoint_id is %s with items that are not strings", d.describe(c))
 }
 
 func (d *decoder) strings(c pickle.Cell, what string) ([]string, error) {
@@ -282,7 +282,7 @@ func (d *decoder) strings(c pickle.Cell, what string) ([]string, error) {
 	return out, nil
 }
 
-// describe says what c is, for messages. It names the class.
+// describe describes c in error messages. It includes the name of the class.
 func (d *decoder) describe(c pickle.Cell) string {
 	if class, ok := c.Class(); ok {
 		return classes[class].Names[0]
@@ -290,7 +290,7 @@ func (d *decoder) describe(c pickle.Cell) string {
 	if module, name, ok := d.Name(c); ok {
 		return fmt.Sprintf("%.100s.%.100s", module, name)
 	}
-	if c.Kind() == pickle.Big { // an int, which is what was wanted
+	if c.Kind() == pickle.Big { // an int, but too large
 		return "a number out of range"
 	}
 	return c.Kind().String()
@@ -311,7 +311,7 @@ func (d *decoder) tensor(c pickle.Cell) (*meta.Tensor, error) {
 	if ints, isInts := d.Ints(get(f, 2)); !ok && (!isInts || len(ints) > 0) {
 		return nil, fmt.Errorf("chunks are %s", d.describe(get(f, 2)))
 	}
-	if err := d.Charge(chunkBytes * len(list)); err != nil { // many names may have one list
+	if err := d.Charge(chunkBytes * len(list)); err != nil { // many names may share a list
 		return nil, err
 	}
 	t := &meta.Tensor{Properties: props, Shape: shape}
@@ -327,7 +327,7 @@ func (d *decoder) tensor(c pickle.Cell) (*meta.Tensor, error) {
 
 func (d *decoder) box(c pickle.Cell) (tensor.Box, error) {
 	if class, _ := c.Class(); class != classChunk {
-		return tensor.Box{}, fmt.Errorf("%s is no chunk", d.describe(c))
+		return tensor.Box{}, fmt.Errorf("%s is not a chunk", d.describe(c))
 	}
 	f, _ := d.Fields(c)
 	offsets, err := d.ints(f[0], "offsets")
@@ -408,7 +408,7 @@ func (d *decoder) flag(c pickle.Cell, what string) (bool, error) {
 	return v && ok, nil
 }
 
-// dtype reads torch's own dtype, or its name: hyper_parallel writes str(dtype).
+// dtype reads a dtype of PyTorch, or its name, which hyper_parallel writes.
 func (d *decoder) dtype(c pickle.Cell) (tensor.DType, error) {
 	name, ok, err := d.str(c, 0)
 	if err != nil {
@@ -424,7 +424,7 @@ func (d *decoder) dtype(c pickle.Cell) (tensor.DType, error) {
 	return tensor.ParseDType(strings.TrimPrefix(name, "mindspore."))
 }
 
-// layout returns the name of a layout, empty for torch.strided.
+// layout returns the name of a layout, or "" for torch.strided.
 func (d *decoder) layout(c pickle.Cell) (string, error) {
 	if isNone(c) {
 		return "", nil
@@ -450,7 +450,7 @@ func (d *decoder) layout(c pickle.Cell) (string, error) {
 // memoryFormats are the memory formats by PyTorch's numbers.
 var memoryFormats = []string{"", "channels_last", "preserve_format"}
 
-// memoryFormat returns the name of a memory format, empty for a contiguous one.
+// memoryFormat returns the name of a memory format, or "" for contiguous tensors.
 func (d *decoder) memoryFormat(c pickle.Cell) (string, error) {
 	if isNone(c) {
 		return "", nil
@@ -477,8 +477,8 @@ func plainFormat(s string) string {
 	return s
 }
 
-// readPlanner reads the planner data: the mapping of names to paths that the
-// default planners keep, or whatever else a planner kept.
+// readPlanner reads the planner data: the paths of the names, which default
+// planners store, or other data of a planner.
 func (d *decoder) readPlanner(c pickle.Cell) error {
 	if isNone(c) {
 		return nil
@@ -499,7 +499,7 @@ func (d *decoder) readPlanner(c pickle.Cell) error {
 	if err != nil {
 		return fmt.Errorf("planner_data: %w", err)
 	}
-	// In a list, so that bytes too are encoded as JSON.
+	// The list ensures that bytes are encoded as JSON too.
 	_, b, err := value.Encode([]any{v})
 	if err != nil {
 		return fmt.Errorf("planner_data: %w", err)
@@ -508,7 +508,8 @@ func (d *decoder) readPlanner(c pickle.Cell) error {
 	return nil
 }
 
-// paths returns the mapping, or false if the planner data is something else.
+// paths returns the paths by name, or false if the planner data is something
+// else.
 func (d *decoder) paths(c pickle.Cell) (map[string]meta.Path, bool, error) {
 	pairs, ok := d.Dict(c)
 	if !ok {
@@ -527,14 +528,14 @@ func (d *decoder) paths(c pickle.Cell) (map[string]meta.Path, bool, error) {
 	return out, true, nil
 }
 
-// nested returns a path: a tuple of keys and positions.
+// nested returns a path: a tuple of keys and indexes.
 func (d *decoder) nested(c pickle.Cell) (meta.Path, bool, error) {
 	list, ok := d.List(c)
 	ints, isInts := d.Ints(c)
 	if c.Kind() != pickle.Tuple && c.Kind() != pickle.Ints || !ok && !isInts {
 		return nil, false, nil
 	}
-	if err := d.Charge(stringBytes * (len(list) + len(ints))); err != nil { // many names may have one path
+	if err := d.Charge(stringBytes * (len(list) + len(ints))); err != nil { // many names may share a path
 		return nil, false, err
 	}
 	p := make(meta.Path, len(list)+len(ints))

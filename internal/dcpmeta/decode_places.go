@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// readPlaces reads where each chunk and value lies.
+// readPlaces reads the location of each chunk and value.
 func (d *decoder) readPlaces(c pickle.Cell) error {
 	if isNone(c) {
 		return nil
@@ -35,7 +35,7 @@ func (d *decoder) place(index, info pickle.Cell) error {
 		return fmt.Errorf("an index of storage_data is %s", d.describe(index))
 	}
 	if class, _ := info.Class(); class != classPlace {
-		return fmt.Errorf("a place of storage_data is %s", d.describe(info))
+		return fmt.Errorf("a location in storage_data is %s", d.describe(info))
 	}
 	f, _ := d.Fields(index)
 	n, err := d.find(f[0])
@@ -55,7 +55,7 @@ func (d *decoder) place(index, info pickle.Cell) error {
 	return nil
 }
 
-// find returns the entry of that name.
+// find returns the index of the entry with that name.
 func (d *decoder) find(name pickle.Cell) (int, error) {
 	id, ok := d.StrID(name)
 	if !ok {
@@ -67,7 +67,7 @@ func (d *decoder) find(name pickle.Cell) (int, error) {
 	text, _ := d.Text(name)
 	n, ok := d.byName[string(text)]
 	if !ok {
-		return 0, fmt.Errorf("storage_data has %q, state_dict_metadata has not", text)
+		return 0, fmt.Errorf("storage_data has %q, which state_dict_metadata lacks", text)
 	}
 	d.byID[id] = int32(n) + 1
 	return n, nil
@@ -89,8 +89,7 @@ func (d *decoder) placeChunk(entry int, index []pickle.Cell, info pickle.Cell) e
 	return err
 }
 
-// findChunk returns the chunk that begins at the offset. It looks at the hint
-// first.
+// findChunk returns the chunk at the offset. It tries the hint first.
 func (d *decoder) findChunk(entry int, offset, hint pickle.Cell) (int, error) {
 	t := d.entries[entry].Tensor
 	if isNone(offset) && len(t.Chunks) == 1 {
@@ -116,12 +115,12 @@ func (d *decoder) findChunk(entry int, offset, hint pickle.Cell) (int, error) {
 	}
 	i, ok := m[key(at)]
 	if !ok {
-		return 0, fmt.Errorf("storage_data has a chunk at %v, state_dict_metadata has not", at)
+		return 0, fmt.Errorf("storage_data has a chunk at %v, which state_dict_metadata lacks", at)
 	}
 	return i, nil
 }
 
-// key returns v as a string of its own.
+// key returns v as a map key.
 func key(v []int64) string {
 	b := make([]byte, 0, 8*len(v))
 	for _, x := range v {
@@ -130,8 +129,8 @@ func key(v []int64) string {
 	return string(b)
 }
 
-// location reads a StorageInfo. The length is -1 where hyper_parallel leaves it
-// to the file.
+// location reads a StorageInfo. The length is -1 if hyper_parallel leaves it to
+// the file.
 func (d *decoder) location(l *meta.Location, c pickle.Cell) error {
 	f, _ := d.Fields(c)
 	var ok bool
@@ -152,7 +151,7 @@ func (d *decoder) location(l *meta.Location, c pickle.Cell) error {
 	return err
 }
 
-// file returns the name of a file, each with one string for all that lies in it.
+// file returns the name of a file. Equal names share one string.
 func (d *decoder) file(c pickle.Cell) (string, bool) {
 	id, ok := d.StrID(c)
 	if !ok {
@@ -175,7 +174,8 @@ func (d *decoder) file(c pickle.Cell) (string, bool) {
 	return d.fileNames[n-1], true
 }
 
-// detail reads what only some places have. Places of one file often share it.
+// detail reads the rare properties of a location. Locations in one file often
+// share them.
 func (d *decoder) detail(transforms, tensorKey pickle.Cell) (*meta.Detail, error) {
 	if isNone(transforms) && isNone(tensorKey) {
 		return nil, nil
@@ -199,13 +199,13 @@ func (d *decoder) detail(transforms, tensorKey pickle.Cell) (*meta.Detail, error
 	return &det, nil
 }
 
-// settle checks that everything has a place. Chunks that need none, as another
-// is their equal or as they are empty, go.
+// settle checks that everything has a location. It drops duplicate and empty
+// chunks without one.
 func (d *decoder) settle() error {
 	for i := range d.entries {
 		e := &d.entries[i]
 		if e.Bytes != nil && e.Bytes.Loc.File == "" {
-			return fmt.Errorf("%q has no place in storage_data", e.FQN)
+			return fmt.Errorf("%q has no location in storage_data", e.FQN)
 		}
 		if e.Bytes != nil && e.Bytes.Loc.Length < 0 {
 			return fmt.Errorf("%q: a length of %d", e.FQN, e.Bytes.Loc.Length)
@@ -236,7 +236,7 @@ func settleTensor(t *meta.Tensor) error {
 		if t.Locs[i].File == "" {
 			j, ok := placed[key(c.Offsets)]
 			if !c.Empty() && (!ok || !c.Equal(t.Chunks[j])) {
-				return fmt.Errorf("the chunk at %v has no place in storage_data", c.Offsets)
+				return fmt.Errorf("the chunk at %v has no location in storage_data", c.Offsets)
 			}
 			continue
 		}

@@ -160,7 +160,7 @@ func TestBadDocumentsAreNamedErrors(t *testing.T) {
 		{"a dict instead of Metadata", func(t *tree) { t.root.Call, t.root.State = false, nil }, "Metadata"},
 		{"no entries", func(t *tree) { delete(field(t.root), "state_dict_metadata") }, "state_dict_metadata"},
 		{"a foreign entry", func(t *tree) { field(t.root)["state_dict_metadata"].(state)["w"] = foreign }, "os.system"},
-		{"a name that is no string", func(t *tree) {
+		{"a name that is not a string", func(t *tree) {
 			field(t.root)["state_dict_metadata"] = &value.Dict{Pairs: []value.Pair{{Key: int64(1), Value: t.tensor}}}
 		}, "a name is an int"},
 		{"foreign properties", func(t *tree) { field(t.tensor)["properties"] = foreign }, "os.system"},
@@ -192,7 +192,7 @@ func TestBadDocumentsAreNamedErrors(t *testing.T) {
 		{"a chunk with an unknown field", func(t *tree) { field(t.chunk)["stride"] = int64(2) }, "stride"},
 		{"a chunk without a place", func(t *tree) { t.places.Pairs = t.places.Pairs[1:] }, "[0 0]"},
 		{"a value without a place", func(t *tree) { t.places.Pairs = t.places.Pairs[:2] }, `"v"`},
-		{"no places at all", func(t *tree) { field(t.root)["storage_data"] = nil }, "no place"},
+		{"no places at all", func(t *tree) { field(t.root)["storage_data"] = nil }, "no location"},
 		{"places that are no dict", func(t *tree) { field(t.root)["storage_data"] = foreign }, "os.system"},
 		{"a foreign index", func(t *tree) { t.places.Pairs[0].Key = "w" }, "a str"},
 		{"a foreign place", func(t *tree) { t.places.Pairs[0].Value = foreign }, "os.system"},

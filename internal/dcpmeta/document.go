@@ -1,7 +1,7 @@
-// Package dcpmeta reads and writes the metadata documents of PyTorch's
-// distributed checkpoints and of hyper_parallel's, which are pickles, as
-// meta.Metadata. It knows no files and never opens one: it turns bytes into
-// descriptions and back. The contract is at Decode, Encode and Merge.
+// Package dcpmeta reads and writes the metadata of PyTorch's distributed
+// checkpoints and of hyper_parallel's, which are pickles, as meta.Metadata. It
+// opens no files: it turns bytes into descriptions and back. The contract is at
+// Decode, Encode and Merge.
 package dcpmeta
 
 import (
@@ -14,12 +14,12 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// Dialect says whose metadata a document is.
+// Dialect identifies the library whose metadata a document is.
 type Dialect int
 
 // The dialects.
 const (
-	// Torch is torch.distributed.checkpoint, also under its older names.
+	// Torch is torch.distributed.checkpoint, including its older names.
 	Torch Dialect = iota
 	// HyperOld is hyper_parallel.core.checkpoint.
 	HyperOld
@@ -27,7 +27,7 @@ const (
 	Hyper
 )
 
-// String names the package that the dialect belongs to.
+// String returns the name of the dialect's package.
 func (d Dialect) String() string {
 	switch d {
 	case Torch:
@@ -40,7 +40,7 @@ func (d Dialect) String() string {
 	return fmt.Sprintf("dialect(%d)", int(d))
 }
 
-// The codecs of the values that documents describe.
+// The codecs of the values in a checkpoint.
 const (
 	// CodecTorch is the output of torch.save.
 	CodecTorch = "torch.save"
@@ -49,8 +49,7 @@ const (
 )
 
 var (
-	// ErrInvalid reports bytes that are no metadata document, or a document that
-	// contradicts itself.
+	// ErrInvalid reports bytes that are not a valid metadata document.
 	ErrInvalid = errors.New("invalid checkpoint metadata")
 	// ErrConflict reports documents that contradict each other.
 	ErrConflict = errors.New("metadata documents contradict each other")
@@ -58,26 +57,26 @@ var (
 
 // Document is a metadata document.
 type Document struct {
-	// Meta holds the entries, sorted. Their paths are those of the planner data;
-	// planner data that is no mapping of names to paths is in Meta.PlannerData
-	// as package value encodes it, and so is the JSON that we write beside the
-	// mapping. Every chunk and value has its Location, with
-	// a Detail where there is a key or a transformation; the codec of values is
-	// CodecTorch or CodecPickle. Meta.Storage has the ID and the SaveID where the
-	// document tells them, and nothing else.
+	// Meta has the sorted entries. Their paths are those of the planner data.
+	// Planner data that is not a mapping of names to paths is in
+	// Meta.PlannerData, as encoded by package value, and so is the JSON that
+	// cairn writes in addition to the mapping. Every chunk and value has a
+	// Location, with a Detail if it has a key or transformations. The codec of
+	// values is CodecTorch or CodecPickle. Meta.Storage has only the ID and the
+	// SaveID, if the document has them.
 	//
-	// hyper_parallel does not say where in a safetensors file a chunk lies: its
-	// Location has the offset zero and the length that the chunk's bytes have.
+	// hyper_parallel does not store the position of a chunk in a safetensors
+	// file: its Location has the offset zero and the length of the chunk.
 	Meta *meta.Metadata
-	// Dialect says whose it is.
+	// Dialect is the dialect of the document.
 	Dialect Dialect
-	// Version is the version that the document tells, empty where it tells none.
+	// Version is the version in the document, or "" if it has no version.
 	Version string
-	// Ranks is the number of ranks of a save without a group, if the document is
-	// of one of them and we wrote it. Otherwise 0. Meta.Storage has the SaveID
-	// then, which all ranks have in common.
+	// Ranks is the number of ranks of a save without a group, if cairn wrote the
+	// document for one of these ranks. Otherwise 0. Meta.Storage has the SaveID,
+	// which is the same for all ranks.
 	Ranks int
-	// Modules are those that PyTorch's StorageMeta lists.
+	// Modules are the modules in PyTorch's StorageMeta.
 	Modules []string
 }
 
@@ -99,7 +98,7 @@ const (
 	classSave       // StorageMeta
 )
 
-// The modules in which the classes live or lived.
+// The modules of the classes, in current and older releases.
 const (
 	torchModule    = "torch.distributed.checkpoint"
 	torchOldModule = "torch.distributed._shard.checkpoint" // before PyTorch 2.0
@@ -110,13 +109,13 @@ const (
 
 var metadataFields = []string{"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", ownPlannerData, ownSave}
 
-// ownPlannerData is an attribute of Metadata that only cairn writes: the data that
-// a planner keeps with the checkpoint, as JSON, beside the mapping of names to
-// paths. Other readers load the object with it and ignore it.
+// ownPlannerData is an attribute of Metadata that only cairn writes: the
+// planner's data as JSON, in addition to the mapping of names to paths. Other
+// readers ignore it.
 const ownPlannerData = "cairn_planner_data"
 
-// ownSave is an attribute of the Metadata of one rank that saved without a group:
-// a tuple of the number of ranks and the id of the save.
+// ownSave is an attribute that cairn writes to the Metadata of a rank that saved
+// without a group: a tuple of the number of ranks and the id of the save.
 const ownSave = "cairn_rank_local"
 
 // The positions of the fields.
@@ -131,7 +130,7 @@ const (
 )
 
 const (
-	fieldDType = iota // of TensorProperties, in the order of its state as a tuple
+	fieldDType = iota // of TensorProperties, in the order of its state tuple
 	fieldLayout
 	fieldRequiresGrad
 	fieldMemoryFormat
@@ -146,8 +145,8 @@ const (
 	fieldKey
 )
 
-// classes is the schema. Classes that say how bytes are to be read are closed: a
-// field that is new to us may change what the others mean.
+// classes is the schema. Classes that determine how bytes are read are closed,
+// because an unknown field may change the meaning of the others.
 var classes = []pickle.Class{
 	classTorch: {
 		Names:  []string{torchModule + ".metadata.Metadata", torchOldModule + ".metadata.Metadata"},
@@ -171,7 +170,7 @@ var placeNames = []string{
 	hyperOldModule + ".storage.StorageInfo", hyperModule + ".storage.StorageInfo",
 }
 
-// everywhere returns the names of a class of the metadata modules.
+// everywhere returns the names of a class in all metadata modules.
 func everywhere(name string) []string {
 	var out []string
 	for _, m := range []string{torchModule, torchOldModule, hyperOldModule, hyperModule} {
@@ -180,12 +179,12 @@ func everywhere(name string) []string {
 	return out
 }
 
-// Merge returns the union of the documents that the ranks of one save wrote,
-// each for itself. Chunks with equal boxes are there once, as the first document
-// has them; so are values. Documents that differ in their dialect or in what a
-// name stands for (its kind, dtype, shape or path) are an error that wraps
-// ErrConflict. What the save as a whole tells is that of the first. The result
-// shares memory with docs. Merging none is an error that wraps ErrInvalid.
+// Merge returns the union of documents that the ranks of one save wrote
+// independently. Of equal chunks and values it keeps those of the first document.
+// The error wraps ErrConflict if documents differ in their dialect or in the
+// kind, dtype, shape or path of a name. Properties of the whole save are those of
+// the first document. The result shares memory with docs. Merging no documents is
+// an error that wraps ErrInvalid.
 func Merge(docs []*Document) (*Document, error) {
 	if len(docs) == 0 {
 		return nil, invalid("there is no document")
@@ -214,10 +213,10 @@ func Merge(docs []*Document) (*Document, error) {
 	return &out, nil
 }
 
-// merged is an entry that grows.
+// merged is an entry under construction.
 type merged struct {
 	meta.Entry
-	boxes map[string]bool // the chunks that it has
+	boxes map[string]bool // the boxes of its chunks
 }
 
 func merge(entries map[string]*merged, e *meta.Entry) error {
@@ -250,7 +249,7 @@ func merge(entries map[string]*merged, e *meta.Entry) error {
 	return nil
 }
 
-// agrees returns an error unless e describes the same thing.
+// agrees returns an error unless e has the same description.
 func (m *merged) agrees(e *meta.Entry) error {
 	switch {
 	case (m.Tensor == nil) != (e.Tensor == nil):

@@ -10,14 +10,15 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Encode returns the document's bytes, which the stock PyTorch (2.6 and later)
-// or hyper_parallel loads. d.Meta must be valid and every entry must have its
-// place; otherwise, and where the dialect cannot say something, the error wraps
-// ErrInvalid. Of Meta.Storage it writes the ID and the SaveID. PyTorch always
-// gets a path for each name: the one step of the name itself where the entry
-// has none. hyper_parallel gets paths only if an entry has one. Planner data is
-// planner_data itself if no entry has a path, as the other planners write it, and
-// otherwise an attribute beside the paths. Equal documents give equal bytes.
+// Encode returns the document's bytes, which PyTorch (2.6 and later) or
+// hyper_parallel loads. d.Meta must be valid and every entry must have its
+// locations; otherwise, or if the dialect cannot express something, the error
+// wraps ErrInvalid. Of Meta.Storage it writes the ID and the SaveID. For PyTorch
+// every name gets a path: the name itself if the entry has no path. For
+// hyper_parallel there are paths only if an entry has one. Planner data is
+// planner_data itself if no entry has a path, like that of other planners, and
+// otherwise an attribute in addition to the paths. Equal documents give equal
+// bytes.
 func Encode(d *Document) ([]byte, error) {
 	if err := d.Meta.Validate(); err != nil {
 		return nil, invalid("%w", err)
@@ -37,13 +38,12 @@ type writer struct {
 	*pickle.Stream
 	doc   *Document
 	names names
-	// props are the properties of tensors that were written, as values that the
-	// stream writes once.
+	// layouts has the written layouts, so that each is written once.
 	layouts map[string]*value.Object
 	formats map[string]*value.Object
 }
 
-// names is everything that a document has many times.
+// names has everything that occurs many times in a document.
 type names struct {
 	metadata, tensor, bytes, chunk, properties, index, place, save, size pickle.Ref
 
@@ -51,8 +51,8 @@ type names struct {
 	fqn, offset, hint, file, length, key, via pickle.Ref
 }
 
-// batch is how many items of a list or dict are written between two marks, as
-// Python does it: the reader's stack need not hold more.
+// batch is the number of items of a list or dict between two marks, as in Python.
+// It bounds the reader's stack.
 const batch = 1000
 
 func newWriter(d *Document) (*writer, error) {
@@ -115,8 +115,8 @@ func (w *writer) document() error {
 	return nil
 }
 
-// size returns about how many bytes the names and chunks take: a buffer that grows
-// would have twice the size for a while.
+// size estimates the bytes of names and chunks, because a growing buffer would
+// temporarily take twice its size.
 func (w *writer) size() int {
 	n := 0
 	for i := range w.doc.Meta.Entries {
@@ -129,7 +129,7 @@ func (w *writer) size() int {
 	return n
 }
 
-// has reports whether the document has an attribute of that name.
+// has reports whether the document has an attribute with that name.
 func (w *writer) has(name string) bool {
 	switch name {
 	case "storage_meta":
@@ -236,7 +236,7 @@ func (w *writer) chunk(b *tensor.Box) {
 }
 
 // ints writes a shape or an offset: a torch.Size, or a tuple for hyper_parallel,
-// which does not need torch.
+// which may run without torch.
 func (w *writer) ints(v []int64) {
 	if w.doc.Dialect == Torch {
 		w.Call(&w.names.size, v)
@@ -274,7 +274,7 @@ func (w *writer) properties(p *meta.Properties) error {
 	return nil
 }
 
-// format returns PyTorch's number of a memory format.
+// format returns PyTorch's number for a memory format.
 func (w *writer) format(name string) (*value.Object, error) {
 	if o := w.formats[name]; o != nil {
 		return o, nil
@@ -298,7 +298,7 @@ func (w *writer) layout(name string) *value.Object {
 	return w.layouts[name]
 }
 
-// places writes where everything lies.
+// places writes the locations of all chunks and values.
 func (w *writer) places() error {
 	w.NewDict()
 	n := 0
@@ -319,7 +319,7 @@ func (w *writer) places() error {
 			continue
 		}
 		if len(e.Tensor.Locs) != len(e.Tensor.Chunks) {
-			return fmt.Errorf("%q: %d places for %d chunks", e.FQN, len(e.Tensor.Locs), len(e.Tensor.Chunks))
+			return fmt.Errorf("%q: %d locations for %d chunks", e.FQN, len(e.Tensor.Locs), len(e.Tensor.Chunks))
 		}
 		w.Grow(64 * len(e.Tensor.Chunks))
 		for j := range e.Tensor.Chunks {
@@ -333,11 +333,11 @@ func (w *writer) places() error {
 	return nil
 }
 
-// place writes the index of a chunk, or of a value with the hint -1, and where it
-// lies.
+// place writes the index of a chunk, or of a value with the hint -1, and its
+// location.
 func (w *writer) place(e *meta.Entry, offset []int64, hint int, l *meta.Location) error {
 	if l.File == "" {
-		return fmt.Errorf("%q has no place", e.FQN)
+		return fmt.Errorf("%q has no location", e.FQN)
 	}
 	w.New(&w.names.index)
 	w.BeginState()
@@ -365,7 +365,7 @@ func (w *writer) place(e *meta.Entry, offset []int64, hint int, l *meta.Location
 func (w *writer) location(e *meta.Entry, l *meta.Location) error {
 	offset, length := l.Offset, l.Length
 	if w.doc.Dialect != Torch && e.Tensor != nil {
-		offset, length = 0, -1 // the file itself says it
+		offset, length = 0, -1 // the file contains them
 	}
 	w.New(&w.names.place)
 	w.BeginState()
@@ -426,8 +426,7 @@ func (w *writer) ownSave() error {
 	return w.Value(value.Tuple{int64(w.doc.Ranks), w.doc.Meta.Storage.SaveID})
 }
 
-// planner writes the mapping of names to paths. Planner data takes its place if
-// there are no paths.
+// planner writes the paths by name, or the planner data if there are no paths.
 func (w *writer) planner() error {
 	nested := w.nested()
 	if data := w.doc.Meta.PlannerData; data != nil && !nested {

@@ -7,30 +7,31 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// builder makes values of a graph.
+// builder builds the Go values of the cells of a graph.
 type builder struct {
 	*Graph
 	o    *DecodeOptions
 	lim  Limits
-	strs []any // of the strings that were used so far
-	ints []any // of the big integers that were used so far
+	strs []any // by number of the string; nil if not built yet
+	ints []any // by number of the big integer; nil if not built yet
 	made map[Cell]made
-	// names are the objects of the names that were used so far, and constructs
-	// the functions that make values of their calls.
+	// names has the objects of the globals, and constructs the functions that
+	// build the results of their calls; both are filled when first used.
 	names      []any
 	constructs map[int32]Construct
 	keys       keyer
 }
 
-// made is what became of a cell. Nothing yet: the cell is being built.
+// made is the result of building a cell. It is zero while the cell is being
+// built.
 type made struct {
 	v    any
-	cost int64 // what the value takes when it is written out in full
+	cost int64 // bytes of the value if shared parts are copied; see Limits.Bytes
 	done bool
 }
 
-// Value returns the value of c, as Decode does. o may be nil, and its limits
-// other than Depth and Bytes are those of Parse: all calls together keep to them.
+// Value returns the value of c, like Decode. o may be nil. Only the limits Depth
+// and Bytes of o count: all calls share the memory limit of Parse.
 func (g *Graph) Value(c Cell, o *DecodeOptions) (any, error) {
 	if o == nil {
 		o = new(DecodeOptions)
@@ -47,7 +48,7 @@ func (g *Graph) Value(c Cell, o *DecodeOptions) (any, error) {
 	return v, err
 }
 
-// cellCost is what a value takes beside the bytes of a string.
+// cellCost is the cost of a value in addition to the bytes of a string.
 const cellCost = 16
 
 // value returns the value of c and its cost.
@@ -128,7 +129,7 @@ func integer(n *big.Int) any {
 	return n
 }
 
-// shared returns the value of a cell that several places may share.
+// shared returns the value of a cell that may occur several times.
 func (b *builder) shared(c Cell, depth int) (any, int64, error) {
 	if m, ok := b.made[c]; ok {
 		if !m.done {
@@ -187,11 +188,10 @@ func (b *builder) container(c Cell, depth int) (any, int64, error) {
 	return b.record(c, depth)
 }
 
-// emptyList is every empty list: empty lists have no memory by which two of them
-// could differ.
+// emptyList is used for all empty lists, which cannot be told apart.
 var emptyList any = []any{}
 
-// values returns the values of cells and the cost of all of them together.
+// values returns the values of cells and their total cost.
 func (b *builder) values(cells []Cell, depth int) ([]any, int64, error) {
 	if err := b.charge(boxBytes + anyBytes*len(cells)); err != nil {
 		return nil, 0, err
@@ -212,7 +212,7 @@ func (b *builder) values(cells []Cell, depth int) ([]any, int64, error) {
 }
 
 func (b *builder) tooLarge() error {
-	return fmt.Errorf("%w: more than %d bytes with every shared part written out", ErrLimit, b.lim.Bytes)
+	return fmt.Errorf("%w: more than %d bytes if every shared part is copied", ErrLimit, b.lim.Bytes)
 }
 
 func (b *builder) dict(cells []Cell, depth int) (any, int64, error) {
@@ -243,8 +243,8 @@ func (b *builder) dict(cells []Cell, depth int) (any, int64, error) {
 	return m, total, nil
 }
 
-// anyDict returns a dict whose keys are not written as strings. A caller's function
-// may still make strings of them.
+// anyDict returns a dict whose keys are not all strings in the pickle. The
+// caller's functions may turn them into strings.
 func (b *builder) anyDict(cells []Cell, depth int) (any, int64, error) {
 	l, cost, err := b.values(cells, depth)
 	if err != nil {
@@ -286,7 +286,7 @@ func (b *builder) persistent(id Cell, depth int) (any, int64, error) {
 		return nil, 0, err
 	}
 	if b.o.Persistent == nil {
-		return nil, 0, fmt.Errorf("%w: nothing resolves it", ErrPersistent)
+		return nil, 0, fmt.Errorf("%w: there is no resolver for it", ErrPersistent)
 	}
 	if err := b.charge(foreign); err != nil {
 		return nil, 0, err
@@ -297,7 +297,7 @@ func (b *builder) persistent(id Cell, depth int) (any, int64, error) {
 	return v, cost, nil
 }
 
-// record returns a record as the object that it is.
+// record returns the object of a record.
 func (b *builder) record(c Cell, depth int) (any, int64, error) {
 	class, _ := c.Class()
 	name := splitName(b.schema.classes[class].Names[0])
@@ -326,8 +326,8 @@ func (b *builder) record(c Cell, depth int) (any, int64, error) {
 	return o, total, nil
 }
 
-// object returns what became of a call: what the caller's own function made of
-// it, a plain value, or an inert record.
+// object returns the result of a call: the value that the caller's function
+// returns, a plain value, or an inert object.
 func (b *builder) object(n *object, depth int) (any, int64, error) {
 	g := &b.globals[n.global]
 	o := &value.Object{Module: g.module, Name: g.name, Call: true, New: n.isNew}
@@ -407,7 +407,7 @@ func (b *builder) arguments(o *value.Object, n *object, depth int) (int64, error
 	}
 	m, ok := kw.(map[string]any)
 	if !ok {
-		return 0, fmt.Errorf("%w: %s called with names that are no strings", ErrMalformed, o.QualifiedName())
+		return 0, fmt.Errorf("%w: %s called with argument names that are not strings", ErrMalformed, o.QualifiedName())
 	}
 	if len(m) > 0 {
 		o.Kwargs = m
@@ -415,7 +415,8 @@ func (b *builder) arguments(o *value.Object, n *object, depth int) (int64, error
 	return cost + more, nil
 }
 
-// contents sets what was done to o after the call, and returns its cost.
+// contents sets the state and the items that o received after the call, and
+// returns their cost.
 func (b *builder) contents(o *value.Object, n *object, depth int) (int64, error) {
 	var total int64
 	if n.built {
@@ -448,8 +449,8 @@ func (b *builder) contents(o *value.Object, n *object, depth int) (int64, error)
 	return total, nil
 }
 
-// redirect turns a call of one of the functions that only make an object of a
-// class into that object.
+// redirect replaces a call of a helper function that only creates an object of a
+// class by that object.
 func redirect(o *value.Object) {
 	if o.Module != "copyreg" || o.New || len(o.Args) == 0 {
 		return
@@ -482,7 +483,7 @@ func redirect(o *value.Object) {
 	}
 }
 
-// isName reports whether v is what that name stands for.
+// isName reports whether v is the object of that name.
 func isName(v any, module, name string) bool {
 	o, ok := v.(*value.Object)
 	return ok && !o.Call && o.Module == module && o.Name == name

@@ -27,7 +27,7 @@ func dateTime(o *value.Object) any {
 	return n
 }
 
-// packed returns the bytes that the object's state was packed into.
+// packed returns the state of the object as bytes.
 func packed(o *value.Object, size int) ([]byte, bool) {
 	if len(o.Args) == 0 || !bare(o, len(o.Args)) {
 		return nil, false
@@ -45,8 +45,8 @@ func date(o *value.Object) *value.Object {
 }
 
 // moment unpacks a datetime of ten bytes or a time of six: year, month and day,
-// then hour, minute, second and microsecond. The topmost bit of the first field
-// that has room for one is the fold.
+// then hour, minute, second and microsecond. The fold is the highest bit of the
+// month, or of the hour if there is no month.
 func moment(o *value.Object, size int) *value.Object {
 	b, ok := packed(o, size)
 	if !ok || len(o.Args) > 2 {
@@ -107,7 +107,7 @@ func delta(o *value.Object) *value.Object {
 	return n
 }
 
-// uuid turns the number that a UUID is pickled as into its text.
+// uuid turns the integer of a pickled UUID into its text.
 func uuid(o *value.Object) any {
 	state, ok := o.State.(map[string]any)
 	if o.Name != "UUID" || !ok || len(state) != 1 || len(o.Args) != 0 || o.Kwargs != nil || o.Items != nil || o.Pairs != nil {

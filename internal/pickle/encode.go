@@ -15,33 +15,33 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// EncodeOptions tell Encode how to write. Nil: the defaults.
+// EncodeOptions are the options of Encode. Nil means the defaults.
 type EncodeOptions struct {
-	// Protocol is that of the pickle, 2 to 5. Zero: 4.
+	// Protocol is the protocol of the pickle, 2 to 5. Zero: 4.
 	Protocol int
-	// Replace is asked first for each value: it returns what to encode instead,
-	// and true. Nil, or false: the value itself.
+	// Replace is called for each value before it is encoded. If it returns true,
+	// its result is encoded instead. May be nil.
 	Replace func(v any) (any, bool)
-	// Allow reports whether a name beyond the known plain ones may be written.
-	// Nil: none.
+	// Allow reports whether a name that is not Known may be written. Nil: no such
+	// name.
 	Allow func(module, name string) bool
 }
 
-// PersistentID encodes as a persistent id.
+// PersistentID is encoded as a persistent id.
 type PersistentID struct{ ID any }
 
 // maxDepth bounds how deeply encoded values nest.
 const maxDepth = 1000
 
-// Encode returns the pickle of v, which Python loads as an object that equals
-// what v describes: v may be made of all that Decode returns, Go's other
-// integers and floats, slices and maps with string keys, and PersistentID.
-// Objects in their normal form are written as Python pickles them. Parts that v shares by reference are written once.
+// Encode returns the pickle of v, which Python loads as an equal object. v may
+// consist of everything that Decode returns, Go's other integers and floats,
+// slices and maps with string keys, and PersistentID. Objects in their normal
+// form are written as Python pickles them. Parts that v shares by reference are
+// written once. Equal values give equal bytes.
 //
-// A class that is neither Known nor allowed is an error that wraps
-// ErrUnknownClass and names it, a type of Go that has no counterpart one that
-// wraps ErrUnsupported, a value that contains itself ErrCycle, and one that
-// nests too deeply ErrLimit. Equal values give equal bytes.
+// The error wraps ErrUnknownClass and names the class if a class is neither Known
+// nor allowed, ErrUnsupported if a Go type has no counterpart in Python, ErrCycle
+// if a value contains itself, and ErrLimit if values are nested too deeply.
 func Encode(v any, o *EncodeOptions) ([]byte, error) {
 	e, err := newEncoder(o)
 	if err != nil {
@@ -57,10 +57,10 @@ func Encode(v any, o *EncodeOptions) ([]byte, error) {
 type encoder struct {
 	o       EncodeOptions
 	b       []byte
-	next    int // the next number of the memo
+	next    int // the next memo number
 	strs    map[string]int
 	globals map[[2]string]int
-	seen    map[identity]int // the numbers of shared containers
+	seen    map[identity]int // memo numbers of shared containers
 }
 
 func newEncoder(o *EncodeOptions) (*encoder, error) {
@@ -112,7 +112,7 @@ func (e *encoder) value(v any, depth int) error {
 	return e.shared(v, depth)
 }
 
-// shared writes a container, or a reference to it where it was written before.
+// shared writes a container, or a reference to it if it was written before.
 func (e *encoder) shared(v any, depth int) error {
 	id, ok := identify(v)
 	if !ok {
@@ -130,7 +130,7 @@ func (e *encoder) shared(v any, depth int) error {
 	return e.container(v, id, depth)
 }
 
-// container writes v, which is known as id.
+// container writes v, whose identity is id.
 func (e *encoder) container(v any, id identity, depth int) error {
 	switch v := v.(type) {
 	case value.Tuple:
@@ -149,7 +149,7 @@ func (e *encoder) container(v any, id identity, depth int) error {
 	return e.reflected(v, depth)
 }
 
-// done notes that the container id was written and has the memo's number n.
+// done records that the container id was written and has the memo number n.
 func (e *encoder) done(id identity, n int) {
 	if id != (identity{}) {
 		e.seen[id] = n
@@ -179,8 +179,8 @@ func (e *encoder) get(n int) {
 	e.b = append(e.b, opLongBinGet, byte(n), byte(n>>8), byte(n>>16), byte(n>>24))
 }
 
-// global writes a name. The older protocols write it as lines, so a name with an
-// end of line would let whoever chose it write opcodes.
+// global writes a name. The older protocols write it as lines, so a name with a
+// line feed could smuggle in opcodes.
 func (e *encoder) global(module, name string) error {
 	key := [2]string{module, name}
 	if n, ok := e.globals[key]; ok {
@@ -195,7 +195,7 @@ func (e *encoder) global(module, name string) error {
 	return nil
 }
 
-// nameOf writes a name without a look at the memo.
+// nameOf writes a name without looking it up in the memo.
 func (e *encoder) nameOf(module, name string) {
 	if e.o.Protocol < 4 {
 		e.b = append(append(append(e.b, opGlobal), module...), '\n')
@@ -207,8 +207,8 @@ func (e *encoder) nameOf(module, name string) {
 	e.b = append(e.b, opStackGlobal)
 }
 
-// reduce writes the call of a name that needs no permission, with arguments that
-// nest no further.
+// reduce writes the call of a name that is always allowed. The arguments are at
+// the nesting depth of the call.
 func (e *encoder) reduce(module, name string, args ...any) error {
 	if err := e.global(module, name); err != nil {
 		return err
@@ -220,7 +220,7 @@ func (e *encoder) reduce(module, name string, args ...any) error {
 	return nil
 }
 
-// identity is what two references to one container have in common.
+// identity is equal for two references to the same container.
 type identity struct {
 	at   unsafe.Pointer
 	len  int
@@ -246,7 +246,7 @@ func identify(v any) (identity, bool) {
 	return identity{}, false
 }
 
-// batch is how many items Python puts between two marks.
+// batch is the number of items that Python writes between two marks.
 const batch = 1000
 
 func (e *encoder) tuple(t []any, id identity, depth int) error {
@@ -283,7 +283,8 @@ func (e *encoder) list(l []any, id identity, depth int) error {
 	return nil
 }
 
-// appends writes what puts the items into the list or object on the stack.
+// appends writes the opcodes that append items to the list or object on the
+// stack.
 func (e *encoder) appends(l []any, depth int) error {
 	for part := range slices.Chunk(l, batch) {
 		e.b = append(e.b, opMark)
@@ -311,7 +312,7 @@ func (e *encoder) stringMap(m map[string]any, id identity, depth int) error {
 	return nil
 }
 
-// setItems writes what sets the items in the dict or object on the stack.
+// setItems writes the opcodes that set items in the dict or object on the stack.
 func (e *encoder) setItems(p []value.Pair, depth int) error {
 	for part := range slices.Chunk(p, batch) {
 		e.b = append(e.b, opMark)
@@ -377,7 +378,7 @@ func (e *encoder) set(s *value.Set, id identity, depth int) error {
 	return nil
 }
 
-// setByCall writes a set in the protocols that have none.
+// setByCall writes a set for protocols without opcodes for sets.
 func (e *encoder) setByCall(s *value.Set, id identity, depth int) error {
 	name := "set"
 	if s.Frozen {
@@ -429,7 +430,7 @@ func (e *encoder) object(o *value.Object, id identity, depth int) error {
 		e.b = append(e.b, opNone)
 		return nil
 	}
-	delete(e.seen, id) // a name contains nothing, a call marks itself below
+	delete(e.seen, id) // names are not containers; call sets the mark again
 	if !o.Call {
 		return e.name(o)
 	}
@@ -438,7 +439,7 @@ func (e *encoder) object(o *value.Object, id identity, depth int) error {
 	if err != nil {
 		return err
 	}
-	if raw != o { // a form of our own making, whose names need no permission
+	if raw != o { // the names of our own packed forms are always allowed
 		return e.call(raw, id, depth)
 	}
 	if err := e.permit(o.Module, o.Name); err != nil {
@@ -455,7 +456,7 @@ func (e *encoder) permit(module, name string) error {
 	return fmt.Errorf("%w: %s", ErrUnknownClass, (&value.Object{Module: module, Name: name}).QualifiedName())
 }
 
-// name writes what a name stands for.
+// name writes a name.
 func (e *encoder) name(o *value.Object) error {
 	if o.Module == "torch" && layouts[o.Name] {
 		return e.reduce("torch.serialization", "_get_layout", "torch."+o.Name)
@@ -466,7 +467,7 @@ func (e *encoder) name(o *value.Object) error {
 	return e.global(o.Module, o.Name)
 }
 
-// call writes a call and what was done to its result.
+// call writes a call, then the state and the items of its result.
 func (e *encoder) call(o *value.Object, id identity, depth int) error {
 	if err := e.invoke(o, depth); err != nil {
 		return err
@@ -534,8 +535,8 @@ func (e *encoder) invokeNamed(o *value.Object, depth int) error {
 	return nil
 }
 
-// denormal returns an object in the form that Python pickles it in, or o itself
-// where the two forms are one.
+// denormal returns an object in the form in which Python pickles it. It returns o
+// itself if that is the normal form.
 func denormal(o *value.Object) (*value.Object, error) {
 	switch {
 	case o.Module == "datetime":
@@ -550,8 +551,8 @@ func badForm(o *value.Object) error {
 	return fmt.Errorf("%w: a %s with these arguments", ErrUnsupported, o.QualifiedName())
 }
 
-// scalar writes what has no parts and is never shared, and reports whether v is
-// such a value.
+// scalar writes a value without parts, which is never shared. It returns false
+// for other values.
 func (e *encoder) scalar(v any) bool {
 	switch v := v.(type) {
 	case nil:
@@ -618,14 +619,14 @@ func (e *encoder) big(n *big.Int) {
 	e.b = append(e.b, b...)
 }
 
-// str writes a string, once.
+// str writes a string, or a reference if it was written before.
 func (e *encoder) str(s string) error {
 	if n, ok := e.strs[s]; ok {
 		e.get(n)
 		return nil
 	}
 	if !utf8.ValidString(s) && !validWTF8([]byte(s)) {
-		return fmt.Errorf("%w: string %.40q is no text", ErrUnsupported, s)
+		return fmt.Errorf("%w: string %.40q is not UTF-8", ErrUnsupported, s)
 	}
 	e.b = appendStr(e.b, s, e.o.Protocol)
 	e.strs[s] = e.put()
@@ -644,8 +645,7 @@ func appendStr(b []byte, s string, protocol int) []byte {
 	return append(b, s...)
 }
 
-// bytes writes bytes; before protocol 3 Python has none, and writes a call that
-// makes them of a string.
+// bytes writes bytes. Before protocol 3 it writes a call that encodes a string.
 func (e *encoder) bytes(v []byte) error {
 	switch n := len(v); {
 	case e.o.Protocol < 3:
@@ -665,7 +665,7 @@ func (e *encoder) bytes(v []byte) error {
 	return nil
 }
 
-// twosComplement returns n as the fewest bytes that hold it, little-endian.
+// twosComplement returns the shortest little-endian bytes of n.
 func twosComplement(n *big.Int) []byte {
 	if n.Sign() == 0 {
 		return nil

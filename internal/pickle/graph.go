@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Graph holds the parts that a pickle describes, mostly in tables without pointers.
-// Shared parts are there once, names are only names, and no object was built.
-// Decode makes values of it, and package dcpmeta reads it directly. It is not safe
-// for concurrent use.
+// Graph is the content of a pickle, mostly in tables without pointers. Shared
+// parts occur once, names stay names, and no object is built. Decode builds
+// values from it, and package dcpmeta reads it directly. It is not safe for
+// concurrent use.
 type Graph struct {
 	// Root is the value of the pickle.
 	Root Cell
@@ -24,15 +24,15 @@ type Graph struct {
 	bigs    []span // little-endian two's complement
 	floats  []float64
 	globals []global
-	tuples  []Cell       // of each tuple its size and its items; see tupleSize
-	ints    arena[int64] // of each tuple its length and its items
-	seqs    arena[seq]   // lists, sets, and dicts as keys and values in turn
+	tuples  []Cell       // the size and the items of each tuple; see tupleSize
+	ints    arena[int64] // the length and the items of each tuple
+	seqs    arena[seq]   // lists, sets, and dicts as alternating keys and values
 	objects arena[object]
 	pids    []Cell
-	records []arena[Cell] // by class: the fields of one record after another
+	records []arena[Cell] // for each class, the fields of all records
 
-	// shared are the containers that several places may have: those that came
-	// out of the memo again. With a schema it is not known.
+	// shared has the containers that were read back from the memo and may
+	// therefore occur several times. It is nil if there is a schema.
 	shared map[Cell]struct{}
 }
 
@@ -40,8 +40,8 @@ type Graph struct {
 type span struct {
 	off int
 	len uint32
-	// sym is one more than the number of the schema's field of this name; minus
-	// one: none; zero: nobody asked yet.
+	// sym is one more than the number of the schema's field of this name, -1 if
+	// the schema has no such field, and 0 if it was not looked up yet.
 	sym int32
 }
 
@@ -52,7 +52,7 @@ type global struct {
 	module, name string
 	// class is the class of the schema, or -1.
 	class int
-	// size says that it is torch.Size.
+	// size is set for torch.Size.
 	size bool
 }
 
@@ -63,22 +63,23 @@ type seq struct {
 	frozen bool
 }
 
-// object is what calling a global gives, and what was then done to it.
+// object is the result of calling a global, with the state and the items that it
+// received afterwards.
 type object struct {
 	args   Cell
 	kwargs Cell // None or a Dict
 	state  Cell
-	more   *contents // nil: nothing was put into it
+	more   *contents // nil if it has no items
 	global int32
 	height int32 // see Graph.height
 	isNew  bool
-	built  bool // state was set
+	built  bool // whether state was set
 }
 
-// contents are the items that were put into an object.
+// contents are the items of an object.
 type contents struct{ items, pairs []Cell }
 
-// tupleSize is the length of a tuple, and its height above.
+// tupleSize combines the length of a tuple with its height; see Graph.height.
 type tupleSize Cell
 
 const lenBits = 40
@@ -86,9 +87,8 @@ const lenBits = 40
 func (t tupleSize) len() int    { return int(t & (1<<lenBits - 1)) }
 func (t tupleSize) height() int { return int(t >> lenBits) }
 
-// Charge counts n bytes that a caller makes of the graph, or looks at, toward
-// Limits.Memory: parts that are shared in the pickle may be asked for again and
-// again.
+// Charge counts n bytes that the caller allocates or reads toward Limits.Memory.
+// Callers must use it because a pickle can refer to shared parts very often.
 func (g *Graph) Charge(n int) error { return g.charge(n) }
 
 // text returns the bytes of s. They belong to the graph.
@@ -101,7 +101,7 @@ func (g *Graph) text(s span) []byte {
 	return g.extra[off : off+n]
 }
 
-// Str returns the string that c is, or false. It is a copy.
+// Str returns a copy of the string c, or false if c is not a string.
 func (g *Graph) Str(c Cell) (string, bool) {
 	if c.Kind() != Str {
 		return "", false
@@ -109,8 +109,8 @@ func (g *Graph) Str(c Cell) (string, bool) {
 	return string(g.text(g.strs[c.pos()])), true
 }
 
-// Text returns the bytes of the string that c is, or false. They belong to the
-// graph.
+// Text returns the bytes of the string c, or false if c is not a string. They
+// belong to the graph.
 func (g *Graph) Text(c Cell) ([]byte, bool) {
 	if c.Kind() != Str {
 		return nil, false
@@ -118,8 +118,9 @@ func (g *Graph) Text(c Cell) ([]byte, bool) {
 	return g.text(g.strs[c.pos()]), true
 }
 
-// StrID returns a small number that is the same for every place that shares the
-// string c, and false if c is none. Equal strings may have different numbers.
+// StrID returns the number of the string c, or false if c is not a string. All
+// references to a shared string have the same number; equal strings may have
+// different ones.
 func (g *Graph) StrID(c Cell) (int, bool) { return c.pos(), c.Kind() == Str }
 
 // NumStrs returns one more than the largest StrID.
@@ -136,7 +137,7 @@ func (g *Graph) Ints(c Cell) ([]int64, bool) {
 	return s[1 : 1+n : 1+n], true
 }
 
-// List returns the items of a List or Tuple that is no Ints, or false.
+// List returns the items of a List, or of a Tuple that is not an Ints, or false.
 func (g *Graph) List(c Cell) ([]Cell, bool) {
 	switch c.Kind() {
 	case List:
@@ -148,8 +149,8 @@ func (g *Graph) List(c Cell) ([]Cell, bool) {
 	return nil, false
 }
 
-// Dict returns the keys and values of a Dict in turn, or false. A key that was
-// set twice is twice there.
+// Dict returns the alternating keys and values of a Dict, or false. A key that
+// was set twice occurs twice.
 func (g *Graph) Dict(c Cell) ([]Cell, bool) {
 	if c.Kind() != Dict {
 		return nil, false
@@ -168,8 +169,7 @@ func (g *Graph) Fields(c Cell) ([]Cell, bool) {
 	return g.records[class].at(c.pos())[:n:n], true
 }
 
-// Name returns the module and name of a Global, or of what is called to make an
-// Object.
+// Name returns the module and name of a Global, or of the callee of an Object.
 func (g *Graph) Name(c Cell) (module, name string, ok bool) {
 	switch c.Kind() {
 	case Global:
@@ -184,8 +184,8 @@ func (g *Graph) Name(c Cell) (module, name string, ok bool) {
 	return "", "", false
 }
 
-// Args returns the arguments of an Object that was called, with nothing set or
-// put into it afterwards; false for everything else.
+// Args returns the arguments of an Object that has no state and no items; false
+// for everything else.
 func (g *Graph) Args(c Cell) ([]Cell, bool) {
 	if c.Kind() != Object {
 		return nil, false
@@ -216,9 +216,8 @@ func (g *Graph) items(c Cell) []Cell {
 	return nil
 }
 
-// height returns how deeply containers are nested in c, as far as it is known: items
-// that are put into a container after the container was put into another one do not
-// count there.
+// height returns how deeply containers are nested in c. It does not count items
+// that a container received after it became an item itself.
 func (g *Graph) height(c Cell) int {
 	switch c.Kind() {
 	case None, Bool, Int, Big, Float, Str:
@@ -240,7 +239,7 @@ func isTuple(c Cell) bool {
 	return k == Tuple || k == Ints || k == IntsTuple
 }
 
-// big returns the integer that lies in s.
+// big returns the integer at s.
 func (g *Graph) big(s span) *big.Int {
 	le := g.text(s)
 	if len(le) == 0 {
@@ -258,11 +257,10 @@ func (g *Graph) big(s span) *big.Int {
 }
 
 // Cell is a value of a Graph in eight bytes: a kind, and an integer that is the
-// value itself or its position in one of the graph's tables. It means nothing
-// without its graph.
+// value itself or a position in one of the graph's tables.
 type Cell uint64
 
-// Kind says what a Cell is.
+// Kind is the kind of a Cell.
 type Kind uint8
 
 // The kinds.
@@ -273,7 +271,7 @@ const (
 	Bool
 	// Int is an integer of at most 58 bits.
 	Int
-	// Big is an integer beyond that.
+	// Big is a larger integer.
 	Big
 	// Float is a float.
 	Float
@@ -281,13 +279,13 @@ const (
 	Str
 	// Bytes are bytes. A bytearray is an Object.
 	Bytes
-	// Global is the name of something.
+	// Global is a name.
 	Global
-	// Tuple is a tuple that is none of the next two.
+	// Tuple is a tuple that is neither Ints nor IntsTuple.
 	Tuple
 	// Ints is a tuple of integers of at most 58 bits, or the empty tuple.
 	Ints
-	// IntsTuple is a tuple with one Ints in it.
+	// IntsTuple is a tuple whose only item is an Ints.
 	IntsTuple
 	// Size is a torch.Size.
 	Size
@@ -297,18 +295,18 @@ const (
 	Dict
 	// Set is a set or a frozenset.
 	Set
-	// Object is what calling a name gives.
+	// Object is the result of calling a name.
 	Object
-	// Persistent is what a persistent id stands for.
+	// Persistent is the object of a persistent id.
 	Persistent
-	// State is the dict that becomes the fields of a record. It has no other
-	// use: whoever meets one has met a pickle that no library writes.
+	// State is the dict that becomes the fields of a record. It occurs elsewhere
+	// only in pickles that no library writes.
 	State
 
-	wide // in the memo alone: a cell that does not fit a handle
+	wide // in the memo only: a cell that does not fit a handle
 
-	// Record is the kind of the records of a schema's first class; those of the
-	// class i have the kind Record+i.
+	// Record is the kind of records of the schema's first class. Records of class
+	// i have the kind Record+i.
 	Record Kind = 32
 )
 
@@ -324,7 +322,7 @@ func cellOf(k Kind, payload int64) Cell { return Cell(payload)<<kindBits | Cell(
 
 func at(k Kind, pos int) Cell { return cellOf(k, int64(pos)) }
 
-// Kind returns what c is.
+// Kind returns the kind of c.
 func (c Cell) Kind() Kind { return Kind(c & (1<<kindBits - 1)) }
 
 // Class returns the position of a record's class in the schema, or false.
@@ -344,20 +342,21 @@ const (
 	cellNone  = Cell(None)
 	cellFalse = Cell(Bool)
 	cellTrue  = Cell(1<<kindBits | Cell(Bool))
-	// cellEmpty is the empty tuple: the ints of every graph begin with it.
+	// cellEmpty is the empty tuple, which is the first one in the ints of every
+	// graph.
 	cellEmpty = Cell(Ints)
 )
 
-// handle is a cell in four bytes, for the memo.
+// handle is a cell in four bytes for the memo.
 type handle uint32
 
-// free marks an entry of the memo that was never written.
+// free marks an entry of the memo that is not set.
 const free handle = 1<<32 - 1
 
-// maxHandle is the first payload that a handle does not hold.
+// maxHandle is the smallest payload that does not fit a handle.
 const maxHandle = 1<<(32-kindBits) - 1
 
-// String says in Python's words what a value of that kind is.
+// String returns Python's name of the kind.
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {
 		return kindNames[k]
@@ -374,20 +373,19 @@ var kindNames = [...]string{
 // Class is a class whose instances become records with fields in a Graph,
 // instead of objects with a dict.
 type Class struct {
-	// Names are the qualified names under which it is known, the best one first.
+	// Names are the qualified names of the class, the preferred one first.
 	Names []string
-	// Fields are the names that its state may have.
+	// Fields are the names of the fields in its state.
 	Fields []string
-	// Open says that what a state has beyond Fields is dropped, be it under a
-	// name or at the end of a tuple. Otherwise it is an error, unless it has a
-	// name and is None.
+	// Open makes the decoder ignore fields and tuple items beyond Fields.
+	// Otherwise they are an error, except for fields that are None.
 	Open bool
 }
 
-// Unset is a field of a record that its state did not have.
+// Unset is the value of a field that is not in the record's state.
 const Unset = Cell(wide)
 
-// schema is classes made ready for the machine.
+// schema holds the classes in the form that the machine uses.
 type schema struct {
 	classes []Class
 	byName  map[[2]string]int
@@ -424,7 +422,7 @@ func newSchema(classes []Class) *schema {
 	return s
 }
 
-// class returns the number of the class of that name, or -1.
+// class returns the number of the class with this name, or -1.
 func (s *schema) class(module, name string) int {
 	if i, ok := s.byName[[2]string{module, name}]; ok {
 		return i
@@ -439,7 +437,7 @@ func splitName(qualified string) [2]string {
 }
 
 // arena holds runs of values in pages, so that it grows without copying. The
-// position of a run says its page and its place there.
+// position of a run consists of the number of its page and its offset there.
 type arena[T any] struct{ pages [][]T }
 
 const (
@@ -447,8 +445,8 @@ const (
 	pageSize = 1 << pageBits
 )
 
-// alloc returns n consecutive values and their position. They keep what they
-// held before, which is zero for a new page.
+// alloc returns n consecutive values and their position. They are not cleared; in
+// a new page they are zero.
 func (a *arena[T]) alloc(n int) (int, []T) {
 	last := len(a.pages) - 1
 	if last < 0 || len(a.pages[last])+n > cap(a.pages[last]) {
@@ -461,8 +459,8 @@ func (a *arena[T]) alloc(n int) (int, []T) {
 	return last<<pageBits | off, p[off : off+n : off+n]
 }
 
-// grow makes room for n values in the last page, and returns its number. The
-// first page begins small, as most pickles are, and doubles.
+// grow makes room for n values in the last page and returns its number. The first
+// page starts small and doubles, because most pickles are small.
 func (a *arena[T]) grow(n int) int {
 	last := len(a.pages) - 1
 	switch {
@@ -477,7 +475,7 @@ func (a *arena[T]) grow(n int) int {
 	return len(a.pages) - 1
 }
 
-// at returns the values from the position on, as far as the page goes.
+// at returns the values from a position to the end of its page.
 func (a *arena[T]) at(pos int) []T { return a.pages[pos>>pageBits][pos&(pageSize-1):] }
 
 // ptr returns the value at a position, valid until the next alloc.
@@ -490,9 +488,9 @@ func (a *arena[T]) add(v T) int {
 	return pos
 }
 
-// memo holds the values that a pickle gave numbers, in pages too.
+// memo holds the memoized values in pages.
 type memo struct {
-	pages [][]handle // each as long as its memory
+	pages [][]handle // the length of each is its capacity
 	len   int
 }
 

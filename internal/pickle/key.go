@@ -14,14 +14,14 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// pairs returns keys and values that alternate in l as pairs. As in Python a key
-// that comes again changes the value and keeps its place; a key that Python
-// could not hash is an error.
+// pairs returns the alternating keys and values in l as pairs. As in Python, a
+// repeated key changes the value and keeps its place. A key that is not hashable
+// in Python is an error.
 func (k *keyer) pairs(l []any) ([]value.Pair, error) {
 	if err := k.charge(valueDict + (pairBytes+seenBytes)*len(l)/2); err != nil {
 		return nil, err
 	}
-	defer k.refund(seenBytes*len(l)/2 + anyBytes*len(l)) // l is garbage then
+	defer k.refund(seenBytes*len(l)/2 + anyBytes*len(l)) // l is garbage by then
 	out := make([]value.Pair, 0, len(l)/2)
 	seen := make(map[any]int, len(l)/2)
 	for i := 0; i < len(l); i += 2 {
@@ -39,7 +39,7 @@ func (k *keyer) pairs(l []any) ([]value.Pair, error) {
 	return out, nil
 }
 
-// distinct returns the items of l, each once. It uses l's memory.
+// distinct returns each item of l once. It uses l's memory.
 func (k *keyer) distinct(l []any) ([]any, error) {
 	if err := k.charge(valueDict + seenBytes*len(l)); err != nil {
 		return nil, err
@@ -60,16 +60,16 @@ func (k *keyer) distinct(l []any) ([]any, error) {
 	return out, nil
 }
 
-// keyer makes keys of hashable values that are equal if Python considers the
-// values equal. They are charged, as a key may share its parts with itself and
-// with other keys.
+// keyer returns keys for hashable values. Two keys are equal if Python considers
+// the values equal. The account is charged for keys, because values may share
+// their parts.
 type keyer struct {
 	*account
 	b    []byte
 	nans uint64
 }
 
-// written is the key of a value that is no string and no plain number.
+// written is the key of a value that is neither a string nor a plain number.
 type written string
 
 func (k *keyer) key(v any) (any, error) {
@@ -97,7 +97,7 @@ func (k *keyer) key(v any) (any, error) {
 	return written(k.b), nil
 }
 
-// append appends v. Where hash is set, v must be hashable.
+// append appends v. If hash is set, v must be hashable.
 func (k *keyer) append(v any, hash bool) error {
 	if err := k.charge(cellCost); err != nil {
 		return err
@@ -209,8 +209,8 @@ func (k *keyer) set(s *value.Set, hash bool) error {
 	return nil
 }
 
-// object appends everything that there is in o: two objects are the same key
-// where nothing tells them apart.
+// object appends all parts of o: two objects have the same key if all parts are
+// equal.
 func (k *keyer) object(o *value.Object) error {
 	if err := k.text('o', o.Module); err != nil {
 		return err
@@ -231,7 +231,8 @@ func (k *keyer) object(o *value.Object) error {
 	return nil
 }
 
-// mutable appends what may be inside of an object, but is no key by itself.
+// mutable appends a value that may be part of an object but is not hashable
+// itself.
 func (k *keyer) mutable(v any) error {
 	switch v := v.(type) {
 	case []any:
@@ -260,8 +261,8 @@ func (k *keyer) mutable(v any) error {
 	return nil
 }
 
-// identity appends the address of what a caller's own function made: that is
-// what Python's default hash goes by.
+// identity appends the address of a value that the caller's function returned,
+// like Python's default hash.
 func (k *keyer) identity(v any) error {
 	rv := reflect.ValueOf(v)
 	if rv.Kind() != reflect.Pointer {

@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// machine runs the opcodes of one pickle. What they ask for is written down in
-// the graph; the machine itself builds, imports and calls nothing.
+// machine executes the opcodes of one pickle and records the result in the graph.
+// It builds, imports and calls nothing.
 type machine struct {
 	*Graph
 	pos   int
@@ -20,13 +20,13 @@ type machine struct {
 	memo  memo
 	wides []Cell
 	lim   Limits
-	names map[string]Cell // globals by their words
-	word  []byte          // for a look into names
+	names map[string]Cell // globals by module and name
+	word  []byte          // buffer for lookups in names
 }
 
-// Parse returns the graph of the pickle that data begins with, and how many
-// bytes the pickle takes. Instances of the classes become records. The graph
-// keeps data, which must not change any more.
+// Parse returns the graph of the pickle at the start of data, and the length of
+// the pickle. Instances of the classes become records. The graph refers to data,
+// which must not change afterwards.
 func Parse(data []byte, classes []Class, l *Limits) (*Graph, int, error) {
 	lim := l.withDefaults(len(data))
 	g := &Graph{data: data, account: newAccount(&lim), shared: map[Cell]struct{}{}}
@@ -43,8 +43,8 @@ func Parse(data []byte, classes []Class, l *Limits) (*Graph, int, error) {
 	return g, m.pos, nil
 }
 
-// run executes opcodes up to the end of the pickle. The frequent ones are here,
-// the others in exec.
+// run executes opcodes up to the end of the pickle. It handles the frequent ones
+// itself and leaves the others to exec.
 func (m *machine) run() error {
 	for {
 		if m.pos >= len(m.data) {
@@ -92,14 +92,14 @@ func (m *machine) stop() error {
 	}
 	m.Root = m.pop()
 	if len(m.stack) != 0 || len(m.marks) != 0 {
-		return m.malformed("%d values and %d marks are left at its end", len(m.stack), len(m.marks))
+		return m.malformed("%d values and %d marks are left at the end", len(m.stack), len(m.marks))
 	}
 	return nil
 }
 
 func (m *machine) push(c Cell) { m.stack = append(m.stack, c) }
 
-// pop takes the topmost value off. The caller has asked need.
+// pop removes the topmost value. The caller must have called need.
 func (m *machine) pop() Cell {
 	c := m.stack[len(m.stack)-1]
 	m.stack = m.stack[:len(m.stack)-1]
@@ -108,7 +108,7 @@ func (m *machine) pop() Cell {
 
 func (m *machine) top() Cell { return m.stack[len(m.stack)-1] }
 
-// need checks that n values lie above the last mark.
+// need checks that there are n values above the last mark.
 func (m *machine) need(n int) error {
 	floor := 0
 	if len(m.marks) > 0 {
@@ -130,8 +130,8 @@ func (m *machine) popMark() (int, error) {
 	return i, nil
 }
 
-// popTo removes the last mark and the values above it, which it returns. They
-// are valid until the next push.
+// popTo removes the last mark and returns the values above it, which are valid
+// until the next push.
 func (m *machine) popTo() ([]Cell, error) {
 	i, err := m.popMark()
 	if err != nil {
@@ -152,7 +152,8 @@ func (m *machine) take(n int) ([]byte, error) {
 	return b, nil
 }
 
-// length reads a length of size bytes and checks it against what is left.
+// length reads a length of size bytes and checks it against the rest of the
+// input.
 func (m *machine) length(size int) (int, error) {
 	b, err := m.take(size)
 	if err != nil {
@@ -171,7 +172,7 @@ func (m *machine) length(size int) (int, error) {
 		return 0, m.malformed("a length of %d, %d bytes are left", n, len(m.data)-m.pos)
 	}
 	if n > maxSpan {
-		return 0, fmt.Errorf("%w: %d bytes in one piece, at most %d", ErrLimit, n, maxSpan)
+		return 0, fmt.Errorf("%w: %d bytes at once, at most %d", ErrLimit, n, maxSpan)
 	}
 	return int(n), nil
 }
@@ -195,9 +196,9 @@ func (m *machine) unsupported(format string, args ...any) error {
 	return fmt.Errorf("%w: before byte %d: %s", ErrUnsupported, m.pos, fmt.Sprintf(format, args...))
 }
 
-func (m *machine) truncated() error { return m.malformed("it ends too early") }
+func (m *machine) truncated() error { return m.malformed("it is cut off") }
 
-// exec executes one opcode that run left to it.
+// exec executes an opcode that run does not handle.
 func (m *machine) exec(op byte) error {
 	switch op {
 	case opLongBinGet, opGet, opPut, opBinPut, opLongBinPut:
@@ -232,7 +233,7 @@ func (m *machine) exec(op byte) error {
 	case opProto, opFrame:
 		return m.preamble(op)
 	case opExt1, opExt2, opExt4:
-		return m.unsupported("an extension code, which only its writer could resolve")
+		return m.unsupported("an extension code, which only the program that wrote it can resolve")
 	case opNextBuffer, opReadonlyBuffer:
 		return m.unsupported("an out-of-band buffer")
 	}
@@ -249,7 +250,7 @@ func constant(op byte) Cell {
 	return cellNone
 }
 
-// shuffle executes the opcodes that only move what is on the stack.
+// shuffle executes the opcodes that only rearrange the stack.
 func (m *machine) shuffle(op byte) error {
 	if op == opPopMark {
 		_, err := m.popTo()
@@ -269,7 +270,7 @@ func (m *machine) shuffle(op byte) error {
 	return nil
 }
 
-// preamble executes what only tells about the bytes that follow.
+// preamble executes the opcodes that only describe the following bytes.
 func (m *machine) preamble(op byte) error {
 	if op == opProto {
 		b, err := m.take(1)
@@ -316,9 +317,9 @@ func (m *machine) persistent(op byte) error {
 	return m.memoizeNext()
 }
 
-// savedClass returns the class that a persistent id names if it is one of those
-// that PyTorch's old stream has for the classes of modules: ("module", class, file
-// of the source, source).
+// savedClass returns the class in a persistent id of the form ("module", class,
+// source file, source), which PyTorch's legacy format uses for classes of
+// modules.
 func (m *machine) savedClass(id Cell) (Cell, bool) {
 	if id.Kind() != Tuple {
 		return 0, false
@@ -331,7 +332,7 @@ func (m *machine) savedClass(id Cell) (Cell, bool) {
 	return t[1], string(word) == "module"
 }
 
-// memoize stores the topmost value under the next number.
+// memoize stores the topmost value under the next memo number.
 func (m *machine) memoize() error {
 	if err := m.need(1); err != nil {
 		return err
@@ -339,8 +340,8 @@ func (m *machine) memoize() error {
 	return m.remember(m.top())
 }
 
-// memoizeNext executes the opcode MEMOIZE if it comes next: nearly every value
-// is followed by one.
+// memoizeNext executes MEMOIZE if it is the next opcode, as it is after nearly
+// every value.
 func (m *machine) memoizeNext() error {
 	if m.pos >= len(m.data) || m.data[m.pos] != opMemoize {
 		return nil
@@ -349,8 +350,8 @@ func (m *machine) memoizeNext() error {
 	return m.remember(m.top())
 }
 
-// room returns s with room for n more. It doubles what is large, as nothing is
-// known beforehand about how large a table becomes, and append grows by less.
+// room returns s with room for n more. It doubles large slices, because append
+// would grow them by less and the final size is unknown.
 func room[T any](s []T, n int) []T {
 	if cap(s)-len(s) >= n {
 		return s
@@ -366,7 +367,7 @@ func (m *machine) remember(c Cell) error {
 // handle returns c in four bytes.
 func (m *machine) handle(c Cell) handle {
 	if c.Kind() == State {
-		return handle(State) // nobody may have it back
+		return handle(State) // it cannot be used again
 	}
 	p := c.payload()
 	if p >= 0 && p < maxHandle {
@@ -412,7 +413,7 @@ func (m *machine) get(i uint64) error {
 	return m.pushShared(c)
 }
 
-// pushShared pushes a value that is at another place too.
+// pushShared pushes a value that occurs more than once.
 func (m *machine) pushShared(c Cell) error {
 	m.push(c)
 	if k := c.Kind(); m.shared == nil || k < Bytes || k == Global {
@@ -423,14 +424,14 @@ func (m *machine) pushShared(c Cell) error {
 	return m.charge(madeBytes * (len(m.shared) - before))
 }
 
-// put stores the topmost value under the number i. Numbers are given in order,
-// each with a byte at least, so none is larger than the position.
+// put stores the topmost value under the number i. Numbers are assigned in order
+// and each takes at least one byte, so i cannot exceed the position.
 func (m *machine) put(i uint64) error {
 	if err := m.need(1); err != nil {
 		return err
 	}
 	if i > uint64(m.pos) {
-		return m.malformed("memo entry %d after as few values", i)
+		return m.malformed("memo entry %d is out of order", i)
 	}
 	for uint64(m.memo.len) <= i {
 		m.memo.append(free)
@@ -439,7 +440,7 @@ func (m *machine) put(i uint64) error {
 	return nil
 }
 
-// memoOp executes the opcodes that carry a number of the memo.
+// memoOp executes the opcodes with a memo number.
 func (m *machine) memoOp(op byte) error {
 	var i uint64
 	switch op {
@@ -462,7 +463,7 @@ func (m *machine) memoOp(op byte) error {
 			return err
 		}
 		if i, err = strconv.ParseUint(string(l), 10, 32); err != nil {
-			return m.malformed("%.20q is no number of the memo", l)
+			return m.malformed("%.20q is not a memo number", l)
 		}
 	}
 	if op == opGet || op == opLongBinGet {
@@ -502,7 +503,7 @@ func (m *machine) number(op byte) error {
 	if op == opFloat {
 		f, err := strconv.ParseFloat(string(bytes.TrimSpace(l)), 64)
 		if err != nil && !math.IsInf(f, 0) {
-			return m.malformed("%.40q is no float", l)
+			return m.malformed("%.40q is not a float", l)
 		}
 		m.pushFloat(f)
 		return nil
@@ -538,7 +539,7 @@ func (m *machine) long(op byte) error {
 	return nil
 }
 
-// littleEndian returns the integer of at most seven bytes.
+// littleEndian returns the integer in at most seven bytes.
 func littleEndian(b []byte) int64 {
 	var v uint64
 	for i, x := range b {
@@ -548,7 +549,7 @@ func littleEndian(b []byte) int64 {
 	return int64(v<<shift) >> shift
 }
 
-// decimal reads the integers of protocol 0, among them its booleans.
+// decimal reads the integers and booleans of protocol 0.
 func (m *machine) decimal(op byte, l []byte) error {
 	switch {
 	case op == opInt && string(l) == "00":
@@ -567,17 +568,17 @@ func (m *machine) decimal(op byte, l []byte) error {
 	}
 	n, ok := new(big.Int).SetString(string(l), 10)
 	if !ok {
-		return m.malformed("%.40q is no integer", l)
+		return m.malformed("%.40q is not an integer", l)
 	}
 	m.bigs = append(m.bigs, m.keep(twosComplement(n)))
 	m.push(at(Big, len(m.bigs)-1))
 	return nil
 }
 
-// taken returns where the n bytes that were just taken lie.
+// taken returns the span of the n bytes that were just taken.
 func (m *machine) taken(n int) span { return span{off: m.pos - n, len: uint32(n)} }
 
-// keep stores text that is not in the input as it is.
+// keep stores text that does not occur in the input literally.
 func (m *machine) keep(b []byte) span {
 	s := span{off: len(m.data) + len(m.extra), len: uint32(len(b))}
 	if len(b) == 0 {
@@ -605,7 +606,7 @@ func (m *machine) text0(op byte) error {
 		return err
 	}
 	if (op == opBinString || op == opShortBinString) && !utf8.Valid(b) {
-		return m.pushBytes(m.taken(len(b))) // a string of Python 2 that is no text
+		return m.pushBytes(m.taken(len(b))) // a Python 2 string that is not text
 	}
 	c, err := m.newStr(m.taken(len(b)), b)
 	if err != nil {
@@ -615,7 +616,7 @@ func (m *machine) text0(op byte) error {
 	return m.memoizeNext()
 }
 
-// prefixed returns the bytes that follow their own length.
+// prefixed returns bytes that are preceded by their length.
 func (m *machine) prefixed(size int) ([]byte, error) {
 	n, err := m.length(size)
 	if err != nil {
@@ -638,7 +639,7 @@ func (m *machine) textLine(op byte) error {
 		b, ok = quoted(l)
 	}
 	if !ok {
-		return m.malformed("%.40q is no string", l)
+		return m.malformed("%.40q is not a string", l)
 	}
 	s := m.keep(b)
 	if op == opString && !utf8.Valid(b) {
@@ -652,10 +653,10 @@ func (m *machine) textLine(op byte) error {
 	return nil
 }
 
-// newStr makes a string of the bytes b, which lie at s.
+// newStr adds the string with the bytes b, which are at s.
 func (m *machine) newStr(s span, b []byte) (Cell, error) {
 	if !utf8.Valid(b) && !validWTF8(b) {
-		return 0, m.malformed("a string that is no UTF-8")
+		return 0, m.malformed("a string that is not UTF-8")
 	}
 	m.strs = append(room(m.strs, 1), s)
 	return at(Str, len(m.strs)-1), m.charge(spanBytes)
@@ -676,7 +677,7 @@ func (m *machine) bytesOp(op byte) error {
 	return m.pushBytes(m.taken(len(b)))
 }
 
-// byteArray makes what the protocols before this opcode write as a call.
+// byteArray adds a bytearray as the call that the older protocols write.
 func (m *machine) byteArray() error {
 	b, err := m.prefixed(8)
 	if err != nil {
@@ -783,5 +784,5 @@ const (
 	opReadonlyBuffer = 0x98
 )
 
-// maxProtocol is the newest protocol there is.
+// maxProtocol is the newest protocol.
 const maxProtocol = 5

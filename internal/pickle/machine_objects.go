@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// tupleOp makes a tuple of the topmost values.
+// tupleOp replaces the topmost values by a tuple.
 func (m *machine) tupleOp(op byte) error {
 	var from int
 	if op == opTuple {
@@ -66,7 +66,8 @@ func (m *machine) above(items []Cell) (int, error) {
 	return h, nil
 }
 
-// container makes a list, dict or set, empty or of the values above the mark.
+// container pushes a list, dict or set: an empty one, or one of the values above
+// the mark.
 func (m *machine) container(op byte) error {
 	var items []Cell
 	if op == opList || op == opDict || op == opFrozenSet {
@@ -75,7 +76,7 @@ func (m *machine) container(op byte) error {
 			return err
 		}
 		if op == opDict && len(top)%2 != 0 {
-			return m.malformed("a dict with a key that has no value")
+			return m.malformed("a dict with a key without a value")
 		}
 		items = append(items, top...)
 	}
@@ -97,7 +98,7 @@ func (m *machine) container(op byte) error {
 	return m.memoizeNext()
 }
 
-// fill puts the topmost values into what lies below them.
+// fill adds the topmost values to the container below them.
 func (m *machine) fill(op byte) error {
 	var from int
 	switch op {
@@ -141,17 +142,17 @@ func (m *machine) appendTo(c Cell, items []Cell) error {
 		}
 		return err
 	}
-	return m.malformed("an append to what is no list")
+	return m.malformed("an append to a value that is not a list")
 }
 
 func (m *machine) addTo(c Cell, items []Cell) error {
 	if c.Kind() != Set || m.seqs.ptr(c.pos()).frozen {
-		return m.malformed("an addition to what is no set")
+		return m.malformed("an addition to a value that is not a set")
 	}
 	return m.extend(m.seqs.ptr(c.pos()), items)
 }
 
-// extend puts items at the end of s.
+// extend appends items to s.
 func (m *machine) extend(s *seq, items []Cell) error {
 	h, err := m.above(items)
 	if err != nil {
@@ -162,14 +163,14 @@ func (m *machine) extend(s *seq, items []Cell) error {
 	return err
 }
 
-// grown returns s with items at its end.
+// grown returns s with the items appended.
 func (m *machine) grown(s, items []Cell) ([]Cell, error) {
 	before := cap(s)
 	s = append(room(s, len(items)), items...)
 	return s, m.charge(cellBytes * (cap(s) - before))
 }
 
-// contents returns the contents of an object that items are put into.
+// contents returns the contents of an object, for adding items.
 func (m *machine) contents(c Cell, items []Cell) (*contents, error) {
 	o := m.objects.ptr(c.pos())
 	h, err := m.above(items)
@@ -200,7 +201,7 @@ func (m *machine) setIn(c Cell, pairs []Cell) error {
 		}
 		return err
 	}
-	return m.malformed("an item set in what is no dict")
+	return m.malformed("an item set in a value that is not a dict")
 }
 
 // globalOp pushes a name.
@@ -216,7 +217,7 @@ func (m *machine) globalOp(op byte) error {
 			return err
 		}
 		if !validWTF8(a) || !validWTF8(b) {
-			return m.malformed("a name that is no UTF-8")
+			return m.malformed("a name that is not UTF-8")
 		}
 		module, name = a, b
 	} else {
@@ -227,7 +228,7 @@ func (m *machine) globalOp(op byte) error {
 		name, ok = m.Text(m.pop())
 		module, ok2 = m.Text(m.pop())
 		if !ok || !ok2 {
-			return m.malformed("a name that is no string")
+			return m.malformed("a name that is not a string")
 		}
 	}
 	c, err := m.global(module, name)
@@ -238,9 +239,9 @@ func (m *machine) globalOp(op byte) error {
 	return m.memoizeNext()
 }
 
-// global returns a name, the same one for the same words.
+// global returns the cell of a name. Equal names have the same cell.
 func (m *machine) global(module, name []byte) (Cell, error) {
-	if err := m.charge(len(module) + len(name)); err != nil { // which may be the same long words again
+	if err := m.charge(len(module) + len(name)); err != nil { // the same long name may occur very often
 		return 0, err
 	}
 	m.word = append(append(append(m.word[:0], module...), 0), name...)
@@ -255,7 +256,7 @@ func (m *machine) global(module, name []byte) (Cell, error) {
 	return c, nil
 }
 
-// newGlobal makes a name. Names that Python moved get the one they have now.
+// newGlobal adds a name, and replaces names that Python has renamed.
 func (m *machine) newGlobal(module, name string) Cell {
 	if module == "__builtin__" && builtins2[name] != "" {
 		name = builtins2[name]
@@ -274,18 +275,18 @@ func (m *machine) newGlobal(module, name string) Cell {
 	return at(Global, len(m.globals)-1)
 }
 
-// renamed are modules under the names that Python 2 and some releases of
-// Python 3 have for them.
+// renamed maps the modules of Python 2 and of some releases of Python 3 to their
+// current names.
 var renamed = map[string]string{
 	"__builtin__":    "builtins",
 	"copy_reg":       "copyreg",
 	"pathlib._local": "pathlib",
 }
 
-// builtins2 are the built-in classes that have another name in Python 3.
+// builtins2 are the built-in classes that Python 3 renamed.
 var builtins2 = map[string]string{"basestring": "str", "long": "int", "unicode": "str", "xrange": "range"}
 
-// call executes the opcodes that would make an object of a class.
+// call executes the opcodes that create an object.
 func (m *machine) call(op byte) error {
 	switch op {
 	case opInst:
@@ -310,7 +311,7 @@ func (m *machine) call(op byte) error {
 	}
 	if op == opNewObjEx {
 		if kwargs = m.pop(); kwargs.Kind() != Dict {
-			return m.malformed("named arguments that are no dict")
+			return m.malformed("named arguments that are not a dict")
 		}
 	}
 	args := m.pop()
@@ -329,7 +330,7 @@ func (m *machine) inst() error {
 	return m.makeOf(callee, items)
 }
 
-// makeOf pushes the object that calling callee with the arguments would give.
+// makeOf pushes the object of a call with positional arguments.
 func (m *machine) makeOf(callee Cell, args []Cell) error {
 	t, err := m.newTuple(args)
 	if err != nil {
@@ -338,13 +339,13 @@ func (m *machine) makeOf(callee Cell, args []Cell) error {
 	return m.make(callee, t, cellNone, false)
 }
 
-// make pushes the object that calling callee would give.
+// make pushes the object of a call.
 func (m *machine) make(callee, args, kwargs Cell, isNew bool) error {
 	if callee.Kind() != Global {
-		return m.unsupported("a call of what is no name")
+		return m.unsupported("a call of a value that is not a name")
 	}
 	if !isTuple(args) {
-		return m.malformed("arguments that are no tuple")
+		return m.malformed("arguments that are not a tuple")
 	}
 	g := &m.globals[callee.pos()]
 	if g.class >= 0 {
@@ -369,7 +370,7 @@ func (m *machine) make(callee, args, kwargs Cell, isNew bool) error {
 	return m.memoizeNext()
 }
 
-// build gives the object below the topmost value that value as its state.
+// build sets the topmost value as the state of the object below it.
 func (m *machine) build() error {
 	if err := m.need(2); err != nil {
 		return err
@@ -380,7 +381,7 @@ func (m *machine) build() error {
 		return m.buildRecord(record{class, target.pos()}, state)
 	}
 	if target.Kind() != Object {
-		return m.malformed("a state for what is no object")
+		return m.malformed("a state for a value that is not an object")
 	}
 	o := m.objects.ptr(target.pos())
 	if o.built {
@@ -392,13 +393,11 @@ func (m *machine) build() error {
 	return err
 }
 
-// record is the place of a record: its class, and its number among those of the
-// class.
+// record identifies a record by its class and its number in that class.
 type record struct{ class, pos int }
 
-// newRecord pushes a record without fields. The dict that follows it in every
-// pickle that Python writes is its state, and nothing else: there is no need to
-// build it.
+// newRecord pushes a record without fields. In every pickle of Python the next
+// dict is its state, so that dict is not built.
 func (m *machine) newRecord(class int) error {
 	n := len(m.schema.classes[class].Fields)
 	if err := m.charge(cellBytes * n); err != nil {
@@ -423,11 +422,11 @@ func (m *machine) newRecord(class int) error {
 	return m.quickState(class, fields)
 }
 
-// stateOf returns the cell for the state of r; see recordOf.
+// stateOf returns the cell of the state of r; see recordOf.
 func stateOf(r record) Cell { return at(State, 1+r.pos*maxClasses+r.class) }
 
-// recordOf returns the record whose state c is. That of a state which came out
-// of the memo has no position.
+// recordOf returns the record with the state c. Its class is negative if the
+// state was read from the memo.
 func recordOf(c Cell) record {
 	p := c.pos() - 1
 	if p < 0 {
@@ -448,7 +447,7 @@ func (m *machine) buildRecord(r record, state Cell) error {
 		return m.setFields(r, pairs)
 	case Tuple, Ints, IntsTuple:
 		items := m.items(state)
-		if err := m.charge(cellBytes * len(items)); err != nil { // it may be the state of many
+		if err := m.charge(cellBytes * len(items)); err != nil { // many records may share the state
 			return err
 		}
 		return m.setByPosition(r, items)
@@ -474,7 +473,7 @@ func (m *machine) setFields(r record, pairs []Cell) error {
 	if r.class < 0 {
 		return m.unsupported("the state of an object that is shared")
 	}
-	if err := m.charge(len(pairs)); err != nil { // they may be those of many
+	if err := m.charge(len(pairs)); err != nil { // many records may share the pairs
 		return err
 	}
 	row := m.schema.fields[r.class]
@@ -496,10 +495,10 @@ func (m *machine) setFields(r record, pairs []Cell) error {
 	return nil
 }
 
-// symbol returns the number of the schema's field of that name, or -1.
+// symbol returns the number of the schema's field with this name, or -1.
 func (m *machine) symbol(key Cell) (int32, error) {
 	if key.Kind() != Str {
-		return 0, m.malformed("a field whose name is no string")
+		return 0, m.malformed("a field whose name is not a string")
 	}
 	s := &m.strs[key.pos()]
 	if s.sym == 0 {
@@ -521,26 +520,26 @@ func (m *machine) fields(r record) []Cell {
 
 func (m *machine) className(r record) string { return m.schema.classes[r.class].Names[0] }
 
-// quick reads ahead: it recognises the few sequences of opcodes that the fields
-// of records consist of, and reads their values without the stack. Whatever it
-// does not recognise it leaves to the machine, in the state in which the machine
-// would be without it. One chunk of a checkpoint takes some seventy opcodes, and
-// there may be millions: this is where decoding metadata spends its time.
+// quick is a fast path for the fields of records. It recognises their usual
+// sequences of opcodes and reads the values without the stack. At anything else
+// it stops and leaves the machine in the state that it would have without quick.
+// A chunk of a checkpoint has about seventy opcodes and a checkpoint may have
+// millions of chunks, so decoding metadata spends most of its time here.
 type quick struct {
 	*machine
 	p int // the position in the input
 }
 
 const (
-	// maxQuick bounds the fields and the dimensions that quick reads.
+	// maxQuick is the largest number of fields and of dimensions that quick
+	// reads.
 	maxQuick = 8
-	// margin is how many bytes are left at least where quick reads a name or a
-	// number without another look at the end.
+	// margin is the number of bytes that must be left for quick to read a name or
+	// a number without checking for the end.
 	margin = 32
 )
 
-// quickState reads the names and values that follow the empty state of a new
-// record, up to its BUILD.
+// quickState reads the fields of a new record up to its BUILD opcode.
 func (m *machine) quickState(class int, fields []Cell) error {
 	if m.pos >= len(m.data) || m.data[m.pos] != opMark {
 		return nil
@@ -579,7 +578,7 @@ func (m *machine) quickState(class int, fields []Cell) error {
 	return m.resume(class, seen[:n], q.p)
 }
 
-// resume puts the machine in the state after the pairs of fields and values.
+// resume puts the machine into the state after reading the pairs.
 func (m *machine) resume(class int, pairs []Cell, pos int) error {
 	m.marks = append(m.marks, len(m.stack))
 	for i := 0; i < len(pairs); i += 2 {
@@ -592,7 +591,7 @@ func (m *machine) resume(class int, pairs []Cell, pos int) error {
 	return nil
 }
 
-// fieldOf returns the field of a class with that name, or -1.
+// fieldOf returns the position of the field with this name, or -1.
 func (m *machine) fieldOf(key Cell, row []int8) int8 {
 	s := m.strs[key.pos()].sym
 	if s == 0 {
@@ -608,7 +607,7 @@ func (m *machine) fieldOf(key Cell, row []int8) int8 {
 	return row[s-1]
 }
 
-// reference reads a number of the memo and returns what is there.
+// reference reads a memo number and returns its value.
 func (q *quick) reference() (Cell, bool) {
 	d := q.data[q.p:]
 	if len(d) < 5 {
@@ -735,7 +734,7 @@ func (q *quick) numbers() (Cell, bool) {
 		return 0, false
 	}
 	if q.charge(cellBytes*(1+n)) != nil {
-		return 0, false // the machine gets there
+		return 0, false // the machine handles it
 	}
 	pos, s := q.ints.alloc(1 + n)
 	s[0] = int64(n)
@@ -744,8 +743,7 @@ func (q *quick) numbers() (Cell, bool) {
 	return c, q.memoized(c)
 }
 
-// size reads the tuple of integers, the tuple around it and the call that make a
-// torch.Size.
+// size reads a torch.Size: a tuple of integers, the tuple around it and the call.
 func (q *quick) size() (Cell, bool) {
 	c, ok := q.value()
 	d := q.data[q.p:]

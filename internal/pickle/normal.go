@@ -33,7 +33,7 @@ func bare(o *value.Object, n int) bool {
 	return len(o.Args) == n && o.Kwargs == nil && o.State == nil && o.Items == nil && o.Pairs == nil
 }
 
-// builtin returns the values whose class is built in.
+// builtin returns the value of an object of a built-in class.
 func (b *builder) builtin(o *value.Object) (any, error) {
 	switch o.Name {
 	case "complex":
@@ -48,7 +48,7 @@ func (b *builder) builtin(o *value.Object) (any, error) {
 			if err := b.charge(anyBytes * len(l)); err != nil {
 				return nil, err
 			}
-			// The list may be shared with others.
+			// The list may be shared.
 			l, err := b.keys.distinct(append([]any{}, l...))
 			return &value.Set{Items: l, Frozen: o.Name == "frozenset"}, err
 		}
@@ -67,8 +67,7 @@ func (b *builder) builtin(o *value.Object) (any, error) {
 	return o, nil
 }
 
-// rawBytes returns the bytes that v is, or those of a bytearray in its normal
-// form.
+// rawBytes returns the bytes of v, which may be a bytearray in its normal form.
 func rawBytes(v any) ([]byte, bool) {
 	if o, ok := v.(*value.Object); ok && o.Call && o.Module == "builtins" && o.Name == "bytearray" && bare(o, 1) {
 		v = o.Args[0]
@@ -94,7 +93,7 @@ func oneList(o *value.Object) ([]any, bool) {
 	return l, ok
 }
 
-// latin1 returns the bytes that the older protocols write as text in Latin-1.
+// latin1 returns bytes that the older protocols write as Latin-1 text.
 func latin1(o *value.Object) ([]byte, bool) {
 	encode := o.Module == "_codecs"
 	switch {
@@ -121,7 +120,7 @@ func latin1(o *value.Object) ([]byte, bool) {
 	return out, true
 }
 
-// collection returns an OrderedDict as the dict that it is.
+// collection returns an OrderedDict as a dict.
 func (b *builder) collection(o *value.Object) (any, error) {
 	if o.Name != "OrderedDict" || o.Kwargs != nil || o.Items != nil || len(o.Args) > 1 {
 		return o, nil
@@ -130,7 +129,7 @@ func (b *builder) collection(o *value.Object) (any, error) {
 	if len(o.Args) == 0 {
 		return d, nil
 	}
-	// Python 2 gives the items as a list of lists.
+	// Python 2 stores the items as a list of lists.
 	list, ok := o.Args[0].([]any)
 	if !ok {
 		return o, nil
@@ -154,7 +153,8 @@ func (b *builder) collection(o *value.Object) (any, error) {
 	return d, err
 }
 
-// layouts are the layouts of tensors. Pickles make them by torch's _get_layout.
+// layouts are the layouts of tensors. Pickles create them with torch's
+// _get_layout.
 var layouts = map[string]bool{
 	"strided": true, "sparse_coo": true, "sparse_csr": true, "sparse_csc": true, "sparse_bsr": true,
 	"sparse_bsc": true, "jagged": true, "_mkldnn": true,
@@ -172,14 +172,14 @@ func layout(o *value.Object) any {
 	return &value.Object{Module: "torch", Name: name}
 }
 
-// memoryFormats are the memory formats of tensors. Pickles find them in the
-// module torch that torch._utils imports.
+// memoryFormats are the memory formats of tensors. Pickles look them up in torch,
+// as imported by torch._utils.
 var memoryFormats = map[string]bool{
 	"channels_last": true, "channels_last_3d": true, "contiguous_format": true, "preserve_format": true,
 }
 
-// memoryFormat returns the memory format that the older protocols look up with
-// getattr, and any other such call as it is.
+// memoryFormat returns the memory format that older protocols look up with
+// getattr. It returns other such calls unchanged.
 func memoryFormat(o *value.Object) any {
 	if !bare(o, 2) || !isName(o.Args[0], "torch._utils", "torch") {
 		return o
@@ -191,10 +191,10 @@ func memoryFormat(o *value.Object) any {
 	return &value.Object{Module: "torch", Name: name}
 }
 
-// posixPaths are the classes of paths that normalise as they do on POSIX.
+// posixPaths are the classes of paths with POSIX rules.
 var posixPaths = map[string]bool{"PosixPath": true, "PurePosixPath": true, "Path": true, "PurePath": true}
 
-// path joins the parts of a path, as Python would print it.
+// path joins the parts of a path as Python prints it.
 func (b *builder) path(o *value.Object) (any, error) {
 	if !posixPaths[o.Name] || !bare(o, len(o.Args)) {
 		return o, nil
@@ -202,7 +202,7 @@ func (b *builder) path(o *value.Object) (any, error) {
 	if len(o.Args) == 0 {
 		return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{"."}}, nil
 	}
-	first, size := 0, 0 // the parts before an absolute one do not count
+	first, size := 0, 0 // an absolute part discards the parts before it
 	for i, a := range o.Args {
 		s, ok := a.(string)
 		if !ok {
@@ -220,13 +220,13 @@ func (b *builder) path(o *value.Object) (any, error) {
 	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{full}}, nil
 }
 
-// cleanPath joins strings of at most size bytes in all, of which only the first
-// may begin with a slash. It drops empty and "." parts and keeps "..", as Python
-// does.
+// cleanPath joins strings with a total of at most size bytes, of which only the
+// first may begin with a slash. Like Python it drops empty and "." parts and
+// keeps "..".
 func cleanPath(parts []any, size int) string {
 	root := ""
 	if s := parts[0].(string); strings.HasPrefix(s, "//") && !strings.HasPrefix(s, "///") {
-		root = "//" // POSIX leaves the meaning of two to the system
+		root = "//" // POSIX gives two slashes a meaning of their own
 	} else if strings.HasPrefix(s, "/") {
 		root = "/"
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// numpy returns plain scalars, arrays and dtypes of numpy in their normal form.
+// numpy returns scalars, arrays and dtypes of numpy in their normal form.
 func numpy(o *value.Object) any {
 	switch {
 	case o.Module == "numpy" && o.Name == "dtype":
@@ -37,8 +37,8 @@ func numpyDType(s string) *value.Object {
 	return &value.Object{Module: "numpy", Name: "dtype", Call: true, Args: value.Tuple{s}}
 }
 
-// dtypeText returns the text of a dtype that is pickled as its class and size,
-// with its byte order in the state; false for one with fields or units.
+// dtypeText returns the text of a pickled dtype, or false if the dtype has fields
+// or units. The byte order is in the state.
 func dtypeText(o *value.Object) (string, bool) {
 	if len(o.Args) == 0 || o.Kwargs != nil || o.Items != nil || o.Pairs != nil {
 		return "", false
@@ -71,7 +71,7 @@ func itemSize(dtype string) (int64, bool) {
 	return int64(n), true
 }
 
-// plainDType returns the text of a dtype in its normal form.
+// plainDType returns the text of a dtype in normal form.
 func plainDType(v any) (string, bool) {
 	o, ok := v.(*value.Object)
 	if !ok || o.Module != "numpy" || o.Name != "dtype" || !o.Call || !bare(o, 1) {
@@ -105,7 +105,7 @@ func numpyScalar(o *value.Object) *value.Object {
 	return &value.Object{Module: "numpy", Name: k.name, Call: true, Args: value.Tuple{v}}
 }
 
-// numpyArray returns an array that is pickled as an empty one and its state.
+// numpyArray returns an array, which is pickled as an empty array with a state.
 func numpyArray(o *value.Object) *value.Object {
 	state, ok := o.State.(value.Tuple)
 	if !ok || len(state) != 5 || o.Items != nil || o.Pairs != nil || len(o.Args) == 0 || !isName(o.Args[0], "numpy", "ndarray") {
@@ -118,7 +118,7 @@ func numpyArray(o *value.Object) *value.Object {
 	return newArray(state[2], state[1], order, state[4])
 }
 
-// newArray returns the normal form of an array if its parts fit each other.
+// newArray returns the normal form of an array if its parts are consistent.
 func newArray(dtype, shape, order, data any) *value.Object {
 	text, ok := plainDType(dtype)
 	dims, ok2 := dimensions(shape)
@@ -138,7 +138,7 @@ func newArray(dtype, shape, order, data any) *value.Object {
 // dimensions returns the integers of a tuple that is a shape.
 func dimensions(v any) ([]int64, bool) {
 	t, ok := v.(value.Tuple)
-	if !ok || len(t) > tensor.MaxDims { // many arrays may share it
+	if !ok || len(t) > tensor.MaxDims { // many arrays may share a tuple
 		return nil, false
 	}
 	out := make([]int64, 0, len(t)+1)
@@ -298,7 +298,7 @@ func encodeComplex(size int) func(any) ([]byte, bool) {
 	}
 }
 
-// floatBytes returns f in so many bytes, and false if they do not hold it.
+// floatBytes returns f in size bytes, or false if it does not fit exactly.
 func floatBytes(f float64, size int) ([]byte, bool) {
 	switch size {
 	case 2:
@@ -335,8 +335,8 @@ func toHalf(f float64) (uint16, bool) {
 	return sign | uint16(unit+25)<<10 | uint16(m) - 1024, true
 }
 
-// multiarray is the module that every release of numpy loads arrays and scalars
-// from.
+// multiarray is the module from which every release of numpy loads arrays and
+// scalars.
 const multiarray = "numpy.core.multiarray"
 
 // packNumpy is the inverse of numpy.
@@ -366,10 +366,10 @@ func packNumpy(o *value.Object) (*value.Object, error) {
 		Args: value.Tuple{packedDType{packDType(order(code) + code)}, b}}, nil
 }
 
-// packedDType is a dtype that is in the form for Python already.
+// packedDType is a dtype that is already in Python's form.
 type packedDType struct{ *value.Object }
 
-// order returns the byte order of numpy's dtypes of that code.
+// order returns the byte order in numpy's dtype of that code.
 func order(code string) string {
 	if code[1:] == "1" {
 		return "|"

@@ -1,23 +1,23 @@
-// Package pickle reads and writes Python's pickles without Python: it builds
-// plain data of package value, and never looks up, imports or calls what a
-// pickle names. It knows nothing of checkpoints, apart from what its callers
-// tell it about classes. The contract is at Decode and Encode.
+// Package pickle reads and writes Python's pickles without Python. It builds plain
+// data of package value and never looks up, imports or calls the names in a pickle.
+// It depends on nothing about checkpoints: callers describe the classes that matter
+// to them. The contract is at Decode and Encode.
 //
 // # Normal form
 //
-// Objects of well-known classes have one form, however Python pickled them, for
-// those who print, compare or write them. Encode writes it back as Python does.
+// Objects of well-known classes have one form, however Python pickled them, so that
+// they can be printed, compared and written. Encode writes them back as Python does.
 //
-//	torch.bfloat16, torch.strided, …  the name alone, Call not set; layouts and
-//	                                  memory formats too, although pickles make
-//	                                  them by a function
+//	torch.bfloat16, torch.strided, …  the name only, Call not set; also layouts and
+//	                                  memory formats, which pickles create with
+//	                                  a function
 //	bytearray(b'ab')                  builtins bytearray, Args ([]byte,)
 //	torch.Size([3, 4])                torch Size, Args ((3, 4),)
 //	torch.device('cuda', 1)           torch device, Args ("cuda", 1)
 //	pathlib.PosixPath('a/b')          pathlib PosixPath, Args ("a/b",); likewise
 //	                                  PurePosixPath, Path and PurePath
 //	datetime.date(2026, 5, 11)        datetime date, Args (2026, 5, 11)
-//	datetime.datetime(…), .time(…)    Args as its repr has them, so seconds and
+//	datetime.datetime(…), .time(…)    Args as in its repr: seconds and
 //	                                  microseconds only if they are not zero;
 //	                                  Kwargs "tzinfo" and "fold" if set
 //	datetime.timedelta(…)             Kwargs "days", "seconds", "microseconds" if
@@ -34,7 +34,7 @@
 // An OrderedDict is a *value.Dict, a set a *value.Set, and a complex number
 // a complex128.
 //
-// An object in any other form is a record like those of unknown classes.
+// An object in any other form is treated like one of an unknown class.
 package pickle
 
 import (
@@ -46,12 +46,11 @@ import (
 )
 
 var (
-	// ErrMalformed reports bytes that are no pickle, or a pickle that no Python
-	// writes.
+	// ErrMalformed reports bytes that are not a pickle that Python writes.
 	ErrMalformed = errors.New("malformed pickle")
-	// ErrLimit reports a pickle or value that is beyond the limits.
+	// ErrLimit reports a pickle or value that exceeds the limits.
 	ErrLimit = errors.New("pickle exceeds a limit")
-	// ErrPersistent reports a persistent id that nobody asked for, or that its
+	// ErrPersistent reports a persistent id without a resolver, or one that the
 	// resolver refused.
 	ErrPersistent = errors.New("persistent id in pickle")
 	// ErrUnknownClass reports a class that is neither known nor allowed.
@@ -62,40 +61,36 @@ var (
 	ErrCycle = errors.New("value contains itself")
 )
 
-// Construct makes the value of a call that a pickle asks for.
+// Construct returns the result of a call in a pickle.
 type Construct = func(args value.Tuple, kwargs map[string]any) (any, error)
 
-// DecodeOptions tell Decode what its caller knows. Nil: nothing.
+// DecodeOptions are the options of Decode. Nil means the defaults.
 type DecodeOptions struct {
-	// Persistent returns the value that a persistent id stands for. Nil:
-	// persistent ids are refused with ErrPersistent. It is asked once for each
-	// place in the pickle that is not shared. The ids that PyTorch's old stream
-	// has for the classes of modules become those classes.
+	// Persistent returns the object of a persistent id. Nil: persistent ids are
+	// refused with ErrPersistent. It is called once for each id that is not
+	// shared. It is not called for the ids of classes in PyTorch's legacy format.
 	Persistent func(id any) (any, error)
-	// Construct makes values of the calls that a pickle asks for, by the
-	// qualified name of what is called, such as
-	// "torch._utils._rebuild_tensor_v2". A call of any other name becomes an
-	// inert record. What it returns is taken as it is, but must hold no value
-	// of package value that contains itself.
+	// Construct has functions for calls in the pickle by the qualified name of
+	// the callee, such as "torch._utils._rebuild_tensor_v2". A call of any other
+	// name becomes an inert object. The result must not contain a value of
+	// package value that contains itself.
 	Construct map[string]func(args value.Tuple, kwargs map[string]any) (any, error)
-	// Limits bound the work. Nil: the defaults of Limits.
+	// Limits bounds the work. Nil: the defaults of Limits.
 	Limits *Limits
 }
 
-// Decode returns the value of the one pickle that data holds: nil, bool, int64,
-// uint64 (beyond int64), *big.Int (beyond that), float64, complex128, string,
-// []byte, []any, map[string]any (a dict whose keys are all strings), and the
-// types of package value. Everything that has a name is a *value.Object in its
-// normal form, unless o.Construct knows better; it is never
-// looked up.
+// Decode returns the value of the only pickle in data: nil, bool, int64, uint64
+// (beyond int64), *big.Int (beyond that), float64, complex128, string, []byte,
+// []any, map[string]any (a dict with only string keys), and the types of package
+// value. Everything that is pickled by name is a *value.Object in its normal
+// form, unless o.Construct has a function for it; names are never looked up.
 //
 // Parts that are shared in the pickle are shared in the value, so callers must
-// not change it. A pickle of a value that contains itself is an error that wraps
-// ErrCycle; one that would take too much to build or to walk over wraps
-// ErrLimit; all others wrap ErrMalformed, ErrUnsupported or ErrPersistent, or
-// come from the functions in o. Strings with surrogates keep them as three bytes
-// each, which is no UTF-8. Attributes that were set on an OrderedDict are
-// dropped.
+// not change it. The error wraps ErrCycle if a value contains itself, and
+// ErrLimit if the value would take too much memory or work; other errors wrap
+// ErrMalformed, ErrUnsupported or ErrPersistent, or are those of the functions in
+// o. Surrogates in strings are three bytes each, which is not valid UTF-8.
+// Attributes of an OrderedDict are dropped.
 func Decode(data []byte, o *DecodeOptions) (any, error) {
 	v, n, err := DecodePrefix(data, o)
 	if err != nil {
@@ -107,8 +102,8 @@ func Decode(data []byte, o *DecodeOptions) (any, error) {
 	return v, nil
 }
 
-// DecodePrefix is Decode for a pickle that other bytes follow. It returns how
-// many bytes the pickle takes.
+// DecodePrefix is Decode for a pickle that is followed by other bytes. It also
+// returns the length of the pickle.
 func DecodePrefix(data []byte, o *DecodeOptions) (v any, n int, err error) {
 	if o == nil {
 		o = new(DecodeOptions)
@@ -124,8 +119,8 @@ func DecodePrefix(data []byte, o *DecodeOptions) (v any, n int, err error) {
 	return v, n, nil
 }
 
-// known are the plain classes and things, by module: to load one makes a value
-// and does nothing else.
+// known has the harmless names by module: loading them in Python creates a value
+// and has no other effect.
 var known = map[string]map[string]bool{
 	"builtins": names("bool", "bytearray", "bytes", "complex", "dict", "Ellipsis", "float", "frozenset", "int", "list",
 		"NotImplemented", "object", "range", "set", "slice", "str", "tuple"),
@@ -166,28 +161,26 @@ func names(list ...string) map[string]bool {
 	return m
 }
 
-// Known reports whether the name is that of a plain class, function or thing:
-// Encode writes it without being allowed to. Layouts such as torch.strided and
-// memory formats such as torch.channels_last are among them.
+// Known reports whether the name is that of a harmless class, function or
+// constant, which Encode writes without permission. Layouts such as torch.strided
+// and memory formats such as torch.channels_last are known.
 func Known(module, name string) bool {
 	return known[module][name] || module == "torch" && (layouts[name] || memoryFormats[name])
 }
 
-// Limits bound what a pickle may ask for. A zero field means its default.
+// Limits bound the resources that a pickle may use. A zero field means its
+// default.
 type Limits struct {
-	// Depth bounds how deeply values lie in each other. Zero: 1000.
+	// Depth bounds the nesting of values. Zero: 1000.
 	Depth int
-	// Memory bounds the memory that decoding takes, and the work, in bytes that
-	// are made or looked at, estimated. Zero: 64 MiB and 40 times the size of
-	// the pickle.
+	// Memory bounds the estimated bytes that decoding allocates or reads. Zero:
+	// 64 MiB plus 40 times the size of the pickle.
 	Memory int64
-	// Bytes bounds the size of the value when it is written out in full, with
-	// every shared part wherever it stands, at 16 bytes a value and one for each
-	// byte of a string: a walk over the value that does not notice sharing ends
-	// as soon. Zero: the default of Memory.
+	// Bytes bounds the size of the value if every shared part were copied, with
+	// 16 bytes for each value and one for each byte of a string. It bounds walks
+	// over the value that do not detect sharing. Zero: the default of Memory.
 	Bytes int64
-	// Context ends the decoding with its cause when it is done. Nil: nothing
-	// does.
+	// Context cancels the decoding. Nil: no cancellation.
 	Context context.Context
 }
 
@@ -209,28 +202,29 @@ func (l *Limits) withDefaults(input int) Limits {
 	return out
 }
 
-// maxBig bounds the bytes of an integer: printing takes more than linear time,
+// maxBig bounds the bytes of an integer: printing it takes more than linear time,
 // and package value stores at most 10,000 digits.
 const maxBig = 4096
 
-// account counts the memory and work that a pickle may still take. It detects any
-// pickle whose value grows faster than its input.
+// account counts the memory and work that decoding may still use. It stops
+// pickles whose value grows faster than their input.
 type account struct {
 	ctx   context.Context // of the whole decoding
 	limit int64
 	left  int64
-	// pause is what is left when ctx is asked next.
+	// pause is the value of left at which ctx is checked next.
 	pause int64
 }
 
-// stride is how much is charged between two looks at the context.
+// stride is the number of bytes that are charged between two checks of the
+// context.
 const stride = 1 << 20
 
 func newAccount(l *Limits) account {
 	return account{ctx: l.Context, limit: l.Memory, left: l.Memory, pause: l.Memory}
 }
 
-// charge takes n bytes of the account.
+// charge subtracts n bytes from the account.
 func (a *account) charge(n int) error {
 	if a.left -= int64(n); a.left >= a.pause {
 		return nil
@@ -238,12 +232,12 @@ func (a *account) charge(n int) error {
 	return a.look()
 }
 
-// refund gives back what was charged for n bytes that are garbage now.
+// refund adds n bytes that have become garbage.
 func (a *account) refund(n int) { a.left += int64(n) }
 
 func (a *account) look() error {
 	if a.left < 0 {
-		return fmt.Errorf("%w: it takes more than %d bytes of memory, or more steps than that", ErrLimit, a.limit)
+		return fmt.Errorf("%w: it takes more than %d bytes of memory or as many steps", ErrLimit, a.limit)
 	}
 	a.pause = max(0, a.left-stride)
 	if a.ctx != nil {
@@ -252,24 +246,24 @@ func (a *account) look() error {
 	return nil
 }
 
-// The memory that values take, in bytes.
+// The estimated sizes of values in bytes.
 const (
 	cellBytes   = 8
 	spanBytes   = 16
 	seqBytes    = 32
 	objectBytes = 48
 	globalBytes = 160 // with its object
-	anyBytes    = 16  // a place for a value
-	boxBytes    = 24  // a slice behind such a place
+	anyBytes    = 16  // an interface value
+	boxBytes    = 24  // a slice in an interface value
 	madeBytes   = 96  // an entry of builder.made
-	foreign     = 256 // what a caller's function makes
+	foreign     = 256 // the result of a caller's function
 	valueObject = 144 // a value.Object
 	valueDict   = 40  // a value.Dict or value.Set
 	pairBytes   = 32  // of a value.Dict
-	seenBytes   = 48  // of a key while keys are compared
+	seenBytes   = 48  // a key while keys are compared
 )
 
-// mapBytes returns what a map[string]any of n entries takes.
+// mapBytes returns the size of a map[string]any with n entries.
 func mapBytes(n int) int {
 	switch {
 	case n == 0:

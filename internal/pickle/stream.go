@@ -2,20 +2,19 @@ package pickle
 
 import "github.com/cairn-ckpt/cairn/value"
 
-// Stream writes a pickle piece by piece, for callers who have too much of one
-// kind to make values of it first. Nothing checks that the pieces fit each
-// other.
+// Stream writes a pickle part by part, for callers with too much data to build
+// values of it first. It does not check that the parts form a valid pickle.
 type Stream struct{ e encoder }
 
-// Ref is a name or, without a module, a string that a stream has many times. It
-// belongs to one stream.
+// Ref is a name or, if Module is empty, a string that a stream contains many
+// times. It belongs to one stream.
 type Ref struct {
 	Module, Name string
 	written      bool
 	number       int
 }
 
-// NewStream begins a pickle with the given options, which may be nil.
+// NewStream begins a pickle. The options may be nil.
 func NewStream(o *EncodeOptions) (*Stream, error) {
 	e, err := newEncoder(o)
 	if err != nil {
@@ -66,7 +65,7 @@ func (s *Stream) Ints(v []int64) {
 	s.e.b = append(s.e.b, opTuple1+byte(len(v)-1))
 }
 
-// Tuple writes a tuple that nothing else refers to.
+// Tuple writes a tuple that is not shared.
 func (s *Stream) Tuple(t value.Tuple) error {
 	if err := s.e.tuple(t, identity{}, 0); err != nil {
 		return err
@@ -77,21 +76,21 @@ func (s *Stream) Tuple(t value.Tuple) error {
 	return nil
 }
 
-// Call writes the call of a name with one argument, a tuple of integers.
+// Call writes the call of a name with a tuple of integers as its only argument.
 func (s *Stream) Call(r *Ref, v []int64) {
 	s.Ref(r)
 	s.Ints(v)
 	s.e.b = append(s.e.b, opTuple1, opReduce)
 }
 
-// Begin begins the items of a list or dict, EndList and EndDict end them. Lists
-// and dicts may have items in several parts.
+// Begin begins items of a list or dict, which EndList or EndDict ends. A list or
+// dict may have several such groups.
 func (s *Stream) Begin() { s.e.b = append(s.e.b, opMark) }
 
 // NewList writes an empty list.
 func (s *Stream) NewList() { s.e.b = append(s.e.b, opEmptyList) }
 
-// EndList ends the items of a list.
+// EndList ends items of a list.
 func (s *Stream) EndList() { s.e.b = append(s.e.b, opAppends) }
 
 // NewDict writes an empty dict.
@@ -103,19 +102,19 @@ func (s *Stream) EndDict() { s.e.b = append(s.e.b, opSetItems) }
 // EndTuple makes a tuple of everything since Begin.
 func (s *Stream) EndTuple() { s.e.b = append(s.e.b, opTuple) }
 
-// New writes an instance of a class without a state.
+// New writes an instance of a class, without a state.
 func (s *Stream) New(class *Ref) {
 	s.Ref(class)
 	s.e.b = append(s.e.b, opEmptyTuple, opNewObj)
 }
 
-// BeginState begins the names and values of the state of an instance.
+// BeginState begins the state of an instance: names and values.
 func (s *Stream) BeginState() { s.e.b = append(s.e.b, opEmptyDict, opMark) }
 
-// EndState ends them.
+// EndState ends the state of an instance.
 func (s *Stream) EndState() { s.e.b = append(s.e.b, opSetItems, opBuild) }
 
-// Build gives an instance the value before it as its state.
+// Build sets the value before it as the state of an instance.
 func (s *Stream) Build() { s.e.b = append(s.e.b, opBuild) }
 
 // Bytes ends the pickle and returns it.

@@ -5,9 +5,9 @@ import (
 	"unicode/utf8"
 )
 
-// validWTF8 reports whether b is UTF-8 apart from surrogates, each of which
-// stands as the three bytes that it would have. Python writes strings that way;
-// such a string stays as it is, so that it is written back the same.
+// validWTF8 reports whether b is UTF-8 that may contain surrogates of three bytes
+// each, which Python writes. Such strings are kept so that they are written back
+// unchanged.
 func validWTF8(b []byte) bool {
 	for len(b) > 0 {
 		r, n := utf8.DecodeRune(b)
@@ -27,7 +27,7 @@ func surrogate(b []byte) bool {
 	return len(b) >= 3 && b[0] == 0xed && b[1] >= 0xa0 && b[1] <= 0xbf && b[2] >= 0x80 && b[2] <= 0xbf
 }
 
-// appendRune appends r, also where it is a surrogate.
+// appendRune appends r, which may be a surrogate.
 func appendRune(b []byte, r rune) []byte {
 	if r >= 0xd800 && r <= 0xdfff {
 		return append(b, 0xed, byte(0x80|r>>6&0x3f), byte(0x80|r&0x3f))
@@ -66,7 +66,7 @@ func rawUnicodeEscape(l []byte) ([]byte, bool) {
 	return out, true
 }
 
-// quoted decodes a string of protocol 0 that is written as its repr.
+// quoted decodes a string of protocol 0, which is written as its repr.
 func quoted(l []byte) ([]byte, bool) {
 	if len(l) < 2 || l[0] != l[len(l)-1] || l[0] != '\'' && l[0] != '"' {
 		return nil, false
@@ -87,7 +87,7 @@ func quoted(l []byte) ([]byte, bool) {
 	return out, true
 }
 
-// escape decodes the escape that s begins with, and returns its length.
+// escape decodes the escape sequence at the start of s and returns its length.
 func escape(s string) (byte, int, bool) {
 	if len(s) < 2 {
 		return 0, 0, false

@@ -9,15 +9,14 @@ import (
 	"unicode/utf8"
 )
 
-// Encode returns the bytes that stand before the data: the length field and the
-// text, padded with spaces so that the data begins at a multiple of align, which
-// must be positive. "__metadata__" comes first, with sorted keys, then the
-// entries in the order of h.Entries. The same header always gives the same
-// bytes.
+// Encode returns the bytes before the data: the length field and the text, padded
+// with spaces so that the data begins at a multiple of align, which must be
+// positive. "__metadata__" comes first, with sorted keys, then the entries in the
+// order of h.Entries. Equal headers give equal bytes.
 //
-// It refuses with [ErrHeader] what [Decode] would refuse: entries that do not
-// tile the data in their order, repeated names, strings that are not UTF-8, a
-// header above [MaxHeader].
+// It returns [ErrHeader] for every header that [Decode] would refuse: entries
+// that do not tile the data in their order, repeated names, strings that are not
+// UTF-8, a header above [MaxHeader].
 func Encode(h *Header, align int64) ([]byte, error) {
 	if align < 1 {
 		return nil, fmt.Errorf("%w: alignment of %d", ErrHeader, align)

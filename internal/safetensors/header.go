@@ -1,7 +1,7 @@
 // Package safetensors reads and writes the header of a safetensors file, as
-// strictly as the format's own library. It knows nothing of checkpoints, and
-// leaves the data behind the header to its callers. The contract is in the
-// comments of Encode and Decode.
+// strictly as the format's own library. It depends on nothing about checkpoints
+// and leaves the data after the header to its callers. The contract is at Encode
+// and Decode.
 package safetensors
 
 import (
@@ -15,32 +15,32 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ErrHeader reports a header that is malformed or contradicts itself or its
-// file.
+// ErrHeader reports a header that is malformed, or inconsistent with itself or
+// its file.
 var ErrHeader = errors.New("invalid safetensors header")
 
 // MaxHeader bounds the JSON text of a header, as the format does.
 const MaxHeader = 100_000_000
 
 const (
-	// lengthBytes is the size of the length field in front of the text.
+	// lengthBytes is the size of the length field before the text.
 	lengthBytes = 8
-	// firstRead is how much Decode asks for before it knows how long the header
-	// is: enough for most, and little beside a request's cost.
+	// firstRead is the size of Decode's first read, before the length of the
+	// header is known: enough for most headers, and cheap compared to a request.
 	firstRead = 64 << 10
-	// metadataKey is the one key of a header that names no tensor.
+	// metadataKey is the only key of a header that is not a tensor.
 	metadataKey = "__metadata__"
 )
 
-// Header is what a safetensors file says about its data.
+// Header is the header of a safetensors file.
 type Header struct {
-	// Entries are the tensors in the order of their data, which they tile
-	// without holes or overlaps.
+	// Entries are the tensors in the order of their data, which they tile without
+	// gaps or overlaps.
 	Entries []Entry
-	// Metadata are the file's own words. Nil: the header has none.
+	// Metadata is the file's free-form metadata. Nil: the header has none.
 	Metadata map[string]string
-	// Size is the number of bytes of the length field and the text with its
-	// padding: where the data begins. [Encode] ignores it.
+	// Size is the size of the length field and the text with its padding, which
+	// is the offset of the data. [Encode] ignores it.
 	Size int64
 }
 
@@ -51,19 +51,18 @@ type Entry struct {
 	DType string
 	// Shape is not nil; a 0-d tensor has an empty one.
 	Shape []int64
-	// Begin and End are the range of the bytes, counted from where the data
-	// begins.
+	// Begin and End are the range of the bytes, relative to the start of the
+	// data.
 	Begin, End int64
 }
 
-// Decode reads the header of a file of the given size. It calls read, which
-// must fill p with the bytes from off on, once or twice.
+// Decode reads the header of a file of the given size. It calls read, which must
+// fill p with the bytes at off, once or twice.
 //
-// It accepts what the format's library accepts, with three exceptions that
-// cost no sound file anything: a repeated key or an unknown field anywhere, a
-// "__metadata__" of null, and element types below a byte are refused too. The
-// memory it takes is bounded by the length of the header in the file. Errors
-// wrap [ErrHeader], apart from those of read.
+// It accepts what the format's library accepts, with three exceptions that do not
+// occur in sound files: repeated keys and unknown fields, a "__metadata__" of
+// null, and element types smaller than a byte. Memory is bounded by the length of
+// the header. Errors wrap [ErrHeader], except those of read.
 func Decode(read func(p []byte, off int64) error, fileSize int64) (*Header, error) {
 	text, err := readText(read, fileSize)
 	if err != nil {
@@ -117,9 +116,9 @@ func readText(read func(p []byte, off int64) error, fileSize int64) (string, err
 	return string(text), nil
 }
 
-// dtypes are the format's element types of whole bytes. Those that every
-// library since safetensors 0.4 knows are stock; F4, F6_E2M3 and F6_E3M2, which
-// are packed below a byte, have no counterpart here.
+// dtypes are the format's element types of whole bytes. All libraries since
+// safetensors 0.4 support the stock types. F4, F6_E2M3 and F6_E3M2, which are
+// smaller than a byte, are not supported.
 var dtypes = [...]struct {
 	name  string
 	dtype tensor.DType
@@ -154,17 +153,17 @@ var byName = func() map[string]tensor.DType {
 	return m
 }()
 
-// TensorDType returns the type that the format calls name. It knows every name
-// of whole bytes that some version of the format has: what can be read.
+// TensorDType returns the type with the given name in the format. It accepts all
+// names that any version of the format has for types of whole bytes.
 func TensorDType(name string) (tensor.DType, bool) {
 	d, ok := byName[name]
 	return d, ok
 }
 
-// DTypeName returns the format's name of d if every library since safetensors
-// 0.4 knows it: what may be written so that others can read it. It reports
-// false for the float8 types beside float8_e4m3fn and float8_e5m2 and for the
-// complex types, also where newer libraries have a name for them.
+// DTypeName returns the format's name of d if all libraries since safetensors 0.4
+// support it, so that the file can be read everywhere. It returns false for the
+// float8 types other than float8_e4m3fn and float8_e5m2 and for complex types,
+// even if newer libraries have names for them.
 func DTypeName(d tensor.DType) (string, bool) {
 	for _, t := range dtypes {
 		if t.dtype == d {
@@ -177,14 +176,14 @@ func DTypeName(d tensor.DType) (string, bool) {
 	return "", false
 }
 
-// byOffset orders entries by their data. An empty one comes before the one that
-// begins where it stands.
+// byOffset orders entries by their data. An empty entry comes before the entry at
+// the same offset.
 func byOffset(a, b Entry) int {
 	return cmp.Or(cmp.Compare(a.Begin, b.Begin), cmp.Compare(a.End, b.End))
 }
 
-// checkEntries returns where the data of the entries ends, or an error unless
-// they are sound and tile the data from its beginning.
+// checkEntries returns the end of the data, or an error unless the entries are
+// valid and tile the data from its start.
 func checkEntries(entries []Entry) (end int64, err error) {
 	for i := range entries {
 		e := &entries[i]
@@ -199,7 +198,8 @@ func checkEntries(entries []Entry) (end int64, err error) {
 	return end, nil
 }
 
-// checkEntry returns an error unless e's range is what its shape and type take.
+// checkEntry returns an error unless e's range has the size of its shape and
+// type.
 func checkEntry(e *Entry) error {
 	d, ok := TensorDType(e.DType)
 	if !ok {

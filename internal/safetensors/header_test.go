@@ -182,7 +182,7 @@ var abuse = map[string]struct {
 	"unknown escape":               {`{"\x":{}}`, 0, "unknown escape"},
 	"half a pair":                  {`{"\ud800":{}}`, 0, "surrogate"},
 	"half a pair and a letter":     {`{"\ud800\u0061":{}}`, 0, "surrogate"},
-	"escape that is no number":     {`{"\u12g4":{}}`, 0, "no number"},
+	"escape that is no number":     {`{"\u12g4":{}}`, 0, "not a number"},
 	"escape cut short":             {`{"\u12`, 0, "inside an escape"},
 	"string cut short":             {`{"abc`, 0, "inside a string"},
 	"string cut inside an escape":  {`{"abc\`, 0, "inside a string"},

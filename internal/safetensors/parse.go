@@ -14,15 +14,14 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// headerParser reads the one shape of JSON text that a header may have. It has
-// no recursion: the grammar is three levels deep, and whatever does not fit it
-// is refused where it stands.
+// headerParser parses JSON text of the form that a header must have. It is not
+// recursive: the grammar has three levels, and anything else is an error.
 type headerParser struct {
 	scanner
 	header Header
-	// dims is what is left of the memory for shapes.
+	// dims is the unused memory for shapes.
 	dims []int64
-	// nums takes an array's numbers.
+	// nums has the numbers of the current array.
 	nums []int64
 }
 
@@ -46,8 +45,8 @@ func parse(text string) (*Header, error) {
 // minEntry is less than the length of the shortest text of a tensor.
 const minEntry = 40
 
-// checkNames fails if two tensors have one name. It compares hashes, because a set
-// of millions of names would take more memory than the rest of the header.
+// checkNames fails if two tensors have the same name. It compares hashes, because
+// a set of millions of names would take more memory than the rest of the header.
 func (p *headerParser) checkNames() {
 	type hashed struct {
 		hash uint64
@@ -175,8 +174,8 @@ func (p *headerParser) sizes(limit int) []int64 {
 	return p.nums
 }
 
-// scanner takes tokens off a JSON text that is valid UTF-8. Its first error
-// sticks, and every method then returns zero and takes nothing.
+// scanner reads tokens of a JSON text that is valid UTF-8. After the first error
+// every method returns zero and reads nothing.
 type scanner struct {
 	s   string
 	i   int
@@ -189,7 +188,7 @@ func (s *scanner) fail(format string, args ...any) {
 	}
 }
 
-// space skips white space and returns the byte behind it, zero at the end.
+// space skips white space and returns the next byte, or zero at the end.
 func (s *scanner) space() byte {
 	for s.i < len(s.s) {
 		switch c := s.s[s.i]; c {
@@ -202,7 +201,7 @@ func (s *scanner) space() byte {
 	return 0
 }
 
-// accept takes the next byte if it is c.
+// accept reads the next byte if it is c.
 func (s *scanner) accept(c byte) bool {
 	if s.err != nil || s.space() != c {
 		return false
@@ -211,7 +210,7 @@ func (s *scanner) accept(c byte) bool {
 	return true
 }
 
-// expect takes the next byte, which must be c.
+// expect reads the next byte, which must be c.
 func (s *scanner) expect(c byte) {
 	if s.err == nil && !s.accept(c) {
 		s.fail("%q is missing", c)
@@ -245,8 +244,8 @@ func (s *scanner) object(member func(key string)) {
 	}
 }
 
-// size reads a number that must be a plain non-negative integer of 63 bits:
-// no sign, fraction, exponent or leading zero.
+// size reads a non-negative integer of 63 bits without sign, fraction, exponent
+// or leading zero.
 func (s *scanner) size() int64 {
 	if s.err != nil {
 		return 0
@@ -276,7 +275,7 @@ func (s *scanner) inNumber() bool {
 	return s.i < len(s.s) && strings.IndexByte(".eE+-", s.s[s.i]) >= 0
 }
 
-// str reads a string. Without escapes it is a part of the text.
+// str reads a string. It is a substring of the text if it has no escapes.
 func (s *scanner) str() string {
 	s.expect('"')
 	if s.err != nil {
@@ -321,7 +320,8 @@ func (s *scanner) escaped(start int) string {
 	return ""
 }
 
-// escape appends the character of the escape whose backslash was just taken.
+// escape appends the character of the escape sequence whose backslash was just
+// read.
 func (s *scanner) escape(out []byte) []byte {
 	if s.i == len(s.s) {
 		return out
@@ -338,8 +338,8 @@ func (s *scanner) escape(out []byte) []byte {
 	return out
 }
 
-// unicode reads the digits of a \u escape, and of the second one where two make
-// a character. Halves of such pairs alone are refused.
+// unicode reads the digits of a \u escape, and of a second one if the first is a
+// high surrogate. Unpaired surrogates are refused.
 func (s *scanner) unicode() rune {
 	r := s.hex4()
 	if !utf16.IsSurrogate(r) {
@@ -364,7 +364,7 @@ func (s *scanner) hex4() rune {
 	}
 	v, err := strconv.ParseUint(s.s[s.i:s.i+4], 16, 16)
 	if err != nil {
-		s.fail("an escape that is no number")
+		s.fail("an escape that is not a number")
 		return 0
 	}
 	s.i += 4

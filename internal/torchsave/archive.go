@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The records that mean something, inside of the archive's folder.
+// The known records in the archive's folder.
 const (
 	recordPickle    = "data.pkl"
-	recordStorages  = "data/" // and the key of a storage
+	recordStorages  = "data/" // followed by the key of a storage
 	recordByteOrder = "byteorder"
 	recordVersion   = "version"
 	recordVersion15 = ".data/version"
@@ -31,8 +31,8 @@ const (
 // The versions of the archive that PyTorch reads.
 const minVersion, maxVersion = 1, 10
 
-// archive is the zip form of a file: its records by their names inside of the
-// one folder that they are all in.
+// archive is the zip form of a file: its records by their names in the archive's
+// only folder.
 type archive struct {
 	src     *source
 	records []record
@@ -55,7 +55,7 @@ func openArchive(ctx context.Context, s *source) (*archive, error) {
 	return a, a.checkKind(ctx)
 }
 
-// name finds the records' folder and sorts them by their names inside of it.
+// name finds the records' folder and sorts them by their names in it.
 func (a *archive) name() error {
 	if len(a.records) == 0 {
 		return fmt.Errorf("%w: an archive without records", ErrMalformed)
@@ -70,7 +70,7 @@ func (a *archive) name() error {
 		if !ok || folder != a.folder {
 			return fmt.Errorf("%w: %q is not in the folder %q of the archive", ErrName, r.name, a.folder)
 		}
-		low := strings.ToLower(r.name) // PyTorch looks names up in any case
+		low := strings.ToLower(r.name) // PyTorch ignores case
 		if seen[low] {
 			return fmt.Errorf("%w: %q", ErrDuplicate, r.name)
 		}
@@ -80,8 +80,8 @@ func (a *archive) name() error {
 	return nil
 }
 
-// checkName refuses names that would lead elsewhere if somebody unpacked the
-// archive.
+// checkName refuses names that would leave the target folder if the archive were
+// unpacked.
 func checkName(name string) error {
 	ok := utf8.ValidString(name) && !strings.ContainsFunc(name, func(r rune) bool { return r == '\\' || r < ' ' || r == 0x7f })
 	for e := range strings.SplitSeq(name, "/") {
@@ -93,7 +93,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// checkKind checks the records that say what kind of archive this is.
+// checkKind checks the records that identify the kind of archive.
 func (a *archive) checkKind(ctx context.Context) error {
 	version, ok, err := a.text(ctx, recordVersion)
 	if err == nil && !ok {
@@ -123,10 +123,10 @@ func (a *archive) checkKind(ctx context.Context) error {
 	return nil
 }
 
-// maxText bounds the records that hold a word.
+// maxText bounds records that hold one word.
 const maxText = 64
 
-// text returns a record that holds a word, and whether there is one.
+// text returns a record that holds one word, and whether it exists.
 func (a *archive) text(ctx context.Context, name string) (string, bool, error) {
 	r := a.byName[name]
 	if r == nil {
@@ -177,23 +177,23 @@ const (
 	flagsEncrypted = 1<<0 | 1<<6 | 1<<13
 )
 
-// extraZip64 is the extra field with what does not fit 32 bits.
+// extraZip64 is the extra field for values that do not fit 32 bits.
 const extraZip64 = 1
 
-// Bounds of what is read at once, whatever the file says.
+// Bounds of a single read.
 const (
 	maxRecords   = 1 << 20
 	maxDirectory = 256 << 20
 	maxPickle    = 256 << 20
 )
 
-// directory says where the central directory lies.
+// directory is the position of the central directory.
 type directory struct {
 	offset, size, count int64
 }
 
-// findDirectory reads the end of an archive. Nothing may follow it, and nothing
-// may lie between it and the directory.
+// findDirectory reads the end of an archive. The archive must end there, without
+// a gap after the directory.
 func findDirectory(ctx context.Context, s *source) (directory, error) {
 	var d directory
 	b, err := s.bytes(ctx, s.size-min(s.size, endBytes32), min(s.size, endBytes32))
@@ -225,8 +225,8 @@ func findDirectory(ctx context.Context, s *source) (directory, error) {
 	return d, nil
 }
 
-// widenDirectory replaces what the end record says by what the one of zip64
-// does, if there is one, and returns where the end records begin.
+// widenDirectory replaces the values of the end record by those of the zip64 end
+// record, if there is one. It returns the offset of the end records.
 func widenDirectory(ctx context.Context, s *source, d directory, end int64) (directory, int64, error) {
 	at := end - locatorBytes - end64Bytes
 	if at < 0 {
@@ -252,8 +252,8 @@ func widenDirectory(ctx context.Context, s *source, d directory, end int64) (dir
 	return w, at, nil
 }
 
-// fits reports whether a narrow field says what the wide one does: the same, or
-// all ones.
+// fits reports whether a narrow field agrees with a wide one: it has the same
+// value, or all bits set.
 func fits(narrow, wide, ones int64) bool { return narrow == wide || narrow == ones }
 
 // record is one file of the archive.
@@ -263,13 +263,13 @@ type record struct {
 	flags  uint16
 	crc    uint32
 	size   int64
-	header int64 // where its local header begins
-	// data is where its bytes begin, once its local header was read.
+	header int64 // offset of its local header
+	// data is the offset of its bytes, known once its local header was read.
 	data int64
-	// wide says that its descriptor has sizes of 64 bits.
+	// wide is set if its descriptor has 64-bit sizes.
 	wide bool
-	// before are the bytes before the local header: the descriptor of the
-	// record before, as a rule.
+	// before are the bytes before the local header, normally the descriptor of
+	// the previous record.
 	before []byte
 }
 
@@ -279,8 +279,8 @@ func (r *record) end() int64 { return r.data + r.size }
 // sum returns the record's checksum.
 func (r *record) sum() *Sum { return &Sum{Record: r.name, Offset: r.data, End: r.end(), CRC: r.crc} }
 
-// readDirectory returns the records in the order of the directory, each checked
-// by itself.
+// readDirectory returns the records in the order of the directory, each one
+// validated.
 func readDirectory(ctx context.Context, s *source) ([]record, int64, error) {
 	d, err := findDirectory(ctx, s)
 	if err != nil {
@@ -334,7 +334,7 @@ func parseCentral(b []byte, limit int64) (record, int, error) {
 	return r, total, checkEntry(&r, le.Uint16(b[10:]), packed, limit)
 }
 
-// checkEntry checks what the directory says about one record.
+// checkEntry validates a record of the directory.
 func checkEntry(r *record, method uint16, packed, limit int64) error {
 	switch {
 	case r.flags&flagsEncrypted != 0:
@@ -351,8 +351,7 @@ func checkEntry(r *record, method uint16, packed, limit int64) error {
 	return nil
 }
 
-// widen replaces those of the fields that are all ones by what the extra field
-// of zip64 says.
+// widen replaces fields with all bits set by the values in the zip64 extra field.
 func widen(extra []byte, fields ...*int64) error {
 	wide, _, err := zip64Of(extra)
 	if err != nil {
@@ -363,17 +362,17 @@ func widen(extra []byte, fields ...*int64) error {
 			continue
 		}
 		if len(wide) < 8 {
-			return fmt.Errorf("%w: no size or place of 64 bits", ErrMalformed)
+			return fmt.Errorf("%w: no 64-bit size or offset", ErrMalformed)
 		}
 		if *f = int64(binary.LittleEndian.Uint64(wide)); *f < 0 {
-			return fmt.Errorf("%w: a size or place beyond 63 bits", ErrBounds)
+			return fmt.Errorf("%w: a size or offset beyond 63 bits", ErrBounds)
 		}
 		wide = wide[8:]
 	}
 	return nil
 }
 
-// zip64Of returns the extra field of zip64, and whether there is one.
+// zip64Of returns the zip64 extra field, and whether it exists.
 func zip64Of(extra []byte) (wide []byte, ok bool, err error) {
 	le := binary.LittleEndian
 	for len(extra) > 0 {
@@ -392,17 +391,17 @@ func zip64Of(extra []byte) (wide []byte, ok bool, err error) {
 	return wide, ok, nil
 }
 
-// parallelHeaders is how many records' headers are read at the same time: each
-// is a request to the medium, and a large file has thousands.
+// parallelHeaders is the number of headers that are read at the same time: each
+// read is a request to the store, and a large file has thousands of records.
 const parallelHeaders = 16
 
-// usualExtra is how many bytes of extra fields a header has at most as PyTorch
-// writes it; longer ones take a second read.
+// usualExtra is the length of the longest extra fields that PyTorch writes.
+// Longer ones take a second read.
 const usualExtra = 64 + 4 + 28
 
-// locate reads the header of each record, finds out where its bytes begin and
-// checks that header, directory and descriptor agree and that no two records
-// share a byte. The directory begins at limit.
+// locate reads the header of each record and sets the offset of its bytes. It
+// checks that header, directory and descriptor agree and that records do not
+// overlap. The directory begins at limit.
 func locate(ctx context.Context, s *source, records []record, limit int64) error {
 	order := make([]*record, len(records))
 	for i := range records {
@@ -456,7 +455,7 @@ func readHeader(ctx context.Context, s *source, r *record, limit int64) error {
 	return checkHeader(r, h[:total])
 }
 
-// checkHeader compares a record's own header with the directory.
+// checkHeader compares a record's local header with the directory.
 func checkHeader(r *record, h []byte) error {
 	le := binary.LittleEndian
 	nameLen := int(le.Uint16(h[26:]))
@@ -478,16 +477,16 @@ func checkHeader(r *record, h []byte) error {
 			return fmt.Errorf("%q: %w", r.name, err)
 		}
 	}
-	later := r.flags&flagDescriptor != 0 // the descriptor says what is zero here
+	later := r.flags&flagDescriptor != 0 // these fields are zero, and set in the descriptor
 	if crc != r.crc && !(later && crc == 0) || size != r.size && !(later && size == 0) || packed != r.size && !(later && packed == 0) {
 		return fmt.Errorf("%w: %q has another size, or another checksum, in its header", ErrContradiction, r.name)
 	}
 	return nil
 }
 
-// checkDescriptor checks that a record ends before next, where another one or
-// the directory begins, and that the descriptor after its bytes agrees with the
-// directory. before are the last bytes before next, if they are known.
+// checkDescriptor checks that a record ends before next, the offset of the next
+// record or the directory, and that the descriptor after its bytes agrees with
+// the directory. before are the last bytes before next, if they are known.
 func checkDescriptor(ctx context.Context, s *source, r *record, next int64, before []byte) error {
 	n := int64(0)
 	if r.flags&flagDescriptor != 0 {
@@ -517,8 +516,8 @@ func checkDescriptor(ctx context.Context, s *source, r *record, next int64, befo
 	return nil
 }
 
-// appendDescriptor appends what follows the bytes of a record whose header was
-// written before they were known.
+// appendDescriptor appends the descriptor of a record, for a header that was
+// written before the bytes.
 func appendDescriptor(b []byte, crc uint32, size int64, wide bool) []byte {
 	le := binary.LittleEndian
 	b = le.AppendUint32(append(b, signDescriptor...), crc)

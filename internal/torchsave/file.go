@@ -1,8 +1,8 @@
-// Package torchsave reads and writes the files of torch.save, alone or inside
-// of a range of a larger file: the zip form of today and, for reading, the
-// stream that PyTorch wrote before 1.6. It knows nothing of checkpoints and
-// runs nothing: the pickle inside becomes plain data, and tensors become places
-// in the file. The contract of reading is at Open, that of writing at Lay.
+// Package torchsave reads and writes files of torch.save, which may be a range of
+// a larger file. It writes the zip form and also reads the stream that PyTorch
+// wrote before 1.6. It depends on nothing about checkpoints and executes nothing:
+// the pickle becomes plain data, and tensors become ranges of the file. The
+// contract for reading is at Open, the one for writing at Lay.
 package torchsave
 
 import (
@@ -18,40 +18,39 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 )
 
-// ReadFunc fills p with the bytes from off on of a file, or of the range of a
-// larger file that holds one. There are no partial results. It may be called
-// from several goroutines at once.
+// ReadFunc fills p with the bytes at off of a file, or of the range of a larger
+// file that holds it. There are no partial results. It must be safe for
+// concurrent use.
 type ReadFunc func(ctx context.Context, p []byte, off int64) error
 
-// File is an open file of torch.save. Nobody changes it.
+// File is an open file of torch.save. It is immutable.
 type File struct {
-	// Root is the value that was saved, in the types of package value. The
-	// tensors inside are *Tensor. One of a class that is unknown here, sparse
-	// and quantised ones too, is a *value.Object, in whose arguments a *Storage
-	// may be.
+	// Root is the saved value, in the types of package value. Its tensors are
+	// *Tensor. Tensors of an unsupported class, such as sparse and quantised
+	// ones, are a *value.Object whose arguments may contain a *Storage.
 	Root any
-	// Legacy says that the file is a stream as PyTorch wrote it before 1.6.
-	// Such a file has no checksums.
+	// Legacy is set for a stream as PyTorch wrote it before 1.6. Such a file has
+	// no checksums.
 	Legacy bool
-	// PickleOffset and PickleEnd are where the pickle of Root begins and ends.
+	// PickleOffset and PickleEnd are the range of Root's pickle.
 	PickleOffset, PickleEnd int64
-	// Unsummed is how many bytes of the pickle and of the storages have no
-	// checksum: none of the zip form, all of the stream.
+	// Unsummed is the number of bytes of the pickle and the storages without a
+	// checksum: zero for the zip form, all of them for the stream.
 	Unsummed int64
-	// records are those of the zip form.
+	// records are the records of the zip form.
 	records []record
 	folder  string
 }
 
-// Open reads the description of the size bytes that read gives: of the zip form
-// the directory, the records' headers and the pickle, of the stream all but the
-// storages. Of the tensors it reads no more than the few bytes that come along.
-// A small file takes one read; a larger one takes two, one for each storage, and
-// what of its pickle and directory is beyond them.
+// Open reads the description of a file of the given size: the directory, the
+// records' headers and the pickle of the zip form, or everything but the storages
+// of the stream. It does not read the tensors. A small file takes one read. A
+// larger file takes two, one for each storage, and more if pickle or directory
+// are large.
 //
-// Open returns an error that wraps ErrMalformed if the bytes are not a valid file.
-// The error also wraps ErrForeign if they do not begin like a file of torch.save,
-// or are an archive of another kind.
+// Open returns an error that wraps ErrMalformed if the bytes are not a valid
+// file. The error also wraps ErrForeign if they do not begin like a file of
+// torch.save, or are another kind of archive.
 func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	s, err := newSource(ctx, read, size)
 	if err != nil {
@@ -83,11 +82,11 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	return nil, fmt.Errorf("%w: neither a zip archive nor a stream of PyTorch", ErrForeign)
 }
 
-// looksSaved reports whether an archive begins as torch.save lets it begin: with
-// the pickle, or one of the records that say what kind of archive it is.
+// looksSaved reports whether an archive begins like one of torch.save: with the
+// pickle, or a record that identifies the kind of archive.
 func looksSaved(head []byte) bool {
 	if len(head) < localBytes {
-		return true // it is cut short, and nothing speaks against it
+		return true // too short to decide
 	}
 	n := int(binary.LittleEndian.Uint16(head[26:]))
 	name := string(head[localBytes:min(len(head), localBytes+n)])
@@ -101,8 +100,8 @@ func looksSaved(head []byte) bool {
 	return slices.Contains([]string{recordPickle, recordByteOrder, recordVersion, recordVersion15, recordFormat, recordAlignment, recordID}, rest)
 }
 
-// otherArchive returns the kind of a zip archive by the names of its records, if it
-// is a known kind that torch.save does not write, and "" otherwise.
+// otherArchive returns the kind of a zip archive that torch.save does not write,
+// judging by the names of its records, or "" if the kind is unknown.
 func otherArchive(ctx context.Context, s *source) string {
 	d, err := findDirectory(ctx, s)
 	if err != nil {
@@ -166,8 +165,8 @@ func decode(ctx context.Context, data []byte, storage func(id any) (any, error))
 	return v, nil
 }
 
-// malformed makes an error of package pickle one of ours, unless it is the
-// context's.
+// malformed turns an error of package pickle into one of this package. It leaves
+// errors of the context unchanged.
 func malformed(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -175,16 +174,16 @@ func malformed(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ErrMalformed, err)
 }
 
-// ErrMalformed reports bytes that are no file of torch.save, or one that
-// contradicts itself. Every error of this package about the bytes of a file
-// wraps it; the others say which rule was broken. Errors of reading do not.
+// ErrMalformed reports bytes that are not a valid file of torch.save. All errors
+// about the bytes of a file wrap it; the errors below name the violated rule.
+// Errors of reading do not wrap it.
 var ErrMalformed = errors.New("malformed torch.save file")
 
 // ErrForeign reports a file that torch.save did not write, such as a zip archive of
 // another program. It wraps ErrMalformed.
 var ErrForeign error = foreign("not a file of torch.save")
 
-// foreign is an ErrForeign that says what the file is.
+// foreign is an ErrForeign that describes the file.
 type foreign string
 
 func (f foreign) Error() string { return string(f) }
@@ -192,54 +191,53 @@ func (foreign) Unwrap() error   { return ErrMalformed }
 
 func (foreign) Is(target error) bool { return target == ErrForeign }
 
-// The rules that a file may break.
+// The rules that a file may violate.
 var (
-	// ErrTruncated reports a file that ends too early.
+	// ErrTruncated reports a truncated file.
 	ErrTruncated = fmt.Errorf("%w: cut short", ErrMalformed)
-	// ErrCompressed reports a record that is not stored as it is.
+	// ErrCompressed reports a compressed record.
 	ErrCompressed = fmt.Errorf("%w: compressed record", ErrMalformed)
-	// ErrEncrypted reports a record that is encrypted.
+	// ErrEncrypted reports an encrypted record.
 	ErrEncrypted = fmt.Errorf("%w: encrypted record", ErrMalformed)
-	// ErrBounds reports a record, or a part of the directory, that lies outside
-	// of the file.
+	// ErrBounds reports a record, or a part of the directory, outside the file.
 	ErrBounds = fmt.Errorf("%w: outside of the file", ErrMalformed)
 	// ErrOverlap reports two records that share bytes.
 	ErrOverlap = fmt.Errorf("%w: overlapping records", ErrMalformed)
-	// ErrDuplicate reports two records of one name.
+	// ErrDuplicate reports two records with the same name.
 	ErrDuplicate = fmt.Errorf("%w: duplicate record", ErrMalformed)
-	// ErrName reports the name of a record that leads out of the archive.
+	// ErrName reports a record name that leads out of the archive.
 	ErrName = fmt.Errorf("%w: unsafe record name", ErrMalformed)
-	// ErrContradiction reports a directory and a record's own header that say
-	// different things.
+	// ErrContradiction reports a record whose header disagrees with the
+	// directory.
 	ErrContradiction = fmt.Errorf("%w: directory and record contradict each other", ErrMalformed)
 	// ErrByteOrder reports tensors that are not little-endian.
 	ErrByteOrder = fmt.Errorf("%w: unsupported byte order", ErrMalformed)
 	// ErrVersion reports a version of the format that this package cannot read.
 	ErrVersion = fmt.Errorf("%w: unsupported version", ErrMalformed)
-	// ErrTar reports the tar form of PyTorch before 0.1.11, which is not read.
+	// ErrTar reports the tar form of PyTorch before 0.1.11, which is not
+	// supported.
 	ErrTar = fmt.Errorf("%w: tar archive of PyTorch before 0.1.11", ErrMalformed)
-	// ErrLimit reports a file that takes more than this package allows.
+	// ErrLimit reports a file that exceeds a limit of this package.
 	ErrLimit = fmt.Errorf("%w: limit exceeded", ErrMalformed)
-	// ErrStorage reports a persistent id that is none of a storage, or one that
-	// lies about the storage.
+	// ErrStorage reports a persistent id that is not a valid storage id.
 	ErrStorage = fmt.Errorf("%w: bad storage", ErrMalformed)
-	// ErrView reports a tensor that does not lie inside of its storage.
+	// ErrView reports a tensor that is not inside its storage.
 	ErrView = fmt.Errorf("%w: bad tensor", ErrMalformed)
-	// ErrChecksum reports bytes whose checksum is not the one in the directory.
+	// ErrChecksum reports bytes that do not match the checksum in the directory.
 	ErrChecksum = fmt.Errorf("%w: checksum does not match", ErrMalformed)
 )
 
 // ErrValue reports a value that cannot be written.
 var ErrValue = errors.New("value cannot be written by torch.save")
 
-// checkBytes is how much Check reads at once.
+// checkBytes is the size of Check's reads.
 const checkBytes = 1 << 20
 
 // Check reads all records and compares their checksums with those of the
-// directory. It tells problem of each that is wrong, with the key of the storage
-// (empty where the record is none). The error is for what could not be read.
-// read gives the bytes that Open got. A stream of PyTorch before 1.6 has no
-// checksums, and nothing of it is read.
+// directory. It calls problem for each mismatch, with the key of the storage, or
+// "" if the record is not a storage. It returns an error if reading fails. read
+// must read the same bytes as in Open. A stream of PyTorch before 1.6 has no
+// checksums, so Check reads nothing of it.
 func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string, err error)) error {
 	var most int64
 	for i := range f.records {
@@ -264,7 +262,7 @@ func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string
 	return nil
 }
 
-// keyOf returns the key of the storage that a record is.
+// keyOf returns the key of the storage in a record, or "".
 func (f *File) keyOf(r *record) string {
 	key, _ := strings.CutPrefix(r.name, f.folder+"/"+recordStorages)
 	if key == r.name {
@@ -273,14 +271,14 @@ func (f *File) keyOf(r *record) string {
 	return key
 }
 
-// A file is read whole if it is small, and otherwise its ends first: the
-// directory lies at one of them, the pickle at the other.
+// A small file is read at once. Of a larger one the two ends are read first,
+// because they hold the directory and the pickle.
 const (
 	smallFile = 16 << 10
 	endBytes  = 2 << 10
 )
 
-// source reads parts of a file. It keeps the ends.
+// source reads parts of a file and caches its ends.
 type source struct {
 	read       ReadFunc
 	size       int64
@@ -304,7 +302,7 @@ func newSource(ctx context.Context, read ReadFunc, size int64) (*source, error) 
 	return s, err
 }
 
-// bytes returns n bytes from off on, which are not to be written to.
+// bytes returns n bytes at off. They must not be changed.
 func (s *source) bytes(ctx context.Context, off, n int64) ([]byte, error) {
 	if off < 0 || n < 0 || off > s.size || n > s.size-off {
 		return nil, fmt.Errorf("%w: %d bytes at %d of %d", ErrBounds, n, off, s.size)

@@ -10,51 +10,51 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Slot is a tensor whose bytes are not known when a file is laid out. A slot
-// that stands at several places of a value is written once, and is one tensor.
+// Slot is a tensor whose bytes are not known when a file is laid out. A slot that
+// occurs several times in a value is written once, as one tensor.
 type Slot struct {
 	DType        tensor.DType
 	Shape        []int64
 	RequiresGrad bool
 	// Parameter makes it a torch.nn.Parameter.
 	Parameter bool
-	// Same, if not nil, is a slot of the same bytes, type and shape, with no Same
-	// of its own. Both are then views of one storage, as tied weights are.
+	// Same, if not nil, is a slot with the same bytes, type and shape, whose own
+	// Same is nil. Both become views of one storage, like tied weights.
 	Same *Slot
 }
 
-// Part is a run of bytes of a file. Exactly one of Literal, Slot and Tail says
-// what they are. It becomes a part of package datafile one to one.
+// Part is a run of bytes of a file. Exactly one of Literal, Slot and Tail
+// provides the bytes. It corresponds to a part of package datafile.
 type Part struct {
-	// Length is the number of bytes, known before any of them is. No part but
-	// one of a slot without elements is empty.
+	// Length is the number of bytes. Only a slot without elements has length
+	// zero.
 	Length  int64
 	Literal []byte
-	// Slot is whose contiguous bytes they are.
+	// Slot is the tensor whose contiguous bytes are written.
 	Slot *Slot
-	// Tail makes the bytes once everything before them has passed. They are valid
-	// until it is called again.
+	// Tail returns the bytes once everything before them was written. They are
+	// valid until its next call.
 	Tail func() ([]byte, error)
-	// Pass, if not nil, must be shown the bytes in order, in pieces of any size;
-	// from is where p begins in the part.
+	// Pass, if not nil, must be called with the bytes in order, in runs of any
+	// size; from is the offset of p in the part.
 	Pass func(p []byte, from int64)
 }
 
-// Layout is a file to be written: its parts in their order, without gaps. A
-// file begins at its first byte wherever that lies in a larger file. A layout
-// is written once at a time.
+// Layout is a file to be written: its parts in order, without gaps. Offsets in
+// the file count from its first byte, also if it is part of a larger file. A
+// layout must not be written concurrently.
 type Layout struct {
 	Parts []Part
 	// Size is the sum of the parts' lengths.
 	Size int64
 }
 
-// LayOptions change how a file is written. Nil means the defaults.
+// LayOptions are the options of Lay. Nil means the defaults.
 type LayOptions struct {
-	// Name is the folder inside the archive. Empty: "archive", as torch.save
-	// calls it where it writes no file of its own.
+	// Name is the folder in the archive. Empty: "archive", the name that
+	// torch.save uses if it does not write to a file.
 	Name string
-	// Allow says which classes beyond the plain ones may be written.
+	// Allow reports which classes may be written in addition to the known ones.
 	Allow func(module, name string) bool
 }
 
@@ -70,11 +70,11 @@ func (o *LayOptions) withDefaults() LayOptions {
 }
 
 // Lay lays out the file that torch.save writes for root: the types of package
-// value, in which a tensor is a *Slot or a *tensor.Tensor. Every byte has its
-// place before one of a slot is known; tensors must not change until the file
-// is written. A value that cannot be pickled is an error that wraps ErrValue and
-// names what it is: also a storage, or a tensor of a type that is not known
-// here, which the types of package value hold as records of how they are made.
+// value, in which a tensor is a *Slot or a *tensor.Tensor. The position of every
+// byte is known before the content of the slots; tensors must not change until
+// the file is written. The error wraps ErrValue and describes the value if it
+// cannot be pickled. Storages and tensors of unsupported types, which are objects
+// in the types of package value, are among those.
 func Lay(root any, o *LayOptions) (*Layout, error) {
 	opts := o.withDefaults()
 	if err := checkName(opts.Name + "/" + recordPickle); err != nil {
@@ -98,8 +98,8 @@ func Lay(root any, o *LayOptions) (*Layout, error) {
 	return &Layout{Parts: z.parts, Size: z.at}, nil
 }
 
-// CheckValue returns the error that Lay would return for a value once each
-// value.Ref in it is replaced by a tensor.
+// CheckValue returns the error that Lay would return for a value in which each
+// value.Ref is replaced by a tensor.
 func CheckValue(v any, o *LayOptions) error {
 	w := newTensorWriter(o.withDefaults().Allow)
 	w.refs = true
@@ -107,8 +107,8 @@ func CheckValue(v any, o *LayOptions) error {
 	return err
 }
 
-// Marshal returns the bytes of the file that torch.save writes for v, which
-// holds no Slot.
+// Marshal returns the file that torch.save writes for v, which must not contain a
+// Slot.
 func Marshal(v any) ([]byte, error) {
 	l, err := Lay(v, nil)
 	if err != nil {
@@ -132,8 +132,8 @@ func Marshal(v any) ([]byte, error) {
 	return out, nil
 }
 
-// storageNames are the classes of the storages that PyTorch makes for the
-// types that it has had from the start. It stores the others as bytes.
+// storageNames are PyTorch's storage classes for the types that have one. Other
+// types are stored as bytes.
 var storageNames = map[tensor.DType]string{
 	tensor.Float64: "DoubleStorage", tensor.Float32: "FloatStorage", tensor.Float16: "HalfStorage", tensor.BFloat16: "BFloat16Storage",
 	tensor.Int64: "LongStorage", tensor.Int32: "IntStorage", tensor.Int16: "ShortStorage", tensor.Int8: "CharStorage",
@@ -141,25 +141,25 @@ var storageNames = map[tensor.DType]string{
 	tensor.Complex64: "ComplexFloatStorage", tensor.Complex128: "ComplexDoubleStorage",
 }
 
-// content is what a storage is written from: a slot or a tensor.
+// content is the source of a storage: a slot or a tensor.
 type content struct {
 	slot   *Slot
 	tensor *tensor.Tensor
 	bytes  int64
 }
 
-// tensorWriter turns tensors into the calls that make them, and collects their
+// tensorWriter replaces tensors by the calls that create them, and collects their
 // storages.
 type tensorWriter struct {
 	storages []content
 	keys     map[*Slot]int // numbers of the storages of slots
-	seen     map[any]any   // what stands for a tensor that was seen before
-	// own are the calls that were made here: others of those names are of
-	// tensors that would not come back.
+	seen     map[any]any   // replacements of tensors that occurred before
+	// own are the calls that this writer created. Other calls of the same
+	// functions describe tensors that could not be loaded again.
 	own  map[*value.Object]bool
-	refs bool                           // whether a value.Ref may stand for a tensor
-	more func(module, name string) bool // allows what the caller allows
-	err  error                          // the first one, which Encode must not hide
+	refs bool                           // whether a value.Ref is accepted as a tensor
+	more func(module, name string) bool // the caller's Allow
+	err  error                          // the first error, which Encode must not hide
 }
 
 func newTensorWriter(more func(module, name string) bool) *tensorWriter {
@@ -169,7 +169,7 @@ func newTensorWriter(more func(module, name string) bool) *tensorWriter {
 	return &tensorWriter{keys: map[*Slot]int{}, seen: map[any]any{}, own: map[*value.Object]bool{}, more: more}
 }
 
-// pickle returns the pickle of a value and takes down its storages.
+// pickle returns the pickle of a value and collects its storages.
 func (w *tensorWriter) pickle(v any) ([]byte, error) {
 	data, err := pickle.Encode(v, &pickle.EncodeOptions{Protocol: 2, Replace: w.replace, Allow: w.allow})
 	if w.err != nil {
@@ -181,7 +181,7 @@ func (w *tensorWriter) pickle(v any) ([]byte, error) {
 	return data, nil
 }
 
-// replace is asked for each value of the file.
+// replace is the Replace function of the pickle.
 func (w *tensorWriter) replace(v any) (any, bool) {
 	var c content
 	s := &Slot{}
@@ -215,8 +215,8 @@ func (w *tensorWriter) replace(v any) (any, bool) {
 	return out, true
 }
 
-// storage returns the number of the storage of a tensor: a new one, unless the
-// slot is the same as another.
+// storage returns the number of a tensor's storage: a new one, unless the slot
+// has a Same that was written.
 func (w *tensorWriter) storage(s *Slot, c content) int {
 	if s.Same != nil {
 		c.slot = s.Same
@@ -232,7 +232,7 @@ func (w *tensorWriter) storage(s *Slot, c content) int {
 	return n
 }
 
-// call returns the call that makes a contiguous tensor of a storage.
+// call returns the call that creates a contiguous tensor from a storage.
 func (w *tensorWriter) call(s *Slot, key string, bytes int64) any {
 	class, count := thing("torch.storage", "UntypedStorage"), bytes
 	name, typed := storageNames[s.DType]
@@ -258,17 +258,17 @@ func (w *tensorWriter) call(s *Slot, key string, bytes int64) any {
 	return w.rebuild("_rebuild_parameter", value.Tuple{out, s.RequiresGrad, hooks()})
 }
 
-// rebuild returns the call of one of PyTorch's functions that make tensors.
+// rebuild returns the call of a PyTorch function that creates tensors.
 func (w *tensorWriter) rebuild(fn string, args value.Tuple) *value.Object {
 	out := &value.Object{Module: "torch._utils", Name: fn, Call: true, Args: args}
 	w.own[out] = true
 	return out
 }
 
-// hooks returns the backward hooks of a tensor: none.
+// hooks returns the empty backward hooks of a tensor.
 func hooks() any { return &value.Dict{Ordered: true} }
 
-// thing returns what a name stands for.
+// thing returns the object of a name.
 func thing(module, name string) *value.Object { return &value.Object{Module: module, Name: name} }
 
 func (w *tensorWriter) fail(err error) {
@@ -277,8 +277,8 @@ func (w *tensorWriter) fail(err error) {
 	}
 }
 
-// allow reports whether a name may be written: those of our calls, of which
-// refuses has seen who made them, and those that the caller allows.
+// allow reports whether a name may be written: the names in our own calls
+// (refuses checks the calls), and those that the caller allows.
 func (w *tensorWriter) allow(module, name string) bool {
 	if makesTensor(module, name) || isStorage(module, name) || w.more(module, name) {
 		return true
@@ -287,8 +287,8 @@ func (w *tensorWriter) allow(module, name string) bool {
 	return module == "torch" && err == nil
 }
 
-// makesTensor reports whether a name is one of PyTorch's functions that make
-// the tensors that are written here.
+// makesTensor reports whether a name is a PyTorch function that creates the
+// tensors of this package.
 func makesTensor(module, name string) bool {
 	return module == "torch._utils" && (name == "_rebuild_tensor_v2" || name == "_rebuild_tensor_v3" || name == "_rebuild_parameter")
 }
@@ -298,8 +298,8 @@ func isStorage(module, name string) bool {
 	return ok
 }
 
-// refuses reports whether an object is a storage, or a tensor, that was not made
-// here: PyTorch could not load what would be written. The error is w.err then.
+// refuses reports whether an object is a storage or tensor that this writer did
+// not create: PyTorch could not load it. It sets w.err in that case.
 func (w *tensorWriter) refuses(o *value.Object) bool {
 	if o == nil || w.own[o] || w.more(o.Module, o.Name) {
 		return false
@@ -308,14 +308,14 @@ func (w *tensorWriter) refuses(o *value.Object) bool {
 	case makesTensor(o.Module, o.Name):
 		w.fail(fmt.Errorf("%w: %w: %s of %s", ErrValue, pickle.ErrUnknownClass, o.QualifiedName(), unknownTensor(o)))
 	case o.Call && isStorage(o.Module, o.Name):
-		w.fail(fmt.Errorf("%w: %w: the storage %s, which is no tensor", ErrValue, pickle.ErrUnknownClass, o.QualifiedName()))
+		w.fail(fmt.Errorf("%w: %w: the storage %s, which is not a tensor", ErrValue, pickle.ErrUnknownClass, o.QualifiedName()))
 	default:
 		return false
 	}
 	return true
 }
 
-// unknownTensor says what the call makes that no tensor was made of.
+// unknownTensor describes the result of a call that was not turned into a tensor.
 func unknownTensor(o *value.Object) string {
 	for _, a := range o.Args {
 		switch a, _ := a.(*value.Object); {

@@ -9,27 +9,27 @@ import (
 	"strings"
 )
 
-// alignment is where the bytes of each record begin: at a multiple of it, so
-// that tensors can be used where they are mapped into memory.
+// alignment is the alignment of the bytes of each record, so that tensors can be
+// used in a memory mapping.
 const alignment = 64
 
 // extraPadding is the extra field that aligns the bytes after it.
 const extraPadding = "FB"
 
-// zipLayout lays out an archive, record by record, as PyTorch's own writer does:
-// it finds storages without reading their headers where it is told to.
+// zipLayout lays out an archive record by record like PyTorch's writer, because
+// PyTorch can compute the positions of storages without reading their headers.
 type zipLayout struct {
 	folder  string
 	parts   []Part
 	records []*laid
 	at      int64
-	// pending are the bytes that come next. Those of late ones are filled in
-	// when the part is made.
+	// pending are the bytes of the next part. The descriptor of late is filled in
+	// when the part is written.
 	pending []byte
-	late    *laid // the storage whose descriptor pending begins with
+	late    *laid // the storage whose descriptor is at the start of pending
 }
 
-// laid is a record that has its place. Its checksum may be known only later.
+// laid is a record with its position. Its checksum may become known later.
 type laid struct {
 	name   string
 	size   int64
@@ -37,10 +37,10 @@ type laid struct {
 	crc    uint32
 }
 
-// wide reports whether a size or place of the record takes 64 bits.
+// wide reports whether the size or the position of the record needs 64 bits.
 func (r *laid) wide() bool { return r.size >= math.MaxUint32 || r.header >= math.MaxUint32 }
 
-// flags returns the record's flags. One without bytes needs no descriptor.
+// flags returns the record's flags. An empty record has no descriptor.
 func (r *laid) flags() uint16 {
 	if r.size == 0 {
 		return flagUTF8
@@ -48,7 +48,7 @@ func (r *laid) flags() uint16 {
 	return flagUTF8 | flagDescriptor
 }
 
-// descriptor appends what follows the record's bytes.
+// descriptor appends the record's descriptor.
 func (r *laid) descriptor(b []byte) []byte {
 	if r.size == 0 {
 		return b
@@ -65,7 +65,7 @@ func (z *zipLayout) begin(name string, size int64) *laid {
 	le := binary.LittleEndian
 	b := append(make([]byte, 0, 256), signLocal...)
 	b = le.AppendUint16(le.AppendUint16(b, 0), r.flags())
-	b = append(b, make([]byte, 18)...) // stored; times, checksum and sizes are not said here
+	b = append(b, make([]byte, 18)...) // method, times, checksum and sizes are zero
 	b = le.AppendUint16(b, uint16(len(r.name)))
 	b = le.AppendUint16(b, uint16(len(wide)+4+int(pad)))
 	b = append(append(b, r.name...), wide...)
@@ -74,7 +74,7 @@ func (z *zipLayout) begin(name string, size int64) *laid {
 	return r
 }
 
-// zip64 appends the extra field with what does not fit 32 bits.
+// zip64 appends the extra field for values that do not fit 32 bits.
 func (r *laid) zip64(b []byte) []byte {
 	if !r.wide() {
 		return b
@@ -91,14 +91,14 @@ func (r *laid) zip64(b []byte) []byte {
 	return append(b, f...)
 }
 
-// append puts bytes behind what there is.
+// append adds bytes to the pending ones.
 func (z *zipLayout) append(b []byte) {
 	z.pending = append(z.pending, b...)
 	z.at += int64(len(b))
 }
 
-// flush makes a part of what is pending. Where that begins with the descriptor
-// of a storage, it waits for the storage's checksum.
+// flush adds a part with the pending bytes. If they begin with the descriptor of
+// a storage, the part is filled in once the storage's checksum is known.
 func (z *zipLayout) flush() {
 	b, late := z.pending, z.late
 	z.pending, z.late = nil, nil
@@ -108,13 +108,13 @@ func (z *zipLayout) flush() {
 		z.parts = append(z.parts, Part{Length: int64(len(b)), Literal: b})
 	default:
 		z.parts = append(z.parts, Part{Length: int64(len(b)), Tail: func() ([]byte, error) {
-			late.descriptor(b[:0]) // in its place
+			late.descriptor(b[:0]) // in place
 			return b, nil
 		}})
 	}
 }
 
-// known appends a record whose bytes are known.
+// known appends a record with known bytes.
 func (z *zipLayout) known(name string, data []byte) {
 	r := z.begin(name, int64(len(data)))
 	r.crc = crc32.ChecksumIEEE(data)
@@ -148,11 +148,11 @@ func (z *zipLayout) storage(name string, c content) {
 	z.append(r.descriptor(nil))
 }
 
-// idBytes is the length of what identifies the content of an archive.
+// idBytes is the length of the record that identifies the content of an archive.
 const idBytes = 40
 
-// finish appends the record that identifies the content, and the directory:
-// both need every checksum.
+// finish appends the record that identifies the content, and the directory. Both
+// need all checksums.
 func (z *zipLayout) finish() {
 	id := z.begin(recordID, idBytes)
 	z.flush()
@@ -165,7 +165,7 @@ func (z *zipLayout) finish() {
 	z.at += length
 }
 
-// end appends the bytes of the last record, and all that follows.
+// end appends the bytes of the last record and everything after it.
 func (z *zipLayout) end(id *laid, b []byte) []byte {
 	b = z.identify(b)
 	id.crc = crc32.ChecksumIEEE(b)
@@ -185,8 +185,8 @@ func (z *zipLayout) headerBytes(r *laid) int64 {
 	return n + -n&(alignment-1) - r.header
 }
 
-// identify appends a number of the names and one of the checksums: files of the
-// same content have the same, others hardly.
+// identify appends hashes of the names and of the checksums, which identify the
+// content.
 func (z *zipLayout) identify(b []byte) []byte {
 	names, sums := fnv.New64a(), fnv.New64a()
 	var text []byte
@@ -199,13 +199,13 @@ func (z *zipLayout) identify(b []byte) []byte {
 	return fmt.Appendf(b, "%020d%020d", names.Sum64(), sums.Sum64())
 }
 
-// central appends the record's entry of the directory.
+// central appends the record's directory entry.
 func (r *laid) central(b []byte) []byte {
 	le := binary.LittleEndian
 	wide := r.zip64(nil)
 	b = append(b, signCentral...)
 	b = le.AppendUint16(le.AppendUint32(b, 0), r.flags())
-	b = append(b, make([]byte, 6)...) // stored, at no time
+	b = append(b, make([]byte, 6)...) // method and time are zero
 	b = le.AppendUint32(b, r.crc)
 	b = le.AppendUint32(le.AppendUint32(b, narrow(r.size)), narrow(r.size))
 	b = le.AppendUint16(le.AppendUint16(b, uint16(len(r.name))), uint16(len(wide)))
@@ -214,15 +214,16 @@ func (r *laid) central(b []byte) []byte {
 	return append(append(b, r.name...), wide...)
 }
 
-// narrow returns n in 32 bits, all ones where it does not fit.
+// narrow returns n in 32 bits, or all bits set if it does not fit.
 func narrow(n int64) uint32 { return uint32(min(n, math.MaxUint32)) }
 
-// appendEnd appends the end records of a directory of so many bytes at a place.
+// appendEnd appends the end records of a directory of size bytes at the offset
+// at.
 func (z *zipLayout) appendEnd(b []byte, at, size int64) []byte {
 	le := binary.LittleEndian
 	count := int64(len(z.records))
 	b = le.AppendUint64(append(b, signEnd64...), end64Bytes-12)
-	b = le.AppendUint32(b, 45<<16|798) // made by and needed: what PyTorch says
+	b = le.AppendUint32(b, 45<<16|798) // the versions that PyTorch writes
 	b = le.AppendUint64(b, 0)
 	b = le.AppendUint64(le.AppendUint64(b, uint64(count)), uint64(count))
 	b = le.AppendUint64(le.AppendUint64(b, uint64(size)), uint64(at))

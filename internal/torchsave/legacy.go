@@ -13,16 +13,16 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// The stream that PyTorch wrote before 1.6: a pickle of legacyMagic, one of
-// legacyProtocol, one that describes the machine, one of the value, one of the
-// storages' keys; then each storage, in that order: the number of its elements
-// in eight bytes, and the elements.
+// The stream that PyTorch wrote before 1.6 consists of pickles of legacyMagic, of
+// legacyProtocol, of a description of the machine, of the value and of the
+// storages' keys. The storages follow in the order of their keys: the number of
+// elements in eight bytes, then the elements.
 var legacyMagic = new(big.Int).SetBytes([]byte{0x19, 0x50, 0xa8, 0x6a, 0x20, 0xf9, 0x46, 0x9c, 0xfc, 0x6c})
 
 const legacyProtocol = 1001
 
-// isLegacy reports whether a file begins as a stream does: with the pickle of
-// its magic, in any protocol from 2 on.
+// isLegacy reports whether a file begins with the pickle of legacyMagic, in any
+// protocol from 2 on.
 func isLegacy(head []byte) bool {
 	const magic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 	if len(head) > 13 && head[0] == 0x80 && head[1] >= 4 && head[2] == 0x95 { // a frame
@@ -31,10 +31,10 @@ func isLegacy(head []byte) bool {
 	return len(head) > 13 && bytes.HasPrefix(head[2:], []byte(magic))
 }
 
-// stream is the old form of a file.
+// stream is the legacy form of a file.
 type stream struct {
 	src *source
-	// ids are the storages that the pickle names, and places where they are.
+	// ids are the storages in the pickle, and places their ranges of the file.
 	ids    map[string]*storageID
 	places map[string]place
 }
@@ -42,8 +42,8 @@ type stream struct {
 // place is a range of a file.
 type place struct{ offset, end int64 }
 
-// openLegacy reads a stream. It decodes the value twice: where the storages are
-// is known only once all of them are.
+// openLegacy reads a stream. It decodes the value twice, because the positions of
+// the storages are known only after the first pass.
 func openLegacy(ctx context.Context, s *source) (*File, error) {
 	l := &stream{src: s, ids: map[string]*storageID{}, places: map[string]place{}}
 	at, err := l.checkStart(ctx)
@@ -77,8 +77,8 @@ func openLegacy(ctx context.Context, s *source) (*File, error) {
 	return f, nil
 }
 
-// checkStart reads the three pickles that say what the file is, and returns
-// where the value begins.
+// checkStart reads the first three pickles, which identify the file, and returns
+// the offset of the value.
 func (l *stream) checkStart(ctx context.Context) (int64, error) {
 	magic, at, err := l.next(ctx, 0, nil)
 	if n, ok := magic.(*big.Int); err == nil && (!ok || n.Cmp(legacyMagic) != 0) {
@@ -105,11 +105,11 @@ func (l *stream) checkStart(ctx context.Context) (int64, error) {
 	return at, nil
 }
 
-// firstWindow is how much is read of a pickle whose length nobody knows. It is
-// doubled until the pickle is inside.
+// firstWindow is the size of the first read of a pickle, whose length is unknown.
+// It is doubled until it contains the pickle.
 const firstWindow = 64 << 10
 
-// next decodes the pickle at a place of the stream and returns where it ends.
+// next decodes the pickle at an offset of the stream and returns its end.
 func (l *stream) next(ctx context.Context, at int64, persistent func(id any) (any, error)) (any, int64, error) {
 	o := &pickle.DecodeOptions{Persistent: persistent, Limits: &pickle.Limits{Context: ctx}}
 	for window := int64(firstWindow); ; window *= 2 {
@@ -132,8 +132,7 @@ func (l *stream) next(ctx context.Context, at int64, persistent func(id any) (an
 	}
 }
 
-// note takes down what a persistent id says, for all ids of a storage must say
-// the same.
+// note records a persistent id. All ids of a storage must agree.
 func (l *stream) note(id any) (any, error) {
 	p, err := parseID(id, 6)
 	if err != nil {
@@ -146,7 +145,7 @@ func (l *stream) note(id any) (any, error) {
 	return nil, nil
 }
 
-// locate walks over the storages, which begin at a place of the stream.
+// locate finds the storages, which begin at an offset of the stream.
 func (l *stream) locate(ctx context.Context, keys any, at int64) error {
 	list, ok := keys.([]any)
 	if !ok || len(list) > maxRecords {
@@ -179,8 +178,8 @@ func (l *stream) locate(ctx context.Context, keys any, at int64) error {
 	return nil
 }
 
-// storage returns the storage that a persistent id names, or the part of it
-// that its last part tells of: (key of the part, offset, elements).
+// storage returns the storage of a persistent id, or the part of it that the last
+// item of the id describes: (key of the part, offset, elements).
 func (l *stream) storage(id any) (any, error) {
 	p, err := parseID(id, 6)
 	if err != nil {

@@ -12,33 +12,32 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Tensor is a tensor inside of a file: a view of one of its storages. It lies
-// inside of that storage, its strides are not negative, and nothing about it
-// overflows.
+// Tensor is a tensor in a file: a view of one of its storages. It is inside that
+// storage, its strides are not negative, and its sizes do not overflow.
 type Tensor struct {
 	DType tensor.DType
 	Shape []int64
 	// Strides are the distances between neighbours in each dimension, in
 	// elements.
 	Strides []int64
-	// Offset is where the first element lies, and End where the storage ends,
-	// in bytes of the file.
+	// Offset is the position of the first element in the file, and End the end of
+	// the storage.
 	Offset, End int64
-	// Sum is the record that the storage is. Nil: it has no checksum.
+	// Sum is the checksum of the storage's record. Nil: it has no checksum.
 	Sum *Sum
-	// StorageKey names the storage. Tensors of one storage share their bytes.
+	// StorageKey identifies the storage. Tensors with the same key share bytes.
 	StorageKey   string
 	RequiresGrad bool
-	// Parameter says that it is a torch.nn.Parameter.
+	// Parameter is set for a torch.nn.Parameter.
 	Parameter bool
-	// Conj and Neg say that the tensor shows the conjugates of the stored
-	// elements, their negatives, or both: PyTorch computes these only when it
-	// must. Whoever reads the stored bytes must Resolve them.
+	// Conj and Neg are set if the elements are the conjugates or the negatives of
+	// the stored ones, which PyTorch computes lazily. Callers that read the
+	// stored bytes must call Resolve.
 	Conj, Neg bool
 }
 
-// Contiguous reports whether the elements follow each other in the file without
-// a gap, the last dimension fastest.
+// Contiguous reports whether the elements are contiguous in the file, the last
+// dimension fastest.
 func (t *Tensor) Contiguous() bool {
 	want := int64(1)
 	for d := len(t.Shape) - 1; d >= 0; d-- {
@@ -55,13 +54,14 @@ func (t *Tensor) Contiguous() bool {
 	return true
 }
 
-// NumBytes returns the bytes of the tensor's contiguous form.
+// NumBytes returns the size of the tensor's contiguous form.
 func (t *Tensor) NumBytes() int64 {
-	n, _ := tensor.NumBytes(t.DType, t.Shape) // checked when it was made
+	n, _ := tensor.NumBytes(t.DType, t.Shape) // validated before
 	return n
 }
 
-// Span returns the bytes of the file from the first element to the last.
+// Span returns the number of bytes in the file from the first element to the
+// last.
 func (t *Tensor) Span() int64 {
 	n := int64(1)
 	for d, size := range t.Shape {
@@ -73,9 +73,8 @@ func (t *Tensor) Span() int64 {
 	return n * int64(t.DType.Size())
 }
 
-// Read returns the elements that the tensor shows, contiguous and in memory of
-// their own. Where they are all of a record that is damaged the error wraps
-// ErrChecksum.
+// Read returns the elements in contiguous memory of their own. The error wraps
+// ErrChecksum if the tensor consists of a whole record and the record is damaged.
 func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error) {
 	data := make([]byte, t.Span())
 	if len(data) > 0 {
@@ -97,8 +96,8 @@ func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error
 	return v.Clone(), nil
 }
 
-// checkSum compares the bytes of the file from the first element to the last with
-// the checksum of the record, where they are all of it.
+// checkSum compares data, the bytes from the first element to the last, with the
+// record's checksum if they are the whole record.
 func (t *Tensor) checkSum(data []byte) error {
 	if t.Sum == nil || t.Offset != t.Sum.Offset || int64(len(data)) != t.Sum.End-t.Sum.Offset {
 		return nil
@@ -109,27 +108,27 @@ func (t *Tensor) checkSum(data []byte) error {
 	return nil
 }
 
-// Storage is a storage inside of a file: a run of elements that tensors are
-// views of. It stands in a value where something other than a plain tensor was
-// made of it.
+// Storage is a storage in a file: a run of elements, with tensors as views of it.
+// It occurs in a value only if it is part of an object that is not a plain
+// tensor.
 type Storage struct {
-	// Key names the storage in the file.
+	// Key identifies the storage in the file.
 	Key string
-	// DType is the type of the elements. An untyped storage has bytes.
+	// DType is the type of the elements: uint8 for an untyped storage.
 	DType tensor.DType
-	// Offset and End are where its bytes begin and end in the file.
+	// Offset and End are its range in the file.
 	Offset, End int64
-	// Sum is the record that the storage is. Nil: it has no checksum.
+	// Sum is the checksum of the storage's record. Nil: it has no checksum.
 	Sum     *Sum
 	untyped bool
-	class   *value.Object // what Python calls it
+	class   *value.Object // its class in Python
 }
 
 // Sum is the checksum of a record.
 type Sum struct {
 	// Record is the record's name, with the archive's folder.
 	Record string
-	// Offset and End are where its bytes begin and end in the file.
+	// Offset and End are the range of its bytes in the file.
 	Offset, End int64
 	// CRC is their CRC-32, with the polynomial of hash/crc32.IEEE.
 	CRC uint32
@@ -138,8 +137,8 @@ type Sum struct {
 // numBytes returns the bytes of the storage.
 func (s *Storage) numBytes() int64 { return s.End - s.Offset }
 
-// storageTypes are the classes of typed storages. The quantised ones are here
-// for their size: only tensors of their own kind are made of them.
+// storageTypes are the classes of typed storages. Quantised ones are listed for
+// their size only: no plain tensor uses them.
 var storageTypes = map[string]tensor.DType{
 	"DoubleStorage": tensor.Float64, "FloatStorage": tensor.Float32, "HalfStorage": tensor.Float16,
 	"BFloat16Storage": tensor.BFloat16, "LongStorage": tensor.Int64, "IntStorage": tensor.Int32,
@@ -149,7 +148,7 @@ var storageTypes = map[string]tensor.DType{
 	"QUInt4x2Storage": tensor.Uint8, "QUInt2x4Storage": tensor.Uint8,
 }
 
-// storageID is what a persistent id says.
+// storageID is a parsed persistent id.
 type storageID struct {
 	dtype   tensor.DType
 	untyped bool
@@ -157,12 +156,13 @@ type storageID struct {
 	key     string
 	// bytes is the size of the storage.
 	bytes int64
-	// view is what stands after the five parts that every id has, in the stream.
+	// view is the sixth item of an id in the stream, which describes a part of
+	// the storage.
 	view value.Tuple
 }
 
-// parseID reads a persistent id: ("storage", class, key, device, elements), and
-// in the stream one part more.
+// parseID parses a persistent id: ("storage", class, key, device, elements), with
+// one more item in the stream.
 func parseID(id any, parts int) (*storageID, error) {
 	t, ok := id.(value.Tuple)
 	if !ok || len(t) != parts || t[0] != any("storage") {
@@ -173,7 +173,7 @@ func parseID(id any, parts int) (*storageID, error) {
 	_, ok3 := t[3].(string)
 	count, ok4 := asInt(t[4])
 	if !ok1 || !ok2 || !ok3 || !ok4 || class.Call {
-		return nil, fmt.Errorf("%w: persistent id of other parts", ErrStorage)
+		return nil, fmt.Errorf("%w: persistent id with other items", ErrStorage)
 	}
 	out := &storageID{class: class, key: key, view: t[5:]}
 	if out.dtype, out.untyped, ok = storageType(class); !ok {
@@ -186,7 +186,7 @@ func parseID(id any, parts int) (*storageID, error) {
 	return out, nil
 }
 
-// storageType returns the elements of a class of storages.
+// storageType returns the element type of a storage class.
 func storageType(class *value.Object) (d tensor.DType, untyped, ok bool) {
 	switch class.Module {
 	case "torch", "torch.cuda", "torch.storage":
@@ -201,13 +201,13 @@ func storageType(class *value.Object) (d tensor.DType, untyped, ok bool) {
 	return d, false, ok
 }
 
-// asInt returns a number of a pickle as one of 64 bits.
+// asInt returns a pickled integer as an int64.
 func asInt(v any) (int64, bool) {
 	n, ok := v.(int64)
 	return n, ok
 }
 
-// storage finds the record that a persistent id names.
+// storage returns the storage of a persistent id.
 func (a *archive) storage(id any) (any, error) {
 	p, err := parseID(id, 5)
 	if err != nil {
@@ -223,11 +223,11 @@ func (a *archive) storage(id any) (any, error) {
 	return &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, class: p.class, Offset: r.data, End: r.end(), Sum: r.sum()}, nil
 }
 
-// construct makes a value of a call.
+// construct returns the result of a call.
 type construct = func(args value.Tuple, kwargs map[string]any) (any, error)
 
-// constructs are the calls that make plain tensors. What they do not understand
-// stays what it is, a record of the call.
+// constructs has the functions that create plain tensors. Calls that they do not
+// support remain objects.
 func constructs() map[string]construct {
 	return map[string]construct{
 		"torch._utils._rebuild_tensor":               orInert("torch._utils", "_rebuild_tensor", rebuildTensor),
@@ -239,7 +239,8 @@ func constructs() map[string]construct {
 	}
 }
 
-// orInert returns a construct that keeps a call of which build makes nothing.
+// orInert returns a construct that keeps the call as an object if build returns
+// nil.
 func orInert(module, name string, build func(value.Tuple) (*Tensor, error)) construct {
 	return func(args value.Tuple, kwargs map[string]any) (any, error) {
 		if len(kwargs) == 0 {
@@ -251,8 +252,8 @@ func orInert(module, name string, build func(value.Tuple) (*Tensor, error)) cons
 	}
 }
 
-// rebuildTensor makes a tensor of (storage, offset, size, strides) and, in the
-// second version, (requires_grad, hooks[, metadata]).
+// rebuildTensor returns the tensor of (storage, offset, size, strides) and, in
+// the second version, (requires_grad, hooks[, metadata]).
 func rebuildTensor(args value.Tuple) (*Tensor, error) {
 	if len(args) != 4 && len(args) != 6 && len(args) != 7 {
 		return nil, nil
@@ -268,8 +269,8 @@ func rebuildTensor(args value.Tuple) (*Tensor, error) {
 	return t.described(args[min(len(args), 6):], err)
 }
 
-// described returns the tensor with what the call says of it in a last argument,
-// if there is one, or nothing if that says more than is known here.
+// described sets the metadata of a call, if there is any. It returns nil if the
+// metadata is not supported.
 func (t *Tensor) described(metadata value.Tuple, err error) (*Tensor, error) {
 	if err != nil || len(metadata) > 0 && !t.setMetadata(metadata[0]) {
 		return nil, err
@@ -277,7 +278,7 @@ func (t *Tensor) described(metadata value.Tuple, err error) (*Tensor, error) {
 	return t, nil
 }
 
-// rebuildUntyped makes a tensor of (storage, offset, size, strides,
+// rebuildUntyped returns the tensor of (storage, offset, size, strides,
 // requires_grad, hooks, dtype[, metadata]).
 func rebuildUntyped(args value.Tuple) (*Tensor, error) {
 	if len(args) != 7 && len(args) != 8 {
@@ -290,7 +291,7 @@ func rebuildUntyped(args value.Tuple) (*Tensor, error) {
 	}
 	d, err := tensor.ParseDType(name.Name)
 	if err != nil {
-		return nil, nil // a type that we have no tensors of
+		return nil, nil // an unsupported type
 	}
 	t, err := view(s, d, args[1:4])
 	if err == nil {
@@ -299,7 +300,8 @@ func rebuildUntyped(args value.Tuple) (*Tensor, error) {
 	return t.described(args[7:], err)
 }
 
-// rebuildParameter makes a parameter of (tensor, requires_grad, hooks[, state]).
+// rebuildParameter returns the parameter of (tensor, requires_grad, hooks[,
+// state]).
 func rebuildParameter(args value.Tuple) (*Tensor, error) {
 	if len(args) != 3 && len(args) != 4 {
 		return nil, nil
@@ -314,9 +316,9 @@ func rebuildParameter(args value.Tuple) (*Tensor, error) {
 	return &t, nil
 }
 
-// rebuildFromType makes a tensor of (function, class, arguments, state), where
-// the class is that of plain tensors. The state are attributes that somebody
-// set, which are not kept.
+// rebuildFromType returns the tensor of (function, class, arguments, state) if
+// the class is that of plain tensors. It drops the state, which consists of
+// attributes that a user set.
 func rebuildFromType(args value.Tuple) (*Tensor, error) {
 	if len(args) != 4 {
 		return nil, nil
@@ -341,7 +343,7 @@ func rebuildFromType(args value.Tuple) (*Tensor, error) {
 	return nil, nil
 }
 
-// view makes a tensor of (offset, size, strides), if it lies inside of s.
+// view returns the tensor of (offset, size, strides) if it is inside s.
 func view(s *Storage, d tensor.DType, args value.Tuple) (*Tensor, error) {
 	offset, ok1 := asInt(args[0])
 	shape, ok2 := asInts(args[1])
@@ -357,8 +359,8 @@ func view(s *Storage, d tensor.DType, args value.Tuple) (*Tensor, error) {
 	return t, nil
 }
 
-// checkInside returns an error unless the tensor, from its first element at
-// offset on, lies within room elements.
+// checkInside returns an error unless the tensor, whose first element is at
+// offset, is within room elements.
 func (t *Tensor) checkInside(offset, room int64) error {
 	n, err := tensor.NumElements(t.Shape)
 	if err != nil {
@@ -392,7 +394,7 @@ func (t *Tensor) checkInside(offset, room int64) error {
 	return nil
 }
 
-// asInts returns a tuple of numbers, or a torch.Size of them, for each dimension
+// asInts returns the integers of a tuple or a torch.Size, one for each dimension
 // of a tensor.
 func asInts(v any) ([]int64, bool) {
 	if o, ok := v.(*value.Object); ok && o.Call && o.QualifiedName() == "torch.Size" && len(o.Args) == 1 {
@@ -407,7 +409,7 @@ func asInts(v any) ([]int64, bool) {
 	default:
 		return nil, false
 	}
-	if len(list) > tensor.MaxDims { // a tuple that tensors share is copied for each
+	if len(list) > tensor.MaxDims { // tensors may share the tuple, and each copies it
 		return nil, false
 	}
 	out := make([]int64, len(list))
@@ -421,11 +423,11 @@ func asInts(v any) ([]int64, bool) {
 	return out, true
 }
 
-// Lazy reports whether the stored elements are not those that the tensor shows.
+// Lazy reports whether the tensor's elements differ from the stored ones.
 func (t *Tensor) Lazy() bool { return t.Conj || t.Neg }
 
-// Resolve turns stored elements of the tensor, one after the other in p, into
-// those that it shows. Of a tensor that is not Lazy it changes nothing.
+// Resolve turns the stored elements in p into the tensor's elements. It changes
+// nothing if the tensor is not Lazy.
 func (t *Tensor) Resolve(p []byte) {
 	size := t.DType.Size()
 	switch kindOf(t.DType) {
@@ -455,7 +457,7 @@ func flipSigns(p []byte, size, end int) {
 	}
 }
 
-// negate negates integers, which wrap around, signed or not.
+// negate negates integers, which wrap around.
 func negate(p []byte, size int) {
 	le := binary.LittleEndian
 	for ; len(p) >= size; p = p[size:] {
@@ -472,11 +474,11 @@ func negate(p []byte, size int) {
 	}
 }
 
-// kind is what the elements of a type are to arithmetic.
+// kind is the arithmetic kind of an element type.
 type kind int
 
 const (
-	kindOther kind = iota // bool and floats of 8 bits, which PyTorch does not negate
+	kindOther kind = iota // bool and 8-bit floats, which PyTorch does not negate
 	kindInt
 	kindFloat
 	kindComplex
@@ -494,9 +496,9 @@ func kindOf(d tensor.DType) kind {
 	return kindOther
 }
 
-// setMetadata sets what a call says in its last argument, a dict of flags. It
-// reports false for what it does not understand: then nobody may take the stored
-// elements for those of the tensor.
+// setMetadata sets the flags in the last argument of a call, a dict. It returns
+// false for flags that it does not support: then the stored elements may not be
+// those of the tensor.
 func (t *Tensor) setMetadata(v any) bool {
 	flags, ok := flagsOf(v)
 	if !ok {
@@ -519,7 +521,7 @@ func (t *Tensor) setMetadata(v any) bool {
 // maxFlags bounds the flags of a tensor. PyTorch has two.
 const maxFlags = 16
 
-// flagsOf returns a dict of names and flags.
+// flagsOf returns the flags of a dict by name.
 func flagsOf(v any) (map[string]bool, bool) {
 	var pairs []value.Pair
 	switch v := v.(type) {
@@ -551,22 +553,22 @@ func flagsOf(v any) (map[string]bool, bool) {
 	return out, true
 }
 
-// Materialise returns v with every *Tensor inside replaced by a
-// *tensor.Tensor in memory of its own, contiguous, and every *Storage by a
-// record of its class and a tensor of one dimension. A tensor that is at several
-// places is read once, and stays one tensor. If the tensors have more than limit
-// bytes in all, the error wraps ErrLimit, and they take no memory. v itself is
-// not changed. A tensor that is all of a record is compared with its checksum.
+// Materialise returns v with each *Tensor replaced by a contiguous *tensor.Tensor
+// in memory of its own, and each *Storage by an object of its class around a
+// tensor of one dimension. A tensor that occurs several times is read once and
+// stays shared. If the tensors have more than limit bytes in total, the error
+// wraps ErrLimit and no memory is allocated. v itself is not changed. A tensor
+// that is a whole record is compared with its checksum.
 func Materialise(ctx context.Context, v any, read ReadFunc, limit int64) (any, error) {
 	m := &materialiser{ctx: ctx, read: read, room: limit, made: map[*Tensor]*tensor.Tensor{}}
 	r := value.Replacer{With: Inside(func(_ []string, t *Tensor) (any, error) { return m.tensor(t) })}
 	return r.Replace(v)
 }
 
-// Inside returns the With of a value.Replacer that replaces the tensors inside of
-// a value by what with returns. A *Storage becomes a record of its class around
-// the tensor of one dimension that has all of its elements, its argument 0. with is
-// called again for a tensor that stands at several places.
+// Inside returns a With function for value.Replacer that replaces the tensors in
+// a value by the results of with. A *Storage becomes an object of its class whose
+// argument 0 is the replacement of a one-dimensional tensor with all its
+// elements. with is called again for a tensor that occurs several times.
 func Inside(with func(at []string, t *Tensor) (any, error)) func(at []string, v any) (any, bool, error) {
 	storages := map[*Storage]any{}
 	return func(at []string, v any) (any, bool, error) {
@@ -596,8 +598,8 @@ func (s *Storage) flat() *Tensor {
 	}
 }
 
-// Unmarshal reads a file whole: its value, with the tensors in memory. It
-// refuses one whose tensors take more than limit bytes with ErrLimit.
+// Unmarshal reads a whole file: its value with the tensors in memory. The error
+// wraps ErrLimit if the tensors have more than limit bytes.
 func Unmarshal(ctx context.Context, read ReadFunc, size, limit int64) (any, error) {
 	f, err := Open(ctx, read, size)
 	if err != nil {
@@ -606,7 +608,7 @@ func Unmarshal(ctx context.Context, read ReadFunc, size, limit int64) (any, erro
 	return Materialise(ctx, f.Root, read, limit)
 }
 
-// materialiser reads tensors, each once.
+// materialiser reads each tensor once.
 type materialiser struct {
 	ctx  context.Context
 	read ReadFunc
@@ -614,8 +616,8 @@ type materialiser struct {
 	made map[*Tensor]*tensor.Tensor
 }
 
-// tensor reads a tensor, if there is room for it: as much as its elements take
-// in the file and in memory.
+// tensor reads a tensor if its bytes in the file and in memory are within the
+// limit.
 func (m *materialiser) tensor(t *Tensor) (any, error) {
 	if out := m.made[t]; out != nil {
 		return out, nil
