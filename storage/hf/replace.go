@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"regexp"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -18,22 +17,6 @@ import (
 // The records that make files a checkpoint, in the order in which a reader looks
 // for them: the single file, the index, and the commit of the distributed form.
 var records = []string{bases[0] + suffix, bases[0] + indexSuffix, commitName}
-
-// has reports whether a file of that name is in the folder.
-func (f *folder) has(name string) bool {
-	for _, m := range []map[string]int64{f.data, f.index, f.other} {
-		if _, ok := m[name]; ok {
-			return true
-		}
-	}
-	return false
-}
-
-// records returns the records that are in the folder, the one that a reader
-// chooses first.
-func (f *folder) records() []string {
-	return slices.DeleteFunc(slices.Clone(records), func(name string) bool { return !f.has(name) })
-}
 
 // checkPlace returns an error that wraps storage.ErrExists if the folder holds a
 // checkpoint under names that the writer does not use: a new one would not replace
@@ -47,65 +30,6 @@ func checkPlace(ctx context.Context, s blob.Store) error {
 		return fmt.Errorf("%w: %s holds %s, which a new checkpoint would not replace", storage.ErrExists, s, name)
 	}
 	return nil
-}
-
-// stranger returns the name of a file that a reader could choose instead of the new
-// checkpoint, or that is a checkpoint under a name that cairn does not use. If the
-// folder has a record of ours, other files of tensors are not a checkpoint.
-func (f *folder) stranger(recorded bool) string {
-	for name := range f.index {
-		if name != records[1] {
-			return name
-		}
-	}
-	for name := range f.data {
-		for _, base := range bases[1:] {
-			if name == base+suffix {
-				return name
-			}
-		}
-		if !recorded && !numbered.MatchString(name) {
-			return name
-		}
-	}
-	return ""
-}
-
-// ofPyTorch are the names that PyTorch gives to the files of the distributed form,
-// which has no record.
-var ofPyTorch = regexp.MustCompile(`^shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors$`)
-
-// replaced returns the files of the checkpoints in the folder that a save removes
-// once it has replaced them, records first. It leaves out what it cannot read.
-func (f *folder) replaced(ctx context.Context, s blob.Store) []string {
-	out := f.records()
-	var data []string
-	for _, name := range out {
-		switch name {
-		case commitName:
-			if c, err := readCommitFile(ctx, s); err == nil {
-				data = slices.AppendSeq(data, maps.Keys(c.Files))
-			}
-		case records[1]:
-			if m, err := readIndex(ctx, s, name); err == nil {
-				data = slices.AppendSeq(data, maps.Values(m))
-			}
-		}
-	}
-	if !f.has(records[0]) && !f.has(records[1]) {
-		for name := range f.data {
-			if ofPyTorch.MatchString(name) {
-				data = append(data, name)
-			}
-		}
-	}
-	slices.Sort(data)
-	for _, name := range slices.Compact(data) {
-		if numbered.MatchString(name) && isData(name) { // the others are not for us to remove
-			out = append(out, name)
-		}
-	}
-	return out
 }
 
 // Files describes the files of this format that cairn writes.
@@ -188,41 +112,4 @@ func saveOf(ctx context.Context, s blob.Store, name string) *saved {
 		return nil
 	}
 	return &of[0]
-}
-
-// current returns the files that a reader takes for the checkpoint, and those of
-// indexes with other names. Files that wait for a record are not among them.
-func (f *folder) current(ctx context.Context, s blob.Store) ([]string, error) {
-	index, names, err := f.choose("")
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for name := range f.index {
-		if name != index && name == records[1] { // hidden by another record
-			continue
-		}
-		m, err := readIndex(ctx, s, name)
-		if err != nil {
-			return nil, err
-		}
-		out = slices.AppendSeq(append(out, name), maps.Values(m))
-	}
-	if index != "" {
-		return out, nil
-	}
-	if _, ok := f.other[commitName]; !ok || len(names) > 0 && !sharded.MatchString(names[0]) {
-		return append(out, slices.DeleteFunc(names, func(name string) bool {
-			of := saveOf(ctx, s, name)
-			return of != nil && of.Commit != ""
-		})...), nil
-	}
-	c, err := readCommitFile(ctx, s)
-	if err != nil {
-		return nil, err
-	}
-	if c.lists() {
-		names = slices.Collect(maps.Keys(c.Files))
-	}
-	return append(append(out, commitName), names...), nil
 }

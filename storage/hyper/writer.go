@@ -1,14 +1,22 @@
 package hyper
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
+	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/value"
 )
 
 // options are the options of a writer: those of the format and those of all formats.
@@ -64,4 +72,209 @@ func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infi
 	}
 	tensors, err := o.layTensors(p, rank, infix)
 	return append(files, tensors...), err
+}
+
+const (
+	// headerAlign pads the header of a file of tensors, so that the data is
+	// aligned for any element.
+	headerAlign = 64
+	// headerMax bounds what a bin thinks that a file's header takes: far below
+	// what safetensors allows.
+	headerMax = safetensors.MaxHeader / 2
+	// reservedKey names no tensor in a safetensors file.
+	reservedKey = "__metadata__"
+)
+
+// bin is a file of tensors in the making.
+type bin struct {
+	items  []*plan.WriteItem
+	names  map[string]bool
+	bytes  int64
+	header int64
+}
+
+// takes reports whether an item may go into the bin. In the older dialect the
+// name is the key, so a file holds one chunk of it.
+func (b *bin) takes(it *plan.WriteItem, o *options) bool {
+	if b.header+headerCost(it) > headerMax || o.Old && b.names[it.FQN()] {
+		return false
+	}
+	return len(b.items) == 0 || it.NumBytes() <= o.MaxFileBytes-b.bytes
+}
+
+func (b *bin) add(it *plan.WriteItem) {
+	b.items = append(b.items, it)
+	b.names[it.FQN()] = true
+	b.bytes += it.NumBytes()
+	b.header += headerCost(it)
+}
+
+// headerCost returns at most how many bytes of a header describe an item.
+func headerCost(it *plan.WriteItem) int64 {
+	return int64(6*len(it.FQN()) + 24*len(it.Info.Shape) + 150)
+}
+
+// layTensors lays out the files of a plan's tensors.
+func (o *options) layTensors(p *plan.SavePlan, rank int, infix string) ([]*datafile.File, error) {
+	var out []*datafile.File
+	for n, items := range spread(p, o) {
+		f, err := layTensorFile(dataFileName(rank, infix, n, tensorSuffix), items, o.Old)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, f)
+	}
+	return out, nil
+}
+
+// spread distributes tensors over files: the largest first, each into the file
+// that is emptiest among those that take it. Within a file those with the largest
+// elements come first, so that each begins at an address that its elements can be
+// used at.
+func spread(p *plan.SavePlan, o *options) [][]*plan.WriteItem {
+	var items []*plan.WriteItem
+	for i := range p.Items {
+		if p.Items[i].Kind != plan.KindBytes {
+			items = append(items, &p.Items[i])
+		}
+	}
+	slices.SortStableFunc(items, func(a, b *plan.WriteItem) int { return cmp.Compare(b.NumBytes(), a.NumBytes()) })
+	var bins []*bin
+	for _, it := range items {
+		var best *bin
+		for _, b := range bins {
+			if b.takes(it, o) && (best == nil || b.bytes < best.bytes) {
+				best = b
+			}
+		}
+		if best == nil || len(bins) < o.FilesPerRank {
+			best = &bin{names: map[string]bool{}}
+			bins = append(bins, best)
+		}
+		best.add(it)
+	}
+	var out [][]*plan.WriteItem
+	for _, b := range bins {
+		slices.SortStableFunc(b.items, func(x, y *plan.WriteItem) int {
+			return cmp.Or(cmp.Compare(y.Info.DType.Size(), x.Info.DType.Size()), cmp.Compare(x.FQN(), y.FQN()))
+		})
+		out = append(out, b.items)
+	}
+	return out
+}
+
+// layTensorFile lays out one safetensors file.
+func layTensorFile(name string, items []*plan.WriteItem, old bool) (*datafile.File, error) {
+	keys := keysOf(items)
+	h := &safetensors.Header{Metadata: map[string]string{"format": "pt"}}
+	results := make([]storage.WriteResult, len(items))
+	var at int64
+	for i, it := range items {
+		d, _ := safetensors.DTypeName(it.Info.DType) // PrepareLocalPlan has looked
+		n := it.NumBytes()
+		h.Entries = append(h.Entries, safetensors.Entry{Name: keys[i], DType: d, Shape: it.Box.Sizes, Begin: at, End: at + n})
+		results[i] = storage.WriteResult{Index: it.Index(), Loc: meta.Location{File: name, Offset: at, Length: n}}
+		at += n
+		if !old {
+			results[i].Loc.Detail = &meta.Detail{Key: keys[i]}
+		}
+	}
+	b, err := safetensors.Encode(h, headerAlign)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	f := &datafile.File{Name: name, Parts: []datafile.Part{{Length: int64(len(b)), Literal: b}}}
+	for i, it := range items {
+		results[i].Loc.Offset += int64(len(b))
+		f.Parts = append(f.Parts, datafile.Part{Length: it.NumBytes(), Item: it})
+	}
+	f.Results = func() []storage.WriteResult { return results }
+	return f, nil
+}
+
+// keysOf returns the keys of tensors in their file: their names, or, where a name
+// is there several times or no key at all, with the number of the chunk behind.
+func keysOf(items []*plan.WriteItem) []string {
+	count := map[string]int{}
+	for _, it := range items {
+		count[it.FQN()]++
+	}
+	used, next := map[string]bool{}, map[string]int{}
+	out := make([]string, len(items))
+	for i, it := range items {
+		key := it.FQN()
+		if count[key] > 1 || key == reservedKey {
+			key = fmt.Sprintf("%s.__dcp_chunk_%d", it.FQN(), next[it.FQN()])
+			next[it.FQN()]++
+			for count[key] > 0 || used[key] {
+				key += "_"
+			}
+		}
+		used[key] = true
+		out[i] = key
+	}
+	return out
+}
+
+// layValues lays out the files of a plan's values: one after the other in a
+// single file, or each in its own in the older dialect. All values that cannot be
+// written are in the error.
+func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*datafile.File, error) {
+	var files []*valueFileLayout
+	var refused []error
+	for i := range p.Items {
+		it := &p.Items[i]
+		if it.Kind != plan.KindBytes {
+			continue
+		}
+		part, err := dcpfiles.LayValue(it, data, encodeValue)
+		if errors.Is(err, storage.ErrNotRepresentable) {
+			refused = append(refused, err)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(files) == 0 || o.Old {
+			files = append(files, &valueFileLayout{name: dataFileName(rank, infix, len(files), valueSuffix)})
+		}
+		files[len(files)-1].add(it, part)
+	}
+	if err := errors.Join(refused...); err != nil {
+		return nil, err
+	}
+	out := make([]*datafile.File, len(files))
+	for i, f := range files {
+		out[i] = &datafile.File{Name: f.name, Parts: f.parts, Results: func() []storage.WriteResult { return f.results }}
+	}
+	return out, nil
+}
+
+// valueFileLayout is a file of values in the making.
+type valueFileLayout struct {
+	name    string
+	parts   []datafile.Part
+	results []storage.WriteResult
+	size    int64
+}
+
+func (f *valueFileLayout) add(it *plan.WriteItem, part datafile.Part) {
+	f.parts = append(f.parts, part)
+	f.results = append(f.results, storage.WriteResult{
+		Index: it.Index(), Loc: meta.Location{File: f.name, Offset: f.size, Length: part.Length},
+	})
+	f.size += part.Length
+}
+
+// encodeValue returns the pickle of the value that data encodes.
+func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
+	v, err := value.Decode(it.Info.Codec, data)
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", it.FQN(), err)
+	}
+	b, err := pickle.Encode(v, nil)
+	if err != nil {
+		return nil, &storage.NotRepresentable{FQN: it.FQN(), Why: err.Error()}
+	}
+	return b, nil
 }
