@@ -6,9 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 
+	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -42,8 +46,9 @@ type entry struct {
 	boxes  []rankBox
 	copies int
 
-	value  *keptValue   // nil: a tensor
-	chunks *chunkFinder // nil: the tensor has few chunks
+	value *keptValue // nil: a tensor
+	// chunks returns the index of a tensor with many chunks. Nil: it has few.
+	chunks func() (*plan.ChunkIndex, error)
 }
 
 // keptValue is what is known of an object.
@@ -55,6 +60,74 @@ type keptValue struct {
 	sum   string
 	// inline means that the object holds the tensors that it referred to.
 	inline bool
+}
+
+// newEntry returns the entry of src, which is info in the target.
+func newEntry(src *meta.Entry, info *plan.Info) entry {
+	e := entry{src: src, info: info}
+	if src.Tensor == nil {
+		e.value = &keptValue{}
+	} else if len(src.Tensor.Chunks) >= manyChunks {
+		e.chunks = sync.OnceValues(func() (*plan.ChunkIndex, error) { return plan.NewChunkIndex(src, len(src.Tensor.Chunks)) })
+	}
+	return e
+}
+
+// manyChunks is the number of chunks from which on a tensor keeps an index of them.
+const manyChunks = 32
+
+// reads appends the reads that fill a box of the tensor. dest is their destination.
+func (e *entry) reads(items []plan.ReadItem, dest meta.Index, box tensor.Box) ([]plan.ReadItem, error) {
+	var x *plan.ChunkIndex
+	var err error
+	if e.chunks != nil {
+		x, err = e.chunks()
+	} else {
+		x, err = plan.NewChunkIndex(e.src, 1)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return x.Reads(items, dest, box)
+}
+
+// numBytes returns the bytes of the entry in the target.
+func (e *entry) numBytes() int64 {
+	if e.src.Tensor == nil {
+		return e.value.size
+	}
+	n, _ := tensor.NumBytes(e.info.DType, e.info.Shape) // checked by Plan
+	return n
+}
+
+func (e *entry) wholeItem() plan.WriteItem {
+	if e.src.Tensor == nil {
+		return plan.WriteItem{Info: e.info, Kind: plan.KindBytes, Size: e.value.size}
+	}
+	return plan.WriteItem{Info: e.info, Kind: plan.KindTensor, Box: tensor.Whole(e.info.Shape)}
+}
+
+func (e *entry) item(b tensor.Box) plan.WriteItem {
+	if slices.Equal(b.Sizes, e.info.Shape) {
+		return e.wholeItem()
+	}
+	return plan.WriteItem{Info: e.info, Kind: plan.KindShard, Box: b}
+}
+
+func (e *entry) describe() Item {
+	it := Item{Name: e.info.FQN, Kind: "object", Bytes: e.numBytes()}
+	if e.src.FQN != e.info.FQN {
+		it.From = e.src.FQN
+	}
+	if e.src.Tensor == nil {
+		return it
+	}
+	it.Kind, it.DType, it.Shape = "tensor", e.info.DType.String(), append([]int64{}, e.info.Shape...)
+	if e.src.Tensor.DType != e.info.DType {
+		it.FromDType = e.src.Tensor.DType.String()
+	}
+	it.Chunks = max(1, len(e.boxes)/max(1, e.copies))
+	return it
 }
 
 // find returns the entry of that name in the target, or nil.
@@ -72,15 +145,6 @@ func (j *Job) from(fqn string) *entry {
 		return j.find(fqn)
 	}
 	return j.renamed[fqn]
-}
-
-// numBytes returns the bytes of the entry in the target.
-func (e *entry) numBytes() int64 {
-	if e.src.Tensor == nil {
-		return e.value.size
-	}
-	n, _ := tensor.NumBytes(e.info.DType, e.info.Shape) // checked by Plan
-	return n
 }
 
 // Plan works out everything about a conversion of src, without writing: what is
@@ -174,17 +238,6 @@ func (j *Job) choose() error {
 	return j.index(len(rename) > 0)
 }
 
-// newEntry returns the entry of src, which is info in the target.
-func newEntry(src *meta.Entry, info *plan.Info) entry {
-	e := entry{src: src, info: info}
-	if src.Tensor == nil {
-		e.value = &keptValue{}
-	} else if len(src.Tensor.Chunks) >= manyChunks {
-		e.chunks = &chunkFinder{}
-	}
-	return e
-}
-
 // index orders the entries by their new names, none of which may be there twice.
 func (j *Job) index(renamed bool) error {
 	if !renamed {
@@ -234,4 +287,80 @@ func (j *Job) cut() error {
 		}
 	}
 	return j.shards.check()
+}
+
+// Summary returns what the conversion does if the target can hold everything. See
+// Check.
+func (j *Job) Summary() *Summary {
+	final, _, err := global(localPlans(j.entries, j.ranks))
+	if err != nil {
+		final = nil // Run says why
+	}
+	return newSummary(j, final, nil)
+}
+
+// Size returns the number of ranks of the conversion and the bytes that it writes,
+// as Summary does.
+func (j *Job) Size() (ranks int, bytes int64) {
+	for _, e := range j.entries {
+		bytes += e.numBytes()
+	}
+	return j.ranks, bytes
+}
+
+// storage describes the checkpoint to be.
+func (j *Job) storage(rec record, t *Target) meta.Storage {
+	src := j.md.Storage
+	out := meta.Storage{
+		ID: t.Where, SaveID: rec.SaveID, Step: j.step, Time: src.Time, WorldSize: j.ranks,
+		Writer: "cairn " + cairn.Version, Tags: j.tags,
+	}
+	if out.Time.IsZero() {
+		out.Time = rec.Time
+	}
+	return out
+}
+
+// unchanged returns an error that wraps storage.ErrChanged unless the source's
+// files are still as they were: of a format that overwrites its files nobody
+// else would notice.
+func (j *Job) unchanged(ctx context.Context) error {
+	for _, f := range j.seen {
+		info, err := j.opts.Source.Stat(ctx, f.name)
+		if err != nil {
+			return fmt.Errorf("%w: %w", storage.ErrChanged, err)
+		}
+		if info.Size != f.size || !info.ModTime.Equal(f.time) {
+			return fmt.Errorf("%w: %s of %s was written at %v", storage.ErrChanged, f.name, j.opts.Source, info.ModTime)
+		}
+	}
+	return nil
+}
+
+const (
+	// slack is what a process takes beside its heap.
+	slack = 32 << 20
+	// garbagePercent is how much garbage there may be, in percent of what is in
+	// use. Very many tensors make more garbage and metadata than the buffers take.
+	garbagePercent = 25
+)
+
+// Confine makes the garbage collector keep the process within what it uses now
+// and Options.Memory, and run when garbage is a quarter of what is in use, until undo
+// is called: by default it would let garbage grow to the size of all that is in
+// use. It is for programs that do nothing else, and keeps a lower limit or percentage
+// that is set already.
+func (j *Job) Confine() (undo func()) {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	limit := debug.SetMemoryLimit(-1)
+	debug.SetMemoryLimit(min(limit, int64(m.HeapAlloc)+j.opts.Memory+slack))
+	percent := debug.SetGCPercent(garbagePercent)
+	if percent < garbagePercent { // also negative: switched off
+		debug.SetGCPercent(percent)
+	}
+	return func() {
+		debug.SetMemoryLimit(limit)
+		debug.SetGCPercent(percent)
+	}
 }

@@ -2,11 +2,14 @@ package convert
 
 import (
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // pattern is a glob that remembers whether it ever matched.
@@ -89,4 +92,298 @@ func cutLast(s, sep string) (before, after string, found bool) {
 		return "", s, false
 	}
 	return s[:i], s[i+len(sep):], true
+}
+
+// Rename changes names by rules, and remembers which of them matched. It is not
+// safe for concurrent use.
+type Rename []renameRule
+
+// renameRule rewrites the names that it matches.
+type renameRule struct {
+	text string
+	re   *regexp.Regexp
+	to   string
+	all  bool // every match in a name, not only the first
+	used bool // it has matched
+}
+
+// ParseRename reads rules, each in one of two forms:
+//
+//	FROM=TO      names of the form FROM become TO. A star in FROM stands for any
+//	             characters, as few as possible; the stars in TO stand for the
+//	             same, in order. A backslash takes the next character as it is.
+//	s/RE/TO/     the first match of the regular expression RE becomes TO; with a
+//	             g behind the last slash every match does. $1 or ${1} in TO is
+//	             the first group. Any character can stand in the place of the
+//	             slash.
+//
+// So "model.*=*" takes a prefix away, "*=model.*" puts one in front,
+// "*.attn.*=*.attention.*" replaces a part and `s/^h\.(\d+)\./layers.$1./` uses a
+// group. Errors wrap ErrOption.
+func ParseRename(rules []string) (Rename, error) {
+	var out Rename
+	for _, text := range rules {
+		r, err := parseRename(text)
+		if err != nil {
+			return nil, fmt.Errorf("%w: rename %q: %w", ErrOption, text, err)
+		}
+		r.text = text
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func parseRename(text string) (renameRule, error) {
+	if isSubstitution(text) {
+		return parseSubstitution(text)
+	}
+	from, to, ok := cutPlain(text, '=')
+	if !ok {
+		return renameRule{}, fmt.Errorf("want FROM=TO or s/RE/TO/")
+	}
+	parts, outs := splitStars(from), splitStars(to)
+	if len(outs) > len(parts) {
+		return renameRule{}, fmt.Errorf("more stars in TO than in FROM")
+	}
+	var re, repl strings.Builder
+	for i, p := range parts {
+		if i > 0 {
+			re.WriteString("(.*?)")
+		}
+		re.WriteString(regexp.QuoteMeta(p))
+	}
+	for i, p := range outs {
+		if i > 0 {
+			fmt.Fprintf(&repl, "${%d}", i)
+		}
+		repl.WriteString(strings.ReplaceAll(p, "$", "$$"))
+	}
+	compiled, err := regexp.Compile(`(?s)\A` + re.String() + `\z`)
+	return renameRule{re: compiled, to: repl.String()}, err
+}
+
+// isSubstitution reports whether a rule is of the form s/RE/TO/.
+func isSubstitution(text string) bool {
+	if len(text) < 2 || text[0] != 's' {
+		return false
+	}
+	d := text[1]
+	return strings.ContainsRune("/|#,!:", rune(d)) && strings.Count(text[2:], string(rune(d))) >= 2
+}
+
+func parseSubstitution(text string) (renameRule, error) {
+	sep := text[1]
+	re, rest, ok := cutPlain(text[2:], sep)
+	if !ok {
+		return renameRule{}, fmt.Errorf("want s/RE/TO/")
+	}
+	to, flags, ok := cutPlain(rest, sep)
+	if !ok || flags != "" && flags != "g" {
+		return renameRule{}, fmt.Errorf("want s/RE/TO/ or s/RE/TO/g")
+	}
+	unescape := strings.NewReplacer(`\`+string(rune(sep)), string(rune(sep)))
+	compiled, err := regexp.Compile(unescape.Replace(re))
+	return renameRule{re: compiled, to: unescape.Replace(to), all: flags == "g"}, err
+}
+
+// cutPlain cuts s around the first sep that no backslash is before.
+func cutPlain(s string, sep byte) (before, after string, found bool) {
+	for i := 0; i < len(s); i++ {
+		switch s[i] {
+		case '\\':
+			i++
+		case sep:
+			return s[:i], s[i+1:], true
+		}
+	}
+	return s, "", false
+}
+
+// splitStars returns what stands between the stars of s, without backslashes.
+func splitStars(s string) []string {
+	var out []string
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		switch {
+		case s[i] == '*':
+			out = append(out, b.String())
+			b.Reset()
+			continue
+		case s[i] == '\\' && i+1 < len(s):
+			i++
+		}
+		b.WriteByte(s[i])
+	}
+	return append(out, b.String())
+}
+
+// Apply returns what the rules make of a name.
+func (r Rename) Apply(name string) string {
+	for i := range r {
+		name = r[i].apply(name)
+	}
+	return name
+}
+
+// Check returns an error that wraps plan.ErrMissing if a rule matched none of the
+// names that Apply was asked about: most likely it is mistyped.
+func (r Rename) Check() error {
+	for i := range r {
+		if !r[i].used {
+			return fmt.Errorf("%w: a name for the rule %q", plan.ErrMissing, r[i].text)
+		}
+	}
+	return nil
+}
+
+func (r *renameRule) apply(name string) string {
+	at := r.re.FindStringSubmatchIndex(name)
+	if at == nil {
+		return name
+	}
+	r.used = true
+	if r.all {
+		return r.re.ReplaceAllString(name, r.to)
+	}
+	out := append([]byte(nil), name[:at[0]]...)
+	out = r.re.ExpandString(out, r.to, name, at)
+	return string(out) + name[at[1]:]
+}
+
+// caster says which dtype a tensor has in the target.
+type caster []*rule[tensor.DType]
+
+func parseCasts(texts []string) (caster, error) {
+	var out caster
+	for _, t := range texts {
+		r, err := parseRule(t, tensor.LookupDType)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// dtype returns the type of the tensor of that name and type in the target.
+func (c caster) dtype(name string, from tensor.DType) tensor.DType {
+	to := from
+	for _, r := range c {
+		switch {
+		case r.match == nil && from.IsFloat():
+			to = r.value
+		case r.match != nil && r.matches(name):
+			to = r.value
+		}
+	}
+	return to
+}
+
+// check refuses rules that matched nothing.
+func (c caster) check() error {
+	var ps []*pattern
+	for _, r := range c {
+		if r.match != nil {
+			ps = append(ps, &r.pattern)
+		}
+	}
+	return allUsed(ps)
+}
+
+// renamedPath returns where an entry with that path belongs once it is called
+// name: the steps at the beginning and the end that the name still spells stay as
+// they are, so that lists stay lists, and what is new in between becomes keys.
+func renamedPath(old meta.Path, name string) meta.Path {
+	if old == nil {
+		return nil
+	}
+	end, rest := keepEnd(old, name)
+	begin, middle := keepBegin(old[:len(old)-len(end)], rest)
+	out := append(meta.Path(nil), begin...)
+	if middle != "" {
+		for k := range strings.SplitSeq(middle, ".") {
+			out = append(out, meta.Key(k))
+		}
+	}
+	return append(out, end...)
+}
+
+// keepEnd returns the most steps at the end of p that end the name, and what is
+// left of the name.
+func keepEnd(p meta.Path, name string) (meta.Path, string) {
+	rest, n := name, 0
+	for n < len(p) {
+		step := p[len(p)-1-n].String()
+		if rest == step {
+			return p[len(p)-1-n:], ""
+		}
+		before, ok := strings.CutSuffix(rest, "."+step)
+		if !ok {
+			break
+		}
+		rest = before
+		n++
+	}
+	return p[len(p)-n:], rest
+}
+
+// keepBegin is keepEnd for the beginning.
+func keepBegin(p meta.Path, name string) (meta.Path, string) {
+	rest, n := name, 0
+	for n < len(p) && rest != "" {
+		step := p[n].String()
+		if rest == step {
+			return p[:n+1], ""
+		}
+		after, ok := strings.CutPrefix(rest, step+".")
+		if !ok {
+			break
+		}
+		rest = after
+		n++
+	}
+	return p[:n], rest
+}
+
+// place is one way to a container or a value, as a key of a map.
+func place(p meta.Path) string {
+	var b strings.Builder
+	for _, s := range p {
+		b.WriteString(s.String())
+		b.WriteByte(0)
+	}
+	return b.String()
+}
+
+// reconcile makes paths that were changed one by one fit together: what is a map
+// to one of them is no list to another, a state is a map, and a value has
+// nothing inside, unless it is one of those that have tensors inside. paths are by
+// name; those without a place in the tree become nil.
+func reconcile(paths []meta.Path, open map[string]bool) {
+	leaves, maps := map[string]bool{}, map[string]bool{"": true}
+	for _, p := range paths {
+		if p == nil {
+			continue
+		}
+		leaves[place(p)] = true
+		for i, s := range p {
+			if !s.List {
+				maps[place(p[:i])] = true
+			}
+		}
+	}
+	for n, p := range paths {
+		out := append(meta.Path(nil), p...)
+		for i, s := range p {
+			at := place(p[:i])
+			if i > 0 && leaves[at] && !open[at] {
+				out = nil
+				break
+			}
+			if s.List && maps[at] {
+				out[i] = meta.Key(strconv.Itoa(s.Pos))
+			}
+		}
+		paths[n] = out
+	}
 }

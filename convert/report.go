@@ -46,27 +46,8 @@ type Item struct {
 	Chunks int `json:"chunks,omitempty"`
 }
 
-// Summary returns what the conversion does if the target can hold everything. See
-// Check.
-func (j *Job) Summary() *Summary {
-	final, _, err := global(j.plans())
-	if err != nil {
-		final = nil // Run says why
-	}
-	return j.summary(final, nil)
-}
-
-// Size returns the number of ranks of the conversion and the bytes that it writes,
-// as Summary does.
-func (j *Job) Size() (ranks int, bytes int64) {
-	for _, e := range j.entries {
-		bytes += e.numBytes()
-	}
-	return j.ranks, bytes
-}
-
-// summary describes a conversion with these final plans, without what is refused.
-func (j *Job) summary(final []*plan.SavePlan, refused refusals) *Summary {
+// newSummary describes a conversion with these final plans, without what is refused.
+func newSummary(j *Job, final []*plan.SavePlan, refused refusals) *Summary {
 	s := &Summary{Ranks: j.ranks, LeftOut: len(j.md.Entries) - len(j.entries)}
 	for _, e := range j.entries {
 		it := e.describe()
@@ -95,22 +76,6 @@ func count(n *int, yes bool) {
 	if yes {
 		*n++
 	}
-}
-
-func (e *entry) describe() Item {
-	it := Item{Name: e.info.FQN, Kind: "object", Bytes: e.numBytes()}
-	if e.src.FQN != e.info.FQN {
-		it.From = e.src.FQN
-	}
-	if e.src.Tensor == nil {
-		return it
-	}
-	it.Kind, it.DType, it.Shape = "tensor", e.info.DType.String(), append([]int64{}, e.info.Shape...)
-	if e.src.Tensor.DType != e.info.DType {
-		it.FromDType = e.src.Tensor.DType.String()
-	}
-	it.Chunks = max(1, len(e.boxes)/max(1, e.copies))
-	return it
 }
 
 // Report says what a conversion did.

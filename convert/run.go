@@ -6,38 +6,39 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
-	"github.com/cairn-ckpt/cairn"
-	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// run is a conversion under way: a save by ranks that are a loop.
+// run is a conversion under way: a save whose planners take the plans of a job and
+// stream the data from its source.
 type run struct {
 	job     *Job
 	target  *Target
 	journal *journal // nil: there is none
-	storage meta.Storage
-	writers []storage.Writer
 	refused refusals
+	save    protocol.Saving
 
-	plans       []*plan.SavePlan // the final ones
+	local       []*plan.SavePlan // of the ranks, until they are planned globally
 	plannerData json.RawMessage  // to be recorded
-	results     []*storage.WriteResults
+	ctx         context.Context  // while data is written
+	batches     *batches         // while data is written
 }
 
-// Run carries a conversion out. When it returns nil the checkpoint is complete,
-// and in the staging store nothing else. What the target cannot hold is refused,
-// with a *RefusedError, before anything is written.
+// Run converts. When it returns nil the checkpoint is complete, and the staging
+// store holds nothing else. What the target cannot hold is refused with a
+// *RefusedError before anything is written.
 //
-// With a staging store, an error leaves what is finished there, and the same
-// conversion of the same source goes on from it. Without one it is removed.
+// With a staging store, finished files stay there after an error, and the same
+// conversion of the same source continues with them. Without a staging store, what
+// was written is removed.
 func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -49,27 +50,28 @@ func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 	if err == nil {
 		return rep, nil
 	}
-	// What is finished stays for the next run: giving up would remove it.
+	// Finished files stay for the next run: Abort would remove them.
 	after := context.WithoutCancel(ctx)
 	if !errors.Is(err, storage.ErrUncertain) && (r.journal == nil || r.journal.empty(after)) {
-		err = errors.Join(err, r.abort(after))
+		err = errors.Join(err, r.save.Abort(after))
 	}
 	return nil, err
 }
 
-// Check says whether the target can hold all that is to be converted, without
-// writing or removing anything: the error is that of Run. It returns what Run
-// would write, without the objects that it would skip.
+// Check returns the error that Run would return if the target cannot hold all that
+// is to be converted. It writes and removes nothing. It returns what Run would
+// write, without the objects that Run would skip.
 func Check(ctx context.Context, job *Job, t *Target) (*Summary, error) {
-	r := &run{job: job, target: t, refused: refusals{}, storage: job.storage(newIdentity(), t)}
-	if err := r.prepare(ctx); err != nil { // and no Abort: nothing was begun
+	r := &run{job: job, target: t, refused: refusals{}}
+	r.save.Storage = job.storage(newIdentity(), t)
+	if err := r.plan(ctx); err != nil { // without Abort: nothing was written
 		return nil, err
 	}
-	return job.summary(r.plans, r.refused), nil
+	return newSummary(job, r.save.Plans, r.refused), nil
 }
 
-// Begun returns whether an earlier, interrupted run of the conversion has left
-// something that Run would go on with, and how many files are finished.
+// Begun returns whether Run would continue an earlier run of the conversion that
+// was interrupted, and how many files are finished.
 func Begun(ctx context.Context, job *Job, t *Target) (files int, begun bool, err error) {
 	if t.Staging == nil {
 		return 0, false, nil
@@ -78,7 +80,7 @@ func Begun(ctx context.Context, job *Job, t *Target) (files int, begun bool, err
 	if err != nil || old == nil {
 		return 0, false, err
 	}
-	if mine, err := job.fingerprint(ctx, t); err != nil || old.Fingerprint != mine {
+	if mine, err := fingerprint(ctx, job, t); err != nil || old.Fingerprint != mine {
 		return 0, false, err
 	}
 	for _, err := range t.Staging.List(ctx, resultsPrefix) {
@@ -90,31 +92,18 @@ func Begun(ctx context.Context, job *Job, t *Target) (files int, begun bool, err
 	return files, true, nil
 }
 
-// newIdentity returns what tells a conversion from others.
+// newIdentity returns the beginning of the record of a new conversion.
 func newIdentity() record {
 	now := time.Now().UTC()
 	return record{SaveID: storage.NewSaveID(now, rand.Uint32()), Time: now}
 }
 
-// storage describes the checkpoint to be.
-func (j *Job) storage(rec record, t *Target) meta.Storage {
-	src := j.md.Storage
-	out := meta.Storage{
-		ID: t.Where, SaveID: rec.SaveID, Step: j.step, Time: src.Time, WorldSize: j.ranks,
-		Writer: "cairn " + cairn.Version, Tags: j.tags,
-	}
-	if out.Time.IsZero() {
-		out.Time = rec.Time
-	}
-	return out
-}
-
-// begin opens the journal. It returns a report where an earlier run had come to
-// its end.
+// begin opens the journal. It returns a report if an earlier run has completed the
+// checkpoint.
 func (r *run) begin(ctx context.Context) (*Report, error) {
 	rec := newIdentity()
 	if r.target.Staging != nil {
-		mine, err := r.job.fingerprint(ctx, r.target)
+		mine, err := fingerprint(ctx, r.job, r.target)
 		if err != nil {
 			return nil, err
 		}
@@ -128,15 +117,15 @@ func (r *run) begin(ctx context.Context) (*Report, error) {
 		if err := j.sweep(ctx); err != nil {
 			return nil, err
 		}
-		r.journal, rec = j, j.rec
+		r.journal, r.save.Journal, rec = j, j, j.rec
 	}
-	r.storage = r.job.storage(rec, r.target)
+	r.save.Storage = r.job.storage(rec, r.target)
 	return nil, nil
 }
 
-// convert goes through the steps of a save.
+// convert saves.
 func (r *run) convert(ctx context.Context) (*Report, error) {
-	if err := r.prepare(ctx); err != nil {
+	if err := r.plan(ctx); err != nil {
 		return nil, err
 	}
 	if r.journal != nil {
@@ -151,7 +140,7 @@ func (r *run) convert(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	rep := r.report()
-	r.job = nil // so that its memory can be used for what comes
+	r.job = nil // its memory is needed for the metadata
 	if err := r.finish(ctx); err != nil {
 		return nil, err
 	}
@@ -164,168 +153,71 @@ func (r *run) convert(ctx context.Context) (*Report, error) {
 	return rep, r.journal.remove(ctx)
 }
 
-// finish makes the metadata again, which would only take memory while the data is
-// written, and commits the checkpoint.
-func (r *run) finish(ctx context.Context) error {
-	_, md, err := global(r.plans)
-	if err != nil {
-		return err
-	}
-	r.plans = nil
-	md.PlannerData, md.Storage = r.plannerData, r.storage
-	return r.writers[0].Finish(ctx, md, r.results)
-}
-
-// prepare makes the writers and the final plans of all ranks.
-func (r *run) prepare(ctx context.Context) error {
+// plan makes the planners, the writers and the final plans of all ranks.
+func (r *run) plan(ctx context.Context) error {
 	j := r.job
 	buffers := j.opts.Memory * 3 / 8 / int64(min(j.ranks, j.opts.Parallel))
-	for range j.ranks {
+	for rank := range j.ranks {
 		w, err := r.target.NewWriter(buffers)
 		if err != nil {
 			return err
 		}
-		r.writers = append(r.writers, w)
+		r.save.Planners = append(r.save.Planners, &savePlanner{run: r, rank: rank})
+		r.save.Writers = append(r.save.Writers, &checkedWriter{w, r})
 	}
-	for rank, w := range r.writers {
-		s := storage.Session{Rank: rank, Size: j.ranks, Coordinator: rank == 0, Storage: r.storage, Progress: j.opts.Progress, Warn: j.opts.Warn}
-		if r.journal != nil {
-			s.Journal = r.journal
-		}
-		if err := w.SetUp(ctx, s); err != nil {
-			return err
-		}
+	r.save.Parallel, r.save.Warn = j.opts.Parallel, j.opts.Warn
+	if j.opts.Progress != nil {
+		r.save.Progress = func(_ int, n int64) { j.opts.Progress(n) }
 	}
-	local, err := r.local(ctx)
-	if err != nil {
+	r.local = localPlans(j.entries, j.ranks)
+	if err := r.save.Plan(ctx, make([]plan.State, j.ranks)); err != nil {
 		return err
 	}
-	var md *meta.Metadata
-	if r.plans, md, err = global(local); err != nil {
-		return err
-	}
-	if len(md.Entries) == 0 {
-		return ErrEmpty
-	}
-	r.plans, err = r.writers[0].PrepareGlobalPlan(ctx, r.plans)
-	if err == nil && len(r.plans) != j.ranks {
-		err = fmt.Errorf("%w: %d plans for %d ranks", plan.ErrState, len(r.plans), j.ranks)
-	}
-	if err != nil {
-		return err
-	}
-	return r.keepPlannerData(md)
-}
-
-// keepPlannerData takes over the source's planner data for the target's metadata.
-// If the target has no place for it, that is an error, or a warning if objects may
-// be left out.
-func (r *run) keepPlannerData(md *meta.Metadata) error {
-	md.PlannerData = r.job.md.PlannerData
-	r.plannerData = md.PlannerData
-	c, ok := r.writers[0].(storage.MetadataChecker)
-	if !ok {
-		return nil
-	}
-	err := c.CheckMetadata(md)
-	if err == nil || !r.job.opts.SkipObjects {
-		return err
-	}
-	r.plannerData = nil
-	if r.job.opts.Warn != nil {
-		r.job.opts.Warn(fmt.Errorf("left out: %w", err))
-	}
+	// The metadata would only take memory while the data is written: finish makes
+	// it again.
+	r.plannerData, r.save.Metadata, r.local = r.save.Metadata.PlannerData, nil, nil
 	return nil
 }
 
-// global makes the final plans from the local ones. Final plans stay as they are.
+// global makes the final plans from the local ones. It does not change final plans.
 func global(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 	return plan.Global(plans, plan.LeastLoaded)
 }
 
-// local shows the ranks' plans to their writers. What they cannot hold is an
-// error, or left out where that was asked for.
-func (r *run) local(ctx context.Context) ([]*plan.SavePlan, error) {
-	out := make([]*plan.SavePlan, len(r.writers))
-	plans := r.job.plans()
-	for rank, w := range r.writers {
-		p := plans[rank]
-		if err := r.checkValues(ctx, w, p); err != nil {
-			return nil, err
-		}
-		var err error
-		if out[rank], err = r.localPlan(ctx, w, p); err != nil {
-			return nil, err
-		}
-	}
-	if len(r.refused) == 0 {
-		return out, nil
-	}
-	if e := r.refused.err(r.job); len(e.Tensors) > 0 || !r.job.opts.SkipObjects {
-		return nil, e
-	}
-	return out, nil
-}
-
-// localPlan lets a writer prepare a plan, without the items that it refuses.
-func (r *run) localPlan(ctx context.Context, w storage.Writer, p *plan.SavePlan) (*plan.SavePlan, error) {
-	for {
-		known := len(r.refused)
-		q, err := w.PrepareLocalPlan(ctx, r.refused.without(p))
-		if err == nil {
-			return q, nil
-		}
-		if !r.refused.add(err) || len(r.refused) == known {
-			return nil, err
-		}
-	}
-}
-
-// write writes the data of all ranks, some at a time.
+// write writes the data of all ranks, some of them at the same time.
 func (r *run) write(ctx context.Context) error {
-	j := r.job
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(j.opts.Parallel)
-	s := newSource(gctx, j)
-	bs := newBatches(s, j, r.plans)
-	r.results = make([]*storage.WriteResults, j.ranks)
-	for rank, w := range r.writers {
-		if gctx.Err() != nil {
-			break
-		}
-		g.Go(guard.Func(func() (err error) {
-			r.results[rank], err = w.WriteData(gctx, r.plans[rank], &resolver{ctx: gctx, job: j, batches: bs})
-			if err != nil {
-				return fmt.Errorf("rank %d: %w", rank, err)
-			}
-			return nil
-		}))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := newSource(ctx, r.job)
+	r.ctx, r.batches = ctx, newBatches(s, r.job, r.save.Plans)
+	err := r.save.Write(ctx)
+	if err != nil {
+		cancel() // what is read ahead is not needed
 	}
-	err := g.Wait()
 	s.close()
-	bs.close()
-	if err == nil {
-		err = context.Cause(ctx) // cancelled is not done
-	}
+	r.batches.close()
+	r.batches = nil
 	return err
 }
 
-// abort gives the conversion up on every rank.
-func (r *run) abort(ctx context.Context) error {
-	var errs []error
-	for _, w := range r.writers {
-		errs = append(errs, w.Abort(ctx))
+// finish makes the metadata and commits the checkpoint.
+func (r *run) finish(ctx context.Context) error {
+	_, md, err := global(r.save.Plans)
+	if err != nil {
+		return err
 	}
-	return errors.Join(errs...)
+	md.PlannerData = r.plannerData
+	r.save.Plans, r.save.Metadata = nil, md
+	return r.save.Finish(ctx)
 }
 
 func (r *run) report() *Report {
-	rep := &Report{SaveID: r.storage.SaveID, Step: r.storage.Step, Ranks: r.job.ranks}
-	rep.count(r.plans)
+	rep := &Report{SaveID: r.save.Storage.SaveID, Step: r.save.Storage.Step, Ranks: r.job.ranks}
+	rep.count(r.save.Plans)
 	for _, x := range r.refused.err(r.job).Objects {
 		rep.Skipped = append(rep.Skipped, x.Name)
 	}
-	for _, res := range r.results {
+	for _, res := range r.save.Results {
 		rep.Files += len(res.Files)
 		rep.FileBytes += res.Bytes()
 	}
@@ -335,22 +227,47 @@ func (r *run) report() *Report {
 	return rep
 }
 
-// resolver hands out the content of items.
-type resolver struct {
-	ctx     context.Context
-	job     *Job
-	batches *batches
+// savePlanner is the planner of one rank: its plan is the job's, and its data comes
+// from the source.
+type savePlanner struct {
+	run  *run
+	rank int
 }
 
 var (
-	_ storage.Resolver = (*resolver)(nil)
-	_ storage.Aliaser  = (*resolver)(nil)
+	_ plan.SavePlanner = (*savePlanner)(nil)
+	_ storage.Aliaser  = (*savePlanner)(nil)
 )
 
-func (r *resolver) Resolve(it *plan.WriteItem) (plan.Data, error) {
+func (p *savePlanner) SetUp(plan.SaveSetup) error { return nil }
+
+func (p *savePlanner) LocalPlan() (*plan.SavePlan, error) { return p.run.local[p.rank], nil }
+
+// GlobalPlan returns an error if the writers have refused something that must not
+// be left out. The metadata has the planner data of the source.
+func (p *savePlanner) GlobalPlan(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	r := p.run
+	if e := r.refused.err(r.job); len(e.Tensors) > 0 || len(e.Objects) > 0 && !r.job.opts.SkipObjects {
+		return nil, nil, e
+	}
+	final, md, err := global(plans)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(md.Entries) == 0 {
+		return nil, nil, ErrEmpty
+	}
+	md.PlannerData = r.job.md.PlannerData
+	return final, md, nil
+}
+
+func (p *savePlanner) FinishPlan(q *plan.SavePlan) (*plan.SavePlan, error) { return q, nil }
+
+func (p *savePlanner) Resolve(it *plan.WriteItem) (plan.Data, error) {
+	r := p.run
 	e := r.job.find(it.FQN())
 	if e == nil {
-		return plan.Data{}, fmt.Errorf("%w: %q is not part of the conversion", plan.ErrState, it.FQN())
+		return plan.Data{}, fmt.Errorf("%w: %q is not part of the conversion", plan.ErrProtocol, it.FQN())
 	}
 	if it.Kind == plan.KindBytes {
 		b, err := r.job.content(r.ctx, e)
@@ -368,10 +285,10 @@ type view struct {
 	shape          string
 }
 
-// Alias implements storage.Aliaser. Tensors at the same place of the same file are
-// one tensor, if the source has keys for the places.
-func (r *resolver) Alias(it *plan.WriteItem) any {
-	e := r.job.find(it.FQN())
+// Alias implements storage.Aliaser. Tensors at the same location of the same file
+// are one tensor, if the source has keys for the locations.
+func (p *savePlanner) Alias(it *plan.WriteItem) any {
+	e := p.run.job.find(it.FQN())
 	if e == nil || e.src.Tensor == nil || len(e.src.Tensor.Locs) != 1 {
 		return nil
 	}
@@ -380,4 +297,172 @@ func (r *resolver) Alias(it *plan.WriteItem) any {
 		return nil
 	}
 	return view{l.File, l.Detail.Key, l.Offset, l.Length, t.DType, it.Info.DType, fmt.Sprint(t.Shape)}
+}
+
+// checkedWriter is a writer that leaves out the items that it cannot hold, and
+// collects them in the run.
+type checkedWriter struct {
+	storage.Writer
+	run *run
+}
+
+var _ storage.MetadataChecker = (*checkedWriter)(nil)
+
+// PrepareLocalPlan lets the writer prepare a plan without the items that it
+// refuses.
+func (w *checkedWriter) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
+	if err := w.checkValues(ctx, p); err != nil {
+		return nil, err
+	}
+	refused := w.run.refused
+	for {
+		known := len(refused)
+		q, err := w.Writer.PrepareLocalPlan(ctx, refused.without(p))
+		if err == nil {
+			return q, nil
+		}
+		if !refused.add(err) || len(refused) == known {
+			return nil, err
+		}
+	}
+}
+
+// checkValues shows the objects of a plan to the writer.
+func (w *checkedWriter) checkValues(ctx context.Context, p *plan.SavePlan) error {
+	c, ok := w.Writer.(storage.ValueChecker)
+	if !ok {
+		return nil
+	}
+	for i := range p.Items {
+		it := &p.Items[i]
+		if it.Kind != plan.KindBytes {
+			continue
+		}
+		data, err := w.run.job.content(ctx, w.run.job.find(it.FQN()))
+		if err != nil {
+			return err
+		}
+		if err := c.CheckValue(it, data); err != nil && !w.run.refused.add(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckMetadata returns an error if the writer cannot store the planner data. If
+// objects may be left out, it removes the data with a warning.
+func (w *checkedWriter) CheckMetadata(md *meta.Metadata) error {
+	c, ok := w.Writer.(storage.MetadataChecker)
+	if !ok {
+		return nil
+	}
+	opts := &w.run.job.opts
+	err := c.CheckMetadata(md)
+	if err == nil || !opts.SkipObjects {
+		return err
+	}
+	md.PlannerData = nil
+	opts.Warn(fmt.Errorf("left out: %w", err))
+	return nil
+}
+
+// RefusedError reports what the target cannot hold. It wraps
+// storage.ErrNotRepresentable and plan.ErrMismatch.
+type RefusedError struct {
+	// Objects and Tensors are the names in the target, with the reasons, in
+	// order.
+	Objects, Tensors []Refused
+}
+
+// Refused is one name that the target cannot hold.
+type Refused struct {
+	Name, Why string
+}
+
+// maxNamed bounds how many names an error lists.
+const maxNamed = 10
+
+// Error lists the first names.
+func (e *RefusedError) Error() string {
+	all := append(slices.Clone(e.Tensors), e.Objects...)
+	var parts []string
+	for _, r := range all[:min(len(all), maxNamed)] {
+		parts = append(parts, fmt.Sprintf("%q: %s", r.Name, r.Why))
+	}
+	if n := len(all) - len(parts); n > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", n))
+	}
+	names := "names"
+	if len(all) == 1 {
+		names = "name"
+	}
+	return fmt.Sprintf("%v: %d %s: %s", storage.ErrNotRepresentable, len(all), names, strings.Join(parts, "; "))
+}
+
+// Unwrap returns what e is about.
+func (e *RefusedError) Unwrap() []error {
+	return []error{storage.ErrNotRepresentable, plan.ErrMismatch}
+}
+
+// refusals collects what writers cannot hold.
+type refusals map[string]string
+
+// add takes the names out of err. It reports false for an error that is not
+// only about names that cannot be held.
+func (r refusals) add(err error) bool {
+	if n, ok := errors.AsType[*storage.NotRepresentable](err); ok && !joined(err) {
+		r[n.FQN] = n.Why
+		return true
+	}
+	var parts []error
+	for e := err; e != nil && parts == nil; e = errors.Unwrap(e) {
+		if m, ok := e.(interface{ Unwrap() []error }); ok {
+			parts = m.Unwrap()
+		}
+	}
+	for _, p := range parts {
+		if !r.add(p) {
+			return false
+		}
+	}
+	return len(parts) > 0
+}
+
+// joined reports whether there are several errors in err.
+func joined(err error) bool {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if _, ok := e.(interface{ Unwrap() []error }); ok {
+			return true
+		}
+	}
+	return false
+}
+
+// err returns the refusals as an error.
+func (r refusals) err(j *Job) *RefusedError {
+	out := &RefusedError{}
+	for _, e := range j.entries {
+		why, ok := r[e.info.FQN]
+		switch {
+		case !ok:
+		case e.src.Tensor != nil:
+			out.Tensors = append(out.Tensors, Refused{e.info.FQN, why})
+		default:
+			out.Objects = append(out.Objects, Refused{e.info.FQN, why})
+		}
+	}
+	return out
+}
+
+// without returns p without the refused items.
+func (r refusals) without(p *plan.SavePlan) *plan.SavePlan {
+	if len(r) == 0 {
+		return p
+	}
+	q := *p
+	q.Items = slices.DeleteFunc(slices.Clone(p.Items), func(it plan.WriteItem) bool {
+		_, ok := r[it.FQN()]
+		return ok
+	})
+	return &q
 }

@@ -1,12 +1,16 @@
 package convert
 
 import (
+	"cmp"
+	"container/heap"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -184,3 +188,68 @@ func (s *sharding) check() error {
 	}
 	return nil
 }
+
+// localPlans returns the ranks' local plans, in the order of names. The boxes of
+// tensors that are cut are on the ranks that hold them. Everything else is on the
+// rank with the fewest bytes, the largest first. The plans are equal each time.
+func localPlans(entries []*entry, ranks int) []*plan.SavePlan {
+	owner, counts := owners(entries, ranks)
+	out := make([]*plan.SavePlan, ranks)
+	for r := range out {
+		out[r] = &plan.SavePlan{Items: make([]plan.WriteItem, 0, counts[r])}
+	}
+	add := func(rank int, it plan.WriteItem) { out[rank].Items = append(out[rank].Items, it) }
+	for i, e := range entries {
+		if len(e.boxes) == 0 {
+			add(owner[i], e.wholeItem())
+		}
+		for _, b := range e.boxes {
+			add(b.rank, e.item(b.box))
+		}
+	}
+	return out
+}
+
+// owners returns the rank of each entry that is written whole, and the number of
+// items of each rank.
+func owners(entries []*entry, ranks int) (owner, counts []int) {
+	owner, counts = make([]int, len(entries)), make([]int, ranks)
+	loads := make(loads, ranks)
+	for r := range loads {
+		loads[r].rank = r
+	}
+	var whole []int
+	for i, e := range entries {
+		if len(e.boxes) == 0 {
+			whole = append(whole, i)
+		}
+		for _, b := range e.boxes {
+			loads[b.rank].bytes += b.box.Volume() * int64(e.info.DType.Size()) / int64(e.copies)
+			counts[b.rank]++
+		}
+	}
+	heap.Init(&loads)
+	slices.SortStableFunc(whole, func(a, b int) int { return cmp.Compare(entries[b].numBytes(), entries[a].numBytes()) })
+	for _, i := range whole {
+		owner[i] = loads[0].rank
+		counts[owner[i]]++
+		loads[0].bytes += entries[i].numBytes()
+		heap.Fix(&loads, 0)
+	}
+	return owner, counts
+}
+
+// loads is a heap of ranks by their bytes, and by their numbers if those are
+// equal.
+type loads []struct {
+	rank  int
+	bytes int64
+}
+
+func (l loads) Len() int { return len(l) }
+func (l loads) Less(a, b int) bool {
+	return cmp.Or(cmp.Compare(l[a].bytes, l[b].bytes), cmp.Compare(l[a].rank, l[b].rank)) < 0
+}
+func (l loads) Swap(a, b int) { l[a], l[b] = l[b], l[a] }
+func (l *loads) Push(any)     { panic("loads never grow") }
+func (l *loads) Pop() any     { panic("loads never shrink") }

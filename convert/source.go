@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
-	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -49,81 +49,53 @@ func (s *source) close() { s.wg.Wait() }
 
 // want is a box of a tensor of the source and the memory for it.
 type want struct {
-	entry  *meta.Entry
-	chunks []int32 // those that may hold something of it
-	box    tensor.Box
-	dst    *tensor.Tensor // of the box's shape
+	entry *entry
+	box   tensor.Box
+	dst   *tensor.Tensor // of the box's shape
 }
 
-// read fills the memory of all wants.
+// read fills the memory of all wants. An item's destination has the number of its
+// want as a hint.
 func (s *source) read(ctx context.Context, wants []want) error {
 	p := &plan.LoadPlan{Items: make([]plan.ReadItem, 0, len(wants))}
 	for i := range wants {
+		w := &wants[i]
+		dest := meta.Index{FQN: w.entry.src.FQN, Offset: w.box.Offsets, Hint: int32(i)}
 		var err error
-		if p.Items, err = wants[i].items(p.Items, int32(i)); err != nil {
-			return err
+		if p.Items, err = w.entry.reads(p.Items, dest, w.box); err != nil {
+			return fmt.Errorf("%q: %w", w.entry.src.FQN, err)
 		}
 	}
 	if err := s.slots.Acquire(ctx, 1); err != nil {
 		return context.Cause(ctx)
 	}
 	defer s.slots.Release(1)
-	_, err := s.src.Read(ctx, s.md, p, receiver(wants), s.opts)
+	_, err := s.src.Read(ctx, s.md, p, receiver{wants: wants}, s.opts)
 	return err
 }
 
-// inBackground runs fn, which must end soon after the source's context.
-func (s *source) inBackground(fn func(ctx context.Context) error, done func(error)) {
-	s.wg.Go(func() { done(guard.Func(func() error { return fn(s.ctx) })()) })
+// receiver receives boxes of tensors and the bytes of objects.
+type receiver struct {
+	wants   []want
+	objects []object
 }
 
-// items appends the reads that fill the want, whose number is n.
-func (w *want) items(to []plan.ReadItem, n int32) ([]plan.ReadItem, error) {
-	left := w.box.Volume()
-	for _, c := range w.chunks {
-		b := w.entry.Tensor.Chunks[c]
-		common, ok := b.Intersect(w.box)
-		if !ok {
-			continue
-		}
-		left -= common.Volume()
-		to = append(to, plan.ReadItem{
-			Kind:          plan.KindTensor,
-			Dest:          meta.Index{FQN: w.entry.FQN, Offset: offsetOf(w.box), Hint: n},
-			DestOffsets:   common.Relative(w.box.Offsets).Offsets,
-			Source:        meta.Index{FQN: w.entry.FQN, Offset: offsetOf(b), Hint: c},
-			SourceOffsets: common.Relative(b.Offsets).Offsets,
-			Lengths:       common.Sizes,
-		})
-	}
-	if left != 0 {
-		return to, fmt.Errorf("%w: %q: %d elements of %v are in no chunk", storage.ErrCorrupt, w.entry.FQN, left, w.box)
-	}
-	return to, nil
-}
-
-// offsetOf returns where b begins, as an Index says it: a 0-d box has an offset
-// too.
-func offsetOf(b tensor.Box) []int64 {
-	if b.Offsets == nil {
-		return []int64{}
-	}
-	return b.Offsets
-}
-
-// receiver hands out the memory of wants.
-type receiver []want
-
-var _ storage.Receiver = receiver(nil)
+var _ storage.Receiver = receiver{}
 
 func (r receiver) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
-	return r[it.Dest.Hint].dst.Narrow(it.DestBox())
+	return r.wants[it.Dest.Hint].dst.Narrow(it.DestBox())
 }
 
 func (r receiver) CommitTensor(*plan.ReadItem, *tensor.Tensor) error { return nil }
 
-func (r receiver) LoadBytes(it *plan.ReadItem, _ string, _ []byte) error {
-	return fmt.Errorf("%w: %q is no tensor", plan.ErrMismatch, it.Source.FQN)
+func (r receiver) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
+	r.objects[it.Dest.Hint] = object{codec, append([]byte{}, data...)}
+	return nil
+}
+
+// inBackground runs fn, which must end soon after the source's context.
+func (s *source) inBackground(fn func(ctx context.Context) error, done func(error)) {
+	s.wg.Go(func() { done(group.Catch(func() error { return fn(s.ctx) })) })
 }
 
 // lender lends buffers to whoever can do without: it never waits.

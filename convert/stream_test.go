@@ -188,7 +188,7 @@ func TestBatches(t *testing.T) {
 	j := planned(t, s, Options{Memory: minMemory})
 	src := newSource(t.Context(), j)
 	src.ahead = newLender(2 * minUnit)
-	plans := j.plans()
+	plans := localPlans(j.entries, j.ranks)
 	bs := newBatches(src, j, plans)
 	items := plans[0].Items
 	for k := range items {

@@ -163,7 +163,7 @@ func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]Rea
 	if err := d.Cast.Check(e.Tensor.DType, dtype); err != nil {
 		return items, fmt.Errorf("%w: dtype: the state wants %v, the checkpoint has %v: %w", ErrMismatch, dtype, e.Tensor.DType, err)
 	}
-	chunks, err := newChunkIndex(e, len(boxes))
+	chunks, err := NewChunkIndex(e, len(boxes))
 	if err != nil {
 		return items, err
 	}
@@ -175,7 +175,7 @@ func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]Rea
 			return items, fmt.Errorf("%w: %w", ErrState, err)
 		}
 		dest := meta.Index{FQN: l.fqn, Offset: offsetOf(b), Hint: int32(i)}
-		if items, err = chunks.reads(items, dest, b); err != nil {
+		if items, err = chunks.Reads(items, dest, b); err != nil {
 			return items, err
 		}
 	}

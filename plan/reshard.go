@@ -10,10 +10,10 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// chunkIndex finds the chunks of one tensor that a box touches. For many boxes
+// ChunkIndex finds the chunks of one tensor that a box touches. For many boxes
 // the chunks are kept in the order of their start along the dimension that
 // divides them most, so that each search looks at few others.
-type chunkIndex struct {
+type ChunkIndex struct {
 	fqn    string
 	chunks []tensor.Box
 	dim    int     // -1: every search looks at all chunks
@@ -25,10 +25,11 @@ type chunkIndex struct {
 // sorting them.
 const fewBoxes = 4
 
-// newChunkIndex returns an index for looking up n boxes. Chunks that
+// NewChunkIndex returns an index of the chunks of e, a tensor. boxes is the number
+// of searches to come: for a few of them the chunks are not sorted. Chunks that
 // leave the tensor are an error that wraps ErrMismatch.
-func newChunkIndex(e *meta.Entry, boxes int) (*chunkIndex, error) {
-	x := &chunkIndex{fqn: e.FQN, chunks: e.Tensor.Chunks, dim: -1}
+func NewChunkIndex(e *meta.Entry, boxes int) (*ChunkIndex, error) {
+	x := &ChunkIndex{fqn: e.FQN, chunks: e.Tensor.Chunks, dim: -1}
 	if _, err := tensor.NumElements(e.Tensor.Shape); err != nil {
 		return nil, fmt.Errorf("%w: in the checkpoint: %w", ErrMismatch, err)
 	}
@@ -80,7 +81,7 @@ func mostDivided(boxes []tensor.Box) int {
 }
 
 // near yields the numbers of the chunks that may touch b.
-func (x *chunkIndex) near(b tensor.Box) iter.Seq[int] {
+func (x *ChunkIndex) near(b tensor.Box) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		if x.dim < 0 {
 			for i := range x.chunks {
@@ -101,11 +102,11 @@ func (x *chunkIndex) near(b tensor.Box) iter.Seq[int] {
 	}
 }
 
-// reads appends to items the reads that fill the box want from the chunks: dest
+// Reads appends to items the reads that fill the box want from the chunks: dest
 // names the part of the state that has that box. Every element of the box is
 // read exactly once; if the chunks do not allow that, the error wraps
 // ErrMismatch.
-func (x *chunkIndex) reads(items []ReadItem, dest meta.Index, want tensor.Box) ([]ReadItem, error) {
+func (x *ChunkIndex) Reads(items []ReadItem, dest meta.Index, want tensor.Box) ([]ReadItem, error) {
 	if want.Empty() {
 		return items, nil
 	}
