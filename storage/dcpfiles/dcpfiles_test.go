@@ -3,6 +3,7 @@ package dcpfiles_test
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -20,10 +21,7 @@ import (
 // toy calls the metadata of a rank 0.m or 0.n, and its data 0.d.
 var toy = &dcpfiles.Format{
 	Maker: dcpfiles.PyTorch, Version: "toy", Data: func(name string) bool { return strings.HasSuffix(name, ".d") },
-	Rank: func(name string) (rank int, ok bool) {
-		_, err := fmt.Sscanf(name, "%d.", &rank)
-		return rank, err == nil && !strings.HasSuffix(name, ".d")
-	},
+	Rank: regexp.MustCompile(`^([0-9]+)\.[mn]$`), Own: regexp.MustCompile(`^([0-9]+)\.(x*)d$`), RankName: func(rank int) string { return fmt.Sprintf("%d.m", rank) },
 }
 
 // document returns metadata that places a value of that name in a file.

@@ -14,7 +14,9 @@ import (
 	"io/fs"
 	"iter"
 	"maps"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -50,15 +52,38 @@ type Format struct {
 	Version string
 	// Prefix begins the names of all files except .metadata.
 	Prefix string
-	// Rank returns the rank from the name of the metadata file of one rank.
-	Rank func(name string) (rank int, ok bool)
-	// RankName is the inverse of Rank, for ranks that save without a group.
+	// Rank matches the names of the metadata files of single ranks. Its submatch
+	// that is not empty is the rank.
+	Rank *regexp.Regexp
+	// RankName returns the name of the metadata file of a rank that saves without a
+	// group.
 	RankName func(rank int) string
 	// Data reports whether a file of that name is a data file.
 	Data func(name string) bool
-	// Parse returns the rank from the name of a data file that cairn may have
-	// written, and the id of its save, or "" if the name has no id.
-	Parse func(name string) (rank int, saveID string, ok bool)
+	// Own matches the names of data files that cairn may have written. Its first
+	// submatch is the rank, and its second one the id of the save, which may be
+	// empty.
+	Own *regexp.Regexp
+}
+
+// rank returns the rank from the name of the metadata file of one rank.
+func (f *Format) rank(name string) (rank int, ok bool) {
+	m := f.Rank.FindStringSubmatch(name)
+	if m == nil {
+		return 0, false
+	}
+	rank, err := strconv.Atoi(strings.Join(m[1:], ""))
+	return rank, err == nil
+}
+
+// parse returns the rank and the id of the save from the name of a data file.
+func (f *Format) parse(name string) (rank int, saveID string, ok bool) {
+	m := f.Own.FindStringSubmatch(name)
+	if m == nil {
+		return 0, "", false
+	}
+	rank, err := strconv.Atoi(m[1])
+	return rank, m[2], err == nil
 }
 
 // Description is the content of the metadata files of a checkpoint.
@@ -137,7 +162,7 @@ func (f *Format) finished(ctx context.Context, store blob.Store) ([]string, erro
 		if err != nil {
 			return nil, err
 		}
-		rank, _, ok := f.Parse(info.Name)
+		rank, _, ok := f.parse(info.Name)
 		if !ok {
 			continue
 		}
@@ -256,7 +281,7 @@ func (f *Format) ranks(ctx context.Context, store blob.Store) (map[int]string, e
 			return nil, err
 		}
 		data = data || f.Data(info.Name)
-		r, ok := f.Rank(info.Name)
+		r, ok := f.rank(info.Name)
 		if !ok {
 			continue
 		}

@@ -2,7 +2,6 @@ package dcpfiles
 
 import (
 	"context"
-	"errors"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
@@ -20,7 +19,7 @@ func (f *Format) Published(name, prefix string, also ...string) *publish.Format 
 	return &publish.Format{
 		Name: name, Records: []string{MetadataName}, Also: also, Prefix: prefix,
 		Parse: func(name string) (string, bool) {
-			_, id, ok := f.Parse(name)
+			_, id, ok := f.parse(name)
 			return id, ok
 		},
 		Read: f.Existing, RankRecord: f.RankName, ReadRank: f.rankSave,
@@ -70,16 +69,7 @@ func NewWriter(store blob.Store, f *publish.Format, e Encoding, o storage.WriteO
 // PrepareLocalPlan returns p, or an error for all items that cannot be written. The
 // coordinator returns an error if there is a checkpoint that must stay.
 func (w *Writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
-	if w.e.Check != nil {
-		var refused []error
-		for i := range p.Items {
-			refused = append(refused, w.e.Check(&p.Items[i]))
-		}
-		if err := errors.Join(refused...); err != nil {
-			return nil, err
-		}
-	}
-	return p, w.Begin(ctx)
+	return w.Prepare(ctx, p, w.e.Check)
 }
 
 // CheckValue returns an error unless a value can be written.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -74,14 +73,7 @@ func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
 // PrepareLocalPlan returns p, or an error for all items that the format cannot hold.
 // The coordinator returns an error if there is a checkpoint that must stay.
 func (w *writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
-	var errs []error
-	for i := range p.Items {
-		errs = append(errs, representable(&p.Items[i]))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	return p, w.Begin(ctx)
+	return w.Prepare(ctx, p, representable)
 }
 
 // representable returns an error if an item cannot be written.

@@ -1,10 +1,21 @@
+// Package hyper reads and writes the checkpoints of hyper_parallel: a .metadata
+// file, and a safetensors file and a file of pickled values for each rank, in its
+// older and its newer dialect. It also reads and writes layout files, which say
+// which part of each parameter a rank holds. It does not run pickles and does not
+// know Python or devices: it refuses by name what it cannot express. The contract of
+// reading is at Open, that of writing at dcpfiles.Writer, that of layout files at
+// Layouts.
 package hyper
 
 import (
 	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 )
 
 // Format is hyper_parallel's format with its options. The zero value is usable.
@@ -29,4 +40,38 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 		return nil, err
 	}
 	return newWriter(store, options{f, o}), nil
+}
+
+const (
+	dataPrefix   = "_rank" // begins the names of the data files that cairn writes
+	tensorSuffix = ".safetensors"
+	valueSuffix  = ".bytes"
+)
+
+// files describes the names of hyper_parallel's files.
+var files = &dcpfiles.Format{
+	Maker: dcpfiles.HyperParallel, Version: "hyper_parallel",
+	Data:     func(name string) bool { return dataFile.MatchString(name) || valueFile.MatchString(name) },
+	Rank:     regexp.MustCompile(`^(?:\.rank(0|[1-9][0-9]{0,8})_metadata|(0|[1-9][0-9]{0,8})\.metadata)$`), // the older name first
+	RankName: func(rank int) string { return fmt.Sprintf("%d.metadata", rank) },
+	Own:      dataFile,
+}
+
+var (
+	// dataFile are the names of data files. Those that cairn writes may contain the
+	// id of the save and a number.
+	dataFile = regexp.MustCompile(`^_rank(0|[1-9][0-9]{0,8})_([0-9A-Za-z-]*)(?:\.[1-9][0-9]*)?\.(?:safetensors|bytes)$`)
+	// valueFile are those of single values in the older dialect.
+	valueFile = regexp.MustCompile(`^.+_rank(0|[1-9][0-9]{0,8})\.bytes$`)
+)
+
+// dataFileName returns the name of the n-th data file of a rank: that of
+// hyper_parallel's only one if saveID is empty and n is 0, otherwise with the id and
+// the number inside.
+func dataFileName(rank int, saveID string, n int, suffix string) string {
+	name := fmt.Sprintf("_rank%d_%s", rank, saveID)
+	if n > 0 {
+		name += "." + strconv.Itoa(n)
+	}
+	return name + suffix
 }

@@ -62,7 +62,7 @@ func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
 // PrepareLocalPlan returns p. The coordinator returns an error if there is a
 // checkpoint that must stay.
 func (w *writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
-	return p, w.Begin(ctx)
+	return w.Prepare(ctx, p, nil)
 }
 
 // storageData is what the coordinator adds to the plans of all ranks.

@@ -26,7 +26,7 @@ import (
 )
 
 // Publisher carries out the saves of one rank at the root of a store, one after the
-// other. A writer of a format calls SetUp, Begin, Infix and Write, Commit or Abort
+// other. A writer of a format calls SetUp, Prepare, Infix, Write, and Commit or Abort
 // in the steps of storage.Writer. If the checkpoint is a single file, WriteHeld and
 // CommitHeld take the place of Infix, Write and Commit.
 //
@@ -78,10 +78,25 @@ func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
 // Session returns the session that SetUp was given.
 func (p *Publisher) Session() storage.Session { return p.sess }
 
-// Begin is for PrepareLocalPlan. The coordinator returns an error if there is a
+// Prepare is for PrepareLocalPlan. It returns l, or the errors of check for all of
+// its items. check may be nil. The coordinator returns an error if there is a
 // checkpoint that must stay, or if it cannot find out. Otherwise it removes the
 // files of dead saves and marks this save as under way.
-func (p *Publisher) Begin(ctx context.Context) error {
+func (p *Publisher) Prepare(ctx context.Context, l *plan.SavePlan, check func(it *plan.WriteItem) error) (*plan.SavePlan, error) {
+	var refused []error
+	for i := range l.Items {
+		if check != nil {
+			refused = append(refused, check(&l.Items[i]))
+		}
+	}
+	if err := errors.Join(refused...); err != nil {
+		return nil, err
+	}
+	return l, p.begin(ctx)
+}
+
+// begin is Prepare without the plan.
+func (p *Publisher) begin(ctx context.Context) error {
 	if p.opts.RankLocal {
 		return p.checkFree(ctx)
 	}

@@ -60,13 +60,18 @@ func session(rank int, id string) storage.Session {
 	return storage.Session{Rank: rank, Size: 2, Coordinator: rank == 0, Storage: meta.Storage{SaveID: id}}
 }
 
+func prepare(t testing.TB, p *publish.Publisher) error {
+	_, err := p.Prepare(t.Context(), &plan.SavePlan{}, nil)
+	return err
+}
+
 // begin begins a save of two ranks.
 func begin(t testing.TB, s blob.Store, id string, o storage.WriteOptions) []*publish.Publisher {
 	t.Helper()
 	var out []*publish.Publisher
 	for rank := range 2 {
 		p := publish.New(s, toy, o)
-		if err := errors.Join(p.SetUp(t.Context(), session(rank, id)), p.Begin(t.Context())); err != nil {
+		if err := errors.Join(p.SetUp(t.Context(), session(rank, id)), prepare(t, p)); err != nil {
 			t.Fatal(err)
 		}
 		out = append(out, p)
@@ -193,7 +198,7 @@ func TestSecondWriteReplacesTheFirst(t *testing.T) {
 	wantFiles(t, s, "d1.new")
 }
 
-func TestBeginRefusesCheckpointsThatMustStay(t *testing.T) {
+func TestPrepareRefusesCheckpointsThatMustStay(t *testing.T) {
 	for name, c := range map[string]struct {
 		record string
 		opts   storage.WriteOptions
@@ -207,8 +212,8 @@ func TestBeginRefusesCheckpointsThatMustStay(t *testing.T) {
 		s := new(mem.Store)
 		storagetest.Put(t, s, "record", []byte(c.record))
 		p := publish.New(s, toy, c.opts)
-		if err := errors.Join(p.SetUp(t.Context(), session(0, "new")), p.Begin(t.Context())); !errors.Is(err, c.want) {
-			t.Errorf("%s: Begin = %v; want %v", name, err, c.want)
+		if err := errors.Join(p.SetUp(t.Context(), session(0, "new")), prepare(t, p)); !errors.Is(err, c.want) {
+			t.Errorf("%s: Prepare = %v; want %v", name, err, c.want)
 		}
 	}
 	s := new(mem.Store)

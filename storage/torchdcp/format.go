@@ -1,10 +1,20 @@
+// Package torchdcp reads and writes the checkpoints of PyTorch's distributed
+// checkpoint (torch.distributed.checkpoint): a .metadata file and .distcp files of
+// torch.save records. It does not run pickles and does not know Python: it refuses
+// by name what it cannot express. The contract of reading is at Open, that of
+// writing at dcpfiles.Writer.
 package torchdcp
 
 import (
 	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 )
 
 // Format is PyTorch's Distributed Checkpoint with its options. The zero value is
@@ -41,4 +51,35 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 		return nil, err
 	}
 	return newWriter(store, options{f, o}), nil
+}
+
+// dataSuffix ends the names of data files.
+const dataSuffix = ".distcp"
+
+// files describes the names of PyTorch's files.
+var files = &dcpfiles.Format{
+	Maker: dcpfiles.PyTorch, Version: "torchdcp", Prefix: "__", Data: isData,
+	Rank:     regexp.MustCompile(`^__(0|[1-9][0-9]{0,8})\.metadata$`),
+	RankName: func(rank int) string { return fmt.Sprintf("__%d.metadata", rank) },
+	Own:      regexp.MustCompile(`^__(0|[1-9][0-9]{0,8})_(?:([0-9A-Za-z-]+)_)?(?:0|[1-9][0-9]{0,8})\.distcp$`),
+}
+
+// isData reports whether a file of that name is one of PyTorch's data files,
+// including names that other programs use.
+func isData(name string) bool {
+	return strings.HasPrefix(name, "__") && strings.HasSuffix(name, dataSuffix) && !strings.Contains(name, "/")
+}
+
+// prefixOf returns the beginning of the names of a rank's data files: PyTorch's own
+// if saveID is empty, otherwise with the id inside.
+func prefixOf(rank int, saveID string) string {
+	if saveID == "" {
+		return fmt.Sprintf("__%d_", rank)
+	}
+	return fmt.Sprintf("__%d_%s_", rank, saveID)
+}
+
+// dataFileName returns the name of the n-th data file with that prefix.
+func dataFileName(prefix string, n int) string {
+	return prefix + strconv.Itoa(n) + dataSuffix
 }

@@ -1,3 +1,8 @@
+// Package torchfile reads and writes checkpoints that are one file of torch.save
+// (.pt, .pth, .bin, .ckpt), and reads those that are several files with an index,
+// such as Hugging Face's pytorch_model.bin.index.json. Package torchsave decodes the
+// files; this package gives names to their values. The contract is that of package
+// storage; Open describes the names.
 package torchfile
 
 import (

@@ -59,14 +59,7 @@ func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
 // wraps storage.ErrNotRepresentable and names all of them. The coordinator returns
 // an error if there is a file that must stay.
 func (w *writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
-	var errs []error
-	for i := range p.Items {
-		errs = append(errs, checkWhole(&p.Items[i]))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	return p, w.Begin(ctx)
+	return w.Prepare(ctx, p, checkWhole)
 }
 
 // checkWhole refuses a part of a tensor.
