@@ -1,6 +1,6 @@
-// Package bench measures cairn against its floor: the same bytes moved by plain
-// system calls, in the same run. It asserts nothing; it returns figures for a
-// command to print. What each figure means is in docs/benchmarks.md.
+// Package bench measures cairn and compares it with a floor: the same bytes moved
+// by plain system calls in the same run. It asserts nothing and returns figures
+// for a command to print. docs/benchmarks.md explains the figures.
 package bench
 
 import (
@@ -30,16 +30,16 @@ func timed(fn func() error) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// gbs returns bytes in d as 10^9 bytes a second.
+// gbs returns a rate in 10^9 bytes a second.
 func gbs(bytes int64, d time.Duration) float64 {
 	return float64(bytes) / 1e9 / d.Seconds()
 }
 
-// resetPeakRSS makes PeakRSS begin anew, where the system can.
+// resetPeakRSS makes PeakRSS start again, if the system supports it.
 func resetPeakRSS() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
 
-// PeakRSS returns the largest resident memory this process has had, or 0 where
-// the system does not tell.
+// PeakRSS returns the largest resident memory of this process, or 0 if it is
+// unknown.
 func PeakRSS() int64 {
 	b, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -54,15 +54,16 @@ func PeakRSS() int64 {
 	return 0
 }
 
-// childJob is what a process that a benchmark starts is to do: one of these.
+// childJob is the job of a process that a benchmark starts. Exactly one field is
+// set.
 type childJob struct {
 	Crowd *crowdJob `json:"crowd,omitempty"`
 	Rank  *rankJob  `json:"rank,omitempty"`
 	Tiny  *tinyJob  `json:"tiny,omitempty"`
 }
 
-// Child does what the benchmark wants that started this process. Options.Self
-// says how such processes are started; job is the argument they were given.
+// Child runs the job of a process that a benchmark started with Options.Self. The
+// argument is the encoded job.
 func Child(ctx context.Context, job string, out io.Writer) error {
 	var j childJob
 	if err := json.Unmarshal([]byte(job), &j); err != nil {
@@ -79,7 +80,7 @@ func Child(ctx context.Context, job string, out io.Writer) error {
 	return errors.New("job of a process of a benchmark: it is empty")
 }
 
-// argument returns the job as [Child] takes it.
+// argument returns the job as an argument for [Child].
 func (j childJob) argument() (string, error) {
 	b, err := json.Marshal(j)
 	return string(b), err
@@ -115,8 +116,8 @@ func (j childJob) start(ctx context.Context, self []string) (*child, error) {
 	return c, c.cmd.Start()
 }
 
-// answer decodes what the process has to say into v, and calls then before the
-// process may go on to end.
+// answer decodes the result of the process into v, and calls then before it lets
+// the process end.
 func (c *child) answer(v any, then func()) error {
 	err := json.NewDecoder(c.out).Decode(v)
 	then()
@@ -127,8 +128,7 @@ func (c *child) answer(v any, then func()) error {
 	return err
 }
 
-// tell hands v to the process that started this one, and waits until that has
-// taken note.
+// tell sends v to the parent process and waits until the parent has received it.
 func tell(out io.Writer, v any) error {
 	if err := json.NewEncoder(out).Encode(v); err != nil {
 		return err
@@ -141,15 +141,15 @@ func tell(out io.Writer, v any) error {
 // weights and two f32 moments, every tensor sharded by rows.
 type states struct {
 	byRank []cairn.State
-	memory [][][]byte // by rank: the tensors' memory, in the order of names
+	memory [][][]byte // by rank: the memory of the tensors, in the order of names
 	bytes  int64
 }
 
 // hidden is the width of the model.
 const hidden = 2048
 
-// newStates makes states of about so many bytes in all. Filled ones hold
-// pseudo-random bytes; others are zero, but their memory is there.
+// newStates returns states with a total of about the given bytes. They hold
+// pseudo-random bytes if filled is set, and zeros in allocated memory otherwise.
 func newStates(bytes int64, ranks int, filled bool) (*states, error) {
 	s := &states{byRank: make([]cairn.State, ranks), memory: make([][][]byte, ranks)}
 	for rank := range ranks {
@@ -179,7 +179,7 @@ func (w *weight) bytes() int64 {
 	return n
 }
 
-// weights yields the tensors of a state of about so many bytes.
+// weights yields the tensors of a state of about the given bytes.
 func weights(bytes int64) iter.Seq[weight] {
 	matrices := []struct {
 		name  string
@@ -227,8 +227,8 @@ func (s *states) add(layout shard.Layout, name string, d tensor.DType, shape []i
 	return nil
 }
 
-// touch writes to every page of mem, so that it exists, and with random bytes
-// if asked to.
+// touch writes to every page of mem so that it is allocated, with random bytes if
+// requested.
 func touch(mem []byte, random bool) {
 	if !random {
 		for i := 0; i < len(mem); i += 4096 {

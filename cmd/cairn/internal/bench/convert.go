@@ -31,15 +31,15 @@ type ConvertOptions struct {
 	Bytes int64
 	// From and To are formats of package storage/formats.
 	From, To string
-	// Ranks is the number of ranks that the source is saved by, if its format
-	// allows several. Zero: 4.
+	// Ranks is the number of ranks that save the source, if its format allows
+	// several. Zero: 4.
 	Ranks int
 	// Memory bounds the conversion's buffers. Zero: its default.
 	Memory int64
-	// Repeat is how often each figure is taken, copy and conversion in turn. The
-	// best of each counts. Zero: 3.
+	// Repeat is the number of measurements of copy and conversion, which
+	// alternate. The best of each counts. Zero: 3.
 	Repeat int
-	// Log, if not nil, is told what is being measured.
+	// Log, if not nil, receives a line about each step.
 	Log func(format string, args ...any)
 }
 
@@ -58,9 +58,9 @@ type ConvertResult struct {
 	PeakRSS int64   `json:"peak_rss_bytes"`
 }
 
-// Convert measures a conversion beside its floor: a copy of the source's files by
-// plain reads and writes, synced. Before each the source's page cache is dropped.
-// The largest memory is that of the process while it converts.
+// Convert measures a conversion and its floor: a copy of the source's files with
+// plain reads and writes, synced. It drops the source's page cache before each.
+// The peak memory is that of the process while it converts.
 func Convert(ctx context.Context, o ConvertOptions) (*ConvertResult, error) {
 	if o.Repeat <= 0 {
 		o.Repeat = 3
@@ -99,8 +99,8 @@ type convertBench struct {
 	source, copied, target string // directories
 }
 
-// measure takes both figures in turn, and in every second round ours first, so
-// that both see the same machine.
+// measure alternates both measurements and their order, so that both run under
+// the same conditions.
 func (b *convertBench) measure(ctx context.Context, r *ConvertResult) error {
 	src, err := file.Open(b.source, nil)
 	if err != nil {
@@ -128,7 +128,7 @@ func (b *convertBench) measure(ctx context.Context, r *ConvertResult) error {
 			if err := coolAll(ctx, src); err != nil {
 				return err
 			}
-			debug.FreeOSMemory() // every round begins as a new process would
+			debug.FreeOSMemory() // start every round like a new process
 			took, err := timed(func() error { return f.run(ctx) })
 			if err != nil {
 				return err
@@ -140,8 +140,8 @@ func (b *convertBench) measure(ctx context.Context, r *ConvertResult) error {
 	return os.RemoveAll(b.copied)
 }
 
-// makeSource saves a state whose matrices are one row, repeated, so that it takes
-// little memory. It returns the bytes of the tensors.
+// makeSource saves a state whose matrices repeat one row, to save memory. It
+// returns the bytes of the tensors.
 func (b *convertBench) makeSource(ctx context.Context) (int64, error) {
 	store, err := file.Open(b.source, nil)
 	if err != nil {
@@ -166,11 +166,11 @@ func (b *convertBench) makeSource(ctx context.Context) (int64, error) {
 	return total, err
 }
 
-// fileName is the file of a format that is one file.
+// fileName is the file name for formats of one file.
 const fileName = "model.pt"
 
-// repeatedRows returns rank's part of a state whose every row is the same, and
-// the bytes of the whole.
+// repeatedRows returns rank's part of a state in which all rows are equal, and
+// the size of the whole state.
 func repeatedRows(bytes int64, ranks, rank int) (cairn.State, int64, error) {
 	layout := byDim(0, ranks)
 	s := cairn.State{}
@@ -207,8 +207,8 @@ func fillRandom(t *tensor.Tensor, seed uint64) {
 	}
 }
 
-// copy copies the source's files by plain reads and writes, as many at a time as
-// there are processors, and syncs them.
+// copy copies the source's files with plain reads and writes, one for each
+// processor at a time, and syncs them.
 func (b *convertBench) copy(ctx context.Context, src *file.Store) (int, error) {
 	if err := os.Mkdir(b.copied, 0o755); err != nil {
 		return 0, err
@@ -242,14 +242,14 @@ func copyFile(to, from string) error {
 		return err
 	}
 	defer w.Close()
-	// Hide what both can do, or the kernel would share the blocks.
+	// Hide the optional methods of both, or the kernel would share the blocks.
 	if _, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, floorPiece)); err != nil {
 		return err
 	}
 	return w.Sync()
 }
 
-// convert converts the source, with the defaults of 'cairn convert'.
+// convert converts the source with the defaults of 'cairn convert'.
 func (b *convertBench) convert(ctx context.Context) error {
 	c, err := b.open(ctx, b.source)
 	if err != nil {
@@ -295,8 +295,8 @@ func (b *convertBench) open(ctx context.Context, dir string) (storage.Checkpoint
 	return formats.Open(ctx, s, nil)
 }
 
-// check makes sure that what was measured was right: a few tensors of both sides
-// have the same digests, and all are there.
+// check verifies the result: all tensors exist, and a few have the same digests
+// on both sides.
 func (b *convertBench) check(ctx context.Context) error {
 	var digests [2]map[string]inspect.Digest
 	var names [2]int

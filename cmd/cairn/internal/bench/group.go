@@ -26,33 +26,33 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// GroupOptions are what to measure of groups of ranks over TCP.
+// GroupOptions configure the measurement of groups of ranks over TCP.
 type GroupOptions struct {
-	// Ranks are the sizes of groups whose latency is measured, as goroutines.
-	// Empty: 2, 8 and 64.
+	// Ranks are the group sizes for latency, with goroutines as ranks. Empty: 2,
+	// 8 and 64.
 	Ranks []int
-	// LatencyProcs are the same as processes. Nil: 2 and 8.
+	// LatencyProcs are the group sizes for latency, with processes as ranks. Nil:
+	// 2 and 8.
 	LatencyProcs []int
-	// Calls is how many calls a latency is taken of. Zero: 1000.
+	// Calls is the number of calls for a latency. Zero: 1000.
 	Calls int
-	// GatherRanks is how many ranks send a large value to one, and GatherBytes
-	// how large it is. Zero: 256, and 146 KiB.
+	// GatherRanks is the number of ranks that send a large value to rank 0, and
+	// GatherBytes its size. Zero: 256, and 146 KiB.
 	GatherRanks, GatherBytes int
-	// Procs are the numbers of processes that tensor collectives are measured
-	// between. Nil: 2 and 4.
+	// Procs are the numbers of processes for tensor collectives. Nil: 2 and 4.
 	Procs []int
 	// Bytes is the size of a tensor. Zero: 256 MiB.
 	Bytes int64
-	// Repeat is how often a throughput is taken, ours and the floor's in turn.
-	// The medians count. Zero: 5.
+	// Repeat is the number of throughput measurements, which alternate with those
+	// of the floor. Medians count. Zero: 5.
 	Repeat int
-	// Self is a program with arguments that hands one more argument to [Child].
+	// Self is a program with arguments that passes one more argument to [Child].
 	Self []string
-	// Log, if not nil, is told what is being measured.
+	// Log, if not nil, receives a line about each step.
 	Log func(format string, args ...any)
 }
 
-// WithDefaults returns o with what Group takes for what is not set.
+// WithDefaults returns o with defaults for zero fields.
 func (o GroupOptions) WithDefaults() GroupOptions {
 	if len(o.Ranks) == 0 {
 		o.Ranks = []int{2, 8, 64}
@@ -79,7 +79,7 @@ func positive[T int | int64](v, def T) T {
 	return v
 }
 
-// GroupResult is how fast groups are on this machine.
+// GroupResult is the result of Group.
 type GroupResult struct {
 	Latency     []GroupLatency    `json:"latency"`
 	Gather      *GroupGather      `json:"gather"`
@@ -89,8 +89,8 @@ type GroupResult struct {
 
 // Group measures groups of ranks on this machine: the latency of calls, the
 // gathering of large values, and the throughput of tensor collectives between
-// processes. Throughput comes beside its floor: as many bytes by as many plain
-// connections.
+// processes. The floor of throughput is the same number of bytes over the same
+// number of plain connections.
 func Group(ctx context.Context, o GroupOptions) (*GroupResult, error) {
 	o = o.WithDefaults()
 	r := &GroupResult{Repeat: o.Repeat}
@@ -126,8 +126,8 @@ func Group(ctx context.Context, o GroupOptions) (*GroupResult, error) {
 	return r, nil
 }
 
-// onProcesses starts n processes that do the job as the ranks of a group, and
-// decodes what rank 0 has to say into v.
+// onProcesses starts n processes that run the job as ranks of a group, and
+// decodes the result of rank 0 into v.
 func onProcesses(ctx context.Context, n int, self []string, j *rankJob, v any) error {
 	if len(self) == 0 {
 		return errNoSelf
@@ -158,17 +158,16 @@ func onProcesses(ctx context.Context, n int, self []string, j *rankJob, v any) e
 	return err
 }
 
-// rankJob is to be one rank of a group of processes, which the environment
-// describes.
+// rankJob runs one rank of a group of processes, which the environment describes.
 type rankJob struct {
-	// Calls is how many calls the latency is taken of. Zero: throughput it is.
+	// Calls is the number of calls for the latency. Zero: measure throughput.
 	Calls int `json:",omitempty"`
 	// Bytes and Repeat are those of [GroupOptions].
 	Bytes  int64 `json:",omitempty"`
 	Repeat int   `json:",omitempty"`
 }
 
-// run is the process of one rank. Rank 0 prints the figures.
+// run runs one rank. Rank 0 prints the figures.
 func (j *rankJob) run(ctx context.Context, out io.Writer) error {
 	g, err := tcp.Join(ctx, tcp.Config{})
 	if err != nil {
@@ -190,9 +189,9 @@ func (j *rankJob) measure(ctx context.Context, g *tcp.Group) (any, error) {
 }
 
 // GroupGather is the gathering of large values from many ranks, which are
-// goroutines with connections of their own. Rates are in 10^9 bytes a second of
-// what rank 0 gets; the floor is as many bytes by as many plain connections to it
-// as there are from ranks right below it in a large group.
+// goroutines with their own connections. Rates are in 10^9 bytes a second that
+// rank 0 receives. The floor is the same number of bytes over as many plain
+// connections as rank 0 has in a large group.
 type GroupGather struct {
 	Ranks   int     `json:"ranks"`
 	Bytes   int     `json:"bytes_per_rank"`
@@ -200,12 +199,12 @@ type GroupGather struct {
 	Rate    float64 `json:"gbs"`
 	Floor   float64 `json:"floor_gbs"`
 	Ratio   float64 `json:"ratio"`
-	// Hops is how many connections a byte crosses in the mean. Between hosts they
-	// work side by side; here all are this machine's work.
+	// Hops is the mean number of connections that a byte crosses. Between hosts
+	// they work in parallel; here all are on this machine.
 	Hops float64 `json:"hops"`
 }
 
-// gatherMany takes the figure, ours and the floor's in turn.
+// gatherMany alternates the measurements of cairn and the floor.
 func gatherMany(ctx context.Context, o GroupOptions) (*GroupGather, error) {
 	n := o.GatherRanks
 	if n < 2 {
@@ -232,14 +231,14 @@ func gatherMany(ctx context.Context, o GroupOptions) (*GroupGather, error) {
 	return r, nil
 }
 
-// gatherDuel times gathers, and after each the floor.
+// gatherDuel measures gathers, and the floor after each of them.
 type gatherDuel struct {
 	value        []byte // of every rank
 	floor        *funnel
-	ours, floors []time.Duration // rank 0's to append to
+	ours, floors []time.Duration // only rank 0 appends
 }
 
-// rounds is one rank's part.
+// rounds is the part of one rank.
 func (d *gatherDuel) rounds(ctx context.Context, g *tcp.Group, repeat int) error {
 	for i := range repeat + 1 {
 		took, err := d.gather(ctx, g)
@@ -253,7 +252,7 @@ func (d *gatherDuel) rounds(ctx context.Context, g *tcp.Group, repeat int) error
 		if err != nil {
 			return err
 		}
-		if i > 0 { // the first round warms up
+		if i > 0 { // the first round is a warm-up
 			d.ours, d.floors = append(d.ours, took), append(d.floors, plain)
 		}
 	}
@@ -272,8 +271,8 @@ func (d *gatherDuel) gather(ctx context.Context, g *tcp.Group) (time.Duration, e
 	return took, g.Barrier(ctx)
 }
 
-// meanHops returns how many connections stand between rank 0 and another one of n
-// ranks in the mean.
+// meanHops returns the mean number of connections between rank 0 and the other
+// ranks of n.
 func meanHops(n int) float64 {
 	hops := 0
 	for rank := 1; rank < n; rank++ {
@@ -297,14 +296,14 @@ func gatherOnce(ctx context.Context, g *tcp.Group, value []byte) error {
 	return nil
 }
 
-// funnel is plain connections to one reader.
+// funnel has plain connections to one reader.
 type funnel struct {
 	ln       net.Listener
 	in, out  []net.Conn
 	from, to [][]byte // memory for each connection
 }
 
-// newFunnel opens connections that move so many bytes in all, in even parts.
+// newFunnel opens connections for total bytes, in equal parts.
 func newFunnel(conns, total int) (f *funnel, err error) {
 	f = new(funnel)
 	if f.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
@@ -353,17 +352,17 @@ type GroupCollective struct {
 	Op        string `json:"op"`
 	Processes int    `json:"processes"`
 	Bytes     int64  `json:"bytes"`
-	// Rate is bytes of the tensor over time, Wire the bytes that have to cross
-	// between the processes, all together, over time.
+	// Rate is bytes of the tensor over time. Wire is all bytes that must cross
+	// between the processes over time.
 	Rate float64 `json:"gbs"`
 	Wire float64 `json:"wire_gbs"`
-	// Floor is the rate at which as many bytes cross by as many plain connections
-	// between as many processes, from and into memory as large as the tensor;
-	// Ratio is Wire over it.
+	// Floor is the rate of the same number of bytes over the same number of plain
+	// connections between the same number of processes, from and to memory of the
+	// size of the tensor. Ratio is Wire over Floor.
 	Floor float64 `json:"floor_wire_gbs"`
 	Ratio float64 `json:"ratio"`
-	// Cached is the same with memory that stays in a processor's cache: what
-	// connections can do where nothing has to come from memory.
+	// Cached is the same with memory that fits a processor's cache, which shows
+	// the rate of connections without memory traffic.
 	Cached      float64 `json:"cached_wire_gbs"`
 	CachedRatio float64 `json:"cached_ratio"`
 }
@@ -372,21 +371,21 @@ type GroupCollective struct {
 type contest struct {
 	op            string
 	run           func(context.Context) error
-	check         float32 // what the tensor holds then
-	send, receive int64   // of this rank by plain connections
-	crossing      int64   // of all ranks
+	check         float32 // elements of the result
+	send, receive int64   // bytes of this rank over plain connections
+	crossing      int64   // bytes of all ranks
 	took          [3][]time.Duration
 }
 
-// The turns of a round.
+// The measurements of a round.
 const (
 	ours = iota
 	plain
 	cached
 )
 
-// throughput takes the figures of all collectives, which are the same on all
-// ranks but for small differences.
+// throughput measures all collectives. The figures are nearly the same on all
+// ranks.
 func throughput(ctx context.Context, g *tcp.Group, j *rankJob) ([]GroupCollective, error) {
 	comm, err := collective.New(g, nil)
 	if err != nil {
@@ -424,9 +423,10 @@ func throughput(ctx context.Context, g *tcp.Group, j *rankJob) ([]GroupCollectiv
 	return out, nil
 }
 
-// newContests returns the collectives with what has to cross: in an all-reduce
-// every rank sends and receives 2(n-1)/n of the tensor, in a broadcast every rank
-// but the first receives it once and every one but the last sends it on.
+// newContests returns the collectives and the bytes that must cross: in an
+// all-reduce every rank sends and receives 2(n-1)/n of the tensor, in a broadcast
+// every rank but the first receives it once and every rank but the last forwards
+// it.
 func newContests(comm *collective.Comm, t *tensor.Tensor) []*contest {
 	n, size := int64(comm.Size()), t.NumBytes()
 	share := 2 * (n - 1) * size / n
@@ -447,8 +447,8 @@ func newContests(comm *collective.Comm, t *tensor.Tensor) []*contest {
 	return []*contest{reduce, spread}
 }
 
-// round takes all figures once, each round another one first. The first round
-// warms up.
+// round runs all measurements once, in an order that rotates with the rounds. The
+// first round is a warm-up.
 func (c *contest) round(ctx context.Context, g group.Group, wires *ring, t *tensor.Tensor, i int) error {
 	mem, _ := t.Bytes()
 	small := min(len(mem), wireBuffer)
@@ -479,7 +479,7 @@ func (c *contest) round(ctx context.Context, g group.Group, wires *ring, t *tens
 	return nil
 }
 
-// together returns how long fn takes until it is done on all ranks.
+// together returns the time until fn is done on all ranks.
 func together(ctx context.Context, g group.Group, fn func(context.Context) error) (time.Duration, error) {
 	if err := g.Barrier(ctx); err != nil {
 		return 0, err
@@ -501,8 +501,8 @@ func fill(t *tensor.Tensor, v float32) {
 	}
 }
 
-// holds returns an error unless some elements of t, the first and the last among
-// them, are v.
+// holds returns an error unless a sample of t's elements, including the first and
+// the last, equals v.
 func holds(t *tensor.Tensor, v float32) error {
 	mem, _ := t.Bytes()
 	n := len(mem) / 4
@@ -515,21 +515,21 @@ func holds(t *tensor.Tensor, v float32) error {
 	return nil
 }
 
-// GroupLatency is how long a collective call takes.
+// GroupLatency is the latency of a collective call.
 type GroupLatency struct {
 	// Op is barrier, or gather of 1 KiB from each rank.
 	Op    string `json:"op"`
 	Ranks int    `json:"ranks"`
-	// As says what the ranks are: goroutines or processes.
+	// As is the kind of ranks: goroutines or processes.
 	As     string  `json:"as"`
 	Median float64 `json:"median_us"`
 	P99    float64 `json:"p99_us"`
 }
 
-// smallValue is what a rank brings to a gather whose latency is measured.
+// smallValue is the size of the value of each rank in a gather for latency.
 const smallValue = 1 << 10
 
-// latency takes the figures on rank 0, of calls that follow one another.
+// latency measures consecutive calls on rank 0.
 func latency(ctx context.Context, g *tcp.Group, calls int, as string) ([]GroupLatency, error) {
 	value := make([]byte, smallValue)
 	var out []GroupLatency
@@ -546,7 +546,7 @@ func latency(ctx context.Context, g *tcp.Group, calls int, as string) ([]GroupLa
 			if err != nil {
 				return nil, err
 			}
-			if i >= calls/10 { // the first ones warm up
+			if i >= calls/10 { // the first calls are a warm-up
 				took = append(took, t)
 			}
 		}
@@ -560,7 +560,8 @@ func microseconds(took []time.Duration, q float64) float64 {
 	return float64(quantile(took, q)) / float64(time.Microsecond)
 }
 
-// quantile returns the value of which a part q is not above.
+// quantile returns the smallest value that at least the fraction q does not
+// exceed.
 func quantile(took []time.Duration, q float64) time.Duration {
 	took = slices.Sorted(slices.Values(took))
 	return took[max(0, int(math.Ceil(q*float64(len(took))))-1)]
@@ -568,7 +569,7 @@ func quantile(took []time.Duration, q float64) time.Duration {
 
 func median(took []time.Duration) time.Duration { return quantile(took, 0.5) }
 
-// latencyOfRoutines is latency for ranks of this process.
+// latencyOfRoutines is latency for ranks in this process.
 func latencyOfRoutines(ctx context.Context, n, calls int) ([]GroupLatency, error) {
 	var figures []GroupLatency
 	err := onRoutines(ctx, n, func(ctx context.Context, g *tcp.Group) error {
@@ -581,7 +582,7 @@ func latencyOfRoutines(ctx context.Context, n, calls int) ([]GroupLatency, error
 	return figures, err
 }
 
-// onRoutines runs fn on n ranks of this process that are connected by TCP.
+// onRoutines runs fn on n ranks in this process that are connected by TCP.
 func onRoutines(ctx context.Context, n int, fn func(context.Context, *tcp.Group) error) error {
 	dir, err := os.MkdirTemp("", "cairn-bench-")
 	if err != nil {
@@ -618,13 +619,13 @@ func onRoutines(ctx context.Context, n int, fn func(context.Context, *tcp.Group)
 	return all.Wait()
 }
 
-// ring is one plain connection from each rank to the next.
+// ring has a plain connection from each rank to the next.
 type ring struct {
 	to, from net.Conn
-	spare    []byte // to receive into
+	spare    []byte // buffer to receive into
 }
 
-// wireBuffer is how much a plain connection writes or reads at a time.
+// wireBuffer is the size of a write or read of a plain connection.
 const wireBuffer = 1 << 20
 
 // newRing connects the ranks of a group.
@@ -655,8 +656,8 @@ func (r *ring) close() {
 	r.from.Close()
 }
 
-// move sends and receives so many bytes at the same time, round and round from
-// one memory and into the other.
+// move sends and receives bytes at the same time, reading and writing the two
+// buffers repeatedly.
 func (r *ring) move(send, receive int64, from, into []byte) error {
 	var both errgroup.Group
 	both.Go(func() error { return pump(r.to.Write, send, from) })
@@ -664,7 +665,8 @@ func (r *ring) move(send, receive int64, from, into []byte) error {
 	return both.Wait()
 }
 
-// pump calls do with what comes next in mem, until that was n bytes.
+// pump calls do with consecutive parts of mem, from the start again at its end,
+// until n bytes are done.
 func pump(do func([]byte) (int, error), n int64, mem []byte) error {
 	at := 0
 	for n > 0 {

@@ -15,24 +15,25 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 )
 
-// IOOptions are the size of a save and load.
+// IOOptions configure the measurement of saves and loads.
 type IOOptions struct {
 	// Dir is an existing directory on the medium to measure.
 	Dir   string
 	Bytes int64
 	Ranks int
-	// Repeat is how often each figure is taken, floor and ours in turn. The
-	// best of each counts. Zero: 3.
+	// Repeat is the number of measurements of cairn and the floor, which
+	// alternate. The best of each counts. Zero: 3.
 	Repeat int
 	// Parallel is the number of reads at the same time on each rank. Zero: the
 	// default of a load.
 	Parallel int
-	// Log, if not nil, is told what is being measured.
+	// Log, if not nil, receives a line about each step.
 	Log func(format string, args ...any)
 }
 
 // IOResult compares saves and loads with plain writes and reads of the same
-// bytes. Rates are in 10^9 bytes a second; a ratio is ours over the floor's.
+// bytes. Rates are in 10^9 bytes a second; a ratio is cairn's rate over the
+// floor's.
 type IOResult struct {
 	Bytes  int64 `json:"bytes"`
 	Ranks  int   `json:"ranks"`
@@ -55,9 +56,9 @@ type IOResult struct {
 }
 
 // IO measures a save and loads of a transformer-shaped state, sharded by rows
-// over the ranks, beside their floor: each rank writes one file of its bytes
-// from memory by plain writes and syncs it, and reads it back by plain reads
-// into memory.
+// over the ranks, and their floor: each rank writes its bytes from memory to one
+// file with plain writes, syncs it, and reads it back into memory with plain
+// reads.
 func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
 	if o.Repeat <= 0 {
 		o.Repeat = 3
@@ -108,16 +109,15 @@ type ioBench struct {
 	source, target *states
 }
 
-// measurement is one figure: what is to be done before, and what is timed.
+// measurement is one figure: its preparation and the function that is timed.
 type measurement struct {
 	best    *float64
 	prepare func(context.Context) error
 	run     func(ctx context.Context, rank int) error
 }
 
-// measure takes all figures, the floor's and ours in turn, and in every second
-// round ours first, so that both see the same machine: disks are often faster
-// for a while and slow down under load.
+// measure alternates the measurements of cairn and the floor and their order, so
+// that both run under the same conditions: many disks slow down under load.
 func (b *ioBench) measure(ctx context.Context, r *IOResult) error {
 	pairs := [][2]measurement{
 		{{&r.FloorSave, b.removeFloor, b.floorSave}, {&r.Save, b.removeOurs, b.save}},
@@ -140,7 +140,7 @@ func (b *ioBench) measure(ctx context.Context, r *IOResult) error {
 	return nil
 }
 
-// take takes one figure, and keeps it if it is the best.
+// take runs one measurement and keeps the result if it is the best.
 func (b *ioBench) take(ctx context.Context, m measurement) error {
 	if err := m.prepare(ctx); err != nil {
 		return err
@@ -178,8 +178,8 @@ func (b *ioBench) floorFile(rank int) string {
 	return filepath.Join(b.floor, fmt.Sprintf("rank-%05d", rank))
 }
 
-// floorSave writes the rank's memory into one file and syncs file and
-// directory, as a save does.
+// floorSave writes the rank's memory to a file and syncs file and directory, like
+// a save.
 func (b *ioBench) floorSave(_ context.Context, rank int) error {
 	f, err := os.Create(b.floorFile(rank))
 	if err != nil {
@@ -260,8 +260,8 @@ func (b *ioBench) warmFloor(ctx context.Context) error { return warmAll(ctx, b.p
 
 func (b *ioBench) warmOurs(ctx context.Context) error { return warmAll(ctx, b.store) }
 
-// warmAll reads every file by plain reads: a load need not leave anything in the
-// page cache.
+// warmAll reads every file with plain reads, because a load may leave nothing in
+// the page cache.
 func warmAll(ctx context.Context, s *file.Store) error {
 	buf := make([]byte, floorPiece)
 	for info, err := range s.List(ctx, "") {
@@ -294,7 +294,7 @@ func coolAll(ctx context.Context, s *file.Store) error {
 	return nil
 }
 
-// check makes sure that what was measured was right.
+// check verifies the loaded bytes.
 func (b *ioBench) check() error {
 	for rank := range b.o.Ranks {
 		for i, m := range b.source.memory[rank] {

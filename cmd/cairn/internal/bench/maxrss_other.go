@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// maxRSS is not known here.
+// maxRSS returns 0: it is unknown on this system.
 func maxRSS(*os.ProcessState) int64 { return 0 }
 
-// cpuTime is not known here.
+// cpuTime returns 0: it is unknown on this system.
 func cpuTime() time.Duration { return 0 }

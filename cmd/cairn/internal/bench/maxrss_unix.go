@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// maxRSS returns the largest resident memory that a process has had.
+// maxRSS returns the largest resident memory of a process.
 func maxRSS(p *os.ProcessState) int64 {
 	u, ok := p.SysUsage().(*syscall.Rusage)
 	if !ok {
@@ -21,7 +21,7 @@ func maxRSS(p *os.ProcessState) int64 {
 	return int64(u.Maxrss) << 10
 }
 
-// cpuTime returns the time of all processors that this process has used.
+// cpuTime returns the processor time of this process.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -22,42 +22,44 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// OpenOptions are the size of a checkpoint to open.
+// OpenOptions configure the checkpoint to open.
 type OpenOptions struct {
 	Dir    string
 	Chunks int
 	// Format is native or torchdcp. Empty: native.
 	Format string
-	// Keep, if not empty, is a new directory for the checkpoint, which stays.
+	// Keep, if not empty, is a new directory for the checkpoint, which is not
+	// removed.
 	Keep string
-	// Repeat is how often each figure is taken; the best counts. Zero: 5.
+	// Repeat is the number of measurements; the best counts. Zero: 5.
 	Repeat int
 }
 
-// OpenResult is what opening a checkpoint costs.
+// OpenResult is the cost of opening a checkpoint.
 type OpenResult struct {
 	Format  string `json:"format"`
 	Chunks  int    `json:"chunks"`
 	Tensors int    `json:"tensors"`
-	// Seconds is for opening the checkpoint and reading its whole index, which is
-	// IndexBytes large: the metadata file of torchdcp.
+	// Seconds is the time to open the checkpoint and read its whole index of
+	// IndexBytes (the metadata file of torchdcp).
 	Seconds    float64 `json:"seconds"`
 	IndexBytes int64   `json:"index_bytes"`
-	// InspectSeconds is for all of that and the summary that inspect prints.
+	// InspectSeconds also includes the summary that inspect prints.
 	InspectSeconds float64 `json:"inspect_seconds"`
-	// LookupSeconds and LookupBytes are for opening it and finding one name:
-	// everything that is read of the index. Formats without an index read all.
+	// LookupSeconds and LookupBytes are the time to open the checkpoint and find
+	// one name, and the bytes of the index that this reads. Formats without an
+	// index read everything.
 	LookupSeconds float64 `json:"lookup_seconds"`
 	LookupBytes   int64   `json:"lookup_bytes"`
-	// RecordBytes is the size of the commit record, read in both cases, where the
-	// format has one.
+	// RecordBytes is the size of the commit record, which is read in both cases,
+	// if the format has one.
 	RecordBytes int64 `json:"record_bytes"`
 	PeakRSS     int64 `json:"peak_rss_bytes"`
 }
 
-// OpenBench measures opening a checkpoint of many chunks: about the square root
-// of their number of tensors, each cut over as many ranks. Its data files do
-// not exist; nothing reads them.
+// OpenBench measures opening a checkpoint of many chunks: n tensors cut over n
+// ranks, where n is about the square root of the number of chunks. Its data files
+// do not exist; nothing reads them.
 func OpenBench(ctx context.Context, o OpenOptions) (*OpenResult, error) {
 	if o.Chunks < 1 {
 		return nil, fmt.Errorf("%d chunks: want at least one", o.Chunks)
@@ -103,8 +105,8 @@ func OpenBench(ctx context.Context, o OpenOptions) (*OpenResult, error) {
 	return r, nil
 }
 
-// many returns the metadata of so many chunks of 1 KiB, and the size of each
-// rank's file. A chunk takes overhead bytes more in its file.
+// many returns the metadata of chunks of 1 KiB and the size of each rank's file.
+// A chunk takes overhead more bytes in its file.
 func (r *OpenResult) many(chunks int, overhead int64, fileOf func(rank int) string) (*meta.Metadata, []int64) {
 	ranks := 1
 	for (ranks+1)*(ranks+1) <= chunks {
@@ -131,7 +133,7 @@ func (r *OpenResult) many(chunks int, overhead int64, fileOf func(rank int) stri
 	return md, sizes
 }
 
-// writeNative writes index and record of the checkpoint.
+// writeNative writes the index and the record of the checkpoint.
 func (r *OpenResult) writeNative(ctx context.Context, s blob.Store, chunks int) error {
 	id := storage.NewSaveID(time.Now().UTC(), 0)
 	md, sizes := r.many(chunks, 0, func(rank int) string { return native.DataFileName(id, rank, 0) })
@@ -141,7 +143,7 @@ func (r *OpenResult) writeNative(ctx context.Context, s blob.Store, chunks int) 
 		for i := range e.Tensor.Locs {
 			sums := make([]uint32, native.Sums(e.Tensor.Chunks[i].Sizes, 4))
 			for j := range sums {
-				sums[j] = n*2654435761 + uint32(j) // not compressible, as real ones
+				sums[j] = n*2654435761 + uint32(j) // incompressible, like real ones
 			}
 			e.Tensor.Locs[i].Sums = sums
 			n++
@@ -154,11 +156,11 @@ func (r *OpenResult) writeNative(ctx context.Context, s blob.Store, chunks int) 
 	return native.Commit(ctx, s, md, files)
 }
 
-// writeTorchDCP writes the metadata of the checkpoint, and empty data files of
-// the right size, which take no room.
+// writeTorchDCP writes the metadata of the checkpoint, and sparse data files of
+// the right size.
 func (r *OpenResult) writeTorchDCP(ctx context.Context, s blob.Store, dir string, chunks int) error {
 	fileOf := func(rank int) string { return fmt.Sprintf("__%d_0.distcp", rank) }
-	md, sizes := r.many(chunks, 1024, fileOf) // about what torch.save adds
+	md, sizes := r.many(chunks, 1024, fileOf) // about the overhead of torch.save
 	b, err := dcpmeta.Encode(&dcpmeta.Document{Meta: md, Dialect: dcpmeta.Torch, Version: "1.0.0"})
 	if err != nil {
 		return err
@@ -197,7 +199,7 @@ func (r *OpenResult) readAll(ctx context.Context, s blob.Store) error {
 	return nil
 }
 
-// keepLeast makes best the smaller one, unless it is not set.
+// keepLeast sets best to v if v is smaller or best is not set.
 func keepLeast(best *float64, v float64) {
 	if *best == 0 || v < *best {
 		*best = v

@@ -14,34 +14,34 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// PlanOptions are the size of a planning problem.
+// PlanOptions configure the planning problem.
 type PlanOptions struct {
 	Ranks, Tensors int
 }
 
-// PlanResult is what planning cost on the coordinator.
+// PlanResult is the cost of planning on the coordinator.
 type PlanResult struct {
 	Ranks   int `json:"ranks"`
 	Tensors int `json:"tensors"`
 	Items   int `json:"items"`
-	// Seconds is the sum of the phases that the coordinator goes through
-	// between having all local plans and having the index's bytes.
+	// Seconds is the sum of the coordinator's phases, from having all local plans
+	// to having the bytes of the index.
 	Seconds float64            `json:"seconds"`
 	Phases  map[string]float64 `json:"phases"`
-	// Outside are what the figure leaves out: the ranks' own work, done here
-	// one after the other, and the wire.
+	// Outside is the work that Seconds leaves out: the ranks' own work, done
+	// sequentially here, and the wire.
 	Outside    map[string]float64 `json:"outside"`
 	WireBytes  int                `json:"wire_bytes_per_rank"`
 	IndexBytes int                `json:"index_bytes"`
 	PeakRSS    int64              `json:"peak_rss_bytes"`
-	// RepeatSeconds is the same plan once more, unchanged, by fingerprint: one
-	// rank's own work, the coordinator's with every rank's answer, and the
-	// rank's again.
+	// RepeatSeconds is the time of planning the same save again by fingerprint:
+	// one rank's own work, the coordinator's work for all ranks, and the rank's
+	// work again.
 	RepeatSeconds float64 `json:"repeat_seconds"`
 }
 
-// Plan measures the global step of a save by ranks that hold nine tensors in
-// ten sharded on dim 0 over all of them, and one in ten replicated.
+// Plan measures the global step of a save. Nine in ten tensors are sharded on dim
+// 0 over all ranks, one in ten is replicated.
 func Plan(ctx context.Context, o PlanOptions) (*PlanResult, error) {
 	if o.Ranks < 1 || o.Tensors < 1 {
 		return nil, fmt.Errorf("%d ranks, %d tensors: want at least one of each", o.Ranks, o.Tensors)
@@ -76,7 +76,7 @@ func Plan(ctx context.Context, o PlanOptions) (*PlanResult, error) {
 	return r, r.repeat(o, caches)
 }
 
-// localPlan returns the plan of one rank, as its planner would make it.
+// localPlan returns the plan of one rank, like its planner.
 func localPlan(rank int, o PlanOptions) *plan.SavePlan {
 	p := &plan.SavePlan{Items: make([]plan.WriteItem, 0, o.Tensors)}
 	n := int64(o.Ranks)
@@ -96,8 +96,7 @@ func localPlan(rank int, o PlanOptions) *plan.SavePlan {
 	return p
 }
 
-// gather makes every rank's plan and sends it through the codec, as a group
-// would.
+// gather makes every rank's plan and encodes and decodes it, like a group.
 func (r *PlanResult) gather(ctx context.Context, o PlanOptions) ([]*plan.SavePlan, error) {
 	codec := plan.NewSavePlanCodec()
 	plans := make([]*plan.SavePlan, o.Ranks)
@@ -132,7 +131,7 @@ func (r *PlanResult) gather(ctx context.Context, o PlanOptions) ([]*plan.SavePla
 
 func options(rank int, o PlanOptions) string { return fmt.Sprint(rank, "/", o.Ranks) }
 
-// caches are the memories of the coordinator and of the last rank.
+// caches are the plan caches of the coordinator and of the last rank.
 type caches struct{ coordinator, last *plan.Cache }
 
 func newCaches(ranks int) *caches {
@@ -151,7 +150,7 @@ func (r *PlanResult) global(plans []*plan.SavePlan, c *caches) ([]*plan.SavePlan
 	})
 }
 
-// index lays the ranks' files out, as the ranks would, and encodes the index.
+// index lays out the ranks' files, like the ranks, and encodes the index.
 func (r *PlanResult) index(md *meta.Metadata, finals []*plan.SavePlan) error {
 	start := time.Now()
 	saveID := storage.NewSaveID(start, 0)
@@ -160,7 +159,7 @@ func (r *PlanResult) index(md *meta.Metadata, finals []*plan.SavePlan) error {
 		t := *md.Entries[i].Tensor
 		md.Entries[i].Tensor = &t
 		t.Locs = make([]meta.Location, len(t.Chunks))
-		n := native.Sums(t.Chunks[0].Sizes, t.DType.Size()) // the chunks are alike
+		n := native.Sums(t.Chunks[0].Sizes, t.DType.Size()) // all chunks have the same shape
 		sums := make([]uint32, n*int64(len(t.Chunks)))
 		for j := range t.Locs {
 			t.Locs[j].Sums, sums = sums[:n:n], sums[n:]
@@ -187,12 +186,12 @@ func (r *PlanResult) index(md *meta.Metadata, finals []*plan.SavePlan) error {
 	return err
 }
 
-// repeat plans the same save again. The ranks' own work is done by one of them,
-// since in a job they all do it at the same time.
+// repeat plans the same save again. One rank's own work counts, because in a job
+// all ranks do it in parallel.
 func (r *PlanResult) repeat(o PlanOptions, c *caches) error {
 	last := o.Ranks - 1
 	sent := make([]*plan.SavePlan, o.Ranks)
-	// The rank's first save: it remembers what it sent and what it got.
+	// The rank's first save fills its cache.
 	own, err := c.last.Local(localPlan(last, o), options(last, o))
 	if err != nil {
 		return err

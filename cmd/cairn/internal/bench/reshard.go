@@ -19,11 +19,10 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ReshardOptions are the size of the tensors that are loaded into other
-// shardings.
+// ReshardOptions configure the measurement of loads into other shardings.
 type ReshardOptions struct {
 	Dir string
-	// Bytes is about the size of each state.
+	// Bytes is the approximate size of each state.
 	Bytes int64
 }
 
@@ -33,9 +32,9 @@ type ReshardResult struct {
 	Cases []ReshardRow `json:"cases"`
 }
 
-// ReshardRow says what one change of sharding read. Needed are the bytes that
-// the ranks asked for, Rounded those with the whole checksummed tiles around
-// them, Read what came from storage.
+// ReshardRow is the result of one change of sharding. Needed counts the bytes
+// that the ranks requested, Rounded those of the whole checksummed tiles around
+// them, and Read those that were read from storage.
 type ReshardRow struct {
 	Case string `json:"case"`
 	storage.ReadStats
@@ -43,8 +42,8 @@ type ReshardRow struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// Reshard saves by rows and loads by rows of other ranks and by columns, and
-// counts the bytes read.
+// Reshard saves by rows, loads by rows into other numbers of ranks and by
+// columns, and counts the bytes read.
 func Reshard(ctx context.Context, o ReshardOptions) (*ReshardResult, error) {
 	dir, err := os.MkdirTemp(o.Dir, "cairn-bench-")
 	if err != nil {
@@ -81,9 +80,9 @@ func byDim(dim, ranks int) shard.Layout {
 	return shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}}, Placements: []shard.Placement{shard.Shard(dim)}}
 }
 
-// matrices returns rank's part of a state of matrices of about so many bytes,
-// f32 and bf16 in turn. Their rows do not divide into whole tiles. A state
-// smaller than one has fewer rows, of which less is to be learned.
+// matrices returns rank's part of a state of matrices of about the given bytes,
+// f32 and bf16 alternately. Their rows are not a multiple of a tile. A small
+// state has matrices with fewer rows and is less informative.
 func matrices(bytes int64, l shard.Layout, rank int, fill bool) (cairn.State, int64, error) {
 	s := cairn.State{}
 	var total int64

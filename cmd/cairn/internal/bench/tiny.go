@@ -15,13 +15,13 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// TinyOptions are the size of a checkpoint of many small tensors.
+// TinyOptions configure a checkpoint of many small tensors.
 type TinyOptions struct {
 	// Dir is an existing directory on the medium to measure.
 	Dir     string
 	Tensors int
-	// Self starts a process that runs [Child] with one more argument, and Program
-	// one that is the command cairn with more arguments.
+	// Self is a program with arguments that passes one more argument to [Child],
+	// and Program is the command cairn, to which arguments are added.
 	Self, Program []string
 	// Log, if not nil, receives a line about each step.
 	Log func(format string, args ...any)
@@ -33,17 +33,17 @@ type TinyResult struct {
 	Steps   []TinyStep `json:"steps"`
 }
 
-// TinyStep has the time and memory of one command, a process of its own.
+// TinyStep is the time and memory of one command, which is a process of its own.
 type TinyStep struct {
 	Step string `json:"step"`
-	// Seconds is the time that passed, CPUSeconds that of all processors.
+	// Seconds is the elapsed time, CPUSeconds the processor time.
 	Seconds    float64 `json:"seconds"`
 	CPUSeconds float64 `json:"cpu_seconds"`
 	PeakRSS    int64   `json:"peak_rss_bytes"`
 }
 
-// Tiny measures a checkpoint of very many small tensors, for which the work for
-// each name matters more than the bytes.
+// Tiny measures a checkpoint of many small tensors, whose cost is the work for
+// each name rather than the bytes.
 func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
 	if len(o.Program) == 0 || len(o.Self) == 0 {
 		return nil, errNoSelf
@@ -107,8 +107,8 @@ func runStep(ctx context.Context, name string, args []string) (*TinyStep, error)
 	}, nil
 }
 
-// runSave runs the process that saves. It takes the times itself, without those
-// for making the state.
+// runSave runs the process that saves. The process measures the save alone,
+// without making the state.
 func runSave(ctx context.Context, args []string) (*TinyStep, error) {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stderr = os.Stderr
@@ -126,7 +126,7 @@ type tinyJob struct {
 	Tensors int    `json:"tensors"`
 }
 
-// run saves, and writes a TinyStep of what the save alone took.
+// run saves, and writes a TinyStep for the save alone.
 func (j *tinyJob) run(ctx context.Context, out io.Writer) error {
 	if j.Tensors < 1 {
 		return errors.New("no tensors")

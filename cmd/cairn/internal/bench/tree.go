@@ -23,19 +23,19 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// TreeOptions are the size of a simulated job.
+// TreeOptions configure a simulated job.
 type TreeOptions struct {
 	PlanOptions
-	// Arity is how many ranks stand below one. Zero: [tree.DefaultArity].
+	// Arity is the number of children of a rank. Zero: [tree.DefaultArity].
 	Arity int
-	// Self is a program with arguments that hands one more argument to [Child].
+	// Self is a program with arguments that passes one more argument to [Child].
 	Self []string
-	// Log, if not nil, is told what is being done.
+	// Log, if not nil, receives a line about each step.
 	Log func(format string, args ...any)
 }
 
-// WithDefaults returns o with what Tree takes for what is not set. The number of
-// ranks and of tensors has no default.
+// WithDefaults returns o with defaults for zero fields, except the numbers of
+// ranks and tensors.
 func (o TreeOptions) WithDefaults() TreeOptions {
 	o.Arity = positive(o.Arity, tree.DefaultArity)
 	if o.Log == nil {
@@ -44,14 +44,14 @@ func (o TreeOptions) WithDefaults() TreeOptions {
 	return o
 }
 
-// TreeResult is what planning a save cost in messages, memory and time.
+// TreeResult is the cost of planning a save in messages, memory and time.
 type TreeResult struct {
 	Ranks   int `json:"ranks"`
 	Tensors int `json:"tensors"`
 	Items   int `json:"items"`
 	Arity   int `json:"arity"`
 	Depth   int `json:"depth"`
-	// Links is the most links that one rank holds.
+	// Links is the largest number of links of a rank.
 	Links     int `json:"max_links"`
 	WireBytes int `json:"wire_bytes_per_rank"`
 
@@ -60,20 +60,20 @@ type TreeResult struct {
 	BytesSent        TreeTraffic `json:"bytes_sent"`
 	BytesReceived    TreeTraffic `json:"bytes_received"`
 
-	// Seconds is the sum of the phases from when all ranks have their plans
-	// encoded to when all know the outcome.
+	// Seconds is the sum of the phases, from the time when all ranks have encoded
+	// their plans until all have the outcome.
 	Seconds float64            `json:"seconds"`
 	Phases  map[string]float64 `json:"phases"`
-	// Outside is the ranks' own work, which in a job all do at the same time and
-	// here one process does.
+	// Outside is the ranks' own work, which all do in parallel in a job and one
+	// process does here.
 	Outside map[string]float64 `json:"outside"`
 
 	CoordinatorPeak int64 `json:"coordinator_peak_rss_bytes"`
 	OthersPeak      int64 `json:"others_peak_rss_bytes"`
 }
 
-// TreeTraffic is how much of something ranks send or receive: all of them in the
-// mean, the one with the most of it except rank 0, and rank 0.
+// TreeTraffic counts messages or bytes: the mean of all ranks, the maximum of all
+// ranks except rank 0, and rank 0.
 type TreeTraffic struct {
 	Mean        float64 `json:"mean"`
 	Max         int64   `json:"max"`
@@ -81,10 +81,10 @@ type TreeTraffic struct {
 }
 
 // Tree simulates the planning of a save by thousands of ranks: every rank makes
-// its plan, all are gathered at rank 0, which makes the final plans and scatters
-// them, by the steps, codecs, trees and planners of a save. Links are in memory.
-// Rank 0 is this process and the others are another one, so that what rank 0
-// holds can be told apart; its few links cross by unix sockets.
+// its plan, rank 0 gathers all plans, makes the final plans and scatters them,
+// with the steps, codecs, trees and planners of a save. Links are in memory. Rank
+// 0 runs in this process and the others in a second one, so that the memory of
+// rank 0 can be measured; its links are unix sockets.
 func Tree(ctx context.Context, o TreeOptions) (*TreeResult, error) {
 	if o.Ranks < 2 || o.Tensors < 1 {
 		return nil, fmt.Errorf("%d ranks, %d tensors: want at least two ranks and one tensor", o.Ranks, o.Tensors)
@@ -101,14 +101,14 @@ func Tree(ctx context.Context, o TreeOptions) (*TreeResult, error) {
 	return s.run(ctx, cancel)
 }
 
-// simulation is the coordinator's side.
+// simulation is the side of rank 0.
 type simulation struct {
 	TreeOptions
 	socket  string
 	node    *tree.Node
 	traffic traffic
 	times   map[string]time.Time
-	sent    atomic.Int64 // bytes of rank 0's plan
+	sent    atomic.Int64 // size of rank 0's plan
 }
 
 func (s *simulation) run(ctx context.Context, cancel context.CancelCauseFunc) (*TreeResult, error) {
@@ -152,7 +152,7 @@ func (s *simulation) run(ctx context.Context, cancel context.CancelCauseFunc) (*
 	return r, nil
 }
 
-// serve takes the links of the ranks right below.
+// serve accepts the links of rank 0's children.
 func (s *simulation) serve(ln *net.UnixListener) {
 	for {
 		c, err := ln.AcceptUnix()
@@ -170,7 +170,7 @@ func (s *simulation) serve(ln *net.UnixListener) {
 	}
 }
 
-// coordinate is rank 0's part in the planning of a save, as a save does it.
+// coordinate is rank 0's part in planning a save.
 func (s *simulation) coordinate(ctx context.Context) error {
 	codec := plan.NewSavePlanCodec()
 	cache := new(plan.Cache)
@@ -194,7 +194,7 @@ func (s *simulation) coordinate(ctx context.Context) error {
 	return err
 }
 
-// counted returns the result with all but times.
+// counted returns the result without times.
 func (s *simulation) counted(c *crowdReport) *TreeResult {
 	n := float64(s.Ranks)
 	all := func(sum, most, own int64) TreeTraffic { return TreeTraffic{float64(sum+own) / n, most, own} }
@@ -210,9 +210,9 @@ func (s *simulation) counted(c *crowdReport) *TreeResult {
 	}
 }
 
-// setTimes sets the times, of which the process of the other ranks knows some.
+// setTimes sets the times. Some of them come from the process of the other ranks.
 func (r *TreeResult) setTimes(began time.Time, at map[string]time.Time, c *crowdReport) {
-	if c.Arrived.Before(at["came"]) { // rank 0 itself came last
+	if c.Arrived.Before(at["came"]) { // rank 0 itself was last
 		c.Arrived = at["came"]
 	}
 	last := began
@@ -235,17 +235,17 @@ func (r *TreeResult) setTimes(began time.Time, at map[string]time.Time, c *crowd
 	}
 }
 
-// timing is rank 0's group, which notes when its calls come and go.
+// timing is rank 0's group, which records the times of its calls.
 type timing struct {
 	group.Group
 	times map[string]time.Time
 	sent  *atomic.Int64
 }
 
-// note notes the time of the first thing of that name.
+// note records the time of the first event with that name.
 func (t *timing) note(name string) {
 	if t.times[name].IsZero() {
-		t.times[name] = time.Now().Round(0) // to be compared with another process's
+		t.times[name] = time.Now().Round(0) // wall clock, to compare with the other process
 	}
 }
 
@@ -262,29 +262,29 @@ func (t *timing) Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, er
 	return t.Group.Scatter(ctx, root, vs)
 }
 
-// crowdJob is to be all ranks but the coordinator.
+// crowdJob runs all ranks except rank 0.
 type crowdJob struct {
 	PlanOptions
 	Arity int
-	// Socket is where the coordinator waits for those right below it.
+	// Socket is the address of rank 0.
 	Socket string
 }
 
-// crowdReport is what the crowd tells in the end. Times are those of the clock,
-// which the coordinator's process has too.
+// crowdReport is the final report of the crowd. Times are of the wall clock,
+// which both processes share.
 type crowdReport struct {
-	Arrived   time.Time // the last rank had made its plan and encoded it
-	Scattered time.Time // the last rank had got its part
-	Accepted  time.Time // the last rank had decoded it
-	Items     int64     // in the plans that came back
+	Arrived   time.Time // the last rank has encoded its plan
+	Scattered time.Time // the last rank has received its part
+	Accepted  time.Time // the last rank has decoded its part
+	Items     int64     // in the final plans
 	Depth     int
-	Links     int64 // the most of one rank
+	Links     int64 // the largest number of a rank
 	Messages  flow
 	Bytes     flow
 	PeakRSS   int64
 }
 
-// flow is how much of something ranks send and receive.
+// flow counts messages or bytes that ranks send and receive.
 type flow struct {
 	Sent, Received, MostSent, MostReceived int64
 }
@@ -294,24 +294,24 @@ func (f *flow) add(sent, received int64) {
 	f.MostSent, f.MostReceived = max(f.MostSent, sent), max(f.MostReceived, received)
 }
 
-// crowd are the ranks above 0 of a simulation, with links in memory, save for
-// those to rank 0.
+// crowd has all ranks except rank 0. Their links are in memory, except those to
+// rank 0.
 type crowd struct {
 	crowdJob
-	mu      sync.Mutex   // held until all nodes are there
-	nodes   []*tree.Node // by rank; that of rank 0 is nil
+	mu      sync.Mutex   // held until all nodes exist
+	nodes   []*tree.Node // by rank; nil for rank 0
 	traffic []traffic
-	above   []int // by rank
+	above   []int // parent by rank
 	slots   chan struct{}
 
-	arrived, scattered, accepted atomic.Int64 // nanoseconds of the clock
+	arrived, scattered, accepted atomic.Int64 // wall clock in nanoseconds
 	items                        atomic.Int64
 }
 
 // run is the process of the crowd.
 func (j *crowdJob) run(ctx context.Context, out io.Writer) error {
-	// The plans of thousands of ranks are here, which would be on as many hosts:
-	// rather collect them often than hold them twice.
+	// This process holds the plans of thousands of ranks, which would be on many
+	// hosts. More frequent garbage collection avoids holding them twice.
 	debug.SetGCPercent(25)
 	c := &crowd{
 		crowdJob: *j, nodes: make([]*tree.Node, j.Ranks), traffic: make([]traffic, j.Ranks), above: make([]int, j.Ranks),
@@ -360,8 +360,8 @@ func (c *crowd) report() *crowdReport {
 	return r
 }
 
-// rank is one rank's part in the planning of a save. What it does is what a save
-// does, except that the final plan is looked at and not kept.
+// rank is one rank's part in planning a save. It does what a save does, except
+// that it drops the final plan.
 func (c *crowd) rank(ctx context.Context, rank int) error {
 	g := &passing{Group: c.nodes[rank].World(), crowd: c}
 	codec := plan.NewSavePlanCodec()
@@ -380,7 +380,7 @@ func (c *crowd) rank(ctx context.Context, rank int) error {
 	}}
 	n, err := group.ReduceScatter(ctx, g, "plan", send, accept,
 		func(context.Context) (*plan.SavePlan, error) {
-			c.slots <- struct{}{} // as many at a time as there is a use for
+			c.slots <- struct{}{} // bounds the ranks that plan at the same time
 			p, err := new(plan.Cache).Local(localPlan(rank, c.PlanOptions), options(rank, c.PlanOptions))
 			if err != nil {
 				<-c.slots
@@ -394,7 +394,7 @@ func (c *crowd) rank(ctx context.Context, rank int) error {
 	return err
 }
 
-// passing is a rank's group, which notes when the rank comes by.
+// passing is a rank's group, which records the times of its calls.
 type passing struct {
 	group.Group
 	crowd *crowd
@@ -405,7 +405,7 @@ func (p *passing) Gather(ctx context.Context, root int, v []byte) ([][]byte, err
 	if !p.came {
 		p.came = true
 		latest(&p.crowd.arrived)
-	} else { // how the rank fared
+	} else { // the outcome of the rank
 		latest(&p.crowd.accepted)
 	}
 	return p.Group.Gather(ctx, root, v)
@@ -417,7 +417,7 @@ func (p *passing) Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, e
 	return v, err
 }
 
-// latest sets t to now, unless that is later already.
+// latest sets t to the current time unless t is later.
 func latest(t *atomic.Int64) {
 	now := time.Now().UnixNano()
 	for {
@@ -428,13 +428,13 @@ func latest(t *atomic.Int64) {
 	}
 }
 
-// crowdEnd is the network as one rank of the crowd sees it.
+// crowdEnd is the network of one rank of the crowd.
 type crowdEnd struct {
 	c    *crowd
 	rank int
 }
 
-// Dial connects this rank to the one above.
+// Dial connects this rank to its parent.
 func (e crowdEnd) Dial(ctx context.Context, rank int) (tree.Conn, error) {
 	e.c.mu.Lock()
 	e.c.above[e.rank] = rank
@@ -454,20 +454,20 @@ func (e crowdEnd) Dial(ctx context.Context, rank int) (tree.Conn, error) {
 	return e.c.traffic[e.rank].count(a), nil
 }
 
-// traffic counts what one rank sends and receives.
+// traffic counts the messages and bytes of one rank.
 type traffic struct {
 	links                    atomic.Int64
 	sent, received           atomic.Int64
 	sentBytes, receivedBytes atomic.Int64
 }
 
-// counted is an end of a link whose frames are counted.
+// counted is an end of a link that counts frames.
 type counted struct {
 	tree.Conn
 	t *traffic
 }
 
-// count returns c with its frames counted in t, which has one link more.
+// count returns c with its frames counted in t, and counts the link.
 func (t *traffic) count(c tree.Conn) tree.Conn {
 	t.links.Add(1)
 	return counted{c, t}
@@ -488,7 +488,7 @@ func (c counted) ReadFrame() ([]byte, error) {
 	return b, err
 }
 
-// stream is a link between the coordinator's process and that of the others.
+// stream is a link between the two processes.
 type stream struct {
 	*net.UnixConn
 	tree.FrameWriter
@@ -501,12 +501,12 @@ func newStream(c *net.UnixConn) *stream {
 
 func (s *stream) ReadFrame() ([]byte, error) { return tree.ReadFrame(s.r, tree.MaxFrame) }
 
-// introduce says which rank is at this end, by the first frame.
+// introduce sends the rank of this end in the first frame.
 func (s *stream) introduce(rank int) error {
 	return s.WriteFrame(binary.LittleEndian.AppendUint32(nil, uint32(rank)), nil)
 }
 
-// whom returns which rank is at the other end, as that has said.
+// whom returns the rank of the other end.
 func (s *stream) whom() (int, error) {
 	b, err := s.ReadFrame()
 	if err != nil {

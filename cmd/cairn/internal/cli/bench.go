@@ -105,15 +105,15 @@ func (f *benchFlags) add(cmd *cobra.Command) {
 	cmd.Flags().Var(&f.size, "size", "size of the state")
 }
 
-// addFolderFlag adds --dir. Its default is shown by name, since it depends on
-// the machine.
+// addFolderFlag adds --dir. The help describes its default, which depends on the
+// machine.
 func addFolderFlag(cmd *cobra.Command, dir *string) {
 	cmd.Flags().StringVar(dir, "dir", os.TempDir(), "existing `folder` on the medium to measure; the default is that of temporary files")
 	cmd.Flags().Lookup("dir").DefValue = ""
 	_ = cmd.MarkFlagDirname("dir") // fails for unknown flags only
 }
 
-// check refuses a folder that is not there, and a size below smallest.
+// check refuses a missing folder and a size below smallest.
 func (f *benchFlags) check(cmd *cobra.Command, smallest int64) error {
 	if int64(f.size) < smallest {
 		return usagef(cmd, "--size is too small: at least %s", formatBytes(smallest))
@@ -128,7 +128,7 @@ func wantFolder(cmd *cobra.Command, dir string) error {
 	return nil
 }
 
-// atLeastOne refuses flags that count something and count none.
+// atLeastOne refuses values of the flags below 1.
 func atLeastOne(cmd *cobra.Command, flags ...string) error {
 	for _, name := range flags {
 		if n, err := cmd.Flags().GetInt(name); err != nil || n < 1 {
@@ -182,7 +182,7 @@ With --json:
 	return cmd
 }
 
-// benchLog returns a printer of remarks on what a long measurement is doing.
+// benchLog returns a function that prints the progress of a measurement.
 func benchLog(o *output) func(format string, args ...any) {
 	if o.json || o.quiet {
 		return nil
@@ -404,7 +404,7 @@ With --json:
 	return cmd
 }
 
-// checkGroup refuses sizes that nothing can be measured of.
+// checkGroup refuses values that cannot be measured.
 func checkGroup(cmd *cobra.Command, o *bench.GroupOptions, size sizeFlag) error {
 	const smallest = 1 << 10
 	if size < smallest {
@@ -446,7 +446,7 @@ func printGroupBench(o *output, r *bench.GroupResult) {
 		"of what rank 0 gets.\n", formatMicroseconds(g.Seconds*1e6), g.Hops)
 }
 
-// formatMicroseconds writes a short time, as in "12.3 us".
+// formatMicroseconds prints a short time, such as "12.3 us".
 func formatMicroseconds(us float64) string {
 	if us < 1000 {
 		return fmt.Sprintf("%.1f us", us)
@@ -588,10 +588,10 @@ func printTreeBench(o *output, r *bench.TreeResult) {
 	o.printf("\npeak memory: rank 0 %s, all others together %s\n", formatBytes(r.CoordinatorPeak), formatBytes(r.OthersPeak))
 }
 
-// benchChildName is the command by which benchmarks start processes.
+// benchChildName is the command that benchmarks use to start processes.
 const benchChildName = "child"
 
-// benchChild returns how to start such a process, except for its job.
+// benchChild returns the command line of such a process, without its job.
 func benchChild() ([]string, error) {
 	return ownCommand("bench", benchChildName)
 }

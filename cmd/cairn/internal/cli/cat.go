@@ -22,8 +22,8 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// catItem is what 'cairn cat --json' prints of one name. A value follows, or the
-// file that it was written to.
+// catItem is the head of what 'cairn cat --json' prints for a name. A value or
+// the name of the output file follows.
 type catItem struct {
 	Path   string  `json:"path"`
 	SaveID string  `json:"save_id"`
@@ -34,7 +34,7 @@ type catItem struct {
 	Type   string  `json:"type,omitempty"`
 }
 
-// catValue is an object or a tree, catFile what was written.
+// catValue is for an object or a tree, catFile for an output file.
 type catValue struct {
 	catItem
 	Value any `json:"value"`
@@ -46,7 +46,7 @@ type catFile struct {
 	NumBytes int64  `json:"nbytes"`
 }
 
-// voidDType stands for numpy's type of bytes without a meaning.
+// voidDType is numpy's type for bytes without a meaning.
 const voidDType = "void"
 
 // catFlags are the flags of 'cairn cat'.
@@ -117,7 +117,7 @@ With --json:
 	return cmd
 }
 
-// file returns where the output goes if it is not text.
+// file returns the output file, or "" for text.
 func (f *catFlags) file() string { return f.npy + f.raw }
 
 func (f *catFlags) check(cmd *cobra.Command) error {
@@ -182,8 +182,8 @@ func runCat(cmd *cobra.Command, path, name string, f *catFlags) error {
 	return k.tensor(slice)
 }
 
-// findSliced finds the entry of a name that may have a slice behind it. A name
-// that has brackets itself comes first.
+// findSliced finds the entry of a name, which may end with a slice. A name that
+// contains brackets itself takes precedence.
 func findSliced(ctx context.Context, c *cairn.Checkpoint, name, slice string) (*meta.Entry, string, error) {
 	e, err := c.Entry(ctx, name)
 	if at := strings.LastIndexByte(name, '['); errors.Is(err, cairn.ErrMissing) && slice == "" && at > 0 && strings.HasSuffix(name, "]") {
@@ -234,9 +234,9 @@ func (k *catter) repr(v any) error {
 	return err
 }
 
-// valueJSON returns a value in cairn's own way to write values as JSON.
+// valueJSON returns a value in the JSON form of package value.
 func valueJSON(v any) (json.RawMessage, error) {
-	_, list, err := value.Encode([]any{v}) // bytes alone would not become JSON
+	_, list, err := value.Encode([]any{v}) // bytes outside a list would not become JSON
 	if err != nil {
 		return nil, err
 	}
@@ -310,7 +310,7 @@ func (k *catter) write(name string, bytes int64, send func(w io.Writer, moved fu
 	return k.o.result(v, func() { k.o.remark("%s: %s, %s\n", clean(name), what, formatBytes(bytes)) })
 }
 
-// valuesJSON prints what is selected as JSON, an element after the other.
+// valuesJSON prints the selected elements as JSON.
 func (k *catter) valuesJSON(s *inspect.Selection, d tensor.DType) error {
 	head, err := json.MarshalIndent(k.head, "", "  ")
 	if err != nil {
@@ -318,7 +318,7 @@ func (k *catter) valuesJSON(s *inspect.Selection, d tensor.DType) error {
 	}
 	k.o.printf("%s,\n  \"values\": ", strings.TrimSuffix(string(head), "\n}"))
 	if d.Size() <= 2 && tensor.CanWiden(d, tensor.Float32) && !tensor.CanWiden(d, tensor.Int32) {
-		d = tensor.Float32 // what the small ones are, to the last digit
+		d = tensor.Float32 // prints small floats exactly
 	}
 	if err := k.streamText(s, d, true); err != nil {
 		return err
@@ -375,8 +375,8 @@ func (k *catter) branch(name, slice string) error {
 	return k.o.encode(k.o.out, catValue{k.head, tree})
 }
 
-// leaf returns what is printed of an entry in a tree: the value of an object, and
-// the description of a tensor.
+// leaf returns what a tree shows for an entry: the value of an object, or the
+// description of a tensor.
 func (k *catter) leaf(e *meta.Entry) (any, error) {
 	if e.Tensor != nil {
 		return e.Tensor, nil
@@ -392,8 +392,7 @@ func (k *catter) leaf(e *meta.Entry) (any, error) {
 	return v, err
 }
 
-// treeJSON returns a tree as it is encoded as JSON, with values as valueJSON writes
-// them.
+// treeJSON returns the JSON form of a tree, with values like those of valueJSON.
 func treeJSON(v any) (any, error) {
 	var err error
 	switch v := v.(type) {

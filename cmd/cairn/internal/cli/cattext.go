@@ -13,7 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// elementText returns a function that prints elements, for Python or for JSON.
+// elementText returns a function that prints elements in Python's notation or as
+// JSON.
 func elementText(d tensor.DType, asJSON bool) func(b, p []byte) []byte {
 	format := inspect.ElementFormat(d)
 	part, isComplex := map[tensor.DType]tensor.DType{tensor.Complex64: tensor.Float32, tensor.Complex128: tensor.Float64}[d]
@@ -41,12 +42,12 @@ func elementText(d tensor.DType, asJSON bool) func(b, p []byte) []byte {
 	}
 }
 
-// nester prints elements that come one after the other as nested lists. Its
-// writer remembers what goes wrong.
+// nester prints a sequence of elements as nested lists. Its writer keeps the
+// first error.
 type nester struct {
 	w     *bufio.Writer
 	shape []int64
-	at    []int64 // of the next element
+	at    []int64 // index of the next element
 	json  bool
 	begun bool
 }
@@ -79,8 +80,8 @@ func (n *nester) element(text []byte) {
 	}
 }
 
-// separate prints what is between two elements, the second of which begins so
-// many lists.
+// separate prints the separator before an element that begins this number of
+// lists.
 func (n *nester) separate(opens int) {
 	switch {
 	case n.json:
@@ -99,7 +100,7 @@ func (n *nester) repeat(b byte, times int) {
 	}
 }
 
-// end prints what is left to be printed behind the last element.
+// end prints the end of the last line.
 func (n *nester) end() {
 	if !n.begun {
 		n.w.WriteString("[]") // there are no elements
@@ -107,15 +108,15 @@ func (n *nester) end() {
 	n.w.WriteByte('\n')
 }
 
-// edge is what is shown of one dimension: the first ones and the last ones.
+// edge is the visible part of a dimension: the first and the last indexes.
 type edge struct{ size, head, tail int64 }
 
 func (e edge) shown() int64 { return e.head + e.tail }
 func (e edge) cut() bool    { return e.shown() < e.size }
 
-// edgesOf returns what is shown of a tensor so that it is no more than limit
-// elements: everything if that is few enough, or else at most three on either
-// side of a dimension.
+// edgesOf returns the visible parts of a tensor for at most limit elements:
+// everything if possible, otherwise at most three indexes at each end of a
+// dimension.
 func edgesOf(sizes []int64, limit int64) []edge {
 	out := make([]edge, len(sizes))
 	for d, n := range sizes {
@@ -145,7 +146,7 @@ func tooMany(edges []edge, limit int64) bool {
 	return left == 0
 }
 
-// shortText prints what is selected, shortened if it is much.
+// shortText prints the selected elements, shortened if there are too many.
 func (k *catter) shortText(s *inspect.Selection, d tensor.DType) error {
 	if s.Elements() == 0 {
 		_, err := fmt.Fprintln(k.o.out, "[]")
@@ -177,7 +178,7 @@ func (k *catter) shortText(s *inspect.Selection, d tensor.DType) error {
 	return err
 }
 
-// readEdges reads what is shown into one tensor.
+// readEdges reads the visible elements into one tensor.
 func (k *catter) readEdges(s *inspect.Selection, d tensor.DType, edges []edge) (*tensor.Tensor, error) {
 	shape := make([]int64, len(edges))
 	for i, e := range edges {
@@ -222,17 +223,17 @@ func (k *catter) readCorner(s *inspect.Selection, from, to tensor.Box, dst *tens
 	return tensor.Copy(place, part)
 }
 
-// textPrinter prints elements as numpy does, in columns of one width.
+// textPrinter prints elements like numpy, in columns of equal width.
 type textPrinter struct {
 	out   bytes.Buffer
-	texts []string // of the elements that are left
+	texts []string // the remaining elements
 	edges []edge
 	cell  int // characters of an element
-	width int // of a line
-	line  int // characters in it
+	width int // characters of a line
+	line  int // characters in the current line
 }
 
-// print prints everything from one dimension on.
+// print prints everything from a dimension on.
 func (p *textPrinter) print(dim int) {
 	if dim == len(p.edges) {
 		p.put(fmt.Sprintf("%*s", p.cell, p.texts[0]))
@@ -263,8 +264,8 @@ func (p *textPrinter) put(s string) {
 	p.line += len(s)
 }
 
-// separate prints the separator of two parts of a dimension: within a row a space,
-// or a line feed if the line is full; between rows line feeds.
+// separate prints the separator between two parts of a dimension: a space within
+// a row, or a line feed if the line is full; line feeds between rows.
 func (p *textPrinter) separate(dim int) {
 	below := len(p.edges) - dim - 1
 	if below == 0 && p.line+1+p.cell+len(p.edges) <= p.width {

@@ -29,8 +29,7 @@ type cleanResult struct {
 	Kept    []leftover `json:"kept"`
 }
 
-// leftover is a file that no checkpoint needs, or a conversion that has not
-// finished.
+// leftover is a file that no checkpoint needs, or an unfinished conversion.
 type leftover struct {
 	Folder string `json:"folder"`
 	publish.Leftover
@@ -46,7 +45,7 @@ type leftoverSummary struct {
 	Conversions []conversionLeft `json:"conversions,omitempty"`
 }
 
-// conversionLeft is a conversion that has not finished.
+// conversionLeft is an unfinished conversion.
 type conversionLeft struct {
 	Target  string `json:"target"`
 	Staging string `json:"staging"`
@@ -141,8 +140,8 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	return errors.Join(o.result(r, func() { printCleaned(o, &r) }), errors.Join(errs...))
 }
 
-// unfinished returns the conversions that have not finished to path, to paths in
-// it, and to paths in the folders directly below it.
+// unfinished returns the unfinished conversions to path, to paths in it, and to
+// paths in the folders directly below it.
 func unfinished(path string) ([]convert.Unfinished, error) {
 	var out []convert.Unfinished
 	u, err := convert.UnfinishedAt(path)
@@ -158,11 +157,11 @@ func unfinished(path string) ([]convert.Unfinished, error) {
 			out, errs = append(out, found...), append(errs, err)
 		}
 	}
-	errs = slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, fs.ErrNotExist) }) // gone meanwhile
+	errs = slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, fs.ErrNotExist) }) // removed meanwhile
 	return out, errors.Join(errs...)
 }
 
-// drop removes a conversion that has not finished, if it is over.
+// drop removes an unfinished conversion if its process has ended.
 func (r *cleanResult) drop(u *convert.Unfinished, f cleanFlags) error {
 	l := leftover{
 		Folder: filepath.Dir(u.Staging), Saver: u.Owner.String(), Conversion: u.Path,
@@ -184,8 +183,8 @@ func (r *cleanResult) drop(u *convert.Unfinished, f cleanFlags) error {
 	return err
 }
 
-// foldersOf returns a folder and those directly below it, except those that belong
-// to conversions.
+// foldersOf returns a folder and those directly below it, except for folders of
+// conversions.
 func foldersOf(path string) ([]string, error) {
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -269,9 +268,9 @@ func printCleaned(o *output, r *cleanResult) {
 	}
 }
 
-// leftoversAt counts the files that no checkpoint in a folder needs, and the
-// conversions that have not finished. It returns nil if there are none. Those that
-// still run do not count. Errors are ignored: a remark is no reason to fail.
+// leftoversAt counts the files that no checkpoint in a folder needs, and
+// unfinished conversions, except for those that still run. It returns nil if
+// there are none. It ignores errors, because only a remark depends on it.
 func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	path, local, err := localPath(address)
 	if err != nil || !local {
@@ -309,7 +308,7 @@ func filesLeftAt(ctx context.Context, path string) []publish.Leftover {
 	return left
 }
 
-// printLeftovers prints remarks about what leftoversAt has found.
+// printLeftovers prints remarks about the result of leftoversAt.
 func printLeftovers(o *output, path string, l *leftoverSummary) {
 	if l != nil {
 		for _, line := range l.lines(path) {
@@ -318,7 +317,7 @@ func printLeftovers(o *output, path string, l *leftoverSummary) {
 	}
 }
 
-// lines returns what there is to print about the leftovers at path.
+// lines returns the remarks about the leftovers at path.
 func (l *leftoverSummary) lines(path string) []string {
 	var out []string
 	for _, c := range l.Conversions {

@@ -10,7 +10,8 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// completePath completes a first argument that is a checkpoint, and no others.
+// completePath completes the path of a checkpoint as the first argument, and no
+// other arguments.
 func completePath(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -50,7 +51,7 @@ func namesIn(cmd *cobra.Command, path, word string) ([]string, cobra.ShellCompDi
 }
 
 // completeFlagNames completes the value of a flag that is a pattern of names in
-// the checkpoint that was given before it.
+// the checkpoint given before it.
 func completeFlagNames(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -58,8 +59,8 @@ func completeFlagNames(cmd *cobra.Command, args []string, word string) ([]string
 	return namesIn(cmd, args[0], word)
 }
 
-// nextNames returns what word can become: the names that begin with it, cut
-// behind the next dot. Names are sorted.
+// nextNames returns the completions of word: the sorted names that begin with it,
+// cut after the next dot.
 func nextNames(names []string, word string) []string {
 	var out []string
 	for _, n := range names {
@@ -76,7 +77,7 @@ func nextNames(names []string, word string) []string {
 	return slices.Compact(out)
 }
 
-// shells are those that can complete command lines of cairn.
+// shells are the shells that can complete command lines of cairn.
 var shells = []string{"bash", "zsh", "fish", "powershell"}
 
 func newCompletionCmd() *cobra.Command {

@@ -144,11 +144,11 @@ type conversionFlags struct {
 	dequantize                      bool
 	step                            int64
 	tags                            []string
-	// merge makes whole tensors, and the source's own format the default.
+	// merge writes whole tensors and makes the source's format the default.
 	merge bool
 }
 
-// add adds the flags that both commands have.
+// add adds the flags of both commands.
 func (f *conversionFlags) add(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&f.to, "to", "", "`format` of DST")
@@ -168,7 +168,7 @@ func (f *conversionFlags) add(cmd *cobra.Command) {
 	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
 	hideDefault(fl, "max-shard-size")
 	hideDefault(fl, "step")
-	// These fail for unknown flags only.
+	// These calls fail for unknown flags only.
 	_ = cmd.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(formats.Names(), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("dtype", completeDTypes)
 	for _, name := range []string{"select", "exclude"} {
@@ -176,10 +176,10 @@ func (f *conversionFlags) add(cmd *cobra.Command) {
 	}
 }
 
-// hideDefault takes the default of a flag, which is nothing, out of its help.
+// hideDefault removes an empty default from the help of a flag.
 func hideDefault(fl *pflag.FlagSet, name string) { fl.Lookup(name).DefValue = "" }
 
-// conversionOf says what a conversion is of, in JSON.
+// conversionOf has the source and the target of a conversion, in JSON.
 type conversionOf struct {
 	Source string `json:"source"`
 	Target string `json:"target"`
@@ -199,13 +199,13 @@ type conversionPlan struct {
 	conversionOf
 	DryRun bool `json:"dry_run"`
 	*convert.Summary
-	// Continues says that an interrupted run would be gone on with, of which
-	// KeptFiles are finished.
+	// Continues is set if an interrupted run would be continued. KeptFiles counts
+	// its finished files.
 	Continues bool `json:"continues,omitempty"`
 	KeptFiles int  `json:"kept_files,omitempty"`
 }
 
-// run carries the command out.
+// run runs the command.
 func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	ctx := cmd.Context()
 	at := checkpointAddress(src)
@@ -285,11 +285,11 @@ func (f *conversionFlags) open(ctx context.Context, store blob.Store, format str
 	return c, nil
 }
 
-// errNotQuantised is of a source without anything to dequantise.
+// errNotQuantised reports a source without quantised weights.
 var errNotQuantised = errors.New("--dequantize: nothing in it is quantised in a way that is known")
 
-// hasQuantised reports whether a checkpoint that was opened to dequantise is
-// another one without that.
+// hasQuantised reports whether c, which was opened with dequantisation, differs
+// from the checkpoint without it.
 func hasQuantised(ctx context.Context, store blob.Store, c storage.Checkpoint) (bool, error) {
 	with, err := c.Metadata(ctx)
 	if err != nil {
@@ -304,7 +304,7 @@ func hasQuantised(ctx context.Context, store blob.Store, c storage.Checkpoint) (
 	if err != nil {
 		return false, err
 	}
-	return len(with.Entries) != len(without.Entries), nil // the scales are no tensors then
+	return len(with.Entries) != len(without.Entries), nil // scales are not entries in that case
 }
 
 // options returns the options of the conversion.
@@ -339,7 +339,7 @@ func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert
 	return o, nil
 }
 
-// record sets the step and the tags that the flags name.
+// record sets the step and the tags of the flags.
 func (f *conversionFlags) record(cmd *cobra.Command, to *destination, o *convert.Options) error {
 	if cmd.Flags().Changed("step") {
 		if f.step < 0 {
@@ -365,7 +365,7 @@ func (f *conversionFlags) record(cmd *cobra.Command, to *destination, o *convert
 
 func (f *conversionFlags) resharded() bool { return f.worldSize > 0 || f.mesh != "" }
 
-// parseMesh reads "2x4".
+// parseMesh parses a mesh such as "2x4".
 func parseMesh(text string) ([]int, error) {
 	if text == "" {
 		return nil, nil
@@ -381,7 +381,7 @@ func parseMesh(text string) ([]int, error) {
 	return out, nil
 }
 
-// plan prints what would be done, if it can be.
+// plan prints the plan of a conversion.
 func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destination, p *conversionPlan) error {
 	if err := to.check(); err != nil {
 		return err
@@ -391,7 +391,7 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 		if p.KeptFiles, p.Continues, err = to.begun(cmd.Context(), job); err != nil {
 			return err
 		}
-		to.trial = &mem.Store{Name: "trial"} // what an interrupted run left is not to be seen
+		to.trial = &mem.Store{Name: "trial"} // hides the files of an interrupted run
 	}
 	t, err := to.open(job)
 	if err != nil {
@@ -404,7 +404,7 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 	return o.result(p, func() { printConversionPlan(o, p) })
 }
 
-// convert runs the conversion and lets its result appear.
+// convert runs the conversion and publishes its result.
 func (f *conversionFlags) convert(ctx context.Context, o *output, job *convert.Job, to *destination) (*convert.Report, error) {
 	if err := to.lock(o); err != nil {
 		return nil, err
@@ -424,7 +424,7 @@ func (f *conversionFlags) convert(ctx context.Context, o *output, job *convert.J
 	return rep, to.publish()
 }
 
-// explain says what to do about an error.
+// explain adds a hint to an error.
 func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) error {
 	refused, isRefused := errors.AsType[*convert.RefusedError](err)
 	switch {
@@ -436,7 +436,7 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 		return withHint(err, "--dtype casts tensors to a type that the format has, and --exclude leaves names out")
 	case isRefused:
 		return withHint(err, "--skip-objects leaves them out, --select and --exclude choose names")
-	case errors.Is(err, storage.ErrNotRepresentable): // of the checkpoint as a whole
+	case errors.Is(err, storage.ErrNotRepresentable): // about the whole checkpoint
 		return withHint(err, "--skip-objects leaves it out")
 	case errors.Is(err, storage.ErrExists):
 		return withHint(err, "--overwrite replaces it, once the new checkpoint is complete")
@@ -502,7 +502,7 @@ func completeConversion(_ *cobra.Command, args []string, _ string) ([]string, co
 	return nil, cobra.ShellCompDirectiveDefault
 }
 
-// completeDTypes completes a dtype, also behind a pattern.
+// completeDTypes completes a dtype, also after a pattern.
 func completeDTypes(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 	glob := ""
 	if i := strings.LastIndexByte(word, '='); i >= 0 {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 )
 
@@ -102,7 +101,7 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	o := outputOf(cmd)
 	w := &demoWatcher{o: o, dir: f.dir}
 	rep, err := f.play(cmd.Context(), demo.Config{
-		Store: store, Dir: dirOf(store), Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w,
+		Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w,
 	})
 	w.bar.done()
 	if !f.keep && rep != nil {
@@ -118,14 +117,6 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	return nil
 }
 
-// dirOf returns the directory of a store that is one.
-func dirOf(s blob.Store) string {
-	if f, ok := s.(*file.Store); ok {
-		return f.String()
-	}
-	return ""
-}
-
 // play runs the demo, with goroutines or processes as ranks.
 func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, error) {
 	if f.procs == 0 {
@@ -139,7 +130,7 @@ func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, erro
 	return demo.RunProcs(ctx, c)
 }
 
-// check refuses flags that make no sense.
+// check refuses invalid combinations of flags.
 func (f *demoFlags) check(cmd *cobra.Command) error {
 	fi, err := os.Stat(f.dir)
 	switch {
@@ -171,8 +162,8 @@ func demoHint(dir string, err error) string {
 	return ""
 }
 
-// firstMissing returns the uppermost directory of a path that is not there yet,
-// or "" if all are, or if dir is an address.
+// firstMissing returns the uppermost directory of a path that does not exist, or
+// "" if all exist or dir is an address.
 func firstMissing(dir string) string {
 	if strings.Contains(dir, "://") {
 		return ""
@@ -186,7 +177,7 @@ func firstMissing(dir string) string {
 	}
 }
 
-// cleanUp removes the checkpoint, and the directories that were made for it.
+// cleanUp removes the checkpoint and the directories that were created for it.
 func cleanUp(ctx context.Context, s blob.Store, rep *demo.Report, dir, made string) error {
 	if rep.Save != nil {
 		if err := removeCheckpoint(ctx, s); err != nil {
@@ -197,7 +188,7 @@ func cleanUp(ctx context.Context, s blob.Store, rep *demo.Report, dir, made stri
 		return nil
 	}
 	for p := filepath.Clean(dir); ; p = filepath.Dir(p) {
-		// A folder that was never made, or that another program uses by now, stays.
+		// A folder that was not created, or that another program uses, stays.
 		if err := os.Remove(p); err != nil || p == made {
 			return nil
 		}
@@ -222,7 +213,7 @@ func removeCheckpoint(ctx context.Context, s blob.Store) error {
 	return nil
 }
 
-// demoWatcher prints what the demo does while it does it.
+// demoWatcher prints the progress of the demo.
 type demoWatcher struct {
 	o     *output
 	dir   string
@@ -271,7 +262,7 @@ func (w *demoWatcher) End(step string, r *demo.Report) {
 	}
 }
 
-// ranksOf counts ranks by what they are.
+// ranksOf prints a number of ranks or processes.
 func ranksOf(r *demo.Report, n int) string {
 	if !r.Procs {
 		return plural(n, "rank")
@@ -282,7 +273,8 @@ func ranksOf(r *demo.Report, n int) string {
 	return fmt.Sprintf("%d processes", n)
 }
 
-// killed says who was killed, who knew when and how, and what was there then.
+// killed prints the killed rank, the time and errors of the survivors, and the
+// checkpoint that was found.
 func (w *demoWatcher) killed(k *demo.Kill) {
 	w.line("kill", "rank %d, %-29s %s", k.Rank, k.At+":", foundWhole(k.Survivor))
 	printStory(w.o, "%13s%s knew within %s:\n", "", plural(k.Survivors, "survivor"), formatSeconds(k.Known))
@@ -307,19 +299,19 @@ func (w *demoWatcher) loaded(r *demo.Report) {
 	w.line("compare", "%s on all ranks, every byte as it was saved", formatBytes(l.Compared))
 }
 
-// line prints one line of the story.
+// line prints one line of the report.
 func (w *demoWatcher) line(what, format string, args ...any) {
 	printStory(w.o, "%s %-10s %s\n", w.o.good("✓"), what, fmt.Sprintf(format, args...))
 }
 
-// printStory prints a remark beside which there is no JSON.
+// printStory prints a remark unless JSON is wanted.
 func printStory(o *output, format string, args ...any) {
 	if !o.json {
 		o.remark(format, args...)
 	}
 }
 
-// goodbye says what to try next.
+// goodbye suggests what to try next.
 func (w *demoWatcher) goodbye(f demoFlags) {
 	o := w.o
 	if o.json || o.quiet {
@@ -349,7 +341,7 @@ func formatMesh(mesh []int) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(mesh), " ", "×"), "[]")
 }
 
-// demoRankName is the command that is one rank of 'cairn demo --procs'.
+// demoRankName is the command that runs one rank of 'cairn demo --procs'.
 const demoRankName = "demo-rank"
 
 func newDemoRankCmd() *cobra.Command {

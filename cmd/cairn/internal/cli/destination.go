@@ -21,7 +21,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// destination is where a conversion goes.
+// destination is the target of a conversion.
 type destination struct {
 	format  string
 	address string
@@ -30,13 +30,13 @@ type destination struct {
 	place *convert.Place
 	opts  formats.Options
 	write storage.WriteOptions
-	trial blob.Store // takes the place of every other store in a dry run
+	trial blob.Store // replaces every other store in a dry run
 }
 
-// safetensorsFile is how the format hf calls a checkpoint of one file.
+// safetensorsFile is the file of a checkpoint of one file in the format hf.
 const safetensorsFile = "model.safetensors"
 
-// target returns where the conversion goes, as the flags say.
+// target returns the destination that the flags describe.
 func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destination, error) {
 	d := &destination{address: dst}
 	path, local, err := localPath(dst)
@@ -79,8 +79,8 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	return d, nil
 }
 
-// behindLink returns what a symbolic link leads to, so that a checkpoint is made
-// there and the link stays.
+// behindLink returns the target of a symbolic link, so that the checkpoint is
+// written there and the link stays.
 func behindLink(path string) string {
 	if fi, err := os.Lstat(path); err != nil || fi.Mode()&os.ModeSymlink == 0 {
 		return path
@@ -91,12 +91,12 @@ func behindLink(path string) string {
 	return path
 }
 
-// torchSuffixes are those of files of torch.save.
+// torchSuffixes are the suffixes of files of torch.save.
 var torchSuffixes = []string{".pt", ".pth", ".bin", ".ckpt"}
 
 const hfSuffix = ".safetensors"
 
-// formatAliases are other names that people have for formats.
+// formatAliases are other names of the formats.
 var formatAliases = map[string]string{
 	"cairn": formats.Native, "dcp": formats.TorchDCP, "safetensors": formats.HF, "huggingface": formats.HF,
 	"pt": formats.Torch, "pth": formats.Torch, "hyper_parallel": formats.Hyper,
@@ -115,7 +115,7 @@ func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string,
 		return formats.Torch, nil
 	case suffix == hfSuffix:
 		return formats.HF, nil
-	case f.merge && from != formats.Torch: // which is one file, and this is a directory
+	case f.merge && from != formats.Torch: // torch is one file, and the target is a directory
 		return from, nil
 	case f.merge:
 		return formats.Native, nil
@@ -123,8 +123,8 @@ func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string,
 	return "", usagef(cmd, "--to is missing: want one of %s", strings.Join(formats.Names(), ", "))
 }
 
-// file returns the name that the writers give to a checkpoint of one file, or ""
-// if the checkpoint is a directory.
+// file returns the writers' name for a checkpoint of one file, or "" if the
+// checkpoint is a directory.
 func (f *conversionFlags) file(d *destination, path string) string {
 	switch {
 	case d.format == formats.Torch:
@@ -151,7 +151,7 @@ func localPath(address string) (string, bool, error) {
 	return filepath.FromSlash(u.Path), true, nil
 }
 
-// check looks whether DST may be written.
+// check checks whether DST may be written.
 func (d *destination) check() error {
 	if d.place == nil {
 		return nil
@@ -176,11 +176,11 @@ func (d *destination) lock(o *output) error {
 
 func (d *destination) unlock() {
 	if d.place != nil {
-		_ = d.place.Unlock() // a lock that is left delays no other conversion
+		_ = d.place.Unlock() // a remaining lock does not delay other conversions
 	}
 }
 
-// prepare is check, and makes room for a new beginning.
+// prepare is check, and also removes the files of another conversion.
 func (d *destination) prepare() error {
 	if d.place == nil {
 		return nil
@@ -206,7 +206,7 @@ func (d *destination) open(job *convert.Job) (*convert.Target, error) {
 	ranks, size := job.Size()
 	opts, write := formats.ForConversion(d.format, d.opts, d.write, ranks, size)
 	if d.place != nil {
-		write.FailIfExists = false // in a directory of its own
+		write.FailIfExists = false // it is in a directory of its own
 	}
 	f, err := formats.ByName(d.format, &opts)
 	if err != nil {
@@ -239,7 +239,7 @@ func (d *destination) store() (blob.Store, error) {
 	return file.Open(d.place.Staging(), nil)
 }
 
-// publish lets the checkpoint appear.
+// publish makes the checkpoint visible.
 func (d *destination) publish() error {
 	if d.place == nil {
 		return nil
@@ -250,8 +250,8 @@ func (d *destination) publish() error {
 	return nil
 }
 
-// interrupted cleans up after an error, and says whether there is something to go
-// on with.
+// interrupted cleans up after an error, and prints whether the conversion can be
+// continued.
 func (d *destination) interrupted(o *output, err error) error {
 	if d.place == nil || d.place.Discard() != nil {
 		return err
@@ -262,8 +262,8 @@ func (d *destination) interrupted(o *output, err error) error {
 	return err
 }
 
-// apart refuses a DST that is SRC, or lies within it or around it: the one would
-// be replaced, or grow, while the other is read.
+// apart refuses a DST that equals SRC, is inside it or contains it: one would
+// change while the other is read.
 func apart(src, dst string) error {
 	a, err := resolved(src)
 	if err != nil {
@@ -271,7 +271,7 @@ func apart(src, dst string) error {
 	}
 	b, err := resolved(dst)
 	if err != nil {
-		return fmt.Errorf("%s: %s", dst, reason(err)) // it is not about a checkpoint
+		return fmt.Errorf("%s: %s", dst, reason(err)) // not an error about a checkpoint
 	}
 	switch {
 	case a == b:
@@ -290,9 +290,9 @@ func outside(c *cairn.Checkpoint, src, out string) error {
 	fi, err := os.Stat(out)
 	path, local, pathErr := localPath(checkpointAddress(src))
 	if err != nil || !local || pathErr != nil {
-		return nil // nothing to replace, or not there
+		return nil // nothing to replace, or not a local path
 	}
-	names := []string{""} // it may be a file itself
+	names := []string{""} // the checkpoint may be one file
 	if base := filepath.Base(behindLink(out)); describes(base) {
 		names = append(names, base)
 	}
@@ -307,13 +307,12 @@ func outside(c *cairn.Checkpoint, src, out string) error {
 	return nil
 }
 
-// within reports whether path lies below dir.
+// within reports whether path is below dir.
 func within(path, dir string) bool {
 	return strings.HasPrefix(path, strings.TrimSuffix(dir, string(filepath.Separator))+string(filepath.Separator))
 }
 
-// resolved returns an address in a form by which equal places are equal. What is
-// not there yet is taken as it would be.
+// resolved returns an address in a canonical form. The path need not exist.
 func resolved(address string) (string, error) {
 	path, local, err := localPath(address)
 	if err != nil || !local {
@@ -335,8 +334,8 @@ func resolved(address string) (string, error) {
 	}
 }
 
-// checkpointFiles returns the files of the checkpoint at a path, as convert.Place
-// wants them.
+// checkpointFiles returns the files of the checkpoint at a path, for
+// convert.Place.
 func checkpointFiles(path string) ([]string, error) {
 	ctx := context.Background()
 	store, err := storeAt(path)
@@ -344,22 +343,21 @@ func checkpointFiles(path string) ([]string, error) {
 		return nil, err
 	}
 	c, err := formats.Open(ctx, store, nil)
-	if e, ok := errors.AsType[*formats.UnsupportedError](err); ok { // a checkpoint all the same
+	if e, ok := errors.AsType[*formats.UnsupportedError](err); ok { // still a checkpoint
 		return nil, fmt.Errorf("it is one of %s, by its file %s", e.Format, e.File)
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	out := []string{recordName, piecesRecord} // which formats do not count
+	out := []string{recordName, piecesRecord} // formats do not list them
 	for _, f := range c.Files() {
 		out = append(out, f.Name)
 	}
 	return out, nil
 }
 
-// accept refuses a folder in which files that stay would be taken for the
-// checkpoint.
+// accept refuses a folder whose other files would be taken for the checkpoint.
 func (d *destination) accept(dir string) error {
 	store, err := storeAt(dir)
 	if err != nil {

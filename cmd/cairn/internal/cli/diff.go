@@ -32,8 +32,8 @@ type diffFlags struct {
 	rules  convert.Rename
 }
 
-// errTrouble is of a comparison that went wrong: for 'cairn diff' the exit code
-// of all other errors says that there are differences.
+// errTrouble reports a failed comparison. For other errors, the exit code of
+// 'cairn diff' means that there are differences.
 var errTrouble = errors.New("cannot compare")
 
 func newDiffCmd() *cobra.Command {
@@ -135,12 +135,12 @@ func completePaths(n int) cobra.CompletionFunc {
 	}
 }
 
-// errDiffer is of checkpoints that are not equal.
+// errDiffer reports checkpoints that are not equal.
 type errDiffer struct{ text string }
 
 func (e *errDiffer) Error() string { return e.text }
 
-// trouble keeps the exit code of differences to differences.
+// trouble reserves the exit code of differences for differences.
 func trouble(err error) error {
 	if _, differ := errors.AsType[*errDiffer](err); err == nil || differ || exitOf(err).code != exitError {
 		return err
@@ -148,7 +148,7 @@ func trouble(err error) error {
 	return fmt.Errorf("%w: %w", errTrouble, err)
 }
 
-// options turns the flags into options.
+// options returns the options that the flags describe.
 func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error) {
 	o := f.CompareOptions
 	switch {
@@ -183,8 +183,8 @@ func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error)
 	return &o, nil
 }
 
-// check refuses patterns and rules that match nothing: what was not compared
-// must not be taken for equal.
+// check refuses patterns and rules that match nothing, because names that were
+// not compared would look equal.
 func (f *diffFlags) check(pathA string, a, b *meta.Metadata) error {
 	kept := 0
 	for _, n := range a.Names() {
@@ -248,7 +248,7 @@ func printDifference(o *output, c *inspect.Comparison) {
 	o.remark("%s\n", formatComparison(c))
 }
 
-// formatComparison sums up a comparison in a line.
+// formatComparison summarises a comparison in one line.
 func formatComparison(c *inspect.Comparison) string {
 	var parts []string
 	for _, p := range []struct {
@@ -277,8 +277,8 @@ func formatComparison(c *inspect.Comparison) string {
 	return text
 }
 
-// printCompared prints a table of names. Of tensors that differ by their elements, A
-// and B are the first that differ.
+// printCompared prints a table of names. For tensors with different elements, A
+// and B are the first ones that differ.
 func printCompared(o *output, items []inspect.Compared) {
 	t := newRows("NAME", "STATUS", "DIFFERS", "A", "B", "AT", ">DIFFERING", ">MAX ABS", ">MAX REL")
 	for i := range items {
@@ -308,7 +308,7 @@ func joinAspects(aspects []inspect.Aspect) string {
 	return strings.Join(out, ", ")
 }
 
-// formatSide describes one side in a few words.
+// formatSide describes one side briefly.
 func formatSide(it *inspect.Item) string {
 	switch {
 	case it == nil:

@@ -48,8 +48,7 @@ func completeHelp(cmd *cobra.Command, args []string, word string) ([]string, cob
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// printUsage prints how a command is called: what follows its long text in its
-// help.
+// printUsage prints the part of a command's help after its long text.
 func printUsage(cmd *cobra.Command) error {
 	w := cmd.OutOrStderr()
 	_, err := fmt.Fprintf(w, "Usage:\n  %s\n", cmd.UseLine())
@@ -66,11 +65,10 @@ func printUsage(cmd *cobra.Command) error {
 	return err
 }
 
-// isCommand reports whether a command is to be listed: cobra does not count its
-// own help as one.
+// isCommand reports whether to list a command. Cobra does not count its own help.
 func isCommand(c *cobra.Command) bool { return c.IsAvailableCommand() || c.Name() == "help" }
 
-// printCommands lists the commands below cmd that keep wants.
+// printCommands lists the commands below cmd for which keep returns true.
 func printCommands(w io.Writer, title string, cmd *cobra.Command, keep func(*cobra.Command) bool, prefix string) {
 	t := &rows{right: make([]bool, 2)}
 	for _, c := range cmd.Commands() {
@@ -225,7 +223,7 @@ func dtypeTable() string {
 	return b.String()
 }
 
-// exitTable prints the exit codes in their order.
+// exitTable prints the exit codes in order.
 func exitTable() string {
 	sorted := slices.SortedFunc(slices.Values(exits), func(a, b exit) int { return cmp.Compare(a.code, b.code) })
 	var b strings.Builder

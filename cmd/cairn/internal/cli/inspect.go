@@ -22,8 +22,8 @@ type overview struct {
 	Tree      *inspect.Node    `json:"tree"`
 }
 
-// closeUp is what 'cairn inspect PATH NAME --json' prints of one name, branch
-// what it prints of everything below one.
+// closeUp is what 'cairn inspect PATH NAME --json' prints for one name, branch
+// what it prints for everything below a name.
 type closeUp struct {
 	Path   string          `json:"path"`
 	SaveID string          `json:"save_id"`
@@ -126,7 +126,7 @@ Of the beginning of names:
 	return cmd
 }
 
-// inspectName describes one name, or what is below it.
+// inspectName describes a name, or everything below it.
 func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, path, name string, f inspectFlags) error {
 	o := outputOf(cmd)
 	e, ok := md.Find(name)
@@ -195,7 +195,7 @@ func printOverview(o *output, v *overview, allFiles bool) {
 	printFiles(o, v.Files, allFiles)
 }
 
-// onDisk returns how much the files have, and how many files are missing.
+// onDisk describes the size of the files and the number of missing files.
 func onDisk(s *inspect.Summary) string {
 	missing := 0
 	for _, f := range s.Files {
@@ -210,7 +210,7 @@ func onDisk(s *inspect.Summary) string {
 	return text
 }
 
-// formatStep returns a step, or nothing if it is unknown.
+// formatStep prints a step, or "" if it is unknown.
 func formatStep(step *int64) string {
 	if step == nil {
 		return ""
@@ -267,7 +267,7 @@ func treeItems(n *inspect.Node, list []*inspect.Item) []*inspect.Item {
 	return list
 }
 
-// fewFiles is how many files are shown unasked.
+// fewFiles is the number of files that are shown by default.
 const fewFiles = 16
 
 func printFiles(o *output, files []inspect.File, showAll bool) {

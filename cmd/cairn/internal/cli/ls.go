@@ -16,7 +16,8 @@ type listing struct {
 	SaveID string         `json:"save_id"`
 	Items  []inspect.Item `json:"items"`
 	Totals inspect.Totals `json:"totals"`
-	// Notes are what could not be checked, Missing names that cannot be read.
+	// Notes describe what could not be checked, Missing has the names that cannot
+	// be read.
 	Notes   []string          `json:"notes,omitempty"`
 	Missing []inspect.Missing `json:"missing,omitempty"`
 }

@@ -26,8 +26,7 @@ import (
 // recordName is the native format's commit record.
 const recordName = "cairn.json"
 
-// piecesRecord is what makes the pieces of the distributed form of hf a
-// checkpoint.
+// piecesRecord is the record of a checkpoint in the distributed form of hf.
 const piecesRecord = "cairn-save.json"
 
 // openCheckpoint opens the checkpoint at an address for reading.
@@ -56,8 +55,8 @@ func openStore(address string) (blob.Store, error) {
 	return storeAt(address)
 }
 
-// checkpointAddress returns the address of the checkpoint that is meant by the
-// file that describes it, or by one of its data files that is none by itself.
+// checkpointAddress returns the address of the checkpoint if address is the file
+// that describes it, or a data file that is not a checkpoint by itself.
 func checkpointAddress(address string) string {
 	dir, name := filepath.Split(address)
 	dir = cmp.Or(dir, ".")
@@ -73,17 +72,17 @@ func checkpointAddress(address string) string {
 	return dir
 }
 
-// describes reports whether a file of that name makes the files beside it a
+// describes reports whether a file with that name makes the files beside it a
 // checkpoint.
 func describes(name string) bool {
 	return name == recordName || name == piecesRecord || strings.HasSuffix(name, ".metadata") || strings.HasSuffix(name, "_metadata") || strings.HasSuffix(name, ".index.json")
 }
 
-// partOf is the names of data files of torchdcp and hyper.
+// partOf matches the data files of torchdcp and hyper.
 var partOf = regexp.MustCompile(`^(__[0-9]+_.*\.distcp|_rank[0-9]+_.*\.(safetensors|bytes))$`)
 
-// withMetadata opens a checkpoint, reads its whole index and calls fn. A checkpoint
-// with names that cannot be read is refused.
+// withMetadata opens a checkpoint, reads its whole index and calls fn. It refuses
+// a checkpoint with names that cannot be read.
 func withMetadata(ctx context.Context, address string, fn func(c *cairn.Checkpoint, md *meta.Metadata) error) error {
 	return withPart(ctx, address, func(c *cairn.Checkpoint, md *meta.Metadata) error {
 		if err := md.CheckWhole(nil); err != nil {
@@ -108,11 +107,11 @@ func withPart(ctx context.Context, address string, fn func(c *cairn.Checkpoint, 
 	return fn(c, md)
 }
 
-// openHint says what to do about a checkpoint that cannot be opened.
+// openHint returns a hint for a checkpoint that cannot be opened.
 func openHint(address string, err error) string {
 	switch {
 	case errors.Is(err, cairn.ErrVersion):
-		return "" // the one for every command
+		return "" // the general hint applies
 	case isRanksError(err):
 		return "the checkpoint is complete once every rank has saved; if a rank is lost, save again into another folder"
 	case errors.Is(err, cairn.ErrCorrupt), errors.Is(err, cairn.ErrIncomplete):
@@ -138,10 +137,10 @@ func isRanksError(err error) bool {
 	return ok
 }
 
-// isNative reports whether what is at an address is in cairn's own format.
+// isNative reports whether the checkpoint at an address has cairn's own format.
 func isNative(address string) bool { return formatOf(checkpointAddress(address)) == formats.Native }
 
-// formatOf returns the format of what is at an address, or nothing.
+// formatOf returns the format of the checkpoint at an address, or "".
 func formatOf(address string) string {
 	store, err := storeAt(address)
 	if err != nil {
@@ -154,7 +153,7 @@ func formatOf(address string) string {
 	return name
 }
 
-// placeHint says what there is at a path that is no checkpoint.
+// placeHint describes the content of a path that is not a checkpoint.
 func placeHint(address string) string {
 	if strings.Contains(address, "://") {
 		return ""
@@ -169,11 +168,12 @@ func placeHint(address string) string {
 	return fmt.Sprintf("%s below it; the last is %s", plural(len(inside), "checkpoint"), quoteArg(inside[len(inside)-1]))
 }
 
-// maxBelow bounds how many folders are looked at for a hint.
+// maxBelow bounds the number of folders that are searched for a hint.
 const maxBelow = 1000
 
 // checkpointsBelow returns the folders directly below a path that hold
-// checkpoints, in the order of the numbers at their ends: step-2 before step-10.
+// checkpoints, ordered by the number at the end of their names: step-2 before
+// step-10.
 func checkpointsBelow(path string) []string {
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -195,7 +195,7 @@ func checkpointsBelow(path string) []string {
 
 const digits = "0123456789"
 
-// quoteArg prints an argument so that a shell takes it as one.
+// quoteArg quotes an argument for a shell.
 func quoteArg(s string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-:@%+=,", r)
@@ -207,7 +207,7 @@ func quoteArg(s string) string {
 }
 
 // selectNames returns the entries of the checkpoint at path that are at or below
-// each of the names. Each must have at least one.
+// each of the names. Each name must match an entry.
 func selectNames(path string, md *meta.Metadata, names []string) ([]*meta.Entry, error) {
 	for _, n := range names {
 		if len(inspect.Select(md, n)) == 0 {
@@ -217,7 +217,7 @@ func selectNames(path string, md *meta.Metadata, names []string) ([]*meta.Entry,
 	return inspect.Select(md, names...), nil
 }
 
-// missing is the error of a name that the checkpoint at path does not have.
+// missing returns the error for a name that the checkpoint at path does not have.
 func missing(path string, md *meta.Metadata, name string) error {
 	if err := md.CheckWhole(func(fqn string) bool { return inspect.Below(fqn, name) }); err != nil {
 		return err
@@ -238,7 +238,7 @@ func missing(path string, md *meta.Metadata, name string) error {
 	return withHint(err, "did you mean "+strings.Join(near[:min(len(near), 3)], " or ")+"?")
 }
 
-// listHint says where to see the names of a checkpoint.
+// listHint returns a hint how to list the names of a checkpoint.
 func listHint(path string) string {
 	return fmt.Sprintf("'cairn ls %s' lists all names", quoteArg(path))
 }
@@ -250,7 +250,7 @@ func newFilter(selected, excluded []string) (*inspect.Filter, error) {
 }
 
 // keepNames returns the entries of the checkpoint at path that the filter keeps.
-// Each of its patterns must match, and something must be left of what there was.
+// Each of its patterns must match, and at least one entry must remain.
 func keepNames(path string, entries []*meta.Entry, f *inspect.Filter) ([]*meta.Entry, error) {
 	had := len(entries)
 	entries = slices.DeleteFunc(entries, func(e *meta.Entry) bool { return !f.Keep(e.FQN) })
@@ -261,15 +261,15 @@ func keepNames(path string, entries []*meta.Entry, f *inspect.Filter) ([]*meta.E
 	return entries, withHint(err, listHint(path))
 }
 
-// The bounds of what is read to show the values of objects that are not part of
-// the index: of one object, and of all together.
+// The bounds for reading objects that are not part of the index: for one object,
+// and for all together.
 const (
 	maxShown    = 64 << 10
 	maxShownAll = 16 << 20
 )
 
-// readObjects fills in types and values of the items, as far as the bounds allow,
-// or why they cannot be read.
+// readObjects sets the types and values of the items within the bounds, or the
+// reason why they cannot be read.
 func readObjects(ctx context.Context, c *cairn.Checkpoint, md *meta.Metadata, items []*inspect.Item) error {
 	left := int64(maxShownAll)
 	for _, it := range items {
@@ -287,8 +287,7 @@ func readObjects(ctx context.Context, c *cairn.Checkpoint, md *meta.Metadata, it
 	return nil
 }
 
-// readObject fills in type and value of an object, unless it is in a codec that is
-// not known here.
+// readObject sets the type and value of an object, unless its codec is unknown.
 func readObject(ctx context.Context, c *cairn.Checkpoint, e *meta.Entry, it *inspect.Item) error {
 	codec, data, err := c.ReadBytes(ctx, e)
 	if err != nil {

@@ -20,10 +20,10 @@ import (
 var errDangling = errors.New("it is a symbolic link to a file that does not exist")
 
 // writeOutput writes an output file of a command that reads the checkpoint c at
-// the address src. A regular file appears as a whole or not at all, also behind a
+// the address src. A regular file appears complete or not at all, also behind a
 // symbolic link, and replaces an existing file, unless that is part of the
-// checkpoint. If there is a device or a FIFO, it stays, and writeOutput writes into
-// it. Errors are about the file, unless write returns one about a checkpoint.
+// checkpoint. An existing device or FIFO stays, and writeOutput writes into it.
+// Errors are about the file, unless write returns one about a checkpoint.
 func writeOutput(ctx context.Context, c *cairn.Checkpoint, src, name string, write func(w io.Writer) error) error {
 	if err := outside(c, src, name); err != nil {
 		return err
@@ -56,14 +56,14 @@ func writeTo(ctx context.Context, name string, write func(w io.Writer) error) er
 	return replaceFile(name, 0, write)
 }
 
-// replaceFile writes a regular file so that it appears as a whole or not at all.
-// A perm of zero leaves its permissions to the umask.
+// replaceFile writes a regular file so that it appears complete or not at all. If
+// perm is zero, the umask determines its permissions.
 func replaceFile(name string, perm fs.FileMode, write func(w io.Writer) error) error {
 	f, err := os.OpenFile(filepath.Join(filepath.Dir(name), ".cairn-"+rand.Text()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // nothing is there any more once it was renamed
+	defer os.Remove(f.Name()) // fails once the file was renamed
 	defer f.Close()
 	if perm != 0 {
 		if err := f.Chmod(perm); err != nil {
@@ -81,7 +81,7 @@ func replaceFile(name string, perm fs.FileMode, write func(w io.Writer) error) e
 func writeInto(ctx context.Context, name string, mode fs.FileMode, write func(w io.Writer) error) error {
 	flags := os.O_WRONLY
 	if mode&fs.ModeNamedPipe != 0 {
-		flags |= syscall.O_NONBLOCK // or the call could not be interrupted
+		flags |= syscall.O_NONBLOCK // otherwise the call could not be interrupted
 	}
 	f, err := os.OpenFile(name, flags, 0)
 	for flags != os.O_WRONLY && errors.Is(err, syscall.ENXIO) {
@@ -97,14 +97,13 @@ func writeInto(ctx context.Context, name string, mode fs.FileMode, write func(w 
 	}
 	defer f.Close()
 	stop := context.AfterFunc(ctx, func() {
-		_ = f.SetWriteDeadline(time.Now()) // a device without deadlines takes its bytes at once
+		_ = f.SetWriteDeadline(time.Now()) // a device without deadlines does not block
 	})
 	defer stop()
 	return cmp.Or(write(f), f.Close())
 }
 
-// reason returns what an error of the file system says without its operation
-// and file.
+// reason returns the text of a file system error without its operation and file.
 func reason(err error) string {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		err = e.Err

@@ -20,19 +20,19 @@ import (
 	"golang.org/x/term"
 )
 
-// output is where a command's results and remarks go, and in which form.
+// output prints the results and remarks of a command.
 type output struct {
 	out, err io.Writer
 	json     bool
 	quiet    bool
-	// color says that stdout shows colours, errColor that stderr does.
+	// color is set if stdout shows colours, errColor if stderr does.
 	color, errColor bool
-	// bars says that progress bars may be drawn on stderr.
+	// bars is set if progress bars may be drawn on stderr.
 	bars bool
-	// width is that of the terminal that stdout is. Zero: stdout is not a
-	// terminal, its width is unknown, or lines may have any length.
+	// width is the width of the terminal. Zero: stdout is not a terminal, its
+	// width is unknown, or lines may have any length.
 	width int
-	// wide says that lines may have any length.
+	// wide is set if lines may have any length.
 	wide bool
 }
 
@@ -43,7 +43,7 @@ func addOutputFlags(f *pflag.FlagSet) {
 	f.Bool("no-color", false, "print without colours (so does a NO_COLOR in the environment)")
 }
 
-// outputOf returns the output of a command as its flags say.
+// outputOf returns the output of a command according to its flags.
 func outputOf(cmd *cobra.Command) *output {
 	flag := func(name string) bool {
 		v, err := cmd.Flags().GetBool(name)
@@ -67,8 +67,8 @@ func (o *output) encode(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// result prints v as JSON if that is wanted, and calls human otherwise. The
-// error is that of stdout.
+// result prints v as JSON if that is wanted, and calls human otherwise. It
+// returns the error of stdout.
 func (o *output) result(v any, human func()) error {
 	if o.json {
 		return o.encode(o.out, v)
@@ -80,10 +80,10 @@ func (o *output) result(v any, human func()) error {
 	return nil
 }
 
-// printf prints to stdout, which remembers what goes wrong.
+// printf prints to stdout, which keeps the first error.
 func (o *output) printf(format string, args ...any) { fmt.Fprintf(o.out, format, args...) }
 
-// remark prints to stdout unless only results are wanted.
+// remark prints to stdout unless --quiet is set.
 func (o *output) remark(format string, args ...any) {
 	if !o.quiet {
 		o.printf(format, args...)
@@ -103,8 +103,7 @@ func paint(on bool, code, s string) string {
 	return "\x1b[" + code + "m" + s + "\x1b[0m"
 }
 
-// clean quotes text that comes from a checkpoint if it could disturb a
-// terminal or a table.
+// clean quotes text from a checkpoint if it could disturb a terminal or a table.
 func clean(s string) string {
 	odd := func(r rune) bool { return !unicode.IsPrint(r) }
 	if !strings.ContainsFunc(s, odd) {
@@ -124,9 +123,9 @@ func oneLine(s string) string {
 	return strings.Join(parts, "; ")
 }
 
-// rows is a table for people. Columns whose heading begins with ">" are
-// aligned to the right. Every cell is printed in full: a table that is too wide for
-// the terminal takes more lines.
+// rows is a table. Columns whose heading begins with ">" are aligned to the
+// right. Every cell is printed in full: a table that is too wide for the terminal
+// takes more lines.
 type rows struct {
 	right []bool
 	cells [][]string
@@ -142,8 +141,8 @@ func newRows(headings ...string) *rows {
 	return r
 }
 
-// newPlainRows returns a table without headings, which is printed as it is at
-// any width.
+// newPlainRows returns a table without headings, which is printed the same at any
+// width.
 func newPlainRows(columns int) *rows { return &rows{right: make([]bool, columns), plain: true} }
 
 // add adds a row with a cell for each heading. An empty cell is shown as a dash.
@@ -159,13 +158,13 @@ func (r *rows) add(cells ...string) {
 // table prints a table for the width of the terminal.
 func (o *output) table(r *rows) { r.print(o.out, "", o.width) }
 
-// leastFirst is the width below which the first column does not share its lines
-// with the other columns.
+// leastFirst is the smallest width of the first column on a line with other
+// columns.
 const leastFirst = 12
 
-// print writes the table, every line after indent. A width of zero is no limit.
-// If the table is wider than width, cells of the first column that are too long
-// get a line of their own. If the other columns are too wide even so, each row
+// print writes the table, with indent before every line. If width is zero, there
+// is no limit. If the table is wider than width, long cells of the first column
+// get a line of their own. If the other columns are still too wide, each row
 // becomes a record.
 func (r *rows) print(w io.Writer, indent string, width int) {
 	width -= utf8.RuneCountInString(indent)
@@ -181,7 +180,7 @@ func (r *rows) print(w io.Writer, indent string, width int) {
 }
 
 // lines writes a line for each row. A cell of the first column that is wider than
-// first is on a line of its own, above the others.
+// first is on a line of its own above it.
 func (r *rows) lines(w io.Writer, indent string, first int) {
 	widths := make([]int, len(r.right))
 	for col := range widths {
@@ -213,7 +212,7 @@ func (r *rows) lines(w io.Writer, indent string, first int) {
 }
 
 // records writes each row as its first cell and, indented below it, the other
-// cells with their headings, as many on a line as fit. Dashes are left out.
+// cells with their headings, as many on a line as fit. It leaves dashes out.
 func (r *rows) records(w io.Writer, indent string, width int) {
 	headings := r.cells[0]
 	for _, row := range r.cells[1:] {
@@ -244,7 +243,7 @@ func (r *rows) records(w io.Writer, indent string, width int) {
 	}
 }
 
-// gap is what lies between two columns.
+// gap is the distance between two columns.
 const gap = 2
 
 // column returns the width of a column.
@@ -275,7 +274,7 @@ func shorten(s string, n int) string {
 
 var units = []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 
-// formatBytes prints a number of bytes for people: "1.5 GiB".
+// formatBytes prints a number of bytes, such as "1.5 GiB".
 func formatBytes(n int64) string { return formatUnits(float64(n)) }
 
 func formatUnits(v float64) string {
@@ -296,7 +295,7 @@ func formatUnits(v float64) string {
 // formatRate prints bytes a second.
 func formatRate(perSecond float64) string { return formatUnits(perSecond) + "/s" }
 
-// formatSeconds prints a duration with three digits or so.
+// formatSeconds prints a duration with about three digits.
 func formatSeconds(s float64) string {
 	switch {
 	case s < 0.9995:
@@ -307,7 +306,7 @@ func formatSeconds(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
 }
 
-// formatCount prints a large number of things: 1234567 is "1.23 M".
+// formatCount prints a large number: 1234567 is "1.23 M".
 func formatCount(n int64) string {
 	v := float64(n)
 	for _, unit := range []string{"", " k", " M", " G", " T"} {
@@ -331,8 +330,7 @@ func formatShape(shape []int64) string {
 	return "[" + strings.Join(parts, ", ") + "]"
 }
 
-// plural prints a count with its noun, which takes an s unless the count is
-// one.
+// plural prints a count with its noun, with an s unless the count is one.
 func plural[N int | int64](n N, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -340,15 +338,14 @@ func plural[N int | int64](n N, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// multipliers are the units that parseSize knows, lower-case, without a B at
-// the end.
+// multipliers are the units of parseSize, in lower case, without a B at the end.
 var multipliers = map[string]float64{
 	"":   1,
 	"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40, "pi": 1 << 50,
 	"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15,
 }
 
-// parseSize reads a number of bytes such as 64MiB, 5GB, 1.5g or 4096.
+// parseSize parses a number of bytes such as 64MiB, 5GB, 1.5g or 4096.
 func parseSize(s string) (int64, error) {
 	text := strings.ToLower(strings.TrimSpace(s))
 	i := strings.LastIndexAny(text, "0123456789.") + 1
@@ -379,14 +376,15 @@ func (f *sizeFlag) Set(s string) error {
 	return err
 }
 
-// progress shows how many bytes were moved. A nil progress shows nothing.
+// progress shows the number of bytes that were moved. A nil progress shows
+// nothing.
 type progress struct {
 	p    *mpb.Progress
 	bar  *mpb.Bar
 	once sync.Once
 }
 
-// progress begins a bar for total bytes; zero means that the number is unknown.
+// progress begins a bar for total bytes, or an unknown number if total is zero.
 // It returns nil if the output shows no bars. The caller must call done.
 func (o *output) progress(label string, total int64) *progress {
 	if !o.bars {
@@ -404,8 +402,8 @@ func (o *output) progress(label string, total int64) *progress {
 	return &progress{p: p, bar: bar}
 }
 
-// describeProgress says how many bytes of how many were moved, how fast, and
-// how long the rest will take. A total of zero is unknown.
+// describeProgress describes the number of bytes that were moved, the rate, and
+// the remaining time. A total of zero is unknown.
 func describeProgress(current, total int64, elapsed time.Duration) string {
 	rate := float64(current) / max(elapsed.Seconds(), 1e-3)
 	text := formatBytes(current)
@@ -422,7 +420,7 @@ func describeProgress(current, total int64, elapsed time.Duration) string {
 	return text
 }
 
-// add counts bytes. It may be called from several goroutines at once.
+// add counts bytes. It is safe for concurrent use.
 func (p *progress) add(bytes int64) {
 	if p != nil {
 		p.bar.IncrInt64(bytes)
@@ -440,14 +438,14 @@ func (p *progress) done() {
 	})
 }
 
-// sink is a writer that remembers its first error, so that a result that could
-// not be printed is never taken for one that was.
+// sink is a writer that keeps its first error, so that a failed print is never
+// taken for a success.
 type sink struct {
 	w   io.Writer
 	err error
 }
 
-// Write implements [io.Writer]. After an error nothing more is written.
+// Write implements [io.Writer]. After an error it writes nothing.
 func (s *sink) Write(p []byte) (int, error) {
 	if s.err != nil {
 		return 0, s.err
@@ -473,8 +471,8 @@ func isTerminal(w io.Writer) bool {
 	return ok
 }
 
-// terminalWidth returns how many columns w has, or zero if w is not a terminal
-// or its width is unknown.
+// terminalWidth returns the number of columns of w, or zero if w is not a
+// terminal or its width is unknown.
 func terminalWidth(w io.Writer) int {
 	f, ok := terminal(w)
 	if !ok {

@@ -31,7 +31,7 @@ type repairResult struct {
 	NumBytes int64             `json:"nbytes"`
 	Others   map[string]string `json:"others"`
 
-	unindexed bool // of hf: it has no index
+	unindexed bool // for hf: it has no index
 }
 
 func newRepairCmd() *cobra.Command {
@@ -134,8 +134,8 @@ func repairIndex(cmd *cobra.Command, store blob.Store, path string, opts native.
 	return o.result(r, func() { printRepaired(o, &r) })
 }
 
-// dataBytes returns how many bytes a repair reads at most: the data files of one
-// save or of all. It returns zero if it cannot list them.
+// dataBytes returns the largest number of bytes that a repair reads: the data
+// files of one save or of all. It returns zero if it cannot list them.
 func dataBytes(ctx context.Context, s blob.Store, opts native.RepairOptions) int64 {
 	if opts.Force {
 		return 0 // it may read them twice
@@ -152,11 +152,11 @@ func dataBytes(ctx context.Context, s blob.Store, opts native.RepairOptions) int
 	return n
 }
 
-// dataName is what data files are called: the save's id, the rank, a number.
+// dataName matches data files: the save's id, the rank, a number.
 var dataName = regexp.MustCompile(`^([0-9a-z-]+)-r\d{5,}-\d+\.safetensors$`)
 
-// saves returns the ids of all saves that have data files in a store, the
-// newest first.
+// saves returns the ids of all saves with data files in a store, the newest
+// first.
 func saves(ctx context.Context, s blob.Store) ([]string, error) {
 	ids := map[string]bool{}
 	for info, err := range s.List(ctx, "") {
@@ -170,10 +170,10 @@ func saves(ctx context.Context, s blob.Store) ([]string, error) {
 	return slices.SortedFunc(maps.Keys(ids), func(a, b string) int { return strings.Compare(b, a) }), nil
 }
 
-// errNoSave reports the id of a save that is not there.
+// errNoSave reports an unknown save id.
 var errNoSave = errors.New("there is no such save")
 
-// checkSave refuses the id of a save that is not there, if others are.
+// checkSave refuses an unknown save id if there are other saves.
 func checkSave(ctx context.Context, s blob.Store, path, id string) error {
 	if id == "" {
 		return nil
@@ -186,7 +186,7 @@ func checkSave(ctx context.Context, s blob.Store, path, id string) error {
 	return withHint(err, "there are data files of "+strings.Join(ids[:min(len(ids), 5)], ", "))
 }
 
-// completeSaves completes the ids of saves, once a path was given.
+// completeSaves completes the ids of saves in the path that was given.
 func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -202,7 +202,7 @@ func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra
 	return ids, cobra.ShellCompDirectiveNoFileComp
 }
 
-// repairHint says what to do if nothing can be repaired.
+// repairHint returns a hint if nothing can be repaired.
 func repairHint(path, id string, err error) string {
 	switch {
 	case errors.Is(err, cairn.ErrExists):

@@ -1,7 +1,6 @@
-// Package cli is the command line of cairn: one file a command. It parses
-// arguments and formats what the other packages say, and knows nothing that
-// they do not. What a command prints, its exit codes and its JSON are described
-// in docs/cli.md, which is generated from the commands themselves.
+// Package cli is the command line of cairn, with one file for each command. It
+// parses arguments and formats the results of the other packages. docs/cli.md
+// describes output, exit codes and JSON; it is generated from the commands.
 package cli
 
 import (
@@ -22,8 +21,8 @@ import (
 
 // Main runs the command line args, without the program's name, and returns the
 // exit code. Results go to stdout, everything else to stderr. When ctx ends, the
-// command stops what it does and cleans up. If stdout cannot be written, the exit
-// code is not 0.
+// command stops and cleans up. If stdout cannot be written, the exit code is not
+// 0.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	out := &sink{w: stdout}
 	root := newRootCmd()
@@ -41,7 +40,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	o := outputOf(cmd)
-	// Flags behind a wrong one were not parsed.
+	// Flags after an invalid one were not parsed.
 	o.json = o.json || errors.Is(err, errUsage) && slices.Contains(args, "--json")
 	return o.fail(ctx, cmd, err)
 }
@@ -64,12 +63,12 @@ paths' and 'cairn help formats'. To see what cairn does, run 'cairn demo'.`,
   cairn convert runs/step-1000 hf-model --to hf --select 'model.*' --rename 'model.*=*'
   cairn merge runs/step-1000 model.pt
   cairn verify runs/step-1000 && echo whole`,
-		Args:                       cobra.ArbitraryArgs, // runGroup says it better
+		Args:                       cobra.ArbitraryArgs, // runGroup has better messages
 		RunE:                       runRoot,
 		SilenceErrors:              true,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
-		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true}, // ours is shorter
+		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true}, // newCompletionCmd replaces it
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usagef(cmd, "%v", err) })
 	root.SetUsageFunc(printUsage)
@@ -109,8 +108,8 @@ func runRoot(cmd *cobra.Command, args []string) error {
 	return runGroup(cmd, args)
 }
 
-// runGroup answers a call of a command that only has others below it, without
-// one of them or with one that does not exist.
+// runGroup reports the call of a group of commands without a command or with an
+// unknown one.
 func runGroup(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return cmd.Help()
@@ -126,9 +125,9 @@ func noCommand(group *cobra.Command, name string) error {
 	return err
 }
 
-// unknownCommand returns an error, and the group it is about, if args name a
-// command that does not exist. It runs before flags are parsed: otherwise the
-// error would be about an unknown flag of the unknown command.
+// unknownCommand returns an error, and the group it is about, if args name an
+// unknown command. It runs before flags are parsed: otherwise the error would be
+// about an unknown flag.
 func unknownCommand(root *cobra.Command, args []string) (*cobra.Command, error) {
 	group, rest, err := root.Find(args)
 	if err != nil || !group.HasSubCommands() {
@@ -140,7 +139,7 @@ func unknownCommand(root *cobra.Command, args []string) (*cobra.Command, error) 
 		case !isFlag && a != cobra.ShellCompRequestCmd && a != cobra.ShellCompNoDescRequestCmd:
 			return group, noCommand(group, a)
 		case !isFlag, !knownFlag(group, name):
-			return group, nil // cobra's to say
+			return group, nil // cobra reports it
 		}
 	}
 	return group, nil
@@ -160,7 +159,7 @@ func knownFlag(cmd *cobra.Command, name string) bool {
 }
 
 // wantArgs returns a check for the number of arguments, none of which may be
-// empty. A negative high is no limit.
+// empty. A negative high means no limit.
 func wantArgs(low, high int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -176,9 +175,9 @@ func wantArgs(low, high int) cobra.PositionalArgs {
 	}
 }
 
-// programName returns what to type to run this program again: its name if that
-// is found on the PATH, the path by which it was called, or the go command that
-// has built it for one run.
+// programName returns how to run this program again: its name if that is found on
+// the PATH, the path by which it was called, or the go command that built it for
+// one run.
 func programName() string {
 	exe, err := os.Executable()
 	if err != nil || len(os.Args) == 0 {
@@ -196,10 +195,10 @@ func ownCommand(args ...string) ([]string, error) {
 	return append([]string{exe}, args...), nil
 }
 
-// inCache matches where "go run" keeps a program that it has built before.
+// inCache matches the path where "go run" caches a program.
 var inCache = regexp.MustCompile(`/[0-9a-f]{2}/[0-9a-f]{64}-d/[^/]+$`)
 
-// nameOf is programName for a program that was called arg0 and is the file exe.
+// nameOf is programName for a program with the file exe that was called as arg0.
 func nameOf(arg0, exe string, look func(string) (string, error)) string {
 	base := filepath.Base(arg0)
 	if found, err := look(base); err == nil && sameFile(found, exe) {

@@ -96,7 +96,7 @@ func wantProgram(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// config completes the configuration of the job.
+// config returns the configuration of the job.
 func (f *runFlags) config(cmd *cobra.Command, o *output) (launch.Config, error) {
 	c := f.Config
 	if err := f.check(cmd); err != nil {
@@ -119,12 +119,12 @@ func (f *runFlags) config(cmd *cobra.Command, o *output) (launch.Config, error) 
 		c.Stdout = behindSink(c.Stdout)
 	}
 	if !o.quiet && !o.json {
-		c.Tell = func(text string) { fmt.Fprintf(o.err, "%s: %s\n", cmd.CommandPath(), text) }
+		c.Notify = func(text string) { fmt.Fprintf(o.err, "%s: %s\n", cmd.CommandPath(), text) }
 	}
 	return c, nil
 }
 
-// behindSink returns the writer itself, so that a process can have the file.
+// behindSink returns the underlying writer, so that a process can get the file.
 func behindSink(w io.Writer) io.Writer {
 	if s, ok := w.(*sink); ok {
 		return s.w
@@ -144,8 +144,8 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 		defer signal.Stop(signals)
 	}
 	c.Signals = signals
-	// A reader that has gone is an error of the write then, and not the end of this
-	// process before its ranks. It stays so, for the last words.
+	// This turns SIGPIPE into an error of the write, so that this process does
+	// not end before its ranks. It stays on for the final messages.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx := cmd.Context()
 	if f.timeout > 0 {
@@ -167,8 +167,8 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 	return runFailure(cmd, f.Command[0], err)
 }
 
-// heeded leaves out the signals that are ignored since before this program
-// started, as nohup does.
+// heeded omits the signals that were ignored when this program started, as by
+// nohup.
 func heeded(all []os.Signal) []os.Signal {
 	var out []os.Signal
 	for _, s := range all {
@@ -191,7 +191,7 @@ type runFlags struct {
 func (f *runFlags) add(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(flagFailure)
 	fl := cmd.Flags()
-	fl.SetInterspersed(false) // what follows the program is the program's
+	fl.SetInterspersed(false) // flags after the program belong to the program
 	fl.IntVarP(&f.N, "procs", "n", 1, "processes on this host")
 	fl.IntVar(&f.Nodes, "nnodes", 1, "hosts, each with the same number of processes")
 	fl.IntVar(&f.Node, "node-rank", 0, "the number of this host, from 0")
@@ -206,11 +206,11 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	fl.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks go on if one fails")
 	fl.DurationVar(&f.Grace, "grace", 10*time.Second, "how long ranks have to end before they are killed")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end the job after this time; 0 for never")
-	_ = cmd.MarkFlagDirname("log-dir") // these fail for unknown flags only
+	_ = cmd.MarkFlagDirname("log-dir") // these calls fail for unknown flags only
 	_ = cmd.MarkFlagFilename("secret-file")
 }
 
-// flagFailure says in words what is wrong with the value of a flag.
+// flagFailure describes an invalid value of a flag.
 func flagFailure(cmd *cobra.Command, err error) error {
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
@@ -225,7 +225,7 @@ func flagFailure(cmd *cobra.Command, err error) error {
 	return usagef(cmd, "--%s %s: want %s", bad.GetFlag().Name, quoteArg(bad.GetValue()), want)
 }
 
-// check refuses flags that make no sense, by their names.
+// check refuses invalid combinations of flags.
 func (f *runFlags) check(cmd *cobra.Command) error {
 	switch {
 	case f.N < 1 || f.N > launch.MaxProcesses:
@@ -262,7 +262,7 @@ func (f *runFlags) checkHosts(cmd *cobra.Command) error {
 	return nil
 }
 
-// maxSecret bounds the file of a secret: it may be one without an end.
+// maxSecret bounds the file of a secret, which may be endless.
 const maxSecret = 64 << 10
 
 // readSecret reads the job's secret from a file, which may be a pipe.
@@ -295,7 +295,7 @@ func readSecret(cmd *cobra.Command, path string) (string, error) {
 	return string(secret), nil
 }
 
-// endError is an error with an exit code of its own, as launchers have them.
+// endError is an error with the exit code of a launcher.
 type endError struct {
 	error
 	kind string
@@ -304,11 +304,11 @@ type endError struct {
 
 func (e *endError) Unwrap() error { return e.error }
 
-// exitReader is the exit code of who writes for a reader that has gone: 128 and
-// the number of SIGPIPE, as shells count.
+// exitReader is the exit code if the reader of the output has closed it: 128 plus
+// the number of SIGPIPE, as in shells.
 const exitReader = 141
 
-// runFailure says how a job that did not go well is to end.
+// runFailure returns the error of the command for a failed job.
 func runFailure(cmd *cobra.Command, program string, err error) error {
 	rank, failed := errors.AsType[*launch.ExitError](err)
 	ended, signalled := errors.AsType[*launch.SignalError](err)
@@ -335,9 +335,9 @@ func runFailure(cmd *cobra.Command, program string, err error) error {
 
 // isSaid reports whether an error needs no message: it was printed already, or
 // the reader of the output is gone.
-func isSaid(err error) bool { return launch.Told(err) || errors.Is(err, launch.ErrReader) }
+func isSaid(err error) bool { return launch.Notified(err) || errors.Is(err, launch.ErrReader) }
 
-// logFailure says what is wrong with --log-dir.
+// logFailure describes a problem with --log-dir.
 func logFailure(cmd *cobra.Command, e *launch.LogError) error {
 	err := usagef(cmd, "--log-dir %s: %v", quoteArg(e.Dir), e.Err)
 	if errors.Is(e, fs.ErrExist) {
@@ -346,7 +346,7 @@ func logFailure(cmd *cobra.Command, e *launch.LogError) error {
 	return err
 }
 
-// programFailure says why a program was not started. The code is 127 if the
+// programFailure describes why a program was not started. The code is 127 if the
 // program or its interpreter does not exist, and 126 if it cannot be run.
 func programFailure(program string, err error) error {
 	_, looked := errors.AsType[*exec.Error](err)
@@ -365,7 +365,8 @@ func programFailure(program string, err error) error {
 	return &endError{err, exits[len(exits)-1].name, exitError}
 }
 
-// isUnfit reports whether an error says that a file is no program that may be run.
+// isUnfit reports whether an error means that a file is not an executable
+// program.
 func isUnfit(err error) bool {
 	for _, target := range []error{fs.ErrPermission, syscall.ENOEXEC, syscall.EISDIR, syscall.ELOOP, syscall.E2BIG} {
 		if errors.Is(err, target) {
@@ -375,7 +376,7 @@ func isUnfit(err error) bool {
 	return false
 }
 
-// programHint says where a program may be that was not found.
+// programHint suggests where a program that was not found may be.
 func programHint(program string) string {
 	if base := filepath.Base(program); base != program {
 		if _, err := exec.LookPath(base); err == nil {

@@ -32,7 +32,8 @@ type statsFlags struct {
 	failOnNaN          bool
 }
 
-// statsOrders are what 'cairn stats' sorts by. Names go up, numbers go down.
+// statsOrders are the sort orders of 'cairn stats'. Names are ascending, numbers
+// descending.
 var statsOrders = map[string]func(a, b *inspect.TensorStats) int{
 	"name":  func(a, b *inspect.TensorStats) int { return strings.Compare(a.FQN, b.FQN) },
 	"size":  func(a, b *inspect.TensorStats) int { return cmp.Compare(b.NumBytes, a.NumBytes) },
@@ -45,7 +46,7 @@ var statsOrders = map[string]func(a, b *inspect.TensorStats) int{
 	"nan":   func(a, b *inspect.TensorStats) int { return cmp.Compare(b.NonFinite(), a.NonFinite()) },
 }
 
-// share returns the part of a tensor's elements that are zero.
+// share returns the fraction of a tensor's elements that are zero.
 func share(t *inspect.TensorStats) float64 { return float64(t.Zeros) / float64(max(1, t.Elements)) }
 
 func newStatsCmd() *cobra.Command {
@@ -180,8 +181,8 @@ func runStats(cmd *cobra.Command, args []string, f *statsFlags) error {
 	})
 }
 
-// reportNonFinite warns of elements that are no numbers, and is an error if that is
-// wanted.
+// reportNonFinite warns of elements that are not finite, and returns an error if
+// fail is set.
 func reportNonFinite(o *output, r *inspect.StatsReport, fail bool) error {
 	var problems []string
 	if r.Totals.NonFinite > 0 {
@@ -218,7 +219,7 @@ func firstNames(names []string) string {
 	return text
 }
 
-// formatUnread says what could not be looked at.
+// formatUnread describes what could not be read.
 func formatUnread(unread []inspect.Unread) string {
 	var parts []string
 	for _, u := range unread {
@@ -227,7 +228,7 @@ func formatUnread(unread []inspect.Unread) string {
 	return firstNames(parts)
 }
 
-// formatNonFinite prints how many elements are NaN and infinite: "3 NaN and 1
+// formatNonFinite prints the number of NaN and infinite elements: "3 NaN and 1
 // infinite elements".
 func formatNonFinite(n *inspect.Numbers) string {
 	var parts []string
@@ -278,7 +279,7 @@ func printStatsTable(o *output, tensors []inspect.TensorStats) {
 	o.table(t)
 }
 
-// formatNumber prints a number with five digits. An undefined number is empty.
+// formatNumber prints a number with five digits, or "" if it is undefined.
 func formatNumber(n inspect.Number) string {
 	if n.None() {
 		return ""
@@ -290,7 +291,7 @@ func formatNumber(n inspect.Number) string {
 	return strconv.FormatFloat(f, 'g', 5, 64)
 }
 
-// formatShare prints a part of a whole as a percentage. None at all is empty.
+// formatShare prints a fraction as a percentage, or "" if it is zero.
 func formatShare(n, of int64) string {
 	switch {
 	case n == 0:
@@ -301,7 +302,7 @@ func formatShare(n, of int64) string {
 	return strconv.FormatFloat(100*float64(n)/float64(of), 'g', 3, 64) + "%"
 }
 
-// formatFew prints a count, or nothing if it is zero.
+// formatFew prints a count, or "" if it is zero.
 func formatFew(n int64) string {
 	if n == 0 {
 		return ""
@@ -325,7 +326,8 @@ func printHistogram(o *output, h *inspect.Histogram) {
 // formatEdge prints the edge of a bucket.
 func formatEdge(n inspect.Number) string { return strconv.FormatFloat(float64(n), 'g', 4, 64) }
 
-// bar draws a bar by eighths of a character. What is not zero is seen.
+// bar draws a bar in eighths of a character. A value above zero is always
+// visible.
 func bar(n, most int64) string {
 	eighths := int(float64(n) / float64(max(1, most)) * barWidth * 8)
 	if n > 0 {

@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// chunkRow is one row of the table: a chunk of a tensor, or an object. What only
-// tensors have is null for objects, or an empty list, and what a file has is
+// chunkRow is one row of the table: a chunk of a tensor, or an object. For
+// objects, columns of tensors are null or an empty list; columns of a file are
 // null for objects in the index.
 type chunkRow struct {
 	FQN       string  `parquet:"fqn,dict"`
@@ -93,7 +93,7 @@ With --json:
 	return cmd
 }
 
-// checkTableOutput refuses what a table cannot be written to.
+// checkTableOutput refuses an output that a table cannot be written to.
 func checkTableOutput(cmd *cobra.Command, out string) error {
 	o := outputOf(cmd)
 	switch {
@@ -128,7 +128,7 @@ func runTable(cmd *cobra.Command, path, out string) error {
 	})
 }
 
-// rowsPerGroup bounds the rows that are in memory at a time.
+// rowsPerGroup bounds the rows in memory.
 const rowsPerGroup = 1 << 17
 
 // writeTable writes the table of the checkpoint at path and returns the number of

@@ -115,8 +115,8 @@ func hasRest(ctx context.Context, c *cairn.Checkpoint, problems []storage.Verify
 	return slices.ContainsFunc(md.Entries, func(e meta.Entry) bool { return !lost[e.FQN] })
 }
 
-// cannotVerify reports a checkpoint that could not be opened. If the cause is its
-// record or its index, that is a result of the verification.
+// cannotVerify reports a checkpoint that could not be opened. If its record or
+// index is the cause, that is a result of the verification.
 func cannotVerify(cmd *cobra.Command, path string, err error) error {
 	var kind error
 	for _, k := range []error{cairn.ErrVersion, cairn.ErrCorrupt, cairn.ErrIncomplete} {
@@ -143,7 +143,7 @@ func cannotVerify(cmd *cobra.Command, path string, err error) error {
 	return withHint(fmt.Errorf("%s: %s: %w", path, plural(len(problems), "problem"), kind), openHint(path, err))
 }
 
-// fileProblems returns what an error says about files.
+// fileProblems returns the problems with files that an error describes.
 func fileProblems(err error) []storage.VerifyProblem {
 	if f, ok := err.(*storage.FileError); ok {
 		return []storage.VerifyProblem{f.Problem()}
@@ -162,9 +162,9 @@ func fileProblems(err error) []storage.VerifyProblem {
 
 var indexName = regexp.MustCompile(`[0-9a-z-]+-index\.cairn`)
 
-// damagedFile returns the file because of which a checkpoint does not open: of a
-// native one the record, unless the error is about the index; of another one the
-// file that the error names, if it does.
+// damagedFile returns the file that prevents opening a checkpoint: for native the
+// record, unless the error is about the index; for other formats the file that
+// the error names, or "".
 func damagedFile(err error, native bool) string {
 	text := err.Error()
 	if e, ok := errors.AsType[*cairn.Error](err); ok {

@@ -1,9 +1,8 @@
-// Package demo plays a small training job through everything that cairn
-// promises: a sharded state is saved, loaded into another number of ranks and
-// another sharding, compared byte by byte, and survives saves that crash. Ranks
-// are goroutines or processes. It prints nothing and needs nothing but a store,
-// and for processes a program that calls RunRank; the command line shows what
-// its Report says.
+// Package demo runs a small training job that shows cairn's guarantees: it saves
+// a sharded state, loads it into another number of ranks and another sharding,
+// compares it byte by byte, and crashes saves. Ranks are goroutines or processes.
+// It prints nothing and needs only a store and, for processes, a program that
+// calls RunRank; the command line prints its Report.
 package demo
 
 import (
@@ -15,60 +14,58 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// ErrWrong reports that something did not turn out as cairn promises.
+// ErrWrong reports a result that violates cairn's guarantees.
 var ErrWrong = errors.New("the demo found a fault")
 
-// ErrTaken reports a place that holds something that is not the demo's, or in
-// which another demo is at work.
+// ErrTaken reports a directory that has other content or is in use by another
+// demo.
 var ErrTaken = errors.New("nothing was touched")
 
-// MinBytes is the smallest state the demo makes.
+// MinBytes is the smallest size of the state.
 const MinBytes = 64 << 10
 
 // MaxRanks bounds the ranks of the demo, which are goroutines.
 const MaxRanks = 1024
 
-// Config says what to play. Store must be set; zero fields have defaults.
+// Config configures the demo. Store must be set; zero fields have defaults.
 type Config struct {
 	Store blob.Store
-	// Dir is the directory of the store, which is made if need be and kept from
-	// other demos. Empty: it is none, or nobody else is there.
-	Dir string
-	// Bytes is about the size of the state. Zero: 64 MiB.
+	// Bytes is the approximate size of the state. Zero: 64 MiB.
 	Bytes int64
-	// Ranks save, LoadRanks load. Zero: 8 and 3.
+	// Ranks is the number of ranks that save, LoadRanks of those that load. Zero:
+	// 8 and 3.
 	Ranks, LoadRanks int
-	// Command is a program with arguments that calls RunRank with a task, which is
-	// added as the last argument, on the same store. It is for RunProcs.
+	// Command is a program with arguments that calls RunRank on the same store,
+	// with a task as its last argument. RunProcs needs it.
 	Command []string
 	// Env is added to the environment of the processes.
 	Env []string
-	// Timeout is after how long a silent process counts as gone. Survivors know of
-	// one that was killed sooner; the report says when. Zero: 10 s.
+	// Timeout is the time after which a silent process counts as dead. A killed
+	// process is detected sooner; the report has the time. Zero: 10 s.
 	Timeout time.Duration
-	// Watch, if not nil, is told how far the demo is.
+	// Watch, if not nil, receives the progress of the demo.
 	Watch Watcher
 }
 
-// Watcher is told of the demo's progress: of phases, which move bytes, and of
-// the steps of the story, which may have several phases.
+// Watcher receives the progress of the demo: phases, which move bytes, and steps,
+// which may have several phases.
 type Watcher interface {
-	// Begin says that a phase begins, which will move so many bytes. The one
-	// before has ended.
+	// Begin begins a phase that will move this number of bytes. The previous
+	// phase has ended.
 	Begin(phase string, bytes int64)
-	// Moved is told of bytes. It may be called from several goroutines at once.
+	// Moved counts bytes. It must be safe for concurrent use.
 	Moved(bytes int64)
-	// End says that a step has ended well: "save", "verify", "load", "crash",
-	// "kill" or "overwrite". Its part of the report is filled in; that of the state with
-	// the save.
+	// End reports that a step has succeeded: "save", "verify", "load", "crash",
+	// "kill" or "overwrite". Its part of the report is set; that of the state is
+	// set with the save.
 	End(step string, r *Report)
 }
 
-type nobody struct{}
+type noWatcher struct{}
 
-func (nobody) Begin(string, int64) {}
-func (nobody) Moved(int64)         {}
-func (nobody) End(string, *Report) {}
+func (noWatcher) Begin(string, int64) {}
+func (noWatcher) Moved(int64)         {}
+func (noWatcher) End(string, *Report) {}
 
 func (c Config) withDefaults() Config {
 	if c.Bytes == 0 {
@@ -84,7 +81,7 @@ func (c Config) withDefaults() Config {
 		c.Timeout = 10 * time.Second
 	}
 	if c.Watch == nil {
-		c.Watch = nobody{}
+		c.Watch = noWatcher{}
 	}
 	return c
 }
@@ -102,23 +99,23 @@ func (c Config) check() error {
 	return nil
 }
 
-// Run plays the demo at the root of the store, which must hold nothing or what
-// an earlier demo left; anything else, or another demo that has the same Dir, is
-// ErrTaken. It leaves a checkpoint there.
-// The error wraps ErrWrong if anything is not as promised.
+// Run runs the demo at the root of the store, which must be empty or hold the
+// files of an earlier demo; otherwise, or if another demo uses the same Dir, the
+// error wraps ErrTaken. It leaves a checkpoint there. The error wraps ErrWrong if
+// a result is not as guaranteed.
 func Run(ctx context.Context, c Config) (*Report, error) {
-	return perform(ctx, c, func(p *play) []act { return []act{p.save, p.verify, p.load, p.crashes, p.overwrite} })
+	return runStages(ctx, c, func(p *runner) []stage { return []stage{p.save, p.verify, p.load, p.crashes, p.overwrite} })
 }
 
-// act is a part of the demo.
-type act func(ctx context.Context) error
+// stage is a part of the demo.
+type stage func(ctx context.Context) error
 
-func perform(ctx context.Context, c Config, acts func(p *play) []act) (*Report, error) {
+func runStages(ctx context.Context, c Config, stages func(p *runner) []stage) (*Report, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	unlock, err := lockPlace(c.Dir)
+	unlock, err := lock(ctx, c.Store)
 	if err != nil {
 		return nil, err
 	}
@@ -126,9 +123,9 @@ func perform(ctx context.Context, c Config, acts func(p *play) []act) (*Report, 
 	if err := checkPlace(ctx, c.Store); err != nil {
 		return nil, err
 	}
-	p := newPlay(c)
-	for _, act := range acts(p) {
-		if err := act(ctx); err != nil {
+	p := newRunner(c)
+	for _, stage := range stages(p) {
+		if err := stage(ctx); err != nil {
 			return p.rep, err
 		}
 	}
@@ -136,7 +133,27 @@ func perform(ctx context.Context, c Config, acts func(p *play) []act) (*Report, 
 	return p.rep, nil
 }
 
-// Report says what the demo did. A step that was not reached is nil.
+// lock locks the store against other demos until unlock is called or this process
+// ends: a demo would take another one's files for leftovers, and report a fault. It
+// does nothing if the store has no locks.
+func lock(ctx context.Context, s blob.Store) (unlock func(), err error) {
+	l, ok := blob.As[blob.Locker](s)
+	if !ok {
+		return func() {}, nil
+	}
+	held, err := l.TryLock(ctx, tag, nil)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return func() {}, nil
+	case errors.Is(err, blob.ErrLocked):
+		return nil, fmt.Errorf("another demo is at work in %s: %w", s, ErrTaken)
+	case err != nil:
+		return nil, err
+	}
+	return func() { _ = held.Release() }, nil // a remaining lock ends with this process
+}
+
+// Report is the result of the demo. Steps that were not reached are nil.
 type Report struct {
 	OK    bool    `json:"ok"`
 	Path  string  `json:"path"`
@@ -145,13 +162,13 @@ type Report struct {
 	Check *Check  `json:"verify"`
 	Load  *Load   `json:"load"`
 	Crash []Crash `json:"crashes"`
-	// Procs says that ranks were processes, of which some were killed; where
-	// not, Kills is empty, and where they were Crash is.
+	// Procs is set if ranks were processes, some of which were killed. Then Crash
+	// is empty, otherwise Kills is.
 	Procs bool   `json:"procs"`
 	Kills []Kill `json:"kills"`
 	// Overwrite is the complete save over the checkpoint, after the crashes.
 	Overwrite *Save `json:"overwrite"`
-	// Digest is inspect.Combine of the checkpoint that is left.
+	// Digest is inspect.Combine of the final checkpoint.
 	Digest string `json:"digest"`
 }
 
@@ -184,9 +201,9 @@ type Check struct {
 // Load describes a load into other ranks.
 type Load struct {
 	Ranks int `json:"ranks"`
-	// Needed and Read are the bytes that the ranks asked for and that were
-	// read from files to satisfy them; Speed counts the former. Compared are
-	// those found equal to what was saved.
+	// Needed and Read are the bytes that the ranks requested and that were read
+	// from files; Speed counts Needed. Compared are the bytes that were equal to
+	// what was saved.
 	Needed   int64 `json:"bytes_needed"`
 	Read     int64 `json:"bytes_read"`
 	Requests int64 `json:"requests"`
@@ -194,36 +211,39 @@ type Load struct {
 	Speed
 }
 
-// Crash describes a save that stopped dead, and what was there afterwards.
+// Crash describes a save that crashed, and the state of the store afterwards.
 type Crash struct {
-	// At says how far the save was, Operation which one it did not survive.
+	// At is the progress of the save at the crash, Operation the operation that
+	// failed.
 	At        string `json:"at"`
 	Operation string `json:"operation"`
-	// Survivor is "old" or "new": the checkpoint that was found whole.
+	// Survivor is "old" or "new": the complete checkpoint that was found.
 	Survivor string `json:"survivor"`
 	SaveID   string `json:"save_id"`
 	Digest   string `json:"digest"`
-	// LeftFiles and LeftBytes count what the crash left that no record names.
+	// LeftFiles and LeftBytes count the files of the crashed save that no record
+	// names.
 	LeftFiles int   `json:"left_files"`
 	LeftBytes int64 `json:"left_bytes"`
 }
 
-// Kill describes a save during which a process was killed, and what was there
-// afterwards.
+// Kill describes a save during which a process was killed, and the state of the
+// store afterwards.
 type Kill struct {
 	Crash
-	// Rank was killed.
+	// Rank is the rank that was killed.
 	Rank int `json:"rank"`
-	// Survivors are the other ranks, each of which returned an error that names
-	// the one that was killed.
+	// Survivors is the number of other ranks. Each returned an error that names
+	// the killed rank.
 	Survivors int `json:"survivors"`
-	// Known is how many seconds after the death the last of them returned.
+	// Known is the time in seconds from the death until the last survivor
+	// returned.
 	Known float64 `json:"seconds_until_known"`
-	// Errors are what they returned, each text once.
+	// Errors are the different texts of their errors.
 	Errors []string `json:"errors"`
 }
 
-// Speed is how many bytes took how long.
+// Speed is a number of bytes and the time they took.
 type Speed struct {
 	Bytes   int64   `json:"bytes"`
 	Seconds float64 `json:"seconds"`
@@ -233,7 +253,7 @@ func speed(bytes int64, since time.Time) Speed {
 	return Speed{Bytes: bytes, Seconds: time.Since(since).Seconds()}
 }
 
-// PerSecond returns the bytes of a second.
+// PerSecond returns bytes per second.
 func (s Speed) PerSecond() float64 {
 	if s.Seconds <= 0 {
 		return 0

@@ -22,9 +22,9 @@ func TestSurvivorsMustNameTheDead(t *testing.T) {
 		"one that names another":          {survivor("rank 0 is gone", 0), false},
 	} {
 		k := &Kill{Rank: 1}
-		err := k.mourn([]answer{survivor("rank 1 is gone", 1), dead, c.last})
+		err := k.checkSurvivors([]answer{survivor("rank 1 is gone", 1), dead, c.last})
 		if (err == nil) != c.ok || err != nil && !errors.Is(err, ErrWrong) {
-			t.Errorf("%s: mourn = %v; want success %v", claim, err, c.ok)
+			t.Errorf("%s: checkSurvivors = %v; want success %v", claim, err, c.ok)
 		}
 		if c.ok && (k.Survivors != 2 || k.Known != 3600 || len(k.Errors) != 1) {
 			t.Errorf("%s: %+v; want two survivors after an hour", claim, k)

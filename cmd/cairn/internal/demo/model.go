@@ -14,21 +14,21 @@ import (
 
 const layers = 4
 
-// model is the shape of a transformer and of the jobs that save and load it.
+// model describes a transformer and the jobs that save and load it.
 type model struct {
 	width       int64
 	mesh        []int // of the ranks that save
 	ranks, load int
 }
 
-// newModel returns the model whose weights and Adam moments take about that
-// many bytes: ten for each parameter, of which there are 64 for each square of
-// the width.
+// newModel returns the model whose weights and Adam moments take about the given
+// bytes: ten for each parameter, with 64 parameters for each square of the width.
 func newModel(bytes int64, ranks, load int) model {
 	return model{width: max(8, int64(math.Sqrt(float64(bytes)/640))), mesh: meshOf(ranks), ranks: ranks, load: load}
 }
 
-// meshOf arranges ranks in a grid that is as square as it can be, lying.
+// meshOf arranges ranks in a grid that is as square as possible and not higher
+// than wide.
 func meshOf(ranks int) []int {
 	a := int(math.Sqrt(float64(ranks)))
 	for ranks%a != 0 {
@@ -37,8 +37,8 @@ func meshOf(ranks int) []int {
 	return []int{a, ranks / a}
 }
 
-// weight is one tensor of the model and how two jobs spread it and its moments.
-// Nil: every rank has the whole.
+// weight is a tensor of the model, and how the two jobs shard it and its moments.
+// A nil layout means that every rank has the whole tensor.
 type weight struct {
 	name                 string
 	shape                []int64
@@ -46,8 +46,8 @@ type weight struct {
 	saveMoment, loadAdam shard.Layout
 }
 
-// weights lists the model's tensors. The vocabulary is odd, so that no number
-// of ranks divides it.
+// weights lists the model's tensors. The vocabulary is odd, so that no even
+// number of ranks divides it.
 func (m model) weights() []weight {
 	d, vocab := m.width, 8*m.width+5
 	grid := func(a, b shard.Placement) shard.Layout {
@@ -96,8 +96,8 @@ func (m model) bytes() int64 {
 	return n
 }
 
-// held returns the bytes that all ranks that save hold together, wanted those
-// of the ranks that load: some tensors are on several.
+// held returns the total bytes of all ranks that save, wanted those of all ranks
+// that load: some tensors are on several ranks.
 func (m model) held() int64 {
 	return m.spread(m.ranks, func(s *spec) shard.Layout { return s.save })
 }
@@ -116,8 +116,8 @@ func (m model) spread(ranks int, layout func(s *spec) shard.Layout) int64 {
 	return n
 }
 
-// localVolume returns how many elements of a tensor a rank holds. It is for
-// progress: what a layout refuses counts as none.
+// localVolume returns the number of elements that a rank holds, for progress. It
+// is zero for an invalid layout.
 func localVolume(shape []int64, l shard.Layout, rank int) int64 {
 	if l == nil {
 		return tensor.Whole(shape).Volume()
@@ -142,11 +142,11 @@ func (m model) specs() map[string]*spec {
 	return out
 }
 
-// maker makes one rank's part of a tensor.
+// maker returns one rank's part of a tensor.
 type maker func(s *spec) (any, error)
 
-// state returns a rank's state at a training step, with the tensors that make
-// makes: maps in maps, a list of layers, and values beside the tensors.
+// state returns a rank's state at a training step, with tensors from make: nested
+// maps, a list of layers, and values in addition to the tensors.
 func (m model) state(step int64, make maker) (cairn.State, error) {
 	specs, err := m.specs(), error(nil)
 	t := func(fqn string) any {
@@ -190,7 +190,7 @@ func (m model) state(step int64, make maker) (cairn.State, error) {
 	}, err
 }
 
-// group is the optimizer's settings at a step.
+// group returns the optimizer's settings at a step.
 func (m model) group(step int64) map[string]any {
 	return map[string]any{
 		"lr": 3e-4 / math.Sqrt(float64(step)), "betas": []any{0.9, 0.95}, "eps": 1e-8, "weight_decay": 0.1,
@@ -204,20 +204,20 @@ func rngState(step int64) []byte {
 	return b
 }
 
-// look makes random words look like training state: of each eight bytes some
-// bits are kept and some are set.
+// look makes random words look like training state: it keeps some bits of each
+// eight bytes and sets others.
 type look struct{ keep, set uint64 }
 
 // The looks: bfloat16 and float32 numbers between 2^-7 and 2^-3 with a sign, and
-// squares, which have none.
+// squares, which are positive.
 var (
 	weightLook = look{keep: 0x81ff_81ff_81ff_81ff, set: 0x3c00_3c00_3c00_3c00}
 	momentLook = look{keep: 0x81ff_ffff_81ff_ffff, set: 0x3c00_0000_3c00_0000}
 	squareLook = look{keep: 0x01ff_ffff_01ff_ffff, set: 0x3c00_0000_3c00_0000}
 )
 
-// content is the bytes of one tensor at one training step. They are a function
-// of the name and the step, so any rank can tell what any part of it must be.
+// content is the content of a tensor at a training step. It is a function of the
+// name and the step, so any rank can compute any part of it.
 type content struct {
 	seed uint64
 	look look
@@ -241,7 +241,7 @@ func mix(z uint64) uint64 {
 
 func (c content) word(i int64) uint64 { return mix(c.seed+uint64(i))&c.look.keep | c.look.set }
 
-// fill sets p to the bytes of the flattened tensor from off on.
+// fill sets p to the bytes of the flattened tensor at off.
 func (c content) fill(p []byte, off int64) {
 	i := off / 8
 	if skip := int(off % 8); skip > 0 {
@@ -263,7 +263,7 @@ func (c content) fill(p []byte, off int64) {
 }
 
 // newPart returns rank's part of a tensor, zeroed. Without a layout it is the
-// whole.
+// whole tensor.
 func newPart(s *spec, l shard.Layout, rank int) (any, error) {
 	if l == nil {
 		return tensor.New(s.dtype, s.shape)
@@ -271,14 +271,13 @@ func newPart(s *spec, l shard.Layout, rank int) (any, error) {
 	return shard.Empty(l, s.dtype, s.shape, rank)
 }
 
-// run is a piece of a part that follows itself both in the part's memory and in
-// the flattened tensor.
+// run is a part of the memory that is contiguous in the flattened tensor too.
 type run struct {
 	mem []byte
 	off int64 // in bytes
 }
 
-// eachRun calls fn for every run of a part that newPart made.
+// eachRun calls fn for every run of a part from newPart.
 func eachRun(s *spec, part any, fn func(r run) error) error {
 	if t, ok := part.(*tensor.Tensor); ok {
 		return boxRuns(s, tensor.Whole(s.shape), t, fn)
@@ -299,7 +298,7 @@ func eachRun(s *spec, part any, fn func(r run) error) error {
 	return nil
 }
 
-// boxRuns cuts the memory of one box, which must be contiguous, into runs: rows
+// boxRuns divides the memory of a box, which must be contiguous, into runs: rows
 // of the last dimension.
 func boxRuns(s *spec, box tensor.Box, t *tensor.Tensor, fn func(r run) error) error {
 	mem, ok := t.Bytes()
@@ -326,7 +325,7 @@ func boxRuns(s *spec, box tensor.Box, t *tensor.Tensor, fn func(r run) error) er
 	return nil
 }
 
-// flatIndex returns the place of the element at offsets + at in the flattened
+// flatIndex returns the index of the element at offsets + at in the flattened
 // tensor.
 func flatIndex(shape, offsets, at []int64) int64 {
 	var i int64
@@ -336,7 +335,7 @@ func flatIndex(shape, offsets, at []int64) int64 {
 	return i
 }
 
-// fillPart gives a part its content at a step and returns its bytes.
+// fillPart sets the content of a part at a step and returns its size.
 func fillPart(s *spec, part any, step int64) (n int64, err error) {
 	c := newContent(s.fqn, step, s.look)
 	err = eachRun(s, part, func(r run) error {
@@ -347,8 +346,8 @@ func fillPart(s *spec, part any, step int64) (n int64, err error) {
 	return n, err
 }
 
-// comparePart returns the bytes of a part, or an error that wraps ErrWrong
-// where one is not what it was at that step.
+// comparePart returns the size of a part, or an error that wraps ErrWrong if its
+// content differs from that step's.
 func comparePart(s *spec, part any, step int64) (int64, error) {
 	c := newContent(s.fqn, step, s.look)
 	var n int64

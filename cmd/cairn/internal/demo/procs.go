@@ -18,33 +18,33 @@ import (
 // MaxProcs bounds the ranks of RunProcs.
 const MaxProcs = 64
 
-// actTime bounds how long the processes of one act may take.
-const actTime = 5 * time.Minute
+// stepTime bounds the time of the processes of one stage.
+const stepTime = 5 * time.Minute
 
-// RunProcs plays the demo with ranks that are processes, which must all reach
+// RunProcs runs the demo with processes as ranks, which must all have access to
 // the store: they save, are killed one after the other during saves over that
 // checkpoint, meet again under the same name, save, and load in another number.
-// It returns as Run does.
+// The result is as in Run.
 func RunProcs(ctx context.Context, c Config) (*Report, error) {
 	d := c.withDefaults()
 	if d.Ranks < 2 || max(d.Ranks, d.LoadRanks) > MaxProcs {
 		return nil, fmt.Errorf("%d processes that save and %d that load: at least 2 and 1, at most %d", d.Ranks, d.LoadRanks, MaxProcs)
 	}
-	return perform(ctx, c, func(p *play) []act {
-		t := &troupe{play: p, secret: rand.Text()}
+	return runStages(ctx, c, func(p *runner) []stage {
+		t := &procRunner{runner: p, secret: rand.Text()}
 		p.saver, p.rep.Procs = t.save, true
-		return []act{p.save, p.verify, t.kills, p.overwrite, t.load}
+		return []stage{p.save, p.verify, t.kills, p.overwrite, t.load}
 	})
 }
 
-// troupe is a play whose ranks are processes.
-type troupe struct {
-	*play
+// procRunner is a runner with processes as ranks.
+type procRunner struct {
+	*runner
 	secret string
-	port   int // where ranks meet, once that is known
+	port   int // where ranks meet, once known
 }
 
-// answer is what a process told of its task.
+// answer is the result of one process.
 type answer struct {
 	dying string
 	died  time.Time
@@ -52,25 +52,25 @@ type answer struct {
 	ended time.Time
 }
 
-// launch runs a task in so many processes and returns what they told.
-func (t *troupe) launch(ctx context.Context, n int, k task, keepGoing bool) ([]answer, *launch.Report, error) {
+// launch runs a task in n processes and returns their answers.
+func (t *procRunner) launch(ctx context.Context, n int, k task, keepGoing bool) ([]answer, *launch.Report, error) {
 	k.Bytes, k.Ranks, k.LoadRanks, k.Timeout = t.Bytes, t.Ranks, t.LoadRanks, t.Timeout
 	text, err := json.Marshal(k)
 	if err != nil {
 		return nil, nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, actTime, launch.ErrTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, stepTime, launch.ErrTimeout)
 	defer cancel()
 	answers, stderr := make([]answer, n), new(bytes.Buffer)
 	rep, err := launch.Run(ctx, launch.Config{
 		N: n, Command: append(t.Command[:len(t.Command):len(t.Command)], string(text)), Env: t.Env,
 		Secret: t.secret, Port: t.port, KeepGoing: keepGoing,
 		Streams: func(rank int) (io.Writer, io.Writer) {
-			return &listener{answer: &answers[rank], moved: t.Watch.Moved}, stderr
+			return &receiver{answer: &answers[rank], moved: t.Watch.Moved}, stderr
 		},
 	})
 	if rep != nil {
-		t.port = rep.MasterPort // all meet at one place from now on
+		t.port = rep.MasterPort // all later tasks meet at the same port
 	}
 	if _, ok := errors.AsType[*launch.ExitError](err); ok && keepGoing {
 		err = nil
@@ -81,14 +81,14 @@ func (t *troupe) launch(ctx context.Context, n int, k task, keepGoing bool) ([]a
 	return answers, rep, err
 }
 
-// listener reads the messages of one process.
-type listener struct {
+// receiver parses the messages of one process.
+type receiver struct {
 	*answer
 	moved func(int64)
 	line  []byte
 }
 
-func (l *listener) Write(b []byte) (int, error) {
+func (l *receiver) Write(b []byte) (int, error) {
 	l.line = append(l.line, b...)
 	for {
 		line, rest, ok := bytes.Cut(l.line, []byte("\n"))
@@ -97,13 +97,13 @@ func (l *listener) Write(b []byte) (int, error) {
 		}
 		var m message
 		if err := json.Unmarshal(line, &m); err == nil {
-			l.hear(m)
+			l.receive(m)
 		}
 		l.line = append(l.line[:0], rest...)
 	}
 }
 
-func (l *listener) hear(m message) {
+func (l *receiver) receive(m message) {
 	l.moved(m.Moved)
 	if m.Dying != "" {
 		l.dying, l.died = m.Dying, m.Time
@@ -113,7 +113,7 @@ func (l *listener) hear(m message) {
 	}
 }
 
-// all returns an error unless every process has ended well.
+// all returns an error unless every process succeeded.
 func all(answers []answer) error {
 	for rank, a := range answers {
 		switch {
@@ -127,7 +127,7 @@ func all(answers []answer) error {
 }
 
 // save saves the state of a step from all processes.
-func (t *troupe) save(ctx context.Context, step int64) (*Save, error) {
+func (t *procRunner) save(ctx context.Context, step int64) (*Save, error) {
 	t.Watch.Begin("save", t.model.bytes())
 	answers, _, err := t.launch(ctx, t.Ranks, task{Step: step}, false)
 	if err == nil {
@@ -140,8 +140,8 @@ func (t *troupe) save(ctx context.Context, step int64) (*Save, error) {
 }
 
 // load loads in another number of processes, which compare every byte.
-func (t *troupe) load(ctx context.Context) error {
-	t.Watch.Begin("load", 2*t.model.wanted()) // they load it and compare it
+func (t *procRunner) load(ctx context.Context) error {
+	t.Watch.Begin("load", 2*t.model.wanted()) // they load and compare
 	answers, _, err := t.launch(ctx, t.LoadRanks, task{Load: true, Step: t.step}, false)
 	if err == nil {
 		err = all(answers)
@@ -157,17 +157,16 @@ func (t *troupe) load(ctx context.Context) error {
 	return nil
 }
 
-// kill is who is killed, and when.
+// kill is a rank to be killed, and the point of the save.
 type kill struct {
 	rank  int
 	point string
-	// committed says that the new checkpoint must be there afterwards.
+	// committed is set if the new checkpoint must exist afterwards.
 	committed bool
 }
 
-// kills lets one save after the other lose a process and looks at what is there
-// then.
-func (t *troupe) kills(ctx context.Context) error {
+// kills kills a process during one save after the other and checks the store.
+func (t *procRunner) kills(ctx context.Context) error {
 	for _, k := range []kill{
 		{rank: t.Ranks - 1, point: killWriting},
 		{rank: 0, point: killCommit},
@@ -183,7 +182,7 @@ func (t *troupe) kills(ctx context.Context) error {
 	return nil
 }
 
-func (t *troupe) kill(ctx context.Context, k kill) (*Kill, error) {
+func (t *procRunner) kill(ctx context.Context, k kill) (*Kill, error) {
 	step := t.step + nextStep
 	t.Watch.Begin("save", t.model.bytes())
 	answers, exits, err := t.launch(ctx, t.Ranks, task{Step: step, Victim: k.rank, Point: k.point}, true)
@@ -194,7 +193,7 @@ func (t *troupe) kill(ctx context.Context, k kill) (*Kill, error) {
 	if out.Operation == "" || exits.Ranks[k.rank].Code == 0 {
 		return nil, fmt.Errorf("%w: rank %d was not killed: %+v", ErrWrong, k.rank, answers[k.rank].outcome)
 	}
-	if err := out.mourn(answers); err != nil {
+	if err := out.checkSurvivors(answers); err != nil {
 		return nil, err
 	}
 	f, err := t.examine(ctx)
@@ -212,10 +211,10 @@ func (t *troupe) kill(ctx context.Context, k kill) (*Kill, error) {
 	return out, t.survivedOld(f)
 }
 
-// mourn checks that every survivor returned an error that names the one that was
-// killed, and notes after how long the last one did: how soon it should is for
-// whoever reads that, as machines may be busy.
-func (k *Kill) mourn(answers []answer) error {
+// checkSurvivors checks that every survivor returned an error that names the killed rank,
+// and records the time of the last one. It does not judge that time, because the
+// machine may be busy.
+func (k *Kill) checkSurvivors(answers []answer) error {
 	died := answers[k.Rank].died
 	for rank, a := range answers {
 		switch {

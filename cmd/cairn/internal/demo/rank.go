@@ -16,17 +16,17 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tcp"
 )
 
-// RunRank plays one rank of RunProcs: the task is one that RunProcs handed to
-// its Command, and out is read by it. It meets the others by the environment. An
-// error of the task itself is told to RunProcs; what is returned is that it could
-// not be.
+// RunRank runs one rank of RunProcs: text is the task that RunProcs passed to its
+// Command, and out is read by RunProcs. It meets the other ranks by the
+// environment. An error of the task is sent to RunProcs; RunRank returns an error
+// only if that fails.
 func RunRank(ctx context.Context, s blob.Store, text string, out io.Writer) error {
-	r := &rank{store: s, tell: &teller{out: out}}
+	r := &rank{store: s, tell: &sender{out: out}}
 	if err := json.Unmarshal([]byte(text), &r.task); err != nil {
 		return fmt.Errorf("the task of a rank: %w", err)
 	}
 	done := &outcome{}
-	if err := r.play(ctx, done); err != nil {
+	if err := r.run(ctx, done); err != nil {
 		done.Error, done.Gone = err.Error(), goneRanks(err)
 	}
 	return r.tell.message(message{Done: done})
@@ -36,10 +36,10 @@ func RunRank(ctx context.Context, s blob.Store, text string, out io.Writer) erro
 type rank struct {
 	task
 	store blob.Store
-	tell  *teller
+	tell  *sender
 }
 
-func (r *rank) play(ctx context.Context, done *outcome) error {
+func (r *rank) run(ctx context.Context, done *outcome) error {
 	g, err := tcp.Join(ctx, tcp.Config{Job: jobName, Timeout: r.Timeout})
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func (r *rank) save(ctx context.Context, g group.Group, done *outcome) error {
 	}
 	s := r.store
 	if r.Point != "" && r.Victim == g.Rank() {
-		s = &deadly{Store: s, point: r.Point, tell: r.tell}
+		s = &killStore{Store: s, point: r.Point, tell: r.tell}
 	}
 	start := time.Now()
 	rep, err := cairn.Save(ctx, s, state, saveOptions(g, r.Step, r.tell.moved))
@@ -93,7 +93,7 @@ func (r *rank) load(ctx context.Context, g group.Group, done *outcome) error {
 	return err
 }
 
-// goneRanks returns the ranks that an error says are gone.
+// goneRanks returns the dead ranks that an error names.
 func goneRanks(err error) []int {
 	if !errors.Is(err, group.ErrGone) {
 		return nil
@@ -101,77 +101,78 @@ func goneRanks(err error) []int {
 	return group.Ranks(err)
 }
 
-// teller sends messages. It may be used by several goroutines at once.
-type teller struct {
+// sender sends messages. It is safe for concurrent use.
+type sender struct {
 	mu  sync.Mutex
 	out io.Writer // guarded by mu
-	sum int64     // bytes that were not told yet; guarded by mu
+	sum int64     // bytes not sent yet; guarded by mu
 }
 
-// tellBytes is after how many bytes they are told.
-const tellBytes = 1 << 20
+// reportBytes is the number of bytes between two messages about progress.
+const reportBytes = 1 << 20
 
-func (t *teller) moved(n int64) {
+func (t *sender) moved(n int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.sum += n; t.sum >= tellBytes {
-		_ = t.send(message{}) // that one matters little
+	if t.sum += n; t.sum >= reportBytes {
+		_ = t.send(message{}) // a lost message about progress does not matter
 	}
 }
 
 // message sends a message, with the bytes that were moved since the last one.
-func (t *teller) message(m message) error {
+func (t *sender) message(m message) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.send(m)
 }
 
-// send is message for who holds mu.
-func (t *teller) send(m message) error {
+// send is message for callers that hold mu.
+func (t *sender) send(m message) error {
 	m.Moved, m.Time = t.sum, time.Now()
 	t.sum = 0
 	return json.NewEncoder(t.out).Encode(m)
 }
 
-// jobName is the name under which the demo's ranks meet, again and again.
+// jobName is the name under which the demo's ranks meet.
 const jobName = "cairn-demo"
 
-// task is what a process does, as one rank. It travels as JSON.
+// task is the task of one rank, encoded as JSON.
 type task struct {
-	// Load says to load and compare, where not to save.
+	// Load is set for loading and comparing; otherwise the task is to save.
 	Load bool `json:"load"`
 	// Bytes, Ranks and LoadRanks are those of the configuration.
 	Bytes     int64 `json:"bytes"`
 	Ranks     int   `json:"ranks"`
 	LoadRanks int   `json:"load_ranks"`
-	// Step is the training step to save, or that is there to be loaded.
+	// Step is the training step to save, or of the checkpoint to load.
 	Step int64 `json:"step"`
-	// Timeout is after how long a silent rank counts as gone.
+	// Timeout is the time after which a silent rank counts as dead.
 	Timeout time.Duration `json:"timeout"`
-	// Victim kills itself at a point, a killPoint. Without one nobody does.
+	// Victim is the rank that kills itself at Point. If Point is empty, no rank
+	// does.
 	Victim int    `json:"victim"`
 	Point  string `json:"point"`
 }
 
 func (t *task) model() model { return newModel(t.Bytes, t.Ranks, t.LoadRanks) }
 
-// message is what a rank tells the process that has started it: one line of JSON.
+// message is a line of JSON from a rank to the process that started it.
 type message struct {
-	// Moved are bytes since the last message.
+	// Moved is the number of bytes since the last message.
 	Moved int64 `json:"moved,omitempty"`
-	// Dying is the operation that the rank does not survive.
+	// Dying is the operation during which the rank kills itself.
 	Dying string `json:"dying,omitempty"`
-	// Done is how the task ended, if it did.
+	// Done is the outcome of the task, in the last message.
 	Done *outcome `json:"done,omitempty"`
-	// Time is when it was sent.
+	// Time is the time of sending.
 	Time time.Time `json:"time"`
 }
 
-// outcome is how a rank's task ended.
+// outcome is the outcome of a rank's task.
 type outcome struct {
 	Save *Save `json:"save,omitempty"`
 	Load *Load `json:"load,omitempty"`
-	// Error is the error's text, Gone the ranks that it says are gone.
+	// Error is the text of the error, Gone the dead ranks that it names.
 	Error string `json:"error,omitempty"`
 	Gone  []int  `json:"gone,omitempty"`
 }
@@ -180,50 +181,50 @@ type outcome struct {
 const (
 	killWriting   = "writing data"
 	killCommit    = "record written, not in place"
-	killCommitted = "record in place, nobody told"
+	killCommitted = "record in place, noWatcher told"
 )
 
-// deadly is a store under which this process dies.
-type deadly struct {
+// killStore is a store that kills this process at a point of a save.
+type killStore struct {
 	blob.Store
 	point string
-	tell  *teller
+	tell  *sender
 }
 
 var (
-	_ blob.Store   = (*deadly)(nil)
-	_ blob.Wrapper = (*deadly)(nil)
+	_ blob.Store   = (*killStore)(nil)
+	_ blob.Wrapper = (*killStore)(nil)
 )
 
 // Unwrap implements [blob.Wrapper].
-func (d *deadly) Unwrap() blob.Store { return d.Store }
+func (d *killStore) Unwrap() blob.Store { return d.Store }
 
 // Create implements [blob.Store].
-func (d *deadly) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+func (d *killStore) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
 	w, err := d.Store.Create(ctx, name, opts)
 	if err != nil {
 		return nil, err
 	}
-	return &deadlyWriter{w, d, name}, nil
+	return &killWriter{w, d, name}, nil
 }
 
-// die kills this process, as SIGKILL does: nothing is cleaned up.
-func (d *deadly) die(operation string) {
-	_ = d.tell.message(message{Dying: operation}) // there is nobody else to tell
+// die kills this process with SIGKILL, without any cleanup.
+func (d *killStore) die(operation string) {
+	_ = d.tell.message(message{Dying: operation}) // there is no other way to report the error
 	if p, err := os.FindProcess(os.Getpid()); err == nil {
 		_ = p.Kill()
 	}
-	select {} // until it arrives
+	select {} // until the signal arrives
 }
 
-type deadlyWriter struct {
+type killWriter struct {
 	blob.Writer
-	d    *deadly
+	d    *killStore
 	name string
 }
 
-// WriteAt implements [blob.Writer]. Of what is written last only half arrives.
-func (w *deadlyWriter) WriteAt(ctx context.Context, p []byte, off int64) error {
+// WriteAt implements [blob.Writer]. It writes only half of the last write.
+func (w *killWriter) WriteAt(ctx context.Context, p []byte, off int64) error {
 	if w.d.point != killWriting || !isData(w.name) {
 		return w.Writer.WriteAt(ctx, p, off)
 	}
@@ -233,7 +234,7 @@ func (w *deadlyWriter) WriteAt(ctx context.Context, p []byte, off int64) error {
 }
 
 // Commit implements [blob.Writer].
-func (w *deadlyWriter) Commit(ctx context.Context) (blob.Info, error) {
+func (w *killWriter) Commit(ctx context.Context) (blob.Info, error) {
 	if w.name == recordName && w.d.point == killCommit {
 		w.d.die("commit " + w.name)
 	}
@@ -244,9 +245,9 @@ func (w *deadlyWriter) Commit(ctx context.Context) (blob.Info, error) {
 	return info, err
 }
 
-// mortal is a store that remembers its writers, so that what they hold can be
-// freed after a crash: a process that really died would hold nothing.
-type mortal struct {
+// trackedStore is a store that records its writers, so that their resources can be
+// freed after a simulated crash.
+type trackedStore struct {
 	blob.Store
 
 	mu      sync.Mutex
@@ -254,15 +255,15 @@ type mortal struct {
 }
 
 var (
-	_ blob.Store   = (*mortal)(nil)
-	_ blob.Wrapper = (*mortal)(nil)
+	_ blob.Store   = (*trackedStore)(nil)
+	_ blob.Wrapper = (*trackedStore)(nil)
 )
 
 // Unwrap implements [blob.Wrapper].
-func (m *mortal) Unwrap() blob.Store { return m.Store }
+func (m *trackedStore) Unwrap() blob.Store { return m.Store }
 
 // Create implements [blob.Store].
-func (m *mortal) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+func (m *trackedStore) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
 	w, err := m.Store.Create(ctx, name, opts)
 	if err == nil {
 		m.mu.Lock()
@@ -272,12 +273,12 @@ func (m *mortal) Create(ctx context.Context, name string, opts *blob.CreateOptio
 	return w, err
 }
 
-// reap ends the writers that nobody ended.
-func (m *mortal) reap() {
+// abortAll aborts the writers that are still open.
+func (m *trackedStore) abortAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, w := range m.writers {
-		w.Abort() // does nothing once committed; the rest is only tidying
+		w.Abort() // does nothing once committed; errors do not matter here
 	}
 	m.writers = nil
 }

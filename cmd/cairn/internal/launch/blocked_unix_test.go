@@ -52,7 +52,7 @@ func TestBlockedOutput(t *testing.T) {
 			c, _, _ := self(t, 2, role)
 			c.LogDir, c.Grace = t.TempDir(), 10*time.Millisecond
 			c.Stdout = newBlocked(t, func() { cancel(launch.ErrTimeout) })
-			c.Tell = func(text string) { t.Errorf("told %q beside a write", text) }
+			c.Notify = func(text string) { t.Errorf("told %q beside a write", text) }
 			rep, err := launch.Run(ctx, c)
 			if !errors.Is(err, launch.ErrTimeout) || !errors.Is(err, launch.ErrOutput) || rep.OK {
 				t.Fatalf("Run = %+v, %v; want the cause, and that output is lost", rep, err)

@@ -8,15 +8,14 @@ import (
 	"syscall"
 )
 
-// ownGroup returns how processes are started: each as the leader of a group, and
+// ownGroup returns the attributes of a process that leads a process group and is
 // killed when this process ends.
 func ownGroup() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// groupAlive reports whether a group has a process that has not ended. Those
-// that nobody waits for, as in containers whose first process does not, count as
-// ended.
+// groupAlive reports whether a group has a process that has not ended. Zombies
+// count as ended: in some containers the first process never waits for them.
 func groupAlive(group int) bool {
 	if !groupHeld(group) {
 		return false
@@ -38,9 +37,9 @@ func groupAlive(group int) bool {
 }
 
 // isEnding reports whether a process has ended or is about to. Its sockets are
-// closed a moment before it has ended, which the other ranks may notice first.
+// closed shortly before, which other ranks may notice first.
 func isEnding(pid int) bool {
-	const exiting = 4 // PF_EXITING of the kernel
+	const exiting = 4 // PF_EXITING in the kernel
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return os.IsNotExist(err) // it was waited for
@@ -53,8 +52,8 @@ func isEnding(pid int) bool {
 	return f[0][0] == 'Z' || f[0][0] == 'X' || err == nil && flags&exiting != 0
 }
 
-// statFields returns the fields after the name of a process, which may contain any
-// character: "pid (name) state ppid pgrp session tty tpgid flags …".
+// statFields returns the fields after the name of a process, which may contain
+// any character: "pid (name) state ppid pgrp session tty tpgid flags …".
 func statFields(b []byte) [][]byte { return bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]) }
 
 // parseStat returns the state and the group of a process.

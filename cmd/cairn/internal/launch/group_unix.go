@@ -4,7 +4,7 @@ package launch
 
 import "syscall"
 
-// ownGroup returns how processes are started: each as the leader of a group.
+// ownGroup returns the attributes of a process that leads a process group.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // isEnding returns false: this system does not report that a process is ending.

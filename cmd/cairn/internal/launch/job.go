@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// job is the processes of one Run. But for what says otherwise it belongs to the
-// goroutine of Run.
+// job has the processes of one Run. Only the goroutine of Run uses it, except for
+// the fields that say otherwise.
 type job struct {
 	Config
 	path  string // of the program
@@ -27,20 +27,20 @@ type job struct {
 	logs  []*os.File
 	began time.Time
 
-	printer *printer // does all writing of output, and calls Tell
+	printer *printer // writes all output, and calls Notify
 
 	exits  chan Exit
 	ending atomic.Bool // all processes have ended; read by streams
 
-	stopping bool // the processes were told to end
-	killed   bool // and killed
+	stopping bool // the processes were asked to end
+	killed   bool // the processes were killed
 	kill     <-chan time.Time
-	asked    os.Signal // the first signal from outside by which they are to end
-	cause    error     // of the context that ended
+	asked    os.Signal // the first signal that asked the job to end
+	cause    error     // of the context, if it ended
 	report   *Report
-	first    *Exit   // that failed
-	told     *remark // why it failed or was ended
-	lost     bool    // output was given up
+	first    *Exit   // the first process that failed
+	notice   *notice // about the first failure or the reason to end
+	lost     bool    // output was discarded
 }
 
 func newJob(c Config) (*job, error) {
@@ -61,7 +61,7 @@ func newJob(c Config) (*job, error) {
 	return j, nil
 }
 
-// prepare makes everything that can be made before a process runs.
+// prepare makes everything that is needed before a process can run.
 func (j *job) prepare() (err error) {
 	if j.env, err = j.environ(j.at); err != nil {
 		return err
@@ -79,7 +79,7 @@ func (j *job) prepare() (err error) {
 	return nil
 }
 
-// cleanUp frees what outlives the processes.
+// cleanUp frees the resources that outlive the processes.
 func (j *job) cleanUp() {
 	for _, p := range j.procs {
 		p.closeFiles()
@@ -95,7 +95,7 @@ func (j *job) cleanUp() {
 	}
 }
 
-// start starts all processes. Where one cannot be started the others are killed.
+// start starts all processes. If one cannot be started, it kills the others.
 func (j *job) start() error {
 	j.began = time.Now()
 	go j.printer.run()
@@ -123,10 +123,10 @@ func (j *job) start() error {
 	return nil
 }
 
-// feed hands what is read to a process. Nobody waits for it: a terminal cannot
-// be told to stop reading.
+// feed copies input to a process. Run does not wait for it, because a read from a
+// terminal cannot be interrupted.
 func feed(to io.WriteCloser, from io.Reader) {
-	_, _ = io.Copy(to, from) // the process may have ended, or not care
+	_, _ = io.Copy(to, from) // the process may have ended, or may not read
 	to.Close()
 }
 
@@ -142,13 +142,13 @@ func (j *job) giveUp(started int) {
 	j.drain(context.Background())
 }
 
-// result sums up.
+// result returns the report and the error of the job.
 func (j *job) result() (*Report, error) {
 	j.report.Seconds = time.Since(j.began).Seconds()
 	err := j.failure()
 	j.report.OK = err == nil
-	if err != nil && j.printer.isLast(j.told) {
-		err = &toldError{err}
+	if err != nil && j.printer.isLast(j.notice) {
+		err = &notifiedError{err}
 	}
 	if j.lost {
 		err = errors.Join(err, ErrOutput)
@@ -156,7 +156,7 @@ func (j *job) result() (*Report, error) {
 	return j.report, err
 }
 
-// failure returns why the job did not go well, or nil.
+// failure returns the reason why the job failed, or nil.
 func (j *job) failure() error {
 	first := j.first
 	switch {
@@ -177,8 +177,7 @@ func (j *job) failure() error {
 	return &ExitError{*first}
 }
 
-// wait waits for all processes, and for what they have started, and ends them
-// where need be.
+// wait waits for all processes and their descendants, and ends them if necessary.
 func (j *job) wait(ctx context.Context) (*Report, error) {
 	left := len(j.procs)
 	done, broken := ctx.Done(), j.printer.broken
@@ -199,8 +198,8 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 		case s := <-j.Signals:
 			j.passOn(s)
 		case <-done:
-			// A context that ends by a signal does so beside it, and the signal
-			// says more than that it is time to end.
+			// A signal may also end the context. Give it time to arrive, because
+			// it is the better reason.
 			done, late = nil, time.After(afterContext)
 		case <-broken:
 			broken = nil
@@ -227,10 +226,9 @@ const (
 	maxEnding = time.Second
 )
 
-// causesFirst returns an exit. If it may be the first failure, causesFirst also
-// returns the exits of all processes that are ending or have ended by now, the one
-// that made the others fail first: the launcher does not notice processes in the
-// order in which they end.
+// causesFirst returns an exit. If it may be the first failure, it also returns
+// the exits of all processes that are ending or have ended, most likely cause
+// first: the launcher does not notice processes in the order in which they end.
 func (j *job) causesFirst(e Exit) []Exit {
 	exits := []Exit{e}
 	if !e.failed() || e.isCause() || j.first != nil || j.stopping {
@@ -256,8 +254,8 @@ func (j *job) causesFirst(e Exit) []Exit {
 	return exits
 }
 
-// compareCauses orders exits by how likely they caused the other ones: those that
-// have no cause in another rank first, and then by time.
+// compareCauses orders exits by how likely they caused the others: first those
+// that no other rank can have caused, then by time.
 func compareCauses(a, b Exit) int {
 	if a.isCause() != b.isCause() {
 		if a.isCause() {
@@ -268,7 +266,7 @@ func compareCauses(a, b Exit) int {
 	return a.at.Compare(b.at)
 }
 
-// ended notes how a process ended.
+// ended records the end of a process.
 func (j *job) ended(e Exit, left int) {
 	e.Stopped = j.stopping
 	local := e.Rank - j.Node*j.N
@@ -281,22 +279,23 @@ func (j *job) ended(e Exit, left int) {
 	switch {
 	case j.stopping:
 	case j.KeepGoing:
-		j.told = j.tell("rank %d %s", e.Rank, &e)
+		j.notice = j.notify("rank %d %s", e.Rank, &e)
 	default:
 		if left > 0 {
-			j.told = j.tell("rank %d %s: ending the others", e.Rank, &e)
+			j.notice = j.notify("rank %d %s: ending the others", e.Rank, &e)
 		}
 		j.stop()
 	}
 }
 
-// tell has the user told something, without waiting for it. Nil: nobody is told.
-func (j *job) tell(format string, args ...any) *remark {
-	if j.Tell == nil {
+// notify passes a message to Config.Notify without waiting. It returns nil if
+// that is not set.
+func (j *job) notify(format string, args ...any) *notice {
+	if j.Notify == nil {
 		return nil
 	}
 	text := fmt.Sprintf(format, args...)
-	return j.printer.tell(func() { j.Tell(text) })
+	return j.printer.notify(func() { j.Notify(text) })
 }
 
 // passOn passes a signal on to all processes.
@@ -313,17 +312,17 @@ func (j *job) passOn(s os.Signal) {
 	}
 }
 
-// endBy ends the processes for a cause, unless something else does so already.
+// endBy ends the processes for a reason, unless they are being ended already.
 func (j *job) endBy(cause error) {
 	if j.stopping {
 		return
 	}
 	j.cause = cause
-	j.told = j.tell("%v: ending all", j.cause)
+	j.notice = j.notify("%v: ending all", j.cause)
 	j.stop()
 }
 
-// stop tells the processes to end, and begins to wait for that, once.
+// stop asks the processes to end and starts the grace period, once.
 func (j *job) stop() {
 	if j.stopping {
 		return
@@ -339,20 +338,19 @@ func (j *job) beginGrace() {
 	}
 }
 
-// killAll kills what is still there.
+// killAll kills all remaining processes.
 func (j *job) killAll() {
 	again := j.killed
 	j.killed, j.kill = true, nil
 	j.signal(kill)
 	for _, p := range j.procs {
 		if !p.ended && !again {
-			j.tell("rank %d is still there: killed", p.rank)
+			j.notify("rank %d is still there: killed", p.rank)
 		}
 	}
 }
 
-// signal sends a signal to all processes that are still there, and to what they
-// have started.
+// signal sends a signal to all remaining processes and their descendants.
 func (j *job) signal(s os.Signal) {
 	for _, p := range j.procs {
 		if p.group.alive() {
@@ -361,7 +359,7 @@ func (j *job) signal(s os.Signal) {
 	}
 }
 
-// leftovers reports whether something is there that the processes have started.
+// leftovers reports whether descendants of the processes are still running.
 func (j *job) leftovers() bool {
 	for _, p := range j.procs {
 		if p.group.alive() {
@@ -371,8 +369,8 @@ func (j *job) leftovers() bool {
 	return false
 }
 
-// watch notes whose number may be somebody else's by now, and reports whether that
-// is to be done again.
+// watch checks which process groups are gone, because their numbers may be
+// reused. It returns false if there is nothing left to watch.
 func (j *job) watch() bool {
 	again := false
 	for _, p := range j.procs {
@@ -381,21 +379,20 @@ func (j *job) watch() bool {
 	return again
 }
 
-// endLeftovers ends what the processes have started and left behind.
+// endLeftovers ends the descendants that the processes left behind.
 func (j *job) endLeftovers() {
 	if !j.stopping {
-		j.tell("all ranks have ended, but not all that they have started: ending that")
+		j.notify("all ranks have ended, but not all that they have started: ending that")
 		j.stop()
 	}
 }
 
-// lastWrite is how long a reader may take nothing of the output of a job that
-// was ended before the rest is given up.
+// lastWrite is the time without progress after which the remaining output of an
+// ended job is discarded.
 const lastWrite = 2 * time.Second
 
-// drain reads and writes what is left of the output. A reader of one that has
-// ended by itself may take its time; where the job was ended, or is to end now, it
-// must go on reading.
+// drain reads and writes the rest of the output. If the job ended by itself, the
+// reader may take any time; if it was ended, the reader must make progress.
 func (j *job) drain(ctx context.Context) {
 	j.ending.Store(true)
 	read := j.readAll()
@@ -417,8 +414,8 @@ func (j *job) drain(ctx context.Context) {
 	}
 }
 
-// readAll has all that processes have printed read, and returns what is closed
-// after that.
+// readAll reads everything that the processes have printed, and closes the
+// channel at the end.
 func (j *job) readAll() <-chan struct{} {
 	read := make(chan struct{})
 	var reading []*stream
@@ -439,8 +436,8 @@ func (j *job) readAll() <-chan struct{} {
 	return read
 }
 
-// isWritten waits until everything is written, or nobody is to wait for that any
-// longer, and reports which of both it is.
+// isWritten waits until everything is written and returns true, or false if
+// waiting is over.
 func (j *job) isWritten(ctx context.Context) bool {
 	ended, asked := ctx.Done(), j.asked != nil
 	var look <-chan time.Time
@@ -472,8 +469,8 @@ func (j *job) isWritten(ctx context.Context) bool {
 	}
 }
 
-// LogError says why LogDir cannot be used. It wraps [fs.ErrExist] where logs of an
-// earlier job are there.
+// LogError reports why LogDir cannot be used. It wraps [fs.ErrExist] if the logs
+// of an earlier job are there.
 type LogError struct {
 	Dir string
 	Err error
@@ -483,8 +480,8 @@ func (e *LogError) Error() string { return fmt.Sprintf("logs in %s: %v", e.Dir, 
 
 func (e *LogError) Unwrap() error { return e.Err }
 
-// makeLogs makes the folder of the logs ready: no log is there afterwards that
-// could be taken for one of this job.
+// makeLogs prepares the folder of the logs: afterwards it has no logs of another
+// job.
 func (j *job) makeLogs() error {
 	if j.LogDir == "" {
 		return nil
@@ -518,8 +515,8 @@ func (j *job) clearLogs() error {
 	return nil
 }
 
-// isLog reports whether a file has the name of a log that this job makes, or that
-// could be taken for one. The launchers of other hosts may share the folder.
+// isLog reports whether a file has the name of a log of this job, or one that
+// could be mistaken for it. Launchers on other hosts may share the folder.
 func (j *job) isLog(name string) bool {
 	number, isOut := strings.CutSuffix(name, ".out")
 	number, isErr := strings.CutSuffix(number, ".err")
@@ -530,7 +527,7 @@ func (j *job) isLog(name string) bool {
 	return j.Nodes == 1 || rank/j.N == j.Node
 }
 
-// newLog makes the log of one stream of a rank.
+// newLog creates the log of one stream of a rank.
 func (j *job) newLog(rank int, kind string) (*os.File, error) {
 	name := filepath.Join(j.LogDir, fmt.Sprintf("%d.%s", rank, kind))
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
@@ -541,14 +538,14 @@ func (j *job) newLog(rank int, kind string) (*os.File, error) {
 	return f, nil
 }
 
-// dropLogs removes the logs of a job that never began.
+// dropLogs removes the logs of a job that did not start.
 func (j *job) dropLogs() {
 	for _, f := range j.logs {
-		_ = os.Remove(f.Name()) // the next one says if it is in the way
+		_ = os.Remove(f.Name()) // the next job reports it if it is a problem
 	}
 }
 
-// bare takes the path off an error that is about it.
+// bare removes the path from an error.
 func bare(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return fmt.Errorf("%s: %w", filepath.Base(e.Path), e.Err)
@@ -556,7 +553,7 @@ func bare(err error) error {
 	return err
 }
 
-// writers returns where the output of a rank goes.
+// writers returns the writers for the output of a rank.
 func (j *job) writers(rank int) (stdout, stderr io.Writer, err error) {
 	stdout, stderr = j.Stdout, j.Stderr
 	if j.Streams != nil {
@@ -570,7 +567,7 @@ func (j *job) writers(rank int) (stdout, stderr io.Writer, err error) {
 	return stdout, stderr, err
 }
 
-// writer puts before w what is to be done with a stream of output.
+// writer returns a writer that adds the prefix and the log to w.
 func (j *job) writer(w io.Writer, rank int, kind string, prefix, color bool) (io.Writer, error) {
 	_, file := w.(*os.File)
 	if file && !prefix && j.LogDir == "" {
@@ -595,10 +592,10 @@ func (j *job) writer(w io.Writer, rank int, kind string, prefix, color bool) (io
 	return &tee{f, w}, nil
 }
 
-// colors are told apart on light and dark terminals.
+// colors are visible on light and dark terminals.
 var colors = []string{"36", "33", "35", "32", "34", "31"}
 
-// prefixOf returns what stands before the lines of a rank.
+// prefixOf returns the prefix of the lines of a rank.
 func prefixOf(rank, size int, color bool) string {
 	width := len(strconv.Itoa(size - 1))
 	text := fmt.Sprintf("[%*d]", width, rank)

@@ -1,7 +1,7 @@
-// Package launch starts the ranks of a job as processes of this host, shows
-// what they print, and ends all of them when one fails. It knows nothing of
-// groups beyond the environment by which their ranks meet, nor of command lines.
-// The contract is that of [Run].
+// Package launch starts the ranks of a job as processes on this host, shows their
+// output, and ends all of them when one fails. It depends only on the environment
+// variables by which ranks meet, not on groups or command lines. The contract is
+// at [Run].
 package launch
 
 import (
@@ -21,28 +21,28 @@ import (
 	"time"
 )
 
-// ErrTimeout is the cause to give to a context that bounds how long a job may
-// take.
+// ErrTimeout is the cause for a context that bounds the time of a job.
 var ErrTimeout = errors.New("time is up")
 
-// ErrOutput reports output that was given up because nobody took it.
+// ErrOutput reports output that was discarded because its reader made no
+// progress.
 var ErrOutput = errors.New("nobody takes the output: the rest of it is lost")
 
-// ErrReader reports that a reader of the output has gone, as 'head' does.
+// ErrReader reports that the reader of the output has closed it, like 'head'
+// does.
 var ErrReader = errors.New("nobody reads the output any more")
 
-// ConfigError says what is wrong with a [Config].
+// ConfigError reports an invalid [Config].
 type ConfigError struct{ text string }
 
 func (e *ConfigError) Error() string { return e.text }
 
 func wrong(format string, args ...any) error { return &ConfigError{fmt.Sprintf(format, args...)} }
 
-// MaxProcesses bounds the processes that are started on one host.
+// MaxProcesses bounds the number of processes on one host.
 const MaxProcesses = 4096
 
-// Config says what to start. N and Command must be set; zero fields have
-// defaults.
+// Config configures a job. N and Command must be set; zero fields have defaults.
 type Config struct {
 	// N is the number of processes on this host.
 	N int
@@ -51,55 +51,54 @@ type Config struct {
 	// Env is added to this process's own environment.
 	Env []string
 
-	// Nodes is the number of hosts, each with N processes, and Node the number
-	// of this one, from zero. Zero Nodes: one.
+	// Nodes is the number of hosts, each with N processes, and Node the index of
+	// this one. Zero Nodes: one.
 	Nodes, Node int
-	// Addr is MASTER_ADDR, at which rank 0 is to listen. Empty: 127.0.0.1.
+	// Addr is MASTER_ADDR, the address of rank 0. Empty: 127.0.0.1.
 	Addr string
-	// Port is MASTER_PORT. Zero: one that is free.
+	// Port is MASTER_PORT. Zero: a free port.
 	Port int
-	// Unix lets the ranks meet at a socket in a folder of their own, which is
-	// removed at the end, instead of at Addr and Port.
+	// Unix makes the ranks meet at a socket in a temporary folder instead of at
+	// Addr and Port.
 	Unix bool
 	// Secret is CAIRN_SECRET. Empty: that of the environment, or a random one.
 	Secret string
 
-	// Stdin is what the first rank of this host reads. Nil, and for all others:
-	// nothing.
+	// Stdin is the input of the first rank on this host. All other ranks, and all
+	// ranks if it is nil, have no input.
 	Stdin io.Reader
-	// Stdout and Stderr get what the processes print. They need not be safe for
-	// concurrent use unless they are the same in something else's hands. Nil: it
-	// is thrown away. A file is handed to the processes as it is, where nothing
-	// is to be done with what they print.
+	// Stdout and Stderr receive the output of the processes. They need not be
+	// safe for concurrent use. Nil: the output is discarded. A file is passed to
+	// the processes directly if the output needs no changes.
 	Stdout, Stderr io.Writer
-	// Streams is used instead of Stdout, Stderr and Prefix where it is not nil:
-	// it returns where the output of a rank goes, as its bytes are. It is called
-	// once for each rank before anything is started.
+	// Streams, if not nil, replaces Stdout, Stderr and Prefix: it returns the
+	// writers for the output of a rank, which is not changed. It is called once
+	// for each rank before any process starts.
 	Streams func(rank int) (stdout, stderr io.Writer)
-	// Prefix puts "[rank] " before each line, in colours on Stdout with Color and
-	// on Stderr with ErrColor. Lines are written whole, but for those above
-	// 64 KiB, which are cut.
+	// Prefix puts "[rank] " before each line, in colour on Stdout if Color is set
+	// and on Stderr if ErrColor is. Lines are written as a whole; those above 64
+	// KiB are cut.
 	Prefix, Color, ErrColor bool
-	// LogDir is a folder in which files RANK.out and RANK.err get what the
-	// processes print, as its bytes are. It is made if need be. Where it holds such
-	// files already, of any rank or, with several hosts, of a rank of this one, the
-	// job is refused: they are those of an earlier one. Empty: none.
+	// LogDir is a folder for the unchanged output in files RANK.out and RANK.err.
+	// It is created if necessary. The job is refused if such files of an earlier
+	// job exist: of any rank or, with several hosts, of a rank of this host.
+	// Empty: no logs.
 	LogDir string
 	// Overwrite removes those files instead.
 	Overwrite bool
 
-	// KeepGoing lets the other processes go on where one fails.
+	// KeepGoing lets the other processes continue when one fails.
 	KeepGoing bool
-	// Grace is how long processes have to end by themselves before they are
-	// killed. Zero: 10 s.
+	// Grace is the time that processes have to end before they are killed. Zero:
+	// 10 s.
 	Grace time.Duration
-	// Signals are passed on to all processes. An interrupt or SIGTERM also says
-	// that they are to end, within the grace period, and a second one kills them.
+	// Signals are passed on to all processes. An interrupt or SIGTERM also ends
+	// the job within the grace period, and a second one kills it.
 	Signals <-chan os.Signal
-	// Tell, if not nil, is told what a user will want to know at once: which rank
-	// failed, who had to be killed. It is not called concurrently, with itself or
-	// with writes of output.
-	Tell func(text string)
+	// Notify, if not nil, receives messages that a user should see at once: which
+	// rank failed, which ranks were killed. It is not called concurrently with
+	// itself or with writes of output.
+	Notify func(text string)
 }
 
 func (c Config) withDefaults() Config {
@@ -139,25 +138,25 @@ func (c *Config) check() error {
 
 // Run starts N processes, each with MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE,
 // LOCAL_RANK, LOCAL_WORLD_SIZE and CAIRN_SECRET in its environment, and returns
-// when all of them, and all that they have started, have ended.
+// when all of them and their descendants have ended.
 //
-// When one fails, unless KeepGoing is set, when ctx ends, and when a write of output
-// fails with EPIPE because its reader has gone, the others get SIGTERM and, after the grace period, SIGKILL. Each process leads a process group,
-// and it is groups that get signals. Where the system can do that (linux),
-// processes do not outlive this one, even where it is killed.
+// The processes get SIGTERM, and SIGKILL after the grace period, if one of them
+// fails (unless KeepGoing is set), if ctx ends, or if a write of output fails
+// with EPIPE. Each process leads a process group, and signals are sent to groups.
+// On linux, processes do not outlive this one, even if it is killed.
 //
-// A writer of output that blocks holds up the processes that print, and neither
-// signals nor the end of a job. When all processes have ended, what they have
-// printed is still written. Where they were killed, and once ctx has ended or a
-// signal has said that the job is to end, a writer that takes nothing for two
-// seconds is left behind, at a second such signal at once: the error wraps
-// [ErrOutput], and the call of Write or Tell that has not returned may still go on.
+// A writer of output that blocks delays the processes that print, but neither
+// signals nor the end of a job. When all processes have ended, the rest of their
+// output is still written. If they were killed, or once ctx has ended or a signal
+// has ended the job, a writer that makes no progress for two seconds is
+// abandoned, and at a second such signal immediately: the error wraps
+// [ErrOutput], and a pending call of Write or Notify may continue.
 //
 // The error is an [*ExitError] with the rank that failed first; a [*SignalError]
-// where one of Signals has ended the job and not all ranks ended with 0; or it wraps
-// the cause of ctx, or [ErrReader]. It also wraps [ErrOutput] where output is lost.
-// Where nothing was started the report is nil and the error a [*ConfigError], a
-// [*LogError], that of [exec.LookPath], or of the system.
+// if one of Signals ended the job and not all ranks ended with 0; or it wraps the
+// cause of ctx, or [ErrReader]. It also wraps [ErrOutput] if output is lost. If
+// no process was started, the report is nil and the error is a [*ConfigError], a
+// [*LogError], that of [exec.LookPath], or one of the system.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {
@@ -171,8 +170,8 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 		return nil, err
 	}
 	defer j.cleanUp()
-	// The kernel kills the processes when the thread that has started them ends,
-	// so it must be one that stays.
+	// The kernel kills the processes when the thread that started them ends, so
+	// that thread must not end.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := j.start(); err != nil {
@@ -184,14 +183,15 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 // secretVariable is the environment variable of the job's secret.
 const secretVariable = "CAIRN_SECRET"
 
-// place is where the ranks of a job meet.
+// place is the address at which the ranks of a job meet.
 type place struct {
 	addr   string
 	port   int
-	folder string // of the socket, or empty
+	folder string // of the socket, or ""
 }
 
-// newPlace chooses where the ranks meet, as far as that is open.
+// newPlace chooses the address at which the ranks meet, as far as the
+// configuration leaves it open.
 func newPlace(c *Config) (place, error) {
 	if c.Unix {
 		dir, err := os.MkdirTemp("", "cairn-run-") // for this user only
@@ -209,15 +209,14 @@ func newPlace(c *Config) (place, error) {
 	return p, err
 }
 
-// The ports among which one is chosen. They lie below those that systems give to
-// whoever does not ask for a certain one, so that nobody gets it by accident
-// before rank 0 listens there.
+// The range of ports to choose from. It is below the range of ephemeral ports, so
+// that no other program gets the port by chance before rank 0 listens there.
 const (
 	firstPort = 10_000
 	lastPort  = 29_999
 )
 
-// freePort returns a port at which nobody listens.
+// freePort returns a port that is not in use.
 func freePort(host string) (int, error) {
 	var last error
 	for range 64 {
@@ -235,7 +234,7 @@ func freePort(host string) (int, error) {
 	return 0, fmt.Errorf("find a free port: %w", last)
 }
 
-// environ returns what all processes have in their environment.
+// environ returns the environment of all processes.
 func (c *Config) environ(at place) ([]string, error) {
 	env := append(os.Environ(), c.Env...)
 	secret := c.secret(env)
@@ -249,7 +248,7 @@ func (c *Config) environ(at place) ([]string, error) {
 		"WORLD_SIZE="+strconv.Itoa(c.Nodes*c.N), "LOCAL_WORLD_SIZE="+strconv.Itoa(c.N)), nil
 }
 
-// secret returns the job's secret, or "" where none is set.
+// secret returns the job's secret, or "" if it is not set.
 func (c *Config) secret(env []string) string {
 	secret := ""
 	for _, v := range env {
@@ -260,45 +259,45 @@ func (c *Config) secret(env []string) string {
 	return cmp.Or(c.Secret, secret)
 }
 
-// Report says how a job went.
+// Report is the result of a job.
 type Report struct {
 	OK         bool    `json:"ok"`
 	WorldSize  int     `json:"world_size"`
 	MasterAddr string  `json:"master_addr"`
 	MasterPort int     `json:"master_port"` // zero with a unix socket
 	Seconds    float64 `json:"seconds"`
-	// Failed is the rank that failed first, or nil where none did before the job
-	// was ended from outside. Of several that end at the same time it is one that a
-	// signal has ended, if the system tells (linux).
+	// Failed is the rank that failed first, or nil if no rank failed before the
+	// job was ended from outside. Of several ranks that end at the same time it
+	// is one that was killed by a signal, if the system reports it (linux).
 	Failed *int `json:"failed"`
-	// Ranks are those of this host, in their order.
+	// Ranks are the ranks of this host, in order.
 	Ranks []Exit `json:"ranks"`
 }
 
-// Exit says how a process ended.
+// Exit describes the end of a process.
 type Exit struct {
 	Rank int `json:"rank"`
 	PID  int `json:"pid"`
-	// Code is the exit code; of a process that a signal ended 128 and the
-	// signal's number, as shells count.
+	// Code is the exit code: 128 plus the number of the signal, as in shells, if
+	// a signal ended the process.
 	Code int `json:"code"`
-	// Signal is the name of the signal that ended it, as SIGSEGV, or empty.
+	// Signal is the name of the signal that ended it, such as SIGSEGV, or "".
 	Signal string `json:"signal"`
-	// Stopped says that it ended after it was told to.
+	// Stopped is set if it ended after it was asked to.
 	Stopped bool    `json:"stopped"`
 	Seconds float64 `json:"seconds"`
 
 	at time.Time // when the launcher noticed it
 }
 
-// isCause reports whether the process certainly did not end because of another
-// rank: a signal has ended it, other than the one with which programs end
+// isCause reports whether no other rank can be the reason for the end of the
+// process: a signal ended it, other than the one with which programs abort
 // themselves.
 func (e *Exit) isCause() bool { return e.Signal != "" && e.Signal != "SIGABRT" }
 
 func (e *Exit) failed() bool { return e.Code != 0 }
 
-// String says it in words: "exited with code 3 after 1.2s".
+// String describes the exit: "exited with code 3 after 1.2s".
 func (e *Exit) String() string {
 	after := after(time.Duration(e.Seconds * float64(time.Second)))
 	if e.Signal != "" {
@@ -307,7 +306,7 @@ func (e *Exit) String() string {
 	return fmt.Sprintf("exited with code %d %s", e.Code, after)
 }
 
-// after says when something was, as exactly as anybody wants to know.
+// after returns a duration with a suitable precision.
 func after(d time.Duration) string {
 	switch {
 	case d < time.Millisecond:
@@ -325,33 +324,33 @@ type ExitError struct{ Exit }
 
 func (e *ExitError) Error() string { return fmt.Sprintf("rank %d %s", e.Rank, &e.Exit) }
 
-// Told reports whether an error of [Run] need not be said again: Tell was told the
-// same, and nothing was written since.
-func Told(err error) bool {
-	_, ok := errors.AsType[*toldError](err)
+// Notified reports whether an error of [Run] was already passed to Notify, with
+// no output after it.
+func Notified(err error) bool {
+	_, ok := errors.AsType[*notifiedError](err)
 	return ok
 }
 
-// toldError is an error that was told.
-type toldError struct{ error }
+// notifiedError is an error that was passed to Notify.
+type notifiedError struct{ error }
 
-func (e *toldError) Unwrap() error { return e.error }
+func (e *notifiedError) Unwrap() error { return e.error }
 
 // SignalError reports a job that a signal from outside has ended.
 type SignalError struct {
 	// Signal is its name.
 	Signal string
-	// First is how the rank ended that was the first to end other than with 0.
+	// First is the exit of the first rank that did not end with 0.
 	First Exit
-	// Code is what a launcher ends with: that of First, unless ranks had to be
-	// killed, and that of the signal then.
+	// Code is the exit code for a launcher: that of First, or that of the signal
+	// if ranks had to be killed.
 	Code int
 }
 
 func (e *SignalError) Error() string {
 	text := "the job was ended by " + e.Signal
 	if e.First.Signal == "" {
-		text += fmt.Sprintf(": rank %d %s", e.First.Rank, &e.First) // which is why the code is what it is
+		text += fmt.Sprintf(": rank %d %s", e.First.Rank, &e.First) // it explains the code
 	}
 	return text
 }

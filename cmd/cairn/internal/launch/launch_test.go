@@ -257,7 +257,7 @@ func TestOnlyTheFirstRankReads(t *testing.T) {
 func TestOneThatFailsEndsAll(t *testing.T) {
 	c, _, _ := self(t, 3, "fail")
 	var told []string
-	c.Tell = func(text string) { told = append(told, text) }
+	c.Notify = func(text string) { told = append(told, text) }
 	rep, err := launch.Run(limited(t), c)
 	e, ok := errors.AsType[*launch.ExitError](err)
 	if !ok || e.Rank != 1 || e.Code != 3 || rep.OK || rep.Failed == nil || *rep.Failed != 1 {
@@ -266,7 +266,7 @@ func TestOneThatFailsEndsAll(t *testing.T) {
 	if len(told) != 1 || !strings.HasPrefix(told[0], "rank 1 exited with code 3 after ") {
 		t.Errorf("told %q; want who failed", told)
 	}
-	if !launch.Told(err) {
+	if !launch.Notified(err) {
 		t.Errorf("%q is to be said again after %q", err, told)
 	}
 	for _, rank := range []int{0, 2} {
@@ -284,7 +284,7 @@ func TestOthersMayGoOn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "told")
 	c.Env = append(c.Env, fileVariable+"="+file)
 	c.KeepGoing = true
-	c.Tell = func(string) {
+	c.Notify = func(string) {
 		if err := os.WriteFile(file, nil, 0o666); err != nil {
 			t.Error(err)
 		}

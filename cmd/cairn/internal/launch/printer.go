@@ -9,30 +9,30 @@ import (
 	"syscall"
 )
 
-// printer writes what a job has to say, one thing after the other, in a goroutine
-// of its own: a reader that takes nothing holds up that goroutine and those who
-// wait for it, and nobody else. It can be left behind.
+// printer executes the writes of a job in order, in a goroutine of its own: a
+// reader that makes no progress blocks only that goroutine and the callers that
+// wait for it. A blocked printer can be abandoned.
 type printer struct {
 	mu     sync.Mutex
 	wake   *sync.Cond // of mu
 	queue  []func()   // guarded by mu
-	closed bool       // nothing more comes; guarded by mu
+	closed bool       // no more writes; guarded by mu
 
-	moved   atomic.Int64  // how many things were written
-	broken  chan struct{} // closed when somebody who read has gone
+	moved   atomic.Int64  // number of completed writes
+	broken  chan struct{} // closed when a reader has closed the output
 	breaks  sync.Once     // closes broken
-	left    chan struct{} // closed when nobody waits for it any more
+	left    chan struct{} // closed when the printer is abandoned
 	written chan struct{} // closed when everything is written
 }
 
-// newPrinter returns a printer that is yet to run.
+// newPrinter returns a printer; run must be called.
 func newPrinter() *printer {
 	p := &printer{left: make(chan struct{}), written: make(chan struct{}), broken: make(chan struct{})}
 	p.wake = sync.NewCond(&p.mu)
 	return p
 }
 
-// run does what comes until the printer is closed or left.
+// run executes the queue until the printer is closed or abandoned.
 func (p *printer) run() {
 	defer close(p.written)
 	for f := p.next(); f != nil; f = p.next() {
@@ -41,7 +41,7 @@ func (p *printer) run() {
 	}
 }
 
-// next waits for something to do. Nil: nothing comes any more.
+// next waits for the next function. It returns nil at the end.
 func (p *printer) next() func() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,7 +56,7 @@ func (p *printer) next() func() {
 	return f
 }
 
-// later has f called when everything before it is done. It does not wait.
+// later queues f. It does not wait.
 func (p *printer) later(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,9 +66,9 @@ func (p *printer) later(f func()) {
 	}
 }
 
-// write writes to w and waits for that, unless the printer is left.
+// write writes to w and waits until that is done or the printer is abandoned.
 func (p *printer) write(w io.Writer, b []byte) (n int, err error) {
-	own := bytes.Clone(b) // a write that was left behind may still read it
+	own := bytes.Clone(b) // an abandoned write may still read it
 	type result struct {
 		n   int
 		err error
@@ -89,14 +89,14 @@ func (p *printer) write(w io.Writer, b []byte) (n int, err error) {
 	}
 }
 
-// remark is something that the user is told, by a printer.
-type remark struct {
-	at int64 // what was written before it; set by the printer before written is closed
+// notice is a message for the user that a printer writes.
+type notice struct {
+	at int64 // value of moved before it; set before written is closed
 }
 
-// tell has f called as later does, and returns what isLast knows it by.
-func (p *printer) tell(f func()) *remark {
-	r := &remark{at: -1}
+// notify queues f and returns the notice for isLast.
+func (p *printer) notify(f func()) *notice {
+	r := &notice{at: -1}
 	p.later(func() {
 		r.at = p.moved.Load()
 		f()
@@ -104,12 +104,12 @@ func (p *printer) tell(f func()) *remark {
 	return r
 }
 
-// isLast reports whether everything is written, and a remark was the last of it.
-func (p *printer) isLast(r *remark) bool {
+// isLast reports whether everything is written and the notice was last.
+func (p *printer) isLast(r *notice) bool {
 	return r != nil && p.isDone() && r.at >= 0 && p.moved.Load() == r.at+1
 }
 
-// isBroken reports whether somebody who read has gone.
+// isBroken reports whether a reader has closed the output.
 func (p *printer) isBroken() bool {
 	select {
 	case <-p.broken:
@@ -129,7 +129,7 @@ func (p *printer) isDone() bool {
 	}
 }
 
-// close says that nothing more comes. What is there is written.
+// close ends the queue. What is queued is still written.
 func (p *printer) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,7 +137,7 @@ func (p *printer) close() {
 	p.wake.Signal()
 }
 
-// leave gives up all that is not written. What is being written may still be.
+// leave abandons the printer. A pending write may continue.
 func (p *printer) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -146,7 +146,7 @@ func (p *printer) leave() {
 	close(p.left)
 }
 
-// printed is a writer that a printer writes to.
+// printed is a writer that writes by a printer.
 type printed struct {
 	by *printer
 	w  io.Writer
@@ -154,17 +154,17 @@ type printed struct {
 
 func (p *printed) Write(b []byte) (int, error) { return p.by.write(p.w, b) }
 
-// maxLine is how much of a line is kept until its end comes.
+// maxLine is the largest part of a line that is buffered.
 const maxLine = 64 << 10
 
-// lines is a writer that puts a prefix before each line and writes lines whole.
-// A carriage return ends a line too: it is how progress bars begin their next
-// one. The end of a line that has none is written by flush.
+// lines is a writer that puts a prefix before each line and writes lines as a
+// whole. A carriage return also ends a line, because progress bars use it. flush
+// writes a line without an end.
 type lines struct {
 	to     io.Writer
 	prefix string
-	line   []byte // what has come of the line so far
-	out    []byte // what is written next
+	line   []byte // the current line
+	out    []byte // the next write
 	cr     bool   // the last line ended with a carriage return
 }
 
@@ -183,7 +183,7 @@ func (l *lines) Write(b []byte) (int, error) {
 	return n, l.emit()
 }
 
-// add adds text to the line, which is cut where it becomes too long.
+// add adds text to the line and cuts the line if it becomes too long.
 func (l *lines) add(b []byte) {
 	for len(b) > 0 {
 		if len(l.line) == maxLine {
@@ -196,8 +196,8 @@ func (l *lines) add(b []byte) {
 	}
 }
 
-// end ends the line by a line feed or a carriage return. One of both is one end,
-// and nothing between two carriage returns is no line.
+// end ends the line with a line feed or a carriage return. The pair is one end,
+// and an empty line between carriage returns is ignored.
 func (l *lines) end(by byte) {
 	switch {
 	case by == '\r' && len(l.line) == 0:
@@ -226,7 +226,7 @@ func (l *lines) emit() error {
 	return err
 }
 
-// flush writes what has no end of line.
+// flush writes an unfinished line.
 func (l *lines) flush() {
 	if len(l.line) > 0 {
 		l.finish()

@@ -17,12 +17,12 @@ type process struct {
 	cmd     *exec.Cmd
 	group   *group
 	began   time.Time
-	ended   bool // it was waited for; what it has started may still be there
+	ended   bool // it was waited for; descendants may still be running
 	outputs []*stream
-	files   []*os.File // that are the child's, or to be closed at the end
+	files   []*os.File // the child's files, and those to close at the end
 }
 
-// newProcess prepares a rank's process. It is not started.
+// newProcess prepares the process of a rank.
 func (j *job) newProcess(local int) (*process, error) {
 	p := &process{rank: j.Node*j.N + local, group: newGroup()}
 	p.cmd = exec.Command(j.path, j.Command[1:]...)
@@ -41,7 +41,7 @@ func (j *job) newProcess(local int) (*process, error) {
 	return p, err
 }
 
-// attach returns what a process is to write to for its output to arrive at w.
+// attach returns the file or writer for a process whose output goes to w.
 func (j *job) attach(p *process, w io.Writer) (io.Writer, error) {
 	if f, ok := w.(*os.File); ok || w == nil {
 		return orNil(f), nil
@@ -55,7 +55,7 @@ func (j *job) attach(p *process, w io.Writer) (io.Writer, error) {
 	return childs, nil
 }
 
-// orNil returns no writer at all for no file.
+// orNil returns a nil writer for a nil file.
 func orNil(f *os.File) io.Writer {
 	if f == nil {
 		return nil
@@ -63,7 +63,7 @@ func orNil(f *os.File) io.Writer {
 	return f
 }
 
-// start starts the process, and to read what it prints.
+// start starts the process and begins to read its output.
 func (p *process) start() error {
 	err := p.cmd.Start()
 	p.closeFiles()
@@ -78,15 +78,15 @@ func (p *process) start() error {
 	return nil
 }
 
-// closeFiles closes the ends of the pipes that are the child's.
+// closeFiles closes the child's ends of the pipes.
 func (p *process) closeFiles() {
 	for _, f := range p.files {
-		f.Close() // the child has its own
+		f.Close() // the child has copies
 	}
 	p.files = nil
 }
 
-// closeOutputs closes pipes that nobody reads.
+// closeOutputs closes the pipes of a process that did not start.
 func (p *process) closeOutputs() error {
 	var errs []error
 	for _, s := range p.outputs {
@@ -96,9 +96,9 @@ func (p *process) closeOutputs() error {
 	return errors.Join(errs...)
 }
 
-// wait waits until the process has ended and says how.
+// wait waits until the process has ended and describes its exit.
 func (p *process) wait() Exit {
-	_ = p.cmd.Wait() // the state says it all
+	_ = p.cmd.Wait() // the process state has everything
 	e := Exit{Rank: p.rank, PID: p.cmd.Process.Pid, Code: -1, Seconds: time.Since(p.began).Seconds(), at: time.Now()}
 	p.group.leaderEnded()
 	if s := p.cmd.ProcessState; s != nil {
@@ -107,13 +107,13 @@ func (p *process) wait() Exit {
 	return e
 }
 
-// group is a process and what it has started. Once the process was waited for and
-// nothing else is there, the number may become somebody else's: from then on the
-// group is gone, and its number is neither looked at nor sent a signal.
+// group is a process and its descendants in its process group. Once the process
+// was waited for and no descendant is left, the group's number may be reused:
+// then the group is gone, and its number is not used any more.
 type group struct {
 	id   int
-	look func(id int) bool // whether anything of the group has not ended
-	held func(id int) bool // whether the number is still the group's; quicker
+	look func(id int) bool // whether any process of the group has not ended
+	held func(id int) bool // whether the number still belongs to the group; faster than look
 	send func(id int, s os.Signal)
 
 	mu     sync.Mutex
@@ -123,16 +123,16 @@ type group struct {
 
 func newGroup() *group { return &group{look: groupAlive, held: groupHeld, send: signalGroup} }
 
-// leaderEnded is to be called as soon as the leader was waited for: what it has
-// started is all that keeps the number from others now.
+// leaderEnded must be called as soon as the leader was waited for: from then on
+// only its descendants reserve the number.
 func (g *group) leaderEnded() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.reaped, g.gone = true, !g.look(g.id)
 }
 
-// alive reports whether the leader was not waited for yet, or something that it
-// has started is there.
+// alive reports whether the leader was not waited for yet, or descendants are
+// still running.
 func (g *group) alive() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -142,8 +142,8 @@ func (g *group) alive() bool {
 	return !g.gone
 }
 
-// watch notes whether the group is gone and reports whether that is still to be
-// watched for: others get a number that is free sooner or later.
+// watch checks whether the group is gone, and returns true if it must be checked
+// again.
 func (g *group) watch() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -153,8 +153,8 @@ func (g *group) watch() bool {
 	return g.reaped && !g.gone
 }
 
-// signal sends a signal to all that is there. One that is stopped is let go on,
-// so that it can end.
+// signal sends a signal to the whole group. It also resumes stopped processes, so
+// that they can end.
 func (g *group) signal(s os.Signal) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -163,14 +163,14 @@ func (g *group) signal(s os.Signal) {
 	}
 }
 
-// What a process that has left its group still holds open is read no further
-// than this, once all others have ended.
+// Limits for reading the output that a process outside the group still holds open
+// after all others have ended.
 const (
 	lastWait  = time.Second
 	lastBytes = 4 << 20
 )
 
-// stream carries what a process prints from a pipe to a writer.
+// stream copies the output of a process from a pipe to a writer.
 type stream struct {
 	from   *os.File
 	to     io.Writer
@@ -190,11 +190,11 @@ func (s *stream) start() {
 	}()
 }
 
-// flusher is a writer that keeps the beginning of a line.
+// flusher is a writer that buffers the beginning of a line.
 type flusher interface{ flush() }
 
-// copy copies until the pipe's other end is closed everywhere. Output that
-// cannot be written is read all the same, so that nobody waits for it.
+// copy copies until all writers of the pipe have closed it. It reads on if a
+// write fails, so that the process does not block.
 func (s *stream) copy() {
 	buf := make([]byte, 32<<10)
 	for late := 0; late < lastBytes; {
@@ -214,11 +214,12 @@ func (s *stream) copy() {
 	}
 }
 
-// hurry gives the next read a moment only. It fails for pipes that know no
-// deadlines, which are then read to their end.
+// hurry sets a short deadline for the next read. Pipes without deadlines are read
+// to their end.
 func (s *stream) hurry() { _ = s.from.SetReadDeadline(time.Now().Add(lastWait)) }
 
-// tee writes to a log and to another writer, whatever becomes of either.
+// tee writes to a log and to another writer. An error of one does not affect the
+// other.
 type tee struct {
 	log  io.Writer
 	next io.Writer

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Systems without signals only know how to kill.
+// Systems without signals can only kill.
 var (
 	terminate = os.Kill
 	kill      = os.Kill
@@ -16,7 +16,7 @@ var (
 // Passed lists the signals that a launcher passes on.
 func Passed() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} }
 
-// ends reports whether a signal says that a job is to end.
+// ends reports whether a signal asks a job to end.
 func ends(s os.Signal) bool { return s == os.Interrupt || s == syscall.SIGTERM }
 
 // nameOf returns the name of a signal.
@@ -27,7 +27,7 @@ func nameOf(s os.Signal) string {
 	return "SIGTERM"
 }
 
-// codeOf returns the exit code that stands for a signal.
+// codeOf returns the exit code for a signal.
 func codeOf(s os.Signal) int {
 	if s == os.Interrupt {
 		return 130
@@ -35,13 +35,14 @@ func codeOf(s os.Signal) int {
 	return 143
 }
 
-// exitCode returns how a process ended.
+// exitCode returns the exit code of a process, and the name of the signal that
+// ended it.
 func exitCode(s *os.ProcessState) (code int, signal string) { return s.ExitCode(), "" }
 
-// ownGroup returns how processes are started.
+// ownGroup returns the attributes of a process.
 func ownGroup() *syscall.SysProcAttr { return nil }
 
-// signalGroup ends the process of that number, whatever the signal.
+// signalGroup kills the process with that number, whatever the signal.
 func signalGroup(id int, _ os.Signal) {
 	if p, err := os.FindProcess(id); err == nil {
 		_ = p.Kill() // it may have ended in the meantime
@@ -52,6 +53,6 @@ func signalGroup(id int, _ os.Signal) {
 // isEnding returns false: this system does not report that a process is ending.
 func isEnding(int) bool { return false }
 
-// A group is one process here, which has ended when it was waited for.
+// A group is one process here. It has ended when it was waited for.
 func groupAlive(int) bool { return false }
 func groupHeld(int) bool  { return false }

@@ -20,10 +20,10 @@ func Passed() []os.Signal {
 	}
 }
 
-// ends reports whether a signal says that a job is to end.
+// ends reports whether a signal asks a job to end.
 func ends(s os.Signal) bool { return s == syscall.SIGINT || s == syscall.SIGTERM }
 
-// codeOf returns the exit code that stands for a signal.
+// codeOf returns the exit code for a signal.
 func codeOf(s os.Signal) int {
 	if n, ok := s.(syscall.Signal); ok {
 		return 128 + int(n)
@@ -31,7 +31,8 @@ func codeOf(s os.Signal) int {
 	return 1
 }
 
-// exitCode returns how a process ended.
+// exitCode returns the exit code of a process, and the name of the signal that
+// ended it.
 func exitCode(s *os.ProcessState) (code int, signal string) {
 	if ws, ok := s.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		return codeOf(ws.Signal()), nameOf(ws.Signal())
@@ -39,24 +40,24 @@ func exitCode(s *os.ProcessState) (code int, signal string) {
 	return s.ExitCode(), ""
 }
 
-// signalGroup sends a signal to the group of that number.
+// signalGroup sends a signal to the group with that number.
 func signalGroup(id int, s os.Signal) {
 	n, ok := s.(syscall.Signal)
 	if !ok {
 		return
 	}
-	// Who has ended in the meantime gets none.
+	// The group may have ended in the meantime.
 	_ = syscall.Kill(-id, n)
 	if ends(s) {
 		_ = syscall.Kill(-id, syscall.SIGCONT)
 	}
 }
 
-// groupHeld reports whether a group has any process, if only one that has ended
-// and that nobody has waited for: as long as it has, nobody gets its number.
+// groupHeld reports whether a group has any process, including zombies: until
+// then its number is not reused.
 func groupHeld(id int) bool { return syscall.Kill(-id, 0) != syscall.ESRCH }
 
-// names are those of the signals that end processes everywhere.
+// names are the signals that every unix has.
 var names = map[os.Signal]string{
 	syscall.SIGABRT: "SIGABRT", syscall.SIGALRM: "SIGALRM", syscall.SIGBUS: "SIGBUS", syscall.SIGFPE: "SIGFPE",
 	syscall.SIGHUP: "SIGHUP", syscall.SIGILL: "SIGILL", syscall.SIGINT: "SIGINT", syscall.SIGKILL: "SIGKILL",
@@ -65,8 +66,8 @@ var names = map[os.Signal]string{
 	syscall.SIGUSR2: "SIGUSR2", syscall.SIGVTALRM: "SIGVTALRM", syscall.SIGXCPU: "SIGXCPU", syscall.SIGXFSZ: "SIGXFSZ",
 }
 
-// nameOf returns the name of a signal: "SIGTERM", or "signal 34" of one that has
-// none.
+// nameOf returns the name of a signal: "SIGTERM", or "signal 34" if it has no
+// name.
 func nameOf(s os.Signal) string {
 	if name, ok := names[s]; ok {
 		return name

@@ -180,7 +180,7 @@ func TestContextEndsAJob(t *testing.T) {
 		c, _, _ := self(t, 2, role)
 		var told []string
 		c.Stdout, c.Grace = &whenReady{n: 2, call: func() { cancel(launch.ErrTimeout) }}, grace
-		c.Tell = func(text string) { told = append(told, text) }
+		c.Notify = func(text string) { told = append(told, text) }
 		rep, err := launch.Run(ctx, c)
 		if !errors.Is(err, launch.ErrTimeout) || rep.OK || rep.Failed != nil || !rep.Ranks[1].Stopped {
 			t.Errorf("%s: Run = %+v, %v; want the cause", role, rep, err)
@@ -188,7 +188,7 @@ func TestContextEndsAJob(t *testing.T) {
 		if len(told) == 0 || told[0] != "time is up: ending all" {
 			t.Errorf("%s: told %q", role, told)
 		}
-		if again := !launch.Told(err); again != (role == "stubborn") {
+		if again := !launch.Notified(err); again != (role == "stubborn") {
 			t.Errorf("%s: the cause is to be said again: %v; told %q", role, again, told)
 		}
 	}
@@ -208,13 +208,13 @@ func TestReaderThatHasGone(t *testing.T) {
 		r.Close()
 		var told []string
 		c.Stdout, c.LogDir = w, t.TempDir()
-		c.Tell = func(text string) { told = append(told, text) }
+		c.Notify = func(text string) { told = append(told, text) }
 		rep, err := launch.Run(limited(t), c)
 		w.Close()
 		if !errors.Is(err, launch.ErrReader) || !strings.HasSuffix(err.Error(), want) || rep.OK || rep.Failed != nil {
 			t.Errorf("%s: Run = %+v, %v; want %q", role, rep, err, want)
 		}
-		if role == "heed" && (rep.Ranks[0].Code != 7 || len(told) != 1 || !launch.Told(err)) {
+		if role == "heed" && (rep.Ranks[0].Code != 7 || len(told) != 1 || !launch.Notified(err)) {
 			t.Errorf("%s: %+v, told %q; want that it heeded SIGTERM", role, rep.Ranks, told)
 		}
 	}
@@ -242,7 +242,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 		c, out, _ := self(t, 2, role)
 		var told []string
 		c.Grace = 100 * time.Millisecond
-		c.Tell = func(text string) { told = append(told, text) }
+		c.Notify = func(text string) { told = append(told, text) }
 		rep, err := launch.Run(limited(t), c)
 		if err != nil || !rep.OK {
 			t.Errorf("%s: Run = %+v, %v; want that it went well", role, rep, err)

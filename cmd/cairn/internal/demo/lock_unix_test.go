@@ -36,7 +36,7 @@ func TestOneDemoAtATime(t *testing.T) {
 		}
 		return s
 	}
-	c := demo.Config{Store: store(), Dir: dir, Bytes: demo.MinBytes, Ranks: 2, LoadRanks: 1}
+	c := demo.Config{Store: store(), Bytes: demo.MinBytes, Ranks: 2, LoadRanks: 1}
 	w := &second{play: func() {
 		other := c
 		other.Store, other.Watch = store(), nil

@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 )
 
-// tag marks the demo's checkpoints as such.
+// tag marks the checkpoints of the demo.
 const tag = "cairn-demo"
 
 // The training steps at which the state is saved.
@@ -26,24 +26,24 @@ const (
 	nextStep  = 1000 // from save to save
 )
 
-// play is a demo under way.
-type play struct {
+// runner is the state of a running demo.
+type runner struct {
 	Config
 	model model
 	rep   *Report
-	step  int64 // of the checkpoint that is there
+	step  int64 // of the current checkpoint
 	// saver saves the state of a training step from all ranks.
 	saver func(ctx context.Context, step int64) (*Save, error)
 }
 
-func newPlay(c Config) *play {
+func newRunner(c Config) *runner {
 	m := newModel(c.Bytes, c.Ranks, c.LoadRanks)
-	p := &play{Config: c, model: m, rep: &Report{Path: c.Store.String(), Crash: []Crash{}, Kills: []Kill{}}}
+	p := &runner{Config: c, model: m, rep: &Report{Path: c.Store.String(), Crash: []Crash{}, Kills: []Kill{}}}
 	p.saver = p.saveInProcess
 	return p
 }
 
-// checkPlace refuses a place that holds something that is not the demo's.
+// checkPlace returns ErrTaken if the store has content that is not the demo's.
 func checkPlace(ctx context.Context, s blob.Store) error {
 	c, err := cairn.Open(ctx, s)
 	if err == nil {
@@ -65,8 +65,8 @@ func checkPlace(ctx context.Context, s blob.Store) error {
 	return nil
 }
 
-// states makes the state of every rank at a training step.
-func (p *play) states(ctx context.Context, step int64) ([]cairn.State, error) {
+// states returns the state of every rank at a training step.
+func (p *runner) states(ctx context.Context, step int64) ([]cairn.State, error) {
 	p.Watch.Begin("state", p.model.held())
 	out := make([]cairn.State, p.Ranks)
 	err := inproc.Run(ctx, p.Ranks, func(ctx context.Context, g group.Group) (err error) {
@@ -76,7 +76,7 @@ func (p *play) states(ctx context.Context, step int64) ([]cairn.State, error) {
 	return out, err
 }
 
-// filled makes the state of one rank that saves at a training step.
+// filled returns the state of one rank that saves at a training step.
 func (m model) filled(ctx context.Context, step int64, rank int, moved func(int64)) (cairn.State, error) {
 	return m.state(step, func(s *spec) (any, error) {
 		if ctx.Err() != nil {
@@ -92,13 +92,13 @@ func (m model) filled(ctx context.Context, step int64, rank int, moved func(int6
 	})
 }
 
-// empty makes the state of one rank that loads.
+// empty returns the state of one rank that loads.
 func (m model) empty(rank int) (cairn.State, error) {
 	return m.state(1, func(s *spec) (any, error) { return newPart(s, s.load, rank) })
 }
 
-// saveTo saves the states of all ranks over whatever is in the store.
-func (p *play) saveTo(ctx context.Context, s blob.Store, states []cairn.State, step int64) (*Save, error) {
+// saveTo saves the states of all ranks, replacing the checkpoint in the store.
+func (p *runner) saveTo(ctx context.Context, s blob.Store, states []cairn.State, step int64) (*Save, error) {
 	p.Watch.Begin("save", p.model.bytes())
 	var rep *cairn.SaveReport
 	start := time.Now()
@@ -117,18 +117,19 @@ func (p *play) saveTo(ctx context.Context, s blob.Store, states []cairn.State, s
 	}, nil
 }
 
-// saveOptions returns how the demo saves.
+// saveOptions returns the options of the demo's saves.
 func saveOptions(g group.Group, step int64, moved func(int64)) *cairn.SaveOptions {
 	return &cairn.SaveOptions{
 		Group: g, Step: &step, Tags: map[string]string{tag: "made by 'cairn demo'"},
-		// No other job saves here, so what crashed saves left need not age.
+		// No other job saves here, so leftovers of crashed saves can be removed
+		// at once.
 		SweepAfter: time.Nanosecond,
 		Observer:   &cairn.Observer{Moved: moved},
 	}
 }
 
 // saveInProcess makes the state and saves it, with goroutines as ranks.
-func (p *play) saveInProcess(ctx context.Context, step int64) (*Save, error) {
+func (p *runner) saveInProcess(ctx context.Context, step int64) (*Save, error) {
 	states, err := p.states(ctx, step)
 	if err != nil {
 		return nil, err
@@ -137,7 +138,7 @@ func (p *play) saveInProcess(ctx context.Context, step int64) (*Save, error) {
 }
 
 // save saves the first checkpoint.
-func (p *play) save(ctx context.Context) error {
+func (p *runner) save(ctx context.Context) error {
 	s, err := p.saver(ctx, firstStep)
 	if err != nil {
 		return err
@@ -150,8 +151,8 @@ func (p *play) save(ctx context.Context) error {
 	return nil
 }
 
-// describe fills in the report what the checkpoint says of the state.
-func (p *play) describe(ctx context.Context) error {
+// describe adds a description of the state to the report.
+func (p *runner) describe(ctx context.Context) error {
 	c, err := cairn.Open(ctx, p.Store)
 	if err != nil {
 		return err
@@ -166,8 +167,8 @@ func (p *play) describe(ctx context.Context) error {
 	return nil
 }
 
-// verify checks the first checkpoint and takes its digest.
-func (p *play) verify(ctx context.Context) error {
+// verify checks the first checkpoint and computes its digest.
+func (p *runner) verify(ctx context.Context) error {
 	f, err := p.examine(ctx)
 	if err != nil {
 		return err
@@ -178,7 +179,7 @@ func (p *play) verify(ctx context.Context) error {
 }
 
 // load loads the checkpoint into other ranks and compares every byte.
-func (p *play) load(ctx context.Context) error {
+func (p *runner) load(ctx context.Context) error {
 	p.Watch.Begin("load", p.model.wanted())
 	states := make([]cairn.State, p.LoadRanks)
 	var rep *cairn.LoadReport
@@ -212,9 +213,9 @@ func (p *play) load(ctx context.Context) error {
 	return nil
 }
 
-// compare compares what every rank has loaded with what was saved and returns
-// how many bytes of tensors that were.
-func (p *play) compare(ctx context.Context, states []cairn.State) (int64, error) {
+// compare compares the loaded states of all ranks with what was saved and returns
+// the bytes of the tensors.
+func (p *runner) compare(ctx context.Context, states []cairn.State) (int64, error) {
 	var total atomic.Int64
 	err := inproc.Run(ctx, len(states), func(_ context.Context, g group.Group) error {
 		n, err := p.model.compare(states[g.Rank()], p.step, p.Watch.Moved)
@@ -224,8 +225,8 @@ func (p *play) compare(ctx context.Context, states []cairn.State) (int64, error)
 	return total.Load(), err
 }
 
-// compare compares what one rank has loaded with what was saved at a step and
-// returns how many bytes of tensors that were.
+// compare compares the loaded state of one rank with what was saved at a step and
+// returns the bytes of the tensors.
 func (m model) compare(state cairn.State, step int64, moved func(int64)) (total int64, err error) {
 	parts := map[string]any{}
 	want, err := m.state(step, func(s *spec) (any, error) { return s, nil })
@@ -246,8 +247,8 @@ func (m model) compare(state cairn.State, step int64, moved func(int64)) (total 
 	return total, nil
 }
 
-// compareValues compares the values of two states. Where want has a spec, what
-// got has there is added to parts under the spec's name.
+// compareValues compares the values of two states. If want has a spec, it adds
+// got's value to parts under the spec's name.
 func compareValues(at string, want, got any, parts map[string]any) error {
 	switch w := want.(type) {
 	case *spec:
@@ -288,15 +289,15 @@ const recordName = "cairn.json"
 func isData(name string) bool  { return strings.HasSuffix(name, ".safetensors") }
 func isIndex(name string) bool { return strings.HasSuffix(name, "-index.cairn") }
 
-// crashPoint is a place in a save at which the demo lets the process die.
+// crashPoint is a point of a save at which the demo simulates a crash.
 type crashPoint struct {
 	at   string
 	rule fault.Rule
-	// committed says that the new checkpoint must be there afterwards.
+	// committed is set if the new checkpoint must exist afterwards.
 	committed bool
 }
 
-// crashPoints lists the places, in the order in which a save comes by.
+// crashPoints lists the crash points in the order of a save.
 func crashPoints(ranks int) []crashPoint {
 	record, half := fault.Named(recordName), int64(ranks+1)/2
 	return []crashPoint{
@@ -305,12 +306,12 @@ func crashPoints(ranks int) []crashPoint {
 		{at: "all data files written, no index", rule: fault.Rule{On: fault.Create, Match: isIndex, Do: fault.Crash()}},
 		{at: "index written, no record", rule: fault.Rule{On: fault.Create, Match: record, Do: fault.Crash()}},
 		{at: "record written, not in place", rule: fault.Rule{On: fault.Commit, Match: record, Do: fault.Crash()}},
-		{at: "record in place, nobody told", rule: fault.Rule{On: fault.Commit, Match: record, Do: fault.CrashLate()}, committed: true},
+		{at: "record in place, noWatcher told", rule: fault.Rule{On: fault.Commit, Match: record, Do: fault.CrashLate()}, committed: true},
 	}
 }
 
-// crashes lets one save after the other crash and looks at what is there then.
-func (p *play) crashes(ctx context.Context) error {
+// crashes crashes one save after the other and checks the store.
+func (p *runner) crashes(ctx context.Context) error {
 	for _, point := range crashPoints(p.Ranks) {
 		c, err := p.crash(ctx, point)
 		if err != nil {
@@ -322,20 +323,20 @@ func (p *play) crashes(ctx context.Context) error {
 	return nil
 }
 
-func (p *play) crash(ctx context.Context, point crashPoint) (*Crash, error) {
+func (p *runner) crash(ctx context.Context, point crashPoint) (*Crash, error) {
 	step := p.step + nextStep
 	states, err := p.states(ctx, step)
 	if err != nil {
 		return nil, err
 	}
-	dying := &mortal{Store: p.Store}
-	defer dying.reap()
+	dying := &trackedStore{Store: p.Store}
+	defer dying.abortAll()
 	s := fault.New(dying, point.rule)
 	_, err = p.saveTo(ctx, s, states, step)
 	if !point.committed {
 		defer func() { p.clean(context.WithoutCancel(ctx), s.Ops()) }()
 	}
-	if err := fellAsPlanned(ctx, s, err); err != nil {
+	if err := checkCrashed(ctx, s, err); err != nil {
 		return nil, err
 	}
 	f, err := p.examine(ctx)
@@ -355,8 +356,8 @@ func (p *play) crash(ctx context.Context, point crashPoint) (*Crash, error) {
 	return c, p.survivedOld(f)
 }
 
-// fellAsPlanned checks that a save ended with an error and by the crash.
-func fellAsPlanned(ctx context.Context, s *fault.Store, err error) error {
+// checkCrashed checks that a save failed because of the crash.
+func checkCrashed(ctx context.Context, s *fault.Store, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -368,17 +369,17 @@ func fellAsPlanned(ctx context.Context, s *fault.Store, err error) error {
 	return nil
 }
 
-// survivedOld checks that the checkpoint is the one that was there before.
-func (p *play) survivedOld(f *finding) error {
+// survivedOld checks that the checkpoint is the old one.
+func (p *runner) survivedOld(f *finding) error {
 	if f.step != p.step || f.digest != p.rep.Digest {
 		return fmt.Errorf("%w: the old checkpoint is not what it was: %s, step %d", ErrWrong, f.saveID, f.step)
 	}
 	return nil
 }
 
-// survivedNew checks that the checkpoint is that of a step that was saved just
-// now, whole.
-func (p *play) survivedNew(f *finding, step int64) error {
+// survivedNew checks that the checkpoint is the one of the step that was just
+// saved.
+func (p *runner) survivedNew(f *finding, step int64) error {
 	if f.step != step || f.digest == p.rep.Digest {
 		return fmt.Errorf("%w: after the commit the checkpoint is still %s, step %d", ErrWrong, f.saveID, f.step)
 	}
@@ -386,9 +387,9 @@ func (p *play) survivedNew(f *finding, step int64) error {
 	return nil
 }
 
-// clean removes what a save that crashed before its commit has created, lest
-// the demo fill the disk. What it cannot remove the last save sweeps.
-func (p *play) clean(ctx context.Context, ops fault.Ops) {
+// clean removes the files of a save that crashed before its commit, to limit the
+// use of disk space. The last save removes what remains.
+func (p *runner) clean(ctx context.Context, ops fault.Ops) {
 	for _, e := range ops.Log {
 		if e.Op == fault.Create && e.Name != recordName {
 			_ = p.Store.Remove(ctx, e.Name)
@@ -396,7 +397,7 @@ func (p *play) clean(ctx context.Context, ops fault.Ops) {
 	}
 }
 
-// finding is what a look at the checkpoint shows.
+// finding is the result of examining the checkpoint.
 type finding struct {
 	saveID string
 	step   int64
@@ -406,9 +407,8 @@ type finding struct {
 	named map[string]bool
 }
 
-// examine opens the checkpoint that is there, verifies all of it and takes its
-// digest.
-func (p *play) examine(ctx context.Context) (*finding, error) {
+// examine opens the current checkpoint, verifies it and computes its digest.
+func (p *runner) examine(ctx context.Context) (*finding, error) {
 	c, err := cairn.Open(ctx, p.Store)
 	if err != nil {
 		return nil, err
@@ -447,7 +447,7 @@ func stepOf(c *cairn.Checkpoint) int64 {
 	return -1
 }
 
-// leftovers counts the objects that the checkpoint does not name.
+// leftovers counts the objects that do not belong to the checkpoint.
 func (f *finding) leftovers(ctx context.Context, s blob.Store) (n int, bytes int64, err error) {
 	for info, err := range s.List(ctx, "") {
 		if err != nil {
@@ -461,8 +461,8 @@ func (f *finding) leftovers(ctx context.Context, s blob.Store) (n int, bytes int
 	return n, bytes, nil
 }
 
-// overwrite saves a complete checkpoint over the last one and looks at it.
-func (p *play) overwrite(ctx context.Context) error {
+// overwrite saves a complete checkpoint over the last one and examines it.
+func (p *runner) overwrite(ctx context.Context) error {
 	step := p.step + nextStep
 	s, err := p.saver(ctx, step)
 	if err != nil {
