@@ -60,13 +60,12 @@ var layers = []struct{ name, imports string }{
 
 	// Files of others, as data.
 	{"internal/safetensors", "tensor"},
-	{"internal/npy", "tensor"},
 	{"internal/pickle", "tensor value"},
 	{"internal/dcpmeta", "internal/pickle meta tensor value"},
 	{"internal/torchsave", "internal/pickle tensor value"},
 
 	// The seam to what runs training code.
-	{"platform", "collective group internal/npy internal/wire tensor value"},
+	{"platform", "collective group internal/wire tensor value"},
 	{"platform/platformtest", "collective group platform tensor"},
 	{"platform/host", "collective group internal/safetensors platform tensor"},
 
@@ -93,7 +92,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file group inspect internal/bufpool meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", ". blob blob/file blob/meter collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta cmd/cairn/internal/launch meta plan shard storage storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc group/tcp inspect cmd/cairn/internal/launch plan shard tensor"},
-	{"cmd/cairn/internal/cli", ". blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch internal/npy meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
+	{"cmd/cairn/internal/cli", ". blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "cmd/cairn/internal/cli"},
 
 	// Documentation that runs and tests against PyTorch. But for one program they are

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/collective"
-	"github.com/cairn-ckpt/cairn/internal/npy"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -43,7 +42,7 @@ func StorageSize(v any) (int64, error) {
 // [tensor.ErrDType]; [tensor.Cast] helps. To have the elements in Go, see
 // [tensor.Values].
 func WriteNumpy(w io.Writer, t *tensor.Tensor) error {
-	head, err := npy.Header(t.DType(), t.Shape(), false)
+	head, err := tensor.NumpyHeader(t.DType(), t.Shape(), false)
 	if err != nil {
 		return fmt.Errorf("write %v for numpy: %w: %w", t, tensor.ErrDType, err)
 	}

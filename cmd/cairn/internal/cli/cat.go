@@ -16,7 +16,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/inspect"
-	"github.com/cairn-ckpt/cairn/internal/npy"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -272,7 +271,7 @@ func (k *catter) tensor(slice string) error {
 	case k.flags.raw != "":
 		return k.write(k.flags.raw, bytes, stream)
 	case k.flags.npy != "":
-		header, err := npy.Header(d, s.Shape(), k.flags.dtype == voidDType)
+		header, err := tensor.NumpyHeader(d, s.Shape(), k.flags.dtype == voidDType)
 		if err != nil {
 			return withHint(fmt.Errorf("%q: %w", k.e.FQN, err), "--dtype float32 converts it without loss, --dtype void keeps its bytes")
 		}
