@@ -13,8 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
-	"github.com/cairn-ckpt/cairn/internal/guard"
-	"github.com/cairn-ckpt/cairn/internal/progress"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -87,22 +86,17 @@ type Options struct {
 // finished. The session's progress is told of planned bytes in all.
 func Write(ctx context.Context, store blob.Store, files []*File, data storage.Resolver, s storage.Session, planned int64, o Options) (*storage.WriteResults, error) {
 	w := &writer{store: store, data: data, journal: s.Journal, created: o.Created, hold: o.Hold, replace: o.Replace}
-	w.told = &progress.Share{Tell: s.Progress, Plan: planned}
+	w.told = &work.Share{Tell: s.Progress, Plan: planned}
 	for _, f := range files {
 		w.told.Total += f.Size()
 	}
 	w.pieces = newPieces(o.BufferBytes, min(len(files), o.Files))
 	results := make([]*storage.WriteResults, len(files))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(max(1, min(o.Files, w.pieces.Count()/2)))
-	for i, f := range files {
-		g.Go(guard.Func(func() error {
-			r, err := w.file(gctx, f)
-			results[i] = r
-			return err
-		}))
-	}
-	if err := g.Wait(); err != nil {
+	err := work.Each(ctx, len(files), max(1, min(o.Files, w.pieces.Count()/2)), func(ctx context.Context, i int) (err error) {
+		results[i], err = w.file(ctx, files[i])
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
 	if len(results) == 1 {
@@ -129,7 +123,7 @@ type writer struct {
 	hold    func(string, blob.Writer)
 	replace bool
 	pieces  *bufpool.Pool
-	told    *progress.Share
+	told    *work.Share
 }
 
 // file writes one file, unless the journal knows that it is written.
@@ -178,7 +172,7 @@ func (w *writer) write(ctx context.Context, f *File) (*storage.WriteResults, err
 			g.Go(func() error { return err }) // cancelled is not done
 			break
 		}
-		g.Go(guard.Func(func() error {
+		g.Go(work.Guard(func() error {
 			defer w.pieces.Put(buf)
 			crcs[at/size] = crc32c.Checksum(buf)
 			if err := bw.WriteAt(gctx, buf, at); err != nil {

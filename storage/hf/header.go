@@ -8,11 +8,9 @@ import (
 	"maps"
 	"slices"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 )
@@ -44,19 +42,14 @@ func reason(l reading.Lost) (file string, err error) {
 // be read, in the order of the names, and those that are missing or damaged.
 func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFile, reading.Lost, error) {
 	out, bad := make([]*dataFile, len(names)), make([]error, len(names))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(new(storage.ReadOptions).Workers())
-	for i, name := range names {
-		g.Go(guard.Func(func() error {
-			f, err := readFile(gctx, store, name)
-			if errors.Is(err, storage.ErrCorrupt) {
-				bad[i], err = err, nil
-			}
-			out[i] = f
-			return err
-		}))
-	}
-	if err := g.Wait(); err != nil {
+	err := work.Each(ctx, len(names), new(storage.ReadOptions).Workers(), func(ctx context.Context, i int) (err error) {
+		out[i], err = readFile(ctx, store, names[i])
+		if errors.Is(err, storage.ErrCorrupt) {
+			bad[i], err = err, nil
+		}
+		return err
+	})
+	if err != nil {
 		return nil, nil, err
 	}
 	l := reading.Lost{}
@@ -65,7 +58,7 @@ func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFi
 			l[names[i]] = err
 		}
 	}
-	return slices.DeleteFunc(out, func(f *dataFile) bool { return f == nil }), l, context.Cause(ctx)
+	return slices.DeleteFunc(out, func(f *dataFile) bool { return f == nil }), l, nil
 }
 
 // readFile reads what a file says about itself.

@@ -8,11 +8,9 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/reading"
@@ -45,19 +43,15 @@ func newArchive(store blob.Store) *archive {
 	return &archive{store: store, files: map[string]*container{}, sizes: map[string]int64{}, parts: map[chunkKey]reading.Region{}}
 }
 
-// open describes the files of those names. One that is missing or damaged is
-// remembered as such: only errors of the store end it.
+// open describes the files of those names. A missing or damaged file is kept with
+// its error; other errors end the call.
 func (a *archive) open(ctx context.Context, names []string) error {
 	found := make([]*container, len(names))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(opening)
-	for i, name := range names {
-		g.Go(guard.Func(func() (err error) {
-			found[i], err = a.openOne(gctx, name)
-			return err
-		}))
-	}
-	if err := g.Wait(); err != nil {
+	err := work.Each(ctx, len(names), opening, func(ctx context.Context, i int) (err error) {
+		found[i], err = a.openOne(ctx, names[i])
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	for i, name := range names {

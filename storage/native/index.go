@@ -10,12 +10,10 @@ import (
 	"sort"
 	"unicode/utf8"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
-	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/internal/wire"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -338,15 +336,11 @@ func (x *indexFile) all(ctx context.Context) ([]meta.Entry, error) {
 		return nil, x.checkNothing(ctx)
 	}
 	entries := make([]meta.Entry, x.tail.entries)
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(runtime.GOMAXPROCS(0))
-	first := 0
-	for _, end := range x.pieceEnds() {
-		from := first
-		g.Go(guard.Func(func() error { return x.decodePiece(ctx, from, end, entries) }))
-		first = end
-	}
-	if err := g.Wait(); err != nil {
+	ends := append([]int{0}, x.pieceEnds()...)
+	err := work.Each(ctx, len(ends)-1, runtime.GOMAXPROCS(0), func(ctx context.Context, i int) error {
+		return x.decodePiece(ctx, ends[i], ends[i+1], entries)
+	})
+	if err != nil {
 		return nil, err
 	}
 	return entries, nil

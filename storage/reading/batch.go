@@ -6,11 +6,8 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/guard"
-	"github.com/cairn-ckpt/cairn/internal/progress"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -47,7 +44,7 @@ type batch struct {
 	requests []Request
 	tasks    []task
 	stats    storage.ReadStats
-	told     progress.Share
+	told     work.Share
 }
 
 // task is work that is not a read of a range: it counts its own bytes.
@@ -180,23 +177,12 @@ func (b *batch) share() int64 {
 // runTasks carries the tasks out, in parallel.
 func (b *batch) runTasks(ctx context.Context) error {
 	var read, done atomic.Int64
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(b.opts.Workers())
-	for _, t := range b.tasks {
-		if gctx.Err() != nil {
-			break
-		}
-		g.Go(guard.Func(func() error {
-			n, err := t(gctx)
-			read.Add(n)
-			done.Add(1)
-			return err
-		}))
-	}
-	err := g.Wait()
-	if err == nil {
-		err = context.Cause(ctx) // cancelled is not done
-	}
+	err := work.Each(ctx, len(b.tasks), b.opts.Workers(), func(ctx context.Context, i int) error {
+		n, err := b.tasks[i](ctx)
+		read.Add(n)
+		done.Add(1)
+		return err
+	})
 	b.stats.Read += read.Load()
 	b.stats.Requests += done.Load()
 	return err

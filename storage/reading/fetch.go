@@ -11,12 +11,11 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
-	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -141,26 +140,15 @@ func Fetch(ctx context.Context, requests []Request, o FetchOptions) (fetchStats,
 	workers := o.Workers()
 	pool := o.buffers(fetches, int64(workers))
 	var bytes, count atomic.Int64
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(workers)
-	for i := range fetches {
-		if gctx.Err() != nil {
-			break
+	err := work.Each(ctx, len(fetches), workers, func(ctx context.Context, i int) error {
+		n, err := o.carryOut(ctx, &fetches[i], pool)
+		bytes.Add(n.Bytes)
+		count.Add(n.Requests)
+		if err == nil && o.Done != nil {
+			o.Done(fetches[i].weight())
 		}
-		g.Go(guard.Func(func() error {
-			n, err := o.carryOut(gctx, &fetches[i], pool)
-			bytes.Add(n.Bytes)
-			count.Add(n.Requests)
-			if err == nil && o.Done != nil {
-				o.Done(fetches[i].weight())
-			}
-			return err
-		}))
-	}
-	err := g.Wait()
-	if err == nil {
-		err = context.Cause(ctx) // cancelled is not done
-	}
+		return err
+	})
 	return fetchStats{bytes.Load(), count.Load()}, err
 }
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/bufpool"
-	"github.com/cairn-ckpt/cairn/internal/guard"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -41,17 +41,9 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 		v.md = md
 		v.sortByFile()
 	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
-	for _, f := range c.src.Files {
-		g.Go(guard.Func(func() error { return v.file(gctx, f) }))
-	}
-	err = g.Wait()
+	err = work.Each(ctx, len(c.src.Files), atOnce(), func(ctx context.Context, i int) error { return v.file(ctx, c.src.Files[i]) })
 	if err == nil && v.md != nil {
 		err = v.entries(ctx)
-	}
-	if err == nil {
-		err = context.Cause(ctx) // cancelled is not done
 	}
 	if err != nil {
 		return nil, c.explain(ctx, err)
@@ -64,6 +56,9 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	rep.Notes = c.Storage().Notes
 	return rep, nil
 }
+
+// atOnce is how many files or entries are checked at the same time.
+func atOnce() int { return max(2, runtime.GOMAXPROCS(0)) }
 
 // verifier is the state of one call of Verify.
 type verifier struct {
@@ -187,22 +182,15 @@ const someEntries = 64
 
 // entries checks what the metadata says of all names.
 func (v *verifier) entries(ctx context.Context) error {
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
-	for some := range slices.Chunk(v.md.Entries, someEntries) {
-		if gctx.Err() != nil {
-			break
-		}
-		g.Go(guard.Func(func() error {
-			for i := range some {
-				if err := v.entry(gctx, &some[i]); err != nil {
-					return err
-				}
+	all := v.md.Entries
+	return work.Each(ctx, (len(all)+someEntries-1)/someEntries, atOnce(), func(ctx context.Context, i int) error {
+		for k := i * someEntries; k < min((i+1)*someEntries, len(all)); k++ {
+			if err := v.entry(ctx, &all[k]); err != nil {
+				return err
 			}
-			return nil
-		}))
-	}
-	return g.Wait()
+		}
+		return nil
+	})
 }
 
 // entry checks what the metadata says of one name.
@@ -388,7 +376,7 @@ func Scan(ctx context.Context, s blob.Store, name string, visit func(p []byte, a
 	pool := bufpool.New(maxBytes+2*blob.Align, 0, scanPieces)
 	pieces := make(chan chan scanned, scanPieces)
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(guard.Func(func() error {
+	g.Go(work.Guard(func() error {
 		defer close(pieces)
 		for at := int64(0); at < size; at += maxBytes {
 			buf, err := pool.Get(gctx)
@@ -397,7 +385,7 @@ func Scan(ctx context.Context, s blob.Store, name string, visit func(p []byte, a
 			}
 			read := make(chan scanned, 1)
 			pieces <- read // has room for all buffers
-			g.Go(guard.Func(func() error {
+			g.Go(work.Guard(func() error {
 				p := scanned{buf: buf}
 				defer func() { read <- p }()
 				b, err := blob.ReadLarge(gctx, r, buf, at, min(maxBytes, size-at))

@@ -7,11 +7,9 @@ import (
 	"slices"
 	"sync"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/reading"
@@ -100,38 +98,34 @@ type useFunc func(n int, f *torchsave.File, read torchsave.ReadFunc, err error) 
 // side are one read. It calls use for each, from several goroutines at once.
 func (a *archive) records(ctx context.Context, of []reading.ChunkID, o storage.ReadOptions, use useFunc) error {
 	var small []reading.Request
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(o.Workers())
-	for n, h := range of {
-		loc := h.Loc()
+	var large []int
+	for n, id := range of {
+		loc := id.Loc()
 		if loc.Length > 0 && loc.Length <= wholeBytes && !isPacked(loc) && a.check(loc) == nil {
-			small = append(small, reading.Request{File: loc.File, Offset: loc.Offset, Width: loc.Length, To: &whole{gctx, a, n, use}})
-			continue
+			small = append(small, reading.Request{File: loc.File, Offset: loc.Offset, Width: loc.Length, To: &whole{ctx, a, n, use}})
+		} else {
+			large = append(large, n)
 		}
-		if gctx.Err() != nil {
-			break
-		}
-		g.Go(guard.Func(func() error {
-			called := false
-			err := a.file(gctx, loc, mostOf(h), func(f *torchsave.File, read torchsave.ReadFunc) error {
-				called = true
-				return use(n, f, read, nil)
-			})
-			if called || err == nil {
-				return err
-			}
-			return use(n, nil, nil, err)
-		}))
 	}
 	fo := reading.FetchOptions{Open: a.store.Open, ReadOptions: o, Gap: pageBytes}
 	if r, ok := blob.As[blob.GapReader](a.store); ok {
 		fo.Gap, fo.Dear = max(fo.Gap, r.ReadGap()), r.ReadGap() > 0
 	}
-	g.Go(func() error {
-		_, err := reading.Fetch(gctx, small, fo)
-		return err
+	return work.Each(ctx, len(large)+1, o.Workers(), func(ctx context.Context, i int) error {
+		if i == len(large) {
+			_, err := reading.Fetch(ctx, small, fo)
+			return err
+		}
+		n, called := large[i], false
+		err := a.file(ctx, of[n].Loc(), mostOf(of[n]), func(f *torchsave.File, read torchsave.ReadFunc) error {
+			called = true
+			return use(n, f, read, nil)
+		})
+		if called || err == nil {
+			return err
+		}
+		return use(n, nil, nil, err)
 	})
-	return g.Wait()
 }
 
 // whole is a record that is read at once.

@@ -9,11 +9,9 @@ import (
 	"maps"
 	"slices"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/guard"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/reading"
@@ -59,26 +57,22 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*readi
 // order of the names, and those that are missing or damaged.
 func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, reading.Lost, error) {
 	out, bad := make([]*file, len(names)), make([]error, len(names))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(parallelFiles)
-	for i, n := range names {
-		g.Go(guard.Func(func() error {
-			f, err := openFile(gctx, store, n)
-			switch {
-			case errors.Is(err, fs.ErrNotExist):
-				bad[i] = reading.Damaged(n, "the file is missing")
-			case errors.Is(err, torchsave.ErrForeign):
-				bad[i] = reading.Damaged(n, "%w", torchsave.ErrForeign)
-			case errors.Is(err, storage.ErrCorrupt):
-				bad[i] = err
-			default:
-				out[i] = f
-				return err
-			}
-			return nil
-		}))
-	}
-	if err := g.Wait(); err != nil {
+	err := work.Each(ctx, len(names), parallelFiles, func(ctx context.Context, i int) error {
+		f, err := openFile(ctx, store, names[i])
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			bad[i] = reading.Damaged(names[i], "the file is missing")
+		case errors.Is(err, torchsave.ErrForeign):
+			bad[i] = reading.Damaged(names[i], "%w", torchsave.ErrForeign)
+		case errors.Is(err, storage.ErrCorrupt):
+			bad[i] = err
+		default:
+			out[i] = f
+			return err
+		}
+		return nil
+	})
+	if err != nil {
 		return nil, nil, err
 	}
 	lost := reading.Lost{}
@@ -87,7 +81,7 @@ func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, 
 			lost[names[i]] = err
 		}
 	}
-	return slices.DeleteFunc(out, func(f *file) bool { return f == nil }), lost, context.Cause(ctx)
+	return slices.DeleteFunc(out, func(f *file) bool { return f == nil }), lost, nil
 }
 
 func readIndex(ctx context.Context, store blob.Store, name string) (*index, int64, error) {
