@@ -5,8 +5,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
@@ -16,26 +14,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// options are those of a writer. Nil means the defaults.
-type options struct {
-	hyper.Format
-	storage.WriteOptions
-}
-
-func newWriter(s blob.Store, o *options) storage.Writer {
-	if o == nil {
-		o = &options{}
-	}
-	return storagetest.NewWriter(o.Format, s, o.WriteOptions)
-}
-
-// at returns the place at the root of a store.
-func at(s blob.Store, wo *options, ro storage.ReadOptions) storagetest.Place {
-	return storagetest.Place{
-		Writer: func() storage.Writer { return newWriter(s, wo) },
-		Reader: func() storage.Reader { return storage.NewReader(hyper.Format{}.Open, s, ro) },
-	}
-}
+// plain is the format without options.
+var plain = storagetest.Setup{Format: hyper.Format{}}
 
 // cannot is what hyper_parallel's format does not keep.
 var cannot = &storagetest.Options{
@@ -47,27 +27,16 @@ var cannot = &storagetest.Options{
 }
 
 func TestFormat(t *testing.T) {
-	for name, open := range map[string]storagetest.OpenFunc{
-		"mem": func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, storage.ReadOptions{}) },
-		"file": func(t *testing.T) storagetest.Place {
-			s, err := file.Open(t.TempDir(), &file.Options{NoSync: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return at(s, nil, storage.ReadOptions{})
-		},
-		"small budgets, many files": func(*testing.T) storagetest.Place {
-			return at(new(mem.Store), &options{Format: hyper.Format{MaxFileBytes: 5000}, WriteOptions: storage.WriteOptions{FilesPerRank: 3, BufferBytes: 1}}, storage.ReadOptions{BufferBytes: 1, Parallel: 1})
-		},
-	} {
-		t.Run(name, func(t *testing.T) { storagetest.Run(t, open, cannot) })
-	}
+	storagetest.RunSetups(t, map[string]storagetest.Setup{
+		"plain":                     plain,
+		"small budgets, many files": {Format: hyper.Format{MaxFileBytes: 5000}, Write: storage.WriteOptions{FilesPerRank: 3, BufferBytes: 1}, Read: storage.ReadOptions{BufferBytes: 1, Parallel: 1}},
+	}, cannot)
 }
 
 func TestFormatOfOldVersions(t *testing.T) {
 	old := *cannot
 	old.Reserved = []string{"__metadata__"}
 	storagetest.Run(t, func(*testing.T) storagetest.Place {
-		return at(new(mem.Store), &options{Format: hyper.Format{Old: true}}, storage.ReadOptions{})
+		return storagetest.Setup{Format: hyper.Format{Old: true}}.At(new(mem.Store))
 	}, &old)
 }

@@ -145,7 +145,7 @@ func TestFilesThatContradictTheMetadata(t *testing.T) {
 		s := newer(t, change)
 		for _, trust := range []bool{false, true} {
 			state := plan.State{"n": nil, "raw": nil, "x": storagetest.Filled(t, tensor.Float32, []int64{3, 3}, 0)}
-			if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{TrustSizes: trust}), state); !errors.Is(err, storage.ErrCorrupt) {
+			if err := storagetest.Load(t.Context(), storagetest.Setup{Format: hyper.Format{}, Read: storage.ReadOptions{TrustSizes: trust}}.At(s), state); !errors.Is(err, storage.ErrCorrupt) {
 				t.Errorf("%s: Load = %v; want %v", name, err, storage.ErrCorrupt)
 			}
 		}
@@ -172,7 +172,7 @@ func TestBytesAndPickles(t *testing.T) {
 		})
 		storagetest.Put(t, s, "v.bytes", c.data)
 		state := plan.State{"n": nil}
-		if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), state); err != nil {
+		if err := storagetest.Load(t.Context(), plain.At(s), state); err != nil {
 			t.Errorf("%s: Load = %v", name, err)
 			continue
 		}

@@ -19,11 +19,6 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-func save(t testing.TB, s blob.Store, id string, o *options, states ...plan.State) error {
-	t.Helper()
-	return storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 1, len(states)), states...)
-}
-
 // states are those of two ranks, the first of which holds several chunks of x.
 func states(t testing.TB) []plan.State {
 	x := storagetest.Filled(t, tensor.Float32, []int64{7, 5}, 1)
@@ -67,18 +62,18 @@ func keys(t testing.TB, s blob.Store, name string) []string {
 
 func TestDialects(t *testing.T) {
 	for name, c := range map[string]struct {
-		opts    *options
+		opts    storagetest.Setup
 		dialect dcpmeta.Dialect
 		files   []string
 		keys    []string // of the first rank's first file
 	}{
 		"newer": {
-			nil, dcpmeta.Hyper,
+			plain, dcpmeta.Hyper,
 			[]string{".metadata", "_rank0_id.bytes", "_rank0_id.safetensors", "_rank1_id.bytes", "_rank1_id.safetensors"},
 			[]string{"x.__dcp_chunk_0", "x.__dcp_chunk_0_", "x.__dcp_chunk_1"},
 		},
 		"older": {
-			&options{Format: hyper.Format{Old: true}}, dcpmeta.HyperOld,
+			storagetest.Setup{Format: hyper.Format{Old: true}}, dcpmeta.HyperOld,
 			[]string{
 				".metadata", "_rank0_id.1.safetensors", "_rank0_id.bytes", "_rank0_id.safetensors",
 				"_rank1_id.1.bytes", "_rank1_id.1.safetensors", "_rank1_id.bytes", "_rank1_id.safetensors",
@@ -87,7 +82,7 @@ func TestDialects(t *testing.T) {
 		},
 	} {
 		s := new(mem.Store)
-		if err := save(t, s, "id", c.opts, states(t)...); err != nil {
+		if err := c.opts.Save(t, s, "id", states(t)...); err != nil {
 			t.Fatal(err)
 		}
 		if got := storagetest.Names(t, s); !slices.Equal(got, c.files) {
@@ -105,18 +100,18 @@ func TestDialects(t *testing.T) {
 func TestWhatCannotBeWrittenIsNamed(t *testing.T) {
 	odd := &value.Object{Module: "mylib", Name: "Schedule", Call: true, New: true}
 	for name, c := range map[string]struct {
-		opts  *options
+		opts  storagetest.Setup
 		state plan.State
 		words []string
 	}{
-		"types": {nil, plan.State{
+		"types": {plain, plan.State{
 			"c": storagetest.Filled(t, tensor.Complex64, []int64{2}, 0), "e": storagetest.Filled(t, tensor.Float8E8M0FNU, []int64{2}, 0),
 		}, []string{`"c"`, "complex64", `"e"`, "float8_e8m0fnu"}},
-		"classes": {nil, plan.State{"s": odd, "t": value.Tuple{odd}}, []string{`"s"`, `"t"`, "mylib.Schedule"}},
-		"names":   {&options{Format: hyper.Format{Old: true}}, plan.State{"__metadata__": storagetest.Filled(t, tensor.Int8, []int64{1}, 0)}, []string{"__metadata__"}},
+		"classes": {plain, plan.State{"s": odd, "t": value.Tuple{odd}}, []string{`"s"`, `"t"`, "mylib.Schedule"}},
+		"names":   {storagetest.Setup{Format: hyper.Format{Old: true}}, plan.State{"__metadata__": storagetest.Filled(t, tensor.Int8, []int64{1}, 0)}, []string{"__metadata__"}},
 	} {
 		s := new(mem.Store)
-		err := save(t, s, "id", c.opts, c.state)
+		err := c.opts.Save(t, s, "id", c.state)
 		for _, word := range c.words {
 			if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), word) {
 				t.Errorf("%s: Save = %v; want %v that names %s", name, err, storage.ErrNotRepresentable, word)
@@ -126,7 +121,7 @@ func TestWhatCannotBeWrittenIsNamed(t *testing.T) {
 			t.Errorf("%s: %q were written", name, got)
 		}
 	}
-	w := newWriter(new(mem.Store), nil).(storage.ValueChecker)
+	w := plain.At(new(mem.Store)).Writer().(storage.ValueChecker)
 	codec, data, err := value.Encode(odd)
 	if err != nil {
 		t.Fatal(err)
@@ -143,7 +138,7 @@ func TestHyperParallelsCheckpointsAreReplaced(t *testing.T) {
 	for _, name := range []string{"hyper_parallel/collective-4", "hyper_parallel/ranklocal-4"} {
 		s := storagetest.CopyFixture(t, name)
 		storagetest.Put(t, s, "notes.bytes", []byte("mine"))
-		if err := save(t, s, "new", nil, states(t)...); err != nil {
+		if err := plain.Save(t, s, "new", states(t)...); err != nil {
 			t.Fatal(err)
 		}
 		want := []string{
@@ -152,7 +147,7 @@ func TestHyperParallelsCheckpointsAreReplaced(t *testing.T) {
 		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 			t.Errorf("%s: files %q; want %q", name, got, want)
 		}
-		if err := save(t, s, "again", &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}, states(t)...); !errors.Is(err, storage.ErrExists) {
+		if err := (storagetest.Setup{Format: hyper.Format{}, Write: storage.WriteOptions{FailIfExists: true}}).Save(t, s, "again", states(t)...); !errors.Is(err, storage.ErrExists) {
 			t.Errorf("%s: Save with FailIfExists = %v; want %v", name, err, storage.ErrExists)
 		}
 	}
@@ -161,7 +156,7 @@ func TestHyperParallelsCheckpointsAreReplaced(t *testing.T) {
 func TestAnotherFormatIsNotReplaced(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/shard0-3")
 	before := storagetest.Names(t, s)
-	if err := save(t, s, "new", nil, states(t)...); !errors.Is(err, storage.ErrVersion) {
+	if err := plain.Save(t, s, "new", states(t)...); !errors.Is(err, storage.ErrVersion) {
 		t.Errorf("Save = %v; want %v", err, storage.ErrVersion)
 	}
 	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
@@ -175,14 +170,14 @@ func TestFilesAreSpread(t *testing.T) {
 		state[name] = storagetest.Filled(t, tensor.Uint8, []int64{1000}, name[0])
 	}
 	for name, c := range map[string]struct {
-		opts options
+		opts storagetest.Setup
 		want int
 	}{
-		"one": {options{}, 1}, "two at a time": {options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}}, 2},
-		"a bound of two": {options{Format: hyper.Format{MaxFileBytes: 2000}}, 3}, "a bound below each": {options{Format: hyper.Format{MaxFileBytes: 10}}, 5},
+		"one": {plain, 1}, "two at a time": {storagetest.Setup{Format: hyper.Format{}, Write: storage.WriteOptions{FilesPerRank: 2}}, 2},
+		"a bound of two": {storagetest.Setup{Format: hyper.Format{MaxFileBytes: 2000}}, 3}, "a bound below each": {storagetest.Setup{Format: hyper.Format{MaxFileBytes: 10}}, 5},
 	} {
 		s := new(mem.Store)
-		if err := save(t, s, "id", &c.opts, state); err != nil {
+		if err := c.opts.Save(t, s, "id", state); err != nil {
 			t.Fatal(err)
 		}
 		if got := storagetest.Names(t, s)[1:]; len(got) != c.want {

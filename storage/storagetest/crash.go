@@ -26,22 +26,6 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Setup is a format with the options of its writers and readers.
-type Setup struct {
-	Format storage.Format
-	Write  storage.WriteOptions
-	Read   storage.ReadOptions
-}
-
-// At returns the place at the root of a store. Its Writer panics if the format
-// refuses the options.
-func (s Setup) At(store blob.Store) Place {
-	return Place{
-		Writer: func() storage.Writer { return NewWriter(s.Format, store, s.Write) },
-		Reader: func() storage.Reader { return storage.NewReader(s.Format.Open, store, s.Read) },
-	}
-}
-
 // Crash is one way to save, for tests in which a save fails or its process dies.
 type Crash struct {
 	Setup

@@ -6,8 +6,44 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 )
+
+// Setup is a format with the options of its writers and readers.
+type Setup struct {
+	Format storage.Format
+	Write  storage.WriteOptions
+	Read   storage.ReadOptions
+}
+
+// At returns the place at the root of a store. Its Writer panics if the format
+// refuses the options.
+func (s Setup) At(store blob.Store) Place {
+	return Place{
+		Writer: func() storage.Writer { return NewWriter(s.Format, store, s.Write) },
+		Reader: func() storage.Reader { return storage.NewReader(s.Format.Open, store, s.Read) },
+	}
+}
+
+// Save saves the states, one for each rank, at the root of a store.
+func (s Setup) Save(t testing.TB, store blob.Store, id string, states ...plan.State) error {
+	t.Helper()
+	return Save(t.Context(), s.At(store), Storage(id, 1, len(states)), states...)
+}
+
+// RunSetups runs Run for each of the setups of a format in memory, and for the one of
+// the name "plain" in files, too.
+func RunSetups(t *testing.T, setups map[string]Setup, o *Options) {
+	for name, setup := range setups {
+		t.Run(name, func(t *testing.T) {
+			Run(t, func(*testing.T) Place { return setup.At(new(mem.Store)) }, o)
+		})
+	}
+	t.Run("files", func(t *testing.T) {
+		Run(t, func(t *testing.T) Place { return setups["plain"].At(openDir(t, t.TempDir())) }, o)
+	})
+}
 
 // NewWriter returns a writer of a format. It panics if the format refuses the
 // options.

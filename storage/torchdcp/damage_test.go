@@ -36,7 +36,7 @@ func flip(t testing.TB, s blob.Store, file string, at int64) {
 func TestLoadNoticesDamage(t *testing.T) {
 	s := new(mem.Store)
 	x := storagetest.Filled(t, tensor.Float32, []int64{40, 5000}, 1)
-	if err := storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("x", 1, 1), plan.State{"x": x}); err != nil {
+	if err := storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), plan.State{"x": x}); err != nil {
 		t.Fatal(err)
 	}
 	load := func(b tensor.Box) error {
@@ -44,7 +44,7 @@ func TestLoadNoticesDamage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), plan.State{"x": to})
+		return storagetest.Load(t.Context(), plain.At(s), plan.State{"x": to})
 	}
 	if err := load(tensor.Whole(x.Shape())); err != nil {
 		t.Fatalf("Load before the damage = %v", err)
@@ -69,7 +69,7 @@ func TestVerifyReadsSmallRecordsTogether(t *testing.T) {
 	for i := range 300 {
 		state[fmt.Sprintf("t%03d", i)] = storagetest.Filled(t, tensor.Float32, []int64{4}, byte(i))
 	}
-	if err := storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("x", 1, 1), state); err != nil {
+	if err := storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), state); err != nil {
 		t.Fatal(err)
 	}
 	ck, md := open(t, s, torchdcp.Format{})
@@ -104,13 +104,13 @@ func TestVerifyReadsSmallRecordsTogether(t *testing.T) {
 func TestValuesNoticeDamage(t *testing.T) {
 	s := new(mem.Store)
 	v := value.Tuple{"text", storagetest.Filled(t, tensor.Float32, []int64{4000}, 1)}
-	if err := storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("x", 1, 1), plan.State{"v": v}); err != nil {
+	if err := storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), plan.State{"v": v}); err != nil {
 		t.Fatal(err)
 	}
 	_, md := open(t, s, torchdcp.Format{})
 	loc := md.Entries[0].Bytes.Loc
 	flip(t, s, loc.File, loc.Offset+loc.Length/2)
-	if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), plan.State{"v": nil}); !errors.Is(err, storage.ErrCorrupt) {
+	if err := storagetest.Load(t.Context(), plain.At(s), plan.State{"v": nil}); !errors.Is(err, storage.ErrCorrupt) {
 		t.Errorf("Load = %v; want %v", err, storage.ErrCorrupt)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
-	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -23,7 +22,7 @@ func TestReadsAreExact(t *testing.T) {
 	for r := range states {
 		states[r] = plan.State{"x": storagetest.Cut(t, storagetest.Along(0, ranks), x, r), "step": int64(1)}
 	}
-	if err := storagetest.Save(t.Context(), at(inner, nil, storage.ReadOptions{}), storagetest.Storage("a", 1, ranks), states...); err != nil {
+	if err := storagetest.Save(t.Context(), plain.At(inner), storagetest.Storage("a", 1, ranks), states...); err != nil {
 		t.Fatal(err)
 	}
 	for name, box := range map[string]tensor.Box{
@@ -36,7 +35,7 @@ func TestReadsAreExact(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := storagetest.Load(t.Context(), at(m, nil, storage.ReadOptions{}), plan.State{"x": part}); err != nil {
+		if err := storagetest.Load(t.Context(), plain.At(m), plan.State{"x": part}); err != nil {
 			t.Fatal(err)
 		}
 		want, err := x.Narrow(box)

@@ -23,10 +23,7 @@ import (
 func megatron(t *testing.T, common map[string]any) (*mem.Store, storagetest.Place) {
 	t.Helper()
 	s := new(mem.Store)
-	p := storagetest.Place{
-		Writer: func() storage.Writer { return newWriter(s, nil) },
-		Reader: func() storage.Reader { return storage.NewReader(torchdcp.Format{}.Open, s, storage.ReadOptions{}) },
-	}
+	p := plain.At(s)
 	state := plan.State{"model": map[string]any{"w": numbers(t, 1, 2)}, "step": int64(3)}
 	if err := storagetest.Save(t.Context(), p, storagetest.Storage("s", 1, 1), state); err != nil {
 		t.Fatal(err)

@@ -127,12 +127,12 @@ func TestRecordsThatContradictTheMetadata(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), plan.State{"x": x})
+		err = storagetest.Load(t.Context(), plain.At(s), plan.State{"x": x})
 		if !errors.Is(err, storage.ErrCorrupt) {
 			t.Errorf("%s: Load = %v; want %v", name, err, storage.ErrCorrupt)
 		}
 	}
-	if err := storagetest.Load(t.Context(), at(forged(t, good, nothing), nil, storage.ReadOptions{}), plan.State{"x": good}); err != nil {
+	if err := storagetest.Load(t.Context(), plain.At(forged(t, good, nothing)), plan.State{"x": good}); err != nil {
 		t.Errorf("nothing changed: Load = %v", err)
 	}
 }
@@ -192,7 +192,7 @@ func TestErrorsOfTheStorePass(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), plan.State{nameOf(t, inner): x})
+		err = storagetest.Load(t.Context(), plain.At(s), plan.State{nameOf(t, inner): x})
 		if int64(len(s.Ops().Log)) < n {
 			if err != nil || n < 5 {
 				t.Errorf("a load without a fault, of %d operations = %v", n-1, err)

@@ -115,7 +115,7 @@ func checkBox(t *testing.T, s blob.Store, name string, whole *tensor.Tensor, b t
 		if err != nil {
 			t.Fatal(err)
 		}
-		place := at(s, nil, storage.ReadOptions{BufferBytes: budget, Parallel: 2})
+		place := storagetest.Setup{Format: torchdcp.Format{}, Read: storage.ReadOptions{BufferBytes: budget, Parallel: 2}}.At(s)
 		if err := storagetest.Load(t.Context(), place, plan.State{name: got}); err != nil {
 			t.Fatalf("%s %v: Load = %v", name, b, err)
 		}
@@ -186,5 +186,5 @@ func loadLong(t *testing.T, s blob.Store, e *meta.Entry) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), plan.State{"long": x})
+	return storagetest.Load(t.Context(), plain.At(s), plan.State{"long": x})
 }

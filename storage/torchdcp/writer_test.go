@@ -20,11 +20,6 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-func save(t testing.TB, s blob.Store, id string, o *options, states ...plan.State) error {
-	t.Helper()
-	return storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 1, len(states)), states...)
-}
-
 func states(t testing.TB) []plan.State {
 	x := storagetest.Filled(t, tensor.Float32, []int64{600}, 1)
 	y := storagetest.Filled(t, tensor.Float32, []int64{500}, 2)
@@ -34,17 +29,17 @@ func states(t testing.TB) []plan.State {
 
 func TestNamesOfDataFiles(t *testing.T) {
 	for name, c := range map[string]struct {
-		opts *options
+		opts storagetest.Setup
 		want []string
 	}{
-		"one file":           {nil, []string{".metadata", "__0_id_0.distcp", "__1_id_0.distcp"}},
-		"two at a time":      {&options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__1_id_0.distcp"}},
-		"a bound":            {&options{Format: torchdcp.Format{MaxFileBytes: 7000}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__1_id_0.distcp"}},
-		"a bound below each": {&options{Format: torchdcp.Format{MaxFileBytes: 1}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__0_id_2.distcp", "__0_id_3.distcp", "__0_id_4.distcp", "__1_id_0.distcp"}},
-		"a file for each":    {&options{Format: torchdcp.Format{FilePerTensor: true}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__0_id_2.distcp", "__0_id_3.distcp", "__0_id_4.distcp", "__1_id_0.distcp"}},
+		"one file":           {plain, []string{".metadata", "__0_id_0.distcp", "__1_id_0.distcp"}},
+		"two at a time":      {storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{FilesPerRank: 2}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__1_id_0.distcp"}},
+		"a bound":            {storagetest.Setup{Format: torchdcp.Format{MaxFileBytes: 7000}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__1_id_0.distcp"}},
+		"a bound below each": {storagetest.Setup{Format: torchdcp.Format{MaxFileBytes: 1}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__0_id_2.distcp", "__0_id_3.distcp", "__0_id_4.distcp", "__1_id_0.distcp"}},
+		"a file for each":    {storagetest.Setup{Format: torchdcp.Format{FilePerTensor: true}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__0_id_2.distcp", "__0_id_3.distcp", "__0_id_4.distcp", "__1_id_0.distcp"}},
 	} {
 		s := new(mem.Store)
-		if err := save(t, s, "id", c.opts, states(t)...); err != nil {
+		if err := c.opts.Save(t, s, "id", states(t)...); err != nil {
 			t.Fatal(err)
 		}
 		if got := storagetest.Names(t, s); !slices.Equal(got, c.want) {
@@ -56,7 +51,7 @@ func TestNamesOfDataFiles(t *testing.T) {
 // Values come first in a file, and every record is a torch.save file by itself.
 func TestOrderInAFile(t *testing.T) {
 	s := new(mem.Store)
-	if err := save(t, s, "id", nil, states(t)...); err != nil {
+	if err := plain.Save(t, s, "id", states(t)...); err != nil {
 		t.Fatal(err)
 	}
 	_, md := open(t, s, torchdcp.Format{})
@@ -94,7 +89,7 @@ func TestManyRecordsInAFile(t *testing.T) {
 		dtype := []tensor.DType{tensor.Float32, tensor.Uint8}[i%2]
 		state[fmt.Sprintf("t%03d", i)] = storagetest.Filled(t, dtype, []int64{int64(i % 90)}, byte(i))
 	}
-	together, alone := records(t, state, nil), records(t, state, &options{Format: torchdcp.Format{FilePerTensor: true}})
+	together, alone := records(t, state, plain), records(t, state, storagetest.Setup{Format: torchdcp.Format{FilePerTensor: true}})
 	for name := range state {
 		if len(alone[name]) == 0 || together[name] != alone[name] {
 			t.Errorf("%s: the record differs from that in a file of its own", name)
@@ -103,10 +98,10 @@ func TestManyRecordsInAFile(t *testing.T) {
 }
 
 // records saves a state and returns the bytes of each name.
-func records(t *testing.T, state plan.State, o *options) map[string]string {
+func records(t *testing.T, state plan.State, o storagetest.Setup) map[string]string {
 	t.Helper()
 	s := new(mem.Store)
-	if err := save(t, s, "id", o, state); err != nil {
+	if err := o.Save(t, s, "id", state); err != nil {
 		t.Fatal(err)
 	}
 	_, md := open(t, s, torchdcp.Format{})
@@ -130,7 +125,7 @@ func TestPropertiesAreCarried(t *testing.T) {
 	want := meta.Properties{DType: tensor.Float16, RequiresGrad: true, MemoryFormat: "channels_last", PinMemory: true}
 	s := new(mem.Store)
 	x := plan.WithProperties(plan.Whole(storagetest.Filled(t, tensor.Float16, []int64{1, 2, 2, 2}, 0)), want)
-	if err := save(t, s, "id", nil, plan.State{"x": x}); err != nil {
+	if err := plain.Save(t, s, "id", plan.State{"x": x}); err != nil {
 		t.Fatal(err)
 	}
 	if got := firstEntry(t, s).Tensor.Properties; got != want {
@@ -147,7 +142,7 @@ func TestUnsafeObjectsAreRefusedByName(t *testing.T) {
 		"fine": int64(1), "x": storagetest.Filled(t, tensor.Int8, []int64{3}, 0),
 		"sched": value.Tuple{int64(1), stranger}, "other": stranger,
 	}
-	err := save(t, s, "id", nil, state)
+	err := plain.Save(t, s, "id", state)
 	for _, word := range []string{`"sched"`, `"other"`, "mylib.schedules.Cosine"} {
 		if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), word) {
 			t.Errorf("Save = %v; want %v that names %s", err, storage.ErrNotRepresentable, word)
@@ -156,7 +151,7 @@ func TestUnsafeObjectsAreRefusedByName(t *testing.T) {
 	if got := storagetest.Names(t, s); len(got) != 0 {
 		t.Errorf("%q were written", got)
 	}
-	w := newWriter(s, nil).(storage.ValueChecker)
+	w := plain.At(s).Writer().(storage.ValueChecker)
 	for v, ok := range map[any]bool{int64(1): true, stranger: false} {
 		codec, data, err := value.Encode(v)
 		if err != nil {
@@ -171,12 +166,12 @@ func TestUnsafeObjectsAreRefusedByName(t *testing.T) {
 
 func TestFailIfExists(t *testing.T) {
 	s := new(mem.Store)
-	o := &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}
-	if err := save(t, s, "first", o, states(t)...); err != nil {
+	o := storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{FailIfExists: true}}
+	if err := o.Save(t, s, "first", states(t)...); err != nil {
 		t.Fatal(err)
 	}
 	before := storagetest.Names(t, s)
-	if err := save(t, s, "second", o, states(t)...); !errors.Is(err, storage.ErrExists) {
+	if err := o.Save(t, s, "second", states(t)...); !errors.Is(err, storage.ErrExists) {
 		t.Errorf("Save = %v; want %v", err, storage.ErrExists)
 	}
 	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
@@ -187,12 +182,12 @@ func TestFailIfExists(t *testing.T) {
 // Two saves at once onto nothing: the later commit is refused.
 func TestFailIfExistsHoldsAtTheCommit(t *testing.T) {
 	s := new(mem.Store)
-	o := &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}
-	slow := storagetest.NewSaving(at(s, o, storage.ReadOptions{}), storagetest.Storage("slow", 1, 1), 1)
+	o := storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{FailIfExists: true}}
+	slow := storagetest.NewSaving(o.At(s), storagetest.Storage("slow", 1, 1), 1)
 	if err := errors.Join(slow.Plan(t.Context(), states(t)[:1]), slow.Write(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	if err := save(t, s, "quick", o, states(t)[:1]...); err != nil {
+	if err := o.Save(t, s, "quick", states(t)[:1]...); err != nil {
 		t.Fatal(err)
 	}
 	if err := slow.Finish(t.Context()); !errors.Is(err, storage.ErrExists) {
@@ -212,14 +207,14 @@ func TestPyTorchsCheckpointsAreReplaced(t *testing.T) {
 		s := storagetest.CopyFixture(t, name)
 		storagetest.Put(t, s, "notes.txt", []byte("mine"))
 		storagetest.Put(t, s, "__5_0.distcp", nil) // of another save, perhaps under way
-		if err := save(t, s, "new", nil, states(t)...); err != nil {
+		if err := plain.Save(t, s, "new", states(t)...); err != nil {
 			t.Fatal(err)
 		}
 		want := []string{".metadata", "__0_new_0.distcp", "__1_new_0.distcp", "__5_0.distcp", "notes.txt"}
 		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 			t.Errorf("%s: files %q; want %q", name, got, want)
 		}
-		if err := save(t, s, "newer", &options{WriteOptions: storage.WriteOptions{SweepAfter: 1}}, states(t)...); err != nil {
+		if err := (storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{SweepAfter: 1}}).Save(t, s, "newer", states(t)...); err != nil {
 			t.Fatal(err)
 		}
 		want = []string{".metadata", "__0_newer_0.distcp", "__1_newer_0.distcp", "notes.txt"}
@@ -232,7 +227,7 @@ func TestPyTorchsCheckpointsAreReplaced(t *testing.T) {
 func TestAnotherFormatIsNotReplaced(t *testing.T) {
 	s := storagetest.CopyFixture(t, "hyper_parallel/collective-4")
 	before := storagetest.Names(t, s)
-	if err := save(t, s, "new", nil, states(t)...); !errors.Is(err, storage.ErrVersion) {
+	if err := plain.Save(t, s, "new", states(t)...); !errors.Is(err, storage.ErrVersion) {
 		t.Errorf("Save = %v; want %v", err, storage.ErrVersion)
 	}
 	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
@@ -243,7 +238,7 @@ func TestAnotherFormatIsNotReplaced(t *testing.T) {
 func TestSaveIDsThatCannotBeInNames(t *testing.T) {
 	for _, id := range []string{"", "a/b", "-a", "a_b", "ä", strings.Repeat("a", 65)} {
 		s := new(mem.Store)
-		if err := save(t, s, id, nil, states(t)...); !errors.Is(err, blob.ErrName) {
+		if err := plain.Save(t, s, id, states(t)...); !errors.Is(err, blob.ErrName) {
 			t.Errorf("Save with the id %q = %v; want %v", id, err, blob.ErrName)
 		}
 	}
@@ -255,12 +250,12 @@ func TestJournalledSaveGoesOn(t *testing.T) {
 	for _, over := range []bool{false, true} {
 		inner := new(mem.Store)
 		if over {
-			if err := save(t, inner, "old", nil, states(t)...); err != nil {
+			if err := plain.Save(t, inner, "old", states(t)...); err != nil {
 				t.Fatal(err)
 			}
 		}
 		j := new(storagetest.Journal)
-		o := &options{Format: torchdcp.Format{FilePerTensor: true}}
+		o := storagetest.Setup{Format: torchdcp.Format{FilePerTensor: true}}
 		dying := fault.New(inner, fault.Rule{On: fault.Commit, Nth: 4, Do: fault.Crash()})
 		if err := journalled(t, dying, j, o); !dying.Crashed() || err == nil {
 			t.Fatalf("the first attempt = %v; want it to die", err)
@@ -281,7 +276,7 @@ func TestJournalledSaveGoesOn(t *testing.T) {
 				}
 			}
 		}
-		if err := storagetest.Load(t.Context(), at(inner, nil, storage.ReadOptions{}), got...); err != nil {
+		if err := storagetest.Load(t.Context(), plain.At(inner), got...); err != nil {
 			t.Fatal(err)
 		}
 		if want := states(t)[0]["x"].(*tensor.Tensor); !tensor.Equal(want, got[0]["x"].(*tensor.Tensor)) {
@@ -292,9 +287,9 @@ func TestJournalledSaveGoesOn(t *testing.T) {
 
 // journalled saves with a journal, by one rank, and does not clean up: a process
 // that died cannot.
-func journalled(t testing.TB, s blob.Store, j storage.Journal, o *options) error {
+func journalled(t testing.TB, s blob.Store, j storage.Journal, o storagetest.Setup) error {
 	t.Helper()
-	sv := storagetest.NewSaving(at(s, o, storage.ReadOptions{}), storagetest.Storage("conversion", 1, 1), 1)
+	sv := storagetest.NewSaving(o.At(s), storagetest.Storage("conversion", 1, 1), 1)
 	sv.Journal = j
 	if err := sv.Plan(t.Context(), states(t)[:1]); err != nil {
 		return err

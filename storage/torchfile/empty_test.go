@@ -31,7 +31,7 @@ func TestEmptyDictsComeBack(t *testing.T) {
 	}
 	s := new(mem.Store)
 	// A map of Go without anything in it is no value of a plan.State.
-	if err := save(t, at(s, "x.pt", nil), plan.State(nested(&value.Dict{}))); err != nil {
+	if err := save(t, at(s, "x.pt"), plan.State(nested(&value.Dict{}))); err != nil {
 		t.Fatalf("Save = %v", err)
 	}
 	if diff := cmp.Diff(any(want), root(t, s, "x.pt"), same); diff != "" {

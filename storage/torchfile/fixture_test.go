@@ -41,7 +41,7 @@ func load(t *testing.T, s blob.Store, name string) (map[string]any, *meta.Metada
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := storagetest.Load(t.Context(), at(s, name, nil), state); err != nil {
+	if err := storagetest.Load(t.Context(), at(s, name), state); err != nil {
 		t.Fatalf("Load = %v", err)
 	}
 	plan.PutInside(state, md)
@@ -103,7 +103,7 @@ func TestFixturesComeBack(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			state, md := load(t, open(t, c.Dir), "")
 			s := new(mem.Store)
-			if err := storagetest.Save(t.Context(), at(s, "out/model.pt", nil), storagetest.Storage("s", 1, 1), state); err != nil {
+			if err := storagetest.Save(t.Context(), at(s, "out/model.pt"), storagetest.Storage("s", 1, 1), state); err != nil {
 				t.Fatalf("Save = %v", err)
 			}
 			again, md2 := load(t, s, "out/model.pt")

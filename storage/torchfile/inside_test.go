@@ -131,17 +131,17 @@ func TestTensorsInsideComeBack(t *testing.T) {
 	x, y := vector(t, 1, 2), vector(t, 3)
 	want := m{"a": value.Tuple{x, m{"b": y}, "c"}, "d": dict(nil, x, value.Tuple{int64(1)}, y), "w": x, "l": []any{x, value.Tuple{y}}}
 	s := holding(t, want)
-	for _, o := range []*options{nil, {Format: torchfile.Format{Flat: true}}} {
+	for _, flat := range []bool{false, true} {
 		out := new(mem.Store)
-		if err := resave(t, s, at(out, "y.pt", o)); err != nil {
+		if err := resave(t, s, storagetest.Setup{Format: torchfile.Format{File: "y.pt", Flat: flat}}.At(out)); err != nil {
 			t.Fatalf("Save = %v", err)
 		}
 		want := want
-		if o != nil {
+		if flat {
 			want = m{"a": want["a"], "d": want["d"], "w": x, "l.0": x, "l.1": value.Tuple{y}}
 		}
 		if d := cmp.Diff(any(want), root(t, out, "y.pt"), cmp.Comparer(tensor.Equal)); d != "" {
-			t.Errorf("%+v: (-want +got):\n%s", o, d)
+			t.Errorf("flat %v: (-want +got):\n%s", flat, d)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func resave(t *testing.T, s blob.Store, p storagetest.Place, without ...string) 
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := storagetest.Load(t.Context(), at(s, "x.pt", nil), plan.State{e.FQN: x}); err != nil {
+			if err := storagetest.Load(t.Context(), at(s, "x.pt"), plan.State{e.FQN: x}); err != nil {
 				t.Fatal(err)
 			}
 			data[e.FQN] = plan.Data{Tensor: x}
@@ -204,7 +204,7 @@ func (r resolved) Resolve(it *plan.WriteItem) (plan.Data, error) { return r[it.F
 // A value is not written without its tensors.
 func TestReferencesToTensorsThatAreNotWrittenAreRefused(t *testing.T) {
 	s := holding(t, map[string]any{"a": value.Tuple{vector(t, 1)}})
-	err := resave(t, s, at(new(mem.Store), "y.pt", nil), "a.0")
+	err := resave(t, s, at(new(mem.Store), "y.pt"), "a.0")
 	if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), `"a.0"`) {
 		t.Errorf("Save = %v; want %v, naming the tensor", err, storage.ErrNotRepresentable)
 	}
@@ -215,7 +215,7 @@ func TestTiedTensorsStayTied(t *testing.T) {
 	x := vector(t, 1, 2, 3)
 	same := vector(t, 1, 2, 3)
 	s := new(mem.Store)
-	if err := save(t, at(s, "x.pt", nil), plan.State{"embed": x, "head": x, "copy": same, "m": map[string]any{"w": x}}); err != nil {
+	if err := save(t, at(s, "x.pt"), plan.State{"embed": x, "head": x, "copy": same, "m": map[string]any{"w": x}}); err != nil {
 		t.Fatal(err)
 	}
 	b, err := blob.ReadAll(t.Context(), s, "x.pt", 1<<20)

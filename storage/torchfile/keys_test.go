@@ -58,7 +58,7 @@ func TestIntegersAreWritten(t *testing.T) {
 		"text": map[string]any{"0": true},
 	}
 	s := new(mem.Store)
-	if err := save(t, at(s, "x.pt", nil), state); err != nil {
+	if err := save(t, at(s, "x.pt"), state); err != nil {
 		t.Fatalf("Save = %v", err)
 	}
 	want := map[string]any{

@@ -27,8 +27,8 @@ func save(t *testing.T, p storagetest.Place, state plan.State) error {
 func TestNestedAndFlat(t *testing.T) {
 	state := plan.State{"m": map[string]any{"l": []any{vector(t, 1), map[string]any{"lr": 0.5}}}, "step": int64(3)}
 	s := new(mem.Store)
-	for name, o := range map[string]*options{"nested.pt": nil, "flat.pt": {Format: torchfile.Format{Flat: true}}} {
-		if err := save(t, at(s, name, o), state); err != nil {
+	for name, flat := range map[string]bool{"nested.pt": false, "flat.pt": true} {
+		if err := save(t, storagetest.Setup{Format: torchfile.Format{File: name, Flat: flat}}.At(s), state); err != nil {
 			t.Fatalf("%s: Save = %v", name, err)
 		}
 	}
@@ -49,7 +49,7 @@ func TestObjectsThatAreNotPlainAreRefused(t *testing.T) {
 	evil := &value.Object{Module: "os", Name: "system", Call: true, Args: value.Tuple{"true"}}
 	state := plan.State{"w": vector(t, 1), "bad": value.Tuple{evil}, "worse": map[string]any{"x": evil}, "good": value.Tuple{int64(1)}}
 	s := fault.New(new(mem.Store))
-	err := save(t, at(s, "x.pt", nil), state)
+	err := save(t, at(s, "x.pt"), state)
 	if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), `"bad"`) || !strings.Contains(err.Error(), `"worse.x"`) ||
 		!strings.Contains(err.Error(), "os.system") {
 		t.Errorf("Save = %v; want %v, naming both and the class", err, storage.ErrNotRepresentable)
@@ -59,7 +59,7 @@ func TestObjectsThatAreNotPlainAreRefused(t *testing.T) {
 			t.Errorf("the refused save did %v", op)
 		}
 	}
-	w := newWriter(s, "x.pt", nil).(storage.ValueChecker)
+	w := at(s, "x.pt").Writer().(storage.ValueChecker)
 	for name, v := range state {
 		codec, data, err := value.Encode(v)
 		if name == "w" || err != nil {
@@ -74,7 +74,7 @@ func TestObjectsThatAreNotPlainAreRefused(t *testing.T) {
 
 func TestFailIfExists(t *testing.T) {
 	s := new(mem.Store)
-	p := at(s, "x.pt", &options{WriteOptions: storage.WriteOptions{FailIfExists: true}})
+	p := storagetest.Setup{Format: torchfile.Format{File: "x.pt"}, Write: storage.WriteOptions{FailIfExists: true}}.At(s)
 	late := storagetest.NewSaving(p, storagetest.Storage("late", 1, 1), 1)
 	if err := errors.Join(late.Plan(t.Context(), []plan.State{{"a": int64(1)}}), late.Write(t.Context())); err != nil {
 		t.Fatal(err)
@@ -95,14 +95,14 @@ func TestFailIfExists(t *testing.T) {
 
 func TestNamesOfFiles(t *testing.T) {
 	for _, name := range []string{"../x.pt", "/x.pt"} {
-		if err := save(t, at(new(mem.Store), name, nil), plan.State{}); !errors.Is(err, blob.ErrName) {
+		if err := save(t, at(new(mem.Store), name), plan.State{}); !errors.Is(err, blob.ErrName) {
 			t.Errorf("Save as %q = %v; want %v", name, err, blob.ErrName)
 		}
 	}
 }
 
 func TestFinishWithoutData(t *testing.T) {
-	p := at(new(mem.Store), "x.pt", nil)
+	p := at(new(mem.Store), "x.pt")
 	sv := storagetest.NewSaving(p, storagetest.Storage("s", 1, 1), 1)
 	if err := sv.Plan(t.Context(), []plan.State{{}}); err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func (r resolver) Resolve(it *plan.WriteItem) (plan.Data, error) { return r(it) 
 func TestTensorsThatAreNotInMemory(t *testing.T) {
 	x := vector(t, 1, 2, 3)
 	s := new(mem.Store)
-	sv := storagetest.NewSaving(at(s, "x.pt", nil), storagetest.Storage("s", 1, 1), 1)
+	sv := storagetest.NewSaving(at(s, "x.pt"), storagetest.Storage("s", 1, 1), 1)
 	if err := sv.Plan(t.Context(), []plan.State{{"x": x}}); err != nil {
 		t.Fatal(err)
 	}
