@@ -66,6 +66,12 @@ type Format struct {
 	Own *regexp.Regexp
 }
 
+// Recognize reports whether a file of that name describes a checkpoint, or holds
+// data of one.
+func (f *Format) Recognize(name string) (describes, holds bool) {
+	return name == MetadataName || f.Rank.MatchString(name), f.Data(name)
+}
+
 // rank returns the rank from the name of the metadata file of one rank.
 func (f *Format) rank(name string) (rank int, ok bool) {
 	m := f.Rank.FindStringSubmatch(name)

@@ -14,36 +14,44 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/hf"
+	"github.com/cairn-ckpt/cairn/storage/hyper"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
-// maxListed bounds how many names of a place are looked at: a folder above many
-// checkpoints is none itself.
+// maxListed bounds how many names are examined: a folder above many checkpoints is
+// not a checkpoint itself.
 const maxListed = 20_000
 
-// The files by which formats are told apart.
-const (
-	nativeRecord = "cairn.json"
-	dcpMetadata  = ".metadata"
-	hfCommit     = "cairn-save.json"
-)
+// rules are the rules by which a folder without a record is recognised, the
+// strongest first.
+var rules = []struct {
+	format    string
+	recognize func(name string) (describes, holds bool)
+	data      bool // by a file of data; otherwise by a file that describes the checkpoint
+}{
+	{Native, native.Recognize, false},
+	{Native, native.Recognize, true},
+	{TorchDCP, torchdcp.Recognize, false},
+	{Hyper, hyper.Recognize, false},
+	{TorchDCP, torchdcp.Recognize, true},
+	{Hyper, hyper.Recognize, true},
+	{HF, hf.Recognize, false},
+	{HF, hf.Recognize, true},
+	{Torch, torchfile.Recognize, false},
+}
 
-var (
-	nativeData = regexp.MustCompile(`^[0-9a-z-]+-(r[0-9]{5,}-[0-9]+\.safetensors|index\.cairn)$`)
-	torchRank  = regexp.MustCompile(`^__[0-9]+\.metadata$`)
-	torchData  = regexp.MustCompile(`^__[0-9]+_.*\.distcp$`)
-	hyperRank  = regexp.MustCompile(`^(\.rank[0-9]+_metadata|[0-9]+\.metadata)$`)
-	hyperData  = regexp.MustCompile(`^_rank[0-9]+_.*\.(safetensors|bytes)$`)
-)
-
-func isTorchIndex(name string) bool { return strings.HasSuffix(name, ".bin.index.json") }
-
-func isTorchFile(name string) bool { return slices.Contains(torchfile.Extensions(), path.Ext(name)) }
+func isTorchFile(name string) bool {
+	_, holds := torchfile.Recognize(name)
+	return holds
+}
 
 // Detect returns the name of the format of the checkpoint at the root of store.
-// Where there is none the error wraps storage.ErrNotFound. A place with the data
-// of a format but without what makes it a checkpoint has that format: opening it
-// says what is missing.
+// If there is no checkpoint, the error wraps storage.ErrNotFound. A store with data
+// of a format but without the file that makes it a checkpoint has that format: the
+// error of opening it names the missing file.
 func Detect(ctx context.Context, store blob.Store) (string, error) {
 	for _, probe := range []func(context.Context, blob.Store) (string, error){byRecord, byNames} {
 		name, err := probe(ctx, store)
@@ -56,13 +64,14 @@ func Detect(ctx context.Context, store blob.Store) (string, error) {
 
 // byRecord looks for the files that only one format has, without a list.
 func byRecord(ctx context.Context, store blob.Store) (string, error) {
-	if ok, err := exists(ctx, store, nativeRecord); ok || err != nil {
+	if ok, err := exists(ctx, store, native.Files().Records[0]); ok || err != nil {
 		return Native, err
 	}
-	if ok, err := exists(ctx, store, dcpMetadata); !ok || err != nil {
+	metadata := torchdcp.Files().Records[0] // hyper_parallel uses the same name
+	if ok, err := exists(ctx, store, metadata); !ok || err != nil {
 		return "", err
 	}
-	return dialect(ctx, store, dcpMetadata)
+	return dialect(ctx, store, metadata)
 }
 
 func exists(ctx context.Context, store blob.Store, name string) (bool, error) {
@@ -108,21 +117,12 @@ func byNames(ctx context.Context, store blob.Store) (string, error) {
 			return "", err
 		}
 	}
-	rules := []struct {
-		format string
-		is     func(name string) bool
-	}{
-		{Native, nativeData.MatchString},
-		{TorchDCP, torchRank.MatchString},
-		{Hyper, hyperRank.MatchString},
-		{TorchDCP, torchData.MatchString},
-		{Hyper, hyperData.MatchString},
-		{HF, func(n string) bool { return strings.HasSuffix(n, ".safetensors.index.json") }},
-		{HF, func(n string) bool { return strings.HasSuffix(n, ".safetensors") || n == hfCommit }},
-		{Torch, isTorchIndex},
-	}
 	for _, r := range rules {
-		if slices.ContainsFunc(names, r.is) {
+		found := slices.ContainsFunc(names, func(name string) bool {
+			describes, holds := r.recognize(name)
+			return describes && !r.data || holds && r.data
+		})
+		if found {
 			return r.format, nil
 		}
 	}
@@ -190,7 +190,73 @@ func byContent(ctx context.Context, store blob.Store, name string) (string, erro
 	case len(head) > 8 && head[8] == '{' && binary.LittleEndian.Uint64(head) < 1<<32:
 		return HF, nil
 	case isTorchFile(name):
-		return Torch, nil // opening it says what is wrong
+		return Torch, nil // the error of opening it is clearer
 	}
 	return "", nil
+}
+
+// UnsupportedError reports a checkpoint of a format that cairn does not read. It
+// wraps storage.ErrNotFound.
+type UnsupportedError struct {
+	// Where is the place, Format the name of the format, and File the file by
+	// which cairn recognised it.
+	Where, Format, File string
+	// Hint says how to get a checkpoint that cairn reads.
+	Hint string
+}
+
+// Error names the format.
+func (e *UnsupportedError) Error() string {
+	return fmt.Sprintf("%v that cairn reads: %s is a checkpoint of %s, by its file %s", storage.ErrNotFound, e.Where, e.Format, e.File)
+}
+
+// Unwrap returns storage.ErrNotFound.
+func (e *UnsupportedError) Unwrap() error { return storage.ErrNotFound }
+
+var (
+	zeroFile = regexp.MustCompile(`^(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+(_\d+)?_(optim|model)_states\.pt$`)
+	mpRank   = regexp.MustCompile(`^mp_rank_\d+(_\d+)?_model_states\.pt$`)
+)
+
+const (
+	hintZeRO  = "zero_to_fp32.py, which DeepSpeed puts beside its checkpoints, makes a file of torch.save or safetensors of it"
+	hintOrbax = "restore it with Orbax or Flax, and save its arrays as safetensors"
+	hintZarr  = "Megatron's own tools convert it to the torch_dist format, which cairn reads as torchdcp"
+)
+
+// unsupported returns an *UnsupportedError if the files, by their names with at
+// most one folder above them, are those of a format that is known by name only.
+func unsupported(ctx context.Context, store blob.Store, names []string) error {
+	found := func(format, file, hint string) error {
+		return &UnsupportedError{store.String(), format, file, hint}
+	}
+	for _, name := range names {
+		dir, base := path.Split(name)
+		switch {
+		case zeroFile.MatchString(base), mpRank.MatchString(base) && strings.HasPrefix(dir, "global_step"):
+			return found("DeepSpeed", name, hintZeRO)
+		case base == "_CHECKPOINT_METADATA", base == "manifest.ocdbt", base == "_METADATA" && dir == "":
+			return found("Orbax", name, hintOrbax)
+		case base == ".zarray" && dir != "" && slices.Contains(names, "common.pt"):
+			return found("Megatron in its zarr format", name, hintZarr)
+		case name == "metadata.json", name == "checkpoint":
+			head, err := readHead(ctx, store, name, 4096)
+			if err != nil {
+				return err
+			}
+			if name == "metadata.json" && bytes.Contains(head, []byte(`"sharded_backend"`)) && bytes.Contains(head, []byte(`"zarr"`)) {
+				return found("Megatron in its zarr format", name, hintZarr)
+			}
+			if name == "checkpoint" && isMsgpackMap(head) {
+				return found("Flax", name, hintOrbax)
+			}
+		}
+	}
+	return nil
+}
+
+// isMsgpackMap reports whether bytes begin a map with entries in MessagePack. No
+// text begins like this, and no pickle.
+func isMsgpackMap(head []byte) bool {
+	return len(head) > 0 && (head[0] > 0x80 && head[0] <= 0x8f || head[0] == 0xde || head[0] == 0xdf)
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -195,4 +197,224 @@ func cutBox(box tensor.Box, most int64) []tensor.Box {
 // on its way takes its four bytes, and less than that for what it is made of.
 func cutFor(box tensor.Box, budget int64) []tensor.Box {
 	return cutBox(box, max(1, min(partElements, budget/8)))
+}
+
+// blocks makes the numbers of a weight of 8-bit floats whose last two dimensions
+// are cut into blocks, with a factor for each.
+type blocks struct {
+	store         blob.Store
+	weight, scale *reading.Region
+	shape, scales []int64 // of the weight and of the factors
+	rows, cols    int64   // of a block
+}
+
+var _ reading.Cutter = (*blocks)(nil)
+
+// newBlocks pairs a weight with its factors.
+func (s *source) newBlocks(weight, scale *meta.Entry, block []int64) (reading.Maker, []int64, error) {
+	m := &blocks{store: s.store, shape: weight.Tensor.Shape, scales: scale.Tensor.Shape, rows: block[0], cols: block[1]}
+	var err error
+	if m.weight, m.scale, err = bothWhole(weight, scale); err != nil {
+		return nil, nil, err
+	}
+	k := len(m.shape) - 2
+	if k < 0 {
+		return nil, nil, fmt.Errorf("blocks in the shape %v", m.shape)
+	}
+	want := append(slices.Clone(m.shape[:k]), ceilDiv(m.shape[k], m.rows), ceilDiv(m.shape[k+1], m.cols))
+	if !slices.Equal(m.scales, want) {
+		return nil, nil, fmt.Errorf("factors of shape %v for blocks of %d by %d in %v: want %v", m.scales, m.rows, m.cols, m.shape, want)
+	}
+	return m, m.shape, nil
+}
+
+func ceilDiv(a, b int64) int64 {
+	if a == 0 {
+		return 0
+	}
+	return (a-1)/b + 1
+}
+
+// Cut cuts a box by its rows.
+func (m *blocks) Cut(box tensor.Box, budget int64) []tensor.Box { return cutFor(box, budget) }
+
+// Make reads a box of the weight and the factors that it needs.
+func (m *blocks) Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
+	if box.Empty() {
+		return 0, nil
+	}
+	numbers, values, err := newFloats(box.Sizes)
+	if err != nil {
+		return 0, err
+	}
+	read, err := reading.ReadBox(ctx, m.store, m.weight, m.shape, box, numbers, budget)
+	if err != nil {
+		return read, err
+	}
+	at := m.factorBox(box)
+	factors, f, err := newFloats(at.Sizes)
+	if err != nil {
+		return read, err
+	}
+	n, err := reading.ReadBox(ctx, m.store, m.scale, m.scales, at, factors, budget)
+	read += n
+	if err != nil {
+		return read, err
+	}
+	m.scaleBy(values, f, box, at)
+	return read, tensor.Convert(dst, numbers, tensor.CastAny)
+}
+
+// newFloats returns a tensor for numbers on their way, and its elements.
+func newFloats(shape []int64) (*tensor.Tensor, []float32, error) {
+	x, err := tensor.New(tensor.Float32, shape)
+	if err != nil {
+		return nil, nil, err
+	}
+	v, err := tensor.Values[float32](x)
+	return x, v, err
+}
+
+// factorBox returns the box of the factors that a box of the weight needs.
+func (m *blocks) factorBox(box tensor.Box) tensor.Box {
+	k := box.Dims() - 2
+	out := tensor.Box{Offsets: slices.Clone(box.Offsets), Sizes: slices.Clone(box.Sizes)}
+	for i, per := range []int64{m.rows, m.cols} {
+		d := k + i
+		out.Offsets[d] = box.Offsets[d] / per
+		out.Sizes[d] = ceilDiv(box.End(d), per) - out.Offsets[d]
+	}
+	return out
+}
+
+// scaleBy multiplies the numbers of a box by the factors of another.
+func (m *blocks) scaleBy(values, factors []float32, box, at tensor.Box) {
+	k := box.Dims() - 2
+	rows, cols := box.Sizes[k], box.Sizes[k+1]
+	frows, fcols := at.Sizes[k], at.Sizes[k+1]
+	for i := range int64(len(values)) / cols { // all rows of all matrices
+		row := values[i*cols : (i+1)*cols]
+		matrix := i / rows
+		block := (box.Offsets[k]+i%rows)/m.rows - at.Offsets[k]
+		f := factors[(matrix*frows+block)*fcols:][:fcols]
+		for c, from := int64(0), int64(0); c < fcols; c++ {
+			to := min((at.Offsets[k+1]+c+1)*m.cols-box.Offsets[k+1], cols)
+			for j := from; j < to; j++ {
+				row[j] *= f[c]
+			}
+			from = to
+		}
+	}
+}
+
+// groups makes the numbers of a weight of 4-bit floats, two in a byte, the lower
+// half first: its last dimension counts the bytes of a group, the one before the
+// groups, and each group has a power of two as its factor.
+type groups struct {
+	store         blob.Store
+	bytes, scale  *reading.Region
+	shape, scales []int64 // of the bytes and of the factors
+}
+
+var _ reading.Cutter = (*groups)(nil)
+
+// fp4 are the numbers that four bits stand for.
+var fp4 = [16]float32{0, .5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)), -.5, -1, -1.5, -2, -3, -4, -6}
+
+// bias is what is taken off a stored exponent.
+const bias = 127
+
+// newGroups pairs the bytes of a weight with its factors.
+func (s *source) newGroups(weight, scale *meta.Entry) (reading.Maker, []int64, error) {
+	m := &groups{store: s.store, shape: weight.Tensor.Shape, scales: scale.Tensor.Shape}
+	var err error
+	if m.bytes, m.scale, err = bothWhole(weight, scale); err != nil {
+		return nil, nil, err
+	}
+	switch scale.Tensor.DType {
+	case tensor.Uint8:
+	case tensor.Float8E8M0FNU:
+		m.scale.DType = tensor.Uint8 // the same exponents under another name
+	default:
+		return nil, nil, fmt.Errorf("factors of type %v", scale.Tensor.DType)
+	}
+	k := len(m.shape) - 2
+	if k < 0 || !slices.Equal(m.shape[:k+1], m.scales) {
+		return nil, nil, fmt.Errorf("factors of shape %v for groups of shape %v", m.scales, m.shape)
+	}
+	if m.shape[k] > 0 && m.shape[k+1] > math.MaxInt64/2/m.shape[k] {
+		return nil, nil, fmt.Errorf("groups of shape %v", m.shape)
+	}
+	return m, append(slices.Clone(m.shape[:k]), m.shape[k]*m.shape[k+1]*2), nil
+}
+
+// Cut cuts a box by its rows.
+func (m *groups) Cut(box tensor.Box, budget int64) []tensor.Box { return cutFor(box, budget) }
+
+// Make reads the groups that hold a box, and their factors.
+func (m *groups) Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
+	if box.Empty() {
+		return 0, nil
+	}
+	k := box.Dims() - 1
+	each := 2 * m.shape[k+1] // numbers of a group
+	first, end := box.Offsets[k]/each, ceilDiv(box.End(k), each)
+	at := tensor.Box{Offsets: slices.Clone(box.Offsets), Sizes: slices.Clone(box.Sizes)}
+	at.Offsets[k], at.Sizes[k] = first, end-first
+	factors, read, err := m.read(ctx, m.scale, m.scales, at, budget)
+	if err != nil {
+		return read, err
+	}
+	at.Offsets, at.Sizes = append(at.Offsets, 0), append(at.Sizes, m.shape[k+1])
+	packed, n, err := m.read(ctx, m.bytes, m.shape, at, budget)
+	read += n
+	if err != nil {
+		return read, err
+	}
+	sizes := append(slices.Clone(box.Sizes[:k]), (end-first)*each)
+	numbers, values, err := newFloats(sizes)
+	if err != nil {
+		return read, err
+	}
+	unpack(values, packed, factors, int(m.shape[k+1]))
+	wanted := tensor.Whole(box.Sizes)
+	wanted.Offsets = slices.Clone(wanted.Offsets)
+	wanted.Offsets[k] = box.Offsets[k] - first*each
+	if numbers, err = numbers.Narrow(wanted); err != nil {
+		return read, err
+	}
+	return read, tensor.Convert(dst, numbers, tensor.CastAny)
+}
+
+// read returns the bytes of a box of a region.
+func (m *groups) read(ctx context.Context, r *reading.Region, sizes []int64, box tensor.Box, budget int64) ([]byte, int64, error) {
+	x, err := tensor.New(tensor.Uint8, box.Sizes)
+	if err != nil {
+		return nil, 0, err
+	}
+	n, err := reading.ReadBox(ctx, m.store, r, sizes, box, x, budget)
+	return x.Contents(), n, err
+}
+
+// scaled are the numbers of fp4 with each of the factors that a byte stands for.
+var scaled = sync.OnceValue(func() *[256][16]float32 {
+	var t [256][16]float32
+	for exp := range t {
+		for i, v := range fp4 {
+			t[exp][i] = float32(math.Ldexp(float64(v), exp-bias))
+		}
+	}
+	return &t
+})
+
+// unpack makes the numbers of groups of each bytes.
+func unpack(out []float32, packed, factors []byte, each int) {
+	tables := scaled()
+	for g, exp := range factors {
+		table := &tables[exp]
+		for i, b := range packed[g*each : (g+1)*each] {
+			out[2*(g*each+i)] = table[b&15]
+			out[2*(g*each+i)+1] = table[b>>4]
+		}
+	}
 }

@@ -65,6 +65,10 @@ var (
 	valueFile = regexp.MustCompile(`^.+_rank(0|[1-9][0-9]{0,8})\.bytes$`)
 )
 
+// Recognize reports whether a file of that name at the root of a store describes a
+// checkpoint of this format, or holds data of one.
+func Recognize(name string) (describes, holds bool) { return files.Recognize(name) }
+
 // dataFileName returns the name of the n-th data file of a rank: that of
 // hyper_parallel's only one if saveID is empty and n is 0, otherwise with the id and
 // the number inside.

@@ -32,6 +32,14 @@ func checkSaveID(id string) error {
 	return nil
 }
 
+// Recognize reports whether a file of that name at the root of a store describes a
+// checkpoint of this format, or holds data of one.
+func Recognize(name string) (describes, holds bool) {
+	_, _, _, holds = parseDataFileName(name)
+	_, describes = parseIndexFileName(name)
+	return describes || name == recordName, holds
+}
+
 // saveOf returns the id of the save that a file of that name belongs to. It returns
 // "" for the record, which all saves share.
 func saveOf(name string) (saveID string, ok bool) {

@@ -6,10 +6,14 @@ package reading
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -259,4 +263,127 @@ func (s *Source) chunks(ctx context.Context, ids []ChunkID, o storage.ReadOption
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// watchTries bounds how often a checkpoint may be replaced while it is described.
+const watchTries = 10
+
+// Watch calls describe, and calls it again if the checkpoint was replaced
+// meanwhile. records are the names of the files whose replacement makes another
+// checkpoint; they need not exist. A later error of the source wraps
+// storage.ErrChanged if one of them has changed.
+func Watch(ctx context.Context, store blob.Store, records []string, describe func(ctx context.Context) (*Source, error)) (*Source, error) {
+	w := &watch{store: store, names: records}
+	var err error
+	if w.seen, err = w.look(ctx); err != nil {
+		return nil, err
+	}
+	for range watchTries {
+		src, err := describe(ctx)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		now, lookErr := w.look(ctx)
+		if lookErr != nil {
+			return nil, errors.Join(err, lookErr)
+		}
+		if slices.EqualFunc(w.seen, now, same) {
+			if err == nil {
+				src.Changed, src.records = w.changed, records
+			}
+			return src, err
+		}
+		w.seen = now
+	}
+	return nil, fmt.Errorf("%w: %s, again and again", storage.ErrChanged, store)
+}
+
+// watch remembers the records of a checkpoint as they were when it was opened.
+type watch struct {
+	store blob.Store
+	names []string
+	seen  []blob.Info
+}
+
+// look returns the current state of the records. A record that does not exist has
+// no name.
+func (w *watch) look(ctx context.Context) ([]blob.Info, error) {
+	out := make([]blob.Info, len(w.names))
+	for i, name := range w.names {
+		info, err := w.store.Stat(ctx, name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		out[i] = info
+	}
+	return out, nil
+}
+
+func same(a, b blob.Info) bool {
+	return a.Name == b.Name && a.Size == b.Size && a.ModTime.Equal(b.ModTime)
+}
+
+// changed reports whether the checkpoint was replaced.
+func (w *watch) changed(ctx context.Context) bool {
+	now, err := w.look(ctx)
+	return err == nil && !slices.EqualFunc(w.seen, now, same)
+}
+
+// Lost are the files that are missing or damaged, with the reasons, which wrap
+// storage.ErrCorrupt.
+type Lost map[string]error
+
+// Damaged is the error of a file that is missing or damaged.
+func Damaged(name, format string, args ...any) error {
+	return &storage.FileError{File: name, Err: fmt.Errorf("%w: %w", storage.ErrCorrupt, fmt.Errorf(format, args...))}
+}
+
+// Err returns all reasons as one error.
+func (l Lost) Err() error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		errs = append(errs, l[name])
+	}
+	return errors.Join(errs...)
+}
+
+// Note puts the names that cannot be read into md, and returns what is wrong with
+// the files: one problem for each lost file, with its names. Names without a file
+// become a problem of the file listing, which lists the files. The error is not nil
+// if md has nothing that can be read.
+func (l Lost) Note(md *meta.Metadata, missing []meta.Missing, listing string) (problems []storage.VerifyProblem, err error) {
+	slices.SortFunc(missing, func(a, b meta.Missing) int { return strings.Compare(a.FQN, b.FQN) })
+	md.Missing = missing
+	names := map[string][]string{} // by file
+	for _, m := range missing {
+		if _, ok := l[m.File]; ok || m.File == "" {
+			names[m.File] = append(names[m.File], m.FQN)
+			continue
+		}
+		problems = append(problems, storage.VerifyProblem{File: m.File, FQN: m.FQN, Text: problemOf(m.Err)})
+	}
+	for file, err := range l {
+		problems = append(problems, storage.VerifyProblem{File: file, FQNs: names[file], Text: problemOf(err)})
+	}
+	if n := names[""]; len(n) > 0 {
+		problems = append(problems, storage.VerifyProblem{File: listing, FQNs: n, Text: "files that it lists are missing or damaged"})
+	}
+	if len(missing) == 0 || len(md.Entries) > 0 {
+		return problems, nil
+	}
+	errs := []error{l.Err()}
+	for _, m := range missing {
+		if m.File != "" && l[m.File] == nil {
+			errs = append(errs, m.Err)
+		}
+	}
+	return problems, errors.Join(errs...)
+}
+
+// problemOf returns what is wrong with a file, without its name.
+func problemOf(err error) string {
+	if f, ok := errors.AsType[*storage.FileError](err); ok {
+		return f.Problem().Text
+	}
+	return err.Error()
 }

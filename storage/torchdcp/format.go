@@ -64,6 +64,10 @@ var files = &dcpfiles.Format{
 	Own:      regexp.MustCompile(`^__(0|[1-9][0-9]{0,8})_(?:([0-9A-Za-z-]+)_)?(?:0|[1-9][0-9]{0,8})\.distcp$`),
 }
 
+// Recognize reports whether a file of that name at the root of a store describes a
+// checkpoint of this format, or holds data of one.
+func Recognize(name string) (describes, holds bool) { return files.Recognize(name) }
+
 // isData reports whether a file of that name is one of PyTorch's data files,
 // including names that other programs use.
 func isData(name string) bool {
