@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn"
-	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
@@ -125,7 +124,7 @@ func (b *convertBench) measure(ctx context.Context, r *ConvertResult) error {
 			if err := os.RemoveAll(f.dir); err != nil {
 				return err
 			}
-			if err := coolAll(ctx, src); err != nil {
+			if err := eachFile(ctx, src, coolFile); err != nil {
 				return err
 			}
 			debug.FreeOSMemory() // start every round like a new process
@@ -251,7 +250,11 @@ func copyFile(to, from string) error {
 
 // convert converts the source with the defaults of 'cairn convert'.
 func (b *convertBench) convert(ctx context.Context) error {
-	c, err := b.open(ctx, b.source)
+	src, err := file.Open(b.source, nil)
+	if err != nil {
+		return err
+	}
+	c, err := formats.Open(ctx, src, nil)
 	if err != nil {
 		return err
 	}
@@ -287,25 +290,13 @@ func (b *convertBench) convert(ctx context.Context) error {
 	return err
 }
 
-func (b *convertBench) open(ctx context.Context, dir string) (storage.Checkpoint, error) {
-	s, err := file.Open(dir, nil)
-	if err != nil {
-		return nil, err
-	}
-	return formats.Open(ctx, s, nil)
-}
-
 // check verifies the result: all tensors exist, and a few have the same digests
 // on both sides.
 func (b *convertBench) check(ctx context.Context) error {
 	var digests [2]map[string]inspect.Digest
 	var names [2]int
 	for i, dir := range []string{b.source, b.target} {
-		s, err := file.Open(dir, nil)
-		if err != nil {
-			return err
-		}
-		c, err := cairn.Open(ctx, blob.Store(s))
+		c, err := cairn.OpenPath(ctx, dir)
 		if err != nil {
 			return err
 		}

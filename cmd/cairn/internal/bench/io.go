@@ -109,10 +109,12 @@ type ioBench struct {
 	source, target *states
 }
 
-// measurement is one figure: its preparation and the function that is timed.
+// measurement is one figure. prepare is called for every file in the store before
+// run is timed.
 type measurement struct {
 	best    *float64
-	prepare func(context.Context) error
+	store   *file.Store
+	prepare func(ctx context.Context, s *file.Store, name string) error
 	run     func(ctx context.Context, rank int) error
 }
 
@@ -120,9 +122,9 @@ type measurement struct {
 // that both run under the same conditions: many disks slow down under load.
 func (b *ioBench) measure(ctx context.Context, r *IOResult) error {
 	pairs := [][2]measurement{
-		{{&r.FloorSave, b.removeFloor, b.floorSave}, {&r.Save, b.removeOurs, b.save}},
-		{{&r.FloorLoadCold, b.coolFloor, b.floorLoad}, {&r.LoadCold, b.coolOurs, b.load}},
-		{{&r.FloorLoadWarm, b.warmFloor, b.floorLoad}, {&r.LoadWarm, b.warmOurs, b.load}},
+		{{&r.FloorSave, b.plain, removeFile, b.floorSave}, {&r.Save, b.store, removeFile, b.save}},
+		{{&r.FloorLoadCold, b.plain, coolFile, b.floorLoad}, {&r.LoadCold, b.store, coolFile, b.load}},
+		{{&r.FloorLoadWarm, b.plain, warmFile, b.floorLoad}, {&r.LoadWarm, b.store, warmFile, b.load}},
 	}
 	for i := range b.o.Repeat {
 		b.o.Log("round %d of %d", i+1, b.o.Repeat)
@@ -142,7 +144,7 @@ func (b *ioBench) measure(ctx context.Context, r *IOResult) error {
 
 // take runs one measurement and keeps the result if it is the best.
 func (b *ioBench) take(ctx context.Context, m measurement) error {
-	if err := m.prepare(ctx); err != nil {
+	if err := eachFile(ctx, m.store, m.prepare); err != nil {
 		return err
 	}
 	took, err := timed(func() error { return b.onRanks(ctx, m.run) })
@@ -186,14 +188,8 @@ func (b *ioBench) floorSave(_ context.Context, rank int) error {
 		return err
 	}
 	defer f.Close()
-	for _, m := range b.source.memory[rank] {
-		for len(m) > 0 {
-			n, err := f.Write(m[:min(floorPiece, len(m))])
-			if err != nil {
-				return err
-			}
-			m = m[n:]
-		}
+	if err := move(b.source.memory[rank], f.Write); err != nil {
+		return err
 	}
 	if err := f.Sync(); err != nil {
 		return err
@@ -208,9 +204,14 @@ func (b *ioBench) floorLoad(_ context.Context, rank int) error {
 		return err
 	}
 	defer f.Close()
-	for _, m := range b.target.memory[rank] {
+	return move(b.target.memory[rank], f.Read)
+}
+
+// move calls do, a plain read or write, until it has moved all memory.
+func move(memory [][]byte, do func([]byte) (int, error)) error {
+	for _, m := range memory {
 		for len(m) > 0 {
-			n, err := f.Read(m[:min(floorPiece, len(m))])
+			n, err := do(m[:min(floorPiece, len(m))])
 			if err != nil {
 				return err
 			}
@@ -229,69 +230,38 @@ func syncDir(dir string) error {
 	return d.Sync()
 }
 
-func (b *ioBench) removeFloor(context.Context) error {
-	for rank := range b.o.Ranks {
-		if err := os.RemoveAll(b.floorFile(rank)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (b *ioBench) removeOurs(ctx context.Context) error {
-	for info, err := range b.store.List(ctx, "") {
+// eachFile calls fn for every file in the store.
+func eachFile(ctx context.Context, s *file.Store, fn func(ctx context.Context, s *file.Store, name string) error) error {
+	for info, err := range s.List(ctx, "") {
 		if err != nil {
 			return err
 		}
-		if err := b.store.Remove(ctx, info.Name); err != nil {
+		if err := fn(ctx, s, info.Name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// coolFloor drops the page cache of the plain files.
-func (b *ioBench) coolFloor(ctx context.Context) error { return coolAll(ctx, b.plain) }
+func removeFile(ctx context.Context, s *file.Store, name string) error { return s.Remove(ctx, name) }
 
-func (b *ioBench) coolOurs(ctx context.Context) error { return coolAll(ctx, b.store) }
+// coolFile drops a file from the page cache.
+func coolFile(ctx context.Context, s *file.Store, name string) error {
+	return blob.Cooler(s).Cool(ctx, name)
+}
 
-// warmFloor fills the page cache with the plain files.
-func (b *ioBench) warmFloor(ctx context.Context) error { return warmAll(ctx, b.plain) }
-
-func (b *ioBench) warmOurs(ctx context.Context) error { return warmAll(ctx, b.store) }
-
-// warmAll reads every file with plain reads, because a load may leave nothing in
-// the page cache.
-func warmAll(ctx context.Context, s *file.Store) error {
+// warmFile reads a file into the page cache with plain reads, because a load may
+// leave nothing there.
+func warmFile(ctx context.Context, s *file.Store, name string) error {
+	r, err := s.Open(ctx, name)
+	if err != nil {
+		return err
+	}
 	buf := make([]byte, floorPiece)
-	for info, err := range s.List(ctx, "") {
-		if err != nil {
-			return err
-		}
-		r, err := s.Open(ctx, info.Name)
-		if err != nil {
-			return err
-		}
-		for at := int64(0); err == nil && at < r.Size(); at += floorPiece {
-			err = r.ReadAt(ctx, buf[:min(floorPiece, r.Size()-at)], at)
-		}
-		if err = errors.Join(err, r.Close()); err != nil {
-			return err
-		}
+	for at := int64(0); err == nil && at < r.Size(); at += floorPiece {
+		err = r.ReadAt(ctx, buf[:min(floorPiece, r.Size()-at)], at)
 	}
-	return nil
-}
-
-func coolAll(ctx context.Context, s *file.Store) error {
-	for info, err := range s.List(ctx, "") {
-		if err != nil {
-			return err
-		}
-		if err := blob.Cooler(s).Cool(ctx, info.Name); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(err, r.Close())
 }
 
 // check verifies the loaded bytes.

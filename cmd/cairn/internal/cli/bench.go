@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,11 +18,11 @@ import (
 func newBenchCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench COMMAND",
-		Short: "Measure cairn on this machine beside its floor",
+		Short: "Measure cairn on this machine and compare it with plain I/O",
 		Long: `Bench measures planning, saving and loading, resharding, opening, converting and
-groups of ranks on this machine. Figures for bytes that move come beside their
-floor: the same bytes moved by plain system calls in the same run. Nothing is
-asserted, and nothing stays behind that was not asked for.`,
+groups of ranks on this machine. Rates are compared with a floor: the same bytes
+moved by plain system calls in the same run. Bench asserts nothing, and removes
+its files unless --keep is given.`,
 		Example: `  cairn bench plan --ranks 1024 --tensors 1000
   cairn bench io --size 4GiB --ranks 4 --dir /mnt/fast
   cairn bench reshard
@@ -38,9 +39,31 @@ asserted, and nothing stays behind that was not asked for.`,
 	return cmd
 }
 
+// benchCommand adds to cmd what all benchmarks have in common: no arguments, and
+// the output of a result. check refuses invalid flags, run measures.
+func benchCommand[R any](cmd *cobra.Command, check func(cmd *cobra.Command) error,
+	run func(ctx context.Context, o *output) (R, error), print func(o *output, r R)) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = wantArgs(0, 0), cobra.NoFileCompletions
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := check(cmd); err != nil {
+			return err
+		}
+		o := outputOf(cmd)
+		r, err := run(cmd.Context(), o)
+		if err != nil {
+			return err
+		}
+		return o.result(r, func() { print(o, r) })
+	}
+	return cmd
+}
+
+// two prints a number with two decimals.
+func two(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
+
 func newBenchPlanCmd() *cobra.Command {
 	o := bench.PlanOptions{Ranks: 1024, Tensors: 1000}
-	cmd := &cobra.Command{
+	cmd := benchCommand(&cobra.Command{
 		Use:   "plan",
 		Short: "Measure the planning of a save by many ranks",
 		Long: `Plan measures the global step of a save: dedup, global plan, validation and the
@@ -50,29 +73,17 @@ tensors in ten are sharded on dim 0 over all ranks, one in ten is replicated.
 With --json:
 
   ranks, tensors, items    the size of the problem
-  seconds, phases          the coordinator's work, all and by phase
-  outside                  what that leaves out: the ranks' own work, done here
-                           one after the other, and the wire
+  seconds, phases          the coordinator's work, in total and by phase
+  outside                  not included above: the ranks' own work, done here one
+                           after the other, and the wire
   wire_bytes_per_rank      the size of a rank's plan on the wire
   index_bytes              the size of the index
   peak_rss_bytes           the largest memory of the process
   repeat_seconds           the same plan once more, unchanged`,
 		Example: `  cairn bench plan --ranks 1024 --tensors 1000
   cairn bench plan --ranks 8192 --json`,
-		Args:              wantArgs(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := atLeastOne(cmd, "ranks", "tensors"); err != nil {
-				return err
-			}
-			r, err := bench.Plan(cmd.Context(), o)
-			if err != nil {
-				return err
-			}
-			out := outputOf(cmd)
-			return out.result(r, func() { printPlanBench(out, r) })
-		},
-	}
+	}, func(cmd *cobra.Command) error { return atLeastOne(cmd, "ranks", "tensors") },
+		func(ctx context.Context, _ *output) (*bench.PlanResult, error) { return bench.Plan(ctx, o) }, printPlanBench)
 	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks")
 	cmd.Flags().IntVar(&o.Tensors, "tensors", o.Tensors, "number of tensors")
 	return cmd
@@ -141,14 +152,14 @@ func atLeastOne(cmd *cobra.Command, flags ...string) error {
 func newBenchIOCmd() *cobra.Command {
 	f := benchFlags{size: 4 << 30}
 	ranks, repeat, parallel := 1, 3, 0
-	cmd := &cobra.Command{
+	cmd := benchCommand(&cobra.Command{
 		Use:   "io",
-		Short: "Measure saving and loading beside plain writes and reads",
+		Short: "Measure saving and loading, and plain writes and reads",
 		Long: `Io saves and loads a transformer-shaped state, sharded by rows over ranks of this
 process, and in the same run writes and reads the same bytes plainly: one file a
 rank, synced, from memory and into memory. Cold loads follow a drop of the files'
-page cache. Of several rounds the best of each counts. It needs twice the size in
-memory and in the folder.
+page cache. The best of several rounds counts. It needs twice the size in memory
+and in the folder.
 
 With --json:
 
@@ -159,22 +170,13 @@ With --json:
   peak_rss_bytes`,
 		Example: `  cairn bench io --size 4GiB --ranks 1
   cairn bench io --size 1GiB --ranks 4 --dir /mnt/fast --json`,
-		Args:              wantArgs(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(atLeastOne(cmd, "ranks", "repeat"), f.check(cmd, 1<<20)); err != nil {
-				return err
-			}
-			out := outputOf(cmd)
-			r, err := bench.IO(cmd.Context(), bench.IOOptions{
-				Dir: f.dir, Bytes: int64(f.size), Ranks: ranks, Repeat: repeat, Parallel: parallel, Log: benchLog(out),
-			})
-			if err != nil {
-				return err
-			}
-			return out.result(r, func() { printIOBench(out, r) })
-		},
-	}
+	}, func(cmd *cobra.Command) error {
+		return errors.Join(atLeastOne(cmd, "ranks", "repeat"), f.check(cmd, 1<<20))
+	}, func(ctx context.Context, out *output) (*bench.IOResult, error) {
+		return bench.IO(ctx, bench.IOOptions{
+			Dir: f.dir, Bytes: int64(f.size), Ranks: ranks, Repeat: repeat, Parallel: parallel, Log: benchLog(out),
+		})
+	}, printIOBench)
 	f.add(cmd)
 	cmd.Flags().IntVar(&ranks, "ranks", ranks, "number of ranks")
 	cmd.Flags().IntVar(&repeat, "repeat", repeat, "number of rounds")
@@ -193,7 +195,6 @@ func benchLog(o *output) func(format string, args ...any) {
 func printIOBench(o *output, r *bench.IOResult) {
 	o.printf("%s from %s, %s, best of %d\n\n", formatBytes(r.Bytes), plural(r.Ranks, "rank"), plural(r.Files, "file"), r.Repeat)
 	t := newRows("", ">FLOOR GB/s", ">CAIRN GB/s", ">RATIO")
-	two := func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
 	t.add("save, durable", two(r.FloorSave), two(r.Save), two(r.SaveRatio))
 	t.add("load, cold, verified", two(r.FloorLoadCold), two(r.LoadCold), two(r.LoadColdRatio))
 	t.add("load, warm, verified", two(r.FloorLoadWarm), two(r.LoadWarm), two(r.LoadWarmRatio))
@@ -202,32 +203,22 @@ func printIOBench(o *output, r *bench.IOResult) {
 
 func newBenchReshardCmd() *cobra.Command {
 	f := benchFlags{size: 256 << 20}
-	cmd := &cobra.Command{
+	cmd := benchCommand(&cobra.Command{
 		Use:   "reshard",
 		Short: "Count the bytes read when a sharding changes",
 		Long: `Reshard saves matrices in one sharding, loads them in another, and counts the
 bytes: those that the ranks asked for, those with the checksummed tiles around
-them, and those that were read. Below 125 MiB the matrices are so small that the
-tiles are most of it.
+them, and those that were read. Below 125 MiB the matrices are small compared to
+the tiles.
 
 With --json: bytes, and cases with case, bytes_needed, bytes_rounded, bytes_read,
 bytes_received (from other ranks: none here), requests, ratio (read over needed)
 and seconds.`,
-		Example:           `  cairn bench reshard --size 1GiB`,
-		Args:              wantArgs(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.check(cmd, 1); err != nil {
-				return err
-			}
-			r, err := bench.Reshard(cmd.Context(), bench.ReshardOptions{Dir: f.dir, Bytes: int64(f.size)})
-			if err != nil {
-				return err
-			}
-			out := outputOf(cmd)
-			return out.result(r, func() { printReshardBench(out, r) })
-		},
-	}
+		Example: `  cairn bench reshard --size 1GiB`,
+	}, func(cmd *cobra.Command) error { return f.check(cmd, 1) },
+		func(ctx context.Context, _ *output) (*bench.ReshardResult, error) {
+			return bench.Reshard(ctx, bench.ReshardOptions{Dir: f.dir, Bytes: int64(f.size)})
+		}, printReshardBench)
 	f.add(cmd)
 	return cmd
 }
@@ -243,7 +234,7 @@ func printReshardBench(o *output, r *bench.ReshardResult) {
 
 func newBenchOpenCmd() *cobra.Command {
 	o := bench.OpenOptions{Chunks: 1_000_000}
-	cmd := &cobra.Command{
+	cmd := benchCommand(&cobra.Command{
 		Use:   "open",
 		Short: "Measure opening a checkpoint of many chunks",
 		Long: `Open writes record and index of a checkpoint of many chunks, without data, and
@@ -261,20 +252,8 @@ With --json:
   peak_rss_bytes                 the largest memory of the process`,
 		Example: `  cairn bench open --chunks 1000000 --json
   cairn bench open --chunks 1000000 --format torchdcp --keep many && cairn inspect many`,
-		Args:              wantArgs(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(atLeastOne(cmd, "chunks"), wantFolder(cmd, o.Dir)); err != nil {
-				return err
-			}
-			r, err := bench.OpenBench(cmd.Context(), o)
-			if err != nil {
-				return err
-			}
-			out := outputOf(cmd)
-			return out.result(r, func() { printOpenBench(out, r) })
-		},
-	}
+	}, func(cmd *cobra.Command) error { return errors.Join(atLeastOne(cmd, "chunks"), wantFolder(cmd, o.Dir)) },
+		func(ctx context.Context, _ *output) (*bench.OpenResult, error) { return bench.OpenBench(ctx, o) }, printOpenBench)
 	cmd.Flags().IntVar(&o.Chunks, "chunks", o.Chunks, "number of chunks")
 	cmd.Flags().StringVar(&o.Format, "format", formats.Native, "`format` of the checkpoint: native or torchdcp")
 	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{formats.Native, formats.TorchDCP}, cobra.ShellCompDirectiveNoFileComp)) // fails for unknown flags only
@@ -286,7 +265,7 @@ With --json:
 func printOpenBench(o *output, r *bench.OpenResult) {
 	o.printf("%s chunks of %s: index %s, record %s\n", formatCount(int64(r.Chunks)), plural(r.Tensors, "tensor"),
 		formatBytes(r.IndexBytes), formatBytes(r.RecordBytes))
-	o.printf("open and read all: %s; and sum it up: %s\n", formatSeconds(r.Seconds), formatSeconds(r.InspectSeconds))
+	o.printf("open and read all: %s; and summarise: %s\n", formatSeconds(r.Seconds), formatSeconds(r.InspectSeconds))
 	o.printf("open and find one: %.2f ms, %s read\n", r.LookupSeconds*1000, formatBytes(r.LookupBytes))
 }
 
@@ -294,13 +273,13 @@ func newBenchConvertCmd() *cobra.Command {
 	f := benchFlags{size: 4 << 30}
 	o := bench.ConvertOptions{From: formats.TorchDCP, To: formats.HF, Ranks: 4, Repeat: 3}
 	memory := sizeFlag(512 << 20)
-	cmd := &cobra.Command{
+	cmd := benchCommand(&cobra.Command{
 		Use:   "convert",
-		Short: "Measure a conversion beside a plain copy",
+		Short: "Measure a conversion and a plain copy",
 		Long: `Convert saves a transformer-shaped state in one format, converts it to another,
 and in the same run copies the source's files by plain reads and writes. Both are
-synced, and both begin with a drop of the source's page cache. Of several rounds
-the best of each counts. It needs three times the size in the folder.
+synced, and both begin with a drop of the source's page cache. The best of several
+rounds counts. It needs three times the size in the folder.
 
 With --json:
 
@@ -309,21 +288,12 @@ With --json:
   peak_rss_bytes                  the largest memory while it converts`,
 		Example: `  cairn bench convert --size 4GiB --from torchdcp --to hf
   cairn bench convert --size 4GiB --from native --to torchdcp --json`,
-		Args:              wantArgs(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(atLeastOne(cmd, "ranks", "repeat"), f.check(cmd, 1<<20)); err != nil {
-				return err
-			}
-			out := outputOf(cmd)
-			o.Dir, o.Bytes, o.Memory, o.Log = f.dir, int64(f.size), int64(memory), benchLog(out)
-			r, err := bench.Convert(cmd.Context(), o)
-			if err != nil {
-				return err
-			}
-			return out.result(r, func() { printConvertBench(out, r) })
-		},
-	}
+	}, func(cmd *cobra.Command) error {
+		return errors.Join(atLeastOne(cmd, "ranks", "repeat"), f.check(cmd, 1<<20))
+	}, func(ctx context.Context, out *output) (*bench.ConvertResult, error) {
+		o.Dir, o.Bytes, o.Memory, o.Log = f.dir, int64(f.size), int64(memory), benchLog(out)
+		return bench.Convert(ctx, o)
+	}, printConvertBench)
 	f.add(cmd)
 	cmd.Flags().StringVar(&o.From, "from", o.From, "`format` of the source")
 	cmd.Flags().StringVar(&o.To, "to", o.To, "`format` of the target")
@@ -339,7 +309,6 @@ With --json:
 func printConvertBench(o *output, r *bench.ConvertResult) {
 	o.printf("%s from %s to %s, best of %d\n\n", formatBytes(r.Bytes), r.From, r.To, r.Repeat)
 	t := newRows(">COPY GB/s", ">CONVERT GB/s", ">RATIO", ">PEAK MEMORY")
-	two := func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
 	t.add(two(r.Copy), two(r.Convert), two(r.Ratio), formatBytes(r.PeakRSS))
 	o.table(t)
 }
@@ -347,16 +316,16 @@ func printConvertBench(o *output, r *bench.ConvertResult) {
 func newBenchGroupCmd() *cobra.Command {
 	o := bench.GroupOptions{}.WithDefaults()
 	size := sizeFlag(o.Bytes)
-	cmd := &cobra.Command{
+	cmd := benchCommand(&cobra.Command{
 		Use:   "group",
-		Short: "Measure groups of ranks beside plain connections",
+		Short: "Measure groups of ranks and plain connections",
 		Long: `Group measures groups of ranks over the loopback of this machine: how long a
 barrier and a gather of 1 KiB from each rank take, how fast plans of 146 KiB are
 gathered from many ranks, and how fast tensors are reduced and broadcast between
-processes. Throughput comes beside its floor: the same number of bytes over the
-same number of plain connections, in turn with ours, from and into memory as large
-as the tensor, and once more from and into 1 MiB that stays in the cache. The
-results are medians.
+processes. The floor of throughput is the same number of bytes over the same
+number of plain connections, measured alternately, from and to memory of the size
+of the tensor, and also from and to 1 MiB that stays in the cache. The results are
+medians.
 
 With --json:
 
@@ -364,8 +333,8 @@ With --json:
                  processes), median_us and p99_us (microseconds)
   gather         of large values from ranks that are goroutines: ranks,
                  bytes_per_rank, seconds, gbs (10^9 bytes a second at rank 0),
-                 floor_gbs (8 plain connections), ratio, and hops, how many
-                 connections a byte crosses in the mean
+                 floor_gbs (8 plain connections), ratio, and hops, the mean
+                 number of connections that a byte crosses
   collectives    with op (all_reduce or broadcast), processes, bytes (of the
                  tensor), gbs (bytes over time), wire_gbs (what has to cross
                  between processes, over time), floor_wire_gbs (plain connections
@@ -375,25 +344,14 @@ With --json:
   repeat         the number of rounds`,
 		Example: `  cairn bench group
   cairn bench group --size 1GiB --procs 2,4,8 --json`,
-		Args:              wantArgs(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkGroup(cmd, &o, size); err != nil {
-				return err
-			}
-			var err error
+	}, func(cmd *cobra.Command) error { return checkGroup(cmd, &o, size) },
+		func(ctx context.Context, out *output) (r *bench.GroupResult, err error) {
 			if o.Self, err = benchChild(); err != nil {
-				return err
+				return nil, err
 			}
-			out := outputOf(cmd)
 			o.Bytes, o.Log = int64(size), benchLog(out)
-			r, err := bench.Group(cmd.Context(), o)
-			if err != nil {
-				return err
-			}
-			return out.result(r, func() { printGroupBench(out, r) })
-		},
-	}
+			return bench.Group(ctx, o)
+		}, printGroupBench)
 	cmd.Flags().Var(&size, "size", "size of the tensor")
 	cmd.Flags().IntSliceVar(&o.Ranks, "ranks", o.Ranks, "numbers of ranks whose latency is measured")
 	cmd.Flags().IntSliceVar(&o.LatencyProcs, "latency-procs", o.LatencyProcs, "numbers of processes whose latency is measured")
@@ -413,7 +371,7 @@ func checkGroup(cmd *cobra.Command, o *bench.GroupOptions, size sizeFlag) error 
 	for name, list := range map[string][]int{"ranks": o.Ranks, "latency-procs": o.LatencyProcs, "procs": o.Procs} {
 		for _, n := range list {
 			if n < 2 {
-				return usagef(cmd, "--%s: a group of %d is none to measure", name, n)
+				return usagef(cmd, "--%s: cannot measure a group of %d, want 2 or more", name, n)
 			}
 		}
 	}
@@ -424,7 +382,6 @@ func checkGroup(cmd *cobra.Command, o *bench.GroupOptions, size sizeFlag) error 
 }
 
 func printGroupBench(o *output, r *bench.GroupResult) {
-	two := func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
 	t := newRows("LATENCY", ">RANKS", "AS", ">MEDIAN", ">P99")
 	for _, l := range r.Latency {
 		op := l.Op
@@ -442,8 +399,8 @@ func printGroupBench(o *output, r *bench.GroupResult) {
 	g := r.Gather
 	t.add("gather", fmt.Sprintf("%d ranks", g.Ranks), formatBytes(int64(g.Bytes)), two(g.Rate), two(g.Rate*g.Hops), two(g.Floor), two(g.Ratio), "", "")
 	o.table(t)
-	o.printf("\nThe gather takes %s. A byte of it crosses %.1f connections in the mean; the ratio is\n"+
-		"of what rank 0 gets.\n", formatMicroseconds(g.Seconds*1e6), g.Hops)
+	o.printf("\nThe gather takes %s. A byte of it crosses %.1f connections on average; the ratio is\n"+
+		"that of the bytes that rank 0 receives.\n", formatMicroseconds(g.Seconds*1e6), g.Hops)
 }
 
 // formatMicroseconds prints a short time, such as "12.3 us".
@@ -456,42 +413,33 @@ func formatMicroseconds(us float64) string {
 
 func newBenchTinyCmd() *cobra.Command {
 	o := bench.TinyOptions{Tensors: 200_000}
-	cmd := &cobra.Command{
+	cmd := benchCommand(&cobra.Command{
 		Use:   "tiny",
 		Short: "Measure a checkpoint of very many small tensors",
 		Long: `Tiny saves a checkpoint of tensors of four elements and runs commands of cairn
-on it, each as a process of its own: here the work for each name counts, not the
-bytes. On a busy machine the time of the processors says more than the time that
-passed.
+on it, each as a process of its own: the cost is the work for each name, not the
+bytes. On a busy machine the processor time is more reliable than the elapsed
+time.
 
 With --json:
 
   tensors    their number
-  steps      with step, seconds (the time that passed), cpu_seconds (of all
-             processors) and peak_rss_bytes (the largest memory)`,
+  steps      with step, seconds (elapsed), cpu_seconds (of all processors)
+             and peak_rss_bytes (the largest memory)`,
 		Example: `  cairn bench tiny
   cairn bench tiny --tensors 20000 --json`,
-		Args:              wantArgs(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(atLeastOne(cmd, "tensors"), wantFolder(cmd, o.Dir)); err != nil {
-				return err
-			}
-			var err, errProgram error
-			o.Self, err = benchChild()
-			o.Program, errProgram = ownCommand()
-			if err := errors.Join(err, errProgram); err != nil {
-				return err
-			}
-			out := outputOf(cmd)
-			o.Log = benchLog(out)
-			r, err := bench.Tiny(cmd.Context(), o)
-			if err != nil {
-				return err
-			}
-			return out.result(r, func() { printTinyBench(out, r) })
-		},
-	}
+	}, func(cmd *cobra.Command) error {
+		return errors.Join(atLeastOne(cmd, "tensors"), wantFolder(cmd, o.Dir))
+	}, func(ctx context.Context, out *output) (r *bench.TinyResult, err error) {
+		if o.Self, err = benchChild(); err != nil {
+			return nil, err
+		}
+		if o.Program, err = ownCommand(); err != nil {
+			return nil, err
+		}
+		o.Log = benchLog(out)
+		return bench.Tiny(ctx, o)
+	}, printTinyBench)
 	addFolderFlag(cmd, &o.Dir)
 	cmd.Flags().IntVar(&o.Tensors, "tensors", o.Tensors, "number of tensors")
 	return cmd
@@ -508,15 +456,14 @@ func printTinyBench(o *output, r *bench.TinyResult) {
 
 func newBenchTreeCmd() *cobra.Command {
 	o := bench.TreeOptions{PlanOptions: bench.PlanOptions{Ranks: 10_000, Tensors: 1000}}.WithDefaults()
-	cmd := &cobra.Command{
+	cmd := benchCommand(&cobra.Command{
 		Use:   "tree",
 		Short: "Simulate the planning of a save by ten thousand ranks",
 		Long: `Tree simulates the planning of a save: every rank makes its plan, the tree of
-ranks gathers all plans at rank 0, which makes the final ones and scatters them.
-Steps, messages, codecs and planners are those of a save, and so are the plans
-(see 'cairn help bench plan'). Links are in memory. Rank 0 has a process of its
-own, so that its memory can be measured apart from that of the other ranks, which
-share a process.
+ranks gathers all plans at rank 0, which makes the final plans and scatters them.
+Steps, messages, codecs, planners and plans are those of a save (see 'cairn help
+bench plan'). Links are in memory. Rank 0 has a process of its own, so that its
+memory can be measured; the other ranks share a process.
 
 With --json:
 
@@ -527,38 +474,28 @@ With --json:
                             with mean (of all ranks), max (of all but rank 0)
                             and coordinator (rank 0)
   seconds, phases           from when all ranks have encoded their plans to when
-                            all know the outcome, all and by phase
-  outside                   what that leaves out: the ranks' own work, which one
+                            all have the outcome, in total and by phase
+  outside                   not included above: the ranks' own work, which one
                             process does here for all
   coordinator_peak_rss_bytes, others_peak_rss_bytes
                             the largest memory of the two processes`,
 		Example: `  cairn bench tree --ranks 1000
   cairn bench tree --ranks 10000 --tensors 1000 --json`,
-		Args:              wantArgs(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := atLeastOne(cmd, "tensors", "arity"); err != nil {
-				return err
-			}
-			if o.Ranks < 2 {
-				return usagef(cmd, "--ranks must be at least 2")
-			}
-			var err error
-			if o.Self, err = benchChild(); err != nil {
-				return err
-			}
-			out := outputOf(cmd)
-			o.Log = benchLog(out)
-			r, err := bench.Tree(cmd.Context(), o)
-			if err != nil {
-				return err
-			}
-			return out.result(r, func() { printTreeBench(out, r) })
-		},
-	}
+	}, func(cmd *cobra.Command) error {
+		if o.Ranks < 2 {
+			return usagef(cmd, "--ranks must be at least 2")
+		}
+		return atLeastOne(cmd, "tensors", "arity")
+	}, func(ctx context.Context, out *output) (r *bench.TreeResult, err error) {
+		if o.Self, err = benchChild(); err != nil {
+			return nil, err
+		}
+		o.Log = benchLog(out)
+		return bench.Tree(ctx, o)
+	}, printTreeBench)
 	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks")
 	cmd.Flags().IntVar(&o.Tensors, "tensors", o.Tensors, "number of tensors")
-	cmd.Flags().IntVar(&o.Arity, "arity", o.Arity, "number of ranks below one")
+	cmd.Flags().IntVar(&o.Arity, "arity", o.Arity, "number of children of a rank")
 	return cmd
 }
 
@@ -599,7 +536,7 @@ func benchChild() ([]string, error) {
 func newBenchChildCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:               benchChildName + " JOB",
-		Short:             "Be a process of another benchmark",
+		Short:             "Run a process of another benchmark",
 		Long:              `Child is the command that other benchmarks start if they need several processes.`,
 		Example:           `  cairn bench group`,
 		Args:              wantArgs(1, 1),

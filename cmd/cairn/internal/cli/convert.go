@@ -286,7 +286,7 @@ func (f *conversionFlags) open(ctx context.Context, store blob.Store, format str
 }
 
 // errNotQuantised reports a source without quantised weights.
-var errNotQuantised = errors.New("--dequantize: nothing in it is quantised in a way that is known")
+var errNotQuantised = errors.New("--dequantize: it has no weights that are quantised in a supported way")
 
 // hasQuantised reports whether c, which was opened with dequantisation, differs
 // from the checkpoint without it.
@@ -374,7 +374,7 @@ func parseMesh(text string) ([]int, error) {
 	for part := range strings.SplitSeq(strings.ToLower(text), "x") {
 		n, err := strconv.Atoi(part)
 		if err != nil || n < 1 {
-			return nil, fmt.Errorf("%q is no mesh: want sizes such as 2x4", text)
+			return nil, fmt.Errorf("%q is not a mesh: want sizes such as 2x4", text)
 		}
 		out = append(out, n)
 	}
@@ -520,14 +520,13 @@ func newMergeCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "merge SRC DST",
 		Short: "Make whole tensors of a sharded checkpoint",
-		Long: `Merge writes a checkpoint anew with every tensor in one piece, by one rank: for
-tools that know nothing of shards, or to load it on one machine. It is convert
-for this case: it streams, goes on after an interruption, and DST appears in one
-step when it is complete. See 'cairn help convert' for rules and for the fields
-of --json.
+		Long: `Merge writes a checkpoint in which every tensor is whole, for tools without
+support for shards, or to load it on one machine. It is a special case of convert:
+it streams, continues after an interruption, and DST appears in one step when it
+is complete. See 'cairn help convert' for rules and for the fields of --json.
 
-Without --to the new checkpoint has the format of the old one, unless DST has the
-suffix of a file: .pt, .pth, .bin and .ckpt are of torch, .safetensors is of hf.`,
+Without --to the new checkpoint has the format of SRC, unless DST has the suffix
+of a file: .pt, .pth, .bin and .ckpt mean torch, .safetensors means hf.`,
 		Example: `  cairn merge runs/step-1000 merged
   cairn merge runs/step-1000 model.safetensors --select 'model.*' --dtype bfloat16
   cairn merge dcp-checkpoint model.pt --dry-run`,
