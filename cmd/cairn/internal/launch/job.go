@@ -382,7 +382,7 @@ func (j *job) watch() bool {
 // endLeftovers ends the descendants that the processes left behind.
 func (j *job) endLeftovers() {
 	if !j.stopping {
-		j.notify("all ranks have ended, but not all that they have started: ending that")
+		j.notify("all ranks have ended, but processes that they started still run: ending them")
 		j.stop()
 	}
 }

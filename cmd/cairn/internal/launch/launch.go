@@ -26,11 +26,11 @@ var ErrTimeout = errors.New("time is up")
 
 // ErrOutput reports output that was discarded because its reader made no
 // progress.
-var ErrOutput = errors.New("nobody takes the output: the rest of it is lost")
+var ErrOutput = errors.New("the reader of the output makes no progress: the rest is lost")
 
 // ErrReader reports that the reader of the output has closed it, like 'head'
 // does.
-var ErrReader = errors.New("nobody reads the output any more")
+var ErrReader = errors.New("the output has no reader any more")
 
 // ConfigError reports an invalid [Config].
 type ConfigError struct{ text string }

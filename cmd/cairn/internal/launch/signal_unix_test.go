@@ -197,8 +197,8 @@ func TestContextEndsAJob(t *testing.T) {
 // A reader that has gone ends the job in order, and is noticed after that too.
 func TestReaderThatHasGone(t *testing.T) {
 	for role, want := range map[string]string{
-		"heed":  "the job was ended: nobody reads the output any more",
-		"print": "nobody reads the output any more",
+		"heed":  "the job was ended: the output has no reader any more",
+		"print": "the output has no reader any more",
 	} {
 		c, _, _ := self(t, 1, role)
 		r, w, err := os.Pipe()
@@ -247,7 +247,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 		if err != nil || !rep.OK {
 			t.Errorf("%s: Run = %+v, %v; want that it went well", role, rep, err)
 		}
-		if strings.Count(out.String(), "pid") != 2 || len(told) != 1 || !strings.Contains(told[0], "have started") {
+		if strings.Count(out.String(), "pid") != 2 || len(told) != 1 || !strings.Contains(told[0], "still run") {
 			t.Errorf("%s: printed %q, told %q", role, out, told)
 		}
 		for _, e := range rep.Ranks {
