@@ -120,11 +120,11 @@ func (c *Checkpoint) ReadTensor(ctx context.Context, fqn string) (*tensor.Tensor
 		return nil, wrap("read", c.store, fmt.Errorf("%q is a value, not a tensor: %w", fqn, ErrMismatch))
 	}
 	if err := c.c.CheckHeld(ctx, e); err != nil { // before memory is taken by the index's word
-		return nil, wrap("read", c.store, fmt.Errorf("%q: %w", fqn, err))
+		return nil, wrap("read", c.store, plan.Named(fqn, err))
 	}
 	t, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
 	if err != nil {
-		return nil, wrap("read", c.store, fmt.Errorf("%q: %w", fqn, err))
+		return nil, wrap("read", c.store, plan.Named(fqn, err))
 	}
 	if err := c.ReadEntry(ctx, e, tensor.Whole(e.Tensor.Shape), t); err != nil {
 		return nil, err
@@ -149,7 +149,7 @@ func (c *Checkpoint) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Bo
 		return wrap("read", c.store, fmt.Errorf("%q is a value, not a tensor: %w", e.FQN, ErrMismatch))
 	}
 	if err := box.Check(e.Tensor.Shape); err != nil {
-		return wrap("read", c.store, fmt.Errorf("%q: %w", e.FQN, err))
+		return wrap("read", c.store, plan.Named(e.FQN, err))
 	}
 	if dst == nil || !slices.Equal(dst.Shape(), box.Sizes) {
 		return wrap("read", c.store, fmt.Errorf("%q: a box of %v into %v: %w", e.FQN, box.Sizes, dst, tensor.ErrShape))
@@ -195,7 +195,7 @@ func (c *Checkpoint) ReadValue(ctx context.Context, fqn string) (any, error) {
 	}
 	v, err := value.Decode(codec, data)
 	if err != nil {
-		return nil, wrap("read", c.store, fmt.Errorf("%q: %w", fqn, err))
+		return nil, wrap("read", c.store, plan.Named(fqn, err))
 	}
 	return v, nil
 }

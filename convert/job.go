@@ -276,7 +276,7 @@ func (j *Job) cut() error {
 			continue
 		}
 		if _, err := tensor.NumBytes(e.info.DType, t.Shape); err != nil {
-			return fmt.Errorf("%q: %w", e.src.FQN, err)
+			return plan.Named(e.src.FQN, err)
 		}
 		if p := plan.CheckTiling(t.Shape, t.Chunks); len(p) > 0 {
 			return fmt.Errorf("%w: %q: %s: %s", storage.ErrCorrupt, e.src.FQN, p[0].Kind, p[0].Text)

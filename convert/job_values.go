@@ -128,7 +128,7 @@ func (j *Job) settle(ctx context.Context, e *entry, o object) (object, error) {
 	}
 	v, err := value.Decode(o.codec, o.data)
 	if err != nil {
-		return o, fmt.Errorf("%q: %w", e.src.FQN, err)
+		return o, plan.Named(e.src.FQN, err)
 	}
 	e.value.inline = j.opts.Inline != nil && j.fits(v) && j.opts.Inline(v)
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
@@ -149,7 +149,7 @@ func (j *Job) settle(ctx context.Context, e *entry, o object) (object, error) {
 		o.codec, o.data, err = value.Encode(v)
 	}
 	if err != nil {
-		return o, fmt.Errorf("%q: %w", e.src.FQN, err)
+		return o, plan.Named(e.src.FQN, err)
 	}
 	return o, nil
 }

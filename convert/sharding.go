@@ -143,7 +143,7 @@ func (s *sharding) boxes(e *meta.Entry) (out []rankBox, copies int, err error) {
 			return nil, 1, nil // it cannot be cut so
 		}
 		if err != nil {
-			return nil, 0, fmt.Errorf("%q: %w", e.FQN, err)
+			return nil, 0, plan.Named(e.FQN, err)
 		}
 		for _, p := range parts {
 			if !p.Box.Empty() {

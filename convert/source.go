@@ -2,7 +2,6 @@ package convert
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -63,7 +62,7 @@ func (s *source) read(ctx context.Context, wants []want) error {
 		dest := meta.Index{FQN: w.entry.src.FQN, Offset: w.box.Offsets, Hint: int32(i)}
 		var err error
 		if p.Items, err = w.entry.reads(p.Items, dest, w.box); err != nil {
-			return fmt.Errorf("%q: %w", w.entry.src.FQN, err)
+			return plan.Named(w.entry.src.FQN, err)
 		}
 	}
 	if err := s.slots.Acquire(ctx, 1); err != nil {

@@ -25,8 +25,7 @@ func newContent(s *source, e *entry, box tensor.Box) content {
 func (c *content) DType() tensor.DType { return c.entry.info.DType }
 func (c *content) Shape() []int64      { return c.box.Sizes }
 
-// fill reads the bytes from off on into p. Its errors leave it to the writer to
-// name the tensor.
+// fill reads the bytes from off on into p.
 func (c *content) fill(ctx context.Context, p []byte, off int64) error {
 	if off < 0 || off > c.size || int64(len(p)) > c.size-off {
 		return fmt.Errorf("%w: %d bytes at %d of %d", tensor.ErrShape, len(p), off, c.size)
@@ -39,7 +38,7 @@ func (c *content) fill(ctx context.Context, p []byte, off int64) error {
 		return err
 	}
 	if err := c.s.read(ctx, w); err != nil {
-		return withoutName(err, c.entry.info.FQN)
+		return err
 	}
 	for _, e := range edges {
 		copy(e.to, e.element[e.from:])

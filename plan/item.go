@@ -488,3 +488,24 @@ func (l errorList) Error() string {
 
 // Unwrap returns all errors.
 func (l errorList) Unwrap() []error { return l }
+
+// NameError is an error about one name of a state or a checkpoint.
+type NameError struct {
+	Name string
+	Err  error
+}
+
+// Error returns the name and the problem.
+func (e *NameError) Error() string { return fmt.Sprintf("%q: %v", e.Name, e.Err) }
+
+// Unwrap returns the problem.
+func (e *NameError) Unwrap() error { return e.Err }
+
+// Named returns err as a *NameError. An error that wraps a *NameError of that name
+// stays as it is, so that a message has the name once.
+func Named(name string, err error) error {
+	if e, ok := errors.AsType[*NameError](err); ok && e.Name == name || err == nil {
+		return err
+	}
+	return &NameError{name, err}
+}

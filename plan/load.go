@@ -98,7 +98,7 @@ func appendError(errs []error, fqn string, err error) []error {
 	if err == nil {
 		return errs
 	}
-	return append(errs, fmt.Errorf("%q: %w", fqn, err))
+	return append(errs, Named(fqn, err))
 }
 
 // source returns the checkpoint's name for a name of the state.
@@ -122,7 +122,7 @@ func (d *DefaultLoad) flattened() ([]leaf, error) {
 // addLeaf appends the reads for one value of the state.
 func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadItem, error) {
 	if m, lost := d.setup.Metadata.FindMissing(source); lost { // whatever AllowMissing says
-		return items, fmt.Errorf("%q: %w", source, m.Err)
+		return items, Named(source, m.Err)
 	}
 	e, ok := d.setup.Metadata.Find(source)
 	switch {
@@ -238,7 +238,7 @@ func (d *DefaultLoad) ResolveTensor(it *ReadItem) (*tensor.Tensor, error) {
 		part, err = part.Narrow(it.DestBox())
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", it.Dest.FQN, err)
+		return nil, Named(it.Dest.FQN, err)
 	}
 	return part, nil
 }
@@ -291,10 +291,10 @@ func (d *DefaultLoad) LoadBytes(it *ReadItem, codec string, data []byte) error {
 	defer d.mu.Unlock()
 	v, err := value.DecodeLike(codec, data, l.value)
 	if err != nil {
-		return fmt.Errorf("%q: %w", it.Dest.FQN, err)
+		return Named(it.Dest.FQN, err)
 	}
 	if err := l.set(v); err != nil {
-		return fmt.Errorf("%q: %w", it.Dest.FQN, err)
+		return Named(it.Dest.FQN, err)
 	}
 	return nil
 }
@@ -506,7 +506,7 @@ func Rebuild(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 			err = p.place(s, path, v)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%q: %w", e.FQN, err)
+			return nil, Named(e.FQN, err)
 		}
 	}
 	return s, nil

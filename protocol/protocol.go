@@ -154,7 +154,7 @@ func (s source) Resolve(it *plan.WriteItem) (d plan.Data, err error) {
 		return err
 	})
 	if err == nil && it.Kind != plan.KindBytes && d.Tensor == nil && d.Stream == nil {
-		err = fmt.Errorf("%w: %q: the planner's Resolve returned no tensor and no error", plan.ErrProtocol, it.FQN())
+		err = plan.Named(it.FQN(), fmt.Errorf("%w: the planner's Resolve returned no tensor and no error", plan.ErrProtocol))
 	}
 	return d, err
 }
@@ -179,7 +179,7 @@ func (t target) ResolveTensor(it *plan.ReadItem) (x *tensor.Tensor, err error) {
 		return err
 	})
 	if err == nil && x == nil {
-		err = fmt.Errorf("%w: %q: the planner's ResolveTensor returned no tensor and no error", plan.ErrProtocol, it.Dest.FQN)
+		err = plan.Named(it.Dest.FQN, fmt.Errorf("%w: the planner's ResolveTensor returned no tensor and no error", plan.ErrProtocol))
 	}
 	return x, err
 }

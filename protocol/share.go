@@ -180,7 +180,7 @@ func (s *sharing) newPiece(it plan.ReadItem) (*piece, error) {
 	}
 	n, err := tensor.NumBytes(e.Tensor.DType, it.Lengths)
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", it.Source.FQN, err)
+		return nil, plan.Named(it.Source.FQN, err)
 	}
 	return &piece{item: it, dtype: e.Tensor.DType, bytes: n}, nil
 }
@@ -197,7 +197,7 @@ func (s *sharing) resolve() error {
 	for _, p := range all {
 		t, err := s.dst.ResolveTensor(&p.item)
 		if err != nil {
-			return fmt.Errorf("%q: %w", p.item.Source.FQN, err)
+			return plan.Named(p.item.Source.FQN, err)
 		}
 		if t == nil || !slices.Equal(t.Shape(), p.item.Lengths) {
 			return fmt.Errorf("%q: %w: the planner gave %v for a box of %v", p.item.Source.FQN, plan.ErrProtocol, t, p.item.Lengths)
@@ -246,7 +246,7 @@ func (s *sharing) fill(p *piece, src *tensor.Tensor) error {
 // commit hands a part over to the planner.
 func (s *sharing) commit(p *piece) error {
 	if err := s.dst.CommitTensor(&p.item, p.to); err != nil {
-		return fmt.Errorf("%q: %w", p.item.Source.FQN, err)
+		return plan.Named(p.item.Source.FQN, err)
 	}
 	return nil
 }

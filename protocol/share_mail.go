@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/internal/wire"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -171,7 +172,7 @@ func (s *sharing) receiveAll(ctx context.Context, rank int, want map[int64]*piec
 			}
 			delete(want, c.id)
 			if err := s.receive(ctx, rank, p, c); err != nil {
-				return fmt.Errorf("%q: %w", p.item.Source.FQN, err)
+				return plan.Named(p.item.Source.FQN, err)
 			}
 		}
 	}

@@ -104,13 +104,13 @@ func (a *assembler) current() (*Part, error) {
 func (a *assembler) some(ctx context.Context, part *Part, p []byte) (int, error) {
 	if a.stream != nil {
 		if err := a.stream.ReadAt(ctx, p, a.from); err != nil {
-			return 0, fmt.Errorf("%q: %w", part.Item.FQN(), err)
+			return 0, plan.Named(part.Item.FQN(), err)
 		}
 	} else {
 		p = p[:min(len(p), stepBytes)]
 		if a.tensor != nil {
 			if err := a.tensor.ReadAt(p, a.from); err != nil {
-				return 0, fmt.Errorf("%q: %w", part.Item.FQN(), err)
+				return 0, plan.Named(part.Item.FQN(), err)
 			}
 		} else {
 			copy(p, a.bytes[a.from:])

@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
@@ -334,7 +335,7 @@ func dataFiles(md *meta.Metadata) ([]string, error) {
 			continue
 		}
 		if err := blob.CheckName(loc.File); err != nil {
-			return nil, fmt.Errorf("%q: %w", fqn, err)
+			return nil, plan.Named(fqn, err)
 		}
 		seen[loc.File] = true
 	}

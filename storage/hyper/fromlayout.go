@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/reading"
@@ -115,7 +116,7 @@ func (b *builder) metadata() (*meta.Metadata, error) {
 	for _, name := range slices.Sorted(maps.Keys(params)) {
 		t, err := b.tensor(name, params[name])
 		if err != nil {
-			return nil, fmt.Errorf("%q: %w", name, err)
+			return nil, plan.Named(name, err)
 		}
 		md.Entries = append(md.Entries, meta.Entry{FQN: name, Tensor: t})
 	}

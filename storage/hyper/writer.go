@@ -270,7 +270,7 @@ func (f *valueFileLayout) add(it *plan.WriteItem, part datafile.Part) {
 func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
 	v, err := value.Decode(it.Info.Codec, data)
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", it.FQN(), err)
+		return nil, plan.Named(it.FQN(), err)
 	}
 	b, err := pickle.Encode(v, nil)
 	if err != nil {

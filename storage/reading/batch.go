@@ -92,7 +92,7 @@ func (b *batch) addValue(it *plan.ReadItem, e *meta.Entry) error {
 	b.tasks = append(b.tasks, func(ctx context.Context) (int64, error) {
 		codec, data, err := b.c.src.Value(ctx, e)
 		if err != nil {
-			return 0, fmt.Errorf("%q: %w", e.FQN, err)
+			return 0, plan.Named(e.FQN, err)
 		}
 		b.told.Add(e.Bytes.Size)
 		return e.Bytes.Loc.Length, b.dst.LoadBytes(it, codec, data)
@@ -118,7 +118,7 @@ func (b *batch) run(ctx context.Context) error {
 	}
 	for _, j := range b.jobs { // all are known to be sound: now memory may be taken
 		if err := j.begin(ctx); err != nil {
-			return fmt.Errorf("%q: %w", j.id.Entry.FQN, err)
+			return plan.Named(j.id.Entry.FQN, err)
 		}
 	}
 	b.told.Tell, b.told.Plan, b.told.Total = b.opts.Progress, b.stats.Needed, b.stats.Rounded
@@ -299,7 +299,7 @@ func (j *job) addMakes() error {
 		j.b.tasks = append(j.b.tasks, func(ctx context.Context) (int64, error) {
 			n, err := j.at.Maker.Make(ctx, box, to, j.b.share())
 			if err != nil {
-				return n, fmt.Errorf("%q: %w", j.id.Entry.FQN, err)
+				return n, plan.Named(j.id.Entry.FQN, err)
 			}
 			j.b.told.Add(j.weight(box))
 			return n, j.settle()

@@ -91,7 +91,7 @@ func (c *Checkpoint) Read(ctx context.Context, md *meta.Metadata, p *plan.LoadPl
 			return b.stats, fmt.Errorf("%w: %q is %w", plan.ErrMismatch, it.Source.FQN, plan.ErrMissing)
 		}
 		if err := b.add(it, e); err != nil {
-			return b.stats, fmt.Errorf("%q: %w", it.Source.FQN, err)
+			return b.stats, plan.Named(it.Source.FQN, err)
 		}
 	}
 	err := b.run(ctx)
@@ -243,7 +243,7 @@ func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 func (c *Checkpoint) locate(ctx context.Context, id ChunkID) (Chunk, *layout, error) {
 	at, err := c.src.Chunk(ctx, id.Entry, id.N)
 	if err != nil {
-		return Chunk{}, nil, fmt.Errorf("%q: %w", id.Entry.FQN, err)
+		return Chunk{}, nil, plan.Named(id.Entry.FQN, err)
 	}
 	l, err := c.layout(id, at)
 	return at, l, err
@@ -252,7 +252,7 @@ func (c *Checkpoint) locate(ctx context.Context, id ChunkID) (Chunk, *layout, er
 // layout returns the layout of a chunk that lies in a region without tiles. It
 // returns an error if the files cannot hold the chunk.
 func (c *Checkpoint) layout(id ChunkID, at Chunk) (*layout, error) {
-	fail := func(err error) (*layout, error) { return nil, fmt.Errorf("%q: %w", id.Entry.FQN, err) }
+	fail := func(err error) (*layout, error) { return nil, plan.Named(id.Entry.FQN, err) }
 	switch {
 	case (at.Region == nil) == (at.Maker == nil):
 		return fail(fmt.Errorf("%w: chunk %d has no place", storage.ErrCorrupt, id.N))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -37,12 +38,12 @@ func (t *tiles) Take(p []byte) error {
 		t.Step(p)
 	}
 	if !t.check.Match() {
-		return fmt.Errorf("%w: %q: checksum of %s at %d+%d", storage.ErrCorrupt, j.id.Entry.FQN, r.File, r.Offset+t.span.Offset, len(p))
+		return plan.Named(j.id.Entry.FQN, fmt.Errorf("%w: checksum of %s at %d+%d", storage.ErrCorrupt, r.File, r.Offset+t.span.Offset, len(p)))
 	}
 	t.check = nil
 	if !t.in {
 		if err := r.Tiles.Fill(j.to, j.box, t.span, p); err != nil {
-			return fmt.Errorf("%q: %w", j.id.Entry.FQN, err)
+			return plan.Named(j.id.Entry.FQN, err)
 		}
 	}
 	return j.settle()
@@ -138,7 +139,7 @@ func (p *part) Take(b []byte) error {
 	lay, r := p.job.lay, p.job.at.Region
 	if p.checked() {
 		if err := p.sum(b); err != nil {
-			return fmt.Errorf("%q: %w", p.job.id.Entry.FQN, err)
+			return plan.Named(p.job.id.Entry.FQN, err)
 		}
 	}
 	if r.Resolve != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -85,7 +86,7 @@ func (x inMemory) Find(ctx context.Context, fqn string) (*meta.Entry, bool, erro
 		return nil, false, err
 	}
 	if m, ok := x.md.FindMissing(fqn); ok {
-		return nil, false, fmt.Errorf("%q: %w", fqn, m.Err)
+		return nil, false, plan.Named(fqn, m.Err)
 	}
 	e, ok := x.md.Find(fqn)
 	return e, ok, nil
@@ -256,7 +257,7 @@ func (s *Source) chunks(ctx context.Context, ids []ChunkID, o storage.ReadOption
 	for n, id := range ids {
 		c, err := s.Chunk(ctx, id.Entry, id.N)
 		if err != nil {
-			return fmt.Errorf("%q: %w", id.Entry.FQN, err)
+			return plan.Named(id.Entry.FQN, err)
 		}
 		if err := found(n, c); err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -192,7 +193,7 @@ func (a *archive) chunks(ctx context.Context, ids []reading.ChunkID, o storage.R
 	tell := func(n int, t *torchsave.Tensor, err error) error {
 		at, err := a.chunkOf(ids[n].Entry, ids[n].N, t, err)
 		if err != nil {
-			return fmt.Errorf("%q: %w", ids[n].Entry.FQN, err)
+			return plan.Named(ids[n].Entry.FQN, err)
 		}
 		return found(n, at)
 	}

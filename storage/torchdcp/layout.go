@@ -90,7 +90,7 @@ func layTensor(it *plan.WriteItem) (*form, error) {
 func layoutOf(it *plan.WriteItem) (*torchsave.Layout, error) {
 	l, err := torchsave.Lay(&torchsave.Slot{DType: it.Info.DType, Shape: it.Box.Sizes}, nil)
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", it.FQN(), err)
+		return nil, plan.Named(it.FQN(), err)
 	}
 	return l, nil
 }
@@ -107,14 +107,14 @@ func layValue(it *plan.WriteItem, data storage.Resolver) (*form, error) {
 func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
 	v, err := value.Decode(it.Info.Codec, data)
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", it.FQN(), err)
+		return nil, plan.Named(it.FQN(), err)
 	}
 	b, err := torchsave.Marshal(v)
 	if errors.Is(err, torchsave.ErrValue) {
 		return nil, &storage.NotRepresentable{FQN: it.FQN(), Why: err.Error()}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", it.FQN(), err)
+		return nil, plan.Named(it.FQN(), err)
 	}
 	return b, nil
 }

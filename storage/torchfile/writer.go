@@ -88,7 +88,7 @@ func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 func (w *writer) CheckValue(it *plan.WriteItem, data []byte) error {
 	v, err := value.Decode(it.Info.Codec, data)
 	if err != nil {
-		return fmt.Errorf("%q: %w", it.FQN(), err)
+		return plan.Named(it.FQN(), err)
 	}
 	return checkValue(it, v)
 }
@@ -104,7 +104,7 @@ func checkValue(it *plan.WriteItem, v any) error {
 func decodeValue(it *plan.WriteItem, data []byte, slot func(fqn string) (*torchsave.Slot, error)) (any, error) {
 	v, err := value.Decode(it.Info.Codec, data)
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", it.FQN(), err)
+		return nil, plan.Named(it.FQN(), err)
 	}
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
 		ref, ok := v.(value.Ref)
@@ -198,7 +198,7 @@ func (w *writer) collect(p *plan.SavePlan, data storage.Resolver) (*collected, e
 			v = values[it.FQN()]
 		}
 		if err := c.state.put(path, v); err != nil {
-			return nil, fmt.Errorf("%q: %w", it.FQN(), err)
+			return nil, plan.Named(it.FQN(), err)
 		}
 	}
 	return c, nil

@@ -115,7 +115,7 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	}
 	_, err = openStore(address)
 	if fi, statErr := os.Stat(path); statErr == nil && !fi.IsDir() {
-		err = withHint(fmt.Errorf("clean %s: %w: it is a file", path, cairn.ErrNotFound),
+		err = withHint(fmt.Errorf("%s: %w: it is a file", path, cairn.ErrNotFound),
 			fmt.Sprintf("clean takes the folder that it is in: 'cairn clean %s'", quoteArg(filepath.Dir(path))))
 	}
 	conversions, convErr := unfinished(path)

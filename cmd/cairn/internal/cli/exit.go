@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -121,7 +120,7 @@ type failure struct {
 // fail reports err on stderr and returns the exit code.
 func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	e := exitOf(err)
-	f := failure{Error: oneLine(withoutCommand(cmd, err.Error())), Kind: e.name, Code: e.code, Hint: e.hint}
+	f := failure{Error: oneLine(message(cmd, err)), Kind: e.name, Code: e.code, Hint: e.hint}
 	if h, ok := errors.AsType[*hintError](err); ok {
 		f.Hint = h.hint
 	}
@@ -142,12 +141,13 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	return f.Code
 }
 
-// withoutCommand takes the name of cmd off the beginning of a message that
-// stands behind it: not "cairn verify: verify PATH: …".
-func withoutCommand(cmd *cobra.Command, text string) string {
-	rest, ok := strings.CutPrefix(text, cmd.Name())
-	if !ok || !strings.HasPrefix(rest, ": ") && !strings.HasPrefix(rest, " ") {
-		return text
+// message returns the text of err, to be printed behind the name of cmd. An error of
+// the operation that cmd is named after does not repeat it: not "cairn verify:
+// verify PATH: …".
+func message(cmd *cobra.Command, err error) string {
+	e, ok := errors.AsType[*cairn.Error](err)
+	if !ok || e.Op != cmd.Name() || e.Error() != err.Error() {
+		return err.Error()
 	}
-	return strings.TrimLeft(rest, ": ")
+	return fmt.Sprintf("%s: %v", e.Where, e.Err)
 }
