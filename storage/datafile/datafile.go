@@ -1,7 +1,7 @@
 // Package datafile writes the data files of a checkpoint: files whose every byte
 // has its place before the first is written, assembled in order and written in
-// parallel pieces within a budget of memory. It knows no format: what the files
-// consist of is their formats' to say. The contract is at File and Write.
+// parallel pieces within a budget of memory. It does not know any format: the
+// formats describe the parts of their files. The contract is at File and Write.
 package datafile
 
 import (
@@ -22,8 +22,8 @@ import (
 type File struct {
 	Name  string
 	Parts []Part
-	// Results is called once every part has passed, and returns where the
-	// items of the file lie.
+	// Results is called after every part has passed. It returns the locations of
+	// the file's items.
 	Results func() []storage.WriteResult
 }
 
@@ -45,8 +45,8 @@ type Part struct {
 	Literal []byte
 	// Item is an item of the plan: its content is resolved when its turn comes.
 	Item *plan.WriteItem
-	// Tail makes the bytes when everything before them has passed, so that they
-	// can tell of it.
+	// Tail makes the bytes after everything before them has passed, so that they
+	// can depend on it.
 	Tail func() ([]byte, error)
 	// Parts makes the parts that the run consists of when its turn comes, so that
 	// a file of very many does not hold them all. They are not used any more when
@@ -66,8 +66,8 @@ type Options struct {
 	Files int
 	// BufferBytes bounds the memory for bytes on their way to the store.
 	BufferBytes int64
-	// Created, if not nil, is told the name of each file before it becomes
-	// visible: from then on it may be there, whatever happens.
+	// Created, if not nil, is called with the name of each file before the file
+	// becomes visible. From then on the file may exist, even after an error.
 	Created func(name string)
 	// Hold, if not nil, is given the writer of each file that is complete, in
 	// the place of its commit: the file appears when the caller commits it, and
@@ -82,8 +82,9 @@ type Options struct {
 // error some of them may be there. None of the names may exist in the store, unless
 // Options.Replace is set.
 //
-// The session's journal is asked for each file, and told of it when it is
-// finished. The session's progress is told of planned bytes in all.
+// Write does not write a file that the session's journal lists as finished, and notes
+// each file there that it has finished. It reports planned bytes in all to the
+// session's Progress.
 func Write(ctx context.Context, store blob.Store, files []*File, data storage.Resolver, s storage.Session, planned int64, o Options) (*storage.WriteResults, error) {
 	w := &writer{store: store, data: data, journal: s.Journal, created: o.Created, hold: o.Hold, replace: o.Replace}
 	w.told = &work.Share{Tell: s.Progress, Plan: planned}
@@ -126,7 +127,7 @@ type writer struct {
 	told    *work.Share
 }
 
-// file writes one file, unless the journal knows that it is written.
+// file writes one file, unless the journal lists it as finished.
 func (w *writer) file(ctx context.Context, f *File) (*storage.WriteResults, error) {
 	if w.journal == nil || w.hold != nil {
 		return w.write(ctx, f)
@@ -230,7 +231,7 @@ const maxPieces = 6
 // minPiece is the smallest piece that a small budget leads to.
 const minPiece = 256 << 10
 
-// newPieces returns the buffers for writing so many files at a time within a
+// newPieces returns the buffers for writing that number of files at a time within a
 // budget.
 func newPieces(budget int64, files int) *bufpool.Pool {
 	size := int64(pieceBytes)

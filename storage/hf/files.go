@@ -146,8 +146,7 @@ func atOrigin(b tensor.Box) bool {
 	return !slices.ContainsFunc(b.Offsets, func(o int64) bool { return o != 0 })
 }
 
-// saved is what our files say of the save that they are of: what the format has
-// no place for.
+// saved describes a save, as files that cairn wrote record it.
 type saved struct {
 	SaveID    string            `json:"save_id"`
 	Step      *int64            `json:"step,omitempty"`
@@ -155,8 +154,8 @@ type saved struct {
 	WorldSize int               `json:"world_size,omitempty"`
 	Writer    string            `json:"writer,omitempty"`
 	Tags      map[string]string `json:"tags,omitempty"`
-	// Commit is the file that is written last, and says the same as this. Empty:
-	// the file itself, or the index, is the commit.
+	// Commit is the name of the record, which is written last and has the same
+	// description. Empty: the file itself, or the index, is the record.
 	Commit string `json:"commit,omitempty"`
 }
 
@@ -204,7 +203,7 @@ func (s *source) tell(files []*dataFile, of []saved, same bool) {
 	maps.Copy(out.Tags, save.Tags)
 }
 
-// readCommit reads cairn-save.json. It returns nil if it is not there.
+// readCommit reads cairn-save.json. It returns nil if the file does not exist.
 func (s *source) readCommit(ctx context.Context, dir *folder) (*commit, error) {
 	size, ok := dir.other[commitName]
 	if !ok {
@@ -218,8 +217,8 @@ func (s *source) readCommit(ctx context.Context, dir *folder) (*commit, error) {
 	return c, nil
 }
 
-// savesOf returns what the files say of their saves, each thing once, and whether
-// all say the same.
+// savesOf returns the descriptions of saves in the files, each one once, and whether
+// all files have the same.
 func savesOf(files []*dataFile) (of []saved, same bool, err error) {
 	seen := map[string]bool{}
 	for _, f := range files {
@@ -240,8 +239,8 @@ func savesOf(files []*dataFile) (of []saved, same bool, err error) {
 	return of, len(seen) <= 1, nil
 }
 
-// tags returns the metadata that all files have in common, apart from what says
-// how they are to be read.
+// tags returns the metadata that all files have in common, without the keys that
+// say how to read them.
 func tags(files []*dataFile) map[string]string {
 	var out map[string]string
 	for i, f := range files {
@@ -253,7 +252,7 @@ func tags(files []*dataFile) map[string]string {
 	for _, k := range keysOfReaders {
 		delete(out, k)
 	}
-	if out[keyFormat] == "pt" { // what nearly every file says
+	if out[keyFormat] == "pt" { // nearly every file has this
 		delete(out, keyFormat)
 	}
 	if len(out) == 0 {

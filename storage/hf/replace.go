@@ -14,8 +14,9 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
-// The records that make files a checkpoint, in the order in which a reader looks
-// for them: the single file, the index, and the commit of the distributed form.
+// records are the files that make a checkpoint of data files, in the order in which a
+// reader looks for them: the single file, the index, and the record of the
+// distributed form.
 var records = []string{bases[0] + suffix, bases[0] + indexSuffix, commitName}
 
 // checkPlace returns an error that wraps storage.ErrExists if the folder holds a

@@ -218,20 +218,20 @@ func indexOf(entries []meta.Entry) *index {
 }
 
 const (
-	// headerAlign is to what the format's own library pads a header: with the
-	// largest elements first, every tensor begins at a multiple of its
+	// headerAlign is the alignment to which the safetensors library pads a header.
+	// The largest elements come first, so every tensor begins at a multiple of its
 	// element's size.
 	headerAlign = 8
-	// headerMax bounds what pack thinks that a file's header takes. It thinks of
-	// the worst, so headers stay below what the format allows.
+	// headerMax bounds the length of a file's header as pack estimates it. The
+	// estimate is that of the worst case, so headers stay below the format's limit.
 	headerMax = safetensors.MaxHeader / 2
 	// maxChunks bounds the chunks of one name on a rank: each needs a file of its
 	// own.
 	maxChunks = 1024
 )
 
-// pack spreads the items of a plan over files: in the order of their names, a
-// name at most once in each, a new file where one is full.
+// pack distributes the items of a plan over files: in the order of their names, a
+// name at most once in each file, a new file if one is full.
 func (w *writer) pack(p *plan.SavePlan) ([][]*plan.WriteItem, error) {
 	items := make([]*plan.WriteItem, len(p.Items))
 	for i := range p.Items {
@@ -267,7 +267,7 @@ func (w *writer) packLayer(out [][]*plan.WriteItem, items []*plan.WriteItem) [][
 	for _, it := range items {
 		total += it.NumBytes()
 	}
-	per := int64(0) // of Shards equal parts, how large each is
+	per := int64(0) // the size of each of Shards equal parts
 	if w.opts.Shards > 0 {
 		per = (total-1)/int64(w.opts.Shards) + 1
 	}
@@ -295,14 +295,13 @@ func (w *writer) packLayer(out [][]*plan.WriteItem, items []*plan.WriteItem) [][
 	return out
 }
 
-// headerCost returns at most how many bytes of a header describe an item: its
-// name stands there twice, once inside of a string, and each dimension has a
-// number in two lists.
+// headerCost bounds the bytes of a header that describe an item: its name is there
+// twice, once inside a string, and each dimension has a number in two lists.
 func headerCost(it *plan.WriteItem) int64 {
 	return 20*int64(len(it.FQN())) + 50*int64(len(it.Info.Shape)) + 200
 }
 
-// layOut gives every byte of the rank's files its place.
+// layOut lays out the files of this rank.
 func (w *writer) layOut(p *plan.SavePlan) ([]*datafile.File, error) {
 	packed, err := w.pack(p)
 	if err != nil {
@@ -331,7 +330,7 @@ func (w *writer) fileName(i int) string {
 	return fmt.Sprintf("%s-%s%05d-of-%05d%s", bases[0], w.in, i, w.form.Files, suffix)
 }
 
-// lay gives every item its place in a file of that name.
+// lay lays out a file of that name.
 func (w *writer) lay(name string, items []*plan.WriteItem) (*datafile.File, error) {
 	slices.SortStableFunc(items, func(a, b *plan.WriteItem) int {
 		return cmp.Compare(b.Info.DType.Size(), a.Info.DType.Size())
@@ -364,7 +363,7 @@ func (w *writer) lay(name string, items []*plan.WriteItem) (*datafile.File, erro
 	return f, nil
 }
 
-// header returns the header of a file, with what it says of itself and its save.
+// header returns the header of a file, with the description of its save.
 func (w *writer) header(h *safetensors.Header, sharding map[string]shardingInfo) ([]byte, error) {
 	h.Metadata = map[string]string{keyFormat: "pt"}
 	for k, v := range w.Session().Storage.Tags {

@@ -298,8 +298,8 @@ type held struct {
 	region reading.Region
 }
 
-// openContainer describes the tensors of a file, whichever of its two forms it
-// has: whatever its name says, some versions write torch.save files.
+// openContainer describes the tensors of a safetensors or torch.save file. Some
+// versions write torch.save files under the name of safetensors files.
 func openContainer(ctx context.Context, store blob.Store, name string) (*container, error) {
 	r, err := store.Open(ctx, name)
 	if err != nil {
@@ -373,7 +373,7 @@ func (c *container) fromTorchSave(ctx context.Context, r blob.Reader, name strin
 	return nil
 }
 
-// pairsOf returns what a dict holds, of whichever kind it is.
+// pairsOf returns the pairs of a dict of either kind.
 func pairsOf(v any) []value.Pair {
 	switch v := v.(type) {
 	case map[string]any:
@@ -388,7 +388,7 @@ func pairsOf(v any) []value.Pair {
 	return nil
 }
 
-// part returns where a box of the tensor lies, which begins at local in it.
+// part returns the region of a box of the tensor, which begins at local in it.
 func (h *held) part(local []int64, box tensor.Box) reading.Region {
 	at := h.region
 	strides := at.Strides

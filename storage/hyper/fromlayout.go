@@ -75,7 +75,7 @@ type builder struct {
 }
 
 // findData finds each rank's file of tensors: that of hyper_parallel's name, or
-// the one that is called like the layout file which tells of this rank alone.
+// the one with the name of the layout file, if that describes this rank alone.
 func (b *builder) findData(ctx context.Context, store blob.Store, from map[int]string) error {
 	alone := map[string]int{}
 	for _, name := range from {
@@ -169,8 +169,8 @@ func (b *builder) share(name string, rank int) (*held, bool, error) {
 	return &h, ok, nil
 }
 
-// partsOf returns which parts of a parameter a rank's tensor is. The layout file
-// does not say how uneven lengths were cut, but the tensor's shape does.
+// partsOf returns the parts of a parameter that a rank's tensor holds. The layout file
+// does not record how uneven lengths were cut, but the tensor's shape shows it.
 func partsOf(p *Param, rank int, h *held) ([]shard.Part, error) {
 	if p.DType != h.region.DType {
 		return nil, fmt.Errorf("rank %d has %v, its layout says %v", rank, h.region.DType, p.DType)

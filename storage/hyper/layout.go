@@ -26,17 +26,17 @@ const LayoutSuffix = ".layout"
 const maxLayout = 256 << 20
 
 var (
-	// ErrLayout reports a layout file that is none, or contradicts itself.
+	// ErrLayout reports a layout file that is invalid.
 	ErrLayout = errors.New("invalid layout file")
-	// ErrDuplicateRank reports two layout files that tell of one rank.
+	// ErrDuplicateRank reports two layout files that describe the same rank.
 	ErrDuplicateRank = errors.New("rank in two layout files")
 )
 
-// Layouts say how the parameters of a model are cut, by rank and by the name of
-// the parameter: what layout files hold, one rank in each.
+// Layouts describe how the parameters of a model are cut, by rank and by the name of
+// the parameter. A layout file holds the layouts of one rank.
 type Layouts map[int]map[string]Param
 
-// Param says how one parameter is cut, in hyper_parallel's words.
+// Param describes how one parameter is cut, in hyper_parallel's words.
 type Param struct {
 	// Device is the length of each axis of the device matrix. Nil: the parameter
 	// has no layout, and each rank has the whole of it.
@@ -47,7 +47,7 @@ type Param struct {
 	Names []string
 	// Ranks are the ranks of the matrix in row-major order. Nil: 0, 1, 2, ….
 	Ranks []int
-	// Interleaved says that an axis of the name shard.InterleavedAxis counts
+	// Interleaved means that an axis of the name shard.InterleavedAxis counts
 	// slices within one device.
 	Interleaved bool
 	DType       tensor.DType
@@ -55,9 +55,9 @@ type Param struct {
 	Shape []int64
 }
 
-// Layout returns the parameter's layout by a rule of cutting, which layout files
-// do not tell: hyper_parallel's older versions cut only what divides evenly, its
-// newer ones balance. A parameter without a layout has none.
+// Layout returns the parameter's layout by a rule of cutting, which layout files do
+// not record: hyper_parallel's older versions cut only what divides evenly, its newer
+// ones balance. ok is false if the parameter has no layout.
 func (p *Param) Layout(rule shard.Rule) (l shard.Matrix, ok bool) {
 	if p.Device == nil {
 		return shard.Matrix{}, false
@@ -78,8 +78,8 @@ func ParamOf(m shard.Matrix, d tensor.DType, shape []int64) Param {
 	}
 }
 
-// LoadLayout reads the layout file of that name. A missing one is an error that
-// wraps fs.ErrNotExist, one that is none wraps ErrLayout.
+// LoadLayout reads the layout file of that name. The error wraps
+// fs.ErrNotExist if the file is missing, and ErrLayout if it is invalid.
 func LoadLayout(ctx context.Context, store blob.Store, name string) (Layouts, error) {
 	b, err := blob.ReadAll(ctx, store, name, maxLayout)
 	if err != nil {
@@ -112,15 +112,15 @@ func SaveLayouts(ctx context.Context, store blob.Store, l Layouts) error {
 	return nil
 }
 
-// CombineLayouts reads all layout files at the root of the store and puts them
-// together. A rank that two of them tell of is an error that wraps
-// ErrDuplicateRank. Where there is none the result is empty.
+// CombineLayouts reads all layout files at the root of the store and merges them. The
+// error wraps ErrDuplicateRank if two of them describe the same rank. If there are no
+// layout files, the result is empty.
 func CombineLayouts(ctx context.Context, store blob.Store) (Layouts, error) {
 	all, _, err := combine(ctx, store)
 	return all, err
 }
 
-// combine is CombineLayouts, and says which file each rank's layouts are from.
+// combine is CombineLayouts, and returns the file of each rank's layouts.
 func combine(ctx context.Context, store blob.Store) (Layouts, map[int]string, error) {
 	names, err := layoutNames(ctx, store)
 	if err != nil {
@@ -156,8 +156,8 @@ func layoutNames(ctx context.Context, store blob.Store) ([]string, error) {
 	return out, nil
 }
 
-// cutRules are how hyper_parallel may have cut what does not divide evenly, the
-// likely one first.
+// cutRules are the rules by which hyper_parallel may have cut lengths that do not
+// divide evenly, the likely one first.
 var cutRules = []shard.Rule{shard.Balanced, shard.Ceil}
 
 // paramJSON is a parameter in a layout file.
@@ -199,8 +199,7 @@ func (a axes) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]int(a))
 }
 
-// DecodeLayout returns what a layout file says. What is no layout file is an
-// error that wraps ErrLayout.
+// DecodeLayout decodes a layout file. The error wraps ErrLayout.
 func DecodeLayout(data []byte) (Layouts, error) {
 	if !utf8.Valid(data) {
 		return nil, fmt.Errorf("%w: not UTF-8", ErrLayout)
@@ -211,13 +210,13 @@ func DecodeLayout(data []byte) (Layouts, error) {
 		return nil, fmt.Errorf("%w: %w", ErrLayout, err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, fmt.Errorf("%w: something follows after the end", ErrLayout)
+		return nil, fmt.Errorf("%w: there is data after the end", ErrLayout)
 	}
 	out := Layouts{}
 	for key, params := range doc {
 		rank, err := strconv.Atoi(key)
 		if err != nil || rank < 0 || strconv.Itoa(rank) != key {
-			return nil, fmt.Errorf("%w: %q is no rank", ErrLayout, key)
+			return nil, fmt.Errorf("%w: %q is not a rank", ErrLayout, key)
 		}
 		out[rank] = make(map[string]Param, len(params))
 		for name, j := range params {
@@ -234,7 +233,7 @@ func DecodeLayout(data []byte) (Layouts, error) {
 	return out, nil
 }
 
-// param returns the parameter, if what the file says of it can be.
+// param returns the parameter, or an error if its description is invalid.
 func (j *paramJSON) param(rank int) (Param, error) {
 	d, err := tensor.ParseDType(j.Type)
 	if err != nil {
@@ -252,7 +251,7 @@ func (j *paramJSON) param(rank int) (Param, error) {
 	p := Param{DType: d, Shape: j.FullShape}
 	if p.Device = append(j.DeviceMatrix, j.MeshShape...); len(p.Device) == 0 {
 		p.Device = nil
-		return p, nil // the rest says nothing then
+		return p, nil // the rest has no meaning then
 	}
 	p.Names, p.Ranks = orNil(j.AliasName), orNil(j.RankList)
 	p.Interleaved = j.Interleaved != nil && *j.Interleaved
@@ -277,7 +276,7 @@ func orNil[T any](list []T) []T {
 }
 
 // EncodeLayout returns the bytes of a layout file as hyper_parallel's newer
-// versions write it. The error wraps ErrLayout where DecodeLayout would refuse
+// versions write it. The error wraps ErrLayout if DecodeLayout would refuse
 // them.
 func EncodeLayout(l Layouts) ([]byte, error) {
 	doc := make(map[string]map[string]paramJSON, len(l))

@@ -78,8 +78,8 @@ const (
 	// headerAlign pads the header of a file of tensors, so that the data is
 	// aligned for any element.
 	headerAlign = 64
-	// headerMax bounds what a bin thinks that a file's header takes: far below
-	// what safetensors allows.
+	// headerMax bounds the estimated length of a file's header. It is far below the
+	// limit of safetensors.
 	headerMax = safetensors.MaxHeader / 2
 	// reservedKey names no tensor in a safetensors file.
 	reservedKey = "__metadata__"
@@ -109,7 +109,7 @@ func (b *bin) add(it *plan.WriteItem) {
 	b.header += headerCost(it)
 }
 
-// headerCost returns at most how many bytes of a header describe an item.
+// headerCost bounds the bytes of a header that describe an item.
 func headerCost(it *plan.WriteItem) int64 {
 	return int64(6*len(it.FQN()) + 24*len(it.Info.Shape) + 150)
 }
@@ -127,10 +127,9 @@ func (o *options) layTensors(p *plan.SavePlan, rank int, infix string) ([]*dataf
 	return out, nil
 }
 
-// spread distributes tensors over files: the largest first, each into the file
-// that is emptiest among those that take it. Within a file those with the largest
-// elements come first, so that each begins at an address that its elements can be
-// used at.
+// spread distributes tensors over files: the largest first, each into the file with
+// the fewest bytes among those that take it. Within a file those with the largest
+// elements come first, so that each is aligned for its elements.
 func spread(p *plan.SavePlan, o *options) [][]*plan.WriteItem {
 	var items []*plan.WriteItem
 	for i := range p.Items {
@@ -192,8 +191,8 @@ func layTensorFile(name string, items []*plan.WriteItem, old bool) (*datafile.Fi
 	return f, nil
 }
 
-// keysOf returns the keys of tensors in their file: their names, or, where a name
-// is there several times or no key at all, with the number of the chunk behind.
+// keysOf returns the keys of tensors in their file: their names. If a name is there
+// several times, or cannot be a key, the number of the chunk follows the name.
 func keysOf(items []*plan.WriteItem) []string {
 	count := map[string]int{}
 	for _, it := range items {
@@ -216,9 +215,9 @@ func keysOf(items []*plan.WriteItem) []string {
 	return out
 }
 
-// layValues lays out the files of a plan's values: one after the other in a
-// single file, or each in its own in the older dialect. All values that cannot be
-// written are in the error.
+// layValues lays out the files of a plan's values: one after the other in a single
+// file, or each in its own in the older dialect. The error names all values that
+// cannot be written.
 func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*datafile.File, error) {
 	var files []*valueFileLayout
 	var refused []error

@@ -44,7 +44,7 @@ func DataFileName(saveID string, rank, n int) string { return dataFileName(saveI
 
 // Commit writes index and record for data files that are in place: md describes
 // them, with locations, and md.Storage the checkpoint. The record comes last and
-// replaces whatever is there.
+// replaces any record that is there.
 func Commit(ctx context.Context, s blob.Store, md *meta.Metadata, files []storage.File) error {
 	index, err := encodeIndex(md.Entries)
 	if err != nil {
@@ -85,7 +85,7 @@ func (r *record) names() []string {
 	return out
 }
 
-// totalsOf counts what a record says of its checkpoint.
+// totalsOf returns the counts of a record.
 func totalsOf(entries []meta.Entry) recordTotals {
 	var t recordTotals
 	for i := range entries {

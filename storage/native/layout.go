@@ -16,16 +16,17 @@ import (
 // headerAlign pads a data file's header, so that the data begins on a page.
 const headerAlign = 4096
 
-// inlineMax is the largest value that goes into the index itself, and
-// inlineTotal the most that one rank's values may take in a data file's header,
-// where they stand too and whose length is bounded.
+// inlineMax is the largest value that goes into the index itself. Such values are
+// also in the header of a data file, whose length is bounded: inlineTotal bounds the
+// bytes of one rank's values there.
 const (
 	inlineMax   = 16 << 10
 	inlineTotal = 32 << 20
 )
 
-// headerMax bounds what spread thinks that a file's header takes. It thinks of
-// the worst, so headers stay far below what safetensors allows.
+// headerMax bounds the length of a file's header as spread estimates it. The
+// estimate is that of the worst case, so headers stay far below the limit of
+// safetensors.
 const headerMax = safetensors.MaxHeader / 2
 
 // keyPrefix begins the keys of entries that safetensors cannot hold under their
@@ -45,7 +46,7 @@ type placed struct {
 	length int64
 }
 
-// dataFile is a file whose every byte has its place before the first is
+// dataFile is a file in which the place of every byte is known before the first is
 // written.
 type dataFile struct {
 	name   string
@@ -102,13 +103,13 @@ func nestedLen(s string) int64 {
 	return n
 }
 
-// spread distributes items over n files, or more: the largest first, each into
-// the file that is emptiest, no two chunks of one name into one file while there
-// are few, since readers of the field know a name once per file, and no more into
-// a file than its header can describe. Within a file the items with the largest elements come
-// first, values last, and else they keep their order: every length is a multiple
-// of its element's, so each tensor begins at an address that its elements can be
-// used at where they lie, in a mapped file too.
+// spread distributes items over n files, or more: the largest first, each into the
+// file with the fewest bytes. While there are few files, it puts no two chunks of one
+// name into the same file, because other programs expect a name once per file. It
+// puts no more into a file than its header can describe. Within a file the items with
+// the largest elements come first, values last, and otherwise items keep their order.
+// Every length is a multiple of its element's, so each tensor is aligned for its
+// elements, also in a mapped file.
 func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
 	order := make([]int, len(items))
 	for i := range order {
@@ -213,7 +214,7 @@ func lay(name string, items []*plan.WriteItem, self *selfDescription) (*dataFile
 
 // headerEntry returns how an item looks in the header. If safetensors has no type
 // for it, it is a row of bytes without a name. lay gives it a key of our own, which
-// no other file has: to readers of the field equal keys are chunks of one tensor. A
+// no other file has: other programs take equal keys for chunks of one tensor. A
 // further chunk of a name that is in the file already gets such a key too.
 func headerEntry(it *plan.WriteItem) safetensors.Entry {
 	d, ok := safetensors.DTypeName(it.Info.DType)
@@ -227,8 +228,8 @@ func reservedKey(fqn string) bool {
 	return fqn == "__metadata__" || strings.HasPrefix(fqn, keyPrefix)
 }
 
-// parts returns what the file consists of: the header and the items, whose
-// checksums are taken on the way.
+// parts returns the parts of the file: the header and the items, whose checksums it
+// computes while they are written.
 func (f *dataFile) parts() *datafile.File {
 	out := &datafile.File{Name: f.name, Parts: make([]datafile.Part, 0, 1+len(f.items))}
 	out.Parts = append(out.Parts, datafile.Part{Length: int64(len(f.header)), Literal: f.header})
@@ -265,7 +266,7 @@ func (it *placed) newSums() (grid, []uint32) {
 	return g, make([]uint32, g.tiles())
 }
 
-// result says where an item lies in its file.
+// result returns the location of an item in its file.
 func (it *placed) result(file string, sums []uint32) storage.WriteResult {
 	r := storage.WriteResult{Index: it.item.Index()}
 	r.Loc.File, r.Loc.Offset, r.Loc.Length, r.Loc.Sums = file, it.offset, it.length, sums

@@ -23,9 +23,9 @@ const (
 	metaSelf     = "cairn"
 )
 
-// selfDescription is what a data file says about itself beyond what safetensors
-// can express. From the descriptions of all data files a lost record and index
-// can be rebuilt.
+// selfDescription is the part of a data file's description that safetensors cannot
+// express. From the descriptions of all data files a lost record and index can be
+// rebuilt.
 type selfDescription struct {
 	Version   int                 `json:"version"`
 	SaveID    string              `json:"save_id"`
@@ -44,13 +44,13 @@ type selfDescription struct {
 
 // selfItem describes the entry of one key.
 type selfItem struct {
-	FQN     string   `json:"fqn,omitempty"` // where it is not the key
+	FQN     string   `json:"fqn,omitempty"` // if it is not the key
 	Path    pathJSON `json:"path,omitempty"`
 	DType   string   `json:"dtype,omitempty"` // of a tensor
 	Shape   []int64  `json:"shape,omitempty"` // of the global tensor
 	Chunk   int32    `json:"chunk,omitempty"` // its position among the tensor's chunks
 	Offsets []int64  `json:"offsets,omitempty"`
-	Sizes   []int64  `json:"sizes,omitempty"` // where the header's shape is not the chunk's
+	Sizes   []int64  `json:"sizes,omitempty"` // if the header's shape is not the chunk's
 	Codec   string   `json:"codec,omitempty"` // of a value
 	// The properties that only PyTorch gives a meaning.
 	RequiresGrad bool   `json:"requires_grad,omitempty"`
@@ -107,9 +107,9 @@ func (s *selfItem) append(b []byte) []byte {
 	return append(o.b, '}')
 }
 
-// appendSharding appends what PyTorch's readers are told of an item: where it
-// begins in its tensor, and the tensor's name if it is not the key. Readers that
-// do not know the latter take the key for a tensor of its own.
+// appendSharding appends the description of an item for PyTorch's readers: the
+// offsets at which it begins in its tensor, and the tensor's name if it is not the
+// key. Readers that ignore the name take the key for a tensor of its own.
 func appendSharding(b []byte, p *placed) []byte {
 	b = append(b, `{"saved_offsets":`...)
 	switch headerEntry(p.item).Name {
@@ -164,7 +164,7 @@ func appendItems(b []byte, items []placed, member func(b []byte, p *placed) []by
 	return append(b, '}')
 }
 
-// decodeSelf reads what a data file says about itself. The error wraps
+// decodeSelf decodes the description of a data file. The error wraps
 // storage.ErrCorrupt or storage.ErrVersion.
 func decodeSelf(text string) (*selfDescription, error) {
 	var version struct {

@@ -125,9 +125,9 @@ func ownerOf(l *Leftover, marks []mark) blob.Owner {
 	return blob.OwnerUnknown
 }
 
-// Sweep removes the leftovers that are over, as Leftover.Over says, and returns
-// them, also beside an error. A negative age spares those of unknown owners.
-// keep, if not nil, chooses more that stay.
+// Sweep removes the leftovers for which Leftover.Over is true, and returns those that
+// it removed, even if it returns an error. A negative age keeps leftovers of unknown
+// owners. If keep is not nil, leftovers for which it returns true stay too.
 func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Duration, keep func(*Leftover) bool) ([]Leftover, error) {
 	if olderThan < 0 {
 		if dead, err := anyDead(ctx, store, f.Name); !dead || err != nil {

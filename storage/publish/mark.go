@@ -24,10 +24,10 @@ type note struct {
 	Replaced []string `json:"replaced,omitempty"`
 }
 
-// Mark says that a save is under way, as long as its process lives. The
-// coordinator holds it from before any rank writes until the save has ended:
-// without the coordinator no save can commit, so its death is the end of the
-// save. A nil Mark, of a store without locks, does nothing.
+// Mark marks a save as under way, as long as its process lives. The coordinator
+// holds it from before any rank writes until the save has ended. A save cannot
+// commit without its coordinator, so it ends if the coordinator dies. A nil Mark, of
+// a store without locks, does nothing.
 type Mark struct {
 	lock blob.HeldLock
 	note note
@@ -80,8 +80,8 @@ func (m *Mark) Release() error {
 	return l.Release()
 }
 
-// CheckIdle returns an error that wraps blob.ErrLocked if a save in a format is
-// under way, as far as the store can tell.
+// CheckIdle returns an error that wraps blob.ErrLocked if a save in a format is known
+// to be under way.
 func CheckIdle(ctx context.Context, store blob.Store, format string) error {
 	marks, err := marksAt(ctx, store, format)
 	if err != nil {

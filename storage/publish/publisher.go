@@ -254,7 +254,8 @@ func (p *Publisher) Write(ctx context.Context, files []*datafile.File, data stor
 	})
 }
 
-// Held tells the file that is a whole checkpoint from other files of its name.
+// Held describes a file that is a whole checkpoint, so that a publisher can tell it
+// from other files of the same name.
 type Held struct {
 	Name string
 	Size int64

@@ -29,7 +29,7 @@ import (
 // Crash is one way to save, for tests in which a save fails or its process dies.
 type Crash struct {
 	Setup
-	// Options say what the format cannot do.
+	// Options describe what the format cannot do.
 	Options Options
 	// OneRank means that one rank saves everything. Otherwise two ranks save.
 	OneRank bool

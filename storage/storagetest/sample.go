@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Filled returns a tensor whose bytes count up from seed. Where the elements are
-// bools they are 0 and 1.
+// Filled returns a tensor whose bytes count up from seed. If the elements
+// are bools, they are 0 and 1.
 func Filled(t testing.TB, d tensor.DType, shape []int64, seed byte) *tensor.Tensor {
 	t.Helper()
 	x := must(t)(tensor.New(d, shape))
@@ -44,7 +44,7 @@ func Cut(t testing.TB, l shard.Layout, x *tensor.Tensor, rank int) *shard.Tensor
 	return s
 }
 
-// Along returns the layout that cuts dimension dim over so many ranks.
+// Along returns the layout that cuts dimension dim over that number of ranks.
 func Along(dim, ranks int) shard.Layout {
 	return shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}}, Placements: []shard.Placement{shard.Shard(dim)}}
 }

@@ -1,7 +1,7 @@
-// Package storagetest holds the contracts of storage.Writer and storage.Reader
-// as a test, and carries the two protocols out step by step for tests of
-// formats. It knows no format and no group: the ranks of a test are a loop. The
-// words it checks are in package storage.
+// Package storagetest tests that a format keeps the contracts of storage.Writer and
+// storage.Reader, also if operations of the store fail or a process dies. It does
+// not know any format or group: the ranks of a test are a loop. The contracts are in
+// package storage.
 package storagetest
 
 import (
@@ -33,15 +33,14 @@ type Place struct {
 // OpenFunc returns an empty place. What it must undo goes to t.Cleanup.
 type OpenFunc func(t *testing.T) Place
 
-// Options say what a format cannot do. Nil is the same as the zero value: there
-// is nothing that it cannot do.
+// Options describe what a format cannot do. Nil is the same as the zero value: the
+// format can do everything.
 type Options struct {
 	// DTypes are the element types that the format holds. Nil: all.
 	DTypes []tensor.DType
 	// NoValues is for formats that hold tensors only.
 	NoValues bool
-	// NoPaths is for formats that do not keep where in a nested state a value
-	// stood.
+	// NoPaths is for formats that do not keep the paths of values in a nested state.
 	NoPaths bool
 	// Reserved are names that the format keeps for itself.
 	Reserved []string
@@ -52,7 +51,7 @@ type Options struct {
 	// anything else is refused with storage.ErrNotRepresentable.
 	OneRank bool
 	// OwnCodecs is for formats that encode values in their own way: the metadata
-	// tells the codec and size of that encoding.
+	// has the codec and size of that encoding.
 	OwnCodecs bool
 	// OneChunk is for formats in which a rank holds at most one chunk of a name.
 	OneChunk bool
@@ -356,7 +355,7 @@ func (s *suite) checkMetadata(t *testing.T, sv *Saving, want, got *meta.Metadata
 	}
 }
 
-// plain returns the entries as text, without what only the format knows.
+// plain returns the entries as text, without what depends on the format.
 func (s *suite) plain(md *meta.Metadata) []string {
 	var out []string
 	for i := range md.Entries {
@@ -485,7 +484,6 @@ func (s *suite) abort(t *testing.T, p Place) {
 	checkHolds(t, p, old, "after the Abort of another save")
 }
 
-// abortAfterFinish is what a program does that lost count.
 func (s *suite) abortAfterFinish(t *testing.T, p Place) {
 	want := s.small(t, 1)
 	sv := NewSaving(p, Storage("only", 1, 1), 1)

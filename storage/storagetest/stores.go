@@ -87,7 +87,7 @@ func Remove(t testing.TB, s blob.Store, names ...string) {
 }
 
 // Flip changes a bit in the middle of an object, and one in every thousandth byte
-// behind it: of all that lies there, something is damaged.
+// after it.
 func Flip(t testing.TB, s blob.Store, name string) {
 	t.Helper()
 	err := fault.Damage(t.Context(), s, name, func(b []byte) []byte {

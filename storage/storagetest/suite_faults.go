@@ -87,7 +87,7 @@ func (s *suite) badResults(t *testing.T, p Place) {
 	}
 }
 
-// resolver hands out what it is told to.
+// resolver is a storage.Resolver that calls itself.
 type resolver func(it *plan.WriteItem) (plan.Data, error)
 
 func (r resolver) Resolve(it *plan.WriteItem) (plan.Data, error) { return r(it) }
@@ -255,7 +255,7 @@ func (s *suite) handedOver(t *testing.T, p Place) {
 }
 
 // handedOverInParts loads the inner part of a long tensor, which takes several
-// reads where blocks are checksummed.
+// reads if the format checksums blocks.
 func (s *suite) handedOverInParts(t *testing.T, p Place) {
 	x := Filled(t, s.DTypes[0], []int64{3 << 20 / int64(s.DTypes[0].Size())}, 1)
 	if err := Save(t.Context(), p, Storage("long", 1, 1), plan.State{"x": x}); err != nil {

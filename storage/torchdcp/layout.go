@@ -120,8 +120,8 @@ func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
 }
 
 // spread distributes records over files: values one after the other, then tensors
-// by size, the largest first, each into the file that is emptiest. Within a file
-// values come first, and else all keep their order.
+// by size, the largest first, each into the file with the fewest bytes. Within a file
+// values come first, and otherwise records keep their order.
 func spread(records []record, o *options) [][]record {
 	if o.FilePerTensor {
 		return slices.Collect(slices.Chunk(records, 1))
@@ -172,7 +172,7 @@ func distribute(records []record, n int) [][]record {
 	return out
 }
 
-// cut begins a new file wherever one would have more than so many bytes.
+// cut begins a new file if one would have more than most bytes.
 func cut(records []record, most int64) [][]record {
 	var out [][]record
 	var size int64

@@ -16,20 +16,20 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// sequence gives access at any place to bytes that can only be made from the
-// front on: going back begins anew. It is for one goroutine.
+// sequence gives random access to bytes that can only be produced in order: to go
+// back it starts again. It is for one goroutine.
 type sequence struct {
 	open func(ctx context.Context) (io.ReadCloser, error)
 
-	sum *torchsave.Sum // of a record inside; nil: none is compared
+	sum *torchsave.Sum // of a record inside; nil: it is not verified
 
 	r   io.ReadCloser // nil: not open
 	at  int64         // where r is
 	crc uint32        // of the record's bytes before at
 }
 
-// readAt fills p with the bytes from off on. Bytes that end too early are an
-// error that wraps storage.ErrCorrupt.
+// readAt fills p with the bytes from off on. If the bytes end too early, the error
+// wraps storage.ErrCorrupt.
 func (s *sequence) readAt(ctx context.Context, p []byte, off int64) error {
 	if s.r == nil || off < s.at {
 		if err := s.rewind(ctx); err != nil {
@@ -49,8 +49,8 @@ func (s *sequence) readAt(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// Write takes note of the next bytes, whoever they are for. Where they are the
-// last ones of a record that is damaged the error wraps storage.ErrCorrupt.
+// Write counts the next bytes and adds them to the checksum. If they are the last
+// ones of a damaged record, the error wraps storage.ErrCorrupt.
 func (s *sequence) Write(p []byte) (int, error) {
 	begin := s.at
 	s.at += int64(len(p))
@@ -78,8 +78,8 @@ func (s *sequence) rewind(ctx context.Context) error {
 	return nil
 }
 
-// fail names the reason why reading ended: whatever a transformation does not
-// like is damage, unless it was the store, or the caller, that ended it.
+// fail returns the reason why reading ended: an error of the store, or of the
+// caller's context. Any other error of a transformation means damage.
 func (s *sequence) fail(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -102,23 +102,23 @@ func (s *sequence) close() error {
 	return r.Close()
 }
 
-// storeError is an error of the store on the way through a transformation, which
-// knows nothing of stores.
+// storeError marks an error of the store, so that it can be found after it has passed
+// through a transformation.
 type storeError struct{ err error }
 
 func (e *storeError) Error() string { return e.err.Error() }
 func (e *storeError) Unwrap() error { return e.err }
 
-// stepBytes is how much of a transformed record is read from its file at a time.
+// stepBytes is the number of bytes of a transformed record that one read takes.
 const stepBytes = 256 << 10
 
 // section reads a range of a file from front to back.
 type section struct {
-	ctx     context.Context // of the whole reading: io.Reader has none
+	ctx     context.Context // of all reads: io.Reader has no context
 	r       blob.Reader
 	at, end int64
-	buf     []byte // what was read and not yet taken
-	memory  []byte // what buf lies in
+	buf     []byte // bytes that were read and not yet returned
+	memory  []byte // the memory of buf
 	read    *atomic.Int64
 }
 

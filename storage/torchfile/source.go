@@ -228,30 +228,28 @@ func (b *builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int
 	return f.Unsummed, err
 }
 
-// The names of what is no dict at the outermost.
+// The names of a root that is not a dict.
 const (
 	rootTensor = "tensor"
 	rootValue  = "value"
 )
 
-// maxLeaves bounds the values of a file: a small pickle can name one list in
-// many places, and those in many again.
+// maxLeaves bounds the values of a file: a small pickle can refer to one list many
+// times, from lists that it refers to many times.
 const maxLeaves = 1 << 22
 
-// leaf is one value of a file, with its place.
+// leaf is one value of a file, with its path.
 type leaf struct {
 	path  meta.Path
 	value any
 }
 
-// flatten opens the dicts and lists of a value, as PyTorch does before it saves
-// a checkpoint. A dict whose keys are strings and integers is opened, unless it
-// is empty: then it is a leaf, for whoever loads the state may ask for it, as
-// optimizers without state do. A list is opened only if a tensor or such a dict
-// is somewhere inside, and is a leaf otherwise, as everything else is. Leaves are
-// in a fixed order. A tuple at
-// the outermost counts as a list, so that its tensors have names; what is
-// written of it is a list, below the name of what is no dict.
+// flatten opens the dicts and lists of a value, as PyTorch does before it saves a
+// checkpoint. A dict whose keys are strings and integers is opened, unless it is
+// empty: an empty dict is a leaf, because a program that loads the state may want it,
+// as optimizers without state do. A list is opened only if a tensor or such a dict is
+// somewhere inside. All other values are leaves. Leaves are in a fixed order. A root
+// that is a tuple counts as a list, so that its tensors have names.
 func flatten(root any) ([]leaf, error) {
 	f := &flattener{holds: map[any]bool{}}
 	if pairs, ok := asDict(root); ok {
@@ -272,7 +270,7 @@ func flatten(root any) ([]leaf, error) {
 type flattener struct {
 	out   []leaf
 	nodes int
-	holds map[any]bool // what is known of lists, by where they are
+	holds map[any]bool // whether a list is opened, by the address of its first element
 }
 
 func (f *flattener) visit(at meta.Path, v any) error {
@@ -379,7 +377,7 @@ func keyStep(k any) (meta.Step, bool) {
 	case uint64:
 		return meta.Step{Key: strconv.FormatUint(k, 10), Int: true}, true
 	case *big.Int:
-		if k.BitLen() > 8*meta.MaxFQN { // too long for a name, whatever it is
+		if k.BitLen() > 8*meta.MaxFQN { // too long for a name
 			return meta.Step{}, false
 		}
 		return meta.Step{Key: k.String(), Int: true}, true

@@ -16,8 +16,8 @@ import (
 // paths cannot make huge lists.
 const maxGaps = 1 << 20
 
-// tree is a state on its way to be pickled. Unlike plan.Place it makes dicts
-// with integers as keys, which a plan.State has not.
+// tree builds a state that will be pickled. Unlike plan.Place it makes dicts with
+// integer keys, which a plan.State does not have.
 type tree struct {
 	root node
 	gaps int
@@ -31,8 +31,8 @@ type node struct {
 	leaf  bool
 }
 
-// put puts v at a path. The error wraps plan.ErrState where the path cannot be,
-// or leads through something that is not what it says.
+// put puts v at a path. The error wraps plan.ErrState if the path is invalid, or
+// contradicts an earlier one.
 func (t *tree) put(path meta.Path, v any) error {
 	if len(path) == 0 || path[0].List || len(path) > plan.MaxDepth {
 		return fmt.Errorf("%w: path %v of %d steps", plan.ErrState, []meta.Step(path[:min(len(path), 8)]), len(path))
@@ -72,8 +72,8 @@ func (n *node) child(s meta.Step) *node {
 	return c
 }
 
-// state returns what was put: a map[string]any, or a *value.Dict where an
-// integer is among the keys.
+// state returns the state: a map[string]any, or a *value.Dict if a key is an
+// integer.
 func (t *tree) state() (any, error) {
 	t.gaps = 0
 	return t.dict(&t.root)
@@ -89,7 +89,7 @@ func (t *tree) build(n *node) (any, error) {
 	return t.dict(n)
 }
 
-// listOf makes a list, with None where nothing was put.
+// listOf makes a list, with None at positions that were not put.
 func (t *tree) listOf(n *node) (any, error) {
 	last := 0
 	for s := range n.below {

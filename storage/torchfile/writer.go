@@ -162,17 +162,17 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 type collected struct {
 	state tree
 	slots map[string]*torchsave.Slot // by name
-	// items are those of the slots that have bytes of their own, ties those of
-	// the slots that are the same as such a slot, and values the others.
+	// items are the items of the slots that have bytes of their own, ties those of
+	// the slots that share the bytes of such a slot, and values the other items.
 	items  map[*torchsave.Slot]*plan.WriteItem
 	ties   map[*torchsave.Slot][]*plan.WriteItem
 	values []*plan.WriteItem
-	// bytes is the sum of what is written.
+	// bytes is the number of bytes of items and values.
 	bytes int64
 }
 
-// collect puts the items of a plan where they stood. Everything that the format
-// cannot hold is in the error.
+// collect puts the items of a plan at their paths. The error names everything that
+// the format cannot hold.
 func (w *writer) collect(p *plan.SavePlan, data storage.Resolver) (*collected, error) {
 	c := &collected{
 		slots: map[string]*torchsave.Slot{}, items: map[*torchsave.Slot]*plan.WriteItem{}, ties: map[*torchsave.Slot][]*plan.WriteItem{},
@@ -273,7 +273,7 @@ func (c *collected) addValues(p *plan.SavePlan, data storage.Resolver) (values m
 	return values, inside, errors.Join(errs...)
 }
 
-// insideOf returns the tensors of a plan that were inside of one of its values, with
+// insideOf returns the tensors of a plan that were inside one of its values, with
 // the name of that value.
 func insideOf(p *plan.SavePlan) map[string]string {
 	md := &meta.Metadata{Entries: make([]meta.Entry, len(p.Items))}
