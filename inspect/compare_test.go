@@ -192,7 +192,7 @@ func modelCompare(x, y []complex128, rtol, atol float64) (differing int64, first
 	return differing, first, maxAbs
 }
 
-func TestCompareIsThatOfANaiveModel(t *testing.T) {
+func TestCompareMatchesNaiveModel(t *testing.T) {
 	complexes := func(x *tensor.Tensor) []complex128 {
 		v, err := tensor.Values[complex128](to(t, tensor.Complex128, x))
 		if err != nil {
@@ -234,7 +234,7 @@ func TestCompareIsThatOfANaiveModel(t *testing.T) {
 // wide reports whether d is of integers that float64 does not hold.
 func wide(d tensor.DType) bool { return d == tensor.Int64 || d == tensor.Uint64 }
 
-func TestCompareDoesNotDependOnWorkersNorMemory(t *testing.T) {
+func TestCompareIsIndependentOfWorkersAndMemory(t *testing.T) {
 	inspect.SmallSlabs(t)
 	x := large(t, tensor.Float32, 1_500_000)
 	y := x.Clone()

@@ -34,7 +34,7 @@ func sum(b []byte) string {
 	return hex.EncodeToString(h[:])
 }
 
-func TestDigestsOfOneStateAreEqualHoweverItIsCut(t *testing.T) {
+func TestDigestsAreIndependentOfSharding(t *testing.T) {
 	w := counting(t, 37, 24)
 	want := map[string]inspect.Digest{
 		"long": {
@@ -73,7 +73,7 @@ func TestDigestsOfOneStateAreEqualHoweverItIsCut(t *testing.T) {
 	}
 }
 
-func TestCombineTellsStatesApart(t *testing.T) {
+func TestCombineDiffersForDifferentStates(t *testing.T) {
 	a := map[string]inspect.Digest{"x": {Kind: "tensor", DType: "int8", Shape: []int64{2, 3}, SHA256: "00"}}
 	for _, b := range []map[string]inspect.Digest{
 		{},
@@ -88,7 +88,7 @@ func TestCombineTellsStatesApart(t *testing.T) {
 	}
 }
 
-func TestDigestsNoticeDamage(t *testing.T) {
+func TestDigestsDetectDamage(t *testing.T) {
 	s := save(t, rows(2), 2, counting(t, 6, 4))
 	c, md := open(t, s)
 	last := c.Files()[len(c.Files())-1].Name
@@ -129,7 +129,7 @@ func TestDigestsReadSmallTensorsTogether(t *testing.T) {
 	}
 }
 
-func TestDigestsEndWithTheContext(t *testing.T) {
+func TestDigestsStopWithContext(t *testing.T) {
 	c, md := open(t, save(t, rows(2), 2, counting(t, 6, 4)))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

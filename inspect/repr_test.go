@@ -416,7 +416,7 @@ func TestElementFormat(t *testing.T) {
 }
 
 // What is printed of a float is close enough to give its bits back.
-func TestElementsCanBeReadBack(t *testing.T) {
+func TestElementFormatRoundTrip(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		d := rapid.SampledFrom(tensor.DTypes()[:tensor.Float8E8M0FNU]).Draw(rt, "dtype")
 		bits := rapid.SliceOfN(rapid.Byte(), d.Size(), d.Size()).Draw(rt, "bits")
@@ -470,7 +470,7 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-func TestPatternsOfNothing(t *testing.T) {
+func TestFilterReportsUnusedPatterns(t *testing.T) {
 	for _, c := range [][2][]string{{{"a", "x"}, nil}, {nil, {"a", "x"}}} {
 		f, err := inspect.NewFilter(c[0], c[1])
 		if err != nil {

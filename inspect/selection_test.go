@@ -84,7 +84,7 @@ func TestSelections(t *testing.T) {
 	}
 }
 
-func TestBadSelections(t *testing.T) {
+func TestParseSelectionErrors(t *testing.T) {
 	for index, want := range map[string]string{
 		"":           "an index is empty",
 		"1,,2":       "an index is empty",
@@ -153,7 +153,7 @@ func drawPick(rt *rapid.T, n int64) (text string, want []int64) {
 	return fmt.Sprintf("%s:%s:%d", show(start), show(stop), step), want
 }
 
-func TestSelectionsAreThoseOfPython(t *testing.T) {
+func TestSelectionsMatchPython(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		rows, cols := rapid.Int64Range(1, 9).Draw(rt, "rows"), rapid.Int64Range(1, 9).Draw(rt, "cols")
 		v := make([]int32, rows*cols)
@@ -176,7 +176,7 @@ func TestSelectionsAreThoseOfPython(t *testing.T) {
 }
 
 // What lies far apart is not read with all that is between.
-func TestSelectionsReadLittle(t *testing.T) {
+func TestSelectionsSkipGaps(t *testing.T) {
 	const rows, cols = 8, 3 << 17 // 3 MiB each
 	v := make([]int64, rows*cols)
 	for i := range v {

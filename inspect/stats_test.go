@@ -212,7 +212,7 @@ func reshaped(t testing.TB, x *tensor.Tensor, shape []int64) *tensor.Tensor {
 	return out
 }
 
-func TestStatsAreThoseOfANaiveModel(t *testing.T) {
+func TestStatsMatchNaiveModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		x := drawTensor(t, rt, "x")
 		buckets := rapid.IntRange(0, 5).Draw(rt, "buckets")
@@ -293,7 +293,7 @@ func large(t testing.TB, d tensor.DType, bytes int) *tensor.Tensor {
 	return to(t, d, of(t, v, n, 10_007))
 }
 
-func TestStatsDoNotDependOnWorkersNorMemory(t *testing.T) {
+func TestStatsAreIndependentOfWorkersAndMemory(t *testing.T) {
 	inspect.SmallSlabs(t)
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Int64} {
 		x := large(t, d, 1_500_000)
@@ -332,7 +332,7 @@ func TestStatsDoNotDependOnWorkersNorMemory(t *testing.T) {
 }
 
 // A mean far from zero must not swallow the spread.
-func TestStatsKeepTheirDigits(t *testing.T) {
+func TestStatsPrecision(t *testing.T) {
 	v := make([]float64, 100_000)
 	for i := range v {
 		v[i] = 1e9 + float64(i%2)

@@ -37,7 +37,7 @@ func wantTree(d dcpmeta.Dialect) *dcpmeta.Document {
 	}}}
 }
 
-func TestDocumentsOfEveryAgeAndProtocol(t *testing.T) {
+func TestDecodeAllVersionsAndProtocols(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		names names
@@ -59,7 +59,7 @@ func TestDocumentsOfEveryAgeAndProtocol(t *testing.T) {
 	}
 }
 
-func TestLaterFields(t *testing.T) {
+func TestUnknownFieldsInMetadata(t *testing.T) {
 	tr := newTree(torchNames)
 	field(tr.root)["version"] = "1.0.0"
 	field(tr.root)["something_newer"] = []any{int64(1)}
@@ -80,7 +80,7 @@ func TestLaterFields(t *testing.T) {
 }
 
 // PyTorch 2.15 added the strides to a state that is a tuple.
-func TestPropertiesWithMoreThanIsKnown(t *testing.T) {
+func TestUnknownTensorProperties(t *testing.T) {
 	known := value.Tuple{&value.Object{Module: "torch", Name: "float32"}, &value.Object{Module: "torch", Name: "strided"}, true, nil, false}
 	for n, more := range []value.Tuple{nil, {nil}, {tuple(3, 1)}, {tuple(1, 4), "and more"}} {
 		tr := newTree(torchNames)
@@ -134,7 +134,7 @@ func TestOtherPlannerDataIsKept(t *testing.T) {
 	}
 }
 
-func TestChunksThatNeedNoPlaceGo(t *testing.T) {
+func TestDecodeDropsRedundantChunks(t *testing.T) {
 	tr := newTree(torchNames)
 	chunks := field(tr.tensor)["chunks"].([]any)
 	twin := object(torch+".metadata.ChunkStorageMetadata", state{"offsets": size(0, 0), "sizes": size(2, 3)})
@@ -149,7 +149,7 @@ func TestChunksThatNeedNoPlaceGo(t *testing.T) {
 	}
 }
 
-func TestBadDocumentsAreNamedErrors(t *testing.T) {
+func TestDecodeRefusesInvalidDocuments(t *testing.T) {
 	foreign := called("os.system", "id")
 	for _, c := range []struct {
 		name string
@@ -226,7 +226,7 @@ func TestBadDocumentsAreNamedErrors(t *testing.T) {
 }
 
 // PyTorch saves and loads them, so there is nothing wrong with the document.
-func TestNamesThatAreNoneHereAreUnsupported(t *testing.T) {
+func TestDecodeUnsupportedNames(t *testing.T) {
 	for _, name := range []string{"", strings.Repeat("x", meta.MaxFQN+1), "\xed\xa0\x80"} {
 		tr := newTree(torchNames)
 		entries := field(tr.root)["state_dict_metadata"].(state)
@@ -238,7 +238,7 @@ func TestNamesThatAreNoneHereAreUnsupported(t *testing.T) {
 	}
 }
 
-func TestPicklesThatArePeculiar(t *testing.T) {
+func TestDecodePeculiarPickles(t *testing.T) {
 	chunk := "\x8c\x25torch.distributed.checkpoint.metadata\x8c\x14ChunkStorageMetadata\x93"
 	for _, c := range []struct {
 		name, pickle string
@@ -261,7 +261,7 @@ func TestPicklesThatArePeculiar(t *testing.T) {
 }
 
 // every prefix of a document is refused, and none panics
-func TestCutDocumentsAreInvalid(t *testing.T) {
+func TestDecodeRefusesTruncatedDocuments(t *testing.T) {
 	b := newTree(torchNames).bytes(t, 4)
 	for n := range len(b) {
 		if _, err := dcpmeta.Decode(t.Context(), b[:n]); !errors.Is(err, dcpmeta.ErrInvalid) {
@@ -272,7 +272,7 @@ func TestCutDocumentsAreInvalid(t *testing.T) {
 
 // Parts that are shared in the pickle again and again do not make a document
 // larger than its bytes allow.
-func TestSharedPartsDoNotMultiply(t *testing.T) {
+func TestSharedPartsAreBounded(t *testing.T) {
 	const n = 3000
 	class := func(name string) string {
 		return "ctorch.distributed.checkpoint.metadata\n" + name + "\n)\x81"

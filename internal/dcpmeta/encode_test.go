@@ -183,7 +183,7 @@ func TestEncodedClasses(t *testing.T) {
 
 // The number of ranks, the save and a planner's data are attributes beside what
 // other readers know.
-func TestOwnAttributes(t *testing.T) {
+func TestCairnAttributes(t *testing.T) {
 	for _, d := range []dcpmeta.Dialect{dcpmeta.Torch, dcpmeta.Hyper, dcpmeta.HyperOld} {
 		codec := dcpmeta.CodecTorch
 		if d != dcpmeta.Torch {

@@ -63,7 +63,7 @@ func withDocuments(t testing.TB) []fixture.Case {
 	return all
 }
 
-func TestEveryFixtureDescribesWhatIsExpected(t *testing.T) {
+func TestDecodeFixtures(t *testing.T) {
 	for _, c := range withDocuments(t) {
 		t.Run(c.Name, func(t *testing.T) {
 			d := decodeAll(t, c.Dir)

@@ -23,7 +23,7 @@ func scalar(name, file string) meta.Entry {
 	return meta.Entry{FQN: name, Bytes: &meta.Bytes{Codec: dcpmeta.CodecTorch, Size: 3, Loc: meta.Location{File: file, Length: 3}}}
 }
 
-func TestMergeIsTheUnion(t *testing.T) {
+func TestMerge(t *testing.T) {
 	a, b, c := rows("a", 0, 4), rows("b", 4, 4), rows("c", 0, 4)
 	a.Meta.Entries = append(a.Meta.Entries, scalar("x", "a"))
 	c.Meta.Entries = append([]meta.Entry{scalar("a", "c")}, append(c.Meta.Entries, scalar("x", "c"))...)
@@ -46,7 +46,7 @@ func TestMergeIsTheUnion(t *testing.T) {
 	}
 }
 
-func TestContradictionsAreErrors(t *testing.T) {
+func TestMergeRefusesConflicts(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*dcpmeta.Document)

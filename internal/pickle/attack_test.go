@@ -14,7 +14,7 @@ import (
 )
 
 // A pickle that asks for a call is data like any other.
-func TestCallsAreRecordsAndNothingElse(t *testing.T) {
+func TestCallsBecomeInertObjects(t *testing.T) {
 	for _, c := range []struct{ name, pickle, want string }{
 		{"os.system by REDUCE", "\x80\x02cos\nsystem\nX\x02\x00\x00\x00id\x85R.", "os.system"},
 		{"posix.system by STACK_GLOBAL", "\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x02id\x85R.", "posix.system"},
@@ -50,7 +50,7 @@ func TestCallsAreRecordsAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestBadPicklesAreNamedErrors(t *testing.T) {
+func TestDecodeRefusesInvalidPickles(t *testing.T) {
 	for _, c := range []struct {
 		name, pickle string
 		want         error
@@ -115,7 +115,7 @@ func TestBadPicklesAreNamedErrors(t *testing.T) {
 }
 
 // every prefix of a pickle ends too early, and none panics
-func TestCutPicklesAreMalformed(t *testing.T) {
+func TestDecodeRefusesTruncatedPickles(t *testing.T) {
 	for _, s := range samples(t) {
 		b := s.bytes(t)
 		if len(b) > 500 {
@@ -157,7 +157,7 @@ func laughs(n int) []byte {
 	return b.Bytes()
 }
 
-func TestWhatSharesTooMuchIsRefused(t *testing.T) {
+func TestDecodeRefusesExcessiveSharing(t *testing.T) {
 	if _, err := pickle.Decode(laughs(10), nil); err != nil {
 		t.Errorf("1024 laughs: %v", err)
 	}
@@ -172,7 +172,7 @@ func TestWhatSharesTooMuchIsRefused(t *testing.T) {
 	}
 }
 
-func TestNumbersOfThingsAreBounded(t *testing.T) {
+func TestCountsAreBounded(t *testing.T) {
 	many := []byte("(" + strings.Repeat("]", 100) + "t.")
 	for _, c := range []struct {
 		name   string
@@ -192,7 +192,7 @@ func TestNumbersOfThingsAreBounded(t *testing.T) {
 	}
 }
 
-func TestDuplicateKeysKeepTheirFirstPlaceAndTheLastValue(t *testing.T) {
+func TestDuplicateKeys(t *testing.T) {
 	got, err := pickle.Decode([]byte("}(K\x01K\x0aK\x02K\x0bG\x3f\xf0\x00\x00\x00\x00\x00\x00K\x0c\x88K\x0du."), nil)
 	if err != nil {
 		t.Fatal(err)

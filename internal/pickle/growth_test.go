@@ -111,7 +111,7 @@ func allocated(f func() error) (uint64, error) {
 }
 
 // What would take more than a multiple of its input is refused.
-func TestWhatGrowsFasterThanItsInputIsRefused(t *testing.T) {
+func TestDecodeRefusesExponentialGrowth(t *testing.T) {
 	const n, floor = 10_000, 4 << 20
 	rep := strings.Repeat
 	long := "X" + le32(n) + rep("a", n) + "\x94"
@@ -134,7 +134,7 @@ func TestWhatGrowsFasterThanItsInputIsRefused(t *testing.T) {
 }
 
 // A record may get one state again and again.
-func TestStatesThatRecordsShareAreCounted(t *testing.T) {
+func TestSharedStatesAreCharged(t *testing.T) {
 	const n = 20_000
 	for name, state := range map[string]string{
 		"a dict":  "}(" + strings.Repeat("\x8c\x01aN", n) + "u",
@@ -164,7 +164,7 @@ func TestParseRefusesDeepNesting(t *testing.T) {
 }
 
 // A decoding ends when its context does, also between two values.
-func TestDecodingEndsWithItsContext(t *testing.T) {
+func TestDecodeStopsWithContext(t *testing.T) {
 	lists := []byte("](" + strings.Repeat("]", 200_000) + "e.")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("enough")
@@ -202,7 +202,7 @@ func TestPathsAreJoinedAsPythonDoes(t *testing.T) {
 }
 
 // Numbers are one key if Python considers them equal, whatever type they have.
-func TestEqualNumbersAreOneKey(t *testing.T) {
+func TestEqualNumbersAreEqualKeys(t *testing.T) {
 	const f60, f64 = "G\x43\xb0\x00\x00\x00\x00\x00\x00", "G\x43\xf0\x00\x00\x00\x00\x00\x00" // 2.0**60, 2.0**64
 	for name, c := range map[string]struct {
 		keys string

@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-func TestPersistentIDsGoToTheCaller(t *testing.T) {
+func TestPersistentIDs(t *testing.T) {
 	b, err := pickle.Encode([]any{pickle.PersistentID{ID: value.Tuple{"storage", int64(7)}}, "x"}, &pickle.EncodeOptions{Protocol: 2})
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestPersistentIDsGoToTheCaller(t *testing.T) {
 
 // The old stream of PyTorch names the classes of modules by persistent ids, with
 // their source, and makes objects of them.
-func TestTheClassesOfModulesArePersistentIDs(t *testing.T) {
+func TestPersistentIDsOfModuleClasses(t *testing.T) {
 	const id = "(X\x06\x00\x00\x00modulecnet\nNet\nX\x06\x00\x00\x00net.pyNtQ"
 	got, err := pickle.Decode([]byte("\x80\x02"+id+")\x81}X\x01\x00\x00\x00aK\x01sb."), nil)
 	want := &value.Object{Module: "net", Name: "Net", Call: true, New: true, State: map[string]any{"a": int64(1)}}
@@ -56,7 +56,7 @@ func TestTheClassesOfModulesArePersistentIDs(t *testing.T) {
 	}
 }
 
-func TestConstructMakesValuesOfCalls(t *testing.T) {
+func TestConstructReplacesCalls(t *testing.T) {
 	twice := map[string]func(value.Tuple, map[string]any) (any, error){
 		"m.f": func(args value.Tuple, kwargs map[string]any) (any, error) {
 			if len(args) == 0 {
@@ -91,7 +91,7 @@ func TestSeveralPicklesInARow(t *testing.T) {
 	}
 }
 
-func TestReplaceIsAskedForEachValue(t *testing.T) {
+func TestEncodeReplace(t *testing.T) {
 	type mine struct{ n int64 }
 	b, err := pickle.Encode(map[string]any{"a": mine{1}, "b": []any{mine{2}}}, &pickle.EncodeOptions{
 		Replace: func(v any) (any, bool) {
@@ -176,7 +176,7 @@ func TestAllowedClassesAreWritten(t *testing.T) {
 	}
 }
 
-func TestGoValuesBecomePythonValues(t *testing.T) {
+func TestEncodeGoValues(t *testing.T) {
 	b, err := pickle.Encode(map[string]any{"a": []string{"x"}, "b": int32(-5), "c": float32(0.5), "d": map[string]int{"n": 1},
 		"e": uint8(9), "f": uint64(math.MaxUint64), "g": (*value.Dict)(nil)}, nil)
 	if err != nil {
@@ -193,7 +193,7 @@ func TestGoValuesBecomePythonValues(t *testing.T) {
 	}
 }
 
-func TestKnownNamesThePlainClasses(t *testing.T) {
+func TestKnown(t *testing.T) {
 	for _, n := range [][2]string{{"torch", "bfloat16"}, {"torch", "strided"}, {"torch", "Size"}, {"collections", "OrderedDict"},
 		{"datetime", "datetime"}, {"pathlib", "PosixPath"}, {"numpy", "ndarray"}, {"builtins", "set"}} {
 		if !pickle.Known(n[0], n[1]) {

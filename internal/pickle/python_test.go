@@ -139,7 +139,7 @@ var wanted = map[string]any{
 	"bytearrays": []any{call("builtins", "bytearray", []byte{}), call("builtins", "bytearray", []byte("a\x80\xff"))},
 }
 
-func TestDecodeWhatPythonWrote(t *testing.T) {
+func TestDecodePythonPickles(t *testing.T) {
 	seen := map[string]bool{}
 	for _, s := range samples(t) {
 		t.Run(fmt.Sprintf("%s-%d", s.Name, s.Protocol), func(t *testing.T) {
@@ -188,7 +188,7 @@ func TestEncodedSamplesDecodeToTheSame(t *testing.T) {
 	}
 }
 
-func TestArraysThatAreNotPlainStayRecords(t *testing.T) {
+func TestUnsupportedArraysStayObjects(t *testing.T) {
 	for _, s := range samples(t) {
 		if s.Name != "np_odd" {
 			continue
@@ -229,7 +229,7 @@ func TestSharedPartsStayShared(t *testing.T) {
 	}
 }
 
-func TestItemsOfLargeListsComeInOrder(t *testing.T) {
+func TestLargeListsKeepTheirOrder(t *testing.T) {
 	for _, s := range samples(t) {
 		if s.Name != "many" {
 			continue

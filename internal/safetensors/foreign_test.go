@@ -8,7 +8,7 @@ import (
 
 // The files were written by PyTorch 2.14 with safetensors 0.8: saved whole,
 // saved by one of three ranks, and consolidated from those ranks.
-func TestFilesOfTheLibraryAreRead(t *testing.T) {
+func TestDecodeLibraryFiles(t *testing.T) {
 	for name, sharded := range map[string]bool{
 		"torch-2.14-whole.safetensors":        false,
 		"torch-2.14-sharded.safetensors":      true,

@@ -70,7 +70,7 @@ func TestHeaderReadsAsWritten(t *testing.T) {
 	}
 }
 
-func TestTextIsPlainJSON(t *testing.T) {
+func TestHeaderTextIsJSON(t *testing.T) {
 	b, err := Encode(sample(), 64)
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestTextIsPlainJSON(t *testing.T) {
 	}
 }
 
-func TestAnyHeaderReadsAsWritten(t *testing.T) {
+func TestHeaderRoundTripProperty(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := &Header{Entries: drawEntries(t), Metadata: rapid.MapOf(rapid.String(), rapid.String()).Draw(t, "metadata")}
 		var data int64
@@ -130,7 +130,7 @@ func drawEntries(t *rapid.T) []Entry {
 	return out
 }
 
-func TestForeignTextIsRead(t *testing.T) {
+func TestDecodeForeignText(t *testing.T) {
 	for name, tc := range map[string]struct {
 		text string
 		data int
@@ -222,7 +222,7 @@ var abuse = map[string]struct {
 	"data too long":                {`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`, 3, "the file has 3"},
 }
 
-func TestAbuseIsRefused(t *testing.T) {
+func TestDecodeRefusesHostileHeaders(t *testing.T) {
 	for name, tc := range abuse {
 		t.Run(name, func(t *testing.T) {
 			_, err := decodeFile(fileOf(tc.text, tc.data))
@@ -255,7 +255,7 @@ func TestWrongLengthIsRefused(t *testing.T) {
 	})
 }
 
-func TestErrorsOfReadPass(t *testing.T) {
+func TestDecodeReturnsReadErrors(t *testing.T) {
 	for calls := range 2 {
 		n := 0
 		h := bytes.Repeat([]byte{' '}, 3*firstRead)
@@ -273,7 +273,7 @@ func TestErrorsOfReadPass(t *testing.T) {
 	}
 }
 
-func TestEncodeRefusesWhatDecodeWould(t *testing.T) {
+func TestEncodeRefusesInvalidHeaders(t *testing.T) {
 	u8 := func(name string, begin, end int64) Entry {
 		return Entry{Name: name, DType: "U8", Shape: []int64{end - begin}, Begin: begin, End: end}
 	}
@@ -302,7 +302,7 @@ func TestEncodeRefusesWhatDecodeWould(t *testing.T) {
 
 // A header has no checksum, so a changed byte may well give another valid one;
 // but never a panic, another error or a header that contradicts the file.
-func TestEveryChangedByteIsRefusedOrValid(t *testing.T) {
+func TestChangedBytesAreRefusedOrValid(t *testing.T) {
 	b, err := Encode(sample(), 8)
 	if err != nil {
 		t.Fatal(err)

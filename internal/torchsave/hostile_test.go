@@ -136,7 +136,7 @@ func (f forged) count(n uint16) {
 	put64(f.end64()[32:], uint64(n))
 }
 
-func TestZipTricks(t *testing.T) {
+func TestOpenRefusesZipTricks(t *testing.T) {
 	for name, c := range tricks {
 		t.Run(name, func(t *testing.T) {
 			b := good(t)
@@ -161,7 +161,7 @@ func archiveOf(t testing.TB, records ...string) []byte {
 
 const emptyDict = "\x80\x02}."
 
-func TestArchivesThatAreNotOurs(t *testing.T) {
+func TestOpenRefusesForeignArchives(t *testing.T) {
 	for name, c := range map[string]struct {
 		b    []byte
 		want error
@@ -213,7 +213,7 @@ func TestLargePickle(t *testing.T) {
 	}
 }
 
-func TestEveryTruncationIsRefused(t *testing.T) {
+func TestOpenRefusesTruncatedFiles(t *testing.T) {
 	for _, b := range [][]byte{good(t), fromTorch(t, "views.pt"), fromTorch(t, "views_legacy.pt")} {
 		for n := range b {
 			if _, err := Open(t.Context(), reader(b[:n]), int64(n)); !errors.Is(err, ErrMalformed) {
@@ -228,7 +228,7 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 
 // A byte that changed is noticed, or changes nothing: all but the tensors has a
 // checksum or stands there twice.
-func TestEveryChangeIsNoticedOrHarmless(t *testing.T) {
+func TestChangedBytesAreDetectedOrHarmless(t *testing.T) {
 	b := good(t)
 	f, err := Open(t.Context(), reader(b), int64(len(b)))
 	if err != nil {
@@ -252,7 +252,7 @@ func TestEveryChangeIsNoticedOrHarmless(t *testing.T) {
 
 // Archives that somebody packed again have no descriptors and no padding, and
 // sizes in the headers.
-func TestOrdinaryArchives(t *testing.T) {
+func TestOpenOrdinaryArchives(t *testing.T) {
 	b := ordinary("archive/data.pkl", "\x80\x02K\x07.", "archive/version", "3\n", "archive/data/0", "unused")
 	f, err := Open(t.Context(), reader(b), int64(len(b)))
 	if err != nil || f.Root != any(int64(7)) {
@@ -286,7 +286,7 @@ func ordinary(records ...string) []byte {
 }
 
 // A caller that gives up gets its own error, not one about the file.
-func TestOpenEndsWithItsContext(t *testing.T) {
+func TestOpenStopsWithContext(t *testing.T) {
 	for name, b := range map[string][]byte{"zip": good(t), "stream": fromTorch(t, "views_legacy.pt")} {
 		ctx, cancel := context.WithCancel(t.Context())
 		_, err := Open(ctx, func(_ context.Context, p []byte, off int64) error {

@@ -48,7 +48,7 @@ func view2(offset any, size, strides any) any {
 	return call("_rebuild_tensor_v2", id("storage", floats, "0", "cpu", int64(6)), offset, size, strides, false, hooks())
 }
 
-func TestLiesAboutStorages(t *testing.T) {
+func TestOpenRefusesInconsistentStorages(t *testing.T) {
 	for name, root := range map[string]any{
 		"not a tuple":                    pickle.PersistentID{ID: "storage"},
 		"of another kind":                id("module", floats, "0", "cpu", int64(6)),
@@ -137,7 +137,7 @@ func TestTensorsInsideOfTheirStorage(t *testing.T) {
 	}
 }
 
-func TestCallsThatMakeNoTensorStayCalls(t *testing.T) {
+func TestUnsupportedTensorCallsStayObjects(t *testing.T) {
 	tensor := thing("torch", "Tensor")
 	inner := value.Tuple{id("storage", floats, "0", "cpu", int64(6)), int64(0), ints(6), ints(1), false, hooks()}
 	v2 := thing("torch._utils", "_rebuild_tensor_v2")

@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-func TestEveryTypeComesBack(t *testing.T) {
+func TestDTypeRoundTrip(t *testing.T) {
 	want := map[string]any{}
 	for i, d := range tensor.DTypes() {
 		x, err := tensor.New(d, []int64{2, 3})
@@ -39,7 +39,7 @@ func TestEveryTypeComesBack(t *testing.T) {
 	}
 }
 
-func TestValuesComeBack(t *testing.T) {
+func TestValueRoundTrip(t *testing.T) {
 	x := of[float32](t, []int64{2}, 1, 2)
 	want := map[string]any{
 		"none": nil, "bool": true, "int": int64(-7), "big": new(big.Int).Lsh(big.NewInt(1), 90), "float": 0.5, "text": "ä☃", "bytes": []byte{0, 255},
@@ -57,7 +57,7 @@ func TestValuesComeBack(t *testing.T) {
 	}
 }
 
-func TestWhatStandsTwiceIsWrittenOnce(t *testing.T) {
+func TestSharedTensorsAreWrittenOnce(t *testing.T) {
 	x, s := of[float32](t, []int64{2}, 1, 2), &Slot{DType: tensor.Int8, Shape: []int64{3}}
 	v := newVirtual(t, lay(t, []any{x, s, x, value.Tuple{s}}))
 	f, err := Open(t.Context(), v.read, v.size)
@@ -74,7 +74,7 @@ func TestWhatStandsTwiceIsWrittenOnce(t *testing.T) {
 	}
 }
 
-func TestParametersComeBack(t *testing.T) {
+func TestParameterRoundTrip(t *testing.T) {
 	s := &Slot{DType: tensor.Float8E5M2, Shape: []int64{4}, Parameter: true, RequiresGrad: true}
 	v := newVirtual(t, lay(t, s))
 	f, err := Open(t.Context(), v.read, v.size)
@@ -110,7 +110,7 @@ func fill(t testing.TB, l *Layout, fn func(i int64) byte) []byte {
 }
 
 // A layout may be written again, with other content: checksums begin anew.
-func TestOthersReadWhatIsWritten(t *testing.T) {
+func TestForeignReadersReadHeaders(t *testing.T) {
 	l := lay(t, map[string]any{"a": &Slot{DType: tensor.Uint8, Shape: []int64{1000}}, "b": &Slot{DType: tensor.Uint8, Shape: []int64{0}}, "c": int64(1)})
 	for _, seed := range []int64{1, 2} {
 		b := fill(t, l, func(i int64) byte { return byte(i * seed) })
@@ -142,7 +142,7 @@ func TestOthersReadWhatIsWritten(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeWritten(t *testing.T) {
+func TestLayRefusesUnsupportedValues(t *testing.T) {
 	evil := &value.Object{Module: "os", Name: "system", Call: true, Args: value.Tuple{"true"}}
 	for name, v := range map[string]any{
 		"a call of somebody's": []any{evil}, "a tensor without a type": &Slot{Shape: []int64{1}},
@@ -197,7 +197,7 @@ func TestTensorsOfUnknownTypesAreRefused(t *testing.T) {
 }
 
 // Whatever tensors a value holds, in whatever section of a file: it comes back.
-func TestAnyTensorsComeBack(t *testing.T) {
+func TestTensorRoundTripProperty(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		want := []any{}
 		for range rapid.IntRange(0, 5).Draw(rt, "tensors") {

@@ -62,7 +62,7 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-func TestForgedStreams(t *testing.T) {
+func TestOpenRefusesForgedStreams(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(p *parts)
 		want error

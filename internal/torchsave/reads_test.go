@@ -127,7 +127,7 @@ func TestLargeFiles(t *testing.T) {
 	}
 }
 
-func TestReadErrorsComeBack(t *testing.T) {
+func TestOpenReturnsReadErrors(t *testing.T) {
 	v := newVirtual(t, lay(t, []any{&Slot{DType: tensor.Float32, Shape: []int64{1 << 20}}, &Slot{DType: tensor.Float32, Shape: []int64{1 << 20}}}))
 	broken := errors.New("broken")
 	for fail := int64(1); ; fail++ {
@@ -159,7 +159,7 @@ func TestTensorsAreBounded(t *testing.T) {
 }
 
 // Damage of a tensor that is all of a record is noticed when it is read.
-func TestReadingComparesChecksums(t *testing.T) {
+func TestReadVerifiesChecksums(t *testing.T) {
 	b, err := Marshal(map[string]any{"x": of[float32](t, []int64{2}, 1, 2)})
 	if err != nil {
 		t.Fatal(err)

@@ -144,7 +144,7 @@ func TestTensorsInsideOfValues(t *testing.T) {
 	}
 }
 
-func TestCheckFindsWhatChanged(t *testing.T) {
+func TestCheckDetectsChangedBytes(t *testing.T) {
 	b := fromTorch(t, "tensor.pt")
 	f, err := Open(t.Context(), reader(b), int64(len(b)))
 	if err != nil {

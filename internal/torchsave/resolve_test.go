@@ -65,7 +65,7 @@ func positive(x *tensor.Tensor) *tensor.Tensor {
 }
 
 // A conjugate that PyTorch has not computed is one all the same.
-func TestLazyTensorsShowTheirValues(t *testing.T) {
+func TestLazyTensorsAreResolved(t *testing.T) {
 	for _, name := range []string{"lazy.pt", "lazy_legacy.pt"} {
 		b := fromTorch(t, name)
 		if d := cmp.Diff(any(lazyShows(t)), unmarshal(t, b), sameNumbers); d != "" {

@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-func TestIOChecksWhatItMeasured(t *testing.T) {
+func TestIOBench(t *testing.T) {
 	for _, ranks := range []int{1, 3} {
 		r, err := IO(t.Context(), IOOptions{Dir: t.TempDir(), Bytes: 8 << 20, Ranks: ranks, Repeat: 1})
 		if err != nil {
@@ -25,7 +25,7 @@ func TestIOChecksWhatItMeasured(t *testing.T) {
 	}
 }
 
-func TestReshardReadsLittleMoreThanItNeeds(t *testing.T) {
+func TestReshardBench(t *testing.T) {
 	r, err := Reshard(t.Context(), ReshardOptions{Dir: t.TempDir(), Bytes: 125 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestReshardReadsLittleMoreThanItNeeds(t *testing.T) {
 	}
 }
 
-func TestOpenCountsWhatALookUpReads(t *testing.T) {
+func TestOpenBench(t *testing.T) {
 	r, err := OpenBench(t.Context(), OpenOptions{Dir: t.TempDir(), Chunks: 10_000, Repeat: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func TestOpenCountsWhatALookUpReads(t *testing.T) {
 	}
 }
 
-func TestNoSizeIsNoPanic(t *testing.T) {
+func TestBenchmarksRefuseInvalidSizes(t *testing.T) {
 	if _, err := Plan(t.Context(), PlanOptions{}); err == nil {
 		t.Error("Plan without ranks succeeded")
 	}
@@ -66,7 +66,7 @@ func TestNoSizeIsNoPanic(t *testing.T) {
 	}
 }
 
-func TestConvertChecksWhatItMeasured(t *testing.T) {
+func TestConvertBench(t *testing.T) {
 	for _, pair := range [][2]string{{"torchdcp", "hf"}, {"native", "torchdcp"}, {"hf", "native"}} {
 		r, err := Convert(t.Context(), ConvertOptions{Dir: t.TempDir(), Bytes: 8 << 20, From: pair[0], To: pair[1], Repeat: 1})
 		if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestGroupMeasuresWhatItWasAskedFor(t *testing.T) {
+func TestGroupBench(t *testing.T) {
 	r, err := Group(t.Context(), GroupOptions{
 		Ranks: []int{2, 9}, LatencyProcs: []int{2}, Calls: 20, GatherRanks: 10, GatherBytes: 100_000,
 		Procs: []int{2, 3}, Bytes: 1<<20 + 4, Repeat: 2, Self: self,
@@ -51,7 +51,7 @@ func TestGroupMeasuresWhatItWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestGroupSaysWhatWentWrongWithARank(t *testing.T) {
+func TestGroupBenchReportsRankError(t *testing.T) {
 	o := GroupOptions{Ranks: []int{2}, LatencyProcs: []int{2}, Calls: 1, GatherRanks: 2, Bytes: 1, Repeat: 1}
 	if _, err := Group(t.Context(), o); err == nil {
 		t.Error("Group that cannot start processes = nil; want an error")

@@ -2,7 +2,7 @@ package bench
 
 import "testing"
 
-func TestPlanCountsItemsAndReusesThePlan(t *testing.T) {
+func TestPlanBench(t *testing.T) {
 	r, err := Plan(t.Context(), PlanOptions{Ranks: 16, Tensors: 20})
 	if err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestTreeCountsMessages(t *testing.T) {
+func TestTreeBench(t *testing.T) {
 	const ranks, tensors = 100, 20
 	r, err := Tree(t.Context(), TreeOptions{PlanOptions: PlanOptions{Ranks: ranks, Tensors: tensors}, Arity: 3, Self: self})
 	if err != nil {
@@ -54,7 +54,7 @@ func TestTreeCountsMessages(t *testing.T) {
 	}
 }
 
-func TestTreeSaysWhatWentWrongWithTheOthers(t *testing.T) {
+func TestTreeBenchReportsRankErrors(t *testing.T) {
 	o := TreeOptions{PlanOptions: PlanOptions{Ranks: 3, Tensors: 1}}
 	for claim, self := range map[string][]string{
 		"no program": nil, "one that is not there": {"./not-there"}, "one that fails": {os.Args[0], childArg, "no job"},
@@ -70,7 +70,7 @@ func TestTreeSaysWhatWentWrongWithTheOthers(t *testing.T) {
 	}
 }
 
-func TestChildRefusesJobsThatAreNone(t *testing.T) {
+func TestChildRefusesInvalidJobs(t *testing.T) {
 	for _, job := range []string{"", "{}", `{"crowd": 1}`} {
 		if err := Child(t.Context(), job, os.Stdout); err == nil {
 			t.Errorf("Child(%q) = nil; want an error", job)

@@ -12,7 +12,7 @@ import (
 
 // While one conversion to DST runs, a second one is told so, and a plan is made
 // all the same.
-func TestSecondConversionIsToldOfTheFirst(t *testing.T) {
+func TestSecondConversionIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	src, dst := filepath.Join(dir, "model.safetensors"), filepath.Join(dir, "x")
 	header := `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`

@@ -35,7 +35,7 @@ func TestEdges(t *testing.T) {
 	}
 }
 
-func TestEdgesOfAnything(t *testing.T) {
+func TestEdgesProperty(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.Int64Range(1, 1<<20), 0, 8).Draw(rt, "sizes")
 		limit := rapid.Int64Range(1, 5000).Draw(rt, "limit")
@@ -82,7 +82,7 @@ func TestTextAsNumpyPrintsIt(t *testing.T) {
 	}
 }
 
-func TestNesting(t *testing.T) {
+func TestNester(t *testing.T) {
 	for _, c := range []struct {
 		shape []int64
 		json  bool
@@ -129,7 +129,7 @@ func TestElementsAsJSON(t *testing.T) {
 	}
 }
 
-func TestBars(t *testing.T) {
+func TestHistogramBars(t *testing.T) {
 	for got, want := range map[string]string{
 		bar(0, 100):   "",
 		bar(1, 1e9):   "▏",

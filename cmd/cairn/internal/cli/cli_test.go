@@ -66,7 +66,7 @@ func cornered(t *testing.T, what string) error {
 	return fmt.Errorf("%s: %w: %w", what, cairn.ErrCorrupt, fs.ErrNotExist)
 }
 
-func TestHintOfTheCallerCounts(t *testing.T) {
+func TestOutermostHintCounts(t *testing.T) {
 	var errOut bytes.Buffer
 	o := &output{err: &errOut}
 	cmd := newRootCmd()
@@ -95,7 +95,7 @@ func (c *canceller) Write(p []byte) (int, error) {
 	return c.Buffer.Write(p)
 }
 
-func TestInterruptedCommandsSaySo(t *testing.T) {
+func TestInterruptedCommands(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for _, at := range []string{"cairn demo", "save ", "load ", "crash "} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -108,7 +108,7 @@ func TestInterruptedCommandsSaySo(t *testing.T) {
 	}
 }
 
-func TestNothingButTextWithoutATerminal(t *testing.T) {
+func TestNoColorsWithoutTerminal(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	var out, errOut bytes.Buffer
 	if got := Main(t.Context(), []string{"demo", "--dir", "mem://plain", "--size", "64KiB", "--ranks", "2"}, &out, &errOut); got != 0 {
@@ -149,7 +149,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-func TestNumbersForPeople(t *testing.T) {
+func TestFormatNumbers(t *testing.T) {
 	for got, want := range map[string]string{
 		formatCount(999):        "999",
 		formatCount(1000):       "1.00 k",

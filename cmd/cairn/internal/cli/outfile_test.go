@@ -34,7 +34,7 @@ func holds(t *testing.T, dir string, want map[string]string) {
 	}
 }
 
-func TestOutputIsAllOrNothing(t *testing.T) {
+func TestOutputFileIsAtomic(t *testing.T) {
 	dir := t.TempDir()
 	name := filepath.Join(dir, "f")
 	if err := writeTo(t.Context(), name, say("old", nil)); err != nil {
@@ -86,7 +86,7 @@ func TestOutputBehindALink(t *testing.T) {
 }
 
 // No output replaces a file of the checkpoint that is read, under any name.
-func TestOutputIsNotPartOfTheCheckpoint(t *testing.T) {
+func TestOutputFileMustNotReplaceCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	ck := filepath.Join(dir, "ck")
 	if got := Main(t.Context(), strings.Fields("demo --keep --size 64KiB --ranks 1 --dir "+ck), io.Discard, io.Discard); got != 0 {

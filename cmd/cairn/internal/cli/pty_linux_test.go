@@ -153,7 +153,7 @@ func screen(t *testing.T, text string) string {
 
 // Results that go to a pipe draw their bars on the terminal that stderr is, and
 // --quiet and --json draw none.
-func TestBarsAreForTerminals(t *testing.T) {
+func TestProgressBarsOnlyOnTerminals(t *testing.T) {
 	a, _, _ := longNames(t)
 	for args, want := range map[string]bool{"verify": true, "verify --quiet": false, "verify --json": false, "digest": true, "stats": true} {
 		var out bytes.Buffer
@@ -213,7 +213,7 @@ func longNames(t *testing.T) (a, b, damaged string) {
 
 // Whatever the width of the terminal, a command prints the same words: no name is
 // shortened, and no column is left out.
-func TestTerminalsOfAnyWidthShowEverything(t *testing.T) {
+func TestTablesAtAnyWidth(t *testing.T) {
 	a, b, damaged := longNames(t)
 	for _, args := range [][]string{
 		{"ls", a}, {"ls", "-l", a}, {"inspect", a, "--depth", "all"}, {"inspect", a, "encoder"},

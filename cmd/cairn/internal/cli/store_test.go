@@ -55,7 +55,7 @@ func TestUnknownSchemeNamesTheKnown(t *testing.T) {
 	}
 }
 
-func TestFileByItself(t *testing.T) {
+func TestStoreOfSingleFile(t *testing.T) {
 	dir := t.TempDir()
 	for _, n := range []string{"f", "g"} {
 		if err := os.WriteFile(filepath.Join(dir, n), []byte(n), 0o666); err != nil {

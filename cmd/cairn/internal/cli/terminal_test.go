@@ -25,7 +25,7 @@ func (f *full) Write(p []byte) (int, error) {
 }
 
 // Whatever prints a result, a result that cannot be printed is an error.
-func TestResultsThatCannotBePrinted(t *testing.T) {
+func TestStdoutErrors(t *testing.T) {
 	var out, errOut bytes.Buffer
 	if got := Main(t.Context(), []string{"demo", "--dir", "mem://full", "--size", "64KiB", "--ranks", "1"}, &out, &errOut); got != 0 {
 		t.Fatalf("exit code %d: %s", got, &errOut)
@@ -85,7 +85,7 @@ w
 }
 
 // Nothing that is no terminal has a width, so that what is piped is never cut.
-func TestOnlyTerminalsHaveAWidth(t *testing.T) {
+func TestTerminalWidth(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 	if err != nil {
 		t.Fatal(err)

@@ -54,7 +54,7 @@ func (n *notes) Moved(b int64) {
 	n.moved += b
 }
 
-func TestDemoKeepsItsPromises(t *testing.T) {
+func TestDemo(t *testing.T) {
 	for name, c := range map[string]struct{ ranks, load int }{
 		"8 to 3": {8, 3}, "1 to 1": {1, 1}, "5 to 7": {5, 7},
 	} {
@@ -151,7 +151,7 @@ func TestDemoOnADisk(t *testing.T) {
 	}
 }
 
-func TestDemoNoticesFaults(t *testing.T) {
+func TestDemoDetectsFaults(t *testing.T) {
 	for claim, rule := range map[string]fault.Rule{
 		"a bit that flips on the way to the disk": {On: fault.Write, Nth: 3, Do: fault.Flip(12345)},
 		"a bit that flips on the way back":        {On: fault.Read, Nth: 12, Do: fault.Flip(54321)},
@@ -178,14 +178,14 @@ func (f forgetful) Create(ctx context.Context, name string, o *blob.CreateOption
 	return f.Store.Create(ctx, name, o)
 }
 
-func TestDemoNoticesALostCheckpoint(t *testing.T) {
+func TestDemoDetectsLostCheckpoint(t *testing.T) {
 	_, err := demo.Run(t.Context(), demo.Config{Store: forgetful{new(mem.Store)}, Bytes: demo.MinBytes, Ranks: 2, LoadRanks: 1})
 	if !errors.Is(err, cairn.ErrIncomplete) {
 		t.Errorf("Run = %v; want ErrIncomplete", err)
 	}
 }
 
-func TestDemoSparesWhatIsNotItsOwn(t *testing.T) {
+func TestDemoKeepsForeignFiles(t *testing.T) {
 	checkpoint, other, begun := new(mem.Store), new(mem.Store), new(mem.Store)
 	if _, err := cairn.Save(t.Context(), checkpoint, cairn.State{"x": 1}, nil); err != nil {
 		t.Fatal(err)
@@ -206,7 +206,7 @@ func TestDemoSparesWhatIsNotItsOwn(t *testing.T) {
 	}
 }
 
-func TestDemoRefusesAbsurdSizes(t *testing.T) {
+func TestDemoRefusesInvalidSizes(t *testing.T) {
 	for _, c := range []demo.Config{{Bytes: 1}, {Ranks: -1}, {LoadRanks: demo.MaxRanks + 1}} {
 		c.Store = new(mem.Store)
 		if _, err := demo.Run(t.Context(), c); err == nil {
@@ -234,7 +234,7 @@ func (s *stopper) End(step string, _ *demo.Report) {
 	}
 }
 
-func TestDemoEndsWithTheContext(t *testing.T) {
+func TestDemoStopsWithContext(t *testing.T) {
 	for _, at := range []string{"state", "save", "verify", "digest", "load", "compare", "behind load", "behind crash"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		store := new(mem.Store)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestSurvivorsMustNameTheDead(t *testing.T) {
+func TestCheckSurvivors(t *testing.T) {
 	died := time.Unix(1000, 0)
 	survivor := func(text string, gone ...int) answer {
 		return answer{outcome: &outcome{Error: text, Gone: gone}, ended: died.Add(time.Hour)}

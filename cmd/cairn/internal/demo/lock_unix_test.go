@@ -27,7 +27,7 @@ func (s *second) End(step string, r *demo.Report) {
 }
 
 // Two demos in one directory do not take each other for a fault of cairn.
-func TestOneDemoAtATime(t *testing.T) {
+func TestDemoLocksItsDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	store := func() *file.Store {
 		s, err := file.Open(dir, &file.Options{NoSync: true})

@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestContentIsTheSameFromAnywhere(t *testing.T) {
+func TestContentIsIndependentOfOffset(t *testing.T) {
 	c := newContent("a", 1, weightLook)
 	whole := make([]byte, 100)
 	c.fill(whole, 0)
@@ -32,7 +32,7 @@ func TestContentIsTheSameFromAnywhere(t *testing.T) {
 	}
 }
 
-func TestPartsTogetherAreTheWhole(t *testing.T) {
+func TestPartsCoverTensor(t *testing.T) {
 	s := &spec{fqn: "x", dtype: tensor.BFloat16, shape: []int64{7, 3, 5}, look: weightLook}
 	want := make([]byte, 7*3*5*2)
 	newContent("x", 9, weightLook).fill(want, 0)
@@ -89,7 +89,7 @@ func place(t *testing.T, whole *tensor.Tensor, part any) {
 	}
 }
 
-func TestMeshIsAsSquareAsItCanBe(t *testing.T) {
+func TestMeshOf(t *testing.T) {
 	for ranks, want := range map[int][2]int{1: {1, 1}, 7: {1, 7}, 8: {2, 4}, 12: {3, 4}, 16: {4, 4}} {
 		if got := meshOf(ranks); [2]int(got) != want {
 			t.Errorf("meshOf(%d) = %v; want %v", ranks, got, want)

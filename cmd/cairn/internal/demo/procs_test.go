@@ -58,7 +58,7 @@ func procs(t *testing.T, ranks, load int) (demo.Config, blob.Store) {
 	}, s
 }
 
-func TestProcessesKeepThePromises(t *testing.T) {
+func TestDemoProcesses(t *testing.T) {
 	for name, c := range map[string]struct{ ranks, load int }{"4 to 3": {4, 3}, "2 to 1": {2, 1}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -103,7 +103,7 @@ func checkKills(t *testing.T, rep *demo.Report, ranks int) {
 }
 
 // A program that does not play its part is noticed.
-func TestProcessesThatDoNotTakePart(t *testing.T) {
+func TestDemoDetectsMissingProcesses(t *testing.T) {
 	for claim, env := range map[string]string{
 		"one that says nothing":           dirVariable + "=",
 		"one that cannot read the folder": dirVariable + "=/dev/null/x",
@@ -116,7 +116,7 @@ func TestProcessesThatDoNotTakePart(t *testing.T) {
 	}
 }
 
-func TestProcessesEndWithTheContext(t *testing.T) {
+func TestDemoProcessesStopWithContext(t *testing.T) {
 	for _, at := range []string{"save", "behind kill", "load"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		cfg, store := procs(t, 2, 1)
@@ -137,7 +137,7 @@ func TestProcessesEndWithTheContext(t *testing.T) {
 	}
 }
 
-func TestProcessesRefuseAbsurdNumbers(t *testing.T) {
+func TestDemoProcessesRefuseInvalidNumbers(t *testing.T) {
 	for _, n := range []struct{ ranks, load int }{{1, 1}, {2, demo.MaxProcs + 1}, {2, -1}} {
 		cfg, _ := procs(t, n.ranks, n.load)
 		if rep, err := demo.RunProcs(t.Context(), cfg); err == nil {
@@ -146,7 +146,7 @@ func TestProcessesRefuseAbsurdNumbers(t *testing.T) {
 	}
 }
 
-func TestTasksThatMakeNoSense(t *testing.T) {
+func TestRunRankRefusesInvalidTasks(t *testing.T) {
 	if err := demo.RunRank(t.Context(), nil, "{", os.Stdout); err == nil {
 		t.Error("RunRank of no task = nil; want an error")
 	}

@@ -94,7 +94,7 @@ func (l *late) Write(b []byte) (int, error) {
 }
 
 // What a rank has printed before it is killed is written.
-func TestLastWordsOfTheKilled(t *testing.T) {
+func TestOutputOfKilledRanks(t *testing.T) {
 	c, _, _ := self(t, 1, "talk")
 	signals := make(chan os.Signal, 2)
 	w := &late{file: filepath.Join(t.TempDir(), "printed"), call: func() {

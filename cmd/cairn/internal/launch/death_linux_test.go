@@ -48,7 +48,7 @@ func init() {
 const connected = 6
 
 // A rank that was killed is named, and not one of those that ended because of it.
-func TestTheKilledRankIsNamed(t *testing.T) {
+func TestKilledRankIsNamed(t *testing.T) {
 	for i := range 10 {
 		c, _, _ := self(t, connected, "connected")
 		c.Env = append(c.Env, fileVariable+"="+filepath.Join(t.TempDir(), "s"))
@@ -62,7 +62,7 @@ func TestTheKilledRankIsNamed(t *testing.T) {
 }
 
 // Ranks do not outlive a launcher that is killed.
-func TestRanksEndWithTheLauncher(t *testing.T) {
+func TestRanksDieWithLauncher(t *testing.T) {
 	cmd := exec.CommandContext(limited(t), os.Args[0])
 	cmd.Env = append(os.Environ(), roleVariable+"=launcher")
 	out, err := cmd.StdoutPipe()

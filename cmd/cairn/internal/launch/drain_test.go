@@ -27,7 +27,7 @@ func (s *slow) Write(b []byte) (int, error) {
 const never = 1000 * time.Hour
 
 // The processes of these jobs have ended, and ten lines are yet to be written.
-func TestReadersThatTakeTheirTime(t *testing.T) {
+func TestSlowOutputReader(t *testing.T) {
 	cause := errors.New("enough")
 	for _, c := range []struct {
 		claim   string
@@ -87,7 +87,7 @@ func TestReadersThatTakeTheirTime(t *testing.T) {
 }
 
 // A write that is left behind does not read memory that is used again.
-func TestWritesThatAreLeftBehind(t *testing.T) {
+func TestAbandonedWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, w := newPrinter(), &slow{each: time.Hour}
 		go p.run()

@@ -18,7 +18,7 @@ func (n numbers) group(id int) *group {
 }
 
 // A number that was free once is never looked at, nor sent a signal, again.
-func TestNumbersOfOthersAreLeftAlone(t *testing.T) {
+func TestReusedGroupNumbersAreNotSignalled(t *testing.T) {
 	for claim, c := range map[string]struct {
 		left int // processes that the leader leaves behind
 		note func(g *group)

@@ -136,7 +136,7 @@ func TestRanksMeetByTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestPlaceAndSecretAreDrawn(t *testing.T) {
+func TestRandomPortAndSecret(t *testing.T) {
 	t.Setenv("CAIRN_SECRET", "")
 	seen := map[string]bool{}
 	for _, unix := range []bool{false, false, true} {
@@ -225,7 +225,7 @@ func TestOutputByRank(t *testing.T) {
 	}
 }
 
-func TestLinesWithoutEndAreCut(t *testing.T) {
+func TestLongLinesAreCut(t *testing.T) {
 	c, out, _ := self(t, 2, "wide")
 	if _, err := launch.Run(limited(t), c); err != nil {
 		t.Fatal(err)
@@ -243,7 +243,7 @@ func TestLinesWithoutEndAreCut(t *testing.T) {
 	}
 }
 
-func TestOnlyTheFirstRankReads(t *testing.T) {
+func TestStdinGoesToFirstRank(t *testing.T) {
 	c, out, _ := self(t, 2, "read")
 	c.Stdin = strings.NewReader("words")
 	if _, err := launch.Run(limited(t), c); err != nil {
@@ -254,7 +254,7 @@ func TestOnlyTheFirstRankReads(t *testing.T) {
 	}
 }
 
-func TestOneThatFailsEndsAll(t *testing.T) {
+func TestFailureEndsAllRanks(t *testing.T) {
 	c, _, _ := self(t, 3, "fail")
 	var told []string
 	c.Notify = func(text string) { told = append(told, text) }
@@ -279,7 +279,7 @@ func TestOneThatFailsEndsAll(t *testing.T) {
 	}
 }
 
-func TestOthersMayGoOn(t *testing.T) {
+func TestKeepGoing(t *testing.T) {
 	c, out, _ := self(t, 3, "fail and let go on")
 	file := filepath.Join(t.TempDir(), "told")
 	c.Env = append(c.Env, fileVariable+"="+file)
@@ -298,7 +298,7 @@ func TestOthersMayGoOn(t *testing.T) {
 	}
 }
 
-func TestNothingIsStartedWhere(t *testing.T) {
+func TestRunRefusesInvalidConfig(t *testing.T) {
 	for claim, c := range map[string]launch.Config{
 		"there are no processes":         {N: 0, Command: []string{"x"}},
 		"there are too many":             {N: launch.MaxProcesses + 1, Command: []string{"x"}},

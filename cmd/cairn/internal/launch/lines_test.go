@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestLinesAreWhole(t *testing.T) {
+func TestLinesAreWrittenWhole(t *testing.T) {
 	long := strings.Repeat("x", maxLine)
 	for _, c := range []struct{ claim, in, want string }{
 		{"nothing", "", ""},

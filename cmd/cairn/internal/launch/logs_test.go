@@ -33,7 +33,7 @@ func logDir(t *testing.T, files ...string) (string, func() []string) {
 	}
 }
 
-func TestLogsOfAnEarlierJob(t *testing.T) {
+func TestLogsOfEarlierJobAreKept(t *testing.T) {
 	for claim, files := range map[string][]string{
 		"of a rank of this one":         {"0.out"},
 		"of the other stream":           {"1.err"},
@@ -78,7 +78,7 @@ func TestLogsOfOtherHostsStay(t *testing.T) {
 }
 
 // A job that never began leaves no logs that would be in the way of the next.
-func TestLogsOfAJobThatNeverBegan(t *testing.T) {
+func TestLogsOfFailedStartAreRemoved(t *testing.T) {
 	dir, names := logDir(t)
 	c, _, _ := self(t, 2, "print")
 	c.LogDir, c.Env = dir, append(c.Env, "A=\x00")

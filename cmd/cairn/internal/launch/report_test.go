@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestExitsInWords(t *testing.T) {
+func TestExitString(t *testing.T) {
 	for want, e := range map[string]Exit{
 		"exited with code 3 at once":        {Code: 3, Seconds: 0.0004},
 		"exited with code 3 after 1ms":      {Code: 3, Seconds: 0.001},
@@ -26,7 +26,7 @@ func TestExitsInWords(t *testing.T) {
 }
 
 // Of ranks that end at once the cause comes first, however the launcher noticed.
-func TestCausesComeFirst(t *testing.T) {
+func TestFirstFailureIsTheCause(t *testing.T) {
 	at := func(ms int) time.Time { return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond) }
 	for claim, c := range map[string]struct {
 		exits []Exit

@@ -164,7 +164,7 @@ func TestExitCodeOfASignal(t *testing.T) {
 }
 
 // A rank that was killed is named so, and one that is stopped ends all the same.
-func TestRanksThatAreKilledOrStopped(t *testing.T) {
+func TestKilledAndStoppedRanks(t *testing.T) {
 	for role, want := range map[string]string{"killed": "rank 1 was ended by SIGKILL after ", "stopped": "rank 1 exited with code 1 after "} {
 		c, _, _ := self(t, 3, role)
 		rep, err := launch.Run(limited(t), c)
@@ -195,7 +195,7 @@ func TestContextEndsAJob(t *testing.T) {
 }
 
 // A reader that has gone ends the job in order, and is noticed after that too.
-func TestReaderThatHasGone(t *testing.T) {
+func TestOutputReaderCloses(t *testing.T) {
 	for role, want := range map[string]string{
 		"heed":  "the job was ended: the output has no reader any more",
 		"print": "the output has no reader any more",
@@ -237,7 +237,7 @@ func TestSignalThatEndsTheContext(t *testing.T) {
 }
 
 // What ranks leave behind ends too.
-func TestNothingIsLeftBehind(t *testing.T) {
+func TestDescendantsAreEnded(t *testing.T) {
 	for _, role := range []string{"parent of wait", "parent of stubborn"} {
 		c, out, _ := self(t, 2, role)
 		var told []string
@@ -269,7 +269,7 @@ func gone(group int) bool {
 }
 
 // A process that has left the group and keeps the output open is not waited for.
-func TestStrangersAreNotWaitedFor(t *testing.T) {
+func TestProcessesOutsideGroupAreNotAwaited(t *testing.T) {
 	c, out, _ := self(t, 1, "parent of stranger")
 	rep, err := launch.Run(limited(t), c)
 	var pid int
@@ -281,7 +281,7 @@ func TestStrangersAreNotWaitedFor(t *testing.T) {
 	}
 }
 
-func TestProgramsGetFilesAsTheyAre(t *testing.T) {
+func TestFilesArePassedToProcesses(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
