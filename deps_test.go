@@ -40,8 +40,7 @@ var layers = []struct{ name, imports string }{
 	{"blob/meter", "blob"},
 	{"blob/blobtest", "blob"},
 	{"internal/bufpool", "blob"},
-	{"internal/crcjoin", ""},
-	{"internal/crc32c", "internal/crcjoin"},
+	{"internal/crc32c", ""},
 
 	// Ranks.
 	{"group/grouptest", "group"},
@@ -72,7 +71,7 @@ var layers = []struct{ name, imports string }{
 	{"storage", "blob internal/wire meta plan tensor"},
 	{"storage/datafile", "blob internal/bufpool internal/crc32c internal/work plan storage tensor"},
 	{"storage/publish", "blob meta plan storage storage/datafile"},
-	{"storage/reading", "blob internal/bufpool internal/crcjoin internal/work meta plan storage tensor"},
+	{"storage/reading", "blob internal/bufpool internal/crc32c internal/work meta plan storage tensor"},
 	{"storage/native", "blob internal/crc32c internal/safetensors internal/wire internal/work meta plan storage storage/datafile storage/publish storage/reading tensor"},
 	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/datafile storage/publish"},
 	{"storage/torchfile", "blob internal/torchsave internal/work meta plan storage storage/datafile storage/publish storage/reading tensor value"},

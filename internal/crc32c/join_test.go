@@ -1,6 +1,7 @@
 package crc32c
 
 import (
+	"hash/crc32"
 	"math"
 	"testing"
 
@@ -42,4 +43,15 @@ func TestJoinWithNothing(t *testing.T) {
 	if got := Join(0, crc, 9); got != crc {
 		t.Errorf("Join(0, crc, 9) = %#08x; want %#08x", got, crc)
 	}
+}
+
+func TestJoinIEEE(t *testing.T) {
+	p := noise(5000)
+	rapid.Check(t, func(t *rapid.T) {
+		cut := rapid.IntRange(0, len(p)).Draw(t, "cut")
+		got := JoinIEEE(crc32.ChecksumIEEE(p[:cut]), crc32.ChecksumIEEE(p[cut:]), int64(len(p)-cut))
+		if want := crc32.ChecksumIEEE(p); got != want {
+			t.Errorf("JoinIEEE = %#08x; want %#08x", got, want)
+		}
+	})
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/cairn-ckpt/cairn/internal/crcjoin"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -190,7 +190,7 @@ func (p *partial) insert(x span) bool {
 }
 
 func join(a, b span) span {
-	return span{a.begin, b.end, crcjoin.IEEE.Join(a.crc, b.crc, b.end-b.begin)}
+	return span{a.begin, b.end, crc32c.JoinIEEE(a.crc, b.crc, b.end-b.begin)}
 }
 
 // trim forgets what is too much: a record in too many pieces, and the records
