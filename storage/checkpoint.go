@@ -24,8 +24,8 @@ type Checkpoint interface {
 	// allows. For a name of Metadata.Missing it returns an error.
 	Find(ctx context.Context, fqn string) (*meta.Entry, bool, error)
 	// CheckHeld returns an error that wraps ErrCorrupt unless the files that
-	// hold e are large enough for what the metadata says: a reader that is about
-	// to make room for a large tensor asks first.
+	// hold e are large enough for it. Readers call it before they take memory for
+	// a large tensor.
 	CheckHeld(ctx context.Context, e *meta.Entry) error
 	// CheckFiles returns an error that wraps ErrCorrupt if the format records the
 	// sizes of the data files and a file is missing or has another size. Ranks that
@@ -36,9 +36,9 @@ type Checkpoint interface {
 	// part of it that p needs. Read also works after Close.
 	Read(ctx context.Context, md *meta.Metadata, p *plan.LoadPlan, dst Receiver, o ReadOptions) (ReadStats, error)
 	// Verify reads every byte of the checkpoint and checks what the format lets
-	// it check. All that is wrong is in the report; the error is for what could
-	// not be checked at all. progress, if not nil, is told of the bytes that
-	// were read.
+	// it check. The report lists everything that is wrong; the error means that
+	// the check could not be made. progress, if not nil, receives the number of
+	// bytes that were read.
 	Verify(ctx context.Context, progress func(bytes int64)) (*VerifyReport, error)
 	Close() error
 }
@@ -83,28 +83,28 @@ func (o *ReadOptions) Workers() int {
 }
 
 // Journal remembers which files of a save are finished, so that a save that was
-// interrupted and is made again, with the same plans and the same save id, goes
-// on where it ended. Its methods are safe for concurrent use.
+// interrupted and is made again, with the same plans and the same save id, does
+// not write them again. Its methods are safe for concurrent use.
 type Journal interface {
-	// Finished returns the results that were noted for a file, if the file is
-	// still there in its size.
+	// Finished returns the results that were noted for a file, if the file still
+	// exists and has its size.
 	Finished(ctx context.Context, file string) (*WriteResults, bool, error)
 	// Note keeps the results of a file that is complete and durable.
 	Note(ctx context.Context, file string, r *WriteResults) error
 }
 
-// VerifyReport says what a full check of a checkpoint found.
+// VerifyReport is the result of a full check of a checkpoint.
 type VerifyReport struct {
 	// Files, Chunks and Bytes count what was checked.
 	Files  int   `json:"files"`
 	Chunks int64 `json:"chunks"`
 	Bytes  int64 `json:"bytes"`
-	// Unsummed is how many of the bytes of tensors and values have no checksum in
-	// this format: they could be read, and nobody can say more.
+	// Unsummed is how many bytes of tensors and values have no checksum in this
+	// format: the check read them and could not compare them.
 	Unsummed int64 `json:"bytes_without_checksum"`
 	// Notes are meta.Storage.Notes: what the format does not let any reader check.
 	Notes []string `json:"notes,omitempty"`
-	// Problems are all that is wrong. None: the checkpoint is whole.
+	// Problems is everything that is wrong. Empty: the checkpoint is whole.
 	Problems []VerifyProblem `json:"problems"`
 }
 

@@ -24,8 +24,8 @@ var (
 	// ErrVersion reports a checkpoint in a version of the format that this
 	// program cannot read.
 	ErrVersion = errors.New("unsupported format version")
-	// ErrUncertain reports a commit of which nobody can tell whether it took
-	// place. Nothing that it may need is removed.
+	// ErrUncertain reports a commit that may or may not have taken place. No file
+	// that the new checkpoint may need is removed.
 	ErrUncertain = errors.New("commit is uncertain")
 	// ErrChanged reports a checkpoint that was replaced while it was being
 	// loaded. Loading again loads the new one.
@@ -101,11 +101,10 @@ func (e *FileError) Problem() VerifyProblem {
 var ErrNotRepresentable = errors.New("the format cannot hold it")
 
 // NotRepresentable is the error of one name that a format cannot hold. It wraps
-// ErrNotRepresentable. Writers that find several return them joined, so that
-// whoever asks learns of all of them at once.
+// ErrNotRepresentable. Writers that find several return them joined.
 type NotRepresentable struct {
 	FQN string
-	// Why says what it is that the format cannot hold.
+	// Why names the thing that the format cannot hold.
 	Why string
 }
 
@@ -118,11 +117,11 @@ func (e *NotRepresentable) Error() string {
 func (e *NotRepresentable) Unwrap() error { return ErrNotRepresentable }
 
 // ValueChecker is implemented by writers whose format cannot hold every value.
-// What can be told from the plan alone a writer refuses in PrepareLocalPlan; what
-// depends on the value is asked here, before anything is written.
+// PrepareLocalPlan refuses what can be seen in the plan. CheckValue looks at the
+// value itself, before anything is written.
 type ValueChecker interface {
-	// CheckValue returns an error, a *NotRepresentable where it is that, unless
-	// the value that data encodes can be written. It may be called at any time,
+	// CheckValue returns an error unless the value that data encodes can be
+	// written: a *NotRepresentable if the format cannot hold it. It may be called at any time,
 	// from several goroutines at once.
 	CheckValue(it *plan.WriteItem, data []byte) error
 }

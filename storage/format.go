@@ -29,7 +29,7 @@ type WriteOptions struct {
 	// time, at most MaxFilesPerRank. Zero: the format's default, which is 1 or 2.
 	FilesPerRank int
 	// BufferBytes bounds the host memory that a rank uses for bytes on their way
-	// to the store, down to 512 KiB, which it always takes. Zero: 1 GiB.
+	// to the store, down to 512 KiB, which it always takes. Zero: DefaultBufferBytes.
 	BufferBytes int64
 	// FailIfExists refuses to replace a checkpoint, including one that appears
 	// while this one is written.
@@ -64,7 +64,7 @@ func (o *WriteOptions) Check() error {
 func (o WriteOptions) WithDefaults() WriteOptions {
 	o.FilesPerRank = max(1, o.FilesPerRank)
 	if o.BufferBytes <= 0 {
-		o.BufferBytes = 1 << 30
+		o.BufferBytes = DefaultBufferBytes
 	}
 	if o.SweepAfter == 0 {
 		o.SweepAfter = 24 * time.Hour

@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// WriteResults says where one rank's items went.
+// WriteResults are the places of the items that one rank wrote.
 type WriteResults struct {
 	// Items holds one result for each item of the rank's final plan, in any
 	// order.
@@ -21,7 +21,7 @@ type WriteResults struct {
 	Files []File
 }
 
-// WriteResult says where one item's bytes are.
+// WriteResult is the place of the bytes of one item.
 type WriteResult struct {
 	Index meta.Index
 	// Inline holds the bytes of a small value that goes into the index.
@@ -34,8 +34,8 @@ type File struct {
 	Name   string
 	Size   int64
 	CRC32C uint32
-	// Unsummed says that nobody knows the checksum: the file is of an open
-	// checkpoint whose format keeps none.
+	// Unsummed means that the format records no checksum of the file. CRC32C is
+	// not set then.
 	Unsummed bool
 }
 

@@ -13,39 +13,39 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// Session says who takes part in a save or load.
+// Session describes a save or load to one of its ranks.
 type Session struct {
 	Rank, Size int
 	// Coordinator is set on the one rank that plans globally and commits.
 	Coordinator bool
 	// Storage describes the checkpoint being saved: the same on every rank.
 	Storage meta.Storage
-	// Progress, if not nil, is told of what was moved, in bytes of the plan's
-	// items: when WriteData or ReadData returns nil, it was told of all that had
-	// to be written, or read from files. It is called from several goroutines
-	// at once.
+	// Progress, if not nil, receives the number of bytes of the plan's items that
+	// were moved. When WriteData or ReadData returns nil, the sum is that of all
+	// items that had to be written, or read from files. It is called from several
+	// goroutines at once.
 	Progress func(bytes int64)
-	// Warn, if not nil, is told of what went wrong without harm, such as an old
-	// file that could not be removed.
+	// Warn, if not nil, receives errors that do not make the save or load fail,
+	// such as that of an old file that could not be removed.
 	Warn func(err error)
-	// Journal, if not nil, remembers the finished files of a save that may have
-	// to be continued: a writer asks it before it writes a file, and tells it
-	// after.
+	// Journal, if not nil, keeps the results of finished files of a save that may
+	// be interrupted and continued. A writer calls Finished before it writes a
+	// file, and Note after.
 	Journal Journal
 }
 
 // Writer carries a save out. The calls come in the order in which the methods
-// are listed; PrepareGlobalPlan and Finish on the coordinator only, the others
-// on every rank. A Writer serves one save at a time.
+// are listed: PrepareGlobalPlan and Finish on the coordinator only, the other
+// methods on every rank. A Writer serves one save at a time.
 type Writer interface {
 	// SetUp begins a save.
 	SetUp(ctx context.Context, s Session) error
-	// PrepareLocalPlan may amend this rank's plan before it is gathered. It is
-	// also where a writer refuses a place it cannot write to.
+	// PrepareLocalPlan may amend this rank's plan before it is gathered. It
+	// also returns an error if the writer cannot write to the place.
 	PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error)
-	// PrepareGlobalPlan may amend the ranks' final plans, in rank order. Where
-	// plans are reused (see plan.Cache) it is called only if one has changed, so
-	// what it adds must not depend on the save.
+	// PrepareGlobalPlan may amend the ranks' final plans, in rank order. If
+	// plans are reused (see plan.Cache), it is called only if one has changed, so
+	// its additions must not depend on the save.
 	PrepareGlobalPlan(ctx context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error)
 	// WriteData writes the plan's items, whose bytes data resolves. When it
 	// returns they are durable, and not yet part of any checkpoint.
@@ -88,7 +88,7 @@ type Reader interface {
 	// PrepareGlobalPlan may amend the ranks' final plans, in rank order.
 	PrepareGlobalPlan(ctx context.Context, ps []*plan.LoadPlan) ([]*plan.LoadPlan, error)
 	// ReadData reads the plan's items and hands them to dst. It returns once
-	// everything was handed over and verified. Where ranks read for each other
+	// everything was handed over and verified. If ranks read for each other,
 	// it may be called more than once, each time with other items.
 	ReadData(ctx context.Context, p *plan.LoadPlan, dst Receiver) (ReadStats, error)
 }
@@ -104,8 +104,7 @@ type Receiver interface {
 type ReadStats struct {
 	// Needed is the number of bytes the items asked for.
 	Needed int64 `json:"bytes_needed"`
-	// Rounded is Needed rounded out to whole checksummed blocks, where they were
-	// read.
+	// Rounded is Needed rounded out to whole tiles, if the format has them.
 	Rounded int64 `json:"bytes_rounded"`
 	// Read is the number of bytes read from data files.
 	Read int64 `json:"bytes_read"`

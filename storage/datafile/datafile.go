@@ -37,9 +37,9 @@ func (f *File) Size() int64 {
 }
 
 // Part is a run of bytes of a file. Exactly one of Literal, Item, Tail and Parts
-// says what they are; a part of length zero may have none of them.
+// makes them; a part of length zero may have none of them.
 type Part struct {
-	// Length is the number of bytes, known before any of them is.
+	// Length is the number of bytes. It is known before the bytes are.
 	Length int64
 	// Literal are the bytes themselves.
 	Literal []byte
@@ -52,11 +52,11 @@ type Part struct {
 	// a file of very many does not hold them all. They are not used any more when
 	// Parts of the next part is called. Pass and End are nil then.
 	Parts func() ([]Part, error)
-	// Pass, if not nil, is shown the bytes as they pass, in order; from is where
-	// p begins in the part. It must not keep or change p.
+	// Pass, if not nil, is called with the bytes in order; from is the offset of p
+	// in the part. It must not keep or change p.
 	Pass func(p []byte, from int64)
-	// End, if not nil, is called when all of them have passed, also of a part
-	// without any.
+	// End, if not nil, is called after the last byte, also for a part without
+	// bytes.
 	End func()
 }
 

@@ -28,7 +28,7 @@ type dataFile struct {
 	name   string
 	size   int64
 	header *safetensors.Header
-	// sharding says where the file's chunks lie in their tensors, by key. Nil:
+	// sharding has the places of the file's chunks in their tensors, by key. Nil:
 	// the file says nothing of it, its tensors are whole.
 	sharding map[string]shardingInfo
 }
@@ -109,7 +109,7 @@ type shardingInfo struct {
 	Offsets []int64 `json:"saved_offsets"`
 }
 
-// decodeSharding reads where the chunks of a file lie in their tensors.
+// decodeSharding reads the places of the chunks of a file in their tensors.
 func decodeSharding(text string) (map[string]shardingInfo, error) {
 	var m map[string]shardingInfo
 	if err := json.Unmarshal([]byte(text), &m); err != nil {
@@ -141,7 +141,7 @@ func (f *dataFile) boxOf(e *safetensors.Entry) (tensor.Box, error) {
 	return tensor.Box{Offsets: append([]int64{}, info.Offsets...), Sizes: e.Shape}, nil
 }
 
-// atOrigin reports whether a box begins where its tensor does.
+// atOrigin reports whether a box begins at the origin of its tensor.
 func atOrigin(b tensor.Box) bool {
 	return !slices.ContainsFunc(b.Offsets, func(o int64) bool { return o != 0 })
 }
@@ -410,7 +410,7 @@ func commitOf(s meta.Storage, entries []meta.Entry, results []*storage.WriteResu
 func (c *commit) lists() bool { return c != nil && len(c.Files) > 0 }
 
 // compareSizes returns the files that have the sizes that the commit lists, and
-// adds the others to l.
+// adds the other files to l.
 func (c *commit) compareSizes(files []*dataFile, l reading.Lost) []*dataFile {
 	return slices.DeleteFunc(files, func(f *dataFile) bool {
 		if f.size == c.Files[f.name] {

@@ -1,9 +1,8 @@
 // Package hf reads and writes safetensors as the field lays them out: one file,
 // several with an index, or PyTorch's distributed form in which every rank has
-// files of its own. It refuses to guess: a folder whose files contradict each
-// other, or of which several checkpoints could be read, is an error with a name.
-// The contract is at Open and Writer, and that of the files in package
-// internal/safetensors.
+// files of its own. It does not guess: it returns an error for a folder whose files
+// contradict each other, or that may hold several checkpoints. The contract is at
+// Format. Package internal/safetensors decodes the headers of the files.
 package hf
 
 import (

@@ -89,7 +89,7 @@ func (s *source) read(ctx context.Context, dir *folder, file string) ([]*dataFil
 	return s.listed(ctx, dir, names)
 }
 
-// noteAlone is the note about a file that is read without the others of its
+// noteAlone is the note about a file that is read without the other files of its
 // checkpoint.
 const noteAlone = "this file is one of several: tensors in the other files are not shown, and a tensor may be a piece of a larger one"
 
@@ -194,7 +194,7 @@ func (s *source) add(name string, size int64) {
 	s.files = append(s.files, storage.File{Name: name, Size: size, Unsummed: true})
 }
 
-// chunk says where a chunk lies.
+// chunk is reading.Source.Chunk.
 func (s *source) chunk(_ context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
 	if m := s.made[e.FQN]; m != nil {
 		return reading.Chunk{Maker: m}, nil
@@ -252,7 +252,7 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.Los
 }
 
 // gatherAll returns the entries of all tensors of files: of a single one, or of
-// several that all say where their chunks lie.
+// several files whose headers all have the places of their chunks.
 func gatherAll(files []*dataFile) ([]meta.Entry, error) {
 	g, err := gather(files)
 	if err != nil {

@@ -50,7 +50,7 @@ func readConfig(ctx context.Context, store blob.Store) (quantConfig, error) {
 }
 
 // decodeConfig returns what a configuration says of quantisation, with the
-// defaults where it says nothing.
+// defaults for what it does not contain.
 func decodeConfig(b []byte) (quantConfig, error) {
 	var doc struct {
 		Quant *quantConfig `json:"quantization_config"`
@@ -127,7 +127,7 @@ func (s *source) dequantize(ctx context.Context, dir *folder, to tensor.DType) e
 type pairing func(weight, scale *meta.Entry) (reading.Maker, []int64, error)
 
 // pair returns the scales of an entry and what makes numbers of the two, or none
-// where the entry is not quantised.
+// if the entry is not quantised.
 func (s *source) pair(e *meta.Entry, conf quantConfig) (*meta.Entry, pairing, error) {
 	d := e.Tensor.DType
 	if scale, ok := s.md.Find(e.FQN + scaleInv); ok && isFloat8(d) {

@@ -72,7 +72,7 @@ type archive struct {
 	store blob.Store
 	files map[string]*container // files of tensors
 	sizes map[string]int64      // of all data files that are there
-	// parts says where chunks lie that are not a whole tensor of a file, by the
+	// parts are the places of chunks that are not a whole tensor of a file, by the
 	// name and the number of the chunk.
 	parts map[chunkKey]reading.Region
 }
@@ -124,8 +124,8 @@ func (a *archive) openOne(ctx context.Context, name string) (*container, error) 
 	return c, err
 }
 
-// place fills in where the chunks lie, as far as they can be found: the metadata
-// names the files only.
+// place fills in the places of the chunks, as far as they can be found: the
+// metadata names only their files.
 func (a *archive) place(md *meta.Metadata) {
 	md.Entries = slices.Clone(md.Entries)
 	for k := range md.Entries {
@@ -172,7 +172,7 @@ func (a *archive) find(e *meta.Entry, i int) (*held, error) {
 	return &h, nil
 }
 
-// chunk says where chunk i of a tensor lies.
+// chunk is reading.Source.Chunk.
 func (a *archive) chunk(_ context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
 	if at, ok := a.parts[chunkKey{e.FQN, i}]; ok {
 		return reading.Chunk{Region: &at}, nil

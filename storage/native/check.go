@@ -151,7 +151,7 @@ func newScanItem(id reading.ChunkID) *scanItem {
 }
 
 // sortItems puts items in the order in which a scan comes to them: empty ones
-// before the one that begins where they stand.
+// before the item that begins at the same offset.
 func sortItems(items []*scanItem) {
 	slices.SortStableFunc(items, func(a, b *scanItem) int {
 		return cmp.Or(cmp.Compare(a.loc.Offset, b.loc.Offset), cmp.Compare(a.loc.Length, b.loc.Length))

@@ -117,7 +117,7 @@ type span struct {
 // width returns the bytes of a span's row.
 func (g grid) width(s span) int64 { return min(s.band1*g.band, g.pitch) - s.band0*g.band }
 
-// start returns where the span begins in the chunk.
+// start returns the offset of the span in the chunk.
 func (g grid) start(s span) int64 { return s.row0*g.pitch + s.band0*g.band }
 
 // bytes returns the bytes of the span.
@@ -169,7 +169,7 @@ func (v *spanSums) match(chunk []uint32) bool {
 
 // cover returns the spans that hold every element of box, a box of a chunk of
 // the given sizes, no tile twice, each span at most most bytes long unless a
-// single tile, or the wanted tiles of a single stripe, are longer. Where the
+// single tile, or the wanted tiles of a single stripe, are longer. If the
 // box's bytes are one run of the chunk, tiles that lie fully inside of it share
 // no span with tiles that do not: they can be read in place.
 func (g grid) cover(sizes []int64, elem int64, box tensor.Box, most int64) []span {

@@ -111,7 +111,7 @@ func (x *indexFile) read(ctx context.Context, p []byte, off int64) error {
 	return x.r.ReadAt(ctx, p, off)
 }
 
-// files returns the names of the data files, sorted. Nobody may change it.
+// files returns the names of the data files, sorted. Callers must not change it.
 func (x *indexFile) files() []string { return x.names }
 
 // lookup returns the entry of that name, with one read of the block it would be
@@ -133,8 +133,8 @@ func (x *indexFile) lookup(ctx context.Context, fqn string) (*meta.Entry, bool, 
 	return e, e != nil, nil
 }
 
-// findInBlock returns the entry of that name in the bytes of block b, nil where
-// there is none.
+// findInBlock returns the entry of that name in the bytes of block b, or nil
+// if the block does not have it.
 func (x *indexFile) findInBlock(b *indexBlock, buf []byte, fqn string) (*meta.Entry, error) {
 	payload, err := checkBlock(buf)
 	if err != nil {
@@ -346,7 +346,7 @@ func (x *indexFile) all(ctx context.Context) ([]meta.Entry, error) {
 	return entries, nil
 }
 
-// pieceEnds cuts the blocks into pieces and returns where each ends.
+// pieceEnds cuts the blocks into pieces and returns the end of each.
 func (x *indexFile) pieceEnds() []int {
 	share := x.tail.dirOffset / int64(2*runtime.GOMAXPROCS(0))
 	want := min(max(share, indexMinRead), indexMaxRead)

@@ -26,11 +26,11 @@ const (
 	flagMemoryFormat // a string follows
 	flagLayout       // a string follows
 	flagOneKey       // every chunk has the key that follows
-	flagKeys         // a key for each chunk follows, empty where it has none
+	flagKeys         // a key for each chunk follows, empty if it has none
 	flagsKnown       = 1<<iota - 1
 )
 
-// Where the bytes of a value are.
+// The places of the bytes of a value.
 const (
 	bytesInline = 0
 	bytesInFile = 1
@@ -263,11 +263,11 @@ func (d *entryDecoder) bytes(r *wire.Reader) *meta.Bytes {
 // sumReader reads the checksums at the end of an entry.
 type sumReader struct {
 	r   *wire.Reader
-	all []uint32 // where they go
+	all []uint32 // receives them
 }
 
 // count returns the number of checksums of a chunk of the given sizes, or fails
-// where the entry cannot have so many. No tile is larger than stripeBytes, so
+// if the entry cannot hold that number. No tile is larger than stripeBytes, so
 // absurd sizes are refused before the grid is computed from them.
 func (s *sumReader) count(sizes []int64, length int64, elem int) int64 {
 	if length/stripeBytes > int64(s.r.Len()/crcSize) {

@@ -75,7 +75,7 @@ func wrapRecord(crc string, value []byte) []byte {
 // decodeRecord decodes a commit record. A checksum that does not match, and
 // contents that contradict themselves, are storage.ErrCorrupt; a sound record
 // of another version is storage.ErrVersion. Fields that this version does not
-// know are passed over where they stand inside the record: later programs may
+// know are ignored inside the record: later programs may
 // add some that may be ignored.
 func decodeRecord(b []byte) (*record, error) {
 	if len(b) > maxRecordBytes {

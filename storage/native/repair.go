@@ -23,15 +23,15 @@ import (
 // RepairOptions change what Repair does. Nil means the defaults.
 type RepairOptions struct {
 	// SaveID chooses the save to rebuild. Empty: the one that the record names,
-	// or where there is no readable record the newest whose data files are
+	// or, if there is no readable record, the newest whose data files are
 	// complete.
 	SaveID string
 	// DryRun finds out what would be done and writes nothing.
 	DryRun bool
-	// Force rebuilds also where a readable record and index exist, and lets
+	// Force rebuilds even if a readable record and index exist, and lets
 	// SaveID replace another save that is whole.
 	Force bool
-	// Progress, if not nil, is told of the bytes that were read.
+	// Progress, if not nil, receives the number of bytes that were read.
 	Progress func(bytes int64)
 }
 
@@ -148,9 +148,8 @@ func changedOr(ctx context.Context, s blob.Store, rec *record, err error) error 
 	return fmt.Errorf("%w: %s now holds save %s: %w", storage.ErrChanged, s, now.SaveID, err)
 }
 
-// checkBeforeRepair refuses to call a checkpoint whole that lacks a file, and to
-// replace checksums that say that a data file is damaged: after that nobody
-// could tell.
+// checkBeforeRepair returns an error if a file of the checkpoint is missing, or if a
+// data file does not have its checksum: new checksums would hide the damage.
 func checkBeforeRepair(ctx context.Context, s blob.Store, rec *record, o RepairOptions) error {
 	if o.SaveID != "" && o.SaveID != rec.SaveID {
 		return nil // another save's files are at stake
@@ -185,9 +184,9 @@ func checkBeforeRepair(ctx context.Context, s blob.Store, rec *record, o RepairO
 		storage.ErrCorrupt, len(rep.Problems), p.File, p.Text)
 }
 
-// diagnose returns the record, nil where none can be read, and whether record
-// and index are whole. Where it cannot tell, or the checkpoint is of a version
-// that is not ours to repair, it returns an error.
+// diagnose returns the record, or nil if it cannot be read, and whether record and
+// index are whole. It returns an error if the store fails or the checkpoint has
+// another version.
 func diagnose(ctx context.Context, s blob.Store) (*record, bool, error) {
 	rec, err := readRecord(ctx, s)
 	if broken(err) {
@@ -333,8 +332,7 @@ func (rb *rebuild) readHeaders(ctx context.Context) error {
 	return rb.checkComplete(missing.problems(rb.self.Ranks))
 }
 
-// checkComplete refuses a save of which something is missing: files, as the
-// others tell, or chunks, as the tensors do.
+// checkComplete returns an error if files or chunks of the save are missing.
 func (rb *rebuild) checkComplete(missing []string) error {
 	for i := range rb.md.Entries {
 		e := &rb.md.Entries[i]
@@ -355,13 +353,14 @@ func (rb *rebuild) checkComplete(missing []string) error {
 	return fmt.Errorf("%w: missing: %s", storage.ErrIncomplete, strings.Join(missing, "; "))
 }
 
-// roster says which data files there should be, going by what the others say.
+// roster lists the data files that should exist, as the headers of data files
+// name them.
 type roster struct {
 	left map[int]int // by rank: files that it wrote and that were not seen
 }
 
-// note takes down a file of rb's save. What it says must agree with its name and
-// with what the first file says about the save.
+// note counts a file of rb's save. Its header must agree with its name and with the
+// header of the first file.
 func (r *roster) note(rb *rebuild, name string, self *selfDescription) error {
 	_, rank, number, _ := parseDataFileName(name)
 	if self.SaveID != rb.id || self.Rank != rank || self.Number != number || number >= self.Files {
@@ -384,7 +383,7 @@ func (r *roster) note(rb *rebuild, name string, self *selfDescription) error {
 // equalSteps reports whether two steps are the same, or both unknown.
 func equalSteps(a, b *int64) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// problems returns what is missing where ranks so many wrote; zero is unknown.
+// problems returns what is missing if that number of ranks wrote; zero: unknown.
 func (r *roster) problems(ranks int) []string {
 	var out []string
 	if n := ranks - len(r.left); ranks > 0 && n != 0 {
@@ -463,7 +462,7 @@ type finds map[string]*find
 // find is one name, with the chunks that were found of it.
 type find struct {
 	meta.Entry
-	order []int32 // of the chunks: where each stood in the index
+	order []int32 // of the chunks: the number of each in the index
 }
 
 // addFile adds what one data file holds.

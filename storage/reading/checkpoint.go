@@ -25,7 +25,7 @@ import (
 // damaged record, and every later read of it, returns an error that wraps
 // storage.ErrCorrupt. Reads that never cover a whole record are not checked, nor
 // are rows of less than 1 KiB that are read one by one, nor records that were
-// forgotten because too many others were read in part since.
+// forgotten because too many other records were read in part since.
 type Checkpoint struct {
 	Index
 	store blob.Store

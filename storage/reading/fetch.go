@@ -19,28 +19,28 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Request is one run of bytes of a file to be read, or rows of one width, and
-// who takes them.
+// Request is a read of one run of bytes of a file, or of rows of one width.
 type Request struct {
 	File   string
 	Offset int64
 	Width  int64
-	// Rows says where rows of Width bytes begin, the outermost axis first. None:
+	// Rows are the axes of rows of Width bytes, the outermost axis first. Empty:
 	// the request is one run.
 	Rows []Axis
-	// Direct is the memory that the bytes of one run belong into as they are.
-	// Nil: they are read into a buffer.
+	// Direct is the memory that one run is read into. Nil: it is read into a
+	// buffer.
 	Direct []byte
-	// Weight is what the request counts for in FetchOptions.Done.
+	// Weight is the number that FetchOptions.Done receives for the request.
 	Weight int64
-	To     Sink
+	// To takes the bytes.
+	To Sink
 }
 
-// Axis is one dimension of the rows of a request: how many there are, and how
-// far they lie apart.
+// Axis is one dimension of the rows of a request: the number of rows, and
+// the distance between them in bytes.
 type Axis struct{ Count, Pitch int64 }
 
-// rowOffset returns how far the i-th row of those axes lies from the first.
+// rowOffset returns the distance of the i-th row of those axes from the first.
 func rowOffset(axes []Axis, i int64) int64 {
 	at := int64(0)
 	for d := len(axes) - 1; d >= 0; d-- {
@@ -57,7 +57,7 @@ type Sink interface {
 	Take(p []byte) error
 }
 
-// Stepper is a Sink that wishes to see the bytes of a Direct request in steps, in
+// Stepper is a Sink that sees the bytes of a Direct request in steps, in
 // order, while they are in the processor's cache, before Take is called.
 type Stepper interface {
 	Sink
@@ -79,7 +79,7 @@ func (q *Request) bytes() int64 { return q.Width * q.rows() }
 // plain reports whether the request is one run that goes through a buffer.
 func (q *Request) plain() bool { return q.Direct == nil && len(q.Rows) == 0 }
 
-// FetchOptions say how requests are carried out.
+// FetchOptions change how requests are carried out.
 type FetchOptions struct {
 	// Open opens a file. Each is opened once, and closed after its last request.
 	Open func(ctx context.Context, name string) (blob.Reader, error)
@@ -89,10 +89,10 @@ type FetchOptions struct {
 	// Cached reads everything through the system's cache, and leaves it there.
 	// Otherwise large reads go past the cache if the bytes are not in it.
 	Cached bool
-	// Dear says that a request costs more than the bytes it reads: as many
-	// neighbours as fit maxBytes are read at once.
+	// Dear means that a request costs more than the bytes it reads: neighbours of
+	// up to maxBytes in sum are read at once.
 	Dear bool
-	// Done, if not nil, is told the weight of what is done, from several
+	// Done, if not nil, receives the weights of finished requests, from several
 	// goroutines at once.
 	Done func(weight int64)
 }
@@ -101,15 +101,15 @@ type FetchOptions struct {
 const maxBytes = 8 << 20
 
 const (
-	// joinBytes is how much small neighbours make up at most, as a rule: what
-	// stays in the processor's cache.
+	// joinBytes bounds small neighbours that are read at once, unless requests are
+	// dear: this much stays in the processor's cache.
 	joinBytes = 1 << 20
-	// stepBytes is how much a Stepper sees at once.
+	// stepBytes is how many bytes a Stepper sees at once.
 	stepBytes = 256 << 10
-	// largeBytes is the size from which on a read goes past the system's cache
+	// largeBytes is the size from which a read goes past the system's cache
 	// if the bytes are not in it.
 	largeBytes = 256 << 10
-	// pieceBytes is how much is read past the system's cache at once, on the way
+	// pieceBytes is how many bytes are read past the system's cache at once, on the way
 	// to memory of another alignment.
 	pieceBytes = 4 << 20
 )
@@ -245,7 +245,8 @@ func (o *FetchOptions) neighbours(requests []Request) (int, int64) {
 	return n, end
 }
 
-// truncated says what a read beyond the end of a data file means.
+// truncated makes the error of a read beyond the end of a file one that wraps
+// storage.ErrCorrupt.
 func truncated(name string, err error) error {
 	if errors.Is(err, blob.ErrRange) {
 		return fmt.Errorf("%w: %s is cut short: %w", storage.ErrCorrupt, name, err)

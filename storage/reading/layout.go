@@ -101,7 +101,7 @@ func (l *layout) expands() bool {
 	return false
 }
 
-// offset returns where in the file the element at index lies.
+// offset returns the offset of the element at index in the file.
 func (l *layout) offset(index []int64) int64 {
 	at := l.start
 	for d, i := range index {
@@ -111,8 +111,8 @@ func (l *layout) offset(index []int64) int64 {
 }
 
 // spread returns how the bytes of a box of the given sizes are read: in rows of
-// width bytes along the first axes dimensions of the order, or in one run where
-// there are none. Holes of at most gap bytes are read with the rest.
+// width bytes along the first axes dimensions of the order, or in one run if axes
+// is zero. Holes of at most gap bytes are read with the rest.
 func (l *layout) spread(sizes []int64, gap int64) (width int64, axes int) {
 	width = l.elem
 	for i := len(l.order) - 1; i >= 0; i-- {

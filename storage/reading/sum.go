@@ -15,9 +15,9 @@ import (
 type Sum struct {
 	// Record is what the format calls the record.
 	Record string
-	// Offset and End are where its bytes begin and end in the file.
+	// Offset and End are the begin and the end of its bytes in the file.
 	Offset, End int64
-	// CRC is their CRC-32 with the polynomial that zip has.
+	// CRC is their CRC-32 with the polynomial of zip.
 	CRC uint32
 }
 
@@ -25,8 +25,8 @@ const (
 	// maxSpans bounds the parts of records that are remembered, and maxOfRecord
 	// those of one record.
 	maxSpans, maxOfRecord = 1 << 16, 1 << 14
-	// leastRow is the width from which on rows that are read one by one count:
-	// of smaller ones there are too many to remember.
+	// leastRow is the width from which rows that are read one by one are compared:
+	// there are too many smaller ones to keep.
 	leastRow = 1 << 10
 )
 
@@ -36,10 +36,10 @@ type span struct {
 	crc        uint32
 }
 
-// sums compares records with their checksums while they are read, in whatever
-// parts and order. It remembers the checksums of the parts until they are the
-// whole record. What takes more memory than it may is forgotten, the record that
-// was read least recently first: that one is not compared.
+// sums compares records with their checksums while they are read, in any parts and
+// order. It keeps the checksums of the parts until they are the whole record. If
+// they take too much memory, it forgets the record that was read least recently,
+// which is then not compared.
 type sums struct {
 	limit, each int // spans of all records, and of one
 
@@ -59,17 +59,17 @@ type recordID struct {
 type partial struct {
 	id    recordID
 	spans []span // in order, no two of them neighbours
-	bad   bool   // it was read whole, and is not what it was
+	bad   bool   // all of it was read, and its checksum is wrong
 }
 
 func newSums() *sums {
 	return &sums{limit: maxSpans, each: maxOfRecord, records: map[recordID]*list.Element{}}
 }
 
-// see takes note of bytes of a record, those from begin on. crc, if not nil, is
-// their checksum. Once all bytes of the record were seen it returns an error that
-// wraps storage.ErrCorrupt unless they are what they were, and so does every call
-// for the record afterwards.
+// see takes bytes of a record, those from begin on. crc, if not nil, is their
+// checksum. Once all bytes of the record were seen it returns an error that
+// wraps storage.ErrCorrupt unless their checksum is right, and so does every later
+// call for the record.
 func (s *sums) see(file string, sum *Sum, begin int64, p []byte, crc *uint32) error {
 	id := recordID{file, *sum}
 	end := min(begin+int64(len(p)), sum.End)
@@ -102,7 +102,7 @@ func (id *recordID) damaged() error {
 }
 
 // missing returns the first part from at to end that was not seen yet, an empty
-// one where all was, and whether the record is known to be damaged.
+// one if all was seen, and whether the record is known to be damaged.
 func (s *sums) missing(id recordID, at, end int64) (span, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +170,7 @@ func (s *sums) add(id recordID, x span) (bool, error) {
 }
 
 // insert puts a span into its place and joins it with its neighbours. It reports
-// false where it overlaps another one.
+// false if it overlaps another span.
 func (p *partial) insert(x span) bool {
 	i, in := p.search(x.begin)
 	if in || p.bad || i < len(p.spans) && p.spans[i].begin < x.end {

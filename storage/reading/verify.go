@@ -286,7 +286,7 @@ func (v *verifier) describing() string {
 	return v.c.src.Files[0].Name
 }
 
-// findings are a report in the making. Its methods are safe for concurrent use.
+// findings collect the content of a report. Its methods are safe for concurrent use.
 type findings struct {
 	progress func(bytes int64)
 
@@ -295,13 +295,13 @@ type findings struct {
 	gone map[string]storage.VerifyProblem // by file; guarded by mu
 }
 
-// newFindings returns an empty report. progress, if not nil, is told of the bytes that
-// were read, one call at a time.
+// newFindings returns an empty report. progress, if not nil, receives the number
+// of bytes that were read, one call at a time.
 func newFindings(progress func(bytes int64)) *findings {
 	return &findings{progress: progress, rep: storage.VerifyReport{Problems: []storage.VerifyProblem{}}, gone: map[string]storage.VerifyProblem{}}
 }
 
-// tell passes progress on.
+// tell reports progress.
 func (f *findings) tell(bytes int64) {
 	if f.progress == nil {
 		return
@@ -323,8 +323,8 @@ func (f *findings) add(p storage.VerifyProblem) {
 	f.rep.Problems = append(f.rep.Problems, p)
 }
 
-// missing adds that a file does not exist, which holds the names or parts of them.
-// All other problems of the file are left out of the report.
+// missing adds that a file does not exist. names are the names that it holds, or
+// parts of. The report leaves out all other problems of the file.
 func (f *findings) missing(file string, names []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -347,8 +347,8 @@ func (f *findings) file(bytes, unsummed int64) {
 	f.rep.Unsummed += unsummed
 }
 
-// report returns what was found, the problems by file, name and text: the same
-// whichever check was first. Nothing may be added any more.
+// report returns the report. Its problems are sorted by file, name and text, so
+// that it does not depend on the order of the checks. Nothing may be added later.
 func (f *findings) report() *storage.VerifyReport {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -363,8 +363,8 @@ func (f *findings) report() *storage.VerifyReport {
 	return &f.rep
 }
 
-// Scan reads a whole file, shows its bytes to visit in order and returns its
-// size; at is where p begins. Several pieces are read at the same time, while
+// Scan reads a whole file, passes its bytes to visit in order and returns its
+// size; at is the offset of p. Several pieces are read at the same time, while
 // visit looks at the one before. visit must not keep p.
 func Scan(ctx context.Context, s blob.Store, name string, visit func(p []byte, at int64)) (size int64, err error) {
 	r, err := s.Open(ctx, name)

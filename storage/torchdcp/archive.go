@@ -36,7 +36,7 @@ type archive struct {
 	opened map[place]*torchsave.Tensor // guarded by mu
 }
 
-// place is where a record begins.
+// place is the beginning of a record.
 type place struct {
 	file   string
 	offset int64
@@ -182,7 +182,7 @@ func (a *archive) fileIn(ctx context.Context, r blob.Reader, loc *meta.Location,
 	return use(f, read)
 }
 
-// chunk says where chunk i of a tensor lies.
+// chunk is reading.Source.Chunk.
 func (a *archive) chunk(ctx context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
 	t, err := a.tensor(ctx, &e.Tensor.Locs[i], mostFor(e, i))
 	return a.chunkOf(e, i, t, err)
@@ -219,7 +219,7 @@ func (a *archive) chunks(ctx context.Context, ids []reading.ChunkID, o storage.R
 	})
 }
 
-// chunkOf says where chunk i of a tensor lies, whose record holds t unless err
+// chunkOf returns the place of chunk i of a tensor, whose record holds t unless err
 // says why it does not.
 func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) (reading.Chunk, error) {
 	loc := &e.Tensor.Locs[i]

@@ -24,7 +24,7 @@ type sequence struct {
 	sum *torchsave.Sum // of a record inside; nil: it is not verified
 
 	r   io.ReadCloser // nil: not open
-	at  int64         // where r is
+	at  int64         // the offset of r
 	crc uint32        // of the record's bytes before at
 }
 

@@ -178,7 +178,7 @@ func (b *builder) source(version string) *reading.Source {
 	}
 }
 
-// chunk says where a tensor lies.
+// chunk is reading.Source.Chunk.
 func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (reading.Chunk, error) {
 	t, ok := b.where[e.FQN]
 	if !ok {
