@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// sparing lets rank 0, which has other work, write only what nobody else holds.
+// sparing lets rank 0, which has other work, write only what no other rank holds.
 type sparing struct{ plan.DefaultSave }
 
 // GlobalPlan takes from rank 0 what another rank holds too, and leaves the rest
