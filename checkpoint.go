@@ -27,9 +27,9 @@ type Checkpoint struct {
 	c     storage.Checkpoint
 }
 
-// Open opens the checkpoint at the root of store, in any format that package
-// storage/formats knows. Of a native one it reads the record and the end of the
-// index, however large the checkpoint is; of the others the whole description.
+// Open opens the checkpoint at the root of store, in any format of package
+// storage/formats. It reads the record and the end of the index of a native
+// checkpoint, and the whole description of any other.
 func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
 	if store == nil {
 		return nil, wrap("open", store, errNoStore)
@@ -71,8 +71,8 @@ func (c *Checkpoint) Close() error { return c.c.Close() }
 // Info describes the checkpoint as a whole.
 func (c *Checkpoint) Info() meta.Storage { return c.c.Storage() }
 
-// Files returns the checkpoint's files with sizes, and checksums where the format
-// has them, those that describe it first.
+// Files returns the checkpoint's files with sizes, and checksums if the format has
+// them. Those that describe the checkpoint come first.
 func (c *Checkpoint) Files() []storage.File { return c.c.Files() }
 
 // MissingFiles returns the names of the files that do not exist.
@@ -119,7 +119,7 @@ func (c *Checkpoint) ReadTensor(ctx context.Context, fqn string) (*tensor.Tensor
 	if e.Tensor == nil {
 		return nil, wrap("read", c.store, fmt.Errorf("%q is a value, not a tensor: %w", fqn, ErrMismatch))
 	}
-	if err := c.c.CheckHeld(ctx, e); err != nil { // before memory is taken by the index's word
+	if err := c.c.CheckHeld(ctx, e); err != nil { // before memory is allocated for it
 		return nil, wrap("read", c.store, plan.Named(fqn, err))
 	}
 	t, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
@@ -218,9 +218,9 @@ func (c *Checkpoint) read(ctx context.Context, md *meta.Metadata, p plan.LoadPla
 	return wrap("read", c.store, protocol.Read(ctx, storage.ReaderOf(c.c, storage.ReadOptions{}), md, p, s))
 }
 
-// Verify reads every byte of the checkpoint and checks it. All that is wrong is
-// in the report, and the error wraps ErrCorrupt if anything is. progress, if
-// not nil, is told of the bytes that were read, out of TotalBytes.
+// Verify reads every byte of the checkpoint and checks it. The report has all
+// problems, and the error wraps ErrCorrupt if there is one. progress, if not nil,
+// receives the bytes that were read since its last call; they add up to TotalBytes.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
 	rep, err := c.c.Verify(ctx, progress)
 	if err == nil && len(rep.Problems) > 0 {

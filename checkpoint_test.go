@@ -78,7 +78,7 @@ func TestCheckpointReadsPartsAndRefusesTheRest(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestCheckpointTellsOfItself(t *testing.T) {
+func TestCheckpointInfo(t *testing.T) {
 	store := new(mem.Store)
 	rep, err := cairn.Save(t.Context(), store, nested(t), &cairn.SaveOptions{Step: new(int64(12)), Tags: map[string]string{"run": "a"}})
 	if err != nil {
@@ -133,7 +133,7 @@ func TestVerifyNamesTheFirstProblem(t *testing.T) {
 }
 
 // A tensor that claims more bytes than its files have costs no memory.
-func TestReadTensorAsksBeforeItTakesMemory(t *testing.T) {
+func TestReadTensorChecksFilesFirst(t *testing.T) {
 	store := new(mem.Store)
 	const huge, name = int64(1) << 37, "s-r00000-0.safetensors"
 	e := meta.Entry{FQN: "x", Tensor: &meta.Tensor{Shape: []int64{huge}, Chunks: []tensor.Box{tensor.Whole([]int64{huge})}}}

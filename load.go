@@ -27,8 +27,8 @@ type LoadOptions struct {
 	AllowMissingFunc func(fqn string) bool
 	// RejectUnexpected refuses a checkpoint with names that no rank asks for.
 	RejectUnexpected bool
-	// Cast says which conversions from the saved to the wanted dtype are
-	// allowed. Zero: all.
+	// Cast limits the conversions from the saved to the wanted dtype. Zero: all are
+	// allowed.
 	Cast tensor.CastPolicy
 	// Rename returns the checkpoint's name for a name of the state. Nil: the
 	// same.
@@ -51,16 +51,14 @@ type LoadOptions struct {
 	// your own. It excludes Format, Parallel, and BufferBytes without Share.
 	Reader storage.Reader
 
-	// Share has ranks that need the same bytes elect one of them, balanced by
-	// bytes, that reads them from the store and sends them to the others: worth
-	// it where the network is faster than the store, as with data-parallel
-	// replicas of a model. What is loaded is the same. It takes up to BufferBytes
-	// more memory.
+	// Share lets one of the ranks that need the same bytes read them from the store
+	// and send them to the others. The reads are balanced by bytes. It pays if the
+	// network is faster than the store, as with data-parallel replicas of a model.
+	// What is loaded is the same. It takes up to BufferBytes more memory.
 	//
 	// A rank takes part if it sets Share, its group is a group.Messenger and a
-	// group.Alarmer, and its planner is the default one or a plan.Sharer. The
-	// others read for themselves. Values that are no tensors are read by every
-	// rank.
+	// group.Alarmer, and its planner is the default one or a plan.Sharer. The other
+	// ranks read for themselves. Every rank reads the values that are not tensors.
 	Share bool
 
 	// Observer receives the progress of this rank. Nil: it is not reported.
@@ -73,9 +71,9 @@ type LoadReport = protocol.LoadReport
 // Load fills state from the checkpoint at the root of store. Every rank of the
 // group calls it with the parts it wants, in any sharding; a rank that wants
 // nothing passes an empty state. Tensors are filled in place, converted to their
-// dtype as Cast allows. Other values are replaced where they stand; they keep
-// their Go type where what was saved fits it, and else get the type that
-// value.Decode returns. A value.Ref in a value names a tensor of the checkpoint
+// dtype as Cast allows. Other values are replaced in the state. They keep their Go
+// type if the saved value fits it; otherwise they get the type that value.Decode
+// returns. A value.Ref in a value names a tensor of the checkpoint
 // that was at that place: Load fills it if the state has that name.
 //
 // Every byte is verified against its checksum before Load returns nil. On an

@@ -43,7 +43,7 @@ func renamedState(t testing.TB, n int, m *model) cairn.State {
 
 // A planner that renames in SetUp fills the caller's own state: tensors, values,
 // nested ones and those of a Stateful.
-func TestRenamingInSetUpOfALoad(t *testing.T) {
+func TestLoadPlannerRenamesInSetUp(t *testing.T) {
 	store, calls := new(mem.Store), new([]string)
 	trained := &model{w: whole(t, []int64{1}, 9), steps: 9, calls: calls}
 	saved := renamedState(t, 2, trained)
@@ -83,7 +83,7 @@ func TestRenamingInSetUpOfALoad(t *testing.T) {
 
 // What is loaded into a planner's own copy of a value would never reach the
 // caller.
-func TestACopiedValueIsRefused(t *testing.T) {
+func TestLoadRefusesCopiedSlotValue(t *testing.T) {
 	store := new(mem.Store)
 	if _, err := cairn.Save(t.Context(), store, cairn.State{"a": 1, "b": map[string]any{"c": 2}}, nil); err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func (a *assigning) LoadBytes(it *plan.ReadItem, _ string, data []byte) error {
 	return nil
 }
 
-func TestAPlannerMayAssignToTheState(t *testing.T) {
+func TestLoadPlannerAssignsToState(t *testing.T) {
 	store := new(mem.Store)
 	if _, err := cairn.Save(t.Context(), store, cairn.State{"a": "four"}, nil); err != nil {
 		t.Fatal(err)

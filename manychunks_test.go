@@ -30,7 +30,7 @@ func (s *table) Boxes() []tensor.Box {
 
 func (s *table) Part(i int) (*tensor.Tensor, error) { return s.x.Slice(0, int64(i), int64(i)+1, 1) }
 
-func TestAThousandChunksOfATensorAreNotAThousandFiles(t *testing.T) {
+func TestManyChunksMakeFewFiles(t *testing.T) {
 	const rows, ranks = 1000, 2
 	store := new(mem.Store)
 	x := whole(t, []int64{rows, 6}, 1)

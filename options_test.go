@@ -46,7 +46,7 @@ func TestFailIfExistsIsKnownOnAllRanks(t *testing.T) {
 	}
 }
 
-func TestLoadOptionsAreHeeded(t *testing.T) {
+func TestLoadOptions(t *testing.T) {
 	store := new(mem.Store)
 	mustSave(t, store, cairn.State{"old": whole(t, []int64{3}, 1), "extra": 1})
 	load := func(s cairn.State, o cairn.LoadOptions) (*cairn.LoadReport, error) {
@@ -82,7 +82,7 @@ func TestLoadOptionsAreHeeded(t *testing.T) {
 	}
 }
 
-func TestObserverIsToldOfEverything(t *testing.T) {
+func TestObserver(t *testing.T) {
 	store := new(mem.Store)
 	var mu sync.Mutex
 	var planned, moved int64
@@ -288,7 +288,7 @@ func (*noMetadata) GlobalPlan(all []*plan.SavePlan) ([]*plan.SavePlan, *meta.Met
 }
 
 // Only a tensor that is not whole makes a save mention the missing group.
-func TestASaveWithoutGroupIsNamedIfPartsAreMissing(t *testing.T) {
+func TestSaveWithoutGroupExplainsMissingParts(t *testing.T) {
 	const text = "SaveOptions.Group is not set"
 	x := whole(t, []int64{4, 4}, 1)
 	_, err := cairn.Save(t.Context(), new(mem.Store), cairn.State{"x": cut(t, rows(2), x, 0)}, nil)

@@ -33,7 +33,7 @@ func (r *replaced) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
 	return md, err
 }
 
-func TestANewStateIsOfOneSave(t *testing.T) {
+func TestLoadNewDetectsReplacement(t *testing.T) {
 	store := new(mem.Store)
 	mustSave(t, store, cairn.State{"a": whole(t, []int64{4}, 1), "b": whole(t, []int64{4}, 1), "v": 1})
 	r := &replaced{Reader: storage.NewReader(native.Format{}.Open, store, storage.ReadOptions{}), replace: func() {
@@ -45,7 +45,7 @@ func TestANewStateIsOfOneSave(t *testing.T) {
 	}
 }
 
-func TestAPanicOfTheObserverIsAnError(t *testing.T) {
+func TestObserverPanicIsError(t *testing.T) {
 	boo := &cairn.Observer{Moved: func(int64) { panic("boo") }}
 	store := new(mem.Store)
 	x := whole(t, []int64{1 << 10}, 1)
@@ -69,7 +69,7 @@ func (g gaps) GlobalPlan(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metada
 	return out, md, err
 }
 
-func TestAWrongPlannerDoesNotReplaceAGoodCheckpoint(t *testing.T) {
+func TestSaveWrongPlannerKeepsOldCheckpoint(t *testing.T) {
 	store := new(mem.Store)
 	mustSave(t, store, cairn.State{"n": 1})
 	_, err := cairn.Save(t.Context(), store, cairn.State{"x": whole(t, []int64{4}, 1)}, &cairn.SaveOptions{Planner: gaps{new(plan.DefaultSave)}})
@@ -81,7 +81,7 @@ func TestAWrongPlannerDoesNotReplaceAGoodCheckpoint(t *testing.T) {
 	}
 }
 
-func TestNoStoreOnOneRankIsEverybodysError(t *testing.T) {
+func TestNilStoreFailsOnAllRanks(t *testing.T) {
 	store := new(mem.Store)
 	errs := make([]error, 2)
 	onRanks(t, 2, func(ctx context.Context, g group.Group) error {
@@ -118,7 +118,7 @@ func (n *noting) GlobalPlan(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metada
 
 // Every format keeps planner data and the nesting of the state, or refuses the
 // data by name before it writes anything.
-func TestPlannerDataAndNestingStay(t *testing.T) {
+func TestSaveKeepsPlannerDataAndNesting(t *testing.T) {
 	state := cairn.State{"m": map[string]any{"layers": []any{map[string]any{"w": whole(t, []int64{3}, 1)}}}}
 	for _, name := range formats.Names() {
 		f, err := formats.ByName(name, &formats.Options{File: "m.pt"})

@@ -25,7 +25,7 @@ import (
 
 // property: whatever is saved, by however many ranks, cut in whatever way, is
 // the same when other ranks, cut in another way, load it.
-func TestWhateverIsSavedIsLoaded(t *testing.T) {
+func TestSaveLoadProperty(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		store := drawStore(rt)
 		job := drawJob(rt, t)

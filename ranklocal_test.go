@@ -40,7 +40,7 @@ func saveAlone(t *testing.T, s blob.Store, f storage.Format, rank int, id string
 	return err
 }
 
-func TestRanksWithoutAGroup(t *testing.T) {
+func TestRankLocalSave(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)
 		for i, rank := range []int{2, 0, 1} {
@@ -73,7 +73,7 @@ func TestRanksWithoutAGroup(t *testing.T) {
 }
 
 // The highest rank is missed as well, and so are ranks of another save.
-func TestRanksThatDoNotBelongTogether(t *testing.T) {
+func TestRankLocalDifferentSaves(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)
 		for rank := range 2 {
@@ -102,7 +102,7 @@ func TestRanksThatDoNotBelongTogether(t *testing.T) {
 }
 
 // An error of a rank that saves without a group has the number of that rank.
-func TestARankAloneIsNamedByItsNumber(t *testing.T) {
+func TestRankLocalErrorNamesRank(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)
 		if err := saveAlone(t, s, f, 1, "one"); err != nil {
@@ -126,7 +126,7 @@ func TestARankAloneIsNamedByItsNumber(t *testing.T) {
 }
 
 // The error of an incomplete save names the ranks that are missing.
-func TestMissingRanksAreNamed(t *testing.T) {
+func TestRankLocalMissingRanks(t *testing.T) {
 	for name, f := range localFormats {
 		for have, want := range map[int][]int{0: {1, 2}, 1: {0, 2}, 2: {0, 1}} {
 			s := new(mem.Store)
@@ -145,7 +145,7 @@ func TestMissingRanksAreNamed(t *testing.T) {
 
 // A rank alone never replaces a checkpoint, nor its own part of one, and what
 // fails leaves nothing of this rank and everything of the others.
-func TestRanksWithoutAGroupReplaceNothing(t *testing.T) {
+func TestRankLocalReplacesNothing(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)
 		for rank := range 3 {
@@ -180,7 +180,7 @@ func TestRanksWithoutAGroupReplaceNothing(t *testing.T) {
 	}
 }
 
-func TestAFailedRankRemovesOnlyItsOwnFiles(t *testing.T) {
+func TestRankLocalFailureRemovesOwnFiles(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)
 		if err := saveAlone(t, s, f, 0, "one"); err != nil {
@@ -204,7 +204,7 @@ func TestAFailedRankRemovesOnlyItsOwnFiles(t *testing.T) {
 	}
 }
 
-func TestRankLocalIsRefused(t *testing.T) {
+func TestRankLocalRefused(t *testing.T) {
 	s := new(mem.Store)
 	w, err := native.Format{}.NewWriter(s, storage.WriteOptions{})
 	if err != nil {

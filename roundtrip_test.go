@@ -141,7 +141,7 @@ func TestOpenReadsWithoutAJob(t *testing.T) {
 	var _ blob.Store = store
 }
 
-func TestWhatCannotBeSavedLeavesTheOldCheckpoint(t *testing.T) {
+func TestFailedSaveKeepsOldCheckpoint(t *testing.T) {
 	store := new(mem.Store)
 	if _, err := cairn.Save(t.Context(), store, cairn.State{"n": 1}, nil); err != nil {
 		t.Fatal(err)

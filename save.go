@@ -33,7 +33,7 @@ type SaveOptions struct {
 	// Tags are kept in the checkpoint, for people.
 	Tags map[string]string
 
-	// Planner decides what is written by whom. Nil: a new plan.DefaultSave.
+	// Planner decides which rank writes what. Nil: a new plan.DefaultSave.
 	Planner plan.SavePlanner
 	// Cache remembers the plan from one save to the next, so that a repeated
 	// save plans nothing. Nil: every save plans afresh.
@@ -96,8 +96,8 @@ type SaveReport = protocol.SaveReport
 // ranks together, and of what several hold one copy is written.
 //
 // When Save returns nil the checkpoint is complete and durable. Otherwise every
-// rank returns the same error, and whatever checkpoint was there before is
-// still there, untouched (with ErrUncertain, either it or the new one is).
+// rank returns the same error, and the checkpoint that was there before, if any, is
+// unchanged (with ErrUncertain, either it or the new one is there).
 func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions) (*SaveReport, error) {
 	var o SaveOptions
 	if opts != nil {

@@ -46,7 +46,7 @@ func drawSharer(rt *rapid.T, j *job) sharer {
 // property: whoever takes part, and however the ranks' states lie in memory, a
 // load that is shared ends like one that is not, and reads no more of the blocks
 // that hold what was asked for.
-func TestWhateverIsSharedIsTheSame(t *testing.T) {
+func TestShareLoadsSameState(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		store := drawStore(rt)
 		job := drawJob(rt, t)

@@ -37,7 +37,7 @@ func (m *model) LoadState(s cairn.State) error {
 	return m.err
 }
 
-func TestStatefulGivesAndTakes(t *testing.T) {
+func TestStatefulRoundTrip(t *testing.T) {
 	store := new(mem.Store)
 	var calls []string
 	a := &model{w: whole(t, []int64{3}, 1), steps: 7, calls: &calls, name: "a"}
@@ -110,7 +110,7 @@ func (takesNothing) State() (cairn.State, error) { return cairn.State{}, nil }
 
 func (takesNothing) LoadState(cairn.State) error { return errors.New("did not expect anything") }
 
-func TestStatefulRefusalIsTold(t *testing.T) {
+func TestStatefulErrorIsReturned(t *testing.T) {
 	store := new(mem.Store)
 	mustSave(t, store, cairn.State{"x": whole(t, []int64{1}, 1)})
 	_, err := cairn.Load(t.Context(), store, cairn.State{"m": takesNothing{}}, nil)

@@ -33,8 +33,8 @@ var (
 	ErrCollision = errors.New("two names become one")
 )
 
-// Options say what is converted and how. Nil means the defaults. All patterns
-// are those of inspect.Glob and are about the names in the source.
+// Options select what is converted and how. Nil means the defaults. All patterns
+// are those of inspect.Glob and match names in the source.
 type Options struct {
 	// Select are patterns of the names to convert. None: all. Exclude are
 	// patterns of names to leave out all the same. A pattern that matches
@@ -48,12 +48,12 @@ type Options struct {
 	// apply to a tensor the last counts. None: as in the source.
 	DType []string
 
-	// Merge makes whole tensors, all on one rank. A format of whole tensors
-	// needs it, unless it is told to write pieces: formats.WholeTensors tells
-	// which those are. The command line sets it by itself.
+	// Merge makes whole tensors, all on one rank. A format that stores whole
+	// tensors needs it: formats.WholeTensors returns whether a format does. The
+	// command line sets it.
 	Merge bool
 	// WorldSize is the number of ranks to write for. Mesh arranges them; given
-	// alone it also says how many there are. By default dimension i of the mesh
+	// alone it also sets their number. By default dimension i of the mesh
 	// cuts dimension i of each tensor, as PyTorch's Shard does. Without either
 	// (and without Merge) tensors stay cut as they are, chunk j of each on rank
 	// j modulo the number of ranks of the source.
@@ -81,11 +81,10 @@ type Options struct {
 	// them. formats.Inline returns the function for a format.
 	Inline func(v any) bool
 
-	// Source, if not nil, is the store of the source: the times of its files
-	// tell whether they were changed meanwhile, which is an error that wraps
-	// storage.ErrChanged. Where it is and what its files are like also tell an
-	// interrupted conversion of this source from one of another; without it only
-	// metadata and checksums do.
+	// Source, if not nil, is the store of the source. A file whose time or size
+	// changes during the conversion is an error that wraps storage.ErrChanged. The
+	// location and the files of the store also identify the source of a conversion
+	// that was interrupted; without it only metadata and checksums do.
 	Source blob.Store
 	// Memory bounds the buffers; see the package's comment. Zero: 512 MiB. Less
 	// than 16 MiB is taken as that.
@@ -94,10 +93,10 @@ type Options struct {
 	// source, at the same time. Zero: 4, or one for each processor if there are
 	// more.
 	Parallel int
-	// Progress, if not nil, is told of the bytes that were written, out of
-	// Summary.Bytes. It is called from several goroutines at once.
+	// Progress, if not nil, receives the bytes that were written since its last
+	// call. They add up to Summary.Bytes. It is called from several goroutines at once.
 	Progress func(bytes int64)
-	// Warn, if not nil, is told of what went wrong without harm.
+	// Warn, if not nil, receives errors that do no harm.
 	Warn func(err error)
 }
 
@@ -124,21 +123,18 @@ func (o *Options) withDefaults() Options {
 	return out
 }
 
-// Target is where a conversion goes.
+// Target is the destination of a conversion.
 type Target struct {
-	// Format names the format that the writers write, and Details whatever else
-	// decides about the files: where a conversion is continued, both must be as
-	// they were.
+	// Format names the format that the writers write, and Details are the options
+	// that change the files. A conversion continues only if both are the same.
 	Format, Details string
-	// NewWriter returns a new writer for one rank that uses so many bytes of
-	// buffers.
+	// NewWriter returns a new writer for one rank with buffers of bufferBytes.
 	NewWriter func(bufferBytes int64) (storage.Writer, error)
-	// Staging, if not nil, is the store that the writers write to, and the
-	// conversion's own: whatever else is in it is removed. A journal below
-	// JournalPrefix remembers what is finished, so that a conversion that was
-	// interrupted goes on. Nil: there is no journal, and what was written is
-	// removed after an error.
+	// Staging, if not nil, is the store that the writers write to. Everything else
+	// in it is removed. A journal below JournalPrefix lists what is finished, so
+	// that a conversion that was interrupted continues. Nil: there is no journal,
+	// and what was written is removed after an error.
 	Staging blob.Store
-	// Where says where the checkpoint will be, for people.
+	// Where is the location of the checkpoint, for people.
 	Where string
 }

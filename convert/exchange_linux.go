@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// exchange swaps two names in one step. The error wraps errors.ErrUnsupported
-// where the file system cannot.
+// exchange swaps two names in one step. The error wraps errors.ErrUnsupported if
+// the file system cannot.
 func exchange(a, b string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 	switch {

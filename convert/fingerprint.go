@@ -24,8 +24,8 @@ import (
 )
 
 // fingerprint identifies a conversion: equal ones write equal files. It covers
-// the source, its files and what lies where in them, the plans of all ranks, and
-// the target.
+// the source, its files and the location of each chunk in them, the plans of all
+// ranks, and the target.
 func fingerprint(ctx context.Context, j *Job, t *Target) (string, error) {
 	f := fingerprinter{h: sha256.New()}
 	st := j.md.Storage
@@ -122,10 +122,9 @@ const (
 	fileSamples = 32
 )
 
-// source writes what tells the source from others whose files have the same
-// names, sizes and times: where it is, which files of the file system they are,
-// and some bytes of those that have no checksum. What the store cannot tell is
-// left out.
+// source writes what distinguishes the source from one whose files have the same
+// names, sizes and times: its path, the inodes of its files, and some bytes of the
+// files that have no checksum. What the store does not have is left out.
 func (f *fingerprinter) source(ctx context.Context, j *Job) error {
 	if j.opts.Source == nil {
 		return nil
@@ -145,7 +144,7 @@ func (f *fingerprinter) source(ctx context.Context, j *Job) error {
 	return err
 }
 
-// whereIs returns where a store is, whatever way leads there, and whether that is
+// whereIs returns the location of a store without symbolic links, and whether it is
 // a path of the file system.
 func whereIs(s blob.Store) (string, bool) {
 	at := s.String()
@@ -159,8 +158,8 @@ func whereIs(s blob.Store) (string, bool) {
 	return path, true
 }
 
-// inode returns what the file system says of the file, of a store at a path, if
-// it is the file that was seen.
+// inode returns the numbers that identify the file in a store at a path, if it is
+// the file that was seen.
 func (s *seenFile) inode(at string) []int64 {
 	path := at // a store may be one file alone
 	if fi, err := os.Stat(at); err == nil && fi.IsDir() {
@@ -199,8 +198,8 @@ func samples(ctx context.Context, j *Job) ([][]byte, error) {
 	return sums, g.Wait()
 }
 
-// sample returns a digest of so many blocks of a file, from its beginning to its
-// end, or of the middle one if it is to be one.
+// sample returns a digest of some blocks of a file, spread from its beginning to
+// its end, or of the middle block if blocks is 1.
 func sample(ctx context.Context, s blob.Store, name string, blocks int) ([]byte, error) {
 	r, err := s.Open(ctx, name)
 	if err != nil {
@@ -230,8 +229,7 @@ type seenFile struct {
 	time time.Time
 }
 
-// look returns what is to be seen of the source's files. Nothing is without a
-// store.
+// look returns the sizes and times of the source's files, or nil without a store.
 func look(ctx context.Context, s blob.Store, files []storage.File) ([]seenFile, error) {
 	if s == nil {
 		return nil, nil

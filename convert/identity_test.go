@@ -109,7 +109,7 @@ func wantKept(t *testing.T, src, dst blob.Store, want int) {
 
 // Of a store that tells nothing but equal names, sizes and times, the bytes tell
 // that it holds something else.
-func TestOtherBytesStartAfresh(t *testing.T) {
+func TestChangedSourceRestartsConversion(t *testing.T) {
 	for _, format := range []string{formats.HF, formats.Hyper} {
 		t.Run(format, func(t *testing.T) {
 			a, b := timeless{inFormat(t, format)}, timeless{&mem.Store{Name: "s"}}
@@ -140,7 +140,7 @@ func fileSource(t *testing.T, dir string, from blob.Store) blob.Store {
 
 // A source is the same by whatever way one comes to it, and another one at
 // another place or with files that were replaced, even by equal ones.
-func TestSourceIsKnownByItsFiles(t *testing.T) {
+func TestFingerprintIdentifiesSource(t *testing.T) {
 	dir := t.TempDir()
 	at, link := filepath.Join(dir, "a"), filepath.Join(dir, "link")
 	original := inFormat(t, formats.HF)

@@ -4,10 +4,9 @@ package convert
 
 import "golang.org/x/sys/unix"
 
-// inode returns what the file system says of the file at path beside size and
-// time: which file it is, and when anything about it was changed, which no
-// program can set. The number of the device is not among it: many file systems
-// have another one after each mount.
+// inode returns the inode of the file at path and the time at which it was last
+// changed, which no program can set. The number of the device is left out: many file
+// systems have another one after each mount.
 func inode(path string) []int64 {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {

@@ -41,8 +41,8 @@ type Job struct {
 type entry struct {
 	src  *meta.Entry
 	info *plan.Info
-	// boxes says who writes what of a tensor, each box as often as copies says.
-	// None: it is written whole, by one rank.
+	// boxes are the boxes of a tensor that ranks hold, each of them on as many ranks
+	// as copies. Nil: one rank writes the tensor whole.
 	boxes  []rankBox
 	copies int
 
@@ -51,10 +51,10 @@ type entry struct {
 	chunks func() (*plan.ChunkIndex, error)
 }
 
-// keptValue is what is known of an object.
+// keptValue describes an object.
 type keptValue struct {
-	// bytes are nil if they are to be read again when they are needed. Then sum is
-	// a digest of them.
+	// bytes are nil if they are read again when they are needed. Then sum is their
+	// digest.
 	size  int64
 	bytes []byte
 	sum   string
@@ -147,8 +147,8 @@ func (j *Job) from(fqn string) *entry {
 	return j.renamed[fqn]
 }
 
-// Plan works out everything about a conversion of src, without writing: what is
-// selected, how it is called, of which type it is and on which rank. It reads
+// Plan plans a conversion of src without writing: what is selected, and the name,
+// the type and the ranks of each tensor in the target. It reads
 // the source's metadata and its objects. A source whose chunks do not make whole
 // tensors is refused with storage.ErrCorrupt.
 func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, error) {
@@ -178,7 +178,7 @@ func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, err
 	return j, nil
 }
 
-// name decides about the step and the tags to record.
+// name sets the step and the tags to record.
 func (j *Job) name(ctx context.Context) {
 	j.step = cmp.Or(j.opts.Step, j.md.Storage.Step)
 	if j.step == nil {
@@ -266,8 +266,8 @@ func (j *Job) index(renamed bool) error {
 	return nil
 }
 
-// cut says of each tensor who writes what of it, and refuses those that the
-// source does not have whole.
+// cut sets the boxes of each tensor, and refuses tensors that the source does not
+// have whole.
 func (j *Job) cut() error {
 	j.ranks = j.shards.ranks
 	for _, e := range j.entries {
@@ -294,7 +294,7 @@ func (j *Job) cut() error {
 func (j *Job) Summary() *Summary {
 	final, _, err := global(localPlans(j.entries, j.ranks))
 	if err != nil {
-		final = nil // Run says why
+		final = nil // Run returns the error
 	}
 	return newSummary(j, final, nil)
 }
@@ -321,9 +321,8 @@ func (j *Job) storage(rec record, t *Target) meta.Storage {
 	return out
 }
 
-// unchanged returns an error that wraps storage.ErrChanged unless the source's
-// files are still as they were: of a format that overwrites its files nobody
-// else would notice.
+// unchanged returns an error that wraps storage.ErrChanged if a file of the source
+// has changed: the reader of a format that overwrites its files would not notice.
 func (j *Job) unchanged(ctx context.Context) error {
 	for _, f := range j.seen {
 		info, err := j.opts.Source.Stat(ctx, f.name)

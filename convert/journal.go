@@ -42,8 +42,8 @@ const recordVersion = 1
 type journal struct {
 	store blob.Store
 	rec   record
-	// goesOn says that an earlier run has begun, and kept counts the files that
-	// it had finished.
+	// goesOn is set if this run continues an earlier one, and kept counts the files
+	// that the earlier one had finished.
 	goesOn bool
 	kept   atomic.Int64
 }
@@ -75,8 +75,8 @@ func (j *journal) start(ctx context.Context) error {
 	return j.writeRecord(ctx)
 }
 
-// readRecord returns the record in a staging store, or nil if there is none that
-// decodeRecord accepts.
+// readRecord returns the record in a staging store, or nil if the store has no record
+// that decodeRecord accepts.
 func readRecord(ctx context.Context, s blob.Store) (*record, error) {
 	b, err := blob.ReadAll(ctx, s, recordName, maxRecord)
 	switch {
@@ -106,11 +106,11 @@ func (j *journal) writeRecord(ctx context.Context) error {
 	return err
 }
 
-// sweep removes what is in the store: of an earlier run of this conversion all
-// but the journal and the files that it knows, since a file that was finished and
-// not noted would be in the way, and so would be those of a commit that nobody
-// heard of; of others everything. The record goes last, so that a sweep that was
-// interrupted is made again.
+// sweep removes the files in the store that this run cannot use. If it continues an
+// earlier run, those are all files but the journal and the files that it lists: a
+// file that was finished and is not listed, or that an interrupted commit made, has a
+// name that this run needs. Otherwise they are all files. The record is removed last,
+// so that a sweep that was interrupted is repeated.
 func (j *journal) sweep(ctx context.Context) error {
 	var remove []string
 	for info, err := range j.store.List(ctx, "") {
@@ -131,7 +131,7 @@ func (j *journal) sweep(ctx context.Context) error {
 		}
 	}
 	if s, ok := blob.As[blob.Sweeper](j.store); ok {
-		for _, dir := range []string{"", JournalPrefix, resultsPrefix} { // what a writer that was killed left behind
+		for _, dir := range []string{"", JournalPrefix, resultsPrefix} { // files of a writer that was killed
 			if _, err := s.SweepTemp(ctx, strings.TrimSuffix(dir, "/"), 0); err != nil {
 				return err
 			}

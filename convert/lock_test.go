@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-func TestLockIsForOne(t *testing.T) {
+func TestLockExcludesSecondConversion(t *testing.T) {
 	dir := t.TempDir()
 	a, b := &Place{Path: filepath.Join(dir, "x")}, &Place{Path: filepath.Join(dir, "x") + "/"}
 	if err := errors.Join(a.Lock(), a.Lock()); err != nil {
@@ -42,7 +42,7 @@ func TestLockIsForOne(t *testing.T) {
 }
 
 // The name of the lock's file comes and goes, and yet never two hold it.
-func TestLockIsHeldByOneAtATime(t *testing.T) {
+func TestLockUnderContention(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "folder", "x")
 	var wg sync.WaitGroup
 	var inside sync.Mutex
@@ -74,7 +74,7 @@ func TestLockIsHeldByOneAtATime(t *testing.T) {
 	wg.Wait()
 }
 
-func TestFoldersMadeForTheLockGoWithIt(t *testing.T) {
+func TestUnlockRemovesFoldersOfLock(t *testing.T) {
 	dir := t.TempDir()
 	p := &Place{Path: filepath.Join(dir, "new", "folder", "x")}
 	if err := errors.Join(p.Lock(), p.Unlock()); err != nil {
@@ -130,7 +130,7 @@ func TestCheckChangesNothing(t *testing.T) {
 	}
 }
 
-func TestLockWhereNothingMayBeMade(t *testing.T) {
+func TestLockInReadOnlyFolder(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "file"), "text")
 	p := &Place{Path: filepath.Join(dir, "file", "x")}

@@ -250,7 +250,7 @@ func (r *renameRule) apply(name string) string {
 	return string(out) + name[at[1]:]
 }
 
-// caster says which dtype a tensor has in the target.
+// caster decides which dtype a tensor has in the target.
 type caster []*rule[tensor.DType]
 
 func parseCasts(texts []string) (caster, error) {
@@ -290,9 +290,9 @@ func (c caster) check() error {
 	return allUsed(ps)
 }
 
-// renamedPath returns where an entry with that path belongs once it is called
-// name: the steps at the beginning and the end that the name still spells stay as
-// they are, so that lists stay lists, and what is new in between becomes keys.
+// renamedPath returns the new path of an entry that is renamed to name. The steps at
+// the beginning and the end that the name still contains stay as they are, so that
+// lists stay lists. The steps between them are keys.
 func renamedPath(old meta.Path, name string) meta.Path {
 	if old == nil {
 		return nil
@@ -356,7 +356,7 @@ func place(p meta.Path) string {
 }
 
 // reconcile makes paths that were changed one by one fit together: what is a map
-// to one of them is no list to another, a state is a map, and a value has
+// for one of them is not a list for another, a state is a map, and a value has
 // nothing inside, unless it is one of those that have tensors inside. paths are by
 // name; those without a place in the tree become nil.
 func reconcile(paths []meta.Path, open map[string]bool) {

@@ -120,7 +120,7 @@ func TestSelectedNamesAreConverted(t *testing.T) {
 	}
 }
 
-func TestPathsFitTogetherAfterRenaming(t *testing.T) {
+func TestRenamedPathsAreConsistent(t *testing.T) {
 	src := saved(t, 1)
 	for claim, rules := range map[string][]string{
 		"a list without what it was in":   {"model.layers.*=*"},

@@ -15,23 +15,22 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// ErrOccupied reports a place with something that is no checkpoint, and that
-// nothing may take the place of.
+// ErrOccupied reports a path with something that is not a checkpoint and must not be
+// replaced.
 var ErrOccupied = errors.New("something else is there")
 
 // Place is a path of the file system at which a checkpoint appears in one step,
 // when it is complete. Until then it grows in a directory beside it.
 //
 // Only a checkpoint is ever replaced, and only with Overwrite: files in its
-// folder that are no part of it stay in the new one. Into a folder without a
+// folder that are not part of it stay in the new one. Into a folder without a
 // checkpoint the new files are moved one after the other, with Overwrite too, the
 // one that makes them a checkpoint last. Nothing that was there is touched.
 //
 // Two conversions to one place would take each other's files for their own:
 // Lock keeps the second one away. A Place is for one goroutine.
 type Place struct {
-	// Path is where the checkpoint appears: a directory, or a file if File is
-	// set.
+	// Path is the path of the checkpoint: a directory, or a file if File is set.
 	Path string
 	// File is the name by which the writers call the file that is the
 	// checkpoint. Empty: it is a directory.
@@ -40,14 +39,14 @@ type Place struct {
 	Overwrite bool
 	// Look returns the files of the checkpoint at a path, relative to it and with
 	// slashes; for a checkpoint that is a file they do not matter. The error wraps
-	// storage.ErrNotFound if there is no checkpoint. After any other error what is
-	// there is not replaced. Nil: nothing is a checkpoint.
+	// storage.ErrNotFound if there is no checkpoint. After any other error nothing is
+	// replaced. Nil: nothing is a checkpoint.
 	Look func(path string) ([]string, error)
 	// Accept, if not nil, is asked about a new folder that is complete, with the
 	// files of the old one that stay, before it takes the old one's place.
 	Accept func(dir string) error
-	// Record says of a file of the new checkpoint that it makes it one. Nil: none
-	// does.
+	// Record reports whether a file of the new checkpoint is its record, which is
+	// moved last. Nil: no file is.
 	Record func(name string) bool
 
 	lock *file.PathLock          // nil: not held
@@ -64,8 +63,8 @@ func (p *Place) beside(ending string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+ending)
 }
 
-// aside is where the old checkpoint is for a moment, on systems that cannot
-// exchange two names.
+// aside returns the path of the old checkpoint while it is replaced, on systems that
+// cannot exchange two names.
 func (p *Place) aside() string { return p.beside(asideEnding) }
 
 // occupant is what is at a path.
@@ -81,7 +80,7 @@ type occupantKind int
 const (
 	nothing     occupantKind = iota // or an empty directory
 	aFolder                         // without a checkpoint
-	aFile                           // that is no checkpoint
+	aFile                           // that is not a checkpoint
 	aSpecial                        // no file and no folder, such as a FIFO
 	aCheckpoint                     // in a directory
 	aSingleFile                     // that is a checkpoint
@@ -126,7 +125,7 @@ func (p *Place) check() (*occupant, error) {
 // undo undoes what an earlier Publish, killed between two steps, had begun.
 func (p *Place) undo() error { return errors.Join(p.restore(), p.moveBack()) }
 
-// mayReplace says whether the new checkpoint may appear where o is.
+// mayReplace returns an error if the new checkpoint must not replace o.
 func (p *Place) mayReplace(o *occupant) error {
 	switch {
 	case o.kind == nothing:
@@ -173,7 +172,7 @@ func (p *Place) occupant(path string) (*occupant, error) {
 	return p.look(path, fi.IsDir()), nil
 }
 
-// special says what is neither a file nor a folder.
+// special returns what a path is that is neither a file nor a folder.
 func special(m fs.FileMode) string {
 	switch {
 	case m&fs.ModeNamedPipe != 0:
@@ -203,7 +202,7 @@ func (p *Place) look(path string, dir bool) *occupant {
 
 // Prepare is Check, undoes what an earlier Publish had begun, and removes a
 // staging directory that no conversion began: such as the rest of an old
-// checkpoint that was replaced. Run looks after the others.
+// checkpoint that was replaced. Run continues or removes the others.
 func (p *Place) Prepare() error { return p.locked(p.prepare) }
 
 func (p *Place) prepare() error {
@@ -232,8 +231,8 @@ func (p *Place) discard() error {
 var ErrBusy = errors.New("another conversion to it is running")
 
 // Lock makes the place and its staging directory the caller's own, until Unlock
-// or the end of the process, however that comes. A conversion holds it from
-// before Prepare until after Publish or Discard. Holding it already is no error.
+// or the end of the process. A conversion holds it from before Prepare until after
+// Publish or Discard. Locking it twice is not an error.
 //
 // The error wraps ErrBusy if another conversion holds it, in this process or in
 // another one, and errors.ErrUnsupported if the file system has no locks.
@@ -284,9 +283,8 @@ const (
 
 // Unfinished is what a conversion that has not finished has beside its target.
 type Unfinished struct {
-	// Path is where the checkpoint would appear, and Staging the directory that
-	// has been made for it. Staging need not be there: the conversion may have
-	// left its lock only.
+	// Path is the path of the checkpoint, and Staging the directory in which it is
+	// made. Staging may not exist: the conversion may have left only its lock.
 	Path, Staging string
 	// Bytes are those of all files.
 	Bytes int64
@@ -321,8 +319,8 @@ func FindUnfinished(dir string) ([]Unfinished, error) {
 	return out, nil
 }
 
-// IsStaging reports whether a conversion gives that name to a directory or a file
-// of its own, beside its target.
+// IsStaging reports whether name is that of a directory or a file that a conversion
+// makes beside its target.
 func IsStaging(name string) bool {
 	_, ok := targetOf(name)
 	return ok

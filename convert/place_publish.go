@@ -29,7 +29,7 @@ func (p *Place) publish() error {
 	if err := p.do("sync", func() error { return syncDir(filepath.Dir(filepath.Clean(p.Path))) }); err != nil {
 		return err
 	}
-	// From here on the new checkpoint is there, and only rubbish is left.
+	// The new checkpoint is in place. What follows removes the old one.
 	for _, rest := range []string{p.Staging(), p.aside()} {
 		if err := p.do("remove "+filepath.Base(rest), func() error { return os.RemoveAll(rest) }); err != nil {
 			return err
@@ -38,7 +38,7 @@ func (p *Place) publish() error {
 	return nil
 }
 
-// appear moves the new checkpoint to Path, where o is.
+// appear moves the new checkpoint to Path. o is what is there.
 func (p *Place) appear(o *occupant) error {
 	from := p.Staging()
 	if p.File != "" {
@@ -62,8 +62,8 @@ func (p *Place) appear(o *occupant) error {
 	return p.do("rename", func() error { return os.Rename(from, p.Path) })
 }
 
-// replace puts the new checkpoint in the place of the old one, and the old one
-// where the new one was, or aside.
+// replace exchanges the new checkpoint and the old one, or moves the old one aside
+// first.
 func (p *Place) replace(from string) error {
 	err := p.do("exchange", func() error { return exchange(from, p.Path) })
 	if !errors.Is(err, errors.ErrUnsupported) {
@@ -300,7 +300,7 @@ func (p *Place) adoptFile(from, to string, d fs.DirEntry) error {
 	return p.clash(copyFile(from, to), from) // not every file system has links
 }
 
-// clash says which file is in the way.
+// clash adds to fs.ErrExist which file of the old folder would be lost.
 func (p *Place) clash(err error, file string) error {
 	if errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%w: %s is no part of the old checkpoint, and would be lost to a file of the new one", ErrOccupied, file)

@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-func TestOnlyCheckpointsAreReplaced(t *testing.T) {
+func TestPublishReplacesOnlyCheckpoints(t *testing.T) {
 	for claim, c := range map[string]struct {
 		old       string
 		file      string
@@ -58,7 +58,7 @@ func TestOnlyCheckpointsAreReplaced(t *testing.T) {
 }
 
 // Overwrite does not matter if there is no checkpoint to replace.
-func TestFolderWithoutACheckpointIsAddedTo(t *testing.T) {
+func TestPublishAddsToFolderWithoutCheckpoint(t *testing.T) {
 	for _, overwrite := range []bool{false, true} {
 		p := &Place{Path: filepath.Join(t.TempDir(), "x"), Overwrite: overwrite, Look: checkpointFiles}
 		write(t, filepath.Join(p.Path, "notes"), "mine")
@@ -77,7 +77,7 @@ func TestFolderWithoutACheckpointIsAddedTo(t *testing.T) {
 	}
 }
 
-func TestLinkToNowhereStays(t *testing.T) {
+func TestPublishKeepsDanglingLink(t *testing.T) {
 	dir := t.TempDir()
 	p := &Place{Path: filepath.Join(dir, "x"), Overwrite: true, Look: checkpointFiles}
 	if err := os.Symlink("nowhere", p.Path); err != nil {
@@ -90,7 +90,7 @@ func TestLinkToNowhereStays(t *testing.T) {
 
 // Killed before any of its steps, Publish into a folder without a checkpoint
 // leaves what was there, and at the next try no trace of the first.
-func TestKilledWhileMovingIn(t *testing.T) {
+func TestPublishKilledWhileMovingIn(t *testing.T) {
 	killed := errors.New("killed")
 	was := map[string]string{"x/config.json": "mine", "x/sub/notes": "mine"}
 	want := map[string]string{"x/config.json": "mine", "x/sub/notes": "mine", "x/a": "new", "x/sub/b": "new"}
@@ -142,7 +142,7 @@ func TestKilledWhileMovingIn(t *testing.T) {
 	}
 }
 
-func TestNamesThatClashAreNotMovedIn(t *testing.T) {
+func TestPublishRefusesNamesThatExist(t *testing.T) {
 	dir := t.TempDir()
 	p := &Place{Path: filepath.Join(dir, "x")} // for which nothing is a checkpoint
 	write(t, filepath.Join(p.Path, "sub/b"), "mine")
@@ -157,7 +157,7 @@ func TestNamesThatClashAreNotMovedIn(t *testing.T) {
 
 // Whatever else was in the folder of a checkpoint that is replaced is there
 // before, in the middle and afterwards.
-func TestOtherFilesStay(t *testing.T) {
+func TestPublishKeepsOtherFiles(t *testing.T) {
 	killed := errors.New("killed")
 	for _, way := range []string{"exchange", "move aside"} {
 		for n := 0; ; n++ {
@@ -207,7 +207,7 @@ func TestOtherFilesStay(t *testing.T) {
 	}
 }
 
-func TestFilesThatStayMustNotBeLost(t *testing.T) {
+func TestPublishRefusesToLoseOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	p := &Place{Path: filepath.Join(dir, "x"), Overwrite: true, Look: func(string) ([]string, error) { return []string{"c"}, nil }}
 	write(t, filepath.Join(p.Path, "c"), "old")
@@ -221,7 +221,7 @@ func TestFilesThatStayMustNotBeLost(t *testing.T) {
 	}
 }
 
-func TestFolderThatIsNotAcceptedDoesNotAppear(t *testing.T) {
+func TestPublishAsksAccept(t *testing.T) {
 	dir := t.TempDir()
 	refuse := errors.New("of two formats")
 	p := &Place{Path: filepath.Join(dir, "x"), Overwrite: true, Look: checkpointFiles, Accept: func(string) error { return refuse }}
@@ -235,7 +235,7 @@ func TestFolderThatIsNotAcceptedDoesNotAppear(t *testing.T) {
 	}
 }
 
-func TestCopiesWhereThereAreNoLinks(t *testing.T) {
+func TestPublishCopiesWithoutLinks(t *testing.T) {
 	dir := t.TempDir()
 	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
 	write(t, from, "text")

@@ -28,7 +28,7 @@ func keeps(format string, p meta.Properties) meta.Properties {
 
 // What a state says about a tensor is in the checkpoint, and goes along into
 // every other format.
-func TestPropertiesOfAStateSurvive(t *testing.T) {
+func TestConvertKeepsProperties(t *testing.T) {
 	all := meta.Properties{DType: tensor.Float16, RequiresGrad: true, MemoryFormat: "channels_last", PinMemory: true}
 	x := storagetest.Filled(t, tensor.Float16, []int64{1, 2, 2, 2}, 0)
 	state := cairn.State{"m": map[string]any{

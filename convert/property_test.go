@@ -20,7 +20,7 @@ import (
 
 // However a state was sharded, and however it is sharded, cast and renamed on the
 // way, what is loaded afterwards is what was there before, cast and renamed.
-func TestWhateverIsConvertedIsLoaded(t *testing.T) {
+func TestConvertedStateLoadsProperty(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		whole := drawTensors(rt, t)
 		src := &mem.Store{Name: "source"}

@@ -64,7 +64,7 @@ func checkpointFiles(path string) ([]string, error) {
 	return out, nil
 }
 
-func TestPublishedInOneStep(t *testing.T) {
+func TestPublishIsAtomic(t *testing.T) {
 	for claim, c := range map[string]struct {
 		old, file string
 		want      map[string]string
@@ -110,7 +110,7 @@ func equalTrees(a, b map[string]string) bool {
 	return true
 }
 
-func TestWhatIsThereStays(t *testing.T) {
+func TestFailedPublishKeepsOldCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	p := &Place{Path: filepath.Join(dir, "x"), Look: checkpointFiles}
 	write(t, filepath.Join(dir, "x/c"), "old")
@@ -128,7 +128,7 @@ func TestWhatIsThereStays(t *testing.T) {
 
 // Killed before any of its steps, Publish leaves the old checkpoint or the new
 // one, and a second try ends well.
-func TestKilledWhilePublishing(t *testing.T) {
+func TestPublishKilledAtEachStep(t *testing.T) {
 	killed := errors.New("killed")
 	for _, old := range []string{"", "x/c"} {
 		for _, way := range []string{"exchange", "move aside"} {
@@ -188,7 +188,7 @@ func again(t *testing.T, p *Place, old string) {
 	}
 }
 
-func TestPrepareKeepsWhatIsBegun(t *testing.T) {
+func TestPrepareKeepsBegunConversion(t *testing.T) {
 	dir := t.TempDir()
 	p := &Place{Path: filepath.Join(dir, "x")}
 	write(t, filepath.Join(p.Staging(), recordName), "{}")

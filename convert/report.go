@@ -4,7 +4,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// Summary says what a conversion does, before it is done.
+// Summary describes a conversion before it runs.
 type Summary struct {
 	// Tensors and Objects count what is converted; Bytes are theirs in the
 	// target, without headers and the like, and SourceBytes those in the source.
@@ -78,7 +78,7 @@ func count(n *int, yes bool) {
 	}
 }
 
-// Report says what a conversion did.
+// Report describes a conversion that succeeded.
 type Report struct {
 	SaveID string `json:"save_id"`
 	Step   *int64 `json:"step"` // nil: unknown

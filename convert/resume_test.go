@@ -103,7 +103,7 @@ func goesOn(t *testing.T, src blob.Store, format string, rule fault.Rule, want m
 
 // The names of the files repeat, so a conversion that goes on ends with the same
 // files as one that was never interrupted.
-func TestNoFileIsLeftOver(t *testing.T) {
+func TestConvertLeavesNoOtherFiles(t *testing.T) {
 	src := saved(t, 3)
 	whole, _ := converted(t, src, nil)
 	inner := &mem.Store{Name: "target"}
@@ -123,7 +123,7 @@ func TestNoFileIsLeftOver(t *testing.T) {
 	}
 }
 
-func TestAnotherConversionStartsAfresh(t *testing.T) {
+func TestOtherOptionsRestartConversion(t *testing.T) {
 	src := saved(t, 3)
 	begin := func() *mem.Store {
 		inner := &mem.Store{Name: "target"}
@@ -161,7 +161,7 @@ func TestAnotherConversionStartsAfresh(t *testing.T) {
 	}
 }
 
-func TestASourceThatChangesIsNoticed(t *testing.T) {
+func TestConvertDetectsChangedSource(t *testing.T) {
 	src := saved(t, 2)
 	c := open(t, src)
 	job, err := convert.Plan(t.Context(), c, &convert.Options{Source: src})
@@ -184,7 +184,7 @@ func TestASourceThatChangesIsNoticed(t *testing.T) {
 	}
 }
 
-func TestCancelledIsNotDone(t *testing.T) {
+func TestConvertReturnsCancellation(t *testing.T) {
 	src := saved(t, 3)
 	job, err := convert.Plan(t.Context(), open(t, src), nil)
 	if err != nil {

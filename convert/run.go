@@ -22,7 +22,7 @@ import (
 type run struct {
 	job     *Job
 	target  *Target
-	journal *journal // nil: there is none
+	journal *journal // nil: the target has no staging store
 	refused refusals
 	save    protocol.Saving
 

@@ -24,7 +24,7 @@ type rankBox struct {
 	box  tensor.Box
 }
 
-// sharding says which rank writes which boxes of a tensor.
+// sharding decides which rank writes which boxes of a tensor.
 type sharding struct {
 	ranks int
 	// asIs keeps the chunks of the source.
@@ -120,9 +120,9 @@ func parsePlacements(text string) ([]shard.Placement, error) {
 	return out, nil
 }
 
-// boxes returns who writes what of a tensor. None: it is to be written whole.
-// Where several ranks hold the same box all of them are returned, and copies is
-// how many do.
+// boxes returns the boxes of a tensor and the ranks that hold them. Nil: one rank
+// writes it whole. If several ranks hold the same box, all of them are returned, and
+// copies is their number.
 func (s *sharding) boxes(e *meta.Entry) (out []rankBox, copies int, err error) {
 	t := e.Tensor
 	if s.asIs {

@@ -15,8 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// source reads boxes of the source, so many at a time, and lends the buffers for
-// what is read ahead.
+// source reads boxes of the source, a limited number at a time, and lends the buffers
+// for reads ahead.
 type source struct {
 	src   storage.Checkpoint
 	md    *meta.Metadata
@@ -29,7 +29,7 @@ type source struct {
 	slow  atomic.Bool    // whether the last large read took long
 }
 
-// leastRead is the memory that a read takes at least, whatever its budget.
+// leastRead is the least memory that a read takes.
 const leastRead = 1 << 20
 
 // newSource returns a source that reads within a half of memory, until ctx ends.
@@ -97,15 +97,15 @@ func (s *source) inBackground(fn func(ctx context.Context) error, done func(erro
 	s.wg.Go(func() { done(group.Catch(func() error { return fn(s.ctx) })) })
 }
 
-// lender lends buffers to whoever can do without: it never waits.
+// lender lends buffers. It never waits: it returns nil if all are lent.
 type lender struct {
 	pool *bufpool.Pool
 	lent chan struct{}
 }
 
 const (
-	// unitBytes is how much is read ahead at once, and minUnit how little where
-	// memory is scarce.
+	// unitBytes is the size of a read ahead, and minUnit its size if memory is
+	// scarce.
 	unitBytes = 8 << 20
 	minUnit   = 256 << 10
 	// wantUnits is how many units there should be.
@@ -121,7 +121,7 @@ func newLender(budget int64) *lender {
 	return &lender{pool: p, lent: make(chan struct{}, p.Count())}
 }
 
-// try returns a buffer, or nil where all are lent.
+// try returns a buffer, or nil if all are lent.
 func (l *lender) try() []byte {
 	select {
 	case l.lent <- struct{}{}:

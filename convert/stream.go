@@ -98,7 +98,7 @@ func (c *content) run(to []want, p []byte, lo, hi int64) ([]want, error) {
 	return to, nil
 }
 
-// moved returns b as seen from where by is an offset.
+// moved returns b with by added to its offsets.
 func moved(b tensor.Box, by []int64) tensor.Box {
 	out := tensor.Box{Offsets: make([]int64, len(b.Offsets)), Sizes: b.Sizes}
 	for d := range out.Offsets {
@@ -107,10 +107,10 @@ func moved(b tensor.Box, by []int64) tensor.Box {
 	return out
 }
 
-// stream is a large content. Its readers ask for pieces of one length, one after
-// the other, so what comes next is known. From a source that is slow, as those in
-// other places are, it is read ahead; from a fast one it is better read straight
-// to where it goes: the copy would cost more than the waiting.
+// stream is a large content. Its readers ask for pieces of one length, one after the
+// other, so the next piece is known. From a slow source, such as one on another host,
+// it is read ahead. From a fast one it is read directly into the reader's memory: a
+// copy would take longer than the wait.
 type stream struct {
 	content
 	queue []*unit // in the order of their offsets, the next one first
@@ -199,7 +199,7 @@ func (st *stream) readAhead(off, n int64) {
 	}
 }
 
-// release gives the buffer of a piece back, once nobody writes to it any more.
+// release returns the buffer of a piece once it is not written to any more.
 func (st *stream) release(u *unit) {
 	select {
 	case <-u.done:
@@ -238,7 +238,7 @@ type batch struct {
 	loaded chan struct{}
 	err    error // valid once loaded is closed
 	users  int   // streams that copy from buf, and the one that fills it
-	left   int   // items that nobody has taken yet
+	left   int   // items that no stream has read yet
 	used   int64 // when it was last asked for
 }
 
@@ -309,7 +309,7 @@ func (bs *batches) open(e *entry, it *plan.WriteItem) plan.Stream {
 }
 
 // take makes sure that b is read or being read, and counts a user. It reports
-// false where there is no memory for it.
+// false if there is no memory for it.
 func (bs *batches) take(b *batch) bool {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
@@ -362,8 +362,8 @@ func (bs *batches) read(ctx context.Context, b *batch, buf []byte) error {
 	return bs.s.read(ctx, wants)
 }
 
-// evict frees the buffer that nobody uses and that was not asked for for the
-// longest time. It needs mu.
+// evict frees the buffer that was used least recently, of those that are not in use.
+// It needs mu.
 func (bs *batches) evict() bool {
 	var oldest *batch
 	for b := range bs.live {
@@ -385,7 +385,7 @@ func (bs *batches) free(b *batch) {
 	delete(bs.live, b)
 }
 
-// drop ends a use of b, after which so many items were taken for good.
+// drop ends a use of b. items is the number of items that are not needed again.
 func (bs *batches) drop(b *batch, items int) {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
@@ -416,12 +416,11 @@ type batchStream struct {
 
 var _ plan.Stream = (*batchStream)(nil)
 
-// ReadAt implements plan.Stream. Where there is no memory for the batch, or
-// something in it cannot be read, which may be another item, this one is read by
-// itself.
+// ReadAt implements plan.Stream. If there is no memory for the batch, or if an item of
+// it cannot be read, this item is read by itself.
 func (st *batchStream) ReadAt(ctx context.Context, p []byte, off int64) error {
 	if off < 0 || off > st.size || int64(len(p)) > st.size-off {
-		return st.fill(ctx, p, off) // which says what is wrong
+		return st.fill(ctx, p, off) // which returns the error
 	}
 	if !st.held {
 		if !st.bs.take(st.b) {

@@ -103,7 +103,7 @@ func TestReadAhead(t *testing.T) {
 }
 
 // An error while reading ahead is the error of the reader that comes to it.
-func TestReadAheadHandsErrorsOver(t *testing.T) {
+func TestReadAheadReturnsErrors(t *testing.T) {
 	x := storagetest.Filled(t, tensor.Float32, []int64{1024, 1024}, 1)
 	s := &mem.Store{Name: "source"}
 	saveRows(t, s, x)

@@ -28,7 +28,7 @@ func sampleMessage(tb testing.TB, share *plan.Share) []byte {
 
 var sampleShare = &plan.Share{Pieces: []plan.Piece{{ID: 7, Rows: [2]int64{1, 3}, Reader: 2, To: []int{0, 1}}}}
 
-func TestLoadMessageSurvivesTheWay(t *testing.T) {
+func TestLoadCodecRoundTrip(t *testing.T) {
 	for _, share := range []*plan.Share{nil, sampleShare} {
 		b := sampleMessage(t, share)
 		m, err := loadCodec{}.Decode(b)
@@ -69,7 +69,7 @@ func FuzzDecodeLoadMessage(f *testing.F) {
 	})
 }
 
-func TestHeadSurvivesTheWay(t *testing.T) {
+func TestHeadRoundTrip(t *testing.T) {
 	large := &piece{id: 3, bytes: inlineBytes + 1, crc: 9}
 	b := encodeHead([]*piece{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}, large})
 	want := []record{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}, {id: 3, bytes: inlineBytes + 1, crc: 9}}

@@ -40,7 +40,7 @@ func (w *hookedWriter) Finish(ctx context.Context, md *meta.Metadata, rs []*stor
 
 // A rank whose context ends while the coordinator commits learns the outcome all
 // the same: it must not take its files out of a checkpoint.
-func TestContextThatEndsDuringTheCommitChangesNothing(t *testing.T) {
+func TestSaveIgnoresContextDuringCommit(t *testing.T) {
 	for _, when := range []string{"before", "after"} {
 		s := new(mem.Store)
 		mustSave(t, s, "old", 1)
@@ -74,7 +74,7 @@ func TestContextThatEndsDuringTheCommitChangesNothing(t *testing.T) {
 
 // A rank that goes away for good while the coordinator commits: the others do
 // not know what became of it, and leave everything where it is.
-func TestRankThatLeavesDuringTheCommit(t *testing.T) {
+func TestSaveRankLeavesDuringCommit(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "old", 1)
 	gone := errors.New("node lost")
@@ -108,7 +108,7 @@ func (w *leavingWriter) WriteData(ctx context.Context, p *plan.SavePlan, d stora
 
 // A rank that dies while it writes: the coordinator, which has not committed,
 // cleans up for all.
-func TestRankThatLeavesWhileItWrites(t *testing.T) {
+func TestSaveRankLeavesDuringWrite(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "old", 1)
 	before := storagetest.Names(t, s)
@@ -154,7 +154,7 @@ func (g *cutOffGroup) Broadcast(ctx context.Context, root int, v []byte) ([]byte
 
 // A rank that is cut off when its results are the coordinator's: its files may
 // be part of a checkpoint by the time it finds out, and so they are.
-func TestRankThatIsCutOffLeavesItsFiles(t *testing.T) {
+func TestSaveCutOffRankKeepsFiles(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "old", 1)
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
@@ -175,7 +175,7 @@ func TestRankThatIsCutOffLeavesItsFiles(t *testing.T) {
 }
 
 // A store that hangs must not keep a failed save from returning.
-func TestAbortTakesNotForever(t *testing.T) {
+func TestSaveAbortIsBounded(t *testing.T) {
 	inner := new(mem.Store)
 	var warned [world]atomic.Int64
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {

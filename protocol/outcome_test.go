@@ -29,7 +29,7 @@ func saveAll(t *testing.T, id string, seed byte, view func(rank int) blob.Store)
 	})
 }
 
-func TestFullDiskIsKnownOnAllRanks(t *testing.T) {
+func TestSaveFullDiskReachesAllRanks(t *testing.T) {
 	for _, victim := range []int{0, 2} {
 		inner := new(mem.Store)
 		mustSave(t, inner, "old", 1)
@@ -53,7 +53,7 @@ func TestFullDiskIsKnownOnAllRanks(t *testing.T) {
 	}
 }
 
-func TestNamedErrorsAreKnownOnAllRanks(t *testing.T) {
+func TestSentinelErrorsReachAllRanks(t *testing.T) {
 	s, sound := new(mem.Store), new(mem.Store)
 	mustSave(t, sound, "sound", 1)
 	for _, c := range []struct {
@@ -86,7 +86,7 @@ func TestNamedErrorsAreKnownOnAllRanks(t *testing.T) {
 
 // The commit took place, and only then was it known to have failed: nobody may
 // remove a file.
-func TestNobodyTakesAnUncertainCommitBack(t *testing.T) {
+func TestSaveUncertainCommitIsNotAborted(t *testing.T) {
 	inner := new(mem.Store)
 	mustSave(t, inner, "old", 1)
 	errs := saveAll(t, "new", 2, func(int) blob.Store {
@@ -108,7 +108,7 @@ func (*failingPlanner) SetUp(plan.SaveSetup) error { return errOnPurpose }
 
 // Writers that are used for one save after the other: a save that fails before
 // they were set up must not cost the one before.
-func TestFailedSaveSparesTheWritersLastOne(t *testing.T) {
+func TestFailedSaveDoesNotAbortSaveBefore(t *testing.T) {
 	s := new(mem.Store)
 	writers := make([]storage.Writer, world)
 	for i := range writers {
@@ -132,7 +132,7 @@ func TestFailedSaveSparesTheWritersLastOne(t *testing.T) {
 }
 
 // Ranks that remember different saves, and ranks that remember none.
-func TestCachesThatDifferPlanAgain(t *testing.T) {
+func TestSaveWithDifferentCachesPlansAgain(t *testing.T) {
 	s := new(mem.Store)
 	caches := make([]*plan.Cache, world)
 	for i := range caches {
@@ -161,7 +161,7 @@ func TestCachesThatDifferPlanAgain(t *testing.T) {
 }
 
 // Two ranks see different checkpoints.
-func TestRanksThatSeeDifferentSaves(t *testing.T) {
+func TestLoadDetectsDifferentSaves(t *testing.T) {
 	a, b := new(mem.Store), new(mem.Store)
 	mustSave(t, a, "first", 1)
 	mustSave(t, b, "second", 1)

@@ -284,7 +284,7 @@ func TestLoadCallsAsDrawn(t *testing.T) {
 
 // The pictures have every method that the engine calls, so that a comparison
 // with them leaves none out.
-func TestThePicturesAreComplete(t *testing.T) {
+func TestPicturesOfArchitectureAreComplete(t *testing.T) {
 	for heading, want := range map[string][]string{
 		"A save": {
 			"planner.SetUp", "writer.SetUp", "planner.LocalPlan", "writer.PrepareLocalPlan", "planner.GlobalPlan",

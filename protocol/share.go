@@ -21,24 +21,25 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// takes reports whether this rank can read for others. Who waits for messages
-// must be told when another rank fails, so that a group has to be an Alarmer too.
+// takes reports whether this rank can read for other ranks. A rank that waits for
+// messages must hear that another rank has failed, so the group must be an Alarmer
+// too.
 func (l *LoadJob) takes() bool {
 	_, mail := l.Group.(group.Messenger)
 	_, alarm := l.Group.(group.Alarmer)
 	return l.Share && mail && alarm && l.Group.Size() > 1 && plan.CanShare(l.Planner)
 }
 
-// elect adds to the ranks' messages what they read for each other. all is what
-// the ranks said. Each load has a tag of its own, so that what is left of a load
-// that failed is never taken for a part of the next.
+// elect adds to the ranks' messages what they read for each other. all are the
+// messages from the ranks. Each load has its own tag, so that messages of a load that
+// failed are never taken for messages of the next.
 func (l *LoadJob) elect(out, all []loadMessage) {
 	if len(out) != len(all) {
 		return // the step refuses it
 	}
 	plans, takes := make([]*plan.LoadPlan, len(out)), make([]bool, len(out))
 	for r := range out {
-		// What storage says of a plan may be about the items as they are.
+		// The reader's data of a plan may depend on its items, which sharing changes.
 		plans[r], takes[r] = out[r].plan, all[r].takes && len(out[r].plan.StorageData) == 0
 	}
 	tag := group.LoadTags + rand.IntN(math.MaxInt-group.LoadTags)
@@ -49,8 +50,8 @@ func (l *LoadJob) elect(out, all []loadMessage) {
 
 // sharing is one rank's part in a read that ranks share. Its goroutines are one
 // that reads, one for each rank that it sends to, and one for each rank that it
-// receives from. Whoever waits for memory or a message waits for one of them that
-// does not wait in turn; see docs/design/0013-read-once-share.md.
+// receives from. A goroutine that waits for memory or a message waits for one that
+// does not wait for it; see docs/design/0013-read-once-share.md.
 type sharing struct {
 	*LoadJob
 	mail group.Messenger
@@ -59,13 +60,13 @@ type sharing struct {
 	dst  target
 
 	alone []*piece                 // what it reads for itself, tensors only
-	mine  []*piece                 // what it reads for others too
-	from  map[int]map[int64]*piece // what others read for it: by rank and ID
+	mine  []*piece                 // what it also reads for other ranks
+	from  map[int]map[int64]*piece // what other ranks read for it: by rank and ID
 	boxes map[int]chan *piece      // by rank: what was read and is to be sent
 
-	stage    *semaphore.Weighted // bytes of pieces of mine in memory of their own
+	stage    *semaphore.Weighted // bytes of pieces of mine that are not in the planner's memory
 	stageMax int64
-	inbound  *semaphore.Weighted // bytes of pieces that come in memory of their own
+	inbound  *semaphore.Weighted // bytes of received pieces that are not in the planner's memory
 	inMax    int64
 	outbound *semaphore.Weighted // bytes that are being sent
 	outMax   int64
@@ -125,13 +126,13 @@ func (l *LoadJob) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sha
 	return s, s.resolve()
 }
 
-// pool returns a semaphore for so many bytes, and how many it really has.
+// pool returns a semaphore for at least one byte, and its size.
 func pool(bytes int64) (*semaphore.Weighted, int64) {
 	bytes = max(1, bytes)
 	return semaphore.NewWeighted(bytes), bytes
 }
 
-// sort says of each part of the plan who reads it.
+// sort decides which rank reads each part of the plan.
 func (s *sharing) sort(share *plan.Share) error {
 	pieced := make([]bool, len(s.data.Items))
 	sends := map[int]int{}
@@ -251,8 +252,8 @@ func (s *sharing) commit(p *piece) error {
 	return nil
 }
 
-// readAll reads what this rank reads: first what others wait for, in as many
-// calls as the memory for it demands, and with the last of it the rest.
+// readAll reads what this rank reads: first what other ranks wait for, in as many
+// calls as the memory demands, and with the last of these calls the rest.
 func (s *sharing) readAll(ctx context.Context) (storage.ReadStats, error) {
 	var stats storage.ReadStats
 	for rest := s.mine; ; {
@@ -321,8 +322,8 @@ func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (st
 	return st, nil
 }
 
-// ResolveTensor returns the memory that a part is read into: the planner's, or
-// some of its own where that cannot be sent as it is.
+// ResolveTensor returns the memory that a part is read into: the planner's, or new
+// memory if the planner's cannot be sent as it is.
 func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -366,7 +367,7 @@ func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
 	s.mu.Unlock()
 	switch {
 	case p == nil:
-		return fmt.Errorf("%w: the reader hands over what it was not given", plan.ErrProtocol)
+		return fmt.Errorf("%w: the reader commits a tensor that it did not receive from ResolveTensor", plan.ErrProtocol)
 	case len(p.ranks) == 0:
 		return s.commit(p)
 	case !p.direct:
@@ -405,7 +406,7 @@ func (s *sharing) sent(p *piece) error {
 	return nil
 }
 
-// extent is where the memory of a part begins and ends.
+// extent holds the addresses at which the memory of a part begins and ends.
 type extent struct {
 	begin, end uintptr
 	piece      *piece

@@ -104,7 +104,7 @@ func TestSharedLoadFailureReachesAllRanks(t *testing.T) {
 // Nothing that was changed on its way is taken, whichever message and bit of it.
 // The group goes on working: what is left of a load that failed is not taken for
 // a part of the next.
-func TestTamperedMessagesAreRefused(t *testing.T) {
+func TestShareRefusesTamperedMessages(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)
 	changes := []func(b []byte) []byte{
@@ -150,7 +150,7 @@ func TestTamperedMessagesAreRefused(t *testing.T) {
 }
 
 // A rank that goes away for good, before whichever message.
-func TestRankThatLeavesWhileItShares(t *testing.T) {
+func TestShareRankLeaves(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)
 	for nth := int64(1); ; nth++ {
@@ -180,7 +180,7 @@ func TestRankThatLeavesWhileItShares(t *testing.T) {
 }
 
 // A damaged file fails the load on all ranks, whoever reads it.
-func TestSharedReadOfADamagedFile(t *testing.T) {
+func TestShareDamagedFile(t *testing.T) {
 	clean := new(mem.Store)
 	saveReplicas(t, clean)
 	var files []string

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// inlineBytes is up to what size a piece travels together with others, up to
-	// bundleBytes of them.
+	// inlineBytes is the largest size of a piece that travels together with others,
+	// bundleBytes about the size of such a message.
 	inlineBytes, bundleBytes = 64 << 10, 256 << 10
 	// sliceBytes is how much of a large piece is one message.
 	sliceBytes = 4 << 20
 )
 
-// headSum begins the checksum of a piece: what it is and how long, so that a body
-// under another name is none.
+// headSum begins the checksum of a piece with its number and length, so that the
+// body of another piece has another checksum.
 func headSum(id, bytes int64) uint32 {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:8], uint64(id))
@@ -124,7 +124,7 @@ func encodeHead(batch []*piece) []byte {
 	return w.B
 }
 
-// record is what a head says of one piece.
+// record describes one piece in a head.
 type record struct {
 	id, bytes int64
 	crc       uint32

@@ -25,7 +25,7 @@ func (p *spoiling) CommitTensor(_ *plan.ReadItem, x *tensor.Tensor) error {
 	return nil
 }
 
-func TestPlannersMayChangeWhatTheyAreHanded(t *testing.T) {
+func TestSharePlannerMayChangeTensors(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
@@ -54,7 +54,7 @@ func (p *fickle) FinishPlan(q *plan.LoadPlan) (*plan.LoadPlan, error) {
 	return &r, nil
 }
 
-func TestPlannerThatDoesNotKeepItsWord(t *testing.T) {
+func TestSharePlannerThatChangesItems(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
@@ -82,7 +82,7 @@ func (r forgetful) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.R
 
 // A reader that forgets what others wait for fails the load instead of hanging
 // it.
-func TestReaderThatForgets(t *testing.T) {
+func TestShareReaderThatOmitsItem(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {

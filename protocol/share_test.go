@@ -107,7 +107,7 @@ func shareJob(t testing.TB, g group.Group, s blob.Store) protocol.LoadJob {
 }
 
 // What ranks share is read once, and what they load is what they would have read.
-func TestSharedBytesAreReadOnce(t *testing.T) {
+func TestShareReadsBytesOnce(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)
 	only := func(ranks ...int) (takes [world]bool) {
@@ -241,7 +241,7 @@ func (r *annotated) PrepareLocalPlan(_ context.Context, p *plan.LoadPlan) (*plan
 
 // Two names of one tensor are filled as if each were read: nobody is sent a
 // mixture of both.
-func TestMemoryWithTwoNames(t *testing.T) {
+func TestShareTensorWithTwoNames(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)
 	for range 5 {
