@@ -324,3 +324,34 @@ func TestTellAddsStorageData(t *testing.T) {
 		t.Error("Tell changed a plan that it was given")
 	}
 }
+
+// If several records hide the new one, readers find the first of them until they find
+// the new one, whenever the process dies.
+func TestCommitRemovesHidingRecordsInOrder(t *testing.T) {
+	several := *toy
+	several.Records = []string{"first", "second", "record"}
+	for n := int64(1); ; n++ {
+		inner := new(mem.Store)
+		storagetest.Put(t, inner, "first", nil)
+		storagetest.Put(t, inner, "second", nil)
+		s := fault.New(inner, fault.CrashLateAt(n))
+		p := publish.New(s, &several, storage.WriteOptions{})
+		err := errors.Join(p.SetUp(t.Context(), session(0, "new")), prepare(t, p))
+		if err == nil {
+			err = p.Commit(t.Context(), record(), nil)
+		}
+		names := storagetest.Names(t, inner)
+		switch {
+		case slices.Contains(names, "first"):
+		case slices.Contains(names, "second") || !slices.Contains(names, "record"):
+			t.Errorf("after operation %d there are %q; want the first record or only the new one", n, names)
+		}
+		if !s.Crashed() {
+			if err != nil {
+				t.Errorf("Commit = %v", err)
+			}
+			wantFiles(t, inner, "record")
+			return
+		}
+	}
+}
