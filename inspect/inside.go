@@ -112,7 +112,6 @@ type looker struct {
 
 func (l *looker) pass(fqn, why string) { l.unread = append(l.unread, Unread{fqn, why}) }
 
-// value reads a value.
 func (l *looker) value(ctx context.Context, src Content, e *meta.Entry) error {
 	if e.Bytes.Size > maxInside {
 		l.pass(e.FQN, fmt.Sprintf("a value of %d bytes", e.Bytes.Size))

@@ -181,7 +181,6 @@ func scaledMoments[F float32 | float64](m moments, v []F) moments {
 	return m
 }
 
-// average returns the mean.
 func (m *moments) average() float64 {
 	if !m.scaled {
 		return m.mean

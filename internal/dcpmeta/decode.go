@@ -118,7 +118,6 @@ func get(fields []pickle.Cell, i int) pickle.Cell {
 
 func isNone(c pickle.Cell) bool { return c.Kind() == pickle.None }
 
-// readEntries reads the entries.
 func (d *decoder) readEntries(c pickle.Cell) error {
 	pairs, ok := d.Dict(c)
 	if !ok {

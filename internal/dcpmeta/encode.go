@@ -33,7 +33,6 @@ func Encode(d *Document) ([]byte, error) {
 	return w.Bytes(), nil
 }
 
-// writer writes a document.
 type writer struct {
 	*pickle.Stream
 	doc   *Document

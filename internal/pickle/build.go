@@ -297,7 +297,6 @@ func (b *builder) persistent(id Cell, depth int) (any, int64, error) {
 	return v, cost, nil
 }
 
-// record returns the object of a record.
 func (b *builder) record(c Cell, depth int) (any, int64, error) {
 	class, _ := c.Class()
 	name := splitName(b.schema.classes[class].Names[0])

@@ -53,7 +53,6 @@ func Encode(v any, o *EncodeOptions) ([]byte, error) {
 	return append(e.b, opStop), nil
 }
 
-// encoder writes one pickle.
 type encoder struct {
 	o       EncodeOptions
 	b       []byte
@@ -456,7 +455,6 @@ func (e *encoder) permit(module, name string) error {
 	return fmt.Errorf("%w: %s", ErrUnknownClass, (&value.Object{Module: module, Name: name}).QualifiedName())
 }
 
-// name writes a name.
 func (e *encoder) name(o *value.Object) error {
 	if o.Module == "torch" && layouts[o.Name] {
 		return e.reduce("torch.serialization", "_get_layout", "torch."+o.Name)

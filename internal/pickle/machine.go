@@ -784,5 +784,4 @@ const (
 	opReadonlyBuffer = 0x98
 )
 
-// maxProtocol is the newest protocol.
 const maxProtocol = 5

@@ -152,7 +152,6 @@ func (m *machine) addTo(c Cell, items []Cell) error {
 	return m.extend(m.seqs.ptr(c.pos()), items)
 }
 
-// extend appends items to s.
 func (m *machine) extend(s *seq, items []Cell) error {
 	h, err := m.above(items)
 	if err != nil {
@@ -468,7 +467,6 @@ func (m *machine) setByPosition(r record, values []Cell) error {
 	return nil
 }
 
-// setFields sets fields by their names.
 func (m *machine) setFields(r record, pairs []Cell) error {
 	if r.class < 0 {
 		return m.unsupported("the state of an object that is shared")

@@ -224,7 +224,6 @@ func newAccount(l *Limits) account {
 	return account{ctx: l.Context, limit: l.Memory, left: l.Memory, pause: l.Memory}
 }
 
-// charge subtracts n bytes from the account.
 func (a *account) charge(n int) error {
 	if a.left -= int64(n); a.left >= a.pause {
 		return nil

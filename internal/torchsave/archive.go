@@ -276,7 +276,6 @@ type record struct {
 // end returns where the record's bytes end.
 func (r *record) end() int64 { return r.data + r.size }
 
-// sum returns the record's checksum.
 func (r *record) sum() *Sum { return &Sum{Record: r.name, Offset: r.data, End: r.end(), CRC: r.crc} }
 
 // readDirectory returns the records in the order of the directory, each one

@@ -48,7 +48,6 @@ func (r *laid) flags() uint16 {
 	return flagUTF8 | flagDescriptor
 }
 
-// descriptor appends the record's descriptor.
 func (r *laid) descriptor(b []byte) []byte {
 	if r.size == 0 {
 		return b
@@ -114,7 +113,6 @@ func (z *zipLayout) flush() {
 	}
 }
 
-// known appends a record with known bytes.
 func (z *zipLayout) known(name string, data []byte) {
 	r := z.begin(name, int64(len(data)))
 	r.crc = crc32.ChecksumIEEE(data)
@@ -199,7 +197,6 @@ func (z *zipLayout) identify(b []byte) []byte {
 	return fmt.Appendf(b, "%020d%020d", names.Sum64(), sums.Sum64())
 }
 
-// central appends the record's directory entry.
 func (r *laid) central(b []byte) []byte {
 	le := binary.LittleEndian
 	wide := r.zip64(nil)

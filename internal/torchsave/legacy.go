@@ -196,7 +196,6 @@ func (l *stream) storage(id any) (any, error) {
 	return s.part(p.view[0])
 }
 
-// part returns a part of a storage.
 func (s *Storage) part(view any) (*Storage, error) {
 	t, ok := view.(value.Tuple)
 	if !ok || len(t) != 3 {

@@ -134,7 +134,6 @@ type Sum struct {
 	CRC uint32
 }
 
-// numBytes returns the bytes of the storage.
 func (s *Storage) numBytes() int64 { return s.End - s.Offset }
 
 // storageTypes are the classes of typed storages. Quantised ones are listed for

@@ -23,7 +23,6 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// timed returns how long fn took.
 func timed(fn func() error) (time.Duration, error) {
 	start := time.Now()
 	err := fn()
@@ -86,7 +85,6 @@ func (j childJob) argument() (string, error) {
 	return string(b), err
 }
 
-// errNoSelf reports options without Self.
 var errNoSelf = errors.New("how to start another process is not known")
 
 // child is a process that does a job.

@@ -48,7 +48,6 @@ type catFile struct {
 // voidDType is numpy's type for bytes without a meaning.
 const voidDType = "void"
 
-// catFlags are the flags of 'cairn cat'.
 type catFlags struct {
 	slice    string
 	dtype    string
@@ -192,7 +191,6 @@ func findSliced(ctx context.Context, c *cairn.Checkpoint, name, slice string) (*
 	return e, slice, err
 }
 
-// object prints an object.
 func (k *catter) object() error {
 	codec, data, err := k.c.ReadBytes(k.ctx, k.e)
 	if err != nil {

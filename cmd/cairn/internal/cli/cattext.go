@@ -56,7 +56,6 @@ func newNester(w *bufio.Writer, shape []int64, json bool) *nester {
 	return &nester{w: w, shape: shape, at: make([]int64, len(shape)), json: json}
 }
 
-// element prints the next element.
 func (n *nester) element(text []byte) {
 	opens := 0
 	for _, i := range slices.Backward(n.at) {

@@ -38,21 +38,18 @@ type leftover struct {
 	Conversion string `json:"conversion,omitempty"`
 }
 
-// leftoverSummary counts the leftovers of a folder.
 type leftoverSummary struct {
 	Files       int              `json:"files"`
 	Bytes       int64            `json:"nbytes"`
 	Conversions []conversionLeft `json:"conversions,omitempty"`
 }
 
-// conversionLeft is an unfinished conversion.
 type conversionLeft struct {
 	Target  string `json:"target"`
 	Staging string `json:"staging"`
 	Bytes   int64  `json:"nbytes"`
 }
 
-// cleanFlags are the flags of 'cairn clean'.
 type cleanFlags struct {
 	dryRun    bool
 	olderThan time.Duration
@@ -199,7 +196,6 @@ func foldersOf(path string) ([]string, error) {
 	return out, nil
 }
 
-// clean cleans one folder.
 func (r *cleanResult) clean(ctx context.Context, dir string, f cleanFlags) error {
 	s, err := file.Open(dir, nil)
 	if err != nil {

@@ -205,7 +205,6 @@ type conversionPlan struct {
 	KeptFiles int  `json:"kept_files,omitempty"`
 }
 
-// run runs the command.
 func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	ctx := cmd.Context()
 	at := checkpointAddress(src)
@@ -265,7 +264,6 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	return o.result(r, func() { printConverted(o, r) })
 }
 
-// open opens the source.
 func (f *conversionFlags) open(ctx context.Context, store blob.Store, format string) (storage.Checkpoint, error) {
 	from, err := formats.ByName(format, &formats.Options{Dequantize: f.dequantize})
 	if err != nil {
@@ -307,7 +305,6 @@ func hasQuantised(ctx context.Context, store blob.Store, c storage.Checkpoint) (
 	return len(with.Entries) != len(without.Entries), nil // scales are not entries in that case
 }
 
-// options returns the options of the conversion.
 func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert.Options, error) {
 	o := &convert.Options{
 		Select: f.include, Exclude: f.exclude, Rename: f.rename, DType: f.dtype, WorldSize: f.worldSize, Placements: f.placement,

@@ -16,7 +16,6 @@ import (
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 )
 
-// demoFlags are the flags of 'cairn demo'.
 type demoFlags struct {
 	dir              string
 	size             sizeFlag

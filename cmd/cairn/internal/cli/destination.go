@@ -96,13 +96,11 @@ var torchSuffixes = []string{".pt", ".pth", ".bin", ".ckpt"}
 
 const hfSuffix = ".safetensors"
 
-// formatAliases are other names of the formats.
 var formatAliases = map[string]string{
 	"cairn": formats.Native, "dcp": formats.TorchDCP, "safetensors": formats.HF, "huggingface": formats.HF,
 	"pt": formats.Torch, "pth": formats.Torch, "hyper_parallel": formats.Hyper,
 }
 
-// format returns the format to write.
 func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string, error) {
 	suffix := strings.ToLower(filepath.Ext(path))
 	to := cmp.Or(formatAliases[strings.ToLower(f.to)], f.to)
@@ -201,7 +199,6 @@ func (d *destination) begun(ctx context.Context, job *convert.Job) (int, bool, e
 	return convert.Begun(ctx, job, t)
 }
 
-// open returns the target of the conversion.
 func (d *destination) open(job *convert.Job) (*convert.Target, error) {
 	ranks, size := job.Size()
 	opts, write := formats.ForConversion(d.format, d.opts, d.write, ranks, size)

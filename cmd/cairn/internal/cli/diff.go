@@ -21,7 +21,6 @@ type difference struct {
 	*inspect.Comparison
 }
 
-// diffFlags are the flags of 'cairn diff'.
 type diffFlags struct {
 	inspect.CompareOptions
 	selected, excluded []string

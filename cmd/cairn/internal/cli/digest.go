@@ -63,11 +63,8 @@ func runDigest(cmd *cobra.Command, args, selected, excluded []string) error {
 		return err
 	}
 	return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
-		entries, err := selectNames(args[0], md, args[1:])
+		entries, err := keepNames(args[0], md, args[1:], filter)
 		if err != nil {
-			return err
-		}
-		if entries, err = keepNames(args[0], entries, filter); err != nil {
 			return err
 		}
 		o := outputOf(cmd)

@@ -33,7 +33,6 @@ func newHelpCmd() *cobra.Command {
 	}
 }
 
-// completeHelp completes the names of commands.
 func completeHelp(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	about, rest, err := cmd.Root().Find(args)
 	if err != nil || len(rest) > 0 {
@@ -156,7 +155,7 @@ data: nothing that they name is imported or run.`,
 			Use:   "dtypes",
 			Short: "The types of elements",
 			Long: "DTYPE is one of these, in any case, also with torch. in front of it:\n\n" + dtypeTable() +
-				"\nhf and hyper hold those that every version of safetensors knows: all but\n" +
+				"\nhf and hyper hold those that every version of safetensors has: all but\n" +
 				"float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu, complex64 and complex128.",
 		},
 		{

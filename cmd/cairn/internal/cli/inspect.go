@@ -37,7 +37,6 @@ type branch struct {
 	Tree   *inspect.Node `json:"tree"`
 }
 
-// inspectFlags are the flags of 'cairn inspect'.
 type inspectFlags struct {
 	depth depthFlag
 	files bool
@@ -53,7 +52,7 @@ which program it was written, what it holds by dtype and by prefix, and its
 files. With a NAME it shows where each chunk of that tensor or object lies; with
 the beginning of names, up to a dot, the tree below it.
 
-With --json, of a whole checkpoint:
+With --json, for a whole checkpoint:
 
   path, format, save_id, step, time, world_size, writer, tags
              time and world_size are not there if they are unknown
@@ -74,14 +73,14 @@ With --json, of a whole checkpoint:
   tree       name, fqn, totals, item (as in 'cairn ls') and children, which are
              trees again, --depth levels deep
 
-Of one name:
+For one name:
 
   path, save_id, item
   chunks     a list of chunk (a number), offsets, sizes, inline, file, offset,
              length, nbytes, n_checksums and key (in its file, if it is not the
              name); length is nbytes and what the format wraps around them
 
-Of the beginning of names:
+For the beginning of names:
 
   path, save_id, tree`,
 		Example: `  cairn inspect runs/step-1000

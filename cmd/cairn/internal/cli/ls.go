@@ -79,11 +79,8 @@ func runLs(cmd *cobra.Command, path string, prefix, selected, excluded []string,
 		return err
 	}
 	return withPart(cmd.Context(), path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
-		entries, err := selectNames(path, md, prefix)
+		entries, err := keepNames(path, md, prefix, filter)
 		if err != nil {
-			return err
-		}
-		if entries, err = keepNames(path, entries, filter); err != nil {
 			return err
 		}
 		l := listing{Path: path, SaveID: c.Info().SaveID, Notes: c.Info().Notes, Items: inspect.Items(entries, nil)}
@@ -139,7 +136,6 @@ func formatTotals(t *inspect.Totals) string {
 		formatBytes(t.NumBytes)
 }
 
-// printItems prints a table of names.
 func printItems(o *output, items []inspect.Item, long bool) {
 	headings := []string{"NAME", "KIND", "DTYPE", "SHAPE", ">CHUNKS", ">SIZE"}
 	if long {
@@ -163,7 +159,6 @@ func printItems(o *output, items []inspect.Item, long bool) {
 	o.table(t)
 }
 
-// pointers returns pointers to the items.
 func pointers(items []inspect.Item) []*inspect.Item {
 	out := make([]*inspect.Item, len(items))
 	for i := range items {

@@ -249,13 +249,16 @@ func newFilter(selected, excluded []string) (*inspect.Filter, error) {
 	return f, withHint(err, "'cairn help patterns' explains patterns")
 }
 
-// keepNames returns the entries of the checkpoint at path that the filter keeps.
-// Each of its patterns must match, and at least one entry must remain.
-func keepNames(path string, entries []*meta.Entry, f *inspect.Filter) ([]*meta.Entry, error) {
+// keepNames is selectNames with a filter. Each of its patterns must match, and at
+// least one entry must remain.
+func keepNames(path string, md *meta.Metadata, names []string, f *inspect.Filter) ([]*meta.Entry, error) {
+	entries, err := selectNames(path, md, names)
+	if err != nil {
+		return nil, err
+	}
 	had := len(entries)
 	entries = slices.DeleteFunc(entries, func(e *meta.Entry) bool { return !f.Keep(e.FQN) })
-	err := f.Check()
-	if err == nil && had > 0 && len(entries) == 0 {
+	if err = f.Check(); err == nil && had > 0 && len(entries) == 0 {
 		err = convert.ErrEmpty
 	}
 	return entries, withHint(err, listHint(path))

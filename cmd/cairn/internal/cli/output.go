@@ -246,7 +246,6 @@ func (r *rows) records(w io.Writer, indent string, width int) {
 // gap is the distance between two columns.
 const gap = 2
 
-// column returns the width of a column.
 func (r *rows) column(col int) int {
 	width := 0
 	for _, row := range r.cells {
@@ -427,7 +426,6 @@ func (p *progress) add(bytes int64) {
 	}
 }
 
-// done removes the bar.
 func (p *progress) done() {
 	if p == nil {
 		return

@@ -75,7 +75,7 @@ With --json:
 			return runRepair(cmd, args[0], opts)
 		},
 	}
-	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "say what would be done and write nothing")
+	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "print what would be done and write nothing")
 	cmd.Flags().StringVar(&opts.SaveID, "save", "", "rebuild the save of this `id`")
 	_ = cmd.RegisterFlagCompletionFunc("save", completeSaves) // fails for unknown flags only
 	cmd.Flags().BoolVar(&opts.Force, "force", false, "rebuild even if the record and the index can be read")

@@ -100,7 +100,6 @@ paths' and 'cairn help formats'. To see what cairn does, run 'cairn demo'.`,
 	return root
 }
 
-// runRoot runs cairn without a command.
 func runRoot(cmd *cobra.Command, args []string) error {
 	if v, err := cmd.Flags().GetBool("version"); err == nil && v && len(args) == 0 {
 		return runVersion(cmd, nil)

@@ -96,7 +96,6 @@ func wantProgram(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// config returns the configuration of the job.
 func (f *runFlags) config(cmd *cobra.Command, o *output) (launch.Config, error) {
 	c := f.Config
 	if err := f.check(cmd); err != nil {
@@ -179,7 +178,6 @@ func heeded(all []os.Signal) []os.Signal {
 	return out
 }
 
-// runFlags are the flags of 'cairn run'.
 type runFlags struct {
 	launch.Config
 	secretFile string

@@ -23,7 +23,6 @@ type statistics struct {
 	*inspect.StatsReport
 }
 
-// statsFlags are the flags of 'cairn stats'.
 type statsFlags struct {
 	selected, excluded []string
 	buckets            int
@@ -54,7 +53,7 @@ func newStatsCmd() *cobra.Command {
 	orders := strings.Join(slices.Sorted(maps.Keys(statsOrders)), ", ")
 	cmd := &cobra.Command{
 		Use:   "stats PATH [NAME...]",
-		Short: "Sum up the elements of tensors",
+		Short: "Print statistics of the elements of tensors",
 		Long: `Stats reads tensors and prints the lowest and the highest element, the mean, the
 standard deviation (of the population), the Euclidean norm (L2), the share of
 zeros, and how many elements are NaN or infinite, which the other figures leave
@@ -71,13 +70,13 @@ element of each tensor. For that, large tensors with elements of four bytes or
 more are read twice. With --log2 there are at most N buckets of magnitudes, each
 of the same number of powers of two; zeros are not counted.
 
-Tensors and arrays (of NumPy, and array.array) that are stored inside of objects
-are named after the object and the steps to them. Single numbers, such as a
-learning rate, do not count. Tensors and arrays whose elements cannot be looked at
-are listed in the summary.
+Tensors and arrays (of NumPy, and array.array) that are stored inside objects are
+named after the object and the path in it. Single numbers, such as a
+learning rate, do not count. Tensors and arrays whose elements cannot be read are
+listed in the summary.
 
 Stats warns about NaN and infinite elements on stderr. With --fail-on-nan they
-make the exit code 1, and so does anything that could not be looked at.
+make the exit code 1, and so does anything that could not be read.
 
 With --json:
 
@@ -95,7 +94,7 @@ With --json:
                         elements, min, max, mean, std, l2, zeros, nan, pos_inf,
                         neg_inf; and nonfinite_tensors, those with NaN or infinite
                         elements
-  unread                a list of what could not be looked at, with fqn and why`,
+  unread                a list of what could not be read, with fqn and why`,
 		Example: `  cairn stats runs/step-1000
   cairn stats runs/step-1000 model.layers.0 --histogram 16
   cairn stats runs/step-1000 --select '*.weight' --sort std
@@ -125,7 +124,6 @@ func addFilterFlags(cmd *cobra.Command, selected, excluded *[]string) {
 	}
 }
 
-// maxBuckets bounds the buckets of a histogram.
 const maxBuckets = 1 << 16
 
 func (f *statsFlags) check(cmd *cobra.Command) error {
@@ -149,11 +147,8 @@ func runStats(cmd *cobra.Command, args []string, f *statsFlags) error {
 		return err
 	}
 	return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
-		entries, err := selectNames(args[0], md, args[1:])
+		entries, err := keepNames(args[0], md, args[1:], filter)
 		if err != nil {
-			return err
-		}
-		if entries, err = keepNames(args[0], entries, filter); err != nil {
 			return err
 		}
 		o := outputOf(cmd)
@@ -313,7 +308,6 @@ func formatFew(n int64) string {
 // barWidth is the length of the longest bar of a histogram.
 const barWidth = 40
 
-// printHistogram prints a bar for each bucket.
 func printHistogram(o *output, h *inspect.Histogram) {
 	most := slices.Max(h.Counts)
 	r := &rows{right: []bool{true, false, true, false, true}}
@@ -323,7 +317,6 @@ func printHistogram(o *output, h *inspect.Histogram) {
 	r.print(o.out, "  ", 0)
 }
 
-// formatEdge prints the edge of a bucket.
 func formatEdge(n inspect.Number) string { return strconv.FormatFloat(float64(n), 'g', 4, 64) }
 
 // bar draws a bar in eighths of a character. A value above zero is always

@@ -87,7 +87,6 @@ type spec struct {
 	look       look
 }
 
-// bytes returns the size of all tensors.
 func (m model) bytes() int64 {
 	var n int64
 	for _, s := range m.specs() {

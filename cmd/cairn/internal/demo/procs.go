@@ -44,7 +44,6 @@ type procRunner struct {
 	port   int // where ranks meet, once known
 }
 
-// answer is the result of one process.
 type answer struct {
 	dying string
 	died  time.Time

@@ -17,7 +17,6 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 )
 
-// tag marks the checkpoints of the demo.
 const tag = "cairn-demo"
 
 // The training steps at which the state is saved.
@@ -137,7 +136,6 @@ func (p *runner) saveInProcess(ctx context.Context, step int64) (*Save, error) {
 	return p.saveTo(ctx, p.Store, states, step)
 }
 
-// save saves the first checkpoint.
 func (p *runner) save(ctx context.Context) error {
 	s, err := p.saver(ctx, firstStep)
 	if err != nil {

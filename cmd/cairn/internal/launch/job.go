@@ -266,7 +266,6 @@ func compareCauses(a, b Exit) int {
 	return a.at.Compare(b.at)
 }
 
-// ended records the end of a process.
 func (j *job) ended(e Exit, left int) {
 	e.Stopped = j.stopping
 	local := e.Rank - j.Node*j.N
@@ -338,7 +337,6 @@ func (j *job) beginGrace() {
 	}
 }
 
-// killAll kills all remaining processes.
 func (j *job) killAll() {
 	again := j.killed
 	j.killed, j.kill = true, nil

@@ -234,7 +234,6 @@ func freePort(host string) (int, error) {
 	return 0, fmt.Errorf("find a free port: %w", last)
 }
 
-// environ returns the environment of all processes.
 func (c *Config) environ(at place) ([]string, error) {
 	env := append(os.Environ(), c.Env...)
 	secret := c.secret(env)

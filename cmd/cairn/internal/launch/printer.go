@@ -119,7 +119,6 @@ func (p *printer) isBroken() bool {
 	}
 }
 
-// isDone reports whether everything is written.
 func (p *printer) isDone() bool {
 	select {
 	case <-p.written:
@@ -226,7 +225,6 @@ func (l *lines) emit() error {
 	return err
 }
 
-// flush writes an unfinished line.
 func (l *lines) flush() {
 	if len(l.line) > 0 {
 		l.finish()

@@ -22,7 +22,6 @@ type process struct {
 	files   []*os.File // the child's files, and those to close at the end
 }
 
-// newProcess prepares the process of a rank.
 func (j *job) newProcess(local int) (*process, error) {
 	p := &process{rank: j.Node*j.N + local, group: newGroup()}
 	p.cmd = exec.Command(j.path, j.Command[1:]...)

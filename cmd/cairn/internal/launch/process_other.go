@@ -19,7 +19,6 @@ func Passed() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} }
 // ends reports whether a signal asks a job to end.
 func ends(s os.Signal) bool { return s == os.Interrupt || s == syscall.SIGTERM }
 
-// nameOf returns the name of a signal.
 func nameOf(s os.Signal) string {
 	if s == os.Interrupt {
 		return "SIGINT"
