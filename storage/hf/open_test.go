@@ -30,7 +30,7 @@ func indexTo(pairs ...string) string {
 }
 
 // Which files of a folder are the checkpoint.
-func TestFoldersOfTheField(t *testing.T) {
+func TestOpenFindsTheCheckpoint(t *testing.T) {
 	for name, c := range map[string]struct {
 		folder  map[string][]string // file → names of its tensors
 		text    map[string]string
@@ -159,7 +159,7 @@ func fileOf(header, data string) string {
 
 // The header's own rules are those of package safetensors: here, that what it
 // refuses is refused as a checkpoint.
-func TestHostileFiles(t *testing.T) {
+func TestOpenRefusesHostileFiles(t *testing.T) {
 	for name, content := range map[string]string{
 		"no header":              "abc",
 		"a header over 100 MB":   "\xff\xff\xff\xff\x00\x00\x00\x00{}",
@@ -208,7 +208,7 @@ func TestStrangeNames(t *testing.T) {
 	}
 }
 
-func TestHostileIndexes(t *testing.T) {
+func TestOpenRefusesHostileIndexes(t *testing.T) {
 	for name, text := range map[string]string{
 		"no JSON":                       `{`,
 		"an array":                      `[]`,
@@ -352,7 +352,7 @@ func TestLostFilesOfAnIndex(t *testing.T) {
 }
 
 // A shard by itself is a file of tensors like any other, with a note.
-func TestAShardByItselfIsReadWithANote(t *testing.T) {
+func TestOpenOneShardAddsANote(t *testing.T) {
 	s := new(mem.Store)
 	const distributed, numbered = "shard-00002-model-00001-of-00001.safetensors", "model-00002-of-00005.safetensors"
 	rows("[2,0]", tensor.Float32, 2, 3)(t, s, distributed)

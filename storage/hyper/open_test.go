@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestOpenSaysWhatIsThere(t *testing.T) {
+func TestOpenErrors(t *testing.T) {
 	const all, ranks = "hyper_parallel/collective-4", "hyper_parallel/ranklocal-4"
 	with := func(s *mem.Store, name, data string) *mem.Store {
 		storagetest.Put(t, s, name, []byte(data))
@@ -183,7 +183,7 @@ func TestBytesAndPickles(t *testing.T) {
 }
 
 // A file that is gone costs what lies in it, and no more.
-func TestTheRestOfADamagedCheckpoint(t *testing.T) {
+func TestReadTheRestOfADamagedCheckpoint(t *testing.T) {
 	s := storagetest.CopyFixture(t, "hyper_parallel/collective-4", "_rank2_.safetensors")
 	storagetest.Put(t, s, "_rank1_.safetensors", []byte("no header"))
 	ck, err := hyper.Format{}.Open(t.Context(), s)

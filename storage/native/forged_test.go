@@ -37,7 +37,7 @@ func chunkAt(shape []int64, file string, offset int64, boxes ...tensor.Box) meta
 	return e
 }
 
-func TestForgedMetadataIsRefused(t *testing.T) {
+func TestOpenRefusesForgedMetadata(t *testing.T) {
 	const name = "f-r00000-0.safetensors"
 	huge := int64(1) << 37
 	for what, s := range map[string]blob.Store{
@@ -104,7 +104,7 @@ func TestCheckHeldOfSoundEntries(t *testing.T) {
 	}
 }
 
-func TestVerifyTellsWhatIsWrong(t *testing.T) {
+func TestVerifyReportsProblems(t *testing.T) {
 	const name = "f-r00000-0.safetensors"
 	b := tensor.Whole([]int64{4})
 	e, f := chunkAt([]int64{4}, name, 0, b), chunkAt([]int64{4}, name, 2, b)

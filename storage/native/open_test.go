@@ -34,7 +34,7 @@ func (s hugeStore) Open(ctx context.Context, name string) (blob.Reader, error) {
 	return r, err
 }
 
-func TestHugeRecordIsNotRead(t *testing.T) {
+func TestOpenRefusesAHugeRecord(t *testing.T) {
 	s := new(mem.Store)
 	if err := save(t, s, "s", tiny(t), nil); err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func TestHugeRecordIsNotRead(t *testing.T) {
 	}
 }
 
-func TestPlacesThatAreNone(t *testing.T) {
+func TestOpenWithoutCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	open := func(path string) blob.Store {
 		s, err := file.Open(path, nil)
@@ -81,7 +81,7 @@ func TestPlacesThatAreNone(t *testing.T) {
 }
 
 // Opened, replaced, and then asked for its bytes.
-func TestReplacedMeanwhileIsNotCorrupt(t *testing.T) {
+func TestLoadDetectsReplacement(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)
 	l := storagetest.NewLoading(at(s, nil, storage.ReadOptions{}), 1)
@@ -118,7 +118,7 @@ func (s *replacingStore) Open(ctx context.Context, name string) (blob.Reader, er
 	return s.Store.Open(ctx, name)
 }
 
-func TestOpenSeesTheNewOneWhereItIsReplacedMeanwhile(t *testing.T) {
+func TestOpenRetriesAfterReplacement(t *testing.T) {
 	inner := new(mem.Store)
 	mustSave(t, inner, "first", 1)
 	s := &replacingStore{Store: inner, replace: func() { mustSave(t, inner, "second", 2) }}

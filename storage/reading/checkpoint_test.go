@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestCheckpointIsItsSource(t *testing.T) {
+func TestCheckpointReturnsTheSource(t *testing.T) {
 	s, store := verifiable(t)
 	s.md.Storage.Version = "some 1"
 	c := Open(store, s.source())
@@ -48,7 +48,7 @@ func TestCheckpointIsItsSource(t *testing.T) {
 }
 
 // The protocol from its beginning, with the default planner.
-func TestReader(t *testing.T) {
+func TestReaderLoadsWithTheDefaultPlanner(t *testing.T) {
 	s, store := verifiable(t)
 	opened := 0
 	p := storagetest.Place{Reader: func() storage.Reader {

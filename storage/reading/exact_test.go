@@ -17,7 +17,7 @@ import (
 func box(offsets, sizes []int64) tensor.Box { return tensor.Box{Offsets: offsets, Sizes: sizes} }
 
 // What is read from the store is what is needed, apart from small holes.
-func TestReadsAreExact(t *testing.T) {
+func TestReadIsExact(t *testing.T) {
 	const mib = 1 << 20
 	for name, c := range map[string]struct {
 		shape, strides    []int64
@@ -131,7 +131,7 @@ func compare(t *testing.T, p *plan.LoadPlan, g *target, shape, strides []int64, 
 
 // A large tensor in small buffers: the budget holds, and so does the sum of what
 // progress is told.
-func TestMemoryIsBounded(t *testing.T) {
+func TestReadBoundsMemory(t *testing.T) {
 	shape := []int64{2048, 2048}
 	data := noise(4 * 2048 * 2048)
 	ck, _ := one(t, tensor.Float32, shape, Region{End: int64(len(data)), DType: tensor.Float32, Strides: []int64{1, 2048}}, data)
@@ -176,7 +176,7 @@ func (d direct) ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byt
 	return buf[:n], d.ReadAt(ctx, buf[:n], off)
 }
 
-func TestLongRunsGoPastTheCache(t *testing.T) {
+func TestReadBypassesTheCacheForLongRuns(t *testing.T) {
 	data := noise(3 << 20)
 	for _, replicated := range []bool{false, true} {
 		ck, store := one(t, tensor.Uint8, []int64{3 << 20}, Region{End: 3 << 20, DType: tensor.Uint8}, data)

@@ -121,7 +121,7 @@ func (r *cachelessReader) ReadDirect(ctx context.Context, buf []byte, off, n int
 	return p, r.ReadAt(ctx, p, off)
 }
 
-func TestLargeReadsGoPastTheCache(t *testing.T) {
+func TestFetchBypassesTheCacheForLargeReads(t *testing.T) {
 	const size = 16 << 20
 	store := &cacheless{Store: new(mem.Store)}
 	putContent(t, store, "a", size)
@@ -177,7 +177,7 @@ func TestLargeReadsGoPastTheCache(t *testing.T) {
 }
 
 // Whatever is asked for in whatever order, everybody gets his own bytes, once.
-func TestEverybodyGetsHisBytes(t *testing.T) {
+func TestFetchGivesEachRequestItsBytes(t *testing.T) {
 	const size = 4000
 	store := new(mem.Store)
 	putContent(t, store, "a", size)
@@ -212,7 +212,7 @@ func TestEverybodyGetsHisBytes(t *testing.T) {
 	})
 }
 
-func TestNeighboursAreReadTogether(t *testing.T) {
+func TestFetchJoinsNeighbours(t *testing.T) {
 	store := new(mem.Store)
 	putContent(t, store, "a", 4<<20)
 	for name, c := range map[string]struct {
@@ -242,7 +242,7 @@ func TestNeighboursAreReadTogether(t *testing.T) {
 	}
 }
 
-func TestStepsOfADirectRead(t *testing.T) {
+func TestFetchStepsThroughDirectReads(t *testing.T) {
 	store := new(mem.Store)
 	putContent(t, store, "a", 600<<10)
 	for _, dear := range []bool{false, true} {
@@ -258,7 +258,7 @@ func TestStepsOfADirectRead(t *testing.T) {
 	}
 }
 
-func TestBuffersStayWithinTheBudget(t *testing.T) {
+func TestFetchStaysWithinTheBudget(t *testing.T) {
 	store := new(mem.Store)
 	putContent(t, store, "a", 4<<20)
 	var requests []Request
@@ -275,7 +275,7 @@ func TestBuffersStayWithinTheBudget(t *testing.T) {
 	}
 }
 
-func TestErrorsEndTheRun(t *testing.T) {
+func TestFetchReturnsErrors(t *testing.T) {
 	store := new(mem.Store)
 	putContent(t, store, "a", 5000)
 	plain := func(to Sink) Request { return Request{File: "a", Offset: 10, Width: 20, To: to} }

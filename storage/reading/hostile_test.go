@@ -41,7 +41,7 @@ func (r refusing) CommitTensor(*plan.ReadItem, *tensor.Tensor) error { return ni
 func (r refusing) LoadBytes(*plan.ReadItem, string, []byte) error    { return nil }
 
 // A region that its file does not hold is refused before memory is taken.
-func TestRegionsThatLie(t *testing.T) {
+func TestReadRefusesFalseRegions(t *testing.T) {
 	const huge = math.MaxInt64
 	for name, c := range map[string]struct {
 		region Region
@@ -86,7 +86,7 @@ func TestRegionsThatLie(t *testing.T) {
 
 // Chunks that each repeat a few bytes, or all name the same ones, are bounded in
 // sum, over all files.
-func TestChunksThatClaimTooMuchTogether(t *testing.T) {
+func TestReadRefusesChunksLargerThanTheirFile(t *testing.T) {
 	const n = 100 << 20
 	for name, c := range map[string]struct {
 		tensors, files int
@@ -120,7 +120,7 @@ func TestChunksThatClaimTooMuchTogether(t *testing.T) {
 }
 
 // Layers that share their weights are no such thing.
-func TestSharedChunksAreAccepted(t *testing.T) {
+func TestReadAcceptsSharedChunks(t *testing.T) {
 	store := new(mem.Store)
 	var s scene
 	s.file(t, store, "data", noise(1<<20))
@@ -142,7 +142,7 @@ func ones(n int) []int64 {
 	return out
 }
 
-func TestChunksThatLieNowhere(t *testing.T) {
+func TestReadRefusesChunksWithoutAPlace(t *testing.T) {
 	for name, at := range map[string]Chunk{
 		"nothing":       {},
 		"a stray file":  {Region: &Region{File: "../data", End: 4, DType: tensor.Uint8}},
@@ -157,7 +157,7 @@ func TestChunksThatLieNowhere(t *testing.T) {
 }
 
 // Files that shrink or vanish after the checkpoint was opened.
-func TestFilesThatChange(t *testing.T) {
+func TestReadDetectsChangedFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		rule fault.Rule
 		want error

@@ -58,7 +58,7 @@ func (rowMaker) Cut(b tensor.Box, _ int64) []tensor.Box {
 	return out
 }
 
-func TestMakersAndValues(t *testing.T) {
+func TestReadMakersAndValues(t *testing.T) {
 	var calls atomic.Int64
 	shape := []int64{6, 5}
 	var s scene
@@ -102,7 +102,7 @@ func TestMakersAndValues(t *testing.T) {
 	}
 }
 
-func TestErrorsAreNamed(t *testing.T) {
+func TestReadErrorsHaveTheName(t *testing.T) {
 	shape := []int64{2, 2}
 	var calls atomic.Int64
 	var s scene

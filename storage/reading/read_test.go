@@ -82,7 +82,7 @@ func drawMemory(t *rapid.T, d tensor.DType, shape []int64) *tensor.Tensor {
 
 // Whatever the strides, the boxes, the memory and the measures: what is read is
 // what a view of the file's bytes holds.
-func TestBoxesOfStridedRegions(t *testing.T) {
+func TestReadBoxesOfStridedRegions(t *testing.T) {
 	data := noise(2 << 20) // as large as any region that is drawn
 	store := new(mem.Store)
 	put(t, store, "data", data)

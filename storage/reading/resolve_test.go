@@ -17,7 +17,7 @@ func invert(p []byte) {
 
 // Elements that stand for others are never handed over as they are stored, and
 // each is turned once.
-func TestElementsThatStandForOthers(t *testing.T) {
+func TestReadResolvesElements(t *testing.T) {
 	const mib = 1 << 20
 	for name, c := range map[string]struct {
 		shape, strides []int64
@@ -58,7 +58,7 @@ func TestElementsThatStandForOthers(t *testing.T) {
 }
 
 // They are turned as what they are stored as, not as what they become.
-func TestElementsAreResolvedBeforeTheyAreConverted(t *testing.T) {
+func TestReadResolvesBeforeItConverts(t *testing.T) {
 	shape := []int64{4}
 	ck, _ := one(t, tensor.Uint8, shape, Region{End: 4, DType: tensor.Uint8, Resolve: invert}, []byte{0, 1, 254, 255})
 	var p plan.LoadPlan

@@ -68,7 +68,7 @@ func TestSumsOfPiecesInAnyOrder(t *testing.T) {
 	})
 }
 
-func TestSumsForgetWhatIsWhole(t *testing.T) {
+func TestSumsForgetCompleteRecords(t *testing.T) {
 	s, data := newSums(), noise(1000)
 	sum := &Sum{Offset: 0, End: 1000, CRC: crc32.ChecksumIEEE(data)}
 	for range 3 {
@@ -84,7 +84,7 @@ func TestSumsForgetWhatIsWhole(t *testing.T) {
 }
 
 // A second reader, which saw the rest of a damaged record, is told as well.
-func TestSumsTellEverybodyOfDamage(t *testing.T) {
+func TestSumsReportDamageToEveryReader(t *testing.T) {
 	s, data := newSums(), noise(1000)
 	sum := &Sum{Offset: 0, End: 1000, CRC: crc32.ChecksumIEEE(data) ^ 1}
 	for range 2 { // both readers see the first half
@@ -170,7 +170,7 @@ func readBoxes(t testing.TB, ck *Checkpoint, shape []int64, d tensor.DType, boxe
 	return nil
 }
 
-func TestReadsNoticeDamage(t *testing.T) {
+func TestReadDetectsDamage(t *testing.T) {
 	shape := []int64{100, 5400}
 	rows := func(n int64) (out []tensor.Box) {
 		for at := int64(0); at < shape[0]; at += n {

@@ -84,7 +84,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-func TestVerifyCountsWhatHasNoChecksum(t *testing.T) {
+func TestVerifyCountsBytesWithoutChecksum(t *testing.T) {
 	s, store := verifiable(t)
 	src := s.source()
 	src.Check = func(ctx context.Context, f *FileCheck) (int64, error) {
@@ -96,7 +96,7 @@ func TestVerifyCountsWhatHasNoChecksum(t *testing.T) {
 	}
 }
 
-func TestVerifyReportsWhatItCouldNotCheck(t *testing.T) {
+func TestVerifyReturnsErrorsOfTheStore(t *testing.T) {
 	s, store := verifiable(t)
 	bad := fault.New(store, fault.Rule{On: fault.Read, Do: fault.Fail(errOnPurpose)})
 	if _, err := Open(bad, s.source()).Verify(t.Context(), nil); !errors.Is(err, errOnPurpose) {
@@ -167,7 +167,7 @@ func TestScanStopsAtAnError(t *testing.T) {
 	}
 }
 
-func TestReportIsTheSameInAnyOrder(t *testing.T) {
+func TestFindingsReportInOrder(t *testing.T) {
 	problems := []storage.VerifyProblem{
 		{File: "a", Text: "gone"}, {File: "a", FQN: "x", Text: "bytes"}, {File: "a", FQN: "x", Text: "shape"}, {File: "b", FQN: "a", Text: "bytes"},
 	}
@@ -189,7 +189,7 @@ func TestReportIsTheSameInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestNothingFound(t *testing.T) {
+func TestFindingsEmpty(t *testing.T) {
 	f := newFindings(nil)
 	f.tell(1)
 	if d := cmp.Diff(&storage.VerifyReport{Problems: []storage.VerifyProblem{}}, f.report()); d != "" {
@@ -198,7 +198,7 @@ func TestNothingFound(t *testing.T) {
 }
 
 // A file that is gone is one problem, whichever check was first.
-func TestFindingsOfAFileThatIsGone(t *testing.T) {
+func TestFindingsReportAMissingFileOnce(t *testing.T) {
 	for _, names := range [][]string{nil, {"x"}, {"x", "y"}} {
 		f := newFindings(nil)
 		f.problem("a", "x", "no such file")

@@ -33,7 +33,7 @@ func flip(t testing.TB, s blob.Store, file string, at int64) {
 
 // A byte of a tensor that has changed is noticed by whoever loads all of the
 // tensor, and not by who loads some columns of it.
-func TestLoadNoticesDamage(t *testing.T) {
+func TestLoadDetectsDamage(t *testing.T) {
 	s := new(mem.Store)
 	x := storagetest.Filled(t, tensor.Float32, []int64{40, 5000}, 1)
 	if err := storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), plan.State{"x": x}); err != nil {
@@ -163,7 +163,7 @@ func TestTransformedRecordsNoticeDamage(t *testing.T) {
 }
 
 // One file that is gone is one problem, however many names it holds.
-func TestVerifyTellsOnceOfAFileThatIsGone(t *testing.T) {
+func TestVerifyReportsAMissingFileOnce(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/shard0-3", "__1_0.distcp")
 	ck, md := open(t, s, torchdcp.Format{})
 	defer ck.Close()

@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestOpenSaysWhatIsThere(t *testing.T) {
+func TestOpenErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		make func(s *mem.Store)
 		want error
@@ -138,7 +138,7 @@ func TestRecordsThatContradictTheMetadata(t *testing.T) {
 }
 
 // A file that is gone costs what lies in it, and no more.
-func TestTheRestOfADamagedCheckpoint(t *testing.T) {
+func TestReadTheRestOfADamagedCheckpoint(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/filepertensor-2")
 	storagetest.Remove(t, s, "__1_0.distcp")
 	ck, md := open(t, s, torchdcp.Format{})

@@ -22,7 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestWhichFileIsOpened(t *testing.T) {
+func TestOpenChoosesTheFile(t *testing.T) {
 	for claim, c := range map[string]struct {
 		files []string
 		name  string
@@ -173,7 +173,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 
 // A damaged tensor is found by whoever reads all of its storage, under whichever
 // name, and not by who reads a view of some of it.
-func TestLoadNoticesDamage(t *testing.T) {
+func TestLoadDetectsDamage(t *testing.T) {
 	s := holding(t, map[string]any{"a": vector(t, 1, 2, 3), "c": vector(t, 9)})
 	ck := openDamaged(t, s, "a", 4)
 	defer ck.Close()
@@ -231,7 +231,7 @@ func TestFilesWithAnIndex(t *testing.T) {
 	}
 }
 
-func TestIndexesThatLie(t *testing.T) {
+func TestOpenRefusesFalseIndexes(t *testing.T) {
 	for claim, c := range map[string]struct {
 		weights string
 		want    error
