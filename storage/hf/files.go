@@ -163,60 +163,6 @@ func savedOf(s meta.Storage) saved {
 	return saved{SaveID: s.SaveID, Step: s.Step, Time: s.Time.UTC(), WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags}
 }
 
-// describe takes the description of the save from the files, and refuses a save that
-// did not finish. Files of different saves have no common description; they are
-// refused if each save has a commit of its own. c is the commit in the folder, or
-// nil.
-func (s *source) describe(files []*dataFile, c *commit) error {
-	of, same, err := savesOf(files)
-	if err != nil {
-		return err
-	}
-	for _, save := range of {
-		switch {
-		case save.Commit == "":
-		case c == nil || save.Commit != commitName:
-			return fmt.Errorf("%s: %w: no %s: the save did not finish", files[0].name, storage.ErrIncomplete, save.Commit)
-		case !same:
-			return fmt.Errorf("%w: %w: files of different saves", storage.ErrCorrupt, ErrSharding)
-		case c.SaveID != save.SaveID:
-			return fmt.Errorf("%s: %w: %s is of the save %q, not of %q, which did not finish",
-				files[0].name, storage.ErrIncomplete, commitName, c.SaveID, save.SaveID)
-		}
-	}
-	s.tell(files, of, same)
-	return nil
-}
-
-// tell takes the description of the save from the files, if it is the same in all.
-func (s *source) tell(files []*dataFile, of []saved, same bool) {
-	out := &s.md.Storage
-	out.Version, out.Tags = Version, tags(files)
-	if len(of) != 1 || !same {
-		return
-	}
-	save := of[0]
-	out.SaveID, out.Step, out.Time, out.WorldSize, out.Writer = save.SaveID, save.Step, save.Time, save.WorldSize, save.Writer
-	if out.Tags == nil && len(save.Tags) > 0 {
-		out.Tags = map[string]string{}
-	}
-	maps.Copy(out.Tags, save.Tags)
-}
-
-// readCommit reads cairn-save.json. It returns nil if the file does not exist.
-func (s *source) readCommit(ctx context.Context, dir *folder) (*commit, error) {
-	size, ok := dir.other[commitName]
-	if !ok {
-		return nil, nil
-	}
-	c, err := readCommitFile(ctx, s.store)
-	if err != nil {
-		return nil, err
-	}
-	s.add(commitName, size)
-	return c, nil
-}
-
 // savesOf returns the descriptions of saves in the files, each one once, and whether
 // all files have the same.
 func savesOf(files []*dataFile) (of []saved, same bool, err error) {
@@ -419,38 +365,6 @@ func (c *commit) compareSizes(files []*dataFile, l reading.Lost) []*dataFile {
 		l[f.name] = reading.Damaged(f.name, "it has %d bytes, and %d in %s", f.size, c.Files[f.name], commitName)
 		return true
 	})
-}
-
-// gatherListed fills in the tensors that the commit lists, with their global
-// shapes. If files are lost, those that lack a piece are missing.
-func (s *source) gatherListed(files []*dataFile, c *commit, l reading.Lost) error {
-	g, err := gather(files)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	var missing []meta.Missing
-	in, why := reason(l)
-	for _, name := range slices.Sorted(maps.Keys(c.Tensors)) {
-		t, err := g.whole(name, c.Tensors[name])
-		switch {
-		case err == nil:
-			s.md.Entries = append(s.md.Entries, meta.Entry{FQN: name, Tensor: t})
-		case len(l) == 0:
-			errs = append(errs, reading.Damaged(commitName, "%w: %q: %w", ErrSharding, name, err))
-		default:
-			missing = append(missing, meta.Missing{FQN: name, File: in, Err: why})
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(g.tensors)) {
-		if _, ok := c.Tensors[name]; !ok {
-			errs = append(errs, reading.Damaged(commitName, "%w: it does not list %q", ErrSharding, name))
-		}
-	}
-	if len(errs) > 0 {
-		return errors.Join(errs...)
-	}
-	return s.lose(missing, l)
 }
 
 // whole returns the tensor of that name. It must agree with the commit.
