@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -13,10 +14,10 @@ const (
 	OpRecv Op = "recv"
 )
 
-// The tags of a group's messages have owners, so that what one sends is never
-// taken for what another does: a program's own are below CollectiveTags, those of
-// package collective below LoadTags, and those from there on are for loads in
-// which ranks read for each other.
+// The tags of a group's messages are divided between their users. Tags below
+// CollectiveTags are for programs, tags below LoadTags for package collective, and
+// higher tags for loads in which ranks read for each other. The highest tag,
+// math.MaxInt, is for groups themselves.
 const (
 	CollectiveTags = 1 << 28
 	LoadTags       = 3 << 29
@@ -38,7 +39,8 @@ const (
 //   - A call whose context ends returns an error that names the other rank and
 //     wraps the context's error and cause. A message whose Send has failed
 //     arrives whole or not at all.
-//   - A rank that is not in the group, or a tag below zero, is [ErrInvalid].
+//   - A rank that is not in the group, a tag below zero and the tag math.MaxInt are
+//     [ErrInvalid].
 //   - Once a rank of the group is lost every call fails with [ErrGone] and names
 //     it, except that what has already arrived may still be received. Where a
 //     rank has left ([ErrLeft]), what it sent before can be received too, and
@@ -93,7 +95,7 @@ func CheckMessage(op Op, peer, tag, size int) error {
 	switch {
 	case peer < 0 || peer >= size:
 		return &Error{Op: op, Ranks: []int{peer}, Err: fmt.Errorf("peer of %d ranks: %w", size, ErrInvalid)}
-	case tag < 0:
+	case tag < 0 || tag == math.MaxInt:
 		return &Error{Op: op, Ranks: []int{peer}, Err: fmt.Errorf("tag %d: %w", tag, ErrInvalid)}
 	}
 	return nil

@@ -178,6 +178,7 @@ type hello struct {
 	size     int
 	session  session // to meet, a name of the process
 	job      string
+	addr     string // where the rank from listens; empty if it does not yet
 	nonce    [nonceSize]byte
 }
 
@@ -190,6 +191,7 @@ func (h *hello) encode() []byte {
 	}
 	w.B = append(w.B, h.session[:]...)
 	w.String(h.job)
+	w.String(h.addr)
 	w.B = append(w.B, h.nonce[:]...)
 	b := binary.LittleEndian.AppendUint16([]byte(magic), uint16(len(w.B)))
 	return append(b, w.B...)
@@ -203,12 +205,12 @@ func decodeHello(b []byte) (hello, error) {
 		*v = int(r.U32() & 0x7fffffff)
 	}
 	copy(h.session[:], r.Raw(len(h.session)))
-	h.job = r.String()
+	h.job, h.addr = r.String(), r.String()
 	copy(h.nonce[:], r.Raw(nonceSize))
 	if err := r.Done(); err != nil {
 		return hello{}, fmt.Errorf("hello: %w", err)
 	}
-	if h.purpose < toMeet || h.purpose > toCall || len(h.job) > MaxJob {
+	if h.purpose < toMeet || h.purpose > toCall || len(h.job) > MaxJob || len(h.addr) > MaxAddress {
 		return hello{}, fmt.Errorf("hello of purpose %d: %w", h.purpose, wire.ErrMalformed)
 	}
 	return h, nil

@@ -2,6 +2,9 @@ package tcp
 
 import (
 	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -105,4 +108,37 @@ func TestNobodyHoldsAConnectionPerRank(t *testing.T) {
 		t.Errorf("most links = %d; want %d", c.most[toLink], arity+1)
 	}
 	t.Logf("at most: %v (1 to meet, 2 links, 4 calls)", c.most)
+}
+
+// TestJoinSendsALongListOfAddresses has a list of addresses that is too long to
+// travel with a call. Ranks send it down as a value, before they have it.
+func TestJoinSendsALongListOfAddresses(t *testing.T) {
+	const size, longest = 660, 100
+	dir, err := os.MkdirTemp("", "cairn-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir = filepath.Join(dir, strings.Repeat("x", max(1, longest-len(dir)-len("/000-12345678.sock")-1)))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cfg := crowdConfig(t, size)
+	cfg.Meet, cfg.Rendezvous, cfg.Listen = nil, "file://"+filepath.Join(t.TempDir(), "meeting"), unixPrefix+dir
+	cfg.Arity, cfg.Timeout = 8, 20*time.Second
+	js := make([]*joining, size)
+	for r := range js {
+		js[r] = joinLater(t, cfg, r)
+	}
+	meets(t, js...)
+	sum := 0
+	for _, j := range js {
+		sum += len(j.group.Addr())
+	}
+	if sum < 64<<10 {
+		t.Errorf("the addresses have %d bytes; want more than travel with a call", sum)
+	}
+	if got, want := js[size-1].group.host.address(size/2), js[size/2].group.Addr(); got != want {
+		t.Errorf("the last rank has address %q of rank %d; want %q", got, size/2, want)
+	}
 }

@@ -51,7 +51,7 @@ func TestDismissalOfARankThatRegisters(t *testing.T) {
 	cancel()
 	dismissed := make(chan error, 1)
 	go func() { dismissed <- h.dismiss(ended, nil) }()
-	if err := f.WriteFrame([]byte(one.addr), nil); err != nil {
+	if err := f.WriteFrame([]byte(one.addr)); err != nil {
 		t.Fatal(err)
 	}
 	b, err := f.readFrame(maxNotice)

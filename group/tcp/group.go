@@ -36,8 +36,8 @@
 //
 //	→ "cairngr2", the length of what follows (2 bytes), purpose (1: meet, 2: link,
 //	  3: messages, 4: call of the roll), ranks from and to, size (4 bytes each),
-//	  session (16; to meet, a name of the process), job (length as a varint,
-//	  text), nonce (32)
+//	  session (16; to meet, a name of the process), job and the address of the
+//	  rank from (each with its length as a varint before it), nonce (32)
 //	← nonce (32)
 //	→ proof (32): HMAC-SHA-256 with the secret of "dial", all above and, under TLS,
 //	  bytes exported from it, each behind its length
@@ -59,8 +59,12 @@
 // the same way, in lanes of 65,536 tags. A rank that sends more is refused as
 // broken, and the error has the reason. Messages of a rank to itself are not bounded
 // in this way.
+//
 // Large messages are written from the sender's memory and read into the receiver's,
-// except for bytes that arrive before a call waits. See frame.go for the frames.
+// except for bytes that arrive before a call waits. See mailconn.go for the frames.
+//
+// The large values of collective calls are messages too, between neighbours in the
+// tree, with a tag of their own.
 //
 // # Liveness
 //
@@ -71,6 +75,7 @@ package tcp
 
 import (
 	"context"
+	"math"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tree"
@@ -137,7 +142,7 @@ func (g *Group) Send(ctx context.Context, to, tag int, b []byte) error {
 	if err := group.CheckMessage(group.OpSend, to, tag, g.Size()); err != nil {
 		return err
 	}
-	return g.host.mail.send(ctx, g, to, tag, b)
+	return g.host.mail.send(g.waiter(ctx, group.OpSend, to), g.lane(to, tag), b)
 }
 
 // Recv returns the next message that rank from sends to this one with tag.
@@ -145,7 +150,7 @@ func (g *Group) Recv(ctx context.Context, from, tag int) ([]byte, error) {
 	if err := group.CheckMessage(group.OpRecv, from, tag, g.Size()); err != nil {
 		return nil, err
 	}
-	return g.host.mail.recv(ctx, g, from, tag)
+	return g.host.mail.recv(g.waiter(ctx, group.OpRecv, from), g.lane(from, tag))
 }
 
 // RecvInto is Recv into b.
@@ -153,5 +158,41 @@ func (g *Group) RecvInto(ctx context.Context, from, tag int, b []byte) error {
 	if err := group.CheckMessage(group.OpRecv, from, tag, g.Size()); err != nil {
 		return err
 	}
-	return g.host.mail.recvInto(ctx, g, from, tag, b)
+	return g.host.mail.recvInto(g.waiter(ctx, group.OpRecv, from), g.lane(from, tag), b)
 }
+
+// lane returns the lane of the messages with a rank and a tag.
+func (g *Group) lane(rank, tag int) lane { return lane{group: g.ID(), peer: g.Outer(rank), tag: tag} }
+
+// waiter returns how a call for messages with a rank waits.
+func (g *Group) waiter(ctx context.Context, op group.Op, peer int) waiter {
+	w := waiter{op: op, me: g.Rank(), peer: peer, ctx: ctx, patience: g.host.cfg.Timeout}
+	w.over, w.loss = g.Gone()
+	return w
+}
+
+// values carries the values of the collective calls of a group as messages.
+type values struct {
+	mail  *mail
+	group [16]byte
+}
+
+var _ tree.Values = values{}
+
+// valueTag is the tag of the messages that are values.
+const valueTag = math.MaxInt
+
+func (v values) lane(rank int) lane { return lane{group: v.group, peer: rank, tag: valueTag} }
+
+// Send hands b to rank to.
+func (v values) Send(ctx context.Context, to int, b []byte) error {
+	return v.mail.send(waiter{op: group.OpSend, peer: to, ctx: ctx}, v.lane(to), b)
+}
+
+// Recv returns the next message from rank from.
+func (v values) Recv(ctx context.Context, from int) ([]byte, error) {
+	return v.mail.recv(waiter{op: group.OpRecv, peer: from, ctx: ctx}, v.lane(from))
+}
+
+// Close drops what was not received, and what comes later.
+func (v values) Close() { v.mail.discard(v.group) }

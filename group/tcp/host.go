@@ -165,6 +165,7 @@ func (h *host) take(f *conn, hi hello) error {
 	if hi.purpose == toMail {
 		return h.mail.accept(hi.from, f)
 	}
+	h.learnAddress(hi.from, hi.addr)
 	return h.node.Accept(hi.from, f)
 }
 
@@ -241,7 +242,7 @@ func (h *host) dialOnce(ctx context.Context, p purpose, to int, addr string, s s
 	}
 	raw = h.cfg.Wrap(raw)
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
-	hi := hello{purpose: p, from: h.rank, to: to, size: h.size, session: s, job: h.cfg.Job}
+	hi := hello{purpose: p, from: h.rank, to: to, size: h.size, session: s, job: h.cfg.Job, addr: h.addr}
 	f, err := h.greet(ctx, raw, hi, address)
 	if !stop() {
 		err = fmt.Errorf("what listens there does not answer as a rank does: %w", ctx.Err())
@@ -290,6 +291,19 @@ func (n network) Dial(ctx context.Context, rank int) (tree.Conn, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// Values returns the messages that carry the values of a group.
+func (n network) Values(group [16]byte) tree.Values { return values{n.mail, group} }
+
+// learnAddress notes where a rank below listens, unless that is known. Values may
+// have to go there before all ranks have the list of all addresses.
+func (h *host) learnAddress(rank int, addr string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.table[rank] == "" {
+		h.table[rank] = addr
+	}
 }
 
 func (h *host) address(rank int) string {
@@ -558,7 +572,7 @@ func (h *host) enrol(ctx context.Context) (t terms, err error) {
 			return t, final{err}
 		}
 	}
-	if err := f.WriteFrame([]byte(h.addr), nil); err != nil {
+	if err := f.WriteFrame([]byte(h.addr)); err != nil {
 		return t, err
 	}
 	b, err := f.readFrame(maxNotice)

@@ -2,13 +2,13 @@ package tcp
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"runtime"
 	"slices"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
 // inLane is the receiving side of a lane. It is there while it holds something
@@ -47,6 +47,9 @@ func (n *inLane) open() *message {
 // return less than it was asked for.
 func (m *mail) deliver(l frame, size int, fill func([]byte) (int, error), from *mailConn) error {
 	n, g, err := m.begin(l, size, from)
+	if g == nil && err == nil {
+		return swallow(l, size, fill, from)
+	}
 	if size > maxEager && err == nil {
 		runtime.Gosched() // who has just got a message may ask for this one
 	}
@@ -60,10 +63,14 @@ func (m *mail) deliver(l frame, size int, fill func([]byte) (int, error), from *
 	return err
 }
 
-// begin finds the message of a piece, whose bytes are expected from now on.
+// begin finds the message of a piece, whose bytes are expected from now on. It
+// returns no message if the piece is to be dropped.
 func (m *mail) begin(l frame, size int, from *mailConn) (*inLane, *message, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.isDropped(l.lane) {
+		return nil, nil, nil
+	}
 	n := m.inLane(l.lane)
 	for n.open() != nil && n.from != from && n.from != nil && !n.from.isOver() {
 		// The sender has retired the connection by which the rest of its message
@@ -73,7 +80,7 @@ func (m *mail) begin(l frame, size int, from *mailConn) (*inLane, *message, erro
 	}
 	g, cost := n.open(), charge(l.first, size)
 	switch {
-	case l.first != (g == nil), g != nil && n.from != from, l.total > m.host.cfg.MaxMessage:
+	case l.first != (g == nil), g != nil && n.from != from, l.total > m.limit(l.lane):
 		return nil, nil, fmt.Errorf("piece of a message of %d bytes: %w", l.total, errFrame)
 	case n.held+n.owed+cost > laneWindow:
 		return nil, nil, fmt.Errorf("piece of %d bytes beyond the window: %w", size, errFrame)
@@ -118,6 +125,9 @@ func (m *mail) release(n *inLane, g *message, k int) {
 func (m *mail) drop(l lane) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.isDropped(l) {
+		return nil
+	}
 	n := m.inLane(l)
 	g := n.open()
 	if g == nil {
@@ -205,9 +215,63 @@ func (m *mail) takeBack(g *message) {
 	g.call = nil
 }
 
+// limit returns how many bytes a message of a lane may have.
+func (m *mail) limit(l lane) int {
+	if l.tag == valueTag {
+		return tree.MaxFrame
+	}
+	return m.host.cfg.MaxMessage
+}
+
+// isDropped reports whether messages of a lane are dropped. The lock is held.
+func (m *mail) isDropped(l lane) bool { return l.tag == valueTag && m.dropped[l.group] }
+
+// discard drops the values of a group, those that wait and those that come later.
+func (m *mail) discard(group [16]byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dropped[group] = true
+	for l, n := range m.in {
+		if m.isDropped(l) {
+			m.grant(n)
+		}
+	}
+}
+
+// purge drops the messages of a lane if its values are dropped and no call uses
+// them. The lock is held.
+func (m *mail) purge(n *inLane) {
+	if !m.isDropped(n.lane) || len(n.calls) > 0 || slices.ContainsFunc(n.msgs, func(g *message) bool { return g.busy }) {
+		return
+	}
+	for _, g := range n.msgs {
+		m.uncharge(n, g)
+		g.discard()
+	}
+	n.msgs = nil
+}
+
+// swallow reads a piece that is dropped, and gives the sender room for more.
+func swallow(l frame, size int, fill func([]byte) (int, error), from *mailConn) error {
+	buf := newPart(min(size, maxCopied))
+	defer recycle(buf)
+	for left := size; left > 0; {
+		k, err := fill(buf[:min(left, cap(buf))])
+		if err != nil {
+			return err
+		}
+		left -= k
+	}
+	if from != nil {
+		from.send((&frame{kind: frameGrant, lane: l.lane, n: charge(l.first, size)}).encode(true))
+	}
+	return nil
+}
+
 // grant tells the sender of the room that there is, when it is enough to be
 // worth it or the lane is forgotten. The lock is held.
 func (m *mail) grant(n *inLane) {
+	m.purge(n)
 	idle := len(n.msgs) == 0 && len(n.calls) == 0
 	if n.owed >= laneWindow/2 || idle && n.owed > 0 {
 		owed := n.owed
@@ -233,35 +297,34 @@ type recvCall struct {
 }
 
 // recv takes the next message of a lane into memory of its own.
-func (m *mail) recv(ctx context.Context, g *Group, from, tag int) ([]byte, error) {
+func (m *mail) recv(w waiter, l lane) ([]byte, error) {
 	c := &recvCall{done: make(chan struct{})}
-	if err := m.await(ctx, g, from, tag, c); err != nil {
+	if err := m.await(w, l, c); err != nil {
 		return nil, err
 	}
 	return c.got, nil
 }
 
 // recvInto takes the next message of a lane into b.
-func (m *mail) recvInto(ctx context.Context, g *Group, from, tag int, b []byte) error {
+func (m *mail) recvInto(w waiter, l lane, b []byte) error {
 	c := &recvCall{sized: true, into: b, done: make(chan struct{})}
-	if err := m.await(ctx, g, from, tag, c); err != nil {
+	if err := m.await(w, l, c); err != nil {
 		return err
 	}
-	return group.CheckLength(from, len(c.got), len(b))
+	return group.CheckLength(w.peer, len(c.got), len(b))
 }
 
 // await waits until c has a message, while the group and the context last.
-func (m *mail) await(ctx context.Context, g *Group, from, tag int, c *recvCall) error {
-	v := m.waiter(ctx, group.OpRecv, g, from)
-	if ctx.Err() != nil {
-		return v.ended()
+func (m *mail) await(w waiter, l lane, c *recvCall) error {
+	if w.ctx.Err() != nil {
+		return w.ended()
 	}
 	m.mu.Lock()
-	n := m.inLane(m.lane(g, from, tag))
+	n := m.inLane(l)
 	n.calls = append(n.calls, c)
 	m.serve(n)
 	m.mu.Unlock()
-	err := v.wait(c.done, nil)
+	err := w.wait(c.done, nil)
 	if err == nil || !m.withdraw(n, c) { // what has come counts, also where the group is over
 		return nil
 	}

@@ -50,11 +50,12 @@ type mail struct {
 	others map[*mailConn]bool // accepted, or dialled and not used any more; guarded by mu
 	// suspects are ranks that may be lost; guarded by mu.
 	suspects map[int]bool
-	done     bool // nothing more is sent; guarded by mu
-	closed   bool // nothing more is received either; guarded by mu
+	dropped  map[[16]byte]bool // groups whose values are dropped; guarded by mu
+	done     bool              // nothing more is sent; guarded by mu
+	closed   bool              // nothing more is received either; guarded by mu
 }
 
-// outLane is the sendCall side of a lane. It is there while somebody sends or
+// outLane is the sending side of a lane. It is there while somebody sends or
 // something is under way.
 type outLane struct {
 	users int
@@ -68,16 +69,13 @@ func newMail(h *host) *mail {
 		host: h, keep: maxWires, most: backlog{maxBacklog, maxBacklogLanes},
 		out: make(map[lane]*outLane), in: make(map[lane]*inLane), waits: make(map[int]backlog),
 		wires: make(map[int]*mailConn), others: make(map[*mailConn]bool), suspects: make(map[int]bool),
+		dropped: make(map[[16]byte]bool),
 	}
 	m.moved.L = &m.mu
 	return m
 }
 
-func (m *mail) lane(g *Group, rank, tag int) lane {
-	return lane{group: g.ID(), peer: g.Outer(rank), tag: tag}
-}
-
-// use returns the sendCall side of a lane for use until unuse, and the connection
+// use returns the sending side of a lane for use until unuse, and the connection
 // for it: nil to this rank itself, or where all is closed.
 func (m *mail) use(l lane) (*outLane, *mailConn) {
 	m.mu.Lock()
@@ -367,17 +365,17 @@ type sendCall struct {
 }
 
 // send sends a message in pieces, as the receiver has room.
-func (m *mail) send(ctx context.Context, g *Group, to, tag int, b []byte) error {
-	s := &sendCall{waiter: m.waiter(ctx, group.OpSend, g, to), mail: m, lane: m.lane(g, to, tag)}
-	if ctx.Err() != nil {
+func (m *mail) send(w waiter, l lane, b []byte) error {
+	s := &sendCall{waiter: w, mail: m, lane: l}
+	if w.ctx.Err() != nil {
 		return s.ended()
 	}
-	if limit := m.host.cfg.MaxMessage; len(b) > limit {
+	if limit := m.limit(l); len(b) > limit {
 		return s.error(fmt.Errorf("message of %d bytes, more than %d: %w", len(b), limit, group.ErrInvalid))
 	}
 	s.out, s.wire = m.use(s.lane)
 	defer m.unuse(s.lane, s.out)
-	if s.wire == nil && to != g.Rank() {
+	if s.wire == nil && l.peer != m.host.rank {
 		return s.wait(nil, nil) // this rank closes, or the other one is not there
 	}
 	if err := s.check(); err != nil {
@@ -388,7 +386,7 @@ func (m *mail) send(ctx context.Context, g *Group, to, tag int, b []byte) error 
 	}
 	defer func() { s.out.turn <- struct{}{} }()
 	if s.borrows(len(b)) {
-		defer context.AfterFunc(ctx, func() { s.wire.stop(s) })()
+		defer context.AfterFunc(w.ctx, func() { s.wire.stop(s) })()
 	}
 	return s.pieces(b)
 }
@@ -492,12 +490,6 @@ type waiter struct {
 	over     <-chan struct{}
 	loss     func(group.Op) *group.Error
 	patience time.Duration // once another rank has left
-}
-
-func (m *mail) waiter(ctx context.Context, op group.Op, g *Group, peer int) waiter {
-	v := waiter{op: op, me: g.Rank(), peer: peer, ctx: ctx, patience: m.host.cfg.Timeout}
-	v.over, v.loss = g.Gone()
-	return v
 }
 
 func (v *waiter) error(err error) error {

@@ -16,7 +16,7 @@ import (
 func TestRecvIntoEndsInAPiece(t *testing.T) {
 	a, b := patiently(t)
 	m := a.host.mail
-	l := m.lane(a, 1, 0)
+	l := a.lane(1, 0)
 	want := bytes.Repeat([]byte("abc"), 100_000)
 	o, w := m.use(l)
 	defer m.unuse(l, o)

@@ -54,7 +54,7 @@ func begun(g *Group, tag int) bool {
 	m := g.host.mail
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	o := m.out[m.lane(g, 1, tag)]
+	o := m.out[g.lane(1, tag)]
 	return o != nil && o.room < laneWindow
 }
 

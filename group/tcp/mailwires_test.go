@@ -40,7 +40,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		until(t, "the room is granted", func() bool {
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			return m.out[m.lane(gs[0], at, tag)] == nil
+			return m.out[gs[0].lane(at, tag)] == nil
 		})
 	}
 	send(1, 7) // received at the end: its connection stays

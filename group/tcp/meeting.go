@@ -367,7 +367,7 @@ func (h *host) register(f *conn, hi hello) error {
 	if err != nil {
 		return err
 	}
-	if err := f.WriteFrame(h.terms(s).encode(), nil); err != nil {
+	if err := f.WriteFrame(h.terms(s).encode()); err != nil {
 		h.meeting.vacate(hi.from, hi.session)
 		return err
 	}

@@ -105,12 +105,12 @@ func (c announcer) call(ctx context.Context, r roll, slots []slot) (absent []abs
 }
 
 func writeCall(f *conn, c roll, slots []slot) error {
-	if err := f.WriteFrame(c.encode(), nil); err != nil {
+	if err := f.WriteFrame(c.encode()); err != nil {
 		return err
 	}
 	for len(slots) > 0 {
 		b, n := encodeSlots(slots)
-		if err := f.WriteFrame(b, nil); err != nil {
+		if err := f.WriteFrame(b); err != nil {
 			return err
 		}
 		slots = slots[n:]
@@ -163,7 +163,7 @@ func (h *host) answer(f *conn, hi hello) error {
 		return err
 	}
 	h.wait.hear(hi.session, r, slots[0].above)
-	return f.WriteFrame(encodeAbsent(c.spread(h.during(r), r, slots[1:])), nil)
+	return f.WriteFrame(encodeAbsent(c.spread(h.during(r), r, slots[1:])))
 }
 
 // during returns the context of a call. The last word is passed on even where

@@ -68,23 +68,23 @@ func TestRanksThatBehaveBadly(t *testing.T) {
 		"never connects": func(*impostor) {},
 		"is silent":      func(p *impostor) { p.connect(toLink) },
 		"hangs up":       func(p *impostor) { p.connect(toLink).Close() },
-		"sends garbage":  func(p *impostor) { p.connect(toLink).WriteFrame(bytes.Repeat([]byte{0xaa}, 100), nil) },
+		"sends garbage":  func(p *impostor) { p.connect(toLink).WriteFrame(bytes.Repeat([]byte{0xaa}, 100)) },
 		"sends a frame that is too long": func(p *impostor) {
 			p.connect(toLink).Conn.Write(huge)
 		},
 		"sends a frame of no bytes": func(p *impostor) { p.connect(toLink).Conn.Write(make([]byte, 4)) },
 		"sends messages that are none": func(p *impostor) {
 			p.connect(toLink)
-			p.connect(toMail).WriteFrame([]byte{byte(framePiece), 0}, nil)
+			p.connect(toMail).WriteFrame([]byte{byte(framePiece), 0})
 		},
 		"grants room that nobody took": func(p *impostor) {
 			p.connect(toLink)
-			p.connect(toMail).WriteFrame(frameOf(frame{kind: frameGrant, n: 10}), nil)
+			p.connect(toMail).WriteFrame(frameOf(frame{kind: frameGrant, n: 10}))
 		},
 		"sends a message beyond the limit": func(p *impostor) {
 			p.connect(toLink)
 			l := frame{kind: framePiece, first: true, total: 1 << 40, body: []byte("x")}
-			p.connect(toMail).WriteFrame(frameOf(l), nil)
+			p.connect(toMail).WriteFrame(frameOf(l))
 		},
 	} {
 		t.Run(claim, func(t *testing.T) {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync/atomic"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -23,6 +23,7 @@ type call struct {
 	first   int      // the rank whose call is call
 	call    group.Call
 	held    bool       // values are too large to travel with the call
+	holds   []bool     // the subtree of each rank below holds its values back
 	values  []labelled // those that are here
 	bytes   int        // of values
 	failing bool       // the rank above was told that the call fails
@@ -39,7 +40,7 @@ type call struct {
 func newCall(t *team, number uint64) *call {
 	n := len(t.down) + 1
 	return &call{
-		team: t, number: number, came: make([]bool, n), left: n,
+		team: t, number: number, came: make([]bool, n), left: n, holds: make([]bool, n),
 		transfer: newTransfer(n), done: make(chan struct{}),
 	}
 }
@@ -89,6 +90,7 @@ func (c *call) enter(i, rank int, call group.Call, values []labelled, held bool)
 		c.fail(group.Mismatch(c.first, c.call, rank, call))
 	}
 	c.left--
+	c.holds[i] = held
 	c.held = c.held || held
 	c.values = append(c.values, values...)
 	for _, v := range values {
@@ -226,8 +228,7 @@ func (c *call) makeSub() {
 }
 
 // transfer is the part of a call in which values travel that are too large to
-// go with the call itself. It begins when all ranks have come, so that whoever
-// gets a piece waits for it and no piece is ever in the way of another.
+// travel with the call itself. It begins when all ranks have made the call.
 type transfer struct {
 	going    bool           // all have come
 	started  chan struct{}  // closed when going is set
@@ -286,80 +287,183 @@ func (c *call) wants() int {
 	return 1
 }
 
-// destination returns where the value of that label goes.
-func (c *call) destination(label int) int {
-	switch c.call.Op {
-	case group.OpGather:
-		return c.call.Root
-	case group.OpScatter:
-		return label
+// fromBelow returns how many values come from the subtree i below this rank. A
+// subtree that does not hold its values back has sent them with the call.
+func (c *call) fromBelow(i int) int {
+	t := c.team
+	s := t.tree.child(i, t.node.opts.Arity)
+	inside := s.contains(c.call.Root)
+	switch {
+	case c.call.Op == group.OpAllGather && c.holds[i], c.call.Op == group.OpGather && c.holds[i] && !inside:
+		return s.size()
+	case c.call.Op == group.OpScatter && inside:
+		return t.ranks.size() - s.size()
+	case c.call.Op == group.OpBroadcast && inside:
+		return 1
 	}
-	return everyone
+	return 0
 }
 
-// piece handles a piece of a value: it is kept, passed on, or both.
-func (t *team) piece(from *lane, f frame, size int) error {
-	if err := from.came(size); err != nil {
-		return err
+// fromAbove returns how many values come from the rank above. It also returns the
+// values of this subtree to it, unless the subtree holds them back.
+func (c *call) fromAbove() int {
+	t := c.team
+	inside := t.tree.contains(c.call.Root)
+	switch {
+	case t.isTop():
+	case c.call.Op == group.OpAllGather, c.call.Op == group.OpGather && inside:
+		if c.held {
+			return t.ranks.size() - t.tree.size()
+		}
+		return t.ranks.size()
+	case c.call.Op == group.OpScatter && !inside:
+		return t.tree.size()
+	case c.call.Op == group.OpBroadcast && !inside:
+		return 1
 	}
-	c := t.calls[f.number]
-	if t.lost != nil || c == nil || c.decided || !c.entered {
-		from.passed(size) // of a call that has failed
+	return 0
+}
+
+// route returns the neighbours to which the value of a label goes from this rank,
+// except the neighbour that it came from.
+func (c *call) route(label int, from *neighbour) []*neighbour {
+	t := c.team
+	dst := label // of a scatter
+	switch c.call.Op {
+	case group.OpGather:
+		dst = c.call.Root
+	case group.OpAllGather, group.OpBroadcast:
+		return slices.DeleteFunc(slices.Clone(t.neighbours()), func(nb *neighbour) bool { return nb == from })
+	}
+	if dst == t.me {
 		return nil
 	}
-	n := t.ranks.size()
-	if f.label >= n || f.to >= n || f.total > t.node.opts.MaxValue {
-		return fmt.Errorf("piece of %d bytes of rank %d for %d: %w", f.total, f.label, f.to, errProtocol)
-	}
-	if f.to == t.me || f.to == everyone {
-		if err := c.keep(f); err != nil {
-			return err
+	return []*neighbour{t.towards(dst)}
+}
+
+// move sends what this rank holds and passes on what comes from its neighbours,
+// until ctx ends.
+func (c *call) move(ctx context.Context, wg *sync.WaitGroup) {
+	t := c.team
+	relay := func(from *neighbour, values int) {
+		if values > 0 {
+			wg.Go(func() { c.relay(ctx, from, values) })
 		}
 	}
-	t.passOn(from, f, size)
+	for i, nb := range t.down {
+		relay(nb, c.fromBelow(i))
+	}
+	relay(t.up, c.fromAbove())
+	if c.held {
+		wg.Go(func() { c.stream(ctx) })
+		return
+	}
+	t.node.mu.Lock()
+	defer t.node.mu.Unlock()
+	c.streamed = true
+	c.settle()
+}
+
+// stream sends the values that this rank holds, piece by piece.
+func (c *call) stream(ctx context.Context) {
+	var buf []byte
+	for _, v := range c.values {
+		to := c.route(v.rank, nil)
+		for off := 0; len(to) > 0 && (off == 0 || off < len(v.value)); off += maxPiece {
+			p := piece{c.number, v.rank, len(v.value), off, v.value[off:min(off+maxPiece, len(v.value))]}
+			buf = p.append(buf[:0])
+			if !c.pass(ctx, to, buf) {
+				return
+			}
+		}
+	}
+	n := c.team.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c.streamed = true
+	c.settle()
+}
+
+// relay takes the pieces of values from a neighbour, keeps them or passes them on,
+// or both, until all these values have come.
+func (c *call) relay(ctx context.Context, from *neighbour, values int) {
+	t := c.team
+	for values > 0 {
+		b, err := t.values.Recv(ctx, from.peer)
+		var p piece
+		if err == nil {
+			p, err = decodePiece(b)
+		}
+		if err == nil && p.number < c.number {
+			continue // left over from a call that failed
+		}
+		if err == nil {
+			err = c.take(p)
+		}
+		if err != nil {
+			if ctx.Err() == nil {
+				from.fail(fmt.Errorf("%w: %w", group.ErrGone, err))
+			}
+			return
+		}
+		if !c.pass(ctx, c.route(p.label, from), b) {
+			return
+		}
+		if p.offset+len(p.body) == p.total {
+			values--
+		}
+	}
+}
+
+// pass sends a piece to neighbours, and reports whether it could.
+func (c *call) pass(ctx context.Context, to []*neighbour, b []byte) bool {
+	errs := make([]error, len(to))
+	var wg sync.WaitGroup
+	for i, nb := range to {
+		send := func() { errs[i] = c.team.values.Send(ctx, nb.peer, b) }
+		if i < len(to)-1 {
+			wg.Go(send)
+		} else {
+			send()
+		}
+	}
+	wg.Wait()
+	return !slices.ContainsFunc(errs, func(err error) bool { return err != nil })
+}
+
+// take checks a piece, and adds it to its value if that is for this rank.
+func (c *call) take(p piece) error {
+	t := c.team
+	t.node.mu.Lock()
+	defer t.node.mu.Unlock()
+	if p.number > c.number || p.label >= t.ranks.size() || p.total > t.node.opts.MaxValue {
+		return fmt.Errorf("piece of %d bytes of rank %d in call %d: %w", p.total, p.label, p.number, errProtocol)
+	}
+	if c.decided || !c.isMine(p.label) {
+		return nil
+	}
+	if err := c.keep(p); err != nil {
+		return err
+	}
 	c.settle()
 	return nil
 }
 
-// passOn sends a piece to the neighbours that are on its way, and makes room for
-// the next one once they have it.
-func (t *team) passOn(from *lane, f frame, size int) {
-	var to []*lane
-	switch {
-	case f.to == everyone:
-		for _, ln := range t.lanes() {
-			if ln != from {
-				to = append(to, ln)
-			}
-		}
-	case f.to != t.me:
-		to = []*lane{t.towards(f.to)}
-	}
-	if len(to) == 0 {
-		from.passed(size)
-		return
-	}
-	sendAll(to, piece{head: f.encode(), body: f.body, sent: func() { from.passed(size) }})
-}
-
-// keep adds a piece to the value that it is of.
-func (c *call) keep(f frame) error {
-	b, known := c.got[f.label]
-	if len(b) != f.offset || known && len(b) == cap(b) || !c.isMine(f.label) {
-		return fmt.Errorf("piece at %d of the value of rank %d: %w", f.offset, f.label, errProtocol)
+// keep adds a piece to its value.
+func (c *call) keep(p piece) error {
+	b, known := c.got[p.label]
+	if len(b) != p.offset || known && len(b) == cap(b) || len(b)+len(p.body) > p.total || known && p.total != cap(b) {
+		return fmt.Errorf("piece at %d of the value of rank %d: %w", p.offset, p.label, errProtocol)
 	}
 	switch {
-	case known && len(b)+len(f.body) > cap(b):
-		return fmt.Errorf("piece beyond the value of rank %d: %w", f.label, errProtocol)
-	case !known && len(f.body) == f.total:
-		b = slices.Clip(f.body) // the frame is this node's
+	case len(p.body) == p.total:
+		b = slices.Clip(p.body) // the message is this rank's
+	case !known:
+		b = append(make([]byte, 0, p.total), p.body...)
 	default:
-		if !known {
-			b = make([]byte, 0, f.total)
-		}
-		b = append(b, f.body...)
+		b = append(b, p.body...)
 	}
-	c.put(f.label, b)
+	c.put(p.label, b)
 	if len(b) == cap(b) {
 		c.whole++
 	}
@@ -398,75 +502,6 @@ func (c *call) settle() {
 	c.team.tellAbove(frame{kind: kindDone, number: c.number})
 }
 
-// outgoing returns the values that this rank is to send.
-func (c *call) outgoing() []labelled {
-	if !c.held {
-		return nil
-	}
-	return c.values
-}
-
-// sendAll queues a piece on lanes. It is sent once all of them have sent it.
-func sendAll(to []*lane, p piece) {
-	left := new(atomic.Int32)
-	left.Store(int32(len(to)))
-	sent := p.sent
-	p.sent = func() {
-		if left.Add(-1) == 0 {
-			sent()
-		}
-	}
-	for _, ln := range to {
-		ln.sendPiece(p)
-	}
-}
-
-// stream sends what this rank holds, piece by piece, until the call is decided.
-// Where the context ends the call is made to fail.
-func (c *call) stream(ctx context.Context) {
-	room := make(chan struct{}, ahead)
-	for range ahead {
-		room <- struct{}{}
-	}
-	for _, v := range c.outgoing() {
-		to := c.route(v.rank)
-		for off := 0; len(to) > 0 && (off == 0 || off < len(v.value)); off += maxPiece {
-			select {
-			case <-room:
-			case <-c.done:
-				return
-			case <-ctx.Done():
-				c.end(ctx)
-				return
-			}
-			body := v.value[off:min(off+maxPiece, len(v.value))]
-			f := frame{
-				kind: kindPiece, id: c.team.id, number: c.number,
-				label: v.rank, to: c.destination(v.rank), total: len(v.value), offset: off,
-			}
-			sendAll(to, piece{head: f.encode(), body: body, sent: func() { room <- struct{}{} }})
-		}
-	}
-	n := c.team.node
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	c.streamed = true
-	c.settle()
-}
-
-// route returns the lanes by which a value of this rank leaves.
-func (c *call) route(label int) []*lane {
-	t := c.team
-	switch dst := c.destination(label); dst {
-	case everyone:
-		return t.lanes()
-	case t.me:
-		return nil
-	default:
-		return []*lane{t.towards(dst)}
-	}
-}
-
 // end makes the call fail because this rank's context has ended.
 func (c *call) end(ctx context.Context) {
 	n := c.team.node
@@ -484,7 +519,11 @@ func (c *call) wait(ctx context.Context) {
 			return
 		case <-started:
 			started = nil
-			c.stream(ctx)
+			var wg sync.WaitGroup
+			defer wg.Wait()
+			moving, cancel := context.WithCancel(ctx)
+			defer cancel()
+			c.move(moving, &wg)
 		case <-ended:
 			ended = nil
 			c.end(ctx)

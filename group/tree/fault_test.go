@@ -83,10 +83,10 @@ type faultConn struct {
 	closed chan struct{}
 }
 
-func (c *faultConn) WriteFrame(head, body []byte) error {
-	alive := len(head) == 1 // a sign of life
+func (c *faultConn) WriteFrame(b []byte) error {
+	alive := len(b) == 1 // a sign of life
 	if alive && !c.fault.isTripped() || !alive && c.fault.step() {
-		return c.Conn.WriteFrame(head, body)
+		return c.Conn.WriteFrame(b)
 	}
 	<-c.closed
 	return io.ErrClosedPipe

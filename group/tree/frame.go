@@ -17,11 +17,9 @@ type kind byte
 
 const (
 	kindAlive   kind = iota + 1 // a sign of life
-	kindCredit                  // either way: pieces of the group were passed on
 	kindEnter                   // up: all of the subtree have made the call
 	kindFail                    // up: the call cannot succeed
 	kindGo                      // down: all have come, values may travel
-	kindPiece                   // either way: a piece of a value
 	kindDone                    // up: all of the subtree have their values
 	kindOutcome                 // down: how the call has ended
 	kindAlarm                   // either way: a rank has failed before the call
@@ -38,14 +36,9 @@ type frame struct {
 	id     id
 	number uint64 // of the call
 
-	credit int // kindCredit: bytes
-
 	call   group.Call // kindEnter
 	held   bool       // kindEnter: the values wait below
 	values []labelled // kindEnter, kindOutcome
-
-	label, to, total, offset int // kindPiece; to is everyone or a rank
-	body                     []byte
 
 	err  *group.Error // kindFail, kindOutcome; nil: it succeeded
 	rank int          // kindLost
@@ -57,9 +50,6 @@ type labelled struct {
 	value []byte
 }
 
-// everyone is the destination of pieces that all ranks get.
-const everyone = -1
-
 // start appends what all frames of a call begin with.
 func (f *frame) start(n int) *wire.Writer {
 	w := &wire.Writer{B: make([]byte, 0, n+32)}
@@ -69,12 +59,10 @@ func (f *frame) start(n int) *wire.Writer {
 	return w
 }
 
-// encode returns the frame's bytes; of a piece, those before its body.
+// encode returns the frame's bytes.
 func (f *frame) encode() []byte {
 	w := f.start(f.size())
 	switch f.kind {
-	case kindCredit:
-		w.Uvarint(uint64(f.credit))
 	case kindEnter:
 		putCall(w, f.call)
 		w.Bool(f.held)
@@ -88,11 +76,6 @@ func (f *frame) encode() []byte {
 			break
 		}
 		putValues(w, f.values)
-	case kindPiece:
-		w.Uvarint(uint64(f.label))
-		w.Uvarint(uint64(f.to + 1))
-		w.Uvarint(uint64(f.total))
-		w.Uvarint(uint64(f.offset))
 	case kindLost:
 		w.Uvarint(uint64(f.rank))
 		putCause(w, f.err.Err)
@@ -121,8 +104,6 @@ func decode(b []byte) (frame, error) {
 	copy(f.id[:], r.Raw(len(f.id)))
 	f.number = r.Uvarint()
 	switch f.kind {
-	case kindCredit:
-		f.credit = r.CountMax(window)
 	case kindEnter:
 		f.call = getCall(r)
 		f.held = r.Bool()
@@ -135,15 +116,6 @@ func decode(b []byte) (frame, error) {
 			break
 		}
 		f.err = getError(r)
-	case kindPiece:
-		f.label = getRank(r)
-		f.to = r.CountMax(maxRank+1) - 1
-		f.total = r.CountMax(math.MaxInt)
-		f.offset = r.CountMax(f.total)
-		f.body = r.Raw(r.Len())
-		if len(f.body) > f.total-f.offset {
-			r.Fail("piece of %d bytes at %d of %d", len(f.body), f.offset, f.total)
-		}
 	case kindLost:
 		f.rank = getRank(r)
 		f.err = &group.Error{Err: getCause(r)}
@@ -155,6 +127,39 @@ func decode(b []byte) (frame, error) {
 		return frame{}, fmt.Errorf("frame: %w", err)
 	}
 	return f, nil
+}
+
+// piece is a message with a part of a value, which is body.
+type piece struct {
+	number uint64 // of the call
+	label  int    // the rank that the value is of, or for if it is scattered
+	total  int    // bytes of the value
+	offset int
+	body   []byte
+}
+
+func (p *piece) append(b []byte) []byte {
+	w := wire.Writer{B: b}
+	w.Uvarint(p.number)
+	w.Uvarint(uint64(p.label))
+	w.Uvarint(uint64(p.total))
+	w.Uvarint(uint64(p.offset))
+	return append(w.B, p.body...)
+}
+
+// decodePiece takes a piece apart. Its body refers to b.
+func decodePiece(b []byte) (piece, error) {
+	r := wire.NewReader(b)
+	p := piece{number: r.Uvarint(), label: getRank(r), total: r.CountMax(math.MaxInt)}
+	p.offset = r.CountMax(p.total)
+	p.body = r.Raw(r.Len())
+	if len(p.body) > p.total-p.offset || len(p.body) == 0 && p.total > 0 {
+		r.Fail("piece of %d bytes at %d of %d", len(p.body), p.offset, p.total)
+	}
+	if err := r.Done(); err != nil {
+		return piece{}, fmt.Errorf("piece of a value: %w", err)
+	}
+	return p, nil
 }
 
 // maxRank bounds the ranks that frames name.
@@ -282,6 +287,9 @@ var ErrFrame = errors.New("malformed frame")
 // On a stream of bytes a frame stands behind its length: four bytes, least
 // significant first. No frame is empty.
 
+// maxCopied is the length up to which a frame is copied behind its length.
+const maxCopied = 4 << 10
+
 // FrameWriter writes frames to a stream, in as few calls as the stream allows.
 // The zero value with W set is ready; one goroutine at a time uses it.
 type FrameWriter struct {
@@ -289,20 +297,19 @@ type FrameWriter struct {
 	scratch []byte
 }
 
-// WriteFrame writes a frame, given in two parts, which it needs no more when it
-// returns.
-func (f *FrameWriter) WriteFrame(head, body []byte) error {
-	n := len(head) + len(body)
+// WriteFrame writes a frame. The caller may write to b again when it returns.
+func (f *FrameWriter) WriteFrame(b []byte) error {
+	n := len(b)
 	if n == 0 || n > MaxFrame {
 		return fmt.Errorf("write frame of %d bytes: %w", n, ErrFrame)
 	}
 	f.scratch = binary.LittleEndian.AppendUint32(f.scratch[:0], uint32(n))
-	f.scratch = append(f.scratch, head...)
-	if len(body) == 0 {
+	if n <= maxCopied {
+		f.scratch = append(f.scratch, b...)
 		_, err := f.W.Write(f.scratch)
 		return err
 	}
-	bufs := net.Buffers{f.scratch, body}
+	bufs := net.Buffers{f.scratch, b}
 	_, err := bufs.WriteTo(f.W)
 	return err
 }

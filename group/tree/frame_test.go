@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
@@ -21,9 +22,7 @@ func samples() []frame {
 		{kind: kindEnter, id: id{1}, number: 300, call: group.Call{Op: group.OpGather, Root: 3}, values: []labelled{{2, []byte("ab")}, {3, []byte{}}}},
 		{kind: kindEnter, number: 1, call: group.Call{Op: group.OpSub, Ranks: []int{4, 0, 9}}, held: true},
 		{kind: kindFail, number: 2, err: failed},
-		{kind: kindCredit, id: id{3}, credit: window},
 		{kind: kindGo, id: id{9}, number: 3},
-		{kind: kindPiece, number: 4, label: 7, to: everyone, total: 10, offset: 4},
 		{kind: kindDone, number: 5},
 		{kind: kindOutcome, number: 6, values: []labelled{{0, []byte("x")}}},
 		{kind: kindOutcome, number: 7, err: failed},
@@ -65,7 +64,7 @@ func FuzzFrame(f *testing.F) {
 		if got.kind == kindAlive {
 			return
 		}
-		again, err := decode(append(got.encode(), got.body...))
+		again, err := decode(got.encode())
 		if diff := cmp.Diff(got, again, compare...); err != nil || diff != "" {
 			t.Fatalf("decoded again: %v\n%s", err, diff)
 		}
@@ -80,7 +79,8 @@ func FuzzNode(f *testing.F) {
 		f.Add(s.encode(), true)
 	}
 	f.Fuzz(func(t *testing.T, b []byte, enter bool) {
-		n := New(0, 4, nil, Options{Arity: 2})
+		m := &Memory{values: inproc.New(4), tags: make(map[id]int)}
+		n := New(0, 4, memoryEnd{m, 0}, Options{Arity: 2})
 		defer n.Close()
 		mine, theirs := Pipe(1)
 		if err := n.Accept(1, mine); err != nil {
@@ -93,13 +93,32 @@ func FuzzNode(f *testing.F) {
 				called <- err
 			}()
 		}
-		_ = theirs.WriteFrame(b, nil) // the node may have closed the link
-		_ = theirs.WriteFrame(b, nil)
+		_ = theirs.WriteFrame(b) // the node may have closed the link
+		_ = theirs.WriteFrame(b)
 		theirs.Close()
 		if enter {
 			if err := <-called; err == nil {
 				t.Error("a call succeeded without the other ranks")
 			}
+		}
+	})
+}
+
+func FuzzPiece(f *testing.F) {
+	for _, p := range []piece{{}, {4, 7, 10, 4, []byte("abc")}, {number: 1 << 40, total: 3, body: []byte("abc")}} {
+		f.Add(p.append(nil))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, err := decodePiece(b)
+		if err != nil {
+			if !errors.Is(err, wire.ErrMalformed) {
+				t.Fatalf("decodePiece(%x) = %v; want %v", b, err, wire.ErrMalformed)
+			}
+			return
+		}
+		again, err := decodePiece(p.append(nil))
+		if diff := cmp.Diff(p, again, cmp.AllowUnexported(piece{})); err != nil || diff != "" {
+			t.Fatalf("decoded again: %v\n%s", err, diff)
 		}
 	})
 }

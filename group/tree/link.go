@@ -1,10 +1,11 @@
 package tree
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"io"
 	"sync"
 	"time"
 
@@ -16,17 +17,15 @@ var (
 	errClosed = errors.New("node is closed")
 )
 
-// link is this node's end of a connection, which may be yet to come. Frames
-// about calls are short and go first, so that they are never behind the values
-// of others; pieces of values go as the receiver has room, those of different
-// groups in turn.
+// link is this node's end of a connection, which may be yet to come. It carries
+// frames about calls. Large values travel as messages beside it, so that no frame
+// waits for a value.
 type link struct {
 	node *Node
 	peer int // in the group of all ranks
 
 	mu      sync.Mutex
-	control [][]byte      // guarded by mu
-	waiting []*lane       // those with pieces, the next one first; guarded by mu
+	queue   [][]byte      // guarded by mu
 	conn    Conn          // nil until there; guarded by mu
 	ending  bool          // close once all is sent; guarded by mu
 	err     error         // why it broke; guarded by mu
@@ -88,44 +87,23 @@ func (l *link) poke() {
 func (l *link) send(b []byte) {
 	l.mu.Lock()
 	if l.err == nil {
-		l.control = append(l.control, b)
+		l.queue = append(l.queue, b)
 	}
 	l.mu.Unlock()
 	l.poke()
 }
 
-// next takes what is to be sent next, or reports that there is nothing. last
-// says that nothing will come after it.
-func (l *link) next() (p piece, ok, last bool) {
+// next takes the next frame from the queue, or returns nil. last reports that the
+// queue is empty and stays empty.
+func (l *link) next() (b []byte, last bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.control) > 0 {
-		p.head, l.control[0] = l.control[0], nil // the queue must not keep values
-		l.control = l.control[1:]
-		return p, true, false
+	if len(l.queue) == 0 {
+		return nil, l.ending
 	}
-	for i, ln := range l.waiting {
-		if p, ok = ln.take(); !ok {
-			continue
-		}
-		l.waiting = slices.Delete(l.waiting, i, i+1)
-		if len(ln.pieces) > 0 {
-			l.waiting = append(l.waiting, ln) // behind the others
-		}
-		return p, true, false
-	}
-	return p, false, l.ending
-}
-
-// drop takes all pieces that are queued. The lock is held.
-func (l *link) drop() []piece {
-	var all []piece
-	for _, ln := range l.waiting {
-		all = append(all, ln.pieces...)
-		ln.pieces = nil
-	}
-	l.waiting = nil
-	return all
+	b, l.queue[0] = l.queue[0], nil // the queue must not keep values
+	l.queue = l.queue[1:]
+	return b, false
 }
 
 // write sends what is queued, and signs of life where that is nothing.
@@ -137,13 +115,9 @@ func (l *link) write(c Conn) {
 		beat = ticker.C
 	}
 	for {
-		p, ok, last := l.next()
-		if ok {
-			err := c.WriteFrame(p.head, p.body)
-			if p.sent != nil {
-				p.sent()
-			}
-			if err != nil {
+		b, last := l.next()
+		if b != nil {
+			if err := c.WriteFrame(b); err != nil {
 				l.fail(errBroken)
 				return
 			}
@@ -191,8 +165,8 @@ func (l *link) fail(err error) {
 		return
 	}
 	l.err = err
-	conn, pieces := l.conn, l.drop()
-	l.control = nil
+	conn := l.conn
+	l.queue = nil
 	close(l.broken)
 	l.mu.Unlock()
 	if l.silence != nil {
@@ -200,9 +174,6 @@ func (l *link) fail(err error) {
 	}
 	if conn != nil {
 		conn.Close()
-	}
-	for _, p := range pieces {
-		p.sent()
 	}
 	if !errors.Is(err, errClosed) {
 		l.node.linkLost(l, err)
@@ -215,17 +186,12 @@ func (l *link) isBroken() bool {
 	return l.err != nil
 }
 
-// end closes the link once the frames that are queued have been sent. Values on
-// their way are given up.
+// end closes the link once the frames that are queued have been sent.
 func (l *link) end() {
 	l.mu.Lock()
 	l.ending = true
-	pieces := l.drop()
 	unconnected := l.conn == nil
 	l.mu.Unlock()
-	for _, p := range pieces {
-		p.sent()
-	}
 	if unconnected {
 		l.fail(errClosed)
 		return
@@ -233,121 +199,17 @@ func (l *link) end() {
 	l.poke()
 }
 
-// lane is one group's part of a link: its pieces, and the room for them in both
-// directions. Groups share links but not lanes, so that no group waits for what
-// another one has under way. It is guarded by the link's lock.
-type lane struct {
+// neighbour is a rank of a group that is next to this one in the tree.
+type neighbour struct {
 	*link
-	id   id
-	rank int // of the other end in the group
-
-	pieces []piece // the link's waiting has the lane where there are any
-	credit int     // bytes of pieces that may be sent
-	owed   int     // bytes passed on and not yet told
-	unread int     // bytes received and not passed on
-	closed bool    // the group is over
-}
-
-// piece is a frame with a piece of a value. After sent, it is no more needed.
-type piece struct {
-	head, body []byte
-	sent       func()
-}
-
-func (p piece) len() int { return len(p.head) + len(p.body) }
-
-func newLane(l *link, id id, rank int) *lane {
-	return &lane{link: l, id: id, rank: rank, credit: window}
-}
-
-// sendPiece queues a piece. It calls p.sent once, also where the link breaks or
-// the group is over.
-func (ln *lane) sendPiece(p piece) {
-	ln.mu.Lock()
-	dropped := ln.closed || ln.err != nil || ln.ending
-	if !dropped {
-		if len(ln.pieces) == 0 {
-			ln.waiting = append(ln.waiting, ln)
-		}
-		ln.pieces = append(ln.pieces, p)
-	}
-	ln.mu.Unlock()
-	if dropped {
-		p.sent()
-		return
-	}
-	ln.poke()
-}
-
-// take takes the next piece, or reports that there is none that the other end
-// has room for. The lock is held.
-func (ln *lane) take() (p piece, ok bool) {
-	if len(ln.pieces) == 0 || ln.pieces[0].len() > ln.credit {
-		return piece{}, false
-	}
-	p = ln.pieces[0]
-	ln.pieces[0] = piece{} // the queue must not keep the value
-	ln.pieces = ln.pieces[1:]
-	ln.credit -= p.len()
-	return p, true
-}
-
-// came notes that a piece of n bytes has come.
-func (ln *lane) came(n int) error {
-	ln.mu.Lock()
-	defer ln.mu.Unlock()
-	if ln.unread+n > window {
-		return fmt.Errorf("pieces beyond the window: %w", errProtocol)
-	}
-	ln.unread += n
-	return nil
-}
-
-// passed notes that n bytes of pieces that came need no more room here, and tells
-// the other end now and then.
-func (ln *lane) passed(n int) {
-	ln.mu.Lock()
-	ln.unread -= n
-	ln.owed += n
-	tell := 0
-	if ln.owed >= window/4 {
-		tell, ln.owed = ln.owed, 0
-	}
-	closed := ln.closed
-	ln.mu.Unlock()
-	if tell > 0 && !closed {
-		f := frame{kind: kindCredit, id: ln.id, credit: tell}
-		ln.send(f.encode())
-	}
-}
-
-// granted notes that the other end has room for n more bytes.
-func (ln *lane) granted(n int) {
-	ln.mu.Lock()
-	ln.credit = min(ln.credit+n, window)
-	ln.mu.Unlock()
-	ln.poke()
-}
-
-// close gives up the pieces that are queued, and all later ones.
-func (ln *lane) close() {
-	ln.mu.Lock()
-	ln.closed = true
-	ln.waiting = slices.DeleteFunc(ln.waiting, func(o *lane) bool { return o == ln })
-	pieces := ln.pieces
-	ln.pieces = nil
-	ln.mu.Unlock()
-	for _, p := range pieces {
-		p.sent()
-	}
+	rank int // in the group
 }
 
 // Conn carries frames to and from one other rank, in order, each of them once,
 // until it breaks. One goroutine writes and another one reads.
 type Conn interface {
-	// WriteFrame sends a frame, given in two parts, and returns once it needs
-	// them no more.
-	WriteFrame(head, body []byte) error
+	// WriteFrame sends a frame and returns when the caller may write to b again.
+	WriteFrame(b []byte) error
 	// ReadFrame returns the next frame, which is the caller's.
 	ReadFrame() ([]byte, error)
 	// CloseWrite tells the other end that no more frames come.
@@ -356,9 +218,93 @@ type Conn interface {
 	Close() error
 }
 
-// Network opens connections to other ranks.
+// Network connects a rank to others. Ranks are numbers in the group of all ranks.
 type Network interface {
 	// Dial opens a connection to rank, whose node gets the other end by
 	// [Node.Accept]. It may wait until the rank is ready for it.
 	Dial(ctx context.Context, rank int) (Conn, error)
+	// Values returns what carries the large values of a group's calls.
+	Values(group [16]byte) Values
+}
+
+// Values carries the large values of the calls of one group between neighbours. The
+// contract is that of [group.Messenger] for one tag, except that a call need not
+// notice that a rank is gone: its context ends then.
+type Values interface {
+	Send(ctx context.Context, to int, b []byte) error
+	Recv(ctx context.Context, from int) ([]byte, error)
+	// Close drops what was not received, and what comes later.
+	Close()
+}
+
+// Pipe returns the two ends of a connection in memory. It holds depth frames in
+// each direction.
+func Pipe(depth int) (Conn, Conn) {
+	a, b := newHalf(depth), newHalf(depth)
+	return &pipe{in: a, out: b}, &pipe{in: b, out: a}
+}
+
+// half is one direction of a pipe.
+type half struct {
+	frames  chan []byte
+	end     chan struct{} // closed when no more frames come
+	stop    chan struct{} // closed when nobody reads
+	ended   sync.Once
+	stopped sync.Once
+}
+
+func newHalf(depth int) *half {
+	return &half{frames: make(chan []byte, depth), end: make(chan struct{}), stop: make(chan struct{})}
+}
+
+type pipe struct{ in, out *half }
+
+func (p *pipe) WriteFrame(b []byte) error {
+	f := bytes.Clone(b)
+	select {
+	case <-p.out.end:
+		return io.ErrClosedPipe
+	case <-p.out.stop:
+		return io.ErrClosedPipe
+	default:
+	}
+	select {
+	case p.out.frames <- f:
+		return nil
+	case <-p.out.end:
+		return io.ErrClosedPipe
+	case <-p.out.stop:
+		return io.ErrClosedPipe
+	}
+}
+
+func (p *pipe) ReadFrame() ([]byte, error) {
+	select {
+	case f := <-p.in.frames:
+		return f, nil
+	default:
+	}
+	select {
+	case f := <-p.in.frames:
+		return f, nil
+	case <-p.in.stop:
+		return nil, io.ErrClosedPipe
+	case <-p.in.end:
+		select { // what was sent before the end
+		case f := <-p.in.frames:
+			return f, nil
+		default:
+			return nil, io.EOF
+		}
+	}
+}
+
+func (p *pipe) CloseWrite() error {
+	p.out.ended.Do(func() { close(p.out.end) })
+	return nil
+}
+
+func (p *pipe) Close() error {
+	p.in.stopped.Do(func() { close(p.in.stop) })
+	return p.CloseWrite()
 }

@@ -24,26 +24,26 @@
 // quick, or the link is dead. Ranks that come late to a failed call find its
 // outcome.
 //
-// Values of up to 64 KiB, 1 MiB in a subtree, travel with these frames. Where
-// there are larger ones rank 0 lets them go (go) when all have come; they take the
-// shortest way in the tree in pieces, to one rank or to all; and ranks report up
-// when they have what they want (done). As nothing travels before all are ready
-// for it, no piece waits for a rank that is busy elsewhere.
+// Values of up to 64 KiB, 1 MiB in a subtree, travel with these frames. If there
+// are larger values, rank 0 starts the transfer (go) when all ranks have made the
+// call. The values travel in pieces along the shortest path in the tree, to one
+// rank or to all, and ranks report up when they have what they want (done). As
+// nothing travels before all ranks are ready for it, no piece waits for a rank that
+// is busy elsewhere.
 //
-// # A link
+// # Pieces
 //
-// Pieces are flow controlled, each group's by itself (lane): at most 1 MiB of a
-// group is under way on a link in one direction, until the receiver has passed it
-// on (credit). In one group, up-links wait for up-links above them or for
-// down-links, and those for down-links below them only, so there is always one
-// that moves. That holds for no two groups together: the trees of three that have
-// the same ranks in other orders may be a circle. So groups never wait for each
-// other; where several have pieces for a link they take turns, piece by piece. All
-// other frames are short and overtake pieces, and a node always reads.
+// Pieces are messages between neighbours (see [Values]), flow controlled for each
+// group by itself. A rank passes a piece on before it takes the next one from the
+// same neighbour. In one group, pieces that go up wait for pieces that go up from
+// the rank above, or that go down, and those wait only for pieces that go down
+// below them. So one of them always moves. This does not hold for two groups
+// together: the trees of three groups with the same ranks in different orders may
+// form a circle. So groups never wait for each other.
 //
-// Beside the values that it gets, a rank thus holds at most 1 MiB for each
-// neighbour in each group that has a large call under way. A group that is over
-// gives up what it has queued, and room that it was not given back goes with it.
+// Frames are short, do not wait for pieces, and a node always reads them. If a call
+// fails, a neighbour may have pieces of it that were not taken. Each piece has the
+// number of its call, so the next call skips them. A group that is over drops them.
 //
 // # Ranks that go
 //
@@ -178,12 +178,12 @@ func (n *Node) receive(l *link, f frame, size int) error {
 	defer n.mu.Unlock()
 	t := n.teams[f.id]
 	if t != nil {
-		return t.receive(l, f, size)
+		return t.receive(l, f)
 	}
 	if n.late(f) {
 		return nil
 	}
-	if f.kind == kindPiece || f.kind == kindCredit || n.waits+size > maxEarly {
+	if n.waits+size > maxEarly {
 		return fmt.Errorf("group that is not known: %w", errProtocol)
 	}
 	n.waits += size
@@ -300,11 +300,6 @@ const (
 	maxMerged = 1 << 20
 	// maxPiece is the most of a value that one frame carries.
 	maxPiece = 256 << 10
-	// window is how many bytes of a group's pieces may be under way on a link in
-	// one direction before the receiver has passed them on.
-	window = 1 << 20
-	// ahead is how many pieces a rank hands to its links before they are sent.
-	ahead = 4
 	// maxEarly bounds the bytes of frames for a group that this rank has yet to
 	// learn of.
 	maxEarly = 16 << 20

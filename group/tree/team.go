@@ -19,10 +19,11 @@ type team struct {
 	ranks  members
 	me     int
 
-	above int   // the rank above this one, or -1
-	tree  span  // this rank and all ranks below it
-	up    *lane // to above; nil on top
-	down  []*lane
+	above  int        // the rank above this one, or -1
+	tree   span       // this rank and all ranks below it
+	up     *neighbour // above; nil on top
+	down   []*neighbour
+	values Values
 
 	next     uint64 // number of this rank's next call
 	calls    map[uint64]*call
@@ -40,20 +41,21 @@ func (n *Node) newTeam(id id, from *team, ranks members, me int) *team {
 	t := &team{
 		node: n, id: id, parent: from, ranks: ranks, me: me,
 		calls: make(map[uint64]*call), alarms: make(map[uint64]*alarm), over: make(chan struct{}),
+		values: n.net.Values(id),
 	}
 	t.tree, t.above = locate(me, ranks.size(), k)
 	if t.above >= 0 {
-		t.up = newLane(n.upLink(ranks.outer(t.above)), id, t.above)
+		t.up = &neighbour{n.upLink(ranks.outer(t.above)), t.above}
 	}
 	for i := range t.tree.fanout(k) {
 		r := t.tree.child(i, k).first
-		t.down = append(t.down, newLane(n.downLink(ranks.outer(r)), id, r))
+		t.down = append(t.down, &neighbour{n.downLink(ranks.outer(r)), r})
 	}
 	n.teams[id] = t
 	t.inherit()
 	for _, e := range n.early[id] {
 		n.waits -= e.size
-		if err := t.receive(e.link, e.frame, e.size); err != nil {
+		if err := t.receive(e.link, e.frame); err != nil {
 			n.wg.Go(func() { e.link.fail(fmt.Errorf("%w: %w", group.ErrGone, err)) })
 		}
 	}
@@ -72,12 +74,12 @@ func (t *team) inherit() {
 			t.gone(r, remote(a.lost.Err))
 		}
 	}
-	for _, ln := range t.lanes() {
-		ln.mu.Lock()
-		err := ln.err
-		ln.mu.Unlock()
+	for _, nb := range t.neighbours() {
+		nb.mu.Lock()
+		err := nb.err
+		nb.mu.Unlock()
 		if err != nil {
-			t.gone(ln.rank, remote(err))
+			t.gone(nb.rank, remote(err))
 		}
 	}
 }
@@ -91,22 +93,22 @@ func (t *team) subID(number uint64) id {
 // isTop reports whether this rank decides the group's calls.
 func (t *team) isTop() bool { return t.above < 0 }
 
-// lanes returns those to all neighbours.
-func (t *team) lanes() []*lane {
+// neighbours returns all neighbours.
+func (t *team) neighbours() []*neighbour {
 	if t.up == nil {
 		return t.down
 	}
-	return append([]*lane{t.up}, t.down...)
+	return append([]*neighbour{t.up}, t.down...)
 }
 
-// laneOf returns the group's lane of a link, or nil where it has none.
-func (t *team) laneOf(l *link) *lane {
+// neighbour returns the neighbour at the other end of a link, or nil.
+func (t *team) neighbour(l *link) *neighbour {
 	if t.up != nil && t.up.link == l {
 		return t.up
 	}
-	for _, ln := range t.down {
-		if ln.link == l {
-			return ln
+	for _, nb := range t.down {
+		if nb.link == l {
+			return nb
 		}
 	}
 	return nil
@@ -116,8 +118,8 @@ func (t *team) laneOf(l *link) *lane {
 // rank is not below this one.
 func (t *team) branch(rank int) int { return t.tree.branch(rank, t.node.opts.Arity) }
 
-// towards returns the lane to the neighbour on the way to another rank.
-func (t *team) towards(rank int) *lane {
+// towards returns the neighbour on the way to another rank.
+func (t *team) towards(rank int) *neighbour {
 	if i := t.branch(rank); i >= 0 {
 		return t.down[i]
 	}
@@ -131,8 +133,8 @@ func (t *team) tellBelow(f frame) {
 	}
 	f.id = t.id
 	b := f.encode()
-	for _, ln := range t.down {
-		ln.send(b)
+	for _, nb := range t.down {
+		nb.send(b)
 	}
 }
 
@@ -153,12 +155,12 @@ func (t *team) call(number uint64) *call {
 }
 
 // receive handles a frame of this group.
-func (t *team) receive(l *link, f frame, size int) error {
-	ln := t.laneOf(l)
-	if ln == nil {
+func (t *team) receive(l *link, f frame) error {
+	nb := t.neighbour(l)
+	if nb == nil {
 		return fmt.Errorf("rank %d is no neighbour: %w", l.peer, errProtocol)
 	}
-	from, down := ln.rank, ln == t.up
+	from, down := nb.rank, nb == t.up
 	switch f.kind {
 	case kindLost:
 		if f.rank >= t.ranks.size() {
@@ -173,11 +175,6 @@ func (t *team) receive(l *link, f frame, size int) error {
 	case kindAlarm:
 		t.alarmed(f.number, from)
 		return nil
-	case kindCredit:
-		ln.granted(f.credit)
-		return nil
-	case kindPiece:
-		return t.piece(ln, f, size)
 	}
 	if down != (f.kind == kindGo || f.kind == kindOutcome) {
 		return fmt.Errorf("frame of kind %d from rank %d: %w", f.kind, l.peer, errProtocol)
@@ -275,9 +272,7 @@ func (t *team) end(rank int, cause *group.RemoteError) {
 			delete(t.calls, number)
 		}
 	}
-	for _, ln := range t.lanes() {
-		ln.close()
-	}
+	t.values.Close()
 	for _, d := range t.node.teams {
 		r := d.ranks.index(t.ranks.outer(rank))
 		switch {
@@ -372,9 +367,9 @@ func (t *team) alarmed(number uint64, from int) {
 	}
 	f := frame{kind: kindAlarm, id: t.id, number: number}
 	b := f.encode()
-	for _, ln := range t.lanes() {
-		if ln.rank != from {
-			ln.send(b)
+	for _, nb := range t.neighbours() {
+		if nb.rank != from {
+			nb.send(b)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -107,6 +108,7 @@ type simulation struct {
 	socket  string
 	node    *tree.Node
 	traffic traffic
+	values  *valueConns
 	times   map[string]time.Time
 	sent    atomic.Int64 // size of rank 0's plan
 }
@@ -116,8 +118,11 @@ func (s *simulation) run(ctx context.Context, cancel context.CancelCauseFunc) (*
 	if err != nil {
 		return nil, err
 	}
-	s.node = tree.New(0, s.Ranks, nil, tree.Options{Arity: s.Arity})
+	s.values = &valueConns{t: &s.traffic}
+	s.node = tree.New(0, s.Ranks, simulationEnd{s}, tree.Options{Arity: s.Arity})
 	defer s.node.Close()
+	defer s.values.closeAll()
+	defer context.AfterFunc(ctx, s.values.closeAll)()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer ln.Close()
@@ -160,8 +165,12 @@ func (s *simulation) serve(ln *net.UnixListener) {
 			return // closed
 		}
 		st := newStream(c)
-		rank, err := st.whom()
-		if err == nil {
+		rank, purpose, err := st.peer()
+		switch {
+		case err != nil:
+		case purpose == forValues:
+			s.values.add(rank, st)
+		default:
 			err = s.node.Accept(rank, s.traffic.count(st))
 		}
 		if err != nil {
@@ -169,6 +178,15 @@ func (s *simulation) serve(ln *net.UnixListener) {
 		}
 	}
 }
+
+// simulationEnd is the network as rank 0 sees it, which dials no rank.
+type simulationEnd struct{ s *simulation }
+
+func (e simulationEnd) Dial(_ context.Context, rank int) (tree.Conn, error) {
+	return nil, fmt.Errorf("rank 0 dials rank %d: %w", rank, errors.ErrUnsupported)
+}
+
+func (e simulationEnd) Values([16]byte) tree.Values { return e.s.values }
 
 // coordinate is rank 0's part in planning a save.
 func (s *simulation) coordinate(ctx context.Context) error {
@@ -301,6 +319,7 @@ type crowd struct {
 	mu      sync.Mutex   // held until all nodes exist
 	nodes   []*tree.Node // by rank; nil for rank 0
 	traffic []traffic
+	values  []*valueConns
 	above   []int // parent by rank
 	slots   chan struct{}
 
@@ -317,13 +336,22 @@ func (j *crowdJob) run(ctx context.Context, out io.Writer) error {
 		crowdJob: *j, nodes: make([]*tree.Node, j.Ranks), traffic: make([]traffic, j.Ranks), above: make([]int, j.Ranks),
 		slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
 	}
+	c.values = make([]*valueConns, j.Ranks)
+	for r := range c.values {
+		c.values[r] = &valueConns{t: &c.traffic[r]}
+	}
+	all, ctx := errgroup.WithContext(ctx)
+	defer context.AfterFunc(ctx, func() {
+		for _, v := range c.values {
+			v.closeAll()
+		}
+	})()
 	c.mu.Lock()
 	for r := 1; r < j.Ranks; r++ {
 		c.nodes[r] = tree.New(r, j.Ranks, crowdEnd{c, r}, tree.Options{Arity: j.Arity})
 	}
 	c.mu.Unlock()
 	defer c.close()
-	var all errgroup.Group
 	for r := 1; r < j.Ranks; r++ {
 		all.Go(func() error { return c.rank(ctx, r) })
 	}
@@ -434,24 +462,112 @@ type crowdEnd struct {
 	rank int
 }
 
-// Dial connects this rank to its parent.
+// Dial connects this rank to its parent: by the link that it returns, and by a
+// connection for values.
 func (e crowdEnd) Dial(ctx context.Context, rank int) (tree.Conn, error) {
 	e.c.mu.Lock()
 	e.c.above[e.rank] = rank
 	e.c.mu.Unlock()
 	if rank == 0 {
-		conn, err := new(net.Dialer).DialContext(ctx, "unix", e.c.Socket)
+		values, err := e.dialCoordinator(ctx, forValues)
 		if err != nil {
 			return nil, err
 		}
-		s := newStream(conn.(*net.UnixConn))
-		return e.c.traffic[e.rank].count(s), s.introduce(e.rank)
+		e.c.values[e.rank].add(0, values)
+		link, err := e.dialCoordinator(ctx, forFrames)
+		if err != nil {
+			return nil, err
+		}
+		return e.c.traffic[e.rank].count(link), nil
 	}
 	a, b := tree.Pipe(4)
+	e.c.values[e.rank].add(rank, a)
+	e.c.values[rank].add(e.rank, b)
+	a, b = tree.Pipe(4)
 	if err := e.c.nodes[rank].Accept(e.rank, e.c.traffic[rank].count(b)); err != nil {
 		return nil, err
 	}
 	return e.c.traffic[e.rank].count(a), nil
+}
+
+// dialCoordinator connects this rank to rank 0.
+func (e crowdEnd) dialCoordinator(ctx context.Context, purpose uint32) (*stream, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", e.c.Socket)
+	if err != nil {
+		return nil, err
+	}
+	s := newStream(conn.(*net.UnixConn))
+	return s, s.introduce(e.rank, purpose)
+}
+
+func (e crowdEnd) Values([16]byte) tree.Values { return e.c.values[e.rank] }
+
+// valueConns are the connections by which a rank exchanges large values with its
+// neighbours. They serve one group, and last until closeAll is called.
+type valueConns struct {
+	t *traffic
+
+	mu    sync.Mutex
+	conns map[int]*valueConn // by rank; guarded by mu
+}
+
+type valueConn struct {
+	tree.Conn
+	mu sync.Mutex // held by the goroutine that writes
+}
+
+func (v *valueConns) add(rank int, c tree.Conn) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.conns == nil {
+		v.conns = make(map[int]*valueConn)
+	}
+	v.conns[rank] = &valueConn{Conn: c}
+}
+
+func (v *valueConns) conn(rank int) (*valueConn, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if c := v.conns[rank]; c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("no connection for values with rank %d: %w", rank, io.ErrClosedPipe)
+}
+
+// Send hands b to a neighbour.
+func (v *valueConns) Send(_ context.Context, to int, b []byte) error {
+	c, err := v.conn(to)
+	if err != nil {
+		return err
+	}
+	v.t.countSent(b)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.WriteFrame(b)
+}
+
+// Recv returns the next message of a neighbour.
+func (v *valueConns) Recv(_ context.Context, from int) ([]byte, error) {
+	c, err := v.conn(from)
+	if err != nil {
+		return nil, err
+	}
+	b, err := c.ReadFrame()
+	if err == nil {
+		v.t.countReceived(b)
+	}
+	return b, err
+}
+
+// Close does nothing: the group is over when the simulation is.
+func (v *valueConns) Close() {}
+
+func (v *valueConns) closeAll() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, c := range v.conns {
+		c.Conn.Close()
+	}
 }
 
 // traffic counts the messages and bytes of one rank.
@@ -473,22 +589,36 @@ func (t *traffic) count(c tree.Conn) tree.Conn {
 	return counted{c, t}
 }
 
-func (c counted) WriteFrame(head, body []byte) error {
-	c.t.sent.Add(1)
-	c.t.sentBytes.Add(int64(len(head) + len(body)))
-	return c.Conn.WriteFrame(head, body)
+func (t *traffic) countSent(b []byte) {
+	t.sent.Add(1)
+	t.sentBytes.Add(int64(len(b)))
+}
+
+func (t *traffic) countReceived(b []byte) {
+	t.received.Add(1)
+	t.receivedBytes.Add(int64(len(b)))
+}
+
+func (c counted) WriteFrame(b []byte) error {
+	c.t.countSent(b)
+	return c.Conn.WriteFrame(b)
 }
 
 func (c counted) ReadFrame() ([]byte, error) {
 	b, err := c.Conn.ReadFrame()
 	if err == nil {
-		c.t.received.Add(1)
-		c.t.receivedBytes.Add(int64(len(b)))
+		c.t.countReceived(b)
 	}
 	return b, err
 }
 
-// stream is a link between the two processes.
+// The purposes of a connection between the two processes.
+const (
+	forFrames uint32 = iota
+	forValues
+)
+
+// stream is a link between the coordinator's process and that of the others.
 type stream struct {
 	*net.UnixConn
 	tree.FrameWriter
@@ -501,19 +631,21 @@ func newStream(c *net.UnixConn) *stream {
 
 func (s *stream) ReadFrame() ([]byte, error) { return tree.ReadFrame(s.r, tree.MaxFrame) }
 
-// introduce sends the rank of this end in the first frame.
-func (s *stream) introduce(rank int) error {
-	return s.WriteFrame(binary.LittleEndian.AppendUint32(nil, uint32(rank)), nil)
+// introduce sends the rank of this end and the purpose of the connection as the
+// first frame.
+func (s *stream) introduce(rank int, purpose uint32) error {
+	b := binary.LittleEndian.AppendUint32(nil, uint32(rank))
+	return s.WriteFrame(binary.LittleEndian.AppendUint32(b, purpose))
 }
 
-// whom returns the rank of the other end.
-func (s *stream) whom() (int, error) {
+// peer returns the rank of the other end and the purpose of the connection.
+func (s *stream) peer() (rank int, purpose uint32, err error) {
 	b, err := s.ReadFrame()
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	if len(b) != 4 {
-		return 0, fmt.Errorf("introduction of %d bytes: %w", len(b), tree.ErrFrame)
+	if len(b) != 8 {
+		return 0, 0, fmt.Errorf("introduction of %d bytes: %w", len(b), tree.ErrFrame)
 	}
-	return int(binary.LittleEndian.Uint32(b)), nil
+	return int(binary.LittleEndian.Uint32(b)), binary.LittleEndian.Uint32(b[4:]), nil
 }
