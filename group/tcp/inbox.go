@@ -398,6 +398,9 @@ func (g *message) slot(size int) []byte {
 	}
 	if last := g.lastPart(); last == nil || len(*last) == cap(*last) {
 		want := max(min(size, maxCopied), min(minPart, g.total-g.arrived))
+		if size == g.total {
+			want = size // the window counts it already, and it need not be copied later
+		}
 		g.parts = append(g.parts, newPart(want))
 	}
 	last := *g.lastPart()
@@ -422,7 +425,7 @@ func (g *message) advance(k int) {
 
 // placeable reports whether place has something to do.
 func (g *message) placeable() bool {
-	return !g.placed && (g.fits() || g.total <= max(trust*g.arrived, minPart))
+	return !g.placed && (g.fits() || g.total <= max(trust*g.arrived, maxPiece))
 }
 
 // fits reports whether the message goes into memory of the call.

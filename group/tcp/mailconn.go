@@ -305,8 +305,8 @@ type frame struct {
 	body  []byte
 }
 
-// conn returns the frame behind its length, as it is sent, less the body
-// unless that is to be copied.
+// encode returns the frame behind its length, as it is sent, less the body unless
+// that is to be copied.
 func (l *frame) encode(whole bool) []byte {
 	const prefix = 4
 	room := prefix + maxHead

@@ -364,15 +364,19 @@ func (c *call) move(ctx context.Context, wg *sync.WaitGroup) {
 	c.settle()
 }
 
+// pieces are buffers for the pieces that ranks send.
+var pieces = sync.Pool{New: func() any { return new([]byte) }}
+
 // stream sends the values that this rank holds, piece by piece.
 func (c *call) stream(ctx context.Context) {
-	var buf []byte
+	buf := pieces.Get().(*[]byte)
+	defer pieces.Put(buf)
 	for _, v := range c.values {
 		to := c.route(v.rank, nil)
 		for off := 0; len(to) > 0 && (off == 0 || off < len(v.value)); off += maxPiece {
 			p := piece{c.number, v.rank, len(v.value), off, v.value[off:min(off+maxPiece, len(v.value))]}
-			buf = p.append(buf[:0])
-			if !c.pass(ctx, to, buf) {
+			*buf = p.append((*buf)[:0])
+			if !c.pass(ctx, to, *buf) {
 				return
 			}
 		}
