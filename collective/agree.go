@@ -28,7 +28,7 @@ type payload interface {
 // of all. What is sent does not depend on the call, so ranks that make different
 // ones do not wait for what never comes. Each message is the first of its sender
 // and tag, and small, so that sending does not wait.
-func (c *Comm) agree(ctx context.Context, tag int, t *task) (verdict, error) {
+func agree(ctx context.Context, c *Comm, tag int, t *task) (verdict, error) {
 	mine := voice{rank: c.rank, call: t.call}
 	if t.err != nil {
 		mine.err = group.NewRemoteError(t.err)
@@ -39,10 +39,10 @@ func (c *Comm) agree(ctx context.Context, tag int, t *task) (verdict, error) {
 		return v, err
 	}
 	for d := 1; d < c.size; d *= 2 {
-		if err := c.tell(ctx, tag, d, &v, t); err != nil {
+		if err := tell(ctx, c, tag, d, &v, t); err != nil {
 			return v, err
 		}
-		if err := c.hear(ctx, tag, d, &v, t); err != nil {
+		if err := hear(ctx, c, tag, d, &v, t); err != nil {
 			return v, err
 		}
 	}
@@ -52,7 +52,7 @@ func (c *Comm) agree(ctx context.Context, tag int, t *task) (verdict, error) {
 	return v, nil
 }
 
-func (c *Comm) tell(ctx context.Context, tag, distance int, v *verdict, t *task) error {
+func tell(ctx context.Context, c *Comm, tag, distance int, v *verdict, t *task) error {
 	var w wire.Writer
 	if err := v.encode(&w); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (c *Comm) tell(ctx context.Context, tag, distance int, v *verdict, t *task)
 	return c.m.Send(ctx, c.at(distance), tag, w.B)
 }
 
-func (c *Comm) hear(ctx context.Context, tag, distance int, v *verdict, t *task) error {
+func hear(ctx context.Context, c *Comm, tag, distance int, v *verdict, t *task) error {
 	from := c.at(-distance)
 	b, err := c.m.Recv(ctx, from, tag)
 	if err != nil {

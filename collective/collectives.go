@@ -476,7 +476,7 @@ func (a *shuffle) fit(ctx context.Context, x *exchange, c call) error {
 			k.err = err
 		}
 	}
-	_, err := x.agree(ctx, tagOf(x.seq, fitLane), k)
+	_, err := agree(ctx, x.Comm, tagOf(x.seq, fitLane), k)
 	return err
 }
 
@@ -487,8 +487,8 @@ func (a *shuffle) compare(from int, rows int64) error {
 	return fmt.Errorf("rank %d sends %d rows where %d are expected: %w", from, rows, a.out[from], group.ErrDisagree)
 }
 
-// letter is how many bytes of a part go in one message.
-const letter = 4 << 20
+// maxMessage is the most bytes of a part that go in one message.
+const maxMessage = 4 << 20
 
 // run exchanges the parts: at step d every rank sends to the one that is d ranks
 // further on, so that each has one to receive from.
@@ -498,8 +498,8 @@ func (a *shuffle) run(ctx context.Context, x *exchange) error {
 	each := func(rank func(d int) int, parts [][]byte, move func(rank int, b []byte) error) error {
 		for d := 1; d < x.size; d++ {
 			r := rank(d)
-			for p := range pieces(len(parts[r]), letter) {
-				if err := move(r, cut(parts[r], p, letter)); err != nil {
+			for p := range pieces(len(parts[r]), maxMessage) {
+				if err := move(r, cut(parts[r], p, maxMessage)); err != nil {
 					return err
 				}
 			}
@@ -514,4 +514,66 @@ func (a *shuffle) run(ctx context.Context, x *exchange) error {
 		return each(before, a.to, func(r int, b []byte) error { return x.m.RecvInto(ctx, r, tag, b) })
 	}
 	return duplex(ctx, send, recv)
+}
+
+// choose returns the algorithm for a call whose elements take so many bytes on
+// one rank and on all together where they travel with the agreement.
+func (c *Comm) choose(k kind, bytes, all int64) Algorithm {
+	eager := int64(c.o.EagerBytes)
+	if c.o.Algorithm == Eager {
+		eager = maxEager
+	}
+	tree := k == allReduce || k == broadcast
+	switch {
+	case c.size == 1 || c.o.Algorithm <= Eager && all <= eager:
+		return Eager
+	case c.o.Algorithm == Tree && tree, c.o.Algorithm == Auto && tree && bytes <= min(maxTree, int64(c.o.TreeBytes)*int64(c.size)):
+		return Tree
+	}
+	return Ring
+}
+
+// chooseReduce is choose for elements of type d that are reduced.
+func (c *Comm) chooseReduce(k kind, d tensor.DType, bytes int64) Algorithm {
+	a := c.choose(k, bytes, bytes*int64(c.size))
+	wide := sumType(d) != d && c.size < manyRanks
+	if a == Ring && (c.o.Algorithm == Direct || c.o.Algorithm == Auto && wide) {
+		return Direct
+	}
+	return a
+}
+
+// Send sends the elements of t to rank to, which receives them by [Comm.Recv]
+// with the same tag, from 0 to [MaxTag]. Tensors with one tag arrive in the order
+// of the calls; other tags are apart, and so are collective calls. It returns
+// when t may be written to again, which for more than a few KiB may be only once
+// the other rank receives.
+//
+// Where ctx ends before, nothing arrives, and the receiver that has begun gets
+// [ErrRecalled]. In the unlikely case that it cannot be told so, further calls with
+// this tag fail with [ErrBroken].
+func (c *Comm) Send(ctx context.Context, t *tensor.Tensor, to, tag int) error {
+	return outbound(c, t, to, tag).post(ctx).Wait(context.Background())
+}
+
+// ISend starts a [Comm.Send]. There is no bound on how many are in flight.
+func (c *Comm) ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work {
+	return outbound(c, t, to, tag).post(ctx)
+}
+
+// Recv replaces the elements of t by those of the next tensor that rank from
+// sends with this tag. One of another dtype or number of elements is an error
+// that wraps [group.ErrDisagree], and is gone; the shape may differ.
+//
+// A tensor whose sender gives up half way is an error that wraps [ErrRecalled],
+// and the next one is fine. Where ctx ends once a tensor of more than some KiB has
+// begun to arrive, or messages come that are none of it, what is left is in the
+// way: further calls for this rank and tag fail with [ErrBroken].
+func (c *Comm) Recv(ctx context.Context, t *tensor.Tensor, from, tag int) error {
+	return inbound(c, t, from, tag).post(ctx).Wait(context.Background())
+}
+
+// IRecv starts a [Comm.Recv]. There is no bound on how many are in flight.
+func (c *Comm) IRecv(ctx context.Context, t *tensor.Tensor, from, tag int) *Work {
+	return inbound(c, t, from, tag).post(ctx)
 }

@@ -342,7 +342,7 @@ func (c *Comm) perform(ctx context.Context, w *Work, t *task) error {
 			return ctx.Err()
 		}
 	}
-	v, err := c.agree(ctx, tagOf(w.seq, agreeLane), t)
+	v, err := agree(ctx, c, tagOf(w.seq, agreeLane), t)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // Algorithm is a way to carry out a collective call.
@@ -86,33 +85,6 @@ func (o *Options) withDefaults() (Options, error) {
 	v.PieceBytes = max(cmp.Or(v.PieceBytes, 2<<20)/smallestPiece*smallestPiece, smallestPiece)
 	v.InFlight = cmp.Or(v.InFlight, 8)
 	return v, nil
-}
-
-// choose returns the algorithm for a call whose elements take so many bytes on
-// one rank and on all together where they travel with the agreement.
-func (c *Comm) choose(k kind, bytes, all int64) Algorithm {
-	eager := int64(c.o.EagerBytes)
-	if c.o.Algorithm == Eager {
-		eager = maxEager
-	}
-	tree := k == allReduce || k == broadcast
-	switch {
-	case c.size == 1 || c.o.Algorithm <= Eager && all <= eager:
-		return Eager
-	case c.o.Algorithm == Tree && tree, c.o.Algorithm == Auto && tree && bytes <= min(maxTree, int64(c.o.TreeBytes)*int64(c.size)):
-		return Tree
-	}
-	return Ring
-}
-
-// chooseReduce is choose for elements of type d that are reduced.
-func (c *Comm) chooseReduce(k kind, d tensor.DType, bytes int64) Algorithm {
-	a := c.choose(k, bytes, bytes*int64(c.size))
-	wide := sumType(d) != d && c.size < manyRanks
-	if a == Ring && (c.o.Algorithm == Direct || c.o.Algorithm == Auto && wide) {
-		return Direct
-	}
-	return a
 }
 
 // The tags of a Comm's messages, all of them between [group.CollectiveTags] and

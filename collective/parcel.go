@@ -16,43 +16,9 @@ import (
 // ErrRecalled reports a tensor that its sender began to send and then gave up.
 var ErrRecalled = errors.New("the sender has given up")
 
-// Send sends the elements of t to rank to, which receives them by [Comm.Recv]
-// with the same tag, from 0 to [MaxTag]. Tensors with one tag arrive in the order
-// of the calls; other tags are apart, and so are collective calls. It returns
-// when t may be written to again, which for more than a few KiB may be only once
-// the other rank receives.
-//
-// Where ctx ends before, nothing arrives, and the receiver that has begun gets
-// [ErrRecalled]. In the unlikely case that it cannot be told so, further calls with
-// this tag fail with [ErrBroken].
-func (c *Comm) Send(ctx context.Context, t *tensor.Tensor, to, tag int) error {
-	return c.post(ctx, c.outbound(t, to, tag)).Wait(context.Background())
-}
-
-// ISend starts a [Comm.Send]. There is no bound on how many are in flight.
-func (c *Comm) ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work {
-	return c.post(ctx, c.outbound(t, to, tag))
-}
-
-// Recv replaces the elements of t by those of the next tensor that rank from
-// sends with this tag. One of another dtype or number of elements is an error
-// that wraps [group.ErrDisagree], and is gone; the shape may differ.
-//
-// A tensor whose sender gives up half way is an error that wraps [ErrRecalled],
-// and the next one is fine. Where ctx ends once a tensor of more than some KiB has
-// begun to arrive, or messages come that are none of it, what is left is in the
-// way: further calls for this rank and tag fail with [ErrBroken].
-func (c *Comm) Recv(ctx context.Context, t *tensor.Tensor, from, tag int) error {
-	return c.post(ctx, c.inbound(t, from, tag)).Wait(context.Background())
-}
-
-// IRecv starts a [Comm.Recv]. There is no bound on how many are in flight.
-func (c *Comm) IRecv(ctx context.Context, t *tensor.Tensor, from, tag int) *Work {
-	return c.post(ctx, c.inbound(t, from, tag))
-}
-
 // parcel is a tensor that is sent or received.
 type parcel struct {
+	c     *Comm
 	op    group.Op
 	route route
 	err   error // what is wrong with the arguments
@@ -60,19 +26,19 @@ type parcel struct {
 }
 
 // post starts to move a parcel, after those of the same route.
-func (c *Comm) post(ctx context.Context, p parcel) *Work {
+func (p parcel) post(ctx context.Context) *Work {
 	w := &Work{done: make(chan struct{})}
 	if p.err != nil {
 		w.finish(&group.Error{Op: p.op, Ranks: []int{p.route.peer}, Err: p.err})
 		return w
 	}
-	turn := c.queues.join(p.route)
+	turn := p.c.queues.join(p.route)
 	go func() {
-		err := c.queues.wait(ctx, p.route, turn)
+		err := p.c.queues.wait(ctx, p.route, turn)
 		if err == nil {
 			err = p.move(ctx)
 		}
-		c.queues.leave(p.route, turn)
+		p.c.queues.leave(p.route, turn)
 		w.finish(p.failure(ctx, err))
 	}()
 	return w
@@ -92,7 +58,7 @@ func (p *parcel) failure(ctx context.Context, err error) error {
 	return &group.Error{Op: p.op, Ranks: []int{p.route.peer}, Err: err}
 }
 
-func (c *Comm) checkParcel(op group.Op, peer, tag int, err error) error {
+func checkParcel(c *Comm, op group.Op, peer, tag int, err error) error {
 	switch {
 	case err != nil:
 		return err
@@ -110,9 +76,9 @@ func (c *Comm) checkParcel(op group.Op, peer, tag int, err error) error {
 // shortest is up to how many bytes of elements travel with their header.
 const shortest = 32 << 10
 
-func (c *Comm) outbound(t *tensor.Tensor, to, tag int) parcel {
-	p := parcel{op: group.OpSend, route: route{to, tag, true}}
-	if p.err = c.checkParcel(p.op, to, tag, checkSource(t)); p.err != nil {
+func outbound(c *Comm, t *tensor.Tensor, to, tag int) parcel {
+	p := parcel{c: c, op: group.OpSend, route: route{to, tag, true}}
+	if p.err = checkParcel(c, p.op, to, tag, checkSource(t)); p.err != nil {
 		return p
 	}
 	mem, head := readable(t), header{t.DType(), t.NumElements()}.encode()
@@ -123,9 +89,9 @@ func (c *Comm) outbound(t *tensor.Tensor, to, tag int) parcel {
 		if err := c.m.Send(ctx, to, firstTag+tag, head); err != nil {
 			return err
 		}
-		for i := range pieces(len(mem), letter) {
-			if err := c.m.Send(ctx, to, firstTag+tag, cut(mem, i, letter)); err != nil {
-				c.recall(p.route)
+		for i := range pieces(len(mem), maxMessage) {
+			if err := c.m.Send(ctx, to, firstTag+tag, cut(mem, i, maxMessage)); err != nil {
+				p.recall()
 				return err
 			}
 		}
@@ -136,7 +102,8 @@ func (c *Comm) outbound(t *tensor.Tensor, to, tag int) parcel {
 
 // recall lets the receiver know that the rest of a tensor does not come, by an
 // empty message.
-func (c *Comm) recall(r route) {
+func (p *parcel) recall() {
+	c, r := p.c, p.route
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if err := c.m.Send(ctx, r.peer, firstTag+r.tag, nil); err != nil {
@@ -144,13 +111,13 @@ func (c *Comm) recall(r route) {
 	}
 }
 
-func (c *Comm) inbound(t *tensor.Tensor, from, tag int) parcel {
-	p := parcel{op: group.OpRecv, route: route{from, tag, false}}
-	if p.err = c.checkParcel(p.op, from, tag, checkTarget(t)); p.err != nil {
+func inbound(c *Comm, t *tensor.Tensor, from, tag int) parcel {
+	p := parcel{c: c, op: group.OpRecv, route: route{from, tag, false}}
+	if p.err = checkParcel(c, p.op, from, tag, checkTarget(t)); p.err != nil {
 		return p
 	}
 	p.move = func(ctx context.Context) error {
-		head, rest, err := c.open(ctx, from, tag)
+		head, rest, err := p.open(ctx)
 		if err != nil {
 			return err
 		}
@@ -161,16 +128,16 @@ func (c *Comm) inbound(t *tensor.Tensor, from, tag int) parcel {
 			}
 			return tensor.Copy(t, flat(rest, t))
 		}
-		return c.unpack(ctx, p.route, head, want, t)
+		return p.unpack(ctx, head, want, t)
 	}
 	return p
 }
 
 // open receives the header of the next tensor, and its elements where there are
 // few. What the sender has recalled is passed over.
-func (c *Comm) open(ctx context.Context, from, tag int) (header, []byte, error) {
+func (p *parcel) open(ctx context.Context) (header, []byte, error) {
 	for {
-		b, err := c.m.Recv(ctx, from, firstTag+tag)
+		b, err := p.c.m.Recv(ctx, p.route.peer, firstTag+p.route.tag)
 		if err != nil {
 			return header{}, nil, err
 		}
@@ -183,19 +150,20 @@ func (c *Comm) open(ctx context.Context, from, tag int) (header, []byte, error) 
 
 // unpack receives the elements of a tensor, or passes over them where they are
 // not what is wanted.
-func (c *Comm) unpack(ctx context.Context, r route, head, want header, t *tensor.Tensor) error {
+func (p *parcel) unpack(ctx context.Context, head, want header, t *tensor.Tensor) error {
+	c, r := p.c, p.route
 	var take func(i int) []byte
 	store := func() error { return head.mismatch(want) }
 	if head == want {
 		mem, copyBack := writable(t, false)
-		take = func(i int) []byte { return cut(mem, i, letter) }
+		take = func(i int) []byte { return cut(mem, i, maxMessage) }
 		store = func() error { return settle(copyBack) }
 	} else {
-		waste, free := scratch(letter)
+		waste, free := scratch(maxMessage)
 		defer free()
-		take = func(i int) []byte { return waste[:min(head.bytes()-int64(i)*letter, letter)] }
+		take = func(i int) []byte { return waste[:min(head.bytes()-int64(i)*maxMessage, maxMessage)] }
 	}
-	for i := range pieces(int(head.bytes()), letter) {
+	for i := range pieces(int(head.bytes()), maxMessage) {
 		err := c.m.RecvInto(ctx, r.peer, firstTag+r.tag, take(i))
 		if e, ok := errors.AsType[*group.LengthError](err); ok && e.Got == 0 {
 			return ErrRecalled

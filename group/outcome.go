@@ -44,6 +44,28 @@ func valueOf(msg []byte) ([]byte, bool) {
 	return msg, true
 }
 
+// EncodeOutcome returns a message that holds v, or err if that is not nil, in the
+// form that steps use. It may return v itself.
+func EncodeOutcome(v []byte, err error) []byte {
+	if err == nil {
+		return valueMessage(v)
+	}
+	return failures{0: NewRemoteError(err)}.message()
+}
+
+// DecodeOutcome returns the value of a message that [EncodeOutcome] made, which
+// refers to msg, or its error as a [*RemoteError].
+func DecodeOutcome(msg []byte) ([]byte, error) {
+	if v, ok := valueOf(msg); ok {
+		return v, nil
+	}
+	f, err := failuresOf(msg, 1)
+	if err != nil {
+		return nil, fmt.Errorf("outcome: %w", err)
+	}
+	return nil, f[0]
+}
+
 // message returns the failures as a message: their number, then rank and error
 // of each, ranks ascending.
 func (f failures) message() []byte {

@@ -157,3 +157,22 @@ func TestInParallelRunsConcurrently(t *testing.T) {
 		}
 	})
 }
+
+func FuzzDecodeOutcome(f *testing.F) {
+	f.Add(EncodeOutcome([]byte("value"), nil))
+	f.Add(EncodeOutcome([]byte{markFailures}, nil))
+	f.Add(EncodeOutcome(nil, fs.ErrNotExist))
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		v, err := DecodeOutcome(msg)
+		if _, ok := err.(*RemoteError); err != nil && !ok {
+			if !errors.Is(err, errMalformed) {
+				t.Errorf("DecodeOutcome(%x) = %v; want %v", msg, err, errMalformed)
+			}
+			return
+		}
+		again, got := DecodeOutcome(EncodeOutcome(v, err))
+		if !bytes.Equal(again, v) || fmt.Sprint(got) != fmt.Sprint(err) {
+			t.Errorf("outcome %q, %v comes back as %q, %v", v, err, again, got)
+		}
+	})
+}

@@ -92,7 +92,7 @@ func (c Gathered) round(ctx context.Context, g Group, call group.Call, v []byte,
 	if bad == nil {
 		bad = call.Check(g.Size())
 	}
-	msgs, err := c.AllGather(ctx, g, letter{call, v, bad}.encode())
+	msgs, err := c.AllGather(ctx, g, contribution{call, v, bad}.encode())
 	if err != nil {
 		return nil, err
 	}
@@ -102,68 +102,53 @@ func (c Gathered) round(ctx context.Context, g Group, call group.Call, v []byte,
 	return open(call.Op, msgs)
 }
 
-// open returns the values in the letters of all ranks, unless they differ in
-// their calls or tell of an error.
+// open returns the values of all ranks, unless the ranks made different calls or
+// one of them brought an error.
 func open(op group.Op, msgs [][]byte) ([][]byte, error) {
 	values := make([][]byte, len(msgs))
-	var first letter
+	var first contribution
 	for r, msg := range msgs {
-		l, err := decodeLetter(msg)
+		c, err := decodeContribution(msg)
 		if err != nil {
 			return nil, &group.Error{Op: op, Ranks: []int{r}, Err: err}
 		}
 		if r == 0 {
-			first = l
+			first = c
 		}
-		if !l.call.Equal(first.call) {
-			return nil, group.Mismatch(0, first.call, r, l.call)
+		if !c.call.Equal(first.call) {
+			return nil, group.Mismatch(0, first.call, r, c.call)
 		}
-		if l.err != nil {
-			return nil, &group.Error{Op: op, Ranks: []int{r}, Err: l.err}
+		if c.err != nil {
+			return nil, &group.Error{Op: op, Ranks: []int{r}, Err: c.err}
 		}
-		values[r] = l.value
+		values[r] = c.value
 	}
 	return values, nil
 }
 
-// letter is what a rank brings to a round.
-type letter struct {
+// contribution is what a rank brings to a round.
+type contribution struct {
 	call  group.Call
 	value []byte
 	err   error // instead of a value
 }
 
-func (l letter) encode() []byte {
+func (c contribution) encode() []byte {
 	var w wire.Writer
-	w.String(string(l.call.Op))
-	w.Varint(int64(l.call.Root))
-	w.Bool(l.err == nil)
-	if l.err != nil {
-		// A message without the text is malformed, which is an error as well.
-		l.value, _ = group.NewRemoteError(l.err).MarshalBinary()
-	}
-	w.B = append(w.B, l.value...)
-	return w.B
+	w.String(string(c.call.Op))
+	w.Varint(int64(c.call.Root))
+	return append(w.B, group.EncodeOutcome(c.value, c.err)...)
 }
 
-func decodeLetter(b []byte) (letter, error) {
+func decodeContribution(b []byte) (contribution, error) {
 	r := wire.NewReader(b)
-	l := letter{call: group.Call{Op: group.Op(r.String()), Root: int(r.Varint())}}
-	good := r.Bool()
+	c := contribution{call: group.Call{Op: group.Op(r.String()), Root: int(r.Varint())}}
 	body := r.Raw(r.Len())
 	if err := r.Done(); err != nil {
-		return letter{}, err
+		return contribution{}, err
 	}
-	if good {
-		l.value = body
-		return l, nil
-	}
-	re := new(group.RemoteError)
-	if err := re.UnmarshalBinary(body); err != nil {
-		return letter{}, err
-	}
-	l.err = re
-	return l, nil
+	c.value, c.err = group.DecodeOutcome(body)
+	return c, nil
 }
 
 func pack(vs [][]byte) []byte {

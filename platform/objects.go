@@ -2,7 +2,6 @@ package platform
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -149,43 +148,18 @@ func Recv[T any](ctx context.Context, c ObjectComm, g Group, from, tag int, code
 	return unseal("recv", from, codec, msg)
 }
 
-// A sealed value is a byte that says which, and the value's encoding or the
-// error that there was instead: so that nobody waits for a value that there is
-// not.
-const sealedValue, sealedError = 0, 1
-
-// seal returns v sealed, and the error where it could not be encoded.
+// seal encodes v as an outcome, so that no rank waits for a value that cannot be
+// encoded. It also returns the error of the encoding.
 func seal[T any](codec group.Codec[T], v T) ([]byte, error) {
 	var b []byte
 	err := group.Catch(func() (err error) {
 		b, err = codec.Encode(v)
 		return err
 	})
-	if err == nil {
-		return append([]byte{sealedValue}, b...), nil
-	}
-	re := group.NewRemoteError(err) // of the same text here as elsewhere
-	text, err := re.MarshalBinary()
 	if err != nil {
-		return []byte{sealedError}, re
+		err = group.NewRemoteError(err) // the same text on all ranks
 	}
-	return append([]byte{sealedError}, text...), re
-}
-
-// unsealBytes returns the encoding in a sealed value, or the error that is there
-// instead.
-func unsealBytes(msg []byte) ([]byte, error) {
-	if len(msg) == 0 || msg[0] > sealedError {
-		return nil, fmt.Errorf("value of %d bytes is not sealed: %w", len(msg), group.ErrDisagree)
-	}
-	if msg[0] == sealedValue {
-		return msg[1:], nil
-	}
-	re := new(group.RemoteError)
-	if err := re.UnmarshalBinary(msg[1:]); err != nil {
-		return nil, err
-	}
-	return nil, re
+	return group.EncodeOutcome(b, err), err
 }
 
 func unseal[T any](step string, from int, codec group.Codec[T], msg []byte) (T, error) {
@@ -217,7 +191,7 @@ func unsealAll[T any](step string, me int, own error, codec group.Codec[T], msgs
 }
 
 func decode[T any](codec group.Codec[T], msg []byte) (v T, err error) {
-	b, err := unsealBytes(msg)
+	b, err := group.DecodeOutcome(msg)
 	if err != nil {
 		return v, err
 	}
