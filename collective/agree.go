@@ -154,11 +154,11 @@ const maxVoiceText = 4 << 10
 // with the same one.
 type verdict struct {
 	// voices are the different calls, each with the lowest rank that made it, in
-	// the order of these; those of the lowest ranks where there are more than
+	// the order of these; those of the lowest ranks if there are more than
 	// maxVoices.
 	voices []voice
 	// detail is what ranks may differ in, which all want to know. It says
-	// nothing where differs is set.
+	// nothing if differs is set.
 	detail  uint64
 	differs bool
 }

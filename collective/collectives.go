@@ -69,7 +69,7 @@ func (c *Comm) reduceBlocks(red *reduction, all *blocks, part func([]byte) []byt
 	red.finish(dst, sum)
 }
 
-// settle calls store, where there is anything to store.
+// settle calls store, if there is anything to store.
 func settle(store func() error) error {
 	if store == nil {
 		return nil
@@ -77,7 +77,7 @@ func settle(store func() error) error {
 	return store()
 }
 
-// ringReduce keeps partial results in mem itself where they are elements, else
+// ringReduce keeps partial results in mem itself if they are elements, else
 // in memory of their own for one segment.
 func (x *exchange) ringReduce(ctx context.Context, mem []byte, red reduction) error {
 	seg := segments(mem, red.elem.Size(), x.size)
@@ -457,7 +457,7 @@ type shuffle struct {
 }
 
 // fit lets each rank compare what it expects with what the others are going to
-// send, so that all ranks fail where something does not fit.
+// send, so that all ranks fail if something does not fit.
 func (a *shuffle) fit(ctx context.Context, x *exchange, c call) error {
 	tag := tagOf(x.seq, rowsLane)
 	k := &task{call: c, err: a.compare(x.rank, a.in[x.rank])}
@@ -517,7 +517,7 @@ func (a *shuffle) run(ctx context.Context, x *exchange) error {
 }
 
 // choose returns the algorithm for a call whose elements take so many bytes on
-// one rank and on all together where they travel with the agreement.
+// one rank and on all together if they travel with the agreement.
 func (c *Comm) choose(k kind, bytes, all int64) Algorithm {
 	eager := int64(c.o.EagerBytes)
 	if c.o.Algorithm == Eager {
@@ -549,7 +549,7 @@ func (c *Comm) chooseReduce(k kind, d tensor.DType, bytes int64) Algorithm {
 // when t may be written to again, which for more than a few KiB may be only once
 // the other rank receives.
 //
-// Where ctx ends before, nothing arrives, and the receiver that has begun gets
+// If ctx ends before, nothing arrives, and the receiver that has begun gets
 // [ErrRecalled]. In the unlikely case that it cannot be told so, further calls with
 // this tag fail with [ErrBroken].
 func (c *Comm) Send(ctx context.Context, t *tensor.Tensor, to, tag int) error {
@@ -566,7 +566,7 @@ func (c *Comm) ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work {
 // that wraps [group.ErrDisagree], and is gone; the shape may differ.
 //
 // A tensor whose sender gives up half way is an error that wraps [ErrRecalled],
-// and the next one is fine. Where ctx ends once a tensor of more than some KiB has
+// and the next one is fine. If ctx ends once a tensor of more than some KiB has
 // begun to arrive, or messages come that are none of it, what is left is in the
 // way: further calls for this rank and tag fail with [ErrBroken].
 func (c *Comm) Recv(ctx context.Context, t *tensor.Tensor, from, tag int) error {

@@ -36,7 +36,7 @@ func init() {
 //
 //   - Every rank must call the same collective methods in the same order, with
 //     the same op, dtype, number of elements and root, and with splits that fit.
-//     Otherwise, and where a rank's arguments cannot be served, the call fails on
+//     Otherwise, and if a rank's arguments cannot be served, the call fails on
 //     all ranks with one [*group.Error] that names ranks and what they called,
 //     and wraps [group.ErrDisagree] or what was wrong. Nothing has been written
 //     by then, and the Comm is as good as before.
@@ -64,7 +64,7 @@ func init() {
 // at a time; [group.Group.Sub] makes more groups.
 type Comm struct {
 	g          group.Group
-	m          group.Messenger // nil only where the group has one rank
+	m          group.Messenger // nil only if the group has one rank
 	rank, size int
 	o          Options
 	peers      []int // whom this rank exchanges messages with, but for all-to-all
@@ -80,7 +80,7 @@ type Comm struct {
 }
 
 // New returns this rank's part in the collectives of g, which must be a
-// [group.Messenger] where it has more than one rank: otherwise the error wraps
+// [group.Messenger] if it has more than one rank: otherwise the error wraps
 // errors.ErrUnsupported. It is local; all ranks must give the same options.
 func New(g group.Group, o *Options) (*Comm, error) {
 	m, ok := g.(group.Messenger)
@@ -182,7 +182,7 @@ func (c call) String() string {
 	if c.reduces() {
 		fmt.Fprintf(&b, "%v of ", c.op)
 	}
-	fmt.Fprintf(&b, "%d %v", c.count, c.dtype) // "0 invalid" where there is no tensor
+	fmt.Fprintf(&b, "%d %v", c.count, c.dtype) // "0 invalid" if there is no tensor
 	switch c.kind {
 	case allToAll:
 		b.WriteString(" a row")
@@ -221,7 +221,7 @@ func decodeCall(r *wire.Reader) call {
 // Work is a call that may go on after the method that started it has returned.
 type Work struct {
 	seq    uint64
-	before *Work // must be done before it starts; nil where there is none
+	before *Work // must be done before it starts; nil if no call must be
 	done   chan struct{}
 	err    error // set before done is closed
 }
@@ -229,7 +229,7 @@ type Work struct {
 // Done returns a channel that is closed once the call is done.
 func (w *Work) Done() <-chan struct{} { return w.done }
 
-// Wait waits until the call is done and returns its error. Where ctx ends
+// Wait waits until the call is done and returns its error. If ctx ends
 // before, it returns an error that wraps ctx's, and the call goes on: the
 // context that it was started with ends it.
 func (w *Work) Wait(ctx context.Context) error {
@@ -252,7 +252,7 @@ func (w *Work) Wait(ctx context.Context) error {
 func Go(fn func() error) *Work {
 	w := &Work{done: make(chan struct{})}
 	go func() {
-		defer close(w.done) // also where fn ends its goroutine
+		defer close(w.done) // also if fn ends its goroutine
 		w.err = group.Catch(fn)
 	}()
 	return w

@@ -267,7 +267,7 @@ type direct struct {
 // run returns once this rank has its segment and the others have its elements.
 //
 // Pieces go in the order of their number, of the sender and of the receiver, on
-// both sides. So there is always one for which both are ready, even where
+// both sides. So there is always one for which both are ready, even if
 // sending waits for the receiver.
 func (g *direct) run(ctx context.Context) error {
 	return duplex(ctx, g.send, g.recv)

@@ -23,7 +23,7 @@ func scratch(n int) ([]byte, func()) {
 }
 
 // readable returns the elements of t, contiguous and aligned: its own memory
-// where that is, else a copy.
+// if it is both, else a copy.
 func readable(t *tensor.Tensor) []byte {
 	if b, ok := t.Bytes(); ok && t.DType().Aligned(b) {
 		return b
@@ -33,7 +33,7 @@ func readable(t *tensor.Tensor) []byte {
 }
 
 // writable is like readable, and returns a function that stores in t what was
-// written to the memory, or nil where there is nothing to store. Where t's
+// written to the memory, or nil if there is nothing to store. If t's
 // elements are not read first, keep is false.
 func writable(t *tensor.Tensor, keep bool) ([]byte, func() error) {
 	if b, ok := t.Bytes(); ok && t.DType().Aligned(b) {
@@ -49,7 +49,7 @@ func writable(t *tensor.Tensor, keep bool) ([]byte, func() error) {
 	return b, func() error { return tensor.Copy(t, tmp) }
 }
 
-// checkTarget returns an error where a tensor cannot be written to.
+// checkTarget returns an error if a tensor cannot be written to.
 func checkTarget(t *tensor.Tensor) error {
 	if err := checkSource(t); err != nil {
 		return err
@@ -62,7 +62,7 @@ func checkTarget(t *tensor.Tensor) error {
 	return nil
 }
 
-// checkSource returns an error where there is no tensor.
+// checkSource returns an error if there is no tensor.
 func checkSource(t *tensor.Tensor) error {
 	if t == nil {
 		return fmt.Errorf("no tensor: %w", tensor.ErrShape)

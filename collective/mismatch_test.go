@@ -170,7 +170,7 @@ func TestBadArgumentsFailEverywhere(t *testing.T) {
 	}
 }
 
-// A call that is refused has written nothing, also where elements travelled with
+// A call that is refused has written nothing, also if elements travelled with
 // the agreement.
 func TestRefusedBroadcastWritesNothing(t *testing.T) {
 	bubble(t, "4 ranks", func(t *testing.T) {

@@ -133,7 +133,7 @@ func inbound(c *Comm, t *tensor.Tensor, from, tag int) parcel {
 	return p
 }
 
-// open receives the header of the next tensor, and its elements where there are
+// open receives the header of the next tensor, and its elements if there are
 // few. What the sender has recalled is passed over.
 func (p *parcel) open(ctx context.Context) (header, []byte, error) {
 	for {
@@ -148,7 +148,7 @@ func (p *parcel) open(ctx context.Context) (header, []byte, error) {
 	}
 }
 
-// unpack receives the elements of a tensor, or passes over them where they are
+// unpack receives the elements of a tensor, or passes over them if they are
 // not what is wanted.
 func (p *parcel) unpack(ctx context.Context, head, want header, t *tensor.Tensor) error {
 	c, r := p.c, p.route

@@ -120,7 +120,7 @@ func testReduceScatter(t *testing.T, n int, d tensor.DType, op collective.Op, o 
 	})
 }
 
-// Results are equal on all ranks and in all runs, also where the order counts.
+// Results are equal on all ranks and in all runs, also if the order counts.
 func TestResultsAreTheSameEverywhereAndAlways(t *testing.T) {
 	const n, count = 5, 1003
 	for name, o := range algorithms {

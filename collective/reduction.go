@@ -11,7 +11,7 @@ import (
 // Op says how the elements of several ranks become one.
 //
 // Integers wrap. Floats of 16 and 8 bits are reduced as float32 from end to end
-// and rounded once. Max and Min return NaN where any rank has one. Of bools Sum
+// and rounded once. Max and Min return NaN if any rank has one. Of bools Sum
 // and Max are "or", Prod and Min "and". What makes no sense is an error that
 // wraps [tensor.ErrDType]: Avg of integers and bools, Max and Min of complex
 // numbers, anything of float8_e8m0fnu, which holds scales.
@@ -38,7 +38,7 @@ func (o Op) String() string {
 
 func (o Op) valid() bool { return int(o) < len(opNames) }
 
-// check returns an error where elements of type d cannot be reduced by o.
+// check returns an error if elements of type d cannot be reduced by o.
 func (o Op) check(d tensor.DType) error {
 	switch {
 	case !o.valid():
@@ -90,7 +90,7 @@ func (r *reduction) widens() bool { return r.elem != r.sum }
 // sumBytes returns how many bytes partial results take for b bytes of elements.
 func (r *reduction) sumBytes(b int) int { return b / r.elem.Size() * r.sum.Size() }
 
-// widen returns elements as partial results: b itself or, where those are of
+// widen returns elements as partial results: b itself or, if those are of
 // another type, room filled with them.
 func (r *reduction) widen(room, b []byte) []byte {
 	if !r.widens() {
@@ -112,7 +112,7 @@ func (r *reduction) add(d, a, b, room []byte) {
 }
 
 // finish makes elements of the partial result s of all ranks. dst may be s
-// where partial results are elements.
+// if partial results are elements.
 func (r *reduction) finish(dst, s []byte) {
 	if r.op == Avg {
 		divide(s, r.sum, r.ranks)
@@ -150,7 +150,7 @@ type kernel func(d, a, b []byte)
 // kernelOf returns the kernel of o for elements of type d, one of sumType's.
 func kernelOf(o Op, d tensor.DType) kernel {
 	if (d == tensor.Float32 || d == tensor.Complex64) && (o == Sum || o == Avg) {
-		return sumFloat32 // of the parts, where there are two
+		return sumFloat32 // of the parts, if there are two
 	}
 	switch d {
 	case tensor.Float64:

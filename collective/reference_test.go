@@ -74,7 +74,7 @@ func reduced(t testing.TB, op collective.Op, xs []*tensor.Tensor) *tensor.Tensor
 		fold(t, op, sum, wide, complexOp)
 	}
 	if d >= tensor.Float16 && d <= tensor.Float8E8M0FNU {
-		sum = cast(t, sum, tensor.Float32) // rounded there first, where it is a mean
+		sum = cast(t, sum, tensor.Float32) // rounded there first, if it is a mean
 	}
 	return cast(t, sum, d)
 }

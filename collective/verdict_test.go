@@ -11,7 +11,7 @@ import (
 )
 
 // property: verdicts come to the same in whatever order they are merged, also
-// where sets of ranks overlap.
+// if sets of ranks overlap.
 func TestVerdictsMergeInAnyOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(1, 12).Draw(rt, "ranks")

@@ -127,7 +127,7 @@ func (e *StepError) Unwrap() []error {
 }
 
 // Ranks returns the ranks that err names as those at fault: of the first
-// [*StepError] in it, or else of the first [*Error]. It is nil where err has
+// [*StepError] in it, or else of the first [*Error]. It is nil if err has
 // neither.
 func Ranks(err error) []int {
 	if e, ok := errors.AsType[*StepError](err); ok {

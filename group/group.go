@@ -17,7 +17,7 @@ import (
 //
 //   - A collective call has one outcome, the same on every rank: either it
 //     completes everywhere or every rank returns an [*Error] of the same text.
-//   - Where a rank's context ends before the call has completed, the call fails
+//   - If a rank's context ends before the call has completed, the call fails
 //     on all ranks at once with an error that names that rank and wraps the
 //     context's error and cause (see [ContextError]); ranks that arrive later
 //     get the same error without waiting.
@@ -65,7 +65,7 @@ type Group interface {
 type Leaver interface {
 	// Leave marks this rank as gone for good, from the group and from all that
 	// were made from it: calls of the others that wait for it, and all later
-	// ones, fail with [ErrLeft] and with err, where that is not nil. Leaving
+	// ones, fail with [ErrLeft] and with err, if that is not nil. Leaving
 	// twice is the same as leaving once.
 	Leave(err error)
 }
@@ -109,7 +109,7 @@ func (c Call) Equal(d Call) bool {
 	return c.Op == d.Op && c.Root == d.Root && slices.Equal(c.Ranks, d.Ranks)
 }
 
-// Check returns an error that wraps [ErrInvalid] where a group of size ranks
+// Check returns an error that wraps [ErrInvalid] if a group of size ranks
 // cannot serve the call.
 func (c Call) Check(size int) error {
 	if c.Op.rooted() && (c.Root < 0 || c.Root >= size) {

@@ -42,7 +42,7 @@ const (
 //   - A rank that is not in the group, a tag below zero and the tag math.MaxInt are
 //     [ErrInvalid].
 //   - Once a rank of the group is lost every call fails with [ErrGone] and names
-//     it, except that what has already arrived may still be received. Where a
+//     it, except that what has already arrived may still be received. If a
 //     rank has left ([ErrLeft]), what it sent before can be received too, and
 //     messages between others go on: only that a call which then waits for as
 //     long as a rank may be silent fails, because the others may have given up.
@@ -88,7 +88,7 @@ func (e *LengthError) Error() string {
 // Unwrap returns [ErrDisagree].
 func (e *LengthError) Unwrap() error { return ErrDisagree }
 
-// CheckMessage returns an error that wraps [ErrInvalid] where a group of size
+// CheckMessage returns an error that wraps [ErrInvalid] if a group of size
 // ranks cannot serve a message from or to peer. It is for those who implement
 // [Messenger].
 func CheckMessage(op Op, peer, tag, size int) error {

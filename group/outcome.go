@@ -33,7 +33,7 @@ func valueMessage(v []byte) []byte {
 	return append([]byte{markValue}, v...)
 }
 
-// valueOf returns the value of a message, or false where it holds failures.
+// valueOf returns the value of a message, or false if it holds failures.
 func valueOf(msg []byte) ([]byte, bool) {
 	switch {
 	case len(msg) > 0 && msg[0] == markFailures:

@@ -14,7 +14,7 @@ var ErrPanic = errors.New("panic")
 const maxStack = 8 << 10
 
 // PanicError is a panic turned into an error. It wraps [ErrPanic], and the
-// panic's value where that is an error.
+// panic's value if that is an error.
 type PanicError struct {
 	// Value is what was given to panic.
 	Value any
@@ -28,7 +28,7 @@ func (e *PanicError) Error() string {
 	return fmt.Sprintf("panic: %v\n%s", e.Value, e.Stack)
 }
 
-// Unwrap returns ErrPanic and the value where it is an error.
+// Unwrap returns ErrPanic and the value if it is an error.
 func (e *PanicError) Unwrap() []error {
 	if err, ok := e.Value.(error); ok {
 		return []error{ErrPanic, err}
@@ -36,7 +36,7 @@ func (e *PanicError) Unwrap() []error {
 	return []error{ErrPanic}
 }
 
-// Catch calls fn and returns its error, or a [*PanicError] where fn panics.
+// Catch calls fn and returns its error, or a [*PanicError] if fn panics.
 func Catch(fn func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -151,7 +151,7 @@ var (
 // callers test for, some of syscall's and this package's own are known already.
 //
 // It is meant for variable initialisation and panics, as such functions do,
-// where a code is empty, over 64 bytes or taken by another error, and where err
+// if a code is empty, over 64 bytes or taken by another error, and if err
 // cannot be compared.
 func RegisterError(code string, err error) {
 	if err == nil || !reflect.TypeOf(err).Comparable() {

@@ -146,7 +146,7 @@ func JSON[T any]() Codec[T] {
 }
 
 // reduce is the part that steps with a global function share. On rank 0 results
-// makes the messages that send hands out; where something failed there is one
+// makes the messages that send hands out; if something failed there is one
 // message for all.
 func reduce[L, G any](
 	ctx context.Context, r *round, lc Codec[L], gc Codec[G],
@@ -192,7 +192,7 @@ func answers[L any](
 	return out
 }
 
-// accept decodes rank 0's or the root's reply, and succeeds where every rank
+// accept decodes rank 0's or the root's reply, and succeeds if every rank
 // could.
 func accept[T any](ctx context.Context, r *round, c Codec[T], reply []byte) (T, error) {
 	var v, none T

@@ -171,7 +171,7 @@ func unpack(b []byte) ([][]byte, error) {
 }
 
 // Comm returns g as a [group.Group], so that what takes one, saving and loading
-// above all, runs on any platform: the group inside of g where it has one, else
+// above all, runs on any platform: the group inside of g if it has one, else
 // the platform's own methods. In that case Sub lists ranks in ascending order and
 // makes the groups of [Groups.Split], which are shared by all who list the same.
 //

@@ -32,13 +32,13 @@ type Group interface {
 // # Contract
 //
 //   - New and Split are collective: every rank of the world, or of the parent,
-//     calls them with the same lists and in the same order, also where it will be
-//     no member and where the group is remembered. They have one outcome. Ranks
+//     calls them with the same lists and in the same order, also if it will be
+//     no member and if the group is remembered. They have one outcome. Ranks
 //     that call with different lists get an error that wraps
 //     [group.ErrDisagree]; ranks of which some call this and some another
 //     collective method get that of the group's contract.
 //   - A group's ranks are in ascending order whatever the list's was, so one set
-//     of ranks is one group: where all members remember it they get it again.
+//     of ranks is one group: if all members remember it they get it again.
 //   - A list that is empty, or names a rank twice or one that is not there,
 //     fails the call on all ranks with [group.ErrInvalid].
 //   - A rank that is no member gets nil and no error. No method takes a nil
@@ -167,7 +167,7 @@ func stepOf(ranks []int) (int, error) {
 	return step, nil
 }
 
-// needGroup returns an error that wraps [group.ErrInvalid] where a call of that
+// needGroup returns an error that wraps [group.ErrInvalid] if a call of that
 // name is for no group.
 func needGroup(op group.Op, g Group) error {
 	if g == nil {

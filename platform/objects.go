@@ -25,7 +25,7 @@ type ObjectComm interface {
 	Scatter(ctx context.Context, g Group, root int, vs [][]byte) ([]byte, error)
 	// Broadcast hands root's v to all ranks.
 	Broadcast(ctx context.Context, g Group, root int, v []byte) ([]byte, error)
-	// Send hands v to rank to. Where the group has no messages between two
+	// Send hands v to rank to. If the group has no messages between two
 	// ranks the error wraps [errors.ErrUnsupported].
 	Send(ctx context.Context, g Group, to, tag int, v []byte) error
 	// Recv returns the next message that rank from sent to this one with tag.
@@ -39,7 +39,7 @@ type AllGatherer interface {
 	AllGather(ctx context.Context, g Group, v []byte) ([][]byte, error)
 }
 
-// AllGather hands every rank's v to every rank, in the order of the ranks. Where
+// AllGather hands every rank's v to every rank, in the order of the ranks. If
 // a rank's value cannot be encoded every rank returns a [*group.StepError] that
 // names it. One that cannot be decoded is an error on the ranks that cannot.
 func AllGather[T any](ctx context.Context, c AllGatherer, g Group, codec group.Codec[T], v T) ([]T, error) {
@@ -202,7 +202,7 @@ func decode[T any](codec group.Codec[T], msg []byte) (v T, err error) {
 	return v, err
 }
 
-// stepError returns the error of a step that failed on one rank, nil where it
+// stepError returns the error of a step that failed on one rank, nil if it
 // did not.
 func stepError(step string, rank int, err error) error {
 	if err == nil {

@@ -31,7 +31,7 @@ import (
 )
 
 // Platform is what every platform has. It belongs to one rank. Methods are for
-// one goroutine at a time, except where a capability says otherwise.
+// one goroutine at a time, unless a capability says otherwise.
 type Platform interface {
 	// Name returns the name by which the platform is chosen.
 	Name() string
@@ -47,7 +47,7 @@ type Wrapper interface {
 }
 
 // As returns the capability T of p, or of the first platform that p wraps which
-// has it. Where there is none the error names the platform and the capability
+// has it. If there is none the error names the platform and the capability
 // and wraps [errors.ErrUnsupported]. A capability may answer the same for a
 // single call that it cannot serve.
 func As[T any](p Platform) (T, error) {
@@ -99,7 +99,7 @@ func Open(name string, world group.Group, from ...Factory) (Platform, error) {
 }
 
 // NameFromEnv returns the name that the environment variable CAIRN_PLATFORM
-// holds, or fallback where it is empty. Nothing else in this package looks at
+// holds, or fallback if it is empty. Nothing else in this package looks at
 // the environment.
 func NameFromEnv(fallback string) string {
 	if name := os.Getenv(Variable); name != "" {
@@ -118,7 +118,7 @@ type Profiler interface {
 	Region(ctx context.Context, name string) (context.Context, func())
 }
 
-// Region begins a region where p is a [Profiler], and nothing otherwise.
+// Region begins a region if p is a [Profiler], and nothing otherwise.
 func Region(ctx context.Context, p Platform, name string) (context.Context, func()) {
 	prof, err := As[Profiler](p)
 	if err != nil {

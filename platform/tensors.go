@@ -71,7 +71,7 @@ func FuncName(fn any) string {
 // TensorComms is the capability of platforms whose ranks can exchange tensors.
 type TensorComms interface {
 	// TensorComm returns the tensor collectives of g, the same each time. It is
-	// local. Where the group cannot carry them the error wraps
+	// local. If the group cannot carry them the error wraps
 	// [errors.ErrUnsupported].
 	TensorComm(g Group) (TensorComm, error)
 }
@@ -146,7 +146,7 @@ type TensorMessenger interface {
 // Work is a call that may go on after the method that started it has returned.
 // Its methods are safe for concurrent use.
 type Work interface {
-	// Wait returns the call's error once it is done. Where ctx ends before, it
+	// Wait returns the call's error once it is done. If ctx ends before, it
 	// returns an error that wraps ctx's, and the call goes on: the context that
 	// it was started with ends it.
 	Wait(ctx context.Context) error

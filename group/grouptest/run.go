@@ -178,7 +178,7 @@ func (e *env) all(fn rankFunc) []error {
 	return e.start(e.context(), e.gs, everyone, fn).wait()
 }
 
-// must runs fn on every rank and stops the test where one returns an error.
+// must runs fn on every rank and stops the test if one returns an error.
 func (e *env) must(what string, fn rankFunc) {
 	e.Helper()
 	for r, err := range e.all(fn) {

@@ -132,7 +132,7 @@ func (g *Group) do(ctx context.Context, d deposit) (*call, error) {
 
 // Leave marks this rank as gone from the group and from all groups made from
 // it: calls of theirs that wait for it, and all later ones, fail at once with an
-// error that names the rank and wraps [group.ErrLeft] and err, where that is
+// error that names the rank and wraps [group.ErrLeft] and err, if that is
 // not nil. Groups that this rank is not a member of go on. Leaving twice is the
 // same as leaving once.
 func (g *Group) Leave(err error) {
@@ -212,7 +212,7 @@ func (g *Group) Alarm() {
 }
 
 // Alarmed returns a channel that is closed by the first Alarm before the rank's
-// next call, and where a rank is gone.
+// next call, and if a rank is gone.
 func (g *Group) Alarmed() <-chan struct{} {
 	g.hub.world.mu.Lock()
 	defer g.hub.world.mu.Unlock()
@@ -226,7 +226,7 @@ func (g *Group) Alarmed() <-chan struct{} {
 var _ group.Messenger = (*Group)(nil)
 
 const (
-	// maxQueued bounds the bytes of one tag that wait to be received, where
+	// maxQueued bounds the bytes of one tag that wait to be received, if
 	// they are more than one message.
 	maxQueued = 1 << 20
 	// messageCost is what a message counts beside its bytes.

@@ -127,7 +127,7 @@ func newCall(h *hub) *call {
 	return c
 }
 
-// take adds a rank's deposit, unless the call is decided, and decides it where
+// take adds a rank's deposit, unless the call is decided, and decides it if
 // this deposit is wrong or the last. The lock is held.
 func (c *call) take(d deposit) {
 	if c.decided {

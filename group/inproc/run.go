@@ -29,7 +29,7 @@ func Run(ctx context.Context, n int, fn func(ctx context.Context, g group.Group)
 	var wg sync.WaitGroup
 	for r, g := range New(n) {
 		wg.Go(func() {
-			errs[r] = errExit // stays where fn ends its goroutine, as t.FailNow does
+			errs[r] = errExit // stays if fn ends its goroutine, as t.FailNow does
 			defer func() { g.Leave(errs[r]) }()
 			errs[r] = group.Catch(func() error { return fn(ctx, g) })
 		})

@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// What was sent arrives, also where the rank closes while others of its
+// What was sent arrives, also if the rank closes while others of its
 // goroutines are about to send.
 func TestCloseWhileLargeMessagesAreSent(t *testing.T) {
 	for range 3 {

@@ -31,9 +31,9 @@ type Config struct {
 	// Rendezvous is where the ranks find each other: "env://" or
 	// "file:///shared/path". Empty: "env://".
 	Rendezvous string
-	// Meet is used instead of Rendezvous where it is not nil.
+	// Meet is used instead of Rendezvous if it is not nil.
 	Meet Rendezvous
-	// Rank and Size are this process's number and how many there are. Where
+	// Rank and Size are this process's number and how many there are. If
 	// Size is zero both come from the rendezvous.
 	Rank, Size int
 	// Job is a name that all ranks of a job share, of at most [MaxJob] bytes.
@@ -42,7 +42,7 @@ type Config struct {
 	// Secret is what ranks prove to know before anything else they say is
 	// believed. Nil: the environment variable CAIRN_SECRET.
 	Secret []byte
-	// TLS is for both sides of every connection, where it is not nil. It needs a
+	// TLS is for both sides of every connection, if it is not nil. It needs a
 	// certificate; with ClientAuth set to RequireAndVerifyClientCert a secret is
 	// not needed.
 	TLS *tls.Config
@@ -63,7 +63,7 @@ type Config struct {
 	// IdleTimeout is after how long a connection is closed that only messages
 	// needed. Zero: one minute.
 	IdleTimeout time.Duration
-	// Wrap makes the connections that are used out of those that there are, where
+	// Wrap makes the connections that are used out of those that there are, if
 	// it is not nil. It is for tests, which lose or delay what goes through them,
 	// and for who counts that; under TLS that is what is encrypted. A CloseWrite of
 	// the connection must stay.
@@ -122,7 +122,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// check returns an error where a field makes no sense.
+// check returns an error if a field makes no sense.
 func (c *Config) check() error {
 	for _, f := range []struct {
 		name     string
@@ -141,7 +141,7 @@ func (c *Config) check() error {
 	return CheckJob(c.Job)
 }
 
-// CheckJob returns an error that wraps [group.ErrInvalid] where a name is too
+// CheckJob returns an error that wraps [group.ErrInvalid] if a name is too
 // long for a job's.
 func CheckJob(name string) error {
 	if len(name) > MaxJob {
@@ -155,7 +155,7 @@ func (c *Config) proven() bool {
 	return len(c.Secret) > 0 || c.TLS != nil && c.TLS.ClientAuth == tls.RequireAndVerifyClientCert
 }
 
-// checkRank returns an error where rank and size make no sense.
+// checkRank returns an error if rank and size make no sense.
 func (c *Config) checkRank(rank, size int) error {
 	switch {
 	case size < 1 || size > c.MaxSize:
@@ -298,7 +298,7 @@ func removeDead(ctx context.Context, path string) {
 		return
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		_ = os.Remove(path) // where that does not go the address stays in use
+		_ = os.Remove(path) // if that does not go the address stays in use
 	}
 }
 
@@ -350,7 +350,7 @@ func advertised(ln net.Listener, conn net.Conn) string {
 	return net.JoinHostPort(ip, fmt.Sprint(a.Port))
 }
 
-// outward returns this host's address towards others, or that of loopback where
+// outward returns this host's address towards others, or that of loopback if
 // there are no others.
 func outward() string {
 	// An address for documentation. Nothing is sent there: the system only

@@ -120,14 +120,14 @@ func (f *conn) resume() error {
 	return f.arm()
 }
 
-// interrupt makes fill return, also where that is yet to be called: then at once,
+// interrupt makes fill return, also if that is yet to be called: then at once,
 // with nothing.
 func (f *conn) interrupt() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cut = true
 	if f.filling {
-		_ = f.Conn.SetReadDeadline(time.Unix(1, 0)) // where it is closed, that interrupts
+		_ = f.Conn.SetReadDeadline(time.Unix(1, 0)) // if it is closed, that interrupts
 	}
 }
 

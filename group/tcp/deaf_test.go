@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
-// Where a link carries nothing in one direction any more, its two ends still
+// If a link carries nothing in one direction any more, its two ends still
 // notice, and no rank waits for the end of its context.
 func TestLinksThatLoseOneDirection(t *testing.T) {
 	const size = 3

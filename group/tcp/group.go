@@ -113,7 +113,7 @@ func (g *Group) Backend() string { return "tcp" }
 // Addr returns where this rank listens.
 func (g *Group) Addr() string { return g.host.addr }
 
-// Leave is [tree.Group.Leave]. Where the group is the one that [Join] returned,
+// Leave is [tree.Group.Leave]. If the group is the one that [Join] returned,
 // messages that this rank has sent arrive before the others learn of it, and it
 // can send no more.
 func (g *Group) Leave(err error) {
@@ -123,7 +123,7 @@ func (g *Group) Leave(err error) {
 	g.Group.Leave(err)
 }
 
-// Close leaves the group and, where it is the one that [Join] returned, all made
+// Close leaves the group and, if it is the one that [Join] returned, all made
 // from it, and returns once the others have been told and all connections are
 // closed. Messages that this rank has sent arrive before. Collective calls that
 // other ranks make without this one, and messages that wait for it, fail with

@@ -325,7 +325,7 @@ func (m *mail) await(w waiter, l lane, c *recvCall) error {
 	m.serve(n)
 	m.mu.Unlock()
 	err := w.wait(c.done, nil)
-	if err == nil || !m.withdraw(n, c) { // what has come counts, also where the group is over
+	if err == nil || !m.withdraw(n, c) { // what has come counts, also if the group is over
 		return nil
 	}
 	return err
@@ -362,7 +362,7 @@ const (
 
 var pages = sync.Pool{New: func() any { return new([pageSize]byte) }}
 
-// newPart returns a buffer for at least n bytes, from the pages where it is one
+// newPart returns a buffer for at least n bytes, from the pages if it is one
 // of the largest.
 func newPart(n int) []byte {
 	if n > pageSize/4 && n <= pageSize {
@@ -451,7 +451,7 @@ func (g *message) place() {
 }
 
 // unplace makes a part of what has come to dest, which is not used any more
-// where it is memory of the call.
+// if it is memory of the call.
 func (g *message) unplace() {
 	if !g.placed {
 		return
@@ -509,7 +509,7 @@ func (m *mail) hold(n *inLane, bytes int) {
 	}
 }
 
-// checkBacklog returns an error where another rank has sent more than this one
+// checkBacklog returns an error if another rank has sent more than this one
 // keeps for it. What this rank sends itself is its own affair. The lock is held.
 func (m *mail) checkBacklog(peer int) error {
 	b := m.waits[peer]

@@ -76,7 +76,7 @@ func newMail(h *host) *mail {
 }
 
 // use returns the sending side of a lane for use until unuse, and the connection
-// for it: nil to this rank itself, or where all is closed.
+// for it: nil to this rank itself, or if all is closed.
 func (m *mail) use(l lane) (*outLane, *mailConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -223,7 +223,7 @@ func (m *mail) finish(all []*mailConn) {
 	}
 }
 
-// wire returns the connection by which this rank sends to peer, or nil where all
+// wire returns the connection by which this rank sends to peer, or nil if all
 // is closed or peer is not there any more. The lock is held.
 func (m *mail) wire(peer int) *mailConn {
 	w := m.wires[peer]
@@ -253,7 +253,7 @@ func (m *mail) connect(w *mailConn) {
 }
 
 // suspect is for a rank whose connection broke, or did not come about. It may
-// have left, which the tree tells in better words: only where the tree is silent
+// have left, which the tree tells in better words: only if the tree is silent
 // for long, that rank is lost. Until then nothing is sent to it.
 func (m *mail) suspect(peer int) {
 	m.mu.Lock()
@@ -434,7 +434,7 @@ func (s *sendCall) room(first bool, want int) (int, error) {
 	return 0, s.ended()
 }
 
-// put sends a piece. Where it returns an error nothing of the piece was sent.
+// put sends a piece. If it returns an error nothing of the piece was sent.
 func (s *sendCall) put(l frame) error {
 	switch {
 	case s.wire == nil:
@@ -511,7 +511,7 @@ func (v *waiter) check() error {
 	return nil
 }
 
-// wait waits for c. Where ended is closed before, the other rank is gone, which
+// wait waits for c. If ended is closed before, the other rank is gone, which
 // the group learns soon.
 func (v *waiter) wait(c, ended <-chan struct{}) error {
 	over := v.over

@@ -25,7 +25,7 @@ type mailConn struct {
 	dialled bool
 	used    time.Time     // when it was last needed to send; guarded by mail.mu
 	turn    chan struct{} // holds an element while connected and nobody writes
-	wake    chan struct{} // has an element where there may be something to send
+	wake    chan struct{} // has an element if there may be something to send
 	ended   chan struct{} // closed once err is set
 
 	mu      sync.Mutex
@@ -172,7 +172,7 @@ func (w *mailConn) push(s *sendCall, piece ...[]byte) (last bool, err error) {
 func (w *mailConn) keep(bufs net.Buffers, err error) error {
 	if w.stopped {
 		w.stopped = false
-		_ = w.conn.SetWriteDeadline(time.Time{}) // where it is closed, the next write says so
+		_ = w.conn.SetWriteDeadline(time.Time{}) // if it is closed, the next write says so
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = nil
 		}
@@ -191,7 +191,7 @@ func (w *mailConn) stop(s *sendCall) {
 	defer w.mu.Unlock()
 	if w.writer == s {
 		w.stopped = true
-		_ = w.conn.SetWriteDeadline(time.Unix(1, 0)) // where it is closed, that interrupts
+		_ = w.conn.SetWriteDeadline(time.Unix(1, 0)) // if it is closed, that interrupts
 	}
 }
 

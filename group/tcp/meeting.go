@@ -25,7 +25,7 @@ var errMissing = errors.New("missing from the meeting")
 type meeting struct {
 	size    int
 	session session
-	full    chan struct{} // has an element where all may be here
+	full    chan struct{} // has an element if all may be here
 	settled chan struct{} // has an element if no rank may be registering
 
 	mu     sync.Mutex

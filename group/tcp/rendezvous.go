@@ -16,16 +16,16 @@ import (
 // Rendezvous is where the ranks of a job find rank 0, which brings them
 // together. It is used by one call of [Join].
 type Rendezvous interface {
-	// Slot returns this process's rank and the number of ranks, where the
+	// Slot returns this process's rank and the number of ranks, if the
 	// configuration does not say.
 	Slot(ctx context.Context) (rank, size int, err error)
-	// Place returns the address at which rank 0 is to listen, or "" where that
+	// Place returns the address at which rank 0 is to listen, or "" if that
 	// is open.
 	Place() (string, error)
 	// Announce tells the others that rank 0 listens at addr.
 	Announce(ctx context.Context, addr string) error
 	// Find returns where rank 0 listens, as far as is known. It is called again
-	// where nobody is there, and where it returns an error.
+	// if nobody is there, and if it returns an error.
 	Find(ctx context.Context) (string, error)
 	// Close withdraws what Announce told. It is called on every rank when the
 	// ranks have met, or will not.
@@ -74,15 +74,15 @@ func parseEnv(address string, u *url.URL) (*Env, error) {
 
 // Env is the [Rendezvous] by the environment that torchrun, Slurm scripts and
 // Kubernetes set: rank 0 listens at MASTER_ADDR and MASTER_PORT, and RANK and
-// WORLD_SIZE are this process's. A MASTER_ADDR of "unix:/path" is a socket. Where
+// WORLD_SIZE are this process's. A MASTER_ADDR of "unix:/path" is a socket. If
 // it is a name that on its own host stands for loopback, for an address of
 // another or for nothing yet, rank 0 listens at all addresses, if there is a
 // secret or mutual TLS.
 type Env struct {
-	// Port is used instead of MASTER_PORT where it is not empty: torchrun itself
+	// Port is used instead of MASTER_PORT if it is not empty: torchrun itself
 	// may listen there.
 	Port string
-	// Getenv is used instead of os.Getenv where it is not nil.
+	// Getenv is used instead of os.Getenv if it is not nil.
 	Getenv func(string) string
 }
 
@@ -186,7 +186,7 @@ func (f *File) Announce(_ context.Context, addr string) error {
 	if err != nil {
 		return fmt.Errorf("announce: %w", err)
 	}
-	defer os.Remove(tmp.Name()) // not there any more where all went well
+	defer os.Remove(tmp.Name()) // not there any more if all went well
 	_, err = tmp.WriteString(addr + "\n")
 	if e := tmp.Close(); err == nil {
 		err = e
@@ -235,7 +235,7 @@ func (f *File) read() ([]byte, error) {
 	return io.ReadAll(io.LimitReader(r, MaxAddress+2))
 }
 
-// Close removes the file, where it still holds what this rank has written.
+// Close removes the file, if it still holds what this rank has written.
 func (f *File) Close() error {
 	if f.wrote == "" {
 		return nil

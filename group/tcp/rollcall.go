@@ -81,7 +81,7 @@ func (c announcer) patience(n int) time.Duration {
 }
 
 // call calls the first of slots and hands it the rest. It returns who of them did
-// not answer. Where there is an error, lost says that the first was not reached.
+// not answer. If there is an error, lost says that the first was not reached.
 func (c announcer) call(ctx context.Context, r roll, slots []slot) (absent []absence, lost bool, err error) {
 	s := slots[0]
 	brief, cancel := context.WithTimeout(ctx, c.dialTime())
@@ -166,7 +166,7 @@ func (h *host) answer(f *conn, hi hello) error {
 	return f.WriteFrame(encodeAbsent(c.spread(h.during(r), r, slots[1:])))
 }
 
-// during returns the context of a call. The last word is passed on even where
+// during returns the context of a call. The last word is passed on even if
 // this rank closes at once because of it.
 func (h *host) during(r roll) context.Context {
 	if r.notice == noticeWait {
@@ -177,7 +177,7 @@ func (h *host) during(r roll) context.Context {
 
 // waiting is what a rank other than 0 knows while it waits for all to meet.
 type waiting struct {
-	news chan struct{} // has an element where something was heard
+	news chan struct{} // has an element if something was heard
 
 	mu     sync.Mutex
 	since  time.Time // when rank 0 last answered or called; guarded by mu
@@ -295,7 +295,7 @@ type terms struct {
 	session session
 	arity   int
 	timeout time.Duration
-	again   time.Duration // come again where nobody has called for so long
+	again   time.Duration // come again if nobody has called for so long
 	above   string        // where the rank above listens, where all have come
 	missing []int         // some of those who have not
 }
@@ -348,7 +348,7 @@ func ranksOf(r *wire.Reader, limit int) []int {
 // roll is what is told in a call of the roll.
 type roll struct {
 	notice notice
-	error  *group.Error // who is missing, and why that matters; nil where all have come
+	error  *group.Error // who is missing, and why that matters; nil if all have come
 	called int          // how many slots follow
 }
 

@@ -206,7 +206,7 @@ func (c *call) share(s span) []labelled {
 	return c.values
 }
 
-// decide ends the call for this rank. Where it has not entered, the outcome is
+// decide ends the call for this rank. If it has not entered, the outcome is
 // kept for when it does.
 func (c *call) decide(err *group.Error) {
 	if err != nil && c.local != nil && err.Error() == c.local.Error() {

@@ -44,7 +44,7 @@ type frame struct {
 	rank int          // kindLost
 }
 
-// labelled is a value with the rank that it is of, or for where it is scattered.
+// labelled is a value with the rank that it is of, or for, if it is scattered.
 type labelled struct {
 	rank  int
 	value []byte

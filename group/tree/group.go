@@ -46,7 +46,7 @@ func (g *Group) Gone() (<-chan struct{}, func(group.Op) *group.Error) {
 
 // Leave marks this rank as gone from the group and from all groups made from it:
 // calls that wait for it, and all later ones, fail with an error that names the
-// rank and wraps [group.ErrLeft] and err, where that is not nil. Leaving twice is
+// rank and wraps [group.ErrLeft] and err, if that is not nil. Leaving twice is
 // the same as leaving once.
 func (g *Group) Leave(err error) {
 	cause := group.ErrLeft

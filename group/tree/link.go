@@ -29,7 +29,7 @@ type link struct {
 	conn    Conn          // nil until there; guarded by mu
 	ending  bool          // close once all is sent; guarded by mu
 	err     error         // why it broke; guarded by mu
-	wake    chan struct{} // has an element where there may be something to send
+	wake    chan struct{} // has an element if there may be something to send
 	broken  chan struct{} // closed once err is set
 	silence *time.Timer   // nil without a timeout
 }
@@ -53,7 +53,7 @@ func newLink(n *Node, peer int) *link {
 	return l
 }
 
-// attach gives the link its connection. It reports false where it has one, or
+// attach gives the link its connection. It reports false if it has one, or
 // has broken.
 func (l *link) attach(c Conn) bool {
 	l.mu.Lock()
@@ -106,7 +106,7 @@ func (l *link) next() (b []byte, last bool) {
 	return b, false
 }
 
-// write sends what is queued, and signs of life where that is nothing.
+// write sends what is queued, and signs of life if that is nothing.
 func (l *link) write(c Conn) {
 	var beat <-chan time.Time
 	if t := l.node.opts.Timeout; t > 0 {

@@ -11,7 +11,7 @@ import (
 
 // Memory is a [Network] in memory. It is for tests and simulations.
 type Memory struct {
-	// Wrap, where it is not nil, makes the connections that are used out of
+	// Wrap, if it is not nil, makes the connections that are used out of
 	// those that there are: from is the rank that dialled the rank to.
 	Wrap func(from, to int, dialled, accepted Conn) (Conn, Conn)
 

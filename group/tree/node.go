@@ -122,7 +122,7 @@ func New(rank, size int, net Network, opts Options) *Node {
 // World returns this rank's end of the group of all ranks.
 func (n *Node) World() *Group { return n.world }
 
-// Accept hands over a connection that the rank from has dialled. Where it is
+// Accept hands over a connection that the rank from has dialled. If it is
 // refused the caller must close it.
 func (n *Node) Accept(from int, c Conn) error {
 	n.mu.Lock()
@@ -269,7 +269,7 @@ func (n *Node) lose(rank int, cause error) {
 	}
 }
 
-// DefaultArity is how many ranks stand below one where nothing else is said.
+// DefaultArity is the default number of ranks below one.
 const DefaultArity = 8
 
 // Options says how a node behaves. All nodes of a tree need the same.

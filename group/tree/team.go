@@ -144,7 +144,7 @@ func (t *team) tellAbove(f frame) {
 	t.up.send(f.encode())
 }
 
-// call returns the call of that number, or nil where it is over for this rank.
+// call returns the call of that number, or nil if it is over for this rank.
 func (t *team) call(number uint64) *call {
 	c := t.calls[number]
 	if c == nil && number >= t.next {
@@ -382,7 +382,7 @@ func (g *Group) Alarm() {
 }
 
 // Alarmed returns a channel that is closed by the first Alarm before the rank's
-// next call, and where a rank is gone.
+// next call, and if a rank is gone.
 func (g *Group) Alarmed() <-chan struct{} {
 	g.team.node.mu.Lock()
 	defer g.team.node.mu.Unlock()
@@ -412,7 +412,7 @@ func (m members) outer(rank int) int {
 }
 
 // index returns the rank of the member with that number in the group of all
-// ranks, or -1 where there is none.
+// ranks, or -1 if there is none.
 func (m members) index(outer int) int {
 	switch {
 	case m.list != nil:

@@ -162,7 +162,7 @@ func (f *file) readAt(p []byte, off int64) error {
 	return err
 }
 
-// A part whose elements lie apart is read with the gaps between them where all of
+// A part whose elements lie apart is read with the gaps between them if all of
 // it is small, or not too large and mostly wanted.
 const (
 	smallSpan   = 64 << 10

@@ -78,8 +78,8 @@ func TestSlicesAreThoseOfTheTensor(t *testing.T) {
 	})
 }
 
-// A slice costs little more than its own bytes where they lie far apart, and not
-// a read for each of them where they do not.
+// A slice costs little more than its own bytes if they lie far apart, and not
+// a read for each of them if they do not.
 func TestSlicesReadWhatTheyNeed(t *testing.T) {
 	x := counted(t, 8, 1<<16) // rows of 256 KiB
 	b := save(t, map[string]*tensor.Tensor{"x": x})

@@ -19,7 +19,7 @@ import (
 // World returns the group of all ranks.
 func (p *Platform) World() platform.Group { return p.world }
 
-// New returns the group of the ranks, nil where this one is none of them.
+// New returns the group of the ranks, nil if this one is none of them.
 func (p *Platform) New(ctx context.Context, ranks []int) (platform.Group, error) {
 	return p.split(ctx, opNew, p.world, [][]int{ranks})
 }
@@ -110,7 +110,7 @@ func (p *Platform) Adopt(groups ...platform.Group) error {
 
 // Wrap returns a group that was made from the platform's world by other means,
 // as [group.Group.Sub] does, for use with the platform. It is not remembered
-// until it is adopted, and then Lookup finds it; New and Split do so only where
+// until it is adopted, and then Lookup finds it; New and Split do so only if
 // all members have adopted one whose method ID() [16]byte says that it is the same
 // (those of package tcp have one), and make another otherwise.
 //
@@ -167,7 +167,7 @@ func (p *Platform) newGroup(inner group.Group, ranks []int, id identity) *Group 
 	return &Group{Members: platform.NewMembers(ranks, inner.Rank()), p: p, inner: inner, id: id}
 }
 
-// String returns the group's ranks, the first of them where they are many, and
+// String returns the group's ranks, the first of them if they are many, and
 // this rank's number among them, as in "host group [3 4], rank 1".
 func (g *Group) String() string {
 	return fmt.Sprintf("%s group %s, rank %d", Name, listText(g.Ranks()), g.Rank())
@@ -177,7 +177,7 @@ func (g *Group) String() string {
 func (g *Group) Unwrap() group.Group { return g.inner }
 
 // Backend returns the name that the group inside has for itself, such as
-// "inproc", "tcp" or "solo", and "other" where it is no [group.Backed].
+// "inproc", "tcp" or "solo", and "other" if it is no [group.Backed].
 func (g *Group) Backend() string {
 	if b, ok := g.inner.(group.Backed); ok {
 		return b.Backend()

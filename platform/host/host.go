@@ -197,7 +197,7 @@ func (p *Platform) lookup(ranks []int) *Group {
 	return p.known[k]
 }
 
-// forget drops g, or everything where it is the world, and returns the groups
+// forget drops g, or everything if it is the world, and returns the groups
 // that were dropped beside it.
 func (p *Platform) forget(g *Group) []*Group {
 	k := key(g.Ranks())
@@ -234,7 +234,7 @@ func newID() identity {
 }
 
 // identityOf returns the name that a group made elsewhere has for itself, and
-// zero where it has none.
+// zero if it has none.
 func identityOf(g group.Group) identity {
 	if named, ok := g.(interface{ ID() [16]byte }); ok {
 		return named.ID()

@@ -79,8 +79,8 @@ type named struct {
 
 func (n named) ID() [16]byte { return n.id }
 
-// New finds an adopted group where all ranks can say that it is one and the same,
-// and makes another where they cannot, or where it is not: whatever a rank gets
+// New finds an adopted group if all ranks can say that it is one and the same,
+// and makes another if they cannot, or if it is not: whatever a rank gets
 // is a group that all have.
 func TestNewOfAdoptedGroups(t *testing.T) {
 	one, other := func(int) int { return 0 }, func(rank int) int { return rank }
@@ -110,7 +110,7 @@ func TestNewOfAdoptedGroups(t *testing.T) {
 	}
 }
 
-// adoptThenNew adopts g and checks whether New then finds it. Where ranks hold
+// adoptThenNew adopts g and checks whether New then finds it. If ranks hold
 // different groups after that, the barrier takes for ever.
 func adoptThenNew(ctx context.Context, p platform.Platform, g group.Group, found bool) error {
 	own, err := adopt(p, g)

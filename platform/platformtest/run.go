@@ -132,7 +132,7 @@ func (e *env) each(fn rankFunc) []error {
 	return errs
 }
 
-// must runs fn on every rank and ends the test where one returns an error.
+// must runs fn on every rank and ends the test if one returns an error.
 func (e *env) must(fn rankFunc) {
 	e.Helper()
 	for r, err := range e.each(fn) {
@@ -165,7 +165,7 @@ func equal[T comparable](what string, got, want T) error {
 	return nil
 }
 
-// supports returns the capability T, and false where the platform has none.
+// supports returns the capability T, and false if the platform has none.
 func supports[T any](e *env) bool {
 	_, err := platform.As[T](e.ps[0])
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
