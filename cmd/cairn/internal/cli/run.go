@@ -154,8 +154,8 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 	}
 	rep, err := launch.Run(ctx, c)
 	if errors.Is(err, launch.ErrOutput) {
-		o.out = &hasty{o.out}
-		cmd.Root().SetErr(&hasty{o.err}) // stderr may have no reader either
+		o.out = &deadlineWriter{o.out}
+		cmd.Root().SetErr(&deadlineWriter{o.err}) // stderr may have no reader either
 	}
 	if isSaid(err) {
 		cmd.Root().SetErr(io.Discard)

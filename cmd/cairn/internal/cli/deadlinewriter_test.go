@@ -12,11 +12,11 @@ import (
 func TestHastyWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		if n, err := (&hasty{&out}).Write([]byte("words")); n != 5 || err != nil || out.String() != "words" {
+		if n, err := (&deadlineWriter{&out}).Write([]byte("words")); n != 5 || err != nil || out.String() != "words" {
 			t.Errorf("Write = %d, %v, wrote %q; want all", n, err, &out)
 		}
 		r, w := io.Pipe()
-		if n, err := (&hasty{w}).Write([]byte("words")); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		if n, err := (&deadlineWriter{w}).Write([]byte("words")); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("Write to nobody = %d, %v; want that time is up", n, err)
 		}
 		r.Close()
