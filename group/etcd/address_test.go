@@ -86,7 +86,7 @@ func TestParseRendezvousKnowsAll(t *testing.T) {
 	}
 }
 
-// Rank 0 listens where it reaches the cluster from.
+// Rank 0 listens at the address from which it reaches the cluster.
 func TestPlace(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"127.0.0.1:1": "127.0.0.1", "localhost:1": "127.0.0.1", "http://127.0.0.1:1": "127.0.0.1", "unix:///x": "127.0.0.1",

@@ -32,7 +32,7 @@ func Example() {
 	// Output: rank 0 of 1
 }
 
-// Where slots are held, a job that is started twice by mistake runs once: the
+// If slots are held, a job that is started twice by mistake runs once: the
 // processes of the second one wait until the first has ended.
 func Example_hold() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

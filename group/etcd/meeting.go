@@ -138,7 +138,7 @@ func (s *session) moveOn(ctx context.Context) error {
 	return err
 }
 
-// end ends the meeting where this is rank 0: nobody can sit down there any more. The
+// end ends the meeting if this is rank 0: nobody can sit down there any more. The
 // slot goes with the lease; until then it keeps the next meeting from beginning.
 func (s *session) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), parting)

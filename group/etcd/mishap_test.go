@@ -68,7 +68,7 @@ func TestClusterThatIsNotThere(t *testing.T) {
 	}
 }
 
-// Where one member of the cluster does not answer another one does.
+// If one member of the cluster does not answer another one does.
 func TestOneMemberIsNotThere(t *testing.T) {
 	cfgs := assigned(newJob(t), 2)
 	for _, cfg := range cfgs {

@@ -1,5 +1,5 @@
 // Package etcd lets the processes of a job meet through an etcd cluster, which
-// also gives them their ranks where nobody else does. It knows nothing of what
+// also gives them their ranks if nobody else does. It knows nothing of what
 // ranks say to each other: once they have met they need etcd no more, and nothing
 // of the job but where rank 0 listens is ever written there, its secret least of
 // all. The contract is that of [tcp.Rendezvous]; what is in etcd is below.
@@ -27,7 +27,7 @@
 // # Slots
 //
 // A process takes a slot in a transaction that demands that nobody has it and that
-// the record of the meeting is as it was read. Where its rank is not given that is
+// the record of the meeting is as it was read. If its rank is not given that is
 // the lowest free one, and after others were quicker one of the lowest few. A
 // process that finds its slot taken, or none free, waits. When a process dies
 // before the ranks have met its lease ends, and another process can have its slot.
@@ -82,7 +82,7 @@ type Rendezvous struct {
 	Username, Password string
 	// Job is the name under which the processes meet, of at most 256 bytes.
 	Job string
-	// Rank is this process's rank. Nil: the environment variable RANK, and where
+	// Rank is this process's rank. Nil: the environment variable RANK, and if
 	// that is not set one that nobody has. Either all processes bring theirs or none
 	// does: one that is given out may be what another was to have.
 	Rank *int
@@ -94,10 +94,10 @@ type Rendezvous struct {
 	// its slot, too. Zero: 10 s.
 	TTL time.Duration
 	// Hold keeps this process's slot after Close until Release is called or the
-	// process dies. Where all ranks hold theirs, no other group of that job comes to
+	// process dies. If all ranks hold theirs, no other group of that job comes to
 	// be while one of this group's processes lives.
 	Hold bool
-	// Getenv is used instead of os.Getenv where it is not nil.
+	// Getenv is used instead of os.Getenv if it is not nil.
 	Getenv func(string) string
 
 	s    *session // nil: nothing is open
@@ -122,8 +122,8 @@ func (r *Rendezvous) endpoints() []string {
 	return r.Endpoints
 }
 
-// Slot takes a slot and returns it. Where none is free it waits for one until ctx
-// ends; the error then wraps [ErrTaken]. Where others meet under the same name with
+// Slot takes a slot and returns it. If none is free it waits for one until ctx
+// ends; the error then wraps [ErrTaken]. If others meet under the same name with
 // another number of ranks its error wraps [ErrSize].
 func (r *Rendezvous) Slot(ctx context.Context) (rank, size int, err error) {
 	rank, size, err = r.slot(ctx)
@@ -156,7 +156,7 @@ func (r *Rendezvous) slot(ctx context.Context) (rank, size int, err error) {
 	return r.s.rank, size, nil
 }
 
-// size returns the number of ranks, or 0 where that is not known.
+// size returns the number of ranks, or 0 if that is not known.
 func (r *Rendezvous) size() (int, error) {
 	n, err := r.Size, error(nil)
 	if n == 0 {
@@ -188,7 +188,7 @@ func (r *Rendezvous) number(name string, unset int) (int, error) {
 	return n, err
 }
 
-// connect makes a session where there is none, and begins a call. The caller must
+// connect makes a session if there is none, and begins a call. The caller must
 // call r.s.leave.
 func (r *Rendezvous) connect(ctx context.Context) error {
 	if r.held {
@@ -214,9 +214,9 @@ func (r *Rendezvous) connect(ctx context.Context) error {
 	return s.enter(ctx)
 }
 
-// Announce tells the others that rank 0 listens at addr. Where Slot was not called,
+// Announce tells the others that rank 0 listens at addr. If Slot was not called,
 // because the configuration says that this is rank 0, it takes that slot first. Its
-// error wraps [ErrLost] where this process was away for so long that its slot may be
+// error wraps [ErrLost] if this process was away for so long that its slot may be
 // another's.
 func (r *Rendezvous) Announce(ctx context.Context, addr string) error {
 	if err := r.announce(ctx, addr); err != nil {
@@ -264,7 +264,7 @@ func (r *Rendezvous) find(ctx context.Context) (string, error) {
 }
 
 // Close withdraws what Announce told and gives the slot back, unless Hold is set.
-// Where the cluster cannot be reached for two seconds the slot is free when its
+// If the cluster cannot be reached for two seconds the slot is free when its
 // lease ends.
 func (r *Rendezvous) Close() error {
 	if r.s == nil || r.held {

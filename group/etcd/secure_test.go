@@ -16,7 +16,7 @@ import (
 )
 
 // securedCluster starts an etcd that is reached over TLS and lets only a user in who
-// may touch cairn's keys and no others. It returns where, and who vouches for it.
+// may touch cairn's keys and no others. It returns the cluster's address, and the authority of its certificate.
 func securedCluster(t *testing.T) (endpoint, ca string) {
 	t.Helper()
 	dir := t.TempDir()

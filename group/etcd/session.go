@@ -21,7 +21,7 @@ import (
 
 const (
 	defaultTTL = 10 * time.Second
-	// parting bounds how long leaving takes where the cluster does not answer.
+	// parting bounds how long leaving takes if the cluster does not answer.
 	parting = 2 * time.Second
 	// A call that found nobody is made again, soon at first and then less and less
 	// often.
@@ -142,7 +142,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// txn makes a transaction. Where the cluster's answer is lost it is made again, so
+// txn makes a transaction. If the cluster's answer is lost it is made again, so
 // its conditions must tell whether it was made before.
 func (s *session) txn(ctx context.Context, conditions []clientv3.Cmp, then ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	var res *clientv3.TxnResponse
@@ -179,7 +179,7 @@ func (s *session) close() error {
 	return err
 }
 
-// needLease makes a lease, where there is none that is alive.
+// needLease makes a lease, if there is none that is alive.
 func (s *session) needLease(ctx context.Context) error {
 	if s.lease != 0 {
 		select {
@@ -211,7 +211,7 @@ func (s *session) newLease(ctx context.Context) error {
 }
 
 // keep keeps a lease. When it has ended, because this process or the cluster was
-// away for a while, it takes the slot again, where that is nobody else's: while this
+// away for a while, it takes the slot again, if that is nobody else's: while this
 // process talks to rank 0, or is rank 0, there is no call in which to do so.
 func (s *session) keep(id clientv3.LeaseID, kept <-chan *clientv3.LeaseKeepAliveResponse, lost chan<- struct{}) {
 	for range kept { // answers say nothing new
@@ -227,7 +227,7 @@ func (s *session) keep(id clientv3.LeaseID, kept <-chan *clientv3.LeaseKeepAlive
 }
 
 // restore takes the slot again under a new lease, and announces again what was
-// announced. Its error wraps ErrLost where the slot or the meeting is another's.
+// announced. Its error wraps ErrLost if the slot or the meeting is another's.
 func (s *session) restore(ctx context.Context) error {
 	old := s.lease
 	if err := s.newLease(ctx); err != nil {

@@ -27,7 +27,7 @@ var (
 // anyRank stands for a rank that is not given.
 const anyRank = -1
 
-// sit takes a slot: that of rank want, or any. It waits where it cannot have one.
+// sit takes a slot: that of rank want, or any. It waits if it cannot have one.
 func (s *session) sit(ctx context.Context, want, size int) error {
 	for tries := 0; ; tries++ {
 		if err := s.needLease(ctx); err != nil {
@@ -43,7 +43,7 @@ func (s *session) sit(ctx context.Context, want, size int) error {
 	}
 }
 
-// trySlot takes a slot, or waits where it cannot. It returns errChanged where things
+// trySlot takes a slot, or waits if it cannot. It returns errChanged if things
 // are not as they were.
 func (s *session) trySlot(ctx context.Context, want, size, tries int) error {
 	v, err := s.look(ctx)
@@ -116,15 +116,15 @@ func (s *session) commit(ctx context.Context, conditions []clientv3.Cmp, then ..
 	return err
 }
 
-// slots is who sits where.
+// slots are the ranks that are taken.
 type slots struct {
 	count int
 	mine  int          // this process's rank, or -1
-	taken map[int]bool // where a rank is wanted, only that one
+	taken map[int]bool // if a rank is wanted, only that one
 	who   string       // has the wanted one
 }
 
-// slots reads who sits where in a generation. Where a rank is wanted it reads no
+// slots reads which ranks are taken in a generation. If a rank is wanted it reads no
 // other.
 func (s *session) slots(ctx context.Context, gen int64, want int) (slots, error) {
 	prefix := s.key.slots(gen)
@@ -162,7 +162,7 @@ func (t *slots) add(prefix string, kv *mvccpb.KeyValue, lease clientv3.LeaseID) 
 }
 
 // choose returns the wanted rank, or one of the lowest that are free, of the more
-// the more often others were quicker. It returns -1 where there is none.
+// the more often others were quicker. It returns -1 if there is none.
 func (t *slots) choose(want, size, tries int) int {
 	if want != anyRank {
 		if t.taken[want] {

@@ -174,7 +174,7 @@ func TestTooManyProcesses(t *testing.T) {
 	wg.Wait()
 }
 
-// Where processes hold their slots no other group of that name comes to be while
+// If processes hold their slots no other group of that name comes to be while
 // theirs lives.
 func TestHold(t *testing.T) {
 	job := newJob(t)
