@@ -3,3 +3,6 @@
 // state; Open reads a checkpoint without a job. The packages behind it can be
 // used and replaced one by one: docs/architecture.md is the map.
 package cairn
+
+// Version is the version of this program and library.
+const Version = "0.1.0"
