@@ -113,10 +113,7 @@ func (l *LoadJob) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sha
 		from: map[int]map[int64]*piece{}, boxes: map[int]chan *piece{},
 		awaited: map[plan.ReadKey][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
 	}
-	budget := l.BufferBytes
-	if budget <= 0 {
-		budget = 1 << 30
-	}
+	budget := (&storage.ReadOptions{BufferBytes: l.BufferBytes}).Budget()
 	s.stage, s.stageMax = pool(budget / 2)
 	s.inbound, s.inMax = pool(budget / 4)
 	s.outbound, s.outMax = pool(budget / 4)
