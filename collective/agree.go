@@ -14,7 +14,7 @@ import (
 // payload is what travels with the messages by which ranks agree. Its methods
 // are called once for each step, only as long as all have made the same call.
 type payload interface {
-	// outgoing returns what goes to the rank that is so many ranks further on.
+	// outgoing returns what goes to the rank that is that many ranks further on.
 	outgoing(distance int) []byte
 	// incoming takes what comes from the rank that is as many ranks before.
 	incoming(distance int, b []byte) error
@@ -113,7 +113,7 @@ func (b *blocks) incoming(distance int, in []byte) error {
 	return nil
 }
 
-// of returns the block of the rank that is so many ranks before this one.
+// of returns the block of the rank that is that many ranks before this one.
 func (b *blocks) of(distance int) []byte { return b.mem[distance*b.size : (distance+1)*b.size] }
 
 // token is a payload that one rank has at first and all have at last.
@@ -142,7 +142,7 @@ func (k *token) incoming(distance int, in []byte) error {
 	return nil
 }
 
-// maxVoices bounds how many different calls an error tells of.
+// maxVoices bounds how many different calls an error lists.
 const maxVoices = 4
 
 // maxVoiceText bounds what a rank says of an error, so that messages of maxVoices
@@ -245,7 +245,7 @@ func (v *verdict) encode(w *wire.Writer) error {
 	return nil
 }
 
-// decodeVerdict reads what encode wrote, in a group of so many ranks.
+// decodeVerdict reads what encode wrote, in a group of that size.
 func decodeVerdict(r *wire.Reader, ranks int) (verdict, error) {
 	v := verdict{differs: r.Bool(), detail: r.U64()}
 	n := int(r.Byte())

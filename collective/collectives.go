@@ -441,7 +441,7 @@ func (c *Comm) split(what string, rows int64, given []int64) ([]int64, error) {
 	return slices.Clone(given), nil
 }
 
-// parts cuts mem into so many rows of size bytes each.
+// parts cuts mem into rows of size bytes each.
 func parts(mem []byte, rows []int64, size int64) [][]byte {
 	out := make([][]byte, len(rows))
 	for r, n := range rows {
@@ -567,7 +567,7 @@ func (c *Comm) ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work {
 //
 // A tensor whose sender gives up half way is an error that wraps [ErrRecalled],
 // and the next one is fine. If ctx ends once a tensor of more than some KiB has
-// begun to arrive, or messages come that are none of it, what is left is in the
+// begun to arrive, or messages arrive that do not belong to it, what is left is in the
 // way: further calls for this rank and tag fail with [ErrBroken].
 func (c *Comm) Recv(ctx context.Context, t *tensor.Tensor, from, tag int) error {
 	return inbound(c, t, from, tag).post(ctx).Wait(context.Background())

@@ -74,7 +74,7 @@ type Comm struct {
 	recent  []*Work            // the last InFlight calls, by number; guarded by mu
 	active  map[*Work]activity // that run; guarded by mu
 	broken  *interruption      // why it is broken, else nil; guarded by mu
-	watches *watches           // nil while nobody watches; guarded by mu
+	watches *watches           // nil while no call watches; guarded by mu
 
 	queues queues
 }
@@ -276,7 +276,7 @@ type task struct {
 	err error
 	// payload is what travels with the agreement of an eager call.
 	payload payload
-	// detail is told to all ranks.
+	// detail is sent to all ranks.
 	detail uint64
 	// run does the rest once all ranks have agreed. It is not called for an
 	// eager call.
@@ -395,12 +395,12 @@ type activity struct {
 	wide   bool
 }
 
-// breakdown makes the Comm unusable, ends the calls that run and lets those
-// know who may wait for this rank. It returns why the Comm is broken, which may
+// breakdown makes the Comm unusable, ends the calls that run and notifies the ranks
+// that may wait for this one. It returns why the Comm is broken, which may
 // have happened before.
 //
-// Whoever waits within a call waits for one of the peers. So word of a broken
-// Comm follows the chains of waiting ranks to their ends, although ranks that
+// A rank that waits within a call waits for one of the peers. So the notice of a
+// broken Comm follows the chains of waiting ranks to their ends, although ranks that
 // are in no call do not pass it on.
 func (c *Comm) breakdown(why *interruption) *interruption {
 	c.mu.Lock()
@@ -435,7 +435,7 @@ func (c *Comm) others() []int {
 func (c *Comm) notify(peers []int, why *interruption) {
 	notice := encodeNotice(why)
 	for _, p := range peers {
-		_ = c.m.Send(context.Background(), p, noticeTag, notice) // who is gone needs none
+		_ = c.m.Send(context.Background(), p, noticeTag, notice) // a rank that is gone needs no notice
 	}
 }
 
@@ -453,7 +453,7 @@ func encodeNotice(why *interruption) []byte {
 	return w.B
 }
 
-// decodeNotice reads what encodeNotice wrote, in a group of so many ranks.
+// decodeNotice reads what encodeNotice wrote, in a group of that size.
 func decodeNotice(b []byte, ranks int) (*interruption, error) {
 	r := wire.NewReader(b)
 	why := new(interruption)
@@ -557,7 +557,7 @@ func (c *Comm) watch(w *Work) {
 }
 
 // listen waits for a notice of peer. An error means that ctx has ended or a rank
-// is gone, which those who wait for messages see for themselves.
+// is gone, which the calls that wait for messages notice themselves.
 func (c *Comm) listen(ctx context.Context, peer int) {
 	b, err := c.m.Recv(ctx, peer, noticeTag)
 	if err != nil {

@@ -228,7 +228,7 @@ type route struct {
 // which they were asked for.
 type queues struct {
 	mu     sync.Mutex
-	lines  map[route][]chan struct{} // who has the route, and who waits; guarded by mu
+	lines  map[route][]chan struct{} // the call that has the route, and those that wait; guarded by mu
 	broken map[route]error           // routes that cannot be used any more; guarded by mu
 }
 

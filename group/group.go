@@ -94,8 +94,8 @@ func (o Op) rooted() bool {
 	return o == OpGather || o == OpScatter || o == OpBroadcast
 }
 
-// Call is what the ranks of a collective call must agree on. It is for those
-// who implement [Group].
+// Call is what the ranks of a collective call must agree on. It is for
+// implementations of [Group].
 type Call struct {
 	Op Op
 	// Root is the root of a gather, scatter or broadcast, else zero.

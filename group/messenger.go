@@ -30,7 +30,7 @@ const (
 //
 //   - The messages of one rank to another with one tag arrive whole, once and in
 //     the order they were sent. Other tags, other ranks and other groups are
-//     apart: messages that nobody receives hold up those of their own tag only.
+//     apart: messages that are not received hold up those of their own tag only.
 //   - Messages are flow controlled: the first of a tag, if it has at most 64
 //     KiB, is taken without waiting; others may wait until the receiver asks.
 //   - A rank may send to itself. Methods of one rank may overlap: messages that
@@ -62,14 +62,14 @@ type Messenger interface {
 }
 
 // Ends reports whether a rank that is gone ends the messages of rank me with
-// peer at once. It is for those who implement [Messenger].
+// peer at once. It is for implementations of [Messenger].
 func (e *Error) Ends(me, peer int) bool {
 	return !errors.Is(e.Err, ErrLeft) || slices.Contains(e.Ranks, me) || slices.Contains(e.Ranks, peer)
 }
 
 // CheckLength returns an error that wraps a [*LengthError] unless a message of
-// got bytes from peer is what [Messenger.RecvInto] wants. It is for those who
-// implement [Messenger].
+// got bytes from peer is what [Messenger.RecvInto] wants. It is for
+// implementations of [Messenger].
 func CheckLength(peer, got, want int) error {
 	if got == want {
 		return nil
@@ -89,7 +89,7 @@ func (e *LengthError) Error() string {
 func (e *LengthError) Unwrap() error { return ErrDisagree }
 
 // CheckMessage returns an error that wraps [ErrInvalid] if a group of size
-// ranks cannot serve a message from or to peer. It is for those who implement
+// ranks cannot serve a message from or to peer. It is for those that implement
 // [Messenger].
 func CheckMessage(op Op, peer, tag, size int) error {
 	switch {

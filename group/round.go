@@ -33,7 +33,7 @@ func (r *round) attempt(ctx context.Context, fn func() ([]byte, error)) []byte {
 	return valueMessage(v)
 }
 
-// tally returns the failures that the ranks' messages tell of.
+// tally returns the failures in the ranks' messages.
 func (r *round) tally(msgs [][]byte) failures {
 	all := make(failures)
 	for rank, msg := range msgs {
@@ -130,7 +130,7 @@ type early struct {
 // errAlarm is why a rank stopped that was doing well itself.
 var errAlarm = errors.New("another rank failed")
 
-// work runs this rank's own part of a step: it is told to stop when another
+// work runs this rank's own part of a step. Its context ends when another
 // rank fails, and tells the others when it fails itself.
 func (r *round) work(ctx context.Context, fn func(context.Context) ([]byte, error)) []byte {
 	a, ok := r.g.(early)

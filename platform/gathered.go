@@ -12,7 +12,7 @@ import (
 
 // OverAllGather returns the collective methods of [ObjectComm] and [Barrierer]
 // made of AllGather alone, for platforms that have nothing better. All ranks get
-// all bytes, whoever they are for. Send and Recv answer
+// all bytes, whichever rank they are for. Send and Recv answer
 // [errors.ErrUnsupported].
 func OverAllGather(c AllGatherer) Gathered { return Gathered{c} }
 
@@ -173,7 +173,7 @@ func unpack(b []byte) ([][]byte, error) {
 // Comm returns g as a [group.Group], so that what takes one, saving and loading
 // above all, runs on any platform: the group inside of g if it has one, else
 // the platform's own methods. In that case Sub lists ranks in ascending order and
-// makes the groups of [Groups.Split], which are shared by all who list the same.
+// makes the groups of [Groups.Split], which are shared by all ranks that list the same.
 //
 // The error for no group wraps [group.ErrInvalid]: a nil group.Group often stands
 // for a rank on its own.

@@ -43,7 +43,7 @@ type Group interface {
 //     fails the call on all ranks with [group.ErrInvalid].
 //   - A rank that is no member gets nil and no error. No method takes a nil
 //     Group for the world: it is refused with [group.ErrInvalid], so that a rank
-//     that forgot to look does not take part in somebody else's call.
+//     that forgot to check does not take part in another group's call.
 type Groups interface {
 	// World returns the group of all ranks.
 	World() Group
@@ -76,7 +76,7 @@ type Barrierer interface {
 	Barrier(ctx context.Context, g Group) error
 }
 
-// Members are the ranks of a group, for those who implement [Group]: it has all
+// Members are the ranks of a group, for implementations of [Group]: it has all
 // methods but Backend.
 type Members struct {
 	ranks []int

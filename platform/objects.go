@@ -12,7 +12,7 @@ import (
 // # Contract
 //
 // It is that of [group.Group] and [group.Messenger], with the group as an
-// argument: collective calls have one outcome; nobody waits for a rank that has
+// argument: collective calls have one outcome; no call waits for a rank that has
 // gone; slices that go in must not be written to again, except those that Send
 // took; slices that come out may be shared, except those of Recv. One rank's
 // collective calls on one group must not overlap.

@@ -47,7 +47,7 @@ type Wrapper interface {
 }
 
 // As returns the capability T of p, or of the first platform that p wraps which
-// has it. If there is none the error names the platform and the capability
+// has it. Otherwise the error names the platform and the capability
 // and wraps [errors.ErrUnsupported]. A capability may answer the same for a
 // single call that it cannot serve.
 func As[T any](p Platform) (T, error) {

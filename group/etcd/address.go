@@ -44,7 +44,7 @@ func ParseRendezvous(address string) (tcp.Rendezvous, error) {
 //	etcds://…&ca=FILE&cert=FILE&key=FILE
 //
 // The second form is over TLS. Its files, all in PEM form, may be left out: ca is
-// who vouches for the cluster instead of those this host trusts, cert and key are
+// the authority of the cluster instead of those this host trusts, cert and key are
 // this process's. All else is as in the fields of [Rendezvous].
 func Parse(address string) (*Rendezvous, error) {
 	r, err := parse(address)
@@ -59,7 +59,7 @@ func parse(address string) (*Rendezvous, error) {
 	if !found || scheme != "etcd" && scheme != "etcds" {
 		return nil, errors.New("scheme is none of etcd, etcds")
 	}
-	// Package url takes one host only, so that hosts are none of its business.
+	// Package url takes one host only, so the hosts are parsed here.
 	authority, path := splitAuthority(rest)
 	user, hosts := splitUser(authority)
 	u, err := url.Parse("etcd://" + user + "host" + path)

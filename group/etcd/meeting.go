@@ -138,7 +138,7 @@ func (s *session) moveOn(ctx context.Context) error {
 	return err
 }
 
-// end ends the meeting if this is rank 0: nobody can sit down there any more. The
+// end ends the meeting if this is rank 0: no process can take a slot any more. The
 // slot goes with the lease; until then it keeps the next meeting from beginning.
 func (s *session) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), parting)
@@ -159,7 +159,7 @@ func (s *session) end() error {
 	return err
 }
 
-// ErrMalformed reports a value in etcd that is none of this package's.
+// ErrMalformed reports a value in etcd that this package did not write.
 var ErrMalformed = errors.New("malformed value in etcd")
 
 const (
@@ -214,12 +214,12 @@ func decodeMeeting(b []byte) (meeting, error) {
 // decodeAddress returns where rank 0 listens.
 func decodeAddress(b []byte) (string, error) {
 	if err := tcp.CheckAddress(string(b)); err != nil {
-		return "", fmt.Errorf("address: %w: %v", ErrMalformed, err) // nobody's argument
+		return "", fmt.Errorf("address: %w: %v", ErrMalformed, err) // not an argument of the caller
 	}
 	return string(b), nil
 }
 
-// holder is who has a slot, for those who would like to have it.
+// holder is the process that has a slot, for the errors of other processes.
 type holder struct {
 	Host string `json:"host"`
 	PID  int    `json:"pid"`
@@ -242,7 +242,7 @@ func (h holder) encode() string {
 	return string(b)
 }
 
-// describeHolder returns who has a slot, in words.
+// describeHolder returns the process that has a slot, in words.
 func describeHolder(b []byte) string {
 	var h holder
 	if len(b) > maxValue || json.Unmarshal(b, &h) != nil || len(h.Host) > maxHost {

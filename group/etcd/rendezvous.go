@@ -1,8 +1,7 @@
 // Package etcd lets the processes of a job meet through an etcd cluster, which
-// also gives them their ranks if nobody else does. It knows nothing of what
-// ranks say to each other: once they have met they need etcd no more, and nothing
-// of the job but where rank 0 listens is ever written there, its secret least of
-// all. The contract is that of [tcp.Rendezvous]; what is in etcd is below.
+// also gives them their ranks if nothing else does. Once the ranks have met they
+// do not need etcd any more. Only the address of rank 0 is written there, never the
+// secret of the job. The contract is that of [tcp.Rendezvous]; what is in etcd is below.
 //
 // It is a module of its own, so that etcd's client reaches only those programs
 // that import it. Such a program turns addresses of any kind into rendezvous with
@@ -19,32 +18,32 @@
 //
 //	cairn/JOB/meeting                 {"generation":7,"size":8,"met":false}
 //	cairn/JOB/meeting/GENERATION      where rank 0 listens, as text
-//	cairn/JOB/slots/GENERATION/RANK   {"host":"n3","pid":4711}: who has the rank
+//	cairn/JOB/slots/GENERATION/RANK   {"host":"n3","pid":4711}: the process with that rank
 //
 // The last two are bound to the lease of the process that wrote them, and so go
 // with it. Only the first one stays.
 //
 // # Slots
 //
-// A process takes a slot in a transaction that demands that nobody has it and that
-// the record of the meeting is as it was read. If its rank is not given that is
+// A process takes a slot in a transaction that demands that the slot is free and
+// that the record of the meeting is as it was read. If its rank is not given that is
 // the lowest free one, and after others were quicker one of the lowest few. A
 // process that finds its slot taken, or none free, waits. When a process dies
 // before the ranks have met its lease ends, and another process can have its slot.
 //
 // # Generations
 //
-// Rank 0 marks the record when it leaves the meeting: nobody sits down there any
-// more. A new generation begins in one transaction, with the first slot in it, when
+// Rank 0 marks the record when it leaves the meeting: no process takes a slot there
+// any more. A new generation begins in one transaction, with the first slot in it, when
 // no slot of the one before is left. So a job meets again under its name as soon as
-// those who met, or did not, have left; those that died hold it up for the time of
+// all processes of the old meeting have left; those that died hold it up for the time of
 // a lease at most. A process that was away for so long takes its slot again, unless
 // that or the meeting is another's: then it can neither announce itself nor end a
 // meeting, and is not found by anyone.
 //
 // # Liveness
 //
-// While ranks meet, leases tell who is alive; afterwards the ranks themselves do.
+// While ranks meet, leases show which processes are alive; afterwards the ranks themselves do.
 // Slots are given back when the ranks have met, unless [Rendezvous.Hold] is set:
 // then they are kept as long as the group lives, and no other one of that job's name
 // can come to be beside it.
@@ -83,7 +82,7 @@ type Rendezvous struct {
 	// Job is the name under which the processes meet, of at most 256 bytes.
 	Job string
 	// Rank is this process's rank. Nil: the environment variable RANK, and if
-	// that is not set one that nobody has. Either all processes bring theirs or none
+	// that is not set a free one. Either all processes bring theirs or none
 	// does: one that is given out may be what another was to have.
 	Rank *int
 	// Size is how many processes there are, the same on all. Zero: the environment

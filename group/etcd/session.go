@@ -23,7 +23,7 @@ const (
 	defaultTTL = 10 * time.Second
 	// parting bounds how long leaving takes if the cluster does not answer.
 	parting = 2 * time.Second
-	// A call that found nobody is made again, soon at first and then less and less
+	// A call that reached no member is made again, soon at first and then less and less
 	// often.
 	firstWait = 20 * time.Millisecond
 	lastWait  = time.Second
@@ -43,7 +43,7 @@ type session struct {
 	cancelKeepers context.CancelFunc
 	wg            sync.WaitGroup // of the keepers
 
-	busy  chan struct{}    // has room while nobody uses what is below
+	busy  chan struct{}    // has room while the fields below are not in use
 	lease clientv3.LeaseID // zero: none
 	lost  chan struct{}    // closed when the lease is kept no more
 
@@ -63,7 +63,7 @@ func newSession(ctx context.Context, r *Rendezvous) (*session, error) {
 		return s, nil
 	}
 	err := s.do(ctx, func(ctx context.Context) (err error) {
-		stop := context.AfterFunc(ctx, s.cancel) // the client proves who it is, without ctx
+		stop := context.AfterFunc(ctx, s.cancel) // the client proves its identity, without ctx
 		defer stop()
 		s.cli, err = clientv3.New(clientv3.Config{
 			Endpoints: r.Endpoints, TLS: r.TLS, Username: r.Username, Password: r.Password,
@@ -95,7 +95,7 @@ func (s *session) do(ctx context.Context, f func(context.Context) error) error {
 		}
 		if pause(ctx, wait) != nil {
 			if errors.Is(last, context.DeadlineExceeded) || errors.Is(last, context.Canceled) {
-				last = knock(strings.Split(s.where, ", ")) // the client does not say why nobody answered
+				last = knock(strings.Split(s.where, ", ")) // the client does not say why no member answered
 			}
 			return fmt.Errorf("etcd at %s: %w (%w)", s.where, group.ContextError(ctx), last)
 		}
@@ -211,7 +211,7 @@ func (s *session) newLease(ctx context.Context) error {
 }
 
 // keep keeps a lease. When it has ended, because this process or the cluster was
-// away for a while, it takes the slot again, if that is nobody else's: while this
+// away for a while, it takes the slot again, if no other process has it: while this
 // process talks to rank 0, or is rank 0, there is no call in which to do so.
 func (s *session) keep(id clientv3.LeaseID, kept <-chan *clientv3.LeaseKeepAliveResponse, lost chan<- struct{}) {
 	for range kept { // answers say nothing new

@@ -83,7 +83,7 @@ func differ(a, b int) bool { return a != 0 && b != 0 && a != b }
 // errChanged reports a transaction that others came before.
 var errChanged = errors.New("changed by others")
 
-// begin begins a new generation, with this process in a slot. Nobody must have one
+// begin begins a new generation, with this process in a slot. No process may have one
 // in the generation before.
 func (s *session) begin(ctx context.Context, v view, rank, size int) error {
 	m := meeting{Generation: v.Generation + 1, Size: size}
@@ -162,7 +162,7 @@ func (t *slots) add(prefix string, kv *mvccpb.KeyValue, lease clientv3.LeaseID) 
 }
 
 // choose returns the wanted rank, or one of the lowest that are free, of the more
-// the more often others were quicker. It returns -1 if there is none.
+// the more often other processes were quicker. It returns -1 if no slot is free.
 func (t *slots) choose(want, size, tries int) int {
 	if want != anyRank {
 		if t.taken[want] {

@@ -370,7 +370,7 @@ func (s *suite) into(e *env) {
 	})
 }
 
-// isLength reports whether err tells of a message of another size.
+// isLength reports whether err is about a message of another size.
 func isLength(err error, got, want int) bool {
 	e, ok := errors.AsType[*group.LengthError](err)
 	return ok && *e == group.LengthError{Got: got, Want: want} && errors.Is(err, group.ErrDisagree)

@@ -60,7 +60,7 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 			t.Run("barrier", s.barrier)
 			t.Run("sub", s.subGroups)
 			t.Run("cancel", s.cancel)
-			if n > 1 { // one rank has nobody to differ from
+			if n > 1 { // one rank has no other rank to differ from
 				t.Run("mismatch", s.mismatch)
 			}
 			t.Run("invalid", s.invalid)
@@ -126,7 +126,7 @@ type env struct {
 	real bool
 }
 
-// context returns the context of a rank that nobody cancels.
+// context returns the context of a rank that the test does not cancel.
 func (e *env) context() context.Context {
 	if !e.real {
 		return e.T.Context()

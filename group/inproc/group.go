@@ -236,8 +236,8 @@ const (
 // route is whose messages a mailbox holds.
 type route struct{ from, to, tag int }
 
-// mailbox holds the messages of one route that wait to be received. It is there
-// while it has messages or somebody waits for it.
+// mailbox holds the messages of one route that wait to be received. It exists
+// while it has messages or a call waits for one.
 type mailbox struct {
 	msgs    [][]byte
 	bytes   int
@@ -304,7 +304,7 @@ func (g *Group) RecvInto(ctx context.Context, from, tag int, b []byte) error {
 const patience = 20 * time.Second
 
 // visit lets try at the mailbox of a route until it has done what it wants, the
-// context has ended or a rank is gone, which try is told.
+// context has ended or a rank is gone. lost tells try that a rank is gone.
 func (h *hub) visit(ctx context.Context, op group.Op, peer int, r route, try func(m *mailbox, lost bool) bool) error {
 	w := h.world
 	w.mu.Lock()
@@ -380,7 +380,7 @@ func (h *hub) put(r route, m *mailbox) {
 	}
 }
 
-// boxes notes that h has mailboxes, for a rank that leaves to wake who waits.
+// boxes notes that h has mailboxes, for a rank that leaves to wake the calls that wait.
 func (w *world) boxes(h *hub) {
 	if w.mailed == nil {
 		w.mailed = make(map[*hub]struct{})

@@ -30,7 +30,7 @@ type hub struct {
 	// alarms holds the alarms before the calls of these numbers, made when the
 	// first rank asks for one.
 	alarms map[uint64]*alarm // guarded by world.mu
-	// mail holds the messages that wait and those who wait for them.
+	// mail holds the messages that wait and the calls that wait for them.
 	mail map[route]*mailbox // guarded by world.mu
 	// left are the ranks that left this group, in that order.
 	left []departure // guarded by world.mu

@@ -65,7 +65,7 @@ type Config struct {
 	IdleTimeout time.Duration
 	// Wrap makes the connections that are used out of those that there are, if
 	// it is not nil. It is for tests, which lose or delay what goes through them,
-	// and for who counts that; under TLS that is what is encrypted. A CloseWrite of
+	// and for programs that count bytes; under TLS those are the encrypted ones. A CloseWrite of
 	// the connection must stay.
 	Wrap func(net.Conn) net.Conn
 
@@ -91,7 +91,7 @@ func (c *Config) searchTime() time.Duration {
 // maxArity bounds what rank 0 may set for all.
 const maxArity = 1 << 16
 
-// handshakeTimeout bounds how long a stranger may take to prove who it is.
+// handshakeTimeout bounds how long a new connection may take to prove itself.
 const handshakeTimeout = 10 * time.Second
 
 func (c Config) withDefaults() (Config, error) {
@@ -150,7 +150,7 @@ func CheckJob(name string) error {
 	return nil
 }
 
-// proven reports whether strangers are kept out.
+// proven reports whether connections must prove themselves.
 func (c *Config) proven() bool {
 	return len(c.Secret) > 0 || c.TLS != nil && c.TLS.ClientAuth == tls.RequireAndVerifyClientCert
 }
@@ -166,8 +166,7 @@ func (c *Config) checkRank(rank, size int) error {
 	return nil
 }
 
-// ErrOpen reports an address beyond this host where nobody would have to prove
-// anything.
+// ErrOpen reports an address beyond this host at which any program could join.
 var ErrOpen = errors.New("open to strangers")
 
 // MaxAddress bounds the bytes of an address.
@@ -175,7 +174,7 @@ const MaxAddress = 512
 
 // CheckAddress returns an error that wraps [group.ErrInvalid] unless addr is text
 // that can be an address: not empty, not too long, without control characters.
-// It is for those who implement [Rendezvous].
+// It is for implementations of [Rendezvous].
 func CheckAddress(addr string) error {
 	if addr == "" || len(addr) > MaxAddress || !utf8.ValidString(addr) || strings.ContainsFunc(addr, unicode.IsControl) {
 		return fmt.Errorf("%d bytes are no address: %w", len(addr), group.ErrInvalid)
@@ -205,8 +204,8 @@ func addrText(a net.Addr) string {
 	return a.String()
 }
 
-// listen listens at addr, unless that is beyond this host and strangers would
-// not be kept out.
+// listen listens at addr, unless that is beyond this host and connections need not
+// prove themselves.
 func (c *Config) listen(ctx context.Context, addr string) (net.Listener, error) {
 	network, address := split(addr)
 	places := []string{address}
@@ -265,7 +264,7 @@ func isName(host string) bool {
 	return host != "" && host != "localhost" && net.ParseIP(host) == nil
 }
 
-// inUse is how long an address may be in use by who listened there before: the
+// inUse is how long an address may be in use by the process that listened there before: the
 // rank 0 of a job that starts again.
 const inUse = 2 * time.Second
 

@@ -305,7 +305,7 @@ func readReason(r io.Reader) ([]byte, error) {
 }
 
 // welcome is the accepting side of the handshake. Once the other side has proved
-// itself, check decides whether it may come in; what it returns is told to it.
+// itself, check decides whether it is accepted; its error is sent to the other side.
 func welcome(f *conn, secret []byte, check func(hello) error) (hello, error) {
 	h, hb, err := readHello(f.r)
 	if err != nil {
@@ -333,7 +333,7 @@ func welcome(f *conn, secret []byte, check func(hello) error) (hello, error) {
 		reason = []byte(refusal.Error())
 		reason = reason[:min(len(reason), maxReason)]
 	}
-	mine := make([]byte, sha256.Size) // nothing is proved to who has not proved itself
+	mine := make([]byte, sha256.Size) // nothing is proved to a peer that has not proved itself
 	if known {
 		mine = proof(secret, "accept", hb, nonce[:], bound, reason)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
-// maxStrangers bounds the connections that have yet to prove who they are.
+// maxStrangers bounds the connections that have yet to prove that they are ranks.
 const maxStrangers = 256
 
 // host is what one rank of a session holds.
@@ -87,9 +87,9 @@ func (h *host) serve() {
 	}
 }
 
-// receive notes a connection to close with the host, unless that is over. Of too
-// many strangers the one that has been here longest has to go: a rank proves
-// itself at once, and must not wait for those who never will.
+// receive notes a connection to close with the host, unless that is over. If
+// too many connections have not proved themselves, receive closes the oldest: a
+// rank proves itself at once, and must not wait for connections that never will.
 func (h *host) receive(g *pendingConn) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -151,7 +151,7 @@ func (h *host) admit(g *pendingConn) {
 	}
 }
 
-// take hands a connection to who it is for, or does what it is for.
+// take hands a connection to its owner, or does what it was made for.
 func (h *host) take(f *conn, hi hello) error {
 	switch hi.purpose {
 	case toMeet:
@@ -214,7 +214,7 @@ func (h *host) dial(ctx context.Context, p purpose, to int, addr string) (*conn,
 }
 
 // dialAs connects to another rank, at an address, with what stands for a session.
-// A rank that has too many strangers to look at may hang up: it is asked again.
+// A rank with too many pending connections may close this one: dialAs tries again.
 func (h *host) dialAs(ctx context.Context, p purpose, to int, addr string, s session) (f *conn, err error) {
 	for wait := firstRetry; ; wait *= 4 {
 		f, err = h.dialOnce(ctx, p, to, addr, s)

@@ -11,13 +11,13 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
-// inLane is the receiving side of a lane. It is there while it holds something
-// or somebody waits. The first call takes the first message.
+// inLane is the receiving side of a lane. It exists while it holds something
+// or a call waits. The first call takes the first message.
 type inLane struct {
 	lane  lane
 	msgs  []*message
 	calls []*recvCall
-	held  int       // of the window, by messages that nobody takes
+	held  int       // of the window, by messages that no call takes
 	owed  int       // of the window, not yet granted
 	from  *mailConn // by which it came; nil from this rank itself
 }
@@ -51,7 +51,7 @@ func (m *mail) deliver(l frame, size int, fill func([]byte) (int, error), from *
 		return swallow(l, size, fill, from)
 	}
 	if size > maxEager && err == nil {
-		runtime.Gosched() // who has just got a message may ask for this one
+		runtime.Gosched() // the receiver of the last message may ask for this one
 	}
 	for size > 0 && err == nil {
 		slot := m.claim(g, size)
@@ -95,7 +95,7 @@ func (m *mail) begin(l frame, size int, from *mailConn) (*inLane, *message, erro
 	}
 	m.charge(n, g, cost)
 	if l.first {
-		m.serve(n) // somebody may wait for it
+		m.serve(n) // a call may wait for it
 	}
 	return n, g, m.checkBacklog(l.lane.peer)
 }
@@ -371,15 +371,15 @@ func newPart(n int) []byte {
 	return make([]byte, 0, n)
 }
 
-// recycle takes back a buffer that newPart has made and nobody needs any more.
+// recycle takes back a buffer that newPart has made and that is not needed any more.
 func recycle(b []byte) {
 	if cap(b) == pageSize {
 		pages.Put((*[pageSize]byte)(b[:pageSize]))
 	}
 }
 
-// message is a message that has begun to come. While it is busy its bytes and
-// where they are belong to who has made it so; all else is guarded by mail.mu.
+// message is a message that has begun to arrive. While busy is set, its bytes and
+// their place belong to the goroutine that set it; the rest is guarded by mail.mu.
 type message struct {
 	total   int
 	arrived int
@@ -387,7 +387,7 @@ type message struct {
 	parts   [][]byte  // what has come, until it is placed
 	placed  bool      // dest is known, and has all that has come
 	dest    []byte    // where it goes, of total bytes
-	call    *recvCall // who takes it
+	call    *recvCall // that takes it
 	busy    bool      // bytes are being moved
 }
 
@@ -471,11 +471,11 @@ func (g *message) discard() {
 	g.parts = nil
 }
 
-// backlog is what waits without anybody who takes it.
+// backlog counts what waits and no call takes.
 type backlog struct{ bytes, lanes int }
 
-// charge counts what a piece takes of the window. What somebody takes may be
-// followed by as much at once. The lock is held.
+// charge counts what a piece takes of the window. When a call takes n bytes, the
+// sender may send n more. The lock is held.
 func (m *mail) charge(n *inLane, g *message, cost int) {
 	if g.call != nil {
 		n.owed += cost
@@ -492,7 +492,7 @@ func (m *mail) uncharge(n *inLane, g *message) {
 	g.held = 0
 }
 
-// hold adds to what messages of a lane hold that nobody takes. The lock is held.
+// hold adds to the bytes of a lane's messages that no call takes. The lock is held.
 func (m *mail) hold(n *inLane, bytes int) {
 	b, had := m.waits[n.lane.peer], n.held > 0
 	n.held += bytes

@@ -26,7 +26,7 @@ const (
 	// that messages of none are bounded too.
 	messageCost = 128
 	// maxBacklog and maxBacklogLanes are how much of what another rank has sent
-	// may wait without anybody who takes it: bytes with the cost of messages, and
+	// may wait while no call takes it: bytes with the cost of messages, and
 	// lanes. A rank that sends more is broken.
 	maxBacklog, maxBacklogLanes = 256 << 20, 64 << 10
 	// maxWires is how many connections are kept for messages that are not
@@ -55,11 +55,11 @@ type mail struct {
 	closed   bool              // nothing more is received either; guarded by mu
 }
 
-// outLane is the sending side of a lane. It is there while somebody sends or
+// outLane is the sending side of a lane. It exists while a call sends or
 // something is under way.
 type outLane struct {
 	users int
-	turn  chan struct{} // holds an element while nobody sends
+	turn  chan struct{} // holds an element while no call sends
 	room  int           // of laneWindow
 	more  chan struct{} // closed when there is more room; nil unless awaited
 }
@@ -169,8 +169,8 @@ func (m *mail) giveBack(l lane, o *outLane, n int) {
 }
 
 // flush returns when all that was sent has arrived, or some seconds later. What
-// is sent from now on is not. It is for a rank that will leave the group: who
-// learns of that has all its messages by then.
+// is sent from now on is not. It is for a rank that will leave the group: the
+// other ranks have all its messages by the time they learn of that.
 func (m *mail) flush() {
 	m.mu.Lock()
 	m.done = true

@@ -24,7 +24,7 @@ type mailConn struct {
 	peer    int
 	dialled bool
 	used    time.Time     // when it was last needed to send; guarded by mail.mu
-	turn    chan struct{} // holds an element while connected and nobody writes
+	turn    chan struct{} // holds an element while connected and no goroutine writes
 	wake    chan struct{} // has an element if there may be something to send
 	ended   chan struct{} // closed once err is set
 
@@ -172,7 +172,7 @@ func (w *mailConn) push(s *sendCall, piece ...[]byte) (last bool, err error) {
 func (w *mailConn) keep(bufs net.Buffers, err error) error {
 	if w.stopped {
 		w.stopped = false
-		_ = w.conn.SetWriteDeadline(time.Time{}) // if it is closed, the next write says so
+		_ = w.conn.SetWriteDeadline(time.Time{}) // if it is closed, the next write fails
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = nil
 		}

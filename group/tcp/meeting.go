@@ -33,8 +33,8 @@ type meeting struct {
 	here   int           // how many have heard that they have a slot; guarded by mu
 	coming int           // connections of ranks that register now; guarded by mu
 	over   error         // why no more ranks can come, or nil; guarded by mu
-	latest absence       // who last lost its slot and has not come back; guarded by mu
-	turned absence       // who was last refused; guarded by mu
+	latest absence       // the process that last lost its slot and has not come back; guarded by mu
+	turned absence       // the process that was last refused; guarded by mu
 }
 
 // slot is a rank that has come.
@@ -267,8 +267,8 @@ func (m *meeting) missing(cause error, limit int) *group.Error {
 	return &group.Error{Op: opJoin, Ranks: ranks, Err: cause}
 }
 
-// gather waits until all ranks have come and answer. Now and then it calls the
-// roll of those who are here, which tells them who is not.
+// gather waits until all ranks have joined and answer. At intervals it calls the
+// roll of the ranks that have joined, which tells them which ranks are missing.
 func (h *host) gather(ctx context.Context) error {
 	m := h.meeting
 	tick := time.NewTimer(m.interval())

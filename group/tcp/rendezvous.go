@@ -25,7 +25,7 @@ type Rendezvous interface {
 	// Announce tells the others that rank 0 listens at addr.
 	Announce(ctx context.Context, addr string) error
 	// Find returns where rank 0 listens, as far as is known. It is called again
-	// if nobody is there, and if it returns an error.
+	// if no meeting is there, and if it returns an error.
 	Find(ctx context.Context) (string, error)
 	// Close withdraws what Announce told. It is called on every rank when the
 	// ranks have met, or will not.

@@ -25,7 +25,7 @@ type announcer struct {
 func (c announcer) dialTime() time.Duration { return min(c.timeout, handshakeTimeout/2) }
 
 // spread calls slots: the first ones by this rank, and through them the others,
-// so that a rank calls at most arity at once. It returns those who did not answer.
+// so that a rank calls at most arity at once. It returns the ranks that did not answer.
 func (c announcer) spread(ctx context.Context, r roll, slots []slot) []absence {
 	k := min(c.arity, len(slots))
 	absent := make([][]absence, k)
@@ -80,7 +80,7 @@ func (c announcer) patience(n int) time.Duration {
 	return time.Duration(levels) * c.dialTime()
 }
 
-// call calls the first of slots and hands it the rest. It returns who of them did
+// call calls the first of slots and hands it the rest. It returns which of them did
 // not answer. If there is an error, lost says that the first was not reached.
 func (c announcer) call(ctx context.Context, r roll, slots []slot) (absent []absence, lost bool, err error) {
 	s := slots[0]
@@ -148,7 +148,7 @@ func readCall(f *conn, size int) (roll, []slot, error) {
 	return c, slots, nil
 }
 
-// answer takes a call of the roll: it passes it on and tells who did not answer.
+// answer takes a call of the roll: it passes it on and reports which ranks did not answer.
 func (h *host) answer(f *conn, hi hello) error {
 	r, slots, err := readCall(f, h.size)
 	if err != nil {
@@ -208,7 +208,7 @@ func (w *waiting) terms() terms {
 	return w.agreed
 }
 
-// check returns why a call is none of this rank's business, or nil.
+// check returns why a call is not for this rank, or nil.
 func (w *waiting) check(s session) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -221,7 +221,7 @@ func (w *waiting) check(s session) error {
 	return nil
 }
 
-// hear notes what was told in a call.
+// hear notes the contents of a call.
 func (w *waiting) hear(s session, r roll, above string) {
 	w.mu.Lock()
 	if s == w.agreed.session && w.last.notice == noticeWait {
@@ -270,7 +270,7 @@ func (w *waiting) heard() (roll, terms) {
 type notice byte
 
 const (
-	noticeWait    notice = iota + 1 // who is missing
+	noticeWait    notice = iota + 1 // which ranks are missing
 	noticeMet                       // all have come
 	noticeRefused                   // why the meeting has ended
 )
@@ -278,11 +278,11 @@ const (
 const (
 	// maxNotice bounds the length of a frame while ranks meet.
 	maxNotice = 64 << 10
-	// maxMissing bounds how many missing or absent ranks are told, maxHint how
+	// maxMissing bounds how many missing or absent ranks are listed, maxHint how
 	// many of them a rank hears of as it comes.
 	maxMissing = 4096
 	maxHint    = 64
-	// maxReasons bounds how many of the absent ranks are told with a reason,
+	// maxReasons bounds how many of the absent ranks are listed with a reason,
 	// maxWhy the length of one.
 	maxReasons = 16
 	maxWhy     = 256
@@ -295,9 +295,9 @@ type terms struct {
 	session session
 	arity   int
 	timeout time.Duration
-	again   time.Duration // come again if nobody has called for so long
-	above   string        // where the rank above listens, where all have come
-	missing []int         // some of those who have not
+	again   time.Duration // join again after this time without a call
+	above   string        // where the rank above listens, if all have joined
+	missing []int         // some of the ranks that have not joined
 }
 
 func (t *terms) encode() []byte {
@@ -345,10 +345,10 @@ func ranksOf(r *wire.Reader, limit int) []int {
 	return ranks
 }
 
-// roll is what is told in a call of the roll.
+// roll is the content of a call of the roll.
 type roll struct {
 	notice notice
-	error  *group.Error // who is missing, and why that matters; nil if all have come
+	error  *group.Error // the missing ranks and the reason; nil if all have joined
 	called int          // how many slots follow
 }
 

@@ -26,7 +26,7 @@ type call struct {
 	holds   []bool     // the subtree of each rank below holds its values back
 	values  []labelled // those that are here
 	bytes   int        // of values
-	failing bool       // the rank above was told that the call fails
+	failing bool       // the rank above knows that the call fails
 
 	transfer // values on their way, once all have come
 

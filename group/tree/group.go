@@ -120,7 +120,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
 	return sub, nil
 }
 
-// SubGroup is Sub for those who need the type.
+// SubGroup is Sub for callers that need the type.
 func (g *Group) SubGroup(ctx context.Context, ranks []int) (*Group, error) {
 	c, err := g.do(ctx, group.Call{Op: group.OpSub, Ranks: slices.Clone(ranks)}, nil)
 	if err != nil || c.sub == nil {

@@ -248,7 +248,7 @@ func Pipe(depth int) (Conn, Conn) {
 type half struct {
 	frames  chan []byte
 	end     chan struct{} // closed when no more frames come
-	stop    chan struct{} // closed when nobody reads
+	stop    chan struct{} // closed when no goroutine reads
 	ended   sync.Once
 	stopped sync.Once
 }

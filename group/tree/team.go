@@ -260,7 +260,7 @@ func (t *team) end(rank int, cause *group.RemoteError) {
 	}
 	t.lost = &group.Error{Ranks: []int{rank}, Err: cause}
 	close(t.over)
-	t.alarm(t.next).raise() // whoever is busy before the next call need not go on
+	t.alarm(t.next).raise() // work before the next call need not go on
 	t.tellBelow(frame{kind: kindLost, rank: rank, err: t.lost})
 	for number, c := range t.calls {
 		switch {

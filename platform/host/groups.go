@@ -19,7 +19,7 @@ import (
 // World returns the group of all ranks.
 func (p *Platform) World() platform.Group { return p.world }
 
-// New returns the group of the ranks, nil if this one is none of them.
+// New returns the group of the ranks, nil if this rank is not among them.
 func (p *Platform) New(ctx context.Context, ranks []int) (platform.Group, error) {
 	return p.split(ctx, opNew, p.world, [][]int{ranks})
 }

@@ -219,8 +219,8 @@ func (p *Platform) forget(g *Group) []*Group {
 	return nil
 }
 
-// identity says on all ranks which group it is that they remember. The zero one
-// is that of a group of which nobody can say so; it is equal to none.
+// identity identifies a group on all ranks that remember it. The zero identity
+// means that the group is unknown, and does not count as equal to any other.
 type identity [16]byte
 
 // worldID is the identity of the platform's world, of which there is one.

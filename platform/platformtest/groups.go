@@ -61,7 +61,7 @@ func testWorld(e *env) {
 	}
 }
 
-// A group's ranks ascend whatever the list's order, and who is not listed has
+// A group's ranks ascend whatever the list's order, and a rank that is not listed has
 // none.
 func testNew(e *env) {
 	ranks := upTo(e.size())[e.size()/2:]
@@ -121,7 +121,7 @@ func testSplit(e *env) {
 	for _, pattern := range [][]int{{0}, upTo(e.size()), upTo(half), {0, half}} {
 		parts, err := platform.Partition(pattern, e.size())
 		if err != nil {
-			continue // not a pattern of so many ranks
+			continue // not a pattern of that many ranks
 		}
 		e.must(func(ctx context.Context, p platform.Platform) error {
 			g, err := p.Split(ctx, p.World(), parts)
@@ -145,7 +145,7 @@ func testSplit(e *env) {
 
 func testSplitDiffers(e *env) {
 	if e.size() < 2 {
-		return // nobody to differ from
+		return // no other rank
 	}
 	last := e.size() - 1
 	e.fails("lists that differ", group.ErrDisagree, func(ctx context.Context, p platform.Platform) error {
@@ -212,7 +212,7 @@ func testAdopt(e *env) {
 // stranger is a group that no platform knows.
 type stranger struct{ platform.Group }
 
-// Nil is nobody's group, not everybody's.
+// Nil is not the group of all ranks.
 func testNoGroup(e *env) {
 	e.must(func(ctx context.Context, p platform.Platform) error {
 		var none platform.Group

@@ -166,7 +166,7 @@ var stubborn = group.Func[int]{
 	DecodeFunc: func(b []byte) (int, error) { return int(b[0]), nil },
 }
 
-// A value that cannot be encoded is an error where it was wanted, and nobody
+// A value that cannot be encoded is an error on the rank that asked, and no rank
 // waits for it.
 func testUnencodable(e *env) {
 	// Of the two errors inside, the one that all ranks know by a code is found
@@ -195,7 +195,7 @@ func testUnencodable(e *env) {
 
 func testMessages(e *env) {
 	if e.size() < 2 {
-		return // nobody to send to
+		return // no other rank
 	}
 	c := group.JSON[point]()
 	e.must(func(ctx context.Context, p platform.Platform) error {

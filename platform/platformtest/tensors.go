@@ -185,7 +185,7 @@ func testBroadcastTensor(e *env) {
 
 func testTensorMessages(e *env) {
 	if e.size() < 2 {
-		return // nobody to send to
+		return // no other rank
 	}
 	e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
 		to, from := (rank+1)%e.size(), (rank+e.size()-1)%e.size()
@@ -204,7 +204,7 @@ func testTensorMessages(e *env) {
 // After an interruption the tensor collectives are renewed by all ranks.
 func testRenew(e *env) {
 	if e.size() < 2 {
-		return // nobody to interrupt
+		return // no other rank
 	}
 	e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
 		ended, cancel := context.WithCancel(ctx)

@@ -10,7 +10,7 @@ import (
 // through them. The zero value loses nothing.
 type Wires struct{ mute, cut atomic.Bool }
 
-// Mute loses what this end sends from now on, and neither end is told.
+// Mute loses what this end sends from now on, and neither end notices.
 func (w *Wires) Mute() { w.mute.Store(true) }
 
 // Cut loses what comes too. That a connection is closed does not get through
@@ -58,7 +58,7 @@ func (w *wire) Close() error {
 	if !w.all.cut.Load() {
 		return w.Conn.Close()
 	}
-	// Both ends would learn of a close, so it comes when nobody can care.
+	// Both ends would notice a close, so it comes after the test.
 	time.AfterFunc(limit, func() { w.Conn.Close() })
 	return w.Conn.SetDeadline(time.Now())
 }
