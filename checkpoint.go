@@ -29,7 +29,7 @@ type Checkpoint struct {
 
 // Open opens the checkpoint at the root of store, in any format of package
 // storage/formats. It reads the record and the end of the index of a native
-// checkpoint, and the whole description of any other.
+// checkpoint, and all metadata of a checkpoint in any other format.
 func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
 	if store == nil {
 		return nil, wrap("open", store, errNoStore)
@@ -53,14 +53,14 @@ func OpenPath(ctx context.Context, path string) (*Checkpoint, error) {
 	return Open(ctx, store)
 }
 
-// OpenStore returns the store at a path, for Save and Load: that of a folder,
-// which Save makes if it does not exist, or that of a single file. Package
-// blob/file has options.
+// OpenStore returns the store at a path, for Save and Load. The path is that of a
+// folder, which Save creates if it does not exist, or of a single file. Package
+// blob/file opens stores with options.
 func OpenStore(path string) (blob.Store, error) { return file.OpenPath(path) }
 
-// NewCheckpoint returns what Open does for a checkpoint at the root of store that
-// was opened by its format, with options that only the format has, such as
-// hf.Format{Dequantize: true}.
+// NewCheckpoint returns a Checkpoint, as Open does, for the checkpoint c at the
+// root of store. The caller has opened c with a format that has options of its own,
+// such as hf.Format{Dequantize: true}.
 func NewCheckpoint(store blob.Store, c storage.Checkpoint) *Checkpoint {
 	return &Checkpoint{store: store, c: c}
 }
@@ -159,8 +159,8 @@ func (c *Checkpoint) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Bo
 
 // ReadEntries reads the whole tensors of entries that Entry or Metadata returned,
 // tensor i into dst[i], which has its shape and any dtype and strides. For small
-// tensors it costs far less than ReadEntry for each: those that lie side by side
-// are one read.
+// tensors it is much faster than a ReadEntry for each: it reads tensors that lie
+// side by side with one read.
 func (c *Checkpoint) ReadEntries(ctx context.Context, entries []*meta.Entry, dst []*tensor.Tensor) error {
 	if len(dst) != len(entries) {
 		return wrap("read", c.store, fmt.Errorf("%d entries into %d tensors: %w", len(entries), len(dst), tensor.ErrShape))
@@ -219,8 +219,9 @@ func (c *Checkpoint) read(ctx context.Context, md *meta.Metadata, p plan.LoadPla
 }
 
 // Verify reads every byte of the checkpoint and checks it. The report has all
-// problems, and the error wraps ErrCorrupt if there is one. progress, if not nil,
-// receives the bytes that were read since its last call; they add up to TotalBytes.
+// problems, and the error wraps ErrCorrupt if there is a problem. progress, if not
+// nil, receives the bytes that were read since its last call; they add up to
+// TotalBytes.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
 	rep, err := c.c.Verify(ctx, progress)
 	if err == nil && len(rep.Problems) > 0 {

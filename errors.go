@@ -9,8 +9,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// The errors that callers act on, to be tested with errors.Is. They hold on
-// every rank, whichever rank they happened on.
+// The errors that callers act on, to be tested with errors.Is. errors.Is gives the
+// same answer on every rank, whichever rank failed.
 var (
 	// ErrNotFound reports a place that holds no checkpoint at all.
 	ErrNotFound = storage.ErrNotFound
@@ -23,16 +23,16 @@ var (
 	ErrVersion = storage.ErrVersion
 	// ErrExists reports a save onto a checkpoint that must not be replaced.
 	ErrExists = storage.ErrExists
-	// ErrUncertain reports a commit of which it is unknown whether it took
-	// place: look with Open, or save again.
+	// ErrUncertain reports that it is unknown whether the commit took place: check
+	// with Open, or save again.
 	ErrUncertain = storage.ErrUncertain
 	// ErrChanged reports a checkpoint that was replaced while it was loaded or
 	// open: open it again, or give every step a folder of its own.
 	ErrChanged = storage.ErrChanged
-	// ErrOptions reports options that contradict each other, or an option that
-	// the format cannot honour. Nothing was read or written.
+	// ErrOptions reports options that contradict each other, or an option that the
+	// format does not support. Nothing was read or written.
 	ErrOptions = storage.ErrOptions
-	// ErrMismatch reports a state and a checkpoint that do not fit.
+	// ErrMismatch reports a state and a checkpoint that do not match.
 	ErrMismatch = plan.ErrMismatch
 	// ErrMissing reports a name that the checkpoint does not have.
 	ErrMissing = plan.ErrMissing
@@ -70,7 +70,7 @@ func refuse(all ...option) error {
 type Error struct {
 	// Op is what was being done: "save", "load", "open", "read" or "verify".
 	Op string
-	// Where is the checkpoint's place.
+	// Where names the store of the checkpoint.
 	Where string
 	Err   error
 }

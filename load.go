@@ -21,8 +21,10 @@ type LoadOptions struct {
 	// Group is the job. Nil: a job of one rank.
 	Group group.Group
 
-	// AllowMissing leaves alone what the checkpoint does not have, for every
-	// name or for those that AllowMissingFunc accepts. The report lists them.
+	// AllowMissing lets a load succeed if the checkpoint does not have a name of
+	// the state, and leaves what the state holds under that name unchanged.
+	// AllowMissingFunc allows this for the names for which it returns true. The
+	// report lists the missing names.
 	AllowMissing     bool
 	AllowMissingFunc func(fqn string) bool
 	// RejectUnexpected refuses a checkpoint with names that no rank asks for.
@@ -30,12 +32,12 @@ type LoadOptions struct {
 	// Cast limits the conversions from the saved to the wanted dtype. Zero: all are
 	// allowed.
 	Cast tensor.CastPolicy
-	// Rename returns the checkpoint's name for a name of the state. Nil: the
-	// same.
+	// Rename returns the checkpoint's name for a name of the state. Nil: the names
+	// are the same.
 	Rename func(fqn string) string
-	// Planner replaces the default planner. It excludes the options above, which
-	// are the default planner's: a planner that embeds plan.DefaultLoad sets them
-	// there.
+	// Planner replaces the default planner. It cannot be combined with the options
+	// above from AllowMissing on, which configure the default planner. If your
+	// planner embeds plan.DefaultLoad, set them there.
 	Planner plan.LoadPlanner
 
 	// Format is the format of the checkpoint with its own options, such as
@@ -48,13 +50,15 @@ type LoadOptions struct {
 	// each processor if there are more.
 	Parallel int
 	// Reader reads the checkpoint instead of one that Format makes, for storage of
-	// your own. It excludes Format, Parallel, and BufferBytes without Share.
+	// your own. It cannot be combined with Format or Parallel, or with BufferBytes
+	// if Share is not set.
 	Reader storage.Reader
 
 	// Share lets one of the ranks that need the same bytes read them from the store
-	// and send them to the others. The reads are balanced by bytes. It pays if the
-	// network is faster than the store, as with data-parallel replicas of a model.
-	// What is loaded is the same. It takes up to BufferBytes more memory.
+	// and send them to the others. The reads are balanced by bytes. Share makes a
+	// load faster if ranks need the same bytes, as data-parallel replicas of a
+	// model do, and the network is faster than the store. The loaded state is the
+	// same as without Share. Share takes up to BufferBytes more memory.
 	//
 	// A rank takes part if it sets Share, its group is a group.Messenger and a
 	// group.Alarmer, and its planner is the default one or a plan.Sharer. The other
@@ -73,11 +77,12 @@ type LoadReport = protocol.LoadReport
 // nothing passes an empty state. Tensors are filled in place, converted to their
 // dtype as Cast allows. Other values are replaced in the state. They keep their Go
 // type if the saved value fits it; otherwise they get the type that value.Decode
-// returns. A value.Ref in a value names a tensor of the checkpoint
-// that was at that place: Load fills it if the state has that name.
+// returns. A value.Ref inside a value names a tensor of the checkpoint that was at
+// that place when it was saved: Load fills the tensor if the state has that name.
 //
-// Every byte is verified against its checksum before Load returns nil. On an
-// error every rank returns the same one, and what the state holds is undefined.
+// Every byte is verified against its checksum before Load returns nil. If Load
+// fails, every rank returns the same error, and the contents of the state are
+// undefined.
 func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions) (*LoadReport, error) {
 	return load(ctx, store, opts, func(context.Context, *protocol.LoadJob) (State, error) { return state, nil })
 }
@@ -188,17 +193,17 @@ func (o *LoadOptions) checkNew() error {
 	)
 }
 
-// LoadNew makes the state that the checkpoint describes, nested as it was
-// saved, with every tensor whole, and fills it. Maps are map[string]any, also
-// those that had integers as keys. Values have the types that value.Decode
-// returns: int64, float64, string, []any and so on; the tensors that a value
-// refers to are inside of it. With prefixes, only the names that begin with one of
-// them, at a dot, are loaded; a prefix of no name is an error that wraps
+// LoadNew makes the state that the checkpoint describes, nested as it was saved,
+// with every tensor whole, and fills it. Maps are map[string]any, even if their
+// keys were integers when they were saved. Values have the types that value.Decode
+// returns: int64, float64, string, []any and so on; the tensors that a value refers
+// to are inside of it. With prefixes, only the names that begin with one of them,
+// at a dot, are loaded. If no name begins with a prefix, the error wraps
 // ErrMissing.
 //
-// The options that fit a state to a checkpoint are errors that wrap ErrOptions:
-// AllowMissing, AllowMissingFunc, RejectUnexpected, Cast and Rename. If a Planner
-// leaves out a name, the error wraps ErrMissing.
+// The error wraps ErrOptions if an option is set that adapts a checkpoint to the
+// caller's state: AllowMissing, AllowMissingFunc, RejectUnexpected, Cast or Rename.
+// If a Planner leaves out a name, the error wraps ErrMissing.
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
 	var state State
 	var md *meta.Metadata

@@ -35,17 +35,17 @@ type SaveOptions struct {
 
 	// Planner decides which rank writes what. Nil: a new plan.DefaultSave.
 	Planner plan.SavePlanner
-	// Cache remembers the plan from one save to the next, so that a repeated
-	// save plans nothing. Nil: every save plans afresh.
+	// Cache remembers the plan from one save to the next, so that a save with the
+	// same plan does not plan again. Nil: every save makes a new plan.
 	Cache *plan.Cache
 
 	// Format is the format of the checkpoint with its own options, such as
-	// torchdcp.Format{}. Nil: native.Format{}. A format honours the options below
-	// or Save fails with ErrOptions.
+	// torchdcp.Format{}. Nil: native.Format{}. If the format does not support one
+	// of the options below, Save fails with ErrOptions.
 	Format storage.Format
-	// FilesPerRank is the number of data files each rank writes in parallel.
-	// Zero: the format's default, which is 1 for the native format. A rank that
-	// holds several chunks of one tensor writes up to 8. At most
+	// FilesPerRank is the number of data files each rank writes in parallel. Zero:
+	// the format's default, which is 1 for the native format. A rank that holds
+	// several chunks of one tensor writes up to 8 files. At most
 	// storage.MaxFilesPerRank.
 	FilesPerRank int
 	// BufferBytes bounds the host memory this rank uses beyond the state
@@ -54,29 +54,31 @@ type SaveOptions struct {
 	// FailIfExists makes Save fail with ErrExists if there is a checkpoint.
 	// Otherwise the new one replaces it once it is complete.
 	FailIfExists bool
-	// SweepAfter is the age from which files that no checkpoint names are removed
-	// after the commit, if it is unknown whether their save is over. Files of
-	// saves whose process ran on this host and is dead are removed at once. Zero:
-	// 24 hours. Negative: neither is removed.
+	// SweepAfter is the age from which Save, after its commit, removes files that
+	// no checkpoint names, if it is unknown whether the save that wrote them is
+	// over. If the process of that save ran on this host and is dead, Save removes
+	// the files at any age. Zero: 24 hours. Negative: Save removes no such files.
 	SweepAfter time.Duration
-	// Writer stores the checkpoint instead of one that Format makes, for storage
-	// of your own. It excludes Format and the options of this group.
+	// Writer stores the checkpoint instead of one that Format makes, for storage of
+	// your own. It cannot be combined with Format, FilesPerRank, BufferBytes,
+	// FailIfExists or SweepAfter.
 	Writer storage.Writer
 
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
 }
 
-// RankLocal is a rank that saves without the other ranks, in a job without a group.
-// Each rank writes its own data and its own metadata; opening the checkpoint
-// merges the metadata of all ranks. Package storage/torchdcp and storage/hyper
-// have this form; the other formats refuse it with ErrOptions.
+// RankLocal describes a rank that saves without the other ranks, in a job without a
+// group. Each rank writes its own data and its own metadata; opening the checkpoint
+// merges the metadata of all ranks. The formats of storage/torchdcp and
+// storage/hyper support this; with other formats Save fails with ErrOptions.
 //
 // The ranks do not communicate. The checkpoint is complete once Save has returned
 // nil on every rank; until then opening it returns ErrIncomplete. Each rank writes
 // everything that it holds. If ranks hold different values under one name, a load
-// returns that of the lowest rank. Such a save never replaces a checkpoint: it
-// fails with ErrExists, so each save needs a store, such as a folder, of its own.
+// returns the value of the lowest rank. Such a save never replaces a checkpoint: if
+// there is one, the save fails with ErrExists. So each save needs its own store,
+// such as a folder.
 type RankLocal struct {
 	// Rank is this rank, from 0 to Size-1.
 	Rank, Size int
@@ -91,13 +93,14 @@ type Observer = protocol.Observer
 // SaveReport describes a save that succeeded.
 type SaveReport = protocol.SaveReport
 
-// Save saves state as the checkpoint at the root of store. Every rank of the
-// group calls it with its own state; each tensor must be wholly held by the
-// ranks together, and of what several hold one copy is written.
+// Save saves state as the checkpoint at the root of store. Every rank of the group
+// calls it with its own state. The ranks together must hold all elements of each
+// tensor. If several ranks hold the same part, one copy of it is written.
 //
 // When Save returns nil the checkpoint is complete and durable. Otherwise every
 // rank returns the same error, and the checkpoint that was there before, if any, is
-// unchanged (with ErrUncertain, either it or the new one is there).
+// unchanged. The exception is ErrUncertain: then either the old checkpoint or the
+// new one is there.
 func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions) (*SaveReport, error) {
 	var o SaveOptions
 	if opts != nil {

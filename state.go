@@ -13,20 +13,20 @@ import (
 // Stateful, a nested map or list of values, or a plain Go value: number, string,
 // bool, nil, []byte, lists of those, or an encoding.BinaryMarshaler.
 //
-// Nested maps are opened, and their keys joined by dots become names; so are
-// lists that hold a tensor or a map somewhere inside. Any other list is one
-// value, under one name.
+// Nested maps are flattened: the keys on the path to a value, joined by dots, are
+// its name. Lists are flattened too if they hold a tensor or a map at any depth.
+// Any other list is one value, under one name.
 //
 // A name stands for one thing in the whole job. A tensor that several ranks hold
-// under one name is the same tensor on all of them; a plain value must be equal
-// on all of them. What belongs to one rank, such as the state of its random
-// numbers, needs a name with the rank in it.
+// under one name is the same tensor on all of them; a plain value must be equal on
+// all of them. State that belongs to one rank, such as that of its random number
+// generator, needs a name that contains the rank.
 type State = plan.State
 
-// Stateful is an object that can give its state and take it back, such as a
-// model or an optimizer. It may stand at the top level of a State. Its methods
-// are called in the order of the names, on every rank, so they may be
-// collective.
+// Stateful is an object that can return its state and load it again, such as a
+// model or an optimizer. It may be used at the top level of a State. Its methods
+// are called in the order of the names, on every rank, so they may call
+// collectives.
 type Stateful interface {
 	// State returns the object's state. A load fills what it returns.
 	State() (State, error)

@@ -10,30 +10,32 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// ErrStale reports a plan that a rank called unchanged and the coordinator does
-// not know. The ranks forget their plans then and send them anew.
+// ErrStale reports that a rank sent an unchanged plan and the coordinator does not
+// have that plan. Then all ranks forget their plans and send full ones.
 var ErrStale = errors.New("unknown unchanged plan")
 
 // Fingerprint identifies a local plan: its items with shapes, boxes, dtypes and
-// paths, the planner's and the storage's data, and the options that
-// [Cache.Local] was told. Only the sizes of values are not in it, which change
-// from save to save. The zero Fingerprint identifies nothing.
+// paths, the planner's and the storage's data, and the options that [Cache.Local]
+// received. It does not cover the sizes of values, which change from save to save.
+// The zero Fingerprint identifies nothing.
 type Fingerprint [sha256.Size]byte
 
 // String returns the first digits, for people.
 func (f Fingerprint) String() string { return hex.EncodeToString(f[:6]) }
 
-// Cache remembers the plans of the save before, so that ranks whose plans have
-// not changed send and receive nothing, save for new sizes of values, and the
-// coordinator plans nothing. One rank's saves use one Cache, one after the
-// other; the zero value is empty. It holds no state and no tensors, and changes
-// nothing that it was given or has returned. It is not safe for concurrent use.
+// Cache remembers the plans of the previous save. Ranks whose plans have not
+// changed send and receive fingerprints and new sizes of values instead of plans.
+// If no plan has changed, the coordinator does not plan again. A rank uses one
+// Cache for all its saves, one after the other; the zero value is empty. A Cache
+// holds no state and no tensors, and does not change its arguments or results. It
+// is not safe for concurrent use.
 //
-// In each save every rank calls Local, the coordinator Global, every rank
-// Finish. Whatever a plan depends on is in its fingerprint, so there is no wrong
-// hit; a rank that did not come to Finish forgets its plan; if the ranks'
-// memories differ (a rank was restarted) the coordinator answers ErrStale and
-// they plan afresh. A value that grows stays with the rank that writes it.
+// In each save every rank calls Local, then the coordinator calls Global, then
+// every rank calls Finish. The fingerprint covers everything that a plan depends
+// on, so no plan is reused by mistake. If a rank does not reach Finish, it forgets
+// its plan. If the ranks remember different saves, for example because a rank was
+// restarted, the coordinator returns ErrStale and all ranks plan again. If a value
+// grows, the same rank still writes it.
 type Cache struct {
 	print Fingerprint // of this rank's last local plan
 	sizes sizes       // of its values
@@ -51,9 +53,9 @@ type Cache struct {
 
 // Local returns what the rank sends for its local plan p: p itself with its
 // fingerprint, or only the fingerprint and new sizes if p is the plan of the
-// save before. options identifies what the final plan depends on beside the
-// contents of the local ones: the planner's type and options, the rank, the
-// number of ranks.
+// previous save. options identifies what the final plan depends on beside the
+// contents of the local ones: the planner's type and options, the rank, the number
+// of ranks.
 func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 	if c.begun {
 		c.final = nil // the coordinator may have given this rank another one
@@ -75,8 +77,8 @@ func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 }
 
 // Global returns the final plans of all ranks for what they sent. It calls plan
-// with the full local plans only if one of them changed; to a rank whose final
-// plan is the one it knows it answers an unchanged one.
+// with the full local plans only if one of them changed. The result for a rank that
+// already has its final plan is an unchanged plan.
 func (c *Cache) Global(sent []*SavePlan, plan func([]*SavePlan) ([]*SavePlan, *meta.Metadata, error)) ([]*SavePlan, *meta.Metadata, error) {
 	changed, err := c.compare(sent)
 	if err != nil {

@@ -27,14 +27,15 @@ type descriptions struct {
 	records map[*Info]string // the inverse; guarded by mu
 }
 
-// NewSavePlanCodec returns a codec for the plans of many ranks: those it decodes
-// share their equal descriptions, which it need not encode again.
+// NewSavePlanCodec returns a codec for the plans of many ranks: the plans that it
+// decodes share equal descriptions, each of type [Info], and it does not encode
+// these again.
 func NewSavePlanCodec() SavePlanCodec {
 	return SavePlanCodec{&descriptions{infos: map[string]*Info{}, records: map[*Info]string{}}}
 }
 
-// Encode encodes p. The error wraps ErrProtocol if an item has no description or
-// a box of no dimensions that add up.
+// Encode encodes p. The error wraps ErrProtocol if an item has no description, or a
+// box with different numbers of offsets and sizes.
 func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 	if c.known != nil {
 		c.known.mu.RLock() // once for the whole plan
@@ -128,7 +129,7 @@ func encodeInts(w *wire.Writer, v []int64) {
 }
 
 // Decode is the inverse of Encode. It refuses items that no planner could have
-// made, such as one whose box leaves its tensor; the error wraps
+// made, such as one whose box is not inside its tensor; the error wraps
 // wire.ErrMalformed.
 func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 	if c.known == nil {
@@ -462,8 +463,8 @@ func rankLists(s *Share) (lists [][]int, at []int) {
 // minPieceBytes is the least that an encoded piece takes.
 const minPieceBytes = 6
 
-// Decode is the inverse of Encode. The error wraps wire.ErrMalformed; whether the
-// share makes sense for a plan is [Share.Check]'s to say.
+// Decode is the inverse of Encode. The error wraps wire.ErrMalformed. Decode does
+// not check the share against a plan; [Share.Check] does.
 func (ShareCodec) Decode(b []byte) (*Share, error) {
 	r := wire.NewReader(b)
 	checkVersion(r)

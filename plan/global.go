@@ -140,23 +140,23 @@ func (f *nameFinder) id(it *WriteItem) int32 {
 	return id
 }
 
-// Global makes the final plans of all ranks from their local ones: of the items
-// that several ranks hold the owner keeps its copy, by rule; every chunk gets
-// its position; and the whole is checked. It is a deterministic function of its
-// input, and its cost grows linearly with the number of items.
+// Global makes the final plans of all ranks from their local ones: if several ranks
+// hold an item, rule decides which of them writes it; every chunk gets its
+// position; and the result is checked. It is a deterministic function of its input,
+// and its cost grows linearly with the number of items.
 //
 // A rank's items keep their order. The chunks of a tensor are numbered by the
 // ranks that own them. An empty chunk is dropped if another one begins at the
 // same place, since an Index could not tell them apart.
 //
-// Plans that contradict each other or do not make whole tensors are an error of
-// type [Problems], with everything that is wrong.
+// If plans contradict each other or do not make whole tensors, the error has the
+// type [Problems] and lists everything that is wrong.
 func Global(plans []*SavePlan, rule OwnerRule) ([]*SavePlan, *meta.Metadata, error) {
 	return GlobalObserved(plans, rule, func(string, time.Duration) {})
 }
 
-// GlobalObserved is [Global], telling observe how long each of its phases took:
-// "dedup", "validate" and "global".
+// GlobalObserved is [Global], and calls observe with the duration of each of its
+// phases: "dedup", "validate" and "global".
 func GlobalObserved(plans []*SavePlan, rule OwnerRule, observe func(phase string, took time.Duration)) ([]*SavePlan, *meta.Metadata, error) {
 	return global(plans, rule, observe, func(Problem) bool { return true })
 }
@@ -377,9 +377,9 @@ type OwnerRule uint8
 
 // The rules.
 const (
-	// LeastLoaded gives an item to the holder with the fewest bytes so far:
-	// first the items that one rank alone holds are counted, then the shared ones are given
-	// away, the largest first. Ties go to the lowest rank.
+	// LeastLoaded gives an item to the holder with the fewest bytes so far: first
+	// the items that only one rank holds are counted, then the items that several
+	// ranks hold are assigned, the largest first. Ties go to the lowest rank.
 	LeastLoaded OwnerRule = iota
 	// LowestRank gives an item to the lowest rank that holds it.
 	LowestRank

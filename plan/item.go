@@ -43,8 +43,8 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// Info is what is the same on every rank about one name. Items share it and
-// it is not changed: to change one, Clone it.
+// Info describes one name. It is the same on every rank. Items share it, so it must
+// not be changed: change a Clone of it.
 type Info struct {
 	FQN string
 	// Path is where the value stood in the nested state; nil for a flat one.
@@ -62,13 +62,14 @@ func (in *Info) Clone() *Info {
 	return &c
 }
 
-// Equal reports whether in and o say the same.
+// Equal reports whether in and o have the same content.
 func (in *Info) Equal(o *Info) bool {
 	return in == o || in.FQN == o.FQN && in.Path.Equal(o.Path) && in.Properties == o.Properties &&
 		slices.Equal(in.Shape, o.Shape) && in.Codec == o.Codec
 }
 
-// WriteItem is one piece of state to be written by one rank.
+// WriteItem is one part of the state, to be written by one rank: a tensor, a box of
+// a tensor, or a value.
 type WriteItem struct {
 	Info *Info
 	Kind Kind
@@ -80,16 +81,16 @@ type WriteItem struct {
 	Box tensor.Box
 	// Size is the number of bytes of a KindBytes item.
 	Size int64
-	// Sum identifies the content of a KindBytes item, so that ranks can tell
-	// whether theirs are the same. Zero: they are not compared. It stays on its
-	// rank; SavePlan.Values travels.
+	// Sum identifies the content of a KindBytes item, so that the contents on
+	// different ranks can be compared. Zero: they are not compared. It is not sent
+	// to other ranks; SavePlan.Values is.
 	Sum uint64
 }
 
 // FQN returns the item's name.
 func (w *WriteItem) FQN() string { return w.Info.FQN }
 
-// Index returns what names the item in the metadata.
+// Index returns the index that identifies the item in the metadata.
 func (w *WriteItem) Index() meta.Index {
 	i := meta.Index{FQN: w.Info.FQN, Hint: w.Hint}
 	if w.Kind != KindBytes {
@@ -151,21 +152,20 @@ func (w *WriteItem) Check() error {
 }
 
 // SavePlan is what one rank writes. A plan is immutable once it was returned;
-// amend a copy.
+// change a copy.
 type SavePlan struct {
 	Items []WriteItem
-	// Absent are the tensors of the rank's state of which it holds no part.
-	// Some other rank must: the global plan sees to it.
+	// Absent are the tensors of the rank's state of which it holds no part. Another
+	// rank must hold them: the global plan checks this.
 	Absent []string
-	// Values are the sums of the rank's values; see [CheckValues].
+	// Values identify the contents of the rank's values; see [CheckValues].
 	Values []ValueSum
 	// PlannerData is for the planner's use between LocalPlan and GlobalPlan.
 	PlannerData json.RawMessage
 	// StorageData is for the storage writer's use.
 	StorageData []byte
-	// Unchanged says that the plan is the one of the save before, whose
-	// fingerprint it gives; Items then holds only the values that are of
-	// another size now.
+	// Unchanged means that the plan is that of the previous save, which Fingerprint
+	// identifies. Items then holds only the values whose size has changed.
 	Unchanged   bool
 	Fingerprint Fingerprint
 }
@@ -189,24 +189,25 @@ func (p *SavePlan) Check() error {
 	return nil
 }
 
-// Data is the content of an item: a tensor in memory, one that is elsewhere, or
-// bytes.
+// Data is the content of an item: a tensor in memory, a tensor that is read as a
+// stream, or bytes.
 type Data struct {
 	Tensor *tensor.Tensor
 	Stream Stream
 	Bytes  []byte
 }
 
-// Stream is a tensor that is not in memory: its bytes are fetched from where
-// they are when they are asked for.
+// Stream is a tensor that is not in memory: its bytes are fetched when ReadAt is
+// called.
 type Stream interface {
 	DType() tensor.DType
 	Shape() []int64
 	// ReadAt fills p with the bytes from off on of the tensor's contiguous
-	// little-endian form. Who reads from front to back gets the best of it. One
-	// caller at a time.
+	// little-endian form. Reading from front to back is the fastest. Only one
+	// goroutine may call it at a time.
 	ReadAt(ctx context.Context, p []byte, off int64) error
-	// Close ends the use of the stream. The one who resolved it calls it.
+	// Close ends the use of the stream. The caller of SavePlanner.Resolve must call
+	// it.
 	Close() error
 }
 
@@ -235,21 +236,22 @@ func (r *ReadItem) SourceBox() tensor.Box {
 // DestBox returns the box to fill, relative to the local part.
 func (r *ReadItem) DestBox() tensor.Box { return tensor.Box{Offsets: r.DestOffsets, Sizes: r.Lengths} }
 
-// Equal reports whether r and o agree in all that they say, hints included.
+// Equal reports whether all fields of r and o are equal, including the hints.
 func (r *ReadItem) Equal(o *ReadItem) bool {
 	return r.Kind == o.Kind && r.Dest.Hint == o.Dest.Hint && r.Source.Hint == o.Source.Hint &&
 		r.Dest.Equal(o.Dest) && r.Source.Equal(o.Source) && slices.Equal(r.DestOffsets, o.DestOffsets) &&
 		slices.Equal(r.SourceOffsets, o.SourceOffsets) && slices.Equal(r.Lengths, o.Lengths)
 }
 
-// ReadKey is where a map keeps read items.
+// ReadKey is a map key for read items; see [ReadItem.Key].
 type ReadKey struct {
 	kind         Kind
 	dest, source string
 	numbers      uint64 // of all that is left
 }
 
-// Key returns a key that all items have which are Equal to r, and few others.
+// Key returns a map key for r. Items that are Equal have the same key; few other
+// items have it.
 func (r *ReadItem) Key() ReadKey {
 	h := uint64(uint32(r.Dest.Hint))<<32 | uint64(uint32(r.Source.Hint))
 	for _, list := range [][]int64{r.Dest.Offset, r.Source.Offset, r.DestOffsets, r.SourceOffsets, r.Lengths} {
@@ -266,8 +268,8 @@ type LoadPlan struct {
 	PlannerData json.RawMessage
 	StorageData []byte
 	// Replicated means that other ranks read the same bytes, so that a store on a
-	// local disk should keep them in memory. The engine sets it before storage
-	// receives the plan.
+	// local disk should keep them in memory. Package protocol sets it before
+	// storage receives the plan.
 	Replicated bool
 }
 
@@ -276,26 +278,25 @@ type LoadPlan struct {
 // or list of values, or anything that package value can encode.
 type State = map[string]any
 
-// Checkpointable is a tensor of which each rank holds some boxes. Package
-// shard's Tensor is one; a caller's own sharded type becomes one by these
-// methods.
+// Checkpointable is a tensor of which each rank holds some boxes. Package shard's
+// Tensor is one; a caller's own sharded type becomes one if it has these methods.
 type Checkpointable interface {
 	// GlobalShape returns the shape of the whole tensor, the same on all ranks.
 	GlobalShape() []int64
 	// DType returns the type of its elements, the same on all ranks.
 	DType() tensor.DType
-	// Boxes returns the boxes this rank holds. None: the rank holds nothing of
-	// the tensor.
+	// Boxes returns the boxes this rank holds. If there are none, the rank holds no
+	// part of the tensor.
 	Boxes() []tensor.Box
 	// Part returns a view of box i's memory, shaped like the box. Reading fills
 	// it. It may be called from several goroutines at once.
 	Part(i int) (*tensor.Tensor, error)
 }
 
-// SaveSetup is what a planner learns at the start of a save.
+// SaveSetup is what a planner receives at the start of a save.
 type SaveSetup struct {
 	State State
-	// Storage describes the checkpoint to be.
+	// Storage describes the checkpoint that the save makes.
 	Storage    meta.Storage
 	Rank, Size int
 	// Coordinator is set on the rank that calls GlobalPlan.
@@ -306,11 +307,11 @@ type SaveSetup struct {
 	RankLocal bool
 }
 
-// SavePlanner decides what is written by whom. The calls of one save come in
-// the order of the methods: SetUp and LocalPlan on all ranks; GlobalPlan on the
-// coordinator, with the plans of all ranks in their order; FinishPlan on all
-// ranks with the rank's own result; Resolve at least once for each item of the
-// finished plan.
+// SavePlanner decides which rank writes what. The calls of one save come in the
+// order of the methods: SetUp and LocalPlan on all ranks; GlobalPlan on the
+// coordinator, with the plans of all ranks in their order; FinishPlan on all ranks
+// with the rank's own result; Resolve at least once for each item of the finished
+// plan.
 //
 // To change one thing, embed [DefaultSave] by value and override one method:
 // rename the keys of the state in SetUp, the items' dtype in LocalPlan and their
@@ -331,16 +332,17 @@ type SavePlanner interface {
 // Optioned is a SavePlanner whose plans depend on options. Plans are reused (see
 // [Cache]) only under equal options.
 type Optioned interface {
-	// PlanOptions identifies the options: equal strings, equal plans.
+	// PlanOptions identifies the options. If the strings of two planners are equal,
+	// they make equal plans from equal states.
 	PlanOptions() string
 }
 
-// LoadSetup is what a planner learns at the start of a load.
+// LoadSetup is what a planner receives at the start of a load.
 type LoadSetup struct {
 	// State is what is to be filled: tensors, and a [Slot] for each other value.
 	// The planner may replace it by a state with other names, or without some of
-	// them. A value that the planner puts into the given map itself goes to the
-	// caller's state too.
+	// them. If the planner assigns a value in the given map itself, the value is
+	// also copied to the caller's state.
 	State       State
 	Metadata    *meta.Metadata
 	Rank, Size  int
@@ -357,9 +359,9 @@ type TensorReceiver interface {
 	CommitTensor(it *ReadItem, t *tensor.Tensor) error
 }
 
-// LoadPlanner decides what is read by whom and takes it. The calls of one load
-// come in this order: SetUp and LocalPlan on all ranks; GlobalPlan on the
-// coordinator; FinishPlan on all ranks; then for each item either LoadBytes, or
+// LoadPlanner decides which rank reads what, and receives what was read. The calls
+// of one load come in this order: SetUp and LocalPlan on all ranks; GlobalPlan on
+// the coordinator; FinishPlan on all ranks; then for each item either LoadBytes, or
 // ResolveTensor and CommitTensor in a pair, from several goroutines at once. To
 // change one thing, embed [DefaultLoad] by value and override one method.
 type LoadPlanner interface {
@@ -381,9 +383,9 @@ type Propertied interface {
 }
 
 // WithProperties returns t as a tensor that is saved with p. A load fills t. To
-// give properties to a *tensor.Tensor pass it through [Whole]. The memory format
-// is empty, "channels_last" or "preserve_format", and the layout is empty, because
-// tensors of a state are strided: a save refuses other words.
+// give properties to a *tensor.Tensor pass it through [Whole]. The memory format is
+// empty, "channels_last" or "preserve_format", and the layout is empty, because
+// tensors of a state are strided: a save refuses other values.
 func WithProperties(t Checkpointable, p meta.Properties) Propertied { return described{t, p} }
 
 type described struct {
@@ -444,22 +446,23 @@ func plain(v any) any {
 
 // Errors of planning. Each is wrapped with the name and the problem.
 var (
-	// ErrState reports a state that cannot be saved or filled: a value of no
-	// known kind, two values under one name, a contradiction between ranks.
+	// ErrState reports a state that cannot be saved or filled: a value of an
+	// unknown kind, two values under one name, a contradiction between ranks.
 	ErrState = errors.New("invalid state")
-	// ErrProtocol reports a planner, writer or reader that breaks the protocol:
-	// it returns nothing and no error, a plan without what the protocol demands,
-	// or is called in the wrong order. It is a mistake of a program, not of a
-	// state.
+	// ErrProtocol reports a planner, writer or reader that breaks the protocol: one
+	// of its methods returns nil and no error, returns a plan that lacks something
+	// that the protocol requires, or is called in the wrong order. The mistake is
+	// in a program, not in a state.
 	ErrProtocol = errors.New("protocol violation")
-	// ErrMismatch reports a state and a checkpoint that do not fit: another
-	// shape, a forbidden dtype, a tensor where a value is.
+	// ErrMismatch reports a state and a checkpoint that do not match: different
+	// shapes, a dtype conversion that is not allowed, a tensor in one and a value
+	// in the other.
 	ErrMismatch = errors.New("checkpoint and state do not match")
 	// ErrMissing reports a name that the checkpoint does not have. It is also
 	// an ErrMismatch.
 	ErrMissing = errors.New("not in the checkpoint")
-	// ErrUnexpected reports a name of the checkpoint that the state does not
-	// ask for, if that was forbidden. It is also an ErrMismatch.
+	// ErrUnexpected reports a name of the checkpoint that the state does not ask
+	// for, if RejectUnexpected is set. It is also an ErrMismatch.
 	ErrUnexpected = errors.New("not asked for by the state")
 )
 

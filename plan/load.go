@@ -17,20 +17,20 @@ import (
 // was saved, converts dtypes, and refuses a name the checkpoint lacks. One
 // planner serves one load at a time.
 //
-// A map without tensors whose own name is a value of the checkpoint is filled
-// as a whole: so it was saved by a planner that does not flatten, and by
-// PyTorch before 2.4.
+// If the checkpoint has a value under the name of a map without tensors, the value
+// fills the map as a whole. Planners that do not flatten save maps this way, and so
+// does PyTorch before 2.4.
 type DefaultLoad struct {
-	// NoFlatten takes nested maps and lists as single values, which must not
-	// hold tensors then.
+	// NoFlatten treats each nested map or list as a single value, which must not
+	// hold tensors.
 	NoFlatten bool
 	// AllowMissing leaves values alone that the checkpoint does not have.
 	// AllowMissingFunc, if not nil, allows it for some names.
 	AllowMissing     bool
 	AllowMissingFunc func(fqn string) bool
-	// RejectUnexpected refuses a checkpoint with names that the state of no
-	// rank asks for. All ranks must set it alike; the plans' PlannerData is
-	// taken then.
+	// RejectUnexpected refuses a checkpoint with names that the state of no rank
+	// asks for. All ranks must set it alike. If it is set, the planner uses the
+	// plans' PlannerData itself.
 	RejectUnexpected bool
 	// Cast says which conversions between the saved and the wanted dtype are
 	// allowed. Zero: all.
@@ -60,8 +60,8 @@ func (d *DefaultLoad) SetUp(s LoadSetup) error {
 // that were left alone, in order, after LocalPlan.
 func (d *DefaultLoad) Missing() []string { return d.missing }
 
-// LocalPlan finds for each tensor and value of the state what to read. All that
-// does not fit is in the error, which wraps ErrMismatch, or ErrState if the
+// LocalPlan finds for each tensor and value of the state what to read. The error
+// lists everything that does not match. It wraps ErrMismatch, or ErrState if the
 // state contradicts itself.
 func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 	leaves, err := d.flattened()
@@ -317,7 +317,7 @@ func (s *Slot) Value() any {
 	return s.value
 }
 
-// Set replaces it. It is safe for concurrent use.
+// Set replaces the value in the state. It is safe for concurrent use.
 func (s *Slot) Set(v any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -391,12 +391,12 @@ func inside(v reflect.Value) reflect.Value {
 // a checkpoint, so that a hostile path cannot make a huge list.
 const maxGaps = 1 << 20
 
-// Place puts v at path inside s, making the maps and lists on the way; lists
-// are padded with nil. It is the inverse of flattening, except that every map it
-// makes is a map[string]any: integers become keys in decimal form, which flatten
-// to the same names. The error wraps ErrState if the path is empty, begins with a position, leads through
-// something that is neither map[string]any nor []any, ends where a value is, or
-// is unreasonably long.
+// Place puts v at path inside s, making the maps and lists on the way; lists are
+// padded with nil. It is the inverse of flattening, except that every map it makes
+// is a map[string]any: integers become keys in decimal form, which flatten to the
+// same names. The error wraps ErrState if the path is empty, begins with a
+// position, leads through something that is neither map[string]any nor []any, ends
+// at a place that already has a value, or is unreasonably long.
 func Place(s State, path meta.Path, v any) error {
 	p := placer{room: maxGaps}
 	return p.place(s, path, v)
@@ -475,16 +475,16 @@ func (p *placer) inList(l []any, path meta.Path, v any) (any, error) {
 	return l, nil
 }
 
-// Rebuild makes the state that a checkpoint describes, nested as it was saved,
-// for [DefaultLoad] to fill: every tensor whole and zeroed, every value a
-// placeholder, every map a map[string]any as [Place] makes it. Only the names for
-// which want returns true are made; nil means all. Positions of a list that are
-// not wanted are nil after the load. A tensor that stood inside of a value is a
-// key of the state until [PutInside] puts it there.
+// Rebuild makes the state that a checkpoint describes, nested as it was saved, for
+// [DefaultLoad] to fill: every tensor whole and zeroed, every value unset, every
+// map a map[string]any as [Place] makes it. Only the names for which want returns
+// true are made; nil means all. Positions of a list that are not wanted are nil
+// after the load. A tensor that stood inside of a value is a key of the state until
+// [PutInside] puts it there.
 //
-// A name that its path does not spell, because a planner renamed it, becomes a
-// key of the state as it is. Tensors whose chunks are not the whole of them are
-// refused, with an error that wraps ErrMismatch.
+// If a name differs from its path, because a planner renamed it, the name itself
+// becomes a key of the state. If the chunks of a tensor do not cover it exactly,
+// the error wraps ErrMismatch.
 func Rebuild(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 	if err := md.CheckWhole(want); err != nil {
 		return nil, err

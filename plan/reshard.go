@@ -26,8 +26,8 @@ type ChunkIndex struct {
 const fewBoxes = 4
 
 // NewChunkIndex returns an index of the chunks of e, a tensor. boxes is the number
-// of searches to come: for a few of them the chunks are not sorted. Chunks that
-// leave the tensor are an error that wraps ErrMismatch.
+// of searches to come: for a few of them the chunks are not sorted. If a chunk is
+// not inside the tensor, the error wraps ErrMismatch.
 func NewChunkIndex(e *meta.Entry, boxes int) (*ChunkIndex, error) {
 	x := &ChunkIndex{fqn: e.FQN, chunks: e.Tensor.Chunks, dim: -1}
 	if _, err := tensor.NumElements(e.Tensor.Shape); err != nil {

@@ -16,16 +16,16 @@ import (
 // DefaultSave is the default SavePlanner. Its zero value is ready for use. One
 // planner serves one save at a time.
 type DefaultSave struct {
-	// NoFlatten keeps nested maps and lists as single values. They must not
-	// hold tensors then.
+	// NoFlatten saves each nested map or list as a single value, which must not
+	// hold tensors.
 	NoFlatten bool
 	// Owner says which rank writes what several ranks hold. Zero: LeastLoaded.
 	Owner OwnerRule
-	// ValuesMayDiffer lets ranks hold different values under one name, of which
-	// the lowest rank's is saved. Otherwise that is an error, because the values
-	// of the other ranks would be lost. Tensors are not compared: those that
-	// several ranks hold under one name must be equal. All ranks must set it
-	// alike.
+	// ValuesMayDiffer lets ranks hold different values under one name. The value of
+	// the lowest rank is saved. If it is not set, different values are an error,
+	// because the values of the other ranks would be lost. Tensors are not
+	// compared: those that several ranks hold under one name must be equal. All
+	// ranks must set it alike.
 	ValuesMayDiffer bool
 
 	setup  SaveSetup
@@ -52,9 +52,9 @@ func (d *DefaultSave) SetUp(s SaveSetup) error {
 	return nil
 }
 
-// LocalPlan returns the items of all that this rank holds: one for each tensor
-// and value, one for each box of a sharded tensor. Whatever cannot be saved is
-// in the error, which wraps ErrState.
+// LocalPlan returns the items of this rank's state: one for each tensor and value,
+// one for each box of a sharded tensor. The error lists everything that cannot be
+// saved, and wraps ErrState.
 func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
 	leaves, err := d.leaves()
 	if err != nil {
@@ -171,8 +171,8 @@ func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
 	return nil
 }
 
-// GlobalPlan removes duplicates, numbers the chunks, and checks that together
-// they are the whole of every tensor.
+// GlobalPlan removes duplicates, numbers the chunks, and checks that together they
+// cover every tensor.
 func (d *DefaultSave) GlobalPlan(plans []*SavePlan) ([]*SavePlan, *meta.Metadata, error) {
 	if d.setup.RankLocal {
 		return Part(plans)
@@ -208,8 +208,8 @@ func (d *DefaultSave) Resolve(it *WriteItem) (Data, error) {
 	return Data{}, fmt.Errorf("%w: %q is not a %v in this rank's state", ErrState, it.FQN(), it.Kind)
 }
 
-// Alias returns the tensor itself, so that an item of another name that is the
-// same *tensor.Tensor has an equal alias.
+// Alias returns the tensor itself, so that two names of the same *tensor.Tensor
+// have equal aliases.
 func (d *DefaultSave) Alias(it *WriteItem) any {
 	if v, ok := d.values[it.FQN()]; ok && v.tensor != nil {
 		return v.tensor
@@ -287,9 +287,9 @@ func lowestValues(plans []*SavePlan) []*SavePlan {
 	return out
 }
 
-// CheckValues returns an error of type [Problems] if ranks hold different
-// values under one name. Only one of them would be saved, and the others lost
-// without a word.
+// CheckValues returns an error of type [Problems] if ranks hold different values
+// under one name. Only one of the values would be saved, and the others would be
+// lost silently.
 func CheckValues(plans []*SavePlan) error {
 	type holder struct {
 		rank int

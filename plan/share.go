@@ -12,8 +12,8 @@ import (
 )
 
 // Sharer is a LoadPlanner that says whether ranks may read for each other what
-// several of them need; see [Elect]. A planner of another type than
-// *[DefaultLoad] that does not say so reads for itself.
+// several of them need; see [Elect]. If a planner is neither a *[DefaultLoad] nor a
+// Sharer, its rank reads for itself.
 type Sharer interface {
 	// CanShare reports that FinishPlan leaves the items as they are, and that
 	// ResolveTensor and CommitTensor take every box of rows of an item as an item
@@ -21,9 +21,9 @@ type Sharer interface {
 	CanShare() bool
 }
 
-// CanShare reports whether p is a planner whose items other ranks may read for
-// it. What embeds a DefaultLoad has to say so itself: it may have overridden
-// what matters.
+// CanShare reports whether p is a planner whose items other ranks may read for it.
+// A type that embeds DefaultLoad must implement Sharer itself, because it may have
+// overridden methods that sharing depends on.
 func CanShare(p LoadPlanner) bool {
 	if s, ok := p.(Sharer); ok {
 		return s.CanShare()
@@ -32,9 +32,9 @@ func CanShare(p LoadPlanner) bool {
 	return ok
 }
 
-// Share is one rank's part in a load whose ranks read for each other. An item of
-// its plan of which there are pieces is made up of them; all others the rank
-// reads for itself alone. A share is immutable once it was returned.
+// Share is one rank's part in a load whose ranks read for each other. The pieces of
+// an item together make up the whole item. An item without pieces is read by the
+// rank itself, for itself alone. A share is immutable once it was returned.
 type Share struct {
 	// Pieces are in the order of their IDs.
 	Pieces []Piece
@@ -52,7 +52,8 @@ type Piece struct {
 	Rows [2]int64
 	// Reader is the rank that reads the piece.
 	Reader int
-	// To are the ranks that it sends the piece to, ascending; nil on all others.
+	// To are the ranks that Reader sends the piece to, ascending. It is nil on all
+	// ranks except Reader.
 	To []int
 }
 
@@ -70,8 +71,8 @@ func (p *Piece) Of(it ReadItem) ReadItem {
 }
 
 // Check returns an error that wraps ErrProtocol unless s is a share of p for a rank
-// among size ranks: each piece is one of a tensor of the plan, and those of an
-// item are all of it.
+// among size ranks: each piece belongs to a tensor of the plan, and the pieces of
+// an item make up the whole item.
 func (s *Share) Check(p *LoadPlan, rank, size int) error {
 	byItem := map[int][]*Piece{}
 	for i := range s.Pieces {
@@ -136,21 +137,23 @@ func bytesOf(sizes []int64, d tensor.DType) int64 {
 	return tensor.Box{Sizes: sizes}.Volume() * int64(d.Size())
 }
 
-// Elect decides who reads for whom. plans are the final plans of all ranks, of a
-// load of the checkpoint that md describes; takes says which ranks take part. The
-// result has a share for each rank, nil for those whose plan stays as it is.
+// Elect decides which rank reads for which other ranks. plans are the final plans
+// of all ranks, for a load of the checkpoint that md describes. takes[r] reports
+// whether rank r takes part. The result has a share for each rank, which is nil if
+// the rank's plan stays as it is.
 //
-// What two or more of the ranks that take part want of the same chunk, the same
-// box, one of them reads: the heaviest first, the rank that has the least to read
-// so far, what it reads for itself alone included, and of several the lowest.
-// If the format has checksums of the parts of a chunk, a large box is cut
-// along its first dimension, so that several ranks read it. If it has not, a
-// rank's boxes of one chunk are shared all together or not at all, because only
-// who reads the whole chunk can check it. Values are not shared.
+// If two or more of the ranks that take part want the same box of the same chunk,
+// one of them reads it. The largest boxes are assigned first, each to the rank
+// among these with the fewest bytes to read so far, including those that it reads
+// for itself alone. Ties go to the lowest rank. If the format has checksums of the
+// parts of a chunk, a large box is cut along its first dimension, so that several
+// ranks read it. If it does not, all of a rank's boxes of one chunk are shared
+// together or not at all, because only a rank that reads the whole chunk can check
+// it. Values are not shared.
 //
-// A rank shares a box with 63 others at most, its neighbours by rank: of more
-// than that, several ranks read it. The result depends on nothing but the
-// arguments.
+// A rank shares a box with at most 63 other ranks, those with neighbouring numbers.
+// If more ranks want the box, several of them read it. The result depends only on
+// the arguments.
 func Elect(md *meta.Metadata, plans []*LoadPlan, takes []bool) []*Share {
 	e := &election{md: md, plans: plans, load: make([]int64, len(plans)), atoms: map[string]int32{}}
 	for r, p := range plans {

@@ -16,15 +16,15 @@ type ProblemKind string
 
 // The kinds of problems.
 const (
-	// ProblemInvalid: a name, dtype or shape that nothing can have.
+	// ProblemInvalid: a name, dtype or shape is not valid.
 	ProblemInvalid ProblemKind = "invalid"
 	// ProblemDisagree: ranks describe one name in different ways.
 	ProblemDisagree ProblemKind = "disagree"
-	// ProblemBounds: a chunk leaves its tensor.
+	// ProblemBounds: a chunk is not inside its tensor.
 	ProblemBounds ProblemKind = "bounds"
 	// ProblemOverlap: two chunks have elements in common.
 	ProblemOverlap ProblemKind = "overlap"
-	// ProblemVolume: the chunks are not the whole tensor.
+	// ProblemVolume: the chunks do not cover the whole tensor.
 	ProblemVolume ProblemKind = "volume"
 )
 
@@ -147,9 +147,10 @@ func (n *name) validate() {
 	}
 }
 
-// CheckTiling returns what keeps boxes from tiling a tensor of that shape: those
-// that leave it, those that overlap (the first hundred pairs), and whether
-// elements are missing. None: every element is in exactly one box.
+// CheckTiling returns the reasons why boxes do not cover a tensor of that shape
+// exactly: boxes that are not inside it, boxes that overlap (the first hundred
+// pairs), and missing elements. If there are no problems, every element is in
+// exactly one box.
 func CheckTiling(shape []int64, boxes []tensor.Box) []Problem {
 	if _, err := tensor.NumElements(shape); err == nil && len(boxes) == 1 && boxes[0].Check(shape) == nil && slices.Equal(boxes[0].Sizes, shape) {
 		return nil // most tensors have one chunk

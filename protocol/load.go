@@ -100,9 +100,9 @@ func (l *LoadJob) bytes(p *plan.LoadPlan) int64 {
 	return n
 }
 
-// Load loads. Every rank of the group calls it with the state that it fills, which
-// may be empty. Every rank returns the same error, if any, and the contents of the
-// state are undefined then.
+// Load runs one rank's part in a load. Every rank of the group calls it with the
+// state to fill, which may be empty. If the load fails, every rank returns the same
+// error, and the contents of the state are undefined.
 func Load(ctx context.Context, job LoadJob) (*LoadReport, error) {
 	start := time.Now()
 	l := &job
@@ -142,7 +142,7 @@ func sumStats(_ context.Context, all []storage.ReadStats) (storage.ReadStats, er
 	return sum, nil
 }
 
-// propose returns what this rank sends to the coordinator.
+// propose returns the message that this rank sends to the coordinator.
 func (l *LoadJob) propose(ctx context.Context) (loadMessage, error) {
 	p, err := l.localPlan(ctx)
 	if err != nil {
@@ -151,7 +151,7 @@ func (l *LoadJob) propose(ctx context.Context) (loadMessage, error) {
 	return loadMessage{saveID: l.Metadata.Storage.SaveID, plan: p, takes: l.takes()}, nil
 }
 
-// decide returns what the coordinator sends to each rank.
+// decide returns the message that the coordinator sends to each rank.
 func (l *LoadJob) decide(ctx context.Context, all []loadMessage) ([]loadMessage, error) {
 	plans := make([]*plan.LoadPlan, len(all))
 	for r, m := range all {
@@ -190,7 +190,7 @@ func replicated(md *meta.Metadata, plans []*plan.LoadPlan) bool {
 	return asked-has > has/4
 }
 
-// read reads what the coordinator's answer demands.
+// read reads what the coordinator's answer assigns to this rank.
 func (l *LoadJob) read(ctx context.Context, own loadMessage) (storage.ReadStats, error) {
 	p, err := l.finishPlan(own.plan)
 	if err != nil {
@@ -221,8 +221,8 @@ type loadMessage struct {
 	takes bool
 	// replicated is set if the ranks read some bytes more than once.
 	replicated bool
-	// share is which rank reads what for which ranks, and tag is the tag of the
-	// messages between them. Nil: this rank reads for itself.
+	// share lists which rank reads which pieces for which ranks, and tag is the tag
+	// of the messages between them. Nil: this rank reads for itself.
 	share *plan.Share
 	tag   int
 }

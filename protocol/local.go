@@ -27,7 +27,7 @@ type Saving struct {
 	Progress func(rank int, bytes int64)
 	// Warn, if not nil, receives errors that do no harm to the checkpoint.
 	Warn func(err error)
-	// Journal, if not nil, lets the save be continued.
+	// Journal, if not nil, allows the save to be continued after an interruption.
 	Journal storage.Journal
 
 	// Plans are the ranks' final plans and Metadata describes the checkpoint that
@@ -38,7 +38,7 @@ type Saving struct {
 	Results []*storage.WriteResults
 }
 
-// rank returns the part of one rank.
+// rank returns the job of rank r.
 func (s *Saving) rank(r int) *SaveJob {
 	o := &Observer{Warned: s.Warn}
 	if s.Progress != nil {
@@ -93,13 +93,13 @@ func (s *Saving) Write(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Finish commits.
+// Finish commits the checkpoint.
 func (s *Saving) Finish(ctx context.Context) error {
 	return s.rank(0).finish(ctx, s.Metadata, s.Results)
 }
 
-// Abort removes what every rank wrote. Calling it after Finish returned nil or
-// storage.ErrUncertain does nothing.
+// Abort removes the files that the ranks wrote. Calling it after Finish returned
+// nil or storage.ErrUncertain does nothing.
 func (s *Saving) Abort(ctx context.Context) error {
 	var errs []error
 	for _, w := range s.Writers {
@@ -193,7 +193,7 @@ func (l *Loading) Run(ctx context.Context, states []plan.State) error {
 	return l.Read(ctx)
 }
 
-// Read fills state from what md describes, by a load of one rank.
+// Read fills state from the checkpoint that md describes, by a load of one rank.
 func Read(ctx context.Context, r storage.Reader, md *meta.Metadata, p plan.LoadPlanner, state plan.State) error {
 	l := Loading{Planners: []plan.LoadPlanner{p}, Readers: []storage.Reader{r}, known: md}
 	return l.Run(ctx, []plan.State{state})

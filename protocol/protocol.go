@@ -1,10 +1,10 @@
-// Package protocol drives planners and storage in the order of the save and load
+// Package protocol calls planners and storage in the order of the save and load
 // protocols. Save and Load run one rank's part over a group: the ranks agree
 // between the steps, and an error on one rank is returned on all of them. Saving
 // and Loading run the parts of several ranks in one process, step by step.
 //
-// The package knows neither formats nor media nor how plans are made. The order of
-// the calls is drawn in docs/architecture.md.
+// The package does not depend on formats, on storage media or on how plans are
+// made. docs/architecture.md shows the order of the calls.
 package protocol
 
 import (
@@ -27,7 +27,8 @@ type Observer struct {
 	// Planned receives the number of bytes that this rank will write or read.
 	Planned func(bytes int64)
 	// Moved receives the number of bytes that were written or read since its last
-	// call. If all goes well, they add up to what Planned received.
+	// call. If the save or load succeeds, they add up to the number that Planned
+	// received.
 	Moved func(bytes int64)
 	// Warned receives errors that do no harm to the checkpoint.
 	Warned func(err error)
@@ -48,7 +49,7 @@ type SaveReport struct {
 	Bytes      int64 `json:"bytes"`
 	LocalBytes int64 `json:"local_bytes"`
 	Files      int   `json:"files"`
-	// PlanReused is set if this rank's plan was the one of the save before.
+	// PlanReused is set if this rank reused the plan of its previous save.
 	PlanReused bool          `json:"plan_reused"`
 	PlanTime   time.Duration `json:"plan_ns"`
 	WriteTime  time.Duration `json:"write_ns"`

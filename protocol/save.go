@@ -27,7 +27,7 @@ type SaveJob struct {
 	// Cache remembers plans from save to save. Nil: every save plans from scratch.
 	Cache *plan.Cache
 	State plan.State
-	// Storage describes the checkpoint. The other ranks take the coordinator's.
+	// Storage describes the checkpoint. All ranks use that of the coordinator.
 	Storage meta.Storage
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
@@ -131,13 +131,15 @@ type totals struct {
 	Files int
 }
 
-// Save saves. Every rank of the group calls it, and every rank returns the same
-// error, if any. Then all ranks have removed what they wrote, and no checkpoint
-// has appeared or changed, unless the error wraps storage.ErrUncertain: then this
-// rank does not know whether the new checkpoint has replaced the old one, and
-// nothing that either of them needs is removed. (If a rank has left the group for
-// good, only the coordinator may know, so only the errors of the other ranks wrap
-// it.)
+// Save runs one rank's part in a save. Every rank of the group calls it. If the
+// save fails, every rank returns the same error, all ranks have removed the files
+// that they wrote, and no checkpoint has appeared or changed.
+//
+// The exception is an error that wraps storage.ErrUncertain: this rank does not
+// know whether the new checkpoint has replaced the old one, and no file that either
+// of them needs is removed. (If a rank has left the group for good, perhaps only
+// the coordinator knows. Then only the errors of the other ranks wrap
+// ErrUncertain.)
 func Save(ctx context.Context, job SaveJob) (*SaveReport, error) {
 	s := &saveRun{SaveJob: job}
 	if !s.RankLocal {
@@ -199,7 +201,8 @@ func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 	return once()
 }
 
-// cachedLocal returns this rank's plan, or a mark that it has not changed.
+// cachedLocal returns this rank's plan, or an unchanged plan as [plan.Cache.Local]
+// returns it.
 func (s *saveRun) cachedLocal(ctx context.Context) (*plan.SavePlan, error) {
 	p, err := s.localPlan(ctx, nil, func() { s.begun = true })
 	if err != nil {
@@ -212,7 +215,8 @@ func (s *saveRun) cachedLocal(ctx context.Context) (*plan.SavePlan, error) {
 	return s.Cache.Local(p, s.options())
 }
 
-// options identifies what else the global plan depends on beside the local plans.
+// options returns a string that identifies everything that the global plan depends
+// on in addition to the local plans.
 func (s *saveRun) options() string {
 	o := fmt.Sprintf("%T %T %d/%d %v", s.Planner, s.Writer, s.Rank, s.Size, s.Group.Ranks())
 	if p, ok := s.Planner.(plan.Optioned); ok {
@@ -221,7 +225,7 @@ func (s *saveRun) options() string {
 	return o
 }
 
-// cachedGlobal makes the final plans, or returns those of the save before.
+// cachedGlobal makes the final plans, or returns those of the previous save.
 func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) ([]*plan.SavePlan, error) {
 	if err := plan.CheckValues(sent); err != nil {
 		return nil, err
@@ -322,10 +326,9 @@ func (s *saveRun) commitAll(ctx context.Context) (totals, error) {
 // next save removes the rest.
 const abortTime = 2 * time.Minute
 
-// giveUp forgets the plans and removes what was written of a save that failed
-// with err, even if it was cancelled. The error that it returns wraps
-// storage.ErrUncertain if a checkpoint may need what was written: then nothing is
-// removed.
+// giveUp forgets the plans and removes the files of a save that failed with err,
+// even if the save was cancelled. If a checkpoint may need the files, it removes
+// nothing, and the error that it returns wraps storage.ErrUncertain.
 func (s *saveRun) giveUp(ctx context.Context, err error) error {
 	s.forget()
 	if s.lost(err) {

@@ -22,17 +22,17 @@ import (
 )
 
 // takes reports whether this rank can read for other ranks. A rank that waits for
-// messages must hear that another rank has failed, so the group must be an Alarmer
-// too.
+// messages must be notified if another rank fails, so the group must also be an
+// Alarmer.
 func (l *LoadJob) takes() bool {
 	_, mail := l.Group.(group.Messenger)
 	_, alarm := l.Group.(group.Alarmer)
 	return l.Share && mail && alarm && l.Group.Size() > 1 && plan.CanShare(l.Planner)
 }
 
-// elect adds to the ranks' messages what they read for each other. all are the
-// messages from the ranks. Each load has its own tag, so that messages of a load that
-// failed are never taken for messages of the next.
+// elect adds to the messages in out what the ranks read for each other. all holds
+// the messages that the ranks sent. Each load has its own tag, so that messages of
+// a load that failed are never taken for messages of the next.
 func (l *LoadJob) elect(out, all []loadMessage) {
 	if len(out) != len(all) {
 		return // the step refuses it
@@ -48,10 +48,11 @@ func (l *LoadJob) elect(out, all []loadMessage) {
 	}
 }
 
-// sharing is one rank's part in a read that ranks share. Its goroutines are one
-// that reads, one for each rank that it sends to, and one for each rank that it
-// receives from. A goroutine that waits for memory or a message waits for one that
-// does not wait for it; see docs/design/0013-read-once-share.md.
+// sharing is one rank's part in a load whose ranks read for each other. It has one
+// goroutine that reads, one for each rank that it sends to, and one for each rank
+// that it receives from. If a goroutine waits for memory or a message, the
+// goroutine that provides it never waits for the first one; see
+// docs/design/0013-read-once-share.md.
 type sharing struct {
 	*LoadJob
 	mail group.Messenger
@@ -76,7 +77,7 @@ type sharing struct {
 	common   sync.Mutex // held while memory of several parts is filled
 	mu       sync.Mutex
 	awaited  map[plan.ReadKey][]*piece // items that the reader will ask for; guarded by mu
-	resolved map[*tensor.Tensor]*piece // what it was given; guarded by mu
+	resolved map[*tensor.Tensor]*piece // by the memory that the reader was given; guarded by mu
 	open     int                       // pieces of mine that are not read yet; guarded by mu
 }
 
@@ -86,20 +87,20 @@ var _ storage.Receiver = (*sharing)(nil)
 type piece struct {
 	id     int64
 	item   plan.ReadItem
-	dtype  tensor.DType   // as it was saved: so it travels
+	dtype  tensor.DType   // as saved; the bytes are sent in this dtype
 	bytes  int64          // of that dtype
 	to     *tensor.Tensor // the planner's memory
-	direct bool           // that memory can take the bytes as they travel
-	common bool           // that memory is another part's too
+	direct bool           // the bytes can be read or received directly into that memory
+	common bool           // another part uses the same memory
 
 	ranks  []int // to send it to
 	left   atomic.Int32
-	body   []byte // what is sent, until it is
+	body   []byte // the bytes to send; nil once they are sent to all ranks
 	crc    uint32
-	weight int64 // of stage
+	weight int64 // bytes of stage that it holds
 }
 
-// newSharing prepares a rank's part. Nothing is read or sent yet.
+// newSharing prepares a rank's part in the load. It does not read or send.
 func (l *LoadJob) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sharing, error) {
 	if err := share.Check(p, l.Group.Rank(), l.Group.Size()); err != nil {
 		return nil, err
@@ -129,7 +130,8 @@ func pool(bytes int64) (*semaphore.Weighted, int64) {
 	return semaphore.NewWeighted(bytes), bytes
 }
 
-// sort decides which rank reads each part of the plan.
+// sort divides the parts of the plan into alone, mine and from, by the rank that
+// reads them.
 func (s *sharing) sort(share *plan.Share) error {
 	pieced := make([]bool, len(s.data.Items))
 	sends := map[int]int{}
@@ -183,8 +185,7 @@ func (s *sharing) newPiece(it plan.ReadItem) (*piece, error) {
 	return &piece{item: it, dtype: e.Tensor.DType, bytes: n}, nil
 }
 
-// resolve asks the planner for the memory of all parts, and finds out which can
-// take the bytes as they travel.
+// resolve asks the planner for the memory of all parts, and sets direct and common.
 func (s *sharing) resolve() error {
 	all := slices.Concat(s.alone, s.mine)
 	for _, want := range s.from {
@@ -205,8 +206,8 @@ func (s *sharing) resolve() error {
 	return markOverlaps(all)
 }
 
-// run reads, sends and receives. When it returns nil every part of the plan was
-// handed over.
+// run reads, sends and receives. When it returns nil, every part of the plan was
+// handed over to the planner.
 func (s *sharing) run(ctx context.Context) (storage.ReadStats, error) {
 	g, gctx := errgroup.WithContext(ctx)
 	start := func(fn func() error) {
@@ -232,7 +233,7 @@ func (s *sharing) run(ctx context.Context) (storage.ReadStats, error) {
 	return stats, err
 }
 
-// fill puts the bytes of a part, as they travel, into the planner's memory.
+// fill converts the saved elements of a part, src, into the planner's memory.
 func (s *sharing) fill(p *piece, src *tensor.Tensor) error {
 	if p.common {
 		s.common.Lock()
@@ -249,8 +250,9 @@ func (s *sharing) commit(p *piece) error {
 	return nil
 }
 
-// readAll reads what this rank reads: first what other ranks wait for, in as many
-// calls as the memory demands, and with the last of these calls the rest.
+// readAll reads all that this rank has to read. First it reads what other ranks
+// wait for, in as many calls as the memory limit requires. The last of these calls
+// also reads the rest.
 func (s *sharing) readAll(ctx context.Context) (storage.ReadStats, error) {
 	var stats storage.ReadStats
 	for rest := s.mine; ; {
@@ -268,10 +270,10 @@ func (s *sharing) readAll(ctx context.Context) (storage.ReadStats, error) {
 	}
 }
 
-// round returns how many of the pieces are read by one call, and what they take
-// of the memory for pieces that cannot be read into their place. It is half of it
-// at most, unless a single one takes more, so that a round is read while another
-// is sent.
+// round returns how many of the pieces are read by one call, and how many bytes of
+// stage they take. Pieces that are read directly into the planner's memory take
+// none. A round takes at most half of stage, unless a single piece takes more, so
+// that one round can be read while another is sent.
 func (s *sharing) round(rest []*piece) (n int, weight int64) {
 	for _, p := range rest {
 		if !p.direct {
@@ -285,8 +287,8 @@ func (s *sharing) round(rest []*piece) (n int, weight int64) {
 	return n, weight
 }
 
-// readRound reads some pieces, and what the rank reads for itself if it is the
-// last round.
+// readRound reads pieces. If it is the last round, it also reads what the rank
+// reads for itself.
 func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (storage.ReadStats, error) {
 	p := &plan.LoadPlan{PlannerData: s.data.PlannerData}
 	s.mu.Lock()
@@ -339,8 +341,8 @@ func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	return to, nil
 }
 
-// takeAwaited returns a part that the reader will not ask for again, or nil. The
-// lock is held.
+// takeAwaited removes the part of an item from awaited and returns it, or nil if it
+// is not there. The caller holds mu.
 func (s *sharing) takeAwaited(it *plan.ReadItem) *piece {
 	k := it.Key()
 	list := s.awaited[k]
@@ -353,7 +355,9 @@ func (s *sharing) takeAwaited(it *plan.ReadItem) *piece {
 	return p
 }
 
-// CommitTensor takes a part that was read and verified, and passes it on.
+// CommitTensor takes a part that was read and verified. It queues the part for the
+// ranks that need it, and hands it over to the planner. If the memory that is sent
+// is the planner's, sent hands it over later.
 func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
 	s.mu.Lock()
 	p := s.resolved[t]
@@ -383,14 +387,14 @@ func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
 	return nil
 }
 
-// LoadBytes passes a value on.
+// LoadBytes passes a value to the planner.
 func (s *sharing) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
 	return s.dst.LoadBytes(it, codec, data)
 }
 
-// sent notes that one more rank has a piece. When all have it, its memory is free
-// and, if it is the planner's, handed over: not before, because the planner may
-// change it.
+// sent records that a piece was sent to one more rank. Once it was sent to all of
+// them, its memory is released or, if it is the planner's, handed over. It is not
+// handed over earlier, because the planner may change the memory.
 func (s *sharing) sent(p *piece) error {
 	if p.left.Add(-1) > 0 {
 		return nil
@@ -409,9 +413,9 @@ type extent struct {
 	piece      *piece
 }
 
-// markOverlaps finds the parts whose memory is also another's, such as two names
-// of one tensor, and has them read and received elsewhere first: what is in such
-// memory while it is sent, or checked, may be the other part.
+// markOverlaps finds the parts whose memory overlaps that of another part, such as
+// two names of one tensor. They are read and received into other memory first,
+// because the common memory may hold the other part while it is sent or checked.
 func markOverlaps(all []*piece) error {
 	extents := make([]extent, 0, len(all))
 	for _, p := range all {
@@ -439,8 +443,8 @@ func markOverlaps(all []*piece) error {
 	return nil
 }
 
-// span returns the addresses of the first byte of t and after the last. Strides
-// are not negative, so that these are those of its first and last element.
+// span returns the addresses of the first byte of t and after the last. Strides are
+// not negative, so these are the addresses of its first and last element.
 func span(t *tensor.Tensor) (begin, end uintptr, err error) {
 	corner := func(last bool) ([]byte, error) {
 		b := tensor.Box{Offsets: make([]int64, t.Dims()), Sizes: make([]int64, t.Dims())}

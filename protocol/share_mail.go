@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// inlineBytes is the largest size of a piece that travels together with others,
-	// bundleBytes about the size of such a message.
+	// inlineBytes is the largest size of a piece that is sent in one message with
+	// others. bundleBytes is about the size of such a message.
 	inlineBytes, bundleBytes = 64 << 10, 256 << 10
-	// sliceBytes is how much of a large piece is one message.
+	// sliceBytes is the number of bytes of a large piece that one message holds.
 	sliceBytes = 4 << 20
 )
 
@@ -31,7 +31,7 @@ func headSum(id, bytes int64) uint32 {
 	return crc32c.Checksum(b[:])
 }
 
-// sendAll sends a rank all pieces that this one reads for it.
+// sendAll sends rank all pieces that this rank reads for it.
 func (s *sharing) sendAll(ctx context.Context, rank int, box chan *piece) error {
 	for left := cap(box); left > 0; {
 		batch, err := nextBatch(ctx, box)
@@ -51,8 +51,8 @@ func (s *sharing) sendAll(ctx context.Context, rank int, box chan *piece) error 
 	return nil
 }
 
-// nextBatch waits for a piece and returns it with those small ones that are there
-// already. Only the last may be large.
+// nextBatch waits for a piece and returns it with further pieces that are already
+// in box. Only the last piece may be large.
 func nextBatch(ctx context.Context, box <-chan *piece) ([]*piece, error) {
 	var batch []*piece
 	for bytes := int64(0); bytes < bundleBytes; {
@@ -79,10 +79,11 @@ func nextBatch(ctx context.Context, box <-chan *piece) ([]*piece, error) {
 	return batch, nil
 }
 
-// send sends a batch: a message that names the pieces and has the small ones in
-// it, and then the large one. What it takes of the memory for bytes under way it
-// takes before the first word, and keeps: a receiver that knows what comes gives
-// its own memory to it, and must not wait for another receiver of ours.
+// send sends a batch: a message that names the pieces and has the small ones in it,
+// and then the large one. It acquires bytes of outbound before the first message
+// and holds them to the end: after the first message the receiver reserves memory
+// of its own, and it must not have to wait until this rank has sent to another
+// receiver.
 func (s *sharing) send(ctx context.Context, rank int, batch []*piece) error {
 	head, under := encodeHead(batch), int64(0)
 	last := batch[len(batch)-1]
@@ -131,8 +132,8 @@ type record struct {
 	body      []byte // nil: it comes after the head
 }
 
-// decodeHead takes a head apart. Bodies refer to b. What no rank sends is an
-// error that wraps wire.ErrMalformed.
+// decodeHead decodes a head. The bodies are slices of b. If no rank could have sent
+// b, the error wraps wire.ErrMalformed.
 func decodeHead(b []byte) ([]record, error) {
 	var out []record
 	r := wire.NewReader(b)
@@ -154,7 +155,7 @@ func decodeHead(b []byte) ([]record, error) {
 	return out, nil
 }
 
-// receiveAll takes from a rank all pieces that it reads for this one.
+// receiveAll receives from rank all pieces that it reads for this rank.
 func (s *sharing) receiveAll(ctx context.Context, rank int, want map[int64]*piece) error {
 	for len(want) > 0 {
 		b, err := s.mail.Recv(ctx, rank, s.tag)
@@ -179,7 +180,7 @@ func (s *sharing) receiveAll(ctx context.Context, rank int, want map[int64]*piec
 	return nil
 }
 
-// receive takes one piece and hands it over.
+// receive receives one piece and hands it over to the planner.
 func (s *sharing) receive(ctx context.Context, rank int, p *piece, c record) error {
 	if c.body == nil && p.direct {
 		mem, _ := p.to.Bytes()
@@ -237,7 +238,7 @@ func (c *record) check(rank int, crc uint32) error {
 	return nil
 }
 
-// taken hands a received piece over.
+// taken counts a received piece and hands it over to the planner.
 func (s *sharing) taken(p *piece) error {
 	s.received.Add(p.bytes)
 	if err := s.commit(p); err != nil {
