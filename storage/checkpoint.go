@@ -15,30 +15,30 @@ type Checkpoint interface {
 	Storage() meta.Storage
 	// Files returns the checkpoint's files, those that describe it first.
 	Files() []File
-	// TotalBytes returns the bytes that Verify reads.
+	// TotalBytes returns the number of bytes that Verify reads.
 	TotalBytes() int64
 	// Metadata returns the whole description. It is valid, and its chunks have
 	// their places.
 	Metadata(ctx context.Context) (*meta.Metadata, error)
-	// Find returns the entry of that name, at the least cost that the format
-	// allows. For a name of Metadata.Missing it returns an error.
+	// Find returns the entry of that name. It reads as little of the description as
+	// the format allows. For a name in Metadata.Missing it returns an error.
 	Find(ctx context.Context, fqn string) (*meta.Entry, bool, error)
-	// CheckHeld returns an error that wraps ErrCorrupt unless the files that
-	// hold e are large enough for it. Readers call it before they take memory for
-	// a large tensor.
+	// CheckHeld returns an error that wraps ErrCorrupt if the files that hold e are
+	// too small for it. Readers call it before they allocate memory for a large
+	// tensor.
 	CheckHeld(ctx context.Context, e *meta.Entry) error
 	// CheckFiles returns an error that wraps ErrCorrupt if the format records the
-	// sizes of the data files and a file is missing or has another size. Ranks that
-	// load a checkpoint make this check once, before they take memory.
+	// sizes of the data files and a file is missing or has another size. A load
+	// makes this check once, before it allocates memory.
 	CheckFiles(ctx context.Context) error
-	// Read reads the items of a plan and hands them to dst. It returns once
-	// everything was handed over and verified. md is the result of Metadata, or the
-	// part of it that p needs. Read also works after Close.
+	// Read reads the items of a plan and passes them to dst. It returns after all
+	// items were verified and passed on. md is the result of Metadata, or the part
+	// of it that p needs. Read also works after Close.
 	Read(ctx context.Context, md *meta.Metadata, p *plan.LoadPlan, dst Receiver, o ReadOptions) (ReadStats, error)
 	// Verify reads every byte of the checkpoint and checks what the format lets
 	// it check. The report lists everything that is wrong; the error means that
 	// the check could not be made. progress, if not nil, receives the number of
-	// bytes that were read.
+	// bytes that were read since the last call.
 	Verify(ctx context.Context, progress func(bytes int64)) (*VerifyReport, error)
 	Close() error
 }
@@ -51,18 +51,19 @@ const DefaultBufferBytes = 1 << 30
 // defaults.
 type ReadOptions struct {
 	// BufferBytes bounds the host memory that a rank uses for bytes on their way
-	// from the store, down to 1 MiB, which it always takes. Bytes that are read
-	// into the state itself need no other memory. Zero: DefaultBufferBytes.
+	// from the store. A rank may use 1 MiB even if the bound is lower. Bytes that
+	// are read directly into the state do not count. Zero: DefaultBufferBytes.
 	BufferBytes int64
-	// Parallel is the number of reads at the same time. Zero: 4, or one for
-	// each processor if there are more.
+	// Parallel is the number of reads at the same time. Zero: the number of
+	// processors that Go uses, but at least 4.
 	Parallel int
-	// TrustSizes makes a Reader leave out Checkpoint.CheckFiles. In a job one
-	// rank's check is enough.
+	// TrustSizes makes a Reader skip Checkpoint.CheckFiles. In a job, it is enough
+	// if one rank makes this check.
 	TrustSizes bool
 	// Progress, if not nil, receives the number of bytes of the plan's items that
-	// were read. When Read returns nil, the sum is that of all items that are not
-	// stored in the metadata. It is called from several goroutines at once.
+	// were read since the last call. When Read returns nil, the numbers sum up to
+	// the bytes of all items that are not stored in the metadata. Progress is called
+	// from several goroutines at once.
 	Progress func(bytes int64)
 }
 
@@ -82,14 +83,15 @@ func (o *ReadOptions) Workers() int {
 	return max(4, runtime.GOMAXPROCS(0))
 }
 
-// Journal remembers which files of a save are finished, so that a save that was
-// interrupted and is made again, with the same plans and the same save id, does
-// not write them again. Its methods are safe for concurrent use.
+// Journal records which files of a save are finished. If a save was interrupted
+// and is repeated with the same plans and the same save id, it does not write these
+// files again. Its methods are safe for concurrent use.
 type Journal interface {
-	// Finished returns the results that were noted for a file, if the file still
-	// exists and has its size.
+	// Finished returns the results that Note recorded for a file. It returns false
+	// if there are no such results, or if the file does not exist any more or has
+	// another size.
 	Finished(ctx context.Context, file string) (*WriteResults, bool, error)
-	// Note keeps the results of a file that is complete and durable.
+	// Note records the results of a file that is complete and durable.
 	Note(ctx context.Context, file string, r *WriteResults) error
 }
 
@@ -99,20 +101,20 @@ type VerifyReport struct {
 	Files  int   `json:"files"`
 	Chunks int64 `json:"chunks"`
 	Bytes  int64 `json:"bytes"`
-	// Unsummed is how many bytes of tensors and values have no checksum in this
-	// format: the check read them and could not compare them.
+	// Unsummed is the number of bytes of tensors and values without a checksum. The
+	// check read these bytes, but had nothing to compare them with.
 	Unsummed int64 `json:"bytes_without_checksum"`
 	// Notes are meta.Storage.Notes: what the format does not let any reader check.
 	Notes []string `json:"notes,omitempty"`
-	// Problems is everything that is wrong. Empty: the checkpoint is whole.
+	// Problems lists everything that is wrong. Empty: no problem was found.
 	Problems []VerifyProblem `json:"problems"`
 }
 
 // VerifyProblem is one thing that is wrong with a checkpoint.
 type VerifyProblem struct {
 	File string `json:"file"`
-	// FQN is the name that is damaged. Empty: the file as a whole, and FQNs are the
-	// names that cannot be read because of it, if they are known.
+	// FQN is the name that is damaged. Empty: the problem concerns the whole file,
+	// and FQNs are the names that cannot be read because of it, if they are known.
 	FQN  string   `json:"fqn,omitempty"`
 	FQNs []string `json:"fqns,omitempty"`
 	Text string   `json:"problem"`

@@ -9,23 +9,22 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// Errors that every format reports in the same way. They are wrapped with the
-// file and the problem.
+// Errors that all formats share. The errors that wrap them name the file and the
+// problem.
 var (
-	// ErrNotFound reports a place that holds no checkpoint at all.
+	// ErrNotFound reports a place without a checkpoint.
 	ErrNotFound = errors.New("no checkpoint here")
-	// ErrIncomplete reports a place that holds the beginnings of a checkpoint
-	// but no commit record: the save did not finish.
+	// ErrIncomplete reports a place that holds files of a checkpoint but no commit
+	// record: the save did not finish.
 	ErrIncomplete = errors.New("checkpoint is incomplete")
-	// ErrCorrupt reports bytes that are not what was written: a checksum that
-	// does not match, a file that is cut short, contents that contradict
-	// themselves.
+	// ErrCorrupt reports bytes that differ from those that were written: a checksum
+	// does not match, a file is truncated, or the contents contradict each other.
 	ErrCorrupt = errors.New("checkpoint is corrupt")
 	// ErrVersion reports a checkpoint in a version of the format that this
 	// program cannot read.
 	ErrVersion = errors.New("unsupported format version")
-	// ErrUncertain reports a commit that may or may not have taken place. No file
-	// that the new checkpoint may need is removed.
+	// ErrUncertain reports a commit that may or may not have taken effect. The files
+	// that the new checkpoint would need are kept.
 	ErrUncertain = errors.New("commit is uncertain")
 	// ErrChanged reports a checkpoint that was replaced while it was being
 	// loaded. Loading again loads the new one.
@@ -37,8 +36,8 @@ var (
 	ErrOptions = errors.New("unusable options")
 )
 
-// RefuseIf returns an error that wraps ErrOptions if an option is set that cannot
-// take effect. text names the option, and the one that excludes it.
+// RefuseIf returns an error that wraps ErrOptions if set is true. text and args name
+// the option and the reason why it cannot take effect.
 func RefuseIf(set bool, text string, args ...any) error {
 	if !set {
 		return nil
@@ -46,13 +45,13 @@ func RefuseIf(set bool, text string, args ...any) error {
 	return fmt.Errorf("%w: "+text, append([]any{ErrOptions}, args...)...)
 }
 
-// RanksError reports a checkpoint of ranks that saved without a group, if the
-// metadata of some ranks is missing. It wraps ErrIncomplete.
+// RanksError reports that the metadata of some ranks is missing, in a checkpoint
+// whose ranks saved without a group. It wraps ErrIncomplete.
 type RanksError struct {
 	// Where is the place of the checkpoint.
 	Where string
-	// Have is the number of ranks whose metadata is there, and Size the number of
-	// ranks of the save, or 0 if it is unknown.
+	// Have is the number of ranks whose metadata exists. Size is the number of ranks
+	// of the save, or 0 if it is unknown.
 	Have, Size int
 	// Missing are the missing ranks, at most the first 16 of them.
 	Missing []int
@@ -78,8 +77,8 @@ func (e *RanksError) Error() string {
 // Unwrap returns ErrIncomplete.
 func (e *RanksError) Unwrap() error { return ErrIncomplete }
 
-// FileError is what is wrong with one file of a checkpoint. Opening a checkpoint
-// with several damaged files returns all of them, joined.
+// FileError is an error about one file of a checkpoint. If several files are
+// damaged, opening the checkpoint returns all of these errors, joined.
 type FileError struct {
 	File string
 	Err  error
@@ -91,20 +90,21 @@ func (e *FileError) Error() string { return e.File + ": " + e.Err.Error() }
 // Unwrap returns the problem.
 func (e *FileError) Unwrap() error { return e.Err }
 
-// Problem returns the problem without the file, for a VerifyReport.
+// Problem returns e in the form of a VerifyReport. Its text does not repeat the name
+// of the file.
 func (e *FileError) Problem() VerifyProblem {
 	return VerifyProblem{File: e.File, Text: strings.TrimPrefix(e.Err.Error(), ErrCorrupt.Error()+": ")}
 }
 
-// ErrNotRepresentable reports something that a format has no form for: an
-// object, an element type, a name.
+// ErrNotRepresentable reports something that a format cannot store: an object, an
+// element type, a name.
 var ErrNotRepresentable = errors.New("the format cannot hold it")
 
-// NotRepresentable is the error of one name that a format cannot hold. It wraps
-// ErrNotRepresentable. Writers that find several return them joined.
+// NotRepresentable is the error for one name that a format cannot store. It wraps
+// ErrNotRepresentable. A writer that finds several of them returns them joined.
 type NotRepresentable struct {
 	FQN string
-	// Why names the thing that the format cannot hold.
+	// Why names the thing that the format cannot store.
 	Why string
 }
 
@@ -116,27 +116,27 @@ func (e *NotRepresentable) Error() string {
 // Unwrap returns ErrNotRepresentable.
 func (e *NotRepresentable) Unwrap() error { return ErrNotRepresentable }
 
-// ValueChecker is implemented by writers whose format cannot hold every value.
-// PrepareLocalPlan refuses what can be seen in the plan. CheckValue looks at the
-// value itself, before anything is written.
+// ValueChecker is implemented by writers whose format cannot store every value.
+// PrepareLocalPlan sees only the plan and refuses items by their description.
+// CheckValue sees the value itself, before anything is written.
 type ValueChecker interface {
-	// CheckValue returns an error unless the value that data encodes can be
-	// written: a *NotRepresentable if the format cannot hold it. It may be called at any time,
-	// from several goroutines at once.
+	// CheckValue returns an error if the value that data encodes cannot be written.
+	// The error is a *NotRepresentable if the format cannot store the value.
+	// CheckValue may be called at any time, from several goroutines at once.
 	CheckValue(it *plan.WriteItem, data []byte) error
 }
 
-// MetadataChecker is implemented by writers whose format cannot hold everything
-// that metadata says about a checkpoint as a whole.
+// MetadataChecker is implemented by writers whose format cannot store all parts of
+// meta.Metadata.
 type MetadataChecker interface {
-	// CheckMetadata returns an error that wraps ErrNotRepresentable if the
-	// format has no place for something in md apart from its entries, such as
-	// planner data. It is called on the coordinator before anything is written.
+	// CheckMetadata returns an error that wraps ErrNotRepresentable if the format
+	// cannot store a part of md other than its entries, such as planner data. It is
+	// called on the coordinator before anything is written.
 	CheckMetadata(md *meta.Metadata) error
 }
 
-// RefusePlannerData is the CheckMetadata of a format that has no place for
-// planner data.
+// RefusePlannerData implements CheckMetadata for a format that cannot store planner
+// data.
 func RefusePlannerData(format string, md *meta.Metadata) error {
 	if md.PlannerData == nil {
 		return nil

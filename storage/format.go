@@ -8,9 +8,10 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Format is a format of checkpoints as a value, with the options that only this
-// format has, such as torchdcp.Format{FilePerTensor: true}. It makes writers and
-// opens checkpoints at the root of the store that a call names.
+// Format is a checkpoint format. Its implementations are structs whose fields are
+// the options that only this format has, such as
+// torchdcp.Format{FilePerTensor: true}. A Format makes writers and opens checkpoints,
+// at the root of the store that is passed to the call.
 type Format interface {
 	// Name returns the name of the format. Package storage/formats lists all names.
 	Name() string
@@ -29,25 +30,26 @@ type WriteOptions struct {
 	// time, at most MaxFilesPerRank. Zero: the format's default, which is 1 or 2.
 	FilesPerRank int
 	// BufferBytes bounds the host memory that a rank uses for bytes on their way
-	// to the store, down to 512 KiB, which it always takes. Zero: DefaultBufferBytes.
+	// to the store. A rank may use 512 KiB even if the bound is lower. Zero:
+	// DefaultBufferBytes.
 	BufferBytes int64
 	// FailIfExists refuses to replace a checkpoint, including one that appears
 	// while this one is written.
 	FailIfExists bool
-	// SweepAfter is the age from which files that no checkpoint names are removed
-	// after the commit, if it is unknown whether their save is over. Files of
-	// saves whose process ran on this host and is dead are removed at once. Zero:
-	// 24 hours. Negative: neither is removed.
+	// SweepAfter is the age at which leftover files are removed after the commit, if
+	// it is unknown whether the process that saved them is alive. If that process ran
+	// on this host and is dead, its files are removed at any age. Zero: 24 hours.
+	// Negative: no leftover files are removed.
 	SweepAfter time.Duration
-	// RankLocal makes the writer serve one rank of a job without a group. Every
-	// rank is the coordinator of its own save: Finish publishes the metadata of
-	// this rank alone, and opening the checkpoint merges the metadata of all
-	// ranks. Such a save never replaces a checkpoint.
+	// RankLocal means that the rank saves without a group. Each rank is then the
+	// coordinator of its own save. Finish publishes the metadata of this rank only,
+	// and opening the checkpoint merges the metadata of all ranks. Such a save never
+	// replaces a checkpoint.
 	RankLocal bool
 }
 
-// MaxFilesPerRank is the largest FilesPerRank: more files at a time make nothing
-// faster.
+// MaxFilesPerRank is the largest FilesPerRank. More files at the same time do not
+// make a save faster.
 const MaxFilesPerRank = 1024
 
 // Check returns an error that wraps ErrOptions if an option is out of range.
@@ -59,8 +61,8 @@ func (o *WriteOptions) Check() error {
 	)
 }
 
-// WithDefaults returns o with a value for each option that is zero. FilesPerRank
-// is 1.
+// WithDefaults returns o with the default in place of each zero. The default of
+// FilesPerRank is 1 here.
 func (o WriteOptions) WithDefaults() WriteOptions {
 	o.FilesPerRank = max(1, o.FilesPerRank)
 	if o.BufferBytes <= 0 {
@@ -72,8 +74,8 @@ func (o WriteOptions) WithDefaults() WriteOptions {
 	return o
 }
 
-// RefuseRankLocal returns an error that wraps ErrOptions if o asks for a save of
-// one rank alone, which the named format does not have.
+// RefuseRankLocal returns an error that wraps ErrOptions if RankLocal is set. Formats
+// that do not support RankLocal call it with their name.
 func (o *WriteOptions) RefuseRankLocal(format string) error {
 	return RefuseIf(o.RankLocal, "RankLocal: the format %s has no metadata of single ranks", format)
 }

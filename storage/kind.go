@@ -9,8 +9,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// kinds are files that are often found in the place of a checkpoint, by their
-// first bytes.
+// kinds lists kinds of files that users often mistake for a checkpoint, with the
+// bytes that such a file begins with.
 var kinds = []struct{ magic, name string }{
 	{"version https://git-lfs", "a Git LFS pointer, in the place of the file itself: 'git lfs pull' fetches it"},
 	{"<!DOCTYPE", "an HTML page"},
@@ -30,9 +30,9 @@ var kinds = []struct{ magic, name string }{
 	{"%PDF", "a PDF file"},
 }
 
-// OtherKind returns the kind of a file by its first bytes, if no checkpoint format
-// uses that kind, and "" otherwise. Text is such a kind: of the files of a checkpoint,
-// only those named *.json are text.
+// OtherKind returns the kind of a file if its first bytes show that no checkpoint
+// format uses it. Otherwise it returns "". It reports text as such a kind, although
+// the *.json files of checkpoints are text: do not call it for them.
 func OtherKind(ctx context.Context, r blob.Reader) (string, error) {
 	head := make([]byte, min(64, r.Size()))
 	if err := r.ReadAt(ctx, head, 0); err != nil {
@@ -49,8 +49,8 @@ func OtherKind(ctx context.Context, r blob.Reader) (string, error) {
 	return "", nil
 }
 
-// isText reports whether a file that begins with head is text. Fewer than 4 bytes may
-// be the beginning of a binary header too.
+// isText reports whether a file that begins with head is text. It returns false for
+// fewer than 4 bytes, because they may also be the start of a binary header.
 func isText(head []byte) bool {
 	if len(head) < 4 {
 		return false

@@ -24,7 +24,7 @@ type WriteResults struct {
 // WriteResult is the place of the bytes of one item.
 type WriteResult struct {
 	Index meta.Index
-	// Inline holds the bytes of a small value that goes into the index.
+	// Inline holds the bytes of a small value that is stored in the index.
 	Inline []byte
 	Loc    meta.Location
 }
@@ -48,12 +48,13 @@ func (r *WriteResults) Bytes() int64 {
 	return n
 }
 
-// ResultCodec carries results between ranks.
+// ResultCodec encodes results, so that ranks can send them to the coordinator.
 type ResultCodec struct{}
 
-// Encode encodes r. A file's name is written once, however many items are in it.
+// Encode encodes r. It writes the name of each file in r.Files only once, because
+// many items refer to it. It does not encode File.Unsummed.
 func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
-	size := 0 // about
+	size := 0 // an estimate
 	for i := range r.Items {
 		it := &r.Items[i]
 		size += len(it.Index.FQN) + 2*len(it.Index.Offset) + len(it.Inline) + 4*len(it.Loc.Sums) + 20
@@ -88,7 +89,7 @@ func encodeResult(w *wire.Writer, it *WriteResult, number map[string]uint64) {
 	if it.Inline != nil {
 		w.Bytes(it.Inline)
 	}
-	w.Uvarint(number[it.Loc.File]) // 0: no file, or one that is spelled out
+	w.Uvarint(number[it.Loc.File]) // 0: not in r.Files, so the name follows
 	if number[it.Loc.File] == 0 {
 		w.String(it.Loc.File)
 	}
@@ -117,10 +118,10 @@ func encodeDetail(w *wire.Writer, d *meta.Detail) {
 func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
 	r := wire.NewReader(b)
 	out := &WriteResults{}
-	for range r.Count(6) { // the least that a file takes
+	for range r.Count(6) { // the minimum size of an encoded file
 		out.Files = append(out.Files, File{Name: r.String(), Size: r.Size(), CRC32C: r.U32()})
 	}
-	n := r.Count(9) // the least that an item takes
+	n := r.Count(9) // the minimum size of an encoded item
 	out.Items = make([]WriteResult, 0, n)
 	for range n {
 		out.Items = append(out.Items, decodeResult(r, out.Files))
@@ -149,7 +150,7 @@ func decodeResult(r *wire.Reader, files []File) WriteResult {
 
 func decodeOffset(r *wire.Reader) []int64 {
 	n := r.CountMax(tensor.MaxDims)
-	if n > r.Len() { // each number takes a byte at least
+	if n > r.Len() { // each number takes at least one byte
 		r.Fail("%d dimensions in %d bytes", n, r.Len())
 		return nil
 	}
@@ -183,10 +184,10 @@ func decodeLocation(r *wire.Reader, files []File) meta.Location {
 	return l
 }
 
-// Locate returns md's entries with the places that the ranks' results name: what
-// a writer's Finish records. md is not changed. Every chunk and value must have
-// a place; of several ranks' (see [plan.EveryHolder]) the highest rank's is
-// taken. The error wraps meta.ErrInvalid.
+// Locate returns the entries of md with the locations from the results of the ranks.
+// A writer's Finish records these entries. md is not changed. Every chunk and value
+// must have a location. If several ranks wrote it (see [plan.EveryHolder]), Locate
+// uses the location of the highest rank. The error wraps meta.ErrInvalid.
 func Locate(md *meta.Metadata, results []*WriteResults) ([]meta.Entry, error) {
 	l := locating{entries: make([]meta.Entry, len(md.Entries)), first: make([]int, len(md.Entries))}
 	missing := 0
@@ -203,7 +204,7 @@ func Locate(md *meta.Metadata, results []*WriteResults) ([]meta.Entry, error) {
 			missing++
 		}
 	}
-	by := make([]int, missing) // for each chunk and value: one more than the rank that wrote it
+	by := make([]int, missing) // for each chunk and value: the rank that wrote it plus 1, or 0
 	for rank, r := range results {
 		for i := range r.Items {
 			at, err := l.place(&r.Items[i])
@@ -229,10 +230,11 @@ func Locate(md *meta.Metadata, results []*WriteResults) ([]meta.Entry, error) {
 type locating struct {
 	entries []meta.Entry
 	first   []int // the number of each entry's first chunk, or of its value
-	next    int   // the entry after the last one that was placed
+	next    int   // the entry after that of the last result
 }
 
-// place notes one result and returns the number of its chunk or value.
+// place stores the location of one result in its entry. It returns the number of the
+// chunk or value.
 func (l *locating) place(r *WriteResult) (int, error) {
 	n, ok := l.next, true
 	if n == len(l.entries) || l.entries[n].FQN != r.Index.FQN { // most results are sorted by name
@@ -255,10 +257,10 @@ func (l *locating) place(r *WriteResult) (int, error) {
 	return l.first[n] + i, nil
 }
 
-// NewSaveID returns the id of a save that begins at t. Ids sort by time, to the
-// second; random, which should be drawn anew for each save, tells those of the
-// same second apart. They hold lower-case letters, digits and a dash, which
-// every file system and object store keeps as they are.
+// NewSaveID returns the id of a save that begins at t. Ids sort by time, in seconds.
+// random distinguishes saves that begin in the same second, so the caller should pass
+// a new random number for each save. Ids consist of lower-case letters, digits and
+// dashes, which every file system and object store allows in names.
 func NewSaveID(t time.Time, random uint32) string {
 	return fmt.Sprintf("%s-%08x", t.UTC().Format("20060102t150405"), random)
 }

@@ -11,19 +11,19 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// stepBytes is how much is copied before it is shown to Part.Pass: small enough
-// to still be in the processor's cache.
+// stepBytes is the number of bytes that are copied before Part.Pass is called with them.
+// It is small, so that they are still in the processor's cache.
 const stepBytes = 128 << 10
 
-// assembler produces the bytes of a file in their order.
+// assembler produces the bytes of a file in order.
 type assembler struct {
 	parts []Part
 	data  storage.Resolver
 
-	rest   []Part // those of the file, while parts are those that one of them consists of
-	part   int    // the current one
-	open   bool   // whether its content is at hand
-	from   int64  // in the part
+	rest   []Part // the remaining parts of the file, while parts is a result of Part.Parts
+	part   int    // index of the current part in parts
+	open   bool   // begin was called for the current part
+	from   int64  // offset of the next byte in the current part
 	tensor *tensor.Tensor
 	stream plan.Stream
 	bytes  []byte
@@ -42,8 +42,8 @@ func (a *assembler) piece(ctx context.Context, pool *bufpool.Pool, n int64) ([]b
 	return buf[:n], nil
 }
 
-// next fills p with the bytes that follow, and ends the parts without bytes that
-// come right after them.
+// next fills p with the next bytes of the file. It also ends the parts without bytes
+// that follow them.
 func (a *assembler) next(ctx context.Context, p []byte) error {
 	for ; ; a.part++ {
 		part, err := a.current()
@@ -75,7 +75,8 @@ func (a *assembler) next(ctx context.Context, p []byte) error {
 	}
 }
 
-// current returns the part whose turn it is, or nil after the last one.
+// current returns the current part, or nil after the last one. It replaces a part that
+// has Parts with their result.
 func (a *assembler) current() (*Part, error) {
 	for {
 		if a.part == len(a.parts) {
@@ -99,8 +100,8 @@ func (a *assembler) current() (*Part, error) {
 	}
 }
 
-// some fills the beginning of p, which is not longer than what is left of the
-// part, and returns how much of it.
+// some fills the beginning of p with the next bytes of the part and returns their
+// number. p must not be longer than the rest of the part.
 func (a *assembler) some(ctx context.Context, part *Part, p []byte) (int, error) {
 	if a.stream != nil {
 		if err := a.stream.ReadAt(ctx, p, a.from); err != nil {
@@ -124,7 +125,7 @@ func (a *assembler) some(ctx context.Context, part *Part, p []byte) (int, error)
 	return len(p), nil
 }
 
-// begin gets hold of a part's content.
+// begin gets the content of a part.
 func (a *assembler) begin(part *Part) error {
 	a.open, a.from = true, 0
 	switch {
@@ -151,7 +152,7 @@ func (a *assembler) begin(part *Part) error {
 	return nil
 }
 
-// beginTensor gets hold of a tensor, in memory or not.
+// beginTensor gets the tensor of a part, or a stream of its bytes.
 func (a *assembler) beginTensor(part *Part) error {
 	it := part.Item
 	d, err := a.data.Resolve(it)
@@ -174,7 +175,7 @@ func (a *assembler) beginTensor(part *Part) error {
 	return nil
 }
 
-// end ends a part and lets go of its content.
+// end ends a part and releases its content.
 func (a *assembler) end(part *Part) error {
 	if part.End != nil {
 		part.End()
@@ -182,7 +183,7 @@ func (a *assembler) end(part *Part) error {
 	return a.close()
 }
 
-// close lets go of the current content.
+// close releases the content of the current part.
 func (a *assembler) close() error {
 	s := a.stream
 	a.open, a.from, a.tensor, a.stream, a.bytes = false, 0, nil, nil, nil

@@ -1,7 +1,8 @@
-// Package datafile writes the data files of a checkpoint: files whose every byte
-// has its place before the first is written, assembled in order and written in
-// parallel pieces within a budget of memory. It does not know any format: the
-// formats describe the parts of their files. The contract is at File and Write.
+// Package datafile writes the data files of a checkpoint. The layout of a file is fixed
+// before its first byte is written. The bytes are assembled in order and written in
+// pieces, in parallel, within a memory budget. The package does not depend on any
+// format: the formats describe the parts of their files. The contract is at File and
+// Write.
 package datafile
 
 import (
@@ -22,12 +23,12 @@ import (
 type File struct {
 	Name  string
 	Parts []Part
-	// Results is called after every part has passed. It returns the locations of
-	// the file's items.
+	// Results, if not nil, is called after the last part has ended. It returns the
+	// locations of the file's items.
 	Results func() []storage.WriteResult
 }
 
-// Size returns the bytes of all parts.
+// Size returns the total length of all parts.
 func (f *File) Size() int64 {
 	var n int64
 	for i := range f.Parts {
@@ -36,24 +37,26 @@ func (f *File) Size() int64 {
 	return n
 }
 
-// Part is a run of bytes of a file. Exactly one of Literal, Item, Tail and Parts
-// makes them; a part of length zero may have none of them.
+// Part is a contiguous range of a file. Exactly one of Literal, Item, Tail and Parts is
+// set and provides its bytes. In a part of length zero, all of them may be unset.
 type Part struct {
-	// Length is the number of bytes. It is known before the bytes are.
+	// Length is the number of bytes. It is known before the bytes themselves.
 	Length int64
 	// Literal are the bytes themselves.
 	Literal []byte
-	// Item is an item of the plan: its content is resolved when its turn comes.
+	// Item is an item of the plan. Its content is resolved when the part is written.
 	Item *plan.WriteItem
-	// Tail makes the bytes after everything before them has passed, so that they
-	// can depend on it.
+	// Tail returns the bytes. It is called after Pass and End of all parts before this
+	// one, so the bytes can depend on them.
 	Tail func() ([]byte, error)
-	// Parts makes the parts that the run consists of when its turn comes, so that
-	// a file of very many does not hold them all. They are not used any more when
-	// Parts of the next part is called. Pass and End are nil then.
+	// Parts returns the parts that this part consists of. It is called when this part
+	// is written, so that a file of very many parts need not hold all of them in
+	// memory. The returned parts must not have Parts themselves, and they are not used
+	// any more when Parts of a later part is called. If Parts is set, Pass and End are
+	// nil.
 	Parts func() ([]Part, error)
-	// Pass, if not nil, is called with the bytes in order; from is the offset of p
-	// in the part. It must not keep or change p.
+	// Pass, if not nil, is called with consecutive pieces of the bytes; from is the
+	// offset of p in the part. It must not keep or change p.
 	Pass func(p []byte, from int64)
 	// End, if not nil, is called after the last byte, also for a part without
 	// bytes.
@@ -67,24 +70,24 @@ type Options struct {
 	// BufferBytes bounds the memory for bytes on their way to the store.
 	BufferBytes int64
 	// Created, if not nil, is called with the name of each file before the file
-	// becomes visible. From then on the file may exist, even after an error.
+	// becomes visible. From then on the file may exist, even if Write returns an error.
 	Created func(name string)
-	// Hold, if not nil, is given the writer of each file that is complete, in
-	// the place of its commit: the file appears when the caller commits it, and
-	// is durable then. The session's journal is not asked.
+	// Hold, if not nil, is called with the writer of each complete file. Write does
+	// not commit the file then: it becomes visible and durable when the caller commits
+	// it. The session's journal is not used.
 	Hold func(name string, w blob.Writer)
 	// Replace lets new files replace existing files of the same names.
 	Replace bool
 }
 
-// Write writes files to a store, with the content that data resolves. It returns
-// the results of all files, in their order. The files are durable then; after an
-// error some of them may be there. None of the names may exist in the store, unless
-// Options.Replace is set.
+// Write writes files to a store. data provides the content of their items. Write
+// returns the results of all files, in the order of files. When it returns nil, the
+// files are durable. When it returns an error, some of them may exist. The names must
+// not exist in the store, unless Options.Replace is set.
 //
-// Write does not write a file that the session's journal lists as finished, and notes
-// each file there that it has finished. It reports planned bytes in all to the
-// session's Progress.
+// If the session has a journal, Write skips the files that the journal lists as
+// finished, and adds each file to the journal after it is finished. The numbers that
+// Write passes to the session's Progress sum up to planned.
 func Write(ctx context.Context, store blob.Store, files []*File, data storage.Resolver, s storage.Session, planned int64, o Options) (*storage.WriteResults, error) {
 	w := &writer{store: store, data: data, journal: s.Journal, created: o.Created, hold: o.Hold, replace: o.Replace}
 	w.told = &work.Share{Tell: s.Progress, Plan: planned}
@@ -115,7 +118,7 @@ func Write(ctx context.Context, store blob.Store, files []*File, data storage.Re
 	return out, nil
 }
 
-// writer is what the files of one save share.
+// writer is the state that all files of one call of Write share.
 type writer struct {
 	store   blob.Store
 	data    storage.Resolver
@@ -140,7 +143,7 @@ func (w *writer) file(ctx context.Context, f *File) (*storage.WriteResults, erro
 		w.told.Add(f.Size())
 		return r, nil
 	}
-	if err := w.store.Remove(ctx, f.Name); err != nil { // finished, but not noted
+	if err := w.store.Remove(ctx, f.Name); err != nil { // it exists if it was finished but not added to the journal
 		return nil, err
 	}
 	if r, err = w.write(ctx, f); err != nil {
@@ -170,7 +173,7 @@ func (w *writer) write(ctx context.Context, f *File) (*storage.WriteResults, err
 	for at := int64(0); at < total; at += size {
 		buf, err := as.piece(gctx, w.pieces, min(size, total-at))
 		if err != nil {
-			g.Go(func() error { return err }) // cancelled is not done
+			g.Go(func() error { return err }) // so that Wait returns an error, also if ctx was cancelled
 			break
 		}
 		g.Go(work.Guard(func() error {
@@ -186,7 +189,7 @@ func (w *writer) write(ctx context.Context, f *File) (*storage.WriteResults, err
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	if err := as.next(ctx, nil); err != nil { // a file without bytes has parts too
+	if err := as.next(ctx, nil); err != nil { // ends the parts of a file without bytes
 		return nil, err
 	}
 	if w.hold != nil {
@@ -205,7 +208,7 @@ func (w *writer) write(ctx context.Context, f *File) (*storage.WriteResults, err
 // commit makes a file visible.
 func (w *writer) commit(ctx context.Context, name string, bw blob.Writer) error {
 	if w.created != nil {
-		w.created(name) // before the commit: its success may go unreported
+		w.created(name) // before the commit, which may take effect and still return an error
 	}
 	_, err := bw.Commit(ctx)
 	return err
@@ -220,19 +223,19 @@ func joinPieces(crcs []uint32, piece, size int64) uint32 {
 	return crc
 }
 
-// pieceBytes is the size of one write: large enough for any medium's full
-// speed, small enough that a few are nothing.
+// pieceBytes is the size of one write. It is large enough for the full speed of any
+// medium, and small enough to keep several pieces in memory.
 const pieceBytes = 8 << 20
 
-// maxPieces bounds the pieces in flight for each file: more do not make a disk
+// maxPieces bounds the number of pieces in memory for each file. More do not make a disk
 // faster.
 const maxPieces = 6
 
-// minPiece is the smallest piece that a small budget leads to.
+// minPiece is the size of a piece if the budget is small.
 const minPiece = 256 << 10
 
-// newPieces returns the buffers for writing that number of files at a time within a
-// budget.
+// newPieces returns the buffers for writing that number of files at the same time,
+// within a budget.
 func newPieces(budget int64, files int) *bufpool.Pool {
 	size := int64(pieceBytes)
 	for size > minPiece && 2*size > budget {
@@ -241,7 +244,8 @@ func newPieces(budget int64, files int) *bufpool.Pool {
 	return bufpool.New(int(size), min(budget, int64(max(1, files))*maxPieces*size), 2)
 }
 
-// Bytes resolves the content of a value.
+// Bytes returns the content of a value. It returns an error if its size is not the
+// planned size.
 func Bytes(data storage.Resolver, it *plan.WriteItem) ([]byte, error) {
 	d, err := data.Resolve(it)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
-// check is reading.Source.Check: it compares a file and the chunks in it with their
-// checksums, the header of a data file with the index, and the index with the
+// check implements reading.Source.Check. It compares a file and the chunks in it with
+// their checksums, the header of a data file with the index, and the index with the
 // record.
 func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, error) {
 	items := itemsOf(f)
@@ -30,14 +30,14 @@ func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, er
 			bad = append(bad, it.id)
 		}
 	}
-	if f.Size != f.File.Size { // one problem, whatever it holds
+	if f.Size != f.File.Size { // one problem for the file, with all names that are damaged
 		text := fmt.Sprintf("it has %d bytes, the record says %d", f.Size, f.File.Size)
 		f.Add(storage.VerifyProblem{File: f.File.Name, FQNs: reading.Names(bad), Text: text})
 		return 0, nil
 	}
 	if s.crc != f.File.CRC32C {
 		text := fmt.Sprintf("its checksum is %08x, the record says %08x", s.crc, f.File.CRC32C)
-		if names := reading.Names(bad); len(names) > 1 { // one problem too
+		if names := reading.Names(bad); len(names) > 1 { // one problem for all names here too
 			f.Add(storage.VerifyProblem{File: f.File.Name, FQNs: names, Text: text})
 			return 0, nil
 		}
@@ -58,14 +58,15 @@ func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, er
 	return 0, nil
 }
 
-// itemsOf returns the chunks and values of a file in the order of a scan. It
-// returns nil if some overlap, because one pass cannot compute their checksums.
+// itemsOf returns the chunks and values of a file in the order of a scan. If two of them
+// overlap, it reports a problem and returns nil, because one pass cannot compute their
+// checksums.
 func itemsOf(f *reading.FileCheck) []*scanItem {
 	var items []*scanItem
 	for _, id := range f.Chunks {
 		it := newScanItem(id)
 		if it.loc.Length != it.grid.total || int64(len(it.loc.Sums)) != it.grid.tiles() {
-			continue // chunkOf returns an error
+			continue // chunkOf returns an error for it, which Verify reports
 		}
 		it.sums = make([]uint32, it.grid.tiles())
 		items = append(items, it)
@@ -80,7 +81,7 @@ func itemsOf(f *reading.FileCheck) []*scanItem {
 	return items
 }
 
-// checkHeader checks that a data file describes itself as the index does.
+// checkHeader checks that the header of a data file agrees with the index.
 func (c *checkpoint) checkHeader(ctx context.Context, f *reading.FileCheck) error {
 	h, self, err := readHeader(ctx, c.store, f.File.Name)
 	if errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrVersion) {
@@ -113,8 +114,8 @@ func (c *checkpoint) checkHeader(ctx context.Context, f *reading.FileCheck) erro
 	return nil
 }
 
-// isCopy reports whether an entry of a header is a copy of what the index has in
-// another file, as plan.EveryHolder makes them.
+// isCopy reports whether an entry of a header is a copy of a chunk or value for which
+// the index names another file. Saves with plan.EveryHolder write such copies.
 func isCopy(md *meta.Metadata, it selfItem, he safetensors.Entry) bool {
 	e, err := it.entry(he, meta.Location{Length: he.End - he.Begin})
 	if err != nil {
@@ -150,22 +151,22 @@ func newScanItem(id reading.ChunkID) *scanItem {
 	return it
 }
 
-// sortItems puts items in the order in which a scan comes to them: empty ones
-// before the item that begins at the same offset.
+// sortItems sorts items by offset, as a scan needs them. An empty item comes before
+// another item at the same offset.
 func sortItems(items []*scanItem) {
 	slices.SortStableFunc(items, func(a, b *scanItem) int {
 		return cmp.Or(cmp.Compare(a.loc.Offset, b.loc.Offset), cmp.Compare(a.loc.Length, b.loc.Length))
 	})
 }
 
-// scan computes the checksums of a file and of the items in it, which do not
-// overlap and are sorted by sortItems, while the file is read in order.
+// scan computes the checksums of a file and of the items in it, while the file is read
+// in order. The items must not overlap and must be sorted by sortItems.
 type scan struct {
-	items []*scanItem // that are not complete
+	items []*scanItem // those whose checksums are not complete
 	crc   uint32
 }
 
-// add takes p, the bytes of the file from at on.
+// add adds p, the bytes of the file from at on, to the checksums.
 func (s *scan) add(p []byte, at int64) {
 	s.crc = crc32c.Update(s.crc, p)
 	end := at + int64(len(p))

@@ -13,8 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// readRecord reads the commit record at the root of s. A place without one is
-// ErrNotFound, or ErrIncomplete if it holds a file of a save.
+// readRecord reads the commit record at the root of s. If there is no record, the error
+// wraps ErrIncomplete if s holds a file of a save, and ErrNotFound otherwise.
 func readRecord(ctx context.Context, s blob.Store) (*record, error) {
 	b, err := blob.ReadAll(ctx, s, recordName, maxRecordBytes)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -33,11 +33,10 @@ func readRecord(ctx context.Context, s blob.Store) (*record, error) {
 	return rec, nil
 }
 
-// lookAt bounds how many files of a place without a record are searched for the
-// files of a save: the place may be any folder.
+// lookAt bounds how many files noRecord looks at: the store may be any folder.
 const lookAt = 10_000
 
-// noRecord returns the error for a place without a record.
+// noRecord returns the error for a store without a record.
 func noRecord(ctx context.Context, s blob.Store) error {
 	seen := 0
 	for info, err := range s.List(ctx, "") {
@@ -55,24 +54,26 @@ func noRecord(ctx context.Context, s blob.Store) error {
 	return fmt.Errorf("%w: %s holds no %s", storage.ErrNotFound, s, recordName)
 }
 
-// checkpoint is an open checkpoint: its record is read, and parts of its index are
-// read on demand. Its methods are safe for concurrent use. It must be closed.
+// checkpoint is an open checkpoint. The record was read at opening; parts of the index
+// are read on demand. Its methods are safe for concurrent use. It must be closed.
 type checkpoint struct {
 	store blob.Store
 	rec   *record
-	file  blob.Reader
+	file  blob.Reader // the index file
 	index *indexFile
 }
 
 var _ reading.Index = (*checkpoint)(nil)
 
-// openTries bounds how often a checkpoint may be replaced while it is opened.
+// openTries bounds how often opening or repairing is tried if other saves replace the
+// checkpoint meanwhile.
 const openTries = 10
 
 // openCheckpoint opens the checkpoint at the root of store.
 func openCheckpoint(ctx context.Context, store blob.Store) (c *checkpoint, err error) {
 	for range openTries {
-		// Replaced between the two reads: the next try sees the new one.
+		// If the checkpoint was replaced between the reads of record and index, the next
+		// try opens the new one.
 		if c, err = open(ctx, store); !errors.Is(err, storage.ErrChanged) {
 			break
 		}
@@ -106,7 +107,7 @@ func open(ctx context.Context, store blob.Store) (*checkpoint, error) {
 	return c, nil
 }
 
-// Close ends the use of the checkpoint.
+// Close closes the index file.
 func (c *checkpoint) Close() error { return c.file.Close() }
 
 // Storage describes the checkpoint as a whole.
@@ -125,7 +126,7 @@ func (c *checkpoint) source() *reading.Source {
 	}
 }
 
-// Find returns the entry of that name. It costs one read of the index at most.
+// Find returns the entry of that name. It needs at most one read of the index.
 func (c *checkpoint) Find(ctx context.Context, fqn string) (*meta.Entry, bool, error) {
 	e, ok, err := c.index.lookup(ctx, fqn)
 	if err == nil && ok {
@@ -140,8 +141,8 @@ func (c *checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
 	if err != nil {
 		return nil, c.named(err)
 	}
-	// No byte is part of two entries, so that together they cannot be larger
-	// than the files. A reader can take memory for all entries.
+	// In this format no byte belongs to two entries, so all entries together cannot be
+	// larger than the files. This check bounds the memory that a reader allocates.
 	var left int64
 	for _, f := range c.rec.Files {
 		left += f.Size
@@ -165,8 +166,9 @@ func (c *checkpoint) named(err error) error {
 	return fmt.Errorf("%s of %s: %w", c.rec.Files[0].Name, c.store, err)
 }
 
-// checkEntry returns an error if the record's files cannot hold an entry, or if its
-// chunks have more or fewer elements than its shape.
+// checkEntry returns an error if a location of the entry is not inside of a file that
+// the record names, or if the chunks together have more or fewer elements than the
+// tensor.
 func (c *checkpoint) checkEntry(e *meta.Entry) error {
 	if e.Bytes != nil {
 		if e.Bytes.Inline != nil {
@@ -203,7 +205,7 @@ func (c *checkpoint) checkLocation(fqn string, l *meta.Location) error {
 	return nil
 }
 
-// chunkOf is reading.Source.Chunk.
+// chunkOf implements reading.Source.Chunk.
 func chunkOf(_ context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
 	loc, t := reading.ChunkID{Entry: e, N: i}.Loc(), &tiledChunk{dtype: tensor.Uint8}
 	if e.Tensor != nil {
@@ -225,8 +227,8 @@ func (c *checkpoint) changed(ctx context.Context) bool {
 	return err == nil && now.SaveID != c.rec.SaveID
 }
 
-// checkFiles returns an error unless all files that the record names exist and
-// have their sizes.
+// checkFiles returns an error if a file that the record names is missing or has another
+// size.
 func (c *checkpoint) checkFiles(ctx context.Context) error {
 	have, err := filesOf(ctx, c.store, c.rec.SaveID)
 	if err != nil {
@@ -244,7 +246,8 @@ func (c *checkpoint) checkFiles(ctx context.Context) error {
 	return nil
 }
 
-// gone makes the error of a missing file one that wraps storage.ErrCorrupt.
+// gone returns an error that wraps storage.ErrCorrupt if err means that a file does not
+// exist, unless the checkpoint was replaced. Otherwise it returns err.
 func gone(s blob.Store, name string, err error) error {
 	if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, storage.ErrChanged) {
 		return err
@@ -252,7 +255,7 @@ func gone(s blob.Store, name string, err error) error {
 	return fmt.Errorf("%w: %s of %s is gone: %w", storage.ErrCorrupt, name, s, err)
 }
 
-// filesOf returns the files of a save that exist, with their sizes.
+// filesOf returns the sizes of the existing files of a save, by name.
 func filesOf(ctx context.Context, s blob.Store, saveID string) (map[string]int64, error) {
 	have := map[string]int64{}
 	for info, err := range s.List(ctx, saveID) {
@@ -266,7 +269,7 @@ func filesOf(ctx context.Context, s blob.Store, saveID string) (map[string]int64
 	return have, nil
 }
 
-// isOf reports whether a file of that name belongs to that save.
+// isOf reports whether name is the name of a data file or index of that save.
 func isOf(name, saveID string) bool {
 	if id, _, _, ok := parseDataFileName(name); ok {
 		return id == saveID

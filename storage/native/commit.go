@@ -19,8 +19,8 @@ func Files() *publish.Format {
 	return &publish.Format{Name: markFormat, Records: []string{recordName}, IDFirst: true, Parse: saveOf, Read: readExisting}
 }
 
-// readExisting describes the checkpoint at the root of a store. A save that
-// replaces it removes the files of its save only, whatever its record names.
+// readExisting implements publish.Format.Read. If the record also names files of other
+// saves, a save that replaces the checkpoint does not remove them.
 func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) {
 	rec, err := readRecord(ctx, s)
 	if err != nil {
@@ -35,16 +35,16 @@ func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) 
 // and have their locations.
 func EncodeIndex(entries []meta.Entry) ([]byte, error) { return encodeIndex(entries) }
 
-// Sums returns how many checksums a chunk of these sizes and element size has in
-// this format.
+// Sums returns the number of checksums that this format has for a chunk of the given
+// sizes and element size.
 func Sums(sizes []int64, elem int) int64 { return gridOf(sizes, int64(elem)).tiles() }
 
 // DataFileName returns the name of the n-th data file of a rank in a save.
 func DataFileName(saveID string, rank, n int) string { return dataFileName(saveID, rank, n) }
 
-// Commit writes index and record for data files that are in place: md describes
-// them, with locations, and md.Storage the checkpoint. The record comes last and
-// replaces any record that is there.
+// Commit writes the index and the record for existing data files. md.Entries describes
+// their content, with locations, and md.Storage the checkpoint. Commit writes the record
+// last and replaces the existing record, if there is one.
 func Commit(ctx context.Context, s blob.Store, md *meta.Metadata, files []storage.File) error {
 	index, err := encodeIndex(md.Entries)
 	if err != nil {
@@ -62,7 +62,7 @@ func Commit(ctx context.Context, s blob.Store, md *meta.Metadata, files []storag
 	return err
 }
 
-// recordOf returns the record of a checkpoint with that index.
+// recordOf returns the record of a checkpoint. index is the content of its index file.
 func recordOf(md *meta.Metadata, files []storage.File, index []byte) *record {
 	s := md.Storage
 	rec := &record{
@@ -76,7 +76,7 @@ func recordOf(md *meta.Metadata, files []storage.File, index []byte) *record {
 	return rec
 }
 
-// names returns the names of the files that the record names.
+// names returns the names of all files in the record.
 func (r *record) names() []string {
 	out := make([]string, len(r.Files))
 	for i, f := range r.Files {
@@ -85,7 +85,7 @@ func (r *record) names() []string {
 	return out
 }
 
-// totalsOf returns the counts of a record.
+// totalsOf counts the tensors, values, chunks and bytes of entries.
 func totalsOf(entries []meta.Entry) recordTotals {
 	var t recordTotals
 	for i := range entries {

@@ -1,7 +1,7 @@
 // Package native stores checkpoints in cairn's own format: a commit record, a
-// checksummed index and self-describing safetensors files under one prefix of a
-// blob store. It knows nothing of groups or of how plans are made. The format is
-// described byte by byte in docs/format/native.md.
+// checksummed index and self-describing safetensors files, all at the root of a blob
+// store. It does not depend on groups or on how plans are made. docs/format/native.md
+// describes the format byte by byte.
 package native
 
 import (
@@ -47,22 +47,21 @@ func (Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, e
 	return reading.Open(store, c.source()), nil
 }
 
-// The versions of the format. A number is never used again, and a test pins
-// each one. What a version means byte by byte is in docs/format/native.md.
+// The versions of the format. A version number is never reused, and a test pins each
+// version. docs/format/native.md describes the versions byte by byte.
 const (
-	// formatVersion is the version of a checkpoint as a whole: of cairn.json, of
-	// how the files lie beside each other, of the checksum grid and of the keys
-	// in the data files. It changes when a program that knows only the older one
-	// would misread a checkpoint; fields that may be ignored are added to the
-	// record without a new version.
+	// formatVersion is the version of a checkpoint as a whole: of cairn.json, the names
+	// of the files, the checksum grid and the keys in the data files. It changes if a
+	// program that supports only the older version would misread a checkpoint. Fields
+	// that older programs can ignore are added to the record without a new version.
 	//
 	// Version 1 is the first: a record with a checksum of its own, an index,
 	// data files in safetensors, CRC-32C over the tiles of each chunk.
 	formatVersion = 1
 
-	// indexVersion is the version of the index file. It has a number of its own
-	// because the index can be rebuilt from the data files, so it may change
-	// while the rest stays.
+	// indexVersion is the version of the index file. It is separate from formatVersion,
+	// because the index can be rebuilt from the data files, so it can change on its
+	// own.
 	//
 	// Version 1 is the first: entries sorted by name in blocks, chunks as
 	// columns of run-length coded differences, a directory and a tail at the

@@ -10,40 +10,41 @@ import (
 
 // The checksum grid's measures. They belong to format version 1.
 const (
-	// stripeBytes is about what one row of tiles covers: the rounding of a read
-	// that takes whole rows. No tile is larger.
+	// stripeBytes is the approximate size of a stripe, to which a read of whole rows is
+	// rounded out. No tile is larger.
 	stripeBytes = 1 << 20
-	// minBand is the narrowest tile: the rounding of a read that takes columns.
+	// minBand is the width of the narrowest tile, to which a read of columns is rounded
+	// out.
 	minBand = 4 << 10
-	// maxBands is how many tiles a stripe is cut into at most, apart from rows so
-	// long that stripeBytes cuts them into more; minTile is how small tiles may
-	// become by that: checksums must stay few beside the bytes.
+	// maxBands bounds the number of tiles in a stripe. Only if rows are so long that
+	// their tiles would exceed stripeBytes, a stripe has more tiles. minTile bounds how
+	// small tiles become by this division, so that checksums stay small compared with
+	// the data.
 	maxBands = 8
 	minTile  = 64 << 10
 )
 
-// measures are what a grid is made by. Tests use small ones.
+// measures are the parameters of a grid. Tests use small ones.
 type measures struct{ stripe, minBand, maxBands, minTile int64 }
 
-// grid says which bytes of a chunk each of its checksums covers. A chunk's
-// bytes are seen as a matrix of rows; some whole rows of about a mebibyte make
-// a stripe; a stripe is cut into bands of columns; a band of a stripe is a
-// tile, and each tile has one CRC-32C over its bytes in their order. So a slice
-// by rows and a slice by columns can both be verified without reading much
-// more than the slice. A chunk without rows (one dimension) is the matrix of a
-// single row, and its tiles are plain blocks.
+// grid defines which bytes of a chunk each of its checksums covers. It treats the bytes
+// of the chunk as a matrix. A stripe is a group of whole rows of about 1 MiB. A band is
+// a group of columns. The part of a stripe in one band is a tile, and each tile has one
+// CRC-32C over its bytes in order. So both a slice of rows and a slice of columns can be
+// verified without reading much more than the slice. A chunk of one dimension is a
+// matrix of a single row, and its tiles are contiguous blocks.
 type grid struct {
 	total   int64 // bytes of the chunk
-	rowDims int   // how many leading dimensions count the rows
+	rowDims int   // number of leading dimensions that index the rows; the others are inside of a row
 	rows    int64 // number of rows
 	pitch   int64 // bytes of a row
 	band    int64 // bytes of a tile's width; the last band may be narrower
-	height  int64 // rows of a stripe; the last stripe may be lower
+	height  int64 // rows of a stripe; the last stripe may have fewer
 }
 
-// gridOf returns the grid of a chunk of the given sizes and element size, which
-// the caller has checked not to overflow. It is a pure function of the two, so
-// nothing of it is stored.
+// gridOf returns the grid of a chunk of the given sizes and element size. The caller has
+// checked that the size of the chunk does not overflow. The grid depends only on these
+// arguments, so it is not stored in the checkpoint.
 func gridOf(sizes []int64, elem int64) grid {
 	return measures{stripeBytes, minBand, maxBands, minTile}.grid(sizes, elem)
 }
@@ -56,8 +57,8 @@ func (m measures) grid(sizes []int64, elem int64) grid {
 	if total == 0 {
 		return grid{}
 	}
-	// The row is the smallest trailing block of dimensions that is wide enough
-	// to be cut at least once.
+	// A row consists of as few trailing dimensions as possible, but it is wide enough
+	// for two bands, if the chunk is.
 	pitch, k := elem, len(sizes)
 	for ; k > 0 && pitch < 2*m.minBand; k-- {
 		pitch *= sizes[k-1]
@@ -85,11 +86,11 @@ func (g grid) stripes() int64 {
 	return ceilDiv(g.rows, g.height)
 }
 
-// tiles returns the number of checksums.
+// tiles returns the number of tiles, which is the number of checksums.
 func (g grid) tiles() int64 { return g.stripes() * g.bands() }
 
-// add continues the tiles' checksums with p, the chunk's bytes from off on.
-// Called for all of a chunk's bytes in order it completes sums.
+// add adds p, the chunk's bytes from off on, to the checksums of the tiles. sums is
+// complete after add was called with all bytes of the chunk in order.
 func (g grid) add(sums []uint32, p []byte, off int64) {
 	nb := g.bands()
 	for len(p) > 0 {
@@ -106,12 +107,11 @@ func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
 func roundUp(a, to int64) int64 { return ceilDiv(a, to) * to }
 
-// span is a rectangle of whole tiles of one chunk: the smallest thing that can
-// be read and verified. Its bytes are rows of the same width, pitch apart in
-// the file.
+// span is a rectangle of whole tiles of one chunk, which can be read and verified. Its
+// bytes are rows of equal width, at a distance of pitch bytes in the file.
 type span struct {
-	row0, row1   int64 // rows, whole stripes
-	band0, band1 int64 // bands
+	row0, row1   int64 // the rows [row0, row1), whole stripes
+	band0, band1 int64 // the bands [band0, band1)
 }
 
 // width returns the bytes of a span's row.
@@ -120,14 +120,14 @@ func (g grid) width(s span) int64 { return min(s.band1*g.band, g.pitch) - s.band
 // start returns the offset of the span in the chunk.
 func (g grid) start(s span) int64 { return s.row0*g.pitch + s.band0*g.band }
 
-// bytes returns the bytes of the span.
+// bytes returns the number of bytes of the span.
 func (g grid) bytes(s span) int64 { return (s.row1 - s.row0) * g.width(s) }
 
-// contiguous reports whether the span is one run of bytes.
+// contiguous reports whether the span is contiguous in the chunk.
 func (g grid) contiguous(s span) bool { return s.row1-s.row0 == 1 || g.width(s) == g.pitch }
 
-// spanSums computes the checksums of a span's tiles as its bytes come, in
-// order, in pieces of any size: a piece that was just read is still in the
+// spanSums computes the checksums of a span's tiles. The bytes of the span are added in
+// order, in pieces of any size, so that each piece can be added while it is in the
 // processor's cache.
 type spanSums struct {
 	g    grid
@@ -141,7 +141,7 @@ func (g grid) newSums(s span) *spanSums {
 	return &spanSums{g: g, s: s, sums: make([]uint32, stripes*(s.band1-s.band0))}
 }
 
-// add continues with p, the span's bytes that follow.
+// add adds p, the next bytes of the span, to the checksums.
 func (v *spanSums) add(p []byte) {
 	g, w, nb := v.g, v.g.width(v.s), v.s.band1-v.s.band0
 	for len(p) > 0 {
@@ -154,7 +154,8 @@ func (v *spanSums) add(p []byte) {
 	}
 }
 
-// match reports whether the checksums are those of the chunk.
+// match reports whether the checksums equal those of the same tiles in chunk, the
+// checksums of all tiles of the chunk.
 func (v *spanSums) match(chunk []uint32) bool {
 	nb, all := v.s.band1-v.s.band0, v.g.bands()
 	first := v.s.row0 / v.g.height
@@ -167,11 +168,11 @@ func (v *spanSums) match(chunk []uint32) bool {
 	return true
 }
 
-// cover returns the spans that hold every element of box, a box of a chunk of
-// the given sizes, no tile twice, each span at most most bytes long unless a
-// single tile, or the wanted tiles of a single stripe, are longer. If the
-// box's bytes are one run of the chunk, tiles that lie fully inside of it share
-// no span with tiles that do not: they can be read in place.
+// cover returns spans that hold all elements of box, a box of a chunk of the given
+// sizes. No tile is in two spans. A span has at most most bytes, unless a single tile,
+// or the needed tiles of a single stripe, have more. If the box is contiguous in the
+// chunk, no span contains both tiles that lie fully inside of the box and tiles that do
+// not. So the former can be read directly into the memory of the box.
 func (g grid) cover(sizes []int64, elem int64, box tensor.Box, most int64) []span {
 	if box.Empty() || g.total == 0 {
 		return nil
@@ -198,7 +199,8 @@ func (g grid) cover(sizes []int64, elem int64, box tensor.Box, most int64) []spa
 	return out
 }
 
-// innerRange returns the first byte and the end of box within a row.
+// innerRange returns the offset of the first element of box and of the end of its last
+// element, in a row-major array of the given sizes with elements of elem bytes.
 func innerRange(sizes []int64, box tensor.Box, elem int64) (lo, hi int64) {
 	stride := elem
 	hi = elem
@@ -210,8 +212,8 @@ func innerRange(sizes []int64, box tensor.Box, elem int64) (lo, hi int64) {
 	return lo, hi
 }
 
-// touchedRows returns the runs of rows, widened to whole stripes, that hold
-// elements of box.
+// touchedRows returns the ranges of rows that hold elements of box, widened to whole
+// stripes.
 func (g grid) touchedRows(sizes []int64, box tensor.Box) [][2]int64 {
 	k := g.rowDims
 	rowBox := tensor.Box{Offsets: box.Offsets[:k], Sizes: box.Sizes[:k]}
@@ -236,7 +238,7 @@ func (g grid) touchedRows(sizes []int64, box tensor.Box) [][2]int64 {
 func touches(sizes []int64, box tensor.Box, r0, r1 int64) bool {
 	parts, err := tensor.FlatBoxes(sizes, r0, r1)
 	if err != nil {
-		return true // reading too much is safe
+		return true // it is safe to read more than needed
 	}
 	for _, p := range parts {
 		if _, ok := p.Intersect(box); ok {
@@ -246,8 +248,8 @@ func touches(sizes []int64, box tensor.Box, r0, r1 int64) bool {
 	return false
 }
 
-// cutBands appends spans of row r for a run of bands, of which the box wants the
-// bytes of want.
+// cutBands appends spans of row r that cover a range of bands. want is the range of
+// bytes of the row that the box needs.
 func (g grid) cutBands(out []span, r int64, bands, want [2]int64, most int64) []span {
 	b0, b1 := bands[0], bands[1]
 	if b1-b0 > 1 && want[0] > b0*g.band {
@@ -268,8 +270,8 @@ func (g grid) cutBands(out []span, r int64, bands, want [2]int64, most int64) []
 	return out
 }
 
-// cutStripes appends spans of whole rows for a run of stripes, of which the box
-// wants the rows of want.
+// cutStripes appends spans of whole rows that cover a range of stripes. want is the
+// range of rows that the box needs.
 func (g grid) cutStripes(out []span, rows, want [2]int64, most int64) []span {
 	r0, r1 := rows[0], rows[1]
 	nb := g.bands()
@@ -291,8 +293,8 @@ func (g grid) cutStripes(out []span, rows, want [2]int64, most int64) []span {
 	return out
 }
 
-// fill copies the elements of box out of p, the bytes of s, to dst, which is
-// shaped like box. sizes are the chunk's and box is relative to it.
+// fill copies the elements of box that lie in the span s to dst, which has the shape of
+// box. p holds the bytes of s. sizes are those of the chunk, and box is relative to it.
 func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box tensor.Box, s span, p []byte) error {
 	k := g.rowDims
 	parts, err := tensor.FlatBoxes(sizes[:k], s.row0, s.row1)
@@ -304,7 +306,6 @@ func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box te
 		return err
 	}
 	for _, rows := range parts {
-		// The part of the box in these rows and in the span's bands.
 		for _, inner := range inners {
 			part := tensor.Box{
 				Offsets: slices.Concat(rows.Offsets, inner.Offsets),
@@ -322,14 +323,13 @@ func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box te
 	return nil
 }
 
-// innerBoxes cuts the columns that the span's bands cover into boxes of the
-// row's dimensions.
+// innerBoxes returns the columns of the span as boxes in the dimensions of a row.
 func (g grid) innerBoxes(sizes []int64, elem int64, s span) ([]tensor.Box, error) {
 	lo := s.band0 * g.band / elem
 	return tensor.FlatBoxes(sizes, lo, lo+g.width(s)/elem)
 }
 
-// fillPart copies one box that lies inside both the span and the wanted box.
+// fillPart copies the box common, which lies inside of both the span and box.
 func (g grid) fillPart(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box, common tensor.Box, s span, p []byte) error {
 	elem := int64(dtype.Size())
 	n, k := len(sizes), g.rowDims
@@ -359,8 +359,8 @@ func (g grid) fillPart(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, bo
 	return tensor.Convert(to, src, tensor.CastAny)
 }
 
-// flatRange returns the bytes [lo, hi) of a chunk that box takes, and whether
-// they are one run in the row-major order of box's elements.
+// flatRange returns the range [lo, hi) of the chunk's bytes that box covers. ok is false
+// if box is not contiguous in the chunk.
 func flatRange(sizes []int64, box tensor.Box, elem int64) (lo, hi int64, ok bool) {
 	whole := true
 	for d := len(sizes) - 1; d >= 0; d-- {
@@ -393,7 +393,7 @@ func (c *tiledChunk) Cover(box tensor.Box, most, gap int64) []reading.Span {
 	for i, s := range spans {
 		bytes := c.grid.bytes(s)
 		if !c.grid.contiguous(s) && c.grid.pitch-c.grid.width(s) <= gap {
-			s.band0, s.band1 = 0, c.grid.bands() // one read instead of one for each row
+			s.band0, s.band1 = 0, c.grid.bands() // so that one read is enough, instead of one for each row
 		}
 		from := c.grid.start(s)
 		out[i] = reading.Span{Offset: from, Width: c.grid.width(s), Rows: s.row1 - s.row0, Pitch: c.grid.pitch, Bytes: bytes, At: -1}
@@ -404,7 +404,7 @@ func (c *tiledChunk) Cover(box tensor.Box, most, gap int64) []reading.Span {
 	return out
 }
 
-// span returns the tiles of a span.
+// span converts a reading.Span to the rows and bands of its tiles.
 func (c *tiledChunk) span(s *reading.Span) span {
 	row, col := s.Offset/c.grid.pitch, s.Offset%c.grid.pitch
 	return span{row, row + s.Rows, col / c.grid.band, ceilDiv(col+s.Width, c.grid.band)}

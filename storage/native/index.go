@@ -18,46 +18,46 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// The index file: a header, blocks of entries, a directory of the blocks, a
-// tail. Its bytes are described in docs/format/native.md.
+// The index file consists of a header, blocks of entries, a directory of the blocks and
+// a tail. docs/format/native.md describes its bytes.
 const (
 	indexMagic    = "CAIRNIDX"
 	indexEndMagic = "CAIRNEND"
 	// indexHeaderSize is the magic, the version and four bytes of zero.
 	indexHeaderSize = 16
-	// indexBlockTarget is about how many bytes of entries make a block: what is
-	// read to find one name.
+	// indexBlockTarget is the approximate size of a block. A lookup of one name reads
+	// one block.
 	indexBlockTarget = 64 << 10
-	// indexFirstRead is what opening reads from the file's end. The directory of
-	// some thousand files fits.
+	// indexFirstRead is the number of bytes that openIndex reads at the end of the
+	// file. The directory of some thousand files fits.
 	indexFirstRead = 64 << 10
-	// crcSize is the size of the checksum behind each block.
+	// crcSize is the size of a checksum, such as the one after each block.
 	crcSize = 4
 )
 
 // indexFile is an open index. Its methods are safe for concurrent use.
 type indexFile struct {
 	r      blob.Reader
-	end    []byte // of the file, as read at opening
+	end    []byte // the end of the file, as read at opening
 	tail   indexTail
 	names  []string // of the data files
 	blocks []indexBlock
 }
 
-// indexBlock is the directory's word on a block.
+// indexBlock is the description of a block in the directory.
 type indexBlock struct {
 	offset  int64 // in the file
-	length  int64 // of the entries, without the checksum behind them
+	length  int64 // of the entries, without the checksum after them
 	entries int
 	chunks  int
-	before  int    // entries in the blocks before
+	before  int    // number of entries in all blocks before this one
 	first   string // name of the first entry
 }
 
-// openIndex opens the index that r reads, with one read of the file's end and
-// seldom a second one. The caller keeps r open for as long as the index is
-// used, and closes it. Errors wrap storage.ErrCorrupt or storage.ErrVersion,
-// apart from those of r.
+// openIndex opens the index that r reads. It reads the end of the file, and reads a
+// second time only if the directory is large. The caller keeps r open as long as it uses
+// the index, and closes it. Errors wrap storage.ErrCorrupt or storage.ErrVersion, apart
+// from those of r.
 func openIndex(ctx context.Context, r blob.Reader) (*indexFile, error) {
 	size := r.Size()
 	if size < indexHeaderSize+indexTailSize {
@@ -82,8 +82,8 @@ func openIndex(ctx context.Context, r blob.Reader) (*indexFile, error) {
 	return x, nil
 }
 
-// readDirectory returns the verified bytes of the directory. end is what was
-// read of the file's end.
+// readDirectory returns the bytes of the directory, whose checksum it has verified. end
+// is the end of the file, which was already read.
 func readDirectory(ctx context.Context, r blob.Reader, t indexTail, end []byte) ([]byte, error) {
 	have := end[:len(end)-indexTailSize]
 	missing := t.dirLength - int64(len(have))
@@ -101,8 +101,8 @@ func readDirectory(ctx context.Context, r blob.Reader, t indexTail, end []byte) 
 	return dir, nil
 }
 
-// read fills p with the bytes from off on. What was read at opening is not read
-// again, so a small index takes one read in all.
+// read fills p with the bytes from off on. It copies them from x.end if they are there,
+// so a small index needs only one read of the file.
 func (x *indexFile) read(ctx context.Context, p []byte, off int64) error {
 	if at := off - (x.r.Size() - int64(len(x.end))); at >= 0 {
 		copy(p, x.end[at:])
@@ -114,8 +114,7 @@ func (x *indexFile) read(ctx context.Context, p []byte, off int64) error {
 // files returns the names of the data files, sorted. Callers must not change it.
 func (x *indexFile) files() []string { return x.names }
 
-// lookup returns the entry of that name, with one read of the block it would be
-// in at most.
+// lookup returns the entry of that name. It reads at most one block.
 func (x *indexFile) lookup(ctx context.Context, fqn string) (*meta.Entry, bool, error) {
 	i := sort.Search(len(x.blocks), func(i int) bool { return x.blocks[i].first > fqn }) - 1
 	if i < 0 {
@@ -158,8 +157,8 @@ func (x *indexFile) findInBlock(b *indexBlock, buf []byte, fqn string) (*meta.En
 	return nil, s.err
 }
 
-// checkBlock returns a block's bytes without the checksum behind them, which
-// must match.
+// checkBlock returns the bytes of a block without the checksum after them. It returns an
+// error if the checksum does not match.
 func checkBlock(buf []byte) ([]byte, error) {
 	n := len(buf) - crcSize
 	if crc32c.Checksum(buf[:n]) != leUint32(buf[n:]) {
@@ -169,13 +168,12 @@ func checkBlock(buf []byte) ([]byte, error) {
 }
 
 const (
-	// indexTailSize is the size of the tail, of which the last
-	// indexTailFixed bytes mean the same in every version: the version, the
-	// checksum of the tail, the magic.
+	// indexTailSize is the size of the tail. Its last indexTailFixed bytes have the same
+	// meaning in every version: the version, the checksum of the tail, the magic.
 	indexTailSize  = 52
 	indexTailFixed = 16
-	// minEntrySize is the least an entry takes in a block: a byte for the shared
-	// part of the name, two lengths and a body of four.
+	// minEntrySize is the smallest size of an entry in a block: one byte for the shared
+	// part of the name, two lengths, and a body of four bytes.
 	minEntrySize = 7
 )
 
@@ -201,8 +199,8 @@ func appendIndexTail(b []byte, t indexTail) []byte {
 	return append(w.B, indexEndMagic...)
 }
 
-// decodeIndexTail decodes the tail of a file of the given size. Another version
-// is told apart from damage before anything that it may have changed is read.
+// decodeIndexTail decodes the tail of a file of the given size. It checks the version
+// before it reads fields that another version may define differently.
 func decodeIndexTail(p []byte, size int64) (t indexTail, err error) {
 	fixed := p[len(p)-indexTailFixed:]
 	if string(fixed[8:]) != indexEndMagic {
@@ -258,8 +256,8 @@ func encodeDirectory(names []string, blocks []indexBlock) []byte {
 	return w.B
 }
 
-// decodeDirectory fills in x's files and blocks, which must account for every
-// byte between header and directory and for every entry that the tail counts.
+// decodeDirectory sets x.names and x.blocks. The blocks must cover all bytes between
+// header and directory, and have the numbers of entries and chunks in the tail.
 func (x *indexFile) decodeDirectory(dir []byte) error {
 	r := wire.NewReader(dir)
 	if err := x.decodeFiles(r); err != nil {
@@ -322,15 +320,15 @@ func (x *indexFile) decodeBlocks(r *wire.Reader) error {
 }
 
 const (
-	// indexMinRead and indexMaxRead bound what all reads at once. A piece is decoded by
-	// one goroutine, and its slabs cost little beside it.
+	// indexMinRead and indexMaxRead bound the size of the pieces that the method all
+	// reads. One goroutine decodes one piece. A piece is large compared with the slabs
+	// of its decoder.
 	indexMinRead = 1 << 20
 	indexMaxRead = 16 << 20
 )
 
-// all returns every entry, sorted by name. It reads the whole file but the
-// directory, in large pieces, and verifies every checksum, the order of the
-// names and all counts.
+// all returns all entries, sorted by name. It reads the header and all blocks, in large
+// pieces, and verifies all checksums, the order of the names and all counts.
 func (x *indexFile) all(ctx context.Context) ([]meta.Entry, error) {
 	if len(x.blocks) == 0 {
 		return nil, x.checkNothing(ctx)
@@ -346,7 +344,8 @@ func (x *indexFile) all(ctx context.Context) ([]meta.Entry, error) {
 	return entries, nil
 }
 
-// pieceEnds cuts the blocks into pieces and returns the end of each.
+// pieceEnds divides the blocks into pieces. It returns, for each piece, the number of
+// its last block plus 1.
 func (x *indexFile) pieceEnds() []int {
 	share := x.tail.dirOffset / int64(2*runtime.GOMAXPROCS(0))
 	want := min(max(share, indexMinRead), indexMaxRead)
@@ -362,8 +361,8 @@ func (x *indexFile) pieceEnds() []int {
 	return ends
 }
 
-// decodePiece reads the blocks from first to end and decodes them to their
-// places in entries.
+// decodePiece reads the blocks [first, end) and decodes them into their elements of
+// entries.
 func (x *indexFile) decodePiece(ctx context.Context, first, end int, entries []meta.Entry) error {
 	last := &x.blocks[end-1]
 	start := x.blocks[first].offset
@@ -390,7 +389,7 @@ func (x *indexFile) decodePiece(ctx context.Context, first, end int, entries []m
 	return nil
 }
 
-// decodeBlock decodes the bytes of block i to out.
+// decodeBlock decodes the bytes of block i into out.
 func (x *indexFile) decodeBlock(d *entryDecoder, i int, buf []byte, out []meta.Entry) error {
 	b := &x.blocks[i]
 	payload, err := checkBlock(buf)
@@ -423,7 +422,7 @@ func appendIndexHeader(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, 0)
 }
 
-// checkIndexHeader returns an error unless p begins as an index does.
+// checkIndexHeader returns an error if p does not begin with the header of an index.
 func checkIndexHeader(p []byte) error {
 	if string(p[:indexHeaderSize]) != string(appendIndexHeader(nil)) {
 		return fmt.Errorf("%w: it does not begin as an index of version %d does", storage.ErrCorrupt, indexVersion)
@@ -440,8 +439,8 @@ func (x *indexFile) checkNothing(ctx context.Context) error {
 	return checkIndexHeader(p[:])
 }
 
-// maxShared bounds what a name takes over from the one before, which fits a
-// byte then, and a few bytes cannot stand for ever more and longer names.
+// maxShared bounds the number of bytes that a name shares with the name before it. So
+// the number fits in one byte, and a short input cannot decode to many long names.
 const maxShared = 255
 
 // putFrontCoded writes s as the number of bytes it shares with prev, and the
@@ -455,12 +454,12 @@ func putFrontCoded(w *wire.Writer, prev, s string) {
 	w.String(s[n:])
 }
 
-// frontCoded takes names off a reader that putFrontCoded wrote in ascending
-// order.
+// frontCoded decodes names that putFrontCoded wrote in ascending order.
 type frontCoded struct{ s []byte }
 
-// next reads the next name into s. It fails unless the name is greater than the
-// one before; without one before, it must share nothing.
+// next reads the next name into f.s. follows is false for the first name, which must not
+// share bytes. If follows is true, next fails unless the name is greater than the one
+// before.
 func (f *frontCoded) next(r *wire.Reader, follows bool) bool {
 	n := int(r.Byte())
 	rest := r.Bytes()
@@ -479,8 +478,8 @@ func (f *frontCoded) next(r *wire.Reader, follows bool) bool {
 	return true
 }
 
-// blockScanner walks the entries of a block and checks what the directory says
-// of it.
+// blockScanner iterates over the entries of a block and checks that the block agrees
+// with the directory.
 type blockScanner struct {
 	r     wire.Reader
 	block *indexBlock
@@ -488,8 +487,8 @@ type blockScanner struct {
 	err   error
 	name  frontCoded
 
-	fqn  []byte // of the entry, valid until the next call
-	body []byte // of the entry
+	fqn  []byte // of the current entry, valid until the next call of next
+	body []byte // of the current entry
 }
 
 func newBlockScanner(payload []byte, b *indexBlock) *blockScanner {
@@ -498,8 +497,8 @@ func newBlockScanner(payload []byte, b *indexBlock) *blockScanner {
 	return s
 }
 
-// next goes to the next entry. It returns false at the block's end and after an
-// error, which is then in err.
+// next advances to the next entry. It returns false at the end of the block and after an
+// error, which is then in s.err.
 func (s *blockScanner) next() bool {
 	if s.count == s.block.entries {
 		s.err = s.r.Done()

@@ -17,8 +17,7 @@ import (
 
 // encodeIndex returns the index of the given entries, which must be sorted by
 // name and have all their locations. The same entries always give the same
-// bytes. It refuses entries that an index cannot hold with an error that wraps
-// meta.ErrInvalid.
+// bytes. If an index cannot hold an entry, the error wraps meta.ErrInvalid.
 func encodeIndex(entries []meta.Entry) ([]byte, error) {
 	names, err := indexFilesOf(entries)
 	if err != nil {
@@ -93,7 +92,7 @@ type indexEncoder struct {
 	prev  string      // its last name
 
 	body   wire.Writer // of the entry in the making
-	column []int64     // of it
+	column []int64     // scratch memory for putColumns
 	total  indexTail
 }
 
@@ -214,7 +213,6 @@ func (x *indexEncoder) putTensor(t *meta.Tensor) error {
 	return nil
 }
 
-// tensorFlags returns the flags of a tensor.
 func tensorFlags(t *meta.Tensor) byte {
 	var f byte
 	set := func(bit byte, on bool) {
@@ -316,8 +314,8 @@ func (x *indexEncoder) putKeys(t *meta.Tensor, flags byte) {
 	}
 }
 
-// putSums writes the checksums of a chunk, or the checksum of nothing for an
-// empty one.
+// putSums writes the checksums of a chunk. For an empty chunk it writes one zero, see
+// sumReader.take.
 func (x *indexEncoder) putSums(sums []uint32) {
 	if len(sums) == 0 {
 		x.body.U32(0)

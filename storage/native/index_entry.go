@@ -83,7 +83,7 @@ func newEntryDecoder(files []string) *entryDecoder {
 	return d
 }
 
-// word returns the string of p, which is one of few.
+// word returns p as a string. Few different strings occur, so it allocates each once.
 func (d *entryDecoder) word(p []byte) string {
 	if s, ok := d.words[string(p)]; ok {
 		return s
@@ -200,8 +200,8 @@ func (d *entryDecoder) detail(key string) *meta.Detail {
 	return detail
 }
 
-// lengths checks the chunks of t, fills in their lengths and reads their
-// checksums, which are all that is left of the entry.
+// lengths checks the chunks of t, sets their lengths and reads their checksums, which
+// are the rest of the entry.
 func (d *entryDecoder) lengths(r *wire.Reader, t *meta.Tensor) {
 	sums := sumReader{r: r, all: d.sums.take(r.Len() / crcSize)}
 	var length, tiles int64
@@ -277,9 +277,9 @@ func (s *sumReader) count(sizes []int64, length int64, elem int) int64 {
 	return gridOf(sizes, int64(elem)).tiles()
 }
 
-// take reads the n checksums of a chunk. A chunk without bytes has the checksum
-// of nothing in the file, so that every chunk has a part in it and few bytes
-// cannot stand for many chunks.
+// take reads the n checksums of a chunk. For a chunk without bytes, the file holds one
+// checksum, zero. So every chunk takes at least crcSize bytes, and a short input cannot
+// decode to many chunks.
 func (s *sumReader) take(n int64) []uint32 {
 	if n == 0 {
 		if s.r.U32() != 0 {
@@ -309,15 +309,15 @@ type pathForm byte
 const (
 	// pathNone: there is no path.
 	pathNone pathForm = 0
-	// pathName: the path is the one key that is the name.
+	// pathName: the path has one step, a key that equals the name.
 	pathName pathForm = 1
 	// pathCut: the path is the name, cut at some of its dots. The lengths of the
-	// parts are stored; so a path of n steps takes about n bytes.
+	// parts are stored, so a path of n steps takes about n bytes.
 	pathCut pathForm = 2
-	// pathSteps: the path has nothing to do with the name and is spelled out.
+	// pathSteps: the path cannot be derived from the name, so its steps are stored.
 	pathSteps pathForm = 3
-	// pathCutInts and pathStepsInts are the same for paths with integers among
-	// their keys: a step has a bit more to say.
+	// pathCutInts and pathStepsInts are the same for paths with integer keys: the kind
+	// of a step takes two bits instead of one.
 	pathCutInts   pathForm = 4
 	pathStepsInts pathForm = 5
 )
@@ -480,9 +480,9 @@ func (d *entryDecoder) spelledPath(r *wire.Reader, bits int) meta.Path {
 	return p
 }
 
-// putColumn writes values, none negative, as pairs: the difference to the value
-// before, zero before the first, and how often that difference repeats. Chunks
-// of equal size in step with the ranks take two pairs, however many they are.
+// putColumn writes values, which are not negative, as pairs: the difference from the
+// value before (zero before the first), and how often that difference repeats. For any
+// number of chunks of equal size at regular offsets, two pairs are enough.
 func putColumn(w *wire.Writer, values []int64) {
 	prev := int64(0)
 	for i := 0; i < len(values); {
@@ -500,9 +500,9 @@ func putColumn(w *wire.Writer, values []int64) {
 }
 
 // readColumn reads n values that putColumn wrote into dst[0], dst[stride] and so on.
-// The caller has bounded n by the input. It fails on values that are negative
-// or overflow: adding to one that is not negative gives a negative sum in
-// both cases.
+// The caller has bounded n by the length of the input. readColumn fails if a value is
+// negative or overflows: in both cases the sum is negative, because the value before is
+// not.
 func readColumn(r *wire.Reader, dst []int64, stride, n int) {
 	v, at := int64(0), 0
 	for n > 0 {

@@ -33,9 +33,9 @@ const headerMax = safetensors.MaxHeader / 2
 // own name and type.
 const keyPrefix = "__cairn__/"
 
-// nameFiles is how many files a rank makes at most so that every chunk of a name
-// has a file of its own. Further ones get keys of ours: a table of a million
-// rows must not become a million files.
+// nameFiles bounds the number of files that a rank writes in order to put each chunk of
+// a name into a file of its own. Further chunks get keys with keyPrefix: a table of a
+// million rows must not become a million files.
 const nameFiles = 8
 
 // placed is an item with its place in a file.
@@ -55,10 +55,10 @@ type dataFile struct {
 	size   int64
 }
 
-// bin is a file in the making.
+// bin is a file to which spread assigns items.
 type bin struct {
 	items  []int
-	names  map[string]bool // those of its items that are repeated
+	names  map[string]bool // the names of its items, if several items of the rank have them
 	bytes  int64
 	header int64
 }

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// recordName is the name of the commit record: the one file whose name every
-	// save shares, and which each replaces atomically.
+	// recordName is the name of the commit record, the only file that has the same name
+	// in all saves. Each save replaces it atomically.
 	recordName = "cairn.json"
 	// indexSuffix and dataSuffix end the names of the other files, which begin
 	// with the save's id, so that no save touches the files of another one.
@@ -21,9 +21,8 @@ const (
 	maxSaveID = 64
 )
 
-// checkSaveID returns an error that wraps blob.ErrName unless id may begin the
-// names of files: not empty, not long, of lower-case letters, digits and inner
-// dashes.
+// checkSaveID returns an error that wraps blob.ErrName unless id has 1 to maxSaveID
+// lower-case letters, digits and dashes, and neither begins nor ends with a dash.
 func checkSaveID(id string) error {
 	odd := func(r rune) bool { return (r < '0' || r > '9') && (r < 'a' || r > 'z') && r != '-' }
 	if id == "" || len(id) > maxSaveID || id[0] == '-' || id[len(id)-1] == '-' || strings.ContainsFunc(id, odd) {
@@ -40,8 +39,8 @@ func Recognize(name string) (describes, holds bool) {
 	return describes || name == recordName, holds
 }
 
-// saveOf returns the id of the save that a file of that name belongs to. It returns
-// "" for the record, which all saves share.
+// saveOf returns the id of the save that a data file or index of that name belongs to.
+// ok is false for all other names, also for the record, whose name all saves share.
 func saveOf(name string) (saveID string, ok bool) {
 	if saveID, _, _, ok = parseDataFileName(name); ok {
 		return saveID, true

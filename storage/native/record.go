@@ -20,7 +20,7 @@ import (
 // files.
 const maxRecordBytes = 64 << 20
 
-// formatName is the record's word for the format.
+// formatName is the name of the format in the record.
 const formatName = "cairn"
 
 // record is the commit record: what makes a set of files a checkpoint. Its bytes
@@ -62,9 +62,8 @@ func (r *record) size(name string) (int64, bool) {
 	return n, ok
 }
 
-// wrapRecord returns the file that holds the record value: its bytes are the
-// function of value and checksum alone, so that no change to them goes
-// unnoticed.
+// wrapRecord returns the content of the file that holds the record value. It depends
+// only on value and checksum, so a reader can detect every change of the other bytes.
 func wrapRecord(crc string, value []byte) []byte {
 	b := make([]byte, 0, len(value)+64)
 	b = append(b, "{\n  \"crc32c\": \""+crc+"\",\n  \"record\": "...)
@@ -72,11 +71,10 @@ func wrapRecord(crc string, value []byte) []byte {
 	return append(b, "\n}\n"...)
 }
 
-// decodeRecord decodes a commit record. A checksum that does not match, and
-// contents that contradict themselves, are storage.ErrCorrupt; a sound record
-// of another version is storage.ErrVersion. Fields that this version does not
-// know are ignored inside the record: later programs may
-// add some that may be ignored.
+// decodeRecord decodes a commit record. The error wraps storage.ErrCorrupt if the
+// checksum does not match or the contents contradict each other, and storage.ErrVersion
+// if the record is intact but has another version. Unknown fields of the record are
+// ignored, so that later programs can add fields.
 func decodeRecord(b []byte) (*record, error) {
 	if len(b) > maxRecordBytes {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d", storage.ErrCorrupt, len(b), maxRecordBytes)
@@ -101,10 +99,9 @@ func decodeRecord(b []byte) (*record, error) {
 	return r, nil
 }
 
-// unwrapRecord verifies the file and returns the fields of its record. In every
-// version the record says its format and version at the same place, and a
-// checksum called crc32c covers it; anything else may change, so the version is
-// looked at before the rest.
+// unwrapRecord verifies the file and returns the fields of its record. In every version,
+// the record has the fields format and version, and the field crc32c of the file is its
+// checksum. Everything else may change, so unwrapRecord checks the version first.
 func unwrapRecord(b []byte) (*jsonFields, error) {
 	file := parseJSONFields("file", b)
 	value := file.raw("record")
@@ -263,7 +260,7 @@ func encodeRecord(r *record) ([]byte, error) {
 }
 
 // checkText returns an error if a string of r is not UTF-8, which encoding/json
-// would replace without a word.
+// would replace silently.
 func (r *record) checkText() error {
 	if !utf8.ValidString(r.Writer) {
 		return fmt.Errorf("writer %q is not UTF-8", r.Writer)

@@ -47,7 +47,8 @@ type RepairReport struct {
 	Tensors int64 `json:"tensors"`
 	Values  int64 `json:"values"`
 	Bytes   int64 `json:"bytes"`
-	// Others are saves whose files are here too, with why they were not chosen.
+	// Others are the newer saves that were tried first and are not complete, each with
+	// the reason.
 	Others map[string]string `json:"others,omitempty"`
 }
 
@@ -148,11 +149,12 @@ func changedOr(ctx context.Context, s blob.Store, rec *record, err error) error 
 	return fmt.Errorf("%w: %s now holds save %s: %w", storage.ErrChanged, s, now.SaveID, err)
 }
 
-// checkBeforeRepair returns an error if a file of the checkpoint is missing, or if a
-// data file does not have its checksum: new checksums would hide the damage.
+// checkBeforeRepair returns an error if a file of the checkpoint is missing or has
+// another size. With Force, it also verifies the whole checkpoint, because new checksums
+// would hide damage.
 func checkBeforeRepair(ctx context.Context, s blob.Store, rec *record, o RepairOptions) error {
 	if o.SaveID != "" && o.SaveID != rec.SaveID {
-		return nil // another save's files are at stake
+		return nil // the files of another save are used
 	}
 	have, err := filesOf(ctx, s, rec.SaveID)
 	if err != nil {
@@ -207,7 +209,8 @@ func diagnose(ctx context.Context, s blob.Store) (*record, bool, error) {
 	return rec, err == nil, err
 }
 
-// broken reports whether err is about the checkpoint, not about the way to it.
+// broken reports whether err means that the checkpoint is damaged or missing, and not
+// that the store failed.
 func broken(err error) bool {
 	return errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrIncomplete) || errors.Is(err, storage.ErrNotFound)
 }
@@ -548,8 +551,8 @@ func (f *find) sortChunks() {
 	f.Tensor = &t
 }
 
-// entry returns the entry with the one chunk, or the value, that it describes:
-// what the file's header says of he, at loc.
+// entry returns an entry with the one chunk, or the value, that s describes. he is its
+// entry in the header of the file, and loc its location.
 func (s *selfItem) entry(he safetensors.Entry, loc meta.Location) (meta.Entry, error) {
 	e := meta.Entry{FQN: he.Name, Path: meta.Path(s.Path)}
 	sizes := he.Shape

@@ -20,7 +20,7 @@ type options struct {
 	storage.WriteOptions
 }
 
-// files returns how many files the items are for.
+// files returns the number of data files for the items.
 func (o *options) files(items []*plan.WriteItem) int {
 	if o.FileBytes <= 0 {
 		return o.FilesPerRank
@@ -50,7 +50,7 @@ func newWriter(store blob.Store, o *options) *writer {
 	return w
 }
 
-// SetUp begins a save. It refuses what could not be recorded at the end.
+// SetUp begins a save. It returns an error if the record cannot hold s.Storage.
 func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
 	if err := w.Publisher.SetUp(ctx, s); err != nil {
 		return err
@@ -191,8 +191,8 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	return w.Commit(ctx, publish.File{Name: recordName, Data: b}, results, publish.File{Name: rec.Files[0].Name, Data: index})
 }
 
-// checkLengths refuses chunks of another length than their boxes have, or without
-// a checksum of each tile: readers would refuse them.
+// checkLengths returns an error if a chunk does not have the length of its box or one
+// checksum for each tile, because readers would refuse it.
 func checkLengths(entries []meta.Entry) error {
 	for i := range entries {
 		e := &entries[i]

@@ -10,52 +10,57 @@ import (
 
 // Format describes the files of a format, as far as a Publisher needs it.
 type Format struct {
-	// Name is the name of the format. Marks of different formats do not meet.
+	// Name is the name of the format. It is part of the names of marks, so marks of
+	// different formats are distinct.
 	Name string
-	// Records are the names of the files that make a checkpoint of the data files.
-	// One of them is the last file of a save. If several exist, readers use the
-	// first one of this list, which hides the others.
+	// Records are the possible names of the record. A save writes one of them, as its
+	// last file. If several exist, readers use the one that comes first in this list,
+	// so it hides the others.
 	Records []string
-	// Also are names of other files that show that there is a checkpoint.
+	// Also are the names of other files whose existence means that there is a
+	// checkpoint.
 	Also []string
-	// OneFile means that a checkpoint is its record and nothing else. Saves in
-	// such a format have no mark and take no lock.
+	// OneFile means that a checkpoint consists of its record only. Saves in such a
+	// format have no mark and take no lock.
 	OneFile bool
 
-	// Prefix begins the names of all data files, at the root of the store.
+	// Prefix is the prefix of the names of all data files.
 	Prefix string
-	// IDFirst means that the id of the save follows the prefix in each name.
+	// IDFirst means that the id of the save follows Prefix in the name of each data
+	// file.
 	IDFirst bool
-	// Parse returns the id of the save from the name of a data file, or "" if the
-	// name has no id. ok is false if the name is not that of a data file.
+	// Parse returns the id of the save from the name of a data file, or "" if the name
+	// does not contain an id. ok is false if name is not the name of a data file.
 	Parse func(name string) (saveID string, ok bool)
-	// Identify, if not nil, sets the ids of saves that are not in the names of the
-	// files, and leaves out the files that cairn did not write. A record comes
-	// before the files that it names, because it must be removed first.
+	// Identify, if not nil, completes the result of Parse. It returns files without
+	// those that cairn did not write, and sets the ids of saves that the names do not
+	// contain. A record comes before the files that it names, because it must be
+	// removed first.
 	Identify func(ctx context.Context, store blob.Store, files []Leftover) ([]Leftover, error)
 
 	// Read describes the checkpoint at the root of store. The error wraps
-	// storage.ErrNotFound, ErrIncomplete, ErrCorrupt or ErrVersion, unless the
-	// store failed. A description beside an error lists what is known. A format
-	// with several records always returns a description, unless the store failed.
+	// storage.ErrNotFound, ErrIncomplete, ErrCorrupt or ErrVersion, unless the store
+	// failed. If Read returns both an error and a description, the description lists
+	// the files that are known. A format with several records always returns a
+	// description, unless the store failed.
 	Read func(ctx context.Context, store blob.Store) (*Existing, error)
-	// Check, if not nil, returns an error if the place holds a checkpoint that a
-	// new one would not replace.
+	// Check, if not nil, returns an error if the store holds a checkpoint that would
+	// not be replaced by a new one.
 	Check func(ctx context.Context, store blob.Store) error
 
-	// RankRecord returns the name of the record of one rank that saves without the
-	// other ranks, and ReadRank the id of the save of such a record, or "" if the
-	// record does not have it. Nil: the format has no such records.
+	// RankRecord returns the name of the record of one rank that saves without a
+	// group. ReadRank reads such a record and returns the id of its save, or "" if the
+	// record does not contain it. Nil: the format does not support such saves.
 	RankRecord func(rank int) string
 	ReadRank   func(ctx context.Context, store blob.Store, name string) (saveID string, err error)
 }
 
-// Existing is the checkpoint that is at a place.
+// Existing describes the checkpoint that is in a store.
 type Existing struct {
 	// Files are the files of the checkpoint that a sweep must spare.
 	Files []string
-	// Replaced are the files that a save removes once its own checkpoint has
-	// replaced this one, records first. Those of the new checkpoint stay.
+	// Replaced are the files that a save removes after its checkpoint has replaced
+	// this one, records first. Files that the new checkpoint uses too are kept.
 	Replaced []string
 }
 
@@ -65,7 +70,8 @@ func isAbsent(err error) bool {
 	return errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrIncomplete)
 }
 
-// current returns the files that a sweep must spare.
+// current returns the names of the files that the checkpoint in store needs. If there
+// is no complete checkpoint, this is not an error.
 func (f *Format) current(ctx context.Context, store blob.Store) (map[string]bool, error) {
 	old, err := f.Read(ctx, store)
 	if isAbsent(err) {
@@ -95,7 +101,7 @@ func (f *Format) list(ctx context.Context, store blob.Store, prefix string) ([]L
 	return out, nil
 }
 
-// identified is list with the ids of saves.
+// identified is like list, but also calls Identify.
 func (f *Format) identified(ctx context.Context, store blob.Store, prefix string) ([]Leftover, error) {
 	out, err := f.list(ctx, store, prefix)
 	if err == nil && f.Identify != nil {

@@ -19,25 +19,26 @@ type Leftover struct {
 	ModTime time.Time `json:"time"`
 	// SaveID is the id of the save that wrote it, or "" if that is unknown.
 	SaveID string `json:"save_id,omitempty"`
-	// Owner is the state of the process that would have removed the file or made
+	// Owner says whether the process is alive that would have removed the file or made
 	// it part of a checkpoint.
 	Owner blob.Owner `json:"-"`
 }
 
-// Over reports whether nothing will ever need the file: its owner is dead, or
-// unknown and the file is at least olderThan old.
+// Over reports whether the file can be removed: its owner is dead, or its owner is
+// unknown and the file is at least olderThan old. If olderThan is negative, only the
+// files of dead owners can be removed.
 func (l *Leftover) Over(olderThan time.Duration) bool {
 	return l.Owner == blob.OwnerDead || l.Owner == blob.OwnerUnknown && olderThan >= 0 && time.Since(l.ModTime) >= olderThan
 }
 
 // Leftovers returns the files of the format at the root of store that the
-// checkpoint there does not need, and the temporary files of writers. Files of
-// saves that are under way are among them, with a living owner.
+// checkpoint there does not need, and the temporary files of writers. The result
+// includes the files of saves that are under way; their owner is alive.
 func Leftovers(ctx context.Context, store blob.Store, f *Format) ([]Leftover, error) {
-	// The order matters. A save has its mark before its first file and until it
-	// has ended. So if a file is listed first and no living mark is found after
-	// that, its save has ended; and if the record, read last, does not name the
-	// file, no record ever will.
+	// The order of the three reads matters. A save holds its mark from before its
+	// first file until its end. So if the files are listed first, and after that a
+	// file has no mark of a living process, the save of the file has ended. If the
+	// record, which is read last, does not name the file, no later record will.
 	data, err := f.identified(ctx, store, f.Prefix)
 	if err != nil {
 		return nil, err
@@ -78,7 +79,7 @@ func tempsAt(ctx context.Context, store blob.Store) ([]Leftover, error) {
 	return out, err
 }
 
-// mark is a Mark that was found.
+// mark is a mark that was found in a store. Any process may hold it.
 type mark struct {
 	saveID string
 	note   note
@@ -99,15 +100,17 @@ func marksAt(ctx context.Context, store blob.Store, format string) ([]mark, erro
 	for _, l := range locks {
 		m := mark{Lock: l}
 		if m.saveID, ok = strings.CutPrefix(l.Name, markName(format, "")); ok {
-			_ = json.Unmarshal(l.Note, &m.note) // a mark without a note claims less
+			_ = json.Unmarshal(l.Note, &m.note) // without a valid note, no replaced files are known
 			out = append(out, m)
 		}
 	}
 	return out, nil
 }
 
-// ownerOf returns the state of the owner of a data file: alive if one of the marks
-// that it may belong to is alive, dead if all of them are dead.
+// ownerOf returns the owner state of a data file. The marks of the file are those of
+// its save and of saves that replace it. The owner is alive if one of these marks is
+// held by a living process, dead if all of them were left by dead processes, and
+// otherwise unknown.
 func ownerOf(l *Leftover, marks []mark) blob.Owner {
 	var seen [3]bool
 	for i := range marks {
@@ -125,9 +128,10 @@ func ownerOf(l *Leftover, marks []mark) blob.Owner {
 	return blob.OwnerUnknown
 }
 
-// Sweep removes the leftovers for which Leftover.Over is true, and returns those that
-// it removed, even if it returns an error. A negative age keeps leftovers of unknown
-// owners. If keep is not nil, leftovers for which it returns true stay too.
+// Sweep removes the leftovers for which Leftover.Over is true. It returns those that it
+// removed, also if it returns an error. If olderThan is negative, it keeps leftovers of
+// unknown owners. If keep is not nil, Sweep also keeps the leftovers for which keep
+// returns true, apart from temporary files.
 func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Duration, keep func(*Leftover) bool) ([]Leftover, error) {
 	if olderThan < 0 {
 		if dead, err := anyDead(ctx, store, f.Name); !dead || err != nil {
@@ -147,7 +151,7 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 				continue
 			}
 			if keep != nil && keep(&l) {
-				kept = kept || l.Owner == blob.OwnerDead // its mark is still needed
+				kept = kept || l.Owner == blob.OwnerDead // only its mark shows that its owner is dead
 			} else if err := store.Remove(ctx, l.Name); err != nil {
 				errs = append(errs, err)
 			} else {
@@ -164,8 +168,8 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 	return out, err
 }
 
-// anyDead reports whether a dead process has left a mark, or a file that it
-// wrote. It costs less than a list of all files.
+// anyDead reports whether a dead process has left a mark or a temporary file. It costs
+// less than listing all files.
 func anyDead(ctx context.Context, store blob.Store, format string) (bool, error) {
 	marks, err := marksAt(ctx, store, format)
 	if err != nil || slices.ContainsFunc(marks, func(m mark) bool { return m.Owner == blob.OwnerDead }) {
@@ -177,8 +181,8 @@ func anyDead(ctx context.Context, store blob.Store, format string) (bool, error)
 
 func isTemp(name string) bool { return strings.HasPrefix(name, blob.Reserved) }
 
-// sweepTemps removes the temporary files of dead writers. It returns those of left
-// that it removed.
+// sweepTemps removes the temporary files of dead writers, and those of unknown writers
+// that are older than olderThan. It returns the elements of left that it removed.
 func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderThan time.Duration) ([]Leftover, error) {
 	s, ok := blob.As[blob.Sweeper](store)
 	if !ok {
@@ -195,7 +199,8 @@ func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderTha
 	return left, errors.Join(err, tempErr)
 }
 
-// sweepMarks removes the marks of saves that have ended, whose files are gone.
+// sweepMarks removes the marks of saves that have ended. The caller has removed the
+// files of these saves.
 func sweepMarks(ctx context.Context, store blob.Store, format string, olderThan time.Duration) error {
 	marks, err := marksAt(ctx, store, format)
 	if err != nil {

@@ -10,32 +10,31 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// The names of locks: one for each save under way, and one that is held while
-// the record is replaced or files are removed.
+// The names of locks. Each save under way holds a lock whose name begins with
+// markPrefix. placeLock is held while the record is replaced or files are removed.
 const (
 	markPrefix = "save-"
 	placeLock  = "place"
 )
 
-// note is the text of a mark.
+// note is the content of a mark, as JSON.
 type note struct {
 	// Replaced are the files of the checkpoint that the save replaces. It
 	// removes them after its commit.
 	Replaced []string `json:"replaced,omitempty"`
 }
 
-// Mark marks a save as under way, as long as its process lives. The coordinator
-// holds it from before any rank writes until the save has ended. A save cannot
-// commit without its coordinator, so it ends if the coordinator dies. A nil Mark, of
-// a store without locks, does nothing.
+// Mark is a lock that marks a save as under way, as long as its process is alive. The
+// coordinator holds it from before the first write of any rank until the end of the
+// save. A save cannot commit without its coordinator, so it ends if the coordinator
+// dies. A nil Mark does nothing; stores without locks have nil Marks.
 type Mark struct {
 	lock blob.HeldLock
 	note note
 }
 
-// NewMark marks the save of that id, in a format, as under way. If the mark is held
-// by another process, which saves or repairs that save, the error wraps
-// blob.ErrLocked.
+// NewMark marks a save in a format as under way. The error wraps blob.ErrLocked if
+// another process holds the mark, because it writes or repairs the same save.
 func NewMark(ctx context.Context, store blob.Store, format, saveID string) (*Mark, error) {
 	l, ok := blob.As[blob.Locker](store)
 	if !ok {
@@ -60,8 +59,8 @@ func (m *Mark) encode() []byte {
 	return b
 }
 
-// Replaces notes the files that the save removes after its commit, so that
-// another process can remove them if this one dies in between.
+// Replaces writes the names of the files that the save removes after its commit into
+// the mark. If this process dies after the commit, another process can remove them.
 func (m *Mark) Replaces(files []string) error {
 	if m == nil || len(files) == 0 {
 		return nil
@@ -70,7 +69,7 @@ func (m *Mark) Replaces(files []string) error {
 	return m.lock.SetNote(m.encode())
 }
 
-// Release ends the mark.
+// Release releases the lock of the mark.
 func (m *Mark) Release() error {
 	if m == nil || m.lock == nil {
 		return nil
@@ -80,8 +79,8 @@ func (m *Mark) Release() error {
 	return l.Release()
 }
 
-// CheckIdle returns an error that wraps blob.ErrLocked if a save in a format is known
-// to be under way.
+// CheckIdle returns an error that wraps blob.ErrLocked if a living process holds the
+// mark of a save in a format.
 func CheckIdle(ctx context.Context, store blob.Store, format string) error {
 	marks, err := marksAt(ctx, store, format)
 	if err != nil {
@@ -95,13 +94,14 @@ func CheckIdle(ctx context.Context, store blob.Store, format string) error {
 	return nil
 }
 
-// lockWait bounds how long Locked waits. The holder of the lock removes files or
-// writes a record, which takes less time unless its process is stopped.
+// lockWait bounds how long Locked waits for the lock. Its holder removes files or writes
+// a record, which takes less time unless the process is suspended.
 const lockWait = 10 * time.Second
 
-// Locked runs fn while no other process of this host is inside of Locked for the
-// same place. If the store has no locks, or a process holds the lock for too
-// long, it runs fn without: fn must keep the checkpoint safe by itself.
+// Locked runs fn while it holds a lock of the store, so that other processes of this
+// host do not run their fn at the same time. If the store has no locks, or another
+// process holds the lock for longer than lockWait, Locked runs fn without the lock. So
+// fn must not damage the checkpoint even if it runs concurrently.
 func Locked(ctx context.Context, store blob.Store, fn func() error) error {
 	if l, ok := blob.As[blob.Locker](store); ok {
 		if lock := waitLock(ctx, l); lock != nil {

@@ -1,9 +1,9 @@
-// Package publish makes a checkpoint appear in one atomic step, in every format. A
-// Publisher keeps the files of a save apart from all others, replaces the record of
-// the old checkpoint by that of the new one, and removes the files that no
-// checkpoint needs any more. It does not know any format: a Format describes the
-// names of the files and reads the checkpoint that is there. The contract is at
-// Publisher, whose methods follow the steps of storage.Writer.
+// Package publish makes a new checkpoint visible in one atomic step. A Publisher gives
+// the files of a save names of their own, replaces the record of the old checkpoint
+// with that of the new one, and removes the files that no checkpoint needs any more. It
+// does not depend on any format: a Format describes the names of the files and reads
+// the existing checkpoint. The contract is at Publisher, whose methods follow those of
+// storage.Writer.
 package publish
 
 import (
@@ -26,14 +26,14 @@ import (
 )
 
 // Publisher carries out the saves of one rank at the root of a store, one after the
-// other. A writer of a format calls SetUp, Prepare, Infix, Write, and Commit or Abort
-// in the steps of storage.Writer. If the checkpoint is a single file, WriteHeld and
-// CommitHeld take the place of Infix, Write and Commit.
+// other. The storage.Writer of a format calls SetUp, Prepare, Infix, Write, and Commit
+// or Abort. If the checkpoint is a single file, it calls WriteHeld and CommitHeld
+// instead of Infix, Write and Commit.
 //
 // The names of data files contain the id of their save, so a save does not touch
 // the files of another save or program. The old checkpoint stays complete until the
-// new record replaces the old one. A save that fails removes its files. A save whose
-// process dies leaves a mark, by which the next save finds and removes its files.
+// new record replaces the old one. If a save fails, it removes its files. If its process
+// dies, its mark remains, and the next save finds the mark and removes the files.
 type Publisher struct {
 	store blob.Store
 	f     *Format
@@ -45,8 +45,8 @@ type Publisher struct {
 
 	mu    sync.Mutex
 	names []string // files of this save that may exist; guarded by mu
-	kept  bool     // none of them may be removed; guarded by mu
-	held  *Held    // a file that waits for its commit; guarded by mu
+	kept  bool     // these files may be part of a checkpoint and must stay; guarded by mu
+	held  *Held    // a file that is written but not committed; guarded by mu
 }
 
 // New returns a publisher at the root of store.
@@ -54,13 +54,14 @@ func New(store blob.Store, f *Format, o storage.WriteOptions) *Publisher {
 	return &Publisher{store: store, f: f, opts: o.WithDefaults()}
 }
 
-// maxSaveID bounds a save's id, so that file names stay shorter than the limits of
-// file systems.
+// maxSaveID bounds the length of a save's id, so that file names do not exceed the
+// limits of file systems.
 const maxSaveID = 64
 
 var saveIDs = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]*$`)
 
-// SetUp begins a save. It refuses an id that cannot be part of file names.
+// SetUp begins a save. It returns an error if the id of the save cannot be part of file
+// names.
 func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
 	p.release()
 	p.drop()
@@ -75,13 +76,13 @@ func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
 	return nil
 }
 
-// Session returns the session that SetUp was given.
+// Session returns the session that was passed to SetUp.
 func (p *Publisher) Session() storage.Session { return p.sess }
 
-// Prepare is for PrepareLocalPlan. It returns l, or the errors of check for all of
-// its items. check may be nil. The coordinator returns an error if there is a
-// checkpoint that must stay, or if it cannot find out. Otherwise it removes the
-// files of dead saves and marks this save as under way.
+// Prepare implements PrepareLocalPlan of storage.Writer. It calls check, if not nil, for
+// each item of l, and returns l, or the errors of check. On the coordinator, it also
+// returns an error if the existing checkpoint must not be replaced, or if it cannot find
+// out. Otherwise it removes the files of dead saves and marks this save as under way.
 func (p *Publisher) Prepare(ctx context.Context, l *plan.SavePlan, check func(it *plan.WriteItem) error) (*plan.SavePlan, error) {
 	var refused []error
 	for i := range l.Items {
@@ -108,7 +109,7 @@ func (p *Publisher) begin(ctx context.Context) error {
 	}
 	p.coordinates = true
 	p.sweep(ctx, -1)
-	if p.sess.Journal != nil || p.mark != nil || p.f.OneFile { // with a journal, no other save uses the place
+	if p.sess.Journal != nil || p.mark != nil || p.f.OneFile { // with a journal, no other save uses the store
 		return nil
 	}
 	var err error
@@ -116,8 +117,9 @@ func (p *Publisher) begin(ctx context.Context) error {
 	return err
 }
 
-// checkFree refuses a place with a checkpoint, or with the record of a rank of
-// another save. It looks at one record of another rank: readers compare all of them.
+// checkFree returns an error if the store holds a checkpoint, a record of this rank, or
+// a record of another save. It reads the records of rank 0 and of the two neighbours of
+// this rank only. Readers compare the records of all ranks.
 func (p *Publisher) checkFree(ctx context.Context) error {
 	for _, name := range []string{p.f.Records[0], p.f.RankRecord(p.sess.Rank)} {
 		if ok, err := p.exists(ctx, name); err != nil {
@@ -143,7 +145,7 @@ func (p *Publisher) checkFree(ctx context.Context) error {
 	return nil
 }
 
-// checkReplaceable returns an error if the checkpoint that is there must stay.
+// checkReplaceable returns an error if the existing checkpoint must not be replaced.
 func (p *Publisher) checkReplaceable(ctx context.Context) error {
 	if p.f.Check != nil {
 		if err := p.f.Check(ctx, p.store); err != nil {
@@ -189,10 +191,10 @@ func (p *Publisher) exists(ctx context.Context, name string) (bool, error) {
 	return err == nil, err
 }
 
-// Infix returns the part of the names of this rank's files that tells saves apart:
-// the save's id. A save with a journal, which no other save or program disturbs,
-// uses the plain names of the format unless there is a checkpoint. Infix removes
-// the files of an earlier attempt in this save, unless a journal lists them.
+// Infix returns the part of file names that distinguishes this save from others: its
+// id. With a journal, no other save uses the store, so Infix returns "" unless there is
+// a checkpoint: the files then have the plain names of the format. Without a journal,
+// Infix also removes the files of an earlier attempt in this save.
 func (p *Publisher) Infix(ctx context.Context) (string, error) {
 	id := p.sess.Storage.SaveID
 	if p.sess.Journal == nil {
@@ -206,8 +208,8 @@ func (p *Publisher) Infix(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// removeAttempt removes the files that were noted, unless they must stay, and
-// forgets those that are removed.
+// removeAttempt removes the files in p.names from the store and from p.names, unless
+// keep was called.
 func (p *Publisher) removeAttempt(ctx context.Context) error {
 	names, kept := p.take()
 	if kept {
@@ -224,22 +226,22 @@ func (p *Publisher) removeAttempt(ctx context.Context) error {
 	return nil
 }
 
-// note remembers a file that may exist from now on, so that Abort removes it.
+// note adds a file that may exist from now on to p.names, so that Abort removes it.
 func (p *Publisher) note(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.names = append(p.names, name)
 }
 
-// keep makes Abort keep the files of this save: they may be part of a checkpoint.
+// keep makes Abort keep the files of this save, because they may be part of a
+// checkpoint.
 func (p *Publisher) keep() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.kept = true
 }
 
-// take returns the names that were noted and forgets them, and whether the files
-// must stay.
+// take returns p.names and clears it. kept reports whether keep was called.
 func (p *Publisher) take() (names []string, kept bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -247,28 +249,29 @@ func (p *Publisher) take() (names []string, kept bool) {
 	return names, p.kept
 }
 
-// Write writes the data files of this rank, with planned bytes of items.
+// Write writes the data files of this rank. planned is the number of bytes of the
+// plan's items, for the session's Progress.
 func (p *Publisher) Write(ctx context.Context, files []*datafile.File, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
 	return datafile.Write(ctx, p.store, files, data, p.sess, planned, datafile.Options{
 		Files: p.opts.FilesPerRank, BufferBytes: p.opts.BufferBytes, Created: p.note,
 	})
 }
 
-// Held describes a file that is a whole checkpoint, so that a publisher can tell it
-// from other files of the same name.
+// Held describes a file that is a whole checkpoint. By its description, a publisher can
+// distinguish it from other files of the same name.
 type Held struct {
 	Name string
 	Size int64
-	// Sample are bytes of the file that no other file has, from Offset on. They are
-	// complete once the file is written.
+	// Sample are bytes of the file, from Offset on, that differ in every other file.
+	// They may be filled in until the file is written.
 	Offset int64
 	Sample []byte
 
 	w blob.Writer
 }
 
-// WriteHeld writes the file that is the whole checkpoint. The file appears in
-// CommitHeld. h describes it.
+// WriteHeld writes the file that is the whole checkpoint. h describes it. The file
+// becomes visible in CommitHeld.
 func (p *Publisher) WriteHeld(ctx context.Context, file *datafile.File, h *Held, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
 	p.drop()
 	return datafile.Write(ctx, p.store, []*datafile.File{file}, data, p.sess, planned, datafile.Options{
@@ -282,7 +285,7 @@ func (p *Publisher) WriteHeld(ctx context.Context, file *datafile.File, h *Held,
 	})
 }
 
-// takeHeld returns the file that waits for its commit, or nil, and forgets it.
+// takeHeld returns p.held and sets it to nil.
 func (p *Publisher) takeHeld() *Held {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -291,16 +294,16 @@ func (p *Publisher) takeHeld() *Held {
 	return h
 }
 
-// drop gives up the file that waits for its commit.
+// drop aborts the file that is written but not committed, if there is one.
 func (p *Publisher) drop() {
 	if h := p.takeHeld(); h != nil {
 		h.w.Abort()
 	}
 }
 
-// Locate is storage.Locate, and refuses tensors that their chunks do not cover: a
-// checkpoint that cannot be read must not replace one that can. The chunks of a rank
-// that saves without the other ranks need not cover whole tensors.
+// Locate calls storage.Locate. It also returns an error if the chunks of a tensor do not
+// tile it: a checkpoint that cannot be read must not replace one that can. If the rank
+// saves without a group, its chunks need not cover whole tensors.
 func (p *Publisher) Locate(md *meta.Metadata, results []*storage.WriteResults) ([]meta.Entry, error) {
 	entries, err := storage.Locate(md, results)
 	if err != nil || p.opts.RankLocal {
@@ -318,7 +321,7 @@ func (p *Publisher) Locate(md *meta.Metadata, results []*storage.WriteResults) (
 	return entries, nil
 }
 
-// Ranks returns the number of ranks of a save without a group, or 0.
+// Ranks returns the number of ranks if they save without a group, and 0 otherwise.
 func (p *Publisher) Ranks() int {
 	if !p.opts.RankLocal {
 		return 0
@@ -332,11 +335,12 @@ type File struct {
 	Data []byte
 }
 
-// Commit writes the files of before, and then makes rec the record, in one atomic
-// step, of the checkpoint that consists of these files and those of the results.
-// After that it removes what no checkpoint needs. After an error nothing has
-// appeared, unless it wraps storage.ErrUncertain. The record of a rank that saves
-// without the other ranks has the name of Format.RankRecord.
+// Commit makes the checkpoint visible, which consists of rec, the files of before and
+// the files of the results. It writes the files of before, and then the record rec, in
+// one atomic step. After that it removes the files that no checkpoint needs. If Commit
+// returns an error, the checkpoint is not visible, unless the error wraps
+// storage.ErrUncertain. If the rank saves without a group, the name of the record is
+// that of Format.RankRecord.
 func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.WriteResults, before ...File) error {
 	have, err := p.sizes(ctx)
 	if err != nil {
@@ -378,7 +382,7 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 	return c.run(ctx)
 }
 
-// CommitHeld makes the file of WriteHeld the checkpoint, as Commit does.
+// CommitHeld makes the file of WriteHeld visible. Its errors are like those of Commit.
 func (p *Publisher) CommitHeld(ctx context.Context) error {
 	h := p.takeHeld()
 	if h == nil {
@@ -397,7 +401,7 @@ func (p *Publisher) CommitHeld(ctx context.Context) error {
 	return c.run(ctx)
 }
 
-// isAt reports whether the file is in the store.
+// isAt reports whether the file in the store is the one that h describes.
 func (h *Held) isAt(ctx context.Context, store blob.Store) (bool, error) {
 	r, err := store.Open(ctx, h.Name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -415,8 +419,8 @@ func (h *Held) isAt(ctx context.Context, store blob.Store) (bool, error) {
 	return bytes.Equal(now, h.Sample), err
 }
 
-// sizes returns the data files that are there, with their sizes. If all names begin
-// with the id of their save, they are those of this save.
+// sizes returns the sizes of the data files in the store, by name. If the format has
+// IDFirst, it returns only those whose names begin with the id of this save.
 func (p *Publisher) sizes(ctx context.Context) (map[string]int64, error) {
 	files, err := p.f.list(ctx, p.store, p.ownPrefix())
 	out := make(map[string]int64, len(files))
@@ -433,9 +437,9 @@ func (p *Publisher) ownPrefix() string {
 	return p.f.Prefix
 }
 
-// CheckFiles returns an error unless every file that the ranks wrote is there with
-// its size. It keeps a commit from naming a file that another program has removed.
-// have are the files that are there, with their sizes.
+// CheckFiles returns an error if a file that the ranks wrote is missing or has another
+// size. So a record does not name a file that another program has removed. have maps
+// the names of the existing files to their sizes.
 func CheckFiles(have map[string]int64, results []*storage.WriteResults) error {
 	for _, r := range results {
 		for _, f := range r.Files {
@@ -451,10 +455,10 @@ func CheckFiles(have map[string]int64, results []*storage.WriteResults) error {
 	return nil
 }
 
-// Abort removes the data files of this save: a rank its own, the coordinator those
-// of all ranks, because the others may be gone. It does nothing once a commit may
-// have made them part of a checkpoint, and spares files that the current record
-// names, even if a repair wrote it.
+// Abort removes the data files of this save. Each rank removes its own files. The
+// coordinator removes those of all ranks, because the other ranks may have died. Abort
+// keeps all files if a commit may have made them part of a checkpoint. It also keeps
+// files that the current record names: a repair may have written that record.
 func (p *Publisher) Abort(ctx context.Context) error {
 	defer p.release()
 	p.drop()
@@ -476,8 +480,10 @@ func (p *Publisher) Abort(ctx context.Context) error {
 	return errors.Join(err, p.removeUnnamed(ctx, slices.Compact(names)))
 }
 
-// removeUnnamed removes those of the files that the current checkpoint does not
-// name. If the checkpoint cannot be read, it removes nothing.
+// removeUnnamed removes those of the files that the current checkpoint does not need. It
+// removes nothing if it cannot find out, because the store fails or the checkpoint has
+// another version. If the checkpoint is corrupt, it keeps only the files that
+// Format.Read returned.
 func (p *Publisher) removeUnnamed(ctx context.Context, names []string) error {
 	if len(names) == 0 {
 		return nil
@@ -491,7 +497,7 @@ func (p *Publisher) removeUnnamed(ctx context.Context, names []string) error {
 	})
 }
 
-// removeAll removes files, and goes on if one cannot be removed.
+// removeAll removes files. If one cannot be removed, it continues with the others.
 func (p *Publisher) removeAll(ctx context.Context, names []string) error {
 	var errs []error
 	for _, name := range names {
@@ -500,7 +506,7 @@ func (p *Publisher) removeAll(ctx context.Context, names []string) error {
 	return errors.Join(errs...)
 }
 
-// sweep removes the files of saves that are over. Errors are only warnings.
+// sweep removes leftovers, see Sweep. It reports errors as warnings.
 func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) {
 	if p.sess.Journal != nil || p.opts.SweepAfter < 0 || p.f.OneFile && olderThan < 0 {
 		return
@@ -514,7 +520,7 @@ func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) {
 	p.warn(err)
 }
 
-// release ends the mark of the save.
+// release releases the mark of the save.
 func (p *Publisher) release() {
 	p.warn(p.mark.Release())
 	p.mark = nil
@@ -526,17 +532,17 @@ func (p *Publisher) warn(err error) {
 	}
 }
 
-// commit is the step that replaces a checkpoint.
+// commit is the state of a call of Commit or CommitHeld.
 type commit struct {
 	*Publisher
-	name     string // of the new record
-	ifAbsent bool   // the record must not replace another file
-	named    map[string]bool
+	name     string                                  // of the new record
+	ifAbsent bool                                    // the record must not replace another file
+	named    map[string]bool                         // the files of the new checkpoint
 	write    func(ctx context.Context) error         // writes the record
 	isOurs   func(ctx context.Context) (bool, error) // reports whether the record is in the store
 }
 
-// run replaces the checkpoint and removes what no checkpoint needs any more.
+// run replaces the checkpoint and removes the files that no checkpoint needs any more.
 func (c *commit) run(ctx context.Context) error {
 	if c.opts.RankLocal {
 		return c.writeRecord(ctx)
@@ -556,7 +562,7 @@ func (c *commit) run(ctx context.Context) error {
 	return err
 }
 
-// replace replaces the checkpoint that is there and removes its files.
+// replace replaces the existing checkpoint and removes its files.
 func (c *commit) replace(ctx context.Context) error {
 	hiding, err := c.hiding(ctx)
 	if err != nil {
@@ -607,10 +613,10 @@ func (c *commit) hiding(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-// writeRecord writes the record, which is the commit. If the store reports an
-// error, writeRecord reads the record: if it is another one or does not exist, the
-// commit did not take place; if it is ours, the commit is visible, but may not
-// survive the loss of power.
+// writeRecord writes the record, which is the commit. If the store returns an error,
+// writeRecord reads the record. If there is no record or another one, the commit did
+// not take effect. If it is the new record, the commit is visible, but may be lost if
+// the power fails.
 func (c *commit) writeRecord(ctx context.Context) error {
 	err := c.write(ctx)
 	if err == nil {
@@ -631,11 +637,11 @@ func (c *commit) writeRecord(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 }
 
-// uncover writes the record, which the records of hiding hide, and then removes
-// these. The removal is the commit: until then Abort may remove the new record.
-// uncover removes the record last that readers look for first, so that at any time
-// they find the old checkpoint or the new one. Then it writes the record once more,
-// which makes the removal durable.
+// uncover writes the record and then removes the records in hiding, which readers prefer
+// to it. The removal of the last of them is the commit: until then, Abort may remove the
+// new record. uncover removes them in reverse order, so that the record that readers
+// look for first is removed last. So at any time readers find the old checkpoint or the
+// new one. Finally uncover writes the record again, which makes the removal durable.
 func (c *commit) uncover(ctx context.Context, hiding []string) error {
 	c.note(c.name)
 	if err := c.write(ctx); err != nil {
@@ -659,8 +665,8 @@ func (c *commit) uncover(ctx context.Context, hiding []string) error {
 	return nil
 }
 
-// Tell returns the plans with v, as JSON, in the storage data of each: so the
-// coordinator sends v to the ranks. The plans themselves stay as they are.
+// Tell returns copies of the plans with v, encoded as JSON, as their storage data. In
+// this way the coordinator sends v to all ranks. ps is not changed.
 func Tell(ps []*plan.SavePlan, v any) ([]*plan.SavePlan, error) {
 	b, err := json.Marshal(v)
 	if err != nil {

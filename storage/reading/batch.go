@@ -15,20 +15,22 @@ import (
 )
 
 const (
-	// leastBytes is how much one read may take, whatever the budget.
+	// leastBytes is the number of bytes that one read may take even if the budget is
+	// smaller.
 	leastBytes = 1 << 20
-	// pageBytes is the smallest hole worth skipping: no medium reads less.
+	// pageBytes is the size up to which a hole between two ranges is read with them:
+	// no medium reads less than a page.
 	pageBytes = 4 << 10
-	// smallBytes is the size up to which a range is read together with its
-	// neighbours rather than into its own place.
+	// smallBytes is the size up to which a range is read into a buffer, together with
+	// its neighbours. Larger ranges are read directly into the memory of the receiver.
 	smallBytes = 256 << 10
 )
 
 // measures determine how chunks are cut into reads. Tests use small ones.
 type measures struct {
-	most  int64 // bytes of one read
-	gap   int64 // bytes that are better read than skipped
-	small int64 // up to this size a range is read with its neighbours
+	most  int64 // the largest size of one read
+	gap   int64 // the largest hole that is read rather than skipped
+	small int64 // the largest range that is read together with its neighbours
 }
 
 // batch is the work of one call of Read.
@@ -37,9 +39,9 @@ type batch struct {
 	dst      storage.Receiver
 	opts     storage.ReadOptions
 	meas     measures
-	storeGap int64 // the gap that the store asks for; requests are dear if it is not zero
-	tiled    bool  // chunks have tiles, so that no byte outside of them is read
-	cached   bool  // read through the system's cache
+	storeGap int64 // the gap that the store asks for; if it is not zero, requests are expensive
+	tiled    bool  // chunks have tiles, which already round reads out: only storeGap joins requests
+	cached   bool  // read through the operating system's cache
 	jobs     []*job
 	requests []Request
 	tasks    []task
@@ -47,7 +49,8 @@ type batch struct {
 	told     work.Share
 }
 
-// task is work that is not a read of a range: it counts its own bytes.
+// task is work other than reading a range. It returns the number of bytes that it
+// read.
 type task func(ctx context.Context) (read int64, err error)
 
 func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions) *batch {
@@ -62,7 +65,7 @@ func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions) *batch
 	return b
 }
 
-// add takes up one item. Nothing is read yet.
+// add adds one item to the batch. It reads nothing from files.
 func (b *batch) add(it *plan.ReadItem, e *meta.Entry) error {
 	if it.Kind == plan.KindBytes {
 		return b.addValue(it, e)
@@ -77,7 +80,6 @@ func (b *batch) add(it *plan.ReadItem, e *meta.Entry) error {
 	return b.addJob(&job{item: it, id: ChunkID{e, i}, box: it.SourceBox()})
 }
 
-// addValue takes up a value.
 func (b *batch) addValue(it *plan.ReadItem, e *meta.Entry) error {
 	switch {
 	case e.Bytes == nil:
@@ -111,12 +113,12 @@ func (b *batch) addJob(j *job) error {
 	return nil
 }
 
-// run carries out all that was added.
+// run reads all items that were added.
 func (b *batch) run(ctx context.Context) error {
 	if err := b.locate(ctx); err != nil {
 		return err
 	}
-	for _, j := range b.jobs { // all are known to be sound: now memory may be taken
+	for _, j := range b.jobs { // locate has checked all of them, so memory can be allocated
 		if err := j.begin(ctx); err != nil {
 			return plan.Named(j.id.Entry.FQN, err)
 		}
@@ -136,11 +138,12 @@ func (b *batch) run(ctx context.Context) error {
 	return b.runTasks(ctx)
 }
 
-// locate asks the source for the places of the chunks and checks them. If that
-// takes reads, it asks once for each chunk.
+// locate gets the places of the chunks from the source and checks them. If the source
+// has to read files for that, locate asks for each chunk only once, even if several
+// items need it.
 func (b *batch) locate(ctx context.Context) error {
 	var ids []ChunkID
-	var same [][]*job // by the number of their chunk in ids
+	var same [][]*job // for each chunk in ids: the jobs that need it
 	numbers := map[ChunkID]int{}
 	for _, j := range b.jobs {
 		if j.box.Empty() {
@@ -174,7 +177,7 @@ func (b *batch) share() int64 {
 	return max(leastBytes, b.opts.Budget()/int64(b.opts.Workers()))
 }
 
-// runTasks carries the tasks out, in parallel.
+// runTasks runs the tasks in parallel.
 func (b *batch) runTasks(ctx context.Context) error {
 	var read, done atomic.Int64
 	err := work.Each(ctx, len(b.tasks), b.opts.Workers(), func(ctx context.Context, i int) error {
@@ -188,11 +191,11 @@ func (b *batch) runTasks(ctx context.Context) error {
 	return err
 }
 
-// job is one item of the plan on its way. It is finished when the last of its
-// parts is.
+// job is the read of one item of the plan. It is finished when the last of its parts
+// is finished.
 type job struct {
 	b     *batch
-	item  *plan.ReadItem // nil: nothing has to be handed over
+	item  *plan.ReadItem // nil: no receiver gets the item, see ReadBox
 	id    ChunkID
 	sizes []int64 // of the chunk
 	dtype tensor.DType
@@ -203,10 +206,10 @@ type job struct {
 	left  atomic.Int64
 }
 
-// weight returns the bytes of the plan that a part of the item stands for.
+// weight returns the number of bytes of a part of the item, in the dtype of the plan.
 func (j *job) weight(part tensor.Box) int64 { return part.Volume() * int64(j.dtype.Size()) }
 
-// begin gets hold of the memory of an item and plans its reads.
+// begin gets the memory that the item is read into and plans its reads.
 func (j *job) begin(ctx context.Context) error {
 	if err := j.resolve(ctx); err != nil {
 		return err
@@ -223,7 +226,8 @@ func (j *job) begin(ctx context.Context) error {
 	return j.addParts()
 }
 
-// resolve gets hold of the memory of an item.
+// resolve gets the memory that the item is read into: a new buffer for a value, the
+// memory of the receiver for a tensor.
 func (j *job) resolve(ctx context.Context) (err error) {
 	if j.id.Entry.Bytes != nil {
 		if err := j.b.c.CheckHeld(ctx, j.id.Entry); err != nil {
@@ -283,7 +287,7 @@ func (j *job) addTiles(r *Region) {
 	}
 }
 
-// addMakes plans the work of a Maker.
+// addMakes plans the calls of a Maker.
 func (j *job) addMakes() error {
 	boxes := []tensor.Box{j.box}
 	if c, ok := j.at.Maker.(Cutter); ok {
@@ -308,7 +312,8 @@ func (j *job) addMakes() error {
 	return nil
 }
 
-// settle ends a part. The last part of an item hands the item over.
+// settle is called after each part of the item. After the last part, it passes the
+// item to the receiver.
 func (j *job) settle() error {
 	if j.left.Add(-1) > 0 || j.item == nil {
 		return nil

@@ -19,23 +19,24 @@ import (
 // Checkpoint is an open checkpoint of any format. Its methods are safe for
 // concurrent use.
 //
-// If chunks have tiles, Read checks every tile before it uses its elements. If
-// records have checksums, Read computes the checksum of a record from all parts
-// that are read through this Checkpoint, in any order. The read that completes a
-// damaged record, and every later read of it, returns an error that wraps
-// storage.ErrCorrupt. Reads that never cover a whole record are not checked, nor
-// are rows of less than 1 KiB that are read one by one, nor records that were
-// forgotten because too many other records were read in part since.
+// If chunks have tiles, Read checks each tile before it uses its elements.
+//
+// If the format has checksums of whole records (see Sum), Read computes the checksum
+// of a record from the parts that are read through this Checkpoint, in any order. The
+// read that completes a damaged record, and every later read of it, returns an error
+// that wraps storage.ErrCorrupt. A record is not checked if only parts of it are read,
+// if it is read in rows of less than 1 KiB, or if so many other records were read in
+// part that its checksum was dropped to save memory.
 type Checkpoint struct {
 	Index
 	store blob.Store
 	src   *Source
-	md    *meta.Metadata          // if it is in memory
+	md    *meta.Metadata          // nil if the source has an Index
 	files map[string]storage.File // by name
-	sums  *sums                   // of records that are being read
+	sums  *sums                   // of records that were read in part
 
 	claimed sync.Once
-	greedy  map[string]int64 // files whose chunks have too many bytes in sum, once claimed is done
+	greedy  map[string]int64 // files whose chunks have too many bytes in total, with that total; set by claimed
 }
 
 var _ storage.Checkpoint = (*Checkpoint)(nil)
@@ -59,7 +60,7 @@ func Open(store blob.Store, src *Source) *Checkpoint {
 // Files returns the checkpoint's files, those that describe it first.
 func (c *Checkpoint) Files() []storage.File { return c.src.Files }
 
-// TotalBytes returns the bytes of all files.
+// TotalBytes returns the total size of all files.
 func (c *Checkpoint) TotalBytes() int64 {
 	var n int64
 	for _, f := range c.src.Files {
@@ -77,10 +78,10 @@ func (c *Checkpoint) CheckFiles(ctx context.Context) error {
 	return c.explain(ctx, c.src.CheckFiles(ctx))
 }
 
-// Read reads the items of a plan: the ranges of bytes that hold them, and no more
-// except what has to be checked with them and holes too small for a second read.
-// Reads run in parallel, in the order of the files, into the memory of the
-// receiver if its dtype and layout allow.
+// Read reads the items of a plan. It reads only the ranges of bytes that hold them,
+// rounded out to whole tiles, and small holes between these ranges. Reads run in
+// parallel, in the order of the files. They go directly into the memory of the
+// receiver if its dtype and layout allow that.
 func (c *Checkpoint) Read(ctx context.Context, md *meta.Metadata, p *plan.LoadPlan, dst storage.Receiver, o storage.ReadOptions) (storage.ReadStats, error) {
 	b := newBatch(c, dst, o)
 	b.cached = p.Replicated
@@ -98,8 +99,8 @@ func (c *Checkpoint) Read(ctx context.Context, md *meta.Metadata, p *plan.LoadPl
 	return b.stats, c.explain(ctx, err)
 }
 
-// explain returns err, or an error that wraps storage.ErrChanged if the
-// replacement of the checkpoint can cause err and the checkpoint was replaced.
+// explain returns an error that wraps storage.ErrChanged if the checkpoint was
+// replaced and err is an error that this can cause. Otherwise it returns err.
 func (c *Checkpoint) explain(ctx context.Context, err error) error {
 	if !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, blob.ErrRange) {
 		return err
@@ -115,7 +116,8 @@ func (c *Checkpoint) changed(ctx context.Context) bool {
 	return c.src.Changed != nil && c.src.Changed(context.WithoutCancel(ctx))
 }
 
-// openFile opens a file of the checkpoint.
+// openFile opens a file of the checkpoint. It returns an error that wraps
+// storage.ErrChanged if the file may belong to a new checkpoint instead.
 func (c *Checkpoint) openFile(ctx context.Context, name string) (blob.Reader, error) {
 	r, err := c.store.Open(ctx, name)
 	if err != nil {
@@ -127,7 +129,8 @@ func (c *Checkpoint) openFile(ctx context.Context, name string) (blob.Reader, er
 	return r, nil
 }
 
-// gone makes the error of a missing file one that wraps storage.ErrCorrupt.
+// gone returns an error that wraps storage.ErrCorrupt if err means that the file does
+// not exist. Otherwise it returns err.
 func (c *Checkpoint) gone(name string, err error) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -136,26 +139,28 @@ func (c *Checkpoint) gone(name string, err error) error {
 }
 
 const (
-	// maxExpanded bounds the size of a chunk that repeats the elements of its
-	// file, so that a few stored bytes cannot ask for any amount of memory.
+	// maxExpanded bounds the size of a chunk that repeats elements of its file.
+	// Without it, a small damaged file could make a reader allocate any amount of
+	// memory.
 	maxExpanded = 1 << 30
-	// maxShared is how many times the size of a file its chunks may have in sum:
-	// layers that share their weights name the same bytes several times. The
-	// excess of all files together is bounded by maxExpanded.
+	// maxShared bounds the total size of the chunks in a file, as a multiple of the
+	// file's size. Chunks may overlap, because layers that share their weights refer to
+	// the same bytes. The bound may be exceeded by maxExpanded bytes, summed over all
+	// files.
 	maxShared = 64
-	// largeEntry is the size from which CheckHeld looks at the files that hold an
-	// entry if only their recorded sizes are known.
+	// largeEntry is the size above which CheckHeld gets the sizes of the files from
+	// the store, if only their recorded sizes are known.
 	largeEntry = 1 << 20
 )
 
-// errClaims reports a file whose chunks are too large for it in sum.
+// errClaims reports a file whose chunks have too many bytes in total, see maxShared.
 var errClaims = fmt.Errorf("%w: its tensors repeat its bytes too often", storage.ErrCorrupt)
 
-// claims returns an error that wraps errClaims if the chunks in a file are too
-// large for it in sum.
+// claims returns an error that wraps errClaims if the chunks in a file have too many
+// bytes in total.
 func (c *Checkpoint) claims(file string) error {
 	if c.md == nil {
-		return nil // Index.Metadata compares the sum of all entries with the files
+		return nil // Index.Metadata makes a check of this kind
 	}
 	c.claimed.Do(c.sumClaims)
 	n, ok := c.greedy[file]
@@ -165,8 +170,9 @@ func (c *Checkpoint) claims(file string) error {
 	return fmt.Errorf("%w: %s of %d bytes has tensors of %d bytes", errClaims, file, c.files[file].Size, n)
 }
 
-// sumClaims finds the files whose chunks are too large for them in sum. A small
-// excess is allowed. Compressed chunks do not count.
+// sumClaims sets c.greedy to the files whose chunks have more than maxShared times
+// the file's size in total, if the excess of all files together is more than
+// maxExpanded. Compressed chunks do not count.
 func (c *Checkpoint) sumClaims() {
 	sums := make(map[string]int64, len(c.files))
 	for i := range c.md.Entries {
@@ -200,17 +206,17 @@ func (c *Checkpoint) sumClaims() {
 	}
 }
 
-// CheckHeld returns an error that wraps storage.ErrCorrupt unless the files that
-// hold e are large enough for what the metadata says. It does not look at the
-// files of small entries.
+// CheckHeld returns an error that wraps storage.ErrCorrupt if the files that hold e
+// are too small for it. For small entries, it relies on the recorded sizes of the
+// files.
 func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 	n := 1
 	if e.Tensor != nil {
 		n = len(e.Tensor.Chunks)
 	} else if e.Bytes.Inline != nil || c.src.Value != nil {
-		return nil // it is in memory, or Value decodes it before memory is taken for it
+		return nil // it is in memory, or Value reads it
 	}
-	sizes := map[string]int64{} // of the files, as they are
+	sizes := map[string]int64{} // of the files, from the store
 	for i := range n {
 		id := ChunkID{e, i}
 		if e.Tensor != nil && e.Tensor.Chunks[i].Empty() {
@@ -238,8 +244,8 @@ func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 	return nil
 }
 
-// locate returns the place of a chunk, and its layout if that is a region without
-// tiles. It returns an error if the files cannot hold the chunk.
+// locate returns the place of a chunk. If the place is a region without tiles, it also
+// returns the layout. It returns an error if the chunk does not fit into its file.
 func (c *Checkpoint) locate(ctx context.Context, id ChunkID) (Chunk, *layout, error) {
 	at, err := c.src.Chunk(ctx, id.Entry, id.N)
 	if err != nil {
@@ -249,8 +255,8 @@ func (c *Checkpoint) locate(ctx context.Context, id ChunkID) (Chunk, *layout, er
 	return at, l, err
 }
 
-// layout returns the layout of a chunk that lies in a region without tiles. It
-// returns an error if the files cannot hold the chunk.
+// layout returns the layout of a chunk at the place at, or nil unless that place is a
+// region without tiles. It returns an error if the chunk does not fit into its file.
 func (c *Checkpoint) layout(id ChunkID, at Chunk) (*layout, error) {
 	fail := func(err error) (*layout, error) { return nil, plan.Named(id.Entry.FQN, err) }
 	switch {

@@ -19,20 +19,20 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Request is a read of one run of bytes of a file, or of rows of one width.
+// Request is a read of one contiguous range of a file, or of rows of equal width.
 type Request struct {
 	File   string
 	Offset int64
 	Width  int64
-	// Rows are the axes of rows of Width bytes, the outermost axis first. Empty:
-	// the request is one run.
+	// Rows are the axes along which rows of Width bytes repeat, the outermost axis
+	// first. Empty: the request is one range of Width bytes.
 	Rows []Axis
-	// Direct is the memory that one run is read into. Nil: it is read into a
-	// buffer.
+	// Direct is the memory that the range is read into. It needs Rows to be empty.
+	// Nil: the request is read into a buffer.
 	Direct []byte
-	// Weight is the number that FetchOptions.Done receives for the request.
+	// Weight is what FetchOptions.Done receives when the request is finished.
 	Weight int64
-	// To takes the bytes.
+	// To receives the bytes.
 	To Sink
 }
 
@@ -40,7 +40,7 @@ type Request struct {
 // the distance between them in bytes.
 type Axis struct{ Count, Pitch int64 }
 
-// rowOffset returns the distance of the i-th row of those axes from the first.
+// rowOffset returns the distance in bytes between the first row and row i.
 func rowOffset(axes []Axis, i int64) int64 {
 	at := int64(0)
 	for d := len(axes) - 1; d >= 0; d-- {
@@ -50,21 +50,21 @@ func rowOffset(axes []Axis, i int64) int64 {
 	return at
 }
 
-// Sink takes the bytes of a request.
+// Sink receives the bytes of a request.
 type Sink interface {
-	// Take is called once, with all bytes of the request: the rows one after the
-	// other, or Direct. It must not keep p.
+	// Take is called once, with all bytes of the request. p holds the rows one after
+	// the other, or is Direct. Take must not keep p.
 	Take(p []byte) error
 }
 
-// Stepper is a Sink that sees the bytes of a Direct request in steps, in
-// order, while they are in the processor's cache, before Take is called.
+// Stepper is a Sink that can compute checksums while a Direct request is read. Step is
+// called with consecutive pieces of the bytes while they are in the processor's cache,
+// and Take after that.
 type Stepper interface {
 	Sink
 	Step(p []byte)
 }
 
-// rows returns the number of rows.
 func (q *Request) rows() int64 {
 	n := int64(1)
 	for _, a := range q.Rows {
@@ -73,49 +73,51 @@ func (q *Request) rows() int64 {
 	return n
 }
 
-// bytes returns how much the request reads.
+// bytes returns the number of bytes that the request reads.
 func (q *Request) bytes() int64 { return q.Width * q.rows() }
 
-// plain reports whether the request is one run that goes through a buffer.
+// plain reports whether the request is one range that is read into a buffer.
 func (q *Request) plain() bool { return q.Direct == nil && len(q.Rows) == 0 }
 
 // FetchOptions change how requests are carried out.
 type FetchOptions struct {
-	// Open opens a file. Each is opened once, and closed after its last request.
+	// Open opens a file. Fetch opens each file once and closes it after its last
+	// request.
 	Open func(ctx context.Context, name string) (blob.Reader, error)
 	storage.ReadOptions
-	// Gap is how many bytes between two requests are better read than skipped.
+	// Gap is the largest hole between two requests that is read rather than skipped.
 	Gap int64
-	// Cached reads everything through the system's cache, and leaves it there.
-	// Otherwise large reads go past the cache if the bytes are not in it.
+	// Cached means that all reads use the operating system's cache and leave their
+	// bytes there. Otherwise, large reads bypass the cache if the bytes are not in it.
 	Cached bool
-	// Dear means that a request costs more than the bytes it reads: neighbours of
-	// up to maxBytes in sum are read at once.
+	// Dear means that a request to the store is expensive compared with the bytes that
+	// it reads. Neighbours of up to maxBytes in total are then read at once.
 	Dear bool
 	// Done, if not nil, receives the weights of finished requests, from several
 	// goroutines at once.
 	Done func(weight int64)
 }
 
-// maxBytes is the largest single read that a request should ask for.
+// maxBytes is the largest number of bytes that a request should have.
 const maxBytes = 8 << 20
 
 const (
-	// joinBytes bounds small neighbours that are read at once, unless requests are
-	// dear: this much stays in the processor's cache.
+	// joinBytes bounds the total size of neighbours that are read at once, unless
+	// FetchOptions.Dear is set. That many bytes stay in the processor's cache.
 	joinBytes = 1 << 20
-	// stepBytes is how many bytes a Stepper sees at once.
+	// stepBytes is the number of bytes that Stepper.Step gets at once.
 	stepBytes = 256 << 10
-	// largeBytes is the size from which a read goes past the system's cache
+	// largeBytes is the size from which a read bypasses the operating system's cache
 	// if the bytes are not in it.
 	largeBytes = 256 << 10
-	// pieceBytes is how many bytes are read past the system's cache at once, on the way
-	// to memory of another alignment.
+	// pieceBytes is the number of bytes of a Direct request that are read at once.
+	// Reads that bypass the operating system's cache need an aligned buffer, from which
+	// the bytes are copied.
 	pieceBytes = 4 << 20
 )
 
-// piece returns how many bytes of a Direct request are read at once: one buffer,
-// within the budget.
+// piece returns the number of bytes of a Direct request that are read at once. They
+// fit into one buffer within the budget.
 func (o *FetchOptions) piece() int64 {
 	n := int64(pieceBytes)
 	for n > largeBytes && n+slack > o.Budget() {
@@ -124,16 +126,16 @@ func (o *FetchOptions) piece() int64 {
 	return n
 }
 
-// slack is the extra room that a buffer needs for a read past the system's cache:
-// the range may begin and end inside of blocks of the disk.
+// slack is the additional size of a buffer for a read that bypasses the operating
+// system's cache. Such a read takes whole blocks of the disk, and the range may begin
+// and end inside of blocks.
 const slack = 2 * blob.Align
 
-// fetchStats count what was read.
 type fetchStats struct{ Bytes, Requests int64 }
 
-// Fetch carries the requests out, and sorts them on the way. When it returns nil
-// every request was taken. A read beyond the end of a file is an error that wraps
-// storage.ErrCorrupt.
+// Fetch carries out the requests. It sorts the slice by file and offset. When it
+// returns nil, the Sink of every request has received its bytes. A read beyond the end
+// of a file is an error that wraps storage.ErrCorrupt.
 func Fetch(ctx context.Context, requests []Request, o FetchOptions) (fetchStats, error) {
 	fetches := o.plan(requests)
 	defer closeAll(fetches)
@@ -152,16 +154,16 @@ func Fetch(ctx context.Context, requests []Request, o FetchOptions) (fetchStats,
 	return fetchStats{bytes.Load(), count.Load()}, err
 }
 
-// fetch is what one worker reads at once: a single request, or small ones that
-// lie side by side.
+// fetch is one read by one worker. It serves a single request, or several small
+// neighbours.
 type fetch struct {
 	requests []Request
 	offset   int64
-	length   int64 // of the run that covers all requests; without meaning for rows
+	length   int64 // of the range that covers all requests; not used for rows
 	file     *openFile
 }
 
-// buffered returns how many bytes the fetch needs a buffer for.
+// buffered returns the size of the buffer that the fetch needs.
 func (o *FetchOptions) buffered(f *fetch) int64 {
 	q := &f.requests[0]
 	switch {
@@ -183,8 +185,8 @@ func (f *fetch) weight() int64 {
 	return n
 }
 
-// buffers returns the buffers for fetches within the budget. Their size is one
-// of few, so that loads after this one find them useful too.
+// buffers returns the buffers for the fetches, within the budget. It rounds their size
+// up to a power of two, so that later loads can reuse them.
 func (o *FetchOptions) buffers(fetches []fetch, workers int64) *bufpool.Pool {
 	size := int64(blob.Align)
 	for i := range fetches {
@@ -198,7 +200,7 @@ func (o *FetchOptions) buffers(fetches []fetch, workers int64) *bufpool.Pool {
 	return bufpool.New(int(size), min(o.Budget(), workers*size), 1)
 }
 
-// plan sorts the requests by their place and joins small neighbours.
+// plan sorts the requests by file and offset and joins small neighbours.
 func (o *FetchOptions) plan(requests []Request) []fetch {
 	slices.SortStableFunc(requests, func(x, y Request) int {
 		return cmp.Or(strings.Compare(x.File, y.File), cmp.Compare(x.Offset, y.Offset))
@@ -218,8 +220,8 @@ func (o *FetchOptions) plan(requests []Request) []fetch {
 	return out
 }
 
-// neighbours returns how many of the requests are read as one, and the end of
-// their bytes.
+// neighbours returns how many of the first requests are read as one, and the offset of
+// the end of their bytes.
 func (o *FetchOptions) neighbours(requests []Request) (int, int64) {
 	q := &requests[0]
 	end := q.Offset + q.Width
@@ -245,8 +247,8 @@ func (o *FetchOptions) neighbours(requests []Request) (int, int64) {
 	return n, end
 }
 
-// truncated makes the error of a read beyond the end of a file one that wraps
-// storage.ErrCorrupt.
+// truncated returns an error that wraps storage.ErrCorrupt if err reports a read
+// beyond the end of a file. Otherwise it returns err.
 func truncated(name string, err error) error {
 	if errors.Is(err, blob.ErrRange) {
 		return fmt.Errorf("%w: %s is cut short: %w", storage.ErrCorrupt, name, err)
@@ -293,14 +295,14 @@ func (f *openFile) close() {
 	}
 }
 
-// closeAll closes the files of a run that ended early.
+// closeAll closes the files that are still open after an error.
 func closeAll(fetches []fetch) {
 	for i := range fetches {
 		fetches[i].file.close()
 	}
 }
 
-// carryOut reads one fetch and hands its bytes over.
+// carryOut reads the bytes of one fetch and passes them to the sinks.
 func (o *FetchOptions) carryOut(ctx context.Context, f *fetch, pool *bufpool.Pool) (fetchStats, error) {
 	r, err := f.file.open(ctx, o)
 	if err != nil {
@@ -333,7 +335,7 @@ func (o *FetchOptions) carryOut(ctx context.Context, f *fetch, pool *bufpool.Poo
 	return fetchStats{f.length, 1}, nil
 }
 
-// readRun reads one run into a buffer.
+// readRun reads n bytes from off. It returns them as a part of buf.
 func (o *FetchOptions) readRun(ctx context.Context, r blob.Reader, buf []byte, off, n int64) ([]byte, error) {
 	if o.Cached || n < largeBytes || n+slack > int64(len(buf)) {
 		return buf[:n], r.ReadAt(ctx, buf[:n], off)
@@ -352,8 +354,8 @@ func readRows(ctx context.Context, r blob.Reader, q *Request, p []byte) (fetchSt
 	return fetchStats{q.bytes(), n}, q.To.Take(p)
 }
 
-// readInto reads a request into the memory that its bytes belong into. Bytes
-// that are not cached come through a buffer, past the system's cache.
+// readInto reads a Direct request, piece by piece. If a piece is not in the operating
+// system's cache, the read bypasses the cache and needs a buffer.
 func (o *FetchOptions) readInto(ctx context.Context, r blob.Reader, q *Request, pool *bufpool.Pool) (fetchStats, error) {
 	d, ok := r.(blob.DirectReader)
 	if !ok || o.Cached || q.Width < largeBytes || min(q.Width, o.piece())+slack > int64(pool.Size()) {
@@ -363,7 +365,7 @@ func (o *FetchOptions) readInto(ctx context.Context, r blob.Reader, q *Request, 
 	for at := int64(0); at < q.Width; {
 		off := q.Offset + at
 		p := q.Direct[at:]
-		// Pieces end at blocks of the disk.
+		// Each piece ends at the end of a disk block.
 		if n := o.piece() - off%blob.Align; int64(len(p)) > n {
 			p = p[:n]
 		}
@@ -384,8 +386,8 @@ func (o *FetchOptions) readInto(ctx context.Context, r blob.Reader, q *Request, 
 	return st, q.To.Take(q.Direct)
 }
 
-// copyPiece reads p through a buffer. The bytes are copied and checksummed while
-// they are in the processor's cache.
+// copyPiece reads into a buffer, bypassing the operating system's cache, and copies the
+// bytes to p in steps: Step gets them while they are in the processor's cache.
 func (o *FetchOptions) copyPiece(ctx context.Context, d blob.DirectReader, q *Request, p []byte, off int64, pool *bufpool.Pool) error {
 	buf, err := pool.Get(ctx)
 	if err != nil {
@@ -407,12 +409,13 @@ func (o *FetchOptions) copyPiece(ctx context.Context, d blob.DirectReader, q *Re
 	return nil
 }
 
-// copying bounds how many reads of the process copy from the system's cache at
-// the same time: more of them than processors slow each other down.
+// copying bounds the number of reads that copy from the operating system's cache at
+// the same time, in the whole process. More of them than processors slow each other
+// down.
 var copying = semaphore.NewWeighted(int64(runtime.GOMAXPROCS(0)))
 
-// readPiece reads into p directly, in steps if the request has a function that
-// looks at the bytes, and returns the number of reads.
+// readPiece reads directly into p and returns the number of reads. If the sink is a
+// Stepper, it reads in steps.
 func (o *FetchOptions) readPiece(ctx context.Context, r blob.Reader, q *Request, p []byte, off int64) (int64, error) {
 	if _, ok := r.(blob.DirectReader); ok {
 		if copying.Acquire(ctx, 1) != nil {
@@ -422,7 +425,7 @@ func (o *FetchOptions) readPiece(ctx context.Context, r blob.Reader, q *Request,
 	}
 	s, inSteps := q.To.(Stepper)
 	step := len(p)
-	if inSteps && !o.Dear { // a request costs more than a cache miss
+	if inSteps && !o.Dear { // if Dear, one more request costs more than the cache misses
 		step = stepBytes
 	}
 	var reads int64

@@ -9,10 +9,10 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// layout is how the elements of a chunk lie in its file.
+// layout describes where the elements of a chunk are in its file.
 type layout struct {
-	start   int64 // of the chunk's first element in the file
-	elem    int64
+	start   int64   // offset of the chunk's first element in the file
+	elem    int64   // bytes of an element
 	sizes   []int64 // of the chunk
 	strides []int64 // in bytes
 	order   []int   // the dimensions, the largest stride first
@@ -30,7 +30,8 @@ func (r *Region) check(fileSize int64) error {
 }
 
 // layoutOf returns the layout of a chunk of the given sizes in a file of the
-// given size. It refuses a region that its file does not hold.
+// given size. It returns an error if the file is too small for the region, or the
+// region for the chunk.
 func layoutOf(r *Region, sizes []int64, fileSize int64) (*layout, error) {
 	if err := r.check(fileSize); err != nil {
 		return nil, err
@@ -54,8 +55,8 @@ func layoutOf(r *Region, sizes []int64, fileSize int64) (*layout, error) {
 	return l, nil
 }
 
-// stride sets the strides, in elements, and returns how many elements of the
-// file the chunk spans.
+// stride sets l.strides, in elements, and returns how many elements of the file the
+// chunk spans.
 func (l *layout) stride(r *Region) (int64, error) {
 	n, err := tensor.NumElements(l.sizes)
 	if err != nil {
@@ -110,9 +111,9 @@ func (l *layout) offset(index []int64) int64 {
 	return at
 }
 
-// spread returns how the bytes of a box of the given sizes are read: in rows of
-// width bytes along the first axes dimensions of the order, or in one run if axes
-// is zero. Holes of at most gap bytes are read with the rest.
+// spread returns how the bytes of a box of the given sizes are read. If axes is zero,
+// they are one range of width bytes. Otherwise they are rows of width bytes, which
+// repeat along the dimensions l.order[:axes]. Holes of at most gap bytes are read too.
 func (l *layout) spread(sizes []int64, gap int64) (width int64, axes int) {
 	width = l.elem
 	for i := len(l.order) - 1; i >= 0; i-- {
@@ -128,8 +129,8 @@ func (l *layout) spread(sizes []int64, gap int64) (width int64, axes int) {
 	return width, 0
 }
 
-// rows returns the axes of the rows of a box, for the result of spread, and
-// their number.
+// rows returns the axes along which the rows of a box repeat, and the number n of rows.
+// axes is the result of spread.
 func (l *layout) rows(sizes []int64, axes int) (rows []Axis, n int64) {
 	n = 1
 	for _, d := range l.order[:axes] {
@@ -141,8 +142,8 @@ func (l *layout) rows(sizes []int64, axes int) (rows []Axis, n int64) {
 	return rows, n
 }
 
-// flat reports whether the elements of a box of the given sizes are one run of
-// the file, in their row-major order.
+// flat reports whether the elements of a box of the given sizes are contiguous in the
+// file, in row-major order.
 func (l *layout) flat(sizes []int64) bool {
 	stride := l.elem
 	for d := len(sizes) - 1; d >= 0; d-- {
@@ -154,9 +155,10 @@ func (l *layout) flat(sizes []int64) bool {
 	return true
 }
 
-// cut calls emit for parts of a box that together are the whole of it, each at
-// most most bytes in a buffer. Wide rows become parts of their own, which can be
-// read into their place.
+// cut divides a box into parts and calls emit for each of them. A part needs a buffer
+// of at most m.most bytes, unless it cannot be divided further. A row of more than
+// m.small bytes becomes a part of its own, which can be read directly into the memory
+// of the receiver.
 func (l *layout) cut(box tensor.Box, m measures, emit func(tensor.Box)) {
 	width, axes := l.spread(box.Sizes, m.gap)
 	_, rows := l.rows(box.Sizes, axes)
@@ -171,7 +173,7 @@ func (l *layout) cut(box tensor.Box, m measures, emit func(tensor.Box)) {
 	}
 	d := l.order[i]
 	per := int64(1)
-	switch one := width * (rows / box.Sizes[d]); { // what one index of d takes
+	switch one := width * (rows / box.Sizes[d]); { // bytes for one index of dimension d
 	case axes > 0 && width <= m.small:
 		per = max(1, m.most/one)
 	case axes == 0:
@@ -185,8 +187,8 @@ func (l *layout) cut(box tensor.Box, m measures, emit func(tensor.Box)) {
 	}
 }
 
-// view returns the elements of a box of the given sizes as they lie in the
-// buffer p that the box was read into.
+// view returns a tensor of the elements of a box of the given sizes. Its memory is p,
+// the buffer that the box was read into.
 func (l *layout) view(dtype tensor.DType, sizes []int64, gap int64, p []byte) (*tensor.Tensor, error) {
 	width, axes := l.spread(sizes, gap)
 	strides := make([]int64, len(sizes))

@@ -13,17 +13,17 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// tiles is a span of a chunk with tiles that is read at once.
+// tiles is the read of one span of a chunk that has tiles.
 type tiles struct {
 	job   *job
 	span  *Span
-	in    bool     // the bytes are read into their place
-	check Verifier // of the bytes so far; nil before the first
+	in    bool     // the bytes are read directly into the receiver's memory
+	check Verifier // of the bytes so far; nil before the first bytes
 }
 
 var _ Stepper = (*tiles)(nil)
 
-// Step takes the next bytes into the checksums.
+// Step adds the next bytes to the checksums.
 func (t *tiles) Step(p []byte) {
 	if t.check == nil {
 		t.check = t.job.at.Region.Tiles.Verifier(t.span)
@@ -31,7 +31,8 @@ func (t *tiles) Step(p []byte) {
 	t.check.Step(p)
 }
 
-// Take checks the bytes of a span and puts them into their place.
+// Take checks the bytes of a span and copies them to the receiver's memory, unless they
+// were read into it.
 func (t *tiles) Take(p []byte) error {
 	j, r := t.job, t.job.at.Region
 	if t.check == nil {
@@ -49,14 +50,14 @@ func (t *tiles) Take(p []byte) error {
 	return j.settle()
 }
 
-// part is a box of a region without tiles that is read at once.
+// part is the read of one box of a region without tiles.
 type part struct {
 	job *job
 	gap int64
 	box tensor.Box // relative to the chunk
 	to  *tensor.Tensor
-	in  bool   // the bytes are read into their place
-	crc uint32 // of what stepper saw
+	in  bool   // the bytes are read directly into the receiver's memory
+	crc uint32 // of the bytes that stepper has seen
 }
 
 // stepper is a part whose checksum is computed while its bytes are read.
@@ -64,15 +65,15 @@ type stepper struct{ *part }
 
 var _ Stepper = stepper{}
 
-// Step takes the next bytes into the checksum.
+// Step adds the next bytes to the checksum.
 func (s stepper) Step(p []byte) { s.crc = crc32.Update(s.crc, crc32.IEEETable, p) }
 
-// partsOf cuts the read of an item.
+// partsOf divides the read of an item into parts.
 func partsOf(j *job, m measures) ([]*part, error) {
 	var parts []*part
 	var err error
 	if j.at.Region.Resolve != nil {
-		m.most = min(m.most, leastBytes) // each is copied
+		m.most = min(m.most, leastBytes) // Take copies each part
 	}
 	j.lay.cut(j.box, m, func(b tensor.Box) {
 		p := &part{job: j, gap: m.gap, box: b}
@@ -87,7 +88,7 @@ func partsOf(j *job, m measures) ([]*part, error) {
 	return parts, err
 }
 
-// place finds out whether the bytes of a part can be read into their place.
+// place sets p.in: whether the bytes can be read directly into the receiver's memory.
 func (p *part) place(m measures) {
 	lay, r := p.job.lay, p.job.at.Region
 	width, axes := lay.spread(p.box.Sizes, p.gap)
@@ -110,11 +111,11 @@ func (p *part) request() Request {
 	return q
 }
 
-// checked reports whether the bytes of a part have a checksum.
+// checked reports whether the part lies in a record with a checksum.
 func (p *part) checked() bool { return p.job.b.c.sums != nil && p.job.at.Region.Sum != nil }
 
-// sum passes the bytes of a part, as they came from the store, to the sums of
-// their record.
+// sum adds the bytes of a part, as the store returned them, to the checksum of their
+// record.
 func (p *part) sum(b []byte) error {
 	lay, r, sums := p.job.lay, p.job.at.Region, p.job.b.c.sums
 	width, axes := lay.spread(p.box.Sizes, p.gap)
@@ -134,7 +135,8 @@ func (p *part) sum(b []byte) error {
 	return nil
 }
 
-// Take puts the bytes of a part into their place.
+// Take adds the bytes of a part to their checksum and copies them to the receiver's
+// memory, unless they were read into it.
 func (p *part) Take(b []byte) error {
 	lay, r := p.job.lay, p.job.at.Region
 	if p.checked() {
@@ -143,7 +145,7 @@ func (p *part) Take(b []byte) error {
 		}
 	}
 	if r.Resolve != nil {
-		b = bytes.Clone(b) // neighbours may share it
+		b = bytes.Clone(b) // another request may use the same buffer
 		r.Resolve(b)
 	}
 	if !p.in {
@@ -158,11 +160,11 @@ func (p *part) Take(b []byte) error {
 	return p.job.settle()
 }
 
-// ReadBox fills dst with a box of the chunk of the given sizes that lies in a
-// region of a file in store, converted to dst's dtype, and returns how many bytes
-// it read. Makers use it. It takes no more than about budget bytes of memory, and
-// returns an error that wraps storage.ErrCorrupt if the file does not hold the
-// region.
+// ReadBox reads a box of a chunk into dst and converts it to the dtype of dst. The
+// chunk has the given sizes and lies in the region r of a file in store. ReadBox
+// returns the number of bytes that it read. It uses at most about budget bytes of
+// memory, or 1 MiB if that is more. The error wraps storage.ErrCorrupt if the file is too small for the
+// region. Makers use it.
 func ReadBox(ctx context.Context, store blob.Store, r *Region, sizes []int64, box tensor.Box, dst *tensor.Tensor, budget int64) (read int64, err error) {
 	if err := box.Check(sizes); err != nil || box.Empty() {
 		return 0, err

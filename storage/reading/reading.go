@@ -1,7 +1,6 @@
-// Package reading is the one path by which checkpoints of every format are read.
-// It knows no format: each one describes a checkpoint as a Source, and Open makes
-// a storage.Checkpoint of it that finds names, reads, checks and verifies. The
-// contract is at Source.
+// Package reading reads and verifies checkpoints of all formats. It does not depend on
+// any format: each format describes a checkpoint as a Source, and Open returns a
+// storage.Checkpoint for it. The contract is at Source.
 package reading
 
 import (
@@ -20,50 +19,51 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Source is a checkpoint as its format describes it. Its functions are called
+// Source is the description of a checkpoint by its format. Its functions are called
 // from several goroutines at once.
 type Source struct {
-	// Metadata describes everything, for formats that read all of it at once. It
-	// is valid, every chunk has a Location, and Storage.Version names the format,
-	// such as "torchdcp 1.0.0".
+	// Metadata describes the checkpoint, if the format reads the whole description at
+	// once. It is valid, every chunk has a Location, and Storage.Version names the
+	// format, such as "torchdcp 1.0.0". Nil: Index is set.
 	Metadata *meta.Metadata
-	// Index replaces Metadata in formats that read the description on demand.
+	// Index describes the checkpoint, if the format reads the description on demand.
+	// Nil: Metadata is set.
 	Index Index
 	// Files are the files that the checkpoint consists of, those that describe
-	// it first. The size of a file is the recorded one if the format records a
-	// checksum of the file. Otherwise it is the size that the file has.
+	// it first. The size of a file is the recorded size if the format records a
+	// checksum of the file. Otherwise it is the size that the file had at opening.
 	Files []storage.File
-	// Problems are the problems that were found when the checkpoint was opened and
-	// that did not prevent it. Verify reports them. The names that cannot be read
-	// are in Metadata.Missing.
+	// Problems are problems that were found while the checkpoint was opened, and in
+	// spite of which it could be opened. Verify reports them. The names that cannot be
+	// read are in Metadata.Missing.
 	Problems []storage.VerifyProblem
-	// Chunk returns the place of chunk i of a tensor. It does not read a file
-	// unless Chunks is set. If Value is nil, it also returns the place of a value,
-	// as that of a chunk of bytes.
+	// Chunk returns the place of chunk i of a tensor. It may read files only if Chunks
+	// is set. If Value is nil, Chunk also returns the place of a value, as that of a
+	// chunk of bytes.
 	Chunk func(ctx context.Context, e *meta.Entry, i int) (Chunk, error)
-	// Chunks, if not nil, is Chunk for many chunks at once, with fewer reads. It
-	// calls found with the number of each chunk in ids and its place, from several
-	// goroutines at once.
+	// Chunks, if not nil, finds the places of many chunks with fewer reads than calls
+	// of Chunk would need. It calls found for each chunk, with its position in ids and
+	// its place, from several goroutines at once.
 	Chunks func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error
-	// Value returns the bytes of a value in a codec of package value, whatever
-	// the format's own encoding is. Nil: values are stored in such a codec, and
-	// Chunk returns their place.
+	// Value reads a value and returns its bytes in a codec of package value, even if
+	// the format stores it in another encoding. Nil: values are stored in such a codec,
+	// and Chunk returns their place.
 	Value func(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error)
 	// Check, if not nil, is called by Verify for each file of Files. It must call
-	// FileCheck.Scan, and then reports what is wrong with the file, such as records
-	// whose checksum does not match. It returns how many bytes of tensors and
-	// values in the file have no checksum. Nil: all bytes of all files.
+	// FileCheck.Scan. Then it reports what is wrong with the file, such as records
+	// whose checksum does not match. It returns the number of bytes of tensors and
+	// values in the file that have no checksum. Nil: no byte of any file has a checksum.
 	Check func(ctx context.Context, f *FileCheck) (unsummed int64, err error)
-	// CheckFiles, if not nil, is Checkpoint.CheckFiles.
+	// CheckFiles, if not nil, implements Checkpoint.CheckFiles.
 	CheckFiles func(ctx context.Context) error
 	// Changed, if not nil, reports whether the checkpoint was replaced since it was
 	// opened. Watch sets it.
 	Changed func(ctx context.Context) bool
 
-	records []string // that hold data and keep their names when they are replaced; set by Watch
+	records []string // files that a new checkpoint replaces under the same name; set by Watch
 }
 
-// Index is a description that is read on demand. Its methods are those of
+// Index is a description that is read on demand. Its methods are specified at
 // storage.Checkpoint.
 type Index interface {
 	Storage() meta.Storage
@@ -72,7 +72,7 @@ type Index interface {
 	Close() error
 }
 
-// inMemory is the index of a source that has its description in memory.
+// inMemory is the Index of a source that has Metadata.
 type inMemory struct{ md *meta.Metadata }
 
 func (x inMemory) Storage() meta.Storage { return x.md.Storage }
@@ -94,13 +94,13 @@ func (x inMemory) Find(ctx context.Context, fqn string) (*meta.Entry, bool, erro
 
 func (x inMemory) Close() error { return nil }
 
-// ChunkID is chunk N of the tensor of an entry, or the value of an entry.
+// ChunkID identifies chunk N of a tensor, or a value. Entry is the entry of either.
 type ChunkID struct {
 	Entry *meta.Entry
 	N     int
 }
 
-// Loc returns the location that the metadata has for the chunk or value.
+// Loc returns the location of the chunk or value in the metadata.
 func (id ChunkID) Loc() *meta.Location {
 	if id.Entry.Bytes != nil {
 		return &id.Entry.Bytes.Loc
@@ -117,8 +117,8 @@ func (id ChunkID) elements() ([]int64, tensor.DType) {
 	return id.Entry.Tensor.Chunks[id.N].Sizes, id.Entry.Tensor.DType
 }
 
-// Chunk is the place of the elements of one chunk: a Region of a file, or a Maker
-// that computes them. Exactly one is set.
+// Chunk is the place of the elements of one chunk: a Region of a file, or a Maker that
+// computes the elements. Exactly one of them is set.
 type Chunk struct {
 	Region *Region
 	Maker  Maker
@@ -127,39 +127,40 @@ type Chunk struct {
 // Region is a strided view of a part of a file.
 type Region struct {
 	File string
-	// Offset is the offset of the first element in the file, in bytes, and End the
-	// end of the bytes of the chunk. Bytes beyond End are not read.
+	// Offset is the offset of the first element in the file, in bytes. End is the end
+	// of the bytes of the chunk. Bytes beyond End are not read.
 	Offset, End int64
 	// DType is the type of the stored elements. If it differs from the entry's,
 	// they are converted.
 	DType tensor.DType
-	// Strides are the distances between neighbours in each dimension, in
-	// elements, not negative. Nil: the chunk is contiguous, the last dimension
-	// fastest.
+	// Strides are the distances between neighbouring elements in each dimension. They
+	// are counted in elements and not negative. Nil: the chunk is contiguous and in
+	// row-major order.
 	Strides []int64
-	// Resolve, if not nil, replaces stored elements, one after the other in p, by
-	// the elements that they stand for: PyTorch stores a conjugate without
-	// computing it. It is called from several goroutines at once.
+	// Resolve, if not nil, converts the stored elements in p to the elements that they
+	// represent. For example, PyTorch stores the conjugate of a tensor as the tensor
+	// and a flag. Resolve is called from several goroutines at once.
 	Resolve func(p []byte)
-	// Sum, if not nil, is the record that the region lies in. See Checkpoint for
-	// when it is compared.
+	// Sum, if not nil, is the checksum of the record that the region lies in. The
+	// comment of Checkpoint says when it is compared.
 	Sum *Sum
 	// Tiles, if not nil, are the tiles of the chunk. Reads are rounded out to whole
-	// tiles, and each tile is checked before its elements are used. The chunk is
-	// contiguous, and Resolve and Sum are nil.
+	// tiles, and each tile is checked before its elements are used. If Tiles is set,
+	// the chunk is contiguous, and Strides, Resolve and Sum are nil.
 	Tiles Tiles
 }
 
 // Tiles divide the bytes of a contiguous chunk into tiles, each with a checksum.
 type Tiles interface {
-	// Cover returns spans of whole tiles that hold all elements of a box of the
-	// chunk, no tile twice. A span has at most about most bytes. If the rows of a
-	// span are at most gap bytes apart, it also has the tiles between them.
+	// Cover returns spans of whole tiles that hold all elements of a box of the chunk.
+	// No tile is in two spans. A span has about most bytes or fewer. If the holes
+	// between the rows of a span are at most gap bytes, the span also includes the
+	// tiles in the holes.
 	Cover(box tensor.Box, most, gap int64) []Span
 	// Verifier returns a new verifier of the bytes of a span.
 	Verifier(s *Span) Verifier
-	// Fill copies the elements of box that are in p, the bytes of a span, to dst,
-	// which has the shape of box, and converts them to its dtype.
+	// Fill copies the elements of box that lie in a span to dst and converts them to
+	// the dtype of dst. p holds the bytes of the span. dst has the shape of box.
 	Fill(dst *tensor.Tensor, box tensor.Box, s *Span, p []byte) error
 }
 
@@ -168,10 +169,11 @@ type Span struct {
 	// Offset is the offset of the first byte in the chunk, Width the bytes of a
 	// row, Rows the number of rows and Pitch the distance between them.
 	Offset, Width, Rows, Pitch int64
-	// Bytes is the size of the tiles that hold elements of the box.
+	// Bytes is the total size of those tiles of the span that hold elements of the box.
 	Bytes int64
-	// At is the offset of the span in the elements of the box in row-major order,
-	// if both are one run of bytes, and negative otherwise.
+	// At is negative, unless the span can be read directly into the memory of the box:
+	// then it is the offset of the span in that memory. This needs a span and a box
+	// that are contiguous in the chunk, and the span must lie inside of the box.
 	At int64
 }
 
@@ -183,27 +185,28 @@ type Verifier interface {
 	Match() bool
 }
 
-// Maker makes the elements of a chunk that is stored in another form, such as
+// Maker computes the elements of a chunk that is stored in another form, such as
 // compressed or quantised.
 type Maker interface {
-	// Make fills dst, which has the shape of box and any dtype, with the elements
-	// of a box of the chunk, relative to it. It returns how many bytes it read
-	// from files. It takes no more than about budget bytes of memory, as far as
-	// the stored form allows.
+	// Make fills dst with the elements of box, whose offsets are relative to the chunk.
+	// dst has the shape of box and any dtype. Make returns the number of bytes that it
+	// read from files. It uses at most about budget bytes of memory, if the stored form
+	// allows that.
 	Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (read int64, err error)
 }
 
-// Cutter is a Maker that can make parts of its chunk in parallel, at no more
-// cost than the whole.
+// Cutter is a Maker that can compute parts of its chunk in parallel, with no more work
+// in total than for the whole chunk.
 type Cutter interface {
 	Maker
-	// Cut cuts a box of the chunk, relative to it, into parts that take about
-	// budget bytes of memory each.
+	// Cut divides a box, whose offsets are relative to the chunk, into parts. Make
+	// needs about budget bytes of memory for each part.
 	Cut(box tensor.Box, budget int64) []tensor.Box
 }
 
-// Join returns a source of everything in a and b. They have no name and no file in
-// common. The storage of the result is that of a.
+// Join returns a source with the entries and files of a and b, which must have
+// Metadata, Value and Check, and no name and no file in common. Everything else, such
+// as Metadata.Storage, Problems and Changed, is that of a.
 func Join(a, b *Source) *Source {
 	md := *a.Metadata
 	md.Entries = slices.Concat(a.Metadata.Entries, b.Metadata.Entries)
@@ -227,7 +230,7 @@ func Join(a, b *Source) *Source {
 	out.Chunks = func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error {
 		for _, s := range []*Source{a, b} {
 			var own []ChunkID
-			var numbers []int // in ids
+			var numbers []int // positions in ids
 			for n, id := range ids {
 				if of(id.Entry) == s {
 					own, numbers = append(own, id), append(numbers, n)
@@ -249,7 +252,8 @@ func Join(a, b *Source) *Source {
 	return &out
 }
 
-// chunks returns the places of many chunks.
+// chunks finds the places of many chunks. It uses Chunks if that is set, and Chunk
+// otherwise.
 func (s *Source) chunks(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error {
 	if s.Chunks != nil && len(ids) > 1 {
 		return s.Chunks(ctx, ids, o, found)
@@ -266,13 +270,13 @@ func (s *Source) chunks(ctx context.Context, ids []ChunkID, o storage.ReadOption
 	return context.Cause(ctx)
 }
 
-// watchTries bounds how often a checkpoint may be replaced while it is described.
+// watchTries bounds the number of times that Watch calls describe.
 const watchTries = 10
 
-// Watch calls describe, and calls it again if the checkpoint was replaced
-// meanwhile. records are the names of the files whose replacement makes another
-// checkpoint; they need not exist. A later error of the source wraps
-// storage.ErrChanged if one of them has changed.
+// Watch returns the source that describe returns. If the checkpoint was replaced while
+// describe ran, Watch calls describe again. records are the names of the files that a
+// save replaces when it replaces the checkpoint; they need not exist. If one of them
+// changes later, errors of the opened checkpoint wrap storage.ErrChanged.
 func Watch(ctx context.Context, store blob.Store, records []string, describe func(ctx context.Context) (*Source, error)) (*Source, error) {
 	w := &watch{store: store, names: records}
 	var err error
@@ -299,15 +303,15 @@ func Watch(ctx context.Context, store blob.Store, records []string, describe fun
 	return nil, fmt.Errorf("%w: %s, again and again", storage.ErrChanged, store)
 }
 
-// watch remembers the records of a checkpoint as they were when it was opened.
+// watch holds the state that the records had when the checkpoint was opened.
 type watch struct {
 	store blob.Store
 	names []string
 	seen  []blob.Info
 }
 
-// look returns the current state of the records. A record that does not exist has
-// no name.
+// look returns the current state of the records. For a record that does not exist, the
+// name in the result is empty.
 func (w *watch) look(ctx context.Context) ([]blob.Info, error) {
 	out := make([]blob.Info, len(w.names))
 	for i, name := range w.names {
@@ -330,16 +334,17 @@ func (w *watch) changed(ctx context.Context) bool {
 	return err == nil && !slices.EqualFunc(w.seen, now, same)
 }
 
-// Lost are the files that are missing or damaged, with the reasons, which wrap
+// Lost maps the names of files that are missing or damaged to errors, which wrap
 // storage.ErrCorrupt.
 type Lost map[string]error
 
-// Damaged is the error of a file that is missing or damaged.
+// Damaged returns the error for a file that is missing or damaged. It wraps
+// storage.ErrCorrupt.
 func Damaged(name, format string, args ...any) error {
 	return &storage.FileError{File: name, Err: fmt.Errorf("%w: %w", storage.ErrCorrupt, fmt.Errorf(format, args...))}
 }
 
-// Err returns all reasons as one error.
+// Err returns all errors, joined.
 func (l Lost) Err() error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(l)) {
@@ -348,10 +353,11 @@ func (l Lost) Err() error {
 	return errors.Join(errs...)
 }
 
-// Note puts the names that cannot be read into md, and returns what is wrong with
-// the files: one problem for each lost file, with its names. Names without a file
-// become a problem of the file listing, which lists the files. The error is not nil
-// if md has nothing that can be read.
+// Note sets md.Missing to missing, the names that cannot be read, and returns the
+// problems for a VerifyReport: one for each lost file, with the names that it holds,
+// and one for each name in another file. Names without a file become one problem of
+// listing, the file that lists the files. If no name in md can be read, Note returns
+// an error.
 func (l Lost) Note(md *meta.Metadata, missing []meta.Missing, listing string) (problems []storage.VerifyProblem, err error) {
 	slices.SortFunc(missing, func(a, b meta.Missing) int { return strings.Compare(a.FQN, b.FQN) })
 	md.Missing = missing
@@ -381,7 +387,7 @@ func (l Lost) Note(md *meta.Metadata, missing []meta.Missing, listing string) (p
 	return problems, errors.Join(errs...)
 }
 
-// problemOf returns what is wrong with a file, without its name.
+// problemOf returns the text of err, without the name of the file.
 func problemOf(err error) string {
 	if f, ok := errors.AsType[*storage.FileError](err); ok {
 		return f.Problem().Text

@@ -11,22 +11,23 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Sum is the checksum of a record of a file.
+// Sum is the checksum of a record: a part of a file for which the format stores a
+// checksum, such as a member of a zip archive.
 type Sum struct {
-	// Record is what the format calls the record.
+	// Record is the name of the record in the format.
 	Record string
-	// Offset and End are the begin and the end of its bytes in the file.
+	// Offset and End are the offsets in the file at which the record begins and ends.
 	Offset, End int64
-	// CRC is their CRC-32 with the polynomial of zip.
+	// CRC is the CRC-32 of its bytes with the polynomial of zip (IEEE).
 	CRC uint32
 }
 
 const (
-	// maxSpans bounds the parts of records that are remembered, and maxOfRecord
-	// those of one record.
+	// maxSpans bounds the number of spans that are kept for all records, and
+	// maxOfRecord the number for one record.
 	maxSpans, maxOfRecord = 1 << 16, 1 << 14
-	// leastRow is the width from which rows that are read one by one are compared:
-	// there are too many smaller ones to keep.
+	// leastRow is the smallest width of rows that are added to the checksum. Narrower
+	// rows would need too many spans.
 	leastRow = 1 << 10
 )
 
@@ -36,20 +37,19 @@ type span struct {
 	crc        uint32
 }
 
-// sums compares records with their checksums while they are read, in any parts and
-// order. It keeps the checksums of the parts until they are the whole record. If
-// they take too much memory, it forgets the record that was read least recently,
+// sums compares records with their checksums while they are read. The parts of a record
+// may come in any order. sums keeps the checksums of the parts until it has the whole
+// record. If it has too many parts, it forgets the record that was read least recently,
 // which is then not compared.
 type sums struct {
-	limit, each int // spans of all records, and of one
+	limit, each int // bounds of the number of spans of all records, and of one record
 
 	mu      sync.Mutex
 	records map[recordID]*list.Element // of *partial; guarded by mu
-	recent  list.List                  // the last one read first; guarded by mu
-	spans   int                        // of all records; guarded by mu
+	recent  list.List                  // the most recently read record first; guarded by mu
+	spans   int                        // number of spans of all records; guarded by mu
 }
 
-// recordID identifies a record.
 type recordID struct {
 	file string
 	sum  Sum
@@ -58,17 +58,17 @@ type recordID struct {
 // partial is a record that was read in part.
 type partial struct {
 	id    recordID
-	spans []span // in order, no two of them neighbours
-	bad   bool   // all of it was read, and its checksum is wrong
+	spans []span // sorted, with a gap between each two of them
+	bad   bool   // the whole record was read, and its checksum is wrong
 }
 
 func newSums() *sums {
 	return &sums{limit: maxSpans, each: maxOfRecord, records: map[recordID]*list.Element{}}
 }
 
-// see takes bytes of a record, those from begin on. crc, if not nil, is their
-// checksum. Once all bytes of the record were seen it returns an error that
-// wraps storage.ErrCorrupt unless their checksum is right, and so does every later
+// see adds bytes to the checksum of a record. p holds the bytes of the file from begin
+// on. crc, if not nil, is their checksum. If p completes the record and the checksum is
+// wrong, see returns an error that wraps storage.ErrCorrupt, and so does every later
 // call for the record.
 func (s *sums) see(file string, sum *Sum, begin int64, p []byte, crc *uint32) error {
 	id := recordID{file, *sum}
@@ -101,8 +101,9 @@ func (id *recordID) damaged() error {
 	return fmt.Errorf("%w: record %q at %d of %s does not have its checksum", storage.ErrCorrupt, id.sum.Record, id.sum.Offset, id.file)
 }
 
-// missing returns the first part from at to end that was not seen yet, an empty
-// one if all was seen, and whether the record is known to be damaged.
+// missing returns the first part between at and end that was not seen yet. It is empty
+// if all of it was seen. missing also reports whether the record is known to be
+// damaged.
 func (s *sums) missing(id recordID, at, end int64) (span, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,8 +122,8 @@ func (s *sums) missing(id recordID, at, end int64) (span, bool) {
 	return span{begin: at, end: max(at, end)}, p.bad
 }
 
-// search returns the index of the span that at lies in, or that of the one after
-// it.
+// search returns the index of the span that contains at, and true. If no span contains
+// at, it returns the index of the next span, and false.
 func (p *partial) search(at int64) (int, bool) {
 	i, _ := slices.BinarySearchFunc(p.spans, at, func(x span, at int64) int {
 		if x.end <= at {
@@ -133,7 +134,8 @@ func (p *partial) search(at int64) (int, bool) {
 	return i, i < len(p.spans) && p.spans[i].begin <= at
 }
 
-// find returns what is known of a record.
+// find returns the spans of a record, or nil, and marks the record as the most recently
+// read one.
 func (s *sums) find(id recordID) *partial {
 	e := s.records[id]
 	if e == nil {
@@ -143,7 +145,9 @@ func (s *sums) find(id recordID) *partial {
 	return e.Value.(*partial)
 }
 
-// add adds a span, unless another reader saw some of its bytes meanwhile.
+// add adds a span, and returns true. If another goroutine has added some of its bytes
+// meanwhile, it adds nothing and returns false. The error means that the record is
+// complete and its checksum is wrong.
 func (s *sums) add(id recordID, x span) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,8 +173,8 @@ func (s *sums) add(id recordID, x span) (bool, error) {
 	return true, nil
 }
 
-// insert puts a span into its place and joins it with its neighbours. It reports
-// false if it overlaps another span.
+// insert adds a span and joins it with its neighbours. It returns false if the span
+// overlaps another one or the record is damaged.
 func (p *partial) insert(x span) bool {
 	i, in := p.search(x.begin)
 	if in || p.bad || i < len(p.spans) && p.spans[i].begin < x.end {
@@ -193,8 +197,8 @@ func join(a, b span) span {
 	return span{a.begin, b.end, crc32c.JoinIEEE(a.crc, b.crc, b.end-b.begin)}
 }
 
-// trim forgets what is too much: a record in too many pieces, and the records
-// that were read least recently.
+// trim forgets p if it has too many spans, and the records that were read least
+// recently if all records together have too many.
 func (s *sums) trim(p *partial) {
 	if len(p.spans) > s.each {
 		s.forget(p)

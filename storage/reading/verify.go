@@ -22,10 +22,10 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Verify reads every byte of the checkpoint and checks what can be checked: that
-// the chunks tile their tensors and lie inside of their files, that values can be
-// decoded, and what the format itself records about its files. progress, if not
-// nil, receives the number of bytes that were read, one call at a time.
+// Verify reads every byte of the checkpoint. It checks that the chunks tile their
+// tensors and lie inside of their files, that values can be decoded, and what
+// Source.Check checks, such as checksums. progress, if not nil, receives the number of
+// bytes that were read since the last call. It is not called concurrently.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
 	v := &verifier{c: c, found: newFindings(progress), held: map[string][]ChunkID{}, whole: map[string]*damage{}, known: map[*meta.Location]bool{}}
 	for _, p := range c.src.Problems {
@@ -57,7 +57,7 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	return rep, nil
 }
 
-// atOnce is how many files or entries are checked at the same time.
+// atOnce returns the number of goroutines that check files or entries.
 func atOnce() int { return max(2, runtime.GOMAXPROCS(0)) }
 
 // verifier is the state of one call of Verify.
@@ -68,17 +68,18 @@ type verifier struct {
 	held  map[string][]ChunkID // the chunks and values in each file
 
 	mu    sync.Mutex
-	whole map[string]*damage      // files that cannot be read, or end too early; guarded by mu
-	known map[*meta.Location]bool // the chunks that were found with their files; guarded by mu until all files are checked
+	whole map[string]*damage      // files that cannot be read or are too short; guarded by mu
+	known map[*meta.Location]bool // chunks that FileCheck.Found has reported; guarded by mu until all files are checked
 }
 
-// damage is what is wrong with a file as a whole.
+// damage describes a file that is damaged as a whole. names are the names that cannot
+// be read because of it.
 type damage struct {
 	text  string
 	names []string
 }
 
-// sortByFile sorts the chunks and values by the files that hold them.
+// sortByFile sets v.held: it groups the chunks and values by file.
 func (v *verifier) sortByFile() {
 	add := func(id ChunkID) { v.held[id.Loc().File] = append(v.held[id.Loc().File], id) }
 	for k := range v.md.Entries {
@@ -98,7 +99,7 @@ func (v *verifier) sortByFile() {
 // concurrent use, apart from Scan.
 type FileCheck struct {
 	File storage.File
-	// Size is the size that the file has. Scan sets it.
+	// Size is the current size of the file. Scan sets it.
 	Size int64
 	// Metadata describes the checkpoint. Nil: it is damaged.
 	Metadata *meta.Metadata
@@ -107,8 +108,8 @@ type FileCheck struct {
 	v      *verifier
 }
 
-// Scan reads the file. see, if not nil, is called with all bytes in order; at is
-// the offset of p.
+// Scan reads the whole file. see, if not nil, is called with consecutive pieces of it;
+// at is the offset of p in the file.
 func (f *FileCheck) Scan(ctx context.Context, see func(p []byte, at int64)) (err error) {
 	f.Size, err = Scan(ctx, f.v.c.store, f.File.Name, func(p []byte, at int64) {
 		if see != nil {
@@ -126,11 +127,11 @@ func (f *FileCheck) Problem(fqn, text string) { f.v.found.problem(f.File.Name, f
 // Add reports a problem.
 func (f *FileCheck) Add(p storage.VerifyProblem) { f.v.found.add(p) }
 
-// Found reports the place of a chunk, so that Verify does not call Source.Chunk
-// for it.
+// Found tells Verify the place of a chunk, so that Verify does not call Source.Chunk for
+// it.
 func (f *FileCheck) Found(id ChunkID, at Chunk) {
 	if _, err := f.v.c.layout(id, at); err != nil {
-		return // entry reports it
+		return // verifier.entry calls Source.Chunk and reports the error
 	}
 	f.v.mu.Lock()
 	defer f.v.mu.Unlock()
@@ -176,11 +177,11 @@ func (v *verifier) check(ctx context.Context, f *FileCheck) (unsummed int64, err
 	return f.Size, err
 }
 
-// someEntries is how many entries are checked by one goroutine: most need little
-// work.
+// someEntries is the number of entries that one goroutine checks in a row: most entries
+// need little work.
 const someEntries = 64
 
-// entries checks what the metadata says of all names.
+// entries checks the metadata of all entries.
 func (v *verifier) entries(ctx context.Context) error {
 	all := v.md.Entries
 	return work.Each(ctx, (len(all)+someEntries-1)/someEntries, atOnce(), func(ctx context.Context, i int) error {
@@ -193,7 +194,8 @@ func (v *verifier) entries(ctx context.Context) error {
 	})
 }
 
-// entry checks what the metadata says of one name.
+// entry checks the metadata of one entry: the tiling and the places of its chunks, or
+// its value.
 func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 	if e.Bytes != nil {
 		return v.value(ctx, e)
@@ -231,8 +233,9 @@ func (v *verifier) value(ctx context.Context, e *meta.Entry) (err error) {
 	return v.settle(e.Bytes.Loc.File, e.FQN, err)
 }
 
-// settle reports an error about the checkpoint as a problem. Errors about a whole
-// file are reported with the file.
+// settle adds an error about the checkpoint to the report and returns nil. It returns
+// any other error, such as one of the store. If the whole file is damaged, it adds the
+// name to the problem of the file.
 func (v *verifier) settle(file, fqn string, err error) error {
 	if errors.Is(err, errClaims) {
 		return nil
@@ -248,8 +251,8 @@ func (v *verifier) settle(file, fqn string, err error) error {
 	return nil
 }
 
-// damaged notes a name that cannot be read because of its file. The report has one
-// problem for the file, with all such names.
+// damaged records a name that cannot be read because its file is damaged. The report
+// has one problem for the file, with all such names.
 func (v *verifier) damaged(file, fqn, text string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -259,8 +262,8 @@ func (v *verifier) damaged(file, fqn, text string) {
 	v.whole[file].names = append(v.whole[file].names, fqn)
 }
 
-// beyond notes a name that lies beyond the end of its file, and reports whether it
-// does.
+// beyond reports whether a location extends beyond the end of its file. If so, it
+// records the file as damaged.
 func (v *verifier) beyond(fqn string, l *meta.Location) bool {
 	f, ok := v.c.files[l.File]
 	if !ok || l.Offset <= f.Size && l.Length <= f.Size-l.Offset {
@@ -270,7 +273,7 @@ func (v *verifier) beyond(fqn string, l *meta.Location) bool {
 	return true
 }
 
-// wholeFiles reports what is wrong with files as a whole.
+// wholeFiles adds the files of v.whole to the report.
 func (v *verifier) wholeFiles() {
 	for file, d := range v.whole {
 		slices.Sort(d.names)
@@ -278,7 +281,7 @@ func (v *verifier) wholeFiles() {
 	}
 }
 
-// describing returns the file that describes the checkpoint.
+// describing returns the name of the file that describes the checkpoint.
 func (v *verifier) describing() string {
 	if len(v.c.src.Files) == 0 {
 		return ""
@@ -286,7 +289,7 @@ func (v *verifier) describing() string {
 	return v.c.src.Files[0].Name
 }
 
-// findings collect the content of a report. Its methods are safe for concurrent use.
+// findings collects a report. Its methods are safe for concurrent use.
 type findings struct {
 	progress func(bytes int64)
 
@@ -295,13 +298,12 @@ type findings struct {
 	gone map[string]storage.VerifyProblem // by file; guarded by mu
 }
 
-// newFindings returns an empty report. progress, if not nil, receives the number
-// of bytes that were read, one call at a time.
+// newFindings returns an empty report. progress, if not nil, is not called
+// concurrently.
 func newFindings(progress func(bytes int64)) *findings {
 	return &findings{progress: progress, rep: storage.VerifyReport{Problems: []storage.VerifyProblem{}}, gone: map[string]storage.VerifyProblem{}}
 }
 
-// tell reports progress.
 func (f *findings) tell(bytes int64) {
 	if f.progress == nil {
 		return
@@ -311,20 +313,19 @@ func (f *findings) tell(bytes int64) {
 	f.progress(bytes)
 }
 
-// problem adds what is wrong with a file, or with a name in it.
+// problem adds a problem of a file, or of a name in it.
 func (f *findings) problem(file, fqn, text string) {
 	f.add(storage.VerifyProblem{File: file, FQN: fqn, Text: text})
 }
 
-// add adds a problem.
 func (f *findings) add(p storage.VerifyProblem) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rep.Problems = append(f.rep.Problems, p)
 }
 
-// missing adds that a file does not exist. names are the names that it holds, or
-// parts of. The report leaves out all other problems of the file.
+// missing records that a file does not exist. names are the names of which it held
+// chunks or values. The report then has no other problem of the file.
 func (f *findings) missing(file string, names []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -347,8 +348,8 @@ func (f *findings) file(bytes, unsummed int64) {
 	f.rep.Unsummed += unsummed
 }
 
-// report returns the report. Its problems are sorted by file, name and text, so
-// that it does not depend on the order of the checks. Nothing may be added later.
+// report returns the report. It sorts the problems by file, name and text, so that the
+// report does not depend on the order of the checks. Nothing may be added later.
 func (f *findings) report() *storage.VerifyReport {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -363,9 +364,9 @@ func (f *findings) report() *storage.VerifyReport {
 	return &f.rep
 }
 
-// Scan reads a whole file, passes its bytes to visit in order and returns its
-// size; at is the offset of p. Several pieces are read at the same time, while
-// visit looks at the one before. visit must not keep p.
+// Scan reads a whole file and returns its size. It calls visit with consecutive pieces
+// of the file, one call at a time; at is the offset of p. It reads the next pieces while
+// visit runs. visit must not keep p.
 func Scan(ctx context.Context, s blob.Store, name string, visit func(p []byte, at int64)) (size int64, err error) {
 	r, err := s.Open(ctx, name)
 	if err != nil {
@@ -384,7 +385,7 @@ func Scan(ctx context.Context, s blob.Store, name string, visit func(p []byte, a
 				return err
 			}
 			read := make(chan scanned, 1)
-			pieces <- read // has room for all buffers
+			pieces <- read // does not block: it has room for one element per buffer
 			g.Go(work.Guard(func() error {
 				p := scanned{buf: buf}
 				defer func() { read <- p }()
@@ -409,9 +410,8 @@ func Scan(ctx context.Context, s blob.Store, name string, visit func(p []byte, a
 	return size, g.Wait()
 }
 
-// scanPieces is how many pieces of a file a scan holds.
+// scanPieces is the number of pieces of a file that Scan holds in memory.
 const scanPieces = 3
 
-// scanned is a piece of a file, in its buffer. Its bytes are nil if they could not
-// be read.
+// scanned is a piece of a file. bytes is a part of buf, or nil if the read failed.
 type scanned struct{ buf, bytes []byte }
