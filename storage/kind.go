@@ -38,6 +38,10 @@ func OtherKind(ctx context.Context, r blob.Reader) (string, error) {
 	if err := r.ReadAt(ctx, head, 0); err != nil {
 		return "", err
 	}
+	// The length of a safetensors header comes first, and can begin like a magic.
+	if len(head) > 8 && head[8] == '{' && bytes.Equal(head[4:8], make([]byte, 4)) {
+		return "", nil
+	}
 	for _, k := range kinds {
 		if bytes.HasPrefix(head, []byte(k.magic)) {
 			return k.name, nil
