@@ -80,7 +80,7 @@ type LoadReport = protocol.LoadReport
 // returns. A value.Ref inside a value names a tensor of the checkpoint that was at
 // that place when it was saved: Load fills the tensor if the state has that name.
 //
-// Every byte is verified against its checksum before Load returns nil. If Load
+// Every byte for which the format has a checksum is verified before Load returns nil. If Load
 // fails, every rank returns the same error, and the contents of the state are
 // undefined.
 func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions) (*LoadReport, error) {
