@@ -516,7 +516,7 @@ func (a *shuffle) run(ctx context.Context, x *exchange) error {
 	return duplex(ctx, send, recv)
 }
 
-// choose returns the algorithm for a call whose elements take so many bytes on
+// choose returns the algorithm for a call whose elements take that many bytes on
 // one rank and on all together if they travel with the agreement.
 func (c *Comm) choose(k kind, bytes, all int64) Algorithm {
 	eager := int64(c.o.EagerBytes)

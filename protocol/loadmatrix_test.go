@@ -2,7 +2,6 @@ package protocol_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -54,10 +53,5 @@ func testLoadFailure(t *testing.T, s blob.Store, m method, how string, want erro
 		_, err := protocol.Load(ctx, job)
 		return err
 	})
-	checkSame(t, errs, m.step, ranks)
-	for r, err := range errs {
-		if !errors.Is(err, want) || !errors.Is(err, errOnPurpose) {
-			t.Errorf("rank %d returned %v; want %v and %v", r, err, want, errOnPurpose)
-		}
-	}
+	checkFailed(t, errs, m.step, ranks, want)
 }

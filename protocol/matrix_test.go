@@ -103,12 +103,7 @@ func testSaveFailure(t *testing.T, m method, how string, want error, ranks []int
 		_, err := protocol.Save(ctx, job)
 		return err
 	})
-	checkSame(t, errs, m.step, ranks)
-	for r, err := range errs {
-		if !errors.Is(err, want) || !errors.Is(err, errOnPurpose) {
-			t.Errorf("rank %d returned %v; want %v and %v", r, err, want, errOnPurpose)
-		}
-	}
+	checkFailed(t, errs, m.step, ranks, want)
 	// A Finish that panics may have committed: its files must stay.
 	if uncertain := m.name == "writer.Finish" && how == "panic"; !uncertain {
 		if got := storagetest.Names(t, s); !slices.Equal(got, before) {
@@ -137,6 +132,18 @@ func checkCachesServe(t *testing.T, s blob.Store, caches []plan.Cache) {
 		})
 		if err := errors.Join(errs...); err != nil {
 			t.Errorf("the next save: %v", err)
+		}
+	}
+}
+
+// checkFailed checks that every rank returned the same error of a step, about those
+// ranks, which wraps want and errOnPurpose.
+func checkFailed(t *testing.T, errs []error, step string, ranks []int, want error) {
+	t.Helper()
+	checkSame(t, errs, step, ranks)
+	for r, err := range errs {
+		if !errors.Is(err, want) || !errors.Is(err, errOnPurpose) {
+			t.Errorf("rank %d returned %v; want %v and %v", r, err, want, errOnPurpose)
 		}
 	}
 }

@@ -290,7 +290,7 @@ func writePieces(t *testing.T, s blob.Store, name string, data []byte, opts *blo
 }
 
 // errWhy is the cause of the contexts that end here.
-var errWhy = errors.New("somebody changed their mind")
+var errWhy = errors.New("cancelled on purpose")
 
 var ending = []claim{
 	{"EndedContextOnStore", func(t *testing.T, s blob.Store) {

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-var errWhy = errors.New("somebody changed their mind")
+var errWhy = errors.New("cancelled on purpose")
 
 // cancelledContext returns a context that was cancelled because of errWhy.
 func cancelledContext(t *testing.T) (context.Context, context.CancelFunc) {

@@ -246,7 +246,7 @@ func (h holder) encode() string {
 func describeHolder(b []byte) string {
 	var h holder
 	if len(b) > maxValue || json.Unmarshal(b, &h) != nil || len(h.Host) > maxHost {
-		return "somebody who does not say who it is"
+		return "an unknown process"
 	}
 	return fmt.Sprintf("process %d on %q", h.PID, h.Host)
 }

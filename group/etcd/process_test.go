@@ -16,7 +16,7 @@ import (
 // a slot.
 const childVariable = "CAIRN_ETCD_TEST_CHILD"
 
-// child takes a slot and says which. When it is told to it announces itself, and
+// child takes a slot and prints which. On request it announces itself, and
 // says how that went.
 func child(address string) {
 	r, err := etcd.Parse(address)

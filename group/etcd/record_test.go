@@ -23,8 +23,8 @@ func FuzzMeeting(f *testing.F) {
 func TestHolder(t *testing.T) {
 	for value, want := range map[string]string{
 		holder{"n3", 4711}.encode():           `process 4711 on "n3"`,
-		"":                                    "somebody who does not say who it is",
-		string(make([]byte, maxValue+1)):      "somebody who does not say who it is",
+		"":                                    "an unknown process",
+		string(make([]byte, maxValue+1)):      "an unknown process",
 		`{"host":"line\nbreak","pid":1}`:      `process 1 on "line\nbreak"`,
 		`{"host":"n3","pid":1,"more":"here"}`: `process 1 on "n3"`,
 	} {

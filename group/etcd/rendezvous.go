@@ -187,7 +187,7 @@ func (r *Rendezvous) number(name string, unset int) (int, error) {
 	return n, err
 }
 
-// connect makes a session if there is none, and begins a call. The caller must
+// connect makes a session unless one exists, and begins a call. The caller must
 // call r.s.leave.
 func (r *Rendezvous) connect(ctx context.Context) error {
 	if r.held {

@@ -179,7 +179,7 @@ func (s *session) close() error {
 	return err
 }
 
-// needLease makes a lease, if there is none that is alive.
+// needLease makes a lease unless one is alive.
 func (s *session) needLease(ctx context.Context) error {
 	if s.lease != 0 {
 		select {

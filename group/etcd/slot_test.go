@@ -51,7 +51,7 @@ func endLease(t *testing.T, key string) int64 {
 }
 
 // A process whose lease has ended, because the cluster was away for example, takes
-// its slot again and announces itself again, if nobody else has come.
+// its slot again and announces itself again, if no other process has taken the slot.
 func TestSlotIsTakenAgain(t *testing.T) {
 	for _, hold := range []bool{false, true} {
 		t.Run(fmt.Sprintf("hold %t", hold), func(t *testing.T) {

@@ -274,7 +274,7 @@ func (s *suite) goneMessages(e *env) {
 
 // errUnknown is not registered, so that only the rank where it happened finds
 // it in the chain.
-var errUnknown = errors.New("error that nobody registered")
+var errUnknown = errors.New("error that is not registered")
 
 // mishap is a way for a step to fail.
 type mishap struct {

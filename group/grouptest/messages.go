@@ -19,7 +19,7 @@ func (s *suite) messages(t *testing.T) {
 	for name, fn := range map[string]func(*env){
 		"each to each, of all sizes":              s.eachToEach,
 		"order of one tag":                        s.order,
-		"a tag that nobody receives":              s.apart,
+		"a tag that no call receives":             s.apart,
 		"a rank sends to itself":                  s.toItself,
 		"senders wait for receivers":              s.bounded,
 		"contexts that end":                       s.messageEnds,
@@ -152,7 +152,7 @@ func (s *suite) bounded(e *env) {
 	cancel()
 	n := <-taken
 	if n > 64 {
-		e.Errorf("%d messages of %d bytes were taken that nobody received; want the sender to wait", n, large)
+		e.Errorf("%d messages of %d bytes were taken that no call received; want the sender to wait", n, large)
 	}
 	// A message whose Send was cut off is there whole or not at all.
 	if err := messenger(e.gs[0]).Send(e.context(), s.n-1, 4, nil); err != nil {
@@ -583,7 +583,7 @@ func (s *suite) emptyBounded(e *env) {
 	<-done
 	n := taken.Load()
 	if n == most {
-		e.Fatalf("%d messages of no bytes were taken that nobody received; want the sender to wait", n)
+		e.Fatalf("%d messages of no bytes were taken that no call received; want the sender to wait", n)
 	}
 	for i := range n {
 		if err := to.RecvInto(e.context(), 0, 11, nil); err != nil {

@@ -90,7 +90,7 @@ func TestRankThatSendsWithoutEnd(t *testing.T) {
 		t.Errorf("Send = %v; want %v", err, group.ErrGone)
 	}
 	_, err = b.Recv(limited(t), 1, 1<<20)
-	if !errors.Is(err, group.ErrGone) || !slices.Equal(group.Ranks(err), []int{1}) || !strings.Contains(err.Error(), "11 tags that nobody receives") {
+	if !errors.Is(err, group.ErrGone) || !slices.Equal(group.Ranks(err), []int{1}) || !strings.Contains(err.Error(), "11 tags that no call receives") {
 		t.Errorf("Recv = %v; want that rank 1 is gone, and why", err)
 	}
 }

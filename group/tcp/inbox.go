@@ -516,6 +516,6 @@ func (m *mail) checkBacklog(peer int) error {
 	if peer == m.host.rank || b.bytes <= m.most.bytes && b.lanes <= m.most.lanes {
 		return nil
 	}
-	return fmt.Errorf("%d bytes with %d tags that nobody receives, more than %d with %d: %w",
+	return fmt.Errorf("%d bytes with %d tags that no call receives, more than %d with %d: %w",
 		b.bytes, b.lanes, m.most.bytes, m.most.lanes, errFrame)
 }

@@ -181,7 +181,7 @@ type outcome struct {
 const (
 	killWriting   = "writing data"
 	killCommit    = "record written, not in place"
-	killCommitted = "record in place, nobody told"
+	killCommitted = "record in place, ranks not notified"
 )
 
 // killStore is a store that kills this process at a point of a save.

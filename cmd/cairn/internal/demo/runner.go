@@ -304,7 +304,7 @@ func crashPoints(ranks int) []crashPoint {
 		{at: "all data files written, no index", rule: fault.Rule{On: fault.Create, Match: isIndex, Do: fault.Crash()}},
 		{at: "index written, no record", rule: fault.Rule{On: fault.Create, Match: record, Do: fault.Crash()}},
 		{at: "record written, not in place", rule: fault.Rule{On: fault.Commit, Match: record, Do: fault.Crash()}},
-		{at: "record in place, nobody told", rule: fault.Rule{On: fault.Commit, Match: record, Do: fault.CrashLate()}, committed: true},
+		{at: "record in place, ranks not notified", rule: fault.Rule{On: fault.Commit, Match: record, Do: fault.CrashLate()}, committed: true},
 	}
 }
 
