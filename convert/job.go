@@ -341,11 +341,11 @@ const (
 	slack = 32 << 20
 	// garbagePercent is how much garbage there may be, in percent of what is in
 	// use. Very many tensors make more garbage and metadata than the buffers take.
-	garbagePercent = 15
+	garbagePercent = 25
 )
 
 // Confine makes the garbage collector keep the process within what it uses now
-// and Options.Memory, and run when garbage is 15 percent of what is in use, until undo
+// and Options.Memory, and run when garbage is a quarter of what is in use, until undo
 // is called: by default it would let garbage grow to the size of all that is in
 // use. It is for programs that do nothing else, and keeps a lower limit or percentage
 // that is set already.

@@ -27,7 +27,7 @@ func TestMemoryForEachTensor(t *testing.T) {
 	to := store(t, dir+"/target")
 	before := liveBytes()
 	w := &watched{}
-	_, err := Run(t.Context(), planned(t, source, Options{}), &Target{
+	_, err := Run(t.Context(), planned(t, source, Options{Progress: func(int64) {}}), &Target{
 		Format: "torchdcp", Staging: to,
 		NewWriter: func(n int64) (storage.Writer, error) {
 			var err error

@@ -166,8 +166,8 @@ func (r *run) plan(ctx context.Context) error {
 		r.save.Writers = append(r.save.Writers, &checkedWriter{w, r})
 	}
 	r.save.Parallel, r.save.Warn = j.opts.Parallel, j.opts.Warn
-	if j.opts.Progress != nil {
-		r.save.Progress = func(_ int, n int64) { j.opts.Progress(n) }
+	if report := j.opts.Progress; report != nil {
+		r.save.Progress = func(_ int, n int64) { report(n) }
 	}
 	r.local = localPlans(j.entries, j.ranks)
 	if err := r.save.Plan(ctx, make([]plan.State, j.ranks)); err != nil {
