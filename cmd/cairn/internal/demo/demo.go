@@ -6,6 +6,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,18 +69,9 @@ func (noWatcher) Moved(int64)         {}
 func (noWatcher) End(string, *Report) {}
 
 func (c Config) withDefaults() Config {
-	if c.Bytes == 0 {
-		c.Bytes = 64 << 20
-	}
-	if c.Ranks == 0 {
-		c.Ranks = 8
-	}
-	if c.LoadRanks == 0 {
-		c.LoadRanks = 3
-	}
-	if c.Timeout == 0 {
-		c.Timeout = 10 * time.Second
-	}
+	c.Bytes = cmp.Or(c.Bytes, 64<<20)
+	c.Ranks, c.LoadRanks = cmp.Or(c.Ranks, 8), cmp.Or(c.LoadRanks, 3)
+	c.Timeout = cmp.Or(c.Timeout, 10*time.Second)
 	if c.Watch == nil {
 		c.Watch = noWatcher{}
 	}

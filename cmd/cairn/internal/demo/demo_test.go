@@ -18,8 +18,8 @@ import (
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 )
 
-// notes writes down the steps of a demo, and the phases whose bytes were not as
-// many as it said.
+// notes records the steps of a demo, and the phases that moved another number of
+// bytes than Begin announced.
 type notes struct {
 	mu    sync.Mutex
 	steps []string
@@ -39,8 +39,9 @@ func (n *notes) End(step string, _ *demo.Report) {
 	n.steps, n.phase = append(n.steps, step), ""
 }
 
-// check compares what a phase moved with what it said, but for the values beside
-// the tensors. Saves behind the first one crash.
+// check compares the bytes that a phase moved with those that Begin announced,
+// which do not include the values that are not tensors. Saves after the first one
+// crash.
 func (n *notes) check() {
 	crashes := n.phase == "save" && len(n.steps) > 0
 	if d := n.moved - n.total; n.phase != "" && !crashes && (d < 0 || d > 4<<10) {
@@ -74,7 +75,7 @@ func TestDemo(t *testing.T) {
 			}
 			checkReport(t, rep)
 			if len(n.odd) > 0 {
-				t.Errorf("phases that moved other bytes than they said: %s", strings.Join(n.odd, ", "))
+				t.Errorf("phases that moved another number of bytes than announced: %s", strings.Join(n.odd, ", "))
 			}
 			checkCheckpoint(t, store, rep)
 		})
@@ -129,13 +130,13 @@ func checkCheckpoint(t *testing.T, s blob.Store, rep *demo.Report) {
 	}
 }
 
-func TestDemoOnADisk(t *testing.T) {
+func TestDemoOnDisk(t *testing.T) {
 	dir := t.TempDir()
 	s, err := file.Open(dir, &file.Options{NoSync: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second over what the first has left
+	for range 2 { // the second demo replaces the checkpoint of the first
 		rep, err := demo.Run(t.Context(), demo.Config{Store: s, Bytes: demo.MinBytes, Ranks: 3, LoadRanks: 2})
 		if err != nil {
 			t.Fatal(err)
@@ -165,8 +166,8 @@ func TestDemoDetectsFaults(t *testing.T) {
 	}
 }
 
-// forgetful is a store whose record does not survive a crash: Create throws
-// the old one away at once.
+// forgetful is a store whose record does not survive a crash: Create removes the
+// old one at once.
 type forgetful struct{ blob.Store }
 
 func (f forgetful) Create(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
@@ -229,13 +230,13 @@ func (s *stopper) Begin(step string, _ int64) {
 }
 
 func (s *stopper) End(step string, _ *demo.Report) {
-	if "behind "+step == s.at {
+	if "after "+step == s.at {
 		s.stop()
 	}
 }
 
 func TestDemoStopsWithContext(t *testing.T) {
-	for _, at := range []string{"state", "save", "verify", "digest", "load", "compare", "behind load", "behind crash"} {
+	for _, at := range []string{"save", "verify", "digest", "load", "after load", "after crash"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		store := new(mem.Store)
 		_, err := demo.Run(ctx, demo.Config{
@@ -244,7 +245,7 @@ func TestDemoStopsWithContext(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("stopped at %s: Run = %v; want Canceled", at, err)
 		}
-		if at == "state" || at == "save" {
+		if at == "save" {
 			continue
 		}
 		c, err := cairn.Open(t.Context(), store)

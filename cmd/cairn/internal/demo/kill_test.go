@@ -16,10 +16,10 @@ func TestCheckSurvivors(t *testing.T) {
 		last answer
 		ok   bool
 	}{
-		"one that names it, however late": {survivor("rank 1 is gone", 1), true},
-		"one that says nothing":           {answer{}, false},
-		"one that reports success":        {survivor(""), false},
-		"one that names another":          {survivor("rank 0 is gone", 0), false},
+		"an error that names the killed rank, however late": {survivor("rank 1 is gone", 1), true},
+		"no result":                        {answer{}, false},
+		"success":                          {survivor(""), false},
+		"an error that names another rank": {survivor("rank 0 is gone", 0), false},
 	} {
 		k := &Kill{Rank: 1}
 		err := k.checkSurvivors([]answer{survivor("rank 1 is gone", 1), dead, c.last})

@@ -26,7 +26,6 @@ func (s *second) End(step string, r *demo.Report) {
 	s.notes.End(step, r)
 }
 
-// Two demos in one directory do not take each other for a fault of cairn.
 func TestDemoLocksItsDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	store := func() *file.Store {
@@ -46,7 +45,7 @@ func TestDemoLocksItsDirectory(t *testing.T) {
 		}
 	}}
 	c.Watch = w
-	for range 2 { // the second one has the place to itself again
+	for range 2 { // the lock is free again
 		if rep, err := demo.Run(t.Context(), c); err != nil || !rep.OK {
 			t.Fatalf("Run = %+v, %v; want OK", rep, err)
 		}

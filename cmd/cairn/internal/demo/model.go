@@ -5,8 +5,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"strconv"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -40,10 +43,10 @@ func meshOf(ranks int) []int {
 // weight is a tensor of the model, and how the two jobs shard it and its moments.
 // A nil layout means that every rank has the whole tensor.
 type weight struct {
-	name                 string
-	shape                []int64
-	save, load           shard.Layout
-	saveMoment, loadAdam shard.Layout
+	name                   string
+	shape                  []int64
+	save, load             shard.Layout
+	saveMoment, loadMoment shard.Layout
 }
 
 // weights lists the model's tensors. The vocabulary is odd, so that no even
@@ -80,7 +83,7 @@ func (m model) weights() []weight {
 
 // spec is one tensor of the state.
 type spec struct {
-	fqn        string
+	path       meta.Path
 	dtype      tensor.DType
 	shape      []int64
 	save, load shard.Layout
@@ -129,64 +132,59 @@ func localVolume(shape []int64, l shard.Layout, rank int) int64 {
 }
 
 // specs lists the tensors of the state: the weights, and two moments of each.
-func (m model) specs() map[string]*spec {
-	out := map[string]*spec{}
-	add := func(s spec) { out[s.fqn] = &s }
+func (m model) specs() []*spec {
+	var out []*spec
 	for _, w := range m.weights() {
-		add(spec{"model." + w.name, tensor.BFloat16, w.shape, w.save, w.load, weightLook})
-		moment := "optimizer.state." + w.name
-		add(spec{moment + ".exp_avg", tensor.Float32, w.shape, w.saveMoment, w.loadAdam, momentLook})
-		add(spec{moment + ".exp_avg_sq", tensor.Float32, w.shape, w.saveMoment, w.loadAdam, squareLook})
+		out = append(out,
+			&spec{weightPath(w.name), tensor.BFloat16, w.shape, w.save, w.load, weightLook},
+			&spec{momentPath(w.name, "exp_avg"), tensor.Float32, w.shape, w.saveMoment, w.loadMoment, momentLook},
+			&spec{momentPath(w.name, "exp_avg_sq"), tensor.Float32, w.shape, w.saveMoment, w.loadMoment, squareLook})
 	}
 	return out
 }
 
-// maker returns one rank's part of a tensor.
-type maker func(s *spec) (any, error)
+// weightPath returns the path of a weight: its numbers are positions in lists.
+func weightPath(name string) meta.Path {
+	path := meta.Path{meta.Key("model")}
+	for _, k := range strings.Split(name, ".") {
+		if n, err := strconv.Atoi(k); err == nil {
+			path = append(path, meta.Pos(n))
+		} else {
+			path = append(path, meta.Key(k))
+		}
+	}
+	return path
+}
+
+// momentPath returns the path of what the optimizer holds for a weight.
+func momentPath(weight, name string) meta.Path {
+	return meta.Path{meta.Key("optimizer"), meta.Key("state"), meta.Key(weight), meta.Key(name)}
+}
 
 // state returns a rank's state at a training step, with tensors from make: nested
 // maps, a list of layers, and values in addition to the tensors.
-func (m model) state(step int64, make maker) (cairn.State, error) {
-	specs, err := m.specs(), error(nil)
-	t := func(fqn string) any {
-		v, e := make(specs[fqn])
-		if err == nil && e != nil {
-			err = fmt.Errorf("%s: %w", fqn, e)
-		}
-		return v
-	}
-	named := func(prefix string, names ...string) map[string]any {
-		out := map[string]any{}
-		for _, n := range names {
-			out[n] = t(prefix + n)
-		}
-		return out
-	}
-	var list []any
-	for i := range layers {
-		at := fmt.Sprintf("model.layers.%d.", i)
-		list = append(list, map[string]any{
-			"attn": named(at+"attn.", "out", "qkv"),
-			"mlp":  named(at+"mlp.", "down", "up"),
-			"norm": named(at+"norm.", "weight"),
-		})
-	}
-	adam := map[string]any{}
-	for _, w := range m.weights() {
-		moments := named("optimizer.state."+w.name+".", "exp_avg", "exp_avg_sq")
-		moments["step"] = step
-		adam[w.name] = moments
-	}
-	return cairn.State{
-		"model": map[string]any{
-			"embed": named("model.embed.", "weight"), "head": named("model.head.", "weight"),
-			"norm": named("model.norm.", "weight"), "layers": list,
-		},
-		"optimizer": map[string]any{"state": adam, "groups": []any{m.group(step)}},
+func (m model) state(step int64, make func(s *spec) (any, error)) (cairn.State, error) {
+	out := cairn.State{
+		"optimizer": map[string]any{"groups": []any{m.group(step)}},
 		"rng":       map[string]any{"seed": int64(7), "drawn": uint64(step) * 1e9, "state": rngState(step)},
 		"config":    map[string]any{"layers": int64(layers), "width": m.width, "name": "demo", "tied": false},
 		"step":      step,
-	}, err
+	}
+	for _, s := range m.specs() {
+		v, err := make(s)
+		if err == nil {
+			err = plan.Place(out, s.path, v)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.path.FQN(), err)
+		}
+	}
+	for _, w := range m.weights() {
+		if err := plan.Place(out, momentPath(w.name, "step"), step); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // group returns the optimizer's settings at a step.
@@ -263,83 +261,49 @@ func (c content) fill(p []byte, off int64) {
 
 // newPart returns rank's part of a tensor, zeroed. Without a layout it is the
 // whole tensor.
-func newPart(s *spec, l shard.Layout, rank int) (any, error) {
-	if l == nil {
-		return tensor.New(s.dtype, s.shape)
+func newPart(s *spec, l shard.Layout, rank int) (plan.Checkpointable, error) {
+	if l != nil {
+		return shard.Empty(l, s.dtype, s.shape, rank)
 	}
-	return shard.Empty(l, s.dtype, s.shape, rank)
+	t, err := tensor.New(s.dtype, s.shape)
+	return plan.Whole(t), err
 }
 
-// run is a part of the memory that is contiguous in the flattened tensor too.
-type run struct {
-	mem []byte
-	off int64 // in bytes
-}
-
-// eachRun calls fn for every run of a part from newPart.
-func eachRun(s *spec, part any, fn func(r run) error) error {
-	if t, ok := part.(*tensor.Tensor); ok {
-		return boxRuns(s, tensor.Whole(s.shape), t, fn)
-	}
-	c, ok := part.(plan.Checkpointable)
-	if !ok {
-		return fmt.Errorf("a %T is no part of a tensor", part)
-	}
-	for i, box := range c.Boxes() {
-		t, err := c.Part(i)
+// eachRow calls fn for every row of the last dimension of a part from newPart, with
+// the row's memory and its offset in bytes in the flattened tensor.
+func eachRow(s *spec, part plan.Checkpointable, fn func(mem []byte, off int64) error) error {
+	size, strides, last := int64(s.dtype.Size()), tensor.RowMajor(s.shape), len(s.shape)-1
+	for i, box := range part.Boxes() {
+		t, err := part.Part(i)
 		if err != nil {
 			return err
 		}
-		if err := boxRuns(s, box, t, fn); err != nil {
-			return err
+		mem, ok := t.Bytes()
+		if !ok {
+			return fmt.Errorf("%w: the part at %v is not contiguous", tensor.ErrLayout, box)
 		}
-	}
-	return nil
-}
-
-// boxRuns divides the memory of a box, which must be contiguous, into runs: rows
-// of the last dimension.
-func boxRuns(s *spec, box tensor.Box, t *tensor.Tensor, fn func(r run) error) error {
-	mem, ok := t.Bytes()
-	if !ok {
-		return fmt.Errorf("%w: the part at %v is not contiguous", tensor.ErrLayout, box)
-	}
-	if box.Empty() {
-		return nil
-	}
-	size, last := int64(s.dtype.Size()), box.Dims()-1
-	row := box.Sizes[last] * size
-	at := make([]int64, box.Dims()) // relative to the box
-	for ; len(mem) > 0; mem = mem[row:] {
-		if err := fn(run{mem[:row], flatIndex(s.shape, box.Offsets, at) * size}); err != nil {
-			return err
-		}
-		for d := last - 1; d >= 0; d-- {
-			if at[d]++; at[d] < box.Sizes[d] {
-				break
+		row := int(box.Sizes[last] * size)
+		for n := int64(0); len(mem) > 0; n++ {
+			at, left := box.Offsets[last], n
+			for d := last - 1; d >= 0; d-- {
+				at += (box.Offsets[d] + left%box.Sizes[d]) * strides[d]
+				left /= box.Sizes[d]
 			}
-			at[d] = 0
+			if err := fn(mem[:row], at*size); err != nil {
+				return err
+			}
+			mem = mem[row:]
 		}
 	}
 	return nil
-}
-
-// flatIndex returns the index of the element at offsets + at in the flattened
-// tensor.
-func flatIndex(shape, offsets, at []int64) int64 {
-	var i int64
-	for d, n := range shape {
-		i = i*n + offsets[d] + at[d]
-	}
-	return i
 }
 
 // fillPart sets the content of a part at a step and returns its size.
-func fillPart(s *spec, part any, step int64) (n int64, err error) {
-	c := newContent(s.fqn, step, s.look)
-	err = eachRun(s, part, func(r run) error {
-		c.fill(r.mem, r.off)
-		n += int64(len(r.mem))
+func fillPart(s *spec, part plan.Checkpointable, step int64) (n int64, err error) {
+	c := newContent(s.path.FQN(), step, s.look)
+	err = eachRow(s, part, func(mem []byte, off int64) error {
+		c.fill(mem, off)
+		n += int64(len(mem))
 		return nil
 	})
 	return n, err
@@ -347,17 +311,16 @@ func fillPart(s *spec, part any, step int64) (n int64, err error) {
 
 // comparePart returns the size of a part, or an error that wraps ErrWrong if its
 // content differs from that step's.
-func comparePart(s *spec, part any, step int64) (int64, error) {
-	c := newContent(s.fqn, step, s.look)
-	var n int64
+func comparePart(s *spec, part plan.Checkpointable, step int64) (n int64, err error) {
+	c := newContent(s.path.FQN(), step, s.look)
 	var want []byte
-	err := eachRun(s, part, func(r run) error {
-		want = append(want[:0], r.mem...)
-		c.fill(want, r.off)
-		if !bytes.Equal(want, r.mem) {
-			return fmt.Errorf("%w: %s: other bytes than were saved at %d+%d", ErrWrong, s.fqn, r.off, len(r.mem))
+	err = eachRow(s, part, func(mem []byte, off int64) error {
+		want = append(want[:0], mem...)
+		c.fill(want, off)
+		if !bytes.Equal(want, mem) {
+			return fmt.Errorf("%w: %s: other bytes than were saved at %d+%d", ErrWrong, s.path.FQN(), off, len(mem))
 		}
-		n += int64(len(r.mem))
+		n += int64(len(mem))
 		return nil
 	})
 	return n, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -33,7 +34,7 @@ func TestContentIsIndependentOfOffset(t *testing.T) {
 }
 
 func TestPartsCoverTensor(t *testing.T) {
-	s := &spec{fqn: "x", dtype: tensor.BFloat16, shape: []int64{7, 3, 5}, look: weightLook}
+	s := &spec{path: meta.Path{meta.Key("x")}, dtype: tensor.BFloat16, shape: []int64{7, 3, 5}, look: weightLook}
 	want := make([]byte, 7*3*5*2)
 	newContent("x", 9, weightLook).fill(want, 0)
 	grid := shard.Placed{Mesh: shard.Mesh{Shape: []int{2, 2}}, Placements: []shard.Placement{shard.Shard(0), shard.Shard(2)}}
@@ -64,18 +65,11 @@ func TestPartsCoverTensor(t *testing.T) {
 	}
 }
 
-// place copies the boxes of a part to where they belong in whole.
-func place(t *testing.T, whole *tensor.Tensor, part any) {
+// place copies the boxes of a part to their positions in whole.
+func place(t *testing.T, whole *tensor.Tensor, part plan.Checkpointable) {
 	t.Helper()
-	c, ok := part.(plan.Checkpointable)
-	if !ok {
-		if err := tensor.Copy(whole, part.(*tensor.Tensor)); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	for i, box := range c.Boxes() {
-		src, err := c.Part(i)
+	for i, box := range part.Boxes() {
+		src, err := part.Part(i)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,24 +87,6 @@ func TestMeshOf(t *testing.T) {
 	for ranks, want := range map[int][2]int{1: {1, 1}, 7: {1, 7}, 8: {2, 4}, 12: {3, 4}, 16: {4, 4}} {
 		if got := meshOf(ranks); [2]int(got) != want {
 			t.Errorf("meshOf(%d) = %v; want %v", ranks, got, want)
-		}
-	}
-}
-
-func TestCompareValues(t *testing.T) {
-	want := map[string]any{"a": []any{int64(1), map[string]any{"b": "x"}}, "n": nil}
-	same := map[string]any{"a": []any{int64(1), map[string]any{"b": "x"}}, "n": nil}
-	if err := compareValues("", want, same, nil); err != nil {
-		t.Errorf("compareValues of equal values = %v", err)
-	}
-	for _, got := range []any{
-		nil, map[string]any{}, map[string]any{"a": nil, "n": nil},
-		map[string]any{"a": []any{int64(1), map[string]any{"b": "y"}}, "n": nil},
-		map[string]any{"a": []any{int64(1)}, "n": nil},
-		map[string]any{"a": []any{1.0, map[string]any{"b": "x"}}, "n": nil},
-	} {
-		if err := compareValues("", want, got, nil); !errors.Is(err, ErrWrong) {
-			t.Errorf("compareValues(%v) = %v; want ErrWrong", got, err)
 		}
 	}
 }

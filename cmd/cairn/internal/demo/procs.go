@@ -32,8 +32,8 @@ func RunProcs(ctx context.Context, c Config) (*Report, error) {
 	}
 	return runStages(ctx, c, func(p *runner) []stage {
 		t := &procRunner{runner: p, secret: rand.Text()}
-		p.saver, p.rep.Procs = t.save, true
-		return []stage{p.save, p.verify, t.kills, p.overwrite, t.load}
+		p.saver, p.loader, p.rep.Procs = t.save, t.load, true
+		return []stage{p.save, p.verify, t.kills, p.overwrite, p.load}
 	})
 }
 
@@ -112,48 +112,41 @@ func (l *receiver) receive(m message) {
 	}
 }
 
-// all returns an error unless every process succeeded.
-func all(answers []answer) error {
+// launchAll runs a task in n processes, which must all succeed.
+func (t *procRunner) launchAll(ctx context.Context, n int, k task) ([]answer, error) {
+	answers, _, err := t.launch(ctx, n, k, false)
 	for rank, a := range answers {
 		switch {
+		case err != nil:
 		case a.outcome == nil:
-			return fmt.Errorf("%w: rank %d said nothing", ErrWrong, rank)
+			err = fmt.Errorf("%w: rank %d sent no result", ErrWrong, rank)
 		case a.Error != "":
-			return fmt.Errorf("%w: rank %d: %s", ErrWrong, rank, a.Error)
+			err = fmt.Errorf("%w: rank %d: %s", ErrWrong, rank, a.Error)
 		}
 	}
-	return nil
+	return answers, err
 }
 
 // save saves the state of a step from all processes.
 func (t *procRunner) save(ctx context.Context, step int64) (*Save, error) {
-	t.Watch.Begin("save", t.model.bytes())
-	answers, _, err := t.launch(ctx, t.Ranks, task{Step: step}, false)
-	if err == nil {
-		err = all(answers)
-	}
+	answers, err := t.launchAll(ctx, t.Ranks, task{Step: step})
 	if err != nil {
 		return nil, err
 	}
 	return answers[0].Save, nil
 }
 
-// load loads in another number of processes, which compare every byte.
-func (t *procRunner) load(ctx context.Context) error {
-	t.Watch.Begin("load", 2*t.model.wanted()) // they load and compare
-	answers, _, err := t.launch(ctx, t.LoadRanks, task{Load: true, Step: t.step}, false)
-	if err == nil {
-		err = all(answers)
-	}
+// load loads the checkpoint of a step in another number of processes.
+func (t *procRunner) load(ctx context.Context, step int64) ([]*Load, error) {
+	answers, err := t.launchAll(ctx, t.LoadRanks, task{Load: true, Step: step})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	t.rep.Load = answers[0].Load
-	for _, a := range answers[1:] {
-		t.rep.Load.Compared += a.Load.Compared
+	var out []*Load
+	for _, a := range answers {
+		out = append(out, a.Load)
 	}
-	t.Watch.End("load", t.rep)
-	return nil
+	return out, nil
 }
 
 // kill is a rank to be killed, and the point of the save.
@@ -183,7 +176,7 @@ func (t *procRunner) kills(ctx context.Context) error {
 
 func (t *procRunner) kill(ctx context.Context, k kill) (*Kill, error) {
 	step := t.step + nextStep
-	t.Watch.Begin("save", t.model.bytes())
+	t.beginSave()
 	answers, exits, err := t.launch(ctx, t.Ranks, task{Step: step, Victim: k.rank, Point: k.point}, true)
 	if err != nil {
 		return nil, err
@@ -195,19 +188,7 @@ func (t *procRunner) kill(ctx context.Context, k kill) (*Kill, error) {
 	if err := out.checkSurvivors(answers); err != nil {
 		return nil, err
 	}
-	f, err := t.examine(ctx)
-	if err != nil {
-		return nil, err
-	}
-	out.SaveID, out.Digest, out.Survivor = f.saveID, f.digest, "old"
-	if out.LeftFiles, out.LeftBytes, err = f.leftovers(ctx, t.Store); err != nil {
-		return nil, err
-	}
-	if k.committed {
-		out.Survivor = "new"
-		return out, t.survivedNew(f, step)
-	}
-	return out, t.survivedOld(f)
+	return out, t.examineCrash(ctx, &out.Crash, step, k.committed)
 }
 
 // checkSurvivors checks that every survivor returned an error that names the killed rank,
@@ -220,7 +201,7 @@ func (k *Kill) checkSurvivors(answers []answer) error {
 		case rank == k.Rank:
 			continue
 		case a.outcome == nil:
-			return fmt.Errorf("%w: rank %d said nothing", ErrWrong, rank)
+			return fmt.Errorf("%w: rank %d sent no result", ErrWrong, rank)
 		case a.Error == "":
 			return fmt.Errorf("%w: rank %d reports success", ErrWrong, rank)
 		case !slices.Equal(a.Gone, []int{k.Rank}):

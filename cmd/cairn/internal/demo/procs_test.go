@@ -22,7 +22,7 @@ const dirVariable = "CAIRN_DEMO_TEST_DIR"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(dirVariable); dir != "" {
-		if err := playRank(dir); err != nil {
+		if err := runRank(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func playRank(dir string) error {
+func runRank(dir string) error {
 	s, err := file.Open(dir, &file.Options{NoSync: true})
 	if err != nil {
 		return err
@@ -102,11 +102,10 @@ func checkKills(t *testing.T, rep *demo.Report, ranks int) {
 	}
 }
 
-// A program that does not play its part is noticed.
 func TestDemoDetectsMissingProcesses(t *testing.T) {
 	for claim, env := range map[string]string{
-		"one that says nothing":           dirVariable + "=",
-		"one that cannot read the folder": dirVariable + "=/dev/null/x",
+		"a program that prints nothing":         dirVariable + "=",
+		"a program that cannot read the folder": dirVariable + "=/dev/null/x",
 	} {
 		c, _ := procs(t, 2, 1)
 		c.Command, c.Env = append(c.Command, "-test.run=^$"), []string{env}
@@ -117,7 +116,7 @@ func TestDemoDetectsMissingProcesses(t *testing.T) {
 }
 
 func TestDemoProcessesStopWithContext(t *testing.T) {
-	for _, at := range []string{"save", "behind kill", "load"} {
+	for _, at := range []string{"save", "after kill", "load"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		cfg, store := procs(t, 2, 1)
 		cfg.Watch = &stopper{at: at, stop: cancel}

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
@@ -27,9 +26,12 @@ func RunRank(ctx context.Context, s blob.Store, text string, out io.Writer) erro
 	}
 	done := &outcome{}
 	if err := r.run(ctx, done); err != nil {
-		done.Error, done.Gone = err.Error(), goneRanks(err)
+		done.Error = err.Error()
+		if errors.Is(err, group.ErrGone) {
+			done.Gone = group.Ranks(err)
+		}
 	}
-	return r.tell.message(message{Done: done})
+	return r.tell.send(message{Done: done})
 }
 
 // rank is one process of the demo.
@@ -40,65 +42,22 @@ type rank struct {
 }
 
 func (r *rank) run(ctx context.Context, done *outcome) error {
-	g, err := tcp.Join(ctx, tcp.Config{Job: jobName, Timeout: r.Timeout})
+	g, err := tcp.Join(ctx, tcp.Config{Job: tag, Timeout: r.Timeout})
 	if err != nil {
 		return err
 	}
 	defer g.Close()
+	m := newModel(r.Bytes, r.Ranks, r.LoadRanks)
 	if r.Load {
-		return r.load(ctx, g, done)
-	}
-	return r.save(ctx, g, done)
-}
-
-func (r *rank) save(ctx context.Context, g group.Group, done *outcome) error {
-	m := r.model()
-	state, err := m.filled(ctx, r.Step, g.Rank(), func(int64) {})
-	if err != nil {
+		done.Load, err = m.loadRank(ctx, g, r.store, r.Step, r.tell.moved)
 		return err
 	}
 	s := r.store
 	if r.Point != "" && r.Victim == g.Rank() {
 		s = &killStore{Store: s, point: r.Point, tell: r.tell}
 	}
-	start := time.Now()
-	rep, err := cairn.Save(ctx, s, state, saveOptions(g, r.Step, r.tell.moved))
-	if err != nil {
-		return err
-	}
-	done.Save = &Save{
-		SaveID: rep.SaveID, Step: r.Step, Ranks: g.Size(), Mesh: m.mesh, Files: rep.Files, Speed: speed(rep.Bytes, start),
-	}
-	return nil
-}
-
-func (r *rank) load(ctx context.Context, g group.Group, done *outcome) error {
-	m := r.model()
-	state, err := m.empty(g.Rank())
-	if err != nil {
-		return err
-	}
-	start := time.Now()
-	rep, err := cairn.Load(ctx, r.store, state, &cairn.LoadOptions{
-		Group: g, RejectUnexpected: true, Observer: &cairn.Observer{Moved: r.tell.moved},
-	})
-	if err != nil {
-		return err
-	}
-	done.Load = &Load{
-		Ranks: g.Size(), Needed: rep.Total.Needed, Read: rep.Total.Read, Requests: rep.Total.Requests,
-		Speed: speed(rep.Total.Needed, start),
-	}
-	done.Load.Compared, err = m.compare(state, r.Step, r.tell.moved)
+	done.Save, err = m.saveRank(ctx, g, s, r.Step, r.tell.moved)
 	return err
-}
-
-// goneRanks returns the dead ranks that an error names.
-func goneRanks(err error) []int {
-	if !errors.Is(err, group.ErrGone) {
-		return nil
-	}
-	return group.Ranks(err)
 }
 
 // sender sends messages. It is safe for concurrent use.
@@ -111,30 +70,19 @@ type sender struct {
 // reportBytes is the number of bytes between two messages about progress.
 const reportBytes = 1 << 20
 
-func (t *sender) moved(n int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.sum += n; t.sum >= reportBytes {
-		_ = t.send(message{}) // a lost message about progress does not matter
-	}
-}
+func (t *sender) moved(n int64) { _ = t.send(message{Moved: n}) } // a lost message about progress does not matter
 
-// message sends a message, with the bytes that were moved since the last one.
-func (t *sender) message(m message) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.send(m)
-}
-
-// send is message for callers that hold mu.
+// send sends a message. Messages that only count bytes are sent as one.
 func (t *sender) send(m message) error {
-	m.Moved, m.Time = t.sum, time.Now()
-	t.sum = 0
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sum += m.Moved
+	if m.Done == nil && m.Dying == "" && t.sum < reportBytes {
+		return nil
+	}
+	m.Moved, m.Time, t.sum = t.sum, time.Now(), 0
 	return json.NewEncoder(t.out).Encode(m)
 }
-
-// jobName is the name under which the demo's ranks meet.
-const jobName = "cairn-demo"
 
 // task is the task of one rank, encoded as JSON.
 type task struct {
@@ -153,8 +101,6 @@ type task struct {
 	Victim int    `json:"victim"`
 	Point  string `json:"point"`
 }
-
-func (t *task) model() model { return newModel(t.Bytes, t.Ranks, t.LoadRanks) }
 
 // message is a line of JSON from a rank to the process that started it.
 type message struct {
@@ -210,7 +156,7 @@ func (d *killStore) Create(ctx context.Context, name string, opts *blob.CreateOp
 
 // die kills this process with SIGKILL, without any cleanup.
 func (d *killStore) die(operation string) {
-	_ = d.tell.message(message{Dying: operation}) // there is no other way to report the error
+	_ = d.tell.send(message{Dying: operation}) // there is no other way to report the error
 	if p, err := os.FindProcess(os.Getpid()); err == nil {
 		_ = p.Kill()
 	}
@@ -243,42 +189,4 @@ func (w *killWriter) Commit(ctx context.Context) (blob.Info, error) {
 		w.d.die("commit " + w.name)
 	}
 	return info, err
-}
-
-// trackedStore is a store that records its writers, so that their resources can be
-// freed after a simulated crash.
-type trackedStore struct {
-	blob.Store
-
-	mu      sync.Mutex
-	writers []blob.Writer // guarded by mu
-}
-
-var (
-	_ blob.Store   = (*trackedStore)(nil)
-	_ blob.Wrapper = (*trackedStore)(nil)
-)
-
-// Unwrap implements [blob.Wrapper].
-func (m *trackedStore) Unwrap() blob.Store { return m.Store }
-
-// Create implements [blob.Store].
-func (m *trackedStore) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
-	w, err := m.Store.Create(ctx, name, opts)
-	if err == nil {
-		m.mu.Lock()
-		m.writers = append(m.writers, w)
-		m.mu.Unlock()
-	}
-	return w, err
-}
-
-// abortAll aborts the writers that are still open.
-func (m *trackedStore) abortAll() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, w := range m.writers {
-		w.Abort() // does nothing once committed; errors do not matter here
-	}
-	m.writers = nil
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/plan"
 )
 
 const tag = "cairn-demo"
@@ -31,14 +32,17 @@ type runner struct {
 	model model
 	rep   *Report
 	step  int64 // of the current checkpoint
-	// saver saves the state of a training step from all ranks.
-	saver func(ctx context.Context, step int64) (*Save, error)
+	// saver saves the state of a training step from all ranks. loader loads it into
+	// other ranks.
+	saver  func(ctx context.Context, step int64) (*Save, error)
+	loader func(ctx context.Context, step int64) ([]*Load, error)
 }
 
 func newRunner(c Config) *runner {
 	m := newModel(c.Bytes, c.Ranks, c.LoadRanks)
 	p := &runner{Config: c, model: m, rep: &Report{Path: c.Store.String(), Crash: []Crash{}, Kills: []Kill{}}}
-	p.saver = p.saveInProcess
+	p.loader = p.loadInProcess
+	p.saver = func(ctx context.Context, step int64) (*Save, error) { return p.saveInProcess(ctx, p.Store, step) }
 	return p
 }
 
@@ -64,24 +68,14 @@ func checkPlace(ctx context.Context, s blob.Store) error {
 	return nil
 }
 
-// states returns the state of every rank at a training step.
-func (p *runner) states(ctx context.Context, step int64) ([]cairn.State, error) {
-	p.Watch.Begin("state", p.model.held())
-	out := make([]cairn.State, p.Ranks)
-	err := inproc.Run(ctx, p.Ranks, func(ctx context.Context, g group.Group) (err error) {
-		out[g.Rank()], err = p.model.filled(ctx, step, g.Rank(), p.Watch.Moved)
-		return err
-	})
-	return out, err
-}
-
-// filled returns the state of one rank that saves at a training step.
-func (m model) filled(ctx context.Context, step int64, rank int, moved func(int64)) (cairn.State, error) {
-	return m.state(step, func(s *spec) (any, error) {
+// saveRank is one rank's part in saving the state of a training step. moved counts
+// the bytes of the state, once when they are made and once when they are written.
+func (m model) saveRank(ctx context.Context, g group.Group, s blob.Store, step int64, moved func(int64)) (*Save, error) {
+	state, err := m.state(step, func(s *spec) (any, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		part, err := newPart(s, s.save, rank)
+		part, err := newPart(s, s.save, g.Rank())
 		if err != nil {
 			return nil, err
 		}
@@ -89,54 +83,100 @@ func (m model) filled(ctx context.Context, step int64, rank int, moved func(int6
 		moved(n)
 		return part, err
 	})
-}
-
-// empty returns the state of one rank that loads.
-func (m model) empty(rank int) (cairn.State, error) {
-	return m.state(1, func(s *spec) (any, error) { return newPart(s, s.load, rank) })
-}
-
-// saveTo saves the states of all ranks, replacing the checkpoint in the store.
-func (p *runner) saveTo(ctx context.Context, s blob.Store, states []cairn.State, step int64) (*Save, error) {
-	p.Watch.Begin("save", p.model.bytes())
-	var rep *cairn.SaveReport
-	start := time.Now()
-	err := inproc.Run(ctx, p.Ranks, func(ctx context.Context, g group.Group) error {
-		r, err := cairn.Save(ctx, s, states[g.Rank()], saveOptions(g, step, p.Watch.Moved))
-		if g.Rank() == 0 {
-			rep = r
-		}
-		return err
-	})
 	if err != nil {
 		return nil, err
 	}
-	return &Save{
-		SaveID: rep.SaveID, Step: step, Ranks: p.Ranks, Mesh: p.model.mesh, Files: rep.Files, Speed: speed(rep.Bytes, start),
-	}, nil
-}
-
-// saveOptions returns the options of the demo's saves.
-func saveOptions(g group.Group, step int64, moved func(int64)) *cairn.SaveOptions {
-	return &cairn.SaveOptions{
+	if err := g.Barrier(ctx); err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	rep, err := cairn.Save(ctx, s, state, &cairn.SaveOptions{
 		Group: g, Step: &step, Tags: map[string]string{tag: "made by 'cairn demo'"},
 		// No other job saves here, so leftovers of crashed saves can be removed
 		// at once.
 		SweepAfter: time.Nanosecond,
 		Observer:   &cairn.Observer{Moved: moved},
-	}
-}
-
-// saveInProcess makes the state and saves it, with goroutines as ranks.
-func (p *runner) saveInProcess(ctx context.Context, step int64) (*Save, error) {
-	states, err := p.states(ctx, step)
+	})
 	if err != nil {
 		return nil, err
 	}
-	return p.saveTo(ctx, p.Store, states, step)
+	return &Save{
+		SaveID: rep.SaveID, Step: step, Ranks: g.Size(), Mesh: m.mesh, Files: rep.Files, Speed: speed(rep.Bytes, start),
+	}, nil
 }
 
+// loadRank is one rank's part in loading the checkpoint of a step into another
+// sharding. It compares every byte of the result. moved counts the bytes that the
+// rank holds, once when they are read and once when they are compared.
+func (m model) loadRank(ctx context.Context, g group.Group, s blob.Store, step int64, moved func(int64)) (*Load, error) {
+	parts := map[string]plan.Checkpointable{}
+	state, err := m.state(1, func(s *spec) (any, error) {
+		part, err := newPart(s, s.load, g.Rank())
+		parts[s.path.FQN()] = part
+		return part, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := g.Barrier(ctx); err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	rep, err := cairn.Load(ctx, s, state, &cairn.LoadOptions{
+		Group: g, RejectUnexpected: true, Observer: &cairn.Observer{Moved: moved},
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := &Load{
+		Ranks: g.Size(), Needed: rep.Total.Needed, Read: rep.Total.Read, Requests: rep.Total.Requests,
+		Speed: speed(rep.Total.Needed, start),
+	}
+	want, err := m.state(step, func(s *spec) (any, error) { return parts[s.path.FQN()], nil })
+	if err != nil {
+		return nil, err
+	}
+	if !reflect.DeepEqual(want, state) {
+		return nil, fmt.Errorf("%w: rank %d: loaded %v, saved %v", ErrWrong, g.Rank(), state, want)
+	}
+	for _, s := range m.specs() {
+		n, err := comparePart(s, parts[s.path.FQN()], step)
+		if err != nil {
+			return nil, err
+		}
+		out.Compared += n
+		moved(n)
+	}
+	return out, nil
+}
+
+// saveInProcess saves the state of a step, with goroutines as ranks.
+func (p *runner) saveInProcess(ctx context.Context, s blob.Store, step int64) (out *Save, err error) {
+	err = inproc.Run(ctx, p.Ranks, func(ctx context.Context, g group.Group) error {
+		saved, err := p.model.saveRank(ctx, g, s, step, p.Watch.Moved)
+		if g.Rank() == 0 {
+			out = saved
+		}
+		return err
+	})
+	return out, err
+}
+
+// loadInProcess loads the checkpoint of a step, with goroutines as ranks.
+func (p *runner) loadInProcess(ctx context.Context, step int64) ([]*Load, error) {
+	out := make([]*Load, p.LoadRanks)
+	err := inproc.Run(ctx, p.LoadRanks, func(ctx context.Context, g group.Group) (err error) {
+		out[g.Rank()], err = p.model.loadRank(ctx, g, p.Store, step, p.Watch.Moved)
+		return err
+	})
+	return out, err
+}
+
+// beginSave begins a phase in which all ranks make their states and save them.
+func (p *runner) beginSave() { p.Watch.Begin("save", p.model.held()+p.model.bytes()) }
+
 func (p *runner) save(ctx context.Context) error {
+	p.beginSave()
 	s, err := p.saver(ctx, firstStep)
 	if err != nil {
 		return err
@@ -176,108 +216,18 @@ func (p *runner) verify(ctx context.Context) error {
 	return nil
 }
 
-// load loads the checkpoint into other ranks and compares every byte.
+// load loads the checkpoint into other ranks, which compare every byte.
 func (p *runner) load(ctx context.Context) error {
-	p.Watch.Begin("load", p.model.wanted())
-	states := make([]cairn.State, p.LoadRanks)
-	var rep *cairn.LoadReport
-	start := time.Now()
-	err := inproc.Run(ctx, p.LoadRanks, func(ctx context.Context, g group.Group) (err error) {
-		s, err := p.model.empty(g.Rank())
-		if err != nil {
-			return err
-		}
-		states[g.Rank()] = s
-		r, err := cairn.Load(ctx, p.Store, s, &cairn.LoadOptions{
-			Group: g, RejectUnexpected: true, Observer: &cairn.Observer{Moved: p.Watch.Moved},
-		})
-		if g.Rank() == 0 {
-			rep = r
-		}
-		return err
-	})
+	p.Watch.Begin("load", 2*p.model.wanted())
+	loads, err := p.loader(ctx, p.step)
 	if err != nil {
 		return err
 	}
-	p.rep.Load = &Load{
-		Ranks: p.LoadRanks, Needed: rep.Total.Needed, Read: rep.Total.Read, Requests: rep.Total.Requests,
-		Speed: speed(rep.Total.Needed, start),
-	}
-	p.Watch.Begin("compare", p.model.wanted())
-	if p.rep.Load.Compared, err = p.compare(ctx, states); err != nil {
-		return err
+	p.rep.Load = loads[0]
+	for _, l := range loads[1:] {
+		p.rep.Load.Compared += l.Compared
 	}
 	p.Watch.End("load", p.rep)
-	return nil
-}
-
-// compare compares the loaded states of all ranks with what was saved and returns
-// the bytes of the tensors.
-func (p *runner) compare(ctx context.Context, states []cairn.State) (int64, error) {
-	var total atomic.Int64
-	err := inproc.Run(ctx, len(states), func(_ context.Context, g group.Group) error {
-		n, err := p.model.compare(states[g.Rank()], p.step, p.Watch.Moved)
-		total.Add(n)
-		return err
-	})
-	return total.Load(), err
-}
-
-// compare compares the loaded state of one rank with what was saved at a step and
-// returns the bytes of the tensors.
-func (m model) compare(state cairn.State, step int64, moved func(int64)) (total int64, err error) {
-	parts := map[string]any{}
-	want, err := m.state(step, func(s *spec) (any, error) { return s, nil })
-	if err != nil {
-		return 0, err
-	}
-	if err := compareValues("", want, state, parts); err != nil {
-		return 0, err
-	}
-	for fqn, s := range m.specs() {
-		n, err := comparePart(s, parts[fqn], step)
-		if err != nil {
-			return total, err
-		}
-		total += n
-		moved(n)
-	}
-	return total, nil
-}
-
-// compareValues compares the values of two states. If want has a spec, it adds
-// got's value to parts under the spec's name.
-func compareValues(at string, want, got any, parts map[string]any) error {
-	switch w := want.(type) {
-	case *spec:
-		parts[w.fqn] = got
-		return nil
-	case map[string]any:
-		g, ok := got.(map[string]any)
-		if !ok || len(g) != len(w) {
-			return fmt.Errorf("%w: %s: loaded %v", ErrWrong, at, got)
-		}
-		for k := range w {
-			if err := compareValues(at+"."+k, w[k], g[k], parts); err != nil {
-				return err
-			}
-		}
-		return nil
-	case []any:
-		g, ok := got.([]any)
-		if !ok || len(g) != len(w) {
-			return fmt.Errorf("%w: %s: loaded %v", ErrWrong, at, got)
-		}
-		for i := range w {
-			if err := compareValues(fmt.Sprintf("%s.%d", at, i), w[i], g[i], parts); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if !reflect.DeepEqual(want, got) {
-		return fmt.Errorf("%w: %s: loaded %v, saved %v", ErrWrong, at, got, want)
-	}
 	return nil
 }
 
@@ -322,36 +272,45 @@ func (p *runner) crashes(ctx context.Context) error {
 }
 
 func (p *runner) crash(ctx context.Context, point crashPoint) (*Crash, error) {
+	p.beginSave()
 	step := p.step + nextStep
-	states, err := p.states(ctx, step)
-	if err != nil {
-		return nil, err
-	}
 	dying := &trackedStore{Store: p.Store}
 	defer dying.abortAll()
 	s := fault.New(dying, point.rule)
-	_, err = p.saveTo(ctx, s, states, step)
+	_, err := p.saveInProcess(ctx, s, step)
 	if !point.committed {
 		defer func() { p.clean(context.WithoutCancel(ctx), s.Ops()) }()
 	}
 	if err := checkCrashed(ctx, s, err); err != nil {
 		return nil, err
 	}
+	log := s.Ops().Log
+	c := &Crash{At: point.at, Operation: log[len(log)-1].String()}
+	return c, p.examineCrash(ctx, c, step, point.committed)
+}
+
+// examineCrash examines the checkpoint after a save of step that crashed, and
+// completes c. committed tells whether the checkpoint must be the new one.
+func (p *runner) examineCrash(ctx context.Context, c *Crash, step int64, committed bool) error {
 	f, err := p.examine(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	log := s.Ops().Log
-	c := &Crash{At: point.at, Operation: log[len(log)-1].String(), SaveID: f.saveID, Digest: f.digest}
+	c.SaveID, c.Digest, c.Survivor = f.saveID, f.digest, "old"
 	if c.LeftFiles, c.LeftBytes, err = f.leftovers(ctx, p.Store); err != nil {
-		return nil, err
+		return err
 	}
-	if point.committed {
-		c.Survivor = "new"
-		return c, p.survivedNew(f, step)
+	if !committed {
+		if f.step != p.step || f.digest != p.rep.Digest {
+			return fmt.Errorf("%w: the old checkpoint is not what it was: %s, step %d", ErrWrong, f.saveID, f.step)
+		}
+		return nil
 	}
-	c.Survivor = "old"
-	return c, p.survivedOld(f)
+	if f.step != step || f.digest == p.rep.Digest {
+		return fmt.Errorf("%w: after the commit the checkpoint is still %s, step %d", ErrWrong, f.saveID, f.step)
+	}
+	c.Survivor, p.step, p.rep.Digest = "new", f.step, f.digest
+	return nil
 }
 
 // checkCrashed checks that a save failed because of the crash.
@@ -360,28 +319,10 @@ func checkCrashed(ctx context.Context, s *fault.Store, err error) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case !s.Crashed():
-		return fmt.Errorf("%w: the save did not come by: %w", ErrWrong, err)
+		return fmt.Errorf("%w: the save did not reach the crash point: %w", ErrWrong, err)
 	case err == nil:
 		return fmt.Errorf("%w: the save reports success", ErrWrong)
 	}
-	return nil
-}
-
-// survivedOld checks that the checkpoint is the old one.
-func (p *runner) survivedOld(f *finding) error {
-	if f.step != p.step || f.digest != p.rep.Digest {
-		return fmt.Errorf("%w: the old checkpoint is not what it was: %s, step %d", ErrWrong, f.saveID, f.step)
-	}
-	return nil
-}
-
-// survivedNew checks that the checkpoint is the one of the step that was just
-// saved.
-func (p *runner) survivedNew(f *finding, step int64) error {
-	if f.step != step || f.digest == p.rep.Digest {
-		return fmt.Errorf("%w: after the commit the checkpoint is still %s, step %d", ErrWrong, f.saveID, f.step)
-	}
-	p.step, p.rep.Digest = f.step, f.digest
 	return nil
 }
 
@@ -461,6 +402,7 @@ func (f *finding) leftovers(ctx context.Context, s blob.Store) (n int, bytes int
 
 // overwrite saves a complete checkpoint over the last one and examines it.
 func (p *runner) overwrite(ctx context.Context) error {
+	p.beginSave()
 	step := p.step + nextStep
 	s, err := p.saver(ctx, step)
 	if err != nil {
@@ -479,4 +421,42 @@ func (p *runner) overwrite(ctx context.Context) error {
 	p.rep.Overwrite, p.rep.Digest, p.step = s, f.digest, step
 	p.Watch.End("overwrite", p.rep)
 	return nil
+}
+
+// trackedStore is a store that records its writers, so that their resources can be
+// freed after a simulated crash.
+type trackedStore struct {
+	blob.Store
+
+	mu      sync.Mutex
+	writers []blob.Writer // guarded by mu
+}
+
+var (
+	_ blob.Store   = (*trackedStore)(nil)
+	_ blob.Wrapper = (*trackedStore)(nil)
+)
+
+// Unwrap implements [blob.Wrapper].
+func (m *trackedStore) Unwrap() blob.Store { return m.Store }
+
+// Create implements [blob.Store].
+func (m *trackedStore) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+	w, err := m.Store.Create(ctx, name, opts)
+	if err == nil {
+		m.mu.Lock()
+		m.writers = append(m.writers, w)
+		m.mu.Unlock()
+	}
+	return w, err
+}
+
+// abortAll aborts the writers that are still open.
+func (m *trackedStore) abortAll() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, w := range m.writers {
+		w.Abort() // does nothing once committed; errors do not matter here
+	}
+	m.writers = nil
 }
