@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -16,36 +15,45 @@ import (
 )
 
 func newBenchCmd() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "bench COMMAND",
-		Short: "Measure cairn on this machine and compare it with plain I/O",
-		Long: `Bench measures planning, saving and loading, resharding, opening, converting and
-groups of ranks on this machine. Rates are compared with a floor: the same bytes
-moved by plain system calls in the same run. Bench asserts nothing, and removes
-its files unless --keep is given.`,
-		Example: `  cairn bench plan --ranks 1024 --tensors 1000
-  cairn bench io --size 4GiB --ranks 4 --dir /mnt/fast
-  cairn bench reshard
-  cairn bench open --chunks 1000000 --json
-  cairn bench convert --from torchdcp --to hf
-  cairn bench tiny
-  cairn bench group
-  cairn bench tree --ranks 10000`,
-		Args: cobra.ArbitraryArgs,
-		RunE: runGroup,
-	}
+	cmd := newCommand("bench", cobra.ArbitraryArgs, nil, runGroup)
 	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchReshardCmd(), newBenchOpenCmd(), newBenchConvertCmd(),
 		newBenchTinyCmd(), newBenchGroupCmd(), newBenchTreeCmd(), newBenchChildCmd())
 	return cmd
 }
 
-// benchCommand adds to cmd what all benchmarks have in common: no arguments, and
-// the output of a result. check refuses invalid flags, run measures.
-func benchCommand[R any](cmd *cobra.Command, check func(cmd *cobra.Command) error,
-	run func(ctx context.Context, o *output) (R, error), print func(o *output, r R)) *cobra.Command {
-	cmd.Args, cmd.ValidArgsFunction = wantArgs(0, 0), cobra.NoFileCompletions
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := check(cmd); err != nil {
+// lowest has the lowest values of flags.
+type lowest map[string]int64
+
+// check refuses a flag with a lower value, and a --dir that is not a folder.
+func (l lowest) check(cmd *cobra.Command) error {
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		value := cmd.Flags().Lookup(name).Value
+		if size, ok := value.(*sizeFlag); ok && int64(*size) < l[name] {
+			return usagef(cmd, "--%s is too small: at least %s", name, formatBytes(l[name]))
+		}
+		if n, err := cmd.Flags().GetInt(name); err == nil && int64(n) < l[name] {
+			return usagef(cmd, "--%s must be at least %d", name, l[name])
+		}
+		list, _ := cmd.Flags().GetIntSlice(name)
+		if i := slices.IndexFunc(list, func(n int) bool { return int64(n) < l[name] }); i >= 0 {
+			return usagef(cmd, "--%s: cannot measure a group of %d, want %d or more", name, list[i], l[name])
+		}
+	}
+	dir := cmd.Flags().Lookup("dir")
+	if dir == nil {
+		return nil
+	}
+	if fi, err := os.Stat(dir.Value.String()); err != nil || !fi.IsDir() {
+		return usagef(cmd, "--dir %s: there is no such folder", quoteArg(dir.Value.String()))
+	}
+	return nil
+}
+
+// benchCommand returns a benchmark: a command without arguments that measures with
+// run and prints the result.
+func benchCommand[R any](name string, low lowest, run func(ctx context.Context, o *output) (R, error), print func(o *output, r R)) *cobra.Command {
+	return newCommand("bench-"+name, wantArgs(0, 0), cobra.NoFileCompletions, func(cmd *cobra.Command, _ []string) error {
+		if err := low.check(cmd); err != nil {
 			return err
 		}
 		o := outputOf(cmd)
@@ -54,8 +62,7 @@ func benchCommand[R any](cmd *cobra.Command, check func(cmd *cobra.Command) erro
 			return err
 		}
 		return o.result(r, func() { print(o, r) })
-	}
-	return cmd
+	})
 }
 
 // two prints a number with two decimals.
@@ -63,26 +70,7 @@ func two(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
 
 func newBenchPlanCmd() *cobra.Command {
 	o := bench.PlanOptions{Ranks: 1024, Tensors: 1000}
-	cmd := benchCommand(&cobra.Command{
-		Use:   "plan",
-		Short: "Measure the planning of a save by many ranks",
-		Long: `Plan measures the global step of a save: dedup, global plan, validation and the
-encoding of the index, by a coordinator that has the plans of all ranks. Nine
-tensors in ten are sharded on dim 0 over all ranks, one in ten is replicated.
-
-With --json:
-
-  ranks, tensors, items    the size of the problem
-  seconds, phases          the coordinator's work, in total and by phase
-  outside                  not included above: the ranks' own work, done here one
-                           after the other, and the wire
-  wire_bytes_per_rank      the size of a rank's plan on the wire
-  index_bytes              the size of the index
-  peak_rss_bytes           the largest memory of the process
-  repeat_seconds           the same plan once more, unchanged`,
-		Example: `  cairn bench plan --ranks 1024 --tensors 1000
-  cairn bench plan --ranks 8192 --json`,
-	}, func(cmd *cobra.Command) error { return atLeastOne(cmd, "ranks", "tensors") },
+	cmd := benchCommand("plan", lowest{"ranks": 1, "tensors": 1},
 		func(ctx context.Context, _ *output) (*bench.PlanResult, error) { return bench.Plan(ctx, o) }, printPlanBench)
 	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks")
 	cmd.Flags().IntVar(&o.Tensors, "tensors", o.Tensors, "number of tensors")
@@ -105,82 +93,25 @@ func printPlanBench(o *output, r *bench.PlanResult) {
 		formatBytes(int64(r.IndexBytes)), formatBytes(int64(r.WireBytes)), formatBytes(r.PeakRSS))
 }
 
-// benchFlags are the flags of the benchmarks that write files.
-type benchFlags struct {
-	dir  string
-	size sizeFlag
-}
-
-func (f *benchFlags) add(cmd *cobra.Command) {
-	addFolderFlag(cmd, &f.dir)
-	cmd.Flags().Var(&f.size, "size", "size of the state")
-}
-
 // addFolderFlag adds --dir. The help describes its default, which depends on the
 // machine.
 func addFolderFlag(cmd *cobra.Command, dir *string) {
 	cmd.Flags().StringVar(dir, "dir", os.TempDir(), "existing `folder` on the medium to measure; the default is that of temporary files")
-	cmd.Flags().Lookup("dir").DefValue = ""
+	hideDefault(cmd.Flags(), "dir")
 	_ = cmd.MarkFlagDirname("dir") // fails for unknown flags only
 }
 
-// check refuses a missing folder and a size below smallest.
-func (f *benchFlags) check(cmd *cobra.Command, smallest int64) error {
-	if int64(f.size) < smallest {
-		return usagef(cmd, "--size is too small: at least %s", formatBytes(smallest))
-	}
-	return wantFolder(cmd, f.dir)
-}
-
-func wantFolder(cmd *cobra.Command, dir string) error {
-	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
-		return usagef(cmd, "--dir %s: there is no such folder", quoteArg(dir))
-	}
-	return nil
-}
-
-// atLeastOne refuses values of the flags below 1.
-func atLeastOne(cmd *cobra.Command, flags ...string) error {
-	for _, name := range flags {
-		if n, err := cmd.Flags().GetInt(name); err != nil || n < 1 {
-			return usagef(cmd, "--%s must be at least 1", name)
-		}
-	}
-	return nil
-}
-
 func newBenchIOCmd() *cobra.Command {
-	f := benchFlags{size: 4 << 30}
-	ranks, repeat, parallel := 1, 3, 0
-	cmd := benchCommand(&cobra.Command{
-		Use:   "io",
-		Short: "Measure saving and loading, and plain writes and reads",
-		Long: `Io saves and loads a transformer-shaped state, sharded by rows over ranks of this
-process, and in the same run writes and reads the same bytes plainly: one file a
-rank, synced, from memory and into memory. Cold loads follow a drop of the files'
-page cache. The best of several rounds counts. It needs twice the size in memory
-and in the folder.
-
-With --json:
-
-  bytes, ranks, files, repeat
-  floor_save_gbs, save_gbs, save_ratio                  10^9 bytes a second
-  floor_load_cold_gbs, load_cold_gbs, load_cold_ratio
-  floor_load_warm_gbs, load_warm_gbs, load_warm_ratio
-  peak_rss_bytes`,
-		Example: `  cairn bench io --size 4GiB --ranks 1
-  cairn bench io --size 1GiB --ranks 4 --dir /mnt/fast --json`,
-	}, func(cmd *cobra.Command) error {
-		return errors.Join(atLeastOne(cmd, "ranks", "repeat"), f.check(cmd, 1<<20))
-	}, func(ctx context.Context, out *output) (*bench.IOResult, error) {
-		return bench.IO(ctx, bench.IOOptions{
-			Dir: f.dir, Bytes: int64(f.size), Ranks: ranks, Repeat: repeat, Parallel: parallel, Log: benchLog(out),
-		})
+	o := bench.IOOptions{Bytes: 4 << 30, Ranks: 1, Repeat: 3}
+	cmd := benchCommand("io", lowest{"ranks": 1, "repeat": 1, "size": 1 << 20}, func(ctx context.Context, out *output) (*bench.IOResult, error) {
+		o.Log = benchLog(out)
+		return bench.IO(ctx, o)
 	}, printIOBench)
-	f.add(cmd)
-	cmd.Flags().IntVar(&ranks, "ranks", ranks, "number of ranks")
-	cmd.Flags().IntVar(&repeat, "repeat", repeat, "number of rounds")
-	cmd.Flags().IntVar(&parallel, "parallel", parallel, "reads at the same time on each rank (0: the default of a load)")
+	addFolderFlag(cmd, &o.Dir)
+	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the state")
+	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks")
+	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
+	cmd.Flags().IntVar(&o.Parallel, "parallel", 0, "reads at the same time on each rank (0: the default of a load)")
 	return cmd
 }
 
@@ -202,24 +133,11 @@ func printIOBench(o *output, r *bench.IOResult) {
 }
 
 func newBenchReshardCmd() *cobra.Command {
-	f := benchFlags{size: 256 << 20}
-	cmd := benchCommand(&cobra.Command{
-		Use:   "reshard",
-		Short: "Count the bytes read when a sharding changes",
-		Long: `Reshard saves matrices in one sharding, loads them in another, and counts the
-bytes: those that the ranks asked for, those with the checksummed tiles around
-them, and those that were read. Below 125 MiB the matrices are small compared to
-the tiles.
-
-With --json: bytes, and cases with case, bytes_needed, bytes_rounded, bytes_read,
-bytes_received (from other ranks: none here), requests, ratio (read over needed)
-and seconds.`,
-		Example: `  cairn bench reshard --size 1GiB`,
-	}, func(cmd *cobra.Command) error { return f.check(cmd, 1) },
-		func(ctx context.Context, _ *output) (*bench.ReshardResult, error) {
-			return bench.Reshard(ctx, bench.ReshardOptions{Dir: f.dir, Bytes: int64(f.size)})
-		}, printReshardBench)
-	f.add(cmd)
+	o := bench.ReshardOptions{Bytes: 256 << 20}
+	cmd := benchCommand("reshard", lowest{"size": 1},
+		func(ctx context.Context, _ *output) (*bench.ReshardResult, error) { return bench.Reshard(ctx, o) }, printReshardBench)
+	addFolderFlag(cmd, &o.Dir)
+	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the state")
 	return cmd
 }
 
@@ -234,29 +152,11 @@ func printReshardBench(o *output, r *bench.ReshardResult) {
 
 func newBenchOpenCmd() *cobra.Command {
 	o := bench.OpenOptions{Chunks: 1_000_000}
-	cmd := benchCommand(&cobra.Command{
-		Use:   "open",
-		Short: "Measure opening a checkpoint of many chunks",
-		Long: `Open writes record and index of a checkpoint of many chunks, without data, and
-measures opening it and reading the whole index, and opening it and finding one
-name. With --format torchdcp it is the .metadata of a PyTorch checkpoint. With
---keep the checkpoint stays, so that 'cairn inspect' can be timed on it.
-
-With --json:
-
-  format, chunks, tensors        what the checkpoint is and holds
-  seconds, index_bytes           opening and reading the whole index
-  inspect_seconds                the same with the summary of 'cairn inspect'
-  lookup_seconds, lookup_bytes   opening and finding one name
-  record_bytes                   the size of the commit record
-  peak_rss_bytes                 the largest memory of the process`,
-		Example: `  cairn bench open --chunks 1000000 --json
-  cairn bench open --chunks 1000000 --format torchdcp --keep many && cairn inspect many`,
-	}, func(cmd *cobra.Command) error { return errors.Join(atLeastOne(cmd, "chunks"), wantFolder(cmd, o.Dir)) },
+	cmd := benchCommand("open", lowest{"chunks": 1},
 		func(ctx context.Context, _ *output) (*bench.OpenResult, error) { return bench.OpenBench(ctx, o) }, printOpenBench)
 	cmd.Flags().IntVar(&o.Chunks, "chunks", o.Chunks, "number of chunks")
 	cmd.Flags().StringVar(&o.Format, "format", formats.Native, "`format` of the checkpoint: native or torchdcp")
-	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{formats.Native, formats.TorchDCP}, cobra.ShellCompDirectiveNoFileComp)) // fails for unknown flags only
+	completeFlag(cmd, choices(formats.Native, formats.TorchDCP), "format")
 	cmd.Flags().StringVar(&o.Keep, "keep", "", "new `folder` for the checkpoint, which then stays")
 	addFolderFlag(cmd, &o.Dir)
 	return cmd
@@ -270,39 +170,20 @@ func printOpenBench(o *output, r *bench.OpenResult) {
 }
 
 func newBenchConvertCmd() *cobra.Command {
-	f := benchFlags{size: 4 << 30}
-	o := bench.ConvertOptions{From: formats.TorchDCP, To: formats.HF, Ranks: 4, Repeat: 3}
-	memory := sizeFlag(512 << 20)
-	cmd := benchCommand(&cobra.Command{
-		Use:   "convert",
-		Short: "Measure a conversion and a plain copy",
-		Long: `Convert saves a transformer-shaped state in one format, converts it to another,
-and in the same run copies the source's files by plain reads and writes. Both are
-synced, and both begin with a drop of the source's page cache. The best of several
-rounds counts. It needs three times the size in the folder.
-
-With --json:
-
-  from, to, bytes, source_files, repeat
-  copy_gbs, convert_gbs, ratio    10^9 bytes a second, and ours over the copy's
-  peak_rss_bytes                  the largest memory while it converts`,
-		Example: `  cairn bench convert --size 4GiB --from torchdcp --to hf
-  cairn bench convert --size 4GiB --from native --to torchdcp --json`,
-	}, func(cmd *cobra.Command) error {
-		return errors.Join(atLeastOne(cmd, "ranks", "repeat"), f.check(cmd, 1<<20))
-	}, func(ctx context.Context, out *output) (*bench.ConvertResult, error) {
-		o.Dir, o.Bytes, o.Memory, o.Log = f.dir, int64(f.size), int64(memory), benchLog(out)
+	o := bench.ConvertOptions{From: formats.TorchDCP, To: formats.HF, Bytes: 4 << 30, Ranks: 4, Repeat: 3, Memory: 512 << 20}
+	low := lowest{"ranks": 1, "repeat": 1, "size": 1 << 20}
+	cmd := benchCommand("convert", low, func(ctx context.Context, out *output) (*bench.ConvertResult, error) {
+		o.Log = benchLog(out)
 		return bench.Convert(ctx, o)
 	}, printConvertBench)
-	f.add(cmd)
+	addFolderFlag(cmd, &o.Dir)
+	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the state")
 	cmd.Flags().StringVar(&o.From, "from", o.From, "`format` of the source")
 	cmd.Flags().StringVar(&o.To, "to", o.To, "`format` of the target")
-	for _, name := range []string{"from", "to"} {
-		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(formats.Names(), cobra.ShellCompDirectiveNoFileComp)) // fails for unknown flags only
-	}
+	completeFlag(cmd, choices(formats.Names()...), "from", "to")
 	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks that save the source")
 	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
-	cmd.Flags().Var(&memory, "memory", "bound of the conversion's buffers")
+	cmd.Flags().Var((*sizeFlag)(&o.Memory), "memory", "bound of the conversion's buffers")
 	return cmd
 }
 
@@ -315,44 +196,15 @@ func printConvertBench(o *output, r *bench.ConvertResult) {
 
 func newBenchGroupCmd() *cobra.Command {
 	o := bench.GroupOptions{}.WithDefaults()
-	size := sizeFlag(o.Bytes)
-	cmd := benchCommand(&cobra.Command{
-		Use:   "group",
-		Short: "Measure groups of ranks and plain connections",
-		Long: `Group measures groups of ranks over the loopback of this machine: how long a
-barrier and a gather of 1 KiB from each rank take, how fast plans of 146 KiB are
-gathered from many ranks, and how fast tensors are reduced and broadcast between
-processes. The floor of throughput is the same number of bytes over the same
-number of plain connections, measured alternately, from and to memory of the size
-of the tensor, and also from and to 1 MiB that stays in the cache. The results are
-medians.
-
-With --json:
-
-  latency        with op (barrier or gather), ranks, as (goroutines or
-                 processes), median_us and p99_us (microseconds)
-  gather         of large values from ranks that are goroutines: ranks,
-                 bytes_per_rank, seconds, gbs (10^9 bytes a second at rank 0),
-                 floor_gbs (8 plain connections), ratio, and hops, the mean
-                 number of connections that a byte crosses
-  collectives    with op (all_reduce or broadcast), processes, bytes (of the
-                 tensor), gbs (bytes over time), wire_gbs (what has to cross
-                 between processes, over time), floor_wire_gbs (plain connections
-                 in the same number between the same processes) and ratio;
-                 cached_wire_gbs and cached_ratio, the same against connections
-                 that move 1 MiB that stays in the cache
-  repeat         the number of rounds`,
-		Example: `  cairn bench group
-  cairn bench group --size 1GiB --procs 2,4,8 --json`,
-	}, func(cmd *cobra.Command) error { return checkGroup(cmd, &o, size) },
-		func(ctx context.Context, out *output) (r *bench.GroupResult, err error) {
-			if o.Self, err = benchChild(); err != nil {
-				return nil, err
-			}
-			o.Bytes, o.Log = int64(size), benchLog(out)
-			return bench.Group(ctx, o)
-		}, printGroupBench)
-	cmd.Flags().Var(&size, "size", "size of the tensor")
+	low := lowest{"size": 1 << 10, "ranks": 2, "latency-procs": 2, "procs": 2, "gather-ranks": 2, "calls": 1, "repeat": 1}
+	cmd := benchCommand("group", low, func(ctx context.Context, out *output) (r *bench.GroupResult, err error) {
+		if o.Self, err = benchChild(); err != nil {
+			return nil, err
+		}
+		o.Log = benchLog(out)
+		return bench.Group(ctx, o)
+	}, printGroupBench)
+	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the tensor")
 	cmd.Flags().IntSliceVar(&o.Ranks, "ranks", o.Ranks, "numbers of ranks whose latency is measured")
 	cmd.Flags().IntSliceVar(&o.LatencyProcs, "latency-procs", o.LatencyProcs, "numbers of processes whose latency is measured")
 	cmd.Flags().IntVar(&o.Calls, "calls", o.Calls, "number of calls of a latency")
@@ -360,25 +212,6 @@ With --json:
 	cmd.Flags().IntSliceVar(&o.Procs, "procs", o.Procs, "numbers of processes that tensors are reduced between")
 	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds of a throughput")
 	return cmd
-}
-
-// checkGroup refuses values that cannot be measured.
-func checkGroup(cmd *cobra.Command, o *bench.GroupOptions, size sizeFlag) error {
-	const smallest = 1 << 10
-	if size < smallest {
-		return usagef(cmd, "--size is too small: at least %s", formatBytes(smallest))
-	}
-	for name, list := range map[string][]int{"ranks": o.Ranks, "latency-procs": o.LatencyProcs, "procs": o.Procs} {
-		for _, n := range list {
-			if n < 2 {
-				return usagef(cmd, "--%s: cannot measure a group of %d, want 2 or more", name, n)
-			}
-		}
-	}
-	if o.GatherRanks < 2 {
-		return usagef(cmd, "--gather-ranks must be at least 2")
-	}
-	return atLeastOne(cmd, "calls", "repeat")
 }
 
 func printGroupBench(o *output, r *bench.GroupResult) {
@@ -413,24 +246,7 @@ func formatMicroseconds(us float64) string {
 
 func newBenchTinyCmd() *cobra.Command {
 	o := bench.TinyOptions{Tensors: 200_000}
-	cmd := benchCommand(&cobra.Command{
-		Use:   "tiny",
-		Short: "Measure a checkpoint of very many small tensors",
-		Long: `Tiny saves a checkpoint of tensors of four elements and runs commands of cairn
-on it, each as a process of its own: the cost is the work for each name, not the
-bytes. On a busy machine the processor time is more reliable than the elapsed
-time.
-
-With --json:
-
-  tensors    their number
-  steps      with step, seconds (elapsed), cpu_seconds (of all processors)
-             and peak_rss_bytes (the largest memory)`,
-		Example: `  cairn bench tiny
-  cairn bench tiny --tensors 20000 --json`,
-	}, func(cmd *cobra.Command) error {
-		return errors.Join(atLeastOne(cmd, "tensors"), wantFolder(cmd, o.Dir))
-	}, func(ctx context.Context, out *output) (r *bench.TinyResult, err error) {
+	cmd := benchCommand("tiny", lowest{"tensors": 1}, func(ctx context.Context, out *output) (r *bench.TinyResult, err error) {
 		if o.Self, err = benchChild(); err != nil {
 			return nil, err
 		}
@@ -456,37 +272,8 @@ func printTinyBench(o *output, r *bench.TinyResult) {
 
 func newBenchTreeCmd() *cobra.Command {
 	o := bench.TreeOptions{PlanOptions: bench.PlanOptions{Ranks: 10_000, Tensors: 1000}}.WithDefaults()
-	cmd := benchCommand(&cobra.Command{
-		Use:   "tree",
-		Short: "Simulate the planning of a save by ten thousand ranks",
-		Long: `Tree simulates the planning of a save: every rank makes its plan, the tree of
-ranks gathers all plans at rank 0, which makes the final plans and scatters them.
-Steps, messages, codecs, planners and plans are those of a save (see 'cairn help
-bench plan'). Links are in memory. Rank 0 has a process of its own, so that its
-memory can be measured; the other ranks share a process.
-
-With --json:
-
-  ranks, tensors, items     the size of the problem
-  arity, depth, max_links   the tree, and the most links that a rank holds
-  wire_bytes_per_rank       the size of a rank's plan on the wire
-  messages_sent, messages_received, bytes_sent, bytes_received
-                            with mean (of all ranks), max (of all but rank 0)
-                            and coordinator (rank 0)
-  seconds, phases           from when all ranks have encoded their plans to when
-                            all have the outcome, in total and by phase
-  outside                   not included above: the ranks' own work, which one
-                            process does here for all
-  coordinator_peak_rss_bytes, others_peak_rss_bytes
-                            the largest memory of the two processes`,
-		Example: `  cairn bench tree --ranks 1000
-  cairn bench tree --ranks 10000 --tensors 1000 --json`,
-	}, func(cmd *cobra.Command) error {
-		if o.Ranks < 2 {
-			return usagef(cmd, "--ranks must be at least 2")
-		}
-		return atLeastOne(cmd, "tensors", "arity")
-	}, func(ctx context.Context, out *output) (r *bench.TreeResult, err error) {
+	low := lowest{"ranks": 2, "tensors": 1, "arity": 1}
+	cmd := benchCommand("tree", low, func(ctx context.Context, out *output) (r *bench.TreeResult, err error) {
 		if o.Self, err = benchChild(); err != nil {
 			return nil, err
 		}
@@ -525,25 +312,14 @@ func printTreeBench(o *output, r *bench.TreeResult) {
 	o.printf("\npeak memory: rank 0 %s, all others together %s\n", formatBytes(r.CoordinatorPeak), formatBytes(r.OthersPeak))
 }
 
-// benchChildName is the command that benchmarks use to start processes.
-const benchChildName = "child"
-
-// benchChild returns the command line of such a process, without its job.
-func benchChild() ([]string, error) {
-	return ownCommand("bench", benchChildName)
-}
+// benchChild returns the command line of a process that a benchmark starts, without
+// its job.
+func benchChild() ([]string, error) { return ownCommand("bench", "child") }
 
 func newBenchChildCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:               benchChildName + " JOB",
-		Short:             "Run a process of another benchmark",
-		Long:              `Child is the command that other benchmarks start if they need several processes.`,
-		Example:           `  cairn bench group`,
-		Args:              wantArgs(1, 1),
-		Hidden:            true,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return bench.Child(cmd.Context(), args[0], cmd.OutOrStdout())
-		},
-	}
+	cmd := newCommand("bench-child", wantArgs(1, 1), cobra.NoFileCompletions, func(cmd *cobra.Command, args []string) error {
+		return bench.Child(cmd.Context(), args[0], cmd.OutOrStdout())
+	})
+	cmd.Hidden = true
+	return cmd
 }

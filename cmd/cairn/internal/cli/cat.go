@@ -58,56 +58,13 @@ type catFlags struct {
 
 func newCatCmd() *cobra.Command {
 	f := catFlags{limit: 1000}
-	cmd := &cobra.Command{
-		Use:   "cat PATH NAME[SLICE]",
-		Short: "Print a tensor, a part of one, an object, or a tree of objects",
-		Long: `Cat prints one tensor or object. SLICE takes a part of a tensor, as Python writes
-it: 'model.w[0:4, ::2, 3]', 'model.w[-1]', 'model.w[..., ::-1]'; or give it by
---slice. Only what is needed is read, and memory is bounded.
-
-If NAME is the beginning of names up to a dot, cat prints everything below it as
-nested dicts and lists, with the dtypes and shapes of tensors.
-
-As text, tensors of more than --limit elements are shortened as in numpy: the
-first and the last elements of each dimension, with an ellipsis in between. --full
-prints all of them, one row on each line. Objects are printed as Python's repr,
-cut at 4096 bytes unless --full is given.
-
---npy writes a file for numpy.load, --raw the little-endian bytes alone, the last
-dimension fastest, or the encoded bytes of an object; - is stdout.
-numpy has no bfloat16 and no float8: --dtype float32 converts them without loss,
-and --dtype void writes their bytes as numpy's void type. --dtype changes the
-elements to any dtype, as PyTorch's Tensor.to does, for text too; see 'cairn help
-dtypes' for the names.
-
-With --json:
-
-  path, save_id      which checkpoint it is
-  fqn, kind          what it is: "tensor", "object" or "tree"
-  dtype, shape       of what is selected of a tensor
-  values             its elements as nested lists, whatever --limit says: complex
-                     numbers as lists of two; "nan", "inf", "-inf" as strings
-  type               of an object or a tree, in Python's words
-  value              of an object or a tree; what JSON lacks is an object with one
-                     key, such as {"$bytes": "…"}, as in the file format; a tensor
-                     in a tree is {"$tensor": {"dtype": "…", "shape": […]}}
-  output, nbytes     instead of values, with --npy or --raw: the file that was
-                     written and the size of the data`,
-		Example: `  cairn cat runs/step-1000 optimizer.lr
-  cairn cat runs/step-1000 'model.embed.weight[:2, :8]'
-  cairn cat runs/step-1000 model.embed.weight --slice '-1' --full
-  cairn cat runs/step-1000 model.embed.weight --npy embed.npy --dtype float32
-  cairn cat runs/step-1000 model.embed.weight --raw - | sha256sum
-  cairn cat runs/step-1000 config
-  cairn cat runs/step-1000 optimizer.groups.0 --json | jq .value`,
-		Args:              wantArgs(2, 2),
-		ValidArgsFunction: completeNames(1),
-		RunE:              func(cmd *cobra.Command, args []string) error { return runCat(cmd, args[0], args[1], &f) },
-	}
+	cmd := newCommand("cat", wantArgs(2, 2), completeNames(1), func(cmd *cobra.Command, args []string) error {
+		return runCat(cmd, args[0], args[1], &f)
+	})
 	flags := cmd.Flags()
 	flags.StringVar(&f.slice, "slice", "", "take this part of a tensor, in Python's `syntax`")
 	flags.StringVar(&f.dtype, "dtype", "", "convert the elements to this `dtype`; 'void' keeps the bytes for --npy")
-	_ = cmd.RegisterFlagCompletionFunc("dtype", completeDTypes) // it fails for unknown flags only
+	completeFlag(cmd, completeDTypes, "dtype")
 	flags.Int64Var(&f.limit, "limit", f.limit, "shorten tensors of more than this `number` of elements")
 	flags.BoolVar(&f.full, "full", false, "print everything")
 	flags.StringVar(&f.npy, "npy", "", "write a .npy `file`; - is stdout")

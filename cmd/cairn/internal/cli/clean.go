@@ -57,48 +57,15 @@ type cleanFlags struct {
 
 func newCleanCmd() *cobra.Command {
 	var f cleanFlags
-	cmd := &cobra.Command{
-		Use:   "clean PATH",
-		Short: "Remove what killed saves and conversions have left",
-		Long: `Clean removes the files that a save has left behind: a save that did not finish,
-or that could not remove the checkpoint that it replaced. PATH is the folder of a
-checkpoint, or of a run with a folder for each step. Clean never removes files
-that a checkpoint needs, files of saves that still run, or files that cairn did
-not write.
-
-Clean also removes what a conversion that did not finish has left, if its target
-is PATH or lies in one of these folders. 'cairn convert' cannot continue that
-conversion any more: --dry-run shows what would be removed. If PATH is such a
-target, it can be a file, or not exist yet.
-
-By default, clean removes files only if their save or conversion is certainly
-over: its process ran on this host and is dead. It keeps files of other hosts, of
-file systems without locks and of unknown saves, unless --older-than gives an age
-and they are at least that old.
-
-With --json:
-
-  path, dry_run   as they were given
-  nbytes          the size of the files that were removed, or would be
-  removed         a list of folder, name, bytes, time, save_id and saver, which is
-                  "dead", "running" or "unknown"; for a conversion, conversion
-                  is its target, and saver is about its process
-  kept            a list of the files that stay, with the same fields`,
-		Example: `  cairn clean runs --dry-run
-  cairn clean runs/step-1000
-  cairn clean runs --older-than 24h`,
-		Args:              wantArgs(1, 1),
-		ValidArgsFunction: completePath,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("older-than") && f.olderThan < 0 {
-				return usagef(cmd, "--older-than must not be negative")
-			}
-			return runClean(cmd, args[0], f)
-		},
-	}
+	cmd := newCommand("clean", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
+		if cmd.Flags().Changed("older-than") && f.olderThan < 0 {
+			return usagef(cmd, "--older-than must not be negative")
+		}
+		return runClean(cmd, args[0], f)
+	})
 	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "show what would be removed and remove nothing")
 	cmd.Flags().DurationVar(&f.olderThan, "older-than", -1, "also remove leftovers of unknown saves of at least this `age`, such as 24h")
-	cmd.Flags().Lookup("older-than").DefValue = ""
+	hideDefault(cmd.Flags(), "older-than")
 	return cmd
 }
 

@@ -10,26 +10,36 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// completePath completes the path of a checkpoint as the first argument, and no
-// other arguments.
-func completePath(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
+// completePaths returns a function that completes the paths of n checkpoints.
+func completePaths(n int) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= n {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return nil, cobra.ShellCompDirectiveFilterDirs
 	}
-	return nil, cobra.ShellCompDirectiveFilterDirs
 }
 
 // completeNames returns a function that completes a checkpoint and then at most
 // limit names in it, up to the next dot. A negative limit means no limit.
 func completeNames(limit int) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-		if len(args) == 0 {
-			return completePath(cmd, args, word)
-		}
-		if limit >= 0 && len(args) > limit {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+		if len(args) == 0 || limit >= 0 && len(args) > limit {
+			return completePaths(1)(cmd, args, word)
 		}
 		return namesIn(cmd, args[0], word)
+	}
+}
+
+// choices returns a function that completes one of these words.
+func choices(words ...string) cobra.CompletionFunc {
+	return cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)
+}
+
+// completeFlag makes complete complete the values of flags.
+func completeFlag(cmd *cobra.Command, complete cobra.CompletionFunc, flags ...string) {
+	for _, name := range flags {
+		_ = cmd.RegisterFlagCompletionFunc(name, complete) // fails for unknown flags only
 	}
 }
 
@@ -81,36 +91,18 @@ func nextNames(names []string, word string) []string {
 var shells = []string{"bash", "zsh", "fish", "powershell"}
 
 func newCompletionCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:   "completion SHELL",
-		Short: "Print the script that completes command lines in a shell",
-		Long: `Completion prints a script for bash, zsh, fish or powershell. It completes
-commands, flags, paths, and the names in a checkpoint. Load it when the shell
-starts:
-
-  bash        source <(cairn completion bash)   in ~/.bashrc
-  zsh         source <(cairn completion zsh)    in ~/.zshrc, behind compinit
-  fish        cairn completion fish | source    in config.fish
-  powershell  cairn completion powershell | Out-String | Invoke-Expression
-
-Bash needs the package bash-completion.`,
-		Example: `  source <(cairn completion bash)
-  cairn completion fish > ~/.config/fish/completions/cairn.fish`,
-		Args:              wantArgs(1, 1),
-		ValidArgsFunction: cobra.FixedCompletions(shells, cobra.ShellCompDirectiveNoFileComp),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			root, out := cmd.Root(), cmd.OutOrStdout()
-			switch args[0] {
-			case "bash":
-				return root.GenBashCompletionV2(out, true)
-			case "zsh":
-				return root.GenZshCompletion(out)
-			case "fish":
-				return root.GenFishCompletion(out, true)
-			case "powershell":
-				return root.GenPowerShellCompletionWithDesc(out)
-			}
-			return usagef(cmd, "there is no script for %q: known are %s", args[0], strings.Join(shells, ", "))
-		},
-	}
+	return newCommand("completion", wantArgs(1, 1), choices(shells...), func(cmd *cobra.Command, args []string) error {
+		root, out := cmd.Root(), cmd.OutOrStdout()
+		switch args[0] {
+		case "bash":
+			return root.GenBashCompletionV2(out, true)
+		case "zsh":
+			return root.GenZshCompletion(out)
+		case "fish":
+			return root.GenFishCompletion(out, true)
+		case "powershell":
+			return root.GenPowerShellCompletionWithDesc(out)
+		}
+		return usagef(cmd, "there is no script for %q: known are %s", args[0], strings.Join(shells, ", "))
+	})
 }

@@ -26,57 +26,9 @@ type demoFlags struct {
 
 func newDemoCmd() *cobra.Command {
 	f := demoFlags{size: 64 << 20}
-	cmd := &cobra.Command{
-		Use:   "demo",
-		Short: "Save, reshard, crash and verify a small training state",
-		Long: `Demo shows what cairn does, and needs nothing but a little disk and memory. It
-makes the state of a small transformer (bfloat16 weights, float32 Adam moments,
-numbers and settings), saves it from 8 ranks on a 2×4 mesh, verifies it, loads it
-into 3 ranks that are laid out in another way and compares every byte with what
-was saved. Then it saves over that checkpoint and crashes on the way, at six
-points, and shows each time that a whole checkpoint is there: the old one before
-the commit, the new one after it. Finally it overwrites the checkpoint.
-
-A load reads whole checksummed tiles. The matrices are small here, so that narrow
-columns of them share tiles, and it reads more than it needs; the larger the
-state, the less. The ranks are goroutines of this process. The state is in memory
-once, and on disk twice while it is overwritten. The checkpoint stays, so that
-other commands can be tried on it. A second demo in the same directory is refused.
-Exit code 0 means that every step did what it should.
-
-With --procs N the ranks are N processes, which meet over TCP on this host.
-They save, and then save over that checkpoint three times, while one of them is
-killed: a rank with half of its data written, rank 0 just before the commit, rank
-0 just after it. Each time all survivors return an error that names the dead rank,
-and a whole checkpoint is there. Finally the job meets again under the same name,
-saves, and loads in --load-ranks processes, which compare every byte.
-
-With --json:
-
-  ok           whether every step did what it should
-  path         where the checkpoint is
-  state        layers, width, tensors, objects, nbytes
-  save, overwrite
-               save_id, step, ranks, mesh, files (data files), bytes, seconds
-  verify       files (with the index), chunks, bytes, seconds
-  load         ranks, bytes_needed, bytes_read, requests, bytes_compared, bytes
-               (those needed), seconds
-  crashes      a list of at (how far the save was), operation, survivor ("old" or
-               "new"), save_id, digest, left_files, left_bytes
-  procs        whether ranks were processes; then crashes is empty
-  kills        with --procs: as crashes, with rank (that was killed), survivors,
-               seconds_until_known (to the last of them) and errors (of theirs)
-  digest       of the checkpoint that is there at the end; see 'cairn digest'`,
-		Example: `  cairn demo
-  cairn demo --procs 4
-  cairn demo --size 1GiB --ranks 16 --load-ranks 5
-  cairn demo --dir /tmp/demo --keep=false --json`,
-		Args:              wantArgs(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runDemo(cmd, f)
-		},
-	}
+	cmd := newCommand("demo", wantArgs(0, 0), cobra.NoFileCompletions, func(cmd *cobra.Command, _ []string) error {
+		return runDemo(cmd, f)
+	})
 	fl := cmd.Flags()
 	fl.StringVar(&f.dir, "dir", "cairn-demo", "save in this directory (`PATH`), which is created if necessary")
 	fl.Var(&f.size, "size", "approximate size of the state")
@@ -122,7 +74,7 @@ func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, erro
 		return demo.Run(ctx, c)
 	}
 	var err error
-	if c.Command, err = ownCommand(demoRankName, f.dir); err != nil {
+	if c.Command, err = ownCommand("demo-rank", f.dir); err != nil {
 		return nil, err
 	}
 	c.Ranks = f.procs
@@ -340,25 +292,15 @@ func formatMesh(mesh []int) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(mesh), " ", "×"), "[]")
 }
 
-// demoRankName is the command that runs one rank of 'cairn demo --procs'.
-const demoRankName = "demo-rank"
-
+// newDemoRankCmd returns the command that runs one rank of 'cairn demo --procs'.
 func newDemoRankCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:    demoRankName + " PATH TASK",
-		Short:  "Play one rank of a demo with processes",
-		Hidden: true,
-		Long: `Demo-rank is what 'cairn demo' starts as a process for each rank. TASK is what the
-demo wants it to do, and what it prints is for the demo to read.`,
-		Example:           `  cairn demo --procs 4`,
-		Args:              wantArgs(2, 2),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			store, err := storeAt(args[0])
-			if err != nil {
-				return err
-			}
-			return demo.RunRank(cmd.Context(), store, args[1], cmd.OutOrStdout())
-		},
-	}
+	cmd := newCommand("demo-rank", wantArgs(2, 2), cobra.NoFileCompletions, func(cmd *cobra.Command, args []string) error {
+		store, err := storeAt(args[0])
+		if err != nil {
+			return err
+		}
+		return demo.RunRank(cmd.Context(), store, args[1], cmd.OutOrStdout())
+	})
+	cmd.Hidden = true
+	return cmd
 }

@@ -37,78 +37,9 @@ var errTrouble = errors.New("cannot compare")
 
 func newDiffCmd() *cobra.Command {
 	var f diffFlags
-	cmd := &cobra.Command{
-		Use:   "diff A B",
-		Short: "Compare two checkpoints, of any formats and shardings",
-		Long: `Diff compares two checkpoints name by name and lists what differs: names that are
-missing in B or extra there, kinds, dtypes, shapes and values. Tensors are
-compared as numbers, however they are cut and stored. For tensors that differ,
-diff prints how many elements differ, the largest absolute difference, the largest
-difference relative to B (if B is not zero), and the first differing element.
-Objects are compared by value. Memory is bounded, whatever the size of a tensor.
-
-Elements are equal if |a-b| <= atol + rtol*|b|, as in numpy.allclose; both
-tolerances are zero by default. All NaNs are equal, except with --nan-differs, and
-so are the two zeros. --exact compares bits instead. Different dtypes are a
-difference, except with --ignore-dtype. The values of objects have to be equal
-whatever the tolerance.
-
---select and --exclude take patterns (see 'cairn help patterns'), --rename takes
-rules as 'cairn convert' does; all may be given several times, and each has to
-match something. Patterns apply to the names of A before they are renamed. What
-they leave out of A is left out of B too. They also select the names that only B
-has; but with --rename, only --exclude applies to those.
-
---names-only compares kinds, dtypes and shapes and reads no values. Names that are
-equal in these are called matching.
-
-The exit code is 0 if no difference was found and 1 if one was. Errors that have
-the code 1 in other commands have the code 8 here; see 'cairn help exit-codes'.
-
-With --json:
-
-  path_a, path_b     the two checkpoints
-  equal              whether they are; null if no difference was found and
-                     --names-only left the values unread
-  names              how many there are in both together
-  compared           how many of them were compared: all, except with --first
-  identical          how many tensors have the same dtype, shape and bits, and
-                     objects the same value
-  close              how many are equal, though not to the bit
-  matching           how many are equal as far as --names-only compares them
-  different, missing, extra
-                     how many are not
-  max_abs, max_rel   the largest of all tensors; null if no bit differs
-  items              a list with, for each name that is not equal, or with --all
-                     for each name:
-    fqn              the name in B
-    renamed          the name in A, if it is another one
-    status           "identical", "close", "matching", "different", "missing" or
-                     "extra"
-    differs          a list of "kind", "dtype", "shape" and "values"
-    a, b             what it is on either side: fqn, kind, dtype, shape, type,
-                     repr, problem, codec, chunks, files and nbytes, as in
-                     'cairn ls'
-    where            the place in an object that differs first
-    values           of tensors that were compared and differ in a bit: elements,
-                     differing (how many are not equal), nans (how many of those
-                     have a NaN), max_abs, max_rel, and first (index, a, b: the
-                     first differing element)
-  omitted            how many items --limit left out
-  unread             a list of the objects that could not be compared, with fqn
-                     and why; they make the exit code 1
-
-An infinite number is the string "inf" or "-inf".`,
-		Example: `  cairn diff runs/step-1000 runs/step-2000
-  cairn diff runs/step-1000 exported --rtol 1e-2 --ignore-dtype
-  cairn diff a b --select 'model.*' --rename 'model.*=*'
-  cairn diff a b --names-only
-  cairn diff a b --first --quiet && echo equal
-  cairn diff a b --json | jq -r '.items[] | "\(.fqn) \(.values.max_abs)"'`,
-		Args:              wantArgs(2, 2),
-		ValidArgsFunction: completePaths(2),
-		RunE:              func(cmd *cobra.Command, args []string) error { return trouble(runDiff(cmd, args, &f)) },
-	}
+	cmd := newCommand("diff", wantArgs(2, 2), completePaths(2), func(cmd *cobra.Command, args []string) error {
+		return trouble(runDiff(cmd, args, &f))
+	})
 	addFilterFlags(cmd, &f.selected, &f.excluded)
 	flags := cmd.Flags()
 	flags.Float64Var(&f.Rtol, "rtol", 0, "tolerate a difference of this `fraction` of B")
@@ -122,16 +53,6 @@ An infinite number is the string "inf" or "-inf".`,
 	flags.IntVar(&f.Limit, "limit", 0, "list at most this `number` of names (default all)")
 	flags.BoolVar(&f.first, "first", false, "stop at the first name that differs")
 	return cmd
-}
-
-// completePaths returns a function that completes n checkpoints.
-func completePaths(n int) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-		if len(args) >= n {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		return completePath(cmd, nil, word)
-	}
 }
 
 // errDiffer reports checkpoints that are not equal.

@@ -44,82 +44,35 @@ type inspectFlags struct {
 
 func newInspectCmd() *cobra.Command {
 	f := inspectFlags{depth: 2}
-	cmd := &cobra.Command{
-		Use:   "inspect PATH [NAME]",
-		Short: "Describe a checkpoint, or one name in it",
-		Long: `Inspect describes a checkpoint as a whole: where, when, by how many ranks and by
-which program it was written, what it holds by dtype and by prefix, and its
-files. With a NAME it shows where each chunk of that tensor or object lies; with
-the beginning of names, up to a dot, the tree below it.
-
-With --json, for a whole checkpoint:
-
-  path, format, save_id, step, time, world_size, writer, tags
-             time and world_size are not there if they are unknown
-  step       null if it is unknown; if the format keeps no step, it is the state's
-             own: an integer called step, global_step or iteration at the top
-  notes      sentences on what cannot be checked, such as whether files are
-             missing; not there if there are none
-  totals     tensors, objects, chunks, elements, nbytes
-  file_bytes bytes of all files that exist: the data files and the index
-  dtypes     a list of dtype, tensors, elements, nbytes
-  files      a list of name, size, crc32c, chunks and missing, which is true if
-             the file does not exist; the index is the first
-  missing    names that cannot be read because a file is missing or damaged: fqn,
-             file and problem; not there if there are none
-  leftovers  files and nbytes that no checkpoint in the folder needs, as 'cairn
-             clean' finds them, and conversions that did not finish: target,
-             staging and nbytes; not there if there are none
-  tree       name, fqn, totals, item (as in 'cairn ls') and children, which are
-             trees again, --depth levels deep
-
-For one name:
-
-  path, save_id, item
-  chunks     a list of chunk (a number), offsets, sizes, inline, file, offset,
-             length, nbytes, n_checksums and key (in its file, if it is not the
-             name); length is nbytes and what the format wraps around them
-
-For the beginning of names:
-
-  path, save_id, tree`,
-		Example: `  cairn inspect runs/step-1000
-  cairn inspect runs/step-1000 --depth 4
-  cairn inspect runs/step-1000 model.layers.0
-  cairn inspect runs/step-1000 model.layers.0.attn.qkv
-  cairn inspect runs/step-1000 --json | jq .totals`,
-		Args:              wantArgs(1, 2),
-		ValidArgsFunction: completeNames(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if f.files && len(args) == 2 {
-				return usagef(cmd, "--files is about a whole checkpoint, not about one name")
+	cmd := newCommand("inspect", wantArgs(1, 2), completeNames(1), func(cmd *cobra.Command, args []string) error {
+		if f.files && len(args) == 2 {
+			return usagef(cmd, "--files is about a whole checkpoint, not about one name")
+		}
+		return withPart(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
+			if len(args) == 2 {
+				return inspectName(cmd, c, md, args[0], args[1], f)
 			}
-			return withPart(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
-				if len(args) == 2 {
-					return inspectName(cmd, c, md, args[0], args[1], f)
-				}
-				s := inspect.Summarize(c, md)
-				s.Path = args[0]
-				if s.Step == nil {
-					s.Step = inspect.StateStep(cmd.Context(), md, c.ReadBytes)
-				}
-				lost, err := c.MissingFiles(cmd.Context())
-				if err != nil {
-					return err
-				}
-				s.Lose(md, lost)
-				v := overview{s, leftoversAt(cmd.Context(), args[0]), inspect.Tree(inspect.Items(inspect.Select(md), nil), "", int(f.depth))}
-				if err := readObjects(cmd.Context(), c, md, treeItems(v.Tree, nil)); err != nil {
-					return err
-				}
-				o := outputOf(cmd)
-				return o.result(v, func() {
-					printOverview(o, &v, f.files)
-					printLeftovers(o, args[0], v.Leftovers)
-				})
+			s := inspect.Summarize(c, md)
+			s.Path = args[0]
+			if s.Step == nil {
+				s.Step = inspect.StateStep(cmd.Context(), md, c.ReadBytes)
+			}
+			lost, err := c.MissingFiles(cmd.Context())
+			if err != nil {
+				return err
+			}
+			s.Lose(md, lost)
+			v := overview{s, leftoversAt(cmd.Context(), args[0]), inspect.Tree(inspect.Items(inspect.Select(md), nil), "", int(f.depth))}
+			if err := readObjects(cmd.Context(), c, md, treeItems(v.Tree, nil)); err != nil {
+				return err
+			}
+			o := outputOf(cmd)
+			return o.result(v, func() {
+				printOverview(o, &v, f.files)
+				printLeftovers(o, args[0], v.Leftovers)
 			})
-		},
-	}
+		})
+	})
 	cmd.Flags().VarP(&f.depth, "depth", "d", "show the tree of names this many levels deep, or 'all' of it")
 	cmd.Flags().BoolVar(&f.files, "files", false, "show all files, however many there are")
 	return cmd

@@ -25,48 +25,9 @@ type listing struct {
 func newLsCmd() *cobra.Command {
 	var selected, matched, excluded []string
 	var long bool
-	cmd := &cobra.Command{
-		Use:   "ls PATH [PREFIX]",
-		Short: "List the names in a checkpoint",
-		Long: `Ls lists the tensors and objects of a checkpoint with their dtype, shape, number
-of chunks and bytes, in the order of their names. PREFIX is a name, or the
-beginning of names up to a dot: everything below it is listed.
-
---select and --exclude take patterns (see 'cairn help patterns') and may be given
-several times. Each has to match something. --match is another name of --select.
-
---long shows the first 40 characters of values. It reads objects that are not part
-of the index if they have at most 64 KiB, and 16 MiB in all.
-
-With --json:
-
-  path, save_id    which checkpoint it is
-  items            a list with, for each name:
-    fqn            the name
-    kind           "tensor" or "object"
-    dtype, shape   of a tensor
-    type, repr     of an object, in Python's words, cut at 4096 bytes: if it is
-                   part of the index, or with --long if it has at most 64 KiB
-    problem        why an object could not be read
-    codec          how an object is encoded
-    chunks         pieces that it was saved in
-    files          files that they lie in
-    nbytes         bytes of the whole tensor, or of the object as stored
-  totals           tensors, objects, chunks, elements and nbytes of what is listed
-  notes            sentences on what cannot be checked, such as whether files are
-                   missing; not there if there are none
-  missing          names that cannot be read because a file is missing or damaged:
-                   fqn, file and problem; not there if there are none`,
-		Example: `  cairn ls runs/step-1000
-  cairn ls runs/step-1000 model.layers.0
-  cairn ls runs/step-1000 --select '*.exp_avg' --long
-  cairn ls runs/step-1000 --json | jq -r '.items[].fqn'`,
-		Args:              wantArgs(1, 2),
-		ValidArgsFunction: completeNames(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return runLs(cmd, args[0], args[1:], append(selected, matched...), excluded, long)
-		},
-	}
+	cmd := newCommand("ls", wantArgs(1, 2), completeNames(1), func(cmd *cobra.Command, args []string) error {
+		return runLs(cmd, args[0], args[1:], append(selected, matched...), excluded, long)
+	})
 	addFilterFlags(cmd, &selected, &excluded)
 	cmd.Flags().StringArrayVarP(&matched, "match", "m", nil, "another name of --select, with the same `pattern`")
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "also show elements, files and the values of objects")

@@ -36,48 +36,12 @@ type repairResult struct {
 
 func newRepairCmd() *cobra.Command {
 	var opts native.RepairOptions
-	cmd := &cobra.Command{
-		Use:   "repair PATH",
-		Short: "Rebuild a lost record or index from the data files",
-		Long: `Repair rebuilds the commit record and the index of a checkpoint from its data
-files, which describe themselves. It does nothing if the record and the index are
-intact. It never changes a data file, and writes only if all data files of a save
-are present. If there are several complete saves, it takes the newest one.
-
-The new checksums are computed from the bytes as they are now: repair cannot
-detect or undo damage in the data files. If the index can still be read, --force
-first checks the data files against it, and refuses to replace it if one of them
-is damaged.
-
-If the index of a safetensors checkpoint is lost or damaged, repair rebuilds it
-from the headers of the files, model-00001-of-00005.safetensors and so on. All of
-them must be present. Repair refuses other formats.
-
-With --json:
-
-  path                     as it was given
-  save_id                  the id of the save
-  rebuilt                  whether record and index were written; with dry_run,
-                           whether they would have been
-  dry_run                  whether --dry-run was given
-  checksums                "recomputed" from the bytes as they are, if the index
-                           was rebuilt; "kept" if not; "none" for safetensors
-  files, tensors, objects, nbytes
-                           what the checkpoint holds; files are data files
-  others                   the other saves, each with the reason why repair did
-                           not take it`,
-		Example: `  cairn repair --dry-run runs/step-1000
-  cairn repair runs/step-1000
-  cairn repair runs/step-1000 --save 20261115t101500-5d2c81f0`,
-		Args:              wantArgs(1, 1),
-		ValidArgsFunction: completePath,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return runRepair(cmd, args[0], opts)
-		},
-	}
+	cmd := newCommand("repair", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
+		return runRepair(cmd, args[0], opts)
+	})
 	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "print what would be done and write nothing")
 	cmd.Flags().StringVar(&opts.SaveID, "save", "", "rebuild the save of this `id`")
-	_ = cmd.RegisterFlagCompletionFunc("save", completeSaves) // fails for unknown flags only
+	completeFlag(cmd, completeSaves, "save")
 	cmd.Flags().BoolVar(&opts.Force, "force", false, "rebuild even if the record and the index can be read")
 	return cmd
 }

@@ -1,6 +1,7 @@
-// Package cli is the command line of cairn, with one file for each command. It
-// parses arguments and formats the results of the other packages. docs/cli.md
-// describes output, exit codes and JSON; it is generated from the commands.
+// Package cli is the command line of cairn: one file for each command, and its help
+// text in the folder help. It parses arguments and formats the results of the other
+// packages. docs/cli.md describes output, exit codes and JSON; it is generated from
+// the commands.
 package cli
 
 import (
@@ -46,54 +47,16 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func newRootCmd() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "cairn COMMAND",
-		Short: "Look after checkpoints of sharded training state",
-		Long: `cairn looks after checkpoints of sharded training state: it lists, inspects,
-compares and sums them up, converts and merges them between all formats of the
-field, verifies and repairs them, without Python, without a GPU and in bounded
-memory.
-
-A checkpoint is a folder, a file, or a place in any other store; see 'cairn help
-paths' and 'cairn help formats'. To see what cairn does, run 'cairn demo'.`,
-		Example: `  cairn demo
-  cairn inspect runs/step-1000
-  cairn stats runs/step-1000
-  cairn diff runs/step-1000 runs/step-2000
-  cairn convert runs/step-1000 hf-model --to hf --select 'model.*' --rename 'model.*=*'
-  cairn merge runs/step-1000 model.pt
-  cairn verify runs/step-1000 && echo whole`,
-		Args:                       cobra.ArbitraryArgs, // runGroup has better messages
-		RunE:                       runRoot,
-		SilenceErrors:              true,
-		SilenceUsage:               true,
-		SuggestionsMinimumDistance: 2,
-		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true}, // newCompletionCmd replaces it
-	}
+	root := newCommand("cairn", cobra.ArbitraryArgs, nil, runRoot) // runGroup checks the arguments
+	root.SilenceErrors, root.SilenceUsage, root.SuggestionsMinimumDistance = true, true, 2
+	root.CompletionOptions.DisableDefaultCmd = true // newCompletionCmd replaces it
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usagef(cmd, "%v", err) })
 	root.SetUsageFunc(printUsage)
 	addOutputFlags(root.PersistentFlags())
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
-	root.AddCommand(
-		newDemoCmd(),
-		newDemoRankCmd(),
-		newInspectCmd(),
-		newLsCmd(),
-		newDigestCmd(),
-		newCatCmd(),
-		newStatsCmd(),
-		newDiffCmd(),
-		newConvertCmd(),
-		newMergeCmd(),
-		newVerifyCmd(),
-		newRepairCmd(),
-		newCleanCmd(),
-		newTableCmd(),
-		newBenchCmd(),
-		newRunCmd(),
-		newVersionCmd(),
-		newCompletionCmd(),
-	)
+	root.AddCommand(newDemoCmd(), newDemoRankCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
+		newDiffCmd(), newConvertCmd(), newMergeCmd(), newVerifyCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newBenchCmd(),
+		newRunCmd(), newVersionCmd(), newCompletionCmd())
 	root.AddCommand(newTopics()...)
 	root.SetHelpCommand(newHelpCmd())
 	root.InitDefaultHelpCmd()

@@ -50,68 +50,16 @@ func share(t *inspect.TensorStats) float64 { return float64(t.Zeros) / float64(m
 
 func newStatsCmd() *cobra.Command {
 	var f statsFlags
-	orders := strings.Join(slices.Sorted(maps.Keys(statsOrders)), ", ")
-	cmd := &cobra.Command{
-		Use:   "stats PATH [NAME...]",
-		Short: "Print statistics of the elements of tensors",
-		Long: `Stats reads tensors and prints the lowest and the highest element, the mean, the
-standard deviation (of the population), the Euclidean norm (L2), the share of
-zeros, and how many elements are NaN or infinite, which the other figures leave
-out. Complex numbers count as their magnitude, and integers beyond 2^53 as the
-closest float64. Memory is bounded, whatever the size of a tensor. The results are
-the same to the last bit however the tensors are sharded and stored.
-
-NAME is a name, or the beginning of names up to a dot. Without one, everything
-is read. --select and --exclude take patterns (see 'cairn help patterns') and may
-be given several times. Each has to match something.
-
---histogram N prints N buckets of equal width between the lowest and the highest
-element of each tensor. For that, large tensors with elements of four bytes or
-more are read twice. With --log2 there are at most N buckets of magnitudes, each
-of the same number of powers of two; zeros are not counted.
-
-Tensors and arrays (of NumPy, and array.array) that are stored inside objects are
-named after the object and the path in it. Single numbers, such as a
-learning rate, do not count. Tensors and arrays whose elements cannot be read are
-listed in the summary.
-
-Stats warns about NaN and infinite elements on stderr. With --fail-on-nan they
-make the exit code 1, and so does anything that could not be read.
-
-With --json:
-
-  path, save_id         which checkpoint it is
-  tensors               a list with, for each tensor:
-    fqn, dtype, shape   what it is
-    nbytes, elements    how large it is
-    min, max, mean      of the finite elements; null if there are none
-    std, l2             the same; "inf" if squares leave the range of float64
-    zeros, nan          how many elements are zero, and NaN
-    pos_inf, neg_inf    how many are infinite
-    histogram           scale ("linear" or "log2"), counts, and edges, one more
-                        than counts; absent if nothing was counted
-  totals                all tensors as if they were one: tensors, nbytes,
-                        elements, min, max, mean, std, l2, zeros, nan, pos_inf,
-                        neg_inf; and nonfinite_tensors, those with NaN or infinite
-                        elements
-  unread                a list of what could not be read, with fqn and why`,
-		Example: `  cairn stats runs/step-1000
-  cairn stats runs/step-1000 model.layers.0 --histogram 16
-  cairn stats runs/step-1000 --select '*.weight' --sort std
-  cairn stats runs/step-1000 --fail-on-nan --quiet > /dev/null
-  cairn stats runs/step-1000 --json | jq -r '.tensors[] | select(.nan > 0) | .fqn'`,
-		Args:              wantArgs(1, -1),
-		ValidArgsFunction: completeNames(-1),
-		RunE:              func(cmd *cobra.Command, args []string) error { return runStats(cmd, args, &f) },
-	}
+	orders := slices.Sorted(maps.Keys(statsOrders))
+	cmd := newCommand("stats", wantArgs(1, -1), completeNames(-1), func(cmd *cobra.Command, args []string) error {
+		return runStats(cmd, args, &f)
+	})
 	addFilterFlags(cmd, &f.selected, &f.excluded)
 	cmd.Flags().IntVar(&f.buckets, "histogram", 0, "also print a histogram of this many `buckets`")
 	cmd.Flags().BoolVar(&f.log2, "log2", false, "make histograms of magnitudes by powers of two")
-	cmd.Flags().StringVar(&f.sort, "sort", "name", "sort by this `column`, the largest number first: "+orders)
+	cmd.Flags().StringVar(&f.sort, "sort", "name", "sort by this `column`, the largest number first: "+strings.Join(orders, ", "))
 	cmd.Flags().BoolVar(&f.failOnNaN, "fail-on-nan", false, "end with exit code 1 if an element is NaN or infinite")
-	// It fails for unknown flags only.
-	_ = cmd.RegisterFlagCompletionFunc("sort",
-		cobra.FixedCompletions(slices.Sorted(maps.Keys(statsOrders)), cobra.ShellCompDirectiveNoFileComp))
+	completeFlag(cmd, choices(orders...), "sort")
 	return cmd
 }
 
@@ -119,9 +67,7 @@ With --json:
 func addFilterFlags(cmd *cobra.Command, selected, excluded *[]string) {
 	cmd.Flags().StringArrayVar(selected, "select", nil, "take only names that match this `pattern`; may be repeated")
 	cmd.Flags().StringArrayVar(excluded, "exclude", nil, "leave out names that match this `pattern`; may be repeated")
-	for _, name := range []string{"select", "exclude"} {
-		_ = cmd.RegisterFlagCompletionFunc(name, completeFlagNames) // it fails for unknown flags only
-	}
+	completeFlag(cmd, completeFlagNames, "select", "exclude")
 }
 
 const maxBuckets = 1 << 16

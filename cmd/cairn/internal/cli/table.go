@@ -45,50 +45,12 @@ type tableResult struct {
 
 func newTableCmd() *cobra.Command {
 	var out string
-	cmd := &cobra.Command{
-		Use:   "table PATH -o FILE",
-		Short: "Export the index as a Parquet table",
-		Long: `Table writes the index of a checkpoint as a Parquet file, compressed with zstd,
-for DuckDB, pandas, polars and the like: SQL over a checkpoint. It has one row for
-each chunk of a tensor and one for each object:
-
-  fqn            the name
-  kind           "tensor" or "object"
-  dtype, shape   of the whole tensor; shape is a list
-  codec          how an object is encoded
-  chunk          the number of the chunk within its tensor, from 0
-  offsets, sizes the chunk's box in the tensor; lists
-  file           where its bytes are; null for an object that is in the index
-  key            its key in that file, if that is not the name
-  offset, length the range of the file that holds it: of torchdcp, with the zip
-                 file around the bytes
-  nbytes         bytes of the chunk, or of the object
-  tensor_nbytes  bytes of the whole tensor, the same for each of its chunks; null
-                 for an object
-  n_checksums    blocks of the chunk with a checksum of their own
-
-So sum(nbytes) is the size of what is selected. Sum tensor_nbytes only over rows
-with chunk = 0. The file's own metadata has cairn.path (PATH as it was given),
-cairn.save_id and cairn.step.
-
-With --json:
-
-  path, save_id  which checkpoint it is
-  output         the file that was written; -o - does not go with --json
-  rows           how many rows it has`,
-		Example: `  cairn table runs/step-1000 -o index.parquet
-  cairn table runs/step-1000 -o - | ssh host 'cat > index.parquet'
-  duckdb -c "select dtype, sum(nbytes) from 'index.parquet' group by dtype"
-  duckdb -c "select file, count(*), sum(nbytes) from 'index.parquet' group by file"`,
-		Args:              wantArgs(1, 1),
-		ValidArgsFunction: completePath,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkTableOutput(cmd, out); err != nil {
-				return err
-			}
-			return runTable(cmd, args[0], out)
-		},
-	}
+	cmd := newCommand("table", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
+		if err := checkTableOutput(cmd, out); err != nil {
+			return err
+		}
+		return runTable(cmd, args[0], out)
+	})
 	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this `file`; - is stdout")
 	return cmd
 }

@@ -28,47 +28,7 @@ type verdict struct {
 }
 
 func newVerifyCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:   "verify PATH",
-		Short: "Check every byte of a checkpoint",
-		Long: `Verify reads every byte of a checkpoint and checks it: every file and every block
-against their checksums, the index against the record, the chunks against the
-shapes of their tensors, the headers of the data files against the index. It
-lists all that is wrong and ends with exit code 5 if anything is.
-
-Other formats are verified as far as they carry checksums: those of torch.save
-files are compared; safetensors files have none, so their bytes are read and their
-structure is checked. Verify reports how many bytes have no checksum, and whether
-a missing file would go unnoticed, as in PyTorch's distributed safetensors.
-
-With --json:
-
-  path, save_id           which checkpoint it is; save_id is empty if the record
-                          or the index cannot be opened
-  ok                      whether it is whole
-  files, chunks, bytes    what was checked; the index is one of the files
-  bytes_without_checksum  how many of the bytes have no checksum in this format
-  notes                   sentences on what the format does not let verify check,
-                          such as whether files are missing; not there if there
-                          are none
-  problems                a list of file, fqn and problem; a problem of a file as
-                          a whole has no fqn, and fqns are the names that cannot
-                          be read because of it, if they are known
-  seconds                 how long it took
-  leftovers               files and nbytes that no checkpoint in the folder needs,
-                          as 'cairn clean' finds them, and conversions that did
-                          not finish: target, staging and nbytes; not there if
-                          there are none
-
-If there is no checkpoint, or cairn does not know its version, verify prints only
-the error.`,
-		Example: `  cairn verify runs/step-1000
-  cairn verify runs/step-1000 --quiet || echo damaged
-  cairn verify runs/step-1000 --json | jq -r '.problems[] | .fqn // .file'`,
-		Args:              wantArgs(1, 1),
-		ValidArgsFunction: completePath,
-		RunE:              runVerify,
-	}
+	return newCommand("verify", wantArgs(1, 1), completePaths(1), runVerify)
 }
 
 func runVerify(cmd *cobra.Command, args []string) error {

@@ -21,22 +21,7 @@ type versionInfo struct {
 }
 
 func newVersionCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version of this program",
-		Long: `Version prints the version of this program and what it was built with. So does
-'cairn --version'.
-
-With --json:
-
-  version              of the program and the library
-  go, os, arch         of the build
-  revision, modified   of the source, if they are known`,
-		Example:           `  cairn version`,
-		Args:              wantArgs(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              runVersion,
-	}
+	return newCommand("version", wantArgs(0, 0), cobra.NoFileCompletions, runVersion)
 }
 
 func runVersion(cmd *cobra.Command, _ []string) error {
