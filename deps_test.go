@@ -28,8 +28,6 @@ var layers = []struct{ name, imports string }{
 	{"blob", ""},
 	{"group", ""},
 	{"internal/wire", ""},
-	{"internal/work", "group"},
-	{"internal/fixture", ""},
 
 	// Media, wrappers of media, and the contract as a test.
 	{"blob/extent", "blob"},
@@ -39,7 +37,7 @@ var layers = []struct{ name, imports string }{
 	{"blob/fault", "blob"},
 	{"blob/meter", "blob"},
 	{"blob/blobtest", "blob"},
-	{"internal/bufpool", "blob"},
+	{"internal/work", "blob group"},
 	{"internal/crc32c", ""},
 
 	// Ranks.
@@ -69,9 +67,9 @@ var layers = []struct{ name, imports string }{
 
 	// Formats, and what they share.
 	{"storage", "blob internal/wire meta plan tensor"},
-	{"storage/datafile", "blob internal/bufpool internal/crc32c internal/work plan storage tensor"},
+	{"storage/datafile", "blob internal/crc32c internal/work plan storage tensor"},
 	{"storage/publish", "blob meta plan storage storage/datafile"},
-	{"storage/reading", "blob internal/bufpool internal/crc32c internal/work meta plan storage tensor"},
+	{"storage/reading", "blob internal/crc32c internal/work meta plan storage tensor"},
 	{"storage/native", "blob internal/crc32c internal/safetensors internal/wire internal/work meta plan storage storage/datafile storage/publish storage/reading tensor"},
 	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/datafile storage/publish"},
 	{"storage/torchfile", "blob internal/torchsave internal/work meta plan storage storage/datafile storage/publish storage/reading tensor value"},
@@ -82,12 +80,12 @@ var layers = []struct{ name, imports string }{
 
 	// The protocol and the front door.
 	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
-	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/fixture meta plan protocol shard storage tensor"},
+	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
 	{".", "blob blob/file group meta plan protocol storage storage/formats storage/native tensor value"},
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
-	{"convert", ". blob blob/file group inspect internal/bufpool meta plan protocol shard storage tensor value"},
+	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", ". blob blob/file blob/meter collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta cmd/cairn/internal/launch meta plan shard storage storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
 	{"cmd/cairn/internal/cli", ". blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
@@ -105,7 +103,7 @@ var layers = []struct{ name, imports string }{
 // libraries lists every module that we depend on, with the packages that may
 // import it outside of tests. docs/dependencies.md gives the reasons.
 var libraries = map[string]string{
-	"golang.org/x/sync":                "internal/bufpool internal/torchsave protocol storage/datafile storage/reading convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
+	"golang.org/x/sync":                "internal/torchsave protocol storage/datafile storage/reading convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
 	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c",
 	"golang.org/x/term":                "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",

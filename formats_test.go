@@ -5,14 +5,14 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
 	"github.com/cairn-ckpt/cairn/storage/hf"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // A checkpoint that its format has opened, with options of its own, is read like
 // any other.
 func TestNewCheckpoint(t *testing.T) {
-	c := fixture.Cases(t, "torch-2.14/safetensors")[0]
+	c := storagetest.Fixtures(t, "torch-2.14/safetensors")[0]
 	store, err := file.Open(c.Dir, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -12,9 +12,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // toFormat is a target of a format in s.
@@ -47,7 +47,7 @@ func without(ds map[string]inspect.Digest, names []string) map[string]inspect.Di
 // Whatever others wrote becomes a checkpoint of every format with the same
 // content, apart from what the format says that it cannot hold.
 func TestEveryFixtureBecomesEveryFormat(t *testing.T) {
-	for _, c := range fixture.Cases(t, "*/*") {
+	for _, c := range storagetest.Fixtures(t, "*/*") {
 		src, err := file.Open(c.Dir, nil)
 		if err != nil {
 			t.Fatal(err)

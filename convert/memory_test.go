@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -94,6 +94,6 @@ func liveBytes() int64 {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	u := bufpool.Stats()
+	u := work.Stats()
 	return int64(m.HeapAlloc) - u.Kept - u.Lent
 }

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -99,7 +99,7 @@ func (s *source) inBackground(fn func(ctx context.Context) error, done func(erro
 
 // lender lends buffers. It never waits: it returns nil if all are lent.
 type lender struct {
-	pool *bufpool.Pool
+	pool *work.Pool
 	lent chan struct{}
 }
 
@@ -117,7 +117,7 @@ func newLender(budget int64) *lender {
 	for size > minUnit && wantUnits*size > budget {
 		size /= 2
 	}
-	p := bufpool.New(int(size), budget, 1)
+	p := work.NewPool(int(size), budget, 1)
 	return &lender{pool: p, lent: make(chan struct{}, p.Count())}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -153,8 +153,8 @@ func TestBuffersStayWithinMemory(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			bufpool.ResetPeak()
-			before := bufpool.Stats().Lent
+			work.ResetPeak()
+			before := work.Stats().Lent
 			dst := &mem.Store{Name: "target"}
 			to := &Target{NewWriter: func(n int64) (storage.Writer, error) {
 				return native.Format{}.NewWriter(dst, storage.WriteOptions{BufferBytes: n})
@@ -162,10 +162,10 @@ func TestBuffersStayWithinMemory(t *testing.T) {
 			if _, err := Run(t.Context(), j, to); err != nil {
 				t.Fatal(err)
 			}
-			if peak := bufpool.Stats().Peak - before; peak > minMemory {
+			if peak := work.Stats().Peak - before; peak > minMemory {
 				t.Errorf("%d bytes of buffers at a time; want at most %d", peak, minMemory)
 			}
-			if left := bufpool.Stats().Lent - before; left != 0 {
+			if left := work.Stats().Lent - before; left != 0 {
 				t.Errorf("%d bytes of buffers were not given back", left)
 			}
 		})

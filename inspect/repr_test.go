@@ -19,9 +19,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -149,7 +149,7 @@ func compareShown(a, b shown) int {
 }
 
 func TestReprOfFixtures(t *testing.T) {
-	for _, c := range fixture.Cases(t, "torch-*/objects") {
+	for _, c := range storagetest.Fixtures(t, "torch-*/objects") {
 		t.Run(c.Name, func(t *testing.T) {
 			var want []shown
 			for _, it := range c.Items {

@@ -5,7 +5,7 @@ package interop
 import (
 	"os"
 
-	"github.com/cairn-ckpt/cairn/internal/fixture"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // intoFiles is what cairn wrote as files of safetensors, torch.save and
@@ -67,7 +67,7 @@ var intoFiles = []testCase{
 		r.nothing("loads.not_tied", args{"path": r.there("second.pt"), "original": r.there("first.pt")})
 	}},
 	{name: "hyper_parallel's own checkpoint, read by its metadata", run: func(r *rig) {
-		c := fixture.Cases(r, "hyper_parallel/collective-4")[0]
+		c := storagetest.Fixtures(r, "hyper_parallel/collective-4")[0]
 		if err := os.CopyFS(r.path("real"), os.DirFS(c.Dir)); err != nil {
 			r.Fatal(err)
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/cli"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // cairnJSON runs a command with --json and decodes what it prints.
@@ -25,10 +25,10 @@ func cairnJSON(t *testing.T, out any, args ...string) {
 
 // Everything in every checkpoint that others wrote is read as they read it.
 func TestDigestOfEveryFixture(t *testing.T) {
-	for _, c := range fixture.Cases(t, "*/*") {
+	for _, c := range storagetest.Fixtures(t, "*/*") {
 		t.Run(c.Name, func(t *testing.T) {
 			var got struct {
-				Items map[string]fixture.Item `json:"items"`
+				Items map[string]storagetest.Item `json:"items"`
 			}
 			cairnJSON(t, &got, "digest", c.Dir)
 			for name, it := range got.Items {
@@ -46,7 +46,7 @@ func TestDigestOfEveryFixture(t *testing.T) {
 
 // The other commands read every format too.
 func TestReadingCommandsOnEveryFixture(t *testing.T) {
-	for _, c := range fixture.Cases(t, "*/*") {
+	for _, c := range storagetest.Fixtures(t, "*/*") {
 		t.Run(c.Name, func(t *testing.T) {
 			var ls struct {
 				Items []struct {

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // documents returns the metadata files of a checkpoint, in order.
@@ -53,10 +53,10 @@ func decodeAll(t testing.TB, dir string) *dcpmeta.Document {
 }
 
 // withDocuments returns the fixtures that have metadata of this kind.
-func withDocuments(t testing.TB) []fixture.Case {
+func withDocuments(t testing.TB) []storagetest.Fixture {
 	t.Helper()
-	all := fixture.Cases(t, "torch-*/*", "hyper_parallel/*")
-	all = slices.DeleteFunc(all, func(c fixture.Case) bool { return len(documents(t, c.Dir)) == 0 })
+	all := storagetest.Fixtures(t, "torch-*/*", "hyper_parallel/*")
+	all = slices.DeleteFunc(all, func(c storagetest.Fixture) bool { return len(documents(t, c.Dir)) == 0 })
 	if len(all) < 30 {
 		t.Fatalf("%d fixtures have metadata documents", len(all))
 	}
@@ -67,17 +67,17 @@ func TestDecodeFixtures(t *testing.T) {
 	for _, c := range withDocuments(t) {
 		t.Run(c.Name, func(t *testing.T) {
 			d := decodeAll(t, c.Dir)
-			want := map[string]fixture.Item{}
+			want := map[string]storagetest.Item{}
 			for name, it := range c.Items {
-				want[name] = fixture.Item{Kind: it.Kind, DType: it.DType, Shape: it.Shape}
+				want[name] = storagetest.Item{Kind: it.Kind, DType: it.DType, Shape: it.Shape}
 			}
-			got := map[string]fixture.Item{}
+			got := map[string]storagetest.Item{}
 			for _, e := range d.Meta.Entries {
 				if e.Bytes != nil {
-					got[e.FQN] = fixture.Item{Kind: "object"}
+					got[e.FQN] = storagetest.Item{Kind: "object"}
 					continue
 				}
-				got[e.FQN] = fixture.Item{Kind: "tensor", DType: e.Tensor.DType.String(), Shape: e.Tensor.Shape}
+				got[e.FQN] = storagetest.Item{Kind: "tensor", DType: e.Tensor.DType.String(), Shape: e.Tensor.Shape}
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("entries (-want +got):\n%s", diff)

@@ -1,5 +1,6 @@
-// Package work runs functions in parallel and reports the progress of copies. It
-// does not know what is computed or copied. The contracts are at Each and Share.
+// Package work has what copies between memory and storage need: buffers within a
+// budget, functions in parallel, progress. It does not depend on what is copied. The
+// contracts are at Pool, Each and Share.
 package work
 
 import (

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -30,7 +30,7 @@ type assembler struct {
 }
 
 // piece returns a buffer with the next n bytes.
-func (a *assembler) piece(ctx context.Context, pool *bufpool.Pool, n int64) ([]byte, error) {
+func (a *assembler) piece(ctx context.Context, pool *work.Pool, n int64) ([]byte, error) {
 	buf, err := pool.Get(ctx)
 	if err != nil {
 		return nil, err

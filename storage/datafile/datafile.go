@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -126,7 +125,7 @@ type writer struct {
 	created func(string)
 	hold    func(string, blob.Writer)
 	replace bool
-	pieces  *bufpool.Pool
+	pieces  *work.Pool
 	told    *work.Share
 }
 
@@ -236,12 +235,12 @@ const minPiece = 256 << 10
 
 // newPieces returns the buffers for writing that number of files at the same time,
 // within a budget.
-func newPieces(budget int64, files int) *bufpool.Pool {
+func newPieces(budget int64, files int) *work.Pool {
 	size := int64(pieceBytes)
 	for size > minPiece && 2*size > budget {
 		size /= 2
 	}
-	return bufpool.New(int(size), min(budget, int64(max(1, files))*maxPieces*size), 2)
+	return work.NewPool(int(size), min(budget, int64(max(1, files))*maxPieces*size), 2)
 }
 
 // Bytes returns the content of a value. It returns an error if its size is not the

@@ -16,7 +16,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -205,7 +205,7 @@ func TestContentThatIsNotAsPlanned(t *testing.T) {
 	if closed != 1 {
 		t.Errorf("the stream was closed %d times", closed)
 	}
-	if n := bufpool.Stats().Lent; n != 0 {
+	if n := work.Stats().Lent; n != 0 {
 		t.Errorf("%d bytes of buffers were not given back", n)
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -14,7 +13,7 @@ import (
 
 // What PyTorch and safetensors wrote holds what they say.
 func TestFixtures(t *testing.T) {
-	for _, c := range fixture.Cases(t, "torch-*/hf-*", "torch-*/safetensors") {
+	for _, c := range storagetest.Fixtures(t, "torch-*/hf-*", "torch-*/safetensors") {
 		dirs := []string{c.Dir}
 		if more, err := filepath.Glob(filepath.Join(c.Dir, "..", "consolidated")); err == nil {
 			dirs = append(dirs, more...)
@@ -31,7 +30,7 @@ func TestFixtures(t *testing.T) {
 	}
 }
 
-func checkFixture(t *testing.T, s blob.Store, items map[string]fixture.Item) {
+func checkFixture(t *testing.T, s blob.Store, items map[string]storagetest.Item) {
 	t.Helper()
 	c, err := Format{}.Open(t.Context(), s)
 	if err != nil {

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -18,15 +18,15 @@ func TestBuffersStayWithinTheBudget(t *testing.T) {
 		{1, 512 << 10}, {1 << 20, 1 << 20}, {5 << 20, 5 << 20}, {64 << 20, 48 << 20},
 	} {
 		s := new(mem.Store)
-		bufpool.ResetPeak()
-		before := bufpool.Stats().Lent
+		work.ResetPeak()
+		before := work.Stats().Lent
 		if err := save(t, s, "budget", state, &options{WriteOptions: storage.WriteOptions{BufferBytes: c.budget, FilesPerRank: 4}}); err != nil {
 			t.Fatal(err)
 		}
-		if peak := bufpool.Stats().Peak - before; peak > c.limit || peak == 0 {
+		if peak := work.Stats().Peak - before; peak > c.limit || peak == 0 {
 			t.Errorf("save with a budget of %d used %d; want at most %d", c.budget, peak, c.limit)
 		}
-		bufpool.ResetPeak()
+		work.ResetPeak()
 		to, err := tensor.New(tensor.Int16, []int64{1000, 9000}) // cast: nothing can be read in place
 		if err != nil {
 			t.Fatal(err)
@@ -35,10 +35,10 @@ func TestBuffersStayWithinTheBudget(t *testing.T) {
 		if err := storagetest.Load(t.Context(), p, plan.State{"x": to}); err != nil {
 			t.Fatal(err)
 		}
-		if peak := bufpool.Stats().Peak - before; peak > max(c.limit, 1<<20) || peak == 0 {
+		if peak := work.Stats().Peak - before; peak > max(c.limit, 1<<20) || peak == 0 {
 			t.Errorf("load with a budget of %d used %d; want at most %d", c.budget, peak, max(c.limit, 1<<20))
 		}
-		if lent := bufpool.Stats().Lent; lent != before {
+		if lent := work.Stats().Lent; lent != before {
 			t.Errorf("%d bytes were not given back", lent-before)
 		}
 	}

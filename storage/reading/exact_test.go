@@ -8,7 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/meter"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -81,14 +81,14 @@ func TestReadIsExact(t *testing.T) {
 			}
 			g := newTarget(t)
 			g.fill(&p, tensor.Uint8)
-			bufpool.ResetPeak()
-			lent := bufpool.Stats().Lent
+			work.ResetPeak()
+			lent := work.Stats().Lent
 			st, err := read(t, ck, &p, g, storage.ReadOptions{Parallel: 2})
 			if err != nil {
 				t.Fatal(err)
 			}
 			// Each of two large buffers has room for two blocks of the disk more.
-			if peak := bufpool.Stats().Peak - lent; peak > c.buf+4*blob.Align {
+			if peak := work.Stats().Peak - lent; peak > c.buf+4*blob.Align {
 				t.Errorf("buffers took %d bytes; want about %d", peak, c.buf)
 			}
 			got := m.Counts()
@@ -139,12 +139,12 @@ func TestReadBoundsMemory(t *testing.T) {
 	want(&p, "x", tensor.Whole(shape), tensor.Whole(shape))
 	g := newTarget(t)
 	g.fill(&p, tensor.BFloat16)
-	bufpool.ResetPeak()
-	lent := bufpool.Stats().Lent
+	work.ResetPeak()
+	lent := work.Stats().Lent
 	if _, err := read(t, ck, &p, g, storage.ReadOptions{BufferBytes: 2 << 20, Parallel: 4}); err != nil {
 		t.Fatal(err)
 	}
-	if peak := bufpool.Stats().Peak - lent; peak > 2<<20 {
+	if peak := work.Stats().Peak - lent; peak > 2<<20 {
 		t.Errorf("buffers took %d bytes; want at most 2 MiB", peak)
 	}
 	model, err := tensor.FromStrided(tensor.Float32, shape, []int64{1, 2048}, 0, data)

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -187,7 +186,7 @@ func (f *fetch) weight() int64 {
 
 // buffers returns the buffers for the fetches, within the budget. It rounds their size
 // up to a power of two, so that later loads can reuse them.
-func (o *FetchOptions) buffers(fetches []fetch, workers int64) *bufpool.Pool {
+func (o *FetchOptions) buffers(fetches []fetch, workers int64) *work.Pool {
 	size := int64(blob.Align)
 	for i := range fetches {
 		for size < o.buffered(&fetches[i]) {
@@ -197,7 +196,7 @@ func (o *FetchOptions) buffers(fetches []fetch, workers int64) *bufpool.Pool {
 	if size >= largeBytes && size+slack <= o.Budget() {
 		size += slack
 	}
-	return bufpool.New(int(size), min(o.Budget(), workers*size), 1)
+	return work.NewPool(int(size), min(o.Budget(), workers*size), 1)
 }
 
 // plan sorts the requests by file and offset and joins small neighbours.
@@ -303,7 +302,7 @@ func closeAll(fetches []fetch) {
 }
 
 // carryOut reads the bytes of one fetch and passes them to the sinks.
-func (o *FetchOptions) carryOut(ctx context.Context, f *fetch, pool *bufpool.Pool) (fetchStats, error) {
+func (o *FetchOptions) carryOut(ctx context.Context, f *fetch, pool *work.Pool) (fetchStats, error) {
 	r, err := f.file.open(ctx, o)
 	if err != nil {
 		return fetchStats{}, err
@@ -356,7 +355,7 @@ func readRows(ctx context.Context, r blob.Reader, q *Request, p []byte) (fetchSt
 
 // readInto reads a Direct request, piece by piece. If a piece is not in the operating
 // system's cache, the read bypasses the cache and needs a buffer.
-func (o *FetchOptions) readInto(ctx context.Context, r blob.Reader, q *Request, pool *bufpool.Pool) (fetchStats, error) {
+func (o *FetchOptions) readInto(ctx context.Context, r blob.Reader, q *Request, pool *work.Pool) (fetchStats, error) {
 	d, ok := r.(blob.DirectReader)
 	if !ok || o.Cached || q.Width < largeBytes || min(q.Width, o.piece())+slack > int64(pool.Size()) {
 		d = nil
@@ -388,7 +387,7 @@ func (o *FetchOptions) readInto(ctx context.Context, r blob.Reader, q *Request, 
 
 // copyPiece reads into a buffer, bypassing the operating system's cache, and copies the
 // bytes to p in steps: Step gets them while they are in the processor's cache.
-func (o *FetchOptions) copyPiece(ctx context.Context, d blob.DirectReader, q *Request, p []byte, off int64, pool *bufpool.Pool) error {
+func (o *FetchOptions) copyPiece(ctx context.Context, d blob.DirectReader, q *Request, p []byte, off int64, pool *work.Pool) error {
 	buf, err := pool.Get(ctx)
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/blob/meter"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -151,12 +151,12 @@ func TestFetchBypassesTheCacheForLargeReads(t *testing.T) {
 			q, width := c.request, c.request.Width
 			q.File, q.To = "a", s
 			c.o.Open = store.Open
-			lent := bufpool.Stats().Lent
-			bufpool.ResetPeak()
+			lent := work.Stats().Lent
+			work.ResetPeak()
 			if _, err := Fetch(t.Context(), []Request{q}, c.o); err != nil {
 				t.Fatal(err)
 			}
-			if peak := bufpool.Stats().Peak - lent; c.o.BufferBytes > 0 && peak > c.o.BufferBytes {
+			if peak := work.Stats().Peak - lent; c.o.BufferBytes > 0 && peak > c.o.BufferBytes {
 				t.Errorf("buffers took %d bytes; want at most %d", peak, c.o.BufferBytes)
 			}
 			if len(s.taken) != 1 || !bytes.Equal(s.taken[0], data[q.Offset:q.Offset+width]) {
@@ -265,12 +265,12 @@ func TestFetchStaysWithinTheBudget(t *testing.T) {
 	for i := range int64(16) {
 		requests = append(requests, Request{File: "a", Offset: i * 200_000, Width: 100_000, To: &takes{}})
 	}
-	bufpool.ResetPeak()
-	lent := bufpool.Stats().Lent
+	work.ResetPeak()
+	lent := work.Stats().Lent
 	if _, err := Fetch(t.Context(), requests, FetchOptions{Open: store.Open, ReadOptions: storage.ReadOptions{Parallel: 8, BufferBytes: 300_000}}); err != nil {
 		t.Fatal(err)
 	}
-	if peak := bufpool.Stats().Peak - lent; peak > 300_000 {
+	if peak := work.Stats().Peak - lent; peak > 300_000 {
 		t.Errorf("buffers took %d bytes; want at most 300000", peak)
 	}
 }

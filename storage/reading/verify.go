@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/bufpool"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -374,7 +373,7 @@ func Scan(ctx context.Context, s blob.Store, name string, visit func(p []byte, a
 	}
 	defer r.Close()
 	size = r.Size()
-	pool := bufpool.New(maxBytes+2*blob.Align, 0, scanPieces)
+	pool := work.NewPool(maxBytes+2*blob.Align, 0, scanPieces)
 	pieces := make(chan chan scanned, scanPieces)
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(work.Guard(func() error {

@@ -4,10 +4,14 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math/big"
+	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -16,17 +20,87 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
+// Item is what one name of a fixture holds, as expected.json describes it.
+type Item struct {
+	Kind string `json:"kind"` // "tensor" or "object"
+	// Of a tensor: PyTorch's name of the dtype, the shape, and the bytes of its
+	// contiguous form.
+	DType    string  `json:"dtype"`
+	Shape    []int64 `json:"shape"`
+	NumBytes int64   `json:"nbytes"`
+	SHA256   string  `json:"sha256"`
+	// Of an object: its class and what Python's repr says.
+	Type string `json:"type"`
+	Repr string `json:"repr"`
+}
+
+// Fixture is a checkpoint below testdata/fixtures, written by PyTorch, safetensors
+// or hyper_parallel.
+type Fixture struct {
+	// Name is the folder below testdata/fixtures, such as "torch-2.14/objects".
+	Name string
+	// Dir is the folder of the checkpoint.
+	Dir string
+	// Items is everything it holds, by name.
+	Items map[string]Item
+}
+
+// Fixtures returns the fixtures whose names match one of the patterns (see
+// filepath.Match), in the order of their names. It fails the test if a pattern
+// matches no fixture.
+func Fixtures(t testing.TB, patterns ...string) []Fixture {
+	t.Helper()
+	var out []Fixture
+	for _, p := range patterns {
+		dirs, err := filepath.Glob(filepath.Join(fixtures(), filepath.FromSlash(p)))
+		if err != nil || len(dirs) == 0 {
+			t.Fatalf("fixtures %q: %d found (%v)", p, len(dirs), err)
+		}
+		for _, d := range dirs {
+			out = append(out, readFixture(t, d))
+		}
+	}
+	return out
+}
+
+func readFixture(t testing.TB, dir string) Fixture {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, "expected.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Items map[string]Item `json:"items"`
+	}
+	if err := json.Unmarshal(b, &doc); err != nil {
+		t.Fatalf("%s: %v", dir, err)
+	}
+	if len(doc.Items) == 0 {
+		t.Fatalf("%s: expected.json names no items", dir)
+	}
+	rel, err := filepath.Rel(fixtures(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Fixture{Name: filepath.ToSlash(rel), Dir: filepath.Join(dir, "ckpt"), Items: doc.Items}
+}
+
+// fixtures returns the folder of all fixtures, from where this file is.
+func fixtures() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..", "testdata", "fixtures")
+}
+
 // CopyFixture returns the checkpoint of the fixture of that name in memory,
 // without some of its files.
 func CopyFixture(t testing.TB, name string, without ...string) *mem.Store {
 	t.Helper()
-	from, err := file.Open(fixture.Cases(t, name)[0].Dir, nil)
+	from, err := file.Open(Fixtures(t, name)[0].Dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +112,7 @@ func CopyFixture(t testing.TB, name string, without ...string) *mem.Store {
 // RunFixtures tests that a format holds what those who wrote the fixtures say,
 // and that nothing is wrong with any of them, some of it by checksums.
 func RunFixtures(t *testing.T, open func(ctx context.Context, s blob.Store) (storage.Checkpoint, error), patterns ...string) {
-	for _, c := range fixture.Cases(t, patterns...) {
+	for _, c := range Fixtures(t, patterns...) {
 		t.Run(c.Name, func(t *testing.T) {
 			s, err := file.Open(c.Dir, nil)
 			if err != nil {
@@ -84,9 +158,9 @@ func LoadAll(t testing.TB, ck storage.Checkpoint) plan.State {
 
 // CheckItems fails unless a checkpoint holds what a fixture's expected.json says
 // of it, and nothing else.
-func CheckItems(t testing.TB, ck storage.Checkpoint, items map[string]fixture.Item) {
+func CheckItems(t testing.TB, ck storage.Checkpoint, items map[string]Item) {
 	t.Helper()
-	got := map[string]fixture.Item{}
+	got := map[string]Item{}
 	for name, v := range LoadAll(t, ck) {
 		got[name] = itemOf(v)
 	}
@@ -100,31 +174,31 @@ func CheckItems(t testing.TB, ck storage.Checkpoint, items map[string]fixture.It
 
 // itemOf describes a value as expected.json does. Of objects it says what is
 // plain to say; what Python says of all of them is for package inspect to know.
-func itemOf(v any) fixture.Item {
+func itemOf(v any) Item {
 	switch v := v.(type) {
 	case *tensor.Tensor:
 		b := v.Contents()
 		sum := sha256.Sum256(b)
-		return fixture.Item{
+		return Item{
 			Kind: "tensor", DType: v.DType().String(), Shape: v.Shape(), NumBytes: int64(len(b)), SHA256: hex.EncodeToString(sum[:]),
 		}
 	case int64, *big.Int:
-		return fixture.Item{Kind: "object", Type: "int", Repr: fmt.Sprint(v)}
+		return Item{Kind: "object", Type: "int", Repr: fmt.Sprint(v)}
 	case bool:
-		return fixture.Item{Kind: "object", Type: "bool", Repr: map[bool]string{false: "False", true: "True"}[v]}
+		return Item{Kind: "object", Type: "bool", Repr: map[bool]string{false: "False", true: "True"}[v]}
 	case string:
 		repr := "'" + v + "'"
-		return fixture.Item{Kind: "object", Type: "str", Repr: repr[:min(len(repr), 400)]}
+		return Item{Kind: "object", Type: "str", Repr: repr[:min(len(repr), 400)]}
 	}
-	return fixture.Item{Kind: "object"}
+	return Item{Kind: "object"}
 }
 
 // plainItems returns what itemOf can say of the items.
-func plainItems(items map[string]fixture.Item) map[string]fixture.Item {
+func plainItems(items map[string]Item) map[string]Item {
 	out := maps.Clone(items)
 	for name, it := range out {
 		if it.Kind == "object" && !slices.Contains([]string{"int", "bool", "str"}, it.Type) {
-			out[name] = fixture.Item{Kind: "object"}
+			out[name] = Item{Kind: "object"}
 		}
 	}
 	return out

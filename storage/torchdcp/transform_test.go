@@ -12,7 +12,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -43,13 +42,13 @@ func (r rotated) Read(p []byte) (int, error) {
 var transforms = torchdcp.Format{Transforms: map[string]torchdcp.Transform{"stream.rot13@example.com": unrotate}}
 
 // own returns a checkpoint of testdata, and what it holds.
-func own(t *testing.T, name string) (blob.Store, map[string]fixture.Item) {
+func own(t *testing.T, name string) (blob.Store, map[string]storagetest.Item) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name, "expected.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var doc struct{ Items map[string]fixture.Item }
+	var doc struct{ Items map[string]storagetest.Item }
 	if err := json.Unmarshal(b, &doc); err != nil {
 		t.Fatal(err)
 	}

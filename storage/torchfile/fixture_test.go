@@ -11,7 +11,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/fixture"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -61,18 +60,18 @@ func lookup(v any, path meta.Path) any {
 }
 
 // describe says of a checkpoint what expected.json says.
-func describe(state map[string]any, md *meta.Metadata) map[string]fixture.Item {
-	out := map[string]fixture.Item{}
+func describe(state map[string]any, md *meta.Metadata) map[string]storagetest.Item {
+	out := map[string]storagetest.Item{}
 	for i := range md.Entries {
 		e := &md.Entries[i]
 		v := lookup(state, e.Path)
 		x, ok := v.(*tensor.Tensor)
 		if !ok {
-			out[e.FQN] = fixture.Item{Kind: "object", Type: fmt.Sprintf("%T", v), Repr: fmt.Sprint(v)}
+			out[e.FQN] = storagetest.Item{Kind: "object", Type: fmt.Sprintf("%T", v), Repr: fmt.Sprint(v)}
 			continue
 		}
 		sum := sha256.Sum256(x.Contents())
-		out[e.FQN] = fixture.Item{Kind: "tensor", DType: x.DType().String(), Shape: x.Shape(), NumBytes: x.NumBytes(), SHA256: hex.EncodeToString(sum[:])}
+		out[e.FQN] = storagetest.Item{Kind: "tensor", DType: x.DType().String(), Shape: x.Shape(), NumBytes: x.NumBytes(), SHA256: hex.EncodeToString(sum[:])}
 	}
 	return out
 }
@@ -81,7 +80,7 @@ func describe(state map[string]any, md *meta.Metadata) map[string]fixture.Item {
 var inGo = map[string]string{"int": "int64"}
 
 func TestFixturesHoldWhatTheyShould(t *testing.T) {
-	for _, c := range fixture.Cases(t, "torch-*/torchsave") {
+	for _, c := range storagetest.Fixtures(t, "torch-*/torchsave") {
 		t.Run(c.Name, func(t *testing.T) {
 			for name, it := range c.Items {
 				it.Type = inGo[it.Type]
@@ -99,7 +98,7 @@ func TestFixturesHoldWhatTheyShould(t *testing.T) {
 
 // Every fixture survives being written by us, nested and flat.
 func TestFixturesComeBack(t *testing.T) {
-	for _, c := range fixture.Cases(t, "torch-*/torchsave") {
+	for _, c := range storagetest.Fixtures(t, "torch-*/torchsave") {
 		t.Run(c.Name, func(t *testing.T) {
 			state, md := load(t, open(t, c.Dir), "")
 			s := new(mem.Store)
@@ -115,7 +114,7 @@ func TestFixturesComeBack(t *testing.T) {
 }
 
 func TestFixturesVerify(t *testing.T) {
-	for _, c := range fixture.Cases(t, "torch-*/torchsave") {
+	for _, c := range storagetest.Fixtures(t, "torch-*/torchsave") {
 		t.Run(c.Name, func(t *testing.T) {
 			ck, err := torchfile.Format{}.Open(t.Context(), open(t, c.Dir))
 			if err != nil {

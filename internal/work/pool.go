@@ -1,10 +1,56 @@
-package bufpool
+package work
 
 import (
+	"context"
+	"fmt"
 	"sync"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
+
+// Pool lends page-aligned buffers of one size, no more than a budget allows at a
+// time, and takes them back: the first touch of fresh memory costs more than the
+// copy. Its methods are safe for concurrent use.
+type Pool struct {
+	size   int
+	budget *semaphore.Weighted
+	count  int64
+}
+
+// NewPool returns a pool of buffers of size bytes, a multiple of blob.Align, that
+// lends at most budget bytes at once and always at least min buffers. It panics if
+// size or min is invalid.
+func NewPool(size int, budget int64, min int64) *Pool {
+	if size <= 0 || size%blob.Align != 0 || min <= 0 {
+		panic(fmt.Sprintf("pool: %d buffers or more of %d bytes, which must be a multiple of %d", min, size, blob.Align))
+	}
+	n := max(min, budget/int64(size))
+	return &Pool{size: size, budget: semaphore.NewWeighted(n), count: n}
+}
+
+// Size returns the size of the buffers.
+func (p *Pool) Size() int { return p.size }
+
+// Count returns how many buffers may be lent at once.
+func (p *Pool) Count() int { return int(p.count) }
+
+// Get lends a buffer, waiting until one is free. Its contents are arbitrary.
+// If ctx ends first the error is its cause.
+func (p *Pool) Get(ctx context.Context) ([]byte, error) {
+	if err := p.budget.Acquire(ctx, 1); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	return shelf.take(p.size), nil
+}
+
+// Put takes a buffer back, whose end may have been cut off meanwhile. The caller
+// must not use it any more.
+func (p *Pool) Put(b []byte) {
+	shelf.give(b[:p.size:p.size])
+	p.budget.Release(1)
+}
 
 // keepBytes bounds the memory that is kept while it is not used.
 const keepBytes = 128 << 20

@@ -1,4 +1,4 @@
-package bufpool
+package work
 
 import (
 	"context"
@@ -25,8 +25,8 @@ func TestPoolLendsWhatTheBudgetAllows(t *testing.T) {
 		{4 * page, -5, 2, 2},
 		{page, 10 * page, 20, 20},
 	} {
-		if got := New(c.size, c.budget, c.min).Count(); got != c.want {
-			t.Errorf("New(%d, %d, %d).Count() = %d; want %d", c.size, c.budget, c.min, got, c.want)
+		if got := NewPool(c.size, c.budget, c.min).Count(); got != c.want {
+			t.Errorf("NewPool(%d, %d, %d).Count() = %d; want %d", c.size, c.budget, c.min, got, c.want)
 		}
 	}
 }
@@ -36,16 +36,16 @@ func TestNewRefusesWhatCannotBe(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Errorf("New(%d, 0, %d) did not panic", c[0], c[1])
+					t.Errorf("NewPool(%d, 0, %d) did not panic", c[0], c[1])
 				}
 			}()
-			New(int(c[0]), 0, c[1])
+			NewPool(int(c[0]), 0, c[1])
 		}()
 	}
 }
 
 func TestBuffersAreWholeAndAligned(t *testing.T) {
-	p := New(3*page, 0, 1)
+	p := NewPool(3*page, 0, 1)
 	for range 3 {
 		b, err := p.Get(t.Context())
 		if err != nil {
@@ -60,7 +60,7 @@ func TestBuffersAreWholeAndAligned(t *testing.T) {
 
 func TestGetWaitsForPut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := New(page, 0, 1)
+		p := NewPool(page, 0, 1)
 		b, err := p.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestGetWaitsForPut(t *testing.T) {
 }
 
 func TestGetReturnsTheCauseOfItsContext(t *testing.T) {
-	p := New(page, 0, 1)
+	p := NewPool(page, 0, 1)
 	b, err := p.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestGetReturnsTheCauseOfItsContext(t *testing.T) {
 }
 
 func TestStatsCountWhatIsLent(t *testing.T) {
-	p := New(2*page, 8*page, 1)
+	p := NewPool(2*page, 8*page, 1)
 	ResetPeak()
 	before := Stats()
 	var held [][]byte
@@ -175,7 +175,7 @@ func TestPoolsAreSafeForConcurrentUse(t *testing.T) {
 	before := Stats().Lent
 	var wg sync.WaitGroup
 	for size := 1; size <= 3; size++ {
-		p := New(size*page, 4*page, 1)
+		p := NewPool(size*page, 4*page, 1)
 		for w := range 8 {
 			wg.Go(func() {
 				for range 200 {
