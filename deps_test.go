@@ -30,12 +30,9 @@ var layers = []struct{ name, imports string }{
 	{"internal/wire", ""},
 
 	// Media, wrappers of media, and the contract as a test.
-	{"blob/extent", "blob"},
-	{"blob/mem", "blob blob/extent"},
-	{"blob/only", "blob"},
-	{"blob/file", "blob blob/extent blob/only"},
+	{"blob/mem", "blob"},
+	{"blob/file", "blob"},
 	{"blob/fault", "blob"},
-	{"blob/meter", "blob"},
 	{"blob/blobtest", "blob"},
 	{"internal/work", "blob group"},
 	{"internal/crc32c", ""},
@@ -74,7 +71,7 @@ var layers = []struct{ name, imports string }{
 	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/datafile storage/publish"},
 	{"storage/torchfile", "blob internal/torchsave internal/work meta plan storage storage/datafile storage/publish storage/reading tensor value"},
 	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave internal/work meta plan storage storage/datafile storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
-	{"storage/hf", "blob blob/only internal/safetensors internal/work meta plan storage storage/datafile storage/publish storage/reading tensor"},
+	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/datafile storage/publish storage/reading tensor"},
 	{"storage/hyper", "blob internal/dcpmeta internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/datafile storage/dcpfiles storage/publish storage/reading tensor value"},
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
@@ -86,7 +83,7 @@ var layers = []struct{ name, imports string }{
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
-	{"cmd/cairn/internal/bench", ". blob blob/file blob/meter collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta cmd/cairn/internal/launch meta plan shard storage storage/formats storage/native tensor"},
+	{"cmd/cairn/internal/bench", ". blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta cmd/cairn/internal/launch meta plan shard storage storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
 	{"cmd/cairn/internal/cli", ". blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "cmd/cairn/internal/cli"},

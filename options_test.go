@@ -199,7 +199,7 @@ func TestContradictoryOptionsAreRefused(t *testing.T) {
 				t.Errorf("rank %d: %v; want %v that names %s and %s", r, err, cairn.ErrOptions, name, with)
 			}
 		}
-		if log := f.Ops().Log; len(log) > 0 {
+		if log := f.Ops(); len(log) > 0 {
 			t.Errorf("%s: the store was touched: %v", name, log)
 		}
 	}

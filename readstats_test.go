@@ -53,7 +53,7 @@ func TestLoadReadsWhatItNeeds(t *testing.T) {
 				t.Errorf("stats = %+v; want %d needed, and at most %d more read", stats, total, c.rounding)
 			}
 			var read, requests int64
-			for _, e := range store.Ops().Log {
+			for _, e := range store.Ops() {
 				if e.Op == fault.Read && strings.HasSuffix(e.Name, ".safetensors") {
 					read += e.Len
 					requests++

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/meter"
 )
 
 // gapped is a store with a capability.
@@ -22,14 +22,14 @@ func (w wrapped) Unwrap() blob.Store { return w.Store }
 
 func TestAsFindsTheFirstWithTheCapability(t *testing.T) {
 	inner := new(gapped)
-	for _, s := range []blob.Store{inner, wrapped{inner}, wrapped{wrapped{meter.New(inner)}}} {
+	for _, s := range []blob.Store{inner, wrapped{inner}, wrapped{wrapped{fault.New(inner)}}} {
 		if g, ok := blob.As[blob.GapReader](s); !ok || g.ReadGap() != 42 {
 			t.Errorf("As[GapReader](%T) = %v, %v; want the inner store", s, g, ok)
 		}
 	}
-	outer := meter.New(meter.New(inner))
-	if m, ok := blob.As[*meter.Store](outer); !ok || m != outer {
-		t.Errorf("As[*meter.Store] = %p, %v; want the outer one, %p", m, ok, outer)
+	outer := fault.New(fault.New(inner))
+	if m, ok := blob.As[*fault.Store](outer); !ok || m != outer {
+		t.Errorf("As[*fault.Store] = %p, %v; want the outer one, %p", m, ok, outer)
 	}
 }
 

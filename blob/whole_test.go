@@ -9,7 +9,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/meter"
 )
 
 func TestWriteAllThenReadAll(t *testing.T) {
@@ -22,12 +21,12 @@ func TestWriteAllThenReadAll(t *testing.T) {
 		{nil, nil, 0}, {nil, data, 1}, {&blob.CreateOptions{Size: 10000}, data, 1},
 		{&blob.CreateOptions{Piece: 4096}, data, 3}, {&blob.CreateOptions{Piece: 4096}, data[:8192], 2}, {&blob.CreateOptions{Piece: 1 << 20}, data, 1},
 	} {
-		s := meter.New(new(mem.Store))
+		s := fault.New(new(mem.Store))
 		info, err := blob.WriteAll(t.Context(), s, "x", c.data, c.opts)
 		if err != nil || info.Size != int64(len(c.data)) {
 			t.Errorf("WriteAll(%d bytes, %+v) = %+v, %v; want its size", len(c.data), c.opts, info, err)
 		}
-		if n := s.Counts().Writes; n != c.writes {
+		if n := s.Ops().Count(fault.Write); n != c.writes {
 			t.Errorf("WriteAll(%d bytes, %+v) made %d writes; want %d", len(c.data), c.opts, n, c.writes)
 		}
 		got, err := blob.ReadAll(t.Context(), s, "x", int64(len(c.data)))

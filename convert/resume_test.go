@@ -85,7 +85,7 @@ func goesOn(t *testing.T, src blob.Store, format string, rule fault.Rule, want m
 	if _, err := run(context.Background(), open(t, src), o, toFormat(format, second)); err != nil {
 		t.Fatalf("the second run: %v", err)
 	}
-	for _, e := range second.Ops().Log {
+	for _, e := range second.Ops() {
 		if e.Op == fault.Create && slices.Contains(finished, e.Name) {
 			t.Errorf("%s was finished, and written again", e.Name)
 		}

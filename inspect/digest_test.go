@@ -18,7 +18,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -113,18 +112,18 @@ func TestDigestsReadSmallTensorsTogether(t *testing.T) {
 		want[name] = inspect.Digest{Kind: "tensor", DType: "float32", Shape: x.Shape(), NumBytes: x.NumBytes(), SHA256: sum(x.Contents())}
 	}
 	for _, format := range []storage.Format{nil, torchdcp.Format{}} {
-		m := meter.New(new(mem.Store))
+		m := fault.New(new(mem.Store))
 		if _, err := cairn.Save(t.Context(), m, state, &cairn.SaveOptions{Format: format}); err != nil {
 			t.Fatal(err)
 		}
 		c, md := open(t, m)
-		before := m.Counts()
+		before := len(m.Ops())
 		got, err := inspect.Digests(t.Context(), c, inspect.Select(md), &inspect.DigestOptions{BufferBytes: 4 << 10})
 		if d := cmp.Diff(want, got); err != nil || d != "" {
 			t.Errorf("%v: Digests: %v, -want +got\n%s", format, err, d)
 		}
-		if n := m.Counts().Sub(before); n.Opens > 20 || n.Reads > 20 {
-			t.Errorf("%v: %d opens and %d reads of 500 tensors; want at most 20", format, n.Opens, n.Reads)
+		if ops := m.Ops()[before:]; ops.Count(fault.Open) > 20 || ops.Count(fault.Read) > 20 {
+			t.Errorf("%v: %d opens and %d reads of 500 tensors; want at most 20", format, ops.Count(fault.Open), ops.Count(fault.Read))
 		}
 	}
 }

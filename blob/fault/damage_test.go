@@ -89,9 +89,3 @@ func TestDamage(t *testing.T) {
 		t.Errorf("Damage = %v, x = %q, %v; want he!", err, got, rerr)
 	}
 }
-
-func TestCool(t *testing.T) {
-	if err := fault.New(seeded(t)).Cool(t.Context(), "x"); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("Cool over a store that cannot = %v; want errors.ErrUnsupported", err)
-	}
-}

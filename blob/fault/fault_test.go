@@ -88,9 +88,14 @@ sweep ""
 	if diff := cmp.Diff(want, ops.String()); diff != "" {
 		t.Errorf("Ops, -want +got:\n%s", diff)
 	}
-	for kinds, want := range map[fault.Op]int64{fault.Any: 11, fault.Mutating: 7, fault.Reading: 4, fault.Create: 2, fault.Cool: 0} {
+	for kinds, want := range map[fault.Op]int64{fault.Any: 11, fault.Mutating: 7, fault.Reading: 4, fault.Create: 2} {
 		if got := ops.Count(kinds); got != want {
 			t.Errorf("Count(%v) = %d; want %d", kinds, got, want)
+		}
+	}
+	for kinds, want := range map[fault.Op]int64{fault.Any: 7, fault.Read: 5, fault.Write: 2, fault.Stat: 0} {
+		if got := ops.Bytes(kinds); got != want {
+			t.Errorf("Bytes(%v) = %d; want %d", kinds, got, want)
 		}
 	}
 }
@@ -168,7 +173,6 @@ func TestNothingWorksAfterACrash(t *testing.T) {
 	errs["read"] = r.ReadAt(ctx, make([]byte, 1), 0)
 	errs["write"] = w.WriteAt(ctx, []byte("hi"), 0)
 	errs["abort"] = w.Abort()
-	errs["cool"] = s.Cool(ctx, "x")
 	for op, err := range errs {
 		if !errors.Is(err, fault.ErrCrashed) {
 			t.Errorf("%s after the crash = %v; want ErrCrashed", op, err)
@@ -273,7 +277,7 @@ func TestDelayHeedsTheContext(t *testing.T) {
 	})
 }
 
-func TestCrashReachesWhoSleeps(t *testing.T) {
+func TestCrashReachesDelayedOperations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := seeded(t)
 		s := fault.New(inner, fault.Rule{On: fault.Remove, Do: fault.Delay(time.Hour)}, fault.Rule{On: fault.Stat, Do: fault.Crash()})

@@ -3,19 +3,125 @@ package fault
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
+var (
+	_ blob.Store   = (*Store)(nil)
+	_ blob.Wrapper = (*Store)(nil)
+	_ blob.Sweeper = (*Store)(nil)
+)
+
+// Store passes operations on to another store, except if a rule fires. It logs every
+// operation, whether or not it succeeds. An operation of another goroutine that is
+// under way during a crash may still take effect, as with a real crash.
+type Store struct {
+	inner blob.Store
+
+	mu      sync.Mutex
+	rules   []counter // guarded by mu
+	log     Ops       // guarded by mu
+	crashed bool      // guarded by mu
+}
+
+// New returns a store over s with these rules. Each rule has its own count. If several
+// fire at one operation, all their actions are taken, and the error is that of the
+// first.
+func New(s blob.Store, rules ...Rule) *Store {
+	f := &Store{inner: s}
+	for _, r := range rules {
+		f.rules = append(f.rules, counter{Rule: r})
+	}
+	return f
+}
+
+// String returns the location of the other store.
+func (s *Store) String() string { return s.inner.String() }
+
+// Unwrap returns the other store.
+func (s *Store) Unwrap() blob.Store { return s.inner }
+
+// Crashed reports whether a Crash has fired.
+func (s *Store) Crashed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.crashed
+}
+
+// Ops returns the operations so far, including the one that crashed and without
+// those after it.
+func (s *Store) Ops() Ops {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.log)
+}
+
+// do runs one operation: what the rules want, and fn, which does the real work.
+func (s *Store) do(ctx context.Context, e Entry, fn func(Action) error) error {
+	a, err := s.enter(ctx, e)
+	if err == nil {
+		if err := fn(a); err != nil {
+			return err
+		}
+		err = a.late
+	}
+	if err != nil {
+		return &blob.Error{Op: e.Op.String(), Store: s.String(), Name: e.Name, Err: err}
+	}
+	return nil
+}
+
+// enter logs an operation, waits if it has a delay, and returns what goes wrong with
+// it, or the error that it returns instead of taking effect.
+func (s *Store) enter(ctx context.Context, e Entry) (Action, error) {
+	a, err := s.decide(e)
+	if err != nil {
+		return a, err
+	}
+	if a.delay > 0 {
+		t := time.NewTimer(a.delay)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return a, context.Cause(ctx)
+		}
+		if !a.crash && s.Crashed() {
+			return a, ErrCrashed // another operation crashed meanwhile
+		}
+	}
+	return a, a.err
+}
+
+// decide logs an operation and applies the rules to it. It returns an error after a
+// crash.
+func (s *Store) decide(e Entry) (Action, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.crashed {
+		return Action{}, ErrCrashed
+	}
+	s.log = append(s.log, e)
+	var a Action
+	for i := range s.rules {
+		if s.rules[i].fires(e) {
+			a.add(s.rules[i].Do)
+		}
+	}
+	s.crashed = a.crash
+	return a, nil
+}
+
 // Create implements [blob.Store].
 func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
 	w := &writer{s: s, name: name}
-	err := s.do(ctx, Entry{Op: Create, Name: name}, func(effect) (err error) {
+	err := s.do(ctx, Entry{Op: Create, Name: name}, func(Action) (err error) {
 		w.inner, err = s.inner.Create(ctx, name, opts)
 		return err
 	})
@@ -31,9 +137,9 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 // Open implements [blob.Store].
 func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 	r := &reader{s: s, name: name}
-	err := s.do(ctx, Entry{Op: Open, Name: name}, func(eff effect) (err error) {
+	err := s.do(ctx, Entry{Op: Open, Name: name}, func(a Action) (err error) {
 		if r.Reader, err = s.inner.Open(ctx, name); err == nil {
-			r.size = eff.cut(r.Reader.Size())
+			r.size = a.left(r.Reader.Size())
 		}
 		return err
 	})
@@ -47,27 +153,23 @@ func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 }
 
 // Stat implements [blob.Store].
-func (s *Store) Stat(ctx context.Context, name string) (blob.Info, error) {
-	var info blob.Info
-	err := s.do(ctx, Entry{Op: Stat, Name: name}, func(eff effect) (err error) {
+func (s *Store) Stat(ctx context.Context, name string) (info blob.Info, err error) {
+	err = s.do(ctx, Entry{Op: Stat, Name: name}, func(a Action) (err error) {
 		info, err = s.inner.Stat(ctx, name)
-		info.Size = eff.cut(info.Size)
+		info.Size = a.left(info.Size)
 		return err
 	})
-	if err != nil {
-		return blob.Info{}, err
-	}
-	return info, nil
+	return info, err
 }
 
 // List implements [blob.Store]. It is one operation, at the beginning of the
-// loop; a crash meanwhile ends it too.
+// loop. A crash during the loop ends it.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
 	return func(yield func(blob.Info, error) bool) {
 		more := true
-		err := s.do(ctx, Entry{Op: List, Name: prefix}, func(eff effect) error {
+		err := s.do(ctx, Entry{Op: List, Name: prefix}, func(a Action) error {
 			for info, err := range s.inner.List(ctx, prefix) {
-				if err == nil && !eff.crash && s.Crashed() {
+				if err == nil && !a.crash && s.Crashed() {
 					err = &blob.Error{Op: List.String(), Store: s.String(), Name: prefix, Err: ErrCrashed}
 				}
 				if err != nil {
@@ -87,21 +189,11 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 
 // Remove implements [blob.Store].
 func (s *Store) Remove(ctx context.Context, name string) error {
-	return s.do(ctx, Entry{Op: Remove, Name: name}, func(effect) error { return s.inner.Remove(ctx, name) })
+	return s.do(ctx, Entry{Op: Remove, Name: name}, func(Action) error { return s.inner.Remove(ctx, name) })
 }
 
-// Cool implements [blob.Cooler] if the other store does.
-func (s *Store) Cool(ctx context.Context, name string) error {
-	return s.do(ctx, Entry{Op: Cool, Name: name}, func(effect) error {
-		c, ok := blob.As[blob.Cooler](s.inner)
-		if !ok {
-			return &blob.Error{Op: "cool", Store: s.String(), Name: name, Err: errors.ErrUnsupported}
-		}
-		return c.Cool(ctx, name)
-	})
-}
-
-// Temps implements [blob.Sweeper]. A store without the capability has none.
+// Temps implements [blob.Sweeper]. It returns nothing if the other store is not a
+// Sweeper.
 func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
 	if sw, ok := blob.As[blob.Sweeper](s.inner); ok {
 		return sw.Temps(ctx, dir)
@@ -109,10 +201,10 @@ func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
 	return nil, nil
 }
 
-// SweepTemp implements [blob.Sweeper]. In a store without the capability it
-// removes nothing.
+// SweepTemp implements [blob.Sweeper]. It removes nothing if the other store is not a
+// Sweeper.
 func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Duration) (n int, err error) {
-	err = s.do(ctx, Entry{Op: Sweep}, func(effect) (err error) {
+	err = s.do(ctx, Entry{Op: Sweep}, func(Action) (err error) {
 		if sw, ok := blob.As[blob.Sweeper](s.inner); ok {
 			n, err = sw.SweepTemp(ctx, dir, olderThan)
 		}
@@ -121,7 +213,6 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 	return n, err
 }
 
-// writer passes on what the rules let through.
 type writer struct {
 	s     *Store
 	name  string
@@ -133,15 +224,17 @@ type writer struct {
 
 func (w *writer) WriteAt(ctx context.Context, p []byte, off int64) error {
 	e := Entry{Op: Write, Name: w.name, Off: off, Len: int64(len(p))}
-	return w.s.do(ctx, e, func(eff effect) error {
-		return w.inner.WriteAt(ctx, eff.written(p), off)
+	return w.s.do(ctx, e, func(a Action) error {
+		if len(a.flips) > 0 || a.cut != nil {
+			p = bytes.Clone(p[:a.left(int64(len(p)))])
+			a.flip(p)
+		}
+		return w.inner.WriteAt(ctx, p, off)
 	})
 }
 
-func (w *writer) Commit(ctx context.Context) (blob.Info, error) {
-	ended := w.end()
-	var info blob.Info
-	err := w.finish(ctx, Commit, ended, func() (err error) {
+func (w *writer) Commit(ctx context.Context) (info blob.Info, err error) {
+	err = w.finish(ctx, Commit, w.end(), func() (err error) {
 		info, err = w.inner.Commit(ctx)
 		return err
 	})
@@ -158,11 +251,11 @@ func (w *writer) Abort() error {
 	return w.finish(context.Background(), Abort, false, w.inner.Abort)
 }
 
-// finish does op by fn. If the rules keep it from that, the writer frees
-// what it took all the same, as a failed Commit does, unless it crashed.
+// finish runs op by fn. If a rule prevents that, the other store's writer is aborted,
+// as after a failed Commit, unless there was a crash.
 func (w *writer) finish(ctx context.Context, op Op, ended bool, fn func() error) error {
 	reached := false
-	err := w.s.do(ctx, Entry{Op: op, Name: w.name}, func(effect) error {
+	err := w.s.do(ctx, Entry{Op: op, Name: w.name}, func(Action) error {
 		reached = true
 		return fn()
 	})
@@ -181,19 +274,18 @@ func (w *writer) end() bool {
 	return was
 }
 
-// reader passes on what the rules let through.
 type reader struct {
 	blob.Reader
 	s    *Store
 	name string
-	size int64 // what the rules let it see
+	size int64 // less than that of Reader if a rule cut the object
 }
 
 func (r *reader) Size() int64 { return r.size }
 
 func (r *reader) ReadAt(ctx context.Context, p []byte, off int64) error {
 	e := Entry{Op: Read, Name: r.name, Off: off, Len: int64(len(p))}
-	return r.s.do(ctx, e, func(eff effect) error {
+	return r.s.do(ctx, e, func(a Action) error {
 		if r.size < r.Reader.Size() && (off > r.size || int64(len(p)) > r.size-off) {
 			err := fmt.Errorf("%w: %d bytes at %d of %d", blob.ErrRange, len(p), off, r.size)
 			return &blob.Error{Op: "read", Store: r.s.String(), Name: r.name, Err: err}
@@ -201,42 +293,8 @@ func (r *reader) ReadAt(ctx context.Context, p []byte, off int64) error {
 		if err := r.Reader.ReadAt(ctx, p, off); err != nil {
 			return err
 		}
-		eff.read(p)
+		clear(p[a.left(int64(len(p))):])
+		a.flip(p)
 		return nil
 	})
-}
-
-// cut returns the size that is left of an object.
-func (eff effect) cut(size int64) int64 {
-	for _, a := range eff.edits {
-		if a.edit == truncate {
-			size = min(size, a.n)
-		}
-	}
-	return size
-}
-
-// written returns what reaches the store of p, which stays as it is.
-func (eff effect) written(p []byte) []byte {
-	if len(eff.edits) == 0 {
-		return p
-	}
-	p = bytes.Clone(p[:eff.cut(int64(len(p)))])
-	eff.flip(p)
-	return p
-}
-
-// read damages p, which was just read.
-func (eff effect) read(p []byte) {
-	clear(p[eff.cut(int64(len(p))):])
-	eff.flip(p)
-}
-
-func (eff effect) flip(p []byte) {
-	for _, a := range eff.edits {
-		if a.edit == flip && len(p) > 0 {
-			bit := uint64(a.n) % (uint64(len(p)) * 8)
-			p[bit/8] ^= 1 << (bit % 8)
-		}
-	}
 }

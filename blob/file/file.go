@@ -35,8 +35,6 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/extent"
-	"github.com/cairn-ckpt/cairn/blob/only"
 )
 
 var (
@@ -107,7 +105,7 @@ func OpenPath(path string) (blob.Store, error) {
 		return nil, err // not a nil *Store in a blob.Store
 	}
 	if single {
-		return only.New(s, filepath.Base(path)), nil
+		return blob.NewSingle(s, filepath.Base(path)), nil
 	}
 	return s, nil
 }
@@ -601,7 +599,7 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 	if err := s.check(ctx, name); err != nil {
 		return nil, s.fail("create", name, err)
 	}
-	acct, err := extent.New(opts)
+	acct, err := blob.NewExtents(opts)
 	if err != nil {
 		return nil, s.fail("create", name, err)
 	}

@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/extent"
 )
 
 // directSize is the size from which an object in pieces is written past the
@@ -29,7 +28,7 @@ type writer struct {
 	s    *Store
 	name string
 	opts blob.CreateOptions
-	acct *extent.Set
+	acct *blob.Extents
 
 	dir    *os.Root // where the object will be
 	tmp    string   // the temporary file in dir

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/extent"
 )
 
 var _ blob.Store = (*Store)(nil)
@@ -42,7 +41,7 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 	if err := check(ctx, name); err != nil {
 		return nil, s.fail("create", name, err)
 	}
-	acct, err := extent.New(opts)
+	acct, err := blob.NewExtents(opts)
 	if err != nil {
 		return nil, s.fail("create", name, err)
 	}
@@ -217,7 +216,7 @@ type writer struct {
 	s        *Store
 	name     string
 	ifAbsent bool
-	acct     *extent.Set
+	acct     *blob.Extents
 
 	mu    sync.Mutex
 	parts []part // guarded by mu

@@ -7,7 +7,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/only"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -74,7 +73,7 @@ func TestDetectOneFileOfMany(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, err := formats.Detect(t.Context(), only.New(s, "b.pt")); got != formats.Torch || err != nil {
+	if got, err := formats.Detect(t.Context(), blob.NewSingle(s, "b.pt")); got != formats.Torch || err != nil {
 		t.Errorf("Detect = %q, %v; want torch", got, err)
 	}
 }

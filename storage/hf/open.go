@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/only"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -74,7 +73,7 @@ type source struct {
 // read reads the headers of the files of the checkpoint, and fills in what they
 // hold. file is the one that the caller asked for, or empty.
 func (s *source) read(ctx context.Context, dir *folder, file string) ([]*dataFile, error) {
-	if one, ok := blob.As[*only.Store](s.store); ok && file == "" && !isIndex(one.Name()) {
+	if one, ok := blob.As[*blob.Single](s.store); ok && file == "" && !isIndex(one.Name()) {
 		return s.alone(ctx, one.Name())
 	}
 	index, names, err := dir.choose(file)

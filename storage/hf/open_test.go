@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/only"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -359,7 +359,7 @@ func TestOpenOneShardAddsANote(t *testing.T) {
 	put(t, s, numbered, nil, made{"a", storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)})
 	put(t, s, "weights", nil, made{"a", storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)})
 	for name, notes := range map[string]int{distributed: 1, numbered: 1, "weights": 0} {
-		ck, err := Format{}.Open(t.Context(), only.New(s, name))
+		ck, err := Format{}.Open(t.Context(), blob.NewSingle(s, name))
 		if err != nil {
 			t.Errorf("Open of %s = %v", name, err)
 			continue

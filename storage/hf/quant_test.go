@@ -8,9 +8,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -110,7 +110,7 @@ func TestDequantisedInParts(t *testing.T) {
 	if !sameNumbers(got, want) {
 		t.Error("a weight with factors of one is not what it was")
 	}
-	m := meter.New(store)
+	m := fault.New(store)
 	p.Reader = func() storage.Reader {
 		return storage.NewReader(Format{Dequantize: true}.Open, m, storage.ReadOptions{})
 	}
@@ -122,11 +122,11 @@ func TestDequantisedInParts(t *testing.T) {
 	if err := l.Plan(t.Context(), []plan.State{{"w": part}}); err != nil {
 		t.Fatal(err)
 	}
-	before := m.Counts()
+	before := len(m.Ops())
 	if err := l.Read(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n := m.Counts().Sub(before).BytesRead; n < 10*cols || n > 10*cols+4*16 || l.Stats[0].Read != n {
+	if n := m.Ops()[before:].Bytes(fault.Read); n < 10*cols || n > 10*cols+4*16 || l.Stats[0].Read != n {
 		t.Errorf("10 rows read %d bytes, stats %+v; want those of the rows and one row of factors", n, l.Stats[0])
 	}
 }

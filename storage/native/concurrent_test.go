@@ -65,7 +65,7 @@ func runTwo(t *testing.T, old byte, ra, rb fault.Rule) (a, b int64) {
 		if seed, err := seedOf(t, inner); err != nil || seed != 2 && seed != 3 {
 			t.Errorf("loaded %d, %v; want what one of them saved", seed, err)
 		}
-		a, b = int64(len(sa.Ops().Log)), int64(len(sb.Ops().Log))
+		a, b = int64(len(sa.Ops())), int64(len(sb.Ops()))
 	})
 	return a, b
 }

@@ -6,7 +6,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -33,9 +32,8 @@ func TestFormat(t *testing.T) {
 		return s
 	}
 	for name, open := range map[string]func(t *testing.T) storagetest.Place{
-		"mem":   func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, storage.ReadOptions{}) },
-		"file":  func(t *testing.T) storagetest.Place { return at(files(t), nil, storage.ReadOptions{}) },
-		"meter": func(*testing.T) storagetest.Place { return at(meter.New(new(mem.Store)), nil, storage.ReadOptions{}) },
+		"mem":  func(*testing.T) storagetest.Place { return at(new(mem.Store), nil, storage.ReadOptions{}) },
+		"file": func(t *testing.T) storagetest.Place { return at(files(t), nil, storage.ReadOptions{}) },
 		"dear requests": func(*testing.T) storagetest.Place {
 			return at(gapStore{new(mem.Store)}, nil, storage.ReadOptions{})
 		},

@@ -64,7 +64,7 @@ func TestFaultAtEveryStepOfALoad(t *testing.T) {
 		for n := int64(1); ; n++ {
 			s := fault.New(inner, fault.Rule{Nth: n, Do: fault.Fail(syscall.EIO)})
 			err := loadOdd(t, at(s, nil, storage.ReadOptions{Parallel: parallel}))
-			if int64(len(s.Ops().Log)) < n {
+			if int64(len(s.Ops())) < n {
 				if err != nil {
 					t.Errorf("a load without a fault = %v", err)
 				}

@@ -60,7 +60,7 @@ func checkGoldenOrder(t *testing.T, name string, ops fault.Ops) {
 func checkOrder(t *testing.T, ops fault.Ops) {
 	t.Helper()
 	stage := 0
-	for _, e := range ops.Log {
+	for _, e := range ops {
 		switch {
 		case e.Op == fault.Commit && strings.HasSuffix(e.Name, dataSuffix) && stage > 0,
 			e.Op == fault.Commit && strings.HasSuffix(e.Name, indexSuffix) && stage > 0,
@@ -89,7 +89,7 @@ func TestLoadReadsNoMoreThanItNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	var data []fault.Entry
-	for _, e := range s.Ops().Log {
+	for _, e := range s.Ops() {
 		if e.Op == fault.Read && strings.HasSuffix(e.Name, dataSuffix) {
 			data = append(data, e)
 		}

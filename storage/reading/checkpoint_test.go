@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/meter"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -86,7 +86,7 @@ func TestReaderLoadsWithTheDefaultPlanner(t *testing.T) {
 func TestReadBox(t *testing.T) {
 	data := noise(1000)
 	_, store := one(t, tensor.Uint8, []int64{4}, Region{End: 4, DType: tensor.Uint8}, data)
-	m := meter.New(store)
+	m := fault.New(store)
 	r := &Region{File: "data", Offset: 10, End: 610, DType: tensor.Uint8}
 	sizes, b := []int64{30, 20}, box([]int64{3, 5}, []int64{7, 11})
 	dst, err := tensor.New(tensor.Int32, b.Sizes)
@@ -94,7 +94,7 @@ func TestReadBox(t *testing.T) {
 		t.Fatal(err)
 	}
 	n, err := ReadBox(t.Context(), m, r, sizes, b, dst, 1)
-	if got := m.Counts(); err != nil || n != 6*20+11 || got.BytesRead != n || got.Opens != 1 {
+	if got := m.Ops(); err != nil || n != 6*20+11 || got.Bytes(fault.Read) != n || got.Count(fault.Open) != 1 {
 		t.Errorf("ReadBox = %d, %v, %+v; want the rows and the small holes between them", n, err, got)
 	}
 	v, err := tensor.Values[int32](dst)

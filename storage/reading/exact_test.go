@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/meter"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -68,7 +68,7 @@ func TestReadIsExact(t *testing.T) {
 			data := noise(4*mib + 7)
 			r := Region{Offset: 7, End: int64(len(data)), DType: tensor.Uint8, Strides: c.strides}
 			ck, inner := one(t, tensor.Uint8, c.shape, r, data)
-			m := meter.New(inner)
+			m := fault.New(inner)
 			ck.store = m
 			if c.dear {
 				ck.store = dearStore{m}
@@ -91,9 +91,9 @@ func TestReadIsExact(t *testing.T) {
 			if peak := work.Stats().Peak - lent; peak > c.buf+4*blob.Align {
 				t.Errorf("buffers took %d bytes; want about %d", peak, c.buf)
 			}
-			got := m.Counts()
-			if got.BytesRead != c.bytes || got.Reads != c.reads || got.Opens != min(1, c.reads) {
-				t.Errorf("read %d bytes in %d reads of %d files; want %d in %d", got.BytesRead, got.Reads, got.Opens, c.bytes, c.reads)
+			got := m.Ops()
+			if got.Bytes(fault.Read) != c.bytes || got.Count(fault.Read) != c.reads || got.Count(fault.Open) != min(1, c.reads) {
+				t.Errorf("read %d bytes in %d reads of %d files; want %d in %d", got.Bytes(fault.Read), got.Count(fault.Read), got.Count(fault.Open), c.bytes, c.reads)
 			}
 			if w := (storage.ReadStats{Needed: needed, Rounded: needed, Read: c.bytes, Requests: c.reads}); st != w {
 				t.Errorf("stats = %+v; want %+v", st, w)

@@ -16,7 +16,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -191,7 +190,7 @@ func TestFetchGivesEachRequestItsBytes(t *testing.T) {
 		}
 		asked := slices.Clone(requests) // Run sorts them
 		var done atomic.Int64
-		m := meter.New(store)
+		m := fault.New(store)
 		st, err := Fetch(t.Context(), requests, FetchOptions{
 			Open: m.Open, ReadOptions: storage.ReadOptions{Parallel: rapid.IntRange(0, 3).Draw(rt, "parallel"), BufferBytes: rapid.Int64Range(0, 9000).Draw(rt, "budget")},
 			Gap: rapid.Int64Range(0, 100).Draw(rt, "gap"), Dear: rapid.Bool().Draw(rt, "dear"), Done: func(w int64) { done.Add(w) },
@@ -205,8 +204,8 @@ func TestFetchGivesEachRequestItsBytes(t *testing.T) {
 				rt.Fatalf("%+v was given %x; want %x", asked[i], sinks[i].taken, want)
 			}
 		}
-		got := m.Counts()
-		if done.Load() != int64(n) || st != (fetchStats{got.BytesRead, got.Reads}) || got.Opens > 2 {
+		got := m.Ops()
+		if done.Load() != int64(n) || st != (fetchStats{got.Bytes(fault.Read), got.Count(fault.Read)}) || got.Count(fault.Open) > 2 {
 			rt.Fatalf("%d of %d done, stats %+v, store %+v", done.Load(), n, st, got)
 		}
 	})

@@ -108,7 +108,7 @@ func faultEach(t *testing.T, to, from *Crash, rule func(n int64) fault.Rule, ope
 		if t.Failed() {
 			t.Fatalf("operation %d:\n%v", n, f.Ops())
 		}
-		if !f.Crashed() && int64(len(f.Ops().Log)) < n {
+		if !f.Crashed() && int64(len(f.Ops())) < n {
 			if n < 4 {
 				t.Errorf("a save has %d operations; the test saw too little", n-1)
 			}

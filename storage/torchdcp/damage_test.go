@@ -13,7 +13,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -65,7 +64,7 @@ func TestLoadDetectsDamage(t *testing.T) {
 // Verify reads small records together and each once, and still tells which of
 // them are damaged.
 func TestVerifyReadsSmallRecordsTogether(t *testing.T) {
-	s, state := meter.New(new(mem.Store)), plan.State{}
+	s, state := fault.New(new(mem.Store)), plan.State{}
 	for i := range 300 {
 		state[fmt.Sprintf("t%03d", i)] = storagetest.Filled(t, tensor.Float32, []int64{4}, byte(i))
 	}
@@ -74,13 +73,13 @@ func TestVerifyReadsSmallRecordsTogether(t *testing.T) {
 	}
 	ck, md := open(t, s, torchdcp.Format{})
 	defer ck.Close()
-	before := s.Counts()
+	before := len(s.Ops())
 	rep, err := ck.Verify(t.Context(), nil)
 	if err != nil || len(rep.Problems) > 0 || rep.Chunks != 300 {
 		t.Fatalf("Verify = %+v, %v; want 300 chunks and no problem", rep, err)
 	}
-	if n := s.Counts().Sub(before); n.Opens > 10 || n.Reads > 10 {
-		t.Errorf("%d opens and %d reads for 300 records; want at most 10", n.Opens, n.Reads)
+	if ops := s.Ops()[before:]; ops.Count(fault.Open) > 10 || ops.Count(fault.Read) > 10 {
+		t.Errorf("%d opens and %d reads for 300 records; want at most 10", ops.Count(fault.Open), ops.Count(fault.Read))
 	}
 	for _, n := range []int{7, 200} {
 		loc := md.Entries[n].Tensor.Locs[0]

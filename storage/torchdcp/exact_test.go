@@ -4,8 +4,8 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -30,7 +30,7 @@ func TestReadsAreExact(t *testing.T) {
 		"half of the columns":  {Offsets: []int64{0, columns / 2}, Sizes: []int64{rows, columns / 2}},
 		"one row":              {Offsets: []int64{99, 0}, Sizes: []int64{1, columns}},
 	} {
-		m := meter.New(inner)
+		m := fault.New(inner)
 		part, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, x.Shape(), 0)
 		if err != nil {
 			t.Fatal(err)
@@ -45,7 +45,7 @@ func TestReadsAreExact(t *testing.T) {
 		if !tensor.Equal(part.Local(), want) {
 			t.Errorf("%s: other elements than were saved", name)
 		}
-		needed, got := box.Volume()*4, m.Counts().BytesRead-metadataBytes(t, inner)
+		needed, got := box.Volume()*4, m.Ops().Bytes(fault.Read)-metadataBytes(t, inner)
 		if describing := int64(ranks * 8 << 10); got > needed+needed/50+describing {
 			t.Errorf("%s: %d bytes were read; want the %d that are needed and some that describe them", name, got, needed)
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -108,7 +108,7 @@ func TestObjectsAreNotReadWhole(t *testing.T) {
 		y := x.Clone()
 		layers = append(layers, value.Pair{Key: value.Tuple{int64(i)}, Value: value.Tuple{y}})
 	}
-	m := meter.New(holding(t, &value.Dict{Pairs: layers}))
+	m := fault.New(holding(t, &value.Dict{Pairs: layers}))
 	ck, err := torchfile.Format{File: "x.pt"}.Open(t.Context(), m)
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func TestObjectsAreNotReadWhole(t *testing.T) {
 	if err != nil || len(md.Entries) != 9 {
 		t.Fatalf("Metadata = %v, %v", md.Names(), err)
 	}
-	if got := m.Counts().BytesRead; got > 32<<10 {
+	if got := m.Ops().Bytes(fault.Read); got > 32<<10 {
 		t.Errorf("listing read %d bytes of %d; want a few KiB", got, 8*n)
 	}
 	if e, _ := md.Find("value"); e.Bytes == nil || e.Bytes.Size > 4<<10 {

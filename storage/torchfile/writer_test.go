@@ -54,7 +54,7 @@ func TestObjectsThatAreNotPlainAreRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "os.system") {
 		t.Errorf("Save = %v; want %v, naming both and the class", err, storage.ErrNotRepresentable)
 	}
-	for _, op := range s.Ops().Log {
+	for _, op := range s.Ops() {
 		if op.Op == fault.Create {
 			t.Errorf("the refused save did %v", op)
 		}

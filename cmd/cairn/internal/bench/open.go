@@ -11,8 +11,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/blob/meter"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -214,7 +214,7 @@ func (r *OpenResult) lookUp(ctx context.Context, s blob.Store) error {
 		}
 		r.RecordBytes = info.Size
 	}
-	m := meter.New(s)
+	m := fault.New(s)
 	took, err := timed(func() error {
 		c, err := cairn.Open(ctx, m)
 		if err != nil {
@@ -225,6 +225,6 @@ func (r *OpenResult) lookUp(ctx context.Context, s blob.Store) error {
 		return err
 	})
 	keepLeast(&r.LookupSeconds, took.Seconds())
-	r.LookupBytes = m.Counts().BytesRead - r.RecordBytes
+	r.LookupBytes = m.Ops().Bytes(fault.Read) - r.RecordBytes
 	return err
 }

@@ -284,7 +284,7 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*Crash, error) {
 	if err := checkCrashed(ctx, s, err); err != nil {
 		return nil, err
 	}
-	log := s.Ops().Log
+	log := s.Ops()
 	c := &Crash{At: point.at, Operation: log[len(log)-1].String()}
 	return c, p.examineCrash(ctx, c, step, point.committed)
 }
@@ -329,7 +329,7 @@ func checkCrashed(ctx context.Context, s *fault.Store, err error) error {
 // clean removes the files of a save that crashed before its commit, to limit the
 // use of disk space. The last save removes what remains.
 func (p *runner) clean(ctx context.Context, ops fault.Ops) {
-	for _, e := range ops.Log {
+	for _, e := range ops {
 		if e.Op == fault.Create && e.Name != recordName {
 			_ = p.Store.Remove(ctx, e.Name)
 		}

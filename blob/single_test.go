@@ -1,4 +1,4 @@
-package only_test
+package blob_test
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/blob/only"
 )
 
 func names(t *testing.T, s blob.Store, prefix string) []string {
@@ -23,7 +22,7 @@ func names(t *testing.T, s blob.Store, prefix string) []string {
 	return out
 }
 
-func TestShowsOneObject(t *testing.T) {
+func TestSingleShowsOneObject(t *testing.T) {
 	ctx := t.Context()
 	m := &mem.Store{Name: "m"}
 	for _, n := range []string{"model.p", "model.pt", "model.pt2", "other"} {
@@ -31,7 +30,7 @@ func TestShowsOneObject(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := only.New(m, "model.pt")
+	s := blob.NewSingle(m, "model.pt")
 	if got := names(t, s, ""); len(got) != 1 || got[0] != "model.pt" {
 		t.Errorf("List = %v; want the one object", got)
 	}
@@ -62,10 +61,10 @@ func TestShowsOneObject(t *testing.T) {
 	}
 }
 
-func TestWritesTheObject(t *testing.T) {
+func TestSingleWritesItsObject(t *testing.T) {
 	ctx := context.Background()
 	m := &mem.Store{}
-	s := only.New(m, "a")
+	s := blob.NewSingle(m, "a")
 	if got := names(t, s, ""); got != nil {
 		t.Errorf("List before: %v", got)
 	}

@@ -1,4 +1,4 @@
-package extent_test
+package blob_test
 
 import (
 	"errors"
@@ -8,11 +8,10 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/extent"
 )
 
-// write enters a whole write.
-func write(s *extent.Set, off int64, n int) error {
+// write records a whole write.
+func write(s *blob.Extents, off int64, n int) error {
 	err := s.Begin(off, n)
 	if err == nil {
 		s.End(off, n, true)
@@ -20,7 +19,7 @@ func write(s *extent.Set, off int64, n int) error {
 	return err
 }
 
-func TestBeginRefuses(t *testing.T) {
+func TestExtentsRefuseBadWrites(t *testing.T) {
 	for name, c := range map[string]struct {
 		opts *blob.CreateOptions
 		off  int64
@@ -35,7 +34,7 @@ func TestBeginRefuses(t *testing.T) {
 		"PieceTooLong":        {&blob.CreateOptions{Piece: 4096}, 4096, 4097},
 		"ShortPieceNotAtSize": {&blob.CreateOptions{Piece: 4096, Size: 9000}, 4096, 100},
 	} {
-		s, err := extent.New(c.opts)
+		s, err := blob.NewExtents(c.opts)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,8 +47,8 @@ func TestBeginRefuses(t *testing.T) {
 	}
 }
 
-func TestFailedWriteMayComeAgain(t *testing.T) {
-	s, err := extent.New(&blob.CreateOptions{Piece: 4096})
+func TestExtentsAcceptAFailedWriteAgain(t *testing.T) {
+	s, err := blob.NewExtents(&blob.CreateOptions{Piece: 4096})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,12 +72,12 @@ func TestFailedWriteMayComeAgain(t *testing.T) {
 	}
 }
 
-// TestAgainstAMapOfBytes: whatever is written, the account agrees with one
-// that keeps a flag a byte.
-func TestAgainstAMapOfBytes(t *testing.T) {
+// TestExtentsAgreeWithAFlagPerByte compares Extents with an array that has a flag for
+// each byte.
+func TestExtentsAgreeWithAFlagPerByte(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.Int64Range(0, 40).Draw(t, "size")
-		s, err := extent.New(&blob.CreateOptions{Size: size})
+		s, err := blob.NewExtents(&blob.CreateOptions{Size: size})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,8 +114,8 @@ func overlaps(m []bool) bool {
 	return false
 }
 
-// measure returns how many bytes there are and whether none is missing before
-// the last.
+// measure returns the number of bytes up to the first hole, and whether it is the only
+// range.
 func measure(m []bool) (int64, bool) {
 	var n int64
 	for ; m[n]; n++ {
@@ -124,8 +123,8 @@ func measure(m []bool) (int64, bool) {
 	return n, !overlaps(m[n:])
 }
 
-func TestManyRangesInAnyOrderBecomeOne(t *testing.T) {
-	s := new(extent.Set)
+func TestExtentsMergeRangesInAnyOrder(t *testing.T) {
+	s := new(blob.Extents)
 	const n = 2000
 	for i := range int64(n) {
 		if err := write(s, i*7919%n*3, 3); err != nil {
