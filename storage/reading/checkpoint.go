@@ -35,8 +35,8 @@ type Checkpoint struct {
 	files map[string]storage.File // by name
 	sums  *sums                   // of records that were read in part
 
-	claimed sync.Once
-	greedy  map[string]int64 // files whose chunks have too many bytes in total, with that total; set by claimed
+	summed  sync.Once
+	repeats map[string]int64 // files whose chunks have too many bytes in total, with that total; set by summed
 }
 
 var _ storage.Checkpoint = (*Checkpoint)(nil)
@@ -153,56 +153,50 @@ const (
 	largeEntry = 1 << 20
 )
 
-// errClaims reports a file whose chunks have too many bytes in total, see maxShared.
-var errClaims = fmt.Errorf("%w: its tensors repeat its bytes too often", storage.ErrCorrupt)
+// errRepeats reports a file whose chunks have too many bytes in total, see maxShared.
+var errRepeats = fmt.Errorf("%w: its tensors repeat its bytes too often", storage.ErrCorrupt)
 
-// claims returns an error that wraps errClaims if the chunks in a file have too many
-// bytes in total.
-func (c *Checkpoint) claims(file string) error {
+// checkRepeats returns an error that wraps errRepeats if the chunks in a file have too
+// many bytes in total.
+func (c *Checkpoint) checkRepeats(file string) error {
 	if c.md == nil {
 		return nil // Index.Metadata makes a check of this kind
 	}
-	c.claimed.Do(c.sumClaims)
-	n, ok := c.greedy[file]
+	c.summed.Do(c.sumChunks)
+	n, ok := c.repeats[file]
 	if !ok {
 		return nil
 	}
-	return fmt.Errorf("%w: %s of %d bytes has tensors of %d bytes", errClaims, file, c.files[file].Size, n)
+	return fmt.Errorf("%w: %s of %d bytes has tensors of %d bytes", errRepeats, file, c.files[file].Size, n)
 }
 
-// sumClaims sets c.greedy to the files whose chunks have more than maxShared times
+// sumChunks sets c.repeats to the files whose chunks have more than maxShared times
 // the file's size in total, if the excess of all files together is more than
 // maxExpanded. Compressed chunks do not count.
-func (c *Checkpoint) sumClaims() {
+func (c *Checkpoint) sumChunks() {
 	sums := make(map[string]int64, len(c.files))
-	for i := range c.md.Entries {
-		t := c.md.Entries[i].Tensor
-		if t == nil {
+	for id := range Chunks(c.md.Entries) {
+		l, t := id.Loc(), id.Entry.Tensor
+		if t == nil || l.Detail != nil && len(l.Detail.Transforms) > 0 {
 			continue
 		}
-		for k, box := range t.Chunks {
-			l := &t.Locs[k]
-			if l.Detail != nil && len(l.Detail.Transforms) > 0 {
-				continue
-			}
-			n, err := tensor.NumBytes(t.DType, box.Sizes)
-			if err != nil {
-				n = math.MaxInt64
-			}
-			sums[l.File] += min(n, math.MaxInt64-sums[l.File])
+		n, err := tensor.NumBytes(t.DType, t.Chunks[id.N].Sizes)
+		if err != nil {
+			n = math.MaxInt64
 		}
+		sums[l.File] += min(n, math.MaxInt64-sums[l.File])
 	}
-	beyond := int64(0)
+	excess := int64(0)
 	for file, n := range sums {
 		size := c.files[file].Size
 		if size == 0 || n/maxShared <= size {
 			delete(sums, file)
 			continue
 		}
-		beyond += min(n-maxShared*size, math.MaxInt64-beyond)
+		excess += min(n-maxShared*size, math.MaxInt64-excess)
 	}
-	if beyond > maxExpanded {
-		c.greedy = sums
+	if excess > maxExpanded {
+		c.repeats = sums
 	}
 }
 
@@ -269,7 +263,7 @@ func (c *Checkpoint) layout(id ChunkID, at Chunk) (*layout, error) {
 	if !ok {
 		return fail(fmt.Errorf("%w: it lies in %q, which is not a file of the checkpoint", storage.ErrCorrupt, at.Region.File))
 	}
-	if err := c.claims(at.Region.File); err != nil {
+	if err := c.checkRepeats(at.Region.File); err != nil {
 		return fail(err)
 	}
 	if at.Region.Tiles != nil {

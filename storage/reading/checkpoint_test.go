@@ -9,6 +9,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -116,5 +118,35 @@ func TestReadBox(t *testing.T) {
 		if _, err := ReadBox(t.Context(), m, &bad.r, bad.sizes, b, dst, 1); !errors.Is(err, bad.want) {
 			t.Errorf("%s: ReadBox = %v; want %v", name, err, bad.want)
 		}
+	}
+}
+
+// A source may describe damaged files beside readable ones, as that of common.pt does.
+func TestJoinKeepsProblemsAndMissingNames(t *testing.T) {
+	store := new(mem.Store)
+	half := func(name, lost string) *Source {
+		var s scene
+		s.file(t, store, name, []byte("v"))
+		s.value(name+".v", name, []byte("v"))
+		src := s.source()
+		src.Check = func(ctx context.Context, f *FileCheck) (int64, error) { return 0, f.Scan(ctx, nil) }
+		src.Problems = []storage.VerifyProblem{{File: lost, Text: "damaged"}}
+		src.Metadata.Missing = []meta.Missing{{FQN: lost, File: lost, Err: Damaged(lost, "damaged")}}
+		return src
+	}
+	ck := Open(store, Join(half("a", "y"), half("b", "x")))
+	md, err := ck.Metadata(t.Context())
+	if err != nil || len(md.Missing) != 2 || md.Missing[0].FQN != "x" || md.Missing[1].FQN != "y" {
+		t.Errorf("Metadata = missing %v, %v; want x and y", md.Missing, err)
+	}
+	for _, name := range []string{"x", "y"} {
+		if _, ok, err := ck.Find(t.Context(), name); ok || !errors.Is(err, storage.ErrCorrupt) {
+			t.Errorf("Find(%q) = %v, %v; want %v", name, ok, err, storage.ErrCorrupt)
+		}
+	}
+	rep, err := ck.Verify(t.Context(), nil)
+	want := []storage.VerifyProblem{{File: "x", Text: "damaged"}, {File: "y", Text: "damaged"}}
+	if err != nil || !cmp.Equal(rep.Problems, want) {
+		t.Errorf("Verify = %+v, %v; want the problems %v", rep, err, want)
 	}
 }

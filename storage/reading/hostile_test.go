@@ -128,9 +128,9 @@ func TestReadAcceptsSharedChunks(t *testing.T) {
 		s.tensor(fmt.Sprintf("x%d", i), tensor.Uint8, []int64{1 << 20}, Chunk{Region: &Region{File: "data", End: 1 << 20, DType: tensor.Uint8}})
 	}
 	ck := Open(store, s.source())
-	ck.sumClaims()
-	if len(ck.greedy) > 0 {
-		t.Errorf("%v; want nothing", ck.greedy)
+	ck.sumChunks()
+	if len(ck.repeats) > 0 {
+		t.Errorf("%v; want nothing", ck.repeats)
 	}
 }
 

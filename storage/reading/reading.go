@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -108,6 +109,26 @@ func (id ChunkID) Loc() *meta.Location {
 	return &id.Entry.Tensor.Locs[id.N]
 }
 
+// Chunks iterates over the chunks and values of entries, without values that are stored
+// in the metadata.
+func Chunks(entries []meta.Entry) iter.Seq[ChunkID] {
+	return func(yield func(ChunkID) bool) {
+		for k := range entries {
+			e, n := &entries[k], 0
+			if e.Tensor != nil {
+				n = len(e.Tensor.Locs)
+			} else if e.Bytes.Inline == nil {
+				n = 1
+			}
+			for i := range n {
+				if !yield(ChunkID{e, i}) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // elements returns the sizes and the dtype of the chunk. A value is a chunk of
 // bytes.
 func (id ChunkID) elements() ([]int64, tensor.DType) {
@@ -205,12 +226,15 @@ type Cutter interface {
 }
 
 // Join returns a source with the entries and files of a and b, which must have
-// Metadata, Value and Check, and no name and no file in common. Everything else, such
-// as Metadata.Storage, Problems and Changed, is that of a.
+// Metadata, Value and Check, and no name and no file in common. It has the problems and
+// the missing names of both. Everything else, such as Metadata.Storage and Changed, is
+// that of a.
 func Join(a, b *Source) *Source {
 	md := *a.Metadata
 	md.Entries = slices.Concat(a.Metadata.Entries, b.Metadata.Entries)
 	slices.SortFunc(md.Entries, func(x, y meta.Entry) int { return strings.Compare(x.FQN, y.FQN) })
+	md.Missing = slices.Concat(a.Metadata.Missing, b.Metadata.Missing)
+	slices.SortFunc(md.Missing, func(x, y meta.Missing) int { return strings.Compare(x.FQN, y.FQN) })
 	names, files := map[string]bool{}, map[string]bool{}
 	for i := range b.Metadata.Entries {
 		names[b.Metadata.Entries[i].FQN] = true
@@ -225,7 +249,7 @@ func Join(a, b *Source) *Source {
 		return a
 	}
 	out := *a
-	out.Metadata, out.Files = &md, slices.Concat(a.Files, b.Files)
+	out.Metadata, out.Files, out.Problems = &md, slices.Concat(a.Files, b.Files), slices.Concat(a.Problems, b.Problems)
 	out.Chunk = func(ctx context.Context, e *meta.Entry, i int) (Chunk, error) { return of(e).Chunk(ctx, e, i) }
 	out.Chunks = func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error {
 		for _, s := range []*Source{a, b} {

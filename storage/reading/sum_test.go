@@ -77,8 +77,8 @@ func TestSumsForgetCompleteRecords(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if len(s.records) != 0 || s.recent.Len() != 0 || s.spans != 0 {
-			t.Fatalf("%d records, %d recent ones, %d spans; want none", len(s.records), s.recent.Len(), s.spans)
+		if len(s.records) != 0 || s.recent.Len() != 0 || s.runs != 0 {
+			t.Fatalf("%d records, %d recent ones, %d runs; want none", len(s.records), s.recent.Len(), s.runs)
 		}
 	}
 }
@@ -107,8 +107,8 @@ func TestSumsAreBounded(t *testing.T) {
 		if err := s.see("many", sum, 2*i, data[2*i:2*i+1], nil); err != nil {
 			t.Fatal(err)
 		}
-		if s.spans > s.each {
-			t.Fatalf("%d spans of one record; want at most %d", s.spans, s.each)
+		if s.runs > s.each {
+			t.Fatalf("%d runs of one record; want at most %d", s.runs, s.each)
 		}
 	}
 	for i := range 100 { // one byte of many records, and again and again of one
@@ -117,8 +117,8 @@ func TestSumsAreBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if s.spans > s.limit || len(s.records) > s.limit {
-			t.Fatalf("%d spans of %d records; want at most %d", s.spans, len(s.records), s.limit)
+		if s.runs > s.limit || len(s.records) > s.limit {
+			t.Fatalf("%d runs of %d records; want at most %d", s.runs, len(s.records), s.limit)
 		}
 	}
 	if s.records[recordID{"kept", *sum}] == nil || s.records[recordID{"99", *sum}] == nil || s.records[recordID{"1", *sum}] != nil {

@@ -26,19 +26,22 @@ import (
 // Source.Check checks, such as checksums. progress, if not nil, receives the number of
 // bytes that were read since the last call. It is not called concurrently.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
-	v := &verifier{c: c, found: newFindings(progress), held: map[string][]ChunkID{}, whole: map[string]*damage{}, known: map[*meta.Location]bool{}}
-	for _, p := range c.src.Problems {
-		v.found.add(p)
+	v := &verifier{
+		c: c, progress: progress, held: map[string][]ChunkID{}, known: map[*meta.Location]bool{},
+		gone: map[string]storage.VerifyProblem{}, damaged: map[string]*storage.VerifyProblem{},
 	}
+	v.rep.Problems = append([]storage.VerifyProblem{}, c.src.Problems...)
 	md, err := c.Metadata(ctx)
 	switch {
 	case errors.Is(err, storage.ErrCorrupt):
-		v.found.problem(v.describing(), "", err.Error())
+		v.problem(v.describing(), "", err.Error())
 	case err != nil:
 		return nil, err
 	default:
 		v.md = md
-		v.sortByFile()
+		for id := range Chunks(md.Entries) {
+			v.held[id.Loc().File] = append(v.held[id.Loc().File], id)
+		}
 	}
 	err = work.Each(ctx, len(c.src.Files), atOnce(), func(ctx context.Context, i int) error { return v.file(ctx, c.src.Files[i]) })
 	if err == nil && v.md != nil {
@@ -47,12 +50,10 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	if err != nil {
 		return nil, c.explain(ctx, err)
 	}
-	v.wholeFiles()
-	rep := v.found.report()
+	rep := v.report()
 	if len(rep.Problems) > 0 && c.changed(ctx) {
 		return nil, fmt.Errorf("%w: %s", storage.ErrChanged, c.store)
 	}
-	rep.Notes = c.Storage().Notes
 	return rep, nil
 }
 
@@ -61,37 +62,52 @@ func atOnce() int { return max(2, runtime.GOMAXPROCS(0)) }
 
 // verifier is the state of one call of Verify.
 type verifier struct {
-	c     *Checkpoint
-	found *findings
-	md    *meta.Metadata       // nil if it is damaged
-	held  map[string][]ChunkID // the chunks and values in each file
+	c        *Checkpoint
+	progress func(bytes int64)
+	md       *meta.Metadata       // nil if it is damaged
+	held     map[string][]ChunkID // the chunks and values in each file
 
-	mu    sync.Mutex
-	whole map[string]*damage      // files that cannot be read or are too short; guarded by mu
-	known map[*meta.Location]bool // chunks that FileCheck.Found has reported; guarded by mu until all files are checked
+	mu      sync.Mutex
+	rep     storage.VerifyReport              // guarded by mu
+	gone    map[string]storage.VerifyProblem  // files that do not exist; guarded by mu
+	damaged map[string]*storage.VerifyProblem // files that cannot be read or are too short; guarded by mu
+	known   map[*meta.Location]bool           // chunks that FileCheck.Found has reported; guarded by mu until all files are checked
 }
 
-// damage describes a file that is damaged as a whole. names are the names that cannot
-// be read because of it.
-type damage struct {
-	text  string
-	names []string
+// update calls change, which may change the fields that mu guards.
+func (v *verifier) update(change func()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	change()
 }
 
-// sortByFile sets v.held: it groups the chunks and values by file.
-func (v *verifier) sortByFile() {
-	add := func(id ChunkID) { v.held[id.Loc().File] = append(v.held[id.Loc().File], id) }
-	for k := range v.md.Entries {
-		e := &v.md.Entries[k]
-		switch {
-		case e.Tensor != nil:
-			for i := range e.Tensor.Locs {
-				add(ChunkID{e, i})
-			}
-		case e.Bytes.Inline == nil:
-			add(ChunkID{Entry: e})
-		}
+// problem adds a problem of a file, or of a name in it.
+func (v *verifier) problem(file, fqn, text string) {
+	v.update(func() {
+		v.rep.Problems = append(v.rep.Problems, storage.VerifyProblem{File: file, FQN: fqn, Text: text})
+	})
+}
+
+// report returns the report. For a file that does not exist, it has no other problem. It
+// sorts the problems by file, name and text, so that the report does not depend on the
+// order of the checks.
+func (v *verifier) report() *storage.VerifyReport {
+	all := v.rep.Problems
+	for _, p := range v.damaged {
+		slices.Sort(p.FQNs)
+		p.FQNs = slices.Compact(p.FQNs)
+		all = append(all, *p)
 	}
+	all = slices.DeleteFunc(all, func(p storage.VerifyProblem) bool {
+		_, gone := v.gone[p.File]
+		return gone
+	})
+	all = slices.AppendSeq(all, maps.Values(v.gone))
+	slices.SortFunc(all, func(a, b storage.VerifyProblem) int {
+		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN), strings.Compare(a.Text, b.Text))
+	})
+	v.rep.Problems, v.rep.Notes = all, v.c.Storage().Notes
+	return &v.rep
 }
 
 // FileCheck is the check of one file by Verify. Its methods are safe for
@@ -107,34 +123,36 @@ type FileCheck struct {
 	v      *verifier
 }
 
-// Scan reads the whole file. see, if not nil, is called with consecutive pieces of it;
+// Scan reads the whole file. visit, if not nil, is called with consecutive pieces of it;
 // at is the offset of p in the file.
-func (f *FileCheck) Scan(ctx context.Context, see func(p []byte, at int64)) (err error) {
+func (f *FileCheck) Scan(ctx context.Context, visit func(p []byte, at int64)) (err error) {
 	f.Size, err = Scan(ctx, f.v.c.store, f.File.Name, func(p []byte, at int64) {
-		if see != nil {
-			see(p, at)
+		if visit != nil {
+			visit(p, at)
 		}
-		f.v.found.tell(int64(len(p)))
+		if f.v.progress != nil {
+			f.v.update(func() { f.v.progress(int64(len(p))) })
+		}
 	})
 	return err
 }
 
 // Problem reports what is wrong with a name in the file, or with the file as a
 // whole if fqn is empty.
-func (f *FileCheck) Problem(fqn, text string) { f.v.found.problem(f.File.Name, fqn, text) }
+func (f *FileCheck) Problem(fqn, text string) { f.v.problem(f.File.Name, fqn, text) }
 
 // Add reports a problem.
-func (f *FileCheck) Add(p storage.VerifyProblem) { f.v.found.add(p) }
+func (f *FileCheck) Add(p storage.VerifyProblem) {
+	f.v.update(func() { f.v.rep.Problems = append(f.v.rep.Problems, p) })
+}
 
 // Found tells Verify the place of a chunk, so that Verify does not call Source.Chunk for
 // it.
 func (f *FileCheck) Found(id ChunkID, at Chunk) {
-	if _, err := f.v.c.layout(id, at); err != nil {
-		return // verifier.entry calls Source.Chunk and reports the error
+	// If the place is wrong, verifier.entry calls Source.Chunk and reports the error.
+	if _, err := f.v.c.layout(id, at); err == nil {
+		f.v.update(func() { f.v.known[id.Loc()] = true })
 	}
-	f.v.mu.Lock()
-	defer f.v.mu.Unlock()
-	f.v.known[id.Loc()] = true
 }
 
 // Names returns the names of chunks and values, each once.
@@ -148,11 +166,19 @@ func Names(ids []ChunkID) []string {
 }
 
 // file reads and checks one file.
-func (v *verifier) file(ctx context.Context, file storage.File) error {
+func (v *verifier) file(ctx context.Context, file storage.File) (err error) {
 	f := &FileCheck{File: file, Metadata: v.md, Chunks: v.held[file.Name], v: v}
-	unsummed, err := v.check(ctx, f)
+	var unsummed int64
+	if v.c.src.Check != nil {
+		unsummed, err = v.c.src.Check(ctx, f)
+	} else {
+		err = f.Scan(ctx, nil)
+		unsummed = f.Size
+	}
 	if errors.Is(err, fs.ErrNotExist) {
-		v.found.missing(file.Name, Names(f.Chunks))
+		v.update(func() {
+			v.gone[file.Name] = storage.VerifyProblem{File: file.Name, FQNs: Names(f.Chunks), Text: "the file is gone"}
+		})
 		return nil
 	}
 	if err != nil {
@@ -161,31 +187,24 @@ func (v *verifier) file(ctx context.Context, file storage.File) error {
 	if file.Unsummed && f.Size != file.Size {
 		f.Problem("", fmt.Sprintf("it has %d bytes, and had %d when the checkpoint was opened", f.Size, file.Size))
 	}
-	if err := v.c.claims(file.Name); err != nil {
+	if err := v.c.checkRepeats(file.Name); err != nil {
 		f.Problem("", err.Error())
 	}
-	v.found.file(f.Size, unsummed)
+	v.update(func() {
+		v.rep.Files++
+		v.rep.Bytes += f.Size
+		v.rep.Unsummed += unsummed
+	})
 	return nil
 }
 
-func (v *verifier) check(ctx context.Context, f *FileCheck) (unsummed int64, err error) {
-	if v.c.src.Check != nil {
-		return v.c.src.Check(ctx, f)
-	}
-	err = f.Scan(ctx, nil)
-	return f.Size, err
-}
-
-// someEntries is the number of entries that one goroutine checks in a row: most entries
-// need little work.
-const someEntries = 64
-
-// entries checks the metadata of all entries.
+// entries checks the metadata of all entries. One goroutine checks several entries in a
+// row, because most entries need little work.
 func (v *verifier) entries(ctx context.Context) error {
-	all := v.md.Entries
-	return work.Each(ctx, (len(all)+someEntries-1)/someEntries, atOnce(), func(ctx context.Context, i int) error {
-		for k := i * someEntries; k < min((i+1)*someEntries, len(all)); k++ {
-			if err := v.entry(ctx, &all[k]); err != nil {
+	parts := slices.Collect(slices.Chunk(v.md.Entries, 64))
+	return work.Each(ctx, len(parts), atOnce(), func(ctx context.Context, i int) error {
+		for k := range parts[i] {
+			if err := v.entry(ctx, &parts[i][k]); err != nil {
 				return err
 			}
 		}
@@ -199,9 +218,9 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 	if e.Bytes != nil {
 		return v.value(ctx, e)
 	}
-	v.found.chunks(len(e.Tensor.Chunks))
+	v.update(func() { v.rep.Chunks += int64(len(e.Tensor.Chunks)) })
 	for _, p := range plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks) {
-		v.found.problem(v.describing(), e.FQN, fmt.Sprintf("%s: %s", p.Kind, p.Text))
+		v.problem(v.describing(), e.FQN, fmt.Sprintf("%s: %s", p.Kind, p.Text))
 	}
 	for i, box := range e.Tensor.Chunks {
 		loc := &e.Tensor.Locs[i]
@@ -209,7 +228,7 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 			continue
 		}
 		_, _, err := v.c.locate(ctx, ChunkID{e, i})
-		if err := v.settle(loc.File, e.FQN, err); err != nil {
+		if err := v.reportIfCorrupt(loc.File, e.FQN, err); err != nil {
 			return err
 		}
 	}
@@ -219,7 +238,7 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 // value checks that a value can be decoded.
 func (v *verifier) value(ctx context.Context, e *meta.Entry) (err error) {
 	if e.Bytes.Loc.File != "" {
-		v.found.chunks(1)
+		v.update(func() { v.rep.Chunks++ })
 	}
 	if e.Bytes.Inline != nil || v.beyond(e.FQN, &e.Bytes.Loc) {
 		return nil
@@ -229,36 +248,36 @@ func (v *verifier) value(ctx context.Context, e *meta.Entry) (err error) {
 	} else {
 		_, _, err = v.c.locate(ctx, ChunkID{Entry: e})
 	}
-	return v.settle(e.Bytes.Loc.File, e.FQN, err)
+	return v.reportIfCorrupt(e.Bytes.Loc.File, e.FQN, err)
 }
 
-// settle adds an error about the checkpoint to the report and returns nil. It returns
-// any other error, such as one of the store. If the whole file is damaged, it adds the
-// name to the problem of the file.
-func (v *verifier) settle(file, fqn string, err error) error {
-	if errors.Is(err, errClaims) {
+// reportIfCorrupt adds an error about the checkpoint to the report and returns nil. It
+// returns any other error, such as one of the store. If the whole file is damaged, it
+// adds the name to the problem of the file.
+func (v *verifier) reportIfCorrupt(file, fqn string, err error) error {
+	if errors.Is(err, errRepeats) { // the method file has reported it
 		return nil
 	}
 	if !errors.Is(err, storage.ErrCorrupt) {
 		return err
 	}
 	if f, ok := errors.AsType[*storage.FileError](err); ok && f.File == file {
-		v.damaged(file, fqn, f.Problem().Text)
+		v.damage(file, fqn, f.Problem().Text)
 	} else {
-		v.found.problem(file, fqn, err.Error())
+		v.problem(file, fqn, err.Error())
 	}
 	return nil
 }
 
-// damaged records a name that cannot be read because its file is damaged. The report
+// damage records a name that cannot be read because its file is damaged. The report
 // has one problem for the file, with all such names.
-func (v *verifier) damaged(file, fqn, text string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.whole[file] == nil {
-		v.whole[file] = &damage{text: text}
-	}
-	v.whole[file].names = append(v.whole[file].names, fqn)
+func (v *verifier) damage(file, fqn, text string) {
+	v.update(func() {
+		if v.damaged[file] == nil {
+			v.damaged[file] = &storage.VerifyProblem{File: file, Text: text}
+		}
+		v.damaged[file].FQNs = append(v.damaged[file].FQNs, fqn)
+	})
 }
 
 // beyond reports whether a location extends beyond the end of its file. If so, it
@@ -268,16 +287,8 @@ func (v *verifier) beyond(fqn string, l *meta.Location) bool {
 	if !ok || l.Offset <= f.Size && l.Length <= f.Size-l.Offset {
 		return false
 	}
-	v.damaged(l.File, fqn, fmt.Sprintf("it has %d bytes and ends before the end of its data", f.Size))
+	v.damage(l.File, fqn, fmt.Sprintf("it has %d bytes and ends before the end of its data", f.Size))
 	return true
-}
-
-// wholeFiles adds the files of v.whole to the report.
-func (v *verifier) wholeFiles() {
-	for file, d := range v.whole {
-		slices.Sort(d.names)
-		v.found.add(storage.VerifyProblem{File: file, FQNs: slices.Compact(d.names), Text: d.text})
-	}
 }
 
 // describing returns the name of the file that describes the checkpoint.
@@ -286,81 +297,6 @@ func (v *verifier) describing() string {
 		return ""
 	}
 	return v.c.src.Files[0].Name
-}
-
-// findings collects a report. Its methods are safe for concurrent use.
-type findings struct {
-	progress func(bytes int64)
-
-	mu   sync.Mutex
-	rep  storage.VerifyReport             // guarded by mu
-	gone map[string]storage.VerifyProblem // by file; guarded by mu
-}
-
-// newFindings returns an empty report. progress, if not nil, is not called
-// concurrently.
-func newFindings(progress func(bytes int64)) *findings {
-	return &findings{progress: progress, rep: storage.VerifyReport{Problems: []storage.VerifyProblem{}}, gone: map[string]storage.VerifyProblem{}}
-}
-
-func (f *findings) tell(bytes int64) {
-	if f.progress == nil {
-		return
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.progress(bytes)
-}
-
-// problem adds a problem of a file, or of a name in it.
-func (f *findings) problem(file, fqn, text string) {
-	f.add(storage.VerifyProblem{File: file, FQN: fqn, Text: text})
-}
-
-func (f *findings) add(p storage.VerifyProblem) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.rep.Problems = append(f.rep.Problems, p)
-}
-
-// missing records that a file does not exist. names are the names of which it held
-// chunks or values. The report then has no other problem of the file.
-func (f *findings) missing(file string, names []string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.gone[file] = storage.VerifyProblem{File: file, FQNs: names, Text: "the file is gone"}
-}
-
-// chunks counts chunks and values that were checked.
-func (f *findings) chunks(n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.rep.Chunks += int64(n)
-}
-
-// file counts a file that was read, and the bytes of it that have no checksum.
-func (f *findings) file(bytes, unsummed int64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.rep.Files++
-	f.rep.Bytes += bytes
-	f.rep.Unsummed += unsummed
-}
-
-// report returns the report. It sorts the problems by file, name and text, so that the
-// report does not depend on the order of the checks. Nothing may be added later.
-func (f *findings) report() *storage.VerifyReport {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.rep.Problems = slices.DeleteFunc(f.rep.Problems, func(p storage.VerifyProblem) bool {
-		_, gone := f.gone[p.File]
-		return gone
-	})
-	f.rep.Problems = slices.AppendSeq(f.rep.Problems, maps.Values(f.gone))
-	slices.SortFunc(f.rep.Problems, func(a, b storage.VerifyProblem) int {
-		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN), strings.Compare(a.Text, b.Text))
-	})
-	return &f.rep
 }
 
 // Scan reads a whole file and returns its size. It calls visit with consecutive pieces

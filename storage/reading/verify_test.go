@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -63,6 +62,31 @@ func TestVerify(t *testing.T) {
 				return map[string]int64{"index": 10, "a": 100, "b": 50}[f.File.Name], f.Scan(ctx, nil)
 			}
 		}, []storage.VerifyProblem{{File: "a", FQN: "x", Text: "a record"}}, 3, 160},
+		"problems are sorted": {func(_ *scene, _ *mem.Store, src *Source) {
+			src.Check = func(ctx context.Context, f *FileCheck) (int64, error) {
+				if f.File.Name != "index" {
+					for _, text := range []string{"shape", "bytes"} {
+						f.Problem("x", text)
+						f.Problem("", text)
+					}
+				}
+				err := f.Scan(ctx, nil)
+				return f.Size, err
+			}
+		}, []storage.VerifyProblem{
+			{File: "a", Text: "bytes"}, {File: "a", Text: "shape"}, {File: "a", FQN: "x", Text: "bytes"}, {File: "a", FQN: "x", Text: "shape"},
+			{File: "b", Text: "bytes"}, {File: "b", Text: "shape"}, {File: "b", FQN: "x", Text: "bytes"}, {File: "b", FQN: "x", Text: "shape"},
+		}, 3, 160},
+		"a file that is gone has one problem": {func(_ *scene, store *mem.Store, src *Source) {
+			src.Check = func(ctx context.Context, f *FileCheck) (int64, error) {
+				if f.File.Name == "b" {
+					f.Problem("y", "no such file")
+					return 0, errors.Join(store.Remove(ctx, "b"), f.Scan(ctx, nil))
+				}
+				err := f.Scan(ctx, nil)
+				return f.Size, err
+			}
+		}, []storage.VerifyProblem{{File: "b", FQNs: []string{"v", "y"}, Text: "the file is gone"}}, 2, 110},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, store := verifiable(t)
@@ -164,51 +188,5 @@ func TestScanStopsAtAnError(t *testing.T) {
 	_, err := Scan(ctx, s, "f", func([]byte, int64) { cancel(broken) })
 	if !errors.Is(err, broken) {
 		t.Errorf("Scan = %v; want the cause of its context", err)
-	}
-}
-
-func TestFindingsReportInOrder(t *testing.T) {
-	problems := []storage.VerifyProblem{
-		{File: "a", Text: "gone"}, {File: "a", FQN: "x", Text: "bytes"}, {File: "a", FQN: "x", Text: "shape"}, {File: "b", FQN: "a", Text: "bytes"},
-	}
-	var told int64
-	f := newFindings(func(n int64) { told += n })
-	var wg sync.WaitGroup
-	for _, p := range problems {
-		wg.Go(func() {
-			f.tell(10)
-			f.problem(p.File, p.FQN, p.Text)
-			f.chunks(2)
-			f.file(10, 3)
-		})
-	}
-	wg.Wait()
-	want := &storage.VerifyReport{Files: 4, Chunks: 8, Bytes: 40, Unsummed: 12, Problems: problems}
-	if d := cmp.Diff(want, f.report()); d != "" || told != 40 {
-		t.Errorf("%d bytes were told of; report (-want +got):\n%s", told, d)
-	}
-}
-
-func TestFindingsEmpty(t *testing.T) {
-	f := newFindings(nil)
-	f.tell(1)
-	if d := cmp.Diff(&storage.VerifyReport{Problems: []storage.VerifyProblem{}}, f.report()); d != "" {
-		t.Errorf("report (-want +got):\n%s", d)
-	}
-}
-
-// A file that is gone is one problem, whichever check was first.
-func TestFindingsReportAMissingFileOnce(t *testing.T) {
-	for _, names := range [][]string{nil, {"x"}, {"x", "y"}} {
-		f := newFindings(nil)
-		f.problem("a", "x", "no such file")
-		f.missing("a", names)
-		f.problem("a", "y", "no such file")
-		f.problem("b", "x", "another")
-		got := f.report().Problems
-		want := []storage.VerifyProblem{{File: "a", FQNs: names, Text: "the file is gone"}, {File: "b", FQN: "x", Text: "another"}}
-		if d := cmp.Diff(want, got); d != "" {
-			t.Errorf("problems (-want +got):\n%s", d)
-		}
 	}
 }
