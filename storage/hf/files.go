@@ -35,7 +35,7 @@ type dataFile struct {
 
 // reason returns why tensors that lie in lost files cannot be read, and the file if
 // it is one.
-func reason(l reading.Lost) (file string, err error) {
+func reason(l reading.LostFiles) (file string, err error) {
 	names := slices.Sorted(maps.Keys(l))
 	switch len(names) {
 	case 0:
@@ -48,7 +48,7 @@ func reason(l reading.Lost) (file string, err error) {
 
 // readFiles reads the headers of files, in parallel. It returns the files that can
 // be read, in the order of the names, and those that are missing or damaged.
-func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFile, reading.Lost, error) {
+func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFile, reading.LostFiles, error) {
 	out, bad := make([]*dataFile, len(names)), make([]error, len(names))
 	err := work.Each(ctx, len(names), new(storage.ReadOptions).Workers(), func(ctx context.Context, i int) (err error) {
 		out[i], err = readFile(ctx, store, names[i])
@@ -60,7 +60,7 @@ func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFi
 	if err != nil {
 		return nil, nil, err
 	}
-	l := reading.Lost{}
+	l := reading.LostFiles{}
 	for i, err := range bad {
 		if err != nil {
 			l[names[i]] = err
@@ -357,7 +357,7 @@ func (c *commit) lists() bool { return c != nil && len(c.Files) > 0 }
 
 // compareSizes returns the files that have the sizes that the commit lists, and
 // adds the other files to l.
-func (c *commit) compareSizes(files []*dataFile, l reading.Lost) []*dataFile {
+func (c *commit) compareSizes(files []*dataFile, l reading.LostFiles) []*dataFile {
 	return slices.DeleteFunc(files, func(f *dataFile) bool {
 		if f.size == c.Files[f.name] {
 			return false

@@ -55,7 +55,7 @@ func (f Format) openSource(ctx context.Context, store blob.Store) (*reading.Sour
 		s.add(file.name, file.size)
 		s.payload[file.name] = file.size - file.header.Size
 	}
-	return &reading.Source{Metadata: &s.md, Files: s.files, Problems: s.problems, Chunk: s.chunk, Check: s.check}, nil
+	return &reading.Source{Metadata: &s.md, Files: s.files, Problems: s.problems, Place: s.chunk, Check: s.check}, nil
 }
 
 // source is a checkpoint of safetensors.
@@ -63,7 +63,7 @@ type source struct {
 	store blob.Store
 	md    meta.Metadata
 	files []storage.File
-	made  map[string]reading.Maker // by name: weights that are quantised
+	made  map[string]reading.Decoder // by name: weights that are quantised
 	// payload is how many bytes of tensors each file has.
 	payload map[string]int64
 	// problems are those of damaged files, if other files can be read.
@@ -184,7 +184,7 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 
 // lose notes the names that cannot be read and the problems of the files. It
 // returns an error if nothing can be read.
-func (s *source) lose(missing []meta.Missing, l reading.Lost) (err error) {
+func (s *source) lose(missing []meta.Missing, l reading.LostFiles) (err error) {
 	s.problems, err = l.Note(&s.md, missing, commitName)
 	return err
 }
@@ -193,13 +193,13 @@ func (s *source) add(name string, size int64) {
 	s.files = append(s.files, storage.File{Name: name, Size: size, Unsummed: true})
 }
 
-// chunk is reading.Source.Chunk.
-func (s *source) chunk(_ context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
+// chunk is reading.Source.Place.
+func (s *source) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
 	if m := s.made[e.FQN]; m != nil {
-		return reading.Chunk{Maker: m}, nil
+		return reading.Place{Decoder: m}, nil
 	}
 	l := &e.Tensor.Locs[i]
-	return reading.Chunk{Region: &reading.Region{File: l.File, Offset: l.Offset, End: l.Offset + l.Length, DType: e.Tensor.DType}}, nil
+	return reading.Place{Region: &reading.Region{File: l.File, Offset: l.Offset, End: l.Offset + l.Length, DType: e.Tensor.DType}}, nil
 }
 
 // gathering puts the tensors of several files together.
@@ -210,7 +210,7 @@ type gathering struct {
 // gatherIndexed fills in the tensors of files by an index: tensors that the index
 // does not name are not part of the checkpoint, and those that it names and that
 // are not in their files are missing.
-func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.Lost) error {
+func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.LostFiles) error {
 	g := gathering{map[string]*meta.Tensor{}}
 	var errs []error
 	for _, f := range files {
@@ -440,7 +440,7 @@ func (s *source) readCommit(ctx context.Context, dir *folder) (*commit, error) {
 
 // gatherListed fills in the tensors that the commit lists, with their global
 // shapes. If files are lost, those that lack a piece are missing.
-func (s *source) gatherListed(files []*dataFile, c *commit, l reading.Lost) error {
+func (s *source) gatherListed(files []*dataFile, c *commit, l reading.LostFiles) error {
 	g, err := gather(files)
 	if err != nil {
 		return err

@@ -96,7 +96,7 @@ func (s *source) dequantize(ctx context.Context, dir *folder, to tensor.DType) e
 		}
 		s.add(configName, size)
 	}
-	s.made = map[string]reading.Maker{}
+	s.made = map[string]reading.Decoder{}
 	scales := map[string]bool{}
 	out := slices.Clone(s.md.Entries)
 	for i := range out {
@@ -124,14 +124,14 @@ func (s *source) dequantize(ctx context.Context, dir *folder, to tensor.DType) e
 
 // pairing makes the maker of a weight from it and its scales, and returns the
 // shape of what is made.
-type pairing func(weight, scale *meta.Entry) (reading.Maker, []int64, error)
+type pairing func(weight, scale *meta.Entry) (reading.Decoder, []int64, error)
 
 // pair returns the scales of an entry and what makes numbers of the two, or none
 // if the entry is not quantised.
 func (s *source) pair(e *meta.Entry, conf quantConfig) (*meta.Entry, pairing, error) {
 	d := e.Tensor.DType
 	if scale, ok := s.md.Find(e.FQN + scaleInv); ok && isFloat8(d) {
-		return scale, func(w, sc *meta.Entry) (reading.Maker, []int64, error) { return s.newBlocks(w, sc, conf.Block) }, nil
+		return scale, func(w, sc *meta.Entry) (reading.Decoder, []int64, error) { return s.newBlocks(w, sc, conf.Block) }, nil
 	}
 	if _, ok := s.md.Find(e.FQN + scaleOther); ok && isFloat8(d) {
 		return nil, nil, fmt.Errorf("scaled by %q, which is not known", e.FQN+scaleOther)
@@ -208,10 +208,10 @@ type blocks struct {
 	rows, cols    int64   // of a block
 }
 
-var _ reading.Cutter = (*blocks)(nil)
+var _ reading.Decoder = (*blocks)(nil)
 
 // newBlocks pairs a weight with its factors.
-func (s *source) newBlocks(weight, scale *meta.Entry, block []int64) (reading.Maker, []int64, error) {
+func (s *source) newBlocks(weight, scale *meta.Entry, block []int64) (reading.Decoder, []int64, error) {
 	m := &blocks{store: s.store, shape: weight.Tensor.Shape, scales: scale.Tensor.Shape, rows: block[0], cols: block[1]}
 	var err error
 	if m.weight, m.scale, err = bothWhole(weight, scale); err != nil {
@@ -238,8 +238,8 @@ func ceilDiv(a, b int64) int64 {
 // Cut cuts a box by its rows.
 func (m *blocks) Cut(box tensor.Box, budget int64) []tensor.Box { return cutFor(box, budget) }
 
-// Make reads a box of the weight and the factors that it needs.
-func (m *blocks) Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
+// Decode reads a box of the weight and the factors that it needs.
+func (m *blocks) Decode(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
 	if box.Empty() {
 		return 0, nil
 	}
@@ -316,7 +316,7 @@ type groups struct {
 	shape, scales []int64 // of the bytes and of the factors
 }
 
-var _ reading.Cutter = (*groups)(nil)
+var _ reading.Decoder = (*groups)(nil)
 
 // fp4 are the numbers that four bits stand for.
 var fp4 = [16]float32{0, .5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)), -.5, -1, -1.5, -2, -3, -4, -6}
@@ -325,7 +325,7 @@ var fp4 = [16]float32{0, .5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)), 
 const bias = 127
 
 // newGroups pairs the bytes of a weight with its factors.
-func (s *source) newGroups(weight, scale *meta.Entry) (reading.Maker, []int64, error) {
+func (s *source) newGroups(weight, scale *meta.Entry) (reading.Decoder, []int64, error) {
 	m := &groups{store: s.store, shape: weight.Tensor.Shape, scales: scale.Tensor.Shape}
 	var err error
 	if m.bytes, m.scale, err = bothWhole(weight, scale); err != nil {
@@ -351,8 +351,8 @@ func (s *source) newGroups(weight, scale *meta.Entry) (reading.Maker, []int64, e
 // Cut cuts a box by its rows.
 func (m *groups) Cut(box tensor.Box, budget int64) []tensor.Box { return cutFor(box, budget) }
 
-// Make reads the groups that hold a box, and their factors.
-func (m *groups) Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
+// Decode reads the groups that hold a box, and their factors.
+func (m *groups) Decode(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
 	if box.Empty() {
 		return 0, nil
 	}

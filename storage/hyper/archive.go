@@ -172,16 +172,16 @@ func (a *archive) find(e *meta.Entry, i int) (*held, error) {
 	return &h, nil
 }
 
-// chunk is reading.Source.Chunk.
-func (a *archive) chunk(_ context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
+// chunk is reading.Source.Place.
+func (a *archive) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
 	if at, ok := a.parts[chunkKey{e.FQN, i}]; ok {
-		return reading.Chunk{Region: &at}, nil
+		return reading.Place{Region: &at}, nil
 	}
 	h, err := a.find(e, i)
 	if err != nil {
-		return reading.Chunk{}, fmt.Errorf("the chunk at %v: %w", e.Tensor.Chunks[i].Offsets, err)
+		return reading.Place{}, fmt.Errorf("the chunk at %v: %w", e.Tensor.Chunks[i].Offsets, err)
 	}
-	return reading.Chunk{Region: &h.region}, nil
+	return reading.Place{Region: &h.region}, nil
 }
 
 // check returns an error that wraps storage.ErrCorrupt unless the file of a
@@ -248,7 +248,7 @@ func (a *archive) source(md *meta.Metadata, files []storage.File, names []string
 	for _, name := range names {
 		files = append(files, storage.File{Name: name, Size: a.sizes[name], Unsummed: true})
 	}
-	return &reading.Source{Metadata: md, Files: files, Chunk: a.chunk, Value: a.value, Check: a.checkFile}
+	return &reading.Source{Metadata: md, Files: files, Place: a.chunk, Value: a.value, Check: a.checkFile}
 }
 
 // checkFile is reading.Source.Check. Only torch.save files have checksums. Other

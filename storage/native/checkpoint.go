@@ -122,7 +122,7 @@ func (c *checkpoint) Storage() meta.Storage {
 // source describes the checkpoint to package reading.
 func (c *checkpoint) source() *reading.Source {
 	return &reading.Source{
-		Index: c, Files: c.rec.Files, Chunk: chunkOf, Check: c.check, CheckFiles: c.checkFiles, Changed: c.changed,
+		Index: c, Files: c.rec.Files, Place: chunkOf, Check: c.check, CheckFiles: c.checkFiles, Changed: c.changed,
 	}
 }
 
@@ -205,8 +205,8 @@ func (c *checkpoint) checkLocation(fqn string, l *meta.Location) error {
 	return nil
 }
 
-// chunkOf implements reading.Source.Chunk.
-func chunkOf(_ context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
+// chunkOf implements reading.Source.Place.
+func chunkOf(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
 	loc, t := reading.ChunkID{Entry: e, N: i}.Loc(), &tiledChunk{dtype: tensor.Uint8}
 	if e.Tensor != nil {
 		t.sizes, t.dtype = e.Tensor.Chunks[i].Sizes, e.Tensor.DType
@@ -215,10 +215,10 @@ func chunkOf(_ context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
 	}
 	t.grid, t.sums = gridOf(t.sizes, int64(t.dtype.Size())), loc.Sums
 	if loc.Length != t.grid.total || int64(len(loc.Sums)) != t.grid.tiles() {
-		return reading.Chunk{}, fmt.Errorf("%w: %d bytes and %d checksums for a chunk of %d and %d",
+		return reading.Place{}, fmt.Errorf("%w: %d bytes and %d checksums for a chunk of %d and %d",
 			storage.ErrCorrupt, loc.Length, len(loc.Sums), t.grid.total, t.grid.tiles())
 	}
-	return reading.Chunk{Region: &reading.Region{File: loc.File, Offset: loc.Offset, End: loc.Offset + loc.Length, DType: t.dtype, Tiles: t}}, nil
+	return reading.Place{Region: &reading.Region{File: loc.File, Offset: loc.Offset, End: loc.Offset + loc.Length, DType: t.dtype, Tiles: t}}, nil
 }
 
 // changed reports whether another save has replaced the checkpoint.

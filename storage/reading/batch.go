@@ -46,7 +46,7 @@ type batch struct {
 	requests []Request
 	tasks    []task
 	stats    storage.ReadStats
-	told     work.Share
+	progress work.Share
 }
 
 // task is work other than reading a range. It returns the number of bytes that it
@@ -96,7 +96,7 @@ func (b *batch) addValue(it *plan.ReadItem, e *meta.Entry) error {
 		if err != nil {
 			return 0, plan.Named(e.FQN, err)
 		}
-		b.told.Add(e.Bytes.Size)
+		b.progress.Add(e.Bytes.Size)
 		return e.Bytes.Loc.Length, b.dst.LoadBytes(it, codec, data)
 	})
 	return nil
@@ -123,13 +123,13 @@ func (b *batch) run(ctx context.Context) error {
 			return plan.Named(j.id.Entry.FQN, err)
 		}
 	}
-	b.told.Tell, b.told.Plan, b.told.Total = b.opts.Progress, b.stats.Needed, b.stats.Rounded
+	b.progress.Tell, b.progress.Plan, b.progress.Total = b.opts.Progress, b.stats.Needed, b.stats.Rounded
 	gap := b.meas.gap
 	if b.tiled {
 		gap = b.storeGap
 	}
 	st, err := Fetch(ctx, b.requests, FetchOptions{
-		Open: b.c.openFile, ReadOptions: b.opts, Gap: gap, Cached: b.cached, Dear: b.storeGap > 0, Done: b.told.Add,
+		Open: b.c.openFile, ReadOptions: b.opts, Gap: gap, Cached: b.cached, Slow: b.storeGap > 0, Done: b.progress.Add,
 	})
 	b.stats.Read, b.stats.Requests = st.Bytes, st.Requests
 	if err != nil {
@@ -143,29 +143,25 @@ func (b *batch) run(ctx context.Context) error {
 // items need it.
 func (b *batch) locate(ctx context.Context) error {
 	var ids []ChunkID
-	var same [][]*job // for each chunk in ids: the jobs that need it
-	numbers := map[ChunkID]int{}
+	jobs := map[ChunkID][]*job{}
 	for _, j := range b.jobs {
-		if j.box.Empty() {
+		switch {
+		case j.box.Empty():
 			continue
-		}
-		if b.c.src.Chunks == nil {
+		case b.c.src.Places == nil:
 			var err error
 			if j.at, j.lay, err = b.c.locate(ctx, j.id); err != nil {
 				return err
 			}
 			continue
+		case jobs[j.id] == nil:
+			ids = append(ids, j.id)
 		}
-		n, ok := numbers[j.id]
-		if !ok {
-			n = len(ids)
-			numbers[j.id], ids, same = n, append(ids, j.id), append(same, nil)
-		}
-		same[n] = append(same[n], j)
+		jobs[j.id] = append(jobs[j.id], j)
 	}
-	return b.c.src.chunks(ctx, ids, b.opts, func(n int, at Chunk) error {
+	return b.c.src.places(ctx, ids, b.opts, func(n int, at Place) error {
 		l, err := b.c.layout(ids[n], at)
-		for _, j := range same[n] {
+		for _, j := range jobs[ids[n]] {
 			j.at, j.lay = at, l
 		}
 		return err
@@ -200,7 +196,7 @@ type job struct {
 	sizes []int64 // of the chunk
 	dtype tensor.DType
 	box   tensor.Box // relative to the chunk
-	at    Chunk
+	at    Place
 	lay   *layout // of a region without tiles
 	to    *tensor.Tensor
 	left  atomic.Int64
@@ -218,7 +214,7 @@ func (j *job) begin(ctx context.Context) error {
 	case j.box.Empty():
 		return j.deliver()
 	case r == nil:
-		return j.addMakes()
+		return j.addDecodes()
 	case r.Tiles != nil:
 		j.addTiles(r)
 		return nil
@@ -241,22 +237,6 @@ func (j *job) resolve(ctx context.Context) (err error) {
 	}
 	if j.to == nil || !slices.Equal(j.to.Shape(), j.item.Lengths) {
 		return fmt.Errorf("%w: the planner gave %v for a box of %v", plan.ErrProtocol, j.to, j.item.Lengths)
-	}
-	return nil
-}
-
-// addParts plans the reads of a region without tiles.
-func (j *job) addParts() error {
-	parts, err := partsOf(j, j.b.meas)
-	if err != nil {
-		return err
-	}
-	j.left.Store(int64(len(parts)))
-	for _, p := range parts {
-		q := p.request()
-		q.Weight = j.weight(p.box)
-		j.b.stats.Rounded += q.Weight
-		j.b.requests = append(j.b.requests, q)
 	}
 	return nil
 }
@@ -287,34 +267,30 @@ func (j *job) addTiles(r *Region) {
 	}
 }
 
-// addMakes plans the calls of a Maker.
-func (j *job) addMakes() error {
-	boxes := []tensor.Box{j.box}
-	if c, ok := j.at.Maker.(Cutter); ok {
-		boxes = c.Cut(j.box, j.b.share())
-	}
-	j.left.Store(int64(len(boxes)))
-	for _, box := range boxes {
+// addDecodes plans the calls of a Decoder.
+func (j *job) addDecodes() error {
+	for _, box := range j.at.Decoder.Cut(j.box, j.b.share()) {
+		j.left.Add(1)
 		to, err := j.to.Narrow(box.Relative(j.box.Offsets))
 		if err != nil {
 			return err
 		}
 		j.b.stats.Rounded += j.weight(box)
 		j.b.tasks = append(j.b.tasks, func(ctx context.Context) (int64, error) {
-			n, err := j.at.Maker.Make(ctx, box, to, j.b.share())
+			n, err := j.at.Decoder.Decode(ctx, box, to, j.b.share())
 			if err != nil {
 				return n, plan.Named(j.id.Entry.FQN, err)
 			}
-			j.b.told.Add(j.weight(box))
-			return n, j.settle()
+			j.b.progress.Add(j.weight(box))
+			return n, j.partDone()
 		})
 	}
 	return nil
 }
 
-// settle is called after each part of the item. After the last part, it passes the
+// partDone is called after each part of the item. After the last part, it passes the
 // item to the receiver.
-func (j *job) settle() error {
+func (j *job) partDone() error {
 	if j.left.Add(-1) > 0 || j.item == nil {
 		return nil
 	}

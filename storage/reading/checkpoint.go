@@ -240,10 +240,10 @@ func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 
 // locate returns the place of a chunk. If the place is a region without tiles, it also
 // returns the layout. It returns an error if the chunk does not fit into its file.
-func (c *Checkpoint) locate(ctx context.Context, id ChunkID) (Chunk, *layout, error) {
-	at, err := c.src.Chunk(ctx, id.Entry, id.N)
+func (c *Checkpoint) locate(ctx context.Context, id ChunkID) (Place, *layout, error) {
+	at, err := c.src.Place(ctx, id.Entry, id.N)
 	if err != nil {
-		return Chunk{}, nil, plan.Named(id.Entry.FQN, err)
+		return Place{}, nil, plan.Named(id.Entry.FQN, err)
 	}
 	l, err := c.layout(id, at)
 	return at, l, err
@@ -251,10 +251,10 @@ func (c *Checkpoint) locate(ctx context.Context, id ChunkID) (Chunk, *layout, er
 
 // layout returns the layout of a chunk at the place at, or nil unless that place is a
 // region without tiles. It returns an error if the chunk does not fit into its file.
-func (c *Checkpoint) layout(id ChunkID, at Chunk) (*layout, error) {
+func (c *Checkpoint) layout(id ChunkID, at Place) (*layout, error) {
 	fail := func(err error) (*layout, error) { return nil, plan.Named(id.Entry.FQN, err) }
 	switch {
-	case (at.Region == nil) == (at.Maker == nil):
+	case (at.Region == nil) == (at.Decoder == nil):
 		return fail(fmt.Errorf("%w: chunk %d has no place", storage.ErrCorrupt, id.N))
 	case at.Region == nil:
 		return nil, nil

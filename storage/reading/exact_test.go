@@ -22,7 +22,7 @@ func TestReadIsExact(t *testing.T) {
 	for name, c := range map[string]struct {
 		shape, strides    []int64
 		boxes             []tensor.Box
-		dear              bool
+		slow              bool
 		bytes, reads, buf int64 // want; buf: the most that buffers may take
 	}{
 		"a whole chunk goes into its place": {
@@ -37,8 +37,8 @@ func TestReadIsExact(t *testing.T) {
 		"large holes are not read": {
 			shape: []int64{64, 50_000}, boxes: []tensor.Box{box([]int64{0, 100}, []int64{64, 1000})}, bytes: 64_000, reads: 64, buf: 64 << 10,
 		},
-		"large holes are read where requests are dear": {
-			shape: []int64{64, 50_000}, boxes: []tensor.Box{box([]int64{0, 100}, []int64{64, 1000})}, bytes: 63*50_000 + 1000, reads: 1, dear: true, buf: 4 * mib,
+		"large holes are read where requests are slow": {
+			shape: []int64{64, 50_000}, boxes: []tensor.Box{box([]int64{0, 100}, []int64{64, 1000})}, bytes: 63*50_000 + 1000, reads: 1, slow: true, buf: 4 * mib,
 		},
 		"wide rows go into their places": {
 			shape: []int64{4, mib}, boxes: []tensor.Box{box([]int64{0, 0}, []int64{4, mib / 2})}, bytes: 2 * mib, reads: 4,
@@ -70,8 +70,8 @@ func TestReadIsExact(t *testing.T) {
 			ck, inner := one(t, tensor.Uint8, c.shape, r, data)
 			m := fault.New(inner)
 			ck.store = m
-			if c.dear {
-				ck.store = dearStore{m}
+			if c.slow {
+				ck.store = slowStore{m}
 			}
 			var p plan.LoadPlan
 			var needed int64

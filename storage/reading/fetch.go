@@ -72,9 +72,6 @@ func (q *Request) rows() int64 {
 	return n
 }
 
-// bytes returns the number of bytes that the request reads.
-func (q *Request) bytes() int64 { return q.Width * q.rows() }
-
 // plain reports whether the request is one range that is read into a buffer.
 func (q *Request) plain() bool { return q.Direct == nil && len(q.Rows) == 0 }
 
@@ -89,9 +86,9 @@ type FetchOptions struct {
 	// Cached means that all reads use the operating system's cache and leave their
 	// bytes there. Otherwise, large reads bypass the cache if the bytes are not in it.
 	Cached bool
-	// Dear means that a request to the store is expensive compared with the bytes that
-	// it reads. Neighbours of up to maxBytes in total are then read at once.
-	Dear bool
+	// Slow means that a request to the store takes long compared with the bytes that it
+	// reads. Neighbours of up to maxBytes in total are then read at once.
+	Slow bool
 	// Done, if not nil, receives the weights of finished requests, from several
 	// goroutines at once.
 	Done func(weight int64)
@@ -102,7 +99,7 @@ const maxBytes = 8 << 20
 
 const (
 	// joinBytes bounds the total size of neighbours that are read at once, unless
-	// FetchOptions.Dear is set. That many bytes stay in the processor's cache.
+	// FetchOptions.Slow is set. That many bytes stay in the processor's cache.
 	joinBytes = 1 << 20
 	// stepBytes is the number of bytes that Stepper.Step gets at once.
 	stepBytes = 256 << 10
@@ -113,22 +110,11 @@ const (
 	// Reads that bypass the operating system's cache need an aligned buffer, from which
 	// the bytes are copied.
 	pieceBytes = 4 << 20
+	// slack is the additional size of a buffer for a read that bypasses the operating
+	// system's cache. Such a read takes whole blocks of the disk, and the range may begin
+	// and end inside of blocks.
+	slack = 2 * blob.Align
 )
-
-// piece returns the number of bytes of a Direct request that are read at once. They
-// fit into one buffer within the budget.
-func (o *FetchOptions) piece() int64 {
-	n := int64(pieceBytes)
-	for n > largeBytes && n+slack > o.Budget() {
-		n /= 2
-	}
-	return n
-}
-
-// slack is the additional size of a buffer for a read that bypasses the operating
-// system's cache. Such a read takes whole blocks of the disk, and the range may begin
-// and end inside of blocks.
-const slack = 2 * blob.Align
 
 type fetchStats struct{ Bytes, Requests int64 }
 
@@ -136,126 +122,123 @@ type fetchStats struct{ Bytes, Requests int64 }
 // returns nil, the Sink of every request has received its bytes. A read beyond the end
 // of a file is an error that wraps storage.ErrCorrupt.
 func Fetch(ctx context.Context, requests []Request, o FetchOptions) (fetchStats, error) {
-	fetches := o.plan(requests)
-	defer closeAll(fetches)
-	workers := o.Workers()
-	pool := o.buffers(fetches, int64(workers))
-	var bytes, count atomic.Int64
-	err := work.Each(ctx, len(fetches), workers, func(ctx context.Context, i int) error {
-		n, err := o.carryOut(ctx, &fetches[i], pool)
-		bytes.Add(n.Bytes)
-		count.Add(n.Requests)
-		if err == nil && o.Done != nil {
-			o.Done(fetches[i].weight())
+	f := &fetcher{FetchOptions: o, piece: pieceBytes}
+	for f.piece > largeBytes && f.piece+slack > o.Budget() {
+		f.piece /= 2
+	}
+	reads := f.plan(requests)
+	f.pool = f.buffers(reads)
+	err := work.Each(ctx, len(reads), o.Workers(), func(ctx context.Context, i int) error {
+		r := &reads[i]
+		if err := f.carryOut(ctx, r); err != nil {
+			if errors.Is(err, blob.ErrRange) {
+				err = fmt.Errorf("%w: %s is cut short: %w", storage.ErrCorrupt, r.file.name, err)
+			}
+			return err
 		}
-		return err
+		if o.Done != nil {
+			weight := int64(0)
+			for i := range r.requests {
+				weight += r.requests[i].Weight
+			}
+			o.Done(weight)
+		}
+		return nil
 	})
-	return fetchStats{bytes.Load(), count.Load()}, err
+	for i := range reads { // after an error, files are still open
+		reads[i].file.close()
+	}
+	return fetchStats{f.bytes.Load(), f.count.Load()}, err
 }
 
-// fetch is one read by one worker. It serves a single request, or several small
+// fetcher is the state of a call of Fetch.
+type fetcher struct {
+	FetchOptions
+	piece int64 // bytes of a Direct request that are read at once; they fit into one buffer within the budget
+	pool  *work.Pool
+
+	bytes, count atomic.Int64 // of reads
+}
+
+// joined is one read by one worker. It serves a single request, or several small
 // neighbours.
-type fetch struct {
+type joined struct {
 	requests []Request
-	offset   int64
 	length   int64 // of the range that covers all requests; not used for rows
 	file     *openFile
 }
 
-// buffered returns the size of the buffer that the fetch needs.
-func (o *FetchOptions) buffered(f *fetch) int64 {
-	q := &f.requests[0]
+// buffered returns the size of the buffer that the read needs.
+func (f *fetcher) buffered(r *joined) int64 {
+	q := &r.requests[0]
 	switch {
-	case q.Direct != nil && (o.Cached || q.Width < largeBytes):
+	case q.Direct != nil && (f.Cached || q.Width < largeBytes):
 		return 0
 	case q.Direct != nil:
-		return min(q.Width, o.piece())
+		return min(q.Width, f.piece)
 	case len(q.Rows) > 0:
-		return q.bytes()
+		return q.Width * q.rows()
 	}
-	return f.length
+	return r.length
 }
 
-func (f *fetch) weight() int64 {
-	var n int64
-	for i := range f.requests {
-		n += f.requests[i].Weight
-	}
-	return n
-}
-
-// buffers returns the buffers for the fetches, within the budget. It rounds their size
+// buffers returns the buffers for the reads, within the budget. It rounds their size
 // up to a power of two, so that later loads can reuse them.
-func (o *FetchOptions) buffers(fetches []fetch, workers int64) *work.Pool {
+func (f *fetcher) buffers(reads []joined) *work.Pool {
 	size := int64(blob.Align)
-	for i := range fetches {
-		for size < o.buffered(&fetches[i]) {
+	for i := range reads {
+		for size < f.buffered(&reads[i]) {
 			size *= 2
 		}
 	}
-	if size >= largeBytes && size+slack <= o.Budget() {
+	if size >= largeBytes && size+slack <= f.Budget() {
 		size += slack
 	}
-	return work.NewPool(int(size), min(o.Budget(), workers*size), 1)
+	return work.NewPool(int(size), min(f.Budget(), int64(f.Workers())*size), 1)
 }
 
 // plan sorts the requests by file and offset and joins small neighbours.
-func (o *FetchOptions) plan(requests []Request) []fetch {
+func (f *fetcher) plan(requests []Request) []joined {
 	slices.SortStableFunc(requests, func(x, y Request) int {
 		return cmp.Or(strings.Compare(x.File, y.File), cmp.Compare(x.Offset, y.Offset))
 	})
-	var out []fetch
+	var out []joined
 	var file *openFile
-	for i := 0; i < len(requests); {
-		q := &requests[i]
+	for len(requests) > 0 {
+		q := &requests[0]
 		if file == nil || file.name != q.File {
 			file = &openFile{name: q.File}
 		}
-		n, end := o.neighbours(requests[i:])
+		n, end := f.neighbours(requests)
 		file.left.Add(1)
-		out = append(out, fetch{requests: requests[i : i+n], offset: q.Offset, length: end - q.Offset, file: file})
-		i += n
+		out = append(out, joined{requests[:n], end - q.Offset, file})
+		requests = requests[n:]
 	}
 	return out
 }
 
 // neighbours returns how many of the first requests are read as one, and the offset of
 // the end of their bytes.
-func (o *FetchOptions) neighbours(requests []Request) (int, int64) {
+func (f *fetcher) neighbours(requests []Request) (n int, end int64) {
 	q := &requests[0]
-	end := q.Offset + q.Width
-	if !q.plain() {
-		return 1, end
-	}
+	end = q.Offset + q.Width
 	most := int64(joinBytes)
-	if o.Dear {
+	if f.Slow {
 		most = maxBytes
 	}
-	most = min(most, max(o.Budget(), blob.Align))
-	n := 1
-	for ; n < len(requests); n++ {
+	most = min(most, max(f.Budget(), blob.Align))
+	for n = 1; n < len(requests) && q.plain(); n++ {
 		r := &requests[n]
-		if r.File != q.File || !r.plain() || r.Offset > end+o.Gap {
+		next := max(end, r.Offset+r.Width)
+		if r.File != q.File || !r.plain() || r.Offset > end+f.Gap || next-q.Offset > most {
 			break
 		}
-		if max(end, r.Offset+r.Width)-q.Offset > most {
-			break
-		}
-		end = max(end, r.Offset+r.Width)
+		end = next
 	}
 	return n, end
 }
 
-// truncated returns an error that wraps storage.ErrCorrupt if err reports a read
-// beyond the end of a file. Otherwise it returns err.
-func truncated(name string, err error) error {
-	if errors.Is(err, blob.ErrRange) {
-		return fmt.Errorf("%w: %s is cut short: %w", storage.ErrCorrupt, name, err)
-	}
-	return err
-}
-
-// openFile is a data file, opened by the first fetch that needs it and closed
+// openFile is a data file, opened by the first read that needs it and closed
 // after the last.
 type openFile struct {
 	name string
@@ -264,25 +247,13 @@ type openFile struct {
 	r    blob.Reader // guarded by mu
 }
 
-func (f *openFile) open(ctx context.Context, o *FetchOptions) (blob.Reader, error) {
+func (f *openFile) open(ctx context.Context, o *FetchOptions) (r blob.Reader, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.r != nil {
-		return f.r, nil
+	if f.r == nil {
+		f.r, err = o.Open(ctx, f.name)
 	}
-	r, err := o.Open(ctx, f.name)
-	if err != nil {
-		return nil, err
-	}
-	f.r = r
-	return r, nil
-}
-
-// done closes the file after its last fetch.
-func (f *openFile) done() {
-	if f.left.Add(-1) == 0 {
-		f.close()
-	}
+	return f.r, err
 }
 
 func (f *openFile) close() {
@@ -294,116 +265,98 @@ func (f *openFile) close() {
 	}
 }
 
-// closeAll closes the files that are still open after an error.
-func closeAll(fetches []fetch) {
-	for i := range fetches {
-		fetches[i].file.close()
-	}
-}
-
-// carryOut reads the bytes of one fetch and passes them to the sinks.
-func (o *FetchOptions) carryOut(ctx context.Context, f *fetch, pool *work.Pool) (fetchStats, error) {
-	r, err := f.file.open(ctx, o)
+// carryOut reads the bytes of r and passes them to the sinks.
+func (f *fetcher) carryOut(ctx context.Context, r *joined) error {
+	from, err := r.file.open(ctx, &f.FetchOptions)
 	if err != nil {
-		return fetchStats{}, err
+		return err
 	}
-	defer f.file.done()
-	q := &f.requests[0]
+	defer func() {
+		if r.file.left.Add(-1) == 0 {
+			r.file.close()
+		}
+	}()
+	q := &r.requests[0]
 	if q.Direct != nil {
-		return o.readInto(ctx, r, q, pool)
+		return f.readDirect(ctx, from, q)
 	}
-	buf, err := pool.Get(ctx)
+	buf, err := f.pool.Get(ctx)
 	if err != nil {
-		return fetchStats{}, err
+		return err
 	}
-	defer pool.Put(buf)
+	defer f.pool.Put(buf)
 	if len(q.Rows) > 0 {
-		return readRows(ctx, r, q, buf[:q.bytes()])
-	}
-	p, err := o.readRun(ctx, r, buf, f.offset, f.length)
-	if err != nil {
-		return fetchStats{}, truncated(q.File, err)
-	}
-	for i := range f.requests {
-		q := &f.requests[i]
-		from := q.Offset - f.offset
-		if err := q.To.Take(p[from : from+q.Width]); err != nil {
-			return fetchStats{}, err
+		n := q.rows()
+		for i := range n {
+			if err := f.readAt(ctx, from, buf[i*q.Width:(i+1)*q.Width], q.Offset+rowOffset(q.Rows, i)); err != nil {
+				return err
+			}
 		}
+		return q.To.Take(buf[:n*q.Width])
 	}
-	return fetchStats{f.length, 1}, nil
+	p := buf[:r.length]
+	if f.Cached || r.length < largeBytes || r.length+slack > int64(len(buf)) {
+		err = f.readAt(ctx, from, p, q.Offset)
+	} else {
+		p, err = blob.ReadLarge(ctx, from, buf, q.Offset, r.length)
+		f.counted(r.length)
+	}
+	for i := 0; err == nil && i < len(r.requests); i++ {
+		at := r.requests[i].Offset - q.Offset
+		err = r.requests[i].To.Take(p[at : at+r.requests[i].Width])
+	}
+	return err
 }
 
-// readRun reads n bytes from off. It returns them as a part of buf.
-func (o *FetchOptions) readRun(ctx context.Context, r blob.Reader, buf []byte, off, n int64) ([]byte, error) {
-	if o.Cached || n < largeBytes || n+slack > int64(len(buf)) {
-		return buf[:n], r.ReadAt(ctx, buf[:n], off)
-	}
-	return blob.ReadLarge(ctx, r, buf, off, n)
+// readAt reads p from off and counts the read.
+func (f *fetcher) readAt(ctx context.Context, r blob.Reader, p []byte, off int64) error {
+	f.counted(int64(len(p)))
+	return r.ReadAt(ctx, p, off)
 }
 
-// readRows reads the rows of a request one by one.
-func readRows(ctx context.Context, r blob.Reader, q *Request, p []byte) (fetchStats, error) {
-	n := q.rows()
-	for i := range n {
-		if err := r.ReadAt(ctx, p[i*q.Width:(i+1)*q.Width], q.Offset+rowOffset(q.Rows, i)); err != nil {
-			return fetchStats{}, truncated(q.File, err)
-		}
-	}
-	return fetchStats{q.bytes(), n}, q.To.Take(p)
+func (f *fetcher) counted(bytes int64) {
+	f.bytes.Add(bytes)
+	f.count.Add(1)
 }
 
-// readInto reads a Direct request, piece by piece. If a piece is not in the operating
+// readDirect reads a Direct request, piece by piece. If a piece is not in the operating
 // system's cache, the read bypasses the cache and needs a buffer.
-func (o *FetchOptions) readInto(ctx context.Context, r blob.Reader, q *Request, pool *work.Pool) (fetchStats, error) {
+func (f *fetcher) readDirect(ctx context.Context, r blob.Reader, q *Request) error {
 	d, ok := r.(blob.DirectReader)
-	if !ok || o.Cached || q.Width < largeBytes || min(q.Width, o.piece())+slack > int64(pool.Size()) {
-		d = nil
+	bypass := ok && !f.Cached && q.Width >= largeBytes && min(q.Width, f.piece)+slack <= int64(f.pool.Size())
+	for p, off := q.Direct, q.Offset; len(p) > 0; {
+		now := p[:min(int64(len(p)), f.piece-off%blob.Align)] // each piece ends at the end of a disk block
+		read := f.readPiece
+		if bypass && !d.Cached(off, int64(len(now))) {
+			read = f.copyPiece
+		}
+		if err := read(ctx, r, q, now, off); err != nil {
+			return err
+		}
+		p, off = p[len(now):], off+int64(len(now))
 	}
-	var st fetchStats
-	for at := int64(0); at < q.Width; {
-		off := q.Offset + at
-		p := q.Direct[at:]
-		// Each piece ends at the end of a disk block.
-		if n := o.piece() - off%blob.Align; int64(len(p)) > n {
-			p = p[:n]
-		}
-		var n int64
-		var err error
-		if d != nil && !d.Cached(off, int64(len(p))) {
-			n, err = 1, o.copyPiece(ctx, d, q, p, off, pool)
-		} else {
-			n, err = o.readPiece(ctx, r, q, p, off)
-		}
-		if err != nil {
-			return fetchStats{}, truncated(q.File, err)
-		}
-		st.Requests += n
-		at += int64(len(p))
-	}
-	st.Bytes = q.Width
-	return st, q.To.Take(q.Direct)
+	return q.To.Take(q.Direct)
 }
 
 // copyPiece reads into a buffer, bypassing the operating system's cache, and copies the
 // bytes to p in steps: Step gets them while they are in the processor's cache.
-func (o *FetchOptions) copyPiece(ctx context.Context, d blob.DirectReader, q *Request, p []byte, off int64, pool *work.Pool) error {
-	buf, err := pool.Get(ctx)
+func (f *fetcher) copyPiece(ctx context.Context, r blob.Reader, q *Request, p []byte, off int64) error {
+	buf, err := f.pool.Get(ctx)
 	if err != nil {
 		return err
 	}
-	defer pool.Put(buf)
-	from, err := d.ReadDirect(ctx, buf, off, int64(len(p)))
+	defer f.pool.Put(buf)
+	from, err := r.(blob.DirectReader).ReadDirect(ctx, buf, off, int64(len(p)))
 	if err != nil {
 		return err
 	}
-	s, _ := q.To.(Stepper)
-	for len(p) > 0 {
-		n := copy(p[:min(stepBytes, len(p))], from)
-		if s != nil {
-			s.Step(p[:n])
+	f.counted(int64(len(p)))
+	s, inSteps := q.To.(Stepper)
+	for to := range slices.Chunk(p, stepBytes) {
+		from = from[copy(to, from):]
+		if inSteps {
+			s.Step(to)
 		}
-		p, from = p[n:], from[n:]
 	}
 	return nil
 }
@@ -413,31 +366,27 @@ func (o *FetchOptions) copyPiece(ctx context.Context, d blob.DirectReader, q *Re
 // down.
 var copying = semaphore.NewWeighted(int64(runtime.GOMAXPROCS(0)))
 
-// readPiece reads directly into p and returns the number of reads. If the sink is a
-// Stepper, it reads in steps.
-func (o *FetchOptions) readPiece(ctx context.Context, r blob.Reader, q *Request, p []byte, off int64) (int64, error) {
+// readPiece reads directly into p. If the sink is a Stepper, it reads in steps.
+func (f *fetcher) readPiece(ctx context.Context, r blob.Reader, q *Request, p []byte, off int64) error {
 	if _, ok := r.(blob.DirectReader); ok {
 		if copying.Acquire(ctx, 1) != nil {
-			return 0, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 		defer copying.Release(1)
 	}
 	s, inSteps := q.To.(Stepper)
 	step := len(p)
-	if inSteps && !o.Dear { // if Dear, one more request costs more than the cache misses
+	if inSteps && !f.Slow { // if Slow, one more request costs more than the cache misses
 		step = stepBytes
 	}
-	var reads int64
-	for len(p) > 0 {
-		now := p[:min(step, len(p))]
-		if err := r.ReadAt(ctx, now, off); err != nil {
-			return reads, err
+	for now := range slices.Chunk(p, step) {
+		if err := f.readAt(ctx, r, now, off); err != nil {
+			return err
 		}
 		if inSteps {
 			s.Step(now)
 		}
-		reads++
-		p, off = p[len(now):], off+int64(len(now))
+		off += int64(len(now))
 	}
-	return reads, nil
+	return nil
 }

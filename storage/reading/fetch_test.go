@@ -193,7 +193,7 @@ func TestFetchGivesEachRequestItsBytes(t *testing.T) {
 		m := fault.New(store)
 		st, err := Fetch(t.Context(), requests, FetchOptions{
 			Open: m.Open, ReadOptions: storage.ReadOptions{Parallel: rapid.IntRange(0, 3).Draw(rt, "parallel"), BufferBytes: rapid.Int64Range(0, 9000).Draw(rt, "budget")},
-			Gap: rapid.Int64Range(0, 100).Draw(rt, "gap"), Dear: rapid.Bool().Draw(rt, "dear"), Done: func(w int64) { done.Add(w) },
+			Gap: rapid.Int64Range(0, 100).Draw(rt, "gap"), Slow: rapid.Bool().Draw(rt, "slow"), Done: func(w int64) { done.Add(w) },
 		})
 		if err != nil {
 			rt.Fatal(err)
@@ -225,7 +225,7 @@ func TestFetchJoinsNeighbours(t *testing.T) {
 		"apart by a gap":            {[]int64{0, 101}, FetchOptions{Gap: 1}, 1},
 		"over each other":           {[]int64{0, 50, 60}, FetchOptions{}, 1},
 		"over more than a mebibyte": {[]int64{0, 1<<20 - 100, 1 << 20}, FetchOptions{Gap: 1 << 20}, 2},
-		"where requests are dear":   {[]int64{0, 1<<20 - 100, 1 << 20}, FetchOptions{Gap: 1 << 20, Dear: true}, 1},
+		"slow requests":             {[]int64{0, 1<<20 - 100, 1 << 20}, FetchOptions{Gap: 1 << 20, Slow: true}, 1},
 		"over more than the budget": {[]int64{0, 4000, 8000}, FetchOptions{Gap: 4000, ReadOptions: storage.ReadOptions{BufferBytes: 1}}, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -235,7 +235,7 @@ func TestFetchJoinsNeighbours(t *testing.T) {
 			}
 			c.o.Open = store.Open
 			if st, err := Fetch(t.Context(), requests, c.o); err != nil || st.Requests != c.reads {
-				t.Errorf("Run = %+v, %v; want %d reads", st, err, c.reads)
+				t.Errorf("Fetch = %+v, %v; want %d reads", st, err, c.reads)
 			}
 		})
 	}
@@ -244,15 +244,15 @@ func TestFetchJoinsNeighbours(t *testing.T) {
 func TestFetchStepsThroughDirectReads(t *testing.T) {
 	store := new(mem.Store)
 	putContent(t, store, "a", 600<<10)
-	for _, dear := range []bool{false, true} {
+	for _, slow := range []bool{false, true} {
 		s := &steps{}
 		q := Request{File: "a", Offset: 10, Width: 590 << 10, Direct: make([]byte, 590<<10), To: s}
-		if _, err := Fetch(t.Context(), []Request{q}, FetchOptions{Open: store.Open, Dear: dear}); err != nil {
+		if _, err := Fetch(t.Context(), []Request{q}, FetchOptions{Open: store.Open, Slow: slow}); err != nil {
 			t.Fatal(err)
 		}
-		want := map[bool][]int{false: {256 << 10, 256 << 10, 78 << 10}, true: {590 << 10}}[dear]
+		want := map[bool][]int{false: {256 << 10, 256 << 10, 78 << 10}, true: {590 << 10}}[slow]
 		if !slices.Equal(s.steps, want) || !bytes.Equal(q.Direct, content("a", 600<<10)[10:][:590<<10]) {
-			t.Errorf("dear %v: steps %v; want %v, or other bytes", dear, s.steps, want)
+			t.Errorf("slow %v: steps %v; want %v, or other bytes", slow, s.steps, want)
 		}
 	}
 }
@@ -295,7 +295,7 @@ func TestFetchReturnsErrors(t *testing.T) {
 				f := fault.New(store, c.rule)
 				_, err := Fetch(t.Context(), []Request{make(&takes{err: c.takes})}, FetchOptions{Open: f.Open})
 				if !errors.Is(err, c.want) {
-					t.Errorf("Run = %v; want %v", err, c.want)
+					t.Errorf("Fetch = %v; want %v", err, c.want)
 				}
 			})
 		}
@@ -304,6 +304,6 @@ func TestFetchReturnsErrors(t *testing.T) {
 	cancel(errOnPurpose)
 	s := &takes{}
 	if _, err := Fetch(ctx, []Request{plain(s)}, FetchOptions{Open: store.Open}); !errors.Is(err, errOnPurpose) || len(s.taken) > 0 {
-		t.Errorf("Run of a finished context = %v; want its cause", err)
+		t.Errorf("Fetch of a finished context = %v; want its cause", err)
 	}
 }

@@ -103,7 +103,7 @@ func TestReadRefusesChunksLargerThanTheirFile(t *testing.T) {
 		}
 		for i := range c.tensors {
 			r := &Region{File: fmt.Sprintf("data%d", i%c.files), End: 100, DType: tensor.Uint8, Strides: []int64{0, 1}}
-			s.tensor(fmt.Sprintf("x%d", i), tensor.Uint8, []int64{n / 100, 100}, Chunk{Region: r})
+			s.tensor(fmt.Sprintf("x%d", i), tensor.Uint8, []int64{n / 100, 100}, Place{Region: r})
 		}
 		ck := Open(store, s.source())
 		if err := ck.CheckHeld(t.Context(), &ck.md.Entries[0]); !errors.Is(err, c.want) {
@@ -125,7 +125,7 @@ func TestReadAcceptsSharedChunks(t *testing.T) {
 	var s scene
 	s.file(t, store, "data", noise(1<<20))
 	for i := range 48 {
-		s.tensor(fmt.Sprintf("x%d", i), tensor.Uint8, []int64{1 << 20}, Chunk{Region: &Region{File: "data", End: 1 << 20, DType: tensor.Uint8}})
+		s.tensor(fmt.Sprintf("x%d", i), tensor.Uint8, []int64{1 << 20}, Place{Region: &Region{File: "data", End: 1 << 20, DType: tensor.Uint8}})
 	}
 	ck := Open(store, s.source())
 	ck.sumChunks()
@@ -143,13 +143,13 @@ func ones(n int) []int64 {
 }
 
 func TestReadRefusesChunksWithoutAPlace(t *testing.T) {
-	for name, at := range map[string]Chunk{
+	for name, at := range map[string]Place{
 		"nothing":       {},
 		"a stray file":  {Region: &Region{File: "../data", End: 4, DType: tensor.Uint8}},
-		"two at a time": {Region: &Region{File: "data", End: 4, DType: tensor.Uint8}, Maker: countingMaker{}},
+		"two at a time": {Region: &Region{File: "data", End: 4, DType: tensor.Uint8}, Decoder: countingDecoder{}},
 	} {
 		ck, _ := one(t, tensor.Uint8, []int64{4}, Region{End: 4, DType: tensor.Uint8}, noise(4))
-		ck.src.Chunk = func(context.Context, *meta.Entry, int) (Chunk, error) { return at, nil }
+		ck.src.Place = func(context.Context, *meta.Entry, int) (Place, error) { return at, nil }
 		if err := ck.CheckHeld(t.Context(), &ck.md.Entries[0]); !errors.Is(err, storage.ErrCorrupt) {
 			t.Errorf("%s: CheckHeld = %v; want ErrCorrupt", name, err)
 		}

@@ -47,17 +47,20 @@ func (t *tiles) Take(p []byte) error {
 			return plan.Named(j.id.Entry.FQN, err)
 		}
 	}
-	return j.settle()
+	return j.partDone()
 }
 
 // part is the read of one box of a region without tiles.
 type part struct {
-	job *job
-	gap int64
-	box tensor.Box // relative to the chunk
-	to  *tensor.Tensor
-	in  bool   // the bytes are read directly into the receiver's memory
-	crc uint32 // of the bytes that stepper has seen
+	job    *job
+	gap    int64
+	box    tensor.Box // relative to the chunk
+	to     *tensor.Tensor
+	offset int64 // in the file
+	width  int64 // of a row
+	rows   []Axis
+	in     bool   // the bytes are read directly into the receiver's memory
+	crc    uint32 // of the bytes that stepper has seen
 }
 
 // stepper is a part whose checksum is computed while its bytes are read.
@@ -68,47 +71,36 @@ var _ Stepper = stepper{}
 // Step adds the next bytes to the checksum.
 func (s stepper) Step(p []byte) { s.crc = crc32.Update(s.crc, crc32.IEEETable, p) }
 
-// partsOf divides the read of an item into parts.
-func partsOf(j *job, m measures) ([]*part, error) {
-	var parts []*part
-	var err error
-	if j.at.Region.Resolve != nil {
+// addParts plans the reads of a region without tiles.
+func (j *job) addParts() (err error) {
+	m, r := j.b.meas, j.at.Region
+	if r.Resolve != nil {
 		m.most = min(m.most, leastBytes) // Take copies each part
 	}
-	j.lay.cut(j.box, m, func(b tensor.Box) {
-		p := &part{job: j, gap: m.gap, box: b}
+	j.lay.cut(j.box, m, func(box tensor.Box) {
+		p := &part{job: j, gap: m.gap, box: box, offset: j.lay.offset(box.Offsets)}
 		if err == nil {
-			p.to, err = j.to.Narrow(b.Relative(j.box.Offsets))
+			p.to, err = j.to.Narrow(box.Relative(j.box.Offsets))
 		}
-		if err == nil {
-			p.place(m)
+		if err != nil {
+			return
 		}
-		parts = append(parts, p)
+		var axes int
+		p.width, axes = j.lay.spread(box.Sizes, m.gap)
+		p.rows, _ = j.lay.rows(box.Sizes, axes)
+		q := Request{File: r.File, Offset: p.offset, Width: p.width, Rows: p.rows, Weight: j.weight(box), To: p}
+		p.in = p.rows == nil && r.Resolve == nil && p.width > m.small && p.to.DType() == r.DType && j.lay.flat(box.Sizes) && p.to.Contiguous()
+		if p.in {
+			q.Direct, _ = p.to.Bytes()
+			if p.checked() {
+				q.To = stepper{p}
+			}
+		}
+		j.left.Add(1)
+		j.b.stats.Rounded += q.Weight
+		j.b.requests = append(j.b.requests, q)
 	})
-	return parts, err
-}
-
-// place sets p.in: whether the bytes can be read directly into the receiver's memory.
-func (p *part) place(m measures) {
-	lay, r := p.job.lay, p.job.at.Region
-	width, axes := lay.spread(p.box.Sizes, p.gap)
-	rows, _ := lay.rows(p.box.Sizes, axes)
-	p.in = rows == nil && r.Resolve == nil && width > m.small && p.to.DType() == r.DType && lay.flat(p.box.Sizes) && p.to.Contiguous()
-}
-
-// request returns the read of a part.
-func (p *part) request() Request {
-	lay := p.job.lay
-	width, axes := lay.spread(p.box.Sizes, p.gap)
-	q := Request{File: p.job.at.Region.File, Offset: lay.offset(p.box.Offsets), Width: width, To: p}
-	q.Rows, _ = lay.rows(p.box.Sizes, axes)
-	if p.in {
-		q.Direct, _ = p.to.Bytes()
-		if p.checked() {
-			q.To = stepper{p}
-		}
-	}
-	return q
+	return err
 }
 
 // checked reports whether the part lies in a record with a checksum.
@@ -117,18 +109,15 @@ func (p *part) checked() bool { return p.job.b.c.sums != nil && p.job.at.Region.
 // sum adds the bytes of a part, as the store returned them, to the checksum of their
 // record.
 func (p *part) sum(b []byte) error {
-	lay, r, sums := p.job.lay, p.job.at.Region, p.job.b.c.sums
-	width, axes := lay.spread(p.box.Sizes, p.gap)
-	rows, n := lay.rows(p.box.Sizes, axes)
-	off := lay.offset(p.box.Offsets)
+	r, sums := p.job.at.Region, p.job.b.c.sums
 	if p.in {
-		return sums.see(r.File, r.Sum, off, b, &p.crc)
+		return sums.see(r.File, r.Sum, p.offset, b, &p.crc)
 	}
-	if rows != nil && width < leastRow {
+	if p.rows != nil && p.width < leastRow {
 		return nil
 	}
-	for i := range n {
-		if err := sums.see(r.File, r.Sum, off+rowOffset(rows, i), b[i*width:(i+1)*width], nil); err != nil {
+	for i := range int64(len(b)) / p.width {
+		if err := sums.see(r.File, r.Sum, p.offset+rowOffset(p.rows, i), b[i*p.width:(i+1)*p.width], nil); err != nil {
 			return err
 		}
 	}
@@ -138,7 +127,7 @@ func (p *part) sum(b []byte) error {
 // Take adds the bytes of a part to their checksum and copies them to the receiver's
 // memory, unless they were read into it.
 func (p *part) Take(b []byte) error {
-	lay, r := p.job.lay, p.job.at.Region
+	r := p.job.at.Region
 	if p.checked() {
 		if err := p.sum(b); err != nil {
 			return plan.Named(p.job.id.Entry.FQN, err)
@@ -149,22 +138,22 @@ func (p *part) Take(b []byte) error {
 		r.Resolve(b)
 	}
 	if !p.in {
-		src, err := lay.view(r.DType, p.box.Sizes, p.gap, b)
+		src, err := p.job.lay.view(r.DType, p.box.Sizes, p.gap, b)
 		if err == nil {
 			err = tensor.Convert(p.to, src, tensor.CastAny)
 		}
 		if err != nil {
-			return fmt.Errorf("%s at %d: %w", r.File, lay.offset(p.box.Offsets), err)
+			return fmt.Errorf("%s at %d: %w", r.File, p.offset, err)
 		}
 	}
-	return p.job.settle()
+	return p.job.partDone()
 }
 
 // ReadBox reads a box of a chunk into dst and converts it to the dtype of dst. The
 // chunk has the given sizes and lies in the region r of a file in store. ReadBox
 // returns the number of bytes that it read. It uses at most about budget bytes of
-// memory, or 1 MiB if that is more. The error wraps storage.ErrCorrupt if the file is too small for the
-// region. Makers use it.
+// memory, or 1 MiB if that is more. The error wraps storage.ErrCorrupt if the file is too
+// small for the region. Decoders use it.
 func ReadBox(ctx context.Context, store blob.Store, r *Region, sizes []int64, box tensor.Box, dst *tensor.Tensor, budget int64) (read int64, err error) {
 	if err := box.Check(sizes); err != nil || box.Empty() {
 		return 0, err
@@ -181,13 +170,13 @@ func ReadBox(ctx context.Context, store blob.Store, r *Region, sizes []int64, bo
 	}
 	o := storage.ReadOptions{BufferBytes: budget, Parallel: 1}
 	b := newBatch(c, nil, o)
-	j := &job{b: b, id: ChunkID{Entry: &meta.Entry{}}, box: box, dtype: r.DType, at: Chunk{Region: r}, lay: l, to: dst}
+	j := &job{b: b, id: ChunkID{Entry: &meta.Entry{}}, box: box, dtype: r.DType, at: Place{Region: r}, lay: l, to: dst}
 	if err := j.addParts(); err != nil {
 		return 0, err
 	}
 	st, err := Fetch(ctx, b.requests, FetchOptions{
 		Open:        func(context.Context, string) (blob.Reader, error) { return f, nil },
-		ReadOptions: o, Gap: b.meas.gap, Dear: b.storeGap > 0,
+		ReadOptions: o, Gap: b.meas.gap, Slow: b.storeGap > 0,
 	})
 	return st.Bytes, err
 }

@@ -92,7 +92,7 @@ func TestReadBoxesOfStridedRegions(t *testing.T) {
 		offset := rapid.Int64Range(0, 40).Draw(rt, "offset")
 		end := offset + span*int64(d.Size())
 		s := scene{files: []storage.File{{Name: "data", Size: int64(len(data))}}}
-		s.tensor("x", d, shape, Chunk{Region: &Region{File: "data", Offset: offset, End: end, DType: d, Strides: strides}})
+		s.tensor("x", d, shape, Place{Region: &Region{File: "data", Offset: offset, End: end, DType: d, Strides: strides}})
 		model, err := tensor.FromStrided(d, shape, strides, 0, data[offset:end])
 		if err != nil {
 			rt.Fatal(err)
@@ -145,7 +145,7 @@ func check(t *rapid.T, it *plan.ReadItem, g *target, model *tensor.Tensor) {
 	}
 }
 
-// dearStore is a store whose requests are dear.
-type dearStore struct{ blob.Store }
+// slowStore is a store whose requests are slow.
+type slowStore struct{ blob.Store }
 
-func (dearStore) ReadGap() int64 { return 64 << 10 }
+func (slowStore) ReadGap() int64 { return 64 << 10 }

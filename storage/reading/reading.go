@@ -38,14 +38,14 @@ type Source struct {
 	// spite of which it could be opened. Verify reports them. The names that cannot be
 	// read are in Metadata.Missing.
 	Problems []storage.VerifyProblem
-	// Chunk returns the place of chunk i of a tensor. It may read files only if Chunks
-	// is set. If Value is nil, Chunk also returns the place of a value, as that of a
+	// Place returns the place of chunk i of a tensor. It may read files only if Places
+	// is set. If Value is nil, Place also returns the place of a value, as that of a
 	// chunk of bytes.
-	Chunk func(ctx context.Context, e *meta.Entry, i int) (Chunk, error)
-	// Chunks, if not nil, finds the places of many chunks with fewer reads than calls
-	// of Chunk would need. It calls found for each chunk, with its position in ids and
+	Place func(ctx context.Context, e *meta.Entry, i int) (Place, error)
+	// Places, if not nil, finds the places of many chunks with fewer reads than calls
+	// of Place would need. It calls found for each chunk, with its position in ids and
 	// its place, from several goroutines at once.
-	Chunks func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error
+	Places func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, p Place) error) error
 	// Value reads a value and returns its bytes in a codec of package value, even if
 	// the format stores it in another encoding. Nil: values are stored in such a codec,
 	// and Chunk returns their place.
@@ -138,11 +138,11 @@ func (id ChunkID) elements() ([]int64, tensor.DType) {
 	return id.Entry.Tensor.Chunks[id.N].Sizes, id.Entry.Tensor.DType
 }
 
-// Chunk is the place of the elements of one chunk: a Region of a file, or a Maker that
-// computes the elements. Exactly one of them is set.
-type Chunk struct {
-	Region *Region
-	Maker  Maker
+// Place is where the elements of one chunk are: in a Region of a file, or in the result
+// of a Decoder. Exactly one of them is set.
+type Place struct {
+	Region  *Region
+	Decoder Decoder
 }
 
 // Region is a strided view of a part of a file.
@@ -206,23 +206,18 @@ type Verifier interface {
 	Match() bool
 }
 
-// Maker computes the elements of a chunk that is stored in another form, such as
+// Decoder computes the elements of a chunk that is stored in another form, such as
 // compressed or quantised.
-type Maker interface {
-	// Make fills dst with the elements of box, whose offsets are relative to the chunk.
-	// dst has the shape of box and any dtype. Make returns the number of bytes that it
-	// read from files. It uses at most about budget bytes of memory, if the stored form
-	// allows that.
-	Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (read int64, err error)
-}
-
-// Cutter is a Maker that can compute parts of its chunk in parallel, with no more work
-// in total than for the whole chunk.
-type Cutter interface {
-	Maker
-	// Cut divides a box, whose offsets are relative to the chunk, into parts. Make
-	// needs about budget bytes of memory for each part.
+type Decoder interface {
+	// Cut divides a box, whose offsets are relative to the chunk, into parts that are
+	// decoded in parallel. Decode needs about budget bytes of memory for each part. If
+	// parts need more work in total than the whole box, Cut returns only the box.
 	Cut(box tensor.Box, budget int64) []tensor.Box
+	// Decode fills dst with the elements of box, whose offsets are relative to the
+	// chunk. dst has the shape of box and any dtype. Decode returns the number of bytes
+	// that it read from files. It uses at most about budget bytes of memory, if the
+	// stored form allows that.
+	Decode(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (read int64, err error)
 }
 
 // Join returns a source with the entries and files of a and b, which must have
@@ -250,8 +245,8 @@ func Join(a, b *Source) *Source {
 	}
 	out := *a
 	out.Metadata, out.Files, out.Problems = &md, slices.Concat(a.Files, b.Files), slices.Concat(a.Problems, b.Problems)
-	out.Chunk = func(ctx context.Context, e *meta.Entry, i int) (Chunk, error) { return of(e).Chunk(ctx, e, i) }
-	out.Chunks = func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error {
+	out.Place = func(ctx context.Context, e *meta.Entry, i int) (Place, error) { return of(e).Place(ctx, e, i) }
+	out.Places = func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, p Place) error) error {
 		for _, s := range []*Source{a, b} {
 			var own []ChunkID
 			var numbers []int // positions in ids
@@ -260,7 +255,7 @@ func Join(a, b *Source) *Source {
 					own, numbers = append(own, id), append(numbers, n)
 				}
 			}
-			if err := s.chunks(ctx, own, o, func(k int, c Chunk) error { return found(numbers[k], c) }); err != nil {
+			if err := s.places(ctx, own, o, func(k int, p Place) error { return found(numbers[k], p) }); err != nil {
 				return err
 			}
 		}
@@ -276,18 +271,18 @@ func Join(a, b *Source) *Source {
 	return &out
 }
 
-// chunks finds the places of many chunks. It uses Chunks if that is set, and Chunk
+// places finds the places of many chunks. It uses Places if that is set, and Place
 // otherwise.
-func (s *Source) chunks(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, c Chunk) error) error {
-	if s.Chunks != nil && len(ids) > 1 {
-		return s.Chunks(ctx, ids, o, found)
+func (s *Source) places(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, p Place) error) error {
+	if s.Places != nil && len(ids) > 1 {
+		return s.Places(ctx, ids, o, found)
 	}
 	for n, id := range ids {
-		c, err := s.Chunk(ctx, id.Entry, id.N)
+		p, err := s.Place(ctx, id.Entry, id.N)
 		if err != nil {
 			return plan.Named(id.Entry.FQN, err)
 		}
-		if err := found(n, c); err != nil {
+		if err := found(n, p); err != nil {
 			return err
 		}
 	}
@@ -358,9 +353,9 @@ func (w *watch) changed(ctx context.Context) bool {
 	return err == nil && !slices.EqualFunc(w.seen, now, same)
 }
 
-// Lost maps the names of files that are missing or damaged to errors, which wrap
+// LostFiles maps the names of files that are missing or damaged to errors, which wrap
 // storage.ErrCorrupt.
-type Lost map[string]error
+type LostFiles map[string]error
 
 // Damaged returns the error for a file that is missing or damaged. It wraps
 // storage.ErrCorrupt.
@@ -369,7 +364,7 @@ func Damaged(name, format string, args ...any) error {
 }
 
 // Err returns all errors, joined.
-func (l Lost) Err() error {
+func (l LostFiles) Err() error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(l)) {
 		errs = append(errs, l[name])
@@ -382,7 +377,7 @@ func (l Lost) Err() error {
 // and one for each name in another file. Names without a file become one problem of
 // listing, the file that lists the files. If no name in md can be read, Note returns
 // an error.
-func (l Lost) Note(md *meta.Metadata, missing []meta.Missing, listing string) (problems []storage.VerifyProblem, err error) {
+func (l LostFiles) Note(md *meta.Metadata, missing []meta.Missing, listing string) (problems []storage.VerifyProblem, err error) {
 	slices.SortFunc(missing, func(a, b meta.Missing) int { return strings.Compare(a.FQN, b.FQN) })
 	md.Missing = missing
 	names := map[string][]string{} // by file

@@ -40,7 +40,7 @@ func put(t testing.TB, s blob.Store, name string, data []byte) {
 type scene struct {
 	md     meta.Metadata
 	files  []storage.File
-	chunks map[string][]Chunk
+	chunks map[string][]Place
 	values map[string][]byte
 }
 
@@ -51,11 +51,11 @@ func (s *scene) file(t testing.TB, store blob.Store, name string, data []byte) {
 }
 
 // tensor adds a tensor of one chunk.
-func (s *scene) tensor(fqn string, d tensor.DType, shape []int64, at Chunk) {
-	s.sharded(fqn, d, shape, []tensor.Box{tensor.Whole(shape)}, []Chunk{at})
+func (s *scene) tensor(fqn string, d tensor.DType, shape []int64, at Place) {
+	s.sharded(fqn, d, shape, []tensor.Box{tensor.Whole(shape)}, []Place{at})
 }
 
-func (s *scene) sharded(fqn string, d tensor.DType, shape []int64, boxes []tensor.Box, at []Chunk) {
+func (s *scene) sharded(fqn string, d tensor.DType, shape []int64, boxes []tensor.Box, at []Place) {
 	e := meta.Entry{FQN: fqn, Tensor: &meta.Tensor{Properties: meta.Properties{DType: d}, Shape: shape, Chunks: boxes}}
 	for _, c := range at {
 		loc := meta.Location{}
@@ -65,7 +65,7 @@ func (s *scene) sharded(fqn string, d tensor.DType, shape []int64, boxes []tenso
 		e.Tensor.Locs = append(e.Tensor.Locs, loc)
 	}
 	if s.chunks == nil {
-		s.chunks = map[string][]Chunk{}
+		s.chunks = map[string][]Place{}
 	}
 	s.chunks[fqn] = at
 	s.md.Entries = append(s.md.Entries, e)
@@ -85,7 +85,7 @@ func (s *scene) source() *Source {
 	slices.SortFunc(s.md.Entries, func(a, b meta.Entry) int { return strings.Compare(a.FQN, b.FQN) })
 	return &Source{
 		Metadata: &s.md, Files: s.files,
-		Chunk: func(_ context.Context, e *meta.Entry, i int) (Chunk, error) { return s.chunks[e.FQN][i], nil },
+		Place: func(_ context.Context, e *meta.Entry, i int) (Place, error) { return s.chunks[e.FQN][i], nil },
 		Value: func(_ context.Context, e *meta.Entry) (string, []byte, error) {
 			if v, ok := s.values[e.FQN]; ok {
 				return "raw", v, nil
@@ -166,6 +166,6 @@ func one(t testing.TB, d tensor.DType, shape []int64, r Region, data []byte) (*C
 	var s scene
 	s.file(t, store, "data", data)
 	r.File = "data"
-	s.tensor("x", d, shape, Chunk{Region: &r})
+	s.tensor("x", d, shape, Place{Region: &r})
 	return Open(store, s.source()), store
 }

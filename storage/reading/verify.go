@@ -146,10 +146,10 @@ func (f *FileCheck) Add(p storage.VerifyProblem) {
 	f.v.update(func() { f.v.rep.Problems = append(f.v.rep.Problems, p) })
 }
 
-// Found tells Verify the place of a chunk, so that Verify does not call Source.Chunk for
+// Found tells Verify the place of a chunk, so that Verify does not call Source.Place for
 // it.
-func (f *FileCheck) Found(id ChunkID, at Chunk) {
-	// If the place is wrong, verifier.entry calls Source.Chunk and reports the error.
+func (f *FileCheck) Found(id ChunkID, at Place) {
+	// If the place is wrong, verifier.entry calls Source.Place and reports the error.
 	if _, err := f.v.c.layout(id, at); err == nil {
 		f.v.update(func() { f.v.known[id.Loc()] = true })
 	}

@@ -22,13 +22,13 @@ func verifiable(t *testing.T) (*scene, *mem.Store) {
 	s.file(t, store, "index", noise(10))
 	s.file(t, store, "a", noise(100))
 	s.file(t, store, "b", noise(50))
-	at := func(file string, off, end int64) Chunk {
-		return Chunk{Region: &Region{File: file, Offset: off, End: end, DType: tensor.Uint8}}
+	at := func(file string, off, end int64) Place {
+		return Place{Region: &Region{File: file, Offset: off, End: end, DType: tensor.Uint8}}
 	}
 	s.tensor("x", tensor.Uint8, []int64{60}, at("a", 0, 60))
 	s.sharded("y", tensor.Uint8, []int64{4, 10},
-		[]tensor.Box{box([]int64{0, 0}, []int64{2, 10}), box([]int64{2, 0}, []int64{2, 10})}, []Chunk{at("a", 60, 80), at("b", 0, 20)})
-	s.tensor("z", tensor.Uint8, []int64{0, 3}, Chunk{})
+		[]tensor.Box{box([]int64{0, 0}, []int64{2, 10}), box([]int64{2, 0}, []int64{2, 10})}, []Place{at("a", 60, 80), at("b", 0, 20)})
+	s.tensor("z", tensor.Uint8, []int64{0, 3}, Place{})
 	s.value("v", "b", []byte("v"))
 	return s, store
 }

@@ -112,7 +112,7 @@ func (a *archive) records(ctx context.Context, of []reading.ChunkID, o storage.R
 	}
 	fo := reading.FetchOptions{Open: a.store.Open, ReadOptions: o, Gap: pageBytes}
 	if r, ok := blob.As[blob.GapReader](a.store); ok {
-		fo.Gap, fo.Dear = max(fo.Gap, r.ReadGap()), r.ReadGap() > 0
+		fo.Gap, fo.Slow = max(fo.Gap, r.ReadGap()), r.ReadGap() > 0
 	}
 	return work.Each(ctx, len(large)+1, o.Workers(), func(ctx context.Context, i int) error {
 		if i == len(large) {
@@ -182,14 +182,14 @@ func (a *archive) fileIn(ctx context.Context, r blob.Reader, loc *meta.Location,
 	return use(f, read)
 }
 
-// chunk is reading.Source.Chunk.
-func (a *archive) chunk(ctx context.Context, e *meta.Entry, i int) (reading.Chunk, error) {
+// chunk is reading.Source.Place.
+func (a *archive) chunk(ctx context.Context, e *meta.Entry, i int) (reading.Place, error) {
 	t, err := a.tensor(ctx, &e.Tensor.Locs[i], mostFor(e, i))
 	return a.chunkOf(e, i, t, err)
 }
 
-// chunks is reading.Source.Chunks.
-func (a *archive) chunks(ctx context.Context, ids []reading.ChunkID, o storage.ReadOptions, found func(n int, c reading.Chunk) error) error {
+// chunks is reading.Source.Places.
+func (a *archive) chunks(ctx context.Context, ids []reading.ChunkID, o storage.ReadOptions, found func(n int, c reading.Place) error) error {
 	tell := func(n int, t *torchsave.Tensor, err error) error {
 		at, err := a.chunkOf(ids[n].Entry, ids[n].N, t, err)
 		if err != nil {
@@ -221,16 +221,16 @@ func (a *archive) chunks(ctx context.Context, ids []reading.ChunkID, o storage.R
 
 // chunkOf returns the place of chunk i of a tensor, whose record holds t unless err
 // says why it does not.
-func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) (reading.Chunk, error) {
+func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) (reading.Place, error) {
 	loc := &e.Tensor.Locs[i]
 	if err == nil {
 		err = fits(e, i, t)
 	}
 	if err != nil {
-		return reading.Chunk{}, fmt.Errorf("the chunk at %v, in %s at %d: %w", e.Tensor.Chunks[i].Offsets, loc.File, loc.Offset, err)
+		return reading.Place{}, fmt.Errorf("the chunk at %v, in %s at %d: %w", e.Tensor.Chunks[i].Offsets, loc.File, loc.Offset, err)
 	}
 	if isPacked(loc) {
-		return reading.Chunk{Maker: &maker{&packed{a: a, loc: loc, most: mostFor(e, i)}, t}}, nil
+		return reading.Place{Decoder: &decoder{&packed{a: a, loc: loc, most: mostFor(e, i)}, t}}, nil
 	}
 	r := &reading.Region{File: loc.File, Offset: loc.Offset + t.Offset, End: loc.Offset + t.End, DType: t.DType}
 	if !t.Contiguous() {
@@ -244,7 +244,7 @@ func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) 
 		s.Offset, s.End = loc.Offset+s.Offset, loc.Offset+s.End
 		r.Sum = &s
 	}
-	return reading.Chunk{Region: r}, nil
+	return reading.Place{Region: r}, nil
 }
 
 // mostFor bounds the bytes of a chunk's record: PyTorch stores no more than the

@@ -60,7 +60,7 @@ func TestConjugatesAreReadAsSuch(t *testing.T) {
 			t.Fatal(err)
 		}
 		if packed {
-			_, err = at.Maker.Make(t.Context(), second, got, 1<<20)
+			_, err = at.Decoder.Decode(t.Context(), second, got, 1<<20)
 		} else {
 			_, err = reading.ReadBox(t.Context(), a.store, at.Region, e.Tensor.Shape, second, got, 1<<20)
 		}

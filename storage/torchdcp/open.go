@@ -48,7 +48,7 @@ func (f Format) describe(ctx context.Context, store blob.Store) (*reading.Source
 	for _, name := range d.Data {
 		d.Files = append(d.Files, storage.File{Name: name, Size: a.sizes[name], Unsummed: true})
 	}
-	src := &reading.Source{Metadata: d.Metadata, Files: d.Files, Chunk: a.chunk, Chunks: a.chunks, Value: a.value, Check: a.checkFile}
+	src := &reading.Source{Metadata: d.Metadata, Files: d.Files, Place: a.chunk, Places: a.chunks, Value: a.value, Check: a.checkFile}
 	return withCommon(ctx, store, src)
 }
 

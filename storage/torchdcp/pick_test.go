@@ -154,7 +154,7 @@ func TestCompressedChunksTakeBoundedMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Maker.Make(t.Context(), tensor.Box{Offsets: []int64{20 << 20}, Sizes: []int64{1 << 20}}, dst, 1<<20); err != nil {
+	if _, err := c.Decoder.Decode(t.Context(), tensor.Box{Offsets: []int64{20 << 20}, Sizes: []int64{1 << 20}}, dst, 1<<20); err != nil {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)

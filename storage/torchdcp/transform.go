@@ -231,14 +231,17 @@ func (p *packed) file(ctx context.Context, use func(f *torchsave.File, read torc
 	return use(f, read)
 }
 
-// maker makes the elements of a tensor in such a record.
-type maker struct {
+// decoder decodes a tensor in such a record.
+type decoder struct {
 	p *packed
 	t *torchsave.Tensor
 }
 
-// Make implements reading.Maker.
-func (m *maker) Make(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
+// Cut returns the box: each part of it would decompress the record again.
+func (*decoder) Cut(box tensor.Box, _ int64) []tensor.Box { return []tensor.Box{box} }
+
+// Decode implements reading.Decoder.
+func (m *decoder) Decode(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
 	p := &packed{a: m.p.a, loc: m.p.loc, most: m.p.most} // with a count of its own
 	s := p.sequence()
 	s.sum = m.t.Sum

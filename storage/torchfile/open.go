@@ -261,7 +261,7 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*readi
 
 // openFiles opens files, in parallel. It returns those that can be read, in the
 // order of the names, and those that are missing or damaged.
-func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, reading.Lost, error) {
+func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, reading.LostFiles, error) {
 	out, bad := make([]*file, len(names)), make([]error, len(names))
 	err := work.Each(ctx, len(names), parallelFiles, func(ctx context.Context, i int) error {
 		f, err := openFile(ctx, store, names[i])
@@ -281,7 +281,7 @@ func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, 
 	if err != nil {
 		return nil, nil, err
 	}
-	lost := reading.Lost{}
+	lost := reading.LostFiles{}
 	for i, err := range bad {
 		if err != nil {
 			lost[names[i]] = err
@@ -314,7 +314,7 @@ func readIndex(ctx context.Context, store blob.Store, name string) (*index, int6
 }
 
 // missing returns the names of the index that are not in the files that it says.
-func (b *builder) missing(name string, idx *index, lost reading.Lost) []meta.Missing {
+func (b *builder) missing(name string, idx *index, lost reading.LostFiles) []meta.Missing {
 	in := make(map[string]string, len(b.entries))
 	for i := range b.entries {
 		in[b.entries[i].FQN] = fileOf(&b.entries[i])

@@ -174,15 +174,15 @@ func (b *builder) source(version string) *reading.Source {
 		Metadata: &meta.Metadata{
 			Entries: b.entries, Storage: meta.Storage{ID: b.store.String(), Version: version},
 		},
-		Files: b.files, Chunk: b.chunk, Value: b.held, Check: b.check,
+		Files: b.files, Place: b.chunk, Value: b.held, Check: b.check,
 	}
 }
 
-// chunk is reading.Source.Chunk.
-func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (reading.Chunk, error) {
+// chunk is reading.Source.Place.
+func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (reading.Place, error) {
 	t, ok := b.where[e.FQN]
 	if !ok {
-		return reading.Chunk{}, fmt.Errorf("%w: no tensor %q", meta.ErrInvalid, e.FQN)
+		return reading.Place{}, fmt.Errorf("%w: no tensor %q", meta.ErrInvalid, e.FQN)
 	}
 	r := &reading.Region{File: t.file, Offset: t.Offset, End: t.End, DType: t.DType, Sum: (*reading.Sum)(t.Sum)}
 	if !t.Contiguous() {
@@ -191,7 +191,7 @@ func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (reading.Chunk,
 	if t.Lazy() {
 		r.Resolve = t.Resolve
 	}
-	return reading.Chunk{Region: r}, nil
+	return reading.Place{Region: r}, nil
 }
 
 func (b *builder) held(_ context.Context, e *meta.Entry) (codec string, data []byte, err error) {

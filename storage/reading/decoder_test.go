@@ -17,14 +17,16 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// countingMaker makes the numbers of the elements of a chunk of a shape.
-type countingMaker struct {
+// countingDecoder returns the numbers of the elements of a chunk of a shape.
+type countingDecoder struct {
 	shape []int64
 	calls *atomic.Int64
 	err   error
 }
 
-func (m countingMaker) Make(_ context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
+func (countingDecoder) Cut(box tensor.Box, _ int64) []tensor.Box { return []tensor.Box{box} }
+
+func (m countingDecoder) Decode(_ context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
 	m.calls.Add(1)
 	if budget < leastBytes {
 		return 0, fmt.Errorf("a budget of %d", budget)
@@ -47,10 +49,10 @@ func (m countingMaker) Make(_ context.Context, box tensor.Box, dst *tensor.Tenso
 	return 10, errors.Join(m.err, tensor.Convert(dst, x, tensor.CastAny))
 }
 
-// rowMaker is one that can be cut by rows.
-type rowMaker struct{ countingMaker }
+// rowDecoder is a countingDecoder that is cut by rows.
+type rowDecoder struct{ countingDecoder }
 
-func (rowMaker) Cut(b tensor.Box, _ int64) []tensor.Box {
+func (rowDecoder) Cut(b tensor.Box, _ int64) []tensor.Box {
 	var out []tensor.Box
 	for i := b.Offsets[0]; i < b.End(0); i++ {
 		out = append(out, box([]int64{i, b.Offsets[1]}, []int64{1, b.Sizes[1]}))
@@ -58,14 +60,14 @@ func (rowMaker) Cut(b tensor.Box, _ int64) []tensor.Box {
 	return out
 }
 
-func TestReadMakersAndValues(t *testing.T) {
+func TestReadDecodersAndValues(t *testing.T) {
 	var calls atomic.Int64
 	shape := []int64{6, 5}
 	var s scene
 	store := new(mem.Store)
 	s.file(t, store, "data", noise(10))
-	s.tensor("cut", tensor.Int32, shape, Chunk{Maker: rowMaker{countingMaker{shape, &calls, nil}}})
-	s.tensor("whole", tensor.Int32, shape, Chunk{Maker: countingMaker{shape, &calls, nil}})
+	s.tensor("cut", tensor.Int32, shape, Place{Decoder: rowDecoder{countingDecoder{shape, &calls, nil}}})
+	s.tensor("whole", tensor.Int32, shape, Place{Decoder: countingDecoder{shape, &calls, nil}})
 	s.value("value", "data", []byte("seven!!"))
 	s.md.Entries = append(s.md.Entries, meta.Entry{FQN: "zz", Bytes: &meta.Bytes{Codec: "raw", Size: 2, Inline: []byte("in")}})
 	ck := Open(store, s.source())
@@ -108,7 +110,7 @@ func TestReadErrorsHaveTheName(t *testing.T) {
 	var s scene
 	store := new(mem.Store)
 	s.file(t, store, "data", noise(10))
-	s.tensor("made", tensor.Int32, shape, Chunk{Maker: countingMaker{shape, &calls, errOnPurpose}})
+	s.tensor("made", tensor.Int32, shape, Place{Decoder: countingDecoder{shape, &calls, errOnPurpose}})
 	s.value("value", "data", nil)
 	delete(s.values, "value")
 	ck := Open(store, s.source())
