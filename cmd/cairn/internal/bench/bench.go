@@ -18,10 +18,23 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
+
+// Log receives a line about each step of a benchmark. It may be nil.
+type Log func(format string, args ...any)
+
+func (l Log) printf(format string, args ...any) {
+	if l != nil {
+		l(format, args...)
+	}
+}
 
 func timed(fn func() error) (time.Duration, error) {
 	start := time.Now()
@@ -56,9 +69,9 @@ func PeakRSS() int64 {
 // childJob is the job of a process that a benchmark starts. Exactly one field is
 // set.
 type childJob struct {
-	Crowd *crowdJob `json:"crowd,omitempty"`
-	Rank  *rankJob  `json:"rank,omitempty"`
-	Tiny  *tinyJob  `json:"tiny,omitempty"`
+	Tree *treeJob `json:"tree,omitempty"`
+	Rank *rankJob `json:"rank,omitempty"`
+	Tiny *tinyJob `json:"tiny,omitempty"`
 }
 
 // Child runs the job of a process that a benchmark started with Options.Self. The
@@ -69,8 +82,8 @@ func Child(ctx context.Context, job string, out io.Writer) error {
 		return fmt.Errorf("job of a process of a benchmark: %w", err)
 	}
 	switch {
-	case j.Crowd != nil:
-		return j.Crowd.run(ctx, out)
+	case j.Tree != nil:
+		return j.Tree.run(ctx, out)
 	case j.Rank != nil:
 		return j.Rank.run(ctx, out)
 	case j.Tiny != nil:
@@ -135,32 +148,72 @@ func tell(out io.Writer, v any) error {
 	return err
 }
 
-// states are the states of all ranks of a job that trains a transformer: bf16
-// weights and two f32 moments, every tensor sharded by rows.
-type states struct {
-	byRank []cairn.State
-	memory [][][]byte // by rank: the memory of the tensors, in the order of names
-	bytes  int64
+// measurement is one figure: the best rate of several rounds, in 10^9 bytes a
+// second. Only run is timed.
+type measurement struct {
+	best         *float64
+	prepare, run func(context.Context) error
+}
+
+// alternate takes pairs of measurements that move the given bytes, repeat times. It
+// alternates their order, so that both run under the same conditions: many disks
+// slow down under load.
+func alternate(ctx context.Context, bytes int64, repeat int, log Log, pairs ...[2]measurement) error {
+	for i := range repeat {
+		log.printf("round %d of %d", i+1, repeat)
+		for _, p := range pairs {
+			for j := range p {
+				m := p[(i+j)%2]
+				if err := m.prepare(ctx); err != nil {
+					return err
+				}
+				took, err := timed(func() error { return m.run(ctx) })
+				if err != nil {
+					return err
+				}
+				*m.best = max(*m.best, gbs(bytes, took))
+			}
+		}
+	}
+	return nil
+}
+
+// ranks runs fn on n ranks of this process.
+func ranks(ctx context.Context, n int, fn func(context.Context, group.Group) error) error {
+	eg, ctx := errgroup.WithContext(ctx)
+	for _, g := range inproc.New(n) {
+		eg.Go(func() error { return fn(ctx, g) })
+	}
+	return eg.Wait()
+}
+
+// rankState is the part of one rank in a state.
+type rankState struct {
+	cairn.State
+	memory [][]byte // of the tensors, in the order of weights
+	bytes  int64    // of the whole state
+}
+
+// newState returns the part of a rank. The tensors hold pseudo-random bytes if
+// filled is set, and zeros in allocated memory otherwise.
+func newState(weights iter.Seq[weight], l shard.Layout, rank int, filled bool) (*rankState, error) {
+	s := &rankState{State: cairn.State{}}
+	for w := range weights {
+		t, err := shard.Empty(l, w.dtype, w.shape, rank)
+		if err != nil {
+			return nil, err
+		}
+		mem, _ := t.Local().Bytes()
+		touch(mem, filled)
+		s.State[w.name] = t
+		s.memory = append(s.memory, mem)
+		s.bytes += w.bytes()
+	}
+	return s, nil
 }
 
 // hidden is the width of the model.
 const hidden = 2048
-
-// newStates returns states with a total of about the given bytes. They hold
-// pseudo-random bytes if filled is set, and zeros in allocated memory otherwise.
-func newStates(bytes int64, ranks int, filled bool) (*states, error) {
-	s := &states{byRank: make([]cairn.State, ranks), memory: make([][][]byte, ranks)}
-	for rank := range ranks {
-		s.byRank[rank] = cairn.State{}
-	}
-	layout := byDim(0, ranks)
-	for w := range weights(bytes) {
-		if err := s.add(layout, w.name, w.dtype, w.shape, filled); err != nil {
-			return nil, err
-		}
-	}
-	return s, nil
-}
 
 // weight is one tensor of the model or the optimizer.
 type weight struct {
@@ -169,16 +222,11 @@ type weight struct {
 	shape []int64
 }
 
-func (w *weight) bytes() int64 {
-	n := int64(w.dtype.Size())
-	for _, d := range w.shape {
-		n *= d
-	}
-	return n
-}
+func (w *weight) bytes() int64 { return tensor.Whole(w.shape).Volume() * int64(w.dtype.Size()) }
 
-// weights yields the tensors of a state of about the given bytes.
-func weights(bytes int64) iter.Seq[weight] {
+// transformer yields the tensors of a job that trains a transformer, of about the
+// given bytes in all: bf16 weights and two f32 moments.
+func transformer(bytes int64) iter.Seq[weight] {
 	matrices := []struct {
 		name  string
 		shape []int64
@@ -208,21 +256,6 @@ func weights(bytes int64) iter.Seq[weight] {
 			}
 		}
 	}
-}
-
-func (s *states) add(layout shard.Layout, name string, d tensor.DType, shape []int64, filled bool) error {
-	for rank := range s.byRank {
-		t, err := shard.Empty(layout, d, shape, rank)
-		if err != nil {
-			return err
-		}
-		mem, _ := t.Local().Bytes()
-		touch(mem, filled)
-		s.byRank[rank][name] = t
-		s.memory[rank] = append(s.memory[rank], mem)
-		s.bytes += int64(len(mem))
-	}
-	return nil
 }
 
 // touch writes to every page of mem so that it is allocated, with random bytes if

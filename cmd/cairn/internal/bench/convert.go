@@ -38,8 +38,7 @@ type ConvertOptions struct {
 	// Repeat is the number of measurements of copy and conversion, which
 	// alternate. The best of each counts. Zero: 3.
 	Repeat int
-	// Log, if not nil, receives a line about each step.
-	Log func(format string, args ...any)
+	Log    Log
 }
 
 // ConvertResult compares a conversion with a plain copy of the same files. Rates
@@ -61,17 +60,9 @@ type ConvertResult struct {
 // plain reads and writes, synced. It drops the source's page cache before each.
 // The peak memory is that of the process while it converts.
 func Convert(ctx context.Context, o ConvertOptions) (*ConvertResult, error) {
-	if o.Repeat <= 0 {
-		o.Repeat = 3
-	}
-	if o.Ranks <= 0 {
-		o.Ranks = 4
-	}
+	o.Repeat, o.Ranks = positive(o.Repeat, 3), positive(o.Ranks, 4)
 	if formats.WholeTensors(o.From) {
 		o.Ranks = 1
-	}
-	if o.Log == nil {
-		o.Log = func(string, ...any) {}
 	}
 	if o.Bytes < 1<<20 {
 		return nil, fmt.Errorf("%d bytes: want at least 1 MiB", o.Bytes)
@@ -82,7 +73,7 @@ func Convert(ctx context.Context, o ConvertOptions) (*ConvertResult, error) {
 	}
 	defer os.RemoveAll(dir)
 	b := &convertBench{o: o, source: filepath.Join(dir, "source"), copied: filepath.Join(dir, "copy"), target: filepath.Join(dir, "target")}
-	o.Log("saving %d bytes as %s", o.Bytes, o.From)
+	o.Log.printf("saving %d bytes as %s", o.Bytes, o.From)
 	r := &ConvertResult{From: o.From, To: o.To, Repeat: o.Repeat}
 	if r.Bytes, err = b.makeSource(ctx); err != nil {
 		return nil, err
@@ -98,42 +89,31 @@ type convertBench struct {
 	source, copied, target string // directories
 }
 
-// measure alternates both measurements and their order, so that both run under
-// the same conditions.
+// measure measures the conversion and the copy.
 func (b *convertBench) measure(ctx context.Context, r *ConvertResult) error {
 	src, err := file.Open(b.source, nil)
 	if err != nil {
 		return err
 	}
-	figures := []struct {
-		best *float64
-		dir  string
-		run  func(context.Context) error
-	}{
-		{&r.Copy, b.copied, func(ctx context.Context) (err error) { r.Files, err = b.copy(ctx, src); return err }},
-		{&r.Convert, b.target, func(ctx context.Context) error {
+	fresh := func(dir string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
+			defer debug.FreeOSMemory() // start every round like a new process
+			return eachFile(ctx, src, coolFile)
+		}
+	}
+	err = alternate(ctx, r.Bytes, b.o.Repeat, b.o.Log, [2]measurement{
+		{&r.Copy, fresh(b.copied), func(ctx context.Context) (err error) { r.Files, err = b.copy(ctx, src); return err }},
+		{&r.Convert, fresh(b.target), func(ctx context.Context) error {
 			resetPeakRSS()
 			defer func() { r.PeakRSS = max(r.PeakRSS, PeakRSS()) }()
 			return b.convert(ctx)
 		}},
-	}
-	for i := range b.o.Repeat {
-		b.o.Log("round %d of %d", i+1, b.o.Repeat)
-		for j := range figures {
-			f := figures[(i+j)%2]
-			if err := os.RemoveAll(f.dir); err != nil {
-				return err
-			}
-			if err := eachFile(ctx, src, coolFile); err != nil {
-				return err
-			}
-			debug.FreeOSMemory() // start every round like a new process
-			took, err := timed(func() error { return f.run(ctx) })
-			if err != nil {
-				return err
-			}
-			*f.best = max(*f.best, gbs(r.Bytes, took))
-		}
+	})
+	if err != nil {
+		return err
 	}
 	r.Ratio = r.Convert / r.Copy
 	return os.RemoveAll(b.copied)
@@ -174,7 +154,7 @@ func repeatedRows(bytes int64, ranks, rank int) (cairn.State, int64, error) {
 	layout := byDim(0, ranks)
 	s := cairn.State{}
 	var total int64
-	for w := range weights(bytes) {
+	for w := range transformer(bytes) {
 		local, err := layout.LocalShape(w.shape, rank)
 		if err != nil {
 			return nil, 0, err

@@ -48,8 +48,7 @@ type GroupOptions struct {
 	Repeat int
 	// Self is a program with arguments that passes one more argument to [Child].
 	Self []string
-	// Log, if not nil, receives a line about each step.
-	Log func(format string, args ...any)
+	Log  Log
 }
 
 // WithDefaults returns o with defaults for zero fields.
@@ -66,9 +65,6 @@ func (o GroupOptions) WithDefaults() GroupOptions {
 	o.Calls = positive(o.Calls, 1000)
 	o.GatherRanks, o.GatherBytes = positive(o.GatherRanks, 256), positive(o.GatherBytes, 146<<10)
 	o.Bytes, o.Repeat = positive(o.Bytes, 256<<20), positive(o.Repeat, 5)
-	if o.Log == nil {
-		o.Log = func(string, ...any) {}
-	}
 	return o
 }
 
@@ -95,28 +91,33 @@ func Group(ctx context.Context, o GroupOptions) (*GroupResult, error) {
 	o = o.WithDefaults()
 	r := &GroupResult{Repeat: o.Repeat}
 	for _, n := range o.Ranks {
-		o.Log("latency of %d ranks", n)
-		l, err := latencyOfRoutines(ctx, n, o.Calls)
+		o.Log.printf("latency of %d ranks", n)
+		err := onRoutines(ctx, n, func(ctx context.Context, g *tcp.Group) error {
+			l, err := latency(ctx, g, o.Calls, "goroutines")
+			if g.Rank() == 0 {
+				r.Latency = append(r.Latency, l...)
+			}
+			return err
+		})
 		if err != nil {
 			return nil, fmt.Errorf("latency of %d ranks: %w", n, err)
 		}
-		r.Latency = append(r.Latency, l...)
 	}
 	for _, n := range o.LatencyProcs {
-		o.Log("latency of %d processes", n)
+		o.Log.printf("latency of %d processes", n)
 		var l []GroupLatency
 		if err := onProcesses(ctx, n, o.Self, &rankJob{Calls: o.Calls}, &l); err != nil {
 			return nil, fmt.Errorf("latency of %d processes: %w", n, err)
 		}
 		r.Latency = append(r.Latency, l...)
 	}
-	o.Log("gather of %d bytes from %d ranks", o.GatherBytes, o.GatherRanks)
+	o.Log.printf("gather of %d bytes from %d ranks", o.GatherBytes, o.GatherRanks)
 	var err error
 	if r.Gather, err = gatherMany(ctx, o); err != nil {
 		return nil, fmt.Errorf("gather from %d ranks: %w", o.GatherRanks, err)
 	}
 	for _, n := range o.Procs {
-		o.Log("collectives of %d processes, %d rounds", n, o.Repeat)
+		o.Log.printf("collectives of %d processes, %d rounds", n, o.Repeat)
 		var c []GroupCollective
 		if err := onProcesses(ctx, n, o.Self, &rankJob{Bytes: o.Bytes, Repeat: o.Repeat}, &c); err != nil {
 			return nil, fmt.Errorf("collectives of %d processes: %w", n, err)
@@ -174,18 +175,16 @@ func (j *rankJob) run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer g.Close()
-	figures, err := j.measure(ctx, g)
+	var figures any
+	if j.Calls > 0 {
+		figures, err = latency(ctx, g, j.Calls, "processes")
+	} else {
+		figures, err = throughput(ctx, g, j)
+	}
 	if err != nil || g.Rank() != 0 {
 		return err
 	}
 	return json.NewEncoder(out).Encode(figures)
-}
-
-func (j *rankJob) measure(ctx context.Context, g *tcp.Group) (any, error) {
-	if j.Calls > 0 {
-		return latency(ctx, g, j.Calls, "processes")
-	}
-	return throughput(ctx, g, j)
 }
 
 // GroupGather is the gathering of large values from many ranks, which are
@@ -211,64 +210,47 @@ func gatherMany(ctx context.Context, o GroupOptions) (*GroupGather, error) {
 		return nil, fmt.Errorf("%d ranks: want at least two", n)
 	}
 	total := (n - 1) * o.GatherBytes
-	floor, err := newFunnel(tree.DefaultArity, total)
+	floor, err := newFunnel(ctx, tree.DefaultArity, total)
 	if err != nil {
 		return nil, err
 	}
 	defer floor.close()
-	d := &gatherDuel{value: make([]byte, o.GatherBytes), floor: floor}
+	value := make([]byte, o.GatherBytes) // of every rank
+	var gathers, floors []time.Duration  // only rank 0 appends
 	err = onRoutines(ctx, n, func(ctx context.Context, g *tcp.Group) error {
-		return d.rounds(ctx, g, o.Repeat)
+		for i := range o.Repeat + 1 {
+			if err := g.Barrier(ctx); err != nil {
+				return err
+			}
+			took, err := timed(func() error { return gatherOnce(ctx, g, value) })
+			if err != nil {
+				return err
+			}
+			if err := g.Barrier(ctx); err != nil {
+				return err
+			}
+			if g.Rank() != 0 {
+				continue
+			}
+			plain, err := timed(floor.move)
+			if err != nil {
+				return err
+			}
+			if i > 0 { // the first round is a warm-up
+				gathers, floors = append(gathers, took), append(floors, plain)
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	r := &GroupGather{
-		Ranks: n, Bytes: o.GatherBytes, Seconds: median(d.ours).Seconds(), Hops: meanHops(n),
-		Rate: gbs(int64(total), median(d.ours)), Floor: gbs(int64(total), median(d.floors)),
+		Ranks: n, Bytes: o.GatherBytes, Seconds: median(gathers).Seconds(), Hops: meanHops(n),
+		Rate: gbs(int64(total), median(gathers)), Floor: gbs(int64(total), median(floors)),
 	}
 	r.Ratio = r.Rate / r.Floor
 	return r, nil
-}
-
-// gatherDuel measures gathers, and the floor after each of them.
-type gatherDuel struct {
-	value        []byte // of every rank
-	floor        *funnel
-	ours, floors []time.Duration // only rank 0 appends
-}
-
-// rounds is the part of one rank.
-func (d *gatherDuel) rounds(ctx context.Context, g *tcp.Group, repeat int) error {
-	for i := range repeat + 1 {
-		took, err := d.gather(ctx, g)
-		if err != nil {
-			return err
-		}
-		if g.Rank() != 0 {
-			continue
-		}
-		plain, err := timed(d.floor.move)
-		if err != nil {
-			return err
-		}
-		if i > 0 { // the first round is a warm-up
-			d.ours, d.floors = append(d.ours, took), append(d.floors, plain)
-		}
-	}
-	return nil
-}
-
-// gather times one gather, with barriers around it.
-func (d *gatherDuel) gather(ctx context.Context, g *tcp.Group) (time.Duration, error) {
-	if err := g.Barrier(ctx); err != nil {
-		return 0, err
-	}
-	took, err := timed(func() error { return gatherOnce(ctx, g, d.value) })
-	if err != nil {
-		return 0, err
-	}
-	return took, g.Barrier(ctx)
 }
 
 // meanHops returns the mean number of connections between rank 0 and the other
@@ -298,30 +280,25 @@ func gatherOnce(ctx context.Context, g *tcp.Group, value []byte) error {
 
 // funnel has plain connections to one reader.
 type funnel struct {
-	ln       net.Listener
-	in, out  []net.Conn
-	from, to [][]byte // memory for each connection
+	conns    []*plainConns
+	from, to []byte
 }
 
 // newFunnel opens connections for total bytes, in equal parts.
-func newFunnel(conns, total int) (f *funnel, err error) {
-	f = new(funnel)
-	if f.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+func newFunnel(ctx context.Context, conns, total int) (*funnel, error) {
+	f := &funnel{from: make([]byte, total), to: make([]byte, total)}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
 		return nil, err
 	}
-	for i := range conns {
-		var out, in net.Conn
-		if out, err = net.Dial("tcp", f.ln.Addr().String()); err == nil {
-			f.out = append(f.out, out)
-			in, err = f.ln.Accept()
-		}
+	defer ln.Close()
+	for range conns {
+		c, err := connect(ctx, ln, ln.Addr().String())
 		if err != nil {
 			f.close()
 			return nil, err
 		}
-		part := total*(i+1)/conns - total*i/conns
-		f.in = append(f.in, in)
-		f.from, f.to = append(f.from, make([]byte, part)), append(f.to, make([]byte, part))
+		f.conns = append(f.conns, c)
 	}
 	return f, nil
 }
@@ -329,20 +306,17 @@ func newFunnel(conns, total int) (f *funnel, err error) {
 // move moves the bytes once.
 func (f *funnel) move() error {
 	var all errgroup.Group
-	for i := range f.in {
-		all.Go(func() error { _, err := f.out[i].Write(f.from[i]); return err })
-		all.Go(func() error { _, err := io.ReadFull(f.in[i], f.to[i]); return err })
+	for i, c := range f.conns {
+		begin, end := len(f.to)*i/len(f.conns), len(f.to)*(i+1)/len(f.conns)
+		n := int64(end - begin)
+		all.Go(func() error { return c.move(n, n, f.from[begin:end], f.to[begin:end]) })
 	}
 	return all.Wait()
 }
 
 func (f *funnel) close() {
-	f.ln.Close()
-	for _, c := range f.in {
-		c.Close()
-	}
-	for _, c := range f.out {
-		c.Close()
+	for _, c := range f.conns {
+		c.close()
 	}
 }
 
@@ -401,11 +375,11 @@ func throughput(ctx context.Context, g *tcp.Group, j *rankJob) ([]GroupCollectiv
 		return nil, err
 	}
 	mem, _ := t.Bytes()
-	wires.spare = bytes.Repeat([]byte{1}, len(mem))
+	spare := bytes.Repeat([]byte{1}, len(mem)) // to receive into
 	contests := newContests(comm, t)
 	for i := range j.Repeat + 1 {
 		for _, c := range contests {
-			if err := c.round(ctx, g, wires, t, i); err != nil {
+			if err := c.round(ctx, g, wires, t, spare, i); err != nil {
 				return nil, fmt.Errorf("%s: %w", c.op, err)
 			}
 		}
@@ -449,7 +423,7 @@ func newContests(comm *collective.Comm, t *tensor.Tensor) []*contest {
 
 // round runs all measurements once, in an order that rotates with the rounds. The
 // first round is a warm-up.
-func (c *contest) round(ctx context.Context, g group.Group, wires *ring, t *tensor.Tensor, i int) error {
+func (c *contest) round(ctx context.Context, g group.Group, wires *plainConns, t *tensor.Tensor, spare []byte, i int) error {
 	mem, _ := t.Bytes()
 	small := min(len(mem), wireBuffer)
 	for k := range len(c.took) {
@@ -457,9 +431,9 @@ func (c *contest) round(ctx context.Context, g group.Group, wires *ring, t *tens
 		run := c.run
 		switch turn {
 		case plain:
-			run = func(context.Context) error { return wires.move(c.send, c.receive, mem, wires.spare) }
+			run = func(context.Context) error { return wires.move(c.send, c.receive, mem, spare) }
 		case cached:
-			run = func(context.Context) error { return wires.move(c.send, c.receive, mem[:small], wires.spare[:small]) }
+			run = func(context.Context) error { return wires.move(c.send, c.receive, mem[:small], spare[:small]) }
 		}
 		fill(t, float32(g.Rank()+1))
 		d, err := together(ctx, g, run)
@@ -569,19 +543,6 @@ func quantile(took []time.Duration, q float64) time.Duration {
 
 func median(took []time.Duration) time.Duration { return quantile(took, 0.5) }
 
-// latencyOfRoutines is latency for ranks in this process.
-func latencyOfRoutines(ctx context.Context, n, calls int) ([]GroupLatency, error) {
-	var figures []GroupLatency
-	err := onRoutines(ctx, n, func(ctx context.Context, g *tcp.Group) error {
-		l, err := latency(ctx, g, calls, "goroutines")
-		if g.Rank() == 0 {
-			figures = l
-		}
-		return err
-	})
-	return figures, err
-}
-
 // onRoutines runs fn on n ranks in this process that are connected by TCP.
 func onRoutines(ctx context.Context, n int, fn func(context.Context, *tcp.Group) error) error {
 	dir, err := os.MkdirTemp("", "cairn-bench-")
@@ -619,17 +580,28 @@ func onRoutines(ctx context.Context, n int, fn func(context.Context, *tcp.Group)
 	return all.Wait()
 }
 
-// ring has a plain connection from each rank to the next.
-type ring struct {
-	to, from net.Conn
-	spare    []byte // buffer to receive into
-}
+// plainConns are a connection to write to and one to read from.
+type plainConns struct{ to, from net.Conn }
 
 // wireBuffer is the size of a write or read of a plain connection.
 const wireBuffer = 1 << 20
 
-// newRing connects the ranks of a group.
-func newRing(ctx context.Context, g group.Group) (*ring, error) {
+// connect dials addr and accepts a connection from ln.
+func connect(ctx context.Context, ln net.Listener, addr string) (*plainConns, error) {
+	to, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	from, err := ln.Accept()
+	if err != nil {
+		to.Close()
+		return nil, err
+	}
+	return &plainConns{to, from}, nil
+}
+
+// newRing connects each rank of a group to the next.
+func newRing(ctx context.Context, g group.Group) (*plainConns, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -639,26 +611,17 @@ func newRing(ctx context.Context, g group.Group) (*ring, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := new(ring)
-	next := string(addrs[(g.Rank()+1)%g.Size()])
-	if r.to, err = new(net.Dialer).DialContext(ctx, "tcp", next); err != nil {
-		return nil, err
-	}
-	if r.from, err = ln.Accept(); err != nil {
-		r.to.Close()
-		return nil, err
-	}
-	return r, nil
+	return connect(ctx, ln, string(addrs[(g.Rank()+1)%g.Size()]))
 }
 
-func (r *ring) close() {
+func (r *plainConns) close() {
 	r.to.Close()
 	r.from.Close()
 }
 
 // move sends and receives bytes at the same time, reading and writing the two
 // buffers repeatedly.
-func (r *ring) move(send, receive int64, from, into []byte) error {
+func (r *plainConns) move(send, receive int64, from, into []byte) error {
 	var both errgroup.Group
 	both.Go(func() error { return pump(r.to.Write, send, from) })
 	both.Go(func() error { return pump(r.from.Read, receive, into) })

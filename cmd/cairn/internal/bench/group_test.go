@@ -58,11 +58,11 @@ func TestGroupBenchReportsRankError(t *testing.T) {
 	}
 	o.Self = append(self[:2:2], "no job")
 	if _, err := Group(t.Context(), o); err == nil || !strings.Contains(err.Error(), "job of a process") {
-		t.Errorf("Group whose processes fail = %v; want what one of them said", err)
+		t.Errorf("Group whose processes fail = %v; want the output of one of them", err)
 	}
 	o.Ranks, o.LatencyProcs, o.GatherRanks = []int{2}, []int{}, 1
 	if _, err := Group(t.Context(), o); err == nil {
-		t.Error("Group that gathers from nobody = nil; want an error")
+		t.Error("Group that gathers from one rank = nil; want an error")
 	}
 }
 

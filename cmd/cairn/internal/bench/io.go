@@ -7,12 +7,10 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/group"
 )
 
 // IOOptions configure the measurement of saves and loads.
@@ -27,8 +25,7 @@ type IOOptions struct {
 	// Parallel is the number of reads at the same time on each rank. Zero: the
 	// default of a load.
 	Parallel int
-	// Log, if not nil, receives a line about each step.
-	Log func(format string, args ...any)
+	Log      Log
 }
 
 // IOResult compares saves and loads with plain writes and reads of the same
@@ -60,12 +57,7 @@ type IOResult struct {
 // file with plain writes, syncs it, and reads it back into memory with plain
 // reads.
 func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
-	if o.Repeat <= 0 {
-		o.Repeat = 3
-	}
-	if o.Log == nil {
-		o.Log = func(string, ...any) {}
-	}
+	o.Repeat = positive(o.Repeat, 3)
 	if o.Ranks < 1 || o.Bytes < 1<<20 {
 		return nil, fmt.Errorf("%d ranks, %d bytes: want at least one rank and 1 MiB", o.Ranks, o.Bytes)
 	}
@@ -78,24 +70,37 @@ func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Log("making two states of %d bytes", o.Bytes)
-	b := &ioBench{o: o, store: store, floor: filepath.Join(dir, "floor"), groups: inproc.New(o.Ranks)}
+	o.Log.printf("making two states of %d bytes", o.Bytes)
+	b := &ioBench{o: o, store: store, floor: filepath.Join(dir, "floor")}
 	if err := os.Mkdir(b.floor, 0o755); err != nil {
 		return nil, err
 	}
 	if b.plain, err = file.Open(b.floor, nil); err != nil {
 		return nil, err
 	}
-	if b.source, err = newStates(o.Bytes, o.Ranks, true); err != nil {
+	for rank := range o.Ranks {
+		source, err := newState(transformer(o.Bytes), byDim(0, o.Ranks), rank, true)
+		if err != nil {
+			return nil, err
+		}
+		target, err := newState(transformer(o.Bytes), byDim(0, o.Ranks), rank, false)
+		if err != nil {
+			return nil, err
+		}
+		b.source, b.target = append(b.source, source), append(b.target, target)
+	}
+	r := &IOResult{Bytes: b.source[0].bytes, Ranks: o.Ranks, Repeat: o.Repeat, Files: o.Ranks}
+	err = alternate(ctx, r.Bytes, o.Repeat, o.Log,
+		[2]measurement{b.measure(&r.FloorSave, b.plain, removeFile, b.floorSave), b.measure(&r.Save, b.store, removeFile, b.save)},
+		[2]measurement{b.measure(&r.FloorLoadCold, b.plain, coolFile, b.floorLoad), b.measure(&r.LoadCold, b.store, coolFile, b.load)},
+		[2]measurement{b.measure(&r.FloorLoadWarm, b.plain, warmFile, b.floorLoad), b.measure(&r.LoadWarm, b.store, warmFile, b.load)},
+	)
+	if err != nil {
 		return nil, err
 	}
-	if b.target, err = newStates(o.Bytes, o.Ranks, false); err != nil {
-		return nil, err
-	}
-	r := &IOResult{Bytes: b.source.bytes, Ranks: o.Ranks, Repeat: o.Repeat, Files: o.Ranks}
-	if err := b.measure(ctx, r); err != nil {
-		return nil, err
-	}
+	r.SaveRatio = r.Save / r.FloorSave
+	r.LoadColdRatio = r.LoadCold / r.FloorLoadCold
+	r.LoadWarmRatio = r.LoadWarm / r.FloorLoadWarm
 	r.PeakRSS = PeakRSS()
 	return r, b.check()
 }
@@ -103,73 +108,29 @@ func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
 type ioBench struct {
 	o              IOOptions
 	store          *file.Store
-	floor          string      // the directory of the plain files
-	plain          *file.Store // in that directory
-	groups         []*inproc.Group
-	source, target *states
+	floor          string       // the directory of the plain files
+	plain          *file.Store  // in that directory
+	source, target []*rankState // by rank
 }
 
-// measurement is one figure. prepare is called for every file in the store before
-// run is timed.
-type measurement struct {
-	best    *float64
-	store   *file.Store
-	prepare func(ctx context.Context, s *file.Store, name string) error
-	run     func(ctx context.Context, rank int) error
+// measure returns a measurement of run on all ranks, after prepare was called for
+// every file in s.
+func (b *ioBench) measure(best *float64, s *file.Store, prepare func(context.Context, *file.Store, string) error,
+	run func(context.Context, group.Group) error) measurement {
+	return measurement{
+		best,
+		func(ctx context.Context) error { return eachFile(ctx, s, prepare) },
+		func(ctx context.Context) error { return ranks(ctx, b.o.Ranks, run) },
+	}
 }
 
-// measure alternates the measurements of cairn and the floor and their order, so
-// that both run under the same conditions: many disks slow down under load.
-func (b *ioBench) measure(ctx context.Context, r *IOResult) error {
-	pairs := [][2]measurement{
-		{{&r.FloorSave, b.plain, removeFile, b.floorSave}, {&r.Save, b.store, removeFile, b.save}},
-		{{&r.FloorLoadCold, b.plain, coolFile, b.floorLoad}, {&r.LoadCold, b.store, coolFile, b.load}},
-		{{&r.FloorLoadWarm, b.plain, warmFile, b.floorLoad}, {&r.LoadWarm, b.store, warmFile, b.load}},
-	}
-	for i := range b.o.Repeat {
-		b.o.Log("round %d of %d", i+1, b.o.Repeat)
-		for _, p := range pairs {
-			for j := range p {
-				if err := b.take(ctx, p[(i+j)%2]); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	r.SaveRatio = r.Save / r.FloorSave
-	r.LoadColdRatio = r.LoadCold / r.FloorLoadCold
-	r.LoadWarmRatio = r.LoadWarm / r.FloorLoadWarm
-	return nil
-}
-
-// take runs one measurement and keeps the result if it is the best.
-func (b *ioBench) take(ctx context.Context, m measurement) error {
-	if err := eachFile(ctx, m.store, m.prepare); err != nil {
-		return err
-	}
-	took, err := timed(func() error { return b.onRanks(ctx, m.run) })
-	if err != nil {
-		return err
-	}
-	*m.best = max(*m.best, gbs(b.source.bytes, took))
-	return nil
-}
-
-func (b *ioBench) onRanks(ctx context.Context, run func(context.Context, int) error) error {
-	g, ctx := errgroup.WithContext(ctx)
-	for rank := range b.o.Ranks {
-		g.Go(func() error { return run(ctx, rank) })
-	}
-	return g.Wait()
-}
-
-func (b *ioBench) save(ctx context.Context, rank int) error {
-	_, err := cairn.Save(ctx, b.store, b.source.byRank[rank], &cairn.SaveOptions{Group: b.groups[rank]})
+func (b *ioBench) save(ctx context.Context, g group.Group) error {
+	_, err := cairn.Save(ctx, b.store, b.source[g.Rank()].State, &cairn.SaveOptions{Group: g})
 	return err
 }
 
-func (b *ioBench) load(ctx context.Context, rank int) error {
-	_, err := cairn.Load(ctx, b.store, b.target.byRank[rank], &cairn.LoadOptions{Group: b.groups[rank], Parallel: b.o.Parallel})
+func (b *ioBench) load(ctx context.Context, g group.Group) error {
+	_, err := cairn.Load(ctx, b.store, b.target[g.Rank()].State, &cairn.LoadOptions{Group: g, Parallel: b.o.Parallel})
 	return err
 }
 
@@ -182,13 +143,13 @@ func (b *ioBench) floorFile(rank int) string {
 
 // floorSave writes the rank's memory to a file and syncs file and directory, like
 // a save.
-func (b *ioBench) floorSave(_ context.Context, rank int) error {
-	f, err := os.Create(b.floorFile(rank))
+func (b *ioBench) floorSave(_ context.Context, g group.Group) error {
+	f, err := os.Create(b.floorFile(g.Rank()))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := move(b.source.memory[rank], f.Write); err != nil {
+	if err := move(b.source[g.Rank()].memory, f.Write); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {
@@ -198,13 +159,13 @@ func (b *ioBench) floorSave(_ context.Context, rank int) error {
 }
 
 // floorLoad reads the rank's file into its memory.
-func (b *ioBench) floorLoad(_ context.Context, rank int) error {
-	f, err := os.Open(b.floorFile(rank))
+func (b *ioBench) floorLoad(_ context.Context, g group.Group) error {
+	f, err := os.Open(b.floorFile(g.Rank()))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return move(b.target.memory[rank], f.Read)
+	return move(b.target[g.Rank()].memory, f.Read)
 }
 
 // move calls do, a plain read or write, until it has moved all memory.
@@ -266,9 +227,9 @@ func warmFile(ctx context.Context, s *file.Store, name string) error {
 
 // check verifies the loaded bytes.
 func (b *ioBench) check() error {
-	for rank := range b.o.Ranks {
-		for i, m := range b.source.memory[rank] {
-			if string(m) != string(b.target.memory[rank][i]) {
+	for rank, source := range b.source {
+		for i, m := range source.memory {
+			if string(m) != string(b.target[rank].memory[i]) {
 				return fmt.Errorf("rank %d: tensor %d was not loaded as it was saved", rank, i)
 			}
 		}

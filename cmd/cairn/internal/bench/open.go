@@ -64,9 +64,7 @@ func OpenBench(ctx context.Context, o OpenOptions) (*OpenResult, error) {
 	if o.Chunks < 1 {
 		return nil, fmt.Errorf("%d chunks: want at least one", o.Chunks)
 	}
-	if o.Repeat <= 0 {
-		o.Repeat = 5
-	}
+	o.Repeat = positive(o.Repeat, 5)
 	dir := o.Keep
 	if dir == "" {
 		var err error

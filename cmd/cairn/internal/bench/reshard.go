@@ -3,17 +3,15 @@ package bench
 import (
 	"context"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -80,43 +78,36 @@ func byDim(dim, ranks int) shard.Layout {
 	return shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}}, Placements: []shard.Placement{shard.Shard(dim)}}
 }
 
-// matrices returns rank's part of a state of matrices of about the given bytes,
-// f32 and bf16 alternately. Their rows are not a multiple of a tile. A small
-// state has matrices with fewer rows and is less informative.
-func matrices(bytes int64, l shard.Layout, rank int, fill bool) (cairn.State, int64, error) {
-	s := cairn.State{}
-	var total int64
-	for i := 0; total < bytes; i++ {
-		shape := []int64{min(4000, max(25, bytes>>15)), 8192}
-		dtype := []tensor.DType{tensor.Float32, tensor.BFloat16}[i%2]
-		t, err := shard.Empty(l, dtype, shape, rank)
-		if err != nil {
-			return nil, 0, err
+// matrices yields matrices of about the given bytes, f32 and bf16 alternately. Their
+// rows are not a multiple of a tile. A small state has matrices with fewer rows and
+// is less informative.
+func matrices(bytes int64) iter.Seq[weight] {
+	return func(yield func(weight) bool) {
+		var total int64
+		for i := 0; total < bytes; i++ {
+			w := weight{
+				fmt.Sprintf("w%03d", i), []tensor.DType{tensor.Float32, tensor.BFloat16}[i%2],
+				[]int64{min(4000, max(25, bytes>>15)), 8192},
+			}
+			if total += w.bytes(); !yield(w) {
+				return
+			}
 		}
-		mem, _ := t.Local().Bytes()
-		touch(mem, fill)
-		s[fmt.Sprintf("w%03d", i)] = t
-		n, err := tensor.NumBytes(dtype, shape)
-		if err != nil {
-			return nil, 0, err
-		}
-		total += n
 	}
-	return s, total, nil
 }
 
 // run saves under one layout from n ranks and loads under another into m.
 func (r *ReshardRow) run(ctx context.Context, s blob.Store, bytes int64, from, to shard.Layout, n, m int) (int64, error) {
 	var total int64
 	err := ranks(ctx, n, func(ctx context.Context, g group.Group) error {
-		state, size, err := matrices(bytes, from, g.Rank(), true)
+		state, err := newState(matrices(bytes), from, g.Rank(), true)
 		if err != nil {
 			return err
 		}
 		if g.Rank() == 0 {
-			total = size
+			total = state.bytes
 		}
-		_, err = cairn.Save(ctx, s, state, &cairn.SaveOptions{Group: g})
+		_, err = cairn.Save(ctx, s, state.State, &cairn.SaveOptions{Group: g})
 		return err
 	})
 	if err != nil {
@@ -124,11 +115,11 @@ func (r *ReshardRow) run(ctx context.Context, s blob.Store, bytes int64, from, t
 	}
 	start := time.Now()
 	err = ranks(ctx, m, func(ctx context.Context, g group.Group) error {
-		state, _, err := matrices(bytes, to, g.Rank(), false)
+		state, err := newState(matrices(bytes), to, g.Rank(), false)
 		if err != nil {
 			return err
 		}
-		rep, err := cairn.Load(ctx, s, state, &cairn.LoadOptions{Group: g})
+		rep, err := cairn.Load(ctx, s, state.State, &cairn.LoadOptions{Group: g})
 		if err == nil && g.Rank() == 0 {
 			r.ReadStats = rep.Total
 		}
@@ -137,13 +128,4 @@ func (r *ReshardRow) run(ctx context.Context, s blob.Store, bytes int64, from, t
 	r.Seconds = time.Since(start).Seconds()
 	r.Ratio = float64(r.Read) / float64(max(1, r.Needed))
 	return total, err
-}
-
-// ranks runs fn on n ranks of this process.
-func ranks(ctx context.Context, n int, fn func(context.Context, group.Group) error) error {
-	eg, ctx := errgroup.WithContext(ctx)
-	for _, g := range inproc.New(n) {
-		eg.Go(func() error { return fn(ctx, g) })
-	}
-	return eg.Wait()
 }

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
@@ -23,8 +25,7 @@ type TinyOptions struct {
 	// Self is a program with arguments that passes one more argument to [Child],
 	// and Program is the command cairn, to which arguments are added.
 	Self, Program []string
-	// Log, if not nil, receives a line about each step.
-	Log func(format string, args ...any)
+	Log           Log
 }
 
 // TinyResult has a figure for each step.
@@ -48,9 +49,6 @@ func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
 	if len(o.Program) == 0 || len(o.Self) == 0 {
 		return nil, errNoSelf
 	}
-	if o.Log == nil {
-		o.Log = func(string, ...any) {}
-	}
 	dir, err := os.MkdirTemp(o.Dir, "cairn-bench-")
 	if err != nil {
 		return nil, err
@@ -61,26 +59,23 @@ func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Log("save")
-	save, err := runSave(ctx, append(o.Self[:len(o.Self):len(o.Self)], job))
-	if err != nil {
-		return nil, fmt.Errorf("save: %w", err)
-	}
-	r := &TinyResult{Tensors: o.Tensors, Steps: []TinyStep{*save}}
+	r := &TinyResult{Tensors: o.Tensors}
 	for _, s := range []struct {
-		name string
-		args []string
+		name    string
+		program []string
+		args    []string
 	}{
-		{"ls", o.command("ls", native)},
-		{"digest", o.command("digest", native)},
-		{"verify", o.command("verify", native)},
-		{"convert to torchdcp", o.command("convert", "--quiet", "--to", "torchdcp", native, dcp)},
-		{"ls of that", o.command("ls", dcp)},
-		{"digest of that", o.command("digest", dcp)},
-		{"verify of that", o.command("verify", dcp)},
+		{"save", o.Self, []string{job}},
+		{"ls", o.Program, []string{"ls", native}},
+		{"digest", o.Program, []string{"digest", native}},
+		{"verify", o.Program, []string{"verify", native}},
+		{"convert to torchdcp", o.Program, []string{"convert", "--quiet", "--to", "torchdcp", native, dcp}},
+		{"ls of that", o.Program, []string{"ls", dcp}},
+		{"digest of that", o.Program, []string{"digest", dcp}},
+		{"verify of that", o.Program, []string{"verify", dcp}},
 	} {
-		o.Log("%s", s.name)
-		step, err := runStep(ctx, s.name, s.args)
+		o.Log.printf("%s", s.name)
+		step, err := runStep(ctx, s.name, slices.Concat(s.program, s.args))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -89,35 +84,27 @@ func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
 	return r, nil
 }
 
-func (o *TinyOptions) command(args ...string) []string {
-	return append(o.Program[:len(o.Program):len(o.Program)], args...)
-}
-
-// runStep runs a command and returns its time and memory.
+// runStep runs a command and returns its time and memory. The process that saves
+// prints the times of the save alone, without making the state.
 func runStep(ctx context.Context, name string, args []string) (*TinyStep, error) {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stderr = os.Stderr
+	var out bytes.Buffer
+	if name == "save" {
+		cmd.Stdout = &out
+	}
 	took, err := timed(cmd.Run)
 	if err != nil {
 		return nil, err
 	}
 	p := cmd.ProcessState
-	return &TinyStep{
+	step := &TinyStep{
 		Step: name, Seconds: took.Seconds(), CPUSeconds: (p.UserTime() + p.SystemTime()).Seconds(), PeakRSS: maxRSS(p),
-	}, nil
-}
-
-// runSave runs the process that saves. The process measures the save alone,
-// without making the state.
-func runSave(ctx context.Context, args []string) (*TinyStep, error) {
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, err
 	}
-	step := &TinyStep{Step: "save", PeakRSS: maxRSS(cmd.ProcessState)}
-	return step, json.Unmarshal(out, step)
+	if name == "save" {
+		err = json.Unmarshal(out.Bytes(), step)
+	}
+	return step, err
 }
 
 // tinyJob saves a checkpoint of many small tensors.

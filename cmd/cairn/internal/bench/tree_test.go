@@ -32,8 +32,8 @@ func TestTreeBench(t *testing.T) {
 	if r.Items != 2000 || r.Depth != 4 || r.Links != 4 {
 		t.Errorf("Tree = %+v; want 2,000 items, a depth of 4 and 4 links", r)
 	}
-	// Plan, final plan, how the rank fared and the verdict: small as they are, each
-	// call is one message up and one down a link.
+	// Plan, final plan, the outcome of the rank and of the step: they are small, so each
+	// call is one message up and one down each link.
 	const calls, links = 4, ranks - 1
 	if want := calls * 2.0 * links / ranks; r.MessagesSent.Mean != want || r.MessagesReceived.Mean != want {
 		t.Errorf("messages of a rank = %v sent, %v received; want %v", r.MessagesSent.Mean, r.MessagesReceived.Mean, want)
@@ -57,7 +57,7 @@ func TestTreeBench(t *testing.T) {
 func TestTreeBenchReportsRankErrors(t *testing.T) {
 	o := TreeOptions{PlanOptions: PlanOptions{Ranks: 3, Tensors: 1}}
 	for claim, self := range map[string][]string{
-		"no program": nil, "one that is not there": {"./not-there"}, "one that fails": {os.Args[0], childArg, "no job"},
+		"no program": nil, "a missing program": {"./not-there"}, "a program that fails": {os.Args[0], childArg, "no job"},
 	} {
 		o.Self = self
 		if _, err := Tree(t.Context(), o); err == nil {
@@ -71,7 +71,7 @@ func TestTreeBenchReportsRankErrors(t *testing.T) {
 }
 
 func TestChildRefusesInvalidJobs(t *testing.T) {
-	for _, job := range []string{"", "{}", `{"crowd": 1}`} {
+	for _, job := range []string{"", "{}", `{"tree": 1}`} {
 		if err := Child(t.Context(), job, os.Stdout); err == nil {
 			t.Errorf("Child(%q) = nil; want an error", job)
 		}

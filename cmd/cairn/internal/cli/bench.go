@@ -271,7 +271,7 @@ func printTinyBench(o *output, r *bench.TinyResult) {
 }
 
 func newBenchTreeCmd() *cobra.Command {
-	o := bench.TreeOptions{PlanOptions: bench.PlanOptions{Ranks: 10_000, Tensors: 1000}}.WithDefaults()
+	o := bench.TreeOptions{PlanOptions: bench.PlanOptions{Ranks: 10_000, Tensors: 1000}, Arity: bench.DefaultArity}
 	low := lowest{"ranks": 2, "tensors": 1, "arity": 1}
 	cmd := benchCommand("tree", low, func(ctx context.Context, out *output) (r *bench.TreeResult, err error) {
 		if o.Self, err = benchChild(); err != nil {
