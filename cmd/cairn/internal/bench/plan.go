@@ -54,12 +54,16 @@ func Plan(ctx context.Context, o PlanOptions) (*PlanResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	runtime.GC()
-	if err := ctx.Err(); err != nil {
-		return nil, err
+	unchanged := make([]*plan.SavePlan, len(plans))
+	for rank, p := range plans {
+		unchanged[rank] = &plan.SavePlan{Unchanged: true, Fingerprint: p.Fingerprint}
 	}
-	caches := newCaches(o.Ranks)
-	finals, md, err := r.global(plans, caches)
+	runtime.GC()
+	observe := func(phase string, took time.Duration) { r.Phases[phase] = took.Seconds() }
+	coordinator := new(plan.Cache)
+	finals, md, err := coordinator.Global(plans, func(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+		return plan.GlobalObserved(ps, plan.LeastLoaded, observe)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +77,7 @@ func Plan(ctx context.Context, o PlanOptions) (*PlanResult, error) {
 		r.Seconds += s
 	}
 	r.PeakRSS = PeakRSS()
-	return r, r.repeat(o, caches)
+	return r, r.repeat(o, coordinator, unchanged)
 }
 
 // localPlan returns the plan of one rank, like its planner.
@@ -131,25 +135,6 @@ func (r *PlanResult) gather(ctx context.Context, o PlanOptions) ([]*plan.SavePla
 
 func options(rank int, o PlanOptions) string { return fmt.Sprint(rank, "/", o.Ranks) }
 
-// caches are the plan caches of the coordinator and of the last rank.
-type caches struct{ coordinator, last *plan.Cache }
-
-func newCaches(ranks int) *caches {
-	c := &caches{coordinator: new(plan.Cache)}
-	c.last = c.coordinator
-	if ranks > 1 {
-		c.last = new(plan.Cache)
-	}
-	return c
-}
-
-func (r *PlanResult) global(plans []*plan.SavePlan, c *caches) ([]*plan.SavePlan, *meta.Metadata, error) {
-	observe := func(phase string, took time.Duration) { r.Phases[phase] = took.Seconds() }
-	return c.coordinator.Global(plans, func(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
-		return plan.GlobalObserved(ps, plan.LeastLoaded, observe)
-	})
-}
-
 // index lays out the ranks' files, like the ranks, and encodes the index.
 func (r *PlanResult) index(md *meta.Metadata, finals []*plan.SavePlan) error {
 	start := time.Now()
@@ -186,44 +171,39 @@ func (r *PlanResult) index(md *meta.Metadata, finals []*plan.SavePlan) error {
 	return err
 }
 
-// repeat plans the same save again. One rank's own work counts, because in a job
-// all ranks do it in parallel.
-func (r *PlanResult) repeat(o PlanOptions, c *caches) error {
-	last := o.Ranks - 1
-	sent := make([]*plan.SavePlan, o.Ranks)
+// repeat plans the same save again: the ranks send unchanged plans. One rank's own
+// work counts, because in a job all ranks do it in parallel.
+func (r *PlanResult) repeat(o PlanOptions, coordinator *plan.Cache, unchanged []*plan.SavePlan) error {
+	last, cache := o.Ranks-1, coordinator
+	if last > 0 {
+		cache = new(plan.Cache)
+	}
 	// The rank's first save fills its cache.
-	own, err := c.last.Local(localPlan(last, o), options(last, o))
+	own, err := cache.Local(localPlan(last, o), options(last, o))
 	if err != nil {
 		return err
 	}
-	if _, err := c.last.Finish(own); err != nil {
+	if _, err := cache.Finish(own); err != nil {
 		return err
-	}
-	for rank := range sent {
-		print, err := new(plan.Cache).Local(localPlan(rank, o), options(rank, o))
-		if err != nil {
-			return err
-		}
-		sent[rank] = &plan.SavePlan{Unchanged: true, Fingerprint: print.Fingerprint}
 	}
 	again := localPlan(last, o)
 	runtime.GC()
 	took, err := timed(func() error {
-		p, err := c.last.Local(again, options(last, o))
+		p, err := cache.Local(again, options(last, o))
 		if err != nil {
 			return err
 		}
 		if !p.Unchanged {
 			return fmt.Errorf("the plan of rank %d changed without a reason", last)
 		}
-		sent[last] = p
-		answers, _, err := c.coordinator.Global(sent, func([]*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+		unchanged[last] = p
+		answers, _, err := coordinator.Global(unchanged, func([]*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 			return nil, nil, fmt.Errorf("the coordinator planned again without a reason")
 		})
 		if err != nil {
 			return err
 		}
-		_, err = c.last.Finish(answers[last])
+		_, err = cache.Finish(answers[last])
 		return err
 	})
 	r.RepeatSeconds = took.Seconds()
