@@ -51,7 +51,7 @@ func placeAt(path string) *convert.Place {
 			return nil, err
 		}
 		defer c.Close()
-		var out []string
+		out := []string{"cairn.json"} // the format does not list it
 		for _, f := range c.Files() {
 			out = append(out, f.Name)
 		}

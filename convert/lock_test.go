@@ -92,7 +92,7 @@ func TestCheckChangesNothing(t *testing.T) {
 	for claim, c := range map[string]struct {
 		old, stop string
 	}{
-		"a folder that is moved into":   {"x/notes", "move a"},
+		"a folder that is moved into":   {"x/notes", "add a"},
 		"a checkpoint that is replaced": {"x/c", "rename"},
 	} {
 		t.Run(claim, func(t *testing.T) {

@@ -19,34 +19,36 @@ import (
 // replaced.
 var ErrOccupied = errors.New("something else is there")
 
-// Place is a path of the file system at which a checkpoint appears in one step,
-// when it is complete. Until then it grows in a directory beside it.
+// Place is a path of the file system at which a checkpoint appears in one atomic step
+// when it is complete. Until then its files are in a staging directory next to it. The
+// writers of the format commit there. Their names are then those of a first save, and
+// the checkpoint at Path may have any format.
 //
-// Only a checkpoint is ever replaced, and only with Overwrite: files in its
-// folder that are not part of it stay in the new one. Into a folder without a
-// checkpoint the new files are moved one after the other, with Overwrite too, the
-// one that makes them a checkpoint last. Nothing that was there is touched.
+// Only a checkpoint is ever replaced, and only if Overwrite is set. Files in its
+// folder that are not part of it become files of the new folder. If Path is a folder
+// without a checkpoint, the new files are added to it, the record last. Nothing that
+// was there is changed.
 //
-// Two conversions to one place would take each other's files for their own:
-// Lock keeps the second one away. A Place is for one goroutine.
+// Two conversions to one place would use each other's files. Lock prevents that. A
+// Place is for one goroutine.
 type Place struct {
 	// Path is the path of the checkpoint: a directory, or a file if File is set.
 	Path string
-	// File is the name by which the writers call the file that is the
-	// checkpoint. Empty: it is a directory.
+	// File is the name of the file that the writers write, if the checkpoint is one
+	// file. Empty: it is a directory.
 	File string
 	// Overwrite replaces the checkpoint that is there.
 	Overwrite bool
 	// Look returns the files of the checkpoint at a path, relative to it and with
-	// slashes; for a checkpoint that is a file they do not matter. The error wraps
-	// storage.ErrNotFound if there is no checkpoint. After any other error nothing is
-	// replaced. Nil: nothing is a checkpoint.
+	// slashes, or nothing if the path is a file. The error wraps storage.ErrNotFound if
+	// there is no checkpoint. After any other error nothing is replaced. Nil: there is
+	// never a checkpoint.
 	Look func(path string) ([]string, error)
-	// Accept, if not nil, is asked about a new folder that is complete, with the
-	// files of the old one that stay, before it takes the old one's place.
+	// Accept, if not nil, may refuse the new folder, which is complete and includes
+	// the files of the old folder that stay, before it replaces the old folder.
 	Accept func(dir string) error
 	// Record reports whether a file of the new checkpoint is its record, which is
-	// moved last. Nil: no file is.
+	// added last to a folder. Nil: no file is.
 	Record func(name string) bool
 
 	lock *file.PathLock          // nil: not held
@@ -68,108 +70,82 @@ func (p *Place) beside(ending string) string {
 func (p *Place) aside() string { return p.beside(asideEnding) }
 
 // occupant is what is at a path.
-type occupant struct {
-	kind  occupantKind
-	mode  fs.FileMode
-	files []string // of a checkpoint
-	err   error    // why they are not known
-}
-
-type occupantKind int
+type occupant int
 
 const (
-	nothing     occupantKind = iota // or an empty directory
-	aFolder                         // without a checkpoint
-	aFile                           // that is not a checkpoint
-	aSpecial                        // no file and no folder, such as a FIFO
-	aCheckpoint                     // in a directory
-	aSingleFile                     // that is a checkpoint
+	nothing          occupant = iota // or an empty folder
+	otherFolder                      // a folder without a checkpoint
+	checkpointFolder                 // a checkpoint that is a folder
+	checkpointFile                   // a checkpoint that is a file
 )
 
-// Check returns an error if there is something at Path that must not be
-// replaced: it wraps storage.ErrExists for a checkpoint, and ErrOccupied for
-// anything else. It changes nothing and needs no lock; what an earlier Publish,
-// killed between two steps, had begun counts as undone.
+// Check returns an error if the new checkpoint must not replace what is at Path. The
+// error wraps storage.ErrExists for a checkpoint, and ErrOccupied for anything else.
+// Check changes nothing and needs no lock. If an earlier Publish was interrupted, Check
+// looks at what will be at Path after Prepare has undone it.
 func (p *Place) Check() error {
-	o, err := p.foreseen()
-	if err != nil {
-		return err
+	path := p.Path
+	if !exists(path) && exists(p.aside()) {
+		path = p.aside()
+	} else if begun, err := p.moved(); len(begun) > 0 || err != nil {
+		return err // Path becomes a folder without a checkpoint again
 	}
-	return p.mayReplace(o)
+	_, _, err := p.examine(path)
+	return err
 }
 
-// foreseen returns what will be at Path after undo.
-func (p *Place) foreseen() (*occupant, error) {
-	if !exists(p.Path) && exists(p.aside()) {
-		return p.occupant(p.aside())
-	}
-	names, err := p.moving()
-	if err != nil || len(names) > 0 && exists(p.Path) {
-		return &occupant{kind: aFolder}, err
-	}
-	return p.occupant(p.Path)
-}
-
-// check is Check once the rest of an earlier Publish is undone.
-func (p *Place) check() (*occupant, error) {
+// check undoes what an interrupted Publish did, and examines Path.
+func (p *Place) check() (occupant, []string, error) {
 	if err := p.undo(); err != nil {
-		return nil, err
+		return nothing, nil, err
 	}
-	o, err := p.occupant(p.Path)
-	if err != nil {
-		return nil, err
-	}
-	return o, p.mayReplace(o)
+	return p.examine(p.Path)
 }
 
-// undo undoes what an earlier Publish, killed between two steps, had begun.
-func (p *Place) undo() error { return errors.Join(p.restore(), p.moveBack()) }
-
-// mayReplace returns an error if the new checkpoint must not replace o.
-func (p *Place) mayReplace(o *occupant) error {
-	switch {
-	case o.kind == nothing:
-		return nil
-	case o.kind == aSpecial:
-		return fmt.Errorf("%w: %s is %s, which no checkpoint can replace", ErrOccupied, p.Path, special(o.mode))
-	case o.kind == aFile:
-		return fmt.Errorf("%w: %s is a file that is no checkpoint", ErrOccupied, p.Path)
-	case p.File != "" && o.kind != aSingleFile:
-		return fmt.Errorf("%w: %s is a folder", ErrOccupied, p.Path)
-	case o.kind == aFolder:
-		return nil
-	case o.err != nil && o.kind == aSingleFile:
-		return fmt.Errorf("%w: %s is not a checkpoint that can be opened, and is not replaced: %v", ErrOccupied, p.Path, o.err)
-	case o.err != nil:
-		return fmt.Errorf("%w: %s holds a checkpoint that cannot be opened, so it is unknown which files belong to it: %v", ErrOccupied, p.Path, o.err)
-	case !p.Overwrite:
-		return fmt.Errorf("%w: %s", storage.ErrExists, p.Path)
+// examine returns what is at path, and the files of the checkpoint there. It returns
+// an error if the new checkpoint must not replace it.
+func (p *Place) examine(path string) (occupant, []string, error) {
+	refuse := func(why string, args ...any) (occupant, []string, error) {
+		return nothing, nil, fmt.Errorf("%w: %s %s", ErrOccupied, p.Path, fmt.Sprintf(why, args...))
 	}
-	return nil
-}
-
-// occupant returns what is at path.
-func (p *Place) occupant(path string) (*occupant, error) {
 	fi, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Lstat(path); err == nil {
-			return &occupant{kind: aFile}, nil // a link to nowhere
-		}
-		return &occupant{}, nil
-	}
-	if err != nil {
-		return nil, err
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && exists(path): // a symbolic link without a target
+		return refuse("is a file that is no checkpoint")
+	case errors.Is(err, fs.ErrNotExist):
+		return nothing, nil, nil
+	case err != nil:
+		return nothing, nil, err
+	case !fi.IsDir() && !fi.Mode().IsRegular(): // to open it may block
+		return refuse("is %s, which no checkpoint can replace", special(fi.Mode()))
+	case fi.IsDir() && p.File != "":
+		return refuse("is a folder")
 	}
 	if fi.IsDir() {
-		entries, err := os.ReadDir(path)
-		if err != nil || len(entries) == 0 && p.File == "" {
-			return &occupant{}, err
+		if entries, err := os.ReadDir(path); err != nil || len(entries) == 0 {
+			return nothing, nil, err
 		}
 	}
-	if !fi.IsDir() && !fi.Mode().IsRegular() { // to open it may wait for ever
-		return &occupant{kind: aSpecial, mode: fi.Mode()}, nil
+	var files []string
+	if err = storage.ErrNotFound; p.Look != nil {
+		files, err = p.Look(path)
 	}
-	return p.look(path, fi.IsDir()), nil
+	none := errors.Is(err, storage.ErrNotFound)
+	switch {
+	case none && fi.IsDir():
+		return otherFolder, nil, nil
+	case none:
+		return refuse("is a file that is no checkpoint")
+	case err != nil && fi.IsDir():
+		return refuse("holds a checkpoint that cannot be opened, so it is unknown which files belong to it: %v", err)
+	case err != nil:
+		return refuse("is not a checkpoint that can be opened, and is not replaced: %v", err)
+	case !p.Overwrite:
+		return nothing, nil, fmt.Errorf("%w: %s", storage.ErrExists, p.Path)
+	case fi.IsDir():
+		return checkpointFolder, files, nil
+	}
+	return checkpointFile, nil, nil
 }
 
 // special returns what a path is that is neither a file nor a folder.
@@ -185,28 +161,13 @@ func special(m fs.FileMode) string {
 	return "not a regular file"
 }
 
-func (p *Place) look(path string, dir bool) *occupant {
-	without, with := aFile, aSingleFile
-	if dir {
-		without, with = aFolder, aCheckpoint
-	}
-	if p.Look == nil {
-		return &occupant{kind: without}
-	}
-	files, err := p.Look(path)
-	if errors.Is(err, storage.ErrNotFound) {
-		return &occupant{kind: without}
-	}
-	return &occupant{kind: with, files: files, err: err}
-}
-
-// Prepare is Check, undoes what an earlier Publish had begun, and removes a
-// staging directory that no conversion began: such as the rest of an old
-// checkpoint that was replaced. Run continues or removes the others.
+// Prepare is like Check, but undoes what an interrupted Publish did, and removes a
+// staging directory without the record of a conversion, such as the rest of a
+// checkpoint that was replaced. Run continues or removes other staging directories.
 func (p *Place) Prepare() error { return p.locked(p.prepare) }
 
 func (p *Place) prepare() error {
-	if _, err := p.check(); err != nil {
+	if _, _, err := p.check(); err != nil {
 		return err
 	}
 	_, err := os.Stat(filepath.Join(p.Staging(), filepath.FromSlash(recordName)))
@@ -227,12 +188,12 @@ func (p *Place) discard() error {
 	return os.RemoveAll(p.Staging())
 }
 
-// ErrBusy reports a place at which another conversion is at work.
+// ErrBusy reports a place that another conversion has locked.
 var ErrBusy = errors.New("another conversion to it is running")
 
-// Lock makes the place and its staging directory the caller's own, until Unlock
-// or the end of the process. A conversion holds it from before Prepare until after
-// Publish or Discard. Locking it twice is not an error.
+// Lock reserves the place and its staging directory for the caller, until Unlock or the
+// end of the process. A conversion holds it from before Prepare until after Publish or
+// Discard. Locking it twice is not an error.
 //
 // The error wraps ErrBusy if another conversion holds it, in this process or in
 // another one, and errors.ErrUnsupported if the file system has no locks.
@@ -248,7 +209,7 @@ func (p *Place) Lock() error {
 	return err
 }
 
-// Unlock gives up what Lock took. It does nothing if that is not held.
+// Unlock releases the lock, if it is held.
 func (p *Place) Unlock() error {
 	l := p.lock
 	if l == nil {
@@ -258,12 +219,12 @@ func (p *Place) Unlock() error {
 	return l.Unlock()
 }
 
-// lockPath is the file that is locked. It lies beside the staging directory and
-// not inside: Publish renames or removes that directory.
+// lockPath returns the path of the file that is locked. It is not in the staging
+// directory, because Publish renames or removes that directory.
 func (p *Place) lockPath() string { return p.beside(lockEnding) }
 
-// locked runs fn under the lock, which it takes for that time unless it is held.
-// If the file system has no locks, it runs fn without: Lock reports that.
+// locked runs fn while it holds the lock. If the file system has no locks, it runs fn
+// without a lock.
 func (p *Place) locked(fn func() error) (err error) {
 	if p.lock == nil {
 		if err := p.Lock(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
@@ -281,16 +242,16 @@ const (
 	lockEnding    = ".cairn-lock"
 )
 
-// Unfinished is what a conversion that has not finished has beside its target.
+// Unfinished describes the files of a conversion that has not finished.
 type Unfinished struct {
 	// Path is the path of the checkpoint, and Staging the directory in which it is
 	// made. Staging may not exist: the conversion may have left only its lock.
 	Path, Staging string
-	// Bytes are those of all files.
+	// Bytes is the size of all files.
 	Bytes int64
-	// ModTime is when the last file was changed.
+	// ModTime is the time of the last change.
 	ModTime time.Time
-	// Owner is what became of the process of the conversion.
+	// Owner is the state of the process of the conversion.
 	Owner blob.Owner
 }
 
@@ -319,14 +280,14 @@ func FindUnfinished(dir string) ([]Unfinished, error) {
 	return out, nil
 }
 
-// IsStaging reports whether name is that of a directory or a file that a conversion
-// makes beside its target.
+// IsStaging reports whether name is the base name of a directory or a file that a
+// conversion makes next to its target.
 func IsStaging(name string) bool {
 	_, ok := targetOf(name)
 	return ok
 }
 
-// targetOf returns the base name of the target that a hidden name is of.
+// targetOf returns the base name of the target of a hidden name.
 func targetOf(name string) (string, bool) {
 	for _, ending := range []string{stagingEnding, asideEnding, lockEnding} {
 		if target, ok := strings.CutSuffix(name, ending); ok && len(target) > 1 && target[0] == '.' {
@@ -342,14 +303,13 @@ func UnfinishedAt(path string) (*Unfinished, error) {
 	p := &Place{Path: path}
 	u := &Unfinished{Path: p.Path, Staging: p.Staging()}
 	var err error
-	// The owner comes first: files that a conversion makes after that are of one
-	// that Drop cannot lock out.
+	// The owner is read first. If a conversion begins after that, Drop returns ErrBusy.
 	if u.Owner, err = file.PathOwner(p.lockPath()); err != nil {
 		return nil, err
 	}
 	found := false
 	own := []string{p.Staging(), p.lockPath()}
-	if exists(p.Path) { // else the old checkpoint is there, and comes back
+	if exists(p.Path) { // otherwise undo moves the old checkpoint back to Path
 		own = append(own, p.aside())
 	}
 	for _, top := range own {
@@ -370,7 +330,7 @@ func UnfinishedAt(path string) (*Unfinished, error) {
 			}
 			return nil
 		})
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // it may go meanwhile
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // it may be removed meanwhile
 			return nil, err
 		}
 	}
@@ -380,8 +340,8 @@ func UnfinishedAt(path string) (*Unfinished, error) {
 	return u, nil
 }
 
-// Drop removes what a conversion to Path that has not finished left, so that it
-// cannot be continued. What its Publish had begun is undone first. The error wraps
+// Drop removes the files of a conversion to Path that has not finished, so that it
+// cannot be continued. It first undoes what an interrupted Publish did. The error wraps
 // ErrBusy if the conversion still runs.
 func (p *Place) Drop() error {
 	return p.locked(func() error {

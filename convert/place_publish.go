@@ -1,7 +1,6 @@
 package convert
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,26 +9,27 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
+
+	"github.com/cairn-ckpt/cairn/blob/file"
 )
 
-// Publish makes the checkpoint in the staging directory appear at Path and
-// removes the one that it replaces and the staging directory. After an
-// interruption Prepare comes first, and the checkpoint is made again.
+// Publish makes the checkpoint in the staging directory appear at Path. Then it removes
+// the checkpoint that it replaces and the staging directory. After an interruption
+// Prepare comes first, and the checkpoint is made again.
 func (p *Place) Publish() error { return p.locked(p.publish) }
 
 func (p *Place) publish() error {
-	o, err := p.check()
+	old, files, err := p.check()
 	if err != nil {
 		return err
 	}
-	if err := p.appear(o); err != nil {
+	if err := p.appear(old, files); err != nil {
 		return err
 	}
-	if err := p.do("sync", func() error { return syncDir(filepath.Dir(filepath.Clean(p.Path))) }); err != nil {
+	if err := p.do("sync", func() error { return file.SyncDir(filepath.Dir(filepath.Clean(p.Path))) }); err != nil {
 		return err
 	}
-	// The new checkpoint is in place. What follows removes the old one.
+	// The new checkpoint is complete. The staging directory may be the old one now.
 	for _, rest := range []string{p.Staging(), p.aside()} {
 		if err := p.do("remove "+filepath.Base(rest), func() error { return os.RemoveAll(rest) }); err != nil {
 			return err
@@ -38,23 +38,34 @@ func (p *Place) publish() error {
 	return nil
 }
 
-// appear moves the new checkpoint to Path. o is what is there.
-func (p *Place) appear(o *occupant) error {
+// do runs a step of Publish.
+func (p *Place) do(name string, fn func() error) error {
+	if p.step != nil {
+		if err := p.step(name); err != nil {
+			return err
+		}
+	}
+	return fn()
+}
+
+// appear makes the new checkpoint appear at Path, where old is. files are those of the
+// old checkpoint.
+func (p *Place) appear(old occupant, files []string) error {
 	from := p.Staging()
 	if p.File != "" {
 		from = filepath.Join(from, p.File)
 	}
 	switch {
-	case o.kind == aFolder:
-		return p.moveIn()
-	case o.kind == aCheckpoint:
-		if err := p.adopt(o.files); err != nil {
+	case old == otherFolder:
+		return p.addTo()
+	case old == checkpointFolder:
+		if err := p.adopt(files); err != nil {
 			return err
 		}
 		return p.replace(from)
-	case o.kind == aSingleFile && p.File == "":
+	case old == checkpointFile && p.File == "":
 		return p.replace(from)
-	case o.kind == nothing: // at most an empty directory
+	case old == nothing: // at most an empty folder
 		if err := os.Remove(p.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -62,10 +73,10 @@ func (p *Place) appear(o *occupant) error {
 	return p.do("rename", func() error { return os.Rename(from, p.Path) })
 }
 
-// replace exchanges the new checkpoint and the old one, or moves the old one aside
-// first.
+// replace exchanges the new checkpoint and the old one. If the file system cannot do
+// that, it moves the old one aside first.
 func (p *Place) replace(from string) error {
-	err := p.do("exchange", func() error { return exchange(from, p.Path) })
+	err := p.do("exchange", func() error { return file.Exchange(from, p.Path) })
 	if !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}
@@ -78,51 +89,30 @@ func (p *Place) replace(from string) error {
 	return p.do("rename", func() error { return os.Rename(from, p.Path) })
 }
 
-// restore undoes half a replacement.
-func (p *Place) restore() error {
-	_, err := os.Lstat(p.aside())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if _, err := os.Lstat(p.Path); !errors.Is(err, fs.ErrNotExist) {
-		return err // the new one is there; Publish removes the old one
-	}
-	return os.Rename(p.aside(), p.Path)
-}
-
-// syncDir makes changes of names in a directory durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	if err := d.Sync(); err != nil && !errors.Is(err, errors.ErrUnsupported) && !errors.Is(err, syscall.EINVAL) {
-		return err
-	}
-	return nil
-}
-
-func (p *Place) do(name string, fn func() error) error {
-	if p.step != nil {
-		if err := p.step(name); err != nil {
+// undo undoes the steps of an interrupted Publish: it moves the old checkpoint back to
+// Path, or removes the files that were added to a folder.
+func (p *Place) undo() error {
+	if !exists(p.Path) && exists(p.aside()) {
+		if err := os.Rename(p.aside(), p.Path); err != nil {
 			return err
 		}
 	}
-	return fn()
+	added, err := p.moved()
+	for _, n := range added {
+		err = errors.Join(err, os.Remove(p.inPath(n)))
+	}
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(p.inStaging(addingName))
 }
 
-// movingName is the list of the files that are being moved into a folder, in
-// their order. While it is there, those that have arrived are to be taken back,
-// unless the last has.
-const movingName = JournalPrefix + "moving.json"
+// addingName is a directory that exists in the staging directory while addTo runs.
+const addingName = JournalPrefix + "adding"
 
-// moveIn moves the new files into the folder at Path, in which nothing has their
-// names.
-func (p *Place) moveIn() error {
+// addTo adds the new files to the folder at Path, the record last. It fails if the
+// folder has a file of the same name.
+func (p *Place) addTo() error {
 	names, err := p.newFiles()
 	if err != nil {
 		return err
@@ -132,20 +122,40 @@ func (p *Place) moveIn() error {
 			return fmt.Errorf("%w: %s", ErrOccupied, p.inPath(n))
 		}
 	}
-	if err := p.do("list", func() error { return p.writeMoving(names) }); err != nil {
+	mark := func() error {
+		return errors.Join(os.MkdirAll(p.inStaging(addingName), 0o777), file.SyncDir(p.inStaging(JournalPrefix)), file.SyncDir(p.Staging()))
+	}
+	if err := p.do("mark", mark); err != nil {
 		return err
 	}
 	for i, n := range names {
-		if i == len(names)-1 { // nothing is a checkpoint before its data is there for good
-			if err := p.do("sync", func() error { return syncDir(p.Path) }); err != nil {
+		if i == len(names)-1 { // the data must be durable before the record appears
+			if err := p.do("sync", func() error { return file.SyncDir(p.Path) }); err != nil {
 				return err
 			}
 		}
-		if err := p.do("move "+n, func() error { return move(p.inStaging(n), p.inPath(n)) }); err != nil {
+		add := func() error {
+			return errors.Join(os.MkdirAll(filepath.Dir(p.inPath(n)), 0o777), link(p.inStaging(n), p.inPath(n)))
+		}
+		if err := p.do("add "+n, add); err != nil {
 			return err
 		}
 	}
-	return p.do("sync", func() error { return syncDir(p.Path) })
+	return p.do("sync", func() error { return file.SyncDir(p.Path) })
+}
+
+// moved returns the files that an interrupted Publish has added to the folder at Path.
+// If it has added all of them, the checkpoint is complete, and moved returns nothing.
+func (p *Place) moved() ([]string, error) {
+	if !exists(p.inStaging(addingName)) {
+		return nil, nil
+	}
+	names, err := p.newFiles()
+	added := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !isLinked(p.inStaging(n), p.inPath(n)) })
+	if len(added) == len(names) {
+		return nil, err
+	}
+	return added, err
 }
 
 func (p *Place) inStaging(name string) string {
@@ -154,9 +164,9 @@ func (p *Place) inStaging(name string) string {
 
 func (p *Place) inPath(name string) string { return filepath.Join(p.Path, filepath.FromSlash(name)) }
 
-// newFiles returns the files of the new checkpoint, what makes it one last.
+// newFiles returns the files of the new checkpoint, the record last.
 func (p *Place) newFiles() ([]string, error) {
-	var data, last []string
+	var data, record []string
 	err := filepath.WalkDir(p.Staging(), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -166,84 +176,13 @@ func (p *Place) newFiles() ([]string, error) {
 		switch {
 		case strings.HasPrefix(name, JournalPrefix):
 		case p.Record != nil && p.Record(name):
-			last = append(last, name)
+			record = append(record, name)
 		default:
 			data = append(data, name)
 		}
 		return err
 	})
-	return append(data, last...), err
-}
-
-// writeMoving writes the list in one step.
-func (p *Place) writeMoving(names []string) error {
-	b, err := json.Marshal(names)
-	if err != nil {
-		return err
-	}
-	path := p.inStaging(movingName)
-	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-		return err
-	}
-	f, err := os.Create(path + ".tmp")
-	if err != nil {
-		return err
-	}
-	if _, err = f.Write(b); err == nil {
-		err = f.Sync()
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".tmp", path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-// moving returns the list of a move that has not come to its end, or nothing.
-func (p *Place) moving() ([]string, error) {
-	b, err := os.ReadFile(p.inStaging(movingName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	var names []string
-	if err == nil {
-		err = json.Unmarshal(b, &names)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", p.inStaging(movingName), err)
-	}
-	if len(names) == 0 || !exists(p.inStaging(names[len(names)-1])) {
-		return nil, nil // all has arrived
-	}
-	return names, nil
-}
-
-// moveBack takes back what an earlier Publish, killed before the last file, had
-// moved into the folder.
-func (p *Place) moveBack() error {
-	names, err := p.moving()
-	if err != nil || len(names) == 0 {
-		return err
-	}
-	for _, n := range slices.Backward(names) {
-		if !filepath.IsLocal(filepath.FromSlash(n)) || exists(p.inStaging(n)) || !exists(p.inPath(n)) {
-			continue
-		}
-		if err := move(p.inPath(n), p.inStaging(n)); err != nil {
-			return err
-		}
-	}
-	return os.Remove(p.inStaging(movingName))
-}
-
-// move gives a file another name, in a folder that is made if need be.
-func move(from, to string) error {
-	if err := os.MkdirAll(filepath.Dir(to), 0o777); err != nil {
-		return err
-	}
-	return os.Rename(from, to)
+	return append(data, record...), err
 }
 
 func exists(path string) bool {
@@ -251,9 +190,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// adopt gives the new checkpoint those files of the old folder that were no part
-// of the old checkpoint. They are linked, so that the old folder stays as it is
-// until the new one takes its place.
+// adopt links those files of the old folder that are not part of the old checkpoint
+// into the new one. The old folder does not change until the new one replaces it.
 func (p *Place) adopt(owned []string) error {
 	err := filepath.WalkDir(p.Path, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || path == p.Path {
@@ -270,12 +208,16 @@ func (p *Place) adopt(owned []string) error {
 		case slices.Contains(owned, filepath.ToSlash(name)):
 			return nil
 		}
-		return p.do("adopt", func() error { return p.adoptFile(path, to, d) })
+		err = p.do("adopt", func() error { return link(path, to) })
+		if errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("%w: %s is no part of the old checkpoint, and would be lost to a file of the new one", ErrOccupied, path)
+		}
+		return err
 	})
 	if err != nil {
 		return err
 	}
-	if err := syncDir(p.Staging()); err != nil {
+	if err := file.SyncDir(p.Staging()); err != nil {
 		return err
 	}
 	if p.Accept == nil {
@@ -284,52 +226,46 @@ func (p *Place) adopt(owned []string) error {
 	return p.Accept(p.Staging())
 }
 
-// adoptFile makes a file of the old folder one of the new folder too.
-func (p *Place) adoptFile(from, to string, d fs.DirEntry) error {
-	if d.Type()&fs.ModeSymlink != 0 {
+// link makes a file or symbolic link available at a second path. If the file system
+// has no hard links, it copies the file, with its time.
+func link(from, to string) error {
+	fi, err := os.Lstat(from)
+	if err != nil {
+		return err
+	}
+	if fi.Mode()&fs.ModeSymlink != 0 {
 		target, err := os.Readlink(from)
 		if err != nil {
 			return err
 		}
-		return p.clash(os.Symlink(target, to), from)
+		return os.Symlink(target, to)
 	}
-	err := os.Link(from, to)
-	if err == nil || errors.Is(err, fs.ErrExist) {
-		return p.clash(err, from)
+	if err := os.Link(from, to); err == nil || errors.Is(err, fs.ErrExist) {
+		return err
 	}
-	return p.clash(copyFile(from, to), from) // not every file system has links
+	return copyFile(from, to, fi)
 }
 
-// clash adds to fs.ErrExist which file of the old folder would be lost.
-func (p *Place) clash(err error, file string) error {
-	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%w: %s is no part of the old checkpoint, and would be lost to a file of the new one", ErrOccupied, file)
-	}
-	return err
+// isLinked reports whether to is the result of link.
+func isLinked(from, to string) bool {
+	a, err := os.Lstat(from)
+	b, err2 := os.Lstat(to)
+	return err == nil && err2 == nil && (os.SameFile(a, b) || a.Size() == b.Size() && a.ModTime().Equal(b.ModTime()))
 }
 
-// copyFile makes the new file to, with the content and the time of from.
-func copyFile(from, to string) error {
+// copyFile copies a file to the new path to, with the mode and the time of fi.
+func copyFile(from, to string, fi fs.FileInfo) error {
 	src, err := os.Open(from)
 	if err != nil {
 		return err
 	}
 	defer src.Close()
-	fi, err := src.Stat()
-	if err != nil {
-		return err
-	}
 	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fi.Mode().Perm())
 	if err != nil {
 		return err
 	}
-	if _, err = io.Copy(dst, src); err == nil {
-		err = dst.Sync()
-	}
-	if err = errors.Join(err, dst.Close()); err == nil {
-		err = os.Chtimes(to, fi.ModTime(), fi.ModTime())
-	}
-	if err != nil {
+	_, err = io.Copy(dst, src)
+	if err = errors.Join(err, dst.Sync(), dst.Close(), os.Chtimes(to, fi.ModTime(), fi.ModTime())); err != nil {
 		err = errors.Join(err, os.Remove(to))
 	}
 	return err

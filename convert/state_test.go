@@ -25,6 +25,7 @@ func TestMain(m *testing.M) {
 		holdLock(path)
 		return
 	}
+	storagetest.RunAsChild(crashes)
 	goleak.VerifyTestMain(m)
 }
 

@@ -72,7 +72,7 @@ func ptr(s string) *string { return &s }
 func TestDropUndoesPublish(t *testing.T) {
 	killed := errors.New("killed")
 	for claim, c := range map[string]struct{ old, stop string }{
-		"a folder that is moved into":   {"x/notes", "move a"},
+		"a folder that is moved into":   {"x/notes", "add a"},
 		"a checkpoint that is replaced": {"x/c", "rename"},
 	} {
 		t.Run(claim, func(t *testing.T) {

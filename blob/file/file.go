@@ -446,8 +446,7 @@ func (s *Store) settle(dir string) error {
 	return nil
 }
 
-// syncPath makes the entries of a directory durable. It leaves out one that we
-// may not read: it is above the store and belongs to another user.
+// syncPath is SyncDir, unless the store does not sync.
 func (s *Store) syncPath(dir string) error {
 	if s.opts.NoSync {
 		return nil
@@ -455,15 +454,7 @@ func (s *Store) syncPath(dir string) error {
 	if err := s.step("syncdir " + dir); err != nil {
 		return err
 	}
-	f, err := os.Open(dir)
-	if errors.Is(err, fs.ErrPermission) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return syncDir(f)
+	return SyncDir(dir)
 }
 
 // blocked reports whether some other thing than a directory is on the way to

@@ -107,16 +107,17 @@ func makeAbove(path string) ([]string, error) {
 		return nil, err
 	}
 	for _, d := range made {
-		if err := syncParent(d); err != nil {
+		if err := SyncDir(filepath.Dir(d)); err != nil {
 			return nil, err
 		}
 	}
 	return made, nil
 }
 
-// syncParent makes the name of path durable, if its folder may be read.
-func syncParent(path string) error {
-	d, err := os.Open(filepath.Dir(path))
+// SyncDir makes changes of names in a directory durable. It does nothing if this
+// process may not read the directory, which then belongs to another user.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
 	if errors.Is(err, fs.ErrPermission) {
 		return nil
 	}

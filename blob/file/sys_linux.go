@@ -60,6 +60,19 @@ func renameNoReplace(d *os.File, from, to string) error {
 	return err
 }
 
+// Exchange swaps the files or folders at two paths in one atomic step. The error wraps
+// errors.ErrUnsupported if the file system cannot do that.
+func Exchange(a, b string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
+	switch {
+	case err == nil:
+		return nil
+	case refused(err):
+		return errors.ErrUnsupported
+	}
+	return &os.LinkError{Op: "exchange", Old: a, New: b, Err: err}
+}
+
 // hostTag returns the identity of this run of this host for the files in root: a
 // process that has the same tag for root also sees the locks of the process that
 // left the tag there. It is empty if locks do not work in root.

@@ -18,6 +18,9 @@ func refused(error) bool { return false }
 
 func renameNoReplace(*os.File, string, string) error { return errors.ErrUnsupported }
 
+// Exchange returns errors.ErrUnsupported: only Linux swaps two paths in one step.
+func Exchange(_, _ string) error { return errors.ErrUnsupported }
+
 func reopenDirect(*os.File) *os.File { return nil }
 
 func pread(f *os.File, p []byte, off int64) (int, error) { return f.ReadAt(p, off) }

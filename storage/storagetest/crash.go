@@ -33,10 +33,14 @@ type Crash struct {
 	Options Options
 	// OneRank means that one rank saves everything. Otherwise two ranks save.
 	OneRank bool
-	// Record is the file of a checkpoint that Checkpoint.Files does not list, if any.
-	Record string
+	// Unlisted are files that belong in the folder of a checkpoint and that
+	// Checkpoint.Files does not list.
+	Unlisted []string
 	// Sweep removes the files of dead saves. Nil: only the next save does.
 	Sweep func(ctx context.Context, s blob.Store) error
+	// Stage, if not nil, is for RunKills: it calls save with a store of its own and
+	// then makes the checkpoint appear in dir. It calls step before each of its steps.
+	Stage func(dir string, step func(), save func(blob.Store) error) error
 }
 
 // small returns a small state, another one for each seed.
@@ -55,6 +59,19 @@ func (c *Crash) save(ctx context.Context, t testing.TB, s blob.Store, id string,
 	return Save(ctx, c.At(s), Storage(id, 1, len(states)), states...)
 }
 
+// saveIn saves the state of a seed in a directory. It calls step before each operation
+// of the store and each step of Stage.
+func (c *Crash) saveIn(ctx context.Context, t testing.TB, dir, id string, seed byte, step func()) error {
+	save := func(s blob.Store) error {
+		counted := fault.Rule{Match: func(string) bool { step(); return false }}
+		return c.save(ctx, t, fault.New(s, counted), id, seed)
+	}
+	if c.Stage != nil {
+		return c.Stage(dir, step, save)
+	}
+	return save(openDir(t, dir))
+}
+
 // checkOnly fails unless s holds a checkpoint and nothing else, or nothing at all.
 // names are the names of all files.
 func (c *Crash) checkOnly(t testing.TB, s blob.Store, names []string) {
@@ -66,9 +83,7 @@ func (c *Crash) checkOnly(t testing.TB, s blob.Store, names []string) {
 		for _, f := range ck.Files() {
 			want = append(want, f.Name)
 		}
-		if c.Record != "" {
-			want = append(want, c.Record)
-		}
+		want = append(want, c.Unlisted...)
 		slices.Sort(want)
 	} else if !errors.Is(err, storage.ErrNotFound) {
 		t.Error(err)
@@ -166,7 +181,7 @@ func openDir(t testing.TB, dir string) blob.Store {
 }
 
 // The environment of a process that saves: the directory, the name of the way to
-// save, and the number of the operation before which it is killed.
+// save, and the number of the step before which it is killed.
 const (
 	childEnv  = "CAIRN_TEST_SAVE"
 	howEnv    = "CAIRN_TEST_SAVE_HOW"
@@ -182,37 +197,31 @@ func RunAsChild(saves map[string]*Crash) {
 		return
 	}
 	n, _ := strconv.ParseInt(os.Getenv(killAtEnv), 10, 64)
-	s, err := file.Open(dir, &file.Options{NoSync: true})
-	if err != nil {
-		panic(err)
-	}
-	var ops atomic.Int64
-	kill := fault.Rule{Match: func(string) bool {
-		if ops.Add(1) == n {
+	var steps atomic.Int64
+	kill := func() {
+		if steps.Add(1) == n {
 			me, _ := os.FindProcess(os.Getpid())
 			_ = me.Kill()
 			select {}
 		}
-		return false
-	}}
-	var t testing.T
-	if err := saves[os.Getenv(howEnv)].save(context.Background(), &t, fault.New(s, kill), "child", 2); err != nil {
+	}
+	if err := saves[os.Getenv(howEnv)].saveIn(context.Background(), new(testing.T), dir, "child", 2, kill); err != nil {
 		panic(err)
 	}
 	os.Exit(0)
 }
 
-// RunKills tests saves whose process is killed before one of its operations, for
-// each of them: a sweep or the next save removes everything that it left at once.
-// saves are those of RunAsChild, to and from names of them. If from is "", there is
-// no checkpoint before.
+// RunKills tests saves whose process is killed before one of its steps, for each of
+// them: the old checkpoint or the new one is complete, and a sweep or the next save
+// removes all other files at once. saves are those of RunAsChild, to and from are names
+// of them. If from is "", there is no checkpoint before.
 func RunKills(t *testing.T, saves map[string]*Crash, to, from string) {
 	if runtime.GOOS != "linux" {
 		t.Skip("other systems cannot tell whether the process of a save is dead")
 	}
 	for n, killed := 1, true; killed && !t.Failed(); n++ {
 		if killed = killOnce(t, saves[from], saves[to], to, n); t.Failed() {
-			t.Logf("killed before operation %d", n)
+			t.Logf("killed before step %d", n)
 		}
 	}
 }
@@ -220,18 +229,18 @@ func RunKills(t *testing.T, saves map[string]*Crash, to, from string) {
 func killOnce(t *testing.T, from, to *Crash, how string, n int) bool {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "c")
+	alive := func() {}
 	var old plan.State
 	if from != nil {
 		old = from.small(t, 1)
-		if err := from.save(t.Context(), t, openDir(t, dir), "old", 1); err != nil {
+		if err := from.saveIn(t.Context(), t, dir, "old", 1, alive); err != nil {
 			t.Fatal(err)
 		}
 	}
 	killed := runKilled(t, dir, how, n)
-	if _, err := os.Stat(dir); err != nil {
-		return killed // before anything was written
-	}
-	if to.Sweep != nil {
+	s := openDir(t, dir)
+	checkEither(t, to.At(s), old, to.small(t, 2))
+	if _, err := os.Stat(dir); err == nil && to.Sweep != nil {
 		swept := filepath.Join(t.TempDir(), "c")
 		if err := os.CopyFS(swept, os.DirFS(dir)); err != nil {
 			t.Fatal(err)
@@ -243,12 +252,14 @@ func killOnce(t *testing.T, from, to *Crash, how string, n int) bool {
 		checkEither(t, to.At(s), old, to.small(t, 2))
 		to.checkOnly(t, s, onDisk(t, swept))
 	}
-	s := openDir(t, dir)
-	if err := to.save(t.Context(), t, s, "next", 3); err != nil {
+	if err := to.saveIn(t.Context(), t, dir, "next", 3, alive); err != nil {
 		t.Errorf("the next save = %v", err)
 	}
 	checkHolds(t, to.At(s), to.small(t, 3), "after the next save")
 	to.checkOnly(t, s, onDisk(t, dir))
+	if beside := onDisk(t, filepath.Dir(dir)); len(beside) != 1 {
+		t.Errorf("next to the checkpoint there are %q", beside)
+	}
 	return killed
 }
 
@@ -285,9 +296,8 @@ func RunRaces(t *testing.T, c *Crash) {
 	t.Errorf("the checkpoint is not of one save: %v", got)
 }
 
-// runKilled saves in dir as another process, which is killed before operation n
-// of the store. It reports whether the process was killed. If not, it had fewer
-// operations.
+// runKilled saves in dir in another process, which is killed before step n. It reports
+// whether the process was killed. If not, it had fewer steps.
 func runKilled(t testing.TB, dir, how string, n int) bool {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
