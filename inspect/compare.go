@@ -163,15 +163,11 @@ type CompareOptions struct {
 	All bool
 	// Limit bounds the names that are listed. Zero: no limit.
 	Limit int
-	// StopAfter ends the comparison after this number of names that are not
-	// equal: the first ones in order, whatever Parallel is. Zero: no limit.
-	StopAfter int
-	// BufferBytes, Parallel, Total and Progress are as in StatsOptions. They
-	// count bytes of both sides.
-	BufferBytes int64
-	Parallel    int
-	Total       func(bytes int64)
-	Progress    func(bytes int64)
+	// First ends the comparison at the first name, in order, that is not equal.
+	First bool
+	// Total and Progress are as in StatsOptions. They count bytes of both sides.
+	Total    func(bytes int64)
+	Progress func(bytes int64)
 }
 
 func (o *CompareOptions) withDefaults() CompareOptions {
@@ -188,16 +184,12 @@ func (o *CompareOptions) withDefaults() CompareOptions {
 	if out.Rename == nil {
 		out.Rename = func(n string) string { return n }
 	}
-	if out.Total == nil {
-		out.Total = func(int64) {}
-	}
-	if out.Progress == nil {
-		out.Progress = func(int64) {}
-	}
+	out.Total, out.Progress = orIgnore(out.Total), orIgnore(out.Progress)
 	return out
 }
 
-// Compare compares two checkpoints name by name in bounded memory: first names,
+// Compare compares two checkpoints name by name and holds about 16 MiB of tensors
+// for each processor: first names,
 // kinds, dtypes and shapes, then the values of names in both. A tensor that an
 // object refers to is compared by its name, or as part of the object if its name
 // is not compared. Tensors are compared as numbers, also across dtypes: integers
@@ -213,9 +205,7 @@ func Compare(ctx context.Context, a, b Side, opts *CompareOptions) (*Comparison,
 		return nil, err
 	}
 	c.opts.Total(c.toRead())
-	n, each := workers(c.opts.Parallel, c.opts.BufferBytes)
-	start := func() *compareWorker { return &compareWorker{comparer: c, each: each / 2} }
-	if err := sweep(ctx, n, c.jobs(), start, compareJob); err != nil {
+	if err := sweep(ctx, c.jobs(), c.compare); err != nil {
 		return nil, err
 	}
 	return c.comparison(), nil
@@ -251,9 +241,14 @@ func (c *comparer) pair() error {
 		c.items = append(c.items, p)
 	}
 	slices.SortFunc(c.items, func(p, q *pairItem) int { return strings.Compare(p.fqn, q.fqn) })
-	for _, p := range c.items {
+	c.last.Store(int64(len(c.items)))
+	for i, p := range c.items {
+		p.index = i
 		if err := p.describe(&c.opts); err != nil {
 			return err
+		}
+		if p.left == 0 {
+			c.finish(p)
 		}
 	}
 	return nil
@@ -289,7 +284,7 @@ func (c *comparer) comparison() *Comparison {
 	none := Number(math.NaN())
 	out := &Comparison{Names: int64(len(c.items)), MaxAbs: none, MaxRel: none, Items: []Compared{}}
 	for _, p := range c.items {
-		if !p.done.Load() || c.opts.StopAfter > 0 && out.Differences() >= int64(c.opts.StopAfter) {
+		if !p.done.Load() || c.opts.First && out.Differences() > 0 {
 			break
 		}
 		r := p.result()
@@ -337,8 +332,8 @@ type comparer struct {
 	items []*pairItem // by name
 	// byName has the same items.
 	byName map[string]*pairItem
-	// differences counts the names that are already known to differ.
-	differences atomic.Int64
+	// last is the index of the last item to compare.
+	last atomic.Int64
 
 	mu     sync.Mutex
 	unread []Unread // guarded by mu
@@ -346,12 +341,13 @@ type comparer struct {
 
 // pairItem is one name of two checkpoints.
 type pairItem struct {
+	index   int
 	fqn     string
 	a, b    *meta.Entry // nil: not in that checkpoint
 	differs []Aspect
 	cast    bool // the dtypes of two tensors differ
 	unread  bool // values are not compared
-	// For two tensors whose elements are compared:
+	// The elements that are compared. An object is one element.
 	elements int64
 	slab     int64
 	// done is set when nothing is left to read.
@@ -376,7 +372,7 @@ func (p *pairItem) describe(o *CompareOptions) error {
 		p.differs = append(p.differs, AspectKind)
 		return nil
 	case p.a.Tensor == nil:
-		p.left = int64(count(!o.DescriptionsOnly))
+		p.elements, p.slab, p.left = 1, 1, int64(count(!o.DescriptionsOnly))
 		return nil
 	}
 	x, y := p.a.Tensor, p.b.Tensor
@@ -420,22 +416,14 @@ func (c *comparer) toRead() int64 {
 	return n
 }
 
-// jobs yields the work in the order of the names. If there are enough
-// differences, it ends between two names, so that all earlier names are compared.
+// jobs yields the work in the order of the names.
 func (c *comparer) jobs() iter.Seq[job] {
 	return func(yield func(job) bool) {
 		for i, p := range c.items {
-			if c.enough() {
+			switch {
+			case int64(i) > c.last.Load():
 				return
-			}
-			if p.left == 0 {
-				c.finish(p)
-				continue
-			}
-			if p.a.Tensor == nil {
-				if !yield(job{item: i}) {
-					return
-				}
+			case p.done.Load():
 				continue
 			}
 			for j := range slabs(i, p.elements, p.slab) {
@@ -447,16 +435,15 @@ func (c *comparer) jobs() iter.Seq[job] {
 	}
 }
 
-func (c *comparer) enough() bool {
-	return c.opts.StopAfter > 0 && c.differences.Load() >= int64(c.opts.StopAfter)
-}
-
 // finish completes a name whose content was read.
 func (c *comparer) finish(p *pairItem) {
-	if !isEqual(p.status()) {
-		c.differences.Add(1)
-	}
 	p.done.Store(true)
+	if isEqual(p.status()) || !c.opts.First {
+		return
+	}
+	for last := c.last.Load(); int64(p.index) < last && !c.last.CompareAndSwap(last, int64(p.index)); {
+		last = c.last.Load()
+	}
 }
 
 // status returns the result for a finished name.

@@ -12,86 +12,55 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// pairNumbers compares blocks of elements. It has buffers, so only one goroutine
-// may use it.
-type pairNumbers struct {
-	floats   [2][]float64
-	ints     [2][]int64
-	unsigned [2][]uint64
-	complex  [2][]complex128
+// compareWorker has the buffers of one worker: the bytes of both sides, and blocks of
+// them as numbers.
+type compareWorker struct {
+	x, y    []byte
+	floats  [2][]float64
+	ints    [2][]int64
+	complex [2][]complex128
 }
 
-// compare compares two blocks with the same number of elements. The index of the
-// first difference is relative to the block.
-func (n *pairNumbers) compare(x, y tensor.DType, p, q []byte, o *CompareOptions) (elementTally, error) {
-	t := newElementTally()
-	r := rule{o.Rtol, o.Atol, o.NaNDiffers}
-	if o.Exact {
-		r = rule{}
-	}
-	if err := n.numbers(x, y, p, q, r, &t); err != nil {
-		return t, err
-	}
-	if o.Exact && x == y {
-		t.differing, t.first = differingBits(p, q, x.Size())
-	}
-	return t, nil
-}
-
-// numbers compares elements as numbers of the smallest kind that holds both.
-func (n *pairNumbers) numbers(x, y tensor.DType, p, q []byte, r rule, t *elementTally) error {
+// numbers compares two blocks of elements as numbers of the smallest kind that holds
+// both. The index of the first difference is relative to the block.
+func (w *compareWorker) numbers(x, y tensor.DType, p, q []byte, r rule, t *elementTally) error {
 	switch {
 	case x.IsComplex() || y.IsComplex():
-		a, b, err := both(x, y, p, q, &n.complex)
-		if err == nil {
-			compareComplex(a, b, r, t)
-		}
-		return err
-	case !whole(x) || !whole(y):
-		a, b, err := both(x, y, p, q, &n.floats)
-		if err == nil {
-			compareFloats(a, b, r, t)
-		}
-		return err
-	case x != tensor.Uint64 && y != tensor.Uint64:
-		a, b, err := both(x, y, p, q, &n.ints)
-		if err == nil {
-			compareInts(a, b, r, t)
-		}
-		return err
-	case unsigned(x) && unsigned(y):
-		a, b, err := both(x, y, p, q, &n.unsigned)
-		if err == nil {
-			compareInts(a, b, r, t)
-		}
-		return err
+		return compareAs(x, y, p, q, &w.complex, func(a, b []complex128) { compareComplex(a, b, r, t) })
+	case whole(x) && whole(y):
+		return compareAs(bitsOf(x), bitsOf(y), p, q, &w.ints, func(a, b []int64) {
+			compareInts(a, b, x == tensor.Uint64, y == tensor.Uint64, r, t)
+		})
 	}
-	return n.mixed(x, y, p, q, r, t)
+	return compareAs(x, y, p, q, &w.floats, func(a, b []float64) { compareFloats(a, b, r, t) })
 }
 
 // whole reports whether elements of d are compared as integers: a bool is 0 or 1.
 func whole(d tensor.DType) bool { return d.IsInteger() || d == tensor.Bool }
 
-// unsigned reports whether elements of d are never negative.
-func unsigned(d tensor.DType) bool { return d >= tensor.Uint64 && d <= tensor.Bool }
+// bitsOf returns the dtype as which an integer is read as int64. That is its own bits
+// if it is a uint64.
+func bitsOf(d tensor.DType) tensor.DType {
+	if d == tensor.Uint64 {
+		return tensor.Int64
+	}
+	return d
+}
 
-// both returns two blocks as values of one type.
-func both[E tensor.Element](x, y tensor.DType, p, q []byte, room *[2][]E) (a, b []E, err error) {
+// compareAs calls compare with two blocks as values of one type.
+func compareAs[E tensor.Element](x, y tensor.DType, p, q []byte, room *[2][]E, compare func(a, b []E)) error {
 	if room[0] == nil {
 		room[0], room[1] = make([]E, blockElements), make([]E, blockElements)
 	}
-	if a, err = converted(x, p, room[0]); err != nil {
-		return nil, nil, err
+	a, err := converted(x, p, room[0])
+	if err != nil {
+		return err
 	}
-	b, err = converted(y, q, room[1])
-	return a, b, err
-}
-
-func (n *pairNumbers) room() []int64 {
-	if n.ints[0] == nil {
-		n.ints = [2][]int64{make([]int64, blockElements), make([]int64, blockElements)}
+	b, err := converted(y, q, room[1])
+	if err == nil {
+		compare(a, b)
 	}
-	return n.ints[0]
+	return err
 }
 
 // rule defines when two numbers are equal.
@@ -174,47 +143,31 @@ func (t *elementTally) nan(i int, both bool, r rule) {
 	t.differ(i)
 }
 
-func compareInts[I int64 | uint64](x, y []I, r rule, t *elementTally) {
+// compareInts compares integers. Those of a uint64 side are given by their bits.
+func compareInts(x, y []int64, xUnsigned, yUnsigned bool, r rule, t *elementTally) {
 	for i, a := range x {
 		b := y[i]
-		switch {
-		case a > b:
-			t.add(i, float64(uint64(a)-uint64(b)), math.Abs(float64(b)), r)
-		case a < b:
-			t.add(i, float64(uint64(b)-uint64(a)), math.Abs(float64(b)), r)
+		aLarge, bLarge := xUnsigned && a < 0, yUnsigned && b < 0 // 1<<63 or more
+		if a == b && aLarge == bLarge {
+			continue
 		}
+		d := float64(uint64(max(a, b)) - uint64(min(a, b)))
+		switch {
+		case aLarge == bLarge:
+		case a < 0 && b < 0: // one of them is negative
+			d = math.Abs(intFloat(a, aLarge) - intFloat(b, bLarge))
+		default:
+			d = float64(max(uint64(a), uint64(b)) - min(uint64(a), uint64(b)))
+		}
+		t.add(i, d, math.Abs(intFloat(b, bLarge)), r)
 	}
 }
 
-// mixed compares uint64 with a signed type.
-func (n *pairNumbers) mixed(x, y tensor.DType, p, q []byte, r rule, t *elementTally) error {
-	signedFirst := y == tensor.Uint64
-	if signedFirst {
-		x, y, p, q = y, x, q, p
+func intFloat(n int64, large bool) float64 {
+	if large {
+		return float64(uint64(n))
 	}
-	u, err := valuesOf[uint64](x, p)
-	if err != nil {
-		return err
-	}
-	s, err := converted(y, q, n.room())
-	if err != nil {
-		return err
-	}
-	for i, a := range u {
-		b := s[i]
-		if b >= 0 && a == uint64(b) {
-			continue
-		}
-		d, base := float64(a)-float64(b), math.Abs(float64(b))
-		if b >= 0 {
-			d = float64(max(a, uint64(b)) - min(a, uint64(b)))
-		}
-		if signedFirst {
-			base = float64(a)
-		}
-		t.add(i, d, base, r)
-	}
-	return nil
+	return float64(n)
 }
 
 func compareComplex(x, y []complex128, r rule, t *elementTally) {
@@ -253,46 +206,42 @@ func differingBits(p, q []byte, size int) (n, first int64) {
 	return n, first
 }
 
-// compareWorker is the state of one worker.
-type compareWorker struct {
-	*comparer
-	each int64 // size of the buffer of a side
-	x, y []byte
-	nums pairNumbers
-}
-
-func compareJob(ctx context.Context, w *compareWorker, j job) error {
-	p := w.items[j.item]
-	if p.a.Tensor == nil {
-		return w.objects(ctx, p)
+// compare compares a slab of two tensors, or two objects.
+func (c *comparer) compare(ctx context.Context, w *compareWorker, j job) error {
+	p := c.items[j.item]
+	switch {
+	case int64(j.item) > c.last.Load():
+		return nil
+	case p.a.Tensor == nil:
+		return c.objects(ctx, p)
 	}
-	return w.slab(ctx, p, j)
+	return c.slab(ctx, w, p, j)
 }
 
 // objects compares two objects by value.
-func (w *compareWorker) objects(ctx context.Context, p *pairItem) error {
-	codec, x, err := w.a.Content.ReadBytes(ctx, p.a)
+func (c *comparer) objects(ctx context.Context, p *pairItem) error {
+	codec, x, err := c.a.Content.ReadBytes(ctx, p.a)
 	if err != nil {
 		return err
 	}
-	otherCodec, y, err := w.b.Content.ReadBytes(ctx, p.b)
+	otherCodec, y, err := c.b.Content.ReadBytes(ctx, p.b)
 	if err != nil {
 		return err
 	}
-	w.opts.Progress(int64(len(x) + len(y)))
+	c.opts.Progress(int64(len(x) + len(y)))
 	// Equal bytes may refer to tensors that are not compared by name.
 	if codec != otherCodec || !bytes.Equal(x, y) || bytes.Contains(x, []byte(`"$ref"`)) {
-		if err := w.compareDecoded(ctx, p, codec, x, otherCodec, y); err != nil {
+		if err := c.compareDecoded(ctx, p, codec, x, otherCodec, y); err != nil {
 			return fmt.Errorf("%q: %w", p.fqn, err)
 		}
 	}
-	w.finish(p)
+	c.finish(p)
 	return nil
 }
 
 // compareDecoded compares values whose bytes differ. They are different if a
 // codec is unknown.
-func (w *compareWorker) compareDecoded(ctx context.Context, p *pairItem, codec string, x []byte, otherCodec string, y []byte) error {
+func (c *comparer) compareDecoded(ctx context.Context, p *pairItem, codec string, x []byte, otherCodec string, y []byte) error {
 	u, err := value.Decode(codec, x)
 	var v any
 	if err == nil {
@@ -303,10 +252,10 @@ func (w *compareWorker) compareDecoded(ctx context.Context, p *pairItem, codec s
 	case err != nil:
 		return err
 	default:
-		if u, err = w.withTensors(ctx, p, &w.a, u, w.opts.Rename); err != nil {
+		if u, err = c.withTensors(ctx, p, &c.a, u, c.opts.Rename); err != nil {
 			return err
 		}
-		if v, err = w.withTensors(ctx, p, &w.b, v, func(n string) string { return n }); err != nil {
+		if v, err = c.withTensors(ctx, p, &c.b, v, func(n string) string { return n }); err != nil {
 			return err
 		}
 		equal, where := EqualValues(u, v)
@@ -324,92 +273,82 @@ func (w *compareWorker) compareDecoded(ctx context.Context, p *pairItem, codec s
 
 // withTensors returns an object of a side with those tensors that are not
 // compared by name.
-func (w *compareWorker) withTensors(ctx context.Context, p *pairItem, s *Side, v any, rename func(string) string) (any, error) {
+func (c *comparer) withTensors(ctx context.Context, p *pairItem, s *Side, v any, rename func(string) string) (any, error) {
 	v, unread, err := s.resolve(ctx, v, func(fqn string) (string, bool) {
 		name := rename(fqn)
-		q := w.byName[name]
+		q := c.byName[name]
 		return name, q != nil && q.a != nil && q.b != nil
 	})
 	if len(unread) > 0 {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.unread = append(w.unread, Unread{p.fqn, "it refers to " + strings.Join(unread[:min(len(unread), 3)], ", ") + ", which could not be read with it"})
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.unread = append(c.unread, Unread{p.fqn, "it refers to " + strings.Join(unread[:min(len(unread), 3)], ", ") + ", which could not be read with it"})
 	}
 	return v, err
 }
 
 // slab compares a slab of two tensors.
-func (w *compareWorker) slab(ctx context.Context, p *pairItem, j job) error {
-	x, y := p.a.Tensor.DType, p.b.Tensor.DType
-	size := int64(max(x.Size(), y.Size()))
-	step := w.each / size / blockElements * blockElements
+func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j job) error {
+	x, y, n := p.a.Tensor.DType, p.b.Tensor.DType, j.hi-j.lo
+	w.x, w.y = grow(w.x, n*int64(x.Size())), grow(w.y, n*int64(y.Size()))
+	if err := readFlat(ctx, c.a.Content.ReadEntry, p.a, j.lo, j.hi, w.x); err != nil {
+		return err
+	}
+	if err := readFlat(ctx, c.b.Content.ReadEntry, p.b, j.lo, j.hi, w.y); err != nil {
+		return err
+	}
+	c.opts.Progress(int64(len(w.x) + len(w.y)))
 	sum := newElementTally()
-	for lo := j.lo; lo < j.hi; lo += step {
-		hi := min(lo+step, j.hi)
-		w.x, w.y = grow(w.x, (hi-lo)*int64(x.Size())), grow(w.y, (hi-lo)*int64(y.Size()))
-		if err := readFlat(ctx, w.a.Content, p.a, lo, hi, w.x); err != nil {
-			return err
-		}
-		if err := readFlat(ctx, w.b.Content, p.b, lo, hi, w.y); err != nil {
-			return err
-		}
-		w.opts.Progress(int64(len(w.x) + len(w.y)))
-		if err := w.part(x, y, lo, &sum); err != nil {
+	for at := int64(0); at < n; at += blockElements {
+		end := min(at+blockElements, n)
+		t, err := c.block(w, x, y, w.x[at*int64(x.Size()):end*int64(x.Size())], w.y[at*int64(y.Size()):end*int64(y.Size())])
+		if err != nil {
 			return fmt.Errorf("%q: %w", p.fqn, err)
 		}
-	}
-	return w.settle(p, &sum)
-}
-
-// part compares the elements in the buffers. The first one has the index at.
-func (w *compareWorker) part(x, y tensor.DType, at int64, sum *elementTally) error {
-	a, b := w.x, w.y
-	for len(a) > 0 {
-		n := min(blockElements, len(a)/x.Size())
-		p, q := a[:n*x.Size()], b[:n*y.Size()]
-		same := x == y && bytes.Equal(p, q)
-		if !same || w.opts.NaNDiffers && !w.opts.Exact {
-			t, err := w.nums.compare(x, y, p, q, &w.opts)
-			if err != nil {
-				return err
-			}
-			t.same = same
-			if t.differing > 0 {
-				t.locate(x, y, p, q, at, sum.differing == 0)
-			}
-			sum.merge(&t)
+		if t.differing > 0 {
+			t.first += j.lo + at
 		}
-		a, b, at = a[len(p):], b[len(q):], at+int64(n)
+		sum.merge(&t)
 	}
-	return nil
-}
-
-// locate converts the index of the first difference from the block to the tensor,
-// and prints its elements if show is set.
-func (t *elementTally) locate(x, y tensor.DType, p, q []byte, at int64, show bool) {
-	if show {
-		t.a, t.b = elementText(x, p, t.first), elementText(y, q, t.first)
-	}
-	t.first += at
-}
-
-// elementText prints element i of p.
-func elementText(d tensor.DType, p []byte, i int64) string {
-	size := int64(d.Size())
-	return string(ElementFormat(d)(nil, p[i*size:(i+1)*size]))
-}
-
-// settle adds the result of a slab, and finishes the name after the last slab.
-func (w *compareWorker) settle(p *pairItem, sum *elementTally) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.values.merge(sum)
+	p.values.merge(&sum)
 	if p.left--; p.left > 0 {
 		return nil
 	}
 	if p.values.differing > 0 {
 		p.differs = append(p.differs, AspectValues)
 	}
-	w.finish(p)
+	c.finish(p)
 	return nil
+}
+
+// block compares two blocks of elements. The index of the first difference is
+// relative to the block.
+func (c *comparer) block(w *compareWorker, x, y tensor.DType, p, q []byte) (elementTally, error) {
+	t := newElementTally()
+	t.same = x == y && bytes.Equal(p, q)
+	if t.same && (!c.opts.NaNDiffers || c.opts.Exact) {
+		return t, nil
+	}
+	r := rule{c.opts.Rtol, c.opts.Atol, c.opts.NaNDiffers}
+	if c.opts.Exact {
+		r = rule{}
+	}
+	if err := w.numbers(x, y, p, q, r, &t); err != nil {
+		return t, err
+	}
+	if c.opts.Exact && x == y {
+		t.differing, t.first = differingBits(p, q, x.Size())
+	}
+	if t.differing > 0 {
+		t.a, t.b = elementText(x, p, t.first), elementText(y, q, t.first)
+	}
+	return t, nil
+}
+
+// elementText prints element i of p.
+func elementText(d tensor.DType, p []byte, i int64) string {
+	size := int64(d.Size())
+	return string(ElementFormat(d)(nil, p[i*size:(i+1)*size]))
 }

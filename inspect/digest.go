@@ -6,9 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"runtime"
 	"slices"
 	"strconv"
 	"unicode/utf8"
@@ -46,47 +44,20 @@ type Content interface {
 	ReadBytes(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error)
 }
 
-// DigestOptions are the options of Digests. Nil means the defaults.
-type DigestOptions struct {
-	// BufferBytes bounds the memory for the bytes of tensors, except that one
-	// element always fits. Zero: 256 MiB.
-	BufferBytes int64
-	// Parallel is the number of names that are read at the same time. Zero: 2,
-	// or one for each processor if there are more.
-	Parallel int
-	// Progress, if not nil, is called with the number of bytes that were read. It
-	// must be safe for concurrent use.
-	Progress func(bytes int64)
-}
+// digestBytes bounds the memory that Digests uses for the bytes of tensors. Tests
+// make it smaller.
+var digestBytes int64 = 256 << 20
 
-func (o *DigestOptions) withDefaults() DigestOptions {
-	var out DigestOptions
-	if o != nil {
-		out = *o
-	}
-	if out.BufferBytes <= 0 {
-		out.BufferBytes = 256 << 20
-	}
-	out.BufferBytes = max(out.BufferBytes, int64(tensor.Complex128.Size()))
-	if out.Parallel <= 0 {
-		out.Parallel = max(2, runtime.GOMAXPROCS(0))
-	}
-	if out.Progress == nil {
-		out.Progress = func(int64) {}
-	}
-	return out
-}
-
-// Digests returns the digest of each entry by name. It never holds a whole large
-// tensor in memory.
-func Digests(ctx context.Context, src Content, entries []*meta.Entry, opts *DigestOptions) (map[string]Digest, error) {
-	o := opts.withDefaults()
-	d := &digester{src: src, opts: o, budget: semaphore.NewWeighted(o.BufferBytes)}
+// Digests returns the digest of each entry by name. It holds at most 256 MiB of
+// tensors. progress, if not nil, is called with the number of bytes that were read; it
+// must be safe for concurrent use.
+func Digests(ctx context.Context, src Content, entries []*meta.Entry, progress func(bytes int64)) (map[string]Digest, error) {
+	d := &digester{src: src, progress: orIgnore(progress), budget: semaphore.NewWeighted(digestBytes)}
 	out := make([]Digest, len(entries))
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(o.Parallel)
+	g.SetLimit(workers())
 	for at := 0; at < len(entries); {
-		n := max(1, d.small(entries[at:]))
+		n := max(1, small(entries[at:]))
 		some, to := entries[at:at+n], out[at:at+n]
 		g.Go(func() error { return d.entries(gctx, some, to) })
 		at += n
@@ -117,9 +88,9 @@ func Combine(digests map[string]Digest) string {
 }
 
 type digester struct {
-	src    Content
-	opts   DigestOptions
-	budget *semaphore.Weighted // bytes of slabs
+	src      Content
+	progress func(bytes int64)
+	budget   *semaphore.Weighted // bytes of slabs
 }
 
 const (
@@ -131,8 +102,8 @@ const (
 )
 
 // small returns how many of the first entries are small tensors.
-func (d *digester) small(entries []*meta.Entry) int {
-	room := min(minSlab, d.opts.BufferBytes)
+func small(entries []*meta.Entry) int {
+	room := min(minSlab, digestBytes)
 	for i, e := range entries {
 		if i == maxTogether || e.Tensor == nil {
 			return i
@@ -189,7 +160,7 @@ func (d *digester) together(ctx context.Context, entries []*meta.Entry, out []Di
 		out[i] = newDigest(e.Tensor, n, sha256.Sum256(buf[:n]))
 		buf = buf[n:]
 	}
-	d.opts.Progress(total)
+	d.progress(total)
 	return nil
 }
 
@@ -205,7 +176,7 @@ func (d *digester) object(ctx context.Context, e *meta.Entry) (Digest, error) {
 	if err != nil {
 		return Digest{}, err
 	}
-	d.opts.Progress(int64(len(data)))
+	d.progress(int64(len(data)))
 	sum := sha256.Sum256(data)
 	out := Digest{Kind: KindObject, NumBytes: int64(len(data)), SHA256: hex.EncodeToString(sum[:])}
 	v, err := value.Decode(codec, data)
@@ -237,18 +208,21 @@ func (d *digester) tensor(ctx context.Context, e *meta.Entry) (Digest, error) {
 		return Digest{}, fmt.Errorf("%q: %w", e.FQN, err)
 	}
 	size := int64(t.DType.Size())
-	slab := min(d.slabBytes(t)/size, elements) // elements
-	if err := d.budget.Acquire(ctx, slab*size); err != nil {
+	slab := min(max(1, digestSlab(t)/size), elements) // elements
+	if err := d.budget.Acquire(ctx, min(slab*size, digestBytes)); err != nil {
 		return Digest{}, err
 	}
-	defer d.budget.Release(slab * size)
+	defer d.budget.Release(min(slab*size, digestBytes))
 	buf := make([]byte, slab*size)
 	h := sha256.New()
 	for lo := int64(0); lo < elements; lo += slab {
 		hi := min(lo+slab, elements)
-		if err := d.slab(ctx, e, lo, hi, buf, h); err != nil {
+		p := buf[:(hi-lo)*size]
+		if err := readFlat(ctx, d.src.ReadEntry, e, lo, hi, p); err != nil {
 			return Digest{}, err
 		}
+		h.Write(p)
+		d.progress(int64(len(p)))
 	}
 	return newDigest(t, elements*size, [sha256.Size]byte(h.Sum(nil))), nil
 }
@@ -262,31 +236,7 @@ const (
 	chunkSlab = 4 << 20
 )
 
-// slabBytes returns the number of bytes of a tensor that are read at once, at
-// least one element.
-func (d *digester) slabBytes(t *meta.Tensor) int64 {
-	want := min(max(minSlab, chunkSlab*int64(len(t.Chunks))), maxSlab)
-	return max(min(want, d.opts.BufferBytes), int64(t.DType.Size()))
-}
-
-// slab reads the elements [lo, hi) of the flattened tensor into buf and adds
-// them to h.
-func (d *digester) slab(ctx context.Context, e *meta.Entry, lo, hi int64, buf []byte, h io.Writer) error {
-	boxes, err := tensor.FlatBoxes(e.Tensor.Shape, lo, hi)
-	if err != nil {
-		return fmt.Errorf("%q: %w", e.FQN, err)
-	}
-	for _, box := range boxes {
-		p := buf[:box.Volume()*int64(e.Tensor.DType.Size())]
-		dst, err := tensor.FromBytes(e.Tensor.DType, box.Sizes, p)
-		if err != nil {
-			return fmt.Errorf("%q: %w", e.FQN, err)
-		}
-		if err := d.src.ReadEntry(ctx, e, box, dst); err != nil {
-			return err
-		}
-		h.Write(p)
-		d.opts.Progress(int64(len(p)))
-	}
-	return nil
+// digestSlab returns the number of bytes of a tensor that are read at once.
+func digestSlab(t *meta.Tensor) int64 {
+	return min(max(minSlab, chunkSlab*int64(len(t.Chunks))), maxSlab, digestBytes)
 }

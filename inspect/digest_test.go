@@ -50,12 +50,11 @@ func TestDigestsAreIndependentOfSharding(t *testing.T) {
 	for name, s := range stores {
 		// A buffer of an odd few elements makes slabs that begin and end
 		// anywhere in a row.
-		for _, buffer := range []int64{0, 1, 4 * 31} {
+		for _, buffer := range []int64{256 << 20, 1, 4 * 31} {
+			inspect.SetDigestBytes(t, buffer)
 			c, md := open(t, s)
 			var moved atomic.Int64
-			got, err := inspect.Digests(t.Context(), c, inspect.Select(md), &inspect.DigestOptions{
-				BufferBytes: buffer, Progress: func(n int64) { moved.Add(n) },
-			})
+			got, err := inspect.Digests(t.Context(), c, inspect.Select(md), func(n int64) { moved.Add(n) })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -118,7 +117,8 @@ func TestDigestsReadSmallTensorsTogether(t *testing.T) {
 		}
 		c, md := open(t, m)
 		before := len(m.Ops())
-		got, err := inspect.Digests(t.Context(), c, inspect.Select(md), &inspect.DigestOptions{BufferBytes: 4 << 10})
+		inspect.SetDigestBytes(t, 4<<10)
+		got, err := inspect.Digests(t.Context(), c, inspect.Select(md), nil)
 		if d := cmp.Diff(want, got); err != nil || d != "" {
 			t.Errorf("%v: Digests: %v, -want +got\n%s", format, err, d)
 		}

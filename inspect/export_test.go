@@ -1,11 +1,24 @@
 package inspect
 
-import "testing"
+import (
+	"runtime"
+	"testing"
+)
 
-// SmallSlabs makes slabs small for the time of a test, so that small tensors
-// have several.
-func SmallSlabs(t testing.TB) {
-	old := slabBytes
-	slabBytes = 512 << 10
-	t.Cleanup(func() { slabBytes = old })
+// SmallSlabs makes slabs small during a test, so that small tensors have several.
+func SmallSlabs(t testing.TB) { set(t, &slabBytes, 512<<10) }
+
+// SetDigestBytes sets the memory of Digests during a test.
+func SetDigestBytes(t testing.TB, n int64) { set(t, &digestBytes, n) }
+
+func set(t testing.TB, v *int64, n int64) {
+	old := *v
+	*v = n
+	t.Cleanup(func() { *v = old })
+}
+
+// SetWorkers sets the number of workers during a test, at least two.
+func SetWorkers(t testing.TB, n int) {
+	old := runtime.GOMAXPROCS(n)
+	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }

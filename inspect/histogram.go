@@ -85,12 +85,11 @@ func (l *linear) count(x float64, n int64) {
 	}
 }
 
-// countLinear counts the finite elements of v.
-func countLinear[F float32 | float64](l *linear, v []F) {
+// countAll counts the finite elements of v.
+func (l *linear) countAll(v []float64) {
 	edges, counts := l.edges, l.counts[:len(l.edges)-1]
 	half, low, scale := l.half, l.low, l.scale
-	for _, e := range v {
-		x := float64(e)
+	for _, x := range v {
 		i := int((x*half - low) * scale)
 		if uint(i) < uint(len(counts)) && x >= edges[i] && x < edges[i+1] {
 			counts[i]++
@@ -130,10 +129,10 @@ func (o *octaves) count(x float64, n int64) {
 	}
 }
 
-// countOctaves counts the finite elements of v that are not zero.
-func countOctaves[F float32 | float64](o *octaves, v []F) {
+// countAll counts the finite elements of v that are not zero.
+func (o *octaves) countAll(v []float64) {
 	for _, x := range v {
-		o.count(float64(x), 1)
+		o.count(x, 1)
 	}
 }
 

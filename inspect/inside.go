@@ -34,71 +34,30 @@ type insideTensor struct {
 	tensor *tensor.Tensor
 }
 
-// within is a Content that also has the tensors inside values.
-type within struct {
-	Content
-	inside map[*meta.Entry]*tensor.Tensor
-}
-
-// ReadEntry implements Content.
-func (w *within) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error {
-	t := w.inside[e]
-	if t == nil {
-		return w.Content.ReadEntry(ctx, e, box, dst)
-	}
-	part, err := t.Narrow(box)
+// readEntry is Content.ReadEntry for the tensor.
+func (t insideTensor) readEntry(_ context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error {
+	part, err := t.tensor.Narrow(box)
 	if err != nil {
 		return fmt.Errorf("%q: %w", e.FQN, err)
 	}
 	return tensor.Convert(dst, part, tensor.CastAny)
 }
 
-// ReadEntries implements Content.
-func (w *within) ReadEntries(ctx context.Context, entries []*meta.Entry, dst []*tensor.Tensor) error {
-	var others []*meta.Entry
-	var to []*tensor.Tensor
-	for i, e := range entries {
-		if w.inside[e] == nil {
-			others, to = append(others, e), append(to, dst[i])
-		} else if err := w.ReadEntry(ctx, e, tensor.Whole(e.Tensor.Shape), dst[i]); err != nil {
-			return err
-		}
-	}
-	return w.Content.ReadEntries(ctx, others, to)
-}
-
-// insides are the tensors inside values, by the entries of the values.
-type insides struct {
-	tensors map[*meta.Entry][]insideTensor
-	unread  []Unread
-}
-
-// lookInside reads the values among entries. It returns the tensors inside them
-// and the parts that cannot be read.
-func lookInside(ctx context.Context, src Content, entries []*meta.Entry, known func(fqn string) bool, parallel int) (*insides, error) {
+// lookInside reads the values among entries. For each entry it returns the tensors
+// inside, and the parts that cannot be read.
+func lookInside(ctx context.Context, src Content, entries []*meta.Entry, known func(fqn string) bool) ([]looker, error) {
 	all := make([]looker, len(entries))
 	var room atomic.Int64
 	room.Store(maxInside)
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(parallel)
+	g.SetLimit(workers())
 	for i, e := range entries {
-		if e.Bytes == nil {
-			continue
-		}
-		all[i] = looker{fqn: e.FQN, known: known, room: &room}
-		g.Go(func() error { return all[i].value(gctx, src, e) })
-	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	out := &insides{tensors: map[*meta.Entry][]insideTensor{}}
-	for i, e := range entries {
-		out.unread = append(out.unread, all[i].unread...)
-		if len(all[i].tensors) > 0 {
-			out.tensors[e] = all[i].tensors
+		if e.Bytes != nil {
+			all[i] = looker{fqn: e.FQN, known: known, room: &room}
+			g.Go(func() error { return all[i].value(gctx, src, e) })
 		}
 	}
-	return out, nil
+	return all, g.Wait()
 }
 
 // looker collects the tensors inside one value.
@@ -175,7 +134,7 @@ func (l *looker) keep(fqn string, t *tensor.Tensor) {
 		return
 	}
 	m := &meta.Tensor{Properties: meta.Properties{DType: t.DType()}, Shape: t.Shape()}
-	l.tensors = append(l.tensors, insideTensor{&meta.Entry{FQN: fqn, Tensor: m}, t})
+	l.tensors = append(l.tensors, insideTensor{entry: &meta.Entry{FQN: fqn, Tensor: m}, tensor: t})
 }
 
 // opaque returns the reason why the elements of a tensor are unknown if o

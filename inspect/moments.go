@@ -76,7 +76,7 @@ func (p *pairwise) total() moments {
 
 // momentsOf returns the moments of a block. finite is a buffer of the same
 // length.
-func momentsOf[F float32 | float64](v, finite []F) moments {
+func momentsOf(v, finite []float64) moments {
 	if len(v) == 0 {
 		return moments{}
 	}
@@ -86,12 +86,12 @@ func momentsOf[F float32 | float64](v, finite []F) moments {
 	var out moments
 	kept := finite[:0]
 	for _, x := range v {
-		switch f := float64(x); {
-		case f != f:
+		switch {
+		case x != x:
 			out.nan++
-		case math.IsInf(f, 1):
+		case math.IsInf(x, 1):
 			out.posInf++
-		case math.IsInf(f, -1):
+		case math.IsInf(x, -1):
 			out.negInf++
 		default:
 			kept = append(kept, x)
@@ -114,8 +114,8 @@ func momentsOf[F float32 | float64](v, finite []F) moments {
 // One pass is enough: distances are taken from the first element. If that is far
 // from the others, it adds its own distance to the variance, so the cancellation
 // is bounded by a factor of the block's length.
-func finiteMoments[F float32 | float64](v []F) (moments, bool) {
-	first := float64(v[0])
+func finiteMoments(v []float64) (moments, bool) {
+	first := v[0]
 	lo, hi := v[0], v[0]
 	var s0, s1, q0, q1 float64
 	zeros, n := 0, float64(len(v))
@@ -134,18 +134,18 @@ func finiteMoments[F float32 | float64](v []F) (moments, bool) {
 			hi = b
 		}
 		zeros += count(a == 0) + count(b == 0)
-		da, db := float64(a)-first, float64(b)-first
+		da, db := a-first, b-first
 		s0, s1 = s0+da, s1+db
 		q0, q1 = q0+float64(da*da), q1+float64(db*db)
 	}
 	for _, a := range v {
 		lo, hi = min(lo, a), max(hi, a)
 		zeros += count(a == 0)
-		d := float64(a) - first
+		d := a - first
 		s0, q0 = s0+d, q0+float64(d*d)
 	}
 	s, q := s0+s1, q0+q1
-	m := moments{n: int64(n), zeros: int64(zeros), min: float64(lo), max: float64(hi)}
+	m := moments{n: int64(n), zeros: int64(zeros), min: lo, max: hi}
 	m.mean, m.m2 = first+s/n, max(0, q-float64(s*s)/n)
 	return m, isFinite(q) && isFinite(s*s)
 }
@@ -171,10 +171,10 @@ func (m moments) scale() moments {
 }
 
 // scaledMoments returns the scaled moments of finite elements, given their result
-// m of finiteMoments. It overwrites v. The squares of float32 never overflow.
-func scaledMoments[F float32 | float64](m moments, v []F) moments {
+// m of finiteMoments. It overwrites v.
+func scaledMoments(m moments, v []float64) moments {
 	for i, x := range v {
-		v[i] = F(math.Ldexp(float64(x), -scaleBits))
+		v[i] = math.Ldexp(x, -scaleBits)
 	}
 	s, _ := finiteMoments(v)
 	m.mean, m.m2, m.scaled = s.mean, s.m2, true

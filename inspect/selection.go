@@ -245,32 +245,15 @@ func (s *Selection) Stream(ctx context.Context, src Content, e *meta.Entry, d te
 	for lo := int64(0); lo < elements; lo += step {
 		hi := min(lo+step, elements)
 		p := buf[:(hi-lo)*int64(d.Size())]
-		if err := s.readFlat(ctx, src, e, d, lo, hi, p); err != nil {
+		err := readBoxes(e, s.Sizes(), d, lo, hi, p, func(box tensor.Box, dst *tensor.Tensor) error {
+			return s.ReadBox(ctx, src, e, box, dst)
+		})
+		if err != nil {
 			return err
 		}
 		if err := fn(p); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// readFlat reads the elements [lo, hi) of the selection in row-major order.
-func (s *Selection) readFlat(ctx context.Context, src Content, e *meta.Entry, d tensor.DType, lo, hi int64, p []byte) error {
-	boxes, err := tensor.FlatBoxes(s.Sizes(), lo, hi)
-	if err != nil {
-		return fmt.Errorf("%q: %w", e.FQN, err)
-	}
-	for _, box := range boxes {
-		n := box.Volume() * int64(d.Size())
-		dst, err := tensor.FromBytes(d, box.Sizes, p[:n])
-		if err != nil {
-			return fmt.Errorf("%q: %w", e.FQN, err)
-		}
-		if err := s.ReadBox(ctx, src, e, box, dst); err != nil {
-			return err
-		}
-		p = p[n:]
 	}
 	return nil
 }
@@ -386,43 +369,13 @@ func reverse(t *tensor.Tensor, dim int) error {
 	for _, s := range t.Shape()[dim+1:] {
 		run *= int(s)
 	}
+	spare := make([]byte, run)
 	for ; len(mem) > 0; mem = mem[n*run:] {
-		if run > t.DType().Size() || !reverseElements(mem[:n*run], run) {
-			reverseRuns(mem[:n*run], run)
+		for i, j := 0, (n-1)*run; i < j; i, j = i+run, j-run {
+			copy(spare, mem[i:i+run])
+			copy(mem[i:i+run], mem[j:j+run])
+			copy(mem[j:j+run], spare)
 		}
 	}
 	return nil
-}
-
-// reverseRuns reverses the order of runs of run bytes.
-func reverseRuns(p []byte, run int) {
-	spare := make([]byte, run)
-	for i, j := 0, len(p)-run; i < j; i, j = i+run, j-run {
-		copy(spare, p[i:i+run])
-		copy(p[i:i+run], p[j:j+run])
-		copy(p[j:j+run], spare)
-	}
-}
-
-// reverseElements is a fast version of reverseRuns for elements of common sizes.
-// It returns false for other sizes.
-func reverseElements(p []byte, size int) bool {
-	switch size {
-	case 1:
-		slices.Reverse(p)
-		return true
-	case 2:
-		return reverseWords[uint16](tensor.Uint16, p)
-	case 4:
-		return reverseWords[uint32](tensor.Uint32, p)
-	case 8:
-		return reverseWords[uint64](tensor.Uint64, p)
-	}
-	return false
-}
-
-func reverseWords[E tensor.Element](d tensor.DType, p []byte) bool {
-	v, err := valuesOf[E](d, p)
-	slices.Reverse(v)
-	return err == nil
 }

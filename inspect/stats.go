@@ -90,13 +90,6 @@ type StatsOptions struct {
 	// pass over tensors whose elements have more than two bytes: from memory if
 	// they fit a buffer, otherwise from the store.
 	Log2 bool
-	// BufferBytes bounds the memory for the bytes of tensors, with a minimum of
-	// 256 KiB. Zero: 256 MiB, or 16 MiB for each worker if that is more. There
-	// are fewer workers if it is less than 16 MiB for each.
-	BufferBytes int64
-	// Parallel is the number of workers, which also share large tensors. Zero: 2,
-	// or one for each processor if there are more.
-	Parallel int
 	// Known reports whether the checkpoint has a tensor with a name to which an
 	// object among the entries refers. Nil: only the tensors among the entries
 	// are known.
@@ -109,95 +102,89 @@ type StatsOptions struct {
 	Progress func(bytes int64)
 }
 
-func (o *StatsOptions) withDefaults() StatsOptions {
+func (o *StatsOptions) withDefaults(entries []*meta.Entry) StatsOptions {
 	var out StatsOptions
 	if o != nil {
 		out = *o
 	}
-	out.Buckets = max(0, out.Buckets)
-	if out.Total == nil {
-		out.Total = func(int64) {}
+	if out.Known == nil {
+		names := map[string]bool{}
+		for _, e := range entries {
+			names[e.FQN] = e.Tensor != nil
+		}
+		out.Known = func(fqn string) bool { return names[fqn] }
 	}
-	if out.Progress == nil {
-		out.Progress = func(int64) {}
-	}
+	out.Total, out.Progress = orIgnore(out.Total), orIgnore(out.Progress)
 	return out
+}
+
+// orIgnore returns fn, or a function that does nothing if fn is nil.
+func orIgnore(fn func(bytes int64)) func(bytes int64) {
+	if fn == nil {
+		return func(int64) {}
+	}
+	return fn
 }
 
 // Stats computes the statistics of the tensors among the entries, and of the
 // tensors and arrays of NumPy and Python inside objects among them, which are
 // named after the object and the path in it. Single numbers do not count. It
-// reads every tensor once, or twice for some histograms, in bounded memory. The
-// results have the same bits whatever the options for memory and parallel work
-// are, and however the tensors were cut and stored.
+// reads every tensor once, or twice for some histograms. It holds about 16 MiB of
+// tensors for each processor. The results have the same bits whatever the number of
+// processors is, and however the tensors were cut and stored.
 func Stats(ctx context.Context, src Content, entries []*meta.Entry, opts *StatsOptions) (*StatsReport, error) {
-	s := &statist{opts: opts.withDefaults()}
-	s.n, s.each = workers(s.opts.Parallel, s.opts.BufferBytes)
-	in, err := lookInside(ctx, src, entries, namesOf(entries, s.opts.Known), s.n)
-	if err != nil {
+	s := &statist{src: src, opts: opts.withDefaults(entries)}
+	if err := s.collect(ctx, entries); err != nil {
 		return nil, err
-	}
-	content := &within{src, map[*meta.Entry]*tensor.Tensor{}}
-	s.src, s.unread = content, in.unread
-	for _, e := range entries {
-		all := []*meta.Entry{e}
-		if e.Tensor == nil {
-			all = nil
-			for _, t := range in.tensors[e] {
-				all = append(all, t.entry)
-				content.inside[t.entry] = t.tensor
-			}
-		}
-		for _, e := range all {
-			it, err := newStatsItem(e)
-			if err != nil {
-				return nil, err
-			}
-			s.items = append(s.items, it)
-		}
 	}
 	s.opts.Total(s.toRead())
-	if err := s.pass(ctx, (*statsWorker).pass1, func(*statsItem) bool { return true }); err != nil {
+	if err := sweep(ctx, s.jobs(false), s.first); err != nil {
 		return nil, err
 	}
-	if err := s.pass(ctx, (*statsWorker).pass2, (*statsItem).needsSecond); err != nil {
+	if err := sweep(ctx, s.jobs(true), s.second); err != nil {
 		return nil, err
 	}
 	return s.report(), nil
 }
 
-// namesOf returns known. If that is nil, it returns a function that looks for
-// tensors among entries.
-func namesOf(entries []*meta.Entry, known func(fqn string) bool) func(fqn string) bool {
-	if known != nil {
-		return known
-	}
-	names := map[string]bool{}
-	for _, e := range entries {
-		names[e.FQN] = e.Tensor != nil
-	}
-	return func(fqn string) bool { return names[fqn] }
-}
-
 // statist is one call of Stats.
 type statist struct {
-	src   Content
-	opts  StatsOptions
-	items []*statsItem
-	n     int   // workers
-	each  int64 // bytes of a worker's buffer
-
+	src    Content
+	opts   StatsOptions
+	items  []*statsItem
 	unread []Unread
+}
+
+// collect sets the items: the tensors among the entries and inside their objects.
+func (s *statist) collect(ctx context.Context, entries []*meta.Entry) error {
+	inside, err := lookInside(ctx, s.src, entries, s.opts.Known)
+	if err != nil {
+		return err
+	}
+	for i, e := range entries {
+		all := inside[i].tensors
+		if e.Tensor != nil {
+			all = []insideTensor{{entry: e}}
+		}
+		s.unread = append(s.unread, inside[i].unread...)
+		for _, t := range all {
+			it, err := newStatsItem(t)
+			if err != nil {
+				return err
+			}
+			s.items = append(s.items, it)
+		}
+	}
+	return nil
 }
 
 // toRead returns the bytes that will be read.
 func (s *statist) toRead() int64 {
 	var n int64
 	for _, it := range s.items {
-		bytes := it.entry.NumBytes()
-		n += bytes
-		if s.wantsLinear() && !it.table && (bytes > s.each || it.elements > it.slab) {
-			n += bytes
+		n += it.entry.NumBytes()
+		if s.wantsLinear() && !it.table && it.elements > it.slab {
+			n += it.entry.NumBytes()
 		}
 	}
 	return n
@@ -205,17 +192,12 @@ func (s *statist) toRead() int64 {
 
 func (s *statist) wantsLinear() bool { return s.opts.Buckets > 0 && !s.opts.Log2 }
 
-// pass runs the workers over all items that want selects.
-func (s *statist) pass(ctx context.Context, do func(*statsWorker, context.Context, job) error, want func(*statsItem) bool) error {
-	start := func() *statsWorker { return &statsWorker{statist: s} }
-	return sweep(ctx, s.n, s.jobs(want), start, func(ctx context.Context, w *statsWorker, j job) error { return do(w, ctx, j) })
-}
-
-// jobs yields the slabs of all items that want selects.
-func (s *statist) jobs(want func(*statsItem) bool) iter.Seq[job] {
+// jobs yields the slabs of all items, or of those whose histogram was not filled in
+// the first pass.
+func (s *statist) jobs(second bool) iter.Seq[job] {
 	return func(yield func(job) bool) {
 		for i, it := range s.items {
-			if !want(it) {
+			if second && !it.second {
 				continue
 			}
 			for j := range slabs(i, it.elements, it.slab) {
@@ -244,17 +226,15 @@ func (s *statist) report() *StatsReport {
 
 // statsItem is the state of a tensor in Stats.
 type statsItem struct {
-	entry    *meta.Entry
+	insideTensor
 	elements int64
 	slab     int64 // elements of a slab
-	table    bool  // see statsTable
+	table    bool  // see tableWorth
 
 	mu      sync.Mutex
 	left    int64           // slabs; guarded by mu
-	sum     pairwise        // of the slabs before next; guarded by mu
-	next    int             // guarded by mu
-	waiting map[int]moments // of later slabs; guarded by mu
-	values  []int64         // guarded by mu; see statsTable
+	slabs   map[int]moments // guarded by mu
+	values  []int64         // counts by value; guarded by mu
 	octaves *octaves        // guarded by mu
 	linear  *linear         // guarded by mu
 
@@ -263,49 +243,19 @@ type statsItem struct {
 	second bool // a second pass must fill linear
 }
 
-func newStatsItem(e *meta.Entry) (*statsItem, error) {
-	t := e.Tensor
-	elements, err := tensor.NumElements(t.Shape)
+func newStatsItem(t insideTensor) (*statsItem, error) {
+	d, shape := t.entry.Tensor.DType, t.entry.Tensor.Shape
+	elements, err := tensor.NumElements(shape)
+	if err == nil && d.Size() == 0 {
+		err = fmt.Errorf("%w: %v", tensor.ErrDType, d)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", e.FQN, err)
+		return nil, fmt.Errorf("%q: %w", t.entry.FQN, err)
 	}
-	size := int64(t.DType.Size())
-	if size == 0 {
-		return nil, fmt.Errorf("%q: %w: %v", e.FQN, tensor.ErrDType, t.DType)
-	}
-	it := &statsItem{entry: e, elements: elements, slab: slabElements(t.Shape, size, slabBytes)}
+	it := &statsItem{insideTensor: t, elements: elements, slab: slabElements(shape, int64(d.Size()), slabBytes), slabs: map[int]moments{}}
 	it.left = (elements + it.slab - 1) / it.slab
-	it.table = size <= 2 && elements >= tableWorth
+	it.table = d.Size() <= 2 && elements >= tableWorth
 	return it, nil
-}
-
-// needsSecond reports whether the first pass left a histogram to be filled.
-func (it *statsItem) needsSecond() bool { return it.second }
-
-// put adds the moments of a slab. It merges them in the order of the slabs,
-// whatever order they arrive in. The caller holds mu.
-func (it *statsItem) put(slab int, m moments) {
-	if it.waiting == nil {
-		it.waiting = map[int]moments{}
-	}
-	it.waiting[slab] = m
-	for {
-		m, ok := it.waiting[it.next]
-		if !ok {
-			return
-		}
-		delete(it.waiting, it.next)
-		it.sum.add(m)
-		it.next++
-	}
-}
-
-// addOctaves adds the counts of a slab. The caller holds mu.
-func (it *statsItem) addOctaves(o *octaves) {
-	if it.octaves == nil {
-		it.octaves = new(octaves)
-	}
-	it.octaves.add(o)
 }
 
 func (it *statsItem) result(o *StatsOptions) TensorStats {
@@ -323,150 +273,96 @@ func (it *statsItem) result(o *StatsOptions) TensorStats {
 	return out
 }
 
-// statsWorker is the state of one worker.
+// statsWorker has the buffers of one worker.
 type statsWorker struct {
-	*statist
 	buf    []byte
 	blocks blocks
-	first  momentVisitor
+	spare  []float64
 	counts []uint32
 }
 
-// pass1 processes a slab in the first pass.
-func (w *statsWorker) pass1(ctx context.Context, j job) error {
-	it := w.items[j.item]
+// read reads a slab into the buffer of w.
+func (s *statist) read(ctx context.Context, w *statsWorker, j job) error {
+	it := s.items[j.item]
+	w.buf = grow(w.buf, (j.hi-j.lo)*int64(it.entry.Tensor.DType.Size()))
+	read := s.src.ReadEntry
+	if it.tensor != nil {
+		read = it.readEntry
+	}
+	if err := readFlat(ctx, read, it.entry, j.lo, j.hi, w.buf); err != nil {
+		return err
+	}
+	s.opts.Progress(int64(len(w.buf)))
+	return nil
+}
+
+// first processes a slab in the first pass.
+func (s *statist) first(ctx context.Context, w *statsWorker, j job) error {
+	it := s.items[j.item]
+	if err := s.read(ctx, w, j); err != nil {
+		return err
+	}
 	if it.table {
-		return w.tally(ctx, it, j)
+		return s.tally(w, it)
 	}
-	w.first.start(w.opts.Buckets > 0 && w.opts.Log2)
-	if err := w.visit(ctx, it, j, &w.first); err != nil {
-		return err
+	if w.spare == nil {
+		w.spare = make([]float64, blockElements)
 	}
-	it.mu.Lock()
-	defer it.mu.Unlock()
-	it.put(j.slab, w.first.sum.total())
-	if w.first.octaves != nil {
-		it.addOctaves(w.first.octaves)
-	}
-	if it.left--; it.left > 0 {
-		return nil
-	}
-	it.total = it.sum.total()
-	if !w.wantsLinear() || it.total.n == 0 {
-		return nil
-	}
-	it.linear = newLinear(it.total.min, it.total.max, w.opts.Buckets)
-	if it.entry.NumBytes() > int64(len(w.buf)) {
-		it.second = true
-		return nil
-	}
-	return w.blocks.each(it.entry.Tensor.DType, w.buf, linearVisitor{it.linear}) // the whole tensor is in the buffer
-}
-
-// tally processes a slab of a tensor with a table in the first pass.
-func (w *statsWorker) tally(ctx context.Context, it *statsItem, j job) error {
-	d := it.entry.Tensor.DType
-	n := 1 << (8 * d.Size())
-	if w.counts == nil {
-		w.counts = make([]uint32, 1<<16)
-	}
-	counts := w.counts[:n]
-	clear(counts)
-	err := w.parts(ctx, it, j, func(p []byte) error { return tally(d, p, counts) })
+	log2 := s.opts.Buckets > 0 && s.opts.Log2
+	var sum pairwise
+	var powers octaves
+	err := w.blocks.each(it.entry.Tensor.DType, w.buf, func(v []float64) {
+		sum.add(momentsOf(v, w.spare))
+		if log2 {
+			powers.countAll(v)
+		}
+	})
 	if err != nil {
-		return err
+		return fmt.Errorf("%q: %w", it.entry.FQN, err)
 	}
 	it.mu.Lock()
 	defer it.mu.Unlock()
-	if it.values == nil {
-		it.values = make([]int64, n)
+	it.slabs[j.slab] = sum.total()
+	if log2 && it.octaves == nil {
+		it.octaves = new(octaves)
 	}
-	for i, c := range counts {
-		it.values[i] += int64(c)
+	if log2 {
+		it.octaves.add(&powers)
 	}
 	if it.left--; it.left > 0 {
 		return nil
 	}
-	return it.finish(&w.opts)
+	// In the order of the slabs, whatever order they arrived in.
+	sum = pairwise{}
+	for i := range len(it.slabs) {
+		sum.add(it.slabs[i])
+	}
+	it.total = sum.total()
+	if !s.wantsLinear() || it.total.n == 0 {
+		return nil
+	}
+	it.linear = newLinear(it.total.min, it.total.max, s.opts.Buckets)
+	if it.second = len(it.slabs) > 1; it.second {
+		return nil
+	}
+	return w.blocks.each(it.entry.Tensor.DType, w.buf, it.linear.countAll) // the whole tensor is in the buffer
 }
 
-// pass2 processes a slab in the second pass.
-func (w *statsWorker) pass2(ctx context.Context, j job) error {
-	it := w.items[j.item]
-	mine := linearVisitor{it.linear.empty()}
-	if err := w.visit(ctx, it, j, mine); err != nil {
+// second processes a slab in the second pass.
+func (s *statist) second(ctx context.Context, w *statsWorker, j job) error {
+	it := s.items[j.item]
+	if err := s.read(ctx, w, j); err != nil {
 		return err
+	}
+	mine := it.linear.empty()
+	if err := w.blocks.each(it.entry.Tensor.DType, w.buf, mine.countAll); err != nil {
+		return fmt.Errorf("%q: %w", it.entry.FQN, err)
 	}
 	it.mu.Lock()
 	defer it.mu.Unlock()
-	it.linear.add(mine.linear)
+	it.linear.add(mine)
 	return nil
 }
-
-// visit reads a slab and passes it to v in blocks.
-func (w *statsWorker) visit(ctx context.Context, it *statsItem, j job, v visitor) error {
-	return w.parts(ctx, it, j, func(p []byte) error { return w.blocks.each(it.entry.Tensor.DType, p, v) })
-}
-
-// parts reads a slab in parts of whole blocks that fit the worker's buffer. A
-// single part remains in the buffer.
-func (w *statsWorker) parts(ctx context.Context, it *statsItem, j job, do func(p []byte) error) error {
-	size := int64(it.entry.Tensor.DType.Size())
-	step := w.each / size / blockElements * blockElements
-	for lo := j.lo; lo < j.hi; lo += step {
-		hi := min(lo+step, j.hi)
-		w.buf = grow(w.buf, (hi-lo)*size)
-		if err := readFlat(ctx, w.src, it.entry, lo, hi, w.buf); err != nil {
-			return err
-		}
-		w.opts.Progress(int64(len(w.buf)))
-		if err := do(w.buf); err != nil {
-			return fmt.Errorf("%q: %w", it.entry.FQN, err)
-		}
-	}
-	return nil
-}
-
-// momentVisitor computes the moments of blocks.
-type momentVisitor struct {
-	sum     pairwise
-	octaves *octaves // nil: not wanted
-	spare32 []float32
-	spare64 []float64
-}
-
-func (m *momentVisitor) start(log2 bool) {
-	m.sum = pairwise{m.sum.parts[:0], m.sum.levels[:0]}
-	if log2 {
-		m.octaves = new(octaves)
-	}
-}
-
-func (m *momentVisitor) narrow(v []float32) {
-	if m.spare32 == nil {
-		m.spare32 = make([]float32, blockElements)
-	}
-	m.sum.add(momentsOf(v, m.spare32))
-	if m.octaves != nil {
-		countOctaves(m.octaves, v)
-	}
-}
-
-func (m *momentVisitor) wide(v []float64) {
-	if m.spare64 == nil {
-		m.spare64 = make([]float64, blockElements)
-	}
-	m.sum.add(momentsOf(v, m.spare64))
-	if m.octaves != nil {
-		countOctaves(m.octaves, v)
-	}
-}
-
-// linearVisitor fills a histogram.
-type linearVisitor struct{ *linear }
-
-func (l linearVisitor) narrow(v []float32) { countLinear(l.linear, v) }
-func (l linearVisitor) wide(v []float64)   { countLinear(l.linear, v) }
 
 // Elements of one or two bytes have few values. The fastest way is to count how
 // often each value occurs: all results follow from these counts, without a second
@@ -475,41 +371,43 @@ func (l linearVisitor) wide(v []float64)   { countLinear(l.linear, v) }
 // tableWorth is the number of elements from which a table is used.
 const tableWorth = 1 << 16
 
-// tally counts the values of elements of one or two bytes in p.
-func tally(d tensor.DType, p []byte, counts []uint32) error {
-	if d.Size() == 1 {
-		tallyBytes(p, (*[1 << 8]uint32)(counts))
+// tally counts the values in the buffer of w, a slab of a tensor with a table.
+func (s *statist) tally(w *statsWorker, it *statsItem) error {
+	size := it.entry.Tensor.DType.Size()
+	if w.counts == nil {
+		w.counts = make([]uint32, 1<<16)
+	}
+	clear(w.counts)
+	if size == 1 {
+		for _, b := range w.buf {
+			w.counts[b]++
+		}
+	} else {
+		v, err := valuesOf[uint16](tensor.Uint16, w.buf)
+		if err != nil {
+			return err
+		}
+		table := (*[1 << 16]uint32)(w.counts)
+		for _, x := range v {
+			table[x]++
+		}
+	}
+	it.mu.Lock()
+	defer it.mu.Unlock()
+	if it.values == nil {
+		it.values = make([]int64, 1<<(8*size))
+	}
+	for i := range it.values {
+		it.values[i] += int64(w.counts[i])
+	}
+	if it.left--; it.left > 0 {
 		return nil
 	}
-	v, err := valuesOf[uint16](tensor.Uint16, p)
-	if err != nil {
-		return err
-	}
-	table := (*[1 << 16]uint32)(counts)
-	for _, x := range v {
-		table[x]++
-	}
-	return nil
-}
-
-// tallyBytes counts bytes in two tables, because repeated increments of one
-// counter would wait for each other.
-func tallyBytes(p []byte, table *[1 << 8]uint32) {
-	var other [1 << 8]uint32
-	for ; len(p) >= 2; p = p[2:] {
-		table[p[0]]++
-		other[p[1]]++
-	}
-	for _, b := range p {
-		table[b]++
-	}
-	for i, n := range other {
-		table[i] += n
-	}
+	return it.finish(&s.opts)
 }
 
 // tableValues returns every value of a dtype of one or two bytes, by its bits.
-func tableValues(d tensor.DType) ([]float32, error) {
+func tableValues(d tensor.DType) ([]float64, error) {
 	n := 1 << (8 * d.Size())
 	bits := make([]byte, n*d.Size())
 	for i := range n {
@@ -519,12 +417,12 @@ func tableValues(d tensor.DType) ([]float32, error) {
 			bits[2*i], bits[2*i+1] = byte(i), byte(i>>8)
 		}
 	}
-	return converted(d, bits, make([]float32, n))
+	return converted(d, bits, make([]float64, n))
 }
 
 // tableMoments returns the moments of counts[i] elements with the value
 // values[i], for all i.
-func tableMoments(values []float32, counts []int64) moments {
+func tableMoments(values []float64, counts []int64) moments {
 	var m moments
 	m.min, m.max = math.Inf(1), math.Inf(-1)
 	sum := 0.0
@@ -532,7 +430,7 @@ func tableMoments(values []float32, counts []int64) moments {
 		if n == 0 {
 			continue
 		}
-		switch x := float64(values[i]); {
+		switch x := values[i]; {
 		case x != x:
 			m.nan += n
 		case math.IsInf(x, 1):
@@ -551,7 +449,7 @@ func tableMoments(values []float32, counts []int64) moments {
 	}
 	m.mean = sum / float64(m.n)
 	for i, n := range counts {
-		if x := float64(values[i]); n > 0 && x-x == 0 { // finite
+		if x := values[i]; n > 0 && x-x == 0 { // finite
 			m.m2 += float64((x - m.mean) * (x - m.mean) * float64(n))
 		}
 	}
@@ -570,12 +468,12 @@ func (it *statsItem) finish(o *StatsOptions) error {
 	case o.Log2:
 		it.octaves = new(octaves)
 		for i, n := range it.values {
-			it.octaves.count(float64(values[i]), n)
+			it.octaves.count(values[i], n)
 		}
 	default:
 		it.linear = newLinear(it.total.min, it.total.max, o.Buckets)
 		for i, n := range it.values {
-			it.linear.count(float64(values[i]), n)
+			it.linear.count(values[i], n)
 		}
 	}
 	it.values = nil

@@ -293,17 +293,16 @@ func large(t testing.TB, d tensor.DType, bytes int) *tensor.Tensor {
 	return to(t, d, of(t, v, n, 10_007))
 }
 
-func TestStatsAreIndependentOfWorkersAndMemory(t *testing.T) {
+func TestStatsAreIndependentOfWorkers(t *testing.T) {
 	inspect.SmallSlabs(t)
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Int64} {
 		x := large(t, d, 1_500_000)
 		small := of(t, []float64{1, 2, math.NaN()})
 		m := holding(map[string]*tensor.Tensor{"large": x, "small": small, "z": small})
 		var first *inspect.StatsReport
-		for _, o := range []inspect.StatsOptions{
-			{}, {Parallel: 1}, {Parallel: 5}, {Parallel: 3, BufferBytes: 1}, {BufferBytes: 700_000},
-		} {
-			o.Buckets = 7
+		for _, n := range []int{1, 3, 5} {
+			inspect.SetWorkers(t, n)
+			o := inspect.StatsOptions{Buckets: 7}
 			var total, moved atomic.Int64
 			o.Total = func(n int64) { total.Store(n) }
 			o.Progress = func(n int64) { moved.Add(n) }
@@ -315,7 +314,7 @@ func TestStatsAreIndependentOfWorkersAndMemory(t *testing.T) {
 				first = got
 			}
 			if diff := cmp.Diff(first, got); diff != "" {
-				t.Errorf("%v, %d workers, %d bytes: -want +got\n%s", d, o.Parallel, o.BufferBytes, diff)
+				t.Errorf("%v, %d workers: -want +got\n%s", d, n, diff)
 			}
 		}
 		v := asFloats(t, x)
@@ -403,9 +402,10 @@ func TestStatsOfHugeNumbersAmongOthers(t *testing.T) {
 	if first.Totals.L2 != got.L2 {
 		t.Errorf("the norm of all = %v; want %v", first.Totals.L2, got.L2)
 	}
-	for _, o := range []inspect.StatsOptions{{Parallel: 1}, {Parallel: 5}, {Parallel: 3, BufferBytes: 1}} {
-		if diff := cmp.Diff(first, statsOf(t, m, &o)); diff != "" {
-			t.Errorf("%d workers: -want +got\n%s", o.Parallel, diff)
+	for _, n := range []int{1, 5} {
+		inspect.SetWorkers(t, n)
+		if diff := cmp.Diff(first, statsOf(t, m, nil)); diff != "" {
+			t.Errorf("%d workers: -want +got\n%s", n, diff)
 		}
 	}
 }
@@ -493,8 +493,7 @@ func TestStatsFail(t *testing.T) {
 	}
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
-	// With several workers, all slabs may have been read before the first one stops the work.
-	o := &inspect.StatsOptions{Parallel: 1, Progress: func(int64) { cancel() }}
+	o := &inspect.StatsOptions{Progress: func(int64) { cancel() }}
 	if _, err := inspect.Stats(ctx, m, entries, o); !errors.Is(err, context.Canceled) {
 		t.Errorf("Stats that is stopped = %v; want Canceled", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"math"
 	"runtime"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -13,17 +14,13 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// slabBytes is the approximate number of bytes of a tensor that a worker reads at
-// once. Tests make it smaller.
+// slabBytes is the number of bytes of tensors that a worker reads at once. Tests
+// make it smaller.
 var slabBytes int64 = 16 << 20
 
-const (
-	// blockElements is the number of elements that loops process together, so
-	// that they stay in the CPU caches.
-	blockElements = 8192
-	// minBuffer holds a block of the widest elements for two sides.
-	minBuffer = 2 * blockElements * 16
-)
+// blockElements is the number of elements that loops process together, so that
+// they stay in the CPU caches.
+const blockElements = 8192
 
 // job is a slab of a tensor: the elements [lo, hi) in row-major order. An object
 // is one slab without elements.
@@ -33,50 +30,28 @@ type job struct {
 	lo, hi int64
 }
 
-// workers returns the number of workers and the bytes that each may hold. A small
-// budget reduces the number of workers before it reduces the size of reads.
-func workers(parallel int, buffer int64) (n int, each int64) {
-	if parallel <= 0 {
-		parallel = max(2, runtime.GOMAXPROCS(0))
-	}
-	if buffer <= 0 {
-		buffer = max(256<<20, int64(parallel)*slabBytes)
-	}
-	n = int(max(1, min(int64(parallel), buffer/slabBytes)))
-	return n, max(minBuffer, min(buffer/int64(n), slabBytes))
-}
+// workers returns the number of jobs that run at the same time.
+func workers() int { return max(2, runtime.GOMAXPROCS(0)) }
 
-// sweep runs all jobs on n workers. Jobs start in order. start returns the state
-// of a worker.
-func sweep[W any](ctx context.Context, n int, jobs iter.Seq[job], start func() W, do func(context.Context, W, job) error) error {
-	g, ctx := errgroup.WithContext(ctx)
-	queue := make(chan job)
-	g.Go(func() error {
-		defer close(queue)
-		for j := range jobs {
-			select {
-			case queue <- j:
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
+// sweep runs all jobs. A job has a W to itself while it runs.
+func sweep[W any](ctx context.Context, jobs iter.Seq[job], do func(context.Context, *W, job) error) error {
+	pool := sync.Pool{New: func() any { return new(W) }}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(workers())
+	for j := range jobs {
+		if gctx.Err() != nil {
+			break
 		}
-		return nil
-	})
-	for range n {
 		g.Go(func() error {
-			w := start()
-			for j := range queue {
-				if ctx.Err() != nil {
-					return context.Cause(ctx)
-				}
-				if err := do(ctx, w, j); err != nil {
-					return err
-				}
-			}
-			return nil
+			w := pool.Get().(*W)
+			defer pool.Put(w)
+			return do(gctx, w, j)
 		})
 	}
-	return g.Wait()
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return context.Cause(ctx) // cancelled is not done
 }
 
 // slabElements returns the number of elements in a slab of at most the given
@@ -104,18 +79,29 @@ func slabs(item int, elements, slab int64) iter.Seq[job] {
 
 // readFlat reads the elements [lo, hi) of a tensor in row-major order into buf,
 // which has exactly their size.
-func readFlat(ctx context.Context, src Content, e *meta.Entry, lo, hi int64, buf []byte) error {
-	boxes, err := tensor.FlatBoxes(e.Tensor.Shape, lo, hi)
+func readFlat(ctx context.Context, read readEntry, e *meta.Entry, lo, hi int64, buf []byte) error {
+	return readBoxes(e, e.Tensor.Shape, e.Tensor.DType, lo, hi, buf, func(box tensor.Box, dst *tensor.Tensor) error {
+		return read(ctx, e, box, dst)
+	})
+}
+
+// readEntry is Content.ReadEntry.
+type readEntry = func(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error
+
+// readBoxes calls read for boxes of a shape that together are its elements [lo, hi)
+// in row-major order. The destinations are consecutive parts of buf.
+func readBoxes(e *meta.Entry, shape []int64, d tensor.DType, lo, hi int64, buf []byte, read func(box tensor.Box, dst *tensor.Tensor) error) error {
+	boxes, err := tensor.FlatBoxes(shape, lo, hi)
 	if err != nil {
 		return fmt.Errorf("%q: %w", e.FQN, err)
 	}
 	for _, box := range boxes {
-		n := box.Volume() * int64(e.Tensor.DType.Size())
-		dst, err := tensor.FromBytes(e.Tensor.DType, box.Sizes, buf[:n])
+		n := box.Volume() * int64(d.Size())
+		dst, err := tensor.FromBytes(d, box.Sizes, buf[:n])
 		if err != nil {
 			return fmt.Errorf("%q: %w", e.FQN, err)
 		}
-		if err := src.ReadEntry(ctx, e, box, dst); err != nil {
+		if err := read(box, dst); err != nil {
 			return err
 		}
 		buf = buf[n:]
@@ -131,67 +117,46 @@ func grow(buf []byte, n int64) []byte {
 	return buf[:n]
 }
 
-// visitor receives the elements of a tensor in blocks of numbers, which are exact
-// if possible. Blocks are valid during the call only.
-type visitor interface {
-	narrow(v []float32)
-	wide(v []float64)
-}
-
-// blocks turns the bytes of tensors into blocks of numbers. It has buffers, so
-// only one goroutine may use it.
+// blocks turns the bytes of tensors into numbers. It has buffers, so only one
+// goroutine may use it.
 type blocks struct {
-	narrow []float32
-	wide   []float64
+	floats  []float64
+	complex []complex128
 }
 
-// each passes the elements in p, which is aligned, to v: floats of up to four
-// bytes and integers of up to two as float32, complex numbers as their magnitude.
-func (b *blocks) each(d tensor.DType, p []byte, v visitor) error {
-	step := blockElements * d.Size()
-	for len(p) > 0 {
-		n := min(step, len(p))
-		if err := b.one(d, p[:n], v); err != nil {
+// each calls fn with the elements in p, which is aligned, a block at a time: exactly
+// if float64 can hold them, complex numbers as their magnitude. The slice is valid
+// during the call only.
+func (b *blocks) each(d tensor.DType, p []byte, fn func(v []float64)) error {
+	if b.floats == nil {
+		b.floats = make([]float64, blockElements)
+	}
+	for n := 0; len(p) > 0; p = p[n:] {
+		n = min(blockElements*d.Size(), len(p))
+		v, err := b.one(d, p[:n])
+		if err != nil {
 			return err
 		}
-		p = p[n:]
+		fn(v)
 	}
 	return nil
 }
 
-func (b *blocks) one(d tensor.DType, p []byte, v visitor) error {
-	switch d {
-	case tensor.Float32:
-		x, err := valuesOf[float32](d, p)
-		if err == nil {
-			v.narrow(x)
-		}
-		return err
-	case tensor.Float64:
-		x, err := valuesOf[float64](d, p)
-		if err == nil {
-			v.wide(x)
-		}
-		return err
-	case tensor.Complex64, tensor.Complex128:
-		x, err := b.magnitudes(d, p)
-		if err == nil {
-			v.wide(x)
-		}
-		return err
+func (b *blocks) one(d tensor.DType, p []byte) ([]float64, error) {
+	switch {
+	case d == tensor.Float64:
+		return valuesOf[float64](d, p)
+	case !d.IsComplex():
+		return converted(d, p, b.floats)
 	}
-	if d.Size() <= 2 {
-		x, err := b.float32s(d, p)
-		if err == nil {
-			v.narrow(x)
-		}
-		return err
+	if b.complex == nil {
+		b.complex = make([]complex128, blockElements)
 	}
-	x, err := b.float64s(d, p)
-	if err == nil {
-		v.wide(x)
+	x, err := converted(d, p, b.complex)
+	for i, c := range x {
+		b.floats[i] = math.Hypot(real(c), imag(c))
 	}
-	return err
+	return b.floats[:len(x)], err
 }
 
 // valuesOf returns the elements in p without a copy.
@@ -211,20 +176,6 @@ func flat(d tensor.DType, p []byte) (*tensor.Tensor, error) {
 	return tensor.FromBytes(d, []int64{int64(len(p) / d.Size())}, p)
 }
 
-func (b *blocks) float32s(d tensor.DType, p []byte) ([]float32, error) {
-	if b.narrow == nil {
-		b.narrow = make([]float32, blockElements)
-	}
-	return converted(d, p, b.narrow)
-}
-
-func (b *blocks) float64s(d tensor.DType, p []byte) ([]float64, error) {
-	if b.wide == nil {
-		b.wide = make([]float64, blockElements)
-	}
-	return converted(d, p, b.wide)
-}
-
 // converted returns the elements in p as values of another type, in the memory
 // room.
 func converted[E tensor.Element](d tensor.DType, p []byte, room []E) ([]E, error) {
@@ -238,23 +189,4 @@ func converted[E tensor.Element](d tensor.DType, p []byte, room []E) ([]E, error
 		return nil, err
 	}
 	return out, tensor.Convert(dst, src, tensor.CastAny)
-}
-
-// magnitudes returns the absolute values of complex numbers.
-func (b *blocks) magnitudes(d tensor.DType, p []byte) ([]float64, error) {
-	if b.wide == nil {
-		b.wide = make([]float64, blockElements)
-	}
-	if d == tensor.Complex64 {
-		x, err := valuesOf[complex64](d, p)
-		for i, c := range x {
-			b.wide[i] = math.Hypot(float64(real(c)), float64(imag(c)))
-		}
-		return b.wide[:len(x)], err
-	}
-	x, err := valuesOf[complex128](d, p)
-	for i, c := range x {
-		b.wide[i] = math.Hypot(real(c), imag(c))
-	}
-	return b.wide[:len(x)], err
 }

@@ -25,7 +25,6 @@ type diffFlags struct {
 	inspect.CompareOptions
 	selected, excluded []string
 	rename             []string
-	first              bool
 
 	filter *inspect.Filter
 	rules  convert.Rename
@@ -51,7 +50,7 @@ func newDiffCmd() *cobra.Command {
 	flags.StringArrayVar(&f.rename, "rename", nil, "rename names of A by this `rule`; may be repeated")
 	flags.BoolVar(&f.All, "all", false, "also list what is equal")
 	flags.IntVar(&f.Limit, "limit", 0, "list at most this `number` of names (default all)")
-	flags.BoolVar(&f.first, "first", false, "stop at the first name that differs")
+	flags.BoolVar(&f.First, "first", false, "stop at the first name that differs")
 	return cmd
 }
 
@@ -80,9 +79,6 @@ func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error)
 		return nil, usagef(cmd, "--names-only reads no values: it does not go with --rtol, --atol, --exact and --nan-differs")
 	case o.Limit < 0:
 		return nil, usagef(cmd, "--limit %d: want none below zero", o.Limit)
-	}
-	if f.first {
-		o.StopAfter = 1
 	}
 	var err error
 	if f.filter, err = newFilter(f.selected, f.excluded); err != nil {

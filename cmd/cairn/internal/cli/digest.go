@@ -40,7 +40,7 @@ func runDigest(cmd *cobra.Command, args, selected, excluded []string) error {
 		o := outputOf(cmd)
 		bar := o.progress("digest", sumBytes(entries))
 		defer bar.done()
-		digests, err := inspect.Digests(cmd.Context(), c, entries, &inspect.DigestOptions{Progress: bar.add})
+		digests, err := inspect.Digests(cmd.Context(), c, entries, bar.add)
 		bar.done()
 		if err != nil {
 			return err

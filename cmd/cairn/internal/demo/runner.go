@@ -369,7 +369,7 @@ func (p *runner) examine(ctx context.Context) (*finding, error) {
 		return nil, err
 	}
 	p.Watch.Begin("digest", p.model.bytes())
-	digests, err := inspect.Digests(ctx, c, inspect.Select(md), &inspect.DigestOptions{Progress: p.Watch.Moved})
+	digests, err := inspect.Digests(ctx, c, inspect.Select(md), p.Watch.Moved)
 	if err != nil {
 		return nil, err
 	}
