@@ -2,6 +2,7 @@ package value
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -36,90 +37,209 @@ const (
 	keyObject    = "$object"
 )
 
-// maxSize bounds the text of a value. A value may share parts with itself, as
-// what a pickle holds often does, so that it is far larger as a text than in
-// memory.
-const maxSize = 1 << 30
+// The fields of an object, in the order in which they are written. Empty fields are
+// left out, except for the first two.
+const (
+	fieldModule = "module"
+	fieldName   = "name"
+	fieldCall   = "call"
+	fieldNew    = "new"
+	fieldArgs   = "args"
+	fieldKwargs = "kwargs"
+	fieldState  = "state"
+	fieldItems  = "items"
+	fieldPairs  = "pairs"
+)
 
-// room reports an error unless n more bytes may follow b.
-func room(b []byte, n int64) error {
-	if n > maxSize-int64(len(b)) {
-		return fmt.Errorf("%w: larger than %d bytes", ErrValue, maxSize)
-	}
-	return nil
+const (
+	// maxSize bounds the text of a value. A value may contain one part at several
+	// places, as values from pickles often do, so that its text is far larger than
+	// its memory.
+	maxSize = 1 << 30
+	// maxDigits bounds the digits of integers, with their sign: parsing takes more
+	// than linear time.
+	maxDigits = 10_000
+)
+
+// encoder writes JSON. Once err is set, nothing more is written.
+type encoder struct {
+	b   []byte
+	err error
 }
 
-func appendValue(b []byte, v reflect.Value, depth int) ([]byte, error) {
-	if depth > maxDepth {
-		return nil, fmt.Errorf("%w: nested deeper than %d", ErrValue, maxDepth)
+func (e *encoder) fail(format string, args ...any) {
+	if e.err == nil {
+		e.err = fmt.Errorf("%w: %w", ErrValue, fmt.Errorf(format, args...))
 	}
-	if err := room(b, 0); err != nil {
-		return nil, err
+}
+
+func (e *encoder) add(text string) { e.b = append(e.b, text...) }
+
+// room reports whether n more bytes may be written.
+func (e *encoder) room(n int64) bool {
+	if n > maxSize-int64(len(e.b)) {
+		e.fail("larger than %d bytes", maxSize)
 	}
+	return e.err == nil
+}
+
+func (e *encoder) value(v reflect.Value, depth int) {
 	switch {
+	case !e.room(0):
+	case depth > maxDepth:
+		e.fail("nested deeper than %d", maxDepth)
 	case !v.IsValid():
-		return append(b, "null"...), nil
+		e.add("null")
 	case v.Kind() == reflect.Interface:
-		return appendValue(b, v.Elem(), depth)
+		e.value(v.Elem(), depth)
 	case v.Kind() == reflect.Pointer:
-		return appendPointer(b, v, depth)
+		e.pointer(v, depth)
 	case v.Kind() == reflect.Bool:
-		return strconv.AppendBool(b, v.Bool()), nil
+		e.b = strconv.AppendBool(e.b, v.Bool())
 	case v.CanInt():
-		return strconv.AppendInt(b, v.Int(), 10), nil
+		e.b = strconv.AppendInt(e.b, v.Int(), 10)
 	case v.CanUint():
-		return strconv.AppendUint(b, v.Uint(), 10), nil
+		e.b = strconv.AppendUint(e.b, v.Uint(), 10)
 	case v.CanFloat():
-		return appendFloat(b, v.Float()), nil
+		e.b = appendFloat(e.b, v.Float())
 	case v.CanComplex():
-		return appendComplex(b, v.Complex()), nil
+		parts := [2]float64{real(v.Complex()), imag(v.Complex())}
+		e.special(keyComplex, func() {
+			e.list("[", 2, func(i int) { e.b = appendFloat(e.b, parts[i]) }, "]")
+		})
 	case v.Kind() == reflect.String:
-		return appendString(b, v.String())
+		e.text(v.String())
 	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8:
-		return appendBase64(append(b, `{"`+keyBytes+`":`...), v.Bytes(), "}")
-	case v.Type() == refType:
-		b, err := appendString(append(b, `{"`+keyRef+`":`...), v.Interface().(Ref).FQN)
-		return append(b, '}'), err
-	case v.Type() == tupleType:
-		return appendWrapped(b, keyTuple, v, depth)
+		e.special(keyBytes, func() { e.base64(v.Bytes()) })
+	case v.Type() == reflect.TypeFor[Ref]():
+		e.special(keyRef, func() { e.text(v.Interface().(Ref).FQN) })
+	case v.Type() == reflect.TypeFor[Tuple]():
+		e.special(keyTuple, func() { e.values(v, depth) })
 	case v.Kind() == reflect.Slice || v.Kind() == reflect.Array:
-		return appendList(b, v, depth)
+		e.values(v, depth)
 	case v.Kind() == reflect.Map && v.Type().Key().Kind() == reflect.String:
-		return appendMap(b, v, depth)
+		e.dict(v, depth)
 	case v.Kind() == reflect.Map && isInteger(v.Type().Key()):
-		return appendIntMap(b, v, depth)
+		e.intDict(v, depth)
+	default:
+		e.fail("type %v", v.Type())
 	}
-	return nil, fmt.Errorf("%w: type %v", ErrValue, v.Type())
 }
 
-func appendPointer(b []byte, v reflect.Value, depth int) ([]byte, error) {
+func (e *encoder) pointer(v reflect.Value, depth int) {
 	if v.IsNil() {
-		return append(b, "null"...), nil
+		e.add("null")
+		return
 	}
 	switch p := v.Interface().(type) {
 	case *big.Int:
-		return appendBig(b, p)
+		e.big(p)
 	case *Dict:
-		return appendDict(b, p, depth)
+		key := keyDict
+		if p.Ordered {
+			key = keyOrdered
+		}
+		e.special(key, func() { e.pairs(p.Pairs, depth) })
 	case *Set:
-		return appendSet(b, p, depth)
+		key := keySet
+		if p.Frozen {
+			key = keyFrozenset
+		}
+		e.special(key, func() { e.values(reflect.ValueOf(p.Items), depth) })
 	case *Object:
-		return appendObject(b, p, depth)
+		e.special(keyObject, func() { e.object(p, depth) })
 	case *tensor.Tensor:
-		return appendTensor(b, p)
+		e.special(keyTensor, func() { e.tensor(p) })
+	default:
+		e.value(v.Elem(), depth+1)
 	}
-	return appendValue(b, v.Elem(), depth+1)
 }
 
-func appendBig(b []byte, n *big.Int) ([]byte, error) {
+// special writes an object with one key.
+func (e *encoder) special(key string, content func()) {
+	e.add(`{"` + key + `":`)
+	content()
+	e.add("}")
+}
+
+// list writes n items between open and end.
+func (e *encoder) list(open string, n int, item func(i int), end string) {
+	e.add(open)
+	for i := range n {
+		if i > 0 {
+			e.add(",")
+		}
+		item(i)
+	}
+	e.add(end)
+}
+
+func (e *encoder) values(v reflect.Value, depth int) {
+	e.list("[", v.Len(), func(i int) { e.value(v.Index(i), depth+1) }, "]")
+}
+
+func (e *encoder) pairs(pairs []Pair, depth int) {
+	e.list("[", len(pairs), func(i int) {
+		e.values(reflect.ValueOf([]any{pairs[i].Key, pairs[i].Value}), depth)
+	}, "]")
+}
+
+func (e *encoder) dict(v reflect.Value, depth int) {
+	m := make(map[string]reflect.Value, v.Len())
+	escape := false
+	for k, x := range v.Seq2() {
+		m[k.String()] = x
+		escape = escape || strings.HasPrefix(k.String(), "$") || !utf8.ValidString(k.String())
+	}
+	keys := slices.Sorted(maps.Keys(m))
+	entry := func(k, between string) {
+		e.text(k)
+		e.add(between)
+		e.value(m[k], depth+1)
+	}
+	if !escape {
+		e.list("{", len(keys), func(i int) { entry(keys[i], ":") }, "}")
+		return
+	}
+	e.special(keyMap, func() {
+		e.list("[", len(keys), func(i int) {
+			e.add("[")
+			entry(keys[i], ",")
+			e.add("]")
+		}, "]")
+	})
+}
+
+func isInteger(t reflect.Type) bool {
+	zero := reflect.Zero(t)
+	return zero.CanInt() || zero.CanUint()
+}
+
+// intDict writes a map with integer keys as Python's dict with these keys.
+func (e *encoder) intDict(v reflect.Value, depth int) {
+	keys := v.MapKeys()
+	slices.SortFunc(keys, func(a, b reflect.Value) int {
+		if a.CanInt() {
+			return cmp.Compare(a.Int(), b.Int())
+		}
+		return cmp.Compare(a.Uint(), b.Uint())
+	})
+	pairs := make([]Pair, len(keys))
+	for i, k := range keys {
+		pairs[i] = Pair{k.Interface(), v.MapIndex(k).Interface()}
+	}
+	e.special(keyDict, func() { e.pairs(pairs, depth) })
+}
+
+func (e *encoder) big(n *big.Int) {
 	if n.BitLen() > 4*maxDigits { // before the work of printing it
-		return nil, fmt.Errorf("%w: an integer of %d bits, at most %d digits", ErrValue, n.BitLen(), maxDigits)
+		e.fail("an integer of %d bits, at most %d digits", n.BitLen(), maxDigits)
+		return
 	}
-	start := len(b)
-	if b = n.Append(b, 10); len(b)-start > maxDigits {
-		return nil, fmt.Errorf("%w: an integer of %d digits, at most %d", ErrValue, len(b)-start, maxDigits)
+	start := len(e.b)
+	if e.b = n.Append(e.b, 10); len(e.b)-start > maxDigits {
+		e.fail("an integer of %d digits, at most %d", len(e.b)-start, maxDigits)
 	}
-	return b, nil
 }
 
 func appendFloat(b []byte, f float64) []byte {
@@ -139,36 +259,26 @@ func appendFloat(b []byte, f float64) []byte {
 	return b
 }
 
-func appendComplex(b []byte, c complex128) []byte {
-	b = append(b, `{"`+keyComplex+`":[`...)
-	b = append(appendFloat(b, real(c)), ',')
-	return append(appendFloat(b, imag(c)), "]}"...)
+func (e *encoder) base64(data []byte) {
+	if e.room(int64(base64.StdEncoding.EncodedLen(len(data)))) {
+		e.b = append(base64.StdEncoding.AppendEncode(append(e.b, '"'), data), '"')
+	}
 }
 
-// appendBase64 adds data as a string, and the text that ends it.
-func appendBase64(b, data []byte, end string) ([]byte, error) {
-	if err := room(b, int64(base64.StdEncoding.EncodedLen(len(data)))); err != nil {
-		return nil, err
-	}
-	b = base64.StdEncoding.AppendEncode(append(b, '"'), data)
-	return append(append(b, '"'), end...), nil
-}
-
-func appendString(b []byte, s string) ([]byte, error) {
-	if err := room(b, int64(len(s))); err != nil {
-		return nil, err
-	}
-	if utf8.ValidString(s) {
+func (e *encoder) text(s string) {
+	switch {
+	case !e.room(int64(len(s))):
+	case utf8.ValidString(s):
 		q, err := json.Marshal(s)
-		return append(b, q...), err
+		e.b, e.err = append(e.b, q...), err
+	case !validSurrogates(s):
+		e.fail("string %.80q is not UTF-8; use bytes", s)
+	default:
+		e.special(keyStr, func() { e.base64([]byte(s)) })
 	}
-	if !validSurrogates(s) {
-		return nil, fmt.Errorf("%w: string %.80q is not UTF-8; use bytes", ErrValue, s)
-	}
-	return appendBase64(append(b, `{"`+keyStr+`":`...), []byte(s), "}")
 }
 
-// validSurrogates reports whether s is UTF-8 in which surrogates may stand.
+// validSurrogates reports whether s is UTF-8, apart from surrogates.
 func validSurrogates(s string) bool {
 	for len(s) > 0 {
 		r, n := utf8.DecodeRuneInString(s)
@@ -183,248 +293,295 @@ func validSurrogates(s string) bool {
 	return true
 }
 
-func appendList(b []byte, v reflect.Value, depth int) ([]byte, error) {
-	b = append(b, '[')
-	for i := range v.Len() {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		var err error
-		if b, err = appendValue(b, v.Index(i), depth+1); err != nil {
-			return nil, err
-		}
+func (e *encoder) tensor(t *tensor.Tensor) {
+	if !t.DType().Valid() {
+		e.fail("a tensor of dtype %v", t.DType())
+		return
 	}
-	return append(b, ']'), nil
+	e.add(`{"dtype":"` + t.DType().String() + `","shape":`)
+	e.list("[", t.Dims(), func(i int) { e.b = strconv.AppendInt(e.b, t.Shape()[i], 10) }, "]")
+	e.add(`,"data":`)
+	if e.room(t.NumBytes()) { // before Contents copies an expanded view
+		e.base64(t.Contents())
+	}
+	e.add("}")
 }
 
-func appendMap(b []byte, v reflect.Value, depth int) ([]byte, error) {
-	m := make(map[string]reflect.Value, v.Len())
-	escape := false
-	for k, e := range v.Seq2() {
-		m[k.String()] = e
-		escape = escape || strings.HasPrefix(k.String(), "$") || !utf8.ValidString(k.String())
-	}
-	open, pair, next, end, last := "{", "", ":", "", "}"
-	if escape {
-		open, pair, next, end, last = `{"`+keyMap+`":[`, "[", ",", "]", "]}"
-	}
-	b = append(b, open...)
-	for i, k := range slices.Sorted(maps.Keys(m)) {
-		if i > 0 {
-			b = append(b, ',')
+func (e *encoder) object(o *Object, depth int) {
+	e.add(`{"` + fieldModule + `":`)
+	e.text(o.Module)
+	e.add(`,"` + fieldName + `":`)
+	e.text(o.Name)
+	field := func(name string, present bool, content func()) {
+		if present {
+			e.add(`,"` + name + `":`)
+			content()
 		}
-		var err error
-		if b, err = appendString(append(b, pair...), k); err != nil {
-			return nil, err
-		}
-		if b, err = appendValue(append(b, next...), m[k], depth+1); err != nil {
-			return nil, err
-		}
-		b = append(b, end...)
 	}
-	return append(b, last...), nil
+	field(fieldCall, o.Call, func() { e.add("true") })
+	field(fieldNew, o.New, func() { e.add("true") })
+	field(fieldArgs, len(o.Args) > 0, func() { e.values(reflect.ValueOf(o.Args), depth) })
+	field(fieldKwargs, len(o.Kwargs) > 0, func() { e.dict(reflect.ValueOf(o.Kwargs), depth) })
+	field(fieldState, o.State != nil, func() { e.value(reflect.ValueOf(o.State), depth+1) })
+	field(fieldItems, len(o.Items) > 0, func() { e.values(reflect.ValueOf(o.Items), depth) })
+	field(fieldPairs, len(o.Pairs) > 0, func() { e.pairs(o.Pairs, depth) })
+	e.add("}")
 }
 
 func decodeJSON(data []byte) (any, error) {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
+	j := json.NewDecoder(bytes.NewReader(data))
+	j.UseNumber()
 	var v any
-	if err := d.Decode(&v); err != nil {
+	if err := j.Decode(&v); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrEncoding, err)
 	}
-	if _, err := d.Token(); err != io.EOF {
+	if _, err := j.Token(); err != io.EOF {
 		return nil, fmt.Errorf("%w: bytes after the value", ErrEncoding)
 	}
-	out, err := plain(v, 0)
-	if err != nil {
-		return nil, err
+	var d decoder
+	out := d.value(v, 0)
+	if d.err != nil {
+		return nil, d.err
 	}
 	return out, nil
 }
 
-// plain turns what encoding/json decoded into our own values.
-func plain(v any, depth int) (any, error) {
+// decoder turns what encoding/json decoded into values. Once err is set, the
+// results mean nothing.
+type decoder struct{ err error }
+
+func (d *decoder) fail(format string, args ...any) {
+	if d.err == nil {
+		d.err = fmt.Errorf("%w: %w", ErrEncoding, fmt.Errorf(format, args...))
+	}
+}
+
+// as returns v as a T; what is v's name in the error if it has another type.
+func as[T any](d *decoder, v any, what string) T {
+	t, ok := v.(T)
+	if !ok {
+		d.fail("%s is not of type %T", what, t)
+	}
+	return t
+}
+
+func (d *decoder) value(v any, depth int) any {
 	if depth > maxDepth {
-		return nil, fmt.Errorf("%w: nested deeper than %d", ErrEncoding, maxDepth)
+		d.fail("nested deeper than %d", maxDepth)
+	}
+	if d.err != nil {
+		return nil
 	}
 	switch v := v.(type) {
 	case json.Number:
-		return number(string(v))
+		return d.number(string(v))
 	case []any:
-		return decodeList(v, depth)
+		return d.list(v, depth)
 	case map[string]any:
-		return object(v, depth)
+		return d.dict(v, depth)
 	}
-	return v, nil
+	return v
 }
 
-// maxDigits bounds the integers, with their sign: parsing takes more than linear
-// time.
-const maxDigits = 10_000
-
-func number(s string) (any, error) {
+func (d *decoder) number(s string) any {
 	if strings.ContainsAny(s, ".eE") {
 		f, err := strconv.ParseFloat(s, 64)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrEncoding, err)
+			d.fail("%w", err)
 		}
-		return f, nil
+		return f
 	}
 	if i, err := strconv.ParseInt(s, 10, 64); err == nil {
-		return i, nil
+		return i
 	}
 	if u, err := strconv.ParseUint(s, 10, 64); err == nil {
-		return u, nil
+		return u
 	}
 	if len(s) > maxDigits {
-		return nil, fmt.Errorf("%w: an integer of %d digits", ErrEncoding, len(s))
+		d.fail("an integer of %d digits", len(s))
+		return nil
 	}
 	n, ok := new(big.Int).SetString(s, 10)
 	if !ok {
-		return nil, fmt.Errorf("%w: %q is no number", ErrEncoding, s)
+		d.fail("%q is not a number", s)
 	}
-	return n, nil
+	return n
 }
 
-func object(m map[string]any, depth int) (any, error) {
+func (d *decoder) list(v any, depth int) []any {
+	list := as[[]any](d, v, "a list")
+	for i := range list {
+		list[i] = d.value(list[i], depth+1)
+	}
+	return list
+}
+
+func (d *decoder) pairs(v any, depth int) []Pair {
+	list := as[[]any](d, v, "a list of pairs")
+	out := make([]Pair, len(list))
+	for i, p := range list {
+		kv := d.list(p, depth)
+		if len(kv) != 2 {
+			d.fail("a pair of %d", len(kv))
+			return nil
+		}
+		out[i] = Pair{kv[0], kv[1]}
+	}
+	return out
+}
+
+func (d *decoder) dict(m map[string]any, depth int) any {
 	if len(m) == 1 {
 		for k, v := range m {
 			if strings.HasPrefix(k, "$") {
-				return special(k, v, depth)
+				return d.special(k, v, depth)
 			}
 		}
 	}
 	for k := range m {
-		var err error
-		if m[k], err = plain(m[k], depth+1); err != nil {
-			return nil, err
-		}
+		m[k] = d.value(m[k], depth+1)
 	}
-	return m, nil
+	return m
 }
 
-// special returns what an object with the one key k stands for. Whatever is
-// inside is one deeper than depth.
-func special(k string, v any, depth int) (any, error) {
+// special decodes an object whose only key is k. What is inside is one deeper
+// than depth.
+func (d *decoder) special(k string, v any, depth int) any {
 	switch k {
 	case keyBytes:
-		return decodeBase64(v)
+		return d.base64(v)
 	case keyStr:
-		return decodeStr(v)
+		s := string(d.base64(v))
+		if utf8.ValidString(s) || !validSurrogates(s) {
+			d.fail("%s holds no surrogates", keyStr)
+		}
+		return s
 	case keyFloat:
-		return decodeFloat(v)
+		return d.float(v)
 	case keyComplex:
-		return decodeComplex(v)
+		return d.complex(v)
 	case keyMap:
-		return decodeMap(v, depth)
+		out := map[string]any{}
+		for _, p := range d.pairs(v, depth) {
+			out[as[string](d, p.Key, "a key of "+keyMap)] = p.Value
+		}
+		return out
 	case keyTuple:
-		l, err := decodeList(v, depth)
-		return Tuple(l), err
+		return Tuple(d.list(v, depth))
 	case keyDict, keyOrdered:
-		p, err := decodePairs(v, depth)
-		return &Dict{Pairs: p, Ordered: k == keyOrdered}, err
+		return &Dict{Pairs: d.pairs(v, depth), Ordered: k == keyOrdered}
 	case keySet, keyFrozenset:
-		l, err := decodeList(v, depth)
-		return &Set{Items: l, Frozen: k == keyFrozenset}, err
+		return &Set{Items: d.list(v, depth), Frozen: k == keyFrozenset}
 	case keyTensor:
-		return decodeTensor(v)
+		return d.tensor(v)
 	case keyRef:
-		name, err := decodeName(v)
-		return Ref{name}, err
+		return Ref{d.name(v)}
 	case keyObject:
-		return decodeObject(v, depth)
+		return d.object(v, depth)
 	}
-	return nil, fmt.Errorf("%w: object with key %q", ErrEncoding, k)
+	d.fail("object with key %q", k)
+	return nil
 }
 
-// as returns v as a T, or an error that says what should be one.
-func as[T any](v any, what string) (T, error) {
-	t, ok := v.(T)
-	if !ok {
-		return t, fmt.Errorf("%w: %s is no %T", ErrEncoding, what, t)
-	}
-	return t, nil
-}
-
-func decodeBase64(v any) ([]byte, error) {
-	s, err := as[string](v, "base64")
+func (d *decoder) base64(v any) []byte {
+	b, err := base64.StdEncoding.DecodeString(as[string](d, v, "base64"))
 	if err != nil {
-		return nil, err
+		d.fail("%w", err)
 	}
-	b, err := base64.StdEncoding.DecodeString(s)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrEncoding, err)
-	}
-	return b, nil
+	return b
 }
 
-func decodeStr(v any) (any, error) {
-	b, err := decodeBase64(v)
-	if err != nil {
-		return nil, err
-	}
-	if s := string(b); !utf8.ValidString(s) && validSurrogates(s) {
-		return s, nil
-	}
-	return nil, fmt.Errorf("%w: %s holds no surrogates", ErrEncoding, keyStr)
-}
-
-func decodeFloat(v any) (any, error) {
+func (d *decoder) float(v any) float64 {
 	switch v {
 	case "nan":
-		return math.NaN(), nil
+		return math.NaN()
 	case "inf":
-		return math.Inf(1), nil
+		return math.Inf(1)
 	case "-inf":
-		return math.Inf(-1), nil
+		return math.Inf(-1)
 	}
-	return nil, fmt.Errorf("%w: %s of %v", ErrEncoding, keyFloat, v)
+	d.fail("%s of %v", keyFloat, v)
+	return 0
 }
 
-func decodeList(v any, depth int) ([]any, error) {
-	list, err := as[[]any](v, "what should be a list")
-	if err != nil {
-		return nil, err
+func (d *decoder) complex(v any) complex128 {
+	parts := d.list(v, 0)
+	if len(parts) != 2 {
+		d.fail("%s of %d parts", keyComplex, len(parts))
+		return 0
 	}
-	for i := range list {
-		if list[i], err = plain(list[i], depth+1); err != nil {
-			return nil, err
-		}
-	}
-	return list, nil
+	return complex(as[float64](d, parts[0], "a real part"), as[float64](d, parts[1], "an imaginary part"))
 }
 
-func decodePairs(v any, depth int) ([]Pair, error) {
-	list, err := as[[]any](v, "what should be pairs")
+func (d *decoder) tensor(v any) *tensor.Tensor {
+	m := as[map[string]any](d, v, keyTensor)
+	if len(m) != 3 {
+		d.fail("%s has %d fields, not dtype, shape and data", keyTensor, len(m))
+	}
+	name := as[string](d, m["dtype"], "the dtype of a tensor")
+	dtype, err := tensor.ParseDType(name)
+	if err != nil || dtype.String() != name {
+		d.fail("%s of dtype %.40q", keyTensor, name)
+	}
+	shape := []int64{}
+	for _, n := range d.list(m["shape"], 0) {
+		shape = append(shape, as[int64](d, n, "a dimension"))
+	}
+	data := d.base64(m["data"])
+	if d.err != nil {
+		return nil
+	}
+	t, err := tensor.FromBytes(dtype, shape, data)
 	if err != nil {
-		return nil, err
+		d.fail("%s: %w", keyTensor, err)
 	}
-	out := make([]Pair, len(list))
-	for i, p := range list {
-		kv, err := decodeList(p, depth)
-		if err != nil {
-			return nil, err
-		}
-		if len(kv) != 2 {
-			return nil, fmt.Errorf("%w: a pair of %d", ErrEncoding, len(kv))
-		}
-		out[i] = Pair{kv[0], kv[1]}
-	}
-	return out, nil
+	return t
 }
 
-func decodeMap(v any, depth int) (any, error) {
-	pairs, err := decodePairs(v, depth)
-	if err != nil {
-		return nil, err
-	}
-	out := make(map[string]any, len(pairs))
-	for _, p := range pairs {
-		k, err := as[string](p.Key, "a key of "+keyMap)
-		if err != nil {
-			return nil, err
+func (d *decoder) object(v any, depth int) *Object {
+	m, o := as[map[string]any](d, v, keyObject), new(Object)
+	for _, k := range []string{fieldModule, fieldName} {
+		if m[k] == nil {
+			d.fail("%s has no %s", keyObject, k)
 		}
-		out[k] = p.Value
 	}
-	return out, nil
+	for k, f := range m {
+		switch k {
+		case fieldModule:
+			o.Module = d.name(f)
+		case fieldName:
+			o.Name = d.name(f)
+		case fieldCall:
+			o.Call = as[bool](d, f, k)
+		case fieldNew:
+			o.New = as[bool](d, f, k)
+		case fieldArgs:
+			o.Args = filled(d.list(f, depth))
+		case fieldKwargs:
+			o.Kwargs = as[map[string]any](d, d.dict(as[map[string]any](d, f, k), depth), k)
+			if len(o.Kwargs) == 0 {
+				o.Kwargs = nil
+			}
+		case fieldState:
+			o.State = d.value(f, depth+1)
+		case fieldItems:
+			o.Items = filled(d.list(f, depth))
+		case fieldPairs:
+			o.Pairs = filled(d.pairs(f, depth))
+		default:
+			d.fail("an object has no field %q", k)
+		}
+	}
+	return o
 }
+
+// filled returns nil for an empty list: an object without arguments has one form.
+func filled[E any](list []E) []E {
+	if len(list) == 0 {
+		return nil
+	}
+	return list
+}
+
+// name decodes a string, plain or with surrogates.
+func (d *decoder) name(v any) string { return as[string](d, d.value(v, maxDepth), "a name") }

@@ -12,29 +12,27 @@ import (
 
 // Replacer copies values and replaces parts of them. A part that stands at
 // several places, in one value or in several, is copied once and stays one part,
-// unless Again is set.
-// Small containers in which nothing can be replaced are not copied: neither the
-// value nor the copy may be changed.
-// It is not safe for concurrent use.
+// unless Again is set. The copy shares small containers in which nothing was
+// replaced with the value, so neither may be changed. It is not safe for concurrent
+// use.
 type Replacer struct {
 	// With is called for every part that is not a number, a string, bytes, a
 	// bool or nil, a container before its contents. If it returns true, its
 	// result replaces the part, and nothing inside the part is visited.
 	//
-	// at is the way from the value to the part, at the first place that the part
-	// was found at. It is valid during the call. Its steps are keys of dicts and
-	// positions of lists, tuples and sets. Of an object they are the attributes in
-	// its state, the names of keyword arguments, the keys of its pairs, and the
-	// positions of its arguments and items. The parameters and buffers of a
-	// torch.nn.Module are attributes of the module, as they are in Python. If two
-	// parts of a container have one step, the later step ends in "#2", "#3" and
-	// so on.
+	// at is the path from the value to the place where the part was found first.
+	// It is valid during the call. Its steps are keys of dicts and positions of
+	// lists, tuples and sets; in an object, they are attributes in its state,
+	// names of keyword arguments, keys of its pairs, and positions of its
+	// arguments and items. The parameters and buffers of a torch.nn.Module are
+	// attributes of the module, as in Python. If two parts of a container have
+	// the same step, the later step ends in "#2", "#3" and so on.
 	With func(at []string, v any) (any, bool, error)
 
 	// Again allows a container that stands at several places, and in which
 	// something is replaced, to be visited and copied at each of its places. It
-	// bounds the memory that the ways to the parts take then, in bytes. Beyond it
-	// such a container is copied once.
+	// bounds the bytes of the paths to these parts. Beyond it such a container is
+	// copied once.
 	Again int64
 
 	at       []string
@@ -126,15 +124,12 @@ func isSmall(v any) bool {
 	case *Dict:
 		return len(v.Pairs) <= few && !slices.ContainsFunc(v.Pairs, func(p Pair) bool { return hasParts(p.Key) || hasParts(p.Value) })
 	case map[string]any:
-		if len(v) > few {
-			return false
-		}
 		for _, e := range v {
 			if hasParts(e) {
 				return false
 			}
 		}
-		return true
+		return len(v) <= few
 	}
 	return false
 }
@@ -148,28 +143,36 @@ func (r *Replacer) value(v any) (any, error) {
 	if len(r.at) > maxWalk {
 		return nil, fmt.Errorf("%w: nested deeper than %d", ErrValue, maxWalk)
 	}
-	id := identity(v)
+	return r.once(v, func() (any, bool, error) {
+		out, replaced, err := r.With(r.at, v)
+		if replaced {
+			r.replaced++
+		} else if err == nil {
+			if isSmall(v) { // visiting it again takes less than remembering it
+				return v, false, nil
+			}
+			out, err = r.copy(v, steps{})
+		}
+		return out, true, err
+	})
+}
+
+// once returns the copy that make makes of v, or the copy that was made before. It
+// remembers the copy of a container if make returns true.
+func (r *Replacer) once(v any, make func() (any, bool, error)) (any, error) {
+	id, before := identity(v), r.replaced
 	if out, ok := r.before(id, v); ok {
 		return out, nil
 	}
-	before := r.replaced
-	out, replaced, err := r.With(r.at, v)
-	if replaced {
-		r.replaced++
-	} else if err == nil {
-		if isSmall(v) { // to look at it again takes less than to remember it
-			return v, nil
-		}
-		out, err = r.copy(v, nil)
-	}
-	if id != nil && err == nil {
+	out, keep, err := make()
+	if id != nil && keep && err == nil {
 		r.made[id] = part{out, r.replaced > before}
 	}
 	return out, err
 }
 
-// before returns the copy of a container that was visited before, unless it is to be
-// visited again.
+// before returns the copy of a container that was visited before, unless the
+// container must be visited again.
 func (r *Replacer) before(id, v any) (any, bool) {
 	p, ok := r.made[id]
 	if id == nil || !ok {
@@ -211,11 +214,8 @@ func size(v any) int {
 }
 
 // copy returns a copy of a container. taken are the steps that the surrounding
-// object has used already, or nil.
+// object has used already.
 func (r *Replacer) copy(v any, taken steps) (any, error) {
-	if taken == nil {
-		taken = steps{}
-	}
 	switch v := v.(type) {
 	case map[string]any:
 		return r.dict(v, taken)
@@ -270,13 +270,19 @@ func (r *Replacer) list(v []any, taken steps) (_ []any, err error) {
 	return out, nil
 }
 
-func (r *Replacer) dict(v map[string]any, taken steps) (_ map[string]any, err error) {
+// dict copies a map. The values of the keys in members are dicts of attributes.
+func (r *Replacer) dict(v map[string]any, taken steps, members ...string) (_ map[string]any, err error) {
 	if v == nil {
 		return nil, nil
 	}
 	out := make(map[string]any, len(v))
 	for _, k := range slices.Sorted(maps.Keys(v)) {
-		if out[k], err = r.below(k, taken, v[k]); err != nil {
+		if slices.Contains(members, k) {
+			out[k], err = r.attributes(k, v[k], taken)
+		} else {
+			out[k], err = r.below(k, taken, v[k])
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -345,43 +351,20 @@ func (r *Replacer) attributes(step string, v any, taken steps) (any, error) {
 	if _, isDict := v.(*Dict); !isMap && !isDict {
 		return r.below(step, taken, v)
 	}
-	id := identity(v)
-	if out, ok := r.before(id, v); ok {
-		return out, nil
-	}
-	before := r.replaced
-	var out any
-	var err error
-	if isMap {
-		out, err = r.members(attrs, taken)
-	} else {
-		out, err = r.copy(v, taken)
-	}
-	if err == nil {
-		r.made[id] = part{out, r.replaced > before}
-	}
-	return out, err
-}
-
-// members copies the attributes of an object.
-func (r *Replacer) members(v map[string]any, taken steps) (_ map[string]any, err error) {
-	_, hasModules := v["_modules"]
-	_, hasParameters := v["_parameters"]
-	if !hasModules || !hasParameters {
-		return r.dict(v, taken)
-	}
-	out := make(map[string]any, len(v))
-	for _, k := range slices.Sorted(maps.Keys(v)) {
-		if k == "_parameters" || k == "_buffers" {
-			out[k], err = r.attributes(k, v[k], taken)
-		} else {
-			out[k], err = r.below(k, taken, v[k])
+	return r.once(v, func() (any, bool, error) {
+		if !isMap {
+			out, err := r.copy(v, taken)
+			return out, true, err
 		}
-		if err != nil {
-			return nil, err
+		_, hasModules := attrs["_modules"]
+		_, hasParameters := attrs["_parameters"]
+		var members []string
+		if hasModules && hasParameters { // a torch.nn.Module
+			members = []string{"_parameters", "_buffers"}
 		}
-	}
-	return out, nil
+		out, err := r.dict(attrs, taken, members...)
+		return out, true, err
+	})
 }
 
 // keyStep returns the step to a key of a dict, the key at position i.

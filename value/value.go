@@ -1,9 +1,8 @@
-// Package value encodes the small values of a state that are no tensors:
-// numbers, strings, bytes, lists and maps of them, and what Python has beyond
-// those. It runs no code of the values' types beyond their own binary encoding
-// and knows nothing of checkpoints. The contract is at Encode and Decode: the
-// encoding keeps what JSON loses, so that integers stay integers, floats stay
-// floats, tuples stay tuples, and NaN, the infinities and bytes survive.
+// Package value encodes the small values of a state that are not tensors:
+// numbers, strings, bytes, lists and maps of them, and Python's other values. It
+// runs no code of the values' types except their own binary encoding and does not
+// depend on checkpoints. The contract is at Encode and Decode: unlike plain JSON, the
+// encoding keeps integers, floats and tuples apart, and NaN, infinities and bytes.
 package value
 
 import (
@@ -12,21 +11,22 @@ import (
 	"fmt"
 	"math/big"
 	"reflect"
+	"slices"
 )
 
 // The codecs: how the bytes of a value are to be understood.
 const (
 	// Raw are the caller's own bytes.
 	Raw = "raw"
-	// JSON is JSON with one rule more: an object with a single key that begins
-	// with a dollar sign is a value that JSON lacks. A "$" object with another
-	// key than these, or with another content, is no value.
+	// JSON is JSON with one more rule: an object with a single key that begins
+	// with a dollar sign is a value that JSON lacks. Other keys that begin with
+	// a dollar sign, and other contents, are errors.
 	//
 	//	{"$bytes": "…"}           bytes in base64
 	//	{"$str": "…"}             a string with surrogates, its bytes in base64
 	//	{"$float": "nan"}         a float; also "inf" and "-inf"
 	//	{"$complex": [1.0, 0.5]}  a complex number; its parts are floats as above
-	//	{"$map": [[k, v], …]}     a map with a key that is no UTF-8 or begins with a dollar sign
+	//	{"$map": [[k, v], …]}     a map with a key that is not UTF-8 or begins with a dollar sign
 	//	{"$tuple": […]}           a Tuple
 	//	{"$dict": [[k, v], …]}    a Dict; "$ordered" if it is Ordered
 	//	{"$set": […]}             a Set; "$frozenset" if it is Frozen
@@ -60,9 +60,8 @@ const maxDepth = 256
 // A nil pointer is nil, whatever its type.
 //
 // Anything else is an error that wraps ErrValue: a string that is neither UTF-8
-// nor such with surrogates as Python has them, a value
-// nested deeper than 256, as one that contains itself is, and one whose
-// encoding is larger than 1 GiB.
+// nor UTF-8 with Python's surrogates, a value nested deeper than 256, such as a value
+// that contains itself, and a value whose encoding is larger than 1 GiB.
 func Encode(v any) (codec string, data []byte, err error) {
 	switch v := v.(type) {
 	case []byte:
@@ -77,11 +76,11 @@ func Encode(v any) (codec string, data []byte, err error) {
 		}
 		return Raw, append([]byte{}, data...), nil
 	}
-	data, err = appendValue(nil, reflect.ValueOf(v), 0)
-	if err != nil {
-		return "", nil, err
+	var e encoder
+	if e.value(reflect.ValueOf(v), 0); e.err != nil {
+		return "", nil, e.err
 	}
-	return JSON, data, nil
+	return JSON, e.b, nil
 }
 
 func isNil(v any) bool {
@@ -92,9 +91,8 @@ func isNil(v any) bool {
 // Decode is the inverse of Encode. It returns nil, bool, int64, uint64 (beyond
 // int64), *big.Int (beyond that), float64, complex128, string, []byte, []any,
 // map[string]any, Tuple, *Dict, *Set, *Object, Ref or *tensor.Tensor, in memory of
-// their own, which is at most in proportion to data. Bytes that are no value in
-// the codec are an error that wraps ErrEncoding, another codec one that wraps
-// ErrCodec.
+// their own, in proportion to data. Bytes that are not a value in the codec are an
+// error that wraps ErrEncoding, another codec is an error that wraps ErrCodec.
 func Decode(codec string, data []byte) (any, error) {
 	switch codec {
 	case Raw:
@@ -108,8 +106,8 @@ func Decode(codec string, data []byte) (any, error) {
 // DecodeLike decodes data into a value of the type of like, so that a state
 // that held an int gets an int back. If the stored value does not fit that
 // type without loss, it returns what [Decode] returns: the stored value replaces
-// the one that was there. A Tuple fits a slice or an array as a list does, and
-// a Dict that promises no order a map whose key type holds all of its keys.
+// the one that was there. A Tuple fits a slice or an array as a list does. A Dict
+// that is not Ordered fits a map whose key type holds all of its keys.
 //
 // A like whose type, or pointer to it, implements encoding.BinaryUnmarshaler
 // gets Raw bytes by that; a non-nil pointer is filled in place.
@@ -132,8 +130,8 @@ func DecodeLike(codec string, data []byte, like any) (any, error) {
 	return v, nil
 }
 
-// unmarshaler returns what fills a value like like, and the value that is then
-// filled; nil if its type has no such method.
+// unmarshaler returns the method that fills a value of the type of like, and that
+// value. It returns nil if the type has no such method.
 func unmarshaler(like any) (encoding.BinaryUnmarshaler, reflect.Value) {
 	rv := reflect.ValueOf(like)
 	t := rv.Type()
@@ -153,6 +151,7 @@ var (
 	bigInt      = reflect.TypeFor[*big.Int]()
 	byteSlice   = reflect.TypeFor[[]byte]()
 	dictPointer = reflect.TypeFor[*Dict]()
+	nilable     = []reflect.Kind{reflect.Interface, reflect.Pointer, reflect.Map, reflect.Slice}
 )
 
 // convert returns v as a t when that loses nothing.
@@ -165,13 +164,15 @@ func convert(v reflect.Value, t reflect.Type, depth int) (reflect.Value, bool) {
 	case depth > maxDepth: // a type of pointers to itself
 		return none, false
 	case !v.IsValid():
-		return reflect.Zero(t), nilable(t)
+		return reflect.Zero(t), slices.Contains(nilable, t.Kind())
 	case t.Kind() == reflect.Interface:
 		return v, v.Type().Implements(t)
 	case v.Type().AssignableTo(t):
 		return v.Convert(t), true
-	case t == bigInt:
-		return toBig(v)
+	case t == bigInt && v.CanInt():
+		return reflect.ValueOf(big.NewInt(v.Int())), true
+	case t == bigInt && v.CanUint():
+		return reflect.ValueOf(new(big.Int).SetUint64(v.Uint())), true
 	case t.Kind() == reflect.Pointer:
 		return convertPointer(v, t, depth)
 	case v.Type() == byteSlice && (t.Kind() != reflect.Slice || t.Elem().Kind() != reflect.Uint8):
@@ -190,24 +191,6 @@ func convert(v reflect.Value, t reflect.Type, depth int) (reflect.Value, bool) {
 		return v.Convert(t), true
 	}
 	return convertNumber(v, t)
-}
-
-func nilable(t reflect.Type) bool {
-	switch t.Kind() {
-	case reflect.Interface, reflect.Pointer, reflect.Map, reflect.Slice:
-		return true
-	}
-	return false
-}
-
-func toBig(v reflect.Value) (reflect.Value, bool) {
-	switch {
-	case v.CanInt():
-		return reflect.ValueOf(big.NewInt(v.Int())), true
-	case v.CanUint():
-		return reflect.ValueOf(new(big.Int).SetUint64(v.Uint())), true
-	}
-	return v, false
 }
 
 func convertPointer(v reflect.Value, t reflect.Type, depth int) (reflect.Value, bool) {
@@ -232,9 +215,9 @@ func convertNumber(v reflect.Value, t reflect.Type) (reflect.Value, bool) {
 		out.SetUint(v.Uint())
 	case out.CanFloat() && v.CanFloat() && fitsFloat(t, v.Float()):
 		out.SetFloat(v.Float())
-	case out.CanFloat() && v.CanInt() && integral(v.Int()) && fitsFloat(t, float64(v.Int())):
+	case out.CanFloat() && v.CanInt() && -1<<53 <= v.Int() && v.Int() <= 1<<53 && fitsFloat(t, float64(v.Int())):
 		out.SetFloat(float64(v.Int()))
-	case out.CanComplex() && v.CanComplex() && fitsComplex(t, v.Complex()):
+	case out.CanComplex() && v.CanComplex() && fitsFloat(t, real(v.Complex())) && fitsFloat(t, imag(v.Complex())):
 		out.SetComplex(v.Complex())
 	default:
 		return out, false
@@ -242,20 +225,11 @@ func convertNumber(v reflect.Value, t reflect.Type) (reflect.Value, bool) {
 	return out, true
 }
 
-func fitsComplex(t reflect.Type, c complex128) bool {
-	part := reflect.TypeFor[float64]()
-	if t.Kind() == reflect.Complex64 {
-		part = reflect.TypeFor[float32]()
-	}
-	return fitsFloat(part, real(c)) && fitsFloat(part, imag(c))
-}
-
-// integral reports whether a float64 holds n and all smaller integers.
-func integral(n int64) bool { return -1<<53 <= n && n <= 1<<53 }
-
-// fitsFloat reports whether f survives in the float type t.
+// fitsFloat reports whether a float, or a part of a complex number, of type t can
+// hold f exactly.
 func fitsFloat(t reflect.Type, f float64) bool {
-	return t.Kind() == reflect.Float64 || f != f || float64(float32(f)) == f
+	k := t.Kind()
+	return k == reflect.Float64 || k == reflect.Complex128 || f != f || float64(float32(f)) == f
 }
 
 func fillList(out, v reflect.Value, depth int) bool {
