@@ -70,16 +70,6 @@ func (b Box) Intersect(c Box) (Box, bool) {
 	return out, true
 }
 
-// Contains reports whether every element of c is inside b.
-func (b Box) Contains(c Box) bool {
-	for d := range b.Sizes {
-		if c.Offsets[d] < b.Offsets[d] || c.End(d) > b.End(d) {
-			return false
-		}
-	}
-	return true
-}
-
 // Relative returns b moved so that origin becomes its zero point.
 func (b Box) Relative(origin []int64) Box {
 	out := Box{Offsets: make([]int64, len(b.Offsets)), Sizes: b.Sizes}
@@ -152,10 +142,10 @@ func NumBytes(d DType, shape []int64) (int64, error) {
 	return n * size, nil
 }
 
-// FlatBoxes cuts the row-major interval [lo, hi) of a tensor's elements into the
-// fewest boxes of the usual shape: a ragged head, whole slabs, a ragged tail, in
-// ascending order of their elements. Together the boxes cover the interval
-// exactly, and each is one contiguous run of the flattened tensor.
+// FlatBoxes cuts the row-major interval [lo, hi) of a tensor's elements into boxes:
+// a ragged head, whole slabs and a ragged tail, in ascending order. Together the
+// boxes cover the interval exactly, and each is one contiguous run of the flattened
+// tensor.
 func FlatBoxes(shape []int64, lo, hi int64) ([]Box, error) {
 	n, err := NumElements(shape)
 	if err != nil {
@@ -175,7 +165,7 @@ func FlatBoxes(shape []int64, lo, hi int64) ([]Box, error) {
 func appendFlat(out []Box, shape, fixed []int64, lo, hi int64) []Box {
 	k := len(fixed)
 	if k == len(shape) {
-		return append(out, boxOf(fixed, nil, shape, 0, 0))
+		return append(out, boxOf(fixed, shape))
 	}
 	inner := int64(1)
 	for _, s := range shape[k+1:] {
@@ -191,7 +181,9 @@ func appendFlat(out []Box, shape, fixed []int64, lo, hi int64) []Box {
 		first++
 	}
 	if first < last {
-		out = append(out, boxOf(fixed, []int64{first}, shape, first, last))
+		b := boxOf(fixed, shape)
+		b.Offsets[k], b.Sizes[k] = first, last-first
+		out = append(out, b)
 	}
 	if tailCut != 0 {
 		out = appendFlat(out, shape, with(fixed, last), 0, tailCut)
@@ -201,21 +193,16 @@ func appendFlat(out []Box, shape, fixed []int64, lo, hi int64) []Box {
 
 func with(fixed []int64, i int64) []int64 { return append(slices.Clip(fixed), i) }
 
-// boxOf makes the box at the fixed indices, [lo, hi) in the next dimension when
-// next is given, and everything in the dimensions after it.
-func boxOf(fixed, next, shape []int64, lo, hi int64) Box {
+// boxOf returns the box at the fixed leading indices that is whole in the other
+// dimensions.
+func boxOf(fixed, shape []int64) Box {
 	n := len(shape)
 	back := make([]int64, 2*n)
 	b := Box{Offsets: back[:n:n], Sizes: back[n:]}
 	copy(b.Offsets, fixed)
-	for d := range b.Sizes {
-		b.Sizes[d] = shape[d]
-		if d < len(fixed) {
-			b.Sizes[d] = 1
-		}
-	}
-	if next != nil {
-		b.Offsets[len(fixed)], b.Sizes[len(fixed)] = lo, hi-lo
+	copy(b.Sizes, shape)
+	for d := range fixed {
+		b.Sizes[d] = 1
 	}
 	return b
 }

@@ -35,41 +35,40 @@ func (p CastPolicy) Check(from, to DType) error {
 	return fmt.Errorf("cast %v to %v: %w", from, to, ErrCast)
 }
 
-// stageElements is how many elements Convert gathers at a time from a view that
-// it cannot read in place: enough that gathering turns whole lines of memory,
-// few enough for the second-level cache.
-const stageElements = 32 << 10
-
-// directRun is the least number of elements that follow each other on both
-// sides for which Convert works in place.
-const directRun = 64
+const (
+	// stageElements is how many elements Convert gathers at a time from a view
+	// that it cannot read in place: enough to gather whole cache lines, and few
+	// enough for the second-level cache.
+	stageElements = 32 << 10
+	// directRun is the least number of elements that follow each other on both
+	// sides for which Convert works in place.
+	directRun = 64
+)
 
 // Convert copies src's elements into dst and changes their dtype to dst's. The
-// shapes must be equal, p must allow the cast, and dst must be fit for [Copy],
-// whose words on overlaps hold here too. Equal dtypes are copied bit by bit.
+// shapes must be equal, p must allow the cast, and the rules of [Copy] for dst and for
+// overlaps hold. Equal dtypes are copied bit by bit.
 //
-// Values become what PyTorch's Tensor.to makes of them:
+// The results are those of PyTorch's Tensor.to:
 //
-//   - A float that the target cannot hold is rounded to the nearest, ties to
-//     even, in one step from any source: PyTorch goes through float32 on the way
-//     from float64 and the large integers to the small floats, cairn does not.
-//   - A NaN stays a NaN. What is too large becomes an infinity, or if the
-//     target has none NaN in both fnuz kinds, and the largest number in
-//     float8_e4m3fn, as in today's PyTorch; older ones make NaN of it. The fnuz
-//     kinds have no negative zero.
+//   - A float that the target cannot hold is rounded to the nearest, ties to even,
+//     in one step from any source. (PyTorch converts float64 and large integers to
+//     small floats through float32, which rounds twice.)
+//   - A NaN stays a NaN. A number that is too large becomes an infinity; without
+//     infinities, it becomes NaN in both fnuz types, and the largest number in
+//     float8_e4m3fn, as in current PyTorch (older versions: NaN). The fnuz types
+//     have no negative zero.
 //   - float8_e8m0fnu holds positive powers of two and NaN. A number loses its sign
 //     and becomes the nearest power of two; three halves of a power become the next
 //     one. Zero and numbers below 2^-127 become 2^-127, numbers between 2^-127 and
 //     2^-126 become 2^-126. Infinities and numbers that are too large become NaN.
-//     PyTorch does the same.
-//   - A float loses its fraction on the way to an integer. PyTorch leaves it open
-//     what becomes of one outside the integer's range; here it becomes the closest
-//     integer there is, and NaN becomes zero.
+//   - A float to an integer loses its fraction. If it is out of range, which
+//     PyTorch leaves undefined, it becomes the closest integer, and NaN becomes zero.
 //   - An integer that the target cannot hold loses its upper bits.
-//   - Anything becomes a bool by asking whether it differs from zero (NaN does); a
-//     bool becomes zero or one.
-//   - A complex number loses its imaginary part on the way to a real one, except to
-//     a bool, and a real one gets the imaginary part zero.
+//   - A number to a bool is true unless it is zero (NaN is true); a bool becomes
+//     zero or one.
+//   - A complex number to a real one loses its imaginary part, except to a bool. A
+//     real number to a complex one gets the imaginary part zero.
 func Convert(dst, src *Tensor, p CastPolicy) error {
 	if err := checkPair("convert", dst, src); err != nil {
 		return err
@@ -87,24 +86,19 @@ func Convert(dst, src *Tensor, p CastPolicy) error {
 	}
 	k := kernelFor(src.dtype, dst.dtype)
 	axes, run := splitRun(axesOf(dst, src))
-	if run >= min(directRun, n) && dst.aligned() && src.aligned() {
-		convertRuns(dst, src, k, run, axes)
+	if run < min(directRun, n) || !dst.aligned() || !src.aligned() {
+		convertStaged(dst, src, k)
 		return nil
 	}
-	convertStaged(dst, src, k)
-	return nil
-}
-
-// convertRuns converts in place if elements follow each other on both sides.
-func convertRuns(dst, src *Tensor, k kernel, run int64, axes []axis) {
 	to, from := dst.memory(), src.memory()
 	for c := startAt(axes); c.more; c.next() {
 		d, s := c.dst*dst.size(), c.src*src.size()
 		k(to[d:d+run*dst.size()], from[s:s+run*src.size()])
 	}
+	return nil
 }
 
-// convertStaged gathers, converts and scatters a stretch after the other.
+// convertStaged gathers, converts and scatters stageElements at a time.
 func convertStaged(dst, src *Tensor, k kernel) {
 	n := dst.NumElements()
 	step := min(n, stageElements)
@@ -160,57 +154,47 @@ func Shape[I int | int32 | int64 | uint32 | uint64](sizes []I) ([]int64, error) 
 }
 
 // A kernel converts contiguous, aligned elements of one dtype into another; dst
-// has room for as many as src holds.
+// has room for all elements of src. A kernel may own memory: it is for one goroutine.
 type kernel func(dst, src []byte)
 
-// chainElements is how many elements pass through the middle of a chain at a
-// time: they stay in the nearest cache.
-const chainElements = 1024
-
-// kernelFor returns the kernel of a pair of different dtypes. Pairs that occur
-// all the time have a loop of their own; the others are chained from two loops
-// whose middle loses nothing, or keeps what the second has to know to round as
-// if it had seen the first's source. The kernel may hold memory: it is for one
-// goroutine.
+// kernelFor returns the kernel of a pair of dtypes, nil if they are equal. Common
+// pairs have a loop of their own. The other kernels join two loops: the dtype between
+// them holds every value of the source, or at least what the second loop needs to
+// round correctly.
 func kernelFor(from, to DType) kernel {
-	switch {
+	switch f, t := complexes[from], complexes[to]; {
+	case from == to:
+		return nil
 	case from.IsComplex() && to.IsComplex():
-		return kernelFor(partOf(from), partOf(to)) // twice as many parts
+		return kernelFor(f.part, t.part) // on both parts
 	case from.IsComplex() && to == Bool:
-		return complexToBool(from)
+		return f.toBool
 	case from.IsComplex():
-		return chain(from, partOf(from), to, dropImaginary(from))
+		return join(from, f.part, to, f.toPart, kernelFor(f.part, to))
 	case to.IsComplex():
-		return chainInto(from, partOf(to), to, addImaginary(to))
-	case from.isSmall() && to == Float32:
-		return fromSmall(from)
-	case from == Float32 && to.isSmall():
-		return toSmall(to)
+		return join(from, t.part, to, kernelFor(from, t.part), t.fromPart)
 	case from.isSmall():
-		return chain(from, Float32, to, fromSmall(from))
+		return join(from, Float32, to, fromSmall(from), kernelFor(Float32, to))
 	case to.isSmall():
 		return join(from, Float32, to, roundToOdd(from), toSmall(to))
+	case from == Bool:
+		return join(from, Uint8, to, anyToBool[uint8], kernelFor(Uint8, to))
 	}
-	return numberKernel(from, to)
+	return numberKernels[from](to)
 }
 
-// chain goes on with the usual kernel after first.
-func chain(from, mid, to DType, first kernel) kernel {
-	if mid == to {
+// chainElements is how many elements pass through the middle of two joined kernels
+// at a time: they stay in the nearest cache.
+const chainElements = 1024
+
+// join returns the kernel that applies first and then second. Either may be nil.
+func join(from, mid, to DType, first, second kernel) kernel {
+	if first == nil {
+		return second
+	}
+	if second == nil {
 		return first
 	}
-	return join(from, mid, to, first, kernelFor(mid, to))
-}
-
-// chainInto comes to last by the usual kernel.
-func chainInto(from, mid, to DType, last kernel) kernel {
-	if from == mid {
-		return last
-	}
-	return join(from, mid, to, kernelFor(from, mid), last)
-}
-
-func join(from, mid, to DType, first, second kernel) kernel {
 	buf := make([]byte, chainElements*mid.Size())
 	return func(dst, src []byte) {
 		for len(src) > 0 {
@@ -254,84 +238,30 @@ type float interface{ float64 | float32 }
 
 type number interface{ integer | float }
 
-// numberKernel returns the kernel between the dtypes that are numbers in Go,
-// and bool.
-func numberKernel(from, to DType) kernel {
-	switch from {
-	case Float64:
-		return fromFloat[float64](to)
-	case Float32:
-		return fromFloat[float32](to)
-	case Int64:
-		return fromInteger[int64](to)
-	case Int32:
-		return fromInteger[int32](to)
-	case Int16:
-		return fromInteger[int16](to)
-	case Int8:
-		return fromInteger[int8](to)
-	case Uint64:
-		return fromInteger[uint64](to)
-	case Uint32:
-		return fromInteger[uint32](to)
-	case Uint16:
-		return fromInteger[uint16](to)
-	case Uint8:
-		return fromInteger[uint8](to)
-	}
-	return join(Bool, Uint8, to, anyToBool[uint8], fromInteger[uint8](to))
+// numberKernels returns, for each dtype that is a number in Go, its kernels to the
+// others and to bool.
+var numberKernels = [...]func(to DType) kernel{
+	Float64: fromFloat[float64], Float32: fromFloat[float32],
+	Int64: fromInteger[int64], Int32: fromInteger[int32], Int16: fromInteger[int16], Int8: fromInteger[int8],
+	Uint64: fromInteger[uint64], Uint32: fromInteger[uint32], Uint16: fromInteger[uint16], Uint8: fromInteger[uint8],
 }
 
 func fromFloat[S float](to DType) kernel {
-	switch to {
-	case Float64:
-		return plainCast[float64, S]
-	case Float32:
-		return plainCast[float32, S]
-	case Int64:
-		return truncate[int64, S]
-	case Int32:
-		return truncate[int32, S]
-	case Int16:
-		return truncate[int16, S]
-	case Int8:
-		return truncate[int8, S]
-	case Uint64:
-		return truncate[uint64, S]
-	case Uint32:
-		return truncate[uint32, S]
-	case Uint16:
-		return truncate[uint16, S]
-	case Uint8:
-		return truncate[uint8, S]
-	}
-	return anyToBool[S]
+	return [...]kernel{
+		Float64: plainCast[float64, S], Float32: plainCast[float32, S],
+		Int64: truncate[int64, S], Int32: truncate[int32, S], Int16: truncate[int16, S], Int8: truncate[int8, S],
+		Uint64: truncate[uint64, S], Uint32: truncate[uint32, S], Uint16: truncate[uint16, S], Uint8: truncate[uint8, S],
+		Bool: anyToBool[S],
+	}[to]
 }
 
 func fromInteger[S integer](to DType) kernel {
-	switch to {
-	case Float64:
-		return plainCast[float64, S]
-	case Float32:
-		return plainCast[float32, S]
-	case Int64:
-		return plainCast[int64, S]
-	case Int32:
-		return plainCast[int32, S]
-	case Int16:
-		return plainCast[int16, S]
-	case Int8:
-		return plainCast[int8, S]
-	case Uint64:
-		return plainCast[uint64, S]
-	case Uint32:
-		return plainCast[uint32, S]
-	case Uint16:
-		return plainCast[uint16, S]
-	case Uint8:
-		return plainCast[uint8, S]
-	}
-	return anyToBool[S]
+	return [...]kernel{
+		Float64: plainCast[float64, S], Float32: plainCast[float32, S],
+		Int64: plainCast[int64, S], Int32: plainCast[int32, S], Int16: plainCast[int16, S], Int8: plainCast[int8, S],
+		Uint64: plainCast[uint64, S], Uint32: plainCast[uint32, S], Uint16: plainCast[uint16, S], Uint8: plainCast[uint8, S],
+		Bool: anyToBool[S],
+	}[to]
 }
 
 // plainCast is for the pairs whose Go conversion is what Convert promises:
@@ -386,10 +316,9 @@ func anyToBool[S number](dst, src []byte) {
 	}
 }
 
-// roundToOdd returns a kernel to float32 for sources that do not fit one, made
-// for a second rounding: the bits that do not fit leave a one in the last place.
-// Rounded again to a float that is at least two bits shorter, the result is that
-// of rounding the source once.
+// roundToOdd returns a kernel to float32 whose result is rounded a second time: bits
+// that do not fit set the last bit. Rounded again to a float that is at least two bits
+// shorter, the result equals the source rounded once.
 func roundToOdd(from DType) kernel {
 	switch from {
 	case Float64:
@@ -445,23 +374,14 @@ func oddIntegers[S integer](dst, src []byte) {
 	}
 }
 
-// A complex number is two floats in a row, the real part first; the kernels here
-// see it as that.
-
-// partOf returns the dtype of the two parts of a complex one.
-func partOf(d DType) DType {
-	if d == Complex64 {
-		return Float32
-	}
-	return Float64
-}
-
-// dropImaginary returns the kernel to the dtype of the parts.
-func dropImaginary(from DType) kernel {
-	if from == Complex64 {
-		return takeReal[float32]
-	}
-	return takeReal[float64]
+// complexes has the kernels of the complex dtypes. A complex number is two floats in
+// a row, the real part first.
+var complexes = map[DType]struct {
+	part                     DType
+	toPart, fromPart, toBool kernel
+}{
+	Complex64:  {Float32, takeReal[float32], putReal[float32], eitherPart[float32]},
+	Complex128: {Float64, takeReal[float64], putReal[float64], eitherPart[float64]},
 }
 
 func takeReal[F float](dst, src []byte) {
@@ -471,26 +391,11 @@ func takeReal[F float](dst, src []byte) {
 	}
 }
 
-// addImaginary returns the kernel from the dtype of the parts.
-func addImaginary(to DType) kernel {
-	if to == Complex64 {
-		return putReal[float32]
-	}
-	return putReal[float64]
-}
-
 func putReal[F float](dst, src []byte) {
 	d := elements[F](dst)
 	for i, v := range elements[F](src) {
 		d[2*i], d[2*i+1] = v, 0
 	}
-}
-
-func complexToBool(from DType) kernel {
-	if from == Complex64 {
-		return eitherPart[float32]
-	}
-	return eitherPart[float64]
 }
 
 func eitherPart[F float](dst, src []byte) {

@@ -9,8 +9,8 @@ import (
 // Copy copies src's elements into dst, bit by bit. Shapes and dtypes must be
 // equal (the error wraps [ErrShape] or [ErrDType]), and no two elements of dst
 // may share a place: an expanded dst is an error that wraps [ErrLayout], a
-// placeholder one that wraps [ErrPlaceholder]. What is copied if dst and src overlap in memory, or dst overlaps itself in another
-// way, is not defined.
+// placeholder one that wraps [ErrPlaceholder]. The result is undefined if dst and src
+// overlap in memory, or dst overlaps itself in another way.
 func Copy(dst, src *Tensor) error {
 	if err := checkPair("copy", dst, src); err != nil {
 		return err
@@ -22,7 +22,7 @@ func Copy(dst, src *Tensor) error {
 	return nil
 }
 
-// checkPair returns an error unless src's elements have each a place in dst.
+// checkPair returns an error unless dst has a place for each element of src.
 func checkPair(op string, dst, src *Tensor) error {
 	if !slices.Equal(dst.shape, src.shape) {
 		return fmt.Errorf("%s %v to %v: %w", op, src, dst, ErrShape)
@@ -109,7 +109,7 @@ func copyPlane[E any](dst, src []E, rows, cols axis) {
 	}
 }
 
-// copyLine takes four elements at a time: the sums and checks of one hide behind
+// copyLine copies four elements at a time: the additions and checks of one run during
 // the loads of another.
 func copyLine[E any](dst, src []E, n int64, a axis) {
 	d, s := int64(0), int64(0)
@@ -133,10 +133,9 @@ type axis struct {
 	dst, src int64
 }
 
-// axesOf returns the fewest loops that visit every element of two tensors of
-// one shape, the loop over dst's closest neighbours last. The order of the
-// visits is not that of the dimensions: dst's memory is walked upwards, and
-// dimensions that are one stretch on both sides become one loop.
+// axesOf returns the fewest loops that visit every element of two tensors of one
+// shape. They are sorted so that dst's memory is walked upwards, and dimensions that
+// are contiguous on both sides become one loop.
 func axesOf(dst, src *Tensor) []axis {
 	axes := make([]axis, 0, len(dst.shape))
 	for d, n := range dst.shape {
@@ -168,7 +167,7 @@ func splitRun(axes []axis) ([]axis, int64) {
 	return axes, 1
 }
 
-// splitLast takes off the last axis; if there is none, it is a loop of one.
+// splitLast takes off the last axis; of no axes it is a loop of one.
 func splitLast(axes []axis) ([]axis, axis) {
 	k := len(axes) - 1
 	if k < 0 {
@@ -199,14 +198,14 @@ type cursor struct {
 	axes     []axis
 	index    []int64
 	dst, src int64 // the elements here
-	more     bool  // whether there is a here
+	more     bool  // false after the last step
 }
 
 func startAt(axes []axis) *cursor {
 	return &cursor{axes: axes, index: make([]int64, len(axes)), more: true}
 }
 
-// next goes one step on, the last axis fastest.
+// next advances by one step, the last axis fastest.
 func (c *cursor) next() {
 	for k, a := range slices.Backward(c.axes) {
 		if c.index[k]++; c.index[k] < a.n {

@@ -125,7 +125,7 @@ func TestCopyRefuses(t *testing.T) {
 // one loop, in whatever order the dimensions stand.
 func TestAxesMerge(t *testing.T) {
 	flat := must(New(Float32, []int64{4, 5, 6}))
-	turned := func(x *Tensor) *Tensor { return must(x.Permute(2, 0, 1)) }
+	turned := func(x *Tensor) *Tensor { return permute(x, 2, 0, 1) }
 	rows := must(must(New(Float32, []int64{4, 8, 6})).Slice(1, 1, 6, 1))
 	for _, c := range []struct {
 		name     string

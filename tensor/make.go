@@ -3,6 +3,7 @@ package tensor
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"unsafe"
 )
@@ -44,35 +45,13 @@ func Values[E Element](t *Tensor) ([]E, error) {
 }
 
 // DTypeOf returns the dtype of elements of type E.
-func DTypeOf[E Element]() DType {
-	var zero E
-	switch any(zero).(type) {
-	case float64:
-		return Float64
-	case float32:
-		return Float32
-	case int64:
-		return Int64
-	case int32:
-		return Int32
-	case int16:
-		return Int16
-	case int8:
-		return Int8
-	case uint64:
-		return Uint64
-	case uint32:
-		return Uint32
-	case uint16:
-		return Uint16
-	case uint8:
-		return Uint8
-	case bool:
-		return Bool
-	case complex64:
-		return Complex64
-	}
-	return Complex128
+func DTypeOf[E Element]() DType { return kinds[reflect.TypeFor[E]().Kind()] }
+
+var kinds = map[reflect.Kind]DType{
+	reflect.Float64: Float64, reflect.Float32: Float32,
+	reflect.Int64: Int64, reflect.Int32: Int32, reflect.Int16: Int16, reflect.Int8: Int8,
+	reflect.Uint64: Uint64, reflect.Uint32: Uint32, reflect.Uint16: Uint16, reflect.Uint8: Uint8,
+	reflect.Bool: Bool, reflect.Complex64: Complex64, reflect.Complex128: Complex128,
 }
 
 // bytesOf returns the memory of values.
@@ -81,8 +60,8 @@ func bytesOf[E any](values []E) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(values))), len(values)*int(unsafe.Sizeof(zero)))
 }
 
-// elements returns memory as values; what is left after the last whole one is
-// not seen. The memory must be aligned for E.
+// elements returns memory as values, without bytes after the last whole one. The
+// memory must be aligned for E.
 func elements[E any](mem []byte) []E {
 	var zero E
 	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/int(unsafe.Sizeof(zero)))
@@ -127,16 +106,11 @@ func Full[E Element](d DType, shape []int64, v E) (*Tensor, error) {
 }
 
 // Arange returns the values start, start+step and so on before end as a tensor
-// of one dimension, of the dtype whose memory that of E is. If end does not
-// lie in the direction of step there are none. The error wraps [ErrShape] if
-// step is zero, a number is not finite, or there are more values than memory can
-// hold.
+// of one dimension. It is empty if end does not lie in the direction of step. The error
+// wraps [ErrShape] if step is zero, a number is not finite, or there are more values
+// than memory can hold.
 func Arange[E Number](start, end, step E) (*Tensor, error) {
-	n, ok := countSteps(start, end, step)
-	if !ok {
-		return nil, fmt.Errorf("arange from %v to %v by %v: %w", start, end, step, ErrShape)
-	}
-	out, err := New(DTypeOf[E](), []int64{n})
+	out, err := New(DTypeOf[E](), []int64{countSteps(start, end, step)})
 	if err != nil {
 		return nil, fmt.Errorf("arange from %v to %v by %v: %w", start, end, step, err)
 	}
@@ -151,35 +125,33 @@ func Arange[E Number](start, end, step E) (*Tensor, error) {
 	return out, nil
 }
 
-// countSteps returns how many values there are from start to before end, and
-// false if that is not a number that a tensor could have.
-func countSteps[E Number](start, end, step E) (int64, bool) {
+// countSteps returns how many values there are from start to before end, and -1 if
+// no tensor could hold that many.
+func countSteps[E Number](start, end, step E) int64 {
 	if step == 0 {
-		return 0, false
+		return -1
 	}
 	if !isInteger[E]() {
 		n := math.Ceil((float64(end) - float64(start)) / float64(step))
 		if !isFinite(start) || !isFinite(end) || !isFinite(step) || n >= maxAlloc {
-			return 0, false
+			return -1
 		}
-		return int64(max(n, 0)), true
+		return int64(max(n, 0))
 	}
 	if step > 0 && end <= start || step < 0 && end >= start {
-		return 0, true
+		return 0
 	}
-	// Modulo 2^64 the differences of all integer types come out right.
+	// Modulo 2^64 the differences of all integer types are correct.
 	span, by := uint64(end)-uint64(start), uint64(step)
 	if step < 0 {
 		span, by = -span, -by
 	}
-	n := (span-1)/by + 1
-	return int64(n), n < maxAlloc
+	return int64(min((span-1)/by+1, math.MaxInt64))
 }
 
 func isInteger[E Number]() bool { return E(1)/2 == 0 }
 
-// isFinite reports whether v is a number: infinities and NaN less themselves are
-// NaN.
+// isFinite reports whether v is finite: an infinity or NaN minus itself is NaN.
 func isFinite[E Number](v E) bool { return v-v == 0 }
 
 // Cat joins tensors along dimension dim, in memory of its own. There must be one
@@ -188,9 +160,21 @@ func Cat(dim int, ts ...*Tensor) (*Tensor, error) {
 	if len(ts) == 0 {
 		return nil, fmt.Errorf("cat: %w: no tensors", ErrShape)
 	}
-	shape, err := joined(dim, ts)
-	if err != nil {
+	if err := ts[0].checkDim(dim); err != nil {
 		return nil, fmt.Errorf("cat: %w", err)
+	}
+	shape := slices.Clone(ts[0].shape)
+	shape[dim] = 0
+	for i, t := range ts {
+		if t.dtype != ts[0].dtype {
+			return nil, fmt.Errorf("cat: %w: tensor %d is %v, the first %v", ErrDType, i, t, ts[0])
+		}
+		if len(t.shape) != len(shape) || !slices.Equal(t.shape[:dim], shape[:dim]) || !slices.Equal(t.shape[dim+1:], shape[dim+1:]) {
+			return nil, fmt.Errorf("cat: %w: tensor %d is %v, the first %v", ErrShape, i, t, ts[0])
+		}
+		if shape[dim] += t.shape[dim]; shape[dim] < 0 {
+			return nil, fmt.Errorf("cat: %w: more elements than an int64 counts", ErrShape)
+		}
 	}
 	out, err := New(ts[0].dtype, shape)
 	if err != nil {
@@ -204,35 +188,9 @@ func Cat(dim int, ts ...*Tensor) (*Tensor, error) {
 	return out, nil
 }
 
-// joined returns the shape of what Cat makes.
-func joined(dim int, ts []*Tensor) ([]int64, error) {
-	if err := ts[0].checkDim(dim); err != nil {
-		return nil, err
-	}
-	shape := slices.Clone(ts[0].shape)
-	for i, t := range ts[1:] {
-		if t.dtype != ts[0].dtype {
-			return nil, fmt.Errorf("%w: tensor %d is %v, the first %v", ErrDType, i+1, t, ts[0])
-		}
-		if !sameBut(dim, t.shape, shape) {
-			return nil, fmt.Errorf("%w: tensor %d is %v, the first %v", ErrShape, i+1, t, ts[0])
-		}
-		shape[dim] += t.shape[dim]
-		if _, err := NumElements(shape); err != nil {
-			return nil, err
-		}
-	}
-	return shape, nil
-}
-
-// sameBut reports whether a and b are the same but for dimension dim.
-func sameBut(dim int, a, b []int64) bool {
-	return len(a) == len(b) && slices.Equal(a[:dim], b[:dim]) && slices.Equal(a[dim+1:], b[dim+1:])
-}
-
-// Chunk returns part index of the parts into which dimension dim of t is cut,
-// sharing t's memory. Parts have the size that parts of them need, rounded up,
-// so the last ones may be smaller or empty, as when a mesh cuts a tensor.
+// Chunk cuts dimension dim of t into the given number of parts and returns one of
+// them, sharing t's memory. The size of the parts is rounded up, so the last ones may
+// be smaller or empty, as with the shards of a mesh.
 func Chunk(t *Tensor, dim, parts, index int) (*Tensor, error) {
 	if err := t.checkDim(dim); err != nil {
 		return nil, fmt.Errorf("chunk: %w", err)
@@ -240,13 +198,10 @@ func Chunk(t *Tensor, dim, parts, index int) (*Tensor, error) {
 	if parts < 1 || index < 0 || index >= parts {
 		return nil, fmt.Errorf("chunk %v: %w: part %d of %d", t, ErrShape, index, parts)
 	}
-	n, p := t.shape[dim], int64(parts)
-	size := n / p
-	if n%p != 0 {
-		size++
-	}
+	n := t.shape[dim]
+	size := max(n-1, 0)/int64(parts) + 1
 	lo := n
-	if i := int64(index); size > 0 && i <= n/size {
+	if i := int64(index); i <= n/size {
 		lo = i * size
 	}
 	return t.Slice(dim, lo, lo+min(size, n-lo), 1)
@@ -268,7 +223,7 @@ func StridedSlice(t *Tensor, begin, end, step []int64) (*Tensor, error) {
 	return t, nil
 }
 
-// Numbers returns mem as a slice of E, without a copy; what is left after the
-// last whole one is not seen. It checks nothing: mem must be aligned for E, which
-// [DType.Aligned] says. [Values] is for tensors, and checks.
+// Numbers returns mem as a slice of E, without a copy. It drops bytes after the last
+// whole E, and checks nothing: mem must be aligned for E, see [DType.Aligned]. [Values]
+// does the same for tensors, with checks.
 func Numbers[E Number](mem []byte) []E { return elements[E](mem) }

@@ -7,7 +7,6 @@ import (
 	"strings"
 )
 
-// errNumpy reports a dtype that numpy lacks.
 var errNumpy = errors.New("numpy has no such dtype")
 
 // numpyTypes are the dtypes that numpy has, and its names for them.

@@ -174,7 +174,7 @@ func refDecode(d DType, p []byte) []*big.Float {
 	switch d {
 	case Complex64, Complex128:
 		half := len(p) / 2
-		return append(refDecode(partOf(d), p[:half]), refDecode(partOf(d), p[half:])...)
+		return append(refDecode(complexes[d].part, p[:half]), refDecode(complexes[d].part, p[half:])...)
 	case Int64:
 		return []*big.Float{new(big.Float).SetInt64(int64(binary.LittleEndian.Uint64(p)))}
 	case Uint64:
@@ -201,8 +201,8 @@ func refEncode(d DType, parts []*big.Float, fromInteger bool) ([]byte, bool) {
 		return binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)), true
 	case Complex64, Complex128:
 		parts = append(slices.Clone(parts), new(big.Float))
-		re, okRe := refEncode(partOf(d), parts[:1], false)
-		im, okIm := refEncode(partOf(d), parts[1:2], false)
+		re, okRe := refEncode(complexes[d].part, parts[:1], false)
+		im, okIm := refEncode(complexes[d].part, parts[1:2], false)
 		return append(re, im...), okRe && okIm
 	case Bool:
 		zero := func(p *big.Float) bool { return p != nil && p.Sign() == 0 }

@@ -12,8 +12,8 @@ type float8 struct {
 	tooLarge uint32 // bits of the first float32 that is out of range whatever the rounding
 	overflow uint8  // what such a number becomes, without a sign
 	nan      uint8
-	// The formats called fnuz have one zero, and their only NaN, overflow and
-	// nan here, is where the negative zero would be.
+	// The fnuz types have one zero. Their only NaN, overflow and nan here, has
+	// the code of the negative zero.
 	fnuz bool
 	// finite says that there is no infinity, and overflow is the largest number.
 	finite bool
@@ -53,7 +53,7 @@ var float8Codes = perFloat8(func(d DType) *[1 << 16]uint8 {
 	return table
 })
 
-// perFloat8 makes each of five tables when it is first asked for.
+// perFloat8 returns a table for each float8, made when it is first used.
 func perFloat8[T any](make func(DType) T) (tables [Float8E8M0FNU + 1]func() T) {
 	for d := Float8E4M3FN; d <= Float8E8M0FNU; d++ {
 		tables[d] = sync.OnceValue(func() T { return make(d) })
@@ -71,8 +71,8 @@ func float8ToFloat32(from DType) kernel {
 	}
 }
 
-// float32ToFloat8 rounds to the upper half first, to odd (see [roundToOdd]): it
-// has seven bits behind the point, and no float8 more than three.
+// float32ToFloat8 rounds to the upper half first, to odd (see [roundToOdd]): that
+// half has seven fraction bits, and a float8 three at most.
 func float32ToFloat8(to DType) kernel {
 	table := float8Codes[to]()
 	return func(dst, src []byte) {

@@ -1,14 +1,12 @@
 // Package tensor holds element types, shapes, boxes and strided views of host
-// memory, with the copies and casts between them. It knows nothing of ranks,
-// files or checkpoints and imports nothing else of this module; everything else
-// is built on its geometry. The contract of memory is that of [Tensor], the
-// contract of geometry that of [Box], the contract of values that of [Convert].
+// memory, with copies and casts between them. It does not depend on ranks, files or
+// checkpoints and imports no other package of this module. The contract of memory is
+// at [Tensor], of geometry at [Box], of values at [Convert].
 //
 // # Byte order
 //
-// Elements are little-endian in every format that cairn reads or writes, and
-// the package looks at memory as it is, so it does not compile for big-endian
-// machines.
+// Elements are little-endian in memory and in every format, so the package does not
+// compile for big-endian machines.
 package tensor
 
 import (
@@ -25,13 +23,19 @@ import (
 // that holds several elements in one place.
 var ErrLayout = errors.New("unsuitable memory layout")
 
-// maxAlloc is below what the runtime can address on any 64-bit machine: above
-// it make panics, below it the machine decides.
-const maxAlloc = 1 << 46
+const (
+	// maxAlloc bounds allocations: above what a 64-bit machine can address, make
+	// panics.
+	maxAlloc = 1 << 46
+	// compareBytes is how many bytes [Equal] compares at a time.
+	compareBytes = 256 << 10
+	// maxPiece is how many bytes [Tensor.WriteTo] copies at a time.
+	maxPiece = 1 << 20
+)
 
-// Tensor is a strided view of host memory. Several tensors may share memory;
-// the methods that only read are safe for concurrent use, and writing needs
-// the caller's care. The zero Tensor is not valid: use the constructors.
+// Tensor is a strided view of host memory. Several tensors may share memory.
+// Methods that only read are safe for concurrent use; the caller must synchronise
+// writes. The zero Tensor is not valid: use the constructors.
 type Tensor struct {
 	dtype   DType
 	shape   []int64
@@ -44,8 +48,8 @@ type Tensor struct {
 }
 
 // New returns a contiguous tensor of zeros in memory of its own. The error
-// wraps [ErrShape] or [ErrDType] if no such tensor exists; whether the
-// machine has the memory is the caller's to know.
+// wraps [ErrShape] or [ErrDType] if the arguments are invalid. It does not check whether
+// the machine has the memory.
 func New(d DType, shape []int64) (*Tensor, error) {
 	n, err := NumBytes(d, shape)
 	if err != nil {
@@ -74,7 +78,7 @@ func FromBytes(d DType, shape []int64, data []byte) (*Tensor, error) {
 // FromStrided returns a view of data, which is not copied. The element at index
 // i lies offset + Σ i[k]·strides[k] elements into data. Strides and offset count
 // elements and are not negative; every element must lie inside data. A stride of
-// zero repeats an element, which makes the view one to read from.
+// zero repeats an element; such a view can only be read.
 func FromStrided(d DType, shape, strides []int64, offset int64, data []byte) (*Tensor, error) {
 	if _, err := NumBytes(d, shape); err != nil {
 		return nil, err
@@ -93,8 +97,8 @@ func FromStrided(d DType, shape, strides []int64, offset int64, data []byte) (*T
 	return (&Tensor{dtype: d, data: data}).view(slices.Clone(shape), slices.Clone(strides), offset), nil
 }
 
-// reaches reports whether the last of the elements is one of the held first
-// ones. It subtracts from what is left, so that no product can overflow.
+// reaches reports whether the last element is among the first held elements of the
+// memory. It subtracts, so that no product can overflow.
 func reaches(shape, strides []int64, offset, held int64) bool {
 	if offset >= held {
 		return false
@@ -113,8 +117,8 @@ func contiguous(d DType, shape []int64, data []byte) *Tensor {
 	return &Tensor{dtype: d, shape: slices.Clone(shape), strides: RowMajor(shape), data: data}
 }
 
-// view returns another view of t's memory. It keeps the slices. An empty view has
-// no first element, and the offset that was computed for it may lie anywhere.
+// view returns another view of t's memory. It keeps the slices. The offset of an
+// empty view may be out of bounds, since it has no first element.
 func (t *Tensor) view(shape, strides []int64, offset int64) *Tensor {
 	if slices.Contains(shape, 0) {
 		offset = 0
@@ -172,7 +176,7 @@ func (t *Tensor) String() string { return fmt.Sprintf("%v%v", t.dtype, t.shape) 
 
 func (t *Tensor) size() int64 { return int64(t.dtype.Size()) }
 
-// memory returns what lies from the first element on.
+// memory returns the memory from the first element on.
 func (t *Tensor) memory() []byte { return t.data[t.offset*t.size():] }
 
 // Narrow returns the part of t inside b, sharing t's memory.
@@ -227,30 +231,9 @@ func (t *Tensor) Transpose(a, b int) (*Tensor, error) {
 	return t.view(shape, strides, t.offset), nil
 }
 
-// Permute returns t with its dimensions in the given order, which must name
-// each one once, sharing t's memory.
-func (t *Tensor) Permute(dims ...int) (*Tensor, error) {
-	if len(dims) != len(t.shape) {
-		return nil, fmt.Errorf("permute %v: %w: %d dimensions given", t, ErrShape, len(dims))
-	}
-	shape, strides := make([]int64, len(dims)), make([]int64, len(dims))
-	seen := make([]bool, len(dims))
-	for to, from := range dims {
-		if err := t.checkDim(from); err != nil {
-			return nil, fmt.Errorf("permute: %w", err)
-		}
-		if seen[from] {
-			return nil, fmt.Errorf("permute %v: %w: dimension %d twice", t, ErrShape, from)
-		}
-		seen[from] = true
-		shape[to], strides[to] = t.shape[from], t.strides[from]
-	}
-	return t.view(shape, strides, t.offset), nil
-}
-
 // Expand returns t repeated to the given shape, sharing t's memory: dimensions
 // of size one take any size, and new ones may come in front. The elements of an
-// expanded dimension are one and the same, so the view is one to read from.
+// expanded dimension share their memory, so the view can only be read.
 func (t *Tensor) Expand(shape []int64) (*Tensor, error) {
 	if _, err := NumBytes(t.dtype, shape); err != nil {
 		return nil, fmt.Errorf("expand %v: %w", t, err)
@@ -278,10 +261,7 @@ func (t *Tensor) checkDim(dim int) error {
 	return nil
 }
 
-// The row-major order of a view's elements is the order of its contiguous form.
-// Here are the ways to reach a stretch [lo, hi) of it without making all of it.
-
-// element returns the memory of the i-th element.
+// element returns the memory of the i-th element in row-major order.
 func (t *Tensor) element(i int64) []byte {
 	at, size := t.offset, t.size()
 	for d, n := range slices.Backward(t.shape) {
@@ -291,7 +271,7 @@ func (t *Tensor) element(i int64) []byte {
 	return t.data[at*size : (at+1)*size]
 }
 
-// gather copies the elements [lo, hi) into p.
+// gather copies the elements [lo, hi), in row-major order, into p.
 func (t *Tensor) gather(p []byte, lo, hi int64) {
 	t.eachFlat(lo, hi, func(part *Tensor, at, end int64) {
 		copyElements(contiguous(t.dtype, part.shape, p[at:end]), part)
@@ -305,8 +285,8 @@ func (t *Tensor) scatter(p []byte, lo, hi int64) {
 	})
 }
 
-// eachFlat calls f with the boxes of [lo, hi), which must lie inside t, as views,
-// and with the interval of bytes that each takes in a row of all of them.
+// eachFlat calls f with views of the boxes of [lo, hi), which must lie inside t, and
+// with the byte interval of each within a contiguous copy of [lo, hi).
 func (t *Tensor) eachFlat(lo, hi int64, f func(part *Tensor, at, end int64)) {
 	if lo == hi {
 		return
@@ -320,8 +300,8 @@ func (t *Tensor) eachFlat(lo, hi int64, f func(part *Tensor, at, end int64)) {
 	}
 }
 
-// scratch returns the buffer that room and stretch need for n elements: nil
-// if they can do with t's own memory.
+// scratch returns the buffer that room and stretch need for n elements, nil if they
+// can use t's own memory.
 func (t *Tensor) scratch(n int64) []byte {
 	if t.Contiguous() && t.aligned() {
 		return nil
@@ -329,7 +309,7 @@ func (t *Tensor) scratch(n int64) []byte {
 	return make([]byte, n*t.size())
 }
 
-// room returns where the elements [lo, hi) lie, or else buf for them.
+// room returns t's own memory of the elements [lo, hi), or the part of buf for them.
 func (t *Tensor) room(buf []byte, lo, hi int64) []byte {
 	if buf == nil {
 		return t.memory()[lo*t.size() : hi*t.size()]
@@ -337,7 +317,7 @@ func (t *Tensor) room(buf []byte, lo, hi int64) []byte {
 	return buf[:(hi-lo)*t.size()]
 }
 
-// stretch returns the elements [lo, hi), where they lie or gathered into buf.
+// stretch returns the elements [lo, hi), in t's own memory or gathered into buf.
 func (t *Tensor) stretch(buf []byte, lo, hi int64) []byte {
 	p := t.room(buf, lo, hi)
 	if buf != nil {
@@ -346,11 +326,7 @@ func (t *Tensor) stretch(buf []byte, lo, hi int64) []byte {
 	return p
 }
 
-// aligned reports whether Go may look at t's memory as at numbers.
 func (t *Tensor) aligned() bool { return t.dtype.Aligned(t.memory()) }
-
-// compareBytes is how much [Equal] gathers at a time from views.
-const compareBytes = 256 << 10
 
 // Bytes returns the memory of a contiguous tensor itself, and false for any
 // other and for placeholders. Writing to the slice writes to the tensor.
@@ -363,8 +339,8 @@ func (t *Tensor) Bytes() ([]byte, bool) {
 }
 
 // Contents returns the elements as contiguous little-endian bytes: t's own
-// memory when t is contiguous, a copy otherwise. The bytes are not to be written
-// to. An expanded view is as large here as its shape says.
+// memory if t is contiguous, a copy otherwise. Do not write to the bytes. The copy of
+// an expanded view repeats its elements.
 func (t *Tensor) Contents() []byte {
 	if mem, ok := t.Bytes(); ok {
 		return mem
@@ -416,11 +392,6 @@ func Equal(a, b *Tensor) bool {
 	if a.dtype != b.dtype || !slices.Equal(a.shape, b.shape) {
 		return false
 	}
-	p, okA := a.Bytes()
-	q, okB := b.Bytes()
-	if okA && okB {
-		return bytes.Equal(p, q)
-	}
 	n, step := a.NumElements(), int64(compareBytes)/a.size()
 	scratchA, scratchB := a.scratch(min(n, step)), b.scratch(min(n, step))
 	for lo := int64(0); lo < n; lo += step {
@@ -433,9 +404,6 @@ func Equal(a, b *Tensor) bool {
 }
 
 var _ io.WriterTo = (*Tensor)(nil)
-
-// maxPiece bounds what WriteTo copies at a time.
-const maxPiece = 1 << 20
 
 // WriteTo writes the elements as contiguous little-endian bytes, those of
 // [Tensor.Contents]. It copies a piece at a time if t is not contiguous.

@@ -64,12 +64,10 @@ func drawMemory(t *rapid.T, d tensor.DType, shape []int64) *tensor.Tensor {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dims := indexes(len(shape))
-	for i := range dims {
-		dims[i] = len(shape) - 1 - i
-	}
-	if x, err = x.Permute(dims...); err != nil {
-		t.Fatal(err)
+	for i := range len(shape) / 2 {
+		if x, err = x.Transpose(i, len(shape)-1-i); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if x, err = x.Narrow(tensor.Whole(shape)); err != nil {
 		t.Fatal(err)
