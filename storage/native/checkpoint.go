@@ -195,7 +195,7 @@ func (c *checkpoint) checkEntry(e *meta.Entry) error {
 }
 
 func (c *checkpoint) checkLocation(fqn string, l *meta.Location) error {
-	size, ok := c.rec.size(l.File)
+	size, ok := c.rec.sizes[l.File]
 	if !ok {
 		return fmt.Errorf("%w: %q lies in %s, which the record does not name", storage.ErrCorrupt, fqn, l.File)
 	}
@@ -271,9 +271,6 @@ func filesOf(ctx context.Context, s blob.Store, saveID string) (map[string]int64
 
 // isOf reports whether name is the name of a data file or index of that save.
 func isOf(name, saveID string) bool {
-	if id, _, _, ok := parseDataFileName(name); ok {
-		return id == saveID
-	}
-	id, ok := parseIndexFileName(name)
+	id, ok := saveOf(name)
 	return ok && id == saveID
 }

@@ -2,7 +2,6 @@ package native
 
 import (
 	"context"
-	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
@@ -26,40 +25,42 @@ func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) 
 	if err != nil {
 		return nil, err
 	}
-	names := rec.names()
-	own := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !isOf(name, rec.SaveID) })
-	return &publish.Existing{Files: names, Replaced: own}, nil
+	e := &publish.Existing{}
+	for _, f := range rec.Files {
+		e.Files = append(e.Files, f.Name)
+		if isOf(f.Name, rec.SaveID) {
+			e.Replaced = append(e.Replaced, f.Name)
+		}
+	}
+	return e, nil
 }
-
-// EncodeIndex returns the index file for entries, which must be sorted by name
-// and have their locations.
-func EncodeIndex(entries []meta.Entry) ([]byte, error) { return encodeIndex(entries) }
 
 // Sums returns the number of checksums that this format has for a chunk of the given
 // sizes and element size.
 func Sums(sizes []int64, elem int) int64 { return gridOf(sizes, int64(elem)).tiles() }
 
-// DataFileName returns the name of the n-th data file of a rank in a save.
-func DataFileName(saveID string, rank, n int) string { return dataFileName(saveID, rank, n) }
-
 // Commit writes the index and the record for existing data files. md.Entries describes
 // their content, with locations, and md.Storage the checkpoint. Commit writes the record
 // last and replaces the existing record, if there is one.
 func Commit(ctx context.Context, s blob.Store, md *meta.Metadata, files []storage.File) error {
-	index, err := encodeIndex(md.Entries)
+	index, rec, err := encode(md, files)
 	if err != nil {
 		return err
 	}
-	rec := recordOf(md, files, index)
-	b, err := encodeRecord(rec)
-	if err != nil {
+	if _, err := blob.WriteAll(ctx, s, index.Name, index.Data, nil); err != nil {
 		return err
 	}
-	if _, err := blob.WriteAll(ctx, s, rec.Files[0].Name, index, nil); err != nil {
-		return err
-	}
-	_, err = blob.WriteAll(ctx, s, recordName, b, nil)
+	_, err = blob.WriteAll(ctx, s, rec.Name, rec.Data, nil)
 	return err
+}
+
+// encode returns the index and the record of a checkpoint with the given data files.
+func encode(md *meta.Metadata, files []storage.File) (index, rec publish.File, err error) {
+	index.Name, rec.Name = indexFileName(md.Storage.SaveID), recordName
+	if index.Data, err = EncodeIndex(md.Entries); err == nil {
+		rec.Data, err = encodeRecord(recordOf(md, files, index.Data))
+	}
+	return index, rec, err
 }
 
 // recordOf returns the record of a checkpoint. index is the content of its index file.
@@ -74,15 +75,6 @@ func recordOf(md *meta.Metadata, files []storage.File, index []byte) *record {
 	})
 	rec.Files = append(rec.Files, files...)
 	return rec
-}
-
-// names returns the names of all files in the record.
-func (r *record) names() []string {
-	out := make([]string, len(r.Files))
-	for i, f := range r.Files {
-		out[i] = f.Name
-	}
-	return out
 }
 
 // totalsOf counts the tensors, values, chunks and bytes of entries.

@@ -91,13 +91,17 @@ func (g grid) tiles() int64 { return g.stripes() * g.bands() }
 
 // add adds p, the chunk's bytes from off on, to the checksums of the tiles. sums is
 // complete after add was called with all bytes of the chunk in order.
-func (g grid) add(sums []uint32, p []byte, off int64) {
-	nb := g.bands()
+func (g grid) add(sums []uint32, p []byte, off int64) { g.addSpan(sums, p, off, g.pitch) }
+
+// addSpan adds p, the bytes of a span of whole tiles from off on, to their checksums.
+// The rows of the span have width bytes.
+func (g grid) addSpan(sums []uint32, p []byte, off, width int64) {
+	bands := ceilDiv(width, g.band)
 	for len(p) > 0 {
-		row, col := off/g.pitch, off%g.pitch
+		row, col := off/width, off%width
 		b := col / g.band
-		n := min(int64(len(p)), min((b+1)*g.band, g.pitch)-col)
-		i := row/g.height*nb + b
+		n := min(int64(len(p)), min((b+1)*g.band, width)-col)
+		i := row/g.height*bands + b
 		sums[i] = crc32c.Update(sums[i], p[:n])
 		p, off = p[n:], off+n
 	}
@@ -126,44 +130,36 @@ func (g grid) bytes(s span) int64 { return (s.row1 - s.row0) * g.width(s) }
 // contiguous reports whether the span is contiguous in the chunk.
 func (g grid) contiguous(s span) bool { return s.row1-s.row0 == 1 || g.width(s) == g.pitch }
 
-// spanSums computes the checksums of a span's tiles. The bytes of the span are added in
-// order, in pieces of any size, so that each piece can be added while it is in the
-// processor's cache.
+// spanSums compares the tiles of a span with their checksums. It implements
+// reading.Verifier: the bytes of the span are added in order, in pieces of any size, so
+// that each piece can be added while it is in the processor's cache.
 type spanSums struct {
-	g    grid
-	s    span
-	at   int64 // bytes of the span that were added
-	sums []uint32
+	g     grid
+	s     span
+	at    int64 // bytes of the span that were added
+	sums  []uint32
+	chunk []uint32 // the right checksums of all tiles of the chunk
 }
 
-func (g grid) newSums(s span) *spanSums {
+func (g grid) newSums(s span, chunk []uint32) *spanSums {
 	stripes := ceilDiv(s.row1, g.height) - s.row0/g.height
-	return &spanSums{g: g, s: s, sums: make([]uint32, stripes*(s.band1-s.band0))}
+	return &spanSums{g: g, s: s, sums: make([]uint32, stripes*(s.band1-s.band0)), chunk: chunk}
 }
 
-// add adds p, the next bytes of the span, to the checksums.
-func (v *spanSums) add(p []byte) {
-	g, w, nb := v.g, v.g.width(v.s), v.s.band1-v.s.band0
-	for len(p) > 0 {
-		row, col := v.at/w, v.at%w
-		b := col / g.band
-		n := min(int64(len(p)), min((b+1)*g.band, w)-col)
-		i := row/g.height*nb + b
-		v.sums[i] = crc32c.Update(v.sums[i], p[:n])
-		p, v.at = p[n:], v.at+n
-	}
+// Step adds p, the next bytes of the span, to the checksums.
+func (v *spanSums) Step(p []byte) {
+	v.g.addSpan(v.sums, p, v.at, v.g.width(v.s))
+	v.at += int64(len(p))
 }
 
-// match reports whether the checksums equal those of the same tiles in chunk, the
-// checksums of all tiles of the chunk.
-func (v *spanSums) match(chunk []uint32) bool {
-	nb, all := v.s.band1-v.s.band0, v.g.bands()
-	first := v.s.row0 / v.g.height
-	for i, sum := range v.sums {
-		stripe, band := first+int64(i)/nb, v.s.band0+int64(i)%nb
-		if sum != chunk[stripe*all+band] {
+// Match reports whether the checksums are right.
+func (v *spanSums) Match() bool {
+	n, at := v.s.band1-v.s.band0, v.s.row0/v.g.height*v.g.bands()+v.s.band0
+	for tiles := range slices.Chunk(v.sums, int(n)) {
+		if !slices.Equal(tiles, v.chunk[at:at+n]) {
 			return false
 		}
+		at += v.g.bands()
 	}
 	return true
 }
@@ -179,10 +175,11 @@ func (g grid) cover(sizes []int64, elem int64, box tensor.Box, most int64) []spa
 	}
 	k := g.rowDims
 	lo, hi := innerRange(sizes[k:], tensor.Box{Offsets: box.Offsets[k:], Sizes: box.Sizes[k:]}, elem)
-	first, last := innerRange(sizes[:k], tensor.Box{Offsets: box.Offsets[:k], Sizes: box.Sizes[:k]}, 1)
+	rowBox := tensor.Box{Offsets: box.Offsets[:k], Sizes: box.Sizes[:k]}
+	first, last := innerRange(sizes[:k], rowBox, 1)
 	b0, b1 := lo/g.band, ceilDiv(hi, g.band)
 	var out []span
-	for _, rows := range g.touchedRows(sizes, box) {
+	for _, rows := range g.touchedRows(sizes[:k], rowBox, first, last) {
 		switch {
 		case rows[1]-rows[0] == 1 || g.height == 1 && (b1-b0 < g.bands() || g.pitch > most):
 			for r := rows[0]; r < rows[1]; r++ {
@@ -213,16 +210,13 @@ func innerRange(sizes []int64, box tensor.Box, elem int64) (lo, hi int64) {
 }
 
 // touchedRows returns the ranges of rows that hold elements of box, widened to whole
-// stripes.
-func (g grid) touchedRows(sizes []int64, box tensor.Box) [][2]int64 {
-	k := g.rowDims
-	rowBox := tensor.Box{Offsets: box.Offsets[:k], Sizes: box.Sizes[:k]}
-	first, last := innerRange(sizes[:k], rowBox, 1)
-	s0, s1 := first/g.height, ceilDiv(last, g.height)
+// stripes. sizes and box have the dimensions of the rows, and [first, last) are all rows
+// between the first and the last element of box.
+func (g grid) touchedRows(sizes []int64, box tensor.Box, first, last int64) [][2]int64 {
 	var out [][2]int64
-	for s := s0; s < s1; s++ {
+	for s := first / g.height; s < ceilDiv(last, g.height); s++ {
 		r0, r1 := s*g.height, min((s+1)*g.height, g.rows)
-		if k > 1 && !touches(sizes[:k], rowBox, r0, r1) {
+		if len(sizes) > 1 && !touches(sizes, box, r0, r1) {
 			continue
 		}
 		if n := len(out); n > 0 && out[n-1][1] == r0 {
@@ -296,67 +290,49 @@ func (g grid) cutStripes(out []span, rows, want [2]int64, most int64) []span {
 // fill copies the elements of box that lie in the span s to dst, which has the shape of
 // box. p holds the bytes of s. sizes are those of the chunk, and box is relative to it.
 func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box tensor.Box, s span, p []byte) error {
-	k := g.rowDims
-	parts, err := tensor.FlatBoxes(sizes[:k], s.row0, s.row1)
+	k, elem := g.rowDims, int64(dtype.Size())
+	width, lo := g.width(s)/elem, s.band0*g.band/elem // in elements
+	rows, err := tensor.FlatBoxes(sizes[:k], s.row0, s.row1)
 	if err != nil {
 		return err
 	}
-	inners, err := g.innerBoxes(sizes[k:], int64(dtype.Size()), s)
+	columns, err := tensor.FlatBoxes(sizes[k:], lo, lo+width)
 	if err != nil {
 		return err
 	}
-	for _, rows := range parts {
-		for _, inner := range inners {
-			part := tensor.Box{
-				Offsets: slices.Concat(rows.Offsets, inner.Offsets),
-				Sizes:   slices.Concat(rows.Sizes, inner.Sizes),
-			}
+	strides := make([]int64, len(sizes)) // of the elements in p, whose rows have width elements
+	for d, stride := len(sizes)-1, int64(1); d >= 0; d-- {
+		if d == k-1 {
+			stride = width
+		}
+		strides[d] = stride
+		stride *= sizes[d]
+	}
+	for _, row := range rows {
+		for _, column := range columns {
+			part := tensor.Box{Offsets: slices.Concat(row.Offsets, column.Offsets), Sizes: slices.Concat(row.Sizes, column.Sizes)}
 			common, ok := part.Intersect(box)
 			if !ok {
 				continue
 			}
-			if err := g.fillPart(dst, sizes, dtype, box, common, s, p); err != nil {
+			at := -s.row0*width - lo
+			for d, o := range common.Offsets {
+				at += o * strides[d]
+			}
+			src, err := tensor.FromStrided(dtype, common.Sizes, strides, at, p)
+			if err != nil {
+				return err
+			}
+			to, err := dst.Narrow(common.Relative(box.Offsets))
+			if err != nil {
+				return err
+			}
+			if err := tensor.Convert(to, src, tensor.CastAny); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// innerBoxes returns the columns of the span as boxes in the dimensions of a row.
-func (g grid) innerBoxes(sizes []int64, elem int64, s span) ([]tensor.Box, error) {
-	lo := s.band0 * g.band / elem
-	return tensor.FlatBoxes(sizes, lo, lo+g.width(s)/elem)
-}
-
-// fillPart copies the box common, which lies inside of both the span and box.
-func (g grid) fillPart(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box, common tensor.Box, s span, p []byte) error {
-	elem := int64(dtype.Size())
-	n, k := len(sizes), g.rowDims
-	strides := make([]int64, n)
-	stride := int64(1)
-	for d := n - 1; d >= k; d-- {
-		strides[d] = stride
-		stride *= sizes[d]
-	}
-	stride = g.width(s) / elem
-	for d := k - 1; d >= 0; d-- {
-		strides[d] = stride
-		stride *= sizes[d]
-	}
-	at := -s.row0*(g.width(s)/elem) - s.band0*g.band/elem
-	for d := range n {
-		at += common.Offsets[d] * strides[d]
-	}
-	src, err := tensor.FromStrided(dtype, common.Sizes, strides, at, p)
-	if err != nil {
-		return err
-	}
-	to, err := dst.Narrow(common.Relative(box.Offsets))
-	if err != nil {
-		return err
-	}
-	return tensor.Convert(to, src, tensor.CastAny)
 }
 
 // flatRange returns the range [lo, hi) of the chunk's bytes that box covers. ok is false
@@ -412,17 +388,8 @@ func (c *tiledChunk) span(s *reading.Span) span {
 
 // Verifier returns a verifier of the bytes of a span.
 func (c *tiledChunk) Verifier(s *reading.Span) reading.Verifier {
-	return &verifier{c.grid.newSums(c.span(s)), c.sums}
+	return c.grid.newSums(c.span(s), c.sums)
 }
-
-// verifier compares the checksums of a span with those of its chunk.
-type verifier struct {
-	*spanSums
-	chunk []uint32
-}
-
-func (v *verifier) Step(p []byte) { v.add(p) }
-func (v *verifier) Match() bool   { return v.match(v.chunk) }
 
 // Fill copies the elements of box in a span to dst.
 func (c *tiledChunk) Fill(dst *tensor.Tensor, box tensor.Box, s *reading.Span, p []byte) error {

@@ -111,9 +111,6 @@ func (x *indexFile) read(ctx context.Context, p []byte, off int64) error {
 	return x.r.ReadAt(ctx, p, off)
 }
 
-// files returns the names of the data files, sorted. Callers must not change it.
-func (x *indexFile) files() []string { return x.names }
-
 // lookup returns the entry of that name. It reads at most one block.
 func (x *indexFile) lookup(ctx context.Context, fqn string) (*meta.Entry, bool, error) {
 	i := sort.Search(len(x.blocks), func(i int) bool { return x.blocks[i].first > fqn }) - 1

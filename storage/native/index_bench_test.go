@@ -15,7 +15,7 @@ func chunkedEntries(tensors int) []meta.Entry {
 	const ranks = 1000
 	files := make([]string, ranks)
 	for r := range files {
-		files[r] = dataFileName("20261115t021530-3f9a2c7e", r, 0)
+		files[r] = DataFileName("20261115t021530-3f9a2c7e", r, 0)
 	}
 	entries := make([]meta.Entry, tensors)
 	for i := range entries {
@@ -33,7 +33,7 @@ func chunkedEntries(tensors int) []meta.Entry {
 
 func TestIndexIsSmallAndALookupReadsLittleOfIt(t *testing.T) {
 	const tensors = 50
-	b, err := encodeIndex(chunkedEntries(tensors))
+	b, err := EncodeIndex(chunkedEntries(tensors))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func BenchmarkEncodeIndex(b *testing.B) {
 	entries := chunkedEntries(1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		out, err := encodeIndex(entries)
+		out, err := EncodeIndex(entries)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -66,7 +66,7 @@ func BenchmarkEncodeIndex(b *testing.B) {
 }
 
 func BenchmarkDecodeIndex(b *testing.B) {
-	out, err := encodeIndex(chunkedEntries(1000))
+	out, err := EncodeIndex(chunkedEntries(1000))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func BenchmarkDecodeIndex(b *testing.B) {
 }
 
 func BenchmarkLookupIndex(b *testing.B) {
-	out, err := encodeIndex(chunkedEntries(1000))
+	out, err := EncodeIndex(chunkedEntries(1000))
 	if err != nil {
 		b.Fatal(err)
 	}

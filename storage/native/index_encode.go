@@ -1,6 +1,7 @@
 package native
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,10 +16,10 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// encodeIndex returns the index of the given entries, which must be sorted by
-// name and have all their locations. The same entries always give the same
+// EncodeIndex returns the index file of entries, which must be sorted by name
+// and have all their locations. The same entries always give the same
 // bytes. If an index cannot hold an entry, the error wraps meta.ErrInvalid.
-func encodeIndex(entries []meta.Entry) ([]byte, error) {
+func EncodeIndex(entries []meta.Entry) ([]byte, error) {
 	names, err := indexFilesOf(entries)
 	if err != nil {
 		return nil, fmt.Errorf("index: %w: %w", meta.ErrInvalid, err)
@@ -91,9 +92,8 @@ type indexEncoder struct {
 	w     wire.Writer // its bytes
 	prev  string      // its last name
 
-	body   wire.Writer // of the entry in the making
-	column []int64     // scratch memory for putColumns
-	total  indexTail
+	body  wire.Writer // of the entry in the making
+	total indexTail
 }
 
 func newIndexEncoder(names []string, hint int) *indexEncoder {
@@ -143,7 +143,7 @@ func (x *indexEncoder) flush() {
 	x.total.entries += int64(x.block.entries)
 	x.total.chunks += int64(x.block.chunks)
 	x.out = append(x.out, x.w.B...)
-	x.out = appendCRC(x.out, x.w.B)
+	x.out = binary.LittleEndian.AppendUint32(x.out, crc32c.Checksum(x.w.B))
 	x.block, x.w.B = indexBlock{}, x.w.B[:0]
 }
 
@@ -154,13 +154,6 @@ func (x *indexEncoder) finish() []byte {
 	x.total.dirOffset, x.total.dirLength = int64(len(x.out)), int64(len(dir))
 	x.total.dirCRC = crc32c.Checksum(dir)
 	return appendIndexTail(append(x.out, dir...), x.total)
-}
-
-// appendCRC appends the checksum of p to b.
-func appendCRC(b, p []byte) []byte {
-	w := wire.Writer{B: b}
-	w.U32(crc32c.Checksum(p))
-	return w.B
 }
 
 // putBody writes the body of an entry.
@@ -279,28 +272,15 @@ func checkIndexLocation(l *meta.Location, length, tiles int64) error {
 
 // putColumns writes the chunks of t by columns.
 func (x *indexEncoder) putColumns(t *meta.Tensor) {
-	dims := len(t.Shape)
-	for d := range 2 * dims {
-		x.column = x.column[:0]
-		for i := range t.Chunks {
-			if d < dims {
-				x.column = append(x.column, t.Chunks[i].Offsets[d])
-			} else {
-				x.column = append(x.column, t.Chunks[i].Sizes[d-dims])
-			}
-		}
-		putColumn(&x.body, x.column)
+	n := len(t.Chunks)
+	for d := range t.Shape {
+		putColumn(&x.body, n, func(i int) int64 { return t.Chunks[i].Offsets[d] })
 	}
-	x.column = x.column[:0]
-	for i := range t.Locs {
-		x.column = append(x.column, x.number[t.Locs[i].File])
+	for d := range t.Shape {
+		putColumn(&x.body, n, func(i int) int64 { return t.Chunks[i].Sizes[d] })
 	}
-	putColumn(&x.body, x.column)
-	x.column = x.column[:0]
-	for i := range t.Locs {
-		x.column = append(x.column, t.Locs[i].Offset)
-	}
-	putColumn(&x.body, x.column)
+	putColumn(&x.body, n, func(i int) int64 { return x.number[t.Locs[i].File] })
+	putColumn(&x.body, n, func(i int) int64 { return t.Locs[i].Offset })
 }
 
 func (x *indexEncoder) putKeys(t *meta.Tensor, flags byte) {

@@ -391,111 +391,86 @@ func putPath(w *wire.Writer, form pathForm, p meta.Path) error {
 
 // path reads what putPath wrote for the entry called fqn.
 func (d *entryDecoder) path(r *wire.Reader, form pathForm, fqn string) meta.Path {
-	switch form {
-	case pathNone:
+	switch {
+	case form == pathNone:
 		return nil
-	case pathName:
+	case form == pathName:
 		p := d.steps.take(1)
 		p[0] = meta.Key(fqn)
 		return p
-	case pathCut, pathCutInts:
-		return d.cutPath(r, form.bits(), fqn)
-	case pathSteps, pathStepsInts:
-		return d.spelledPath(r, form.bits())
+	case form > pathStepsInts:
+		r.Fail("the unknown path form %d", form)
+		return nil
 	}
-	r.Fail("the unknown path form %d", form)
-	return nil
-}
-
-func (d *entryDecoder) cutPath(r *wire.Reader, bits int, fqn string) meta.Path {
 	p := d.steps.take(r.Count(1))
+	if len(p) == 0 {
+		r.Fail("a path without steps")
+	}
 	rest := fqn
 	for i := range p {
 		v := r.Uvarint()
-		n := v >> bits
-		last := i == len(p)-1
-		if n > uint64(len(rest)) || last != (n == uint64(len(rest))) || (!last && rest[n] != '.') {
+		n, kind := v>>form.bits(), v&(1<<form.bits()-1)
+		var text string
+		switch last := i == len(p)-1; {
+		case !form.cut() && kind == stepPos:
+			text = strconv.FormatUint(n, 10)
+		case !form.cut() && n > uint64(r.Len()):
+			r.Fail("a key of %d bytes, %d left", n, r.Len())
+		case !form.cut():
+			text = string(r.Raw(int(n)))
+		case n > uint64(len(rest)) || last != (n == uint64(len(rest))) || !last && rest[n] != '.':
 			r.Fail("a path that does not cut %q at its dots", fqn)
+		case last:
+			text = rest
+		default:
+			text, rest = rest[:n], rest[n+1:]
+		}
+		if r.Err() != nil {
 			return nil
 		}
-		if kind := v & (1<<bits - 1); kind == stepPos {
-			p[i] = listStep(r, rest[:n])
-		} else {
-			p[i] = keyStep(r, rest[:n], kind)
-		}
-		if !last {
-			rest = rest[n+1:]
-		}
-	}
-	if len(p) == 0 {
-		r.Fail("a path without steps")
+		p[i] = stepFrom(r, text, kind)
 	}
 	return p
 }
 
-// keyStep returns the step to a key.
-func keyStep(r *wire.Reader, key string, kind uint64) meta.Step {
-	s := meta.Step{Key: key, Int: kind == stepInt}
+// stepFrom returns the step of that kind whose text is s.
+func stepFrom(r *wire.Reader, s string, kind uint64) meta.Step {
+	if kind == stepPos {
+		pos, err := strconv.Atoi(s)
+		if err != nil || pos < 0 || strconv.Itoa(pos) != s {
+			r.Fail("%q is no position in a list", s)
+		}
+		return meta.Pos(pos)
+	}
+	step := meta.Step{Key: s, Int: kind == stepInt}
 	if kind > stepInt {
 		r.Fail("a step of kind %d", kind)
 	}
-	if err := s.Check(); err != nil {
+	if err := step.Check(); err != nil {
 		r.Fail("%w", err)
 	}
-	return s
+	return step
 }
 
-// listStep returns the step whose text is s.
-func listStep(r *wire.Reader, s string) meta.Step {
-	pos, err := strconv.Atoi(s)
-	if err != nil || pos < 0 || strconv.Itoa(pos) != s {
-		r.Fail("%q is no position in a list", s)
-		return meta.Step{}
-	}
-	return meta.Pos(pos)
-}
-
-func (d *entryDecoder) spelledPath(r *wire.Reader, bits int) meta.Path {
-	p := d.steps.take(r.Count(1))
-	for i := range p {
-		v := r.Uvarint()
-		n, kind := v>>bits, v&(1<<bits-1)
-		if kind == stepPos {
-			if pos := int(n); pos >= 0 && uint64(pos) == n {
-				p[i] = meta.Pos(pos)
-				continue
-			}
-			r.Fail("position %d in a list", n)
-			return nil
-		}
-		if n > uint64(r.Len()) {
-			r.Fail("a key of %d bytes, %d left", n, r.Len())
-			return nil
-		}
-		p[i] = keyStep(r, string(r.Raw(int(n))), kind)
-	}
-	if len(p) == 0 {
-		r.Fail("a path without steps")
-	}
-	return p
-}
-
-// putColumn writes values, which are not negative, as pairs: the difference from the
+// putColumn writes n values, which are not negative, as pairs: the difference from the
 // value before (zero before the first), and how often that difference repeats. For any
 // number of chunks of equal size at regular offsets, two pairs are enough.
-func putColumn(w *wire.Writer, values []int64) {
-	prev := int64(0)
-	for i := 0; i < len(values); {
-		delta := values[i] - prev
-		prev = values[i]
-		run := 1
-		for i+run < len(values) && values[i+run]-prev == delta {
-			prev = values[i+run]
-			run++
+func putColumn(w *wire.Writer, n int, value func(i int) int64) {
+	var prev, delta int64
+	run := uint64(0)
+	for i := range n {
+		v := value(i)
+		if run > 0 && v-prev != delta {
+			w.Varint(delta)
+			w.Uvarint(run)
+			run = 0
 		}
+		delta, prev = v-prev, v
+		run++
+	}
+	if run > 0 {
 		w.Varint(delta)
-		w.Uvarint(uint64(run))
-		i += run
+		w.Uvarint(run)
 	}
 }
 

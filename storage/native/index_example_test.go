@@ -18,7 +18,7 @@ func exampleEntries() []meta.Entry {
 	t := &meta.Tensor{Properties: meta.Properties{DType: tensor.Float32}, Shape: []int64{4, 2}}
 	for r, sum := range []uint32{0xaabbccdd, 0x11223344} {
 		t.Chunks = append(t.Chunks, tensor.Box{Offsets: []int64{2 * int64(r), 0}, Sizes: []int64{2, 2}})
-		t.Locs = append(t.Locs, meta.Location{File: dataFileName("s", r, 0), Offset: 4096, Length: 16, Sums: []uint32{sum}})
+		t.Locs = append(t.Locs, meta.Location{File: DataFileName("s", r, 0), Offset: 4096, Length: 16, Sums: []uint32{sum}})
 	}
 	return []meta.Entry{
 		{FQN: "opt.step", Path: meta.Path{meta.Key("opt"), meta.Key("step")}, Bytes: &meta.Bytes{Codec: "json", Size: 2, Inline: []byte("42")}},
@@ -42,7 +42,7 @@ func TestTheExampleInTheFormatPageIsTrue(t *testing.T) {
 		line, _, _ = strings.Cut(line, "#")
 		digits.WriteString(strings.Join(strings.Fields(line), ""))
 	}
-	want, err := encodeIndex(exampleEntries())
+	want, err := EncodeIndex(exampleEntries())
 	if err != nil {
 		t.Fatal(err)
 	}

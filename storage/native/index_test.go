@@ -134,7 +134,7 @@ func sampleEntries() []meta.Entry {
 
 func TestIndexReadsAsWritten(t *testing.T) {
 	want := sampleEntries()
-	b, err := encodeIndex(want)
+	b, err := EncodeIndex(want)
 	if err != nil {
 		t.Fatalf("encodeIndex = %v; want nil", err)
 	}
@@ -149,7 +149,7 @@ func TestIndexReadsAsWritten(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("all (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"s-r00000-0.safetensors", "s-r00001-0.safetensors"}, x.files()); diff != "" {
+	if diff := cmp.Diff([]string{"s-r00000-0.safetensors", "s-r00001-0.safetensors"}, x.names); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	for i := range want {
@@ -169,7 +169,7 @@ func TestIndexReadsAsWritten(t *testing.T) {
 }
 
 func TestIndexOfNothing(t *testing.T) {
-	b, err := encodeIndex(nil)
+	b, err := EncodeIndex(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestIndexOfNothing(t *testing.T) {
 func TestAnyIndexReadsAsWritten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawEntries(t)
-		b, err := encodeIndex(want)
+		b, err := EncodeIndex(want)
 		if err != nil {
 			t.Fatalf("encodeIndex = %v; want nil", err)
 		}
@@ -289,7 +289,7 @@ func longEntries() []meta.Entry {
 
 func TestLongDirectory(t *testing.T) {
 	want := longEntries()
-	b, err := encodeIndex(want)
+	b, err := EncodeIndex(want)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestLongDirectory(t *testing.T) {
 }
 
 func TestSmallIndexTakesOneRead(t *testing.T) {
-	b, err := encodeIndex(sampleEntries())
+	b, err := EncodeIndex(sampleEntries())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +349,7 @@ func TestLargeIndexIsReadInPieces(t *testing.T) {
 		p := bytes.Repeat([]byte{byte(i)}, indexBlockTarget)
 		want = append(want, meta.Entry{FQN: fmt.Sprintf("%02d", i), Bytes: &meta.Bytes{Codec: "raw", Size: int64(len(p)), Inline: p}})
 	}
-	b, err := encodeIndex(want)
+	b, err := EncodeIndex(want)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +375,7 @@ func TestLargeIndexIsReadInPieces(t *testing.T) {
 }
 
 func TestIndexHeedsItsContext(t *testing.T) {
-	b, err := encodeIndex(sampleEntries())
+	b, err := EncodeIndex(sampleEntries())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,7 +408,7 @@ func TestEncodeIndexRefuses(t *testing.T) {
 		return []meta.Entry{{FQN: "a", Tensor: t}}
 	}
 	value := func(v meta.Bytes) []meta.Entry { return []meta.Entry{{FQN: "a", Bytes: &v}} }
-	if _, err := encodeIndex(with(func(*meta.Tensor) {})); err != nil {
+	if _, err := EncodeIndex(with(func(*meta.Tensor) {})); err != nil {
 		t.Fatalf("encodeIndex of the unchanged entry = %v; want nil", err)
 	}
 	for name, tc := range map[string]struct {
@@ -441,7 +441,7 @@ func TestEncodeIndexRefuses(t *testing.T) {
 		"a value without sums": {value(meta.Bytes{Size: 1, Loc: meta.Location{File: "f", Length: 1}}), "0 checksums, want 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := encodeIndex(tc.entries)
+			_, err := EncodeIndex(tc.entries)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("encodeIndex = %v; want an error with %q", err, tc.want)
 			}
@@ -453,7 +453,7 @@ func TestEncodeIndexRefuses(t *testing.T) {
 }
 
 func TestEveryChangedByteOfAnIndexIsNoticed(t *testing.T) {
-	b, err := encodeIndex(sampleEntries())
+	b, err := EncodeIndex(sampleEntries())
 	if err != nil {
 		t.Fatal(err)
 	}

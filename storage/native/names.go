@@ -51,29 +51,19 @@ func saveOf(name string) (saveID string, ok bool) {
 // indexFileName returns the name of a save's index.
 func indexFileName(saveID string) string { return saveID + indexSuffix }
 
-// dataFileName returns the name of the n-th data file that a rank writes.
-func dataFileName(saveID string, rank, n int) string {
+// DataFileName returns the name of the n-th data file of a rank in a save.
+func DataFileName(saveID string, rank, n int) string {
 	return fmt.Sprintf("%s-r%05d-%d%s", saveID, rank, n, dataSuffix)
 }
 
-// parseDataFileName is the inverse of dataFileName. It reports false for every
-// name that dataFileName does not return.
+// parseDataFileName is the inverse of DataFileName. It reports false for every
+// name that DataFileName does not return.
 func parseDataFileName(name string) (saveID string, rank, n int, ok bool) {
-	rest, ok := strings.CutSuffix(name, dataSuffix)
-	if !ok {
-		return "", 0, 0, false
-	}
-	rest, last, ok := cutLast(rest, "-")
-	if !ok {
-		return "", 0, 0, false
-	}
-	saveID, middle, ok := cutLast(rest, "-r")
-	if !ok {
-		return "", 0, 0, false
-	}
+	rest, last := cutLast(strings.TrimSuffix(name, dataSuffix), "-")
+	saveID, middle := cutLast(rest, "-r")
 	rank, err1 := strconv.Atoi(middle)
 	n, err2 := strconv.Atoi(last)
-	if err1 != nil || err2 != nil || rank < 0 || n < 0 || checkSaveID(saveID) != nil || dataFileName(saveID, rank, n) != name {
+	if err1 != nil || err2 != nil || rank < 0 || n < 0 || checkSaveID(saveID) != nil || DataFileName(saveID, rank, n) != name {
 		return "", 0, 0, false
 	}
 	return saveID, rank, n, true
@@ -82,17 +72,14 @@ func parseDataFileName(name string) (saveID string, rank, n int, ok bool) {
 // parseIndexFileName is the inverse of indexFileName.
 func parseIndexFileName(name string) (saveID string, ok bool) {
 	saveID, ok = strings.CutSuffix(name, indexSuffix)
-	if !ok || checkSaveID(saveID) != nil {
-		return "", false
-	}
-	return saveID, true
+	return saveID, ok && checkSaveID(saveID) == nil
 }
 
-// cutLast cuts s around the last sep.
-func cutLast(s, sep string) (before, after string, found bool) {
+// cutLast cuts s around the last sep. If s has no sep, it returns empty strings.
+func cutLast(s, sep string) (before, after string) {
 	i := strings.LastIndex(s, sep)
 	if i < 0 {
-		return "", "", false
+		return "", ""
 	}
-	return s[:i], s[i+len(sep):], true
+	return s[:i], s[i+len(sep):]
 }

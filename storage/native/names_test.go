@@ -19,8 +19,8 @@ func TestNames(t *testing.T) {
 		{id, "20261115t021530-3f9a2c7e"},
 		{storage.NewSaveID(at, 1), "20261115t021530-00000001"},
 		{indexFileName(id), "20261115t021530-3f9a2c7e-index.cairn"},
-		{dataFileName(id, 7, 0), "20261115t021530-3f9a2c7e-r00007-0.safetensors"},
-		{dataFileName(id, 123456, 12), "20261115t021530-3f9a2c7e-r123456-12.safetensors"},
+		{DataFileName(id, 7, 0), "20261115t021530-3f9a2c7e-r00007-0.safetensors"},
+		{DataFileName(id, 123456, 12), "20261115t021530-3f9a2c7e-r123456-12.safetensors"},
 	} {
 		if tc.got != tc.want {
 			t.Errorf("got %q; want %q", tc.got, tc.want)
@@ -41,7 +41,7 @@ func TestDataFileNamesParseAsMade(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := rapid.StringMatching(`[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?`).Draw(t, "id")
 		rank, n := rapid.IntRange(0, 1<<40).Draw(t, "rank"), rapid.IntRange(0, 1<<20).Draw(t, "n")
-		name := dataFileName(id, rank, n)
+		name := DataFileName(id, rank, n)
 		gotID, gotRank, gotN, ok := parseDataFileName(name)
 		if gotID != id || gotRank != rank || gotN != n || !ok {
 			t.Fatalf("parseDataFileName(%q) = %q, %d, %d, %v; want %q, %d, %d", name, gotID, gotRank, gotN, ok, id, rank, n)

@@ -2,9 +2,11 @@ package native
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -48,20 +50,6 @@ type recordTotals struct {
 	Bytes int64
 }
 
-// size returns the size of the file of that name.
-func (r *record) size(name string) (int64, bool) {
-	if r.sizes == nil {
-		for _, f := range r.Files {
-			if f.Name == name {
-				return f.Size, true
-			}
-		}
-		return 0, false
-	}
-	n, ok := r.sizes[name]
-	return n, ok
-}
-
 // wrapRecord returns the content of the file that holds the record value. It depends
 // only on value and checksum, so a reader can detect every change of the other bytes.
 func wrapRecord(crc string, value []byte) []byte {
@@ -103,9 +91,9 @@ func decodeRecord(b []byte) (*record, error) {
 // the record has the fields format and version, and the field crc32c of the file is its
 // checksum. Everything else may change, so unwrapRecord checks the version first.
 func unwrapRecord(b []byte) (*jsonFields, error) {
-	file := parseJSONFields("file", b)
+	file := parseJSON("file", b)
 	value := file.raw("record")
-	o := newJSONFields("record", value)
+	o := parseJSON("record", value)
 	if err := errors.Join(file.err, o.err); err != nil {
 		return nil, err
 	}
@@ -152,15 +140,37 @@ func readRecordFields(o *jsonFields) *record {
 	t := o.object("totals")
 	r.Totals = recordTotals{t.int("tensors", 0), t.int("values", 0), t.int("chunks", 0), t.int("bytes", 0)}
 	o.fail("totals", t.err)
-	for i, raw := range o.list("files") {
-		f := newJSONFields("file", raw)
-		r.Files = append(r.Files, storage.File{Name: f.str("name"), Size: f.int("size", 0), CRC32C: f.crc("crc32c")})
-		if f.err != nil {
-			o.fail(fmt.Sprintf("files[%d]", i), f.err)
-			break
+	r.Files = readFiles(o)
+	return r
+}
+
+// readFiles reads the list of files. There may be very many, so encoding/json decodes
+// them at once.
+func readFiles(o *jsonFields) []storage.File {
+	var list []struct {
+		Name *string `json:"name"`
+		Size *int64  `json:"size"`
+		CRC  *string `json:"crc32c"`
+	}
+	o.get("files", &list)
+	out := make([]storage.File, len(list))
+	for i, f := range list {
+		switch {
+		case f.Name == nil || f.CRC == nil:
+			o.fail(fmt.Sprintf("files[%d]", i), errors.New("name or crc32c: missing"))
+		case f.Size == nil:
+			o.fail(fmt.Sprintf("files[%d]", i), errors.New("size: missing"))
+		case *f.Size < 0:
+			o.fail(fmt.Sprintf("files[%d]: size", i), fmt.Errorf("%d is below 0", *f.Size))
+		default:
+			crc, err := parseCRC(*f.CRC)
+			if err != nil {
+				o.fail(fmt.Sprintf("files[%d]: crc32c", i), err)
+			}
+			out[i] = storage.File{Name: *f.Name, Size: *f.Size, CRC32C: crc}
 		}
 	}
-	return r
+	return out
 }
 
 func readTags(o *jsonFields) map[string]string {
@@ -198,8 +208,6 @@ func (r *record) check() error {
 	return nil
 }
 
-// The record's own types of fields.
-
 // time reads a field of RFC 3339 in UTC.
 func (o *jsonFields) time(name string) time.Time {
 	s := o.str(name)
@@ -210,16 +218,6 @@ func (o *jsonFields) time(name string) time.Time {
 	return t
 }
 
-// crc reads a field of eight hexadecimal digits.
-func (o *jsonFields) crc(name string) uint32 {
-	s := o.str(name)
-	v, err := strconv.ParseUint(s, 16, 32)
-	if o.err == nil && (err != nil || hexCRC(uint32(v)) != s) {
-		o.fail(name, fmt.Errorf("%q is no checksum", s))
-	}
-	return uint32(v)
-}
-
 // encodeRecord returns the bytes of the commit record: JSON, indented, a line
 // for each file. The same record always gives the same bytes. It refuses what
 // decodeRecord would refuse, with an error that wraps meta.ErrInvalid.
@@ -227,8 +225,7 @@ func encodeRecord(r *record) ([]byte, error) {
 	if err := r.checkText(); err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, err)
 	}
-	var w recordWriter
-	w.open('{')
+	w := recordWriter{}
 	w.field("format", formatName)
 	w.field("version", formatVersion)
 	w.field("save_id", r.SaveID)
@@ -244,15 +241,18 @@ func encodeRecord(r *record) ([]byte, error) {
 	if r.PlannerData != nil {
 		w.field("planner_data", r.PlannerData)
 	}
-	w.key("totals")
-	w.totals(r.Totals)
-	w.key("files")
-	w.files(r.Files)
-	w.close('}')
+	t := r.Totals
+	w.member("totals", fmt.Sprintf(`{"tensors": %d, "values": %d, "chunks": %d, "bytes": %d}`, t.Tensors, t.Values, t.Chunks, t.Bytes))
+	files := make([]string, len(r.Files))
+	for i, f := range r.Files {
+		files[i] = fmt.Sprintf(`{"name": %s, "size": %d, "crc32c": "%s"}`, w.text(f.Name), f.Size, hexCRC(f.CRC32C))
+	}
+	w.member("files", "[\n      "+strings.Join(files, ",\n      ")+"\n    ]")
 	if w.err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, w.err)
 	}
-	b := wrapRecord(hexCRC(crc32c.Checksum(w.b.Bytes())), w.b.Bytes())
+	value := []byte("{\n    " + strings.Join(w.members, ",\n    ") + "\n  }")
+	b := wrapRecord(hexCRC(crc32c.Checksum(value)), value)
 	if _, err := decodeRecord(b); err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, err)
 	}
@@ -273,86 +273,37 @@ func (r *record) checkText() error {
 	return nil
 }
 
-// hexCRC returns a checksum as the record spells it.
+// hexCRC returns a checksum as the record spells it. parseCRC is its inverse.
 func hexCRC(v uint32) string { return fmt.Sprintf("%08x", v) }
 
-// recordWriter writes the record value, which is indented by one level.
+func parseCRC(s string) (uint32, error) {
+	v, err := strconv.ParseUint(s, 16, 32)
+	if err != nil || hexCRC(uint32(v)) != s {
+		return 0, fmt.Errorf("%q is no checksum", s)
+	}
+	return uint32(v), nil
+}
+
+// recordWriter collects the members of the record value, which is indented by one level.
 type recordWriter struct {
-	b      bytes.Buffer
-	depth  int
-	follow bool // whether the next member follows another one
-	err    error
+	members []string
+	err     error
 }
 
-func (w *recordWriter) open(c byte) {
-	w.b.WriteByte(c)
-	w.depth++
-	w.follow = false
+func (w *recordWriter) member(name, text string) {
+	w.members = append(w.members, strconv.Quote(name)+": "+text)
 }
 
-func (w *recordWriter) close(c byte) {
-	w.depth--
-	if w.follow {
-		w.newLine()
-	}
-	w.b.WriteByte(c)
-	w.follow = true
-}
+// field adds a member whose value encoding/json writes.
+func (w *recordWriter) field(name string, v any) { w.member(name, w.text(v)) }
 
-func (w *recordWriter) newLine() {
-	w.b.WriteByte('\n')
-	for range w.depth + 1 {
-		w.b.WriteString("  ")
-	}
-}
-
-// next begins the next member of an object or list.
-func (w *recordWriter) next() {
-	if w.follow {
-		w.b.WriteByte(',')
-	}
-	w.newLine()
-	w.follow = true
-}
-
-func (w *recordWriter) key(name string) {
-	w.next()
-	w.b.WriteString(strconv.Quote(name) + ": ")
-}
-
-// field writes a member whose value encoding/json writes.
-func (w *recordWriter) field(name string, v any) {
-	w.key(name)
-	w.value(v)
-}
-
-func (w *recordWriter) value(v any) {
-	start := w.b.Len()
-	e := json.NewEncoder(&w.b)
+func (w *recordWriter) text(v any) string {
+	var b strings.Builder
+	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("    ", "  ")
-	if err := e.Encode(v); err != nil && w.err == nil {
-		w.err = err
-	}
-	if w.b.Len() > start {
-		w.b.Truncate(w.b.Len() - 1) // Encode ends with a newline
-	}
-}
-
-func (w *recordWriter) totals(t recordTotals) {
-	fmt.Fprintf(&w.b, `{"tensors": %d, "values": %d, "chunks": %d, "bytes": %d}`, t.Tensors, t.Values, t.Chunks, t.Bytes)
-}
-
-// files writes a line for each file.
-func (w *recordWriter) files(files []storage.File) {
-	w.open('[')
-	for _, f := range files {
-		w.next()
-		w.b.WriteString(`{"name": `)
-		w.value(f.Name)
-		fmt.Fprintf(&w.b, `, "size": %d, "crc32c": "%s"}`, f.Size, hexCRC(f.CRC32C))
-	}
-	w.close(']')
+	w.err = cmp.Or(w.err, e.Encode(v))
+	return strings.TrimSuffix(b.String(), "\n")
 }
 
 // jsonFields are the members of one JSON object, read one by one under their
@@ -363,100 +314,42 @@ type jsonFields struct {
 	err    error
 }
 
-// parseJSONFields reads the object b, which may be anything and is called what
-// in errors. The fields alias b.
-func parseJSONFields(what string, b []byte) *jsonFields {
-	var v json.RawMessage
-	if err := json.Unmarshal(b, &v); err != nil {
-		return &jsonFields{err: fmt.Errorf("%s: not a JSON object: %w", what, err)}
-	}
-	return newJSONFields(what, b)
-}
-
-// newJSONFields reads the object b, which must be empty or a valid JSON value.
-func newJSONFields(what string, b []byte) *jsonFields {
+// parseJSON reads the object b, which is called what in errors.
+func parseJSON(what string, b []byte) *jsonFields {
 	o := &jsonFields{fields: make(map[string]json.RawMessage)}
 	if err := o.read(b); err != nil {
-		o.err = fmt.Errorf("%s: %w", what, err)
+		o.err = fmt.Errorf("%s: not a JSON object: %w", what, err)
 	}
 	return o
 }
 
-// read cuts a valid JSON value into the members of an object.
 func (o *jsonFields) read(b []byte) error {
-	b = jsonSpace(b)
-	if len(b) == 0 || b[0] != '{' {
-		return errors.New("not a JSON object")
+	d := json.NewDecoder(bytes.NewReader(b))
+	if start, err := d.Token(); err != nil || start != json.Delim('{') {
+		return cmp.Or(err, errors.New("it does not begin with a brace"))
 	}
-	b = jsonSpace(b[1:])
-	for b[0] != '}' {
-		n := jsonValue(b)
-		key, err := jsonText(b[:n])
+	for d.More() {
+		key, err := d.Token()
 		if err != nil {
 			return err
 		}
-		if _, twice := o.fields[key]; twice {
-			return fmt.Errorf("the field %q twice", key)
+		name, _ := key.(string) // every key is a string
+		if _, twice := o.fields[name]; twice {
+			return fmt.Errorf("the field %q twice", name)
 		}
-		b = jsonSpace(jsonSpace(b[n:])[1:]) // the colon
-		n = jsonValue(b)
-		o.fields[key] = json.RawMessage(b[:n:n])
-		b = jsonSpace(b[n:])
-		if b[0] == ',' {
-			b = jsonSpace(b[1:])
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return err
 		}
+		o.fields[name] = value
+	}
+	if _, err := d.Token(); err != nil { // the closing brace
+		return err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return cmp.Or(err, errors.New("text after its end"))
 	}
 	return nil
-}
-
-// jsonSpace returns b without the white space it begins with.
-func jsonSpace(b []byte) []byte { return bytes.TrimLeft(b, " \t\r\n") }
-
-// jsonValue returns the length of the valid JSON value that b begins with.
-func jsonValue(b []byte) int {
-	depth := 0
-	for i := 0; i < len(b); i++ {
-		switch b[i] {
-		case '"':
-			i += jsonString(b[i:]) - 1
-		case '{', '[':
-			depth++
-			continue
-		case '}', ']':
-			depth--
-		default:
-			// Within a number or word, the next byte tells whether it ends.
-			if depth > 0 || i+1 < len(b) && bytes.IndexByte([]byte(",:}] \t\r\n"), b[i+1]) < 0 {
-				continue
-			}
-		}
-		if depth == 0 {
-			return i + 1
-		}
-	}
-	return len(b)
-}
-
-// jsonText returns the string that the valid JSON value raw is.
-func jsonText(raw []byte) (s string, err error) {
-	if len(raw) >= 2 && raw[0] == '"' && bytes.IndexByte(raw, '\\') < 0 {
-		return string(raw[1 : len(raw)-1]), nil
-	}
-	err = json.Unmarshal(raw, &s)
-	return s, err
-}
-
-// jsonString returns the length of the valid JSON string that b begins with.
-func jsonString(b []byte) int {
-	for i := 1; i < len(b); i++ {
-		switch b[i] {
-		case '\\':
-			i++
-		case '"':
-			return i + 1
-		}
-	}
-	return len(b)
 }
 
 // fail makes err the error of a field, unless it is nil or there is one.
@@ -480,32 +373,19 @@ func (o *jsonFields) raw(name string) json.RawMessage {
 	return v
 }
 
-// value returns the bytes of a field that is there and not null, or nil.
-func (o *jsonFields) value(name string) json.RawMessage {
+// get decodes a field, which must not be null, into v.
+func (o *jsonFields) get(name string, v any) {
 	raw := o.raw(name)
 	if string(raw) == "null" {
 		o.fail(name, errors.New("null"))
 	}
-	if o.err != nil {
-		return nil
-	}
-	return raw
-}
-
-// get decodes a field into v.
-func (o *jsonFields) get(name string, v any) {
-	if raw := o.value(name); raw != nil {
+	if o.err == nil {
 		o.fail(name, json.Unmarshal(raw, v))
 	}
 }
 
-func (o *jsonFields) str(name string) string {
-	raw := o.value(name)
-	if raw == nil {
-		return ""
-	}
-	s, err := jsonText(raw)
-	o.fail(name, err)
+func (o *jsonFields) str(name string) (s string) {
+	o.get(name, &s)
 	return s
 }
 
@@ -518,11 +398,6 @@ func (o *jsonFields) int(name string, low int64) (v int64) {
 	return v
 }
 
-func (o *jsonFields) list(name string) (v []json.RawMessage) {
-	o.get(name, &v)
-	return v
-}
-
 func (o *jsonFields) object(name string) *jsonFields {
-	return newJSONFields(name, o.raw(name))
+	return parseJSON(name, o.raw(name))
 }

@@ -28,8 +28,8 @@ func sampleRecord() *record {
 		Totals:      recordTotals{Tensors: 3, Values: 2, Chunks: 6, Bytes: 1 << 40},
 		Files: []storage.File{
 			{Name: indexFileName(id), Size: 400, CRC32C: 0x00c0ffee},
-			{Name: dataFileName(id, 0, 0), Size: 1 << 39},
-			{Name: dataFileName(id, 1, 0), Size: 1 << 39, CRC32C: 0xffffffff},
+			{Name: DataFileName(id, 0, 0), Size: 1 << 39},
+			{Name: DataFileName(id, 1, 0), Size: 1 << 39, CRC32C: 0xffffffff},
 		},
 	}
 }
@@ -53,13 +53,8 @@ func TestRecordReadsAsWritten(t *testing.T) {
 			if diff := cmp.Diff(want, got, sameRecord); diff != "" {
 				t.Errorf("decodeRecord(encodeRecord) (-want +got):\n%s", diff)
 			}
-			for _, r := range []*record{want, got} {
-				if n, ok := r.size(want.Files[0].Name); n != want.Files[0].Size || !ok {
-					t.Errorf("size(%q) = %d, %v; want %d", want.Files[0].Name, n, ok, want.Files[0].Size)
-				}
-				if n, ok := r.size("other"); ok {
-					t.Errorf("size(other) = %d, true; want false", n)
-				}
+			if n, ok := got.sizes[want.Files[0].Name]; n != want.Files[0].Size || !ok {
+				t.Errorf("size of %q = %d, %v; want %d", want.Files[0].Name, n, ok, want.Files[0].Size)
 			}
 		})
 	}
@@ -136,7 +131,7 @@ var hostileRecords = map[string]struct {
 	"a checksum in capitals":  {bytes.Replace(sealRecord(recordWith("step", "14", "")), crcOf("step", "14"), bytes.ToUpper(crcOf("step", "14")), 1), "does not match"},
 	"a checksum as a number":  {[]byte(`{"crc32c": 0, "record": ` + recordWith("", "", "") + `}`), "does not match"},
 	"a field beside":          {bytes.Replace(sealRecord(recordWith("", "", "")), []byte("\n}\n"), []byte(", \"x\": 1\n}\n"), 1), "around the record"},
-	"text after the end":      {append(sealRecord(recordWith("", "", "")), '!'), "after top-level value"},
+	"text after the end":      {append(sealRecord(recordWith("", "", "")), '!'), "invalid character '!'"},
 	"other white space":       {append(sealRecord(recordWith("", "", "")), '\n'), "around the record"},
 	"not UTF-8":               {sealRecord(recordWith("writer", "\"\xff\"", "")), "UTF-8"},
 	"a record of null":        {sealRecord("null"), "not a JSON object"},
@@ -272,7 +267,7 @@ func FuzzDecodeRecord(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		checkRecordDecode(t, b)
-		if value, ok := parseJSONFields("", b).fields["record"]; ok {
+		if value, ok := parseJSON("", b).fields["record"]; ok {
 			checkRecordDecode(t, sealRecord(string(value)))
 		}
 	})
@@ -304,7 +299,7 @@ func checkRecordDecode(t *testing.T, b []byte) {
 func BenchmarkDecodeRecord(b *testing.B) {
 	r := sampleRecord()
 	for i := range 10_000 {
-		r.Files = append(r.Files, storage.File{Name: dataFileName(r.SaveID, 2+i, 0), Size: 1 << 30, CRC32C: uint32(i)})
+		r.Files = append(r.Files, storage.File{Name: DataFileName(r.SaveID, 2+i, 0), Size: 1 << 30, CRC32C: uint32(i)})
 	}
 	out, err := encodeRecord(r)
 	if err != nil {

@@ -171,7 +171,7 @@ func TestRepairNoticesAMissingRank(t *testing.T) {
 	if err := saveTwo(t, s, "two", 1, nil); err != nil {
 		t.Fatal(err)
 	}
-	remove(t, s, recordName, dataFileName("two", 1, 0))
+	remove(t, s, recordName, DataFileName("two", 1, 0))
 	_, err := Repair(t.Context(), s, nil)
 	if !errors.Is(err, storage.ErrIncomplete) || !strings.Contains(err.Error(), "all files of 1 of the 2 ranks") {
 		t.Errorf("Repair = %v; want %v", err, storage.ErrIncomplete)
@@ -193,7 +193,7 @@ func TestRepairChoosesTheNewestCompleteSave(t *testing.T) {
 		}
 	}
 	remove(t, s, recordName)
-	if err := fault.Damage(t.Context(), s, dataFileName("a3", 0, 0), func(b []byte) []byte { return b[:4100] }); err != nil {
+	if err := fault.Damage(t.Context(), s, DataFileName("a3", 0, 0), func(b []byte) []byte { return b[:4100] }); err != nil {
 		t.Fatal(err)
 	}
 	rep, err := Repair(t.Context(), s, nil)
@@ -238,7 +238,7 @@ func TestRepairPrefersWhatTheRecordNames(t *testing.T) {
 		t.Errorf("Repair = %+v, %v; want a1", rep, err)
 	}
 	checkSeed(t, s, 1)
-	remove(t, s, dataFileName("a2", 0, 0))
+	remove(t, s, DataFileName("a2", 0, 0))
 	checkContents(t, s, want) // with the planner's data
 }
 
@@ -266,9 +266,9 @@ func TestRepairDoesNotFallBackOnFaults(t *testing.T) {
 	for n := int64(1); ; n++ {
 		inner := new(mem.Store)
 		mustSave(t, inner, "a1", 1)
-		older := contents(t, inner)[dataFileName("a1", 0, 0)]
+		older := contents(t, inner)[DataFileName("a1", 0, 0)]
 		mustSave(t, inner, "a2", 2)
-		mustWrite(t, inner, dataFileName("a1", 0, 0), string(older))
+		mustWrite(t, inner, DataFileName("a1", 0, 0), string(older))
 		remove(t, inner, recordName, "a2"+indexSuffix)
 		s := fault.New(inner, fault.Rule{Nth: n, Do: fault.Fail(syscall.EIO)})
 		_, err := Repair(t.Context(), s, nil)
@@ -329,7 +329,7 @@ func TestRepairRefusesContradictions(t *testing.T) {
 			return bytes.Replace(b, []byte(old), []byte(new), 1)
 		}
 	}
-	first, second := dataFileName("odd", 0, 0), dataFileName("odd", 1, 0)
+	first, second := DataFileName("odd", 0, 0), DataFileName("odd", 1, 0)
 	for what, c := range map[string]struct {
 		file string
 		edit func([]byte) []byte
@@ -367,7 +367,7 @@ func TestRepairRefusesContradictions(t *testing.T) {
 func TestRepairByForceDoesNotHideDamage(t *testing.T) {
 	store := new(mem.Store)
 	saveOdd(t, store, "odd", nil)
-	damage(t, store, dataFileName("odd", 0, 0))
+	damage(t, store, DataFileName("odd", 0, 0))
 	if _, err := Repair(t.Context(), store, &RepairOptions{Force: true}); !errors.Is(err, storage.ErrCorrupt) {
 		t.Errorf("Repair by force of a damaged data file = %v; want %v", err, storage.ErrCorrupt)
 	}

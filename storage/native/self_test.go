@@ -150,7 +150,7 @@ func FuzzRepair(f *testing.F) {
 	f.Add([]byte("\x08\x00\x00\x00\x00\x00\x00\x00{}      "))
 	f.Fuzz(func(t *testing.T, file []byte) {
 		s := new(mem.Store)
-		if _, err := blob.WriteAll(t.Context(), s, dataFileName("s", 0, 0), file, nil); err != nil {
+		if _, err := blob.WriteAll(t.Context(), s, DataFileName("s", 0, 0), file, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := Repair(t.Context(), s, nil); err != nil {

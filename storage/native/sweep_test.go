@@ -57,7 +57,7 @@ func TestCoordinatorAbortsForAll(t *testing.T) {
 func mustWriteOnly(t testing.TB, s blob.Store, id string, ranks ...int) {
 	t.Helper()
 	for _, r := range ranks {
-		if _, err := blob.WriteAll(context.Background(), s, dataFileName(id, r, 0), []byte("data"), nil); err != nil {
+		if _, err := blob.WriteAll(context.Background(), s, DataFileName(id, r, 0), []byte("data"), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -86,9 +86,9 @@ func TestSweepRemovesWhatIsOldAndOurs(t *testing.T) {
 		if err := save(t, s, c.id, small(t, 2), &options{WriteOptions: storage.WriteOptions{SweepAfter: c.after}}); err != nil {
 			t.Fatal(err)
 		}
-		want := slices.Concat(others, []string{c.id + indexSuffix, dataFileName(c.id, 0, 0), last})
+		want := slices.Concat(others, []string{c.id + indexSuffix, DataFileName(c.id, 0, 0), last})
 		if c.dead {
-			want = append(want, dataFileName("dead", 0, 0))
+			want = append(want, DataFileName("dead", 0, 0))
 		}
 		slices.Sort(want)
 		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
@@ -119,7 +119,7 @@ func TestSweepIsNotLedAstrayByTheOldRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustSave(t, s, "new", 2)
-	for _, name := range []string{"precious.txt", dataFileName("other", 0, 0)} {
+	for _, name := range []string{"precious.txt", DataFileName("other", 0, 0)} {
 		if _, err := s.Stat(t.Context(), name); err != nil {
 			t.Errorf("%s, which a false record named: %v", name, err)
 		}

@@ -85,7 +85,7 @@ func fromHexLines(t *testing.T, text []byte) []byte {
 // current one it is written to the byte.
 func TestGoldenIndex(t *testing.T) {
 	want := sampleEntries()
-	b, err := encodeIndex(want)
+	b, err := EncodeIndex(want)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestGoldenIndex(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("decode (-want +got):\n%s", diff)
 	}
-	again, err := encodeIndex(got)
+	again, err := EncodeIndex(got)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -155,7 +155,7 @@ func (w *writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 		if n == 0 {
 			self.Values = values
 		}
-		f, err := lay(dataFileName(s.SaveID, rank, n), part, self)
+		f, err := lay(DataFileName(s.SaveID, rank, n), part, self)
 		if err != nil {
 			return nil, err
 		}
@@ -171,40 +171,13 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
-	if err := checkLengths(entries); err != nil {
-		return err
-	}
-	index, err := encodeIndex(entries)
-	if err != nil {
-		return err
-	}
 	var files []storage.File
 	for _, r := range results {
 		files = append(files, r.Files...)
 	}
-	located := &meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}
-	rec := recordOf(located, files, index)
-	b, err := encodeRecord(rec)
+	index, rec, err := encode(&meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}, files)
 	if err != nil {
 		return err
 	}
-	return w.Commit(ctx, publish.File{Name: recordName, Data: b}, results, publish.File{Name: rec.Files[0].Name, Data: index})
-}
-
-// checkLengths returns an error if a chunk does not have the length of its box or one
-// checksum for each tile, because readers would refuse it.
-func checkLengths(entries []meta.Entry) error {
-	for i := range entries {
-		e := &entries[i]
-		if e.Tensor == nil {
-			continue
-		}
-		for j, b := range e.Tensor.Chunks {
-			g, loc := gridOf(b.Sizes, int64(e.Tensor.DType.Size())), &e.Tensor.Locs[j]
-			if loc.Length != g.total || int64(len(loc.Sums)) != g.tiles() {
-				return fmt.Errorf("%w: %q at %v: %d bytes were written, the plan has %d", meta.ErrInvalid, e.FQN, b.Offsets, loc.Length, g.total)
-			}
-		}
-	}
-	return nil
+	return w.Commit(ctx, rec, results, index)
 }
