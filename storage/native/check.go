@@ -65,11 +65,9 @@ func itemsOf(f *reading.FileCheck) []*scanItem {
 	var items []*scanItem
 	for _, id := range f.Chunks {
 		it := newScanItem(id)
-		if it.loc.Length != it.grid.total || int64(len(it.loc.Sums)) != it.grid.tiles() {
-			continue // chunkOf returns an error for it, which Verify reports
+		if it.loc.Length == it.grid.total && len(it.loc.Sums) == len(it.sums) {
+			items = append(items, it) // otherwise chunkOf returns an error for it, which Verify reports
 		}
-		it.sums = make([]uint32, it.grid.tiles())
-		items = append(items, it)
 	}
 	sortItems(items)
 	for i := 1; i < len(items); i++ {
@@ -142,13 +140,14 @@ type scanItem struct {
 }
 
 func newScanItem(id reading.ChunkID) *scanItem {
-	it := &scanItem{id: id, loc: id.Loc()}
+	sizes, elem := []int64{0}, int64(1)
 	if t := id.Entry.Tensor; t != nil {
-		it.grid = gridOf(t.Chunks[id.N].Sizes, int64(t.DType.Size()))
+		sizes, elem = t.Chunks[id.N].Sizes, int64(t.DType.Size())
 	} else {
-		it.grid = gridOf([]int64{id.Entry.Bytes.Size}, 1)
+		sizes[0] = id.Entry.Bytes.Size
 	}
-	return it
+	g := gridOf(sizes, elem)
+	return &scanItem{id: id, loc: id.Loc(), grid: g, sums: make([]uint32, g.tiles())}
 }
 
 // sortItems sorts items by offset, as a scan needs them. An empty item comes before

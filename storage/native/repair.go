@@ -312,10 +312,11 @@ func compareDataNames(a, b string) int {
 	return cmp.Or(cmp.Compare(rankA, rankB), cmp.Compare(numberA, numberB))
 }
 
-// readHeaders puts the entries together from the headers of all data files.
+// readHeaders puts the entries together from the headers of all data files. It returns
+// an error if files or chunks of the save are missing.
 func (rb *rebuild) readHeaders(ctx context.Context) error {
 	found := finds{}
-	var missing roster
+	left := map[int]int{} // by rank: files that it wrote and that were not read
 	for _, name := range rb.names {
 		h, self, err := readHeader(ctx, rb.store, name)
 		if err != nil {
@@ -324,26 +325,29 @@ func (rb *rebuild) readHeaders(ctx context.Context) error {
 		if rb.self == nil {
 			rb.self = self
 		}
-		if err := missing.note(rb, name, self); err != nil {
+		if err := errors.Join(rb.checkSelf(name, self), found.addFile(name, h, self)); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		if err := found.addFile(name, h, self); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		if _, seen := left[self.Rank]; !seen {
+			left[self.Rank] = self.Files
 		}
+		left[self.Rank]--
 	}
 	rb.md.Entries = found.entries()
-	return rb.checkComplete(missing.problems(rb.self.Ranks))
-}
-
-// checkComplete returns an error if files or chunks of the save are missing.
-func (rb *rebuild) checkComplete(missing []string) error {
-	for i := range rb.md.Entries {
-		e := &rb.md.Entries[i]
-		if e.Tensor == nil {
-			continue
+	var missing []string
+	if n := rb.self.Ranks - len(left); rb.self.Ranks > 0 && n != 0 { // zero: unknown
+		missing = append(missing, fmt.Sprintf("all files of %d of the %d ranks that wrote", n, rb.self.Ranks))
+	}
+	for _, rank := range slices.Sorted(maps.Keys(left)) {
+		if n := left[rank]; n != 0 {
+			missing = append(missing, fmt.Sprintf("%d files of rank %d", n, rank))
 		}
-		for _, p := range plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks) {
-			missing = append(missing, fmt.Sprintf("%q: %s", e.FQN, p.Text))
+	}
+	for i := range rb.md.Entries {
+		if e := &rb.md.Entries[i]; e.Tensor != nil {
+			for _, p := range plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks) {
+				missing = append(missing, fmt.Sprintf("%q: %s", e.FQN, p.Text))
+			}
 		}
 	}
 	if len(missing) == 0 {
@@ -356,70 +360,29 @@ func (rb *rebuild) checkComplete(missing []string) error {
 	return fmt.Errorf("%w: missing: %s", storage.ErrIncomplete, strings.Join(missing, "; "))
 }
 
-// roster lists the data files that should exist, as the headers of data files
-// name them.
-type roster struct {
-	left map[int]int // by rank: files that it wrote and that were not seen
-}
-
-// note counts a file of rb's save. Its header must agree with its name and with the
-// header of the first file.
-func (r *roster) note(rb *rebuild, name string, self *selfDescription) error {
+// checkSelf returns an error if the header of a data file contradicts the name of the
+// file or the header of the first file.
+func (rb *rebuild) checkSelf(name string, self *selfDescription) error {
 	_, rank, number, _ := parseDataFileName(name)
 	if self.SaveID != rb.id || self.Rank != rank || self.Number != number || number >= self.Files {
 		return fmt.Errorf("%w: it says it is file %d of %d of save %s, rank %d",
 			storage.ErrCorrupt, self.Number, self.Files, self.SaveID, self.Rank)
 	}
-	if f := rb.self; !equalSteps(self.Step, f.Step) || !self.Time.Equal(f.Time) || self.WorldSize != f.WorldSize || self.Ranks != f.Ranks {
+	f := rb.self
+	sameStep := self.Step == f.Step || self.Step != nil && f.Step != nil && *self.Step == *f.Step
+	if !sameStep || !self.Time.Equal(f.Time) || self.WorldSize != f.WorldSize || self.Ranks != f.Ranks {
 		return fmt.Errorf("%w: it contradicts %s about the save", storage.ErrCorrupt, rb.names[0])
 	}
-	if r.left == nil {
-		r.left = map[int]int{}
-	}
-	if _, seen := r.left[rank]; !seen {
-		r.left[rank] = self.Files
-	}
-	r.left[rank]--
 	return nil
-}
-
-// equalSteps reports whether two steps are the same, or both unknown.
-func equalSteps(a, b *int64) bool { return a == b || a != nil && b != nil && *a == *b }
-
-// problems returns what is missing if that number of ranks wrote; zero: unknown.
-func (r *roster) problems(ranks int) []string {
-	var out []string
-	if n := ranks - len(r.left); ranks > 0 && n != 0 {
-		out = append(out, fmt.Sprintf("all files of %d of the %d ranks that wrote", n, ranks))
-	}
-	for rank, n := range r.left {
-		if n != 0 {
-			out = append(out, fmt.Sprintf("%d files of rank %d", n, rank))
-		}
-	}
-	slices.Sort(out)
-	return out
 }
 
 // scan reads the data files and computes their checksums.
 func (rb *rebuild) scan(ctx context.Context, progress func(int64)) error {
 	items := map[string][]*scanItem{}
-	add := func(id reading.ChunkID) {
+	for id := range reading.Chunks(rb.md.Entries) {
 		it := newScanItem(id)
-		it.sums = make([]uint32, it.grid.tiles())
 		it.loc.Sums = it.sums
 		items[it.loc.File] = append(items[it.loc.File], it)
-	}
-	for i := range rb.md.Entries {
-		e := &rb.md.Entries[i]
-		switch {
-		case e.Tensor != nil:
-			for n := range e.Tensor.Chunks {
-				add(reading.ChunkID{Entry: e, N: n})
-			}
-		case e.Bytes.Inline == nil:
-			add(reading.ChunkID{Entry: e})
-		}
 	}
 	for _, name := range rb.names {
 		sortItems(items[name])
@@ -465,7 +428,14 @@ type finds map[string]*find
 // find is one name, with the chunks that were found of it.
 type find struct {
 	meta.Entry
-	order []int32 // of the chunks: the number of each in the index
+	chunks []foundChunk
+}
+
+// foundChunk is a chunk, with its number in the index.
+type foundChunk struct {
+	number int32
+	box    tensor.Box
+	loc    meta.Location
 }
 
 // addFile adds what one data file holds.
@@ -493,23 +463,23 @@ func (f finds) addFile(file string, h *safetensors.Header, self *selfDescription
 	return nil
 }
 
-// add adds an entry, or its chunk to the one that is there.
-func (f finds) add(e meta.Entry, order int32) error {
+// add adds an entry, or its chunk to the entry of the same name. number is the number of
+// the chunk in the index.
+func (f finds) add(e meta.Entry, number int32) error {
 	have, ok := f[e.FQN]
 	if !ok {
-		f[e.FQN] = &find{e, []int32{order}}
-		return nil
+		have = &find{Entry: e}
+		f[e.FQN] = have
 	}
-	if have.Path.Equal(e.Path) && sameValue(have.Bytes, e.Bytes) {
+	switch {
+	case ok && have.Path.Equal(e.Path) && sameValue(have.Bytes, e.Bytes):
 		return nil // a copy that another rank wrote
-	}
-	if have.Tensor == nil || e.Tensor == nil || have.Tensor.Properties != e.Tensor.Properties ||
-		!slices.Equal(have.Tensor.Shape, e.Tensor.Shape) || !have.Path.Equal(e.Path) {
+	case ok && (have.Tensor == nil || e.Tensor == nil || have.Tensor.Properties != e.Tensor.Properties ||
+		!slices.Equal(have.Tensor.Shape, e.Tensor.Shape) || !have.Path.Equal(e.Path)):
 		return fmt.Errorf("%w: it contradicts another file, or itself, about %q", storage.ErrCorrupt, e.FQN)
+	case e.Tensor != nil:
+		have.chunks = append(have.chunks, foundChunk{number, e.Tensor.Chunks[0], e.Tensor.Locs[0]})
 	}
-	have.Tensor.Chunks = append(have.Tensor.Chunks, e.Tensor.Chunks...)
-	have.Tensor.Locs = append(have.Tensor.Locs, e.Tensor.Locs...)
-	have.order = append(have.order, order)
 	return nil
 }
 
@@ -518,37 +488,24 @@ func sameValue(a, b *meta.Bytes) bool {
 	return a != nil && b != nil && a.Codec == b.Codec && a.Size == b.Size && bytes.Equal(a.Inline, b.Inline)
 }
 
-// entries returns all entries in the order of their names, the chunks of each in
-// the order that they had.
+// entries returns all entries in the order of their names, and their chunks in the order
+// of their numbers. Of the copies of a chunk that several ranks wrote, it uses one.
 func (f finds) entries() []meta.Entry {
 	out := make([]meta.Entry, 0, len(f))
 	for _, fqn := range slices.Sorted(maps.Keys(f)) {
-		have := f[fqn]
-		have.sortChunks()
-		out = append(out, have.Entry)
+		e, chunks := f[fqn].Entry, f[fqn].chunks
+		slices.SortStableFunc(chunks, func(a, b foundChunk) int { return cmp.Compare(a.number, b.number) })
+		chunks = slices.CompactFunc(chunks, func(a, b foundChunk) bool { return a.number == b.number && a.box.Equal(b.box) })
+		if e.Tensor != nil {
+			e.Tensor.Chunks, e.Tensor.Locs = nil, nil
+		}
+		for _, c := range chunks {
+			e.Tensor.Chunks = append(e.Tensor.Chunks, c.box)
+			e.Tensor.Locs = append(e.Tensor.Locs, c.loc)
+		}
+		out = append(out, e)
 	}
 	return out
-}
-
-func (f *find) sortChunks() {
-	if f.Tensor == nil || len(f.order) < 2 {
-		return
-	}
-	at := make([]int, len(f.order))
-	for i := range at {
-		at[i] = i
-	}
-	slices.SortStableFunc(at, func(a, b int) int { return cmp.Compare(f.order[a], f.order[b]) })
-	t := *f.Tensor
-	t.Chunks, t.Locs = nil, nil
-	for n, i := range at {
-		if n > 0 && f.order[i] == f.order[at[n-1]] && f.Tensor.Chunks[i].Equal(f.Tensor.Chunks[at[n-1]]) {
-			continue // a copy that another rank wrote
-		}
-		t.Chunks = append(t.Chunks, f.Tensor.Chunks[i])
-		t.Locs = append(t.Locs, f.Tensor.Locs[i])
-	}
-	f.Tensor = &t
 }
 
 // entry returns an entry with the one chunk, or the value, that s describes. he is its
