@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -72,6 +73,30 @@ func write(t *testing.T, w blob.Writer, data string, off int64) {
 	t.Helper()
 	if err := w.WriteAt(t.Context(), []byte(data), off); err != nil {
 		t.Fatalf("WriteAt(%d bytes, %d) = %v; want nil", len(data), off, err)
+	}
+}
+
+// commit commits w.
+func commit(t *testing.T, w blob.Writer) {
+	t.Helper()
+	if _, err := w.Commit(t.Context()); err != nil {
+		t.Errorf("Commit = %v; want nil", err)
+	}
+}
+
+// abort aborts w.
+func abort(t *testing.T, w blob.Writer) {
+	t.Helper()
+	if err := w.Abort(); err != nil {
+		t.Errorf("Abort = %v; want nil", err)
+	}
+}
+
+// remove removes an object, which need not exist.
+func remove(t *testing.T, s blob.Store, name string) {
+	t.Helper()
+	if err := s.Remove(t.Context(), name); err != nil {
+		t.Errorf("Remove(%q) = %v; want nil", name, err)
 	}
 }
 
@@ -144,14 +169,30 @@ func list(t *testing.T, s blob.Store, prefix string) []blob.Info {
 	return infos
 }
 
-// names returns the names of what begins with prefix.
-func names(t *testing.T, s blob.Store, prefix string) []string {
+// wantNames checks the names of the objects that begin with prefix.
+func wantNames(t *testing.T, s blob.Store, prefix string, want []string) {
 	t.Helper()
-	ns := []string{}
+	var got []string
 	for _, info := range list(t, s, prefix) {
-		ns = append(ns, info.Name)
+		got = append(got, info.Name)
 	}
-	return ns
+	if !slices.Equal(want, got) {
+		t.Errorf("List(%q), -want +got:\n%s", prefix, cmp.Diff(want, got))
+	}
+}
+
+// inParallel calls fn with 0 to n-1 from several goroutines.
+func inParallel(goroutines, n int, fn func(i int)) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range goroutines {
+		wg.Go(func() {
+			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
+				fn(int(i - 1))
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // pattern returns n bytes in which every position is recognisable.
@@ -160,19 +201,6 @@ func pattern(n int, seed uint64) []byte {
 	r := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
 	r.Read(p)
 	return p
-}
-
-// firstDiff returns where a and b begin to differ, or -1.
-func firstDiff(a, b []byte) int {
-	if bytes.Equal(a, b) {
-		return -1
-	}
-	for i := range min(len(a), len(b)) {
-		if a[i] != b[i] {
-			return i
-		}
-	}
-	return min(len(a), len(b))
 }
 
 // cancelled returns a context that was cancelled because of cause.
@@ -216,27 +244,19 @@ var naming = []claim{
 			wantObject(t, s, name, "I am "+name)
 		}
 		for _, name := range odd {
-			if err := s.Remove(t.Context(), name); err != nil {
-				t.Errorf("Remove(%q) = %v; want nil", name, err)
-			}
+			remove(t, s, name)
 		}
-		if ns := names(t, s, ""); len(ns) > 0 {
-			t.Errorf("List = %q after all was removed; want nothing", ns)
-		}
+		wantNames(t, s, "", nil)
 	}},
 	{"NoDirectories", func(t *testing.T, s blob.Store) {
 		put(t, s, "a/b/c", "hello")
 		wantNone(t, s, "a")
 		wantNone(t, s, "a/b")
-		if err := s.Remove(t.Context(), "a/b/c"); err != nil {
-			t.Fatal(err)
-		}
+		remove(t, s, "a/b/c")
 		for _, name := range []string{"a/b", "a"} { // what were directories become objects
 			put(t, s, name, "I am "+name)
 			wantObject(t, s, name, "I am "+name)
-			if err := s.Remove(t.Context(), name); err != nil {
-				t.Fatal(err)
-			}
+			remove(t, s, name)
 		}
 	}},
 	{"NestedNamesHeldOrRefused", func(t *testing.T, s blob.Store) {
@@ -253,9 +273,7 @@ var naming = []claim{
 				if err != nil && !errors.Is(err, blob.ErrNested) || errors.Is(err, fs.ErrExist) {
 					t.Errorf("WriteAll(%q) = %v; want nil or ErrNested alone", name, err)
 				}
-				if err := s.Remove(t.Context(), name); err != nil {
-					t.Errorf("Remove(%q) = %v; want nil", name, err)
-				}
+				remove(t, s, name)
 			}
 		}
 		wantObject(t, s, "a", "leaf")
@@ -278,9 +296,7 @@ const many = 3000
 var listing = []claim{
 	{"EmptyStoreListsNothing", func(t *testing.T, s blob.Store) {
 		for _, prefix := range []string{"", "a", "a/", "a/b"} {
-			if ns := names(t, s, prefix); len(ns) > 0 {
-				t.Errorf("List(%q) = %q; want nothing", prefix, ns)
-			}
+			wantNames(t, s, prefix, nil)
 		}
 	}},
 	{"ListInOrderOfNames", func(t *testing.T, s blob.Store) {
@@ -290,9 +306,7 @@ var listing = []claim{
 		for _, n := range slices.Backward(want) {
 			put(t, s, n, n)
 		}
-		if diff := cmp.Diff(want, names(t, s, "")); diff != "" {
-			t.Errorf("List, -want +got:\n%s", diff)
-		}
+		wantNames(t, s, "", want)
 	}},
 	{"ListByPrefix", func(t *testing.T, s blob.Store) {
 		all := []string{".hidden", "..a", "run/1/a", "run/1/b", "run/10/a", "run/2/a", "runner", "x"}
@@ -302,9 +316,7 @@ var listing = []claim{
 		}
 		for _, prefix := range []string{"", "r", "run", "run/", "run/1", "run/1/", "run/1/a", "run/1/a/", "run/3", "s", ".", "..", "x/", "runners"} {
 			want := slices.DeleteFunc(slices.Clone(all), func(n string) bool { return !strings.HasPrefix(n, prefix) })
-			if diff := cmp.Diff(want, names(t, s, prefix)); diff != "" {
-				t.Errorf("List(%q), -want +got:\n%s", prefix, diff)
-			}
+			wantNames(t, s, prefix, want)
 		}
 	}},
 	{"ListTellsWhatStatTells", func(t *testing.T, s blob.Store) {
@@ -320,9 +332,7 @@ var listing = []claim{
 	}},
 	{"ListManyAndBreakEarly", func(t *testing.T, s blob.Store) {
 		want := putMany(t, s, many)
-		if diff := cmp.Diff(want, names(t, s, "")); diff != "" {
-			t.Errorf("List of %d objects, -want +got:\n%s", many, diff)
-		}
+		wantNames(t, s, "", want)
 		var got []string
 		for info, err := range s.List(t.Context(), "") {
 			if err != nil {
@@ -364,16 +374,12 @@ var listing = []claim{
 			}
 			got = append(got, info.Name)
 			wantObject(t, s, info.Name, info.Name)
-			if err := s.Remove(t.Context(), info.Name); err != nil {
-				t.Errorf("Remove(%q) = %v; want nil", info.Name, err)
-			}
+			remove(t, s, info.Name)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("List while removing, -want +got:\n%s", diff)
 		}
-		if ns := names(t, s, ""); len(ns) > 0 {
-			t.Errorf("List = %q after all was removed; want nothing", ns)
-		}
+		wantNames(t, s, "", nil)
 	}},
 	{"BadPrefixRefused", func(t *testing.T, s blob.Store) {
 		put(t, s, "a", "1")
@@ -395,21 +401,10 @@ var listing = []claim{
 func putMany(t *testing.T, s blob.Store, n int) []string {
 	t.Helper()
 	all := make([]string, n)
-	todo := make(chan string, n)
-	for i := range all {
+	inParallel(64, n, func(i int) { // so that the syncs of a slow disk share their wait
 		all[i] = fmt.Sprintf("run/%02d/%04d", i%7, i)
-		todo <- all[i]
-	}
-	close(todo)
-	var wg sync.WaitGroup
-	for range 64 { // so that the syncs of a slow disk share their wait
-		wg.Go(func() {
-			for name := range todo {
-				tryPut(t, s, name, name)
-			}
-		})
-	}
-	wg.Wait()
+		tryPut(t, s, all[i], all[i])
+	})
 	slices.Sort(all)
 	return all
 }
@@ -520,9 +515,7 @@ var reading = []claim{
 		old := pattern(300<<10, 1)
 		put(t, s, "x", string(old))
 		r := open(t, s, "x")
-		if err := s.Remove(t.Context(), "x"); err != nil {
-			t.Fatal(err)
-		}
+		remove(t, s, "x")
 		wantOldOrError(t, r, old)
 		_, err := s.Open(t.Context(), "x")
 		wantErr(t, err, fs.ErrNotExist, "open", "x")

@@ -30,38 +30,28 @@ var writing = []claim{
 	{"AbortLeavesNothing", func(t *testing.T, s blob.Store) {
 		w := create(t, s, "a/b", nil)
 		write(t, w, "hello", 0)
-		if err := w.Abort(); err != nil {
-			t.Errorf("Abort = %v; want nil", err)
-		}
+		abort(t, w)
 		wantNone(t, s, "a/b")
-		if ns := names(t, s, ""); len(ns) > 0 {
-			t.Errorf("List after Abort = %q; want nothing", ns)
-		}
+		wantNames(t, s, "", nil)
 		put(t, s, "a", "in the place of what would have been above") // so no trace of a/ is left
 	}},
 	{"AbortKeepsOlderObject", func(t *testing.T, s blob.Store) {
 		put(t, s, "x", "old")
 		w := create(t, s, "x", nil)
 		write(t, w, "newer", 0)
-		if err := w.Abort(); err != nil {
-			t.Errorf("Abort = %v; want nil", err)
-		}
+		abort(t, w)
 		wantObject(t, s, "x", "old")
 	}},
 	{"WriterOverAfterCommit", func(t *testing.T, s blob.Store) {
 		w := create(t, s, "x", nil)
 		write(t, w, "hello", 0)
-		if _, err := w.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, w)
 		wantOver(t, w)
 		wantObject(t, s, "x", "hello")
 	}},
 	{"WriterOverAfterAbort", func(t *testing.T, s blob.Store) {
 		w := create(t, s, "x", nil)
-		if err := w.Abort(); err != nil {
-			t.Fatal(err)
-		}
+		abort(t, w)
 		wantOver(t, w)
 		wantNone(t, s, "x")
 	}},
@@ -80,9 +70,7 @@ var writing = []claim{
 			t.Fatal(err)
 		}
 		copy(p, "XXXXX")
-		if _, err := w.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, w)
 		wantObject(t, s, "x", "hello")
 	}},
 	{"CommitReplaces", func(t *testing.T, s blob.Store) {
@@ -97,17 +85,13 @@ var writing = []claim{
 		late := create(t, s, "x", &blob.CreateOptions{IfAbsent: true})
 		write(t, w, "first", 0)
 		write(t, late, "second", 0)
-		if _, err := w.Commit(t.Context()); err != nil {
-			t.Fatalf("Commit of the first = %v; want nil", err)
-		}
+		commit(t, w)
 		_, err := late.Commit(t.Context())
 		wantErr(t, err, fs.ErrExist, "commit", "x")
 		wantOver(t, late)
 		wantObject(t, s, "x", "first")
 		put(t, s, "x", "without the option it is replaced")
-		if err := s.Remove(t.Context(), "x"); err != nil {
-			t.Fatal(err)
-		}
+		remove(t, s, "x")
 		if _, err := blob.WriteAll(t.Context(), s, "x", []byte("again"), &blob.CreateOptions{IfAbsent: true}); err != nil {
 			t.Errorf("WriteAll with IfAbsent after Remove = %v; want nil", err)
 		}
@@ -126,26 +110,18 @@ var writing = []claim{
 		put(t, s, "a/b/c", "hello")
 		put(t, s, "a/d", "stays")
 		for range 2 {
-			if err := s.Remove(t.Context(), "a/b/c"); err != nil {
-				t.Errorf("Remove = %v; want nil", err)
-			}
+			remove(t, s, "a/b/c")
 			wantNone(t, s, "a/b/c")
 		}
-		if err := s.Remove(t.Context(), "never/was"); err != nil {
-			t.Errorf("Remove of what never was = %v; want nil", err)
-		}
+		remove(t, s, "never/was")
 		wantObject(t, s, "a/d", "stays")
 	}},
 	{"RemoveOfPrefixRemovesNothing", func(t *testing.T, s blob.Store) {
 		put(t, s, "a/b", "hello")
-		if err := s.Remove(t.Context(), "a"); err != nil {
-			t.Errorf("Remove = %v; want nil", err)
-		}
+		remove(t, s, "a")
 		wantObject(t, s, "a/b", "hello")
 		wantNone(t, s, "a")
-		if err := s.Remove(t.Context(), "a/b/c"); err != nil {
-			t.Errorf("Remove below an object = %v; want nil", err)
-		}
+		remove(t, s, "a/b/c")
 		wantObject(t, s, "a/b", "hello")
 	}},
 }
@@ -156,9 +132,7 @@ func wantOver(t *testing.T, w blob.Writer) {
 	wantErr(t, w.WriteAt(t.Context(), []byte("more"), 100), blob.ErrClosed, "write", "")
 	_, err := w.Commit(t.Context())
 	wantErr(t, err, blob.ErrClosed, "commit", "")
-	if err := w.Abort(); err != nil {
-		t.Errorf("Abort of an ended writer = %v; want nil", err)
-	}
+	abort(t, w)
 }
 
 var ranging = []claim{
@@ -197,9 +171,7 @@ var ranging = []claim{
 			wantErr(t, w.WriteAt(t.Context(), []byte("zzzz"), off), blob.ErrRange, "write", "x")
 		}
 		write(t, w, "4567", 4)
-		if _, err := w.Commit(t.Context()); err != nil {
-			t.Errorf("Commit = %v; want nil: what was refused changes nothing", err)
-		}
+		commit(t, w)
 		wantObject(t, s, "x", "0123456789AB")
 	}},
 	{"OutOfOrder", func(t *testing.T, s blob.Store) {
@@ -207,9 +179,7 @@ var ranging = []claim{
 		for _, off := range []int64{6, 0, 9, 3} {
 			write(t, w, "0123456789AB"[off:off+3], off)
 		}
-		if _, err := w.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, w)
 		wantObject(t, s, "x", "0123456789AB")
 	}},
 	{"PromiseOfPiecesHeld", func(t *testing.T, s blob.Store) {
@@ -222,9 +192,7 @@ var ranging = []claim{
 		write(t, w, "end", 8192)
 		wantErr(t, w.WriteAt(t.Context(), []byte(page), 12288), blob.ErrRange, "write", "x")
 		write(t, w, page, 0)
-		if _, err := w.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, w)
 		wantObject(t, s, "x", page+page+"end")
 	}},
 	{"SenselessOptionsRefused", func(t *testing.T, s blob.Store) {
@@ -240,9 +208,7 @@ var ranging = []claim{
 		w := create(t, s, "x", opts)
 		*opts = blob.CreateOptions{Size: 1, Piece: 1 << 20, IfAbsent: true}
 		write(t, w, "hello", 0)
-		if _, err := w.Commit(t.Context()); err != nil {
-			t.Errorf("Commit = %v; want nil", err)
-		}
+		commit(t, w)
 	}},
 	{"LargeObjectInConcurrentPieces", func(t *testing.T, s blob.Store) {
 		const piece = 256 << 10
@@ -261,31 +227,19 @@ var ranging = []claim{
 func writePieces(t *testing.T, s blob.Store, name string, data []byte, opts *blob.CreateOptions) {
 	t.Helper()
 	w := create(t, s, name, opts)
-	n := (len(data) + int(opts.Piece) - 1) / int(opts.Piece)
-	todo := make(chan int, n)
-	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(n) {
-		todo <- i
-	}
-	close(todo)
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for i := range todo {
-				off := i * int(opts.Piece)
-				p := data[off:min(off+int(opts.Piece), len(data))]
-				if err := w.WriteAt(t.Context(), p, int64(off)); err != nil {
-					t.Errorf("WriteAt(%d bytes, %d) = %v; want nil", len(p), off, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
+	order := rand.New(rand.NewPCG(1, 2)).Perm((len(data) + int(opts.Piece) - 1) / int(opts.Piece))
+	inParallel(4, len(order), func(i int) {
+		off := order[i] * int(opts.Piece)
+		p := data[off:min(off+int(opts.Piece), len(data))]
+		if err := w.WriteAt(t.Context(), p, int64(off)); err != nil {
+			t.Errorf("WriteAt(%d bytes, %d) = %v; want nil", len(p), off, err)
+		}
+	})
 	if info, err := w.Commit(t.Context()); err != nil || info.Size != int64(len(data)) {
 		t.Fatalf("Commit = %+v, %v; want %d bytes", info, err, len(data))
 	}
-	got, err := blob.ReadAll(t.Context(), s, name, huge)
-	if d := firstDiff(got, data); err != nil || d >= 0 {
-		t.Errorf("ReadAll(%q) = %d bytes, %v; want %d, which differ from %d on", name, len(got), err, len(data), d)
+	if got, err := blob.ReadAll(t.Context(), s, name, huge); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("ReadAll(%q) = %d bytes, %v; want the %d bytes that were written", name, len(got), err, len(data))
 	}
 }
 
@@ -354,9 +308,7 @@ var ending = []claim{
 		w := create(t, s, "x", nil)
 		wantErr(t, w.WriteAt(cancelled(t.Context(), errWhy), []byte("hello"), 0), errWhy, "write", "x")
 		write(t, w, "hello", 0) // the same range again, as after any failure
-		if _, err := w.Commit(t.Context()); err != nil {
-			t.Errorf("Commit = %v; want nil", err)
-		}
+		commit(t, w)
 		wantObject(t, s, "x", "hello")
 	}},
 	{"EndedContextOnCommit", func(t *testing.T, s blob.Store) {
@@ -377,9 +329,7 @@ var ending = []claim{
 		defer w.Abort()
 		cancel()
 		write(t, w, "hello", 0)
-		if _, err := w.Commit(t.Context()); err != nil {
-			t.Errorf("Commit = %v; want nil: each method heeds its own context", err)
-		}
+		commit(t, w)
 		wantObject(t, s, "x", "hello")
 	}},
 	{"ContextOfOpenMayEnd", func(t *testing.T, s blob.Store) {
@@ -429,49 +379,35 @@ var sharing = []claim{
 		readers.Wait()
 	}},
 	{"WritersOfOneNameDoNotMix", func(t *testing.T, s blob.Store) {
-		var wg sync.WaitGroup
-		for g := range 8 {
-			wg.Go(func() { tryPut(t, s, "a/x", generation(g)) })
-		}
-		wg.Wait()
+		inParallel(8, 8, func(g int) { tryPut(t, s, "a/x", generation(g)) })
 		readGeneration(t, s)
 	}},
 	{"ReadersShareAReader", func(t *testing.T, s blob.Store) {
 		data := pattern(1<<20, 1)
 		put(t, s, "x", string(data))
 		r := open(t, s, "x")
-		var wg sync.WaitGroup
-		for g := range 4 {
-			wg.Go(func() {
-				rnd := rand.New(rand.NewPCG(uint64(g), 0))
-				for range 50 {
-					off := rnd.IntN(len(data))
-					p := make([]byte, rnd.IntN(min(len(data)-off, 64<<10)+1))
-					if err := r.ReadAt(t.Context(), p, int64(off)); err != nil || !bytes.Equal(p, data[off:off+len(p)]) {
-						t.Errorf("ReadAt(%d bytes, %d) is wrong or %v", len(p), off, err)
-					}
-				}
-			})
+		rnd := rand.New(rand.NewPCG(1, 0))
+		var offs, sizes []int
+		for range 200 {
+			offs = append(offs, rnd.IntN(len(data)))
+			sizes = append(sizes, rnd.IntN(min(len(data)-offs[len(offs)-1], 64<<10)+1))
 		}
-		wg.Wait()
+		inParallel(4, len(offs), func(i int) {
+			p := make([]byte, sizes[i])
+			if err := r.ReadAt(t.Context(), p, int64(offs[i])); err != nil || !bytes.Equal(p, data[offs[i]:][:len(p)]) {
+				t.Errorf("ReadAt(%d bytes, %d) is wrong or %v", len(p), offs[i], err)
+			}
+		})
 	}},
 	{"CreateAndRemoveSideBySide", func(t *testing.T, s blob.Store) {
-		var wg sync.WaitGroup
-		for g := range 4 {
-			wg.Go(func() {
-				for range 30 { // the last object of a/b/ goes and comes all the time
-					name := fmt.Sprintf("a/b/%d", g)
-					tryPut(t, s, name, name)
-					if err := s.Remove(t.Context(), name); err != nil {
-						t.Errorf("Remove(%q) = %v; want nil", name, err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		if ns := names(t, s, ""); len(ns) > 0 {
-			t.Errorf("List = %q; want nothing", ns)
-		}
+		inParallel(4, 4, func(g int) {
+			for range 30 { // the last object of a/b/ is removed and created all the time
+				name := fmt.Sprintf("a/b/%d", g)
+				tryPut(t, s, name, name)
+				remove(t, s, name)
+			}
+		})
+		wantNames(t, s, "", nil)
 	}},
 	{"AbortDuringWrites", func(t *testing.T, s blob.Store) {
 		w := create(t, s, "x", nil)
@@ -484,9 +420,7 @@ var sharing = []claim{
 				}
 			})
 		}
-		if err := w.Abort(); err != nil {
-			t.Errorf("Abort = %v; want nil", err)
-		}
+		abort(t, w)
 		wg.Wait()
 		wantNone(t, s, "x")
 	}},
@@ -587,9 +521,7 @@ func walk(t *testing.T, s blob.Store, rnd *rand.Rand, n int) {
 				model[name] = data
 			}
 		case 3:
-			if err := s.Remove(t.Context(), name); err != nil {
-				t.Fatalf("step %d: Remove(%q) = %v; want nil", i, name, err)
-			}
+			remove(t, s, name)
 			delete(model, name)
 		case 4:
 			if there {
@@ -598,7 +530,7 @@ func walk(t *testing.T, s blob.Store, rnd *rand.Rand, n int) {
 				wantNone(t, s, name)
 			}
 		}
-		if got := len(names(t, s, "")); got != len(model) {
+		if got := len(list(t, s, "")); got != len(model) {
 			t.Fatalf("step %d: List has %d objects; want %d", i, got, len(model))
 		}
 	}

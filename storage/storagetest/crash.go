@@ -140,9 +140,7 @@ func faultOnce(t *testing.T, to, from *Crash, inner blob.Store, rule fault.Rule)
 	if from != nil {
 		next = *from
 		old = from.small(t, 1)
-		if err := from.save(t.Context(), t, inner, "old", 1); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, from.save(t.Context(), t, inner, "old", 1))
 	}
 	before := Names(t, inner)
 	f := fault.New(inner, rule)
@@ -174,9 +172,7 @@ func faultOnce(t *testing.T, to, from *Crash, inner blob.Store, rule fault.Rule)
 func openDir(t testing.TB, dir string) blob.Store {
 	t.Helper()
 	s, err := file.Open(dir, &file.Options{NoSync: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return s
 }
 
@@ -233,28 +229,20 @@ func killOnce(t *testing.T, from, to *Crash, how string, n int) bool {
 	var old plan.State
 	if from != nil {
 		old = from.small(t, 1)
-		if err := from.saveIn(t.Context(), t, dir, "old", 1, alive); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, from.saveIn(t.Context(), t, dir, "old", 1, alive))
 	}
 	killed := runKilled(t, dir, how, n)
 	s := openDir(t, dir)
 	checkEither(t, to.At(s), old, to.small(t, 2))
 	if _, err := os.Stat(dir); err == nil && to.Sweep != nil {
 		swept := filepath.Join(t.TempDir(), "c")
-		if err := os.CopyFS(swept, os.DirFS(dir)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.CopyFS(swept, os.DirFS(dir)))
 		s := openDir(t, swept)
-		if err := to.Sweep(t.Context(), s); err != nil {
-			t.Error(err)
-		}
+		noError(t, to.Sweep(t.Context(), s))
 		checkEither(t, to.At(s), old, to.small(t, 2))
 		to.checkOnly(t, s, onDisk(t, swept))
 	}
-	if err := to.saveIn(t.Context(), t, dir, "next", 3, alive); err != nil {
-		t.Errorf("the next save = %v", err)
-	}
+	noError(t, to.saveIn(t.Context(), t, dir, "next", 3, alive))
 	checkHolds(t, to.At(s), to.small(t, 3), "after the next save")
 	to.checkOnly(t, s, onDisk(t, dir))
 	if beside := onDisk(t, filepath.Dir(dir)); len(beside) != 1 {
@@ -285,9 +273,7 @@ func RunRaces(t *testing.T, c *Crash) {
 	s := openDir(t, dir)
 	c.checkOnly(t, s, onDisk(t, dir))
 	got := blankState(t, c.small(t, 0))
-	if err := Load(t.Context(), c.At(s), got); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, Load(t.Context(), c.At(s), got))
 	for seed := range byte(3) {
 		if cmp.Equal(c.small(t, seed+1), got, sameTensor) {
 			return
@@ -314,9 +300,7 @@ func runKilled(t testing.TB, dir, how string, n int) bool {
 func onDisk(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var out []string
 	for _, e := range entries {
 		out = append(out, e.Name())

@@ -71,9 +71,7 @@ func Fixtures(t testing.TB, patterns ...string) []Fixture {
 func readFixture(t testing.TB, dir string) Fixture {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, "expected.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var doc struct {
 		Items map[string]Item `json:"items"`
 	}
@@ -84,9 +82,7 @@ func readFixture(t testing.TB, dir string) Fixture {
 		t.Fatalf("%s: expected.json names no items", dir)
 	}
 	rel, err := filepath.Rel(fixtures(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return Fixture{Name: filepath.ToSlash(rel), Dir: filepath.Join(dir, "ckpt"), Items: doc.Items}
 }
 
@@ -101,9 +97,7 @@ func fixtures() string {
 func CopyFixture(t testing.TB, name string, without ...string) *mem.Store {
 	t.Helper()
 	from, err := file.Open(Fixtures(t, name)[0].Dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	to := CopyOf(t, from)
 	Remove(t, to, without...)
 	return to
@@ -115,13 +109,9 @@ func RunFixtures(t *testing.T, open func(ctx context.Context, s blob.Store) (sto
 	for _, c := range Fixtures(t, patterns...) {
 		t.Run(c.Name, func(t *testing.T) {
 			s, err := file.Open(c.Dir, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			ck, err := open(t.Context(), s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			defer ck.Close()
 			CheckItems(t, ck, c.Items)
 			rep, err := ck.Verify(t.Context(), nil)
@@ -136,23 +126,19 @@ func RunFixtures(t *testing.T, open func(ctx context.Context, s blob.Store) (sto
 func LoadAll(t testing.TB, ck storage.Checkpoint) plan.State {
 	t.Helper()
 	md, err := ck.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	state := plan.State{}
 	for i := range md.Entries {
 		state[md.Entries[i].FQN] = nil
 		if x := md.Entries[i].Tensor; x != nil {
-			state[md.Entries[i].FQN] = must(t)(tensor.New(x.DType, x.Shape))
+			state[md.Entries[i].FQN] = must(tensor.New(x.DType, x.Shape))
 		}
 	}
 	l := &Loading{
 		Planners: []plan.LoadPlanner{&plan.DefaultLoad{NoFlatten: true, RejectUnexpected: true}},
 		Readers:  []storage.Reader{storage.ReaderOf(ck, storage.ReadOptions{})},
 	}
-	if err := errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())); err != nil {
-		t.Fatalf("Load = %v", err)
-	}
+	noError(t, errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())))
 	return state
 }
 

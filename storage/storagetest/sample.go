@@ -18,7 +18,7 @@ import (
 // are bools, they are 0 and 1.
 func Filled(t testing.TB, d tensor.DType, shape []int64, seed byte) *tensor.Tensor {
 	t.Helper()
-	x := must(t)(tensor.New(d, shape))
+	x := must(tensor.New(d, shape))
 	p, _ := x.Bytes()
 	for i := range p {
 		p[i] = seed + byte(i*7+i>>8)
@@ -32,14 +32,9 @@ func Filled(t testing.TB, d tensor.DType, shape []int64, seed byte) *tensor.Tens
 // Cut returns rank's share of x by a layout, copied.
 func Cut(t testing.TB, l shard.Layout, x *tensor.Tensor, rank int) *shard.Tensor {
 	t.Helper()
-	s, err := shard.Empty(l, x.DType(), x.Shape(), rank)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must(shard.Empty(l, x.DType(), x.Shape(), rank))
 	for i, b := range s.Boxes() {
-		if err := tensor.Copy(must(t)(s.Part(i)), must(t)(x.Narrow(b))); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, tensor.Copy(must(s.Part(i)), must(x.Narrow(b))))
 	}
 	return s
 }
@@ -49,14 +44,20 @@ func Along(dim, ranks int) shard.Layout {
 	return shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}}, Placements: []shard.Placement{shard.Shard(dim)}}
 }
 
-func must(t testing.TB) func(*tensor.Tensor, error) *tensor.Tensor {
-	return func(x *tensor.Tensor, err error) *tensor.Tensor {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+// noError ends the test unless err is nil.
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
+}
+
+// must returns x. It panics unless err is nil.
+func must[T any](x T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return x
 }
 
 // sample returns one rank's state of everything that the format holds: tensors
@@ -75,9 +76,9 @@ func (s *Options) sample(t testing.TB, seed byte) plan.State {
 		"empty":      Filled(t, d, []int64{0, 4}, seed),
 		"long":       Filled(t, d, []int64{20001}, seed),
 		"wide":       Filled(t, d, []int64{3, 3000}, seed),
-		"transposed": must(t)(wide.Transpose(0, 1)),
-		"strided":    must(t)(wide.Slice(1, 1, 7, 2)),
-		"repeated":   must(t)(must(t)(wide.Slice(0, 2, 3, 1)).Expand([]int64{4, 8})),
+		"transposed": must(wide.Transpose(0, 1)),
+		"strided":    must(wide.Slice(1, 1, 7, 2)),
+		"repeated":   must(must(wide.Slice(0, 2, 3, 1)).Expand([]int64{4, 8})),
 	}
 	names := map[string]any{
 		"sp ace/slash.dot": Filled(t, d, []int64{1}, seed), `quo"te\`: Filled(t, d, []int64{2}, seed),
@@ -107,7 +108,7 @@ func blank(t testing.TB, v any) any {
 		}
 		return out
 	case *tensor.Tensor:
-		return must(t)(tensor.New(v.DType(), v.Shape()))
+		return must(tensor.New(v.DType(), v.Shape()))
 	}
 	return nil
 }

@@ -105,13 +105,9 @@ type suite struct{ Options }
 
 func (s *suite) allKinds(t *testing.T, p Place) {
 	want := s.sample(t, 1)
-	if err := Save(t.Context(), p, Storage("all-kinds", 1, 1), want); err != nil {
-		t.Fatalf("Save = %v", err)
-	}
+	noError(t, Save(t.Context(), p, Storage("all-kinds", 1, 1), want))
 	got := blankState(t, want)
-	if err := Load(t.Context(), p, got); err != nil {
-		t.Fatalf("Load = %v", err)
-	}
+	noError(t, Load(t.Context(), p, got))
 	checkState(t, want, got)
 }
 
@@ -142,15 +138,13 @@ func (s *suite) shards(t *testing.T, p Place) {
 			saved[r][name] = Cut(t, l, x, r)
 		}
 	}
-	if err := Save(t.Context(), p, Storage("shards", 1, 3), saved...); err != nil {
-		t.Fatalf("Save = %v", err)
-	}
+	noError(t, Save(t.Context(), p, Storage("shards", 1, 3), saved...))
 	for to, l := range s.layouts() {
 		loaded := make([]plan.State, 3)
 		for r := range loaded {
 			loaded[r] = plan.State{}
 			for from := range s.layouts() {
-				loaded[r][from] = emptyShare(t, l, x, r)
+				loaded[r][from] = must(shard.Empty(l, x.DType(), x.Shape(), r))
 			}
 		}
 		if err := Load(t.Context(), p, loaded...); err != nil {
@@ -194,9 +188,7 @@ func (s *suite) copies(t *testing.T, p Place) {
 	if !s.NoValues {
 		got["value"] = ""
 	}
-	if err := Load(t.Context(), p, got); err != nil {
-		t.Fatalf("Load = %v", err)
-	}
+	noError(t, Load(t.Context(), p, got))
 	for _, name := range []string{"whole", "half", "both"} {
 		if !tensor.Equal(got[name].(*tensor.Tensor), x) {
 			t.Errorf("%q has other elements", name)
@@ -219,15 +211,6 @@ func (s *suite) refusesParts(t *testing.T, p Place, x *tensor.Tensor) {
 		}
 		s.emptyPlace(t, p)
 	}
-}
-
-func emptyShare(t testing.TB, l shard.Layout, x *tensor.Tensor, rank int) *shard.Tensor {
-	t.Helper()
-	s, err := shard.Empty(l, x.DType(), x.Shape(), rank)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
 }
 
 // boxes loads parts of large tensors into memory of other layouts and types.
@@ -260,15 +243,10 @@ func (s *suite) oneBox(t *testing.T, p Place, x *tensor.Tensor, b tensor.Box, to
 	t.Helper()
 	flipped := slices.Clone(b.Sizes)
 	slices.Reverse(flipped)
-	dst := must(t)(must(t)(tensor.New(to, flipped)).Transpose(0, 2))
-	want := must(t)(tensor.New(to, b.Sizes))
-	if err := tensor.Convert(want, must(t)(x.Narrow(b)), tensor.CastAny); err != nil {
-		t.Fatal(err)
-	}
-	part, err := shard.New(shard.Boxes(map[int]tensor.Box{0: b}), x.Shape(), 0, dst)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dst := must(must(tensor.New(to, flipped)).Transpose(0, 2))
+	want := must(tensor.New(to, b.Sizes))
+	noError(t, tensor.Convert(want, must(x.Narrow(b)), tensor.CastAny))
+	part := must(shard.New(shard.Boxes(map[int]tensor.Box{0: b}), x.Shape(), 0, dst))
 	if err := Load(t.Context(), p, plan.State{"x": part}); err != nil {
 		t.Fatalf("Load %v as %v = %v", b, to, err)
 	}
@@ -292,15 +270,11 @@ func (s *suite) metadata(t *testing.T, p Place) {
 		states[ranks-1]["step"] = int64(7)
 	}
 	sv := NewSaving(p, Storage("metadata", 42, ranks), ranks)
-	if err := sv.Plan(t.Context(), states); err != nil {
-		t.Fatalf("Plan = %v", err)
-	}
+	noError(t, sv.Plan(t.Context(), states))
 	planned := *sv.Metadata
 	planned.PlannerData = json.RawMessage(`{"rng":[1,2.5,"☃"]}`)
 	sv.Metadata = &planned
-	if err := sv.Write(t.Context()); err != nil {
-		t.Fatalf("Write = %v", err)
-	}
+	noError(t, sv.Write(t.Context()))
 	err := sv.Finish(t.Context())
 	if errors.Is(err, storage.ErrNotRepresentable) { // the format has no place for planner data
 		s.checkRefused(t, p, sv)
@@ -311,9 +285,7 @@ func (s *suite) metadata(t *testing.T, p Place) {
 		t.Fatalf("Finish = %v", err)
 	}
 	got, err := p.Reader().ReadMetadata(t.Context())
-	if err != nil {
-		t.Fatalf("ReadMetadata = %v", err)
-	}
+	noError(t, err)
 	s.checkMetadata(t, sv, &planned, got)
 }
 
@@ -328,9 +300,7 @@ func (s *suite) checkRefused(t *testing.T, p Place, sv *Saving) {
 	if err := c.CheckMetadata(sv.Metadata); !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), "planner data") {
 		t.Errorf("CheckMetadata = %v; want %v about the planner data", err, storage.ErrNotRepresentable)
 	}
-	if err := sv.Abort(t.Context()); err != nil {
-		t.Errorf("Abort = %v", err)
-	}
+	noError(t, sv.Abort(t.Context()))
 	s.emptyPlace(t, p)
 }
 
@@ -379,12 +349,8 @@ func (s *suite) plain(md *meta.Metadata) []string {
 
 // nothing saves states without any values.
 func (s *suite) nothing(t *testing.T, p Place) {
-	if err := Save(t.Context(), p, Storage("nothing", 3, 2), plan.State{}, plan.State{}); err != nil {
-		t.Fatalf("Save = %v", err)
-	}
-	if err := Load(t.Context(), p, plan.State{}); err != nil {
-		t.Fatalf("Load = %v", err)
-	}
+	noError(t, Save(t.Context(), p, Storage("nothing", 3, 2), plan.State{}, plan.State{}))
+	noError(t, Load(t.Context(), p, plan.State{}))
 	md, err := p.Reader().ReadMetadata(t.Context())
 	if err != nil || len(md.Entries) != 0 || !s.NoStorage && (md.Storage.Step == nil || *md.Storage.Step != 3) {
 		t.Errorf("ReadMetadata = %+v, %v; want no entries, step 3", md, err)
@@ -397,13 +363,9 @@ func (s *suite) idleRank(t *testing.T, p Place) {
 	if s.OneRank {
 		states = []plan.State{want, {}, {}}
 	}
-	if err := Save(t.Context(), p, Storage("idle", 1, 3), states...); err != nil {
-		t.Fatalf("Save = %v", err)
-	}
+	noError(t, Save(t.Context(), p, Storage("idle", 1, 3), states...))
 	got := blankState(t, want)
-	if err := Load(t.Context(), p, plan.State{}, plan.State{}, got); err != nil {
-		t.Fatalf("Load = %v", err)
-	}
+	noError(t, Load(t.Context(), p, plan.State{}, plan.State{}, got))
 	checkState(t, want, got)
 }
 
@@ -436,22 +398,14 @@ func (s *suite) emptyPlace(t *testing.T, p Place) {
 func (s *suite) beforeFinish(t *testing.T, p Place) {
 	old, young := s.small(t, 1), s.small(t, 2)
 	sv := NewSaving(p, Storage("first", 1, 1), 1)
-	if err := errors.Join(sv.Plan(t.Context(), []plan.State{old}), sv.Write(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(sv.Plan(t.Context(), []plan.State{old}), sv.Write(t.Context())))
 	checkNone(t, p, "before the first Finish")
-	if err := sv.Finish(t.Context()); err != nil {
-		t.Fatalf("Finish = %v", err)
-	}
+	noError(t, sv.Finish(t.Context()))
 	checkHolds(t, p, old, "after the first Finish")
 	sv = NewSaving(p, Storage("second", 2, 1), 1)
-	if err := errors.Join(sv.Plan(t.Context(), []plan.State{young}), sv.Write(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(sv.Plan(t.Context(), []plan.State{young}), sv.Write(t.Context())))
 	checkHolds(t, p, old, "before the second Finish")
-	if err := sv.Finish(t.Context()); err != nil {
-		t.Fatalf("Finish = %v", err)
-	}
+	noError(t, sv.Finish(t.Context()))
 	checkHolds(t, p, young, "after the second Finish")
 }
 
@@ -459,40 +413,24 @@ func (s *suite) abort(t *testing.T, p Place) {
 	old, young := s.small(t, 1), s.small(t, 2)
 	sv := NewSaving(p, Storage("first", 1, 2), 2)
 	states := []plan.State{old, {}}
-	if err := sv.Plan(t.Context(), states); err != nil {
-		t.Fatal(err)
-	}
-	if err := sv.Abort(t.Context()); err != nil {
-		t.Errorf("Abort before WriteData = %v", err)
-	}
-	if err := errors.Join(sv.Plan(t.Context(), states), sv.Write(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, sv.Plan(t.Context(), states))
+	noError(t, sv.Abort(t.Context()))
+	noError(t, errors.Join(sv.Plan(t.Context(), states), sv.Write(t.Context())))
 	for range 2 {
-		if err := sv.Abort(t.Context()); err != nil {
-			t.Errorf("Abort = %v", err)
-		}
+		noError(t, sv.Abort(t.Context()))
 	}
 	s.emptyPlace(t, p) // not even the beginnings
-	if err := Save(t.Context(), p, Storage("second", 2, 1), old); err != nil {
-		t.Fatalf("Save after Abort = %v", err)
-	}
+	noError(t, Save(t.Context(), p, Storage("second", 2, 1), old))
 	sv = NewSaving(p, Storage("third", 3, 1), 1)
-	if err := errors.Join(sv.Plan(t.Context(), []plan.State{young}), sv.Write(t.Context()), sv.Abort(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(sv.Plan(t.Context(), []plan.State{young}), sv.Write(t.Context()), sv.Abort(t.Context())))
 	checkHolds(t, p, old, "after the Abort of another save")
 }
 
 func (s *suite) abortAfterFinish(t *testing.T, p Place) {
 	want := s.small(t, 1)
 	sv := NewSaving(p, Storage("only", 1, 1), 1)
-	if err := sv.Run(t.Context(), []plan.State{want}); err != nil {
-		t.Fatal(err)
-	}
-	if err := sv.Writers[0].Abort(t.Context()); err != nil {
-		t.Errorf("Abort after Finish = %v", err)
-	}
+	noError(t, sv.Run(t.Context(), []plan.State{want}))
+	noError(t, sv.Writers[0].Abort(t.Context()))
 	checkHolds(t, p, want, "after Finish and Abort")
 }
 
@@ -508,9 +446,7 @@ func (s *suite) replace(t *testing.T, p Place) {
 		checkHolds(t, p, state, "after "+id)
 	}
 	md, err := p.Reader().ReadMetadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if _, ok := md.Find("gone"); ok || md.Storage.SaveID != "second" && !s.NoStorage {
 		t.Errorf("metadata of save %s has %q; want only the second save's names", md.Storage.SaveID, md.Names())
 	}
@@ -525,24 +461,18 @@ func (s *suite) atOnce(t *testing.T, p Place) {
 		for _, name := range []string{id + "-fails", id + "-wins"} {
 			sv := NewSaving(p, Storage(name, int64(i), 2), 2)
 			states := []plan.State{s.small(t, byte(len(saves)+1)), {}}
-			if err := sv.Plan(t.Context(), states); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, sv.Plan(t.Context(), states))
 			saves = append(saves, sv)
 		}
 		for _, sv := range saves {
-			if err := sv.Write(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, sv.Write(t.Context()))
 		}
 		steps := []func(context.Context) error{saves[0].Abort, saves[1].Finish}
 		if i == 1 {
 			slices.Reverse(steps)
 		}
 		for _, step := range steps {
-			if err := step(t.Context()); err != nil {
-				t.Error(err)
-			}
+			noError(t, step(t.Context()))
 		}
 		checkHolds(t, p, want, "after "+id)
 	}

@@ -80,9 +80,7 @@ func Put(t testing.TB, s blob.Store, name string, data []byte) {
 func Remove(t testing.TB, s blob.Store, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		if err := s.Remove(t.Context(), name); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.Remove(t.Context(), name))
 	}
 }
 
@@ -107,9 +105,7 @@ func CopyOf(t testing.TB, from blob.Store) *mem.Store {
 	to := new(mem.Store)
 	for _, name := range Names(t, from) {
 		b, err := blob.ReadAll(t.Context(), from, name, 1<<30)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		Put(t, to, name, b)
 	}
 	return to
