@@ -58,7 +58,7 @@ var layers = []struct{ name, imports string }{
 	{"internal/torchsave", "internal/pickle tensor value"},
 
 	// The seam to what runs training code.
-	{"platform", "collective group internal/wire tensor value"},
+	{"platform", "collective group tensor value"},
 	{"platform/platformtest", "collective group platform tensor"},
 	{"platform/host", "collective group internal/safetensors platform tensor"},
 

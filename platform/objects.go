@@ -17,9 +17,13 @@ import (
 // took; slices that come out may be shared, except those of Recv. One rank's
 // collective calls on one group must not overlap.
 type ObjectComm interface {
-	AllGatherer
+	// Barrier returns once every rank of g has called it. It fails on all ranks
+	// or on none.
+	Barrier(ctx context.Context, g Group) error
+	// AllGather hands every rank's v to every rank, in the order of the ranks.
+	AllGather(ctx context.Context, g Group, v []byte) ([][]byte, error)
 	// Gather hands every rank's v to root, in the order of the ranks. The
-	// others get nil.
+	// other ranks get nil.
 	Gather(ctx context.Context, g Group, root int, v []byte) ([][]byte, error)
 	// Scatter hands vs[r] of root to rank r. The others' vs are ignored.
 	Scatter(ctx context.Context, g Group, root int, vs [][]byte) ([]byte, error)
@@ -32,17 +36,10 @@ type ObjectComm interface {
 	Recv(ctx context.Context, g Group, from, tag int) ([]byte, error)
 }
 
-// AllGatherer is the least that ranks need to talk. [OverAllGather] makes the
-// rest of [ObjectComm] of it.
-type AllGatherer interface {
-	// AllGather hands every rank's v to every rank, in the order of the ranks.
-	AllGather(ctx context.Context, g Group, v []byte) ([][]byte, error)
-}
-
-// AllGather hands every rank's v to every rank, in the order of the ranks. If
-// a rank's value cannot be encoded every rank returns a [*group.StepError] that
-// names it. One that cannot be decoded is an error on the ranks that cannot.
-func AllGather[T any](ctx context.Context, c AllGatherer, g Group, codec group.Codec[T], v T) ([]T, error) {
+// AllGather hands every rank's v to every rank, in the order of the ranks. If a
+// value cannot be encoded, every rank returns a [*group.StepError] that names its rank.
+// A value that cannot be decoded is an error on the ranks that cannot decode it.
+func AllGather[T any](ctx context.Context, c ObjectComm, g Group, codec group.Codec[T], v T) ([]T, error) {
 	if err := needGroup(group.OpAllGather, g); err != nil {
 		return nil, err
 	}

@@ -1,22 +1,21 @@
-// Package platform is the seam between training code, or the checkpoint engine,
-// and what they run on: ranks and groups of them, collectives on bytes and on
-// tensors, tensor memory, state files, profiler regions. It knows no platform: a
-// platform is a value, chosen by name from a list that its caller gives, of
-// which only the core, [Platform], is owed and all else is found by [As]. The
-// contracts are at the interfaces; package platformtest holds them as a test.
+// Package platform is the interface between training code and what it runs on:
+// ranks and groups, collectives on bytes and on tensors, tensor memory, state files,
+// profiler regions. It does not depend on any implementation: a caller opens a platform
+// by its name, from a list of its own. Every platform has the core, [Platform]; [As]
+// finds everything else. The contracts are at the interfaces, and package platformtest
+// tests them.
 //
 // # Ranks
 //
 // Lists of ranks, as for [Groups], are global: numbers in [Groups.World]. Roots
 // and peers, as for [ObjectComm], are numbers in the group of the call, as in
-// package group. [Group.GlobalRank] and [Group.LocalRank] lead from one to the
-// other.
+// package group. [Group.GlobalRank] and [Group.LocalRank] convert between the two.
 //
-// # What is no method
+// # Functions
 //
 // What needs no platform is a function, here or in package tensor: walking
 // through nested values, cutting a batch, casting, joining and cutting tensors.
-// docs/platform.md names the function or method for each of hyper_parallel's.
+// docs/platform.md lists the function or method for each method of hyper_parallel.
 package platform
 
 import (
@@ -30,13 +29,12 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// Platform is what every platform has. It belongs to one rank. Methods are for
-// one goroutine at a time, unless a capability says otherwise.
+// Platform is the core that every platform has. It belongs to one rank. Methods are
+// for one goroutine at a time, unless a capability says otherwise.
 type Platform interface {
 	// Name returns the name by which the platform is chosen.
 	Name() string
 	Groups
-	Barrierer
 	ObjectComm
 }
 
@@ -47,25 +45,25 @@ type Wrapper interface {
 }
 
 // As returns the capability T of p, or of the first platform that p wraps which
-// has it. Otherwise the error names the platform and the capability
-// and wraps [errors.ErrUnsupported]. A capability may answer the same for a
-// single call that it cannot serve.
+// has it. Otherwise the error names the platform and the capability and wraps
+// [errors.ErrUnsupported], as may a single call of a capability.
 func As[T any](p Platform) (T, error) {
-	for at := p; at != nil; {
-		if t, ok := at.(T); ok {
+	name := "none"
+	if p != nil {
+		name = p.Name()
+	}
+	for p != nil {
+		if t, ok := p.(T); ok {
 			return t, nil
 		}
-		w, ok := at.(Wrapper)
+		w, ok := p.(Wrapper)
 		if !ok {
 			break
 		}
-		at = w.Unwrap()
+		p = w.Unwrap()
 	}
 	var none T
-	if p == nil {
-		return none, fmt.Errorf("no platform: %v: %w", reflect.TypeFor[T](), errors.ErrUnsupported)
-	}
-	return none, fmt.Errorf("platform %s: %v: %w", p.Name(), reflect.TypeFor[T](), errors.ErrUnsupported)
+	return none, fmt.Errorf("platform %s: %v: %w", name, reflect.TypeFor[T](), errors.ErrUnsupported)
 }
 
 // ErrUnknown reports a name that no platform of the list has.
@@ -84,9 +82,8 @@ type Factory struct {
 }
 
 // Open returns the platform of that name, in upper or lower case, for this rank of
-// world. It takes the platform from a list; a nil world means [group.Solo]. If the
-// list has no such name, the error wraps [ErrUnknown] and contains the names of the
-// list.
+// world; a nil world means [group.Solo]. If the list has no such name, the error wraps
+// [ErrUnknown] and lists the known names.
 func Open(name string, world group.Group, from ...Factory) (Platform, error) {
 	var known []string
 	for _, f := range from {
@@ -108,13 +105,11 @@ func NameFromEnv(fallback string) string {
 	return fallback
 }
 
-// Profiler is the capability of platforms whose profiles can be told what is
-// going on.
+// Profiler is the capability of platforms whose profiles have named regions.
 type Profiler interface {
-	// Region begins a region of that name and returns a context for what is
-	// inside of it and the function that ends it. Regions nest; that which began
-	// last ends first, in the goroutine that began it. It is safe for concurrent
-	// use.
+	// Region begins a region and returns a context for the code inside it and the
+	// function that ends it. Regions nest: the last one ends first, in the goroutine
+	// that began it. It is safe for concurrent use.
 	Region(ctx context.Context, name string) (context.Context, func())
 }
 
@@ -132,6 +127,6 @@ func Region(ctx context.Context, p Platform, name string) (context.Context, func
 type SymmetricMemory interface {
 	// Symmetric returns memory of n bytes of each rank of g, in the order of the
 	// ranks, all of which this rank may read and write. It is a collective call,
-	// with the same n on all ranks. Who writes when is the callers' to agree on.
+	// with the same n on all ranks. The callers must synchronise their writes.
 	Symmetric(ctx context.Context, g Group, n int64) ([][]byte, error)
 }

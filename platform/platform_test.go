@@ -17,74 +17,17 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bare is a platform that has the core alone, and of that no more than it must:
-// groups, and AllGather.
-type bare struct {
-	platform.Gathered
-	h *host.Platform
-}
+// bare is a platform that has the core alone.
+type bare struct{ platform.Platform }
 
-// bareGroup hides what the host's groups can do beside.
+func (bare) Name() string { return "bare" }
+
+// bareGroup hides the host's group.
 type bareGroup struct{ platform.Group }
 
-func newBare(world group.Group) platform.Platform {
-	b := &bare{h: host.New(world)}
-	b.Gathered = platform.OverAllGather(gatherer{b.h})
-	return b
-}
+func newBare(world group.Group) platform.Platform { return bare{host.New(world)} }
 
-// gatherer is the AllGather of a bare platform.
-type gatherer struct{ h *host.Platform }
-
-func (a gatherer) AllGather(ctx context.Context, g platform.Group, v []byte) ([][]byte, error) {
-	return a.h.AllGather(ctx, inside(g), v)
-}
-
-func inside(g platform.Group) platform.Group {
-	if b, ok := g.(bareGroup); ok {
-		return b.Group
-	}
-	return nil
-}
-
-func wrap(g platform.Group, err error) (platform.Group, error) {
-	if g == nil || err != nil {
-		return nil, err
-	}
-	return bareGroup{g}, nil
-}
-
-func (b *bare) Name() string          { return "bare" }
-func (b *bare) World() platform.Group { return bareGroup{b.h.World()} }
-
-func (b *bare) New(ctx context.Context, ranks []int) (platform.Group, error) {
-	return wrap(b.h.New(ctx, ranks))
-}
-
-func (b *bare) Split(ctx context.Context, g platform.Group, parts [][]int) (platform.Group, error) {
-	return wrap(b.h.Split(ctx, inside(g), parts))
-}
-
-func (b *bare) Lookup(ranks []int) (platform.Group, bool) {
-	g, ok := b.h.Lookup(ranks)
-	if !ok {
-		return nil, false
-	}
-	return bareGroup{g}, true
-}
-
-func (b *bare) Adopt(gs ...platform.Group) error {
-	for _, g := range gs {
-		if err := b.h.Adopt(inside(g)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (b *bare) Close(ctx context.Context, g platform.Group) error { return b.h.Close(ctx, inside(g)) }
-
-func TestCoreOverAllGatherAlone(t *testing.T) {
+func TestCoreWithoutCapabilities(t *testing.T) {
 	open := func(_ *testing.T, n int) []platform.Platform {
 		ps := make([]platform.Platform, n)
 		for r, g := range inproc.New(n) {
@@ -93,6 +36,15 @@ func TestCoreOverAllGatherAlone(t *testing.T) {
 		return ps
 	}
 	platformtest.Run(t, open, nil)
+}
+
+func TestCommRefuses(t *testing.T) {
+	if g, err := platform.Comm(nil); !errors.Is(err, group.ErrInvalid) || g != nil {
+		t.Errorf("Comm of no group = %v, %v; want ErrInvalid", g, err)
+	}
+	if g, err := platform.Comm(bareGroup{host.New(nil).World()}); !errors.Is(err, errors.ErrUnsupported) || g != nil {
+		t.Errorf("Comm of a group without Unwrap = %v, %v; want ErrUnsupported", g, err)
+	}
 }
 
 func TestAsFindsCapabilitiesThroughWrappers(t *testing.T) {

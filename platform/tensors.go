@@ -55,9 +55,8 @@ func WriteNumpy(w io.Writer, t *tensor.Tensor) error {
 	return nil
 }
 
-// FuncName returns the name of a function or method, with that of its package,
-// such as "tensor.Cat" or "tensor.(*Tensor).Clone". It is empty for what is no
-// function.
+// FuncName returns the name of a function or method with its package, such as
+// "tensor.Cat" or "tensor.(*Tensor).Clone". It is empty if fn is not a function.
 func FuncName(fn any) string {
 	v := reflect.ValueOf(fn)
 	if v.Kind() != reflect.Func || v.IsNil() {
@@ -82,100 +81,74 @@ type TensorComms interface {
 //
 // # Contract
 //
-// It is that of [collective.Comm]: a collective call that cannot be served fails
-// on all ranks with one error, and writes nothing; a rank whose context ends, or
-// that has gone, interrupts the calls of all, after which collective ones fail
-// with [collective.ErrBroken] until Renew; results are the same bits on all ranks
-// and from run to run. A tensor belongs to a call until it is done.
+// It is that of [collective.Comm]: a collective call that cannot be served fails on
+// all ranks with one error, and writes nothing; a rank that is gone, or whose context
+// ends, interrupts the calls of all ranks, and later calls fail with
+// [collective.ErrBroken] until Renew; results are the same bits on all ranks and in
+// every run. A tensor belongs to a call until the call is done.
 type TensorComm interface {
-	TensorReducer
-	TensorMover
-	TensorMessenger
+	// AllReduce replaces the elements of t by the reduction of those of all
+	// ranks.
+	AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp) error
+	AllReduceAsync(ctx context.Context, t *tensor.Tensor, op ReduceOp) *Work
+	// ReduceScatter reduces the elements of all ranks' src and gives rank r the
+	// r-th of equal parts: dst has the shape of src with the first dimension
+	// divided by the size of the group.
+	ReduceScatter(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) error
+	ReduceScatterAsync(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) *Work
+	// AllGather hands every rank's src to all ranks: dst has the shape of src
+	// with the first dimension multiplied by the size of the group.
+	AllGather(ctx context.Context, dst, src *tensor.Tensor) error
+	AllGatherAsync(ctx context.Context, dst, src *tensor.Tensor) *Work
+	// AllToAll hands rows of src to all ranks, and rows of theirs to dst, in the
+	// order of the ranks. Zero Splits cut both evenly.
+	AllToAll(ctx context.Context, dst, src *tensor.Tensor, s Splits) error
+	AllToAllAsync(ctx context.Context, dst, src *tensor.Tensor, s Splits) *Work
+	// Broadcast replaces the elements of t on all ranks by those of root.
+	Broadcast(ctx context.Context, t *tensor.Tensor, root int) error
+	BroadcastAsync(ctx context.Context, t *tensor.Tensor, root int) *Work
+	// Send hands t to rank to. ISend does not wait.
+	Send(ctx context.Context, t *tensor.Tensor, to, tag int) error
+	ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work
+	// Recv fills t with what rank from sent to this one with tag. IRecv does not
+	// wait.
+	Recv(ctx context.Context, t *tensor.Tensor, from, tag int) error
+	IRecv(ctx context.Context, t *tensor.Tensor, from, tag int) *Work
 	// Renew makes another one of the same group, after an interruption. It is a
 	// collective call. [TensorComms] then returns the new one.
 	Renew(ctx context.Context) (TensorComm, error)
 }
 
-// ReduceOp says how the elements of several ranks become one: [collective.Sum],
-// Avg, Max, Min or Prod.
-type ReduceOp = collective.Op
+type (
+	// ReduceOp says how the elements of several ranks are reduced to one:
+	// [collective.Sum], Avg, Max, Min or Prod.
+	ReduceOp = collective.Op
+	// Splits says how many rows of the first dimension go to, and come from, each
+	// rank of an all-to-all.
+	Splits = collective.Splits
+	// Work is a call that may go on after the method that started it has returned.
+	Work = collective.Work
+)
 
-// TensorReducer is the part of [TensorComm] that computes.
-type TensorReducer interface {
-	// AllReduce replaces the elements of t by the reduction of those of all
-	// ranks.
-	AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp) error
-	AllReduceAsync(ctx context.Context, t *tensor.Tensor, op ReduceOp) Work
-	// ReduceScatter reduces the elements of all ranks' src and gives rank r the
-	// r-th of as many equal parts as there are ranks: dst has the shape of src
-	// with the first dimension divided by the size of the group.
-	ReduceScatter(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) error
-	ReduceScatterAsync(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) Work
-}
-
-// Splits says how many rows of the first dimension go to, and come from, each
-// rank of an all-to-all.
-type Splits = collective.Splits
-
-// TensorMover is the part of [TensorComm] that moves tensors between all ranks.
-type TensorMover interface {
-	// AllGather hands every rank's src to all ranks: dst has the shape of src
-	// with the first dimension multiplied by the size of the group.
-	AllGather(ctx context.Context, dst, src *tensor.Tensor) error
-	AllGatherAsync(ctx context.Context, dst, src *tensor.Tensor) Work
-	// AllToAll hands rows of src to all ranks, and rows of theirs to dst, in the
-	// order of the ranks. Zero Splits cut both evenly.
-	AllToAll(ctx context.Context, dst, src *tensor.Tensor, s Splits) error
-	AllToAllAsync(ctx context.Context, dst, src *tensor.Tensor, s Splits) Work
-	// Broadcast replaces the elements of t on all ranks by those of root.
-	Broadcast(ctx context.Context, t *tensor.Tensor, root int) error
-	BroadcastAsync(ctx context.Context, t *tensor.Tensor, root int) Work
-}
-
-// TensorMessenger is the part of [TensorComm] for two ranks.
-type TensorMessenger interface {
-	// Send hands t to rank to.
-	Send(ctx context.Context, t *tensor.Tensor, to, tag int) error
-	// Recv fills t with what rank from sent to this one with tag.
-	Recv(ctx context.Context, t *tensor.Tensor, from, tag int) error
-	// ISend and IRecv are the same without waiting.
-	ISend(ctx context.Context, t *tensor.Tensor, to, tag int) Work
-	IRecv(ctx context.Context, t *tensor.Tensor, from, tag int) Work
-}
-
-// Work is a call that may go on after the method that started it has returned.
-// Its methods are safe for concurrent use.
-type Work interface {
-	// Wait returns the call's error once it is done. If ctx ends before, it
-	// returns an error that wraps ctx's, and the call goes on: the context that
-	// it was started with ends it.
-	Wait(ctx context.Context) error
-	// Done returns a channel that is closed once the call is done.
-	Done() <-chan struct{}
-}
-
-var _ Work = (*collective.Work)(nil)
-
-// Async runs fn in a goroutine of its own, for calls that have no variant of
-// their own that does not wait: a barrier for example. A panic becomes an error.
-// The rules of what fn calls stay the same: until the work is done the group
-// serves no other collective call of this rank.
-func Async(fn func() error) Work { return collective.Go(fn) }
+// Async runs fn in a goroutine of its own, for calls without an asynchronous variant,
+// such as a barrier. A panic becomes an error. Until the work is done, the rank must make
+// no other collective call on the group.
+func Async(fn func() error) *Work { return collective.Go(fn) }
 
 // TensorFiles is the capability of platforms that keep tensors in files of their
 // own, beside checkpoints: weights to hand on, exports.
 type TensorFiles interface {
 	// SaveTensors writes a file of the named tensors and of words about them,
-	// which may be nil. The same tensors always make the same bytes, in
-	// whatever order they come. See [Tensors] for those of a nested state.
+	// which may be nil. The same tensors make the same bytes, in any order.
+	// [Tensors] returns the tensors of a nested state.
 	SaveTensors(w io.Writer, tensors iter.Seq2[string, *tensor.Tensor], words map[string]string) error
-	// OpenTensors opens a file of size bytes. The reader must stay open as long
-	// as what is returned is in use.
+	// OpenTensors opens a file of size bytes. The reader must stay open while the
+	// file is in use.
 	OpenTensors(r io.ReaderAt, size int64) (TensorFile, error)
 }
 
 // TensorFile is an open file of tensors. It is safe for concurrent use if its
-// reader is. A name that is not there is an error that wraps [fs.ErrNotExist].
+// reader is. The error for a name that the file lacks wraps [fs.ErrNotExist].
 type TensorFile interface {
 	// Names returns the names of the tensors in ascending order.
 	Names() []string
@@ -204,7 +177,7 @@ func ReadSlice(f TensorFile, name string, b tensor.Box) (*tensor.Tensor, error) 
 	if err != nil {
 		return nil, err
 	}
-	part, err := like.Narrow(b) // so that the sizes are those of something in the file
+	part, err := like.Narrow(b) // checks the sizes before anything is allocated
 	if err != nil {
 		return nil, err
 	}

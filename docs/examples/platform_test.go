@@ -41,7 +41,7 @@ func train(ctx context.Context, world group.Group, store *mem.Store) error {
 	if err := comm.AllReduce(ctx, grad, collective.Avg); err != nil {
 		return err
 	}
-	everybody, err := platform.Comm(p, p.World())
+	everybody, err := platform.Comm(p.World())
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -119,7 +120,7 @@ func (p *Platform) Adopt(groups ...platform.Group) error {
 // [group.ErrInvalid].
 func (p *Platform) Wrap(g group.Group) (*Group, error) {
 	if g == nil {
-		return nil, fmt.Errorf("wrap: no group; a rank that is no member has none: %w", group.ErrInvalid)
+		return nil, fmt.Errorf("wrap: no group; a rank that is not a member has none: %w", group.ErrInvalid)
 	}
 	outer := p.world.inner.Ranks()
 	ranks := g.Ranks()
@@ -131,7 +132,11 @@ func (p *Platform) Wrap(g group.Group) (*Group, error) {
 	if !slices.IsSorted(ranks) {
 		return nil, fmt.Errorf("wrap group of the world's ranks %v, which do not ascend: %w", ranks, group.ErrInvalid)
 	}
-	return p.newGroup(g, ranks, identityOf(g)), nil
+	var id identity
+	if named, ok := g.(interface{ ID() [16]byte }); ok {
+		id = named.ID()
+	}
+	return p.newGroup(g, ranks, id), nil
 }
 
 // Close leaves the group and forgets it. With the world all go.
@@ -151,7 +156,7 @@ func (p *Platform) Close(_ context.Context, g platform.Group) error {
 
 // Group is a group of the platform's ranks.
 type Group struct {
-	platform.Members
+	ranks  []int // global ranks, ascending
 	p      *Platform
 	inner  group.Group
 	id     identity
@@ -164,7 +169,33 @@ type Group struct {
 var _ platform.Group = (*Group)(nil)
 
 func (p *Platform) newGroup(inner group.Group, ranks []int, id identity) *Group {
-	return &Group{Members: platform.NewMembers(ranks, inner.Rank()), p: p, inner: inner, id: id}
+	return &Group{ranks: ranks, p: p, inner: inner, id: id}
+}
+
+// Ranks returns the global ranks of the members.
+func (g *Group) Ranks() []int { return slices.Clone(g.ranks) }
+
+// Rank returns this process's number in the group.
+func (g *Group) Rank() int { return g.inner.Rank() }
+
+// Size returns the number of members.
+func (g *Group) Size() int { return len(g.ranks) }
+
+// GlobalRank returns the global rank of a member.
+func (g *Group) GlobalRank(rank int) (int, error) {
+	if rank < 0 || rank >= len(g.ranks) {
+		return 0, fmt.Errorf("global rank of %d of %d members: %w", rank, len(g.ranks), group.ErrInvalid)
+	}
+	return g.ranks[rank], nil
+}
+
+// LocalRank returns the number of the member with that global rank.
+func (g *Group) LocalRank(global int) (int, error) {
+	r := slices.Index(g.ranks, global)
+	if r < 0 {
+		return 0, fmt.Errorf("global rank %d is not a member: %w", global, group.ErrInvalid)
+	}
+	return r, nil
 }
 
 // String returns the group's ranks, the first of them if they are many, and
@@ -173,7 +204,7 @@ func (g *Group) String() string {
 	return fmt.Sprintf("%s group %s, rank %d", Name, listText(g.Ranks()), g.Rank())
 }
 
-// Unwrap returns the group inside, for what takes a [group.Group].
+// Unwrap returns the [group.Group] inside.
 func (g *Group) Unwrap() group.Group { return g.inner }
 
 // Backend returns the name that the group inside has for itself, such as
@@ -205,7 +236,7 @@ func (p *Platform) use(op group.Op, g platform.Group) (*Group, error) {
 	var err error
 	switch {
 	case g == nil || ok && own == nil:
-		err = fmt.Errorf("no group; a rank that is no member has none: %w", group.ErrInvalid)
+		err = fmt.Errorf("no group; a rank that is not a member has none: %w", group.ErrInvalid)
 	case !ok || own.p != p:
 		err = fmt.Errorf("a group of another platform: %w", group.ErrInvalid)
 	case own.closed.Load():
@@ -327,7 +358,8 @@ func decide(parent *Group, parts [][]int, all []proposal) (verdict, error) {
 			return verdict{Odd: r, Op: all[0].Op, Calls: [2]string{all[0].Call, q.Call}}, nil
 		}
 	}
-	v := verdict{ID: newID(), Reuse: make([]bool, len(parts))}
+	v := verdict{Reuse: make([]bool, len(parts))}
+	rand.Read(v.ID[:]) // never an error
 	for i, part := range parts {
 		first, err := parent.LocalRank(part[0])
 		if err != nil {

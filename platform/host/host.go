@@ -1,13 +1,12 @@
 // Package host is the platform of CPU memory: the ranks of any [group.Group],
 // tensors of package tensor, collectives of package collective, safetensors
-// files, Go's own profiles. It knows no device and no way for ranks to meet,
-// which is the group's. The contract is that of [platform.Platform] and of the
-// capabilities that [Platform] names.
+// files, Go's own profiles. It does not depend on devices or on how the ranks of the
+// group communicate. The contract is that of [platform.Platform] and of the
+// capabilities that [Platform] implements.
 package host
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -48,7 +47,7 @@ func Factory() platform.Factory {
 }
 
 // New returns the platform whose ranks are those of world; nil is [group.Solo].
-// It is the platform's from then on: it is left by [Platform.Close].
+// From then on world belongs to the platform, and [Platform.Close] leaves it.
 func New(world group.Group) *Platform {
 	if world == nil {
 		world = group.Solo()
@@ -155,8 +154,8 @@ func (p *Platform) Recv(ctx context.Context, g platform.Group, from, tag int) ([
 	return m.Recv(ctx, from, tag)
 }
 
-// messenger returns what carries a group's messages with that tag. The tags above
-// those that all may use are the tensor collectives'.
+// messenger returns what carries a group's messages with that tag. Higher tags belong
+// to the tensor collectives.
 func (p *Platform) messenger(op group.Op, g platform.Group, tag int) (group.Messenger, error) {
 	own, err := p.use(op, g)
 	if err != nil {
@@ -226,22 +225,6 @@ type identity [16]byte
 // worldID is the identity of the platform's world, of which there is one.
 var worldID = identity{15: 1}
 
-// newID returns an identity that no other group has.
-func newID() identity {
-	var id identity
-	rand.Read(id[:]) // never an error
-	return id
-}
-
-// identityOf returns the name that a group made elsewhere has for itself, and
-// zero if it has none.
-func identityOf(g group.Group) identity {
-	if named, ok := g.(interface{ ID() [16]byte }); ok {
-		return named.ID()
-	}
-	return identity{}
-}
-
 // TensorComm returns the tensor collectives of g, those of package collective.
 func (p *Platform) TensorComm(g platform.Group) (platform.TensorComm, error) {
 	own, err := p.use(opTensors, g)
@@ -278,32 +261,4 @@ func (t *tensors) Renew(ctx context.Context) (platform.TensorComm, error) {
 	defer t.of.mu.Unlock()
 	t.of.tensors = &tensors{c, t.of}
 	return t.of.tensors, nil
-}
-
-func (t *tensors) AllReduceAsync(ctx context.Context, x *tensor.Tensor, op platform.ReduceOp) platform.Work {
-	return t.Comm.AllReduceAsync(ctx, x, op)
-}
-
-func (t *tensors) ReduceScatterAsync(ctx context.Context, dst, src *tensor.Tensor, op platform.ReduceOp) platform.Work {
-	return t.Comm.ReduceScatterAsync(ctx, dst, src, op)
-}
-
-func (t *tensors) AllGatherAsync(ctx context.Context, dst, src *tensor.Tensor) platform.Work {
-	return t.Comm.AllGatherAsync(ctx, dst, src)
-}
-
-func (t *tensors) AllToAllAsync(ctx context.Context, dst, src *tensor.Tensor, s platform.Splits) platform.Work {
-	return t.Comm.AllToAllAsync(ctx, dst, src, s)
-}
-
-func (t *tensors) BroadcastAsync(ctx context.Context, x *tensor.Tensor, root int) platform.Work {
-	return t.Comm.BroadcastAsync(ctx, x, root)
-}
-
-func (t *tensors) ISend(ctx context.Context, x *tensor.Tensor, to, tag int) platform.Work {
-	return t.Comm.ISend(ctx, x, to, tag)
-}
-
-func (t *tensors) IRecv(ctx context.Context, x *tensor.Tensor, from, tag int) platform.Work {
-	return t.Comm.IRecv(ctx, x, from, tag)
 }

@@ -252,7 +252,7 @@ func testSubGroup(e *env) {
 // A platform's group serves as a group of package group.
 func testComm(e *env) {
 	e.must(func(ctx context.Context, p platform.Platform) error {
-		g, err := platform.Comm(p, p.World())
+		g, err := platform.Comm(p.World())
 		if err != nil {
 			return err
 		}
