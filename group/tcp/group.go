@@ -64,7 +64,7 @@
 // except for bytes that arrive before a call waits. See mailconn.go for the frames.
 //
 // The large values of collective calls are messages too, between neighbours in the
-// tree, with a tag of their own.
+// tree, with a tag of their own. Their connections stay open while the group exists.
 //
 // # Liveness
 //

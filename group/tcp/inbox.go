@@ -268,12 +268,14 @@ func swallow(l frame, size int, fill func([]byte) (int, error), from *mailConn) 
 	return nil
 }
 
-// grant tells the sender of the room that there is, when it is enough to be
-// worth it or the lane is forgotten. The lock is held.
+// grant gives the sender room for more bytes if there is enough to be worth a frame.
+// An idle lane gives back all its room and is removed, except for a lane of values:
+// the next call of the group uses it again, and a grant for each value would double
+// the number of frames. The lock is held.
 func (m *mail) grant(n *inLane) {
 	m.purge(n)
-	idle := len(n.msgs) == 0 && len(n.calls) == 0
-	if n.owed >= laneWindow/2 || idle && n.owed > 0 {
+	isUnused := len(n.msgs) == 0 && len(n.calls) == 0 && (n.lane.tag != valueTag || m.isDropped(n.lane))
+	if n.owed >= laneWindow/2 || isUnused && n.owed > 0 {
 		owed := n.owed
 		n.owed = 0
 		if n.from != nil {
@@ -282,7 +284,7 @@ func (m *mail) grant(n *inLane) {
 			m.giveBack(n.lane, o, owed)
 		}
 	}
-	if idle && m.in[n.lane] == n {
+	if isUnused && m.in[n.lane] == n {
 		delete(m.in, n.lane)
 	}
 }
