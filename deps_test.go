@@ -26,8 +26,8 @@ var layers = []struct{ name, imports string }{
 	{"tensor", ""},
 	{"value", "tensor"},
 	{"blob", ""},
-	{"group", ""},
 	{"internal/wire", ""},
+	{"group", "internal/wire"},
 
 	// Media, wrappers of media, and the contract as a test.
 	{"blob/mem", "blob"},

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -21,15 +20,8 @@ var (
 	ErrGone = errors.New("rank has left the group")
 	// ErrLeft is the ErrGone of a rank that has closed its end, rather than being
 	// lost: what it sent before has been sent.
-	ErrLeft error = left{}
+	ErrLeft = fmt.Errorf("%w", ErrGone)
 )
-
-// left is [ErrGone] by another name.
-type left struct{}
-
-func (left) Error() string { return ErrGone.Error() }
-
-func (left) Unwrap() error { return ErrGone }
 
 // Error reports a collective call that failed. Every rank of the call gets one
 // with the same text.
@@ -147,41 +139,24 @@ const maxSpelled = 24
 // maxSpelled of them.
 func ranksText(ranks []int) string {
 	if len(ranks) == 1 {
-		return "rank " + strconv.Itoa(ranks[0])
+		return fmt.Sprintf("rank %d", ranks[0])
 	}
-	var b strings.Builder
-	b.WriteString("ranks")
-	for i, runs := 0, 0; i < len(ranks); runs++ {
-		if runs == maxSpelled {
-			fmt.Fprintf(&b, " and %d more", len(ranks)-i)
-			break
+	var runs []string
+	for i, n := 0, 0; i < len(ranks); i += n {
+		if len(runs) == maxSpelled {
+			return fmt.Sprintf("ranks %s and %d more", strings.Join(runs, ", "), len(ranks)-i)
 		}
-		if runs > 0 {
-			b.WriteByte(',')
+		for n = 1; i+n < len(ranks) && ranks[i+n] == ranks[i]+n; {
+			n++
 		}
-		n := runLen(ranks[i:])
-		b.WriteByte(' ')
-		b.WriteString(runText(ranks[i], n))
-		i += n
+		switch first, last := ranks[i], ranks[i]+n-1; n {
+		case 1:
+			runs = append(runs, fmt.Sprint(first))
+		case 2:
+			runs = append(runs, fmt.Sprintf("%d, %d", first, last))
+		default:
+			runs = append(runs, fmt.Sprintf("%d-%d", first, last))
+		}
 	}
-	return b.String()
-}
-
-// runLen returns how many of the first ranks follow each other without a gap.
-func runLen(ranks []int) int {
-	n := 1
-	for n < len(ranks) && ranks[n] == ranks[n-1]+1 {
-		n++
-	}
-	return n
-}
-
-func runText(first, n int) string {
-	switch n {
-	case 1:
-		return strconv.Itoa(first)
-	case 2:
-		return fmt.Sprintf("%d, %d", first, first+1)
-	}
-	return fmt.Sprintf("%d-%d", first, first+n-1)
+	return strings.TrimSpace("ranks " + strings.Join(runs, ", "))
 }

@@ -1,7 +1,7 @@
 // Package group lets the ranks of a job agree: it gathers, scatters and
 // broadcasts bytes, and runs steps whose failure on any rank reaches all of
-// them. It knows nothing of checkpoints and imports nothing else of this
-// module. Package grouptest holds the contract as a test.
+// them. It knows nothing of checkpoints. Package grouptest holds the contract as a
+// test.
 package group
 
 import (

@@ -1,10 +1,11 @@
 package group
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
 // What a rank tells the others in a step is a message: a value, as it is, or
@@ -70,38 +71,39 @@ func DecodeOutcome(msg []byte) ([]byte, error) {
 // of each, ranks ascending.
 func (f failures) message() []byte {
 	limit := max(minText, min(maxText, textBudget/max(1, len(f))))
-	b := binary.AppendUvarint([]byte{markFailures}, uint64(len(f)))
+	w := wire.Writer{B: []byte{markFailures}}
+	w.Uvarint(uint64(len(f)))
 	for _, rank := range slices.Sorted(maps.Keys(f)) {
-		b = binary.AppendUvarint(b, uint64(rank))
+		w.Uvarint(uint64(rank))
 		e := RemoteError{Text: cut(f[rank].Text, limit), Codes: f[rank].Codes}
-		b = e.append(b)
+		e.put(&w)
 	}
-	return b
+	return w.B
 }
 
 // failuresOf reads what message wrote, for a group of size ranks.
 func failuresOf(msg []byte, size int) (failures, error) {
-	if len(msg) == 0 || msg[0] != markFailures {
-		return nil, fmt.Errorf("no failures: %w", errMalformed)
+	r := wire.NewReader(msg)
+	if r.Byte() != markFailures {
+		r.Fail("no failures")
 	}
-	r := reader{rest: msg[1:]}
 	f := make(failures)
 	last := -1
-	for range r.uint("number of failures", size) {
-		rank := r.uint("rank", size-1)
+	for range r.CountMax(size) {
+		rank := r.CountMax(size - 1)
 		if rank <= last {
-			r.fail("order of ranks")
+			r.Fail("rank %d after rank %d", rank, last)
 		}
 		last = rank
-		f[rank] = r.remoteError()
-		if r.err != nil {
+		f[rank] = getRemoteError(r)
+		if r.Err() != nil {
 			break
 		}
 	}
 	if len(f) == 0 {
-		r.fail("number of failures")
+		r.Fail("no failures")
 	}
-	if err := r.end(); err != nil {
+	if err := r.Done(); err != nil {
 		return nil, err
 	}
 	return f, nil

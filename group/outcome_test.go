@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
 func TestValuesCrossUnchangedAndUncopied(t *testing.T) {
@@ -62,7 +64,10 @@ func TestManyFailuresShareABudget(t *testing.T) {
 }
 
 func TestMalformedFailures(t *testing.T) {
-	one := NewRemoteError(errors.New("x")).append(nil)
+	one, err := NewRemoteError(errors.New("x")).MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
 	entry := func(rank byte) []byte { return append([]byte{rank}, one...) }
 	for name, msg := range map[string][]byte{
 		"empty":              nil,
@@ -78,8 +83,8 @@ func TestMalformedFailures(t *testing.T) {
 		"a huge text":        {markFailures, 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f},
 		"a huge count":       {markFailures, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01},
 	} {
-		if f, err := failuresOf(msg, 4); !errors.Is(err, errMalformed) {
-			t.Errorf("%s: failuresOf = %v, %v; want %v", name, f, err, errMalformed)
+		if f, err := failuresOf(msg, 4); !errors.Is(err, wire.ErrMalformed) {
+			t.Errorf("%s: failuresOf = %v, %v; want %v", name, f, err, wire.ErrMalformed)
 		}
 	}
 }
@@ -95,7 +100,7 @@ func TestTallyOfMalformedMessages(t *testing.T) {
 		t.Fatalf("tally = %v; want ranks 1 and 3", f)
 	}
 	r := &round{g: Solo(), step: "write"}
-	const want = "write: rank 0: verdict on the step: number of failures: malformed message"
+	const want = "write: rank 0: verdict on the step: malformed encoding: byte 1: the input ends inside a varint"
 	if err := r.failed([]byte{markFailures}); err.Error() != want {
 		t.Errorf("failed = %q; want %q", err, want)
 	}
@@ -165,8 +170,8 @@ func FuzzDecodeOutcome(f *testing.F) {
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		v, err := DecodeOutcome(msg)
 		if _, ok := err.(*RemoteError); err != nil && !ok {
-			if !errors.Is(err, errMalformed) {
-				t.Errorf("DecodeOutcome(%x) = %v; want %v", msg, err, errMalformed)
+			if !errors.Is(err, wire.ErrMalformed) {
+				t.Errorf("DecodeOutcome(%x) = %v; want %v", msg, err, wire.ErrMalformed)
 			}
 			return
 		}

@@ -2,7 +2,6 @@ package group
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -13,13 +12,12 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
 // maxText bounds the text of an error that crosses between ranks.
 const maxText = 16 << 10
-
-// errMalformed reports a message that no rank of this module would send.
-var errMalformed = errors.New("malformed message")
 
 // RemoteError is an error as it crosses between ranks: its text, and the codes
 // of the registered errors that it wraps (see [RegisterError]), so that
@@ -55,43 +53,44 @@ func (e *RemoteError) Is(target error) bool {
 // Unwrap returns the error itself on the rank where it happened, else nil.
 func (e *RemoteError) Unwrap() error { return e.local }
 
-// AppendBinary appends the error's text and codes to b.
-func (e *RemoteError) AppendBinary(b []byte) ([]byte, error) {
-	if len(e.Text) > maxText || len(e.Codes) > maxCodes {
-		return nil, fmt.Errorf("encode error: %d bytes of text, %d codes: %w", len(e.Text), len(e.Codes), ErrInvalid)
-	}
-	for _, c := range e.Codes {
-		if len(c) > maxCode {
-			return nil, fmt.Errorf("encode error: code of %d bytes: %w", len(c), ErrInvalid)
-		}
-	}
-	return e.append(b), nil
-}
-
-// append is AppendBinary for an error within bounds, as NewRemoteError and
-// reader make them.
-func (e *RemoteError) append(b []byte) []byte {
-	b = appendString(b, e.Text)
-	b = binary.AppendUvarint(b, uint64(len(e.Codes)))
-	for _, c := range e.Codes {
-		b = appendString(b, c)
-	}
-	return b
-}
-
 // MarshalBinary returns the error's text and codes as bytes.
-func (e *RemoteError) MarshalBinary() ([]byte, error) { return e.AppendBinary(nil) }
+func (e *RemoteError) MarshalBinary() ([]byte, error) {
+	isLong := func(code string) bool { return len(code) > maxCode }
+	if len(e.Text) > maxText || len(e.Codes) > maxCodes || slices.ContainsFunc(e.Codes, isLong) {
+		return nil, fmt.Errorf("encode error with %d bytes of text and %d codes: %w", len(e.Text), len(e.Codes), ErrInvalid)
+	}
+	var w wire.Writer
+	e.put(&w)
+	return w.B, nil
+}
 
-// UnmarshalBinary sets e to what MarshalBinary wrote. Anything else is an
-// error, however long the lengths in it claim to be.
+func (e *RemoteError) put(w *wire.Writer) {
+	w.String(e.Text)
+	w.Uvarint(uint64(len(e.Codes)))
+	for _, c := range e.Codes {
+		w.String(c)
+	}
+}
+
+// UnmarshalBinary sets e to what MarshalBinary wrote, and returns an error for any
+// other bytes.
 func (e *RemoteError) UnmarshalBinary(b []byte) error {
-	r := reader{rest: b}
-	got := r.remoteError()
-	if err := r.end(); err != nil {
+	r := wire.NewReader(b)
+	got := getRemoteError(r)
+	if err := r.Done(); err != nil {
 		return fmt.Errorf("decode error: %w", err)
 	}
 	*e = *got
 	return nil
+}
+
+func getRemoteError(r *wire.Reader) *RemoteError {
+	text := func(limit int) string { return string(r.Raw(r.CountMax(limit))) }
+	e := &RemoteError{Text: text(maxText)}
+	for range r.CountMax(maxCodes) {
+		e.Codes = append(e.Codes, text(maxCode))
+	}
+	return e
 }
 
 // cut shortens text to at most n bytes, at the end of a character, and shows
@@ -190,61 +189,4 @@ func codesOf(err error) (codes []string) {
 		}
 	}
 	return codes
-}
-
-// reader takes a message apart. The first mistake sticks, and every later read
-// returns nothing; no length is believed that the rest of the message lacks.
-type reader struct {
-	rest []byte
-	err  error
-}
-
-func (r *reader) fail(what string) {
-	if r.err == nil {
-		r.err = fmt.Errorf("%s: %w", what, errMalformed)
-	}
-	r.rest = nil
-}
-
-// end returns the first mistake; bytes that are left over are one.
-func (r *reader) end() error {
-	if len(r.rest) > 0 {
-		r.fail("bytes after the end")
-	}
-	return r.err
-}
-
-// uint reads a number of at most limit.
-func (r *reader) uint(what string, limit int) int {
-	v, n := binary.Uvarint(r.rest)
-	if n <= 0 || v > uint64(limit) {
-		r.fail(what)
-		return 0
-	}
-	r.rest = r.rest[n:]
-	return int(v)
-}
-
-// string reads a string of at most limit bytes.
-func (r *reader) string(what string, limit int) string {
-	n := r.uint(what, min(limit, len(r.rest)))
-	if n > len(r.rest) {
-		r.fail(what)
-		return ""
-	}
-	s := string(r.rest[:n])
-	r.rest = r.rest[n:]
-	return s
-}
-
-func (r *reader) remoteError() *RemoteError {
-	e := &RemoteError{Text: r.string("text", maxText)}
-	for range r.uint("codes", maxCodes) {
-		e.Codes = append(e.Codes, r.string("code", maxCode))
-	}
-	return e
-}
-
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
 // round is one rank's part in a step. Its calls on the group are the same on
@@ -42,7 +44,7 @@ func (r *round) tally(msgs [][]byte) failures {
 		}
 		f, err := failuresOf(msg, len(msgs))
 		if err != nil || len(f) != 1 || f[rank] == nil {
-			f = failures{rank: NewRemoteError(fmt.Errorf("outcome of the step: %w", errMalformed))}
+			f = failures{rank: NewRemoteError(fmt.Errorf("outcome of the step: %w", wire.ErrMalformed))}
 		}
 		all[rank] = f[rank]
 	}

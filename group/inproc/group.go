@@ -32,7 +32,7 @@ var (
 // New returns a group of n ranks, one end for each. It starts no goroutines and
 // needs no closing.
 func New(n int) []*Group {
-	h := newHub(&world{alarms: make(map[*hub]struct{})}, nil, make([]int, max(n, 0)))
+	h := newHub(&world{active: make(map[*hub]struct{})}, nil, make([]int, max(n, 0)))
 	gs := make([]*Group, len(h.ranks))
 	for r := range gs {
 		h.ranks[r] = r
@@ -148,59 +148,46 @@ func (g *Group) Leave(err error) {
 		return
 	}
 	h.left = append(h.left, departure{outer, cause})
-	for c := range h.world.waiting {
-		if lost := c.hub.loss(); lost != nil {
-			c.fail(lost.error(c.hub, c.first.Op))
+	for a := range h.world.active {
+		a.lose()
+	}
+}
+
+// lose fails the undecided calls and raises the alarms of a group that has lost a
+// rank, and wakes the calls that wait for messages. The lock is held.
+func (h *hub) lose() {
+	if lost := h.loss(); lost != nil {
+		for _, c := range h.calls {
+			c.fail(lost.error(h, c.first.Op))
+		}
+		for number := range h.alarms {
+			h.raise(number)
 		}
 	}
-	h.world.wake()
-	h.world.raise()
+	for _, m := range h.mail {
+		m.change()
+	}
 }
 
 var _ group.Alarmer = (*Group)(nil)
 
-// alarm is raised at most once.
-type alarm struct {
-	raised bool
-	ch     chan struct{}
-}
-
-func (a *alarm) raise() {
-	if !a.raised {
-		a.raised = true
-		close(a.ch)
+// alarm returns the channel that the alarm before the call of that number closes. The
+// lock is held.
+func (h *hub) alarm(number uint64) chan struct{} {
+	if h.alarms[number] == nil {
+		h.alarms[number] = make(chan struct{})
+		h.note()
 	}
+	return h.alarms[number]
 }
 
-// alarm returns the alarm before the call of that number. The lock is held.
-func (h *hub) alarm(number uint64) *alarm {
-	a := h.alarms[number]
-	if a == nil {
-		a = &alarm{ch: make(chan struct{})}
-		h.alarms[number] = a
-		h.world.alarms[h] = struct{}{}
-	}
-	return a
-}
-
-// forget drops the alarm before a call that all ranks have come to. The lock is
-// held.
-func (h *hub) forget(number uint64) {
-	delete(h.alarms, number)
-	if len(h.alarms) == 0 {
-		delete(h.world.alarms, h)
-	}
-}
-
-// raise raises the alarms of all groups that have lost a rank. The lock is held.
-func (w *world) raise() {
-	for h := range w.alarms {
-		if h.loss() == nil {
-			continue
-		}
-		for _, a := range h.alarms {
-			a.raise()
-		}
+// raise raises the alarm before the call of that number, once. The lock is held.
+func (h *hub) raise(number uint64) {
+	a := h.alarm(number)
+	select {
+	case <-a:
+	default:
+		close(a)
 	}
 }
 
@@ -208,7 +195,7 @@ func (w *world) raise() {
 func (g *Group) Alarm() {
 	g.hub.world.mu.Lock()
 	defer g.hub.world.mu.Unlock()
-	g.hub.alarm(g.next).raise()
+	g.hub.raise(g.next)
 }
 
 // Alarmed returns a channel that is closed by the first Alarm before the rank's
@@ -216,11 +203,10 @@ func (g *Group) Alarm() {
 func (g *Group) Alarmed() <-chan struct{} {
 	g.hub.world.mu.Lock()
 	defer g.hub.world.mu.Unlock()
-	a := g.hub.alarm(g.next)
 	if g.hub.loss() != nil {
-		a.raise()
+		g.hub.raise(g.next)
 	}
-	return a.ch
+	return g.hub.alarm(g.next)
 }
 
 var _ group.Messenger = (*Group)(nil)
@@ -359,40 +345,18 @@ func (h *hub) mailbox(r route) *mailbox {
 	m := h.mail[r]
 	if m == nil {
 		m = &mailbox{changed: make(chan struct{})}
-		if h.mail == nil {
-			h.mail = make(map[route]*mailbox)
-		}
 		h.mail[r] = m
-		h.world.boxes(h)
+		h.note()
 	}
 	m.users++
 	return m
 }
 
-// put ends a use of a mailbox.
+// put ends a use of a mailbox. The lock is held.
 func (h *hub) put(r route, m *mailbox) {
 	m.users--
 	if m.users == 0 && len(m.msgs) == 0 {
 		delete(h.mail, r)
-	}
-	if len(h.mail) == 0 {
-		delete(h.world.mailed, h)
-	}
-}
-
-// boxes notes that h has mailboxes, for a rank that leaves to wake the calls that wait.
-func (w *world) boxes(h *hub) {
-	if w.mailed == nil {
-		w.mailed = make(map[*hub]struct{})
-	}
-	w.mailed[h] = struct{}{}
-}
-
-// wake lets all that wait for messages look whether a rank is gone.
-func (w *world) wake() {
-	for h := range w.mailed {
-		for _, m := range h.mail {
-			m.change()
-		}
+		h.note()
 	}
 }

@@ -10,12 +10,9 @@ import (
 // world is what a group of New shares with all groups made from it.
 type world struct {
 	mu sync.Mutex
-	// waiting holds the undecided calls, for a rank that leaves to fail them.
-	waiting map[*call]struct{} // guarded by mu
-	// mailed holds the groups with messages, or with ranks that wait for some.
-	mailed map[*hub]struct{} // guarded by mu
-	// alarms holds the groups with alarms.
-	alarms map[*hub]struct{} // guarded by mu
+	// active holds the groups with calls, alarms or messages, which a rank that
+	// leaves must reach.
+	active map[*hub]struct{} // guarded by mu
 }
 
 // hub is where the ends of one group meet.
@@ -29,7 +26,7 @@ type hub struct {
 	calls map[uint64]*call // guarded by world.mu
 	// alarms holds the alarms before the calls of these numbers, made when the
 	// first rank asks for one.
-	alarms map[uint64]*alarm // guarded by world.mu
+	alarms map[uint64]chan struct{} // guarded by world.mu
 	// mail holds the messages that wait and the calls that wait for them.
 	mail map[route]*mailbox // guarded by world.mu
 	// left are the ranks that left this group, in that order.
@@ -46,7 +43,19 @@ type departure struct {
 }
 
 func newHub(w *world, parent *hub, ranks []int) *hub {
-	return &hub{world: w, parent: parent, ranks: ranks, calls: make(map[uint64]*call), alarms: make(map[uint64]*alarm)}
+	return &hub{
+		world: w, parent: parent, ranks: ranks,
+		calls: make(map[uint64]*call), alarms: make(map[uint64]chan struct{}), mail: make(map[route]*mailbox),
+	}
+}
+
+// note adds the group to the active ones of its world, or removes it. The lock is held.
+func (h *hub) note() {
+	if len(h.calls)+len(h.alarms)+len(h.mail) > 0 {
+		h.world.active[h] = struct{}{}
+	} else {
+		delete(h.world.active, h)
+	}
 }
 
 // enter hands a rank's deposit to the call of that number and returns the call,
@@ -54,9 +63,10 @@ func newHub(w *world, parent *hub, ranks []int) *hub {
 func (h *hub) enter(number uint64, d deposit) *call {
 	h.world.mu.Lock()
 	defer h.world.mu.Unlock()
+	defer h.note()
 	c := h.calls[number]
 	if c == nil {
-		c = newCall(h)
+		c = &call{hub: h, done: make(chan struct{})}
 		if lost := h.loss(); lost != nil {
 			c.fail(lost.error(h, d.Op)) // every later call fails alike: not kept
 			return c
@@ -66,7 +76,7 @@ func (h *hub) enter(number uint64, d deposit) *call {
 	c.entered++
 	if c.entered == len(h.ranks) {
 		delete(h.calls, number)
-		h.forget(number)
+		delete(h.alarms, number)
 	}
 	c.take(d)
 	return c
@@ -116,15 +126,6 @@ type call struct {
 	err     *group.Error
 	done    chan struct{}
 	decided bool // guarded by world.mu
-}
-
-func newCall(h *hub) *call {
-	c := &call{hub: h, done: make(chan struct{})}
-	if h.world.waiting == nil {
-		h.world.waiting = make(map[*call]struct{})
-	}
-	h.world.waiting[c] = struct{}{}
-	return c
 }
 
 // take adds a rank's deposit, unless the call is decided, and decides it if
@@ -196,6 +197,5 @@ func (c *call) fail(err *group.Error) {
 
 func (c *call) decide() {
 	c.decided = true
-	delete(c.hub.world.waiting, c)
 	close(c.done)
 }

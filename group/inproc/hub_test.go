@@ -24,7 +24,7 @@ func TestFailedCallsAreForgottenOnceAllHavePassed(t *testing.T) {
 		}
 	}
 	h := gs[0].hub
-	if len(h.calls) != 0 || len(h.world.waiting) != 0 {
-		t.Errorf("hub keeps %d calls, %d waiting; want none", len(h.calls), len(h.world.waiting))
+	if len(h.calls) != 0 || len(h.world.active) != 0 {
+		t.Errorf("hub keeps %d calls, the world %d active groups; want none", len(h.calls), len(h.world.active))
 	}
 }

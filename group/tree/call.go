@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/group"
 )
@@ -354,38 +355,60 @@ func (c *call) move(ctx context.Context, wg *sync.WaitGroup) {
 		relay(nb, c.fromBelow(i))
 	}
 	relay(t.up, c.fromAbove())
-	if c.held {
-		wg.Go(func() { c.stream(ctx) })
-		return
+	wg.Go(func() {
+		if !c.stream(ctx) {
+			return
+		}
+		t.node.mu.Lock()
+		defer t.node.mu.Unlock()
+		c.streamed = true
+		c.settle()
+	})
+}
+
+// stream sends the values that this rank holds back, and reports whether it could.
+// Values that go different ways do not wait for each other.
+func (c *call) stream(ctx context.Context) bool {
+	if !c.held {
+		return true
 	}
-	t.node.mu.Lock()
-	defer t.node.mu.Unlock()
-	c.streamed = true
-	c.settle()
+	ways := make(map[*neighbour][]labelled)
+	for _, v := range c.values {
+		if to := c.route(v.rank, nil); len(to) > 0 {
+			ways[to[0]] = append(ways[to[0]], v)
+		}
+	}
+	var wg sync.WaitGroup
+	var failed atomic.Bool
+	for _, values := range ways {
+		wg.Go(func() {
+			if !c.sendPieces(ctx, values) {
+				failed.Store(true)
+			}
+		})
+	}
+	wg.Wait()
+	return !failed.Load()
 }
 
 // pieces are buffers for the pieces that ranks send.
 var pieces = sync.Pool{New: func() any { return new([]byte) }}
 
-// stream sends the values that this rank holds, piece by piece.
-func (c *call) stream(ctx context.Context) {
+// sendPieces sends values piece by piece, and reports whether it could.
+func (c *call) sendPieces(ctx context.Context, values []labelled) bool {
 	buf := pieces.Get().(*[]byte)
 	defer pieces.Put(buf)
-	for _, v := range c.values {
+	for _, v := range values {
 		to := c.route(v.rank, nil)
-		for off := 0; len(to) > 0 && (off == 0 || off < len(v.value)); off += maxPiece {
+		for off := 0; off == 0 || off < len(v.value); off += maxPiece {
 			p := piece{c.number, v.rank, len(v.value), off, v.value[off:min(off+maxPiece, len(v.value))]}
 			*buf = p.append((*buf)[:0])
 			if !c.pass(ctx, to, *buf) {
-				return
+				return false
 			}
 		}
 	}
-	n := c.team.node
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	c.streamed = true
-	c.settle()
+	return true
 }
 
 // relay takes the pieces of values from a neighbour, keeps them or passes them on,

@@ -27,7 +27,7 @@ type team struct {
 
 	next     uint64 // number of this rank's next call
 	calls    map[uint64]*call
-	alarms   map[uint64]*alarm
+	alarms   map[uint64]chan struct{}
 	passed   []uint64      // numbers of the last alarms that were passed on
 	lost     *group.Error  // what every call fails with, or nil; its Op is empty
 	over     chan struct{} // closed once lost is set
@@ -40,7 +40,7 @@ func (n *Node) newTeam(id id, from *team, ranks members, me int) *team {
 	k := n.opts.Arity
 	t := &team{
 		node: n, id: id, parent: from, ranks: ranks, me: me,
-		calls: make(map[uint64]*call), alarms: make(map[uint64]*alarm), over: make(chan struct{}),
+		calls: make(map[uint64]*call), alarms: make(map[uint64]chan struct{}), over: make(chan struct{}),
 		values: n.net.Values(id),
 	}
 	t.tree, t.above = locate(me, ranks.size(), k)
@@ -260,7 +260,7 @@ func (t *team) end(rank int, cause *group.RemoteError) {
 	}
 	t.lost = &group.Error{Ranks: []int{rank}, Err: cause}
 	close(t.over)
-	t.alarm(t.next).raise() // work before the next call need not go on
+	t.raise(t.next) // work before the next call need not go on
 	t.tellBelow(frame{kind: kindLost, rank: rank, err: t.lost})
 	for number, c := range t.calls {
 		switch {
@@ -329,27 +329,22 @@ var _ group.Alarmer = (*Group)(nil)
 // again, should many ranks raise the same.
 const maxPassed = 64
 
-// alarm is raised at most once.
-type alarm struct {
-	raised bool
-	ch     chan struct{}
+// alarm returns the channel that the alarm before the call of that number closes.
+func (t *team) alarm(number uint64) chan struct{} {
+	if t.alarms[number] == nil {
+		t.alarms[number] = make(chan struct{})
+	}
+	return t.alarms[number]
 }
 
-func (a *alarm) raise() {
-	if !a.raised {
-		a.raised = true
-		close(a.ch)
+// raise raises the alarm before the call of that number, once.
+func (t *team) raise(number uint64) {
+	a := t.alarm(number)
+	select {
+	case <-a:
+	default:
+		close(a)
 	}
-}
-
-// alarm returns the alarm before the call of that number.
-func (t *team) alarm(number uint64) *alarm {
-	a := t.alarms[number]
-	if a == nil {
-		a = &alarm{ch: make(chan struct{})}
-		t.alarms[number] = a
-	}
-	return a
 }
 
 // alarmed raises an alarm here, unless the call has begun, and passes it on to
@@ -363,7 +358,7 @@ func (t *team) alarmed(number uint64, from int) {
 		t.passed = t.passed[1:]
 	}
 	if number >= t.next {
-		t.alarm(number).raise()
+		t.raise(number)
 	}
 	f := frame{kind: kindAlarm, id: t.id, number: number}
 	b := f.encode()
@@ -386,11 +381,10 @@ func (g *Group) Alarm() {
 func (g *Group) Alarmed() <-chan struct{} {
 	g.team.node.mu.Lock()
 	defer g.team.node.mu.Unlock()
-	a := g.team.alarm(g.team.next)
 	if g.team.lost != nil {
-		a.raise()
+		g.team.raise(g.team.next)
 	}
-	return a.ch
+	return g.team.alarm(g.team.next)
 }
 
 // members are the ranks of a group by their numbers in the group of all ranks,
