@@ -64,15 +64,14 @@ var layers = []struct{ name, imports string }{
 
 	// Formats, and what they share.
 	{"storage", "blob internal/wire meta plan tensor"},
-	{"storage/datafile", "blob internal/crc32c internal/work plan storage tensor"},
-	{"storage/publish", "blob meta plan storage storage/datafile"},
+	{"storage/publish", "blob internal/crc32c internal/work meta plan storage tensor"},
 	{"storage/reading", "blob internal/crc32c internal/work meta plan storage tensor"},
-	{"storage/native", "blob internal/crc32c internal/safetensors internal/wire internal/work meta plan storage storage/datafile storage/publish storage/reading tensor"},
-	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/datafile storage/publish"},
-	{"storage/torchfile", "blob internal/torchsave internal/work meta plan storage storage/datafile storage/publish storage/reading tensor value"},
-	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave internal/work meta plan storage storage/datafile storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
-	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/datafile storage/publish storage/reading tensor"},
-	{"storage/hyper", "blob internal/dcpmeta internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/datafile storage/dcpfiles storage/publish storage/reading tensor value"},
+	{"storage/native", "blob internal/crc32c internal/safetensors internal/wire internal/work meta plan storage storage/publish storage/reading tensor"},
+	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/publish"},
+	{"storage/torchfile", "blob internal/torchsave internal/work meta plan storage storage/publish storage/reading tensor value"},
+	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave internal/work meta plan storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
+	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/publish storage/reading tensor"},
+	{"storage/hyper", "blob internal/dcpmeta internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading tensor value"},
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
@@ -100,7 +99,7 @@ var layers = []struct{ name, imports string }{
 // libraries lists every module that we depend on, with the packages that may
 // import it outside of tests. docs/dependencies.md gives the reasons.
 var libraries = map[string]string{
-	"golang.org/x/sync":                "internal/torchsave protocol storage/datafile storage/reading convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
+	"golang.org/x/sync":                "internal/torchsave protocol storage/publish storage/reading convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
 	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c",
 	"golang.org/x/term":                "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",

@@ -8,7 +8,6 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -37,7 +36,7 @@ type Encoding struct {
 	// cannot hold the value.
 	Value func(it *plan.WriteItem, data []byte) ([]byte, error)
 	// Files lays out the data files of a rank. infix is part of their names.
-	Files func(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*datafile.File, error)
+	Files func(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*publish.DataFile, error)
 	// Place is the meta.Storage.ID of saves whose session has no ID.
 	Place string
 }
@@ -120,9 +119,9 @@ const keepValue = 64 << 10
 
 // LayValue returns a value as a part of a data file, as encode encodes it. encode
 // must return the same bytes each time.
-func LayValue(it *plan.WriteItem, data storage.Resolver, encode func(it *plan.WriteItem, data []byte) ([]byte, error)) (datafile.Part, error) {
+func LayValue(it *plan.WriteItem, data storage.Resolver, encode func(it *plan.WriteItem, data []byte) ([]byte, error)) (publish.Part, error) {
 	marshal := func() ([]byte, error) {
-		b, err := datafile.Bytes(data, it)
+		b, err := publish.ValueBytes(data, it)
 		if err != nil {
 			return nil, err
 		}
@@ -130,9 +129,9 @@ func LayValue(it *plan.WriteItem, data storage.Resolver, encode func(it *plan.Wr
 	}
 	b, err := marshal()
 	if err != nil {
-		return datafile.Part{}, err
+		return publish.Part{}, err
 	}
-	part := datafile.Part{Length: int64(len(b)), Literal: b}
+	part := publish.Part{Length: int64(len(b)), Literal: b}
 	if len(b) > keepValue {
 		part.Literal, part.Tail = nil, marshal
 	}

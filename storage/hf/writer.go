@@ -13,7 +13,6 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -302,7 +301,7 @@ func headerCost(it *plan.WriteItem) int64 {
 }
 
 // layOut lays out the files of this rank.
-func (w *writer) layOut(p *plan.SavePlan) ([]*datafile.File, error) {
+func (w *writer) layOut(p *plan.SavePlan) ([]*publish.DataFile, error) {
 	packed, err := w.pack(p)
 	if err != nil {
 		return nil, err
@@ -310,7 +309,7 @@ func (w *writer) layOut(p *plan.SavePlan) ([]*datafile.File, error) {
 	if len(packed) == 0 && (w.single() || w.form.Empty && w.Session().Coordinator) {
 		packed = append(packed, nil) // a file without tensors is a checkpoint too
 	}
-	out := make([]*datafile.File, len(packed))
+	out := make([]*publish.DataFile, len(packed))
 	for i, items := range packed {
 		if out[i], err = w.lay(w.fileName(i+1), items); err != nil {
 			return nil, err
@@ -331,12 +330,12 @@ func (w *writer) fileName(i int) string {
 }
 
 // lay lays out a file of that name.
-func (w *writer) lay(name string, items []*plan.WriteItem) (*datafile.File, error) {
+func (w *writer) lay(name string, items []*plan.WriteItem) (*publish.DataFile, error) {
 	slices.SortStableFunc(items, func(a, b *plan.WriteItem) int {
 		return cmp.Compare(b.Info.DType.Size(), a.Info.DType.Size())
 	})
 	h := &safetensors.Header{}
-	f := &datafile.File{Name: name, Parts: []datafile.Part{{}}}
+	f := &publish.DataFile{Name: name, Parts: []publish.Part{{}}}
 	results := make([]storage.WriteResult, len(items))
 	sharding := make(map[string]shardingInfo, len(items))
 	var at int64
@@ -346,7 +345,7 @@ func (w *writer) lay(name string, items []*plan.WriteItem) (*datafile.File, erro
 		h.Entries = append(h.Entries, safetensors.Entry{Name: it.FQN(), DType: d, Shape: it.Box.Sizes, Begin: at, End: at + n})
 		sharding[it.FQN()] = shardingInfo{append([]int64{}, it.Box.Offsets...)}
 		results[i] = storage.WriteResult{Index: it.Index(), Loc: meta.Location{File: name, Offset: at, Length: n}}
-		f.Parts = append(f.Parts, datafile.Part{Length: n, Item: it})
+		f.Parts = append(f.Parts, publish.Part{Length: n, Item: it})
 		if at += n; at < 0 {
 			return nil, fmt.Errorf("%s: more bytes than a file can hold", name)
 		}
@@ -355,7 +354,7 @@ func (w *writer) lay(name string, items []*plan.WriteItem) (*datafile.File, erro
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	f.Parts[0] = datafile.Part{Length: int64(len(head)), Literal: head}
+	f.Parts[0] = publish.Part{Length: int64(len(head)), Literal: head}
 	for i := range results {
 		results[i].Loc.Offset += int64(len(head))
 	}

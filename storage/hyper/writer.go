@@ -13,7 +13,6 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/value"
@@ -65,7 +64,7 @@ func (o *options) checkTensor(it *plan.WriteItem) error {
 }
 
 // layOut lays out the data files of a rank.
-func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*datafile.File, error) {
+func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*publish.DataFile, error) {
 	files, err := o.layValues(p, data, rank, infix)
 	if err != nil {
 		return nil, err
@@ -115,8 +114,8 @@ func headerCost(it *plan.WriteItem) int64 {
 }
 
 // layTensors lays out the files of a plan's tensors.
-func (o *options) layTensors(p *plan.SavePlan, rank int, infix string) ([]*datafile.File, error) {
-	var out []*datafile.File
+func (o *options) layTensors(p *plan.SavePlan, rank int, infix string) ([]*publish.DataFile, error) {
+	var out []*publish.DataFile
 	for n, items := range spread(p, o) {
 		f, err := layTensorFile(dataFileName(rank, infix, n, tensorSuffix), items, o.Old)
 		if err != nil {
@@ -163,7 +162,7 @@ func spread(p *plan.SavePlan, o *options) [][]*plan.WriteItem {
 }
 
 // layTensorFile lays out one safetensors file.
-func layTensorFile(name string, items []*plan.WriteItem, old bool) (*datafile.File, error) {
+func layTensorFile(name string, items []*plan.WriteItem, old bool) (*publish.DataFile, error) {
 	keys := keysOf(items)
 	h := &safetensors.Header{Metadata: map[string]string{"format": "pt"}}
 	results := make([]storage.WriteResult, len(items))
@@ -182,10 +181,10 @@ func layTensorFile(name string, items []*plan.WriteItem, old bool) (*datafile.Fi
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	f := &datafile.File{Name: name, Parts: []datafile.Part{{Length: int64(len(b)), Literal: b}}}
+	f := &publish.DataFile{Name: name, Parts: []publish.Part{{Length: int64(len(b)), Literal: b}}}
 	for i, it := range items {
 		results[i].Loc.Offset += int64(len(b))
-		f.Parts = append(f.Parts, datafile.Part{Length: it.NumBytes(), Item: it})
+		f.Parts = append(f.Parts, publish.Part{Length: it.NumBytes(), Item: it})
 	}
 	f.Results = func() []storage.WriteResult { return results }
 	return f, nil
@@ -218,7 +217,7 @@ func keysOf(items []*plan.WriteItem) []string {
 // layValues lays out the files of a plan's values: one after the other in a single
 // file, or each in its own in the older dialect. The error names all values that
 // cannot be written.
-func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*datafile.File, error) {
+func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*publish.DataFile, error) {
 	var files []*valueFileLayout
 	var refused []error
 	for i := range p.Items {
@@ -242,9 +241,9 @@ func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, i
 	if err := errors.Join(refused...); err != nil {
 		return nil, err
 	}
-	out := make([]*datafile.File, len(files))
+	out := make([]*publish.DataFile, len(files))
 	for i, f := range files {
-		out[i] = &datafile.File{Name: f.name, Parts: f.parts, Results: func() []storage.WriteResult { return f.results }}
+		out[i] = &publish.DataFile{Name: f.name, Parts: f.parts, Results: func() []storage.WriteResult { return f.results }}
 	}
 	return out, nil
 }
@@ -252,12 +251,12 @@ func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, i
 // valueFileLayout is a file of values in the making.
 type valueFileLayout struct {
 	name    string
-	parts   []datafile.Part
+	parts   []publish.Part
 	results []storage.WriteResult
 	size    int64
 }
 
-func (f *valueFileLayout) add(it *plan.WriteItem, part datafile.Part) {
+func (f *valueFileLayout) add(it *plan.WriteItem, part publish.Part) {
 	f.parts = append(f.parts, part)
 	f.results = append(f.results, storage.WriteResult{
 		Index: it.Index(), Loc: meta.Location{File: f.name, Offset: f.size, Length: part.Length},

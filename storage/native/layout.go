@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // headerAlign pads a data file's header, so that the data begins on a page.
@@ -230,9 +230,9 @@ func reservedKey(fqn string) bool {
 
 // parts returns the parts of the file: the header and the items, whose checksums it
 // computes while they are written.
-func (f *dataFile) parts() *datafile.File {
-	out := &datafile.File{Name: f.name, Parts: make([]datafile.Part, 0, 1+len(f.items))}
-	out.Parts = append(out.Parts, datafile.Part{Length: int64(len(f.header)), Literal: f.header})
+func (f *dataFile) parts() *publish.DataFile {
+	out := &publish.DataFile{Name: f.name, Parts: make([]publish.Part, 0, 1+len(f.items))}
+	out.Parts = append(out.Parts, publish.Part{Length: int64(len(f.header)), Literal: f.header})
 	results := make([]storage.WriteResult, 0, len(f.items))
 	// The items pass one after the other, so that they share these.
 	var g grid
@@ -251,7 +251,7 @@ func (f *dataFile) parts() *datafile.File {
 		results = append(results, it.result(f.name, sums))
 	}
 	for i := range f.items {
-		out.Parts = append(out.Parts, datafile.Part{Length: f.items[i].length, Item: f.items[i].item, Pass: pass, End: end})
+		out.Parts = append(out.Parts, publish.Part{Length: f.items[i].length, Item: f.items[i].item, Pass: pass, End: end})
 	}
 	out.Results = func() []storage.WriteResult { return results }
 	return out

@@ -10,7 +10,6 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -94,7 +93,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	parts := make([]*datafile.File, len(files))
+	parts := make([]*publish.DataFile, len(files))
 	for i, f := range files {
 		parts[i] = f.parts()
 	}
@@ -122,7 +121,7 @@ func (w *writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.Wr
 			items = append(items, it)
 			continue
 		}
-		b, err := datafile.Bytes(data, it)
+		b, err := publish.ValueBytes(data, it)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -2,8 +2,8 @@
 // the files of a save names of their own, replaces the record of the old checkpoint
 // with that of the new one, and removes the files that no checkpoint needs any more. It
 // does not depend on any format: a Format describes the names of the files and reads
-// the existing checkpoint. The contract is at Publisher, whose methods follow those of
-// storage.Writer.
+// the existing checkpoint, and a DataFile describes the parts of a file. The contract is
+// at Publisher, whose methods follow those of storage.Writer.
 package publish
 
 import (
@@ -22,7 +22,6 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 )
 
 // Publisher carries out the saves of one rank at the root of a store, one after the
@@ -251,10 +250,9 @@ func (p *Publisher) take() (names []string, kept bool) {
 
 // Write writes the data files of this rank. planned is the number of bytes of the
 // plan's items, for the session's Progress.
-func (p *Publisher) Write(ctx context.Context, files []*datafile.File, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
-	return datafile.Write(ctx, p.store, files, data, p.sess, planned, datafile.Options{
-		Files: p.opts.FilesPerRank, BufferBytes: p.opts.BufferBytes, Created: p.note,
-	})
+func (p *Publisher) Write(ctx context.Context, files []*DataFile, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
+	w := &fileWriter{store: p.store, data: data, sess: p.sess, created: p.note}
+	return w.write(ctx, files, p.opts.FilesPerRank, p.opts.BufferBytes, planned)
 }
 
 // Held describes a file that is a whole checkpoint. By its description, a publisher can
@@ -272,17 +270,16 @@ type Held struct {
 
 // WriteHeld writes the file that is the whole checkpoint. h describes it. The file
 // becomes visible in CommitHeld.
-func (p *Publisher) WriteHeld(ctx context.Context, file *datafile.File, h *Held, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
+func (p *Publisher) WriteHeld(ctx context.Context, file *DataFile, h *Held, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
 	p.drop()
-	return datafile.Write(ctx, p.store, []*datafile.File{file}, data, p.sess, planned, datafile.Options{
-		Files: 1, BufferBytes: p.opts.BufferBytes, Replace: !p.opts.FailIfExists,
-		Hold: func(_ string, w blob.Writer) {
-			h.w = w
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.held = h
-		},
-	})
+	w := &fileWriter{store: p.store, data: data, sess: p.sess, replace: !p.opts.FailIfExists}
+	w.hold = func(bw blob.Writer) {
+		h.w = bw
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.held = h
+	}
+	return w.write(ctx, []*DataFile{file}, 1, p.opts.BufferBytes, planned)
 }
 
 // takeHeld returns p.held and sets it to nil.

@@ -19,7 +19,6 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -87,7 +86,7 @@ func write(t testing.TB, p *publish.Publisher) *storage.WriteResults {
 		t.Fatal(err)
 	}
 	name := fmt.Sprintf("d%d.%s", p.Session().Rank, infix)
-	r, err := p.Write(t.Context(), []*datafile.File{{Name: name, Parts: []datafile.Part{{Length: 4, Literal: []byte("data")}}}}, nil, 4)
+	r, err := p.Write(t.Context(), []*publish.DataFile{{Name: name, Parts: []publish.Part{{Length: 4, Literal: []byte("data")}}}}, nil, 4)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
@@ -37,13 +36,13 @@ func newWriter(store blob.Store, o options) *dcpfiles.Writer {
 }
 
 // layOut lays out the data files of a rank.
-func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*datafile.File, error) {
+func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*publish.DataFile, error) {
 	records, err := layRecords(p, data)
 	if err != nil {
 		return nil, err
 	}
 	prefix := prefixOf(rank, infix)
-	var files []*datafile.File
+	var files []*publish.DataFile
 	for n, part := range spread(records, o) {
 		files = append(files, fileOf(dataFileName(prefix, n), part))
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -249,7 +248,7 @@ func (c *collected) addValues(p *plan.SavePlan, data storage.Resolver) (values m
 		if it.Kind != plan.KindBytes {
 			continue
 		}
-		b, err := datafile.Bytes(data, it)
+		b, err := publish.ValueBytes(data, it)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -292,16 +291,16 @@ func insideOf(p *plan.SavePlan) map[string]string {
 
 // file returns the file of a layout. Its last part, which holds the checksums of the
 // others, becomes the sample of h.
-func (c *collected) file(l *torchsave.Layout, h *publish.Held) *datafile.File {
+func (c *collected) file(l *torchsave.Layout, h *publish.Held) *publish.DataFile {
 	name := h.Name
 	var results []storage.WriteResult
 	for _, it := range c.values { // somewhere in the pickle
 		results = append(results, storage.WriteResult{Index: it.Index(), Loc: meta.Location{File: name}})
 	}
-	f := &datafile.File{Name: name, Results: func() []storage.WriteResult { return results }}
+	f := &publish.DataFile{Name: name, Results: func() []storage.WriteResult { return results }}
 	at := int64(0)
 	for _, p := range l.Parts {
-		d := datafile.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
+		d := publish.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
 		if p.Slot != nil {
 			d.Item = c.items[p.Slot]
 			for _, it := range append([]*plan.WriteItem{d.Item}, c.ties[p.Slot]...) {

@@ -1,4 +1,4 @@
-package datafile_test
+package publish
 
 import (
 	"bytes"
@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -20,11 +19,8 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/datafile"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // contents resolves items by their names.
 type contents map[string]plan.Data
@@ -62,25 +58,26 @@ func valueItem(name string, n int) *plan.WriteItem {
 	return &plan.WriteItem{Info: &plan.Info{FQN: name, Codec: "raw"}, Kind: plan.KindBytes, Size: int64(n)}
 }
 
-func write(ctx context.Context, s blob.Store, data storage.Resolver, files ...*datafile.File) (*storage.WriteResults, error) {
-	return datafile.Write(ctx, s, files, data, storage.Session{}, 0, datafile.Options{Files: 2, BufferBytes: 1 << 20})
+func write(ctx context.Context, s blob.Store, data storage.Resolver, files ...*DataFile) (*storage.WriteResults, error) {
+	w := &fileWriter{store: s, data: data}
+	return w.write(ctx, files, 2, 1<<20, 0)
 }
 
 // Whatever the parts are, the file is their bytes in order, each part sees its
 // own pass in order, and ends once.
-func TestFileIsItsParts(t *testing.T) {
+func TestDataFileConsistsOfItsParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var want []byte
 		var closed, streams int
 		data := contents{}
-		f := &datafile.File{Name: "f"}
+		f := &DataFile{Name: "f"}
 		var ends []int
 		seen := map[int][]byte{}
 		for i := range rapid.IntRange(0, 8).Draw(t, "parts") {
 			n := rapid.SampledFrom([]int{0, 1, 5, 4096, 200_000, 400_000}).Draw(t, "length")
 			b := bytes.Repeat([]byte{byte(i + 1)}, n)
 			name := fmt.Sprint("i", i)
-			p := datafile.Part{Length: int64(n), End: func() { ends = append(ends, i) }}
+			p := Part{Length: int64(n), End: func() { ends = append(ends, i) }}
 			p.Pass = func(b []byte, from int64) {
 				if from != int64(len(seen[i])) {
 					t.Fatalf("part %d: pass at %d after %d bytes", i, from, len(seen[i]))
@@ -140,30 +137,39 @@ func TestFileIsItsParts(t *testing.T) {
 }
 
 // Parts that are made when their turn comes may share their memory.
-func TestPartsAreMadeInTheirTurn(t *testing.T) {
-	s, made, shared := new(mem.Store), 0, []datafile.Part{{Length: 2}, {}, {Length: 1, Literal: []byte("!")}}
-	inner := func(n int64, text string) datafile.Part {
-		return datafile.Part{Length: n, Parts: func() ([]datafile.Part, error) {
+func TestPartsAreMadeWhenTheyAreWritten(t *testing.T) {
+	s, made, shared := new(mem.Store), 0, []Part{{Length: 2}, {}, {Length: 1, Literal: []byte("!")}}
+	inner := func(n int64, text string) Part {
+		return Part{Length: n, Parts: func() ([]Part, error) {
 			made++
 			shared[0].Literal = []byte(text)
 			return shared, nil
 		}}
 	}
-	first := datafile.Part{Length: 1, Tail: func() ([]byte, error) { return fmt.Append(nil, made), nil }}
-	f := &datafile.File{Name: "f", Parts: []datafile.Part{first, inner(3, "ab"), inner(3, "cd"), {Length: 1, Literal: []byte("z")}, inner(3, "ef")}}
+	first := Part{Length: 1, Tail: func() ([]byte, error) { return fmt.Append(nil, made), nil }}
+	f := &DataFile{Name: "f", Parts: []Part{first, inner(3, "ab"), inner(3, "cd"), {Length: 1, Literal: []byte("z")}, inner(3, "ef")}}
 	if _, err := write(t.Context(), s, nil, f); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := blob.ReadAll(t.Context(), s, "f", 100); err != nil || string(got) != "0ab!cd!zef!" || made != 3 {
 		t.Errorf("the file is %q, %v, with parts made %d times", got, err, made)
 	}
-	short := &datafile.File{Name: "short", Parts: []datafile.Part{inner(4, "ab")}}
+	nested := Part{Length: 7, Parts: func() ([]Part, error) {
+		return []Part{inner(3, "gh"), {Length: 4, Parts: func() ([]Part, error) { return []Part{{Length: 4, Literal: []byte("deep")}}, nil }}}, nil
+	}}
+	if _, err := write(t.Context(), s, nil, &DataFile{Name: "nested", Parts: []Part{nested, {Length: 1, Literal: []byte(".")}}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := blob.ReadAll(t.Context(), s, "nested", 100); err != nil || string(got) != "gh!deep." {
+		t.Errorf("nested parts make %q, %v", got, err)
+	}
+	short := &DataFile{Name: "short", Parts: []Part{inner(4, "ab")}}
 	if _, err := write(t.Context(), s, nil, short); !errors.Is(err, plan.ErrState) {
 		t.Errorf("Write of parts that are too short = %v; want ErrState", err)
 	}
 }
 
-func TestContentThatIsNotAsPlanned(t *testing.T) {
+func TestWriteRefusesContentThatWasNotPlanned(t *testing.T) {
 	x, err := tensor.New(tensor.Uint8, []int64{4})
 	if err != nil {
 		t.Fatal(err)
@@ -176,24 +182,24 @@ func TestContentThatIsNotAsPlanned(t *testing.T) {
 	}
 	tests := []struct {
 		name string
-		part datafile.Part
+		part Part
 		want error
 	}{
-		{"literal", datafile.Part{Length: 5, Literal: make([]byte, 4)}, plan.ErrState},
-		{"tail", datafile.Part{Length: 5, Tail: func() ([]byte, error) { return make([]byte, 4), nil }}, plan.ErrState},
-		{"tail's error", datafile.Part{Length: 5, Tail: func() ([]byte, error) { return nil, mine }}, mine},
-		{"tensor", datafile.Part{Length: 5, Item: tensorItem("x", 5)}, plan.ErrState},
-		{"tensor laid out wrong", datafile.Part{Length: 5, Item: tensorItem("x", 4)}, plan.ErrState},
-		{"value", datafile.Part{Length: 5, Item: valueItem("v", 5)}, plan.ErrState},
-		{"tensor for a value", datafile.Part{Length: 4, Item: valueItem("t", 4)}, plan.ErrState},
-		{"nothing", datafile.Part{Length: 4, Item: tensorItem("none", 4)}, plan.ErrState},
-		{"unknown", datafile.Part{Length: 4, Item: tensorItem("y", 4)}, plan.ErrMissing},
-		{"stream's error", datafile.Part{Length: 4, Item: tensorItem("s", 4)}, mine},
+		{"literal", Part{Length: 5, Literal: make([]byte, 4)}, plan.ErrState},
+		{"tail", Part{Length: 5, Tail: func() ([]byte, error) { return make([]byte, 4), nil }}, plan.ErrState},
+		{"tail's error", Part{Length: 5, Tail: func() ([]byte, error) { return nil, mine }}, mine},
+		{"tensor", Part{Length: 5, Item: tensorItem("x", 5)}, plan.ErrState},
+		{"tensor laid out wrong", Part{Length: 5, Item: tensorItem("x", 4)}, plan.ErrState},
+		{"value", Part{Length: 5, Item: valueItem("v", 5)}, plan.ErrState},
+		{"tensor for a value", Part{Length: 4, Item: valueItem("t", 4)}, plan.ErrState},
+		{"nothing", Part{Length: 4, Item: tensorItem("none", 4)}, plan.ErrState},
+		{"unknown", Part{Length: 4, Item: tensorItem("y", 4)}, plan.ErrMissing},
+		{"stream's error", Part{Length: 4, Item: tensorItem("s", 4)}, mine},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s := new(mem.Store)
-			_, err := write(t.Context(), s, data, &datafile.File{Name: "f", Parts: []datafile.Part{tt.part}})
+			_, err := write(t.Context(), s, data, &DataFile{Name: "f", Parts: []Part{tt.part}})
 			if !errors.Is(err, tt.want) {
 				t.Errorf("Write = %v; want %v", err, tt.want)
 			}
@@ -210,21 +216,19 @@ func TestContentThatIsNotAsPlanned(t *testing.T) {
 	}
 }
 
-func TestCreatedIsToldBeforeTheFileIsThere(t *testing.T) {
+func TestCreatedIsCalledBeforeTheFileExists(t *testing.T) {
 	s := new(mem.Store)
 	var told []string
-	files := []*datafile.File{{Name: "a"}, {Name: "b"}}
-	_, err := datafile.Write(t.Context(), s, files, contents{}, storage.Session{}, 0, datafile.Options{
-		Files: 1, BufferBytes: 1 << 20,
-		Created: func(name string) {
-			if _, err := s.Stat(t.Context(), name); err == nil {
-				t.Errorf("%s is there already", name)
-			}
-			told = append(told, name)
-		},
-	})
+	files := []*DataFile{{Name: "a"}, {Name: "b"}}
+	w := &fileWriter{store: s, created: func(name string) {
+		if _, err := s.Stat(t.Context(), name); err == nil {
+			t.Errorf("%s exists before created was called", name)
+		}
+		told = append(told, name)
+	}}
+	_, err := w.write(t.Context(), files, 1, 1<<20, 0)
 	if err != nil || !slices.Equal(told, []string{"a", "b"}) {
-		t.Errorf("told of %v, %v", told, err)
+		t.Errorf("created was called for %v, %v; want a and b", told, err)
 	}
 }
 
@@ -249,25 +253,28 @@ func (j *journal) Note(_ context.Context, file string, r *storage.WriteResults) 
 	return nil
 }
 
-func TestJournalledFilesAreNotWrittenAgain(t *testing.T) {
+func TestWriteSkipsFilesInTheJournal(t *testing.T) {
 	ctx := t.Context()
 	s := new(mem.Store)
 	j := &journal{notes: map[string]*storage.WriteResults{}}
 	var told int64
 	sess := storage.Session{Journal: j, Progress: func(n int64) { told += n }}
-	file := func(name, text string) *datafile.File {
-		return &datafile.File{Name: name, Parts: []datafile.Part{{Length: int64(len(text)), Literal: []byte(text)}}}
+	file := func(name, text string) *DataFile {
+		return &DataFile{Name: name, Parts: []Part{{Length: int64(len(text)), Literal: []byte(text)}}}
 	}
-	opts := datafile.Options{Files: 1, BufferBytes: 1 << 20}
-	if _, err := datafile.Write(ctx, s, []*datafile.File{file("a", "first")}, contents{}, sess, 5, opts); err != nil {
+	put := func(planned int64, files ...*DataFile) (*storage.WriteResults, error) {
+		w := &fileWriter{store: s, sess: sess}
+		return w.write(ctx, files, 1, 1<<20, planned)
+	}
+	if _, err := put(5, file("a", "first")); err != nil {
 		t.Fatal(err)
 	}
-	// b is there, but nobody noted it: it may be of another try.
+	// b exists, but is not in the journal: it may be of an earlier attempt.
 	if _, err := blob.WriteAll(ctx, s, "b", []byte("stale"), nil); err != nil {
 		t.Fatal(err)
 	}
 	told = 0
-	r, err := datafile.Write(ctx, s, []*datafile.File{file("a", "other"), file("b", "fresh")}, contents{}, sess, 10, opts)
+	r, err := put(10, file("a", "other"), file("b", "fresh"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,26 +287,25 @@ func TestJournalledFilesAreNotWrittenAgain(t *testing.T) {
 		t.Errorf("results %v, told of %d bytes", r.Files, told)
 	}
 	j.fail = errors.New("no journal today")
-	if _, err := datafile.Write(ctx, s, []*datafile.File{file("c", "")}, contents{}, sess, 0, opts); !errors.Is(err, j.fail) {
+	if _, err := put(0, file("c", "")); !errors.Is(err, j.fail) {
 		t.Errorf("a journal that cannot be read: %v", err)
 	}
 }
 
 // A held file appears when its holder commits it, and not before.
-func TestHeldFilesAppearLater(t *testing.T) {
+func TestHeldFileIsInvisibleUntilItsCommit(t *testing.T) {
 	store := new(mem.Store)
-	f := &datafile.File{Name: "f", Parts: []datafile.Part{{Length: 3, Literal: []byte("abc")}}}
-	held := map[string]blob.Writer{}
-	r, err := datafile.Write(t.Context(), store, []*datafile.File{f}, contents{}, storage.Session{}, 3, datafile.Options{
-		Files: 1, Hold: func(name string, w blob.Writer) { held[name] = w },
-	})
+	f := &DataFile{Name: "f", Parts: []Part{{Length: 3, Literal: []byte("abc")}}}
+	var held blob.Writer
+	w := &fileWriter{store: store, hold: func(w blob.Writer) { held = w }}
+	r, err := w.write(t.Context(), []*DataFile{f}, 1, 0, 3)
 	if err != nil || len(r.Files) != 1 || r.Files[0].CRC32C != crc32.Checksum([]byte("abc"), crc32.MakeTable(crc32.Castagnoli)) {
 		t.Fatalf("Write = %+v, %v", r, err)
 	}
 	if _, err := store.Stat(t.Context(), "f"); err == nil {
 		t.Error("the file is there before its commit")
 	}
-	if _, err := held["f"].Commit(t.Context()); err != nil {
+	if _, err := held.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := blob.ReadAll(t.Context(), store, "f", 10); string(b) != "abc" || err != nil {

@@ -1,4 +1,4 @@
-package datafile
+package publish
 
 import (
 	"context"
@@ -20,10 +20,10 @@ type assembler struct {
 	parts []Part
 	data  storage.Resolver
 
-	rest   []Part // the remaining parts of the file, while parts is a result of Part.Parts
-	part   int    // index of the current part in parts
-	open   bool   // begin was called for the current part
-	from   int64  // offset of the next byte in the current part
+	rest   [][]Part // the parts that follow parts, while parts is a result of Part.Parts; the next ones last
+	part   int      // index of the current part in parts
+	open   bool     // begin was called for the current part
+	from   int64    // offset of the next byte in the current part
 	tensor *tensor.Tensor
 	stream plan.Stream
 	bytes  []byte
@@ -79,11 +79,12 @@ func (a *assembler) next(ctx context.Context, p []byte) error {
 // has Parts with their result.
 func (a *assembler) current() (*Part, error) {
 	for {
-		if a.part == len(a.parts) {
-			if len(a.rest) == 0 {
+		for a.part == len(a.parts) {
+			n := len(a.rest) - 1
+			if n < 0 {
 				return nil, nil
 			}
-			a.parts, a.rest, a.part = a.rest, nil, 0
+			a.parts, a.rest, a.part = a.rest[n], a.rest[:n], 0
 		}
 		part := &a.parts[a.part]
 		if part.Parts == nil {
@@ -93,10 +94,11 @@ func (a *assembler) current() (*Part, error) {
 		if err != nil {
 			return nil, err
 		}
-		if n := (&File{Parts: inner}).Size(); n != part.Length {
+		if n := (&DataFile{Parts: inner}).Size(); n != part.Length {
 			return nil, fmt.Errorf("%w: parts of %d bytes were laid out as %d", plan.ErrState, n, part.Length)
 		}
-		a.parts, a.rest, a.part = inner, a.parts[a.part+1:], 0
+		a.rest = append(a.rest, a.parts[a.part+1:])
+		a.parts, a.part = inner, 0
 	}
 }
 
@@ -138,7 +140,7 @@ func (a *assembler) begin(part *Part) error {
 		}
 		a.bytes = b
 	case part.Item.Kind == plan.KindBytes:
-		b, err := Bytes(a.data, part.Item)
+		b, err := ValueBytes(a.data, part.Item)
 		if err != nil {
 			return err
 		}

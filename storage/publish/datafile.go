@@ -1,0 +1,231 @@
+package publish
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/work"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// DataFile is a file to be written: its parts in their order, without gaps.
+type DataFile struct {
+	Name  string
+	Parts []Part
+	// Results, if not nil, is called after the last part has ended. It returns the
+	// locations of the file's items.
+	Results func() []storage.WriteResult
+}
+
+// Size returns the total length of all parts.
+func (f *DataFile) Size() int64 {
+	var n int64
+	for i := range f.Parts {
+		n += f.Parts[i].Length
+	}
+	return n
+}
+
+// Part is a contiguous range of a file. Exactly one of Literal, Item, Tail and Parts is
+// set and provides its bytes. In a part of length zero, all of them may be unset.
+type Part struct {
+	// Length is the number of bytes. It is known before the bytes themselves.
+	Length int64
+	// Literal are the bytes themselves.
+	Literal []byte
+	// Item is an item of the plan. Its content is resolved when the part is written.
+	Item *plan.WriteItem
+	// Tail returns the bytes. It is called after Pass and End of all parts before this
+	// one, so the bytes can depend on them.
+	Tail func() ([]byte, error)
+	// Parts returns the parts that this part consists of. It is called when this part
+	// is written, so that a file of very many parts need not hold all of them in
+	// memory. The returned parts are not used any more when Parts of a later part is
+	// called. If Parts is set, Pass and End are nil.
+	Parts func() ([]Part, error)
+	// Pass, if not nil, is called with consecutive pieces of the bytes; from is the
+	// offset of p in the part. It must not keep or change p.
+	Pass func(p []byte, from int64)
+	// End, if not nil, is called after the last byte, also for a part without
+	// bytes.
+	End func()
+}
+
+// fileWriter writes data files in the store of a publisher. The layout of a file is
+// fixed before its first byte is written. The bytes are assembled in order and written
+// in pieces, in parallel, within a memory budget.
+type fileWriter struct {
+	store blob.Store
+	data  storage.Resolver // provides the content of the items
+	sess  storage.Session
+	// created, if not nil, is called with the name of each file before the file
+	// becomes visible. From then on the file may exist, even if write returns an error.
+	created func(name string)
+	// hold, if not nil, is called with the writer of each complete file. The file is not
+	// committed then: it becomes visible and durable when the caller commits it. The
+	// session's journal is not used.
+	hold    func(w blob.Writer)
+	replace bool // new files may replace existing files of the same names
+
+	pieces   *work.Pool
+	progress work.Share
+}
+
+// write writes files, parallel of them at the same time. It uses at most about budget
+// bytes of memory. It returns the results of all files, in the order of files. When it
+// returns nil, the files are durable. When it returns an error, some of them may exist.
+//
+// If the session has a journal, write skips the files that the journal lists as
+// finished, and adds each file to the journal after it is finished. The numbers that
+// it passes to the session's Progress sum up to planned.
+func (w *fileWriter) write(ctx context.Context, files []*DataFile, parallel int, budget, planned int64) (*storage.WriteResults, error) {
+	w.progress.Tell, w.progress.Plan = w.sess.Progress, planned
+	for _, f := range files {
+		w.progress.Total += f.Size()
+	}
+	w.pieces = newPieces(budget, min(len(files), parallel))
+	results := make([]*storage.WriteResults, len(files))
+	err := work.Each(ctx, len(files), max(1, min(parallel, w.pieces.Count()/2)), func(ctx context.Context, i int) (err error) {
+		results[i], err = w.file(ctx, files[i])
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(results) == 1 {
+		return results[0], nil
+	}
+	items := 0
+	for _, r := range results {
+		items += len(r.Items)
+	}
+	out := &storage.WriteResults{Items: make([]storage.WriteResult, 0, items)}
+	for _, r := range results {
+		out.Items = append(out.Items, r.Items...)
+		out.Files = append(out.Files, r.Files...)
+	}
+	return out, nil
+}
+
+// file writes one file, unless the journal lists it as finished.
+func (w *fileWriter) file(ctx context.Context, f *DataFile) (*storage.WriteResults, error) {
+	if w.sess.Journal == nil || w.hold != nil {
+		return w.writeFile(ctx, f)
+	}
+	r, ok, err := w.sess.Journal.Finished(ctx, f.Name)
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		w.progress.Add(f.Size())
+		return r, nil
+	}
+	if err := w.store.Remove(ctx, f.Name); err != nil { // it exists if it was finished but not added to the journal
+		return nil, err
+	}
+	if r, err = w.writeFile(ctx, f); err != nil {
+		return nil, err
+	}
+	return r, w.sess.Journal.Note(ctx, f.Name, r)
+}
+
+// writeFile writes one file: its bytes are assembled in order, piece by piece, and
+// the pieces are written in parallel.
+func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.WriteResults, error) {
+	size, total := int64(w.pieces.Size()), f.Size()
+	bw, err := w.store.Create(ctx, f.Name, &blob.CreateOptions{Size: total, Piece: size, IfAbsent: !w.replace})
+	if err != nil {
+		return nil, err
+	}
+	held := false
+	defer func() {
+		if !held {
+			bw.Abort() // does nothing once committed
+		}
+	}()
+	as := &assembler{parts: f.Parts, data: w.data}
+	defer as.close()
+	crcs := make([]uint32, (total+size-1)/size)
+	g, gctx := errgroup.WithContext(ctx)
+	for at := int64(0); at < total; at += size {
+		buf, err := as.piece(gctx, w.pieces, min(size, total-at))
+		if err != nil {
+			g.Go(func() error { return err }) // so that Wait returns an error, also if ctx was cancelled
+			break
+		}
+		g.Go(work.Guard(func() error {
+			defer w.pieces.Put(buf)
+			crcs[at/size] = crc32c.Checksum(buf)
+			if err := bw.WriteAt(gctx, buf, at); err != nil {
+				return err
+			}
+			w.progress.Add(int64(len(buf)))
+			return nil
+		}))
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	if err := as.next(ctx, nil); err != nil { // ends the parts of a file without bytes
+		return nil, err
+	}
+	if w.hold != nil {
+		held = true
+		w.hold(bw)
+	} else {
+		if w.created != nil {
+			w.created(f.Name) // before the commit, which may take effect and still return an error
+		}
+		if _, err := bw.Commit(ctx); err != nil {
+			return nil, err
+		}
+	}
+	out := &storage.WriteResults{Files: []storage.File{{Name: f.Name, Size: total}}}
+	for i, crc := range crcs {
+		file := &out.Files[0]
+		file.CRC32C = crc32c.Join(file.CRC32C, crc, min(size, total-int64(i)*size))
+	}
+	if f.Results != nil {
+		out.Items = f.Results()
+	}
+	return out, nil
+}
+
+const (
+	// pieceBytes is the size of one write. It is large enough for the full speed of any
+	// medium, and small enough to keep several pieces in memory.
+	pieceBytes = 8 << 20
+	// minPiece is the size of a piece if the budget is small.
+	minPiece = 256 << 10
+	// maxPieces bounds the number of pieces in memory for each file. More do not make a
+	// disk faster.
+	maxPieces = 6
+)
+
+// newPieces returns the buffers for writing that number of files at the same time,
+// within a budget.
+func newPieces(budget int64, files int) *work.Pool {
+	size := int64(pieceBytes)
+	for size > minPiece && 2*size > budget {
+		size /= 2
+	}
+	return work.NewPool(int(size), min(budget, int64(max(1, files))*maxPieces*size), 2)
+}
+
+// ValueBytes returns the content of a value. It returns an error if its size is not the
+// planned size.
+func ValueBytes(data storage.Resolver, it *plan.WriteItem) ([]byte, error) {
+	d, err := data.Resolve(it)
+	if err != nil {
+		return nil, err
+	}
+	if d.Tensor != nil || d.Stream != nil || int64(len(d.Bytes)) != it.Size {
+		return nil, fmt.Errorf("%w: %q was planned as %d bytes, but is %d now", plan.ErrState, it.FQN(), it.Size, len(d.Bytes))
+	}
+	return d.Bytes, nil
+}
