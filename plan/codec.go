@@ -78,10 +78,7 @@ func encodeItem(w *wire.Writer, it *WriteItem) {
 	w.Byte(byte(it.Kind))
 	w.Varint(int64(it.Hint))
 	w.Uvarint(uint64(it.Size))
-	w.Uvarint(uint64(len(it.Box.Sizes)))
-	for _, n := range it.Box.Offsets {
-		w.Varint(n)
-	}
+	encodeInts(w, it.Box.Offsets)
 	for _, n := range it.Box.Sizes {
 		w.Varint(n)
 	}
@@ -108,7 +105,8 @@ func encodeRecord(w *wire.Writer, in *Info) {
 		w.Uvarint(uint64(len(in.Path)))
 	}
 	for _, s := range in.Path {
-		w.Byte(stepKind(s))
+		w.Bool(s.List)
+		w.Bool(s.Int)
 		w.String(s.Key)
 		w.Varint(int64(s.Pos))
 	}
@@ -141,8 +139,8 @@ func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 	checkVersion(r)
 	p := &SavePlan{Unchanged: r.Bool()}
 	copy(p.Fingerprint[:], r.Raw(len(p.Fingerprint)))
-	p.PlannerData = clone(r.Bytes())
-	p.StorageData = clone(r.Bytes())
+	p.PlannerData = append([]byte(nil), r.Bytes()...)
+	p.StorageData = append([]byte(nil), r.Bytes()...)
 	for range r.Count(1) {
 		p.Absent = append(p.Absent, r.String())
 	}
@@ -228,7 +226,7 @@ func (k *descriptions) add(record string, in *Info) *Info {
 func decodeInfo(r *wire.Reader) *Info {
 	in := &Info{FQN: r.String()}
 	if r.Bool() {
-		n := r.Count(3)
+		n := r.Count(4)
 		in.Path = make(meta.Path, 0, n)
 		for range n {
 			in.Path = append(in.Path, decodeStep(r))
@@ -245,29 +243,8 @@ func decodeInfo(r *wire.Reader) *Info {
 	return in
 }
 
-// The kinds of steps, as they are encoded.
-const (
-	stepKey byte = iota
-	stepPos
-	stepInt
-)
-
-func stepKind(s meta.Step) byte {
-	switch {
-	case s.List:
-		return stepPos
-	case s.Int:
-		return stepInt
-	}
-	return stepKey
-}
-
 func decodeStep(r *wire.Reader) meta.Step {
-	kind := r.Byte()
-	s := meta.Step{List: kind == stepPos, Int: kind == stepInt, Key: r.String(), Pos: int(r.Varint())}
-	if kind > stepInt {
-		r.Fail("a step of kind %d", kind)
-	}
+	s := meta.Step{List: r.Bool(), Int: r.Bool(), Key: r.String(), Pos: int(r.Varint())}
 	if err := s.Check(); s.Int && err != nil {
 		r.Fail("%v", err)
 	}
@@ -312,14 +289,6 @@ func (d *ints) take(n int) []int64 {
 	return out
 }
 
-// clone copies bytes out of the message, so that it can be freed; none are nil.
-func clone(b []byte) []byte {
-	if len(b) == 0 {
-		return nil
-	}
-	return append([]byte(nil), b...)
-}
-
 // LoadPlanCodec carries load plans between ranks.
 type LoadPlanCodec struct{}
 
@@ -356,10 +325,10 @@ func encodeIndex(w *wire.Writer, i meta.Index) {
 func (LoadPlanCodec) Decode(b []byte) (*LoadPlan, error) {
 	r := wire.NewReader(b)
 	checkVersion(r)
-	p := &LoadPlan{PlannerData: clone(r.Bytes()), StorageData: clone(r.Bytes())}
+	p := &LoadPlan{PlannerData: append([]byte(nil), r.Bytes()...), StorageData: append([]byte(nil), r.Bytes()...)}
 	n := r.Count(minReadBytes)
 	p.Items = make([]ReadItem, 0, n)
-	d := readDecoder{ints{r: r}}
+	d := ints{r: r}
 	for range n {
 		p.Items = append(p.Items, d.item())
 	}
@@ -372,10 +341,7 @@ func (LoadPlanCodec) Decode(b []byte) (*LoadPlan, error) {
 // minReadBytes is the least that an encoded item takes.
 const minReadBytes = 10
 
-// readDecoder decodes the items of one plan.
-type readDecoder struct{ ints }
-
-func (d *readDecoder) item() ReadItem {
+func (d *ints) item() ReadItem {
 	r := d.r
 	it := ReadItem{
 		Kind: Kind(r.Byte()), Dest: d.index(), Source: d.index(),
@@ -399,7 +365,7 @@ func (d *readDecoder) item() ReadItem {
 
 func negative(n int64) bool { return n < 0 }
 
-func (d *readDecoder) index() meta.Index {
+func (d *ints) index() meta.Index {
 	i := meta.Index{FQN: d.r.String()}
 	if d.r.Bool() {
 		i.Offset = d.list()

@@ -70,31 +70,21 @@ func (f *flattener) visitMap(at meta.Path, m reflect.Value, bound bool) error {
 	if err := checkDepth(at); err != nil {
 		return err
 	}
-	if s, ok := m.Interface().(State); ok {
-		return f.visitState(at, s, bound)
+	if s, ok := m.Interface().(State); ok { // the usual type, without reflection on each key
+		for _, k := range slices.Sorted(maps.Keys(s)) {
+			set := func(v any) error { s[k] = v; return nil }
+			if err := f.visit(append(slices.Clip(at), meta.Key(k)), reflect.ValueOf(s[k]), set, bound); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	keys := m.MapKeys()
 	slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(keyText(a), keyText(b)) })
 	for _, k := range keys {
-		set := func(v any) error {
-			rv, err := assignable(v, m.Type().Elem())
-			if err == nil {
-				m.SetMapIndex(k, rv)
-			}
-			return err
-		}
-		if err := f.visit(append(slices.Clip(at), keyStep(k)), m.MapIndex(k), set, bound); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// visitState is visitMap for the usual type, without reflection on each key.
-func (f *flattener) visitState(at meta.Path, s State, bound bool) error {
-	for _, k := range slices.Sorted(maps.Keys(s)) {
-		set := func(v any) error { s[k] = v; return nil }
-		if err := f.visit(append(slices.Clip(at), meta.Key(k)), reflect.ValueOf(s[k]), set, bound); err != nil {
+		step := meta.Step{Key: keyText(k), Int: k.Kind() != reflect.String}
+		set := setter(m.Type().Elem(), func(v reflect.Value) { m.SetMapIndex(k, v) })
+		if err := f.visit(append(slices.Clip(at), step), m.MapIndex(k), set, bound); err != nil {
 			return err
 		}
 	}
@@ -106,18 +96,23 @@ func (f *flattener) visitList(at meta.Path, l reflect.Value, bound bool) error {
 		return err
 	}
 	for i := range l.Len() {
-		set := func(v any) error {
-			rv, err := assignable(v, l.Type().Elem())
-			if err == nil {
-				l.Index(i).Set(rv)
-			}
-			return err
-		}
+		set := setter(l.Type().Elem(), l.Index(i).Set)
 		if err := f.visit(append(slices.Clip(at), meta.Pos(i)), l.Index(i), set, bound); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// setter returns a function that calls put if the value is assignable to t.
+func setter(t reflect.Type, put func(reflect.Value)) func(any) error {
+	return func(v any) error {
+		rv, err := assignable(v, t)
+		if err == nil {
+			put(rv)
+		}
+		return err
+	}
 }
 
 func (f *flattener) visit(at meta.Path, v reflect.Value, set func(any) error, bound bool) error {
@@ -157,11 +152,6 @@ func isMap(v reflect.Value) bool {
 	}
 	k := v.Type().Key().Kind()
 	return k == reflect.String || k >= reflect.Int && k <= reflect.Uint64
-}
-
-// keyStep returns the step to a key that isMap accepts.
-func keyStep(k reflect.Value) meta.Step {
-	return meta.Step{Key: keyText(k), Int: k.Kind() != reflect.String}
 }
 
 // keyText returns the text of a key that isMap accepts.
@@ -272,12 +262,8 @@ func Placeholders(s State) (map[string]*tensor.Tensor, error) {
 
 // checkMemory returns [tensor.ErrPlaceholder] if box i of a tensor has no memory.
 // An error of Part is left to the call that needs the part.
-func checkMemory(v any, i int) error {
-	t, ok := v.(*tensor.Tensor)
-	if !ok {
-		t, _ = v.(Checkpointable).Part(i)
-	}
-	if t != nil && t.IsPlaceholder() {
+func checkMemory(v Checkpointable, i int) error {
+	if t, _ := v.Part(i); t != nil && t.IsPlaceholder() {
 		return tensor.ErrPlaceholder
 	}
 	return nil

@@ -152,27 +152,29 @@ func (f *nameFinder) id(it *WriteItem) int32 {
 // If plans contradict each other or do not make whole tensors, the error has the
 // type [Problems] and lists everything that is wrong.
 func Global(plans []*SavePlan, rule OwnerRule) ([]*SavePlan, *meta.Metadata, error) {
-	return GlobalObserved(plans, rule, func(string, time.Duration) {})
+	return GlobalWith(plans, GlobalOptions{Owner: rule})
 }
 
-// GlobalObserved is [Global], and calls observe with the duration of each of its
-// phases: "dedup", "validate" and "global".
-func GlobalObserved(plans []*SavePlan, rule OwnerRule, observe func(phase string, took time.Duration)) ([]*SavePlan, *meta.Metadata, error) {
-	return global(plans, rule, observe, func(Problem) bool { return true })
+// GlobalOptions change how [GlobalWith] plans. The zero value is that of [Global]
+// with LeastLoaded.
+type GlobalOptions struct {
+	Owner OwnerRule
+	// Partial is set for a rank that saves without the other ranks: its chunks need
+	// not cover whole tensors.
+	Partial bool
+	// Observe, if not nil, receives the duration of each phase: "dedup", "validate"
+	// and "global".
+	Observe func(phase string, took time.Duration)
 }
 
-// Part is [Global] for a rank that saves without the other ranks: its chunks need
-// not cover whole tensors.
-func Part(plans []*SavePlan) ([]*SavePlan, *meta.Metadata, error) {
-	return global(plans, LeastLoaded, func(string, time.Duration) {}, func(p Problem) bool { return p.Kind != ProblemVolume })
-}
-
-// global is Global. It ignores problems for which counts returns false.
-func global(plans []*SavePlan, rule OwnerRule, observe func(phase string, took time.Duration), counts func(Problem) bool) ([]*SavePlan, *meta.Metadata, error) {
+// GlobalWith is [Global] with options.
+func GlobalWith(plans []*SavePlan, o GlobalOptions) ([]*SavePlan, *meta.Metadata, error) {
 	last := time.Now()
 	done := func(phase string) {
 		now := time.Now()
-		observe(phase, now.Sub(last))
+		if o.Observe != nil {
+			o.Observe(phase, now.Sub(last))
+		}
 		last = now
 	}
 	g, err := group(plans)
@@ -180,13 +182,13 @@ func global(plans []*SavePlan, rule OwnerRule, observe func(phase string, took t
 		return nil, nil, err
 	}
 	inParallel(len(g.names), func(i int) { g.distinguish(&g.names[i]) })
-	g.assign(rule)
+	g.assign(o.Owner)
 	done("dedup")
 	inParallel(len(g.names), func(i int) {
 		g.number(&g.names[i])
 		g.names[i].validate()
 	})
-	if err := g.problems(counts); err != nil {
+	if err := g.problems(o.Partial); err != nil {
 		return nil, nil, err
 	}
 	done("validate")

@@ -157,9 +157,9 @@ func TestGlobalOfNothing(t *testing.T) {
 
 func TestGlobalTellsItsPhases(t *testing.T) {
 	var phases []string
-	_, _, err := plan.GlobalObserved([]*plan.SavePlan{planOf(replica("a", 1))}, plan.LeastLoaded, func(phase string, _ time.Duration) {
+	_, _, err := plan.GlobalWith([]*plan.SavePlan{planOf(replica("a", 1))}, plan.GlobalOptions{Observe: func(phase string, _ time.Duration) {
 		phases = append(phases, phase)
-	})
+	}})
 	if d := cmp.Diff([]string{"dedup", "validate", "global"}, phases); d != "" || err != nil {
 		t.Errorf("phases, %v: -want +got\n%s", err, d)
 	}

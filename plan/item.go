@@ -32,15 +32,10 @@ const (
 
 // String returns the kind's name.
 func (k Kind) String() string {
-	switch k {
-	case KindTensor:
-		return "tensor"
-	case KindShard:
-		return "shard"
-	case KindBytes:
-		return "bytes"
+	if k < KindTensor || k > KindBytes {
+		return "unknown"
 	}
-	return "unknown"
+	return [...]string{KindTensor: "tensor", KindShard: "shard", KindBytes: "bytes"}[k]
 }
 
 // Info describes one name. It is the same on every rank. Items share it, so it must
@@ -293,6 +288,15 @@ type Checkpointable interface {
 	Part(i int) (*tensor.Tensor, error)
 }
 
+// tensorOf returns v as a Checkpointable if it is a tensor.
+func tensorOf(v any) (Checkpointable, bool) {
+	if t, ok := v.(*tensor.Tensor); ok {
+		return whole{t}, true
+	}
+	c, ok := v.(Checkpointable)
+	return c, ok
+}
+
 // SaveSetup is what a planner receives at the start of a save.
 type SaveSetup struct {
 	State State
@@ -315,7 +319,10 @@ type SaveSetup struct {
 //
 // To change one thing, embed [DefaultSave] by value and override one method:
 // rename the keys of the state in SetUp, the items' dtype in LocalPlan and their
-// content in Resolve, the distribution in GlobalPlan.
+// content in Resolve, the distribution in GlobalPlan. A planner whose plans depend
+// on options has a method PlanOptions() string: plans are reused (see [Cache]) only
+// if it returns the same string, so two planners for which it does must make equal
+// plans from equal states.
 type SavePlanner interface {
 	SetUp(s SaveSetup) error
 	LocalPlan() (*SavePlan, error)
@@ -327,14 +334,6 @@ type SavePlanner interface {
 	// for concurrent use. A tensor may be any view, of the item's dtype and of
 	// the shape of its box.
 	Resolve(it *WriteItem) (Data, error)
-}
-
-// Optioned is a SavePlanner whose plans depend on options. Plans are reused (see
-// [Cache]) only under equal options.
-type Optioned interface {
-	// PlanOptions identifies the options. If the strings of two planners are equal,
-	// they make equal plans from equal states.
-	PlanOptions() string
 }
 
 // LoadSetup is what a planner receives at the start of a load.
@@ -374,19 +373,14 @@ type LoadPlanner interface {
 	LoadBytes(it *ReadItem, codec string, data []byte) error
 }
 
-// Propertied is a tensor of the state that is saved with properties beside its
-// dtype, such as PyTorch's requires_grad. They must be equal on all ranks.
-type Propertied interface {
-	Checkpointable
-	// Properties returns them. Their DType is not used: it is that of the tensor.
-	Properties() meta.Properties
-}
-
-// WithProperties returns t as a tensor that is saved with p. A load fills t. To
-// give properties to a *tensor.Tensor pass it through [Whole]. The memory format is
-// empty, "channels_last" or "preserve_format", and the layout is empty, because
-// tensors of a state are strided: a save refuses other values.
-func WithProperties(t Checkpointable, p meta.Properties) Propertied { return described{t, p} }
+// WithProperties returns t as a tensor that is saved with properties beside its
+// dtype, such as PyTorch's requires_grad. They must be equal on all ranks. The DType
+// of p is not used. A load fills t. To give properties to a *tensor.Tensor pass it
+// through [Whole]. A type of the caller's with a method Properties() meta.Properties
+// is saved in the same way. The memory format is empty, "channels_last" or
+// "preserve_format", and the layout is empty, because tensors of a state are strided:
+// a save refuses other values.
+func WithProperties(t Checkpointable, p meta.Properties) Checkpointable { return described{t, p} }
 
 type described struct {
 	Checkpointable
@@ -475,16 +469,21 @@ type errorList []error
 
 // Error lists the errors, one a line.
 func (l errorList) Error() string {
+	return spell(len(l), "\n", func(i int) string { return l[i].Error() })
+}
+
+// spell joins n texts, of which it spells out at most maxSpelled.
+func spell(n int, separator string, text func(i int) string) string {
 	var b strings.Builder
-	for i, err := range l {
+	for i := range n {
 		if i > 0 {
-			b.WriteByte('\n')
+			b.WriteString(separator)
 		}
 		if i == maxSpelled {
-			fmt.Fprintf(&b, "and %d more", len(l)-i)
+			fmt.Fprintf(&b, "and %d more", n-i)
 			break
 		}
-		b.WriteString(err.Error())
+		b.WriteString(text(i))
 	}
 	return b.String()
 }

@@ -134,8 +134,7 @@ func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadI
 	case e.Tensor != nil:
 		return d.addTensor(items, l, e)
 	}
-	switch l.value.(type) {
-	case *tensor.Tensor, Checkpointable:
+	if _, ok := tensorOf(l.value); ok {
 		// Other references to the tensor would not see a replacement.
 		return items, fmt.Errorf("%w: the checkpoint has a value, the state a %T", ErrMismatch, l.value)
 	}
@@ -153,10 +152,14 @@ func (d *DefaultLoad) mayMiss(fqn string) bool {
 
 // addTensor appends the reads that fill the boxes of one tensor of the state.
 func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]ReadItem, error) {
-	shape, dtype, boxes, err := wanted(l.value)
-	if err != nil {
-		return items, err
+	t, ok := tensorOf(l.value)
+	if !ok {
+		return items, fmt.Errorf("%w: the checkpoint has a tensor, the state a %T", ErrMismatch, l.value)
 	}
+	if isNil(l.value) {
+		return items, fmt.Errorf("%w: the checkpoint has a tensor, the state a nil %T", ErrMismatch, l.value)
+	}
+	shape, dtype, boxes := t.GlobalShape(), t.DType(), t.Boxes()
 	if !slices.Equal(shape, e.Tensor.Shape) {
 		return items, fmt.Errorf("%w: size: the state wants %v, the checkpoint has %v", ErrMismatch, shape, e.Tensor.Shape)
 	}
@@ -171,7 +174,7 @@ func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]Rea
 		if err := b.Check(shape); err != nil {
 			return items, fmt.Errorf("%w: %w", ErrState, err)
 		}
-		if err := checkMemory(l.value, i); err != nil {
+		if err := checkMemory(t, i); err != nil {
 			return items, fmt.Errorf("%w: %w", ErrState, err)
 		}
 		dest := meta.Index{FQN: l.fqn, Offset: offsetOf(b), Hint: int32(i)}
@@ -180,20 +183,6 @@ func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]Rea
 		}
 	}
 	return items, nil
-}
-
-// wanted returns what the state wants of a tensor.
-func wanted(v any) (shape []int64, dtype tensor.DType, boxes []tensor.Box, err error) {
-	if isNil(v) {
-		return nil, 0, nil, fmt.Errorf("%w: the checkpoint has a tensor, the state a nil %T", ErrMismatch, v)
-	}
-	switch v := v.(type) {
-	case *tensor.Tensor:
-		return v.Shape(), v.DType(), []tensor.Box{tensor.Whole(v.Shape())}, nil
-	case Checkpointable:
-		return v.GlobalShape(), v.DType(), v.Boxes(), nil
-	}
-	return nil, 0, nil, fmt.Errorf("%w: the checkpoint has a tensor, the state a %T", ErrMismatch, v)
 }
 
 // GlobalPlan returns the plans as they are, after the check for unexpected
@@ -229,9 +218,9 @@ func (d *DefaultLoad) FinishPlan(p *LoadPlan) (*LoadPlan, error) { return p, nil
 
 // ResolveTensor returns the state's own memory for the item's box.
 func (d *DefaultLoad) ResolveTensor(it *ReadItem) (*tensor.Tensor, error) {
-	l, ok := d.leaves[it.Dest.FQN]
-	if !ok {
-		return nil, fmt.Errorf("%w: %q is not in this rank's state", ErrState, it.Dest.FQN)
+	l, err := d.leaf(it)
+	if err != nil {
+		return nil, err
 	}
 	part, err := localPart(l.value, it.Dest)
 	if err == nil {
@@ -243,27 +232,34 @@ func (d *DefaultLoad) ResolveTensor(it *ReadItem) (*tensor.Tensor, error) {
 	return part, nil
 }
 
+// leaf returns the value of the state that an item belongs to.
+func (d *DefaultLoad) leaf(it *ReadItem) (*leaf, error) {
+	l, ok := d.leaves[it.Dest.FQN]
+	if !ok {
+		return nil, fmt.Errorf("%w: %q is not in this rank's state", ErrState, it.Dest.FQN)
+	}
+	return l, nil
+}
+
 // localPart returns the memory of the part of v that at names.
 func localPart(v any, at meta.Index) (*tensor.Tensor, error) {
-	switch v := v.(type) {
-	case *tensor.Tensor:
-		return v, nil
-	case Checkpointable:
-		boxes := v.Boxes()
-		i, ok := findBox(boxes, at)
-		if !ok {
-			break
-		}
-		part, err := v.Part(i)
-		if err != nil {
-			return nil, err
-		}
-		if part == nil || !slices.Equal(part.Shape(), boxes[i].Sizes) {
-			return nil, fmt.Errorf("%w: part %d is %v, its box %v", ErrState, i, part, boxes[i])
-		}
-		return part, nil
+	if t, ok := v.(*tensor.Tensor); ok {
+		return t, nil
 	}
-	return nil, fmt.Errorf("%w: no part at %v on this rank", ErrState, at.Offset)
+	t, ok := v.(Checkpointable)
+	if !ok {
+		return nil, fmt.Errorf("%w: it is not a tensor on this rank", ErrState)
+	}
+	boxes := t.Boxes()
+	i, ok := findBox(boxes, at)
+	if !ok {
+		return nil, fmt.Errorf("%w: no part at %v on this rank", ErrState, at.Offset)
+	}
+	part, err := t.Part(i)
+	if err == nil && (part == nil || !slices.Equal(part.Shape(), boxes[i].Sizes)) {
+		err = fmt.Errorf("%w: part %d is %v, its box %v", ErrState, i, part, boxes[i])
+	}
+	return part, err
 }
 
 // findBox returns the position of the box that begins where at says. If
@@ -283,20 +279,17 @@ func (d *DefaultLoad) CommitTensor(*ReadItem, *tensor.Tensor) error { return nil
 // LoadBytes decodes the value and puts it where it belongs in the state. A
 // value of the state keeps its type if the saved one fits it.
 func (d *DefaultLoad) LoadBytes(it *ReadItem, codec string, data []byte) error {
-	l, ok := d.leaves[it.Dest.FQN]
-	if !ok {
-		return fmt.Errorf("%w: %q is not in this rank's state", ErrState, it.Dest.FQN)
+	l, err := d.leaf(it)
+	if err != nil {
+		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	v, err := value.DecodeLike(codec, data, l.value)
-	if err != nil {
-		return Named(it.Dest.FQN, err)
+	if err == nil {
+		err = l.set(v)
 	}
-	if err := l.set(v); err != nil {
-		return Named(it.Dest.FQN, err)
-	}
-	return nil
+	return Named(it.Dest.FQN, err)
 }
 
 // Slot is a place in the state of a load. LoadSetup.State has a Slot for each value
@@ -337,10 +330,9 @@ func Slots(s State) State {
 	out := make(State, len(s))
 	mu := new(sync.Mutex)
 	for name, v := range s {
-		switch v.(type) {
-		case *tensor.Tensor, Checkpointable:
+		if _, ok := tensorOf(v); ok {
 			out[name] = v
-		default:
+		} else {
 			out[name] = &Slot{mu, s, name, v}
 		}
 	}

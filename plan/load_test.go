@@ -312,7 +312,7 @@ func TestResolveTensorRefuses(t *testing.T) {
 	}{
 		"another name":                    {read("y", 0, 2), `"y" is not in this rank's state`},
 		"another place":                   {read("x", 1, 2), `"x": invalid state: no part at [1]`},
-		"a value":                         {read("v", 0, 2), `"v": invalid state: no part at [0]`},
+		"a value":                         {read("v", 0, 2), `"v": invalid state: it is not a tensor on this rank`},
 		"a part of another shape":         {read("x", 0, 2), `"x": invalid state: part 0 is`},
 		"a part that its owner withholds": {read("x", 2, 2), `"x": part 1 of 1`},
 	} {

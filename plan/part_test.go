@@ -8,9 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// A rank that saves without the others plans the chunks that it holds; what is
-// wrong with them is still refused.
-func TestPartNeedNotBeWhole(t *testing.T) {
+func TestPartialPlanNeedNotCoverTensors(t *testing.T) {
 	item := func(offset, size int64) plan.WriteItem {
 		info := &plan.Info{FQN: "x", Shape: []int64{4}}
 		info.DType = tensor.Float32
@@ -18,14 +16,14 @@ func TestPartNeedNotBeWhole(t *testing.T) {
 	}
 	p := &plan.SavePlan{Items: []plan.WriteItem{item(2, 1), item(0, 1)}, Absent: []string{"y"}}
 	if _, _, err := plan.Global([]*plan.SavePlan{p}, plan.LeastLoaded); !errors.Is(err, plan.ErrState) {
-		t.Errorf("Global of a part = %v; want %v", err, plan.ErrState)
+		t.Errorf("Global of some chunks = %v; want %v", err, plan.ErrState)
 	}
-	ps, md, err := plan.Part([]*plan.SavePlan{p})
+	ps, md, err := plan.GlobalWith([]*plan.SavePlan{p}, plan.GlobalOptions{Partial: true})
 	if err != nil || len(ps) != 1 || len(ps[0].Items) != 2 || len(md.Entries) != 1 || len(md.Entries[0].Tensor.Chunks) != 2 {
-		t.Errorf("Part = %v, %v, %v; want both chunks", ps, md, err)
+		t.Errorf("GlobalWith(Partial) = %v, %v, %v; want both chunks", ps, md, err)
 	}
 	p.Items = append(p.Items, item(1, 2))
-	if _, _, err := plan.Part([]*plan.SavePlan{p}); !errors.Is(err, plan.ErrState) {
-		t.Errorf("Part with an overlap = %v; want %v", err, plan.ErrState)
+	if _, _, err := plan.GlobalWith([]*plan.SavePlan{p}, plan.GlobalOptions{Partial: true}); !errors.Is(err, plan.ErrState) {
+		t.Errorf("GlobalWith(Partial) with an overlap = %v; want %v", err, plan.ErrState)
 	}
 }

@@ -32,17 +32,14 @@ type DefaultSave struct {
 	values map[string]leafData
 }
 
-var (
-	_ SavePlanner = (*DefaultSave)(nil)
-	_ Optioned    = (*DefaultSave)(nil)
-)
+var _ SavePlanner = (*DefaultSave)(nil)
 
-// leafData is the content of one name on this rank.
+// leafData is the content of one name on this rank: of a tensor or of a value.
 type leafData struct {
-	tensor  *tensor.Tensor
-	sharded Checkpointable
-	parts   map[string]int // of sharded, by box
-	bytes   []byte
+	kind   Kind
+	tensor Checkpointable
+	parts  map[string]int // of a KindShard, by box
+	bytes  []byte
 }
 
 // SetUp begins a save of s.State.
@@ -91,54 +88,41 @@ func (d *DefaultSave) addLeaf(p *SavePlan, l leaf) error {
 		return fmt.Errorf("nil %T", v)
 	}
 	info := &Info{FQN: l.fqn, Path: l.path}
-	if with, ok := l.value.(Propertied); ok {
+	if with, ok := l.value.(interface{ Properties() meta.Properties }); ok {
 		info.Properties = with.Properties()
 	}
 	if err := checkProperties(info.Properties); err != nil {
 		return err
 	}
-	switch v := v.(type) {
-	case *tensor.Tensor:
-		return d.addTensor(p, info, v)
-	case Checkpointable:
-		return d.addSharded(p, info, v)
+	if t, ok := tensorOf(v); ok {
+		return d.addTensor(p, info, t)
 	}
 	return d.addValue(p, info, v)
 }
 
 // isNil reports whether v is a tensor that is not there.
 func isNil(v any) bool {
-	switch v.(type) {
-	case *tensor.Tensor, Checkpointable:
-		rv := reflect.ValueOf(v)
-		return rv.Kind() == reflect.Pointer && rv.IsNil()
+	if _, ok := tensorOf(v); !ok {
+		return false
 	}
-	return false
+	rv := reflect.ValueOf(v)
+	return rv.Kind() == reflect.Pointer && rv.IsNil()
 }
 
-func (d *DefaultSave) addTensor(p *SavePlan, info *Info, t *tensor.Tensor) error {
-	info.DType, info.Shape = t.DType(), t.Shape()
-	if _, err := tensor.NumBytes(info.DType, info.Shape); err != nil {
-		return err
-	}
-	if err := checkMemory(t, 0); err != nil {
-		return err
-	}
-	p.Items = append(p.Items, WriteItem{Info: info, Kind: KindTensor, Box: tensor.Whole(info.Shape)})
-	d.values[info.FQN] = leafData{tensor: t}
-	return nil
-}
-
-func (d *DefaultSave) addSharded(p *SavePlan, info *Info, v Checkpointable) error {
+// addTensor appends an item for each box of a tensor.
+func (d *DefaultSave) addTensor(p *SavePlan, info *Info, v Checkpointable) error {
 	info.DType, info.Shape = v.DType(), v.GlobalShape()
 	if _, err := tensor.NumBytes(info.DType, info.Shape); err != nil {
 		return err
 	}
+	data := leafData{kind: KindTensor, tensor: v}
 	boxes := v.Boxes()
+	if _, ok := v.(whole); !ok {
+		data.kind, data.parts = KindShard, make(map[string]int, len(boxes))
+	}
 	if len(boxes) == 0 {
 		p.Absent = append(p.Absent, info.FQN)
 	}
-	parts := make(map[string]int, len(boxes))
 	for i, b := range boxes {
 		if err := b.Check(info.Shape); err != nil {
 			return err
@@ -146,10 +130,12 @@ func (d *DefaultSave) addSharded(p *SavePlan, info *Info, v Checkpointable) erro
 		if err := checkMemory(v, i); err != nil {
 			return err
 		}
-		p.Items = append(p.Items, WriteItem{Info: info, Kind: KindShard, Box: b})
-		parts[boxKey(b)] = i // equal boxes have equal contents
+		p.Items = append(p.Items, WriteItem{Info: info, Kind: data.kind, Box: b})
+		if data.parts != nil {
+			data.parts[boxKey(b)] = i // equal boxes have equal contents
+		}
 	}
-	d.values[info.FQN] = leafData{sharded: v, parts: parts}
+	d.values[info.FQN] = data
 	return nil
 }
 
@@ -167,7 +153,7 @@ func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
 		it.Sum = sumValue(data)
 	}
 	p.Items = append(p.Items, it)
-	d.values[info.FQN] = leafData{bytes: data}
+	d.values[info.FQN] = leafData{kind: KindBytes, bytes: data}
 	return nil
 }
 
@@ -175,7 +161,7 @@ func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
 // cover every tensor.
 func (d *DefaultSave) GlobalPlan(plans []*SavePlan) ([]*SavePlan, *meta.Metadata, error) {
 	if d.setup.RankLocal {
-		return Part(plans)
+		return GlobalWith(plans, GlobalOptions{Partial: true})
 	}
 	if d.ValuesMayDiffer {
 		plans = lowestValues(plans)
@@ -197,33 +183,28 @@ func (d *DefaultSave) Resolve(it *WriteItem) (Data, error) {
 	switch {
 	case !ok:
 		return Data{}, fmt.Errorf("%w: %q is not in this rank's state", ErrState, it.FQN())
-	case it.Kind == KindBytes && v.bytes != nil:
+	case it.Kind != v.kind:
+		return Data{}, fmt.Errorf("%w: %q is not a %v in this rank's state", ErrState, it.FQN(), it.Kind)
+	case it.Kind == KindBytes:
 		return Data{Bytes: v.bytes}, nil
-	case it.Kind == KindTensor && v.tensor != nil:
-		return Data{Tensor: v.tensor}, nil
-	case it.Kind == KindShard && v.sharded != nil:
-		t, err := v.part(it.Box)
-		return Data{Tensor: t}, err
 	}
-	return Data{}, fmt.Errorf("%w: %q is not a %v in this rank's state", ErrState, it.FQN(), it.Kind)
+	i := 0
+	if it.Kind == KindShard {
+		if i, ok = v.parts[boxKey(it.Box)]; !ok {
+			return Data{}, fmt.Errorf("%w: box %v is not on this rank", ErrState, it.Box)
+		}
+	}
+	t, err := v.tensor.Part(i)
+	return Data{Tensor: t}, err
 }
 
 // Alias returns the tensor itself, so that two names of the same *tensor.Tensor
 // have equal aliases.
 func (d *DefaultSave) Alias(it *WriteItem) any {
-	if v, ok := d.values[it.FQN()]; ok && v.tensor != nil {
-		return v.tensor
+	if w, ok := d.values[it.FQN()].tensor.(whole); ok {
+		return w.Tensor
 	}
 	return nil
-}
-
-// part returns the memory of box b.
-func (v *leafData) part(b tensor.Box) (*tensor.Tensor, error) {
-	i, ok := v.parts[boxKey(b)]
-	if !ok {
-		return nil, fmt.Errorf("%w: box %v is not on this rank", ErrState, b)
-	}
-	return v.sharded.Part(i)
 }
 
 // boxKey returns what identifies a box, as the key of a map.

@@ -41,20 +41,12 @@ type Problems []Problem
 
 // Error lists the problems.
 func (p Problems) Error() string {
-	var b strings.Builder
 	noun := "problems"
 	if len(p) == 1 {
 		noun = "problem"
 	}
-	fmt.Fprintf(&b, "%v: %d %s in the global plan", ErrState, len(p), noun)
-	for i, q := range p {
-		if i == maxSpelled {
-			fmt.Fprintf(&b, "; and %d more", len(p)-i)
-			break
-		}
-		fmt.Fprintf(&b, "; %q: %s: %s", q.FQN, q.Kind, q.Text)
-	}
-	return b.String()
+	list := spell(len(p), "; ", func(i int) string { return fmt.Sprintf("%q: %s: %s", p[i].FQN, p[i].Kind, p[i].Text) })
+	return fmt.Sprintf("%v: %d %s in the global plan; %s", ErrState, len(p), noun, list)
 }
 
 // Unwrap returns ErrState.
@@ -64,9 +56,9 @@ func (n *name) problem(kind ProblemKind, format string, args ...any) {
 	n.problems = append(n.problems, Problem{FQN: n.info.FQN, Kind: kind, Text: fmt.Sprintf(format, args...)})
 }
 
-// problems returns the problems that count, or nil: those noted for each name, and
-// the names of which no rank holds a part.
-func (g *grouping) problems(counts func(Problem) bool) error {
+// problems returns the problems of each name, and the names of which no rank holds a
+// part, or nil. A partial plan need not cover whole tensors.
+func (g *grouping) problems(partial bool) error {
 	var all Problems
 	for i := range g.names {
 		all = append(all, g.names[i].problems...)
@@ -80,7 +72,7 @@ func (g *grouping) problems(counts func(Problem) bool) error {
 			}
 		}
 	}
-	all = slices.DeleteFunc(all, func(p Problem) bool { return !counts(p) })
+	all = slices.DeleteFunc(all, func(p Problem) bool { return partial && p.Kind == ProblemVolume })
 	if len(all) == 0 {
 		return nil
 	}

@@ -219,7 +219,7 @@ func (s *saveRun) cachedLocal(ctx context.Context) (*plan.SavePlan, error) {
 // on in addition to the local plans.
 func (s *saveRun) options() string {
 	o := fmt.Sprintf("%T %T %d/%d %v", s.Planner, s.Writer, s.Rank, s.Size, s.Group.Ranks())
-	if p, ok := s.Planner.(plan.Optioned); ok {
+	if p, ok := s.Planner.(interface{ PlanOptions() string }); ok {
 		o += " " + p.PlanOptions()
 	}
 	return o

@@ -62,7 +62,7 @@ func Plan(ctx context.Context, o PlanOptions) (*PlanResult, error) {
 	observe := func(phase string, took time.Duration) { r.Phases[phase] = took.Seconds() }
 	coordinator := new(plan.Cache)
 	finals, md, err := coordinator.Global(plans, func(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
-		return plan.GlobalObserved(ps, plan.LeastLoaded, observe)
+		return plan.GlobalWith(ps, plan.GlobalOptions{Observe: observe})
 	})
 	if err != nil {
 		return nil, err
