@@ -163,34 +163,25 @@ func (o *LoadOptions) check() error {
 		reader  = "has no effect if LoadOptions.Reader is set"
 	)
 	p, r := o.Planner != nil, o.Reader != nil
-	return refuse(
-		option{"LoadOptions.AllowMissing", p && o.AllowMissing, planner},
-		option{"LoadOptions.AllowMissingFunc", p && o.AllowMissingFunc != nil, planner},
-		option{"LoadOptions.RejectUnexpected", p && o.RejectUnexpected, planner},
-		option{"LoadOptions.Cast", p && o.Cast != 0, planner},
-		option{"LoadOptions.Rename", p && o.Rename != nil, planner},
+	return refuse(append(o.adapting(p, planner),
 		option{"LoadOptions.Format", r && o.Format != nil, reader},
 		option{"LoadOptions.BufferBytes", r && o.BufferBytes != 0 && !o.Share, reader},
 		option{"LoadOptions.Parallel", r && o.Parallel != 0, reader},
 		option{"LoadOptions.BufferBytes", o.BufferBytes < 0, "is negative"},
 		option{"LoadOptions.Parallel", o.Parallel < 0, "is negative"},
-	)
+	)...)
 }
 
-// checkNew refuses options that would have no effect, or a wrong one, on a state
-// that is made from the checkpoint.
-func (o *LoadOptions) checkNew() error {
-	if o == nil {
-		return nil
+// adapting lists the options that adapt a checkpoint to the caller's state, each as
+// refused for that reason if refused is set.
+func (o *LoadOptions) adapting(refused bool, why string) []option {
+	return []option{
+		{"LoadOptions.AllowMissing", refused && o.AllowMissing, why},
+		{"LoadOptions.AllowMissingFunc", refused && o.AllowMissingFunc != nil, why},
+		{"LoadOptions.RejectUnexpected", refused && o.RejectUnexpected, why},
+		{"LoadOptions.Cast", refused && o.Cast != 0, why},
+		{"LoadOptions.Rename", refused && o.Rename != nil, why},
 	}
-	const why = "needs a state of the caller's: LoadNew makes the state from the checkpoint"
-	return refuse(
-		option{"LoadOptions.AllowMissing", o.AllowMissing, why},
-		option{"LoadOptions.AllowMissingFunc", o.AllowMissingFunc != nil, why},
-		option{"LoadOptions.RejectUnexpected", o.RejectUnexpected, why},
-		option{"LoadOptions.Cast", o.Cast != 0, why},
-		option{"LoadOptions.Rename", o.Rename != nil, why},
-	)
 }
 
 // LoadNew makes the state that the checkpoint describes, nested as it was saved,
@@ -208,11 +199,14 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 	var state State
 	var md *meta.Metadata
 	r, err := load(ctx, store, opts, func(ctx context.Context, job *protocol.LoadJob) (State, error) {
-		err := opts.checkNew()
-		if err != nil {
-			return nil, err
+		if opts != nil {
+			const why = "needs a state of the caller's: LoadNew makes the state from the checkpoint"
+			if err := refuse(opts.adapting(true, why)...); err != nil {
+				return nil, err
+			}
 		}
 		// The state is filled from the save that it is made for.
+		var err error
 		if md, err = job.Reader.ReadMetadata(ctx); err != nil {
 			return nil, err
 		}

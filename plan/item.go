@@ -6,10 +6,10 @@ package plan
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"strings"
 
@@ -231,30 +231,22 @@ func (r *ReadItem) SourceBox() tensor.Box {
 // DestBox returns the box to fill, relative to the local part.
 func (r *ReadItem) DestBox() tensor.Box { return tensor.Box{Offsets: r.DestOffsets, Sizes: r.Lengths} }
 
-// Equal reports whether all fields of r and o are equal, including the hints.
-func (r *ReadItem) Equal(o *ReadItem) bool {
-	return r.Kind == o.Kind && r.Dest.Hint == o.Dest.Hint && r.Source.Hint == o.Source.Hint &&
-		r.Dest.Equal(o.Dest) && r.Source.Equal(o.Source) && slices.Equal(r.DestOffsets, o.DestOffsets) &&
-		slices.Equal(r.SourceOffsets, o.SourceOffsets) && slices.Equal(r.Lengths, o.Lengths)
-}
-
-// ReadKey is a map key for read items; see [ReadItem.Key].
-type ReadKey struct {
-	kind         Kind
-	dest, source string
-	numbers      uint64 // of all that is left
-}
-
-// Key returns a map key for r. Items that are Equal have the same key; few other
-// items have it.
-func (r *ReadItem) Key() ReadKey {
-	h := uint64(uint32(r.Dest.Hint))<<32 | uint64(uint32(r.Source.Hint))
+// Key returns r as the key of a map. Items have the same key if and only if all
+// their fields are equal, including the hints.
+func (r *ReadItem) Key() string {
+	k := append(make([]byte, 0, 64), byte(r.Kind))
+	for _, i := range []*meta.Index{&r.Dest, &r.Source} {
+		k = binary.AppendUvarint(k, uint64(len(i.FQN)))
+		k = append(k, i.FQN...)
+		k = binary.AppendVarint(k, int64(i.Hint))
+	}
 	for _, list := range [][]int64{r.Dest.Offset, r.Source.Offset, r.DestOffsets, r.SourceOffsets, r.Lengths} {
+		k = binary.AppendUvarint(k, uint64(len(list)))
 		for _, n := range list {
-			h = bits.RotateLeft64((h^uint64(n))*0x9e3779b97f4a7c15, 29) // spreads every bit
+			k = binary.AppendVarint(k, n)
 		}
 	}
-	return ReadKey{r.Kind, r.Dest.FQN, r.Source.FQN, h}
+	return string(k)
 }
 
 // LoadPlan is what one rank reads. It is immutable once it was returned.

@@ -230,23 +230,14 @@ func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) ([]*p
 	if err := plan.CheckValues(sent); err != nil {
 		return nil, err
 	}
-	if s.Cache == nil {
-		for r, p := range sent {
-			if p.Unchanged { // that rank has a cache, and this one has not
-				return nil, fmt.Errorf("%w: %v of rank %d", plan.ErrStale, p.Fingerprint, r)
-			}
-		}
+	cache := s.Cache
+	if cache == nil {
+		cache = new(plan.Cache) // refuses unchanged plans of ranks that have a cache
 	}
-	full := func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	out, md, err := cache.Global(sent, func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 		return s.globalPlan(ctx, plans)
-	}
-	var out []*plan.SavePlan
-	var err error
-	if s.Cache != nil {
-		out, s.md, err = s.Cache.Global(sent, full)
-	} else {
-		out, s.md, err = full(sent)
-	}
+	})
+	s.md = md
 	if err == nil && len(s.md.Entries) == 0 && !s.RankLocal {
 		// An empty checkpoint would replace one that is not.
 		err = fmt.Errorf("%w: it is empty on all ranks", plan.ErrState)

@@ -65,18 +65,15 @@ type sharing struct {
 	from  map[int]map[int64]*piece // what other ranks read for it: by rank and ID
 	boxes map[int]chan *piece      // by rank: what was read and is to be sent
 
-	stage    *semaphore.Weighted // bytes of pieces of mine that are not in the planner's memory
-	stageMax int64
-	inbound  *semaphore.Weighted // bytes of received pieces that are not in the planner's memory
-	inMax    int64
-	outbound *semaphore.Weighted // bytes that are being sent
-	outMax   int64
+	stage    budget // pieces of mine that are not in the planner's memory
+	inbound  budget // received pieces that are not in the planner's memory
+	outbound budget // bytes that are being sent
 
 	received atomic.Int64
 
 	common   sync.Mutex // held while memory of several parts is filled
 	mu       sync.Mutex
-	awaited  map[plan.ReadKey][]*piece // items that the reader will ask for; guarded by mu
+	awaited  map[string][]*piece       // items that the reader will ask for; guarded by mu
 	resolved map[*tensor.Tensor]*piece // by the memory that the reader was given; guarded by mu
 	open     int                       // pieces of mine that are not read yet; guarded by mu
 }
@@ -112,22 +109,34 @@ func (l *LoadJob) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sha
 	s := &sharing{
 		LoadJob: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
 		from: map[int]map[int64]*piece{}, boxes: map[int]chan *piece{},
-		awaited: map[plan.ReadKey][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
+		awaited: map[string][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
 	}
-	budget := (&storage.ReadOptions{BufferBytes: l.BufferBytes}).Budget()
-	s.stage, s.stageMax = pool(budget / 2)
-	s.inbound, s.inMax = pool(budget / 4)
-	s.outbound, s.outMax = pool(budget / 4)
+	bytes := (&storage.ReadOptions{BufferBytes: l.BufferBytes}).Budget()
+	s.stage, s.inbound, s.outbound = newBudget(bytes/2), newBudget(bytes/4), newBudget(bytes/4)
 	if err := s.sort(share); err != nil {
 		return nil, err
 	}
 	return s, s.resolve()
 }
 
-// pool returns a semaphore for at least one byte, and its size.
-func pool(bytes int64) (*semaphore.Weighted, int64) {
+// budget bounds the bytes that are in use for one purpose.
+type budget struct {
+	free *semaphore.Weighted
+	size int64
+}
+
+func newBudget(bytes int64) budget {
 	bytes = max(1, bytes)
-	return semaphore.NewWeighted(bytes), bytes
+	return budget{semaphore.NewWeighted(bytes), bytes}
+}
+
+// acquire waits for n bytes, or for all if n is more, and returns their number.
+func (b budget) acquire(ctx context.Context, n int64) (int64, error) {
+	n = min(n, b.size)
+	if b.free.Acquire(ctx, n) != nil {
+		return 0, context.Cause(ctx)
+	}
+	return n, nil
 }
 
 // sort divides the parts of the plan into alone, mine and from, by the rank that
@@ -257,8 +266,8 @@ func (s *sharing) readAll(ctx context.Context) (storage.ReadStats, error) {
 	var stats storage.ReadStats
 	for rest := s.mine; ; {
 		n, weight := s.round(rest)
-		if s.stage.Acquire(ctx, weight) != nil {
-			return stats, context.Cause(ctx)
+		if _, err := s.stage.acquire(ctx, weight); err != nil {
+			return stats, err
 		}
 		now := rest[:n]
 		rest = rest[n:]
@@ -277,9 +286,9 @@ func (s *sharing) readAll(ctx context.Context) (storage.ReadStats, error) {
 func (s *sharing) round(rest []*piece) (n int, weight int64) {
 	for _, p := range rest {
 		if !p.direct {
-			p.weight = min(p.bytes, s.stageMax)
+			p.weight = min(p.bytes, s.stage.size)
 		}
-		if n > 0 && weight+p.weight > s.stageMax/2 {
+		if n > 0 && weight+p.weight > s.stage.size/2 {
 			break
 		}
 		n, weight = n+1, weight+p.weight
@@ -326,10 +335,12 @@ func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (st
 func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.takeAwaited(it)
-	if p == nil {
+	list := s.awaited[it.Key()]
+	if len(list) == 0 {
 		return nil, fmt.Errorf("%w: the reader asks for an item that is not in its plan, or for the second time", plan.ErrProtocol)
 	}
+	p := list[0]
+	s.awaited[it.Key()] = list[1:]
 	to := p.to
 	if len(p.ranks) > 0 && !p.direct {
 		var err error
@@ -339,20 +350,6 @@ func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	}
 	s.resolved[to] = p
 	return to, nil
-}
-
-// takeAwaited removes the part of an item from awaited and returns it, or nil if it
-// is not there. The caller holds mu.
-func (s *sharing) takeAwaited(it *plan.ReadItem) *piece {
-	k := it.Key()
-	list := s.awaited[k]
-	i := slices.IndexFunc(list, func(p *piece) bool { return p.item.Equal(it) })
-	if i < 0 {
-		return nil
-	}
-	p := list[i]
-	s.awaited[k] = slices.Delete(list, i, i+1)
-	return p
 }
 
 // CommitTensor takes a part that was read and verified. It queues the part for the
@@ -403,7 +400,7 @@ func (s *sharing) sent(p *piece) error {
 	if p.direct {
 		return s.commit(p)
 	}
-	s.stage.Release(p.weight)
+	s.stage.free.Release(p.weight)
 	return nil
 }
 
@@ -446,33 +443,19 @@ func markOverlaps(all []*piece) error {
 // span returns the addresses of the first byte of t and after the last. Strides are
 // not negative, so these are the addresses of its first and last element.
 func span(t *tensor.Tensor) (begin, end uintptr, err error) {
-	corner := func(last bool) ([]byte, error) {
-		b := tensor.Box{Offsets: make([]int64, t.Dims()), Sizes: make([]int64, t.Dims())}
-		for d, n := range t.Shape() {
-			b.Sizes[d] = 1
-			if last {
-				b.Offsets[d] = n - 1
-			}
-		}
-		x, err := t.Narrow(b)
-		if err != nil {
-			return nil, err
-		}
-		return x.Contents(), nil // a single element is contiguous
-	}
-	first, err := corner(false)
+	first, err := t.Narrow(tensor.Box{Offsets: make([]int64, t.Dims()), Sizes: slices.Repeat([]int64{1}, t.Dims())})
 	if err != nil {
 		return 0, 0, err
 	}
-	last, err := corner(true)
-	if err != nil {
-		return 0, 0, err
+	elements := int64(1)
+	for d, n := range t.Shape() {
+		elements += (n - 1) * t.Strides()[d]
 	}
-	address := func(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
-	return address(first), address(last) + uintptr(len(last)), nil
+	begin = uintptr(unsafe.Pointer(unsafe.SliceData(first.Contents()))) // a single element is contiguous
+	return begin, begin + uintptr(elements*int64(t.DType().Size())), nil
 }
 
 // sameItems reports whether two plans have the same items.
 func sameItems(p, q *plan.LoadPlan) bool {
-	return p == q || p != nil && slices.EqualFunc(p.Items, q.Items, func(a, b plan.ReadItem) bool { return a.Equal(&b) })
+	return p == q || p != nil && slices.EqualFunc(p.Items, q.Items, func(a, b plan.ReadItem) bool { return a.Key() == b.Key() })
 }

@@ -55,26 +55,20 @@ func (s *sharing) sendAll(ctx context.Context, rank int, box chan *piece) error 
 // in box. Only the last piece may be large.
 func nextBatch(ctx context.Context, box <-chan *piece) ([]*piece, error) {
 	var batch []*piece
-	for bytes := int64(0); bytes < bundleBytes; {
-		var p *piece
-		if len(batch) == 0 {
-			select {
-			case p = <-box:
-			case <-ctx.Done():
-				return nil, context.Cause(ctx)
-			}
-		} else {
-			select {
-			case p = <-box:
-			default:
-				return batch, nil
-			}
-		}
+	select {
+	case p := <-box:
 		batch = append(batch, p)
-		if p.bytes > inlineBytes {
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	for bytes := batch[0].bytes; bytes < bundleBytes && batch[len(batch)-1].bytes <= inlineBytes; {
+		select {
+		case p := <-box:
+			batch = append(batch, p)
+			bytes += p.bytes
+		default:
 			return batch, nil
 		}
-		bytes += p.bytes
 	}
 	return batch, nil
 }
@@ -90,11 +84,11 @@ func (s *sharing) send(ctx context.Context, rank int, batch []*piece) error {
 	if last.bytes > inlineBytes {
 		under = min(last.bytes, sliceBytes)
 	}
-	under = min(under+int64(len(head)), s.outMax)
-	if s.outbound.Acquire(ctx, under) != nil {
-		return context.Cause(ctx)
+	under, err := s.outbound.acquire(ctx, under+int64(len(head)))
+	if err != nil {
+		return err
 	}
-	defer s.outbound.Release(under)
+	defer s.outbound.free.Release(under)
 	if err := s.mail.Send(ctx, rank, s.tag, head); err != nil {
 		return fmt.Errorf("share %q: %w", batch[0].item.Source.FQN, err)
 	}
@@ -191,11 +185,11 @@ func (s *sharing) receive(ctx context.Context, rank int, p *piece, c record) err
 	}
 	body := c.body
 	if body == nil {
-		n := min(p.bytes, s.inMax)
-		if s.inbound.Acquire(ctx, n) != nil {
-			return context.Cause(ctx)
+		n, err := s.inbound.acquire(ctx, p.bytes)
+		if err != nil {
+			return err
 		}
-		defer s.inbound.Release(n)
+		defer s.inbound.free.Release(n)
 		body = make([]byte, p.bytes)
 		if err := s.receiveInto(ctx, rank, c, body); err != nil {
 			return err
