@@ -194,9 +194,9 @@ func arrayOf(o *value.Object) (*tensor.Tensor, error) {
 	case !o.Call:
 		return nil, nil
 	case o.Module == "numpy" && o.Name == "ndarray":
-		return numpyElements(o)
+		return numpyArray(o)
 	case o.Module == "array" && o.Name == "array":
-		return pythonElements(o)
+		return pythonArray(o)
 	case o.Module == "array" && o.Name == "_array_reconstructor",
 		// These have no normal form: arrays of records and objects, subclasses
 		// and masked arrays.
@@ -206,97 +206,78 @@ func arrayOf(o *value.Object) (*tensor.Tensor, error) {
 	return nil, nil
 }
 
-// npArray is an array as numpy stores it. Strides count elements.
-type npArray struct {
-	dtype          tensor.DType // zero if the elements are strings
-	swapped        bool         // whether the elements are big-endian
-	shape, strides []int64
-	data           []byte
-}
-
-// npArrayOf returns the array that o is. Arrays of dates, records and objects are
-// not supported.
-func npArrayOf(o *value.Object) (*npArray, bool) {
+// numpyArray returns an array of NumPy as a tensor, or nil if its elements are
+// strings. Arrays of dates, records and objects are not supported.
+func numpyArray(o *value.Object) (*tensor.Tensor, error) {
 	data, isBytes := o.Kwargs["data"].([]byte)
 	code, isCode := o.Kwargs["dtype"].(string)
 	dims, isShape := o.Kwargs["shape"].(value.Tuple)
-	order, _ := o.Kwargs["order"].(string)
 	hasContents := o.State != nil || len(o.Items) > 0 || len(o.Pairs) > 0
-	if o.Module != "numpy" || o.Name != "ndarray" || !isBytes || !isCode || !isShape || len(o.Kwargs) != 4 || len(o.Args) > 0 || hasContents {
-		return nil, false
+	if !isBytes || !isCode || !isShape || len(o.Kwargs) != 4 || len(o.Args) > 0 || hasContents {
+		return nil, errArray
 	}
-	a := &npArray{data: data, swapped: strings.HasPrefix(code, ">")}
-	size, ok := a.setType(strings.TrimLeft(code, "<>|="))
-	if !ok {
-		return nil, false
+	d, size, err := numpyDType(strings.TrimLeft(code, "<>|="))
+	if err != nil {
+		return nil, err
 	}
-	for _, n := range dims[:min(len(dims), tensor.MaxDims+1)] {
-		size, ok := n.(int64)
-		if !ok {
-			return nil, false
+	shape := make([]int64, min(len(dims), tensor.MaxDims+1))
+	for i := range shape {
+		if shape[i], isShape = dims[i].(int64); !isShape {
+			return nil, errArray
 		}
-		a.shape = append(a.shape, size)
 	}
-	n, err := tensor.NumElements(a.shape)
+	n, err := tensor.NumElements(shape)
 	if err != nil || n > int64(len(data)) || n*size != int64(len(data)) {
-		return nil, false
+		return nil, errArray
 	}
-	a.setStrides(order == "F")
-	return a, true
+	if d == 0 {
+		return nil, nil
+	}
+	if strings.HasPrefix(code, ">") {
+		data = swapped(d, data)
+	}
+	if o.Kwargs["order"] != "F" {
+		return tensor.FromBytes(d, shape, data)
+	}
+	strides, step := make([]int64, len(shape)), int64(1)
+	for i := range shape {
+		strides[i] = step
+		step *= shape[i]
+	}
+	return tensor.FromStrided(d, shape, strides, 0, data)
 }
 
-// setType sets the dtype that numpy spells like "f8", and returns the size of an
-// element.
-func (a *npArray) setType(code string) (size int64, ok bool) {
+// numpyDType returns the dtype that NumPy spells like "f8", zero if it is a string,
+// and the size of an element.
+func numpyDType(code string) (d tensor.DType, size int64, err error) {
 	if code == "" {
-		return 0, false
+		return 0, 0, errArray
 	}
 	n, err := strconv.ParseUint(code[1:], 10, 20)
 	if err != nil || n == 0 {
-		return 0, false
+		return 0, 0, errArray
 	}
 	names := map[byte]string{'f': "float", 'i': "int", 'u': "uint", 'c': "complex"}
 	switch kind := code[0]; {
 	case kind == 'S':
-		return int64(n), true
+		return 0, int64(n), nil
 	case kind == 'U':
-		return int64(4 * n), true
+		return 0, int64(4 * n), nil
 	case code == "b1":
-		a.dtype = tensor.Bool
+		return tensor.Bool, 1, nil
 	default:
-		a.dtype, err = tensor.ParseDType(names[kind] + strconv.FormatUint(8*n, 10))
-	}
-	return int64(n), err == nil
-}
-
-// setStrides sets the distances between neighbours. In Fortran order the first
-// dimension varies fastest.
-func (a *npArray) setStrides(fortran bool) {
-	a.strides = make([]int64, len(a.shape))
-	n := int64(1)
-	for i := range a.strides {
-		d := i
-		if !fortran {
-			d = len(a.strides) - 1 - i
+		if d, err = tensor.ParseDType(names[kind] + strconv.FormatUint(8*n, 10)); err != nil {
+			return 0, 0, errArray
 		}
-		a.strides[d] = n
-		n *= a.shape[d]
+		return d, int64(n), nil
 	}
 }
 
-// element returns the little-endian bytes of the element at an offset.
-func (a *npArray) element(at int64) []byte {
-	size := int64(a.dtype.Size())
-	return a.littleEndian(a.data[at*size:][:size])
-}
-
-func (a *npArray) littleEndian(p []byte) []byte {
-	word := a.dtype.Size()
-	if a.dtype.IsComplex() {
+// swapped returns big-endian elements as little-endian ones.
+func swapped(d tensor.DType, p []byte) []byte {
+	word := d.Size()
+	if d.IsComplex() {
 		word /= 2
-	}
-	if !a.swapped || word == 1 {
-		return p
 	}
 	p = slices.Clone(p)
 	for w := range slices.Chunk(p, word) {
@@ -305,27 +286,16 @@ func (a *npArray) littleEndian(p []byte) []byte {
 	return p
 }
 
-func numpyElements(o *value.Object) (*tensor.Tensor, error) {
-	a, ok := npArrayOf(o)
-	if !ok {
-		return nil, errArray
-	}
-	if a.dtype == 0 {
+// pythonArray returns an array.array, which has a type code and a list as arguments,
+// as a tensor. It returns nil if the array is empty or has characters.
+func pythonArray(o *value.Object) (*tensor.Tensor, error) {
+	if len(o.Args) < 2 {
 		return nil, nil
 	}
-	return tensor.FromStrided(a.dtype, a.shape, a.strides, 0, a.littleEndian(a.data))
-}
-
-// pythonElements returns the elements of an array.array, which has a type code
-// and a list as arguments.
-func pythonElements(o *value.Object) (*tensor.Tensor, error) {
-	if len(o.Args) < 2 {
-		return nil, nil // empty
+	if _, isText := o.Args[1].(string); isText {
+		return nil, nil
 	}
 	list, ok := o.Args[1].([]any)
-	if _, text := o.Args[1].(string); text {
-		return nil, nil
-	}
 	floats, ints := make([]float64, 0, len(list)), make([]int64, 0, len(list))
 	for _, e := range list {
 		switch e := e.(type) {
@@ -337,10 +307,9 @@ func pythonElements(o *value.Object) (*tensor.Tensor, error) {
 	}
 	shape := []int64{int64(len(list))}
 	switch {
-	case !ok:
-	case len(floats) == len(list):
+	case ok && len(floats) == len(list):
 		return tensor.Of(shape, floats)
-	case len(ints) == len(list):
+	case ok && len(ints) == len(list):
 		return tensor.Of(shape, ints)
 	}
 	return nil, errArray

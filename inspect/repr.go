@@ -152,27 +152,22 @@ func (r *reprer) value(v any) {
 	case float64:
 		r.b = appendFloat(r.b, v, 64)
 	case complex128:
-		r.complex(v)
+		r.text(choose(isImaginary(v), "", "("))
+		r.b = appendPyComplex(r.b, v, 64)
+		r.text(choose(isImaginary(v), "", ")"))
 	case string:
-		r.str(v)
+		r.quoted("", v)
 	case []byte:
-		r.bytes(v)
+		r.quoted("b", string(v))
 	case []any:
 		r.seq("[", v, "]")
-	case map[string]any:
-		r.dict(v)
-	default:
-		r.python(v)
-	}
-}
-
-// python adds a value whose type exists in Python only.
-func (r *reprer) python(v any) {
-	switch v := v.(type) {
 	case value.Tuple:
 		r.tuple(v)
+	case map[string]any:
+		pairs, _, _ := dictPairs(v)
+		r.pairs("{", pairs, "}")
 	case *value.Dict:
-		r.ordered(v)
+		r.dict(v)
 	case *value.Set:
 		r.set(v)
 	case *value.Object:
@@ -206,30 +201,43 @@ func (r *reprer) big(n *big.Int) {
 	r.b = n.Append(r.b, 10)
 }
 
-// quoteFor returns the quote that Python uses: double quotes if the text has
-// single quotes only.
-func quoteFor(single, double bool) byte {
-	if single && !double {
-		return '"'
+// quoted adds a string, or bytes if prefix is "b". Like Python, it uses double quotes
+// if the text has single quotes only.
+func (r *reprer) quoted(prefix, s string) {
+	q := '\''
+	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
+		q = '"'
 	}
-	return '\''
-}
-
-func (r *reprer) str(s string) {
-	q := quoteFor(strings.Contains(s, "'"), strings.Contains(s, `"`))
-	r.b = append(r.b, q)
-	for len(s) > 0 {
-		if r.full() {
-			return
+	r.text(prefix + string(q))
+	for len(s) > 0 && !r.full() {
+		c, n := rune(s[0]), 1
+		if prefix == "" {
+			c, n = utf8.DecodeRuneInString(s)
 		}
-		c, n := utf8.DecodeRuneInString(s)
 		if c == utf8.RuneError && n == 1 {
 			c, n = surrogate(s)
 		}
-		r.char(c, q)
 		s = s[n:]
+		switch {
+		case c == q || c == '\\':
+			r.b = append(r.b, '\\', byte(c))
+		case c == '\n':
+			r.text(`\n`)
+		case c == '\r':
+			r.text(`\r`)
+		case c == '\t':
+			r.text(`\t`)
+		case unicode.IsPrint(c) && (c < utf8.RuneSelf || prefix == ""):
+			r.b = utf8.AppendRune(r.b, c)
+		case c <= 0xff:
+			r.b = fmt.Appendf(r.b, `\x%02x`, c)
+		case c <= 0xffff:
+			r.b = fmt.Appendf(r.b, `\u%04x`, c)
+		default:
+			r.b = fmt.Appendf(r.b, `\U%08x`, c)
+		}
 	}
-	r.b = append(r.b, q)
+	r.text(string(q))
 }
 
 // surrogate returns the surrogate at the start of s and its length. For any other
@@ -239,52 +247,6 @@ func surrogate(s string) (c rune, n int) {
 		return 0xd000 | rune(s[1]&0x3f)<<6 | rune(s[2]&0x3f), 3
 	}
 	return 0xdc00 | rune(s[0]), 1
-}
-
-// char adds a character between quotes q and escapes it if necessary.
-func (r *reprer) char(c rune, q byte) {
-	switch {
-	case c < utf8.RuneSelf:
-		r.ascii(byte(c), q)
-	case unicode.IsPrint(c):
-		r.b = utf8.AppendRune(r.b, c)
-	case c <= 0xff:
-		r.b = fmt.Appendf(r.b, `\x%02x`, c)
-	case c <= 0xffff:
-		r.b = fmt.Appendf(r.b, `\u%04x`, c)
-	default:
-		r.b = fmt.Appendf(r.b, `\U%08x`, c)
-	}
-}
-
-func (r *reprer) bytes(v []byte) {
-	q := quoteFor(bytes.ContainsRune(v, '\''), bytes.ContainsRune(v, '"'))
-	r.b = append(r.b, 'b', q)
-	for _, c := range v {
-		if r.full() {
-			return
-		}
-		r.ascii(c, q)
-	}
-	r.b = append(r.b, q)
-}
-
-// ascii adds a byte between quotes q and escapes it if necessary.
-func (r *reprer) ascii(c, q byte) {
-	switch {
-	case c == q || c == '\\':
-		r.b = append(r.b, '\\', c)
-	case c == '\n':
-		r.text(`\n`)
-	case c == '\r':
-		r.text(`\r`)
-	case c == '\t':
-		r.text(`\t`)
-	case c < ' ' || c >= 0x7f:
-		r.b = fmt.Appendf(r.b, `\x%02x`, c)
-	default:
-		r.b = append(r.b, c)
-	}
 }
 
 // each calls add for 0 to n-1 and adds commas between, until the limit.
@@ -310,37 +272,24 @@ func (r *reprer) tuple(v value.Tuple) {
 	r.seq("(", v, choose(len(v) == 1, ",)", ")"))
 }
 
-func (r *reprer) dict(v map[string]any) {
-	keys := slices.Sorted(maps.Keys(v))
-	r.text("{")
-	r.each(len(keys), func(i int) {
-		r.str(keys[i])
-		r.text(": ")
-		r.value(v[keys[i]])
-	})
-	r.text("}")
-}
-
-func (r *reprer) pairs(v []value.Pair) {
-	r.text("{")
+func (r *reprer) pairs(open string, v []value.Pair, end string) {
+	r.text(open)
 	r.each(len(v), func(i int) {
 		r.value(v[i].Key)
 		r.text(": ")
 		r.value(v[i].Value)
 	})
-	r.text("}")
+	r.text(end)
 }
 
-func (r *reprer) ordered(v *value.Dict) {
+func (r *reprer) dict(v *value.Dict) {
 	switch {
 	case !v.Ordered:
-		r.pairs(v.Pairs)
+		r.pairs("{", v.Pairs, "}")
 	case len(v.Pairs) == 0:
 		r.text("OrderedDict()")
 	default:
-		r.text("OrderedDict(")
-		r.pairs(v.Pairs)
-		r.text(")")
+		r.pairs("OrderedDict({", v.Pairs, "})")
 	}
 }
 
@@ -365,9 +314,7 @@ func (r *reprer) object(o *value.Object) {
 	case name == "collections.defaultdict" && len(o.Args) <= 1 && len(o.Kwargs) == 0 && o.State == nil && len(o.Items) == 0:
 		r.text("defaultdict(")
 		r.value(append(slices.Clone(o.Args), nil)[0])
-		r.text(", ")
-		r.pairs(o.Pairs)
-		r.text(")")
+		r.pairs(", {", o.Pairs, "})")
 	case name == "collections.deque" && len(o.Kwargs) == 0 && o.State == nil && len(o.Pairs) == 0 && len(o.Args) != 1:
 		r.seq("deque([", o.Items, "]")
 		if len(o.Args) == 2 {
@@ -398,9 +345,11 @@ var classes = map[string]string{
 // made adds an object that has only the arguments of its call.
 func (r *reprer) made(o *value.Object, name string) {
 	class, known := classes[name]
-	switch a, isArray := npArrayOf(o); {
-	case isArray && a.dtype != 0:
-		r.array(a)
+	switch a := shownArray(o); {
+	case a != nil:
+		r.text("array(")
+		r.elements(a.DType(), a.Shape(), a.Contents())
+		r.text(", dtype=" + a.DType().String() + ")")
 	case name == "torch.Size" && len(o.Args) == 1:
 		if t, ok := o.Args[0].(value.Tuple); ok {
 			r.seq("torch.Size([", t, "])")
@@ -490,10 +439,10 @@ func (r *reprer) parts(o *value.Object) {
 		}
 	}
 	part(len(o.Args) > 0, func() { r.tuple(o.Args) })
-	part(len(o.Kwargs) > 0, func() { r.dict(o.Kwargs) })
+	part(len(o.Kwargs) > 0, func() { r.value(o.Kwargs) })
 	part(o.State != nil, func() { r.value(o.State) })
 	part(len(o.Items) > 0, func() { r.seq("[", o.Items, "]") })
-	part(len(o.Pairs) > 0, func() { r.pairs(o.Pairs) })
+	part(len(o.Pairs) > 0, func() { r.pairs("{", o.Pairs, "}") })
 	r.text(">")
 }
 
@@ -509,21 +458,25 @@ func (r *reprer) name(o *value.Object) {
 	}
 }
 
-func (r *reprer) array(a *npArray) {
-	format := ElementFormat(a.dtype)
-	var add func(dim int, at int64)
-	add = func(dim int, at int64) {
-		if dim == len(a.shape) {
-			r.b = format(r.b, a.element(at))
-			return
-		}
-		r.text("[")
-		r.each(int(a.shape[dim]), func(i int) { add(dim+1, at+int64(i)*a.strides[dim]) })
-		r.text("]")
+// shownArray returns an array of NumPy whose elements are shown, or nil.
+func shownArray(o *value.Object) *tensor.Tensor {
+	if o.Module != "numpy" || o.Name != "ndarray" {
+		return nil
 	}
-	r.text("array(")
-	add(0, 0)
-	r.text(", dtype=" + a.dtype.String() + ")")
+	t, _ := numpyArray(o) // the parts of other arrays are shown
+	return t
+}
+
+// elements adds elements as nested lists.
+func (r *reprer) elements(d tensor.DType, shape []int64, p []byte) {
+	if len(shape) == 0 {
+		r.b = ElementFormat(d)(r.b, p)
+		return
+	}
+	r.text("[")
+	step := len(p) / int(max(1, shape[0]))
+	r.each(int(shape[0]), func(i int) { r.elements(d, shape[1:], p[i*step:(i+1)*step]) })
+	r.text("]")
 }
 
 // appendFloat prints f, a float of 16, 32 or 64 bits, with as few digits as
@@ -550,16 +503,6 @@ func appendFloat(b []byte, f float64, bits int) []byte {
 		b = append(b, ".0"...)
 	}
 	return b
-}
-
-func (r *reprer) complex(c complex128) {
-	if isImaginary(c) {
-		r.b = appendPyComplex(r.b, c, 64)
-		return
-	}
-	r.text("(")
-	r.b = appendPyComplex(r.b, c, 64)
-	r.text(")")
 }
 
 // isImaginary reports whether Python omits the real part of c.
