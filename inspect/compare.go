@@ -39,15 +39,13 @@ const (
 	StatusExtra   = "extra"
 )
 
-// Aspect is a property in which a name can differ.
-type Aspect string
-
-// The aspects. Values are not compared if kinds or shapes differ.
+// The aspects in which a name can differ. Values are not compared if kinds or shapes
+// differ.
 const (
-	AspectKind   Aspect = "kind"
-	AspectDType  Aspect = "dtype"
-	AspectShape  Aspect = "shape"
-	AspectValues Aspect = "values"
+	AspectKind   = "kind"
+	AspectDType  = "dtype"
+	AspectShape  = "shape"
+	AspectValues = "values"
 )
 
 // Compared is the result for one name.
@@ -57,7 +55,7 @@ type Compared struct {
 	Renamed string `json:"renamed,omitempty"`
 	Status  string `json:"status"`
 	// Differs lists the aspects that differ and that the options do not ignore.
-	Differs []Aspect `json:"differs,omitempty"`
+	Differs []string `json:"differs,omitempty"`
 	// A and B describe the name in the first and in the second checkpoint. Nil:
 	// the name is not in that checkpoint.
 	A *Item `json:"a,omitempty"`
@@ -344,7 +342,7 @@ type pairItem struct {
 	index   int
 	fqn     string
 	a, b    *meta.Entry // nil: not in that checkpoint
-	differs []Aspect
+	differs []string
 	cast    bool // the dtypes of two tensors differ
 	unread  bool // values are not compared
 	// The elements that are compared. An object is one element.

@@ -249,10 +249,9 @@ func (k *catter) write(name string, bytes int64, send func(w io.Writer, moved fu
 	if name == "-" {
 		return send(k.o.out, func(int64) {})
 	}
-	bar := k.o.progress("cat", bytes)
-	defer bar.done()
-	err := writeOutput(k.ctx, k.c, k.head.Path, name, func(w io.Writer) error { return send(w, bar.add) })
-	bar.done()
+	err := k.o.withProgress("cat", bytes, func(moved func(int64)) error {
+		return writeOutput(k.ctx, k.c, k.head.Path, name, func(w io.Writer) error { return send(w, moved) })
+	})
 	if err != nil {
 		return err
 	}

@@ -134,8 +134,10 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	if err := apart(at, dst); err != nil {
 		return err
 	}
-	if err := to.check(); err != nil {
-		return f.explain(cmd, src, err)
+	if to.place != nil {
+		if err := to.place.Check(); err != nil {
+			return f.explain(cmd, src, err)
+		}
 	}
 	opts.Source = store
 	c, err := f.open(ctx, store, from)
@@ -146,8 +148,8 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	for _, note := range c.Storage().Notes {
 		opts.Warn(fmt.Errorf("%s: %s", src, note))
 	}
-	var bar *progress
-	opts.Progress = func(n int64) { bar.add(n) }
+	moved := func(int64) {}
+	opts.Progress = func(n int64) { moved(n) }
 	job, err := convert.Plan(ctx, c, opts)
 	if err != nil {
 		return f.explain(cmd, src, err)
@@ -159,11 +161,13 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	defer job.Confine()()
 	o := outputOf(cmd)
 	_, size := job.Size()
-	bar = o.progress(cmd.Name(), size)
-	defer bar.done()
 	start := time.Now()
-	rep, err := f.convert(ctx, o, job, to)
-	bar.done()
+	var rep *convert.Report
+	err = o.withProgress(cmd.Name(), size, func(add func(int64)) (err error) {
+		moved = add
+		rep, err = to.convert(ctx, o, job)
+		return err
+	})
 	if err != nil {
 		return f.explain(cmd, src, err)
 	}
@@ -235,11 +239,7 @@ func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert
 		return nil, err
 	}
 	out := outputOf(cmd)
-	o.Warn = func(err error) {
-		if !out.quiet {
-			fmt.Fprintf(out.err, "%s: %s\n", cmd.CommandPath(), clean(oneLine(err.Error())))
-		}
-	}
+	o.Warn = func(err error) { out.warn("%s: %s", cmd.CommandPath(), clean(oneLine(err.Error()))) }
 	return o, nil
 }
 
@@ -287,11 +287,11 @@ func parseMesh(text string) ([]int, error) {
 
 // plan prints the plan of a conversion.
 func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destination, p *conversionPlan) error {
-	if err := to.check(); err != nil {
-		return err
-	}
 	if to.place != nil {
-		var err error
+		err := to.place.Check()
+		if err != nil {
+			return err
+		}
 		if p.KeptFiles, p.Continues, err = to.begun(cmd.Context(), job); err != nil {
 			return err
 		}
@@ -306,26 +306,6 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 	}
 	o := outputOf(cmd)
 	return o.result(p, func() { printConversionPlan(o, p) })
-}
-
-// convert runs the conversion and publishes its result.
-func (f *conversionFlags) convert(ctx context.Context, o *output, job *convert.Job, to *destination) (*convert.Report, error) {
-	if err := to.lock(o); err != nil {
-		return nil, err
-	}
-	defer to.unlock()
-	if err := to.prepare(); err != nil {
-		return nil, err
-	}
-	t, err := to.open(job)
-	if err != nil {
-		return nil, err
-	}
-	rep, err := convert.Run(ctx, job, t)
-	if err != nil {
-		return nil, to.interrupted(o, err)
-	}
-	return rep, to.publish()
 }
 
 // explain adds a hint to an error.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -133,59 +132,6 @@ func (f *conversionFlags) file(d *destination, path string) string {
 	return ""
 }
 
-// localPath returns the path of an address on the file system.
-func localPath(address string) (string, bool, error) {
-	rest, isURL := strings.CutPrefix(address, "file://")
-	switch {
-	case !isURL && !strings.Contains(address, "://"):
-		return address, true, nil
-	case !isURL:
-		return address, false, nil
-	}
-	u, err := url.Parse("file://" + rest)
-	if err != nil || u.Path == "" || u.Host != "" && u.Host != "localhost" || u.RawQuery != "" || u.Fragment != "" {
-		return "", false, fmt.Errorf("%s: want file:///path", address)
-	}
-	return filepath.FromSlash(u.Path), true, nil
-}
-
-// check checks whether DST may be written.
-func (d *destination) check() error {
-	if d.place == nil {
-		return nil
-	}
-	return d.place.Check()
-}
-
-// lock keeps other conversions away from DST until unlock.
-func (d *destination) lock(o *output) error {
-	if d.place == nil {
-		return nil
-	}
-	err := d.place.Lock()
-	if !errors.Is(err, errors.ErrUnsupported) {
-		return err
-	}
-	if !o.quiet {
-		fmt.Fprintf(o.err, "the file system of %s has no locks: start no second conversion to it meanwhile\n", clean(d.address))
-	}
-	return nil
-}
-
-func (d *destination) unlock() {
-	if d.place != nil {
-		_ = d.place.Unlock() // a remaining lock does not delay other conversions
-	}
-}
-
-// prepare is check, and also removes the files of another conversion.
-func (d *destination) prepare() error {
-	if d.place == nil {
-		return nil
-	}
-	return d.place.Prepare()
-}
-
 // begun reports whether the job would continue an interrupted run, and how many
 // files that run has finished.
 func (d *destination) begun(ctx context.Context, job *convert.Job) (int, bool, error) {
@@ -225,6 +171,44 @@ func (d *destination) open(job *convert.Job) (*convert.Target, error) {
 	return t, nil
 }
 
+// convert runs a conversion and publishes its result.
+func (d *destination) convert(ctx context.Context, o *output, job *convert.Job) (*convert.Report, error) {
+	if d.place == nil {
+		return d.run(ctx, job)
+	}
+	err := d.place.Lock()
+	if errors.Is(err, errors.ErrUnsupported) {
+		o.warn("the file system of %s has no locks: start no second conversion to it meanwhile", clean(d.address))
+	} else if err != nil {
+		return nil, err
+	}
+	defer d.place.Unlock() // a remaining lock does not delay other conversions
+	if err := d.place.Prepare(); err != nil {
+		return nil, err
+	}
+	rep, err := d.run(ctx, job)
+	staging := d.place.Staging()
+	if err != nil {
+		discardErr := d.place.Discard()
+		if _, statErr := os.Stat(staging); discardErr == nil && statErr == nil {
+			o.warn("%s keeps the files that are finished; the same command goes on from there", clean(staging))
+		}
+		return nil, err
+	}
+	if err := d.place.Publish(); err != nil {
+		return nil, withHint(err, fmt.Sprintf("the new checkpoint is complete, in %s", quoteArg(staging)))
+	}
+	return rep, nil
+}
+
+func (d *destination) run(ctx context.Context, job *convert.Job) (*convert.Report, error) {
+	t, err := d.open(job)
+	if err != nil {
+		return nil, err
+	}
+	return convert.Run(ctx, job, t)
+}
+
 // store returns the store that the writers write to.
 func (d *destination) store() (blob.Store, error) {
 	if d.trial != nil {
@@ -234,29 +218,6 @@ func (d *destination) store() (blob.Store, error) {
 		return storeAt(d.address)
 	}
 	return file.Open(d.place.Staging(), nil)
-}
-
-// publish makes the checkpoint visible.
-func (d *destination) publish() error {
-	if d.place == nil {
-		return nil
-	}
-	if err := d.place.Publish(); err != nil {
-		return withHint(err, fmt.Sprintf("the new checkpoint is complete, in %s", quoteArg(d.place.Staging())))
-	}
-	return nil
-}
-
-// interrupted cleans up after an error, and prints whether the conversion can be
-// continued.
-func (d *destination) interrupted(o *output, err error) error {
-	if d.place == nil || d.place.Discard() != nil {
-		return err
-	}
-	if _, statErr := os.Stat(d.place.Staging()); statErr == nil && !o.quiet {
-		fmt.Fprintf(o.err, "%s keeps the files that are finished; the same command goes on from there\n", clean(d.place.Staging()))
-	}
-	return err
 }
 
 // apart refuses a DST that equals SRC, is inside it or contains it: one would

@@ -23,11 +23,11 @@ type difference struct {
 
 type diffFlags struct {
 	inspect.CompareOptions
-	selected, excluded []string
-	rename             []string
+	nameFlags
+	rename []string
 
-	filter *inspect.Filter
-	rules  convert.Rename
+	patterns *inspect.Filter
+	rules    convert.Rename
 }
 
 // errTrouble reports a failed comparison. For other errors, the exit code of
@@ -39,7 +39,7 @@ func newDiffCmd() *cobra.Command {
 	cmd := newCommand("diff", wantArgs(2, 2), completePaths(2), func(cmd *cobra.Command, args []string) error {
 		return trouble(runDiff(cmd, args, &f))
 	})
-	addFilterFlags(cmd, &f.selected, &f.excluded)
+	f.add(cmd)
 	flags := cmd.Flags()
 	flags.Float64Var(&f.Rtol, "rtol", 0, "tolerate a difference of this `fraction` of B")
 	flags.Float64Var(&f.Atol, "atol", 0, "tolerate a difference of this `size`")
@@ -81,10 +81,10 @@ func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error)
 		return nil, usagef(cmd, "--limit %d: want none below zero", o.Limit)
 	}
 	var err error
-	if f.filter, err = newFilter(f.selected, f.excluded); err != nil {
+	if f.patterns, err = f.filter(); err != nil {
 		return nil, err
 	}
-	o.Keep = f.filter.Keep
+	o.Keep = f.patterns.Keep
 	if len(f.rename) == 0 {
 		return &o, nil
 	}
@@ -104,17 +104,17 @@ func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error)
 func (f *diffFlags) check(pathA string, a, b *meta.Metadata) error {
 	kept := 0
 	for _, n := range a.Names() {
-		if f.filter.Keep(n) {
+		if f.patterns.Keep(n) {
 			kept++
 			f.rules.Apply(n)
 		}
 	}
 	for _, n := range b.Names() {
-		if f.filter.Keep(n) {
+		if f.patterns.Keep(n) {
 			kept++
 		}
 	}
-	err := cmp.Or(f.filter.Check(), f.rules.Check())
+	err := cmp.Or(f.patterns.Check(), f.rules.Check())
 	if err == nil && kept == 0 && len(f.selected)+len(f.excluded) > 0 {
 		err = convert.ErrEmpty
 	}
@@ -211,17 +211,9 @@ func printCompared(o *output, items []inspect.Compared) {
 			differing = fmt.Sprintf("%s of %s", formatCount(v.Differing), formatCount(v.Elements))
 			maxAbs, maxRel = formatNumber(v.MaxAbs), formatNumber(v.MaxRel)
 		}
-		t.add(clean(c.FQN), c.Status, joinAspects(c.Differs), a, b, clean(at), differing, maxAbs, maxRel)
+		t.add(clean(c.FQN), c.Status, strings.Join(c.Differs, ", "), a, b, clean(at), differing, maxAbs, maxRel)
 	}
 	o.table(t)
-}
-
-func joinAspects(aspects []inspect.Aspect) string {
-	var out []string
-	for _, a := range aspects {
-		out = append(out, string(a))
-	}
-	return strings.Join(out, ", ")
 }
 
 // formatSide describes one side briefly.

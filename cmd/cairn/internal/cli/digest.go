@@ -19,29 +19,26 @@ type digestList struct {
 }
 
 func newDigestCmd() *cobra.Command {
-	var selected, excluded []string
+	var f nameFlags
 	cmd := newCommand("digest", wantArgs(1, -1), completeNames(-1), func(cmd *cobra.Command, args []string) error {
-		return runDigest(cmd, args, selected, excluded)
+		return runDigest(cmd, args, &f)
 	})
-	addFilterFlags(cmd, &selected, &excluded)
+	f.add(cmd)
 	return cmd
 }
 
-func runDigest(cmd *cobra.Command, args, selected, excluded []string) error {
-	filter, err := newFilter(selected, excluded)
-	if err != nil {
-		return err
-	}
-	return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
-		entries, err := keepNames(args[0], md, args[1:], filter)
-		if err != nil {
-			return err
+func runDigest(cmd *cobra.Command, args []string, f *nameFlags) error {
+	return f.withEntries(cmd.Context(), args, func(c *cairn.Checkpoint, _ *meta.Metadata, entries []*meta.Entry) error {
+		var total int64
+		for _, e := range entries {
+			total += e.NumBytes()
 		}
 		o := outputOf(cmd)
-		bar := o.progress("digest", sumBytes(entries))
-		defer bar.done()
-		digests, err := inspect.Digests(cmd.Context(), c, entries, bar.add)
-		bar.done()
+		var digests map[string]inspect.Digest
+		err := o.withProgress("digest", total, func(moved func(int64)) (err error) {
+			digests, err = inspect.Digests(cmd.Context(), c, entries, moved)
+			return err
+		})
 		if err != nil {
 			return err
 		}
@@ -52,12 +49,4 @@ func runDigest(cmd *cobra.Command, args, selected, excluded []string) error {
 			}
 		})
 	})
-}
-
-func sumBytes(entries []*meta.Entry) int64 {
-	var n int64
-	for _, e := range entries {
-		n += e.NumBytes()
-	}
-	return n
 }

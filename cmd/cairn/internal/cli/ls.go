@@ -23,19 +23,21 @@ type listing struct {
 }
 
 func newLsCmd() *cobra.Command {
-	var selected, matched, excluded []string
+	var f nameFlags
+	var matched []string
 	var long bool
 	cmd := newCommand("ls", wantArgs(1, 2), completeNames(1), func(cmd *cobra.Command, args []string) error {
-		return runLs(cmd, args[0], args[1:], append(selected, matched...), excluded, long)
+		f.selected = append(f.selected, matched...)
+		return runLs(cmd, args[0], args[1:], &f, long)
 	})
-	addFilterFlags(cmd, &selected, &excluded)
+	f.add(cmd)
 	cmd.Flags().StringArrayVarP(&matched, "match", "m", nil, "another name of --select, with the same `pattern`")
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "also show elements, files and the values of objects")
 	return cmd
 }
 
-func runLs(cmd *cobra.Command, path string, prefix, selected, excluded []string, long bool) error {
-	filter, err := newFilter(selected, excluded)
+func runLs(cmd *cobra.Command, path string, prefix []string, f *nameFlags, long bool) error {
+	filter, err := f.filter()
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/convert"
@@ -243,10 +245,34 @@ func listHint(path string) string {
 	return fmt.Sprintf("'cairn ls %s' lists all names", quoteArg(path))
 }
 
-// newFilter is inspect.NewFilter with a hint.
-func newFilter(selected, excluded []string) (*inspect.Filter, error) {
-	f, err := inspect.NewFilter(selected, excluded)
-	return f, withHint(err, "'cairn help patterns' explains patterns")
+// nameFlags are the flags that select names by patterns.
+type nameFlags struct{ selected, excluded []string }
+
+func (f *nameFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringArrayVar(&f.selected, "select", nil, "take only names that match this `pattern`; may be repeated")
+	cmd.Flags().StringArrayVar(&f.excluded, "exclude", nil, "leave out names that match this `pattern`; may be repeated")
+	completeFlag(cmd, completeFlagNames, "select", "exclude")
+}
+
+func (f *nameFlags) filter() (*inspect.Filter, error) {
+	filter, err := inspect.NewFilter(f.selected, f.excluded)
+	return filter, withHint(err, "'cairn help patterns' explains patterns")
+}
+
+// withEntries calls fn for the checkpoint args[0] as withMetadata does, with the
+// entries at or below the names in the other arguments that the patterns select.
+func (f *nameFlags) withEntries(ctx context.Context, args []string, fn func(c *cairn.Checkpoint, md *meta.Metadata, entries []*meta.Entry) error) error {
+	filter, err := f.filter()
+	if err != nil {
+		return err
+	}
+	return withMetadata(ctx, args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
+		entries, err := keepNames(args[0], md, args[1:], filter)
+		if err != nil {
+			return err
+		}
+		return fn(c, md, entries)
+	})
 }
 
 // keepNames is selectNames with a filter. Each of its patterns must match, and at

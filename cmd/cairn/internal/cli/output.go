@@ -8,7 +8,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -87,6 +86,13 @@ func (o *output) printf(format string, args ...any) { fmt.Fprintf(o.out, format,
 func (o *output) remark(format string, args ...any) {
 	if !o.quiet {
 		o.printf(format, args...)
+	}
+}
+
+// warn prints a line to stderr unless --quiet is set.
+func (o *output) warn(format string, args ...any) {
+	if !o.quiet {
+		fmt.Fprintf(o.err, format+"\n", args...)
 	}
 }
 
@@ -378,9 +384,15 @@ func (f *sizeFlag) Set(s string) error {
 // progress shows the number of bytes that were moved. A nil progress shows
 // nothing.
 type progress struct {
-	p    *mpb.Progress
-	bar  *mpb.Bar
-	once sync.Once
+	p   *mpb.Progress
+	bar *mpb.Bar
+}
+
+// withProgress calls fn and shows the number of bytes that fn counts with moved.
+func (o *output) withProgress(label string, total int64, fn func(moved func(bytes int64)) error) error {
+	bar := o.progress(label, total)
+	defer bar.done()
+	return fn(bar.add)
 }
 
 // progress begins a bar for total bytes, or an unknown number if total is zero.
@@ -427,13 +439,10 @@ func (p *progress) add(bytes int64) {
 }
 
 func (p *progress) done() {
-	if p == nil {
-		return
-	}
-	p.once.Do(func() {
+	if p != nil {
 		p.bar.Abort(true)
 		p.p.Wait()
-	})
+	}
 }
 
 // sink is a writer that keeps its first error, so that a failed print is never

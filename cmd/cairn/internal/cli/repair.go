@@ -65,11 +65,12 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 		return err
 	}
 	o := outputOf(cmd)
-	bar := o.progress("repair", dataBytes(cmd.Context(), store, opts))
-	defer bar.done()
-	opts.Progress = bar.add
-	rep, err := native.Repair(cmd.Context(), store, &opts)
-	bar.done()
+	var rep *native.RepairReport
+	err = o.withProgress("repair", dataBytes(cmd.Context(), store, opts), func(moved func(int64)) (err error) {
+		opts.Progress = moved
+		rep, err = native.Repair(cmd.Context(), store, &opts)
+		return err
+	})
 	if err != nil {
 		if !strings.Contains(err.Error(), path) {
 			err = fmt.Errorf("%s: %w", path, err)

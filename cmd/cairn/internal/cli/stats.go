@@ -24,11 +24,11 @@ type statistics struct {
 }
 
 type statsFlags struct {
-	selected, excluded []string
-	buckets            int
-	log2               bool
-	sort               string
-	failOnNaN          bool
+	nameFlags
+	buckets   int
+	log2      bool
+	sort      string
+	failOnNaN bool
 }
 
 // statsOrders are the sort orders of 'cairn stats'. Names are ascending, numbers
@@ -54,20 +54,13 @@ func newStatsCmd() *cobra.Command {
 	cmd := newCommand("stats", wantArgs(1, -1), completeNames(-1), func(cmd *cobra.Command, args []string) error {
 		return runStats(cmd, args, &f)
 	})
-	addFilterFlags(cmd, &f.selected, &f.excluded)
+	f.add(cmd)
 	cmd.Flags().IntVar(&f.buckets, "histogram", 0, "also print a histogram of this many `buckets`")
 	cmd.Flags().BoolVar(&f.log2, "log2", false, "make histograms of magnitudes by powers of two")
 	cmd.Flags().StringVar(&f.sort, "sort", "name", "sort by this `column`, the largest number first: "+strings.Join(orders, ", "))
 	cmd.Flags().BoolVar(&f.failOnNaN, "fail-on-nan", false, "end with exit code 1 if an element is NaN or infinite")
 	completeFlag(cmd, choices(orders...), "sort")
 	return cmd
-}
-
-// addFilterFlags adds the flags that select names by patterns.
-func addFilterFlags(cmd *cobra.Command, selected, excluded *[]string) {
-	cmd.Flags().StringArrayVar(selected, "select", nil, "take only names that match this `pattern`; may be repeated")
-	cmd.Flags().StringArrayVar(excluded, "exclude", nil, "leave out names that match this `pattern`; may be repeated")
-	completeFlag(cmd, completeFlagNames, "select", "exclude")
 }
 
 const maxBuckets = 1 << 16
@@ -88,15 +81,7 @@ func runStats(cmd *cobra.Command, args []string, f *statsFlags) error {
 	if err := f.check(cmd); err != nil {
 		return err
 	}
-	filter, err := newFilter(f.selected, f.excluded)
-	if err != nil {
-		return err
-	}
-	return withMetadata(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
-		entries, err := keepNames(args[0], md, args[1:], filter)
-		if err != nil {
-			return err
-		}
+	return f.withEntries(cmd.Context(), args, func(c *cairn.Checkpoint, md *meta.Metadata, entries []*meta.Entry) error {
 		o := outputOf(cmd)
 		var bar *progress
 		r, err := inspect.Stats(cmd.Context(), c, entries, &inspect.StatsOptions{

@@ -16,51 +16,36 @@ import (
 // errScheme reports an address of an unknown kind.
 var errScheme = errors.New("unknown kind of store")
 
-// schemes lists the kinds of stores.
-var schemes = []struct {
-	name, form string
-	open       func(rest string) (blob.Store, error)
-}{
-	{"file", "a path or file:///path", openURL},
-	{"mem", "mem://name", openMem},
-}
-
 // storeAt returns the store at an address: a path, "file:///path" with the usual
 // escapes, or "mem://name", which is one store of that name for the whole process.
 // The path of a file, rather than a folder, is the store of that file alone.
 func storeAt(address string) (blob.Store, error) {
-	name, rest, ok := strings.Cut(address, "://")
-	if !ok {
-		return file.OpenPath(address)
+	path, local, err := localPath(address)
+	name, isMem := strings.CutPrefix(address, "mem://")
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("open store %w", err)
+	case local:
+		return file.OpenPath(path)
+	case isMem:
+		return openMem(name), nil
 	}
-	for _, s := range schemes {
-		if s.name == name {
-			return s.open(rest)
-		}
-	}
-	return nil, fmt.Errorf("open store %q: %w; known are %s", address, errScheme, forms())
+	return nil, fmt.Errorf("open store %q: %w; known are a path or file:///path, mem://name", address, errScheme)
 }
 
-func forms() string {
-	var all []string
-	for _, s := range schemes {
-		all = append(all, s.form)
+// localPath returns the path of an address on the file system.
+func localPath(address string) (path string, local bool, err error) {
+	if !strings.Contains(address, "://") {
+		return address, true, nil
 	}
-	return strings.Join(all, ", ")
-}
-
-func openURL(rest string) (blob.Store, error) {
-	u, err := url.Parse("file://" + rest)
-	if err != nil {
-		return nil, fmt.Errorf("open store: %w", err)
+	if !strings.HasPrefix(address, "file://") {
+		return address, false, nil
 	}
-	if u.Host != "" && u.Host != "localhost" {
-		return nil, fmt.Errorf("open store %q: file on another host; file:///path has three slashes", u)
+	u, err := url.Parse(address)
+	if err != nil || u.Path == "" || u.Host != "" && u.Host != "localhost" || u.RawQuery != "" || u.Fragment != "" {
+		return "", false, fmt.Errorf("%s: want file:///path", address)
 	}
-	if u.RawQuery != "" || u.Fragment != "" || u.Path == "" {
-		return nil, fmt.Errorf("open store %q: want file:///path", u)
-	}
-	return file.OpenPath(filepath.FromSlash(u.Path))
+	return filepath.FromSlash(u.Path), true, nil
 }
 
 var (
@@ -68,7 +53,7 @@ var (
 	memStores = make(map[string]*mem.Store) // guarded by memMu
 )
 
-func openMem(name string) (blob.Store, error) {
+func openMem(name string) blob.Store {
 	memMu.Lock()
 	defer memMu.Unlock()
 	s := memStores[name]
@@ -76,5 +61,5 @@ func openMem(name string) (blob.Store, error) {
 		s = &mem.Store{Name: name}
 		memStores[name] = s
 	}
-	return s, nil
+	return s
 }

@@ -38,11 +38,12 @@ func runVerify(cmd *cobra.Command, args []string) error {
 	}
 	defer c.Close()
 	o := outputOf(cmd)
-	bar := o.progress("verify", c.TotalBytes())
-	defer bar.done()
 	start := time.Now()
-	rep, err := c.Verify(cmd.Context(), bar.add)
-	bar.done()
+	var rep *storage.VerifyReport
+	err = o.withProgress("verify", c.TotalBytes(), func(moved func(int64)) (err error) {
+		rep, err = c.Verify(cmd.Context(), moved)
+		return err
+	})
 	if rep == nil {
 		return err
 	}
