@@ -100,11 +100,18 @@ func spread(parts []string, dims int) ([]string, error) {
 // parsePick parses the index or slice of a dimension of size n.
 func parsePick(text string, n int64) (pick, error) {
 	parts := strings.Split(text, ":")
-	if len(parts) == 1 {
-		i, err := parseIndex(text, 0)
-		if err != nil {
+	if len(parts) > 3 {
+		return pick{}, fmt.Errorf("%q has too many colons", text)
+	}
+	var numbers [3]*int64 // start, stop and step; nil if not given
+	for i, p := range parts {
+		var err error
+		if numbers[i], err = parseIndex(p); err != nil {
 			return pick{}, err
 		}
+	}
+	if len(parts) == 1 {
+		i := *numbers[0]
 		if i < -n || i >= n {
 			return pick{}, fmt.Errorf("%d is out of range for %d", i, n)
 		}
@@ -113,64 +120,44 @@ func parsePick(text string, n int64) (pick, error) {
 		}
 		return pick{start: i, step: 1, count: 1, single: true}, nil
 	}
-	if len(parts) > 3 {
-		return pick{}, fmt.Errorf("%q has too many colons", text)
-	}
 	step := int64(1)
-	if len(parts) == 3 {
-		var err error
-		if step, err = parseIndex(parts[2], 1); err != nil {
-			return pick{}, err
-		}
+	if numbers[2] != nil {
+		step = *numbers[2]
 	}
-	first, last := int64(0), n
 	switch {
 	case step == 0:
 		return pick{}, errors.New("a step is zero")
 	case step < 0:
-		first, last = n-1, -1
+		return newPick(bound(numbers[0], n-1, -1, n), bound(numbers[1], -1, -1, n), step), nil
 	}
-	start, err := parseBound(parts[0], first, n, step)
-	if err != nil {
-		return pick{}, err
-	}
-	stop, err := parseBound(parts[1], last, n, step)
-	if err != nil {
-		return pick{}, err
-	}
-	return newPick(start, stop, step), nil
+	return newPick(bound(numbers[0], 0, 0, n), bound(numbers[1], n, 0, n), step), nil
 }
 
-// parseBound parses an end of a slice. It returns an index from the start, within
-// the dimension or just beyond it.
-func parseBound(text string, otherwise, n, step int64) (int64, error) {
-	if strings.TrimSpace(text) == "" {
-		return otherwise, nil
+// bound returns an end of a slice of a dimension of size n, at least low: within the
+// dimension or just beyond it. If it is not given, it is otherwise.
+func bound(i *int64, otherwise, low, n int64) int64 {
+	if i == nil {
+		return otherwise
 	}
-	i, err := parseIndex(text, 0)
-	if err != nil {
-		return 0, err
+	at := *i
+	if at < 0 {
+		at += n
 	}
-	if i < 0 {
-		i += n
-	}
-	if step < 0 {
-		return min(max(i, -1), n-1), nil
-	}
-	return min(max(i, 0), n), nil
+	return min(max(at, low), n+low)
 }
 
-// parseIndex parses a number. It limits numbers that are larger than any tensor.
-func parseIndex(text string, otherwise int64) (int64, error) {
+// parseIndex parses a number, or returns nil for an empty text. It limits numbers that
+// are larger than any tensor.
+func parseIndex(text string) (*int64, error) {
 	text = strings.TrimSpace(text)
 	if text == "" {
-		return otherwise, nil
+		return nil, nil
 	}
 	i, err := strconv.ParseInt(text, 10, 64)
 	if err != nil && !errors.Is(err, strconv.ErrRange) {
-		return 0, fmt.Errorf("%q is neither a number nor a slice", text)
+		return nil, fmt.Errorf("%q is neither a number nor a slice", text)
 	}
-	return max(i, -math.MaxInt64), nil
+	return new(max(i, -math.MaxInt64)), nil
 }
 
 func newPick(start, stop, step int64) pick {
@@ -180,12 +167,11 @@ func newPick(start, stop, step int64) pick {
 		p.count = (stop-start-1)/step + 1
 	case step < 0 && stop < start:
 		p.count = (start-stop-1)/-step + 1
+	default:
+		p.start = 0
 	}
 	if p.count <= 1 {
 		p.step = 1 // it has no next index
-	}
-	if p.count == 0 {
-		p.start = 0
 	}
 	return p
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -80,17 +81,17 @@ func LostNames(entries []*meta.Entry, files []string) []Missing {
 	var out []Missing
 	for _, e := range entries {
 		lost := map[string]bool{}
-		m := Missing{FQN: e.FQN, Problem: "the file is missing"}
 		for c := range Chunks(e) {
 			if !c.Inline && c.NumBytes > 0 && gone[c.File] {
-				lost[c.File], m.File = true, c.File
+				lost[c.File] = true
 			}
 		}
-		if len(lost) > 1 {
-			m.File, m.Problem = "", fmt.Sprintf("%d of its files are missing", len(lost))
-		}
-		if len(lost) > 0 {
-			out = append(out, m)
+		switch names := slices.Collect(maps.Keys(lost)); len(names) {
+		case 0:
+		case 1:
+			out = append(out, Missing{e.FQN, names[0], "the file is missing"})
+		default:
+			out = append(out, Missing{e.FQN, "", fmt.Sprintf("%d of its files are missing", len(names))})
 		}
 	}
 	return out
@@ -194,23 +195,14 @@ func chunksPerFile(md *meta.Metadata) map[string]int64 {
 }
 
 func sumDTypes(items []Item) []DTypeTotals {
-	at := map[string]int{}
-	out := []DTypeTotals{}
+	sums := map[string]DTypeTotals{}
 	for i := range items {
-		it := &items[i]
-		if it.Kind != KindTensor {
-			continue
+		if it := &items[i]; it.Kind == KindTensor {
+			d := sums[it.DType]
+			sums[it.DType] = DTypeTotals{it.DType, d.Tensors + 1, d.Elements + it.Elements(), d.NumBytes + it.NumBytes}
 		}
-		j, ok := at[it.DType]
-		if !ok {
-			j = len(out)
-			at[it.DType] = j
-			out = append(out, DTypeTotals{DType: it.DType})
-		}
-		out[j].Tensors++
-		out[j].Elements += it.Elements()
-		out[j].NumBytes += it.NumBytes
 	}
+	out := slices.AppendSeq([]DTypeTotals{}, maps.Values(sums))
 	slices.SortFunc(out, func(a, b DTypeTotals) int {
 		return cmp.Or(cmp.Compare(b.NumBytes, a.NumBytes), strings.Compare(a.DType, b.DType))
 	})
@@ -233,9 +225,7 @@ type Node struct {
 	// numbers by value.
 	Children []*Node `json:"children,omitempty"`
 
-	byName map[string]*Node // children by name
-	end    int              // length of FQN
-	number *uint64          // the name as a number, if it is one
+	number *uint64 // the name as a number, if it is one
 }
 
 // Tree arranges items below the prefix root (see Below) as a tree of at most
@@ -243,59 +233,40 @@ type Node struct {
 // negative depth all levels. The items are shared, not copied.
 func Tree(items []Item, root string, depth int) *Node {
 	root = strings.TrimSuffix(root, ".")
-	top := &Node{Name: root[strings.LastIndexByte(root, '.')+1:], FQN: root, end: len(root)}
-	if root == "" {
-		top.end = -1 // the first names have no dot before them
-	}
+	top := &Node{Name: root[strings.LastIndexByte(root, '.')+1:], FQN: root}
+	all := make([]*Item, len(items))
 	for i := range items {
-		top.add(&items[i], depth)
+		all[i] = &items[i]
 	}
-	top.sort()
+	start := len(root) + 1
+	if root == "" {
+		start = 0 // the first names have no dot before them
+	}
+	top.fill(all, start, depth)
 	return top
 }
 
-func (n *Node) add(it *Item, depth int) {
-	for {
+// fill adds the items at and below n. The part of their names below n begins at start.
+func (n *Node) fill(items []*Item, start, depth int) {
+	below := map[string][]*Item{}
+	for _, it := range items {
 		n.Totals.Add(it)
-		if n.FQN == it.FQN {
+		if it.FQN == n.FQN {
 			n.Item = it
-			return
+		} else if depth != 0 {
+			name, _, _ := strings.Cut(it.FQN[start:], ".")
+			below[name] = append(below[name], it)
 		}
-		if depth == 0 {
-			return
-		}
-		n = n.child(it.FQN)
-		depth--
 	}
-}
-
-// child returns the child of n that contains fqn, a name below n.
-func (n *Node) child(fqn string) *Node {
-	start, end := n.end+1, len(fqn)
-	if i := strings.IndexByte(fqn[start:], '.'); i >= 0 {
-		end = start + i
-	}
-	name := fqn[start:end]
-	c := n.byName[name]
-	if c == nil {
-		c = &Node{Name: name, FQN: fqn[:end], end: end}
+	for name, items := range below {
+		c := &Node{Name: name, FQN: items[0].FQN[:start+len(name)]}
 		if i, err := strconv.ParseUint(name, 10, 64); err == nil {
 			c.number = &i
 		}
-		if n.byName == nil {
-			n.byName = map[string]*Node{}
-		}
-		n.byName[name] = c
+		c.fill(items, start+len(name)+1, depth-1)
 		n.Children = append(n.Children, c)
 	}
-	return c
-}
-
-func (n *Node) sort() {
 	slices.SortFunc(n.Children, compareNodes)
-	for _, c := range n.Children {
-		c.sort()
-	}
 }
 
 // compareNodes orders numbers by value and before words, so that layer 10 comes
