@@ -283,7 +283,7 @@ func (k *catter) valuesJSON(s *inspect.Selection, d tensor.DType) error {
 // streamText prints all elements, as text or as JSON.
 func (k *catter) streamText(s *inspect.Selection, d tensor.DType, asJSON bool) error {
 	w := bufio.NewWriterSize(k.o.out, 1<<16)
-	n := newNester(w, s.Shape(), asJSON)
+	n := &nester{w: w, shape: s.Shape(), at: make([]int64, len(s.Shape())), json: asJSON}
 	format, size := elementText(d, asJSON), d.Size()
 	var text []byte
 	err := s.Stream(k.ctx, k.c, k.e, d, func(p []byte) error {

@@ -97,7 +97,7 @@ func TestNester(t *testing.T) {
 	} {
 		var b bytes.Buffer
 		w := bufio.NewWriter(&b)
-		n := newNester(w, c.shape, c.json)
+		n := &nester{w: w, shape: c.shape, at: make([]int64, len(c.shape)), json: c.json}
 		total, err := tensor.NumElements(c.shape)
 		if err != nil {
 			t.Fatal(err)

@@ -52,10 +52,6 @@ type nester struct {
 	begun bool
 }
 
-func newNester(w *bufio.Writer, shape []int64, json bool) *nester {
-	return &nester{w: w, shape: shape, at: make([]int64, len(shape)), json: json}
-}
-
 func (n *nester) element(text []byte) {
 	opens := 0
 	for _, i := range slices.Backward(n.at) {
@@ -68,7 +64,7 @@ func (n *nester) element(text []byte) {
 		n.separate(opens)
 	}
 	n.begun = true
-	n.repeat('[', opens)
+	n.w.WriteString(strings.Repeat("[", opens))
 	n.w.Write(text)
 	for d, size := range slices.Backward(n.shape) {
 		if n.at[d]++; n.at[d] < size {
@@ -88,14 +84,8 @@ func (n *nester) separate(opens int) {
 	case opens == 0:
 		n.w.WriteByte(' ')
 	default:
-		n.repeat('\n', opens)
-		n.repeat(' ', len(n.shape)-opens)
-	}
-}
-
-func (n *nester) repeat(b byte, times int) {
-	for range times {
-		n.w.WriteByte(b)
+		n.w.WriteString(strings.Repeat("\n", opens))
+		n.w.WriteString(strings.Repeat(" ", len(n.shape)-opens))
 	}
 }
 
@@ -111,7 +101,6 @@ func (n *nester) end() {
 type edge struct{ size, head, tail int64 }
 
 func (e edge) shown() int64 { return e.head + e.tail }
-func (e edge) cut() bool    { return e.shown() < e.size }
 
 // edgesOf returns the visible parts of a tensor for at most limit elements:
 // everything if possible, otherwise at most three indexes at each end of a
@@ -152,8 +141,16 @@ func (k *catter) shortText(s *inspect.Selection, d tensor.DType) error {
 		return err
 	}
 	edges := edgesOf(s.Sizes(), k.flags.limit)
-	shown, err := k.readEdges(s, d, edges)
+	shape := make([]int64, len(edges))
+	for i, e := range edges {
+		shape[i] = e.shown()
+	}
+	shown, err := tensor.New(d, shape)
 	if err != nil {
+		return err
+	}
+	box := tensor.Box{Offsets: make([]int64, len(edges)), Sizes: make([]int64, len(edges))}
+	if err := k.readEdges(s, edges, 0, box, shown); err != nil {
 		return err
 	}
 	p := &textPrinter{width: cmp.Or(k.o.width, 80)}
@@ -177,49 +174,35 @@ func (k *catter) shortText(s *inspect.Selection, d tensor.DType) error {
 	return err
 }
 
-// readEdges reads the visible elements into one tensor.
-func (k *catter) readEdges(s *inspect.Selection, d tensor.DType, edges []edge) (*tensor.Tensor, error) {
-	shape := make([]int64, len(edges))
-	for i, e := range edges {
-		shape[i] = e.shown()
-	}
-	out, err := tensor.New(d, shape)
-	if err != nil {
-		return nil, err
-	}
-	from := tensor.Box{Offsets: make([]int64, len(edges)), Sizes: make([]int64, len(edges))}
-	to := tensor.Box{Offsets: make([]int64, len(edges)), Sizes: from.Sizes}
-	var read func(dim int) error
-	read = func(dim int) error {
-		if dim == len(edges) {
-			return k.readCorner(s, from, to, out)
-		}
-		e := edges[dim]
-		from.Offsets[dim], to.Offsets[dim], from.Sizes[dim] = 0, 0, e.head
-		if err := read(dim + 1); err != nil || e.tail == 0 {
+// readEdges reads the visible elements from a dimension on into dst. The dimensions
+// before it are those of box.
+func (k *catter) readEdges(s *inspect.Selection, edges []edge, dim int, box tensor.Box, dst *tensor.Tensor) error {
+	if dim == len(edges) {
+		part, err := tensor.New(dst.DType(), box.Sizes)
+		if err != nil {
 			return err
 		}
-		from.Offsets[dim], to.Offsets[dim], from.Sizes[dim] = e.size-e.tail, e.head, e.tail
-		return read(dim + 1)
+		if err := s.ReadBox(k.ctx, k.c, k.e, box, part); err != nil {
+			return err
+		}
+		return tensor.Copy(dst, part)
 	}
-	return out, read(0)
-}
-
-// readCorner reads one box of the selection into a box of dst.
-func (k *catter) readCorner(s *inspect.Selection, from, to tensor.Box, dst *tensor.Tensor) error {
-	from.Offsets, from.Sizes = slices.Clone(from.Offsets), slices.Clone(from.Sizes)
-	part, err := tensor.New(dst.DType(), from.Sizes)
-	if err != nil {
-		return err
+	e := edges[dim]
+	for _, end := range [][3]int64{{0, 0, e.head}, {e.size - e.tail, e.head, e.tail}} {
+		from, to, n := end[0], end[1], end[2]
+		part, err := dst.Slice(dim, to, to+n, 1)
+		if err != nil {
+			return err
+		}
+		box.Offsets[dim], box.Sizes[dim] = from, n
+		if n > 0 {
+			err = k.readEdges(s, edges, dim+1, box, part)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	if err := s.ReadBox(k.ctx, k.c, k.e, from, part); err != nil {
-		return err
-	}
-	place, err := dst.Narrow(tensor.Box{Offsets: slices.Clone(to.Offsets), Sizes: from.Sizes})
-	if err != nil {
-		return err
-	}
-	return tensor.Copy(place, part)
+	return nil
 }
 
 // textPrinter prints elements like numpy, in columns of equal width.
@@ -251,7 +234,7 @@ func (p *textPrinter) print(dim int) {
 		}
 		p.print(dim + 1)
 	}
-	if e.cut() && e.tail == 0 {
+	if e.tail == 0 && e.head < e.size {
 		p.separate(dim)
 		p.put("...")
 	}

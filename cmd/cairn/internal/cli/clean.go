@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -125,22 +126,26 @@ func unfinished(path string) ([]convert.Unfinished, error) {
 	return out, errors.Join(errs...)
 }
 
+// add records a file or a conversion that was removed, or that stays.
+func (r *cleanResult) add(l leftover, removed bool) {
+	l.Saver = l.Owner.String()
+	if !removed {
+		r.Kept = append(r.Kept, l)
+		return
+	}
+	r.Removed = append(r.Removed, l)
+	r.Bytes += l.Size
+}
+
 // drop removes an unfinished conversion if its process has ended.
 func (r *cleanResult) drop(u *convert.Unfinished, f cleanFlags) error {
-	l := leftover{
-		Folder: filepath.Dir(u.Staging), Saver: u.Owner.String(), Conversion: u.Path,
-		Leftover: publish.Leftover{Name: filepath.Base(u.Staging), Size: u.Bytes, ModTime: u.ModTime, Owner: u.Owner},
-	}
+	l := leftover{Folder: filepath.Dir(u.Staging), Conversion: u.Path}
+	l.Leftover = publish.Leftover{Name: filepath.Base(u.Staging), Size: u.Bytes, ModTime: u.ModTime, Owner: u.Owner}
 	over, err := l.Over(f.olderThan), error(nil)
 	if over && !f.dryRun {
 		err = (&convert.Place{Path: u.Path}).Drop()
 	}
-	if !over || err != nil {
-		r.Kept = append(r.Kept, l)
-	} else {
-		r.Removed = append(r.Removed, l)
-		r.Bytes += l.Size
-	}
+	r.add(l, over && err == nil)
 	if errors.Is(err, convert.ErrBusy) { // it was started meanwhile
 		return nil
 	}
@@ -172,22 +177,14 @@ func (r *cleanResult) clean(ctx context.Context, dir string, f cleanFlags) error
 	if !f.dryRun {
 		removed, err = formats.Clean(ctx, s, f.olderThan)
 	}
+	for _, l := range removed {
+		r.add(leftover{Folder: dir, Leftover: l}, true)
+	}
 	left, leftErr := formats.Leftovers(ctx, s)
 	for _, l := range left {
-		if f.dryRun && formats.Removable(&l, f.olderThan) {
-			removed = append(removed, l)
-		} else {
-			r.Kept = append(r.Kept, leftover{Folder: dir, Leftover: l, Saver: l.Owner.String()})
-		}
+		r.add(leftover{Folder: dir, Leftover: l}, f.dryRun && formats.Removable(&l, f.olderThan))
 	}
-	for _, l := range removed {
-		r.Removed = append(r.Removed, leftover{Folder: dir, Leftover: l, Saver: l.Owner.String()})
-		r.Bytes += l.Size
-	}
-	if err == nil {
-		err = leftErr
-	}
-	if err != nil {
+	if err = cmp.Or(err, leftErr); err != nil {
 		return fmt.Errorf("%s: %w", dir, err)
 	}
 	return nil
@@ -200,20 +197,17 @@ func printCleaned(o *output, r *cleanResult) {
 		word = "would be removed"
 	}
 	files := 0
-	add := func(l *leftover, word string) {
-		if l.Conversion != "" {
-			word += ", an unfinished conversion"
+	for i, l := range slices.Concat(r.Removed, r.Kept) {
+		action := word
+		if i >= len(r.Removed) {
+			action = "kept"
 		}
-		t.add(clean(filepath.Join(l.Folder, l.Name)), formatBytes(l.Size), l.Saver, word)
-	}
-	for i := range r.Removed {
-		add(&r.Removed[i], word)
-		if r.Removed[i].Conversion == "" {
+		if l.Conversion != "" {
+			action += ", an unfinished conversion"
+		} else if i < len(r.Removed) {
 			files++
 		}
-	}
-	for i := range r.Kept {
-		add(&r.Kept[i], "kept")
+		t.add(clean(filepath.Join(l.Folder, l.Name)), formatBytes(l.Size), l.Saver, action)
 	}
 	if len(r.Removed)+len(r.Kept) > 0 {
 		o.table(t)
@@ -223,11 +217,8 @@ func printCleaned(o *output, r *cleanResult) {
 		what += " and " + plural(n, "conversion")
 	}
 	o.remark("%s: %s %s, %s\n", clean(r.Path), what, word, formatBytes(r.Bytes))
-	for _, l := range r.Kept {
-		if l.Owner == blob.OwnerUnknown {
-			o.remark("it is unknown whether the saves of kept files are over: --older-than removes them by age\n")
-			break
-		}
+	if slices.ContainsFunc(r.Kept, func(l leftover) bool { return l.Owner == blob.OwnerUnknown }) {
+		o.remark("it is unknown whether the saves of kept files are over: --older-than removes them by age\n")
 	}
 }
 
@@ -246,7 +237,13 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 			out.Conversions = append(out.Conversions, conversionLeft{u.Path, u.Staging, u.Bytes})
 		}
 	}
-	for _, l := range filesLeftAt(ctx, path) {
+	var left []publish.Leftover
+	if fi, err := os.Stat(path); err == nil && fi.IsDir() {
+		if s, err := file.Open(path, nil); err == nil {
+			left, _ = formats.Leftovers(ctx, s)
+		}
+	}
+	for _, l := range left {
 		if l.Owner != blob.OwnerAlive {
 			out.Files++
 			out.Bytes += l.Size
@@ -256,19 +253,6 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 		return nil
 	}
 	return &out
-}
-
-// filesLeftAt returns the files that no checkpoint in a folder needs.
-func filesLeftAt(ctx context.Context, path string) []publish.Leftover {
-	if fi, err := os.Stat(path); err != nil || !fi.IsDir() {
-		return nil
-	}
-	s, err := file.Open(path, nil)
-	if err != nil {
-		return nil
-	}
-	left, _ := formats.Leftovers(ctx, s)
-	return left
 }
 
 // printLeftovers prints remarks about the result of leftoversAt.

@@ -61,12 +61,13 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 		return withHint(fmt.Errorf("%s is in the format %s, which cannot be repaired: %w", path, format, errors.ErrUnsupported),
 			"repair rebuilds the record of native checkpoints and the index of hf; other formats have to come from another copy")
 	}
-	if err := checkSave(cmd.Context(), store, path, opts.SaveID); err != nil {
+	size, err := dataBytes(cmd.Context(), store, path, opts)
+	if err != nil {
 		return err
 	}
 	o := outputOf(cmd)
 	var rep *native.RepairReport
-	err = o.withProgress("repair", dataBytes(cmd.Context(), store, opts), func(moved func(int64)) (err error) {
+	err = o.withProgress("repair", size, func(moved func(int64)) (err error) {
 		opts.Progress = moved
 		rep, err = native.Repair(cmd.Context(), store, &opts)
 		return err
@@ -99,56 +100,50 @@ func repairIndex(cmd *cobra.Command, store blob.Store, path string, opts native.
 	return o.result(r, func() { printRepaired(o, &r) })
 }
 
-// dataBytes returns the largest number of bytes that a repair reads: the data
-// files of one save or of all. It returns zero if it cannot list them.
-func dataBytes(ctx context.Context, s blob.Store, opts native.RepairOptions) int64 {
-	if opts.Force {
-		return 0 // it may read them twice
-	}
-	var n int64
-	for info, err := range s.List(ctx, opts.SaveID) {
-		if err != nil {
-			return 0
-		}
-		if dataName.MatchString(info.Name) {
-			n += info.Size
-		}
-	}
-	return n
-}
-
 // dataName matches data files: the save's id, the rank, a number.
 var dataName = regexp.MustCompile(`^([0-9a-z-]+)-r\d{5,}-\d+\.safetensors$`)
 
-// saves returns the ids of all saves with data files in a store, the newest
-// first.
-func saves(ctx context.Context, s blob.Store) ([]string, error) {
-	ids := map[string]bool{}
+// saves returns the size of the data files of each save in a store, by its id.
+func saves(ctx context.Context, s blob.Store) (map[string]int64, error) {
+	sizes := map[string]int64{}
 	for info, err := range s.List(ctx, "") {
 		if err != nil {
 			return nil, err
 		}
 		if m := dataName.FindStringSubmatch(info.Name); m != nil {
-			ids[m[1]] = true
+			sizes[m[1]] += info.Size
 		}
 	}
-	return slices.SortedFunc(maps.Keys(ids), func(a, b string) int { return strings.Compare(b, a) }), nil
+	return sizes, nil
+}
+
+// newest returns the ids of saves, the newest first.
+func newest(saves map[string]int64) []string {
+	return slices.SortedFunc(maps.Keys(saves), func(a, b string) int { return strings.Compare(b, a) })
 }
 
 // errNoSave reports an unknown save id.
 var errNoSave = errors.New("there is no such save")
 
-// checkSave refuses an unknown save id if there are other saves.
-func checkSave(ctx context.Context, s blob.Store, path, id string) error {
-	if id == "" {
-		return nil
+// dataBytes returns the largest number of bytes that a repair reads, zero if that is
+// unknown. It refuses an unknown save id if there are other saves.
+func dataBytes(ctx context.Context, s blob.Store, path string, opts native.RepairOptions) (int64, error) {
+	sizes, err := saves(ctx, s)
+	if opts.SaveID != "" && err == nil && len(sizes) > 0 && sizes[opts.SaveID] == 0 {
+		ids := newest(sizes)
+		err = fmt.Errorf("%s: %w: %q", path, errNoSave, opts.SaveID)
+		return 0, withHint(err, "there are data files of "+strings.Join(ids[:min(len(ids), 5)], ", "))
 	}
-	ids, err := saves(ctx, s)
-	if err != nil || len(ids) == 0 || slices.Contains(ids, id) {
-		return err
+	if opts.Force { // it may read them twice
+		return 0, nil
 	}
-	err = fmt.Errorf("%s: %w: %q", path, errNoSave, id)
-	return withHint(err, "there are data files of "+strings.Join(ids[:min(len(ids), 5)], ", "))
+	var n int64
+	for id, size := range sizes {
+		if opts.SaveID == "" || opts.SaveID == id {
+			n += size
+		}
+	}
+	return n, nil
 }
 
 // completeSaves completes the ids of saves in the path that was given.
@@ -157,14 +152,14 @@ func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	store, err := storeAt(args[0])
+	var sizes map[string]int64
+	if err == nil {
+		sizes, err = saves(cmd.Context(), store)
+	}
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	ids, err := saves(cmd.Context(), store)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	return ids, cobra.ShellCompDirectiveNoFileComp
+	return newest(sizes), cobra.ShellCompDirectiveNoFileComp
 }
 
 // repairHint returns a hint if nothing can be repaired.
