@@ -209,7 +209,6 @@ func Compare(ctx context.Context, a, b Side, opts *CompareOptions) (*Comparison,
 	return c.comparison(), nil
 }
 
-// pair pairs the names of both sides, in order.
 func (c *comparer) pair() error {
 	byName := map[string]*pairItem{}
 	leftOut := map[string]bool{}
@@ -277,7 +276,6 @@ func fqnOf(e *meta.Entry) string {
 	return e.FQN
 }
 
-// comparison collects the results of all compared names.
 func (c *comparer) comparison() *Comparison {
 	none := Number(math.NaN())
 	out := &Comparison{Names: int64(len(c.items)), MaxAbs: none, MaxRel: none, Items: []Compared{}}
@@ -461,7 +459,6 @@ func (p *pairItem) status() string {
 	return StatusClose
 }
 
-// result describes a finished name.
 func (p *pairItem) result() Compared {
 	out := Compared{FQN: p.fqn, Status: p.status(), Differs: p.differs, A: p.sideItem(p.a, 0), B: p.sideItem(p.b, 1), Where: p.where}
 	if p.a != nil && p.a.FQN != p.fqn {

@@ -218,7 +218,6 @@ func (c *comparer) compare(ctx context.Context, w *compareWorker, j job) error {
 	return c.slab(ctx, w, p, j)
 }
 
-// objects compares two objects by value.
 func (c *comparer) objects(ctx context.Context, p *pairItem) error {
 	codec, x, err := c.a.Content.ReadBytes(ctx, p.a)
 	if err != nil {
@@ -287,7 +286,6 @@ func (c *comparer) withTensors(ctx context.Context, p *pairItem, s *Side, v any,
 	return v, err
 }
 
-// slab compares a slab of two tensors.
 func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j job) error {
 	x, y, n := p.a.Tensor.DType, p.b.Tensor.DType, j.hi-j.lo
 	w.x, w.y = grow(w.x, n*int64(x.Size())), grow(w.y, n*int64(y.Size()))
@@ -347,7 +345,6 @@ func (c *comparer) block(w *compareWorker, x, y tensor.DType, p, q []byte) (elem
 	return t, nil
 }
 
-// elementText prints element i of p.
 func elementText(d tensor.DType, p []byte, i int64) string {
 	size := int64(d.Size())
 	return string(ElementFormat(d)(nil, p[i*size:(i+1)*size]))

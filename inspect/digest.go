@@ -133,7 +133,6 @@ func (d *digester) entries(ctx context.Context, entries []*meta.Entry, out []Dig
 	return err
 }
 
-// together computes the digests of small tensors from one read.
 func (d *digester) together(ctx context.Context, entries []*meta.Entry, out []Digest) error {
 	var total int64
 	for _, e := range entries {

@@ -26,7 +26,6 @@ func EqualValues(a, b any) (equal bool, where string) {
 	return !ok, at
 }
 
-// valuesDiffer is the negation of EqualValues.
 func valuesDiffer(a, b any) (at string, differ bool) {
 	switch x := a.(type) {
 	case float64:
@@ -95,7 +94,6 @@ func listsDiffer(x, y []any) (at string, differ bool) {
 	return "", false
 }
 
-// objectsDiffer compares all parts of two objects.
 func objectsDiffer(x, y *value.Object) (at string, differ bool) {
 	if x.QualifiedName() != y.QualifiedName() || x.Call != y.Call {
 		return "", true

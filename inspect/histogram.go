@@ -52,7 +52,6 @@ func newLinear(lo, hi float64, n int) *linear {
 	return l
 }
 
-// empty returns the same buckets with zero counts.
 func (l *linear) empty() *linear {
 	out := *l
 	out.counts = make([]int64, len(l.counts))

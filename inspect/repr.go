@@ -342,7 +342,6 @@ var classes = map[string]string{
 	"numpy.dtype": "dtype",
 }
 
-// made adds an object that has only the arguments of its call.
 func (r *reprer) made(o *value.Object, name string) {
 	class, known := classes[name]
 	switch a := shownArray(o); {
@@ -378,7 +377,6 @@ func (r *reprer) made(o *value.Object, name string) {
 // argNames are the named arguments of the known classes, in Python's order.
 var argNames = []string{"days", "seconds", "microseconds", "fold", "tzinfo"}
 
-// call adds the call of a class with its positional and named arguments.
 func (r *reprer) call(class string, o *value.Object) {
 	r.seq(class+"(", o.Args, choose(len(o.Args) > 0 && len(o.Kwargs) > 0, ", ", ""))
 	names := slices.SortedFunc(maps.Keys(o.Kwargs), func(a, b string) int {
@@ -427,7 +425,6 @@ func (r *reprer) numpyScalar(o *value.Object) {
 	r.text(")")
 }
 
-// parts adds the stored parts of an object.
 func (r *reprer) parts(o *value.Object) {
 	r.text("<" + o.QualifiedName() + " object")
 	sep := ": "
@@ -446,7 +443,6 @@ func (r *reprer) parts(o *value.Object) {
 	r.text(">")
 }
 
-// name adds an object that consists of a name only.
 func (r *reprer) name(o *value.Object) {
 	switch nameType(o) {
 	case "type":

@@ -345,7 +345,6 @@ func readHalves(ctx context.Context, src Content, e *meta.Entry, picks []pick, d
 	return nil
 }
 
-// reverse reverses a dimension of a contiguous tensor.
 func reverse(t *tensor.Tensor, dim int) error {
 	mem, ok := t.Bytes()
 	if !ok {

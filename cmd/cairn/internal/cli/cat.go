@@ -188,7 +188,6 @@ func (k *catter) repr(v any) error {
 	return err
 }
 
-// valueJSON returns a value in the JSON form of package value.
 func valueJSON(v any) (json.RawMessage, error) {
 	_, list, err := value.Encode([]any{v}) // bytes outside a list would not become JSON
 	if err != nil {
@@ -197,7 +196,6 @@ func valueJSON(v any) (json.RawMessage, error) {
 	return json.RawMessage(list[1 : len(list)-1]), nil
 }
 
-// tensor prints a tensor or a part of one.
 func (k *catter) tensor(slice string) error {
 	shape, d := k.e.Tensor.Shape, k.e.Tensor.DType
 	s := inspect.SelectAll(shape)
@@ -263,7 +261,6 @@ func (k *catter) write(name string, bytes int64, send func(w io.Writer, moved fu
 	return k.o.result(v, func() { k.o.remark("%s: %s, %s\n", clean(name), what, formatBytes(bytes)) })
 }
 
-// valuesJSON prints the selected elements as JSON.
 func (k *catter) valuesJSON(s *inspect.Selection, d tensor.DType) error {
 	head, err := json.MarshalIndent(k.head, "", "  ")
 	if err != nil {

@@ -255,7 +255,6 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	return &out
 }
 
-// printLeftovers prints remarks about the result of leftoversAt.
 func printLeftovers(o *output, path string, l *leftoverSummary) {
 	if l != nil {
 		for _, line := range l.lines(path) {
@@ -264,7 +263,6 @@ func printLeftovers(o *output, path string, l *leftoverSummary) {
 	}
 }
 
-// lines returns the remarks about the leftovers at path.
 func (l *leftoverSummary) lines(path string) []string {
 	var out []string
 	for _, c := range l.Conversions {

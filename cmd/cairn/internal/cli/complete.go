@@ -10,7 +10,6 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// completePaths returns a function that completes the paths of n checkpoints.
 func completePaths(n int) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= n {
@@ -31,19 +30,16 @@ func completeNames(limit int) cobra.CompletionFunc {
 	}
 }
 
-// choices returns a function that completes one of these words.
 func choices(words ...string) cobra.CompletionFunc {
 	return cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)
 }
 
-// completeFlag makes complete complete the values of flags.
 func completeFlag(cmd *cobra.Command, complete cobra.CompletionFunc, flags ...string) {
 	for _, name := range flags {
 		_ = cmd.RegisterFlagCompletionFunc(name, complete) // fails for unknown flags only
 	}
 }
 
-// namesIn completes a name in the checkpoint at a path.
 func namesIn(cmd *cobra.Command, path, word string) ([]string, cobra.ShellCompDirective) {
 	var found []string
 	err := withPart(cmd.Context(), path, func(_ *cairn.Checkpoint, md *meta.Metadata) error {

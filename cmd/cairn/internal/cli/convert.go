@@ -269,7 +269,6 @@ func (f *conversionFlags) record(cmd *cobra.Command, to *destination, o *convert
 
 func (f *conversionFlags) resharded() bool { return f.worldSize > 0 || f.mesh != "" }
 
-// parseMesh parses a mesh such as "2x4".
 func parseMesh(text string) ([]int, error) {
 	if text == "" {
 		return nil, nil
@@ -285,7 +284,6 @@ func parseMesh(text string) ([]int, error) {
 	return out, nil
 }
 
-// plan prints the plan of a conversion.
 func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destination, p *conversionPlan) error {
 	if to.place != nil {
 		err := to.place.Check()
@@ -308,7 +306,6 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 	return o.result(p, func() { printConversionPlan(o, p) })
 }
 
-// explain adds a hint to an error.
 func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) error {
 	refused, isRefused := errors.AsType[*convert.RefusedError](err)
 	switch {
@@ -378,7 +375,6 @@ func printConversionPlan(o *output, p *conversionPlan) {
 	o.remark("; nothing was written\n")
 }
 
-// completeConversion completes arguments that are all paths.
 func completeConversion(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 1 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

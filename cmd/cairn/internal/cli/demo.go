@@ -68,7 +68,6 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	return nil
 }
 
-// play runs the demo, with goroutines or processes as ranks.
 func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, error) {
 	if f.procs == 0 {
 		return demo.Run(ctx, c)
@@ -81,7 +80,6 @@ func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, erro
 	return demo.RunProcs(ctx, c)
 }
 
-// check refuses invalid combinations of flags.
 func (f *demoFlags) check(cmd *cobra.Command) error {
 	fi, err := os.Stat(f.dir)
 	switch {
@@ -146,7 +144,6 @@ func cleanUp(ctx context.Context, s blob.Store, rep *demo.Report, dir, made stri
 	}
 }
 
-// removeCheckpoint removes the checkpoint in s, its record first.
 func removeCheckpoint(ctx context.Context, s blob.Store) error {
 	c, err := cairn.Open(ctx, s)
 	if err != nil {
@@ -250,7 +247,6 @@ func (w *demoWatcher) loaded(r *demo.Report) {
 	w.line("compare", "%s on all ranks, every byte as it was saved", formatBytes(l.Compared))
 }
 
-// line prints one line of the report.
 func (w *demoWatcher) line(what, format string, args ...any) {
 	printStory(w.o, "%s %-10s %s\n", w.o.good("✓"), what, fmt.Sprintf(format, args...))
 }
@@ -262,7 +258,6 @@ func printStory(o *output, format string, args ...any) {
 	}
 }
 
-// goodbye suggests what to try next.
 func (w *demoWatcher) goodbye(f demoFlags) {
 	o := w.o
 	if o.json || o.quiet {

@@ -35,7 +35,6 @@ type destination struct {
 // safetensorsFile is the file of a checkpoint of one file in the format hf.
 const safetensorsFile = "model.safetensors"
 
-// target returns the destination that the flags describe.
 func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destination, error) {
 	d := &destination{address: dst}
 	path, local, err := localPath(dst)

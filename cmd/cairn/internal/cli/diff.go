@@ -67,7 +67,6 @@ func trouble(err error) error {
 	return fmt.Errorf("%w: %w", errTrouble, err)
 }
 
-// options returns the options that the flags describe.
 func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error) {
 	o := f.CompareOptions
 	switch {
@@ -164,7 +163,6 @@ func printDifference(o *output, c *inspect.Comparison) {
 	o.remark("%s\n", formatComparison(c))
 }
 
-// formatComparison summarises a comparison in one line.
 func formatComparison(c *inspect.Comparison) string {
 	var parts []string
 	for _, p := range []struct {
@@ -216,7 +214,6 @@ func printCompared(o *output, items []inspect.Compared) {
 	o.table(t)
 }
 
-// formatSide describes one side briefly.
 func formatSide(it *inspect.Item) string {
 	switch {
 	case it == nil:

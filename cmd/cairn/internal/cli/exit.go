@@ -65,7 +65,6 @@ var exits = []exit{
 	{code: exitError, name: "error", meaning: "Anything else went wrong, 'cairn diff' found differences, or a check failed."},
 }
 
-// exitOf returns the exit for an error.
 func exitOf(err error) exit {
 	for _, e := range exits {
 		for _, target := range e.errs {

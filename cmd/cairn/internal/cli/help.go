@@ -110,7 +110,6 @@ func newTopics() []*cobra.Command {
 	return out
 }
 
-// dtypeTable prints the element types and their short names.
 func dtypeTable() string {
 	var b strings.Builder
 	for _, d := range tensor.DTypes() {
@@ -119,7 +118,6 @@ func dtypeTable() string {
 	return b.String()
 }
 
-// exitTable prints the exit codes in order.
 func exitTable() string {
 	sorted := slices.SortedFunc(slices.Values(exits), func(a, b exit) int { return cmp.Compare(a.code, b.code) })
 	var b strings.Builder

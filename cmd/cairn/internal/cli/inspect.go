@@ -78,7 +78,6 @@ func newInspectCmd() *cobra.Command {
 	return cmd
 }
 
-// inspectName describes a name, or everything below it.
 func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, path, name string, f inspectFlags) error {
 	o := outputOf(cmd)
 	e, ok := md.Find(name)
@@ -147,7 +146,6 @@ func printOverview(o *output, v *overview, allFiles bool) {
 	printFiles(o, v.Files, allFiles)
 }
 
-// onDisk describes the size of the files and the number of missing files.
 func onDisk(s *inspect.Summary) string {
 	missing := 0
 	for _, f := range s.Files {
@@ -178,7 +176,6 @@ func printDTypes(o *output, list []inspect.DTypeTotals) {
 	o.table(t)
 }
 
-// printTree prints a tree of names, indented.
 func printTree(o *output, n *inspect.Node) {
 	t := newRows("TREE", ">TENSORS", ">OBJECTS", ">ELEMENTS", ">SIZE", "WHAT")
 	if n.FQN != "" {
@@ -208,7 +205,6 @@ func addNode(t *rows, n *inspect.Node, name string, level int) {
 		formatCount(n.Totals.Elements), formatBytes(n.Totals.NumBytes), what)
 }
 
-// treeItems adds the items of a tree to list.
 func treeItems(n *inspect.Node, list []*inspect.Item) []*inspect.Item {
 	if n.Item != nil {
 		list = append(list, n.Item)

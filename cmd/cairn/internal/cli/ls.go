@@ -85,7 +85,6 @@ func printListing(o *output, l *listing, long bool) {
 	}
 }
 
-// printMissing prints which names cannot be read, and why.
 func printMissing(o *output, names []inspect.Missing) {
 	t := newRows("CANNOT BE READ", "FILE", "PROBLEM")
 	for _, m := range names {

@@ -109,7 +109,6 @@ func withPart(ctx context.Context, address string, fn func(c *cairn.Checkpoint, 
 	return fn(c, md)
 }
 
-// openHint returns a hint for a checkpoint that cannot be opened.
 func openHint(address string, err error) string {
 	switch {
 	case errors.Is(err, cairn.ErrVersion):
@@ -197,7 +196,6 @@ func checkpointsBelow(path string) []string {
 
 const digits = "0123456789"
 
-// quoteArg quotes an argument for a shell.
 func quoteArg(s string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-:@%+=,", r)
@@ -240,7 +238,6 @@ func missing(path string, md *meta.Metadata, name string) error {
 	return withHint(err, "did you mean "+strings.Join(near[:min(len(near), 3)], " or ")+"?")
 }
 
-// listHint returns a hint how to list the names of a checkpoint.
 func listHint(path string) string {
 	return fmt.Sprintf("'cairn ls %s' lists all names", quoteArg(path))
 }

@@ -58,7 +58,6 @@ func outputOf(cmd *cobra.Command) *output {
 	return o
 }
 
-// encode writes v as indented JSON.
 func (o *output) encode(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -161,7 +160,6 @@ func (r *rows) add(cells ...string) {
 	r.cells = append(r.cells, cells)
 }
 
-// table prints a table for the width of the terminal.
 func (o *output) table(r *rows) { r.print(o.out, "", o.width) }
 
 // leastFirst is the smallest width of the first column on a line with other
@@ -297,7 +295,6 @@ func formatUnits(v float64) string {
 	return fmt.Sprintf("%.1f %s", v, units[i])
 }
 
-// formatRate prints bytes a second.
 func formatRate(perSecond float64) string { return formatUnits(perSecond) + "/s" }
 
 // formatSeconds prints a duration with about three digits.
@@ -326,7 +323,6 @@ func formatCount(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// formatShape prints a shape as "[3, 4]".
 func formatShape(shape []int64) string {
 	parts := make([]string, len(shape))
 	for i, n := range shape {

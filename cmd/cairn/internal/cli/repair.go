@@ -85,7 +85,6 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 	return o.result(r, func() { printRepaired(o, &r) })
 }
 
-// repairIndex rebuilds the index of an hf checkpoint.
 func repairIndex(cmd *cobra.Command, store blob.Store, path string, opts native.RepairOptions) error {
 	if opts.SaveID != "" {
 		return usagef(cmd, "--save is for native checkpoints: %s is in the format hf", path)
@@ -146,7 +145,6 @@ func dataBytes(ctx context.Context, s blob.Store, path string, opts native.Repai
 	return n, nil
 }
 
-// completeSaves completes the ids of saves in the path that was given.
 func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -162,7 +160,6 @@ func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra
 	return newest(sizes), cobra.ShellCompDirectiveNoFileComp
 }
 
-// repairHint returns a hint if nothing can be repaired.
 func repairHint(path, id string, err error) string {
 	switch {
 	case errors.Is(err, cairn.ErrExists):

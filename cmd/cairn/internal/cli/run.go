@@ -150,7 +150,6 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	_ = cmd.MarkFlagFilename("secret-file")
 }
 
-// flagFailure describes an invalid value of a flag.
 func flagFailure(cmd *cobra.Command, err error) error {
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
@@ -165,7 +164,6 @@ func flagFailure(cmd *cobra.Command, err error) error {
 	return usagef(cmd, "--%s %s: want %s", bad.GetFlag().Name, quoteArg(bad.GetValue()), want)
 }
 
-// check refuses invalid combinations of flags.
 func (f *runFlags) check(cmd *cobra.Command) error {
 	switch {
 	case f.N < 1 || f.N > launch.MaxProcesses:
@@ -248,7 +246,6 @@ func (e *endError) Unwrap() error { return e.error }
 // the number of SIGPIPE, as in shells.
 const exitReader = 141
 
-// runFailure returns the error of the command for a failed job.
 func runFailure(cmd *cobra.Command, program string, err error) error {
 	rank, failed := errors.AsType[*launch.ExitError](err)
 	ended, signalled := errors.AsType[*launch.SignalError](err)
@@ -277,7 +274,6 @@ func runFailure(cmd *cobra.Command, program string, err error) error {
 // the reader of the output is gone.
 func isSaid(err error) bool { return launch.Notified(err) || errors.Is(err, launch.ErrReader) }
 
-// logFailure describes a problem with --log-dir.
 func logFailure(cmd *cobra.Command, e *launch.LogError) error {
 	err := usagef(cmd, "--log-dir %s: %v", quoteArg(e.Dir), e.Err)
 	if errors.Is(e, fs.ErrExist) {
@@ -316,7 +312,6 @@ func isUnfit(err error) bool {
 	return false
 }
 
-// programHint suggests where a program that was not found may be.
 func programHint(program string) string {
 	if base := filepath.Base(program); base != program {
 		if _, err := exec.LookPath(base); err == nil {
@@ -331,4 +326,26 @@ func programHint(program string) string {
 		return fmt.Sprintf("for the one in this folder, write ./%s", program)
 	}
 	return "it was looked for on the PATH; for a program elsewhere, write its path"
+}
+
+// writeTimeout is how long a deadlineWriter waits for a reader that has stopped
+// reading.
+const writeTimeout = time.Second
+
+// deadlineWriter writes to w, but gives up waiting after writeTimeout. The write
+// itself goes on in the background.
+type deadlineWriter struct{ w io.Writer }
+
+func (d *deadlineWriter) Write(b []byte) (int, error) {
+	own, done := bytes.Clone(b), make(chan error, 1)
+	go func() {
+		_, err := d.w.Write(own)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return len(b), err
+	case <-time.After(writeTimeout):
+		return 0, fmt.Errorf("print: %w", os.ErrDeadlineExceeded)
+	}
 }

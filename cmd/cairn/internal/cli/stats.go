@@ -136,7 +136,6 @@ func reportNonFinite(o *output, r *inspect.StatsReport, fail bool) error {
 	return withHint(errors.New(strings.Join(problems, "; ")), hint)
 }
 
-// firstNames lists a few names.
 func firstNames(names []string) string {
 	text := strings.Join(names[:min(len(names), 3)], ", ")
 	if len(names) > 3 {
@@ -145,7 +144,6 @@ func firstNames(names []string) string {
 	return text
 }
 
-// formatUnread describes what could not be read.
 func formatUnread(unread []inspect.Unread) string {
 	var parts []string
 	for _, u := range unread {

@@ -55,7 +55,6 @@ func newTableCmd() *cobra.Command {
 	return cmd
 }
 
-// checkTableOutput refuses an output that a table cannot be written to.
 func checkTableOutput(cmd *cobra.Command, out string) error {
 	o := outputOf(cmd)
 	switch {

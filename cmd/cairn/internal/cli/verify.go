@@ -61,7 +61,6 @@ func runVerify(cmd *cobra.Command, args []string) error {
 	return withHint(err, "nothing in it can be read; it has to come from another copy, or be saved again")
 }
 
-// hasRest reports whether a checkpoint has names without a problem.
 func hasRest(ctx context.Context, c *cairn.Checkpoint, problems []storage.VerifyProblem) bool {
 	md, err := c.Metadata(ctx)
 	if err != nil {
