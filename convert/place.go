@@ -216,7 +216,7 @@ func (p *Place) Unlock() error {
 		return nil
 	}
 	p.lock = nil
-	return l.Unlock()
+	return l.Release()
 }
 
 // lockPath returns the path of the file that is locked. It is not in the staging

@@ -171,64 +171,31 @@ func info(name string, fi fs.FileInfo) blob.Info {
 	return blob.Info{Name: name, Size: fi.Size(), ModTime: fi.ModTime()}
 }
 
-// List implements [blob.Store]. It reads one directory at a time, and only
-// those where a name with the prefix can be.
+// List implements [blob.Store]. It reads one directory at a time, and only those in
+// which a name with the prefix can be. It does not follow links to directories.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
 	return func(yield func(blob.Info, error) bool) {
-		l := lister{s: s, ctx: ctx, prefix: prefix, yield: yield}
-		if err := l.run(); err != nil {
+		err := blob.CheckPrefix(prefix)
+		dir, _ := path.Split(prefix)
+		if err == nil {
+			err = context.Cause(ctx)
+		}
+		if err == nil && (dir == "" || !s.linked(path.Clean(dir))) {
+			err = s.walk(ctx, dir, prefix, yield)
+		}
+		if err != nil && err != errStop {
 			yield(blob.Info{}, s.fail("list", prefix, err))
 		}
 	}
 }
 
-// errStop says that the loop was left.
+// errStop ends a walk whose caller has left the loop.
 var errStop = errors.New("stop")
 
-type lister struct {
-	s      *Store
-	ctx    context.Context
-	prefix string
-	yield  func(blob.Info, error) bool
-}
-
-func (l *lister) run() error {
-	if err := blob.CheckPrefix(l.prefix); err != nil {
-		return err
-	}
-	if l.ctx.Err() != nil {
-		return context.Cause(l.ctx)
-	}
-	dir, _ := path.Split(l.prefix)
-	if !l.reachable(dir) {
-		return nil
-	}
-	err := l.walk(dir)
-	if err == errStop {
-		return nil
-	}
-	return err
-}
-
-// reachable reports whether the walk from the top would come to dir, which is
-// empty or ends with a slash: it does not go through links.
-func (l *lister) reachable(dir string) bool {
-	for i := range len(dir) {
-		if dir[i] != '/' {
-			continue
-		}
-		fi, err := os.Lstat(l.s.path(dir[:i]))
-		if err != nil || !fi.IsDir() {
-			return false
-		}
-	}
-	return true
-}
-
-// walk yields the objects in and below dir, which is empty or ends with a
-// slash.
-func (l *lister) walk(dir string) error {
-	entries, err := os.ReadDir(l.s.path(dir))
+// walk yields the objects in and below dir whose names begin with prefix. dir is empty
+// or ends with a slash.
+func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(blob.Info, error) bool) error {
+	entries, err := os.ReadDir(s.path(dir))
 	if gone(err) {
 		return nil
 	}
@@ -236,42 +203,44 @@ func (l *lister) walk(dir string) error {
 		return err
 	}
 	for _, key := range keys(entries) {
-		if l.ctx.Err() != nil {
-			return context.Cause(l.ctx)
+		name := dir + key
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		if err := l.visit(dir + key); err != nil {
+		if !strings.HasPrefix(name, prefix) {
+			continue
+		}
+		if strings.HasSuffix(name, "/") {
+			if blob.CheckPrefix(name) == nil {
+				err = s.walk(ctx, name, prefix, yield)
+			}
+		} else if blob.CheckName(name) == nil {
+			err = s.visit(name, yield)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// visit yields the object name, or if name ends with a slash what is below.
-func (l *lister) visit(name string) error {
-	if strings.HasSuffix(name, "/") {
-		if strings.HasPrefix(name, l.prefix) && blob.CheckPrefix(name) == nil {
-			return l.walk(name)
-		}
+// visit yields the object name, unless it does not exist any more or is not a regular
+// file.
+func (s *Store) visit(name string, yield func(blob.Info, error) bool) error {
+	fi, err := os.Stat(s.path(name))
+	switch {
+	case gone(err) || err == nil && !fi.Mode().IsRegular():
 		return nil
-	}
-	if !strings.HasPrefix(name, l.prefix) || blob.CheckName(name) != nil {
-		return nil
-	}
-	fi, err := os.Stat(l.s.path(name))
-	if gone(err) || err == nil && !fi.Mode().IsRegular() {
-		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
-	}
-	if !l.yield(info(name, fi), nil) {
+	case !yield(info(name, fi), nil):
 		return errStop
 	}
 	return nil
 }
 
-// keys returns the names of entries, a slash behind those of directories, in
-// the order in which the objects in and below them come: "a-b", "a/b", "a0".
+// keys returns the names of entries, with a slash after those of directories, in the
+// order of the objects in and below them: "a-b", "a/b", "a0".
 func keys(entries []fs.DirEntry) []string {
 	ks := make([]string, len(entries))
 	for i, e := range entries {
@@ -284,8 +253,8 @@ func keys(entries []fs.DirEntry) []string {
 	return slices.Compact(ks)
 }
 
-// gone reports whether err says that something is not there, or no longer, or
-// is a link that leads nowhere.
+// gone reports whether err means that a file does not exist, or is a link whose target
+// does not exist.
 func gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP)
 }
@@ -363,33 +332,14 @@ func (s *Store) makeTop() (*os.Root, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return top, err
 	}
-	if err := s.mkdirAll(s.dir); err != nil {
+	if _, err := makeDirs(s.dir, s.syncPath); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	return os.OpenRoot(s.dir)
 }
 
-// mkdirAll makes an absolute directory and those above it, durably.
-func (s *Store) mkdirAll(dir string) error {
-	err := os.Mkdir(dir, 0o777)
-	parent := filepath.Dir(dir)
-	if errors.Is(err, fs.ErrNotExist) && parent != dir {
-		if err := s.mkdirAll(parent); err != nil {
-			return err
-		}
-		err = os.Mkdir(dir, 0o777)
-	}
-	if errors.Is(err, fs.ErrExist) {
-		return nil // whatever it is: opening it will tell
-	}
-	if err != nil {
-		return err
-	}
-	return s.syncPath(parent)
-}
-
-// mkdirs makes dir below top. It does not ask what it finds there: opening it
-// will tell.
+// mkdirs makes dir below top. It does not check what exists there already: opening it
+// does.
 func (s *Store) mkdirs(top *os.Root, dir string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

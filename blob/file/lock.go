@@ -43,17 +43,12 @@ func (s *Store) TryLock(ctx context.Context, name string, note []byte) (blob.Hel
 	if s.linked(dir) {
 		return fail(errors.ErrUnsupported)
 	}
-	path := s.path(dir + "/" + lockPrefix + path.Base(name))
-	l, err := lockPath(path, func() ([]byte, error) { return encodeLock(path, note) })
+	l, err := lockPath(s.path(dir+"/"+lockPrefix+path.Base(name)), note)
 	if err != nil {
 		return fail(err)
 	}
-	return &heldLock{l}, nil
+	return l, nil
 }
-
-type heldLock struct{ *PathLock }
-
-func (l *heldLock) Release() error { return l.Unlock() }
 
 // linked reports whether the path from the top to dir has a symbolic link, through
 // which the store does not write.
@@ -64,15 +59,6 @@ func (s *Store) linked(dir string) bool {
 		}
 	}
 	return false
-}
-
-// SetNote implements [blob.HeldLock].
-func (l *heldLock) SetNote(note []byte) error {
-	b, err := encodeLock(l.path, note)
-	if err != nil {
-		return err
-	}
-	return writeText(l.file, b)
 }
 
 // encodeLock returns the text of the lock at path.

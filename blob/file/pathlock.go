@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
@@ -16,17 +17,17 @@ type PathLock struct {
 	made []string // folders that were made for it, the innermost first
 }
 
-// LockPath makes the file at path and takes its lock, until Unlock or the end of
-// the process. Missing folders above it are made. The error wraps
-// blob.ErrLocked if another holder has the lock, in this process or in another
-// one, and errors.ErrUnsupported if the file system has no locks.
-func LockPath(path string) (*PathLock, error) {
-	return lockPath(path, func() ([]byte, error) { return encodeLock(path, nil) })
-}
+var _ blob.HeldLock = (*PathLock)(nil)
 
-// PathOwner returns what became of the process that had the lock of path last. A
-// process that gives the lock up removes the file: so if no file is there, no
-// process has the lock, provided that the file system has locks.
+// LockPath makes the file at path and takes its lock, until Release or the end of
+// the process. It makes missing folders above it. The error wraps blob.ErrLocked if
+// another holder has the lock, in this process or in another one, and
+// errors.ErrUnsupported if the file system has no locks.
+func LockPath(path string) (*PathLock, error) { return lockPath(path, nil) }
+
+// PathOwner returns the state of the process that had the lock of path last. Release
+// removes the file: if the file does not exist and the file system has locks, no
+// process has the lock.
 func PathOwner(path string) (blob.Owner, error) {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -41,15 +42,14 @@ func PathOwner(path string) (blob.Owner, error) {
 	return l.Owner, err
 }
 
-// lockPath is LockPath for a file with a text. The text is made once the folder
-// exists.
-func lockPath(path string, text func() ([]byte, error)) (*PathLock, error) {
+// lockPath is LockPath with a note.
+func lockPath(path string, note []byte) (*PathLock, error) {
 	var l *PathLock
 	var err error
 	for range lockTries {
-		// Another Unlock may remove a folder that was just there. os.MkdirAll then
-		// returns fs.ErrExist, and what comes after it fs.ErrNotExist.
-		if l, err = lockPathOnce(path, text); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
+		// Another Release may remove a folder that existed before. Then os.MkdirAll
+		// returns fs.ErrExist, and later calls fs.ErrNotExist.
+		if l, err = lockPathOnce(path, note); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
 			break
 		}
 	}
@@ -58,13 +58,13 @@ func lockPath(path string, text func() ([]byte, error)) (*PathLock, error) {
 
 const lockTries = 100
 
-func lockPathOnce(path string, text func() ([]byte, error)) (*PathLock, error) {
-	made, err := makeAbove(path)
+func lockPathOnce(path string, note []byte) (*PathLock, error) {
+	made, err := makeDirs(filepath.Dir(path), SyncDir)
 	if err != nil {
 		return nil, err
 	}
 	var f *os.File
-	b, err := text()
+	b, err := encodeLock(path, note)
 	if err == nil {
 		f, err = lockFile(path, b)
 	}
@@ -73,6 +73,22 @@ func lockPathOnce(path string, text func() ([]byte, error)) (*PathLock, error) {
 		return nil, err
 	}
 	return &PathLock{path, f, made}, nil
+}
+
+// SetNote implements [blob.HeldLock].
+func (l *PathLock) SetNote(note []byte) error {
+	b, err := encodeLock(l.path, note)
+	if err != nil {
+		return err
+	}
+	return writeText(l.file, b)
+}
+
+// Release removes the file and releases its lock.
+func (l *PathLock) Release() error {
+	err := unlockFile(l.file, l.path)
+	removeEmpty(l.made)
+	return err
 }
 
 // writeText makes b the content of f. It writes b first and truncates a longer text
@@ -85,18 +101,10 @@ func writeText(f *os.File, b []byte) error {
 	return f.Truncate(int64(len(b)))
 }
 
-// Unlock removes the file and releases its lock.
-func (l *PathLock) Unlock() error {
-	err := unlockFile(l.file, l.path)
-	removeEmpty(l.made)
-	return err
-}
-
-// makeAbove makes the folders above path, durably, and returns those that were
-// missing, the innermost first.
-func makeAbove(path string) ([]string, error) {
+// makeDirs makes dir and the folders above it, and calls sync for the parent of each
+// that was missing. It returns these, the innermost first.
+func makeDirs(dir string, sync func(dir string) error) ([]string, error) {
 	var made []string
-	dir := filepath.Dir(path)
 	for d := dir; d != filepath.Dir(d); d = filepath.Dir(d) {
 		if _, err := os.Lstat(d); err == nil {
 			break
@@ -106,8 +114,8 @@ func makeAbove(path string) ([]string, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
 	}
-	for _, d := range made {
-		if err := SyncDir(filepath.Dir(d)); err != nil {
+	for _, d := range slices.Backward(made) {
+		if err := sync(filepath.Dir(d)); err != nil {
 			return nil, err
 		}
 	}

@@ -145,7 +145,7 @@ func (w *writer) write(ctx context.Context, p []byte, off int64) error {
 	}
 }
 
-// writeSlice writes what it can past the page cache and the rest through it.
+// writeSlice writes as much as possible past the page cache and the rest through it.
 func (w *writer) writeSlice(p []byte, off int64) error {
 	n, err := w.writeDirect(p, off)
 	if err != nil || n == int64(len(p)) {
@@ -163,12 +163,12 @@ func (w *writer) writeSlice(p []byte, off int64) error {
 	return nil
 }
 
-// writeDirect writes what it can of p past the page cache and returns how much
-// that was. If the system refuses, it is nothing, and will not be tried
-// again: whatever was written is written once more through the cache.
+// writeDirect writes the whole pages of p past the page cache, if that is possible,
+// and returns their number of bytes. If the system refuses, it returns 0 and is not
+// called again: the caller writes these bytes once more through the cache.
 func (w *writer) writeDirect(p []byte, off int64) (int64, error) {
-	n := w.directLen(p, off)
-	if n == 0 {
+	n := int64(len(p)) &^ (page - 1)
+	if n == 0 || w.direct == nil || w.noDirect.Load() || off%page != 0 || !blob.Aligned(p) {
 		return 0, nil
 	}
 	err := w.s.step("direct")
@@ -180,14 +180,6 @@ func (w *writer) writeDirect(p []byte, off int64) (int64, error) {
 		return 0, nil
 	}
 	return n, err
-}
-
-// directLen returns how much of a write at off can go past the page cache.
-func (w *writer) directLen(p []byte, off int64) int64 {
-	if w.direct == nil || w.noDirect.Load() || off%page != 0 || !blob.Aligned(p) {
-		return 0
-	}
-	return int64(len(p)) &^ (page - 1)
 }
 
 // Commit syncs the file and the way to its directory, gives it its name and
@@ -315,14 +307,14 @@ func (w *writer) renameOnce(d *os.File, base string) error {
 		return w.dir.Rename(w.tmp, base)
 	}
 	err := renameNoReplace(d, w.tmp, base)
-	if !errors.Is(err, errors.ErrUnsupported) {
-		return err
+	if errors.Is(err, errors.ErrUnsupported) {
+		return w.linkOnce(base)
 	}
-	return w.linkOnce(base)
+	return err
 }
 
-// linkOnce is renameOnce with IfAbsent for systems that can only link: the
-// object is there with the link, and what then fails no longer matters.
+// linkOnce is renameOnce with IfAbsent for systems that can only link. The link makes
+// the object visible, so an error after that does not matter.
 func (w *writer) linkOnce(base string) error {
 	if err := w.dir.Link(w.tmp, base); err != nil {
 		return err
