@@ -84,7 +84,7 @@ func (w *Writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 
 // WriteData writes the plan's items into data files of this rank.
 func (w *Writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
-	infix, err := w.Infix(ctx)
+	infix, err := w.NamePart(ctx)
 	if err != nil {
 		return nil, err
 	}

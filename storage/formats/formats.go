@@ -161,7 +161,7 @@ func ForConversion(name string, o Options, w storage.WriteOptions, ranks int, by
 	return o, w
 }
 
-// swept are the formats whose saves have marks. Saves in the other formats leave at
+// swept are the formats whose saves have locks. Saves in the other formats leave at
 // most the files that their writers had open, which the store itself finds.
 func swept() []*publish.Format {
 	return []*publish.Format{native.Files(), torchdcp.Files(), hyper.Files(), hf.Files()}
@@ -175,10 +175,10 @@ func Leftovers(ctx context.Context, store blob.Store) ([]publish.Leftover, error
 }
 
 // Removable reports whether Clean removes a leftover: it is over, as
-// publish.Leftover.Over says, and it is cairn's: a data file without the id of a
-// save is another program's, unless the mark of a save claims it.
+// publish.Leftover.Removable reports, and it is cairn's: a data file without the id of a
+// save is another program's, unless the lock of a save names it.
 func Removable(l *publish.Leftover, olderThan time.Duration) bool {
-	return l.Over(olderThan) && !isForeign(l)
+	return l.Removable(olderThan) && !isForeign(l)
 }
 
 func isForeign(l *publish.Leftover) bool {

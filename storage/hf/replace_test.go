@@ -108,7 +108,7 @@ func TestSaveBesideTwoUnfinishedSaves(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, id := range []string{"a", "b"} {
-		plain := struct{ blob.Store }{s} // without marks
+		plain := struct{ blob.Store }{s} // without locks
 		sv := storagetest.NewSaving(at(plain, forms["distributed"]), storagetest.Storage(id, 1, 1), 1)
 		if err := errors.Join(sv.Plan(t.Context(), []plan.State{seeded(t, 1)}), sv.Write(t.Context())); err != nil {
 			t.Fatal(err)

@@ -114,7 +114,7 @@ func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 		f.Files = max(f.Files, len(files))
 		f.Empty = f.Empty && len(files) == 0
 	}
-	return publish.Tell(ps, f)
+	return publish.WithStorageData(ps, f)
 }
 
 // checkOnce refuses a chunk that several ranks would write: readers could not decide
@@ -155,7 +155,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	}
 	if !w.single() {
 		var err error
-		if w.in, err = w.Infix(ctx); err != nil {
+		if w.in, err = w.NamePart(ctx); err != nil {
 			return nil, err
 		}
 		if w.in != "" {

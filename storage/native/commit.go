@@ -10,12 +10,12 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
-// markFormat is the name of the format in the marks of saves.
-const markFormat = "native"
+// lockFormat is the name of the format in the locks of saves.
+const lockFormat = "native"
 
 // Files describes the files of this format.
 func Files() *publish.Format {
-	return &publish.Format{Name: markFormat, Records: []string{recordName}, IDFirst: true, Parse: saveOf, Read: readExisting}
+	return &publish.Format{Name: lockFormat, Records: []string{recordName}, IDFirst: true, Parse: saveOf, Read: readExisting}
 }
 
 // readExisting implements publish.Format.Read. If the record also names files of other

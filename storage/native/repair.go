@@ -109,17 +109,17 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 	if want == "" && rec != nil {
 		want = rec.SaveID
 	}
-	if err := publish.CheckIdle(ctx, s, markFormat); err != nil {
+	if err := publish.CheckIdle(ctx, s, lockFormat); err != nil {
 		return err
 	}
 	rb, err := chooseSave(ctx, s, want, rep)
 	if err != nil {
 		return changedOr(ctx, s, rec, err)
 	}
-	var mark *publish.Mark
+	var lock *publish.SaveLock
 	if !o.DryRun {
 		// From here on no sweep removes the files of this save.
-		if mark, err = publish.NewMark(ctx, s, markFormat, rb.id); err != nil {
+		if lock, err = publish.LockSave(ctx, s, lockFormat, rb.id); err != nil {
 			return err
 		}
 	}
@@ -127,7 +127,7 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 	if err == nil && !o.DryRun {
 		err = rb.write(ctx, rec)
 	}
-	if err = errors.Join(changedOr(ctx, s, rec, err), mark.Release()); err != nil {
+	if err = errors.Join(changedOr(ctx, s, rec, err), lock.Release()); err != nil {
 		return err
 	}
 	rep.Rebuilt = true

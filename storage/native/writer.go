@@ -79,7 +79,7 @@ func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 			d.Ranks++
 		}
 	}
-	return publish.Tell(ps, d)
+	return publish.WithStorageData(ps, d)
 }
 
 // WriteData writes the plan's items into data files of this rank.

@@ -10,8 +10,8 @@ import (
 
 // Format describes the files of a format, as far as a Publisher needs it.
 type Format struct {
-	// Name is the name of the format. It is part of the names of marks, so marks of
-	// different formats are distinct.
+	// Name is the name of the format. It is part of the names of locks, so the locks
+	// of different formats are distinct.
 	Name string
 	// Records are the possible names of the record. A save writes one of them, as its
 	// last file. If several exist, readers use the one that comes first in this list,
@@ -21,7 +21,7 @@ type Format struct {
 	// checkpoint.
 	Also []string
 	// OneFile means that a checkpoint consists of its record only. Saves in such a
-	// format have no mark and take no lock.
+	// format take no locks.
 	OneFile bool
 
 	// Prefix is the prefix of the names of all data files.

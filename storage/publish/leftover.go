@@ -24,10 +24,10 @@ type Leftover struct {
 	Owner blob.Owner `json:"-"`
 }
 
-// Over reports whether the file can be removed: its owner is dead, or its owner is
+// Removable reports whether the file can be removed: its owner is dead, or its owner is
 // unknown and the file is at least olderThan old. If olderThan is negative, only the
 // files of dead owners can be removed.
-func (l *Leftover) Over(olderThan time.Duration) bool {
+func (l *Leftover) Removable(olderThan time.Duration) bool {
 	return l.Owner == blob.OwnerDead || l.Owner == blob.OwnerUnknown && olderThan >= 0 && time.Since(l.ModTime) >= olderThan
 }
 
@@ -35,15 +35,15 @@ func (l *Leftover) Over(olderThan time.Duration) bool {
 // checkpoint there does not need, and the temporary files of writers. The result
 // includes the files of saves that are under way; their owner is alive.
 func Leftovers(ctx context.Context, store blob.Store, f *Format) ([]Leftover, error) {
-	// The order of the three reads matters. A save holds its mark from before its
-	// first file until its end. So if the files are listed first, and after that a
-	// file has no mark of a living process, the save of the file has ended. If the
+	// The order of the three reads matters. A save holds its lock from before its
+	// first file until its end. So if the files are listed first, and after that no
+	// living process holds the lock of a file's save, that save has ended. If the
 	// record, which is read last, does not name the file, no later record will.
 	data, err := f.identified(ctx, store, f.Prefix)
 	if err != nil {
 		return nil, err
 	}
-	marks, err := marksAt(ctx, store, f.Name)
+	locks, err := saveLocks(ctx, store, f.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func Leftovers(ctx context.Context, store blob.Store, f *Format) ([]Leftover, er
 	var out []Leftover
 	for _, l := range data {
 		if !named[l.Name] {
-			l.Owner = ownerOf(&l, marks)
+			l.Owner = ownerOf(&l, locks)
 			out = append(out, l)
 		}
 	}
@@ -79,44 +79,43 @@ func tempsAt(ctx context.Context, store blob.Store) ([]Leftover, error) {
 	return out, err
 }
 
-// mark is a mark that was found in a store. Any process may hold it.
-type mark struct {
+// foundLock is the lock of a save that was found in a store.
+type foundLock struct {
 	saveID string
 	note   note
 	blob.Lock
 }
 
-// marksAt returns the marks of saves in a format.
-func marksAt(ctx context.Context, store blob.Store, format string) ([]mark, error) {
-	l, ok := blob.As[blob.Locker](store)
+// saveLocks returns the locks of saves in a format.
+func saveLocks(ctx context.Context, store blob.Store, format string) ([]foundLock, error) {
+	locker, ok := blob.As[blob.Locker](store)
 	if !ok {
 		return nil, nil
 	}
-	locks, err := l.Locks(ctx, "")
+	locks, err := locker.Locks(ctx, "")
 	if err != nil {
 		return nil, err
 	}
-	var out []mark
+	var out []foundLock
 	for _, l := range locks {
-		m := mark{Lock: l}
-		if m.saveID, ok = strings.CutPrefix(l.Name, markName(format, "")); ok {
-			_ = json.Unmarshal(l.Note, &m.note) // without a valid note, no replaced files are known
-			out = append(out, m)
+		if id, ok := strings.CutPrefix(l.Name, saveLockName(format, "")); ok {
+			f := foundLock{saveID: id, Lock: l}
+			_ = json.Unmarshal(l.Note, &f.note) // without a valid note, no replaced files are known
+			out = append(out, f)
 		}
 	}
 	return out, nil
 }
 
-// ownerOf returns the owner state of a data file. The marks of the file are those of
-// its save and of saves that replace it. The owner is alive if one of these marks is
-// held by a living process, dead if all of them were left by dead processes, and
-// otherwise unknown.
-func ownerOf(l *Leftover, marks []mark) blob.Owner {
+// ownerOf returns the owner state of a data file. The locks of its save and of saves
+// that replace it show it: the owner is alive if a living process holds one of them,
+// dead if dead processes have left all of them, and otherwise unknown.
+func ownerOf(l *Leftover, locks []foundLock) blob.Owner {
 	var seen [3]bool
-	for i := range marks {
-		m := &marks[i]
-		if l.SaveID != "" && m.saveID == l.SaveID || slices.Contains(m.note.Replaced, l.Name) {
-			seen[m.Owner] = true
+	for i := range locks {
+		f := &locks[i]
+		if l.SaveID != "" && f.saveID == l.SaveID || slices.Contains(f.note.Replaced, l.Name) {
+			seen[f.Owner] = true
 		}
 	}
 	switch {
@@ -128,7 +127,7 @@ func ownerOf(l *Leftover, marks []mark) blob.Owner {
 	return blob.OwnerUnknown
 }
 
-// Sweep removes the leftovers for which Leftover.Over is true. It returns those that it
+// Sweep removes the leftovers for which Leftover.Removable is true. It returns those that it
 // removed, also if it returns an error. If olderThan is negative, it keeps leftovers of
 // unknown owners. If keep is not nil, Sweep also keeps the leftovers for which keep
 // returns true, apart from temporary files.
@@ -147,11 +146,11 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 		kept := false
 		var errs []error
 		for _, l := range left {
-			if !l.Over(olderThan) || isTemp(l.Name) {
+			if !l.Removable(olderThan) || isTemp(l.Name) {
 				continue
 			}
 			if keep != nil && keep(&l) {
-				kept = kept || l.Owner == blob.OwnerDead // only its mark shows that its owner is dead
+				kept = kept || l.Owner == blob.OwnerDead // only its lock shows that its owner is dead
 			} else if err := store.Remove(ctx, l.Name); err != nil {
 				errs = append(errs, err)
 			} else {
@@ -161,18 +160,18 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 		temps, err := sweepTemps(ctx, store, left, olderThan)
 		out = append(out, temps...)
 		if errs = append(errs, err); !kept && errors.Join(errs...) == nil {
-			errs = append(errs, sweepMarks(ctx, store, f.Name, olderThan))
+			errs = append(errs, sweepLocks(ctx, store, f.Name, olderThan))
 		}
 		return errors.Join(errs...)
 	})
 	return out, err
 }
 
-// anyDead reports whether a dead process has left a mark or a temporary file. It costs
+// anyDead reports whether a dead process has left a lock or a temporary file. It costs
 // less than listing all files.
 func anyDead(ctx context.Context, store blob.Store, format string) (bool, error) {
-	marks, err := marksAt(ctx, store, format)
-	if err != nil || slices.ContainsFunc(marks, func(m mark) bool { return m.Owner == blob.OwnerDead }) {
+	locks, err := saveLocks(ctx, store, format)
+	if err != nil || slices.ContainsFunc(locks, func(l foundLock) bool { return l.Owner == blob.OwnerDead }) {
 		return err == nil, err
 	}
 	temps, err := tempsAt(ctx, store)
@@ -199,20 +198,19 @@ func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderTha
 	return left, errors.Join(err, tempErr)
 }
 
-// sweepMarks removes the marks of saves that have ended. The caller has removed the
+// sweepLocks removes the locks of saves that have ended. The caller has removed the
 // files of these saves.
-func sweepMarks(ctx context.Context, store blob.Store, format string, olderThan time.Duration) error {
-	marks, err := marksAt(ctx, store, format)
+func sweepLocks(ctx context.Context, store blob.Store, format string, olderThan time.Duration) error {
+	locks, err := saveLocks(ctx, store, format)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for i := range marks {
-		m := &marks[i]
-		if l := (Leftover{Owner: m.Owner, ModTime: m.ModTime}); !l.Over(olderThan) {
+	for _, f := range locks {
+		if l := (Leftover{Owner: f.Owner, ModTime: f.ModTime}); !l.Removable(olderThan) {
 			continue
 		}
-		taken, err := NewMark(ctx, store, format, m.saveID)
+		taken, err := LockSave(ctx, store, format, f.saveID)
 		if errors.Is(err, blob.ErrLocked) {
 			continue
 		}

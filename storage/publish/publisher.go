@@ -25,14 +25,14 @@ import (
 )
 
 // Publisher carries out the saves of one rank at the root of a store, one after the
-// other. The storage.Writer of a format calls SetUp, Prepare, Infix, Write, and Commit
-// or Abort. If the checkpoint is a single file, it calls WriteHeld and CommitHeld
-// instead of Infix, Write and Commit.
+// other. The storage.Writer of a format calls SetUp, Prepare, NamePart, Write, and
+// Commit or Abort. If the checkpoint is a single file, it calls WriteHeld and CommitHeld
+// instead of NamePart, Write and Commit.
 //
 // The names of data files contain the id of their save, so a save does not touch
 // the files of another save or program. The old checkpoint stays complete until the
 // new record replaces the old one. If a save fails, it removes its files. If its process
-// dies, its mark remains, and the next save finds the mark and removes the files.
+// dies, the file of its lock remains, and the next save finds it and removes the files.
 type Publisher struct {
 	store blob.Store
 	f     *Format
@@ -40,7 +40,7 @@ type Publisher struct {
 	sess  storage.Session
 	// coordinates is set while this rank is the coordinator of a save with a group.
 	coordinates bool
-	mark        *Mark // of the coordinator, while a save is under way
+	lock        *SaveLock // of the coordinator, while a save is under way
 
 	mu    sync.Mutex
 	names []string // files of this save that may exist; guarded by mu
@@ -81,7 +81,7 @@ func (p *Publisher) Session() storage.Session { return p.sess }
 // Prepare implements PrepareLocalPlan of storage.Writer. It calls check, if not nil, for
 // each item of l, and returns l, or the errors of check. On the coordinator, it also
 // returns an error if the existing checkpoint must not be replaced, or if it cannot find
-// out. Otherwise it removes the files of dead saves and marks this save as under way.
+// out. Otherwise it removes the files of dead saves and takes the lock of this save.
 func (p *Publisher) Prepare(ctx context.Context, l *plan.SavePlan, check func(it *plan.WriteItem) error) (*plan.SavePlan, error) {
 	var refused []error
 	for i := range l.Items {
@@ -108,11 +108,11 @@ func (p *Publisher) begin(ctx context.Context) error {
 	}
 	p.coordinates = true
 	p.sweep(ctx, -1)
-	if p.sess.Journal != nil || p.mark != nil || p.f.OneFile { // with a journal, no other save uses the store
+	if p.sess.Journal != nil || p.lock != nil || p.f.OneFile { // with a journal, no other save uses the store
 		return nil
 	}
 	var err error
-	p.mark, err = NewMark(ctx, p.store, p.f.Name, p.sess.Storage.SaveID)
+	p.lock, err = LockSave(ctx, p.store, p.f.Name, p.sess.Storage.SaveID)
 	return err
 }
 
@@ -190,11 +190,11 @@ func (p *Publisher) exists(ctx context.Context, name string) (bool, error) {
 	return err == nil, err
 }
 
-// Infix returns the part of file names that distinguishes this save from others: its
-// id. With a journal, no other save uses the store, so Infix returns "" unless there is
-// a checkpoint: the files then have the plain names of the format. Without a journal,
-// Infix also removes the files of an earlier attempt in this save.
-func (p *Publisher) Infix(ctx context.Context) (string, error) {
+// NamePart returns the part of file names that distinguishes this save from others: its
+// id. With a journal, no other save uses the store, so NamePart returns "" unless there
+// is a checkpoint: the files then have the plain names of the format. Without a journal,
+// NamePart also removes the files of an earlier attempt in this save.
+func (p *Publisher) NamePart(ctx context.Context) (string, error) {
 	id := p.sess.Storage.SaveID
 	if p.sess.Journal == nil {
 		return id, p.removeAttempt(ctx)
@@ -517,10 +517,10 @@ func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) {
 	p.warn(err)
 }
 
-// release releases the mark of the save.
+// release releases the lock of the save.
 func (p *Publisher) release() {
-	p.warn(p.mark.Release())
-	p.mark = nil
+	p.warn(p.lock.Release())
+	p.lock = nil
 }
 
 func (p *Publisher) warn(err error) {
@@ -567,12 +567,12 @@ func (c *commit) replace(ctx context.Context) error {
 	}
 	old, oldErr := c.f.Read(ctx, c.store)
 	if old != nil {
-		if err := c.mark.Replaces(old.Replaced); err != nil {
+		if err := c.lock.Replaces(old.Replaced); err != nil {
 			return err
 		}
 	}
 	if len(hiding) > 0 {
-		err = c.uncover(ctx, hiding)
+		err = c.commitByRemoval(ctx, hiding)
 	} else {
 		err = c.writeRecord(ctx)
 	}
@@ -634,12 +634,12 @@ func (c *commit) writeRecord(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 }
 
-// uncover writes the record and then removes the records in hiding, which readers prefer
-// to it. The removal of the last of them is the commit: until then, Abort may remove the
-// new record. uncover removes them in reverse order, so that the record that readers
-// look for first is removed last. So at any time readers find the old checkpoint or the
-// new one. Finally uncover writes the record again, which makes the removal durable.
-func (c *commit) uncover(ctx context.Context, hiding []string) error {
+// commitByRemoval writes the record and then removes the records in hiding, which
+// readers prefer to it. The removal of the last of them is the commit: until then, Abort
+// may remove the new record. The record that readers look for first is removed last, so
+// at any time readers find the old checkpoint or the new one. Finally the record is
+// written again, which makes the removal durable.
+func (c *commit) commitByRemoval(ctx context.Context, hiding []string) error {
 	c.note(c.name)
 	if err := c.write(ctx); err != nil {
 		return err
@@ -662,9 +662,9 @@ func (c *commit) uncover(ctx context.Context, hiding []string) error {
 	return nil
 }
 
-// Tell returns copies of the plans with v, encoded as JSON, as their storage data. In
-// this way the coordinator sends v to all ranks. ps is not changed.
-func Tell(ps []*plan.SavePlan, v any) ([]*plan.SavePlan, error) {
+// WithStorageData returns copies of the plans with v, encoded as JSON, as their storage
+// data. In this way the coordinator sends v to all ranks. ps is not changed.
+func WithStorageData(ps []*plan.SavePlan, v any) ([]*plan.SavePlan, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return nil, err

@@ -81,11 +81,11 @@ func begin(t testing.TB, s blob.Store, id string, o storage.WriteOptions) []*pub
 // write writes a data file of a rank.
 func write(t testing.TB, p *publish.Publisher) *storage.WriteResults {
 	t.Helper()
-	infix, err := p.Infix(t.Context())
+	part, err := p.NamePart(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := fmt.Sprintf("d%d.%s", p.Session().Rank, infix)
+	name := fmt.Sprintf("d%d.%s", p.Session().Rank, part)
 	r, err := p.Write(t.Context(), []*publish.DataFile{{Name: name, Parts: []publish.Part{{Length: 4, Literal: []byte("data")}}}}, nil, 4)
 	if err != nil {
 		t.Fatal(err)
@@ -158,12 +158,12 @@ func TestJournalledSaveUsesPlainNames(t *testing.T) {
 	if err := p.SetUp(t.Context(), sess); err != nil {
 		t.Fatal(err)
 	}
-	if infix, err := p.Infix(t.Context()); infix != "" || err != nil {
-		t.Errorf("Infix = %q, %v; want none", infix, err)
+	if part, err := p.NamePart(t.Context()); part != "" || err != nil {
+		t.Errorf("NamePart = %q, %v; want none", part, err)
 	}
 	storagetest.Put(t, s, "also", []byte("a checkpoint"))
-	if infix, err := p.Infix(t.Context()); infix != "one" || err != nil {
-		t.Errorf("Infix beside a checkpoint = %q, %v; want the id", infix, err)
+	if part, err := p.NamePart(t.Context()); part != "one" || err != nil {
+		t.Errorf("NamePart beside a checkpoint = %q, %v; want the id", part, err)
 	}
 }
 
@@ -313,14 +313,14 @@ func TestCheckFiles(t *testing.T) {
 	}
 }
 
-func TestTellAddsStorageData(t *testing.T) {
+func TestWithStorageDataAddsStorageData(t *testing.T) {
 	before := []*plan.SavePlan{{}, {}}
-	after, err := publish.Tell(before, map[string]int{"ranks": 2})
+	after, err := publish.WithStorageData(before, map[string]int{"ranks": 2})
 	if err != nil || len(after) != 2 || string(after[1].StorageData) != `{"ranks":2}` {
-		t.Errorf("Tell = %v, %v; want the number in both", after, err)
+		t.Errorf("WithStorageData = %v, %v; want the number in both", after, err)
 	}
 	if before[0].StorageData != nil {
-		t.Error("Tell changed a plan that it was given")
+		t.Error("WithStorageData changed a plan that it was given")
 	}
 }
 

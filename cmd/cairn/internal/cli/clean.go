@@ -141,7 +141,7 @@ func (r *cleanResult) add(l leftover, removed bool) {
 func (r *cleanResult) drop(u *convert.Unfinished, f cleanFlags) error {
 	l := leftover{Folder: filepath.Dir(u.Staging), Conversion: u.Path}
 	l.Leftover = publish.Leftover{Name: filepath.Base(u.Staging), Size: u.Bytes, ModTime: u.ModTime, Owner: u.Owner}
-	over, err := l.Over(f.olderThan), error(nil)
+	over, err := l.Removable(f.olderThan), error(nil)
 	if over && !f.dryRun {
 		err = (&convert.Place{Path: u.Path}).Drop()
 	}
