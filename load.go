@@ -84,11 +84,11 @@ type LoadReport = protocol.LoadReport
 // fails, every rank returns the same error, and the contents of the state are
 // undefined.
 func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions) (*LoadReport, error) {
-	return load(ctx, store, opts, func(context.Context, *protocol.LoadJob) (State, error) { return state, nil })
+	return load(ctx, store, opts, func(context.Context, *protocol.RankLoad) (State, error) { return state, nil })
 }
 
 // load loads into the state that begin returns. begin may set the job's metadata.
-func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(context.Context, *protocol.LoadJob) (State, error)) (*LoadReport, error) {
+func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(context.Context, *protocol.RankLoad) (State, error)) (*LoadReport, error) {
 	var o LoadOptions
 	if opts != nil {
 		o = *opts
@@ -121,8 +121,8 @@ func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(c
 	return r, nil
 }
 
-func (o *LoadOptions) job() protocol.LoadJob {
-	job := protocol.LoadJob{Group: o.Group, Planner: o.Planner, Share: o.Share, BufferBytes: o.BufferBytes, Observer: o.Observer}
+func (o *LoadOptions) job() protocol.RankLoad {
+	job := protocol.RankLoad{Group: o.Group, Planner: o.Planner, Share: o.Share, BufferBytes: o.BufferBytes, Observer: o.Observer}
 	if job.Group == nil {
 		job.Group = group.Solo()
 	}
@@ -198,7 +198,7 @@ func (o *LoadOptions) adapting(refused bool, why string) []option {
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
 	var state State
 	var md *meta.Metadata
-	r, err := load(ctx, store, opts, func(ctx context.Context, job *protocol.LoadJob) (State, error) {
+	r, err := load(ctx, store, opts, func(ctx context.Context, job *protocol.RankLoad) (State, error) {
 		if opts != nil {
 			const why = "needs a state of the caller's: LoadNew makes the state from the checkpoint"
 			if err := refuse(opts.adapting(true, why)...); err != nil {
@@ -216,7 +216,7 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 				return nil, fmt.Errorf("%q is %w", p, ErrMissing)
 			}
 		}
-		state, err = plan.Rebuild(md, func(fqn string) bool { return hasPrefix(fqn, prefixes) })
+		state, err = plan.NewState(md, func(fqn string) bool { return hasPrefix(fqn, prefixes) })
 		return state, err
 	})
 	if err != nil {
@@ -225,7 +225,7 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 	if len(r.Missing) > 0 {
 		return nil, nil, wrap("load", store, fmt.Errorf("%w: the planner has left out %q", ErrMissing, r.Missing))
 	}
-	plan.PutInside(state, md)
+	plan.ResolveRefs(state, md)
 	return state, r, nil
 }
 

@@ -135,8 +135,8 @@ func lacksParts(err error) bool {
 	return slices.ContainsFunc(problems, func(p plan.Problem) bool { return p.Kind == plan.ProblemVolume })
 }
 
-func (o *SaveOptions) job(store blob.Store) protocol.SaveJob {
-	job := protocol.SaveJob{Group: o.Group, Planner: o.Planner, Cache: o.Cache, Observer: o.Observer}
+func (o *SaveOptions) job(store blob.Store) protocol.RankSave {
+	job := protocol.RankSave{Group: o.Group, Planner: o.Planner, Cache: o.Cache, Observer: o.Observer}
 	if job.Group == nil {
 		job.Group = group.Solo()
 	}

@@ -278,7 +278,7 @@ func (j *Job) cut() error {
 		if _, err := tensor.NumBytes(e.info.DType, t.Shape); err != nil {
 			return plan.Named(e.src.FQN, err)
 		}
-		if p := plan.CheckTiling(t.Shape, t.Chunks); len(p) > 0 {
+		if p := plan.CheckCoverage(t.Shape, t.Chunks); len(p) > 0 {
 			return fmt.Errorf("%w: %q: %s: %s", storage.ErrCorrupt, e.src.FQN, p[0].Kind, p[0].Text)
 		}
 		var err error

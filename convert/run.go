@@ -24,7 +24,7 @@ type run struct {
 	target  *Target
 	journal *journal // nil: the target has no staging store
 	refused refusals
-	save    protocol.Saving
+	save    protocol.InProcessSave
 
 	local       []*plan.SavePlan // of the ranks, until they are planned globally
 	plannerData json.RawMessage  // to be recorded

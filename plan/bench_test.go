@@ -157,7 +157,7 @@ func BenchmarkCheckTiling(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				plan.CheckTiling(c.shape, c.boxes)
+				plan.CheckCoverage(c.shape, c.boxes)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(c.boxes)), "ns/box")
 		})

@@ -54,7 +54,7 @@ func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 	w.Uvarint(uint64(len(p.Values)))
 	for _, v := range p.Values {
 		w.String(v.FQN)
-		w.U64(v.Sum)
+		w.U64(v.Hash)
 	}
 	w.Uvarint(uint64(len(p.Items)))
 	var last *Info
@@ -145,7 +145,7 @@ func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 		p.Absent = append(p.Absent, r.String())
 	}
 	for range r.Count(9) {
-		p.Values = append(p.Values, ValueSum{FQN: r.String(), Sum: r.U64()})
+		p.Values = append(p.Values, ValueHash{FQN: r.String(), Hash: r.U64()})
 	}
 	n := r.Count(minItemBytes)
 	p.Items = make([]WriteItem, 0, n)
@@ -374,12 +374,12 @@ func (d *ints) index() meta.Index {
 	return i
 }
 
-// ShareCodec carries shares between ranks.
-type ShareCodec struct{}
+// SharedReadsCodec carries shares between ranks.
+type SharedReadsCodec struct{}
 
 // Encode encodes s. A piece that goes to the same ranks as the piece before it does
 // not repeat them.
-func (ShareCodec) Encode(s *Share) ([]byte, error) {
+func (SharedReadsCodec) Encode(s *SharedReads) ([]byte, error) {
 	w := wire.Writer{B: make([]byte, 0, 16+8*len(s.Pieces))}
 	w.Byte(codecVersion)
 	w.Uvarint(uint64(len(s.Pieces)))
@@ -407,12 +407,12 @@ func (ShareCodec) Encode(s *Share) ([]byte, error) {
 const minPieceBytes = 6
 
 // Decode is the inverse of Encode. The error wraps wire.ErrMalformed. Decode does
-// not check the share against a plan; [Share.Check] does.
-func (ShareCodec) Decode(b []byte) (*Share, error) {
+// not check the share against a plan; [SharedReads.Check] does.
+func (SharedReadsCodec) Decode(b []byte) (*SharedReads, error) {
 	r := wire.NewReader(b)
 	checkVersion(r)
 	n := r.Count(minPieceBytes)
-	s := &Share{Pieces: make([]Piece, 0, n)}
+	s := &SharedReads{Pieces: make([]Piece, 0, n)}
 	var last Piece
 	for range n {
 		last = Piece{

@@ -62,7 +62,7 @@ func drawSavePlan(t *rapid.T) *plan.SavePlan {
 		Fingerprint: plan.Fingerprint{rapid.Byte().Draw(t, "print")},
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "values") {
-		p.Values = append(p.Values, plan.ValueSum{FQN: drawName.Draw(t, "value"), Sum: rapid.Uint64().Draw(t, "sum")})
+		p.Values = append(p.Values, plan.ValueHash{FQN: drawName.Draw(t, "value"), Hash: rapid.Uint64().Draw(t, "sum")})
 	}
 	if p.Unchanged = rapid.IntRange(0, 9).Draw(t, "unchanged") == 0; p.Unchanged {
 		return p

@@ -129,7 +129,7 @@ func TestOwnerRules(t *testing.T) {
 func TestGlobalKeepsWhatPlansCarry(t *testing.T) {
 	p := planOf(replica("b", 1), replica("a", 1))
 	p.PlannerData, p.StorageData, p.Fingerprint, p.Absent = []byte("1"), []byte("s"), plan.Fingerprint{7}, []string{"a"}
-	p.Values = []plan.ValueSum{{FQN: "v", Sum: 1}}
+	p.Values = []plan.ValueHash{{FQN: "v", Hash: 1}}
 	finals, md, err := plan.Global([]*plan.SavePlan{p, planOf()}, plan.LeastLoaded)
 	if err != nil {
 		t.Fatal(err)

@@ -76,10 +76,10 @@ type WriteItem struct {
 	Box tensor.Box
 	// Size is the number of bytes of a KindBytes item.
 	Size int64
-	// Sum identifies the content of a KindBytes item, so that the contents on
+	// Hash identifies the content of a KindBytes item, so that the contents on
 	// different ranks can be compared. Zero: they are not compared. It is not sent
 	// to other ranks; SavePlan.Values is.
-	Sum uint64
+	Hash uint64
 }
 
 // FQN returns the item's name.
@@ -154,7 +154,7 @@ type SavePlan struct {
 	// rank must hold them: the global plan checks this.
 	Absent []string
 	// Values identify the contents of the rank's values; see [CheckValues].
-	Values []ValueSum
+	Values []ValueHash
 	// PlannerData is for the planner's use between LocalPlan and GlobalPlan.
 	PlannerData json.RawMessage
 	// StorageData is for the storage writer's use.

@@ -467,17 +467,17 @@ func (p *placer) inList(l []any, path meta.Path, v any) (any, error) {
 	return l, nil
 }
 
-// Rebuild makes the state that a checkpoint describes, nested as it was saved, for
+// NewState makes the state that a checkpoint describes, nested as it was saved, for
 // [DefaultLoad] to fill: every tensor whole and zeroed, every value unset, every
 // map a map[string]any as [Place] makes it. Only the names for which want returns
 // true are made; nil means all. Positions of a list that are not wanted are nil
 // after the load. A tensor that stood inside of a value is a key of the state until
-// [PutInside] puts it there.
+// [ResolveRefs] puts it there.
 //
 // If a name differs from its path, because a planner renamed it, the name itself
 // becomes a key of the state. If the chunks of a tensor do not cover it exactly,
 // the error wraps ErrMismatch.
-func Rebuild(md *meta.Metadata, want func(fqn string) bool) (State, error) {
+func NewState(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 	if err := md.CheckWhole(want); err != nil {
 		return nil, err
 	}
@@ -520,7 +520,7 @@ func blank(e *meta.Entry) (any, error) {
 	}
 	// Chunks lie in files of a known size, a shape is only a claim: it must not
 	// make us take memory that nothing will fill.
-	if ps := CheckTiling(e.Tensor.Shape, e.Tensor.Chunks); len(ps) > 0 {
+	if ps := CheckCoverage(e.Tensor.Shape, e.Tensor.Chunks); len(ps) > 0 {
 		return nil, fmt.Errorf("%w: %s", ErrMismatch, ps[0].Text)
 	}
 	return tensor.New(e.Tensor.DType, e.Tensor.Shape)
@@ -533,11 +533,11 @@ type unset struct{}
 // gap stands for a position of a list that is not to be loaded.
 type gap struct{}
 
-// PutInside completes a state that [Rebuild] made, once it is loaded: tensors
+// ResolveRefs completes a state that [NewState] made, once it is loaded: tensors
 // that values refer to, by a value.Ref, take the places of the references. A
 // tensor that was inside of a value is then nowhere else in the state. A
 // reference to a tensor that was not loaded stays.
-func PutInside(s State, md *meta.Metadata) {
+func ResolveRefs(s State, md *meta.Metadata) {
 	inside, used := md.Inside(), map[string]bool{}
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
 		ref, ok := v.(value.Ref)

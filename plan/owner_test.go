@@ -51,8 +51,8 @@ func TestEveryHolderWritesItsCopy(t *testing.T) {
 func differing(t *testing.T, d *plan.DefaultSave) ([]*plan.SavePlan, int64, error) {
 	t.Helper()
 	local := []*plan.SavePlan{
-		plan.WithValueSums(localPlan(t, d, plan.State{"big": counting(t, 0, 64), "v": "of rank 0", "codec": []byte("x")})),
-		plan.WithValueSums(localPlan(t, d, plan.State{"v": "the value of rank 1", "codec": 7})),
+		plan.WithValueHashes(localPlan(t, d, plan.State{"big": counting(t, 0, 64), "v": "of rank 0", "codec": []byte("x")})),
+		plan.WithValueHashes(localPlan(t, d, plan.State{"v": "the value of rank 1", "codec": 7})),
 	}
 	if err := plan.CheckValues(local); err != nil {
 		return nil, 0, err

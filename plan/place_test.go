@@ -129,7 +129,7 @@ func TestRebuildIsTheInverseOfFlattening(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := plan.State(drawState(t, 4))
 		mem := save(t, want)
-		got, err := plan.Rebuild(mem.md, nil)
+		got, err := plan.NewState(mem.md, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,7 +160,7 @@ func TestRebuildByPrefix(t *testing.T) {
 		"model.layers.2": {"model": map[string]any{"layers": []any{nil, nil, map[string]any{"n": int64(3)}}}},
 		"model.layers.3": {"model": map[string]any{"layers": []any{nil, nil, nil, nil}}},
 	} {
-		got, err := plan.Rebuild(mem.md, under(prefix))
+		got, err := plan.NewState(mem.md, under(prefix))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +179,7 @@ func TestRebuildKeepsNamesThatWereChanged(t *testing.T) {
 	mem := save(t, plan.State{"a": map[string]any{"b": x}, "c": x})
 	mem.md.Entries[0].FQN, mem.md.Entries[1].FQN, mem.md.Entries[1].Path = "new.name", "old", meta.Path{}
 	mem.chunks = map[string]*tensor.Tensor{"new.name[0]": x, "old[0]": x}
-	got, err := plan.Rebuild(mem.md, nil)
+	got, err := plan.NewState(mem.md, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,10 +207,10 @@ func TestRebuildRefuses(t *testing.T) {
 		"a hostile position":                  {[]meta.Entry{value("a.2000000", at("a", 2_000_000))}, plan.ErrState},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := plan.Rebuild(&meta.Metadata{Entries: c.entries}, nil)
+			s, err := plan.NewState(&meta.Metadata{Entries: c.entries}, nil)
 			last := c.entries[len(c.entries)-1].FQN
 			if !errors.Is(err, c.is) || !strings.Contains(err.Error(), `"`+last+`"`) || s != nil {
-				t.Errorf("Rebuild = %v, %v; want %v about %q", s, err, c.is, last)
+				t.Errorf("NewState = %v, %v; want %v about %q", s, err, c.is, last)
 			}
 		})
 	}
@@ -221,7 +221,7 @@ func TestRebuildBoundsAllListsTogether(t *testing.T) {
 	for _, k := range []string{"a", "b", "c"} {
 		md.Entries = append(md.Entries, meta.Entry{FQN: k + ".500000", Path: at(k, 500_000), Bytes: &meta.Bytes{}})
 	}
-	if _, err := plan.Rebuild(md, nil); !errors.Is(err, plan.ErrState) {
-		t.Errorf("Rebuild of three sparse lists: %v; want ErrState at the third", err)
+	if _, err := plan.NewState(md, nil); !errors.Is(err, plan.ErrState) {
+		t.Errorf("NewState of three sparse lists: %v; want ErrState at the third", err)
 	}
 }

@@ -150,7 +150,7 @@ func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
 	info.Codec = codec
 	it := WriteItem{Info: info, Kind: KindBytes, Size: int64(len(data))}
 	if !d.ValuesMayDiffer {
-		it.Sum = sumValue(data)
+		it.Hash = hashValue(data)
 	}
 	p.Items = append(p.Items, it)
 	d.values[info.FQN] = leafData{kind: KindBytes, bytes: data}
@@ -219,26 +219,26 @@ func boxKey(b tensor.Box) string {
 	return string(k)
 }
 
-// ValueSum identifies the content of a value under a name.
-type ValueSum struct {
-	FQN string
-	Sum uint64
+// ValueHash identifies the content of a value under a name.
+type ValueHash struct {
+	FQN  string
+	Hash uint64
 }
 
-// sumValue identifies bytes; it is never zero.
-func sumValue(b []byte) uint64 {
+// hashValue identifies bytes; it is never zero.
+func hashValue(b []byte) uint64 {
 	h := sha256.Sum256(b)
 	return binary.LittleEndian.Uint64(h[:]) | 1
 }
 
-// WithValueSums returns p with the sums of its items' values in Values, to be
+// WithValueHashes returns p with the hashes of its items' values in Values, to be
 // compared by [CheckValues].
-func WithValueSums(p *SavePlan) *SavePlan {
+func WithValueHashes(p *SavePlan) *SavePlan {
 	q := *p
 	q.Values = nil
 	for i := range p.Items {
-		if it := &p.Items[i]; it.Kind == KindBytes && it.Sum != 0 {
-			q.Values = append(q.Values, ValueSum{it.FQN(), it.Sum})
+		if it := &p.Items[i]; it.Kind == KindBytes && it.Hash != 0 {
+			q.Values = append(q.Values, ValueHash{it.FQN(), it.Hash})
 		}
 	}
 	return &q
@@ -283,10 +283,10 @@ func CheckValues(plans []*SavePlan) error {
 		for _, v := range p.Values {
 			h, ok := first[v.FQN]
 			if !ok {
-				first[v.FQN] = holder{rank, v.Sum}
+				first[v.FQN] = holder{rank, v.Hash}
 				continue
 			}
-			if h.sum != v.Sum && !said[v.FQN] {
+			if h.sum != v.Hash && !said[v.FQN] {
 				said[v.FQN] = true
 				found = append(found, Problem{v.FQN, ProblemDisagree, fmt.Sprintf(
 					"ranks %d and %d hold different values, of which one would be lost; give each rank's value its own name, or set ValuesMayDiffer of the planner", h.rank, rank)})

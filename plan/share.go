@@ -11,8 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Sharer is a LoadPlanner that says whether ranks may read for each other what
-// several of them need; see [Elect]. If a planner is neither a *[DefaultLoad] nor a
+// Sharer is a LoadPlanner that reports whether ranks may read for each other what
+// several of them need; see [AssignReaders]. If a planner is neither a *[DefaultLoad] nor a
 // Sharer, its rank reads for itself.
 type Sharer interface {
 	// CanShare reports that FinishPlan leaves the items as they are, and that
@@ -32,10 +32,10 @@ func CanShare(p LoadPlanner) bool {
 	return ok
 }
 
-// Share is one rank's part in a load whose ranks read for each other. The pieces of
+// SharedReads are one rank's part in a load whose ranks read for each other. The pieces of
 // an item together make up the whole item. An item without pieces is read by the
 // rank itself, for itself alone. A share is immutable once it was returned.
-type Share struct {
+type SharedReads struct {
 	// Pieces are in the order of their IDs.
 	Pieces []Piece
 }
@@ -73,7 +73,7 @@ func (p *Piece) Of(it ReadItem) ReadItem {
 // Check returns an error that wraps ErrProtocol unless s is a share of p for a rank
 // among size ranks: each piece belongs to a tensor of the plan, and the pieces of
 // an item make up the whole item.
-func (s *Share) Check(p *LoadPlan, rank, size int) error {
+func (s *SharedReads) Check(p *LoadPlan, rank, size int) error {
 	byItem := map[int][]*Piece{}
 	for i := range s.Pieces {
 		c := &s.Pieces[i]
@@ -93,15 +93,14 @@ func (s *Share) Check(p *LoadPlan, rank, size int) error {
 	return nil
 }
 
-// check looks at one piece by itself.
 func (c *Piece) check(p *LoadPlan, rank, size int) error {
 	switch {
 	case c.ID < 0:
-		return fmt.Errorf("a negative number")
+		return fmt.Errorf("its ID is negative")
 	case c.Item < 0 || c.Item >= len(p.Items):
 		return fmt.Errorf("item %d of %d", c.Item, len(p.Items))
 	case p.Items[c.Item].Kind != KindTensor:
-		return fmt.Errorf("item %d is no tensor", c.Item)
+		return fmt.Errorf("item %d is not a tensor", c.Item)
 	case c.Reader < 0 || c.Reader >= size:
 		return fmt.Errorf("rank %d of %d reads it", c.Reader, size)
 	case (c.Reader == rank) != (len(c.To) > 0):
@@ -109,14 +108,14 @@ func (c *Piece) check(p *LoadPlan, rank, size int) error {
 	}
 	for i, to := range c.To {
 		if to < 0 || to >= size || to == rank || i > 0 && to <= c.To[i-1] {
-			return fmt.Errorf("rank %d of %d is to have it", to, size)
+			return fmt.Errorf("it is sent to rank %d of %d", to, size)
 		}
 	}
 	return nil
 }
 
-// complete reports whether the pieces are all rows of a box of the given sizes, each
-// once.
+// complete reports whether the pieces have every row of a box of the given sizes
+// exactly once.
 func complete(pieces []*Piece, sizes []int64) bool {
 	if len(pieces) == 1 && pieces[0].Rows == [2]int64{} {
 		return true
@@ -137,7 +136,7 @@ func bytesOf(sizes []int64, d tensor.DType) int64 {
 	return tensor.Box{Sizes: sizes}.Volume() * int64(d.Size())
 }
 
-// Elect decides which rank reads for which other ranks. plans are the final plans
+// AssignReaders decides which rank reads for which other ranks. plans are the final plans
 // of all ranks, for a load of the checkpoint that md describes. takes[r] reports
 // whether rank r takes part. The result has a share for each rank, which is nil if
 // the rank's plan stays as it is.
@@ -154,8 +153,8 @@ func bytesOf(sizes []int64, d tensor.DType) int64 {
 // A rank shares a box with at most 63 other ranks, those with neighbouring numbers.
 // If more ranks want the box, several of them read it. The result depends only on
 // the arguments.
-func Elect(md *meta.Metadata, plans []*LoadPlan, takes []bool) []*Share {
-	e := &election{md: md, plans: plans, load: make([]int64, len(plans)), atoms: map[string]int32{}}
+func AssignReaders(md *meta.Metadata, plans []*LoadPlan, takes []bool) []*SharedReads {
+	e := &assigner{md: md, plans: plans, load: make([]int64, len(plans)), atoms: map[string]int32{}}
 	for r, p := range plans {
 		if takes[r] {
 			e.collect(r, p)
@@ -166,24 +165,24 @@ func Elect(md *meta.Metadata, plans []*LoadPlan, takes []bool) []*Share {
 	return e.decide()
 }
 
-// maxCell is how many ranks share one reader at most: a rank that shares has a
-// connection to each of them.
+// maxCell is the largest number of ranks that share one reader: a rank that shares
+// has a connection to each of them.
 const maxCell = 64
 
-// election is an Elect under way.
-type election struct {
+// assigner holds the state of one call of AssignReaders.
+type assigner struct {
 	md    *meta.Metadata
 	plans []*LoadPlan
 	load  []int64          // bytes that each rank reads
-	atoms map[string]int32 // by what is wanted: its place in all
+	atoms map[string]int32 // by the key of an atom: its position in all
 	all   []atom
 	sets  ranksets
 	units []unit
 	key   []byte // scratch
 }
 
-// atom is what is shared as one: an item, or all items of a chunk whose parts
-// cannot be checked. The ranks that want it are in ascending order.
+// atom is a unit of sharing: an item, or all items of a chunk whose parts cannot be
+// checked. wanted has the ranks that want it, ascending.
 type atom struct {
 	entry, chunk int
 	bytes        int64
@@ -196,7 +195,7 @@ type want struct {
 	items []int32
 }
 
-// source is where an item of a tensor comes from.
+// source is the chunk that an item of a tensor is read from.
 type source struct {
 	item         int32
 	entry, chunk int32
@@ -204,7 +203,7 @@ type source struct {
 }
 
 // collect adds a rank's plan to the atoms.
-func (e *election) collect(rank int, p *LoadPlan) {
+func (e *assigner) collect(rank int, p *LoadPlan) {
 	found := make([]source, 0, len(p.Items))
 	for i := range p.Items {
 		if s, ok := e.locate(&p.Items[i]); ok {
@@ -214,7 +213,7 @@ func (e *election) collect(rank int, p *LoadPlan) {
 			e.load[rank] += e.valueBytes(&p.Items[i])
 		}
 	}
-	// Those of a chunk that is shared all or nothing lie side by side.
+	// The items of a chunk that is shared as a whole become neighbours.
 	slices.SortStableFunc(found, func(a, b source) int {
 		return cmp.Or(cmp.Compare(a.entry, b.entry), cmp.Compare(a.chunk, b.chunk))
 	})
@@ -232,9 +231,9 @@ func (e *election) collect(rank int, p *LoadPlan) {
 	}
 }
 
-// locate returns where a tensor's item comes from, and false for values, empty
-// boxes and items that contradict the checkpoint, which the reader will refuse.
-func (e *election) locate(it *ReadItem) (source, bool) {
+// locate returns the source of a tensor's item. It returns false for values, empty
+// boxes, and items that contradict the checkpoint, which the reader refuses.
+func (e *assigner) locate(it *ReadItem) (source, bool) {
 	if it.Kind != KindTensor {
 		return source{}, false
 	}
@@ -251,22 +250,22 @@ func (e *election) locate(it *ReadItem) (source, bool) {
 }
 
 // valueBytes returns what the read of a value costs.
-func (e *election) valueBytes(it *ReadItem) int64 {
+func (e *assigner) valueBytes(it *ReadItem) int64 {
 	if x, ok := e.md.Find(it.Source.FQN); ok && x.Bytes != nil && x.Bytes.Inline == nil {
 		return x.Bytes.Size
 	}
 	return 0
 }
 
-// add notes that a rank wants some boxes of a chunk. What it wants a second time
-// it reads for itself.
-func (e *election) add(rank int, s source, items []int32) {
+// add records that a rank wants some boxes of a chunk. If it wants the same boxes
+// twice, it reads them for itself the second time.
+func (e *assigner) add(rank int, s source, items []int32) {
 	p := e.plans[rank]
 	d := e.md.Entries[s.entry].Tensor.DType
 	var bytes int64
 	e.key = binary.AppendUvarint(e.key[:0], uint64(s.entry))
 	e.key = binary.AppendUvarint(e.key, uint64(s.chunk))
-	e.key = binary.AppendUvarint(e.key, uint64(len(items))) // of no dimensions, they add nothing
+	e.key = binary.AppendUvarint(e.key, uint64(len(items))) // 0-d items add no more bytes
 	for _, i := range items {
 		it := &p.Items[i]
 		for _, n := range it.SourceOffsets {
@@ -291,8 +290,8 @@ func (e *election) add(rank int, s source, items []int32) {
 	a.wanted = append(a.wanted, want{int32(rank), items})
 }
 
-// settleAlone gives what only one rank wants to that rank.
-func (e *election) settleAlone() {
+// settleAlone counts the atoms that only one rank wants as read by that rank.
+func (e *assigner) settleAlone() {
 	for i := range e.all {
 		if a := &e.all[i]; len(a.wanted) == 1 {
 			e.load[a.wanted[0].rank] += a.bytes
@@ -300,8 +299,8 @@ func (e *election) settleAlone() {
 	}
 }
 
-// place returns where the atom lies, for ordering.
-func (e *election) place(a *atom) (file string, offset int64) {
+// place returns the position of an atom in the files, for ordering.
+func (e *assigner) place(a *atom) (file string, offset int64) {
 	t := e.md.Entries[a.entry].Tensor
 	if a.chunk >= len(t.Locs) {
 		return "", 0
@@ -338,47 +337,20 @@ func (s *ranksets) number(wanted []want) int32 {
 	return n
 }
 
-// others returns the set without one of its ranks.
-func (s *ranksets) others(set, without int32) []int {
-	out := make([]int, 0, len(s.all[set])-1)
-	for _, r := range s.all[set] {
-		if r != without {
-			out = append(out, int(r))
-		}
-	}
-	return out
-}
-
-// leastLoaded returns the rank of a set that has the least to read.
-func (s *ranksets) leastLoaded(set int32, load []int64) int32 {
-	best := s.all[set][0]
-	for _, r := range s.all[set][1:] {
-		if load[r] < load[best] {
-			best = r
-		}
-	}
-	return best
-}
-
-// rowBytes returns the bytes of one index of a chunk's first dimension.
-func rowBytes(chunk tensor.Box, d tensor.DType) int64 {
-	return bytesOf(chunk.Sizes[1:], d)
-}
-
 const (
-	// maxPiece is how much of a chunk a rank reads for others at once, at most,
-	// if it can be cut: as much has to be there before the first byte of it is
-	// sent on. minPiece is what is not cut any more: each cut may have a block
-	// with a checksum read twice.
+	// maxPiece is the most that a rank reads for other ranks at once, if the box can
+	// be cut: the whole piece must be read before its first byte is sent. Pieces
+	// below minPiece are not cut, because the block with a checksum at a cut may be
+	// read twice.
 	maxPiece, minPiece = 32 << 20, 16 << 20
-	// blockBytes is about what one checksum covers.
+	// blockBytes is about the number of bytes that one checksum covers.
 	blockBytes = 1 << 20
-	// small atoms that lie side by side are read by the same rank, in one go, up
-	// to bundleBytes of them.
+	// Atoms below smallBytes that are neighbours in a file are read by the same
+	// rank, up to bundleBytes of them.
 	smallBytes, bundleBytes = 1 << 20, 4 << 20
 )
 
-// unit is what one rank is elected to read.
+// unit is what one reader is chosen for.
 type unit struct {
 	set   int32 // the ranks that want it
 	bytes int64
@@ -393,10 +365,10 @@ type part struct {
 }
 
 // assemble makes units of the atoms that several ranks want.
-func (e *election) assemble() {
+func (e *assigner) assemble() {
 	var small []unit
 	for i := range e.all {
-		for cell := range cells(len(e.all[i].wanted)) {
+		for _, cell := range cells(len(e.all[i].wanted)) {
 			u := unit{set: e.sets.number(e.all[i].wanted[cell[0]:cell[1]]), bytes: e.all[i].bytes}
 			whole := part{atom: int32(i), cell: [2]int32{int32(cell[0]), int32(cell[1])}}
 			if u.bytes < smallBytes {
@@ -410,22 +382,21 @@ func (e *election) assemble() {
 	e.bundle(small)
 }
 
-// cells cuts the ranks 0 to n-1 into runs of about the same length that are not
-// too long. One rank alone is not a group.
-func cells(n int) func(yield func([2]int) bool) {
+// cells cuts the ranks 0 to n-1 into runs of about the same length, of at most
+// maxCell ranks. It leaves out a run of one rank, which reads for itself.
+func cells(n int) (out [][2]int) {
 	count := (n + maxCell - 1) / maxCell
-	return func(yield func([2]int) bool) {
-		for i := range count {
-			if c := [2]int{i * n / count, (i + 1) * n / count}; c[1]-c[0] > 1 && !yield(c) {
-				return
-			}
+	for i := range count {
+		if c := [2]int{i * n / count, (i + 1) * n / count}; c[1]-c[0] > 1 {
+			out = append(out, c)
 		}
 	}
+	return out
 }
 
-// cut adds the units of an atom for a set of ranks: a single one, or several that
-// the ranks can divide among themselves.
-func (e *election) cut(u unit, whole part) {
+// cut adds the units of a large atom for a set of ranks: one, or several if it can be
+// cut, so that several ranks read it.
+func (e *assigner) cut(u unit, whole part) {
 	rows := e.cutRows(&e.all[whole.atom], int64(len(e.sets.all[u.set])))
 	if rows == nil {
 		u.parts = []part{whole}
@@ -442,10 +413,10 @@ func (e *election) cut(u unit, whole part) {
 	}
 }
 
-// cutRows returns the rows at which an atom that n ranks want is cut, zero and
-// the last one included, or nil if it is not. Cuts are where blocks end, as
-// far as that can be said of rows.
-func (e *election) cutRows(a *atom, n int64) []int64 {
+// cutRows returns the rows at which an atom that n ranks want is cut, including zero
+// and the end, or nil if it is not cut. Cuts are at the row closest to the end of a
+// block.
+func (e *assigner) cutRows(a *atom, n int64) []int64 {
 	w := a.wanted[0]
 	it := &e.plans[w.rank].Items[w.items[0]]
 	t := e.md.Entries[a.entry].Tensor
@@ -457,7 +428,7 @@ func (e *election) cutRows(a *atom, n int64) []int64 {
 	if count < 2 {
 		return nil
 	}
-	block := max(1, blockBytes/max(1, rowBytes(t.Chunks[a.chunk], t.DType)))
+	block := max(1, blockBytes/max(1, bytesOf(t.Chunks[a.chunk].Sizes[1:], t.DType)))
 	all, first := it.Lengths[0], it.SourceOffsets[0]
 	out := []int64{0}
 	for i := range count - 1 {
@@ -473,9 +444,9 @@ func (e *election) cutRows(a *atom, n int64) []int64 {
 	return append(out, all)
 }
 
-// bundle adds units of small atoms that the same ranks want and that lie side by
-// side, in the order of the files.
-func (e *election) bundle(small []unit) {
+// bundle adds units of small atoms that the same ranks want and that are neighbours,
+// in the order of the files.
+func (e *assigner) bundle(small []unit) {
 	slices.SortStableFunc(small, func(a, b unit) int {
 		if a.set != b.set {
 			return cmp.Compare(a.set, b.set)
@@ -494,20 +465,25 @@ func (e *election) bundle(small []unit) {
 	}
 }
 
-// decide elects the readers and returns the shares.
-func (e *election) decide() []*Share {
+// decide chooses the readers and returns the result of AssignReaders.
+func (e *assigner) decide() []*SharedReads {
 	slices.SortStableFunc(e.units, func(a, b unit) int { return cmp.Compare(b.bytes, a.bytes) })
-	out := make([]*Share, len(e.plans))
+	out := make([]*SharedReads, len(e.plans))
 	type route struct{ set, reader int32 }
 	known := map[route][]int{}
 	var id int64
 	for i := range e.units {
 		u := &e.units[i]
-		reader := e.sets.leastLoaded(u.set, e.load)
+		set := e.sets.all[u.set]
+		reader := slices.MinFunc(set, func(a, b int32) int { return cmp.Compare(e.load[a], e.load[b]) })
 		e.load[reader] += u.bytes
-		to := known[route{u.set, reader}]
-		if to == nil {
-			to = e.sets.others(u.set, reader)
+		to, ok := known[route{u.set, reader}]
+		if !ok {
+			for _, r := range set {
+				if r != reader {
+					to = append(to, int(r))
+				}
+			}
 			known[route{u.set, reader}] = to
 		}
 		for _, p := range u.parts {
@@ -517,13 +493,13 @@ func (e *election) decide() []*Share {
 	return out
 }
 
-// hand adds the pieces of a part to the shares of the ranks that want it, and
+// hand adds the pieces of a part to the results of the ranks that want it, and
 // returns the next ID.
-func (e *election) hand(out []*Share, p part, id int64, reader int, to []int) int64 {
+func (e *assigner) hand(out []*SharedReads, p part, id int64, reader int, to []int) int64 {
 	wanted := e.all[p.atom].wanted[p.cell[0]:p.cell[1]]
 	for _, w := range wanted {
 		if out[w.rank] == nil {
-			out[w.rank] = &Share{}
+			out[w.rank] = &SharedReads{}
 		}
 		s := out[w.rank]
 		for k, item := range w.items {

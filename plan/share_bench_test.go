@@ -9,9 +9,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// BenchmarkElect measures what sharing adds to the coordinator's work: replicas,
+// BenchmarkAssignReaders measures what sharing adds to the coordinator's work: replicas,
 // and a mesh of eight that shard and many that replicate.
-func BenchmarkElect(b *testing.B) {
+func BenchmarkAssignReaders(b *testing.B) {
 	const tensors = 1000
 	for _, ranks := range []int{8, 256, 1000} {
 		for _, ways := range []int64{1, 8} {
@@ -34,7 +34,7 @@ func BenchmarkElect(b *testing.B) {
 				takes := all(ranks)
 				b.ReportAllocs()
 				for b.Loop() {
-					plan.Elect(md, plans, takes)
+					plan.AssignReaders(md, plans, takes)
 				}
 			})
 		}

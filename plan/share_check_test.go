@@ -14,15 +14,15 @@ func TestCheckRefusesShares(t *testing.T) {
 	md.Entries = append(md.Entries, meta.Entry{FQN: "v", Bytes: &meta.Bytes{Size: 100}})
 	p := wants(t, md, plan.State{"a": hollow(t, 8, 4), "v": 1})[0]
 	good := plan.Piece{ID: 1, Reader: 1, To: []int{0, 2}}
-	with := func(change func(c *plan.Piece)) *plan.Share {
+	with := func(change func(c *plan.Piece)) *plan.SharedReads {
 		c := good
 		change(&c)
-		return &plan.Share{Pieces: []plan.Piece{c}}
+		return &plan.SharedReads{Pieces: []plan.Piece{c}}
 	}
 	if err := with(func(*plan.Piece) {}).Check(p, 1, 3); err != nil {
 		t.Fatal(err)
 	}
-	for name, s := range map[string]*plan.Share{
+	for name, s := range map[string]*plan.SharedReads{
 		"no such item":            with(func(c *plan.Piece) { c.Item = 2 }),
 		"a negative item":         with(func(c *plan.Piece) { c.Item = -1 }),
 		"a negative number":       with(func(c *plan.Piece) { c.ID = -1 }),

@@ -11,9 +11,9 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-func drawShare(t *rapid.T) *plan.Share {
+func drawShare(t *rapid.T) *plan.SharedReads {
 	lists := [][]int{nil, {1}, {0, 2, 300}}
-	s := &plan.Share{Pieces: []plan.Piece{}}
+	s := &plan.SharedReads{Pieces: []plan.Piece{}}
 	for range rapid.IntRange(0, 6).Draw(t, "pieces") {
 		s.Pieces = append(s.Pieces, plan.Piece{
 			ID: rapid.Int64().Draw(t, "id"), Item: rapid.IntRange(0, 1<<31-1).Draw(t, "item"),
@@ -27,16 +27,16 @@ func drawShare(t *rapid.T) *plan.Share {
 func TestAnyShareRoundTrips(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawShare(t)
-		b, err := plan.ShareCodec{}.Encode(s)
+		b, err := plan.SharedReadsCodec{}.Encode(s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := plan.ShareCodec{}.Decode(b)
+		got, err := plan.SharedReadsCodec{}.Decode(b)
 		if d := cmp.Diff(s, got); d != "" || err != nil {
 			t.Fatalf("Decode(Encode), %v: -want +got\n%s", err, d)
 		}
 		for n := range b {
-			if _, err := (plan.ShareCodec{}).Decode(b[:n]); !errors.Is(err, wire.ErrMalformed) {
+			if _, err := (plan.SharedReadsCodec{}).Decode(b[:n]); !errors.Is(err, wire.ErrMalformed) {
 				t.Fatalf("Decode of the first %d of %d bytes = %v; want ErrMalformed", n, len(b), err)
 			}
 		}
@@ -44,7 +44,7 @@ func TestAnyShareRoundTrips(t *testing.T) {
 }
 
 func FuzzDecodeShare(f *testing.F) {
-	b, err := plan.ShareCodec{}.Encode(&plan.Share{Pieces: []plan.Piece{
+	b, err := plan.SharedReadsCodec{}.Encode(&plan.SharedReads{Pieces: []plan.Piece{
 		{ID: 1, Item: 2, Rows: [2]int64{3, 4}, Reader: 5, To: []int{6, 7}}, {ID: 9, Reader: 1},
 	}})
 	if err != nil {
@@ -52,7 +52,7 @@ func FuzzDecodeShare(f *testing.F) {
 	}
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s, err := plan.ShareCodec{}.Decode(b)
+		s, err := plan.SharedReadsCodec{}.Decode(b)
 		if err != nil {
 			if !errors.Is(err, wire.ErrMalformed) {
 				t.Errorf("Decode = %v; want ErrMalformed", err)
@@ -60,11 +60,11 @@ func FuzzDecodeShare(f *testing.F) {
 			return
 		}
 		_ = s.Check(&plan.LoadPlan{Items: make([]plan.ReadItem, 3)}, 1, 4) // does not panic
-		c, err := plan.ShareCodec{}.Encode(s)
+		c, err := plan.SharedReadsCodec{}.Encode(s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := plan.ShareCodec{}.Decode(c)
+		again, err := plan.SharedReadsCodec{}.Decode(c)
 		if d := cmp.Diff(s, again, samePlan); err != nil || d != "" {
 			t.Errorf("decoded again, %v: -first +second\n%s", err, d)
 		}

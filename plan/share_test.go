@@ -75,7 +75,7 @@ func boxed(shape []int64, boxes ...tensor.Box) *ramp {
 func all(n int) []bool { return slices.Repeat([]bool{true}, n) }
 
 // toRead returns the bytes that each rank reads, for itself and for others.
-func toRead(plans []*plan.LoadPlan, shares []*plan.Share) []int64 {
+func toRead(plans []*plan.LoadPlan, shares []*plan.SharedReads) []int64 {
 	out := make([]int64, len(plans))
 	for r, p := range plans {
 		pieced := map[int]bool{}
@@ -100,7 +100,7 @@ func toRead(plans []*plan.LoadPlan, shares []*plan.Share) []int64 {
 
 // checkShares fails unless every piece has one reader, which sends it to all
 // others that want it, and is of the same bytes on all of them.
-func checkShares(t failer, plans []*plan.LoadPlan, takes []bool, shares []*plan.Share) {
+func checkShares(t failer, plans []*plan.LoadPlan, takes []bool, shares []*plan.SharedReads) {
 	t.Helper()
 	type known struct {
 		it   plan.ReadItem
@@ -151,7 +151,7 @@ func TestReplicasReadOnceAndEqually(t *testing.T) {
 		state[name] = hollow(t, int64(1+i)*mib)
 	}
 	plans := wants(t, md, slices.Repeat([]plan.State{state}, 8)...)
-	shares := plan.Elect(md, plans, all(8))
+	shares := plan.AssignReaders(md, plans, all(8))
 	checkShares(t, plans, all(8), shares)
 	var sum int64
 	got := toRead(plans, shares)
@@ -187,7 +187,7 @@ func TestALargeTensorHasManyReaders(t *testing.T) {
 		md := &meta.Metadata{}
 		described(md, "x", c.shape, 0, c.sums)
 		plans := wants(t, md, slices.Repeat([]plan.State{{"x": hollow(t, c.shape...)}}, c.ranks)...)
-		shares := plan.Elect(md, plans, all(c.ranks))
+		shares := plan.AssignReaders(md, plans, all(c.ranks))
 		checkShares(t, plans, all(c.ranks), shares)
 		got := toRead(plans, shares)
 		if slices.Max(got) > c.most || slices.Max(got) < c.most*9/10 {
@@ -212,7 +212,7 @@ func TestPrivateBytesCount(t *testing.T) {
 	first := both()
 	first["own"] = hollow(t, 10*mib)
 	plans := wants(t, md, first, both())
-	if got := toRead(plans, plan.Elect(md, plans, all(2))); !slices.Equal(got, []int64{10 * mib, 4 * mib}) {
+	if got := toRead(plans, plan.AssignReaders(md, plans, all(2))); !slices.Equal(got, []int64{10 * mib, 4 * mib}) {
 		t.Errorf("the ranks read %v; want the second to read what both want", got)
 	}
 }
@@ -245,7 +245,7 @@ func TestWhatIsNotShared(t *testing.T) {
 		"two boxes in another order, sums or no": {[]plan.State{{"b": boxed(shape, rows(4, 4), rows(0, 4))}, {"b": boxed(shape, rows(0, 4), rows(4, 4))}}, all(2), 0},
 	} {
 		plans := wants(t, md, c.states...)
-		shares := plan.Elect(md, plans, c.takes)
+		shares := plan.AssignReaders(md, plans, c.takes)
 		checkShares(t, plans, c.takes, shares)
 		got := 0
 		if shares[0] != nil {
@@ -264,7 +264,7 @@ func TestBoxesOfAChunkStayTogether(t *testing.T) {
 	rows := func(at int64) tensor.Box { return tensor.Box{Offsets: []int64{at, 0}, Sizes: []int64{4, mib}} }
 	s := func() plan.State { return plan.State{"b": boxed([]int64{8, mib}, rows(0), rows(4))} }
 	plans := wants(t, md, s(), s())
-	if got := toRead(plans, plan.Elect(md, plans, all(2))); !slices.Equal(got, []int64{8 * mib, 0}) {
+	if got := toRead(plans, plan.AssignReaders(md, plans, all(2))); !slices.Equal(got, []int64{8 * mib, 0}) {
 		t.Errorf("the ranks read %v; want one to read all", got)
 	}
 }
@@ -275,7 +275,7 @@ func TestManyRanksShareInCells(t *testing.T) {
 	described(md, "x", []int64{mib}, 0, true)
 	const n = 1000
 	plans := wants(t, md, slices.Repeat([]plan.State{{"x": hollow(t, mib)}}, n)...)
-	shares := plan.Elect(md, plans, all(n))
+	shares := plan.AssignReaders(md, plans, all(n))
 	checkShares(t, plans, all(n), shares)
 	var sum int64
 	for _, b := range toRead(plans, shares) {
@@ -296,7 +296,7 @@ func TestSmallTensorsAreReadTogether(t *testing.T) {
 		state[name] = hollow(t, 4096)
 	}
 	plans := wants(t, md, state, state)
-	shares := plan.Elect(md, plans, all(2))
+	shares := plan.AssignReaders(md, plans, all(2))
 	checkShares(t, plans, all(2), shares)
 	slices.SortFunc(shares[0].Pieces, func(a, b plan.Piece) int { return a.Item - b.Item })
 	changes := 0
@@ -312,15 +312,15 @@ func TestSmallTensorsAreReadTogether(t *testing.T) {
 
 // property: whatever the ranks want, every byte comes to them from one reader
 // that wants it too, however often it is asked.
-func TestAnyElectionIsSound(t *testing.T) {
+func TestAnyAssignReadersionIsSound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		md, plans, takes := drawWants(t)
-		shares := plan.Elect(md, plans, takes)
+		shares := plan.AssignReaders(md, plans, takes)
 		checkShares(t, plans, takes, shares)
-		if d := cmp.Diff(shares, plan.Elect(md, plans, takes)); d != "" {
+		if d := cmp.Diff(shares, plan.AssignReaders(md, plans, takes)); d != "" {
 			t.Fatalf("a second election differs:\n%s", d)
 		}
-		alone := make([]*plan.Share, len(plans))
+		alone := make([]*plan.SharedReads, len(plans))
 		before, after := toRead(plans, alone), toRead(plans, shares)
 		var was, is int64
 		for r := range before {

@@ -134,16 +134,16 @@ func (n *name) validate() {
 		n.problem(ProblemInvalid, "%v", err)
 		return
 	}
-	for _, p := range CheckTiling(n.info.Shape, n.boxes) {
+	for _, p := range CheckCoverage(n.info.Shape, n.boxes) {
 		n.problem(p.Kind, "%s", p.Text)
 	}
 }
 
-// CheckTiling returns the reasons why boxes do not cover a tensor of that shape
+// CheckCoverage returns the reasons why boxes do not cover a tensor of that shape
 // exactly: boxes that are not inside it, boxes that overlap (the first hundred
 // pairs), and missing elements. If there are no problems, every element is in
 // exactly one box.
-func CheckTiling(shape []int64, boxes []tensor.Box) []Problem {
+func CheckCoverage(shape []int64, boxes []tensor.Box) []Problem {
 	if _, err := tensor.NumElements(shape); err == nil && len(boxes) == 1 && boxes[0].Check(shape) == nil && slices.Equal(boxes[0].Sizes, shape) {
 		return nil // most tensors have one chunk
 	}

@@ -21,7 +21,7 @@ func sentPlans(t *testing.T, states ...plan.State) []*plan.SavePlan {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, plan.WithValueSums(p))
+		out = append(out, plan.WithValueHashes(p))
 	}
 	return out
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-func sampleMessage(tb testing.TB, share *plan.Share) []byte {
+func sampleMessage(tb testing.TB, share *plan.SharedReads) []byte {
 	b, err := loadCodec{}.Encode(loadMessage{saveID: "id", takes: share == nil, share: share, tag: len("tag"), plan: &plan.LoadPlan{
 		Items: []plan.ReadItem{{
 			Kind: plan.KindTensor, Dest: meta.Index{FQN: "d", Offset: []int64{1}}, DestOffsets: []int64{2},
@@ -26,10 +26,10 @@ func sampleMessage(tb testing.TB, share *plan.Share) []byte {
 	return b
 }
 
-var sampleShare = &plan.Share{Pieces: []plan.Piece{{ID: 7, Rows: [2]int64{1, 3}, Reader: 2, To: []int{0, 1}}}}
+var sampleShare = &plan.SharedReads{Pieces: []plan.Piece{{ID: 7, Rows: [2]int64{1, 3}, Reader: 2, To: []int{0, 1}}}}
 
 func TestLoadCodecRoundTrip(t *testing.T) {
-	for _, share := range []*plan.Share{nil, sampleShare} {
+	for _, share := range []*plan.SharedReads{nil, sampleShare} {
 		b := sampleMessage(t, share)
 		m, err := loadCodec{}.Decode(b)
 		if err != nil || m.saveID != "id" || len(m.plan.Items) != 1 || m.plan.Items[0].Source.Hint != 4 || m.takes != (share == nil) {

@@ -394,7 +394,7 @@ func act(ctx context.Context, g group.Group, o order, t deathTrap) error {
 		_, err := protocol.Save(ctx, job)
 		return err
 	}
-	_, err = protocol.Load(ctx, protocol.LoadJob{
+	_, err = protocol.Load(ctx, protocol.RankLoad{
 		Group: g, Planner: &LoadPlanner{Hook: t.enter, Share: true}, State: stateOf(g.Rank(), 0),
 		Reader: &Reader{Reader: storage.NewReader(native.Format{}.Open, store, storage.ReadOptions{}), Hook: t.enter}, Share: o.Op == opShare,
 	})
@@ -405,9 +405,9 @@ func act(ctx context.Context, g group.Group, o order, t deathTrap) error {
 }
 
 // deathJob returns one rank's part in a save of that step.
-func deathJob(g group.Group, s blob.Store, step int64) protocol.SaveJob {
+func deathJob(g group.Group, s blob.Store, step int64) protocol.RankSave {
 	now := time.Now()
-	return protocol.SaveJob{
+	return protocol.RankSave{
 		Group: g, Planner: new(plan.DefaultSave), State: stateOf(g.Rank(), step),
 		Writer:  storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}),
 		Storage: meta.Storage{SaveID: storage.NewSaveID(now, rand.Uint32()), Step: &step, Time: now, WorldSize: size, Writer: "test"},

@@ -226,7 +226,7 @@ func TestResultsOfLoadPlannersAndReadersAreChecked(t *testing.T) {
 	for _, f := range slips([]string{"planner's LocalPlan", "planner's FinishPlan", "planner's ResolveTensor", "reader's ReadMetadata", "reader's PrepareLocalPlan"},
 		[]string{"planner's GlobalPlan", "reader's PrepareGlobalPlan"}) {
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-			_, err := protocol.Load(ctx, protocol.LoadJob{
+			_, err := protocol.Load(ctx, protocol.RankLoad{
 				Group: g, State: blank(t, g.Rank()), Planner: &faultyLoad{f: f}, Reader: &faultyReader{storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), f},
 			})
 			return err

@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// LoadJob is one rank's part in a load.
-type LoadJob struct {
+// RankLoad is one rank's part in a load.
+type RankLoad struct {
 	Group   group.Group
 	Planner plan.LoadPlanner
 	Reader  storage.Reader
@@ -34,7 +34,7 @@ type LoadJob struct {
 }
 
 // localPlan sets the planner and the reader up and returns this rank's plan.
-func (l *LoadJob) localPlan(ctx context.Context) (*plan.LoadPlan, error) {
+func (l *RankLoad) localPlan(ctx context.Context) (*plan.LoadPlan, error) {
 	if l.Metadata == nil {
 		md, err := given("the reader's ReadMetadata", func() (*meta.Metadata, error) { return l.Reader.ReadMetadata(ctx) })
 		if err != nil {
@@ -63,7 +63,7 @@ func (l *LoadJob) localPlan(ctx context.Context) (*plan.LoadPlan, error) {
 }
 
 // globalPlan makes the final plans from the plans of all ranks.
-func (l *LoadJob) globalPlan(ctx context.Context, plans []*plan.LoadPlan) ([]*plan.LoadPlan, error) {
+func (l *RankLoad) globalPlan(ctx context.Context, plans []*plan.LoadPlan) ([]*plan.LoadPlan, error) {
 	out, err := givenAll("the planner's GlobalPlan", len(plans), func() ([]*plan.LoadPlan, error) { return l.Planner.GlobalPlan(plans) })
 	if err != nil {
 		return nil, err
@@ -74,17 +74,17 @@ func (l *LoadJob) globalPlan(ctx context.Context, plans []*plan.LoadPlan) ([]*pl
 }
 
 // finishPlan completes this rank's final plan.
-func (l *LoadJob) finishPlan(p *plan.LoadPlan) (*plan.LoadPlan, error) {
+func (l *RankLoad) finishPlan(p *plan.LoadPlan) (*plan.LoadPlan, error) {
 	return given("the planner's FinishPlan", func() (*plan.LoadPlan, error) { return l.Planner.FinishPlan(p) })
 }
 
 // readData reads what a plan that finishPlan returned describes.
-func (l *LoadJob) readData(ctx context.Context, p *plan.LoadPlan) (storage.ReadStats, error) {
+func (l *RankLoad) readData(ctx context.Context, p *plan.LoadPlan) (storage.ReadStats, error) {
 	return l.Reader.ReadData(ctx, p, target{l.Planner})
 }
 
 // bytes returns how many bytes the plan's items ask for.
-func (l *LoadJob) bytes(p *plan.LoadPlan) int64 {
+func (l *RankLoad) bytes(p *plan.LoadPlan) int64 {
 	var n int64
 	for i := range p.Items {
 		it := &p.Items[i]
@@ -103,7 +103,7 @@ func (l *LoadJob) bytes(p *plan.LoadPlan) int64 {
 // Load runs one rank's part in a load. Every rank of the group calls it with the
 // state to fill, which may be empty. If the load fails, every rank returns the same
 // error, and the contents of the state are undefined.
-func Load(ctx context.Context, job LoadJob) (*LoadReport, error) {
+func Load(ctx context.Context, job RankLoad) (*LoadReport, error) {
 	start := time.Now()
 	l := &job
 	l.rank, l.size = l.Group.Rank(), l.Group.Size()
@@ -143,7 +143,7 @@ func sumStats(_ context.Context, all []storage.ReadStats) (storage.ReadStats, er
 }
 
 // propose returns the message that this rank sends to the coordinator.
-func (l *LoadJob) propose(ctx context.Context) (loadMessage, error) {
+func (l *RankLoad) propose(ctx context.Context) (loadMessage, error) {
 	p, err := l.localPlan(ctx)
 	if err != nil {
 		return loadMessage{}, err
@@ -152,7 +152,7 @@ func (l *LoadJob) propose(ctx context.Context) (loadMessage, error) {
 }
 
 // decide returns the message that the coordinator sends to each rank.
-func (l *LoadJob) decide(ctx context.Context, all []loadMessage) ([]loadMessage, error) {
+func (l *RankLoad) decide(ctx context.Context, all []loadMessage) ([]loadMessage, error) {
 	plans := make([]*plan.LoadPlan, len(all))
 	for r, m := range all {
 		if m.saveID != all[0].saveID {
@@ -169,7 +169,7 @@ func (l *LoadJob) decide(ctx context.Context, all []loadMessage) ([]loadMessage,
 	for r, p := range plans {
 		out[r] = loadMessage{plan: p, replicated: again}
 	}
-	l.elect(out, all)
+	l.assignReaders(out, all)
 	return out, nil
 }
 
@@ -191,7 +191,7 @@ func replicated(md *meta.Metadata, plans []*plan.LoadPlan) bool {
 }
 
 // read reads what the coordinator's answer assigns to this rank.
-func (l *LoadJob) read(ctx context.Context, own loadMessage) (storage.ReadStats, error) {
+func (l *RankLoad) read(ctx context.Context, own loadMessage) (storage.ReadStats, error) {
 	p, err := l.finishPlan(own.plan)
 	if err != nil {
 		return storage.ReadStats{}, err
@@ -223,7 +223,7 @@ type loadMessage struct {
 	replicated bool
 	// share lists which rank reads which pieces for which ranks, and tag is the tag
 	// of the messages between them. Nil: this rank reads for itself.
-	share *plan.Share
+	share *plan.SharedReads
 	tag   int
 }
 
@@ -244,7 +244,7 @@ func (loadCodec) Encode(m loadMessage) ([]byte, error) {
 	if m.share == nil {
 		return w.B, nil
 	}
-	if b, err = (plan.ShareCodec{}).Encode(m.share); err != nil {
+	if b, err = (plan.SharedReadsCodec{}).Encode(m.share); err != nil {
 		return nil, err
 	}
 	w.Uvarint(uint64(m.tag))
@@ -269,7 +269,7 @@ func (loadCodec) Decode(b []byte) (loadMessage, error) {
 	}
 	var err error
 	if m.plan, err = (plan.LoadPlanCodec{}).Decode(body); err == nil && shared {
-		m.share, err = plan.ShareCodec{}.Decode(share)
+		m.share, err = plan.SharedReadsCodec{}.Decode(share)
 	}
 	return m, err
 }

@@ -45,7 +45,7 @@ func testLoadFailure(t *testing.T, s blob.Store, m method, how string, want erro
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		job := protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: blank(t, g.Rank())}
+		job := protocol.RankLoad{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: blank(t, g.Rank())}
 		if slices.Contains(ranks, g.Rank()) {
 			p := trap{m.name, how, cancel}
 			job.Planner, job.Reader = &LoadPlanner{Hook: p.enter}, &Reader{Reader: job.Reader, Hook: p.enter}

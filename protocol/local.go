@@ -13,9 +13,9 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Saving is a save whose ranks are all in this process. Its methods are the steps
+// InProcessSave is a save whose ranks are all in this process. Its methods are the steps
 // of the protocol: Plan, Write and Finish, or Abort. Run calls them.
-type Saving struct {
+type InProcessSave struct {
 	Storage meta.Storage
 	// Planners and Writers are those of each rank. Rank 0 is the coordinator.
 	Planners []plan.SavePlanner
@@ -39,16 +39,16 @@ type Saving struct {
 }
 
 // rank returns the job of rank r.
-func (s *Saving) rank(r int) *SaveJob {
+func (s *InProcessSave) rank(r int) *RankSave {
 	o := &Observer{Warned: s.Warn}
 	if s.Progress != nil {
 		o.Moved = func(n int64) { s.Progress(r, n) }
 	}
-	return &SaveJob{Rank: r, Size: len(s.Writers), Planner: s.Planners[r], Writer: s.Writers[r], Storage: s.Storage, Observer: o}
+	return &RankSave{Rank: r, Size: len(s.Writers), Planner: s.Planners[r], Writer: s.Writers[r], Storage: s.Storage, Observer: o}
 }
 
 // Plan begins the save of the ranks' states and makes their plans.
-func (s *Saving) Plan(ctx context.Context, states []plan.State) error {
+func (s *InProcessSave) Plan(ctx context.Context, states []plan.State) error {
 	plans := make([]*plan.SavePlan, len(states))
 	for r, state := range states {
 		j := s.rank(r)
@@ -71,7 +71,7 @@ func (s *Saving) Plan(ctx context.Context, states []plan.State) error {
 }
 
 // Write writes every rank's data. The error names the rank.
-func (s *Saving) Write(ctx context.Context) error {
+func (s *InProcessSave) Write(ctx context.Context) error {
 	s.Results = make([]*storage.WriteResults, len(s.Writers))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(1, s.Parallel))
@@ -94,13 +94,13 @@ func (s *Saving) Write(ctx context.Context) error {
 }
 
 // Finish commits the checkpoint.
-func (s *Saving) Finish(ctx context.Context) error {
+func (s *InProcessSave) Finish(ctx context.Context) error {
 	return s.rank(0).finish(ctx, s.Metadata, s.Results)
 }
 
 // Abort removes the files that the ranks wrote. Calling it after Finish returned
 // nil or storage.ErrUncertain does nothing.
-func (s *Saving) Abort(ctx context.Context) error {
+func (s *InProcessSave) Abort(ctx context.Context) error {
 	var errs []error
 	for _, w := range s.Writers {
 		errs = append(errs, w.Abort(ctx))
@@ -110,7 +110,7 @@ func (s *Saving) Abort(ctx context.Context) error {
 
 // Run saves the ranks' states. After an error it calls Abort, unless the error
 // wraps storage.ErrUncertain.
-func (s *Saving) Run(ctx context.Context, states []plan.State) error {
+func (s *InProcessSave) Run(ctx context.Context, states []plan.State) error {
 	err := s.Plan(ctx, states)
 	if err == nil {
 		err = s.Write(ctx)
@@ -124,9 +124,9 @@ func (s *Saving) Run(ctx context.Context, states []plan.State) error {
 	return err
 }
 
-// Loading is a load whose ranks are all in this process. Its methods are the steps
+// InProcessLoad is a load whose ranks are all in this process. Its methods are the steps
 // of the protocol: Plan and Read. Run calls them.
-type Loading struct {
+type InProcessLoad struct {
 	// Planners and Readers are those of each rank. Rank 0 is the coordinator.
 	Planners []plan.LoadPlanner
 	Readers  []storage.Reader
@@ -142,15 +142,15 @@ type Loading struct {
 	Stats []storage.ReadStats
 
 	known *meta.Metadata // nil: Plan reads it
-	ranks []*LoadJob
+	ranks []*RankLoad
 }
 
 // Plan begins the load into the ranks' states and makes their plans.
-func (l *Loading) Plan(ctx context.Context, states []plan.State) error {
+func (l *InProcessLoad) Plan(ctx context.Context, states []plan.State) error {
 	n := len(l.Readers)
-	l.ranks, l.Metadata, l.Plans = make([]*LoadJob, n), make([]*meta.Metadata, n), make([]*plan.LoadPlan, n)
+	l.ranks, l.Metadata, l.Plans = make([]*RankLoad, n), make([]*meta.Metadata, n), make([]*plan.LoadPlan, n)
 	for r, state := range states {
-		j := &LoadJob{Planner: l.Planners[r], Reader: l.Readers[r], State: state, Metadata: l.known, Observer: new(Observer), rank: r, size: n}
+		j := &RankLoad{Planner: l.Planners[r], Reader: l.Readers[r], State: state, Metadata: l.known, Observer: new(Observer), rank: r, size: n}
 		if l.Progress != nil {
 			j.Observer.Moved = func(n int64) { l.Progress(r, n) }
 		}
@@ -173,7 +173,7 @@ func (l *Loading) Plan(ctx context.Context, states []plan.State) error {
 }
 
 // Read fills the ranks' states, one rank after the other.
-func (l *Loading) Read(ctx context.Context) error {
+func (l *InProcessLoad) Read(ctx context.Context) error {
 	l.Stats = make([]storage.ReadStats, len(l.ranks))
 	for r, j := range l.ranks {
 		var err error
@@ -186,7 +186,7 @@ func (l *Loading) Read(ctx context.Context) error {
 }
 
 // Run fills the ranks' states.
-func (l *Loading) Run(ctx context.Context, states []plan.State) error {
+func (l *InProcessLoad) Run(ctx context.Context, states []plan.State) error {
 	if err := l.Plan(ctx, states); err != nil {
 		return err
 	}
@@ -195,6 +195,6 @@ func (l *Loading) Run(ctx context.Context, states []plan.State) error {
 
 // Read fills state from the checkpoint that md describes, by a load of one rank.
 func Read(ctx context.Context, r storage.Reader, md *meta.Metadata, p plan.LoadPlanner, state plan.State) error {
-	l := Loading{Planners: []plan.LoadPlanner{p}, Readers: []storage.Reader{r}, known: md}
+	l := InProcessLoad{Planners: []plan.LoadPlanner{p}, Readers: []storage.Reader{r}, known: md}
 	return l.Run(ctx, []plan.State{state})
 }

@@ -63,7 +63,7 @@ func TestObserverAndTotals(t *testing.T) {
 		t.Errorf("the ranks wrote %d bytes; the files have %d", local.Load(), data)
 	}
 	errs = onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-		r, err := protocol.Load(ctx, protocol.LoadJob{
+		r, err := protocol.Load(ctx, protocol.RankLoad{
 			Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: blank(t, g.Rank()), Observer: observe(g.Rank()),
 		})
 		if err == nil && (r.Total.Needed != 16*6*4+world*(5*8+20_000) || r.Local.Needed == 0) {

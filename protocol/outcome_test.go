@@ -68,7 +68,7 @@ func TestSentinelErrorsReachAllRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
-			job := protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, sound, storage.ReadOptions{}), State: plan.State{}}
+			job := protocol.RankLoad{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, sound, storage.ReadOptions{}), State: plan.State{}}
 			if g.Rank() == 3 {
 				job.Reader = storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{})
 			}
@@ -170,7 +170,7 @@ func TestLoadDetectsDifferentSaves(t *testing.T) {
 		if g.Rank() == 2 {
 			s = b
 		}
-		_, err := protocol.Load(ctx, protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: blank(t, g.Rank())})
+		_, err := protocol.Load(ctx, protocol.RankLoad{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: blank(t, g.Rank())})
 		return err
 	})
 	checkSame(t, errs, "plan", []int{0})

@@ -1,7 +1,7 @@
 // Package protocol calls planners and storage in the order of the save and load
 // protocols. Save and Load run one rank's part over a group: the ranks agree
-// between the steps, and an error on one rank is returned on all of them. Saving
-// and Loading run the parts of several ranks in one process, step by step.
+// between the steps, and an error on one rank is returned on all of them. InProcessSave
+// and InProcessLoad run the parts of several ranks in one process, step by step.
 //
 // The package does not depend on formats, on storage media or on how plans are
 // made. docs/architecture.md shows the order of the calls.
@@ -60,7 +60,7 @@ type LoadReport struct {
 	SaveID string `json:"save_id"`
 	Step   *int64 `json:"step"`
 	// Local counts the bytes that this rank asked for, read from the store and
-	// received from other ranks (see LoadJob.Share); Total counts those of all
+	// received from other ranks (see RankLoad.Share); Total counts those of all
 	// ranks.
 	Local storage.ReadStats `json:"local"`
 	Total storage.ReadStats `json:"total"`

@@ -77,8 +77,8 @@ func blank(t testing.TB, rank int) plan.State {
 }
 
 // saveJob returns one rank's part in a save.
-func saveJob(t testing.TB, g group.Group, s blob.Store, id string, seed byte) protocol.SaveJob {
-	return protocol.SaveJob{
+func saveJob(t testing.TB, g group.Group, s blob.Store, id string, seed byte) protocol.RankSave {
+	return protocol.RankSave{
 		Group: g, Planner: new(plan.DefaultSave), Writer: storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}), State: state(t, g.Rank(), seed),
 		Storage: describe(g, id),
 	}
@@ -109,7 +109,7 @@ func checkHolds(t *testing.T, s blob.Store, seed byte) {
 	t.Helper()
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		got := blank(t, g.Rank())
-		_, err := protocol.Load(ctx, protocol.LoadJob{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: got})
+		_, err := protocol.Load(ctx, protocol.RankLoad{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: got})
 		if err != nil {
 			return err
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// SaveJob is one rank's part in a save.
-type SaveJob struct {
+// RankSave is one rank's part in a save.
+type RankSave struct {
 	Group group.Group
 	// RankLocal is set for a rank that saves without the other ranks. Group is
 	// then a group of one.
@@ -34,11 +34,11 @@ type SaveJob struct {
 }
 
 // coordinator reports whether this rank plans globally and commits.
-func (j *SaveJob) coordinator() bool { return j.RankLocal || j.Rank == 0 }
+func (j *RankSave) coordinator() bool { return j.RankLocal || j.Rank == 0 }
 
 // localPlan sets the planner and the writer up and returns this rank's plan.
 // begun is called before the writer is set up.
-func (j *SaveJob) localPlan(ctx context.Context, journal storage.Journal, begun func()) (*plan.SavePlan, error) {
+func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, begun func()) (*plan.SavePlan, error) {
 	err := j.Planner.SetUp(plan.SaveSetup{
 		State: j.State, Storage: j.Storage, Rank: j.Rank, Size: j.Size, Coordinator: j.coordinator(), RankLocal: j.RankLocal,
 	})
@@ -61,7 +61,7 @@ func (j *SaveJob) localPlan(ctx context.Context, journal storage.Journal, begun 
 }
 
 // globalPlan makes the final plans and the metadata from the plans of all ranks.
-func (j *SaveJob) globalPlan(ctx context.Context, plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+func (j *RankSave) globalPlan(ctx context.Context, plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 	var md *meta.Metadata
 	out, err := givenAll("the planner's GlobalPlan", len(plans), func() (ps []*plan.SavePlan, err error) {
 		ps, md, err = j.Planner.GlobalPlan(plans)
@@ -89,19 +89,19 @@ func (j *SaveJob) globalPlan(ctx context.Context, plans []*plan.SavePlan) ([]*pl
 }
 
 // finishPlan completes this rank's final plan.
-func (j *SaveJob) finishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
+func (j *RankSave) finishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
 	return given("the planner's FinishPlan", func() (*plan.SavePlan, error) { return j.Planner.FinishPlan(p) })
 }
 
 // writeData writes what a plan that finishPlan returned describes.
-func (j *SaveJob) writeData(ctx context.Context, p *plan.SavePlan) (*storage.WriteResults, error) {
+func (j *RankSave) writeData(ctx context.Context, p *plan.SavePlan) (*storage.WriteResults, error) {
 	return given("the writer's WriteData", func() (*storage.WriteResults, error) {
 		return j.Writer.WriteData(ctx, p, source{j.Planner})
 	})
 }
 
 // finish commits what all ranks have written. md is not changed.
-func (j *SaveJob) finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
+func (j *RankSave) finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
 	of := *md
 	of.Storage = j.Storage
 	return j.Writer.Finish(ctx, &of, results)
@@ -109,7 +109,7 @@ func (j *SaveJob) finish(ctx context.Context, md *meta.Metadata, results []*stor
 
 // NumberRank replaces rank 0 by Rank in the error of a step if RankLocal is set:
 // the group of such a rank has only rank 0.
-func (j *SaveJob) NumberRank(err error) error {
+func (j *RankSave) NumberRank(err error) error {
 	if e, ok := errors.AsType[*group.StepError](err); ok && j.RankLocal && e.Failures[0] != nil {
 		e.Failures = map[int]error{j.Rank: e.Failures[0]}
 	}
@@ -118,7 +118,7 @@ func (j *SaveJob) NumberRank(err error) error {
 
 // saveRun is a save under way, over a group.
 type saveRun struct {
-	SaveJob
+	RankSave
 	begun   bool                    // Writer.SetUp was called
 	wrote   bool                    // the coordinator has this rank's results, or may have them
 	md      *meta.Metadata          // on the coordinator
@@ -140,8 +140,8 @@ type totals struct {
 // of them needs is removed. (If a rank has left the group for good, perhaps only
 // the coordinator knows. Then only the errors of the other ranks wrap
 // ErrUncertain.)
-func Save(ctx context.Context, job SaveJob) (*SaveReport, error) {
-	s := &saveRun{SaveJob: job}
+func Save(ctx context.Context, job RankSave) (*SaveReport, error) {
+	s := &saveRun{RankSave: job}
 	if !s.RankLocal {
 		s.Rank, s.Size = s.Group.Rank(), s.Group.Size()
 	}
@@ -208,7 +208,7 @@ func (s *saveRun) cachedLocal(ctx context.Context) (*plan.SavePlan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p = plan.WithValueSums(p)
+	p = plan.WithValueHashes(p)
 	if s.Cache == nil {
 		return p, nil
 	}

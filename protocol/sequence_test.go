@@ -267,7 +267,7 @@ func TestLoadCallsAsDrawn(t *testing.T) {
 			d := &diary{share: share}
 			errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 				n := noted{d, g}
-				_, err := protocol.Load(ctx, protocol.LoadJob{
+				_, err := protocol.Load(ctx, protocol.RankLoad{
 					Group: g, State: blank(t, g.Rank()), Share: share,
 					Planner: &notedLoad{LoadPlanner{Hook: d.hook(g.Rank()), Share: share}, n},
 					Reader:  &notedReader{Reader{Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), Hook: d.hook(g.Rank())}, n},

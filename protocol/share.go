@@ -24,16 +24,16 @@ import (
 // takes reports whether this rank can read for other ranks. A rank that waits for
 // messages must be notified if another rank fails, so the group must also be an
 // Alarmer.
-func (l *LoadJob) takes() bool {
+func (l *RankLoad) takes() bool {
 	_, mail := l.Group.(group.Messenger)
 	_, alarm := l.Group.(group.Alarmer)
 	return l.Share && mail && alarm && l.Group.Size() > 1 && plan.CanShare(l.Planner)
 }
 
-// elect adds to the messages in out what the ranks read for each other. all holds
+// assignReaders adds to the messages in out what the ranks read for each other. all holds
 // the messages that the ranks sent. Each load has its own tag, so that messages of
 // a load that failed are never taken for messages of the next.
-func (l *LoadJob) elect(out, all []loadMessage) {
+func (l *RankLoad) assignReaders(out, all []loadMessage) {
 	if len(out) != len(all) {
 		return // the step refuses it
 	}
@@ -43,7 +43,7 @@ func (l *LoadJob) elect(out, all []loadMessage) {
 		plans[r], takes[r] = out[r].plan, all[r].takes && len(out[r].plan.StorageData) == 0
 	}
 	tag := group.LoadTags + rand.IntN(math.MaxInt-group.LoadTags)
-	for r, s := range plan.Elect(l.Metadata, plans, takes) {
+	for r, s := range plan.AssignReaders(l.Metadata, plans, takes) {
 		out[r].share, out[r].tag = s, tag
 	}
 }
@@ -54,7 +54,7 @@ func (l *LoadJob) elect(out, all []loadMessage) {
 // goroutine that provides it never waits for the first one; see
 // docs/design/0013-read-once-share.md.
 type sharing struct {
-	*LoadJob
+	*RankLoad
 	mail group.Messenger
 	tag  int
 	data *plan.LoadPlan
@@ -98,7 +98,7 @@ type piece struct {
 }
 
 // newSharing prepares a rank's part in the load. It does not read or send.
-func (l *LoadJob) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sharing, error) {
+func (l *RankLoad) newSharing(p *plan.LoadPlan, share *plan.SharedReads, tag int) (*sharing, error) {
 	if err := share.Check(p, l.Group.Rank(), l.Group.Size()); err != nil {
 		return nil, err
 	}
@@ -107,7 +107,7 @@ func (l *LoadJob) newSharing(p *plan.LoadPlan, share *plan.Share, tag int) (*sha
 		return nil, fmt.Errorf("%w: a share for a rank that cannot take part", plan.ErrProtocol)
 	}
 	s := &sharing{
-		LoadJob: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
+		RankLoad: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
 		from: map[int]map[int64]*piece{}, boxes: map[int]chan *piece{},
 		awaited: map[string][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
 	}
@@ -141,7 +141,7 @@ func (b budget) acquire(ctx context.Context, n int64) (int64, error) {
 
 // sort divides the parts of the plan into alone, mine and from, by the rank that
 // reads them.
-func (s *sharing) sort(share *plan.Share) error {
+func (s *sharing) sort(share *plan.SharedReads) error {
 	pieced := make([]bool, len(s.data.Items))
 	sends := map[int]int{}
 	for i := range share.Pieces {

@@ -100,8 +100,8 @@ func checkReplica(t testing.TB, s plan.State, rank int) error {
 	return compare(t, s, rank, 1)
 }
 
-func shareJob(t testing.TB, g group.Group, s blob.Store) protocol.LoadJob {
-	return protocol.LoadJob{
+func shareJob(t testing.TB, g group.Group, s blob.Store) protocol.RankLoad {
+	return protocol.RankLoad{
 		Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, s, storage.ReadOptions{}), State: replica(t, g.Rank()), Share: true,
 	}
 }
@@ -118,27 +118,27 @@ func TestShareReadsBytesOnce(t *testing.T) {
 	}
 	all := only(0, 1, 2, 3)
 	for name, c := range map[string]struct {
-		change func(job *protocol.LoadJob, rank int)
+		change func(job *protocol.RankLoad, rank int)
 		takes  [world]bool
 	}{
-		"all":                     {func(*protocol.LoadJob, int) {}, all},
-		"none asks":               {func(j *protocol.LoadJob, _ int) { j.Share = false }, only()},
-		"one asks":                {func(j *protocol.LoadJob, r int) { j.Share = r == 2 }, only()},
-		"three ask":               {func(j *protocol.LoadJob, r int) { j.Share = r != 0 }, only(1, 2, 3)},
-		"one has no messages":     {func(j *protocol.LoadJob, r int) { j.Group = without(j.Group, r == 1) }, only(0, 2, 3)},
-		"one has another planner": {func(j *protocol.LoadJob, r int) { j.Planner = planners[min(r, 1)]() }, only(1, 2, 3)},
-		"a planner of their own":  {func(j *protocol.LoadJob, r int) { j.Planner = &LoadPlanner{Share: true} }, all},
-		"next to no memory":       {func(j *protocol.LoadJob, _ int) { j.BufferBytes = 1 }, all},
-		"little memory":           {func(j *protocol.LoadJob, _ int) { j.BufferBytes = 256 << 10 }, all},
-		"no room for messages":    {func(j *protocol.LoadJob, _ int) { j.Group = &narrow{Group: j.Group.(*inproc.Group)} }, all},
-		"neither room nor memory": {func(j *protocol.LoadJob, _ int) { j.Group, j.BufferBytes = &narrow{Group: j.Group.(*inproc.Group)}, 1 }, all},
-		"all convert":             {func(j *protocol.LoadJob, r int) { widen(t, j.State) }, all},
-		"all convert, no room": {func(j *protocol.LoadJob, r int) {
+		"all":                     {func(*protocol.RankLoad, int) {}, all},
+		"none asks":               {func(j *protocol.RankLoad, _ int) { j.Share = false }, only()},
+		"one asks":                {func(j *protocol.RankLoad, r int) { j.Share = r == 2 }, only()},
+		"three ask":               {func(j *protocol.RankLoad, r int) { j.Share = r != 0 }, only(1, 2, 3)},
+		"one has no messages":     {func(j *protocol.RankLoad, r int) { j.Group = without(j.Group, r == 1) }, only(0, 2, 3)},
+		"one has another planner": {func(j *protocol.RankLoad, r int) { j.Planner = planners[min(r, 1)]() }, only(1, 2, 3)},
+		"a planner of their own":  {func(j *protocol.RankLoad, r int) { j.Planner = &LoadPlanner{Share: true} }, all},
+		"next to no memory":       {func(j *protocol.RankLoad, _ int) { j.BufferBytes = 1 }, all},
+		"little memory":           {func(j *protocol.RankLoad, _ int) { j.BufferBytes = 256 << 10 }, all},
+		"no room for messages":    {func(j *protocol.RankLoad, _ int) { j.Group = &narrow{Group: j.Group.(*inproc.Group)} }, all},
+		"neither room nor memory": {func(j *protocol.RankLoad, _ int) { j.Group, j.BufferBytes = &narrow{Group: j.Group.(*inproc.Group)}, 1 }, all},
+		"all convert":             {func(j *protocol.RankLoad, r int) { widen(t, j.State) }, all},
+		"all convert, no room": {func(j *protocol.RankLoad, r int) {
 			widen(t, j.State)
 			j.Group, j.BufferBytes = &narrow{Group: j.Group.(*inproc.Group)}, 1
 		}, all},
-		"a reader that copies":   {func(j *protocol.LoadJob, _ int) { j.Reader = copying{j.Reader} }, all},
-		"storage that has a say": {func(j *protocol.LoadJob, _ int) { j.Reader = &annotated{j.Reader} }, only()},
+		"a reader that copies":   {func(j *protocol.RankLoad, _ int) { j.Reader = copying{j.Reader} }, all},
+		"storage that has a say": {func(j *protocol.RankLoad, _ int) { j.Reader = &annotated{j.Reader} }, only()},
 	} {
 		t.Run(name, func(t *testing.T) { testShared(t, s, c.takes, c.change) })
 	}
@@ -176,7 +176,7 @@ func expected(takes [world]bool) (read, received int64) {
 	return read, received
 }
 
-func testShared(t *testing.T, s blob.Store, takes [world]bool, change func(job *protocol.LoadJob, rank int)) {
+func testShared(t *testing.T, s blob.Store, takes [world]bool, change func(job *protocol.RankLoad, rank int)) {
 	post := new(post)
 	read, received := expected(takes)
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {

@@ -105,7 +105,7 @@ func saveFixed(s blob.Store, id string, of func(rank int) (cairn.State, error)) 
 		if err != nil {
 			return err
 		}
-		_, err = protocol.Save(ctx, protocol.SaveJob{
+		_, err = protocol.Save(ctx, protocol.RankSave{
 			Group: g, Planner: new(plan.DefaultSave), State: state,
 			Writer: storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{SweepAfter: -1}),
 			Storage: meta.Storage{

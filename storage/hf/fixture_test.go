@@ -59,7 +59,7 @@ func loadAll(t testing.TB, s blob.Store, f Format) plan.State {
 	if err := md.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	state, err := plan.Rebuild(md, nil)
+	state, err := plan.NewState(md, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -350,7 +350,7 @@ func checkTiles(t *meta.Tensor) error {
 		return err
 	}
 	order(t)
-	if p := plan.CheckTiling(t.Shape, t.Chunks); len(p) > 0 {
+	if p := plan.CheckCoverage(t.Shape, t.Chunks); len(p) > 0 {
 		return fmt.Errorf("%s: %s", p[0].Kind, p[0].Text)
 	}
 	return nil

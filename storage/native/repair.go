@@ -345,7 +345,7 @@ func (rb *rebuild) readHeaders(ctx context.Context) error {
 	}
 	for i := range rb.md.Entries {
 		if e := &rb.md.Entries[i]; e.Tensor != nil {
-			for _, p := range plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks) {
+			for _, p := range plan.CheckCoverage(e.Tensor.Shape, e.Tensor.Chunks) {
 				missing = append(missing, fmt.Sprintf("%q: %s", e.FQN, p.Text))
 			}
 		}

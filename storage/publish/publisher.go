@@ -311,7 +311,7 @@ func (p *Publisher) Locate(md *meta.Metadata, results []*storage.WriteResults) (
 		if e.Tensor == nil {
 			continue
 		}
-		if p := plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks); len(p) > 0 {
+		if p := plan.CheckCoverage(e.Tensor.Shape, e.Tensor.Chunks); len(p) > 0 {
 			return nil, fmt.Errorf("%w: %q: %s: %s", meta.ErrInvalid, e.FQN, p[0].Kind, p[0].Text)
 		}
 	}

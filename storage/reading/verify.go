@@ -219,7 +219,7 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 		return v.value(ctx, e)
 	}
 	v.update(func() { v.rep.Chunks += int64(len(e.Tensor.Chunks)) })
-	for _, p := range plan.CheckTiling(e.Tensor.Shape, e.Tensor.Chunks) {
+	for _, p := range plan.CheckCoverage(e.Tensor.Shape, e.Tensor.Chunks) {
 		v.problem(v.describing(), e.FQN, fmt.Sprintf("%s: %s", p.Kind, p.Text))
 	}
 	for i, box := range e.Tensor.Chunks {

@@ -22,8 +22,8 @@ func Storage(id string, step int64, ranks int) meta.Storage {
 
 // Saving and Loading are the protocol, step by step, for the tests of formats.
 type (
-	Saving  = protocol.Saving
-	Loading = protocol.Loading
+	Saving  = protocol.InProcessSave
+	Loading = protocol.InProcessLoad
 )
 
 // NewSaving returns a save by that many ranks with default planners and new

@@ -68,14 +68,14 @@ func TestMegatronsCommonFileIsAPart(t *testing.T) {
 	if !slices.ContainsFunc(ck.Files(), func(f storage.File) bool { return f.Name == "common.pt" && f.Size > 0 }) {
 		t.Errorf("Files = %+v; want common.pt, too", ck.Files())
 	}
-	state, err := plan.Rebuild(md, nil)
+	state, err := plan.NewState(md, nil)
 	if err == nil {
 		err = storagetest.Load(t.Context(), p, state)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan.PutInside(state, md)
+	plan.ResolveRefs(state, md)
 	want := plan.State{
 		"args": args, "iteration": int64(100), "rng": value.Tuple{numbers(t, 7)}, "step": int64(3), "step#2": int64(4),
 		"model": map[string]any{"w": numbers(t, 1, 2)}, "model.w.deep": "x",

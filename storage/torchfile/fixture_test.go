@@ -36,14 +36,14 @@ func load(t *testing.T, s blob.Store, name string) (map[string]any, *meta.Metada
 	if err != nil {
 		t.Fatalf("ReadMetadata = %v", err)
 	}
-	state, err := plan.Rebuild(md, nil)
+	state, err := plan.NewState(md, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := storagetest.Load(t.Context(), at(s, name), state); err != nil {
 		t.Fatalf("Load = %v", err)
 	}
-	plan.PutInside(state, md)
+	plan.ResolveRefs(state, md)
 	return state, md
 }
 

@@ -48,7 +48,7 @@ func kinds(ps []plan.Problem) string {
 	return strings.Join(slices.Compact(out), " ")
 }
 
-func TestCheckTiling(t *testing.T) {
+func TestCheckCoverage(t *testing.T) {
 	b := func(r, c, h, w int64) tensor.Box { return box([]int64{r, c}, []int64{h, w}) }
 	// Five boxes that no straight line separates.
 	pinwheel := []tensor.Box{b(0, 0, 1, 2), b(0, 2, 2, 1), b(2, 1, 1, 2), b(1, 0, 2, 1), b(1, 1, 1, 1)}
@@ -85,28 +85,28 @@ func TestCheckTiling(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := fmt.Sprint(c.boxes)
-			if got := plan.CheckTiling(c.shape, c.boxes); kinds(got) != c.want {
-				t.Errorf("CheckTiling(%v, %v) = %v; want %q", c.shape, c.boxes, got, c.want)
+			if got := plan.CheckCoverage(c.shape, c.boxes); kinds(got) != c.want {
+				t.Errorf("CheckCoverage(%v, %v) = %v; want %q", c.shape, c.boxes, got, c.want)
 			}
 			if fmt.Sprint(c.boxes) != before {
-				t.Error("CheckTiling changed the order of its boxes")
+				t.Error("CheckCoverage changed the order of its boxes")
 			}
 		})
 	}
 }
 
-func TestCheckTilingReportsEveryOverlap(t *testing.T) {
-	got := plan.CheckTiling([]int64{8}, []tensor.Box{span(0, 2), span(1, 3), span(3, 3), span(6, 2), span(7, 1)})
+func TestCheckCoverageReportsEveryOverlap(t *testing.T) {
+	got := plan.CheckCoverage([]int64{8}, []tensor.Box{span(0, 2), span(1, 3), span(3, 3), span(6, 2), span(7, 1)})
 	var texts []string
 	for _, p := range got {
 		texts = append(texts, p.Text)
 	}
 	want := "chunks [0]+[2] and [1]+[3]; chunks [1]+[3] and [3]+[3]; chunks [6]+[2] and [7]+[1]"
 	if s := strings.Join(texts, "; "); s != want {
-		t.Errorf("CheckTiling = %s; want %s", s, want)
+		t.Errorf("CheckCoverage = %s; want %s", s, want)
 	}
 	many := slices.Repeat([]tensor.Box{span(0, 8)}, 1000)
-	if n := len(plan.CheckTiling([]int64{8}, many)); n != 100 {
+	if n := len(plan.CheckCoverage([]int64{8}, many)); n != 100 {
 		t.Errorf("%d of very many overlaps are reported; want 100", n)
 	}
 }
@@ -170,8 +170,8 @@ func spoil(t *rapid.T, shape []int64, boxes []tensor.Box) []tensor.Box {
 	return boxes
 }
 
-// CheckTiling says what counting the boxes over every element says.
-func TestCheckTilingAgreesWithCounting(t *testing.T) {
+// CheckCoverage says what counting the boxes over every element says.
+func TestCheckCoverageAgreesWithCounting(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shape, boxes := drawTiling(t)
 		boxes = spoil(t, shape, rapid.Permutation(boxes).Draw(t, "boxes"))
@@ -190,8 +190,8 @@ func TestCheckTilingAgreesWithCounting(t *testing.T) {
 		if total < len(hits) {
 			want = append(want, "volume")
 		}
-		if got := plan.CheckTiling(shape, boxes); kinds(got) != strings.Join(want, " ") {
-			t.Fatalf("CheckTiling(%v, %v) = %v; want %v from counts %v", shape, boxes, got, want, hits)
+		if got := plan.CheckCoverage(shape, boxes); kinds(got) != strings.Join(want, " ") {
+			t.Fatalf("CheckCoverage(%v, %v) = %v; want %v from counts %v", shape, boxes, got, want, hits)
 		}
 	})
 }
@@ -213,13 +213,13 @@ func TestOverlapsAgreeWithPairs(t *testing.T) {
 			want = max(0, len(boxes)-1) // all are one element
 		}
 		got := 0
-		for _, p := range plan.CheckTiling(shape, boxes) {
+		for _, p := range plan.CheckCoverage(shape, boxes) {
 			if p.Kind == plan.ProblemOverlap {
 				got++
 			}
 		}
 		if got != min(want, 100) {
-			t.Fatalf("CheckTiling(%v, %v) reports %d overlaps; want %d", shape, boxes, got, want)
+			t.Fatalf("CheckCoverage(%v, %v) reports %d overlaps; want %d", shape, boxes, got, want)
 		}
 	})
 }
