@@ -1,6 +1,6 @@
-// Command cairn looks after checkpoints of sharded training state: it lists,
-// inspects, verifies and repairs them. It is only the way in; every command is
-// a file in cmd/cairn/internal/cli, and docs/cli.md describes them all.
+// Command cairn lists, inspects, converts, verifies and repairs checkpoints of
+// sharded training state. Every command is a file in cmd/cairn/internal/cli, and
+// docs/cli.md describes them all.
 package main
 
 import (

@@ -27,7 +27,7 @@ const pageHead = `# The command line
 
 <!-- Generated from the commands in cmd/cairn/internal/cli by "go generate ./cmd/cairn/internal/cli"; do not edit. -->
 
-` + "`cairn`" + ` looks after checkpoints. ` + "[What is printed where](#what-is-printed-where)" + ` says what goes to stdout and stderr, and what
+` + "`cairn`" + ` works with checkpoints. ` + "[What is printed where](#what-is-printed-where)" + ` says what goes to stdout and stderr, and what
 ` + "`--json`, `--quiet`" + ` and a terminal change; [what the exit codes mean](#what-the-exit-codes-mean) is a table.
 `
 
