@@ -68,7 +68,7 @@ func TestCompareNames(t *testing.T) {
 	if d := cmp.Diff(totals, got); d != "" {
 		t.Errorf("totals: -want +got\n%s", d)
 	}
-	// Renamed, and without the rest.
+	// Renamed names only.
 	got = compare(t, a, b, &inspect.CompareOptions{
 		Rename: func(n string) string { return strings.Replace(n, "old", "new", 1) },
 		Keep:   func(n string) bool { return n == "old" || n == "same" }, All: true,
@@ -79,7 +79,7 @@ func TestCompareNames(t *testing.T) {
 	if _, err := inspect.Compare(t.Context(), side(a), side(b), &inspect.CompareOptions{Rename: func(string) string { return "x" }}); err == nil {
 		t.Error("two names that become one are no error")
 	}
-	// What only the second has, and what the others are called there.
+	// Names that only the second has, and renamed ones.
 	got = compare(t, a, b, &inspect.CompareOptions{
 		Rename:    func(n string) string { return strings.Replace(n, "same", "new", 1) },
 		Keep:      func(n string) bool { return n == "gone" },
@@ -231,7 +231,7 @@ func TestCompareMatchesNaiveModel(t *testing.T) {
 	})
 }
 
-// wide reports whether d is of integers that float64 does not hold.
+// wide reports whether d has integers that float64 cannot hold.
 func wide(d tensor.DType) bool { return d == tensor.Int64 || d == tensor.Uint64 }
 
 func TestCompareIsIndependentOfWorkers(t *testing.T) {

@@ -48,8 +48,8 @@ func TestDigestsAreIndependentOfSharding(t *testing.T) {
 	}
 	stores := map[string]blob.Store{"rows": save(t, rows(4), 4, w), "columns": save(t, columns(3), 3, w)}
 	for name, s := range stores {
-		// A buffer of an odd few elements makes slabs that begin and end
-		// anywhere in a row.
+		// A buffer of an odd number of elements makes slabs that begin and end
+		// within rows.
 		for _, buffer := range []int64{256 << 20, 1, 4 * 31} {
 			inspect.SetDigestBytes(t, buffer)
 			c, md := open(t, s)
@@ -137,7 +137,7 @@ func TestDigestsStopWithContext(t *testing.T) {
 	}
 }
 
-// odd is a checkpoint whose one object is in some codec.
+// odd is a checkpoint with one object, in any codec.
 type odd struct {
 	codec string
 	data  []byte

@@ -130,7 +130,7 @@ func (l *looker) look(at []string, v any) (any, bool, error) {
 // keep adds a tensor if there is room.
 func (l *looker) keep(fqn string, t *tensor.Tensor) {
 	if l.room.Add(-t.NumBytes()) < 0 {
-		l.pass(fqn, fmt.Sprintf("the tensors inside of values have more than %d bytes", int64(maxInside)))
+		l.pass(fqn, fmt.Sprintf("the tensors inside values have more than %d bytes", int64(maxInside)))
 		return
 	}
 	m := &meta.Tensor{Properties: meta.Properties{DType: t.DType()}, Shape: t.Shape()}

@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Tensors inside of objects count, and what cannot be looked at is listed.
-func TestStatsCountTensorsInsideOfObjects(t *testing.T) {
+// Stats counts tensors inside objects, and lists those that it cannot read.
+func TestStatsCountTensorsInsideObjects(t *testing.T) {
 	nan := of(t, []float32{1, float32(math.NaN())})
 	storage := &value.Object{Module: "torch.storage", Name: "UntypedStorage", Call: true, Args: value.Tuple{of(t, []uint8{1})}}
 	m := &memory{
@@ -56,7 +56,7 @@ func TestStatsCountTensorsInsideOfObjects(t *testing.T) {
 	}
 }
 
-// Arrays count as tensors do, and those of unknown elements are listed.
+// Stats counts arrays like tensors, and lists those with unknown elements.
 func TestStatsCountArrays(t *testing.T) {
 	type m = map[string]any
 	array := func(dtype, order, data string, dims ...any) *value.Object {
@@ -100,7 +100,7 @@ func TestStatsCountArrays(t *testing.T) {
 	}
 }
 
-// insided is a checkpoint in which a value refers to a tensor inside of it.
+// insided is a checkpoint in which a value refers to a tensor inside it.
 type insided struct{ *memory }
 
 func (m insided) side() inspect.Side {
@@ -114,9 +114,9 @@ func (m insided) side() inspect.Side {
 	return inspect.Side{Content: m.memory, Metadata: md}
 }
 
-// It does not matter whether a tensor is stored inside of an object or beside it,
-// and none is left out.
-func TestCompareComparesTensorsInsideOfObjects(t *testing.T) {
+// Compare compares all tensors, whether they are stored inside an object or beside
+// it.
+func TestCompareTensorsInsideObjects(t *testing.T) {
 	referring := func(v ...float32) insided {
 		return insided{&memory{
 			tensors: map[string]*tensor.Tensor{"o.x": of(t, v)}, values: map[string]any{"o": value.Tuple{value.Ref{FQN: "o.x"}, int64(1)}},

@@ -22,7 +22,7 @@ var (
 	_ inspect.Content = (*cairn.Checkpoint)(nil)
 )
 
-// counting returns a tensor of float32 that count up from one.
+// counting returns a tensor of the float32 values 1, 2, 3 and so on.
 func counting(t testing.TB, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	n, err := tensor.NumElements(shape)

@@ -84,7 +84,7 @@ func TestReprOfPlainValues(t *testing.T) {
 		}
 	}
 	if got := inspect.Repr("üü", 2); got != "'…" {
-		t.Errorf("Repr cut inside of a character = %q", got)
+		t.Errorf("Repr cut inside a character = %q", got)
 	}
 	huge := []any{make([]byte, 1<<26), strings.Repeat("x", 1<<26)}
 	if got := inspect.Repr(huge, 8); got != `[b'\x00\…` {
@@ -353,7 +353,7 @@ func TestReprOfObjects(t *testing.T) {
 	}
 }
 
-// A value that shares its parts may be far larger than its memory.
+// The repr of a value that shares its parts may be far larger than the value.
 func TestReprStopsAtItsLimit(t *testing.T) {
 	var bomb any = "x"
 	for range 200 {
@@ -415,7 +415,7 @@ func TestElementFormat(t *testing.T) {
 	}
 }
 
-// What is printed of a float is close enough to give its bits back.
+// The text of a float identifies its bits.
 func TestElementFormatRoundTrip(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		d := rapid.SampledFrom(tensor.DTypes()[:tensor.Float8E8M0FNU]).Draw(rt, "dtype")

@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// selected returns what Stream gives of an index, as text.
+// selected returns the elements of an index, read by Stream, as text.
 func selected(t testing.TB, x *tensor.Tensor, index string) (shape []int64, text string) {
 	t.Helper()
 	s, err := inspect.ParseSelection(index, x.Shape())
@@ -36,7 +36,7 @@ func selected(t testing.TB, x *tensor.Tensor, index string) (shape []int64, text
 	return s.Shape(), texts(got)
 }
 
-// The expectations are what numpy gives of numpy.arange(12).reshape(3, 4).
+// NumPy returns the same for numpy.arange(12).reshape(3, 4).
 func TestSelections(t *testing.T) {
 	v := make([]int32, 12)
 	for i := range v {
@@ -112,7 +112,7 @@ func TestParseSelectionErrors(t *testing.T) {
 	}
 }
 
-// drawPick draws a slice, and the indexes that Python takes of n.
+// drawPick draws a slice, and the indexes that it selects of n in Python.
 func drawPick(rt *rapid.T, n int64) (text string, want []int64) {
 	var start, stop *int64
 	bound := rapid.Ptr(rapid.Int64Range(-n-2, n+2), true)
@@ -175,7 +175,7 @@ func TestSelectionsMatchPython(t *testing.T) {
 	})
 }
 
-// What lies far apart is not read with all that is between.
+// Large gaps between selected elements are not read.
 func TestSelectionsSkipGaps(t *testing.T) {
 	const rows, cols = 8, 3 << 17 // 3 MiB each
 	v := make([]int64, rows*cols)

@@ -64,7 +64,7 @@ func (m *memory) metadata() *meta.Metadata {
 	return md
 }
 
-// tensorOf describes a tensor in one piece.
+// tensorOf describes a tensor of one chunk.
 func tensorOf(d tensor.DType, shape ...int64) *meta.Tensor {
 	return &meta.Tensor{Properties: meta.Properties{DType: d}, Shape: shape, Chunks: []tensor.Box{tensor.Whole(shape)}}
 }
@@ -144,8 +144,8 @@ func naive(v []float64) inspect.Numbers {
 	return out
 }
 
-// near compares numbers that were rounded in another order: to within a part of
-// the largest element.
+// near compares numbers that were rounded in another order. It allows a difference
+// relative to the largest element.
 func near(largest float64) cmp.Options {
 	return cmp.Options{
 		cmp.Comparer(func(a, b inspect.Number) bool {
@@ -155,7 +155,7 @@ func near(largest float64) cmp.Options {
 	}
 }
 
-// asFloats returns the elements of x as Stats sees them.
+// asFloats returns the elements of x as Stats counts them.
 func asFloats(t testing.TB, x *tensor.Tensor) []float64 {
 	t.Helper()
 	if d := x.DType(); d == tensor.Complex64 || d == tensor.Complex128 {
@@ -221,7 +221,7 @@ func TestStatsMatchNaiveModel(t *testing.T) {
 		r := statsOf(t, holding(map[string]*tensor.Tensor{"x": x}), &inspect.StatsOptions{Buckets: buckets, Log2: log2})
 		got, want := r.Tensors[0], naive(v)
 		largest := max(math.Abs(float64(want.Min)), math.Abs(float64(want.Max)))
-		if largest > 1e150 || largest < 1e-150 { // where squares leave float64 nobody is right
+		if largest > 1e150 || largest < 1e-150 { // the model is wrong if squares leave float64
 			want.Std, want.L2, got.Std, got.L2 = 0, 0, 0, 0
 		}
 		if largest > 1e300 {
@@ -234,7 +234,7 @@ func TestStatsMatchNaiveModel(t *testing.T) {
 	})
 }
 
-// checkHistogram counts by the edges alone.
+// checkHistogram checks the counts of h against its edges.
 func checkHistogram(rt *rapid.T, v []float64, h *inspect.Histogram, buckets int, log2 bool) {
 	var in []float64
 	for _, x := range v {
@@ -280,7 +280,7 @@ func sumOf(v []int64) (n int64) {
 	return n
 }
 
-// large returns a tensor of so many bytes or a few more, in an odd shape.
+// large returns a tensor of at least that number of bytes, in an odd shape.
 func large(t testing.TB, d tensor.DType, bytes int) *tensor.Tensor {
 	t.Helper()
 	n := int64(bytes/d.Size()/10_007 + 1)
@@ -330,7 +330,7 @@ func TestStatsAreIndependentOfWorkers(t *testing.T) {
 	}
 }
 
-// A mean far from zero must not swallow the spread.
+// The standard deviation is precise if the mean is far from zero.
 func TestStatsPrecision(t *testing.T) {
 	v := make([]float64, 100_000)
 	for i := range v {
@@ -347,7 +347,7 @@ func TestStatsPrecision(t *testing.T) {
 	}
 }
 
-// Sums that leave the range of float64 do not take the results with them.
+// Results within the range of float64 are right if sums are not.
 func TestStatsOfHugeNumbers(t *testing.T) {
 	const huge = math.MaxFloat64
 	inf, root := math.Inf(1), math.Sqrt(8.0/9)
@@ -375,8 +375,8 @@ func TestStatsOfHugeNumbers(t *testing.T) {
 	}
 }
 
-// Blocks of huge numbers, ordinary ones and both are merged to what they are
-// together, by however many workers.
+// Blocks of huge numbers, of ordinary ones and of both are merged correctly, whatever
+// the number of workers.
 func TestStatsOfHugeNumbersAmongOthers(t *testing.T) {
 	inspect.SmallSlabs(t)
 	v := make([]float64, 200_000)
@@ -500,7 +500,7 @@ func TestStatsFail(t *testing.T) {
 	if _, err := inspect.Stats(t.Context(), odd{}, entries, nil); err == nil {
 		t.Error("Stats of what cannot be read = nil")
 	}
-	// An index that lies about a size costs no memory.
+	// An index with a wrong size does not use memory.
 	lie := []*meta.Entry{{FQN: "x", Tensor: tensorOf(tensor.Float32, 1<<60)}}
 	if _, err := inspect.Stats(t.Context(), odd{}, lie, nil); err == nil {
 		t.Error("Stats of a lie = nil")
@@ -512,7 +512,7 @@ func TestStatsFail(t *testing.T) {
 	}
 }
 
-func TestStatsOfACheckpoint(t *testing.T) {
+func TestStatsOfCheckpoint(t *testing.T) {
 	w := counting(t, 37, 24)
 	var want *inspect.StatsReport
 	for name, s := range map[string]func() (*inspect.StatsReport, error){

@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 )
 
-// draw prints a tree: name, tensors below it, and a star where it is an item.
+// draw prints a tree: names, tensors below them, and a star for items.
 func draw(n *inspect.Node) string {
 	var b strings.Builder
 	var walk func(n *inspect.Node, level int)

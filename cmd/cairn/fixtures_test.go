@@ -23,7 +23,7 @@ func cairnJSON(t *testing.T, out any, args ...string) {
 	}
 }
 
-// Everything in every checkpoint that others wrote is read as they read it.
+// The digests of checkpoints that other programs wrote are as they expect.
 func TestDigestOfEveryFixture(t *testing.T) {
 	for _, c := range storagetest.Fixtures(t, "*/*") {
 		t.Run(c.Name, func(t *testing.T) {

@@ -98,7 +98,7 @@ func makeCheckpoint(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(saveFixed(s, id, state))
 }
 
-// saveFixed saves a state of a bit of everything from two ranks.
+// saveFixed saves a state with all kinds of values from two ranks.
 func saveFixed(s blob.Store, id string, of func(rank int) (cairn.State, error)) error {
 	return inproc.Run(context.Background(), 2, func(ctx context.Context, g group.Group) error {
 		state, err := of(g.Rank())
@@ -148,7 +148,7 @@ func fixedState(rank int) (cairn.State, error) {
 	}, errors.Join(errs...)
 }
 
-// changedState is a state that differs from fixedState in every way there is.
+// changedState is a state that differs from fixedState in every possible way.
 func changedState(rank int) (cairn.State, error) {
 	state, err := fixedState(rank)
 	if err != nil {
@@ -219,8 +219,7 @@ func makeNewer(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(name, fmt.Appendf(nil, `{"crc32c": "%08x", "record": %s}`, crc, record), 0o644))
 }
 
-// masks take out of an output what depends on how the format lays bytes out,
-// which is not what the command line is about.
+// masks remove from an output what depends on the layout of the format.
 var masks = []struct {
 	find *regexp.Regexp
 	put  string
@@ -231,7 +230,7 @@ var masks = []struct {
 	{regexp.MustCompile(`"(crc32c|size|offset|file_bytes)": ("[0-9a-f]{8}"|\d+)`), `"$1": "*"`},
 }
 
-// maskLayout copies an output without such things: mask FROM TO.
+// maskLayout copies an output and applies the masks: mask FROM TO.
 func maskLayout(ts *testscript.TestScript, _ bool, args []string) {
 	text := ts.ReadFile(args[0])
 	for _, m := range masks {
@@ -240,8 +239,8 @@ func maskLayout(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(text), 0o644))
 }
 
-// checkFields checks that the JSON in a file has all of some fields: fields FILE
-// PATH…, where a path is of keys and positions with dots between.
+// checkFields checks that the JSON in a file has fields: fields FILE PATH…. A path
+// consists of keys and positions, joined by dots.
 func checkFields(ts *testscript.TestScript, neg bool, args []string) {
 	var v any
 	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &v))

@@ -10,8 +10,8 @@ import (
 	"github.com/cairn-ckpt/cairn/convert"
 )
 
-// While one conversion to DST runs, a second one is told so, and a plan is made
-// all the same.
+// While one conversion to DST runs, a second one returns an error. --dry-run still
+// works.
 func TestSecondConversionIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	src, dst := filepath.Join(dir, "model.safetensors"), filepath.Join(dir, "x")

@@ -51,7 +51,7 @@ func TestEdgesProperty(t *testing.T) {
 	})
 }
 
-func TestTextAsNumpyPrintsIt(t *testing.T) {
+func TestTextMatchesNumpy(t *testing.T) {
 	whole := func(n int64) edge { return edge{n, n, 0} }
 	for _, c := range []struct {
 		claim string

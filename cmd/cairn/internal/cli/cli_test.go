@@ -57,10 +57,10 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// errNested is an error some layers deep.
+// errNested is an error that several layers have wrapped.
 var errNested = fmt.Errorf("a: %w", &cairn.Error{Op: "open", Where: "x", Err: fmt.Errorf("b: %w", cairn.ErrIncomplete)})
 
-// cornered returns an error of a damaged checkpoint from which a file is gone.
+// cornered returns the error of a damaged checkpoint with a missing file.
 func cornered(t *testing.T, what string) error {
 	t.Helper()
 	return fmt.Errorf("%s: %w: %w", what, cairn.ErrCorrupt, fs.ErrNotExist)
@@ -81,7 +81,7 @@ func TestOutermostHintCounts(t *testing.T) {
 	}
 }
 
-// canceller ends a context when it is told of a certain text.
+// canceller is a writer that cancels a context when a certain text is written.
 type canceller struct {
 	bytes.Buffer
 	at     string
@@ -206,7 +206,7 @@ func TestRowsAlign(t *testing.T) {
 	}
 }
 
-func TestReshardingAsATable(t *testing.T) {
+func TestReshardTable(t *testing.T) {
 	var b bytes.Buffer
 	o := &output{out: &b}
 	printReshardBench(o, &bench.ReshardResult{Cases: []bench.ReshardRow{

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A weight of 8-bit floats and its scale become the numbers that they stand for.
+// Weights of 8-bit floats are multiplied by their scales.
 func TestDequantizedWeights(t *testing.T) {
 	dir := t.TempDir()
 	header := `{"w":{"dtype":"F8_E4M3","shape":[1,2],"data_offsets":[0,2]},` +

@@ -23,8 +23,8 @@ var readers = []string{
 // describers are those of them that read no data: damaged data does not stop them.
 var describers = []string{"ls CK", "inspect CK", "inspect CK step", "table CK -o OUT", "repair CK --dry-run", "clean CK --dry-run"}
 
-// situations are what can be wrong with a checkpoint, and the exit code of every
-// command that reads it, with the exceptions.
+// situations are the ways in which a checkpoint can be wrong, with the exit code of
+// every command that reads it and the exceptions.
 var situations = []struct {
 	name   string
 	make   func(t *testing.T, dir string) // of the folder of a native checkpoint
@@ -115,7 +115,7 @@ func damage(t *testing.T, name string, at int) {
 	must(t, os.WriteFile(name, b, 0o666))
 }
 
-// newer lets a record be of a version of the future.
+// newer changes the version of a record to one that does not exist yet.
 func newer(t *testing.T, dir string) {
 	name := filepath.Join(dir, recordName)
 	b, err := os.ReadFile(name)
@@ -165,8 +165,8 @@ func hasCommand(name string) bool {
 	return err == nil && c.Name() == name
 }
 
-// checkExit runs a command line with --json and checks its exit code and what it
-// prints about it.
+// checkExit runs a command line with --json and checks its exit code and the error
+// that it prints.
 func checkExit(t *testing.T, ctx context.Context, claim, line string, want int) {
 	t.Helper()
 	var errOut bytes.Buffer
@@ -209,7 +209,7 @@ func TestExitCodesOfOtherMistakes(t *testing.T) {
 		"ls CK --nothing": 2, "convert CK OUT --to nothing": 2, "cat CK step --slice 0": 2, "stats CK --sort nothing": 2, "demo --size 1": 2, "demo --dir CK/cairn.json/x": 2,
 		// Things that do not fit together.
 		"convert CK OUT --to hf": 7,
-		// Differences, and what goes wrong besides.
+		// Differences, and other errors of diff.
 		"diff CK CK --rename s/.*/x/": 8, "diff CK CK --exclude step": 0,
 		// Anything else.
 		"table CK -o CK/no/such/file": 1, "cat CK step --raw CK/no/such/file": 1, "convert CK CK --to dcp": 1, "convert CK CK/cairn.json/x --to dcp": 1,

@@ -60,7 +60,7 @@ func TestOutputIntoDevicesAndFIFOs(t *testing.T) {
 		stays(t, link, os.ModeSymlink)
 	}
 
-	// Private nodes of what /dev/null and /dev/full are.
+	// Our own nodes of the devices /dev/null and /dev/full.
 	if err := errors.Join(unix.Mknod(null, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))), unix.Mknod(full, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 7)))); err != nil {
 		t.Skipf("no devices without root: %v", err)
 	}
@@ -82,7 +82,7 @@ func TestOutputIntoDevicesAndFIFOs(t *testing.T) {
 	stays(t, full, os.ModeDevice|os.ModeCharDevice)
 }
 
-// stays checks that a path is still of the type.
+// stays checks that a path still has the type.
 func stays(t *testing.T, path string, want os.FileMode) {
 	t.Helper()
 	if fi, err := os.Lstat(path); err != nil || fi.Mode().Type() != want {
@@ -90,8 +90,8 @@ func stays(t *testing.T, path string, want os.FileMode) {
 	}
 }
 
-// Neither a FIFO that has no reader nor one whose reader takes nothing holds up a
-// command that is interrupted.
+// An interrupt ends a command that writes into a FIFO without a reader, or with a
+// reader that takes nothing.
 func TestFIFOIsInterrupted(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(fifo, 0o666); err != nil {

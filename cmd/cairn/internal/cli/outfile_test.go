@@ -60,7 +60,7 @@ func TestOutputFileIsAtomic(t *testing.T) {
 }
 
 // A symbolic link stays, and the file behind it is replaced.
-func TestOutputBehindALink(t *testing.T) {
+func TestOutputBehindLink(t *testing.T) {
 	dir := t.TempDir()
 	behind := filepath.Join(dir, "behind")
 	if err := os.Mkdir(behind, 0o777); err != nil {

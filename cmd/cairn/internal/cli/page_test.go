@@ -92,7 +92,7 @@ func writeCommand(b *strings.Builder, c *cobra.Command) {
 	}
 }
 
-// flagTable returns a table of the flags, or nothing where there are none.
+// flagTable returns a table of the flags, or "" if there are none.
 func flagTable(flags *pflag.FlagSet) string {
 	var b strings.Builder
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -116,8 +116,7 @@ func flagTable(flags *pflag.FlagSet) string {
 	return b.String()
 }
 
-// markdown turns a help text into a page: what is indented becomes a block of
-// code.
+// markdown turns a help text into a page: indented lines become a block of code.
 func markdown(text string) string {
 	var b strings.Builder
 	code := false
@@ -145,7 +144,7 @@ func dedent(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// Every command says all there is to say.
+// Every command has a short and a long text, examples, and completion.
 func TestCommandsAreExplained(t *testing.T) {
 	var walk func(c *cobra.Command)
 	walk = func(c *cobra.Command) {
@@ -192,7 +191,7 @@ func TestJSONIsExplained(t *testing.T) {
 		words := strings.FieldsFunc(c.Long, func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') && (r < '0' || r > '9') })
 		for _, v := range vs {
 			for _, f := range jsonFields(reflect.TypeOf(v), nil) {
-				// An item is described where it is listed.
+				// The help of ls describes items.
 				if !slices.Contains(words, f) && !(name == "inspect" && slices.Contains(jsonFields(reflect.TypeFor[listing](), nil), f)) {
 					t.Errorf("cairn %s: its help does not name the JSON field %s", name, f)
 				}
@@ -201,7 +200,7 @@ func TestJSONIsExplained(t *testing.T) {
 	}
 }
 
-// jsonFields returns the names of the fields of a type and of those inside.
+// jsonFields returns the JSON names of the fields of a type, and of their fields.
 func jsonFields(t reflect.Type, seen []reflect.Type) []string {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Map {
 		t = t.Elem()

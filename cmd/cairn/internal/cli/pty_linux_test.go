@@ -22,8 +22,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// onTerminal returns what use prints on a terminal of that many columns. While it
-// runs, printed returns what came so far.
+// onTerminal returns the text that use prints on a terminal with that number of
+// columns. While it runs, printed returns the text so far.
 func onTerminal(t *testing.T, columns int, use func(tty *os.File, printed func() string)) string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -58,7 +58,7 @@ func onTerminal(t *testing.T, columns int, use func(tty *os.File, printed func()
 	return b.text()
 }
 
-// lockedBuffer is what a terminal has printed.
+// lockedBuffer collects the text that a terminal has printed.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  []byte // guarded by mu
@@ -77,8 +77,8 @@ func (l *lockedBuffer) text() string {
 	return strings.ReplaceAll(string(l.b), "\r\n", "\n")
 }
 
-// Bars are drawn from several goroutines, show what was moved, and leave nothing on
-// the screen.
+// Bars can be drawn from several goroutines, show the number of moved bytes, and
+// leave nothing on the screen.
 func TestProgressBars(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for total, want := range map[int64]string{0: "75 B  ", 100: "75 B of 100 B  ", 75: ""} {
@@ -122,8 +122,8 @@ func waitFor(t *testing.T, printed func() string, want string) {
 	}
 }
 
-// screen returns what is on a terminal after it has printed text: of the sequences
-// that move the cursor, it knows those of progress bars.
+// screen returns the content of a terminal after it has printed text. It supports the
+// cursor sequences that progress bars use.
 func screen(t *testing.T, text string) string {
 	t.Helper()
 	lines := []string{""}
@@ -151,8 +151,8 @@ func screen(t *testing.T, text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// Results that go to a pipe draw their bars on the terminal that stderr is, and
-// --quiet and --json draw none.
+// If stdout is a pipe and stderr a terminal, bars are drawn on stderr. --quiet and
+// --json draw no bars.
 func TestProgressBarsOnlyOnTerminals(t *testing.T) {
 	a, _, _ := longNames(t)
 	for args, want := range map[string]bool{"verify": true, "verify --quiet": false, "verify --json": false, "digest": true, "stats": true} {

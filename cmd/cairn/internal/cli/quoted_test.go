@@ -11,18 +11,18 @@ import (
 )
 
 var (
-	// code is what a text shows as code: a fenced block or a span of a page, an
-	// indented line of a help text or a makefile, a quotation in a help text.
+	// code matches code in a text: a fenced block or a span of a page, an indented
+	// line of a help text or a makefile, a quotation in a help text.
 	code = regexp.MustCompile("(?ms)^```\\w*\n(.*?)^```|`([^`\n]+)`|^(?:\\t|  )([^\n]+)|'(cairn [^'\n]+)'")
-	// called is a command line in it: at its beginning, behind a prompt, or
-	// where a shell begins another command.
+	// called matches a command line in code: at the beginning, after a prompt, or
+	// after a character that begins another command in a shell.
 	called = regexp.MustCompile(`(?m)(?:^ *(?:[$] )?|[(|&] ?|or: )(?:\$\(BIN\)/|bin/|(?:go|\$\(GO\)) run \./cmd/)?cairn ([^\n]+)`)
-	// word is a word of it, or something that ends it.
+	// word matches a word of a command line, or a character that ends it.
 	word = regexp.MustCompile(`'[^']*'|"[^"]*"|\$\(\w+\)|[|&<>;#)]|[^\s|&<>;#)]+|   `)
 )
 
-// Every command line that a page, the Makefile or a help text quotes is one that
-// the program takes: the command exists, and so do its flags.
+// The commands and flags in every command line that a page, the Makefile or a help
+// text quotes exist.
 func TestQuotedCommandLinesParse(t *testing.T) {
 	total := 0
 	for where, text := range quotingTexts(t) {
@@ -40,7 +40,7 @@ func TestQuotedCommandLinesParse(t *testing.T) {
 	}
 }
 
-// quotingTexts returns all texts that quote command lines, by where they are.
+// quotingTexts returns all texts that quote command lines, by their location.
 func quotingTexts(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -69,8 +69,8 @@ func quotingTexts(t *testing.T) map[string]string {
 	return out
 }
 
-// commandWords returns the words of a command line behind the program's name,
-// up to where the shell takes over, or a remark stands beside it.
+// commandWords returns the words of a command line after the program's name, up to
+// the next shell operator or remark.
 func commandWords(line string) []string {
 	var out []string
 	for _, w := range word.FindAllString(line, -1) {
@@ -108,8 +108,7 @@ func checkCommandLine(t *testing.T, where string, words []string) {
 	}
 }
 
-// withoutPlaceholders leaves out what stands for something else, and reports
-// whether there was any.
+// withoutPlaceholders leaves out placeholders, and reports whether there were any.
 func withoutPlaceholders(words []string) ([]string, bool) {
 	var out []string
 	open := false

@@ -10,8 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// If ranks that save without a group are missing, the commands name them, and the
-// hint is about them.
+// If ranks that save without a group are missing, errors name them, with a hint.
 func TestMissingRanksAreNamed(t *testing.T) {
 	for _, format := range []string{formats.TorchDCP, formats.Hyper} {
 		dir := t.TempDir()

@@ -43,7 +43,7 @@ func TestMemStoresAreSharedByName(t *testing.T) {
 	}
 }
 
-func TestUnknownSchemeNamesTheKnown(t *testing.T) {
+func TestUnknownSchemeListsKnownOnes(t *testing.T) {
 	s, err := storeAt("gopher://x/y")
 	if !errors.Is(err, errScheme) || s != nil {
 		t.Fatalf("storeAt = %v, %v; want ErrScheme", s, err)

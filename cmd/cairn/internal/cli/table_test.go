@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// tabled returns a checkpoint's metadata with one of each kind of entry.
+// tabled returns metadata with one entry of each kind.
 func tabled() *meta.Metadata {
 	loc := func(off int64, key string) meta.Location {
 		l := meta.Location{File: "f", Offset: off, Length: 8, Sums: []uint32{1, 2}}
@@ -126,8 +126,8 @@ func TestTableOfManyRows(t *testing.T) {
 	}
 }
 
-// The table of a checkpoint of another format names the path that it was read
-// from, and the sizes of chunks without what is wrapped around them.
+// The table of a checkpoint of another format has the path of the checkpoint, and the
+// sizes of chunks without the bytes that the format adds around them.
 func TestTableOfDCP(t *testing.T) {
 	dir := t.TempDir()
 	run := func(args ...string) {

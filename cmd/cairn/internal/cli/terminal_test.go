@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// full is a disk without room for more than so many bytes.
+// full is a disk with room for a number of bytes.
 type full struct{ room int }
 
 var errFull = errors.New("no space left on device")
@@ -24,7 +24,7 @@ func (f *full) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Whatever prints a result, a result that cannot be printed is an error.
+// A result that cannot be printed is an error.
 func TestStdoutErrors(t *testing.T) {
 	var out, errOut bytes.Buffer
 	if got := Main(t.Context(), []string{"demo", "--dir", "mem://full", "--size", "64KiB", "--ranks", "1"}, &out, &errOut); got != 0 {
@@ -84,7 +84,7 @@ w
 	}
 }
 
-// Nothing that is no terminal has a width, so that what is piped is never cut.
+// Only terminals have a width, so that output to a pipe is never cut.
 func TestTerminalWidth(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 )
 
-func TestHastyWriter(t *testing.T) {
+func TestDeadlineWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		if n, err := (&deadlineWriter{&out}).Write([]byte("words")); n != 5 || err != nil || out.String() != "words" {
@@ -17,7 +17,7 @@ func TestHastyWriter(t *testing.T) {
 		}
 		r, w := io.Pipe()
 		if n, err := (&deadlineWriter{w}).Write([]byte("words")); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("Write to nobody = %d, %v; want that time is up", n, err)
+			t.Errorf("Write without a reader = %d, %v; want os.ErrDeadlineExceeded", n, err)
 		}
 		r.Close()
 	})
