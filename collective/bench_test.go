@@ -85,16 +85,13 @@ func BenchmarkReduceScatter(b *testing.B) {
 	})
 }
 
-// BenchmarkAlgorithms is what the thresholds of Options come from.
+// BenchmarkAlgorithms is what the limit between a tree and a ring comes from.
 func BenchmarkAlgorithms(b *testing.B) {
 	for _, n := range []int{2, 4, 8, 16} {
 		for size := int64(1 << 10); size <= 1<<20; size *= 4 {
-			for _, a := range []collective.Algorithm{collective.Eager, collective.Tree, collective.Ring} {
-				if a == collective.Eager && size*int64(n) > 60<<10 {
-					continue
-				}
-				b.Run(fmt.Sprintf("ranks=%d/bytes=%d/%v", n, size, a), func(b *testing.B) {
-					cs := sockets(b, n, &collective.Options{Algorithm: a})
+			for name, o := range map[string]*collective.Options{"tree": {Tree: 1 << 30}, "ring": {Tree: -1}} {
+				b.Run(fmt.Sprintf("ranks=%d/bytes=%d/%s", n, size, name), func(b *testing.B) {
+					cs := sockets(b, n, o)
 					b.ResetTimer()
 					parallel(n, func(r int) error {
 						x := zeros(b, tensor.Float32, size/4)

@@ -10,8 +10,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// AllReduce replaces the elements of t by the reduction of those of all ranks,
-// whose tensors have as many.
+// AllReduce replaces the elements of t by the reduction of those of all ranks. The
+// tensors of all ranks have equally many elements.
 func (c *Comm) AllReduce(ctx context.Context, t *tensor.Tensor, op Op) error {
 	return c.do(ctx, c.allReduce(t, op))
 }
@@ -27,76 +27,14 @@ func (c *Comm) allReduce(t *tensor.Tensor, op Op) *task {
 		return k
 	}
 	k.call.dtype, k.call.count = t.DType(), t.NumElements()
-	if k.err = op.check(t.DType()); k.err != nil {
-		return k
-	}
-	k.call.algorithm = c.chooseReduce(allReduce, t.DType(), t.NumBytes())
-	if c.size == 1 {
+	if k.err = op.check(t.DType()); k.err != nil || c.size == 1 {
 		return k
 	}
 	mem, store := writable(t, true)
-	k.settle = store
 	red := newReduction(op, t.DType(), c.size)
-	switch k.call.algorithm {
-	case Eager:
-		all := newBlocks(c.size, mem)
-		k.payload = all
-		k.settle = func() error {
-			c.reduceBlocks(&red, all, func(b []byte) []byte { return b }, mem)
-			return settle(store)
-		}
-	case Tree:
-		k.run = func(ctx context.Context, x *exchange) error { return x.treeReduce(ctx, mem, red) }
-	case Ring:
-		k.call.piece = c.o.PieceBytes
-		k.run = func(ctx context.Context, x *exchange) error { return x.ringReduce(ctx, mem, red) }
-	case Direct:
-		k.call.piece, k.wide = c.o.PieceBytes, true
-		k.run = func(ctx context.Context, x *exchange) error { return x.directReduce(ctx, mem, red) }
-	}
+	k.wide, k.settle = red.widens() && !c.small(len(mem)), store
+	k.run = func(ctx context.Context, x *exchange) error { return x.reduceAll(ctx, mem, red) }
 	return k
-}
-
-// reduceBlocks reduces a part of each rank's block, in the order of the ranks,
-// into dst.
-func (c *Comm) reduceBlocks(red *reduction, all *blocks, part func([]byte) []byte, dst []byte) {
-	of := func(rank int) []byte { return part(all.of((c.rank - rank + c.size) % c.size)) }
-	sum, room := make([]byte, red.sumBytes(len(dst))), make([]byte, red.sumBytes(len(dst)))
-	copy(sum, red.widen(room, of(0)))
-	for r := 1; r < c.size; r++ {
-		red.add(sum, sum, of(r), room)
-	}
-	red.finish(dst, sum)
-}
-
-// settle calls store, if there is anything to store.
-func settle(store func() error) error {
-	if store == nil {
-		return nil
-	}
-	return store()
-}
-
-// ringReduce keeps partial results in mem itself if they are elements, else
-// in memory of their own for one segment.
-func (x *exchange) ringReduce(ctx context.Context, mem []byte, red reduction) error {
-	seg := segments(mem, red.elem.Size(), x.size)
-	g := &ring{
-		exchange: x, reduce: x.size - 1, steps: 2 * (x.size - 1), piece: x.o.PieceBytes,
-		red: red, own: seg, out: seg, partial: seg,
-	}
-	if red.widens() {
-		g.keepPartial(len(seg(0)))
-	}
-	return g.run(ctx)
-}
-
-// keepPartial gives the ring memory for the partial results of one segment of up
-// to n bytes.
-func (g *ring) keepPartial(n int) {
-	mem := make([]byte, g.red.sumBytes(n))
-	g.shared = true
-	g.partial = func(int) []byte { return mem }
 }
 
 // Broadcast replaces the elements of t on all ranks by those of rank root.
@@ -123,75 +61,28 @@ func (c *Comm) broadcast(t *tensor.Tensor, root int) *task {
 		return k
 	}
 	k.call.dtype, k.call.count = t.DType(), t.NumElements()
-	k.call.algorithm = c.choose(broadcast, t.NumBytes(), t.NumBytes())
 	if c.size == 1 {
 		return k
 	}
 	var mem []byte
 	if c.rank == root {
-		mem = readable(t)
+		mem, k.settle = readable(t), func() error { return nil }
 	} else {
 		mem, k.settle = writable(t, false)
 	}
-	switch k.call.algorithm {
-	case Eager:
-		got := &token{ranks: c.size, after: (c.rank - root + c.size) % c.size, mem: mem}
-		if c.rank != root { // what comes before all have agreed is not t's yet
-			got.mem = make([]byte, len(mem))
-			store := k.settle
-			k.settle = func() error {
-				copy(mem, got.mem)
-				return settle(store)
-			}
+	k.run = func(ctx context.Context, x *exchange) error {
+		if c.small(len(mem)) {
+			return x.treeDown(ctx, mem, root)
 		}
-		k.payload = got
-	case Tree:
-		k.run = func(ctx context.Context, x *exchange) error { return x.treeDown(ctx, mem, root) }
-	case Ring:
-		k.call.piece = c.o.PieceBytes
-		k.run = func(ctx context.Context, x *exchange) error { return x.chain(ctx, mem, root) }
+		return x.chain(ctx, mem, root)
 	}
 	return k
-}
-
-// chain hands root's mem from rank to rank, a piece after the other.
-func (x *exchange) chain(ctx context.Context, mem []byte, root int) error {
-	tag, size := tagOf(x.seq, dataLane), x.o.PieceBytes
-	n := pieces(len(mem), size)
-	ready := make(tally, n)
-	first, last := x.rank == root, x.at(1) == root
-	send := func(ctx context.Context) error {
-		for p := range n {
-			if err := ready.take(ctx); err != nil {
-				return err
-			}
-			if err := x.m.Send(ctx, x.at(1), tag, cut(mem, p, size)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	recv := func(ctx context.Context) error {
-		for p := range n {
-			if !first {
-				if err := x.m.RecvInto(ctx, x.at(-1), tag, cut(mem, p, size)); err != nil {
-					return err
-				}
-			}
-			ready.add()
-		}
-		return nil
-	}
-	if last {
-		return recv(ctx)
-	}
-	return duplex(ctx, send, recv)
 }
 
 // AllGather hands every rank's src to all ranks: dst holds them one after the
 // other, in the order of the ranks and each in row-major order. So dst has the
 // shape of src with its first dimension multiplied by the size of the group, or
-// any other shape of as many elements. All ranks' src have equally many.
+// another shape with this number of elements. The src of all ranks have equally many.
 func (c *Comm) AllGather(ctx context.Context, dst, src *tensor.Tensor) error {
 	return c.do(ctx, c.allGather(dst, src))
 }
@@ -207,36 +98,22 @@ func (c *Comm) allGather(dst, src *tensor.Tensor) *task {
 		return k
 	}
 	k.call.dtype, k.call.count = src.DType(), src.NumElements()
-	k.call.algorithm = c.choose(allGather, src.NumBytes(), dst.NumBytes())
 	from := readable(src)
 	to, store := writable(dst, false)
-	k.settle = store
 	part := func(r int) []byte { return to[r*len(from) : (r+1)*len(from)] }
-	if k.call.algorithm == Eager {
-		all := newBlocks(c.size, from)
-		k.payload = all
-		k.settle = func() error {
-			for r := range c.size {
-				copy(part(r), all.of((c.rank-r+c.size)%c.size))
-			}
-			return settle(store)
-		}
-		return k
-	}
-	k.call.piece = c.o.PieceBytes
+	k.settle = store
 	k.run = func(ctx context.Context, x *exchange) error {
 		copy(part(x.rank), from)
-		g := &ring{exchange: x, steps: x.size - 1, piece: x.o.PieceBytes, own: part, out: part}
+		g := &ring{exchange: x, lane: dataLane, steps: x.size - 1, own: part, result: part}
 		return g.run(ctx)
 	}
 	return k
 }
 
-// ReduceScatter reduces the elements of all ranks' src and gives each rank its
-// part: rank r's dst holds the r-th of as many equal parts of the result, in
-// row-major order, as there are ranks. So dst has the shape of src with its
-// first dimension divided by the size of the group, or any other shape of as
-// many elements. src is not written to.
+// ReduceScatter reduces the elements of all ranks' src, cuts the result into equal
+// parts in row-major order, and stores part r in the dst of rank r. So dst has the
+// shape of src with its first dimension divided by the size of the group, or another
+// shape with this number of elements. src is not written to.
 func (c *Comm) ReduceScatter(ctx context.Context, dst, src *tensor.Tensor, op Op) error {
 	return c.do(ctx, c.reduceScatter(dst, src, op))
 }
@@ -255,68 +132,33 @@ func (c *Comm) reduceScatter(dst, src *tensor.Tensor, op Op) *task {
 	if k.err = op.check(dst.DType()); k.err != nil {
 		return k
 	}
-	k.call.algorithm = c.chooseReduce(reduceScatter, src.DType(), src.NumBytes())
-	s := &scattering{from: readable(src), red: newReduction(op, dst.DType(), c.size)}
-	s.to, k.settle = writable(dst, false)
-	switch {
-	case c.size == 1:
-		k.settle = func() error { return tensor.Copy(dst, flat(s.from, dst)) }
-	case k.call.algorithm == Eager:
-		all, store := newBlocks(c.size, s.from), k.settle
-		k.payload = all
-		k.settle = func() error {
-			c.reduceBlocks(&s.red, all, func(b []byte) []byte { return s.part(b, c.rank) }, s.to)
-			return settle(store)
+	from := readable(src)
+	to, store := writable(dst, false)
+	own := func(r int) []byte { return from[r*len(to) : (r+1)*len(to)] }
+	red := newReduction(op, dst.DType(), c.size)
+	k.wide, k.settle = red.widens(), store
+	k.run = func(ctx context.Context, x *exchange) error {
+		switch {
+		case x.size == 1:
+			copy(to, from)
+			return nil
+		case red.widens():
+			return x.reduceDirect(ctx, own, to, red)
 		}
-	case k.call.algorithm == Direct:
-		k.call.piece, k.wide, k.run = c.o.PieceBytes, true, s.direct
-	default:
-		k.call.piece, k.run = c.o.PieceBytes, s.ring
+		g := &ring{
+			exchange: x, lane: dataLane, shift: -1, reduce: x.size - 1, steps: x.size - 1,
+			red: red, own: own, result: func(int) []byte { return to }, shared: true,
+		}
+		return g.run(ctx)
 	}
 	return k
 }
 
-// scattering is a reduce-scatter: the memory of all parts, that of this rank's
-// own in the result, and how they are reduced.
-type scattering struct {
-	from, to []byte
-	red      reduction
-}
-
-// part returns the part of rank r in the memory of all.
-func (s *scattering) part(all []byte, r int) []byte { return all[r*len(s.to) : (r+1)*len(s.to)] }
-
-func (s *scattering) own(r int) []byte { return s.part(s.from, r) }
-
-func (s *scattering) result(int) []byte { return s.to }
-
-func (s *scattering) direct(ctx context.Context, x *exchange) error {
-	d := &direct{exchange: x, piece: x.o.PieceBytes, red: s.red, own: s.own, out: s.to}
-	return d.run(ctx)
-}
-
-func (s *scattering) ring(ctx context.Context, x *exchange) error {
-	g := &ring{
-		exchange: x, shift: -1, reduce: x.size - 1, steps: x.size - 1, piece: x.o.PieceBytes,
-		red: s.red, own: s.own, out: s.result, shared: true, partial: s.result,
-	}
-	if s.red.widens() {
-		g.keepPartial(len(s.to))
-	}
-	return g.run(ctx)
-}
-
-// checkParts returns an error unless whole has as many elements as there are
-// ranks times those of part, of one type, and dst can be written to.
+// checkParts returns an error unless whole has the elements of one part for each
+// rank, of one type, and dst can be written to.
 func (c *Comm) checkParts(whole, part, dst, src *tensor.Tensor) error {
-	if err := checkSource(src); err != nil {
+	if err := checkBoth(dst, src); err != nil {
 		return err
-	}
-	if err := checkTarget(dst); err != nil {
-		return err
-	}
-	if dst.DType() != src.DType() {
-		return fmt.Errorf("%v from %v: %w", dst, src, tensor.ErrDType)
 	}
 	n, rest := whole.NumElements()/int64(c.size), whole.NumElements()%int64(c.size)
 	if rest != 0 || n != part.NumElements() {
@@ -329,14 +171,14 @@ func (c *Comm) checkParts(whole, part, dst, src *tensor.Tensor) error {
 func flat(mem []byte, t *tensor.Tensor) *tensor.Tensor {
 	f, err := tensor.FromBytes(t.DType(), t.Shape(), mem)
 	if err != nil {
-		panic(err) // the memory was made for as many elements
+		panic(err) // mem has the size of t
 	}
 	return f
 }
 
 // Splits says how [Comm.AllToAll] cuts the first dimension of its tensors: In[r]
-// rows of src go to rank r, and Out[r] rows of dst come from it. What a rank
-// sends another must be what that one expects. Nil means equal parts.
+// rows of src go to rank r, and Out[r] rows of dst come from it. The numbers of the
+// sender and of the receiver must be equal. Nil means equal parts.
 type Splits struct{ In, Out []int64 }
 
 // AllToAll sends every rank its rows of src and receives the rows of dst from
@@ -355,7 +197,7 @@ func (c *Comm) AllToAllAsync(ctx context.Context, dst, src *tensor.Tensor, s Spl
 const uneven = 1<<64 - 1
 
 func (c *Comm) allToAll(dst, src *tensor.Tensor, s Splits) *task {
-	k := &task{call: call{kind: allToAll, algorithm: Ring}, wide: true}
+	k := &task{call: call{kind: allToAll}, wide: true}
 	row, err := checkRows(dst, src)
 	if err != nil {
 		k.err = err
@@ -392,31 +234,21 @@ func (c *Comm) allToAll(dst, src *tensor.Tensor, s Splits) *task {
 
 // checkRows returns how many elements a row of both tensors has.
 func checkRows(dst, src *tensor.Tensor) (int64, error) {
-	if err := checkSource(src); err != nil {
+	if err := checkBoth(dst, src); err != nil {
 		return 0, err
 	}
-	if err := checkTarget(dst); err != nil {
-		return 0, err
+	if dst.Dims() == 0 || src.Dims() == 0 {
+		return 0, fmt.Errorf("rows of %v from those of %v: %w", dst, src, tensor.ErrShape)
 	}
-	if dst.DType() != src.DType() {
-		return 0, fmt.Errorf("%v from %v: %w", dst, src, tensor.ErrDType)
-	}
-	d, err := rowOf(dst)
+	d, err := tensor.NumElements(dst.Shape()[1:])
 	if err != nil {
 		return 0, err
 	}
-	s, err := rowOf(src)
+	s, err := tensor.NumElements(src.Shape()[1:])
 	if err == nil && d != s {
 		err = fmt.Errorf("rows of %v from those of %v: %w", dst, src, tensor.ErrShape)
 	}
 	return s, err
-}
-
-func rowOf(t *tensor.Tensor) (int64, error) {
-	if t.Dims() == 0 {
-		return 0, fmt.Errorf("rows of %v: %w", t, tensor.ErrShape)
-	}
-	return tensor.NumElements(t.Shape()[1:])
 }
 
 // split returns how many rows belong to each rank.
@@ -487,9 +319,6 @@ func (a *shuffle) compare(from int, rows int64) error {
 	return fmt.Errorf("rank %d sends %d rows where %d are expected: %w", from, rows, a.out[from], group.ErrDisagree)
 }
 
-// maxMessage is the most bytes of a part that go in one message.
-const maxMessage = 4 << 20
-
 // run exchanges the parts: at step d every rank sends to the one that is d ranks
 // further on, so that each has one to receive from.
 func (a *shuffle) run(ctx context.Context, x *exchange) error {
@@ -514,66 +343,4 @@ func (a *shuffle) run(ctx context.Context, x *exchange) error {
 		return each(before, a.to, func(r int, b []byte) error { return x.m.RecvInto(ctx, r, tag, b) })
 	}
 	return duplex(ctx, send, recv)
-}
-
-// choose returns the algorithm for a call whose elements take that many bytes on
-// one rank and on all together if they travel with the agreement.
-func (c *Comm) choose(k kind, bytes, all int64) Algorithm {
-	eager := int64(c.o.EagerBytes)
-	if c.o.Algorithm == Eager {
-		eager = maxEager
-	}
-	tree := k == allReduce || k == broadcast
-	switch {
-	case c.size == 1 || c.o.Algorithm <= Eager && all <= eager:
-		return Eager
-	case c.o.Algorithm == Tree && tree, c.o.Algorithm == Auto && tree && bytes <= min(maxTree, int64(c.o.TreeBytes)*int64(c.size)):
-		return Tree
-	}
-	return Ring
-}
-
-// chooseReduce is choose for elements of type d that are reduced.
-func (c *Comm) chooseReduce(k kind, d tensor.DType, bytes int64) Algorithm {
-	a := c.choose(k, bytes, bytes*int64(c.size))
-	wide := sumType(d) != d && c.size < manyRanks
-	if a == Ring && (c.o.Algorithm == Direct || c.o.Algorithm == Auto && wide) {
-		return Direct
-	}
-	return a
-}
-
-// Send sends the elements of t to rank to, which receives them by [Comm.Recv]
-// with the same tag, from 0 to [MaxTag]. Tensors with one tag arrive in the order
-// of the calls; other tags are apart, and so are collective calls. It returns
-// when t may be written to again, which for more than a few KiB may be only once
-// the other rank receives.
-//
-// If ctx ends before, nothing arrives, and the receiver that has begun gets
-// [ErrRecalled]. In the unlikely case that it cannot be told so, further calls with
-// this tag fail with [ErrBroken].
-func (c *Comm) Send(ctx context.Context, t *tensor.Tensor, to, tag int) error {
-	return outbound(c, t, to, tag).post(ctx).Wait(context.Background())
-}
-
-// ISend starts a [Comm.Send]. There is no bound on how many are in flight.
-func (c *Comm) ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work {
-	return outbound(c, t, to, tag).post(ctx)
-}
-
-// Recv replaces the elements of t by those of the next tensor that rank from
-// sends with this tag. One of another dtype or number of elements is an error
-// that wraps [group.ErrDisagree], and is gone; the shape may differ.
-//
-// A tensor whose sender gives up half way is an error that wraps [ErrRecalled],
-// and the next one is fine. If ctx ends once a tensor of more than some KiB has
-// begun to arrive, or messages arrive that do not belong to it, what is left is in the
-// way: further calls for this rank and tag fail with [ErrBroken].
-func (c *Comm) Recv(ctx context.Context, t *tensor.Tensor, from, tag int) error {
-	return inbound(c, t, from, tag).post(ctx).Wait(context.Background())
-}
-
-// IRecv starts a [Comm.Recv]. There is no bound on how many are in flight.
-func (c *Comm) IRecv(ctx context.Context, t *tensor.Tensor, from, tag int) *Work {
-	return inbound(c, t, from, tag).post(ctx)
 }

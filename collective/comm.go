@@ -1,6 +1,6 @@
 // Package collective moves and reduces host tensors between the ranks of a
 // group: all-reduce, reduce-scatter, all-gather, all-to-all, broadcast and
-// messages. It knows nothing of devices, files or checkpoints; all that it asks
+// messages. It does not depend on devices, files or checkpoints; all that it needs
 // of a group is [group.Messenger]. The contract is in the comment of [Comm].
 package collective
 
@@ -8,7 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +22,7 @@ import (
 // because one of them was interrupted.
 var ErrBroken = errors.New("the communicator is broken")
 
-// The errors that callers act on survive the way from one rank to another.
+// These errors keep their identity on their way to another rank.
 func init() {
 	group.RegisterError("collective.broken", ErrBroken)
 	group.RegisterError("tensor.shape", tensor.ErrShape)
@@ -36,28 +36,26 @@ func init() {
 //
 //   - Every rank must call the same collective methods in the same order, with
 //     the same op, dtype, number of elements and root, and with splits that fit.
-//     Otherwise, and if a rank's arguments cannot be served, the call fails on
-//     all ranks with one [*group.Error] that names ranks and what they called,
-//     and wraps [group.ErrDisagree] or what was wrong. Nothing has been written
-//     by then, and the Comm is as good as before.
-//   - Results are the same bits on all ranks, and from run to run for as many
-//     ranks and the same [Options]: the order of a reduction depends on nothing
-//     else. The bits of a NaN are not part of this on ranks of different
-//     processors.
-//   - A rank whose context ends, or that is gone, interrupts its calls on all
-//     ranks at once: each that has not completed fails with a [*group.Error] that
-//     names the rank and wraps [ErrBroken] and the cause, which is
-//     [group.ErrGone] for a rank that is gone. What the tensors hold is not
-//     defined then. From then on the collective methods fail with ErrBroken;
-//     [Comm.Renew] makes a Comm that works. A call that needed nothing more of
-//     the rank may have completed on others.
+//     Otherwise, and if the arguments of a rank are invalid, the call fails on all
+//     ranks with one [*group.Error] that names ranks and what they called, and
+//     wraps [group.ErrDisagree] or what was wrong. Such a call has written
+//     nothing, and the Comm can be used on.
+//   - Results are the same bits on all ranks and in every run with the same number
+//     of ranks: the order of a reduction depends on nothing else. The bits of a
+//     NaN may differ between different processors.
+//   - A rank that is gone, or whose context ends, interrupts its calls on all ranks
+//     at once: each call that has not completed fails with a [*group.Error] that
+//     names the rank and wraps [ErrBroken] and the cause, which is [group.ErrGone]
+//     for a rank that is gone. The contents of the tensors are then undefined.
+//     Later collective methods fail with ErrBroken; [Comm.Renew] makes a Comm that
+//     works. A call that needed nothing more of the rank may have completed on
+//     other ranks.
 //   - Calls may overlap: those of an Async method start at once, in the order of
-//     the calls, up to Options.InFlight of them; further ones wait. Methods are
-//     safe for concurrent use, but the order is then the caller's care.
-//   - A tensor belongs to the call until it is done. Tensors that are written to
-//     must not overlap other tensors of the same or another call, and must not
-//     be expanded ([tensor.ErrLayout]). Those that are not contiguous go through
-//     a copy.
+//     the calls, up to eight of them; further ones wait. Methods are safe for
+//     concurrent use, but the caller must ensure the same order on all ranks.
+//   - A tensor belongs to the call until the call is done. Tensors that are written
+//     to must not overlap other tensors of the same or another call, and must not
+//     be expanded ([tensor.ErrLayout]). A tensor that is not contiguous is copied.
 //   - Nothing runs between calls: a Comm needs no Close.
 //
 // A Comm uses message tags from [group.CollectiveTags] on, so a group can have one Comm
@@ -66,40 +64,48 @@ type Comm struct {
 	g          group.Group
 	m          group.Messenger // nil only if the group has one rank
 	rank, size int
-	o          Options
-	peers      []int // whom this rank exchanges messages with, but for all-to-all
+	o          options
+	peers      []int // the ranks that this rank exchanges messages with in most calls
 
-	mu      sync.Mutex
-	seq     uint64             // of the next collective call; guarded by mu
-	recent  []*Work            // the last InFlight calls, by number; guarded by mu
-	active  map[*Work]activity // that run; guarded by mu
-	broken  *interruption      // why it is broken, else nil; guarded by mu
-	watches *watches           // nil while no call watches; guarded by mu
+	mu     sync.Mutex
+	seq    uint64              // number of the next collective call; guarded by mu
+	recent []*Work             // the last inFlight calls, by number; guarded by mu
+	active map[*Work]*activity // the calls that run; guarded by mu
+	broken *interruption       // why it is broken, else nil; guarded by mu
 
 	queues queues
 }
 
+// options are the limits of a Comm, the same on all ranks. Tests change them.
+type options struct {
+	tree     int // bytes for each rank up to which a call sends whole tensors along a tree
+	piece    int // bytes of elements in a message, a multiple of 64
+	inFlight int // collective calls that run at the same time
+}
+
+// maxTree bounds the bytes of a message along a tree.
+const maxTree = 4 << 20
+
 // New returns this rank's part in the collectives of g, which must be a
 // [group.Messenger] if it has more than one rank: otherwise the error wraps
-// errors.ErrUnsupported. It is local; all ranks must give the same options.
-func New(g group.Group, o *Options) (*Comm, error) {
+// errors.ErrUnsupported. It is local.
+func New(g group.Group) (*Comm, error) {
+	// The limits were measured: docs/design/0011-tensor-collectives.md.
+	return newComm(g, options{tree: 64 << 10, piece: 2 << 20, inFlight: 8})
+}
+
+func newComm(g group.Group, o options) (*Comm, error) {
 	m, ok := g.(group.Messenger)
 	if !ok && g.Size() > 1 {
 		return nil, fmt.Errorf("tensor collectives of %d ranks: the group sends no messages: %w", g.Size(), errors.ErrUnsupported)
 	}
-	opts, err := o.withDefaults()
-	if err != nil {
-		return nil, err
-	}
-	c := &Comm{g: g, m: m, rank: g.Rank(), size: g.Size(), o: opts}
+	c := &Comm{g: g, m: m, rank: g.Rank(), size: g.Size(), o: o}
 	c.peers = c.neighbours()
-	c.recent = make([]*Work, opts.InFlight)
-	c.active = make(map[*Work]activity)
+	c.recent = make([]*Work, o.inFlight)
+	c.active = map[*Work]*activity{}
+	c.queues.lines, c.queues.broken = map[route][]chan struct{}{}, map[route]error{}
 	return c, nil
 }
-
-// Group returns the group.
-func (c *Comm) Group() group.Group { return c.g }
 
 // Rank returns this rank's number in the group.
 func (c *Comm) Rank() int { return c.rank }
@@ -107,31 +113,17 @@ func (c *Comm) Rank() int { return c.rank }
 // Size returns the number of ranks.
 func (c *Comm) Size() int { return c.size }
 
-// Err returns an error that wraps [ErrBroken] and the cause once the Comm is
-// broken, else nil.
-func (c *Comm) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.broken == nil {
-		return nil
-	}
-	return c.broken.of("collectives")
-}
+// small reports whether an all-reduce or a broadcast of n bytes goes along a tree.
+func (c *Comm) small(n int) bool { return n <= min(maxTree, c.o.tree*c.size) }
 
-// neighbours returns the ranks at distances that are powers of two: the next
-// and the last are among them.
+// neighbours returns the ranks at distances that are powers of two, including the
+// next and the previous one.
 func (c *Comm) neighbours() []int {
-	seen := map[int]bool{c.rank: true}
 	var out []int
 	for d := 1; d < c.size; d *= 2 {
-		for _, p := range []int{c.at(d), c.at(-d)} {
-			if !seen[p] {
-				seen[p] = true
-				out = append(out, p)
-			}
-		}
+		out = append(out, c.at(d), c.at(-d))
 	}
-	return out
+	return slices.Compact(slices.Sorted(slices.Values(out)))
 }
 
 // at returns the rank at distance d, which is more than minus the size.
@@ -163,23 +155,18 @@ var kinds = [...]group.Op{
 
 // call is what the ranks of a collective call must agree on.
 type call struct {
-	kind      kind
-	op        Op // of those that reduce
-	dtype     tensor.DType
-	count     int64 // elements: of the whole, of one rank or of one row
-	root      int
-	algorithm Algorithm
-	piece     int // bytes, of a ring
+	kind  kind
+	op    Op // of those that reduce
+	dtype tensor.DType
+	count int64 // elements: of the whole, of one rank or of one row
+	root  int
 }
-
-// reduces reports whether op counts.
-func (c call) reduces() bool { return c.kind == allReduce || c.kind == reduceScatter }
 
 // String writes the call as in "all-reduce(sum of 6 float32)".
 func (c call) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s(", kinds[c.kind])
-	if c.reduces() {
+	if c.kind == allReduce || c.kind == reduceScatter {
 		fmt.Fprintf(&b, "%v of ", c.op)
 	}
 	fmt.Fprintf(&b, "%d %v", c.count, c.dtype) // "0 invalid" if there is no tensor
@@ -189,9 +176,6 @@ func (c call) String() string {
 	case broadcast:
 		fmt.Fprintf(&b, " from rank %d", c.root)
 	}
-	if c.piece != 0 {
-		fmt.Fprintf(&b, " by pieces of %d bytes", c.piece)
-	}
 	b.WriteString(")")
 	return b.String()
 }
@@ -200,17 +184,12 @@ func (c call) encode(w *wire.Writer) {
 	w.Byte(byte(c.kind))
 	w.Byte(byte(c.op))
 	w.Byte(byte(c.dtype))
-	w.Byte(byte(c.algorithm))
 	w.Uvarint(uint64(c.count))
-	w.Uvarint(uint64(c.piece))
-	w.Varint(int64(c.root)) // may be any: it is checked by all
+	w.Varint(int64(c.root)) // any number: every rank checks it
 }
 
 func decodeCall(r *wire.Reader) call {
-	c := call{kind: kind(r.Byte()), op: Op(r.Byte()), dtype: tensor.DType(r.Byte()), algorithm: Algorithm(r.Byte())}
-	c.count = r.Size()
-	c.piece = r.CountMax(math.MaxInt)
-	c.root = int(r.Varint())
+	c := call{kind: kind(r.Byte()), op: Op(r.Byte()), dtype: tensor.DType(r.Byte()), count: r.Size(), root: int(r.Varint())}
 	if int(c.kind) >= len(kinds) {
 		r.Fail("collective of kind %d", c.kind)
 		c.kind = 0
@@ -246,9 +225,8 @@ func (w *Work) Wait(ctx context.Context) error {
 	}
 }
 
-// Go runs fn in a goroutine of its own, for what has no variant that does not
-// wait: a barrier for example. A panic becomes an error that wraps
-// [group.ErrPanic].
+// Go runs fn in a goroutine of its own, for calls without an Async variant, such as a
+// barrier. A panic becomes an error that wraps [group.ErrPanic].
 func Go(fn func() error) *Work {
 	w := &Work{done: make(chan struct{})}
 	go func() {
@@ -263,35 +241,24 @@ func (w *Work) finish(err error) {
 	close(w.done)
 }
 
-// refusal is the error of a call that failed on all ranks before anything was
-// done, so that the Comm can be used on.
+// refusal is the error of a call that failed on all ranks before it wrote anything.
+// It does not break the Comm.
 type refusal struct{ error }
 
 func (r refusal) Unwrap() error { return r.error }
 
 // task is a collective call of this rank, ready to run.
 type task struct {
-	call call
-	// err is what is wrong with this rank's arguments.
-	err error
-	// payload is what travels with the agreement of an eager call.
-	payload payload
-	// detail is sent to all ranks.
-	detail uint64
-	// run does the rest once all ranks have agreed. It is not called for an
-	// eager call.
+	call   call
+	err    error  // what is wrong with this rank's arguments
+	detail uint64 // the verdict's detail
+	// run moves the elements once all ranks have agreed. Nil: there is nothing to
+	// move.
 	run func(ctx context.Context, x *exchange) error
-	// settle stores the result.
+	// settle stores the result if run is not nil.
 	settle func() error
-	// wide says that this rank exchanges messages with all others.
+	// wide says that this rank exchanges messages with all other ranks.
 	wide bool
-}
-
-// exchange is a call that all ranks have agreed on.
-type exchange struct {
-	*Comm
-	seq     uint64
-	verdict verdict
 }
 
 // do runs a task and returns its error.
@@ -332,8 +299,8 @@ func (c *Comm) run(ctx context.Context, w *Work, t *task) {
 	w.finish(err)
 }
 
-// perform waits for the call's turn, agrees with the other ranks and does what
-// is left to do.
+// perform waits for the call's turn, agrees with the other ranks and moves the
+// elements.
 func (c *Comm) perform(ctx context.Context, w *Work, t *task) error {
 	if w.before != nil {
 		select {
@@ -343,22 +310,17 @@ func (c *Comm) perform(ctx context.Context, w *Work, t *task) error {
 		}
 	}
 	v, err := agree(ctx, c, tagOf(w.seq, agreeLane), t)
-	if err != nil {
+	if err != nil || t.run == nil {
 		return err
 	}
-	if t.call.algorithm != Eager {
-		if err := t.run(ctx, &exchange{c, w.seq, v}); err != nil {
-			return err
-		}
-	}
-	if t.settle == nil {
-		return nil
+	if err := t.run(ctx, &exchange{c, w.seq, v}); err != nil {
+		return err
 	}
 	return t.settle()
 }
 
-// failure says what a call returns that could not complete, and breaks the Comm
-// unless all ranks have failed alike.
+// failure returns the error of a call that did not complete, and breaks the Comm
+// unless the call was refused on all ranks.
 func (c *Comm) failure(ctx, inner context.Context, t *task, err error) error {
 	if r, ok := errors.AsType[refusal](err); ok {
 		return r.error
@@ -389,19 +351,14 @@ func (i *interruption) of(op group.Op) error {
 	return &group.Error{Op: op, Ranks: i.ranks, Err: fmt.Errorf("%w: %w", i.err, ErrBroken)}
 }
 
-// activity is a call that runs.
-type activity struct {
-	cancel context.CancelCauseFunc
-	wide   bool
-}
-
 // breakdown makes the Comm unusable, ends the calls that run and notifies the ranks
-// that may wait for this one. It returns why the Comm is broken, which may
-// have happened before.
+// that may wait for this one. It returns why the Comm is broken: it may have been
+// broken before.
 //
 // A rank that waits within a call waits for one of the peers. So the notice of a
-// broken Comm follows the chains of waiting ranks to their ends, although ranks that
-// are in no call do not pass it on.
+// broken Comm reaches all ranks that wait, although ranks that are in no call do not
+// pass it on. A rank sends a peer at most one notice, so a Messenger takes it without
+// waiting.
 func (c *Comm) breakdown(why *interruption) *interruption {
 	c.mu.Lock()
 	if c.broken != nil {
@@ -411,32 +368,17 @@ func (c *Comm) breakdown(why *interruption) *interruption {
 	c.broken = why
 	peers := c.peers
 	for _, a := range c.active {
-		if a.wide {
-			peers = c.others()
+		if len(a.peers) > len(peers) {
+			peers = a.peers
 		}
 		a.cancel(why)
 	}
 	c.mu.Unlock()
-	c.notify(peers, why)
-	return why
-}
-
-// others returns all other ranks.
-func (c *Comm) others() []int {
-	out := make([]int, 0, c.size-1)
-	for d := 1; d < c.size; d++ {
-		out = append(out, c.at(d))
-	}
-	return out
-}
-
-// notify tells peers that the Comm is broken. A rank sends a peer one notice at
-// most, so that a Messenger takes it without waiting.
-func (c *Comm) notify(peers []int, why *interruption) {
 	notice := encodeNotice(why)
 	for _, p := range peers {
 		_ = c.m.Send(context.Background(), p, noticeTag, notice) // a rank that is gone needs no notice
 	}
+	return why
 }
 
 func encodeNotice(why *interruption) []byte {
@@ -446,14 +388,14 @@ func encodeNotice(why *interruption) []byte {
 		w.Uvarint(uint64(r))
 	}
 	b, err := group.NewRemoteError(why.err).MarshalBinary()
-	if err != nil { // an error from afar that is out of bounds; say the same in fewer words
+	if err != nil { // an error of another rank that is too long
 		b, _ = group.NewRemoteError(errors.New("interrupted")).MarshalBinary()
 	}
 	w.Bytes(b)
 	return w.B
 }
 
-// decodeNotice reads what encodeNotice wrote, in a group of that size.
+// decodeNotice is the inverse of encodeNotice, in a group of that size.
 func decodeNotice(b []byte, ranks int) (*interruption, error) {
 	r := wire.NewReader(b)
 	why := new(interruption)
@@ -468,9 +410,8 @@ func decodeNotice(b []byte, ranks int) (*interruption, error) {
 	return why, r.Done()
 }
 
-// Renew makes a Comm of the same ranks and options, in a group of its own: all
-// ranks must call it. It is for a Comm that is broken, as long as no rank is
-// gone.
+// Renew makes a Comm of the same ranks, in a group of its own: all ranks must call
+// it. It is for a Comm that is broken, as long as no rank is gone.
 func (c *Comm) Renew(ctx context.Context) (*Comm, error) {
 	all := make([]int, c.size)
 	for r := range all {
@@ -480,80 +421,55 @@ func (c *Comm) Renew(ctx context.Context) (*Comm, error) {
 	if err != nil {
 		return nil, fmt.Errorf("renew communicator: %w", err)
 	}
-	return New(g, &c.o)
+	return newComm(g, c.o)
 }
 
-// patience is how long a call runs before this rank looks whether another one's
-// Comm is broken. Most calls are over by then and cost nothing.
+// patience is how long a call runs before this rank listens for notices. Most calls
+// are over by then.
 const patience = 5 * time.Millisecond
 
-// watches are the goroutines that wait for notices while calls run.
-type watches struct {
-	ctx    context.Context
-	cancel context.CancelFunc
-	peers  map[int]bool // guarded by the Comm's mu
-	wg     sync.WaitGroup
+// activity is a call that runs.
+type activity struct {
+	cancel  context.CancelCauseFunc
+	peers   []int          // the ranks that the call may wait for
+	watches sync.WaitGroup // goroutines that wait for notices of the peers
 }
 
-// activate notes that a call runs, so that it ends when the Comm breaks. The
-// caller must call leave at the end of it.
+// activate registers a call that runs, so that it ends when the Comm breaks. The
+// caller must call leave at its end.
 func (c *Comm) activate(ctx context.Context, w *Work, t *task) (inner context.Context, leave func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.broken != nil {
 		return nil, nil, c.broken.of(kinds[t.call.kind])
 	}
-	inner, cancel := context.WithCancelCause(ctx)
-	c.active[w] = activity{cancel, t.wide}
-	if c.size == 1 {
-		return inner, func() { c.deactivate(w); cancel(nil) }, nil
-	}
-	timer := time.AfterFunc(patience, func() { c.watch(w) })
-	return inner, func() {
-		timer.Stop()
-		c.deactivate(w)
-		cancel(nil)
-	}, nil
-}
-
-// deactivate notes that a call is over. The last one takes the watches along.
-func (c *Comm) deactivate(w *Work) {
-	c.mu.Lock()
-	delete(c.active, w)
-	var over *watches
-	if len(c.active) == 0 {
-		over, c.watches = c.watches, nil
-	}
-	c.mu.Unlock()
-	if over != nil {
-		over.cancel()
-		over.wg.Wait()
-	}
-}
-
-// watch waits for notices of all that the call w may wait for, unless it is over.
-func (c *Comm) watch(w *Work) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	a, ok := c.active[w]
-	if !ok || c.broken != nil {
-		return
-	}
-	if c.watches == nil {
-		ctx, cancel := context.WithCancel(context.Background())
-		c.watches = &watches{ctx: ctx, cancel: cancel, peers: make(map[int]bool)}
-	}
-	peers := c.peers
-	if a.wide {
-		peers = c.others()
-	}
-	ws := c.watches
-	for _, p := range peers {
-		if !ws.peers[p] {
-			ws.peers[p] = true
-			ws.wg.Go(func() { c.listen(ws.ctx, p) })
+	a := &activity{peers: c.peers}
+	if t.wide {
+		a.peers = nil
+		for d := 1; d < c.size; d++ {
+			a.peers = append(a.peers, c.at(d))
 		}
 	}
+	inner, a.cancel = context.WithCancelCause(ctx)
+	c.active[w] = a
+	timer := time.AfterFunc(patience, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.active[w] == nil || c.broken != nil {
+			return
+		}
+		for _, p := range a.peers {
+			a.watches.Go(func() { c.listen(inner, p) })
+		}
+	})
+	return inner, func() {
+		timer.Stop()
+		c.mu.Lock()
+		delete(c.active, w)
+		c.mu.Unlock()
+		a.cancel(nil)
+		a.watches.Wait()
+	}, nil
 }
 
 // listen waits for a notice of peer. An error means that ctx has ended or a rank
@@ -569,3 +485,34 @@ func (c *Comm) listen(ctx context.Context, peer int) {
 	}
 	c.breakdown(why)
 }
+
+// The tags of a Comm's messages, all of them between [group.CollectiveTags] and
+// [group.LoadTags].
+const (
+	firstTag  = group.CollectiveTags // of [Comm.Send], one for each tag
+	noticeTag = 1 << 29              // a rank's Comm is broken
+	callTag   = 1 << 30              // of collective calls, by their number
+
+	// MaxTag is the highest tag of [Comm.Send] and [Comm.Recv].
+	MaxTag = noticeTag - firstTag - 1
+)
+
+// lane distinguishes the messages that one call sends between two ranks.
+type lane int
+
+const (
+	agreeLane lane = iota
+	dataLane
+	rowsLane
+	fitLane
+	passLane
+	lanes
+)
+
+// numbers is how many calls have tags of their own. Calls this far apart are never in
+// flight together.
+const numbers = 1 << 22
+
+func tagOf(seq uint64, l lane) int { return callTag + int(seq%numbers)*int(lanes) + int(l) }
+
+const _ = uint(group.LoadTags - callTag - numbers*int(lanes)) // they fit

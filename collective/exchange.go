@@ -5,35 +5,35 @@ import (
 	"sync"
 )
 
+// exchange is a call that all ranks have agreed on.
+type exchange struct {
+	*Comm
+	seq     uint64
+	verdict verdict
+}
+
 // ring is a reduce-scatter, an all-gather or both, one after the other, in which
 // every rank sends pieces to the next.
 //
 // The elements are cut into a segment for each rank, and these into pieces. At
-// step t rank r sends segment r+shift-t and receives the one before it. In the
-// first steps, those that reduce, what comes is a partial result, to which the
-// rank adds its own elements; after the last of them the segment is complete,
-// and in the other steps it is passed on as it is.
+// step t rank r sends segment r+shift-t and receives the segment before it. The first
+// steps reduce: the rank adds its own elements to the partial result that it receives.
+// After the last of them the segment is complete, and the other steps pass it on.
 //
 // Pieces do not wait for the end of a step: a rank sends a piece on a few pieces
 // after it has come, while it is in the cache.
 type ring struct {
 	*exchange
-	lane   lane // where pieces go; zero: dataLane
-	tag    int
+	lane   lane
 	shift  int
 	reduce int // steps that reduce
-	steps  int // all of them
-	piece  int // bytes of elements
-
-	red reduction // where steps reduce
+	steps  int // all steps
+	red    *reduction
 	// own returns this rank's elements of a segment.
 	own func(seg int) []byte
-	// out returns where the elements of a complete segment belong.
-	out func(seg int) []byte
-	// partial returns where the partial results of a segment are kept until
-	// they are sent on.
-	partial func(seg int) []byte
-	// shared says that partial returns the same memory for all segments.
+	// result returns the memory of a segment's partial and complete results.
+	result func(seg int) []byte
+	// shared says that result returns the same memory for all segments.
 	shared bool
 
 	order []unit
@@ -41,20 +41,19 @@ type ring struct {
 	sent  tally // units that were sent
 }
 
-// unit is a piece that is sent, and one that is received, at a step. What is sent
-// after the first step is what was received at the step before, as unit number
-// after.
+// unit is a piece that is sent, and one that is received, at a step. A piece that is
+// sent after the first step was received at the step before, as unit number after.
 type unit struct{ step, piece, after int }
 
 // lead is by how many pieces a step is ahead of the next.
 const lead = 2
 
-// units returns the pieces of all steps in the order in which they go: those of
-// a step in theirs, and after each the one of the next step that is lead pieces
-// behind.
+// units returns the pieces of all steps in their order: the pieces of a step are in
+// ascending order, and after each comes the piece of the next step that is lead
+// pieces behind.
 func units(steps, n int) []unit {
 	out := make([]unit, 0, steps*n)
-	number := make([]int, n) // of a piece, when it went last
+	number := make([]int, n) // the last unit of each piece
 	for wave := range n + lead*(steps-1) {
 		for t := min(steps-1, wave/lead); t >= 0 && wave-lead*t < n; t-- {
 			p := wave - lead*t
@@ -67,28 +66,20 @@ func units(steps, n int) []unit {
 
 // run returns once this rank has sent and received all pieces.
 func (g *ring) run(ctx context.Context) error {
-	g.tag = tagOf(g.seq, max(g.lane, dataLane))
 	most := 0
 	for s := range g.size {
 		most = max(most, len(g.own(s)))
 	}
-	n := pieces(most, g.piece)
-	g.order = units(g.steps, n)
+	g.order = units(g.steps, pieces(most, g.o.piece))
 	g.ready, g.sent = make(tally, len(g.order)), make(tally, len(g.order))
 	return duplex(ctx, g.send, g.recv)
 }
 
-// segment returns which segment is sent at step t, and received at the step
+// segment returns the segment that is sent at step t, and received at the step
 // before.
 func (g *ring) segment(t int) int { return ((g.rank+g.shift-t)%g.size + g.size) % g.size }
 
 func (g *ring) send(ctx context.Context) error {
-	var room []byte
-	if g.reduce > 0 && g.red.widens() {
-		var free func()
-		room, free = scratch(g.red.sumBytes(g.piece))
-		defer free()
-	}
 	received := 0
 	for _, u := range g.order {
 		for u.step > 0 && received <= u.after {
@@ -97,8 +88,12 @@ func (g *ring) send(ctx context.Context) error {
 			}
 			received++
 		}
-		if b := g.outgoing(u.step, u.piece, room); len(b) > 0 {
-			if err := g.m.Send(ctx, g.at(1), g.tag, b); err != nil {
+		from := g.result
+		if u.step == 0 {
+			from = g.own
+		}
+		if b := cut(from(g.segment(u.step)), u.piece, g.o.piece); len(b) > 0 {
+			if err := g.m.Send(ctx, g.at(1), tagOf(g.seq, g.lane), b); err != nil {
 				return err
 			}
 		}
@@ -107,80 +102,52 @@ func (g *ring) send(ctx context.Context) error {
 	return nil
 }
 
-// outgoing returns what is sent as piece p of step t.
-func (g *ring) outgoing(t, p int, room []byte) []byte {
-	seg := g.segment(t)
-	if t >= g.reduce {
-		return cut(g.out(seg), p, g.piece)
-	}
-	own := cut(g.own(seg), p, g.piece)
-	if t == 0 {
-		return g.red.widen(room, own)
-	}
-	return g.sum(seg, p, len(own))
-}
-
-// sum returns where the partial results of piece p are, which is of n bytes of
-// elements.
-func (g *ring) sum(seg, p, n int) []byte {
-	return cut(g.partial(seg), p, g.red.sumBytes(g.piece))[:g.red.sumBytes(n)]
-}
-
 func (g *ring) recv(ctx context.Context) error {
-	var in, room []byte
+	var in []byte
 	if g.reduce > 0 {
 		var free func()
-		size := g.red.sumBytes(g.piece)
-		in, free = scratch(2 * size)
+		in, free = scratch(g.o.piece)
 		defer free()
-		in, room = in[:size], in[size:]
 	}
 	for _, u := range g.order {
-		if err := g.incoming(ctx, u.step, u.piece, in, room); err != nil {
-			return err
+		seg := g.segment(u.step + 1)
+		result := cut(g.result(seg), u.piece, g.o.piece)
+		if u.step >= g.reduce {
+			if err := g.take(ctx, result); err != nil {
+				return err
+			}
+		} else {
+			if err := g.take(ctx, in[:len(result)]); err != nil {
+				return err
+			}
+			g.red.apply(result, in[:len(result)], cut(g.own(seg), u.piece, g.o.piece))
+			if u.step == g.reduce-1 {
+				g.red.finish(result, result)
+			}
 		}
 		g.ready.add()
 	}
 	return nil
 }
 
-// incoming receives piece p of step t.
-func (g *ring) incoming(ctx context.Context, t, p int, in, room []byte) error {
-	seg := g.segment(t + 1)
-	if t >= g.reduce {
-		return g.take(ctx, cut(g.out(seg), p, g.piece))
-	}
-	own := cut(g.own(seg), p, g.piece)
-	in = in[:g.red.sumBytes(len(own))]
-	if err := g.take(ctx, in); err != nil {
-		return err
-	}
-	sum := g.sum(seg, p, len(own))
-	g.red.add(sum, in, own, room)
-	if t == g.reduce-1 {
-		g.red.finish(cut(g.out(seg), p, g.piece), sum)
-	}
-	return nil
-}
-
-// take receives b, unless there is nothing to receive.
+// take receives b, unless it is empty.
 func (g *ring) take(ctx context.Context, b []byte) error {
 	if len(b) > 0 {
-		if err := g.m.RecvInto(ctx, g.at(-1), g.tag, b); err != nil {
+		if err := g.m.RecvInto(ctx, g.at(-1), tagOf(g.seq, g.lane), b); err != nil {
 			return err
 		}
 	}
 	if !g.shared {
 		return nil
 	}
-	// What is overwritten now has to be sent before, by the unit of the same
-	// number. No rank waits here for one that does not receive, since all receive
-	// before they wait.
+	// The unit of the same number must be sent before its memory is overwritten. No
+	// rank waits here for one that does not receive, since all receive before they
+	// wait.
 	return g.sent.take(ctx)
 }
 
 // segments cuts b, which holds elements of size bytes, into one segment for each
-// rank, as even as can be.
+// rank, as evenly as possible.
 func segments(b []byte, size, ranks int) func(seg int) []byte {
 	n := len(b) / size
 	return func(seg int) []byte {
@@ -194,17 +161,29 @@ func segments(b []byte, size, ranks int) func(seg int) []byte {
 	}
 }
 
-// treeReduce reduces along a binomial tree to rank 0, and hands the result down
-// the same tree.
-func (x *exchange) treeReduce(ctx context.Context, mem []byte, red reduction) error {
-	if err := x.treeUp(ctx, mem, &red); err != nil {
+// reduceAll replaces mem by the reduction of all ranks' mem.
+func (x *exchange) reduceAll(ctx context.Context, mem []byte, red *reduction) error {
+	if x.small(len(mem)) {
+		if err := x.treeUp(ctx, mem, red); err != nil {
+			return err
+		}
+		return x.treeDown(ctx, mem, 0)
+	}
+	seg := segments(mem, red.elem.Size(), x.size)
+	g := &ring{exchange: x, lane: dataLane, steps: x.size - 1, red: red, own: seg, result: seg}
+	if !red.widens() {
+		g.reduce, g.steps = x.size-1, 2*(x.size-1)
+		return g.run(ctx)
+	}
+	if err := x.reduceDirect(ctx, seg, seg(x.rank), red); err != nil {
 		return err
 	}
-	return x.treeDown(ctx, mem, 0)
+	g.lane = passLane
+	return g.run(ctx)
 }
 
-// treeUp leaves the reduction of all ranks in the mem of rank 0. A rank adds what
-// comes from higher ones, nearest first.
+// treeUp leaves the reduction of all ranks in the mem of rank 0. A rank adds the
+// results of higher ranks, nearest first.
 func (x *exchange) treeUp(ctx context.Context, mem []byte, red *reduction) error {
 	n := red.sumBytes(len(mem))
 	buf, free := scratch(2 * n)
@@ -250,93 +229,92 @@ func (x *exchange) treeDown(ctx context.Context, mem []byte, root int) error {
 	return nil
 }
 
-// direct is a reduce-scatter in which every rank sends its elements of a segment
-// to the rank that reduces them, as they are.
-//
-// A ring has to carry partial results, which for floats of 16 and 8 bits are
-// twice and four times as large as elements; here elements cross alone. In
-// return every rank is connected with all others.
-type direct struct {
-	*exchange
-	piece int // bytes of elements
-	red   reduction
-	own   func(seg int) []byte // this rank's elements of a segment
-	out   []byte               // where this rank's segment belongs
-}
-
-// run returns once this rank has its segment and the others have its elements.
-//
-// Pieces go in the order of their number, of the sender and of the receiver, on
-// both sides. So there is always one for which both are ready, even if
-// sending waits for the receiver.
-func (g *direct) run(ctx context.Context) error {
-	return duplex(ctx, g.send, g.recv)
-}
-
-func (g *direct) send(ctx context.Context) error {
-	tag := tagOf(g.seq, dataLane)
-	for p := range pieces(len(g.own(0)), g.piece) { // no segment is longer
-		for r := range g.size {
-			b := cut(g.own(r), p, g.piece)
-			if r == g.rank || len(b) == 0 {
-				continue
+// chain hands root's mem from rank to rank, piece by piece.
+func (x *exchange) chain(ctx context.Context, mem []byte, root int) error {
+	tag, n := tagOf(x.seq, dataLane), pieces(len(mem), x.o.piece)
+	ready := make(tally, n)
+	send := func(ctx context.Context) error {
+		for p := range n {
+			if err := ready.take(ctx); err != nil {
+				return err
 			}
-			if err := g.m.Send(ctx, r, tag, b); err != nil {
+			if err := x.m.Send(ctx, x.at(1), tag, cut(mem, p, x.o.piece)); err != nil {
 				return err
 			}
 		}
+		return nil
 	}
-	return nil
-}
-
-func (g *direct) recv(ctx context.Context) error {
-	mine := g.own(g.rank)
-	sums := g.red.sumBytes(g.piece)
-	buf, free := scratch(2*sums + g.piece)
-	defer free()
-	for p := range pieces(len(mine), g.piece) {
-		own := cut(mine, p, g.piece)
-		n := g.red.sumBytes(len(own))
-		sum, room, in := buf[:n], buf[sums:sums+n], buf[2*sums:2*sums+len(own)]
-		if err := g.reduce(ctx, sum, room, in, own); err != nil {
-			return err
+	recv := func(ctx context.Context) error {
+		for p := range n {
+			if x.rank != root {
+				if err := x.m.RecvInto(ctx, x.at(-1), tag, cut(mem, p, x.o.piece)); err != nil {
+					return err
+				}
+			}
+			ready.add()
 		}
-		g.red.finish(cut(g.out, p, g.piece), sum)
+		return nil
 	}
-	return nil
+	if x.at(1) == root {
+		return recv(ctx)
+	}
+	return duplex(ctx, send, recv)
 }
 
-// reduce sets sum to the reduction of all ranks' elements of a piece, in the
-// order of the ranks.
-func (g *direct) reduce(ctx context.Context, sum, room, in, own []byte) error {
-	tag := tagOf(g.seq, dataLane)
-	for r := range g.size {
-		b := own
-		if r != g.rank {
-			b = in
-			if err := g.m.RecvInto(ctx, r, tag, in); err != nil {
-				return err
+// reduceDirect is a reduce-scatter in which every rank sends its elements of each
+// segment to the rank that reduces the segment. own returns this rank's elements of a
+// segment, and out is for the result of this rank's segment.
+//
+// It is for floats of 16 and 8 bits. A ring would carry partial results, which are two
+// and four times as large as the elements. In return every rank is connected with all
+// others.
+//
+// Both sides process pieces by number, sender and receiver, in this order. So there is
+// always a piece for which both sides are ready, even if sending waits for the
+// receiver.
+func (x *exchange) reduceDirect(ctx context.Context, own func(seg int) []byte, out []byte, red *reduction) error {
+	tag, piece := tagOf(x.seq, dataLane), x.o.piece
+	send := func(ctx context.Context) error {
+		for p := range pieces(len(own(0)), piece) { // no segment is longer
+			for r := range x.size {
+				b := cut(own(r), p, piece)
+				if r == x.rank || len(b) == 0 {
+					continue
+				}
+				if err := x.m.Send(ctx, r, tag, b); err != nil {
+					return err
+				}
 			}
 		}
-		if r == 0 {
-			copy(sum, g.red.widen(sum, b))
-			continue
+		return nil
+	}
+	recv := func(ctx context.Context) error {
+		sums := red.sumBytes(piece)
+		buf, free := scratch(2*sums + piece)
+		defer free()
+		for p := range pieces(len(out), piece) {
+			mine := cut(own(x.rank), p, piece)
+			n := red.sumBytes(len(mine))
+			sum, room, in := buf[:n], buf[sums:sums+n], buf[2*sums:2*sums+len(mine)]
+			for r := range x.size {
+				b := mine
+				if r != x.rank {
+					b = in
+					if err := x.m.RecvInto(ctx, r, tag, in); err != nil {
+						return err
+					}
+				}
+				if r == 0 {
+					copy(sum, red.widen(sum, b))
+				} else {
+					red.add(sum, b, room)
+				}
+			}
+			red.finish(cut(out, p, piece), sum)
 		}
-		g.red.add(sum, sum, b, room)
+		return nil
 	}
-	return nil
-}
-
-// directReduce is an all-reduce: after a direct reduce-scatter a ring passes the
-// segments on.
-func (x *exchange) directReduce(ctx context.Context, mem []byte, red reduction) error {
-	seg := segments(mem, red.elem.Size(), x.size)
-	d := &direct{exchange: x, piece: x.o.PieceBytes, red: red, own: seg, out: seg(x.rank)}
-	if err := d.run(ctx); err != nil {
-		return err
-	}
-	g := &ring{exchange: x, steps: x.size - 1, piece: x.o.PieceBytes, own: seg, out: seg, lane: passLane}
-	return g.run(ctx)
+	return duplex(ctx, send, recv)
 }
 
 // duplex runs send and recv at the same time, and ends both when one fails. It
@@ -351,24 +329,20 @@ func duplex(ctx context.Context, send, recv func(ctx context.Context) error) err
 			once.Do(func() { first = err; cancel() })
 		}
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		note(send(ctx))
-	}()
+	var wg sync.WaitGroup
+	wg.Go(func() { note(send(ctx)) })
 	note(recv(ctx))
-	<-done
+	wg.Wait()
 	return first
 }
 
-// tally counts what one goroutine has done for another. It holds no memory for
-// what is counted.
+// tally counts what one goroutine has done for another.
 type tally chan struct{}
 
-// add never waits: a tally has room for all that there is to do.
+// add never waits: a tally has room for everything that it counts.
 func (t tally) add() { t <- struct{}{} }
 
-// take waits for the next.
+// take waits until there is one more.
 func (t tally) take(ctx context.Context) error {
 	select {
 	case <-t:
@@ -383,11 +357,11 @@ func (t tally) take(ctx context.Context) error {
 	}
 }
 
-// cut returns the bytes of piece p of b, where pieces have size bytes.
+// cut returns piece p of b, which is cut into pieces of size bytes.
 func cut(b []byte, p, size int) []byte {
 	lo := min(p*size, len(b))
 	return b[lo:min(lo+size, len(b))]
 }
 
-// pieces returns how many pieces of size bytes hold n bytes.
+// pieces returns the number of pieces of size bytes that hold n bytes.
 func pieces(n, size int) int { return (n + size - 1) / size }

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -20,31 +19,28 @@ func FuzzVerdict(f *testing.F) {
 	for _, v := range []verdict{
 		{voices: []voice{{rank: 3, call: call{kind: broadcast, dtype: tensor.Float32, count: 9, root: -2}}}},
 		{differs: true, detail: uneven, voices: []voice{
-			{rank: 0, call: call{kind: allToAll, dtype: tensor.Int8, count: 1 << 40, algorithm: Ring, piece: 1 << 19}},
+			{rank: 0, call: call{kind: allToAll, dtype: tensor.Int8, count: 1 << 40}},
 			{rank: 7, err: group.NewRemoteError(tensor.ErrDType)},
 		}},
 	} {
-		var w wire.Writer
-		if err := v.encode(&w); err != nil {
+		b, err := v.encode()
+		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(w.B)
+		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		v, err := decodeVerdict(wire.NewReader(b), fuzzRanks)
+		v, err := decodeVerdict(b, fuzzRanks)
 		if err != nil {
 			return
 		}
-		var w wire.Writer
-		if err := v.encode(&w); err != nil {
+		b, err = v.encode()
+		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := decodeVerdict(wire.NewReader(w.B), fuzzRanks)
+		again, err := decodeVerdict(b, fuzzRanks)
 		if err != nil || !reflect.DeepEqual(v, again) {
 			t.Fatalf("decode(encode(%+v)) = %+v, %v", v, again, err)
-		}
-		if v.agreed() != (v.error() == nil) {
-			t.Fatalf("%+v: agreed = %v and the error is %v", v, v.agreed(), v.error())
 		}
 	})
 }

@@ -62,7 +62,7 @@ func BenchmarkReduceKernel(b *testing.B) {
 			b.Run(fmt.Sprintf("%v/%v", d, o), func(b *testing.B) {
 				b.SetBytes(piece)
 				for b.Loop() {
-					r.add(partial, partial, own, room)
+					r.add(partial, own, room)
 				}
 			})
 		}

@@ -52,7 +52,7 @@ func TestLeaveAfterTheLastCall(t *testing.T) {
 			for _, ranks := range []int{2, 3, 5} {
 				what := fmt.Sprintf("%s of %d elements, %d ranks", name, n, ranks)
 				fn := func(ctx context.Context, g group.Group) error {
-					c, err := collective.New(g, nil)
+					c, err := collective.New(g)
 					if err != nil {
 						return err
 					}
@@ -74,7 +74,7 @@ func TestLeaveAfterTheLastCall(t *testing.T) {
 // Ranks that leave because a call was refused take that error from nobody.
 func TestLeaveAfterARefusedCall(t *testing.T) {
 	fn := func(ctx context.Context, g group.Group) error {
-		c, err := collective.New(g, nil)
+		c, err := collective.New(g)
 		if err != nil {
 			return err
 		}

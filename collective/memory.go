@@ -1,14 +1,13 @@
 package collective
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// scratches are buffers that calls have given back, for the next ones. Most calls
-// need one of the same size; a buffer that is too small is dropped.
 var scratches sync.Pool
 
 // scratch returns a buffer of n bytes with undefined contents, aligned for every
@@ -16,7 +15,7 @@ var scratches sync.Pool
 func scratch(n int) ([]byte, func()) {
 	p, _ := scratches.Get().(*[]byte)
 	if p == nil || cap(*p) < n {
-		b := make([]byte, max(n, smallestPiece))
+		b := make([]byte, max(n, 64)) // large enough to be aligned
 		p = &b
 	}
 	return (*p)[:n], func() { scratches.Put(p) }
@@ -32,12 +31,11 @@ func readable(t *tensor.Tensor) []byte {
 	return b
 }
 
-// writable is like readable, and returns a function that stores in t what was
-// written to the memory, or nil if there is nothing to store. If t's
-// elements are not read first, keep is false.
+// writable returns memory for the elements of t, contiguous and aligned, and a
+// function that stores them in t. The memory holds t's elements if keep is true.
 func writable(t *tensor.Tensor, keep bool) ([]byte, func() error) {
 	if b, ok := t.Bytes(); ok && t.DType().Aligned(b) {
-		return b, nil
+		return b, func() error { return nil }
 	}
 	var tmp *tensor.Tensor
 	if keep {
@@ -66,6 +64,18 @@ func checkTarget(t *tensor.Tensor) error {
 func checkSource(t *tensor.Tensor) error {
 	if t == nil {
 		return fmt.Errorf("no tensor: %w", tensor.ErrShape)
+	}
+	return nil
+}
+
+// checkBoth returns an error unless src can be read, dst can be written to, and
+// their types are equal.
+func checkBoth(dst, src *tensor.Tensor) error {
+	if err := cmp.Or(checkSource(src), checkTarget(dst)); err != nil {
+		return err
+	}
+	if dst.DType() != src.DType() {
+		return fmt.Errorf("%v from %v: %w", dst, src, tensor.ErrDType)
 	}
 	return nil
 }

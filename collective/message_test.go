@@ -198,7 +198,7 @@ func TestBadMessages(t *testing.T) {
 func TestMessagesOfARankThatIsGone(t *testing.T) {
 	bubble(t, "gone", func(t *testing.T) {
 		gs := inproc.New(2)
-		c, err := collective.New(gs[0], nil)
+		c, err := collective.New(gs[0])
 		if err != nil {
 			t.Fatal(err)
 		}

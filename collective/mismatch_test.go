@@ -93,21 +93,6 @@ func checkMismatch(t *testing.T, what string, odd int, errs results) {
 	}
 }
 
-// The options of ranks count too, as far as they lead to other messages.
-func TestDifferentOptionsFailEverywhere(t *testing.T) {
-	bubble(t, "pieces", func(t *testing.T) {
-		gs := inproc.New(2)
-		errs := parallel(2, func(r int) error {
-			c, err := collective.New(gs[r], &collective.Options{Algorithm: collective.Ring, PieceBytes: 64 << r})
-			if err != nil {
-				return err
-			}
-			return c.AllReduce(t.Context(), of[int32](1, 2), collective.Sum)
-		})
-		checkMismatch(t, "pieces", 1, errs)
-	})
-}
-
 // Splits that do not fit fail everywhere, and so do arguments of one rank.
 func TestBadArgumentsFailEverywhere(t *testing.T) {
 	dst, src := func() *tensor.Tensor { return of(make([]int16, 6)...) }, of(make([]int16, 6)...)
@@ -170,13 +155,11 @@ func TestBadArgumentsFailEverywhere(t *testing.T) {
 	}
 }
 
-// A call that is refused has written nothing, also if elements travelled with
-// the agreement.
 func TestRefusedBroadcastWritesNothing(t *testing.T) {
 	bubble(t, "4 ranks", func(t *testing.T) {
 		gs := inproc.New(4)
 		errs := parallel(4, func(r int) error {
-			c, err := collective.New(gs[r], nil)
+			c, err := collective.New(gs[r])
 			if err != nil {
 				return err
 			}

@@ -16,73 +16,30 @@ import (
 // ErrRecalled reports a tensor that its sender began to send and then gave up.
 var ErrRecalled = errors.New("the sender has given up")
 
-// parcel is a tensor that is sent or received.
-type parcel struct {
-	c     *Comm
-	op    group.Op
-	route route
-	err   error // what is wrong with the arguments
-	move  func(ctx context.Context) error
+const (
+	// shortest is up to how many bytes of elements travel with their header.
+	shortest = 32 << 10
+	// maxMessage is the largest number of bytes of elements in one message.
+	maxMessage = 4 << 20
+)
+
+// Send sends the elements of t to rank to, which receives them by [Comm.Recv]
+// with the same tag, from 0 to [MaxTag]. Tensors with one tag arrive in the order
+// of the calls. Other tags and collective calls are independent. It returns when t may
+// be written to again; a large tensor may wait until the other rank receives.
+//
+// If ctx ends before, nothing arrives, and a receiver that has begun gets
+// [ErrRecalled]. If the receiver cannot be notified, further calls with this tag fail
+// with [ErrBroken].
+func (c *Comm) Send(ctx context.Context, t *tensor.Tensor, to, tag int) error {
+	return c.ISend(ctx, t, to, tag).Wait(context.Background())
 }
 
-// post starts to move a parcel, after those of the same route.
-func (p parcel) post(ctx context.Context) *Work {
-	w := &Work{done: make(chan struct{})}
-	if p.err != nil {
-		w.finish(&group.Error{Op: p.op, Ranks: []int{p.route.peer}, Err: p.err})
-		return w
-	}
-	turn := p.c.queues.join(p.route)
-	go func() {
-		err := p.c.queues.wait(ctx, p.route, turn)
-		if err == nil {
-			err = p.move(ctx)
-		}
-		p.c.queues.leave(p.route, turn)
-		w.finish(p.failure(ctx, err))
-	}()
-	return w
-}
-
-// failure gives an error the form of those of a [group.Messenger].
-func (p *parcel) failure(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
-	}
-	if _, ok := errors.AsType[*group.Error](err); ok {
-		return err
-	}
-	if end := group.ContextError(ctx); end != nil && !errors.Is(err, ErrBroken) {
-		err = end
-	}
-	return &group.Error{Op: p.op, Ranks: []int{p.route.peer}, Err: err}
-}
-
-func checkParcel(c *Comm, op group.Op, peer, tag int, err error) error {
-	switch {
-	case err != nil:
-		return err
-	case c.m == nil:
-		return fmt.Errorf("the group sends no messages: %w", errors.ErrUnsupported)
-	case tag > MaxTag:
-		return fmt.Errorf("tag %d, at most %d: %w", tag, MaxTag, group.ErrInvalid)
-	}
-	if err := group.CheckMessage(op, peer, tag, c.size); err != nil {
-		return errors.Unwrap(err)
-	}
-	return nil
-}
-
-// shortest is up to how many bytes of elements travel with their header.
-const shortest = 32 << 10
-
-func outbound(c *Comm, t *tensor.Tensor, to, tag int) parcel {
-	p := parcel{c: c, op: group.OpSend, route: route{to, tag, true}}
-	if p.err = checkParcel(c, p.op, to, tag, checkSource(t)); p.err != nil {
-		return p
-	}
-	mem, head := readable(t), header{t.DType(), t.NumElements()}.encode()
-	p.move = func(ctx context.Context) error {
+// ISend starts a [Comm.Send]. The number of calls in flight is not bounded.
+func (c *Comm) ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work {
+	r := route{to, tag, true}
+	return c.post(ctx, group.OpSend, r, checkSource(t), func() error {
+		mem, head := readable(t), header{t.DType(), t.NumElements()}.encode()
 		if len(mem) <= shortest {
 			return c.m.Send(ctx, to, firstTag+tag, append(head, mem...))
 		}
@@ -91,19 +48,17 @@ func outbound(c *Comm, t *tensor.Tensor, to, tag int) parcel {
 		}
 		for i := range pieces(len(mem), maxMessage) {
 			if err := c.m.Send(ctx, to, firstTag+tag, cut(mem, i, maxMessage)); err != nil {
-				p.recall()
+				c.recall(r)
 				return err
 			}
 		}
 		return nil
-	}
-	return p
+	})
 }
 
-// recall lets the receiver know that the rest of a tensor does not come, by an
-// empty message.
-func (p *parcel) recall() {
-	c, r := p.c, p.route
+// recall notifies the receiver, by an empty message, that the rest of a tensor does
+// not come.
+func (c *Comm) recall(r route) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if err := c.m.Send(ctx, r.peer, firstTag+r.tag, nil); err != nil {
@@ -111,60 +66,60 @@ func (p *parcel) recall() {
 	}
 }
 
-func inbound(c *Comm, t *tensor.Tensor, from, tag int) parcel {
-	p := parcel{c: c, op: group.OpRecv, route: route{from, tag, false}}
-	if p.err = checkParcel(c, p.op, from, tag, checkTarget(t)); p.err != nil {
-		return p
-	}
-	p.move = func(ctx context.Context) error {
-		head, rest, err := p.open(ctx)
+// Recv replaces the elements of t by those of the next tensor that rank from
+// sends with this tag. A tensor of another dtype or number of elements is dropped, and
+// the error wraps [group.ErrDisagree]; the shape may differ.
+//
+// If the sender gives up half way, the error wraps [ErrRecalled], and the next tensor
+// can be received. If ctx ends once a tensor of more than some KiB has begun to
+// arrive, or messages arrive that do not belong to it, further calls for this rank and
+// tag fail with [ErrBroken].
+func (c *Comm) Recv(ctx context.Context, t *tensor.Tensor, from, tag int) error {
+	return c.IRecv(ctx, t, from, tag).Wait(context.Background())
+}
+
+// IRecv starts a [Comm.Recv]. The number of calls in flight is not bounded.
+func (c *Comm) IRecv(ctx context.Context, t *tensor.Tensor, from, tag int) *Work {
+	r := route{from, tag, false}
+	return c.post(ctx, group.OpRecv, r, checkTarget(t), func() error {
+		var b []byte
+		for len(b) == 0 { // skip tensors that the sender has recalled
+			var err error
+			if b, err = c.m.Recv(ctx, from, firstTag+tag); err != nil {
+				return err
+			}
+		}
+		head, rest, err := decodeHeader(b)
 		if err != nil {
 			return err
 		}
 		want := header{t.DType(), t.NumElements()}
-		if head.bytes() <= shortest {
-			if head != want {
-				return head.mismatch(want)
-			}
-			return tensor.Copy(t, flat(rest, t))
+		if head.bytes() > shortest {
+			return c.receive(ctx, r, head, want, t)
 		}
-		return p.unpack(ctx, head, want, t)
-	}
-	return p
+		if head != want {
+			return head.mismatch(want)
+		}
+		return tensor.Copy(t, flat(rest, t))
+	})
 }
 
-// open receives the header of the next tensor, and its elements if there are
-// few. What the sender has recalled is passed over.
-func (p *parcel) open(ctx context.Context) (header, []byte, error) {
-	for {
-		b, err := p.c.m.Recv(ctx, p.route.peer, firstTag+p.route.tag)
-		if err != nil {
-			return header{}, nil, err
-		}
-		if len(b) == 0 {
-			continue
-		}
-		return decodeHeader(b)
-	}
-}
-
-// unpack receives the elements of a tensor, or passes over them if they are
-// not what is wanted.
-func (p *parcel) unpack(ctx context.Context, head, want header, t *tensor.Tensor) error {
-	c, r := p.c, p.route
-	var take func(i int) []byte
+// receive receives the elements of a tensor into t, or drops them if they are not as
+// expected.
+func (c *Comm) receive(ctx context.Context, r route, head, want header, t *tensor.Tensor) error {
+	var place func(i int) []byte
 	store := func() error { return head.mismatch(want) }
 	if head == want {
-		mem, copyBack := writable(t, false)
-		take = func(i int) []byte { return cut(mem, i, maxMessage) }
-		store = func() error { return settle(copyBack) }
+		var mem []byte
+		mem, store = writable(t, false)
+		place = func(i int) []byte { return cut(mem, i, maxMessage) }
 	} else {
 		waste, free := scratch(maxMessage)
 		defer free()
-		take = func(i int) []byte { return waste[:min(head.bytes()-int64(i)*maxMessage, maxMessage)] }
+		place = func(i int) []byte { return waste[:min(head.bytes()-int64(i)*maxMessage, maxMessage)] }
 	}
 	for i := range pieces(int(head.bytes()), maxMessage) {
-		err := c.m.RecvInto(ctx, r.peer, firstTag+r.tag, take(i))
+		err := c.m.RecvInto(ctx, r.peer, firstTag+r.tag, place(i))
 		if e, ok := errors.AsType[*group.LengthError](err); ok && e.Got == 0 {
 			return ErrRecalled
 		}
@@ -176,7 +131,39 @@ func (p *parcel) unpack(ctx context.Context, head, want header, t *tensor.Tensor
 	return store()
 }
 
-// header says what tensor comes.
+// post starts to send or receive a tensor by move, after the earlier calls of the
+// same route. err is what is wrong with the tensor.
+func (c *Comm) post(ctx context.Context, op group.Op, r route, err error, move func() error) *Work {
+	w := &Work{done: make(chan struct{})}
+	switch {
+	case err != nil:
+	case c.m == nil:
+		err = fmt.Errorf("the group sends no messages: %w", errors.ErrUnsupported)
+	case r.tag > MaxTag:
+		err = fmt.Errorf("tag %d, at most %d: %w", r.tag, MaxTag, group.ErrInvalid)
+	default:
+		err = group.CheckMessage(op, r.peer, r.tag, c.size)
+	}
+	if err != nil {
+		w.finish(r.failure(op, err))
+		return w
+	}
+	turn := c.queues.join(r)
+	go func() {
+		err := c.queues.wait(ctx, r, turn)
+		if err == nil {
+			err = move()
+		}
+		c.queues.leave(r, turn)
+		if _, ok := errors.AsType[*group.Error](err); err != nil && !ok && ctx.Err() != nil && !errors.Is(err, ErrBroken) {
+			err = group.ContextError(ctx)
+		}
+		w.finish(r.failure(op, err))
+	}()
+	return w
+}
+
+// header describes the tensor that follows.
 type header struct {
 	dtype tensor.DType
 	count int64
@@ -195,8 +182,7 @@ func (h header) encode() []byte {
 	return w.B
 }
 
-// decodeHeader returns a header and the elements that came with it, as many as
-// it says.
+// decodeHeader returns a header and the elements that came with it.
 func decodeHeader(b []byte) (header, []byte, error) {
 	r := wire.NewReader(b)
 	h := header{tensor.DType(r.Byte()), r.Size()}
@@ -224,11 +210,18 @@ type route struct {
 	out       bool
 }
 
-// queues lets the messages of a route go one after the other, in the order in
-// which they were asked for.
+// failure returns err as an error of a [group.Messenger].
+func (r route) failure(op group.Op, err error) error {
+	if _, ok := errors.AsType[*group.Error](err); ok || err == nil {
+		return err
+	}
+	return &group.Error{Op: op, Ranks: []int{r.peer}, Err: err}
+}
+
+// queues runs the calls of each route one after the other, in their order.
 type queues struct {
 	mu     sync.Mutex
-	lines  map[route][]chan struct{} // the call that has the route, and those that wait; guarded by mu
+	lines  map[route][]chan struct{} // the call that runs, and those that wait; guarded by mu
 	broken map[route]error           // routes that cannot be used any more; guarded by mu
 }
 
@@ -238,9 +231,6 @@ func (q *queues) join(r route) chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	turn := make(chan struct{})
-	if q.lines == nil {
-		q.lines = make(map[route][]chan struct{})
-	}
 	q.lines[r] = append(q.lines[r], turn)
 	if len(q.lines[r]) == 1 {
 		close(turn)
@@ -252,15 +242,11 @@ func (q *queues) join(r route) chan struct{} {
 func (q *queues) leave(r route, turn chan struct{}) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	line := q.lines[r]
-	i := slices.Index(line, turn)
-	line = slices.Delete(line, i, i+1)
-	if len(line) == 0 {
+	i := slices.Index(q.lines[r], turn)
+	line := slices.Delete(q.lines[r], i, i+1)
+	if q.lines[r] = line; len(line) == 0 {
 		delete(q.lines, r)
-		return
-	}
-	q.lines[r] = line
-	if i == 0 {
+	} else if i == 0 {
 		close(line[0])
 	}
 }
@@ -281,8 +267,5 @@ func (q *queues) wait(ctx context.Context, r route, turn chan struct{}) error {
 func (q *queues) spoil(r route, why error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.broken == nil {
-		q.broken = make(map[route]error)
-	}
 	q.broken[r] = why
 }

@@ -10,11 +10,10 @@ import (
 
 // Op says how the elements of several ranks become one.
 //
-// Integers wrap. Floats of 16 and 8 bits are reduced as float32 from end to end
-// and rounded once. Max and Min return NaN if any rank has one. Of bools Sum
-// and Max are "or", Prod and Min "and". What makes no sense is an error that
-// wraps [tensor.ErrDType]: Avg of integers and bools, Max and Min of complex
-// numbers, anything of float8_e8m0fnu, which holds scales.
+// Integers wrap. Floats of 16 and 8 bits are reduced as float32 and rounded once.
+// Max and Min return NaN if any rank has one. For bools Sum and Max are "or", Prod and
+// Min "and". Avg of integers and bools, Max and Min of complex numbers, and every
+// reduction of float8_e8m0fnu are errors that wrap [tensor.ErrDType].
 type Op uint8
 
 // The ways to reduce.
@@ -30,18 +29,16 @@ var opNames = [...]string{Sum: "sum", Avg: "avg", Max: "max", Min: "min", Prod: 
 
 // String returns the name, such as "sum".
 func (o Op) String() string {
-	if !o.valid() {
+	if int(o) >= len(opNames) {
 		return fmt.Sprintf("op %d", uint8(o))
 	}
 	return opNames[o]
 }
 
-func (o Op) valid() bool { return int(o) < len(opNames) }
-
 // check returns an error if elements of type d cannot be reduced by o.
 func (o Op) check(d tensor.DType) error {
 	switch {
-	case !o.valid():
+	case int(o) >= len(opNames):
 		return fmt.Errorf("reduce by %v: %w", o, group.ErrInvalid)
 	case !o.fits(d):
 		return fmt.Errorf("%v of %v: %w", o, d, tensor.ErrDType)
@@ -61,17 +58,8 @@ func (o Op) fits(d tensor.DType) bool {
 	return true
 }
 
-// sumType returns the type in which elements of type d are reduced: float32 for
-// floats that Go has no type for.
-func sumType(d tensor.DType) tensor.DType {
-	if d.IsFloat() && d.Size() < tensor.Float32.Size() {
-		return tensor.Float32
-	}
-	return d
-}
-
-// reduction is how contributions of type elem become one: partial results are of
-// type sum. It is for use by one goroutine.
+// reduction is how elements of type elem become one: partial results are of type
+// sum. It is for one goroutine.
 type reduction struct {
 	op        Op
 	elem, sum tensor.DType
@@ -79,9 +67,18 @@ type reduction struct {
 	apply     kernel
 }
 
-func newReduction(o Op, d tensor.DType, ranks int) reduction {
-	s := sumType(d)
-	return reduction{op: o, elem: d, sum: s, ranks: ranks, apply: kernelOf(o, s)}
+// newReduction returns the reduction of elements of type d. Floats that Go has no type
+// for are added up as float32.
+func newReduction(o Op, d tensor.DType, ranks int) *reduction {
+	s := d
+	if d.IsFloat() && d.Size() < tensor.Float32.Size() {
+		s = tensor.Float32
+	}
+	apply := kernels[s](o)
+	if (s == tensor.Float32 || s == tensor.Complex64) && (o == Sum || o == Avg) {
+		apply = sumFloat32 // on both parts of a complex number
+	}
+	return &reduction{op: o, elem: d, sum: s, ranks: ranks, apply: apply}
 }
 
 // widens reports whether partial results are larger than elements.
@@ -101,14 +98,14 @@ func (r *reduction) widen(room, b []byte) []byte {
 	return room
 }
 
-// add sets d to the reduction of the partial result a and the elements b; room
-// is for b as partial results.
-func (r *reduction) add(d, a, b, room []byte) {
+// add adds the elements b to the partial result sum; room is for b as partial
+// results.
+func (r *reduction) add(sum, b, room []byte) {
 	if r.elem == tensor.BFloat16 && (r.op == Sum || r.op == Avg) {
-		addBFloat16(d, a, b)
+		addBFloat16(sum, b)
 		return
 	}
-	r.apply(d, a, r.widen(room, b))
+	r.apply(sum, sum, r.widen(room, b))
 }
 
 // finish makes elements of the partial result s of all ranks. dst may be s
@@ -126,8 +123,8 @@ func (r *reduction) finish(dst, s []byte) {
 	}
 }
 
-// convert changes the type of elements. There is nothing that can go wrong with
-// memory that this package has cut itself.
+// convert changes the type of elements. It cannot fail, since dst and src have equally
+// many elements.
 func convert(dst []byte, to tensor.DType, src []byte, from tensor.DType) {
 	shape := []int64{int64(len(src) / from.Size())}
 	d, err := tensor.FromBytes(to, shape, dst)
@@ -147,38 +144,14 @@ func convert(dst []byte, to tensor.DType, src []byte, from tensor.DType) {
 // are as many, aligned, and may be d.
 type kernel func(d, a, b []byte)
 
-// kernelOf returns the kernel of o for elements of type d, one of sumType's.
-func kernelOf(o Op, d tensor.DType) kernel {
-	if (d == tensor.Float32 || d == tensor.Complex64) && (o == Sum || o == Avg) {
-		return sumFloat32 // of the parts, if there are two
-	}
-	switch d {
-	case tensor.Float64:
-		return numberKernel[float64](o)
-	case tensor.Float32:
-		return numberKernel[float32](o)
-	case tensor.Int64:
-		return numberKernel[int64](o)
-	case tensor.Int32:
-		return numberKernel[int32](o)
-	case tensor.Int16:
-		return numberKernel[int16](o)
-	case tensor.Int8:
-		return numberKernel[int8](o)
-	case tensor.Uint64:
-		return numberKernel[uint64](o)
-	case tensor.Uint32:
-		return numberKernel[uint32](o)
-	case tensor.Uint16:
-		return numberKernel[uint16](o)
-	case tensor.Uint8:
-		return numberKernel[uint8](o)
-	case tensor.Bool:
-		return boolKernel(o)
-	case tensor.Complex64:
-		return complexKernel[float32](o)
-	}
-	return complexKernel[float64](o)
+// kernels has, for each type of partial results, the kernels of all ops.
+var kernels = [...]func(o Op) kernel{
+	tensor.Float64: numberKernel[float64], tensor.Float32: numberKernel[float32],
+	tensor.Int64: numberKernel[int64], tensor.Int32: numberKernel[int32],
+	tensor.Int16: numberKernel[int16], tensor.Int8: numberKernel[int8],
+	tensor.Uint64: numberKernel[uint64], tensor.Uint32: numberKernel[uint32],
+	tensor.Uint16: numberKernel[uint16], tensor.Uint8: numberKernel[uint8],
+	tensor.Bool: boolKernel, tensor.Complex64: complexKernel[float32], tensor.Complex128: complexKernel[float64],
 }
 
 func numberKernel[E tensor.Number](o Op) kernel {
@@ -193,9 +166,7 @@ func numberKernel[E tensor.Number](o Op) kernel {
 	return sumOf[E]
 }
 
-// The loops take eight elements at a time through arrays, whose bounds the
-// compiler knows.
-
+// sumOf adds eight elements at a time through arrays, whose bounds the compiler knows.
 func sumOf[E tensor.Number](db, ab, bb []byte) {
 	d, a, b := tensor.Numbers[E](db), tensor.Numbers[E](ab), tensor.Numbers[E](bb)
 	for len(d) >= 8 && len(a) >= 8 && len(b) >= 8 {
@@ -212,12 +183,6 @@ func sumOf[E tensor.Number](db, ab, bb []byte) {
 
 func productOf[E tensor.Number](db, ab, bb []byte) {
 	d, a, b := tensor.Numbers[E](db), tensor.Numbers[E](ab), tensor.Numbers[E](bb)
-	for len(d) >= 8 && len(a) >= 8 && len(b) >= 8 {
-		x, y, z := (*[8]E)(d), (*[8]E)(a), (*[8]E)(b)
-		x[0], x[1], x[2], x[3] = y[0]*z[0], y[1]*z[1], y[2]*z[2], y[3]*z[3]
-		x[4], x[5], x[6], x[7] = y[4]*z[4], y[5]*z[5], y[6]*z[6], y[7]*z[7]
-		d, a, b = d[8:], a[8:], b[8:]
-	}
 	a, b = a[:len(d)], b[:len(d)]
 	for i := range d {
 		d[i] = a[i] * b[i]
@@ -257,25 +222,25 @@ func boolKernel(o Op) kernel {
 	}
 }
 
-// addBFloat16 sets d to the sums of the float32 of a and the bfloat16 of b. The
-// type is common enough for a loop that widens and adds at once.
-func addBFloat16(db, ab, bb []byte) {
-	d, a, b := tensor.Numbers[float32](db), tensor.Numbers[float32](ab), tensor.Numbers[uint16](bb)
-	for len(d) >= 4 && len(a) >= 4 && len(b) >= 4 {
-		x, y, z := (*[4]float32)(d), (*[4]float32)(a), (*[4]uint16)(b)
-		x[0], x[1] = y[0]+bfloat16(z[0]), y[1]+bfloat16(z[1])
-		x[2], x[3] = y[2]+bfloat16(z[2]), y[3]+bfloat16(z[3])
-		d, a, b = d[4:], a[4:], b[4:]
+// addBFloat16 adds the bfloat16 elements b to the float32 elements d. The type is
+// common enough for a loop that widens and adds at once, four elements at a time.
+func addBFloat16(db, bb []byte) {
+	d, b := tensor.Numbers[float32](db), tensor.Numbers[uint16](bb)
+	for len(d) >= 4 && len(b) >= 4 {
+		x, z := (*[4]float32)(d), (*[4]uint16)(b)
+		x[0], x[1] = x[0]+bfloat16(z[0]), x[1]+bfloat16(z[1])
+		x[2], x[3] = x[2]+bfloat16(z[2]), x[3]+bfloat16(z[3])
+		d, b = d[4:], b[4:]
 	}
-	a, b = a[:len(d)], b[:len(d)]
 	for i := range d {
-		d[i] = a[i] + bfloat16(b[i])
+		d[i] += bfloat16(b[i])
 	}
 }
 
 func bfloat16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
 
-// truth returns one for every bool that is not zero, as others write them.
+// truth returns one for every bool that is not zero: other programs may write any
+// byte.
 func truth(b byte) byte {
 	if b != 0 {
 		return 1
@@ -285,7 +250,7 @@ func truth(b byte) byte {
 
 func complexKernel[F float32 | float64](o Op) kernel {
 	if o != Prod {
-		return sumOf[F] // of the parts
+		return sumOf[F] // on both parts
 	}
 	return complexProduct[F]
 }

@@ -19,7 +19,7 @@ func sockets(t testing.TB, n int, o *collective.Options) []*collective.Comm {
 	cs := make([]*collective.Comm, n)
 	for r, g := range tcptest.Meet(t, n, tcptest.ByFile(t, n)) {
 		var err error
-		if cs[r], err = collective.New(g, o); err != nil {
+		if cs[r], err = collective.NewWith(g, o); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -28,7 +28,7 @@ func sockets(t testing.TB, n int, o *collective.Options) []*collective.Comm {
 
 func TestOverTCP(t *testing.T) {
 	const n, count = 3, 300_000
-	cs := sockets(t, n, &collective.Options{PieceBytes: 64 << 10})
+	cs := sockets(t, n, &collective.Options{Piece: 64 << 10})
 	for r, err := range parallel(n, func(r int) error {
 		c := cs[r]
 		for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {

@@ -74,7 +74,7 @@ func matrix(g *tcp.Group, cut shard.Placement) (*shard.Tensor, error) {
 // step averages the gradients and the losses of all ranks. The weights it makes up
 // are the rank's number.
 func step(ctx context.Context, g *tcp.Group, w, grad *tensor.Tensor) error {
-	comm, commErr := collective.New(g, nil)
+	comm, commErr := collective.New(g)
 	weights, wErr := tensor.Values[float32](w)
 	loss, lossErr := tensor.Of([]int64{1}, []float32{float32(g.Rank()) / 2})
 	if err := errors.Join(commErr, wErr, lossErr); err != nil {

@@ -234,7 +234,7 @@ func (p *Platform) TensorComm(g platform.Group) (platform.TensorComm, error) {
 	own.mu.Lock()
 	defer own.mu.Unlock()
 	if own.tensors == nil {
-		c, err := collective.New(own.inner, nil)
+		c, err := collective.New(own.inner)
 		if err != nil {
 			return nil, fmt.Errorf("platform %s over %s: %w", Name, own.Backend(), err)
 		}

@@ -361,7 +361,7 @@ const (
 // throughput measures all collectives. The figures are nearly the same on all
 // ranks.
 func throughput(ctx context.Context, g *tcp.Group, j *rankJob) ([]GroupCollective, error) {
-	comm, err := collective.New(g, nil)
+	comm, err := collective.New(g)
 	if err != nil {
 		return nil, err
 	}
