@@ -1,10 +1,7 @@
 package platformtest
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -20,99 +17,77 @@ func upTo(n int) []int {
 	return out
 }
 
-// checkGroup checks that g is a group of the ranks and that this process has its
-// place there.
+// checkGroup checks that g is the group of the ranks, as seen by the rank me.
 func checkGroup(g platform.Group, ranks []int, me int) error {
-	if got := g.Ranks(); !slices.Equal(got, ranks) || g.Size() != len(ranks) {
-		return fmt.Errorf("ranks = %v of %d; want %v", got, g.Size(), ranks)
-	}
-	if g.Backend() == "" {
-		return errors.New("the backend has no name")
-	}
+	err := errors.Join(
+		check(slices.Equal(g.Ranks(), ranks) && g.Size() == len(ranks), "ranks = %v of %d; want %v", g.Ranks(), g.Size(), ranks),
+		check(g.Backend() != "", "the backend has no name"),
+		check(g.Rank() == slices.Index(ranks, me), "own rank = %d; want %d", g.Rank(), slices.Index(ranks, me)))
 	for i, r := range ranks {
-		global, err := g.GlobalRank(i)
+		global, err1 := g.GlobalRank(i)
 		local, err2 := g.LocalRank(r)
-		if err != nil || err2 != nil || global != r || local != i {
-			return fmt.Errorf("GlobalRank(%d) = %d, %v; LocalRank(%d) = %d, %v", i, global, err, r, local, err2)
-		}
+		ok := err1 == nil && err2 == nil && global == r && local == i
+		err = errors.Join(err, check(ok, "GlobalRank(%d) = %d, %v; LocalRank(%d) = %d, %v", i, global, err1, r, local, err2))
 	}
 	for _, bad := range []int{-1, len(ranks)} {
-		if r, err := g.GlobalRank(bad); !errors.Is(err, group.ErrInvalid) {
-			return fmt.Errorf("GlobalRank(%d) = %d, %v; want ErrInvalid", bad, r, err)
-		}
+		_, bounds := g.GlobalRank(bad)
+		err = errors.Join(err, wraps("GlobalRank of no member", bounds, group.ErrInvalid))
 	}
-	if r, err := g.LocalRank(1 << 30); !errors.Is(err, group.ErrInvalid) {
-		return fmt.Errorf("LocalRank of no member = %d, %v; want ErrInvalid", r, err)
-	}
-	return equal("own rank", g.Rank(), slices.Index(ranks, me))
+	_, bounds := g.LocalRank(1 << 30)
+	return errors.Join(err, wraps("LocalRank of no member", bounds, group.ErrInvalid))
 }
 
 func testWorld(e *env) {
-	for r, p := range e.ps {
-		if err := checkGroup(p.World(), upTo(e.size()), r); err != nil {
-			e.Errorf("world of rank %d: %v", r, err)
-		}
-		if p.Name() == "" || p.Name() != e.ps[0].Name() {
-			e.Errorf("name of rank %d = %q; want that of rank 0, %q", r, p.Name(), e.ps[0].Name())
-		}
-		if g, ok := p.Lookup(upTo(e.size())); !ok || g != p.World() {
-			e.Errorf("Lookup of all ranks on rank %d = %v, %v; want the world", r, g, ok)
-		}
-	}
-}
-
-// A group's ranks ascend whatever the list's order, and a rank that is not listed has
-// none.
-func testNew(e *env) {
-	ranks := upTo(e.size())[e.size()/2:]
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		listed := slices.Clone(ranks)
-		slices.Reverse(listed)
-		g, err := p.New(ctx, listed)
-		if err != nil {
-			return err
-		}
-		me := p.World().Rank()
-		if !slices.Contains(ranks, me) {
-			return equal("group of a rank that is not listed", g, nil)
-		}
-		return checkGroup(g, ranks, me)
+	e.must(func(r rank) error {
+		g, ok := r.Lookup(upTo(e.size()))
+		return errors.Join(
+			checkGroup(r.world, upTo(e.size()), r.me),
+			check(r.Name() != "" && r.Name() == e.ps[0].Name(), "name = %q, on rank 0 %q", r.Name(), e.ps[0].Name()),
+			check(ok && g == r.world, "Lookup of all ranks = %v, %v; want the world", g, ok))
 	})
 }
 
-// A group that all members remember is found again, one that some have closed is
-// made anew.
+// The ranks of a group ascend in any order of the list, and a rank that is not listed
+// gets nil.
+func testNew(e *env) {
+	ranks := upTo(e.size())[e.size()/2:]
+	e.must(func(r rank) error {
+		listed := slices.Clone(ranks)
+		slices.Reverse(listed)
+		g, err := r.New(r, listed)
+		if err != nil || !slices.Contains(ranks, r.me) {
+			return errors.Join(err, check(g == nil, "group of a rank that is not listed = %v", g))
+		}
+		return checkGroup(g, ranks, r.me)
+	})
+}
+
+// A group that all members remember is returned again. After some have closed it, a
+// new one is made.
 func testNewAgain(e *env) {
 	ranks := upTo(e.size() - e.size()/2)
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		g, err := p.New(ctx, ranks)
+	e.must(func(r rank) error {
+		g, err := r.New(r, ranks)
 		if err != nil {
 			return err
 		}
-		again, err := p.Split(ctx, p.World(), [][]int{ranks})
-		if err != nil || again != g {
-			return fmt.Errorf("the second time: %v, %v; want the same group", again, err)
-		}
-		known, ok := p.Lookup(ranks)
-		if ok != (g != nil) || known != g {
-			return fmt.Errorf("call of Lookup = %v, %v; want %v", known, ok, g)
-		}
-		if e.size() == 1 {
-			return nil // it is the world
+		again, err := r.Split(r, r.world, [][]int{ranks})
+		known, ok := r.Lookup(ranks)
+		err = errors.Join(err,
+			check(again == g, "the second time: %v; want the same group", again),
+			check(ok == (g != nil) && known == g, "Lookup = %v, %v; want %v", known, ok, g))
+		if err != nil || e.size() == 1 { // of one rank, it is the world
+			return err
 		}
 		if g != nil && g.Rank() == 0 {
-			if err := p.Close(ctx, g); err != nil {
-				return err
-			}
+			err = r.Close(r, g)
 		}
-		fresh, err := p.New(ctx, ranks)
-		if err != nil || g != nil && fresh == g {
-			return fmt.Errorf("after Close on one rank: %v, %v; want another group", fresh, err)
+		fresh, err2 := r.New(r, ranks)
+		err = errors.Join(err, err2, check(g == nil || fresh != g, "after Close on one rank: %v; want another group", fresh))
+		if fresh == nil || err != nil {
+			return err
 		}
-		if fresh == nil {
-			return nil
-		}
-		return p.Barrier(ctx, fresh)
+		return r.Barrier(r, fresh)
 	})
 }
 
@@ -121,42 +96,30 @@ func testSplit(e *env) {
 	for _, pattern := range [][]int{{0}, upTo(e.size()), upTo(half), {0, half}} {
 		parts, err := platform.Partition(pattern, e.size())
 		if err != nil {
-			continue // not a pattern of that many ranks
+			continue // the pattern does not fit the number of ranks
 		}
-		e.must(func(ctx context.Context, p platform.Platform) error {
-			g, err := p.Split(ctx, p.World(), parts)
+		e.must(func(r rank) error {
+			g, err := r.Split(r, r.world, parts)
 			if err != nil {
 				return err
 			}
-			me := p.World().Rank()
-			mine := parts[slices.IndexFunc(parts, func(part []int) bool { return slices.Contains(part, me) })]
-			if err := checkGroup(g, mine, me); err != nil {
-				return err
-			}
-			// A part is split again, by global ranks.
-			first, err := p.Split(ctx, g, [][]int{mine[:1]})
-			if err != nil || (first == nil) != (me != mine[0]) {
-				return fmt.Errorf("split of a part = %v, %v", first, err)
-			}
-			return nil
+			mine := parts[slices.IndexFunc(parts, func(part []int) bool { return slices.Contains(part, r.me) })]
+			first, err := r.Split(r, g, [][]int{mine[:1]}) // again, by global ranks
+			return errors.Join(err, checkGroup(g, mine, r.me),
+				check((first == nil) == (r.me != mine[0]), "split of a part = %v", first))
 		})
 	}
 }
 
 func testSplitDiffers(e *env) {
 	if e.size() < 2 {
-		return // no other rank
+		return
 	}
-	last := e.size() - 1
-	e.fails("lists that differ", group.ErrDisagree, func(ctx context.Context, p platform.Platform) error {
-		ranks := []int{0}
-		if p.World().Rank() == last {
-			ranks = []int{last}
-		}
-		_, err := p.New(ctx, ranks)
+	e.fails("different lists", group.ErrDisagree, func(r rank) error {
+		_, err := r.New(r, []int{min(r.me, 1)})
 		return err
 	})
-	e.must(func(ctx context.Context, p platform.Platform) error { return p.Barrier(ctx, p.World()) })
+	e.must(func(r rank) error { return r.Barrier(r, r.world) })
 }
 
 func testBadLists(e *env) {
@@ -170,122 +133,93 @@ func testBadLists(e *env) {
 		"a rank twice":         {{0, 0}},
 		"a rank in two parts":  {{0}, {0}},
 	} {
-		e.fails(what, group.ErrInvalid, func(ctx context.Context, p platform.Platform) error {
-			g, err := p.Split(ctx, p.World(), parts)
+		e.fails(what, group.ErrInvalid, func(r rank) error {
+			g, err := r.Split(r, r.world, parts)
 			if g != nil {
-				return fmt.Errorf("a group: %v", g)
+				return check(false, "a group: %v", g)
 			}
 			return err
 		})
 	}
-	for r, p := range e.ps {
-		if g, ok := p.Lookup([]int{n}); ok || g != nil {
-			e.Errorf("Lookup of what is not there on rank %d = %v, %v", r, g, ok)
-		}
-	}
+	e.must(func(r rank) error {
+		g, ok := r.Lookup([]int{n})
+		return check(!ok && g == nil, "Lookup of an unknown group = %v, %v", g, ok)
+	})
 }
 
 func testAdopt(e *env) {
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		mine := []int{p.World().Rank()}
-		parts := make([][]int, e.size())
-		for r := range parts {
-			parts[r] = []int{r}
+	e.must(func(r rank) error {
+		var parts [][]int
+		for i := range e.size() {
+			parts = append(parts, []int{i})
 		}
-		g, err := p.Split(ctx, p.World(), parts)
+		g, err := r.Split(r, r.world, parts)
 		if err != nil {
 			return err
 		}
-		if err := p.Adopt(g, p.World()); err != nil {
-			return err
-		}
-		if known, ok := p.Lookup(mine); !ok || known != g {
-			return fmt.Errorf("call of Lookup of an adopted group = %v, %v", known, ok)
-		}
-		if err := p.Adopt(stranger{g}); !errors.Is(err, group.ErrInvalid) {
-			return fmt.Errorf("call of Adopt of a group that is not the platform's = %v; want ErrInvalid", err)
-		}
-		return nil
+		err = r.Adopt(g, r.world)
+		known, ok := r.Lookup([]int{r.me})
+		return errors.Join(err,
+			check(ok && known == g, "Lookup of an adopted group = %v, %v", known, ok),
+			wraps("Adopt of a foreign group", r.Adopt(stranger{g}), group.ErrInvalid))
 	})
 }
 
-// stranger is a group that no platform knows.
+// stranger is a group that no platform has made.
 type stranger struct{ platform.Group }
 
-// Nil is not the group of all ranks.
+// A nil group does not mean the group of all ranks.
 func testNoGroup(e *env) {
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		var none platform.Group
-		_, gatherErr := p.AllGather(ctx, none, nil)
-		_, splitErr := p.Split(ctx, none, [][]int{{0}})
-		all := map[string]error{
-			"barrier": p.Barrier(ctx, none), "all-gather": gatherErr, "split": splitErr,
-			"adopt": p.Adopt(none), "close": p.Close(ctx, none), "a stranger": p.Barrier(ctx, stranger{p.World()}),
+	e.must(func(r rank) error {
+		c := group.JSON[int]()
+		_, gather := r.AllGather(r, nil, nil)
+		_, split := r.Split(r, nil, [][]int{{0}})
+		_, valueAllGather := platform.AllGather(r, r, nil, c, 1)
+		_, valueGather := platform.Gather(r, r, nil, 0, c, 1)
+		_, valueScatter := platform.Scatter(r, r, nil, 0, c, []int{1})
+		_, valueBroadcast := platform.Broadcast(r, r, nil, 0, c, 1)
+		_, valueRecv := platform.Recv(r, r, nil, 0, 0, c)
+		var errs []error
+		for what, err := range map[string]error{
+			"barrier": r.Barrier(r, nil), "all-gather": gather, "split": split, "adopt": r.Adopt(nil), "close": r.Close(r, nil),
+			"barrier of a foreign group": r.Barrier(r, stranger{r.world}),
+			"all-gather of values":       valueAllGather, "gather of values": valueGather, "scatter of values": valueScatter,
+			"broadcast of a value": valueBroadcast, "recv of a value": valueRecv,
+			"send of a value": platform.Send(r, r, nil, 0, 0, c, 1),
+		} {
+			errs = append(errs, wraps(what, err, group.ErrInvalid))
 		}
-		maps.Copy(all, typedOfNone(ctx, p))
-		for what, err := range all {
-			if !errors.Is(err, group.ErrInvalid) {
-				return fmt.Errorf("%s of no group = %v; want ErrInvalid", what, err)
-			}
-		}
-		return nil
+		return errors.Join(errs...)
 	})
-}
-
-// typedOfNone returns what the functions for values make of no group.
-func typedOfNone(ctx context.Context, p platform.Platform) map[string]error {
-	c := group.JSON[int]()
-	_, allGather := platform.AllGather(ctx, p, nil, c, 1)
-	_, gather := platform.Gather(ctx, p, nil, 0, c, 1)
-	_, scatter := platform.Scatter(ctx, p, nil, 0, c, []int{1})
-	_, broadcast := platform.Broadcast(ctx, p, nil, 0, c, 1)
-	_, recv := platform.Recv(ctx, p, nil, 0, 0, c)
-	return map[string]error{
-		"all-gather of values": allGather, "gather of values": gather, "scatter of values": scatter,
-		"broadcast of a value": broadcast, "send of a value": platform.Send(ctx, p, nil, 0, 0, c, 1), "recv of a value": recv,
-	}
 }
 
 func testCloseGroup(e *env) {
 	if e.size() < 3 {
-		return // a rank and two others
+		return // no rank outside the group
 	}
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		g, err := p.New(ctx, []int{0, 1})
+	e.must(func(r rank) error {
+		g, err := r.New(r, []int{0, 1})
 		if err != nil || g == nil {
 			return err
 		}
-		if err := p.Barrier(ctx, g); err != nil {
+		if err := r.Barrier(r, g); err != nil {
 			return err
 		}
 		if g.Rank() == 0 {
-			if err := errors.Join(p.Close(ctx, g), p.Close(ctx, g)); err != nil {
-				return fmt.Errorf("close, twice: %w", err)
-			}
-			if _, ok := p.Lookup([]int{0, 1}); ok {
-				return errors.New("a closed group is remembered")
-			}
+			err = errors.Join(r.Close(r, g), r.Close(r, g))
+			_, ok := r.Lookup([]int{0, 1})
+			err = errors.Join(err, check(!ok, "a closed group is remembered"))
 		}
-		if err := p.Barrier(ctx, g); !errors.Is(err, group.ErrGone) {
-			return fmt.Errorf("barrier after one has closed the group = %v; want ErrGone", err)
-		}
-		return nil
+		return errors.Join(err, wraps("barrier after rank 0 has closed the group", r.Barrier(r, g), group.ErrGone))
 	})
-	e.must(func(ctx context.Context, p platform.Platform) error { return p.Barrier(ctx, p.World()) })
+	e.must(func(r rank) error { return r.Barrier(r, r.world) })
 }
 
 func testCloseWorld(e *env) {
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		world := p.World()
-		if err := errors.Join(p.Barrier(ctx, world), p.Close(ctx, world), p.Close(ctx, world)); err != nil {
-			return err
-		}
-		if _, ok := p.Lookup(world.Ranks()); ok {
-			return errors.New("the closed world is remembered")
-		}
-		if err := p.Barrier(ctx, world); !errors.Is(err, group.ErrGone) {
-			return fmt.Errorf("barrier after the world was closed = %v; want ErrGone", err)
-		}
-		return nil
+	e.must(func(r rank) error {
+		err := errors.Join(r.Barrier(r, r.world), r.Close(r, r.world), r.Close(r, r.world))
+		_, ok := r.Lookup(r.world.Ranks())
+		return errors.Join(err, check(!ok, "the closed world is remembered"),
+			wraps("barrier after the world was closed", r.Barrier(r, r.world), group.ErrGone))
 	})
 }

@@ -12,65 +12,59 @@ import (
 )
 
 func testBarrier(e *env) {
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		if err := p.Barrier(ctx, p.World()); err != nil {
+	e.must(func(r rank) error {
+		if err := r.Barrier(r, r.world); err != nil {
 			return err
 		}
-		w := platform.Async(func() error { return p.Barrier(ctx, p.World()) })
-		return w.Wait(ctx)
+		return platform.Async(func() error { return r.Barrier(r, r.world) }).Wait(r)
 	})
 	for late := range e.size() {
 		e.heldBack(upTo(e.size()), late)
 		e.heldBack(upTo(e.size())[late:], late)
 	}
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		ended, cancel := context.WithCancel(ctx)
-		if p.World().Rank() == 0 {
+	e.must(func(r rank) error {
+		ended, cancel := context.WithCancel(r)
+		defer cancel()
+		if r.me == 0 {
 			cancel()
 		}
-		defer cancel()
-		if err := p.Barrier(ended, p.World()); !errors.Is(err, context.Canceled) {
-			return fmt.Errorf("barrier that rank 0 has cancelled = %v; want that on all", err)
-		}
-		return p.Barrier(ctx, p.World())
+		err := wraps("barrier that rank 0 has cancelled", r.Barrier(ended, r.world), context.Canceled)
+		return errors.Join(err, r.Barrier(r, r.world))
 	})
 }
 
-// heldBack checks that a barrier holds all of its ranks back until the late rank
-// comes, and that it needs no other rank.
+// heldBack checks that no rank passes a barrier before the late rank comes, and that
+// the barrier needs no other rank.
 func (e *env) heldBack(ranks []int, late int) {
 	e.Helper()
 	var came, passed atomic.Int32
-	all := make(chan struct{}) // closed when all but the late one have come
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		g, err := p.New(ctx, ranks)
+	all := make(chan struct{}) // closed when all but the late rank have come
+	e.must(func(r rank) error {
+		g, err := r.New(r, ranks)
 		if err != nil || g == nil {
 			return err
 		}
-		if p.World().Rank() == late && len(ranks) > 1 {
+		if r.me == late && len(ranks) > 1 {
 			select {
 			case <-all:
-			case <-ctx.Done():
-				return fmt.Errorf("not all ranks came: %w", ctx.Err())
+			case <-r.Done():
+				return fmt.Errorf("not all ranks came: %w", r.Err())
 			}
 			e.idle()
-			if n := passed.Load(); n != 0 {
-				return fmt.Errorf("%d of %d ranks passed the barrier of %v before rank %d had come", n, len(ranks), ranks, late)
-			}
+			n := passed.Load()
+			err = check(n == 0, "%d of %d ranks passed the barrier of %v before rank %d came", n, len(ranks), ranks, late)
 		}
 		if came.Add(1) == int32(len(ranks))-1 {
 			close(all)
 		}
-		err = p.Barrier(ctx, g)
+		err = errors.Join(err, r.Barrier(r, g))
 		passed.Add(1)
-		if n := came.Load(); int(n) != len(ranks) {
-			return fmt.Errorf("passed the barrier of %v when %d had come", ranks, n)
-		}
-		return err
+		n := came.Load()
+		return errors.Join(err, check(int(n) == len(ranks), "passed the barrier of %v when %d had come", ranks, n))
 	})
 }
 
-// tokens returns what every rank brings: as many bytes as its rank.
+// tokens returns what every rank brings.
 func tokens(n int) [][]byte {
 	out := make([][]byte, n)
 	for r := range out {
@@ -79,83 +73,67 @@ func tokens(n int) [][]byte {
 	return out
 }
 
-func token(r int) []byte { return []byte(fmt.Sprintf("%*d", r, r)) }
+// token returns what rank r brings, about r bytes.
+func token(r int) []byte { return fmt.Appendf(nil, "%*d", r, r) }
 
 func sameBytes(a, b [][]byte) bool {
 	return slices.EqualFunc(a, b, func(x, y []byte) bool { return string(x) == string(y) })
 }
 
 func testAllGather(e *env) {
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		got, err := p.AllGather(ctx, p.World(), token(p.World().Rank()))
-		if err != nil || !sameBytes(got, tokens(e.size())) {
-			return fmt.Errorf("AllGather = %q, %v; want what each rank brought", got, err)
-		}
-		return nil
+	e.must(func(r rank) error {
+		got, err := r.AllGather(r, r.world, token(r.me))
+		return check(err == nil && sameBytes(got, tokens(e.size())), "AllGather = %q, %v; want what each rank brought", got, err)
 	})
 }
 
 func testRooted(e *env) {
 	for root := range e.size() {
-		e.must(func(ctx context.Context, p platform.Platform) error {
-			w, me := p.World(), p.World().Rank()
-			all, err := p.Gather(ctx, w, root, token(me))
-			if err != nil || me == root && !sameBytes(all, tokens(e.size())) || me != root && all != nil {
-				return fmt.Errorf("call of Gather to %d = %q, %v", root, all, err)
-			}
+		e.must(func(r rank) error {
 			var vs [][]byte
-			if me == root {
+			if r.me == root {
 				vs = tokens(e.size())
 			}
-			if got, err := p.Scatter(ctx, w, root, vs); err != nil || string(got) != string(token(me)) {
-				return fmt.Errorf("call of Scatter from %d = %q, %v", root, got, err)
-			}
-			if got, err := p.Broadcast(ctx, w, root, token(me)); err != nil || string(got) != string(token(root)) {
-				return fmt.Errorf("call of Broadcast from %d = %q, %v", root, got, err)
-			}
-			return nil
+			all, err1 := r.Gather(r, r.world, root, token(r.me))
+			mine, err2 := r.Scatter(r, r.world, root, vs)
+			sent, err3 := r.Broadcast(r, r.world, root, token(r.me))
+			return errors.Join(err1, err2, err3,
+				check(sameBytes(all, vs) && (all == nil) == (vs == nil), "Gather to %d = %q", root, all),
+				check(string(mine) == string(token(r.me)), "Scatter from %d = %q", root, mine),
+				check(string(sent) == string(token(root)), "Broadcast from %d = %q", root, sent))
 		})
 	}
-	e.fails("a root that is not there", group.ErrInvalid, func(ctx context.Context, p platform.Platform) error {
-		_, err := p.Broadcast(ctx, p.World(), e.size(), nil)
+	e.fails("a root out of range", group.ErrInvalid, func(r rank) error {
+		_, err := r.Broadcast(r, r.world, e.size(), nil)
 		return err
 	})
-	e.fails("a scatter of too little", group.ErrInvalid, func(ctx context.Context, p platform.Platform) error {
-		_, err := p.Scatter(ctx, p.World(), 0, nil)
+	e.fails("a scatter of too few", group.ErrInvalid, func(r rank) error {
+		_, err := r.Scatter(r, r.world, 0, nil)
 		return err
 	})
 }
 
-// point is a value that crosses between ranks.
+// point is a value that is sent between ranks.
 type point struct{ X, Y int }
 
 func testValues(e *env) {
 	c, last := group.JSON[point](), e.size()-1
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		w, me := p.World(), p.World().Rank()
-		all, err := platform.AllGather(ctx, p, w, c, point{me, -me})
-		if err != nil || len(all) != e.size() || all[last] != (point{last, -last}) {
-			return fmt.Errorf("AllGather = %v, %v", all, err)
-		}
-		got, err := platform.Gather(ctx, p, w, last, c, point{me, me})
-		if err != nil || (me == last) != (len(got) == e.size()) {
-			return fmt.Errorf("call of Gather = %v, %v", got, err)
-		}
-		mine, err := platform.Scatter(ctx, p, w, last, c, got)
-		if err != nil || mine != (point{me, me}) {
-			return fmt.Errorf("call of Scatter = %v, %v; want what was gathered", mine, err)
-		}
-		first, err := platform.Broadcast(ctx, p, w, last, c, mine)
-		if err != nil || first != (point{last, last}) {
-			return fmt.Errorf("call of Broadcast = %v, %v; want that of rank %d", first, err, last)
-		}
-		return nil
+	e.must(func(r rank) error {
+		all, err1 := platform.AllGather(r, r, r.world, c, point{r.me, -r.me})
+		got, err2 := platform.Gather(r, r, r.world, last, c, point{r.me, r.me})
+		mine, err3 := platform.Scatter(r, r, r.world, last, c, got)
+		first, err4 := platform.Broadcast(r, r, r.world, last, c, mine)
+		return errors.Join(err1, err2, err3, err4,
+			check(len(all) == e.size() && all[last] == point{last, -last}, "AllGather = %v", all),
+			check((r.me == last) == (len(got) == e.size()), "Gather = %v", got),
+			check(mine == point{r.me, r.me}, "Scatter = %v; want what was gathered", mine),
+			check(first == point{last, last}, "Broadcast = %v; want the value of rank %d", first, last))
 	})
 }
 
-var errUnencodable = errors.New("no words for it")
+var errUnencodable = errors.New("cannot be encoded")
 
-// stubborn refuses to encode and to decode one value.
+// stubborn does not encode zero.
 var stubborn = group.Func[int]{
 	EncodeFunc: func(v int) ([]byte, error) {
 		if v == 0 {
@@ -166,102 +144,82 @@ var stubborn = group.Func[int]{
 	DecodeFunc: func(b []byte) (int, error) { return int(b[0]), nil },
 }
 
-// A value that cannot be encoded is an error on the rank that asked, and no rank
-// waits for it.
+// A value that cannot be encoded is an error on its rank, and no rank waits for it.
 func testUnencodable(e *env) {
-	// Of the two errors inside, the one that all ranks know by a code is found
-	// everywhere.
-	e.fails("all-gather", context.DeadlineExceeded, func(ctx context.Context, p platform.Platform) error {
-		_, err := platform.AllGather(ctx, p, p.World(), stubborn, p.World().Rank())
+	// All ranks recognise DeadlineExceeded, which has a code.
+	e.fails("all-gather", context.DeadlineExceeded, func(r rank) error {
+		_, err := platform.AllGather(r, r, r.world, stubborn, r.me)
 		return err
 	})
-	e.fails("broadcast", context.DeadlineExceeded, func(ctx context.Context, p platform.Platform) error {
-		_, err := platform.Broadcast(ctx, p, p.World(), 0, stubborn, 0)
+	e.fails("broadcast", context.DeadlineExceeded, func(r rank) error {
+		_, err := platform.Broadcast(r, r, r.world, 0, stubborn, 0)
 		return err
 	})
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		w, root := p.World(), e.size()-1
-		_, err := platform.Gather(ctx, p, w, root, stubborn, w.Rank())
-		if want := w.Rank() == 0 || w.Rank() == root; (err != nil) != want {
-			return fmt.Errorf("call of Gather = %v; want an error: %v", err, want)
-		}
-		_, err = platform.Scatter(ctx, p, w, root, stubborn, upTo(e.size()))
-		if want := w.Rank() == 0 || w.Rank() == root; (err != nil) != want {
-			return fmt.Errorf("call of Scatter = %v; want an error: %v", err, want)
-		}
-		return nil
+	e.must(func(r rank) error {
+		root := e.size() - 1
+		want := r.me == 0 || r.me == root
+		_, err1 := platform.Gather(r, r, r.world, root, stubborn, r.me)
+		_, err2 := platform.Scatter(r, r, r.world, root, stubborn, upTo(e.size()))
+		return errors.Join(
+			check((err1 != nil) == want, "Gather = %v; want an error: %v", err1, want),
+			check((err2 != nil) == want, "Scatter = %v; want an error: %v", err2, want))
 	})
 }
 
 func testMessages(e *env) {
 	if e.size() < 2 {
-		return // no other rank
+		return
 	}
 	c := group.JSON[point]()
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		w, me := p.World(), p.World().Rank()
-		to, from := (me+1)%e.size(), (me+e.size()-1)%e.size()
-		err := errors.Join(
-			p.Send(ctx, w, to, 7, token(me)),
-			platform.Send(ctx, p, w, to, 8, c, point{me, to}),
-		)
+	e.must(func(r rank) error {
+		to, from := (r.me+1)%e.size(), (r.me+e.size()-1)%e.size()
+		err := errors.Join(r.Send(r, r.world, to, 7, token(r.me)), platform.Send(r, r, r.world, to, 8, c, point{r.me, to}))
 		if errors.Is(err, errors.ErrUnsupported) {
 			return nil
 		}
-		if err := platform.Send(ctx, p, w, to, 9, stubborn, 0); !errors.Is(err, errUnencodable) {
-			return fmt.Errorf("call of Send of what cannot be encoded = %v", err)
-		}
-		// Tags are apart: the later one is received first.
-		v, err2 := platform.Recv(ctx, p, w, from, 8, c)
-		b, err3 := p.Recv(ctx, w, from, 7)
-		if err := errors.Join(err, err2, err3); err != nil || v != (point{from, me}) || string(b) != string(token(from)) {
-			return fmt.Errorf("received %v and %q, %v", v, b, err)
-		}
-		if _, err := platform.Recv(ctx, p, w, from, 9, stubborn); !errors.Is(err, context.DeadlineExceeded) {
-			return fmt.Errorf("call of Recv of what could not be encoded = %v", err)
-		}
+		unencodable := platform.Send(r, r, r.world, to, 9, stubborn, 0)
+		v, err2 := platform.Recv(r, r, r.world, from, 8, c) // before the earlier message, with tag 7
+		b, err3 := r.Recv(r, r.world, from, 7)
+		_, undecodable := platform.Recv(r, r, r.world, from, 9, stubborn)
+		err = errors.Join(err, err2, err3,
+			check(v == point{from, r.me} && string(b) == string(token(from)), "received %v and %q", v, b),
+			wraps("Send of a value that cannot be encoded", unencodable, errUnencodable),
+			wraps("Recv of a value that could not be encoded", undecodable, context.DeadlineExceeded))
 		for _, bad := range [][2]int{{e.size(), 0}, {-1, 0}, {to, -1}} {
-			if err := p.Send(ctx, w, bad[0], bad[1], nil); !errors.Is(err, group.ErrInvalid) {
-				return fmt.Errorf("call of Send to rank %d with tag %d = %v; want ErrInvalid", bad[0], bad[1], err)
-			}
+			what := fmt.Sprintf("Send to rank %d with tag %d", bad[0], bad[1])
+			err = errors.Join(err, wraps(what, r.Send(r, r.world, bad[0], bad[1], nil), group.ErrInvalid))
 		}
-		return p.Barrier(ctx, w)
+		return errors.Join(err, r.Barrier(r, r.world))
 	})
 }
 
-// Roots are numbers in the group, and calls of different groups are apart.
+// Roots are numbers in the group, and calls of different groups are independent.
 func testSubGroup(e *env) {
 	parts := [][]int{upTo(e.size())[e.size()/2:]}
 	if e.size() > 1 {
 		parts = append(parts, upTo(e.size()/2))
 	}
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		g, err := p.Split(ctx, p.World(), parts)
+	e.must(func(r rank) error {
+		g, err := r.Split(r, r.world, parts)
 		if err != nil {
 			return err
 		}
-		got, err := p.Broadcast(ctx, g, g.Size()-1, token(p.World().Rank()))
+		got, err := r.Broadcast(r, g, g.Size()-1, token(r.me))
 		last := g.Ranks()[g.Size()-1]
-		if err != nil || string(got) != string(token(last)) {
-			return fmt.Errorf("call of Broadcast from the last of %v = %q, %v", g.Ranks(), got, err)
-		}
-		return nil
+		return errors.Join(err, check(string(got) == string(token(last)), "Broadcast from the last of %v = %q", g.Ranks(), got))
 	})
 }
 
-// A platform's group serves as a group of package group.
+// A platform's group can be used as a group of package group.
 func testComm(e *env) {
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		g, err := platform.Comm(p.World())
+	e.must(func(r rank) error {
+		g, err := platform.Comm(r.world)
 		if err != nil {
 			return err
 		}
-		got, err := group.AllReduce(ctx, g, "last", group.JSON[int](), group.JSON[int](),
+		got, err := group.AllReduce(r, g, "last", group.JSON[int](), group.JSON[int](),
 			func(context.Context) (int, error) { return g.Rank(), nil },
 			func(_ context.Context, all []int) (int, error) { return all[len(all)-1], nil })
-		if err != nil || got != e.size()-1 || g.Size() != e.size() {
-			return fmt.Errorf("a step = %d, %v", got, err)
-		}
-		return nil
+		return errors.Join(err, check(got == e.size()-1 && g.Size() == e.size(), "a step = %d", got))
 	})
 }

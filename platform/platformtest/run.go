@@ -1,6 +1,6 @@
-// Package platformtest holds the contract of [platform.Platform], and of the
-// capabilities that a platform has, as a test. It knows nothing of how a platform
-// is made; the words it checks are in package platform.
+// Package platformtest tests the contract of [platform.Platform] and of the
+// capabilities that a platform has. It does not depend on how a platform is made. The
+// contract is in the comments of package platform.
 package platformtest
 
 import (
@@ -15,22 +15,21 @@ import (
 	"github.com/cairn-ckpt/cairn/platform"
 )
 
-// OpenFunc makes a platform of n ranks and returns their ends, in the order of
-// the ranks. What it must undo goes to t.Cleanup.
+// OpenFunc makes a platform of n ranks and returns the part of each rank, in the order
+// of the ranks. It cleans up by t.Cleanup.
 type OpenFunc func(t *testing.T, n int) []platform.Platform
 
 // Options says how the suite runs. Nil is the same as the zero value.
 type Options struct {
 	// Sizes are the numbers of ranks to test. Nil: 1, 2, 4, 6.
 	Sizes []int
-	// Real is for platforms that reach outside the process. Unless it is set
-	// each test runs in a synctest bubble, where a hang is reported as a
-	// deadlock at once; with it, a hang is a context that ends after half a
-	// minute, and tests of one size share a platform.
+	// Real is for platforms that reach outside the process. Unless it is set,
+	// each test runs in a synctest bubble, which reports a hang as a deadlock at
+	// once. With it, a hang ends after half a minute, and tests of one size share a
+	// platform.
 	Real bool
 }
 
-// tests are all of the suite, by what they claim.
 var tests = []struct {
 	name string
 	fn   func(e *env)
@@ -49,7 +48,7 @@ var tests = []struct {
 	{"values", testValues},
 	{"unencodable", testUnencodable},
 	{"messages", testMessages},
-	{"sub group talks", testSubGroup},
+	{"broadcast in a part", testSubGroup},
 	{"comm", testComm},
 	{"all-reduce", testAllReduce},
 	{"reduce-scatter", testReduceScatter},
@@ -62,19 +61,17 @@ var tests = []struct {
 	{"files", testFiles},
 	{"bad files", testBadFiles},
 	{"region", testRegion},
-	{"close group", testCloseGroup}, // the last ones: they leave
+	{"close group", testCloseGroup}, // last, because ranks leave
 	{"close world", testCloseWorld},
 }
 
 // Run tests that the platforms that open makes keep the contract.
 func Run(t *testing.T, open OpenFunc, opts *Options) {
-	var o Options
-	if opts != nil {
-		o = *opts
+	o := Options{Sizes: []int{1, 2, 4, 6}}
+	if opts != nil && opts.Sizes != nil {
+		o.Sizes = opts.Sizes
 	}
-	if o.Sizes == nil {
-		o.Sizes = []int{1, 2, 4, 6}
-	}
+	o.Real = opts != nil && opts.Real
 	for _, n := range o.Sizes {
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) { run(t, open, n, o.Real) })
 	}
@@ -96,7 +93,7 @@ func run(t *testing.T, open OpenFunc, n int, real bool) {
 	}
 }
 
-// env is one test's platform.
+// env is the platform of one test.
 type env struct {
 	*testing.T
 	ps   []platform.Platform
@@ -116,24 +113,30 @@ func (e *env) idle() {
 // size returns the number of ranks.
 func (e *env) size() int { return len(e.ps) }
 
-// rankFunc is what one rank does in a test.
-type rankFunc func(ctx context.Context, p platform.Platform) error
+// rank is what one rank does a test with: a context, its platform, the world and its
+// number there.
+type rank struct {
+	context.Context
+	platform.Platform
+	world platform.Group
+	me    int
+}
 
 // each runs fn on every rank and returns their errors.
-func (e *env) each(fn rankFunc) []error {
+func (e *env) each(fn func(r rank) error) []error {
 	ctx, cancel := context.WithTimeout(e.Context(), 30*time.Second)
 	defer cancel()
 	errs := make([]error, len(e.ps))
 	var wg sync.WaitGroup
-	for r, p := range e.ps {
-		wg.Go(func() { errs[r] = fn(ctx, p) })
+	for i, p := range e.ps {
+		wg.Go(func() { errs[i] = fn(rank{ctx, p, p.World(), p.World().Rank()}) })
 	}
 	wg.Wait()
 	return errs
 }
 
 // must runs fn on every rank and ends the test if one returns an error.
-func (e *env) must(fn rankFunc) {
+func (e *env) must(fn func(r rank) error) {
 	e.Helper()
 	for r, err := range e.each(fn) {
 		if err != nil {
@@ -144,32 +147,34 @@ func (e *env) must(fn rankFunc) {
 
 // fails runs fn on every rank and checks that all return an error of one text
 // that wraps target.
-func (e *env) fails(what string, target error, fn rankFunc) {
+func (e *env) fails(what string, target error, fn func(r rank) error) {
 	e.Helper()
 	errs := e.each(fn)
 	for r, err := range errs {
-		if !errors.Is(err, target) {
-			e.Fatalf("%s: rank %d got %v; want it to wrap %q", what, r, err, target)
-		}
-		if err.Error() != errs[0].Error() {
-			e.Fatalf("%s: rank %d got %q, rank 0 %q; want one outcome", what, r, err, errs[0])
+		if !errors.Is(err, target) || err.Error() != errs[0].Error() {
+			e.Fatalf("%s: rank %d got %v, rank 0 %v; want one error that wraps %q", what, r, err, errs[0], target)
 		}
 	}
 }
 
-// equal returns an error unless got is what was wanted.
-func equal[T comparable](what string, got, want T) error {
-	if got != want {
-		return fmt.Errorf("%s = %v; want %v", what, got, want)
+// check returns an error of that text unless ok.
+func check(ok bool, format string, args ...any) error {
+	if ok {
+		return nil
 	}
-	return nil
+	return fmt.Errorf(format, args...)
 }
 
-// supports returns the capability T, and false if the platform has none.
-func supports[T any](e *env) bool {
-	_, err := platform.As[T](e.ps[0])
+// wraps returns an error unless err wraps target.
+func wraps(what string, err, target error) error {
+	return check(errors.Is(err, target), "%s = %v; want %v", what, err, target)
+}
+
+// capability returns the capability T of rank 0, and false if the platform lacks it.
+func capability[T any](e *env) (T, bool) {
+	t, err := platform.As[T](e.ps[0])
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		e.Errorf("As = %v; want it to wrap ErrUnsupported", err)
 	}
-	return err == nil
+	return t, err == nil
 }

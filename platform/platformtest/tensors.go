@@ -12,214 +12,198 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
+// must returns v; err cannot be set, because the arguments of the call are fixed.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
 // row returns a tensor of one dimension.
 func row(values ...float32) *tensor.Tensor {
-	t, err := tensor.Of([]int64{int64(len(values))}, values)
-	if err != nil {
-		panic(err) // one dimension of as many values
-	}
-	return t
+	return must(tensor.Of([]int64{int64(len(values))}, values))
 }
+
+// zeros returns a tensor of n zeros.
+func zeros(n int) *tensor.Tensor { return row(make([]float32, n)...) }
 
 // holds returns an error unless t has these elements.
 func holds(what string, t *tensor.Tensor, want ...float32) error {
 	got, err := tensor.Values[float32](t)
-	if err != nil || !slices.Equal(got, want) {
-		return fmt.Errorf("%s = %v, %v; want %v", what, got, err, want)
-	}
-	return nil
+	return check(err == nil && slices.Equal(got, want), "%s = %v, %v; want %v", what, got, err, want)
 }
 
-// tensorFunc is what one rank does with the tensor collectives of all ranks.
-type tensorFunc func(ctx context.Context, c platform.TensorComm, rank int) error
+// tensorRank is what one rank tests the tensor collectives of all ranks with.
+type tensorRank struct {
+	context.Context
+	platform.TensorComm
+	me int
+}
 
-// tensors runs fn on every rank of a platform that has tensor collectives.
-func (e *env) tensors(fn tensorFunc) {
-	e.Helper()
-	if !supports[platform.TensorComms](e) {
-		return
+// tensors runs fn on every rank of a platform that has tensor collectives, and returns
+// their errors, nil if it has none.
+func (e *env) tensors(fn func(r tensorRank) error) []error {
+	if _, ok := capability[platform.TensorComms](e); !ok {
+		return nil
 	}
-	e.must(func(ctx context.Context, p platform.Platform) error {
-		cs, err := platform.As[platform.TensorComms](p)
+	return e.each(func(r rank) error {
+		cs, err := platform.As[platform.TensorComms](r.Platform)
 		if err != nil {
 			return err
 		}
-		c, err := cs.TensorComm(p.World())
+		c, err := cs.TensorComm(r.world)
 		if err != nil {
 			return err
 		}
-		if again, err := cs.TensorComm(p.World()); err != nil || again != c {
+		if again, err := cs.TensorComm(r.world); err != nil || again != c {
 			return fmt.Errorf("TensorComm, again = %v, %v; want the same", again, err)
 		}
-		return fn(ctx, c, p.World().Rank())
+		return fn(tensorRank{r, c, r.me})
 	})
+}
+
+// mustTensors runs fn on every rank and ends the test if one returns an error.
+func (e *env) mustTensors(fn func(r tensorRank) error) {
+	e.Helper()
+	for r, err := range e.tensors(fn) {
+		if err != nil {
+			e.Fatalf("rank %d: %v", r, err)
+		}
+	}
+}
+
+// tensorsFail runs fn on every rank and checks that all get the same error.
+func (e *env) tensorsFail(what string, target error, fn func(r tensorRank) error) {
+	e.Helper()
+	errs := e.tensors(fn)
+	for r, err := range errs {
+		if !errors.Is(err, target) || err.Error() != errs[0].Error() {
+			e.Errorf("%s: rank %d got %v, rank 0 %v; want one error that wraps %q", what, r, err, errs[0], target)
+		}
+	}
 }
 
 func testAllReduce(e *env) {
 	n := float32(e.size())
-	e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
+	e.mustTensors(func(r tensorRank) (err error) {
 		for _, k := range []struct {
 			op   platform.ReduceOp
 			want float32
 		}{{collective.Sum, n * (n + 1) / 2}, {collective.Max, n}, {collective.Min, 1}, {collective.Avg, (n + 1) / 2}} {
-			t, later := row(float32(rank+1), 0), row(0, float32(rank+1))
-			w := c.AllReduceAsync(ctx, later, k.op)
-			if err := errors.Join(c.AllReduce(ctx, t, k.op), w.Wait(ctx)); err != nil {
-				return err
-			}
-			if err := errors.Join(holds(k.op.String(), t, k.want, 0), holds(k.op.String()+", async", later, 0, k.want)); err != nil {
-				return err
-			}
+			t, later := row(float32(r.me+1), 0), row(0, float32(r.me+1))
+			w := r.AllReduceAsync(r, later, k.op)
+			err = errors.Join(err, r.AllReduce(r, t, k.op), w.Wait(r),
+				holds(k.op.String(), t, k.want, 0), holds(k.op.String()+", async", later, 0, k.want))
 		}
-		return nil
+		return err
 	})
 }
 
 func testReduceScatter(e *env) {
 	n := e.size()
-	e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
-		src := row(make([]float32, n)...)
-		for i := range n {
-			if err := tensor.Copy(at(src, i), row(float32(10*i+rank))); err != nil {
-				return err
-			}
+	e.mustTensors(func(r tensorRank) error {
+		values := make([]float32, n)
+		for i := range values {
+			values[i] = float32(10*i + r.me)
 		}
-		dst, later := row(0), row(0)
-		err := errors.Join(
-			c.ReduceScatter(ctx, dst, src, collective.Sum),
-			c.ReduceScatterAsync(ctx, later, src, collective.Max).Wait(ctx),
-		)
-		ranks := n * (n - 1) / 2 // all of them added up
-		return errors.Join(err, holds("sum", dst, float32(10*rank*n+ranks)), holds("max", later, float32(10*rank+n-1)))
+		src, dst, later := row(values...), row(0), row(0)
+		return errors.Join(
+			r.ReduceScatter(r, dst, src, collective.Sum),
+			r.ReduceScatterAsync(r, later, src, collective.Max).Wait(r),
+			holds("sum", dst, float32(10*r.me*n+n*(n-1)/2)), holds("max", later, float32(10*r.me+n-1)))
 	})
-}
-
-// at returns element i of a tensor of one dimension, sharing its memory.
-func at(t *tensor.Tensor, i int) *tensor.Tensor {
-	e, err := t.Slice(0, int64(i), int64(i+1), 1)
-	if err != nil {
-		panic(err) // i is one of its indices
-	}
-	return e
 }
 
 func testAllGatherTensors(e *env) {
-	e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
-		dst, later := row(make([]float32, 2*e.size())...), row(make([]float32, 2*e.size())...)
-		src := row(float32(rank), -1)
-		err := errors.Join(c.AllGather(ctx, dst, src), c.AllGatherAsync(ctx, later, src).Wait(ctx))
+	n := e.size()
+	e.mustTensors(func(r tensorRank) error {
+		dst, later, src := zeros(2*n), zeros(2*n), row(float32(r.me), -1)
 		var want []float32
-		for r := range e.size() {
-			want = append(want, float32(r), -1)
+		for i := range n {
+			want = append(want, float32(i), -1)
 		}
-		return errors.Join(err, holds("all-gather", dst, want...), holds("async", later, want...))
+		return errors.Join(r.AllGather(r, dst, src), r.AllGatherAsync(r, later, src).Wait(r),
+			holds("all-gather", dst, want...), holds("async", later, want...))
 	})
-	for what, n := range map[string]int{"too small a destination": 2*e.size() - 1, "too large a destination": 2*e.size() + 1} {
-		e.tensorsFail(what, tensor.ErrShape, func(ctx context.Context, c platform.TensorComm, rank int) error {
-			return c.AllGather(ctx, row(make([]float32, n)...), row(1, 2))
-		})
-	}
-}
-
-// tensorsFail runs fn on every rank and checks that all get the same error.
-func (e *env) tensorsFail(what string, target error, fn tensorFunc) {
-	e.Helper()
-	errs := make([]error, e.size())
-	e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
-		errs[rank] = fn(ctx, c, rank)
-		return nil
-	})
-	for r, err := range errs {
-		if supports[platform.TensorComms](e) && (!errors.Is(err, target) || err.Error() != errs[0].Error()) {
-			e.Errorf("%s: rank %d got %v; want what rank 0 got, %v, and that it wraps %q", what, r, err, errs[0], target)
-		}
+	for what, size := range map[string]int{"too small a destination": 2*n - 1, "too large a destination": 2*n + 1} {
+		e.tensorsFail(what, tensor.ErrShape, func(r tensorRank) error { return r.AllGather(r, zeros(size), row(1, 2)) })
 	}
 }
 
 func testAllToAll(e *env) {
 	n := e.size()
-	e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
-		// Even parts: element r of rank s goes to element s of rank r.
-		src, dst := row(make([]float32, n)...), row(make([]float32, n)...)
-		var want []float32
-		for r := range n {
-			if err := tensor.Copy(at(src, r), row(float32(10*rank+r))); err != nil {
-				return err
-			}
-			want = append(want, float32(10*r+rank))
+	e.mustTensors(func(r tensorRank) error {
+		// Equal parts: element i of rank k goes to element k of rank i.
+		dst, values, want := zeros(n), make([]float32, n), make([]float32, n)
+		for i := range n {
+			values[i], want[i] = float32(10*r.me+i), float32(10*i+r.me)
 		}
-		err := c.AllToAll(ctx, dst, src, platform.Splits{})
-		if err := errors.Join(err, holds("even", dst, want...)); err != nil {
-			return err
-		}
-		// All rows to the last rank.
+		src := row(values...)
+		err := errors.Join(r.AllToAll(r, dst, src, platform.Splits{}), holds("even", dst, want...))
+		// All rows go to the last rank.
 		in, out := make([]int64, n), make([]int64, n)
 		in[n-1] = int64(n)
 		got, want := row(), []float32{}
-		if rank == n-1 {
-			got = row(make([]float32, n*n)...)
-			for r := range out {
-				out[r] = int64(n)
-				for i := range n {
-					want = append(want, float32(10*r+i))
-				}
+		if r.me == n-1 {
+			got = zeros(n * n)
+			for k := range n * n {
+				out[k/n] = int64(n)
+				want = append(want, float32(10*(k/n)+k%n))
 			}
 		}
-		err = c.AllToAllAsync(ctx, got, src, platform.Splits{In: in, Out: out}).Wait(ctx)
-		return errors.Join(err, holds("all rows of all ranks", got, want...))
+		return errors.Join(err, r.AllToAllAsync(r, got, src, platform.Splits{In: in, Out: out}).Wait(r),
+			holds("all rows of all ranks", got, want...))
 	})
 }
 
 func testBroadcastTensor(e *env) {
 	for root := range e.size() {
-		e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
-			t, later := row(float32(rank), 1), row(float32(rank), 2)
-			err := errors.Join(c.Broadcast(ctx, t, root), c.BroadcastAsync(ctx, later, root).Wait(ctx))
-			return errors.Join(err, holds("broadcast", t, float32(root), 1), holds("async", later, float32(root), 2))
+		e.mustTensors(func(r tensorRank) error {
+			t, later := row(float32(r.me), 1), row(float32(r.me), 2)
+			return errors.Join(r.Broadcast(r, t, root), r.BroadcastAsync(r, later, root).Wait(r),
+				holds("broadcast", t, float32(root), 1), holds("async", later, float32(root), 2))
 		})
 	}
-	e.tensorsFail("a root that is not there", group.ErrInvalid, func(ctx context.Context, c platform.TensorComm, rank int) error {
-		return c.Broadcast(ctx, row(1), e.size())
+	e.tensorsFail("a root out of range", group.ErrInvalid, func(r tensorRank) error {
+		return r.Broadcast(r, row(1), e.size())
 	})
 }
 
 func testTensorMessages(e *env) {
 	if e.size() < 2 {
-		return // no other rank
+		return
 	}
-	e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
-		to, from := (rank+1)%e.size(), (rank+e.size()-1)%e.size()
+	e.mustTensors(func(r tensorRank) error {
+		to, from := (r.me+1)%e.size(), (r.me+e.size()-1)%e.size()
 		a, b := row(0, 0), row(0)
-		later := c.IRecv(ctx, b, from, 1)
-		sent := c.ISend(ctx, row(float32(rank), 5), to, 0)
+		later := r.IRecv(r, b, from, 1)
+		sent := r.ISend(r, row(float32(r.me), 5), to, 0)
 		err := errors.Join(
-			c.Recv(ctx, a, from, 0), c.Send(ctx, row(float32(-rank)), to, 1),
-			later.Wait(ctx), sent.Wait(ctx),
-		)
+			r.Recv(r, a, from, 0), r.Send(r, row(float32(-r.me)), to, 1),
+			later.Wait(r), sent.Wait(r))
 		<-later.Done()
 		return errors.Join(err, holds("tag 0", a, float32(from), 5), holds("tag 1", b, float32(-from)))
 	})
 }
 
-// After an interruption the tensor collectives are renewed by all ranks.
+// After an interruption all ranks renew the tensor collectives.
 func testRenew(e *env) {
 	if e.size() < 2 {
-		return // no other rank
+		return
 	}
-	e.tensors(func(ctx context.Context, c platform.TensorComm, rank int) error {
-		ended, cancel := context.WithCancel(ctx)
-		if rank == 0 {
+	e.mustTensors(func(r tensorRank) error {
+		ended, cancel := context.WithCancel(r)
+		defer cancel()
+		if r.me == 0 {
 			cancel()
 		}
-		defer cancel()
-		if err := c.AllReduce(ended, row(1), collective.Sum); !errors.Is(err, collective.ErrBroken) {
-			return fmt.Errorf("all-reduce that rank 0 has cancelled = %v; want ErrBroken", err)
-		}
-		fresh, err := c.Renew(ctx)
+		broken := wraps("all-reduce that rank 0 has cancelled", r.AllReduce(ended, row(1), collective.Sum), collective.ErrBroken)
+		fresh, err := r.Renew(r)
 		if err != nil {
 			return err
 		}
 		t := row(1)
-		return errors.Join(fresh.AllReduce(ctx, t, collective.Sum), holds("renewed", t, float32(e.size())))
+		return errors.Join(broken, fresh.AllReduce(r, t, collective.Sum), holds("renewed", t, float32(e.size())))
 	})
 }
