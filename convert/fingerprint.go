@@ -15,9 +15,8 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -187,15 +186,11 @@ func samples(ctx context.Context, j *Job) ([][]byte, error) {
 	each := max(1, min(maxSamples/len(files), fileSamples))
 	step := (len(files) + maxSamples - 1) / maxSamples
 	sums := make([][]byte, len(files))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(j.opts.Parallel)
-	for i := 0; i < len(files); i += step {
-		g.Go(func() (err error) {
-			sums[i], err = sample(gctx, j.opts.Source, files[i], each)
-			return err
-		})
-	}
-	return sums, g.Wait()
+	err := work.Each(ctx, (len(files)+step-1)/step, j.opts.Parallel, func(ctx context.Context, i int) (err error) {
+		sums[i*step], err = sample(ctx, j.opts.Source, files[i*step], each)
+		return err
+	})
+	return sums, err
 }
 
 // sample returns a digest of some blocks of a file, spread from its beginning to

@@ -207,7 +207,7 @@ func (j *Job) choose() error {
 	if err != nil {
 		return err
 	}
-	casts, err := parseCasts(j.opts.DType)
+	casts, err := parseRules(j.opts.DType, tensor.LookupDType)
 	if err != nil {
 		return err
 	}
@@ -227,12 +227,12 @@ func (j *Job) choose() error {
 		}
 		if e.Tensor != nil {
 			in.Properties, in.Shape = e.Tensor.Properties, e.Tensor.Shape
-			in.DType = casts.dtype(e.FQN, in.DType)
+			in.DType = castTo(casts, e.FQN, in.DType)
 		}
 		entries[i] = newEntry(e, in)
 		j.entries[i] = &entries[i]
 	}
-	if err := errors.Join(rename.Check(), casts.check()); err != nil {
+	if err := errors.Join(rename.Check(), checkUsed(casts)); err != nil {
 		return err
 	}
 	return j.index(len(rename) > 0)
@@ -286,7 +286,7 @@ func (j *Job) cut() error {
 			return err
 		}
 	}
-	return j.shards.check()
+	return checkUsed(j.shards.rules)
 }
 
 // Summary returns what the conversion does if the target can hold everything. See

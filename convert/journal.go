@@ -107,34 +107,44 @@ func (j *journal) writeRecord(ctx context.Context) error {
 }
 
 // sweep removes the files in the store that this run cannot use. If it continues an
-// earlier run, those are all files but the journal and the files that it lists: a
-// file that was finished and is not listed, or that an interrupted commit made, has a
-// name that this run needs. Otherwise they are all files. The record is removed last,
-// so that a sweep that was interrupted is repeated.
+// earlier run, it keeps the journal and the files that the journal lists: other files,
+// such as those of an interrupted commit, have names that this run needs. Otherwise it
+// removes all files.
 func (j *journal) sweep(ctx context.Context) error {
-	var remove []string
-	for info, err := range j.store.List(ctx, "") {
-		if err != nil {
-			return err
-		}
-		mine := strings.HasPrefix(info.Name, JournalPrefix) || j.noted(ctx, info.Name)
-		if info.Name != recordName && !(j.goesOn && mine) {
-			remove = append(remove, info.Name)
-		}
-	}
-	if !j.goesOn {
-		remove = append(remove, recordName)
-	}
-	for _, name := range remove {
-		if err := j.store.Remove(ctx, name); err != nil {
-			return err
-		}
+	err := j.removeAll(ctx, "", func(name string) bool {
+		return j.goesOn && (strings.HasPrefix(name, JournalPrefix) || j.noted(ctx, name))
+	})
+	if err != nil {
+		return err
 	}
 	if s, ok := blob.As[blob.Sweeper](j.store); ok {
 		for _, dir := range []string{"", JournalPrefix, resultsPrefix} { // files of a writer that was killed
 			if _, err := s.SweepTemp(ctx, strings.TrimSuffix(dir, "/"), 0); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// removeAll removes the files with a prefix for which keep returns false. It removes
+// the record last, so that an interrupted sweep is repeated.
+func (j *journal) removeAll(ctx context.Context, prefix string, keep func(name string) bool) error {
+	var names []string
+	for info, err := range j.store.List(ctx, prefix) {
+		if err != nil {
+			return err
+		}
+		if info.Name != recordName && !keep(info.Name) {
+			names = append(names, info.Name)
+		}
+	}
+	if !keep(recordName) {
+		names = append(names, recordName)
+	}
+	for _, name := range names {
+		if err := j.store.Remove(ctx, name); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -196,21 +206,7 @@ func (j *journal) complete(ctx context.Context, r *Report) error {
 	return j.writeRecord(ctx)
 }
 
-// remove removes the journal, the record last.
+// remove removes the journal.
 func (j *journal) remove(ctx context.Context) error {
-	var names []string
-	for info, err := range j.store.List(ctx, JournalPrefix) {
-		if err != nil {
-			return err
-		}
-		if info.Name != recordName {
-			names = append(names, info.Name)
-		}
-	}
-	for _, n := range append(names, recordName) {
-		if err := j.store.Remove(ctx, n); err != nil {
-			return err
-		}
-	}
-	return nil
+	return j.removeAll(ctx, JournalPrefix, func(string) bool { return false })
 }

@@ -12,19 +12,6 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// pattern is a glob that remembers whether it ever matched.
-type pattern struct {
-	text  string
-	match func(name string) bool
-	used  bool
-}
-
-func (p *pattern) matches(name string) bool {
-	ok := p.match(name)
-	p.used = p.used || ok
-	return ok
-}
-
 // selectEntries returns the entries that the patterns leave.
 func selectEntries(md *meta.Metadata, include, exclude []string) ([]*meta.Entry, error) {
 	f, err := inspect.NewFilter(include, exclude)
@@ -49,49 +36,62 @@ func selectEntries(md *meta.Metadata, include, exclude []string) ([]*meta.Entry,
 	return out, nil
 }
 
-// allUsed refuses patterns that match nothing: most likely they are mistyped.
-func allUsed(ps []*pattern) error {
-	for _, p := range ps {
-		if !p.used {
-			return fmt.Errorf("%w: a name like %q", plan.ErrMissing, p.text)
+// rule is a value for the names that match a pattern.
+type rule[T any] struct {
+	glob  string
+	match func(name string) bool // nil: the rule has no pattern
+	used  bool                   // it has matched
+	value T
+}
+
+func (r *rule[T]) matches(name string) bool {
+	ok := r.match != nil && r.match(name)
+	r.used = r.used || ok
+	return ok
+}
+
+// parseRules reads rules of the form "GLOB=VALUE", or "VALUE" without a pattern. The
+// last equals sign counts: values have none.
+func parseRules[T any](texts []string, parse func(string) (T, error)) ([]*rule[T], error) {
+	var out []*rule[T]
+	for _, text := range texts {
+		i := strings.LastIndex(text, "=")
+		v, err := parse(strings.TrimSpace(text[i+1:]))
+		if err != nil {
+			return nil, fmt.Errorf("%w: %q: %w", ErrOption, text, err)
+		}
+		r := &rule[T]{value: v}
+		if i >= 0 {
+			r.glob = text[:i]
+			if r.match, err = inspect.Glob(r.glob); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// checkUsed returns an error if a pattern matched no name: most likely it is mistyped.
+func checkUsed[T any](rules []*rule[T]) error {
+	for _, r := range rules {
+		if r.match != nil && !r.used {
+			return fmt.Errorf("%w: a name like %q", plan.ErrMissing, r.glob)
 		}
 	}
 	return nil
 }
 
-// rule is a value for the names that match.
-type rule[T any] struct {
-	pattern
-	value T
-}
-
-// parseRule reads "GLOB=VALUE", or just "VALUE", for which it returns a rule
-// without a pattern. The last equals sign counts: values have none.
-func parseRule[T any](text string, parse func(string) (T, error)) (*rule[T], error) {
-	glob, val, ok := cutLast(text, "=")
-	if !ok {
-		val = text
-	}
-	v, err := parse(strings.TrimSpace(val))
-	if err != nil {
-		return nil, fmt.Errorf("%w: %q: %w", ErrOption, text, err)
-	}
-	r := &rule[T]{pattern: pattern{text: glob}, value: v}
-	if ok {
-		if r.match, err = inspect.Glob(glob); err != nil {
-			return nil, err
+// castTo returns the dtype in the target of a tensor of that name and dtype. Rules
+// without a pattern are for floating-point tensors. The last rule that applies counts.
+func castTo(rules []*rule[tensor.DType], name string, from tensor.DType) tensor.DType {
+	to := from
+	for _, r := range rules {
+		if r.matches(name) || r.match == nil && from.IsFloat() {
+			to = r.value
 		}
 	}
-	return r, nil
-}
-
-// cutLast cuts s around the last sep.
-func cutLast(s, sep string) (before, after string, found bool) {
-	i := strings.LastIndex(s, sep)
-	if i < 0 {
-		return "", s, false
-	}
-	return s[:i], s[i+len(sep):], true
+	return to
 }
 
 // Rename changes names by rules, and remembers which of them matched. It is not
@@ -250,46 +250,6 @@ func (r *renameRule) apply(name string) string {
 	return string(out) + name[at[1]:]
 }
 
-// caster decides which dtype a tensor has in the target.
-type caster []*rule[tensor.DType]
-
-func parseCasts(texts []string) (caster, error) {
-	var out caster
-	for _, t := range texts {
-		r, err := parseRule(t, tensor.LookupDType)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, r)
-	}
-	return out, nil
-}
-
-// dtype returns the type of the tensor of that name and type in the target.
-func (c caster) dtype(name string, from tensor.DType) tensor.DType {
-	to := from
-	for _, r := range c {
-		switch {
-		case r.match == nil && from.IsFloat():
-			to = r.value
-		case r.match != nil && r.matches(name):
-			to = r.value
-		}
-	}
-	return to
-}
-
-// check refuses rules that matched nothing.
-func (c caster) check() error {
-	var ps []*pattern
-	for _, r := range c {
-		if r.match != nil {
-			ps = append(ps, &r.pattern)
-		}
-	}
-	return allUsed(ps)
-}
-
 // renamedPath returns the new path of an entry that is renamed to name. The steps at
 // the beginning and the end that the name still contains stay as they are, so that
 // lists stay lists. The steps between them are keys.
@@ -297,52 +257,40 @@ func renamedPath(old meta.Path, name string) meta.Path {
 	if old == nil {
 		return nil
 	}
-	end, rest := keepEnd(old, name)
-	begin, middle := keepBegin(old[:len(old)-len(end)], rest)
-	out := append(meta.Path(nil), begin...)
-	if middle != "" {
-		for k := range strings.SplitSeq(middle, ".") {
+	n, rest := keep(name, len(old), func(i int) string { return old[len(old)-1-i].String() }, func(s, step string) (string, bool) {
+		return strings.CutSuffix(s, "."+step)
+	})
+	begin, end := old[:len(old)-n], old[len(old)-n:]
+	steps := len(begin)
+	if rest == "" {
+		steps = 0
+	}
+	n, rest = keep(rest, steps, func(i int) string { return begin[i].String() }, func(s, step string) (string, bool) {
+		return strings.CutPrefix(s, step+".")
+	})
+	out := append(meta.Path(nil), begin[:n]...)
+	if rest != "" {
+		for k := range strings.SplitSeq(rest, ".") {
 			out = append(out, meta.Key(k))
 		}
 	}
 	return append(out, end...)
 }
 
-// keepEnd returns the most steps at the end of p that end the name, and what is
-// left of the name.
-func keepEnd(p meta.Path, name string) (meta.Path, string) {
-	rest, n := name, 0
-	for n < len(p) {
-		step := p[len(p)-1-n].String()
-		if rest == step {
-			return p[len(p)-1-n:], ""
+// keep cuts steps off a name, one after the other, as long as the name has them. It
+// returns their number and the rest of the name.
+func keep(name string, steps int, step func(i int) string, cut func(name, step string) (string, bool)) (int, string) {
+	for n := range steps {
+		if name == step(n) {
+			return n + 1, ""
 		}
-		before, ok := strings.CutSuffix(rest, "."+step)
+		rest, ok := cut(name, step(n))
 		if !ok {
-			break
+			return n, name
 		}
-		rest = before
-		n++
+		name = rest
 	}
-	return p[len(p)-n:], rest
-}
-
-// keepBegin is keepEnd for the beginning.
-func keepBegin(p meta.Path, name string) (meta.Path, string) {
-	rest, n := name, 0
-	for n < len(p) && rest != "" {
-		step := p[n].String()
-		if rest == step {
-			return p[:n+1], ""
-		}
-		after, ok := strings.CutPrefix(rest, step+".")
-		if !ok {
-			break
-		}
-		rest = after
-		n++
-	}
-	return p[:n], rest
+	return steps, name
 }
 
 // place is one way to a container or a value, as a key of a map.

@@ -407,33 +407,17 @@ func (e *RefusedError) Unwrap() []error {
 // refusals collects what writers cannot hold.
 type refusals map[string]string
 
-// add takes the names out of err. It reports false for an error that is not
-// only about names that cannot be held.
+// add adds the names of err. It returns false if err, or an error that is joined in
+// it, is not about a name that the writer cannot hold.
 func (r refusals) add(err error) bool {
-	if n, ok := errors.AsType[*storage.NotRepresentable](err); ok && !joined(err) {
-		r[n.FQN] = n.Why
+	switch e := err.(type) {
+	case *storage.NotRepresentable:
+		r[e.FQN] = e.Why
 		return true
-	}
-	var parts []error
-	for e := err; e != nil && parts == nil; e = errors.Unwrap(e) {
-		if m, ok := e.(interface{ Unwrap() []error }); ok {
-			parts = m.Unwrap()
-		}
-	}
-	for _, p := range parts {
-		if !r.add(p) {
-			return false
-		}
-	}
-	return len(parts) > 0
-}
-
-// joined reports whether there are several errors in err.
-func joined(err error) bool {
-	for e := err; e != nil; e = errors.Unwrap(e) {
-		if _, ok := e.(interface{ Unwrap() []error }); ok {
-			return true
-		}
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !r.add(err) })
+	case interface{ Unwrap() error }:
+		return r.add(e.Unwrap())
 	}
 	return false
 }

@@ -84,18 +84,14 @@ func (s *sharding) place(rules []string) error {
 	for d := range s.mesh.Shape {
 		s.placements = append(s.placements, shard.Shard(d))
 	}
-	for _, text := range rules {
-		r, err := parseRule(text, parsePlacements)
-		if err != nil {
-			return err
-		}
+	var err error
+	if s.rules, err = parseRules(rules, parsePlacements); err != nil {
+		return err
+	}
+	for i, r := range s.rules {
 		if len(r.value) != len(s.mesh.Shape) {
-			return fmt.Errorf("%w: placement %q: %d placements for a mesh of %d dimensions", ErrOption, text, len(r.value), len(s.mesh.Shape))
+			return fmt.Errorf("%w: placement %q: %d placements for a mesh of %d dimensions", ErrOption, rules[i], len(r.value), len(s.mesh.Shape))
 		}
-		if r.match == nil {
-			r.match, r.used = func(string) bool { return true }, true
-		}
-		s.rules = append(s.rules, r)
 	}
 	return nil
 }
@@ -133,7 +129,7 @@ func (s *sharding) boxes(e *meta.Entry) (out []rankBox, copies int, err error) {
 	}
 	placed := shard.Placed{Mesh: s.mesh, Placements: s.placements}
 	for _, r := range s.rules {
-		if r.matches(e.FQN) {
+		if r.matches(e.FQN) || r.match == nil {
 			placed.Placements = r.value
 		}
 	}
@@ -177,16 +173,6 @@ func (s *sharding) copies(ps []shard.Placement) int {
 		}
 	}
 	return n
-}
-
-// check refuses rules that matched nothing.
-func (s *sharding) check() error {
-	for _, r := range s.rules {
-		if err := allUsed([]*pattern{&r.pattern}); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // localPlans returns the ranks' local plans, in the order of names. The boxes of

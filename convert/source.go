@@ -24,9 +24,9 @@ type source struct {
 	slots *semaphore.Weighted // reads at the same time
 
 	ctx   context.Context // of what is read ahead
-	ahead *lender
-	wg    sync.WaitGroup // of what is read ahead
-	slow  atomic.Bool    // whether the last large read took long
+	ahead *work.Pool      // buffers for what is read ahead
+	wg    sync.WaitGroup  // of what is read ahead
+	slow  atomic.Bool     // whether the last large read took long
 }
 
 // leastRead is the least memory that a read takes.
@@ -39,8 +39,26 @@ func newSource(ctx context.Context, j *Job) *source {
 		src: j.src, md: j.md, ctx: ctx,
 		opts:  storage.ReadOptions{BufferBytes: j.opts.Memory / 4 / n, Parallel: j.opts.Parallel},
 		slots: semaphore.NewWeighted(n),
-		ahead: newLender(j.opts.Memory / 4),
+		ahead: aheadPool(j.opts.Memory / 4),
 	}
+}
+
+const (
+	// unitBytes is the size of a read ahead, and minUnit its size if memory is
+	// scarce.
+	unitBytes = 8 << 20
+	minUnit   = 256 << 10
+	// wantUnits is the number of units for which size is reduced down to minUnit.
+	wantUnits = 8
+)
+
+// aheadPool returns a pool of buffers for reads ahead.
+func aheadPool(budget int64) *work.Pool {
+	size := int64(unitBytes)
+	for size > minUnit && wantUnits*size > budget {
+		size /= 2
+	}
+	return work.NewPool(int(size), budget, 1)
 }
 
 // close waits for what is being read ahead.
@@ -96,50 +114,3 @@ func (r receiver) LoadBytes(it *plan.ReadItem, codec string, data []byte) error 
 func (s *source) inBackground(fn func(ctx context.Context) error, done func(error)) {
 	s.wg.Go(func() { done(group.Catch(func() error { return fn(s.ctx) })) })
 }
-
-// lender lends buffers. It never waits: it returns nil if all are lent.
-type lender struct {
-	pool *work.Pool
-	lent chan struct{}
-}
-
-const (
-	// unitBytes is the size of a read ahead, and minUnit its size if memory is
-	// scarce.
-	unitBytes = 8 << 20
-	minUnit   = 256 << 10
-	// wantUnits is how many units there should be.
-	wantUnits = 8
-)
-
-func newLender(budget int64) *lender {
-	size := int64(unitBytes)
-	for size > minUnit && wantUnits*size > budget {
-		size /= 2
-	}
-	p := work.NewPool(int(size), budget, 1)
-	return &lender{pool: p, lent: make(chan struct{}, p.Count())}
-}
-
-// try returns a buffer, or nil if all are lent.
-func (l *lender) try() []byte {
-	select {
-	case l.lent <- struct{}{}:
-	default:
-		return nil
-	}
-	b, err := l.pool.Get(context.Background()) // one is free
-	if err != nil {
-		<-l.lent
-		return nil
-	}
-	return b
-}
-
-func (l *lender) put(b []byte) {
-	l.pool.Put(b)
-	<-l.lent
-}
-
-// size returns how long the buffers are.
-func (l *lender) size() int64 { return int64(l.pool.Size()) }

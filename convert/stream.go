@@ -180,14 +180,14 @@ func (st *stream) next(off int64, n int) *unit {
 // readAhead begins to read the pieces of that length from off on, as far as
 // there are buffers.
 func (st *stream) readAhead(off, n int64) {
-	if n > st.s.ahead.size() || n < minUnit {
+	if n > int64(st.s.ahead.Size()) || n < minUnit {
 		return
 	}
 	if k := len(st.queue); k > 0 {
 		off = st.queue[k-1].off + int64(len(st.queue[k-1].p))
 	}
 	for len(st.queue) < maxAhead && off < st.size {
-		buf := st.s.ahead.try()
+		buf := st.s.ahead.TryGet()
 		if buf == nil {
 			return
 		}
@@ -203,11 +203,11 @@ func (st *stream) readAhead(off, n int64) {
 func (st *stream) release(u *unit) {
 	select {
 	case <-u.done:
-		st.s.ahead.put(u.p)
+		st.s.ahead.Put(u.p)
 	default:
 		st.s.wg.Go(func() {
 			<-u.done
-			st.s.ahead.put(u.p)
+			st.s.ahead.Put(u.p)
 		})
 	}
 }
@@ -271,7 +271,7 @@ func newBatches(s *source, j *Job, plans []*plan.SavePlan) *batches {
 		open := map[int]*batch{} // by the size of elements, since writers order files by it
 		for i := range p.Items {
 			it := &p.Items[i]
-			if n := it.NumBytes(); it.Kind != plan.KindBytes && n > 0 && n <= s.ahead.size()/4 {
+			if n := it.NumBytes(); it.Kind != plan.KindBytes && n > 0 && n <= int64(s.ahead.Size())/4 {
 				bs.add(open, it)
 			}
 		}
@@ -283,7 +283,7 @@ func newBatches(s *source, j *Job, plans []*plan.SavePlan) *batches {
 func (bs *batches) add(open map[int]*batch, it *plan.WriteItem) {
 	es := it.Info.DType.Size()
 	b := open[es]
-	if b == nil || b.total+it.NumBytes() > bs.s.ahead.size() || len(b.items) >= maxBatch {
+	if b == nil || b.total+it.NumBytes() > int64(bs.s.ahead.Size()) || len(b.items) >= maxBatch {
 		full := b
 		b = &batch{}
 		open[es] = b
@@ -328,9 +328,9 @@ func (bs *batches) take(b *batch) bool {
 // load begins to read b if there is memory for it, or, if need be, another batch
 // can do without its own. It needs mu.
 func (bs *batches) load(b *batch, need bool) bool {
-	buf := bs.s.ahead.try()
+	buf := bs.s.ahead.TryGet()
 	if buf == nil && need && bs.evict() {
-		buf = bs.s.ahead.try()
+		buf = bs.s.ahead.TryGet()
 	}
 	if buf == nil {
 		return false
@@ -380,7 +380,7 @@ func (bs *batches) evict() bool {
 
 // free gives the buffer of a batch back. It needs mu.
 func (bs *batches) free(b *batch) {
-	bs.s.ahead.put(b.buf)
+	bs.s.ahead.Put(b.buf)
 	b.buf = nil
 	delete(bs.live, b)
 }

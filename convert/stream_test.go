@@ -97,8 +97,17 @@ func TestReadAhead(t *testing.T) {
 		t.Error(err)
 	}
 	src.close()
-	if n := len(src.ahead.lent); n != 0 {
-		t.Errorf("%d buffers are still lent", n)
+	checkReturned(t, src)
+}
+
+// checkReturned fails unless all buffers of a source are free.
+func checkReturned(t *testing.T, s *source) {
+	t.Helper()
+	for i := range s.ahead.Count() {
+		if s.ahead.TryGet() == nil {
+			t.Errorf("only %d buffers are free", i)
+			return
+		}
 	}
 }
 
@@ -122,9 +131,7 @@ func TestReadAheadReturnsErrors(t *testing.T) {
 	}
 	st.Close()
 	src.close()
-	if n := len(src.ahead.lent); n != 0 {
-		t.Errorf("%d buffers are still lent", n)
-	}
+	checkReturned(t, src)
 }
 
 // Whatever the size of a checkpoint, its conversion takes no more buffers than it
@@ -187,7 +194,7 @@ func TestBatches(t *testing.T) {
 	}
 	j := planned(t, s, Options{Memory: minMemory})
 	src := newSource(t.Context(), j)
-	src.ahead = newLender(2 * minUnit)
+	src.ahead = aheadPool(2 * minUnit)
 	plans := localPlans(j.entries, j.ranks)
 	bs := newBatches(src, j, plans)
 	items := plans[0].Items
@@ -207,7 +214,5 @@ func TestBatches(t *testing.T) {
 	}
 	src.close()
 	bs.close()
-	if n := len(src.ahead.lent); n != 0 {
-		t.Errorf("%d buffers are still lent", n)
-	}
+	checkReturned(t, src)
 }

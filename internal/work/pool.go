@@ -45,6 +45,14 @@ func (p *Pool) Get(ctx context.Context) ([]byte, error) {
 	return shelf.take(p.size), nil
 }
 
+// TryGet is like Get, but does not wait: it returns nil if no buffer is free.
+func (p *Pool) TryGet() []byte {
+	if !p.budget.TryAcquire(1) {
+		return nil
+	}
+	return shelf.take(p.size)
+}
+
 // Put takes a buffer back, whose end may have been cut off meanwhile. The caller
 // must not use it any more.
 func (p *Pool) Put(b []byte) {
