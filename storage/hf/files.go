@@ -263,21 +263,17 @@ func (m *weightMap) UnmarshalJSON(b []byte) error {
 // readIndex reads an index and checks that it stays inside of its folder.
 func readIndex(ctx context.Context, store blob.Store, name string) (weightMap, error) {
 	b, err := blob.ReadAll(ctx, store, name, maxIndex)
-	if errors.Is(err, blob.ErrTooLarge) {
-		return nil, badIndex(name, err)
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, blob.ErrTooLarge) {
 		return nil, err
 	}
-	m, err := decodeIndex(b)
+	var m weightMap
+	if err == nil {
+		m, err = decodeIndex(b)
+	}
 	if err != nil {
-		return nil, badIndex(name, err)
+		return nil, reading.Damaged(name, "%w: %w", ErrIndex, err)
 	}
 	return m, nil
-}
-
-func badIndex(name string, err error) error {
-	return reading.Damaged(name, "%w: %w", ErrIndex, err)
 }
 
 // decodeIndex returns the weight map of an index.
@@ -301,9 +297,6 @@ func decodeIndex(b []byte) (weightMap, error) {
 	}
 	return doc.WeightMap, nil
 }
-
-// encodeIndex returns the text of an index, its keys in order.
-func encodeIndex(x *index) ([]byte, error) { return encodeJSON(x) }
 
 // encodeJSON returns v as text for people and programs.
 func encodeJSON(v any) ([]byte, error) {
@@ -368,8 +361,8 @@ func (c *commit) compareSizes(files []*dataFile, l reading.LostFiles) []*dataFil
 }
 
 // whole returns the tensor of that name. It must agree with the commit.
-func (g *gathering) whole(name string, want wholeTensor) (*meta.Tensor, error) {
-	t := g.tensors[name]
+func (g gathering) whole(name string, want wholeTensor) (*meta.Tensor, error) {
+	t := g[name]
 	if t == nil {
 		return nil, errors.New("no piece of it is there")
 	}

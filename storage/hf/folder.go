@@ -38,10 +38,17 @@ func list(ctx context.Context, store blob.Store) (*folder, error) {
 	return f, nil
 }
 
-// choose returns the index of the checkpoint, or its data files if it has no index.
+// choose returns the index of the checkpoint, or its data files if it has no index. want
+// is the name of the index or data file to open, or empty.
 func (f *folder) choose(want string) (index string, files []string, err error) {
+	if _, ok := f.index[want]; ok {
+		return want, nil, nil
+	}
+	if _, ok := f.data[want]; ok {
+		return "", []string{want}, nil
+	}
 	if want != "" {
-		return f.named(want)
+		return "", nil, fmt.Errorf("%w: %s holds no %s", storage.ErrNotFound, f.where, want)
 	}
 	if _, saved := f.other[commitName]; len(f.data) == 0 && len(f.index) == 0 && !saved {
 		return "", nil, fmt.Errorf("%w: %s holds no safetensors", storage.ErrNotFound, f.where)
@@ -54,25 +61,14 @@ func (f *folder) choose(want string) (index string, files []string, err error) {
 			return base + indexSuffix, nil, nil
 		}
 	}
-	names := slices.Sorted(maps.Keys(f.index))
-	switch len(names) {
+	switch names := slices.Sorted(maps.Keys(f.index)); len(names) {
 	case 0:
 		return f.withoutIndex()
 	case 1:
 		return names[0], nil, nil
+	default:
+		return "", nil, fmt.Errorf("%w: %s holds %s and %s", ErrAmbiguous, f.where, names[0], names[1])
 	}
-	return "", nil, fmt.Errorf("%w: %s holds %s and %s", ErrAmbiguous, f.where, names[0], names[1])
-}
-
-// named returns the index or data file of that name.
-func (f *folder) named(want string) (index string, files []string, err error) {
-	if _, ok := f.index[want]; ok {
-		return want, nil, nil
-	}
-	if _, ok := f.data[want]; ok {
-		return "", []string{want}, nil
-	}
-	return "", nil, fmt.Errorf("%w: %s holds no %s", storage.ErrNotFound, f.where, want)
 }
 
 // withoutIndex returns all data files: a single one, or those of a distributed

@@ -27,7 +27,7 @@ func FuzzIndex(f *testing.F) {
 				t.Errorf("%q lies in %q", name, file)
 			}
 		}
-		text, err := encodeIndex(&index{WeightMap: m})
+		text, err := encodeJSON(&index{WeightMap: m})
 		if err != nil {
 			t.Fatalf("encode what was decoded: %v", err)
 		}

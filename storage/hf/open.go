@@ -60,10 +60,10 @@ func (f Format) openSource(ctx context.Context, store blob.Store) (*reading.Sour
 
 // source is a checkpoint of safetensors.
 type source struct {
-	store blob.Store
-	md    meta.Metadata
-	files []storage.File
-	made  map[string]reading.Decoder // by name: weights that are quantised
+	store     blob.Store
+	md        meta.Metadata
+	files     []storage.File
+	quantized map[string]*quantized // by name: the weights that are decoded
 	// payload is how many bytes of tensors each file has.
 	payload map[string]int64
 	// problems are those of damaged files, if other files can be read.
@@ -108,8 +108,16 @@ func (s *source) alone(ctx context.Context, name string) ([]*dataFile, error) {
 		s.md.Storage.Notes = append(s.md.Storage.Notes, noteAlone)
 		f.sharding = nil
 	}
-	s.md.Entries, err = gatherAll(files)
-	return files, err
+	return files, s.gatherAll(files)
+}
+
+// gatherAll fills in all tensors of files.
+func (s *source) gatherAll(files []*dataFile) error {
+	g, err := gather(files)
+	if err == nil {
+		s.md.Entries, err = g.entries()
+	}
+	return err
 }
 
 // check is reading.Source.Check: the bytes of tensors have no checksum.
@@ -152,8 +160,7 @@ func (s *source) listed(ctx context.Context, dir *folder, names []string) ([]*da
 	if files[0].sharding != nil {
 		s.md.Storage.Notes = append(s.md.Storage.Notes, noteNoList)
 	}
-	s.md.Entries, err = gatherAll(files)
-	return files, err
+	return files, s.gatherAll(files)
 }
 
 // indexed reads the files that an index names.
@@ -195,23 +202,26 @@ func (s *source) add(name string, size int64) {
 
 // chunk is reading.Source.Place.
 func (s *source) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
-	if m := s.made[e.FQN]; m != nil {
-		return reading.Place{Decoder: m}, nil
+	if q := s.quantized[e.FQN]; q != nil {
+		return reading.Place{Decoder: q}, nil
 	}
-	l := &e.Tensor.Locs[i]
-	return reading.Place{Region: &reading.Region{File: l.File, Offset: l.Offset, End: l.Offset + l.Length, DType: e.Tensor.DType}}, nil
+	return reading.Place{Region: regionOf(e, i)}, nil
 }
 
-// gathering puts the tensors of several files together.
-type gathering struct {
-	tensors map[string]*meta.Tensor
+// regionOf returns the region of chunk i of a tensor.
+func regionOf(e *meta.Entry, i int) *reading.Region {
+	l := &e.Tensor.Locs[i]
+	return &reading.Region{File: l.File, Offset: l.Offset, End: l.Offset + l.Length, DType: e.Tensor.DType}
 }
+
+// gathering is the tensors of several files, by name.
+type gathering map[string]*meta.Tensor
 
 // gatherIndexed fills in the tensors of files by an index: tensors that the index
 // does not name are not part of the checkpoint, and those that it names and that
 // are not in their files are missing.
 func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.LostFiles) error {
-	g := gathering{map[string]*meta.Tensor{}}
+	g := gathering{}
 	var errs []error
 	for _, f := range files {
 		for i := range f.header.Entries {
@@ -224,7 +234,7 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.Los
 				errs = append(errs, reading.Damaged(f.name, "%w: it has %q, which the index has in %s", ErrIndex, e.Name, in))
 			} else if err := g.add(f, e); err != nil {
 				errs = append(errs, err)
-			} else if !atOrigin(g.tensors[e.Name].Chunks[0]) {
+			} else if !atOrigin(g[e.Name].Chunks[0]) {
 				errs = append(errs, reading.Damaged(f.name, "%w: %q is only a shard", ErrSharding, e.Name))
 			}
 		}
@@ -234,7 +244,7 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.Los
 	}
 	var missing []meta.Missing
 	for name, file := range where {
-		if g.tensors[name] != nil {
+		if g[name] != nil {
 			continue
 		}
 		err := l[file]
@@ -250,26 +260,13 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.Los
 	return s.lose(missing, l)
 }
 
-// gatherAll returns the entries of all tensors of files: of a single one, or of
-// several files whose headers all have the places of their chunks.
-func gatherAll(files []*dataFile) ([]meta.Entry, error) {
-	g, err := gather(files)
-	if err != nil {
-		return nil, err
-	}
-	return g.entries()
-}
-
-// gather puts all tensors of files together.
-func gather(files []*dataFile) (*gathering, error) {
+// gather returns all tensors of files: of a single file, or of several files whose
+// headers all have the places of their chunks.
+func gather(files []*dataFile) (gathering, error) {
 	if err := checkTogether(files); err != nil {
 		return nil, err
 	}
-	n := 0
-	for _, f := range files {
-		n = max(n, len(f.header.Entries))
-	}
-	g := &gathering{make(map[string]*meta.Tensor, n)}
+	g := gathering{}
 	var errs []error
 	for _, f := range files {
 		for i := range f.header.Entries {
@@ -298,10 +295,7 @@ func checkTogether(files []*dataFile) error {
 }
 
 // add adds one entry of a file.
-func (g *gathering) add(f *dataFile, e *safetensors.Entry) error {
-	fail := func(err error) error {
-		return reading.Damaged(f.name, "%w: %w", ErrSharding, err)
-	}
+func (g gathering) add(f *dataFile, e *safetensors.Entry) error {
 	d, ok := safetensors.TensorDType(e.DType)
 	if !ok {
 		return fmt.Errorf("%w: %s: %q has the unknown element type %s", storage.ErrVersion, f.name, e.Name, e.DType)
@@ -311,15 +305,15 @@ func (g *gathering) add(f *dataFile, e *safetensors.Entry) error {
 	}
 	box, err := f.boxOf(e)
 	if err != nil {
-		return fail(err)
+		return reading.Damaged(f.name, "%w: %w", ErrSharding, err)
 	}
-	t := g.tensors[e.Name]
+	t := g[e.Name]
 	if t == nil {
 		t = &meta.Tensor{Properties: meta.Properties{DType: d}, Shape: make([]int64, box.Dims())}
-		g.tensors[e.Name] = t
+		g[e.Name] = t
 	}
 	if t.DType != d || len(t.Shape) != box.Dims() {
-		return fail(fmt.Errorf("%q is %v of %d dimensions, and %v of %d in another file", e.Name, d, box.Dims(), t.DType, len(t.Shape)))
+		return reading.Damaged(f.name, "%w: %q is %v of %d dimensions, and %v of %d in another file", ErrSharding, e.Name, d, box.Dims(), t.DType, len(t.Shape))
 	}
 	for i := range t.Shape {
 		t.Shape[i] = max(t.Shape[i], box.End(i))
@@ -330,11 +324,11 @@ func (g *gathering) add(f *dataFile, e *safetensors.Entry) error {
 }
 
 // entries returns what was gathered, in order, if it makes whole tensors.
-func (g *gathering) entries() ([]meta.Entry, error) {
-	out := make([]meta.Entry, 0, len(g.tensors))
+func (g gathering) entries() ([]meta.Entry, error) {
+	out := make([]meta.Entry, 0, len(g))
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(g.tensors)) {
-		t := g.tensors[name]
+	for _, name := range slices.Sorted(maps.Keys(g)) {
+		t := g[name]
 		if err := checkTiles(t); err != nil {
 			errs = append(errs, reading.Damaged(t.Locs[0].File, "%w: %q: %w", ErrSharding, name, err))
 		}
@@ -349,39 +343,35 @@ func checkTiles(t *meta.Tensor) error {
 	if _, err := tensor.NumBytes(t.DType, t.Shape); err != nil {
 		return err
 	}
-	order(t)
+	if len(t.Chunks) > 1 {
+		order(t)
+	}
 	if p := plan.CheckCoverage(t.Shape, t.Chunks); len(p) > 0 {
 		return fmt.Errorf("%s: %s", p[0].Kind, p[0].Text)
 	}
 	return nil
 }
 
-// order sorts the chunks of a tensor by their offsets. Those without elements,
-// which ranks without a share write, are left out, but for one of a tensor
-// without any.
+// order sorts the chunks of a tensor by their offsets. It leaves out the chunks without
+// elements, which ranks without a share write, but keeps one if there are no others.
 func order(t *meta.Tensor) {
-	if len(t.Chunks) == 1 {
-		return
+	type chunk struct {
+		box tensor.Box
+		loc meta.Location
 	}
-	n := make([]int, len(t.Chunks))
-	for i := range n {
-		n[i] = i
+	all := make([]chunk, len(t.Chunks))
+	for i, box := range t.Chunks {
+		all[i] = chunk{box, t.Locs[i]}
 	}
-	slices.SortStableFunc(n, func(a, b int) int {
-		if e := t.Chunks[a].Empty(); e != t.Chunks[b].Empty() {
-			return map[bool]int{false: -1, true: 1}[e]
-		}
-		return slices.Compare(t.Chunks[a].Offsets, t.Chunks[b].Offsets)
-	})
-	full := len(n)
-	for full > 1 && t.Chunks[n[full-1]].Empty() {
-		full--
+	slices.SortStableFunc(all, func(a, b chunk) int { return slices.Compare(a.box.Offsets, b.box.Offsets) })
+	first := all[0]
+	if all = slices.DeleteFunc(all, func(c chunk) bool { return c.box.Empty() }); len(all) == 0 {
+		all = append(all, first)
 	}
-	chunks, locs := make([]tensor.Box, full), make([]meta.Location, full)
-	for to, from := range n[:full] {
-		chunks[to], locs[to] = t.Chunks[from], t.Locs[from]
+	t.Chunks, t.Locs = t.Chunks[:0], t.Locs[:0]
+	for _, c := range all {
+		t.Chunks, t.Locs = append(t.Chunks, c.box), append(t.Locs, c.loc)
 	}
-	t.Chunks, t.Locs = chunks, locs
 }
 
 // describe takes the description of the save from the files, and refuses a save that
@@ -459,7 +449,7 @@ func (s *source) gatherListed(files []*dataFile, c *commit, l reading.LostFiles)
 			missing = append(missing, meta.Missing{FQN: name, File: in, Err: why})
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(g.tensors)) {
+	for _, name := range slices.Sorted(maps.Keys(g)) {
 		if _, ok := c.Tensors[name]; !ok {
 			errs = append(errs, reading.Damaged(commitName, "%w: it does not list %q", ErrSharding, name))
 		}

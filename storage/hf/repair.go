@@ -123,7 +123,7 @@ func rebuildIndex(ctx context.Context, store blob.Store, name string, names []st
 	if name == bases[0]+"-"+s.md.Storage.SaveID+indexSuffix {
 		name = bases[0] + indexSuffix // our files may have the id of their save in their names
 	}
-	text, err := encodeIndex(indexOf(s.md.Entries))
+	text, err := encodeJSON(indexOf(s.md.Entries))
 	if err != nil {
 		return nil, err
 	}

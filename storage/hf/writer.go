@@ -194,7 +194,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 		name = commitName
 		text, err = encodeJSON(commitOf(w.Session().Storage, entries, results))
 	} else {
-		text, err = encodeIndex(indexOf(entries))
+		text, err = encodeJSON(indexOf(entries))
 	}
 	if err == nil && len(text) > maxIndex {
 		err = fmt.Errorf("%s would have %d bytes; readers take at most %d", name, len(text), maxIndex)
