@@ -183,10 +183,15 @@ func (g grid) cover(sizes []int64, elem int64, box tensor.Box, most int64) []spa
 		switch {
 		case rows[1]-rows[0] == 1 || g.height == 1 && (b1-b0 < g.bands() || g.pitch > most):
 			for r := rows[0]; r < rows[1]; r++ {
-				out = g.cutBands(out, r, [2]int64{b0, b1}, [2]int64{lo, hi}, most)
+				cutRange(b0, b1, lo > b0*g.band, hi < min(b1*g.band, g.pitch), most/g.band, func(from, to int64) {
+					out = append(out, span{r, r + 1, from, to})
+				})
 			}
 		case b1-b0 == g.bands():
-			out = g.cutStripes(out, rows, [2]int64{first, last}, most)
+			s0, s1 := rows[0]/g.height, ceilDiv(rows[1], g.height)
+			cutRange(s0, s1, first > rows[0], last < rows[1], most/(g.height*g.pitch), func(from, to int64) {
+				out = append(out, span{from * g.height, min(to*g.height, g.rows), 0, g.bands()})
+			})
 		default:
 			for r := rows[0]; r < rows[1]; r += g.height {
 				out = append(out, span{r, min(r+g.height, g.rows), b0, b1})
@@ -194,6 +199,28 @@ func (g grid) cover(sizes []int64, elem int64, box tensor.Box, most int64) []spa
 		}
 	}
 	return out
+}
+
+// cutRange divides the bands or stripes [from, to) into ranges of at most per, or of one
+// if per is zero. It calls emit for each range. head and tail report whether the box
+// covers only a part of the first and of the last one, which then get ranges of their
+// own.
+func cutRange(from, to int64, head, tail bool, per int64, emit func(from, to int64)) {
+	if head && to-from > 1 {
+		emit(from, from+1)
+		from++
+	}
+	end := to
+	if tail && to-from > 1 {
+		end--
+	}
+	per = max(1, per)
+	for ; from < end; from += per {
+		emit(from, min(from+per, end))
+	}
+	if end < to {
+		emit(end, to)
+	}
 }
 
 // innerRange returns the offset of the first element of box and of the end of its last
@@ -240,51 +267,6 @@ func touches(sizes []int64, box tensor.Box, r0, r1 int64) bool {
 		}
 	}
 	return false
-}
-
-// cutBands appends spans of row r that cover a range of bands. want is the range of
-// bytes of the row that the box needs.
-func (g grid) cutBands(out []span, r int64, bands, want [2]int64, most int64) []span {
-	b0, b1 := bands[0], bands[1]
-	if b1-b0 > 1 && want[0] > b0*g.band {
-		out = append(out, span{r, r + 1, b0, b0 + 1})
-		b0++
-	}
-	tail := b1
-	if b1-b0 > 1 && want[1] < min(b1*g.band, g.pitch) {
-		tail--
-	}
-	per := max(1, most/g.band)
-	for ; b0 < tail; b0 += per {
-		out = append(out, span{r, r + 1, b0, min(b0+per, tail)})
-	}
-	if tail < b1 {
-		out = append(out, span{r, r + 1, tail, b1})
-	}
-	return out
-}
-
-// cutStripes appends spans of whole rows that cover a range of stripes. want is the
-// range of rows that the box needs.
-func (g grid) cutStripes(out []span, rows, want [2]int64, most int64) []span {
-	r0, r1 := rows[0], rows[1]
-	nb := g.bands()
-	if want[0] > r0 && r1-r0 > g.height {
-		out = append(out, span{r0, r0 + g.height, 0, nb})
-		r0 += g.height
-	}
-	tail := r1
-	if start := (r1 - 1) / g.height * g.height; want[1] < r1 && start > r0 {
-		tail = start
-	}
-	per := max(1, most/(g.height*g.pitch)) * g.height
-	for ; r0 < tail; r0 += per {
-		out = append(out, span{r0, min(r0+per, tail), 0, nb})
-	}
-	if tail < r1 {
-		out = append(out, span{tail, r1, 0, nb})
-	}
-	return out
 }
 
 // fill copies the elements of box that lie in the span s to dst, which has the shape of

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"runtime"
 	"sort"
@@ -257,47 +256,35 @@ func encodeDirectory(names []string, blocks []indexBlock) []byte {
 // header and directory, and have the numbers of entries and chunks in the tail.
 func (x *indexFile) decodeDirectory(dir []byte) error {
 	r := wire.NewReader(dir)
-	if err := x.decodeFiles(r); err != nil {
-		return err
+	x.names = make([]string, r.Count(3))
+	var name frontCoded
+	for i := range x.names {
+		if !name.next(r, i > 0) {
+			break
+		}
+		x.names[i] = string(name.s)
+		if err := blob.CheckName(x.names[i]); err != nil {
+			r.Fail("%w", err)
+		}
 	}
-	if err := x.decodeBlocks(r); err != nil {
-		return err
-	}
+	x.decodeBlocks(r)
 	return r.Done()
 }
 
-func (x *indexFile) decodeFiles(r *wire.Reader) error {
-	x.names = make([]string, 0, r.Count(3))
-	var name frontCoded
-	for i := range cap(x.names) {
-		if !name.next(r, i > 0) {
-			return r.Err()
-		}
-		s := string(name.s)
-		if err := blob.CheckName(s); err != nil {
-			return err
-		}
-		x.names = append(x.names, s)
-	}
-	return r.Err()
-}
-
-func (x *indexFile) decodeBlocks(r *wire.Reader) error {
+func (x *indexFile) decodeBlocks(r *wire.Reader) {
 	x.blocks = make([]indexBlock, r.Count(5))
 	var first frontCoded
 	at, entries, chunks := int64(indexHeaderSize), 0, 0
 	for i := range x.blocks {
 		b := &x.blocks[i]
-		b.offset, b.before = at, entries
-		b.length = r.Size()
+		b.offset, b.before, b.length = at, entries, r.Size()
 		if b.length > x.tail.dirOffset-at-crcSize {
 			r.Fail("block %d of %d bytes at %d leaves the file", i, b.length, at)
-			break
 		}
 		b.entries = r.CountMax(int(b.length / minEntrySize))
 		b.chunks = r.CountMax(int(b.length / crcSize))
 		if !first.next(r, i > 0) {
-			break
+			return
 		}
 		b.first = string(first.s)
 		if b.entries == 0 || !utf8.ValidString(b.first) {
@@ -307,13 +294,9 @@ func (x *indexFile) decodeBlocks(r *wire.Reader) error {
 		entries += b.entries
 		chunks += b.chunks
 	}
-	if r.Err() != nil {
-		return r.Err()
-	}
 	if at != x.tail.dirOffset || int64(entries) != x.tail.entries || int64(chunks) != x.tail.chunks {
-		return errors.New("the blocks do not add up to what the tail says")
+		r.Fail("the sizes and counts of the blocks do not add up to those in the tail")
 	}
-	return nil
 }
 
 const (

@@ -297,9 +297,9 @@ const watchTries = 10
 // save replaces when it replaces the checkpoint; they need not exist. If one of them
 // changes later, errors of the opened checkpoint wrap storage.ErrChanged.
 func Watch(ctx context.Context, store blob.Store, records []string, describe func(ctx context.Context) (*Source, error)) (*Source, error) {
-	w := &watch{store: store, names: records}
-	var err error
-	if w.seen, err = w.look(ctx); err != nil {
+	look := func(ctx context.Context) ([]blob.Info, error) { return stat(ctx, store, records) }
+	seen, err := look(ctx)
+	if err != nil {
 		return nil, err
 	}
 	for range watchTries {
@@ -307,34 +307,32 @@ func Watch(ctx context.Context, store blob.Store, records []string, describe fun
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		now, lookErr := w.look(ctx)
+		now, lookErr := look(ctx)
 		if lookErr != nil {
 			return nil, errors.Join(err, lookErr)
 		}
-		if slices.EqualFunc(w.seen, now, same) {
-			if err == nil {
-				src.Changed, src.records = w.changed, records
-			}
-			return src, err
+		if !slices.EqualFunc(seen, now, sameInfo) {
+			seen = now
+			continue
 		}
-		w.seen = now
+		if err == nil {
+			src.records = records
+			src.Changed = func(ctx context.Context) bool {
+				now, err := look(ctx)
+				return err == nil && !slices.EqualFunc(seen, now, sameInfo)
+			}
+		}
+		return src, err
 	}
 	return nil, fmt.Errorf("%w: %s, again and again", storage.ErrChanged, store)
 }
 
-// watch holds the state that the records had when the checkpoint was opened.
-type watch struct {
-	store blob.Store
-	names []string
-	seen  []blob.Info
-}
-
-// look returns the current state of the records. For a record that does not exist, the
-// name in the result is empty.
-func (w *watch) look(ctx context.Context) ([]blob.Info, error) {
-	out := make([]blob.Info, len(w.names))
-	for i, name := range w.names {
-		info, err := w.store.Stat(ctx, name)
+// stat returns the current state of files. For a file that does not exist, the name in
+// the result is empty.
+func stat(ctx context.Context, store blob.Store, names []string) ([]blob.Info, error) {
+	out := make([]blob.Info, len(names))
+	for i, name := range names {
+		info, err := store.Stat(ctx, name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
@@ -343,14 +341,8 @@ func (w *watch) look(ctx context.Context) ([]blob.Info, error) {
 	return out, nil
 }
 
-func same(a, b blob.Info) bool {
+func sameInfo(a, b blob.Info) bool {
 	return a.Name == b.Name && a.Size == b.Size && a.ModTime.Equal(b.ModTime)
-}
-
-// changed reports whether the checkpoint was replaced.
-func (w *watch) changed(ctx context.Context) bool {
-	now, err := w.look(ctx)
-	return err == nil && !slices.EqualFunc(w.seen, now, same)
 }
 
 // LostFiles maps the names of files that are missing or damaged to errors, which wrap
