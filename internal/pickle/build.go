@@ -1,13 +1,13 @@
 package pickle
 
 import (
-	"fmt"
 	"math/big"
 
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// builder builds the Go values of the cells of a graph.
+// builder builds the Go values of the cells of a graph. Its methods panic with a
+// failure if there is no such value.
 type builder struct {
 	*Graph
 	o    *DecodeOptions
@@ -32,50 +32,51 @@ type made struct {
 
 // Value returns the value of c, like Decode. o may be nil. Only the limits Depth
 // and Bytes of o count: all calls share the memory limit of Parse.
-func (g *Graph) Value(c Cell, o *DecodeOptions) (any, error) {
+func (g *Graph) Value(c Cell, o *DecodeOptions) (v any, err error) {
+	defer catch(&err)
 	if o == nil {
 		o = new(DecodeOptions)
 	}
-	if err := g.charge(anyBytes * (len(g.strs) + len(g.bigs) + len(g.globals))); err != nil {
-		return nil, err
-	}
+	g.charge(anyBytes * (len(g.strs) + len(g.bigs) + len(g.globals)))
 	b := &builder{
 		Graph: g, o: o, lim: o.Limits.withDefaults(len(g.data)), made: map[Cell]made{}, constructs: map[int32]Construct{},
 		strs: make([]any, len(g.strs)), ints: make([]any, len(g.bigs)), names: make([]any, len(g.globals)),
 		keys: keyer{account: &g.account},
 	}
-	v, _, err := b.value(c, 0)
-	return v, err
+	v, _ = b.value(c, 0)
+	return v, nil
 }
 
 // cellCost is the cost of a value in addition to the bytes of a string.
 const cellCost = 16
 
 // value returns the value of c and its cost.
-func (b *builder) value(c Cell, depth int) (any, int64, error) {
+func (b *builder) value(c Cell, depth int) (any, int64) {
 	switch c.Kind() {
 	case None:
-		return nil, cellCost, nil
+		return nil, cellCost
 	case Bool:
-		return c.payload() != 0, cellCost, nil
+		return c.payload() != 0, cellCost
 	case Int:
-		return c.payload(), cellCost, b.charge(cellBytes)
+		b.charge(cellBytes)
+		return c.payload(), cellCost
 	case Float:
-		return b.floats[c.pos()], cellCost, b.charge(cellBytes)
+		b.charge(cellBytes)
+		return b.floats[c.pos()], cellCost
 	case Big:
-		v, err := b.bigInt(c.pos())
-		return v, cellCost, err
+		return b.bigInt(c.pos()), cellCost
 	case Str:
 		return b.str(c.pos())
-	case Global:
+	}
+	if depth >= b.lim.Depth {
+		fail("%w: nested deeper than %d", ErrLimit, b.lim.Depth)
+	}
+	if c.Kind() == Global {
 		g := &b.globals[c.pos()]
 		if b.names[c.pos()] == nil {
 			b.names[c.pos()] = &value.Object{Module: g.module, Name: g.name}
 		}
-		return b.names[c.pos()], cellCost + int64(len(g.module)+len(g.name)), b.tooDeep(depth)
-	}
-	if err := b.tooDeep(depth); err != nil {
-		return nil, 0, err
+		return b.names[c.pos()], cellCost + int64(len(g.module)+len(g.name))
 	}
 	if _, ok := b.Graph.shared[c]; !ok && b.Graph.shared != nil {
 		return b.container(c, depth+1)
@@ -83,39 +84,26 @@ func (b *builder) value(c Cell, depth int) (any, int64, error) {
 	return b.shared(c, depth)
 }
 
-func (b *builder) tooDeep(depth int) error {
-	if depth >= b.lim.Depth {
-		return fmt.Errorf("%w: nested deeper than %d", ErrLimit, b.lim.Depth)
-	}
-	return nil
-}
-
-func (b *builder) str(p int) (any, int64, error) {
+func (b *builder) str(p int) (any, int64) {
 	s := b.Graph.strs[p]
-	cost := cellCost + int64(s.len)
-	if b.strs[p] != nil {
-		return b.strs[p], cost, nil
+	if b.strs[p] == nil {
+		b.charge(anyBytes + int(s.len))
+		b.strs[p] = string(b.text(s))
 	}
-	if err := b.charge(anyBytes + int(s.len)); err != nil {
-		return nil, 0, err
-	}
-	b.strs[p] = string(b.text(s))
-	return b.strs[p], cost, nil
+	return b.strs[p], cellCost + int64(s.len)
 }
 
-func (b *builder) bigInt(p int) (any, error) {
+func (b *builder) bigInt(p int) any {
 	if b.ints[p] != nil {
-		return b.ints[p], nil
+		return b.ints[p]
 	}
 	s := b.bigs[p]
 	if int(s.len) > maxBig {
-		return nil, fmt.Errorf("%w: an integer of %d bytes, at most %d", ErrLimit, s.len, maxBig)
+		fail("%w: an integer of %d bytes, at most %d", ErrLimit, s.len, maxBig)
 	}
-	if err := b.charge(boxBytes + 4*int(s.len)); err != nil {
-		return nil, err
-	}
+	b.charge(boxBytes + 4*int(s.len))
 	b.ints[p] = integer(b.big(s))
-	return b.ints[p], nil
+	return b.ints[p]
 }
 
 // integer returns n in the smallest type that holds it.
@@ -130,60 +118,52 @@ func integer(n *big.Int) any {
 }
 
 // shared returns the value of a cell that may occur several times.
-func (b *builder) shared(c Cell, depth int) (any, int64, error) {
+func (b *builder) shared(c Cell, depth int) (any, int64) {
 	if m, ok := b.made[c]; ok {
 		if !m.done {
-			return nil, 0, ErrCycle
+			panic(failure{ErrCycle})
 		}
-		return m.v, m.cost, nil
+		return m.v, m.cost
 	}
-	if err := b.charge(madeBytes); err != nil {
-		return nil, 0, err
-	}
+	b.charge(madeBytes)
 	b.made[c] = made{}
-	v, cost, err := b.container(c, depth+1)
-	if err != nil {
-		return nil, 0, err
-	}
+	v, cost := b.container(c, depth+1)
 	b.made[c] = made{v, cost, true}
-	return v, cost, nil
+	return v, cost
 }
 
-func (b *builder) container(c Cell, depth int) (any, int64, error) {
+func (b *builder) container(c Cell, depth int) (any, int64) {
 	switch c.Kind() {
 	case Bytes:
 		t := b.text(b.bytes[c.pos()])
-		if err := b.charge(boxBytes + len(t)); err != nil {
-			return nil, 0, err
-		}
-		return append([]byte{}, t...), cellCost + int64(len(t)), nil
+		b.charge(boxBytes + len(t))
+		return append([]byte{}, t...), cellCost + int64(len(t))
 	case Tuple, Ints, IntsTuple:
-		l, cost, err := b.values(b.items(c), depth)
-		return value.Tuple(l), cost, err
+		l, cost := b.values(b.items(c), depth)
+		return value.Tuple(l), cost
 	case Size:
-		l, cost, err := b.values(b.items(cellOf(Ints, c.payload())), depth)
-		if err == nil {
-			err = b.charge(valueObject + anyBytes + boxBytes)
-		}
-		return &value.Object{Module: "torch", Name: "Size", Call: true, Args: value.Tuple{value.Tuple(l)}}, cost, err
+		l, cost := b.values(b.items(cellOf(Ints, c.payload())), depth)
+		b.charge(valueObject + anyBytes + boxBytes)
+		return &value.Object{Module: "torch", Name: "Size", Call: true, Args: value.Tuple{value.Tuple(l)}}, cost
 	case List:
 		items, _ := b.List(c)
 		if len(items) == 0 {
-			return emptyList, cellCost, nil
+			return emptyList, cellCost
 		}
-		l, cost, err := b.values(items, depth)
-		return l, cost, err
+		return b.values(items, depth)
 	case Dict:
 		items, _ := b.Dict(c)
 		return b.dict(items, depth)
 	case Set:
-		return b.set(b.seqs.ptr(c.pos()), depth)
+		s := b.seqs.ptr(c.pos())
+		l, cost := b.values(s.items, depth)
+		return &value.Set{Items: b.keys.distinct(l), Frozen: s.frozen}, cost
 	case Object:
 		return b.object(b.Graph.objects.ptr(c.pos()), depth)
 	case Persistent:
 		return b.persistent(b.pids[c.pos()], depth)
 	case State:
-		return nil, 0, fmt.Errorf("%w: the state of an object that is shared", ErrUnsupported)
+		fail("%w: the state of an object that is shared", ErrUnsupported)
 	}
 	return b.record(c, depth)
 }
@@ -192,260 +172,162 @@ func (b *builder) container(c Cell, depth int) (any, int64, error) {
 var emptyList any = []any{}
 
 // values returns the values of cells and their total cost.
-func (b *builder) values(cells []Cell, depth int) ([]any, int64, error) {
-	if err := b.charge(boxBytes + anyBytes*len(cells)); err != nil {
-		return nil, 0, err
-	}
+func (b *builder) values(cells []Cell, depth int) ([]any, int64) {
+	b.charge(boxBytes + anyBytes*len(cells))
 	out := make([]any, len(cells))
 	total := int64(cellCost)
 	for i, c := range cells {
-		v, cost, err := b.value(c, depth)
-		if err != nil {
-			return nil, 0, err
-		}
+		v, cost := b.value(c, depth)
 		out[i] = v
-		if total += cost; total > b.lim.Bytes {
-			return nil, 0, b.tooLarge()
-		}
+		total += cost
+		b.bound(total)
 	}
-	return out, total, nil
+	return out, total
 }
 
-func (b *builder) tooLarge() error {
-	return fmt.Errorf("%w: more than %d bytes if every shared part is copied", ErrLimit, b.lim.Bytes)
+// bound fails if the cost of a value exceeds the limit.
+func (b *builder) bound(cost int64) {
+	if cost > b.lim.Bytes {
+		fail("%w: more than %d bytes if every shared part is copied", ErrLimit, b.lim.Bytes)
+	}
 }
 
-func (b *builder) dict(cells []Cell, depth int) (any, int64, error) {
-	for i := 0; i < len(cells); i += 2 {
-		if cells[i].Kind() != Str {
-			return b.anyDict(cells, depth)
-		}
-	}
-	if err := b.charge(mapBytes(len(cells) / 2)); err != nil {
-		return nil, 0, err
-	}
-	m := make(map[string]any, len(cells)/2)
-	total := int64(cellCost)
-	for i := 0; i < len(cells); i += 2 {
-		k, more, err := b.value(cells[i], depth)
-		if err != nil {
-			return nil, 0, err
-		}
-		v, cost, err := b.value(cells[i+1], depth)
-		if err != nil {
-			return nil, 0, err
-		}
-		m[k.(string)] = v
-		if total += more + cost; total > b.lim.Bytes {
-			return nil, 0, b.tooLarge()
-		}
-	}
-	return m, total, nil
-}
-
-// anyDict returns a dict whose keys are not all strings in the pickle. The
-// caller's functions may turn them into strings.
-func (b *builder) anyDict(cells []Cell, depth int) (any, int64, error) {
-	l, cost, err := b.values(cells, depth)
-	if err != nil {
-		return nil, 0, err
-	}
-	if m, ok := stringMap(l); ok {
-		return m, cost, b.charge(mapBytes(len(m)))
-	}
-	p, err := b.keys.pairs(l)
-	return &value.Dict{Pairs: p}, cost, err
-}
-
-// stringMap returns keys and values as a map if all keys are strings.
-func stringMap(l []any) (map[string]any, bool) {
+func (b *builder) dict(cells []Cell, depth int) (any, int64) {
+	l, cost := b.values(cells, depth)
 	for i := 0; i < len(l); i += 2 {
 		if _, ok := l[i].(string); !ok {
-			return nil, false
+			return &value.Dict{Pairs: b.keys.pairs(l)}, cost
 		}
 	}
+	b.charge(mapBytes(len(l) / 2))
 	m := make(map[string]any, len(l)/2)
 	for i := 0; i < len(l); i += 2 {
 		m[l[i].(string)] = l[i+1]
 	}
-	return m, true
+	b.refund(anyBytes * len(l)) // l is garbage
+	return m, cost
 }
 
-func (b *builder) set(s *seq, depth int) (any, int64, error) {
-	l, cost, err := b.values(s.items, depth)
-	if err != nil {
-		return nil, 0, err
-	}
-	l, err = b.keys.distinct(l)
-	return &value.Set{Items: l, Frozen: s.frozen}, cost, err
-}
-
-func (b *builder) persistent(id Cell, depth int) (any, int64, error) {
-	v, cost, err := b.value(id, depth)
-	if err != nil {
-		return nil, 0, err
-	}
+func (b *builder) persistent(id Cell, depth int) (any, int64) {
+	v, cost := b.value(id, depth)
 	if b.o.Persistent == nil {
-		return nil, 0, fmt.Errorf("%w: there is no resolver for it", ErrPersistent)
+		fail("%w: there is no resolver for it", ErrPersistent)
 	}
-	if err := b.charge(foreign); err != nil {
-		return nil, 0, err
+	b.charge(foreign)
+	v, err := b.o.Persistent(v)
+	if err != nil {
+		fail("%w: %w", ErrPersistent, err)
 	}
-	if v, err = b.o.Persistent(v); err != nil {
-		return nil, 0, fmt.Errorf("%w: %w", ErrPersistent, err)
-	}
-	return v, cost, nil
+	return v, cost
 }
 
-func (b *builder) record(c Cell, depth int) (any, int64, error) {
+func (b *builder) record(c Cell, depth int) (any, int64) {
 	class, _ := c.Class()
 	name := splitName(b.schema.classes[class].Names[0])
 	o := &value.Object{Module: name[0], Name: name[1], Call: true, New: true}
 	fields, _ := b.Fields(c)
-	if err := b.charge(valueObject + mapBytes(len(fields))); err != nil {
-		return nil, 0, err
-	}
+	b.charge(valueObject + mapBytes(len(fields)))
 	total := int64(cellCost)
+	state := map[string]any{}
 	for i, f := range fields {
 		if f == Unset {
 			continue
 		}
-		v, cost, err := b.value(f, depth)
-		if err != nil {
-			return nil, 0, err
-		}
-		state, ok := o.State.(map[string]any)
-		if !ok {
-			state = map[string]any{}
-			o.State = state
-		}
+		v, cost := b.value(f, depth)
 		state[b.schema.classes[class].Fields[i]] = v
 		total += cost + cellCost
 	}
-	return o, total, nil
+	if len(state) > 0 {
+		o.State = state
+	}
+	return o, total
 }
 
 // object returns the result of a call: the value that the caller's function
 // returns, a plain value, or an inert object.
-func (b *builder) object(n *object, depth int) (any, int64, error) {
+func (b *builder) object(n *object, depth int) (any, int64) {
 	g := &b.globals[n.global]
 	o := &value.Object{Module: g.module, Name: g.name, Call: true, New: n.isNew}
-	if err := b.charge(valueObject); err != nil {
-		return nil, 0, err
-	}
-	cost, err := b.arguments(o, n, depth)
-	if err != nil {
-		return nil, 0, err
-	}
+	b.charge(valueObject)
+	cost := b.arguments(o, n, depth)
 	redirect(o)
-	f, err := b.constructOf(o, n.global)
-	if err != nil {
-		return nil, 0, err
-	}
-	if f != nil {
-		v, err := b.construct(f, o, n)
+	if f := b.constructOf(o, n.global); f != nil {
+		v := b.construct(f, o, n)
 		b.refund(valueObject)
-		return v, cost, err
+		return v, cost
 	}
-	more, err := b.contents(o, n, depth)
-	if err != nil {
-		return nil, 0, err
-	}
-	if cost += more; cost > b.lim.Bytes {
-		return nil, 0, b.tooLarge()
-	}
-	v, err := b.normal(o)
+	cost += b.contents(o, n, depth)
+	b.bound(cost)
+	v := b.normal(o)
 	if v != any(o) {
 		b.refund(valueObject)
 	}
-	return v, cost, err
+	return v, cost
 }
 
 // constructOf returns the caller's function for calls of the name global, or nil.
-func (b *builder) constructOf(o *value.Object, global int32) (Construct, error) {
+func (b *builder) constructOf(o *value.Object, global int32) Construct {
 	if g := &b.globals[global]; o.Module != g.module || o.Name != g.name {
-		return b.o.Construct[o.QualifiedName()], b.charge(len(o.Module) + len(o.Name))
+		b.charge(len(o.Module) + len(o.Name))
+		return b.o.Construct[o.QualifiedName()]
 	}
 	f, ok := b.constructs[global]
 	if !ok {
 		f = b.o.Construct[o.QualifiedName()]
 		b.constructs[global] = f
 	}
-	return f, nil
+	return f
 }
 
-func (b *builder) construct(f Construct, o *value.Object, n *object) (any, error) {
+func (b *builder) construct(f Construct, o *value.Object, n *object) any {
 	if n.more != nil || n.built && n.state != cellNone {
-		return nil, fmt.Errorf("%w: %s with a state of its own", ErrUnsupported, o.QualifiedName())
+		fail("%w: %s with a state of its own", ErrUnsupported, o.QualifiedName())
 	}
-	if err := b.charge(foreign); err != nil {
-		return nil, err
-	}
+	b.charge(foreign)
 	v, err := f(o.Args, o.Kwargs)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", o.QualifiedName(), err)
+		fail("%s: %w", o.QualifiedName(), err)
 	}
-	return v, nil
+	return v
 }
 
 // arguments sets the arguments of o and returns their cost.
-func (b *builder) arguments(o *value.Object, n *object, depth int) (int64, error) {
-	args, cost, err := b.value(n.args, depth)
-	if err != nil {
-		return 0, err
-	}
+func (b *builder) arguments(o *value.Object, n *object, depth int) int64 {
+	args, cost := b.value(n.args, depth)
 	if t := args.(value.Tuple); len(t) > 0 {
 		o.Args = t
 	}
 	if n.kwargs == cellNone {
-		return cost, nil
+		return cost
 	}
-	kw, more, err := b.value(n.kwargs, depth)
-	if err != nil {
-		return 0, err
-	}
+	kw, more := b.value(n.kwargs, depth)
 	m, ok := kw.(map[string]any)
 	if !ok {
-		return 0, fmt.Errorf("%w: %s called with argument names that are not strings", ErrMalformed, o.QualifiedName())
+		fail("%w: %s called with argument names that are not strings", ErrMalformed, o.QualifiedName())
 	}
 	if len(m) > 0 {
 		o.Kwargs = m
 	}
-	return cost + more, nil
+	return cost + more
 }
 
 // contents sets the state and the items that o received after the call, and
 // returns their cost.
-func (b *builder) contents(o *value.Object, n *object, depth int) (int64, error) {
-	var total int64
+func (b *builder) contents(o *value.Object, n *object, depth int) (total int64) {
+	var cost int64
 	if n.built {
-		v, cost, err := b.value(n.state, depth)
-		if err != nil {
-			return 0, err
-		}
-		o.State, total = v, cost
+		o.State, total = b.value(n.state, depth)
 	}
-	if n.more == nil {
-		return total, nil
-	}
-	if n.more.items != nil {
-		v, cost, err := b.values(n.more.items, depth)
-		if err != nil {
-			return 0, err
-		}
-		o.Items, total = v, total+cost
-	}
-	if n.more.pairs != nil {
-		v, cost, err := b.values(n.more.pairs, depth)
-		if err != nil {
-			return 0, err
-		}
-		if o.Pairs, err = b.keys.pairs(v); err != nil {
-			return 0, err
-		}
+	if n.more != nil && n.more.items != nil {
+		o.Items, cost = b.values(n.more.items, depth)
 		total += cost
 	}
-	return total, nil
+	if n.more != nil && n.more.pairs != nil {
+		pairs, cost := b.values(n.more.pairs, depth)
+		o.Pairs = b.keys.pairs(pairs)
+		total += cost
+	}
+	return total
 }
 
 // redirect replaces a call of a helper function that only creates an object of a

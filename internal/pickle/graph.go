@@ -3,6 +3,7 @@ package pickle
 import (
 	"fmt"
 	"math/big"
+	"slices"
 	"strings"
 )
 
@@ -24,7 +25,7 @@ type Graph struct {
 	bigs    []span // little-endian two's complement
 	floats  []float64
 	globals []global
-	tuples  []Cell       // the size and the items of each tuple; see tupleSize
+	tuples  []Cell       // the length and the items of each tuple
 	ints    arena[int64] // the length and the items of each tuple
 	seqs    arena[seq]   // lists, sets, and dicts as alternating keys and values
 	objects arena[object]
@@ -59,7 +60,6 @@ type global struct {
 // seq is a list, a dict or a set.
 type seq struct {
 	items  []Cell
-	height int32 // see Graph.height
 	frozen bool
 }
 
@@ -71,7 +71,6 @@ type object struct {
 	state  Cell
 	more   *contents // nil if it has no items
 	global int32
-	height int32 // see Graph.height
 	isNew  bool
 	built  bool // whether state was set
 }
@@ -79,17 +78,13 @@ type object struct {
 // contents are the items of an object.
 type contents struct{ items, pairs []Cell }
 
-// tupleSize combines the length of a tuple with its height; see Graph.height.
-type tupleSize Cell
-
-const lenBits = 40
-
-func (t tupleSize) len() int    { return int(t & (1<<lenBits - 1)) }
-func (t tupleSize) height() int { return int(t >> lenBits) }
-
 // Charge counts n bytes that the caller allocates or reads toward Limits.Memory.
 // Callers must use it because a pickle can refer to shared parts very often.
-func (g *Graph) Charge(n int) error { return g.charge(n) }
+func (g *Graph) Charge(n int) (err error) {
+	defer catch(&err)
+	g.charge(n)
+	return nil
+}
 
 // text returns the bytes of s. They belong to the graph.
 func (g *Graph) text(s span) []byte {
@@ -144,7 +139,7 @@ func (g *Graph) List(c Cell) ([]Cell, bool) {
 		return g.seqs.ptr(c.pos()).items, true
 	case Tuple:
 		p := c.pos()
-		return g.tuples[p+1 : p+1+tupleSize(g.tuples[p]).len()], true
+		return g.tuples[p+1 : p+1+int(g.tuples[p])], true
 	}
 	return nil, false
 }
@@ -216,39 +211,14 @@ func (g *Graph) items(c Cell) []Cell {
 	return nil
 }
 
-// height returns how deeply containers are nested in c. It does not count items
-// that a container received after it became an item itself.
-func (g *Graph) height(c Cell) int {
-	switch c.Kind() {
-	case None, Bool, Int, Big, Float, Str:
-		return 0
-	case IntsTuple:
-		return 2
-	case Tuple:
-		return tupleSize(g.tuples[c.pos()]).height()
-	case List, Dict, Set:
-		return int(g.seqs.ptr(c.pos()).height)
-	case Object:
-		return int(g.objects.ptr(c.pos()).height)
-	}
-	return 1
-}
-
-func isTuple(c Cell) bool {
-	k := c.Kind()
-	return k == Tuple || k == Ints || k == IntsTuple
-}
-
 // big returns the integer at s.
 func (g *Graph) big(s span) *big.Int {
 	le := g.text(s)
 	if len(le) == 0 {
 		return new(big.Int)
 	}
-	be := make([]byte, len(le))
-	for i, b := range le {
-		be[len(le)-1-i] = b
-	}
+	be := slices.Clone(le)
+	slices.Reverse(be)
 	n := new(big.Int).SetBytes(be)
 	if be[0]&0x80 != 0 {
 		n.Sub(n, new(big.Int).Lsh(big.NewInt(1), uint(8*len(be))))
@@ -303,7 +273,7 @@ const (
 	// only in pickles that no library writes.
 	State
 
-	wide // in the memo only: a cell that does not fit a handle
+	unset // the kind of Unset
 
 	// Record is the kind of records of the schema's first class. Records of class
 	// i have the kind Record+i.
@@ -347,15 +317,6 @@ const (
 	cellEmpty = Cell(Ints)
 )
 
-// handle is a cell in four bytes for the memo.
-type handle uint32
-
-// free marks an entry of the memo that is not set.
-const free handle = 1<<32 - 1
-
-// maxHandle is the smallest payload that does not fit a handle.
-const maxHandle = 1<<(32-kindBits) - 1
-
 // String returns Python's name of the kind.
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {
@@ -367,7 +328,7 @@ func (k Kind) String() string {
 var kindNames = [...]string{
 	None: "None", Bool: "a bool", Int: "an int", Big: "an int", Float: "a float", Str: "a str", Bytes: "bytes",
 	Global: "a name", Tuple: "a tuple", Ints: "a tuple", IntsTuple: "a tuple", Size: "a torch.Size", List: "a list",
-	Dict: "a dict", Set: "a set", Object: "an object", Persistent: "a persistent id", State: "a state", wide: "not set",
+	Dict: "a dict", Set: "a set", Object: "an object", Persistent: "a persistent id", State: "a state", unset: "not set",
 }
 
 // Class is a class whose instances become records with fields in a Graph,
@@ -383,7 +344,7 @@ type Class struct {
 }
 
 // Unset is the value of a field that is not in the record's state.
-const Unset = Cell(wide)
+const Unset = Cell(unset)
 
 // schema holds the classes in the form that the machine uses.
 type schema struct {
@@ -420,14 +381,6 @@ func newSchema(classes []Class) *schema {
 		s.fields = append(s.fields, row)
 	}
 	return s
-}
-
-// class returns the number of the class with this name, or -1.
-func (s *schema) class(module, name string) int {
-	if i, ok := s.byName[[2]string{module, name}]; ok {
-		return i
-	}
-	return -1
 }
 
 // splitName cuts a qualified name at its last dot.
@@ -488,35 +441,11 @@ func (a *arena[T]) add(v T) int {
 	return pos
 }
 
-// memo holds the memoized values in pages.
-type memo struct {
-	pages [][]handle // the length of each is its capacity
-	len   int
-}
-
-func (m *memo) append(h handle) {
-	p, off := m.len>>pageBits, m.len&(pageSize-1)
-	if p >= len(m.pages) || off >= len(m.pages[p]) {
-		m.grow()
+// len returns one more than the largest position, if each alloc was of one value.
+func (a *arena[T]) len() int {
+	last := len(a.pages) - 1
+	if last < 0 {
+		return 0
 	}
-	m.pages[p][off] = h
-	m.len++
+	return last<<pageBits | len(a.pages[last])
 }
-
-func (m *memo) grow() {
-	switch {
-	case len(m.pages) == 0:
-		m.pages = append(m.pages, make([]handle, 64))
-	case len(m.pages) == 1 && len(m.pages[0]) < pageSize:
-		p := make([]handle, 4*len(m.pages[0]))
-		copy(p, m.pages[0])
-		m.pages[0] = p
-	default:
-		m.pages = append(m.pages, make([]handle, pageSize))
-	}
-}
-
-func (m *memo) at(i int) *handle { return &m.pages[i>>pageBits][i&(pageSize-1)] }
-
-// truncate forgets all entries but the first n.
-func (m *memo) truncate(n int) { m.len = n }

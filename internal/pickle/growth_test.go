@@ -149,20 +149,6 @@ func TestSharedStatesAreCharged(t *testing.T) {
 	}
 }
 
-// Parse notices what is nested too deeply as it is made.
-func TestParseRefusesDeepNesting(t *testing.T) {
-	for name, p := range map[string]string{
-		"tuples":  ")" + strings.Repeat("\x85", 1001),
-		"lists":   strings.Repeat("]", 1001) + strings.Repeat("a", 1000),
-		"dicts":   strings.Repeat("}N", 1001) + "N" + strings.Repeat("s", 1001),
-		"objects": strings.Repeat("cm\nC\n", 500) + ")" + strings.Repeat("R\x85", 500) + "\x85\x85",
-	} {
-		if _, _, err := pickle.Parse([]byte(p), nil, nil); !errors.Is(err, pickle.ErrLimit) { // although STOP is missing
-			t.Errorf("%s: %v; want ErrLimit", name, err)
-		}
-	}
-}
-
 // A decoding ends when its context does, also between two values.
 func TestDecodeStopsWithContext(t *testing.T) {
 	lists := []byte("](" + strings.Repeat("]", 200_000) + "e.")

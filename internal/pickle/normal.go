@@ -7,25 +7,25 @@ import (
 )
 
 // normal returns o in its normal form.
-func (b *builder) normal(o *value.Object) (any, error) {
+func (b *builder) normal(o *value.Object) any {
 	switch o.Module {
 	case "builtins", "_codecs":
 		return b.builtin(o)
 	case "collections":
 		return b.collection(o)
 	case "torch.serialization":
-		return layout(o), nil
+		return layout(o)
 	case "pathlib":
 		return b.path(o)
 	case "datetime":
-		return dateTime(o), nil
+		return dateTime(o)
 	case "uuid":
-		return uuid(o), nil
+		return uuid(o)
 	}
 	if o.Module == "numpy" || strings.HasPrefix(o.Module, "numpy.") {
-		return numpy(o), nil
+		return numpy(o)
 	}
-	return o, nil
+	return o
 }
 
 // bare reports whether o is a call with n positional arguments and nothing else.
@@ -34,37 +34,41 @@ func bare(o *value.Object, n int) bool {
 }
 
 // builtin returns the value of an object of a built-in class.
-func (b *builder) builtin(o *value.Object) (any, error) {
+func (b *builder) builtin(o *value.Object) any {
 	switch o.Name {
 	case "complex":
-		if re, im, ok := floats(o); ok {
-			return complex(re, im), nil
+		if bare(o, 2) {
+			re, ok := o.Args[0].(float64)
+			im, ok2 := o.Args[1].(float64)
+			if ok && ok2 {
+				return complex(re, im)
+			}
 		}
 	case "set", "frozenset":
 		if bare(o, 0) {
-			return &value.Set{Frozen: o.Name == "frozenset"}, nil
+			return &value.Set{Frozen: o.Name == "frozenset"}
 		}
-		if l, ok := oneList(o); ok {
-			if err := b.charge(anyBytes * len(l)); err != nil {
-				return nil, err
-			}
-			// The list may be shared.
-			l, err := b.keys.distinct(append([]any{}, l...))
-			return &value.Set{Items: l, Frozen: o.Name == "frozenset"}, err
+		if !bare(o, 1) {
+			break
+		}
+		if l, ok := o.Args[0].([]any); ok {
+			b.charge(anyBytes * len(l))
+			return &value.Set{Items: b.keys.distinct(append([]any{}, l...)), Frozen: o.Name == "frozenset"} // the list may be shared
 		}
 	case "bytes", "encode":
 		if bs, ok := latin1(o); ok {
-			return bs, b.charge(boxBytes + len(bs))
+			b.charge(boxBytes + len(bs))
+			return bs
 		}
 	case "bytearray":
 		if bs, ok := latin1(o); ok {
-			o := &value.Object{Module: "builtins", Name: "bytearray", Call: true, Args: value.Tuple{bs}}
-			return o, b.charge(valueObject + boxBytes + len(bs))
+			b.charge(valueObject + boxBytes + len(bs))
+			return &value.Object{Module: "builtins", Name: "bytearray", Call: true, Args: value.Tuple{bs}}
 		}
 	case "getattr":
-		return memoryFormat(o), nil
+		return memoryFormat(o)
 	}
-	return o, nil
+	return o
 }
 
 // rawBytes returns the bytes of v, which may be a bytearray in its normal form.
@@ -74,23 +78,6 @@ func rawBytes(v any) ([]byte, bool) {
 	}
 	b, ok := v.([]byte)
 	return b, ok
-}
-
-func floats(o *value.Object) (re, im float64, ok bool) {
-	if !bare(o, 2) {
-		return 0, 0, false
-	}
-	re, ok = o.Args[0].(float64)
-	im, ok2 := o.Args[1].(float64)
-	return re, im, ok && ok2
-}
-
-func oneList(o *value.Object) ([]any, bool) {
-	if !bare(o, 1) {
-		return nil, false
-	}
-	l, ok := o.Args[0].([]any)
-	return l, ok
 }
 
 // latin1 returns bytes that the older protocols write as Latin-1 text.
@@ -121,36 +108,31 @@ func latin1(o *value.Object) ([]byte, bool) {
 }
 
 // collection returns an OrderedDict as a dict.
-func (b *builder) collection(o *value.Object) (any, error) {
+func (b *builder) collection(o *value.Object) any {
 	if o.Name != "OrderedDict" || o.Kwargs != nil || o.Items != nil || len(o.Args) > 1 {
-		return o, nil
+		return o
 	}
-	d := &value.Dict{Pairs: o.Pairs, Ordered: true}
 	if len(o.Args) == 0 {
-		return d, nil
+		return &value.Dict{Pairs: o.Pairs, Ordered: true}
 	}
 	// Python 2 stores the items as a list of lists.
 	list, ok := o.Args[0].([]any)
 	if !ok {
-		return o, nil
+		return o
 	}
-	if err := b.charge(2 * anyBytes * (len(list) + len(o.Pairs))); err != nil {
-		return nil, err
-	}
+	b.charge(2 * anyBytes * (len(list) + len(o.Pairs)))
 	flat := make([]any, 0, 2*(len(list)+len(o.Pairs)))
 	for _, e := range list {
 		kv, ok := e.([]any)
 		if !ok || len(kv) != 2 {
-			return o, nil
+			return o
 		}
 		flat = append(flat, kv...)
 	}
 	for _, p := range o.Pairs {
 		flat = append(flat, p.Key, p.Value)
 	}
-	var err error
-	d.Pairs, err = b.keys.pairs(flat)
-	return d, err
+	return &value.Dict{Pairs: b.keys.pairs(flat), Ordered: true}
 }
 
 // layouts are the layouts of tensors. Pickles create them with torch's
@@ -195,37 +177,32 @@ func memoryFormat(o *value.Object) any {
 var posixPaths = map[string]bool{"PosixPath": true, "PurePosixPath": true, "Path": true, "PurePath": true}
 
 // path joins the parts of a path as Python prints it.
-func (b *builder) path(o *value.Object) (any, error) {
+func (b *builder) path(o *value.Object) any {
 	if !posixPaths[o.Name] || !bare(o, len(o.Args)) {
-		return o, nil
+		return o
 	}
-	if len(o.Args) == 0 {
-		return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{"."}}, nil
-	}
-	first, size := 0, 0 // an absolute part discards the parts before it
-	for i, a := range o.Args {
+	parts, size := []string{""}, 0
+	for _, a := range o.Args {
 		s, ok := a.(string)
 		if !ok {
-			return o, nil
+			return o
 		}
 		if strings.HasPrefix(s, "/") {
-			first, size = i, 0
+			parts, size = parts[:0], 0 // an absolute part discards the parts before it
 		}
-		size += 1 + len(s)
+		b.charge(2 * anyBytes)
+		parts, size = append(parts, s), size+1+len(s)
 	}
-	if err := b.charge(valueObject + 2*size); err != nil {
-		return nil, err
-	}
-	full := cleanPath(o.Args[first:], size)
-	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{full}}, nil
+	b.charge(valueObject + 2*size)
+	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{cleanPath(parts, size)}}
 }
 
 // cleanPath joins strings with a total of at most size bytes, of which only the
 // first may begin with a slash. Like Python it drops empty and "." parts and
 // keeps "..".
-func cleanPath(parts []any, size int) string {
+func cleanPath(parts []string, size int) string {
 	root := ""
-	if s := parts[0].(string); strings.HasPrefix(s, "//") && !strings.HasPrefix(s, "///") {
+	if s := parts[0]; strings.HasPrefix(s, "//") && !strings.HasPrefix(s, "///") {
 		root = "//" // POSIX gives two slashes a meaning of their own
 	} else if strings.HasPrefix(s, "/") {
 		root = "/"
@@ -234,7 +211,7 @@ func cleanPath(parts []any, size int) string {
 	out.Grow(size)
 	out.WriteString(root)
 	for _, s := range parts {
-		for p := range strings.SplitSeq(s.(string), "/") {
+		for p := range strings.SplitSeq(s, "/") {
 			if p == "" || p == "." {
 				continue
 			}

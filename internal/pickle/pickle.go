@@ -113,10 +113,7 @@ func DecodePrefix(data []byte, o *DecodeOptions) (v any, n int, err error) {
 		return nil, 0, err
 	}
 	v, err = g.Value(g.Root, o)
-	if err != nil {
-		return nil, 0, err
-	}
-	return v, n, nil
+	return v, n, err
 }
 
 // known has the harmless names by module: loading them in Python creates a value
@@ -220,29 +217,28 @@ type account struct {
 // context.
 const stride = 1 << 20
 
-func newAccount(l *Limits) account {
+func newAccount(l Limits) account {
 	return account{ctx: l.Context, limit: l.Memory, left: l.Memory, pause: l.Memory}
 }
 
-func (a *account) charge(n int) error {
-	if a.left -= int64(n); a.left >= a.pause {
-		return nil
+// charge counts n bytes. It fails if no bytes are left or the context ended.
+func (a *account) charge(n int) {
+	if a.left -= int64(n); a.left < a.pause {
+		a.look()
 	}
-	return a.look()
 }
 
 // refund adds n bytes that have become garbage.
 func (a *account) refund(n int) { a.left += int64(n) }
 
-func (a *account) look() error {
+func (a *account) look() {
 	if a.left < 0 {
-		return fmt.Errorf("%w: it takes more than %d bytes of memory or as many steps", ErrLimit, a.limit)
+		fail("%w: it takes more than %d bytes of memory or as many steps", ErrLimit, a.limit)
 	}
 	a.pause = max(0, a.left-stride)
-	if a.ctx != nil {
-		return context.Cause(a.ctx)
+	if a.ctx != nil && a.ctx.Err() != nil {
+		panic(failure{context.Cause(a.ctx)})
 	}
-	return nil
 }
 
 // The estimated sizes of values in bytes.
