@@ -40,7 +40,7 @@ func decode(ctx context.Context, data []byte) (*Document, error) {
 	if n != len(data) {
 		return nil, invalid("%d bytes after its end", len(data)-n)
 	}
-	d := &decoder{Graph: g, doc: &Document{Meta: new(meta.Metadata)}}
+	d := &decoder{Graph: g, doc: &Document{Meta: new(meta.Metadata)}, chunk: -1}
 	if err := d.document(); errors.Is(err, errors.ErrUnsupported) {
 		return nil, err
 	} else if err != nil {
@@ -52,10 +52,13 @@ func decode(ctx context.Context, data []byte) (*Document, error) {
 	return d.doc, nil
 }
 
-// decoder turns the graph of a pickle into a document.
+// decoder turns the graph of a pickle into a document. Its methods call
+// pickle.Fail if the document is invalid.
 type decoder struct {
 	*pickle.Graph
 	doc       *Document
+	name      string // of the entry that is being read, for errors
+	chunk     int    // the number of the chunk that is being read, for errors; negative: no chunk
 	entries   []meta.Entry
 	byName    map[string]int
 	byID      []int32          // by number of the name's string: one more than the entry's index
@@ -66,43 +69,35 @@ type decoder struct {
 	chunks    []map[string]int // by entry: chunks by offset, built on demand
 }
 
-func (d *decoder) document() error {
+// fail fails with an error that names the entry and the chunk that are being read.
+func (d *decoder) fail(format string, args ...any) {
+	if d.chunk >= 0 {
+		format, args = "chunk %d: "+format, append([]any{d.chunk}, args...)
+	}
+	if d.name != "" {
+		format, args = "%q: "+format, append([]any{d.name}, args...)
+	}
+	pickle.Fail(format, args...)
+}
+
+func (d *decoder) document() (err error) {
+	defer pickle.Catch(&err)
 	class, ok := d.Root.Class()
 	if !ok || class > classHyper {
-		return fmt.Errorf("%s is not a Metadata", d.describe(d.Root))
+		d.fail("%s is not a Metadata", d.describe(d.Root))
 	}
 	d.doc.Dialect = []Dialect{Torch, HyperOld, Hyper}[class]
 	f, _ := d.Fields(d.Root)
-	if err := d.readEntries(get(f, fieldEntries)); err != nil {
-		return err
-	}
-	if err := d.readPlaces(get(f, fieldPlaces)); err != nil {
-		return err
-	}
-	if err := d.settle(); err != nil {
-		return err
-	}
-	if err := d.readPlanner(get(f, fieldPlanner)); err != nil {
-		return err
-	}
-	own, err := d.optional(get(f, fieldOwnPlanner), ownPlannerData)
-	if err != nil {
-		return err
-	}
-	if own != "" {
+	d.readEntries(get(f, fieldEntries))
+	d.readPlaces(get(f, fieldPlaces))
+	d.settle()
+	d.readPlanner(get(f, fieldPlanner))
+	if own := d.optional(get(f, fieldOwnPlanner), ownPlannerData); own != "" {
 		d.doc.Meta.PlannerData = []byte(own) // Decode validates it
 	}
-	if err := d.readSave(get(f, fieldSave)); err != nil {
-		return err
-	}
-	if err := d.readOwnSave(get(f, fieldOwnSave)); err != nil {
-		return err
-	}
-	version, err := d.optional(get(f, fieldVersion), "version")
-	if err != nil {
-		return err
-	}
-	d.doc.Version = version
+	d.readSave(get(f, fieldSave))
+	d.readOwnSave(get(f, fieldOwnSave))
+	d.doc.Version = d.optional(get(f, fieldVersion), "version")
 	d.doc.Meta.Entries = d.entries
 	slices.SortFunc(d.entries, func(a, b meta.Entry) int { return strings.Compare(a.FQN, b.FQN) })
 	return nil
@@ -118,10 +113,10 @@ func get(fields []pickle.Cell, i int) pickle.Cell {
 
 func isNone(c pickle.Cell) bool { return c.Kind() == pickle.None }
 
-func (d *decoder) readEntries(c pickle.Cell) error {
+func (d *decoder) readEntries(c pickle.Cell) {
 	pairs, ok := d.Dict(c)
 	if !ok {
-		return fmt.Errorf("state_dict_metadata is %s", d.describe(c))
+		d.fail("state_dict_metadata is %s", d.describe(c))
 	}
 	n := len(pairs) / 2
 	d.entries = make([]meta.Entry, 0, n)
@@ -129,45 +124,39 @@ func (d *decoder) readEntries(c pickle.Cell) error {
 	d.byID = make([]int32, d.NumStrs())
 	d.chunks = make([]map[string]int, n)
 	for i := 0; i < len(pairs); i += 2 {
-		name, ok, err := d.str(pairs[i], entryBytes)
-		if err != nil {
-			return err
-		}
+		name, ok := d.str(pairs[i], entryBytes)
 		if !ok {
-			return fmt.Errorf("a name is %s", d.describe(pairs[i]))
+			d.fail("a name is %s", d.describe(pairs[i]))
 		}
 		if meta.CheckFQN(name) != nil {
-			return fmt.Errorf("%w: the name %.40q of %d bytes, names have 1 to %d bytes of UTF-8",
+			d.fail("%w: the name %.40q of %d bytes, names have 1 to %d bytes of UTF-8",
 				errors.ErrUnsupported, name, len(name), meta.MaxFQN)
 		}
 		if _, ok := d.byName[name]; ok {
-			return fmt.Errorf("%q occurs twice", name)
+			d.fail("%q occurs twice", name)
 		}
-		e, err := d.entry(name, pairs[i+1])
-		if err != nil {
-			return fmt.Errorf("%q: %w", name, err)
-		}
+		d.name = name
+		d.entries = append(d.entries, d.entry(name, pairs[i+1]))
+		d.name = ""
 		id, _ := d.StrID(pairs[i])
-		d.entries = append(d.entries, e)
 		d.byName[name] = len(d.entries) - 1
 		d.byID[id] = int32(len(d.entries))
 	}
-	return nil
 }
 
-func (d *decoder) entry(name string, c pickle.Cell) (meta.Entry, error) {
+func (d *decoder) entry(name string, c pickle.Cell) meta.Entry {
 	switch class, _ := c.Class(); class {
 	case classBytes:
 		codec := CodecTorch
 		if d.doc.Dialect != Torch {
 			codec = CodecPickle
 		}
-		return meta.Entry{FQN: name, Bytes: &meta.Bytes{Codec: codec}}, nil
+		return meta.Entry{FQN: name, Bytes: &meta.Bytes{Codec: codec}}
 	case classTensor:
-		t, err := d.tensor(c)
-		return meta.Entry{FQN: name, Tensor: t}, err
+		return meta.Entry{FQN: name, Tensor: d.tensor(c)}
 	}
-	return meta.Entry{}, fmt.Errorf("%s is neither a tensor's metadata nor that of bytes", d.describe(c))
+	d.fail("%s is neither a tensor's metadata nor that of bytes", d.describe(c))
+	return meta.Entry{}
 }
 
 // The memory of parts of a document, without their strings.
@@ -179,106 +168,97 @@ const (
 
 // str returns a copy of a string, or false. It charges the string and more bytes
 // for its use, because many places may share a string.
-func (d *decoder) str(c pickle.Cell, more int) (string, bool, error) {
+func (d *decoder) str(c pickle.Cell, more int) (string, bool) {
 	b, ok := d.Text(c)
 	if !ok {
-		return "", false, nil
+		return "", false
 	}
-	if err := d.Charge(more + len(b)); err != nil {
-		return "", false, err
-	}
-	return string(b), true, nil
+	d.Charge(more + len(b))
+	return string(b), true
 }
 
 // optional returns a string, or "" for None.
-func (d *decoder) optional(c pickle.Cell, what string) (string, error) {
-	if isNone(c) {
-		return "", nil
+func (d *decoder) optional(c pickle.Cell, what string) string {
+	s, ok := d.str(c, stringBytes)
+	if !ok && !isNone(c) {
+		d.fail("%s is %s", what, d.describe(c))
 	}
-	s, ok, err := d.str(c, stringBytes)
-	if err == nil && !ok {
-		err = fmt.Errorf("%s is %s", what, d.describe(c))
-	}
-	return s, err
+	return s
 }
 
 // readSave reads the properties of the whole save.
-func (d *decoder) readSave(c pickle.Cell) error {
+func (d *decoder) readSave(c pickle.Cell) {
 	if isNone(c) {
-		return nil
+		return
 	}
 	if class, _ := c.Class(); class != classSave {
-		return fmt.Errorf("storage_meta is %s", d.describe(c))
+		d.fail("storage_meta is %s", d.describe(c))
 	}
 	f, _ := d.Fields(c)
-	var err error
-	if d.doc.Meta.Storage.ID, err = d.path(get(f, 0)); err != nil {
-		return err
-	}
-	if d.doc.Meta.Storage.SaveID, err = d.optional(get(f, 1), "save_id"); err != nil {
-		return err
-	}
+	d.doc.Meta.Storage.ID = d.path(get(f, 0))
+	d.doc.Meta.Storage.SaveID = d.optional(get(f, 1), "save_id")
 	if modules := get(f, 3); !isNone(modules) {
-		d.doc.Modules, err = d.strings(modules, "modules")
+		d.doc.Modules = d.strings(modules, "modules")
 	}
-	return err
 }
 
 // readOwnSave reads the number of ranks and the id of a save without a group.
-func (d *decoder) readOwnSave(c pickle.Cell) error {
+func (d *decoder) readOwnSave(c pickle.Cell) {
 	if isNone(c) {
-		return nil
+		return
 	}
 	pair, _ := d.List(c)
 	if len(pair) != 2 {
-		return fmt.Errorf("%s is %s", ownSave, d.describe(c))
+		d.fail("%s is %s", ownSave, d.describe(c))
 	}
 	n, isInt := pair[0].Int()
 	id, isStr := d.Str(pair[1])
 	if !isInt || n < 1 || n > maxRanks || !isStr || id == "" {
-		return fmt.Errorf("%s holds %s and %s", ownSave, d.describe(pair[0]), d.describe(pair[1]))
+		d.fail("%s holds %s and %s", ownSave, d.describe(pair[0]), d.describe(pair[1]))
 	}
 	d.doc.Ranks, d.doc.Meta.Storage.SaveID = int(n), id
-	return nil
 }
 
 // maxRanks bounds the number of ranks of a save, as file names do.
 const maxRanks = 1_000_000_000
 
 // path returns the checkpoint's id: a string, or the text of a path.
-func (d *decoder) path(c pickle.Cell) (string, error) {
+func (d *decoder) path(c pickle.Cell) string {
 	if module, _, ok := d.Name(c); !ok || module != "pathlib" {
 		return d.optional(c, "checkpoint_id")
 	}
 	v, err := d.Value(c, nil)
 	if err != nil {
-		return "", err
+		d.fail("%w", err)
 	}
 	if o, ok := v.(*value.Object); ok && len(o.Args) == 1 {
 		if s, ok := o.Args[0].(string); ok {
-			return s, nil
+			return s
 		}
 	}
-	return "", fmt.Errorf("checkpoint_id is %s with items that are not strings", d.describe(c))
+	d.fail("checkpoint_id is %s with items that are not strings", d.describe(c))
+	return ""
 }
 
-func (d *decoder) strings(c pickle.Cell, what string) ([]string, error) {
-	cells, ok := d.List(c)
-	if ints, isInts := d.Ints(c); !ok && (!isInts || len(ints) > 0) {
-		return nil, fmt.Errorf("%s is %s", what, d.describe(c))
-	}
+func (d *decoder) strings(c pickle.Cell, what string) []string {
 	var out []string
-	for _, e := range cells {
-		s, ok, err := d.str(e, stringBytes)
-		if err != nil {
-			return nil, err
-		}
+	for _, e := range d.list(c, what) {
+		s, ok := d.str(e, stringBytes)
 		if !ok {
-			return nil, fmt.Errorf("%s holds %s", what, d.describe(e))
+			d.fail("%s holds %s", what, d.describe(e))
 		}
 		out = append(out, s)
 	}
-	return out, nil
+	return out
+}
+
+// list returns the items of a list or tuple that are not integers.
+func (d *decoder) list(c pickle.Cell, what string) []pickle.Cell {
+	list, ok := d.List(c)
+	if ints, isInts := d.Ints(c); !ok && (!isInts || len(ints) > 0) {
+		d.fail("%s is %s", what, d.describe(c))
+	}
+	return list
 }
 
 // describe describes c in error messages. It includes the name of the class.
@@ -296,80 +276,54 @@ func (d *decoder) describe(c pickle.Cell) string {
 }
 
 // tensor reads a TensorStorageMetadata.
-func (d *decoder) tensor(c pickle.Cell) (*meta.Tensor, error) {
+func (d *decoder) tensor(c pickle.Cell) *meta.Tensor {
 	f, _ := d.Fields(c)
-	props, err := d.properties(get(f, 0))
-	if err != nil {
-		return nil, err
-	}
-	shape, err := d.ints(get(f, 1), "size")
-	if err != nil {
-		return nil, err
-	}
-	list, ok := d.List(get(f, 2))
-	if ints, isInts := d.Ints(get(f, 2)); !ok && (!isInts || len(ints) > 0) {
-		return nil, fmt.Errorf("chunks are %s", d.describe(get(f, 2)))
-	}
-	if err := d.Charge(chunkBytes * len(list)); err != nil { // many names may share a list
-		return nil, err
-	}
-	t := &meta.Tensor{Properties: props, Shape: shape}
+	t := &meta.Tensor{Properties: d.properties(get(f, 0)), Shape: d.ints(get(f, 1), "size")}
+	list := d.list(get(f, 2), "chunks")
+	d.Charge(chunkBytes * len(list)) // many names may share a list
 	t.Chunks = make([]tensor.Box, len(list))
 	t.Locs = make([]meta.Location, len(list))
 	for i, c := range list {
-		if t.Chunks[i], err = d.box(c); err != nil {
-			return nil, fmt.Errorf("chunk %d: %w", i, err)
+		d.chunk = i
+		if class, _ := c.Class(); class != classChunk {
+			d.fail("%s is not a chunk", d.describe(c))
 		}
+		f, _ := d.Fields(c)
+		t.Chunks[i] = tensor.Box{Offsets: d.ints(f[0], "offsets"), Sizes: d.ints(f[1], "sizes")}
 	}
-	return t, nil
-}
-
-func (d *decoder) box(c pickle.Cell) (tensor.Box, error) {
-	if class, _ := c.Class(); class != classChunk {
-		return tensor.Box{}, fmt.Errorf("%s is not a chunk", d.describe(c))
-	}
-	f, _ := d.Fields(c)
-	offsets, err := d.ints(f[0], "offsets")
-	if err != nil {
-		return tensor.Box{}, err
-	}
-	sizes, err := d.ints(f[1], "sizes")
-	return tensor.Box{Offsets: offsets, Sizes: sizes}, err
+	d.chunk = -1
+	return t
 }
 
 // ints returns the integers of a size, a tuple or a list.
-func (d *decoder) ints(c pickle.Cell, what string) ([]int64, error) {
+func (d *decoder) ints(c pickle.Cell, what string) []int64 {
 	if v, ok := d.Ints(c); ok {
-		return v, checkDims(len(v), what)
+		d.checkDims(len(v), what)
+		return v
 	}
 	if args, ok := d.Args(c); ok && len(args) == 1 && d.isName(c, "torch", "Size") {
 		c = args[0]
 	}
 	list, ok := d.List(c)
 	if !ok {
-		return nil, fmt.Errorf("%s is %s", what, d.describe(c))
+		d.fail("%s is %s", what, d.describe(c))
 	}
-	if err := checkDims(len(list), what); err != nil {
-		return nil, err
-	}
-	if err := d.Charge(8 * len(list)); err != nil {
-		return nil, err
-	}
+	d.checkDims(len(list), what)
+	d.Charge(8 * len(list))
 	out := make([]int64, len(list))
 	for i, e := range list {
 		if out[i], ok = e.Int(); !ok {
-			return nil, fmt.Errorf("%s holds %s", what, d.describe(e))
+			d.fail("%s holds %s", what, d.describe(e))
 		}
 	}
-	return out, nil
+	return out
 }
 
-// checkDims returns an error if there are more dimensions than a tensor can have.
-func checkDims(n int, what string) error {
+// checkDims fails if there are more dimensions than a tensor can have.
+func (d *decoder) checkDims(n int, what string) {
 	if n > tensor.MaxDims {
-		return fmt.Errorf("%s has %d dimensions, at most %d", what, n, tensor.MaxDims)
+		d.fail("%s has %d dimensions, at most %d", what, n, tensor.MaxDims)
 	}
-	return nil
 }
 
 func (d *decoder) isName(c pickle.Cell, module, name string) bool {
@@ -377,96 +331,86 @@ func (d *decoder) isName(c pickle.Cell, module, name string) bool {
 	return ok && m == module && n == name
 }
 
-func (d *decoder) properties(c pickle.Cell) (p meta.Properties, err error) {
+func (d *decoder) properties(c pickle.Cell) meta.Properties {
 	if class, _ := c.Class(); class != classProperties {
-		return p, fmt.Errorf("properties are %s", d.describe(c))
+		d.fail("properties are %s", d.describe(c))
 	}
 	f, _ := d.Fields(c)
-	if p.DType, err = d.dtype(get(f, fieldDType)); err != nil {
-		return p, err
+	return meta.Properties{
+		DType:        d.dtype(get(f, fieldDType)),
+		Layout:       d.layout(get(f, fieldLayout)),
+		MemoryFormat: d.memoryFormat(get(f, fieldMemoryFormat)),
+		RequiresGrad: d.flag(get(f, fieldRequiresGrad), "requires_grad"),
+		PinMemory:    d.flag(get(f, fieldPinMemory), "pin_memory"),
 	}
-	if p.Layout, err = d.layout(get(f, fieldLayout)); err != nil {
-		return p, err
-	}
-	if p.MemoryFormat, err = d.memoryFormat(get(f, fieldMemoryFormat)); err != nil {
-		return p, err
-	}
-	if p.RequiresGrad, err = d.flag(get(f, fieldRequiresGrad), "requires_grad"); err != nil {
-		return p, err
-	}
-	p.PinMemory, err = d.flag(get(f, fieldPinMemory), "pin_memory")
-	return p, err
 }
 
 // flag returns a boolean, false for None.
-func (d *decoder) flag(c pickle.Cell, what string) (bool, error) {
+func (d *decoder) flag(c pickle.Cell, what string) bool {
 	v, ok := c.Bool()
 	if !ok && !isNone(c) {
-		return false, fmt.Errorf("%s is %s", what, d.describe(c))
+		d.fail("%s is %s", what, d.describe(c))
 	}
-	return v && ok, nil
+	return v && ok
 }
 
 // dtype reads a dtype of PyTorch, or its name, which hyper_parallel writes.
-func (d *decoder) dtype(c pickle.Cell) (tensor.DType, error) {
-	name, ok, err := d.str(c, 0)
-	if err != nil {
-		return 0, err
-	}
-	if !ok {
-		module, n, isName := d.Name(c)
-		if !isName || c.Kind() != pickle.Global || module != "torch" {
-			return 0, fmt.Errorf("dtype is %s", d.describe(c))
-		}
+func (d *decoder) dtype(c pickle.Cell) tensor.DType {
+	name, ok := d.str(c, 0)
+	if module, n, isName := d.Name(c); isName && c.Kind() == pickle.Global && module == "torch" {
 		name = n
+	} else if !ok {
+		d.fail("dtype is %s", d.describe(c))
 	}
-	return tensor.ParseDType(strings.TrimPrefix(name, "mindspore."))
+	t, err := tensor.ParseDType(strings.TrimPrefix(name, "mindspore."))
+	if err != nil {
+		d.fail("%w", err)
+	}
+	return t
 }
 
 // layout returns the name of a layout, or "" for torch.strided.
-func (d *decoder) layout(c pickle.Cell) (string, error) {
+func (d *decoder) layout(c pickle.Cell) string {
 	if isNone(c) {
-		return "", nil
+		return ""
 	}
 	module, name, ok := d.Name(c)
 	if args, called := d.Args(c); called && len(args) == 1 && d.isName(c, "torch.serialization", "_get_layout") {
-		text, _, err := d.str(args[0], 0)
-		if err != nil {
-			return "", err
-		}
+		text, _ := d.str(args[0], 0)
 		name, ok = strings.CutPrefix(text, "torch.")
 		module = "torch"
 	}
 	if !ok || module != "torch" || c.Kind() != pickle.Object && c.Kind() != pickle.Global {
-		return "", fmt.Errorf("layout is %s", d.describe(c))
+		d.fail("layout is %s", d.describe(c))
 	}
 	if name == "strided" {
-		return "", nil
+		return ""
 	}
-	return name, nil
+	return name
 }
 
 // memoryFormats are the memory formats by PyTorch's numbers.
 var memoryFormats = []string{"", "channels_last", "preserve_format"}
 
 // memoryFormat returns the name of a memory format, or "" for contiguous tensors.
-func (d *decoder) memoryFormat(c pickle.Cell) (string, error) {
+func (d *decoder) memoryFormat(c pickle.Cell) string {
 	if isNone(c) {
-		return "", nil
+		return ""
 	}
-	if s, ok, err := d.str(c, 0); ok || err != nil {
-		return plainFormat(strings.TrimPrefix(s, "torch.")), err
+	if s, ok := d.str(c, 0); ok {
+		return plainFormat(strings.TrimPrefix(s, "torch."))
 	}
 	module, name, _ := d.Name(c)
 	if c.Kind() == pickle.Global && module == "torch" {
-		return plainFormat(name), nil
+		return plainFormat(name)
 	}
 	if args, ok := d.Args(c); ok && len(args) == 1 && strings.TrimPrefix(name, "_") == "MEM_FORMAT_ENCODING" {
 		if i, ok := args[0].Int(); ok && i >= 0 && i < int64(len(memoryFormats)) {
-			return memoryFormats[i], nil
+			return memoryFormats[i]
 		}
 	}
-	return "", fmt.Errorf("memory_format is %s", d.describe(c))
+	d.fail("memory_format is %s", d.describe(c))
+	return ""
 }
 
 func plainFormat(s string) string {
@@ -478,86 +422,75 @@ func plainFormat(s string) string {
 
 // readPlanner reads the planner data: the paths of the names, which default
 // planners store, or other data of a planner.
-func (d *decoder) readPlanner(c pickle.Cell) error {
+func (d *decoder) readPlanner(c pickle.Cell) {
 	if isNone(c) {
-		return nil
+		return
 	}
-	paths, ok, err := d.paths(c)
-	if err != nil {
-		return err
-	}
-	if ok {
+	if paths, ok := d.paths(c); ok {
 		for name, p := range paths {
 			if i, ok := d.byName[name]; ok {
 				d.entries[i].Path = p
 			}
 		}
-		return nil
+		return
 	}
 	v, err := d.Value(c, nil)
 	if err != nil {
-		return fmt.Errorf("planner_data: %w", err)
+		d.fail("planner_data: %w", err)
 	}
 	// The list ensures that bytes are encoded as JSON too.
 	_, b, err := value.Encode([]any{v})
 	if err != nil {
-		return fmt.Errorf("planner_data: %w", err)
+		d.fail("planner_data: %w", err)
 	}
 	d.doc.Meta.PlannerData = b[1 : len(b)-1]
-	return nil
 }
 
 // paths returns the paths by name, or false if the planner data is something
 // else.
-func (d *decoder) paths(c pickle.Cell) (map[string]meta.Path, bool, error) {
+func (d *decoder) paths(c pickle.Cell) (map[string]meta.Path, bool) {
 	pairs, ok := d.Dict(c)
 	if !ok {
-		return nil, false, nil
+		return nil, false
 	}
 	out := make(map[string]meta.Path, len(pairs)/2)
 	for i := 0; i < len(pairs); i += 2 {
-		name, ok, err := d.str(pairs[i], stringBytes)
-		if !ok || err != nil {
-			return nil, false, err
+		name, ok := d.str(pairs[i], stringBytes)
+		if !ok {
+			return nil, false
 		}
-		if out[name], ok, err = d.nested(pairs[i+1]); !ok || err != nil {
-			return nil, false, err
+		if out[name], ok = d.nested(pairs[i+1]); !ok {
+			return nil, false
 		}
 	}
-	return out, true, nil
+	return out, true
 }
 
 // nested returns a path: a tuple of keys and indexes.
-func (d *decoder) nested(c pickle.Cell) (meta.Path, bool, error) {
-	list, ok := d.List(c)
-	ints, isInts := d.Ints(c)
-	if c.Kind() != pickle.Tuple && c.Kind() != pickle.Ints || !ok && !isInts {
-		return nil, false, nil
+func (d *decoder) nested(c pickle.Cell) (meta.Path, bool) {
+	list, _ := d.List(c)
+	ints, _ := d.Ints(c)
+	if c.Kind() != pickle.Tuple && c.Kind() != pickle.Ints {
+		return nil, false
 	}
-	if err := d.Charge(stringBytes * (len(list) + len(ints))); err != nil { // many names may share a path
-		return nil, false, err
-	}
-	p := make(meta.Path, len(list)+len(ints))
-	for i, n := range ints {
+	d.Charge(stringBytes * (len(list) + len(ints))) // many names may share a path
+	p := make(meta.Path, 0, len(list)+len(ints))
+	for _, n := range ints {
 		if n < 0 {
-			return nil, false, nil
+			return nil, false
 		}
-		p[i] = meta.Pos(int(n))
+		p = append(p, meta.Pos(int(n)))
 	}
-	for i, e := range list {
-		s, ok, err := d.str(e, 0)
-		if err != nil {
-			return nil, false, err
-		}
-		if ok {
-			p[i] = meta.Key(s)
+	for _, e := range list {
+		if s, ok := d.str(e, 0); ok {
+			p = append(p, meta.Key(s))
 			continue
 		}
 		n, ok := e.Int()
 		if !ok || n < 0 {
-			return nil, false, nil
+			return nil, false
 		}
-		p[i] = meta.Pos(int(n))
+		p = append(p, meta.Pos(int(n)))
 	}
-	return p, len(p) > 0, nil
+	return p, len(p) > 0
 }

@@ -23,14 +23,16 @@ func Encode(d *Document) ([]byte, error) {
 	if err := d.Meta.Validate(); err != nil {
 		return nil, invalid("%w", err)
 	}
-	w, err := newWriter(d)
+	if d.Dialect < Torch || d.Dialect > Hyper {
+		return nil, invalid("%v", d.Dialect)
+	}
+	w := newWriter(d)
+	w.document()
+	b, err := w.Bytes()
 	if err != nil {
 		return nil, invalid("%w", err)
 	}
-	if err := w.document(); err != nil {
-		return nil, invalid("%w", err)
-	}
-	return w.Bytes(), nil
+	return b, nil
 }
 
 type writer struct {
@@ -54,22 +56,15 @@ type names struct {
 // It bounds the reader's stack.
 const batch = 1000
 
-func newWriter(d *Document) (*writer, error) {
-	s, err := pickle.NewStream(&pickle.EncodeOptions{Allow: func(module, name string) bool {
+func newWriter(d *Document) *writer {
+	s := pickle.NewStream(&pickle.EncodeOptions{Allow: func(module, name string) bool {
 		return module == torchModule+".metadata" && name == "_MEM_FORMAT_ENCODING"
 	}})
-	if err != nil {
-		return nil, err
-	}
 	w := &writer{Stream: s, doc: d, layouts: map[string]*value.Object{}, formats: map[string]*value.Object{}}
-	module, place := d.Dialect.String(), "StorageInfo"
-	storage := module + ".storage"
-	switch d.Dialect {
-	case Torch:
+	module := d.Dialect.String()
+	storage, place := module+".storage", "StorageInfo"
+	if d.Dialect == Torch {
 		storage, place = module+".filesystem", "_StorageInfo"
-	case Hyper, HyperOld:
-	default:
-		return nil, fmt.Errorf("%v", d.Dialect)
 	}
 	class := func(name string) pickle.Ref { return pickle.Ref{Module: module + ".metadata", Name: name} }
 	word := func(s string) pickle.Ref { return pickle.Ref{Name: s} }
@@ -81,37 +76,37 @@ func newWriter(d *Document) (*writer, error) {
 		fqn: word("fqn"), offset: word("offset"), hint: word("index"), file: word("relative_path"), length: word("length"),
 		key: word("tensor_key"), via: word("transform_descriptors"),
 	}
-	return w, nil
+	return w
 }
 
-func (w *writer) document() error {
+func (w *writer) document() {
 	w.Grow(w.size())
 	w.New(&w.names.metadata)
 	w.BeginState()
 	for _, part := range []struct {
 		name  string
-		write func() error
+		has   bool
+		write func()
 	}{
-		{"state_dict_metadata", w.entries},
-		{"planner_data", w.planner},
-		{"storage_data", w.places},
-		{"storage_meta", w.save},
-		{"version", w.version},
-		{ownPlannerData, w.ownPlanner},
-		{ownSave, w.ownSave},
+		{"state_dict_metadata", true, w.entries},
+		{"planner_data", true, w.planner},
+		{"storage_data", true, w.places},
+		{"storage_meta", w.doc.Dialect == Torch, w.save},
+		{"version", true, func() { w.Values(orNone(w.doc.Version)) }},
+		{ownPlannerData, w.doc.Meta.PlannerData != nil && w.nested(), func() { w.Str(string(w.doc.Meta.PlannerData)) }},
+		{ownSave, w.doc.Ranks > 0, func() { w.Values(value.Tuple{int64(w.doc.Ranks), w.doc.Meta.Storage.SaveID}) }},
 	} {
-		if !w.has(part.name) {
-			continue
-		}
-		if err := w.Str(part.name); err != nil {
-			return err
-		}
-		if err := part.write(); err != nil {
-			return fmt.Errorf("%s: %w", part.name, err)
+		if part.has {
+			w.Str(part.name)
+			part.write()
 		}
 	}
 	w.EndState()
-	return nil
+}
+
+// fail makes Encode return an error about an entry.
+func (w *writer) fail(e *meta.Entry, format string, args ...any) {
+	w.Fail(fmt.Errorf("%q: %w", e.FQN, fmt.Errorf(format, args...)))
 }
 
 // size estimates the bytes of names and chunks, because a growing buffer would
@@ -128,71 +123,47 @@ func (w *writer) size() int {
 	return n
 }
 
-// has reports whether the document has an attribute with that name.
-func (w *writer) has(name string) bool {
-	switch name {
-	case "storage_meta":
-		return w.doc.Dialect == Torch
-	case ownPlannerData:
-		return w.doc.Meta.PlannerData != nil && w.nested()
-	case ownSave:
-		return w.doc.Ranks > 0
-	}
-	return true
-}
-
 // eachEntry writes a dict with one item for each entry.
-func (w *writer) eachEntry(item func(e *meta.Entry) error) error {
+func (w *writer) eachEntry(item func(e *meta.Entry)) {
 	w.NewDict()
 	entries := w.doc.Meta.Entries
 	for i := range entries {
 		if i%batch == 0 {
 			w.Begin()
 		}
-		if err := w.Str(entries[i].FQN); err != nil {
-			return err
-		}
-		if err := item(&entries[i]); err != nil {
-			return fmt.Errorf("%q: %w", entries[i].FQN, err)
-		}
+		w.Str(entries[i].FQN)
+		item(&entries[i])
 		if i%batch == batch-1 || i == len(entries)-1 {
 			w.EndDict()
 		}
 	}
-	return nil
 }
 
-func (w *writer) entries() error {
-	return w.eachEntry(func(e *meta.Entry) error {
+func (w *writer) entries() {
+	w.eachEntry(func(e *meta.Entry) {
 		if e.Tensor == nil {
 			w.New(&w.names.bytes)
-			return nil
+		} else {
+			w.tensor(e)
 		}
-		return w.tensor(e.Tensor)
 	})
 }
 
-func (w *writer) save() error {
+func (w *writer) save() {
 	s := &w.doc.Meta.Storage
 	if s.ID == "" && s.SaveID == "" && len(w.doc.Modules) == 0 {
-		return w.Value(nil)
+		w.Values(nil)
+		return
 	}
-	w.New(&w.names.save)
-	w.BeginState()
 	modules := []any{}
 	for _, m := range w.doc.Modules {
 		modules = append(modules, m)
 	}
-	for _, v := range []any{"checkpoint_id", orNone(s.ID), "save_id", orNone(s.SaveID), "load_id", nil, "modules", modules} {
-		if err := w.Value(v); err != nil {
-			return err
-		}
-	}
+	w.New(&w.names.save)
+	w.BeginState()
+	w.Values("checkpoint_id", orNone(s.ID), "save_id", orNone(s.SaveID), "load_id", nil, "modules", modules)
 	w.EndState()
-	return nil
 }
-
-func (w *writer) version() error { return w.Value(orNone(w.doc.Version)) }
 
 func orNone(s string) any {
 	if s == "" {
@@ -201,13 +172,12 @@ func orNone(s string) any {
 	return s
 }
 
-func (w *writer) tensor(t *meta.Tensor) error {
+func (w *writer) tensor(e *meta.Entry) {
+	t := e.Tensor
 	w.New(&w.names.tensor)
 	w.BeginState()
 	w.Ref(&w.names.props)
-	if err := w.properties(&t.Properties); err != nil {
-		return err
-	}
+	w.properties(e)
 	w.Ref(&w.names.shape)
 	w.ints(t.Shape)
 	w.Ref(&w.names.chunks)
@@ -221,7 +191,6 @@ func (w *writer) tensor(t *meta.Tensor) error {
 		w.EndList()
 	}
 	w.EndState()
-	return nil
 }
 
 func (w *writer) chunk(b *tensor.Box) {
@@ -244,47 +213,32 @@ func (w *writer) ints(v []int64) {
 	w.Ints(v)
 }
 
-func (w *writer) properties(p *meta.Properties) error {
+func (w *writer) properties(e *meta.Entry) {
+	p := &e.Tensor.Properties
 	w.New(&w.names.properties)
 	if w.doc.Dialect != Torch {
 		w.BeginState()
-		for _, v := range []any{"dtype", "torch." + p.DType.String(), "requires_grad", p.RequiresGrad,
-			"memory_format", orNone(p.MemoryFormat)} {
-			if err := w.Value(v); err != nil {
-				return err
-			}
-		}
+		w.Values("dtype", "torch."+p.DType.String(), "requires_grad", p.RequiresGrad, "memory_format", orNone(p.MemoryFormat))
 		w.EndState()
-		return nil
-	}
-	format, err := w.format(p.MemoryFormat)
-	if err != nil {
-		return err
+		return
 	}
 	w.Begin()
-	dtype := &value.Object{Module: "torch", Name: p.DType.String()}
-	for _, v := range []any{dtype, w.layout(p.Layout), p.RequiresGrad, format, p.PinMemory} {
-		if err := w.Value(v); err != nil {
-			return err
-		}
-	}
+	w.Values(&value.Object{Module: "torch", Name: p.DType.String()}, w.layout(p.Layout), p.RequiresGrad, w.format(e), p.PinMemory)
 	w.EndTuple()
 	w.Build()
-	return nil
 }
 
-// format returns PyTorch's number for a memory format.
-func (w *writer) format(name string) (*value.Object, error) {
-	if o := w.formats[name]; o != nil {
-		return o, nil
+// format returns PyTorch's number for the memory format of a tensor.
+func (w *writer) format(e *meta.Entry) *value.Object {
+	name := e.Tensor.MemoryFormat
+	if w.formats[name] == nil {
+		i := slices.Index(memoryFormats, name)
+		if i < 0 {
+			w.fail(e, "the memory format %q has no number", name)
+		}
+		w.formats[name] = &value.Object{Module: torchModule + ".metadata", Name: "_MEM_FORMAT_ENCODING", Call: true, Args: value.Tuple{int64(i)}}
 	}
-	i := slices.Index(memoryFormats, name)
-	if i < 0 {
-		return nil, fmt.Errorf("the memory format %q has no number", name)
-	}
-	o := &value.Object{Module: torchModule + ".metadata", Name: "_MEM_FORMAT_ENCODING", Call: true, Args: value.Tuple{int64(i)}}
-	w.formats[name] = o
-	return o, nil
+	return w.formats[name]
 }
 
 func (w *writer) layout(name string) *value.Object {
@@ -298,7 +252,7 @@ func (w *writer) layout(name string) *value.Object {
 }
 
 // places writes the locations of all chunks and values.
-func (w *writer) places() error {
+func (w *writer) places() {
 	w.NewDict()
 	n := 0
 	end := func() {
@@ -311,105 +265,77 @@ func (w *writer) places() error {
 	for i := range w.doc.Meta.Entries {
 		e := &w.doc.Meta.Entries[i]
 		if e.Bytes != nil {
-			if err := w.place(e, nil, -1, &e.Bytes.Loc); err != nil {
-				return err
-			}
+			w.place(e, nil, -1, &e.Bytes.Loc)
 			end()
 			continue
 		}
 		if len(e.Tensor.Locs) != len(e.Tensor.Chunks) {
-			return fmt.Errorf("%q: %d locations for %d chunks", e.FQN, len(e.Tensor.Locs), len(e.Tensor.Chunks))
+			w.fail(e, "%d locations for %d chunks", len(e.Tensor.Locs), len(e.Tensor.Chunks))
+			return
 		}
 		w.Grow(64 * len(e.Tensor.Chunks))
 		for j := range e.Tensor.Chunks {
-			if err := w.place(e, e.Tensor.Chunks[j].Offsets, j, &e.Tensor.Locs[j]); err != nil {
-				return err
-			}
+			w.place(e, e.Tensor.Chunks[j].Offsets, j, &e.Tensor.Locs[j])
 			end()
 		}
 	}
 	w.EndDict()
-	return nil
 }
 
 // place writes the index of a chunk, or of a value with the hint -1, and its
 // location.
-func (w *writer) place(e *meta.Entry, offset []int64, hint int, l *meta.Location) error {
+func (w *writer) place(e *meta.Entry, offset []int64, hint int, l *meta.Location) {
 	if l.File == "" {
-		return fmt.Errorf("%q has no location", e.FQN)
+		w.fail(e, "no location")
 	}
 	w.New(&w.names.index)
 	w.BeginState()
 	w.Ref(&w.names.fqn)
-	if err := w.Str(e.FQN); err != nil {
-		return err
-	}
+	w.Str(e.FQN)
 	w.Ref(&w.names.hint)
 	if hint >= 0 {
 		w.Int(int64(hint))
-	} else if err := w.Value(nil); err != nil {
-		return err
+	} else {
+		w.Values(nil)
 	}
 	if hint >= 0 || w.doc.Dialect != Torch {
 		w.Ref(&w.names.offset)
 		w.ints(offset)
 	}
 	w.EndState()
-	if err := w.location(e, l); err != nil {
-		return fmt.Errorf("%q: %w", e.FQN, err)
-	}
-	return nil
-}
-
-func (w *writer) location(e *meta.Entry, l *meta.Location) error {
-	offset, length := l.Offset, l.Length
+	at, length := l.Offset, l.Length
 	if w.doc.Dialect != Torch && e.Tensor != nil {
-		offset, length = 0, -1 // the file contains them
+		at, length = 0, -1 // the file contains them
 	}
 	w.New(&w.names.place)
 	w.BeginState()
 	w.Ref(&w.names.file)
-	if err := w.Str(l.File); err != nil {
-		return err
-	}
+	w.Str(l.File)
 	w.Ref(&w.names.offset)
-	w.Int(offset)
+	w.Int(at)
 	w.Ref(&w.names.length)
 	w.Int(length)
 	if l.Detail != nil {
-		if err := w.detail(l.Detail); err != nil {
-			return err
-		}
+		w.detail(e, l.Detail)
 	}
 	w.EndState()
-	return nil
 }
 
-func (w *writer) detail(d *meta.Detail) error {
-	switch w.doc.Dialect {
-	case Torch:
-		if d.Key != "" {
-			return fmt.Errorf("PyTorch's metadata has no key inside of a file: %q", d.Key)
-		}
-	default:
-		if len(d.Transforms) > 0 {
-			return fmt.Errorf("hyper_parallel's metadata has no transformations: %q", d.Transforms)
-		}
+func (w *writer) detail(e *meta.Entry, d *meta.Detail) {
+	if w.doc.Dialect != Hyper && d.Key != "" {
+		w.fail(e, "metadata of %v has no key inside of a file: %q", w.doc.Dialect, d.Key)
+	}
+	if w.doc.Dialect != Torch && len(d.Transforms) > 0 {
+		w.fail(e, "metadata of %v has no transformations: %q", w.doc.Dialect, d.Transforms)
 	}
 	if len(d.Transforms) > 0 {
 		w.Ref(&w.names.via)
-		if err := w.Value(d.Transforms); err != nil {
-			return err
-		}
+		w.Values(d.Transforms)
 	}
-	if d.Key == "" {
-		return nil
+	if d.Key != "" {
+		w.Ref(&w.names.key)
+		w.Str(d.Key)
 	}
-	if w.doc.Dialect == HyperOld {
-		return fmt.Errorf("%v has no key inside of a file: %q", w.doc.Dialect, d.Key)
-	}
-	w.Ref(&w.names.key)
-	return w.Str(d.Key)
 }
 
 // nested reports whether an entry has a path.
@@ -417,30 +343,25 @@ func (w *writer) nested() bool {
 	return slices.ContainsFunc(w.doc.Meta.Entries, func(e meta.Entry) bool { return e.Path != nil })
 }
 
-// ownPlanner writes the planner data as text.
-func (w *writer) ownPlanner() error { return w.Str(string(w.doc.Meta.PlannerData)) }
-
-// ownSave writes the number of ranks and the id of their save.
-func (w *writer) ownSave() error {
-	return w.Value(value.Tuple{int64(w.doc.Ranks), w.doc.Meta.Storage.SaveID})
-}
-
 // planner writes the paths by name, or the planner data if there are no paths.
-func (w *writer) planner() error {
+func (w *writer) planner() {
 	nested := w.nested()
 	if data := w.doc.Meta.PlannerData; data != nil && !nested {
 		v, err := value.Decode(value.JSON, data)
 		if err != nil {
-			return err
+			w.Fail(fmt.Errorf("planner_data: %w", err))
 		}
-		return w.Value(v)
+		w.Values(v)
+		return
 	}
 	if w.doc.Dialect != Torch && !nested {
-		return w.Value(nil)
+		w.Values(nil)
+		return
 	}
-	return w.eachEntry(func(e *meta.Entry) error {
+	w.eachEntry(func(e *meta.Entry) {
 		if e.Path == nil {
-			return w.Tuple(value.Tuple{e.FQN})
+			w.Tuple(value.Tuple{e.FQN})
+			return
 		}
 		t := make(value.Tuple, len(e.Path))
 		for i, s := range e.Path {
@@ -449,6 +370,6 @@ func (w *writer) planner() error {
 				t[i] = int64(s.Pos)
 			}
 		}
-		return w.Tuple(t)
+		w.Tuple(t)
 	})
 }

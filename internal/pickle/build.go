@@ -33,7 +33,7 @@ type made struct {
 // Value returns the value of c, like Decode. o may be nil. Only the limits Depth
 // and Bytes of o count: all calls share the memory limit of Parse.
 func (g *Graph) Value(c Cell, o *DecodeOptions) (v any, err error) {
-	defer catch(&err)
+	defer Catch(&err)
 	if o == nil {
 		o = new(DecodeOptions)
 	}
@@ -69,7 +69,7 @@ func (b *builder) value(c Cell, depth int) (any, int64) {
 		return b.str(c.pos())
 	}
 	if depth >= b.lim.Depth {
-		fail("%w: nested deeper than %d", ErrLimit, b.lim.Depth)
+		Fail("%w: nested deeper than %d", ErrLimit, b.lim.Depth)
 	}
 	if c.Kind() == Global {
 		g := &b.globals[c.pos()]
@@ -99,7 +99,7 @@ func (b *builder) bigInt(p int) any {
 	}
 	s := b.bigs[p]
 	if int(s.len) > maxBig {
-		fail("%w: an integer of %d bytes, at most %d", ErrLimit, s.len, maxBig)
+		Fail("%w: an integer of %d bytes, at most %d", ErrLimit, s.len, maxBig)
 	}
 	b.charge(boxBytes + 4*int(s.len))
 	b.ints[p] = integer(b.big(s))
@@ -163,7 +163,7 @@ func (b *builder) container(c Cell, depth int) (any, int64) {
 	case Persistent:
 		return b.persistent(b.pids[c.pos()], depth)
 	case State:
-		fail("%w: the state of an object that is shared", ErrUnsupported)
+		Fail("%w: the state of an object that is shared", ErrUnsupported)
 	}
 	return b.record(c, depth)
 }
@@ -188,7 +188,7 @@ func (b *builder) values(cells []Cell, depth int) ([]any, int64) {
 // bound fails if the cost of a value exceeds the limit.
 func (b *builder) bound(cost int64) {
 	if cost > b.lim.Bytes {
-		fail("%w: more than %d bytes if every shared part is copied", ErrLimit, b.lim.Bytes)
+		Fail("%w: more than %d bytes if every shared part is copied", ErrLimit, b.lim.Bytes)
 	}
 }
 
@@ -211,12 +211,12 @@ func (b *builder) dict(cells []Cell, depth int) (any, int64) {
 func (b *builder) persistent(id Cell, depth int) (any, int64) {
 	v, cost := b.value(id, depth)
 	if b.o.Persistent == nil {
-		fail("%w: there is no resolver for it", ErrPersistent)
+		Fail("%w: there is no resolver for it", ErrPersistent)
 	}
 	b.charge(foreign)
 	v, err := b.o.Persistent(v)
 	if err != nil {
-		fail("%w: %w", ErrPersistent, err)
+		Fail("%w: %w", ErrPersistent, err)
 	}
 	return v, cost
 }
@@ -281,12 +281,12 @@ func (b *builder) constructOf(o *value.Object, global int32) Construct {
 
 func (b *builder) construct(f Construct, o *value.Object, n *object) any {
 	if n.more != nil || n.built && n.state != cellNone {
-		fail("%w: %s with a state of its own", ErrUnsupported, o.QualifiedName())
+		Fail("%w: %s with a state of its own", ErrUnsupported, o.QualifiedName())
 	}
 	b.charge(foreign)
 	v, err := f(o.Args, o.Kwargs)
 	if err != nil {
-		fail("%s: %w", o.QualifiedName(), err)
+		Fail("%s: %w", o.QualifiedName(), err)
 	}
 	return v
 }
@@ -303,7 +303,7 @@ func (b *builder) arguments(o *value.Object, n *object, depth int) int64 {
 	kw, more := b.value(n.kwargs, depth)
 	m, ok := kw.(map[string]any)
 	if !ok {
-		fail("%w: %s called with argument names that are not strings", ErrMalformed, o.QualifiedName())
+		Fail("%w: %s called with argument names that are not strings", ErrMalformed, o.QualifiedName())
 	}
 	if len(m) > 0 {
 		o.Kwargs = m

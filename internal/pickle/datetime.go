@@ -2,21 +2,27 @@ package pickle
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/big"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/value"
 )
+
+// moments are the classes that pickle their fields as bytes: the number of bytes,
+// and the range of their fields in momentFields.
+var moments = map[string]struct{ size, first, last int }{"date": {4, 0, 3}, "time": {6, 3, 7}, "datetime": {10, 0, 7}}
+
+// momentFields are the largest values of year, month, day, hour, minute, second
+// and microsecond.
+var momentFields = [7]int64{9999, 12, 31, 23, 59, 59, 999999}
 
 // dateTime unpacks the classes of datetime.
 func dateTime(o *value.Object) any {
 	var n *value.Object
 	switch o.Name {
-	case "date":
-		n = date(o)
-	case "datetime":
-		n = moment(o, 10)
-	case "time":
-		n = moment(o, 6)
+	case "date", "datetime", "time":
+		n = moment(o)
 	case "timedelta":
 		n = delta(o)
 	}
@@ -27,85 +33,73 @@ func dateTime(o *value.Object) any {
 	return n
 }
 
-// packed returns the state of the object as bytes.
-func packed(o *value.Object, size int) ([]byte, bool) {
-	if len(o.Args) == 0 || !bare(o, len(o.Args)) {
-		return nil, false
+// moment unpacks a date, a time or a datetime. The fold is the highest bit of the
+// month, or of the hour if there is no month.
+func moment(o *value.Object) *value.Object {
+	m := moments[o.Name]
+	if len(o.Args) == 0 || len(o.Args) > 2 || len(o.Args) == 2 && o.Name == "date" || !bare(o, len(o.Args)) {
+		return nil
 	}
 	b, ok := o.Args[0].([]byte)
-	return b, ok && len(b) == size
-}
-
-func date(o *value.Object) *value.Object {
-	b, ok := packed(o, 4)
-	if !ok || len(o.Args) != 1 {
+	if !ok || len(b) != m.size {
 		return nil
 	}
-	return &value.Object{Args: value.Tuple{int64(binary.BigEndian.Uint16(b)), int64(b[2]), int64(b[3])}}
-}
-
-// moment unpacks a datetime of ten bytes or a time of six: year, month and day,
-// then hour, minute, second and microsecond. The fold is the highest bit of the
-// month, or of the hour if there is no month.
-func moment(o *value.Object, size int) *value.Object {
-	b, ok := packed(o, size)
-	if !ok || len(o.Args) > 2 {
-		return nil
+	var all [10]byte // of a datetime
+	copy(all[len(all)-m.size:], b)
+	if o.Name == "date" {
+		copy(all[:], b)
 	}
-	fold := 2 // the month
-	if size == 6 {
-		fold = 0 // the hour
-	}
-	b = append([]byte{}, b...)
 	n := &value.Object{}
-	if b[fold]&0x80 != 0 {
-		b[fold] &^= 0x80
-		n.Kwargs = map[string]any{"fold": int64(1)}
+	kwargs := map[string]any{}
+	if fold := foldByte(o.Name, all[:]); o.Name != "date" && *fold&0x80 != 0 {
+		*fold &^= 0x80
+		kwargs["fold"] = int64(1)
 	}
 	if len(o.Args) == 2 && o.Args[1] != nil {
-		if n.Kwargs == nil {
-			n.Kwargs = map[string]any{}
-		}
-		n.Kwargs["tzinfo"] = o.Args[1]
+		kwargs["tzinfo"] = o.Args[1]
 	}
-	if size == 10 {
-		n.Args = value.Tuple{int64(binary.BigEndian.Uint16(b)), int64(b[2]), int64(b[3])}
-		b = b[4:]
+	if len(kwargs) > 0 {
+		n.Kwargs = kwargs
 	}
-	n.Args = append(n.Args, int64(b[0]), int64(b[1]))
-	micro := int64(b[3])<<16 | int64(b[4])<<8 | int64(b[5])
-	if b[2] != 0 || micro != 0 {
-		n.Args = append(n.Args, int64(b[2]))
+	micro := int64(all[7])<<16 | int64(all[8])<<8 | int64(all[9])
+	fields := value.Tuple{int64(binary.BigEndian.Uint16(all[:])), int64(all[2]), int64(all[3]), int64(all[4]), int64(all[5]), int64(all[6]), micro}
+	last := m.last
+	for last > 5 && fields[last-1] == int64(0) {
+		last-- // seconds and microseconds are optional
 	}
-	if micro != 0 {
-		n.Args = append(n.Args, micro)
-	}
+	n.Args = fields[m.first:last]
 	return n
+}
+
+// foldByte returns the byte with the fold among the bytes of a datetime.
+func foldByte(class string, all []byte) *byte {
+	if class == "time" {
+		return &all[4]
+	}
+	return &all[2]
 }
 
 func delta(o *value.Object) *value.Object {
 	if !bare(o, 3) {
 		return nil
 	}
-	n := &value.Object{}
-	for i, name := range []string{"days", "seconds", "microseconds"} {
+	kwargs := map[string]any{}
+	for i, name := range deltaFields {
 		v, ok := o.Args[i].(int64)
 		if !ok {
 			return nil
 		}
-		if v == 0 {
-			continue
+		if v != 0 {
+			kwargs[name] = v
 		}
-		if n.Kwargs == nil {
-			n.Kwargs = map[string]any{}
-		}
-		n.Kwargs[name] = v
 	}
-	if n.Kwargs == nil {
-		n.Args = value.Tuple{int64(0)}
+	if len(kwargs) == 0 {
+		return &value.Object{Args: value.Tuple{int64(0)}}
 	}
-	return n
+	return &value.Object{Kwargs: kwargs}
 }
+
+var deltaFields = []string{"days", "seconds", "microseconds"}
 
 // uuid turns the integer of a pickled UUID into its text.
 func uuid(o *value.Object) any {
@@ -113,12 +107,12 @@ func uuid(o *value.Object) any {
 	if o.Name != "UUID" || !ok || len(state) != 1 || len(o.Args) != 0 || o.Kwargs != nil || o.Items != nil || o.Pairs != nil {
 		return o
 	}
-	var n *big.Int
+	n := new(big.Int)
 	switch v := state["int"].(type) {
 	case int64:
-		n = big.NewInt(v)
+		n.SetInt64(v)
 	case uint64:
-		n = new(big.Int).SetUint64(v)
+		n.SetUint64(v)
 	case *big.Int:
 		n = v
 	default:
@@ -127,31 +121,20 @@ func uuid(o *value.Object) any {
 	if n.Sign() < 0 || n.BitLen() > 128 {
 		return o
 	}
-	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{uuidText(n)}}
-}
-
-func uuidText(n *big.Int) string {
-	const hex = "0123456789abcdef"
-	b := n.FillBytes(make([]byte, 16))
-	out := make([]byte, 0, 36)
-	for i, x := range b {
-		if i == 4 || i == 6 || i == 8 || i == 10 {
-			out = append(out, '-')
-		}
-		out = append(out, hex[x>>4], hex[x&15])
-	}
-	return string(out)
+	h := fmt.Sprintf("%032x", n)
+	text := h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{text}}
 }
 
 // packDateTime is the inverse of dateTime.
-func packDateTime(o *value.Object) (*value.Object, error) {
+func packDateTime(o *value.Object) *value.Object {
 	if len(o.Args) > 0 {
 		if _, ok := o.Args[0].([]byte); ok {
-			return o, nil // packed already
+			return o // packed already
 		}
 	}
 	if o.State != nil || o.Items != nil || o.Pairs != nil {
-		return o, nil
+		return o
 	}
 	switch o.Name {
 	case "date", "datetime", "time":
@@ -159,85 +142,60 @@ func packDateTime(o *value.Object) (*value.Object, error) {
 	case "timedelta":
 		return packDelta(o)
 	}
-	return o, nil
+	return o
 }
 
-// momentFields are the largest values of year, month, day, hour, minute, second
-// and microsecond.
-var momentFields = [7]int64{9999, 12, 31, 23, 59, 59, 999999}
-
 // packMoment packs a date, a datetime or a time into bytes.
-func packMoment(o *value.Object) (*value.Object, error) {
-	first, last := 0, 7 // the fields that the class has
-	switch o.Name {
-	case "date":
-		last = 3
-	case "time":
-		first = 3
-	}
-	if len(o.Args) > last-first || o.Name != "time" && len(o.Args) < 3 {
-		return nil, badForm(o)
+func packMoment(o *value.Object) *value.Object {
+	m := moments[o.Name]
+	if len(o.Args) > m.last-m.first || o.Name != "time" && len(o.Args) < 3 || o.Name == "date" && len(o.Kwargs) > 0 {
+		badForm(o)
 	}
 	var f [7]int64
 	for i, a := range o.Args {
 		v, ok := a.(int64)
-		if !ok || v < 0 || v > momentFields[first+i] || first+i < 3 && v == 0 {
-			return nil, badForm(o)
+		if !ok || v < 0 || v > momentFields[m.first+i] || m.first+i < 3 && v == 0 {
+			badForm(o)
 		}
-		f[first+i] = v
+		f[m.first+i] = v
 	}
-	b := []byte{byte(f[0] >> 8), byte(f[0]), byte(f[1]), byte(f[2]),
+	all := []byte{byte(f[0] >> 8), byte(f[0]), byte(f[1]), byte(f[2]),
 		byte(f[3]), byte(f[4]), byte(f[5]), byte(f[6] >> 16), byte(f[6] >> 8), byte(f[6])}
-	fold := 2
-	switch o.Name {
-	case "date":
-		b = b[:4]
-	case "time":
-		b, fold = b[4:], 0
+	b := all[:m.size]
+	if o.Name == "time" {
+		b = all[4:]
 	}
-	return packNamed(o, b, fold)
-}
-
-// packNamed adds the time zone and the fold.
-func packNamed(o *value.Object, b []byte, fold int) (*value.Object, error) {
 	out := &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{b}}
 	for k, v := range o.Kwargs {
 		switch {
-		case o.Name == "date":
-			return nil, badForm(o)
 		case k == "fold" && v == int64(1):
-			b[fold] |= 0x80
+			*foldByte(o.Name, all) |= 0x80
 		case k == "tzinfo" && v != nil:
 			out.Args = append(out.Args, v)
 		case k != "fold" && k != "tzinfo", k == "fold" && v != int64(0):
-			return nil, badForm(o)
+			badForm(o)
 		}
 	}
-	return out, nil
+	return out
 }
 
-func packDelta(o *value.Object) (*value.Object, error) {
+func packDelta(o *value.Object) *value.Object {
 	if len(o.Args) > 3 {
-		return nil, badForm(o)
+		badForm(o)
 	}
 	args := value.Tuple{int64(0), int64(0), int64(0)}
 	copy(args, o.Args)
 	for k, v := range o.Kwargs {
-		switch k {
-		case "days":
-			args[0] = v
-		case "seconds":
-			args[1] = v
-		case "microseconds":
-			args[2] = v
-		default:
-			return nil, badForm(o)
+		i := slices.Index(deltaFields, k)
+		if i < 0 {
+			badForm(o)
 		}
+		args[i] = v
 	}
 	for _, a := range args {
 		if _, ok := a.(int64); !ok {
-			return nil, badForm(o)
+			badForm(o)
 		}
 	}
-	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: args}, nil
+	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: args}
 }

@@ -2,7 +2,6 @@ package pickle
 
 import (
 	"encoding/binary"
-	"fmt"
 	"maps"
 	"math"
 	"math/big"
@@ -42,17 +41,15 @@ const maxDepth = 1000
 // The error wraps ErrUnknownClass and names the class if a class is neither Known
 // nor allowed, ErrUnsupported if a Go type has no counterpart in Python, ErrCycle
 // if a value contains itself, and ErrLimit if values are nested too deeply.
-func Encode(v any, o *EncodeOptions) ([]byte, error) {
-	e, err := newEncoder(o)
-	if err != nil {
-		return nil, err
-	}
-	if err := e.value(v, 0); err != nil {
-		return nil, err
-	}
+func Encode(v any, o *EncodeOptions) (data []byte, err error) {
+	defer Catch(&err)
+	e := newEncoder(o)
+	e.value(v, 0)
 	return append(e.b, opStop), nil
 }
 
+// encoder writes a pickle. Its methods panic with a failure if a value cannot be
+// encoded.
 type encoder struct {
 	o       EncodeOptions
 	b       []byte
@@ -62,7 +59,7 @@ type encoder struct {
 	seen    map[identity]int // memo numbers of shared containers
 }
 
-func newEncoder(o *EncodeOptions) (*encoder, error) {
+func newEncoder(o *EncodeOptions) *encoder {
 	e := &encoder{strs: map[string]int{}, globals: map[[2]string]int{}, seen: map[identity]int{}}
 	if o != nil {
 		e.o = *o
@@ -71,18 +68,18 @@ func newEncoder(o *EncodeOptions) (*encoder, error) {
 		e.o.Protocol = 4
 	}
 	if e.o.Protocol < 2 || e.o.Protocol > maxProtocol {
-		return nil, fmt.Errorf("%w: protocol %d", ErrUnsupported, e.o.Protocol)
+		Fail("%w: protocol %d", ErrUnsupported, e.o.Protocol)
 	}
 	e.b = append(e.b, opProto, byte(e.o.Protocol))
-	return e, nil
+	return e
 }
 
 // open marks a container that is being written.
 const open = -1
 
-func (e *encoder) value(v any, depth int) error {
+func (e *encoder) value(v any, depth int) {
 	if depth > maxDepth {
-		return fmt.Errorf("%w: nested deeper than %d", ErrLimit, maxDepth)
+		Fail("%w: nested deeper than %d", ErrLimit, maxDepth)
 	}
 	if e.o.Replace != nil {
 		if r, ok := e.o.Replace(v); ok {
@@ -90,62 +87,54 @@ func (e *encoder) value(v any, depth int) error {
 		}
 	}
 	if e.scalar(v) {
-		return nil
+		return
 	}
 	switch v := v.(type) {
 	case string:
-		return e.str(v)
+		e.str(v)
 	case []byte:
-		return e.bytes(v)
+		e.bytes(v)
 	case complex128:
-		return e.reduce("builtins", "complex", real(v), imag(v))
+		e.reduce("builtins", "complex", real(v), imag(v))
 	case packedDType:
-		return e.call(v.Object, identity{}, depth)
+		e.call(v.Object, identity{}, depth)
 	case PersistentID:
-		if err := e.value(v.ID, depth+1); err != nil {
-			return err
-		}
+		e.value(v.ID, depth+1)
 		e.b = append(e.b, opBinPersID)
-		return nil
+	default:
+		e.shared(v, depth)
 	}
-	return e.shared(v, depth)
 }
 
 // shared writes a container, or a reference to it if it was written before.
-func (e *encoder) shared(v any, depth int) error {
+func (e *encoder) shared(v any, depth int) {
 	id, ok := identify(v)
-	if !ok {
-		return e.container(v, id, depth)
-	}
-	n, ok := e.seen[id]
-	if ok && n == open {
-		return ErrCycle
+	if n, seen := e.seen[id]; ok && seen {
+		if n == open {
+			panic(failure{ErrCycle})
+		}
+		e.get(n)
+		return
 	}
 	if ok {
-		e.get(n)
-		return nil
+		e.seen[id] = open
 	}
-	e.seen[id] = open
-	return e.container(v, id, depth)
-}
-
-// container writes v, whose identity is id.
-func (e *encoder) container(v any, id identity, depth int) error {
 	switch v := v.(type) {
 	case value.Tuple:
-		return e.tuple(v, id, depth)
+		e.tuple(v, id, depth)
 	case []any:
-		return e.list(v, id, depth)
+		e.list(v, id, depth)
 	case map[string]any:
-		return e.stringMap(v, id, depth)
+		e.stringMap(v, id, depth)
 	case *value.Dict:
-		return e.dict(v, id, depth)
+		e.dict(v, id, depth)
 	case *value.Set:
-		return e.set(v, id, depth)
+		e.set(v, id, depth)
 	case *value.Object:
-		return e.object(v, id, depth)
+		e.object(v, id, depth)
+	default:
+		e.reflected(v, depth)
 	}
-	return e.reflected(v, depth)
 }
 
 // done records that the container id was written and has the memo number n.
@@ -180,18 +169,17 @@ func (e *encoder) get(n int) {
 
 // global writes a name. The older protocols write it as lines, so a name with a
 // line feed could smuggle in opcodes.
-func (e *encoder) global(module, name string) error {
+func (e *encoder) global(module, name string) {
 	key := [2]string{module, name}
 	if n, ok := e.globals[key]; ok {
 		e.get(n)
-		return nil
+		return
 	}
 	if strings.ContainsAny(module+name, "\n\r") || name == "" || !validWTF8([]byte(module+name)) {
-		return fmt.Errorf("%w: the name %.40q of %.40q", ErrUnsupported, name, module)
+		Fail("%w: the name %.40q of %.40q", ErrUnsupported, name, module)
 	}
 	e.nameOf(module, name)
 	e.globals[key] = e.put()
-	return nil
 }
 
 // nameOf writes a name without looking it up in the memo.
@@ -208,15 +196,10 @@ func (e *encoder) nameOf(module, name string) {
 
 // reduce writes the call of a name that is always allowed. The arguments are at
 // the nesting depth of the call.
-func (e *encoder) reduce(module, name string, args ...any) error {
-	if err := e.global(module, name); err != nil {
-		return err
-	}
-	if err := e.tuple(args, identity{}, maxDepth-2); err != nil {
-		return err
-	}
+func (e *encoder) reduce(module, name string, args ...any) {
+	e.global(module, name)
+	e.tuple(args, identity{}, maxDepth-2)
 	e.b = append(e.b, opReduce)
-	return nil
 }
 
 // identity is equal for two references to the same container.
@@ -248,18 +231,16 @@ func identify(v any) (identity, bool) {
 // batch is the number of items that Python writes between two marks.
 const batch = 1000
 
-func (e *encoder) tuple(t []any, id identity, depth int) error {
+func (e *encoder) tuple(t []any, id identity, depth int) {
 	if len(t) == 0 {
 		e.b = append(e.b, opEmptyTuple)
-		return nil
+		return
 	}
 	if len(t) > 3 {
 		e.b = append(e.b, opMark)
 	}
 	for _, v := range t {
-		if err := e.value(v, depth+1); err != nil {
-			return err
-		}
+		e.value(v, depth+1)
 	}
 	if len(t) > 3 {
 		e.b = append(e.b, opTuple)
@@ -269,284 +250,208 @@ func (e *encoder) tuple(t []any, id identity, depth int) error {
 	if id != (identity{}) {
 		e.done(id, e.put())
 	}
-	return nil
 }
 
-func (e *encoder) list(l []any, id identity, depth int) error {
+func (e *encoder) list(l []any, id identity, depth int) {
 	e.b = append(e.b, opEmptyList)
 	n := e.put()
-	if err := e.appends(l, depth); err != nil {
-		return err
-	}
+	e.appends(l, depth)
 	e.done(id, n)
-	return nil
 }
 
 // appends writes the opcodes that append items to the list or object on the
 // stack.
-func (e *encoder) appends(l []any, depth int) error {
+func (e *encoder) appends(l []any, depth int) {
 	for part := range slices.Chunk(l, batch) {
 		e.b = append(e.b, opMark)
 		for _, v := range part {
-			if err := e.value(v, depth+1); err != nil {
-				return err
-			}
+			e.value(v, depth+1)
 		}
 		e.b = append(e.b, opAppends)
 	}
-	return nil
 }
 
-func (e *encoder) stringMap(m map[string]any, id identity, depth int) error {
-	e.b = append(e.b, opEmptyDict)
-	n := e.put()
+func (e *encoder) stringMap(m map[string]any, id identity, depth int) {
 	p := make([]value.Pair, 0, len(m))
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		p = append(p, value.Pair{Key: k, Value: m[k]})
 	}
-	if err := e.setItems(p, depth); err != nil {
-		return err
-	}
+	e.b = append(e.b, opEmptyDict)
+	n := e.put()
+	e.setItems(p, depth)
 	e.done(id, n)
-	return nil
 }
 
 // setItems writes the opcodes that set items in the dict or object on the stack.
-func (e *encoder) setItems(p []value.Pair, depth int) error {
+func (e *encoder) setItems(p []value.Pair, depth int) {
 	for part := range slices.Chunk(p, batch) {
 		e.b = append(e.b, opMark)
 		for _, kv := range part {
-			if err := e.value(kv.Key, depth+1); err != nil {
-				return err
-			}
-			if err := e.value(kv.Value, depth+1); err != nil {
-				return err
-			}
+			e.value(kv.Key, depth+1)
+			e.value(kv.Value, depth+1)
 		}
 		e.b = append(e.b, opSetItems)
 	}
-	return nil
 }
 
-func (e *encoder) dict(d *value.Dict, id identity, depth int) error {
-	if d == nil {
+func (e *encoder) dict(d *value.Dict, id identity, depth int) {
+	switch {
+	case d == nil:
 		e.b = append(e.b, opNone)
-		return nil
-	}
-	if d.Ordered {
-		if err := e.reduce("collections", "OrderedDict"); err != nil {
-			return err
-		}
-	} else {
+		return
+	case d.Ordered:
+		e.reduce("collections", "OrderedDict")
+	default:
 		e.b = append(e.b, opEmptyDict)
 	}
 	n := e.put()
-	if err := e.setItems(d.Pairs, depth); err != nil {
-		return err
-	}
+	e.setItems(d.Pairs, depth)
 	e.done(id, n)
-	return nil
 }
 
-func (e *encoder) set(s *value.Set, id identity, depth int) error {
-	if s == nil {
+func (e *encoder) set(s *value.Set, id identity, depth int) {
+	switch {
+	case s == nil:
 		e.b = append(e.b, opNone)
-		return nil
-	}
-	if e.o.Protocol < 4 {
-		return e.setByCall(s, id, depth)
-	}
-	n := open
-	if !s.Frozen {
-		e.b = append(e.b, opEmptySet)
-		n = e.put()
-	}
-	e.b = append(e.b, opMark)
-	for _, v := range s.Items {
-		if err := e.value(v, depth+1); err != nil {
-			return err
+	case e.o.Protocol < 4: // without opcodes for sets
+		name := "set"
+		if s.Frozen {
+			name = "frozenset"
 		}
-	}
-	if s.Frozen {
+		e.global("builtins", name)
+		e.tuple([]any{append([]any{}, s.Items...)}, identity{}, depth)
+		e.b = append(e.b, opReduce)
+		e.done(id, e.put())
+	case s.Frozen:
+		e.b = append(e.b, opMark)
+		for _, v := range s.Items {
+			e.value(v, depth+1)
+		}
 		e.b = append(e.b, opFrozenSet)
-		n = e.put()
-	} else {
+		e.done(id, e.put())
+	default:
+		e.b = append(e.b, opEmptySet)
+		n := e.put()
+		e.b = append(e.b, opMark)
+		for _, v := range s.Items {
+			e.value(v, depth+1)
+		}
 		e.b = append(e.b, opAddItems)
+		e.done(id, n)
 	}
-	e.done(id, n)
-	return nil
-}
-
-// setByCall writes a set for protocols without opcodes for sets.
-func (e *encoder) setByCall(s *value.Set, id identity, depth int) error {
-	name := "set"
-	if s.Frozen {
-		name = "frozenset"
-	}
-	if err := e.global("builtins", name); err != nil {
-		return err
-	}
-	if err := e.tuple([]any{append([]any{}, s.Items...)}, identity{}, depth); err != nil {
-		return err
-	}
-	e.b = append(e.b, opReduce)
-	e.done(id, e.put())
-	return nil
 }
 
 // reflected writes Go's own numbers, slices and maps.
-func (e *encoder) reflected(v any, depth int) error {
+func (e *encoder) reflected(v any, depth int) {
 	rv := reflect.ValueOf(v)
 	switch {
 	case rv.CanInt():
 		e.int(rv.Int())
-		return nil
 	case rv.CanUint():
 		e.scalar(rv.Uint())
-		return nil
 	case rv.CanFloat():
 		e.scalar(rv.Float())
-		return nil
 	case rv.Kind() == reflect.Slice:
 		l := make([]any, rv.Len())
 		for i := range l {
 			l[i] = rv.Index(i).Interface()
 		}
-		return e.list(l, identity{}, depth)
+		e.list(l, identity{}, depth)
 	case rv.Kind() == reflect.Map && rv.Type().Key().Kind() == reflect.String:
 		m := make(map[string]any, rv.Len())
 		for k, x := range rv.Seq2() {
 			m[k.String()] = x.Interface()
 		}
-		return e.stringMap(m, identity{}, depth)
+		e.stringMap(m, identity{}, depth)
+	default:
+		Fail("%w: a value of type %T", ErrUnsupported, v)
 	}
-	return fmt.Errorf("%w: a value of type %T", ErrUnsupported, v)
 }
 
 // object writes a name or a call.
-func (e *encoder) object(o *value.Object, id identity, depth int) error {
+func (e *encoder) object(o *value.Object, id identity, depth int) {
 	if o == nil {
 		e.b = append(e.b, opNone)
-		return nil
+		return
 	}
-	delete(e.seen, id) // names are not containers; call sets the mark again
 	if !o.Call {
-		return e.name(o)
+		delete(e.seen, id) // names are not containers
+		if o.Module == "torch" && layouts[o.Name] {
+			e.reduce("torch.serialization", "_get_layout", "torch."+o.Name)
+			return
+		}
+		e.permit(o)
+		e.global(o.Module, o.Name)
+		return
 	}
-	e.seen[id] = open
-	raw, err := denormal(o)
-	if err != nil {
-		return err
+	raw := denormal(o)
+	if raw == o { // the names of our own packed forms are always allowed
+		e.permit(o)
 	}
-	if raw != o { // the names of our own packed forms are always allowed
-		return e.call(raw, id, depth)
-	}
-	if err := e.permit(o.Module, o.Name); err != nil {
-		return err
-	}
-	return e.call(o, id, depth)
+	e.call(raw, id, depth)
 }
 
-// permit returns an error unless the name may be written.
-func (e *encoder) permit(module, name string) error {
-	if Known(module, name) || e.o.Allow != nil && e.o.Allow(module, name) {
-		return nil
+// permit fails unless the name may be written.
+func (e *encoder) permit(o *value.Object) {
+	if !Known(o.Module, o.Name) && (e.o.Allow == nil || !e.o.Allow(o.Module, o.Name)) {
+		Fail("%w: %s", ErrUnknownClass, o.QualifiedName())
 	}
-	return fmt.Errorf("%w: %s", ErrUnknownClass, (&value.Object{Module: module, Name: name}).QualifiedName())
-}
-
-func (e *encoder) name(o *value.Object) error {
-	if o.Module == "torch" && layouts[o.Name] {
-		return e.reduce("torch.serialization", "_get_layout", "torch."+o.Name)
-	}
-	if err := e.permit(o.Module, o.Name); err != nil {
-		return err
-	}
-	return e.global(o.Module, o.Name)
 }
 
 // call writes a call, then the state and the items of its result.
-func (e *encoder) call(o *value.Object, id identity, depth int) error {
-	if err := e.invoke(o, depth); err != nil {
-		return err
-	}
+func (e *encoder) call(o *value.Object, id identity, depth int) {
+	e.invoke(o, depth)
 	n := e.put()
-	if err := e.appends(o.Items, depth); err != nil {
-		return err
-	}
-	if err := e.setItems(o.Pairs, depth); err != nil {
-		return err
-	}
+	e.appends(o.Items, depth)
+	e.setItems(o.Pairs, depth)
 	if o.State != nil {
-		if err := e.value(o.State, depth+1); err != nil {
-			return err
-		}
+		e.value(o.State, depth+1)
 		e.b = append(e.b, opBuild)
 	}
 	e.done(id, n)
-	return nil
 }
 
-// invoke writes the call itself.
-func (e *encoder) invoke(o *value.Object, depth int) error {
-	if len(o.Kwargs) > 0 {
-		return e.invokeNamed(o, depth)
+// invoke writes the call itself. Only __new__ can have named arguments.
+func (e *encoder) invoke(o *value.Object, depth int) {
+	named := len(o.Kwargs) > 0
+	if named && !o.New {
+		Fail("%w: %s called with named arguments", ErrUnsupported, o.QualifiedName())
 	}
-	if err := e.global(o.Module, o.Name); err != nil {
-		return err
+	if named && e.o.Protocol < 4 {
+		e.global("copyreg", "__newobj_ex__")
 	}
-	if err := e.tuple(o.Args, identity{}, depth); err != nil {
-		return err
+	e.global(o.Module, o.Name)
+	e.tuple(o.Args, identity{}, depth)
+	if named {
+		e.stringMap(o.Kwargs, identity{}, depth)
 	}
-	op := byte(opReduce)
-	if o.New {
-		op = opNewObj
-	}
-	e.b = append(e.b, op)
-	return nil
-}
-
-// invokeNamed writes a call with named arguments, which only __new__ can have.
-func (e *encoder) invokeNamed(o *value.Object, depth int) error {
-	if !o.New {
-		return fmt.Errorf("%w: %s called with named arguments", ErrUnsupported, o.QualifiedName())
-	}
-	if e.o.Protocol < 4 {
-		if err := e.global("copyreg", "__newobj_ex__"); err != nil {
-			return err
-		}
-	}
-	if err := e.global(o.Module, o.Name); err != nil {
-		return err
-	}
-	if err := e.tuple(o.Args, identity{}, depth); err != nil {
-		return err
-	}
-	if err := e.stringMap(o.Kwargs, identity{}, depth); err != nil {
-		return err
-	}
-	if e.o.Protocol < 4 {
+	switch {
+	case named && e.o.Protocol < 4:
 		e.b = append(e.b, opTuple3, opReduce)
-		return nil
+	case named:
+		e.b = append(e.b, opNewObjEx)
+	case o.New:
+		e.b = append(e.b, opNewObj)
+	default:
+		e.b = append(e.b, opReduce)
 	}
-	e.b = append(e.b, opNewObjEx)
-	return nil
 }
 
 // denormal returns an object in the form in which Python pickles it. It returns o
 // itself if that is the normal form.
-func denormal(o *value.Object) (*value.Object, error) {
+func denormal(o *value.Object) *value.Object {
 	switch {
 	case o.Module == "datetime":
 		return packDateTime(o)
 	case o.Module == "numpy":
 		return packNumpy(o)
 	}
-	return o, nil
+	return o
 }
 
-func badForm(o *value.Object) error {
-	return fmt.Errorf("%w: a %s with these arguments", ErrUnsupported, o.QualifiedName())
+// badForm fails because of the arguments of o.
+func badForm(o *value.Object) {
+	Fail("%w: a %s with these arguments", ErrUnsupported, o.QualifiedName())
 }
 
 // scalar writes a value without parts, which is never shared. It returns false
@@ -618,17 +523,16 @@ func (e *encoder) big(n *big.Int) {
 }
 
 // str writes a string, or a reference if it was written before.
-func (e *encoder) str(s string) error {
+func (e *encoder) str(s string) {
 	if n, ok := e.strs[s]; ok {
 		e.get(n)
-		return nil
+		return
 	}
 	if !utf8.ValidString(s) && !validWTF8([]byte(s)) {
-		return fmt.Errorf("%w: string %.40q is not UTF-8", ErrUnsupported, s)
+		Fail("%w: string %.40q is not UTF-8", ErrUnsupported, s)
 	}
 	e.b = appendStr(e.b, s, e.o.Protocol)
 	e.strs[s] = e.put()
-	return nil
 }
 
 func appendStr(b []byte, s string, protocol int) []byte {
@@ -644,14 +548,15 @@ func appendStr(b []byte, s string, protocol int) []byte {
 }
 
 // bytes writes bytes. Before protocol 3 it writes a call that encodes a string.
-func (e *encoder) bytes(v []byte) error {
+func (e *encoder) bytes(v []byte) {
 	switch n := len(v); {
 	case e.o.Protocol < 3:
 		text := make([]rune, n)
 		for i, c := range v {
 			text[i] = rune(c)
 		}
-		return e.reduce("_codecs", "encode", string(text), "latin1")
+		e.reduce("_codecs", "encode", string(text), "latin1")
+		return
 	case n < 256:
 		e.b = append(e.b, opShortBinBytes, byte(n))
 	case e.o.Protocol < 4 || n <= math.MaxUint32:
@@ -660,7 +565,6 @@ func (e *encoder) bytes(v []byte) error {
 		e.b = binary.LittleEndian.AppendUint64(append(e.b, opBinBytes8), uint64(n))
 	}
 	e.b = append(e.b, v...)
-	return nil
 }
 
 // twosComplement returns the shortest little-endian bytes of n.

@@ -79,12 +79,9 @@ type object struct {
 type contents struct{ items, pairs []Cell }
 
 // Charge counts n bytes that the caller allocates or reads toward Limits.Memory.
-// Callers must use it because a pickle can refer to shared parts very often.
-func (g *Graph) Charge(n int) (err error) {
-	defer catch(&err)
-	g.charge(n)
-	return nil
-}
+// Callers must use it because a pickle can refer to shared parts very often. It
+// calls Fail if the limit is exceeded.
+func (g *Graph) Charge(n int) { g.charge(n) }
 
 // text returns the bytes of s. They belong to the graph.
 func (g *Graph) text(s span) []byte {

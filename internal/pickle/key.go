@@ -119,7 +119,7 @@ func (k *keyer) append(v any, hash bool) {
 		k.list('(', v, hash)
 	case *value.Set:
 		if hash && !v.Frozen {
-			fail("%w: a key that cannot be hashed: a set", ErrMalformed)
+			Fail("%w: a key that cannot be hashed: a set", ErrMalformed)
 		}
 		k.set(v)
 	case *value.Object:
@@ -132,13 +132,13 @@ func (k *keyer) append(v any, hash bool) {
 		}
 	case []any, map[string]any, *value.Dict:
 		if hash {
-			fail("%w: a key that cannot be hashed: %T", ErrMalformed, v)
+			Fail("%w: a key that cannot be hashed: %T", ErrMalformed, v)
 		}
 		k.mutable(v)
 	default: // a result of the caller's function has the key of its address, like Python's default hash
 		rv := reflect.ValueOf(v)
 		if rv.Kind() != reflect.Pointer {
-			fail("%w: a key that cannot be hashed: %T", ErrMalformed, v)
+			Fail("%w: a key that cannot be hashed: %T", ErrMalformed, v)
 		}
 		k.b = binary.AppendUvarint(append(k.b, '@'), uint64(rv.Pointer()))
 	}

@@ -28,7 +28,7 @@ type machine struct {
 // the pickle. Instances of the classes become records. The graph refers to data,
 // which must not change afterwards.
 func Parse(data []byte, classes []Class, l *Limits) (g *Graph, n int, err error) {
-	defer catch(&err)
+	defer Catch(&err)
 	g = &Graph{data: data, account: newAccount(l.withDefaults(len(data))), shared: map[Cell]struct{}{}}
 	g.ints.alloc(1) // the empty tuple
 	if len(classes) > 0 {
@@ -219,30 +219,12 @@ func (m *machine) run() {
 	}
 }
 
-// failure is the panic of the machine and the builder. Their entry points return
-// its error.
-type failure struct{ error }
-
-// catch sets *err to the error of a failure. Other panics go on.
-func catch(err *error) {
-	switch r := recover().(type) {
-	case nil:
-	case failure:
-		*err = r.error
-	default:
-		panic(r)
-	}
-}
-
-// fail panics with a failure. The format is that of fmt.Errorf.
-func fail(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
-
 func (m *machine) malformed(format string, args ...any) {
-	fail("%w: before byte %d: %s", ErrMalformed, m.pos, fmt.Sprintf(format, args...))
+	Fail("%w: before byte %d: %s", ErrMalformed, m.pos, fmt.Sprintf(format, args...))
 }
 
 func (m *machine) unsupported(format string, args ...any) {
-	fail("%w: before byte %d: %s", ErrUnsupported, m.pos, fmt.Sprintf(format, args...))
+	Fail("%w: before byte %d: %s", ErrUnsupported, m.pos, fmt.Sprintf(format, args...))
 }
 
 func (m *machine) push(c Cell) { m.stack = append(m.stack, c) }
@@ -342,7 +324,7 @@ func (m *machine) prefixed(size int) span {
 		m.malformed("a length of %d, %d bytes are left", n, len(m.data)-m.pos)
 	}
 	if n > maxSpan {
-		fail("%w: %d bytes at once, at most %d", ErrLimit, n, maxSpan)
+		Fail("%w: %d bytes at once, at most %d", ErrLimit, n, maxSpan)
 	}
 	m.pos += int(n)
 	return span{off: m.pos - int(n), len: uint32(n)}

@@ -1,7 +1,7 @@
 package pickle
 
 import (
-	"encoding/binary"
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -94,15 +94,15 @@ func numpyScalar(o *value.Object) *value.Object {
 	if !ok || !ok2 || dtype[0] == '>' {
 		return nil
 	}
-	k, ok := scalarKinds[dtype[1:]]
-	if !ok || len(data) != k.size {
-		return nil
+	for _, k := range scalars {
+		if k.code != dtype[1:] {
+			continue
+		}
+		if v, ok := decodeScalar(k.dtype, data); ok {
+			return &value.Object{Module: "numpy", Name: k.name, Call: true, Args: value.Tuple{v}}
+		}
 	}
-	v, ok := k.decode(data)
-	if !ok {
-		return nil
-	}
-	return &value.Object{Module: "numpy", Name: k.name, Call: true, Args: value.Tuple{v}}
+	return nil
 }
 
 // numpyArray returns an array, which is pickled as an empty array with a state.
@@ -152,187 +152,77 @@ func dimensions(v any) ([]int64, bool) {
 	return out, true
 }
 
-// scalarKind is a class of numpy's scalars.
-type scalarKind struct {
-	name   string
-	size   int
-	decode func([]byte) (any, bool)
-	encode func(any) ([]byte, bool)
+// scalars are the scalars that have a normal form: the code of their dtype, the
+// class of numpy, and the element type. All are little-endian.
+var scalars = []struct {
+	code, name string
+	dtype      tensor.DType
+}{
+	{"b1", "bool", tensor.Bool},
+	{"i1", "int8", tensor.Int8}, {"i2", "int16", tensor.Int16}, {"i4", "int32", tensor.Int32}, {"i8", "int64", tensor.Int64},
+	{"u1", "uint8", tensor.Uint8}, {"u2", "uint16", tensor.Uint16}, {"u4", "uint32", tensor.Uint32}, {"u8", "uint64", tensor.Uint64},
+	{"f2", "float16", tensor.Float16}, {"f4", "float32", tensor.Float32}, {"f8", "float64", tensor.Float64},
+	{"c8", "complex64", tensor.Complex64}, {"c16", "complex128", tensor.Complex128},
 }
 
-// scalarKinds are the scalars that have a normal form, by the code of their
-// dtype. All are little-endian.
-var scalarKinds = map[string]scalarKind{
-	"b1":  {"bool", 1, decodeBool, encodeBool},
-	"i1":  {"int8", 1, decodeInt, encodeInt(1)},
-	"i2":  {"int16", 2, decodeInt, encodeInt(2)},
-	"i4":  {"int32", 4, decodeInt, encodeInt(4)},
-	"i8":  {"int64", 8, decodeInt, encodeInt(8)},
-	"u1":  {"uint8", 1, decodeUint, encodeUint(1)},
-	"u2":  {"uint16", 2, decodeUint, encodeUint(2)},
-	"u4":  {"uint32", 4, decodeUint, encodeUint(4)},
-	"u8":  {"uint64", 8, decodeUint, encodeUint(8)},
-	"f2":  {"float16", 2, decodeFloat, encodeFloat(2)},
-	"f4":  {"float32", 4, decodeFloat, encodeFloat(4)},
-	"f8":  {"float64", 8, decodeFloat, encodeFloat(8)},
-	"c8":  {"complex64", 8, decodeComplex, encodeComplex(8)},
-	"c16": {"complex128", 16, decodeComplex, encodeComplex(16)},
-}
-
-// scalarCodes are the codes of the dtypes by the names of the classes.
-var scalarCodes = func() map[string]string {
-	out := map[string]string{}
-	for code, k := range scalarKinds {
-		out[k.name] = code
+// decodeScalar returns the number of type d in data: a bool, int64, uint64 (beyond
+// int64), float64 or complex128.
+func decodeScalar(d tensor.DType, data []byte) (any, bool) {
+	if len(data) != d.Size() || d == tensor.Bool && data[0] > 1 {
+		return nil, false
 	}
-	return out
-}()
-
-func uintOf(b []byte) uint64 {
-	var v uint64
-	for i, x := range b {
-		v |= uint64(x) << (8 * i)
-	}
-	return v
-}
-
-func decodeBool(b []byte) (any, bool) { return b[0] != 0, b[0] <= 1 }
-
-func decodeInt(b []byte) (any, bool) {
-	shift := 64 - 8*len(b)
-	return int64(uintOf(b)<<shift) >> shift, true
-}
-
-func decodeUint(b []byte) (any, bool) {
-	v := uintOf(b)
-	if v > math.MaxInt64 {
-		return v, true
-	}
-	return int64(v), true
-}
-
-func decodeFloat(b []byte) (any, bool) { return floatOf(b), true }
-
-func decodeComplex(b []byte) (any, bool) {
-	h := len(b) / 2
-	return complex(floatOf(b[:h]), floatOf(b[h:])), true
-}
-
-func floatOf(b []byte) float64 {
-	switch len(b) {
-	case 2:
-		return half(binary.LittleEndian.Uint16(b))
-	case 4:
-		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
-	}
-	return math.Float64frombits(binary.LittleEndian.Uint64(b))
-}
-
-// half returns the number with the bits of a float16.
-func half(h uint16) float64 {
-	sign := 1.0
-	if h>>15 != 0 {
-		sign = -1
-	}
-	exp, frac := int(h>>10&0x1f), float64(h&0x3ff)
-	switch exp {
-	case 0:
-		return sign * math.Ldexp(frac, -24)
-	case 0x1f:
-		if frac != 0 {
-			return math.NaN()
-		}
-		return math.Inf(int(sign))
-	}
-	return sign * math.Ldexp(1024+frac, exp-25)
-}
-
-func encodeBool(v any) ([]byte, bool) {
-	b, ok := v.(bool)
-	if b {
-		return []byte{1}, ok
-	}
-	return []byte{0}, ok
-}
-
-func encodeInt(size int) func(any) ([]byte, bool) {
-	return func(v any) ([]byte, bool) {
-		n, ok := v.(int64)
-		shift := 64 - 8*size
-		return le(uint64(n), size), ok && n<<shift>>shift == n
-	}
-}
-
-func encodeUint(size int) func(any) ([]byte, bool) {
-	return func(v any) ([]byte, bool) {
-		n, ok := v.(uint64)
-		if i, isInt := v.(int64); isInt && i >= 0 {
-			n, ok = uint64(i), true
-		}
-		shift := 64 - 8*size
-		return le(n, size), ok && n<<shift>>shift == n
-	}
-}
-
-func le(v uint64, size int) []byte { return binary.LittleEndian.AppendUint64(nil, v)[:size] }
-
-func encodeFloat(size int) func(any) ([]byte, bool) {
-	return func(v any) ([]byte, bool) {
-		f, ok := v.(float64)
-		if !ok {
-			return nil, false
-		}
-		return floatBytes(f, size)
-	}
-}
-
-func encodeComplex(size int) func(any) ([]byte, bool) {
-	return func(v any) ([]byte, bool) {
-		c, ok := v.(complex128)
-		if !ok {
-			return nil, false
-		}
-		re, ok := floatBytes(real(c), size/2)
-		im, ok2 := floatBytes(imag(c), size/2)
-		return append(re, im...), ok && ok2
-	}
-}
-
-// floatBytes returns f in size bytes, or false if it does not fit exactly.
-func floatBytes(f float64, size int) ([]byte, bool) {
-	switch size {
-	case 2:
-		h, ok := toHalf(f)
-		return le(uint64(h), 2), ok
-	case 4:
-		s := float32(f)
-		return le(uint64(math.Float32bits(s)), 4), float64(s) == f || math.IsNaN(f)
-	}
-	return le(math.Float64bits(f), 8), true
-}
-
-// toHalf returns the bits of the float16 that equals f, if there is one.
-func toHalf(f float64) (uint16, bool) {
-	var sign uint16
-	if math.Signbit(f) {
-		sign, f = 0x8000, -f
-	}
+	t, _ := tensor.New(d, nil) // in aligned memory
+	mem, _ := t.Bytes()
+	copy(mem, data)
 	switch {
-	case math.IsNaN(f):
-		return 0x7e00, true
-	case math.IsInf(f, 0):
-		return sign | 0x7c00, true
+	case d == tensor.Bool:
+		return data[0] != 0, true
+	case d.IsFloat():
+		return number[float64](t), true
+	case d.IsComplex():
+		return number[complex128](t), true
 	}
-	_, exp := math.Frexp(f) // f < 2^exp
-	unit := max(exp-11, -24)
-	m := math.Ldexp(f, -unit)
-	if m != math.Trunc(m) || m >= 2048 || exp > 16 {
-		return 0, false
+	if n := number[uint64](t); d == tensor.Uint64 && n > math.MaxInt64 {
+		return n, true
 	}
-	if m < 1024 {
-		return sign | uint16(m), true
+	return number[int64](t), true
+}
+
+// number returns the only element of t, cast to E.
+func number[E tensor.Element](t *tensor.Tensor) E {
+	t, _ = tensor.Cast(t, tensor.DTypeOf[E]())
+	v, _ := tensor.Values[E](t)
+	return v[0]
+}
+
+// encodeScalar is the inverse of decodeScalar. It returns false if v is not such a
+// number, or d cannot hold it exactly.
+func encodeScalar(d tensor.DType, v any) ([]byte, bool) {
+	var t *tensor.Tensor
+	switch v := v.(type) {
+	case bool:
+		t, _ = tensor.Of(nil, []bool{v})
+	case int64:
+		t, _ = tensor.Of(nil, []int64{v})
+	case uint64:
+		if v <= math.MaxInt64 {
+			return encodeScalar(d, int64(v))
+		}
+		t, _ = tensor.Of(nil, []uint64{v})
+	case float64:
+		t, _ = tensor.Of(nil, []float64{v})
+	case complex128:
+		t, _ = tensor.Of(nil, []complex128{v})
+	default:
+		return nil, false
 	}
-	return sign | uint16(unit+25)<<10 | uint16(m) - 1024, true
+	t, err := tensor.Cast(t, d)
+	if err != nil {
+		return nil, false
+	}
+	data := t.Contents()
+	back, _ := decodeScalar(d, data)
+	return data, fmt.Sprintf("%T %v", back, back) == fmt.Sprintf("%T %v", v, v) // equal, or both NaN
 }
 
 // multiarray is the module from which every release of numpy loads arrays and
@@ -340,42 +230,40 @@ func toHalf(f float64) (uint16, bool) {
 const multiarray = "numpy.core.multiarray"
 
 // packNumpy is the inverse of numpy.
-func packNumpy(o *value.Object) (*value.Object, error) {
+func packNumpy(o *value.Object) *value.Object {
 	switch {
 	case o.Name == "dtype" && bare(o, 1):
 		s, ok := o.Args[0].(string)
 		if _, plain := itemSize(s); !ok || !plain {
-			return nil, badForm(o)
+			badForm(o)
 		}
-		return packDType(s), nil
+		return packDType(s)
 	case o.Name == "ndarray":
 		return packArray(o)
 	}
-	code, ok := scalarCodes[o.Name]
-	if !ok {
-		return o, nil
+	for _, k := range scalars {
+		if k.name != o.Name {
+			continue
+		}
+		if !bare(o, 1) {
+			badForm(o)
+		}
+		b, ok := encodeScalar(k.dtype, o.Args[0])
+		if !ok {
+			badForm(o)
+		}
+		order := "<"
+		if k.dtype.Size() == 1 {
+			order = "|"
+		}
+		return &value.Object{Module: multiarray, Name: "scalar", Call: true,
+			Args: value.Tuple{packedDType{packDType(order + k.code)}, b}}
 	}
-	if !bare(o, 1) {
-		return nil, badForm(o)
-	}
-	b, ok := scalarKinds[code].encode(o.Args[0])
-	if !ok {
-		return nil, badForm(o)
-	}
-	return &value.Object{Module: multiarray, Name: "scalar", Call: true,
-		Args: value.Tuple{packedDType{packDType(order(code) + code)}, b}}, nil
+	return o
 }
 
 // packedDType is a dtype that is already in Python's form.
 type packedDType struct{ *value.Object }
-
-// order returns the byte order in numpy's dtype of that code.
-func order(code string) string {
-	if code[1:] == "1" {
-		return "|"
-	}
-	return "<"
-}
 
 func packDType(s string) *value.Object {
 	size, flags := int64(-1), int64(0)
@@ -391,19 +279,19 @@ func packDType(s string) *value.Object {
 		State: value.Tuple{int64(3), s[:1], nil, nil, nil, size, align, flags}}
 }
 
-func packArray(o *value.Object) (*value.Object, error) {
+func packArray(o *value.Object) *value.Object {
 	text, ok := o.Kwargs["dtype"].(string)
 	data, ok2 := o.Kwargs["data"].([]byte)
 	dims, ok3 := dimensions(o.Kwargs["shape"])
 	ord, ok4 := o.Kwargs["order"].(string)
 	size, ok5 := itemSize(text)
 	if !ok || !ok2 || !ok3 || !ok4 || !ok5 || len(o.Kwargs) != 4 || len(o.Args) != 0 || ord != "C" && ord != "F" {
-		return nil, badForm(o)
+		badForm(o)
 	}
 	if n, err := tensor.NumElements(append(dims, size)); err != nil || n != int64(len(data)) {
-		return nil, badForm(o)
+		badForm(o)
 	}
 	return &value.Object{Module: multiarray, Name: "_reconstruct", Call: true,
 		Args:  value.Tuple{&value.Object{Module: "numpy", Name: "ndarray"}, value.Tuple{int64(0)}, []byte("b")},
-		State: value.Tuple{int64(1), o.Kwargs["shape"], packedDType{packDType(text)}, ord == "F", data}}, nil
+		State: value.Tuple{int64(1), o.Kwargs["shape"], packedDType{packDType(text)}, ord == "F", data}}
 }

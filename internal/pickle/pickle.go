@@ -116,6 +116,25 @@ func DecodePrefix(data []byte, o *DecodeOptions) (v any, n int, err error) {
 	return v, n, err
 }
 
+// failure is the panic of Fail.
+type failure struct{ error }
+
+// Fail panics with an error, whose format is that of fmt.Errorf. The entry points
+// of a decoder return the error by means of Catch, so that its many small functions
+// need not.
+func Fail(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
+
+// Catch sets *err to the error of a Fail. It must be deferred. Other panics go on.
+func Catch(err *error) {
+	switch r := recover().(type) {
+	case nil:
+	case failure:
+		*err = r.error
+	default:
+		panic(r)
+	}
+}
+
 // known has the harmless names by module: loading them in Python creates a value
 // and has no other effect.
 var known = map[string]map[string]bool{
@@ -233,7 +252,7 @@ func (a *account) refund(n int) { a.left += int64(n) }
 
 func (a *account) look() {
 	if a.left < 0 {
-		fail("%w: it takes more than %d bytes of memory or as many steps", ErrLimit, a.limit)
+		Fail("%w: it takes more than %d bytes of memory or as many steps", ErrLimit, a.limit)
 	}
 	a.pause = max(0, a.left-stride)
 	if a.ctx != nil && a.ctx.Err() != nil {

@@ -1,10 +1,18 @@
 package pickle
 
-import "github.com/cairn-ckpt/cairn/value"
+import (
+	"cmp"
+
+	"github.com/cairn-ckpt/cairn/value"
+)
 
 // Stream writes a pickle part by part, for callers with too much data to build
-// values of it first. It does not check that the parts form a valid pickle.
-type Stream struct{ e encoder }
+// values of it first. It does not check that the parts form a valid pickle. After
+// an error, which Bytes returns, it may be used but writes nothing of use.
+type Stream struct {
+	e   encoder
+	err error
+}
 
 // Ref is a name or, if Module is empty, a string that a stream contains many
 // times. It belongs to one stream.
@@ -15,13 +23,7 @@ type Ref struct {
 }
 
 // NewStream begins a pickle. The options may be nil.
-func NewStream(o *EncodeOptions) (*Stream, error) {
-	e, err := newEncoder(o)
-	if err != nil {
-		return nil, err
-	}
-	return &Stream{e: *e}, nil
-}
+func NewStream(o *EncodeOptions) *Stream { return &Stream{e: *newEncoder(o)} }
 
 // Ref writes r: in full the first time, as a reference to it afterwards.
 func (s *Stream) Ref(r *Ref) {
@@ -37,14 +39,25 @@ func (s *Stream) Ref(r *Ref) {
 	r.written, r.number = true, s.e.put()
 }
 
+// Fail makes Bytes return an error, unless there was one before.
+func (s *Stream) Fail(err error) { s.err = cmp.Or(s.err, err) }
+
 // Str writes a string.
-func (s *Stream) Str(v string) error { return s.e.str(v) }
+func (s *Stream) Str(v string) {
+	defer Catch(&s.err)
+	s.e.str(v)
+}
 
 // Int writes an integer.
 func (s *Stream) Int(v int64) { s.e.b = appendInt(s.e.b, v) }
 
-// Value writes any value that Encode takes.
-func (s *Stream) Value(v any) error { return s.e.value(v, 0) }
+// Values writes values that Encode takes.
+func (s *Stream) Values(list ...any) {
+	defer Catch(&s.err)
+	for _, v := range list {
+		s.e.value(v, 0)
+	}
+}
 
 // Ints writes a tuple of integers.
 func (s *Stream) Ints(v []int64) {
@@ -66,14 +79,12 @@ func (s *Stream) Ints(v []int64) {
 }
 
 // Tuple writes a tuple that is not shared.
-func (s *Stream) Tuple(t value.Tuple) error {
-	if err := s.e.tuple(t, identity{}, 0); err != nil {
-		return err
-	}
+func (s *Stream) Tuple(t value.Tuple) {
+	defer Catch(&s.err)
+	s.e.tuple(t, identity{}, 0)
 	if len(t) > 0 {
 		s.e.put()
 	}
-	return nil
 }
 
 // Call writes the call of a name with a tuple of integers as its only argument.
@@ -117,8 +128,8 @@ func (s *Stream) EndState() { s.e.b = append(s.e.b, opSetItems, opBuild) }
 // Build sets the value before it as the state of an instance.
 func (s *Stream) Build() { s.e.b = append(s.e.b, opBuild) }
 
-// Bytes ends the pickle and returns it.
-func (s *Stream) Bytes() []byte { return append(s.e.b, opStop) }
+// Bytes ends the pickle and returns it, or the first error.
+func (s *Stream) Bytes() ([]byte, error) { return append(s.e.b, opStop), s.err }
 
 // Grow makes room for n more bytes.
 func (s *Stream) Grow(n int) { s.e.b = room(s.e.b, n) }
