@@ -312,7 +312,7 @@ func TestSmallTensorsAreReadTogether(t *testing.T) {
 
 // property: whatever the ranks want, every byte comes to them from one reader
 // that wants it too, however often it is asked.
-func TestAnyAssignReadersionIsSound(t *testing.T) {
+func TestAssignReadersInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		md, plans, takes := drawWants(t)
 		shares := plan.AssignReaders(md, plans, takes)

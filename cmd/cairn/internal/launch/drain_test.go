@@ -23,10 +23,10 @@ func (s *slow) Write(b []byte) (int, error) {
 	return s.Buffer.Write(b)
 }
 
-// never is longer than anybody waits.
+// never is longer than any test waits.
 const never = 1000 * time.Hour
 
-// The processes of these jobs have ended, and ten lines are yet to be written.
+// The processes of these jobs have ended, and ten lines have not been written yet.
 func TestSlowOutputReader(t *testing.T) {
 	cause := errors.New("enough")
 	for _, c := range []struct {
@@ -38,16 +38,16 @@ func TestSlowOutputReader(t *testing.T) {
 		lost    bool
 		took    time.Duration
 	}{
-		{claim: "a job that has ended by itself waits for ever", each: time.Hour, took: 10 * time.Hour},
-		{claim: "one that failed does too", job: &job{stopping: true}, each: time.Hour, took: 10 * time.Hour},
-		{claim: "one that was killed waits for a slow reader", job: &job{stopping: true, killed: true}, each: time.Second, took: 10 * time.Second},
-		{claim: "but not for one that does not read", job: &job{stopping: true, killed: true}, each: never, lost: true, took: lastWrite},
-		{claim: "nor does one that a signal has ended", job: &job{stopping: true, asked: os.Interrupt}, each: never, lost: true, took: lastWrite},
-		{claim: "nor one whose context has ended", job: &job{stopping: true, cause: cause}, each: never, lost: true, took: lastWrite},
-		{claim: "nor where it ends now", each: never, ctx: time.Minute, lost: true, took: time.Minute + lastWrite},
-		{claim: "or a signal comes now", each: never, signals: []time.Duration{time.Minute}, lost: true, took: time.Minute + lastWrite},
-		{claim: "and a slow one is waited for then", each: time.Second, signals: []time.Duration{time.Second / 2}, took: 10 * time.Second},
-		{claim: "unless a second one comes", each: time.Second, signals: []time.Duration{time.Second / 2, time.Second * 3}, lost: true, took: time.Second * 7 / 2},
+		{claim: "a job that has ended by itself waits for any time", each: time.Hour, took: 10 * time.Hour},
+		{claim: "so does a job that failed", job: &job{stopping: true}, each: time.Hour, took: 10 * time.Hour},
+		{claim: "a killed job waits for a slow reader", job: &job{stopping: true, killed: true}, each: time.Second, took: 10 * time.Second},
+		{claim: "a killed job does not wait for a reader that has stopped", job: &job{stopping: true, killed: true}, each: never, lost: true, took: lastWrite},
+		{claim: "nor does a job that a signal has ended", job: &job{stopping: true, asked: os.Interrupt}, each: never, lost: true, took: lastWrite},
+		{claim: "nor does a job whose context has ended", job: &job{stopping: true, cause: cause}, each: never, lost: true, took: lastWrite},
+		{claim: "nor if the context ends during the wait", each: never, ctx: time.Minute, lost: true, took: time.Minute + lastWrite},
+		{claim: "nor if a signal arrives during the wait", each: never, signals: []time.Duration{time.Minute}, lost: true, took: time.Minute + lastWrite},
+		{claim: "after a signal it waits for a slow reader", each: time.Second, signals: []time.Duration{time.Second / 2}, took: 10 * time.Second},
+		{claim: "but not after a second signal", each: time.Second, signals: []time.Duration{time.Second / 2, time.Second * 3}, lost: true, took: time.Second * 7 / 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
@@ -57,7 +57,7 @@ func TestSlowOutputReader(t *testing.T) {
 			}
 			signals := make(chan os.Signal)
 			j := cmp.Or(c.job, new(job))
-			j.Signals, j.printer, j.report = signals, newPrinter(), new(Report)
+			j.Signals, j.printer, j.report = signals, newPrinter(1), new(Report)
 			go j.printer.run()
 			go func() {
 				for _, d := range c.signals {
@@ -78,7 +78,7 @@ func TestSlowOutputReader(t *testing.T) {
 			if errors.Is(err, ErrOutput) != c.lost || errors.Is(err, cause) != (c.ctx > 0 || j.cause != nil) {
 				t.Errorf("%s: error %v", c.claim, err)
 			}
-			<-j.printer.written // where it was given up, when the write ends
+			<-j.printer.written // if the printer was abandoned, when its last write ends
 			if got := w.String(); !c.lost && got != "0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n" {
 				t.Errorf("%s: wrote %q; want all", c.claim, got)
 			}
@@ -86,10 +86,10 @@ func TestSlowOutputReader(t *testing.T) {
 	}
 }
 
-// A write that is left behind does not read memory that is used again.
+// An abandoned write does not read memory that the caller uses again.
 func TestAbandonedWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, w := newPrinter(), &slow{each: time.Hour}
+		p, w := newPrinter(1), &slow{each: time.Hour}
 		go p.run()
 		b := []byte("before")
 		time.AfterFunc(time.Minute, p.leave)

@@ -48,7 +48,7 @@ func newJob(c Config) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := &job{Config: c, path: path, printer: newPrinter(), exits: make(chan Exit, c.N)}
+	j := &job{Config: c, path: path, printer: newPrinter(c.N), exits: make(chan Exit, c.N)}
 	if j.at, err = newPlace(&c); err != nil {
 		return nil, err
 	}
@@ -162,7 +162,7 @@ func (j *job) failure() error {
 	switch {
 	case j.cause != nil:
 		return fmt.Errorf("the job was ended: %w", j.cause)
-	case first == nil && j.printer.isBroken():
+	case first == nil && isClosed(j.printer.broken):
 		return ErrReader
 	case first == nil:
 		return nil
@@ -450,7 +450,7 @@ func (j *job) isWritten(ctx context.Context) bool {
 		case <-look:
 			before := moved
 			if moved = j.printer.moved.Load(); moved == before {
-				return j.printer.isDone()
+				return isClosed(j.printer.written)
 			}
 			look = time.After(lastWrite)
 		case <-ended:
@@ -551,43 +551,34 @@ func bare(err error) error {
 	return err
 }
 
-// writers returns the writers for the output of a rank.
-func (j *job) writers(rank int) (stdout, stderr io.Writer, err error) {
-	stdout, stderr = j.Stdout, j.Stderr
-	if j.Streams != nil {
-		stdout, stderr = j.Streams(rank)
-	}
-	prefix := j.Prefix && j.Streams == nil
-	if stdout, err = j.writer(stdout, rank, "out", prefix, j.Color); err != nil {
-		return nil, nil, err
-	}
-	stderr, err = j.writer(stderr, rank, "err", prefix, j.ErrColor)
-	return stdout, stderr, err
-}
-
-// writer returns a writer that adds the prefix and the log to w.
-func (j *job) writer(w io.Writer, rank int, kind string, prefix, color bool) (io.Writer, error) {
-	_, file := w.(*os.File)
-	if file && !prefix && j.LogDir == "" {
-		return w, nil
-	}
-	if w != nil {
-		w = &printed{j.printer, w}
-		if prefix {
-			w = &lines{to: w, prefix: prefixOf(rank, j.Nodes*j.N, color)}
+// attach sets what the process prints to: a file, or a pipe whose stream goes to w
+// and to the log.
+func (j *job) attach(p *process, w io.Writer, kind string, prefix, color bool) (io.Writer, error) {
+	var log *os.File
+	if j.LogDir != "" {
+		var err error
+		if log, err = j.newLog(p.rank, kind); err != nil {
+			return nil, err
 		}
 	}
-	if j.LogDir == "" {
+	_, isFile := w.(*os.File)
+	switch {
+	case w == nil && log == nil, isFile && !prefix && log == nil:
 		return w, nil
+	case w == nil:
+		return log, nil
 	}
-	f, err := j.newLog(rank, kind)
+	r, childs, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	if w == nil {
-		return f, nil
+	s := &stream{from: r, log: log, to: &printed{j.printer, w}, ending: &j.ending}
+	if prefix {
+		s.lines = &lines{to: s.to, prefix: prefixOf(p.rank, j.Nodes*j.N, color)}
+		s.to = s.lines
 	}
-	return &tee{f, w}, nil
+	p.files, p.outputs = append(p.files, childs), append(p.outputs, s)
+	return childs, nil
 }
 
 // colors are visible on light and dark terminals.

@@ -102,14 +102,9 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Nodes == 0 {
-		c.Nodes = 1
-	}
+	c.Nodes, c.Grace = cmp.Or(c.Nodes, 1), cmp.Or(c.Grace, 10*time.Second)
 	if c.Addr == "" && c.Nodes == 1 && !c.Unix {
 		c.Addr = "127.0.0.1"
-	}
-	if c.Grace == 0 {
-		c.Grace = 10 * time.Second
 	}
 	return c
 }
@@ -236,7 +231,12 @@ func freePort(host string) (int, error) {
 
 func (c *Config) environ(at place) ([]string, error) {
 	env := append(os.Environ(), c.Env...)
-	secret := c.secret(env)
+	secret := c.Secret
+	for _, v := range env {
+		if s, ok := strings.CutPrefix(v, secretVariable+"="); ok && c.Secret == "" {
+			secret = s // the last one counts
+		}
+	}
 	if secret == "" && c.Nodes > 1 {
 		return nil, wrong("several hosts need one secret, and none is set")
 	}
@@ -245,17 +245,6 @@ func (c *Config) environ(at place) ([]string, error) {
 	}
 	return append(env, "MASTER_ADDR="+at.addr, "MASTER_PORT="+strconv.Itoa(at.port), secretVariable+"="+secret,
 		"WORLD_SIZE="+strconv.Itoa(c.Nodes*c.N), "LOCAL_WORLD_SIZE="+strconv.Itoa(c.N)), nil
-}
-
-// secret returns the job's secret, or "" if it is not set.
-func (c *Config) secret(env []string) string {
-	secret := ""
-	for _, v := range env {
-		if s, ok := strings.CutPrefix(v, secretVariable+"="); ok {
-			secret = s // the last one counts
-		}
-	}
-	return cmp.Or(c.Secret, secret)
 }
 
 // Report is the result of a job.

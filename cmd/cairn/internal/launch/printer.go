@@ -13,11 +13,7 @@ import (
 // reader that makes no progress blocks only that goroutine and the callers that
 // wait for it. A blocked printer can be abandoned.
 type printer struct {
-	mu     sync.Mutex
-	wake   *sync.Cond // of mu
-	queue  []func()   // guarded by mu
-	closed bool       // no more writes; guarded by mu
-
+	queue   chan func()
 	moved   atomic.Int64  // number of completed writes
 	broken  chan struct{} // closed when a reader has closed the output
 	breaks  sync.Once     // closes broken
@@ -25,65 +21,56 @@ type printer struct {
 	written chan struct{} // closed when everything is written
 }
 
-// newPrinter returns a printer; run must be called.
-func newPrinter() *printer {
-	p := &printer{left: make(chan struct{}), written: make(chan struct{}), broken: make(chan struct{})}
-	p.wake = sync.NewCond(&p.mu)
-	return p
+// newPrinter returns a printer for the output of n processes; run must be called. The
+// queue has room for the two pending writes of each process, and for the notices.
+func newPrinter(n int) *printer {
+	return &printer{
+		queue: make(chan func(), 4*n+16),
+		left:  make(chan struct{}), written: make(chan struct{}), broken: make(chan struct{}),
+	}
 }
 
-// run executes the queue until the printer is closed or abandoned.
+// run executes the queue until it is closed or the printer is abandoned.
 func (p *printer) run() {
 	defer close(p.written)
-	for f := p.next(); f != nil; f = p.next() {
-		f()
-		p.moved.Add(1)
+	for {
+		select {
+		case <-p.left:
+			return
+		case f, ok := <-p.queue:
+			if !ok || isClosed(p.left) {
+				return
+			}
+			f()
+			p.moved.Add(1)
+		}
 	}
 }
 
-// next waits for the next function. It returns nil at the end.
-func (p *printer) next() func() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for len(p.queue) == 0 && !p.closed {
-		p.wake.Wait()
-	}
-	if len(p.queue) == 0 {
-		return nil
-	}
-	f := p.queue[0]
-	p.queue = p.queue[1:]
-	return f
-}
-
-// later queues f. It does not wait.
+// later queues f, unless the printer is abandoned.
 func (p *printer) later(f func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.closed {
-		p.queue = append(p.queue, f)
-		p.wake.Signal()
+	select {
+	case p.queue <- f:
+	case <-p.left:
 	}
 }
 
 // write writes to w and waits until that is done or the printer is abandoned.
-func (p *printer) write(w io.Writer, b []byte) (n int, err error) {
+func (p *printer) write(w io.Writer, b []byte) (int, error) {
 	own := bytes.Clone(b) // an abandoned write may still read it
-	type result struct {
-		n   int
-		err error
-	}
-	done := make(chan result, 1)
+	var n int
+	var err error
+	done := make(chan struct{})
 	p.later(func() {
-		n, err := w.Write(own)
+		defer close(done)
+		n, err = w.Write(own)
 		if errors.Is(err, syscall.EPIPE) {
 			p.breaks.Do(func() { close(p.broken) })
 		}
-		done <- result{n, err}
 	})
 	select {
-	case r := <-done:
-		return r.n, r.err
+	case <-done:
+		return n, err
 	case <-p.left:
 		return 0, ErrOutput
 	}
@@ -106,22 +93,12 @@ func (p *printer) notify(f func()) *notice {
 
 // isLast reports whether everything is written and the notice was last.
 func (p *printer) isLast(r *notice) bool {
-	return r != nil && p.isDone() && r.at >= 0 && p.moved.Load() == r.at+1
+	return r != nil && isClosed(p.written) && r.at >= 0 && p.moved.Load() == r.at+1
 }
 
-// isBroken reports whether a reader has closed the output.
-func (p *printer) isBroken() bool {
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-p.broken:
-		return true
-	default:
-		return false
-	}
-}
-
-func (p *printer) isDone() bool {
-	select {
-	case <-p.written:
+	case <-c:
 		return true
 	default:
 		return false
@@ -129,21 +106,10 @@ func (p *printer) isDone() bool {
 }
 
 // close ends the queue. What is queued is still written.
-func (p *printer) close() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.closed = true
-	p.wake.Signal()
-}
+func (p *printer) close() { close(p.queue) }
 
 // leave abandons the printer. A pending write may continue.
-func (p *printer) leave() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.closed, p.queue = true, nil
-	p.wake.Signal()
-	close(p.left)
-}
+func (p *printer) leave() { close(p.left) }
 
 // printed is a writer that writes by a printer.
 type printed struct {

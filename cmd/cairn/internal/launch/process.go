@@ -29,37 +29,17 @@ func (j *job) newProcess(local int) (*process, error) {
 	p.cmd.Env = append(j.env[:len(j.env):len(j.env)],
 		"RANK="+strconv.Itoa(p.rank), "LOCAL_RANK="+strconv.Itoa(local))
 	p.cmd.SysProcAttr = ownGroup()
-	out, errs, err := j.writers(p.rank)
-	if err != nil {
+	stdout, stderr, prefix := j.Stdout, j.Stderr, j.Prefix
+	if j.Streams != nil {
+		stdout, stderr = j.Streams(p.rank)
+		prefix = false
+	}
+	var err error
+	if p.cmd.Stdout, err = j.attach(p, stdout, "out", prefix, j.Color); err != nil {
 		return p, err
 	}
-	if p.cmd.Stdout, err = j.attach(p, out); err != nil {
-		return p, err
-	}
-	p.cmd.Stderr, err = j.attach(p, errs)
+	p.cmd.Stderr, err = j.attach(p, stderr, "err", prefix, j.ErrColor)
 	return p, err
-}
-
-// attach returns the file or writer for a process whose output goes to w.
-func (j *job) attach(p *process, w io.Writer) (io.Writer, error) {
-	if f, ok := w.(*os.File); ok || w == nil {
-		return orNil(f), nil
-	}
-	r, childs, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	p.files = append(p.files, childs)
-	p.outputs = append(p.outputs, &stream{from: r, to: w, ending: &j.ending})
-	return childs, nil
-}
-
-// orNil returns a nil writer for a nil file.
-func orNil(f *os.File) io.Writer {
-	if f == nil {
-		return nil
-	}
-	return f
 }
 
 // start starts the process and begins to read its output.
@@ -169,10 +149,12 @@ const (
 	lastBytes = 4 << 20
 )
 
-// stream copies the output of a process from a pipe to a writer.
+// stream copies the output of a process from a pipe to a log and a writer.
 type stream struct {
 	from   *os.File
+	log    *os.File // nil: there is no log
 	to     io.Writer
+	lines  *lines       // to, if it adds prefixes
 	ending *atomic.Bool // all processes have ended
 	done   chan struct{}
 }
@@ -183,14 +165,11 @@ func (s *stream) start() {
 		defer close(s.done)
 		defer s.from.Close()
 		s.copy()
-		if f, ok := s.to.(flusher); ok {
-			f.flush()
+		if s.lines != nil {
+			s.lines.flush()
 		}
 	}()
 }
-
-// flusher is a writer that buffers the beginning of a line.
-type flusher interface{ flush() }
 
 // copy copies until all writers of the pipe have closed it. It reads on if a
 // write fails, so that the process does not block.
@@ -201,6 +180,9 @@ func (s *stream) copy() {
 			s.hurry()
 		}
 		n, err := s.from.Read(buf)
+		if n > 0 && s.log != nil {
+			_, _ = s.log.Write(buf[:n])
+		}
 		if n > 0 {
 			_, _ = s.to.Write(buf[:n])
 		}
@@ -216,21 +198,3 @@ func (s *stream) copy() {
 // hurry sets a short deadline for the next read. Pipes without deadlines are read
 // to their end.
 func (s *stream) hurry() { _ = s.from.SetReadDeadline(time.Now().Add(lastWait)) }
-
-// tee writes to a log and to another writer. An error of one does not affect the
-// other.
-type tee struct {
-	log  io.Writer
-	next io.Writer
-}
-
-func (t *tee) Write(b []byte) (int, error) {
-	_, _ = t.log.Write(b)
-	return t.next.Write(b)
-}
-
-func (t *tee) flush() {
-	if f, ok := t.next.(flusher); ok {
-		f.flush()
-	}
-}
