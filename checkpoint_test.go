@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestCheckpointReadsPartsAndRefusesTheRest(t *testing.T) {
+func TestCheckpointReadBox(t *testing.T) {
 	store := new(mem.Store)
 	x := whole(t, []int64{6, 4}, 1)
 	mustSave(t, store, cairn.State{"x": x, "v": []any{int64(1), "two"}, "raw": []byte{1, 2, 3}, "none": []byte{}})

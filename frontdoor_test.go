@@ -29,7 +29,7 @@ var sameTensor = cmp.Comparer(func(a, b *tensor.Tensor) bool {
 	return tensor.Equal(a, b)
 })
 
-// bubble runs fn on n ranks where a rank that is left waiting is a deadlock.
+// bubble runs fn on n ranks. A rank that waits forever is reported as a deadlock.
 func bubble(t *testing.T, n int, fn func(ctx context.Context, g group.Group) error) []error {
 	t.Helper()
 	errs := make([]error, n)
@@ -60,8 +60,7 @@ func mustOpen(t testing.TB, s blob.Store) *cairn.Checkpoint {
 	return c
 }
 
-// The part of one rank is no whole state: whoever forgot the group is told.
-func TestSaveOfAPartWithoutAGroup(t *testing.T) {
+func TestSaveWithoutGroupRefusesPart(t *testing.T) {
 	part := cut(t, rows(4), whole(t, []int64{8, 4}, 1), 1)
 	_, err := cairn.Save(t.Context(), new(mem.Store), cairn.State{"w": part}, nil)
 	if !errors.Is(err, cairn.ErrState) || !strings.Contains(err.Error(), "SaveOptions.Group is not set") {

@@ -28,7 +28,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestFailIfExistsIsKnownOnAllRanks(t *testing.T) {
+func TestFailIfExistsFailsOnAllRanks(t *testing.T) {
 	store := new(mem.Store)
 	state := func(g group.Group) cairn.State { return cairn.State{"x": whole(t, []int64{3}, 1), "r": 1} }
 	for i, want := range []error{nil, cairn.ErrExists} {

@@ -34,8 +34,8 @@ func TestEveryPackageHasAComment(t *testing.T) {
 	}
 }
 
-// packageComments returns the package comments of files with what package they
-// are of. Tests count only where there is nothing else.
+// packageComments returns the package comments of files by package. Test files
+// count only if a package has no other files.
 func packageComments(files []string) (map[string]*ast.File, error) {
 	code := slices.DeleteFunc(slices.Clone(files), func(f string) bool { return strings.HasSuffix(f, "_test.go") })
 	if len(code) == 0 {

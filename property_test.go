@@ -227,7 +227,7 @@ func must(x *tensor.Tensor, err error) func(testing.TB) *tensor.Tensor {
 	}
 }
 
-// share returns rank's share of a tensor, whole and zero where there is no
+// share returns rank's share of a tensor, whole and zero if there is no
 // layout, in memory as m says.
 func share(t testing.TB, l shard.Layout, d tensor.DType, shape []int64, rank int, m memory) (any, *tensor.Tensor) {
 	if l == nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// What a load reads is what it needs, rounded out to whole checksummed blocks,
-// and the report says so truly.
+// A load reads what it needs, rounded out to whole checksummed blocks, and reports
+// these numbers.
 func TestLoadReadsWhatItNeeds(t *testing.T) {
 	const stripe, band = 1 << 20, 8 << 10 // of the checksums of this shape
 	shape := []int64{512, 16384}          // 32 MiB in rows of 64 KiB

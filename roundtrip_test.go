@@ -74,7 +74,7 @@ func onRanks(t testing.TB, n int, fn func(ctx context.Context, g group.Group) er
 	}
 }
 
-func TestRowsBecomeColumnsOnOtherRanks(t *testing.T) {
+func TestReshardRowsToColumns(t *testing.T) {
 	store := new(mem.Store)
 	x := whole(t, []int64{37, 24}, 1)
 	onRanks(t, 4, func(ctx context.Context, g group.Group) error {
@@ -115,7 +115,7 @@ func TestRowsBecomeColumnsOnOtherRanks(t *testing.T) {
 	})
 }
 
-func TestOpenReadsWithoutAJob(t *testing.T) {
+func TestOpenWithoutGroup(t *testing.T) {
 	store := new(mem.Store)
 	x := whole(t, []int64{6, 4}, 1)
 	if _, err := cairn.Save(t.Context(), store, cairn.State{"x": x, "n": 3}, nil); err != nil {

@@ -70,7 +70,7 @@ func TestShareLoadsSameState(t *testing.T) {
 // Memory for one piece alone makes a rank read in several calls. A store whose
 // requests are dear has each of them read the holes between its pieces, which here
 // are the pieces of the other call: the load reads some bytes twice.
-func TestSharedInSeveralCalls(t *testing.T) {
+func TestShareSeveralReads(t *testing.T) {
 	j := &job{saveRanks: 1, loadRanks: 2, loadBuffer: 1}
 	for i, x := range []drawnTensor{
 		{loadDType: tensor.Float32, whole: storagetest.Filled(t, tensor.Float32, nil, 0)},
@@ -195,8 +195,8 @@ func loadModel(ctx context.Context, t testing.TB, g group.Group, store blob.Stor
 	return rep, nil
 }
 
-// Replicas of a model read it once between them, in any format, and in equal
-// parts where the format lets them cut what is large.
+// Replicas of a model read it once between them, in any format, and in equal parts if
+// the format allows large chunks to be cut.
 func TestReplicasReadOnce(t *testing.T) {
 	const n = 4
 	for format := range saveFormats {

@@ -20,7 +20,7 @@ import (
 type model struct {
 	w     *tensor.Tensor
 	steps int
-	// calls is told of every call, in order.
+	// calls receives the name of every call, in order.
 	calls *[]string
 	name  string
 	err   error

@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestAnUnchangedPlanIsNeitherSentNorMade(t *testing.T) {
+func TestCacheSkipsUnchangedPlans(t *testing.T) {
 	j := newJob(3)
 	first, err := j.save(three()...)
 	if err != nil || !j.planned || len(unchanged(j.sent)) != 0 {
@@ -44,7 +44,7 @@ func TestAnUnchangedPlanIsNeitherSentNorMade(t *testing.T) {
 	}
 }
 
-func TestOnlyAChangedRankSendsItsPlan(t *testing.T) {
+func TestCacheSendsOnlyChangedPlans(t *testing.T) {
 	j := newJob(3)
 	if _, err := j.save(three()...); err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestOnlyAChangedRankSendsItsPlan(t *testing.T) {
 
 // What another rank changes may change a rank's own final plan, and then it must
 // be told.
-func TestARankLearnsOfItsNewFinalPlan(t *testing.T) {
+func TestCacheSendsChangedFinalPlan(t *testing.T) {
 	for name, c := range map[string]struct {
 		items []plan.WriteItem // of rank 0, now
 		told  []int
@@ -109,7 +109,7 @@ func TestARankLearnsOfItsNewFinalPlan(t *testing.T) {
 	}
 }
 
-func TestWhateverAPlanDependsOnChangesIt(t *testing.T) {
+func TestFingerprintCoversPlan(t *testing.T) {
 	for name, change := range map[string]func(j *job, locals []*plan.SavePlan){
 		"a dtype": func(_ *job, l []*plan.SavePlan) {
 			for _, p := range l[:2] {
@@ -169,7 +169,7 @@ func TestWhateverAPlanDependsOnChangesIt(t *testing.T) {
 
 // The text of a number changes its length from save to save. That makes no new
 // plan, but the sizes are the new ones everywhere.
-func TestANewSizeOfAValueIsAllThatIsSent(t *testing.T) {
+func TestCacheSendsOnlyNewSizes(t *testing.T) {
 	j := newJob(2)
 	rank := func(r int, step, lr, own any) *plan.SavePlan {
 		return localPlan(t, new(plan.DefaultSave), plan.State{
@@ -189,7 +189,7 @@ func TestANewSizeOfAValueIsAllThatIsSent(t *testing.T) {
 		t.Errorf("what was sent: -want +got\n%s", d)
 	}
 	if d := cmp.Diff(lines(first), lines(finals)); d != "" {
-		t.Errorf("who writes what: -first +second\n%s", d)
+		t.Errorf("items by rank: -first +second\n%s", d)
 	}
 	locals := []*plan.SavePlan{rank(0, 10, 0.5, "a"), rank(1, 10, 0.25, "abc")}
 	checkSizes(t, locals, finals, j.md)
@@ -222,7 +222,7 @@ func checkSizes(t failer, locals, finals []*plan.SavePlan, md *meta.Metadata) {
 	}
 }
 
-func TestAnotherWorldSizeChangesEveryPlan(t *testing.T) {
+func TestCacheOtherWorldSize(t *testing.T) {
 	j := newJob(3)
 	if _, err := j.save(three()...); err != nil {
 		t.Fatal(err)
@@ -234,14 +234,14 @@ func TestAnotherWorldSizeChangesEveryPlan(t *testing.T) {
 	if _, err := two.save(locals...); err != nil || !two.planned || len(unchanged(two.sent)) != 0 {
 		t.Errorf("two ranks: planned %v, unchanged %v, %v", two.planned, unchanged(two.sent), err)
 	}
-	// Even where a rank is wrong about it, the coordinator counts.
+	// The coordinator refuses an unchanged plan of a job with another number of ranks.
 	_, _, err := j.caches[0].Global([]*plan.SavePlan{{Unchanged: true, Fingerprint: two.sent[0].Fingerprint}}, global)
 	if !errors.Is(err, plan.ErrStale) {
 		t.Errorf("Global of one rank after two = %v; want ErrStale", err)
 	}
 }
 
-func TestStalePlansAreNoticed(t *testing.T) {
+func TestCacheDetectsStalePlans(t *testing.T) {
 	j := newJob(3)
 	if _, err := j.save(three()...); err != nil {
 		t.Fatal(err)
@@ -279,9 +279,8 @@ func TestStalePlansAreNoticed(t *testing.T) {
 	}
 }
 
-// A coordinator that has no fingerprints, because nobody made any, must not take
-// two plans without one for the same.
-func TestPlansWithoutFingerprintAreNotRemembered(t *testing.T) {
+// Two plans without fingerprints are not taken for the same plan.
+func TestCachePlansWithoutFingerprint(t *testing.T) {
 	c := new(plan.Cache)
 	if _, _, err := c.Global(three(), global); err != nil {
 		t.Fatal(err)
@@ -293,7 +292,7 @@ func TestPlansWithoutFingerprintAreNotRemembered(t *testing.T) {
 
 // A save that failed between the global plan and Finish gave a rank a final plan
 // that it never saw.
-func TestAFailedSaveIsForgotten(t *testing.T) {
+func TestCacheForgetsFailedSave(t *testing.T) {
 	j := newJob(3)
 	if _, err := j.save(three()...); err != nil {
 		t.Fatal(err)
@@ -317,7 +316,7 @@ func TestAFailedSaveIsForgotten(t *testing.T) {
 	}
 }
 
-func TestAFailedGlobalPlanIsForgotten(t *testing.T) {
+func TestCacheForgetsFailedGlobalPlan(t *testing.T) {
 	j := newJob(2)
 	good := []*plan.SavePlan{planOf(item("x", []int64{4}, span(0, 2))), planOf(item("x", []int64{4}, span(2, 2)))}
 	bad := []*plan.SavePlan{good[0], planOf(item("x", []int64{4}, span(3, 1)))}
@@ -336,7 +335,7 @@ func TestAFailedGlobalPlanIsForgotten(t *testing.T) {
 	}
 }
 
-func TestCacheRefusesWhatPlannersMustNotDo(t *testing.T) {
+func TestCacheRefusesInvalidPlans(t *testing.T) {
 	c := new(plan.Cache)
 	fewer := func(p []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 		return p[1:], &meta.Metadata{}, nil
@@ -353,7 +352,7 @@ func TestCacheRefusesWhatPlannersMustNotDo(t *testing.T) {
 }
 
 // A planner may return final plans that carry no fingerprint.
-func TestCacheWorksWithFinalPlansOfAnyMaking(t *testing.T) {
+func TestCacheFinalPlansOfOtherPlanners(t *testing.T) {
 	c := new(plan.Cache)
 	bare := func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 		return []*plan.SavePlan{planOf(plans[0].Items...)}, &meta.Metadata{}, nil
@@ -373,14 +372,14 @@ func TestCacheWorksWithFinalPlansOfAnyMaking(t *testing.T) {
 	}
 }
 
-func TestFingerprintsAreShortForPeople(t *testing.T) {
+func TestFingerprintString(t *testing.T) {
 	if got := (plan.Fingerprint{0xab, 0xcd}).String(); got != "abcd00000000" {
 		t.Errorf("String = %s", got)
 	}
 }
 
 // A plan that is reused says where things are. What they hold is asked anew.
-func TestAReusedPlanWritesFreshData(t *testing.T) {
+func TestCacheReusedPlanWritesNewData(t *testing.T) {
 	j := newJob(1)
 	for i := range 2 {
 		x := counting(t, float32(10*i), 7, 3)
@@ -405,7 +404,7 @@ func span2(row, column, height, width int64) tensor.Box {
 }
 
 // Two states that take turns with one cache do not get each other's plan.
-func TestTwoStatesDoNotShareAPlan(t *testing.T) {
+func TestCacheDifferentStates(t *testing.T) {
 	j := newJob(1)
 	model, optimizer := planOf(replica("w", 2)), planOf(replica("w", 2), replica("m", 2))
 	for range 3 {

@@ -84,8 +84,8 @@ func drawSavePlan(t *rapid.T) *plan.SavePlan {
 	return p
 }
 
-// samePlan ignores whether what is empty is nil, except for paths and offsets,
-// where it has a meaning.
+// samePlan ignores the difference between nil and empty, except in paths and
+// offsets, in which it has a meaning.
 var samePlan = cmp.FilterPath(func(p cmp.Path) bool {
 	switch s := p.Last().String(); s {
 	case ".Path", ".Offset":
@@ -94,7 +94,7 @@ var samePlan = cmp.FilterPath(func(p cmp.Path) bool {
 	return true
 }, cmpopts.EquateEmpty())
 
-func TestAnySavePlanRoundTrips(t *testing.T) {
+func TestSavePlanCodecRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawSavePlan(t)
 		b, err := plan.SavePlanCodec{}.Encode(p)
@@ -148,7 +148,7 @@ func drawLoadPlan(t *rapid.T) *plan.LoadPlan {
 	return p
 }
 
-func TestAnyLoadPlanRoundTrips(t *testing.T) {
+func TestLoadPlanCodecRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawLoadPlan(t)
 		b, err := plan.LoadPlanCodec{}.Encode(p)
@@ -194,7 +194,7 @@ func TestDecodedPlansShareDescriptions(t *testing.T) {
 	}
 }
 
-func TestEncodeRefusesHalfItems(t *testing.T) {
+func TestEncodeRefusesIncompleteItems(t *testing.T) {
 	for name, it := range map[string]plan.WriteItem{
 		"no description": {Kind: plan.KindTensor},
 		"half a box":     {Kind: plan.KindTensor, Info: &plan.Info{}, Box: tensor.Box{Sizes: []int64{1}}},
@@ -216,7 +216,7 @@ func allocated(fn func()) uint64 {
 
 const huge = "\xff\xff\xff\xff\x0f" // 2³²-1 as a varint
 
-func TestHostileSavePlans(t *testing.T) {
+func TestDecodeRefusesHostileSavePlans(t *testing.T) {
 	var (
 		head  = "\x01\x00" + string(make([]byte, 32)) + "\x00\x00\x00\x00" // version, changed, fingerprint, no data, none absent, no values
 		float = "\x0b\x01x\x00\x02\x00\x00\x00\x00\x00\x01\x08"            // x: float32 [4], with its length
@@ -265,7 +265,7 @@ func TestHostileSavePlans(t *testing.T) {
 	}
 }
 
-func TestHostileLoadPlans(t *testing.T) {
+func TestDecodeRefusesHostileLoadPlans(t *testing.T) {
 	// version, no data, one item: a tensor, from x at [0] to x at [0], 4 from 0 to 0
 	const head, index = "\x01\x00\x00\x01\x01", "\x01x\x01\x01\x00\x00"
 	const good = head + index + index + "\x01\x00\x01\x00\x01\x08"
@@ -360,7 +360,7 @@ func FuzzDecodeLoadPlan(f *testing.F) {
 	})
 }
 
-func TestStepsThatCannotBeAreRefused(t *testing.T) {
+func TestDecodeRefusesInvalidSteps(t *testing.T) {
 	for name, step := range map[string]meta.Step{"no integer": {Key: "a", Int: true}, "zeros in front": {Key: "00", Int: true}} {
 		p := planOf(bytesItem("v", 5))
 		p.Items[0].Info.Path = meta.Path{step}

@@ -22,7 +22,7 @@ type leaf struct {
 	fqn   string
 	path  meta.Path
 	value any
-	// set replaces the value where it stands.
+	// set replaces the value in its container.
 	set func(v any) error
 	// bound says that it stands in a [Slot].
 	bound bool

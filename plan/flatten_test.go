@@ -28,7 +28,7 @@ func (pieces) DType() tensor.DType                { return tensor.Float32 }
 func (pieces) Boxes() []tensor.Box                { return []tensor.Box{span(0, 2)} }
 func (p pieces) Part(int) (*tensor.Tensor, error) { return p["all"], nil }
 
-// nested returns v inside so many maps.
+// nested returns v inside depth maps.
 func nested(depth int, v any) any {
 	for range depth {
 		v = map[string]any{"k": v}
@@ -99,7 +99,7 @@ func TestFlatten(t *testing.T) {
 }
 
 // What was a map of integers can be one again.
-func TestFlattenKnowsIntegersFromText(t *testing.T) {
+func TestFlattenIntegerKeys(t *testing.T) {
 	m := map[string]any{"0": map[int]any{0: 1}, "1": map[uint64]any{math.MaxUint64: 1}, "2": []any{map[int8]int{-1: 1}}}
 	var got []meta.Path
 	for _, it := range localPlan(t, new(plan.DefaultSave), plan.State{"m": m}).Items {
@@ -156,9 +156,9 @@ func TestFlattenRefuses(t *testing.T) {
 	}
 }
 
-// What was loaded stands where it stood, in the containers that the caller gave,
-// in values of the types that were there.
-func TestLoadSetsBackWhereItStood(t *testing.T) {
+// Loaded values replace the old ones in the caller's own containers and keep their
+// types.
+func TestLoadSetsValuesInPlace(t *testing.T) {
 	state := func(x *tensor.Tensor, n int, s string, f float32) plan.State {
 		return plan.State{
 			"n": n, "f": f, "any": nil,
@@ -187,7 +187,7 @@ func TestLoadSetsBackWhereItStood(t *testing.T) {
 	}
 }
 
-func TestLoadSetsBackOnlyWhatFits(t *testing.T) {
+func TestLoadRefusesValuesThatDoNotFit(t *testing.T) {
 	for name, c := range map[string]struct {
 		saved any
 		state plan.State

@@ -83,7 +83,7 @@ func group(plans []*SavePlan) (*grouping, error) {
 // checkPlan refuses a plan that does not say what is to be written.
 func checkPlan(p *SavePlan) error {
 	if p == nil {
-		return fmt.Errorf("%w: there is none", ErrProtocol)
+		return fmt.Errorf("%w: it is nil", ErrProtocol)
 	}
 	if p.Unchanged {
 		return fmt.Errorf("%w: %v", ErrStale, p.Fingerprint)

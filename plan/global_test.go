@@ -24,7 +24,7 @@ func bytesItem(fqn string, size int64) plan.WriteItem {
 	return plan.WriteItem{Info: &plan.Info{FQN: fqn, Codec: "raw"}, Kind: plan.KindBytes, Size: size}
 }
 
-// replica is an item of so many elements that each of its holders has whole.
+// replica is a whole tensor that several ranks hold.
 func replica(fqn string, elements int64) plan.WriteItem {
 	return item(fqn, []int64{elements}, span(0, elements))
 }
@@ -37,7 +37,7 @@ func TestOwnerRules(t *testing.T) {
 		least  []string
 		lowest []string
 	}{
-		"what nobody else has stays": {
+		"an item of one rank stays there": {
 			[]*plan.SavePlan{planOf(item("x", []int64{4}, span(0, 2))), planOf(item("x", []int64{4}, span(2, 2)))},
 			[]string{"x: chunk 0 [0]+[2]: rank 0", "x: chunk 1 [2]+[2]: rank 1"},
 			[]string{"x: chunk 0 [0]+[2]: rank 0", "x: chunk 1 [2]+[2]: rank 1"},
@@ -126,7 +126,7 @@ func TestOwnerRules(t *testing.T) {
 	}
 }
 
-func TestGlobalKeepsWhatPlansCarry(t *testing.T) {
+func TestGlobalKeepsDataOfPlans(t *testing.T) {
 	p := planOf(replica("b", 1), replica("a", 1))
 	p.PlannerData, p.StorageData, p.Fingerprint, p.Absent = []byte("1"), []byte("s"), plan.Fingerprint{7}, []string{"a"}
 	p.Values = []plan.ValueHash{{FQN: "v", Hash: 1}}
@@ -146,7 +146,7 @@ func TestGlobalKeepsWhatPlansCarry(t *testing.T) {
 	}
 }
 
-func TestGlobalOfNothing(t *testing.T) {
+func TestGlobalWithoutItems(t *testing.T) {
 	for _, plans := range [][]*plan.SavePlan{nil, {planOf()}, {planOf(), planOf()}} {
 		finals, md, err := plan.Global(plans, plan.LeastLoaded)
 		if err != nil || len(finals) != len(plans) || len(md.Entries) != 0 {
@@ -155,7 +155,7 @@ func TestGlobalOfNothing(t *testing.T) {
 	}
 }
 
-func TestGlobalTellsItsPhases(t *testing.T) {
+func TestGlobalReportsPhases(t *testing.T) {
 	var phases []string
 	_, _, err := plan.GlobalWith([]*plan.SavePlan{planOf(replica("a", 1))}, plan.GlobalOptions{Observe: func(phase string, _ time.Duration) {
 		phases = append(phases, phase)
@@ -275,7 +275,7 @@ func TestManyProblemsAreCut(t *testing.T) {
 	}
 }
 
-func TestGlobalRefusesPlansThatAreNone(t *testing.T) {
+func TestGlobalRefusesInvalidPlans(t *testing.T) {
 	for name, c := range map[string]struct {
 		p  *plan.SavePlan
 		is error

@@ -152,7 +152,7 @@ func printProblems(err error) string {
 	return strings.ReplaceAll(err.Error(), "; ", "\n") + "\n"
 }
 
-// printPlan prints who writes what, by name, and what each rank has to write.
+// printPlan prints the writer of each item, by name, and the bytes of each rank.
 func printPlan(finals []*plan.SavePlan, md *meta.Metadata) string {
 	owner := map[string]int{}
 	for r, p := range finals {

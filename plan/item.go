@@ -42,7 +42,7 @@ func (k Kind) String() string {
 // not be changed: change a Clone of it.
 type Info struct {
 	FQN string
-	// Path is where the value stood in the nested state; nil for a flat one.
+	// Path is the position of the value in the nested state; nil if it is flat.
 	Path meta.Path
 	// Properties and Shape describe the global tensor.
 	meta.Properties
@@ -212,11 +212,11 @@ type ReadItem struct {
 	Kind Kind // KindTensor or KindBytes
 	// Dest names the part of the state: its FQN and the offset of the local
 	// part in the global tensor; the hint is the part's position among those of
-	// the rank. DestOffsets is where the box begins, relative to that part.
+	// the rank. DestOffsets is the beginning of the box, relative to that part.
 	Dest        meta.Index
 	DestOffsets []int64
-	// Source names the chunk of the checkpoint, and SourceOffsets where the box
-	// begins, relative to that chunk.
+	// Source names the chunk of the checkpoint. SourceOffsets is the beginning of
+	// the box, relative to that chunk.
 	Source        meta.Index
 	SourceOffsets []int64
 	// Lengths are the sizes of the box.

@@ -276,7 +276,7 @@ func findBox(boxes []tensor.Box, at meta.Index) (int, bool) {
 // CommitTensor does nothing: the memory is the state's own.
 func (d *DefaultLoad) CommitTensor(*ReadItem, *tensor.Tensor) error { return nil }
 
-// LoadBytes decodes the value and puts it where it belongs in the state. A
+// LoadBytes decodes the value and puts it into the state. A
 // value of the state keeps its type if the saved one fits it.
 func (d *DefaultLoad) LoadBytes(it *ReadItem, codec string, data []byte) error {
 	l, err := d.leaf(it)

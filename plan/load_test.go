@@ -108,20 +108,20 @@ func TestLoadPolicies(t *testing.T) {
 			d: &plan.DefaultLoad{}, state: plan.State{"m.x": zeros(t, tensor.Float32, 4, 1)},
 			errs: []error{plan.ErrMismatch}, text: "size",
 		},
-		"a tensor where a number stands": {
+		"a tensor for a number": {
 			d: &plan.DefaultLoad{}, state: plan.State{"m.x": 3},
 			errs: []error{plan.ErrMismatch}, text: `"m.x": checkpoint and state do not match: the checkpoint has a tensor, the state a int`,
 		},
 		"a tensor where nil stands": {
 			d: &plan.DefaultLoad{}, state: plan.State{"m.x": nil}, errs: []error{plan.ErrMismatch}, text: "the state a <nil>",
 		},
-		"a tensor where a nil tensor stands": {
+		"a tensor for a nil tensor": {
 			d: &plan.DefaultLoad{}, state: plan.State{"m.x": (*tensor.Tensor)(nil)}, errs: []error{plan.ErrMismatch}, text: "the state a nil *tensor.Tensor",
 		},
-		"a tensor where a nil shard stands": {
+		"a tensor for a nil sharded tensor": {
 			d: &plan.DefaultLoad{}, state: plan.State{"m.x": (*shard.Tensor)(nil)}, errs: []error{plan.ErrMismatch}, text: "the state a nil *shard.Tensor",
 		},
-		"a number where a tensor stands": {
+		"a number for a tensor": {
 			d: &plan.DefaultLoad{}, state: plan.State{"step": empty()}, errs: []error{plan.ErrMismatch}, text: "the checkpoint has a value, the state a *tensor.Tensor",
 		},
 		"another dtype, converted": {
@@ -213,7 +213,7 @@ func TestManyLoadErrorsAreCut(t *testing.T) {
 }
 
 // What one rank does not ask for another may.
-func TestUnexpectedIsWhatNoRankAsksFor(t *testing.T) {
+func TestRejectUnexpected(t *testing.T) {
 	mem := save(t, plan.State{"a": 1, "b": 2, "c": 3})
 	local := func(d *plan.DefaultLoad, s plan.State) *plan.LoadPlan {
 		if err := d.SetUp(plan.LoadSetup{State: s, Metadata: mem.md}); err != nil {
@@ -256,7 +256,7 @@ func TestLoadFillsTensorsInPlace(t *testing.T) {
 }
 
 // Two parts of a rank that begin at the same place are both filled.
-func TestPartsAtOnePlace(t *testing.T) {
+func TestLoadPartsWithSameOffset(t *testing.T) {
 	x := counting(t, 1, 4)
 	mem := save(t, plan.State{"x": x})
 	got := cut(t, zeros(t, tensor.Float32, 4), span(0, 0), span(0, 2), span(0, 4), span(0, 2))
@@ -270,7 +270,7 @@ func TestPartsAtOnePlace(t *testing.T) {
 
 // A planner between may have lost the hint: then the first part that has
 // elements is meant.
-func TestAWrongHintIsHarmless(t *testing.T) {
+func TestLoadIgnoresWrongHint(t *testing.T) {
 	x := counting(t, 1, 4)
 	d := new(plan.DefaultLoad)
 	parts := cut(t, x, span(2, 0), span(0, 2), span(2, 2))

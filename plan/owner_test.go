@@ -65,7 +65,7 @@ func differing(t *testing.T, d *plan.DefaultSave) ([]*plan.SavePlan, int64, erro
 	return out, e.Bytes.Size, nil
 }
 
-func TestTheLowestRanksValueWinsIfValuesMayDiffer(t *testing.T) {
+func TestValuesMayDifferTakesLowestRank(t *testing.T) {
 	d := &plan.DefaultSave{ValuesMayDiffer: true}
 	out, size, err := differing(t, d)
 	if err != nil {

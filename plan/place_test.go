@@ -125,7 +125,7 @@ func drawNode(t *rapid.T, depth int) any {
 }
 
 // The state that is rebuilt from metadata and filled is the one that was saved.
-func TestRebuildIsTheInverseOfFlattening(t *testing.T) {
+func TestNewStateInvertsFlattening(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := plan.State(drawState(t, 4))
 		mem := save(t, want)
@@ -146,7 +146,7 @@ func under(prefix string) func(string) bool {
 	return func(fqn string) bool { return strings.HasPrefix(fqn, prefix) }
 }
 
-func TestRebuildByPrefix(t *testing.T) {
+func TestNewStateByPrefix(t *testing.T) {
 	x, y := counting(t, 1, 2), counting(t, 7, 3)
 	mem := save(t, plan.State{
 		"model": map[string]any{"w": x, "layers": []any{y, x, map[string]any{"n": 3}, nil}},
@@ -174,7 +174,7 @@ func TestRebuildByPrefix(t *testing.T) {
 	}
 }
 
-func TestRebuildKeepsNamesThatWereChanged(t *testing.T) {
+func TestNewStateKeepsRenamedNames(t *testing.T) {
 	x := counting(t, 1, 2)
 	mem := save(t, plan.State{"a": map[string]any{"b": x}, "c": x})
 	mem.md.Entries[0].FQN, mem.md.Entries[1].FQN, mem.md.Entries[1].Path = "new.name", "old", meta.Path{}
@@ -189,7 +189,7 @@ func TestRebuildKeepsNamesThatWereChanged(t *testing.T) {
 	}
 }
 
-func TestRebuildRefuses(t *testing.T) {
+func TestNewStateRefuses(t *testing.T) {
 	whole := []tensor.Box{span(0, 2)}
 	entry := func(fqn string, p meta.Path, shape []int64, chunks ...tensor.Box) meta.Entry {
 		return meta.Entry{FQN: fqn, Path: p, Tensor: &meta.Tensor{Properties: meta.Properties{DType: tensor.Bool}, Shape: shape, Chunks: chunks}}
@@ -216,7 +216,7 @@ func TestRebuildRefuses(t *testing.T) {
 	}
 }
 
-func TestRebuildBoundsAllListsTogether(t *testing.T) {
+func TestNewStateBoundsAllLists(t *testing.T) {
 	md := &meta.Metadata{}
 	for _, k := range []string{"a", "b", "c"} {
 		md.Entries = append(md.Entries, meta.Entry{FQN: k + ".500000", Path: at(k, 500_000), Bytes: &meta.Bytes{}})

@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// piece is one distinct item of the reference planner, with all who hold it.
+// piece is one distinct item of the reference planner, with all ranks that hold it.
 type piece struct {
 	fqn     string
 	first   int // the position of the name among all names
@@ -27,7 +27,7 @@ func compareHolders(a, b holder) int {
 }
 
 // reference plans as Global does, in the plainest way: every item is compared
-// with every distinct one. It returns lines that say who writes what as which
+// with every distinct one. It returns lines that name the rank that writes each item as which
 // chunk.
 func reference(plans []*plan.SavePlan, rule plan.OwnerRule) []string {
 	pieces := distinct(plans)
@@ -92,7 +92,7 @@ func line(fqn string, chunk, rank int, k plan.Kind, b tensor.Box) string {
 	return fmt.Sprintf("%s: chunk %d %v: rank %d", fqn, chunk, b, rank)
 }
 
-// lines says who writes what by the final plans, in the order of names and
+// lines names the writer of each item of the final plans, in the order of names and
 // chunks.
 func lines(finals []*plan.SavePlan) []string {
 	type write struct {

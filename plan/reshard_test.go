@@ -262,7 +262,7 @@ func TestReshardRefusesChunksThatDoNotCover(t *testing.T) {
 }
 
 // Only the part that is wanted has to be there.
-func TestReshardOfTheRestOfATensor(t *testing.T) {
+func TestReshardPartOfTensor(t *testing.T) {
 	items, err := reads(tiled([]int64{6}, span(3, 3)), span(4, 2))
 	if d := cmp.Diff([]string{"[1] of [3] -> [0] of [4]: [2]"}, showAll(items)); d != "" || err != nil {
 		t.Errorf("reads, %v: -want +got\n%s", err, d)

@@ -127,7 +127,7 @@ func TestLocalPlanRefuses(t *testing.T) {
 	}
 }
 
-func TestLocalPlanReportsAllThatIsWrong(t *testing.T) {
+func TestLocalPlanReportsAllProblems(t *testing.T) {
 	s := plan.State{}
 	for i := range 25 {
 		s[fmt.Sprintf("k%02d", i)] = make(chan int)
@@ -276,7 +276,7 @@ func TestPlannersExtendByEmbedding(t *testing.T) {
 	}
 }
 
-func TestPlanOptionsTellPlannersApart(t *testing.T) {
+func TestPlanOptionsDiffer(t *testing.T) {
 	seen := map[string]bool{}
 	for _, d := range []*plan.DefaultSave{{}, {NoFlatten: true}, {Owner: plan.LowestRank}, {NoFlatten: true, Owner: plan.LowestRank}} {
 		seen[d.PlanOptions()] = true

@@ -24,7 +24,7 @@ func drawShare(t *rapid.T) *plan.SharedReads {
 	return s
 }
 
-func TestAnyShareRoundTrips(t *testing.T) {
+func TestSharedReadsCodecRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawShare(t)
 		b, err := plan.SharedReadsCodec{}.Encode(s)

@@ -15,7 +15,7 @@ import (
 
 const mib = 1 << 20
 
-// described adds a tensor of bytes to md, in one file, as chunks of so many rows
+// described adds a tensor of bytes to md, in one file, as chunks of the given rows
 // each (zero: one chunk), with checksums if sums is set.
 func described(md *meta.Metadata, fqn string, shape []int64, rows int64, sums bool) {
 	if rows == 0 || len(shape) == 0 {
@@ -142,7 +142,7 @@ func checkShares(t failer, plans []*plan.LoadPlan, takes []bool, shares []*plan.
 	}
 }
 
-func TestReplicasReadOnceAndEqually(t *testing.T) {
+func TestAssignReadersBalancesReplicas(t *testing.T) {
 	md := &meta.Metadata{}
 	state := plan.State{}
 	for i := range 40 {
@@ -167,7 +167,7 @@ func TestReplicasReadOnceAndEqually(t *testing.T) {
 }
 
 // One large tensor is cut where blocks end, if parts of it can be checked.
-func TestALargeTensorHasManyReaders(t *testing.T) {
+func TestAssignReadersCutsLargeTensors(t *testing.T) {
 	for name, c := range map[string]struct {
 		shape []int64
 		sums  bool
@@ -203,7 +203,7 @@ func TestALargeTensorHasManyReaders(t *testing.T) {
 }
 
 // Who has much to read for itself reads less for others.
-func TestPrivateBytesCount(t *testing.T) {
+func TestAssignReadersCountsOwnReads(t *testing.T) {
 	md := &meta.Metadata{}
 	described(md, "own", []int64{10 * mib}, 0, true)
 	described(md, "s1", []int64{2 * mib}, 0, true)
@@ -217,7 +217,7 @@ func TestPrivateBytesCount(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotShared(t *testing.T) {
+func TestAssignReadersNotShared(t *testing.T) {
 	md := &meta.Metadata{}
 	described(md, "a", []int64{8, 4}, 0, true)
 	described(md, "b", []int64{8, 4}, 0, false)
@@ -233,7 +233,7 @@ func TestWhatIsNotShared(t *testing.T) {
 		"the same box":                           {[]plan.State{{"a": hollow(t, 8, 4)}, {"a": hollow(t, 8, 4)}}, all(2), 1},
 		"a rank alone":                           {[]plan.State{{"a": hollow(t, 8, 4)}}, all(1), 0},
 		"another rank does not take part":        {[]plan.State{{"a": hollow(t, 8, 4)}, {"a": hollow(t, 8, 4)}}, []bool{true, false}, 0},
-		"nobody does":                            {[]plan.State{{"a": hollow(t, 8, 4)}, {"a": hollow(t, 8, 4)}}, []bool{false, false}, 0},
+		"no rank takes part":                     {[]plan.State{{"a": hollow(t, 8, 4)}, {"a": hollow(t, 8, 4)}}, []bool{false, false}, 0},
 		"another box":                            {[]plan.State{{"a": hollow(t, 8, 4)}, {"a": boxed(shape, rows(0, 4))}}, all(2), 0},
 		"the same box twice on one rank":         {[]plan.State{{"a": boxed(shape, rows(0, 4), rows(0, 4))}, {"a": boxed(shape, rows(0, 4))}}, all(2), 1},
 		"twice on one rank, and nowhere else":    {[]plan.State{{"a": boxed(shape, rows(0, 4), rows(0, 4))}, {}}, all(2), 0},
@@ -257,8 +257,8 @@ func TestWhatIsNotShared(t *testing.T) {
 	}
 }
 
-// Boxes of one chunk that only who reads all of it can check have one reader.
-func TestBoxesOfAChunkStayTogether(t *testing.T) {
+// If only a reader of the whole chunk can check it, its boxes have one reader.
+func TestAssignReadersKeepsChunkTogether(t *testing.T) {
 	md := &meta.Metadata{}
 	described(md, "b", []int64{8, mib}, 0, false)
 	rows := func(at int64) tensor.Box { return tensor.Box{Offsets: []int64{at, 0}, Sizes: []int64{4, mib}} }
@@ -270,7 +270,7 @@ func TestBoxesOfAChunkStayTogether(t *testing.T) {
 }
 
 // However many want it, a rank has to do with few others.
-func TestManyRanksShareInCells(t *testing.T) {
+func TestAssignReadersManyRanks(t *testing.T) {
 	md := &meta.Metadata{}
 	described(md, "x", []int64{mib}, 0, true)
 	const n = 1000
@@ -287,7 +287,7 @@ func TestManyRanksShareInCells(t *testing.T) {
 }
 
 // Small neighbours are read together.
-func TestSmallTensorsAreReadTogether(t *testing.T) {
+func TestAssignReadersBundlesSmallTensors(t *testing.T) {
 	md := &meta.Metadata{}
 	state := plan.State{}
 	for i := range 4000 {

@@ -67,7 +67,7 @@ func readTorch(t *testing.T, name string) map[string]*torchEntry {
 	return out
 }
 
-// torchCase says how the tensors of a fixture were sharded, and who had its
+// torchCase says how the tensors of a fixture were sharded, and which ranks had its
 // values.
 type torchCase struct {
 	mesh    []int
@@ -94,7 +94,7 @@ func torchCases() map[string]torchCase {
 // The chunks of a checkpoint are PyTorch's, in PyTorch's order; and so are the
 // owners of what only one rank has. Who gets what several have is by a rule of
 // our own.
-func TestGlobalPlanIsPyTorchs(t *testing.T) {
+func TestGlobalPlanMatchesPyTorch(t *testing.T) {
 	for name, c := range torchCases() {
 		t.Run(name, func(t *testing.T) {
 			fixture := readTorch(t, name)

@@ -26,7 +26,7 @@ func sentPlans(t *testing.T, states ...plan.State) []*plan.SavePlan {
 	return out
 }
 
-func TestValuesThatDifferBetweenRanksAreRefused(t *testing.T) {
+func TestCheckValuesRefusesDifferences(t *testing.T) {
 	same := plan.State{"step": 5, "rng": []byte{1}}
 	for name, c := range map[string]struct {
 		states []plan.State
@@ -54,7 +54,7 @@ func TestValuesThatDifferBetweenRanksAreRefused(t *testing.T) {
 	}
 }
 
-func TestValuesOfUnchangedPlansAreComparedToo(t *testing.T) {
+func TestCheckValuesOfUnchangedPlans(t *testing.T) {
 	plans := func(rng byte) []*plan.SavePlan {
 		return sentPlans(t, plan.State{"rng": []byte{rng}}, plan.State{"rng": []byte{1}})
 	}

@@ -87,7 +87,7 @@ func TestHeadRoundTrip(t *testing.T) {
 			t.Errorf("decodeHead of %d bytes of %d = %v; want %v", n, len(b), err, wire.ErrMalformed)
 		}
 		if none := err != nil && strings.Contains(err.Error(), "names no piece"); none != (n == 0) {
-			t.Errorf("decodeHead of %d bytes = %v; want that there is no piece only where that is so", n, err)
+			t.Errorf("decodeHead of %d bytes = %v; want ErrMalformed if and only if it has no piece", n, err)
 		}
 	}
 }

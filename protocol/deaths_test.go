@@ -55,10 +55,10 @@ const (
 	opShare = "share" // a load in which ranks read for each other
 )
 
-// order is what a rank is told to do, as a line of JSON.
+// order is the task of a rank, as a line of JSON.
 type order struct {
 	Meet string // the file by which the ranks meet
-	Dir  string // where the checkpoint is
+	Dir  string // of the checkpoint
 	Rank int
 	Op   string
 	// At is where this rank goes, and How. Empty: it does not.
@@ -72,7 +72,7 @@ type outcome struct {
 	Gone  bool
 	Ranks []int
 	// Uncertain says that the error wraps storage.ErrUncertain, Late that it
-	// wraps context.DeadlineExceeded: nobody noticed anything.
+	// wraps context.DeadlineExceeded: no rank noticed the death.
 	Uncertain, Late bool
 }
 
@@ -230,7 +230,7 @@ func checkVictim(t *testing.T, p *process, d death) {
 }
 
 // checkStore checks that a whole checkpoint is there: the old one, unless the new
-// one was complete or nobody can tell.
+// one was complete, or that is unknown.
 func (j *job) checkStore(t *testing.T, d death, uncertain bool) {
 	t.Helper()
 	c, err := native.Format{}.Open(t.Context(), j.store)
@@ -300,8 +300,8 @@ func (p *process) outcome(t *testing.T) (outcome, bool) {
 }
 
 const (
-	// size is the number of ranks, in a chain: that between the others is
-	// nobody's neighbour alone.
+	// size is the number of ranks. They are in a chain: the middle rank has two
+	// neighbours.
 	size = 3
 	// timeout is how long a rank may be silent: long enough for a busy machine,
 	// and what half of the matrix waits for.
@@ -361,7 +361,7 @@ func outcomeOf(err error) outcome {
 	}
 }
 
-// goAway ends this rank for the others. It returns where the rank lives on.
+// goAway ends this rank for the others. It returns if the rank itself continues.
 func goAway(how string, g *tcp.Group, w *tcptest.Wires) {
 	switch how {
 	case byKill:

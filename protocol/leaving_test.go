@@ -72,8 +72,8 @@ func TestSaveIgnoresContextDuringCommit(t *testing.T) {
 	}
 }
 
-// A rank that goes away for good while the coordinator commits: the others do
-// not know what became of it, and leave everything where it is.
+// If the coordinator leaves while it commits, the other ranks do not know the
+// outcome, and remove no file.
 func TestSaveRankLeavesDuringCommit(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "old", 1)

@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
-// What the observer is told sums up, rank by rank, and so do the results.
+// The bytes that the observers receive add up to those of the reports.
 func TestObserverAndTotals(t *testing.T) {
 	s := new(mem.Store)
 	var planned, moved [world]atomic.Int64

@@ -84,8 +84,7 @@ func TestSentinelErrorsReachAllRanks(t *testing.T) {
 	}
 }
 
-// The commit took place, and only then was it known to have failed: nobody may
-// remove a file.
+// The commit takes effect and then reports an error: no rank may remove a file.
 func TestSaveUncertainCommitIsNotAborted(t *testing.T) {
 	inner := new(mem.Store)
 	mustSave(t, inner, "old", 1)

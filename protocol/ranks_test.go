@@ -40,8 +40,8 @@ func TestMain(m *testing.M) {
 // world is the number of ranks in these tests.
 const world = 4
 
-// onRanks runs fn on every rank in a bubble, where a rank that is left waiting
-// is a deadlock, and returns their errors.
+// onRanks runs fn on every rank in a synctest bubble, which reports a rank that waits
+// forever as a deadlock. It returns the ranks' errors.
 func onRanks(t *testing.T, fn func(ctx context.Context, g *inproc.Group) error) []error {
 	t.Helper()
 	errs := make([]error, world)

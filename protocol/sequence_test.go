@@ -222,7 +222,7 @@ func (r *notedReader) SetUp(ctx context.Context, md *meta.Metadata, s storage.Se
 }
 
 // Every rank calls planners and storage as docs/architecture.md draws it.
-func TestSaveCallsAsDrawn(t *testing.T) {
+func TestSaveCallOrder(t *testing.T) {
 	picture := drawn(t, "A save")
 	s, caches := new(mem.Store), make([]plan.Cache, world)
 	for _, c := range []struct {
@@ -259,7 +259,7 @@ func TestSaveCallsAsDrawn(t *testing.T) {
 	}
 }
 
-func TestLoadCallsAsDrawn(t *testing.T) {
+func TestLoadCallOrder(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "a", 1)
 	for name, share := range map[string]bool{"alone": false, "sharing": true} {
@@ -284,7 +284,7 @@ func TestLoadCallsAsDrawn(t *testing.T) {
 
 // The pictures have every method that the engine calls, so that a comparison
 // with them leaves none out.
-func TestPicturesOfArchitectureAreComplete(t *testing.T) {
+func TestArchitectureShowsAllCalls(t *testing.T) {
 	for heading, want := range map[string][]string{
 		"A save": {
 			"planner.SetUp", "writer.SetUp", "planner.LocalPlan", "writer.PrepareLocalPlan", "planner.GlobalPlan",

@@ -24,7 +24,7 @@ type trapped struct {
 	trap
 	seen   *atomic.Int64                  // messages that were sent
 	tamper func(n int64, b []byte) []byte // nil: they are left alone
-	leave  func(n int64, g *inproc.Group) // nil: nobody goes
+	leave  func(n int64, g *inproc.Group) // nil: no rank leaves
 }
 
 func (g *trapped) Send(ctx context.Context, to, tag int, b []byte) error {
@@ -58,8 +58,8 @@ func (g *trapped) RecvInto(ctx context.Context, from, tag int, b []byte) error {
 	return g.Group.RecvInto(ctx, from, tag, b)
 }
 
-// Whatever goes wrong on whichever rank while ranks read for each other, every
-// rank says so, and none is left waiting.
+// If anything fails on a rank while ranks read for each other, every rank returns the
+// error, and none waits forever.
 func TestSharedLoadFailureReachesAllRanks(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)

@@ -239,8 +239,7 @@ func (r *annotated) PrepareLocalPlan(_ context.Context, p *plan.LoadPlan) (*plan
 	return &q, nil
 }
 
-// Two names of one tensor are filled as if each were read: nobody is sent a
-// mixture of both.
+// If two names have the same tensor, no rank receives a mixture of both.
 func TestShareTensorWithTwoNames(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)

@@ -43,7 +43,7 @@ func (b *blocked) Write([]byte) (int, error) {
 	return 0, io.ErrClosedPipe
 }
 
-// Output that nobody takes keeps no job from ending.
+// A job ends even if its output is not read.
 func TestBlockedOutput(t *testing.T) {
 	for _, role := range []string{"chatter", "ready"} {
 		t.Run(role, func(t *testing.T) {

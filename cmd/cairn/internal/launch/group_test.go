@@ -32,7 +32,7 @@ func TestReusedGroupNumbersAreNotSignalled(t *testing.T) {
 		all := numbers{7: {live: 1}}
 		g := all.group(7)
 		if g.watch(); !g.alive() {
-			t.Fatalf("%s: a leader that nobody has waited for is gone", claim)
+			t.Fatalf("%s: a leader that was not waited for is gone", claim)
 		}
 		all[7].live = c.left
 		g.leaderEnded()
@@ -41,7 +41,7 @@ func TestReusedGroupNumbersAreNotSignalled(t *testing.T) {
 		}
 		all[7].live = 0
 		c.note(g)
-		all[7].live = 1 // somebody else's
+		all[7].live = 1 // of another program
 		if g.watch() || g.alive() {
 			t.Errorf("%s: the process of another counts as the group's", claim)
 		}

@@ -264,7 +264,7 @@ func TestFailureEndsAllRanks(t *testing.T) {
 		t.Fatalf("Run = %+v, %v; want that rank 1 exited with 3", rep, err)
 	}
 	if len(told) != 1 || !strings.HasPrefix(told[0], "rank 1 exited with code 3 after ") {
-		t.Errorf("told %q; want who failed", told)
+		t.Errorf("told %q; want the rank that failed", told)
 	}
 	if !launch.Notified(err) {
 		t.Errorf("%q is to be said again after %q", err, told)
