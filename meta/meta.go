@@ -1,8 +1,8 @@
 // Package meta is the model of a checkpoint: which names it holds, how each
-// tensor is cut into chunks, and where the bytes of each chunk lie. It is pure
-// data and knows neither planners nor files; storage formats translate it to
-// and from their own bytes. What must hold is in the comments of Metadata and
-// what it is made of; Validate checks it.
+// tensor is cut into chunks, and where the bytes of each chunk are. It is pure
+// data and does not depend on planners or files; storage formats translate it to
+// and from their own bytes. The contract is in the comments of Metadata and of its
+// parts; Validate checks it.
 package meta
 
 import (
@@ -25,15 +25,14 @@ var ErrInvalid = errors.New("invalid metadata")
 type Metadata struct {
 	// Entries holds one entry for each name, sorted by FQN, no name twice.
 	Entries []Entry
-	// PlannerData is what a planner wishes to keep with the checkpoint: a JSON
-	// value, or nil. The default planner keeps nothing here; the path of each
-	// name is in its entry.
+	// PlannerData is data that a planner keeps with the checkpoint: a JSON value, or
+	// nil. The default planner keeps nothing here.
 	PlannerData json.RawMessage
 	// Storage says how and when the checkpoint was written.
 	Storage Storage
-	// Missing are the names that the checkpoint should hold and that cannot be
-	// read, because a file is missing or damaged. They are sorted by FQN, and none
-	// of them is in Entries. Readers that want everything call CheckWhole.
+	// Missing are the names that cannot be read, because a file is missing or
+	// damaged. They are sorted by FQN and not in Entries. Readers that need
+	// everything call CheckWhole.
 	Missing []Missing
 }
 
@@ -92,9 +91,8 @@ type Tensor struct {
 // Properties are what a tensor has beside its shape.
 type Properties struct {
 	DType tensor.DType
-	// RequiresGrad, PinMemory, MemoryFormat and Layout are carried along for
-	// PyTorch's sake: cairn gives them no meaning. Empty strings mean strided,
-	// contiguous tensors.
+	// RequiresGrad, PinMemory, MemoryFormat and Layout are kept for PyTorch: they
+	// have no meaning in cairn. Empty strings mean strided, contiguous tensors.
 	RequiresGrad, PinMemory bool
 	MemoryFormat, Layout    string
 }
@@ -199,9 +197,9 @@ func (e *Entry) NumBytes() int64 {
 	return n
 }
 
-// Inside returns the tensors that stood inside of a value, by their names, with
-// the name of that value: those whose paths lead through the path of a value.
-// The value refers to them by their names; see value.Ref.
+// Inside returns the tensors inside values: it maps the name of each tensor whose
+// path leads through the path of a value to the name of that value, which refers to the
+// tensor by a value.Ref.
 func (m *Metadata) Inside() map[string]string {
 	values := map[string]*Entry{} // by the names that their paths spell
 	for i := range m.Entries {
@@ -231,16 +229,15 @@ func (m *Metadata) Inside() map[string]string {
 	return out
 }
 
-// Validate returns an error that wraps [ErrInvalid] and tells everything that is
-// wrong with m, or nil: names that are out of order, twice there or no names;
-// entries that are not one of tensor and value; dtypes, shapes, paths, sizes and
-// places that cannot be; chunks that leave their tensor; a wrong number of
-// places. Whether the chunks together are the whole tensor is for package plan
-// to say.
+// Validate returns an error that wraps [ErrInvalid] and lists everything that is
+// wrong with m, or nil: names that are invalid, out of order or there twice; entries
+// that are want either a tensor or a value; invalid dtypes, shapes, paths, sizes and
+// locations; chunks that leave their tensor; a wrong number of locations. Package plan
+// checks whether the chunks cover the tensor.
 func (m *Metadata) Validate() error {
 	var p problems
 	if m.PlannerData != nil && !json.Valid(m.PlannerData) {
-		p.add("planner data is no JSON")
+		p.add("planner data is not JSON")
 	}
 	for i := range m.Entries {
 		e := &m.Entries[i]
@@ -258,7 +255,7 @@ func (m *Metadata) Validate() error {
 	return p
 }
 
-// problems is all that is wrong with some metadata.
+// problems are the errors of some metadata.
 type problems []string
 
 // maxSpelled bounds how many problems an error message spells out.
@@ -294,7 +291,7 @@ func (p *problems) checkEntry(e *Entry) {
 		}
 	}
 	if (e.Tensor == nil) == (e.Bytes == nil) {
-		p.add("%q: not one of tensor and value", e.FQN)
+		p.add("%q: want either a tensor or a value", e.FQN)
 	}
 	if e.Tensor != nil {
 		p.checkTensor(e.FQN, e.Tensor)

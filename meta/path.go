@@ -2,6 +2,7 @@ package meta
 
 import (
 	"fmt"
+	"math/big"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,9 +20,9 @@ type Step struct {
 	// Pos is the position in a list, valid when List is set.
 	Pos  int
 	List bool
-	// Int says that the key is an integer, of which Key is the decimal form: no
-	// plus, no zeros in front. Maps of Go and Python have such keys; what has
-	// none for them, DCP of PyTorch above all, takes them for strings.
+	// Int says that the key is an integer, and Key its decimal form without a plus or
+	// leading zeros. Maps of Go and Python have such keys; formats without them, such
+	// as PyTorch DCP, take them for strings.
 	Int bool
 }
 
@@ -42,9 +43,9 @@ func (s Step) String() string {
 	return s.Key
 }
 
-// Check returns an error that wraps [ErrInvalid] unless the step can be: a
-// position is not negative and no key, an integer is one in decimal form of at
-// most [MaxFQN] digits.
+// Check returns an error that wraps [ErrInvalid] unless the step is valid: a position
+// is not negative and not a key, an integer is in decimal form of at most [MaxFQN]
+// digits.
 func (s Step) Check() error {
 	if text := s.problem(); text != "" {
 		return fmt.Errorf("%w: %s", ErrInvalid, text)
@@ -60,26 +61,24 @@ func (s Step) problem() string {
 	case s.List && s.Int:
 		return "a position that is a key in its path"
 	case s.Int && !isInteger(s.Key):
-		return fmt.Sprintf("key %q in its path, which is no integer", s.Key)
+		return fmt.Sprintf("key %q in its path, which is not an integer", s.Key)
 	}
 	return ""
 }
 
 // isInteger reports whether s is the decimal form of an integer.
 func isInteger(s string) bool {
-	digits := strings.TrimPrefix(s, "-")
-	if digits == "" || len(s) > MaxFQN || digits[0] == '0' && s != "0" {
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil {
+		return strconv.FormatInt(n, 10) == s
+	}
+	if len(s) > MaxFQN {
 		return false
 	}
-	for i := range len(digits) {
-		if digits[i] < '0' || digits[i] > '9' {
-			return false
-		}
-	}
-	return true
+	n, ok := new(big.Int).SetString(s, 10)
+	return ok && n.String() == s
 }
 
-// FQN joins the steps by dots. The kinds of the steps leave no trace in it.
+// FQN joins the steps by dots. It does not show the kinds of the steps.
 func (p Path) FQN() string {
 	parts := make([]string, len(p))
 	for i, s := range p {

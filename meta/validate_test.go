@@ -54,7 +54,7 @@ func TestValidateTellsWhatIsWrong(t *testing.T) {
 		`"a.0": position -1 in its path`:  func(m *meta.Metadata) { m.Entries[1].Path[1].Pos = -1 },
 		`"a.0": a position that is a key`: func(m *meta.Metadata) { m.Entries[1].Path[1].Int = true },
 		`"a.0": key "a" in its path, whi`: func(m *meta.Metadata) { m.Entries[1].Path[0].Int = true },
-		`planner data is no JSON`:         func(m *meta.Metadata) { m.PlannerData = []byte("{") },
+		`planner data is not JSON`:         func(m *meta.Metadata) { m.PlannerData = []byte("{") },
 	} {
 		m := valid()
 		spoil(m)

@@ -5,27 +5,25 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// MaxDepth bounds how deep the functions that walk through nested values go. It
-// also ends the walk through a value that contains itself.
+// MaxDepth bounds how deep the functions that walk through nested values go, also if a
+// value contains itself.
 const MaxDepth = 256
 
-// MapLeaves returns a copy of tree in which fn's results stand for its leaves.
-// The tree itself stays as it is.
+// MapLeaves returns a copy of tree with fn's results in place of its leaves. It does
+// not change the tree.
 //
-// What is opened are maps, slices, arrays, structs and pointers to structs whose
-// type can hold a tensor somewhere, package value's Tuple, Dict, Set and Object
-// among them. Keys and unexported fields are kept. Everything else is a leaf: a
-// []float32 as a whole, and so a string. Maps by strings are walked in the order
-// of their keys, others in any.
+// It opens maps, slices, arrays, structs and pointers to structs whose type can hold a
+// tensor somewhere, including Tuple, Dict, Set and Object of package value. It keeps
+// keys and unexported fields. Everything else is a leaf, such as a []float32 or a
+// string. Maps by strings are walked in the order of their keys, other maps in any
+// order.
 //
-// A result must fit where the leaf was; nil fits wherever a nil may stand. Errors
-// name the place.
+// A result must be assignable to the place of the leaf. Errors contain the place.
 func MapLeaves(tree any, fn func(leaf any) (any, error)) (any, error) {
 	w := walker{fn: func(_ []string, leaf any) (any, error) { return fn(leaf) }}
 	return w.walkAny(nil, tree)
@@ -68,7 +66,7 @@ func Tensors(tree any) (map[string]*tensor.Tensor, error) {
 // walker copies a tree.
 type walker struct {
 	fn    func(at []string, leaf any) (any, error)
-	depth int // of containers, be they steps or not
+	depth int // of containers, which need not be steps
 }
 
 func (w *walker) walkAny(at []string, tree any) (any, error) {
@@ -110,10 +108,7 @@ func (w *walker) open(at []string, v reflect.Value) (reflect.Value, error) {
 		return w.openList(at, v)
 	case reflect.Pointer:
 		elem, err := w.openStruct(at, v.Elem())
-		if err != nil {
-			return v, err
-		}
-		return elem.Addr(), nil
+		return elem.Addr(), err
 	}
 	return w.openStruct(at, v)
 }
@@ -167,7 +162,7 @@ func (w *walker) openStruct(at []string, v reflect.Value) (reflect.Value, error)
 		}
 		e, err := w.walk(next, v.Field(i))
 		if err != nil {
-			return v, err
+			return out, err
 		}
 		out.Field(i).Set(e)
 	}
@@ -208,20 +203,10 @@ func opens(v reflect.Value) bool {
 	return false
 }
 
-var holders sync.Map // reflect.Type to bool
-
 // canHold reports whether a value of the type can hold a tensor somewhere.
-func canHold(t reflect.Type) bool {
-	if known, ok := holders.Load(t); ok {
-		return known.(bool)
-	}
-	can := searchType(t, map[reflect.Type]bool{})
-	holders.Store(t, can)
-	return can
-}
+func canHold(t reflect.Type) bool { return searchType(t, map[reflect.Type]bool{}) }
 
-// searchType looks for a place for a tensor in a type; seen are those on the way,
-// which a type may come back to.
+// searchType is canHold for a type inside of the types in seen.
 func searchType(t reflect.Type, seen map[reflect.Type]bool) bool {
 	if t == tensorType {
 		return true

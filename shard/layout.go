@@ -1,8 +1,7 @@
-// Package shard says which boxes of a tensor a rank holds, from a device mesh
-// with placements, hyper_parallel's layout, flat intervals, or boxes given
-// outright. It is pure geometry: it refuses to know how ranks talk, where bytes
-// lie or what a checkpoint is, and imports only package tensor. The contract is
-// in the comments of Layout and Part.
+// Package shard computes which boxes of a tensor a rank holds, from a device mesh
+// with placements, hyper_parallel's layout, flat intervals, or explicit boxes. It is
+// pure geometry: it does not depend on communication, files or checkpoints, and imports
+// only package tensor. The contract is in the comments of Layout and Part.
 package shard
 
 import (
@@ -17,12 +16,11 @@ import (
 )
 
 var (
-	// ErrLayout reports a layout that contradicts itself or the tensor it is
-	// asked about: a mesh that its ranks do not fill, a dimension that the
-	// tensor lacks, an axis used twice.
+	// ErrLayout reports a layout that contradicts itself or the tensor: a mesh that
+	// its ranks do not fill, a dimension that the tensor lacks, an axis used twice.
 	ErrLayout = errors.New("invalid layout")
-	// ErrPartial reports a Partial placement: the ranks hold terms of a sum
-	// that was never taken, so no box of the tensor is anywhere.
+	// ErrPartial reports a Partial placement: the ranks hold terms of a reduction
+	// that was not done, so no rank holds a part of the tensor.
 	ErrPartial = errors.New("partial placement holds no part of the tensor")
 )
 
@@ -35,22 +33,21 @@ const maxParts = 1 << 20
 type Part struct {
 	// Box is the part's place in the global tensor.
 	Box tensor.Box
-	// Local is the place of the box's first element in the local tensor. It
-	// has as many values as LocalShape. If that is as many as the box has,
-	// the box lies there as it is; in a one-dimensional local tensor of a flat
-	// layout its elements lie there row by row, one after the other.
+	// Local is the place of the box's first element in the local tensor, with one
+	// value for each dimension of LocalShape. If the box has the same number of
+	// dimensions, it lies there as it is; in the one-dimensional local tensor of a
+	// flat layout its elements lie there in row-major order.
 	Local []int64
 }
 
-// Layout says which parts of a tensor a rank holds. It is a pure function: the
-// same arguments give the same answer on every rank, so every rank can ask for
-// every other. The slices that a layout returns must not be changed.
+// Layout says which parts of a tensor a rank holds. It is a pure function, so every
+// rank can compute the parts of every other. The slices that a layout returns must not
+// be changed.
 type Layout interface {
 	// Parts returns the rank's parts of a tensor of that global shape, in the
-	// order of the local tensor, none of them overlapping: none at all if
-	// the rank holds nothing of the tensor. A rank of the mesh whose shard is
-	// empty has one part, an empty box that stands at the end of the cut
-	// dimension, as PyTorch places it; for flat layouts see [Flat].
+	// order of the local tensor, without overlap. A rank that is not in the layout
+	// has none. A rank of a mesh whose shard is empty has one part: an empty box at
+	// the end of the cut dimension, as in PyTorch. For flat layouts see [Flat].
 	//
 	// Errors wrap [ErrLayout], [ErrPartial] or [tensor.ErrShape].
 	Parts(shape []int64, rank int) ([]Part, error)
@@ -64,9 +61,9 @@ type Layout interface {
 // nowhere returns the local shape of a rank that holds nothing of a tensor.
 func nowhere() []int64 { return []int64{0} }
 
-// Explicit is a layout that its maker worked out: the parts of each rank. A
-// rank that is not listed holds nothing. A rank's parts must fill its local
-// tensor, which is as large as they reach, without overlap.
+// Explicit is a layout that lists the parts of each rank. A rank that is not listed
+// holds nothing. A rank's parts must fill its local tensor, whose shape follows from
+// them, without overlap.
 type Explicit struct {
 	// ByRank has each rank's parts. A nil Local is the local tensor's first
 	// element.
@@ -171,10 +168,9 @@ func (p Part) stretch(reach, shape []int64) error {
 }
 
 // Flat cuts the row-major flattened tensor into intervals, as ZeRO optimizers
-// and ragged shards do. A rank's local tensor is one-dimensional, its interval;
-// the parts are the boxes that together make up the interval, in its order. A
-// rank whose interval is empty has no part, except of a tensor that has no
-// elements. Every rank has the whole of such a tensor, so that no rank lacks it.
+// and ragged shards do. A rank's local tensor is one-dimensional, its interval; its
+// parts are the boxes of the interval, in order. A rank whose interval is empty has no
+// part, unless the tensor has no elements: then every rank has the whole tensor.
 type Flat struct {
 	// Intervals has the half-open interval of the flattened tensor that each
 	// rank holds, rank 0 first.
@@ -256,7 +252,7 @@ func (f Flat) interval(shape []int64, rank int) (span, error) {
 		return span{}, nil
 	}
 	if f.Even > 0 {
-		lo, hi := ceilChunk(n, int64(f.Even), int64(rank))
+		lo, hi := tensor.CeilChunk(n, int64(f.Even), int64(rank))
 		return span{lo, hi}, nil
 	}
 	return span{f.Intervals[rank][0], f.Intervals[rank][1]}, nil

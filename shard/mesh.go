@@ -26,13 +26,6 @@ func (m Mesh) Size() int {
 	return n
 }
 
-// Coord returns rank's place in m, or false if rank is not in it. The mesh
-// must be valid.
-func (m Mesh) Coord(rank int) ([]int, bool) {
-	c, err := m.coord(rank)
-	return c, err == nil && c != nil
-}
-
 // Check returns an error that wraps [ErrLayout] unless every dimension is
 // positive, the ranks fill the grid, none is negative or listed twice, and the
 // names, if there are any, are distinct and one for each dimension.
@@ -78,8 +71,8 @@ func (m Mesh) String() string {
 	return s
 }
 
-// size checks the shape against the number of ranks, which unlike Check takes
-// no memory and, but for the product, no time.
+// size returns the number of ranks and checks the shape against it. Unlike Check it is
+// cheap.
 func (m Mesh) size() (int, error) {
 	n := 1
 	for _, s := range m.Shape {
@@ -97,8 +90,8 @@ func (m Mesh) size() (int, error) {
 	return n, nil
 }
 
-// coord returns rank's place, nil if it has none. Of all duplicates only
-// that of rank itself is an error here: layouts call this for every tensor.
+// coord returns rank's place, nil if it has none. It checks only rank itself for
+// duplicates, because layouts call it for every tensor.
 func (m Mesh) coord(rank int) ([]int, error) {
 	n, err := m.size()
 	if err != nil {
@@ -184,21 +177,11 @@ type Matrix struct {
 var _ Layout = Matrix{}
 
 // Parts implements [Layout]. A rank that is not in the matrix has none.
-func (m Matrix) Parts(shape []int64, rank int) ([]Part, error) {
-	g, err := m.grid(shape, rank)
-	if err != nil {
-		return nil, fmt.Errorf("%v: %w", m, err)
-	}
-	return g.parts(shape)
-}
+func (m Matrix) Parts(shape []int64, rank int) ([]Part, error) { return gridParts(m, shape, rank) }
 
 // LocalShape implements [Layout].
 func (m Matrix) LocalShape(shape []int64, rank int) ([]int64, error) {
-	g, err := m.grid(shape, rank)
-	if err != nil {
-		return nil, fmt.Errorf("%v: %w", m, err)
-	}
-	return g.shape(), nil
+	return gridShape(m, shape, rank)
 }
 
 // String implements [Layout].
@@ -228,7 +211,13 @@ func (m Matrix) grid(shape []int64, rank int) (grid, error) {
 		return nil, err
 	}
 	for d, axes := range m.TensorMap {
-		if g[d], err = m.held(shape[d], m.fromLeft(axes), coord, folded); err != nil {
+		var cutBy []int // axes counted from the left
+		for _, a := range axes {
+			if a >= 0 {
+				cutBy = append(cutBy, len(m.Device)-1-a)
+			}
+		}
+		if g[d], err = m.held(shape[d], cutBy, coord, folded); err != nil {
 			return nil, fmt.Errorf("dimension %d: %w", d, err)
 		}
 	}
@@ -253,7 +242,11 @@ func (m Matrix) held(length int64, axes, coord []int, folded int) (spans, error)
 			if a == folded {
 				index = i
 			}
-			lo, hi, err := m.rule(a).chunk(at.hi-at.lo, int64(m.Device[a]), int64(index))
+			rule := m.Rule
+			if slices.Contains(m.Uneven, a) {
+				rule = Ceil
+			}
+			lo, hi, err := rule.chunk(at.hi-at.lo, int64(m.Device[a]), int64(index))
 			if err != nil {
 				return nil, err
 			}
@@ -262,24 +255,6 @@ func (m Matrix) held(length int64, axes, coord []int, folded int) (spans, error)
 		out = out.add(at)
 	}
 	return out, nil
-}
-
-func (m Matrix) rule(axis int) Rule {
-	if slices.Contains(m.Uneven, axis) {
-		return Ceil
-	}
-	return m.Rule
-}
-
-// fromLeft turns one entry of TensorMap into axes counted from the left.
-func (m Matrix) fromLeft(entry []int) []int {
-	var out []int
-	for _, a := range entry {
-		if a >= 0 {
-			out = append(out, len(m.Device)-1-a)
-		}
-	}
-	return out
 }
 
 // check returns an error unless the map fits the matrix and a tensor of dims

@@ -7,9 +7,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Placed is DTensor's layout: a mesh and what each of its dimensions does. The
-// placements apply from left to right, each to what the ones before it left;
-// what StridedShard scatters, a later Shard cuts as if it lay together.
+// Placed is DTensor's layout: a mesh and a placement for each of its dimensions. The
+// placements apply from left to right, each to the result of the ones before it. A
+// Shard after a StridedShard cuts the scattered pieces as if they were contiguous.
 type Placed struct {
 	Mesh       Mesh
 	Placements []Placement
@@ -18,21 +18,11 @@ type Placed struct {
 var _ Layout = Placed{}
 
 // Parts implements [Layout]. A rank that is not in the mesh has none.
-func (p Placed) Parts(shape []int64, rank int) ([]Part, error) {
-	g, err := p.grid(shape, rank)
-	if err != nil {
-		return nil, fmt.Errorf("%v: %w", p, err)
-	}
-	return g.parts(shape)
-}
+func (p Placed) Parts(shape []int64, rank int) ([]Part, error) { return gridParts(p, shape, rank) }
 
 // LocalShape implements [Layout].
 func (p Placed) LocalShape(shape []int64, rank int) ([]int64, error) {
-	g, err := p.grid(shape, rank)
-	if err != nil {
-		return nil, fmt.Errorf("%v: %w", p, err)
-	}
-	return g.shape(), nil
+	return gridShape(p, shape, rank)
 }
 
 // String implements [Layout].
@@ -46,16 +36,21 @@ func (p Placed) String() string {
 	return b.String()
 }
 
-// grid checks everything before it looks for the rank, so that a bad layout is
-// an error on every rank.
+// grid checks everything before it looks up the rank, so that a bad layout is an
+// error on every rank.
 func (p Placed) grid(shape []int64, rank int) (grid, error) {
 	g, err := wholeGrid(shape)
 	if err != nil {
 		return nil, err
 	}
-	cuts, err := p.cuts(len(shape))
-	if err != nil {
-		return nil, err
+	if len(p.Placements) != len(p.Mesh.Shape) {
+		return nil, fmt.Errorf("%w: %d placements for %d mesh dimensions", ErrLayout, len(p.Placements), len(p.Mesh.Shape))
+	}
+	cuts := make([]int, len(p.Placements))
+	for m, q := range p.Placements {
+		if cuts[m], err = q.on(len(shape)); err != nil {
+			return nil, err
+		}
 	}
 	coord, err := p.Mesh.coord(rank)
 	if err != nil || coord == nil {
@@ -76,22 +71,6 @@ func (p Placed) grid(shape []int64, rank int) (grid, error) {
 		}
 	}
 	return g, nil
-}
-
-// cuts returns the tensor dimension that each mesh dimension cuts, -1 for none.
-func (p Placed) cuts(dims int) ([]int, error) {
-	if len(p.Placements) != len(p.Mesh.Shape) {
-		return nil, fmt.Errorf("%w: %d placements for %d mesh dimensions", ErrLayout, len(p.Placements), len(p.Mesh.Shape))
-	}
-	out := make([]int, len(p.Placements))
-	for m, q := range p.Placements {
-		d, err := q.on(dims)
-		if err != nil {
-			return nil, err
-		}
-		out[m] = d
-	}
-	return out, nil
 }
 
 // Placement says what one dimension of a mesh does to a tensor. The zero
@@ -132,14 +111,14 @@ func Replicate() Placement { return Placement{} }
 
 // StridedShard cuts tensor dimension dim into splitFactor ceil chunks and each
 // of these as [Shard] does; an index of the mesh dimension gets its piece of
-// every chunk, one after the other. This is PyTorch's _StridedShard: placements
-// apply from left to right, and [StridedShard(0, n), Shard(0)] says that the
-// right mesh dimension, of length n, was cut first.
+// every chunk, one after the other. This is PyTorch's _StridedShard:
+// [StridedShard(0, n), Shard(0)] says that the right mesh dimension, of length n, was
+// cut first.
 //
-// FSDP over tensor parallelism is placed so. If its cuts are uneven the pair
-// may mean other pieces, to PyTorch 2.14 as well as here, than FSDP makes of the
-// tensor: of 7 rows over 3×2 ranks, for one. A mesh with its dimensions in the
-// order of the cuts and a plain Shard for each always says what FSDP makes.
+// FSDP over tensor parallelism uses it. If its cuts are uneven, the pair may mean
+// other pieces than FSDP makes, in PyTorch 2.14 too: for example for 7 rows over 3×2
+// ranks. A mesh with its dimensions in the order of the cuts and a plain Shard for each
+// always means the pieces of FSDP.
 func StridedShard(dim, splitFactor int) Placement {
 	return Placement{kind: strided, dim: dim, split: splitFactor}
 }
@@ -198,17 +177,14 @@ const (
 	Ceil
 )
 
+var ruleNames = [...]string{Divisible: "divisible", Balanced: "balanced", Ceil: "ceil"}
+
 // String returns the rule's name.
 func (r Rule) String() string {
-	switch r {
-	case Divisible:
-		return "divisible"
-	case Balanced:
-		return "balanced"
-	case Ceil:
-		return "ceil"
+	if int(r) >= len(ruleNames) {
+		return fmt.Sprintf("rule %d", uint8(r))
 	}
-	return fmt.Sprintf("rule %d", uint8(r))
+	return ruleNames[r]
 }
 
 // chunk returns the half-open interval of the i-th of n chunks of a length.
@@ -226,28 +202,43 @@ func (r Rule) chunk(length, n, i int64) (lo, hi int64, err error) {
 			size++
 		}
 		return lo, lo + size, nil
-	default:
-		lo, hi = ceilChunk(length, n, i)
-		return lo, hi, nil
 	}
-}
-
-// ceilChunk is torch.chunk's rule. It does not overflow, whatever n.
-func ceilChunk(length, n, i int64) (lo, hi int64) {
-	if length == 0 {
-		return 0, 0
-	}
-	size := (length-1)/n + 1
-	if i > length/size {
-		return length, length
-	}
-	lo = i * size
-	return lo, lo + min(size, length-lo)
+	lo, hi = tensor.CeilChunk(length, n, i)
+	return lo, hi, nil
 }
 
 // grid is what a rank holds of each dimension: it holds the elements whose
 // every index is in its dimension's spans. The nil grid holds nothing.
 type grid []spans
+
+// gridded is a layout in which a rank holds a grid.
+type gridded interface {
+	Layout
+	grid(shape []int64, rank int) (grid, error)
+}
+
+func gridParts(l gridded, shape []int64, rank int) ([]Part, error) {
+	g, err := l.grid(shape, rank)
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", l, err)
+	}
+	return g.parts(shape)
+}
+
+func gridShape(l gridded, shape []int64, rank int) ([]int64, error) {
+	g, err := l.grid(shape, rank)
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", l, err)
+	}
+	if g == nil {
+		return nowhere(), nil
+	}
+	out := make([]int64, len(g))
+	for d, s := range g {
+		out[d] = s.length()
+	}
+	return out, nil
+}
 
 // wholeGrid checks shape and returns the grid of everything.
 func wholeGrid(shape []int64) (grid, error) {
@@ -259,18 +250,6 @@ func wholeGrid(shape []int64) (grid, error) {
 		g[d] = g[d].add(span{0, n})
 	}
 	return g, nil
-}
-
-// shape returns the shape of the local tensor.
-func (g grid) shape() []int64 {
-	if g == nil {
-		return nowhere()
-	}
-	out := make([]int64, len(g))
-	for d, s := range g {
-		out[d] = s.length()
-	}
-	return out
 }
 
 // parts returns the product of the dimensions' spans in row-major order, for a
@@ -288,44 +267,32 @@ func (g grid) parts(shape []int64) ([]Part, error) {
 	if n == 0 {
 		return []Part{g.empty(shape)}, nil
 	}
-	starts := g.starts()
+	starts := make([][]int64, len(g)) // of each span, in the local tensor
+	for d, s := range g {
+		var at int64
+		for _, p := range s {
+			starts[d] = append(starts[d], at)
+			at += p.hi - p.lo
+		}
+	}
 	out := make([]Part, n)
 	for i := range out {
-		out[i] = g.part(i, starts)
+		p, rest := newPart(len(g)), i
+		for d := len(g) - 1; d >= 0; d-- {
+			k := rest % len(g[d])
+			rest /= len(g[d])
+			p.Box.Offsets[d] = g[d][k].lo
+			p.Box.Sizes[d] = g[d][k].hi - g[d][k].lo
+			p.Local[d] = starts[d][k]
+		}
+		out[i] = p
 	}
 	return out, nil
 }
 
-// starts returns where each span of each dimension begins in the local tensor.
-func (g grid) starts() [][]int64 {
-	out := make([][]int64, len(g))
-	for d, s := range g {
-		var at int64
-		for _, p := range s {
-			out[d] = append(out[d], at)
-			at += p.hi - p.lo
-		}
-	}
-	return out
-}
-
-// part returns the i-th part in row-major order.
-func (g grid) part(i int, starts [][]int64) Part {
-	p := newPart(len(g))
-	for d := len(g) - 1; d >= 0; d-- {
-		k := i % len(g[d])
-		i /= len(g[d])
-		p.Box.Offsets[d] = g[d][k].lo
-		p.Box.Sizes[d] = g[d][k].hi - g[d][k].lo
-		p.Local[d] = starts[d][k]
-	}
-	return p
-}
-
-// empty returns the one part of a grid without elements. It has the shape of
-// the local tensor and stands where PyTorch puts it, at the end of the
-// dimensions of which nothing is held: there it is no other shard's neighbour
-// and has an offset of its own.
+// empty returns the one part of a grid without elements. It has the shape of the
+// local tensor. As in PyTorch, it is at the end of the dimensions of which nothing is
+// held, so that its offset differs from that of every other shard.
 func (g grid) empty(shape []int64) Part {
 	p := newPart(len(g))
 	for d, s := range g {
@@ -400,7 +367,7 @@ func (w *walk) take(out spans, lo, hi int64) spans {
 
 // shardOf returns the i-th of n ceil chunks of s.
 func (s spans) shardOf(n, i int64) spans {
-	lo, hi := ceilChunk(s.length(), n, i)
+	lo, hi := tensor.CeilChunk(s.length(), n, i)
 	return (&walk{from: s}).take(nil, lo, hi)
 }
 
@@ -419,7 +386,7 @@ func (s spans) stridedOf(split, n, i int64) (spans, error) {
 	w := walk{from: s}
 	for j := range outer {
 		at := j * size
-		lo, hi := ceilChunk(min(size, length-at), n, i)
+		lo, hi := tensor.CeilChunk(min(size, length-at), n, i)
 		out = w.take(out, at+lo, at+hi)
 	}
 	return out, nil

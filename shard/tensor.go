@@ -104,8 +104,7 @@ func (t *Tensor) Part(i int) (*tensor.Tensor, error) {
 }
 
 // fits returns an error unless p lies inside a tensor of the global shape and
-// inside the rank's local tensor. Layouts of this package see to both, but
-// anybody may implement Layout.
+// inside the rank's local tensor. It is for layouts of other packages.
 func (p Part) fits(shape, local []int64) error {
 	if err := p.Box.Check(shape); err != nil {
 		return err

@@ -189,8 +189,7 @@ func Cat(dim int, ts ...*Tensor) (*Tensor, error) {
 }
 
 // Chunk cuts dimension dim of t into the given number of parts and returns one of
-// them, sharing t's memory. The size of the parts is rounded up, so the last ones may
-// be smaller or empty, as with the shards of a mesh.
+// them, sharing t's memory. The sizes of the parts are those of [CeilChunk].
 func Chunk(t *Tensor, dim, parts, index int) (*Tensor, error) {
 	if err := t.checkDim(dim); err != nil {
 		return nil, fmt.Errorf("chunk: %w", err)
@@ -198,13 +197,20 @@ func Chunk(t *Tensor, dim, parts, index int) (*Tensor, error) {
 	if parts < 1 || index < 0 || index >= parts {
 		return nil, fmt.Errorf("chunk %v: %w: part %d of %d", t, ErrShape, index, parts)
 	}
-	n := t.shape[dim]
-	size := max(n-1, 0)/int64(parts) + 1
-	lo := n
-	if i := int64(index); i <= n/size {
-		lo = i * size
+	lo, hi := CeilChunk(t.shape[dim], int64(parts), int64(index))
+	return t.Slice(dim, lo, hi, 1)
+}
+
+// CeilChunk returns the half-open interval of the i-th of n chunks of a length. The
+// size of the chunks is rounded up, so the last ones may be smaller or empty, as with
+// torch.chunk. It does not overflow.
+func CeilChunk(length, n, i int64) (lo, hi int64) {
+	size := max(length-1, 0)/n + 1
+	if i > length/size {
+		return length, length
 	}
-	return t.Slice(dim, lo, lo+min(size, n-lo), 1)
+	lo = i * size
+	return lo, lo + min(size, length-lo)
 }
 
 // StridedSlice returns the elements of t whose index in every dimension d is one

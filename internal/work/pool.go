@@ -69,11 +69,8 @@ var shelf = &buffers{keep: keepBytes, bySize: map[int][][]byte{}}
 
 // Usage counts bytes of buffers over all pools of the process.
 type Usage struct {
-	// Lent is what callers hold now, and Peak the most they ever held at once
-	// since the last ResetPeak.
-	Lent, Peak int64
-	// Kept is what waits to be lent again.
-	Kept int64
+	Lent, Peak int64 // lent now, and the maximum since the last ResetPeak
+	Kept       int64 // free
 }
 
 // Stats returns the usage at this moment.
@@ -83,7 +80,7 @@ func Stats() Usage {
 	return shelf.usage
 }
 
-// ResetPeak makes what is lent now the peak.
+// ResetPeak sets Peak to Lent.
 func ResetPeak() {
 	shelf.mu.Lock()
 	defer shelf.mu.Unlock()
@@ -100,24 +97,19 @@ type buffers struct {
 }
 
 func (s *buffers) take(size int) []byte {
-	if b := s.find(size); b != nil {
-		return b
-	}
-	return blob.AlignedBytes(size)
-}
-
-// find accounts for a buffer that is about to be lent and returns a free one,
-// or nil.
-func (s *buffers) find(size int) []byte {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.usage.Lent += int64(size)
 	s.usage.Peak = max(s.usage.Peak, s.usage.Lent)
-	return s.pop(size)
+	b := s.pop(size)
+	s.mu.Unlock()
+	if b == nil {
+		b = blob.AlignedBytes(size)
+	}
+	return b
 }
 
-// give takes a buffer back. If there is no room for it, buffers of other
-// sizes make some: those of the size in use are the ones to be asked for again.
+// give takes a buffer back. If there is no room for it, it drops buffers of other
+// sizes, which are less likely to be used again.
 func (s *buffers) give(b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

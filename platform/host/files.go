@@ -15,8 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// align is where the data of a file begins: at a multiple of what any element
-// needs.
+// align is what the offset of the data in a file is a multiple of: enough for every
+// dtype.
 const align = 64
 
 // named is a tensor on its way to a file.
@@ -41,9 +41,20 @@ func (p *Platform) SaveTensors(w io.Writer, tensors iter.Seq2[string, *tensor.Te
 		bySize := cmp.Compare(b.t.DType().Size(), a.t.DType().Size())
 		return cmp.Or(bySize, cmp.Compare(a.name, b.name))
 	})
-	head, err := header(all, words)
+	h := &safetensors.Header{Metadata: words}
+	at := int64(0)
+	for _, n := range all {
+		d, ok := safetensors.DTypeName(n.t.DType())
+		if !ok {
+			return fmt.Errorf("save %q: %v in a safetensors file: %w", n.name, n.t.DType(), tensor.ErrDType)
+		}
+		shape := append([]int64{}, n.t.Shape()...)
+		h.Entries = append(h.Entries, safetensors.Entry{Name: n.name, DType: d, Shape: shape, Begin: at, End: at + n.t.NumBytes()})
+		at += n.t.NumBytes()
+	}
+	head, err := safetensors.Encode(h, align)
 	if err != nil {
-		return err
+		return fmt.Errorf("save tensors: %w", err)
 	}
 	if _, err := w.Write(head); err != nil {
 		return fmt.Errorf("save tensors: %w", err)
@@ -56,28 +67,8 @@ func (p *Platform) SaveTensors(w io.Writer, tensors iter.Seq2[string, *tensor.Te
 	return nil
 }
 
-// header returns the beginning of a file of tensors in that order.
-func header(all []named, words map[string]string) ([]byte, error) {
-	h := &safetensors.Header{Metadata: words}
-	at := int64(0)
-	for _, n := range all {
-		d, ok := safetensors.DTypeName(n.t.DType())
-		if !ok {
-			return nil, fmt.Errorf("save %q: %v in a safetensors file: %w", n.name, n.t.DType(), tensor.ErrDType)
-		}
-		shape := append([]int64{}, n.t.Shape()...)
-		h.Entries = append(h.Entries, safetensors.Entry{Name: n.name, DType: d, Shape: shape, Begin: at, End: at + n.t.NumBytes()})
-		at += n.t.NumBytes()
-	}
-	b, err := safetensors.Encode(h, align)
-	if err != nil {
-		return nil, fmt.Errorf("save tensors: %w", err)
-	}
-	return b, nil
-}
-
-// OpenTensors opens a safetensors file. It reads no more than the header, checks
-// that against size, and takes memory in proportion to it.
+// OpenTensors opens a safetensors file. It reads only the header, checks it against
+// size, and uses memory in proportion to it.
 func (p *Platform) OpenTensors(r io.ReaderAt, size int64) (platform.TensorFile, error) {
 	f := &file{r: r, entries: map[string]entry{}}
 	h, err := safetensors.Decode(f.readAt, size)
@@ -162,8 +153,8 @@ func (f *file) readAt(p []byte, off int64) error {
 	return err
 }
 
-// A part whose elements lie apart is read with the gaps between them if all of
-// it is small, or not too large and mostly wanted.
+// A part that is not contiguous is read with its gaps if its span is at most smallSpan
+// bytes, or at most largestSpan of which a quarter is needed.
 const (
 	smallSpan   = 64 << 10
 	largestSpan = 1 << 20

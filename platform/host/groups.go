@@ -25,9 +25,9 @@ func (p *Platform) New(ctx context.Context, ranks []int) (platform.Group, error)
 	return p.split(ctx, opNew, p.world, [][]int{ranks})
 }
 
-// Split makes a group of each of the parts and returns this rank's. Before any is
-// made the ranks of parent agree on the lists and on the groups that all members
-// remember, in one step of package group; then each of the others costs a call.
+// Split makes a group of each of the parts and returns this rank's. First the ranks of
+// parent agree on the lists and on the groups that all members remember, in one step of
+// package group; then each group that must be made takes a call.
 func (p *Platform) Split(ctx context.Context, parent platform.Group, parts [][]int) (platform.Group, error) {
 	return p.split(ctx, opSplit, parent, parts)
 }
@@ -46,22 +46,18 @@ func (p *Platform) split(ctx context.Context, op group.Op, parent platform.Group
 	if err != nil {
 		return nil, err
 	}
-	mine, made, err := p.build(ctx, from, parts, v)
+	mine, err := p.build(ctx, from, parts, v)
 	if err != nil || mine == nil {
 		return nil, err // not a nil *Group in a platform.Group
 	}
-	if made {
-		p.remember(mine)
-	}
+	p.remember(mine)
 	return mine, nil
 }
 
-// build makes the groups that are to be made. It returns this rank's and whether
-// that is a new one.
-func (p *Platform) build(ctx context.Context, from *Group, parts [][]int, v verdict) (mine *Group, made bool, err error) {
-	me := p.world.Rank()
+// build makes the groups that are not reused, and returns this rank's.
+func (p *Platform) build(ctx context.Context, from *Group, parts [][]int, v verdict) (mine *Group, err error) {
 	for i, part := range parts {
-		member := slices.Contains(part, me)
+		member := slices.Contains(part, p.world.Rank())
 		if v.Reuse[i] {
 			if member {
 				mine = p.lookup(part)
@@ -71,18 +67,18 @@ func (p *Platform) build(ctx context.Context, from *Group, parts [][]int, v verd
 		locals := make([]int, len(part))
 		for k, r := range part {
 			if locals[k], err = from.LocalRank(r); err != nil {
-				return nil, false, err
+				return nil, err
 			}
 		}
 		sub, err := from.inner.Sub(ctx, locals)
 		if err != nil {
-			return nil, false, fmt.Errorf("group of ranks %v: %w", part, err)
+			return nil, fmt.Errorf("group of ranks %v: %w", part, err)
 		}
 		if member {
-			mine, made = p.newGroup(sub, part, v.ID), true
+			mine = p.newGroup(sub, part, v.ID)
 		}
 	}
-	return mine, made, nil
+	return mine, nil
 }
 
 // Lookup returns the group of the ranks that this rank remembers.
@@ -109,15 +105,13 @@ func (p *Platform) Adopt(groups ...platform.Group) error {
 	return nil
 }
 
-// Wrap returns a group that was made from the platform's world by other means,
-// as [group.Group.Sub] does, for use with the platform. It is not remembered
-// until it is adopted, and then Lookup finds it; New and Split do so only if
-// all members have adopted one whose method ID() [16]byte says that it is the same
-// (those of package tcp have one), and make another otherwise.
+// Wrap returns a group of the platform over one that was made from its world by other
+// means, such as [group.Group.Sub]. The platform does not remember it until it is
+// adopted. Then Lookup finds it; New and Split find it only if all members have adopted
+// groups whose methods ID() [16]byte return the same value, as those of package tcp do.
 //
-// As all groups of a platform it has its ranks in ascending order. One that has
-// not, has others than the world's, or is nil, is an error that wraps
-// [group.ErrInvalid].
+// The ranks must be in the world and ascend; otherwise, and for a nil group, the error
+// wraps [group.ErrInvalid].
 func (p *Platform) Wrap(g group.Group) (*Group, error) {
 	if g == nil {
 		return nil, fmt.Errorf("wrap: no group; a rank that is not a member has none: %w", group.ErrInvalid)
@@ -151,7 +145,7 @@ func (p *Platform) Close(_ context.Context, g platform.Group) error {
 	for _, gone := range p.forget(own) {
 		err = errors.Join(err, gone.leave())
 	}
-	return errors.Join(err, own.leave())
+	return err
 }
 
 // Group is a group of the platform's ranks.

@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/pprof"
 	"runtime/trace"
 	"slices"
@@ -91,49 +92,40 @@ func (p *Platform) Region(ctx context.Context, name string) (context.Context, fu
 	}
 }
 
+// over calls fn with the group inside of g.
+func over[T any](p *Platform, op group.Op, g platform.Group, fn func(in group.Group) (T, error)) (T, error) {
+	own, err := p.use(op, g)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return fn(own.inner)
+}
+
 // Barrier returns once every rank of g has called it.
 func (p *Platform) Barrier(ctx context.Context, g platform.Group) error {
-	own, err := p.use(group.OpBarrier, g)
-	if err != nil {
-		return err
-	}
-	return own.inner.Barrier(ctx)
+	_, err := over(p, group.OpBarrier, g, func(in group.Group) (any, error) { return nil, in.Barrier(ctx) })
+	return err
 }
 
 // AllGather hands every rank's v to every rank.
 func (p *Platform) AllGather(ctx context.Context, g platform.Group, v []byte) ([][]byte, error) {
-	own, err := p.use(group.OpAllGather, g)
-	if err != nil {
-		return nil, err
-	}
-	return own.inner.AllGather(ctx, v)
+	return over(p, group.OpAllGather, g, func(in group.Group) ([][]byte, error) { return in.AllGather(ctx, v) })
 }
 
 // Gather hands every rank's v to root.
 func (p *Platform) Gather(ctx context.Context, g platform.Group, root int, v []byte) ([][]byte, error) {
-	own, err := p.use(group.OpGather, g)
-	if err != nil {
-		return nil, err
-	}
-	return own.inner.Gather(ctx, root, v)
+	return over(p, group.OpGather, g, func(in group.Group) ([][]byte, error) { return in.Gather(ctx, root, v) })
 }
 
 // Scatter hands vs[r] of root to rank r.
 func (p *Platform) Scatter(ctx context.Context, g platform.Group, root int, vs [][]byte) ([]byte, error) {
-	own, err := p.use(group.OpScatter, g)
-	if err != nil {
-		return nil, err
-	}
-	return own.inner.Scatter(ctx, root, vs)
+	return over(p, group.OpScatter, g, func(in group.Group) ([]byte, error) { return in.Scatter(ctx, root, vs) })
 }
 
 // Broadcast hands root's v to all ranks.
 func (p *Platform) Broadcast(ctx context.Context, g platform.Group, root int, v []byte) ([]byte, error) {
-	own, err := p.use(group.OpBroadcast, g)
-	if err != nil {
-		return nil, err
-	}
-	return own.inner.Broadcast(ctx, root, v)
+	return over(p, group.OpBroadcast, g, func(in group.Group) ([]byte, error) { return in.Broadcast(ctx, root, v) })
 }
 
 // Send hands v to rank to.
@@ -183,39 +175,30 @@ func key(ranks []int) string {
 }
 
 func (p *Platform) remember(g *Group) {
-	k := key(g.Ranks())
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.known[k] = g
+	p.known[key(g.ranks)] = g
 }
 
 func (p *Platform) lookup(ranks []int) *Group {
-	k := key(ranks)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.known[k]
+	return p.known[key(ranks)]
 }
 
 // forget drops g, or everything if it is the world, and returns the groups
-// that were dropped beside it.
+// that were dropped.
 func (p *Platform) forget(g *Group) []*Group {
-	k := key(g.Ranks())
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var out []*Group
+	out := []*Group{g}
 	if g == p.world {
-		for _, other := range p.known {
-			if other != g {
-				out = append(out, other)
-			}
-		}
+		out = slices.AppendSeq(out, maps.Values(p.known))
 		clear(p.known)
-		return out
-	}
-	if p.known[k] == g {
+	} else if k := key(g.ranks); p.known[k] == g {
 		delete(p.known, k)
 	}
-	return nil
+	return out
 }
 
 // identity identifies a group on all ranks that remember it. The zero identity
