@@ -36,25 +36,25 @@ func TestValidateAcceptsWhatIsRight(t *testing.T) {
 
 func TestValidateTellsWhatIsWrong(t *testing.T) {
 	for text, spoil := range map[string]func(m *meta.Metadata){
-		`"a" comes after "a.0"`:           func(m *meta.Metadata) { m.Entries[0], m.Entries[1] = m.Entries[1], m.Entries[0] },
-		`"a" is there twice`:              func(m *meta.Metadata) { m.Entries[1].FQN = "a" },
-		`entry 0: invalid metadata: a na`: func(m *meta.Metadata) { m.Entries[0].FQN = "" },
-		`"b": not one of tensor and valu`: func(m *meta.Metadata) { m.Entries[2].Bytes = nil },
-		`"x": not one of tensor and valu`: func(m *meta.Metadata) { m.Entries[3].Bytes = &meta.Bytes{} },
-		`"x": invalid shape: box [2 0]+[`: func(m *meta.Metadata) { m.Entries[3].Tensor.Chunks[2] = box([]int64{2, 0}, []int64{4, 4}) },
-		`"x": invalid shape: box [0]+[5]`: func(m *meta.Metadata) { m.Entries[3].Tensor.Chunks[0] = box([]int64{0}, []int64{5}) },
-		`"x": invalid shape: negative di`: func(m *meta.Metadata) { m.Entries[3].Tensor.Shape = []int64{-5, 4} },
-		`"x": unsupported dtype`:          func(m *meta.Metadata) { m.Entries[3].Tensor.DType = 0 },
-		`"x": 2 places for 3 chunks`:      func(m *meta.Metadata) { m.Entries[3].Tensor.Locs = m.Entries[3].Tensor.Locs[:2] },
-		`"x": 0 places for 3 chunks`:      func(m *meta.Metadata) { m.Entries[3].Tensor.Locs = []meta.Location{} },
-		`"x": at -1+48 in "g"`:            func(m *meta.Metadata) { m.Entries[3].Tensor.Locs[2].Offset = -1 },
-		`"b": at 9223372036854775807+9 i`: func(m *meta.Metadata) { m.Entries[2].Bytes.Loc.Offset = math.MaxInt64 },
-		`"a": 1 bytes, 0 of them inline`:  func(m *meta.Metadata) { m.Entries[0].Bytes.Size = 1 },
-		`"b": -1 bytes, 0 of them inline`: func(m *meta.Metadata) { m.Entries[2].Bytes.Size = -1 },
-		`"a.0": position -1 in its path`:  func(m *meta.Metadata) { m.Entries[1].Path[1].Pos = -1 },
-		`"a.0": a position that is a key`: func(m *meta.Metadata) { m.Entries[1].Path[1].Int = true },
-		`"a.0": key "a" in its path, whi`: func(m *meta.Metadata) { m.Entries[1].Path[0].Int = true },
-		`planner data is not JSON`:         func(m *meta.Metadata) { m.PlannerData = []byte("{") },
+		`"a" comes after "a.0"`:               func(m *meta.Metadata) { m.Entries[0], m.Entries[1] = m.Entries[1], m.Entries[0] },
+		`"a" is there twice`:                  func(m *meta.Metadata) { m.Entries[1].FQN = "a" },
+		`entry 0: invalid metadata: a na`:     func(m *meta.Metadata) { m.Entries[0].FQN = "" },
+		`"b": want either a tensor or a valu`: func(m *meta.Metadata) { m.Entries[2].Bytes = nil },
+		`"x": want either a tensor or a valu`: func(m *meta.Metadata) { m.Entries[3].Bytes = &meta.Bytes{} },
+		`"x": invalid shape: box [2 0]+[`:     func(m *meta.Metadata) { m.Entries[3].Tensor.Chunks[2] = box([]int64{2, 0}, []int64{4, 4}) },
+		`"x": invalid shape: box [0]+[5]`:     func(m *meta.Metadata) { m.Entries[3].Tensor.Chunks[0] = box([]int64{0}, []int64{5}) },
+		`"x": invalid shape: negative di`:     func(m *meta.Metadata) { m.Entries[3].Tensor.Shape = []int64{-5, 4} },
+		`"x": unsupported dtype`:              func(m *meta.Metadata) { m.Entries[3].Tensor.DType = 0 },
+		`"x": 2 places for 3 chunks`:          func(m *meta.Metadata) { m.Entries[3].Tensor.Locs = m.Entries[3].Tensor.Locs[:2] },
+		`"x": 0 places for 3 chunks`:          func(m *meta.Metadata) { m.Entries[3].Tensor.Locs = []meta.Location{} },
+		`"x": at -1+48 in "g"`:                func(m *meta.Metadata) { m.Entries[3].Tensor.Locs[2].Offset = -1 },
+		`"b": at 9223372036854775807+9 i`:     func(m *meta.Metadata) { m.Entries[2].Bytes.Loc.Offset = math.MaxInt64 },
+		`"a": 1 bytes, 0 of them inline`:      func(m *meta.Metadata) { m.Entries[0].Bytes.Size = 1 },
+		`"b": -1 bytes, 0 of them inline`:     func(m *meta.Metadata) { m.Entries[2].Bytes.Size = -1 },
+		`"a.0": position -1 in its path`:      func(m *meta.Metadata) { m.Entries[1].Path[1].Pos = -1 },
+		`"a.0": a position that is a key`:     func(m *meta.Metadata) { m.Entries[1].Path[1].Int = true },
+		`"a.0": key "a" in its path, whi`:     func(m *meta.Metadata) { m.Entries[1].Path[0].Int = true },
+		`planner data is not JSON`:            func(m *meta.Metadata) { m.PlannerData = []byte("{") },
 	} {
 		m := valid()
 		spoil(m)
@@ -80,7 +80,7 @@ func TestValidateTellsEverything(t *testing.T) {
 		m.Entries = append(m.Entries, meta.Entry{FQN: fmt.Sprintf("%02d", i)})
 	}
 	err = m.Validate()
-	if err == nil || !strings.Contains(err.Error(), `"19": not one`) || strings.Contains(err.Error(), `"20"`) || !strings.HasSuffix(err.Error(), "; and 5 more") {
+	if err == nil || !strings.Contains(err.Error(), `"19": want either`) || strings.Contains(err.Error(), `"20"`) || !strings.HasSuffix(err.Error(), "; and 5 more") {
 		t.Errorf("Validate = %v; want twenty problems and five more", err)
 	}
 }
