@@ -1,7 +1,7 @@
-// Package blob holds bytes under names: the one thing cairn asks of a disk, an
-// object store or a test double. It knows nothing of tensors or checkpoints and
-// imports nothing else of this module. The contract is in the comment of Store,
-// and package blobtest runs it against any implementation.
+// Package blob defines stores: bytes under names, on a disk, in memory or in an object
+// store. It does not depend on tensors or checkpoints and imports no other package of
+// this module. The contract is in the comment of Store, and package blobtest tests any
+// implementation against it.
 package blob
 
 import (
@@ -20,22 +20,21 @@ import (
 //
 // # Contract
 //
-//   - An object appears whole or not at all: no reader sees a part of one, whether
-//     its writer is still busy, was aborted, or died. Commit makes it visible.
-//   - Once Commit has returned, every later Open, Stat and List sees the object,
-//     and it survives the loss of power as far as the medium can promise. An
-//     object that was removed may be back after such a loss.
+//   - An object appears completely or not at all: no reader sees a part of it, even if
+//     its writer is still writing, was aborted, or died. Commit makes it visible.
+//   - After Commit has returned, every later Open, Stat and List sees the object,
+//     and it survives a loss of power if the medium allows that. An object that was
+//     removed may exist again after such a loss.
 //   - Commit replaces an object of the same name in one atomic step, unless
-//     CreateOptions.IfAbsent is set. A reader that is already open goes on to
-//     see the bytes it was opened on, or gets an error; never a mixture. The
+//     CreateOptions.IfAbsent is set. A reader that is already open continues to
+//     see the bytes of the old object, or returns an error; never a mixture. The
 //     same holds when the object is removed.
 //   - Names are slash-separated relative paths; see [CheckName]. There are no
 //     directories: a name exists when its object does. A store on a medium that
-//     cannot hold "a" beside "a/b" refuses the later one with [ErrNested].
-//   - Errors name the operation and the object, and wrap what they are about;
-//     see [Error].
-//   - All methods are safe for concurrent use and heed their context: when it
-//     is done they return soon with an error that wraps its cause.
+//     cannot hold both "a" and "a/b" refuses the later one with [ErrNested].
+//   - Errors name the operation and the object, and wrap their cause; see [Error].
+//   - All methods are safe for concurrent use. When their context ends, they return
+//     soon with an error that wraps its cause.
 type Store interface {
 	// Create begins a new object. The caller must end the writer with Commit or
 	// Abort. Nil options mean the defaults; the options are not kept.
@@ -45,16 +44,16 @@ type Store interface {
 	// Stat describes the object name.
 	Stat(ctx context.Context, name string) (Info, error)
 	// List yields every object whose name begins with prefix, in the order of
-	// their names, bytewise. After a non-nil error the sequence ends. An empty
-	// store yields nothing; a prefix need not end at a slash, and one that no
-	// name can begin with yields ErrName; see [CheckPrefix]. An object that is
-	// there for the whole of the call comes exactly once; one that comes or
-	// goes meanwhile comes at most once. The loop may use the store.
+	// their names, bytewise. After a non-nil error the sequence ends. A prefix need
+	// not end at a slash. If no name can begin with it, List yields ErrName; see
+	// [CheckPrefix]. An object that exists during the whole loop is yielded exactly
+	// once. One that is created or removed meanwhile is yielded at most once. The
+	// loop may use the store.
 	List(ctx context.Context, prefix string) iter.Seq2[Info, error]
-	// Remove deletes the object name. Removing one that is not there is no
+	// Remove deletes the object name. If there is no such object, this is not an
 	// error.
 	Remove(ctx context.Context, name string) error
-	// String returns where the store is, for people: a path or a URL.
+	// String returns the location of the store, for messages: a path or a URL.
 	String() string
 }
 
@@ -65,62 +64,62 @@ type Info struct {
 	ModTime time.Time
 }
 
-// CreateOptions are the wishes of a writer.
+// CreateOptions describe a new object.
 type CreateOptions struct {
 	// Size is the object's exact final size if it is known. Zero: unknown.
 	// A store may reserve the space at once and so report a full disk early.
 	// Commit fails with ErrRange if something else was written.
 	Size int64
-	// Piece promises that every WriteAt starts at a multiple of Piece and is
-	// Piece long, except for the one that ends the object, which may be shorter.
-	// Object stores then send pieces as they come. It is a multiple of 4096.
-	// Zero: no promise.
+	// Piece means that every WriteAt starts at a multiple of Piece and has Piece
+	// bytes, except for the one that ends the object, which may be shorter. Object
+	// stores can then send the pieces at once. It is a multiple of 4096. Zero: writes
+	// may have any offset and size.
 	Piece int64
-	// IfAbsent makes Commit fail with fs.ErrExist, and change nothing, when an
-	// object of that name exists by then. Of several such writers one wins.
+	// IfAbsent makes Commit fail with fs.ErrExist, and change nothing, if an
+	// object of that name exists by then. Of several such writers one succeeds.
 	IfAbsent bool
 }
 
-// Writer is a new object in the making. WriteAt may be called from several
+// Writer writes a new object. WriteAt may be called from several
 // goroutines at once; Commit and Abort end the writer, after which WriteAt and
 // Commit return ErrClosed.
 type Writer interface {
 	// WriteAt writes p at off. It does not keep p. Ranges must not overlap, and
-	// by Commit they must cover the object from 0 to its end without holes;
-	// what breaks a rule is refused with ErrRange and changes nothing. After
-	// any other error the same range may be written again.
+	// before Commit they must cover the object from 0 to its end without holes. A
+	// call that breaks these rules returns ErrRange and changes nothing. After any
+	// other error the same range may be written again.
 	WriteAt(ctx context.Context, p []byte, off int64) error
 	// Commit makes the object durable and then visible, atomically. After an
-	// error the object is not visible (unless the error came from a medium that
-	// cannot tell) and the writer is ended as by Abort. Every WriteAt must have
-	// returned before. An object that nothing was written to is empty.
+	// error the object is not visible (unless the medium cannot find out), and the
+	// writer is ended as by Abort. Every WriteAt must have returned before. If nothing
+	// was written, the object is empty.
 	Commit(ctx context.Context) (Info, error)
-	// Abort gives the object up and frees what it took. It does nothing once
-	// the writer is ended, so it can be deferred right after Create.
+	// Abort ends the writer without an object and frees its resources. It does nothing
+	// after the writer has ended, so it can be deferred right after Create.
 	Abort() error
 }
 
 // Reader reads one object. ReadAt may be called from several goroutines at
 // once.
 type Reader interface {
-	// ReadAt fills p with the bytes from off on. There are no partial results:
-	// either all of p is read or an error is returned, ErrRange if the
-	// object ends before off+len(p), ErrClosed after Close.
+	// ReadAt fills p with the bytes from off on. There are no partial results: it
+	// reads all of p or returns an error: ErrRange if the object ends before
+	// off+len(p), ErrClosed after Close.
 	ReadAt(ctx context.Context, p []byte, off int64) error
 	// Size returns the object's size.
 	Size() int64
-	// Close ends the reader. It does nothing once the reader is closed.
+	// Close ends the reader. A second Close does nothing.
 	Close() error
 }
 
 const (
 	// MaxName bounds the length of a name in bytes.
 	MaxName = 1024
-	// MaxElement bounds the length of what stands between two slashes of a
-	// name, in bytes. File systems allow no more.
+	// MaxElement bounds the length of an element of a name, between two slashes, in
+	// bytes. File systems do not allow more.
 	MaxElement = 255
-	// Reserved begins no element of a name, so that a store can keep things of
-	// its own beside its objects.
+	// Reserved is the prefix of files that a store keeps for itself. No element of
+	// a name begins with it.
 	Reserved = ".cairn-tmp-"
 )
 
@@ -154,52 +153,52 @@ func CheckName(name string) error {
 }
 
 // CheckPrefix returns an error that wraps [ErrName] unless prefix is empty or
-// some valid name can begin with it.
+// a valid name can begin with it.
 func CheckPrefix(prefix string) error {
 	if prefix == "" || CheckName(prefix) == nil {
 		return nil
 	}
-	// "a/" and "a/." are no names, but some names begin with them.
+	// "a/" and "a/." are not names, but some names begin with them.
 	if err := CheckName(prefix + "x"); err != nil {
 		return fmt.Errorf("%w: no name begins with %.64q", ErrName, prefix)
 	}
 	return nil
 }
 
-// Errors beyond those of package io/fs. A store reports a missing object with
-// an error that wraps fs.ErrNotExist, a refused creation with fs.ErrExist and a
-// refused access with fs.ErrPermission.
+// Errors in addition to those of package io/fs: fs.ErrNotExist for a missing object,
+// fs.ErrExist for an object that exists although CreateOptions.IfAbsent is set, and
+// fs.ErrPermission for an access that is not allowed.
 var (
 	// ErrName reports a name that no store accepts; see [CheckName].
 	ErrName = errors.New("invalid object name")
 	// ErrNested reports a name below or above another object's, such as "a/b"
 	// beside "a", in a store that cannot hold both.
 	ErrNested = errors.New("name lies below or above another object's")
-	// ErrRange reports a read beyond the end of an object or a write that
-	// breaks the writer's rules.
+	// ErrRange reports a read beyond the end of an object, or a write that
+	// breaks the rules of Writer.
 	ErrRange = errors.New("range outside the object")
 	// ErrClosed reports the use of a reader or writer after its end.
 	ErrClosed = errors.New("already closed")
-	// ErrTooLarge reports an object above the limit that its reader set.
+	// ErrTooLarge reports an object above the limit of ReadAll.
 	ErrTooLarge = errors.New("object is too large")
 	// ErrLocked reports a lock whose holder is alive.
 	ErrLocked = errors.New("locked by another process")
 )
 
-// Error says which operation on which object of which store went wrong.
+// Error is an error of an operation of a store.
 type Error struct {
 	// Op is the operation: create, write, commit, abort, open, read, stat,
 	// list, remove, or that of a capability.
 	Op string
-	// Store is where the store is, as its String says. It may be empty.
+	// Store is the location of the store: its String. It may be empty.
 	Store string
 	// Name is the object's name, or the prefix of a list. It may be empty.
 	Name string
-	// Err is what went wrong.
+	// Err is the cause.
 	Err error
 }
 
-// Error returns all of it in a line.
+// Error returns the operation, the name, the store and the cause.
 func (e *Error) Error() string {
 	s := e.Op
 	if e.Name != "" {
@@ -211,16 +210,16 @@ func (e *Error) Error() string {
 	return s + ": " + e.Err.Error()
 }
 
-// Unwrap returns what went wrong.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Align is the alignment, in bytes, of memory and file offsets at which stores
-// on a local disk move bytes without copying them once more.
+// on a local disk can read and write without an extra copy.
 const Align = 4096
 
-// AlignedBytes returns n zero bytes whose address is a multiple of [Align], or
-// nil if n is not positive. Writers that hand such memory to WriteAt, in
-// pieces, give the store the chance to skip a copy.
+// AlignedBytes returns n zero bytes whose address is a multiple of [Align], or nil if
+// n is not positive. If WriteAt receives such memory, in pieces, a store can avoid a
+// copy.
 func AlignedBytes(n int) []byte {
 	if n <= 0 {
 		return nil
@@ -235,9 +234,9 @@ func Aligned(p []byte) bool {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(p)))%Align == 0
 }
 
-// ReadAll returns the whole object name of s. It refuses one of more than max
-// bytes with ErrTooLarge before it reads or allocates anything, so that a
-// strange store cannot make its caller run out of memory.
+// ReadAll returns the bytes of the object name of s. If it has more than max bytes,
+// ReadAll returns ErrTooLarge before it reads or allocates anything, so that a bad
+// object cannot make the process run out of memory.
 func ReadAll(ctx context.Context, s Store, name string, max int64) ([]byte, error) {
 	r, err := s.Open(ctx, name)
 	if err != nil {
@@ -255,9 +254,9 @@ func ReadAll(ctx context.Context, s Store, name string, max int64) ([]byte, erro
 	return p, nil
 }
 
-// WriteAll makes data the object name of s. Nil options mean the defaults; an
-// unset Size becomes that of data, and if Piece is set data goes out in
-// such pieces, one after the other.
+// WriteAll writes data as the object name of s. Nil options mean the defaults. If Size
+// is not set, it is the size of data. If Piece is set, WriteAll writes such pieces, one
+// after the other.
 func WriteAll(ctx context.Context, s Store, name string, data []byte, opts *CreateOptions) (Info, error) {
 	var o CreateOptions
 	if opts != nil {

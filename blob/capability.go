@@ -5,15 +5,16 @@ import (
 	"time"
 )
 
-// Wrapper is implemented by stores that add something to another store. One
-// that changes names must itself implement every capability that takes names,
-// or [As] would find the wrapped store's and speak to it in the wrong names.
+// Wrapper is implemented by stores that wrap another store. If a wrapper changes
+// names, it must implement every capability that takes names: otherwise [As] would
+// return the capability of the wrapped store, which expects other names.
 type Wrapper interface {
 	// Unwrap returns the wrapped store.
 	Unwrap() Store
 }
 
-// As finds the first store along s and what it wraps that has capability T.
+// As returns s, or the first store that s wraps, directly or indirectly, that has
+// capability T.
 func As[T any](s Store) (T, bool) {
 	for s != nil {
 		if t, ok := s.(T); ok {
@@ -29,19 +30,19 @@ func As[T any](s Store) (T, bool) {
 	return zero, false
 }
 
-// GapReader is a capability of stores for which a request costs so much that
-// reading a gap of unneeded bytes is cheaper than a second request.
+// GapReader is a capability of stores with expensive requests: to read a gap of
+// unneeded bytes is cheaper than a second request.
 type GapReader interface {
-	// ReadGap returns the largest gap, in bytes, worth reading through.
+	// ReadGap returns the size of the largest gap, in bytes, that is cheaper than a
+	// request.
 	ReadGap() int64
 }
 
-// Cooler is a capability of stores that keep bytes in memory on the way and
-// can be told to forget them, so that the next read comes from the medium: for
-// measurements.
+// Cooler is a capability of stores with a cache in memory that can be emptied, so that
+// the next read is one of the medium. It is for measurements.
 type Cooler interface {
-	// Cool drops what is cached of the object name. If that is not possible
-	// the error wraps errors.ErrUnsupported.
+	// Cool drops the object name from the cache. If that is not possible, the error
+	// wraps errors.ErrUnsupported.
 	Cool(ctx context.Context, name string) error
 }
 
@@ -68,9 +69,8 @@ func (o Owner) String() string {
 	return "unknown"
 }
 
-// Temp is the data that a writer keeps in a store until its Commit or Abort. No
-// reader sees it. If the writer's process dies, it takes room until a sweep
-// removes it.
+// Temp is the temporary data of a writer before Commit or Abort. No reader sees it. If
+// the process of the writer dies, the data takes space until a sweep removes it.
 type Temp struct {
 	Name    string // not the name of an object
 	Size    int64
@@ -78,24 +78,23 @@ type Temp struct {
 	Owner   Owner
 }
 
-// Sweeper is a capability of stores on which a writer that died leaves a Temp
-// behind. Both methods look at the directory dir only, not below it; the empty
-// string is the top.
+// Sweeper is a capability of stores in which a dead writer leaves a Temp. Both methods
+// look at the directory dir only, not below it. The empty string is the root.
 type Sweeper interface {
 	// Temps returns the Temps of all writers in dir, including running ones.
 	Temps(ctx context.Context, dir string) ([]Temp, error)
-	// SweepTemp removes from dir each Temp whose owner is dead, and each of an
-	// unknown owner that is at least olderThan old. It returns how many it
-	// removed, also beside an error.
+	// SweepTemp removes each Temp of dir whose owner is dead, and each of an unknown
+	// owner that is at least olderThan old. It returns the number of removed ones, also
+	// with an error.
 	SweepTemp(ctx context.Context, dir string, olderThan time.Duration) (int, error)
 }
 
 // Lock is a lock that was found in a store.
 type Lock struct {
 	Name string
-	// Note is the text that the owner left with the lock.
+	// Note is the text of the owner.
 	Note []byte
-	// Host and PID name the owner, for people.
+	// Host and PID are those of the owner, for messages.
 	Host    string
 	PID     int
 	ModTime time.Time
@@ -106,18 +105,18 @@ type Lock struct {
 type HeldLock interface {
 	// SetNote replaces the note of the lock.
 	SetNote(note []byte) error
-	// Release gives the lock up and removes it.
+	// Release releases the lock and removes it.
 	Release() error
 }
 
-// Locker is a capability of stores in which a process can see whether another
-// process is alive: a lock is held until it is released or its process ends in any
-// way. Names of locks follow the rules of objects, but locks are not objects.
+// Locker is a capability of stores with locks. A lock is held until it is released or
+// its process ends in any way, so it shows other processes whether its owner is alive.
+// Names of locks follow the rules of names of objects, but locks are not objects.
 type Locker interface {
-	// TryLock takes the lock of that name and leaves note with it. It does not
-	// wait: while another holder is alive the error wraps ErrLocked. If the
-	// store cannot lock, it wraps errors.ErrUnsupported. A lock that a dead
-	// process has left is taken over.
+	// TryLock takes the lock of that name and stores note with it. It does not
+	// wait: if another holder is alive, the error wraps ErrLocked. If the store cannot
+	// lock, it wraps errors.ErrUnsupported. TryLock takes over the lock of a dead
+	// process.
 	TryLock(ctx context.Context, name string, note []byte) (HeldLock, error)
 	// Locks returns the locks in the directory dir, but not below it.
 	Locks(ctx context.Context, dir string) ([]Lock, error)
@@ -127,7 +126,7 @@ type Locker interface {
 // A large range that is not cached is read faster that way, and does not push
 // other data out of the cache. [ReadLarge] uses it.
 type DirectReader interface {
-	// Cached reports whether n bytes from off are better read by ReadAt: most of
+	// Cached reports whether ReadAt is better for n bytes from off: most of
 	// them are in the system's cache, or the reader cannot read past it.
 	Cached(off, n int64) bool
 	// ReadDirect reads n bytes from off and returns them as a part of buf, which

@@ -1,6 +1,6 @@
-// Package blobtest runs the contract of blob.Store against an implementation.
-// It knows nothing of the medium and looks at stores only through their
-// methods. Every store and every wrapper of one owes a test that calls Run.
+// Package blobtest tests whether a store keeps the contract of blob.Store. It does not
+// depend on the medium: it uses only the methods of the store. Every store and every
+// wrapper has a test that calls Run.
 package blobtest
 
 import (
@@ -22,15 +22,15 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Run checks the whole contract, a subtest a sentence. It calls open once for
-// each subtest, which must return an empty store that nothing else uses.
+// Run tests the whole contract, with a subtest for each claim. It calls open once for
+// each subtest. open must return an empty store that nothing else uses.
 func Run(t *testing.T, open func(t *testing.T) blob.Store) {
 	for _, c := range slices.Concat(writing, ranging, reading, listing, naming, ending, sharing) {
 		t.Run(c.name, func(t *testing.T) { c.run(t, open(t)) })
 	}
 }
 
-// claim is a sentence of the contract and what shows it.
+// claim is a part of the contract and its test.
 type claim struct {
 	name string
 	run  func(t *testing.T, s blob.Store)
@@ -39,7 +39,7 @@ type claim struct {
 // huge is a limit for ReadAll that no object here reaches.
 const huge = 1 << 30
 
-// put makes an object, or ends the test.
+// put writes an object, or ends the test.
 func put(t *testing.T, s blob.Store, name, data string) {
 	t.Helper()
 	if !tryPut(t, s, name, data) {
@@ -47,7 +47,7 @@ func put(t *testing.T, s blob.Store, name, data string) {
 	}
 }
 
-// tryPut makes an object, from any goroutine.
+// tryPut writes an object. Any goroutine may call it.
 func tryPut(t *testing.T, s blob.Store, name, data string) bool {
 	t.Helper()
 	_, err := blob.WriteAll(t.Context(), s, name, []byte(data), nil)
@@ -57,7 +57,7 @@ func tryPut(t *testing.T, s blob.Store, name, data string) bool {
 	return err == nil
 }
 
-// create begins an object that is aborted with the test, or ends the test.
+// create returns a writer that is aborted at the end of the test.
 func create(t *testing.T, s blob.Store, name string, opts *blob.CreateOptions) blob.Writer {
 	t.Helper()
 	w, err := s.Create(t.Context(), name, opts)
@@ -100,7 +100,7 @@ func remove(t *testing.T, s blob.Store, name string) {
 	}
 }
 
-// open opens an object that is closed with the test, or ends the test.
+// open returns a reader that is closed at the end of the test.
 func open(t *testing.T, s blob.Store, name string) blob.Reader {
 	t.Helper()
 	r, err := s.Open(t.Context(), name)
@@ -111,8 +111,7 @@ func open(t *testing.T, s blob.Store, name string) blob.Reader {
 	return r
 }
 
-// wantObject checks that the object is there with these bytes for all that
-// look.
+// wantObject checks that Open, Stat and List find the object with these bytes.
 func wantObject(t *testing.T, s blob.Store, name, data string) {
 	t.Helper()
 	got, err := blob.ReadAll(t.Context(), s, name, huge)
@@ -143,7 +142,7 @@ func wantNone(t *testing.T, s blob.Store, name string) {
 }
 
 // wantErr checks that err wraps want and is a *blob.Error for op and name.
-// A wrapper may speak of a longer name.
+// A wrapper may use a longer name.
 func wantErr(t *testing.T, err, want error, op, name string) {
 	t.Helper()
 	if !errors.Is(err, want) {
@@ -156,7 +155,7 @@ func wantErr(t *testing.T, err, want error, op, name string) {
 	}
 }
 
-// list returns what begins with prefix, or ends the test.
+// list returns the objects whose names begin with prefix.
 func list(t *testing.T, s blob.Store, prefix string) []blob.Info {
 	t.Helper()
 	var infos []blob.Info
@@ -195,7 +194,7 @@ func inParallel(goroutines, n int, fn func(i int)) {
 	wg.Wait()
 }
 
-// pattern returns n bytes in which every position is recognisable.
+// pattern returns n pseudorandom bytes.
 func pattern(n int, seed uint64) []byte {
 	p := blob.AlignedBytes(n)
 	r := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
@@ -217,7 +216,7 @@ var badNames = []string{
 	strings.Repeat("a/", blob.MaxName/2) + "b",
 }
 
-// badPrefixes begin no name.
+// badPrefixes are not the beginning of any name.
 var badPrefixes = []string{"/", "//", "../", "a//", "a/./", "a/../b", "./", "a\x00", "\\", "a\xff", blob.Reserved, "a/" + blob.Reserved + "x"}
 
 var naming = []claim{
@@ -253,7 +252,7 @@ var naming = []claim{
 		wantNone(t, s, "a")
 		wantNone(t, s, "a/b")
 		remove(t, s, "a/b/c")
-		for _, name := range []string{"a/b", "a"} { // what were directories become objects
+		for _, name := range []string{"a/b", "a"} { // names of former directories
 			put(t, s, name, "I am "+name)
 			wantObject(t, s, name, "I am "+name)
 			remove(t, s, name)
@@ -279,7 +278,7 @@ var naming = []claim{
 		wantObject(t, s, "a", "leaf")
 		wantObject(t, s, "b/c", "leaf")
 	}},
-	{"SaysWhereItIs", func(t *testing.T, s blob.Store) {
+	{"StringAndErrorsNameTheStoreAndTheObject", func(t *testing.T, s blob.Store) {
 		if s.String() == "" {
 			t.Error("String is empty; want a path or a URL")
 		}
@@ -319,7 +318,7 @@ var listing = []claim{
 			wantNames(t, s, prefix, want)
 		}
 	}},
-	{"ListTellsWhatStatTells", func(t *testing.T, s blob.Store) {
+	{"ListAgreesWithStat", func(t *testing.T, s blob.Store) {
 		put(t, s, "a/b", "hello")
 		info, err := s.Stat(t.Context(), "a/b")
 		if err != nil {
@@ -327,7 +326,7 @@ var listing = []claim{
 		}
 		got := list(t, s, "a/b")
 		if len(got) != 1 || got[0].Name != info.Name || got[0].Size != info.Size || !got[0].ModTime.Equal(info.ModTime) {
-			t.Errorf("List = %+v; want %+v, as Stat tells", got, info)
+			t.Errorf("List = %+v; want %+v, as from Stat", got, info)
 		}
 	}},
 	{"ListManyAndBreakEarly", func(t *testing.T, s blob.Store) {
@@ -396,8 +395,7 @@ var listing = []claim{
 	}},
 }
 
-// putMany makes n small objects, several at a time, and returns their names in
-// order.
+// putMany writes n small objects in parallel and returns their names in order.
 func putMany(t *testing.T, s blob.Store, n int) []string {
 	t.Helper()
 	all := make([]string, n)
@@ -489,7 +487,7 @@ var reading = []claim{
 		_, err = d.ReadDirect(t.Context(), buf, 0, 10)
 		wantErr(t, err, blob.ErrClosed, "read", "x")
 	}},
-	{"ReaderOverAfterClose", func(t *testing.T, s blob.Store) {
+	{"ReaderFailsAfterClose", func(t *testing.T, s blob.Store) {
 		put(t, s, "x", "hello")
 		r := open(t, s, "x")
 		for range 2 {
@@ -530,19 +528,19 @@ var reading = []claim{
 	}},
 }
 
-// wantOldOrError checks that a reader whose object is gone gives the bytes it
-// was opened on, in each range, or an error.
+// wantOldOrError checks that a reader whose object was removed or replaced returns the
+// bytes of the old object, in each range, or an error.
 func wantOldOrError(t *testing.T, r blob.Reader, old []byte) {
 	t.Helper()
 	if r.Size() != int64(len(old)) {
-		t.Errorf("Size = %d; want %d, that of the object it was opened on", r.Size(), len(old))
+		t.Errorf("Size = %d; want %d, that of the old object", r.Size(), len(old))
 	}
 	const n = 50 << 10
 	for off := 0; off < len(old); off += n {
 		p := make([]byte, n)
 		err := r.ReadAt(t.Context(), p, int64(off))
 		if err == nil && !bytes.Equal(p, old[off:off+n]) {
-			t.Errorf("ReadAt(%d) differs from the object it was opened on", off)
+			t.Errorf("ReadAt(%d) differs from the old object", off)
 		}
 	}
 }

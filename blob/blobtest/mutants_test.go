@@ -157,7 +157,7 @@ var mutants = map[string]func() blob.Store{
 			return badWriter{Writer: w, abort: func() error { _, err := w.Commit(context.Background()); return err }}
 		})
 	},
-	"WriterOverAfterCommit": func() blob.Store {
+	"WriterFailsAfterCommit": func() blob.Store {
 		return withWriter(func(_ blob.Store, _ string, _ blob.CreateOptions, w blob.Writer) badWriter {
 			once := sync.OnceValues(func() (blob.Info, error) { return w.Commit(context.Background()) })
 			return badWriter{Writer: w, commit: func(context.Context) (blob.Info, error) { return once() }}

@@ -33,7 +33,7 @@ var writing = []claim{
 		abort(t, w)
 		wantNone(t, s, "a/b")
 		wantNames(t, s, "", nil)
-		put(t, s, "a", "in the place of what would have been above") // so no trace of a/ is left
+		put(t, s, "a", "in place of the directory") // so a/ does not exist any more
 	}},
 	{"AbortKeepsOlderObject", func(t *testing.T, s blob.Store) {
 		put(t, s, "x", "old")
@@ -42,25 +42,25 @@ var writing = []claim{
 		abort(t, w)
 		wantObject(t, s, "x", "old")
 	}},
-	{"WriterOverAfterCommit", func(t *testing.T, s blob.Store) {
+	{"WriterFailsAfterCommit", func(t *testing.T, s blob.Store) {
 		w := create(t, s, "x", nil)
 		write(t, w, "hello", 0)
 		commit(t, w)
-		wantOver(t, w)
+		wantEnded(t, w)
 		wantObject(t, s, "x", "hello")
 	}},
-	{"WriterOverAfterAbort", func(t *testing.T, s blob.Store) {
+	{"WriterFailsAfterAbort", func(t *testing.T, s blob.Store) {
 		w := create(t, s, "x", nil)
 		abort(t, w)
-		wantOver(t, w)
+		wantEnded(t, w)
 		wantNone(t, s, "x")
 	}},
-	{"WriterOverAfterFailedCommit", func(t *testing.T, s blob.Store) {
+	{"WriterFailsAfterFailedCommit", func(t *testing.T, s blob.Store) {
 		w := create(t, s, "x", &blob.CreateOptions{Size: 9})
 		write(t, w, "hello", 0)
 		_, err := w.Commit(t.Context())
 		wantErr(t, err, blob.ErrRange, "commit", "x")
-		wantOver(t, w)
+		wantEnded(t, w)
 		wantNone(t, s, "x")
 	}},
 	{"WriteKeepsNoMemory", func(t *testing.T, s blob.Store) {
@@ -88,7 +88,7 @@ var writing = []claim{
 		commit(t, w)
 		_, err := late.Commit(t.Context())
 		wantErr(t, err, fs.ErrExist, "commit", "x")
-		wantOver(t, late)
+		wantEnded(t, late)
 		wantObject(t, s, "x", "first")
 		put(t, s, "x", "without the option it is replaced")
 		remove(t, s, "x")
@@ -126,8 +126,8 @@ var writing = []claim{
 	}},
 }
 
-// wantOver checks that a writer is ended.
-func wantOver(t *testing.T, w blob.Writer) {
+// wantEnded checks that a writer has ended.
+func wantEnded(t *testing.T, w blob.Writer) {
 	t.Helper()
 	wantErr(t, w.WriteAt(t.Context(), []byte("more"), 100), blob.ErrClosed, "write", "")
 	_, err := w.Commit(t.Context())
@@ -182,7 +182,7 @@ var ranging = []claim{
 		commit(t, w)
 		wantObject(t, s, "x", "0123456789AB")
 	}},
-	{"PromiseOfPiecesHeld", func(t *testing.T, s blob.Store) {
+	{"PiecesAreChecked", func(t *testing.T, s blob.Store) {
 		page := strings.Repeat("p", 4096)
 		w := create(t, s, "x", &blob.CreateOptions{Piece: 4096})
 		write(t, w, page, 4096)
@@ -195,7 +195,7 @@ var ranging = []claim{
 		commit(t, w)
 		wantObject(t, s, "x", page+page+"end")
 	}},
-	{"SenselessOptionsRefused", func(t *testing.T, s blob.Store) {
+	{"InvalidOptionsRefused", func(t *testing.T, s blob.Store) {
 		for _, opts := range []blob.CreateOptions{{Size: -1}, {Piece: -4096}, {Piece: 1000}} {
 			_, err := s.Create(t.Context(), "x", &opts)
 			wantErr(t, err, blob.ErrRange, "create", "x")
@@ -222,8 +222,8 @@ var ranging = []claim{
 	}},
 }
 
-// writePieces writes data in pieces from several goroutines, the last piece
-// not last, and checks what is then there.
+// writePieces writes data in pieces from several goroutines, in any order, and checks
+// the object.
 func writePieces(t *testing.T, s blob.Store, name string, data []byte, opts *blob.CreateOptions) {
 	t.Helper()
 	w := create(t, s, name, opts)
@@ -243,7 +243,7 @@ func writePieces(t *testing.T, s blob.Store, name string, data []byte, opts *blo
 	}
 }
 
-// errWhy is the cause of the contexts that end here.
+// errWhy is the cause of contexts that tests cancel.
 var errWhy = errors.New("cancelled on purpose")
 
 var ending = []claim{
@@ -317,7 +317,7 @@ var ending = []claim{
 		write(t, w, "newer", 0)
 		_, err := w.Commit(cancelled(t.Context(), errWhy))
 		wantErr(t, err, errWhy, "commit", "x")
-		wantOver(t, w)
+		wantEnded(t, w)
 		wantObject(t, s, "x", "old")
 	}},
 	{"ContextOfCreateMayEnd", func(t *testing.T, s blob.Store) {
@@ -343,7 +343,7 @@ var ending = []claim{
 		cancel()
 		p := make([]byte, 5)
 		if err := r.ReadAt(t.Context(), p, 0); err != nil || string(p) != "hello" {
-			t.Errorf("ReadAt = %q, %v; want hello: each method heeds its own context", p, err)
+			t.Errorf("ReadAt = %q, %v; want hello: each method uses its own context", p, err)
 		}
 	}},
 }
@@ -424,15 +424,15 @@ var sharing = []claim{
 		wg.Wait()
 		wantNone(t, s, "x")
 	}},
-	{"WhateverTheOrderItIsAMapOfNames", func(t *testing.T, s blob.Store) {
+	{"RandomOperationsAgreeWithAMap", func(t *testing.T, s blob.Store) {
 		const seed = 20
 		t.Logf("seed %d", seed)
 		walk(t, s, rand.New(rand.NewPCG(seed, 0)), 300)
 	}},
 }
 
-// raceIfAbsent lets n writers commit the same name at once and returns what
-// the winner wrote.
+// raceIfAbsent lets n writers commit the same name at once and returns the bytes of the
+// one that succeeded.
 func raceIfAbsent(t *testing.T, s blob.Store, name string, n int) string {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -460,12 +460,12 @@ func raceIfAbsent(t *testing.T, s blob.Store, name string, n int) string {
 	return <-won
 }
 
-// generation returns an object all of one byte, of a size that goes with it.
+// generation returns an object that repeats one letter. The letter determines its size.
 func generation(g int) string {
 	return strings.Repeat(string(rune('A'+g%26)), 1000*(1+g%26))
 }
 
-// readGeneration checks that a/x is whole and of one generation.
+// readGeneration checks that a/x is complete and of one generation.
 func readGeneration(t *testing.T, s blob.Store) {
 	r, err := s.Open(t.Context(), "a/x")
 	if err != nil {
@@ -500,7 +500,7 @@ func listGeneration(t *testing.T, s blob.Store) {
 	}
 }
 
-// walk does n things at random to s and to a map, and compares.
+// walk applies n random operations to s and to a map, and compares them.
 func walk(t *testing.T, s blob.Store, rnd *rand.Rand, n int) {
 	t.Helper()
 	pool := []string{"a", "b/c", "b/d", "e/f/g", "e/f/h", "e/i", "世"}

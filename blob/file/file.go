@@ -1,21 +1,19 @@
-// Package file keeps objects as files below a directory. It knows nothing of
-// what is in them. The contract is that of blob.Store; a committed object has
-// been synced to the disk together with the directories that lead to it.
+// Package file keeps objects as files below a directory. It does not depend on their
+// contents. The contract is that of blob.Store. Commit syncs the object and the
+// directories above it to the disk.
 //
 // # Layout
 //
-// The object "a/b" of a store is the file a/b below its directory; nothing
-// else is kept. While it is written it is a file whose name begins with
-// blob.Reserved beside its final place. Directories come and go with the
-// objects in them. Files that others put there are objects too, unless no
-// object could have their name.
+// The object "a/b" of a store is the file a/b below its directory. While it is
+// written, it is a file in the same directory whose name begins with blob.Reserved.
+// The store makes and removes directories together with the objects in them. Files of
+// other programs are objects too, unless their names are not valid names of objects.
 //
 // # Links
 //
-// Reading follows symbolic links wherever they lead, so that a folder of links
-// into a cache can be read. Writing and removing never leave the store's
-// directory and replace a link, not its target. List shows links to files and
-// does not descend into links to directories.
+// Reads follow all symbolic links, so that a folder of links into a cache can be read.
+// Writes and removals stay in the store's directory and replace a link, not its target.
+// List yields links to files and does not follow links to directories.
 package file
 
 import (
@@ -46,32 +44,32 @@ var (
 
 // Options change how a store works. Nil and the zero value are the defaults.
 type Options struct {
-	// NoSync leaves out every sync: objects still appear whole, but may be lost
-	// or torn with the power. For tests and measurements.
+	// NoSync leaves out every sync: objects still appear completely, but may be lost or
+	// damaged in a loss of power. It is for tests and measurements.
 	NoSync bool
-	// NoDirect writes and reads everything through the page cache, and so fills
-	// it. By default large objects that are written in pieces go past it if the
-	// system and the alignment of the memory allow (see blob.AlignedBytes), and
-	// so do large reads of bytes that are not in it (see blob.ReadLarge).
+	// NoDirect writes and reads everything through the page cache. By default, large
+	// objects that are written in pieces bypass it if the system and the alignment of
+	// the memory allow that (see blob.AlignedBytes), and so do large reads of bytes
+	// that are not in it (see blob.ReadLarge).
 	NoDirect bool
 }
 
-// Store keeps objects below a directory. It holds no file open between calls,
-// so it needs no closing.
+// Store keeps objects below a directory. It keeps no file open between calls, so it
+// need not be closed.
 type Store struct {
 	shown string // the directory as it was given
 	dir   string // the same, absolute
 	opts  Options
 
 	mu      sync.Mutex
-	settled map[string]bool // guarded by mu; directories known to survive a crash
+	settled map[string]bool // guarded by mu; directories that survive a loss of power
 
-	// hook, if a test set it, may fail a step before it happens.
+	// hook is for tests: its errors prevent a step.
 	hook func(step string) error
 }
 
-// Open returns the store in dir. The directory need not exist: an absent one
-// is an empty store, and the first Create makes it.
+// Open returns the store in dir. If the directory does not exist, the store is empty,
+// and the first Create makes the directory.
 func Open(dir string, opts *Options) (*Store, error) {
 	s := &Store{shown: filepath.Clean(dir), settled: make(map[string]bool)}
 	if opts != nil {
@@ -91,8 +89,8 @@ func Open(dir string, opts *Options) (*Store, error) {
 	return s, nil
 }
 
-// OpenPath returns the store of a folder, which need not exist, or of a single
-// file, in which nothing else can be seen.
+// OpenPath returns the store of a folder, which need not exist, or of a single file.
+// The store of a single file has no other objects.
 func OpenPath(path string) (blob.Store, error) {
 	fi, err := os.Stat(path)
 	single := err == nil && fi.Mode().IsRegular()
@@ -128,12 +126,12 @@ func (s *Store) Stat(ctx context.Context, name string) (blob.Info, error) {
 	return info(name, fi), nil
 }
 
-// path returns where the object name is.
+// path returns the path of the object name.
 func (s *Store) path(name string) string {
 	return filepath.Join(s.dir, filepath.FromSlash(name))
 }
 
-// check refuses bad names and finished contexts.
+// check returns an error if the name is invalid or ctx has ended.
 func (s *Store) check(ctx context.Context, name string) error {
 	if err := blob.CheckName(name); err != nil {
 		return err
@@ -144,8 +142,9 @@ func (s *Store) check(ctx context.Context, name string) error {
 	return context.Cause(ctx)
 }
 
-// fail returns the error of an operation. It takes the path off the system's
-// errors, as ours says more, and knows that below a file there is nothing.
+// fail returns the error of an operation. It removes the path of the system's error,
+// because blob.Error names the store and the object. A name below a file does not
+// exist.
 func (s *Store) fail(op, name string, err error) error {
 	switch e := err.(type) {
 	case *fs.PathError:
@@ -159,7 +158,7 @@ func (s *Store) fail(op, name string, err error) error {
 	return &blob.Error{Op: op, Store: s.shown, Name: name, Err: err}
 }
 
-// step gives a test the chance to fail what comes next.
+// step returns the error of a test's hook for the next step.
 func (s *Store) step(name string) error {
 	if s.hook == nil {
 		return nil
@@ -259,7 +258,7 @@ func gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP)
 }
 
-// Remove implements [blob.Store]. It is not synced.
+// Remove implements [blob.Store]. It does not sync.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	if err := s.check(ctx, name); err != nil {
 		return s.fail("remove", name, err)
@@ -302,9 +301,8 @@ func (s *Store) Cool(ctx context.Context, name string) error {
 	return nil
 }
 
-// makeDir opens the directory dir of the store, "." for the top, and makes
-// what is missing on the way. Another process may remove it again while it is
-// empty.
+// makeDir opens the directory dir of the store, "." for the top, and makes missing
+// directories. Another process may remove it again while it is empty.
 func (s *Store) makeDir(dir string) (*os.Root, error) {
 	if err := s.step("mkdir"); err != nil {
 		return nil, err
@@ -355,8 +353,8 @@ func (s *Store) mkdirs(top *os.Root, dir string) error {
 	return nil
 }
 
-// prune removes dir and those above it as far as they are empty, but not the
-// top: there are no directories, only objects.
+// prune removes dir and the directories above it as long as they are empty, but not
+// the top.
 func (s *Store) prune(top *os.Root, dir string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -371,8 +369,8 @@ func (s *Store) prune(top *os.Root, dir string) {
 	}
 }
 
-// settle makes sure that the way to the directory dir survives the loss of
-// power, also if another process has just made the directories on it.
+// settle makes sure that dir and the directories above it survive a loss of power, even
+// if another process has just made them.
 func (s *Store) settle(dir string) error {
 	s.mu.Lock()
 	known := s.settled[dir]
@@ -388,8 +386,8 @@ func (s *Store) settle(dir string) error {
 	if err := s.syncPath(filepath.Dir(s.dir)); err != nil {
 		return err
 	}
-	// dir holds the temporary file of the caller, so it was not removed
-	// since, and what was true above is true here.
+	// dir has the temporary file of the caller, so no process has removed it
+	// meanwhile.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settled[dir] = true
@@ -407,8 +405,7 @@ func (s *Store) syncPath(dir string) error {
 	return SyncDir(dir)
 }
 
-// blocked reports whether some other thing than a directory is on the way to
-// dir.
+// blocked reports whether dir or one of the names above it is not a directory.
 func blocked(top *os.Root, dir string) bool {
 	for d := range parents(dir) {
 		if fi, err := top.Stat(d); err == nil && !fi.IsDir() {
@@ -418,7 +415,7 @@ func blocked(top *os.Root, dir string) bool {
 	return false
 }
 
-// parents yields what leads to dir, and dir: "a", "a/b", "a/b/c".
+// parents yields the directories above dir, and dir: "a", "a/b", "a/b/c".
 func parents(dir string) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		for i := 0; i < len(dir); i++ {
@@ -448,9 +445,9 @@ func tagOf(name string) string {
 	return tag
 }
 
-// lockTemp marks a new temporary file as one of a living process. It reports
-// false if a sweep took the file before it was locked. If there are no locks,
-// only its age protects the file.
+// lockTemp locks a new temporary file, which shows that its process is alive. It
+// returns false if a sweep removed the file before it was locked. If the file system
+// has no locks, only the age of the file protects it.
 func lockTemp(root *os.Root, f *os.File, name string) (bool, error) {
 	err := lock(f)
 	if errors.Is(err, blob.ErrLocked) {
@@ -482,7 +479,7 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 		if t.Owner == blob.OwnerAlive || t.Owner == blob.OwnerUnknown && t.ModTime.After(before) {
 			return nil
 		}
-		if err := lock(f); errors.Is(err, blob.ErrLocked) { // a writer has it after all
+		if err := lock(f); errors.Is(err, blob.ErrLocked) { // a writer has locked it meanwhile
 			return nil
 		}
 		if err := root.Remove(path.Base(t.Name)); err != nil {
@@ -503,8 +500,8 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 	return n, nil
 }
 
-// temps calls fn for each temporary file in dir that is not a lock. The file is
-// open for that time.
+// temps calls fn for each temporary file in dir that is not a lock, with the open
+// file.
 func (s *Store) temps(ctx context.Context, dir string, fn func(*os.Root, *os.File, blob.Temp) error) error {
 	return s.reserved(ctx, dir, func(root *os.Root, fi fs.FileInfo) error {
 		if strings.HasPrefix(fi.Name(), lockPrefix) {
@@ -521,7 +518,7 @@ func (s *Store) temps(ctx context.Context, dir string, fn func(*os.Root, *os.Fil
 	})
 }
 
-// Open implements [blob.Store]. The reader keeps its bytes when the object is
+// Open implements [blob.Store]. The reader can still read the object after it was
 // replaced or removed.
 func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 	if err := s.check(ctx, name); err != nil {
@@ -534,8 +531,8 @@ func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 	return &reader{s: s, name: name, f: f, size: size, noDirect: s.opts.NoDirect}, nil
 }
 
-// Create implements [blob.Store]. It makes the temporary file, and if the
-// size is known reserves its blocks.
+// Create implements [blob.Store]. It makes the temporary file, and reserves its blocks
+// if the size is known.
 func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
 	if err := s.check(ctx, name); err != nil {
 		return nil, s.fail("create", name, err)

@@ -26,14 +26,14 @@ const (
 
 // lockText is the content of the file of a lock.
 type lockText struct {
-	Tag  string `json:"tag"` // as hostTag says
+	Tag  string `json:"tag"` // from hostTag
 	Host string `json:"host"`
 	PID  int    `json:"pid"`
 	Note []byte `json:"note,omitempty"`
 }
 
 // TryLock implements [blob.Locker]. The lock "a/b" is a file beside the object
-// of that name. It is not synced: a lock does not outlive a loss of power.
+// of that name. It is not synced: a lock does not survive a loss of power.
 func (s *Store) TryLock(ctx context.Context, name string, note []byte) (blob.HeldLock, error) {
 	fail := func(err error) (blob.HeldLock, error) { return nil, s.fail("lock", name, err) }
 	if err := s.check(ctx, name); err != nil {
@@ -68,7 +68,7 @@ func encodeLock(path string, note []byte) ([]byte, error) {
 		return nil, err
 	}
 	defer root.Close()
-	host, _ := os.Hostname() // for people only
+	host, _ := os.Hostname() // for messages only
 	return json.Marshal(lockText{hostTag(root), host, os.Getpid(), note})
 }
 
@@ -95,8 +95,7 @@ func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 	return out, nil
 }
 
-// readLock fills in l from the file of the lock, of which it reads at most most
-// bytes.
+// readLock fills in l from the file of the lock. It reads at most most bytes.
 func readLock(root *os.Root, name string, most int64, l *blob.Lock) error {
 	f, err := root.Open(name)
 	if err != nil {
@@ -112,8 +111,8 @@ func readLock(root *os.Root, name string, most int64, l *blob.Lock) error {
 	return nil
 }
 
-// owner returns the state of the process that made a file on the host of that tag,
-// given the error of a probe.
+// owner returns the state of the process that made a file, given the error of a probe
+// and the tag of its host.
 func owner(probed error, root *os.Root, tag string) blob.Owner {
 	switch {
 	case errors.Is(probed, blob.ErrLocked):
@@ -124,8 +123,8 @@ func owner(probed error, root *os.Root, tag string) blob.Owner {
 	return blob.OwnerUnknown
 }
 
-// reserved calls fn for each regular file of dir whose name is reserved. It leaves
-// out files that disappear meanwhile, and goes on after other errors.
+// reserved calls fn for each regular file of dir whose name is reserved. It ignores
+// files that disappear meanwhile, and continues after other errors.
 func (s *Store) reserved(ctx context.Context, dir string, fn func(root *os.Root, fi fs.FileInfo) error) error {
 	if dir == "" {
 		dir = "."

@@ -22,14 +22,14 @@ func lockFile(path string, text []byte) (*os.File, error) {
 			f, err = lockNew(path, text)
 		}
 		if errors.Is(err, fs.ErrExist) || err == nil && f == nil {
-			continue // it has come or gone meanwhile
+			continue // another process has made or removed the file meanwhile
 		}
 		if err != nil {
 			return nil, err
 		}
 		return f, writeText(f, text)
 	}
-	return nil, blob.ErrLocked // other processes come and go without end
+	return nil, blob.ErrLocked // other processes take the lock again and again
 }
 
 // lockOld takes the lock of the file at path. It returns nil if the previous holder
@@ -55,9 +55,8 @@ func lockOld(path string) (*os.File, error) {
 
 var errNotRegular = errors.New("not a regular file")
 
-// lockNew makes the file at path so that it is locked and complete when it
-// appears. Otherwise a probe could come first and for a moment keep its maker
-// out.
+// lockNew makes the file at path, locked and complete when it appears. Otherwise a
+// probe of another process could lock it first.
 func lockNew(path string, text []byte) (*os.File, error) {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -79,7 +78,7 @@ func lockNew(path string, text []byte) (*os.File, error) {
 	switch {
 	case err == nil:
 		return f, nil
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, blob.ErrLocked): // a sweep has taken it
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, blob.ErrLocked): // a sweep has removed or locked it
 		return nil, f.Close()
 	case !errors.Is(err, fs.ErrExist) && !errors.Is(err, errors.ErrUnsupported):
 		// Some file systems have no links: lockOld locks a file that is empty at
@@ -96,8 +95,8 @@ func lockNew(path string, text []byte) (*os.File, error) {
 // it, and errors.ErrUnsupported if the file system has no locks.
 func lock(f *os.File) error { return flock(f, unix.LOCK_EX) }
 
-// probe is lock for a look: any number of probes succeed at the same time, and
-// none holds the lock when it returns.
+// probe tests whether lock would succeed. It does not keep the lock, and several probes
+// succeed at the same time.
 func probe(f *os.File) error {
 	err := flock(f, unix.LOCK_SH)
 	if err == nil {

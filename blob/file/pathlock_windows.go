@@ -17,7 +17,7 @@ func lockFile(path string, text []byte) (*os.File, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
-	const shared = 0 // with no other process
+	const shared = 0 // no other process may open it
 	h, err := windows.CreateFile(name, windows.GENERIC_READ|windows.GENERIC_WRITE|windows.DELETE, shared, nil,
 		windows.OPEN_ALWAYS, windows.FILE_ATTRIBUTE_NORMAL|windows.FILE_FLAG_DELETE_ON_CLOSE, 0)
 	switch {
@@ -30,7 +30,7 @@ func lockFile(path string, text []byte) (*os.File, error) {
 	return f, writeText(f, text)
 }
 
-// unlockFile gives up the lock, with which the file goes.
+// unlockFile releases the lock. The system then removes the file.
 func unlockFile(f *os.File, _ string) error { return f.Close() }
 
 func lock(*os.File) error { return errors.ErrUnsupported }

@@ -12,12 +12,12 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// slice bounds what one system call moves, so that a finished context is
-// noticed in the middle of a large range.
+// slice bounds the bytes of one system call, so that a large read or write notices the
+// end of its context.
 const slice = 16 << 20
 
-// openRegular opens a file and returns its size. It looks before it opens: to
-// open a pipe waits for a writer.
+// openRegular opens a regular file and returns its size. It calls Stat first, because
+// to open a pipe would wait for a writer.
 func openRegular(path string) (*os.File, int64, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
@@ -131,7 +131,7 @@ func (r *reader) readDirect(ctx context.Context, buf []byte, off, n int64) ([]by
 	}
 	lo := off &^ (blob.Align - 1)
 	hi := (off + n + blob.Align - 1) &^ (blob.Align - 1)
-	end := min(hi, r.size) - lo // of what there is in the blocks
+	end := min(hi, r.size) - lo // of the file's bytes in the blocks
 	f := r.directFile()
 	for at := int64(0); f != nil && at < end; {
 		if ctx.Err() != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// reserve takes the blocks of a file, so that a full disk shows at once. File
-// systems that cannot are left to find out later.
+// reserve allocates the blocks of a file, so that a full disk is an error at once. It
+// does nothing if the file system cannot do that.
 func reserve(f *os.File, size int64) error {
 	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
 	if refused(err) {
@@ -36,14 +36,13 @@ func openDirect(dir *os.Root, name string) *os.File {
 	return f
 }
 
-// writeBack lets the system begin to write a range to the disk, and does not
-// wait. It is a hint: what goes wrong shows in the sync.
+// writeBack makes the system begin to write a range to the disk, and does not wait. It
+// is a hint: errors appear in the sync.
 func writeBack(f *os.File, off, n int64) {
 	_ = control(f, func(fd int) error { return unix.SyncFileRange(fd, off, n, unix.SYNC_FILE_RANGE_WRITE) })
 }
 
-// refused reports whether the system cannot do what it was asked, rather than
-// tried and failed.
+// refused reports whether err means that the system does not support an operation.
 func refused(err error) bool {
 	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EINVAL)
 }
@@ -73,9 +72,9 @@ func Exchange(a, b string) error {
 	return &os.LinkError{Op: "exchange", Old: a, New: b, Err: err}
 }
 
-// hostTag returns the identity of this run of this host for the files in root: a
-// process that has the same tag for root also sees the locks of the process that
-// left the tag there. It is empty if locks do not work in root.
+// hostTag returns a tag for this run of this host and the file system of root. If two
+// processes have the same tag for root, they see the locks of each other. It is empty
+// if locks do not work in root.
 func hostTag(root *os.Root) string {
 	fi, err := root.Stat(".")
 	if err != nil {
@@ -98,10 +97,10 @@ func hostTag(root *os.Root) string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// locksWork remembers by device what tryLocks found out.
+// locksWork has the results of tryLocks, by device.
 var locksWork sync.Map
 
-// bootID identifies this run of the kernel, also inside of containers.
+// bootID identifies this run of the kernel, also in containers.
 var bootID = sync.OnceValue(func() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -110,8 +109,8 @@ var bootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(b))
 })
 
-// tryLocks reports whether a lock in root keeps a second holder out. Some file
-// systems accept every lock.
+// tryLocks reports whether a lock in root excludes a second holder. Some file systems
+// grant every lock.
 func tryLocks(root *os.Root) bool {
 	name := blob.Reserved + rand.Text()
 	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
@@ -128,8 +127,7 @@ func tryLocks(root *os.Root) bool {
 	return lock(f) == nil && errors.Is(lock(g), blob.ErrLocked)
 }
 
-// syncDir makes the entries of a directory durable, if the file system has
-// a way to say so.
+// syncDir makes the entries of a directory durable, if the file system supports it.
 func syncDir(d *os.File) error {
 	if err := d.Sync(); err != nil && !refused(err) {
 		return err
@@ -139,7 +137,7 @@ func syncDir(d *os.File) error {
 
 // dropCache drops what the page cache holds of f.
 func dropCache(f *os.File) error {
-	if err := f.Sync(); err != nil { // pages that are not written out would stay
+	if err := f.Sync(); err != nil { // pages that are not on the disk would stay
 		return err
 	}
 	err := control(f, func(fd int) error { return unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED) })
@@ -149,8 +147,8 @@ func dropCache(f *os.File) error {
 	return nil
 }
 
-// reopenDirect opens the file that f is for reads past the page cache, or
-// returns nil. It goes by the descriptor: the path may lead to another file now.
+// reopenDirect opens the file of f for reads past the page cache, or returns nil. It
+// uses the descriptor: the path may be that of another file now.
 func reopenDirect(f *os.File) *os.File {
 	var out *os.File
 	_ = control(f, func(fd int) error {

@@ -27,7 +27,7 @@ func pread(f *os.File, p []byte, off int64) (int, error) { return f.ReadAt(p, of
 
 func cachedBytes(*os.File, int64, int64) (int64, bool) { return 0, false }
 
-// hostTag cannot tell runs of a host apart here.
+// hostTag returns "": these systems cannot distinguish runs of a host.
 func hostTag(*os.Root) string { return "" }
 
 func dropCache(*os.File) error { return errors.ErrUnsupported }

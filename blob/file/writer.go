@@ -15,13 +15,13 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// directSize is the size from which an object in pieces is written past the
-// page cache, and other writes are sent to the disk at once. Below, the extra
+// directSize is the least size of an object in pieces that is written past the page
+// cache, and of other writes that are sent to the disk at once. For less, the extra
 // system calls cost more than they save.
 const directSize = 1 << 20
 
-// page is the unit of the page cache. What goes past the cache goes in whole
-// pages, so that no page holds bytes of both kinds.
+// page is the unit of the page cache. Direct writes have whole pages, so that no page
+// has bytes that were written in both ways.
 var page = int64(max(os.Getpagesize(), blob.Align))
 
 type writer struct {
@@ -30,7 +30,7 @@ type writer struct {
 	opts blob.CreateOptions
 	acct *blob.Extents
 
-	dir    *os.Root // where the object will be
+	dir    *os.Root // the directory of the object
 	tmp    string   // the temporary file in dir
 	f      *os.File // tmp, through the page cache
 	direct *os.File // tmp, past it; nil: not wanted or not possible
@@ -41,11 +41,11 @@ type writer struct {
 	ended bool // guarded by mu
 }
 
-// openTries bounds how often a directory may vanish under Create. Each time
-// another process must have removed the last object in it at that moment.
+// openTries bounds how often Create tries again because another process has removed
+// the directory, with the last object in it, at that moment.
 const openTries = 1000
 
-// open makes the directory and the temporary file. It starts over if another
+// open makes the directory and the temporary file. It tries again if another
 // process removes the directory because it is empty, or sweeps the file before it
 // is locked.
 func (w *writer) open(ctx context.Context) error {
@@ -110,7 +110,7 @@ func (w *writer) WriteAt(ctx context.Context, p []byte, off int64) error {
 		w.acct.End(off, len(p), err == nil)
 	}
 	if errors.Is(err, fs.ErrClosed) {
-		err = blob.ErrClosed // Abort came in between
+		err = blob.ErrClosed // Abort was called meanwhile
 	}
 	if err != nil {
 		return w.s.fail("write", w.name, err)
@@ -118,8 +118,8 @@ func (w *writer) WriteAt(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// begin enters a write in the account unless the writer is ended, in one step:
-// a Commit knows every write that is still under way.
+// begin records the beginning of a write, unless the writer has ended. The lock makes
+// that one step, so Commit finds every write that is under way.
 func (w *writer) begin(off int64, n int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -182,9 +182,9 @@ func (w *writer) writeDirect(p []byte, off int64) (int64, error) {
 	return n, err
 }
 
-// Commit syncs the file and the way to its directory, gives it its name and
-// syncs the directory. Only if that last sync fails is the object visible
-// though Commit failed.
+// Commit syncs the file and the directories above it, renames the file and syncs its
+// directory. If only this last sync fails, the object is visible although Commit
+// returns an error.
 func (w *writer) Commit(ctx context.Context) (blob.Info, error) {
 	if !w.end() {
 		return blob.Info{}, w.s.fail("commit", w.name, blob.ErrClosed)
@@ -194,7 +194,7 @@ func (w *writer) Commit(ctx context.Context) (blob.Info, error) {
 		w.discard()
 		return blob.Info{}, w.s.fail("commit", w.name, err)
 	}
-	_ = w.closeFiles() // whatever was written is synced
+	_ = w.closeFiles() // all bytes are synced
 	w.dir.Close()
 	return info(w.name, fi), nil
 }
@@ -210,7 +210,7 @@ func (w *writer) Abort() error {
 	return nil
 }
 
-// end reports whether the writer was still open, and ends it.
+// end ends the writer and reports whether it was open.
 func (w *writer) end() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -239,10 +239,10 @@ func (w *writer) commit(ctx context.Context) (fs.FileInfo, error) {
 	return fi, w.publish()
 }
 
-// finish makes the temporary file durable. One sync covers both descriptors, as
-// they are of one file. The file stays open, and so locked, until it has its name:
-// otherwise a sweep could take it for the file of a dead writer. Windows has no
-// such locks and does not rename open files.
+// finish makes the temporary file durable. One sync is enough for both descriptors of
+// the file. The file stays open and locked until it is renamed: otherwise a sweep could
+// remove it as the file of a dead writer. Windows has no such locks and does not rename
+// open files.
 func (w *writer) finish() (fs.FileInfo, error) {
 	if err := w.s.step("sync"); err != nil {
 		return nil, err
@@ -285,8 +285,8 @@ func (w *writer) publish() error {
 	return syncDir(d)
 }
 
-// rename moves the temporary file to its place. An empty directory there is
-// the rest of objects that are gone and makes room.
+// rename gives the temporary file the name of the object. It removes an empty directory
+// of that name, which is left of objects that were removed.
 func (w *writer) rename(d *os.File) error {
 	base := path.Base(w.name)
 	err := w.renameOnce(d, base)
@@ -323,7 +323,7 @@ func (w *writer) linkOnce(base string) error {
 	return nil
 }
 
-// discard frees what an unsuccessful writer took.
+// discard frees the resources of a writer that did not succeed.
 func (w *writer) discard() error {
 	err := w.closeFiles()
 	if w.tmp != "" {

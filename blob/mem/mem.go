@@ -1,6 +1,6 @@
-// Package mem keeps objects in memory: for tests, and for things that need not
-// outlive the process. It knows no files and no limits. The contract is that of
-// blob.Store; it holds "a" beside "a/b".
+// Package mem keeps objects in memory, for tests and for objects that need not outlive
+// the process. It uses no files and has no limits. The contract is that of blob.Store.
+// A store can hold both "a" and "a/b".
 package mem
 
 import (
@@ -25,7 +25,7 @@ var _ blob.Store = (*Store)(nil)
 // Store holds objects in memory. The zero value is an empty store, ready to
 // use; a Store must not be copied.
 type Store struct {
-	// Name tells stores apart in messages. Set it before the first use.
+	// Name distinguishes stores in messages. Set it before the first use.
 	Name string
 
 	mu      sync.RWMutex
@@ -35,8 +35,8 @@ type Store struct {
 // String returns "mem://" and the store's name.
 func (s *Store) String() string { return "mem://" + s.Name }
 
-// Create implements [blob.Store]. Memory is taken as bytes are written,
-// whatever size was announced.
+// Create implements [blob.Store]. It allocates memory as bytes are written, even if
+// CreateOptions.Size is set.
 func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
 	if err := check(ctx, name); err != nil {
 		return nil, s.fail("create", name, err)
@@ -48,8 +48,8 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 	return &writer{s: s, name: name, acct: acct, ifAbsent: opts != nil && opts.IfAbsent}, nil
 }
 
-// Open implements [blob.Store]. The reader keeps its bytes whatever becomes of
-// the object.
+// Open implements [blob.Store]. The reader can still read the object after it was
+// replaced or removed.
 func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 	o, err := s.find(ctx, name)
 	if err != nil {
@@ -67,8 +67,8 @@ func (s *Store) Stat(ctx context.Context, name string) (blob.Info, error) {
 	return o.info, nil
 }
 
-// List implements [blob.Store]. It yields the objects of the moment at which
-// the loop begins.
+// List implements [blob.Store]. It yields the objects that exist when the loop
+// begins.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
 	return func(yield func(blob.Info, error) bool) {
 		if err := blob.CheckPrefix(prefix); err != nil {
@@ -100,7 +100,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// find returns the object name as it is now.
+// find returns the object name.
 func (s *Store) find(ctx context.Context, name string) (*object, error) {
 	if err := check(ctx, name); err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (s *Store) put(o *object, ifAbsent bool) error {
 	return nil
 }
 
-// snapshot returns what begins with prefix, in order.
+// snapshot returns the objects whose names begin with prefix, in order.
 func (s *Store) snapshot(prefix string) []blob.Info {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -152,8 +152,8 @@ func check(ctx context.Context, name string) error {
 	return context.Cause(ctx)
 }
 
-// object is what a Commit made. It stays in the parts it was written in, so
-// that nothing is allocated for its size or copied a second time.
+// object is a committed object. It keeps the parts that were written, so that they are
+// not copied a second time.
 type object struct {
 	info  blob.Info
 	parts []part // in order, without gaps
@@ -168,7 +168,7 @@ type part struct {
 func (o *object) readAt(p []byte, off int64) {
 	i, exact := slices.BinarySearchFunc(o.parts, off, func(q part, off int64) int { return cmp.Compare(q.off, off) })
 	if !exact {
-		i-- // the part before holds off
+		i-- // the previous part holds off
 	}
 	for len(p) > 0 {
 		q := o.parts[i]
@@ -211,7 +211,7 @@ func (r *reader) check(ctx context.Context, off int64, n int) error {
 	return context.Cause(ctx)
 }
 
-// writer gathers the parts of one object.
+// writer collects the parts of one object.
 type writer struct {
 	s        *Store
 	name     string
