@@ -25,31 +25,21 @@ func (s *suite) collectives() []collective {
 	cs := []collective{
 		{"all-gather", checkAllGather},
 		{"barrier", func(ctx context.Context, g group.Group) error { return g.Barrier(ctx) }},
-		{"sub", func(ctx context.Context, g group.Group) error {
-			_, err := g.Sub(ctx, []int{0})
-			return err
-		}},
+		{"sub", sub(0)},
 	}
-	roots := []int{0, s.n - 1}[:min(s.n, 2)]
-	for _, root := range roots {
+	for _, root := range []int{0, s.n - 1}[:min(s.n, 2)] {
 		cs = append(cs, rootedCollectives(root)...)
 	}
 	return cs
 }
 
 func rootedCollectives(root int) []collective {
-	return []collective{
-		{fmt.Sprintf("gather to %d", root), func(ctx context.Context, g group.Group) error {
-			return gather(ctx, g, root, short)
-		}},
-		{fmt.Sprintf("scatter from %d", root), func(ctx context.Context, g group.Group) error {
-			return scatter(ctx, g, root, short)
-		}},
-		{fmt.Sprintf("broadcast from %d", root), func(ctx context.Context, g group.Group) error {
-			_, err := g.Broadcast(ctx, root, nil)
-			return err
-		}},
+	named := func(name string, call func(context.Context, group.Group, int, func(from, to int) []byte) error) collective {
+		return collective{fmt.Sprintf("%s %d", name, root), func(ctx context.Context, g group.Group) error {
+			return call(ctx, g, root, short)
+		}}
 	}
+	return []collective{named("gather to", gather), named("scatter from", scatter), named("broadcast from", broadcastFrom)}
 }
 
 // errCause is registered, so that every rank finds it in the chain.

@@ -17,22 +17,21 @@ import (
 // messages tests groups that are a [group.Messenger].
 func (s *suite) messages(t *testing.T) {
 	for name, fn := range map[string]func(*env){
-		"each to each, of all sizes":              s.eachToEach,
-		"order of one tag":                        s.order,
-		"a tag that no call receives":             s.apart,
-		"a rank sends to itself":                  s.toItself,
-		"senders wait for receivers":              s.bounded,
-		"contexts that end":                       s.messageEnds,
-		"peers and tags that are none":            s.noPeers,
-		"messages of different groups":            s.messageGroups,
-		"many goroutines":                         s.messageStress,
-		"what was sent may be written to at once": s.reuse,
-		"messages into memory":                    s.into,
-		"messages before and after a call":        s.early,
-		"calls that end while a message comes":    s.intoEnds,
-		"messages that end while they are sent":   s.sendEnds,
-		"many goroutines into memory":             s.intoStress,
-		"messages of no bytes are bounded":        s.emptyBounded,
+		"each to each, of all sizes":             s.eachToEach,
+		"order of one tag, in memory used again": s.order,
+		"a tag that no call receives":            s.apart,
+		"a rank sends to itself":                 s.toItself,
+		"senders wait for receivers":             func(e *env) { s.bounded(e, 1<<20, 64) },
+		"senders of empty messages wait too":     func(e *env) { s.bounded(e, 0, 100_000) },
+		"contexts that end":                      s.messageEnds,
+		"peers and tags that are not valid":      s.noPeers,
+		"messages of different groups":           s.messageGroups,
+		"many goroutines":                        s.messageStress,
+		"messages into memory":                   s.into,
+		"messages before and after a call":       s.early,
+		"calls that end while a message comes":   s.intoEnds,
+		"messages that end while they are sent":  s.sendEnds,
+		"many goroutines into memory":            s.intoStress,
 	} {
 		s.test(t, name, fn)
 	}
@@ -40,33 +39,45 @@ func (s *suite) messages(t *testing.T) {
 
 func messenger(g group.Group) group.Messenger { return g.(group.Messenger) }
 
+// both runs send while recv runs. An error of recv does not wait for send.
+func both(send, recv func() error) error {
+	sent := make(chan error, 1)
+	go func() { sent <- send() }()
+	if err := recv(); err != nil {
+		return err
+	}
+	return <-sent
+}
+
+// receive receives a message and compares it with want.
+func receive(ctx context.Context, g group.Group, from, tag int, want []byte) error {
+	got, err := messenger(g).Recv(ctx, from, tag)
+	return errors.Join(err, equal("message", got, want))
+}
+
 // eachToEach sends a message of every size from every rank to every rank while
 // it receives theirs.
 func (s *suite) eachToEach(e *env) {
 	sizes := []int{0, 1, 100, 64 << 10, 1<<20 + 1}
 	e.must("exchange", func(ctx context.Context, g group.Group) error {
-		m := messenger(g)
-		errs := make(chan error, g.Size())
+		errs := make([]error, g.Size())
+		var wg sync.WaitGroup
 		for to := range g.Size() {
-			go func() {
-				var err error
+			wg.Go(func() {
 				for _, size := range sizes {
-					err = errors.Join(err, m.Send(ctx, to, 7, pattern(g.Rank(), to, size)))
+					errs[to] = errors.Join(errs[to], messenger(g).Send(ctx, to, 7, pattern(g.Rank(), to, size)))
 				}
-				errs <- err
-			}()
+			})
 		}
-		var err error
 		for from := range g.Size() {
 			for _, size := range sizes {
-				got, e := m.Recv(ctx, from, 7)
-				err = errors.Join(err, e, equal("message", got, pattern(from, g.Rank(), size)))
+				if err := receive(ctx, g, from, 7, pattern(from, g.Rank(), size)); err != nil {
+					return err
+				}
 			}
 		}
-		for range g.Size() {
-			err = errors.Join(err, <-errs)
-		}
-		return err
+		wg.Wait()
+		return errors.Join(errs...)
 	})
 }
 
@@ -74,29 +85,32 @@ func pattern(from, to, size int) []byte {
 	return bytes.Repeat([]byte{byte(from), byte(to), byte(size), 1}, size/4+1)[:size]
 }
 
-// order sends more messages in a row than are taken at once.
+// order sends messages of one tag around a ring and overwrites what was sent, and
+// what was received.
 func (s *suite) order(e *env) {
-	const n = 500
+	sizes := slices.Repeat([]int{1, 100_000, 10}, 70)
 	e.must("ring", func(ctx context.Context, g group.Group) error {
-		m := messenger(g)
 		next, prev := neighbours(g)
-		sent := make(chan error, 1)
-		go func() {
-			for i := range n {
-				if err := m.Send(ctx, next, 0, fmt.Appendf(nil, "%d", i)); err != nil {
-					sent <- err
-					return
+		return both(func() error {
+			b := make([]byte, slices.Max(sizes))
+			for i, size := range sizes {
+				copy(b, pattern(i, next, size))
+				if err := messenger(g).Send(ctx, next, 0, b[:size]); err != nil {
+					return err
 				}
+				clear(b)
 			}
-			sent <- nil
-		}()
-		for i := range n {
-			got, err := m.Recv(ctx, prev, 0)
-			if err := errors.Join(err, equal("message", got, fmt.Appendf(nil, "%d", i))); err != nil {
-				return err
+			return nil
+		}, func() error {
+			for i, size := range sizes {
+				got, err := messenger(g).Recv(ctx, prev, 0)
+				if err := errors.Join(err, equal("message", got, pattern(i, g.Rank(), size))); err != nil {
+					return err
+				}
+				clear(got)
 			}
-		}
-		return <-sent
+			return nil
+		})
 	})
 }
 
@@ -106,74 +120,73 @@ func (s *suite) apart(e *env) {
 	const tags = 4
 	large := func(tag int) []byte { return pattern(tag, tag, 2<<20) }
 	e.must("tags", func(ctx context.Context, g group.Group) error {
-		m := messenger(g)
 		next, prev := neighbours(g)
 		var wg sync.WaitGroup
 		errs := make([]error, tags)
 		for tag := range tags {
-			wg.Go(func() { errs[tag] = m.Send(ctx, next, tag, large(tag)) })
+			wg.Go(func() { errs[tag] = messenger(g).Send(ctx, next, tag, large(tag)) })
 		}
-		var err error
 		for _, tag := range []int{3, 2, 1, 0} {
-			got, e := m.Recv(ctx, prev, tag)
-			err = errors.Join(err, e, equal("message", got, large(tag)))
+			if err := receive(ctx, g, prev, tag, large(tag)); err != nil {
+				return err
+			}
 		}
 		wg.Wait()
-		return errors.Join(append(errs, err)...)
+		return errors.Join(errs...)
 	})
 }
 
 func (s *suite) toItself(e *env) {
 	e.must("self", func(ctx context.Context, g group.Group) error {
-		m := messenger(g)
-		if err := m.Send(ctx, g.Rank(), 1, short(g.Rank(), g.Rank())); err != nil {
+		text := short(g.Rank(), g.Rank())
+		if err := messenger(g).Send(ctx, g.Rank(), 1, text); err != nil {
 			return err
 		}
-		got, err := m.Recv(ctx, g.Rank(), 1)
-		return errors.Join(err, equal("message", got, short(g.Rank(), g.Rank())))
+		return receive(ctx, g, g.Rank(), 1, text)
 	})
 }
 
-// bounded sends without a receiver: at some point the sender must wait. What it
-// had sent before that is received.
-func (s *suite) bounded(e *env) {
-	const large = 1 << 20
-	last := e.gs[s.n-1]
+// bounded sends messages without a receiver: after at most limit messages the sender
+// must wait. The messages that it sent before are received, and the tag goes on.
+func (s *suite) bounded(e *env, size, limit int) {
+	from, to := messenger(e.gs[0]), messenger(e.gs[s.n-1])
 	ctx, cancel := context.WithCancel(e.context())
-	taken := make(chan int, 1)
+	var taken atomic.Int64
+	done := make(chan struct{})
 	go func() {
-		n := 0
-		for messenger(e.gs[0]).Send(ctx, s.n-1, 3, pattern(n, n, large)) == nil {
-			n++
+		defer close(done)
+		for n := 0; n <= limit && from.Send(ctx, s.n-1, 3, pattern(n, n, size)) == nil; n++ {
+			taken.Add(1)
 		}
-		taken <- n
 	}()
-	e.idle()
-	cancel()
-	n := <-taken
-	if n > 64 {
-		e.Errorf("%d messages of %d bytes were taken that no call received; want the sender to wait", n, large)
+	for last := int64(-1); last < taken.Load(); {
+		last = taken.Load()
+		e.idle()
 	}
-	// A message whose Send was cut off is there whole or not at all.
-	if err := messenger(e.gs[0]).Send(e.context(), s.n-1, 4, nil); err != nil {
+	cancel()
+	<-done
+	n := int(taken.Load())
+	if n > limit {
+		e.Fatalf("%d messages of %d bytes were taken that no call received; want the sender to wait", n, size)
+	}
+	// A message whose Send ended is there whole or not at all.
+	if err := from.Send(e.context(), s.n-1, 4, nil); err != nil {
 		e.Fatalf("Send after one that ended = %v; want no error", err)
 	}
 	for i := range n {
-		got, err := messenger(last).Recv(e.context(), 0, 3)
-		if err := errors.Join(err, equal("message", got, pattern(i, i, large))); err != nil {
-			e.Fatal(err)
+		if err := receive(e.context(), e.gs[s.n-1], 0, 3, pattern(i, i, size)); err != nil {
+			e.Fatalf("message %d: %v", i, err)
 		}
 	}
-	done := make(chan error, 1)
-	go func() { done <- messenger(e.gs[0]).Send(e.context(), s.n-1, 3, []byte("end")) }()
-	got, err := messenger(last).Recv(e.context(), 0, 3)
-	if err == nil && bytes.Equal(got, pattern(n, n, large)) {
-		got, err = messenger(last).Recv(e.context(), 0, 3)
-	}
-	if err := errors.Join(err, <-done, equal("message", got, []byte("end"))); err != nil {
-		e.Error(err)
-	}
-	if _, err := messenger(last).Recv(e.context(), 0, 4); err != nil {
+	end := []byte("end")
+	err := both(func() error { return from.Send(e.context(), s.n-1, 3, end) }, func() error {
+		got, err := to.Recv(e.context(), 0, 3)
+		if err == nil && bytes.Equal(got, pattern(n, n, size)) {
+			got, err = to.Recv(e.context(), 0, 3)
+		}
+		return errors.Join(err, equal("message", got, end))
+	})
+	if err = errors.Join(err, receive(e.context(), e.gs[s.n-1], 0, 4, nil)); err != nil {
 		e.Error(err)
 	}
 }
@@ -196,12 +209,12 @@ func (s *suite) messageEnds(e *env) {
 	e.idle()
 	cancel(errCause)
 	e.peerError(<-errs, group.OpRecv, peer, context.Canceled, errCause)
-	// The tag goes on.
-	sent := make(chan error, 1)
-	go func() { sent <- messenger(e.gs[peer]).Send(e.context(), 0, 0, []byte("x")) }()
-	got, err := m.Recv(e.context(), peer, 0)
-	if err := errors.Join(err, <-sent, equal("message", got, []byte("x"))); err != nil {
-		e.Error(err)
+	err = both(
+		func() error { return messenger(e.gs[peer]).Send(e.context(), 0, 0, []byte("x")) },
+		func() error { return receive(e.context(), e.gs[0], peer, 0, []byte("x")) },
+	)
+	if err != nil {
+		e.Errorf("the next message of the tag: %v", err)
 	}
 }
 
@@ -254,8 +267,7 @@ func (s *suite) messageGroups(e *env) {
 		}
 		for i := len(gs) - 1; i >= 0; i-- {
 			for from := 0; from < s.n && gs[i].Rank() == 0; from++ {
-				got, err := messenger(gs[i]).Recv(ctx, from, 5)
-				if err := errors.Join(err, equal("message", got, fmt.Appendf(short(from, 0), " in %d", i))); err != nil {
+				if err := receive(ctx, gs[i], from, 5, fmt.Appendf(short(from, 0), " in %d", i)); err != nil {
 					return err
 				}
 			}
@@ -280,8 +292,8 @@ func (s *suite) messageStress(e *env) {
 			})
 			wg.Go(func() {
 				for i := range rounds {
-					got, err := m.Recv(ctx, (g.Rank()-i%s.n+s.n)%s.n, lane)
-					errs[2*lane+1] = errors.Join(errs[2*lane+1], err, equal("message", got, pattern(i, lane, i*97)))
+					err := receive(ctx, g, (g.Rank()-i%s.n+s.n)%s.n, lane, pattern(i, lane, i*97))
+					errs[2*lane+1] = errors.Join(errs[2*lane+1], err)
 				}
 			})
 		}
@@ -292,35 +304,6 @@ func (s *suite) messageStress(e *env) {
 		}
 		wg.Wait()
 		return errors.Join(errs...)
-	})
-}
-
-// reuse overwrites what was sent, and what was received.
-func (s *suite) reuse(e *env) {
-	e.must("reuse", func(ctx context.Context, g group.Group) error {
-		m := messenger(g)
-		next, prev := neighbours(g)
-		errs := make(chan error, 1)
-		go func() {
-			b := make([]byte, 100_000)
-			for i := range 10 {
-				copy(b, pattern(i, next, len(b)))
-				if err := m.Send(ctx, next, 9, b); err != nil {
-					errs <- err
-					return
-				}
-				clear(b)
-			}
-			errs <- nil
-		}()
-		for i := range 10 {
-			got, err := m.Recv(ctx, prev, 9)
-			if err := errors.Join(err, equal("message", got, pattern(i, g.Rank(), 100_000))); err != nil {
-				return err
-			}
-			clear(got)
-		}
-		return <-errs
 	})
 }
 
@@ -345,28 +328,28 @@ func (s *suite) into(e *env) {
 	e.must("exchange", func(ctx context.Context, g group.Group) error {
 		m := messenger(g)
 		to, from := neighbours(g)
-		sent := make(chan error, 1)
-		go func() {
+		return both(func() error {
+			var err error
+			for _, size := range slices.Repeat(sizes, 3) {
+				err = errors.Join(err, m.Send(ctx, to, 3, pattern(g.Rank(), to, size)))
+			}
+			return err
+		}, func() error {
 			var err error
 			for _, size := range sizes {
-				for range 3 {
-					err = errors.Join(err, m.Send(ctx, to, 3, pattern(g.Rank(), to, size)))
+				got := make([]byte, size)
+				err = errors.Join(err, m.RecvInto(ctx, from, 3, got), equal("message", got, pattern(from, g.Rank(), size)))
+			}
+			for _, size := range sizes {
+				if e := m.RecvInto(ctx, from, 3, make([]byte, size+1)); !isLength(e, size, size+1) {
+					err = errors.Join(err, fmt.Errorf("RecvInto of a byte too many = %v; want a LengthError", e))
 				}
 			}
-			sent <- err
-		}()
-		var err error
-		for _, size := range sizes {
-			want := pattern(from, g.Rank(), size)
-			got := make([]byte, size)
-			err = errors.Join(err, m.RecvInto(ctx, from, 3, got), equal("message", got, want))
-			if e := m.RecvInto(ctx, from, 3, make([]byte, size+1)); !isLength(e, size, size+1) {
-				err = errors.Join(err, fmt.Errorf("RecvInto of a byte too many = %v; want a LengthError", e))
+			for _, size := range sizes {
+				err = errors.Join(err, receive(ctx, g, from, 3, pattern(from, g.Rank(), size)))
 			}
-			got, e := m.Recv(ctx, from, 3)
-			err = errors.Join(err, e, equal("message", got, want))
-		}
-		return errors.Join(err, <-sent)
+			return err
+		})
 	})
 }
 
@@ -376,26 +359,24 @@ func isLength(err error, got, want int) bool {
 	return ok && *e == group.LengthError{Got: got, Want: want} && errors.Is(err, group.ErrDisagree)
 }
 
-// early lets messages come before anybody asks for them, and late ones after.
+// early lets messages come before a call receives them, and after.
 func (s *suite) early(e *env) {
 	for _, size := range intoSizes() {
 		for _, first := range []string{"Send", "RecvInto"} {
 			from, to := e.gs[0], e.gs[s.n-1]
 			want, got := pattern(size, 1, size), make([]byte, size)
-			errs := make(chan error, 2)
-			send := func() { errs <- messenger(from).Send(e.context(), to.Rank(), 6, want) }
-			recv := func() { errs <- messenger(to).RecvInto(e.context(), from.Rank(), 6, got) }
-			if first == "Send" {
-				go send()
-				e.idle()
-				go recv()
-			} else {
-				go recv()
-				e.idle()
-				go send()
+			calls := []func() error{
+				func() error { return messenger(from).Send(e.context(), to.Rank(), 6, want) },
+				func() error { return messenger(to).RecvInto(e.context(), from.Rank(), 6, got) },
 			}
-			err := errors.Join(<-errs, <-errs, equal("message", got, want))
-			if err != nil {
+			if first == "RecvInto" {
+				slices.Reverse(calls)
+			}
+			err := both(calls[0], func() error {
+				e.idle()
+				return calls[1]()
+			})
+			if err := errors.Join(err, equal("message", got, want)); err != nil {
 				e.Fatalf("%d bytes, %s first: %v", size, first, err)
 			}
 		}
@@ -559,35 +540,4 @@ func (s *suite) intoStress(e *env) {
 		}
 		return err
 	})
-}
-
-// emptyBounded sends messages of no bytes without a receiver: at some point the
-// sender must wait, as with others.
-func (s *suite) emptyBounded(e *env) {
-	const most = 100_000
-	from, to := messenger(e.gs[0]), messenger(e.gs[s.n-1])
-	ctx, cancel := context.WithCancel(e.context())
-	var taken atomic.Int64
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for taken.Load() < most && from.Send(ctx, s.n-1, 11, nil) == nil {
-			taken.Add(1)
-		}
-	}()
-	for last := int64(-1); last < taken.Load(); {
-		last = taken.Load()
-		e.idle()
-	}
-	cancel()
-	<-done
-	n := taken.Load()
-	if n == most {
-		e.Fatalf("%d messages of no bytes were taken that no call received; want the sender to wait", n)
-	}
-	for i := range n {
-		if err := to.RecvInto(e.context(), 0, 11, nil); err != nil {
-			e.Fatalf("message %d: %v", i, err)
-		}
-	}
 }

@@ -68,6 +68,10 @@ func rooted(ctx context.Context, g group.Group, root int, value func(from, to in
 	if err := scatter(ctx, g, root, value); err != nil {
 		return err
 	}
+	return broadcastFrom(ctx, g, root, value)
+}
+
+func broadcastFrom(ctx context.Context, g group.Group, root int, value func(from, to int) []byte) error {
 	got, err := g.Broadcast(ctx, root, value(g.Rank(), 0))
 	if err != nil {
 		return err
@@ -133,7 +137,7 @@ func equal(what string, got, want []byte) error {
 }
 
 func (s *suite) barrier(t *testing.T) {
-	s.test(t, "nobody passes before all have come", func(e *env) {
+	s.test(t, "no rank passes before all have come", func(e *env) {
 		const rounds = 20
 		var came [rounds]atomic.Int32
 		e.must("barrier", func(ctx context.Context, g group.Group) error {
@@ -267,10 +271,7 @@ func (s *suite) contained(e *env) {
 }
 
 func (s *suite) mismatch(t *testing.T) {
-	cs := append(s.collectives(), collective{"sub of other ranks", func(ctx context.Context, g group.Group) error {
-		_, err := g.Sub(ctx, []int{1, 0})
-		return err
-	}})
+	cs := append(s.collectives(), collective{"sub of other ranks", sub(1, 0)})
 	for i, most := range cs {
 		other := cs[(i+1)%len(cs)]
 		s.test(t, fmt.Sprintf("%s and %s", most.name, other.name), func(e *env) {
