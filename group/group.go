@@ -110,22 +110,15 @@ func (c Call) Equal(d Call) bool {
 }
 
 // Check returns an error that wraps [ErrInvalid] if a group of size ranks
-// cannot serve the call.
-func (c Call) Check(size int) error {
-	if c.Op.rooted() && (c.Root < 0 || c.Root >= size) {
+// cannot serve the call of rank me, which brings that number of values.
+func (c Call) Check(me, size, values int) error {
+	switch {
+	case c.Op.rooted() && (c.Root < 0 || c.Root >= size):
 		return fmt.Errorf("root %d of %d ranks: %w", c.Root, size, ErrInvalid)
-	}
-	if c.Op == OpSub {
-		return checkList(c.Ranks, size)
-	}
-	return nil
-}
-
-// CheckScatter returns an error that wraps [ErrInvalid] unless a scatter's root
-// brings one value for each of size ranks.
-func CheckScatter(values, size int) error {
-	if values != size {
+	case c.Op == OpScatter && me == c.Root && values != size:
 		return fmt.Errorf("%d values for %d ranks: %w", values, size, ErrInvalid)
+	case c.Op == OpSub:
+		return checkList(c.Ranks, size)
 	}
 	return nil
 }
@@ -168,76 +161,91 @@ func Mismatch(a int, ca Call, b int, cb Call) *Error {
 	return &Error{Op: ca.Op, Ranks: []int{a, b}, Err: err}
 }
 
+// Methods makes the collective methods of [Group] of one function. It is for
+// implementations of Group, which embed it.
+type Methods struct {
+	me int
+	do CallFunc
+}
+
+// CallFunc takes part in a collective call. The values are this rank's value, or one
+// for each rank on the root of a scatter. It returns the values of all ranks for a
+// gather on its root and for an all-gather, one value for a scatter and for a
+// broadcast, and the group, or nil, for a sub.
+type CallFunc func(ctx context.Context, c Call, values [][]byte) ([][]byte, Group, error)
+
+// NewMethods returns the methods of rank me, which makes its calls by do.
+func NewMethods(me int, do CallFunc) Methods { return Methods{me, do} }
+
+// Rank returns this member's number in the group.
+func (m *Methods) Rank() int { return m.me }
+
+// Gather hands every rank's v to root.
+func (m *Methods) Gather(ctx context.Context, root int, v []byte) ([][]byte, error) {
+	vs, _, err := m.do(ctx, Call{Op: OpGather, Root: root}, [][]byte{v})
+	return vs, err
+}
+
+// Scatter hands vs[r] of root to rank r.
+func (m *Methods) Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, error) {
+	return m.fromRoot(ctx, Call{Op: OpScatter, Root: root}, vs)
+}
+
+// Broadcast hands root's v to all ranks.
+func (m *Methods) Broadcast(ctx context.Context, root int, v []byte) ([]byte, error) {
+	return m.fromRoot(ctx, Call{Op: OpBroadcast, Root: root}, [][]byte{v})
+}
+
+func (m *Methods) fromRoot(ctx context.Context, c Call, vs [][]byte) ([]byte, error) {
+	if m.me != c.Root {
+		vs = nil
+	}
+	got, _, err := m.do(ctx, c, vs)
+	if err != nil {
+		return nil, err
+	}
+	return got[0], nil
+}
+
+// AllGather hands every rank's v to every rank. Ranks may share the slice.
+func (m *Methods) AllGather(ctx context.Context, v []byte) ([][]byte, error) {
+	vs, _, err := m.do(ctx, Call{Op: OpAllGather}, [][]byte{v})
+	return vs, err
+}
+
+// Barrier returns once every rank has called it.
+func (m *Methods) Barrier(ctx context.Context) error {
+	_, _, err := m.do(ctx, Call{Op: OpBarrier}, nil)
+	return err
+}
+
+// Sub makes a group of some of this group's ranks.
+func (m *Methods) Sub(ctx context.Context, ranks []int) (Group, error) {
+	// The copy is compared with the lists of ranks that make the call later.
+	_, sub, err := m.do(ctx, Call{Op: OpSub, Ranks: slices.Clone(ranks)}, nil)
+	return sub, err
+}
+
 // Solo returns a group of one rank, for use in a single process. It needs no
 // goroutines and its calls never wait.
-func Solo() Group { return solo{} }
+func Solo() Group { return &solo{NewMethods(0, soloCall)} }
 
-type solo struct{}
+type solo struct{ Methods }
 
-var (
-	_ Group  = solo{}
-	_ Backed = solo{}
-)
+var _ Backed = (*solo)(nil)
 
-func (solo) Rank() int       { return 0 }
-func (solo) Size() int       { return 1 }
-func (solo) Ranks() []int    { return []int{0} }
-func (solo) Backend() string { return "solo" }
+func (*solo) Size() int       { return 1 }
+func (*solo) Ranks() []int    { return []int{0} }
+func (*solo) Backend() string { return "solo" }
 
-// enter is what every collective call of a single rank comes to.
-func (solo) enter(ctx context.Context, c Call) error {
+// soloCall is every collective call of a single rank.
+func soloCall(ctx context.Context, c Call, values [][]byte) ([][]byte, Group, error) {
 	err := ContextError(ctx)
 	if err == nil {
-		err = c.Check(1)
+		err = c.Check(0, 1, len(values))
 	}
-	return soloError(c.Op, err)
-}
-
-func soloError(op Op, err error) error {
-	if err == nil {
-		return nil
+	if err != nil {
+		return nil, nil, &Error{Op: c.Op, Ranks: []int{0}, Err: err}
 	}
-	return &Error{Op: op, Ranks: []int{0}, Err: err}
-}
-
-func (s solo) Gather(ctx context.Context, root int, v []byte) ([][]byte, error) {
-	if err := s.enter(ctx, Call{Op: OpGather, Root: root}); err != nil {
-		return nil, err
-	}
-	return [][]byte{v}, nil
-}
-
-func (s solo) Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, error) {
-	if err := s.enter(ctx, Call{Op: OpScatter, Root: root}); err != nil {
-		return nil, err
-	}
-	if err := CheckScatter(len(vs), 1); err != nil {
-		return nil, soloError(OpScatter, err)
-	}
-	return vs[0], nil
-}
-
-func (s solo) Broadcast(ctx context.Context, root int, v []byte) ([]byte, error) {
-	if err := s.enter(ctx, Call{Op: OpBroadcast, Root: root}); err != nil {
-		return nil, err
-	}
-	return v, nil
-}
-
-func (s solo) AllGather(ctx context.Context, v []byte) ([][]byte, error) {
-	if err := s.enter(ctx, Call{Op: OpAllGather}); err != nil {
-		return nil, err
-	}
-	return [][]byte{v}, nil
-}
-
-func (s solo) Barrier(ctx context.Context) error {
-	return s.enter(ctx, Call{Op: OpBarrier})
-}
-
-func (s solo) Sub(ctx context.Context, ranks []int) (Group, error) {
-	if err := s.enter(ctx, Call{Op: OpSub, Ranks: ranks}); err != nil {
-		return nil, err
-	}
-	return solo{}, nil
+	return values, Solo(), nil
 }

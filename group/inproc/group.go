@@ -17,8 +17,8 @@ import (
 // Group is one rank's end of a group. Its methods are for that rank's
 // goroutine, except Leave, Send and Recv, which any goroutine may call.
 type Group struct {
+	group.Methods
 	hub  *hub
-	rank int
 	next uint64      // number of this rank's next call
 	busy atomic.Bool // set during a call
 }
@@ -36,13 +36,16 @@ func New(n int) []*Group {
 	gs := make([]*Group, len(h.ranks))
 	for r := range gs {
 		h.ranks[r] = r
-		gs[r] = &Group{hub: h, rank: r}
+		gs[r] = newGroup(h, r)
 	}
 	return gs
 }
 
-// Rank returns this end's number in the group.
-func (g *Group) Rank() int { return g.rank }
+func newGroup(h *hub, rank int) *Group {
+	g := &Group{hub: h}
+	g.Methods = group.NewMethods(rank, g.do)
+	return g
+}
 
 // Size returns the number of ranks.
 func (g *Group) Size() int { return len(g.hub.ranks) }
@@ -53,81 +56,34 @@ func (g *Group) Ranks() []int { return slices.Clone(g.hub.ranks) }
 // Backend returns "inproc".
 func (g *Group) Backend() string { return "inproc" }
 
-// Gather hands every rank's v to root.
-func (g *Group) Gather(ctx context.Context, root int, v []byte) ([][]byte, error) {
-	c, err := g.do(ctx, deposit{Call: group.Call{Op: group.OpGather, Root: root}, value: v})
-	if err != nil || g.rank != root {
-		return nil, err
-	}
-	return c.values, nil
-}
-
-// Scatter hands vs[r] of root to rank r.
-func (g *Group) Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, error) {
-	c, err := g.do(ctx, deposit{Call: group.Call{Op: group.OpScatter, Root: root}, parts: vs})
-	if err != nil {
-		return nil, err
-	}
-	return c.values[g.rank], nil
-}
-
-// Broadcast hands root's v to all ranks.
-func (g *Group) Broadcast(ctx context.Context, root int, v []byte) ([]byte, error) {
-	c, err := g.do(ctx, deposit{Call: group.Call{Op: group.OpBroadcast, Root: root}, value: v})
-	if err != nil {
-		return nil, err
-	}
-	return c.values[root], nil
-}
-
-// AllGather hands every rank's v to every rank. All of them get the same slice.
-func (g *Group) AllGather(ctx context.Context, v []byte) ([][]byte, error) {
-	c, err := g.do(ctx, deposit{Call: group.Call{Op: group.OpAllGather}, value: v})
-	if err != nil {
-		return nil, err
-	}
-	return c.values, nil
-}
-
-// Barrier returns once every rank has called it.
-func (g *Group) Barrier(ctx context.Context) error {
-	_, err := g.do(ctx, deposit{Call: group.Call{Op: group.OpBarrier}})
-	return err
-}
-
-// Sub makes a group of some of this group's ranks.
-func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
-	ranks = slices.Clone(ranks) // compared with the lists of ranks that come later
-	c, err := g.do(ctx, deposit{Call: group.Call{Op: group.OpSub, Ranks: ranks}})
-	if err != nil {
-		return nil, err
-	}
-	r := slices.Index(ranks, g.rank)
-	if r < 0 {
-		return nil, nil
-	}
-	return &Group{hub: c.sub, rank: r}, nil
-}
-
-// do takes part in this rank's next call and returns it once it has completed.
-func (g *Group) do(ctx context.Context, d deposit) (*call, error) {
+// do takes part in this rank's next call and returns its results.
+func (g *Group) do(ctx context.Context, call group.Call, values [][]byte) ([][]byte, group.Group, error) {
 	if !g.busy.CompareAndSwap(false, true) {
 		err := fmt.Errorf("call overlaps another of the same rank: %w", group.ErrInvalid)
-		return nil, &group.Error{Op: d.Op, Ranks: []int{g.rank}, Err: err}
+		return nil, nil, &group.Error{Op: call.Op, Ranks: []int{g.Rank()}, Err: err}
 	}
 	defer g.busy.Store(false)
-	d.rank, d.ended = g.rank, group.ContextError(ctx)
-	c := g.hub.enter(g.next, d)
+	c := g.hub.enter(g.next, deposit{call, g.Rank(), group.ContextError(ctx), values})
 	g.next++
 	select {
 	case <-c.done:
 	case <-ctx.Done():
-		g.hub.end(c, d.rank, group.ContextError(ctx))
+		g.hub.end(c, g.Rank(), group.ContextError(ctx))
 	}
 	if c.err != nil {
-		return nil, c.err
+		return nil, nil, c.err
 	}
-	return c, nil
+	switch i := slices.Index(call.Ranks, g.Rank()); {
+	case call.Op == group.OpScatter:
+		return c.values[g.Rank() : g.Rank()+1], nil, nil
+	case call.Op == group.OpBroadcast:
+		return c.values[call.Root : call.Root+1], nil, nil
+	case call.Op == group.OpAllGather, call.Op == group.OpGather && g.Rank() == call.Root:
+		return c.values, nil, nil
+	case i >= 0:
+		return nil, newGroup(c.sub, i), nil
+	}
+	return nil, nil, nil
 }
 
 // Leave marks this rank as gone from the group and from all groups made from
@@ -143,7 +99,7 @@ func (g *Group) Leave(err error) {
 	h := g.hub
 	h.world.mu.Lock()
 	defer h.world.mu.Unlock()
-	outer := h.ranks[g.rank]
+	outer := h.ranks[g.Rank()]
 	if slices.ContainsFunc(h.left, func(d departure) bool { return d.rank == outer }) {
 		return
 	}
@@ -243,7 +199,7 @@ func (g *Group) Send(ctx context.Context, to, tag int, b []byte) error {
 		return err
 	}
 	b = bytes.Clone(b)
-	return g.hub.visit(ctx, group.OpSend, to, route{g.rank, to, tag}, func(m *mailbox, lost bool) bool {
+	return g.hub.visit(ctx, group.OpSend, to, route{g.Rank(), to, tag}, func(m *mailbox, lost bool) bool {
 		cost := messageCost + len(b)
 		if lost || len(m.msgs) > 0 && m.bytes+cost > maxQueued {
 			return false
@@ -260,7 +216,7 @@ func (g *Group) Recv(ctx context.Context, from, tag int) ([]byte, error) {
 		return nil, err
 	}
 	var got []byte
-	err := g.hub.visit(ctx, group.OpRecv, from, route{from, g.rank, tag}, func(m *mailbox, _ bool) bool {
+	err := g.hub.visit(ctx, group.OpRecv, from, route{from, g.Rank(), tag}, func(m *mailbox, _ bool) bool {
 		if len(m.msgs) == 0 {
 			return false
 		}

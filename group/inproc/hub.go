@@ -108,10 +108,9 @@ func (d *departure) error(h *hub, op group.Op) *group.Error {
 // deposit is what one rank brings to a call.
 type deposit struct {
 	group.Call
-	rank  int
-	ended error    // why the rank's context has ended already, or nil
-	value []byte   // for all calls but scatter
-	parts [][]byte // for scatter, at its root
+	rank   int
+	ended  error    // why the rank's context has ended already, or nil
+	values [][]byte // see [group.CallFunc]
 }
 
 // call is one collective call of a group. It is decided once, and does not
@@ -144,10 +143,10 @@ func (c *call) take(d deposit) {
 	if c.values == nil {
 		c.values = make([][]byte, len(c.hub.ranks))
 	}
-	if d.Op != group.OpScatter {
-		c.values[d.rank] = d.value
-	} else if d.rank == d.Root {
-		c.values = d.parts
+	if d.Op == group.OpScatter && d.rank == d.Root {
+		c.values = d.values
+	} else if len(d.values) > 0 {
+		c.values[d.rank] = d.values[0]
 	}
 	c.here++
 	if c.here == len(c.hub.ranks) {
@@ -157,13 +156,9 @@ func (c *call) take(d deposit) {
 
 // check returns the error that the deposit makes the call fail with, or nil.
 func (c *call) check(d deposit) *group.Error {
-	n := len(c.hub.ranks)
 	err := d.ended
 	if err == nil {
-		err = d.Check(n)
-	}
-	if err == nil && d.Op == group.OpScatter && d.rank == d.Root {
-		err = group.CheckScatter(len(d.parts), n)
+		err = d.Check(d.rank, len(c.hub.ranks), len(d.values))
 	}
 	if err != nil {
 		return &group.Error{Op: d.Op, Ranks: []int{d.rank}, Err: err}

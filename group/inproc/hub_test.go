@@ -19,7 +19,7 @@ func TestFailedCallsAreForgottenOnceAllHavePassed(t *testing.T) {
 	for _, g := range []*Group{gs[0], gs[2]} {
 		for i := range calls {
 			if err := g.Barrier(t.Context()); err == nil || err.Error() != texts[i] {
-				t.Fatalf("rank %d, call %d = %v; want %s", g.rank, i, err, texts[i])
+				t.Fatalf("rank %d, call %d = %v; want %s", g.Rank(), i, err, texts[i])
 			}
 		}
 	}

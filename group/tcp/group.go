@@ -100,11 +100,11 @@ var (
 // Sub makes a group of some of this group's ranks. It needs no closing, but one
 // that is not needed any more takes less memory closed.
 func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
-	sub, err := g.SubGroup(ctx, ranks)
+	sub, err := g.Group.Sub(ctx, ranks)
 	if sub == nil {
 		return nil, err
 	}
-	return &Group{Group: sub, host: g.host, sub: true}, nil
+	return &Group{Group: sub.(*tree.Group), host: g.host, sub: true}, nil
 }
 
 // Backend returns "tcp".

@@ -73,7 +73,7 @@ func (c *call) below(from int, f frame) error {
 			return fmt.Errorf("value of rank %d of %d: %w", v.rank, size, errProtocol)
 		}
 	}
-	if err := f.call.Check(size); err != nil {
+	if err := f.call.Check(from, size, size); err != nil {
 		return fmt.Errorf("%w: %w", errProtocol, err)
 	}
 	return c.enter(c.team.branch(from), from, f.call, f.values, f.held)

@@ -32,10 +32,11 @@ func TestForget(t *testing.T) {
 		nodes := new(Memory).Nodes(5, Options{Arity: 2})
 		for round := range rounds {
 			each(t, nodes, func(ctx context.Context, g *Group) error {
-				sub, err := g.SubGroup(ctx, []int{4, 1, 0, 3, 2})
+				made, err := g.Sub(ctx, []int{4, 1, 0, 3, 2})
 				if err != nil {
 					return err
 				}
+				sub := made.(*Group)
 				if sub.Rank() == round%5 { // the others learn of it in a call
 					sub.Forget()
 					sub.Forget()

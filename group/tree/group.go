@@ -3,7 +3,6 @@ package tree
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -12,14 +11,18 @@ import (
 // Group is one rank's end of a group. Its methods are for one goroutine at a
 // time, except Leave, which any goroutine may call.
 type Group struct {
+	group.Methods
 	team *team
 	busy atomic.Bool // set during a call
 }
 
 var _ group.Group = (*Group)(nil)
 
-// Rank returns this end's number in the group.
-func (g *Group) Rank() int { return g.team.me }
+func newGroup(t *team) *Group {
+	g := &Group{team: t}
+	g.Methods = group.NewMethods(t.me, g.do)
+	return g
+}
 
 // Size returns the number of ranks.
 func (g *Group) Size() int { return g.team.ranks.size() }
@@ -58,95 +61,38 @@ func (g *Group) Leave(err error) {
 	g.team.leave(group.NewRemoteError(cause))
 }
 
-// Gather hands every rank's v to root.
-func (g *Group) Gather(ctx context.Context, root int, v []byte) ([][]byte, error) {
-	c, err := g.do(ctx, group.Call{Op: group.OpGather, Root: root}, g.own(v))
-	if err != nil || g.Rank() != root {
-		return nil, err
-	}
-	return c.all(), nil
-}
-
-// Scatter hands vs[r] of root to rank r.
-func (g *Group) Scatter(ctx context.Context, root int, vs [][]byte) ([]byte, error) {
-	var parts []labelled
-	if g.Rank() == root {
-		parts = make([]labelled, len(vs))
-		for r, v := range vs {
-			parts[r] = labelled{r, v}
-		}
-	}
-	c, err := g.do(ctx, group.Call{Op: group.OpScatter, Root: root}, parts)
-	if err != nil {
-		return nil, err
-	}
-	return c.one(g.Rank()), nil
-}
-
-// Broadcast hands root's v to all ranks.
-func (g *Group) Broadcast(ctx context.Context, root int, v []byte) ([]byte, error) {
-	var own []labelled
-	if g.Rank() == root {
-		own = g.own(v)
-	}
-	c, err := g.do(ctx, group.Call{Op: group.OpBroadcast, Root: root}, own)
-	if err != nil {
-		return nil, err
-	}
-	return c.one(root), nil
-}
-
-// AllGather hands every rank's v to every rank.
-func (g *Group) AllGather(ctx context.Context, v []byte) ([][]byte, error) {
-	c, err := g.do(ctx, group.Call{Op: group.OpAllGather}, g.own(v))
-	if err != nil {
-		return nil, err
-	}
-	return c.all(), nil
-}
-
-// Barrier returns once every rank has called it.
-func (g *Group) Barrier(ctx context.Context) error {
-	_, err := g.do(ctx, group.Call{Op: group.OpBarrier}, nil)
-	return err
-}
-
-// Sub makes a group of some of this group's ranks.
-func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
-	sub, err := g.SubGroup(ctx, ranks)
-	if sub == nil {
-		return nil, err
-	}
-	return sub, nil
-}
-
-// SubGroup is Sub for callers that need the type.
-func (g *Group) SubGroup(ctx context.Context, ranks []int) (*Group, error) {
-	c, err := g.do(ctx, group.Call{Op: group.OpSub, Ranks: slices.Clone(ranks)}, nil)
-	if err != nil || c.sub == nil {
-		return nil, err
-	}
-	return &Group{team: c.sub}, nil
-}
-
-func (g *Group) own(v []byte) []labelled { return []labelled{{g.Rank(), v}} }
-
-// do takes part in this rank's next call and returns it once it has succeeded.
-func (g *Group) do(ctx context.Context, call group.Call, values []labelled) (*call, error) {
+// do takes part in this rank's next call and returns its results.
+func (g *Group) do(ctx context.Context, call group.Call, values [][]byte) ([][]byte, group.Group, error) {
 	if !g.busy.CompareAndSwap(false, true) {
 		err := fmt.Errorf("call overlaps another of the same rank: %w", group.ErrInvalid)
-		return nil, &group.Error{Op: call.Op, Ranks: []int{g.Rank()}, Err: err}
+		return nil, nil, &group.Error{Op: call.Op, Ranks: []int{g.Rank()}, Err: err}
 	}
 	defer g.busy.Store(false)
-	c, err := g.team.join(ctx, call, values)
+	own := make([]labelled, len(values))
+	for i, v := range values {
+		own[i] = labelled{g.Rank(), v}
+		if call.Op == group.OpScatter {
+			own[i].rank = i
+		}
+	}
+	c, err := g.team.join(ctx, call, own)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c.wait(ctx)
-	if c.err != nil {
-		return nil, c.err
+	switch {
+	case c.err != nil:
+		return nil, nil, c.err
+	case call.Op == group.OpScatter:
+		return [][]byte{c.one(g.Rank())}, nil, nil
+	case call.Op == group.OpBroadcast:
+		return [][]byte{c.one(call.Root)}, nil, nil
+	case call.Op == group.OpAllGather, call.Op == group.OpGather && g.Rank() == call.Root:
+		return c.all(), nil, nil
+	case c.sub != nil:
+		return nil, newGroup(c.sub), nil
 	}
-	return c, nil
+	return nil, nil, nil
 }
 
 // all returns the values of a call that has succeeded, by rank.

@@ -115,7 +115,7 @@ func New(rank, size int, net Network, opts Options) *Node {
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.world = &Group{team: n.newTeam(id{}, nil, members{n: size}, rank)}
+	n.world = newGroup(n.newTeam(id{}, nil, members{n: size}, rank))
 	return n
 }
 

@@ -217,17 +217,11 @@ func (t *team) join(ctx context.Context, call group.Call, values []labelled) (*c
 
 // check returns why this rank cannot make the call, or nil.
 func (t *team) check(ctx context.Context, call group.Call, values []labelled) error {
-	n := t.ranks.size()
 	if err := group.ContextError(ctx); err != nil {
 		return err
 	}
-	if err := call.Check(n); err != nil {
+	if err := call.Check(t.me, t.ranks.size(), len(values)); err != nil {
 		return err
-	}
-	if call.Op == group.OpScatter && t.me == call.Root {
-		if err := group.CheckScatter(len(values), n); err != nil {
-			return err
-		}
 	}
 	for _, v := range values {
 		if limit := t.node.opts.MaxValue; len(v.value) > limit {

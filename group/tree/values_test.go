@@ -37,10 +37,10 @@ func TestStuckGroupDoesNotStopOthers(t *testing.T) {
 	}}
 	synctest.Test(t, func(t *testing.T) {
 		nodes := m.Nodes(3, Options{Arity: 1})
-		subs := make([]*Group, len(nodes))
+		subs := make([]group.Group, len(nodes))
 		large := make([]byte, 4<<20)
 		each(t, nodes, func(ctx context.Context, g *Group) (err error) {
-			subs[g.Rank()], err = g.SubGroup(ctx, []int{0, 1, 2})
+			subs[g.Rank()], err = g.Sub(ctx, []int{0, 1, 2})
 			return err
 		})
 		var stuck sync.WaitGroup
@@ -61,7 +61,7 @@ func TestStuckGroupDoesNotStopOthers(t *testing.T) {
 		if n := failed.Load(); n != 0 {
 			t.Errorf("%d calls of the stuck group have returned; want 0", n)
 		}
-		subs[2].Forget()
+		subs[2].(*Group).Forget()
 		stuck.Wait()
 		for _, n := range nodes {
 			n.Close()
