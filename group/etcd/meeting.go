@@ -19,10 +19,9 @@ type view struct {
 	meeting
 	mod     int64            // when the record was last written; 0: never
 	rev     int64            // of the view
-	told    bool             // rank 0 has said where it listens
-	address []byte           // that
+	address []byte           // of rank 0; nil: it has not announced it
 	holder  clientv3.LeaseID // of this process's slot; zero: it is free
-	seated  bool             // this process has its slot
+	hasSlot bool             // this process has its slot
 }
 
 // look reads the record, and what concerns this process.
@@ -45,20 +44,20 @@ func (s *session) look(ctx context.Context) (view, error) {
 	}
 	for _, kv := range kvs {
 		if string(kv.Key) == s.key.address(v.Generation) {
-			v.told, v.address = true, kv.Value
+			v.address = append([]byte{}, kv.Value...)
 		}
 	}
 	if s.gen != 0 {
 		for _, kv := range res.Responses[1].GetResponseRange().Kvs {
 			v.holder = clientv3.LeaseID(kv.Lease)
-			v.seated = s.gen == v.Generation && v.holder == s.lease
+			v.hasSlot = s.gen == v.Generation && v.holder == s.lease
 		}
 	}
 	return v, nil
 }
 
-// await returns nil when the record, where rank 0 listens, or one of the keys that
-// key and opts say has changed since rev, or may have, or the lease has ended.
+// await returns nil when the record, the address of rank 0, or one of the keys that
+// key and opts select has changed since rev, or may have, or the lease has ended.
 func (s *session) await(ctx context.Context, rev int64, key string, opts ...clientv3.OpOption) error {
 	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
@@ -102,19 +101,19 @@ func (s *session) mine() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(s.key.slot(s.gen, s.rank)), "=", s.lease)}
 }
 
-// find waits until rank 0 has said where it listens.
+// find waits until rank 0 has announced its address, and returns that.
 func (s *session) find(ctx context.Context) (string, error) {
 	for {
 		v, err := s.look(ctx)
 		switch {
 		case err != nil:
 			return "", err
-		case s.sits && (v.Met || !v.seated):
-			if err := s.moveOn(ctx); err != nil {
+		case s.hadSlot && (v.Met || !v.hasSlot):
+			if err := s.retakeSlot(ctx); err != nil {
 				return "", err
 			}
 			continue
-		case v.told && !v.Met:
+		case v.address != nil && !v.Met:
 			addr, err := decodeAddress(v.address)
 			if err != nil {
 				return "", fmt.Errorf("key %q: %w", s.key.address(v.Generation), err)
@@ -122,18 +121,18 @@ func (s *session) find(ctx context.Context) (string, error) {
 			return addr, nil
 		}
 		if s.await(ctx, v.rev, "") != nil {
-			return "", fmt.Errorf("it has not said where it listens (generation %d): %w", v.Generation, group.ContextError(ctx))
+			return "", fmt.Errorf("it has not announced its address (generation %d): %w", v.Generation, group.ContextError(ctx))
 		}
 	}
 }
 
-// moveOn takes the same slot again, in the meeting that is or is to come.
-func (s *session) moveOn(ctx context.Context) error {
+// retakeSlot takes the same slot again, in this meeting or the next one.
+func (s *session) retakeSlot(ctx context.Context) error {
 	rank, size := s.rank, s.size
 	if err := s.dropLease(ctx); err != nil {
 		return err
 	}
-	err := s.sit(ctx, rank, size)
+	err := s.takeSlot(ctx, rank, size)
 	s.rank, s.size = rank, size
 	return err
 }
@@ -141,7 +140,7 @@ func (s *session) moveOn(ctx context.Context) error {
 // end ends the meeting if this is rank 0: no process can take a slot any more. The
 // slot goes with the lease; until then it keeps the next meeting from beginning.
 func (s *session) end() error {
-	ctx, cancel := context.WithTimeout(context.Background(), parting)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -152,7 +151,7 @@ func (s *session) end() error {
 		return nil
 	}
 	m := meeting{Generation: s.gen, Size: s.size, Met: true}
-	err := s.commit(ctx, s.mine(), clientv3.OpPut(s.key.meeting(), m.encode()), clientv3.OpDelete(s.key.address(s.gen)))
+	err := s.commit(ctx, s.mine(), clientv3.OpPut(s.key.meeting(), encode(m)), clientv3.OpDelete(s.key.address(s.gen)))
 	if errors.Is(err, errChanged) {
 		return nil // the meeting is another's
 	}
@@ -189,9 +188,10 @@ type meeting struct {
 	Met        bool  `json:"met"`  // rank 0 has left
 }
 
-func (m meeting) encode() string {
-	b, err := json.Marshal(m)
-	if err != nil { // numbers and a bool
+// encode returns a value as JSON. It is for values that always have one.
+func encode(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
 		panic(err)
 	}
 	return string(b)
@@ -232,14 +232,6 @@ func self() holder {
 		host = host[:maxHost]
 	}
 	return holder{host, os.Getpid()}
-}
-
-func (h holder) encode() string {
-	b, err := json.Marshal(h)
-	if err != nil { // a text and a number
-		panic(err)
-	}
-	return string(b)
 }
 
 // describeHolder returns the process that has a slot, in words.

@@ -14,15 +14,15 @@ func FuzzMeeting(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again, err := decodeMeeting([]byte(m.encode())); again != m || err != nil {
-			t.Errorf("decodeMeeting of %q = %+v, %v; want %+v", m.encode(), again, err, m)
+		if again, err := decodeMeeting([]byte(encode(m))); again != m || err != nil {
+			t.Errorf("decodeMeeting of %q = %+v, %v; want %+v", encode(m), again, err, m)
 		}
 	})
 }
 
 func TestHolder(t *testing.T) {
 	for value, want := range map[string]string{
-		holder{"n3", 4711}.encode():           `process 4711 on "n3"`,
+		encode(holder{"n3", 4711}):           `process 4711 on "n3"`,
 		"":                                    "an unknown process",
 		string(make([]byte, maxValue+1)):      "an unknown process",
 		`{"host":"line\nbreak","pid":1}`:      `process 1 on "line\nbreak"`,
@@ -32,7 +32,7 @@ func TestHolder(t *testing.T) {
 			t.Errorf("describeHolder(%.40q) = %q; want %q", value, got, want)
 		}
 	}
-	if got := len(self().encode()); got > maxValue {
+	if got := len(encode(self())); got > maxValue {
 		t.Errorf("this process says who it is in %d bytes; want at most %d", got, maxValue)
 	}
 }

@@ -18,28 +18,28 @@
 //
 //	cairn/JOB/meeting                 {"generation":7,"size":8,"met":false}
 //	cairn/JOB/meeting/GENERATION      where rank 0 listens, as text
-//	cairn/JOB/slots/GENERATION/RANK   {"host":"n3","pid":4711}: the process with that rank
+//	cairn/JOB/seats/GENERATION/RANK   {"host":"n3","pid":4711}: the process with that rank
 //
 // The last two are bound to the lease of the process that wrote them, and so go
 // with it. Only the first one stays.
 //
 // # Slots
 //
-// A process takes a slot in a transaction that demands that the slot is free and
-// that the record of the meeting is as it was read. If its rank is not given that is
-// the lowest free one, and after others were quicker one of the lowest few. A
-// process that finds its slot taken, or none free, waits. When a process dies
-// before the ranks have met its lease ends, and another process can have its slot.
+// A process takes a slot in a transaction, on the condition that the slot is free
+// and the record of the meeting unchanged. If its rank is not given it takes the
+// lowest free slot, or one of the lowest few after other processes were quicker. A
+// process waits if its slot is taken or no slot is free. If a process dies before
+// the ranks have met, its lease ends and another process can take its slot.
 //
 // # Generations
 //
-// Rank 0 marks the record when it leaves the meeting: no process takes a slot there
-// any more. A new generation begins in one transaction, with the first slot in it, when
-// no slot of the one before is left. So a job meets again under its name as soon as
-// all processes of the old meeting have left; those that died hold it up for the time of
-// a lease at most. A process that was away for so long takes its slot again, unless
-// that or the meeting is another's: then it can neither announce itself nor end a
-// meeting, and is not found by anyone.
+// Rank 0 marks the record when it leaves the meeting. From then on no process takes
+// a slot of that generation. A new generation begins in one transaction, with its
+// first slot, when no slot of the previous generation is left. So a job can meet again
+// under its name as soon as all processes of the old meeting have left; processes that
+// died delay it by the time of a lease at most. A process whose lease ended takes its
+// slot again, unless another process has it or a new generation has begun: then it can
+// neither announce an address nor end a meeting.
 //
 // # Liveness
 //
@@ -68,13 +68,13 @@ import (
 // methods are for one goroutine at a time, and it serves one [tcp.Join] after the
 // other.
 type Rendezvous struct {
-	// Client reaches the cluster. It stays open. Nil: one is made of the next four
-	// fields, and closed when it is needed no more.
+	// Client reaches the cluster. It stays open. Nil: the rendezvous makes one of the
+	// next four fields, and closes it.
 	Client *clientv3.Client
 	// Endpoints are the members of the cluster, as "host:port".
 	Endpoints []string
-	// TLS is for connections to the cluster. Nil: they are not encrypted, the
-	// password neither.
+	// TLS is for connections to the cluster. Nil: connections and the password are not
+	// encrypted.
 	TLS *tls.Config
 	// Username and Password are for a cluster that asks for them. They must allow to
 	// read and write keys that begin with "cairn/" and the job's name.
@@ -82,15 +82,15 @@ type Rendezvous struct {
 	// Job is the name under which the processes meet, of at most 256 bytes.
 	Job string
 	// Rank is this process's rank. Nil: the environment variable RANK, and if
-	// that is not set a free one. Either all processes bring theirs or none
-	// does: one that is given out may be what another was to have.
+	// that is not set a free one. Either all processes set their rank or no process
+	// does: a rank that is given out may be the one that another process has set.
 	Rank *int
 	// Size is how many processes there are, the same on all. Zero: the environment
 	// variable WORLD_SIZE.
 	Size int
 	// TTL is how long a process that has died keeps its slot, in whole seconds;
-	// etcd may raise it. A process that was kept from running for so long may lose
-	// its slot, too. Zero: 10 s.
+	// etcd may raise it. A process that was stopped for this time may lose its slot
+	// too. Zero: 10 s.
 	TTL time.Duration
 	// Hold keeps this process's slot after Close until Release is called or the
 	// process dies. If all ranks hold theirs, no other group of that job comes to
@@ -121,18 +121,15 @@ func (r *Rendezvous) endpoints() []string {
 	return r.Endpoints
 }
 
-// Slot takes a slot and returns it. If none is free it waits for one until ctx
-// ends; the error then wraps [ErrTaken]. If others meet under the same name with
-// another number of ranks its error wraps [ErrSize].
+// Slot takes a slot and returns it. If no slot is free it waits for one until ctx
+// ends; the error then wraps [ErrTaken]. If other processes meet under the same name
+// with another number of ranks the error wraps [ErrSize].
 func (r *Rendezvous) Slot(ctx context.Context) (rank, size int, err error) {
-	rank, size, err = r.slot(ctx)
-	if err != nil {
-		return 0, 0, fmt.Errorf("slot in job %q: %w", r.Job, err)
-	}
-	return rank, size, nil
-}
-
-func (r *Rendezvous) slot(ctx context.Context) (rank, size int, err error) {
+	defer func() {
+		if err != nil {
+			rank, size, err = 0, 0, fmt.Errorf("slot in job %q: %w", r.Job, err)
+		}
+	}()
 	if size, err = r.size(); err != nil {
 		return 0, 0, err
 	}
@@ -149,7 +146,7 @@ func (r *Rendezvous) slot(ctx context.Context) (rank, size int, err error) {
 		return 0, 0, err
 	}
 	defer r.s.leave()
-	if err := r.s.sit(ctx, rank, size); err != nil {
+	if err := r.s.takeSlot(ctx, rank, size); err != nil {
 		return 0, 0, err
 	}
 	return r.s.rank, size, nil
@@ -213,18 +210,15 @@ func (r *Rendezvous) connect(ctx context.Context) error {
 	return s.enter(ctx)
 }
 
-// Announce tells the others that rank 0 listens at addr. If Slot was not called,
-// because the configuration says that this is rank 0, it takes that slot first. Its
-// error wraps [ErrLost] if this process was away for so long that its slot may be
-// another's.
-func (r *Rendezvous) Announce(ctx context.Context, addr string) error {
-	if err := r.announce(ctx, addr); err != nil {
-		return fmt.Errorf("announce rank 0 of job %q: %w", r.Job, err)
-	}
-	return nil
-}
-
-func (r *Rendezvous) announce(ctx context.Context, addr string) error {
+// Announce publishes that rank 0 listens at addr. If Slot was not called, because
+// the configuration says that this is rank 0, it takes that slot first. Its error
+// wraps [ErrLost] if the lease ended and another process may have the slot.
+func (r *Rendezvous) Announce(ctx context.Context, addr string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("announce rank 0 of job %q: %w", r.Job, err)
+		}
+	}()
 	if err := tcp.CheckAddress(addr); err != nil {
 		return err
 	}
@@ -232,12 +226,12 @@ func (r *Rendezvous) announce(ctx context.Context, addr string) error {
 		return err
 	}
 	defer r.s.leave()
-	if !r.s.sits {
+	if !r.s.hadSlot {
 		size, err := r.size()
 		if err != nil {
 			return err
 		}
-		if err := r.s.sit(ctx, 0, size); err != nil {
+		if err := r.s.takeSlot(ctx, 0, size); err != nil {
 			return err
 		}
 	}
@@ -246,23 +240,18 @@ func (r *Rendezvous) announce(ctx context.Context, addr string) error {
 
 // Find returns where rank 0 listens, and waits until it does. A process whose
 // meeting has ended without it takes the same slot in the next one first.
-func (r *Rendezvous) Find(ctx context.Context) (string, error) {
-	addr, err := r.find(ctx)
+func (r *Rendezvous) Find(ctx context.Context) (addr string, err error) {
+	if err = r.connect(ctx); err == nil {
+		defer r.s.leave()
+		addr, err = r.s.find(ctx)
+	}
 	if err != nil {
 		return "", fmt.Errorf("find rank 0 of job %q: %w", r.Job, err)
 	}
 	return addr, nil
 }
 
-func (r *Rendezvous) find(ctx context.Context) (string, error) {
-	if err := r.connect(ctx); err != nil {
-		return "", err
-	}
-	defer r.s.leave()
-	return r.s.find(ctx)
-}
-
-// Close withdraws what Announce told and gives the slot back, unless Hold is set.
+// Close withdraws the announced address and gives the slot back, unless Hold is set.
 // If the cluster cannot be reached for two seconds the slot is free when its
 // lease ends.
 func (r *Rendezvous) Close() error {
@@ -289,7 +278,7 @@ func (r *Rendezvous) Release() error {
 }
 
 // Place returns the address by which this process reaches the cluster, with any
-// port: others that reach the cluster most likely reach it there.
+// port: other processes that reach the cluster most likely reach this one there.
 func (r *Rendezvous) Place() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

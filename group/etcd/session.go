@@ -21,18 +21,18 @@ import (
 
 const (
 	defaultTTL = 10 * time.Second
-	// parting bounds how long leaving takes if the cluster does not answer.
-	parting = 2 * time.Second
+	// closeTimeout bounds how long leaving takes if the cluster does not answer.
+	closeTimeout = 2 * time.Second
 	// A call that reached no member is made again, soon at first and then less and less
 	// often.
 	firstWait = 20 * time.Millisecond
 	lastWait  = time.Second
 )
 
-// session is a process's time at a meeting.
+// session is a process's connection to the cluster, with its lease and its slot.
 type session struct {
 	cli    *clientv3.Client
-	own    bool // cli is ours to close
+	own    bool // the session closes cli
 	key    keys
 	ttl    time.Duration
 	where  string          // the cluster, in words
@@ -45,9 +45,9 @@ type session struct {
 
 	busy  chan struct{}    // has room while the fields below are not in use
 	lease clientv3.LeaseID // zero: none
-	lost  chan struct{}    // closed when the lease is kept no more
+	lost  chan struct{}    // closed when the lease has ended
 
-	sits       bool  // this process has, or had, a slot
+	hadSlot    bool  // this process has, or had, a slot
 	gen        int64 // of the slot; zero: it is lost
 	rank, size int
 	addr       string // that was announced
@@ -95,15 +95,15 @@ func (s *session) do(ctx context.Context, f func(context.Context) error) error {
 		}
 		if pause(ctx, wait) != nil {
 			if errors.Is(last, context.DeadlineExceeded) || errors.Is(last, context.Canceled) {
-				last = knock(strings.Split(s.where, ", ")) // the client does not say why no member answered
+				last = dialError(strings.Split(s.where, ", ")) // the client does not say why no member answered
 			}
 			return fmt.Errorf("etcd at %s: %w (%w)", s.where, group.ContextError(ctx), last)
 		}
 	}
 }
 
-// knock returns why no member of the cluster answers.
-func knock(endpoints []string) error {
+// dialError returns why no member of the cluster answers.
+func dialError(endpoints []string) error {
 	var errs []error
 	for _, e := range endpoints {
 		_, address, found := strings.Cut(e, "://")
@@ -169,7 +169,7 @@ func (s *session) leave() { <-s.busy }
 func (s *session) close() error {
 	s.cancelKeepers()
 	s.wg.Wait()
-	ctx, cancel := context.WithTimeout(context.Background(), parting)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	err := s.dropLease(ctx)
 	s.cancel()
@@ -210,9 +210,9 @@ func (s *session) newLease(ctx context.Context) error {
 	})
 }
 
-// keep keeps a lease. When it has ended, because this process or the cluster was
-// away for a while, it takes the slot again, if no other process has it: while this
-// process talks to rank 0, or is rank 0, there is no call in which to do so.
+// keep keeps a lease alive. When the lease has ended, because this process or the
+// cluster did not run for a while, keep takes the slot again, unless another process
+// has it. No call does so while this process talks to rank 0, or is rank 0.
 func (s *session) keep(id clientv3.LeaseID, kept <-chan *clientv3.LeaseKeepAliveResponse, lost chan<- struct{}) {
 	for range kept { // answers say nothing new
 	}
@@ -238,13 +238,13 @@ func (s *session) restore(ctx context.Context) error {
 		switch {
 		case err != nil:
 			return err
-		case v.seated:
+		case v.hasSlot:
 			return nil
 		case v.Generation != s.gen || v.Met && !s.left || v.holder != 0 && v.holder != old:
 			return fmt.Errorf("rank %d in generation %d: %w", s.rank, s.gen, ErrLost)
 		}
 		slot := s.key.slot(s.gen, s.rank)
-		ops := []clientv3.Op{s.put(slot, self().encode())}
+		ops := []clientv3.Op{s.put(slot, encode(self()))}
 		if s.addr != "" {
 			ops = append(ops, s.put(s.key.address(s.gen), s.addr))
 		}

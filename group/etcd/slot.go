@@ -27,8 +27,8 @@ var (
 // anyRank stands for a rank that is not given.
 const anyRank = -1
 
-// sit takes a slot: that of rank want, or any. It waits if it cannot have one.
-func (s *session) sit(ctx context.Context, want, size int) error {
+// takeSlot takes the slot of rank want, or any slot. It waits if it cannot have one.
+func (s *session) takeSlot(ctx context.Context, want, size int) error {
 	for tries := 0; ; tries++ {
 		if err := s.needLease(ctx); err != nil {
 			return err
@@ -43,8 +43,8 @@ func (s *session) sit(ctx context.Context, want, size int) error {
 	}
 }
 
-// trySlot takes a slot, or waits if it cannot. It returns errChanged if things
-// are not as they were.
+// trySlot takes a slot, or waits if it cannot. It returns errChanged if the record or
+// the slots have changed.
 func (s *session) trySlot(ctx context.Context, want, size, tries int) error {
 	v, err := s.look(ctx)
 	if err != nil {
@@ -72,7 +72,7 @@ func (s *session) trySlot(ctx context.Context, want, size, tries int) error {
 		err = s.take(ctx, v, rank)
 	}
 	if err == nil {
-		s.gen, s.rank, s.size, s.sits = v.Generation, rank, size, true
+		s.gen, s.rank, s.size, s.hadSlot = v.Generation, rank, size, true
 	}
 	return err
 }
@@ -80,8 +80,8 @@ func (s *session) trySlot(ctx context.Context, want, size, tries int) error {
 // differ reports whether both are known and not the same.
 func differ(a, b int) bool { return a != 0 && b != 0 && a != b }
 
-// errChanged reports a transaction that others came before.
-var errChanged = errors.New("changed by others")
+// errChanged reports a transaction whose conditions no longer hold.
+var errChanged = errors.New("changed by another process")
 
 // begin begins a new generation, with this process in a slot. No process may have one
 // in the generation before.
@@ -90,7 +90,7 @@ func (s *session) begin(ctx context.Context, v view, rank, size int) error {
 	return s.commit(ctx, []clientv3.Cmp{
 		clientv3.Compare(clientv3.ModRevision(s.key.meeting()), "=", v.mod),
 		clientv3.Compare(clientv3.CreateRevision(s.key.slots(v.Generation)), "=", 0).WithPrefix(),
-	}, clientv3.OpPut(s.key.meeting(), m.encode()), s.put(s.key.slot(m.Generation, rank), self().encode()))
+	}, clientv3.OpPut(s.key.meeting(), encode(m)), s.put(s.key.slot(m.Generation, rank), encode(self())))
 }
 
 // take takes a slot of a meeting that is as it was seen.
@@ -99,7 +99,7 @@ func (s *session) take(ctx context.Context, v view, rank int) error {
 	return s.commit(ctx, []clientv3.Cmp{
 		clientv3.Compare(clientv3.ModRevision(s.key.meeting()), "=", v.mod),
 		clientv3.Compare(clientv3.CreateRevision(slot), "=", 0),
-	}, s.put(slot, self().encode()))
+	}, s.put(slot, encode(self())))
 }
 
 // put writes a value that is there as long as the lease.
@@ -121,7 +121,7 @@ type slots struct {
 	count int
 	mine  int          // this process's rank, or -1
 	taken map[int]bool // if a rank is wanted, only that one
-	who   string       // has the wanted one
+	who   string       // the process that has the wanted rank
 }
 
 // slots reads which ranks are taken in a generation. If a rank is wanted it reads no
@@ -161,8 +161,9 @@ func (t *slots) add(prefix string, kv *mvccpb.KeyValue, lease clientv3.LeaseID) 
 	return nil
 }
 
-// choose returns the wanted rank, or one of the lowest that are free, of the more
-// the more often other processes were quicker. It returns -1 if no slot is free.
+// choose returns the wanted rank, or one of the lowest free ranks: of more of them
+// after each try in which another process was quicker. It returns -1 if no slot is
+// free.
 func (t *slots) choose(want, size, tries int) int {
 	if want != anyRank {
 		if t.taken[want] {
@@ -183,8 +184,8 @@ func (t *slots) choose(want, size, tries int) int {
 	return free[rand.IntN(len(free))]
 }
 
-// awaitSlot waits until others have left, and returns errChanged. Any other error
-// says what was waited for.
+// awaitSlot waits until another process has left, and returns errChanged. Any other
+// error names the process or the group that it waited for.
 func (s *session) awaitSlot(ctx context.Context, v view, t slots, want int) error {
 	key, opts := s.key.slots(v.Generation), []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithFilterPut()}
 	if want != anyRank && !v.Met {
