@@ -45,7 +45,7 @@ func TestPanicReachesAllRanksWithItsStack(t *testing.T) {
 	}
 }
 
-func TestNothingRunsOnARankWhoseContextHasEnded(t *testing.T) {
+func TestStepSkipsWorkIfContextHasEnded(t *testing.T) {
 	errs := onRanks(t, 2, func(ctx context.Context, g group.Group) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -82,7 +82,7 @@ func TestStepsOfDifferentKindsFailTogether(t *testing.T) {
 	}
 }
 
-func TestBroadcastFromARootThatIsNone(t *testing.T) {
+func TestBroadcastFromInvalidRoot(t *testing.T) {
 	errs := onRanks(t, 2, func(ctx context.Context, g group.Group) error {
 		_, err := group.Broadcast(ctx, g, "read", 2, group.Bytes{}, func(context.Context) ([]byte, error) { return nil, nil })
 		return err
@@ -95,7 +95,7 @@ func TestBroadcastFromARootThatIsNone(t *testing.T) {
 }
 
 // Values that begin like the marks of a message must come through.
-func TestBytesCrossAsTheyAre(t *testing.T) {
+func TestBytesCodecKeepsBytes(t *testing.T) {
 	for _, v := range [][]byte{nil, {0xFF}, {0xFE}, {0xFF, 0, 1}, {0}, bytes.Repeat([]byte{0xFE}, 1<<20)} {
 		errs := onRanks(t, 3, func(ctx context.Context, g group.Group) error {
 			got, err := group.ReduceScatter(ctx, g, "plan", group.Bytes{}, group.Bytes{},
@@ -129,7 +129,7 @@ var errWire = errors.New("connection reset")
 func (brokenGroup) Gather(context.Context, int, []byte) ([][]byte, error)  { return nil, errWire }
 func (brokenGroup) Broadcast(context.Context, int, []byte) ([]byte, error) { return nil, errWire }
 
-func TestErrorsOfOtherKindsAreFiledUnderTheRankThatSawThem(t *testing.T) {
+func TestStepErrorOfOtherErrors(t *testing.T) {
 	err := group.Each(t.Context(), brokenGroup{group.Solo()}, "write", func(context.Context) error { return nil })
 	if want := "write: rank 0: connection reset"; err == nil || err.Error() != want || !errors.Is(err, errWire) {
 		t.Errorf("Each = %v; want %s", err, want)

@@ -70,7 +70,7 @@ func TestPasswordIsNotShown(t *testing.T) {
 	}
 }
 
-func TestParseRendezvousKnowsAll(t *testing.T) {
+func TestParseRendezvousOfAllSchemes(t *testing.T) {
 	for address, want := range map[string]string{
 		"": "*tcp.Env", "env://": "*tcp.Env", "file:///tmp/x": "*tcp.File", "etcd://a/j": "*etcd.Rendezvous", "etcds://a/j": "*etcd.Rendezvous",
 	} {

@@ -36,7 +36,7 @@ func silent(t *testing.T) string {
 	return ln.Addr().String()
 }
 
-func TestClusterThatIsNotThere(t *testing.T) {
+func TestUnreachableCluster(t *testing.T) {
 	why := map[string]string{"nobody listens": "refused", "nobody answers": "does not answer as etcd does"}
 	for claim, endpoint := range map[string]string{"nobody listens": nowhere(t), "nobody answers": silent(t)} {
 		for call, f := range map[string]func(ctx context.Context, r *etcd.Rendezvous) error{
@@ -69,7 +69,7 @@ func TestClusterThatIsNotThere(t *testing.T) {
 }
 
 // If one member of the cluster does not answer another one does.
-func TestOneMemberIsNotThere(t *testing.T) {
+func TestClusterWithOneMemberDown(t *testing.T) {
 	cfgs := assigned(newJob(t), 2)
 	for _, cfg := range cfgs {
 		r := cfg.Meet.(*etcd.Rendezvous)

@@ -22,7 +22,7 @@ func FuzzMeeting(f *testing.F) {
 
 func TestHolder(t *testing.T) {
 	for value, want := range map[string]string{
-		encode(holder{"n3", 4711}):           `process 4711 on "n3"`,
+		encode(holder{"n3", 4711}):            `process 4711 on "n3"`,
 		"":                                    "an unknown process",
 		string(make([]byte, maxValue+1)):      "an unknown process",
 		`{"host":"line\nbreak","pid":1}`:      `process 1 on "line\nbreak"`,

@@ -91,7 +91,7 @@ func TestTLSAndPassword(t *testing.T) {
 }
 
 // A client of the program's own stays open.
-func TestClientOfTheProgram(t *testing.T) {
+func TestRendezvousWithClientOfTheProgram(t *testing.T) {
 	c := client(t)
 	job := newJob(t)
 	var cfgs []tcp.Config

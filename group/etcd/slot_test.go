@@ -80,7 +80,7 @@ func TestSlotIsTakenAgain(t *testing.T) {
 
 // A process that lost its slot, or whose meeting ended without it, has the same rank
 // in the next one.
-func TestFindMovesOn(t *testing.T) {
+func TestFindTakesSlotOfNextMeeting(t *testing.T) {
 	for name, happens := range map[string]func(t *testing.T, job string, zero *etcd.Rendezvous){
 		"its lease ended": func(t *testing.T, job string, _ *etcd.Rendezvous) { endLease(t, slotKey(job, 1)) },
 		"rank 0 has gone": func(t *testing.T, _ string, zero *etcd.Rendezvous) { zero.Close() },

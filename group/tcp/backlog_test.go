@@ -60,7 +60,7 @@ func TestBacklogOfARankIsBounded(t *testing.T) {
 }
 
 // Messages for which somebody waits are none that nobody takes, however many.
-func TestBacklogIsOfWhatNobodyTakes(t *testing.T) {
+func TestBacklogCountsOnlyUnreceivedMessages(t *testing.T) {
 	m := lonely()
 	m.most = backlog{}
 	for tag := range 5 {

@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tcp"
 )
 
-func TestConfigurationsThatMakeNoSense(t *testing.T) {
+func TestInvalidConfigurations(t *testing.T) {
 	for field, change := range map[string]func(c *tcp.Config){
 		"Timeout":     func(c *tcp.Config) { c.Timeout = -1 },
 		"IdleTimeout": func(c *tcp.Config) { c.IdleTimeout = -1 },

@@ -79,7 +79,7 @@ func (h *heldConn) Close() error {
 // However many ranks there are, none holds more connections than the arity and
 // one, while they meet and afterwards, nor calls more at once. Those who come to
 // rank 0 hang up again, and only so many are let in at once.
-func TestNobodyHoldsAConnectionPerRank(t *testing.T) {
+func TestConnectionsWhileRanksMeetAreBounded(t *testing.T) {
 	const size, arity = 200, 4
 	cfg := crowdConfig(t, size)
 	cfg.Arity, cfg.Timeout = arity, 20*time.Second

@@ -65,10 +65,10 @@ func TestDismissalOfARankThatRegisters(t *testing.T) {
 	one.wait.begin(tm)
 	f.Close()
 	until(t, "the rank hears that the meeting is over", func() bool {
-		r, _ := one.wait.heard()
+		r := one.wait.state().last
 		return r.notice == noticeRefused
 	})
-	r, _ := one.wait.heard()
+	r := one.wait.state().last
 	names(t, r.error, 2)
 	names(t, <-dismissed, 2)
 }
@@ -186,7 +186,7 @@ func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
 
 // If all ranks have come when the context of rank 0 ends, all ranks return an error
 // that names the end of that context.
-func TestAllRanksLearnThatTheTimeOfRankZeroIsUp(t *testing.T) {
+func TestTimeoutOfRankZeroReachesAllRanks(t *testing.T) {
 	cfg := crowdConfig(t, 2)
 	cfg.parting = time.Minute
 	h := leader(t, cfg)

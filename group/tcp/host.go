@@ -491,13 +491,13 @@ func (h *host) follow(ctx context.Context) error {
 		case time.Since(refused) > h.cfg.searchTime():
 			return err
 		}
-		at, due := h.wait.lastSeen()
-		lost := !at.IsZero() && time.Since(due) > h.cfg.searchTime()
+		state := h.wait.state()
+		lost := !state.since.IsZero() && time.Since(state.due()) > h.cfg.searchTime()
 		if last == nil || ctx.Err() == nil && !lost { // else err may only say that time was up
 			last = err
 		}
 		if lost && ctx.Err() == nil {
-			return h.without(fmt.Errorf("%w for %v", errForgotten, time.Since(at).Round(time.Millisecond)), last)
+			return h.without(fmt.Errorf("%w for %v", errForgotten, time.Since(state.since).Round(time.Millisecond)), last)
 		}
 		select {
 		case <-time.After(retry/2 + mathrand.N(retry)):
@@ -515,8 +515,8 @@ func (h *host) follow(ctx context.Context) error {
 // as missing last.
 func (h *host) without(cause, last error) *group.Error {
 	err := fmt.Errorf("%w: %w (%w)", errMissing, cause, last)
-	if ranks := h.wait.missing(); len(ranks) > 0 {
-		err = fmt.Errorf("%w; before that: %w", err, &group.Error{Op: opJoin, Ranks: ranks, Err: errMissing})
+	if e := h.wait.state().last.error; e != nil && len(e.Ranks) > 0 {
+		err = fmt.Errorf("%w; before that: %w", err, &group.Error{Op: opJoin, Ranks: e.Ranks, Err: errMissing})
 	}
 	return &group.Error{Op: opJoin, Ranks: []int{0}, Err: err}
 }
@@ -530,7 +530,8 @@ func (h *host) attend(ctx context.Context) (terms, error) {
 		return terms{}, err
 	}
 	for {
-		r, t := h.wait.heard()
+		state := h.wait.state()
+		r, t := state.last, state.agreed
 		switch r.notice {
 		case noticeMet:
 			return t, nil
@@ -549,9 +550,9 @@ func (h *host) attend(ctx context.Context) (terms, error) {
 
 // enrol tells rank 0 where this rank listens, and hears the terms.
 func (h *host) enrol(ctx context.Context) (t terms, err error) {
-	if _, due := h.wait.lastSeen(); !due.IsZero() {
+	if state := h.wait.state(); !state.since.IsZero() {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, due.Add(h.cfg.searchTime()))
+		ctx, cancel = context.WithDeadline(ctx, state.due().Add(h.cfg.searchTime()))
 		defer cancel()
 	}
 	addr, err := h.cfg.Meet.Find(ctx)

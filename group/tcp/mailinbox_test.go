@@ -76,7 +76,7 @@ func (m *mail) takes(group [16]byte) bool {
 func lonely() *mail { return newMail(&host{cfg: Config{MaxMessage: 1 << 30, Timeout: time.Minute}}) }
 
 // Letters that an honest rank does not send are refused.
-func TestLettersOutOfPlaceAreRefused(t *testing.T) {
+func TestUnexpectedMessageFramesAreRefused(t *testing.T) {
 	first := func(total int) frame { return frame{kind: framePiece, first: true, total: total} }
 	type delivery struct {
 		frame frame
@@ -122,7 +122,7 @@ func TestLettersOutOfPlaceAreRefused(t *testing.T) {
 }
 
 // Memory is set aside for what has come, not for what was announced.
-func TestAnnouncedBytesAreNotSetAside(t *testing.T) {
+func TestReceiverAllocatesAsBytesArrive(t *testing.T) {
 	g := &message{total: 1 << 30, call: new(recvCall)}
 	for range 10 {
 		g.slot(1)

@@ -145,7 +145,7 @@ func TestSendEndsAmongOthers(t *testing.T) {
 
 // Calls that are in the middle of a message when the other rank goes say so, and
 // let go of their memory.
-func TestTheOtherRankGoesInAMessage(t *testing.T) {
+func TestRankLossDuringMessage(t *testing.T) {
 	for range 5 {
 		a, b := patiently(t)
 		large, into := make([]byte, 3<<20), make([]byte, 3<<20)

@@ -139,7 +139,7 @@ func TestRollCall(t *testing.T) {
 
 // A rank that accepts connections and says nothing loses its slot within the
 // timeout, and those that would have been called through it are called anyway.
-func TestRollCallOfTheSilent(t *testing.T) {
+func TestRollCallOfSilentRanks(t *testing.T) {
 	for claim, arity := range map[string]int{"one after the other": 1, "all at once": 8} {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()
@@ -186,7 +186,7 @@ func TestLongCalls(t *testing.T) {
 
 // Ranks that go while others wait can be replaced, and so can rank 0; a second
 // process of a rank that is there is refused.
-func TestSeatsAreFreed(t *testing.T) {
+func TestSlotsAreFreed(t *testing.T) {
 	t.Run("of a rank", func(t *testing.T) {
 		t.Parallel()
 		cfg := crowdConfig(t, 4)
@@ -217,7 +217,7 @@ func TestSeatsAreFreed(t *testing.T) {
 }
 
 // A rank that did not hear that all have come asks again, and is told.
-func TestRanksThatMissTheWord(t *testing.T) {
+func TestRanksThatMissTheAnnouncement(t *testing.T) {
 	t.Parallel()
 	cfg := crowdConfig(t, 2)
 	h := leader(t, cfg)

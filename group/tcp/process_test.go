@@ -50,7 +50,7 @@ func startRank(t *testing.T, port string, rank, size int) *tcptest.Process {
 }
 
 // A process that is killed, and one that is stopped, is named by the others.
-func TestProcessesThatGo(t *testing.T) {
+func TestRankLossByProcessDeath(t *testing.T) {
 	for how, end := range map[string]func(*tcptest.Process, testing.TB){
 		"killed": (*tcptest.Process).Kill, "stopped": (*tcptest.Process).Stop,
 	} {

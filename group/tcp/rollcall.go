@@ -30,21 +30,17 @@ func (c announcer) spread(ctx context.Context, r roll, slots []slot) []absence {
 	k := min(c.arity, len(slots))
 	absent := make([][]absence, k)
 	var wg sync.WaitGroup
-	for i := range k {
-		wg.Go(func() { absent[i] = c.pass(ctx, r, part(slots, i, k)) })
+	// Each part has every k-th slot: ranks that are gone for one reason are likely to be
+	// neighbours, and each of them costs time.
+	parts := make([][]slot, k)
+	for i, s := range slots {
+		parts[i%k] = append(parts[i%k], s)
+	}
+	for i, p := range parts {
+		wg.Go(func() { absent[i] = c.pass(ctx, r, p) })
 	}
 	wg.Wait()
 	return slices.Concat(absent...)
-}
-
-// part returns every k-th of slots: ranks that are gone for one reason are likely
-// to be neighbours, and each of them costs time.
-func part(slots []slot, i, k int) []slot {
-	p := make([]slot, 0, len(slots)/k+1)
-	for ; i < len(slots); i += k {
-		p = append(p, slots[i])
-	}
-	return p
 }
 
 // pass calls the first of slots that answers, and the rest through it.
@@ -108,12 +104,10 @@ func writeCall(f *conn, c roll, slots []slot) error {
 	if err := f.WriteFrame(c.encode()); err != nil {
 		return err
 	}
-	for len(slots) > 0 {
-		b, n := encodeSlots(slots)
-		if err := f.WriteFrame(b); err != nil {
+	for some := range slices.Chunk(slots, slotsInFrame) {
+		if err := f.WriteFrame(encodeSlots(some)); err != nil {
 			return err
 		}
-		slots = slots[n:]
 	}
 	return nil
 }
@@ -157,7 +151,7 @@ func (h *host) answer(f *conn, hi hello) error {
 	if slots[0].rank != h.rank {
 		return fmt.Errorf("call for rank %d: %w", slots[0].rank, wire.ErrMalformed)
 	}
-	t := h.wait.terms()
+	t := h.wait.state().agreed
 	c := announcer{h, hi.session, t.arity, t.timeout}
 	if err := f.Conn.SetDeadline(time.Now().Add(c.patience(len(slots)))); err != nil {
 		return err
@@ -179,11 +173,25 @@ func (h *host) during(r roll) context.Context {
 type waiting struct {
 	news chan struct{} // has an element if something was heard
 
-	mu     sync.Mutex
-	since  time.Time // when rank 0 last answered or called; guarded by mu
-	agreed terms     // of the meeting that the rank has come to; guarded by mu
-	last   roll      // what was heard last; guarded by mu
+	mu sync.Mutex
+	waitState
 }
+
+// waitState is guarded by the lock of waiting.
+type waitState struct {
+	since  time.Time // when rank 0 last answered or called; zero: never
+	agreed terms     // of the meeting that the rank has come to
+	last   roll      // what was heard last
+}
+
+func (w *waiting) state() waitState {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.waitState
+}
+
+// due returns when it will be time to come again if rank 0 neither answers nor calls.
+func (s *waitState) due() time.Time { return s.since.Add(s.agreed.again) }
 
 // begin notes that the rank has come to a meeting.
 func (w *waiting) begin(t terms) {
@@ -200,12 +208,6 @@ func (w *waiting) begin(t terms) {
 		e := &group.Error{Op: opJoin, Ranks: t.missing, Err: errMissing}
 		w.last = roll{notice: noticeWait, error: e}
 	}
-}
-
-func (w *waiting) terms() terms {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.agreed
 }
 
 // check returns why a call is not for this rank, or nil.
@@ -238,34 +240,6 @@ func (w *waiting) met() {
 	w.since = time.Now()
 }
 
-// lastSeen returns when rank 0 last answered or called, and when it will be time to
-// come again if it does not. Both are zero if it never did.
-func (w *waiting) lastSeen() (at, due time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.since.IsZero() {
-		return at, due
-	}
-	return w.since, w.since.Add(w.agreed.again)
-}
-
-// missing returns the ranks that rank 0 reported as missing last.
-func (w *waiting) missing() []int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.last.error == nil {
-		return nil
-	}
-	return w.last.error.Ranks
-}
-
-// heard returns what was heard last, and the terms as they are then.
-func (w *waiting) heard() (roll, terms) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.last, w.agreed
-}
-
 // notice says what a call of the roll is about.
 type notice byte
 
@@ -278,6 +252,8 @@ const (
 const (
 	// maxNotice bounds the length of a frame while ranks meet.
 	maxNotice = 64 << 10
+	// slotsInFrame is how many slots fit into one frame.
+	slotsInFrame = maxNotice / (2*MaxAddress + 16)
 	// maxMissing bounds how many missing or absent ranks are listed, maxHint how
 	// many of them a rank hears of as it comes.
 	maxMissing = 4096
@@ -393,19 +369,15 @@ func decodeRoll(b []byte) (roll, error) {
 	return c, nil
 }
 
-// encodeSlots returns a frame with the first of the slots, and how many.
-func encodeSlots(slots []slot) (b []byte, n int) {
+// encodeSlots returns a frame with at most slotsInFrame slots.
+func encodeSlots(slots []slot) []byte {
 	var w wire.Writer
 	for _, s := range slots {
-		if len(w.B)+2*MaxAddress+16 > maxNotice {
-			break
-		}
 		w.Uvarint(uint64(s.rank))
 		w.String(s.addr)
 		w.String(s.above)
-		n++
 	}
-	return w.B, n
+	return w.B
 }
 
 // decodeSlots reads a frame with slots of a group of that size.

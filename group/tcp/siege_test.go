@@ -16,7 +16,7 @@ import (
 
 // Strangers who say nothing, more of them than are looked at, keep nobody from
 // meeting, or from connecting later.
-func TestSilentStrangersAreInNobodysWay(t *testing.T) {
+func TestSilentConnectionsDoNotBlockRanks(t *testing.T) {
 	cfg := pairConfig(t)
 	cfg.Timeout = 20 * time.Second
 	leader := joinLater(t, cfg, 0)
@@ -144,7 +144,7 @@ func TestRendezvousMustBeAFile(t *testing.T) {
 }
 
 // A rank that is refused gives up, and the error of rank 0 has the reason.
-func TestARefusedRankGivesUp(t *testing.T) {
+func TestJoinEndsAfterRefusals(t *testing.T) {
 	cfg := pairConfig(t)
 	cfg.search = 50 * time.Millisecond
 	h := leader(t, cfg)
@@ -160,7 +160,7 @@ func TestARefusedRankGivesUp(t *testing.T) {
 }
 
 // Addresses that are almost right are refused, and the error says what is right.
-func TestAddressesOfMeetings(t *testing.T) {
+func TestParseRendezvous(t *testing.T) {
 	for address, want := range map[string]string{
 		"file://meet":       "file:///absolute/path",
 		"file:///x?size=2":  "file:///absolute/path",

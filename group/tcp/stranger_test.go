@@ -212,7 +212,7 @@ func TestListeningBeyondLoopbackNeedsProof(t *testing.T) {
 }
 
 // Every rank says which are missing, whoever's context ends first.
-func TestRanksThatNeverCome(t *testing.T) {
+func TestJoinWithMissingRanks(t *testing.T) {
 	for claim, first := range map[string]int{"rank 0 gives up first": 0, "rank 2 gives up first": 2} {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()
@@ -234,7 +234,7 @@ func TestRanksThatNeverCome(t *testing.T) {
 }
 
 // A file that a dead rank 0 left behind does not keep ranks from meeting.
-func TestAnOldFileIsOverwritten(t *testing.T) {
+func TestAnnounceOverwritesOldFile(t *testing.T) {
 	cfg := pairConfig(t)
 	old, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

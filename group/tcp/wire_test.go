@@ -36,7 +36,7 @@ func FuzzHandshake(f *testing.F) {
 // frameOf returns a frame without the length before it.
 func frameOf(l frame) []byte { return l.encode(true)[4:] }
 
-func FuzzLetter(f *testing.F) {
+func FuzzMessageFrame(f *testing.F) {
 	for _, l := range []frame{
 		{kind: frameAlive}, {kind: frameQuit},
 		{kind: framePiece, lane: lane{group: [16]byte{1}, tag: 300}, first: true, total: 9, body: []byte("abc")},
@@ -59,8 +59,8 @@ func FuzzLetter(f *testing.F) {
 	})
 }
 
-// FuzzFramed reads frames of a stream.
-func FuzzFramed(f *testing.F) {
+// FuzzConnFrames reads frames of a stream.
+func FuzzConnFrames(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 5, 2, 0, 0, 0, 1, 2})
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {

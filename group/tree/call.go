@@ -48,6 +48,12 @@ func newCall(t *team, number uint64) *call {
 
 // receive handles a frame of an undecided call.
 func (c *call) receive(from int, f frame) error {
+	size := c.team.ranks.size()
+	for _, v := range f.values {
+		if v.rank >= size {
+			return fmt.Errorf("value of rank %d of %d: %w", v.rank, size, errProtocol)
+		}
+	}
 	switch f.kind {
 	case kindEnter:
 		return c.below(from, f)
@@ -68,11 +74,6 @@ func (c *call) receive(from int, f frame) error {
 // below notes that the subtree of a rank below has come.
 func (c *call) below(from int, f frame) error {
 	size := c.team.ranks.size()
-	for _, v := range f.values {
-		if v.rank >= size {
-			return fmt.Errorf("value of rank %d of %d: %w", v.rank, size, errProtocol)
-		}
-	}
 	if err := f.call.Check(from, size, size); err != nil {
 		return fmt.Errorf("%w: %w", errProtocol, err)
 	}
@@ -171,12 +172,6 @@ func (c *call) outcome(f frame) error {
 	if f.err != nil {
 		c.verdict(f.err)
 		return nil
-	}
-	size := c.team.ranks.size()
-	for _, v := range f.values {
-		if v.rank >= size {
-			return fmt.Errorf("value of rank %d of %d: %w", v.rank, size, errProtocol)
-		}
 	}
 	if c.left > 0 {
 		return fmt.Errorf("call %d succeeded without this rank: %w", c.number, errProtocol)

@@ -151,7 +151,7 @@ func outer(err error, ranks []int) error {
 
 // A rank that goes after any number of frames, silently or not, is named by all
 // others; nobody waits for longer than the timeout allows.
-func TestARankThatGoesAtAnyStep(t *testing.T) {
+func TestRankLossAtEachStep(t *testing.T) {
 	for _, victim := range []int{0, 1, 5} {
 		for _, silent := range []bool{false, true} {
 			t.Run(fmt.Sprintf("rank %d, silent %v", victim, silent), func(t *testing.T) {

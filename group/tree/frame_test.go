@@ -38,7 +38,7 @@ var compare = []cmp.Option{
 	}),
 }
 
-func TestFramesComeBack(t *testing.T) {
+func TestFrameRoundTrip(t *testing.T) {
 	for _, f := range samples() {
 		got, err := decode(f.encode())
 		if diff := cmp.Diff(f, got, compare...); err != nil || diff != "" {

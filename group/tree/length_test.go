@@ -29,7 +29,7 @@ func TestFramesOnAStream(t *testing.T) {
 	}
 }
 
-func TestFramesThatAreNone(t *testing.T) {
+func TestMalformedFrames(t *testing.T) {
 	w := &FrameWriter{W: io.Discard}
 	for claim, body := range map[string][]byte{"empty": nil, "too long": make([]byte, MaxFrame+1)} {
 		if err := w.WriteFrame(body); !errors.Is(err, ErrFrame) {

@@ -65,6 +65,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -180,7 +182,7 @@ func (n *Node) receive(l *link, f frame, size int) error {
 	if t != nil {
 		return t.receive(l, f)
 	}
-	if n.late(f) {
+	if _, ok := n.forgotten[f.id]; ok {
 		return nil
 	}
 	if n.waits+size > maxEarly {
@@ -210,7 +212,7 @@ func (n *Node) Close() error {
 	}
 	n.closed = true
 	n.cancel()
-	links := n.links()
+	links := slices.AppendSeq(slices.Collect(maps.Values(n.up)), maps.Values(n.down))
 	n.mu.Unlock()
 	limit := time.AfterFunc(n.patience(), func() {
 		for _, l := range links {
@@ -232,17 +234,6 @@ func (n *Node) patience() time.Duration {
 		return min(t, most)
 	}
 	return most
-}
-
-// links returns all links. The lock is held.
-func (n *Node) links() []*link {
-	var all []*link
-	for _, m := range []map[int]*link{n.up, n.down} {
-		for _, l := range m {
-			all = append(all, l)
-		}
-	}
-	return all
 }
 
 // Gone takes a rank for gone in every group, because of what the caller knows

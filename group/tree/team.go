@@ -103,10 +103,7 @@ func (t *team) neighbours() []*neighbour {
 
 // neighbour returns the neighbour at the other end of a link, or nil.
 func (t *team) neighbour(l *link) *neighbour {
-	if t.up != nil && t.up.link == l {
-		return t.up
-	}
-	for _, nb := range t.down {
+	for _, nb := range t.neighbours() {
 		if nb.link == l {
 			return nb
 		}
