@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
-// nowhere returns an address at which nobody listens.
+// nowhere returns an address at which no process listens.
 func nowhere(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -25,7 +25,7 @@ func nowhere(t *testing.T) string {
 	return ln.Addr().String()
 }
 
-// silent returns an address at which nobody answers.
+// silent returns an address that takes connections and never answers.
 func silent(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -37,8 +37,8 @@ func silent(t *testing.T) string {
 }
 
 func TestUnreachableCluster(t *testing.T) {
-	why := map[string]string{"nobody listens": "refused", "nobody answers": "does not answer as etcd does"}
-	for claim, endpoint := range map[string]string{"nobody listens": nowhere(t), "nobody answers": silent(t)} {
+	why := map[string]string{"no listener": "refused", "no answer": "does not answer as etcd does"}
+	for claim, endpoint := range map[string]string{"no listener": nowhere(t), "no answer": silent(t)} {
 		for call, f := range map[string]func(ctx context.Context, r *etcd.Rendezvous) error{
 			"Slot":     func(ctx context.Context, r *etcd.Rendezvous) error { _, _, err := r.Slot(ctx); return err },
 			"Find":     func(ctx context.Context, r *etcd.Rendezvous) error { _, err := r.Find(ctx); return err },

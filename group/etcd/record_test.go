@@ -33,7 +33,7 @@ func TestHolder(t *testing.T) {
 		}
 	}
 	if got := len(encode(self())); got > maxValue {
-		t.Errorf("this process says who it is in %d bytes; want at most %d", got, maxValue)
+		t.Errorf("the description of this process has %d bytes; want at most %d", got, maxValue)
 	}
 }
 

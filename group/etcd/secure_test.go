@@ -48,7 +48,7 @@ func securedCluster(t *testing.T) (endpoint, ca string) {
 	return endpoint, ca
 }
 
-// allow makes a user who may use keys that begin with prefix; root may use all.
+// allow makes a user that may use keys that begin with prefix; root may use all.
 func allow(t *testing.T, c *clientv3.Client, user, password, prefix string) {
 	t.Helper()
 	ctx := soon(t)

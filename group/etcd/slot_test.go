@@ -160,7 +160,7 @@ func TestTooManyProcesses(t *testing.T) {
 	given.Rank = new(1)
 	defer given.Close()
 	if err := taken(t, given); !strings.Contains(err.Error(), "is rank 1") || !strings.Contains(err.Error(), "process ") {
-		t.Errorf("Slot of a second rank 1 = %v; want who has it", err)
+		t.Errorf("Slot of a second rank 1 = %v; want the process that has it", err)
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {

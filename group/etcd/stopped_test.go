@@ -11,8 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
-// A rank 0 that was away for longer than its lease can neither announce itself nor
-// end the meeting of those who came to its place.
+// A rank 0 that was stopped for longer than its lease can neither announce an address
+// nor end the meeting of a later rank 0.
 func TestLateProcessOfAnOldGeneration(t *testing.T) {
 	job := newJob(t)
 	late := startChild(t, job, 0)

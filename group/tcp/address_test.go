@@ -54,7 +54,7 @@ func TestPlacesOfAName(t *testing.T) {
 }
 
 // A name that stands for a service, or for nothing yet, makes rank 0 listen at all
-// addresses, if it is known who comes.
+// addresses, if connections must prove themselves.
 func TestListenByName(t *testing.T) {
 	for _, name := range []string{"service:0", "not-ready:0", "in-hosts-file:0", "203.0.113.7:0"} {
 		cfg := Config{Secret: testSecret, lookup: hostnames}

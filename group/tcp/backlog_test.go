@@ -16,8 +16,8 @@ func (m *mail) put(from, tag, n int) error {
 	return m.deliver(l, n, bytes.NewReader(make([]byte, n)).Read, newWire(m, from, false))
 }
 
-// What a rank has sent is bounded in bytes and in tags, as long as nobody takes
-// it. Others, and what this rank sends itself, are apart.
+// The bytes and tags that a rank has sent and no call receives are bounded. Messages
+// of other ranks, and of this rank to itself, do not count.
 func TestBacklogOfARankIsBounded(t *testing.T) {
 	const each = 1000
 	for claim, most := range map[string]backlog{
@@ -59,7 +59,7 @@ func TestBacklogOfARankIsBounded(t *testing.T) {
 	}
 }
 
-// Messages for which somebody waits are none that nobody takes, however many.
+// Messages that a call waits for do not count, however many there are.
 func TestBacklogCountsOnlyUnreceivedMessages(t *testing.T) {
 	m := lonely()
 	m.most = backlog{}
@@ -78,7 +78,7 @@ func TestBacklogCountsOnlyUnreceivedMessages(t *testing.T) {
 	}
 }
 
-// A rank that sends without end what nobody receives is named, with the reason.
+// A rank that sends without end what no call receives is named, with the reason.
 func TestRankThatSendsWithoutEnd(t *testing.T) {
 	b, a := patiently(t)
 	b.host.mail.most.lanes = 10

@@ -68,8 +68,8 @@ func TestSendThatOverlapsClose(t *testing.T) {
 	}
 }
 
-// A rank that closes has left, for all others, also for those who send to it just
-// then and hear of it late.
+// A rank that closes has left for all other ranks, also for those that send to it at
+// that moment and learn of it late.
 func TestRankThatClosesIsNotLost(t *testing.T) {
 	cfg := pairConfig(t)
 	cfg.Size, cfg.Arity, cfg.Timeout = 6, 1, 20*time.Second

@@ -76,9 +76,9 @@ func (h *heldConn) Close() error {
 	return h.Conn.Close()
 }
 
-// However many ranks there are, none holds more connections than the arity and
-// one, while they meet and afterwards, nor calls more at once. Those who come to
-// rank 0 hang up again, and only so many are let in at once.
+// With any number of ranks, a rank holds at most one connection more than the arity,
+// while ranks meet and afterwards, and calls at most arity ranks at once. Ranks that
+// register with rank 0 disconnect, and the number of pending connections is bounded.
 func TestConnectionsWhileRanksMeetAreBounded(t *testing.T) {
 	const size, arity = 200, 4
 	cfg := crowdConfig(t, size)

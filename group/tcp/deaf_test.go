@@ -51,8 +51,8 @@ func TestLinksThatLoseOneDirection(t *testing.T) {
 					t.Errorf("rank %d: %v; want %v", r, err, group.ErrGone)
 					continue
 				}
-				// The rank that nobody hears cannot know that: to it the others
-				// have hung up.
+				// The rank whose frames are lost cannot know that: it sees that
+				// the other ranks have disconnected.
 				if r != mute && !slices.Equal(ge.Ranks, []int{mute}) {
 					t.Errorf("rank %d: %v; want rank %d to be named", r, err, mute)
 				}

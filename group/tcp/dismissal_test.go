@@ -106,7 +106,7 @@ func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
 			h := leader(t, cfg)
 			cfg.Meet = meet(strings.TrimPrefix(cfg.Rendezvous, "file://"), h.addr)
 			one := joinLater(t, cfg, 1)
-			h.seated(t, 1)
+			h.registered(t, 1)
 			h.close()
 			<-one.done
 			names(t, one.err, 0)
@@ -138,9 +138,9 @@ func TestErrorsNameTheMissingRanks(t *testing.T) {
 			cfg := crowdConfig(t, 3)
 			h := leader(t, cfg)
 			one := joinLater(t, cfg, 1)
-			h.seated(t, 1)
+			h.registered(t, 1)
 			two := joinLater(t, cfg, 2) // it hears that no rank is missing
-			h.seated(t, 2)
+			h.registered(t, 2)
 			c.meanwhile(h, one)
 			two.cancel(gone)
 			<-two.done
@@ -158,7 +158,7 @@ func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
 	cfg.Arity, cfg.parting = 1, time.Minute
 	h := leader(t, cfg)
 	js := []*joining{joinLater(t, cfg, 2), joinLater(t, cfg, 3)}
-	h.seated(t, 2)
+	h.registered(t, 2)
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +191,7 @@ func TestTimeoutOfRankZeroReachesAllRanks(t *testing.T) {
 	cfg.parting = time.Minute
 	h := leader(t, cfg)
 	one := joinLater(t, cfg, 1)
-	h.seated(t, 1)
+	h.registered(t, 1)
 	ctx, cancel := context.WithCancel(limited(t))
 	cancel()
 	names(t, h.dismiss(ctx, nil), 0)

@@ -245,7 +245,7 @@ func (h *host) dialOnce(ctx context.Context, p purpose, to int, addr string, s s
 	hi := hello{purpose: p, from: h.rank, to: to, size: h.size, session: s, job: h.cfg.Job, addr: h.addr}
 	f, err := h.greet(ctx, raw, hi, address)
 	if !stop() {
-		err = fmt.Errorf("what listens there does not answer as a rank does: %w", ctx.Err())
+		err = fmt.Errorf("the process that listens there does not answer as a rank does: %w", ctx.Err())
 	}
 	if err != nil {
 		raw.Close()
@@ -397,7 +397,7 @@ func join(ctx context.Context, cfg Config) (*Group, error) {
 	return &Group{Group: h.node.World(), host: h}, nil
 }
 
-// lead is what rank 0 does: it lets the others come.
+// lead is what rank 0 does: it waits until all ranks are registered.
 func (h *host) lead(ctx context.Context) error {
 	place, err := h.cfg.Meet.Place()
 	if err != nil {
@@ -428,8 +428,8 @@ func (h *host) lead(ctx context.Context) error {
 		h.setAddress(s.rank, s.addr)
 	}
 	h.begin(t)
-	// Who does not hear it now will come again and ask, or is gone, which the
-	// tree notices.
+	// A rank that misses the announcement asks again, or is gone, which the tree
+	// notices.
 	met := roll{notice: noticeMet}
 	h.wg.Go(func() { h.announcer().spread(h.during(met), met, slots) })
 	return nil
@@ -548,7 +548,7 @@ func (h *host) attend(ctx context.Context) (terms, error) {
 	}
 }
 
-// enrol tells rank 0 where this rank listens, and hears the terms.
+// enrol sends rank 0 the address of this rank, and receives the terms.
 func (h *host) enrol(ctx context.Context) (t terms, err error) {
 	if state := h.wait.state(); !state.since.IsZero() {
 		var cancel context.CancelFunc
@@ -607,7 +607,8 @@ func (h *host) missed(ctx context.Context, e *group.Error) *group.Error {
 	return &group.Error{Op: opJoin, Ranks: []int{h.rank}, Err: ended} // only the time is up
 }
 
-// share tells all ranks where all listen, which also is when all are connected.
+// share sends the addresses of all ranks to all ranks. It returns when all are
+// connected.
 func (h *host) share(ctx context.Context) error {
 	var w wire.Writer
 	if h.rank == 0 {

@@ -145,9 +145,9 @@ func (m *mail) drop(l lane) error {
 	return nil
 }
 
-// serve lets the first call take what has come of the first message, and the
-// next the next. Who makes a message one that is not busy calls it. The lock is
-// held, and given up while bytes are copied.
+// serve gives the first message to the first call, the next one to the next, as far as
+// the messages have arrived. It is called whenever a message stops being busy. The
+// lock is held, and released while bytes are copied.
 func (m *mail) serve(n *inLane) {
 	for len(n.msgs) > 0 && len(n.calls) > 0 {
 		g, c := n.msgs[0], n.calls[0]
@@ -350,15 +350,15 @@ func (c *recvCall) isDone() bool {
 
 const (
 	// maxCopied is the most that is copied at once: of a piece that is sent, and
-	// of one that comes before anybody has asked for it.
+	// of one that arrives before a call waits for it.
 	maxCopied = 128 << 10
-	// pageSize is how large buffers are that are used again: for a frame with
-	// that.
+	// pageSize is the size of the buffers that are used again: for a frame with
+	// maxCopied bytes.
 	pageSize = maxCopied + 64
-	// minPart is the least that is set aside for what is yet to come.
+	// minPart is the smallest buffer that is allocated for bytes to come.
 	minPart = 4 << 10
-	// trust is how many times as much memory as has come is set aside because a
-	// sender announced it.
+	// trust bounds the memory that is allocated for an announced message: at most
+	// trust times the bytes that have arrived.
 	trust = 4
 )
 

@@ -46,7 +46,7 @@ func TestRecvIntoEndsInAPiece(t *testing.T) {
 		if err := <-errs; !errors.Is(err, context.Canceled) {
 			t.Fatalf("RecvInto = %v; want %v", err, context.Canceled)
 		}
-		clear(memory) // the race detector sees who writes to it
+		clear(memory) // the race detector sees other writes to it
 	}
 	say(want[3500:])
 	got := make([]byte, len(want))
@@ -72,10 +72,10 @@ func (m *mail) takes(group [16]byte) bool {
 	return n != nil && len(n.msgs) == 1 && n.msgs[0].busy && n.msgs[0].call != nil
 }
 
-// lonely is the mail of a rank that nobody is connected to.
+// lonely is the mail of a rank without connections.
 func lonely() *mail { return newMail(&host{cfg: Config{MaxMessage: 1 << 30, Timeout: time.Minute}}) }
 
-// Letters that an honest rank does not send are refused.
+// Frames that no correct rank sends are refused.
 func TestUnexpectedMessageFramesAreRefused(t *testing.T) {
 	first := func(total int) frame { return frame{kind: framePiece, first: true, total: total} }
 	type delivery struct {
@@ -140,8 +140,8 @@ func TestReceiverAllocatesAsBytesArrive(t *testing.T) {
 	}
 }
 
-// A message has its bytes in order, however they come and whoever was to take
-// them meanwhile.
+// A message has its bytes in order, in whatever pieces they come and whichever calls
+// began to receive it.
 func TestMessagesAreWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := rapid.SliceOfN(rapid.Byte(), 0, 40_000).Draw(t, "message")

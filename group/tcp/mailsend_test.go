@@ -19,8 +19,8 @@ func patiently(t *testing.T) (a, b *Group) {
 	return pair(t, cfg)
 }
 
-// narrow connects a to b for messages, over a connection that takes few bytes
-// that nobody reads, and returns it.
+// narrow connects a to b for messages, over a connection that buffers few bytes, and
+// returns it.
 func narrow(t *testing.T, a, b *Group) *mailConn {
 	t.Helper()
 	if err := a.Send(limited(t), 1, 99, nil); err != nil {
@@ -95,7 +95,7 @@ func TestSendEndsWhileItWrites(t *testing.T) {
 		if err := <-errs; !errors.Is(err, context.Canceled) {
 			t.Errorf("Send = %v; want %v", err, context.Canceled)
 		}
-		for i := range large { // the race detector sees who reads it
+		for i := range large { // the race detector sees other reads of it
 			large[i]++
 		}
 		b.host.mail.mu.Unlock()

@@ -20,8 +20,8 @@ const opJoin group.Op = "join"
 var errMissing = errors.New("missing from the meeting")
 
 // meeting is the list that rank 0 keeps of the ranks that have come. No
-// connection belongs to it: ranks say where they listen and hang up, and whether
-// they are still there is seen by calling the roll.
+// connection belongs to it: ranks send their address and disconnect. Calls of the roll
+// show whether they still run.
 type meeting struct {
 	size    int
 	session session
@@ -262,7 +262,7 @@ func (m *meeting) missing(cause error, limit int) *group.Error {
 		cause = fmt.Errorf("%w (rank %d was here: %s)", cause, m.latest.rank, m.latest.reason)
 	}
 	if m.turned.reason != "" && slices.Contains(ranks, m.turned.rank) {
-		cause = fmt.Errorf("%w (who came as rank %d was refused: %s)", cause, m.turned.rank, m.turned.reason)
+		cause = fmt.Errorf("%w (a process that came as rank %d was refused: %s)", cause, m.turned.rank, m.turned.reason)
 	}
 	return &group.Error{Op: opJoin, Ranks: ranks, Err: cause}
 }
@@ -356,8 +356,7 @@ func unanswered(absent []absence) (ranks []int) {
 	return ranks
 }
 
-// register hears where a rank listens and tells it the terms, in the course of a
-// connection of its own.
+// register receives the address of a rank and sends it the terms.
 func (h *host) register(f *conn, hi hello) error {
 	b, err := f.readFrame(MaxAddress)
 	if err != nil {
@@ -371,8 +370,8 @@ func (h *host) register(f *conn, hi hello) error {
 		h.meeting.vacate(hi.from, hi.session)
 		return err
 	}
-	// The rank hangs up once it has noted the terms. Before that it would not
-	// know what a call is about.
+	// The rank disconnects once it has noted the terms. Before that it could not
+	// answer a call.
 	_, _ = f.readFrame(1)
 	h.meeting.confirm(hi.from, hi.session)
 	return nil

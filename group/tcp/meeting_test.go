@@ -80,8 +80,8 @@ func leader(t *testing.T, cfg Config) *host {
 	return h
 }
 
-// seated waits until n ranks have come.
-func (h *host) seated(t *testing.T, n int) []slot {
+// registered waits until n ranks have come.
+func (h *host) registered(t *testing.T, n int) []slot {
 	t.Helper()
 	var slots []slot
 	until(t, fmt.Sprintf("%d ranks have come", n), func() bool {
@@ -97,8 +97,8 @@ func crowdConfig(t *testing.T, size int) Config {
 	return cfg
 }
 
-// A call of the roll reaches all who are there and names those who are not,
-// wherever they stand.
+// A call of the roll reaches all ranks that are there and names all others, wherever
+// they are in the tree of calls.
 func TestRollCall(t *testing.T) {
 	const size = 12
 	cfg := crowdConfig(t, size)
@@ -108,7 +108,7 @@ func TestRollCall(t *testing.T) {
 		js[r] = joinLater(t, cfg, r)
 	}
 	wait := roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}
-	if absent := h.announcer().spread(limited(t), wait, h.seated(t, size-1)); len(absent) > 0 {
+	if absent := h.announcer().spread(limited(t), wait, h.registered(t, size-1)); len(absent) > 0 {
 		t.Errorf("absent where all are here: %v; want none", absent)
 	}
 	gone := []int{1, 2, 3, 8, 11}
@@ -116,7 +116,7 @@ func TestRollCall(t *testing.T) {
 		js[r].cancel(nil)
 		<-js[r].done
 	}
-	slots := h.seated(t, size-1)
+	slots := h.registered(t, size-1)
 	absent := h.announcer().spread(limited(t), wait, slots)
 	var got []int
 	for _, a := range absent {
@@ -153,12 +153,12 @@ func TestRollCallOfSilentRanks(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer mute.Close()
-			h.seated(t, 2)
+			h.registered(t, 2)
 			if _, err := h.meeting.assign(1, session{7}, mute.Addr().String()); err != nil {
 				t.Fatal(err)
 			}
 			h.meeting.confirm(1, session{7})
-			absent := h.callRoll(limited(t), h.seated(t, 3))
+			absent := h.callRoll(limited(t), h.registered(t, 3))
 			if len(absent) != 1 || absent[0].rank != 1 || !absent[0].lost {
 				t.Errorf("absent: %v; want rank 1, lost", absent)
 			}
@@ -210,7 +210,7 @@ func TestSlotsAreFreed(t *testing.T) {
 		cfg := crowdConfig(t, 3)
 		h := leader(t, cfg)
 		one := joinLater(t, cfg, 1)
-		h.seated(t, 1)
+		h.registered(t, 1)
 		h.close() // it dies without a word
 		meets(t, one, joinLater(t, cfg, 0), joinLater(t, cfg, 2))
 	})
@@ -222,7 +222,7 @@ func TestRanksThatMissTheAnnouncement(t *testing.T) {
 	cfg := crowdConfig(t, 2)
 	h := leader(t, cfg)
 	one := joinLater(t, cfg, 1)
-	h.seated(t, 1)
+	h.registered(t, 1)
 	h.meeting.succeed(h.addr, 2)
 	h.begin(terms{session: h.meeting.session, arity: 2, timeout: h.cfg.Timeout})
 	shared := make(chan error, 1)
@@ -238,7 +238,7 @@ func TestRanksThatMissTheAnnouncement(t *testing.T) {
 	}
 }
 
-// A meeting that ends without all is over for those who wait, at once.
+// If a meeting ends before all ranks have come, the ranks that wait return at once.
 func TestDismissal(t *testing.T) {
 	cfg := crowdConfig(t, 9)
 	cfg.parting = time.Minute

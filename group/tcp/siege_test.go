@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// Strangers who say nothing, more of them than are looked at, keep nobody from
-// meeting, or from connecting later.
+// More silent connections than a rank keeps pending do not prevent ranks from meeting,
+// or from connecting later.
 func TestSilentConnectionsDoNotBlockRanks(t *testing.T) {
 	cfg := pairConfig(t)
 	cfg.Timeout = 20 * time.Second
@@ -74,7 +74,7 @@ func TestConnectionEndsAfterItsMessage(t *testing.T) {
 	gs := several(t, cfg)
 	m := gs[0].host.mail
 	m.keep = 1
-	const rounds, size = 4, laneWindow / 2 // as much is granted at once
+	const rounds, size = 4, laneWindow / 2 // half a window is granted at once
 	var wg sync.WaitGroup
 	for _, g := range gs[1:] {
 		wg.Go(func() {
@@ -153,7 +153,7 @@ func TestJoinEndsAfterRefusals(t *testing.T) {
 	if <-one.done; !errors.Is(one.err, ErrRefused) || errors.Is(one.err, context.DeadlineExceeded) {
 		t.Errorf("Join = %v; want %v, before the context ends", one.err, ErrRefused)
 	}
-	want := `who came as rank 1 was refused: this is job "pair", not "another"`
+	want := `a process that came as rank 1 was refused: this is job "pair", not "another"`
 	if err := h.meeting.missing(errMissing, 1); !strings.Contains(err.Error(), want) {
 		t.Errorf("rank 0 says %q; want %q", err, want)
 	}

@@ -25,7 +25,7 @@ func pairConfig(t *testing.T) Config {
 	}
 }
 
-// impostor is rank 1 as somebody else might play it.
+// impostor is a process that claims to be rank 1.
 type impostor struct {
 	*host
 	t     *testing.T
@@ -77,7 +77,7 @@ func TestRanksThatBehaveBadly(t *testing.T) {
 			p.connect(toLink)
 			p.connect(toMail).WriteFrame([]byte{byte(framePiece), 0})
 		},
-		"grants room that nobody took": func(p *impostor) {
+		"grants room for bytes that were not sent": func(p *impostor) {
 			p.connect(toLink)
 			p.connect(toMail).WriteFrame(frameOf(frame{kind: frameGrant, n: 10}))
 		},
@@ -211,7 +211,7 @@ func TestListeningBeyondLoopbackNeedsProof(t *testing.T) {
 	g.Close()
 }
 
-// Every rank says which are missing, whoever's context ends first.
+// The error of every rank names the missing ranks, whichever context ends first.
 func TestJoinWithMissingRanks(t *testing.T) {
 	for claim, first := range map[string]int{"rank 0 gives up first": 0, "rank 2 gives up first": 2} {
 		t.Run(claim, func(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 
 var secret = []byte(tcptest.Secret)
 
-// freePort returns a port of this host that nobody listens at, and that the
-// system does not give to others, as it would one of those that it picks itself.
+// freePort returns a port of this host at which no process listens. It is outside the
+// range from which the system picks ports for other processes.
 func freePort(t *testing.T) string {
 	t.Helper()
 	var err error

@@ -67,7 +67,7 @@ func TestGroupOverTLS(t *testing.T) {
 	grouptest.Run(t, open, &grouptest.Options{Sizes: []int{2}, Real: true, Reuse: true, Leave: leave})
 }
 
-// With mutual TLS ranks need no secret, and who has no certificate stays out.
+// With mutual TLS ranks need no secret, and a process without a certificate is refused.
 func TestMutualTLS(t *testing.T) {
 	t.Setenv(SecretVariable, "")
 	cfg := pairConfig(t)

@@ -149,8 +149,8 @@ func outer(err error, ranks []int) error {
 	return &e
 }
 
-// A rank that goes after any number of frames, silently or not, is named by all
-// others; nobody waits for longer than the timeout allows.
+// A rank that is lost after any number of frames, silently or not, is named by all
+// others; no rank waits for longer than the timeout allows.
 func TestRankLossAtEachStep(t *testing.T) {
 	for _, victim := range []int{0, 1, 5} {
 		for _, silent := range []bool{false, true} {

@@ -53,7 +53,7 @@ func (w *wire) CloseWrite() error {
 	return w.Conn.(interface{ CloseWrite() error }).CloseWrite()
 }
 
-// Close leaves the other end in the dark if the connection was cut.
+// Close does not reach the other end if the connection was cut.
 func (w *wire) Close() error {
 	if !w.all.cut.Load() {
 		return w.Conn.Close()
