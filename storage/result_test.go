@@ -42,7 +42,7 @@ func TestResultsRoundTrip(t *testing.T) {
 	}
 }
 
-func TestFilesAreNamedOnce(t *testing.T) {
+func TestEncodeResultsWritesFileNamesOnce(t *testing.T) {
 	r := &storage.WriteResults{Files: []storage.File{{Name: "a-file-with-a-name-of-some-length"}}}
 	for i := range 100 {
 		r.Items = append(r.Items, storage.WriteResult{Index: meta.Index{FQN: "w", Hint: int32(i)}, Loc: meta.Location{File: r.Files[0].Name}})
@@ -79,7 +79,7 @@ func drawResults(t *rapid.T) *storage.WriteResults {
 	return r
 }
 
-// nilIsEmpty ignores the difference where it means nothing. It does for Sums and
+// nilIsEmpty ignores the difference if it has no meaning. It has a meaning for Sums and
 // Transforms, not for Offset and Inline.
 var nilIsEmpty = cmp.FilterPath(func(p cmp.Path) bool {
 	switch p.Last().String() {
@@ -108,7 +108,7 @@ func TestAnyResultsRoundTrip(t *testing.T) {
 	})
 }
 
-func TestHostileCountsDoNotAllocate(t *testing.T) {
+func TestDecodeResultsBoundsMemory(t *testing.T) {
 	const huge = "\xff\xff\xff\xff\x0f" // 2³²-1
 	for name, in := range map[string]string{
 		"files": huge, "items": "\x00" + huge, "a name": "\x00\x01" + huge + "aaaaaaaaaaaa",

@@ -78,7 +78,7 @@ func TestDetectOneFileOfMany(t *testing.T) {
 	}
 }
 
-func TestUnknownFormatNamesTheKnown(t *testing.T) {
+func TestByNameListsTheKnownFormats(t *testing.T) {
 	_, err := formats.ByName("onnx", nil)
 	if !errors.Is(err, formats.ErrUnknown) {
 		t.Fatalf("got %v; want ErrUnknown", err)
@@ -90,7 +90,7 @@ func TestUnknownFormatNamesTheKnown(t *testing.T) {
 	}
 }
 
-func TestFormatsThatAreKnownByNameOnly(t *testing.T) {
+func TestDetectNamesUnsupportedFormats(t *testing.T) {
 	for claim, c := range map[string]struct {
 		files  []string
 		format string // of the error; empty: none

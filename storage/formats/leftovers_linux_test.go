@@ -51,9 +51,9 @@ func writeAndDie(dir, format string) {
 	select {}
 }
 
-// What a killed save left goes, beside a checkpoint and without one. Files that
-// cairn did not write stay.
-func TestCleanRemovesWhatKilledSavesLeft(t *testing.T) {
+// Clean removes the files of a killed save, also if there is no checkpoint. It keeps files
+// that cairn did not write.
+func TestCleanRemovesFilesOfKilledSaves(t *testing.T) {
 	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Hyper, formats.HF, hfIndex, hfDistributed} {
 		for _, first := range []bool{true, false} {
 			dir := t.TempDir()

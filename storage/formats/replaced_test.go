@@ -56,8 +56,8 @@ func newSaving(t testing.TB, s blob.Store, format, id string) *storagetest.Savin
 	return storagetest.NewSaving(p, storagetest.Storage(id, 1, 1), 1)
 }
 
-// A checkpoint that is replaced while it is opened or read is not damaged: the
-// new one is opened, or the error says that it was replaced.
+// If a checkpoint is replaced while it is opened or read, the new one is opened or the
+// error is ErrChanged.
 func TestReplacedAtEveryOperation(t *testing.T) {
 	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Hyper, formats.HF, hfIndex, hfDistributed, formats.Torch} {
 		t.Run(format, func(t *testing.T) {

@@ -29,7 +29,7 @@ type dataFile struct {
 	size   int64
 	header *safetensors.Header
 	// sharding has the places of the file's chunks in their tensors, by key. Nil:
-	// the file says nothing of it, its tensors are whole.
+	// the tensors are whole.
 	sharding map[string]shardingInfo
 }
 
@@ -128,7 +128,7 @@ func (f *dataFile) boxOf(e *safetensors.Entry) (tensor.Box, error) {
 	}
 	info, ok := f.sharding[e.Name]
 	if !ok {
-		return tensor.Box{}, fmt.Errorf("%s does not say where %q lies", keySharding, e.Name)
+		return tensor.Box{}, fmt.Errorf("%s has no offsets of %q", keySharding, e.Name)
 	}
 	if len(info.Offsets) != len(e.Shape) {
 		return tensor.Box{}, fmt.Errorf("%q has %d offsets and %d dimensions", e.Name, len(info.Offsets), len(e.Shape))

@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// What PyTorch and safetensors wrote holds what they say.
+// Files that PyTorch and safetensors wrote have the expected contents.
 func TestFixtures(t *testing.T) {
 	for _, c := range storagetest.Fixtures(t, "torch-*/hf-*", "torch-*/safetensors") {
 		dirs := []string{c.Dir}

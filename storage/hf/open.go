@@ -287,7 +287,7 @@ func checkTogether(files []*dataFile) error {
 	without := slices.IndexFunc(files, func(f *dataFile) bool { return f.sharding == nil })
 	switch {
 	case with >= 0 && without >= 0:
-		return fmt.Errorf("%w: %w: %s says where its chunks lie, %s does not", storage.ErrCorrupt, ErrSharding, files[with].name, files[without].name)
+		return fmt.Errorf("%w: %w: %s has the offsets of its chunks, %s does not", storage.ErrCorrupt, ErrSharding, files[with].name, files[without].name)
 	case with < 0:
 		return fmt.Errorf("%w: %s and %s, and no index", ErrAmbiguous, files[0].name, files[1].name)
 	}

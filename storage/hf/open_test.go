@@ -129,7 +129,7 @@ func TestOpenFindsTheCheckpoint(t *testing.T) {
 	}
 }
 
-// The words of the files are those of the checkpoint where they all agree.
+// Metadata that all files have in common becomes the tags of the checkpoint.
 func TestTags(t *testing.T) {
 	s := new(mem.Store)
 	x := made{"a", storagetest.Filled(t, tensor.Float32, []int64{2}, 1)}
@@ -157,8 +157,7 @@ func fileOf(header, data string) string {
 	return string([]byte{byte(n), byte(n >> 8), byte(n >> 16), 0, 0, 0, 0, 0}) + header + data
 }
 
-// The header's own rules are those of package safetensors: here, that what it
-// refuses is refused as a checkpoint.
+// Open returns ErrCorrupt for headers that package safetensors refuses.
 func TestOpenRefusesHostileFiles(t *testing.T) {
 	for name, content := range map[string]string{
 		"no header":              "abc",
@@ -195,8 +194,8 @@ func TestOpenRefusesHostileFiles(t *testing.T) {
 	}
 }
 
-// What Go's names cannot hold is refused, what is only unusual is not.
-func TestStrangeNames(t *testing.T) {
+// Names that are invalid in cairn are refused. Unusual names are not.
+func TestOpenUnusualNames(t *testing.T) {
 	s := new(mem.Store)
 	putBytes(t, s, "model.safetensors", fileOf(`{"":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`, "abcd"))
 	if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, storage.ErrCorrupt) {
@@ -250,7 +249,7 @@ func rows(at string, d tensor.DType, shape ...int64) func(t *testing.T, s *mem.S
 	}
 }
 
-func TestShardsThatDoNotFit(t *testing.T) {
+func TestOpenRefusesContradictingShards(t *testing.T) {
 	const f32, none = tensor.Float32, "shard-00001-model-00001-of-00001.safetensors"
 	for name, files := range map[string][]func(*testing.T, *mem.Store, string){
 		"a hole":                   {rows("[0,0]", f32, 2, 3), rows("[3,0]", f32, 2, 3)},
@@ -287,13 +286,13 @@ func TestShardsThatDoNotFit(t *testing.T) {
 	}
 }
 
-// A shard behind an index is not the tensor that the index promises.
+// A file of an index must hold whole tensors, not shards.
 func TestIndexedShards(t *testing.T) {
 	s := new(mem.Store)
 	rows("[0,0]", tensor.Float32, 2, 3)(t, s, "1.safetensors")
 	putBytes(t, s, "model.safetensors.index.json", indexTo("a", "1.safetensors"))
 	if got := loadAll(t, s, Format{}); len(got) != 1 {
-		t.Errorf("%d tensors; want one: PyTorch says where whole tensors lie too", len(got))
+		t.Errorf("%d tensors; want one: PyTorch also writes the offsets of whole tensors", len(got))
 	}
 	rows("[2,0]", tensor.Float32, 2, 3)(t, s, "1.safetensors")
 	if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, ErrSharding) {
@@ -301,7 +300,7 @@ func TestIndexedShards(t *testing.T) {
 	}
 }
 
-// Ranks without a share write chunks without elements, several at one place.
+// Ranks without a part of a tensor write empty chunks, several at the same offset.
 func TestEmptyShards(t *testing.T) {
 	s := new(mem.Store)
 	rows("[0,0]", tensor.Float32, 2, 3)(t, s, "shard-00001-model-00001-of-00001.safetensors")
@@ -320,7 +319,7 @@ func TestEmptyShards(t *testing.T) {
 	}
 }
 
-// What a lost file behind an index holds is missing; all else can be read.
+// The names of a lost file of an index are missing. All others can be read.
 func TestLostFilesOfAnIndex(t *testing.T) {
 	s := new(mem.Store)
 	x := storagetest.Filled(t, tensor.Float32, []int64{2}, 1)
@@ -351,7 +350,7 @@ func TestLostFilesOfAnIndex(t *testing.T) {
 	}
 }
 
-// A shard by itself is a file of tensors like any other, with a note.
+// A single shard can be opened as a file of tensors, with a note.
 func TestOpenOneShardAddsANote(t *testing.T) {
 	s := new(mem.Store)
 	const distributed, numbered = "shard-00002-model-00001-of-00001.safetensors", "model-00002-of-00005.safetensors"

@@ -27,8 +27,8 @@ func testdata(t testing.TB, dir string) blob.Store {
 	return s
 }
 
-// Quantised weights are the numbers that PyTorch makes of them, bit by bit.
-func TestDequantisedAsByPyTorch(t *testing.T) {
+// Dequantised weights equal those of PyTorch, bit by bit.
+func TestDequantizeEqualsPyTorch(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		want := loadAll(t, testdata(t, "dequantised"), Format{File: d.String() + ".safetensors"})
 		got := loadAll(t, testdata(t, "quantised"), Format{Dequantize: true, DType: d})
@@ -43,14 +43,14 @@ func TestDequantisedAsByPyTorch(t *testing.T) {
 	}
 }
 
-func TestWithoutDequantizeTheyAreWhatTheyAre(t *testing.T) {
+func TestOpenWithoutDequantize(t *testing.T) {
 	got := loadAll(t, testdata(t, "quantised"), Format{})
 	if x, ok := got["a.weight"].(*tensor.Tensor); len(got) != 5 || !ok || x.DType() != tensor.Float8E4M3FN {
 		t.Errorf("%d tensors, a.weight = %v; want 5 as they are stored", len(got), got["a.weight"])
 	}
 }
 
-// Any slice of a quantised weight is the slice of its numbers.
+// A slice of a quantised weight equals the slice of the whole weight.
 func TestDequantisedSlices(t *testing.T) {
 	s := testdata(t, "quantised")
 	p := storagetest.Place{Reader: func() storage.Reader {
@@ -83,7 +83,7 @@ func TestDequantisedSlices(t *testing.T) {
 	})
 }
 
-// A large weight is made in parts, and a slice of it reads about its own bytes.
+// A large weight is decoded in parts, and a slice of it reads about its own bytes.
 func TestDequantisedInParts(t *testing.T) {
 	store := new(mem.Store)
 	const rows, cols = 300, 2000 // more than the smallest budget takes at once
@@ -151,8 +151,9 @@ func filledOnes(t testing.TB, shape []int64) *tensor.Tensor {
 	return x
 }
 
-// What is quantised in another way, or does not fit, is refused by name.
-func TestQuantisedInOtherWays(t *testing.T) {
+// Weights that are quantised in another way, or whose scales do not fit, are refused with
+// their names.
+func TestDequantizeRefusesOtherKinds(t *testing.T) {
 	f8 := storagetest.Filled(t, tensor.Float8E4M3FN, []int64{200, 200}, 1)
 	u8 := func(shape ...int64) *tensor.Tensor { return storagetest.Filled(t, tensor.Uint8, shape, 1) }
 	for name, c := range map[string]struct {
@@ -188,8 +189,8 @@ func TestQuantisedInOtherWays(t *testing.T) {
 	}
 }
 
-// Tensors that only look like quantised ones stay what they are.
-func TestNotQuantised(t *testing.T) {
+// Tensors with names like those of quantised weights are not changed.
+func TestDequantizeKeepsOtherTensors(t *testing.T) {
 	store := new(mem.Store)
 	put(t, store, "model.safetensors", nil,
 		made{"w", filledOnes(t, []int64{2, 2})}, made{"w_scale_inv", filledOnes(t, []int64{1, 1})},

@@ -19,7 +19,7 @@ import (
 // forms are the three forms of a checkpoint that one rank writes.
 var forms = map[string]*options{"one file": {}, "an index": {Format: Format{MaxShardBytes: 40}}, "distributed": {Format: Format{Distributed: true, MaxShardBytes: 40}}}
 
-// seeded returns a state whose elements tell the seed.
+// seeded returns a state whose elements depend on the seed.
 func seeded(t testing.TB, seed byte) plan.State {
 	t.Helper()
 	out := plan.State{}
@@ -29,7 +29,7 @@ func seeded(t testing.TB, seed byte) plan.State {
 	return out
 }
 
-// seedOf returns the seed of the checkpoint that is there, or -1.
+// seedOf returns the seed of the checkpoint, or -1 if there is no checkpoint.
 func seedOf(t *testing.T, s blob.Store, seeds ...byte) int {
 	t.Helper()
 	if _, err := (Format{}).Open(t.Context(), s); err != nil {
@@ -54,8 +54,8 @@ func seedOf(t *testing.T, s blob.Store, seeds ...byte) int {
 	return -1
 }
 
-// A save that succeeds leaves nothing of the checkpoint before, and what other
-// programs have beside it stays.
+// A save that succeeds removes all files of the old checkpoint, and no files of other
+// programs.
 func TestReplacingRemovesTheOldFiles(t *testing.T) {
 	for from, oldForm := range forms {
 		for to, newForm := range forms {

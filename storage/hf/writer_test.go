@@ -87,8 +87,8 @@ func TestTextOfTheIndex(t *testing.T) {
 	}
 }
 
-// Every tensor begins at a multiple of its element's size, and the header says
-// what PyTorch's readers ask for.
+// Every tensor begins at a multiple of its element's size, and the header has the fields
+// that PyTorch's readers need.
 func TestHeaders(t *testing.T) {
 	s := new(mem.Store)
 	state := plan.State{}
@@ -114,8 +114,7 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// What the format cannot hold is refused by name, all of it at once, before
-// anything is written.
+// PrepareLocalPlan returns the names of all items that the format cannot store.
 func TestNotRepresentable(t *testing.T) {
 	s := new(mem.Store)
 	state := plan.State{
@@ -136,7 +135,7 @@ func TestNotRepresentable(t *testing.T) {
 	}
 }
 
-// Two chunks of a name in one file would be one: they go to different files.
+// A file can have a name only once, so two chunks of a name are written to two files.
 func TestChunksOfOneName(t *testing.T) {
 	s := new(mem.Store)
 	x := storagetest.Filled(t, tensor.Int32, []int64{6, 2}, 1)
@@ -156,9 +155,9 @@ func TestChunksOfOneName(t *testing.T) {
 	}
 }
 
-// Checkpoints under names that the writer does not use always stay, all others if
-// that is asked for.
-func TestPlacesThatAreTaken(t *testing.T) {
+// A save never replaces a checkpoint under names that the writer does not use, and with
+// FailIfExists it replaces no checkpoint.
+func TestSaveRefusesToReplace(t *testing.T) {
 	for name, always := range map[string]bool{
 		"model.safetensors": false, "model.safetensors.index.json": false, "cairn-save.json": false,
 		"any.safetensors": true, "diffusion_pytorch_model.safetensors": true, "any.safetensors.index.json": true,
@@ -199,8 +198,8 @@ func save(ctx context.Context, s blob.Store, state plan.State, j storage.Journal
 	return sv.Finish(ctx)
 }
 
-// A save that was interrupted goes on where it ended.
-func TestContinued(t *testing.T) {
+// A save with a journal does not write finished files again.
+func TestSaveContinues(t *testing.T) {
 	inner, state := new(mem.Store), letters(t, 6)
 	j := new(storagetest.Journal)
 	bad := fault.New(inner, fault.Rule{On: fault.Commit, Nth: 3, Times: -1, Do: fault.Fail(errOnPurpose)})
@@ -225,7 +224,7 @@ func TestContinued(t *testing.T) {
 
 var errOnPurpose = errors.New("went wrong on purpose")
 
-// The coordinator removes what ranks that are gone have left, and nothing else.
+// The coordinator also removes the files of ranks that died, and no other files.
 func TestAbortFindsTheFilesOfOtherRanks(t *testing.T) {
 	s := new(mem.Store)
 	sv := storagetest.NewSaving(at(s, nil), storagetest.Storage("x", 1, 2), 2)
@@ -250,8 +249,7 @@ func TestAbortFindsTheFilesOfOtherRanks(t *testing.T) {
 	}
 }
 
-// The distributed form is a checkpoint with its commit, and only with that of its
-// own save.
+// The distributed form can be opened only if it has the commit of its own save.
 func TestCommitOfTheDistributedForm(t *testing.T) {
 	for claim, c := range map[string]struct {
 		state  plan.State
@@ -282,8 +280,7 @@ func TestCommitOfTheDistributedForm(t *testing.T) {
 	}
 }
 
-// A lost file of the distributed form is noticed: its tensors are missing, not
-// smaller. The others can be read.
+// The tensors of a lost file of the distributed form are missing. All others can be read.
 func TestLostFileOfTheDistributedForm(t *testing.T) {
 	const last = "shard-00004-x-model-00001-of-00001.safetensors"
 	second := strings.Replace(last, "shard-00004", "shard-00002", 1)

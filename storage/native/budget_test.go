@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// The budget is for what is on its way, so it is what the pools lend at most.
+// The budget bounds the buffers that the pools lend.
 func TestBuffersStayWithinTheBudget(t *testing.T) {
 	state := plan.State{"x": storagetest.Filled(t, tensor.Uint8, []int64{1000, 9000}, 1)} // 9 MB
 	for _, c := range []struct{ budget, limit int64 }{

@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// castagnoli is the standard library's word on the checksum.
+// castagnoli makes the standard library compute the checksum.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // compatDir holds a checkpoint that version 1 wrote, by this test with -update.
@@ -112,8 +112,8 @@ func load(t *testing.T, s blob.Store, state plan.State) {
 	}
 }
 
-// writeCompat makes the checkpoint where there is none. To make it anew, which
-// is right only as long as nobody has files of this version, remove the folder.
+// writeCompat makes the checkpoint if it does not exist. To make it again, remove the
+// folder. Do this only as long as no released program writes this version.
 func writeCompat(t *testing.T) {
 	t.Helper()
 	s, err := file.Open(compatDir, nil)

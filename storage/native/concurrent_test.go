@@ -22,7 +22,7 @@ import (
 // each of its operations in turn, to be held up itself at each of its own: one
 // whole checkpoint is there in the end whatever the order of their steps, and no
 // record ever names a file that is missing.
-func TestTwoSavesOntoOnePlace(t *testing.T) {
+func TestConcurrentSavesLeaveOneCheckpoint(t *testing.T) {
 	held := func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.Delay(time.Hour)} }
 	for n := int64(1); ; n++ {
 		var b int64
@@ -70,7 +70,7 @@ func runTwo(t *testing.T, old byte, ra, rb fault.Rule) (a, b int64) {
 	return a, b
 }
 
-// watchedStore looks after every change whether the record's files are there.
+// watchedStore checks after every change that the files of the record exist.
 type watchedStore struct {
 	blob.Store
 	t  *testing.T
@@ -118,7 +118,7 @@ func (w *watchedWriter) Commit(ctx context.Context) (blob.Info, error) {
 }
 
 // The files of a save that lost the race stay until a later save sweeps them.
-func TestLoserOfTheRaceIsSwept(t *testing.T) {
+func TestFilesOfTheLosingSaveAreSwept(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "old", 1)
 	p := at(s, nil, storage.ReadOptions{})
@@ -147,8 +147,8 @@ func TestLoserOfTheRaceIsSwept(t *testing.T) {
 	}
 }
 
-// Loads while saves replace the checkpoint: each gets one save's state or is
-// told that it changed.
+// Each load while saves replace the checkpoint gets the state of one save, or returns
+// ErrChanged.
 func TestLoadsWhileSavesReplace(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "s0", 0)

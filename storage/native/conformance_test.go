@@ -18,7 +18,7 @@ func at(s blob.Store, wo *options, ro storage.ReadOptions) storagetest.Place {
 	}
 }
 
-// gapStore is a store whose requests are dear.
+// gapStore is a store whose requests are slow.
 type gapStore struct{ blob.Store }
 
 func (gapStore) ReadGap() int64 { return 64 << 10 }

@@ -40,8 +40,8 @@ var stores = map[string]func(t testing.TB) blob.Store{
 	},
 }
 
-// checkOneOf fails unless s holds exactly one whole checkpoint, with one of the
-// seeds, or none where zero is a seed.
+// checkOneOf fails unless s holds exactly one complete checkpoint, with one of the
+// seeds, or no checkpoint if zero is a seed.
 func checkOneOf(t testing.TB, s blob.Store, seeds ...byte) {
 	t.Helper()
 	got, err := seedOf(t, s)

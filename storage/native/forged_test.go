@@ -156,7 +156,7 @@ func TestVerifyCountsAgree(t *testing.T) {
 	checkFound(t, s, "a record that counts one chunk more")
 }
 
-// Empty tensors take no bytes, so they overlap nothing, wherever they stand.
+// Empty tensors have no bytes, so they do not overlap other tensors at any offset.
 func TestVerifyOfEmptyTensors(t *testing.T) {
 	s := new(mem.Store)
 	state := plan.State{

@@ -35,7 +35,7 @@ func smallChunk(t *rapid.T) (tensor.DType, []int64) {
 	return d, sizes
 }
 
-// chunkBytes returns n bytes of which each tells its place, as far as it can.
+// chunkBytes returns n bytes that depend on their offsets.
 func chunkBytes(n int64) []byte {
 	p := make([]byte, n)
 	for i := range p {
@@ -44,7 +44,7 @@ func chunkBytes(n int64) []byte {
 	return p
 }
 
-// naiveSums computes the checksums tile by tile, from the words of the format.
+// naiveSums computes the checksums tile by tile, as docs/format/native.md describes.
 func naiveSums(g grid, data []byte) []uint32 {
 	tiles := make([][]byte, g.tiles())
 	for off, b := range data {
@@ -71,7 +71,7 @@ func TestTilesPartitionTheBytes(t *testing.T) {
 		count := make([]int64, g.tiles())
 		for off := range g.total {
 			row, col := off/g.pitch, off%g.pitch
-			count[row/g.height*g.bands()+col/g.band]++ // panics where no such tile is
+			count[row/g.height*g.bands()+col/g.band]++ // panics if there is no such tile
 		}
 		for i, n := range count {
 			if n == 0 || n > m.stripe {
@@ -133,7 +133,7 @@ func TestGridOfTheFormat(t *testing.T) {
 	}
 }
 
-// Checksums must stay few beside the bytes, whatever the shape.
+// For any shape, the checksums are small compared with the bytes.
 func TestTilesAreFew(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.Int64Range(1, 5000), 1, 3).Draw(t, "sizes")
@@ -222,8 +222,8 @@ func (p piece) bytes(s span) []byte {
 	return out
 }
 
-// innerRun reports whether the box is one run within a row. Where it is not, a
-// row is read through from its first element to its last.
+// innerRun reports whether the box is one run within a row. If it is not, a
+// row is read from its first element to its last.
 func (p piece) innerRun() bool {
 	k := p.rowDims
 	_, _, ok := flatRange(p.sizes[k:], tensor.Box{Offsets: p.box.Offsets[k:], Sizes: p.box.Sizes[k:]}, p.elem())
@@ -284,7 +284,7 @@ func (s span) contiguousIn(p piece) bool {
 	return offs[len(offs)-1]-offs[0] == int64(len(offs))-1
 }
 
-// What can be read in place is read in place.
+// Spans that can be read directly into the memory of the box are read so.
 func TestTilesInsideARunShareNoSpanWithOthers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPiece(t)
@@ -353,7 +353,7 @@ func TestSpanSumsFindEveryFlippedBit(t *testing.T) {
 	})
 }
 
-// A byte that no span covers may be anything: it is not looked at.
+// Bytes that no span covers are not checked.
 func TestCoverLeavesOtherTilesAlone(t *testing.T) {
 	g := measures{stripe: 64, minBand: 16, maxBands: 4, minTile: 16}.grid([]int64{8, 32}, 1)
 	spans := g.cover([]int64{8, 32}, 1, tensor.Box{Offsets: []int64{2, 0}, Sizes: []int64{2, 16}}, 1000)

@@ -20,7 +20,7 @@ func tiny(t testing.TB) plan.State {
 	return plan.State{"w": storagetest.Filled(t, tensor.Int16, []int64{3, 2}, 1), "n": int64(5), "e": storagetest.Filled(t, tensor.Int8, []int64{0}, 0)}
 }
 
-// loadTiny loads what tiny saved. Where it succeeds, everything must be right.
+// loadTiny loads what tiny saved. If it succeeds, it checks all values.
 func loadTiny(t testing.TB, s blob.Store) error {
 	t.Helper()
 	want := tiny(t)
@@ -59,8 +59,8 @@ func checkFound(t testing.TB, s blob.Store, what string) {
 	}
 }
 
-// each calls fn for every file of a small checkpoint, with its bytes, and a
-// function that puts others in their place.
+// each calls fn for every file of a small checkpoint, with its bytes and a function
+// that replaces them.
 func each(t *testing.T, fn func(s blob.Store, name string, b []byte, put func([]byte))) {
 	t.Helper()
 	s := new(mem.Store)
@@ -105,7 +105,7 @@ func TestEveryFlippedByteIsFound(t *testing.T) {
 	})
 }
 
-func TestEveryCutIsFound(t *testing.T) {
+func TestEveryTruncationIsFound(t *testing.T) {
 	each(t, func(s blob.Store, name string, b []byte, put func([]byte)) {
 		for _, n := range []int{0, 1, 7, 16, len(b) / 2, len(b) - 1} {
 			put(b[:n])

@@ -26,8 +26,8 @@ func exampleEntries() []meta.Entry {
 	}
 }
 
-// The page is for those who write another reader: its example must be true.
-func TestTheExampleInTheFormatPageIsTrue(t *testing.T) {
+// Authors of other readers rely on the example in the page.
+func TestFormatPageExample(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "format", "native.md"))
 	if err != nil {
 		t.Fatal(err)

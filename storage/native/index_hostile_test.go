@@ -220,7 +220,7 @@ func TestLookupRefusesHostileIndexes(t *testing.T) {
 	}
 }
 
-func TestAnotherVersionOfTheIndexIsNamed(t *testing.T) {
+func TestIndexOfAnotherVersionIsRefused(t *testing.T) {
 	b, err := EncodeIndex(sampleEntries())
 	if err != nil {
 		t.Fatal(err)
@@ -236,7 +236,7 @@ func TestAnotherVersionOfTheIndexIsNamed(t *testing.T) {
 
 // The entries that take the most memory for their bytes in the file: chunks of
 // many dimensions, names that share, paths of many steps.
-func TestMemoryIsBoundedByTheFile(t *testing.T) {
+func TestDecodeIndexMemoryIsBoundedByTheFile(t *testing.T) {
 	const limit = 400
 	for name, index := range map[string][]byte{
 		"chunks":  oneEntry(4000, manyChunks(4000)),
@@ -298,8 +298,8 @@ func sealMany(n int, body func(w *wire.Writer)) []byte {
 	return sealIndex(nil, sealedBlock{prefix[6:] + "000000", n, 0, w.B})
 }
 
-// FuzzDecodeIndex gives the decoder files as they come and with their checksums
-// made to match, so that what lies behind them is reached.
+// FuzzDecodeIndex decodes arbitrary files, and the same files with correct checksums, so
+// that the code after the checks of checksums is reached.
 func FuzzDecodeIndex(f *testing.F) {
 	b, err := EncodeIndex(sampleEntries())
 	if err != nil {

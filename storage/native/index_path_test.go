@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// Each form is there to stay, to the byte.
+// The bytes of each form belong to the format and must not change.
 func TestPathForms(t *testing.T) {
 	state := meta.Key("state")
 	for claim, c := range map[string]struct {

@@ -54,7 +54,7 @@ func decodeWholeIndex(ctx context.Context, b []byte) ([]meta.Entry, error) {
 	return x.all(ctx)
 }
 
-// sumsFor returns as many checksums as a chunk has.
+// sumsFor returns the checksums of a chunk.
 func sumsFor(sizes []int64, elem int, seed uint32) []uint32 {
 	out := make([]uint32, gridOf(sizes, int64(elem)).tiles())
 	for i := range out {
@@ -168,7 +168,7 @@ func TestIndexReadsAsWritten(t *testing.T) {
 	}
 }
 
-func TestIndexOfNothing(t *testing.T) {
+func TestEmptyIndex(t *testing.T) {
 	b, err := EncodeIndex(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -287,7 +287,7 @@ func longEntries() []meta.Entry {
 	return out
 }
 
-func TestLongDirectory(t *testing.T) {
+func TestIndexWithALongDirectory(t *testing.T) {
 	want := longEntries()
 	b, err := EncodeIndex(want)
 	if err != nil {
@@ -374,7 +374,7 @@ func TestLargeIndexIsReadInPieces(t *testing.T) {
 	}
 }
 
-func TestIndexHeedsItsContext(t *testing.T) {
+func TestIndexReturnsTheCauseOfItsContext(t *testing.T) {
 	b, err := EncodeIndex(sampleEntries())
 	if err != nil {
 		t.Fatal(err)
@@ -452,7 +452,7 @@ func TestEncodeIndexRefuses(t *testing.T) {
 	}
 }
 
-func TestEveryChangedByteOfAnIndexIsNoticed(t *testing.T) {
+func TestIndexDetectsEveryChangedByte(t *testing.T) {
 	b, err := EncodeIndex(sampleEntries())
 	if err != nil {
 		t.Fatal(err)

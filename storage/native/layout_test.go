@@ -140,7 +140,7 @@ func item(fqn string, size int64) *plan.WriteItem {
 	return &plan.WriteItem{Info: &plan.Info{FQN: fqn}, Kind: plan.KindBytes, Size: size}
 }
 
-func TestSpreadKeepsItsPromises(t *testing.T) {
+func TestSpreadAssignsEachItemOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 5).Draw(t, "files")
 		sizes := rapid.SliceOfN(rapid.Int64Range(0, 100), 0, 40).Draw(t, "sizes")
@@ -188,8 +188,8 @@ func TestSpreadBalances(t *testing.T) {
 	}
 }
 
-// A header has a limit; a save must not.
-func TestManyItemsMakeMoreFiles(t *testing.T) {
+// The length of a header is limited, but the number of items of a save is not.
+func TestSpreadAddsFilesForManyItems(t *testing.T) {
 	var items []*plan.WriteItem
 	long := strings.Repeat("☃", 1000)
 	for i := range 1500 {
@@ -210,7 +210,7 @@ func TestManyItemsMakeMoreFiles(t *testing.T) {
 	}
 }
 
-func TestHeaderCostIsEnough(t *testing.T) {
+func TestHeaderCostIsAnUpperBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringOfN(rapid.RuneFrom([]rune("a\"\\\x01<>&☃\u2028\u00e9\U0001F600\x7f")), 1, 20, -1)
 		in := &plan.Info{FQN: text.Draw(t, "fqn"), Codec: text.Draw(t, "codec")}

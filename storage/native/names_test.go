@@ -37,7 +37,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestDataFileNamesParseAsMade(t *testing.T) {
+func TestDataFileNamesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := rapid.StringMatching(`[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?`).Draw(t, "id")
 		rank, n := rapid.IntRange(0, 1<<40).Draw(t, "rank"), rapid.IntRange(0, 1<<20).Draw(t, "n")
@@ -57,7 +57,7 @@ func TestDataFileNamesParseAsMade(t *testing.T) {
 	})
 }
 
-func TestNamesThatAreNotOurs(t *testing.T) {
+func TestParseRefusesOtherNames(t *testing.T) {
 	for _, name := range []string{
 		"", "cairn.json", "model.safetensors", "model-00001-of-00002.safetensors", "-index.cairn", "index.cairn",
 		"S-index.cairn", "a/b-index.cairn", "a-r00000-0.safetensors.tmp", "a-r0-0.safetensors", "a-r00000-00.safetensors",
@@ -71,7 +71,7 @@ func TestNamesThatAreNotOurs(t *testing.T) {
 	}
 }
 
-func TestSaveIDsThatCannotBeginNames(t *testing.T) {
+func TestCheckSaveIDRefuses(t *testing.T) {
 	for _, id := range []string{"", "-a", "a-", "A", "a/b", "a.b", "a b", "é", "a\x00", strings.Repeat("a", maxSaveID+1)} {
 		if err := checkSaveID(id); !errors.Is(err, blob.ErrName) {
 			t.Errorf("checkSaveID(%q) = %v; want ErrName", id, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// hugeReader claims a size that nobody wants in memory.
+// hugeReader claims a size that does not fit into memory.
 type hugeReader struct{ blob.Reader }
 
 func (hugeReader) Size() int64 { return 1 << 40 }
@@ -66,21 +66,21 @@ func TestOpenWithoutCheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := (Format{}).Open(t.Context(), open(dir)); !errors.Is(err, storage.ErrNotFound) {
-		t.Errorf("Open where a folder has the record's name = %v; want %v", err, storage.ErrNotFound)
+		t.Errorf("Open of a folder with the record's name = %v; want %v", err, storage.ErrNotFound)
 	}
 	for _, why := range []error{syscall.EROFS, syscall.EACCES} {
 		s := fault.New(new(mem.Store), fault.Rule{On: fault.Create, Times: -1, Do: fault.Fail(why)})
 		if err := save(t, s, "s", tiny(t), nil); !errors.Is(err, why) {
-			t.Errorf("save where nothing can be made = %v; want %v", err, why)
+			t.Errorf("save to a store that cannot create files = %v; want %v", err, why)
 		}
 		s = fault.New(new(mem.Store), fault.Rule{On: fault.Open, Times: -1, Do: fault.Fail(why)})
 		if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, why) || errors.Is(err, storage.ErrNotFound) {
-			t.Errorf("Open where nothing can be read = %v; want %v", err, why)
+			t.Errorf("Open of a store that cannot be read = %v; want %v", err, why)
 		}
 	}
 }
 
-// Opened, replaced, and then asked for its bytes.
+// A checkpoint is opened, then replaced, and then read.
 func TestLoadDetectsReplacement(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)

@@ -13,8 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// What a save asks of a store, in this order and no other: data before index
-// before record, and nothing removed before the record is there.
+// A save writes the data files, then the index, then the record, and removes nothing
+// before the record exists.
 func TestOrderOfOperations(t *testing.T) {
 	inner := new(mem.Store)
 	for _, c := range []struct {
@@ -56,7 +56,7 @@ func checkGoldenOrder(t *testing.T, name string, ops fault.Ops) {
 	}
 }
 
-// checkOrder says in words what the goldens show.
+// checkOrder checks the order of operations that the golden files show.
 func checkOrder(t *testing.T, ops fault.Ops) {
 	t.Helper()
 	stage := 0

@@ -96,8 +96,8 @@ func sealRecord(value string) []byte {
 	return wrapRecord(hexCRC(crc32c.Checksum([]byte(value))), []byte(value))
 }
 
-// recordWith returns a sound record value in which one member is replaced, or
-// left out where text is empty, and more is added.
+// recordWith returns a valid record value in which one member is replaced, or left out
+// if text is empty, and more is added.
 func recordWith(name, text, more string) string {
 	members := []string{}
 	for _, m := range [][2]string{
@@ -193,7 +193,7 @@ func TestHostileRecordsAreRefused(t *testing.T) {
 	}
 }
 
-func TestFieldsOfLaterProgramsAreIgnored(t *testing.T) {
+func TestDecodeRecordIgnoresUnknownFields(t *testing.T) {
 	value := recordWith("totals", `{"tensors":0,"values":0,"chunks":0,"bytes":0,"new":1}`, `"new": {"x": [1]}, "planner_data": null`)
 	r, err := decodeRecord(sealRecord(value))
 	if err != nil {
@@ -215,7 +215,7 @@ func TestRecordWithoutAStep(t *testing.T) {
 	}
 }
 
-func TestAnotherVersionOfTheRecordIsNamed(t *testing.T) {
+func TestRecordOfAnotherVersionIsRefused(t *testing.T) {
 	for name, tc := range map[string]struct{ file, want string }{
 		"newer":                       {string(sealRecord(recordWith("version", "2", ""))), "version 2, this program reads 1: written by a newer cairn, upgrade"},
 		"newer, all else has changed": {`{"seal": {"sha256": "…"}, "record": {"version": 3, "format": "cairn", "files": null}}`, "version 3"},
@@ -230,7 +230,7 @@ func TestAnotherVersionOfTheRecordIsNamed(t *testing.T) {
 	}
 }
 
-func TestEveryChangedByteOfARecordIsNoticed(t *testing.T) {
+func TestRecordDetectsEveryChangedByte(t *testing.T) {
 	b, err := encodeRecord(sampleRecord())
 	if err != nil {
 		t.Fatal(err)
@@ -252,8 +252,7 @@ func TestEveryChangedByteOfARecordIsNoticed(t *testing.T) {
 	}
 }
 
-// FuzzDecodeRecord gives the decoder files as they come, and their record under
-// a checksum that matches.
+// FuzzDecodeRecord decodes arbitrary files, and their records with a correct checksum.
 func FuzzDecodeRecord(f *testing.F) {
 	b, err := encodeRecord(sampleRecord())
 	if err != nil {

@@ -64,7 +64,7 @@ func checkContents(t testing.TB, s blob.Store, want map[string][]byte) {
 
 const oddIndex = "odd" + indexSuffix
 
-// What was lost comes back to the byte: order of chunks, paths, values and all.
+// Repair writes the same bytes as the save: the order of chunks, paths and values.
 func TestRepairRestoresEveryByte(t *testing.T) {
 	for what, harm := range map[string]func(s blob.Store){
 		"the record is lost":        func(s blob.Store) { remove(t, s, recordName) },
@@ -139,8 +139,7 @@ func TestRepairDryRunWritesNothing(t *testing.T) {
 	}
 }
 
-// Each data file in turn is missing. No tensor need tell: rank 1 holds names
-// that no other rank knows of.
+// Each data file in turn is missing, also if its names are in no other file.
 func TestRepairRefusesAnIncompleteSave(t *testing.T) {
 	whole := new(mem.Store)
 	saveOdd(t, whole, "odd", &options{WriteOptions: storage.WriteOptions{FilesPerRank: 3}})
@@ -164,8 +163,7 @@ func TestRepairRefusesAnIncompleteSave(t *testing.T) {
 	}
 }
 
-// All files of a rank are missing, and nothing in the others tells of what they
-// held.
+// All files of a rank are missing, and no other file has one of their names.
 func TestRepairNoticesAMissingRank(t *testing.T) {
 	s := new(mem.Store)
 	if err := saveTwo(t, s, "two", 1, nil); err != nil {
@@ -216,9 +214,8 @@ func TestRepairChoosesTheNewestCompleteSave(t *testing.T) {
 	}
 }
 
-// The record is the word of who saved: newer files that it does not name were
-// never committed.
-func TestRepairPrefersWhatTheRecordNames(t *testing.T) {
+// Newer files that the record does not name were never committed.
+func TestRepairPrefersTheSaveOfTheRecord(t *testing.T) {
 	s := new(mem.Store)
 	sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("a1", 1, 1), 1)
 	if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())); err != nil {
@@ -253,7 +250,7 @@ func TestRepairRefusesOtherVersions(t *testing.T) {
 	}
 }
 
-func TestRepairOfNothing(t *testing.T) {
+func TestRepairWithoutDataFiles(t *testing.T) {
 	s := new(mem.Store)
 	mustWrite(t, s, "model.safetensors", "x")
 	if _, err := Repair(t.Context(), s, nil); !errors.Is(err, storage.ErrNotFound) {
@@ -261,7 +258,7 @@ func TestRepairOfNothing(t *testing.T) {
 	}
 }
 
-// A fault on the way is no verdict on the newest save.
+// If the store fails, Repair does not fall back on an older save.
 func TestRepairDoesNotFallBackOnFaults(t *testing.T) {
 	for n := int64(1); ; n++ {
 		inner := new(mem.Store)

@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestPathsSurviveTheDescription(t *testing.T) {
+func TestPathsOfDescriptionsRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var want meta.Path
 		for range rapid.IntRange(1, 5).Draw(t, "steps") {
@@ -143,8 +143,8 @@ func sampleFile(tb testing.TB) []byte {
 	return append(b, make([]byte, f.size-int64(len(f.header)))...)
 }
 
-// Whatever a data file says of itself, what repair makes of it is sound: it
-// loads, or it is refused.
+// For any description of a data file, Repair returns an error or makes a checkpoint that
+// loads.
 func FuzzRepair(f *testing.F) {
 	f.Add(sampleFile(f))
 	f.Add([]byte("\x08\x00\x00\x00\x00\x00\x00\x00{}      "))
@@ -166,8 +166,8 @@ func FuzzRepair(f *testing.F) {
 	})
 }
 
-// What a file says of its items is what encoding/json would write.
-func TestDescriptionsAreAsJSONWouldBe(t *testing.T) {
+// The description of items has the bytes that encoding/json writes.
+func TestDescriptionsEqualEncodingJSON(t *testing.T) {
 	text := rapid.StringOfN(rapid.RuneFrom([]rune("ab\"\\\x01<>&\u2603\u2028\ufffd\x7f")), 1, 6, -1)
 	rapid.Check(t, func(t *rapid.T) {
 		var items []*plan.WriteItem

@@ -17,8 +17,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// A writer that is used again must not take the save before for its own.
-func TestAbortSparesTheSaveBefore(t *testing.T) {
+// Abort of a writer that is used again does not remove the files of its earlier save.
+func TestAbortKeepsTheEarlierSave(t *testing.T) {
 	s := new(mem.Store)
 	sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("first", 1, 2), 2)
 	x := storagetest.Filled(t, tensor.Float32, []int64{4, 4}, 1)
@@ -63,7 +63,7 @@ func mustWriteOnly(t testing.TB, s blob.Store, id string, ranks ...int) {
 	}
 }
 
-func TestSweepRemovesWhatIsOldAndOurs(t *testing.T) {
+func TestSweepRemovesOldFilesOfCairn(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)
 	mustWriteOnly(t, s, "dead", 0)
@@ -97,8 +97,8 @@ func TestSweepRemovesWhatIsOldAndOurs(t *testing.T) {
 	}
 }
 
-// A record is somebody's word; it must not make us remove other people's files.
-func TestSweepIsNotLedAstrayByTheOldRecord(t *testing.T) {
+// A record may name files of other programs. They must not be removed.
+func TestSweepKeepsFilesOfOtherProgramsInTheOldRecord(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "other", 1)
 	if _, err := blob.WriteAll(t.Context(), s, "precious.txt", []byte("x"), nil); err != nil {
@@ -126,7 +126,7 @@ func TestSweepIsNotLedAstrayByTheOldRecord(t *testing.T) {
 	}
 }
 
-func TestWarningsTellWhatWasLeftBehind(t *testing.T) {
+func TestWarningsNameTheFilesThatRemain(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)
 	f := fault.New(s, fault.Rule{On: fault.Remove, Times: -1, Do: fault.Fail(syscall.EACCES)})

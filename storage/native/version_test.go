@@ -14,8 +14,8 @@ import (
 // updateGolden rewrites the golden files instead of comparing with them.
 var updateGolden = flag.Bool("update", false, "rewrite the golden files of the current version")
 
-// What is in files out in the world cannot change with the code.
-func TestNumbersOfTheFormatStay(t *testing.T) {
+// Existing files have these numbers, so the code must not change them.
+func TestConstantsOfTheFormat(t *testing.T) {
 	for _, tc := range []struct {
 		name      string
 		got, want any
@@ -81,8 +81,8 @@ func fromHexLines(t *testing.T, text []byte) []byte {
 	return b
 }
 
-// Every later version must read what version 1 wrote, and as long as it is the
-// current one it is written to the byte.
+// Every later version reads files of version 1. As long as version 1 is the current one,
+// a save writes the same bytes.
 func TestGoldenIndex(t *testing.T) {
 	want := sampleEntries()
 	b, err := EncodeIndex(want)

@@ -81,7 +81,7 @@ func TestFailIfExists(t *testing.T) {
 	s := new(mem.Store)
 	o := &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}
 	if err := save(t, s, "first", small(t, 1), o); err != nil {
-		t.Fatalf("save where nothing is = %v", err)
+		t.Fatalf("save to an empty store = %v", err)
 	}
 	if err := save(t, s, "second", small(t, 2), o); !errors.Is(err, storage.ErrExists) {
 		t.Errorf("save onto a checkpoint = %v; want %v", err, storage.ErrExists)
@@ -106,7 +106,7 @@ func TestFailIfExists(t *testing.T) {
 	}
 }
 
-// Both looked when nothing was there.
+// Both saves begin before there is a checkpoint.
 func TestFailIfExistsAtTheCommit(t *testing.T) {
 	s := new(mem.Store)
 	p := at(s, &options{WriteOptions: storage.WriteOptions{FailIfExists: true}}, storage.ReadOptions{})
@@ -160,8 +160,8 @@ func TestSaveDoesNotReplaceANewerVersion(t *testing.T) {
 	}
 }
 
-// A place that cannot be looked at is not an empty one.
-func TestSaveStopsWhereItCannotLook(t *testing.T) {
+// A store that cannot be listed is not an empty store.
+func TestSaveFailsIfTheStoreCannotBeListed(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)
 	f := fault.New(s, fault.Rule{On: fault.Open, Match: fault.Named(recordName), Do: fault.Fail(syscall.EIO)})
@@ -173,7 +173,7 @@ func TestSaveStopsWhereItCannotLook(t *testing.T) {
 	}
 }
 
-func TestSetUpRefusesWhatCannotBeRecorded(t *testing.T) {
+func TestSetUpRefusesInvalidStorage(t *testing.T) {
 	good := storagetest.Storage("id", 1, 1)
 	for name, spoil := range map[string]func(st *meta.Storage){
 		"a save id with a slash": func(st *meta.Storage) { st.SaveID = "../id" },
@@ -191,8 +191,8 @@ func TestSetUpRefusesWhatCannotBeRecorded(t *testing.T) {
 	}
 }
 
-// Values of the index also stand in a header, which must not overflow.
-func TestManySmallValuesDoNotAllGoIntoTheIndex(t *testing.T) {
+// Values in the index are also in a header, whose length is limited.
+func TestInlineValuesAreBounded(t *testing.T) {
 	p := &plan.SavePlan{}
 	for i := range 2 * inlineTotal / inlineMax {
 		p.Items = append(p.Items, *item(fmt.Sprint("v", i), inlineMax))
@@ -214,7 +214,7 @@ func TestManySmallValuesDoNotAllGoIntoTheIndex(t *testing.T) {
 }
 
 // A name costs a header more than a small value does.
-func TestTheNamesOfValuesCountToo(t *testing.T) {
+func TestNamesOfInlineValuesAreBounded(t *testing.T) {
 	p := &plan.SavePlan{}
 	for i := range 100_000 {
 		p.Items = append(p.Items, *item(fmt.Sprintf("%s%06d", strings.Repeat("n", 200), i), 1))
@@ -236,8 +236,8 @@ func (z zeroResolver) Resolve(it *plan.WriteItem) (plan.Data, error) {
 	return plan.Data{Bytes: z[:it.Size]}, nil
 }
 
-// A file that vanished between its writing and the commit must not be named.
-func TestFinishRefusesFilesThatAreNotThere(t *testing.T) {
+// Finish refuses to record a file that was removed before the commit.
+func TestFinishRefusesMissingFiles(t *testing.T) {
 	for name, harm := range map[string]func(s blob.Store, file string) error{
 		"gone": func(s blob.Store, file string) error { return s.Remove(context.Background(), file) },
 		"cut short": func(s blob.Store, file string) error {

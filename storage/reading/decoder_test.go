@@ -91,7 +91,7 @@ func TestReadDecodersAndValues(t *testing.T) {
 	}
 	needed := int64(2*8*4 + 7)
 	if d := cmp.Diff(storage.ReadStats{Needed: needed, Rounded: needed, Read: 5*10 + 7, Requests: 6}, st); d != "" || told.Load() != needed {
-		t.Errorf("stats, and %d told of: -want +got\n%s", told.Load(), d)
+		t.Errorf("stats, and progress of %d bytes: -want +got\n%s", told.Load(), d)
 	}
 	for i := range p.Items[:2] {
 		got, err := tensor.Values[float32](g.to[&p.Items[i]])

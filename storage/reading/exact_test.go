@@ -16,7 +16,7 @@ import (
 
 func box(offsets, sizes []int64) tensor.Box { return tensor.Box{Offsets: offsets, Sizes: sizes} }
 
-// What is read from the store is what is needed, apart from small holes.
+// Read reads only the bytes that it needs, and small holes between them.
 func TestReadIsExact(t *testing.T) {
 	const mib = 1 << 20
 	for name, c := range map[string]struct {
@@ -37,7 +37,7 @@ func TestReadIsExact(t *testing.T) {
 		"large holes are not read": {
 			shape: []int64{64, 50_000}, boxes: []tensor.Box{box([]int64{0, 100}, []int64{64, 1000})}, bytes: 64_000, reads: 64, buf: 64 << 10,
 		},
-		"large holes are read where requests are slow": {
+		"large holes are read if requests are slow": {
 			shape: []int64{64, 50_000}, boxes: []tensor.Box{box([]int64{0, 100}, []int64{64, 1000})}, bytes: 63*50_000 + 1000, reads: 1, slow: true, buf: 4 * mib,
 		},
 		"wide rows go into their places": {
@@ -129,8 +129,8 @@ func compare(t *testing.T, p *plan.LoadPlan, g *target, shape, strides []int64, 
 	}
 }
 
-// A large tensor in small buffers: the budget holds, and so does the sum of what
-// progress is told.
+// A large tensor is read in small buffers. The reads stay within the budget, and the
+// numbers that Progress receives have the right sum.
 func TestReadBoundsMemory(t *testing.T) {
 	shape := []int64{2048, 2048}
 	data := noise(4 * 2048 * 2048)
@@ -163,7 +163,7 @@ func TestReadBoundsMemory(t *testing.T) {
 	}
 }
 
-// direct is a reader that counts what is read past the cache, which is empty.
+// direct is a reader with an empty cache that counts the bytes of reads that bypass it.
 type direct struct {
 	blob.Reader
 	seen *[][2]int64

@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// content is what a file of the tests holds.
+// content returns the bytes of a file.
 func content(name string, n int) []byte {
 	out := make([]byte, n)
 	if _, err := rand.NewChaCha8([32]byte{name[0]}).Read(out); err != nil {
@@ -36,7 +36,7 @@ func putContent(t testing.TB, s blob.Store, name string, n int) {
 	}
 }
 
-// takes keeps what it is given.
+// takes is a Sink that keeps the bytes.
 type takes struct {
 	mu    sync.Mutex
 	taken [][]byte
@@ -50,7 +50,7 @@ func (s *takes) Take(p []byte) error {
 	return s.err
 }
 
-// stepper also keeps the steps.
+// steps is a Stepper that keeps the bytes and the sizes of the steps.
 type steps struct {
 	takes
 	steps []int
@@ -92,8 +92,8 @@ func drawRequest(t *rapid.T, size int64) Request {
 	return q
 }
 
-// cacheless is a store whose readers read large ranges past a cache that holds
-// the second half of every 8 MiB.
+// cacheless is a store whose readers bypass a cache that holds the second
+// half of every 8 MiB.
 type cacheless struct {
 	blob.Store
 	direct atomic.Int64 // bytes that were read past it
@@ -175,7 +175,7 @@ func TestFetchBypassesTheCacheForLargeReads(t *testing.T) {
 	}
 }
 
-// Whatever is asked for in whatever order, everybody gets his own bytes, once.
+// For any requests in any order, each Sink receives its own bytes once.
 func TestFetchGivesEachRequestItsBytes(t *testing.T) {
 	const size = 4000
 	store := new(mem.Store)
@@ -188,7 +188,7 @@ func TestFetchGivesEachRequestItsBytes(t *testing.T) {
 			requests[i], sinks[i] = drawRequest(rt, size), &takes{}
 			requests[i].To = sinks[i]
 		}
-		asked := slices.Clone(requests) // Run sorts them
+		asked := slices.Clone(requests) // Fetch sorts them
 		var done atomic.Int64
 		m := fault.New(store)
 		st, err := Fetch(t.Context(), requests, FetchOptions{
@@ -289,7 +289,7 @@ func TestFetchReturnsErrors(t *testing.T) {
 			"the file cannot be opened": {rule: fault.Rule{On: fault.Open, Do: fault.Fail(errOnPurpose)}, want: errOnPurpose},
 			"the file cannot be read":   {rule: fault.Rule{On: fault.Read, Do: fault.Fail(errOnPurpose)}, want: errOnPurpose},
 			"the file is cut short":     {rule: fault.Rule{On: fault.Open, Do: fault.Truncate(5)}, want: storage.ErrCorrupt},
-			"the takes refuses":         {takes: errOnPurpose, want: errOnPurpose},
+			"the sink returns an error": {takes: errOnPurpose, want: errOnPurpose},
 		} {
 			t.Run(fmt.Sprintf("%s of %s", name, kind), func(t *testing.T) {
 				f := fault.New(store, c.rule)

@@ -30,7 +30,7 @@ func (s openStore) Open(ctx context.Context, name string) (blob.Reader, error) {
 	return s.wrap(r), nil
 }
 
-// refusing is a receiver that must not be asked.
+// refusing is a receiver whose methods must not be called.
 type refusing struct{ t *testing.T }
 
 func (r refusing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
@@ -40,8 +40,8 @@ func (r refusing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 func (r refusing) CommitTensor(*plan.ReadItem, *tensor.Tensor) error { return nil }
 func (r refusing) LoadBytes(*plan.ReadItem, string, []byte) error    { return nil }
 
-// A region that its file does not hold is refused before memory is taken.
-func TestReadRefusesFalseRegions(t *testing.T) {
+// A region outside of its file is refused before memory is allocated.
+func TestReadRefusesInvalidRegions(t *testing.T) {
 	const huge = math.MaxInt64
 	for name, c := range map[string]struct {
 		region Region
@@ -84,8 +84,7 @@ func TestReadRefusesFalseRegions(t *testing.T) {
 	}
 }
 
-// Chunks that each repeat a few bytes, or all name the same ones, are bounded in
-// sum, over all files.
+// The total size of chunks that repeat bytes of their files is bounded.
 func TestReadRefusesChunksLargerThanTheirFile(t *testing.T) {
 	const n = 100 << 20
 	for name, c := range map[string]struct {
@@ -119,7 +118,7 @@ func TestReadRefusesChunksLargerThanTheirFile(t *testing.T) {
 	}
 }
 
-// Layers that share their weights are no such thing.
+// Layers that share their weights are accepted.
 func TestReadAcceptsSharedChunks(t *testing.T) {
 	store := new(mem.Store)
 	var s scene

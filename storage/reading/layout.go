@@ -42,7 +42,7 @@ func layoutOf(r *Region, sizes []int64, fileSize int64) (*layout, error) {
 		return nil, err
 	}
 	if have := (r.End - r.Offset) / l.elem; need > have {
-		return nil, fmt.Errorf("%w: a chunk of %v takes %d elements of %s at %d, where only %d are", storage.ErrCorrupt, sizes, need, r.File, r.Offset, have)
+		return nil, fmt.Errorf("%w: a chunk of %v takes %d elements of %s at %d, which has only %d", storage.ErrCorrupt, sizes, need, r.File, r.Offset, have)
 	}
 	for d := range l.strides {
 		l.strides[d] *= l.elem

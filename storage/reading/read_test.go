@@ -78,8 +78,8 @@ func drawMemory(t *rapid.T, d tensor.DType, shape []int64) *tensor.Tensor {
 	return x
 }
 
-// Whatever the strides, the boxes, the memory and the measures: what is read is
-// what a view of the file's bytes holds.
+// For any strides, boxes, memory and measures, Read returns the same elements as a view of
+// the bytes of the file.
 func TestReadBoxesOfStridedRegions(t *testing.T) {
 	data := noise(2 << 20) // as large as any region that is drawn
 	store := new(mem.Store)

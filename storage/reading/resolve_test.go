@@ -8,15 +8,14 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// invert stands for what a format may do to its elements.
+// invert is an example of Region.Resolve.
 func invert(p []byte) {
 	for i := range p {
 		p[i] ^= 0xff
 	}
 }
 
-// Elements that stand for others are never handed over as they are stored, and
-// each is turned once.
+// Region.Resolve converts each stored element once before the receiver gets it.
 func TestReadResolvesElements(t *testing.T) {
 	const mib = 1 << 20
 	for name, c := range map[string]struct {
@@ -57,7 +56,7 @@ func TestReadResolvesElements(t *testing.T) {
 	}
 }
 
-// They are turned as what they are stored as, not as what they become.
+// Resolve gets the elements in the stored dtype, before they are converted.
 func TestReadResolvesBeforeItConverts(t *testing.T) {
 	shape := []int64{4}
 	ck, _ := one(t, tensor.Uint8, shape, Region{End: 4, DType: tensor.Uint8, Resolve: invert}, []byte{0, 1, 254, 255})

@@ -35,8 +35,7 @@ func put(t testing.TB, s blob.Store, name string, data []byte) {
 	}
 }
 
-// scene is a checkpoint in the making: tensors that consist of regions and
-// makers, values, and files.
+// scene builds a checkpoint from tensors with their places, values and files.
 type scene struct {
 	md     meta.Metadata
 	files  []storage.File

@@ -18,8 +18,7 @@ import (
 // piece is a range of a file.
 type piece struct{ begin, end int64 }
 
-// drawPieces cuts a record into pieces that together are the whole of it, some of
-// them overlapping, in any order.
+// drawPieces divides a record into pieces in any order. Some of them overlap.
 func drawPieces(t *rapid.T, offset int64, n int) []piece {
 	var out []piece
 	for at := 0; at < n; {
@@ -31,9 +30,8 @@ func drawPieces(t *rapid.T, offset int64, n int) []piece {
 	return rapid.Permutation(out).Draw(t, "order")
 }
 
-// However a record is read, the damage of a byte is noticed by the last read that
-// it takes to cover it, and by none before; and a record that is whole is
-// forgotten.
+// In any order of reads, the read that completes a damaged record returns an error, and no
+// earlier read does.
 func TestSumsOfPiecesInAnyOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		data := rapid.SliceOfN(rapid.Byte(), 30, 200).Draw(t, "file")
@@ -83,7 +81,7 @@ func TestSumsForgetCompleteRecords(t *testing.T) {
 	}
 }
 
-// A second reader, which saw the rest of a damaged record, is told as well.
+// All reads that complete a damaged record return an error.
 func TestSumsReportDamageToEveryReader(t *testing.T) {
 	s, data := newSums(), noise(1000)
 	sum := &Sum{Offset: 0, End: 1000, CRC: crc32.ChecksumIEEE(data) ^ 1}
@@ -126,7 +124,7 @@ func TestSumsAreBounded(t *testing.T) {
 	}
 }
 
-// Readers of the same bytes at the same time do not get in each other's way.
+// Several goroutines may read the same bytes at the same time.
 func TestSumsOfSeveralReaders(t *testing.T) {
 	s, data := newSums(), noise(64<<10)
 	sum := &Sum{Offset: 0, End: int64(len(data)), CRC: crc32.ChecksumIEEE(data)}

@@ -102,7 +102,7 @@ func TestVerify(t *testing.T) {
 				t.Errorf("problems: -want +got\n%s", d)
 			}
 			if rep.Files != c.files || rep.Bytes != c.bytes || rep.Unsummed != c.bytes || told != c.bytes {
-				t.Errorf("%+v, %d bytes told of; want %d files and %d bytes, all of them without a checksum", rep, told, c.files, c.bytes)
+				t.Errorf("%+v, progress of %d bytes; want %d files and %d bytes, all of them without a checksum", rep, told, c.files, c.bytes)
 			}
 		})
 	}
