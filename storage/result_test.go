@@ -79,8 +79,8 @@ func drawResults(t *rapid.T) *storage.WriteResults {
 	return r
 }
 
-// nilIsEmpty ignores the difference if it has no meaning. It has a meaning for Sums and
-// Transforms, not for Offset and Inline.
+// nilIsEmpty treats nil and empty lists as equal, but not for Offset and Inline, which
+// have a meaning for both.
 var nilIsEmpty = cmp.FilterPath(func(p cmp.Path) bool {
 	switch p.Last().String() {
 	case ".Sums", ".Transforms", ".Items", ".Files":

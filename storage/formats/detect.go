@@ -53,13 +53,14 @@ func isTorchFile(name string) bool {
 // of a format but without the file that makes it a checkpoint has that format: the
 // error of opening it names the missing file.
 func Detect(ctx context.Context, store blob.Store) (string, error) {
-	for _, probe := range []func(context.Context, blob.Store) (string, error){byRecord, byNames} {
-		name, err := probe(ctx, store)
-		if name != "" || err != nil {
-			return name, err
-		}
+	name, err := byRecord(ctx, store)
+	if name == "" && err == nil {
+		name, err = byNames(ctx, store)
 	}
-	return "", fmt.Errorf("%w: %s holds no file of a known format", storage.ErrNotFound, store)
+	if name == "" && err == nil {
+		err = fmt.Errorf("%w: %s holds no file of a known format", storage.ErrNotFound, store)
+	}
+	return name, err
 }
 
 // byRecord looks for the files that only one format has, without a list.
@@ -82,8 +83,8 @@ func exists(ctx context.Context, store blob.Store, name string) (bool, error) {
 	return err == nil, err
 }
 
-// dialect tells the two kinds of metadata files apart by the module that the
-// beginning names.
+// dialect distinguishes the two kinds of metadata files by the module whose name is at
+// the beginning.
 func dialect(ctx context.Context, store blob.Store, name string) (string, error) {
 	head, err := readHead(ctx, store, name, 4096)
 	if err != nil {
@@ -106,7 +107,7 @@ func readHead(ctx context.Context, store blob.Store, name string, n int64) ([]by
 	return p, r.ReadAt(ctx, p, 0)
 }
 
-// byNames goes by the names at the root of the store.
+// byNames detects the format by the names at the root of the store.
 func byNames(ctx context.Context, store blob.Store) (string, error) {
 	names, below, err := listNames(ctx, store)
 	if err != nil {
@@ -163,8 +164,8 @@ func listNames(ctx context.Context, store blob.Store) (root, below []string, err
 	return root, below, nil
 }
 
-// otherKind returns an error if the file is of a kind that no format uses,
-// whatever its name is.
+// otherKind returns an error if the file is of a kind that no format uses. It ignores the
+// name of the file.
 func otherKind(ctx context.Context, store blob.Store, name string) error {
 	r, err := store.Open(ctx, name)
 	if err != nil {
@@ -178,7 +179,7 @@ func otherKind(ctx context.Context, store blob.Store, name string) error {
 	return err
 }
 
-// byContent goes by the first bytes of the only file there is.
+// byContent detects the format by the first bytes of the only file.
 func byContent(ctx context.Context, store blob.Store, name string) (string, error) {
 	head, err := readHead(ctx, store, name, 16)
 	if err != nil {
@@ -201,7 +202,7 @@ type UnsupportedError struct {
 	// Where is the place, Format the name of the format, and File the file by
 	// which cairn recognised it.
 	Where, Format, File string
-	// Hint says how to get a checkpoint that cairn reads.
+	// Hint describes how to get a checkpoint that cairn reads.
 	Hint string
 }
 
@@ -255,8 +256,8 @@ func unsupported(ctx context.Context, store blob.Store, names []string) error {
 	return nil
 }
 
-// isMsgpackMap reports whether bytes begin a map with entries in MessagePack. No
-// text begins like this, and no pickle.
+// isMsgpackMap reports whether head is the beginning of a map with entries in
+// MessagePack. Texts and pickles never begin like this.
 func isMsgpackMap(head []byte) bool {
 	return len(head) > 0 && (head[0] > 0x80 && head[0] <= 0x8f || head[0] == 0xde || head[0] == 0xdf)
 }

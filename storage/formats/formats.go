@@ -1,7 +1,6 @@
 // Package formats lists the formats: it detects which one a checkpoint is in,
-// opens it, and returns formats by name. Apart from their names and how to tell
-// them apart it knows nothing about formats. The contract is at ByName, Detect
-// and Open.
+// opens it, and returns formats by name. It depends only on their names and on how to
+// distinguish them. The contract is at ByName, Detect and Open.
 package formats
 
 import (
@@ -10,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,33 +44,36 @@ type Options struct {
 	// MaxFileBytes begins a new data file beyond this size, for formats of
 	// several files. Zero: the format's default.
 	MaxFileBytes int64
-	// Shards is the number of data files, for formats that can be given it. Zero:
-	// by size.
+	// Shards is the number of data files, for formats that have this option. Zero:
+	// it depends on the size.
 	Shards int
-	// Distributed writes pieces of tensors, for formats that also have a form of
-	// whole tensors. hf chooses this form by itself for several ranks, and if a
-	// plan cuts a tensor.
+	// Distributed writes chunks of tensors, for formats that also have a form of
+	// whole tensors. hf always uses this form for several ranks, and if a plan cuts a
+	// tensor.
 	Distributed bool
-	// Dequantize opens quantised weights as the numbers that they stand for, for
+	// Dequantize opens quantised weights as the numbers that they represent, for
 	// formats that have such weights.
 	Dequantize bool
 }
 
 // list is all formats. A new one takes a row here and a rule in Detect.
 var list = []struct {
-	name string
-	// whole says that the format holds whole tensors of one rank only.
-	whole bool
-	make  func(o *Options) storage.Format
+	name    string
+	whole   bool // it holds whole tensors of one rank only
+	records bool // it records the step and the tags
+	make    func(o *Options) storage.Format
 }{
-	{Native, false, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
-	{TorchDCP, false, func(o *Options) storage.Format { return torchdcp.Format{MaxFileBytes: o.MaxFileBytes} }},
-	{HF, true, func(o *Options) storage.Format {
+	{Native, false, true, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
+	{TorchDCP, false, false, func(o *Options) storage.Format { return torchdcp.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{HF, true, true, func(o *Options) storage.Format {
 		return hf.Format{MaxShardBytes: o.MaxFileBytes, Shards: o.Shards, Distributed: o.Distributed, Dequantize: o.Dequantize}
 	}},
-	{Torch, true, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
-	{Hyper, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{Torch, true, false, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
+	{Hyper, false, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
 }
+
+// number returns the number of a format in list, or -1.
+func number(name string) int { return slices.Index(Names(), name) }
 
 // Names returns the names of all formats.
 func Names() []string {
@@ -87,17 +90,15 @@ func ByName(name string, o *Options) (storage.Format, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	for _, f := range list {
-		if f.name == name {
-			return f.make(o), nil
-		}
+	if i := number(name); i >= 0 {
+		return list[i].make(o), nil
 	}
 	return nil, fmt.Errorf("%w %q; known are %s", ErrUnknown, name, strings.Join(Names(), ", "))
 }
 
 // Open detects the format of the checkpoint at the root of store and opens it.
 // The error wraps storage.ErrNotFound if the store holds no checkpoint of any
-// format, and storage.ErrIncomplete if it holds only the beginnings of one.
+// format, and storage.ErrIncomplete if it holds only a part of one.
 func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
 	name, err := Detect(ctx, store)
 	if err != nil {
@@ -112,17 +113,16 @@ func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 
 // Records reports whether checkpoints of the named format record their step and
 // tags.
-func Records(name string) bool { return name == Native || name == HF }
+func Records(name string) bool {
+	i := number(name)
+	return i >= 0 && list[i].records
+}
 
 // WholeTensors reports whether the named format holds whole tensors of one rank
 // only, unless Options.Distributed is set and the format has such a form.
 func WholeTensors(name string) bool {
-	for _, f := range list {
-		if f.name == name {
-			return f.whole
-		}
-	}
-	return false
+	i := number(name)
+	return i >= 0 && list[i].whole
 }
 
 // Inline returns the function that decides, in a conversion into the named format,
@@ -136,9 +136,8 @@ func Inline(name string) func(v any) bool {
 }
 
 const (
-	// shardBytes is the size at which a conversion begins another data file: what
-	// the Hugging Face hub suggests, and little to write again after an
-	// interruption.
+	// shardBytes is the size at which a conversion begins another data file. The
+	// Hugging Face hub suggests it, and an interruption loses at most that many bytes.
 	shardBytes = 5_000_000_000
 	// parallelBytes is the size from which a single rank writes several files at
 	// the same time.

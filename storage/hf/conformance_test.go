@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -15,7 +16,7 @@ import (
 // at returns the place at the root of a store.
 func at(s blob.Store, o *options) storagetest.Place {
 	return storagetest.Place{
-		Writer: func() storage.Writer { return newWriter(s, o) },
+		Writer: func() storage.Writer { return newWriter(s, *cmp.Or(o, &options{})) },
 		Reader: func() storage.Reader { return storage.NewReader(Format{}.Open, s, storage.ReadOptions{}) },
 	}
 }

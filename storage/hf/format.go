@@ -135,5 +135,5 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if f.Shards == 0 && f.MaxShardBytes == 0 {
 		f.Shards = o.FilesPerRank
 	}
-	return newWriter(store, &options{f, o}), nil
+	return newWriter(store, options{f, o}), nil
 }

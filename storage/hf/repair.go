@@ -78,7 +78,9 @@ func Repair(ctx context.Context, store blob.Store, o *RepairOptions) (*RepairRep
 	name, set, setErr := dir.numberedSet()
 	if setErr != nil {
 		if err == nil {
-			err = errors.Join(problemErrors(s.problems)...)
+			for _, p := range s.problems {
+				err = errors.Join(err, reading.Damaged(p.File, "%s", p.Text))
+			}
 		}
 		if !errors.Is(err, storage.ErrIncomplete) && !errors.Is(setErr, ErrAmbiguous) {
 			setErr = fmt.Errorf("%w: %w", storage.ErrIncomplete, setErr)
@@ -86,15 +88,6 @@ func Repair(ctx context.Context, store blob.Store, o *RepairOptions) (*RepairRep
 		return nil, errors.Join(err, setErr)
 	}
 	return rebuildIndex(ctx, store, name, set, o.DryRun)
-}
-
-// problemErrors returns problems as errors.
-func problemErrors(problems []storage.VerifyProblem) []error {
-	var out []error
-	for _, p := range problems {
-		out = append(out, reading.Damaged(p.File, "%s", p.Text))
-	}
-	return out
 }
 
 // rebuildIndex writes the index of that name for files.

@@ -51,16 +51,11 @@ var (
 	_ storage.MetadataChecker = (*writer)(nil)
 )
 
-func newWriter(store blob.Store, o *options) *writer {
-	w := &writer{}
-	if o != nil {
-		w.opts = *o
+func newWriter(store blob.Store, o options) *writer {
+	if o.FilesPerRank <= 0 {
+		o.FilesPerRank = 2
 	}
-	if w.opts.FilesPerRank <= 0 {
-		w.opts.FilesPerRank = 2
-	}
-	w.Publisher = publish.New(store, Files(), w.opts.WriteOptions)
-	return w
+	return &writer{Publisher: publish.New(store, Files(), o.WriteOptions), opts: o}
 }
 
 // SetUp begins a save.

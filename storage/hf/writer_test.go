@@ -166,7 +166,7 @@ func TestSaveRefusesToReplace(t *testing.T) {
 			for _, j := range []storage.Journal{nil, new(storagetest.Journal)} {
 				s := new(mem.Store)
 				putBytes(t, s, name, "not even one")
-				w := newWriter(s, o)
+				w := newWriter(s, *o)
 				if err := w.SetUp(t.Context(), storage.Session{Size: 1, Coordinator: true, Storage: storagetest.Storage("x", 1, 1), Journal: j}); err != nil {
 					t.Fatal(err)
 				}

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -13,7 +14,7 @@ import (
 // at returns the place at the root of a store.
 func at(s blob.Store, wo *options, ro storage.ReadOptions) storagetest.Place {
 	return storagetest.Place{
-		Writer: func() storage.Writer { return newWriter(s, wo) },
+		Writer: func() storage.Writer { return newWriter(s, *cmp.Or(wo, &options{})) },
 		Reader: func() storage.Reader { return storage.NewReader(Format{}.Open, s, ro) },
 	}
 }

@@ -35,7 +35,7 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err != nil {
 		return nil, err
 	}
-	return newWriter(store, &options{f, o}), nil
+	return newWriter(store, options{f, o}), nil
 }
 
 // Open opens the checkpoint at the root of store.

@@ -39,14 +39,9 @@ type writer struct {
 
 var _ storage.Writer = (*writer)(nil)
 
-func newWriter(store blob.Store, o *options) *writer {
-	w := &writer{}
-	if o != nil {
-		w.opts = *o
-	}
-	w.opts.WriteOptions = w.opts.WithDefaults()
-	w.Publisher = publish.New(store, Files(), w.opts.WriteOptions)
-	return w
+func newWriter(store blob.Store, o options) *writer {
+	o.WriteOptions = o.WithDefaults()
+	return &writer{Publisher: publish.New(store, Files(), o.WriteOptions), opts: o}
 }
 
 // SetUp begins a save. It returns an error if the record cannot hold s.Storage.

@@ -184,7 +184,7 @@ func TestSetUpRefusesInvalidStorage(t *testing.T) {
 	} {
 		st := good
 		spoil(&st)
-		w := newWriter(new(mem.Store), nil)
+		w := newWriter(new(mem.Store), options{})
 		if err := w.SetUp(t.Context(), storage.Session{Size: 1, Storage: st}); err == nil {
 			t.Errorf("%s: SetUp = nil; want a refusal", name)
 		}
