@@ -432,7 +432,7 @@ func TestEncodeIndexRefuses(t *testing.T) {
 		"a missing checksum":   {with(func(t *meta.Tensor) { t.Locs[0].Sums = nil }), "0 checksums, want 1"},
 		"a transform":          {with(func(t *meta.Tensor) { t.Locs[0].Detail = &meta.Detail{Transforms: []string{"zstd"}} }), "transforms"},
 		"a negative position":  {[]meta.Entry{{FQN: "a", Path: meta.Path{meta.Pos(-1)}, Tensor: good()}}, "position -1"},
-		"a key that is no int": {[]meta.Entry{{FQN: "a", Path: meta.Path{{Key: "a", Int: true}}, Tensor: good()}}, "no integer"},
+		"a key that is no int": {[]meta.Entry{{FQN: "a", Path: meta.Path{{Key: "a", Int: true}}, Tensor: good()}}, "not an integer"},
 		"a position too far": {
 			[]meta.Entry{{FQN: "a", Path: meta.Path{meta.IntKey(1), meta.Pos(1 << 62)}, Tensor: good()}}, "position 4611686018427387904",
 		},
