@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -69,10 +70,8 @@ type Compared struct {
 }
 
 // Equal reports whether no difference was found.
-func (c *Compared) Equal() bool { return isEqual(c.Status) }
-
-func isEqual(status string) bool {
-	return status == StatusIdentical || status == StatusClose || status == StatusMatching
+func (c *Compared) Equal() bool {
+	return c.Status == StatusIdentical || c.Status == StatusClose || c.Status == StatusMatching
 }
 
 // ValueDifference describes how the elements of two tensors differ.
@@ -186,14 +185,13 @@ func (o *CompareOptions) withDefaults() CompareOptions {
 	return out
 }
 
-// Compare compares two checkpoints name by name and holds about 16 MiB of tensors
-// for each processor: first names,
-// kinds, dtypes and shapes, then the values of names in both. A tensor that an
-// object refers to is compared by its name, or as part of the object if its name
-// is not compared. Tensors are compared as numbers, also across dtypes: integers
-// exactly, everything else in float64. Objects are compared like in EqualValues,
-// whatever their codecs; if a codec is unknown, their bytes are compared. A
-// difference is not an error.
+// Compare compares two checkpoints name by name: first names, kinds, dtypes and
+// shapes, then the values of names in both. It holds about 16 MiB of tensors for each
+// processor. A tensor that an object refers to is compared by its name, or as part of
+// the object if its name is not compared. Tensors are compared as numbers, also across
+// dtypes: integers exactly, everything else in float64. Objects are compared like in
+// EqualValues, whatever their codecs; if a codec is unknown, their bytes are compared.
+// A difference is not an error.
 func Compare(ctx context.Context, a, b Side, opts *CompareOptions) (*Comparison, error) {
 	c := &comparer{a: a, b: b, opts: opts.withDefaults()}
 	if bad := c.opts.Rtol < 0 || c.opts.Atol < 0 || math.IsNaN(c.opts.Rtol+c.opts.Atol); bad {
@@ -222,22 +220,19 @@ func (c *comparer) pair() error {
 		if other := byName[name]; other != nil {
 			return fmt.Errorf("compare: %q and %q are both renamed to %q", other.a.FQN, e.FQN, name)
 		}
-		byName[name] = &pairItem{fqn: name, a: e}
+		byName[name] = newPair(name, e)
 	}
 	for i := range c.b.Metadata.Entries {
 		e := &c.b.Metadata.Entries[i]
 		if p := byName[e.FQN]; p != nil {
-			p.b = e
+			p.b, p.B = e, new(NewItem(e))
 		} else if !leftOut[e.FQN] && c.opts.KeepExtra(e.FQN) {
-			byName[e.FQN] = &pairItem{fqn: e.FQN, b: e}
+			byName[e.FQN] = &pairItem{Compared: Compared{FQN: e.FQN, B: new(NewItem(e))}, b: e}
 		}
 	}
 	c.coverInside(byName)
 	c.byName = byName
-	for _, p := range byName {
-		c.items = append(c.items, p)
-	}
-	slices.SortFunc(c.items, func(p, q *pairItem) int { return strings.Compare(p.fqn, q.fqn) })
+	c.items = slices.SortedFunc(maps.Values(byName), func(p, q *pairItem) int { return strings.Compare(p.FQN, q.FQN) })
 	c.last.Store(int64(len(c.items)))
 	for i, p := range c.items {
 		p.index = i
@@ -259,21 +254,17 @@ func (c *comparer) coverInside(byName map[string]*pairItem) {
 		p := byName[name]
 		return p != nil && p.a != nil && p.b != nil && p.a.Bytes != nil && p.b.Bytes != nil
 	}
-	for name, p := range byName {
-		if in, ok := a[fqnOf(p.a)]; ok && p.b == nil && both(c.opts.Rename(in)) {
-			delete(byName, name)
+	maps.DeleteFunc(byName, func(_ string, p *pairItem) bool {
+		switch {
+		case p.b == nil:
+			in, ok := a[p.a.FQN]
+			return ok && both(c.opts.Rename(in))
+		case p.a == nil:
+			in, ok := b[p.b.FQN]
+			return ok && both(in)
 		}
-		if in, ok := b[fqnOf(p.b)]; ok && p.a == nil && both(in) {
-			delete(byName, name)
-		}
-	}
-}
-
-func fqnOf(e *meta.Entry) string {
-	if e == nil {
-		return ""
-	}
-	return e.FQN
+		return false
+	})
 }
 
 func (c *comparer) comparison() *Comparison {
@@ -283,14 +274,13 @@ func (c *comparer) comparison() *Comparison {
 		if !p.done.Load() || c.opts.First && out.Differences() > 0 {
 			break
 		}
-		r := p.result()
-		out.count(&r)
+		out.count(&p.Compared)
 		switch {
-		case r.Equal() && !c.opts.All:
+		case p.Equal() && !c.opts.All:
 		case c.opts.Limit > 0 && len(out.Items) >= c.opts.Limit:
 			out.Omitted++
 		default:
-			out.Items = append(out.Items, r)
+			out.Items = append(out.Items, p.Compared)
 		}
 	}
 	slices.SortFunc(c.unread, func(x, y Unread) int { return strings.Compare(x.FQN, y.FQN) })
@@ -337,12 +327,11 @@ type comparer struct {
 
 // pairItem is one name of two checkpoints.
 type pairItem struct {
-	index   int
-	fqn     string
-	a, b    *meta.Entry // nil: not in that checkpoint
-	differs []string
-	cast    bool // the dtypes of two tensors differ
-	unread  bool // values are not compared
+	Compared
+	index  int
+	a, b   *meta.Entry // nil: not in that checkpoint
+	cast   bool        // the dtypes of two tensors differ
+	unread bool        // values are not compared
 	// The elements that are compared. An object is one element.
 	elements int64
 	slab     int64
@@ -352,10 +341,16 @@ type pairItem struct {
 	mu     sync.Mutex
 	left   int64        // slabs; guarded by mu
 	values elementTally // guarded by mu
+}
 
-	// For two objects that differ: the position, and both values.
-	where string
-	shown [2]struct{ kind, repr string }
+// newPair returns the item of an entry of the first checkpoint, which has that name in
+// the second.
+func newPair(name string, e *meta.Entry) *pairItem {
+	p := &pairItem{Compared: Compared{FQN: name, A: new(NewItem(e))}, a: e}
+	if e.FQN != name {
+		p.Renamed = e.FQN
+	}
+	return p
 }
 
 // describe compares the descriptions and decides what must be read.
@@ -365,7 +360,7 @@ func (p *pairItem) describe(o *CompareOptions) error {
 	case p.a == nil || p.b == nil:
 		return nil
 	case (p.a.Tensor == nil) != (p.b.Tensor == nil):
-		p.differs = append(p.differs, AspectKind)
+		p.Differs = append(p.Differs, AspectKind)
 		return nil
 	case p.a.Tensor == nil:
 		p.elements, p.slab, p.left = 1, 1, int64(count(!o.DescriptionsOnly))
@@ -374,24 +369,18 @@ func (p *pairItem) describe(o *CompareOptions) error {
 	x, y := p.a.Tensor, p.b.Tensor
 	p.cast = x.DType != y.DType
 	if p.cast && !o.IgnoreDType {
-		p.differs = append(p.differs, AspectDType)
+		p.Differs = append(p.Differs, AspectDType)
 	}
 	if !slices.Equal(x.Shape, y.Shape) {
-		p.differs = append(p.differs, AspectShape)
+		p.Differs = append(p.Differs, AspectShape)
 		return nil
 	}
-	return p.cut(o)
-}
-
-// cut prepares the comparison of elements.
-func (p *pairItem) cut(o *CompareOptions) error {
-	x, y := p.a.Tensor, p.b.Tensor
 	var err error
 	if p.elements, err = tensor.NumElements(x.Shape); err != nil {
-		return fmt.Errorf("%q: %w", p.fqn, err)
+		return fmt.Errorf("%q: %w", p.FQN, err)
 	}
 	if !x.DType.Valid() || !y.DType.Valid() {
-		return fmt.Errorf("%q: %w: %v and %v", p.fqn, tensor.ErrDType, x.DType, y.DType)
+		return fmt.Errorf("%q: %w: %v and %v", p.FQN, tensor.ErrDType, x.DType, y.DType)
 	}
 	p.slab = slabElements(x.Shape, int64(max(x.DType.Size(), y.DType.Size())), slabBytes/2)
 	if !o.DescriptionsOnly {
@@ -433,8 +422,12 @@ func (c *comparer) jobs() iter.Seq[job] {
 
 // finish completes a name whose content was read.
 func (c *comparer) finish(p *pairItem) {
+	p.Status = p.status()
+	if !p.values.same || p.values.differing > 0 {
+		p.Values = p.values.difference(p.elements, p.a.Tensor.Shape)
+	}
 	p.done.Store(true)
-	if isEqual(p.status()) || !c.opts.First {
+	if p.Equal() || !c.opts.First {
 		return
 	}
 	for last := c.last.Load(); int64(p.index) < last && !c.last.CompareAndSwap(last, int64(p.index)); {
@@ -449,7 +442,7 @@ func (p *pairItem) status() string {
 		return StatusMissing
 	case p.a == nil:
 		return StatusExtra
-	case len(p.differs) > 0:
+	case len(p.Differs) > 0:
 		return StatusDifferent
 	case p.unread:
 		return StatusMatching
@@ -457,29 +450,6 @@ func (p *pairItem) status() string {
 		return StatusIdentical
 	}
 	return StatusClose
-}
-
-func (p *pairItem) result() Compared {
-	out := Compared{FQN: p.fqn, Status: p.status(), Differs: p.differs, A: p.sideItem(p.a, 0), B: p.sideItem(p.b, 1), Where: p.where}
-	if p.a != nil && p.a.FQN != p.fqn {
-		out.Renamed = p.a.FQN
-	}
-	if !p.values.same || p.values.differing > 0 {
-		out.Values = p.values.difference(p.elements, p.a.Tensor.Shape)
-	}
-	return out
-}
-
-// sideItem describes one side, including the value of an object that differs.
-func (p *pairItem) sideItem(e *meta.Entry, side int) *Item {
-	if e == nil {
-		return nil
-	}
-	it := NewItem(e)
-	if v := p.shown[side]; v.kind != "" {
-		it.Type, it.Repr = v.kind, v.repr
-	}
-	return &it
 }
 
 // elementTally accumulates the differences of elements.

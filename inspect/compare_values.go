@@ -231,7 +231,7 @@ func (c *comparer) objects(ctx context.Context, p *pairItem) error {
 	// Equal bytes may refer to tensors that are not compared by name.
 	if codec != otherCodec || !bytes.Equal(x, y) || bytes.Contains(x, []byte(`"$ref"`)) {
 		if err := c.compareDecoded(ctx, p, codec, x, otherCodec, y); err != nil {
-			return fmt.Errorf("%q: %w", p.fqn, err)
+			return fmt.Errorf("%q: %w", p.FQN, err)
 		}
 	}
 	c.finish(p)
@@ -261,12 +261,11 @@ func (c *comparer) compareDecoded(ctx context.Context, p *pairItem, codec string
 		if equal {
 			return nil
 		}
-		p.where = where
-		for i, v := range []any{u, v} {
-			p.shown[i].kind, p.shown[i].repr = TypeName(v), Repr(v, MaxRepr)
-		}
+		p.Where = where
+		p.A.Type, p.A.Repr = TypeName(u), Repr(u, MaxRepr)
+		p.B.Type, p.B.Repr = TypeName(v), Repr(v, MaxRepr)
 	}
-	p.differs = append(p.differs, AspectValues)
+	p.Differs = append(p.Differs, AspectValues)
 	return nil
 }
 
@@ -281,7 +280,7 @@ func (c *comparer) withTensors(ctx context.Context, p *pairItem, s *Side, v any,
 	if len(unread) > 0 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.unread = append(c.unread, Unread{p.fqn, "it refers to " + strings.Join(unread[:min(len(unread), 3)], ", ") + ", which could not be read with it"})
+		c.unread = append(c.unread, Unread{p.FQN, "it refers to " + strings.Join(unread[:min(len(unread), 3)], ", ") + ", which could not be read with it"})
 	}
 	return v, err
 }
@@ -301,7 +300,7 @@ func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j jo
 		end := min(at+blockElements, n)
 		t, err := c.block(w, x, y, w.x[at*int64(x.Size()):end*int64(x.Size())], w.y[at*int64(y.Size()):end*int64(y.Size())])
 		if err != nil {
-			return fmt.Errorf("%q: %w", p.fqn, err)
+			return fmt.Errorf("%q: %w", p.FQN, err)
 		}
 		if t.differing > 0 {
 			t.first += j.lo + at
@@ -315,7 +314,7 @@ func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j jo
 		return nil
 	}
 	if p.values.differing > 0 {
-		p.differs = append(p.differs, AspectValues)
+		p.Differs = append(p.Differs, AspectValues)
 	}
 	c.finish(p)
 	return nil

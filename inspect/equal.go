@@ -3,6 +3,7 @@ package inspect
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math"
 	"math/big"
 	"slices"
@@ -30,7 +31,7 @@ func valuesDiffer(a, b any) (at string, differ bool) {
 	switch x := a.(type) {
 	case float64:
 		y, ok := b.(float64)
-		return "", !ok || x != y && !(math.IsNaN(x) && math.IsNaN(y))
+		return "", !ok || !sameFloat(x, y)
 	case complex128:
 		y, ok := b.(complex128)
 		return "", !ok || !sameFloat(real(x), real(y)) || !sameFloat(imag(x), imag(y))
@@ -122,16 +123,13 @@ func dictPairs(v any) (pairs []value.Pair, ordered, ok bool) {
 	case *value.Dict:
 		return v.Pairs, v.Ordered, true
 	case map[string]any:
-		for k, e := range v {
-			pairs = append(pairs, value.Pair{Key: k, Value: e})
+		for _, k := range slices.Sorted(maps.Keys(v)) {
+			pairs = append(pairs, value.Pair{Key: k, Value: v[k]})
 		}
-		slices.SortFunc(pairs, func(a, b value.Pair) int { return compareKeys(a.Key, b.Key) })
 		return pairs, false, true
 	}
 	return nil, false, false
 }
-
-func compareKeys(a, b any) int { return bytes.Compare([]byte(a.(string)), []byte(b.(string))) }
 
 func asKeys(items []any) []value.Pair {
 	out := make([]value.Pair, len(items))

@@ -285,7 +285,19 @@ func readPicks(ctx context.Context, src Content, e *meta.Entry, picks []pick, ds
 		return src.ReadEntry(ctx, e, box, dst)
 	}
 	if d := toHalve(e.Tensor, picks, box, int64(dst.DType().Size())); d >= 0 {
-		return readHalves(ctx, src, e, picks, d, dst)
+		half := picks[d].count / 2
+		for _, part := range [][2]int64{{0, half}, {half, picks[d].count}} {
+			some := slices.Clone(picks)
+			some[d].start, some[d].count = picks[d].start+part[0]*picks[d].step, part[1]-part[0]
+			to, err := dst.Slice(d, part[0], part[1], 1)
+			if err != nil {
+				return fmt.Errorf("%q: %w", e.FQN, err)
+			}
+			if err := readPicks(ctx, src, e, some, to); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	bound, err := tensor.New(dst.DType(), box.Sizes)
 	if err != nil {
@@ -322,27 +334,6 @@ func toHalve(t *meta.Tensor, picks []pick, box tensor.Box, size int64) int {
 		return widest
 	}
 	return -1
-}
-
-// readHalves reads the two halves of what is selected of one dimension.
-func readHalves(ctx context.Context, src Content, e *meta.Entry, picks []pick, d int, dst *tensor.Tensor) error {
-	half := picks[d].count / 2
-	for _, lo := range []int64{0, half} {
-		part := slices.Clone(picks)
-		part[d].start += lo * part[d].step
-		part[d].count = half
-		if lo > 0 {
-			part[d].count = picks[d].count - half
-		}
-		to, err := dst.Slice(d, lo, lo+part[d].count, 1)
-		if err != nil {
-			return fmt.Errorf("%q: %w", e.FQN, err)
-		}
-		if err := readPicks(ctx, src, e, part, to); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func reverse(t *tensor.Tensor, dim int) error {
