@@ -262,8 +262,8 @@ func (c *comparer) compareDecoded(ctx context.Context, p *pairItem, codec string
 			return nil
 		}
 		p.Where = where
-		p.A.Type, p.A.Repr = TypeName(u), Repr(u, MaxRepr)
-		p.B.Type, p.B.Repr = TypeName(v), Repr(v, MaxRepr)
+		p.A.setValue(u)
+		p.B.setValue(v)
 	}
 	p.Differs = append(p.Differs, AspectValues)
 	return nil

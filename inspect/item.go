@@ -65,11 +65,18 @@ func NewItem(e *meta.Entry) Item {
 		it.Files = 1
 		return it
 	}
-	if v, err := value.Decode(e.Bytes.Codec, e.Bytes.Inline); err == nil {
-		it.Type, it.Repr = TypeName(v), Repr(v, MaxRepr)
-	}
+	it.Decode(e.Bytes.Codec, e.Bytes.Inline)
 	return it
 }
+
+// Decode sets the type and the repr of an object, unless its codec is unknown.
+func (it *Item) Decode(codec string, data []byte) {
+	if v, err := value.Decode(codec, data); err == nil {
+		it.setValue(v)
+	}
+}
+
+func (it *Item) setValue(v any) { it.Type, it.Repr = TypeName(v), Repr(v, MaxRepr) }
 
 // Elements returns the number of elements of a tensor, zero for an object.
 func (it *Item) Elements() int64 {
@@ -114,13 +121,11 @@ func Below(fqn, prefix string) bool {
 	return ok && (rest == "" || prefix == "" || rest[0] == '.' || strings.HasSuffix(prefix, "."))
 }
 
-// Items describes the entries for which keep returns true; nil keeps all.
-func Items(entries []*meta.Entry, keep func(fqn string) bool) []Item {
-	out := make([]Item, 0, len(entries))
-	for _, e := range entries {
-		if keep == nil || keep(e.FQN) {
-			out = append(out, NewItem(e))
-		}
+// Items describes entries.
+func Items(entries []*meta.Entry) []Item {
+	out := make([]Item, len(entries))
+	for i, e := range entries {
+		out[i] = NewItem(e)
 	}
 	return out
 }

@@ -423,37 +423,21 @@ func tableValues(d tensor.DType) ([]float64, error) {
 // tableMoments returns the moments of counts[i] elements with the value
 // values[i], for all i.
 func tableMoments(values []float64, counts []int64) moments {
-	var m moments
-	m.min, m.max = math.Inf(1), math.Inf(-1)
-	sum := 0.0
+	var sum pairwise
 	for i, n := range counts {
-		if n == 0 {
-			continue
-		}
 		switch x := values[i]; {
+		case n == 0:
 		case x != x:
-			m.nan += n
+			sum.add(moments{nan: n})
 		case math.IsInf(x, 1):
-			m.posInf += n
+			sum.add(moments{posInf: n})
 		case math.IsInf(x, -1):
-			m.negInf += n
+			sum.add(moments{negInf: n})
 		default:
-			m.n += n
-			m.zeros += n * int64(count(x == 0))
-			m.min, m.max = min(m.min, x), max(m.max, x)
-			sum += float64(x * float64(n))
+			sum.add(moments{n: n, mean: x, min: x, max: x, zeros: n * int64(count(x == 0))})
 		}
 	}
-	if m.n == 0 {
-		return m
-	}
-	m.mean = sum / float64(m.n)
-	for i, n := range counts {
-		if x := values[i]; n > 0 && x-x == 0 { // finite
-			m.m2 += float64((x - m.mean) * (x - m.mean) * float64(n))
-		}
-	}
-	return m
+	return sum.total()
 }
 
 // finish computes the results from the counts of all slabs. The caller holds mu.

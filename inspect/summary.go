@@ -171,7 +171,7 @@ func Summarize(src Source, md *meta.Metadata) *Summary {
 		out.Files = append(out.Files, file)
 		out.FileBytes += f.Size
 	}
-	items := Items(Select(md), nil)
+	items := Items(Select(md))
 	for i := range items {
 		out.Totals.Add(&items[i])
 	}

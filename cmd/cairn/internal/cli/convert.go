@@ -309,28 +309,30 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) error {
 	refused, isRefused := errors.AsType[*convert.RefusedError](err)
 	switch {
-	case err == nil:
-		return nil
 	case errors.Is(err, convert.ErrOption):
 		return usagef(cmd, "%v", err)
 	case isRefused && len(refused.Tensors) > 0:
 		return withHint(err, "--dtype casts tensors to a type that the format has, and --exclude leaves names out")
 	case isRefused:
 		return withHint(err, "--skip-objects leaves them out, --select and --exclude choose names")
-	case errors.Is(err, storage.ErrNotRepresentable): // about the whole checkpoint
-		return withHint(err, "--skip-objects leaves it out")
-	case errors.Is(err, storage.ErrExists):
-		return withHint(err, "--overwrite replaces it, once the new checkpoint is complete")
-	case errors.Is(err, convert.ErrBusy):
-		return withHint(err, "wait for it to end, or give DST another path")
 	case errors.Is(err, convert.ErrOccupied) && f.overwrite:
 		return withHint(err, "--overwrite replaces a checkpoint and nothing else: remove what is there, or give DST another path")
-	case errors.Is(err, convert.ErrOccupied):
-		return withHint(err, "give DST another path")
-	case errors.Is(err, cairn.ErrMissing), errors.Is(err, convert.ErrEmpty):
-		return withHint(err, listHint(src))
-	case errors.Is(err, convert.ErrCollision):
-		return withHint(err, "--exclude leaves one of them out, another --rename tells them apart")
+	}
+	for _, h := range []struct {
+		err  error
+		hint string
+	}{
+		{storage.ErrNotRepresentable, "--skip-objects leaves it out"}, // about the whole checkpoint
+		{storage.ErrExists, "--overwrite replaces it, once the new checkpoint is complete"},
+		{convert.ErrBusy, "wait for it to end, or give DST another path"},
+		{convert.ErrOccupied, "give DST another path"},
+		{cairn.ErrMissing, listHint(src)},
+		{convert.ErrEmpty, listHint(src)},
+		{convert.ErrCollision, "--exclude leaves one of them out, another --rename tells them apart"},
+	} {
+		if errors.Is(err, h.err) {
+			return withHint(err, h.hint)
+		}
 	}
 	return err
 }

@@ -54,14 +54,14 @@ func newDiffCmd() *cobra.Command {
 	return cmd
 }
 
-// errDiffer reports checkpoints that are not equal.
-type errDiffer struct{ text string }
-
-func (e *errDiffer) Error() string { return e.text }
+// differ returns the error for checkpoints that are not equal.
+func differ(format string, args ...any) error {
+	return &endError{fmt.Errorf(format, args...), exitOf(nil).name, exitError}
+}
 
 // trouble reserves the exit code of differences for differences.
 func trouble(err error) error {
-	if _, differ := errors.AsType[*errDiffer](err); err == nil || differ || exitOf(err).code != exitError {
+	if _, differ := errors.AsType[*endError](err); err == nil || differ || exitOf(err).code != exitError {
 		return err
 	}
 	return fmt.Errorf("%w: %w", errTrouble, err)
@@ -145,9 +145,9 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 				return err
 			}
 			if c.Differences() == 0 {
-				return withHint(&errDiffer{"not all of it could be compared: " + formatUnread(c.Unread)}, "--select leaves names out")
+				return withHint(differ("not all of it could be compared: %s", formatUnread(c.Unread)), "--select leaves names out")
 			}
-			return &errDiffer{fmt.Sprintf("%s and %s differ in %s", args[0], args[1], plural(c.Differences(), "name"))}
+			return differ("%s and %s differ in %s", args[0], args[1], plural(c.Differences(), "name"))
 		})
 	})
 }

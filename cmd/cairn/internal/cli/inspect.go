@@ -62,7 +62,7 @@ func newInspectCmd() *cobra.Command {
 				return err
 			}
 			s.Lose(md, lost)
-			v := overview{s, leftoversAt(cmd.Context(), args[0]), inspect.Tree(inspect.Items(inspect.Select(md), nil), "", int(f.depth))}
+			v := overview{s, leftoversAt(cmd.Context(), args[0]), inspect.Tree(inspect.Items(inspect.Select(md)), "", int(f.depth))}
 			if err := readObjects(cmd.Context(), c, md, treeItems(v.Tree, nil)); err != nil {
 				return err
 			}
@@ -86,7 +86,7 @@ func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, pat
 		if err != nil {
 			return err
 		}
-		v := branch{path, c.Info().SaveID, inspect.Tree(inspect.Items(entries, nil), name, int(f.depth))}
+		v := branch{path, c.Info().SaveID, inspect.Tree(inspect.Items(entries), name, int(f.depth))}
 		if err := readObjects(cmd.Context(), c, md, treeItems(v.Tree, nil)); err != nil {
 			return err
 		}
@@ -97,9 +97,11 @@ func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, pat
 	}
 	v := closeUp{Path: path, SaveID: c.Info().SaveID, Item: inspect.NewItem(e), Chunks: slices.Collect(inspect.Chunks(e))}
 	if v.Item.Unread() {
-		if err := readObject(cmd.Context(), c, e, &v.Item); err != nil {
+		codec, data, err := c.ReadBytes(cmd.Context(), e)
+		if err != nil {
 			return err
 		}
+		v.Item.Decode(codec, data)
 	}
 	return o.result(v, func() { printCloseUp(o, &v) })
 }

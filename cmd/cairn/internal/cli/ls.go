@@ -46,7 +46,7 @@ func runLs(cmd *cobra.Command, path string, prefix []string, f *nameFlags, long 
 		if err != nil {
 			return err
 		}
-		l := listing{Path: path, SaveID: c.Info().SaveID, Notes: c.Info().Notes, Items: inspect.Items(entries, nil)}
+		l := listing{Path: path, SaveID: c.Info().SaveID, Notes: c.Info().Notes, Items: inspect.Items(entries)}
 		for _, m := range inspect.MissingNames(md, prefix...) {
 			if filter.Keep(m.FQN) {
 				l.Missing = append(l.Missing, m)

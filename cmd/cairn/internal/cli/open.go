@@ -22,7 +22,6 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/hf"
-	"github.com/cairn-ckpt/cairn/value"
 )
 
 // recordName is the native format's commit record.
@@ -304,23 +303,15 @@ func readObjects(ctx context.Context, c *cairn.Checkpoint, md *meta.Metadata, it
 			continue
 		}
 		left -= it.NumBytes
-		if err := readObject(ctx, c, e, it); ctx.Err() != nil {
+		codec, data, err := c.ReadBytes(ctx, e)
+		switch {
+		case err == nil:
+			it.Decode(codec, data)
+		case ctx.Err() != nil:
 			return err
-		} else if err != nil {
+		default:
 			it.Problem = oneLine(err.Error())
 		}
-	}
-	return nil
-}
-
-// readObject sets the type and value of an object, unless its codec is unknown.
-func readObject(ctx context.Context, c *cairn.Checkpoint, e *meta.Entry, it *inspect.Item) error {
-	codec, data, err := c.ReadBytes(ctx, e)
-	if err != nil {
-		return err
-	}
-	if v, err := value.Decode(codec, data); err == nil {
-		it.Type, it.Repr = inspect.TypeName(v), inspect.Repr(v, inspect.MaxRepr)
 	}
 	return nil
 }
