@@ -225,9 +225,9 @@ func (c *comparer) pair() error {
 	for i := range c.b.Metadata.Entries {
 		e := &c.b.Metadata.Entries[i]
 		if p := byName[e.FQN]; p != nil {
-			p.b, p.B = e, new(NewItem(e))
+			p.b, p.B = e, NewItem(e)
 		} else if !leftOut[e.FQN] && c.opts.KeepExtra(e.FQN) {
-			byName[e.FQN] = &pairItem{Compared: Compared{FQN: e.FQN, B: new(NewItem(e))}, b: e}
+			byName[e.FQN] = &pairItem{Compared: Compared{FQN: e.FQN, B: NewItem(e)}, b: e}
 		}
 	}
 	c.coverInside(byName)
@@ -346,7 +346,7 @@ type pairItem struct {
 // newPair returns the item of an entry of the first checkpoint, which has that name in
 // the second.
 func newPair(name string, e *meta.Entry) *pairItem {
-	p := &pairItem{Compared: Compared{FQN: name, A: new(NewItem(e))}, a: e}
+	p := &pairItem{Compared: Compared{FQN: name, A: NewItem(e)}, a: e}
 	if e.FQN != name {
 		p.Renamed = e.FQN
 	}

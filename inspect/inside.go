@@ -140,15 +140,13 @@ func (l *looker) keep(fqn string, t *tensor.Tensor) {
 // opaque returns the reason why the elements of a tensor are unknown if o
 // represents such a tensor, and "" otherwise.
 func opaque(o *value.Object) string {
-	if !o.Call {
-		return ""
-	}
-	switch o.QualifiedName() {
-	case "torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3":
+	switch name := o.QualifiedName(); {
+	case !o.Call:
+	case strings.HasPrefix(name, "torch._utils._rebuild_tensor"):
 		return "a tensor of a type that is not known"
-	case "torch.storage._load_from_bytes":
+	case name == "torch.storage._load_from_bytes":
 		return "a tensor that is pickled as bytes"
-	case "torch.storage.UntypedStorage", "torch.storage._UntypedStorage", "torch.UntypedStorage":
+	case strings.HasPrefix(name, "torch.") && strings.HasSuffix(name, "UntypedStorage"):
 		return "a storage whose type is not known"
 	}
 	return ""

@@ -109,7 +109,7 @@ func open(t testing.TB, s blob.Store) (*cairn.Checkpoint, *meta.Metadata) {
 
 func TestItems(t *testing.T) {
 	_, md := open(t, save(t, rows(3), 3, counting(t, 6, 4)))
-	want := []inspect.Item{
+	want := []*inspect.Item{
 		{FQN: "long", Kind: "object", Codec: "raw", Chunks: 1, Files: 1, NumBytes: 100_000},
 		{FQN: "model.b", Kind: "tensor", DType: "float32", Shape: []int64{5}, Chunks: 1, Files: 1, NumBytes: 20},
 		{FQN: "model.scale", Kind: "tensor", DType: "float32", Shape: []int64{}, Chunks: 1, Files: 1, NumBytes: 4},

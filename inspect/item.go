@@ -52,8 +52,8 @@ type Item struct {
 }
 
 // NewItem describes an entry.
-func NewItem(e *meta.Entry) Item {
-	it := Item{FQN: e.FQN, NumBytes: e.NumBytes()}
+func NewItem(e *meta.Entry) *Item {
+	it := &Item{FQN: e.FQN, NumBytes: e.NumBytes()}
 	if e.Tensor != nil {
 		it.Kind, it.DType = KindTensor, e.Tensor.DType.String()
 		it.Shape = append([]int64{}, e.Tensor.Shape...)
@@ -122,8 +122,8 @@ func Below(fqn, prefix string) bool {
 }
 
 // Items describes entries.
-func Items(entries []*meta.Entry) []Item {
-	out := make([]Item, len(entries))
+func Items(entries []*meta.Entry) []*Item {
+	out := make([]*Item, len(entries))
 	for i, e := range entries {
 		out[i] = NewItem(e)
 	}
@@ -211,17 +211,12 @@ func (n Number) MarshalJSON() ([]byte, error) {
 	switch {
 	case math.IsNaN(f):
 		return []byte("null"), nil
-	case math.IsInf(f, 0):
-		return strconv.AppendQuote(nil, infText(f)), nil
+	case math.IsInf(f, 1):
+		return []byte(`"inf"`), nil
+	case math.IsInf(f, -1):
+		return []byte(`"-inf"`), nil
 	}
 	return strconv.AppendFloat(nil, f, 'g', -1, 64), nil
-}
-
-func infText(f float64) string {
-	if f > 0 {
-		return "inf"
-	}
-	return "-inf"
 }
 
 // None reports whether the value is undefined.

@@ -172,8 +172,8 @@ func Summarize(src Source, md *meta.Metadata) *Summary {
 		out.FileBytes += f.Size
 	}
 	items := Items(Select(md))
-	for i := range items {
-		out.Totals.Add(&items[i])
+	for _, it := range items {
+		out.Totals.Add(it)
 	}
 	out.DTypes = sumDTypes(items)
 	return out
@@ -194,10 +194,10 @@ func chunksPerFile(md *meta.Metadata) map[string]int64 {
 	return out
 }
 
-func sumDTypes(items []Item) []DTypeTotals {
+func sumDTypes(items []*Item) []DTypeTotals {
 	sums := map[string]DTypeTotals{}
-	for i := range items {
-		if it := &items[i]; it.Kind == KindTensor {
+	for _, it := range items {
+		if it.Kind == KindTensor {
 			d := sums[it.DType]
 			sums[it.DType] = DTypeTotals{it.DType, d.Tensors + 1, d.Elements + it.Elements(), d.NumBytes + it.NumBytes}
 		}
@@ -231,18 +231,14 @@ type Node struct {
 // Tree arranges items below the prefix root (see Below) as a tree of at most
 // depth levels under the node of root. A depth of zero means only that node, a
 // negative depth all levels. The items are shared, not copied.
-func Tree(items []Item, root string, depth int) *Node {
+func Tree(items []*Item, root string, depth int) *Node {
 	root = strings.TrimSuffix(root, ".")
 	top := &Node{Name: root[strings.LastIndexByte(root, '.')+1:], FQN: root}
-	all := make([]*Item, len(items))
-	for i := range items {
-		all[i] = &items[i]
-	}
 	start := len(root) + 1
 	if root == "" {
 		start = 0 // the first names have no dot before them
 	}
-	top.fill(all, start, depth)
+	top.fill(items, start, depth)
 	return top
 }
 

@@ -28,10 +28,10 @@ func draw(n *inspect.Node) string {
 	return b.String()
 }
 
-func itemsOf(names ...string) []inspect.Item {
-	var out []inspect.Item
+func itemsOf(names ...string) []*inspect.Item {
+	var out []*inspect.Item
 	for _, n := range names {
-		out = append(out, inspect.Item{FQN: n, Kind: inspect.KindTensor, Shape: []int64{2}})
+		out = append(out, &inspect.Item{FQN: n, Kind: inspect.KindTensor, Shape: []int64{2}})
 	}
 	return out
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -67,10 +68,8 @@ var exits = []exit{
 
 func exitOf(err error) exit {
 	for _, e := range exits {
-		for _, target := range e.errs {
-			if errors.Is(err, target) {
-				return e
-			}
+		if slices.ContainsFunc(e.errs, func(target error) bool { return errors.Is(err, target) }) {
+			return e
 		}
 	}
 	return exits[len(exits)-1]

@@ -27,7 +27,7 @@ type overview struct {
 type closeUp struct {
 	Path   string          `json:"path"`
 	SaveID string          `json:"save_id"`
-	Item   inspect.Item    `json:"item"`
+	Item   *inspect.Item   `json:"item"`
 	Chunks []inspect.Chunk `json:"chunks"`
 }
 
@@ -240,7 +240,7 @@ func printFiles(o *output, files []inspect.File, showAll bool) {
 }
 
 func printCloseUp(o *output, v *closeUp) {
-	printItems(o, []inspect.Item{v.Item}, false)
+	printItems(o, []*inspect.Item{v.Item}, false)
 	if v.Item.Repr != "" {
 		o.printf("\n%s\n", v.Item.Repr)
 	}

@@ -12,10 +12,10 @@ import (
 
 // listing is what 'cairn ls --json' prints.
 type listing struct {
-	Path   string         `json:"path"`
-	SaveID string         `json:"save_id"`
-	Items  []inspect.Item `json:"items"`
-	Totals inspect.Totals `json:"totals"`
+	Path   string          `json:"path"`
+	SaveID string          `json:"save_id"`
+	Items  []*inspect.Item `json:"items"`
+	Totals inspect.Totals  `json:"totals"`
 	// Notes describe what could not be checked, Missing has the names that cannot
 	// be read.
 	Notes   []string          `json:"notes,omitempty"`
@@ -57,11 +57,11 @@ func runLs(cmd *cobra.Command, path string, prefix []string, f *nameFlags, long 
 			return err
 		}
 		l.Missing = append(l.Missing, inspect.LostNames(entries, lost)...)
-		for i := range l.Items {
-			l.Totals.Add(&l.Items[i])
+		for _, it := range l.Items {
+			l.Totals.Add(it)
 		}
 		if long {
-			if err := readObjects(cmd.Context(), c, md, pointers(l.Items)); err != nil {
+			if err := readObjects(cmd.Context(), c, md, l.Items); err != nil {
 				return err
 			}
 		}
@@ -98,14 +98,13 @@ func formatTotals(t *inspect.Totals) string {
 		formatBytes(t.NumBytes)
 }
 
-func printItems(o *output, items []inspect.Item, long bool) {
+func printItems(o *output, items []*inspect.Item, long bool) {
 	headings := []string{"NAME", "KIND", "DTYPE", "SHAPE", ">CHUNKS", ">SIZE"}
 	if long {
 		headings = append(headings, ">ELEMENTS", ">FILES", "VALUE")
 	}
 	t := newRows(headings...)
-	for i := range items {
-		it := &items[i]
+	for _, it := range items {
 		dtype, shape := it.DType, ""
 		if it.Kind == inspect.KindTensor {
 			shape = formatShape(it.Shape)
@@ -119,14 +118,6 @@ func printItems(o *output, items []inspect.Item, long bool) {
 		t.add(cells...)
 	}
 	o.table(t)
-}
-
-func pointers(items []inspect.Item) []*inspect.Item {
-	out := make([]*inspect.Item, len(items))
-	for i := range items {
-		out[i] = &items[i]
-	}
-	return out
 }
 
 func elements(it *inspect.Item) string {

@@ -109,10 +109,10 @@ func withPart(ctx context.Context, address string, fn func(c *cairn.Checkpoint, 
 }
 
 func openHint(address string, err error) string {
-	switch {
+	switch _, lacksRanks := errors.AsType[*storage.RanksError](err); {
 	case errors.Is(err, cairn.ErrVersion):
 		return "" // the general hint applies
-	case isRanksError(err):
+	case lacksRanks:
 		return "the checkpoint is complete once every rank has saved; if a rank is lost, save again into another folder"
 	case errors.Is(err, cairn.ErrCorrupt), errors.Is(err, cairn.ErrIncomplete):
 		lostIndex := errors.Is(err, hf.ErrIndex) || errors.Is(err, cairn.ErrIncomplete) && formatOf(address) == formats.HF
@@ -130,11 +130,6 @@ func openHint(address string, err error) string {
 		return placeHint(address)
 	}
 	return ""
-}
-
-func isRanksError(err error) bool {
-	_, ok := errors.AsType[*storage.RanksError](err)
-	return ok
 }
 
 // isNative reports whether the checkpoint at an address has cairn's own format.

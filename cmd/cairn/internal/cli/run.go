@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -56,21 +57,14 @@ func (f *runFlags) config(cmd *cobra.Command, o *output) (launch.Config, error) 
 	if o.json {
 		c.Stdout, c.Color = o.err, o.errColor
 	}
-	if c.Prefix = !f.noPrefix; !c.Prefix {
-		c.Stdout = behindSink(c.Stdout)
+	c.Prefix = !f.noPrefix
+	if s, ok := c.Stdout.(*sink); ok && f.noPrefix {
+		c.Stdout = s.w // a process can get the file
 	}
 	if !o.quiet && !o.json {
 		c.Notify = func(text string) { fmt.Fprintf(o.err, "%s: %s\n", cmd.CommandPath(), text) }
 	}
 	return c, nil
-}
-
-// behindSink returns the underlying writer, so that a process can get the file.
-func behindSink(w io.Writer) io.Writer {
-	if s, ok := w.(*sink); ok {
-		return s.w
-	}
-	return w
 }
 
 func runRun(cmd *cobra.Command, f runFlags) error {
@@ -80,7 +74,8 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 		return err
 	}
 	signals := make(chan os.Signal, 8)
-	if s := heeded(launch.Passed()); len(s) > 0 {
+	// Signals that were ignored when this program started, as by nohup, stay ignored.
+	if s := slices.DeleteFunc(launch.Passed(), signal.Ignored); len(s) > 0 {
 		signal.Notify(signals, s...)
 		defer signal.Stop(signals)
 	}
@@ -99,25 +94,13 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 		o.out = &deadlineWriter{o.out}
 		cmd.Root().SetErr(&deadlineWriter{o.err}) // stderr may have no reader either
 	}
-	if isSaid(err) {
+	if launch.Notified(err) || errors.Is(err, launch.ErrReader) { // it was printed, or cannot be
 		cmd.Root().SetErr(io.Discard)
 	}
 	if rep != nil && o.json {
 		err = errors.Join(err, o.encode(o.out, rep))
 	}
 	return runFailure(cmd, f.Command[0], err)
-}
-
-// heeded omits the signals that were ignored when this program started, as by
-// nohup.
-func heeded(all []os.Signal) []os.Signal {
-	var out []os.Signal
-	for _, s := range all {
-		if !signal.Ignored(s) {
-			out = append(out, s)
-		}
-	}
-	return out
 }
 
 type runFlags struct {
@@ -261,25 +244,17 @@ func runFailure(cmd *cobra.Command, program string, err error) error {
 	case misused:
 		return usagef(cmd, "%v", wrong)
 	case unlogged:
-		return logFailure(cmd, logs)
+		err := usagef(cmd, "--log-dir %s: %v", quoteArg(logs.Dir), logs.Err)
+		if errors.Is(logs, fs.ErrExist) {
+			return withHint(err, "choose another folder, or replace the logs with --overwrite")
+		}
+		return err
 	case errors.Is(err, launch.ErrTimeout):
 		return &endError{err, "timeout", 124}
 	case errors.Is(err, launch.ErrReader), errors.Is(err, syscall.EPIPE):
 		return &endError{err, "reader", exitReader}
 	}
 	return programFailure(program, err)
-}
-
-// isSaid reports whether an error needs no message: it was printed already, or
-// the reader of the output is gone.
-func isSaid(err error) bool { return launch.Notified(err) || errors.Is(err, launch.ErrReader) }
-
-func logFailure(cmd *cobra.Command, e *launch.LogError) error {
-	err := usagef(cmd, "--log-dir %s: %v", quoteArg(e.Dir), e.Err)
-	if errors.Is(e, fs.ErrExist) {
-		return withHint(err, "choose another folder, or replace the logs with --overwrite")
-	}
-	return err
 }
 
 // programFailure describes why a program was not started. The code is 127 if the
@@ -304,12 +279,8 @@ func programFailure(program string, err error) error {
 // isUnfit reports whether an error means that a file is not an executable
 // program.
 func isUnfit(err error) bool {
-	for _, target := range []error{fs.ErrPermission, syscall.ENOEXEC, syscall.EISDIR, syscall.ELOOP, syscall.E2BIG} {
-		if errors.Is(err, target) {
-			return true
-		}
-	}
-	return false
+	unfit := []error{fs.ErrPermission, syscall.ENOEXEC, syscall.EISDIR, syscall.ELOOP, syscall.E2BIG}
+	return slices.ContainsFunc(unfit, func(target error) bool { return errors.Is(err, target) })
 }
 
 func programHint(program string) string {

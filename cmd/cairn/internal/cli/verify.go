@@ -78,15 +78,12 @@ func hasRest(ctx context.Context, c *cairn.Checkpoint, problems []storage.Verify
 // cannotVerify reports a checkpoint that could not be opened. If its record or
 // index is the cause, that is a result of the verification.
 func cannotVerify(cmd *cobra.Command, path string, err error) error {
-	var kind error
-	for _, k := range []error{cairn.ErrVersion, cairn.ErrCorrupt, cairn.ErrIncomplete} {
-		if kind == nil && errors.Is(err, k) {
-			kind = k
-		}
-	}
-	if kind == nil || kind == cairn.ErrVersion {
+	kinds := []error{cairn.ErrVersion, cairn.ErrCorrupt, cairn.ErrIncomplete}
+	i := slices.IndexFunc(kinds, func(k error) bool { return errors.Is(err, k) })
+	if i <= 0 {
 		return err
 	}
+	kind := kinds[i]
 	problems := fileProblems(err)
 	if len(problems) == 0 {
 		p := storage.VerifyProblem{File: damagedFile(err, isNative(path)), Text: oneLine(err.Error())}
