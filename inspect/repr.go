@@ -426,21 +426,20 @@ func (r *reprer) numpyScalar(o *value.Object) {
 }
 
 func (r *reprer) parts(o *value.Object) {
-	r.text("<" + o.QualifiedName() + " object")
-	sep := ": "
-	part := func(there bool, add func()) {
-		if there && !r.full() {
-			r.text(sep)
-			sep = ", "
-			add()
+	var parts []any
+	for _, p := range []struct {
+		has bool
+		v   any
+	}{
+		{len(o.Args) > 0, o.Args}, {len(o.Kwargs) > 0, o.Kwargs}, {o.State != nil, o.State}, {len(o.Items) > 0, o.Items},
+		{len(o.Pairs) > 0, &value.Dict{Pairs: o.Pairs}},
+	} {
+		if p.has {
+			parts = append(parts, p.v)
 		}
 	}
-	part(len(o.Args) > 0, func() { r.tuple(o.Args) })
-	part(len(o.Kwargs) > 0, func() { r.value(o.Kwargs) })
-	part(o.State != nil, func() { r.value(o.State) })
-	part(len(o.Items) > 0, func() { r.seq("[", o.Items, "]") })
-	part(len(o.Pairs) > 0, func() { r.pairs("{", o.Pairs, "}") })
-	r.text(">")
+	r.text("<" + o.QualifiedName() + " object")
+	r.seq(choose(len(parts) > 0, ": ", ""), parts, ">")
 }
 
 func (r *reprer) name(o *value.Object) {

@@ -196,22 +196,15 @@ func (r *rows) lines(w io.Writer, indent string, first int) {
 			fmt.Fprintf(w, "%s%s\n", indent, row[0])
 			row = append([]string{""}, row[1:]...)
 		}
-		line := indent
+		line := ""
 		for col, cell := range row {
-			space := strings.Repeat(" ", widths[col]-utf8.RuneCountInString(cell))
-			switch {
-			case r.right[col]:
-				line += space + cell
-			case col < len(row)-1:
-				line += cell + space
-			default:
-				line += cell
+			width := widths[col]
+			if !r.right[col] {
+				width = -width // pads on the right
 			}
-			if col < len(row)-1 {
-				line += strings.Repeat(" ", gap)
-			}
+			line += fmt.Sprintf("%*s%*s", width, cell, gap, "")
 		}
-		fmt.Fprintln(w, line)
+		fmt.Fprintln(w, indent+strings.TrimRight(line, " "))
 	}
 }
 
@@ -275,24 +268,18 @@ func shorten(s string, n int) string {
 	return s
 }
 
-var units = []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
-
 // formatBytes prints a number of bytes, such as "1.5 GiB".
 func formatBytes(n int64) string { return formatUnits(float64(n)) }
 
 func formatUnits(v float64) string {
-	i := 0
-	for math.Abs(v) >= 1024 && i < len(units)-1 {
-		v /= 1024
-		i++
-	}
-	if i == 0 {
+	if math.Abs(v) < 1024 {
 		return fmt.Sprintf("%.0f B", v)
 	}
-	if v > 1023.94 && i < len(units)-1 { // would be printed as 1024.0
-		v, i = v/1024, i+1
+	v, unit := v/1024, 0
+	for ; math.Abs(v) > 1023.94 && unit < 5; unit++ { // more would be printed as 1024.0
+		v /= 1024
 	}
-	return fmt.Sprintf("%.1f %s", v, units[i])
+	return fmt.Sprintf("%.1f %ciB", v, "KMGTPE"[unit])
 }
 
 func formatRate(perSecond float64) string { return formatUnits(perSecond) + "/s" }
@@ -310,17 +297,14 @@ func formatSeconds(s float64) string {
 
 // formatCount prints a large number: 1234567 is "1.23 M".
 func formatCount(n int64) string {
-	v := float64(n)
-	for _, unit := range []string{"", " k", " M", " G", " T"} {
-		if math.Abs(v) < 1000 || unit == " T" {
-			if unit == "" {
-				return strconv.FormatInt(n, 10)
-			}
-			return strconv.FormatFloat(v, 'f', 2, 64) + unit
-		}
+	if n > -1000 && n < 1000 {
+		return strconv.FormatInt(n, 10)
+	}
+	v, unit := float64(n)/1000, 0
+	for ; math.Abs(v) >= 1000 && unit < 3; unit++ {
 		v /= 1000
 	}
-	return strconv.FormatInt(n, 10)
+	return fmt.Sprintf("%.2f %c", v, "kMGT"[unit])
 }
 
 func formatShape(shape []int64) string {
