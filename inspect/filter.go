@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/plan"
@@ -12,69 +13,51 @@ import (
 // Filter selects names by globs and records which globs matched. It is not safe
 // for concurrent use.
 type Filter struct {
-	in, out []*usedGlob
+	all   bool // no glob selects names
+	globs []*usedGlob
 }
 
 // usedGlob is a glob that records whether it ever matched.
 type usedGlob struct {
-	text  string
-	match func(name string) bool
-	used  bool
+	text     string
+	match    func(name string) bool
+	excludes bool
+	used     bool
 }
 
 // NewFilter returns a filter that keeps the names that match a glob in selected,
 // or all names if there are none, and that match no glob in excluded. The error
 // wraps ErrPattern.
 func NewFilter(selected, excluded []string) (*Filter, error) {
-	in, err := usedGlobs(selected)
-	if err != nil {
-		return nil, err
-	}
-	out, err := usedGlobs(excluded)
-	if err != nil {
-		return nil, err
-	}
-	return &Filter{in, out}, nil
-}
-
-func usedGlobs(patterns []string) ([]*usedGlob, error) {
-	var out []*usedGlob
-	for _, p := range patterns {
+	f := &Filter{all: len(selected) == 0}
+	for i, p := range slices.Concat(selected, excluded) {
 		match, err := Glob(p)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, &usedGlob{text: p, match: match})
+		f.globs = append(f.globs, &usedGlob{text: p, match: match, excludes: i >= len(selected)})
 	}
-	return out, nil
+	return f, nil
 }
 
 // Keep reports whether the filter keeps a name.
 func (f *Filter) Keep(name string) bool {
-	in := matchAny(f.in, name) || len(f.in) == 0
-	return !matchAny(f.out, name) && in
-}
-
-// matchAny reports whether a glob matches. It tries all of them to record which
-// ones match.
-func matchAny(globs []*usedGlob, name string) bool {
-	found := false
-	for _, g := range globs {
-		ok := g.match(name)
-		g.used = g.used || ok
-		found = found || ok
+	in, out := f.all, false
+	for _, g := range f.globs { // all of them, to record which ones match
+		if g.match(name) {
+			g.used = true
+			in, out = in || !g.excludes, out || g.excludes
+		}
 	}
-	return found
+	return in && !out
 }
 
 // Check returns an error that wraps plan.ErrMissing if a glob matched no name
 // that was passed to Keep: it is probably mistyped.
 func (f *Filter) Check() error {
-	for _, globs := range [][]*usedGlob{f.in, f.out} {
-		for _, g := range globs {
-			if !g.used {
-				return fmt.Errorf("%w: a name like %q", plan.ErrMissing, g.text)
-			}
+	for _, g := range f.globs {
+		if !g.used {
+			return fmt.Errorf("%w: a name like %q", plan.ErrMissing, g.text)
 		}
 	}
 	return nil

@@ -21,35 +21,30 @@ import (
 )
 
 func newConvertCmd() *cobra.Command {
-	f := &conversionFlags{memory: 512 << 20}
+	f := &conversionFlags{Options: convert.Options{Memory: 512 << 20}}
 	cmd := f.command("convert")
 	fl := cmd.Flags()
-	fl.IntVar(&f.worldSize, "world-size", 0, "write for `N` ranks")
+	fl.IntVar(&f.WorldSize, "world-size", 0, "write for `N` ranks")
 	fl.StringVar(&f.mesh, "mesh", "", "arrange the ranks as a mesh, such as `2x4`")
-	fl.StringArrayVar(&f.placement, "placement", nil, "`rule` such as 'GLOB=S(0),R' for how the mesh cuts tensors (repeatable)")
+	fl.StringArrayVar(&f.Placements, "placement", nil, "`rule` such as 'GLOB=S(0),R' for how the mesh cuts tensors (repeatable)")
 	return cmd
 }
 
 func newMergeCmd() *cobra.Command {
-	f := &conversionFlags{memory: 512 << 20, merge: true}
+	f := &conversionFlags{Options: convert.Options{Memory: 512 << 20}, merge: true}
 	return f.command("merge")
 }
 
 // conversionFlags are the flags of convert and merge.
 type conversionFlags struct {
-	to                              string
-	include, exclude, rename, dtype []string
-	shards                          int
-	maxShard                        sizeFlag
-	worldSize                       int
-	mesh                            string
-	placement                       []string
-	memory                          sizeFlag
-	parallel                        int
-	dryRun, skipObjects, overwrite  bool
-	dequantize                      bool
-	step                            int64
-	tags                            []string
+	convert.Options
+	to                            string
+	shards                        int
+	maxShard                      sizeFlag
+	mesh                          string
+	dryRun, overwrite, dequantize bool
+	step                          int64
+	tags                          []string
 	// merge writes whole tensors and makes the source's format the default.
 	merge bool
 }
@@ -61,16 +56,16 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	})
 	fl := cmd.Flags()
 	fl.StringVar(&f.to, "to", "", "`format` of DST")
-	fl.StringArrayVar(&f.include, "select", nil, "convert only names that match this `glob` (repeatable)")
-	fl.StringArrayVar(&f.exclude, "exclude", nil, "leave out names that match this `glob` (repeatable)")
-	fl.StringArrayVar(&f.rename, "rename", nil, "`rule` for names, FROM=TO or s/RE/TO/ (repeatable, one after the other)")
-	fl.StringArrayVar(&f.dtype, "dtype", nil, "`rule` for element types, DTYPE or GLOB=DTYPE (repeatable)")
+	fl.StringArrayVar(&f.Select, "select", nil, "convert only names that match this `glob` (repeatable)")
+	fl.StringArrayVar(&f.Exclude, "exclude", nil, "leave out names that match this `glob` (repeatable)")
+	fl.StringArrayVar(&f.Rename, "rename", nil, "`rule` for names, FROM=TO or s/RE/TO/ (repeatable, one after the other)")
+	fl.StringArrayVar(&f.DType, "dtype", nil, "`rule` for element types, DTYPE or GLOB=DTYPE (repeatable)")
 	fl.IntVar(&f.shards, "shards", 0, "number of data files, `N`, of each rank")
 	fl.Var(&f.maxShard, "max-shard-size", "begin a new data file beyond this `size` (default 5GB)")
-	fl.Var(&f.memory, "memory", "bound of the buffers")
-	fl.IntVar(&f.parallel, "parallel", 0, "number of reads and of ranks that are written at the same time, `N` (default 4, or one for each processor)")
+	fl.Var((*sizeFlag)(&f.Memory), "memory", "bound of the buffers")
+	fl.IntVar(&f.Parallel, "parallel", 0, "number of reads and of ranks that are written at the same time, `N` (default 4, or one for each processor)")
 	fl.BoolVarP(&f.dryRun, "dry-run", "n", false, "print what would be done, and write nothing")
-	fl.BoolVar(&f.skipObjects, "skip-objects", false, "leave out objects that the format cannot hold")
+	fl.BoolVar(&f.SkipObjects, "skip-objects", false, "leave out objects that the format cannot hold")
 	fl.BoolVar(&f.overwrite, "overwrite", false, "replace a checkpoint at DST, once the new one is complete")
 	fl.Int64Var(&f.step, "step", 0, "training step to record, `N` (default that of SRC)")
 	fl.StringArrayVar(&f.tags, "tag", nil, "tag to record, `KEY=VALUE` (repeatable)")
@@ -217,15 +212,12 @@ func hasQuantised(ctx context.Context, store blob.Store, c storage.Checkpoint) (
 }
 
 func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert.Options, error) {
-	o := &convert.Options{
-		Select: f.include, Exclude: f.exclude, Rename: f.rename, DType: f.dtype, WorldSize: f.worldSize, Placements: f.placement,
-		SkipObjects: f.skipObjects, Memory: int64(f.memory), Parallel: f.parallel,
-	}
+	o := &f.Options
 	var err error
 	if o.Mesh, err = parseMesh(f.mesh); err != nil {
 		return nil, usagef(cmd, "--mesh: %v", err)
 	}
-	for name, n := range map[string]int{"world-size": f.worldSize, "shards": f.shards, "parallel": f.parallel} {
+	for name, n := range map[string]int{"world-size": f.WorldSize, "shards": f.shards, "parallel": f.Parallel} {
 		if n < 0 || n == 0 && cmd.Flags().Changed(name) {
 			return nil, usagef(cmd, "--%s %d: want 1 or more", name, n)
 		}
@@ -267,7 +259,7 @@ func (f *conversionFlags) record(cmd *cobra.Command, to *destination, o *convert
 	return nil
 }
 
-func (f *conversionFlags) resharded() bool { return f.worldSize > 0 || f.mesh != "" }
+func (f *conversionFlags) resharded() bool { return f.WorldSize > 0 || f.mesh != "" }
 
 func parseMesh(text string) ([]int, error) {
 	if text == "" {
