@@ -59,7 +59,11 @@ func unpickled(t *testing.T, s blob.Store) any {
 		t.Fatal(err)
 	}
 	read := func(_ context.Context, p []byte, off int64) error { copy(p, b[off:]); return nil }
-	v, err := torchsave.Unmarshal(t.Context(), read, int64(len(b)), 1<<20)
+	f, err := torchsave.Open(t.Context(), read, int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := torchsave.Materialise(t.Context(), f.Root, read, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -68,11 +68,11 @@ func (a *archive) name() error {
 			a.folder = folder
 		}
 		if !ok || folder != a.folder {
-			return fmt.Errorf("%w: %q is not in the folder %q of the archive", ErrName, r.name, a.folder)
+			return fmt.Errorf("%w: %q is not in the folder %q of the archive", errName, r.name, a.folder)
 		}
 		low := strings.ToLower(r.name) // PyTorch ignores case
 		if seen[low] {
-			return fmt.Errorf("%w: %q", ErrDuplicate, r.name)
+			return fmt.Errorf("%w: %q", errDuplicate, r.name)
 		}
 		seen[low] = true
 		a.byName[rest] = r
@@ -88,7 +88,7 @@ func checkName(name string) error {
 		ok = ok && e != "" && e != "." && e != ".."
 	}
 	if !ok {
-		return fmt.Errorf("%w: %q", ErrName, name)
+		return fmt.Errorf("%w: %q", errName, name)
 	}
 	return nil
 }
@@ -139,14 +139,14 @@ func (a *archive) text(ctx context.Context, name string) (string, bool, error) {
 // content returns a record's bytes, checked against the directory's checksum.
 func (a *archive) content(ctx context.Context, r *record, limit int64) ([]byte, error) {
 	if r.size > limit {
-		return nil, fmt.Errorf("%w: %q has %d bytes, at most %d", ErrLimit, r.name, r.size, limit)
+		return nil, fmt.Errorf("%w: %q has %d bytes, at most %d", errLimit, r.name, r.size, limit)
 	}
 	b, err := a.src.bytes(ctx, r.data, r.size)
 	if err != nil {
 		return nil, err
 	}
 	if crc32.ChecksumIEEE(b) != r.crc {
-		return nil, fmt.Errorf("%w: %q", ErrChecksum, r.name)
+		return nil, fmt.Errorf("%w: %q", errChecksum, r.name)
 	}
 	return b, nil
 }
@@ -201,7 +201,7 @@ func findDirectory(ctx context.Context, s *source) (directory, error) {
 		return d, err
 	}
 	if len(b) < endBytes32 || !bytes.HasPrefix(b, []byte(signEnd)) {
-		return d, fmt.Errorf("%w: no directory at the end of the archive", ErrTruncated)
+		return d, fmt.Errorf("%w: no directory at the end of the archive", errTruncated)
 	}
 	le := binary.LittleEndian
 	d = directory{offset: int64(le.Uint32(b[16:])), size: int64(le.Uint32(b[12:])), count: int64(le.Uint16(b[10:]))}
@@ -214,13 +214,13 @@ func findDirectory(ctx context.Context, s *source) (directory, error) {
 	}
 	switch {
 	case d.count > maxRecords || d.size > maxDirectory:
-		return d, fmt.Errorf("%w: a directory of %d records in %d bytes", ErrLimit, d.count, d.size)
+		return d, fmt.Errorf("%w: a directory of %d records in %d bytes", errLimit, d.count, d.size)
 	case d.offset < 0 || d.size < 0 || d.count < 0 || d.offset > end || d.size > end:
-		return d, fmt.Errorf("%w: a directory of %d bytes at %d of %d", ErrBounds, d.size, d.offset, s.size)
+		return d, fmt.Errorf("%w: a directory of %d bytes at %d of %d", errBounds, d.size, d.offset, s.size)
 	case d.offset+d.size != end:
-		return d, fmt.Errorf("%w: the directory ends at %d, its end record begins at %d", ErrContradiction, d.offset+d.size, end)
+		return d, fmt.Errorf("%w: the directory ends at %d, its end record begins at %d", errContradiction, d.offset+d.size, end)
 	case d.count*centralBytes > d.size:
-		return d, fmt.Errorf("%w: %d records in a directory of %d bytes", ErrContradiction, d.count, d.size)
+		return d, fmt.Errorf("%w: %d records in a directory of %d bytes", errContradiction, d.count, d.size)
 	}
 	return d, nil
 }
@@ -247,7 +247,7 @@ func widenDirectory(ctx context.Context, s *source, d directory, end int64) (dir
 	}
 	w := directory{offset: int64(le.Uint64(b[48:])), size: int64(le.Uint64(b[40:])), count: int64(le.Uint64(b[32:]))}
 	if !fits(d.offset, w.offset, math.MaxUint32) || !fits(d.size, w.size, math.MaxUint32) || !fits(d.count, w.count, math.MaxUint16) {
-		return d, end, fmt.Errorf("%w: the two end records", ErrContradiction)
+		return d, end, fmt.Errorf("%w: the two end records", errContradiction)
 	}
 	return w, at, nil
 }
@@ -299,7 +299,7 @@ func readDirectory(ctx context.Context, s *source) ([]record, int64, error) {
 		b = b[n:]
 	}
 	if len(b) != 0 {
-		return nil, 0, fmt.Errorf("%w: %d bytes after the last record of the directory", ErrContradiction, len(b))
+		return nil, 0, fmt.Errorf("%w: %d bytes after the last record of the directory", errContradiction, len(b))
 	}
 	return out, d.offset, nil
 }
@@ -313,7 +313,7 @@ func parseCentral(b []byte, limit int64) (record, int, error) {
 	nameLen, extraLen := int(le.Uint16(b[28:])), int(le.Uint16(b[30:]))
 	total := centralBytes + nameLen + extraLen + int(le.Uint16(b[32:]))
 	if total > len(b) {
-		return record{}, 0, fmt.Errorf("%w: %d bytes, of which the directory has %d", ErrBounds, total, len(b))
+		return record{}, 0, fmt.Errorf("%w: %d bytes, of which the directory has %d", errBounds, total, len(b))
 	}
 	name, extra := b[centralBytes:centralBytes+nameLen], b[centralBytes+nameLen:][:extraLen]
 	r := record{
@@ -325,7 +325,7 @@ func parseCentral(b []byte, limit int64) (record, int, error) {
 		return r, 0, fmt.Errorf("%q: %w", r.name, err)
 	}
 	if le.Uint16(b[34:]) != 0 {
-		return r, 0, fmt.Errorf("%w: %q is in another part of the archive", ErrBounds, r.name)
+		return r, 0, fmt.Errorf("%w: %q is in another part of the archive", errBounds, r.name)
 	}
 	if err := checkName(r.name); err != nil {
 		return r, 0, err
@@ -337,15 +337,15 @@ func parseCentral(b []byte, limit int64) (record, int, error) {
 func checkEntry(r *record, method uint16, packed, limit int64) error {
 	switch {
 	case r.flags&flagsEncrypted != 0:
-		return fmt.Errorf("%w: %q", ErrEncrypted, r.name)
+		return fmt.Errorf("%w: %q", errEncrypted, r.name)
 	case method != 0:
-		return fmt.Errorf("%w: %q, by method %d", ErrCompressed, r.name, method)
+		return fmt.Errorf("%w: %q, by method %d", errCompressed, r.name, method)
 	case r.flags&^(flagDescriptor|flagUTF8) != 0:
 		return fmt.Errorf("%w: %q has flags %#x", ErrMalformed, r.name, r.flags)
 	case packed != r.size:
-		return fmt.Errorf("%w: %q takes %d bytes for %d", ErrContradiction, r.name, packed, r.size)
+		return fmt.Errorf("%w: %q takes %d bytes for %d", errContradiction, r.name, packed, r.size)
 	case r.header < 0 || r.size < 0 || r.header > limit-localBytes || r.size > limit-localBytes-r.header:
-		return fmt.Errorf("%w: %q has %d bytes at %d of %d", ErrBounds, r.name, r.size, r.header, limit)
+		return fmt.Errorf("%w: %q has %d bytes at %d of %d", errBounds, r.name, r.size, r.header, limit)
 	}
 	return nil
 }
@@ -364,7 +364,7 @@ func widen(extra []byte, fields ...*int64) error {
 			return fmt.Errorf("%w: no 64-bit size or offset", ErrMalformed)
 		}
 		if *f = int64(binary.LittleEndian.Uint64(wide)); *f < 0 {
-			return fmt.Errorf("%w: a size or offset beyond 63 bits", ErrBounds)
+			return fmt.Errorf("%w: a size or offset beyond 63 bits", errBounds)
 		}
 		wide = wide[8:]
 	}
@@ -438,12 +438,12 @@ func readHeader(ctx context.Context, s *source, r *record, limit int64) error {
 	r.before = bytes.Clone(b[:r.header-from])
 	h := b[r.header-from:]
 	if len(h) < localBytes || !bytes.HasPrefix(h, []byte(signLocal)) {
-		return fmt.Errorf("%w: %q does not begin at %d", ErrContradiction, r.name, r.header)
+		return fmt.Errorf("%w: %q does not begin at %d", errContradiction, r.name, r.header)
 	}
 	le := binary.LittleEndian
 	total := localBytes + int64(le.Uint16(h[26:])) + int64(le.Uint16(h[28:]))
 	if total > limit-r.header-r.size {
-		return fmt.Errorf("%w: %q has %d bytes after a header of %d at %d", ErrBounds, r.name, r.size, total, r.header)
+		return fmt.Errorf("%w: %q has %d bytes after a header of %d at %d", errBounds, r.name, r.size, total, r.header)
 	}
 	if total > int64(len(h)) {
 		if h, err = s.bytes(ctx, r.header, total); err != nil {
@@ -460,10 +460,10 @@ func checkHeader(r *record, h []byte) error {
 	nameLen := int(le.Uint16(h[26:]))
 	extra := h[localBytes+nameLen:]
 	if name := h[localBytes : localBytes+nameLen]; string(name) != r.name {
-		return fmt.Errorf("%w: %q is called %q in its header", ErrContradiction, r.name, name)
+		return fmt.Errorf("%w: %q is called %q in its header", errContradiction, r.name, name)
 	}
 	if le.Uint16(h[6:]) != r.flags || le.Uint16(h[8:]) != 0 {
-		return fmt.Errorf("%w: %q has other flags, or another method, in its header", ErrContradiction, r.name)
+		return fmt.Errorf("%w: %q has other flags, or another method, in its header", errContradiction, r.name)
 	}
 	_, wide, err := zip64Of(extra)
 	if err != nil {
@@ -478,7 +478,7 @@ func checkHeader(r *record, h []byte) error {
 	}
 	later := r.flags&flagDescriptor != 0 // these fields are zero, and set in the descriptor
 	if crc != r.crc && !(later && crc == 0) || size != r.size && !(later && size == 0) || packed != r.size && !(later && packed == 0) {
-		return fmt.Errorf("%w: %q has another size, or another checksum, in its header", ErrContradiction, r.name)
+		return fmt.Errorf("%w: %q has another size, or another checksum, in its header", errContradiction, r.name)
 	}
 	return nil
 }
@@ -495,7 +495,7 @@ func checkDescriptor(ctx context.Context, s *source, r *record, next int64, befo
 		}
 	}
 	if r.end() > next-n {
-		return fmt.Errorf("%w: %q ends at %d, the next begins at %d", ErrOverlap, r.name, r.end()+n, next)
+		return fmt.Errorf("%w: %q ends at %d, the next begins at %d", errOverlap, r.name, r.end()+n, next)
 	}
 	if n == 0 {
 		return nil
@@ -510,7 +510,7 @@ func checkDescriptor(ctx context.Context, s *source, r *record, next int64, befo
 		}
 	}
 	if !bytes.Equal(d, appendDescriptor(nil, r.crc, r.size, r.wide)) {
-		return fmt.Errorf("%w: the descriptor after %q", ErrContradiction, r.name)
+		return fmt.Errorf("%w: the descriptor after %q", errContradiction, r.name)
 	}
 	return nil
 }

@@ -75,7 +75,7 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	case len(s.head) > 262 && string(s.head[257:262]) == "ustar":
 		return nil, ErrTar
 	case size == 0:
-		return nil, fmt.Errorf("%w: it is empty", ErrTruncated)
+		return nil, fmt.Errorf("%w: it is empty", errTruncated)
 	case s.head[0] == 0x80:
 		return nil, fmt.Errorf("%w: a pickle that torch.save did not write", ErrForeign)
 	}
@@ -191,25 +191,8 @@ func (foreign) Unwrap() error   { return ErrMalformed }
 
 func (foreign) Is(target error) bool { return target == ErrForeign }
 
-// The rules that a file may violate.
+// The violations of the format that callers tell apart.
 var (
-	// ErrTruncated reports a truncated file.
-	ErrTruncated = fmt.Errorf("%w: cut short", ErrMalformed)
-	// ErrCompressed reports a compressed record.
-	ErrCompressed = fmt.Errorf("%w: compressed record", ErrMalformed)
-	// ErrEncrypted reports an encrypted record.
-	ErrEncrypted = fmt.Errorf("%w: encrypted record", ErrMalformed)
-	// ErrBounds reports a record, or a part of the directory, outside the file.
-	ErrBounds = fmt.Errorf("%w: outside of the file", ErrMalformed)
-	// ErrOverlap reports two records that share bytes.
-	ErrOverlap = fmt.Errorf("%w: overlapping records", ErrMalformed)
-	// ErrDuplicate reports two records with the same name.
-	ErrDuplicate = fmt.Errorf("%w: duplicate record", ErrMalformed)
-	// ErrName reports a record name that leads out of the archive.
-	ErrName = fmt.Errorf("%w: unsafe record name", ErrMalformed)
-	// ErrContradiction reports a record whose header disagrees with the
-	// directory.
-	ErrContradiction = fmt.Errorf("%w: directory and record contradict each other", ErrMalformed)
 	// ErrByteOrder reports tensors that are not little-endian.
 	ErrByteOrder = fmt.Errorf("%w: unsupported byte order", ErrMalformed)
 	// ErrVersion reports a version of the format that this package cannot read.
@@ -217,14 +200,22 @@ var (
 	// ErrTar reports the tar form of PyTorch before 0.1.11, which is not
 	// supported.
 	ErrTar = fmt.Errorf("%w: tar archive of PyTorch before 0.1.11", ErrMalformed)
-	// ErrLimit reports a file that exceeds a limit of this package.
-	ErrLimit = fmt.Errorf("%w: limit exceeded", ErrMalformed)
-	// ErrStorage reports a persistent id that is not a valid storage id.
-	ErrStorage = fmt.Errorf("%w: bad storage", ErrMalformed)
-	// ErrView reports a tensor that is not inside its storage.
-	ErrView = fmt.Errorf("%w: bad tensor", ErrMalformed)
-	// ErrChecksum reports bytes that do not match the checksum in the directory.
-	ErrChecksum = fmt.Errorf("%w: checksum does not match", ErrMalformed)
+)
+
+// The other violations.
+var (
+	errTruncated     = fmt.Errorf("%w: cut short", ErrMalformed)
+	errCompressed    = fmt.Errorf("%w: compressed record", ErrMalformed)
+	errEncrypted     = fmt.Errorf("%w: encrypted record", ErrMalformed)
+	errBounds        = fmt.Errorf("%w: outside of the file", ErrMalformed)
+	errOverlap       = fmt.Errorf("%w: overlapping records", ErrMalformed)
+	errDuplicate     = fmt.Errorf("%w: duplicate record", ErrMalformed)
+	errName          = fmt.Errorf("%w: unsafe record name", ErrMalformed) // it leads out of the archive
+	errContradiction = fmt.Errorf("%w: directory and record contradict each other", ErrMalformed)
+	errLimit         = fmt.Errorf("%w: limit exceeded", ErrMalformed)
+	errStorage       = fmt.Errorf("%w: bad storage", ErrMalformed)
+	errView          = fmt.Errorf("%w: bad tensor", ErrMalformed) // it is not inside its storage
+	errChecksum      = fmt.Errorf("%w: checksum does not match", ErrMalformed)
 )
 
 // ErrValue reports a value that cannot be written.
@@ -256,7 +247,7 @@ func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string
 			at += int64(len(p))
 		}
 		if crc != r.crc {
-			problem(f.keyOf(r), fmt.Errorf("%w: %q", ErrChecksum, r.name))
+			problem(f.keyOf(r), fmt.Errorf("%w: %q", errChecksum, r.name))
 		}
 	}
 	return nil
@@ -288,7 +279,7 @@ type source struct {
 func newSource(ctx context.Context, read ReadFunc, size int64) (*source, error) {
 	s := &source{read: read, size: size}
 	if size < 0 {
-		return nil, fmt.Errorf("%w: a size of %d", ErrBounds, size)
+		return nil, fmt.Errorf("%w: a size of %d", errBounds, size)
 	}
 	head, tail := size, int64(0)
 	if size > smallFile {
@@ -305,7 +296,7 @@ func newSource(ctx context.Context, read ReadFunc, size int64) (*source, error) 
 // bytes returns n bytes at off. They must not be changed.
 func (s *source) bytes(ctx context.Context, off, n int64) ([]byte, error) {
 	if off < 0 || n < 0 || off > s.size || n > s.size-off {
-		return nil, fmt.Errorf("%w: %d bytes at %d of %d", ErrBounds, n, off, s.size)
+		return nil, fmt.Errorf("%w: %d bytes at %d of %d", errBounds, n, off, s.size)
 	}
 	if off+n <= int64(len(s.head)) {
 		return s.head[off : off+n], nil

@@ -60,72 +60,72 @@ var tricks = map[string]struct {
 	do   func(f forged)
 	want error
 }{
-	"compressed":                           {func(f forged) { put16(f.central(zero)[10:], 8) }, ErrCompressed},
-	"compressed by its header":             {func(f forged) { put16(f.local(zero)[8:], 8) }, ErrContradiction},
-	"encrypted":                            {func(f forged) { f.central(zero)[8] |= 1 }, ErrEncrypted},
-	"strongly encrypted":                   {func(f forged) { f.central(zero)[8] |= 1 << 6 }, ErrEncrypted},
-	"masked":                               {func(f forged) { f.central(zero)[9] |= 1 << 5 }, ErrEncrypted},
+	"compressed":                           {func(f forged) { put16(f.central(zero)[10:], 8) }, errCompressed},
+	"compressed by its header":             {func(f forged) { put16(f.local(zero)[8:], 8) }, errContradiction},
+	"encrypted":                            {func(f forged) { f.central(zero)[8] |= 1 }, errEncrypted},
+	"strongly encrypted":                   {func(f forged) { f.central(zero)[8] |= 1 << 6 }, errEncrypted},
+	"masked":                               {func(f forged) { f.central(zero)[9] |= 1 << 5 }, errEncrypted},
 	"flags that mean nothing":              {func(f forged) { f.central(zero)[8] |= 1 << 4 }, ErrMalformed},
-	"encrypted by its header":              {func(f forged) { f.local(zero)[6] |= 1 }, ErrContradiction},
-	"two sizes":                            {func(f forged) { f.sizes(zero, 8, 9) }, ErrContradiction},
-	"a size too small":                     {func(f forged) { f.sizes(zero, 4, 4) }, ErrContradiction},
-	"a size into the next record":          {func(f forged) { f.sizes(zero, 60, 60) }, ErrOverlap},
-	"a size up to the next record":         {func(f forged) { f.sizes(zero, 9, 9) }, ErrOverlap},
-	"a size beyond the file":               {func(f forged) { f.sizes(zero, 1<<30, 1<<30) }, ErrBounds},
+	"encrypted by its header":              {func(f forged) { f.local(zero)[6] |= 1 }, errContradiction},
+	"two sizes":                            {func(f forged) { f.sizes(zero, 8, 9) }, errContradiction},
+	"a size too small":                     {func(f forged) { f.sizes(zero, 4, 4) }, errContradiction},
+	"a size into the next record":          {func(f forged) { f.sizes(zero, 60, 60) }, errOverlap},
+	"a size up to the next record":         {func(f forged) { f.sizes(zero, 9, 9) }, errOverlap},
+	"a size beyond the file":               {func(f forged) { f.sizes(zero, 1<<30, 1<<30) }, errBounds},
 	"a size of 64 bits that is not there":  {func(f forged) { f.sizes(zero, math.MaxUint32, math.MaxUint32) }, ErrMalformed},
-	"a place beyond the file":              {func(f forged) { put32(f.central(zero)[42:], 1<<30) }, ErrBounds},
-	"a place where nothing is":             {func(f forged) { put32(f.central(zero)[42:], 7) }, ErrContradiction},
-	"the place of another record":          {func(f forged) { copy(f.central(one)[42:46], f.central(zero)[42:46]) }, ErrContradiction},
-	"another part of the archive":          {func(f forged) { put16(f.central(zero)[34:], 1) }, ErrBounds},
-	"a name twice":                         {func(f forged) { f.rename(one, zero) }, ErrDuplicate},
-	"a name twice, in another case":        {func(f forged) { f.rename(one, "archive/DATA/0") }, ErrDuplicate},
-	"a name above the archive":             {func(f forged) { f.rename(one, "../../../etc/x") }, ErrName},
-	"a name from the root":                 {func(f forged) { f.rename(one, "/etc/something") }, ErrName},
-	"a name with a step back":              {func(f forged) { f.rename(one, "archive/../../") }, ErrName},
-	"a name with backslashes":              {func(f forged) { f.rename(one, `archive\data\1`) }, ErrName},
-	"a name with a NUL":                    {func(f forged) { f.rename(one, "archive/data/\x00") }, ErrName},
-	"a name that is no text":               {func(f forged) { f.rename(one, "archive/data/\xff") }, ErrName},
-	"a name in another folder":             {func(f forged) { f.rename(one, "brchive/data/1") }, ErrName},
-	"a name that its header does not have": {func(f forged) { copy(f.central(one)[centralBytes:], "archive/data/7") }, ErrContradiction},
-	"flags that its header does not have":  {func(f forged) { f.local(zero)[6] = 0 }, ErrContradiction},
-	"a checksum in its header":             {func(f forged) { put32(f.local(zero)[14:], 77) }, ErrContradiction},
-	"a size in its header":                 {func(f forged) { put32(f.local(zero)[22:], 77) }, ErrContradiction},
-	"a checksum in the directory":          {func(f forged) { put32(f.central(zero)[16:], 77) }, ErrContradiction},
-	"a header longer than the file":        {func(f forged) { put16(f.local(zero)[28:], 65535) }, ErrBounds},
+	"a place beyond the file":              {func(f forged) { put32(f.central(zero)[42:], 1<<30) }, errBounds},
+	"a place where nothing is":             {func(f forged) { put32(f.central(zero)[42:], 7) }, errContradiction},
+	"the place of another record":          {func(f forged) { copy(f.central(one)[42:46], f.central(zero)[42:46]) }, errContradiction},
+	"another part of the archive":          {func(f forged) { put16(f.central(zero)[34:], 1) }, errBounds},
+	"a name twice":                         {func(f forged) { f.rename(one, zero) }, errDuplicate},
+	"a name twice, in another case":        {func(f forged) { f.rename(one, "archive/DATA/0") }, errDuplicate},
+	"a name above the archive":             {func(f forged) { f.rename(one, "../../../etc/x") }, errName},
+	"a name from the root":                 {func(f forged) { f.rename(one, "/etc/something") }, errName},
+	"a name with a step back":              {func(f forged) { f.rename(one, "archive/../../") }, errName},
+	"a name with backslashes":              {func(f forged) { f.rename(one, `archive\data\1`) }, errName},
+	"a name with a NUL":                    {func(f forged) { f.rename(one, "archive/data/\x00") }, errName},
+	"a name that is no text":               {func(f forged) { f.rename(one, "archive/data/\xff") }, errName},
+	"a name in another folder":             {func(f forged) { f.rename(one, "brchive/data/1") }, errName},
+	"a name that its header does not have": {func(f forged) { copy(f.central(one)[centralBytes:], "archive/data/7") }, errContradiction},
+	"flags that its header does not have":  {func(f forged) { f.local(zero)[6] = 0 }, errContradiction},
+	"a checksum in its header":             {func(f forged) { put32(f.local(zero)[14:], 77) }, errContradiction},
+	"a size in its header":                 {func(f forged) { put32(f.local(zero)[22:], 77) }, errContradiction},
+	"a checksum in the directory":          {func(f forged) { put32(f.central(zero)[16:], 77) }, errContradiction},
+	"a header longer than the file":        {func(f forged) { put16(f.local(zero)[28:], 65535) }, errBounds},
 	"a header that is a little longer":     {func(f forged) { put16(f.local(zero)[28:], binary.LittleEndian.Uint16(f.local(zero)[28:])+1) }, ErrMalformed},
-	"another checksum in the descriptor":   {func(f forged) { f.b[bytes.Index(f.b, []byte(signDescriptor))+4] ^= 1 }, ErrContradiction},
-	"another size in the descriptor":       {func(f forged) { f.b[bytes.Index(f.b, []byte(signDescriptor))+8] ^= 1 }, ErrContradiction},
-	"a descriptor that is none":            {func(f forged) { f.b[bytes.Index(f.b, []byte(signDescriptor))] ^= 1 }, ErrContradiction},
-	"a name that leaves the directory":     {func(f forged) { put16(f.central(zero)[28:], 65535) }, ErrBounds},
+	"another checksum in the descriptor":   {func(f forged) { f.b[bytes.Index(f.b, []byte(signDescriptor))+4] ^= 1 }, errContradiction},
+	"another size in the descriptor":       {func(f forged) { f.b[bytes.Index(f.b, []byte(signDescriptor))+8] ^= 1 }, errContradiction},
+	"a descriptor that is none":            {func(f forged) { f.b[bytes.Index(f.b, []byte(signDescriptor))] ^= 1 }, errContradiction},
+	"a name that leaves the directory":     {func(f forged) { put16(f.central(zero)[28:], 65535) }, errBounds},
 	"extra fields that are none":           {func(f forged) { put16(f.central(zero)[30:], 4) }, ErrMalformed},
 	"extra fields too short":               {func(f forged) { put16(f.central(zero)[30:], 3) }, ErrMalformed},
-	"fewer records than there are":         {func(f forged) { f.count(7) }, ErrContradiction},
+	"fewer records than there are":         {func(f forged) { f.count(7) }, errContradiction},
 	"more records than there are":          {func(f forged) { f.count(9) }, ErrMalformed},
-	"more records than fit":                {func(f forged) { f.count(60000) }, ErrContradiction},
+	"more records than fit":                {func(f forged) { f.count(60000) }, errContradiction},
 	"endless records": {func(f forged) {
 		f.count(math.MaxUint16)
 		put64(f.end64()[24:], 1<<40)
 		put64(f.end64()[32:], 1<<40)
-	}, ErrLimit},
+	}, errLimit},
 	"an endless directory": {func(f forged) {
 		put32(f.end()[12:], math.MaxUint32)
 		put64(f.end64()[40:], 1<<40)
-	}, ErrLimit},
+	}, errLimit},
 	"a negative directory": {func(f forged) {
 		put32(f.end()[12:], math.MaxUint32)
 		put64(f.end64()[40:], 1<<63)
-	}, ErrBounds},
+	}, errBounds},
 	"a directory elsewhere": {func(f forged) {
 		put32(f.end()[16:], 64)
 		put64(f.end64()[48:], 64)
-	}, ErrContradiction},
-	"two ends that differ":        {func(f forged) { put32(f.end()[16:], 64) }, ErrContradiction},
+	}, errContradiction},
+	"two ends that differ":        {func(f forged) { put32(f.end()[16:], 64) }, errContradiction},
 	"a locator to elsewhere":      {func(f forged) { put64(f.end64()[end64Bytes+8:], 0) }, ErrMalformed},
 	"an archive of several parts": {func(f forged) { put16(f.end()[4:], 1) }, ErrMalformed},
 	"a comment":                   {func(f forged) { put16(f.end()[20:], 1) }, ErrMalformed},
 	"another pickle": {func(f forged) {
 		f.b[bytes.Index(f.b, []byte("text"))] = 'n'
-	}, ErrChecksum},
+	}, errChecksum},
 }
 
 // count sets the number of records.
@@ -151,7 +151,7 @@ func TestOpenRefusesZipTricks(t *testing.T) {
 // archiveOf returns an archive of the records: names and contents by turns.
 func archiveOf(t testing.TB, records ...string) []byte {
 	t.Helper()
-	z := &zipLayout{folder: "archive"}
+	z := &zipLayout{}
 	for i := 0; i < len(records); i += 2 {
 		z.known(records[i], []byte(records[i+1]))
 	}
@@ -166,7 +166,7 @@ func TestOpenRefusesForeignArchives(t *testing.T) {
 		b    []byte
 		want error
 	}{
-		"nothing":                   {nil, ErrTruncated},
+		"nothing":                   {nil, errTruncated},
 		"text":                      {[]byte("hello, this is a file of something else"), ErrMalformed},
 		"an archive of PyTorch 0.1": {slicesOf(257, "ustar", 300), ErrTar},
 		"only an end":               {good(t)[len(good(t))-endBytes32:], ErrMalformed},
@@ -175,7 +175,7 @@ func TestOpenRefusesForeignArchives(t *testing.T) {
 		"version 0":                 {archiveOf(t, "data.pkl", emptyDict, "version", "0\n"), ErrVersion},
 		"version 11":                {archiveOf(t, "data.pkl", emptyDict, "version", "11\n"), ErrVersion},
 		"a version of words":        {archiveOf(t, "data.pkl", emptyDict, "version", "three"), ErrVersion},
-		"a long version":            {archiveOf(t, "data.pkl", emptyDict, "version", strings.Repeat("1", 100)), ErrLimit},
+		"a long version":            {archiveOf(t, "data.pkl", emptyDict, "version", strings.Repeat("1", 100)), errLimit},
 		"another format":            {archiveOf(t, "data.pkl", emptyDict, "version", "3\n", ".format_version", "2"), ErrVersion},
 		"no pickle":                 {archiveOf(t, "version", "3\n"), ErrMalformed},
 		"a pickle of nothing":       {archiveOf(t, "data.pkl", "", "version", "3\n"), ErrMalformed},
@@ -189,8 +189,8 @@ func TestOpenRefusesForeignArchives(t *testing.T) {
 	if _, err := Open(t.Context(), reader(old), int64(len(old))); err != nil {
 		t.Errorf("the version where PyTorch 1.5 kept it: Open = %v", err)
 	}
-	if _, err := Open(t.Context(), reader(nil), -1); !errors.Is(err, ErrBounds) {
-		t.Errorf("Open of -1 bytes = %v; want %v", err, ErrBounds)
+	if _, err := Open(t.Context(), reader(nil), -1); !errors.Is(err, errBounds) {
+		t.Errorf("Open of -1 bytes = %v; want %v", err, errBounds)
 	}
 }
 
@@ -203,13 +203,13 @@ func slicesOf(at int, text string, n int) []byte {
 
 // A pickle too large is refused before it is read.
 func TestLargePickle(t *testing.T) {
-	z := &zipLayout{folder: "archive"}
+	z := &zipLayout{}
 	z.storage("data.pkl", content{slot: &Slot{}, bytes: maxPickle + 1})
 	z.known("version", []byte("3\n"))
 	z.finish()
 	v := newVirtual(t, &Layout{Parts: z.parts, Size: z.at})
-	if _, err := Open(t.Context(), v.read, v.size); !errors.Is(err, ErrLimit) || v.bytes > 1<<20 {
-		t.Errorf("Open = %v after %d bytes; want %v", err, v.bytes, ErrLimit)
+	if _, err := Open(t.Context(), v.read, v.size); !errors.Is(err, errLimit) || v.bytes > 1<<20 {
+		t.Errorf("Open = %v after %d bytes; want %v", err, v.bytes, errLimit)
 	}
 }
 

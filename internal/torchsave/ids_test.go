@@ -70,8 +70,8 @@ func TestOpenRefusesInconsistentStorages(t *testing.T) {
 		"bytes that are not all":         id("storage", raw, "0", "cpu", int64(6)),
 	} {
 		b := withStorage(t, root)
-		if _, err := Open(t.Context(), reader(b), int64(len(b))); !errors.Is(err, ErrStorage) {
-			t.Errorf("%s: Open = %v; want %v", name, err, ErrStorage)
+		if _, err := Open(t.Context(), reader(b), int64(len(b))); !errors.Is(err, errStorage) {
+			t.Errorf("%s: Open = %v; want %v", name, err, errStorage)
 		}
 	}
 }
@@ -101,8 +101,8 @@ func TestTensorsOutsideOfTheirStorage(t *testing.T) {
 			thing("torch", "float64")),
 	} {
 		b := withStorage(t, root)
-		if _, err := Open(t.Context(), reader(b), int64(len(b))); !errors.Is(err, ErrView) {
-			t.Errorf("%s: Open = %v; want %v", name, err, ErrView)
+		if _, err := Open(t.Context(), reader(b), int64(len(b))); !errors.Is(err, errView) {
+			t.Errorf("%s: Open = %v; want %v", name, err, errView)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package torchsave
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 
 	"github.com/cairn-ckpt/cairn/internal/pickle"
@@ -49,43 +48,19 @@ type Layout struct {
 	Size int64
 }
 
-// LayOptions are the options of Lay. Nil means the defaults.
-type LayOptions struct {
-	// Name is the folder in the archive. Empty: "archive", the name that
-	// torch.save uses if it does not write to a file.
-	Name string
-	// Allow reports which classes may be written in addition to the known ones.
-	Allow func(module, name string) bool
-}
-
-func (o *LayOptions) withDefaults() LayOptions {
-	var out LayOptions
-	if o != nil {
-		out = *o
-	}
-	if out.Name == "" {
-		out.Name = "archive"
-	}
-	return out
-}
-
 // Lay lays out the file that torch.save writes for root: the types of package
 // value, in which a tensor is a *Slot or a *tensor.Tensor. The position of every
 // byte is known before the content of the slots; tensors must not change until
 // the file is written. The error wraps ErrValue and describes the value if it
 // cannot be pickled. Storages and tensors of unsupported types, which are objects
 // in the types of package value, are among those.
-func Lay(root any, o *LayOptions) (*Layout, error) {
-	opts := o.withDefaults()
-	if err := checkName(opts.Name + "/" + recordPickle); err != nil {
-		return nil, fmt.Errorf("%w: folder %q", ErrValue, opts.Name)
-	}
-	w := newTensorWriter(opts.Allow)
+func Lay(root any) (*Layout, error) {
+	w := newTensorWriter()
 	data, err := w.pickle(root)
 	if err != nil {
 		return nil, err
 	}
-	z := &zipLayout{folder: opts.Name}
+	z := &zipLayout{}
 	z.known(recordPickle, data)
 	z.known(recordFormat, []byte("1"))
 	z.known(recordAlignment, fmt.Append(nil, alignment))
@@ -100,8 +75,8 @@ func Lay(root any, o *LayOptions) (*Layout, error) {
 
 // CheckValue returns the error that Lay would return for a value in which each
 // value.Ref is replaced by a tensor.
-func CheckValue(v any, o *LayOptions) error {
-	w := newTensorWriter(o.withDefaults().Allow)
+func CheckValue(v any) error {
+	w := newTensorWriter()
 	w.refs = true
 	_, err := w.pickle(v)
 	return err
@@ -110,7 +85,7 @@ func CheckValue(v any, o *LayOptions) error {
 // Marshal returns the file that torch.save writes for v, which must not contain a
 // Slot.
 func Marshal(v any) ([]byte, error) {
-	l, err := Lay(v, nil)
+	l, err := Lay(v)
 	if err != nil {
 		return nil, err
 	}
@@ -157,21 +132,17 @@ type tensorWriter struct {
 	// own are the calls that this writer created. Other calls of the same
 	// functions describe tensors that could not be loaded again.
 	own  map[*value.Object]bool
-	refs bool                           // whether a value.Ref is accepted as a tensor
-	more func(module, name string) bool // the caller's Allow
-	err  error                          // the first error, which Encode must not hide
+	refs bool  // whether a value.Ref is accepted as a tensor
+	err  error // the first error, which Encode must not hide
 }
 
-func newTensorWriter(more func(module, name string) bool) *tensorWriter {
-	if more == nil {
-		more = func(string, string) bool { return false }
-	}
-	return &tensorWriter{keys: map[*Slot]int{}, seen: map[any]any{}, own: map[*value.Object]bool{}, more: more}
+func newTensorWriter() *tensorWriter {
+	return &tensorWriter{keys: map[*Slot]int{}, seen: map[any]any{}, own: map[*value.Object]bool{}}
 }
 
 // pickle returns the pickle of a value and collects its storages.
 func (w *tensorWriter) pickle(v any) ([]byte, error) {
-	data, err := pickle.Encode(v, &pickle.EncodeOptions{Protocol: 2, Replace: w.replace, Allow: w.allow})
+	data, err := pickle.Encode(v, &pickle.EncodeOptions{Protocol: 2, Replace: w.replace, Allow: allow})
 	if w.err != nil {
 		return nil, w.err
 	}
@@ -241,10 +212,8 @@ func (w *tensorWriter) call(s *Slot, key string, bytes int64) any {
 	}
 	id := pickle.PersistentID{ID: value.Tuple{"storage", class, key, "cpu", count}}
 	shape, strides := make(value.Tuple, len(s.Shape)), make(value.Tuple, len(s.Shape))
-	step := int64(1)
-	for d, n := range slices.Backward(s.Shape) {
-		shape[d], strides[d] = n, step
-		step *= max(n, 1)
+	for d, stride := range tensor.RowMajor(s.Shape) {
+		shape[d], strides[d] = s.Shape[d], stride
 	}
 	args := value.Tuple{id, int64(0), shape, strides, s.RequiresGrad && !s.Parameter, hooks()}
 	fn := "_rebuild_tensor_v2"
@@ -277,10 +246,10 @@ func (w *tensorWriter) fail(err error) {
 	}
 }
 
-// allow reports whether a name may be written: the names in our own calls
-// (refuses checks the calls), and those that the caller allows.
-func (w *tensorWriter) allow(module, name string) bool {
-	if makesTensor(module, name) || isStorage(module, name) || w.more(module, name) {
+// allow reports whether a name may be written: one of the names in our own calls.
+// The calls themselves are checked by refuses.
+func allow(module, name string) bool {
+	if makesTensor(module, name) || isStorage(module, name) {
 		return true
 	}
 	_, err := tensor.ParseDType(name)
@@ -301,7 +270,7 @@ func isStorage(module, name string) bool {
 // refuses reports whether an object is a storage or tensor that this writer did
 // not create: PyTorch could not load it. It sets w.err in that case.
 func (w *tensorWriter) refuses(o *value.Object) bool {
-	if o == nil || w.own[o] || w.more(o.Module, o.Name) {
+	if o == nil || w.own[o] {
 		return false
 	}
 	switch {

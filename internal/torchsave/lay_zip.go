@@ -16,10 +16,13 @@ const alignment = 64
 // extraPadding is the extra field that aligns the bytes after it.
 const extraPadding = "FB"
 
+// folder is the folder of the records. torch.save uses this name if it does not
+// write to a file.
+const folder = "archive"
+
 // zipLayout lays out an archive record by record like PyTorch's writer, because
 // PyTorch can compute the positions of storages without reading their headers.
 type zipLayout struct {
-	folder  string
 	parts   []Part
 	records []*laid
 	at      int64
@@ -57,7 +60,7 @@ func (r *laid) descriptor(b []byte) []byte {
 
 // begin appends the header of a record.
 func (z *zipLayout) begin(name string, size int64) *laid {
-	r := &laid{name: z.folder + "/" + name, size: size, header: z.at}
+	r := &laid{name: folder + "/" + name, size: size, header: z.at}
 	z.records = append(z.records, r)
 	wide := r.zip64(nil)
 	pad := -(z.at + localBytes + int64(len(r.name)+len(wide)+4)) & (alignment - 1)

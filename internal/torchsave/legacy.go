@@ -127,7 +127,7 @@ func (l *stream) next(ctx context.Context, at int64, persistent func(id any) (an
 		case !errors.Is(err, pickle.ErrMalformed) || n == l.src.size-at:
 			return nil, 0, malformed(ctx, err)
 		case n == maxPickle:
-			return nil, 0, fmt.Errorf("%w: a pickle of more than %d bytes: %w", ErrLimit, maxPickle, err)
+			return nil, 0, fmt.Errorf("%w: a pickle of more than %d bytes: %w", errLimit, maxPickle, err)
 		}
 	}
 }
@@ -139,7 +139,7 @@ func (l *stream) note(id any) (any, error) {
 		return nil, err
 	}
 	if q := l.ids[p.key]; q != nil && (q.bytes != p.bytes || q.dtype != p.dtype) {
-		return nil, fmt.Errorf("%w: storage %q has %d bytes of %v, and %d of %v", ErrStorage, p.key, q.bytes, q.dtype, p.bytes, p.dtype)
+		return nil, fmt.Errorf("%w: storage %q has %d bytes of %v, and %d of %v", errStorage, p.key, q.bytes, q.dtype, p.bytes, p.dtype)
 	}
 	l.ids[p.key] = p
 	return nil, nil
@@ -155,7 +155,7 @@ func (l *stream) locate(ctx context.Context, keys any, at int64) error {
 		key, _ := k.(string)
 		id := l.ids[key]
 		if _, twice := l.places[key]; id == nil || twice {
-			return fmt.Errorf("%w: key %v", ErrStorage, k)
+			return fmt.Errorf("%w: key %v", errStorage, k)
 		}
 		b, err := l.src.bytes(ctx, at, 8)
 		if err != nil {
@@ -163,11 +163,11 @@ func (l *stream) locate(ctx context.Context, keys any, at int64) error {
 		}
 		n := int64(binary.LittleEndian.Uint64(b))
 		if n < 0 || n > math.MaxInt64/int64(id.dtype.Size()) || n*int64(id.dtype.Size()) != id.bytes {
-			return fmt.Errorf("%w: storage %q should have %d bytes, but says it has %d elements of %v", ErrStorage, key, id.bytes, n, id.dtype)
+			return fmt.Errorf("%w: storage %q should have %d bytes, but says it has %d elements of %v", errStorage, key, id.bytes, n, id.dtype)
 		}
 		at += 8
 		if id.bytes > l.src.size-at {
-			return fmt.Errorf("%w: storage %q has %d bytes at %d of %d", ErrBounds, key, id.bytes, at, l.src.size)
+			return fmt.Errorf("%w: storage %q has %d bytes at %d of %d", errBounds, key, id.bytes, at, l.src.size)
 		}
 		l.places[key] = place{at, at + id.bytes}
 		at += id.bytes
@@ -187,7 +187,7 @@ func (l *stream) storage(id any) (any, error) {
 	}
 	at, ok := l.places[p.key]
 	if !ok {
-		return nil, fmt.Errorf("%w: no storage %q", ErrStorage, p.key)
+		return nil, fmt.Errorf("%w: no storage %q", errStorage, p.key)
 	}
 	s := &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, class: p.class, Offset: at.offset, End: at.end}
 	if p.view[0] == nil {
@@ -199,14 +199,14 @@ func (l *stream) storage(id any) (any, error) {
 func (s *Storage) part(view any) (*Storage, error) {
 	t, ok := view.(value.Tuple)
 	if !ok || len(t) != 3 {
-		return nil, fmt.Errorf("%w: part of storage %q", ErrStorage, s.Key)
+		return nil, fmt.Errorf("%w: part of storage %q", errStorage, s.Key)
 	}
-	from, ok1 := asInt(t[1])
-	count, ok2 := asInt(t[2])
+	from, ok1 := t[1].(int64)
+	count, ok2 := t[2].(int64)
 	size := int64(s.DType.Size())
 	room := s.numBytes() / size
 	if !ok1 || !ok2 || from < 0 || count < 0 || from > room || count > room-from {
-		return nil, fmt.Errorf("%w: part %v of storage %q, which has %d elements", ErrStorage, t[1:], s.Key, room)
+		return nil, fmt.Errorf("%w: part %v of storage %q, which has %d elements", errStorage, t[1:], s.Key, room)
 	}
 	p := *s
 	p.Offset = s.Offset + from*size

@@ -78,7 +78,7 @@ func (v *virtual) read(_ context.Context, p []byte, off int64) error {
 
 func lay(t testing.TB, root any) *Layout {
 	t.Helper()
-	l, err := Lay(root, nil)
+	l, err := Lay(root)
 	if err != nil {
 		t.Fatalf("Lay = %v", err)
 	}
@@ -150,10 +150,10 @@ func TestOpenReturnsReadErrors(t *testing.T) {
 
 func TestTensorsAreBounded(t *testing.T) {
 	v := newVirtual(t, lay(t, []any{&Slot{DType: tensor.Uint8, Shape: []int64{1000}}, &Slot{DType: tensor.Uint8, Shape: []int64{1000}}}))
-	if _, err := Unmarshal(t.Context(), v.read, v.size, 1999); !errors.Is(err, ErrLimit) {
-		t.Errorf("Unmarshal of 2000 bytes of tensors within 1999 = %v; want %v", err, ErrLimit)
+	if _, err := readAll(t.Context(), v.read, v.size, 1999); !errors.Is(err, errLimit) {
+		t.Errorf("Unmarshal of 2000 bytes of tensors within 1999 = %v; want %v", err, errLimit)
 	}
-	if _, err := Unmarshal(t.Context(), v.read, v.size, 2000); err != nil {
+	if _, err := readAll(t.Context(), v.read, v.size, 2000); err != nil {
 		t.Errorf("Unmarshal of 2000 bytes of tensors within 2000 = %v", err)
 	}
 }
@@ -172,8 +172,8 @@ func TestReadVerifiesChecksums(t *testing.T) {
 	part := *x
 	part.Shape = []int64{1}
 	b[x.Offset] ^= 1
-	if _, err := Materialise(t.Context(), f.Root, reader(b), 100); !errors.Is(err, ErrChecksum) || !errors.Is(err, ErrMalformed) {
-		t.Errorf("Materialise = %v; want %v", err, ErrChecksum)
+	if _, err := Materialise(t.Context(), f.Root, reader(b), 100); !errors.Is(err, errChecksum) || !errors.Is(err, ErrMalformed) {
+		t.Errorf("Materialise = %v; want %v", err, errChecksum)
 	}
 	if _, err := part.Read(t.Context(), reader(b)); err != nil {
 		t.Errorf("Read of a part = %v; want nil: nobody knows", err)

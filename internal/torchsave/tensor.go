@@ -7,7 +7,9 @@ import (
 	"hash/crc32"
 	"math"
 	"slices"
+	"strings"
 
+	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -39,17 +41,13 @@ type Tensor struct {
 // Contiguous reports whether the elements are contiguous in the file, the last
 // dimension fastest.
 func (t *Tensor) Contiguous() bool {
-	want := int64(1)
-	for d := len(t.Shape) - 1; d >= 0; d-- {
-		if t.Shape[d] == 0 {
-			return true
-		}
+	if slices.Contains(t.Shape, 0) {
+		return true
 	}
-	for d := len(t.Shape) - 1; d >= 0; d-- {
-		if t.Shape[d] != 1 && t.Strides[d] != want {
+	for d, stride := range tensor.RowMajor(t.Shape) {
+		if t.Shape[d] != 1 && t.Strides[d] != stride {
 			return false
 		}
-		want *= t.Shape[d]
 	}
 	return true
 }
@@ -74,7 +72,7 @@ func (t *Tensor) Span() int64 {
 }
 
 // Read returns the elements in contiguous memory of their own. The error wraps
-// ErrChecksum if the tensor consists of a whole record and the record is damaged.
+// errChecksum if the tensor consists of a whole record and the record is damaged.
 func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error) {
 	data := make([]byte, t.Span())
 	if len(data) > 0 {
@@ -91,7 +89,7 @@ func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error
 	}
 	v, err := tensor.FromStrided(t.DType, t.Shape, t.Strides, 0, data)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrView, err)
+		return nil, fmt.Errorf("%w: %w", errView, err)
 	}
 	return v.Clone(), nil
 }
@@ -103,7 +101,7 @@ func (t *Tensor) checkSum(data []byte) error {
 		return nil
 	}
 	if crc32.ChecksumIEEE(data) != t.Sum.CRC {
-		return fmt.Errorf("%w: %q", ErrChecksum, t.Sum.Record)
+		return fmt.Errorf("%w: %q", errChecksum, t.Sum.Record)
 	}
 	return nil
 }
@@ -165,21 +163,21 @@ type storageID struct {
 func parseID(id any, parts int) (*storageID, error) {
 	t, ok := id.(value.Tuple)
 	if !ok || len(t) != parts || t[0] != any("storage") {
-		return nil, fmt.Errorf("%w: persistent id of another kind", ErrStorage)
+		return nil, fmt.Errorf("%w: persistent id of another kind", errStorage)
 	}
 	class, ok1 := t[1].(*value.Object)
 	key, ok2 := t[2].(string)
 	_, ok3 := t[3].(string)
-	count, ok4 := asInt(t[4])
+	count, ok4 := t[4].(int64)
 	if !ok1 || !ok2 || !ok3 || !ok4 || class.Call {
-		return nil, fmt.Errorf("%w: persistent id with other items", ErrStorage)
+		return nil, fmt.Errorf("%w: persistent id with other items", errStorage)
 	}
 	out := &storageID{class: class, key: key, view: t[5:]}
 	if out.dtype, out.untyped, ok = storageType(class); !ok {
-		return nil, fmt.Errorf("%w: class %s of storage %q", ErrStorage, class.QualifiedName(), key)
+		return nil, fmt.Errorf("%w: class %s of storage %q", errStorage, class.QualifiedName(), key)
 	}
 	if count < 0 || count > math.MaxInt64/int64(out.dtype.Size()) {
-		return nil, fmt.Errorf("%w: storage %q of %d elements", ErrStorage, key, count)
+		return nil, fmt.Errorf("%w: storage %q of %d elements", errStorage, key, count)
 	}
 	out.bytes = count * int64(out.dtype.Size())
 	return out, nil
@@ -200,12 +198,6 @@ func storageType(class *value.Object) (d tensor.DType, untyped, ok bool) {
 	return d, false, ok
 }
 
-// asInt returns a pickled integer as an int64.
-func asInt(v any) (int64, bool) {
-	n, ok := v.(int64)
-	return n, ok
-}
-
 // storage returns the storage of a persistent id.
 func (a *archive) storage(id any) (any, error) {
 	p, err := parseID(id, 5)
@@ -214,41 +206,41 @@ func (a *archive) storage(id any) (any, error) {
 	}
 	r := a.byName[recordStorages+p.key]
 	if r == nil {
-		return nil, fmt.Errorf("%w: no record %q", ErrStorage, recordStorages+p.key)
+		return nil, fmt.Errorf("%w: no record %q", errStorage, recordStorages+p.key)
 	}
 	if r.size != p.bytes {
-		return nil, fmt.Errorf("%w: storage %q should have %d bytes, its record has %d", ErrStorage, p.key, p.bytes, r.size)
+		return nil, fmt.Errorf("%w: storage %q should have %d bytes, its record has %d", errStorage, p.key, p.bytes, r.size)
 	}
 	return &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, class: p.class, Offset: r.data, End: r.end(), Sum: r.sum()}, nil
 }
 
-// construct returns the result of a call.
-type construct = func(args value.Tuple, kwargs map[string]any) (any, error)
-
-// constructs has the functions that create plain tensors. Calls that they do not
-// support remain objects.
-func constructs() map[string]construct {
-	return map[string]construct{
-		"torch._utils._rebuild_tensor":               orInert("torch._utils", "_rebuild_tensor", rebuildTensor),
-		"torch._utils._rebuild_tensor_v2":            orInert("torch._utils", "_rebuild_tensor_v2", rebuildTensor),
-		"torch._utils._rebuild_tensor_v3":            orInert("torch._utils", "_rebuild_tensor_v3", rebuildUntyped),
-		"torch._utils._rebuild_parameter":            orInert("torch._utils", "_rebuild_parameter", rebuildParameter),
-		"torch._utils._rebuild_parameter_with_state": orInert("torch._utils", "_rebuild_parameter_with_state", rebuildParameter),
-		"torch._tensor._rebuild_from_type_v2":        orInert("torch._tensor", "_rebuild_from_type_v2", rebuildFromType),
-	}
+// rebuilds are PyTorch's functions that create plain tensors. Each returns nil for
+// arguments that it does not support.
+var rebuilds = map[string]func(args value.Tuple) (*Tensor, error){
+	"torch._utils._rebuild_tensor":               rebuildTensor,
+	"torch._utils._rebuild_tensor_v2":            rebuildTensor,
+	"torch._utils._rebuild_tensor_v3":            rebuildUntyped,
+	"torch._utils._rebuild_parameter":            rebuildParameter,
+	"torch._utils._rebuild_parameter_with_state": rebuildParameter,
+	"torch._tensor._rebuild_from_type_v2":        rebuildFromType,
 }
 
-// orInert returns a construct that keeps the call as an object if build returns
-// nil.
-func orInert(module, name string, build func(value.Tuple) (*Tensor, error)) construct {
-	return func(args value.Tuple, kwargs map[string]any) (any, error) {
-		if len(kwargs) == 0 {
-			if t, err := build(args); t != nil || err != nil {
-				return t, err
+// constructs returns the functions for package pickle. Calls that are not supported
+// remain objects.
+func constructs() map[string]pickle.Construct {
+	out := map[string]pickle.Construct{}
+	for qualified, build := range rebuilds {
+		dot := strings.LastIndexByte(qualified, '.')
+		out[qualified] = func(args value.Tuple, kwargs map[string]any) (any, error) {
+			if len(kwargs) == 0 {
+				if t, err := build(args); t != nil || err != nil {
+					return t, err
+				}
 			}
+			return &value.Object{Module: qualified[:dot], Name: qualified[dot+1:], Call: true, Args: args, Kwargs: kwargs}, nil
 		}
-		return &value.Object{Module: module, Name: name, Call: true, Args: args, Kwargs: kwargs}, nil
 	}
+	return out
 }
 
 // rebuildTensor returns the tensor of (storage, offset, size, strides) and, in
@@ -344,15 +336,15 @@ func rebuildFromType(args value.Tuple) (*Tensor, error) {
 
 // view returns the tensor of (offset, size, strides) if it is inside s.
 func view(s *Storage, d tensor.DType, args value.Tuple) (*Tensor, error) {
-	offset, ok1 := asInt(args[0])
+	offset, ok1 := args[0].(int64)
 	shape, ok2 := asInts(args[1])
 	strides, ok3 := asInts(args[2])
 	if !ok1 || !ok2 || !ok3 {
-		return nil, fmt.Errorf("%w: of storage %q: offset, size and strides are not integers, or too many", ErrView, s.Key)
+		return nil, fmt.Errorf("%w: of storage %q: offset, size and strides are not integers, or too many", errView, s.Key)
 	}
 	t := &Tensor{DType: d, Shape: shape, Strides: strides, StorageKey: s.Key, End: s.End, Sum: s.Sum}
 	if err := t.checkInside(offset, s.numBytes()/int64(d.Size())); err != nil {
-		return nil, fmt.Errorf("%w: of storage %q: %w", ErrView, s.Key, err)
+		return nil, fmt.Errorf("%w: of storage %q: %w", errView, s.Key, err)
 	}
 	t.Offset = s.Offset + offset*int64(d.Size())
 	return t, nil
@@ -413,7 +405,7 @@ func asInts(v any) ([]int64, bool) {
 	}
 	out := make([]int64, len(list))
 	for i, e := range list {
-		n, ok := asInt(e)
+		n, ok := e.(int64)
 		if !ok {
 			return nil, false
 		}
@@ -522,32 +514,29 @@ const maxFlags = 16
 
 // flagsOf returns the flags of a dict by name.
 func flagsOf(v any) (map[string]bool, bool) {
-	var pairs []value.Pair
+	out := map[string]bool{}
+	add := func(k, e any) bool {
+		name, ok1 := k.(string)
+		on, ok2 := e.(bool)
+		out[name] = on
+		return ok1 && ok2 && len(out) <= maxFlags
+	}
 	switch v := v.(type) {
 	case nil:
 	case map[string]any:
-		if len(v) > maxFlags {
-			return nil, false
-		}
 		for k, e := range v {
-			pairs = append(pairs, value.Pair{Key: k, Value: e})
+			if !add(k, e) {
+				return nil, false
+			}
 		}
 	case *value.Dict:
-		pairs = v.Pairs
+		for _, p := range v.Pairs {
+			if !add(p.Key, p.Value) {
+				return nil, false
+			}
+		}
 	default:
 		return nil, false
-	}
-	if len(pairs) > maxFlags {
-		return nil, false
-	}
-	out := make(map[string]bool, len(pairs))
-	for _, p := range pairs {
-		name, ok1 := p.Key.(string)
-		on, ok2 := p.Value.(bool)
-		if !ok1 || !ok2 {
-			return nil, false
-		}
-		out[name] = on
 	}
 	return out, true
 }
@@ -556,7 +545,7 @@ func flagsOf(v any) (map[string]bool, bool) {
 // in memory of its own, and each *Storage by an object of its class around a
 // tensor of one dimension. A tensor that occurs several times is read once and
 // stays shared. If the tensors have more than limit bytes in total, the error
-// wraps ErrLimit and no memory is allocated. v itself is not changed. A tensor
+// wraps errLimit and no memory is allocated. v itself is not changed. A tensor
 // that is a whole record is compared with its checksum.
 func Materialise(ctx context.Context, v any, read ReadFunc, limit int64) (any, error) {
 	m := &materialiser{ctx: ctx, read: read, room: limit, made: map[*Tensor]*tensor.Tensor{}}
@@ -597,16 +586,6 @@ func (s *Storage) flat() *Tensor {
 	}
 }
 
-// Unmarshal reads a whole file: its value with the tensors in memory. The error
-// wraps ErrLimit if the tensors have more than limit bytes.
-func Unmarshal(ctx context.Context, read ReadFunc, size, limit int64) (any, error) {
-	f, err := Open(ctx, read, size)
-	if err != nil {
-		return nil, err
-	}
-	return Materialise(ctx, f.Root, read, limit)
-}
-
 // materialiser reads each tensor once.
 type materialiser struct {
 	ctx  context.Context
@@ -626,7 +605,7 @@ func (m *materialiser) tensor(t *Tensor) (any, error) {
 		n = max(n, t.Span())
 	}
 	if n > m.room {
-		return nil, fmt.Errorf("%w: tensor %v of %v inside of a value: %d bytes, and %d are allowed", ErrLimit, t.Shape, t.DType, n, m.room)
+		return nil, fmt.Errorf("%w: tensor %v of %v inside of a value: %d bytes, and %d are allowed", errLimit, t.Shape, t.DType, n, m.room)
 	}
 	m.room -= n
 	out, err := t.Read(m.ctx, m.read)

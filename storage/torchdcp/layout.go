@@ -88,7 +88,7 @@ func layTensor(it *plan.WriteItem) (*form, error) {
 
 // layoutOf lays out the file of a tensor. PyTorch saves them detached.
 func layoutOf(it *plan.WriteItem) (*torchsave.Layout, error) {
-	l, err := torchsave.Lay(&torchsave.Slot{DType: it.Info.DType, Shape: it.Box.Sizes}, nil)
+	l, err := torchsave.Lay(&torchsave.Slot{DType: it.Info.DType, Shape: it.Box.Sizes})
 	if err != nil {
 		return nil, plan.Named(it.FQN(), err)
 	}

@@ -75,4 +75,4 @@ func readExisting(ctx context.Context, store blob.Store) (*publish.Existing, err
 
 // HoldsInside reports whether an object that refers to tensors can be written with
 // these tensors inside it.
-func HoldsInside(v any) bool { return torchsave.CheckValue(v, nil) == nil }
+func HoldsInside(v any) bool { return torchsave.CheckValue(v) == nil }

@@ -23,7 +23,11 @@ func root(t *testing.T, s blob.Store, name string) any {
 		t.Fatal(err)
 	}
 	read := func(_ context.Context, p []byte, off int64) error { copy(p, b[off:]); return nil }
-	v, err := torchsave.Unmarshal(t.Context(), read, int64(len(b)), 1<<20)
+	f, err := torchsave.Open(t.Context(), read, int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := torchsave.Materialise(t.Context(), f.Root, read, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,7 +93,7 @@ func (w *writer) CheckValue(it *plan.WriteItem, data []byte) error {
 }
 
 func checkValue(it *plan.WriteItem, v any) error {
-	if err := torchsave.CheckValue(v, nil); err != nil {
+	if err := torchsave.CheckValue(v); err != nil {
 		return &storage.NotRepresentable{FQN: it.FQN(), Why: err.Error()}
 	}
 	return nil
@@ -137,7 +137,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	l, err := torchsave.Lay(state, nil)
+	l, err := torchsave.Lay(state)
 	if err != nil {
 		return nil, err
 	}
