@@ -54,7 +54,6 @@ var layers = []struct{ name, imports string }{
 	// Files of others, as data.
 	{"internal/safetensors", "tensor"},
 	{"internal/pickle", "tensor value"},
-	{"internal/dcpmeta", "internal/pickle meta tensor value"},
 	{"internal/torchsave", "internal/pickle tensor value"},
 
 	// The seam to what runs training code.
@@ -67,11 +66,11 @@ var layers = []struct{ name, imports string }{
 	{"storage/publish", "blob internal/crc32c internal/work meta plan storage tensor"},
 	{"storage/reading", "blob internal/crc32c internal/work meta plan storage tensor"},
 	{"storage/native", "blob internal/crc32c internal/safetensors internal/wire internal/work meta plan storage storage/publish storage/reading tensor"},
-	{"storage/dcpfiles", "blob internal/dcpmeta meta plan storage storage/publish"},
+	{"storage/dcpfiles", "blob internal/pickle meta plan storage storage/publish tensor value"},
 	{"storage/torchfile", "blob internal/torchsave internal/work meta plan storage storage/publish storage/reading tensor value"},
-	{"storage/torchdcp", "blob internal/dcpmeta internal/torchsave internal/work meta plan storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
+	{"storage/torchdcp", "blob internal/torchsave internal/work meta plan storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
 	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/publish storage/reading tensor"},
-	{"storage/hyper", "blob internal/dcpmeta internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading tensor value"},
+	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading tensor value"},
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
@@ -82,7 +81,7 @@ var layers = []struct{ name, imports string }{
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
-	{"cmd/cairn/internal/bench", ". blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect internal/dcpmeta cmd/cairn/internal/launch meta plan shard storage storage/formats storage/native tensor"},
+	{"cmd/cairn/internal/bench", ". blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
 	{"cmd/cairn/internal/cli", ". blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "cmd/cairn/internal/cli"},

@@ -9,7 +9,7 @@ import (
 
 // Graph is the content of a pickle, mostly in tables without pointers. Shared
 // parts occur once, names stay names, and no object is built. Decode builds
-// values from it, and package dcpmeta reads it directly. It is not safe for
+// values from it, and package dcpfiles reads it directly. It is not safe for
 // concurrent use.
 type Graph struct {
 	// Root is the value of the pickle.

@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -24,15 +23,15 @@ var toy = &dcpfiles.Format{
 	Rank: regexp.MustCompile(`^([0-9]+)\.[mn]$`), Own: regexp.MustCompile(`^([0-9]+)\.(x*)d$`), RankName: func(rank int) string { return fmt.Sprintf("%d.m", rank) },
 }
 
-// document returns metadata that places a value of that name in a file.
-func document(t *testing.T, d dcpmeta.Dialect, fqn, file string) []byte {
+// rankDocument returns metadata that places a value of that name in a file.
+func rankDocument(t *testing.T, d dcpfiles.Dialect, fqn, file string) []byte {
 	t.Helper()
-	codec := dcpmeta.CodecTorch
-	if d != dcpmeta.Torch {
-		codec = dcpmeta.CodecPickle
+	codec := dcpfiles.CodecTorch
+	if d != dcpfiles.Torch {
+		codec = dcpfiles.CodecPickle
 	}
 	md := &meta.Metadata{Entries: []meta.Entry{{FQN: fqn, Bytes: &meta.Bytes{Codec: codec, Size: 1, Loc: meta.Location{File: file, Length: 1}}}}}
-	b, err := dcpmeta.Encode(&dcpmeta.Document{Meta: md, Dialect: d, Version: "1"})
+	b, err := dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: d, Version: "1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +39,7 @@ func document(t *testing.T, d dcpmeta.Dialect, fqn, file string) []byte {
 }
 
 func TestDescribeRefuses(t *testing.T) {
-	good := document(t, dcpmeta.Torch, "a", "0.d")
+	good := rankDocument(t, dcpfiles.Torch, "a", "0.d")
 	for name, c := range map[string]struct {
 		files map[string][]byte
 		want  error
@@ -51,8 +50,8 @@ func TestDescribeRefuses(t *testing.T) {
 		"a rank is missing": {map[string][]byte{"0.m": good, "2.m": good}, storage.ErrIncomplete, "rank 1"},
 		"a rank twice":      {map[string][]byte{"0.m": good, "0.n": good}, storage.ErrCorrupt, "0.n"},
 		"no metadata":       {map[string][]byte{".metadata": []byte("x"), "0.m": good}, storage.ErrCorrupt, ".metadata"},
-		"another maker's":   {map[string][]byte{".metadata": document(t, dcpmeta.Hyper, "a", "0.d")}, storage.ErrVersion, "hyper_parallel"},
-		"out of the folder": {map[string][]byte{".metadata": document(t, dcpmeta.Torch, "a", "../0.d")}, storage.ErrCorrupt, "../0.d"},
+		"another maker's":   {map[string][]byte{".metadata": rankDocument(t, dcpfiles.Hyper, "a", "0.d")}, storage.ErrVersion, "hyper_parallel"},
+		"out of the folder": {map[string][]byte{".metadata": rankDocument(t, dcpfiles.Torch, "a", "../0.d")}, storage.ErrCorrupt, "../0.d"},
 	} {
 		s := new(mem.Store)
 		for file, b := range c.files {
@@ -66,8 +65,8 @@ func TestDescribeRefuses(t *testing.T) {
 
 func TestRanksTogether(t *testing.T) {
 	s := new(mem.Store)
-	storagetest.Put(t, s, "0.m", document(t, dcpmeta.Torch, "b", "0.d"))
-	storagetest.Put(t, s, "1.m", document(t, dcpmeta.Torch, "a", "notes"))
+	storagetest.Put(t, s, "0.m", rankDocument(t, dcpfiles.Torch, "b", "0.d"))
+	storagetest.Put(t, s, "1.m", rankDocument(t, dcpfiles.Torch, "a", "notes"))
 	d, err := toy.Describe(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)

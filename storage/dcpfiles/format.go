@@ -1,9 +1,9 @@
 // Package dcpfiles is what the checkpoints of PyTorch's distributed checkpoint and
 // of hyper_parallel have in common: a .metadata file, or one metadata file of each
-// rank, and data files that hold the chunks and values that the metadata lists. It
-// does not know the names of the other files, which a Format describes, or the
-// content of data files. The contract of reading is at Format, that of writing at
-// Writer.
+// rank, which are pickles, and data files that hold the chunks and values that the
+// metadata lists. It does not know the names of the other files, which a Format
+// describes, or the content of data files. The contract of metadata is at Decode,
+// Encode and Merge, that of reading at Format, that of writing at Writer.
 package dcpfiles
 
 import (
@@ -20,7 +20,6 @@ import (
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -118,7 +117,7 @@ func (f *Format) Describe(ctx context.Context, store blob.Store) (*Description, 
 	}
 	doc := docs[0]
 	if len(docs) > 1 {
-		if doc, err = dcpmeta.Merge(docs); err != nil {
+		if doc, err = Merge(docs); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
 		}
 	}
@@ -184,10 +183,10 @@ func (f *Format) finished(ctx context.Context, store blob.Store) ([]string, erro
 }
 
 // documents reads .metadata, or the metadata files of all ranks.
-func (f *Format) documents(ctx context.Context, store blob.Store) ([]*dcpmeta.Document, []storage.File, error) {
+func (f *Format) documents(ctx context.Context, store blob.Store) ([]*Document, []storage.File, error) {
 	doc, file, err := f.read(ctx, store, MetadataName)
 	if err == nil {
-		return []*dcpmeta.Document{doc}, []storage.File{file}, nil
+		return []*Document{doc}, []storage.File{file}, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
@@ -197,7 +196,7 @@ func (f *Format) documents(ctx context.Context, store blob.Store) ([]*dcpmeta.Do
 		return nil, nil, err
 	}
 	ranks := slices.Sorted(maps.Keys(names))
-	var docs []*dcpmeta.Document
+	var docs []*Document
 	var files []storage.File
 	for _, r := range ranks {
 		doc, file, err := f.read(ctx, store, names[r])
@@ -211,7 +210,7 @@ func (f *Format) documents(ctx context.Context, store blob.Store) ([]*dcpmeta.Do
 
 // checkTogether refuses metadata of ranks that saved without a group, unless all
 // ranks of one save are there. Only metadata that cairn wrote names the save.
-func (f *Format) checkTogether(store blob.Store, ranks []int, docs []*dcpmeta.Document) error {
+func (f *Format) checkTogether(store blob.Store, ranks []int, docs []*Document) error {
 	first, last := docs[0], ranks[len(ranks)-1]
 	for i, d := range docs {
 		if d.Ranks != first.Ranks || d.Ranks > 0 && d.Meta.Storage.SaveID != first.Meta.Storage.SaveID {
@@ -254,12 +253,12 @@ func (f *Format) rankSave(ctx context.Context, store blob.Store, name string) (s
 }
 
 // read reads a metadata file.
-func (f *Format) read(ctx context.Context, store blob.Store, name string) (*dcpmeta.Document, storage.File, error) {
+func (f *Format) read(ctx context.Context, store blob.Store, name string) (*Document, storage.File, error) {
 	b, err := blob.ReadAll(ctx, store, name, maxMetadata)
 	if err != nil {
 		return nil, storage.File{}, err
 	}
-	doc, err := dcpmeta.Decode(ctx, b)
+	doc, err := Decode(ctx, b)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return nil, storage.File{}, fmt.Errorf("%s of %s: %w", name, store, err)
 	}
@@ -272,8 +271,8 @@ func (f *Format) read(ctx context.Context, store blob.Store, name string) (*dcpm
 	return doc, storage.File{Name: name, Size: int64(len(b)), Unsummed: true}, nil
 }
 
-func makerOf(d dcpmeta.Dialect) string {
-	if d == dcpmeta.Torch {
+func makerOf(d Dialect) string {
+	if d == Torch {
 		return PyTorch
 	}
 	return HyperParallel

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -27,7 +26,7 @@ func (f *Format) Published(name, prefix string, also ...string) *publish.Format 
 
 // Encoding is how a maker writes checkpoints.
 type Encoding struct {
-	Dialect dcpmeta.Dialect
+	Dialect Dialect
 	// Version is the version that the metadata records.
 	Version string
 	// Check, if not nil, returns an error if an item cannot be written.
@@ -106,7 +105,7 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if located.Storage.ID == "" {
 		located.Storage.ID = w.e.Place
 	}
-	b, err := dcpmeta.Encode(&dcpmeta.Document{Meta: located, Dialect: w.e.Dialect, Version: w.e.Version, Ranks: w.Ranks()})
+	b, err := Encode(&Document{Meta: located, Dialect: w.e.Dialect, Version: w.e.Version, Ranks: w.Ranks()})
 	if err != nil {
 		return err
 	}

@@ -8,12 +8,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -94,7 +94,7 @@ func newer(t testing.TB, change func(md *meta.Metadata)) *mem.Store {
 		{FQN: "n", Bytes: value(0, len(number))}, {FQN: "raw", Bytes: value(len(number), 9)}, {FQN: "x", Tensor: x},
 	}}
 	change(md)
-	doc, err := dcpmeta.Encode(&dcpmeta.Document{Meta: md, Dialect: dcpmeta.Hyper, Version: "1.0"})
+	doc, err := dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: dcpfiles.Hyper, Version: "1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -37,9 +36,9 @@ func newWriter(store blob.Store, o options) *dcpfiles.Writer {
 	if o.MaxFileBytes <= 0 {
 		o.MaxFileBytes = 1<<63 - 1
 	}
-	e := dcpfiles.Encoding{Dialect: dcpmeta.Hyper, Version: metadataVersion, Check: o.checkTensor, Value: encodeValue, Files: o.layOut}
+	e := dcpfiles.Encoding{Dialect: dcpfiles.Hyper, Version: metadataVersion, Check: o.checkTensor, Value: encodeValue, Files: o.layOut}
 	if o.Old {
-		e.Dialect = dcpmeta.HyperOld
+		e.Dialect = dcpfiles.HyperOld
 	}
 	return dcpfiles.NewWriter(store, Files(), e, o.WriteOptions)
 }

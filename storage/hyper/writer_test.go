@@ -8,11 +8,11 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -28,13 +28,13 @@ func states(t testing.TB) []plan.State {
 	}
 }
 
-func document(t testing.TB, s blob.Store) *dcpmeta.Document {
+func document(t testing.TB, s blob.Store) *dcpfiles.Document {
 	t.Helper()
 	b, err := blob.ReadAll(t.Context(), s, ".metadata", 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := dcpmeta.Decode(t.Context(), b)
+	doc, err := dcpfiles.Decode(t.Context(), b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,17 +63,17 @@ func keys(t testing.TB, s blob.Store, name string) []string {
 func TestDialects(t *testing.T) {
 	for name, c := range map[string]struct {
 		opts    storagetest.Setup
-		dialect dcpmeta.Dialect
+		dialect dcpfiles.Dialect
 		files   []string
 		keys    []string // of the first rank's first file
 	}{
 		"newer": {
-			plain, dcpmeta.Hyper,
+			plain, dcpfiles.Hyper,
 			[]string{".metadata", "_rank0_id.bytes", "_rank0_id.safetensors", "_rank1_id.bytes", "_rank1_id.safetensors"},
 			[]string{"x.__dcp_chunk_0", "x.__dcp_chunk_0_", "x.__dcp_chunk_1"},
 		},
 		"older": {
-			storagetest.Setup{Format: hyper.Format{Old: true}}, dcpmeta.HyperOld,
+			storagetest.Setup{Format: hyper.Format{Old: true}}, dcpfiles.HyperOld,
 			[]string{
 				".metadata", "_rank0_id.1.safetensors", "_rank0_id.bytes", "_rank0_id.safetensors",
 				"_rank1_id.1.bytes", "_rank1_id.1.safetensors", "_rank1_id.bytes", "_rank1_id.safetensors",

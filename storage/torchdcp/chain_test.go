@@ -11,10 +11,10 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -37,7 +37,7 @@ func chained(t *testing.T, transforms []string, pack func(record []byte) []byte)
 		Properties: meta.Properties{DType: tensor.Uint8}, Shape: []int64{1000}, Chunks: []tensor.Box{tensor.Whole([]int64{1000})},
 		Locs: []meta.Location{{File: "__0_0.distcp", Length: int64(len(record)), Detail: &meta.Detail{Transforms: transforms}}},
 	}}
-	md, err := dcpmeta.Encode(&dcpmeta.Document{Meta: &meta.Metadata{Entries: []meta.Entry{e}}, Version: "1.0.0"})
+	md, err := dcpfiles.Encode(&dcpfiles.Document{Meta: &meta.Metadata{Entries: []meta.Entry{e}}, Version: "1.0.0"})
 	if err != nil {
 		t.Fatal(err)
 	}

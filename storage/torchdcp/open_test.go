@@ -10,11 +10,11 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -96,7 +96,7 @@ func forged(t testing.TB, root any, change func(e *meta.Entry)) *mem.Store {
 	e.Tensor.DType = tensor.Float32
 	e.Tensor.Locs = []meta.Location{{File: "__0_0.distcp", Length: int64(len(b))}}
 	change(&e)
-	md, err := dcpmeta.Encode(&dcpmeta.Document{Meta: &meta.Metadata{Entries: []meta.Entry{e}}, Version: "1.0.0"})
+	md, err := dcpfiles.Encode(&dcpfiles.Document{Meta: &meta.Metadata{Entries: []meta.Entry{e}}, Version: "1.0.0"})
 	if err != nil {
 		t.Fatal(err)
 	}

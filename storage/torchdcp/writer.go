@@ -6,7 +6,6 @@ import (
 	"io/fs"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -31,7 +30,7 @@ func newWriter(store blob.Store, o options) *dcpfiles.Writer {
 		o.MaxFileBytes = 1<<63 - 1
 	}
 	return dcpfiles.NewWriter(store, Files(), dcpfiles.Encoding{
-		Dialect: dcpmeta.Torch, Version: metadataVersion, Value: encodeValue, Files: o.layOut, Place: store.String(),
+		Dialect: dcpfiles.Torch, Version: metadataVersion, Value: encodeValue, Files: o.layOut, Place: store.String(),
 	}, o.WriteOptions)
 }
 

@@ -14,9 +14,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/inspect"
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -159,7 +159,7 @@ func (r *OpenResult) writeNative(ctx context.Context, s blob.Store, chunks int) 
 func (r *OpenResult) writeTorchDCP(ctx context.Context, s blob.Store, dir string, chunks int) error {
 	fileOf := func(rank int) string { return fmt.Sprintf("__%d_0.distcp", rank) }
 	md, sizes := r.many(chunks, 1024, fileOf) // about the overhead of torch.save
-	b, err := dcpmeta.Encode(&dcpmeta.Document{Meta: md, Dialect: dcpmeta.Torch, Version: "1.0.0"})
+	b, err := dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: dcpfiles.Torch, Version: "1.0.0"})
 	if err != nil {
 		return err
 	}

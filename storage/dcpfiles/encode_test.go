@@ -1,4 +1,4 @@
-package dcpmeta_test
+package dcpfiles_test
 
 import (
 	"bytes"
@@ -11,9 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -29,31 +29,31 @@ type failer interface {
 	Fatalf(format string, args ...any)
 }
 
-func checkRoundTrip(t failer, want *dcpmeta.Document) {
+func checkRoundTrip(t failer, want *dcpfiles.Document) {
 	t.Helper()
-	b, err := dcpmeta.Encode(want)
+	b, err := dcpfiles.Encode(want)
 	if err != nil {
 		t.Fatalf("Encode: %v", err)
 	}
-	got, err := dcpmeta.Decode(context.Background(), b)
+	got, err := dcpfiles.Decode(context.Background(), b)
 	if err != nil {
 		t.Fatalf("Decode: %v", err)
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
 	}
-	if again, err := dcpmeta.Encode(got); err != nil || !bytes.Equal(b, again) {
+	if again, err := dcpfiles.Encode(got); err != nil || !bytes.Equal(b, again) {
 		t.Fatalf("the same document has other bytes (%v)", err)
 	}
 }
 
 // document draws a document of some entries.
-func document(t *rapid.T) *dcpmeta.Document {
+func document(t *rapid.T) *dcpfiles.Document {
 	n := func(name string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(t, name) }
-	d := &dcpmeta.Document{Meta: new(meta.Metadata), Dialect: dcpmeta.Dialect(n("dialect", 0, 2)), Version: "1.0"}
-	codec := dcpmeta.CodecPickle
-	if d.Dialect == dcpmeta.Torch {
-		codec = dcpmeta.CodecTorch
+	d := &dcpfiles.Document{Meta: new(meta.Metadata), Dialect: dcpfiles.Dialect(n("dialect", 0, 2)), Version: "1.0"}
+	codec := dcpfiles.CodecPickle
+	if d.Dialect == dcpfiles.Torch {
+		codec = dcpfiles.CodecTorch
 		d.Meta.Storage.SaveID = "save"
 	}
 	for i := range n("entries", 0, 5) {
@@ -68,7 +68,7 @@ func document(t *rapid.T) *dcpmeta.Document {
 	return d
 }
 
-func drawTensor(t *rapid.T, dialect dcpmeta.Dialect, n func(string, int, int) int) *meta.Tensor {
+func drawTensor(t *rapid.T, dialect dcpfiles.Dialect, n func(string, int, int) int) *meta.Tensor {
 	dims := n("dims", 0, 5)
 	out := &meta.Tensor{Properties: meta.Properties{DType: rapid.SampledFrom(tensor.DTypes()).Draw(t, "dtype")}}
 	chunk := make([]int64, dims)
@@ -86,9 +86,9 @@ func drawTensor(t *rapid.T, dialect dcpmeta.Dialect, n func(string, int, int) in
 		}
 		bytes, _ := tensor.NumBytes(out.DType, chunk)
 		loc := meta.Location{File: fmt.Sprintf("_rank%d_", n("file", 0, 2)), Length: bytes}
-		if dialect == dcpmeta.Torch {
+		if dialect == dcpfiles.Torch {
 			loc.Offset = int64(n("offset", 0, 1<<50))
-		} else if dialect == dcpmeta.Hyper && rapid.Bool().Draw(t, "key") {
+		} else if dialect == dcpfiles.Hyper && rapid.Bool().Draw(t, "key") {
 			loc.Detail = &meta.Detail{Key: fmt.Sprintf("key %d", i)}
 		}
 		out.Chunks = append(out.Chunks, tensor.Box{Offsets: at, Sizes: chunk})
@@ -115,26 +115,26 @@ func TestLargeDocuments(t *testing.T) {
 func TestEncodeRefuses(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change func(*dcpmeta.Document, *meta.Location)
+		change func(*dcpfiles.Document, *meta.Location)
 	}{
-		{"a chunk without a place", func(d *dcpmeta.Document, l *meta.Location) { l.File = "" }},
-		{"no places", func(d *dcpmeta.Document, l *meta.Location) { d.Meta.Entries[0].Tensor.Locs = nil }},
-		{"metadata that is not valid", func(d *dcpmeta.Document, l *meta.Location) { l.Length = -1 }},
-		{"an unknown dialect", func(d *dcpmeta.Document, l *meta.Location) { d.Dialect = 9 }},
-		{"an unknown memory format", func(d *dcpmeta.Document, l *meta.Location) { d.Meta.Entries[0].Tensor.MemoryFormat = "upside_down" }},
-		{"an unknown layout", func(d *dcpmeta.Document, l *meta.Location) { d.Meta.Entries[0].Tensor.Layout = "hub" }},
-		{"a key for PyTorch", func(d *dcpmeta.Document, l *meta.Location) { l.Detail = &meta.Detail{Key: "k"} }},
-		{"a key for the old hyper_parallel", func(d *dcpmeta.Document, l *meta.Location) {
-			d.Dialect, l.Detail = dcpmeta.HyperOld, &meta.Detail{Key: "k"}
+		{"a chunk without a place", func(d *dcpfiles.Document, l *meta.Location) { l.File = "" }},
+		{"no places", func(d *dcpfiles.Document, l *meta.Location) { d.Meta.Entries[0].Tensor.Locs = nil }},
+		{"metadata that is not valid", func(d *dcpfiles.Document, l *meta.Location) { l.Length = -1 }},
+		{"an unknown dialect", func(d *dcpfiles.Document, l *meta.Location) { d.Dialect = 9 }},
+		{"an unknown memory format", func(d *dcpfiles.Document, l *meta.Location) { d.Meta.Entries[0].Tensor.MemoryFormat = "upside_down" }},
+		{"an unknown layout", func(d *dcpfiles.Document, l *meta.Location) { d.Meta.Entries[0].Tensor.Layout = "hub" }},
+		{"a key for PyTorch", func(d *dcpfiles.Document, l *meta.Location) { l.Detail = &meta.Detail{Key: "k"} }},
+		{"a key for the old hyper_parallel", func(d *dcpfiles.Document, l *meta.Location) {
+			d.Dialect, l.Detail = dcpfiles.HyperOld, &meta.Detail{Key: "k"}
 		}},
-		{"a transformation for hyper_parallel", func(d *dcpmeta.Document, l *meta.Location) {
-			d.Dialect, l.Detail = dcpmeta.Hyper, &meta.Detail{Transforms: []string{"stream.zstd/1"}}
+		{"a transformation for hyper_parallel", func(d *dcpfiles.Document, l *meta.Location) {
+			d.Dialect, l.Detail = dcpfiles.Hyper, &meta.Detail{Transforms: []string{"stream.zstd/1"}}
 		}},
-		{"planner data that is no value", func(d *dcpmeta.Document, l *meta.Location) { d.Meta.PlannerData = []byte(`{"$nothing":1}`) }},
+		{"planner data that is no value", func(d *dcpfiles.Document, l *meta.Location) { d.Meta.PlannerData = []byte(`{"$nothing":1}`) }},
 	} {
 		d := rows("f", 0, 4)
 		c.change(d, &d.Meta.Entries[0].Tensor.Locs[0])
-		if _, err := dcpmeta.Encode(d); !errors.Is(err, dcpmeta.ErrInvalid) {
+		if _, err := dcpfiles.Encode(d); !errors.Is(err, dcpfiles.ErrInvalid) {
 			t.Errorf("%s: %v; want ErrInvalid", c.name, err)
 		}
 	}
@@ -143,16 +143,16 @@ func TestEncodeRefuses(t *testing.T) {
 // Python sees the classes that the dialect has, with names for all fields.
 func TestEncodedClasses(t *testing.T) {
 	for _, c := range []struct {
-		dialect dcpmeta.Dialect
+		dialect dcpfiles.Dialect
 		want    [3]string
 	}{
-		{dcpmeta.Torch, [3]string{torch + ".metadata.Metadata", torch + ".metadata.MetadataIndex", torch + ".filesystem._StorageInfo"}},
-		{dcpmeta.HyperOld, [3]string{hyperOld + ".metadata.Metadata", hyperOld + ".metadata.MetadataIndex", hyperOld + ".storage.StorageInfo"}},
-		{dcpmeta.Hyper, [3]string{hyper + ".metadata.Metadata", hyper + ".metadata.MetadataIndex", hyper + ".storage.StorageInfo"}},
+		{dcpfiles.Torch, [3]string{torch + ".metadata.Metadata", torch + ".metadata.MetadataIndex", torch + ".filesystem._StorageInfo"}},
+		{dcpfiles.HyperOld, [3]string{hyperOld + ".metadata.Metadata", hyperOld + ".metadata.MetadataIndex", hyperOld + ".storage.StorageInfo"}},
+		{dcpfiles.Hyper, [3]string{hyper + ".metadata.Metadata", hyper + ".metadata.MetadataIndex", hyper + ".storage.StorageInfo"}},
 	} {
 		d := rows("f", 4, 4)
 		d.Dialect = c.dialect
-		b, err := dcpmeta.Encode(d)
+		b, err := dcpfiles.Encode(d)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +168,7 @@ func TestEncodedClasses(t *testing.T) {
 			t.Errorf("classes = %v; want %v", got, c.want)
 		}
 		length, offset := int64(-1), any(tuple(4, 0))
-		if c.dialect == dcpmeta.Torch {
+		if c.dialect == dcpfiles.Torch {
 			length, offset = 32, size(4, 0).(*value.Object)
 			offset.(*value.Object).New = false
 		}
@@ -184,19 +184,19 @@ func TestEncodedClasses(t *testing.T) {
 // The number of ranks, the save and a planner's data are attributes beside what
 // other readers know.
 func TestCairnAttributes(t *testing.T) {
-	for _, d := range []dcpmeta.Dialect{dcpmeta.Torch, dcpmeta.Hyper, dcpmeta.HyperOld} {
-		codec := dcpmeta.CodecTorch
-		if d != dcpmeta.Torch {
-			codec = dcpmeta.CodecPickle
+	for _, d := range []dcpfiles.Dialect{dcpfiles.Torch, dcpfiles.Hyper, dcpfiles.HyperOld} {
+		codec := dcpfiles.CodecTorch
+		if d != dcpfiles.Torch {
+			codec = dcpfiles.CodecPickle
 		}
 		md := &meta.Metadata{PlannerData: []byte(`{"a":[1]}`), Storage: meta.Storage{SaveID: "s-1"}, Entries: []meta.Entry{{
 			FQN: "a.b", Path: meta.Path{meta.Key("a"), meta.Key("b")}, Bytes: &meta.Bytes{Codec: codec, Loc: meta.Location{File: "f", Length: 1}},
 		}}}
-		b, err := dcpmeta.Encode(&dcpmeta.Document{Meta: md, Dialect: d, Version: "1", Ranks: 3})
+		b, err := dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: d, Version: "1", Ranks: 3})
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := dcpmeta.Decode(t.Context(), b)
+		got, err := dcpfiles.Decode(t.Context(), b)
 		if err != nil {
 			t.Fatal(err)
 		}

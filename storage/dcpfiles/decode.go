@@ -1,4 +1,4 @@
-package dcpmeta
+package dcpfiles
 
 import (
 	"context"

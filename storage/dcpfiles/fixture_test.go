@@ -1,4 +1,4 @@
-package dcpmeta_test
+package dcpfiles_test
 
 import (
 	"os"
@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
@@ -35,17 +35,17 @@ func documents(t testing.TB, dir string) [][]byte {
 }
 
 // decodeAll decodes and merges the documents of a checkpoint.
-func decodeAll(t testing.TB, dir string) *dcpmeta.Document {
+func decodeAll(t testing.TB, dir string) *dcpfiles.Document {
 	t.Helper()
-	var docs []*dcpmeta.Document
+	var docs []*dcpfiles.Document
 	for _, b := range documents(t, dir) {
-		d, err := dcpmeta.Decode(t.Context(), b)
+		d, err := dcpfiles.Decode(t.Context(), b)
 		if err != nil {
 			t.Fatalf("Decode: %v", err)
 		}
 		docs = append(docs, d)
 	}
-	d, err := dcpmeta.Merge(docs)
+	d, err := dcpfiles.Merge(docs)
 	if err != nil {
 		t.Fatalf("Merge: %v", err)
 	}

@@ -1,4 +1,4 @@
-package dcpmeta
+package dcpfiles
 
 import (
 	"fmt"
@@ -26,7 +26,7 @@ func Encode(d *Document) ([]byte, error) {
 	if d.Dialect < Torch || d.Dialect > Hyper {
 		return nil, invalid("%v", d.Dialect)
 	}
-	w := newWriter(d)
+	w := newDocumentWriter(d)
 	w.document()
 	b, err := w.Bytes()
 	if err != nil {
@@ -35,7 +35,8 @@ func Encode(d *Document) ([]byte, error) {
 	return b, nil
 }
 
-type writer struct {
+// documentWriter writes the pickle of a document.
+type documentWriter struct {
 	*pickle.Stream
 	doc   *Document
 	names names
@@ -56,11 +57,11 @@ type names struct {
 // It bounds the reader's stack.
 const batch = 1000
 
-func newWriter(d *Document) *writer {
+func newDocumentWriter(d *Document) *documentWriter {
 	s := pickle.NewStream(&pickle.EncodeOptions{Allow: func(module, name string) bool {
 		return module == torchModule+".metadata" && name == "_MEM_FORMAT_ENCODING"
 	}})
-	w := &writer{Stream: s, doc: d, layouts: map[string]*value.Object{}, formats: map[string]*value.Object{}}
+	w := &documentWriter{Stream: s, doc: d, layouts: map[string]*value.Object{}, formats: map[string]*value.Object{}}
 	module := d.Dialect.String()
 	storage, place := module+".storage", "StorageInfo"
 	if d.Dialect == Torch {
@@ -79,7 +80,7 @@ func newWriter(d *Document) *writer {
 	return w
 }
 
-func (w *writer) document() {
+func (w *documentWriter) document() {
 	w.Grow(w.size())
 	w.New(&w.names.metadata)
 	w.BeginState()
@@ -105,13 +106,13 @@ func (w *writer) document() {
 }
 
 // fail makes Encode return an error about an entry.
-func (w *writer) fail(e *meta.Entry, format string, args ...any) {
+func (w *documentWriter) fail(e *meta.Entry, format string, args ...any) {
 	w.Fail(fmt.Errorf("%q: %w", e.FQN, fmt.Errorf(format, args...)))
 }
 
 // size estimates the bytes of names and chunks, because a growing buffer would
 // temporarily take twice its size.
-func (w *writer) size() int {
+func (w *documentWriter) size() int {
 	n := 0
 	for i := range w.doc.Meta.Entries {
 		e := &w.doc.Meta.Entries[i]
@@ -124,7 +125,7 @@ func (w *writer) size() int {
 }
 
 // eachEntry writes a dict with one item for each entry.
-func (w *writer) eachEntry(item func(e *meta.Entry)) {
+func (w *documentWriter) eachEntry(item func(e *meta.Entry)) {
 	w.NewDict()
 	entries := w.doc.Meta.Entries
 	for i := range entries {
@@ -139,7 +140,7 @@ func (w *writer) eachEntry(item func(e *meta.Entry)) {
 	}
 }
 
-func (w *writer) entries() {
+func (w *documentWriter) entries() {
 	w.eachEntry(func(e *meta.Entry) {
 		if e.Tensor == nil {
 			w.New(&w.names.bytes)
@@ -149,7 +150,7 @@ func (w *writer) entries() {
 	})
 }
 
-func (w *writer) save() {
+func (w *documentWriter) save() {
 	s := &w.doc.Meta.Storage
 	if s.ID == "" && s.SaveID == "" && len(w.doc.Modules) == 0 {
 		w.Values(nil)
@@ -172,7 +173,7 @@ func orNone(s string) any {
 	return s
 }
 
-func (w *writer) tensor(e *meta.Entry) {
+func (w *documentWriter) tensor(e *meta.Entry) {
 	t := e.Tensor
 	w.New(&w.names.tensor)
 	w.BeginState()
@@ -193,7 +194,7 @@ func (w *writer) tensor(e *meta.Entry) {
 	w.EndState()
 }
 
-func (w *writer) chunk(b *tensor.Box) {
+func (w *documentWriter) chunk(b *tensor.Box) {
 	w.New(&w.names.chunk)
 	w.BeginState()
 	w.Ref(&w.names.offsets)
@@ -205,7 +206,7 @@ func (w *writer) chunk(b *tensor.Box) {
 
 // ints writes a shape or an offset: a torch.Size, or a tuple for hyper_parallel,
 // which may run without torch.
-func (w *writer) ints(v []int64) {
+func (w *documentWriter) ints(v []int64) {
 	if w.doc.Dialect == Torch {
 		w.Call(&w.names.size, v)
 		return
@@ -213,7 +214,7 @@ func (w *writer) ints(v []int64) {
 	w.Ints(v)
 }
 
-func (w *writer) properties(e *meta.Entry) {
+func (w *documentWriter) properties(e *meta.Entry) {
 	p := &e.Tensor.Properties
 	w.New(&w.names.properties)
 	if w.doc.Dialect != Torch {
@@ -229,7 +230,7 @@ func (w *writer) properties(e *meta.Entry) {
 }
 
 // format returns PyTorch's number for the memory format of a tensor.
-func (w *writer) format(e *meta.Entry) *value.Object {
+func (w *documentWriter) format(e *meta.Entry) *value.Object {
 	name := e.Tensor.MemoryFormat
 	if w.formats[name] == nil {
 		i := slices.Index(memoryFormats, name)
@@ -241,7 +242,7 @@ func (w *writer) format(e *meta.Entry) *value.Object {
 	return w.formats[name]
 }
 
-func (w *writer) layout(name string) *value.Object {
+func (w *documentWriter) layout(name string) *value.Object {
 	if name == "" {
 		name = "strided"
 	}
@@ -252,7 +253,7 @@ func (w *writer) layout(name string) *value.Object {
 }
 
 // places writes the locations of all chunks and values.
-func (w *writer) places() {
+func (w *documentWriter) places() {
 	w.NewDict()
 	n := 0
 	end := func() {
@@ -284,7 +285,7 @@ func (w *writer) places() {
 
 // place writes the index of a chunk, or of a value with the hint -1, and its
 // location.
-func (w *writer) place(e *meta.Entry, offset []int64, hint int, l *meta.Location) {
+func (w *documentWriter) place(e *meta.Entry, offset []int64, hint int, l *meta.Location) {
 	if l.File == "" {
 		w.fail(e, "no location")
 	}
@@ -321,7 +322,7 @@ func (w *writer) place(e *meta.Entry, offset []int64, hint int, l *meta.Location
 	w.EndState()
 }
 
-func (w *writer) detail(e *meta.Entry, d *meta.Detail) {
+func (w *documentWriter) detail(e *meta.Entry, d *meta.Detail) {
 	if w.doc.Dialect != Hyper && d.Key != "" {
 		w.fail(e, "metadata of %v has no key inside of a file: %q", w.doc.Dialect, d.Key)
 	}
@@ -339,12 +340,12 @@ func (w *writer) detail(e *meta.Entry, d *meta.Detail) {
 }
 
 // nested reports whether an entry has a path.
-func (w *writer) nested() bool {
+func (w *documentWriter) nested() bool {
 	return slices.ContainsFunc(w.doc.Meta.Entries, func(e meta.Entry) bool { return e.Path != nil })
 }
 
 // planner writes the paths by name, or the planner data if there are no paths.
-func (w *writer) planner() {
+func (w *documentWriter) planner() {
 	nested := w.nested()
 	if data := w.doc.Meta.PlannerData; data != nil && !nested {
 		v, err := value.Decode(value.JSON, data)

@@ -1,16 +1,16 @@
-package dcpmeta_test
+package dcpfiles_test
 
 import (
 	"fmt"
 	"testing"
 
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // large returns a document of so many tensors of so many chunks each.
-func large(tensors, chunks int) *dcpmeta.Document {
+func large(tensors, chunks int) *dcpfiles.Document {
 	m := &meta.Metadata{}
 	for i := range tensors {
 		t := &meta.Tensor{Properties: meta.Properties{DType: tensor.BFloat16}, Shape: []int64{int64(chunks) * 128, 4096}}
@@ -21,18 +21,18 @@ func large(tensors, chunks int) *dcpmeta.Document {
 		name := fmt.Sprintf("model.layers.%05d.weight", i)
 		m.Entries = append(m.Entries, meta.Entry{FQN: name, Path: meta.Path{meta.Key(name)}, Tensor: t})
 	}
-	return &dcpmeta.Document{Meta: m, Version: "1.0.0"}
+	return &dcpfiles.Document{Meta: m, Version: "1.0.0"}
 }
 
 func BenchmarkDecode(b *testing.B) {
-	data, err := dcpmeta.Encode(large(1000, 1000))
+	data, err := dcpfiles.Encode(large(1000, 1000))
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.SetBytes(int64(len(data)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := dcpmeta.Decode(b.Context(), data); err != nil {
+		if _, err := dcpfiles.Decode(b.Context(), data); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -42,7 +42,7 @@ func BenchmarkEncode(b *testing.B) {
 	d := large(1000, 1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		data, err := dcpmeta.Encode(d)
+		data, err := dcpfiles.Encode(d)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package dcpmeta_test
+package dcpfiles_test
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package dcpmeta_test
+package dcpfiles_test
 
 import (
 	"errors"
@@ -6,21 +6,21 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // rows returns the chunk of so many rows of a tensor of eight, and where it is.
-func rows(file string, from, n int64) *dcpmeta.Document {
+func rows(file string, from, n int64) *dcpfiles.Document {
 	t := &meta.Tensor{Properties: meta.Properties{DType: tensor.Float32}, Shape: []int64{8, 2},
 		Chunks: []tensor.Box{{Offsets: []int64{from, 0}, Sizes: []int64{n, 2}}},
 		Locs:   []meta.Location{{File: file, Length: 8 * n}}}
-	return &dcpmeta.Document{Meta: &meta.Metadata{Entries: []meta.Entry{{FQN: "w", Tensor: t}}}}
+	return &dcpfiles.Document{Meta: &meta.Metadata{Entries: []meta.Entry{{FQN: "w", Tensor: t}}}}
 }
 
 func scalar(name, file string) meta.Entry {
-	return meta.Entry{FQN: name, Bytes: &meta.Bytes{Codec: dcpmeta.CodecTorch, Size: 3, Loc: meta.Location{File: file, Length: 3}}}
+	return meta.Entry{FQN: name, Bytes: &meta.Bytes{Codec: dcpfiles.CodecTorch, Size: 3, Loc: meta.Location{File: file, Length: 3}}}
 }
 
 func TestMerge(t *testing.T) {
@@ -28,7 +28,7 @@ func TestMerge(t *testing.T) {
 	a.Meta.Entries = append(a.Meta.Entries, scalar("x", "a"))
 	c.Meta.Entries = append([]meta.Entry{scalar("a", "c")}, append(c.Meta.Entries, scalar("x", "c"))...)
 	a.Version = "1.0.0"
-	got, err := dcpmeta.Merge([]*dcpmeta.Document{a, b, c})
+	got, err := dcpfiles.Merge([]*dcpfiles.Document{a, b, c})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,21 +49,21 @@ func TestMerge(t *testing.T) {
 func TestMergeRefusesConflicts(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change func(*dcpmeta.Document)
+		change func(*dcpfiles.Document)
 	}{
-		{"another dialect", func(d *dcpmeta.Document) { d.Dialect = dcpmeta.Hyper }},
-		{"another dtype", func(d *dcpmeta.Document) { d.Meta.Entries[0].Tensor.DType = tensor.Int8 }},
-		{"another shape", func(d *dcpmeta.Document) { d.Meta.Entries[0].Tensor.Shape = []int64{8, 3} }},
-		{"another path", func(d *dcpmeta.Document) { d.Meta.Entries[0].Path = meta.Path{meta.Key("x")} }},
-		{"another kind", func(d *dcpmeta.Document) { d.Meta.Entries[0] = scalar("w", "f") }},
+		{"another dialect", func(d *dcpfiles.Document) { d.Dialect = dcpfiles.Hyper }},
+		{"another dtype", func(d *dcpfiles.Document) { d.Meta.Entries[0].Tensor.DType = tensor.Int8 }},
+		{"another shape", func(d *dcpfiles.Document) { d.Meta.Entries[0].Tensor.Shape = []int64{8, 3} }},
+		{"another path", func(d *dcpfiles.Document) { d.Meta.Entries[0].Path = meta.Path{meta.Key("x")} }},
+		{"another kind", func(d *dcpfiles.Document) { d.Meta.Entries[0] = scalar("w", "f") }},
 	} {
 		b := rows("b", 4, 4)
 		c.change(b)
-		if _, err := dcpmeta.Merge([]*dcpmeta.Document{rows("a", 0, 4), b}); !errors.Is(err, dcpmeta.ErrConflict) {
+		if _, err := dcpfiles.Merge([]*dcpfiles.Document{rows("a", 0, 4), b}); !errors.Is(err, dcpfiles.ErrConflict) {
 			t.Errorf("%s: %v; want ErrConflict", c.name, err)
 		}
 	}
-	if _, err := dcpmeta.Merge(nil); !errors.Is(err, dcpmeta.ErrInvalid) {
+	if _, err := dcpfiles.Merge(nil); !errors.Is(err, dcpfiles.ErrInvalid) {
 		t.Errorf("Merge(nil) = %v; want ErrInvalid", err)
 	}
 }

@@ -1,8 +1,4 @@
-// Package dcpmeta reads and writes the metadata of PyTorch's distributed
-// checkpoints and of hyper_parallel's, which are pickles, as meta.Metadata. It
-// opens no files: it turns bytes into descriptions and back. The contract is at
-// Decode, Encode and Merge.
-package dcpmeta
+package dcpfiles
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package dcpmeta_test
+package dcpfiles_test
 
 import (
 	"testing"
@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 )
 
 // Any bytes are a document or are refused. What is a document is valid, decodes
@@ -25,7 +25,7 @@ func FuzzDecode(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		d, err := dcpmeta.Decode(t.Context(), data)
+		d, err := dcpfiles.Decode(t.Context(), data)
 		if err != nil {
 			return
 		}
@@ -43,13 +43,13 @@ func FuzzDecode(f *testing.F) {
 }
 
 // again encodes and decodes d; nil if it cannot be encoded.
-func again(t *testing.T, d *dcpmeta.Document) *dcpmeta.Document {
+func again(t *testing.T, d *dcpfiles.Document) *dcpfiles.Document {
 	t.Helper()
-	b, err := dcpmeta.Encode(d)
+	b, err := dcpfiles.Encode(d)
 	if err != nil {
 		return nil
 	}
-	out, err := dcpmeta.Decode(t.Context(), b)
+	out, err := dcpfiles.Decode(t.Context(), b)
 	if err != nil {
 		t.Fatalf("encoded: %v", err)
 	}

@@ -1,4 +1,4 @@
-package dcpmeta_test
+package dcpfiles_test
 
 import (
 	"encoding/binary"
@@ -11,20 +11,20 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cairn-ckpt/cairn/internal/dcpmeta"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
 // wantTree is what newTree describes.
-func wantTree(d dcpmeta.Dialect) *dcpmeta.Document {
-	codec, format := dcpmeta.CodecTorch, "channels_last"
-	if d != dcpmeta.Torch {
-		codec, format = dcpmeta.CodecPickle, ""
+func wantTree(d dcpfiles.Dialect) *dcpfiles.Document {
+	codec, format := dcpfiles.CodecTorch, "channels_last"
+	if d != dcpfiles.Torch {
+		codec, format = dcpfiles.CodecPickle, ""
 	}
-	return &dcpmeta.Document{Dialect: d, Meta: &meta.Metadata{Entries: []meta.Entry{
+	return &dcpfiles.Document{Dialect: d, Meta: &meta.Metadata{Entries: []meta.Entry{
 		{FQN: "v", Path: meta.Path{meta.Key("v")}, Bytes: &meta.Bytes{Codec: codec, Size: 7,
 			Loc: meta.Location{File: "__0_0.distcp", Offset: 100, Length: 7}}},
 		{FQN: "w", Path: meta.Path{meta.Key("model"), meta.Pos(0), meta.Key("w")}, Tensor: &meta.Tensor{
@@ -41,14 +41,14 @@ func TestDecodeAllVersionsAndProtocols(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		names names
-		want  dcpmeta.Dialect
+		want  dcpfiles.Dialect
 	}{
-		{"torch.distributed.checkpoint", torchNames, dcpmeta.Torch},
-		{"torch.distributed._shard.checkpoint", torchOldNames, dcpmeta.Torch},
-		{"hyper_parallel.core.distributed_checkpoint", hyperNames, dcpmeta.Hyper},
+		{"torch.distributed.checkpoint", torchNames, dcpfiles.Torch},
+		{"torch.distributed._shard.checkpoint", torchOldNames, dcpfiles.Torch},
+		{"hyper_parallel.core.distributed_checkpoint", hyperNames, dcpfiles.Hyper},
 	} {
 		for p := 2; p <= 5; p++ {
-			got, err := dcpmeta.Decode(t.Context(), newTree(c.names).bytes(t, p))
+			got, err := dcpfiles.Decode(t.Context(), newTree(c.names).bytes(t, p))
 			if err != nil {
 				t.Fatalf("%s in protocol %d: %v", c.name, p, err)
 			}
@@ -66,11 +66,11 @@ func TestUnknownFieldsInMetadata(t *testing.T) {
 	field(tr.root)["storage_meta"] = object(torch+".metadata.StorageMeta", state{
 		"checkpoint_id": called("pathlib.PosixPath", "/", "data", "step1"), "save_id": "s", "load_id": nil, "modules": []any{"m"}})
 	field(tr.place)["transform_descriptors"] = []any{"stream.zstd/1", "other/2"}
-	got, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 4))
+	got, err := dcpfiles.Decode(t.Context(), tr.bytes(t, 4))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := wantTree(dcpmeta.Torch)
+	want := wantTree(dcpfiles.Torch)
 	want.Version, want.Modules = "1.0.0", []string{"m"}
 	want.Meta.Storage = meta.Storage{ID: "/data/step1", SaveID: "s"}
 	want.Meta.Entries[1].Tensor.Locs[0].Detail = &meta.Detail{Transforms: []string{"stream.zstd/1", "other/2"}}
@@ -85,7 +85,7 @@ func TestUnknownTensorProperties(t *testing.T) {
 	for n, more := range []value.Tuple{nil, {nil}, {tuple(3, 1)}, {tuple(1, 4), "and more"}} {
 		tr := newTree(torchNames)
 		field(tr.tensor)["properties"].(*value.Object).State = append(slices.Clone(known), more...)
-		got, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 4))
+		got, err := dcpfiles.Decode(t.Context(), tr.bytes(t, 4))
 		if err != nil {
 			t.Fatalf("%d values more: %v", n, err)
 		}
@@ -101,7 +101,7 @@ func TestChunksInContainersHaveKeysAndLengths(t *testing.T) {
 	field(tr.place)["length"] = int64(-1)
 	field(tr.place)["tensor_key"] = "w.__dcp_chunk_0"
 	field(tr.index)["offset"] = tuple(0, 0)
-	got, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 5))
+	got, err := dcpfiles.Decode(t.Context(), tr.bytes(t, 5))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,18 +114,18 @@ func TestChunksInContainersHaveKeysAndLengths(t *testing.T) {
 func TestOtherPlannerDataIsKept(t *testing.T) {
 	tr := newTree(torchNames)
 	field(tr.root)["planner_data"] = []any{"rank", int64(3), nil}
-	d, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 4))
+	d, err := dcpfiles.Decode(t.Context(), tr.bytes(t, 4))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := string(d.Meta.PlannerData); got != `["rank",3,null]` || d.Meta.Entries[0].Path != nil {
 		t.Errorf("planner data = %s and paths %v; want the list and none", got, d.Meta.Entries[0].Path)
 	}
-	b, err := dcpmeta.Encode(d)
+	b, err := dcpfiles.Encode(d)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := dcpmeta.Decode(t.Context(), b)
+	again, err := dcpfiles.Decode(t.Context(), b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,11 +140,11 @@ func TestDecodeDropsRedundantChunks(t *testing.T) {
 	twin := object(torch+".metadata.ChunkStorageMetadata", state{"offsets": size(0, 0), "sizes": size(2, 3)})
 	empty := object(torch+".metadata.ChunkStorageMetadata", state{"offsets": size(4, 0), "sizes": size(0, 3)})
 	field(tr.tensor)["chunks"] = append(chunks, twin, empty)
-	got, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 4))
+	got, err := dcpfiles.Decode(t.Context(), tr.bytes(t, 4))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(wantTree(dcpmeta.Torch), got); diff != "" {
+	if diff := cmp.Diff(wantTree(dcpfiles.Torch), got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -216,8 +216,8 @@ func TestDecodeRefusesInvalidDocuments(t *testing.T) {
 			for p := 2; p <= 4; p += 2 {
 				tr := newTree(torchNames)
 				c.make(tr)
-				_, err := dcpmeta.Decode(t.Context(), tr.bytes(t, p))
-				if !errors.Is(err, dcpmeta.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+				_, err := dcpfiles.Decode(t.Context(), tr.bytes(t, p))
+				if !errors.Is(err, dcpfiles.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("protocol %d: Decode = %v; want ErrInvalid with %q", p, err, c.want)
 				}
 			}
@@ -231,8 +231,8 @@ func TestDecodeUnsupportedNames(t *testing.T) {
 		tr := newTree(torchNames)
 		entries := field(tr.root)["state_dict_metadata"].(state)
 		entries[name] = entries["w"]
-		_, err := dcpmeta.Decode(t.Context(), tr.bytes(t, 4))
-		if !errors.Is(err, errors.ErrUnsupported) || errors.Is(err, dcpmeta.ErrInvalid) || !strings.Contains(err.Error(), "1 to 4096 bytes") {
+		_, err := dcpfiles.Decode(t.Context(), tr.bytes(t, 4))
+		if !errors.Is(err, errors.ErrUnsupported) || errors.Is(err, dcpfiles.ErrInvalid) || !strings.Contains(err.Error(), "1 to 4096 bytes") {
 			t.Errorf("Decode with the name %.10q = %v; want ErrUnsupported with the lengths", name, err)
 		}
 	}
@@ -246,15 +246,15 @@ func TestDecodePeculiarPickles(t *testing.T) {
 	}{
 		{"no pickle", "PK\x03\x04", pickle.ErrMalformed},
 		{"nothing", "", pickle.ErrMalformed},
-		{"a persistent id", "\x80\x04K\x01Q.", dcpmeta.ErrInvalid},
+		{"a persistent id", "\x80\x04K\x01Q.", dcpfiles.ErrInvalid},
 		{"two objects with one state", "\x80\x04" + chunk + "\x94)\x81}\x94b0h\x00)\x81h\x01b.", pickle.ErrUnsupported},
 		{"the state of a chunk as a value", "\x80\x04" + chunk + ")\x81}.", pickle.ErrMalformed},
 		{"a chunk that is called", "\x80\x04" + chunk + ")R.", pickle.ErrUnsupported},
 		{"a chunk with a list as its state", "\x80\x04" + chunk + ")\x81]b.", pickle.ErrMalformed},
 		{"a chunk with the key 1", "\x80\x04" + chunk + ")\x81}K\x01K\x01sb.", pickle.ErrMalformed},
-		{"bytes after the end", "\x80\x04N.N", dcpmeta.ErrInvalid},
+		{"bytes after the end", "\x80\x04N.N", dcpfiles.ErrInvalid},
 	} {
-		if _, err := dcpmeta.Decode(t.Context(), []byte(c.pickle)); !errors.Is(err, c.want) || !errors.Is(err, dcpmeta.ErrInvalid) {
+		if _, err := dcpfiles.Decode(t.Context(), []byte(c.pickle)); !errors.Is(err, c.want) || !errors.Is(err, dcpfiles.ErrInvalid) {
 			t.Errorf("%s: %v; want ErrInvalid and %v", c.name, err, c.want)
 		}
 	}
@@ -264,7 +264,7 @@ func TestDecodePeculiarPickles(t *testing.T) {
 func TestDecodeRefusesTruncatedDocuments(t *testing.T) {
 	b := newTree(torchNames).bytes(t, 4)
 	for n := range len(b) {
-		if _, err := dcpmeta.Decode(t.Context(), b[:n]); !errors.Is(err, dcpmeta.ErrInvalid) {
+		if _, err := dcpfiles.Decode(t.Context(), b[:n]); !errors.Is(err, dcpfiles.ErrInvalid) {
 			t.Fatalf("cut to %d of %d bytes: %v; want ErrInvalid", n, len(b), err)
 		}
 	}
@@ -301,7 +301,7 @@ func TestSharedPartsAreBounded(t *testing.T) {
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		_, err := dcpmeta.Decode(t.Context(), b)
+		_, err := dcpfiles.Decode(t.Context(), b)
 		runtime.ReadMemStats(&after)
 		if !errors.Is(err, pickle.ErrLimit) {
 			t.Errorf("%s: %v; want ErrLimit", name, err)
