@@ -1,9 +1,7 @@
 package safetensors
 
 import (
-	"cmp"
 	"fmt"
-	"hash/maphash"
 	"math"
 	"slices"
 	"strconv"
@@ -45,30 +43,16 @@ func parse(text string) (*Header, error) {
 // minEntry is less than the length of the shortest text of a tensor.
 const minEntry = 40
 
-// checkNames fails if two tensors have the same name. It compares hashes, because
-// a set of millions of names would take more memory than the rest of the header.
+// checkNames fails if two tensors have the same name.
 func (p *headerParser) checkNames() {
-	type hashed struct {
-		hash uint64
-		name string
-	}
-	seed := maphash.MakeSeed()
-	all := make([]hashed, len(p.header.Entries))
-	for i := range all {
+	seen := make(map[string]struct{}, len(p.header.Entries))
+	for i := range p.header.Entries {
 		name := p.header.Entries[i].Name
-		all[i] = hashed{maphash.String(seed, name), name}
-	}
-	slices.SortFunc(all, func(a, b hashed) int {
-		if a.hash != b.hash {
-			return cmp.Compare(a.hash, b.hash)
-		}
-		return strings.Compare(a.name, b.name)
-	})
-	for i := 1; i < len(all); i++ {
-		if all[i].name == all[i-1].name {
-			p.fail("key %q twice", all[i].name)
+		if _, ok := seen[name]; ok {
+			p.fail("key %q twice", name)
 			return
 		}
+		seen[name] = struct{}{}
 	}
 }
 

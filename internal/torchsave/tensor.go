@@ -414,11 +414,8 @@ func asInts(v any) ([]int64, bool) {
 	return out, true
 }
 
-// Lazy reports whether the tensor's elements differ from the stored ones.
-func (t *Tensor) Lazy() bool { return t.Conj || t.Neg }
-
 // Resolve turns the stored elements in p into the tensor's elements. It changes
-// nothing if the tensor is not Lazy.
+// nothing unless Conj or Neg is set.
 func (t *Tensor) Resolve(p []byte) {
 	size := t.DType.Size()
 	switch kindOf(t.DType) {

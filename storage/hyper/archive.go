@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/reading"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -357,15 +358,7 @@ func (c *container) fromTorchSave(ctx context.Context, r blob.Reader, name strin
 		if !ok || !isTensor {
 			return fmt.Errorf("%w: %v is %T; want a name and a tensor", storage.ErrCorrupt, p.Key, p.Value)
 		}
-		at := reading.Region{File: name, Offset: t.Offset, End: t.End, DType: t.DType}
-		if !t.Contiguous() {
-			at.Strides = t.Strides
-		}
-		if t.Lazy() {
-			at.Resolve = t.Resolve
-		}
-		at.Sum = (*reading.Sum)(t.Sum)
-		c.tensors[key] = held{t.Shape, at}
+		c.tensors[key] = held{t.Shape, *torchfile.RegionOf(name, 0, t)}
 	}
 	if len(c.tensors) == 0 {
 		return fmt.Errorf("%w: a torch.save file of %T; want a dict of tensors", storage.ErrCorrupt, f.Root)
@@ -393,7 +386,7 @@ func (h *held) part(local []int64, box tensor.Box) reading.Region {
 	at := h.region
 	strides := at.Strides
 	if strides == nil {
-		strides = contiguous(h.shape)
+		strides = tensor.RowMajor(h.shape)
 	}
 	for d, o := range local {
 		at.Offset += o * strides[d] * int64(at.DType.Size())
@@ -405,16 +398,4 @@ func (h *held) part(local []int64, box tensor.Box) reading.Region {
 		at.Offset, at.Strides = h.region.Offset, nil
 	}
 	return at
-}
-
-// contiguous returns the strides of a tensor of that shape, the last dimension
-// fastest.
-func contiguous(shape []int64) []int64 {
-	out := make([]int64, len(shape))
-	n := int64(1)
-	for d := len(shape) - 1; d >= 0; d-- {
-		out[d] = n
-		n *= max(1, shape[d])
-	}
-	return out
 }

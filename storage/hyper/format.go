@@ -8,8 +8,10 @@
 package hyper
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"strconv"
 
@@ -33,13 +35,23 @@ var _ storage.Format = Format{}
 // Name returns "hyper".
 func (Format) Name() string { return "hyper" }
 
-// NewWriter returns a writer of checkpoints at the root of store.
+// NewWriter returns a writer of checkpoints at the root of store, which
+// hyper_parallel's own reader loads. Tensors are in safetensors files, so their
+// element types must be among those of safetensors. Values of bytes are pickled like
+// all other values: hyper_parallel writes them as they are, but its reader expects a
+// pickle.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
 	err := errors.Join(o.Check(), storage.RefuseIf(f.MaxFileBytes < 0, "MaxFileBytes %d is negative", f.MaxFileBytes))
 	if err != nil {
 		return nil, err
 	}
-	return newWriter(store, options{f, o}), nil
+	w := &options{f, o.WithDefaults()}
+	w.MaxFileBytes = cmp.Or(f.MaxFileBytes, math.MaxInt64)
+	e := dcpfiles.Encoding{Dialect: dcpfiles.Hyper, Version: metadataVersion, Check: w.checkTensor, Value: encodeValue, Files: w.layOut}
+	if f.Old {
+		e.Dialect = dcpfiles.HyperOld
+	}
+	return dcpfiles.NewWriter(store, Files(), e, w.WriteOptions), nil
 }
 
 const (

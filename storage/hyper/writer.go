@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -25,23 +24,6 @@ type options struct {
 
 // metadataVersion is the version that hyper_parallel itself writes.
 const metadataVersion = "1.0"
-
-// newWriter returns a writer of checkpoints at the root of store that
-// hyper_parallel's own reader loads. Tensors are in safetensors files, so their
-// element types must be among those of safetensors. Values of bytes are pickled like
-// all other values: hyper_parallel writes them as they are, but its reader expects a
-// pickle.
-func newWriter(store blob.Store, o options) *dcpfiles.Writer {
-	o.WriteOptions = o.WithDefaults()
-	if o.MaxFileBytes <= 0 {
-		o.MaxFileBytes = 1<<63 - 1
-	}
-	e := dcpfiles.Encoding{Dialect: dcpfiles.Hyper, Version: metadataVersion, Check: o.checkTensor, Value: encodeValue, Files: o.layOut}
-	if o.Old {
-		e.Dialect = dcpfiles.HyperOld
-	}
-	return dcpfiles.NewWriter(store, Files(), e, o.WriteOptions)
-}
 
 // Files describes the files of this format.
 func Files() *publish.Format {

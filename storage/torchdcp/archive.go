@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/reading"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -232,19 +233,7 @@ func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) 
 	if isPacked(loc) {
 		return reading.Place{Decoder: &decoder{&packed{a: a, loc: loc, most: mostFor(e, i)}, t}}, nil
 	}
-	r := &reading.Region{File: loc.File, Offset: loc.Offset + t.Offset, End: loc.Offset + t.End, DType: t.DType}
-	if !t.Contiguous() {
-		r.Strides = t.Strides
-	}
-	if t.Lazy() {
-		r.Resolve = t.Resolve
-	}
-	if t.Sum != nil {
-		s := reading.Sum(*t.Sum) // its places are those in the record of the checkpoint
-		s.Offset, s.End = loc.Offset+s.Offset, loc.Offset+s.End
-		r.Sum = &s
-	}
-	return reading.Place{Region: r}, nil
+	return reading.Place{Region: torchfile.RegionOf(loc.File, loc.Offset, t)}, nil
 }
 
 // mostFor bounds the bytes of a chunk's record: PyTorch stores no more than the

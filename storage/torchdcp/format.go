@@ -6,8 +6,10 @@
 package torchdcp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"strconv"
 	"strings"
@@ -38,8 +40,8 @@ var _ storage.Format = Format{}
 // Name returns "torchdcp".
 func (Format) Name() string { return "torchdcp" }
 
-// NewWriter returns a writer of checkpoints at the root of store. FilesPerRank is
-// PyTorch's thread_count.
+// NewWriter returns a writer of checkpoints at the root of store, which PyTorch's own
+// FileSystemReader loads. FilesPerRank is PyTorch's thread_count.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
 	err := errors.Join(
 		o.Check(),
@@ -50,7 +52,11 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err != nil {
 		return nil, err
 	}
-	return newWriter(store, options{f, o}), nil
+	w := &options{f, o.WithDefaults()}
+	w.MaxFileBytes = cmp.Or(f.MaxFileBytes, math.MaxInt64)
+	return dcpfiles.NewWriter(store, Files(), dcpfiles.Encoding{
+		Dialect: dcpfiles.Torch, Version: metadataVersion, Value: encodeValue, Files: w.layOut, Place: store.String(),
+	}, w.WriteOptions), nil
 }
 
 // dataSuffix ends the names of data files.

@@ -32,58 +32,37 @@ type form struct {
 }
 
 // layRecords makes the records of a plan's items, values first, as PyTorch does.
-// All values that cannot be written are in the error.
+// All values that cannot be written are in the error. Tensors of the same dtype and
+// shape share a form.
 func layRecords(p *plan.SavePlan, data storage.Resolver) ([]record, error) {
 	var values []record
 	tensors := make([]record, 0, len(p.Items))
 	var refused []error
-	layer := tensorLayer{}
+	forms := map[string]*form{}
 	for i := range p.Items {
 		it := &p.Items[i]
-		lay := layer.lay
 		if it.Kind == plan.KindBytes {
-			lay = func(it *plan.WriteItem) (*form, error) { return layValue(it, data) }
+			part, err := dcpfiles.LayValue(it, data, encodeValue)
+			if errors.Is(err, storage.ErrNotRepresentable) {
+				refused = append(refused, err)
+			} else if err != nil {
+				return nil, err
+			}
+			values = append(values, record{it, &form{size: part.Length, value: &part}})
+			continue
 		}
-		f, err := lay(it)
-		switch {
-		case errors.Is(err, storage.ErrNotRepresentable):
-			refused = append(refused, err)
-		case err != nil:
-			return nil, err
-		case it.Kind == plan.KindBytes:
-			values = append(values, record{it, f})
-		default:
-			tensors = append(tensors, record{it, f})
+		key := fmt.Sprint(it.Info.DType, it.Box.Sizes)
+		if forms[key] == nil {
+			l, err := layoutOf(it)
+			if err != nil {
+				return nil, err
+			}
+			slot := slices.IndexFunc(l.Parts, func(p torchsave.Part) bool { return p.Slot != nil })
+			forms[key] = &form{size: l.Size, slot: slot}
 		}
+		tensors = append(tensors, record{it, forms[key]})
 	}
 	return slices.Insert(tensors, 0, values...), errors.Join(refused...)
-}
-
-// tensorLayer makes the forms of tensors, by dtype and shape.
-type tensorLayer map[string]*form
-
-func (l tensorLayer) lay(it *plan.WriteItem) (*form, error) {
-	key := fmt.Sprint(it.Info.DType, it.Box.Sizes)
-	if f := l[key]; f != nil {
-		return f, nil
-	}
-	f, err := layTensor(it)
-	l[key] = f
-	return f, err
-}
-
-func layTensor(it *plan.WriteItem) (*form, error) {
-	l, err := layoutOf(it)
-	if err != nil {
-		return nil, err
-	}
-	f := &form{size: l.Size, slot: -1}
-	for i := range l.Parts {
-		if l.Parts[i].Slot != nil {
-			f.slot = i
-		}
-	}
-	return f, nil
 }
 
 // layoutOf lays out the file of a tensor. PyTorch saves them detached.
@@ -93,14 +72,6 @@ func layoutOf(it *plan.WriteItem) (*torchsave.Layout, error) {
 		return nil, plan.Named(it.FQN(), err)
 	}
 	return l, nil
-}
-
-func layValue(it *plan.WriteItem, data storage.Resolver) (*form, error) {
-	part, err := dcpfiles.LayValue(it, data, encodeValue)
-	if err != nil {
-		return nil, err
-	}
-	return &form{size: part.Length, value: &part}, nil
 }
 
 // encodeValue returns the torch.save file of the value that data encodes.

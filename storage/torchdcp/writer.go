@@ -9,7 +9,6 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -21,18 +20,6 @@ type options struct {
 
 // metadataVersion is the version that PyTorch itself writes.
 const metadataVersion = "1.0.0"
-
-// newWriter returns a writer of checkpoints at the root of store that PyTorch's own
-// FileSystemReader loads.
-func newWriter(store blob.Store, o options) *dcpfiles.Writer {
-	o.WriteOptions = o.WithDefaults()
-	if o.MaxFileBytes <= 0 {
-		o.MaxFileBytes = 1<<63 - 1
-	}
-	return dcpfiles.NewWriter(store, Files(), dcpfiles.Encoding{
-		Dialect: dcpfiles.Torch, Version: metadataVersion, Value: encodeValue, Files: o.layOut, Place: store.String(),
-	}, o.WriteOptions)
-}
 
 // layOut lays out the data files of a rank.
 func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*publish.DataFile, error) {

@@ -184,14 +184,25 @@ func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (reading.Place,
 	if !ok {
 		return reading.Place{}, fmt.Errorf("%w: no tensor %q", meta.ErrInvalid, e.FQN)
 	}
-	r := &reading.Region{File: t.file, Offset: t.Offset, End: t.End, DType: t.DType, Sum: (*reading.Sum)(t.Sum)}
+	return reading.Place{Region: RegionOf(t.file, 0, t.Tensor)}, nil
+}
+
+// RegionOf returns the region of a tensor of a file of torch.save, which begins at
+// an offset of the file with that name.
+func RegionOf(name string, offset int64, t *torchsave.Tensor) *reading.Region {
+	r := &reading.Region{File: name, Offset: offset + t.Offset, End: offset + t.End, DType: t.DType}
 	if !t.Contiguous() {
 		r.Strides = t.Strides
 	}
-	if t.Lazy() {
+	if t.Conj || t.Neg {
 		r.Resolve = t.Resolve
 	}
-	return reading.Place{Region: r}, nil
+	if t.Sum != nil {
+		s := reading.Sum(*t.Sum)
+		s.Offset, s.End = offset+s.Offset, offset+s.End
+		r.Sum = &s
+	}
+	return r
 }
 
 func (b *builder) held(_ context.Context, e *meta.Entry) (codec string, data []byte, err error) {
