@@ -65,7 +65,7 @@ func overlap(t *testing.T, c *collective.Comm) error {
 }
 
 // Wait gives up when its own context ends, and the call goes on.
-func TestWaitingEndsAndTheCallGoesOn(t *testing.T) {
+func TestWaitContextDoesNotEndCall(t *testing.T) {
 	bubble(t, "wait", func(t *testing.T) {
 		onRanks(t, 2, nil, func(c *collective.Comm) error {
 			if c.Rank() == 1 {

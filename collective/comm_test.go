@@ -89,7 +89,7 @@ func property(t *testing.T, draw func(rt *rapid.T) (n int, o *collective.Options
 	})
 }
 
-// bubble runs a test where a hang is an error at once.
+// bubble runs a test in a bubble, in which a hang is an error at once.
 func bubble(t *testing.T, name string, fn func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, fn) })
 }
@@ -127,7 +127,7 @@ func same(what string, got, want *tensor.Tensor) error {
 	return fmt.Errorf("%s = %v; want %v", what, got, want)
 }
 
-func TestNewWantsMessages(t *testing.T) {
+func TestNewNeedsMessenger(t *testing.T) {
 	if _, err := collective.New(mute{group.Solo(), 2}); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("New of a group without messages = %v; want errors.ErrUnsupported", err)
 	}
@@ -152,7 +152,7 @@ type mute struct {
 
 func (m mute) Size() int { return m.n }
 
-func TestNamesOfOps(t *testing.T) {
+func TestOpString(t *testing.T) {
 	for i, want := range []string{"sum", "avg", "max", "min", "prod"} {
 		if got := ops[i].String(); got != want {
 			t.Errorf("name of op %d = %q; want %q", i, got, want)
@@ -163,7 +163,7 @@ func TestNamesOfOps(t *testing.T) {
 	}
 }
 
-// ended returns a context that has.
+// ended returns a context that has ended.
 func ended() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

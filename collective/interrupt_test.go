@@ -18,7 +18,7 @@ var slow = &collective.Options{Piece: 32 << 10, Tree: -1}
 
 // A rank that does not come for so long that another one's context ends: all
 // that are there fail then, and not later.
-func TestAContextThatEndsInterruptsAll(t *testing.T) {
+func TestContextEndInterruptsAllRanks(t *testing.T) {
 	for name, call := range calls {
 		for _, n := range []int{2, 3, 5, 8} {
 			bubble(t, fmt.Sprintf("%s/%d ranks", name, n), func(t *testing.T) {
@@ -90,7 +90,7 @@ func checkNext(t *testing.T, cs []*collective.Comm) {
 
 // A context that ends in the midst of the data ends the call everywhere too.
 // Rank 0 stops after each of its messages in turn.
-func TestAContextThatEndsHalfway(t *testing.T) {
+func TestContextEndDuringTransfer(t *testing.T) {
 	for _, name := range []string{"of 9000", "of 65536", "large from 1", "shuffle", "gather"} {
 		bubble(t, name, func(t *testing.T) {
 			for stop := 0; ; stop++ {
@@ -105,8 +105,8 @@ func TestAContextThatEndsHalfway(t *testing.T) {
 	}
 }
 
-// interruptedAfter reports whether a call whose rank 0 stops after so many
-// messages fails, and looks that the others do then too.
+// interruptedAfter reports whether a call fails whose rank 0 stops after that number of
+// messages, and checks that it then fails on the other ranks too.
 func interruptedAfter(t *testing.T, messages int, call func(context.Context, *collective.Comm) error) bool {
 	const n = 4
 	gs := inproc.New(n)
@@ -126,10 +126,10 @@ func interruptedAfter(t *testing.T, messages int, call func(context.Context, *co
 			return err
 		}
 		if r == 0 {
-			gs[0].Leave(nil) // nobody waits for the second call of the others
+			gs[0].Leave(nil) // the second call of the other ranks does not wait for rank 0
 			return nil
 		}
-		return call(mine, c) // for those who needed nothing more of rank 0
+		return call(mine, c) // the first call may have needed nothing more of rank 0
 	})
 	if errs[0] == nil {
 		return false
@@ -138,7 +138,7 @@ func interruptedAfter(t *testing.T, messages int, call func(context.Context, *co
 	return true
 }
 
-// fuse is a group that calls blow at every message after so many.
+// fuse is a group that calls blow at every message after the first left ones.
 type fuse struct {
 	*inproc.Group
 	left int64
@@ -154,7 +154,7 @@ func (f *fuse) Send(ctx context.Context, to, tag int, b []byte) error {
 }
 
 // A rank that leaves is named by all.
-func TestARankThatIsGone(t *testing.T) {
+func TestGoneRankFailsCalls(t *testing.T) {
 	for name, call := range calls {
 		bubble(t, name, func(t *testing.T) {
 			const n = 4
@@ -183,8 +183,8 @@ func TestARankThatIsGone(t *testing.T) {
 	}
 }
 
-// Between two calls nobody listens: the next one finds out.
-func TestARankThatBrokeWhileOthersRest(t *testing.T) {
+// Between two calls a rank does not listen for notices: its next call fails.
+func TestBreakBetweenCalls(t *testing.T) {
 	bubble(t, "rest", func(t *testing.T) {
 		cs := comms(t, 3, nil)
 		errs := parallel(3, func(r int) error {

@@ -46,7 +46,7 @@ func must[T any](v T, err error) T {
 }
 
 // A rank that is done may leave: the others need nothing more of it.
-func TestLeaveAfterTheLastCall(t *testing.T) {
+func TestLeaveAfterLastCall(t *testing.T) {
 	for name, act := range lastActs {
 		for _, n := range []int64{4, 100_000} {
 			for _, ranks := range []int{2, 3, 5} {
@@ -71,8 +71,8 @@ func TestLeaveAfterTheLastCall(t *testing.T) {
 	}
 }
 
-// Ranks that leave because a call was refused take that error from nobody.
-func TestLeaveAfterARefusedCall(t *testing.T) {
+// Ranks that leave after a refused call do not hide its error from other ranks.
+func TestLeaveAfterRefusedCall(t *testing.T) {
 	fn := func(ctx context.Context, g group.Group) error {
 		c, err := collective.New(g)
 		if err != nil {

@@ -35,7 +35,7 @@ func TestSendAndRecv(t *testing.T) {
 }
 
 // Tensors of one tag keep their order, tags are apart, and views are welcome.
-func TestOrderOfTensors(t *testing.T) {
+func TestMessagesKeepOrder(t *testing.T) {
 	bubble(t, "order", func(t *testing.T) {
 		onRanks(t, 2, nil, func(c *collective.Comm) error {
 			const each, rows = 10, 200
@@ -68,7 +68,7 @@ func TestOrderOfTensors(t *testing.T) {
 }
 
 // A tensor that is not what was expected is an error, and the next one is fine.
-func TestRecvOfAnotherTensor(t *testing.T) {
+func TestRecvDetectsMismatch(t *testing.T) {
 	for _, n := range lengths[1:] {
 		bubble(t, fmt.Sprintf("%d bytes", n), func(t *testing.T) {
 			onRanks(t, 2, nil, func(c *collective.Comm) error {
@@ -92,7 +92,7 @@ func TestRecvOfAnotherTensor(t *testing.T) {
 }
 
 // A sender that gives up lets the receiver know, and can send again.
-func TestSendThatIsGivenUp(t *testing.T) {
+func TestSendCancelled(t *testing.T) {
 	bubble(t, "give up", func(t *testing.T) {
 		cs := comms(t, 2, nil)
 		large := zeros(t, tensor.Uint8, 9<<20)
@@ -117,7 +117,7 @@ func TestSendThatIsGivenUp(t *testing.T) {
 }
 
 // A receiver that gives up in between cannot use the tag again.
-func TestRecvThatIsGivenUp(t *testing.T) {
+func TestRecvCancelled(t *testing.T) {
 	bubble(t, "give up", func(t *testing.T) {
 		cs := comms(t, 2, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -151,7 +151,7 @@ func TestRecvThatIsGivenUp(t *testing.T) {
 
 // Elements of another size than was announced are not taken for a sender that
 // gave up, and what comes after them is not trusted.
-func TestRecvOfAStrangersMessage(t *testing.T) {
+func TestRecvDetectsForeignMessage(t *testing.T) {
 	bubble(t, "stranger", func(t *testing.T) {
 		cs := comms(t, 2, nil)
 		m := cs[0].Group().(group.Messenger)
@@ -195,7 +195,7 @@ func TestBadMessages(t *testing.T) {
 }
 
 // Messages of a rank that is gone fail, and name it.
-func TestMessagesOfARankThatIsGone(t *testing.T) {
+func TestMessagesOfGoneRank(t *testing.T) {
 	bubble(t, "gone", func(t *testing.T) {
 		gs := inproc.New(2)
 		c, err := collective.New(gs[0])

@@ -63,7 +63,7 @@ func TestAllGather(t *testing.T) {
 }
 
 // A rank without a dimension, or without elements, is one like any other.
-func TestScalarsAndNothing(t *testing.T) {
+func TestScalarsAndEmptyTensors(t *testing.T) {
 	for name, o := range algorithms {
 		for _, n := range sizes {
 			bubble(t, fmt.Sprintf("%s/%d ranks", name, n), func(t *testing.T) {

@@ -121,7 +121,7 @@ func testReduceScatter(t *testing.T, n int, d tensor.DType, op collective.Op, o 
 }
 
 // Results are equal on all ranks and in all runs, also if the order counts.
-func TestResultsAreTheSameEverywhereAndAlways(t *testing.T) {
+func TestResultsAreDeterministic(t *testing.T) {
 	const n, count = 5, 1003
 	for name, o := range algorithms {
 		bubble(t, name, func(t *testing.T) {
@@ -188,7 +188,7 @@ func fill(t testing.TB, x *tensor.Tensor, v float32) {
 	}
 }
 
-func TestNaNIsTheMaximumAndTheMinimum(t *testing.T) {
+func TestMaxAndMinReturnNaN(t *testing.T) {
 	for name, o := range algorithms {
 		bubble(t, name, func(t *testing.T) {
 			for _, d := range []tensor.DType{tensor.Float64, tensor.Float32, tensor.BFloat16, tensor.Float8E4M3FN} {

@@ -86,7 +86,7 @@ func tcpRound(t *testing.T, c *collective.Comm, d tensor.DType, size int) error 
 		same("broadcast", one, xs[1]), same("message", got, xs[(c.Rank()+n-1)%n]))
 }
 
-// A rank that closes is noticed by those who wait for it.
+// Ranks that wait for a rank that closes fail.
 func TestGoneOverTCP(t *testing.T) {
 	cs := sockets(t, 3, nil)
 	errs := parallel(3, func(r int) error {

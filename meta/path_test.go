@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-func TestIntegersAreKeysOfTheirOwn(t *testing.T) {
+func TestIntKeysDifferFromStringKeys(t *testing.T) {
 	for k, text := range map[int64]string{0: "0", -1: "-1", math.MaxInt64: "9223372036854775807", math.MinInt64: "-9223372036854775808"} {
 		s := meta.IntKey(k)
 		if s.String() != text || s.Check() != nil {

@@ -26,7 +26,7 @@ func valid() *meta.Metadata {
 	}
 }
 
-func TestValidateAcceptsWhatIsRight(t *testing.T) {
+func TestValidateAcceptsValidMetadata(t *testing.T) {
 	for name, m := range map[string]*meta.Metadata{"nothing": {}, "something of each kind": valid()} {
 		if err := m.Validate(); err != nil {
 			t.Errorf("%s: Validate = %v", name, err)
@@ -34,7 +34,7 @@ func TestValidateAcceptsWhatIsRight(t *testing.T) {
 	}
 }
 
-func TestValidateTellsWhatIsWrong(t *testing.T) {
+func TestValidateReportsEachProblem(t *testing.T) {
 	for text, spoil := range map[string]func(m *meta.Metadata){
 		`"a" comes after "a.0"`:               func(m *meta.Metadata) { m.Entries[0], m.Entries[1] = m.Entries[1], m.Entries[0] },
 		`"a" is there twice`:                  func(m *meta.Metadata) { m.Entries[1].FQN = "a" },
@@ -64,7 +64,7 @@ func TestValidateTellsWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestValidateTellsEverything(t *testing.T) {
+func TestValidateReportsAllProblems(t *testing.T) {
 	m := valid()
 	m.Entries[0].FQN, m.Entries[0].Bytes.Size = "c", 3
 	m.Entries[3].Tensor.Chunks[0].Sizes = []int64{9, 4}

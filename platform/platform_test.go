@@ -112,7 +112,7 @@ func TestNameFromEnv(t *testing.T) {
 	}
 }
 
-func TestRegionOfAPlatformWithoutProfiler(t *testing.T) {
+func TestRegionWithoutProfiler(t *testing.T) {
 	ctx, end := platform.Region(t.Context(), newBare(nil), "step")
 	end()
 	if ctx != t.Context() {

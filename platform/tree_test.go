@@ -88,7 +88,7 @@ func TestMapTensorsKeepsTheTree(t *testing.T) {
 	}
 }
 
-func TestMapTensorsKeepsWhatIsHidden(t *testing.T) {
+func TestMapTensorsKeepsUnexportedFields(t *testing.T) {
 	in := &record{W: scalar(1), hidden: scalar(5)}
 	got, err := platform.MapTensors(in, double)
 	out, ok := got.(*record)

@@ -67,7 +67,7 @@ func numbers(t *testing.T, list string) []int64 {
 	return out
 }
 
-func TestPartsAreWhatPyTorchStored(t *testing.T) {
+func TestPartsMatchPyTorchCheckpoints(t *testing.T) {
 	s, r, ss := shard.Shard, shard.Replicate, shard.StridedShard
 	for name, c := range map[string]struct {
 		mesh    []int

@@ -148,8 +148,8 @@ const InterleavedAxis = "interleaved_parallel"
 // Matrix is hyper_parallel's layout: a device matrix and, for each dimension of
 // the tensor, the axes of the matrix that cut it. Axes in no list replicate.
 //
-// An empty shard stands at the end of its dimension, where hyper_parallel would
-// give it the offset of the next shard.
+// An empty shard is at the end of its dimension. In hyper_parallel it has the offset of
+// the next shard.
 type Matrix struct {
 	// Device is the length of each axis of the device matrix.
 	Device []int
@@ -162,10 +162,9 @@ type Matrix struct {
 	// Names are the names of the axes, needed only to find Interleaved.
 	Names []string
 	// Interleaved names the axis that counts slices within one device: usually
-	// [InterleavedAxis]. If Ranks are as many as the other axes hold, a rank
-	// has the slices of all indices of that axis, one after the other in its
-	// local tensor; if they fill the whole matrix, it is an axis like any
-	// other. Empty: there is none.
+	// [InterleavedAxis]. If Ranks fill the other axes, a rank has the slices of
+	// all indices of that axis, one after the other in its local tensor; if they
+	// fill the whole matrix, it is an axis like any other. Empty: no such axis.
 	Interleaved string
 	// Rule says how every axis cuts. The zero Rule is Divisible.
 	Rule Rule
@@ -289,7 +288,7 @@ func (m Matrix) check(dims int) error {
 }
 
 // coord returns rank's place in the matrix, nil if it has none, and the axis
-// whose indices all belong to the rank, -1 if there is none.
+// whose indices all belong to the rank, or -1.
 func (m Matrix) coord(rank int) ([]int, int, error) {
 	whole := Mesh{Shape: m.Device, Ranks: m.Ranks, Names: m.Names}
 	if m.Interleaved == "" {

@@ -344,7 +344,7 @@ func (s spans) add(p span) spans {
 // walk selects ascending intervals of positions in one pass over its spans.
 type walk struct {
 	from spans
-	next int   // index of the span where the walk stands
+	next int   // index of the current span
 	at   int64 // position of that span's first element
 }
 

@@ -25,7 +25,7 @@ type torchCase struct {
 	}
 }
 
-func TestPartsAreWhatPyTorchComputes(t *testing.T) {
+func TestPartsMatchPyTorch(t *testing.T) {
 	text, err := os.ReadFile("testdata/torch_parts.jsonl")
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func placement(t *testing.T, name string) shard.Placement {
 }
 
 // product returns the parts that runs of indices in each dimension make, or the
-// one empty part where the local tensor is empty.
+// one empty part if the local tensor is empty.
 func product(runs [][][2]int64, local, offset []int64) []shard.Part {
 	if slices.Contains(local, 0) {
 		return []shard.Part{{Box: tensor.Box{Offsets: offset, Sizes: local}, Local: make([]int64, len(local))}}

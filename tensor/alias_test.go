@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestPeoplesNamesOfDTypes(t *testing.T) {
+func TestLookupDType(t *testing.T) {
 	for text, want := range map[string]DType{
 		"bf16": BFloat16, "BF16": BFloat16, "torch.half": Float16, "fp16": Float16, "f32": Float32, "float": Float32,
 		"double": Float64, "fp8_e4m3": Float8E4M3FN, "F8_E5M2": Float8E5M2, "bfloat16": BFloat16, "torch.int8": Int8, "long": Int64,
@@ -21,7 +21,7 @@ func TestPeoplesNamesOfDTypes(t *testing.T) {
 	}
 }
 
-func TestEachAliasIsOfOneDType(t *testing.T) {
+func TestAliasesAreUnique(t *testing.T) {
 	of := map[string]DType{}
 	for _, d := range DTypes() {
 		for _, a := range append(d.Aliases(), d.String()) {

@@ -187,7 +187,7 @@ func TestForbiddenCasts(t *testing.T) {
 }
 
 // The promises that are easiest to break, in numbers.
-func TestCastsInNumbers(t *testing.T) {
+func TestCastValues(t *testing.T) {
 	inf, nan := math.Inf(1), math.NaN()
 	for _, c := range []struct {
 		name     string

@@ -24,7 +24,7 @@ func TestPlaceholderHasNoMemory(t *testing.T) {
 	}
 }
 
-func TestMaterializeGivesAPlaceholderMemory(t *testing.T) {
+func TestMaterializeGivesPlaceholderMemory(t *testing.T) {
 	for _, shape := range [][]int64{nil, {1}, {1, 1}, {2, 3}} {
 		p := must(Placeholder(Float32, shape))
 		before := must(p.Narrow(Whole(shape)))
@@ -50,7 +50,7 @@ func TestMaterializeGivesAPlaceholderMemory(t *testing.T) {
 	}
 }
 
-func TestATensorWithoutElementsIsNoPlaceholder(t *testing.T) {
+func TestEmptyTensorIsNotPlaceholder(t *testing.T) {
 	if p := must(Placeholder(Int8, []int64{3, 0})); p.IsPlaceholder() {
 		t.Error("IsPlaceholder = true; want false")
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // Any interval of bytes reads as the same interval of the contents.
-func TestReadAtIsASliceOfTheContents(t *testing.T) {
+func TestReadAtMatchesContents(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		x, want := drawView(t)
 		n := int64(len(want))
@@ -39,7 +39,7 @@ func TestReadAtOfEveryInterval(t *testing.T) {
 	}
 }
 
-func TestReadAtRefusesWhatIsOutside(t *testing.T) {
+func TestReadAtChecksBounds(t *testing.T) {
 	flat := must(New(Float32, []int64{2, 3}))
 	for _, x := range []*Tensor{flat, must(flat.Transpose(0, 1)), must(New(Float32, []int64{0}))} {
 		n := x.NumBytes()
@@ -58,7 +58,7 @@ func TestReadAtRefusesWhatIsOutside(t *testing.T) {
 	}
 }
 
-func TestReadAtOfWhatNoMemoryHolds(t *testing.T) {
+func TestReadAtOfHugeExpandedTensor(t *testing.T) {
 	x := must(must(FromBytes(Uint16, []int64{1}, []byte{1, 2})).Expand([]int64{1 << 50}))
 	p := make([]byte, 5)
 	if err := x.ReadAt(p, 1<<50+1); err != nil || !bytes.Equal(p, []byte{2, 1, 2, 1, 2}) {
@@ -66,7 +66,7 @@ func TestReadAtOfWhatNoMemoryHolds(t *testing.T) {
 	}
 }
 
-func TestCloneHasMemoryOfItsOwn(t *testing.T) {
+func TestCloneCopies(t *testing.T) {
 	x := must(FromBytes(Uint8, []int64{2, 2}, []byte{1, 2, 3, 4}))
 	for _, v := range []*Tensor{x, must(x.Transpose(0, 1))} {
 		c := v.Clone()

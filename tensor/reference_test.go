@@ -186,7 +186,7 @@ func refDecode(d DType, p []byte) []*big.Float {
 	return []*big.Float{nil}
 }
 
-// refEncode returns the bytes of one element, and false where it has a NaN.
+// refEncode returns the bytes of one element, and false if it has a NaN.
 func refEncode(d DType, parts []*big.Float, fromInteger bool) ([]byte, bool) {
 	x := parts[0]
 	switch d {

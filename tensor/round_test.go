@@ -87,7 +87,7 @@ func TestFloat64IsRoundedOnce(t *testing.T) {
 			var points []float64
 			for i, v := range neighbourhood(d) {
 				if d.Size() > 1 && i%7 != 0 {
-					continue // enough of so many
+					continue // a sample is enough
 				}
 				points = append(points, math.Nextafter(float64(v), math.Inf(-1)), math.Nextafter(float64(v), math.Inf(1)))
 			}
@@ -117,7 +117,7 @@ func TestIntegersAreRoundedOnce(t *testing.T) {
 }
 
 // What lies at the ends of each format, by its definition.
-func TestEndsOfTheSmallFloats(t *testing.T) {
+func TestSmallFloatExtremes(t *testing.T) {
 	inf, nan := math.Inf(1), math.NaN()
 	for _, c := range []struct {
 		dtype DType
@@ -153,8 +153,8 @@ func TestEndsOfTheSmallFloats(t *testing.T) {
 	}
 }
 
-// A NaN keeps its sign and comes out quiet where the target can say so.
-func TestNaNsComeOutQuiet(t *testing.T) {
+// A NaN keeps its sign and becomes quiet, if the target has signs and quiet NaNs.
+func TestNaNsBecomeQuiet(t *testing.T) {
 	signalling := []uint32{0x7f800001, 0xff800001, 0x7fbfffff}
 	src := must(FromBytes(Float32, []int64{3}, bytesOf(signalling)))
 	for d, want := range map[DType][3]uint16{

@@ -40,7 +40,7 @@ type Tensor struct {
 	dtype   DType
 	shape   []int64
 	strides []int64 // in elements; zero in an expanded dimension
-	offset  int64   // of the first element, in elements; zero if there is none
+	offset  int64   // of the first element, in elements; zero if the tensor is empty
 	data    []byte
 	// placeholder marks a tensor without memory: data is one zero that stands
 	// for every element.

@@ -56,7 +56,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-func TestTheCallersShapeIsNotKept(t *testing.T) {
+func TestShapeIsCopied(t *testing.T) {
 	shape := []int64{2, 3}
 	x := must(New(Uint8, shape))
 	y := must(FromStrided(Uint8, shape, shape, 0, make([]byte, 9)))

@@ -169,7 +169,7 @@ func drawView(t *rapid.T) (*Tensor, []byte) {
 
 // However views follow each other, the elements are the ones that the plainest
 // description names.
-func TestViewsNameTheRightElements(t *testing.T) {
+func TestViewsSelectTheRightElements(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		x, want := drawView(t)
 		if got := x.Contents(); !bytes.Equal(got, want) {
@@ -215,7 +215,7 @@ func TestViewsRefuse(t *testing.T) {
 	}
 }
 
-func TestASingleIndexKeepsItsStride(t *testing.T) {
+func TestSliceOfOneIndexKeepsStride(t *testing.T) {
 	x := must(New(Uint8, []int64{5, 7}))
 	if got := must(x.Slice(0, 3, 5, math.MaxInt64)); got.Strides()[0] != 7 || got.NumElements() != 7 {
 		t.Errorf("Slice by steps of 2^63-1 = %v with strides %v; want [1 7] with strides [7 1]", got, got.Strides())

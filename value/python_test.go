@@ -23,7 +23,7 @@ func tensorOf[E tensor.Element](t testing.TB, shape []int64, v ...E) *tensor.Ten
 	return out
 }
 
-func TestWhatPythonHasComesBack(t *testing.T) {
+func TestPythonValuesRoundTrip(t *testing.T) {
 	square := tensorOf(t, []int64{2, 2}, int16(1), 2, 3, 4)
 	turned, err := square.Transpose(0, 1)
 	if err != nil {
@@ -93,7 +93,7 @@ func TestWhatPythonHasComesBack(t *testing.T) {
 	}
 }
 
-func TestEncodeRefusesOfPython(t *testing.T) {
+func TestEncodeRefusesPythonValues(t *testing.T) {
 	wide, err := tensorOf(t, []int64{1}, 1.0).Expand([]int64{1 << 40})
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func TestEncodeRefusesOfPython(t *testing.T) {
 	}
 }
 
-func TestDecodeRefusesOfPython(t *testing.T) {
+func TestDecodeRefusesPythonValues(t *testing.T) {
 	for name, text := range map[string]string{
 		"a tuple that is no list": `{"$tuple":{}}`, "a bad tuple": `{"$tuple":[{"$new":1}]}`, "a set that is no list": `{"$set":1}`,
 		"a dict of a list": `{"$dict":[1]}`, "a dict of triples": `{"$dict":[[1,2,3]]}`, "a dict that is an object": `{"$ordered":{"a":1}}`,
@@ -169,7 +169,7 @@ func TestDecodeRefusesOfPython(t *testing.T) {
 	}
 }
 
-func TestDecodeLikeOfPython(t *testing.T) {
+func TestDecodeLikePythonValues(t *testing.T) {
 	dict := func(kv ...any) *value.Dict {
 		d := &value.Dict{Pairs: []value.Pair{}}
 		for i := 0; i < len(kv); i += 2 {
@@ -295,7 +295,7 @@ func drawTensor(t *rapid.T) *tensor.Tensor {
 }
 
 // Whatever is decoded was encoded, and the same value has one encoding.
-func TestValuesComeBack(t *testing.T) {
+func TestRandomValuesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := []any{drawValue(t, 3)} // in a list, so that bytes are JSON too
 		codec, data, err := value.Encode(v)

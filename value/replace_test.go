@@ -58,7 +58,7 @@ func TestReplace(t *testing.T) {
 
 // A part that is shared is visited once, however often it is shared, and stays
 // shared.
-func TestReplaceKeepsWhatIsShared(t *testing.T) {
+func TestReplaceKeepsSharedParts(t *testing.T) {
 	v := any([]any{place{}})
 	for range 60 {
 		v = []any{v, v}

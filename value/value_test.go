@@ -101,7 +101,7 @@ func bigOf(s string) *big.Int {
 	return n
 }
 
-func TestEveryKindComesBack(t *testing.T) {
+func TestEveryKindRoundTrips(t *testing.T) {
 	deep := any(int64(1))
 	for range 256 {
 		deep = []any{deep}
@@ -164,7 +164,7 @@ func TestEveryKindComesBack(t *testing.T) {
 	}
 }
 
-func TestEncodeKeepsNothingOfTheCaller(t *testing.T) {
+func TestEncodeCopiesItsInput(t *testing.T) {
 	in := []byte("abc")
 	_, data, _ := value.Encode(in)
 	in[0] = 'x'
@@ -294,13 +294,13 @@ func TestDecodeLikeKeepsTheType(t *testing.T) {
 
 type pointers *pointers // a type of pointers to itself
 
-func TestDecodeLikeEndsOnATypeOfItself(t *testing.T) {
+func TestDecodeLikeRecursiveType(t *testing.T) {
 	if got, err := value.DecodeLike(value.JSON, []byte("1"), pointers(nil)); got != int64(1) || err != nil {
 		t.Errorf("DecodeLike = %v, %v; want 1", got, err)
 	}
 }
 
-func TestDecodeLikeFillsAPointerInPlace(t *testing.T) {
+func TestDecodeLikeFillsPointerInPlace(t *testing.T) {
 	u := &url.URL{Host: "old"}
 	got, err := value.DecodeLike(value.Raw, []byte("//new"), u)
 	if err != nil || got != any(u) || u.Host != "new" {

@@ -1,9 +1,8 @@
 // Package crc32c computes CRC-32C, the checksum with the Castagnoli polynomial,
-// several times faster than hash/crc32 where the processor multiplies
-// polynomials in wide registers, and just as hash/crc32 does everywhere else.
-// It knows nothing of what the bytes are or which of them are checked together.
-// Its results are those of hash/crc32 with the Castagnoli table, to the bit, on
-// every processor; docs/design/0007-crc32c.md says why it is here.
+// several times faster than hash/crc32 if the processor multiplies polynomials in wide
+// registers, and by hash/crc32 otherwise. It does not depend on what the bytes are. Its
+// results equal those of hash/crc32 with the Castagnoli table on every processor;
+// docs/design/0007-crc32c.md has the reasons for this package.
 package crc32c
 
 import "hash/crc32"

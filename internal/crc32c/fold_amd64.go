@@ -8,12 +8,11 @@ const (
 	// blockBytes is what one register holds; foldAVX512 takes whole blocks.
 	blockBytes = 64
 	// foldMin is the least that foldAVX512 takes: a block for each of its four
-	// registers. From there on it is faster than hash/crc32.
+	// registers. It is then faster than hash/crc32.
 	foldMin = 4 * blockBytes
-	// foldMax is the most that foldAVX512 gets at once. The scheduler cannot
-	// interrupt assembly, so a garbage collection would have to wait for it: for
-	// this much some ten microseconds, ten times that where memory is slow. To
-	// begin anew costs a thousandth of it.
+	// foldMax is the most that foldAVX512 processes in one call. The scheduler cannot
+	// interrupt assembly, so a garbage collection has to wait for it: ten to a
+	// hundred microseconds. Another call costs a thousandth of that.
 	foldMax = 512 << 10
 )
 
@@ -21,9 +20,9 @@ const (
 // GODEBUG=cpu.avx512f=off makes it false.
 var canFold = cpu.X86.HasAVX512F && cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasSSE42
 
-// foldBulk takes as much of p into crc as foldAVX512 is good for, and returns
-// the checksum so far and the bytes that are left: fewer than foldMin, or all of
-// them where it cannot be used.
+// foldBulk adds the part of p to crc that foldAVX512 can process, and returns the
+// checksum and the rest of p: fewer than foldMin bytes, or all of p if foldAVX512 cannot
+// be used.
 func foldBulk(crc uint32, p []byte) (uint32, []byte) {
 	if !canFold {
 		return crc, p

@@ -12,7 +12,7 @@ import (
 
 const page = blob.Align
 
-func TestPoolLendsWhatTheBudgetAllows(t *testing.T) {
+func TestPoolCountFollowsBudget(t *testing.T) {
 	for _, c := range []struct {
 		size        int
 		budget, min int64
@@ -31,7 +31,7 @@ func TestPoolLendsWhatTheBudgetAllows(t *testing.T) {
 	}
 }
 
-func TestNewRefusesWhatCannotBe(t *testing.T) {
+func TestNewPoolRefusesInvalidSizes(t *testing.T) {
 	for _, c := range [][2]int64{{0, 1}, {-page, 1}, {page + 1, 1}, {page, 0}} {
 		func() {
 			defer func() {
@@ -86,7 +86,7 @@ func TestGetWaitsForPut(t *testing.T) {
 	})
 }
 
-func TestGetReturnsTheCauseOfItsContext(t *testing.T) {
+func TestGetReturnsContextCause(t *testing.T) {
 	p := NewPool(page, 0, 1)
 	b, err := p.Get(t.Context())
 	if err != nil {
@@ -105,7 +105,7 @@ func TestGetReturnsTheCauseOfItsContext(t *testing.T) {
 	}
 }
 
-func TestStatsCountWhatIsLent(t *testing.T) {
+func TestStatsCountLentBytes(t *testing.T) {
 	p := NewPool(2*page, 8*page, 1)
 	ResetPeak()
 	before := Stats()
@@ -132,7 +132,7 @@ func TestStatsCountWhatIsLent(t *testing.T) {
 	}
 }
 
-func TestTheShelfStaysSmallAndTurnsToTheSizeInUse(t *testing.T) {
+func TestFreeBuffersAreBounded(t *testing.T) {
 	s := &buffers{keep: 8 * page, bySize: map[int][][]byte{}}
 	check := func(kept int64, when string) {
 		t.Helper()

@@ -41,11 +41,11 @@ func TestProgressSumsUpToThePlan(t *testing.T) {
 	})
 }
 
-func TestProgressWithoutAListener(t *testing.T) {
+func TestProgressWithoutListener(t *testing.T) {
 	p := &Share{Plan: 10, Total: 10}
 	p.Add(5) // does not panic
 	if p.moved != 0 {
-		t.Errorf("moved = %d; nobody asked", p.moved)
+		t.Errorf("moved = %d; want 0 without Tell", p.moved)
 	}
 }
 

@@ -53,7 +53,7 @@ func save(t testing.TB, tensors map[string]*tensor.Tensor) []byte {
 }
 
 // Any slice of any tensor is what it is in memory.
-func TestSlicesAreThoseOfTheTensor(t *testing.T) {
+func TestReadSliceMatchesTensor(t *testing.T) {
 	x := counted(t, 40, 3, 300, 7) // a row of the second dimension is larger than a small span
 	b := save(t, map[string]*tensor.Tensor{"x": x, "before": counted(t, 5)})
 	f, err := host.New(nil).OpenTensors(bytes.NewReader(b), int64(len(b)))
@@ -80,7 +80,7 @@ func TestSlicesAreThoseOfTheTensor(t *testing.T) {
 
 // A slice costs little more than its own bytes if they lie far apart, and not
 // a read for each of them if they do not.
-func TestSlicesReadWhatTheyNeed(t *testing.T) {
+func TestReadSliceReadsLittle(t *testing.T) {
 	x := counted(t, 8, 1<<16) // rows of 256 KiB
 	b := save(t, map[string]*tensor.Tensor{"x": x})
 	r := &counter{ReaderAt: bytes.NewReader(b)}

@@ -99,7 +99,7 @@ func TestSymmetricMemoryIsUnsupported(t *testing.T) {
 	}
 }
 
-// A group without messages has neither Send nor tensor collectives, and says so.
+// A group without messages has neither Send nor tensor collectives.
 func TestGroupsWithoutMessages(t *testing.T) {
 	p := host.New(silent{inproc.New(2)[0]})
 	if err := p.Send(t.Context(), p.World(), 1, 0, nil); !errors.Is(err, errors.ErrUnsupported) {

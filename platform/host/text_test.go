@@ -24,7 +24,7 @@ func together(t *testing.T, n int, fn func(p platform.Platform) error) []error {
 }
 
 // An error about lists names the call and what was listed, however much it was.
-func TestListsThatDifferAreSaid(t *testing.T) {
+func TestDifferentListsAreNamed(t *testing.T) {
 	all := func(n int) []int {
 		out := make([]int, n)
 		for i := range out {
@@ -78,7 +78,7 @@ func TestListsThatDifferAreSaid(t *testing.T) {
 	}
 }
 
-func TestPrinted(t *testing.T) {
+func TestGroupAndPlatformString(t *testing.T) {
 	for r, err := range together(t, 3, func(p platform.Platform) error {
 		g, err := p.New(t.Context(), []int{1, 2})
 		if err != nil {
