@@ -40,9 +40,6 @@ type ObjectComm interface {
 // value cannot be encoded, every rank returns a [*group.StepError] that names its rank.
 // A value that cannot be decoded is an error on the ranks that cannot decode it.
 func AllGather[T any](ctx context.Context, c ObjectComm, g Group, codec group.Codec[T], v T) ([]T, error) {
-	if err := needGroup(group.OpAllGather, g); err != nil {
-		return nil, err
-	}
 	msg, own := seal(codec, v)
 	msgs, err := c.AllGather(ctx, g, msg)
 	if err != nil {
@@ -54,9 +51,6 @@ func AllGather[T any](ctx context.Context, c ObjectComm, g Group, codec group.Co
 // Gather hands every rank's v to root, in the order of the ranks; the others get
 // nil. A value that cannot be encoded is an error on its rank and on root.
 func Gather[T any](ctx context.Context, c ObjectComm, g Group, root int, codec group.Codec[T], v T) ([]T, error) {
-	if err := needGroup(group.OpGather, g); err != nil {
-		return nil, err
-	}
 	msg, own := seal(codec, v)
 	msgs, err := c.Gather(ctx, g, root, msg)
 	if err != nil {
@@ -121,9 +115,6 @@ func Broadcast[T any](ctx context.Context, c ObjectComm, g Group, root int, code
 // Send hands v to rank to. A value that cannot be encoded is an error here and
 // in the receiver's [Recv].
 func Send[T any](ctx context.Context, c ObjectComm, g Group, to, tag int, codec group.Codec[T], v T) error {
-	if err := needGroup(group.OpSend, g); err != nil {
-		return err
-	}
 	msg, own := seal(codec, v)
 	if err := c.Send(ctx, g, to, tag, msg); err != nil {
 		return err
@@ -134,12 +125,9 @@ func Send[T any](ctx context.Context, c ObjectComm, g Group, to, tag int, codec 
 // Recv returns the next value that rank from sent to this one with tag, by
 // [Send].
 func Recv[T any](ctx context.Context, c ObjectComm, g Group, from, tag int, codec group.Codec[T]) (T, error) {
-	var none T
-	if err := needGroup(group.OpRecv, g); err != nil {
-		return none, err
-	}
 	msg, err := c.Recv(ctx, g, from, tag)
 	if err != nil {
+		var none T
 		return none, err
 	}
 	return unseal("recv", from, codec, msg)

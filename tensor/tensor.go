@@ -345,20 +345,14 @@ func (t *Tensor) Contents() []byte {
 	if mem, ok := t.Bytes(); ok {
 		return mem
 	}
-	out := make([]byte, t.NumBytes())
-	t.gather(out, 0, t.NumElements())
-	return out
+	return t.Clone().data
 }
 
 // Clone returns a contiguous copy of t in memory of its own.
 func (t *Tensor) Clone() *Tensor {
-	mem, ok := t.Bytes()
-	if ok {
-		mem = bytes.Clone(mem)
-	} else {
-		mem = t.Contents()
-	}
-	return contiguous(t.dtype, t.shape, mem)
+	out := contiguous(t.dtype, t.shape, make([]byte, t.NumBytes()))
+	copyElements(out, t)
+	return out
 }
 
 // ReadAt copies the bytes [off, off+len(p)) of t's contiguous little-endian form

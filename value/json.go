@@ -19,38 +19,6 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// The keys of the objects that stand for what JSON lacks. The comment at JSON
-// says what each holds.
-const (
-	keyBytes     = "$bytes"
-	keyStr       = "$str"
-	keyFloat     = "$float"
-	keyComplex   = "$complex"
-	keyMap       = "$map"
-	keyTuple     = "$tuple"
-	keyDict      = "$dict"
-	keyOrdered   = "$ordered"
-	keySet       = "$set"
-	keyFrozenset = "$frozenset"
-	keyTensor    = "$tensor"
-	keyRef       = "$ref"
-	keyObject    = "$object"
-)
-
-// The fields of an object, in the order in which they are written. Empty fields are
-// left out, except for the first two.
-const (
-	fieldModule = "module"
-	fieldName   = "name"
-	fieldCall   = "call"
-	fieldNew    = "new"
-	fieldArgs   = "args"
-	fieldKwargs = "kwargs"
-	fieldState  = "state"
-	fieldItems  = "items"
-	fieldPairs  = "pairs"
-)
-
 const (
 	// maxSize bounds the text of a value. A value may contain one part at several
 	// places, as values from pickles often do, so that its text is far larger than
@@ -104,17 +72,17 @@ func (e *encoder) value(v reflect.Value, depth int) {
 		e.b = appendFloat(e.b, v.Float())
 	case v.CanComplex():
 		parts := [2]float64{real(v.Complex()), imag(v.Complex())}
-		e.special(keyComplex, func() {
+		e.special("$complex", func() {
 			e.list("[", 2, func(i int) { e.b = appendFloat(e.b, parts[i]) }, "]")
 		})
 	case v.Kind() == reflect.String:
 		e.text(v.String())
 	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8:
-		e.special(keyBytes, func() { e.base64(v.Bytes()) })
+		e.special("$bytes", func() { e.base64(v.Bytes()) })
 	case v.Type() == reflect.TypeFor[Ref]():
-		e.special(keyRef, func() { e.text(v.Interface().(Ref).FQN) })
+		e.special("$ref", func() { e.text(v.Interface().(Ref).FQN) })
 	case v.Type() == reflect.TypeFor[Tuple]():
-		e.special(keyTuple, func() { e.values(v, depth) })
+		e.special("$tuple", func() { e.values(v, depth) })
 	case v.Kind() == reflect.Slice || v.Kind() == reflect.Array:
 		e.values(v, depth)
 	case v.Kind() == reflect.Map && v.Type().Key().Kind() == reflect.String:
@@ -135,21 +103,21 @@ func (e *encoder) pointer(v reflect.Value, depth int) {
 	case *big.Int:
 		e.big(p)
 	case *Dict:
-		key := keyDict
+		key := "$dict"
 		if p.Ordered {
-			key = keyOrdered
+			key = "$ordered"
 		}
 		e.special(key, func() { e.pairs(p.Pairs, depth) })
 	case *Set:
-		key := keySet
+		key := "$set"
 		if p.Frozen {
-			key = keyFrozenset
+			key = "$frozenset"
 		}
 		e.special(key, func() { e.values(reflect.ValueOf(p.Items), depth) })
 	case *Object:
-		e.special(keyObject, func() { e.object(p, depth) })
+		e.special("$object", func() { e.object(p, depth) })
 	case *tensor.Tensor:
-		e.special(keyTensor, func() { e.tensor(p) })
+		e.special("$tensor", func() { e.tensor(p) })
 	default:
 		e.value(v.Elem(), depth+1)
 	}
@@ -201,7 +169,7 @@ func (e *encoder) dict(v reflect.Value, depth int) {
 		e.list("{", len(keys), func(i int) { entry(keys[i], ":") }, "}")
 		return
 	}
-	e.special(keyMap, func() {
+	e.special("$map", func() {
 		e.list("[", len(keys), func(i int) {
 			e.add("[")
 			entry(keys[i], ",")
@@ -228,7 +196,7 @@ func (e *encoder) intDict(v reflect.Value, depth int) {
 	for i, k := range keys {
 		pairs[i] = Pair{k.Interface(), v.MapIndex(k).Interface()}
 	}
-	e.special(keyDict, func() { e.pairs(pairs, depth) })
+	e.special("$dict", func() { e.pairs(pairs, depth) })
 }
 
 func (e *encoder) big(n *big.Int) {
@@ -245,11 +213,11 @@ func (e *encoder) big(n *big.Int) {
 func appendFloat(b []byte, f float64) []byte {
 	switch {
 	case math.IsNaN(f):
-		return append(b, `{"`+keyFloat+`":"nan"}`...)
+		return append(b, `{"$float":"nan"}`...)
 	case math.IsInf(f, 1):
-		return append(b, `{"`+keyFloat+`":"inf"}`...)
+		return append(b, `{"$float":"inf"}`...)
 	case math.IsInf(f, -1):
-		return append(b, `{"`+keyFloat+`":"-inf"}`...)
+		return append(b, `{"$float":"-inf"}`...)
 	}
 	n := len(b)
 	b = strconv.AppendFloat(b, f, 'g', -1, 64)
@@ -274,7 +242,7 @@ func (e *encoder) text(s string) {
 	case !validSurrogates(s):
 		e.fail("string %.80q is not UTF-8; use bytes", s)
 	default:
-		e.special(keyStr, func() { e.base64([]byte(s)) })
+		e.special("$str", func() { e.base64([]byte(s)) })
 	}
 }
 
@@ -308,9 +276,9 @@ func (e *encoder) tensor(t *tensor.Tensor) {
 }
 
 func (e *encoder) object(o *Object, depth int) {
-	e.add(`{"` + fieldModule + `":`)
+	e.add(`{"module":`)
 	e.text(o.Module)
-	e.add(`,"` + fieldName + `":`)
+	e.add(`,"name":`)
 	e.text(o.Name)
 	field := func(name string, present bool, content func()) {
 		if present {
@@ -318,13 +286,13 @@ func (e *encoder) object(o *Object, depth int) {
 			content()
 		}
 	}
-	field(fieldCall, o.Call, func() { e.add("true") })
-	field(fieldNew, o.New, func() { e.add("true") })
-	field(fieldArgs, len(o.Args) > 0, func() { e.values(reflect.ValueOf(o.Args), depth) })
-	field(fieldKwargs, len(o.Kwargs) > 0, func() { e.dict(reflect.ValueOf(o.Kwargs), depth) })
-	field(fieldState, o.State != nil, func() { e.value(reflect.ValueOf(o.State), depth+1) })
-	field(fieldItems, len(o.Items) > 0, func() { e.values(reflect.ValueOf(o.Items), depth) })
-	field(fieldPairs, len(o.Pairs) > 0, func() { e.pairs(o.Pairs, depth) })
+	field("call", o.Call, func() { e.add("true") })
+	field("new", o.New, func() { e.add("true") })
+	field("args", len(o.Args) > 0, func() { e.values(reflect.ValueOf(o.Args), depth) })
+	field("kwargs", len(o.Kwargs) > 0, func() { e.dict(reflect.ValueOf(o.Kwargs), depth) })
+	field("state", o.State != nil, func() { e.value(reflect.ValueOf(o.State), depth+1) })
+	field("items", len(o.Items) > 0, func() { e.values(reflect.ValueOf(o.Items), depth) })
+	field("pairs", len(o.Pairs) > 0, func() { e.pairs(o.Pairs, depth) })
 	e.add("}")
 }
 
@@ -448,35 +416,35 @@ func (d *decoder) dict(m map[string]any, depth int) any {
 // than depth.
 func (d *decoder) special(k string, v any, depth int) any {
 	switch k {
-	case keyBytes:
+	case "$bytes":
 		return d.base64(v)
-	case keyStr:
+	case "$str":
 		s := string(d.base64(v))
 		if utf8.ValidString(s) || !validSurrogates(s) {
-			d.fail("%s holds no surrogates", keyStr)
+			d.fail("$str holds no surrogates")
 		}
 		return s
-	case keyFloat:
+	case "$float":
 		return d.float(v)
-	case keyComplex:
+	case "$complex":
 		return d.complex(v)
-	case keyMap:
+	case "$map":
 		out := map[string]any{}
 		for _, p := range d.pairs(v, depth) {
-			out[as[string](d, p.Key, "a key of "+keyMap)] = p.Value
+			out[as[string](d, p.Key, "a key of $map")] = p.Value
 		}
 		return out
-	case keyTuple:
+	case "$tuple":
 		return Tuple(d.list(v, depth))
-	case keyDict, keyOrdered:
-		return &Dict{Pairs: d.pairs(v, depth), Ordered: k == keyOrdered}
-	case keySet, keyFrozenset:
-		return &Set{Items: d.list(v, depth), Frozen: k == keyFrozenset}
-	case keyTensor:
+	case "$dict", "$ordered":
+		return &Dict{Pairs: d.pairs(v, depth), Ordered: k == "$ordered"}
+	case "$set", "$frozenset":
+		return &Set{Items: d.list(v, depth), Frozen: k == "$frozenset"}
+	case "$tensor":
 		return d.tensor(v)
-	case keyRef:
+	case "$ref":
 		return Ref{d.name(v)}
-	case keyObject:
+	case "$object":
 		return d.object(v, depth)
 	}
 	d.fail("object with key %q", k)
@@ -500,28 +468,28 @@ func (d *decoder) float(v any) float64 {
 	case "-inf":
 		return math.Inf(-1)
 	}
-	d.fail("%s of %v", keyFloat, v)
+	d.fail("$float of %v", v)
 	return 0
 }
 
 func (d *decoder) complex(v any) complex128 {
 	parts := d.list(v, 0)
 	if len(parts) != 2 {
-		d.fail("%s of %d parts", keyComplex, len(parts))
+		d.fail("$complex of %d parts", len(parts))
 		return 0
 	}
 	return complex(as[float64](d, parts[0], "a real part"), as[float64](d, parts[1], "an imaginary part"))
 }
 
 func (d *decoder) tensor(v any) *tensor.Tensor {
-	m := as[map[string]any](d, v, keyTensor)
+	m := as[map[string]any](d, v, "$tensor")
 	if len(m) != 3 {
-		d.fail("%s has %d fields, not dtype, shape and data", keyTensor, len(m))
+		d.fail("$tensor has %d fields, not dtype, shape and data", len(m))
 	}
 	name := as[string](d, m["dtype"], "the dtype of a tensor")
 	dtype, err := tensor.ParseDType(name)
 	if err != nil || dtype.String() != name {
-		d.fail("%s of dtype %.40q", keyTensor, name)
+		d.fail("$tensor of dtype %.40q", name)
 	}
 	shape := []int64{}
 	for _, n := range d.list(m["shape"], 0) {
@@ -533,40 +501,40 @@ func (d *decoder) tensor(v any) *tensor.Tensor {
 	}
 	t, err := tensor.FromBytes(dtype, shape, data)
 	if err != nil {
-		d.fail("%s: %w", keyTensor, err)
+		d.fail("$tensor: %w", err)
 	}
 	return t
 }
 
 func (d *decoder) object(v any, depth int) *Object {
-	m, o := as[map[string]any](d, v, keyObject), new(Object)
-	for _, k := range []string{fieldModule, fieldName} {
+	m, o := as[map[string]any](d, v, "$object"), new(Object)
+	for _, k := range []string{"module", "name"} {
 		if m[k] == nil {
-			d.fail("%s has no %s", keyObject, k)
+			d.fail("$object has no %s", k)
 		}
 	}
 	for k, f := range m {
 		switch k {
-		case fieldModule:
+		case "module":
 			o.Module = d.name(f)
-		case fieldName:
+		case "name":
 			o.Name = d.name(f)
-		case fieldCall:
+		case "call":
 			o.Call = as[bool](d, f, k)
-		case fieldNew:
+		case "new":
 			o.New = as[bool](d, f, k)
-		case fieldArgs:
+		case "args":
 			o.Args = filled(d.list(f, depth))
-		case fieldKwargs:
+		case "kwargs":
 			o.Kwargs = as[map[string]any](d, d.dict(as[map[string]any](d, f, k), depth), k)
 			if len(o.Kwargs) == 0 {
 				o.Kwargs = nil
 			}
-		case fieldState:
+		case "state":
 			o.State = d.value(f, depth+1)
-		case fieldItems:
+		case "items":
 			o.Items = filled(d.list(f, depth))
-		case fieldPairs:
+		case "pairs":
 			o.Pairs = filled(d.pairs(f, depth))
 		default:
 			d.fail("an object has no field %q", k)
