@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -66,9 +65,7 @@ func (p *Platform) build(ctx context.Context, from *Group, parts [][]int, v verd
 		}
 		locals := make([]int, len(part))
 		for k, r := range part {
-			if locals[k], err = from.LocalRank(r); err != nil {
-				return nil, err
-			}
+			locals[k] = slices.Index(from.ranks, r)
 		}
 		sub, err := from.inner.Sub(ctx, locals)
 		if err != nil {
@@ -133,7 +130,7 @@ func (p *Platform) Wrap(g group.Group) (*Group, error) {
 	return p.newGroup(g, ranks, id), nil
 }
 
-// Close leaves the group and forgets it. With the world all go.
+// Close leaves the group and forgets it; closing the world leaves all groups.
 func (p *Platform) Close(_ context.Context, g platform.Group) error {
 	if own, ok := g.(*Group); ok && own != nil && own.p == p && own.closed.Load() {
 		return nil
@@ -276,9 +273,8 @@ type verdict struct {
 	Reuse []bool
 }
 
-// agree compares the lists of all ranks of parent and finds the groups that need
-// not be made. Whatever is wrong with a list, on whichever rank, is an error on
-// all of them.
+// agree compares the lists of all ranks of parent and finds the groups that can be
+// reused. An invalid list of any rank is an error on all of them.
 func (p *Platform) agree(ctx context.Context, op group.Op, parent *Group, parts [][]int) (verdict, error) {
 	v, err := group.AllReduce(ctx, parent.inner, string(op), group.JSON[proposal](), group.JSON[verdict](),
 		func(context.Context) (proposal, error) { return p.propose(op, parent, parts) },
@@ -286,7 +282,7 @@ func (p *Platform) agree(ctx context.Context, op group.Op, parent *Group, parts 
 	switch {
 	case err != nil:
 	case v.Odd != 0:
-		// Not an error of the step, which would be filed under the rank that saw it.
+		// An error of the step would name the rank that compared the lists.
 		err = fmt.Errorf("rank 0 called %s, rank %d called %s: %w", v.Calls[0], v.Odd, v.Calls[1], group.ErrDisagree)
 		err = &group.Error{Op: v.Op, Ranks: []int{0, v.Odd}, Err: err}
 	case len(v.Reuse) != len(parts):
@@ -296,25 +292,16 @@ func (p *Platform) agree(ctx context.Context, op group.Op, parent *Group, parts 
 }
 
 func (p *Platform) propose(op group.Op, parent *Group, parts [][]int) (proposal, error) {
-	out := proposal{Op: op, Call: callText(op, parts)}
-	if err := checkParts(parent, parts); err != nil {
-		return out, err
-	}
-	h := sha256.New()
+	out := proposal{Op: op, Call: callText(op, parts), Parts: sha256.Sum256(fmt.Append(nil, parts))}
 	for _, part := range parts {
-		b := binary.AppendUvarint(nil, uint64(len(part)))
-		for _, r := range part {
-			b = binary.AppendUvarint(b, uint64(r))
+		if !slices.Contains(part, p.world.Rank()) {
+			continue
 		}
-		h.Write(b)
-		if slices.Contains(part, p.world.Rank()) {
-			if g := p.lookup(part); g != nil {
-				out.Known = g.id
-			}
+		if g := p.lookup(part); g != nil {
+			out.Known = g.id
 		}
 	}
-	h.Sum(out.Parts[:0])
-	return out, nil
+	return out, checkParts(parent, parts)
 }
 
 // checkParts returns an error unless the parts are lists of parent's ranks
@@ -355,23 +342,16 @@ func decide(parent *Group, parts [][]int, all []proposal) (verdict, error) {
 	v := verdict{Reuse: make([]bool, len(parts))}
 	rand.Read(v.ID[:]) // never an error
 	for i, part := range parts {
-		first, err := parent.LocalRank(part[0])
-		if err != nil {
-			return verdict{}, err
-		}
-		v.Reuse[i] = all[first].Known != identity{}
+		var known []identity
 		for _, r := range part {
-			l, err := parent.LocalRank(r)
-			if err != nil {
-				return verdict{}, err
-			}
-			v.Reuse[i] = v.Reuse[i] && all[l].Known == all[first].Known
+			known = append(known, all[slices.Index(parent.ranks, r)].Known)
 		}
+		v.Reuse[i] = known[0] != identity{} && len(slices.Compact(known)) == 1
 	}
 	return v, nil
 }
 
-// What a text spells out of lists that may be those of thousands of ranks.
+// The most ranks of a list, and lists of a call, that an error lists.
 const (
 	maxRanks = 16
 	maxLists = 4

@@ -7,7 +7,6 @@ package host
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -165,14 +164,8 @@ func (p *Platform) messenger(op group.Op, g platform.Group, tag int) (group.Mess
 	return nil, &group.Error{Op: op, Ranks: []int{own.Rank()}, Err: err}
 }
 
-// key returns the name of a set of ranks.
-func key(ranks []int) string {
-	var b []byte
-	for _, r := range slices.Sorted(slices.Values(ranks)) {
-		b = binary.AppendVarint(b, int64(r))
-	}
-	return string(b)
-}
+// key identifies a set of ranks.
+func key(ranks []int) string { return fmt.Sprint(slices.Sorted(slices.Values(ranks))) }
 
 func (p *Platform) remember(g *Group) {
 	p.mu.Lock()
