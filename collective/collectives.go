@@ -316,7 +316,7 @@ func (a *shuffle) compare(from int, rows int64) error {
 	if rows == a.out[from] {
 		return nil
 	}
-	return fmt.Errorf("rank %d sends %d rows where %d are expected: %w", from, rows, a.out[from], group.ErrDisagree)
+	return fmt.Errorf("rank %d sends %d rows, %d are expected: %w", from, rows, a.out[from], group.ErrDisagree)
 }
 
 // run exchanges the parts: at step d every rank sends to the one that is d ranks

@@ -54,7 +54,7 @@ func checkTarget(t *tensor.Tensor) error {
 	}
 	for d, stride := range t.Strides() {
 		if stride == 0 && t.Shape()[d] > 1 {
-			return fmt.Errorf("write to %v, which is expanded: %w", t, tensor.ErrLayout)
+			return fmt.Errorf("%v is expanded and cannot be written: %w", t, tensor.ErrLayout)
 		}
 	}
 	return nil

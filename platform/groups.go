@@ -53,7 +53,7 @@ type Groups interface {
 	// parent, and returns this rank's.
 	Split(ctx context.Context, parent Group, parts [][]int) (Group, error)
 	// Lookup returns the group of the ranks that this rank remembers, in
-	// whatever order they are listed. It is local.
+	// any order of the list. It is local.
 	Lookup(ranks []int) (Group, bool)
 	// Adopt makes the platform remember groups, in place of others of the same
 	// ranks. It is local. New returns an adopted group only if all members have

@@ -19,8 +19,8 @@ type Batch struct {
 }
 
 // BatchDims are the dimensions along which the tensors of a [Batch] are cut, or
-// [Whole]. Nil Args stand for dimension 0 of all of them, and so does a name that
-// is not in Named. Inputs without a tensor are never cut.
+// [Whole]. Nil Args, and a name that is not in Named, mean dimension 0. Inputs without a
+// tensor are never cut.
 type BatchDims struct {
 	Args  []int
 	Named map[string]int
@@ -53,7 +53,7 @@ func (d BatchDims) check(n int, b Batch) error {
 	}
 	for name := range d.Named {
 		if _, ok := b.Named[name]; !ok {
-			return fmt.Errorf("a dimension for %q, which is not there: %w", name, tensor.ErrShape)
+			return fmt.Errorf("a dimension for %q, which is not an input: %w", name, tensor.ErrShape)
 		}
 	}
 	return nil

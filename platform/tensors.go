@@ -32,7 +32,7 @@ func IsTensor(v any) bool {
 // [tensor.ErrDType].
 func StorageSize(v any) (int64, error) {
 	if !IsTensor(v) {
-		return 0, fmt.Errorf("storage size of a %T, which is no tensor: %w", v, tensor.ErrDType)
+		return 0, fmt.Errorf("storage size of a %T, not a tensor: %w", v, tensor.ErrDType)
 	}
 	return v.(*tensor.Tensor).NumBytes(), nil
 }

@@ -156,7 +156,7 @@ func (w *walker) openStruct(at []string, v reflect.Value) (reflect.Value, error)
 		if !f.IsExported() || !canHold(f.Type) || v.Type() == pairType && f.Name == "Key" {
 			continue
 		}
-		next := at // the pairs of a dict, and the value of a pair, are no steps
+		next := at // the pairs of a dict, and the value of a pair, are not steps
 		if v.Type() != pairType && f.Type != pairsType {
 			next = step(at, f.Name)
 		}

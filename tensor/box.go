@@ -80,7 +80,7 @@ func (b Box) Relative(origin []int64) Box {
 }
 
 // Check returns an error that wraps [ErrShape] unless b lies within a tensor of
-// the given shape. An empty box may stand at the very end of a dimension.
+// the given shape. An empty box may be at the end of a dimension.
 func (b Box) Check(shape []int64) error {
 	if len(b.Offsets) != len(b.Sizes) || len(b.Sizes) != len(shape) {
 		return fmt.Errorf("%w: box %v has %d offsets and %d sizes in a tensor of %d dimensions",

@@ -193,7 +193,7 @@ func splitPlane(axes []axis) (outer []axis, rows, cols axis) {
 	return slices.Delete(outer, k, k+1), rows, cols
 }
 
-// cursor stands at one step of nested loops.
+// cursor is the position in nested loops.
 type cursor struct {
 	axes     []axis
 	index    []int64

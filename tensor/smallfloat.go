@@ -9,7 +9,7 @@ import (
 type float8 struct {
 	fracBits uint32
 	bias     uint32
-	tooLarge uint32 // bits of the first float32 that is out of range whatever the rounding
+	tooLarge uint32 // bits of the first float32 that is out of range with any rounding
 	overflow uint8  // what such a number becomes, without a sign
 	nan      uint8
 	// The fnuz types have one zero. Their only NaN, overflow and nan here, has
@@ -146,7 +146,7 @@ func e8m0Bits(b uint8) uint32 {
 }
 
 // roundE8M0 returns the exponent closest to that of the float32 of bits v,
-// whatever its sign.
+// and drops its sign.
 func roundE8M0(v uint32) uint8 {
 	const minNormal, half = 1 << 23, 1 << 22
 	a := v &^ sign32

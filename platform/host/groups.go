@@ -121,7 +121,7 @@ func (p *Platform) Wrap(g group.Group) (*Group, error) {
 		}
 	}
 	if !slices.IsSorted(ranks) {
-		return nil, fmt.Errorf("wrap group of the world's ranks %v, which do not ascend: %w", ranks, group.ErrInvalid)
+		return nil, fmt.Errorf("wrap group: ranks %v do not ascend: %w", ranks, group.ErrInvalid)
 	}
 	var id identity
 	if named, ok := g.(interface{ ID() [16]byte }); ok {
@@ -238,8 +238,7 @@ func (p *Platform) use(op group.Op, g platform.Group) (*Group, error) {
 	return nil, &group.Error{Op: op, Ranks: []int{p.world.Rank()}, Err: err}
 }
 
-// The methods that are no collective calls of package group, as its errors name
-// them.
+// Names of methods in errors, in addition to those of package group.
 const (
 	opNew     group.Op = "new group"
 	opSplit   group.Op = "split"
@@ -255,7 +254,8 @@ type proposal struct {
 	Op    group.Op
 	Call  string
 	Parts [sha256.Size]byte
-	// Known is the group of its own part that the rank remembers, or none.
+	// Known identifies the group of its own part that the rank remembers. Zero: it
+	// remembers no such group.
 	Known identity
 }
 
@@ -321,7 +321,7 @@ func checkParts(parent *Group, parts [][]int) error {
 		for _, r := range part {
 			fresh, ok := there[r]
 			if !ok {
-				return fmt.Errorf("rank %d listed, which is not there: %w", r, group.ErrInvalid)
+				return fmt.Errorf("rank %d is not in the parent group: %w", r, group.ErrInvalid)
 			}
 			if !fresh {
 				return fmt.Errorf("rank %d listed twice: %w", r, group.ErrInvalid)

@@ -198,7 +198,7 @@ func (p *Platform) forget(g *Group) []*Group {
 // means that the group is unknown, and does not count as equal to any other.
 type identity [16]byte
 
-// worldID is the identity of the platform's world, of which there is one.
+// worldID is the identity of the platform's world.
 var worldID = identity{15: 1}
 
 // TensorComm returns the tensor collectives of g, those of package collective.

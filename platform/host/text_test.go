@@ -65,7 +65,7 @@ func TestDifferentListsAreNamed(t *testing.T) {
 		}, "new group: ranks 0, 1: no ranks in list 1 of 1: invalid argument", group.ErrInvalid},
 		"another list": {2, func(p platform.Platform, _ int) (platform.Group, error) {
 			return p.New(t.Context(), []int{0, 2})
-		}, "new group: ranks 0, 1: rank 2 listed, which is not there: invalid argument", group.ErrInvalid},
+		}, "new group: ranks 0, 1: rank 2 is not in the parent group: invalid argument", group.ErrInvalid},
 	} {
 		for r, err := range together(t, c.ranks, func(p platform.Platform) error {
 			_, err := c.call(p, p.World().Rank())
