@@ -20,7 +20,7 @@ var ErrStale = errors.New("unknown unchanged plan")
 // The zero Fingerprint identifies nothing.
 type Fingerprint [sha256.Size]byte
 
-// String returns the first digits, for people.
+// String returns the first digits.
 func (f Fingerprint) String() string { return hex.EncodeToString(f[:6]) }
 
 // Cache remembers the plans of the previous save. Ranks whose plans have not
@@ -39,11 +39,11 @@ func (f Fingerprint) String() string { return hex.EncodeToString(f[:6]) }
 type Cache struct {
 	print Fingerprint // of this rank's last local plan
 	sizes sizes       // of its values
-	final *SavePlan   // what became of it
+	final *SavePlan   // the final plan that was made of it
 	begun bool        // Local was called and Finish not yet
 
-	// On the coordinator: all ranks' local plans, the sizes they told since, and
-	// what became of the plans.
+	// On the coordinator: the local plans of all ranks, the sizes that the ranks sent
+	// since, and the final plans.
 	locals  []*SavePlan
 	resized []sizes
 	finals  []*SavePlan
@@ -58,7 +58,7 @@ type Cache struct {
 // of ranks.
 func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 	if c.begun {
-		c.final = nil // the coordinator may have given this rank another one
+		c.final = nil // the coordinator may have made another final plan
 	}
 	c.begun = true
 	print, err := fingerprint(p, options)
@@ -102,7 +102,7 @@ func (c *Cache) Global(sent []*SavePlan, plan func([]*SavePlan) ([]*SavePlan, *m
 	return answers(sent, finals, old), md, nil
 }
 
-// compare reports whether a plan has changed, and notes the sizes that have.
+// compare reports whether a plan has changed, and records new sizes.
 func (c *Cache) compare(sent []*SavePlan) (changed bool, err error) {
 	changed = len(sent) != len(c.finals)
 	for r, p := range sent {
@@ -120,8 +120,8 @@ func (c *Cache) compare(sent []*SavePlan) (changed bool, err error) {
 	return changed, nil
 }
 
-// knows reports whether rank r sent that plan in the save before, which had as
-// many ranks.
+// knows reports whether rank r sent that plan in the previous save, with the same
+// number of ranks.
 func (c *Cache) knows(r, ranks int, print Fingerprint) bool {
 	return ranks == len(c.locals) && c.locals[r].Fingerprint == print && print != Fingerprint{}
 }
@@ -137,8 +137,8 @@ func (c *Cache) merge(sent []*SavePlan) []*SavePlan {
 	return full
 }
 
-// answers replaces the final plans that their ranks know by unchanged ones. Only
-// a rank that sent an unchanged plan still has its final one.
+// answers replaces the final plans that their ranks still have by unchanged ones.
+// Only a rank that sent an unchanged plan has its final plan.
 func answers(sent, finals, old []*SavePlan) []*SavePlan {
 	out := make([]*SavePlan, len(finals))
 	for r, p := range finals {
@@ -199,8 +199,8 @@ func fingerprint(p *SavePlan, options string) (Fingerprint, error) {
 	return Fingerprint(h.Sum(nil)), nil
 }
 
-// sizes are the sizes of values by their names. The text of a number changes its
-// length from save to save: that must not make a new plan of it.
+// sizes are the sizes of values by name. The text of a number may change its length
+// from save to save, which does not change the plan.
 type sizes map[string]int64
 
 // sizesOf returns the sizes of the values in p.
@@ -221,7 +221,7 @@ func (s sizes) with(p *SavePlan) sizes {
 	return s
 }
 
-// others returns the values in p that are of another size than s says.
+// others returns the values in p whose size is not that in s.
 func (s sizes) others(p *SavePlan) []WriteItem {
 	var out []WriteItem
 	for _, it := range p.Items {
@@ -232,7 +232,7 @@ func (s sizes) others(p *SavePlan) []WriteItem {
 	return out
 }
 
-// applied returns p with the sizes that s says: p itself if they are so.
+// applied returns p with the sizes in s, or p itself if it has them.
 func (s sizes) applied(p *SavePlan) *SavePlan {
 	q := p
 	for i := range p.Items {
@@ -267,8 +267,8 @@ func writersOf(finals []*SavePlan) map[string]int {
 	return out
 }
 
-// resize returns md with the sizes that the values' writers sent: md itself
-// if none did.
+// resize returns md with the sizes that the writers of values sent, or md itself if
+// they sent none.
 func resize(md *meta.Metadata, sent []*SavePlan, writers map[string]int) *meta.Metadata {
 	out := md
 	for r, p := range sent {

@@ -73,7 +73,7 @@ func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 	return w.B, nil
 }
 
-// encodeItem writes what is an item's own.
+// encodeItem writes an item without its description.
 func encodeItem(w *wire.Writer, it *WriteItem) {
 	w.Byte(byte(it.Kind))
 	w.Varint(int64(it.Hint))
@@ -133,7 +133,7 @@ func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 	if c.known == nil {
 		c = NewSavePlanCodec()
 	}
-	c.known.mu.RLock() // once for the whole plan; add gives it up for a moment
+	c.known.mu.RLock() // once for the whole plan
 	defer c.known.mu.RUnlock()
 	r := wire.NewReader(b)
 	checkVersion(r)
@@ -209,8 +209,8 @@ func (d *itemDecoder) info(record []byte) *Info {
 	return d.known.add(string(record), in)
 }
 
-// add adds a description, unless another goroutine has added it meanwhile, and
-// returns the one to use. The read lock is held, and given up for a moment.
+// add adds a description, unless another goroutine has added it, and returns the one
+// to use. The caller holds the read lock, which add releases and takes again.
 func (k *descriptions) add(record string, in *Info) *Info {
 	k.mu.RUnlock()
 	defer k.mu.RLock()
@@ -268,8 +268,8 @@ type ints struct {
 // list reads what encodeInts wrote.
 func (d *ints) list() []int64 { return d.take(d.r.CountMax(tensor.MaxDims)) }
 
-// take reads n numbers. The list is never nil, which would be no offset at all,
-// unless there is an error.
+// take reads n numbers. The list is nil only after an error: a nil offset has another
+// meaning than an empty one.
 func (d *ints) take(n int) []int64 {
 	if n == 0 {
 		return []int64{}

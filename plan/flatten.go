@@ -17,14 +17,14 @@ import (
 // a state that contains itself.
 const MaxDepth = 256
 
-// leaf is one value of a state, with its place.
+// leaf is one value of a state and its position.
 type leaf struct {
 	fqn   string
 	path  meta.Path
 	value any
 	// set replaces the value in its container.
 	set func(v any) error
-	// bound says that it stands in a [Slot].
+	// bound is set if the value is in a [Slot].
 	bound bool
 }
 
@@ -171,8 +171,8 @@ func isList(v reflect.Value) bool {
 	return v.Kind() == reflect.Slice && v.Type() != reflect.TypeFor[value.Tuple]() && !isTensor(v)
 }
 
-// isTensor reports whether v is a leaf whatever its kind: a caller's sharded
-// type may well be a map or a slice underneath.
+// isTensor reports whether v is a leaf whatever its kind: a caller's sharded type may
+// be a map or a slice.
 func isTensor(v reflect.Value) bool {
 	switch v.Interface().(type) {
 	case *tensor.Tensor, Checkpointable, unset:
@@ -181,12 +181,11 @@ func isTensor(v reflect.Value) bool {
 	return false
 }
 
-// isOpener reports whether v, somewhere inside a list, makes it be opened.
+// isOpener reports whether a list that has v inside is opened.
 func isOpener(v reflect.Value) bool { return isTensor(v) || isMap(v) }
 
-// holds reports whether something inside the map or list c, at any depth,
-// satisfies is. What is nested too deep does: the caller's depth check refuses
-// it then.
+// holds reports whether a value inside the map or list c, at any depth, satisfies is.
+// It returns true if the nesting is too deep, which the caller's depth check refuses.
 func holds(c reflect.Value, is func(reflect.Value) bool, depth int) bool {
 	if depth > MaxDepth {
 		return true
@@ -208,7 +207,7 @@ func holds(c reflect.Value, is func(reflect.Value) bool, depth int) bool {
 }
 
 // checkLeaf returns an error if a tensor is inside of a Go value that is not
-// opened: it would be stored as text. What value's own types hold is theirs.
+// opened: it would be stored as text. The types of package value are not checked.
 func checkLeaf(v any) error {
 	c := reflect.ValueOf(v)
 	if c.Kind() == reflect.Map || isArray(c) {

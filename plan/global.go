@@ -17,14 +17,14 @@ import (
 // ref points at one item of one rank's plan.
 type ref struct{ rank, item int32 }
 
-// chunk is one distinct piece of a name.
+// chunk is a distinct box of a name, or its value.
 type chunk struct {
 	first, end int32 // its holders in the name's list
 	owner      ref   // the holder that writes it
 	weight     int64 // its bytes, at least one
 }
 
-// name is all that the plans say about one name.
+// name has the items of all plans with one name.
 type name struct {
 	info     *Info
 	kind     Kind
@@ -80,7 +80,7 @@ func group(plans []*SavePlan) (*grouping, error) {
 	return g, nil
 }
 
-// checkPlan refuses a plan that does not say what is to be written.
+// checkPlan refuses a plan without items that can be written.
 func checkPlan(p *SavePlan) error {
 	if p == nil {
 		return fmt.Errorf("%w: it is nil", ErrProtocol)
@@ -100,7 +100,7 @@ func checkPlan(p *SavePlan) error {
 	return nil
 }
 
-// nameFinder numbers names in the order in which they are first seen.
+// nameFinder numbers names in the order of their first items.
 type nameFinder struct {
 	byInfo map[*Info]int32 // most items share their Info with another rank's; nil for one rank
 	byFQN  map[string]int32
@@ -197,7 +197,7 @@ func GlobalWith(plans []*SavePlan, o GlobalOptions) ([]*SavePlan, *meta.Metadata
 	return out, md, nil
 }
 
-// number orders the chunks by their owners and tells each item its position.
+// number orders the chunks by their owners and sets the position of each item.
 func (g *grouping) number(n *name) {
 	slices.SortFunc(n.chunks, func(a, b chunk) int { return compareRefs(a.owner, b.owner) })
 	for _, r := range n.refs {
@@ -297,7 +297,7 @@ func inParallel(n int, fn func(i int)) {
 }
 
 // distinguish groups the items of one name into distinct chunks, in the order
-// of their first holders, and notes what contradicts.
+// of their first holders, and records contradictions.
 func (g *grouping) distinguish(n *name) {
 	agree, ascending := true, true
 	var before []int64
@@ -306,8 +306,8 @@ func (g *grouping) distinguish(n *name) {
 		if it.Info != n.info && !it.Info.Equal(n.info) || (it.Kind == KindBytes) != (n.kind == KindBytes) {
 			agree = false
 		}
-		// Boxes that ascend strictly, as those of a tensor sharded over the
-		// ranks do, are all distinct.
+		// Boxes that ascend strictly are all distinct, like those of a tensor that
+		// is sharded over the ranks.
 		ascending = ascending && (i == 0 || slices.Compare(before, it.Box.Offsets) < 0)
 		before = it.Box.Offsets
 	}
@@ -374,7 +374,7 @@ func compareBoxes(a, b tensor.Box) int {
 	return cmp.Or(slices.Compare(a.Offsets, b.Offsets), slices.Compare(a.Sizes, b.Sizes))
 }
 
-// OwnerRule says which of the ranks that hold the same item write it.
+// OwnerRule chooses which of the ranks that hold the same item write it.
 type OwnerRule uint8
 
 // The rules.
@@ -409,8 +409,8 @@ type shared struct {
 	holders []ref
 }
 
-// assign chooses the owner of every chunk that several ranks hold. Until then
-// the first holder is.
+// assign chooses the owner of every chunk that several ranks hold. Before that, the
+// first holder is the owner.
 func (g *grouping) assign(rule OwnerRule) {
 	if g.every = rule == EveryHolder; rule != LeastLoaded {
 		return

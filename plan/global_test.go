@@ -181,41 +181,41 @@ func TestGlobalReportsEveryProblem(t *testing.T) {
 	}{
 		"another dtype": {
 			[]*plan.SavePlan{planOf(x), planOf(changed(x, func(in *plan.Info) { in.DType = tensor.Float16 }))},
-			[]string{`"x": disagree: rank 0 says a tensor of float32 [4], rank 1 a tensor of float16 [4]`},
+			[]string{`"x": disagree: rank 0 has a tensor of float32 [4], rank 1 has a tensor of float16 [4]`},
 		},
 		"another shape": {
 			[]*plan.SavePlan{planOf(), planOf(x), planOf(replica("x", 5))},
-			[]string{`"x": disagree: rank 1 says a tensor of float32 [4], rank 2 a tensor of float32 [5]`},
+			[]string{`"x": disagree: rank 1 has a tensor of float32 [4], rank 2 has a tensor of float32 [5]`},
 		},
 		"a tensor and a value": {
 			[]*plan.SavePlan{planOf(x), planOf(bytesItem("x", 4))},
-			[]string{`"x": disagree: rank 0 says a tensor of float32 [4], rank 1 a value (raw)`},
+			[]string{`"x": disagree: rank 0 has a tensor of float32 [4], rank 1 has a value (raw)`},
 		},
 		"a value and a tensor": {
 			[]*plan.SavePlan{planOf(bytesItem("x", 4)), planOf(x)},
-			[]string{`"x": disagree: rank 0 says a value (raw), rank 1 a tensor of float32 [4]`},
+			[]string{`"x": disagree: rank 0 has a value (raw), rank 1 has a tensor of float32 [4]`},
 		},
 		"a tensor and a value of one description": {
 			[]*plan.SavePlan{planOf(x), planOf(plan.WriteItem{Info: x.Info, Kind: plan.KindBytes})},
-			[]string{`"x": disagree: rank 0 says a tensor of float32 [4], rank 1 a value ()`},
+			[]string{`"x": disagree: rank 0 has a tensor of float32 [4], rank 1 has a value ()`},
 		},
 		"another codec": {
 			[]*plan.SavePlan{planOf(bytesItem("v", 4)), planOf(changed(bytesItem("v", 4), func(in *plan.Info) { in.Codec = "json" }))},
-			[]string{`"v": disagree: rank 0 says a value (raw), rank 1 a value (json)`},
+			[]string{`"v": disagree: rank 0 has a value (raw), rank 1 has a value (json)`},
 		},
 		"another path": {
 			[]*plan.SavePlan{planOf(x), planOf(changed(x, func(in *plan.Info) { in.Path = at("m", 0) }))},
-			[]string{`"x": disagree: rank 0 says a tensor of float32 [4], rank 1 a tensor of float32 [4] at [m 0]`},
+			[]string{`"x": disagree: rank 0 has a tensor of float32 [4], rank 1 has a tensor of float32 [4] at [m 0]`},
 		},
 		"other properties": {
 			[]*plan.SavePlan{planOf(x), planOf(changed(x, func(in *plan.Info) { in.RequiresGrad = true }))},
-			[]string{`"x": disagree: rank 0 says a tensor of float32 [4], rank 1 a tensor of float32 [4] with requires_grad=true memory_format="" layout="" pin_memory=false`},
+			[]string{`"x": disagree: rank 0 has a tensor of float32 [4], rank 1 has a tensor of float32 [4] with requires_grad=true memory_format="" layout="" pin_memory=false`},
 		},
 		"each other description once": {
 			[]*plan.SavePlan{planOf(x), planOf(replica("x", 5)), planOf(replica("x", 5)), planOf(replica("x", 6)), planOf(x)},
 			[]string{
-				`"x": disagree: rank 0 says a tensor of float32 [4], rank 1 a tensor of float32 [5]`,
-				`"x": disagree: rank 0 says a tensor of float32 [4], rank 3 a tensor of float32 [6]`,
+				`"x": disagree: rank 0 has a tensor of float32 [4], rank 1 has a tensor of float32 [5]`,
+				`"x": disagree: rank 0 has a tensor of float32 [4], rank 3 has a tensor of float32 [6]`,
 			},
 		},
 		"a missing part":  {[]*plan.SavePlan{planOf(item("x", shape, span(0, 2)))}, []string{`"x": volume: the chunks hold 2 of 4 elements`}},

@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Kind says what an item is.
+// Kind is the kind of an item.
 type Kind uint8
 
 // The kinds of items.
@@ -105,8 +105,7 @@ type ItemKey struct {
 // are.
 func (w *WriteItem) Key() ItemKey { return ItemKey{w.Index().Key(), boxKey(w.Box)} }
 
-// offsetOf returns where b begins, as an Index says it: a 0-d box has an offset
-// too.
+// offsetOf returns the offset of b for an Index. It is not nil, even if b is 0-d.
 func offsetOf(b tensor.Box) []int64 {
 	if b.Offsets == nil {
 		return []int64{}
@@ -382,7 +381,7 @@ type described struct {
 // Properties returns what WithProperties was given.
 func (d described) Properties() meta.Properties { return d.properties }
 
-// checkProperties refuses words that no reader would understand.
+// checkProperties refuses values that readers do not know.
 func checkProperties(p meta.Properties) error {
 	switch p.MemoryFormat {
 	case "", "channels_last", "preserve_format":
@@ -452,11 +451,11 @@ var (
 	ErrUnexpected = errors.New("not asked for by the state")
 )
 
-// maxSpelled bounds how many problems an error message spells out.
+// maxSpelled is the largest number of problems in an error message.
 const maxSpelled = 20
 
-// errorList is several errors at once. Its text spells out as many as a person
-// reads; it wraps all of them.
+// errorList is a list of errors. Its text has at most maxSpelled of them, and it wraps
+// all of them.
 type errorList []error
 
 // Error lists the errors, one a line.

@@ -32,8 +32,8 @@ type DefaultLoad struct {
 	// asks for. All ranks must set it alike. If it is set, the planner uses the
 	// plans' PlannerData itself.
 	RejectUnexpected bool
-	// Cast says which conversions between the saved and the wanted dtype are
-	// allowed. Zero: all.
+	// Cast limits the conversions from the saved to the wanted dtype. Zero: all are
+	// allowed.
 	Cast tensor.CastPolicy
 	// Rename, if not nil, returns the name in the checkpoint for a name of the
 	// state.
@@ -121,7 +121,7 @@ func (d *DefaultLoad) flattened() ([]leaf, error) {
 
 // addLeaf appends the reads for one value of the state.
 func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadItem, error) {
-	if m, lost := d.setup.Metadata.FindMissing(source); lost { // whatever AllowMissing says
+	if m, lost := d.setup.Metadata.FindMissing(source); lost { // even if AllowMissing is set
 		return items, Named(source, m.Err)
 	}
 	e, ok := d.setup.Metadata.Find(source)
@@ -195,7 +195,7 @@ func (d *DefaultLoad) GlobalPlan(plans []*LoadPlan) ([]*LoadPlan, error) {
 	for r, p := range plans {
 		var names []string
 		if err := json.Unmarshal(p.PlannerData, &names); err != nil {
-			return nil, fmt.Errorf("%w: rank %d does not say what it asks for: %w", ErrState, r, err)
+			return nil, fmt.Errorf("%w: the plan of rank %d does not list the names that it asks for: %w", ErrState, r, err)
 		}
 		for _, n := range names {
 			asked[n] = true
@@ -262,8 +262,8 @@ func localPart(v any, at meta.Index) (*tensor.Tensor, error) {
 	return part, err
 }
 
-// findBox returns the position of the box that begins where at says. If
-// several do, the hint decides.
+// findBox returns the position of the box with the offset of at. If there are
+// several, the hint decides.
 func findBox(boxes []tensor.Box, at meta.Index) (int, bool) {
 	is := func(b tensor.Box) bool { return slices.Equal(b.Offsets, at.Offset) && !b.Empty() }
 	if h := int(at.Hint); h >= 0 && h < len(boxes) && is(boxes[h]) {
@@ -397,7 +397,7 @@ func Place(s State, path meta.Path, v any) error {
 // placer puts values into a state, within a bound on the lists it makes.
 type placer struct {
 	room int // positions that may yet be added to lists
-	pad  any // what stands in the positions that nothing was put at
+	pad  any // stands in the positions that have no value
 }
 
 func (p *placer) place(s State, path meta.Path, v any) error {
@@ -471,7 +471,7 @@ func (p *placer) inList(l []any, path meta.Path, v any) (any, error) {
 // [DefaultLoad] to fill: every tensor whole and zeroed, every value unset, every
 // map a map[string]any as [Place] makes it. Only the names for which want returns
 // true are made; nil means all. Positions of a list that are not wanted are nil
-// after the load. A tensor that stood inside of a value is a key of the state until
+// after the load. A tensor that was inside of a value is a key of the state until
 // [ResolveRefs] puts it there.
 //
 // If a name differs from its path, because a planner renamed it, the name itself
@@ -504,8 +504,8 @@ func NewState(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 	return s, nil
 }
 
-// pathOf returns where an entry belongs in a state, so that flattening gives it
-// its name again.
+// pathOf returns the path of an entry in a state, from which flattening makes its
+// name again.
 func pathOf(e *meta.Entry) meta.Path {
 	if e.Path.FQN() != e.FQN {
 		return meta.Path{meta.Key(e.FQN)}
@@ -513,21 +513,21 @@ func pathOf(e *meta.Entry) meta.Path {
 	return e.Path
 }
 
-// blank returns what a load fills with e.
+// blank returns the value that a load fills with e.
 func blank(e *meta.Entry) (any, error) {
 	if e.Tensor == nil {
 		return unset{}, nil
 	}
-	// Chunks lie in files of a known size, a shape is only a claim: it must not
-	// make us take memory that nothing will fill.
+	// The sizes of chunks are checked against the files, a shape is not: do not
+	// allocate memory for elements that no chunk has.
 	if ps := CheckCoverage(e.Tensor.Shape, e.Tensor.Chunks); len(ps) > 0 {
 		return nil, fmt.Errorf("%w: %s", ErrMismatch, ps[0].Text)
 	}
 	return tensor.New(e.Tensor.DType, e.Tensor.Shape)
 }
 
-// unset stands for a value that is not loaded yet. Flattening sees a leaf in
-// it, which a nil in a list without tensors would not be.
+// unset stands for a value that is not loaded yet. It is a leaf for flattening, unlike
+// a nil in a list without tensors.
 type unset struct{}
 
 // gap stands for a position of a list that is not to be loaded.

@@ -10,9 +10,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ChunkIndex finds the chunks of one tensor that a box touches. For many boxes
-// the chunks are kept in the order of their start along the dimension that
-// divides them most, so that each search looks at few others.
+// ChunkIndex finds the chunks of one tensor that overlap a box. If there are many
+// boxes, the chunks are sorted by their start along the dimension that divides them
+// most, so that each search looks at few of them.
 type ChunkIndex struct {
 	fqn    string
 	chunks []tensor.Box
@@ -21,8 +21,8 @@ type ChunkIndex struct {
 	maxEnd []int64 // by position in order: the largest end so far
 }
 
-// fewBoxes is up to how many boxes looking at all chunks is cheaper than
-// sorting them.
+// fewBoxes is the number of boxes up to which a search of all chunks for each box is
+// cheaper than sorting the chunks.
 const fewBoxes = 4
 
 // NewChunkIndex returns an index of the chunks of e, a tensor. boxes is the number
@@ -91,8 +91,8 @@ func (x *ChunkIndex) near(b tensor.Box) iter.Seq[int] {
 			}
 			return
 		}
-		// maxEnd never falls, so everything before the first end beyond b's
-		// start has ended by then.
+		// maxEnd ascends, so all chunks before the first end beyond b's start end
+		// before b.
 		first, _ := slices.BinarySearch(x.maxEnd, b.Offsets[x.dim]+1)
 		for _, c := range x.order[first:] {
 			if x.chunks[c].Offsets[x.dim] >= b.End(x.dim) || !yield(int(c)) {

@@ -19,7 +19,7 @@ type DefaultSave struct {
 	// NoFlatten saves each nested map or list as a single value, which must not
 	// hold tensors.
 	NoFlatten bool
-	// Owner says which rank writes what several ranks hold. Zero: LeastLoaded.
+	// Owner chooses the rank that writes what several ranks hold. Zero: LeastLoaded.
 	Owner OwnerRule
 	// ValuesMayDiffer lets ranks hold different values under one name. The value of
 	// the lowest rank is saved. If it is not set, different values are an error,
@@ -100,7 +100,7 @@ func (d *DefaultSave) addLeaf(p *SavePlan, l leaf) error {
 	return d.addValue(p, info, v)
 }
 
-// isNil reports whether v is a tensor that is not there.
+// isNil reports whether v is a nil pointer to a tensor.
 func isNil(v any) bool {
 	if _, ok := tensorOf(v); !ok {
 		return false
@@ -207,7 +207,7 @@ func (d *DefaultSave) Alias(it *WriteItem) any {
 	return nil
 }
 
-// boxKey returns what identifies a box, as the key of a map.
+// boxKey returns a box as the key of a map.
 func boxKey(b tensor.Box) string {
 	k := make([]byte, 0, 16*len(b.Sizes))
 	for _, n := range b.Offsets {

@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ProblemKind says what is wrong with a global plan.
+// ProblemKind is the kind of a problem of a global plan.
 type ProblemKind string
 
 // The kinds of problems.
@@ -99,11 +99,11 @@ func (g *grouping) compare(n *name) {
 		if said = append(said, text); len(said) > maxDisagree {
 			return
 		}
-		n.problem(ProblemDisagree, "rank %d says %s, rank %d %s", n.refs[0].rank, describe(n.info, n.kind), r.rank, text)
+		n.problem(ProblemDisagree, "rank %d has %s, rank %d has %s", n.refs[0].rank, describe(n.info, n.kind), r.rank, text)
 	}
 }
 
-// describe tells everything that ranks must agree on.
+// describe returns everything that ranks must agree on.
 func describe(in *Info, k Kind) string {
 	var b strings.Builder
 	if k == KindBytes {
@@ -185,8 +185,8 @@ func anyOverlap(boxes []tensor.Box) (a, b tensor.Box, ok bool) {
 	return a, b, ok
 }
 
-// overlaps finds boxes that have elements in common. It works on the boxes'
-// numbers, so that nothing large is moved.
+// overlaps finds boxes that have elements in common. It sorts the boxes' numbers
+// instead of the boxes, which are large.
 type overlaps struct {
 	boxes []tensor.Box
 	found func(a, b tensor.Box)
@@ -196,11 +196,11 @@ type overlaps struct {
 // maxOverlaps bounds how many overlaps of one tensor are reported.
 const maxOverlaps = 100
 
-// search cuts the boxes into groups along dimension d, wherever a plane passes
-// between them, and each group along the next dimension. Layouts of the field
-// fall apart into single boxes that way, in n log n; whatever no plane divides
-// in any dimension is compared pair by pair along a sweep. uncut is the number
-// of dimensions in a row that were tried without a cut.
+// search cuts the boxes into groups along dimension d, at each plane that passes
+// between them, and each group along the next dimension. Usual layouts fall apart
+// into single boxes this way, in n log n steps. Boxes that no plane divides in any
+// dimension are compared by sweep. uncut is the number of dimensions in a row that
+// were tried without a cut.
 func (o *overlaps) search(ids []int32, d, uncut int) {
 	if len(ids) < 2 || o.count >= maxOverlaps {
 		return
