@@ -66,7 +66,7 @@ func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 		return nil, err
 	}
 	old := c.sizes
-	c.sizes = sizesOf(p)
+	c.sizes = sizes(nil).with(p)
 	if c.final != nil && print == c.print {
 		return &SavePlan{Unchanged: true, Fingerprint: print, Values: p.Values, Items: old.others(p)}, nil
 	}
@@ -111,19 +111,13 @@ func (c *Cache) compare(sent []*SavePlan) (changed bool, err error) {
 			return false, fmt.Errorf("%w: rank %d sent no plan", ErrProtocol, r)
 		case !p.Unchanged:
 			changed = true
-		case !c.knows(r, len(sent), p.Fingerprint):
+		case len(sent) != len(c.locals) || c.locals[r].Fingerprint != p.Fingerprint || p.Fingerprint == Fingerprint{}:
 			return false, fmt.Errorf("%w: %v of rank %d", ErrStale, p.Fingerprint, r)
 		default:
 			c.resized[r] = c.resized[r].with(p)
 		}
 	}
 	return changed, nil
-}
-
-// knows reports whether rank r sent that plan in the previous save, with the same
-// number of ranks.
-func (c *Cache) knows(r, ranks int, print Fingerprint) bool {
-	return ranks == len(c.locals) && c.locals[r].Fingerprint == print && print != Fingerprint{}
 }
 
 // merge fills in the plans that were not sent.
@@ -202,9 +196,6 @@ func fingerprint(p *SavePlan, options string) (Fingerprint, error) {
 // sizes are the sizes of values by name. The text of a number may change its length
 // from save to save, which does not change the plan.
 type sizes map[string]int64
-
-// sizesOf returns the sizes of the values in p.
-func sizesOf(p *SavePlan) sizes { return sizes(nil).with(p) }
 
 // with returns s with the sizes in p added to it.
 func (s sizes) with(p *SavePlan) sizes {

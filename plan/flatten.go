@@ -33,9 +33,10 @@ type leaf struct {
 // empty one vanishes; a list is opened only if a tensor or a map is somewhere
 // inside, and is a leaf otherwise.
 //
-// whole, if not nil, names maps that are leaves as long as no tensor is inside.
-func flatten(s State, whole func(fqn string) bool) ([]leaf, error) {
-	f := flattener{whole: whole, out: make([]leaf, 0, len(s))}
+// whole, if not nil, names maps that are leaves as long as no tensor is inside. If
+// shallow is set, the top-level values are the leaves, and they have no paths.
+func flatten(s State, shallow bool, whole func(fqn string) bool) ([]leaf, error) {
+	f := flattener{whole: whole, shallow: shallow, out: make([]leaf, 0, len(s))}
 	if err := f.visitMap(nil, reflect.ValueOf(s), false); err != nil {
 		return nil, err
 	}
@@ -48,22 +49,10 @@ func flatten(s State, whole func(fqn string) bool) ([]leaf, error) {
 	return f.out, nil
 }
 
-// shallow returns the top-level values of a state as leaves without paths.
-func shallow(s State) []leaf {
-	out := make([]leaf, 0, len(s))
-	for _, k := range slices.Sorted(maps.Keys(s)) {
-		l := leaf{fqn: k, value: s[k], set: func(v any) error { s[k] = v; return nil }}
-		if in, ok := s[k].(*Slot); ok {
-			l.value, l.set, l.bound = in.Value(), in.assign, true
-		}
-		out = append(out, l)
-	}
-	return out
-}
-
 type flattener struct {
-	out   []leaf
-	whole func(fqn string) bool
+	out     []leaf
+	whole   func(fqn string) bool
+	shallow bool
 }
 
 func (f *flattener) visitMap(at meta.Path, m reflect.Value, bound bool) error {
@@ -122,6 +111,8 @@ func (f *flattener) visit(at meta.Path, v reflect.Value, set func(any) error, bo
 	}
 	fqn := at.FQN()
 	switch {
+	case f.shallow:
+		at = nil
 	case isMap(v) && !f.isWhole(fqn, v):
 		return f.visitMap(at, v, bound)
 	case isList(v) && holds(v, isOpener, 0):
@@ -242,7 +233,7 @@ func assignable(v any, t reflect.Type) (reflect.Value, error) {
 // SetUp loads into them; otherwise saves and loads refuse them. The error wraps
 // ErrState if s cannot be flattened into names.
 func Placeholders(s State) (map[string]*tensor.Tensor, error) {
-	leaves, err := flatten(s, nil)
+	leaves, err := flatten(s, false, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -64,7 +64,10 @@ func (d *DefaultLoad) Missing() []string { return d.missing }
 // lists everything that does not match. It wraps ErrMismatch, or ErrState if the
 // state contradicts itself.
 func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
-	leaves, err := d.flattened()
+	leaves, err := flatten(d.setup.State, d.NoFlatten, func(fqn string) bool {
+		e, ok := d.setup.Metadata.Find(d.source(fqn))
+		return ok && e.Bytes != nil
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -107,16 +110,6 @@ func (d *DefaultLoad) source(fqn string) string {
 		return fqn
 	}
 	return d.Rename(fqn)
-}
-
-func (d *DefaultLoad) flattened() ([]leaf, error) {
-	if d.NoFlatten {
-		return shallow(d.setup.State), nil
-	}
-	return flatten(d.setup.State, func(fqn string) bool {
-		e, ok := d.setup.Metadata.Find(d.source(fqn))
-		return ok && e.Bytes != nil
-	})
 }
 
 // addLeaf appends the reads for one value of the state.

@@ -53,7 +53,7 @@ func (d *DefaultSave) SetUp(s SaveSetup) error {
 // one for each box of a sharded tensor. The error lists everything that cannot be
 // saved, and wraps ErrState.
 func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
-	leaves, err := d.leaves()
+	leaves, err := flatten(d.setup.State, d.NoFlatten, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -69,13 +69,6 @@ func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
 		return nil, errorList(errs)
 	}
 	return p, nil
-}
-
-func (d *DefaultSave) leaves() ([]leaf, error) {
-	if d.NoFlatten {
-		return shallow(d.setup.State), nil
-	}
-	return flatten(d.setup.State, nil)
 }
 
 // addLeaf appends the items of one value to p.
