@@ -41,9 +41,6 @@ type Config struct {
 	Command []string
 	// Env is added to the environment of the processes.
 	Env []string
-	// Timeout is the time after which a silent process counts as dead. A killed
-	// process is detected sooner; the report has the time. Zero: 10 s.
-	Timeout time.Duration
 	// Watch, if not nil, receives the progress of the demo.
 	Watch Watcher
 }
@@ -71,7 +68,6 @@ func (noWatcher) End(string, *Report) {}
 func (c Config) withDefaults() Config {
 	c.Bytes = cmp.Or(c.Bytes, 64<<20)
 	c.Ranks, c.LoadRanks = cmp.Or(c.Ranks, 8), cmp.Or(c.LoadRanks, 3)
-	c.Timeout = cmp.Or(c.Timeout, 10*time.Second)
 	if c.Watch == nil {
 		c.Watch = noWatcher{}
 	}

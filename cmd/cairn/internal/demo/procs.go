@@ -53,7 +53,7 @@ type answer struct {
 
 // launch runs a task in n processes and returns their answers.
 func (t *procRunner) launch(ctx context.Context, n int, k task, keepGoing bool) ([]answer, *launch.Report, error) {
-	k.Bytes, k.Ranks, k.LoadRanks, k.Timeout = t.Bytes, t.Ranks, t.LoadRanks, t.Timeout
+	k.Bytes, k.Ranks, k.LoadRanks = t.Bytes, t.Ranks, t.LoadRanks
 	text, err := json.Marshal(k)
 	if err != nil {
 		return nil, nil, err

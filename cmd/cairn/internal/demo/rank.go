@@ -34,6 +34,10 @@ func RunRank(ctx context.Context, s blob.Store, text string, out io.Writer) erro
 	return r.tell.send(message{Done: done})
 }
 
+// silence is the time after which a silent process counts as dead. A killed process is
+// detected sooner; the report has the time.
+const silence = 10 * time.Second
+
 // rank is one process of the demo.
 type rank struct {
 	task
@@ -42,7 +46,7 @@ type rank struct {
 }
 
 func (r *rank) run(ctx context.Context, done *outcome) error {
-	g, err := tcp.Join(ctx, tcp.Config{Job: tag, Timeout: r.Timeout})
+	g, err := tcp.Join(ctx, tcp.Config{Job: tag, Timeout: silence})
 	if err != nil {
 		return err
 	}
@@ -94,8 +98,6 @@ type task struct {
 	LoadRanks int   `json:"load_ranks"`
 	// Step is the training step to save, or of the checkpoint to load.
 	Step int64 `json:"step"`
-	// Timeout is the time after which a silent rank counts as dead.
-	Timeout time.Duration `json:"timeout"`
 	// Victim is the rank that kills itself at Point. If Point is empty, no rank
 	// does.
 	Victim int    `json:"victim"`
