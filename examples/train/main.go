@@ -1,6 +1,6 @@
-// Command train is a whole program whose ranks are processes: they average what
-// they have computed, save what they hold and load it in another sharding. It
-// knows no model: its gradients are numbers that are easy to check.
+// Command train is a whole program whose ranks are processes: they average their
+// gradients, save their state and load it in another sharding. It has no model: its
+// gradients are numbers that are easy to check.
 package main
 
 import (
@@ -27,9 +27,9 @@ func main() {
 	}
 }
 
-// run is what every rank does.
+// run is the work of every rank.
 func run(ctx context.Context, folder string) error {
-	meeting, cancel := context.WithTimeout(ctx, 5*time.Minute) // for the slowest to come
+	meeting, cancel := context.WithTimeout(ctx, 5*time.Minute) // for the slowest rank to join
 	defer cancel()
 	g, err := tcp.Join(meeting, tcp.Config{Job: "train"})
 	if err != nil {
@@ -37,7 +37,8 @@ func run(ctx context.Context, folder string) error {
 	}
 	defer g.Close()
 
-	w, wErr := matrix(g, shard.Shard(0)) // by rows
+	shape := []int64{4, 4}
+	w, wErr := shard.Zeros[float32](shard.Rows(g.Size()), shape, g.Rank())
 	grad, gradErr := tensor.Of([]int64{2}, []float32{float32(g.Rank()), 1})
 	store, storeErr := file.Open(folder, nil)
 	if err := errors.Join(wErr, gradErr, storeErr); err != nil {
@@ -51,11 +52,12 @@ func run(ctx context.Context, folder string) error {
 		return err
 	}
 
-	if w, err = matrix(g, shard.Shard(1)); err != nil { // and now by columns
+	if w, err = shard.Zeros[float32](shard.Columns(g.Size()), shape, g.Rank()); err != nil {
 		return err
 	}
 	state["w"] = w
-	// What several ranks need, as grad, is read by one of them and sent to the others.
+	// If several ranks need the same bytes, as for grad, one of them reads them and
+	// sends them to the others.
 	if _, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: g, Share: true}); err != nil {
 		return err
 	}
@@ -65,14 +67,8 @@ func run(ctx context.Context, folder string) error {
 	return errors.Join(wErr, gradErr)
 }
 
-// matrix returns this rank's part of a matrix of zeros.
-func matrix(g *tcp.Group, cut shard.Placement) (*shard.Tensor, error) {
-	layout := shard.Placed{Mesh: shard.Mesh{Shape: []int{g.Size()}}, Placements: []shard.Placement{cut}}
-	return shard.Empty(layout, tensor.Float32, []int64{4, 4}, g.Rank())
-}
-
-// step averages the gradients and the losses of all ranks. The weights it makes up
-// are the rank's number.
+// step averages the gradients and the losses of all ranks. It sets the weights to the
+// number of the rank.
 func step(ctx context.Context, g *tcp.Group, w, grad *tensor.Tensor) error {
 	comm, commErr := collective.New(g)
 	weights, wErr := tensor.Values[float32](w)
@@ -81,7 +77,7 @@ func step(ctx context.Context, g *tcp.Group, w, grad *tensor.Tensor) error {
 		return err
 	}
 	work := comm.AllReduceAsync(ctx, grad, collective.Avg)
-	for i := range weights { // while it goes on
+	for i := range weights { // while the gradients are averaged
 		weights[i] = float32(g.Rank())
 	}
 	return errors.Join(comm.AllReduce(ctx, loss, collective.Avg), work.Wait(ctx))

@@ -151,7 +151,7 @@ const fileName = "model.pt"
 // repeatedRows returns rank's part of a state in which all rows are equal, and
 // the size of the whole state.
 func repeatedRows(bytes int64, ranks, rank int) (cairn.State, int64, error) {
-	layout := byDim(0, ranks)
+	layout := shard.Rows(ranks)
 	s := cairn.State{}
 	var total int64
 	for w := range transformer(bytes) {

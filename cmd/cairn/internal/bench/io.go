@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/shard"
 )
 
 // IOOptions configure the measurement of saves and loads.
@@ -79,11 +80,11 @@ func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
 		return nil, err
 	}
 	for rank := range o.Ranks {
-		source, err := newState(transformer(o.Bytes), byDim(0, o.Ranks), rank, true)
+		source, err := newState(transformer(o.Bytes), shard.Rows(o.Ranks), rank, true)
 		if err != nil {
 			return nil, err
 		}
-		target, err := newState(transformer(o.Bytes), byDim(0, o.Ranks), rank, false)
+		target, err := newState(transformer(o.Bytes), shard.Rows(o.Ranks), rank, false)
 		if err != nil {
 			return nil, err
 		}

@@ -54,12 +54,12 @@ func Reshard(ctx context.Context, o ReshardOptions) (*ReshardResult, error) {
 		from, to shard.Layout
 		n, m     int
 	}{
-		{"4 to 3 ranks, rows", byDim(0, 4), byDim(0, 3), 4, 3},
-		{"8 to 2 ranks, rows", byDim(0, 8), byDim(0, 2), 8, 2},
-		{"2 to 8 ranks, rows", byDim(0, 2), byDim(0, 8), 2, 8},
-		{"4 ranks, rows to columns", byDim(0, 4), byDim(1, 4), 4, 4},
-		{"4 to 3 ranks, rows to columns", byDim(0, 4), byDim(1, 3), 4, 3},
-		{"4 ranks, columns to rows", byDim(1, 4), byDim(0, 4), 4, 4},
+		{"4 to 3 ranks, rows", shard.Rows(4), shard.Rows(3), 4, 3},
+		{"8 to 2 ranks, rows", shard.Rows(8), shard.Rows(2), 8, 2},
+		{"2 to 8 ranks, rows", shard.Rows(2), shard.Rows(8), 2, 8},
+		{"4 ranks, rows to columns", shard.Rows(4), shard.Columns(4), 4, 4},
+		{"4 to 3 ranks, rows to columns", shard.Rows(4), shard.Columns(3), 4, 3},
+		{"4 ranks, columns to rows", shard.Columns(4), shard.Rows(4), 4, 4},
 	} {
 		store, err := file.Open(filepath.Join(dir, fmt.Sprint(i)), nil)
 		if err != nil {
@@ -72,10 +72,6 @@ func Reshard(ctx context.Context, o ReshardOptions) (*ReshardResult, error) {
 		r.Cases = append(r.Cases, row)
 	}
 	return r, nil
-}
-
-func byDim(dim, ranks int) shard.Layout {
-	return shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}}, Placements: []shard.Placement{shard.Shard(dim)}}
 }
 
 // matrices yields matrices of about the given bytes, f32 and bf16 alternately. Their
