@@ -56,7 +56,7 @@ func newDiffCmd() *cobra.Command {
 
 // differ returns the error for checkpoints that are not equal.
 func differ(format string, args ...any) error {
-	return &endError{fmt.Errorf(format, args...), exitOf(nil).name, exitError}
+	return &endError{fmt.Errorf(format, args...), exits[len(exits)-1].name, exitError}
 }
 
 // trouble reserves the exit code of differences for differences.

@@ -75,16 +75,16 @@ func exitOf(err error) exit {
 	return exits[len(exits)-1]
 }
 
-// errUsage is wrapped by what is wrong with a command line.
+// errUsage marks the errors of a command line.
 var errUsage = errors.New("wrong usage")
 
-// usageError says what is wrong with a command line.
+// usageError is an error of a command line.
 type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
 func (e *usageError) Unwrap() error { return errUsage }
 
-// usagef returns an error of the way cmd was called.
+// usagef returns a usageError of cmd, with a hint at its help.
 func usagef(cmd *cobra.Command, format string, args ...any) error {
 	err := &usageError{fmt.Sprintf(format, args...)}
 	return withHint(err, fmt.Sprintf("see '%s --help'", cmd.CommandPath()))
@@ -139,7 +139,7 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	return f.Code
 }
 
-// message returns the text of err, to be printed behind the name of cmd. An error of
+// message returns the text of err, to be printed after the name of cmd. An error of
 // the operation that cmd is named after does not repeat it: not "cairn verify:
 // verify PATH: …".
 func message(cmd *cobra.Command, err error) string {

@@ -22,7 +22,7 @@ var helpTexts embed.FS
 func newCommand(name string, args cobra.PositionalArgs, complete cobra.CompletionFunc, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
 	text, err := helpTexts.ReadFile("help/" + name + ".txt")
 	if err != nil {
-		panic(err) // TestCommandsAreExplained makes every command
+		panic(err) // TestCommandsAreExplained creates all commands
 	}
 	use, rest, _ := strings.Cut(strings.TrimSuffix(string(text), "\n"), "\n")
 	short, rest, _ := strings.Cut(rest, "\n\n")

@@ -157,7 +157,7 @@ func ownCommand(args ...string) ([]string, error) {
 	return append([]string{exe}, args...), nil
 }
 
-// inCache matches the path where "go run" caches a program.
+// inCache matches the paths of programs that "go run" caches.
 var inCache = regexp.MustCompile(`/[0-9a-f]{2}/[0-9a-f]{64}-d/[^/]+$`)
 
 // nameOf is programName for a program with the file exe that was called as arg0.

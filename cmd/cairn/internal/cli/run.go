@@ -216,7 +216,7 @@ func readSecret(cmd *cobra.Command, path string) (string, error) {
 	return string(secret), nil
 }
 
-// endError is an error with the exit code of a launcher.
+// endError is an error with an exit code of its own.
 type endError struct {
 	error
 	kind string
