@@ -54,7 +54,7 @@ func fingerprint(ctx context.Context, j *Job, t *Target) (string, error) {
 	return hex.EncodeToString(f.h.Sum(nil)), nil
 }
 
-// fingerprinter writes to a hash by way of a buffer: most of what is written is
+// fingerprinter writes to a hash through a buffer, because most values are small
 // numbers.
 type fingerprinter struct {
 	h   hash.Hash
@@ -113,17 +113,17 @@ func (f *fingerprinter) plan(p *plan.SavePlan) {
 }
 
 const (
-	// sampleBytes is how much is read at once of a file without a checksum.
+	// sampleBytes is the size of a sample of a file without a checksum.
 	sampleBytes = 4 << 10
-	// maxSamples bounds the number of such reads of all files, and fileSamples
-	// that of one.
+	// maxSamples bounds the number of samples of all files, and fileSamples that of
+	// one file.
 	maxSamples  = 384
 	fileSamples = 32
 )
 
-// source writes what distinguishes the source from one whose files have the same
-// names, sizes and times: its path, the inodes of its files, and some bytes of the
-// files that have no checksum. What the store does not have is left out.
+// source adds what distinguishes the source from one whose files have the same names,
+// sizes and times: its path, the inodes of its files, and samples of the files that
+// have no checksum.
 func (f *fingerprinter) source(ctx context.Context, j *Job) error {
 	if j.opts.Source == nil {
 		return nil
@@ -160,7 +160,7 @@ func whereIs(s blob.Store) (string, bool) {
 // inode returns the numbers that identify the file in a store at a path, if it is
 // the file that was seen.
 func (s *seenFile) inode(at string) []int64 {
-	path := at // a store may be one file alone
+	path := at // a store may be one file
 	if fi, err := os.Stat(at); err == nil && fi.IsDir() {
 		path = filepath.Join(at, filepath.FromSlash(s.name))
 	}
@@ -171,8 +171,8 @@ func (s *seenFile) inode(at string) []int64 {
 	return inode(path)
 }
 
-// samples returns a digest of some bytes of each of the source's files that have
-// no checksum; of very many files some are left out.
+// samples returns a digest of some bytes of each of the source's files that have no
+// checksum. If there are more than maxSamples files, it leaves some out.
 func samples(ctx context.Context, j *Job) ([][]byte, error) {
 	var files []string
 	for _, f := range j.src.Files() {
@@ -203,7 +203,7 @@ func sample(ctx context.Context, s blob.Store, name string, blocks int) ([]byte,
 	defer r.Close()
 	h := sha256.New()
 	buf := make([]byte, min(sampleBytes, r.Size()))
-	last := r.Size() - int64(len(buf)) // where the last block begins
+	last := r.Size() - int64(len(buf)) // the offset of the last block
 	for i := range int64(blocks) {
 		off := last / 2
 		if blocks > 1 {

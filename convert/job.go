@@ -20,8 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Job is a conversion that was planned. It can be run once or more; it uses the
-// source, which must stay open.
+// Job is a planned conversion. It can be run several times. The source must stay open.
 type Job struct {
 	opts    Options
 	src     storage.Checkpoint
@@ -31,18 +30,18 @@ type Job struct {
 	renamed map[string]*entry
 	ranks   int
 	shards  *sharding
-	seen    []seenFile // of the source, as they were
+	seen    []seenFile // the files of the source when the job was planned
 	step    *int64     // to record; nil: unknown
 	tags    map[string]string
 }
 
-// entry is one name on its way. There may be very many of them, so what few of
-// them need is behind pointers.
+// entry is one name of the conversion. There may be hundreds of thousands, so rarely
+// used fields are behind pointers.
 type entry struct {
 	src  *meta.Entry
 	info *plan.Info
-	// boxes are the boxes of a tensor that ranks hold, each of them on as many ranks
-	// as copies. Nil: one rank writes the tensor whole.
+	// boxes are the boxes of a tensor that ranks hold. copies is the number of ranks
+	// that hold each box. Nil: one rank writes the whole tensor.
 	boxes  []rankBox
 	copies int
 
@@ -73,7 +72,7 @@ func newEntry(src *meta.Entry, info *plan.Info) entry {
 	return e
 }
 
-// manyChunks is the number of chunks from which on a tensor keeps an index of them.
+// manyChunks is the least number of chunks for which an entry keeps an index of them.
 const manyChunks = 32
 
 // reads appends the reads that fill a box of the tensor. dest is their destination.
@@ -147,10 +146,10 @@ func (j *Job) from(fqn string) *entry {
 	return j.renamed[fqn]
 }
 
-// Plan plans a conversion of src without writing: what is selected, and the name,
-// the type and the ranks of each tensor in the target. It reads
-// the source's metadata and its objects. A source whose chunks do not make whole
-// tensors is refused with storage.ErrCorrupt.
+// Plan plans a conversion of src without writing: the selected names, and the name,
+// type and ranks of each tensor in the target. It reads the source's metadata and its
+// objects. If the chunks of a tensor do not cover it, the error wraps
+// storage.ErrCorrupt.
 func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, error) {
 	j := &Job{opts: opts.withDefaults(), src: src}
 	md, err := src.Metadata(ctx)
@@ -238,7 +237,7 @@ func (j *Job) choose() error {
 	return j.index(len(rename) > 0)
 }
 
-// index orders the entries by their new names, none of which may be there twice.
+// index sorts the entries by their new names, which must be unique.
 func (j *Job) index(renamed bool) error {
 	if !renamed {
 		return nil
@@ -266,8 +265,8 @@ func (j *Job) index(renamed bool) error {
 	return nil
 }
 
-// cut sets the boxes of each tensor, and refuses tensors that the source does not
-// have whole.
+// cut sets the boxes of each tensor. It returns an error if the source does not have
+// the whole tensor.
 func (j *Job) cut() error {
 	j.ranks = j.shards.ranks
 	for _, e := range j.entries {
@@ -289,8 +288,7 @@ func (j *Job) cut() error {
 	return checkUsed(j.shards.rules)
 }
 
-// Summary returns what the conversion does if the target can hold everything. See
-// Check.
+// Summary describes the conversion if the target can hold everything. See Check.
 func (j *Job) Summary() *Summary {
 	final, _, err := global(localPlans(j.entries, j.ranks))
 	if err != nil {
@@ -308,7 +306,7 @@ func (j *Job) Size() (ranks int, bytes int64) {
 	return j.ranks, bytes
 }
 
-// storage describes the checkpoint to be.
+// storage describes the new checkpoint.
 func (j *Job) storage(rec record, t *Target) meta.Storage {
 	src := j.md.Storage
 	out := meta.Storage{
@@ -337,10 +335,10 @@ func (j *Job) unchanged(ctx context.Context) error {
 }
 
 const (
-	// slack is what a process takes beside its heap.
+	// slack is the memory of a process in addition to its heap.
 	slack = 32 << 20
-	// garbagePercent is how much garbage there may be, in percent of what is in
-	// use. Very many tensors make more garbage and metadata than the buffers take.
+	// garbagePercent bounds the garbage, in percent of the memory in use. Hundreds of
+	// thousands of tensors make more garbage and metadata than the buffers take.
 	garbagePercent = 25
 )
 

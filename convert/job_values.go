@@ -16,18 +16,17 @@ import (
 )
 
 const (
-	// keepValue is up to which size an object is kept in memory from planning
-	// on, and keepValues how much of them in all. Others are read twice.
+	// keepValue bounds the size of an object that is kept in memory after planning,
+	// and keepValues the size of all of them. Other objects are read twice.
 	keepValue  = 64 << 10
 	keepValues = 16 << 20
-	// valueBatch is how many objects are read at once, and valueBytes how large
-	// they are together, unless one alone is larger.
+	// valueBatch bounds the number of objects that are read at once, and valueBytes
+	// their size, unless one object is larger.
 	valueBatch = 512
 	valueBytes = 8 << 20
 )
 
-// readValues reads all objects, for only then their codecs and sizes in the
-// target are known.
+// readValues reads all objects to determine their codecs and sizes in the target.
 func (j *Job) readValues(ctx context.Context) error {
 	var values []*entry
 	for _, e := range j.entries {
@@ -61,7 +60,7 @@ func (j *Job) readValues(ctx context.Context) error {
 	return nil
 }
 
-// nextValues returns how many of the values are read next.
+// nextValues returns the number of values that are read next.
 func nextValues(values []*entry) int {
 	n, total := 1, values[0].src.Bytes.Size
 	for n < min(len(values), valueBatch) {
@@ -120,8 +119,8 @@ func (j *Job) content(ctx context.Context, e *entry) ([]byte, error) {
 // maxInline bounds the bytes of the tensors that are put into one object.
 const maxInline = 256 << 20
 
-// settle returns an object as the target receives it: its references have the names
-// in the target, or the tensors replace them if Inline accepts the object.
+// settle returns an object for the target: its references have the names in the target,
+// or the tensors replace them if Inline accepts the object.
 func (j *Job) settle(ctx context.Context, e *entry, o object) (object, error) {
 	if o.codec != value.JSON || !bytes.Contains(o.data, []byte(`"$ref"`)) {
 		return o, nil
@@ -154,8 +153,8 @@ func (j *Job) settle(ctx context.Context, e *entry, o object) (object, error) {
 	return o, nil
 }
 
-// fits reports whether the tensors that v refers to fit into it, each as often as
-// v refers to it.
+// fits reports whether the tensors that v refers to have at most maxInline bytes. A
+// tensor counts once for each reference.
 func (j *Job) fits(v any) bool {
 	var n int64
 	count := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
@@ -195,8 +194,7 @@ func (j *Job) read(ctx context.Context, name string) (*tensor.Tensor, error) {
 	return t, c.fill(ctx, t.Contents(), 0)
 }
 
-// dropInline leaves out the tensors that stood inside of an object which holds
-// them again.
+// dropInline removes the entries of tensors that are inside an object again.
 func (j *Job) dropInline() {
 	inside := j.md.Inside()
 	j.entries = slices.DeleteFunc(j.entries, func(e *entry) bool {

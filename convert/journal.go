@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// JournalPrefix begins the names of the journal in a staging store. Nothing with
-// such a name is part of a checkpoint.
+// JournalPrefix is the prefix of the names of a journal's files in a staging store. No
+// file of a checkpoint has such a name.
 const JournalPrefix = ".cairn-convert/"
 
 const (
@@ -25,20 +25,20 @@ const (
 	maxResults    = 1 << 30
 )
 
-// record is the beginning of a journal: which conversion it is of.
+// record identifies the conversion of a journal.
 type record struct {
 	Version     int       `json:"version"`
 	Fingerprint string    `json:"fingerprint"`
 	SaveID      string    `json:"save_id"`
 	Time        time.Time `json:"time"`
-	// Report is set once the checkpoint is complete, and only the journal is
-	// left to be removed.
+	// Report is set when the checkpoint is complete and only the journal must be
+	// removed.
 	Report *Report `json:"report,omitempty"`
 }
 
 const recordVersion = 1
 
-// journal remembers in the staging store which files are finished.
+// journal records in the staging store which files are finished.
 type journal struct {
 	store blob.Store
 	rec   record
@@ -50,8 +50,8 @@ type journal struct {
 
 var _ storage.Journal = (*journal)(nil)
 
-// openJournal returns the journal of the conversion with that fingerprint: the
-// one that is there, or a new one of that identity. It changes nothing yet.
+// openJournal returns the journal of the conversion with that fingerprint: the existing
+// one, or a new one with the identity now. It changes nothing.
 func openJournal(ctx context.Context, s blob.Store, fingerprint string, now record, warn func(error)) (*journal, error) {
 	old, err := readRecord(ctx, s)
 	if err != nil {
@@ -61,7 +61,7 @@ func openJournal(ctx context.Context, s blob.Store, fingerprint string, now reco
 		return &journal{store: s, rec: *old, goesOn: true}, nil
 	}
 	if old != nil {
-		warn(fmt.Errorf("%s holds the beginnings of another conversion, or of another source: starting afresh", s))
+		warn(fmt.Errorf("%s has files of another conversion, or of another source: starting from the beginning", s))
 	}
 	now.Version, now.Fingerprint = recordVersion, fingerprint
 	return &journal{store: s, rec: now}, nil
@@ -200,7 +200,7 @@ func (j *journal) empty(ctx context.Context) bool {
 	return true
 }
 
-// complete notes that the checkpoint is complete.
+// complete records that the checkpoint is complete.
 func (j *journal) complete(ctx context.Context, r *Report) error {
 	j.rec.Report = r
 	return j.writeRecord(ctx)

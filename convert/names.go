@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// selectEntries returns the entries that the patterns leave.
+// selectEntries returns the entries that the patterns select.
 func selectEntries(md *meta.Metadata, include, exclude []string) ([]*meta.Entry, error) {
 	f, err := inspect.NewFilter(include, exclude)
 	if err != nil {
@@ -94,8 +94,8 @@ func castTo(rules []*rule[tensor.DType], name string, from tensor.DType) tensor.
 	return to
 }
 
-// Rename changes names by rules, and remembers which of them matched. It is not
-// safe for concurrent use.
+// Rename changes names by rules, and records which rules matched. It is not safe for
+// concurrent use.
 type Rename []renameRule
 
 // renameRule rewrites the names that it matches.
@@ -199,7 +199,7 @@ func cutPlain(s string, sep byte) (before, after string, found bool) {
 	return s, "", false
 }
 
-// splitStars returns what stands between the stars of s, without backslashes.
+// splitStars returns the parts of s between the stars, without backslashes.
 func splitStars(s string) []string {
 	var out []string
 	var b strings.Builder
@@ -217,7 +217,7 @@ func splitStars(s string) []string {
 	return append(out, b.String())
 }
 
-// Apply returns what the rules make of a name.
+// Apply returns the new name of a name.
 func (r Rename) Apply(name string) string {
 	for i := range r {
 		name = r[i].apply(name)
@@ -225,8 +225,8 @@ func (r Rename) Apply(name string) string {
 	return name
 }
 
-// Check returns an error that wraps plan.ErrMissing if a rule matched none of the
-// names that Apply was asked about: most likely it is mistyped.
+// Check returns an error that wraps plan.ErrMissing if a rule matched none of the names
+// that were passed to Apply: most likely it is mistyped.
 func (r Rename) Check() error {
 	for i := range r {
 		if !r[i].used {
@@ -293,7 +293,7 @@ func keep(name string, steps int, step func(i int) string, cut func(name, step s
 	return steps, name
 }
 
-// place is one way to a container or a value, as a key of a map.
+// place returns a path as the key of a map.
 func place(p meta.Path) string {
 	var b strings.Builder
 	for _, s := range p {

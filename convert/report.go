@@ -6,19 +6,19 @@ import (
 
 // Summary describes a conversion before it runs.
 type Summary struct {
-	// Tensors and Objects count what is converted; Bytes are theirs in the
-	// target, without headers and the like, and SourceBytes those in the source.
+	// Tensors and Objects are the numbers of converted ones. Bytes is their size in
+	// the target, without headers, and SourceBytes that in the source.
 	Tensors     int   `json:"tensors"`
 	Objects     int   `json:"objects"`
 	Bytes       int64 `json:"nbytes"`
 	SourceBytes int64 `json:"source_nbytes"`
-	// LeftOut is how many names of the source were not selected.
+	// LeftOut is the number of names of the source that were not selected.
 	LeftOut int `json:"left_out"`
 	// Renamed and Cast count the names and dtypes that change.
 	Renamed int `json:"renamed"`
 	Cast    int `json:"cast"`
-	// Ranks is the number of ranks that it is written for, Sharded the number of
-	// tensors that are cut, and Chunks that of the pieces of all tensors.
+	// Ranks is the number of ranks of the target, Sharded the number of tensors with
+	// several chunks, and Chunks the number of chunks of all tensors.
 	Ranks   int `json:"ranks"`
 	Sharded int `json:"sharded"`
 	Chunks  int `json:"chunks"`
@@ -42,11 +42,12 @@ type Item struct {
 	FromDType string  `json:"from_dtype,omitempty"`
 	Shape     []int64 `json:"shape,omitempty"`
 	Bytes     int64   `json:"nbytes"`
-	// Chunks is how many pieces a tensor is cut into.
+	// Chunks is the number of chunks of a tensor.
 	Chunks int `json:"chunks,omitempty"`
 }
 
-// newSummary describes a conversion with these final plans, without what is refused.
+// newSummary describes a conversion with these final plans, without the refused
+// names.
 func newSummary(j *Job, final []*plan.SavePlan, refused refusals) *Summary {
 	s := &Summary{Ranks: j.ranks, LeftOut: len(j.md.Entries) - len(j.entries)}
 	for _, e := range j.entries {
@@ -82,15 +83,15 @@ func count(n *int, yes bool) {
 type Report struct {
 	SaveID string `json:"save_id"`
 	Step   *int64 `json:"step"` // nil: unknown
-	// Tensors and Objects count what was written, and Bytes are theirs.
+	// Tensors and Objects are the numbers of written ones, and Bytes is their size.
 	Tensors int   `json:"tensors"`
 	Objects int   `json:"objects"`
 	Bytes   int64 `json:"nbytes"`
 	// Skipped are the objects that the target cannot hold.
 	Skipped []string `json:"skipped,omitempty"`
 	Ranks   int      `json:"ranks"`
-	// Files and FileBytes count the data files, and KeptFiles those that an
-	// earlier, interrupted run had finished.
+	// Files and FileBytes are the number and the size of the data files. KeptFiles is
+	// the number of those that an interrupted run had finished.
 	Files     int   `json:"files"`
 	FileBytes int64 `json:"file_bytes"`
 	KeptFiles int   `json:"kept_files"`

@@ -17,8 +17,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// run is a conversion under way: a save whose planners take the plans of a job and
-// stream the data from its source.
+// run is a call of Run: a save whose planners return the plans of a job and stream the
+// data from its source.
 type run struct {
 	job     *Job
 	target  *Target
@@ -32,13 +32,13 @@ type run struct {
 	batches     *batches         // while data is written
 }
 
-// Run converts. When it returns nil the checkpoint is complete, and the staging
-// store holds nothing else. What the target cannot hold is refused with a
-// *RefusedError before anything is written.
+// Run converts. When it returns nil, the checkpoint is complete, and the staging store
+// has no other files. If the target cannot hold everything, Run returns a *RefusedError
+// before it writes anything.
 //
 // With a staging store, finished files stay there after an error, and the same
-// conversion of the same source continues with them. Without a staging store, what
-// was written is removed.
+// conversion of the same source continues with them. Without a staging store, the
+// written files are removed.
 func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -58,9 +58,9 @@ func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 	return nil, err
 }
 
-// Check returns the error that Run would return if the target cannot hold all that
-// is to be converted. It writes and removes nothing. It returns what Run would
-// write, without the objects that Run would skip.
+// Check returns the error that Run would return if the target cannot hold everything.
+// It writes and removes nothing. The summary describes what Run would write, without
+// the objects that Run would skip.
 func Check(ctx context.Context, job *Job, t *Target) (*Summary, error) {
 	r := &run{job: job, target: t, refused: refusals{}}
 	r.save.Storage = job.storage(newIdentity(), t)
@@ -70,8 +70,8 @@ func Check(ctx context.Context, job *Job, t *Target) (*Summary, error) {
 	return newSummary(job, r.save.Plans, r.refused), nil
 }
 
-// Begun returns whether Run would continue an earlier run of the conversion that
-// was interrupted, and how many files are finished.
+// Begun returns whether Run would continue an interrupted run of the conversion, and
+// the number of finished files.
 func Begun(ctx context.Context, job *Job, t *Target) (files int, begun bool, err error) {
 	if t.Staging == nil {
 		return 0, false, nil
@@ -227,8 +227,8 @@ func (r *run) report() *Report {
 	return rep
 }
 
-// savePlanner is the planner of one rank: its plan is the job's, and its data comes
-// from the source.
+// savePlanner is the planner of one rank: it returns the plan of the job and reads the
+// data from the source.
 type savePlanner struct {
 	run  *run
 	rank int
@@ -243,8 +243,8 @@ func (p *savePlanner) SetUp(plan.SaveSetup) error { return nil }
 
 func (p *savePlanner) LocalPlan() (*plan.SavePlan, error) { return p.run.local[p.rank], nil }
 
-// GlobalPlan returns an error if the writers have refused something that must not
-// be left out. The metadata has the planner data of the source.
+// GlobalPlan returns an error if the writers have refused an item that must not be left
+// out. The metadata has the planner data of the source.
 func (p *savePlanner) GlobalPlan(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 	r := p.run
 	if e := r.refused.err(r.job); len(e.Tensors) > 0 || len(e.Objects) > 0 && !r.job.opts.SkipObjects {
@@ -327,7 +327,7 @@ func (w *checkedWriter) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) 
 	}
 }
 
-// checkValues shows the objects of a plan to the writer.
+// checkValues lets the writer check the objects of a plan.
 func (w *checkedWriter) checkValues(ctx context.Context, p *plan.SavePlan) error {
 	c, ok := w.Writer.(storage.ValueChecker)
 	if !ok {
@@ -366,7 +366,7 @@ func (w *checkedWriter) CheckMetadata(md *meta.Metadata) error {
 	return nil
 }
 
-// RefusedError reports what the target cannot hold. It wraps
+// RefusedError lists the names that the target cannot hold. It wraps
 // storage.ErrNotRepresentable and plan.ErrMismatch.
 type RefusedError struct {
 	// Objects and Tensors are the names in the target, with the reasons, in
@@ -379,7 +379,7 @@ type Refused struct {
 	Name, Why string
 }
 
-// maxNamed bounds how many names an error lists.
+// maxNamed bounds the number of names in the text of an error.
 const maxNamed = 10
 
 // Error lists the first names.
@@ -399,12 +399,12 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("%v: %d %s: %s", storage.ErrNotRepresentable, len(all), names, strings.Join(parts, "; "))
 }
 
-// Unwrap returns what e is about.
+// Unwrap returns the sentinel errors.
 func (e *RefusedError) Unwrap() []error {
 	return []error{storage.ErrNotRepresentable, plan.ErrMismatch}
 }
 
-// refusals collects what writers cannot hold.
+// refusals are the names that writers cannot hold, with the reasons.
 type refusals map[string]string
 
 // add adds the names of err. It returns false if err, or an error that is joined in

@@ -65,7 +65,8 @@ func newSharding(o *Options, md *meta.Metadata) (*sharding, error) {
 	return s, s.place(o.Placements)
 }
 
-// sourceRanks returns how many ranks a source was written by, or seems to be.
+// sourceRanks returns the number of ranks that wrote the source. If that is unknown, it
+// is the largest number of chunks of a tensor.
 func sourceRanks(md *meta.Metadata) int {
 	if n := md.Storage.WorldSize; n > 0 && n <= maxRanks {
 		return n
@@ -136,7 +137,7 @@ func (s *sharding) boxes(e *meta.Entry) (out []rankBox, copies int, err error) {
 	for rank := range s.ranks {
 		parts, err := placed.Parts(t.Shape, rank)
 		if errors.Is(err, shard.ErrLayout) {
-			return nil, 1, nil // it cannot be cut so
+			return nil, 1, nil // it cannot be cut in this way
 		}
 		if err != nil {
 			return nil, 0, plan.Named(e.FQN, err)
@@ -164,7 +165,7 @@ func (s *sharding) chunks(t *meta.Tensor) []rankBox {
 	return out
 }
 
-// copies returns how many ranks hold each box.
+// copies returns the number of ranks that hold each box.
 func (s *sharding) copies(ps []shard.Placement) int {
 	n := 1
 	for d, p := range ps {
@@ -177,7 +178,7 @@ func (s *sharding) copies(ps []shard.Placement) int {
 
 // localPlans returns the ranks' local plans, in the order of names. The boxes of
 // tensors that are cut are on the ranks that hold them. Everything else is on the
-// rank with the fewest bytes, the largest first. The plans are equal each time.
+// rank with the fewest bytes, the largest first. The plans are deterministic.
 func localPlans(entries []*entry, ranks int) []*plan.SavePlan {
 	owner, counts := owners(entries, ranks)
 	out := make([]*plan.SavePlan, ranks)

@@ -15,17 +15,17 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// source reads boxes of the source, a limited number at a time, and lends the buffers
-// for reads ahead.
+// source reads boxes of the source, a limited number at a time, and has the buffers for
+// reads ahead.
 type source struct {
 	src   storage.Checkpoint
 	md    *meta.Metadata
 	opts  storage.ReadOptions // of each read
 	slots *semaphore.Weighted // reads at the same time
 
-	ctx   context.Context // of what is read ahead
+	ctx   context.Context // of reads ahead
 	ahead *work.Pool      // buffers for what is read ahead
-	wg    sync.WaitGroup  // of what is read ahead
+	wg    sync.WaitGroup  // of reads ahead
 	slow  atomic.Bool     // whether the last large read took long
 }
 
@@ -61,7 +61,7 @@ func aheadPool(budget int64) *work.Pool {
 	return work.NewPool(int(size), budget, 1)
 }
 
-// close waits for what is being read ahead.
+// close waits for reads ahead.
 func (s *source) close() { s.wg.Wait() }
 
 // want is a box of a tensor of the source and the memory for it.

@@ -53,8 +53,8 @@ type edge struct {
 	to      []byte
 }
 
-// wants appends what fills p with the bytes from off on. Elements that an end of
-// p cuts through are read into edges, to be copied afterwards.
+// wants appends the reads that fill p with the bytes from off on. Elements of which p
+// has only some bytes are read into edges, which the caller copies afterwards.
 func (c *content) wants(to []want, p []byte, off int64) ([]want, []edge, error) {
 	es := int64(c.DType().Size())
 	var edges []edge
@@ -80,7 +80,7 @@ func (c *content) wants(to []want, p []byte, off int64) ([]want, []edge, error) 
 	return to, edges, err
 }
 
-// run appends what fills p with the elements [lo, hi) of the flattened box.
+// run appends the reads that fill p with the elements [lo, hi) of the flattened box.
 func (c *content) run(to []want, p []byte, lo, hi int64) ([]want, error) {
 	boxes, err := tensor.FlatBoxes(c.box.Sizes, lo, hi)
 	if err != nil {
@@ -107,10 +107,10 @@ func moved(b tensor.Box, by []int64) tensor.Box {
 	return out
 }
 
-// stream is a large content. Its readers ask for pieces of one length, one after the
-// other, so the next piece is known. From a slow source, such as one on another host,
-// it is read ahead. From a fast one it is read directly into the reader's memory: a
-// copy would take longer than the wait.
+// stream is a large content. Its reader reads pieces of one length, one after the other,
+// so the next piece is known. If the source is slow, such as one on another host, the
+// next pieces are read ahead. Otherwise each piece is read directly into the reader's
+// memory: a copy would take longer than the wait.
 type stream struct {
 	content
 	queue []*unit // in the order of their offsets, the next one first
@@ -119,9 +119,10 @@ type stream struct {
 var _ plan.Stream = (*stream)(nil)
 
 const (
-	// maxAhead is how many pieces of one stream are read ahead.
+	// maxAhead bounds the number of pieces of one stream that are read ahead.
 	maxAhead = 3
-	// slowRate is up to how many bytes a second, by one reader, a source is slow.
+	// slowRate is the highest rate, in bytes per second of one reader, at which a
+	// source counts as slow.
 	slowRate = 256 << 20
 )
 
@@ -152,7 +153,7 @@ func (st *stream) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return u.err
 }
 
-// straight reads without a detour, and takes the time.
+// straight reads directly into p, and measures the time.
 func (st *stream) straight(ctx context.Context, p []byte, off int64) error {
 	start := time.Now()
 	err := st.fill(ctx, p, off)
@@ -162,8 +163,8 @@ func (st *stream) straight(ctx context.Context, p []byte, off int64) error {
 	return err
 }
 
-// next takes the piece that was read ahead for n bytes at off out of the queue,
-// or returns nil. What was foreseen wrongly is dropped.
+// next takes the piece for n bytes at off out of the queue, or returns nil. It drops
+// pieces that were read ahead in vain.
 func (st *stream) next(off int64, n int) *unit {
 	for len(st.queue) > 0 {
 		u := st.queue[0]
@@ -177,8 +178,8 @@ func (st *stream) next(off int64, n int) *unit {
 	return nil
 }
 
-// readAhead begins to read the pieces of that length from off on, as far as
-// there are buffers.
+// readAhead begins to read the pieces of that length from off on, as long as there are
+// buffers.
 func (st *stream) readAhead(off, n int64) {
 	if n > int64(st.s.ahead.Size()) || n < minUnit {
 		return
@@ -199,7 +200,7 @@ func (st *stream) readAhead(off, n int64) {
 	}
 }
 
-// release returns the buffer of a piece once it is not written to any more.
+// release returns the buffer of a piece after its read has ended.
 func (st *stream) release(u *unit) {
 	select {
 	case <-u.done:
@@ -224,10 +225,9 @@ func (st *stream) Close() error {
 // maxBatch bounds the number of items of a batch.
 const maxBatch = 4096
 
-// batch is some small items of one rank that are read at once. A checkpoint may
-// have a hundred thousand tensors of a few kilobytes, and each read by itself
-// would cost more than its bytes; read together with those that will be asked for
-// next, what lies side by side is one read.
+// batch is a number of small items of one rank that are read at once. A checkpoint may
+// have a hundred thousand tensors of a few kilobytes. A read of each would cost more
+// than its bytes. In a batch, neighbours are one read.
 type batch struct {
 	items []*plan.WriteItem // one after the other in the batch's bytes
 	total int64
@@ -239,7 +239,7 @@ type batch struct {
 	err    error // valid once loaded is closed
 	users  int   // streams that copy from buf, and the one that fills it
 	left   int   // items that no stream has read yet
-	used   int64 // when it was last asked for
+	used   int64 // the clock at its last use
 }
 
 // batches are those of one run.
@@ -249,11 +249,11 @@ type batches struct {
 	mu    sync.Mutex
 	clock int64           // guarded by mu
 	live  map[*batch]bool // those that have a buffer; guarded by mu
-	// of are the places of the small items. It is not changed once made.
+	// of are the positions of the small items. It does not change.
 	of map[*plan.WriteItem]spot
 }
 
-// spot is the place of an item in the bytes of a batch.
+// spot is the position of an item in the bytes of a batch.
 type spot struct {
 	b   *batch
 	off int64
@@ -297,8 +297,8 @@ func (bs *batches) add(open map[int]*batch, it *plan.WriteItem) {
 	b.left++
 }
 
-// open returns the content of an item of a tensor. An item that is not in one of
-// the plans, such as a copy of such an item, is read by itself.
+// open returns the content of an item of a tensor. Large items, and items that are not
+// in the plans, are not read in batches.
 func (bs *batches) open(e *entry, it *plan.WriteItem) plan.Stream {
 	c := newContent(bs.s, e, it.Box)
 	at, small := bs.of[it]
@@ -308,8 +308,8 @@ func (bs *batches) open(e *entry, it *plan.WriteItem) plan.Stream {
 	return &batchStream{content: c, bs: bs, b: at.b, off: at.off}
 }
 
-// take makes sure that b is read or being read, and counts a user. It reports
-// false if there is no memory for it.
+// take makes sure that b is read or being read, and counts a user. It returns false if
+// there is no memory for it.
 func (bs *batches) take(b *batch) bool {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
@@ -325,8 +325,8 @@ func (bs *batches) take(b *batch) bool {
 	return true
 }
 
-// load begins to read b if there is memory for it, or, if need be, another batch
-// can do without its own. It needs mu.
+// load begins to read b if there is memory for it. If need is set, it may free the
+// memory of another batch. The caller holds mu.
 func (bs *batches) load(b *batch, need bool) bool {
 	buf := bs.s.ahead.TryGet()
 	if buf == nil && need && bs.evict() {
@@ -337,7 +337,7 @@ func (bs *batches) load(b *batch, need bool) bool {
 	}
 	b.buf, b.loaded, b.err = buf, make(chan struct{}), nil
 	bs.live[b] = true
-	b.users++ // the reading itself
+	b.users++ // the read
 	bs.s.inBackground(
 		func(ctx context.Context) error { return bs.read(ctx, b, buf) },
 		func(err error) {
@@ -362,8 +362,8 @@ func (bs *batches) read(ctx context.Context, b *batch, buf []byte) error {
 	return bs.s.read(ctx, wants)
 }
 
-// evict frees the buffer that was used least recently, of those that are not in use.
-// It needs mu.
+// evict frees the least recently used buffer of those that are not in use. The caller
+// holds mu.
 func (bs *batches) evict() bool {
 	var oldest *batch
 	for b := range bs.live {
@@ -378,7 +378,7 @@ func (bs *batches) evict() bool {
 	return true
 }
 
-// free gives the buffer of a batch back. It needs mu.
+// free returns the buffer of a batch. The caller holds mu.
 func (bs *batches) free(b *batch) {
 	bs.s.ahead.Put(b.buf)
 	b.buf = nil
@@ -396,7 +396,7 @@ func (bs *batches) drop(b *batch, items int) {
 	}
 }
 
-// close frees all buffers. Nothing is being read any more.
+// close frees all buffers. All reads have ended.
 func (bs *batches) close() {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
