@@ -15,7 +15,7 @@ type gapped struct{ mem.Store }
 
 func (*gapped) ReadGap() int64 { return 42 }
 
-// wrapped wraps whatever it holds, nothing included.
+// wrapped wraps a store, which may be nil.
 type wrapped struct{ blob.Store }
 
 func (w wrapped) Unwrap() blob.Store { return w.Store }
@@ -41,7 +41,7 @@ func TestAsFindsNothing(t *testing.T) {
 	}
 }
 
-func TestErrorSaysAllItKnows(t *testing.T) {
+func TestErrorText(t *testing.T) {
 	for want, e := range map[string]*blob.Error{
 		`open "a b" in /x: file does not exist`: {Op: "open", Store: "/x", Name: "a b", Err: fs.ErrNotExist},
 		`open "a": file does not exist`:         {Op: "open", Name: "a", Err: fs.ErrNotExist},

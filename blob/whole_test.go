@@ -53,7 +53,7 @@ func TestWriteAllRefusesAnotherSize(t *testing.T) {
 	}
 }
 
-func TestWriteAllAbortsWhatFails(t *testing.T) {
+func TestWriteAllAbortsAfterAnError(t *testing.T) {
 	no := errors.New("no")
 	for _, op := range []fault.Op{fault.Create, fault.Write, fault.Commit} {
 		s := fault.New(new(mem.Store), fault.Rule{On: op, Do: fault.Fail(no)})
@@ -66,7 +66,7 @@ func TestWriteAllAbortsWhatFails(t *testing.T) {
 	}
 }
 
-func TestReadAllPassesErrorsOn(t *testing.T) {
+func TestReadAllReturnsErrors(t *testing.T) {
 	no := errors.New("no")
 	inner := new(mem.Store)
 	if _, err := blob.WriteAll(t.Context(), inner, "x", []byte("hello"), nil); err != nil {

@@ -26,8 +26,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// manySmall returns a checkpoint of many small tensors that have the same names,
-// whatever the seed, and other content.
+// manySmall returns a checkpoint of many small tensors. The seed determines their
+// content, but not their names.
 func manySmall(t *testing.T, seed byte) blob.Store {
 	t.Helper()
 	state := plan.State{}
@@ -60,7 +60,7 @@ func placeAt(path string) *convert.Place {
 }
 
 // convertAt converts src to a folder of small files, as the command does. It
-// returns what is there while nobody else may change it.
+// returns the digests of the checkpoint while it holds the lock.
 func convertAt(t *testing.T, src blob.Store, p *convert.Place, format string) (map[string]inspect.Digest, error) {
 	if err := p.Lock(); err != nil {
 		return nil, err
@@ -93,8 +93,8 @@ func convertAt(t *testing.T, src blob.Store, p *convert.Place, format string) (m
 	return digests(t, dst), nil
 }
 
-// Two conversions to one place come one after the other: each has its own
-// content there, and there is never something of both.
+// Two conversions to one place run one after the other: the checkpoint is always that
+// of one of them.
 func TestTwoConversionsDoNotMix(t *testing.T) {
 	sources := []blob.Store{manySmall(t, 1), manySmall(t, 101)}
 	for _, format := range []string{formats.HF, formats.TorchDCP, formats.Hyper} {
@@ -126,7 +126,7 @@ func TestTwoConversionsDoNotMix(t *testing.T) {
 	}
 }
 
-// lockEnv tells the test's program to hold the lock of a place.
+// lockEnv makes the test program hold the lock of a place.
 const lockEnv = "CAIRN_TEST_LOCK"
 
 // holdLock holds the lock of a place until it is killed.
@@ -161,7 +161,7 @@ func TestKilledProcessHoldsNoLock(t *testing.T) {
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if line != "locked\n" {
-		t.Errorf("the other process says %q, %v", line, err)
+		t.Errorf("the other process printed %q, %v", line, err)
 	}
 	p := &convert.Place{Path: path}
 	if err := p.Lock(); !errors.Is(err, convert.ErrBusy) {

@@ -43,8 +43,8 @@ func damaged(t *testing.T, format string) *mem.Store {
 	return s
 }
 
-// Where a format has checksums, whoever reads a damaged tensor whole is told, and
-// no conversion gives the damage checksums of its own.
+// If a format has checksums, the conversion of a damaged tensor fails: the damage gets
+// no checksums in the target.
 func TestDamageIsNotConverted(t *testing.T) {
 	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Torch} {
 		t.Run(format, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestDamageIsNotConverted(t *testing.T) {
 	}
 }
 
-// An error says the name of a tensor once, and both names of one that is renamed.
+// An error contains the name of a tensor once, and both names of a renamed tensor.
 func TestErrorsNameATensorOnce(t *testing.T) {
 	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Torch} {
 		s := damaged(t, format)
@@ -109,7 +109,7 @@ func TestErrorsNameATensorOnce(t *testing.T) {
 	}
 }
 
-// Small tensors are read together, and the error is of the one that is damaged.
+// Small tensors are read together, but the error names the damaged one.
 func TestErrorNamesTheDamagedTensor(t *testing.T) {
 	src := manySmall(t, 1)
 	c := open(t, src)

@@ -44,9 +44,9 @@ func without(ds map[string]inspect.Digest, names []string) map[string]inspect.Di
 	return out
 }
 
-// Whatever others wrote becomes a checkpoint of every format with the same
-// content, apart from what the format says that it cannot hold.
-func TestEveryFixtureBecomesEveryFormat(t *testing.T) {
+// Every fixture can be converted to every format with the same content, without the
+// objects that the format refuses.
+func TestConvertFixturesToEveryFormat(t *testing.T) {
 	for _, c := range storagetest.Fixtures(t, "*/*") {
 		src, err := file.Open(c.Dir, nil)
 		if err != nil {

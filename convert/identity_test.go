@@ -107,8 +107,8 @@ func wantKept(t *testing.T, src, dst blob.Store, want int) {
 	}
 }
 
-// Of a store that tells nothing but equal names, sizes and times, the bytes tell
-// that it holds something else.
+// If names, sizes and times of two sources are equal, samples of their bytes distinguish
+// them.
 func TestChangedSourceRestartsConversion(t *testing.T) {
 	for _, format := range []string{formats.HF, formats.Hyper} {
 		t.Run(format, func(t *testing.T) {
@@ -138,8 +138,8 @@ func fileSource(t *testing.T, dir string, from blob.Store) blob.Store {
 	return s
 }
 
-// A source is the same by whatever way one comes to it, and another one at
-// another place or with files that were replaced, even by equal ones.
+// The fingerprint of a source does not depend on the path by which it is reached. It
+// differs for another location, and after files were replaced, even by equal ones.
 func TestFingerprintIdentifiesSource(t *testing.T) {
 	dir := t.TempDir()
 	at, link := filepath.Join(dir, "a"), filepath.Join(dir, "link")

@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// A tensor counts as often as an object refers to it: each time it is written.
+// A tensor counts once for each reference to it, because it is written each time.
 func TestTensorsInsideAnObjectAreCountedEachTime(t *testing.T) {
 	shape := []int64{maxInline / 3}
 	j := &Job{md: &meta.Metadata{Entries: []meta.Entry{{

@@ -92,9 +92,9 @@ func through(t *testing.T, src blob.Store, o *convert.Options, all ...string) bl
 	return src
 }
 
-// An optimizer whose state came back under "2" for 2 would begin anew without a
-// word.
-func TestIntegersStayKeys(t *testing.T) {
+// If an optimizer's state had the key "2" instead of 2, the optimizer would ignore it
+// without an error.
+func TestConvertKeepsIntegerKeys(t *testing.T) {
 	adam := optimizer(t)
 	number := dict(int64(0), int64(7), int64(-1), map[string]any{"a": "b"})
 	for claim, c := range map[string]struct {

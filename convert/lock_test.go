@@ -41,7 +41,8 @@ func TestLockExcludesSecondConversion(t *testing.T) {
 	}
 }
 
-// The name of the lock's file comes and goes, and yet never two hold it.
+// Processes make and remove the file of the lock all the time, but only one holds the
+// lock.
 func TestLockUnderContention(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "folder", "x")
 	var wg sync.WaitGroup
@@ -85,8 +86,7 @@ func TestUnlockRemovesFoldersOfLock(t *testing.T) {
 	}
 }
 
-// Check is for those who only ask: of what a killed Publish has begun it sees the
-// end, and touches nothing.
+// Check changes nothing, even if a Publish was interrupted.
 func TestCheckChangesNothing(t *testing.T) {
 	killed := errors.New("killed")
 	for claim, c := range map[string]struct {
@@ -130,7 +130,7 @@ func TestCheckChangesNothing(t *testing.T) {
 	}
 }
 
-func TestLockInReadOnlyFolder(t *testing.T) {
+func TestLockBelowAFile(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "file"), "text")
 	p := &Place{Path: filepath.Join(dir, "file", "x")}

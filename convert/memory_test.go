@@ -17,8 +17,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// What describes very many tensors takes few bytes for each: while the data is
-// written, and when the metadata is, for which the source is not needed any more.
+// Each tensor takes little memory while the data is written and while the metadata is
+// written.
 func TestMemoryForEachTensor(t *testing.T) {
 	const tensors = 20_000
 	dir := t.TempDir()
@@ -72,7 +72,7 @@ func saveMany(t *testing.T, s *file.Store, n int) {
 	}
 }
 
-// watched is a writer that notes the memory that is in use when it is called.
+// watched is a writer that records the memory in use when it is called.
 type watched struct {
 	storage.Writer
 	writing, finishing int64
@@ -88,8 +88,8 @@ func (w *watched) Finish(ctx context.Context, md *meta.Metadata, results []*stor
 	return w.Writer.Finish(ctx, md, results)
 }
 
-// liveBytes returns the bytes of the heap that are in use, without the buffers that
-// are kept to be lent again.
+// liveBytes returns the bytes of the heap that are in use, without the free buffers of
+// pools.
 func liveBytes() int64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -22,7 +22,7 @@ func TestPublishReplacesOnlyCheckpoints(t *testing.T) {
 		"a checkpoint stays":                       {"x/c", "", false, checkpointFiles, storage.ErrExists},
 		"a file of something else stays":           {"x", "", false, nil, ErrOccupied},
 		"a file of something else is not replaced": {"x", "inner", true, nil, ErrOccupied},
-		"a folder is no place for a file":          {"x/c", "inner", true, checkpointFiles, ErrOccupied},
+		"a file does not replace a folder":         {"x/c", "inner", true, checkpointFiles, ErrOccupied},
 		"a file that cannot be opened stays": {"x", "inner", true, func(string) ([]string, error) {
 			return nil, storage.ErrCorrupt
 		}, ErrOccupied},
@@ -32,7 +32,7 @@ func TestPublishReplacesOnlyCheckpoints(t *testing.T) {
 		"nor is a folder that cannot be opened": {"x/c", "", false, func(string) ([]string, error) {
 			return nil, storage.ErrCorrupt
 		}, ErrOccupied},
-		"a file that cannot be opened is no place for a folder": {"x", "", true, func(string) ([]string, error) {
+		"a folder does not replace a file that cannot be opened": {"x", "", true, func(string) ([]string, error) {
 			return nil, storage.ErrCorrupt
 		}, ErrOccupied},
 		"what cannot be opened stays": {"x/c", "", true, func(string) ([]string, error) {
@@ -88,9 +88,9 @@ func TestPublishKeepsDanglingLink(t *testing.T) {
 	}
 }
 
-// Killed before any of its steps, Publish into a folder without a checkpoint
-// leaves what was there, and at the next try no trace of the first.
-func TestPublishKilledWhileMovingIn(t *testing.T) {
+// If Publish into a folder without a checkpoint is killed before any of its steps, the
+// files of the folder stay, and Prepare removes the files of the killed run.
+func TestPublishKilledWhileAddingFiles(t *testing.T) {
 	killed := errors.New("killed")
 	was := map[string]string{"x/config.json": "mine", "x/sub/notes": "mine"}
 	want := map[string]string{"x/config.json": "mine", "x/sub/notes": "mine", "x/a": "new", "x/sub/b": "new"}
@@ -124,7 +124,7 @@ func TestPublishKilledWhileMovingIn(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.step = nil
-		if exists(filepath.Join(p.Path, "a")) { // what makes it a checkpoint comes last
+		if exists(filepath.Join(p.Path, "a")) { // the record is added last
 			if got := tree(t, p.Path); got["sub/b"] != "new" {
 				t.Errorf("after %q there is %v; want a whole checkpoint", last, got)
 			}
@@ -144,7 +144,7 @@ func TestPublishKilledWhileMovingIn(t *testing.T) {
 
 func TestPublishRefusesNamesThatExist(t *testing.T) {
 	dir := t.TempDir()
-	p := &Place{Path: filepath.Join(dir, "x")} // for which nothing is a checkpoint
+	p := &Place{Path: filepath.Join(dir, "x")} // without Look
 	write(t, filepath.Join(p.Path, "sub/b"), "mine")
 	stage(t, p)
 	if err := p.Publish(); !errors.Is(err, ErrOccupied) {
@@ -155,9 +155,9 @@ func TestPublishRefusesNamesThatExist(t *testing.T) {
 	}
 }
 
-// Whatever else was in the folder of a checkpoint that is replaced is there
-// before, in the middle and afterwards.
-func TestPublishKeepsOtherFiles(t *testing.T) {
+// If Publish is killed before any of its steps, the old checkpoint or the new one is
+// complete, and the folder always has the files that are not part of it.
+func TestPublishKilledWhileReplacing(t *testing.T) {
 	killed := errors.New("killed")
 	for _, way := range []string{"exchange", "move aside"} {
 		for n := 0; ; n++ {
@@ -194,7 +194,7 @@ func TestPublishKeepsOtherFiles(t *testing.T) {
 			isNew := got["a"] == "new" && got["sub/b"] == "new" && len(got) == 5
 			for name, text := range others {
 				if got[name] != text || !isOld && !isNew {
-					t.Fatalf("after %d steps there is %v; want the old one or the new one, with all others", n, got)
+					t.Fatalf("after %d steps there is %v; want the old one or the new one, with all other files", n, got)
 				}
 			}
 			if err == nil {
@@ -221,7 +221,7 @@ func TestPublishRefusesToLoseOtherFiles(t *testing.T) {
 	}
 }
 
-func TestPublishAsksAccept(t *testing.T) {
+func TestAcceptCanRefusePublication(t *testing.T) {
 	dir := t.TempDir()
 	refuse := errors.New("of two formats")
 	p := &Place{Path: filepath.Join(dir, "x"), Overwrite: true, Look: checkpointFiles, Accept: func(string) error { return refuse }}

@@ -15,8 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Planner data goes along, is refused by name, or is left out with a warning if
-// objects may be left out.
+// Planner data is converted, refused by name, or left out with a warning if objects may
+// be left out.
 func TestPlannerDataIsConverted(t *testing.T) {
 	src := new(mem.Store)
 	sv := storagetest.NewSaving(nativeAt(src), storagetest.Storage("x", 1, 1), 1)

@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// keeps returns the properties that a format has a place for.
+// keeps returns the properties that a format can hold.
 func keeps(format string, p meta.Properties) meta.Properties {
 	switch format {
 	case formats.Native, formats.TorchDCP:
@@ -26,7 +26,7 @@ func keeps(format string, p meta.Properties) meta.Properties {
 	return meta.Properties{DType: p.DType}
 }
 
-// What a state says about a tensor is in the checkpoint, and goes along into
+// The properties of a tensor in a state are stored in the checkpoint and converted to
 // every other format.
 func TestConvertKeepsProperties(t *testing.T) {
 	all := meta.Properties{DType: tensor.Float16, RequiresGrad: true, MemoryFormat: "channels_last", PinMemory: true}

@@ -18,8 +18,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// However a state was sharded, and however it is sharded, cast and renamed on the
-// way, what is loaded afterwards is what was there before, cast and renamed.
+// For any sharding of the source and of the target, and any casts and renames, the
+// loaded state is that of the source, cast and renamed.
 func TestConvertedStateLoadsProperty(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		whole := drawTensors(rt, t)
@@ -129,7 +129,7 @@ func expected(t *testing.T, src *mem.Store, o *convert.Options) map[string]*tens
 	return out
 }
 
-// castOf is what the rules above mean.
+// castOf applies the rules above.
 func castOf(t *testing.T, name string, d tensor.DType, rules []string) tensor.DType {
 	t.Helper()
 	if len(rules) == 0 {

@@ -36,7 +36,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// stage puts a new checkpoint of two files, or one, where p wants it.
+// stage writes a new checkpoint of two files, or one, into the staging directory of p.
 func stage(t *testing.T, p *Place) {
 	t.Helper()
 	if p.File != "" {
@@ -47,7 +47,7 @@ func stage(t *testing.T, p *Place) {
 	write(t, filepath.Join(p.Staging(), "sub/b"), "new")
 }
 
-// checkpointFiles takes files that are called a, b and c for those of a checkpoint.
+// checkpointFiles returns the files named a, sub/b and c, as if they were a checkpoint.
 func checkpointFiles(path string) ([]string, error) {
 	if fi, err := os.Stat(path); err != nil || !fi.IsDir() {
 		return nil, err
@@ -69,12 +69,12 @@ func TestPublishIsAtomic(t *testing.T) {
 		old, file string
 		want      map[string]string
 	}{
-		"a directory where nothing is":      {"", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
-		"a directory where an empty one is": {"x/", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
-		"a directory over another":          {"x/c", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
-		"a directory over a file":           {"x", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
-		"a file where nothing is":           {"", "inner", map[string]string{"x": "new"}},
-		"a file over another":               {"x", "inner", map[string]string{"x": "new"}},
+		"a new directory":                      {"", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
+		"a directory in place of an empty one": {"x/", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
+		"a directory over another":             {"x/c", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
+		"a directory over a file":              {"x", "", map[string]string{"x/a": "new", "x/sub/b": "new"}},
+		"a new file":                           {"", "inner", map[string]string{"x": "new"}},
+		"a file over another":                  {"x", "inner", map[string]string{"x": "new"}},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			dir := t.TempDir()
@@ -123,68 +123,6 @@ func TestFailedPublishKeepsOldCheckpoint(t *testing.T) {
 	}
 	if got := tree(t, p.Path); !equalTrees(got, map[string]string{"c": "old"}) {
 		t.Errorf("afterwards there is %v; want the old one", got)
-	}
-}
-
-// Killed before any of its steps, Publish leaves the old checkpoint or the new
-// one, and a second try ends well.
-func TestPublishKilledAtEachStep(t *testing.T) {
-	killed := errors.New("killed")
-	for _, old := range []string{"", "x/c"} {
-		for _, way := range []string{"exchange", "move aside"} {
-			for n := 0; ; n++ {
-				dir := t.TempDir()
-				p := &Place{Path: filepath.Join(dir, "x"), Overwrite: true, Look: checkpointFiles}
-				if old != "" {
-					write(t, filepath.Join(dir, old), "old")
-				}
-				stage(t, p)
-				steps := 0
-				p.step = func(name string) error {
-					if name == "exchange" && way != name {
-						return errors.ErrUnsupported
-					}
-					if steps++; steps > n {
-						return killed
-					}
-					return nil
-				}
-				err := p.Publish()
-				if err == nil {
-					break
-				}
-				if !errors.Is(err, killed) {
-					t.Fatal(err)
-				}
-				again(t, p, old)
-			}
-		}
-	}
-}
-
-// again is what happens when a conversion is started after a kill: what is there
-// is whole, and everything is made anew.
-func again(t *testing.T, p *Place, old string) {
-	t.Helper()
-	p.step = nil
-	if err := p.Prepare(); err != nil {
-		t.Fatal(err)
-	}
-	got := tree(t, filepath.Dir(p.Path))
-	isNew := equalTrees(got, map[string]string{"x/a": "new", "x/sub/b": "new"})
-	isOld := equalTrees(got, map[string]string{"x/c": "old"}) && old != "" || len(got) == 0 && old == ""
-	if aside := filepath.Base(p.aside()) + "/c"; got[aside] == "old" { // removed when all is done
-		isNew = len(got) == 3
-	}
-	if !isNew && !isOld {
-		t.Errorf("after a kill there is %v; want the old one or the new one", got)
-	}
-	stage(t, p)
-	if err := p.Publish(); err != nil {
-		t.Fatal(err)
-	}
-	if got := tree(t, filepath.Dir(p.Path)); !equalTrees(got, map[string]string{"x/a": "new", "x/sub/b": "new"}) {
-		t.Errorf("after the second try there is %v", got)
 	}
 }
 

@@ -28,8 +28,8 @@ func floats(t *testing.T, v ...float32) *tensor.Tensor {
 	return x
 }
 
-// Tensors inside of objects stay inside, by way of every format that has objects,
-// and whatever they are called meanwhile.
+// Tensors inside objects stay inside through every format that has objects, even if
+// they are renamed.
 func TestTensorsInsideOfObjectsStayInside(t *testing.T) {
 	type m = map[string]any
 	x, y := floats(t, 1, 2), floats(t, 3)
@@ -71,7 +71,7 @@ func doubled(t *testing.T, x *tensor.Tensor) *tensor.Tensor {
 	return out
 }
 
-// A conversion that puts tensors into their objects loses nothing.
+// A conversion that puts tensors into their objects keeps all values.
 func TestConvertedObjectsCompareAsEqual(t *testing.T) {
 	src := pickled(t, map[string]any{"a": value.Tuple{floats(t, 1, 2)}, "w": floats(t, 3)})
 	dst := through(t, src, &convert.Options{Inline: formats.Inline("torchdcp")}, "torchdcp")
@@ -141,7 +141,7 @@ func TestTensorsOfSkippedObjectsAreConverted(t *testing.T) {
 	}
 }
 
-// Weights that share a storage do so afterwards, however they are called.
+// Weights that share a storage still share it, even if they are renamed.
 func TestTiedWeightsStayTied(t *testing.T) {
 	b, err := os.ReadFile("../storage/torchfile/testdata/tied.pt")
 	if err != nil {

@@ -26,7 +26,7 @@ func isData(name string) bool {
 	return !strings.HasPrefix(name, convert.JournalPrefix) && (strings.HasSuffix(name, ".safetensors") || strings.HasSuffix(name, ".distcp"))
 }
 
-// noted returns the data files that the journal in s knows.
+// noted returns the data files that the journal in s lists.
 func noted(t *testing.T, s blob.Store) []string {
 	var out []string
 	for _, n := range storagetest.Names(t, s) {
@@ -37,9 +37,9 @@ func noted(t *testing.T, s blob.Store) []string {
 	return out
 }
 
-// Stopped at any operation and started again, a conversion ends as if nothing
-// had happened, and does not write again what was finished.
-func TestInterruptedConversionGoesOn(t *testing.T) {
+// If a conversion is stopped at any operation and started again, its result is the same,
+// and finished files are not written again.
+func TestInterruptedConversionContinues(t *testing.T) {
 	src := &mem.Store{Name: "source"}
 	var states []plan.State
 	for r := range 2 {
@@ -101,8 +101,8 @@ func goesOn(t *testing.T, src blob.Store, format string, rule fault.Rule, want m
 	return true
 }
 
-// The names of the files repeat, so a conversion that goes on ends with the same
-// files as one that was never interrupted.
+// The names of the files are the same in each run, so a continued conversion has the
+// same files as one that was never interrupted.
 func TestConvertLeavesNoOtherFiles(t *testing.T) {
 	src := saved(t, 3)
 	whole, _ := converted(t, src, nil)

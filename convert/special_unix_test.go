@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// What is neither a file nor a folder is refused by its kind, and not opened.
+// Special files are not opened, and the error names their kind.
 func TestSpecialTargetsAreRefused(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "x")
 	if err := syscall.Mkfifo(fifo, 0o666); err != nil {

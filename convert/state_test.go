@@ -37,7 +37,7 @@ func nativeAt(s blob.Store) storagetest.Place {
 	}
 }
 
-// sample returns the share of a rank of a state of a bit of everything.
+// sample returns the part of one rank of a state with values of many kinds.
 func sample(t testing.TB, rank, ranks int) plan.State {
 	cut := func(d tensor.DType, dim int, seed byte, shape ...int64) any {
 		return storagetest.Cut(t, storagetest.Along(dim, ranks), storagetest.Filled(t, d, shape, seed), rank)
@@ -59,7 +59,8 @@ func sample(t testing.TB, rank, ranks int) plan.State {
 	return s
 }
 
-// saved returns a store with a native checkpoint of the sample, by so many ranks.
+// saved returns a store with a native checkpoint of the sample, written by that number
+// of ranks.
 func saved(t testing.TB, ranks int) *mem.Store {
 	t.Helper()
 	s := &mem.Store{Name: "source"}

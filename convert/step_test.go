@@ -97,7 +97,7 @@ func TestStepOfAConversion(t *testing.T) {
 	}
 }
 
-// A file of torch.save does not say when it was saved.
+// A file of torch.save does not contain its time.
 func TestTimeOfATorchFileIsUnknown(t *testing.T) {
 	src := saved(t, 1)
 	if st := storageOf(t, src, formats.Torch, convert.Options{}); !st.Time.IsZero() || st.Step != nil {

@@ -49,8 +49,7 @@ func planned(t testing.TB, s blob.Store, o Options) *Job {
 	return j
 }
 
-// Wherever a reader of a stream begins and ends, also within elements, it gets
-// the bytes of the tensor.
+// Reads of a stream may begin and end anywhere, also within elements.
 func TestStreamReadsAnyInterval(t *testing.T) {
 	x := storagetest.Filled(t, tensor.Complex128, []int64{9, 7}, 1)
 	want := x.Contents()
@@ -74,7 +73,7 @@ func TestStreamReadsAnyInterval(t *testing.T) {
 	}
 }
 
-// A slow source is read ahead, and whatever is foreseen wrongly does no harm.
+// A slow source is read ahead. Pieces that are read ahead in vain do no harm.
 func TestReadAhead(t *testing.T) {
 	x := storagetest.Filled(t, tensor.Float32, []int64{1024, 1024}, 1)
 	want := x.Contents()
@@ -111,7 +110,7 @@ func checkReturned(t *testing.T, s *source) {
 	}
 }
 
-// An error while reading ahead is the error of the reader that comes to it.
+// An error of a read ahead is returned by the ReadAt that needs the piece.
 func TestReadAheadReturnsErrors(t *testing.T) {
 	x := storagetest.Filled(t, tensor.Float32, []int64{1024, 1024}, 1)
 	s := &mem.Store{Name: "source"}
@@ -134,8 +133,7 @@ func TestReadAheadReturnsErrors(t *testing.T) {
 	checkReturned(t, src)
 }
 
-// Whatever the size of a checkpoint, its conversion takes no more buffers than it
-// may.
+// Buffers stay within Options.Memory for checkpoints of any size.
 func TestBuffersStayWithinMemory(t *testing.T) {
 	s := &mem.Store{Name: "source"}
 	state := plan.State{"large": storagetest.Filled(t, tensor.Float32, []int64{2600, 2048}, 1)}
@@ -179,8 +177,8 @@ func TestBuffersStayWithinMemory(t *testing.T) {
 	}
 }
 
-// Small tensors that are read together are each what they are, in whatever order
-// they are asked for and with whatever memory there is.
+// Small tensors of a batch have the right bytes, in any order of reads and with little
+// memory.
 func TestBatches(t *testing.T) {
 	s := &mem.Store{Name: "source"}
 	state := plan.State{}

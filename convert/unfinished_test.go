@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// What became of a conversion decides what is known about it.
+// The owner of an unfinished conversion is alive, dead or unknown.
 func TestUnfinishedConversions(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux tells runs of a host apart")
@@ -68,7 +68,7 @@ func TestUnfinishedConversions(t *testing.T) {
 
 func ptr(s string) *string { return &s }
 
-// Drop leaves the target as it was before Publish, wherever that was killed.
+// Drop restores the target after an interrupted Publish.
 func TestDropUndoesPublish(t *testing.T) {
 	killed := errors.New("killed")
 	for claim, c := range map[string]struct{ old, stop string }{

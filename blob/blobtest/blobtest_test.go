@@ -28,9 +28,9 @@ func TestSuite(t *testing.T) {
 	blobtest.Run(t, func(*testing.T) blob.Store { return suite() })
 }
 
-// TestSuiteNotices: a store that breaks a claim fails the subtest of that
-// claim.
-func TestSuiteNotices(t *testing.T) {
+// TestSuiteDetectsMutants tests that a store that breaks a claim fails the subtest of
+// that claim.
+func TestSuiteDetectsMutants(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 )
 
-func TestFlipAndTruncateWhatIsRead(t *testing.T) {
+func TestFlipAndTruncateReads(t *testing.T) {
 	for want, do := range map[string]fault.Action{
 		"iello":      fault.Flip(0), // h is 0x68
 		"helln":      fault.Flip(5*8 - 8),
@@ -33,7 +33,7 @@ func TestFlipAndTruncateWhatIsRead(t *testing.T) {
 	}
 }
 
-func TestFlipWhatIsWritten(t *testing.T) {
+func TestFlipWrites(t *testing.T) {
 	inner := new(mem.Store)
 	data := []byte("hello")
 	s := fault.New(inner, fault.Rule{On: fault.Write, Do: fault.Flip(1)})
@@ -45,7 +45,7 @@ func TestFlipWhatIsWritten(t *testing.T) {
 	}
 }
 
-func TestTruncateWhatIsWritten(t *testing.T) {
+func TestTruncateWrites(t *testing.T) {
 	inner := new(mem.Store)
 	s := fault.New(inner, fault.Rule{On: fault.Write, Do: fault.Truncate(3)})
 	w, err := s.Create(t.Context(), "x", nil)

@@ -122,7 +122,7 @@ func kind(name string) fault.Op {
 	}
 }
 
-func TestRuleCountsWhatItMatches(t *testing.T) {
+func TestRuleCountsMatchingOperations(t *testing.T) {
 	ctx := t.Context()
 	s := fault.New(seeded(t), fault.Rule{On: fault.Stat | fault.Open, Match: fault.Named("x"), Nth: 2, Times: 2, Do: fault.Fail(errNo)})
 	var got []bool
@@ -152,7 +152,7 @@ func TestFailedCommitLeavesNoObjectAndFailedLateDoes(t *testing.T) {
 	}
 }
 
-func TestNothingWorksAfterACrash(t *testing.T) {
+func TestAllOperationsFailAfterACrash(t *testing.T) {
 	inner := seeded(t)
 	s := fault.New(inner, fault.Rule{On: fault.Remove, Do: fault.Crash()})
 	ctx := t.Context()
@@ -243,7 +243,7 @@ func writeTwo(ctx context.Context, s blob.Store) error {
 	return nil
 }
 
-func TestCrashLeavesTheTemporaryOfTheStore(t *testing.T) {
+func TestCrashLeavesTheTemporaryFile(t *testing.T) {
 	dir := t.TempDir()
 	inner, err := file.Open(dir, nil)
 	if err != nil {
@@ -261,7 +261,7 @@ func TestCrashLeavesTheTemporaryOfTheStore(t *testing.T) {
 	}
 }
 
-func TestDelayHeedsTheContext(t *testing.T) {
+func TestDelayEndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := fault.New(seeded(t), fault.Rule{On: fault.Stat, Times: -1, Do: fault.Delay(time.Hour)})
 		start := time.Now()

@@ -33,9 +33,9 @@ func randomBytes(n int) []byte {
 	return p
 }
 
-// TestDirectWhereItCan writes objects in which direct and buffered writes mix,
-// and expects the bytes, and direct writes exactly where they are possible.
-func TestDirectWhereItCan(t *testing.T) {
+// TestDirectWritesIfPossible writes objects in which direct and buffered writes mix,
+// and expects the bytes, and direct writes if and only if they are possible.
+func TestDirectWritesIfPossible(t *testing.T) {
 	const piece = 256 << 10
 	can := hasDirect(t, t.TempDir())
 	data := randomBytes(5*piece + 8192 + 77)
@@ -121,8 +121,8 @@ func count(steps []string, step string) int {
 	return len(slices.DeleteFunc(slices.Clone(steps), func(s string) bool { return s != step }))
 }
 
-// TestLinkWhereRenameCannot: the way of file systems without renameat2.
-func TestLinkWhereRenameCannot(t *testing.T) {
+// TestCommitByLink tests the fallback for file systems without renameat2.
+func TestCommitByLink(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir, nil)
 	if err != nil {

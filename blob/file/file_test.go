@@ -78,7 +78,7 @@ func listed(t *testing.T, s blob.Store, prefix string) []string {
 	return names
 }
 
-func TestObjectIsAFileAndNothingElse(t *testing.T) {
+func TestObjectIsOneFile(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, nil)
 	put(t, s, "a/b/c")
@@ -136,7 +136,7 @@ func TestStoreOutlivesItsDirectory(t *testing.T) {
 	put(t, s, "a/x")
 }
 
-func TestOpenRefusesWhatIsNoDirectory(t *testing.T) {
+func TestOpenRefusesAFile(t *testing.T) {
 	f := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(f, nil, 0o666); err != nil {
 		t.Fatal(err)
@@ -180,7 +180,7 @@ func TestRelativeDirectoryIsFixedAtOpen(t *testing.T) {
 	}
 }
 
-func TestCutShortByOthers(t *testing.T) {
+func TestReadOfATruncatedFile(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, nil)
 	put(t, s, "x")
@@ -197,7 +197,7 @@ func TestCutShortByOthers(t *testing.T) {
 	}
 }
 
-func TestEmptyDirectoryMakesRoom(t *testing.T) {
+func TestCommitReplacesAnEmptyDirectory(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, nil)
 	for _, ifAbsent := range []bool{false, true} {
@@ -213,7 +213,7 @@ func TestEmptyDirectoryMakesRoom(t *testing.T) {
 	}
 }
 
-func TestSweepTempSparesTheLivingAndTheYoung(t *testing.T) {
+func TestSweepTempKeepsFilesOfLivingAndRecentWriters(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, nil)
 	put(t, s, "a/x")
@@ -255,7 +255,7 @@ func TestSweepTempSparesTheLivingAndTheYoung(t *testing.T) {
 	}
 }
 
-func TestSweepTempHeedsItsContext(t *testing.T) {
+func TestSweepTempEndsWithItsContext(t *testing.T) {
 	s := openStore(t, t.TempDir(), nil)
 	put(t, s, "x")
 	ctx, cancel := cancelledContext(t)

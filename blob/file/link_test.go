@@ -76,7 +76,7 @@ func TestWritingStaysInside(t *testing.T) {
 	}
 }
 
-func TestRemoveTakesTheLinkAway(t *testing.T) {
+func TestRemoveRemovesTheLink(t *testing.T) {
 	s, outside := linked(t)
 	if err := s.Remove(t.Context(), "file"); err != nil {
 		t.Errorf("Remove(file) = %v; want nil", err)

@@ -32,7 +32,7 @@ func lockAndDie(dir string) error {
 	return p.Kill()
 }
 
-func TestLockTellsTheLivingFromTheDead(t *testing.T) {
+func TestLocksShowWhetherTheOwnerIsAlive(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, filepath.Join(dir, "new"), nil)
 	l, err := s.TryLock(t.Context(), "x", []byte("mine"))
@@ -77,7 +77,7 @@ func TestLockTellsTheLivingFromTheDead(t *testing.T) {
 
 // A lock never follows a symbolic link and never waits for ever at what is not a
 // lock.
-func TestLockThatIsSomethingElse(t *testing.T) {
+func TestLockRefusesOtherFiles(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"a link to a file": func(path string) error { return os.Symlink("../victim", path) },
 		"a dangling link":  func(path string) error { return os.Symlink("nowhere", path) },

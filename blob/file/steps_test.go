@@ -54,7 +54,7 @@ func TestOrderOfSteps(t *testing.T) {
 	}
 }
 
-func TestWayIsSyncedAgainAfterPruning(t *testing.T) {
+func TestDirectoriesAreSyncedAgainAfterRemoval(t *testing.T) {
 	s, steps := watched(t, filepath.Join(t.TempDir(), "store"), nil, 0, nil)
 	for range 2 {
 		*steps = nil

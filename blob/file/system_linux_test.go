@@ -15,7 +15,7 @@ import (
 )
 
 // powerless runs fn on a thread without the rights that let root ignore the
-// mode of files, so that it sees what others see.
+// mode of files, as for any other user.
 func powerless(t *testing.T, fn func()) {
 	t.Helper()
 	done := make(chan error)
@@ -125,7 +125,7 @@ func TestCool(t *testing.T) {
 	}
 }
 
-func TestSweepTempSparesTheLivingWhateverTheirAge(t *testing.T) {
+func TestSweepTempKeepsOldFilesOfLivingWriters(t *testing.T) {
 	dir := t.TempDir()
 	w, err := openStore(t, dir, nil).Create(t.Context(), "x", nil)
 	if err != nil {

@@ -255,7 +255,7 @@ func TestCommitChecksDataFiles(t *testing.T) {
 func TestCommitErrorUncertain(t *testing.T) {
 	eio := fault.Rule{On: fault.Commit, Match: fault.Named("record"), Do: fault.FailLate(syscall.EIO)}
 	blind := fault.Rule{On: fault.Open, Match: fault.Named("record"), Nth: 3, Times: -1, Do: fault.Fail(syscall.EIO)}
-	for name, rules := range map[string][]fault.Rule{"it is there": {eio}, "nobody can look": {eio, blind}} {
+	for name, rules := range map[string][]fault.Rule{"it exists": {eio}, "it cannot be read": {eio, blind}} {
 		inner := new(mem.Store)
 		storagetest.Put(t, inner, "record", []byte("d0.old"))
 		storagetest.Put(t, inner, "d0.old", []byte("data"))
@@ -284,7 +284,7 @@ func TestLocateRefusesIncompleteTensors(t *testing.T) {
 	}
 }
 
-func TestAbortGoesOnAfterAnError(t *testing.T) {
+func TestAbortContinuesAfterAnError(t *testing.T) {
 	inner, broken := new(mem.Store), errors.New("broken")
 	s := fault.New(inner, fault.Rule{On: fault.Remove, Match: fault.Named("d0.new"), Do: fault.Fail(broken)})
 	ps := begin(t, s, "new", storage.WriteOptions{})

@@ -86,7 +86,7 @@ func readFixture(t testing.TB, dir string) Fixture {
 	return Fixture{Name: filepath.ToSlash(rel), Dir: filepath.Join(dir, "ckpt"), Items: doc.Items}
 }
 
-// fixtures returns the folder of all fixtures, from where this file is.
+// fixtures returns the folder of all fixtures, by the path of this source file.
 func fixtures() string {
 	_, file, _, _ := runtime.Caller(0)
 	return filepath.Join(filepath.Dir(file), "..", "..", "testdata", "fixtures")
@@ -103,8 +103,8 @@ func CopyFixture(t testing.TB, name string, without ...string) *mem.Store {
 	return to
 }
 
-// RunFixtures tests that a format holds what those who wrote the fixtures say,
-// and that nothing is wrong with any of them, some of it by checksums.
+// RunFixtures tests that a format reads the items of the fixtures, and that Verify
+// finds no problems and some checksums.
 func RunFixtures(t *testing.T, open func(ctx context.Context, s blob.Store) (storage.Checkpoint, error), patterns ...string) {
 	for _, c := range Fixtures(t, patterns...) {
 		t.Run(c.Name, func(t *testing.T) {
@@ -142,8 +142,7 @@ func LoadAll(t testing.TB, ck storage.Checkpoint) plan.State {
 	return state
 }
 
-// CheckItems fails unless a checkpoint holds what a fixture's expected.json says
-// of it, and nothing else.
+// CheckItems fails unless a checkpoint holds exactly the items of a fixture.
 func CheckItems(t testing.TB, ck storage.Checkpoint, items map[string]Item) {
 	t.Helper()
 	got := map[string]Item{}
@@ -158,8 +157,8 @@ func CheckItems(t testing.TB, ck storage.Checkpoint, items map[string]Item) {
 	}
 }
 
-// itemOf describes a value as expected.json does. Of objects it says what is
-// plain to say; what Python says of all of them is for package inspect to know.
+// itemOf describes a value as expected.json does, but has the type and repr of simple
+// objects only. Package inspect has Python's repr of all of them.
 func itemOf(v any) Item {
 	switch v := v.(type) {
 	case *tensor.Tensor:
@@ -179,7 +178,7 @@ func itemOf(v any) Item {
 	return Item{Kind: "object"}
 }
 
-// plainItems returns what itemOf can say of the items.
+// plainItems returns the items without what itemOf leaves out.
 func plainItems(items map[string]Item) map[string]Item {
 	out := maps.Clone(items)
 	for name, it := range out {

@@ -24,13 +24,12 @@ import (
 
 // Place is one place for a checkpoint.
 type Place struct {
-	// Writer and Reader return what one rank uses for its saves and loads
-	// there.
+	// Writer and Reader return a new writer and reader of one rank.
 	Writer func() storage.Writer
 	Reader func() storage.Reader
 }
 
-// OpenFunc returns an empty place. What it must undo goes to t.Cleanup.
+// OpenFunc returns an empty place. It cleans up by t.Cleanup.
 type OpenFunc func(t *testing.T) Place
 
 // Options describe what a format cannot do. Nil is the same as the zero value: the

@@ -79,7 +79,7 @@ func (s *suite) badResults(t *testing.T, p Place) {
 	}
 }
 
-// resolver is a storage.Resolver that calls itself.
+// resolver is a function that implements storage.Resolver.
 type resolver func(it *plan.WriteItem) (plan.Data, error)
 
 func (r resolver) Resolve(it *plan.WriteItem) (plan.Data, error) { return r(it) }
@@ -283,7 +283,7 @@ func (s *suite) badItems(t *testing.T, p Place) {
 		"an unknown chunk":        func(it *plan.ReadItem) { it.Source.Offset = []int64{1, 1} },
 		"a box outside the chunk": func(it *plan.ReadItem) { it.SourceOffsets = []int64{2, 1} },
 		"too few dimensions":      func(it *plan.ReadItem) { it.SourceOffsets, it.Lengths = []int64{0}, []int64{4} },
-		"a value that is none":    func(it *plan.ReadItem) { it.Kind = plan.KindBytes },
+		"a tensor as a value":     func(it *plan.ReadItem) { it.Kind = plan.KindBytes },
 	} {
 		bad := &plan.LoadPlan{Items: slices.Clone(good)}
 		spoil(&bad.Items[at])
@@ -323,14 +323,14 @@ func (s *suite) progress(t *testing.T, p Place) {
 	if s.OneRank {
 		states[1] = plan.State{}
 	}
-	told := make([]atomic.Int64, 2)
-	count := func(rank int, bytes int64) { told[rank].Add(bytes) }
+	reported := make([]atomic.Int64, 2)
+	count := func(rank int, bytes int64) { reported[rank].Add(bytes) }
 	sv := NewSaving(p, Storage("progress", 1, 2), 2)
 	sv.Progress = count
 	noError(t, sv.Run(t.Context(), states))
 	for r, q := range sv.Plans {
-		if got := told[r].Swap(0); got != q.NumBytes() {
-			t.Errorf("save: rank %d told of %d bytes; want %d", r, got, q.NumBytes())
+		if got := reported[r].Swap(0); got != q.NumBytes() {
+			t.Errorf("save: rank %d reported %d bytes; want %d", r, got, q.NumBytes())
 		}
 	}
 	l := NewLoading(p, 2)
@@ -338,8 +338,8 @@ func (s *suite) progress(t *testing.T, p Place) {
 	noError(t, l.Plan(t.Context(), []plan.State{blankState(t, states[1]), blankState(t, states[0])}))
 	noError(t, l.Read(t.Context()))
 	for r, st := range l.Stats {
-		if got := told[r].Load(); got != st.Needed {
-			t.Errorf("load: rank %d told of %d bytes; want %d", r, got, st.Needed)
+		if got := reported[r].Load(); got != st.Needed {
+			t.Errorf("load: rank %d reported %d bytes; want %d", r, got, st.Needed)
 		}
 	}
 }
