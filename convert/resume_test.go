@@ -150,7 +150,7 @@ func TestOtherOptionsRestartConversion(t *testing.T) {
 			if err != nil || rep.KeptFiles != 0 {
 				t.Fatalf("Run = %+v, %v; want no kept files", rep, err)
 			}
-			if len(warned) != 1 || !strings.Contains(warned[0].Error(), "afresh") {
+			if len(warned) != 1 || !strings.Contains(warned[0].Error(), "from the beginning") {
 				t.Errorf("warnings %v; want one", warned)
 			}
 			if got := len(storagetest.Names(t, dst)); got != rep.Files+2 {
