@@ -41,11 +41,11 @@ type Publisher struct {
 	// coordinates is set while this rank is the coordinator of a save with a group.
 	coordinates bool
 	lock        *SaveLock // of the coordinator, while a save is under way
+	held        *Held     // a file that is written but not committed
 
 	mu    sync.Mutex
 	names []string // files of this save that may exist; guarded by mu
 	kept  bool     // these files may be part of a checkpoint and must stay; guarded by mu
-	held  *Held    // a file that is written but not committed; guarded by mu
 }
 
 // New returns a publisher at the root of store.
@@ -214,22 +214,18 @@ func (p *Publisher) removeAttempt(ctx context.Context) error {
 	if kept {
 		return nil
 	}
-	for i, name := range names {
-		if err := p.store.Remove(ctx, name); err != nil {
-			for _, left := range names[i:] {
-				p.note(left)
-			}
-			return err
-		}
+	err := p.removeAll(ctx, names)
+	if err != nil {
+		p.note(names...)
 	}
-	return nil
+	return err
 }
 
-// note adds a file that may exist from now on to p.names, so that Abort removes it.
-func (p *Publisher) note(name string) {
+// note adds files that may exist from now on to p.names, so that Abort removes them.
+func (p *Publisher) note(names ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.names = append(p.names, name)
+	p.names = append(p.names, names...)
 }
 
 // keep makes Abort keep the files of this save, because they may be part of a
@@ -251,7 +247,7 @@ func (p *Publisher) take() (names []string, kept bool) {
 // Write writes the data files of this rank. planned is the number of bytes of the
 // plan's items, for the session's Progress.
 func (p *Publisher) Write(ctx context.Context, files []*DataFile, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
-	w := &fileWriter{store: p.store, data: data, sess: p.sess, created: p.note}
+	w := &fileWriter{store: p.store, data: data, sess: p.sess, created: func(name string) { p.note(name) }}
 	return w.write(ctx, files, p.opts.FilesPerRank, p.opts.BufferBytes, planned)
 }
 
@@ -273,29 +269,20 @@ type Held struct {
 func (p *Publisher) WriteHeld(ctx context.Context, file *DataFile, h *Held, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
 	p.drop()
 	w := &fileWriter{store: p.store, data: data, sess: p.sess, replace: !p.opts.FailIfExists}
-	w.hold = func(bw blob.Writer) {
-		h.w = bw
-		p.mu.Lock()
-		defer p.mu.Unlock()
+	w.hold = func(bw blob.Writer) { h.w = bw }
+	r, err := w.write(ctx, []*DataFile{file}, 1, p.opts.BufferBytes, planned)
+	if h.w != nil {
 		p.held = h
 	}
-	return w.write(ctx, []*DataFile{file}, 1, p.opts.BufferBytes, planned)
-}
-
-// takeHeld returns p.held and sets it to nil.
-func (p *Publisher) takeHeld() *Held {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	h := p.held
-	p.held = nil
-	return h
+	return r, err
 }
 
 // drop aborts the file that is written but not committed, if there is one.
 func (p *Publisher) drop() {
-	if h := p.takeHeld(); h != nil {
-		h.w.Abort()
+	if p.held != nil {
+		p.held.w.Abort() // does nothing once committed
 	}
+	p.held = nil
 }
 
 // Locate calls storage.Locate. It also returns an error if the chunks of a tensor do not
@@ -381,11 +368,11 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 
 // CommitHeld makes the file of WriteHeld visible. Its errors are like those of Commit.
 func (p *Publisher) CommitHeld(ctx context.Context) error {
-	h := p.takeHeld()
+	h := p.held
 	if h == nil {
 		return fmt.Errorf("%w: Finish before WriteData", plan.ErrProtocol)
 	}
-	defer h.w.Abort() // does nothing once committed
+	defer p.drop()
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
