@@ -117,7 +117,7 @@ func (v *verdict) error() error {
 		all = append(all, m.rank)
 		said = append(said, fmt.Sprintf("rank %d called %v", m.rank, m.call))
 	}
-	e := &group.Error{Op: kinds[v.voices[0].call.kind], Ranks: failed, Err: first}
+	e := &group.Error{Op: v.voices[0].call.kind, Ranks: failed, Err: first}
 	if first == nil {
 		e.Ranks, e.Err = all, fmt.Errorf("%s: %w", strings.Join(said, ", "), group.ErrDisagree)
 	}

@@ -22,7 +22,7 @@ func (c *Comm) AllReduceAsync(ctx context.Context, t *tensor.Tensor, op Op) *Wor
 }
 
 func (c *Comm) allReduce(t *tensor.Tensor, op Op) *task {
-	k := &task{call: call{kind: allReduce, op: op}}
+	k := &task{call: call{kind: OpAllReduce, op: op}}
 	if k.err = checkTarget(t); k.err != nil {
 		return k
 	}
@@ -48,7 +48,7 @@ func (c *Comm) BroadcastAsync(ctx context.Context, t *tensor.Tensor, root int) *
 }
 
 func (c *Comm) broadcast(t *tensor.Tensor, root int) *task {
-	k := &task{call: call{kind: broadcast, root: root}}
+	k := &task{call: call{kind: group.OpBroadcast, root: root}}
 	if root < 0 || root >= c.size {
 		k.err = fmt.Errorf("root %d of %d ranks: %w", root, c.size, group.ErrInvalid)
 		return k
@@ -93,7 +93,7 @@ func (c *Comm) AllGatherAsync(ctx context.Context, dst, src *tensor.Tensor) *Wor
 }
 
 func (c *Comm) allGather(dst, src *tensor.Tensor) *task {
-	k := &task{call: call{kind: allGather}}
+	k := &task{call: call{kind: group.OpAllGather}}
 	if k.err = c.checkParts(dst, src, dst, src); k.err != nil {
 		return k
 	}
@@ -124,7 +124,7 @@ func (c *Comm) ReduceScatterAsync(ctx context.Context, dst, src *tensor.Tensor, 
 }
 
 func (c *Comm) reduceScatter(dst, src *tensor.Tensor, op Op) *task {
-	k := &task{call: call{kind: reduceScatter, op: op}}
+	k := &task{call: call{kind: OpReduceScatter, op: op}}
 	if k.err = c.checkParts(src, dst, dst, src); k.err != nil {
 		return k
 	}
@@ -197,7 +197,7 @@ func (c *Comm) AllToAllAsync(ctx context.Context, dst, src *tensor.Tensor, s Spl
 const uneven = 1<<64 - 1
 
 func (c *Comm) allToAll(dst, src *tensor.Tensor, s Splits) *task {
-	k := &task{call: call{kind: allToAll}, wide: true}
+	k := &task{call: call{kind: OpAllToAll}, wide: true}
 	row, err := checkRows(dst, src)
 	if err != nil {
 		k.err = err

@@ -129,34 +129,17 @@ func (c *Comm) neighbours() []int {
 // at returns the rank at distance d, which is more than minus the size.
 func (c *Comm) at(d int) int { return (c.rank + d + c.size) % c.size }
 
-// The methods of [Comm] that no group has, as [group.Error] names them. The others
-// have the names of package group.
+// Names of methods of [Comm] in a [group.Error], in addition to those of package group.
 const (
 	OpAllReduce     group.Op = "all-reduce"
 	OpReduceScatter group.Op = "reduce-scatter"
 	OpAllToAll      group.Op = "all-to-all"
 )
 
-// kind numbers the collective methods between ranks.
-type kind uint8
-
-const (
-	allReduce kind = iota
-	reduceScatter
-	allGather
-	allToAll
-	broadcast
-)
-
-var kinds = [...]group.Op{
-	allReduce: OpAllReduce, reduceScatter: OpReduceScatter, allToAll: OpAllToAll,
-	allGather: group.OpAllGather, broadcast: group.OpBroadcast,
-}
-
 // call is what the ranks of a collective call must agree on.
 type call struct {
-	kind  kind
-	op    Op // of those that reduce
+	kind  group.Op
+	op    Op // of a reduction
 	dtype tensor.DType
 	count int64 // elements: of the whole, of one rank or of one row
 	root  int
@@ -165,15 +148,15 @@ type call struct {
 // String writes the call as in "all-reduce(sum of 6 float32)".
 func (c call) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s(", kinds[c.kind])
-	if c.kind == allReduce || c.kind == reduceScatter {
+	fmt.Fprintf(&b, "%s(", c.kind)
+	if c.kind == OpAllReduce || c.kind == OpReduceScatter {
 		fmt.Fprintf(&b, "%v of ", c.op)
 	}
 	fmt.Fprintf(&b, "%d %v", c.count, c.dtype) // "0 invalid" if there is no tensor
 	switch c.kind {
-	case allToAll:
+	case OpAllToAll:
 		b.WriteString(" a row")
-	case broadcast:
+	case group.OpBroadcast:
 		fmt.Fprintf(&b, " from rank %d", c.root)
 	}
 	b.WriteString(")")
@@ -181,7 +164,7 @@ func (c call) String() string {
 }
 
 func (c call) encode(w *wire.Writer) {
-	w.Byte(byte(c.kind))
+	w.String(string(c.kind))
 	w.Byte(byte(c.op))
 	w.Byte(byte(c.dtype))
 	w.Uvarint(uint64(c.count))
@@ -189,12 +172,7 @@ func (c call) encode(w *wire.Writer) {
 }
 
 func decodeCall(r *wire.Reader) call {
-	c := call{kind: kind(r.Byte()), op: Op(r.Byte()), dtype: tensor.DType(r.Byte()), count: r.Size(), root: int(r.Varint())}
-	if int(c.kind) >= len(kinds) {
-		r.Fail("collective of kind %d", c.kind)
-		c.kind = 0
-	}
-	return c
+	return call{kind: group.Op(r.String()), op: Op(r.Byte()), dtype: tensor.DType(r.Byte()), count: r.Size(), root: int(r.Varint())}
 }
 
 // Work is a call that may go on after the method that started it has returned.
@@ -325,7 +303,7 @@ func (c *Comm) failure(ctx, inner context.Context, t *task, err error) error {
 	if r, ok := errors.AsType[refusal](err); ok {
 		return r.error
 	}
-	op := kinds[t.call.kind]
+	op := t.call.kind
 	if cause, ok := errors.AsType[*interruption](context.Cause(inner)); ok {
 		return cause.of(op)
 	}
@@ -441,7 +419,7 @@ func (c *Comm) activate(ctx context.Context, w *Work, t *task) (inner context.Co
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.broken != nil {
-		return nil, nil, c.broken.of(kinds[t.call.kind])
+		return nil, nil, c.broken.of(t.call.kind)
 	}
 	a := &activity{peers: c.peers}
 	if t.wide {

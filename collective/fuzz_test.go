@@ -17,9 +17,9 @@ const fuzzRanks = 8
 // again.
 func FuzzVerdict(f *testing.F) {
 	for _, v := range []verdict{
-		{voices: []voice{{rank: 3, call: call{kind: broadcast, dtype: tensor.Float32, count: 9, root: -2}}}},
+		{voices: []voice{{rank: 3, call: call{kind: group.OpBroadcast, dtype: tensor.Float32, count: 9, root: -2}}}},
 		{differs: true, detail: uneven, voices: []voice{
-			{rank: 0, call: call{kind: allToAll, dtype: tensor.Int8, count: 1 << 40}},
+			{rank: 0, call: call{kind: OpAllToAll, dtype: tensor.Int8, count: 1 << 40}},
 			{rank: 7, err: group.NewRemoteError(tensor.ErrDType)},
 		}},
 	} {

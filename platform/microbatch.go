@@ -30,33 +30,25 @@ type BatchDims struct {
 // tensors. A dimension that n does not divide, or that a tensor does not have, is
 // an error that wraps [tensor.ErrShape] and names the input.
 func MicroBatch(n int, b Batch, dims BatchDims) ([]Batch, error) {
-	if err := dims.check(n, b); err != nil {
-		return nil, fmt.Errorf("micro-batch: %w", err)
+	if n < 1 {
+		return nil, fmt.Errorf("micro-batch: %d parts: %w", n, tensor.ErrShape)
+	}
+	if dims.Args != nil && len(dims.Args) != len(b.Args) {
+		return nil, fmt.Errorf("micro-batch: %d dimensions for %d arguments: %w", len(dims.Args), len(b.Args), tensor.ErrShape)
+	}
+	for name := range dims.Named {
+		if _, ok := b.Named[name]; !ok {
+			return nil, fmt.Errorf("micro-batch: a dimension for %q, which is not an input: %w", name, tensor.ErrShape)
+		}
 	}
 	out := make([]Batch, n)
 	for i := range out {
-		m, err := dims.part(b, n, i)
-		if err != nil {
+		var err error
+		if out[i], err = dims.part(b, n, i); err != nil {
 			return nil, fmt.Errorf("micro-batch: %w", err)
 		}
-		out[i] = m
 	}
 	return out, nil
-}
-
-func (d BatchDims) check(n int, b Batch) error {
-	if n < 1 {
-		return fmt.Errorf("%d parts: %w", n, tensor.ErrShape)
-	}
-	if d.Args != nil && len(d.Args) != len(b.Args) {
-		return fmt.Errorf("%d dimensions for %d arguments: %w", len(d.Args), len(b.Args), tensor.ErrShape)
-	}
-	for name := range d.Named {
-		if _, ok := b.Named[name]; !ok {
-			return fmt.Errorf("a dimension for %q, which is not an input: %w", name, tensor.ErrShape)
-		}
-	}
-	return nil
 }
 
 // part returns micro-batch i of n.

@@ -64,7 +64,8 @@ func (p Placed) grid(shape []int64, rank int) (grid, error) {
 		if q := p.Placements[m]; q.kind == strided {
 			g[d], err = g[d].stridedOf(int64(q.split), n, i)
 		} else {
-			g[d] = g[d].shardOf(n, i)
+			lo, hi := tensor.CeilChunk(g[d].length(), n, i)
+			g[d] = (&walk{from: g[d]}).take(nil, lo, hi)
 		}
 		if err != nil {
 			return nil, err
@@ -363,12 +364,6 @@ func (w *walk) take(out spans, lo, hi int64) spans {
 		lo += last - first
 	}
 	return out
-}
-
-// shardOf returns the i-th of n ceil chunks of s.
-func (s spans) shardOf(n, i int64) spans {
-	lo, hi := tensor.CeilChunk(s.length(), n, i)
-	return (&walk{from: s}).take(nil, lo, hi)
 }
 
 // stridedOf returns the i-th of n ceil chunks of each of split ceil chunks of s.

@@ -236,8 +236,6 @@ type integer interface {
 
 type float interface{ float64 | float32 }
 
-type number interface{ integer | float }
-
 // numberKernels returns, for each dtype that is a number in Go, its kernels to the
 // others and to bool.
 var numberKernels = [...]func(to DType) kernel{
@@ -266,7 +264,7 @@ func fromInteger[S integer](to DType) kernel {
 
 // plainCast is for the pairs whose Go conversion is what Convert promises:
 // integers lose their upper bits, floats are rounded once.
-func plainCast[D, S number](dst, src []byte) {
+func plainCast[D, S Number](dst, src []byte) {
 	s := elements[S](src)
 	d := elements[D](dst)[:len(s)]
 	for i, v := range s {
@@ -304,7 +302,7 @@ func limits[D integer]() (lowest, highest D) {
 	return -highest - 1, highest
 }
 
-func anyToBool[S number](dst, src []byte) {
+func anyToBool[S Number](dst, src []byte) {
 	s := elements[S](src)
 	d := dst[:len(s)]
 	for i, v := range s {
