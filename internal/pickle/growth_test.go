@@ -168,7 +168,7 @@ func TestDecodeStopsWithContext(t *testing.T) {
 	}
 }
 
-func TestPathsAreJoinedAsPythonDoes(t *testing.T) {
+func TestPathsAreJoinedLikePython(t *testing.T) {
 	for want, parts := range map[string][]string{
 		".": {}, "a": {"", "a"}, "/a": {"/", "a"}, "//a": {"//", "a"}, "/b/c": {"a", "/b", "c"}, "a/b": {"a", "", "b"},
 		"a/../b": {"a/./..", ".", "b/"}, "/x": {"///", "x"}, "/": {"b", "/"}, "//": {"//"}, "p/q": {"p/", "q"},

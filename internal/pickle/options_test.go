@@ -80,7 +80,7 @@ func TestConstructReplacesCalls(t *testing.T) {
 	}
 }
 
-func TestSeveralPicklesInARow(t *testing.T) {
+func TestDecodePrefix(t *testing.T) {
 	data := []byte("\x80\x02K\x01.\x80\x02K\x02.")
 	v, n, err := pickle.DecodePrefix(data, nil)
 	if err != nil || v != int64(1) || n != 5 {

@@ -166,7 +166,7 @@ func TestDecodePythonPickles(t *testing.T) {
 
 func equalBig(a, b *big.Int) bool { return a.Cmp(b) == 0 }
 
-func TestEncodedSamplesDecodeToTheSame(t *testing.T) {
+func TestPythonPicklesRoundTrip(t *testing.T) {
 	for _, s := range samples(t) {
 		want, err := pickle.Decode(s.bytes(t), nil)
 		if err != nil {

@@ -49,7 +49,7 @@ func sample() *Header {
 	}
 }
 
-func TestHeaderReadsAsWritten(t *testing.T) {
+func TestHeaderRoundTrip(t *testing.T) {
 	for _, align := range []int64{1, 8, 4096, 1 << 20} {
 		want := sample()
 		b, err := Encode(want, align)
@@ -233,7 +233,7 @@ func TestDecodeRefusesHostileHeaders(t *testing.T) {
 	}
 }
 
-func TestWrongLengthIsRefused(t *testing.T) {
+func TestDecodeRefusesWrongLength(t *testing.T) {
 	for name, file := range map[string][]byte{
 		"no file":          nil,
 		"seven bytes":      make([]byte, 7),

@@ -76,7 +76,7 @@ func TestOpenRefusesInconsistentStorages(t *testing.T) {
 	}
 }
 
-func TestTensorsOutsideOfTheirStorage(t *testing.T) {
+func TestOpenRefusesTensorsOutsideTheirStorage(t *testing.T) {
 	many := make([]int64, 65)
 	for name, root := range map[string]any{
 		"too long":             view2(int64(0), ints(7), ints(1)),
@@ -107,7 +107,7 @@ func TestTensorsOutsideOfTheirStorage(t *testing.T) {
 	}
 }
 
-func TestTensorsInsideOfTheirStorage(t *testing.T) {
+func TestOpenAcceptsTensorsInsideTheirStorage(t *testing.T) {
 	for name, root := range map[string]any{
 		"all of it":          view2(int64(0), ints(6), ints(1)),
 		"nothing at the end": view2(int64(6), ints(0), ints(1)),

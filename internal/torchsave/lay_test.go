@@ -162,7 +162,7 @@ func TestLayRefusesUnsupportedValues(t *testing.T) {
 
 // What was read as a record of how PyTorch makes it, and is no tensor here, is
 // not written as if it were: its storage would not be in the file.
-func TestTensorsOfUnknownTypesAreRefused(t *testing.T) {
+func TestLayRefusesTensorsOfUnknownTypes(t *testing.T) {
 	x := of[uint8](t, []int64{8}, 1, 2, 3, 4, 5, 6, 7, 8)
 	rebuild := func(name string, args ...any) *value.Object {
 		return &value.Object{Module: "torch._utils", Name: name, Call: true, Args: args}

@@ -38,7 +38,7 @@ func (p parts) bytes(t testing.TB) []byte {
 	return []byte(encode(t, p.magic) + encode(t, p.protocol) + encode(t, p.machine) + encode(t, p.root) + encode(t, p.keys) + p.storages)
 }
 
-func TestStreams(t *testing.T) {
+func TestOpenLegacyStreams(t *testing.T) {
 	for name, c := range map[string]struct {
 		view any
 		want string // the bytes of the tensor

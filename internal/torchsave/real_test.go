@@ -108,7 +108,7 @@ func TestViewsOfOneStorage(t *testing.T) {
 	}
 }
 
-func TestKindsOfTensors(t *testing.T) {
+func TestTensorKinds(t *testing.T) {
 	for _, name := range []string{"kinds.pt", "kinds_legacy.pt"} {
 		b := fromTorch(t, name)
 		f, err := Open(t.Context(), reader(b), int64(len(b)))

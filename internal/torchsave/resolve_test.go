@@ -84,7 +84,7 @@ func TestLazyTensorsAreResolved(t *testing.T) {
 	}
 }
 
-func TestFlagsOfTensors(t *testing.T) {
+func TestTensorFlags(t *testing.T) {
 	yes, no := map[string]any{"neg": true}, map[string]any{"conj": false, "neg": false}
 	v2 := func(class *value.Object, n int64, metadata any) any {
 		return call("_rebuild_tensor_v2", id("storage", class, "0", "cpu", n), int64(0), ints(n), ints(1), false, hooks(), metadata)

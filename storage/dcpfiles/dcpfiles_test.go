@@ -63,7 +63,7 @@ func TestDescribeRefuses(t *testing.T) {
 	}
 }
 
-func TestRanksTogether(t *testing.T) {
+func TestDescribeMergesRanks(t *testing.T) {
 	s := new(mem.Store)
 	storagetest.Put(t, s, "0.m", rankDocument(t, dcpfiles.Torch, "b", "0.d"))
 	storagetest.Put(t, s, "1.m", rankDocument(t, dcpfiles.Torch, "a", "notes"))
@@ -91,7 +91,7 @@ type content []byte
 
 func (c content) Resolve(*plan.WriteItem) (plan.Data, error) { return plan.Data{Bytes: c}, nil }
 
-func TestLargeValuesAreNotKept(t *testing.T) {
+func TestLayValueKeepsSmallValuesOnly(t *testing.T) {
 	for size, kept := range map[int]bool{10: true, 64 << 10: true, 64<<10 + 1: false} {
 		it := &plan.WriteItem{Info: &plan.Info{FQN: "v"}, Kind: plan.KindBytes, Size: int64(size)}
 		made := 0

@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-func TestEncodedFixturesDecodeToTheSame(t *testing.T) {
+func TestFixturesRoundTrip(t *testing.T) {
 	for _, c := range withDocuments(t) {
 		t.Run(c.Name, func(t *testing.T) { checkRoundTrip(t, decodeAll(t, c.Dir)) })
 	}
@@ -107,7 +107,7 @@ func TestRoundTrip(t *testing.T) {
 }
 
 // More than a thousand items are written in several parts.
-func TestLargeDocuments(t *testing.T) {
+func TestLargeDocumentsRoundTrip(t *testing.T) {
 	checkRoundTrip(t, large(3, 1500))
 	checkRoundTrip(t, large(2000, 1))
 }

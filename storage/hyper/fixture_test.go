@@ -7,6 +7,6 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-func TestFixturesHoldWhatHyperParallelSaved(t *testing.T) {
+func TestOpenFixtures(t *testing.T) {
 	storagetest.RunFixtures(t, hyper.Format{}.Open, "hyper_parallel/*")
 }

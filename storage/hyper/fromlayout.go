@@ -21,7 +21,7 @@ import (
 // fromLayouts describes the checkpoint of layout files and the files of tensors
 // beside them. It returns nil if there are no layout files.
 func fromLayouts(ctx context.Context, store blob.Store) (*reading.Source, error) {
-	layouts, from, err := combine(ctx, store)
+	layouts, from, files, err := combine(ctx, store)
 	if errors.Is(err, ErrLayout) || errors.Is(err, ErrDuplicateRank) {
 		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
@@ -43,28 +43,7 @@ func fromLayouts(ctx context.Context, store blob.Store) (*reading.Source, error)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
 	}
-	files, err := layoutFiles(ctx, store)
-	if err != nil {
-		return nil, err
-	}
 	return b.a.source(md, files, names), nil
-}
-
-// layoutFiles returns the layout files.
-func layoutFiles(ctx context.Context, store blob.Store) ([]storage.File, error) {
-	names, err := layoutNames(ctx, store)
-	if err != nil {
-		return nil, err
-	}
-	var out []storage.File
-	for _, name := range names {
-		info, err := store.Stat(ctx, name)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, storage.File{Name: name, Size: info.Size, Unsummed: true})
-	}
-	return out, nil
 }
 
 // builder makes metadata of layouts.
@@ -134,21 +113,22 @@ func (b *builder) tensor(name string, ranks []int) (*meta.Tensor, error) {
 		if p.DType != t.DType || !slices.Equal(p.Shape, t.Shape) {
 			return nil, fmt.Errorf("rank %d has %v %v, rank %d has %v %v", ranks[0], t.DType, t.Shape, r, p.DType, p.Shape)
 		}
-		h, ok, err := b.share(name, r)
-		if err != nil {
-			return nil, err
+		c := b.a.files[b.data[r]]
+		if c.err != nil {
+			return nil, c.err
 		}
+		h, ok := c.tensors[name]
 		if !ok {
 			continue
 		}
-		parts, err := partsOf(&p, r, h)
+		parts, err := partsOf(&p, r, &h)
 		if err != nil {
 			return nil, err
 		}
 		for _, part := range parts {
 			if at := part.Box.String(); !seen[at] {
 				seen[at] = true
-				b.add(name, t, r, h, part)
+				b.add(name, t, r, &h, part)
 			}
 		}
 	}
@@ -156,17 +136,6 @@ func (b *builder) tensor(name string, ranks []int) (*meta.Tensor, error) {
 		return nil, fmt.Errorf("no rank has any of it")
 	}
 	return t, nil
-}
-
-// share returns the tensor that a rank has of a parameter. Of a file that is
-// damaged nothing is known.
-func (b *builder) share(name string, rank int) (*held, bool, error) {
-	c := b.a.files[b.data[rank]]
-	if c.err != nil {
-		return nil, false, c.err
-	}
-	h, ok := c.tensors[name]
-	return &h, ok, nil
 }
 
 // partsOf returns the parts of a parameter that a rank's tensor holds. The layout file

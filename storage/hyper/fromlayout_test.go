@@ -50,7 +50,7 @@ func layoutFolder(t *testing.T, x *tensor.Tensor, name func(rank int) string) *m
 	return s
 }
 
-func TestLayoutFilesAndTensorsAreACheckpoint(t *testing.T) {
+func TestOpenLayoutFiles(t *testing.T) {
 	x := storagetest.Filled(t, tensor.Float32, []int64{8, 6}, 1)
 	for name, call := range map[string]func(rank int) string{
 		"hyper_parallel's names": func(rank int) string { return fmt.Sprintf("_rank%d_.safetensors", rank) },
@@ -76,7 +76,7 @@ func TestLayoutFilesAndTensorsAreACheckpoint(t *testing.T) {
 	}
 }
 
-func TestLayoutsThatContradictTheTensors(t *testing.T) {
+func TestOpenRefusesInconsistentLayouts(t *testing.T) {
 	x := storagetest.Filled(t, tensor.Float32, []int64{8, 6}, 1)
 	row := hyper.ParamOf(shard.Matrix{Device: []int{2}, TensorMap: [][]int{{0}, {-1}}}, tensor.Float32, []int64{8, 6})
 	half := storagetest.Filled(t, tensor.Float32, []int64{4, 6}, 1)

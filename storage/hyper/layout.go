@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -116,44 +117,34 @@ func SaveLayouts(ctx context.Context, store blob.Store, l Layouts) error {
 // error wraps ErrDuplicateRank if two of them describe the same rank. If there are no
 // layout files, the result is empty.
 func CombineLayouts(ctx context.Context, store blob.Store) (Layouts, error) {
-	all, _, err := combine(ctx, store)
+	all, _, _, err := combine(ctx, store)
 	return all, err
 }
 
-// combine is CombineLayouts, and returns the file of each rank's layouts.
-func combine(ctx context.Context, store blob.Store) (Layouts, map[int]string, error) {
-	names, err := layoutNames(ctx, store)
-	if err != nil {
-		return nil, nil, err
-	}
-	all, from := Layouts{}, map[int]string{}
-	for _, name := range names {
-		l, err := LoadLayout(ctx, store, name)
+// combine is CombineLayouts. It also returns the name of the file of each rank's
+// layouts, and all these files.
+func combine(ctx context.Context, store blob.Store) (all Layouts, from map[int]string, files []storage.File, err error) {
+	all, from = Layouts{}, map[int]string{}
+	for info, err := range store.List(ctx, "") {
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
+		}
+		if !strings.HasSuffix(info.Name, LayoutSuffix) || strings.Contains(info.Name, "/") {
+			continue
+		}
+		l, err := LoadLayout(ctx, store, info.Name)
+		if err != nil {
+			return nil, nil, nil, err
 		}
 		for rank, params := range l {
 			if other, ok := from[rank]; ok {
-				return nil, nil, fmt.Errorf("%w: rank %d in %s and %s of %s", ErrDuplicateRank, rank, other, name, store)
+				return nil, nil, nil, fmt.Errorf("%w: rank %d in %s and %s of %s", ErrDuplicateRank, rank, other, info.Name, store)
 			}
-			all[rank], from[rank] = params, name
+			all[rank], from[rank] = params, info.Name
 		}
+		files = append(files, storage.File{Name: info.Name, Size: info.Size, Unsummed: true})
 	}
-	return all, from, nil
-}
-
-// layoutNames returns the names of the layout files at the root of the store.
-func layoutNames(ctx context.Context, store blob.Store) ([]string, error) {
-	var out []string
-	for info, err := range store.List(ctx, "") {
-		if err != nil {
-			return nil, err
-		}
-		if strings.HasSuffix(info.Name, LayoutSuffix) && !strings.Contains(info.Name, "/") {
-			out = append(out, info.Name)
-		}
-	}
-	return out, nil
+	return all, from, files, nil
 }
 
 // cutRules are the rules by which hyper_parallel may have cut lengths that do not

@@ -22,7 +22,7 @@ var cut = hyper.Param{
 	DType: tensor.BFloat16, Shape: []int64{16, 24},
 }
 
-func TestLayoutFilesOfBothVersions(t *testing.T) {
+func TestDecodeLayoutOfBothVersions(t *testing.T) {
 	for name, text := range map[string]string{
 		"newer": `{"1": {"w": {"tensor_map": [1, 0], "interleaved_parallel": false, "alias_name": ["dp", "mp"],
 			"rank_list": [0, 1, 2, 3], "device_matrix": [2, 2], "type": "torch.bfloat16", "full_shape": [16, 24]}}}`,
@@ -36,7 +36,7 @@ func TestLayoutFilesOfBothVersions(t *testing.T) {
 	}
 }
 
-func TestLayoutIsWrittenAsNewerVersionsDo(t *testing.T) {
+func TestEncodeLayout(t *testing.T) {
 	l := hyper.Layouts{3: {"w": cut, "ünï": {DType: tensor.Float32, Shape: []int64{}}}}
 	l[3]["both"] = hyper.Param{
 		Device: []int{2, 2}, TensorMap: [][]int{{1, 0}, {-1}}, Names: []string{"a", "b"}, DType: tensor.Int8, Shape: []int64{8, 3},
@@ -52,7 +52,7 @@ func TestLayoutIsWrittenAsNewerVersionsDo(t *testing.T) {
 	}
 }
 
-func TestLayoutsThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidLayoutsAreRefused(t *testing.T) {
 	param := func(s string) string { return `{"0":{"w":{"type":"torch.int8",` + s + `}}}` }
 	for name, text := range map[string]string{
 		"nothing": "", "no JSON": "{", "a list": "[]", "more than one": "{}{}", "not UTF-8": "{\"0\":{\"\xff\":{}}}",
@@ -87,7 +87,7 @@ func TestLayoutsThatCannotBeAreRefused(t *testing.T) {
 	}
 }
 
-func TestLayoutsOfAllRanks(t *testing.T) {
+func TestCombineLayouts(t *testing.T) {
 	s := new(mem.Store)
 	ctx := t.Context()
 	want := hyper.Layouts{0: {"w": cut}, 1: {"w": cut}, 12: {}}
@@ -118,7 +118,7 @@ func TestLayoutsOfAllRanks(t *testing.T) {
 	}
 }
 
-func TestLayoutBecomesAMatrix(t *testing.T) {
+func TestParamLayout(t *testing.T) {
 	m, ok := cut.Layout(shard.Divisible)
 	if !ok {
 		t.Fatal("no layout")
@@ -136,7 +136,7 @@ func TestLayoutBecomesAMatrix(t *testing.T) {
 	}
 }
 
-func TestAnyLayoutReadsAsWritten(t *testing.T) {
+func TestLayoutRoundTripProperty(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dims := rapid.IntRange(0, 3).Draw(t, "dims")
 		p := hyper.Param{DType: rapid.SampledFrom(tensor.DTypes()).Draw(t, "dtype"), Shape: []int64{}}

@@ -11,7 +11,7 @@ import (
 )
 
 // A conjugate that PyTorch had not computed is read as one, whichever part of it.
-func TestConjugatesAreReadAsSuch(t *testing.T) {
+func TestLazyTensorsAreResolved(t *testing.T) {
 	b, err := os.ReadFile("../../internal/torchsave/testdata/conj_dict.pt")
 	if err != nil {
 		t.Fatal(err)

@@ -102,7 +102,7 @@ func newer(t testing.TB, change func(md *meta.Metadata)) *mem.Store {
 	return s
 }
 
-func TestNewerVersions(t *testing.T) {
+func TestOpenNewerVersions(t *testing.T) {
 	ck, err := hyper.Format{}.Open(t.Context(), newer(t, func(*meta.Metadata) {}))
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +123,7 @@ func TestNewerVersions(t *testing.T) {
 	}
 }
 
-func TestFilesThatContradictTheMetadata(t *testing.T) {
+func TestFilesMustMatchMetadata(t *testing.T) {
 	loc := func(md *meta.Metadata, name string) *meta.Location {
 		e, _ := md.Find(name)
 		if e.Bytes != nil {
@@ -154,7 +154,7 @@ func TestFilesThatContradictTheMetadata(t *testing.T) {
 
 // hyper_parallel writes bytes as they are: what only looks like a pickle at its
 // beginning is no pickle.
-func TestBytesAndPickles(t *testing.T) {
+func TestReadBytesAndPickles(t *testing.T) {
 	text, err := pickle.Encode("text", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestBytesAndPickles(t *testing.T) {
 }
 
 // A file that is gone costs what lies in it, and no more.
-func TestReadTheRestOfADamagedCheckpoint(t *testing.T) {
+func TestReadUndamagedFiles(t *testing.T) {
 	s := storagetest.CopyFixture(t, "hyper_parallel/collective-4", "_rank2_.safetensors")
 	storagetest.Put(t, s, "_rank1_.safetensors", []byte("no header"))
 	ck, err := hyper.Format{}.Open(t.Context(), s)

@@ -199,7 +199,9 @@ func keysOf(items []*plan.WriteItem) []string {
 // file, or each in its own in the older dialect. The error names all values that
 // cannot be written.
 func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*publish.DataFile, error) {
-	var files []*valueFileLayout
+	var out []*publish.DataFile
+	var results *[]storage.WriteResult // of the last file
+	var size int64                     // of the last file
 	var refused []error
 	for i := range p.Items {
 		it := &p.Items[i]
@@ -214,35 +216,19 @@ func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, i
 		if err != nil {
 			return nil, err
 		}
-		if len(files) == 0 || o.Old {
-			files = append(files, &valueFileLayout{name: dataFileName(rank, infix, len(files), valueSuffix)})
+		if len(out) == 0 || o.Old {
+			list := new([]storage.WriteResult)
+			results, size = list, 0
+			name := dataFileName(rank, infix, len(out), valueSuffix)
+			out = append(out, &publish.DataFile{Name: name, Results: func() []storage.WriteResult { return *list }})
 		}
-		files[len(files)-1].add(it, part)
+		f := out[len(out)-1]
+		f.Parts = append(f.Parts, part)
+		loc := meta.Location{File: f.Name, Offset: size, Length: part.Length}
+		*results = append(*results, storage.WriteResult{Index: it.Index(), Loc: loc})
+		size += part.Length
 	}
-	if err := errors.Join(refused...); err != nil {
-		return nil, err
-	}
-	out := make([]*publish.DataFile, len(files))
-	for i, f := range files {
-		out[i] = &publish.DataFile{Name: f.name, Parts: f.parts, Results: func() []storage.WriteResult { return f.results }}
-	}
-	return out, nil
-}
-
-// valueFileLayout is a file of values in the making.
-type valueFileLayout struct {
-	name    string
-	parts   []publish.Part
-	results []storage.WriteResult
-	size    int64
-}
-
-func (f *valueFileLayout) add(it *plan.WriteItem, part publish.Part) {
-	f.parts = append(f.parts, part)
-	f.results = append(f.results, storage.WriteResult{
-		Index: it.Index(), Loc: meta.Location{File: f.name, Offset: f.size, Length: part.Length},
-	})
-	f.size += part.Length
+	return out, errors.Join(refused...)
 }
 
 // encodeValue returns the pickle of the value that data encodes.

@@ -97,7 +97,7 @@ func TestDialects(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeWrittenIsNamed(t *testing.T) {
+func TestWriterRefusesUnsupportedItems(t *testing.T) {
 	odd := &value.Object{Module: "mylib", Name: "Schedule", Call: true, New: true}
 	for name, c := range map[string]struct {
 		opts  storagetest.Setup
@@ -134,7 +134,7 @@ func TestWhatCannotBeWrittenIsNamed(t *testing.T) {
 
 // What hyper_parallel wrote is replaced like our own, rank-local metadata and
 // files of single values included.
-func TestHyperParallelsCheckpointsAreReplaced(t *testing.T) {
+func TestSaveReplacesHyperParallelCheckpoint(t *testing.T) {
 	for _, name := range []string{"hyper_parallel/collective-4", "hyper_parallel/ranklocal-4"} {
 		s := storagetest.CopyFixture(t, name)
 		storagetest.Put(t, s, "notes.bytes", []byte("mine"))
@@ -153,7 +153,7 @@ func TestHyperParallelsCheckpointsAreReplaced(t *testing.T) {
 	}
 }
 
-func TestAnotherFormatIsNotReplaced(t *testing.T) {
+func TestSaveKeepsCheckpointOfOtherFormat(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/shard0-3")
 	before := storagetest.Names(t, s)
 	if err := plain.Save(t, s, "new", states(t)...); !errors.Is(err, storage.ErrVersion) {
@@ -164,7 +164,7 @@ func TestAnotherFormatIsNotReplaced(t *testing.T) {
 	}
 }
 
-func TestFilesAreSpread(t *testing.T) {
+func TestSpreadOverFiles(t *testing.T) {
 	state := plan.State{}
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		state[name] = storagetest.Filled(t, tensor.Uint8, []int64{1000}, name[0])

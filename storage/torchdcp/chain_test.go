@@ -66,7 +66,7 @@ func compress(t *testing.T, p []byte, window int) []byte {
 
 // The transformations of a record share one bound on their windows, and there
 // are only a few.
-func TestChainsOfTransformsAreBounded(t *testing.T) {
+func TestTransformChainsAreBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		length, window int
 		want           error
@@ -115,7 +115,7 @@ func (e endless) Read(p []byte) (int, error) {
 
 // A step whose bytes come to nothing in the next one is bounded too, and stops
 // when the caller does.
-func TestEveryStepOfAChainIsBounded(t *testing.T) {
+func TestTransformStepsAreBounded(t *testing.T) {
 	run := func(ctx context.Context, stop func()) error {
 		s, e := chained(t, []string{"nothing/1", "endless/1"}, func(p []byte) []byte { return p })
 		ck, err := torchdcp.Format{Transforms: map[string]torchdcp.Transform{

@@ -100,7 +100,7 @@ func TestVerifyReadsSmallRecordsTogether(t *testing.T) {
 }
 
 // A damaged tensor inside of a value is noticed, too.
-func TestValuesNoticeDamage(t *testing.T) {
+func TestValuesDetectDamage(t *testing.T) {
 	s := new(mem.Store)
 	v := value.Tuple{"text", storagetest.Filled(t, tensor.Float32, []int64{4000}, 1)}
 	if err := storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), plan.State{"v": v}); err != nil {
@@ -140,7 +140,7 @@ func (s *spoiler) Read(p []byte) (int, error) {
 }
 
 // What a transformation makes is compared with the checksum of the record inside.
-func TestTransformedRecordsNoticeDamage(t *testing.T) {
+func TestTransformedRecordsDetectDamage(t *testing.T) {
 	s, _ := own(t, "zstd")
 	for _, c := range []struct {
 		at   int64
@@ -162,7 +162,7 @@ func TestTransformedRecordsNoticeDamage(t *testing.T) {
 }
 
 // One file that is gone is one problem, however many names it holds.
-func TestVerifyReportsAMissingFileOnce(t *testing.T) {
+func TestVerifyReportsMissingFileOnce(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/shard0-3", "__1_0.distcp")
 	ck, md := open(t, s, torchdcp.Format{})
 	defer ck.Close()

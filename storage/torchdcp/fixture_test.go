@@ -16,7 +16,7 @@ var dcpFixtures = []string{
 	"torch-*/shard0-3", "torch-*/shard0-4", "torch-*/shardedtensor-3", "torch-*/ranklocal-2",
 }
 
-func TestFixturesHoldWhatPyTorchSaved(t *testing.T) {
+func TestOpenFixtures(t *testing.T) {
 	storagetest.RunFixtures(t, func(ctx context.Context, s blob.Store) (storage.Checkpoint, error) {
 		return torchdcp.Format{}.Open(ctx, s)
 	}, dcpFixtures...)

@@ -43,7 +43,7 @@ func conjugated(t *testing.T, packed bool) (*archive, *meta.Entry) {
 	return a, e
 }
 
-func TestConjugatesAreReadAsSuch(t *testing.T) {
+func TestLazyTensorsAreResolved(t *testing.T) {
 	second := tensor.Box{Offsets: []int64{0, 1}, Sizes: []int64{2, 1}}
 	want, err := tensor.Of(second.Sizes, []complex128{-3, 6 - 7i})
 	if err != nil {

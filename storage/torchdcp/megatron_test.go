@@ -47,7 +47,7 @@ func numbers(t *testing.T, v ...float32) *tensor.Tensor {
 	return x
 }
 
-func TestMegatronsCommonFileIsAPart(t *testing.T) {
+func TestMegatronCommonFile(t *testing.T) {
 	args := &value.Object{Module: "argparse", Name: "Namespace", Call: true, State: map[string]any{"lr": 0.5}}
 	s, p := megatron(t, map[string]any{
 		"args": args, "iteration": int64(100), "rng": value.Tuple{numbers(t, 7)}, "step": int64(4),
@@ -94,7 +94,7 @@ func TestMegatronsCommonFileIsAPart(t *testing.T) {
 	}
 }
 
-func TestCommonFilesThatAreDamagedOrReplaced(t *testing.T) {
+func TestDamagedOrReplacedCommonFile(t *testing.T) {
 	// A file that torch.save did not write is no part of the checkpoint.
 	s, p := megatron(t, nil)
 	if _, err := blob.WriteAll(t.Context(), s, "common.pt", []byte("notes"), nil); err != nil {

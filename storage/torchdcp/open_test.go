@@ -71,7 +71,7 @@ func hyperMetadata(t testing.TB) []byte {
 	return b
 }
 
-func TestRanksOwnMetadataIsOneCheckpoint(t *testing.T) {
+func TestOpenMergesMetadataOfRanks(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/ranklocal-2")
 	ck, _ := open(t, s, torchdcp.Format{})
 	if st := ck.Storage(); st.WorldSize != 2 || st.Version != "torchdcp 1.0.0" {
@@ -104,7 +104,7 @@ func forged(t testing.TB, root any, change func(e *meta.Entry)) *mem.Store {
 	return s
 }
 
-func TestRecordsThatContradictTheMetadata(t *testing.T) {
+func TestRecordsMustMatchMetadata(t *testing.T) {
 	good := storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)
 	nothing := func(*meta.Entry) {}
 	for name, s := range map[string]*mem.Store{
@@ -138,7 +138,7 @@ func TestRecordsThatContradictTheMetadata(t *testing.T) {
 }
 
 // A file that is gone costs what lies in it, and no more.
-func TestReadTheRestOfADamagedCheckpoint(t *testing.T) {
+func TestReadUndamagedFiles(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/filepertensor-2")
 	storagetest.Remove(t, s, "__1_0.distcp")
 	ck, md := open(t, s, torchdcp.Format{})
@@ -163,7 +163,7 @@ func TestReadTheRestOfADamagedCheckpoint(t *testing.T) {
 }
 
 // torch.save keeps a CRC of each record: a flipped bit of a tensor is found.
-func TestVerifyFindsAFlippedBit(t *testing.T) {
+func TestVerifyDetectsFlippedBit(t *testing.T) {
 	x := storagetest.Filled(t, tensor.Float32, []int64{100}, 1)
 	s := forged(t, x, func(e *meta.Entry) {
 		e.Tensor.Shape, e.Tensor.Chunks = []int64{100}, []tensor.Box{tensor.Whole([]int64{100})}
@@ -183,7 +183,7 @@ func TestVerifyFindsAFlippedBit(t *testing.T) {
 	}
 }
 
-func TestErrorsOfTheStorePass(t *testing.T) {
+func TestStoreErrorsAreReturned(t *testing.T) {
 	inner := storagetest.CopyFixture(t, "torch-2.14/shardedtensor-3")
 	broken := errors.New("broken")
 	for n := int64(1); ; n++ {

@@ -44,7 +44,7 @@ func drawTensor(t *rapid.T, n int64) *torchsave.Tensor {
 	return x
 }
 
-func TestPickGivesAnyBoxOfAnyTensor(t *testing.T) {
+func TestPickProperty(t *testing.T) {
 	data := make([]byte, 400)
 	for i := range data {
 		data[i] = byte(i*7 + i>>3)
@@ -88,7 +88,7 @@ func TestPickGivesAnyBoxOfAnyTensor(t *testing.T) {
 }
 
 // What lies in order, turned or not, is made once.
-func TestPickGoesThroughOnce(t *testing.T) {
+func TestPickReadsOnce(t *testing.T) {
 	data := make([]byte, 6*50*7*2)
 	for name, strides := range map[string][]int64{"in order": {350, 7, 1}, "turned": {1, 6, 300}, "half turned": {7, 42, 1}} {
 		var opens int
@@ -103,7 +103,7 @@ func TestPickGoesThroughOnce(t *testing.T) {
 	}
 }
 
-func TestPickOfBytesThatEnd(t *testing.T) {
+func TestPickDetectsTruncation(t *testing.T) {
 	var opens int
 	x := &torchsave.Tensor{DType: tensor.Int16, Shape: []int64{50}, Strides: []int64{1}, End: 100}
 	dst, err := tensor.New(tensor.Int16, x.Shape)
@@ -164,7 +164,7 @@ func TestCompressedChunksTakeBoundedMemory(t *testing.T) {
 }
 
 // What a few compressed bytes become is bounded by what the metadata says.
-func TestCompressedBytesThatNeverEnd(t *testing.T) {
+func TestEndlessCompressedBytesAreRefused(t *testing.T) {
 	a, e := packedTensor(t, 20<<20)
 	e.Tensor.Shape, e.Tensor.Chunks = []int64{4}, []tensor.Box{tensor.Whole([]int64{4})}
 	if _, err := a.chunk(t.Context(), e, 0); !errors.Is(err, storage.ErrCorrupt) {

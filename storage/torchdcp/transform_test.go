@@ -124,7 +124,7 @@ func checkBox(t *testing.T, s blob.Store, name string, whole *tensor.Tensor, b t
 	}
 }
 
-func TestUnknownTransformsAreNamed(t *testing.T) {
+func TestUnknownTransformsAreRefused(t *testing.T) {
 	s, _ := own(t, "rot13-zstd")
 	for name, f := range map[string]torchdcp.Format{
 		"unknown": {},

@@ -49,7 +49,7 @@ func TestNamesOfDataFiles(t *testing.T) {
 }
 
 // Values come first in a file, and every record is a torch.save file by itself.
-func TestOrderInAFile(t *testing.T) {
+func TestRecordOrder(t *testing.T) {
 	s := new(mem.Store)
 	if err := plain.Save(t, s, "id", states(t)...); err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestOrderInAFile(t *testing.T) {
 
 // Records that share a layout with other records of their file have the bytes that
 // they have in a file of their own.
-func TestManyRecordsInAFile(t *testing.T) {
+func TestManyRecordsInOneFile(t *testing.T) {
 	state := plan.State{"value": "text"}
 	for i := range 400 {
 		dtype := []tensor.DType{tensor.Float32, tensor.Uint8}[i%2]
@@ -121,7 +121,7 @@ func records(t *testing.T, state plan.State, o storagetest.Setup) map[string]str
 	return out
 }
 
-func TestPropertiesAreCarried(t *testing.T) {
+func TestTensorPropertiesRoundTrip(t *testing.T) {
 	want := meta.Properties{DType: tensor.Float16, RequiresGrad: true, MemoryFormat: "channels_last", PinMemory: true}
 	s := new(mem.Store)
 	x := plan.WithProperties(plan.Whole(storagetest.Filled(t, tensor.Float16, []int64{1, 2, 2, 2}, 0)), want)
@@ -136,7 +136,7 @@ func TestPropertiesAreCarried(t *testing.T) {
 // stranger is an object of somebody's own class.
 var stranger = &value.Object{Module: "mylib.schedules", Name: "Cosine", Call: true, New: true, State: map[string]any{"t": int64(3)}}
 
-func TestUnsafeObjectsAreRefusedByName(t *testing.T) {
+func TestWriterRefusesUnknownClasses(t *testing.T) {
 	s := new(mem.Store)
 	state := plan.State{
 		"fine": int64(1), "x": storagetest.Filled(t, tensor.Int8, []int64{3}, 0),
@@ -180,7 +180,7 @@ func TestFailIfExists(t *testing.T) {
 }
 
 // Two saves at once onto nothing: the later commit is refused.
-func TestFailIfExistsHoldsAtTheCommit(t *testing.T) {
+func TestFailIfExistsAtCommit(t *testing.T) {
 	s := new(mem.Store)
 	o := storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{FailIfExists: true}}
 	slow := storagetest.NewSaving(o.At(s), storagetest.Storage("slow", 1, 1), 1)
@@ -202,7 +202,7 @@ func TestFailIfExistsHoldsAtTheCommit(t *testing.T) {
 }
 
 // What PyTorch wrote is replaced like our own, rank-local metadata included.
-func TestPyTorchsCheckpointsAreReplaced(t *testing.T) {
+func TestSaveReplacesPyTorchCheckpoint(t *testing.T) {
 	for _, name := range []string{"torch-2.6/shard0-4", "torch-2.14/ranklocal-2"} {
 		s := storagetest.CopyFixture(t, name)
 		storagetest.Put(t, s, "notes.txt", []byte("mine"))
@@ -224,7 +224,7 @@ func TestPyTorchsCheckpointsAreReplaced(t *testing.T) {
 	}
 }
 
-func TestAnotherFormatIsNotReplaced(t *testing.T) {
+func TestSaveKeepsCheckpointOfOtherFormat(t *testing.T) {
 	s := storagetest.CopyFixture(t, "hyper_parallel/collective-4")
 	before := storagetest.Names(t, s)
 	if err := plain.Save(t, s, "new", states(t)...); !errors.Is(err, storage.ErrVersion) {
@@ -235,7 +235,7 @@ func TestAnotherFormatIsNotReplaced(t *testing.T) {
 	}
 }
 
-func TestSaveIDsThatCannotBeInNames(t *testing.T) {
+func TestInvalidSaveIDs(t *testing.T) {
 	for _, id := range []string{"", "a/b", "-a", "a_b", "ä", strings.Repeat("a", 65)} {
 		s := new(mem.Store)
 		if err := plain.Save(t, s, id, states(t)...); !errors.Is(err, blob.ErrName) {
@@ -246,7 +246,7 @@ func TestSaveIDsThatCannotBeInNames(t *testing.T) {
 
 // A save with a journal that dies goes on where it ended, over nothing and over
 // another checkpoint.
-func TestJournalledSaveGoesOn(t *testing.T) {
+func TestJournalledSaveResumes(t *testing.T) {
 	for _, over := range []bool{false, true} {
 		inner := new(mem.Store)
 		if over {

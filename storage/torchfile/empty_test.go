@@ -14,7 +14,7 @@ import (
 
 // An optimizer without state does not load what has no "state", and lists must
 // not get shorter.
-func TestEmptyDictsComeBack(t *testing.T) {
+func TestEmptyDictsRoundTrip(t *testing.T) {
 	type m = map[string]any
 	x := vector(t, 1)
 	nested := func(empty any) m {

@@ -79,7 +79,7 @@ func describe(state map[string]any, md *meta.Metadata) map[string]storagetest.It
 // inGo names the types of Python's objects as describe does.
 var inGo = map[string]string{"int": "int64"}
 
-func TestFixturesHoldWhatTheyShould(t *testing.T) {
+func TestOpenFixtures(t *testing.T) {
 	for _, c := range storagetest.Fixtures(t, "torch-*/torchsave") {
 		t.Run(c.Name, func(t *testing.T) {
 			for name, it := range c.Items {
@@ -97,7 +97,7 @@ func TestFixturesHoldWhatTheyShould(t *testing.T) {
 }
 
 // Every fixture survives being written by us, nested and flat.
-func TestFixturesComeBack(t *testing.T) {
+func TestFixturesRoundTrip(t *testing.T) {
 	for _, c := range storagetest.Fixtures(t, "torch-*/torchsave") {
 		t.Run(c.Name, func(t *testing.T) {
 			state, md := load(t, open(t, c.Dir), "")
@@ -113,7 +113,7 @@ func TestFixturesComeBack(t *testing.T) {
 	}
 }
 
-func TestFixturesVerify(t *testing.T) {
+func TestVerifyFixtures(t *testing.T) {
 	for _, c := range storagetest.Fixtures(t, "torch-*/torchsave") {
 		t.Run(c.Name, func(t *testing.T) {
 			ck, err := torchfile.Format{}.Open(t.Context(), open(t, c.Dir))

@@ -97,7 +97,7 @@ func TestTensorsInsideOfObjects(t *testing.T) {
 }
 
 // Describing a large module reads no tensor.
-func TestObjectsAreNotReadWhole(t *testing.T) {
+func TestOpenReadsNoTensorsOfObjects(t *testing.T) {
 	const n = 4 << 20
 	x, err := tensor.New(tensor.Float32, []int64{n / 4})
 	if err != nil {
@@ -126,7 +126,7 @@ func TestObjectsAreNotReadWhole(t *testing.T) {
 }
 
 // What is inside of values is written where it stood.
-func TestTensorsInsideComeBack(t *testing.T) {
+func TestTensorsInsideOfValuesRoundTrip(t *testing.T) {
 	type m = map[string]any
 	x, y := vector(t, 1, 2), vector(t, 3)
 	want := m{"a": value.Tuple{x, m{"b": y}, "c"}, "d": dict(nil, x, value.Tuple{int64(1)}, y), "w": x, "l": []any{x, value.Tuple{y}}}
@@ -202,7 +202,7 @@ type resolved map[string]plan.Data
 func (r resolved) Resolve(it *plan.WriteItem) (plan.Data, error) { return r[it.FQN()], nil }
 
 // A value is not written without its tensors.
-func TestReferencesToTensorsThatAreNotWrittenAreRefused(t *testing.T) {
+func TestWriterRefusesRefsToUnwrittenTensors(t *testing.T) {
 	s := holding(t, map[string]any{"a": value.Tuple{vector(t, 1)}})
 	err := resave(t, s, at(new(mem.Store), "y.pt"), "a.0")
 	if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), `"a.0"`) {
@@ -211,7 +211,7 @@ func TestReferencesToTensorsThatAreNotWrittenAreRefused(t *testing.T) {
 }
 
 // Tensors of one name each that are one tensor share a storage.
-func TestTiedTensorsStayTied(t *testing.T) {
+func TestTiedTensorsRoundTrip(t *testing.T) {
 	x := vector(t, 1, 2, 3)
 	same := vector(t, 1, 2, 3)
 	s := new(mem.Store)

@@ -34,7 +34,7 @@ func root(t *testing.T, s blob.Store, name string) any {
 	return v
 }
 
-func TestIntegersStayKeys(t *testing.T) {
+func TestOpenIntegerKeys(t *testing.T) {
 	x := vector(t, 1)
 	huge := new(big.Int).Lsh(big.NewInt(-1), 70)
 	_, md := load(t, holding(t, map[string]any{
@@ -55,7 +55,7 @@ func TestIntegersStayKeys(t *testing.T) {
 }
 
 // A state of Go with integers as keys becomes one of Python.
-func TestIntegersAreWritten(t *testing.T) {
+func TestWriteIntegerKeys(t *testing.T) {
 	x := vector(t, 1, 2)
 	state := plan.State{
 		"state": map[int]any{10: map[string]any{"m": x}, 9: x, -1: int64(3)}, "groups": []any{map[string]any{"params": []any{int64(9), int64(10)}}},

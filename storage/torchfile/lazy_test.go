@@ -12,7 +12,7 @@ import (
 
 // Conjugates and negatives that PyTorch had not computed when it saved them are
 // read as what they show, here as package torchsave reads them whole.
-func TestLazyTensorsShowTheirValues(t *testing.T) {
+func TestLazyTensorsAreResolved(t *testing.T) {
 	for _, name := range []string{"lazy.pt", "lazy_legacy.pt"} {
 		b, err := os.ReadFile("../../internal/torchsave/testdata/" + name)
 		if err != nil {

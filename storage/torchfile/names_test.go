@@ -114,7 +114,7 @@ func TestNames(t *testing.T) {
 
 // Paths that give one name get different names, whatever the order of the dicts,
 // and keep their paths.
-func TestNamesThatClash(t *testing.T) {
+func TestDuplicateNamesAreNumbered(t *testing.T) {
 	type m = map[string]any
 	long := strings.Repeat("x", 2*meta.MaxFQN)
 	for claim, c := range map[string]struct {
@@ -152,7 +152,7 @@ func TestNamesThatClash(t *testing.T) {
 }
 
 // Values keep what Python knows, also the tensors inside.
-func TestValuesComeBackAsTheyWere(t *testing.T) {
+func TestValuesRoundTrip(t *testing.T) {
 	x := vector(t, 1, 2)
 	want := map[string]any{
 		"tuple": value.Tuple{x, int64(3), map[string]any{"y": x}}, "none": nil, "size": &value.Object{Module: "torch", Name: "float16"},
@@ -170,7 +170,7 @@ func TestValuesComeBackAsTheyWere(t *testing.T) {
 
 // A small pickle that names one list in many places is no way to take all
 // memory.
-func TestValuesThatGrow(t *testing.T) {
+func TestSharedValuesAreBounded(t *testing.T) {
 	for claim, leaf := range map[string]any{"as names": map[string]any{"x": int64(1)}, "as text": int64(1)} {
 		v := any([]any{leaf})
 		for range 40 {

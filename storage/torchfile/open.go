@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
@@ -52,7 +53,15 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err != nil {
 		return nil, err
 	}
-	return newWriter(store, options{f, o}), nil
+	exists := func(ctx context.Context, store blob.Store) (*publish.Existing, error) {
+		_, err := store.Stat(ctx, f.File)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %w", storage.ErrNotFound, err)
+		}
+		return &publish.Existing{}, err
+	}
+	p := publish.New(store, &publish.Format{Name: f.Name(), Records: []string{f.File}, OneFile: true, Read: exists}, o)
+	return &writer{p, f}, nil
 }
 
 // Open opens the file File of store, or the files that an index of that name

@@ -22,7 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestOpenChoosesTheFile(t *testing.T) {
+func TestOpenFindsTheFile(t *testing.T) {
 	for claim, c := range map[string]struct {
 		files []string
 		name  string
@@ -80,7 +80,7 @@ func zipped(t *testing.T, method uint16, names ...string) []byte {
 	return b.Bytes()
 }
 
-func TestFilesThatTorchSaveDidNotWrite(t *testing.T) {
+func TestOpenRefusesForeignFiles(t *testing.T) {
 	tar := make([]byte, 600)
 	copy(tar[257:], "ustar")
 	good, err := torchsave.Marshal(map[string]any{"a": int64(1)})
@@ -110,7 +110,7 @@ func TestFilesThatTorchSaveDidNotWrite(t *testing.T) {
 	}
 }
 
-func TestErrorsNameTheKindOfAFileOfAnotherProgram(t *testing.T) {
+func TestOpenNamesTheKindOfForeignFiles(t *testing.T) {
 	const nothing = "x.pt: no checkpoint here: "
 	for want, b := range map[string][]byte{
 		"a Git LFS pointer":                          []byte("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"),
@@ -153,7 +153,7 @@ func openDamaged(t *testing.T, s blob.Store, fqn string, offset int64) storage.C
 }
 
 // A damaged tensor is found by Verify, under all of its names.
-func TestVerifyFindsDamage(t *testing.T) {
+func TestVerifyDetectsDamage(t *testing.T) {
 	x := vector(t, 1, 2, 3)
 	s := holding(t, map[string]any{"a": x, "b": x, "c": vector(t, 9)})
 	ck := openDamaged(t, s, "a", 0)
@@ -212,7 +212,7 @@ func indexed(t *testing.T, weights string) *mem.Store {
 
 const allWeights = `"a.w":"m-1.bin","a.b":"m-1.bin","c.w":"m-2.bin"`
 
-func TestFilesWithAnIndex(t *testing.T) {
+func TestOpenIndex(t *testing.T) {
 	for _, name := range []string{"", "pytorch_model.bin.index.json"} {
 		got, md := load(t, indexed(t, allWeights), name)
 		want := map[string]any{"a.w": vector(t, 1), "a.b": vector(t, 2), "c.w": vector(t, 3)}
@@ -231,7 +231,7 @@ func TestFilesWithAnIndex(t *testing.T) {
 	}
 }
 
-func TestOpenRefusesFalseIndexes(t *testing.T) {
+func TestOpenRefusesInvalidIndexes(t *testing.T) {
 	for claim, c := range map[string]struct {
 		weights string
 		want    error
@@ -250,7 +250,7 @@ func TestOpenRefusesFalseIndexes(t *testing.T) {
 
 // What the index has in a file that is lost, or that does not have it, is missing;
 // all else can be read.
-func TestLostFilesOfAnIndex(t *testing.T) {
+func TestIndexWithLostFiles(t *testing.T) {
 	for claim, c := range map[string]struct {
 		weights string
 		damage  func(s *mem.Store)

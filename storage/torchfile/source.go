@@ -339,18 +339,12 @@ func (f *flattener) opens(l []any, depth int) bool {
 		case []any:
 			found = f.opens(e, depth+1)
 		default:
-			found = isOpened(e)
+			pairs, ok := asDict(e)
+			found = ok && len(pairs) > 0
 		}
 	}
 	f.holds[&l[0]] = found
 	return found
-}
-
-// isOpened reports whether v is a dict with something in it that has a name of
-// its own.
-func isOpened(v any) bool {
-	pairs, ok := asDict(v)
-	return ok && len(pairs) > 0
 }
 
 // asDict returns the pairs of a dict whose keys are strings and integers, the

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
@@ -16,18 +15,12 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// options are the options of a writer: those of the format and those of all formats.
-type options struct {
-	Format
-	storage.WriteOptions
-}
-
 // writer writes one file, of whole tensors that the coordinator holds. WriteData
 // writes the whole file, and Finish makes it appear. So a save that was interrupted
 // starts again, and the session's journal is not used.
 type writer struct {
 	*publish.Publisher
-	opts options
+	format Format
 }
 
 var (
@@ -36,22 +29,9 @@ var (
 	_ storage.MetadataChecker = (*writer)(nil)
 )
 
-// newWriter returns a writer of the file.
-func newWriter(store blob.Store, o options) *writer {
-	f := &publish.Format{Name: o.Name(), Records: []string{o.File}, OneFile: true}
-	f.Read = func(ctx context.Context, store blob.Store) (*publish.Existing, error) {
-		_, err := store.Stat(ctx, o.File)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: %w", storage.ErrNotFound, err)
-		}
-		return &publish.Existing{}, err
-	}
-	return &writer{publish.New(store, f, o.WriteOptions), o}
-}
-
 // SetUp begins a save. It refuses a name that no store accepts.
 func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
-	return errors.Join(w.Publisher.SetUp(ctx, s), blob.CheckName(w.opts.File))
+	return errors.Join(w.Publisher.SetUp(ctx, s), blob.CheckName(w.format.File))
 }
 
 // PrepareLocalPlan returns p, unless it has parts of tensors: then the error
@@ -141,7 +121,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	h := &publish.Held{Name: w.opts.File, Size: l.Size}
+	h := &publish.Held{Name: w.format.File, Size: l.Size}
 	return w.WriteHeld(ctx, c.file(l, h), h, data, c.bytes)
 }
 
@@ -189,7 +169,7 @@ func (w *writer) collect(p *plan.SavePlan, data storage.Resolver) (*collected, e
 			continue
 		}
 		path := it.Info.Path
-		if path == nil || w.opts.Flat {
+		if path == nil || w.format.Flat {
 			path = meta.Path{meta.Key(it.FQN())}
 		}
 		var v any = c.slots[it.FQN()]

@@ -45,7 +45,7 @@ func TestNestedAndFlat(t *testing.T) {
 
 // What cannot be written is refused by name, all of it at once, and nothing is
 // written.
-func TestObjectsThatAreNotPlainAreRefused(t *testing.T) {
+func TestWriterRefusesUnknownClasses(t *testing.T) {
 	evil := &value.Object{Module: "os", Name: "system", Call: true, Args: value.Tuple{"true"}}
 	state := plan.State{"w": vector(t, 1), "bad": value.Tuple{evil}, "worse": map[string]any{"x": evil}, "good": value.Tuple{int64(1)}}
 	s := fault.New(new(mem.Store))
@@ -93,7 +93,7 @@ func TestFailIfExists(t *testing.T) {
 	}
 }
 
-func TestNamesOfFiles(t *testing.T) {
+func TestWriterChecksFileName(t *testing.T) {
 	for _, name := range []string{"../x.pt", "/x.pt"} {
 		if err := save(t, at(new(mem.Store), name), plan.State{}); !errors.Is(err, blob.ErrName) {
 			t.Errorf("Save as %q = %v; want %v", name, err, blob.ErrName)
@@ -124,7 +124,7 @@ type resolver func(it *plan.WriteItem) (plan.Data, error)
 
 func (r resolver) Resolve(it *plan.WriteItem) (plan.Data, error) { return r(it) }
 
-func TestTensorsThatAreNotInMemory(t *testing.T) {
+func TestWriteStreamedTensors(t *testing.T) {
 	x := vector(t, 1, 2, 3)
 	s := new(mem.Store)
 	sv := storagetest.NewSaving(at(s, "x.pt"), storagetest.Storage("s", 1, 1), 1)
