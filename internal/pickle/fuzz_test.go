@@ -133,8 +133,7 @@ func stateOf(v any) any {
 	return out
 }
 
-// Records, which are read ahead, have the fields that objects have, which are
-// not.
+// Records have the same fields as objects.
 func FuzzRecords(f *testing.F) {
 	c := func(state map[string]any) any {
 		return &value.Object{Module: "m", Name: "C", Call: true, New: true, State: state}

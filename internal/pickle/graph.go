@@ -93,14 +93,6 @@ func (g *Graph) text(s span) []byte {
 	return g.extra[off : off+n]
 }
 
-// Str returns a copy of the string c, or false if c is not a string.
-func (g *Graph) Str(c Cell) (string, bool) {
-	if c.Kind() != Str {
-		return "", false
-	}
-	return string(g.text(g.strs[c.pos()])), true
-}
-
 // Text returns the bytes of the string c, or false if c is not a string. They
 // belong to the graph.
 func (g *Graph) Text(c Cell) ([]byte, bool) {

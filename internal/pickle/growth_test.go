@@ -84,8 +84,8 @@ func grown(n int) map[string]string {
 	}
 }
 
-// What a pickle takes is a multiple of its size, whatever it has much of, and
-// however much. Those that are refused are so before they take more.
+// The memory of decoding is at most a multiple of the size of the pickle, for every
+// kind of content, also if the pickle is refused.
 func TestMemoryAndWorkAreLinear(t *testing.T) {
 	const floor, factor = 2 << 20, 128 // of all that is allocated, garbage too
 	o := &pickle.DecodeOptions{Persistent: func(id any) (any, error) { return id, nil }}
@@ -110,7 +110,7 @@ func allocated(f func() error) (uint64, error) {
 	return b.TotalAlloc - a.TotalAlloc, err
 }
 
-// What would take more than a multiple of its input is refused.
+// A pickle that would take more memory than a multiple of its size is refused.
 func TestDecodeRefusesExponentialGrowth(t *testing.T) {
 	const n, floor = 10_000, 4 << 20
 	rep := strings.Repeat
@@ -133,7 +133,7 @@ func TestDecodeRefusesExponentialGrowth(t *testing.T) {
 	}
 }
 
-// A record may get one state again and again.
+// Many records may have the same state, which is charged each time.
 func TestSharedStatesAreCharged(t *testing.T) {
 	const n = 20_000
 	for name, state := range map[string]string{
@@ -149,7 +149,7 @@ func TestSharedStatesAreCharged(t *testing.T) {
 	}
 }
 
-// A decoding ends when its context does, also between two values.
+// Decoding stops when its context ends, also between two values.
 func TestDecodeStopsWithContext(t *testing.T) {
 	lists := []byte("](" + strings.Repeat("]", 200_000) + "e.")
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -250,7 +250,7 @@ func (m *machine) setFields(r record, pairs []Cell) {
 		if sym := m.symbol(pairs[i]); sym >= 0 && row[sym] >= 0 {
 			fields[row[sym]] = pairs[i+1]
 		} else if class := &m.schema.classes[r.class]; pairs[i+1] != cellNone && !class.Open {
-			name, _ := m.Str(pairs[i])
+			name, _ := m.Text(pairs[i])
 			m.unsupported("%s has a field %.100q", class.Names[0], name)
 		}
 	}

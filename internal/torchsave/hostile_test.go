@@ -74,7 +74,7 @@ var tricks = map[string]struct {
 	"a size beyond the file":               {func(f forged) { f.sizes(zero, 1<<30, 1<<30) }, errBounds},
 	"a size of 64 bits that is not there":  {func(f forged) { f.sizes(zero, math.MaxUint32, math.MaxUint32) }, ErrMalformed},
 	"a place beyond the file":              {func(f forged) { put32(f.central(zero)[42:], 1<<30) }, errBounds},
-	"a place where nothing is":             {func(f forged) { put32(f.central(zero)[42:], 7) }, errContradiction},
+	"an offset without a header":           {func(f forged) { put32(f.central(zero)[42:], 7) }, errContradiction},
 	"the place of another record":          {func(f forged) { copy(f.central(one)[42:46], f.central(zero)[42:46]) }, errContradiction},
 	"another part of the archive":          {func(f forged) { put16(f.central(zero)[34:], 1) }, errBounds},
 	"a name twice":                         {func(f forged) { f.rename(one, zero) }, errDuplicate},
@@ -250,8 +250,8 @@ func TestChangedBytesAreDetectedOrHarmless(t *testing.T) {
 	}
 }
 
-// Archives that somebody packed again have no descriptors and no padding, and
-// sizes in the headers.
+// Archives that another program packed again have no descriptors and no padding,
+// and they have sizes in the headers.
 func TestOpenOrdinaryArchives(t *testing.T) {
 	b := ordinary("archive/data.pkl", "\x80\x02K\x07.", "archive/version", "3\n", "archive/data/0", "unused")
 	f, err := Open(t.Context(), reader(b), int64(len(b)))

@@ -145,7 +145,7 @@ func TestUnsupportedTensorCallsStayObjects(t *testing.T) {
 		return &value.Object{Module: "torch._tensor", Name: "_rebuild_from_type_v2", Call: true, Args: args}
 	}
 	for name, root := range map[string]any{
-		"a subclass":             from(v2, thing("somebody", "Tensor"), inner, map[string]any{}),
+		"a subclass":             from(v2, thing("mylib", "Tensor"), inner, map[string]any{}),
 		"another function":       from(thing("os", "system"), tensor, inner, map[string]any{}),
 		"too few arguments":      call("_rebuild_tensor_v2", "x"),
 		"no storage":             call("_rebuild_tensor_v2", "x", int64(0), ints(6), ints(1), false, hooks()),
@@ -153,7 +153,7 @@ func TestUnsupportedTensorCallsStayObjects(t *testing.T) {
 		"a type that we lack": call("_rebuild_tensor_v3", id("storage", raw, "0", "cpu", int64(24)), int64(0), ints(6), ints(1), false, hooks(),
 			thing("torch", "bits1x8")),
 		"a parameter of nothing": call("_rebuild_parameter", nil, true, hooks()),
-		"somebody's own":         call("_rebuild_wrapper_subclass", inner),
+		"an unknown function":    call("_rebuild_wrapper_subclass", inner),
 	} {
 		b := withStorage(t, root)
 		f, err := Open(t.Context(), reader(b), int64(len(b)))

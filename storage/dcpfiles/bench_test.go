@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// large returns a document of so many tensors of so many chunks each.
+// large returns a document of some tensors, each with the given number of chunks.
 func large(tensors, chunks int) *dcpfiles.Document {
 	m := &meta.Metadata{}
 	for i := range tensors {

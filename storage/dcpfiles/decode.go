@@ -212,7 +212,7 @@ func (d *decoder) readOwnSave(c pickle.Cell) {
 		d.fail("%s is %s", ownSave, d.describe(c))
 	}
 	n, isInt := pair[0].Int()
-	id, isStr := d.Str(pair[1])
+	id, isStr := d.str(pair[1], 0)
 	if !isInt || n < 1 || n > maxRanks || !isStr || id == "" {
 		d.fail("%s holds %s and %s", ownSave, d.describe(pair[0]), d.describe(pair[1]))
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// rows returns the chunk of so many rows of a tensor of eight, and where it is.
+// rows returns a document with one chunk: n rows of a tensor of eight rows.
 func rows(file string, from, n int64) *dcpfiles.Document {
 	t := &meta.Tensor{Properties: meta.Properties{DType: tensor.Float32}, Shape: []int64{8, 2},
 		Chunks: []tensor.Box{{Offsets: []int64{from, 0}, Sizes: []int64{n, 2}}},

@@ -133,7 +133,7 @@ func TestTensorPropertiesRoundTrip(t *testing.T) {
 	}
 }
 
-// stranger is an object of somebody's own class.
+// stranger is an object of an unknown class.
 var stranger = &value.Object{Module: "mylib.schedules", Name: "Cosine", Call: true, New: true, State: map[string]any{"t": int64(3)}}
 
 func TestWriterRefusesUnknownClasses(t *testing.T) {
@@ -244,7 +244,7 @@ func TestInvalidSaveIDs(t *testing.T) {
 	}
 }
 
-// A save with a journal that dies goes on where it ended, over nothing and over
+// A save with a journal that was interrupted resumes, both in an empty store and over
 // another checkpoint.
 func TestJournalledSaveResumes(t *testing.T) {
 	for _, over := range []bool{false, true} {
