@@ -320,31 +320,27 @@ var ending = []claim{
 		wantEnded(t, w)
 		wantObject(t, s, "x", "old")
 	}},
-	{"ContextOfCreateMayEnd", func(t *testing.T, s blob.Store) {
+	{"ContextOfCreateAndOpenMayEnd", func(t *testing.T, s blob.Store) {
 		ctx, cancel := context.WithCancel(t.Context())
-		w, err := s.Create(ctx, "x", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Abort()
-		cancel()
-		write(t, w, "hello", 0)
-		commit(t, w)
-		wantObject(t, s, "x", "hello")
-	}},
-	{"ContextOfOpenMayEnd", func(t *testing.T, s blob.Store) {
 		put(t, s, "x", "hello")
-		ctx, cancel := context.WithCancel(t.Context())
 		r, err := s.Open(ctx, "x")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer r.Close()
+		w, err := s.Create(ctx, "y", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Abort()
 		cancel()
 		p := make([]byte, 5)
 		if err := r.ReadAt(t.Context(), p, 0); err != nil || string(p) != "hello" {
 			t.Errorf("ReadAt = %q, %v; want hello: each method uses its own context", p, err)
 		}
+		write(t, w, "hello", 0)
+		commit(t, w)
+		wantObject(t, s, "y", "hello")
 	}},
 }
 
