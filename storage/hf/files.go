@@ -69,7 +69,7 @@ func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFi
 	return slices.DeleteFunc(out, func(f *dataFile) bool { return f == nil }), l, nil
 }
 
-// readFile reads what a file says about itself.
+// readFile reads the header of a file.
 func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, error) {
 	r, err := store.Open(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -207,7 +207,7 @@ func tags(files []*dataFile) map[string]string {
 	return out
 }
 
-// maxIndex bounds the text of an index: it is of the kind of a header.
+// maxIndex bounds the text of an index. Headers of safetensors have the same bound.
 const maxIndex = 100_000_000
 
 // index says in which file each tensor lies.
@@ -231,7 +231,7 @@ func (m *weightMap) UnmarshalJSON(b []byte) error {
 	}
 	d := json.NewDecoder(bytes.NewReader(b))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return fmt.Errorf("weight_map is no object: %w", err)
+		return fmt.Errorf("weight_map is not an object: %w", err)
 	}
 	*m = weightMap{}
 	files := map[string]string{} // each name once
@@ -282,7 +282,7 @@ func decodeIndex(b []byte) (weightMap, error) {
 		return nil, errors.New("it is not UTF-8")
 	}
 	var doc struct {
-		WeightMap weightMap `json:"weight_map"` // all else is for people
+		WeightMap weightMap `json:"weight_map"` // programs do not use the other fields
 	}
 	if err := json.Unmarshal(b, &doc); err != nil {
 		return nil, err
@@ -298,7 +298,7 @@ func decodeIndex(b []byte) (weightMap, error) {
 	return doc.WeightMap, nil
 }
 
-// encodeJSON returns v as text for people and programs.
+// encodeJSON returns v as indented JSON.
 func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -364,7 +364,7 @@ func (c *commit) compareSizes(files []*dataFile, l reading.LostFiles) []*dataFil
 func (g gathering) whole(name string, want wholeTensor) (*meta.Tensor, error) {
 	t := g[name]
 	if t == nil {
-		return nil, errors.New("no piece of it is there")
+		return nil, errors.New("no file has a chunk of it")
 	}
 	if d, _ := safetensors.DTypeName(t.DType); d != want.DType || len(t.Shape) != len(want.Shape) {
 		return nil, fmt.Errorf("it is %s %v in the files, and %s %v in %s", d, t.Shape, want.DType, want.Shape, commitName)

@@ -104,7 +104,7 @@ func (f *folder) records() []string {
 
 // stranger returns the name of a file that a reader could choose instead of the new
 // checkpoint, or that is a checkpoint under a name that cairn does not use. If the
-// folder has a record of ours, other files of tensors are not a checkpoint.
+// folder has a record that cairn wrote, other files of tensors are not a checkpoint.
 func (f *folder) stranger(recorded bool) string {
 	for name := range f.index {
 		if name != records[1] {

@@ -1,6 +1,5 @@
-// Package hf reads and writes safetensors as the field lays them out: one file,
-// several with an index, or PyTorch's distributed form in which every rank has
-// files of its own. It does not guess: it returns an error for a folder whose files
+// Package hf reads and writes safetensors in three forms: one file, several with an
+// index, or PyTorch's distributed form in which every rank has files of its own. It does not guess: it returns an error for a folder whose files
 // contradict each other, or that may hold several checkpoints. The contract is at
 // Format. Package internal/safetensors decodes the headers of the files.
 package hf
@@ -25,15 +24,15 @@ const (
 	commitName = "cairn-save.json"
 )
 
-// bases are what checkpoints of the field are called, the usual one first. One
-// of these is taken whatever else is in the folder.
+// bases are the usual names of checkpoints without their suffixes, the most frequent
+// first. A checkpoint of such a name is chosen if the folder also holds other ones.
 var bases = []string{"model", "diffusion_pytorch_model"}
 
 // numbered are the names of files that only an index makes a checkpoint of.
 var numbered = regexp.MustCompile(`-\d{5,}-of-\d{5,}\.safetensors$`)
 
 // sharded are the names that PyTorch gives to the files of its distributed form,
-// with a save's id inside if ours have one.
+// with the id of the save if cairn wrote them.
 var sharded = regexp.MustCompile(`^shard-\d{5,}-(?:[0-9A-Za-z-]+-)?model-\d{5,}-of-\d{5,}\.safetensors$`)
 
 // The keys of a file's metadata.
@@ -99,7 +98,7 @@ type Format struct {
 	// File is the index or the safetensors file to open. Empty: Open finds it,
 	// the usual names first.
 	File string
-	// Dequantize opens quantised weights as the numbers that they stand for: weights
+	// Dequantize opens quantised weights as the numbers that they represent: weights
 	// of 8-bit floats with a scale for each block (X and X_scale_inv), and weights
 	// of 4-bit floats with a scale for each group (X_blocks and X_scales). The
 	// scales are not tensors of the checkpoint then. Other kinds of quantised

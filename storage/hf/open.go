@@ -147,7 +147,7 @@ func (s *source) listed(ctx context.Context, dir *folder, names []string) ([]*da
 	}
 	switch {
 	case len(files) == 0 && len(l) == 0:
-		return nil, reading.Damaged(commitName, "%w: no file of its save is there", ErrSharding)
+		return nil, reading.Damaged(commitName, "%w: no file of its save exists", ErrSharding)
 	case len(files) == 0 || !c.lists() && len(l) > 0: // nothing tells which names are lost
 		return nil, l.Err()
 	}

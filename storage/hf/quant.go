@@ -26,7 +26,7 @@ const (
 // methods are the kinds of quantisation that can be decoded.
 var methods = []string{"", "fp8", "mxfp4"}
 
-// quantConfig is what a model's configuration says of its quantisation.
+// quantConfig is the part of a model's configuration about its quantisation.
 type quantConfig struct {
 	Method string  `json:"quant_method"`
 	Block  []int64 `json:"weight_block_size"`
@@ -35,8 +35,8 @@ type quantConfig struct {
 // maxConfig bounds the text of a configuration.
 const maxConfig = 16 << 20
 
-// decodeConfig returns what a configuration says of quantisation, with the
-// defaults for what it does not contain.
+// decodeConfig returns the part of a configuration about quantisation, with defaults for
+// fields that it does not contain.
 func decodeConfig(b []byte) (quantConfig, error) {
 	var doc struct {
 		Quant *quantConfig `json:"quantization_config"`

@@ -17,19 +17,19 @@ import (
 
 // RepairOptions change what Repair does. Nil means the defaults.
 type RepairOptions struct {
-	// DryRun finds out what would be done and writes nothing.
+	// DryRun makes Repair write nothing. The report is the same as without it.
 	DryRun bool
-	// Force rebuilds an index even if it is whole.
+	// Force rebuilds an index even if it is intact.
 	Force bool
 }
 
-// RepairReport says what Repair found and did.
+// RepairReport is the result of Repair.
 type RepairReport struct {
 	SaveID string
-	// Rebuilt says that the index was written, or would have been in a dry run.
-	// False: the checkpoint was whole.
+	// Rebuilt means that the index was written, or would be without DryRun.
+	// False: the checkpoint was intact.
 	Rebuilt bool
-	// Indexed says that the checkpoint has an index, and needs it.
+	// Indexed means that the checkpoint has an index and needs it.
 	Indexed bool
 	// Files counts the data files; Tensors and Bytes what they hold.
 	Files   int
@@ -114,7 +114,7 @@ func rebuildIndex(ctx context.Context, store blob.Store, name string, names []st
 		return nil, err
 	}
 	if name == bases[0]+"-"+s.md.Storage.SaveID+indexSuffix {
-		name = bases[0] + indexSuffix // our files may have the id of their save in their names
+		name = bases[0] + indexSuffix // the names of files that cairn wrote may contain the id of their save
 	}
 	text, err := encodeJSON(indexOf(s.md.Entries))
 	if err != nil {
@@ -156,7 +156,7 @@ func (f *folder) numberedSet() (index string, files []string, err error) {
 		names := sets[key]
 		m := ofSet.FindStringSubmatch(names[0])
 		if n, err := strconv.Atoi(m[3]); err != nil || n != len(names) {
-			errs = append(errs, fmt.Errorf("%d of the %d files of %s are there", len(names), n, m[1]))
+			errs = append(errs, fmt.Errorf("only %d of the %d files of %s exist", len(names), n, m[1]))
 			continue
 		}
 		if files != nil {

@@ -75,7 +75,7 @@ func representable(it *plan.WriteItem) error {
 	why := ""
 	switch _, known := safetensors.DTypeName(it.Info.DType); {
 	case it.Kind == plan.KindBytes:
-		why = "a value that is no tensor"
+		why = "a value that is not a tensor"
 	case !known:
 		why = fmt.Sprintf("elements of type %v", it.Info.DType)
 	case it.FQN() == "__metadata__":
@@ -289,8 +289,8 @@ func (w *writer) packLayer(out [][]*plan.WriteItem, items []*plan.WriteItem) [][
 	return out
 }
 
-// headerCost bounds the bytes of a header that describe an item: its name is there
-// twice, once inside a string, and each dimension has a number in two lists.
+// headerCost returns an upper bound of the bytes of a header that describe an item: its
+// name twice, once inside a string, and a number in two lists for each dimension.
 func headerCost(it *plan.WriteItem) int64 {
 	return 20*int64(len(it.FQN())) + 50*int64(len(it.Info.Shape)) + 200
 }

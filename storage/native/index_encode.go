@@ -83,16 +83,16 @@ func indexSizeHint(entries []meta.Entry) int {
 
 // indexEncoder builds an index, block by block.
 type indexEncoder struct {
-	out    []byte // the file so far, without the block in the making
+	out    []byte // the file so far, without the current block
 	names  []string
 	number map[string]int64 // of a file
 	blocks []indexBlock
 
-	block indexBlock  // the block in the making
+	block indexBlock  // the current block
 	w     wire.Writer // its bytes
 	prev  string      // its last name
 
-	body  wire.Writer // of the entry in the making
+	body  wire.Writer // of the current entry
 	total indexTail
 }
 
@@ -133,7 +133,7 @@ func (x *indexEncoder) add(e *meta.Entry) error {
 	return nil
 }
 
-// flush ends the block in the making.
+// flush ends the current block.
 func (x *indexEncoder) flush() {
 	if x.block.entries == 0 {
 		return

@@ -438,7 +438,7 @@ func stepFrom(r *wire.Reader, s string, kind uint64) meta.Step {
 	if kind == stepPos {
 		pos, err := strconv.Atoi(s)
 		if err != nil || pos < 0 || strconv.Itoa(pos) != s {
-			r.Fail("%q is no position in a list", s)
+			r.Fail("%q is not a position in a list", s)
 		}
 		return meta.Pos(pos)
 	}

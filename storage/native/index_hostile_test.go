@@ -142,7 +142,7 @@ var hostile = map[string]struct {
 	"a spelled step of that kind":   {oneEntry(0, func(w *wire.Writer) { put(w, 5<<1, 1, 1<<2|3, '0', 2, 0, 0, 0) }), "kind 3"},
 	"a path that cuts elsewhere":    {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 2, 0, 2, 2, 0, 0, 0) }), "does not cut"},
 	"a path beyond the name":        {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 4, 2, 0, 0, 0) }), "does not cut"},
-	"a position that is no number":  {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 3, 2, 0, 0, 0) }), "no position"},
+	"a position that is no number":  {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 3, 2, 0, 0, 0) }), "not a position"},
 	"a path of more steps":          {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1<<40, 2, 0, 0, 0) }), "a count of"},
 	"a key beyond the end":          {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1, 1<<40, 2, 0, 0, 0) }), "a key of"},
 	"a value nowhere":               {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 3, 0) }), "place 3"},

@@ -76,9 +76,9 @@ func emptiest(bins []*bin, fqn string, cost int64, beside bool) *bin {
 	return best
 }
 
-// headerCost returns at most how many bytes of a header describe an item: its
-// name stands there four times at most, its path once, and each dimension has a
-// number in five lists.
+// headerCost returns an upper bound of the bytes of a header that describe an item: its
+// name at most four times, its path once, and a number in five lists for each
+// dimension.
 func headerCost(it *plan.WriteItem) int64 {
 	p := it.Info.Properties
 	n := 4*nestedLen(it.FQN()) + nestedLen(it.Info.Codec) + nestedLen(p.MemoryFormat) + nestedLen(p.Layout)
@@ -88,7 +88,7 @@ func headerCost(it *plan.WriteItem) int64 {
 	return n + int64(100*len(it.Info.Shape)) + 500
 }
 
-// nestedLen returns at most how long s becomes as a JSON string inside of a JSON
+// nestedLen returns an upper bound of the length of s as a JSON string inside of a JSON
 // string.
 func nestedLen(s string) int64 {
 	n := int64(len(s))
@@ -213,8 +213,8 @@ func lay(name string, items []*plan.WriteItem, self *selfDescription) (*dataFile
 }
 
 // headerEntry returns how an item looks in the header. If safetensors has no type
-// for it, it is a row of bytes without a name. lay gives it a key of our own, which
-// no other file has: other programs take equal keys for chunks of one tensor. A
+// for it, it is a row of bytes without a name. lay gives it a key with keyPrefix that
+// no other file has, because other programs take equal keys for chunks of one tensor. A
 // further chunk of a name that is in the file already gets such a key too.
 func headerEntry(it *plan.WriteItem) safetensors.Entry {
 	d, ok := safetensors.DTypeName(it.Info.DType)

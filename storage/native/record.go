@@ -190,7 +190,7 @@ func (r *record) check() error {
 		return fmt.Errorf("save_id: %w", err)
 	}
 	if int64(int32(r.WorldSize)) != int64(r.WorldSize) {
-		return fmt.Errorf("world_size: %d is absurd", r.WorldSize)
+		return fmt.Errorf("world_size: %d is too large", r.WorldSize)
 	}
 	if len(r.Files) == 0 || r.Files[0].Name != indexFileName(r.SaveID) {
 		return fmt.Errorf("files: the first is not the index, %s", indexFileName(r.SaveID))
@@ -213,7 +213,7 @@ func (o *jsonFields) time(name string) time.Time {
 	s := o.str(name)
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if o.err == nil && (err != nil || !strings.HasSuffix(s, "Z")) {
-		o.fail(name, fmt.Errorf("%q is no time in UTC", s))
+		o.fail(name, fmt.Errorf("%q is not a time in UTC", s))
 	}
 	return t
 }
@@ -279,7 +279,7 @@ func hexCRC(v uint32) string { return fmt.Sprintf("%08x", v) }
 func parseCRC(s string) (uint32, error) {
 	v, err := strconv.ParseUint(s, 16, 32)
 	if err != nil || hexCRC(uint32(v)) != s {
-		return 0, fmt.Errorf("%q is no checksum", s)
+		return 0, fmt.Errorf("%q is not a checksum", s)
 	}
 	return uint32(v), nil
 }
@@ -308,7 +308,7 @@ func (w *recordWriter) text(v any) string {
 
 // jsonFields are the members of one JSON object, read one by one under their
 // exact names: encoding/json would take the last of several, and names in any
-// case. Its first error sticks and names the field.
+// case. It keeps the first error, which names the field.
 type jsonFields struct {
 	fields map[string]json.RawMessage
 	err    error

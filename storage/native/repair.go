@@ -26,20 +26,20 @@ type RepairOptions struct {
 	// or, if there is no readable record, the newest whose data files are
 	// complete.
 	SaveID string
-	// DryRun finds out what would be done and writes nothing.
+	// DryRun makes Repair write nothing. The report is the same as without it.
 	DryRun bool
 	// Force rebuilds even if a readable record and index exist, and lets
-	// SaveID replace another save that is whole.
+	// SaveID replace another save that is complete.
 	Force bool
 	// Progress, if not nil, receives the number of bytes that were read.
 	Progress func(bytes int64)
 }
 
-// RepairReport says what Repair found and did.
+// RepairReport is the result of Repair.
 type RepairReport struct {
 	SaveID string `json:"save_id"`
-	// Rebuilt says that record and index were written (or would have been, in a
-	// dry run). False: they were whole.
+	// Rebuilt means that record and index were written, or would be without DryRun.
+	// False: they were intact.
 	Rebuilt bool `json:"rebuilt"`
 	DryRun  bool `json:"dry_run"`
 	// Files counts the data files; Tensors, Values and Bytes what they hold.
@@ -401,7 +401,7 @@ func (rb *rebuild) scan(ctx context.Context, progress func(int64)) error {
 	return nil
 }
 
-// readHeader reads the header of a data file and what it says about itself.
+// readHeader reads the header of a data file and its description of the file.
 func readHeader(ctx context.Context, s blob.Store, name string) (*safetensors.Header, *selfDescription, error) {
 	r, err := s.Open(ctx, name)
 	if err != nil {

@@ -59,7 +59,7 @@ type selfItem struct {
 	PinMemory    bool   `json:"pin_memory,omitempty"`
 }
 
-// selfValue is a small value that lives in the index.
+// selfValue is a small value that is stored in the index.
 type selfValue struct {
 	FQN   string   `json:"fqn"`
 	Path  pathJSON `json:"path,omitempty"`
@@ -171,14 +171,14 @@ func decodeSelf(text string) (*selfDescription, error) {
 		Version int `json:"version"`
 	}
 	if err := json.Unmarshal([]byte(text), &version); err != nil {
-		return nil, fmt.Errorf("%w: it does not describe itself: %w", storage.ErrCorrupt, err)
+		return nil, fmt.Errorf("%w: it has no valid description of itself: %w", storage.ErrCorrupt, err)
 	}
 	if version.Version != formatVersion {
 		return nil, fmt.Errorf("%w: version %d, this program reads %d", storage.ErrVersion, version.Version, formatVersion)
 	}
 	var s selfDescription
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
-		return nil, fmt.Errorf("%w: it does not describe itself: %w", storage.ErrCorrupt, err)
+		return nil, fmt.Errorf("%w: it has no valid description of itself: %w", storage.ErrCorrupt, err)
 	}
 	for i := range s.Values {
 		if err := meta.CheckFQN(s.Values[i].FQN); err != nil {
@@ -232,7 +232,7 @@ func (p *pathJSON) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// stepOf returns the step that a value of JSON stands for.
+// stepOf returns the step that a JSON value represents.
 func stepOf(v any) (meta.Step, bool) {
 	switch v := v.(type) {
 	case string:
@@ -247,7 +247,7 @@ func stepOf(v any) (meta.Step, bool) {
 	return meta.Step{}, false
 }
 
-// object is a JSON object in the making, without its closing brace. Its methods
+// object is a JSON object without its closing brace. Its methods
 // append members as encoding/json does for fields with omitempty.
 type object struct{ b []byte }
 
