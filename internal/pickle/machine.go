@@ -355,13 +355,16 @@ func (m *machine) persistent(id Cell) {
 	m.pushMemo(at(Persistent, len(m.pids)-1))
 }
 
-// remember stores a value under the next memo number. The state of a record
-// cannot be used again.
-func (m *machine) remember(c Cell) {
+// remember stores a value under the next memo number.
+func (m *machine) remember(c Cell) { m.memo.add(reusable(c)) }
+
+// reusable returns the memo's entry for c. The state of a record loses its record,
+// because it cannot be used again.
+func reusable(c Cell) Cell {
 	if c.Kind() == State {
-		c = Cell(State)
+		return Cell(State)
 	}
-	m.memo.add(c)
+	return c
 }
 
 // get pushes the memo's entry i.
@@ -404,10 +407,7 @@ func (m *machine) put(i uint64) {
 	for uint64(m.memo.len()) <= i {
 		m.memo.add(Unset)
 	}
-	if c.Kind() == State {
-		c = Cell(State)
-	}
-	*m.memo.ptr(int(i)) = c
+	*m.memo.ptr(int(i)) = reusable(c)
 }
 
 // memoNumber reads a memo number of protocol 0.

@@ -8,7 +8,7 @@ import (
 
 // Stream writes a pickle part by part, for callers with too much data to build
 // values of it first. It does not check that the parts form a valid pickle. After
-// an error, which Bytes returns, it may be used but writes nothing of use.
+// an error, which Bytes returns, it may still be used, to no effect.
 type Stream struct {
 	e   encoder
 	err error
@@ -39,7 +39,7 @@ func (s *Stream) Ref(r *Ref) {
 	r.written, r.number = true, s.e.put()
 }
 
-// Fail makes Bytes return an error, unless there was one before.
+// Fail makes Bytes return an error.
 func (s *Stream) Fail(err error) { s.err = cmp.Or(s.err, err) }
 
 // Str writes a string.
@@ -128,7 +128,7 @@ func (s *Stream) EndState() { s.e.b = append(s.e.b, opSetItems, opBuild) }
 // Build sets the value before it as the state of an instance.
 func (s *Stream) Build() { s.e.b = append(s.e.b, opBuild) }
 
-// Bytes ends the pickle and returns it, or the first error.
+// Bytes ends the pickle and returns it, or an error if a call failed.
 func (s *Stream) Bytes() ([]byte, error) { return append(s.e.b, opStop), s.err }
 
 // Grow makes room for n more bytes.

@@ -187,8 +187,8 @@ func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (reading.Place,
 	return reading.Place{Region: RegionOf(t.file, 0, t.Tensor)}, nil
 }
 
-// RegionOf returns the region of a tensor of a file of torch.save, which begins at
-// an offset of the file with that name.
+// RegionOf returns the region of t in the file with that name. The file of torch.save
+// that holds t begins at the offset.
 func RegionOf(name string, offset int64, t *torchsave.Tensor) *reading.Region {
 	r := &reading.Region{File: name, Offset: offset + t.Offset, End: offset + t.End, DType: t.DType}
 	if !t.Contiguous() {
