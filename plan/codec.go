@@ -13,7 +13,7 @@ import (
 
 // codecVersion stands at the head of every encoded plan, so that ranks that run
 // different builds fail with a clear error.
-const codecVersion = 1
+const codecVersion = 2
 
 // SavePlanCodec carries save plans between ranks. It is safe for concurrent use.
 // The zero value is ready; one that [NewSavePlanCodec] made saves time and memory

@@ -218,7 +218,7 @@ const huge = "\xff\xff\xff\xff\x0f" // 2³²-1 as a varint
 
 func TestDecodeRefusesHostileSavePlans(t *testing.T) {
 	var (
-		head  = "\x01\x00" + string(make([]byte, 32)) + "\x00\x00\x00\x00" // version, changed, fingerprint, no data, none absent, no values
+		head  = "\x02\x00" + string(make([]byte, 32)) + "\x00\x00\x00\x00" // version, changed, fingerprint, no data, none absent, no values
 		float = "\x0b\x01x\x00\x02\x00\x00\x00\x00\x00\x01\x08"            // x: float32 [4], with its length
 		one   = head + "\x01\x00" + float                                  // one item of x
 	)
@@ -226,8 +226,8 @@ func TestDecodeRefusesHostileSavePlans(t *testing.T) {
 		t.Fatalf("the plan that the others are made from = %+v, %v", p, err)
 	}
 	for name, in := range map[string]string{
-		"another version":              "\x02" + head[1:] + "\x00",
-		"a boolean of two":             "\x01\x02" + head[2:] + "\x00",
+		"another version":              "\x01" + head[1:] + "\x00",
+		"a boolean of two":             "\x02\x02" + head[2:] + "\x00",
 		"bytes after the end":          head + "\x00\x00",
 		"planner data":                 head[:34] + huge,
 		"absent names":                 head[:36] + huge,
@@ -267,20 +267,20 @@ func TestDecodeRefusesHostileSavePlans(t *testing.T) {
 
 func TestDecodeRefusesHostileLoadPlans(t *testing.T) {
 	// version, no data, one item: a tensor, from x at [0] to x at [0], 4 from 0 to 0
-	const head, index = "\x01\x00\x00\x01\x01", "\x01x\x01\x01\x00\x00"
+	const head, index = "\x02\x00\x00\x01\x01", "\x01x\x01\x01\x00\x00"
 	const good = head + index + index + "\x01\x00\x01\x00\x01\x08"
 	if p, err := (plan.LoadPlanCodec{}).Decode([]byte(good)); err != nil || p.Items[0].Lengths[0] != 4 {
 		t.Fatalf("the plan that the others are made from = %+v, %v", p, err)
 	}
 	for name, in := range map[string]string{
-		"another version":      "\x02" + good[1:],
+		"another version":      "\x01" + good[1:],
 		"bytes after the end":  good + "\x00",
-		"items":                "\x01\x00\x00" + huge,
+		"items":                "\x02\x00\x00" + huge,
 		"a name":               head + huge,
 		"very many dims":       head + "\x01x\x01" + huge,
 		"dims not there":       head + "\x01x\x01\x40\x00",
 		"a hint of 33 bits":    head + "\x01x\x01\x01\x00\xff" + huge + index + "\x01\x00\x01\x00\x01\x08",
-		"a shard":              "\x01\x00\x00\x01\x02" + good[5:],
+		"a shard":              "\x02\x00\x00\x01\x02" + good[5:],
 		"other dims":           head + index + index + "\x00\x01\x00\x01\x08",
 		"a negative offset":    head + index + index + "\x01\x01\x01\x00\x01\x08",
 		"a negative source":    head + index + index + "\x01\x00\x01\x01\x01\x08",
