@@ -151,7 +151,8 @@ func (r *round) work(ctx context.Context, fn func(context.Context) ([]byte, erro
 	}()
 	msg := r.attempt(ctx, func() ([]byte, error) {
 		b, err := fn(inner)
-		if err != nil && ctx.Err() == nil && context.Cause(inner) == errAlarm && isStop(err) {
+		if err != nil && ctx.Err() == nil && context.Cause(inner) == errAlarm &&
+			(errors.Is(err, errAlarm) || errors.Is(err, context.Canceled)) {
 			err = errAlarm
 		}
 		return b, err
@@ -160,11 +161,6 @@ func (r *round) work(ctx context.Context, fn func(context.Context) ([]byte, erro
 		a.Alarm()
 	}
 	return msg
-}
-
-// isStop reports whether err is of a context that ended.
-func isStop(err error) bool {
-	return errors.Is(err, errAlarm) || errors.Is(err, context.Canceled)
 }
 
 // causes returns f without the ranks that stopped only because others failed.

@@ -64,7 +64,7 @@ func (s *session) trySlot(ctx context.Context, want, size, tries int) error {
 		v.Generation++ // the one that has begun
 	case v.Met:
 		return s.awaitSlot(ctx, v, taken, want)
-	case differ(v.Size, size):
+	case v.Size != 0 && size != 0 && v.Size != size:
 		return fmt.Errorf("others meet as %d ranks, this process as one of %d: %w", v.Size, size, ErrSize)
 	case rank < 0:
 		return s.awaitSlot(ctx, v, taken, want)
@@ -76,9 +76,6 @@ func (s *session) trySlot(ctx context.Context, want, size, tries int) error {
 	}
 	return err
 }
-
-// differ reports whether both are known and not the same.
-func differ(a, b int) bool { return a != 0 && b != 0 && a != b }
 
 // errChanged reports a transaction whose conditions no longer hold.
 var errChanged = errors.New("changed by another process")

@@ -365,18 +365,6 @@ func (m mishap) hooks(ranks []int, me int, cancel func()) hooks {
 	return h
 }
 
-// blamed returns the ranks that the error must name.
-func (m mishap) blamed(ranks []int) []int {
-	if m.root {
-		return []int{0}
-	}
-	return ranks
-}
-
-func subset(a, b []int) bool {
-	return !slices.ContainsFunc(a, func(r int) bool { return !slices.Contains(b, r) })
-}
-
 // alarms tests groups that are a [group.Alarmer].
 func (s *suite) alarms(t *testing.T) {
 	for name, fail := range map[string]func(context.CancelFunc) error{

@@ -171,11 +171,9 @@ func (e *env) start(ctx context.Context, gs []group.Group, pick func(rank int) b
 	return p
 }
 
-func everyone(int) bool { return true }
-
 // all runs fn on every rank and returns their errors.
 func (e *env) all(fn rankFunc) []error {
-	return e.start(e.context(), e.gs, everyone, fn).wait()
+	return e.start(e.context(), e.gs, func(int) bool { return true }, fn).wait()
 }
 
 // must runs fn on every rank and stops the test if one returns an error.

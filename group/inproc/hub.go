@@ -149,9 +149,17 @@ func (c *call) take(d deposit) {
 		c.values[d.rank] = d.values[0]
 	}
 	c.here++
-	if c.here == len(c.hub.ranks) {
-		c.complete()
+	if c.here < len(c.hub.ranks) {
+		return
 	}
+	if d.Op == group.OpSub {
+		ranks := make([]int, len(d.Ranks))
+		for i, r := range d.Ranks {
+			ranks[i] = c.hub.ranks[r]
+		}
+		c.sub = newHub(c.hub.world, c.hub, ranks)
+	}
+	c.decide()
 }
 
 // check returns the error that the deposit makes the call fail with, or nil.
@@ -167,18 +175,6 @@ func (c *call) check(d deposit) *group.Error {
 		return group.Mismatch(c.first.rank, c.first.Call, d.rank, d.Call)
 	}
 	return nil
-}
-
-// complete decides that the call has succeeded.
-func (c *call) complete() {
-	if c.first.Op == group.OpSub {
-		ranks := make([]int, len(c.first.Ranks))
-		for i, r := range c.first.Ranks {
-			ranks[i] = c.hub.ranks[r]
-		}
-		c.sub = newHub(c.hub.world, c.hub, ranks)
-	}
-	c.decide()
 }
 
 // fail decides that the call has failed, unless it is decided.

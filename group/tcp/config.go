@@ -186,8 +186,6 @@ const unixPrefix = "unix:"
 
 func isUnix(addr string) bool { return strings.HasPrefix(addr, unixPrefix) }
 
-func joinHost(host, port string) string { return net.JoinHostPort(strings.Trim(host, "[]"), port) }
-
 // split returns the network and address as package net wants them.
 func split(addr string) (network, address string) {
 	if path, ok := strings.CutPrefix(addr, unixPrefix); ok {

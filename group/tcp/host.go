@@ -81,8 +81,10 @@ func (h *host) serve() {
 			return
 		}
 		h.wg.Go(func() {
-			defer h.removePending(g)
 			h.admit(g)
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			delete(h.pending, g)
 		})
 	}
 }
@@ -112,12 +114,6 @@ func (h *host) receive(g *pendingConn) bool {
 	}
 	h.pending[g] = true
 	return true
-}
-
-func (h *host) removePending(g *pendingConn) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.pending, g)
 }
 
 // admit lets a connection in that proves itself, and closes any other.

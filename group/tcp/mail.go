@@ -151,13 +151,6 @@ func (m *mail) granted(l lane, n int) error {
 	return nil
 }
 
-// unTake gives back room that was not used.
-func (m *mail) unTake(l lane, o *outLane, n int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.giveBack(l, o, n)
-}
-
 // giveBack adds to the room of a lane. The lock is held.
 func (m *mail) giveBack(l lane, o *outLane, n int) {
 	o.room += n
@@ -448,7 +441,9 @@ func (s *sendCall) put(l frame) error {
 	}
 	err := s.write(l)
 	if err != nil {
-		s.mail.unTake(s.lane, s.out, charge(l.first, len(l.body)))
+		s.mail.mu.Lock()
+		defer s.mail.mu.Unlock()
+		s.mail.giveBack(s.lane, s.out, charge(l.first, len(l.body)))
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -148,7 +149,7 @@ func (e *Env) Place() (string, error) {
 	if port == "" {
 		return "", unset("MASTER_PORT")
 	}
-	return joinHost(host, port), nil
+	return net.JoinHostPort(strings.Trim(host, "[]"), port), nil
 }
 
 // Announce does nothing: the place is known.

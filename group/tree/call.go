@@ -29,7 +29,15 @@ type call struct {
 	bytes   int        // of values
 	failing bool       // the rank above knows that the call fails
 
-	transfer // values on their way, once all have come
+	// Values that are too large to travel with the call travel once all ranks have made it.
+	going    bool           // they travel
+	started  chan struct{}  // closed when going is set
+	got      map[int][]byte // whole and partial values, by label
+	whole    int            // how many are whole
+	streamed bool           // this rank has sent what it holds
+	finished []bool         // the subtree of each rank below is done
+	undone   int            // how many of them are not
+	told     bool           // that this subtree is done
 
 	decided bool
 	err     *group.Error // nil: it succeeded
@@ -42,7 +50,7 @@ func newCall(t *team, number uint64) *call {
 	n := len(t.down) + 1
 	return &call{
 		team: t, number: number, came: make([]bool, n), left: n, holds: make([]bool, n),
-		transfer: newTransfer(n), done: make(chan struct{}),
+		started: make(chan struct{}), finished: make([]bool, n-1), undone: n - 1, done: make(chan struct{}),
 	}
 }
 
@@ -221,23 +229,6 @@ func (c *call) makeSub() {
 	if me := slices.Index(c.call.Ranks, t.me); me >= 0 {
 		c.sub = t.node.newTeam(t.subID(c.number), t, t.ranks.some(c.call.Ranks), me)
 	}
-}
-
-// transfer is the part of a call in which values travel that are too large to
-// travel with the call itself. It begins when all ranks have made the call.
-type transfer struct {
-	going    bool           // all have come
-	started  chan struct{}  // closed when going is set
-	got      map[int][]byte // whole and partial values, by label
-	whole    int            // how many are whole
-	streamed bool           // this rank has sent what it holds
-	finished []bool         // the subtree of each rank below is done
-	undone   int            // how many of them are not
-	told     bool           // that this subtree is done
-}
-
-func newTransfer(n int) transfer {
-	return transfer{started: make(chan struct{}), finished: make([]bool, n-1), undone: n - 1}
 }
 
 // start lets values travel, here and below.

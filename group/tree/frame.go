@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/wire"
@@ -64,7 +65,9 @@ func (f *frame) encode() []byte {
 	w := f.start(f.size())
 	switch f.kind {
 	case kindEnter:
-		putCall(w, f.call)
+		putOp(w, f.call.Op)
+		w.Varint(int64(f.call.Root))
+		putRanks(w, f.call.Ranks)
 		w.Bool(f.held)
 		putValues(w, f.values)
 	case kindFail:
@@ -105,7 +108,7 @@ func decode(b []byte) (frame, error) {
 	f.number = r.Uvarint()
 	switch f.kind {
 	case kindEnter:
-		f.call = getCall(r)
+		f.call = group.Call{Op: getOp(r), Root: int(r.Varint()), Ranks: getRanks(r)}
 		f.held = r.Bool()
 		f.values = getValues(r)
 	case kindFail:
@@ -172,13 +175,7 @@ var ops = []group.Op{
 }
 
 func putOp(w *wire.Writer, op group.Op) {
-	for i, o := range ops {
-		if o == op {
-			w.Byte(byte(i))
-			return
-		}
-	}
-	w.Byte(0)
+	w.Byte(byte(max(0, slices.Index(ops, op))))
 }
 
 func getOp(r *wire.Reader) group.Op {
@@ -209,16 +206,6 @@ func getRanks(r *wire.Reader) []int {
 		ranks[i] = int(r.Varint())
 	}
 	return ranks
-}
-
-func putCall(w *wire.Writer, c group.Call) {
-	putOp(w, c.Op)
-	w.Varint(int64(c.Root))
-	putRanks(w, c.Ranks)
-}
-
-func getCall(r *wire.Reader) group.Call {
-	return group.Call{Op: getOp(r), Root: int(r.Varint()), Ranks: getRanks(r)}
 }
 
 func putValues(w *wire.Writer, vs []labelled) {

@@ -176,7 +176,7 @@ func (l *link) fail(err error) {
 		conn.Close()
 	}
 	if !errors.Is(err, errClosed) {
-		l.node.linkLost(l, err)
+		l.node.lose(l.peer, err)
 	}
 }
 

@@ -193,13 +193,6 @@ func (n *Node) receive(l *link, f frame, size int) error {
 	return nil
 }
 
-// linkLost takes the other end's rank for gone, in every group.
-func (n *Node) linkLost(l *link, cause error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.lose(l.peer, cause)
-}
-
 // Close leaves all groups, tells the neighbours and returns once they have been
 // told, or after the timeout, at most some seconds. No goroutine is left behind.
 func (n *Node) Close() error {
@@ -214,7 +207,11 @@ func (n *Node) Close() error {
 	n.cancel()
 	links := slices.AppendSeq(slices.Collect(maps.Values(n.up)), maps.Values(n.down))
 	n.mu.Unlock()
-	limit := time.AfterFunc(n.patience(), func() {
+	wait := closeTimeout
+	if t := n.opts.Timeout; t > 0 {
+		wait = min(t, wait)
+	}
+	limit := time.AfterFunc(wait, func() {
 		for _, l := range links {
 			l.fail(errClosed)
 		}
@@ -227,14 +224,8 @@ func (n *Node) Close() error {
 	return nil
 }
 
-// patience is how long Close waits for neighbours that do not read.
-func (n *Node) patience() time.Duration {
-	const most = 5 * time.Second
-	if t := n.opts.Timeout; t > 0 {
-		return min(t, most)
-	}
-	return most
-}
+// closeTimeout bounds how long Close waits for neighbours that do not read.
+const closeTimeout = 5 * time.Second
 
 // Gone takes a rank for gone in every group, because of what the caller knows
 // beside the links. The error may be nil.
@@ -243,13 +234,13 @@ func (n *Node) Gone(rank int, err error) {
 	if err != nil {
 		cause = fmt.Errorf("%w: %w", group.ErrGone, err)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.lose(rank, cause)
 }
 
-// lose takes a rank for gone in every group. The lock is held.
+// lose takes a rank for gone in every group.
 func (n *Node) lose(rank int, cause error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if n.closed {
 		return
 	}
