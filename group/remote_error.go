@@ -29,9 +29,13 @@ type RemoteError struct {
 	local error
 }
 
-// NewRemoteError returns the form in which err crosses between ranks. Its text
-// is err's, valid UTF-8 and cut to 16 KiB; err stays in the chain.
+// NewRemoteError returns the form in which err crosses between ranks, which may be
+// err itself. Its text is err's, valid UTF-8 and cut to 16 KiB; err stays in the chain.
+// It can always be marshalled.
 func NewRemoteError(err error) *RemoteError {
+	if e, ok := err.(*RemoteError); ok && e.isBounded() {
+		return e
+	}
 	// fmt survives an Error method that panics, as that of a nil pointer.
 	text := cut(strings.ToValidUTF8(fmt.Sprint(err), "\uFFFD"), maxText)
 	return &RemoteError{Text: text, Codes: codesOf(err), local: err}
@@ -55,13 +59,17 @@ func (e *RemoteError) Unwrap() error { return e.local }
 
 // MarshalBinary returns the error's text and codes as bytes.
 func (e *RemoteError) MarshalBinary() ([]byte, error) {
-	isLong := func(code string) bool { return len(code) > maxCode }
-	if len(e.Text) > maxText || len(e.Codes) > maxCodes || slices.ContainsFunc(e.Codes, isLong) {
+	if !e.isBounded() {
 		return nil, fmt.Errorf("encode error with %d bytes of text and %d codes: %w", len(e.Text), len(e.Codes), ErrInvalid)
 	}
 	var w wire.Writer
 	e.put(&w)
 	return w.B, nil
+}
+
+func (e *RemoteError) isBounded() bool {
+	isLong := func(code string) bool { return len(code) > maxCode }
+	return len(e.Text) <= maxText && len(e.Codes) <= maxCodes && !slices.ContainsFunc(e.Codes, isLong)
 }
 
 func (e *RemoteError) put(w *wire.Writer) {

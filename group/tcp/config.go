@@ -39,34 +39,33 @@ type Config struct {
 	// Job is a name that all ranks of a job share, of at most [MaxJob] bytes.
 	// Ranks of another one are refused.
 	Job string
-	// Secret is what ranks prove to know before anything else they say is
-	// believed. Nil: the environment variable CAIRN_SECRET.
+	// Secret is known to all ranks of the job. A connection must prove that it knows
+	// the secret before anything else. Nil: the environment variable CAIRN_SECRET.
 	Secret []byte
 	// TLS is for both sides of every connection, if it is not nil. It needs a
 	// certificate; with ClientAuth set to RequireAndVerifyClientCert a secret is
 	// not needed.
 	TLS *tls.Config
 	// Listen is the address to listen at: "host:port" with port 0 for any, or
-	// "unix:/folder" for a socket in that folder. Empty: where the rendezvous
-	// says, or the address by which rank 0 is reached.
+	// "unix:/folder" for a socket in that folder. Empty: on rank 0 the address of the
+	// rendezvous, on others the address by which they reach rank 0.
 	Listen string
-	// Timeout is how long a rank may be silent before it counts as gone. That of
-	// rank 0 holds for all. Zero: 20 s.
+	// Timeout is how long a rank may be silent before it counts as gone. All ranks use
+	// the value of rank 0. Zero: 20 s.
 	Timeout time.Duration
-	// Arity is how many connections a rank holds to ranks below it. That of rank
-	// 0 holds for all. Zero: [tree.DefaultArity].
+	// Arity is how many connections a rank holds to ranks below it. All ranks use the
+	// value of rank 0. Zero: [tree.DefaultArity].
 	Arity int
 	// MaxMessage bounds the bytes of one value or message. Zero: 1 GiB.
 	MaxMessage int
 	// MaxSize bounds the number of ranks. Zero: 65,536.
 	MaxSize int
-	// IdleTimeout is after how long a connection is closed that only messages
-	// needed. Zero: one minute.
+	// IdleTimeout is how long a connection for messages may be unused before it is
+	// closed. Zero: one minute.
 	IdleTimeout time.Duration
-	// Wrap makes the connections that are used out of those that there are, if
-	// it is not nil. It is for tests, which lose or delay what goes through them,
-	// and for programs that count bytes; under TLS those are the encrypted ones. A CloseWrite of
-	// the connection must stay.
+	// Wrap, if it is not nil, replaces each connection. Tests use it to lose or delay
+	// bytes, programs to count them; under TLS these are the encrypted bytes. A
+	// CloseWrite method of the connection must stay.
 	Wrap func(net.Conn) net.Conn
 
 	// lookup resolves names; tests set it.
@@ -231,10 +230,10 @@ func (c *Config) listen(ctx context.Context, addr string) (net.Listener, error) 
 
 // places returns where to listen for an address, in the order in which to try.
 //
-// A name is how others reach this host. What it stands for here may be another
-// matter: nothing yet, as where a cluster names what is ready; a service that is
-// in front of this host; or loopback, as where a host has its own name in
-// /etc/hosts. Then all addresses serve, which needs proof.
+// A name is how others reach this host. On this host it may have another meaning:
+// none yet, if a cluster only names hosts that are ready; the address of a service in
+// front of this host; or loopback, if the host has its own name in /etc/hosts. Then
+// this rank listens at all addresses, if connections must prove themselves.
 func (c *Config) places(ctx context.Context, address string) ([]string, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -262,11 +261,11 @@ func isName(host string) bool {
 	return host != "" && host != "localhost" && net.ParseIP(host) == nil
 }
 
-// inUse is how long an address may be in use by the process that listened there before: the
-// rank 0 of a job that starts again.
+// inUse is how long listenSoon waits for an address that is in use, by the rank 0 of
+// an earlier run for example.
 const inUse = 2 * time.Second
 
-// listenSoon listens at an address, for which it may have to wait a moment.
+// listenSoon listens at an address, and tries again for a while if it is in use.
 func listenSoon(ctx context.Context, network, address string) (net.Listener, error) {
 	for end := time.Now().Add(inUse); ; {
 		ln, err := new(net.ListenConfig).Listen(ctx, network, address)
@@ -284,10 +283,10 @@ func listenSoon(ctx context.Context, network, address string) (net.Listener, err
 	}
 }
 
-// removeDead removes a socket that a process left behind which was killed.
+// removeDead removes the socket of a process that was killed.
 func removeDead(ctx context.Context, path string) {
 	if fi, err := os.Lstat(path); err != nil || fi.Mode()&os.ModeSocket == 0 {
-		return // a file that is no socket refuses connections too
+		return // a file that is not a socket refuses connections too
 	}
 	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err == nil {
@@ -295,7 +294,7 @@ func removeDead(ctx context.Context, path string) {
 		return
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		_ = os.Remove(path) // if that does not go the address stays in use
+		_ = os.Remove(path) // if it fails the address stays in use
 	}
 }
 
@@ -304,8 +303,8 @@ func socketIn(folder string, rank int) string {
 	return fmt.Sprintf("%s%s", unixPrefix, filepath.Join(folder, fmt.Sprintf("%d-%s.sock", rank, rand.Text()[:8])))
 }
 
-// place returns where a rank other than 0 listens, which reached rank 0 at addr
-// by conn.
+// place returns the address at which a rank other than 0 listens, which reached rank 0
+// at addr by conn.
 func (c *Config) place(rank int, addr string, conn net.Conn) string {
 	local := conn.LocalAddr()
 	switch {
@@ -331,8 +330,9 @@ func isLoopback(a net.Addr) bool {
 	return ok && t.IP.IsLoopback()
 }
 
-// advertised returns the address of ln for others. Where it listens at all
-// addresses that is the one by which rank 0 is reached, or others are.
+// advertised returns the address of ln for other ranks. If ln listens at all
+// addresses, it is the one from which this rank reached rank 0 by conn, or the one
+// towards other hosts.
 func advertised(ln net.Listener, conn net.Conn) string {
 	a, ok := ln.Addr().(*net.TCPAddr)
 	if !ok || !a.IP.IsUnspecified() {
@@ -350,8 +350,8 @@ func advertised(ln net.Listener, conn net.Conn) string {
 // outward returns this host's address towards others, or that of loopback if
 // there are no others.
 func outward() string {
-	// An address for documentation. Nothing is sent there: the system only
-	// says which way it would go.
+	// An address for documentation. Nothing is sent there: the system only chooses
+	// the local address for it.
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
 		c, err := net.Dial("udp", to)
 		if err != nil {

@@ -20,11 +20,11 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
-// errFrame reports a frame that no rank sends.
+// errFrame reports a frame that no correct rank sends.
 var errFrame = tree.ErrFrame
 
-// readAhead is how much is read beyond what is asked for. What was read so is
-// copied, so it is little beside a large piece, and much beside a small one.
+// readAhead is the size of the read buffer. Bytes in it are copied once more, so it is
+// small compared with a large piece and large compared with a small one.
 const readAhead = 16 << 10
 
 // conn carries frames over a connection.
@@ -32,7 +32,7 @@ type conn struct {
 	net.Conn
 	tree.FrameWriter
 	r *bufio.Reader
-	// silence bounds how long nothing may come. Zero: for ever.
+	// silence bounds the time without a byte from the other end. Zero: for ever.
 	silence time.Duration
 
 	mu      sync.Mutex
@@ -80,7 +80,7 @@ func (f *conn) readHead() (frame, int, error) {
 	return l, n - head, err
 }
 
-// arm begins a time in which something must come.
+// arm begins the time within which a byte must come.
 func (f *conn) arm() error {
 	if f.silence == 0 {
 		return nil
@@ -224,7 +224,7 @@ func readHello(r io.Reader) (hello, []byte, error) {
 	}
 	n := int(binary.LittleEndian.Uint16(b[len(magic):]))
 	if string(b[:len(magic)]) != magic || n > maxHello-len(b) {
-		return hello{}, nil, fmt.Errorf("no cairn group speaks like that: %w", wire.ErrMalformed)
+		return hello{}, nil, fmt.Errorf("not the handshake of a cairn group: %w", wire.ErrMalformed)
 	}
 	b = b[:len(b)+n]
 	if _, err := io.ReadFull(r, b[len(magic)+2:]); err != nil {

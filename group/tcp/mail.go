@@ -23,7 +23,7 @@ const (
 	// where it is. One is taken without waiting.
 	maxEager = 64 << 10
 	// messageCost is what a message takes of the window beside its bytes, so
-	// that messages of none are bounded too.
+	// that empty messages are bounded too.
 	messageCost = 128
 	// maxBacklog and maxBacklogLanes are how much of what another rank has sent
 	// may wait while no call takes it: bytes with the cost of messages, and
@@ -34,8 +34,8 @@ const (
 	maxWires = 64
 )
 
-// mail is a rank's part in the messages of its groups. A rank sends by
-// connections that it has dialled; what comes back by them is room for more.
+// mail sends and receives the messages of one rank, in all its groups. A rank sends
+// by connections that it has dialled, and receives grants of room by them.
 type mail struct {
 	host *host
 	keep int     // maxWires, unless a test says otherwise

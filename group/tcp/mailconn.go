@@ -102,8 +102,8 @@ func (w *mailConn) sayQuit() {
 	w.signal()
 }
 
-// write sends what is queued, and signs of life. A connection that this rank has
-// dialled and not used for long it ends.
+// write sends what is queued, and keep-alives. It ends a connection that this rank has
+// dialled and not used for the idle timeout.
 func (w *mailConn) write(f *conn) {
 	cfg := &w.mail.host.cfg
 	beat := time.NewTicker(cfg.Timeout / 4)
@@ -278,7 +278,7 @@ func (w *mailConn) fail(err error) {
 type frameKind byte
 
 const (
-	frameAlive frameKind = iota + 1 // a sign of life
+	frameAlive frameKind = iota + 1 // a keep-alive
 	framePiece                      // a piece of a message
 	frameDrop                       // the message that has begun is given up
 	frameGrant                      // the receiver has room for more bytes

@@ -338,13 +338,8 @@ func (c *roll) encode() []byte {
 		return w.B
 	}
 	putRanks(&w, c.error.Ranks, maxMissing)
-	cause, passedOn := c.error.Err.(*group.RemoteError)
-	if !passedOn {
-		cause = group.NewRemoteError(c.error.Err)
-	}
-	if b, err := cause.MarshalBinary(); err == nil { // as it is for all that are within bounds
-		w.Bytes(b)
-	}
+	b, _ := group.NewRemoteError(c.error.Err).MarshalBinary() // which never fails
+	w.Bytes(b)
 	return w.B
 }
 

@@ -134,7 +134,7 @@ func (c *call) fail(err *group.Error) {
 	if c.decided || c.failing {
 		return
 	}
-	err = &group.Error{Op: err.Op, Ranks: err.Ranks, Err: remote(err.Err)}
+	err = &group.Error{Op: err.Op, Ranks: err.Ranks, Err: group.NewRemoteError(err.Err)}
 	if c.team.isTop() {
 		c.verdict(err)
 		return
@@ -148,7 +148,7 @@ func (c *call) failHere(op group.Op, err error) {
 	if c.decided {
 		return
 	}
-	c.local = &group.Error{Op: op, Ranks: []int{c.team.me}, Err: remote(err)}
+	c.local = &group.Error{Op: op, Ranks: []int{c.team.me}, Err: group.NewRemoteError(err)}
 	c.fail(c.local)
 }
 

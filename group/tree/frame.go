@@ -17,7 +17,7 @@ import (
 type kind byte
 
 const (
-	kindAlive   kind = iota + 1 // a sign of life
+	kindAlive   kind = iota + 1 // a keep-alive
 	kindEnter                   // up: all of the subtree have made the call
 	kindFail                    // up: the call cannot succeed
 	kindGo                      // down: all have come, values may travel
@@ -228,8 +228,6 @@ func getValues(r *wire.Reader) []labelled {
 	return vs
 }
 
-// putError writes an error whose cause is a [*group.RemoteError], as remote
-// makes it.
 func putError(w *wire.Writer, e *group.Error) {
 	putOp(w, e.Op)
 	putRanks(w, e.Ranks)
@@ -241,10 +239,7 @@ func getError(r *wire.Reader) *group.Error {
 }
 
 func putCause(w *wire.Writer, err error) {
-	b, encodeErr := remote(err).MarshalBinary()
-	if encodeErr != nil { // not one that NewRemoteError made
-		b, _ = group.NewRemoteError(encodeErr).MarshalBinary()
-	}
+	b, _ := group.NewRemoteError(err).MarshalBinary() // which never fails
 	w.Bytes(b)
 }
 
@@ -258,14 +253,6 @@ func getCause(r *wire.Reader) *group.RemoteError {
 		r.Fail("%w", err)
 	}
 	return e
-}
-
-// remote returns err in the form in which all ranks see it.
-func remote(err error) *group.RemoteError {
-	if e, ok := err.(*group.RemoteError); ok {
-		return e
-	}
-	return group.NewRemoteError(err)
 }
 
 // ErrFrame reports a length that no frame has.

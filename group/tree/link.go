@@ -69,7 +69,7 @@ func (l *link) attach(c Conn) bool {
 	return true
 }
 
-// heard notes a sign of life.
+// heard notes that a frame has come.
 func (l *link) heard() {
 	if l.silence != nil {
 		l.silence.Reset(l.node.opts.Timeout)
@@ -106,7 +106,7 @@ func (l *link) next() (b []byte, last bool) {
 	return b, false
 }
 
-// write sends what is queued, and signs of life if that is nothing.
+// write sends what is queued, and keep-alives if nothing is.
 func (l *link) write(c Conn) {
 	var beat <-chan time.Time
 	if t := l.node.opts.Timeout; t > 0 {

@@ -73,7 +73,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// errProtocol reports a frame that no node of this module would send.
+// errProtocol reports a frame that no correct node sends.
 var errProtocol = errors.New("frame out of place")
 
 // Node is one rank of a tree: it holds the links to the neighbours and passes on
@@ -227,8 +227,8 @@ func (n *Node) Close() error {
 // closeTimeout bounds how long Close waits for neighbours that do not read.
 const closeTimeout = 5 * time.Second
 
-// Gone takes a rank for gone in every group, because of what the caller knows
-// beside the links. The error may be nil.
+// Gone treats a rank as gone in every group, for a reason that the links do not show.
+// The error may be nil.
 func (n *Node) Gone(rank int, err error) {
 	cause := errBroken
 	if err != nil {
@@ -237,7 +237,7 @@ func (n *Node) Gone(rank int, err error) {
 	n.lose(rank, cause)
 }
 
-// lose takes a rank for gone in every group.
+// lose treats a rank as gone in every group.
 func (n *Node) lose(rank int, cause error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -246,7 +246,7 @@ func (n *Node) lose(rank int, cause error) {
 	}
 	for _, t := range n.teams {
 		if r := t.ranks.index(rank); r >= 0 {
-			t.gone(r, remote(cause))
+			t.gone(r, group.NewRemoteError(cause))
 		}
 	}
 }
@@ -259,7 +259,7 @@ type Options struct {
 	// Arity is how many ranks stand below one. Zero: [DefaultArity].
 	Arity int
 	// Timeout is how long a neighbour may be silent before it counts as gone;
-	// nodes send signs of life four times as often. Zero: for ever.
+	// nodes send keep-alives four times as often. Zero: for ever.
 	Timeout time.Duration
 	// MaxValue bounds the bytes of one value. Zero: 1 GiB.
 	MaxValue int

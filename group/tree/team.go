@@ -71,7 +71,7 @@ func (t *team) inherit() {
 			continue
 		}
 		if r := t.ranks.index(a.ranks.outer(a.lost.Ranks[0])); r >= 0 {
-			t.gone(r, remote(a.lost.Err))
+			t.gone(r, group.NewRemoteError(a.lost.Err))
 		}
 	}
 	for _, nb := range t.neighbours() {
@@ -79,7 +79,7 @@ func (t *team) inherit() {
 		err := nb.err
 		nb.mu.Unlock()
 		if err != nil {
-			t.gone(nb.rank, remote(err))
+			t.gone(nb.rank, group.NewRemoteError(err))
 		}
 	}
 }
@@ -164,9 +164,9 @@ func (t *team) receive(l *link, f frame) error {
 			return fmt.Errorf("rank %d of %d is gone: %w", f.rank, t.ranks.size(), errProtocol)
 		}
 		if down {
-			t.end(f.rank, remote(f.err.Err))
+			t.end(f.rank, group.NewRemoteError(f.err.Err))
 		} else {
-			t.gone(f.rank, remote(f.err.Err))
+			t.gone(f.rank, group.NewRemoteError(f.err.Err))
 		}
 		return nil
 	case kindAlarm:
@@ -284,7 +284,7 @@ func (c *call) abandon() {
 	}
 	c.makeSub()
 	if c.sub != nil {
-		c.sub.leave(remote(c.err.Err))
+		c.sub.leave(group.NewRemoteError(c.err.Err))
 	}
 }
 

@@ -52,8 +52,7 @@ func (r *Reader) Done() error {
 }
 
 // Fail makes the formatted problem the reader's error, unless it has one. It is
-// for callers that find a value well-formed and senseless. A %w in format is
-// wrapped too.
+// for values that are well-formed but invalid. A %w in format is wrapped too.
 func (r *Reader) Fail(format string, args ...any) {
 	if r.err == nil {
 		problem := fmt.Errorf(format, args...)
@@ -123,7 +122,7 @@ func (r *Reader) atMost(v uint64, limit int) int {
 		return 0
 	}
 	if v > uint64(max(0, limit)) {
-		r.Fail("a count of %d where at most %d are possible", v, limit)
+		r.Fail("a count of %d, but at most %d are possible", v, limit)
 		return 0
 	}
 	return int(v)
@@ -163,8 +162,7 @@ func (r *Reader) Bool() bool {
 	return v == 1
 }
 
-// Raw reads n bytes, which alias the input. It returns nil where they are not
-// there.
+// Raw reads n bytes, which alias the input. It returns nil if fewer are left.
 func (r *Reader) Raw(n int) []byte {
 	if r.err != nil {
 		return nil

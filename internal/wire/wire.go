@@ -9,7 +9,7 @@ import (
 	"errors"
 )
 
-// ErrMalformed reports bytes that are no encoding of what was asked for.
+// ErrMalformed reports bytes that are not an encoding of the requested values.
 var ErrMalformed = errors.New("malformed encoding")
 
 // Writer appends values to B. The zero Writer is ready, and a caller may set B

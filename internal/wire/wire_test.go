@@ -86,8 +86,8 @@ func TestMalformedInputIsRefused(t *testing.T) {
 		"boolean of 2":               {[]byte{2}, func(r *Reader) { r.Bool() }, "a boolean of 2"},
 		"bytes beyond the end":       {[]byte{3, 1, 2}, func(r *Reader) { r.Bytes() }, "at most 2"},
 		"string beyond the end":      {[]byte{200, 1, 'x'}, func(r *Reader) { _ = r.String() }, "a count of 200"},
-		"more items than bytes":      {[]byte{3, 0, 0, 0, 0, 0}, func(r *Reader) { r.Count(2) }, "a count of 3 where at most 2"},
-		"more items than the limit":  {[]byte{9}, func(r *Reader) { r.CountMax(8) }, "a count of 9 where at most 8"},
+		"more items than bytes":      {[]byte{3, 0, 0, 0, 0, 0}, func(r *Reader) { r.Count(2) }, "a count of 3, but at most 2"},
+		"more items than the limit":  {[]byte{9}, func(r *Reader) { r.CountMax(8) }, "a count of 9, but at most 8"},
 		"raw of a negative length":   {[]byte{1}, func(r *Reader) { r.Raw(-1) }, "-1 bytes wanted"},
 		"bytes left over":            {[]byte{1, 2}, func(r *Reader) { r.Byte() }, "1 bytes after the end"},
 	} {
