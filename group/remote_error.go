@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"unicode/utf8"
 
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
@@ -33,7 +34,7 @@ type RemoteError struct {
 // err itself. Its text is err's, valid UTF-8 and cut to 16 KiB; err stays in the chain.
 // It can always be marshalled.
 func NewRemoteError(err error) *RemoteError {
-	if e, ok := err.(*RemoteError); ok && e.isBounded() {
+	if e, ok := err.(*RemoteError); ok && e.isBounded() && utf8.ValidString(e.Text) {
 		return e
 	}
 	// fmt survives an Error method that panics, as that of a nil pointer.
