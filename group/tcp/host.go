@@ -608,8 +608,8 @@ func (h *host) missed(ctx context.Context, e *group.Error) *group.Error {
 func (h *host) share(ctx context.Context) error {
 	var w wire.Writer
 	if h.rank == 0 {
-		for _, a := range h.table {
-			w.String(a)
+		for rank := range h.size {
+			w.String(h.address(rank))
 		}
 	}
 	b, err := h.node.World().Broadcast(ctx, 0, w.B)
