@@ -19,7 +19,7 @@ var equalNotice = cmp.Options{
 		if a == nil || b == nil {
 			return a == b
 		}
-		return a.Error() == b.Error()
+		return strings.ToValidUTF8(a.Error(), "\uFFFD") == strings.ToValidUTF8(b.Error(), "\uFFFD") // as sent
 	}),
 }
 
