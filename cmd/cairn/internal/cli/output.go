@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -191,20 +192,22 @@ func (r *rows) lines(w io.Writer, indent string, first int) {
 		widths[col] = r.column(col)
 	}
 	widths[0] = first
+	var line []byte
 	for _, row := range r.cells {
 		if utf8.RuneCountInString(row[0]) > first {
 			fmt.Fprintf(w, "%s%s\n", indent, row[0])
 			row = append([]string{""}, row[1:]...)
 		}
-		line := ""
+		line = append(line[:0], indent...)
 		for col, cell := range row {
-			width := widths[col]
-			if !r.right[col] {
-				width = -width // pads on the right
+			pad := strings.Repeat(" ", widths[col]-utf8.RuneCountInString(cell)+gap)
+			if r.right[col] {
+				line = append(append(append(line, pad[gap:]...), cell...), pad[:gap]...)
+			} else {
+				line = append(append(line, cell...), pad...)
 			}
-			line += fmt.Sprintf("%*s%*s", width, cell, gap, "")
 		}
-		fmt.Fprintln(w, indent+strings.TrimRight(line, " "))
+		w.Write(append(bytes.TrimRight(line, " "), '\n'))
 	}
 }
 
