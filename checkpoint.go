@@ -41,7 +41,7 @@ func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
 	return NewCheckpoint(store, c), nil
 }
 
-// OpenPath is Open for a path: that of a folder or of a single file.
+// OpenPath is Open for the path of a folder or of a single file.
 func OpenPath(ctx context.Context, path string) (*Checkpoint, error) {
 	store, err := OpenStore(path)
 	if err != nil {
@@ -65,7 +65,7 @@ func NewCheckpoint(store blob.Store, c storage.Checkpoint) *Checkpoint {
 	return &Checkpoint{store: store, c: c}
 }
 
-// Close ends the use of the checkpoint.
+// Close releases the resources of the checkpoint.
 func (c *Checkpoint) Close() error { return c.c.Close() }
 
 // Info describes the checkpoint as a whole.
@@ -152,7 +152,7 @@ func (c *Checkpoint) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Bo
 		return wrap("read", c.store, plan.Named(e.FQN, err))
 	}
 	if dst == nil || !slices.Equal(dst.Shape(), box.Sizes) {
-		return wrap("read", c.store, fmt.Errorf("%q: a box of %v into %v: %w", e.FQN, box.Sizes, dst, tensor.ErrShape))
+		return wrap("read", c.store, fmt.Errorf("%q: reading a box of %v into %v: %w", e.FQN, box.Sizes, dst, tensor.ErrShape))
 	}
 	return c.read(ctx, only(e), &plan.DefaultLoad{}, plan.State{e.FQN: &oneBox{e.Tensor.Shape, box, dst}})
 }
@@ -163,7 +163,7 @@ func (c *Checkpoint) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Bo
 // side by side with one read.
 func (c *Checkpoint) ReadEntries(ctx context.Context, entries []*meta.Entry, dst []*tensor.Tensor) error {
 	if len(dst) != len(entries) {
-		return wrap("read", c.store, fmt.Errorf("%d entries into %d tensors: %w", len(entries), len(dst), tensor.ErrShape))
+		return wrap("read", c.store, fmt.Errorf("reading %d entries into %d tensors: %w", len(entries), len(dst), tensor.ErrShape))
 	}
 	md, state := &meta.Metadata{Entries: make([]meta.Entry, len(entries))}, make(plan.State, len(entries))
 	for i, e := range entries {
@@ -171,12 +171,12 @@ func (c *Checkpoint) ReadEntries(ctx context.Context, entries []*meta.Entry, dst
 		case e.Tensor == nil:
 			return wrap("read", c.store, fmt.Errorf("%q is a value, not a tensor: %w", e.FQN, ErrMismatch))
 		case dst[i] == nil || !slices.Equal(dst[i].Shape(), e.Tensor.Shape):
-			return wrap("read", c.store, fmt.Errorf("%q: a tensor of %v into %v: %w", e.FQN, e.Tensor.Shape, dst[i], tensor.ErrShape))
+			return wrap("read", c.store, fmt.Errorf("%q: reading a tensor of %v into %v: %w", e.FQN, e.Tensor.Shape, dst[i], tensor.ErrShape))
 		}
 		md.Entries[i], state[e.FQN] = *e, dst[i]
 	}
 	if len(state) != len(entries) {
-		return wrap("read", c.store, fmt.Errorf("%d entries of %d names: %w", len(entries), len(state), ErrMismatch))
+		return wrap("read", c.store, fmt.Errorf("%d entries have only %d different names: %w", len(entries), len(state), ErrMismatch))
 	}
 	slices.SortFunc(md.Entries, func(x, y meta.Entry) int { return strings.Compare(x.FQN, y.FQN) })
 	return c.read(ctx, md, &plan.DefaultLoad{}, state)
@@ -210,10 +210,10 @@ func (c *Checkpoint) ReadBytes(ctx context.Context, e *meta.Entry) (codec string
 	return p.codec, p.data, err
 }
 
-// only returns the description of one entry.
+// only returns metadata that has the entry e alone.
 func only(e *meta.Entry) *meta.Metadata { return &meta.Metadata{Entries: []meta.Entry{*e}} }
 
-// read loads all that md describes by way of a planner.
+// read loads everything that md describes into s, with the planner p.
 func (c *Checkpoint) read(ctx context.Context, md *meta.Metadata, p plan.LoadPlanner, s plan.State) error {
 	return wrap("read", c.store, protocol.Read(ctx, storage.ReaderOf(c.c, storage.ReadOptions{}), md, p, s))
 }
@@ -251,7 +251,7 @@ func (o *oneBox) DType() tensor.DType              { return o.dst.DType() }
 func (o *oneBox) Boxes() []tensor.Box              { return []tensor.Box{o.box} }
 func (o *oneBox) Part(int) (*tensor.Tensor, error) { return o.dst, nil }
 
-// rawValue takes the bytes of a value as they are.
+// rawValue is a planner that keeps the encoded bytes of a value.
 type rawValue struct {
 	plan.DefaultLoad
 	codec string

@@ -12,12 +12,12 @@ import (
 // The errors that callers act on, to be tested with errors.Is. errors.Is gives the
 // same answer on every rank, whichever rank failed.
 var (
-	// ErrNotFound reports a place that holds no checkpoint at all.
+	// ErrNotFound reports a store that holds no part of a checkpoint.
 	ErrNotFound = storage.ErrNotFound
-	// ErrIncomplete reports a place that holds the beginnings of a checkpoint
-	// but no commit record: the save did not finish.
+	// ErrIncomplete reports a store that holds data files of a checkpoint but no
+	// record: the save did not finish.
 	ErrIncomplete = storage.ErrIncomplete
-	// ErrCorrupt reports bytes that are not what was written.
+	// ErrCorrupt reports bytes that differ from those that were written.
 	ErrCorrupt = storage.ErrCorrupt
 	// ErrVersion reports a format version that this program cannot read.
 	ErrVersion = storage.ErrVersion
@@ -40,7 +40,7 @@ var (
 	ErrUnexpected = plan.ErrUnexpected
 	// ErrState reports a state that cannot be saved.
 	ErrState = plan.ErrState
-	// ErrProtocol reports a Planner, Writer or Reader of the caller's that breaks
+	// ErrProtocol reports that the Planner, Writer or Reader of the options breaks
 	// the protocol.
 	ErrProtocol = plan.ErrProtocol
 )
@@ -48,19 +48,20 @@ var (
 // errNoStore reports a nil store.
 var errNoStore = fmt.Errorf("%w: no store was given", fs.ErrInvalid)
 
-// option is an option that would have no effect if the caller had set it.
+// option is an option and a reason to refuse it. The reason applies if refused is
+// set.
 type option struct {
-	name string
-	set  bool
-	why  string
+	name    string
+	refused bool
+	why     string
 }
 
-// refuse returns an error that wraps ErrOptions and names every option that is
-// set, or nil.
+// refuse returns an error that wraps ErrOptions and names every refused option, or
+// nil.
 func refuse(all ...option) error {
 	var errs []error
 	for _, o := range all {
-		errs = append(errs, storage.RefuseIf(o.set, "%s %s", o.name, o.why))
+		errs = append(errs, storage.RefuseIf(o.refused, "%s %s", o.name, o.why))
 	}
 	return errors.Join(errs...)
 }
@@ -75,13 +76,13 @@ type Error struct {
 	Err   error
 }
 
-// Error returns operation, place and cause.
+// Error returns the operation, the store and the cause.
 func (e *Error) Error() string { return fmt.Sprintf("%s %s: %v", e.Op, e.Where, e.Err) }
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// wrap names operation and place; a nil error stays nil.
+// wrap adds the operation and the store to err. It returns nil if err is nil.
 func wrap(op string, where fmt.Stringer, err error) error {
 	if err == nil {
 		return nil

@@ -35,9 +35,9 @@ type LoadOptions struct {
 	// Rename returns the checkpoint's name for a name of the state. Nil: the names
 	// are the same.
 	Rename func(fqn string) string
-	// Planner replaces the default planner. It cannot be combined with the options
-	// above from AllowMissing on, which configure the default planner. If your
-	// planner embeds plan.DefaultLoad, set them there.
+	// Planner replaces the default planner. It cannot be combined with AllowMissing,
+	// AllowMissingFunc, RejectUnexpected, Cast or Rename, which configure the
+	// default planner. If your planner embeds plan.DefaultLoad, set them there.
 	Planner plan.LoadPlanner
 
 	// Format is the format of the checkpoint with its own options, such as
@@ -55,7 +55,8 @@ type LoadOptions struct {
 	Reader storage.Reader
 
 	// Share lets one of the ranks that need the same bytes read them from the store
-	// and send them to the others. The reads are balanced by bytes. Share makes a
+	// and send them to the other ranks. Each rank reads about the same number of
+	// bytes. Share makes a
 	// load faster if ranks need the same bytes, as data-parallel replicas of a
 	// model do, and the network is faster than the store. The loaded state is the
 	// same as without Share. Share takes up to BufferBytes more memory.
@@ -80,9 +81,9 @@ type LoadReport = protocol.LoadReport
 // returns. A value.Ref inside a value names a tensor of the checkpoint that was at
 // that place when it was saved: Load fills the tensor if the state has that name.
 //
-// Every byte for which the format has a checksum is verified before Load returns nil. If Load
-// fails, every rank returns the same error, and the contents of the state are
-// undefined.
+// Every byte for which the format has a checksum is verified before Load returns
+// nil. If Load fails, every rank returns the same error, and the contents of the
+// state are undefined.
 func Load(ctx context.Context, store blob.Store, state State, opts *LoadOptions) (*LoadReport, error) {
 	return load(ctx, store, opts, func(context.Context, *protocol.RankLoad) (State, error) { return state, nil })
 }
@@ -114,7 +115,7 @@ func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(c
 	if err != nil {
 		return nil, wrap("load", store, err)
 	}
-	err = group.Each(ctx, job.Group, "state", func(context.Context) error { return hand(state, job.State, stateful) })
+	err = group.Each(ctx, job.Group, "state", func(context.Context) error { return giveBack(state, job.State, stateful) })
 	if err != nil {
 		return nil, wrap("load", store, err)
 	}
@@ -172,15 +173,15 @@ func (o *LoadOptions) check() error {
 	)...)
 }
 
-// adapting lists the options that adapt a checkpoint to the caller's state, each as
-// refused for that reason if refused is set.
-func (o *LoadOptions) adapting(refused bool, why string) []option {
+// adapting lists the options that adapt a checkpoint to the caller's state. If
+// refuse is true, those that the caller has set are refused, with the reason why.
+func (o *LoadOptions) adapting(refuse bool, why string) []option {
 	return []option{
-		{"LoadOptions.AllowMissing", refused && o.AllowMissing, why},
-		{"LoadOptions.AllowMissingFunc", refused && o.AllowMissingFunc != nil, why},
-		{"LoadOptions.RejectUnexpected", refused && o.RejectUnexpected, why},
-		{"LoadOptions.Cast", refused && o.Cast != 0, why},
-		{"LoadOptions.Rename", refused && o.Rename != nil, why},
+		{"LoadOptions.AllowMissing", refuse && o.AllowMissing, why},
+		{"LoadOptions.AllowMissingFunc", refuse && o.AllowMissingFunc != nil, why},
+		{"LoadOptions.RejectUnexpected", refuse && o.RejectUnexpected, why},
+		{"LoadOptions.Cast", refuse && o.Cast != 0, why},
+		{"LoadOptions.Rename", refuse && o.Rename != nil, why},
 	}
 }
 
@@ -188,9 +189,9 @@ func (o *LoadOptions) adapting(refused bool, why string) []option {
 // with every tensor whole, and fills it. Maps are map[string]any, even if their
 // keys were integers when they were saved. Values have the types that value.Decode
 // returns: int64, float64, string, []any and so on; the tensors that a value refers
-// to are inside of it. With prefixes, only the names that begin with one of them,
-// at a dot, are loaded. If no name begins with a prefix, the error wraps
-// ErrMissing.
+// to are inside it. If there are prefixes, LoadNew loads only the names that are
+// equal to a prefix or continue it after a dot. If a prefix selects no name, the
+// error wraps ErrMissing.
 //
 // The error wraps ErrOptions if an option is set that adapts a checkpoint to the
 // caller's state: AllowMissing, AllowMissingFunc, RejectUnexpected, Cast or Rename.
@@ -200,12 +201,13 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 	var md *meta.Metadata
 	r, err := load(ctx, store, opts, func(ctx context.Context, job *protocol.RankLoad) (State, error) {
 		if opts != nil {
-			const why = "needs a state of the caller's: LoadNew makes the state from the checkpoint"
+			const why = "needs a state from the caller: LoadNew makes the state from the checkpoint"
 			if err := refuse(opts.adapting(true, why)...); err != nil {
 				return nil, err
 			}
 		}
-		// The state is filled from the save that it is made for.
+		// Load from the save that the state is made for, even if another save
+		// replaces the checkpoint meanwhile.
 		var err error
 		if md, err = job.Reader.ReadMetadata(ctx); err != nil {
 			return nil, err
@@ -223,7 +225,7 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 		return nil, nil, err
 	}
 	if len(r.Missing) > 0 {
-		return nil, nil, wrap("load", store, fmt.Errorf("%w: the planner has left out %q", ErrMissing, r.Missing))
+		return nil, nil, wrap("load", store, fmt.Errorf("%w: the planner left out %q", ErrMissing, r.Missing))
 	}
 	plan.ResolveRefs(state, md)
 	return state, r, nil

@@ -28,9 +28,9 @@ type SaveOptions struct {
 	// RankLocal saves this rank of a job that has no group. Nil: the ranks of
 	// Group save together.
 	RankLocal *RankLocal
-	// Step is the training step, kept in the checkpoint. Nil: it is unknown.
+	// Step is the training step, stored in the checkpoint. Nil: it is unknown.
 	Step *int64
-	// Tags are kept in the checkpoint, for people.
+	// Tags are stored in the checkpoint. cairn does not interpret them.
 	Tags map[string]string
 
 	// Planner decides which rank writes what. Nil: a new plan.DefaultSave.
@@ -128,8 +128,8 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 	return r, nil
 }
 
-// lacksParts reports whether a save failed because a tensor is not wholly held by
-// the ranks that took part.
+// lacksParts reports whether a save failed because its ranks do not hold all
+// elements of a tensor.
 func lacksParts(err error) bool {
 	problems, _ := errors.AsType[plan.Problems](err)
 	return slices.ContainsFunc(problems, func(p plan.Problem) bool { return p.Kind == plan.ProblemVolume })
@@ -204,7 +204,7 @@ func (l *RankLocal) check(o *SaveOptions) error {
 	const why = "has no effect if SaveOptions.RankLocal is set"
 	return refuse(
 		option{"SaveOptions.RankLocal", l.Rank < 0 || l.Rank >= l.Size, fmt.Sprintf("is rank %d of %d", l.Rank, l.Size)},
-		option{"SaveOptions.RankLocal", l.SaveID == "", "has no SaveID, which all ranks have in common"},
+		option{"SaveOptions.RankLocal", l.SaveID == "", "has no SaveID, which must be the same on all ranks"},
 		option{"SaveOptions.Group", o.Group != nil, why},
 		option{"SaveOptions.Writer", o.Writer != nil, why},
 		option{"SaveOptions.SweepAfter", o.SweepAfter != 0, why},

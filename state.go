@@ -17,9 +17,9 @@ import (
 // its name. Lists are flattened too if they hold a tensor or a map at any depth.
 // Any other list is one value, under one name.
 //
-// A name stands for one thing in the whole job. A tensor that several ranks hold
-// under one name is the same tensor on all of them; a plain value must be equal on
-// all of them. State that belongs to one rank, such as that of its random number
+// A name means the same thing on all ranks. A tensor that several ranks hold under
+// one name is the same tensor on all of them; a plain value must be equal on all of
+// them. State that belongs to one rank, such as that of its random number
 // generator, needs a name that contains the rank.
 type State = plan.State
 
@@ -28,7 +28,7 @@ type State = plan.State
 // are called in the order of the names, on every rank, so they may call
 // collectives.
 type Stateful interface {
-	// State returns the object's state. A load fills what it returns.
+	// State returns the object's state. A load fills this state.
 	State() (State, error)
 	// LoadState takes the state that a load has filled.
 	LoadState(s State) error
@@ -53,9 +53,9 @@ func expand(s State) (out State, stateful map[string]Stateful, err error) {
 	return out, stateful, nil
 }
 
-// hand gives the filled states back to the Stateful values, and the other
+// giveBack passes the filled states to the Stateful values, and copies the other
 // values to s.
-func hand(s, filled State, stateful map[string]Stateful) error {
+func giveBack(s, filled State, stateful map[string]Stateful) error {
 	for _, k := range slices.Sorted(maps.Keys(filled)) {
 		o, ok := stateful[k]
 		if !ok {

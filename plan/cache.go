@@ -20,7 +20,7 @@ var ErrStale = errors.New("unknown unchanged plan")
 // The zero Fingerprint identifies nothing.
 type Fingerprint [sha256.Size]byte
 
-// String returns the first digits.
+// String returns the first twelve hexadecimal digits.
 func (f Fingerprint) String() string { return hex.EncodeToString(f[:6]) }
 
 // Cache remembers the plans of the previous save. Ranks whose plans have not
@@ -38,24 +38,24 @@ func (f Fingerprint) String() string { return hex.EncodeToString(f[:6]) }
 // grows, the same rank still writes it.
 type Cache struct {
 	print Fingerprint // of this rank's last local plan
-	sizes sizes       // of its values
-	final *SavePlan   // the final plan that was made of it
-	begun bool        // Local was called and Finish not yet
+	sizes sizes       // of the values in that plan
+	final *SavePlan   // the final plan that was made from it
+	begun bool        // Local was called, and Finish was not called yet
 
 	// On the coordinator: the local plans of all ranks, the sizes that the ranks sent
 	// since, and the final plans.
 	locals  []*SavePlan
 	resized []sizes
 	finals  []*SavePlan
-	writers map[string]int // of values
+	writers map[string]int // by name: the rank that writes a value
 	md      *meta.Metadata
 }
 
 // Local returns what the rank sends for its local plan p: p itself with its
 // fingerprint, or only the fingerprint and new sizes if p is the plan of the
-// previous save. options identifies what the final plan depends on beside the
-// contents of the local ones: the planner's type and options, the rank, the number
-// of ranks.
+// previous save. options identifies what the final plan depends on in addition to
+// the contents of the local plans: the planner's type and options, the rank, the
+// number of ranks.
 func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 	if c.begun {
 		c.final = nil // the coordinator may have made another final plan
@@ -68,7 +68,7 @@ func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 	old := c.sizes
 	c.sizes = sizes(nil).with(p)
 	if c.final != nil && print == c.print {
-		return &SavePlan{Unchanged: true, Fingerprint: print, Values: p.Values, Items: old.others(p)}, nil
+		return &SavePlan{Unchanged: true, Fingerprint: print, Values: p.Values, Items: old.changed(p)}, nil
 	}
 	q := *p
 	q.Fingerprint = print
@@ -76,7 +76,7 @@ func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 	return &q, nil
 }
 
-// Global returns the final plans of all ranks for what they sent. It calls plan
+// Global returns the final plans of all ranks for the plans that they sent. It calls plan
 // with the full local plans only if one of them changed. The result for a rank that
 // already has its final plan is an unchanged plan.
 func (c *Cache) Global(sent []*SavePlan, plan func([]*SavePlan) ([]*SavePlan, *meta.Metadata, error)) ([]*SavePlan, *meta.Metadata, error) {
@@ -131,7 +131,7 @@ func (c *Cache) merge(sent []*SavePlan) []*SavePlan {
 	return full
 }
 
-// answers replaces the final plans that their ranks still have by unchanged ones.
+// answers replaces each final plan that its rank already has by an unchanged plan.
 // Only a rank that sent an unchanged plan has its final plan.
 func answers(sent, finals, old []*SavePlan) []*SavePlan {
 	out := make([]*SavePlan, len(finals))
@@ -161,7 +161,7 @@ func (c *Cache) Finish(answer *SavePlan) (*SavePlan, error) {
 // Forget empties the cache.
 func (c *Cache) Forget() { *c = Cache{} }
 
-// equal reports whether p and q write the same, whatever the sizes of values.
+// equal reports whether p and q write the same items, apart from the sizes of values.
 func (p *SavePlan) equal(q *SavePlan) bool {
 	if len(p.Items) != len(q.Items) || string(p.PlannerData) != string(q.PlannerData) || string(p.StorageData) != string(q.StorageData) {
 		return false
@@ -212,8 +212,8 @@ func (s sizes) with(p *SavePlan) sizes {
 	return s
 }
 
-// others returns the values in p whose size is not that in s.
-func (s sizes) others(p *SavePlan) []WriteItem {
+// changed returns the values in p whose size differs from the size in s.
+func (s sizes) changed(p *SavePlan) []WriteItem {
 	var out []WriteItem
 	for _, it := range p.Items {
 		if it.Kind == KindBytes && it.Size != s[it.FQN()] {
@@ -259,7 +259,7 @@ func writersOf(finals []*SavePlan) map[string]int {
 }
 
 // resize returns md with the sizes that the writers of values sent, or md itself if
-// they sent none.
+// they sent no sizes.
 func resize(md *meta.Metadata, sent []*SavePlan, writers map[string]int) *meta.Metadata {
 	out := md
 	for r, p := range sent {

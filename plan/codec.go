@@ -11,13 +11,13 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// codecVersion stands at the head of every encoded plan, so that ranks that run
+// codecVersion is the first byte of every encoded plan. It makes ranks that run
 // different builds fail with a clear error.
 const codecVersion = 2
 
-// SavePlanCodec carries save plans between ranks. It is safe for concurrent use.
-// The zero value is ready; one that [NewSavePlanCodec] made saves time and memory
-// if many plans have equal descriptions.
+// SavePlanCodec encodes and decodes the save plans that ranks send to each other. It
+// is safe for concurrent use. The zero value is ready for use. A codec from
+// [NewSavePlanCodec] saves time and memory if many plans have equal descriptions.
 type SavePlanCodec struct{ known *descriptions }
 
 // descriptions are the descriptions that a codec has decoded.
@@ -84,7 +84,7 @@ func encodeItem(w *wire.Writer, it *WriteItem) {
 	}
 }
 
-// encodeInfo writes in as one record with its length, so that equal ones can be
+// encodeInfo writes in as bytes with their length, so that equal descriptions can be
 // recognised by their bytes.
 func (c SavePlanCodec) encodeInfo(w *wire.Writer, in *Info) {
 	if c.known != nil {
@@ -161,11 +161,11 @@ func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 
 func checkVersion(r *wire.Reader) {
 	if v := r.Byte(); v != codecVersion {
-		r.Fail("a plan of version %d; all ranks must run the same build", v)
+		r.Fail("the plan has version %d; all ranks must run the same build", v)
 	}
 }
 
-// minItemBytes is the least that an encoded item takes.
+// minItemBytes is the smallest size of an encoded WriteItem.
 const minItemBytes = 5
 
 // itemDecoder decodes the items of one plan.
@@ -195,7 +195,8 @@ func (d *itemDecoder) item() WriteItem {
 	return it
 }
 
-// info returns the description that record encodes, shared with equal ones.
+// info returns the description that record encodes. Equal records have the same
+// *Info.
 func (d *itemDecoder) info(record []byte) *Info {
 	if in, ok := d.known.infos[string(record)]; ok {
 		return in
@@ -254,12 +255,12 @@ func decodeStep(r *wire.Reader) meta.Step {
 func decodeHint(r *wire.Reader) int32 {
 	v := r.Varint()
 	if int64(int32(v)) != v {
-		r.Fail("a hint of %d", v)
+		r.Fail("hint %d does not fit in 32 bits", v)
 	}
 	return int32(v)
 }
 
-// ints reads lists of numbers into memory that many of them share.
+// ints reads lists of numbers. Many lists share one allocation.
 type ints struct {
 	r    *wire.Reader
 	slab []int64
@@ -268,13 +269,13 @@ type ints struct {
 // list reads what encodeInts wrote.
 func (d *ints) list() []int64 { return d.take(d.r.CountMax(tensor.MaxDims)) }
 
-// take reads n numbers. The list is nil only after an error: a nil offset has another
-// meaning than an empty one.
+// take reads n numbers. The list is nil only after an error: a nil offset and an
+// empty offset have different meanings.
 func (d *ints) take(n int) []int64 {
 	if n == 0 {
 		return []int64{}
 	}
-	if n > d.r.Len() { // each takes a byte at least
+	if n > d.r.Len() { // each number takes at least one byte
 		d.r.Fail("%d numbers in %d bytes", n, d.r.Len())
 		return nil
 	}
@@ -289,7 +290,7 @@ func (d *ints) take(n int) []int64 {
 	return out
 }
 
-// LoadPlanCodec carries load plans between ranks.
+// LoadPlanCodec encodes and decodes the load plans that ranks send to each other.
 type LoadPlanCodec struct{}
 
 // Encode encodes p.
@@ -338,7 +339,7 @@ func (LoadPlanCodec) Decode(b []byte) (*LoadPlan, error) {
 	return p, nil
 }
 
-// minReadBytes is the least that an encoded item takes.
+// minReadBytes is the smallest size of an encoded ReadItem.
 const minReadBytes = 10
 
 func (d *ints) item() ReadItem {
@@ -350,9 +351,9 @@ func (d *ints) item() ReadItem {
 	switch {
 	case r.Err() != nil:
 	case it.Kind != KindTensor && it.Kind != KindBytes:
-		r.Fail("%q: kind %d", it.Dest.FQN, it.Kind)
+		r.Fail("%q: unknown kind %d", it.Dest.FQN, it.Kind)
 	case len(it.DestOffsets) != len(it.Lengths) || len(it.SourceOffsets) != len(it.Lengths):
-		r.Fail("%q: offsets and lengths of different dimensions", it.Dest.FQN)
+		r.Fail("%q: offsets and lengths have different numbers of dimensions", it.Dest.FQN)
 	case slices.ContainsFunc(it.DestOffsets, negative) || slices.ContainsFunc(it.SourceOffsets, negative):
 		r.Fail("%q: a negative offset", it.Dest.FQN)
 	default:
@@ -374,11 +375,12 @@ func (d *ints) index() meta.Index {
 	return i
 }
 
-// SharedReadsCodec carries shares between ranks.
+// SharedReadsCodec encodes and decodes the SharedReads that rank 0 sends to the
+// other ranks.
 type SharedReadsCodec struct{}
 
-// Encode encodes s. A piece that goes to the same ranks as the piece before it does
-// not repeat them.
+// Encode encodes s. If a piece goes to the same ranks as the piece before it, the
+// ranks are not repeated.
 func (SharedReadsCodec) Encode(s *SharedReads) ([]byte, error) {
 	w := wire.Writer{B: make([]byte, 0, 16+8*len(s.Pieces))}
 	w.Byte(codecVersion)
@@ -403,11 +405,11 @@ func (SharedReadsCodec) Encode(s *SharedReads) ([]byte, error) {
 	return w.B, nil
 }
 
-// minPieceBytes is the least that an encoded piece takes.
+// minPieceBytes is the smallest size of an encoded Piece.
 const minPieceBytes = 6
 
 // Decode is the inverse of Encode. The error wraps wire.ErrMalformed. Decode does
-// not check the share against a plan; [SharedReads.Check] does.
+// not compare the pieces with a plan; [SharedReads.Check] does.
 func (SharedReadsCodec) Decode(b []byte) (*SharedReads, error) {
 	r := wire.NewReader(b)
 	checkVersion(r)
@@ -428,7 +430,7 @@ func (SharedReadsCodec) Decode(b []byte) (*SharedReads, error) {
 		s.Pieces = append(s.Pieces, last)
 	}
 	if err := r.Done(); err != nil {
-		return nil, fmt.Errorf("share: %w", err)
+		return nil, fmt.Errorf("shared reads: %w", err)
 	}
 	return s, nil
 }

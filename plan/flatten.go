@@ -29,12 +29,13 @@ type leaf struct {
 }
 
 // flatten opens the maps and lists of a state and returns its leaves in the
-// order of their names. A map with string or integer keys is opened, so an
-// empty one vanishes; a list is opened only if a tensor or a map is somewhere
-// inside, and is a leaf otherwise.
+// order of their names. A map with string or integer keys is opened, so an empty
+// map has no leaves. A list is opened if it contains a tensor or a map at any depth;
+// otherwise it is a leaf.
 //
-// whole, if not nil, names maps that are leaves as long as no tensor is inside. If
-// shallow is set, the top-level values are the leaves, and they have no paths.
+// whole, if not nil, returns true for the maps that are leaves if they contain no
+// tensor. If shallow is set, the top-level values are the leaves, and they have no
+// paths.
 func flatten(s State, shallow bool, whole func(fqn string) bool) ([]leaf, error) {
 	f := flattener{whole: whole, shallow: shallow, out: make([]leaf, 0, len(s))}
 	if err := f.visitMap(nil, reflect.ValueOf(s), false); err != nil {
@@ -43,7 +44,7 @@ func flatten(s State, shallow bool, whole func(fqn string) bool) ([]leaf, error)
 	slices.SortStableFunc(f.out, func(a, b leaf) int { return strings.Compare(a.fqn, b.fqn) })
 	for i := 1; i < len(f.out); i++ {
 		if a, b := &f.out[i-1], &f.out[i]; a.fqn == b.fqn {
-			return nil, fmt.Errorf("%w: %v and %v are both called %q", ErrState, []meta.Step(a.path), []meta.Step(b.path), b.fqn)
+			return nil, fmt.Errorf("%w: %v and %v have the same name %q", ErrState, []meta.Step(a.path), []meta.Step(b.path), b.fqn)
 		}
 	}
 	return f.out, nil
@@ -156,14 +157,14 @@ func keyText(k reflect.Value) string {
 	return k.String()
 }
 
-// isList reports whether v is a list. A tuple of Python's is a value, whatever
-// is inside, as it is for PyTorch.
+// isList reports whether v is a list. A Python tuple is not a list but a value, even
+// if it contains tensors, as in PyTorch.
 func isList(v reflect.Value) bool {
 	return v.Kind() == reflect.Slice && v.Type() != reflect.TypeFor[value.Tuple]() && !isTensor(v)
 }
 
-// isTensor reports whether v is a leaf whatever its kind: a caller's sharded type may
-// be a map or a slice.
+// isTensor reports whether v is a leaf even if it is a map or a slice, as a caller's
+// sharded type may be.
 func isTensor(v reflect.Value) bool {
 	switch v.Interface().(type) {
 	case *tensor.Tensor, Checkpointable, unset:
@@ -172,7 +173,7 @@ func isTensor(v reflect.Value) bool {
 	return false
 }
 
-// isOpener reports whether a list that has v inside is opened.
+// isOpener reports whether a list that contains v is opened.
 func isOpener(v reflect.Value) bool { return isTensor(v) || isMap(v) }
 
 // holds reports whether a value inside the map or list c, at any depth, satisfies is.
@@ -197,13 +198,13 @@ func holds(c reflect.Value, is func(reflect.Value) bool, depth int) bool {
 	return false
 }
 
-// checkLeaf returns an error if a tensor is inside of a Go value that is not
-// opened: it would be stored as text. The types of package value are not checked.
+// checkLeaf returns an error if a Go value that is not opened contains a tensor: the
+// tensor would be stored as text. The types of package value are not checked.
 func checkLeaf(v any) error {
 	c := reflect.ValueOf(v)
 	if c.Kind() == reflect.Map || isArray(c) {
 		if holds(c, isTensor, 0) {
-			return fmt.Errorf("%w: a tensor inside of %v, which stays whole", value.ErrValue, c.Type())
+			return fmt.Errorf("%w: a tensor inside a %v, which is stored as one value", value.ErrValue, c.Type())
 		}
 	}
 	return nil

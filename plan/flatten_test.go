@@ -129,8 +129,8 @@ func TestFlattenRefuses(t *testing.T) {
 		state plan.State
 		text  string
 	}{
-		"two values of one name":  {plan.State{"a.b": 1, "a": map[string]any{"b": 2}}, `[a b] and [a.b] are both called "a.b"`},
-		"a key and a position":    {plan.State{"a": []any{x}, "a.0": 1}, `[a 0] and [a.0] are both called "a.0"`},
+		"two values of one name":  {plan.State{"a.b": 1, "a": map[string]any{"b": 2}}, `[a b] and [a.b] have the same name "a.b"`},
+		"a key and a position":    {plan.State{"a": []any{x}, "a.0": 1}, `[a 0] and [a.0] have the same name "a.0"`},
 		"too deep":                {plan.State{"k": nested(plan.MaxDepth, 1)}, "nested deeper than 256"},
 		"a map in itself":         {plan.State{"m": loop}, "nested deeper than 256"},
 		"a list in itself":        {plan.State{"m": list}, "nested deeper than 256"},

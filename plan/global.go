@@ -14,12 +14,12 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ref points at one item of one rank's plan.
+// ref identifies one item of one rank's plan.
 type ref struct{ rank, item int32 }
 
-// chunk is a distinct box of a name, or its value.
+// chunk is a distinct box of a tensor, or a value.
 type chunk struct {
-	first, end int32 // its holders in the name's list
+	first, end int32 // its holders are name.holders[first:end]
 	owner      ref   // the holder that writes it
 	weight     int64 // its bytes, at least one
 }
@@ -29,7 +29,7 @@ type name struct {
 	info     *Info
 	kind     Kind
 	refs     []ref // ascending by rank, then by item
-	holders  []ref // refs, those of one chunk together, ascending by rank
+	holders  []ref // refs, ordered by chunk, then by rank
 	chunks   []chunk
 	boxes    []tensor.Box // of chunks, once they are numbered
 	problems []Problem
@@ -66,7 +66,7 @@ func group(plans []*SavePlan) (*grouping, error) {
 		ids[r] = find.ids(p.Items, ids[max(0, r-1)])
 		total += len(p.Items)
 	}
-	g := &grouping{in: plans, names: find.names, byFQN: find.byFQN, hints: ids} // every item gets its hint later
+	g := &grouping{in: plans, names: find.names, byFQN: find.byFQN, hints: ids} // number overwrites the hints
 	slab := make([]ref, total)
 	for i := range g.names {
 		n := find.count[i]
@@ -80,7 +80,7 @@ func group(plans []*SavePlan) (*grouping, error) {
 	return g, nil
 }
 
-// checkPlan refuses a plan without items that can be written.
+// checkPlan refuses a plan that is nil, unchanged, or has an invalid item.
 func checkPlan(p *SavePlan) error {
 	if p == nil {
 		return fmt.Errorf("%w: it is nil", ErrProtocol)
@@ -102,7 +102,7 @@ func checkPlan(p *SavePlan) error {
 
 // nameFinder numbers names in the order of their first items.
 type nameFinder struct {
-	byInfo map[*Info]int32 // most items share their Info with another rank's; nil for one rank
+	byInfo map[*Info]int32 // items of different ranks often have the same Info; nil if there is one rank
 	byFQN  map[string]int32
 	names  []name
 	count  []int
@@ -155,8 +155,8 @@ func Global(plans []*SavePlan, rule OwnerRule) ([]*SavePlan, *meta.Metadata, err
 	return GlobalWith(plans, GlobalOptions{Owner: rule})
 }
 
-// GlobalOptions change how [GlobalWith] plans. The zero value is that of [Global]
-// with LeastLoaded.
+// GlobalOptions change how [GlobalWith] plans. With the zero value, it plans as
+// [Global] does with LeastLoaded.
 type GlobalOptions struct {
 	Owner OwnerRule
 	// Partial is set for a rank that saves without the other ranks: its chunks need
@@ -220,7 +220,7 @@ func (g *grouping) number(n *name) {
 
 // keepCopies lets each rank that holds chunk i write it once.
 func (g *grouping) keepCopies(n *name, i int) {
-	last := n.chunks[i].owner.rank // the lowest one
+	last := n.chunks[i].owner.rank // the lowest rank
 	for _, h := range n.holders[n.chunks[i].first:n.chunks[i].end] {
 		if h.rank != last {
 			g.hints[h.rank][h.item] = int32(i)
@@ -328,7 +328,7 @@ func (g *grouping) distinguish(n *name) {
 	for i := range n.chunks {
 		c := &n.chunks[i]
 		c.owner = n.holders[c.first]
-		c.weight = max(1, g.item(c.owner).NumBytes()) // so that empty ones spread as well
+		c.weight = max(1, g.item(c.owner).NumBytes()) // so that empty chunks are distributed too
 	}
 }
 
@@ -403,7 +403,7 @@ func (r OwnerRule) String() string {
 	return "least-loaded"
 }
 
-// shared is a chunk with several holders, waiting for its owner.
+// shared is a chunk with several holders whose owner is not chosen yet.
 type shared struct {
 	chunk   *chunk
 	holders []ref

@@ -77,8 +77,8 @@ type WriteItem struct {
 	// Size is the number of bytes of a KindBytes item.
 	Size int64
 	// Hash identifies the content of a KindBytes item, so that the contents on
-	// different ranks can be compared. Zero: they are not compared. It is not sent
-	// to other ranks; SavePlan.Values is.
+	// different ranks can be compared. Zero: they are not compared. Ranks do not send
+	// Hash, but the copy of it in SavePlan.Values.
 	Hash uint64
 }
 
@@ -340,7 +340,7 @@ type LoadSetup struct {
 	bound       bool // State has slots
 }
 
-// TensorReceiver hands out the memory that a box of a tensor is read into.
+// TensorReceiver provides the memory that a box of a tensor is read into.
 type TensorReceiver interface {
 	// ResolveTensor returns the memory for the item's box: a tensor of the
 	// item's lengths, of any dtype and any strides.
@@ -360,15 +360,15 @@ type LoadPlanner interface {
 	GlobalPlan(plans []*LoadPlan) ([]*LoadPlan, error)
 	FinishPlan(p *LoadPlan) (*LoadPlan, error)
 	TensorReceiver
-	// LoadBytes hands over the encoded bytes of a value.
+	// LoadBytes receives the encoded bytes of a value.
 	LoadBytes(it *ReadItem, codec string, data []byte) error
 }
 
-// WithProperties returns t as a tensor that is saved with properties beside its
-// dtype, such as PyTorch's requires_grad. They must be equal on all ranks. The DType
-// of p is not used. A load fills t. To give properties to a *tensor.Tensor pass it
-// through [Whole]. A type of the caller's with a method Properties() meta.Properties
-// is saved in the same way. The memory format is empty, "channels_last" or
+// WithProperties returns t as a tensor that is saved with properties in addition to
+// its dtype, such as PyTorch's requires_grad. They must be equal on all ranks. The
+// DType of p is not used. A load fills t. To give properties to a *tensor.Tensor,
+// pass it through [Whole]. A caller's own type can have a method
+// Properties() meta.Properties instead. The memory format is empty, "channels_last" or
 // "preserve_format", and the layout is empty, because tensors of a state are strided:
 // a save refuses other values.
 func WithProperties(t Checkpointable, p meta.Properties) Checkpointable { return described{t, p} }
@@ -378,18 +378,18 @@ type described struct {
 	properties meta.Properties
 }
 
-// Properties returns what WithProperties was given.
+// Properties returns the properties that WithProperties received.
 func (d described) Properties() meta.Properties { return d.properties }
 
-// checkProperties refuses values that readers do not know.
+// checkProperties refuses values that readers do not support.
 func checkProperties(p meta.Properties) error {
 	switch p.MemoryFormat {
 	case "", "channels_last", "preserve_format":
 	default:
-		return fmt.Errorf("the memory format %q is not known", p.MemoryFormat)
+		return fmt.Errorf("the memory format %q is not supported", p.MemoryFormat)
 	}
 	if p.Layout != "" {
-		return fmt.Errorf("the layout is %q, and tensors of a state are strided", p.Layout)
+		return fmt.Errorf("the layout is %q, but tensors of a state are strided", p.Layout)
 	}
 	return nil
 }
@@ -451,26 +451,26 @@ var (
 	ErrUnexpected = errors.New("not asked for by the state")
 )
 
-// maxSpelled is the largest number of problems in an error message.
-const maxSpelled = 20
+// maxListed is the largest number of problems in an error message.
+const maxListed = 20
 
-// errorList is a list of errors. Its text has at most maxSpelled of them, and it wraps
+// errorList is a list of errors. Its text has at most maxListed of them, and it wraps
 // all of them.
 type errorList []error
 
 // Error lists the errors, one a line.
 func (l errorList) Error() string {
-	return spell(len(l), "\n", func(i int) string { return l[i].Error() })
+	return joinSome(len(l), "\n", func(i int) string { return l[i].Error() })
 }
 
-// spell joins n texts, of which it spells out at most maxSpelled.
-func spell(n int, separator string, text func(i int) string) string {
+// joinSome joins at most maxListed of n texts, and adds the number of the rest.
+func joinSome(n int, separator string, text func(i int) string) string {
 	var b strings.Builder
 	for i := range n {
 		if i > 0 {
 			b.WriteString(separator)
 		}
-		if i == maxSpelled {
+		if i == maxListed {
 			fmt.Fprintf(&b, "and %d more", n-i)
 			break
 		}

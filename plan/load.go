@@ -24,8 +24,8 @@ type DefaultLoad struct {
 	// NoFlatten treats each nested map or list as a single value, which must not
 	// hold tensors.
 	NoFlatten bool
-	// AllowMissing leaves values alone that the checkpoint does not have.
-	// AllowMissingFunc, if not nil, allows it for some names.
+	// AllowMissing leaves values unchanged that the checkpoint does not have.
+	// AllowMissingFunc, if not nil, does so for the names for which it returns true.
 	AllowMissing     bool
 	AllowMissingFunc func(fqn string) bool
 	// RejectUnexpected refuses a checkpoint with names that the state of no rank
@@ -42,7 +42,7 @@ type DefaultLoad struct {
 	setup   LoadSetup
 	leaves  map[string]*leaf
 	missing []string
-	mu      sync.Mutex // held while values are set: containers are not safe
+	mu      sync.Mutex // held while values are set: maps are not safe for concurrent use
 }
 
 var _ LoadPlanner = (*DefaultLoad)(nil)
@@ -50,14 +50,14 @@ var _ LoadPlanner = (*DefaultLoad)(nil)
 // SetUp begins a load into s.State.
 func (d *DefaultLoad) SetUp(s LoadSetup) error {
 	if s.Metadata == nil {
-		return fmt.Errorf("%w: no metadata to load by", ErrProtocol)
+		return fmt.Errorf("%w: the metadata is nil", ErrProtocol)
 	}
 	d.setup, d.leaves = s, nil
 	return nil
 }
 
-// Missing returns the names of the state that the checkpoint does not have and
-// that were left alone, in order, after LocalPlan.
+// Missing returns, after LocalPlan, the names of the state that the checkpoint does
+// not have and that the load leaves unchanged, in order.
 func (d *DefaultLoad) Missing() []string { return d.missing }
 
 // LocalPlan finds for each tensor and value of the state what to read. The error
@@ -234,7 +234,7 @@ func (d *DefaultLoad) leaf(it *ReadItem) (*leaf, error) {
 	return l, nil
 }
 
-// localPart returns the memory of the part of v that at names.
+// localPart returns the memory of the part of v that the index at identifies.
 func localPart(v any, at meta.Index) (*tensor.Tensor, error) {
 	if t, ok := v.(*tensor.Tensor); ok {
 		return t, nil
@@ -250,7 +250,7 @@ func localPart(v any, at meta.Index) (*tensor.Tensor, error) {
 	}
 	part, err := t.Part(i)
 	if err == nil && (part == nil || !slices.Equal(part.Shape(), boxes[i].Sizes)) {
-		err = fmt.Errorf("%w: part %d is %v, its box %v", ErrState, i, part, boxes[i])
+		err = fmt.Errorf("%w: part %d is %v, but its box is %v", ErrState, i, part, boxes[i])
 	}
 	return part, err
 }
@@ -269,8 +269,8 @@ func findBox(boxes []tensor.Box, at meta.Index) (int, bool) {
 // CommitTensor does nothing: the memory is the state's own.
 func (d *DefaultLoad) CommitTensor(*ReadItem, *tensor.Tensor) error { return nil }
 
-// LoadBytes decodes the value and puts it into the state. A
-// value of the state keeps its type if the saved one fits it.
+// LoadBytes decodes the value and puts it into the state. A value of the state keeps
+// its type if the saved value fits it.
 func (d *DefaultLoad) LoadBytes(it *ReadItem, codec string, data []byte) error {
 	l, err := d.leaf(it)
 	if err != nil {
@@ -310,7 +310,8 @@ func (s *Slot) Set(v any) {
 	s.value, s.state[s.name] = v, v
 }
 
-// assign is Set for flattening, which may meet typed containers that refuse.
+// assign is Set as a leaf's function set, which returns an error because other
+// containers may refuse a value.
 func (s *Slot) assign(v any) error {
 	s.Set(v)
 	return nil
@@ -332,7 +333,7 @@ func Slots(s State) State {
 	return out
 }
 
-// Bind returns the setup that a planner receives for s: its state consists of
+// Bind returns the setup that a planner receives for s: its state is the result of
 // [Slots], and [DefaultLoad] refuses values that are not in a slot.
 func (s LoadSetup) Bind() LoadSetup {
 	s.State, s.bound = Slots(s.State), true
@@ -389,8 +390,8 @@ func Place(s State, path meta.Path, v any) error {
 
 // placer puts values into a state, within a bound on the lists it makes.
 type placer struct {
-	room int // positions that may yet be added to lists
-	pad  any // stands in the positions that have no value
+	room int // the number of positions that may still be added to lists
+	pad  any // fills the positions that have no value
 }
 
 func (p *placer) place(s State, path meta.Path, v any) error {
@@ -464,7 +465,7 @@ func (p *placer) inList(l []any, path meta.Path, v any) (any, error) {
 // [DefaultLoad] to fill: every tensor whole and zeroed, every value unset, every
 // map a map[string]any as [Place] makes it. Only the names for which want returns
 // true are made; nil means all. Positions of a list that are not wanted are nil
-// after the load. A tensor that was inside of a value is a key of the state until
+// after the load. A tensor that was inside a value is a key of the state until
 // [ResolveRefs] puts it there.
 //
 // If a name differs from its path, because a planner renamed it, the name itself
@@ -519,17 +520,17 @@ func blank(e *meta.Entry) (any, error) {
 	return tensor.New(e.Tensor.DType, e.Tensor.Shape)
 }
 
-// unset stands for a value that is not loaded yet. It is a leaf for flattening, unlike
-// a nil in a list without tensors.
+// unset marks a value that is not loaded yet. It is a leaf for flattening, unlike a
+// nil in a list without tensors.
 type unset struct{}
 
-// gap stands for a position of a list that is not to be loaded.
+// gap marks a position of a list that is not loaded.
 type gap struct{}
 
-// ResolveRefs completes a state that [NewState] made, once it is loaded: tensors
-// that values refer to, by a value.Ref, take the places of the references. A
-// tensor that was inside of a value is then nowhere else in the state. A
-// reference to a tensor that was not loaded stays.
+// ResolveRefs completes a loaded state that [NewState] made: it replaces each
+// value.Ref inside a value by the tensor that it refers to. A tensor that was inside
+// a value is no longer a key of the state after that. A reference to a tensor that
+// was not loaded stays.
 func ResolveRefs(s State, md *meta.Metadata) {
 	inside, used := md.Inside(), map[string]bool{}
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
@@ -567,29 +568,29 @@ func ResolveRefs(s State, md *meta.Metadata) {
 	}
 }
 
-// slot is a place in a state.
-type slot struct {
+// node is a value inside a state, and a function that replaces it.
+type node struct {
 	value any
 	set   func(v any)
 }
 
-// lookup returns the place at a path. It has no value if the state has no such path.
-func lookup(s State, path meta.Path) slot {
-	out := slot{value: map[string]any(s)}
+// lookup returns the node at a path. Its value is nil if the state has no such path.
+func lookup(s State, path meta.Path) node {
+	out := node{value: map[string]any(s)}
 	for _, st := range path {
 		switch c := out.value.(type) {
 		case map[string]any:
 			if st.List {
-				return slot{}
+				return node{}
 			}
-			out = slot{c[st.Key], func(v any) { c[st.Key] = v }}
+			out = node{c[st.Key], func(v any) { c[st.Key] = v }}
 		case []any:
 			if !st.List || st.Pos >= len(c) {
-				return slot{}
+				return node{}
 			}
-			out = slot{c[st.Pos], func(v any) { c[st.Pos] = v }}
+			out = node{c[st.Pos], func(v any) { c[st.Pos] = v }}
 		default:
-			return slot{}
+			return node{}
 		}
 	}
 	return out

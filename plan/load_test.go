@@ -148,7 +148,7 @@ func TestLoadPolicies(t *testing.T) {
 			d: &plan.DefaultLoad{}, state: plan.State{"m.x": &ramp{shape: []int64{4}, boxes: []tensor.Box{{}}}}, errs: []error{plan.ErrState}, text: `"m.x"`,
 		},
 		"two values of one name": {
-			d: &plan.DefaultLoad{}, state: plan.State{"m.x": 1, "m": map[string]any{"x": 1}}, errs: []error{plan.ErrState}, text: "both called",
+			d: &plan.DefaultLoad{}, state: plan.State{"m.x": 1, "m": map[string]any{"x": 1}}, errs: []error{plan.ErrState}, text: "have the same name",
 		},
 		"several problems, all of them": {
 			d: &plan.DefaultLoad{}, state: plan.State{"a": 1, "b": 1, "m.x": 1, "step": 0},

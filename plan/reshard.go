@@ -26,7 +26,7 @@ type ChunkIndex struct {
 const fewBoxes = 4
 
 // NewChunkIndex returns an index of the chunks of e, a tensor. boxes is the number
-// of searches to come: for a few of them the chunks are not sorted. If a chunk is
+// of searches to come; the chunks are not sorted for only a few. If a chunk is
 // not inside the tensor, the error wraps ErrMismatch.
 func NewChunkIndex(e *meta.Entry, boxes int) (*ChunkIndex, error) {
 	x := &ChunkIndex{fqn: e.FQN, chunks: e.Tensor.Chunks, dim: -1}
@@ -63,8 +63,8 @@ func numbers(n int) []int32 {
 	return out
 }
 
-// mostDivided returns the dimension along which the boxes start at the most
-// places, or -1 for 0-d boxes.
+// mostDivided returns the dimension in which the boxes have the most different
+// offsets, or -1 for 0-d boxes.
 func mostDivided(boxes []tensor.Box) int {
 	best, most := -1, 0
 	starts := make([]int64, len(boxes))
@@ -80,7 +80,7 @@ func mostDivided(boxes []tensor.Box) int {
 	return best
 }
 
-// near yields the numbers of the chunks that may touch b.
+// near yields the numbers of the chunks that may overlap b.
 func (x *ChunkIndex) near(b tensor.Box) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		if x.dim < 0 {
@@ -91,8 +91,8 @@ func (x *ChunkIndex) near(b tensor.Box) iter.Seq[int] {
 			}
 			return
 		}
-		// maxEnd ascends, so all chunks before the first end beyond b's start end
-		// before b.
+		// maxEnd ascends, so every chunk before position first ends at or before
+		// the start of b.
 		first, _ := slices.BinarySearch(x.maxEnd, b.Offsets[x.dim]+1)
 		for _, c := range x.order[first:] {
 			if x.chunks[c].Offsets[x.dim] >= b.End(x.dim) || !yield(int(c)) {

@@ -34,11 +34,11 @@ type DefaultSave struct {
 
 var _ SavePlanner = (*DefaultSave)(nil)
 
-// leafData is the content of one name on this rank: of a tensor or of a value.
+// leafData is the content of one name on this rank: a tensor or an encoded value.
 type leafData struct {
 	kind   Kind
 	tensor Checkpointable
-	parts  map[string]int // of a KindShard, by box
+	parts  map[string]int // for a KindShard: the part's number, by box
 	bytes  []byte
 }
 
@@ -218,7 +218,7 @@ type ValueHash struct {
 	Hash uint64
 }
 
-// hashValue identifies bytes; it is never zero.
+// hashValue returns a hash of b that is never zero.
 func hashValue(b []byte) uint64 {
 	h := sha256.Sum256(b)
 	return binary.LittleEndian.Uint64(h[:]) | 1
@@ -267,11 +267,11 @@ func lowestValues(plans []*SavePlan) []*SavePlan {
 func CheckValues(plans []*SavePlan) error {
 	type holder struct {
 		rank int
-		sum  uint64
+		hash uint64
 	}
 	first := map[string]holder{}
 	var found Problems
-	said := map[string]bool{}
+	reported := map[string]bool{}
 	for rank, p := range plans {
 		for _, v := range p.Values {
 			h, ok := first[v.FQN]
@@ -279,8 +279,8 @@ func CheckValues(plans []*SavePlan) error {
 				first[v.FQN] = holder{rank, v.Hash}
 				continue
 			}
-			if h.sum != v.Hash && !said[v.FQN] {
-				said[v.FQN] = true
+			if h.hash != v.Hash && !reported[v.FQN] {
+				reported[v.FQN] = true
 				found = append(found, Problem{v.FQN, ProblemDisagree, fmt.Sprintf(
 					"ranks %d and %d hold different values, of which one would be lost; give each rank's value its own name, or set ValuesMayDiffer of the planner", h.rank, rank)})
 			}

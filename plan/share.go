@@ -11,9 +11,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Sharer is a LoadPlanner that reports whether ranks may read for each other what
-// several of them need; see [AssignReaders]. If a planner is neither a *[DefaultLoad] nor a
-// Sharer, its rank reads for itself.
+// Sharer is a LoadPlanner that reports whether one rank may read what several ranks
+// need; see [AssignReaders]. If a planner is neither a *[DefaultLoad] nor a Sharer,
+// its rank reads for itself.
 type Sharer interface {
 	// CanShare reports that FinishPlan leaves the items as they are, and that
 	// ResolveTensor and CommitTensor take every box of rows of an item as an item
@@ -21,7 +21,7 @@ type Sharer interface {
 	CanShare() bool
 }
 
-// CanShare reports whether p is a planner whose items other ranks may read for it.
+// CanShare reports whether other ranks may read the items of the planner p.
 // A type that embeds DefaultLoad must implement Sharer itself, because it may have
 // overridden methods that sharing depends on.
 func CanShare(p LoadPlanner) bool {
@@ -32,23 +32,24 @@ func CanShare(p LoadPlanner) bool {
 	return ok
 }
 
-// SharedReads are one rank's part in a load whose ranks read for each other. The pieces of
-// an item together make up the whole item. An item without pieces is read by the
-// rank itself, for itself alone. A share is immutable once it was returned.
+// SharedReads are one rank's part in a load whose ranks read for each other. The
+// pieces of an item together make up the whole item. The rank itself reads an item
+// without pieces, and sends it to no other rank. SharedReads are immutable once they
+// were returned.
 type SharedReads struct {
 	// Pieces are in the order of their IDs.
 	Pieces []Piece
 }
 
-// Piece is an item of a rank's plan, or some rows of one, that one rank reads
-// for several.
+// Piece is an item of a rank's plan, or some rows of an item, that one rank reads
+// for several ranks.
 type Piece struct {
 	// ID names the piece on all ranks that need it.
 	ID int64
 	// Item is the position of the item in this rank's plan.
 	Item int
 	// Rows are the begin and the end of the piece along the first dimension of
-	// the item's box. Zero: it is all of the item.
+	// the item's box. Zero: the piece is the whole item.
 	Rows [2]int64
 	// Reader is the rank that reads the piece.
 	Reader int
@@ -57,7 +58,7 @@ type Piece struct {
 	To []int
 }
 
-// Of returns the piece of it as an item of its own.
+// Of returns the piece of the item it, as an item.
 func (p *Piece) Of(it ReadItem) ReadItem {
 	if p.Rows == [2]int64{} {
 		return it
@@ -70,9 +71,9 @@ func (p *Piece) Of(it ReadItem) ReadItem {
 	return it
 }
 
-// Check returns an error that wraps ErrProtocol unless s is a share of p for a rank
-// among size ranks: each piece belongs to a tensor of the plan, and the pieces of
-// an item make up the whole item.
+// Check returns an error that wraps ErrProtocol unless s is valid for the plan p of a
+// rank among size ranks: each piece belongs to a tensor of the plan, and the pieces
+// of an item make up the whole item.
 func (s *SharedReads) Check(p *LoadPlan, rank, size int) error {
 	byItem := map[int][]*Piece{}
 	for i := range s.Pieces {
@@ -87,7 +88,7 @@ func (s *SharedReads) Check(p *LoadPlan, rank, size int) error {
 	}
 	for i, pieces := range byItem {
 		if !complete(pieces, p.Items[i].Lengths) {
-			return fmt.Errorf("%w: the pieces of item %d, %q, are not all of it", ErrProtocol, i, p.Items[i].Dest.FQN)
+			return fmt.Errorf("%w: the pieces of item %d, %q, do not cover it", ErrProtocol, i, p.Items[i].Dest.FQN)
 		}
 	}
 	return nil
@@ -104,7 +105,7 @@ func (c *Piece) check(p *LoadPlan, rank, size int) error {
 	case c.Reader < 0 || c.Reader >= size:
 		return fmt.Errorf("rank %d of %d reads it", c.Reader, size)
 	case (c.Reader == rank) != (len(c.To) > 0):
-		return fmt.Errorf("rank %d reads it and rank %d sends it to %d", c.Reader, rank, len(c.To))
+		return fmt.Errorf("rank %d reads it and rank %d sends it to %d ranks", c.Reader, rank, len(c.To))
 	}
 	for i, to := range c.To {
 		if to < 0 || to >= size || to == rank || i > 0 && to <= c.To[i-1] {
@@ -131,42 +132,42 @@ func complete(pieces []*Piece, sizes []int64) bool {
 	return len(sizes) > 0 && end == sizes[0]
 }
 
-// bytesOf returns the bytes of a box of elements of a type.
+// bytesOf returns the number of bytes of a box of the given sizes and dtype.
 func bytesOf(sizes []int64, d tensor.DType) int64 {
 	return tensor.Box{Sizes: sizes}.Volume() * int64(d.Size())
 }
 
-// AssignReaders decides which rank reads for which other ranks. plans are the final plans
-// of all ranks, for a load of the checkpoint that md describes. takes[r] reports
-// whether rank r takes part. The result has a share for each rank, which is nil if
-// the rank's plan stays as it is.
+// AssignReaders decides which rank reads for which other ranks. plans are the final
+// plans of all ranks, for a load of the checkpoint that md describes. takesPart[r]
+// reports whether rank r takes part. The result has an element for each rank, which
+// is nil if the rank shares nothing.
 //
 // If two or more of the ranks that take part want the same box of the same chunk,
 // one of them reads it. The largest boxes are assigned first, each to the rank
-// among these with the fewest bytes to read so far, including those that it reads
-// for itself alone. Ties go to the lowest rank. If the format has checksums of the
-// parts of a chunk, a large box is cut along its first dimension, so that several
-// ranks read it. If it does not, all of a rank's boxes of one chunk are shared
-// together or not at all, because only a rank that reads the whole chunk can check
-// it. Values are not shared.
+// among these with the fewest bytes to read so far, including the bytes that it does
+// not share. Ties go to the lowest rank. If the format has checksums of the parts of
+// a chunk, a large box is cut along its first dimension, so that several ranks read
+// it. If not, all of a rank's boxes of one chunk are shared together or not at all,
+// because only a rank that reads the whole chunk can check it. Values are not
+// shared.
 //
 // A rank shares a box with at most 63 other ranks, those with neighbouring numbers.
 // If more ranks want the box, several of them read it. The result depends only on
 // the arguments.
-func AssignReaders(md *meta.Metadata, plans []*LoadPlan, takes []bool) []*SharedReads {
+func AssignReaders(md *meta.Metadata, plans []*LoadPlan, takesPart []bool) []*SharedReads {
 	e := &assigner{md: md, plans: plans, load: make([]int64, len(plans)), atoms: map[string]int32{}}
 	for r, p := range plans {
-		if takes[r] {
+		if takesPart[r] {
 			e.collect(r, p)
 		}
 	}
-	e.settleAlone()
+	e.countUnshared()
 	e.assemble()
 	return e.decide()
 }
 
-// maxCell is the largest number of ranks that share one reader: a rank that shares
-// has a connection to each of them.
+// maxCell is the largest number of ranks that share one reader. A rank that shares
+// has a connection to each of these ranks, so their number must be bounded.
 const maxCell = 64
 
 // assigner holds the state of one call of AssignReaders.
@@ -202,7 +203,7 @@ type source struct {
 	cuttable     bool
 }
 
-// collect adds a rank's plan to the atoms.
+// collect adds the items of a rank's plan to the atoms.
 func (e *assigner) collect(rank int, p *LoadPlan) {
 	found := make([]source, 0, len(p.Items))
 	for i := range p.Items {
@@ -213,7 +214,7 @@ func (e *assigner) collect(rank int, p *LoadPlan) {
 			e.load[rank] += e.valueBytes(&p.Items[i])
 		}
 	}
-	// The items of a chunk that is shared as a whole become neighbours.
+	// Put the items of one chunk next to each other.
 	slices.SortStableFunc(found, func(a, b source) int {
 		return cmp.Or(cmp.Compare(a.entry, b.entry), cmp.Compare(a.chunk, b.chunk))
 	})
@@ -249,7 +250,7 @@ func (e *assigner) locate(it *ReadItem) (source, bool) {
 	return source{entry: int32(i), chunk: int32(c), cuttable: c < len(t.Locs) && len(t.Locs[c].Sums) > 0}, true
 }
 
-// valueBytes returns what the read of a value costs.
+// valueBytes returns the number of bytes that a rank reads for a value.
 func (e *assigner) valueBytes(it *ReadItem) int64 {
 	if x, ok := e.md.Find(it.Source.FQN); ok && x.Bytes != nil && x.Bytes.Inline == nil {
 		return x.Bytes.Size
@@ -257,8 +258,8 @@ func (e *assigner) valueBytes(it *ReadItem) int64 {
 	return 0
 }
 
-// add records that a rank wants some boxes of a chunk. If it wants the same boxes
-// twice, it reads them for itself the second time.
+// add records that a rank wants some boxes of a chunk. If the rank wants the same
+// boxes twice, only the first time is shared.
 func (e *assigner) add(rank int, s source, items []int32) {
 	p := e.plans[rank]
 	d := e.md.Entries[s.entry].Tensor.DType
@@ -290,8 +291,8 @@ func (e *assigner) add(rank int, s source, items []int32) {
 	a.wanted = append(a.wanted, want{int32(rank), items})
 }
 
-// settleAlone counts the atoms that only one rank wants as read by that rank.
-func (e *assigner) settleAlone() {
+// countUnshared adds the atoms that only one rank wants to the load of that rank.
+func (e *assigner) countUnshared() {
 	for i := range e.all {
 		if a := &e.all[i]; len(a.wanted) == 1 {
 			e.load[a.wanted[0].rank] += a.bytes
@@ -338,10 +339,9 @@ func (s *ranksets) number(wanted []want) int32 {
 }
 
 const (
-	// maxPiece is the most that a rank reads for other ranks at once, if the box can
-	// be cut: the whole piece must be read before its first byte is sent. Pieces
-	// below minPiece are not cut, because the block with a checksum at a cut may be
-	// read twice.
+	// maxPiece is the largest piece in bytes, if the box can be cut: the whole piece
+	// must be read before its first byte is sent. Cuts do not make pieces below
+	// minPiece, because the block with a checksum at a cut may be read twice.
 	maxPiece, minPiece = 32 << 20, 16 << 20
 	// blockBytes is about the number of bytes that one checksum covers.
 	blockBytes = 1 << 20
@@ -360,7 +360,7 @@ type unit struct {
 // part is an atom, or some rows of one, that the ranks of a unit want.
 type part struct {
 	atom int32
-	cell [2]int32 // of the atom's ranks
+	cell [2]int32 // the begin and the end of the unit's ranks in atom.wanted
 	rows [2]int64
 }
 
@@ -382,8 +382,8 @@ func (e *assigner) assemble() {
 	e.bundle(small)
 }
 
-// cells cuts the ranks 0 to n-1 into runs of about the same length, of at most
-// maxCell ranks. It leaves out a run of one rank, which reads for itself.
+// cells divides the ranks 0 to n-1 into cells: runs of about the same length, of at
+// most maxCell ranks. It leaves out a run of one rank, which reads for itself.
 func cells(n int) (out [][2]int) {
 	count := (n + maxCell - 1) / maxCell
 	for i := range count {
@@ -394,8 +394,8 @@ func cells(n int) (out [][2]int) {
 	return out
 }
 
-// cut adds the units of a large atom for a set of ranks: one, or several if it can be
-// cut, so that several ranks read it.
+// cut adds the units of a large atom for a set of ranks: several if the atom can be
+// cut, so that several ranks read it, or one.
 func (e *assigner) cut(u unit, whole part) {
 	rows := e.cutRows(&e.all[whole.atom], int64(len(e.sets.all[u.set])))
 	if rows == nil {
@@ -487,15 +487,15 @@ func (e *assigner) decide() []*SharedReads {
 			known[route{u.set, reader}] = to
 		}
 		for _, p := range u.parts {
-			id = e.hand(out, p, id, int(reader), to)
+			id = e.addPieces(out, p, id, int(reader), to)
 		}
 	}
 	return out
 }
 
-// hand adds the pieces of a part to the results of the ranks that want it, and
+// addPieces adds the pieces of a part to the results of the ranks that want it, and
 // returns the next ID.
-func (e *assigner) hand(out []*SharedReads, p part, id int64, reader int, to []int) int64 {
+func (e *assigner) addPieces(out []*SharedReads, p part, id int64, reader int, to []int) int64 {
 	wanted := e.all[p.atom].wanted[p.cell[0]:p.cell[1]]
 	for _, w := range wanted {
 		if out[w.rank] == nil {

@@ -45,7 +45,7 @@ func (p Problems) Error() string {
 	if len(p) == 1 {
 		noun = "problem"
 	}
-	list := spell(len(p), "; ", func(i int) string { return fmt.Sprintf("%q: %s: %s", p[i].FQN, p[i].Kind, p[i].Text) })
+	list := joinSome(len(p), "; ", func(i int) string { return fmt.Sprintf("%q: %s: %s", p[i].FQN, p[i].Kind, p[i].Text) })
 	return fmt.Sprintf("%v: %d %s in the global plan; %s", ErrState, len(p), noun, list)
 }
 
@@ -83,8 +83,8 @@ func (g *grouping) problems(partial bool) error {
 // maxDisagree bounds how many different descriptions of one name are reported.
 const maxDisagree = 10
 
-// compare notes how the items of a name contradict the first one: each
-// description once, with the first rank that gives it.
+// compare records a problem for each description of a name that differs from the
+// first one, with the first rank that has that description.
 func (g *grouping) compare(n *name) {
 	var said []string
 	for _, r := range n.refs {
@@ -122,7 +122,7 @@ func describe(in *Info, k Kind) string {
 }
 
 // validate checks that a name can be stored, and that the chunks of a tensor lie
-// inside it, do not overlap, and together are all of it.
+// inside it, do not overlap, and together cover it.
 func (n *name) validate() {
 	if err := meta.CheckFQN(n.info.FQN); err != nil {
 		n.problem(ProblemInvalid, "%v", err)
@@ -197,10 +197,10 @@ type overlaps struct {
 const maxOverlaps = 100
 
 // search cuts the boxes into groups along dimension d, at each plane that passes
-// between them, and each group along the next dimension. Usual layouts fall apart
-// into single boxes this way, in n log n steps. Boxes that no plane divides in any
-// dimension are compared by sweep. uncut is the number of dimensions in a row that
-// were tried without a cut.
+// between them, and each group along the next dimension. This separates the boxes of
+// usual layouts in n log n steps. Boxes that no plane divides in any dimension are
+// compared by sweep. uncut is the number of dimensions in a row that were tried
+// without a cut.
 func (o *overlaps) search(ids []int32, d, uncut int) {
 	if len(ids) < 2 || o.count >= maxOverlaps {
 		return

@@ -13,7 +13,7 @@ import (
 )
 
 func sampleMessage(tb testing.TB, share *plan.SharedReads) []byte {
-	b, err := loadCodec{}.Encode(loadMessage{saveID: "id", takes: share == nil, share: share, tag: len("tag"), plan: &plan.LoadPlan{
+	b, err := loadCodec{}.Encode(loadMessage{saveID: "id", canShare: share == nil, share: share, tag: len("tag"), plan: &plan.LoadPlan{
 		Items: []plan.ReadItem{{
 			Kind: plan.KindTensor, Dest: meta.Index{FQN: "d", Offset: []int64{1}}, DestOffsets: []int64{2},
 			Source: meta.Index{FQN: "s", Offset: []int64{3}, Hint: 4}, SourceOffsets: []int64{5}, Lengths: []int64{6},
@@ -32,7 +32,7 @@ func TestLoadCodecRoundTrip(t *testing.T) {
 	for _, share := range []*plan.SharedReads{nil, sampleShare} {
 		b := sampleMessage(t, share)
 		m, err := loadCodec{}.Decode(b)
-		if err != nil || m.saveID != "id" || len(m.plan.Items) != 1 || m.plan.Items[0].Source.Hint != 4 || m.takes != (share == nil) {
+		if err != nil || m.saveID != "id" || len(m.plan.Items) != 1 || m.plan.Items[0].Source.Hint != 4 || m.canShare != (share == nil) {
 			t.Errorf("Decode = %+v, %v", m, err)
 		}
 		if d := cmp.Diff(share, m.share); d != "" || share != nil && m.tag != 3 {
@@ -72,10 +72,10 @@ func FuzzDecodeLoadMessage(f *testing.F) {
 func TestHeadRoundTrip(t *testing.T) {
 	large := &piece{id: 3, bytes: inlineBytes + 1, crc: 9}
 	b := encodeHead([]*piece{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}, large})
-	want := []record{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}, {id: 3, bytes: inlineBytes + 1, crc: 9}}
+	want := []headEntry{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}, {id: 3, bytes: inlineBytes + 1, crc: 9}}
 	firstHead := len(encodeHead([]*piece{{id: 1 << 40, bytes: 2, crc: 5, body: []byte("ab")}})) // is one too
 	got, err := decodeHead(b)
-	if d := cmp.Diff(want, got, cmp.AllowUnexported(record{})); d != "" || err != nil {
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(headEntry{})); d != "" || err != nil {
 		t.Errorf("decodeHead, %v (-want +got):\n%s", err, d)
 	}
 	if _, err := decodeHead(append(b, 0)); !errors.Is(err, wire.ErrMalformed) {
@@ -86,7 +86,7 @@ func TestHeadRoundTrip(t *testing.T) {
 		if !errors.Is(err, wire.ErrMalformed) && n != firstHead {
 			t.Errorf("decodeHead of %d bytes of %d = %v; want %v", n, len(b), err, wire.ErrMalformed)
 		}
-		if none := err != nil && strings.Contains(err.Error(), "names no piece"); none != (n == 0) {
+		if none := err != nil && strings.Contains(err.Error(), "lists no piece"); none != (n == 0) {
 			t.Errorf("decodeHead of %d bytes = %v; want ErrMalformed if and only if it has no piece", n, err)
 		}
 	}

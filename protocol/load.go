@@ -22,15 +22,16 @@ type RankLoad struct {
 	State   plan.State
 	// Metadata describes the checkpoint. Nil: Reader reads it.
 	Metadata *meta.Metadata
-	// Share lets ranks that need the same bytes read them for each other, if they
-	// can. BufferBytes bounds the memory for that. Zero: 1 GiB.
+	// Share lets one of the ranks that need the same bytes read them and send them to
+	// the other ranks, if possible. BufferBytes bounds the memory for that. Zero:
+	// 1 GiB.
 	Share       bool
 	BufferBytes int64
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
 
 	rank, size int
-	bound      plan.State // what the planner received to fill State
+	bound      plan.State // the slots of State, which the planner received
 }
 
 // localPlan sets the planner and the reader up and returns this rank's plan.
@@ -148,7 +149,7 @@ func (l *RankLoad) propose(ctx context.Context) (loadMessage, error) {
 	if err != nil {
 		return loadMessage{}, err
 	}
-	return loadMessage{saveID: l.Metadata.Storage.SaveID, plan: p, takes: l.takes()}, nil
+	return loadMessage{saveID: l.Metadata.Storage.SaveID, plan: p, canShare: l.canShare()}, nil
 }
 
 // decide returns the message that the coordinator sends to each rank.
@@ -156,7 +157,7 @@ func (l *RankLoad) decide(ctx context.Context, all []loadMessage) ([]loadMessage
 	plans := make([]*plan.LoadPlan, len(all))
 	for r, m := range all {
 		if m.saveID != all[0].saveID {
-			return nil, fmt.Errorf("%w: rank 0 sees save %s, rank %d %s", storage.ErrChanged, all[0].saveID, r, m.saveID)
+			return nil, fmt.Errorf("%w: rank 0 has read save %s, rank %d save %s", storage.ErrChanged, all[0].saveID, r, m.saveID)
 		}
 		plans[r] = m.plan
 	}
@@ -165,16 +166,16 @@ func (l *RankLoad) decide(ctx context.Context, all []loadMessage) ([]loadMessage
 		return nil, err
 	}
 	out := make([]loadMessage, len(plans))
-	again := replicated(l.Metadata, plans)
+	manyReads := replicated(l.Metadata, plans)
 	for r, p := range plans {
-		out[r] = loadMessage{plan: p, replicated: again}
+		out[r] = loadMessage{plan: p, replicated: manyReads}
 	}
 	l.assignReaders(out, all)
 	return out, nil
 }
 
-// replicated reports whether the plans read a good part of the checkpoint more
-// than once: together they ask for at least a quarter more elements than it has.
+// replicated reports whether the plans read a large part of the checkpoint more
+// than once: together they ask for over a quarter more elements than it has.
 func replicated(md *meta.Metadata, plans []*plan.LoadPlan) bool {
 	var has, asked int64
 	for i := range md.Entries {
@@ -203,7 +204,7 @@ func (l *RankLoad) read(ctx context.Context, own loadMessage) (storage.ReadStats
 		return l.readData(ctx, &q)
 	}
 	if !sameItems(p, own.plan) {
-		return storage.ReadStats{}, fmt.Errorf("%w: the planner shares its items and has changed them", plan.ErrProtocol)
+		return storage.ReadStats{}, fmt.Errorf("%w: the planner's FinishPlan has changed items that are shared", plan.ErrProtocol)
 	}
 	s, err := l.newSharing(p, own.share, own.tag)
 	if err != nil {
@@ -217,9 +218,9 @@ func (l *RankLoad) read(ctx context.Context, own loadMessage) (storage.ReadStats
 type loadMessage struct {
 	saveID string
 	plan   *plan.LoadPlan
-	// takes is set if the rank can read for other ranks and let them read for it.
-	takes bool
-	// replicated is set if the ranks read some bytes more than once.
+	// canShare is set if this rank and other ranks can read for each other.
+	canShare bool
+	// replicated is set if the ranks read many bytes more than once.
 	replicated bool
 	// share lists which rank reads which pieces for which ranks, and tag is the tag
 	// of the messages between them. Nil: this rank reads for itself.
@@ -238,7 +239,7 @@ func (loadCodec) Encode(m loadMessage) ([]byte, error) {
 	w := wire.Writer{B: make([]byte, 0, len(b)+64)}
 	w.String(m.saveID)
 	w.Bytes(b)
-	w.Bool(m.takes)
+	w.Bool(m.canShare)
 	w.Bool(m.replicated)
 	w.Bool(m.share != nil)
 	if m.share == nil {
@@ -256,7 +257,7 @@ func (loadCodec) Decode(b []byte) (loadMessage, error) {
 	r := wire.NewReader(b)
 	m := loadMessage{saveID: r.String()}
 	body := r.Bytes()
-	m.takes = r.Bool()
+	m.canShare = r.Bool()
 	m.replicated = r.Bool()
 	shared := r.Bool()
 	var share []byte

@@ -13,8 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// InProcessSave is a save whose ranks are all in this process. Its methods are the steps
-// of the protocol: Plan, Write and Finish, or Abort. Run calls them.
+// InProcessSave is a save whose ranks are all in this process. Its methods are the
+// steps of the protocol: Plan, Write and Finish, or Abort. Run calls them.
 type InProcessSave struct {
 	Storage meta.Storage
 	// Planners and Writers are those of each rank. Rank 0 is the coordinator.
@@ -25,7 +25,7 @@ type InProcessSave struct {
 	// Progress, if not nil, receives the bytes that each rank has written since
 	// its last call.
 	Progress func(rank int, bytes int64)
-	// Warn, if not nil, receives errors that do no harm to the checkpoint.
+	// Warn, if not nil, receives errors that do not damage the checkpoint.
 	Warn func(err error)
 	// Journal, if not nil, allows the save to be continued after an interruption.
 	Journal storage.Journal
@@ -38,7 +38,7 @@ type InProcessSave struct {
 	Results []*storage.WriteResults
 }
 
-// rank returns the job of rank r.
+// rank returns the part of rank r.
 func (s *InProcessSave) rank(r int) *RankSave {
 	o := &Observer{Warned: s.Warn}
 	if s.Progress != nil {
@@ -124,8 +124,8 @@ func (s *InProcessSave) Run(ctx context.Context, states []plan.State) error {
 	return err
 }
 
-// InProcessLoad is a load whose ranks are all in this process. Its methods are the steps
-// of the protocol: Plan and Read. Run calls them.
+// InProcessLoad is a load whose ranks are all in this process. Its methods are the
+// steps of the protocol: Plan and Read. Run calls them.
 type InProcessLoad struct {
 	// Planners and Readers are those of each rank. Rank 0 is the coordinator.
 	Planners []plan.LoadPlanner

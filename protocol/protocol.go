@@ -1,7 +1,8 @@
 // Package protocol calls planners and storage in the order of the save and load
-// protocols. Save and Load run one rank's part over a group: the ranks agree
-// between the steps, and an error on one rank is returned on all of them. InProcessSave
-// and InProcessLoad run the parts of several ranks in one process, step by step.
+// protocols. Save and Load run one rank's part over a group: a step begins after all
+// ranks have completed the step before it, and an error on one rank is returned on
+// all of them. InProcessSave and InProcessLoad run the parts of several ranks in one
+// process, step by step.
 //
 // The package does not depend on formats, on storage media or on how plans are
 // made. docs/architecture.md shows the order of the calls.
@@ -30,7 +31,7 @@ type Observer struct {
 	// call. If the save or load succeeds, they add up to the number that Planned
 	// received.
 	Moved func(bytes int64)
-	// Warned receives errors that do no harm to the checkpoint.
+	// Warned receives errors that do not damage the checkpoint.
 	Warned func(err error)
 }
 
@@ -70,8 +71,8 @@ type LoadReport struct {
 	ReadTime time.Duration `json:"read_ns"`
 }
 
-// errNotCommitted marks the failure of a commit that certainly did not take
-// place, so that every rank may remove what it wrote.
+// errNotCommitted reports that the commit certainly did not take place, so that
+// every rank may remove the files that it wrote.
 var errNotCommitted = errors.New("not committed")
 
 // These errors keep their identity on the way from one rank to another. The codes
@@ -141,7 +142,7 @@ func givenAll[T any](what string, ranks int, call func() ([]*T, error)) ([]*T, e
 // process and leave the other ranks waiting. source and target return panics of
 // planners as errors.
 
-// source is a planner of a save as storage sees it.
+// source is the planner of a save, for calls by storage.
 type source struct{ plan.SavePlanner }
 
 var (
@@ -160,8 +161,8 @@ func (s source) Resolve(it *plan.WriteItem) (d plan.Data, err error) {
 	return d, err
 }
 
-// Alias asks the planner if it is a storage.Aliaser, as the default one is. A
-// panic counts as no alias.
+// Alias calls the planner's Alias if the planner is a storage.Aliaser, as the
+// default planner is. After a panic it returns nil.
 func (s source) Alias(it *plan.WriteItem) (key any) {
 	if a, ok := s.SavePlanner.(storage.Aliaser); ok {
 		_ = group.Catch(func() error { key = a.Alias(it); return nil })
@@ -169,7 +170,7 @@ func (s source) Alias(it *plan.WriteItem) (key any) {
 	return key
 }
 
-// target is a planner of a load as storage sees it.
+// target is the planner of a load, for calls by storage.
 type target struct{ plan.LoadPlanner }
 
 var _ storage.Receiver = target{}

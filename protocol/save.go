@@ -24,10 +24,10 @@ type RankSave struct {
 
 	Planner plan.SavePlanner
 	Writer  storage.Writer
-	// Cache remembers plans from save to save. Nil: every save plans from scratch.
+	// Cache remembers plans from save to save. Nil: every save makes a new plan.
 	Cache *plan.Cache
 	State plan.State
-	// Storage describes the checkpoint. All ranks use that of the coordinator.
+	// Storage describes the checkpoint. All ranks use the coordinator's Storage.
 	Storage meta.Storage
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
@@ -135,11 +135,11 @@ type totals struct {
 // save fails, every rank returns the same error, all ranks have removed the files
 // that they wrote, and no checkpoint has appeared or changed.
 //
-// The exception is an error that wraps storage.ErrUncertain: this rank does not
-// know whether the new checkpoint has replaced the old one, and no file that either
-// of them needs is removed. (If a rank has left the group for good, perhaps only
-// the coordinator knows. Then only the errors of the other ranks wrap
-// ErrUncertain.)
+// The exception is an error that wraps storage.ErrUncertain: it is unknown whether
+// the new checkpoint has replaced the old one, and no file that either of them needs
+// is removed. If ranks lose their connections during the commit, the error of the
+// coordinator may state the outcome while the errors of other ranks wrap
+// ErrUncertain.
 func Save(ctx context.Context, job RankSave) (*SaveReport, error) {
 	s := &saveRun{RankSave: job}
 	if !s.RankLocal {
@@ -195,8 +195,8 @@ func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 	if !errors.Is(err, plan.ErrStale) {
 		return p, err
 	}
-	// The ranks remember different saves. All of them got this error, so all of
-	// them forget and plan again.
+	// The ranks remember different saves. All of them received this error, so all of
+	// them forget their plans and plan again.
 	s.forget()
 	return once()
 }
@@ -239,7 +239,7 @@ func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) ([]*p
 	})
 	s.md = md
 	if err == nil && len(s.md.Entries) == 0 && !s.RankLocal {
-		// An empty checkpoint would replace one that is not.
+		// An empty checkpoint would replace one that is not empty.
 		err = fmt.Errorf("%w: it is empty on all ranks", plan.ErrState)
 	}
 	return out, err
@@ -313,8 +313,8 @@ func (s *saveRun) commitAll(ctx context.Context) (totals, error) {
 	return out, nil
 }
 
-// abortTime bounds how long a failed save may take to remove what it wrote. The
-// next save removes the rest.
+// abortTime bounds how long a failed save may take to remove its files. The next
+// save removes the rest.
 const abortTime = 2 * time.Minute
 
 // giveUp forgets the plans and removes the files of a save that failed with err,
@@ -337,9 +337,9 @@ func (s *saveRun) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// lost reports whether this rank has sent its results and then lost the
-// coordinator, which may have committed since. The coordinator itself knows
-// whether it has committed, and its Abort removes the files of all ranks.
+// lost reports whether this rank has sent its results and then lost the connection
+// to the coordinator, which may have committed since. On the coordinator the outcome
+// is certain, and its Abort removes the files of all ranks.
 func (s *saveRun) lost(err error) bool {
 	return s.Group.Rank() != 0 && s.wrote && errors.Is(err, group.ErrGone) && !errors.Is(err, storage.ErrUncertain)
 }
@@ -350,9 +350,9 @@ func (s *saveRun) forget() {
 	}
 }
 
-// kept returns c for a group of several ranks. In a group of one, values stay in
-// the process: the codec returns the value that it received last, if check accepts
-// it as c would.
+// kept returns c for a group of several ranks. For a group of one rank it returns a
+// codec that does not encode: Decode returns the value that Encode received, if
+// check accepts it as c would.
 func kept[T any](g group.Group, c group.Codec[T], check func(T) error) group.Codec[T] {
 	if g.Size() > 1 {
 		return c

@@ -21,29 +21,29 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// takes reports whether this rank can read for other ranks. A rank that waits for
+// canShare reports whether this rank can read for other ranks. A rank that waits for
 // messages must be notified if another rank fails, so the group must also be an
 // Alarmer.
-func (l *RankLoad) takes() bool {
+func (l *RankLoad) canShare() bool {
 	_, mail := l.Group.(group.Messenger)
 	_, alarm := l.Group.(group.Alarmer)
 	return l.Share && mail && alarm && l.Group.Size() > 1 && plan.CanShare(l.Planner)
 }
 
-// assignReaders adds to the messages in out what the ranks read for each other. all holds
-// the messages that the ranks sent. Each load has its own tag, so that messages of
-// a load that failed are never taken for messages of the next.
+// assignReaders adds to the messages in out what the ranks read for each other. all
+// holds the messages that the ranks sent. Each load has its own tag, so that messages
+// of a load that failed are never mistaken for messages of the next load.
 func (l *RankLoad) assignReaders(out, all []loadMessage) {
 	if len(out) != len(all) {
 		return // the step refuses it
 	}
-	plans, takes := make([]*plan.LoadPlan, len(out)), make([]bool, len(out))
+	plans, takesPart := make([]*plan.LoadPlan, len(out)), make([]bool, len(out))
 	for r := range out {
 		// The reader's data of a plan may depend on its items, which sharing changes.
-		plans[r], takes[r] = out[r].plan, all[r].takes && len(out[r].plan.StorageData) == 0
+		plans[r], takesPart[r] = out[r].plan, all[r].canShare && len(out[r].plan.StorageData) == 0
 	}
 	tag := group.LoadTags + rand.IntN(math.MaxInt-group.LoadTags)
-	for r, s := range plan.AssignReaders(l.Metadata, plans, takes) {
+	for r, s := range plan.AssignReaders(l.Metadata, plans, takesPart) {
 		out[r].share, out[r].tag = s, tag
 	}
 }
@@ -60,10 +60,10 @@ type sharing struct {
 	data *plan.LoadPlan
 	dst  target
 
-	alone []*piece                 // what it reads for itself, tensors only
-	mine  []*piece                 // what it also reads for other ranks
-	from  map[int]map[int64]*piece // what other ranks read for it: by rank and ID
-	boxes map[int]chan *piece      // by rank: what was read and is to be sent
+	alone  []*piece                 // tensors that this rank reads for itself only
+	mine   []*piece                 // pieces that it also reads for other ranks
+	from   map[int]map[int64]*piece // pieces that other ranks read for it: by rank and ID
+	queues map[int]chan *piece      // by rank: pieces that were read and are to be sent
 
 	stage    budget // pieces of mine that are not in the planner's memory
 	inbound  budget // received pieces that are not in the planner's memory
@@ -74,8 +74,8 @@ type sharing struct {
 	common   sync.Mutex // held while memory of several parts is filled
 	mu       sync.Mutex
 	awaited  map[string][]*piece       // items that the reader will ask for; guarded by mu
-	resolved map[*tensor.Tensor]*piece // by the memory that the reader was given; guarded by mu
-	open     int                       // pieces of mine that are not read yet; guarded by mu
+	resolved map[*tensor.Tensor]*piece // by the memory that the reader received; guarded by mu
+	unread   int                       // pieces of mine that are not read yet; guarded by mu
 }
 
 var _ storage.Receiver = (*sharing)(nil)
@@ -90,9 +90,9 @@ type piece struct {
 	direct bool           // the bytes can be read or received directly into that memory
 	common bool           // another part uses the same memory
 
-	ranks  []int // to send it to
-	left   atomic.Int32
-	body   []byte // the bytes to send; nil once they are sent to all ranks
+	ranks  []int        // the ranks to send it to
+	left   atomic.Int32 // how many of them it was not sent to yet
+	body   []byte       // the bytes to send; nil once they are sent to all ranks
 	crc    uint32
 	weight int64 // bytes of stage that it holds
 }
@@ -104,11 +104,11 @@ func (l *RankLoad) newSharing(p *plan.LoadPlan, share *plan.SharedReads, tag int
 	}
 	mail, ok := l.Group.(group.Messenger)
 	if !ok {
-		return nil, fmt.Errorf("%w: a share for a rank that cannot take part", plan.ErrProtocol)
+		return nil, fmt.Errorf("%w: shared reads for a rank that cannot take part", plan.ErrProtocol)
 	}
 	s := &sharing{
 		RankLoad: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
-		from: map[int]map[int64]*piece{}, boxes: map[int]chan *piece{},
+		from: map[int]map[int64]*piece{}, queues: map[int]chan *piece{},
 		awaited: map[string][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
 	}
 	bytes := (&storage.ReadOptions{BufferBytes: l.BufferBytes}).Budget()
@@ -130,7 +130,8 @@ func newBudget(bytes int64) budget {
 	return budget{semaphore.NewWeighted(bytes), bytes}
 }
 
-// acquire waits for n bytes, or for all if n is more, and returns their number.
+// acquire waits for n bytes, or for the whole budget if n is larger, and returns how
+// many bytes it acquired.
 func (b budget) acquire(ctx context.Context, n int64) (int64, error) {
 	n = min(n, b.size)
 	if b.free.Acquire(ctx, n) != nil {
@@ -166,7 +167,7 @@ func (s *sharing) sort(share *plan.SharedReads) error {
 		}
 	}
 	for r, n := range sends {
-		s.boxes[r] = make(chan *piece, n)
+		s.queues[r] = make(chan *piece, n)
 	}
 	for i := range s.data.Items {
 		if pieced[i] || s.data.Items[i].Kind != plan.KindTensor {
@@ -208,7 +209,7 @@ func (s *sharing) resolve() error {
 			return plan.Named(p.item.Source.FQN, err)
 		}
 		if t == nil || !slices.Equal(t.Shape(), p.item.Lengths) {
-			return fmt.Errorf("%q: %w: the planner gave %v for a box of %v", p.item.Source.FQN, plan.ErrProtocol, t, p.item.Lengths)
+			return fmt.Errorf("%q: %w: the planner's ResolveTensor returned %v for a box of %v", p.item.Source.FQN, plan.ErrProtocol, t, p.item.Lengths)
 		}
 		p.to, p.direct = t, t.DType() == p.dtype && t.Contiguous()
 	}
@@ -222,8 +223,8 @@ func (s *sharing) run(ctx context.Context) (storage.ReadStats, error) {
 	start := func(fn func() error) {
 		g.Go(func() error { return group.Catch(fn) })
 	}
-	for rank, box := range s.boxes {
-		start(func() error { return s.sendAll(gctx, rank, box) })
+	for rank, queue := range s.queues {
+		start(func() error { return s.sendAll(gctx, rank, queue) })
 	}
 	for rank, want := range s.from {
 		start(func() error { return s.receiveAll(gctx, rank, want) })
@@ -235,7 +236,7 @@ func (s *sharing) run(ctx context.Context) (storage.ReadStats, error) {
 	})
 	err := g.Wait()
 	if err == nil {
-		err = context.Cause(ctx) // cancelled is not done
+		err = context.Cause(ctx) // a cancelled load is not complete
 	}
 	n := s.received.Load()
 	stats.Add(storage.ReadStats{Needed: n, Rounded: n, Received: n})
@@ -259,9 +260,9 @@ func (s *sharing) commit(p *piece) error {
 	return nil
 }
 
-// readAll reads all that this rank has to read. First it reads what other ranks
-// wait for, in as many calls as the memory limit requires. The last of these calls
-// also reads the rest.
+// readAll reads everything that this rank has to read. First it reads the pieces that
+// other ranks wait for, in as many calls as the memory limit requires. The last of
+// these calls also reads the rest.
 func (s *sharing) readAll(ctx context.Context) (storage.ReadStats, error) {
 	var stats storage.ReadStats
 	for rest := s.mine; ; {
@@ -280,8 +281,8 @@ func (s *sharing) readAll(ctx context.Context) (storage.ReadStats, error) {
 }
 
 // round returns how many of the pieces are read by one call, and how many bytes of
-// stage they take. Pieces that are read directly into the planner's memory take
-// none. A round takes at most half of stage, unless a single piece takes more, so
+// stage they take. Pieces that are read directly into the planner's memory take no
+// bytes of stage. A round takes at most half of stage, unless a single piece takes more, so
 // that one round can be read while another is sent.
 func (s *sharing) round(rest []*piece) (n int, weight int64) {
 	for _, p := range rest {
@@ -301,7 +302,7 @@ func (s *sharing) round(rest []*piece) (n int, weight int64) {
 func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (storage.ReadStats, error) {
 	p := &plan.LoadPlan{PlannerData: s.data.PlannerData}
 	s.mu.Lock()
-	s.open += len(pieces)
+	s.unread += len(pieces)
 	if last {
 		pieces = append(pieces[:len(pieces):len(pieces)], s.alone...)
 	}
@@ -324,8 +325,8 @@ func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (st
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.open > 0 {
-		return st, fmt.Errorf("%w: the reader has not handed over %d items of its plan", plan.ErrProtocol, s.open)
+	if s.unread > 0 {
+		return st, fmt.Errorf("%w: the reader has not committed %d items of its plan", plan.ErrProtocol, s.unread)
 	}
 	return st, nil
 }
@@ -337,7 +338,7 @@ func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	defer s.mu.Unlock()
 	list := s.awaited[it.Key()]
 	if len(list) == 0 {
-		return nil, fmt.Errorf("%w: the reader asks for an item that is not in its plan, or for the second time", plan.ErrProtocol)
+		return nil, fmt.Errorf("%w: the reader asks for an item that is not in its plan, or for an item twice", plan.ErrProtocol)
 	}
 	p := list[0]
 	s.awaited[it.Key()] = list[1:]
@@ -360,7 +361,7 @@ func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
 	p := s.resolved[t]
 	delete(s.resolved, t)
 	if p != nil && len(p.ranks) > 0 {
-		s.open--
+		s.unread--
 	}
 	s.mu.Unlock()
 	switch {
@@ -379,7 +380,7 @@ func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
 	p.body, _ = t.Bytes()
 	p.crc = crc32c.Update(headSum(p.id, p.bytes), p.body)
 	for _, r := range p.ranks {
-		s.boxes[r] <- p // has room for all
+		s.queues[r] <- p // never blocks: the queue has room for all pieces
 	}
 	return nil
 }

@@ -16,14 +16,14 @@ import (
 
 const (
 	// inlineBytes is the largest size of a piece that is sent in one message with
-	// others. bundleBytes is about the size of such a message.
+	// other pieces. bundleBytes is about the size of such a message.
 	inlineBytes, bundleBytes = 64 << 10, 256 << 10
 	// sliceBytes is the number of bytes of a large piece that one message holds.
 	sliceBytes = 4 << 20
 )
 
-// headSum begins the checksum of a piece with its number and length, so that the
-// body of another piece has another checksum.
+// headSum returns the checksum of a piece's number and length, to be continued with
+// its body, so that pieces with equal bodies have different checksums.
 func headSum(id, bytes int64) uint32 {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:8], uint64(id))
@@ -32,9 +32,9 @@ func headSum(id, bytes int64) uint32 {
 }
 
 // sendAll sends rank all pieces that this rank reads for it.
-func (s *sharing) sendAll(ctx context.Context, rank int, box chan *piece) error {
-	for left := cap(box); left > 0; {
-		batch, err := nextBatch(ctx, box)
+func (s *sharing) sendAll(ctx context.Context, rank int, queue chan *piece) error {
+	for left := cap(queue); left > 0; {
+		batch, err := nextBatch(ctx, queue)
 		if err != nil {
 			return err
 		}
@@ -52,18 +52,18 @@ func (s *sharing) sendAll(ctx context.Context, rank int, box chan *piece) error 
 }
 
 // nextBatch waits for a piece and returns it with further pieces that are already
-// in box. Only the last piece may be large.
-func nextBatch(ctx context.Context, box <-chan *piece) ([]*piece, error) {
+// in queue. Only the last piece may be large.
+func nextBatch(ctx context.Context, queue <-chan *piece) ([]*piece, error) {
 	var batch []*piece
 	select {
-	case p := <-box:
+	case p := <-queue:
 		batch = append(batch, p)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 	for bytes := batch[0].bytes; bytes < bundleBytes && batch[len(batch)-1].bytes <= inlineBytes; {
 		select {
-		case p := <-box:
+		case p := <-queue:
 			batch = append(batch, p)
 			bytes += p.bytes
 		default:
@@ -73,22 +73,22 @@ func nextBatch(ctx context.Context, box <-chan *piece) ([]*piece, error) {
 	return batch, nil
 }
 
-// send sends a batch: a message that names the pieces and has the small ones in it,
-// and then the large one. It acquires bytes of outbound before the first message
-// and holds them to the end: after the first message the receiver reserves memory
-// of its own, and it must not have to wait until this rank has sent to another
+// send sends a batch: a message that lists the pieces and contains the small ones,
+// and then the large piece, if there is one. It acquires bytes of outbound before the
+// first message and holds them to the end: after the first message the receiver
+// reserves memory of its own, and must not wait until this rank has sent to another
 // receiver.
 func (s *sharing) send(ctx context.Context, rank int, batch []*piece) error {
-	head, under := encodeHead(batch), int64(0)
+	head, n := encodeHead(batch), int64(0)
 	last := batch[len(batch)-1]
 	if last.bytes > inlineBytes {
-		under = min(last.bytes, sliceBytes)
+		n = min(last.bytes, sliceBytes)
 	}
-	under, err := s.outbound.acquire(ctx, under+int64(len(head)))
+	n, err := s.outbound.acquire(ctx, n+int64(len(head)))
 	if err != nil {
 		return err
 	}
-	defer s.outbound.free.Release(under)
+	defer s.outbound.free.Release(n)
 	if err := s.mail.Send(ctx, rank, s.tag, head); err != nil {
 		return fmt.Errorf("share %q: %w", batch[0].item.Source.FQN, err)
 	}
@@ -119,8 +119,8 @@ func encodeHead(batch []*piece) []byte {
 	return w.B
 }
 
-// record describes one piece in a head.
-type record struct {
+// headEntry describes one piece in a head.
+type headEntry struct {
 	id, bytes int64
 	crc       uint32
 	body      []byte // nil: it comes after the head
@@ -128,11 +128,11 @@ type record struct {
 
 // decodeHead decodes a head. The bodies are slices of b. If no rank could have sent
 // b, the error wraps wire.ErrMalformed.
-func decodeHead(b []byte) ([]record, error) {
-	var out []record
+func decodeHead(b []byte) ([]headEntry, error) {
+	var out []headEntry
 	r := wire.NewReader(b)
 	for r.Len() > 0 {
-		c := record{id: r.Size(), crc: r.U32(), bytes: r.Size()}
+		c := headEntry{id: r.Size(), crc: r.U32(), bytes: r.Size()}
 		if c.bytes > inlineBytes {
 			out = append(out, c)
 			break
@@ -141,7 +141,7 @@ func decodeHead(b []byte) ([]record, error) {
 		out = append(out, c)
 	}
 	if len(out) == 0 {
-		r.Fail("it names no piece")
+		r.Fail("it lists no piece")
 	}
 	if err := r.Done(); err != nil {
 		return nil, err
@@ -158,12 +158,12 @@ func (s *sharing) receiveAll(ctx context.Context, rank int, want map[int64]*piec
 		}
 		head, err := decodeHead(b)
 		if err != nil {
-			return fmt.Errorf("%w: message of rank %d about shared reads: %w", storage.ErrCorrupt, rank, err)
+			return fmt.Errorf("%w: message from rank %d about shared reads: %w", storage.ErrCorrupt, rank, err)
 		}
 		for _, c := range head {
 			p := want[c.id]
 			if p == nil || p.bytes != c.bytes {
-				return fmt.Errorf("%w: rank %d sends %d bytes as piece %d, which it was not to send", storage.ErrCorrupt, rank, c.bytes, c.id)
+				return fmt.Errorf("%w: rank %d sent %d bytes as piece %d, which the plan does not expect", storage.ErrCorrupt, rank, c.bytes, c.id)
 			}
 			delete(want, c.id)
 			if err := s.receive(ctx, rank, p, c); err != nil {
@@ -175,13 +175,13 @@ func (s *sharing) receiveAll(ctx context.Context, rank int, want map[int64]*piec
 }
 
 // receive receives one piece and hands it over to the planner.
-func (s *sharing) receive(ctx context.Context, rank int, p *piece, c record) error {
+func (s *sharing) receive(ctx context.Context, rank int, p *piece, c headEntry) error {
 	if c.body == nil && p.direct {
 		mem, _ := p.to.Bytes()
 		if err := s.receiveInto(ctx, rank, c, mem); err != nil {
 			return err
 		}
-		return s.taken(p)
+		return s.deliver(p)
 	}
 	body := c.body
 	if body == nil {
@@ -204,11 +204,11 @@ func (s *sharing) receive(ctx context.Context, rank int, p *piece, c record) err
 	if err := s.fill(p, src); err != nil {
 		return err
 	}
-	return s.taken(p)
+	return s.deliver(p)
 }
 
 // receiveInto fills mem with the body of a large piece and checks it.
-func (s *sharing) receiveInto(ctx context.Context, rank int, c record, mem []byte) error {
+func (s *sharing) receiveInto(ctx context.Context, rank int, c headEntry, mem []byte) error {
 	crc := headSum(c.id, c.bytes)
 	for len(mem) > 0 {
 		part := mem[:min(len(mem), sliceBytes)]
@@ -224,16 +224,16 @@ func (s *sharing) receiveInto(ctx context.Context, rank int, c record, mem []byt
 	return c.check(rank, crc)
 }
 
-// check returns an error unless the bytes are what the sender read.
-func (c *record) check(rank int, crc uint32) error {
+// check returns an error unless the checksum is the sender's.
+func (c *headEntry) check(rank int, crc uint32) error {
 	if crc != c.crc {
-		return fmt.Errorf("%w: checksum of what rank %d has sent", storage.ErrCorrupt, rank)
+		return fmt.Errorf("%w: the bytes that rank %d sent have a wrong checksum", storage.ErrCorrupt, rank)
 	}
 	return nil
 }
 
-// taken counts a received piece and hands it over to the planner.
-func (s *sharing) taken(p *piece) error {
+// deliver counts a received piece and hands it over to the planner.
+func (s *sharing) deliver(p *piece) error {
 	s.received.Add(p.bytes)
 	if err := s.commit(p); err != nil {
 		return err

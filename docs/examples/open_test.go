@@ -17,7 +17,7 @@ func readRows(ctx context.Context, path, name string, first, n, width int64) (*t
 		return nil, err
 	}
 	defer c.Close()
-	rows, err := tensor.New(tensor.Float32, []int64{n, width}) // whatever its dtype: casts on the way
+	rows, err := tensor.New(tensor.Float32, []int64{n, width}) // other dtypes are converted
 	if err != nil {
 		return nil, err
 	}
