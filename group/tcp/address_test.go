@@ -45,7 +45,7 @@ func TestPlacesOfAName(t *testing.T) {
 	} {
 		for secret, want := range map[string][]string{"s": c.proven, "": c.unproven} {
 			cfg := Config{Secret: []byte(secret), lookup: hostnames}
-			got, err := cfg.places(limited(t), c.address)
+			got, err := cfg.listenAddrs(limited(t), c.address)
 			if !slices.Equal(got, want) || (err == nil) != (want != nil) {
 				t.Errorf("places of %s with secret %q = %q, %v; want %q", c.address, secret, got, err, want)
 			}
@@ -103,7 +103,7 @@ func TestPlaceBesideRank0(t *testing.T) {
 		{"node7:7", "", "127.0.0.1:0"},
 	} {
 		cfg := Config{Secret: []byte(c.secret)}
-		if got := cfg.place(1, c.addr, conn); got != c.want {
+		if got := cfg.listenAddr(1, c.addr, conn); got != c.want {
 			t.Errorf("place beside rank 0 at %s with secret %q = %s; want %s", c.addr, c.secret, got, c.want)
 		}
 	}

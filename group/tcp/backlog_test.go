@@ -13,7 +13,7 @@ import (
 // put delivers a whole message of n bytes from a rank.
 func (m *mail) put(from, tag, n int) error {
 	l := frame{kind: framePiece, lane: lane{peer: from, tag: tag}, first: true, total: n}
-	return m.deliver(l, n, bytes.NewReader(make([]byte, n)).Read, newWire(m, from, false))
+	return m.deliver(l, n, bytes.NewReader(make([]byte, n)).Read, newMailConn(m, from, false))
 }
 
 // The bytes and tags that a rank has sent and no call receives are bounded. Messages

@@ -26,21 +26,22 @@ const SecretVariable = "CAIRN_SECRET"
 // MaxJob bounds the bytes of a job's name.
 const MaxJob = 256
 
-// Config says how a process joins a group.
+// Config describes how a process joins a group.
 type Config struct {
 	// Rendezvous is where the ranks find each other: "env://" or
 	// "file:///shared/path". Empty: "env://".
 	Rendezvous string
 	// Meet is used instead of Rendezvous if it is not nil.
 	Meet Rendezvous
-	// Rank and Size are this process's number and how many there are. If
-	// Size is zero both come from the rendezvous.
+	// Rank and Size are this process's rank and the number of ranks. If Size is zero,
+	// both come from the rendezvous.
 	Rank, Size int
 	// Job is a name that all ranks of a job share, of at most [MaxJob] bytes.
-	// Ranks of another one are refused.
+	// Ranks of other jobs are refused.
 	Job string
-	// Secret is known to all ranks of the job. A connection must prove that it knows
-	// the secret before anything else. Nil: the environment variable CAIRN_SECRET.
+	// Secret must be the same on all ranks of the job. Both ends of a connection prove
+	// that they have it before anything else. Nil: the environment variable
+	// CAIRN_SECRET.
 	Secret []byte
 	// TLS is for both sides of every connection, if it is not nil. It needs a
 	// certificate; with ClientAuth set to RequireAndVerifyClientCert a secret is
@@ -48,13 +49,13 @@ type Config struct {
 	TLS *tls.Config
 	// Listen is the address to listen at: "host:port" with port 0 for any, or
 	// "unix:/folder" for a socket in that folder. Empty: on rank 0 the address of the
-	// rendezvous, on others the address by which they reach rank 0.
+	// rendezvous, on the other ranks the local address from which they reach rank 0.
 	Listen string
 	// Timeout is how long a rank may be silent before it counts as gone. All ranks use
 	// the value of rank 0. Zero: 20 s.
 	Timeout time.Duration
-	// Arity is how many connections a rank holds to ranks below it. All ranks use the
-	// value of rank 0. Zero: [tree.DefaultArity].
+	// Arity is the number of connections that a rank holds to ranks below it in the
+	// tree. All ranks use the value of rank 0. Zero: [tree.DefaultArity].
 	Arity int
 	// MaxMessage bounds the bytes of one value or message. Zero: 1 GiB.
 	MaxMessage int
@@ -75,7 +76,7 @@ type Config struct {
 	parting, search time.Duration
 }
 
-// partingTime is how long a rank that closes or gives up waits until the other
+// partingTime bounds how long a rank that closes or gives up waits until the other
 // ranks have received its last messages.
 func (c *Config) partingTime() time.Duration {
 	return cmp.Or(c.parting, min(c.Timeout, 5*time.Second))
@@ -87,10 +88,10 @@ func (c *Config) searchTime() time.Duration {
 	return cmp.Or(c.search, max(c.Timeout, 20*time.Second))
 }
 
-// maxArity bounds what rank 0 may set for all.
+// maxArity bounds the arity that rank 0 may set for all ranks.
 const maxArity = 1 << 16
 
-// handshakeTimeout bounds how long a new connection may take to prove itself.
+// handshakeTimeout bounds how long the handshake of a connection may take.
 const handshakeTimeout = 10 * time.Second
 
 func (c Config) withDefaults() (Config, error) {
@@ -121,7 +122,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// check returns an error if a field makes no sense.
+// check returns an error if a field is out of range.
 func (c *Config) check() error {
 	for _, f := range []struct {
 		name     string
@@ -140,8 +141,8 @@ func (c *Config) check() error {
 	return CheckJob(c.Job)
 }
 
-// CheckJob returns an error that wraps [group.ErrInvalid] if a name is too
-// long for a job's.
+// CheckJob returns an error that wraps [group.ErrInvalid] if the name of a job is too
+// long.
 func CheckJob(name string) error {
 	if len(name) > MaxJob {
 		return fmt.Errorf("job name of %d bytes, more than %d: %w", len(name), MaxJob, group.ErrInvalid)
@@ -149,12 +150,13 @@ func CheckJob(name string) error {
 	return nil
 }
 
-// proven reports whether connections must prove themselves.
-func (c *Config) proven() bool {
+// authenticates reports whether both ends of a connection must prove that they belong
+// to the job.
+func (c *Config) authenticates() bool {
 	return len(c.Secret) > 0 || c.TLS != nil && c.TLS.ClientAuth == tls.RequireAndVerifyClientCert
 }
 
-// checkRank returns an error if rank and size make no sense.
+// checkRank returns an error if rank or size is out of range.
 func (c *Config) checkRank(rank, size int) error {
 	switch {
 	case size < 1 || size > c.MaxSize:
@@ -165,18 +167,19 @@ func (c *Config) checkRank(rank, size int) error {
 	return nil
 }
 
-// ErrOpen reports an address beyond this host at which any program could join.
-var ErrOpen = errors.New("open to strangers")
+// ErrOpen reports an address that programs of other hosts can reach, while the
+// configuration does not authenticate connections: any program could join.
+var ErrOpen = errors.New("connections are not authenticated")
 
 // MaxAddress bounds the bytes of an address.
 const MaxAddress = 512
 
-// CheckAddress returns an error that wraps [group.ErrInvalid] unless addr is text
-// that can be an address: not empty, not too long, without control characters.
-// It is for implementations of [Rendezvous].
+// CheckAddress returns an error that wraps [group.ErrInvalid] unless addr can be an
+// address: not empty, not too long, without control characters. It is for
+// implementations of [Rendezvous].
 func CheckAddress(addr string) error {
 	if addr == "" || len(addr) > MaxAddress || !utf8.ValidString(addr) || strings.ContainsFunc(addr, unicode.IsControl) {
-		return fmt.Errorf("%d bytes are no address: %w", len(addr), group.ErrInvalid)
+		return fmt.Errorf("a text of %d bytes is not an address: %w", len(addr), group.ErrInvalid)
 	}
 	return nil
 }
@@ -185,7 +188,7 @@ const unixPrefix = "unix:"
 
 func isUnix(addr string) bool { return strings.HasPrefix(addr, unixPrefix) }
 
-// split returns the network and address as package net wants them.
+// split returns the network and the address for package net.
 func split(addr string) (network, address string) {
 	if path, ok := strings.CutPrefix(addr, unixPrefix); ok {
 		return "unix", path
@@ -193,7 +196,7 @@ func split(addr string) (network, address string) {
 	return "tcp", addr
 }
 
-// addrText returns an address of package net as this package writes it.
+// addrText returns the text of an address of package net, the inverse of split.
 func addrText(a net.Addr) string {
 	if a.Network() == "unix" {
 		return unixPrefix + a.String()
@@ -201,26 +204,26 @@ func addrText(a net.Addr) string {
 	return a.String()
 }
 
-// listen listens at addr, unless that is beyond this host and connections need not
-// prove themselves.
+// listen listens at addr. It returns ErrOpen if other hosts can reach addr and
+// connections are not authenticated.
 func (c *Config) listen(ctx context.Context, addr string) (net.Listener, error) {
 	network, address := split(addr)
-	places := []string{address}
+	addrs := []string{address}
 	if network == "tcp" {
 		var err error
-		if places, err = c.places(ctx, address); err != nil {
+		if addrs, err = c.listenAddrs(ctx, address); err != nil {
 			return nil, err
 		}
 	}
 	var ln net.Listener
 	err := error(syscall.EADDRNOTAVAIL)
-	for i := 0; i < len(places) && errors.Is(err, syscall.EADDRNOTAVAIL); i++ {
-		ln, err = listenSoon(ctx, network, places[i])
+	for i := 0; i < len(addrs) && errors.Is(err, syscall.EADDRNOTAVAIL); i++ {
+		ln, err = listenRetry(ctx, network, addrs[i])
 	}
 	if err != nil {
 		return nil, err
 	}
-	if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() && !c.proven() {
+	if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() && !c.authenticates() {
 		ln.Close()
 		return nil, fmt.Errorf("listen at %s: %w: set a secret (Config.Secret or %s) or TLS with verified client certificates",
 			addr, ErrOpen, SecretVariable)
@@ -228,13 +231,15 @@ func (c *Config) listen(ctx context.Context, addr string) (net.Listener, error) 
 	return ln, nil
 }
 
-// places returns where to listen for an address, in the order in which to try.
+// listenAddrs returns the local addresses to try in turn, for an address at which other
+// ranks reach this host.
 //
-// A name is how others reach this host. On this host it may have another meaning:
-// none yet, if a cluster only names hosts that are ready; the address of a service in
-// front of this host; or loopback, if the host has its own name in /etc/hosts. Then
-// this rank listens at all addresses, if connections must prove themselves.
-func (c *Config) places(ctx context.Context, address string) ([]string, error) {
+// If the address contains a host name, this host may resolve it differently from other
+// hosts: to nothing, if a cluster only names hosts that are ready; to the address of a
+// service in front of this host; or to loopback, if the host's own name is in
+// /etc/hosts. Then this rank listens at all its addresses, if connections are
+// authenticated.
+func (c *Config) listenAddrs(ctx context.Context, address string) ([]string, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("listen at %s: %w: %w", address, group.ErrInvalid, err)
@@ -243,31 +248,31 @@ func (c *Config) places(ctx context.Context, address string) ([]string, error) {
 	if !isName(host) {
 		return []string{address, all}, nil
 	}
-	addrs, err := c.lookup(ctx, host)
-	if err != nil && !c.proven() {
+	found, err := c.lookup(ctx, host)
+	if err != nil && !c.authenticates() {
 		return nil, fmt.Errorf("listen at %s: %w", address, err)
 	}
-	var places []string
-	for _, a := range addrs {
-		if ip := net.ParseIP(a); !c.proven() || ip == nil || !ip.IsLoopback() {
-			places = append(places, net.JoinHostPort(a, port))
+	var addrs []string
+	for _, a := range found {
+		if ip := net.ParseIP(a); !c.authenticates() || ip == nil || !ip.IsLoopback() {
+			addrs = append(addrs, net.JoinHostPort(a, port))
 		}
 	}
-	return append(places, all), nil
+	return append(addrs, all), nil
 }
 
-// isName reports whether host is the name of a host, as others may use it too.
+// isName reports whether host is a host name that other hosts may use too.
 func isName(host string) bool {
 	return host != "" && host != "localhost" && net.ParseIP(host) == nil
 }
 
-// inUse is how long listenSoon waits for an address that is in use, by the rank 0 of
-// an earlier run for example.
-const inUse = 2 * time.Second
+// inUseTimeout is how long listenRetry waits for an address that is in use, for example
+// by the rank 0 of an earlier run.
+const inUseTimeout = 2 * time.Second
 
-// listenSoon listens at an address, and tries again for a while if it is in use.
-func listenSoon(ctx context.Context, network, address string) (net.Listener, error) {
-	for end := time.Now().Add(inUse); ; {
+// listenRetry listens at an address, and tries again for inUseTimeout if it is in use.
+func listenRetry(ctx context.Context, network, address string) (net.Listener, error) {
+	for end := time.Now().Add(inUseTimeout); ; {
 		ln, err := new(net.ListenConfig).Listen(ctx, network, address)
 		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
 			return ln, err
@@ -303,9 +308,9 @@ func socketIn(folder string, rank int) string {
 	return fmt.Sprintf("%s%s", unixPrefix, filepath.Join(folder, fmt.Sprintf("%d-%s.sock", rank, rand.Text()[:8])))
 }
 
-// place returns the address at which a rank other than 0 listens, which reached rank 0
-// at addr by conn.
-func (c *Config) place(rank int, addr string, conn net.Conn) string {
+// listenAddr returns the address at which a rank other than 0 listens. The rank has
+// reached rank 0 at addr over conn.
+func (c *Config) listenAddr(rank int, addr string, conn net.Conn) string {
 	local := conn.LocalAddr()
 	switch {
 	case isUnix(c.Listen):
@@ -319,8 +324,8 @@ func (c *Config) place(rank int, addr string, conn net.Conn) string {
 	if err != nil {
 		host = "127.0.0.1"
 	}
-	if name, _, err := net.SplitHostPort(addr); err == nil && isName(name) && isLoopback(local) && c.proven() {
-		host = "" // the ranks of other hosts reach rank 0 by another way
+	if name, _, err := net.SplitHostPort(addr); err == nil && isName(name) && isLoopback(local) && c.authenticates() {
+		host = "" // the ranks of other hosts do not use loopback
 	}
 	return net.JoinHostPort(host, "0")
 }
@@ -331,8 +336,8 @@ func isLoopback(a net.Addr) bool {
 }
 
 // advertised returns the address of ln for other ranks. If ln listens at all
-// addresses, it is the one from which this rank reached rank 0 by conn, or the one
-// towards other hosts.
+// addresses, it is the local address of conn, over which this rank reached rank 0, or
+// the result of outward.
 func advertised(ln net.Listener, conn net.Conn) string {
 	a, ok := ln.Addr().(*net.TCPAddr)
 	if !ok || !a.IP.IsUnspecified() {
@@ -347,8 +352,8 @@ func advertised(ln net.Listener, conn net.Conn) string {
 	return net.JoinHostPort(ip, fmt.Sprint(a.Port))
 }
 
-// outward returns this host's address towards others, or that of loopback if
-// there are no others.
+// outward returns the address from which this host reaches other hosts, or loopback
+// if it has no network.
 func outward() string {
 	// An address for documentation. Nothing is sent there: the system only chooses
 	// the local address for it.

@@ -24,20 +24,20 @@ import (
 var errFrame = tree.ErrFrame
 
 // readAhead is the size of the read buffer. Bytes in it are copied once more, so it is
-// small compared with a large piece and large compared with a small one.
+// small compared with a large piece, and large compared with a small piece.
 const readAhead = 16 << 10
 
-// conn carries frames over a connection.
+// conn sends and receives frames over a connection.
 type conn struct {
 	net.Conn
 	tree.FrameWriter
 	r *bufio.Reader
-	// silence bounds the time without a byte from the other end. Zero: for ever.
+	// silence bounds the time without a byte from the other end. Zero: no bound.
 	silence time.Duration
 
 	mu      sync.Mutex
-	filling bool // fill reads; guarded by mu
-	cut     bool // fill is to stop; guarded by mu
+	filling bool // fill is running; guarded by mu
+	cut     bool // fill must stop; guarded by mu
 }
 
 var _ tree.Conn = (*conn)(nil)
@@ -57,7 +57,7 @@ func (f *conn) readFrame(limit int) ([]byte, error) {
 	return tree.ReadFrame(f.r, limit)
 }
 
-// readHead reads a frame less its body, and how long that is.
+// readHead reads a frame without its body, and returns it with the length of the body.
 func (f *conn) readHead() (frame, int, error) {
 	if err := f.arm(); err != nil {
 		return frame{}, 0, err
@@ -75,12 +75,12 @@ func (f *conn) readHead() (frame, int, error) {
 		return frame{}, 0, err
 	}
 	head := len(b) - len(l.body)
-	l.body = nil // it refers to what the next read overwrites
+	l.body = nil // the next read overwrites these bytes
 	_, err = f.r.Discard(head)
 	return l, n - head, err
 }
 
-// arm begins the time within which a byte must come.
+// arm sets the deadline for the next byte.
 func (f *conn) arm() error {
 	if f.silence == 0 {
 		return nil
@@ -88,8 +88,8 @@ func (f *conn) arm() error {
 	return f.Conn.SetReadDeadline(time.Now().Add(f.silence))
 }
 
-// fill reads into b until it is full or interrupt is called, and returns how
-// much it has read. It needs silence to be set.
+// fill reads into b until it is full or interrupt is called, and returns the number
+// of bytes read. It needs silence to be set.
 func (f *conn) fill(b []byte) (n int, err error) {
 	f.mu.Lock()
 	f.filling = true
@@ -110,7 +110,7 @@ func (f *conn) fill(b []byte) (n int, err error) {
 	return n, err
 }
 
-// resume arms the next read of fill, unless that is to stop.
+// resume sets the deadline for the next read of fill, unless fill must stop.
 func (f *conn) resume() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -120,18 +120,18 @@ func (f *conn) resume() error {
 	return f.arm()
 }
 
-// interrupt makes fill return, also if that is yet to be called: then at once,
-// with nothing.
+// interrupt makes fill return. If fill is not running, the next call returns at once
+// and reads nothing.
 func (f *conn) interrupt() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cut = true
 	if f.filling {
-		_ = f.Conn.SetReadDeadline(time.Unix(1, 0)) // if it is closed, that interrupts
+		_ = f.Conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the connection is closed, which interrupts too
 	}
 }
 
-// CloseWrite tells the other end that no more frames come.
+// CloseWrite signals to the other end that no more frames follow.
 func (f *conn) CloseWrite() error {
 	if c, ok := f.Conn.(interface{ CloseWrite() error }); ok {
 		return c.CloseWrite()
@@ -140,9 +140,9 @@ func (f *conn) CloseWrite() error {
 }
 
 var (
-	// ErrRefused reports a rank that does not let another one in.
+	// ErrRefused reports a rank that refuses a connection.
 	ErrRefused = errors.New("refused")
-	// ErrSecret reports a peer that does not know the job's secret.
+	// ErrSecret reports a peer that has another secret.
 	ErrSecret = errors.New("secret does not match")
 )
 
@@ -151,7 +151,7 @@ func init() {
 	group.RegisterError("tcp.ErrSecret", ErrSecret)
 }
 
-// purpose says what a connection is for.
+// purpose is what a connection is for.
 type purpose byte
 
 const (
@@ -168,17 +168,17 @@ const (
 	nonceSize = 32
 )
 
-// session names one meeting of a job's ranks.
+// session identifies one meeting of a job's ranks.
 type session [16]byte
 
-// hello is how a connection begins.
+// hello is the first message of a connection.
 type hello struct {
 	purpose  purpose
 	from, to int
 	size     int
-	session  session // to meet, a name of the process
+	session  session // for toMeet, an identifier of the process
 	job      string
-	addr     string // where the rank from listens; empty if it does not yet
+	addr     string // at which the rank from listens; empty if it does not listen yet
 	nonce    [nonceSize]byte
 }
 
@@ -216,7 +216,7 @@ func decodeHello(b []byte) (hello, error) {
 	return h, nil
 }
 
-// readHello reads a hello and returns its bytes too, which are what is proved.
+// readHello reads a hello and also returns its bytes, which the proofs cover.
 func readHello(r io.Reader) (hello, []byte, error) {
 	b := make([]byte, len(magic)+2, maxHello)
 	if _, err := io.ReadFull(r, b); err != nil {
@@ -234,7 +234,7 @@ func readHello(r io.Reader) (hello, []byte, error) {
 	return h, b, err
 }
 
-// proof shows that its maker knows the secret and has seen all of the parts.
+// proof returns an HMAC of the role and the parts, which needs the secret.
 func proof(secret []byte, role string, parts ...[]byte) []byte {
 	m := hmac.New(sha256.New, secret)
 	for _, p := range append([][]byte{[]byte(role)}, parts...) {
@@ -244,8 +244,8 @@ func proof(secret []byte, role string, parts ...[]byte) []byte {
 	return m.Sum(nil)
 }
 
-// binding returns bytes that only the two ends of a TLS connection know, so that
-// a proof is worth nothing on another one.
+// binding returns bytes that only the two ends of a TLS connection can compute, so
+// that a proof is not valid on another connection.
 func binding(f *conn) []byte {
 	c, ok := f.Conn.(*tls.Conn)
 	if !ok {
@@ -254,12 +254,12 @@ func binding(f *conn) []byte {
 	state := c.ConnectionState()
 	b, err := state.ExportKeyingMaterial("EXPORTER-cairn-group", nil, sha256.Size)
 	if err != nil {
-		return nil // the proofs still hold, each side leaves it out or they differ
+		return nil // if only one end leaves the bytes out, the proofs do not match
 	}
 	return b
 }
 
-// introduce is the dialling side of the handshake.
+// introduce runs the dialling side of the handshake.
 func introduce(f *conn, secret []byte, h hello) error {
 	rand.Read(h.nonce[:])
 	hb, bound := h.encode(), binding(f)
@@ -304,8 +304,9 @@ func readReason(r io.Reader) ([]byte, error) {
 	return b, err
 }
 
-// welcome is the accepting side of the handshake. Once the other side has proved
-// itself, check decides whether it is accepted; its error is sent to the other side.
+// welcome runs the accepting side of the handshake. Once the proof of the other side is
+// verified, check decides whether the connection is accepted; its error is sent to the
+// other side.
 func welcome(f *conn, secret []byte, check func(hello) error) (hello, error) {
 	h, hb, err := readHello(f.r)
 	if err != nil {
@@ -333,7 +334,7 @@ func welcome(f *conn, secret []byte, check func(hello) error) (hello, error) {
 		reason = []byte(refusal.Error())
 		reason = reason[:min(len(reason), maxReason)]
 	}
-	mine := make([]byte, sha256.Size) // nothing is proved to a peer that has not proved itself
+	mine := make([]byte, sha256.Size) // a peer without a valid proof receives no proof
 	if known {
 		mine = proof(secret, "accept", hb, nonce[:], bound, reason)
 	}

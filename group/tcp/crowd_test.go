@@ -94,7 +94,7 @@ func TestConnectionsWhileRanksMeetAreBounded(t *testing.T) {
 	meets(t, js...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for p, limit := range map[purpose]int{toLink: arity + 1, toCall: arity + 2, toMeet: maxStrangers, toMail: 0} {
+	for p, limit := range map[purpose]int{toLink: arity + 1, toCall: arity + 2, toMeet: maxUnproven, toMail: 0} {
 		if got := c.most[p]; got > limit {
 			t.Errorf("connections of purpose %d at once = %d; want at most %d", p, got, limit)
 		}

@@ -10,25 +10,25 @@
 // terms (the session, 16 random bytes; the arity; the timeout) and disconnects. So
 // no connections are held while ranks are missing.
 //
-// Rank 0 calls the roll of the registered ranks every second, or every few seconds
-// with thousands of ranks, and when all are registered. It connects to as many ranks
-// as the arity and gives each a part of the list. Each of these calls the ranks of
-// its part in the same way and answers with the ranks that it could not reach, which
-// lose their slots. If the first rank of a part does not answer, the next one takes
-// its place. A call names the missing ranks, so that a rank whose context ends can
-// name them in its error; if it knows of no missing rank, it asks rank 0 once more.
-// A rank that is not called for three times as long registers again: rank 0 may be a
-// new process. If it finds no rank 0 within the timeout, at least 20 s, it gives up.
-// If the context of rank 0 ends, rank 0 sends the missing ranks to all ranks that
-// are registered or registering. When a call has reached all ranks, the next call
-// announces that they have met, with the address of the rank above each of them in
-// the tree. Ranks then connect to the rank above, and the addresses of all ranks are
-// the first broadcast.
+// A roll call checks that the registered ranks still run. Rank 0 makes one every
+// second, or every few seconds with thousands of ranks, and when all ranks are
+// registered. It connects to as many ranks as the arity and sends each a part of the
+// list. Each of these calls the ranks of its part in the same way and answers with
+// the ranks that it could not reach, which lose their slots. If the first rank of a
+// part does not answer, the next rank of the part is called instead. A call lists the
+// missing ranks, so that a rank whose context ends can name them in its error; if the
+// list was empty, it asks rank 0 once more. A rank that is not called for three times
+// as long registers again: rank 0 may be a new process. If the rank finds no rank 0
+// within the timeout, at least 20 s, it gives up. If the context of rank 0 ends, rank
+// 0 sends the missing ranks to all ranks that are registered or registering. When a
+// call has reached all ranks, the next call announces that they have met, with the
+// address of the rank above each of them in the tree. Each rank then connects to the
+// rank above it, and the first broadcast contains the addresses of all ranks.
 //
 // Other ranks reach a rank at the address that it sends, and rank 0 at the address
-// of the rendezvous. A second process of a registered rank, processes that come
+// of the rendezvous. A second process of a registered rank, processes that register
 // after the meeting, and connections with another session are refused with a
-// reason. A rank that missed the announcement asks again and receives it.
+// reason. A rank that missed the announcement registers again and receives it.
 //
 // # Handshake
 //
@@ -40,31 +40,32 @@
 //	  rank from (each with its length as a varint before it), nonce (32)
 //	← nonce (32)
 //	→ proof (32): HMAC-SHA-256 with the secret of "dial", all above and, under TLS,
-//	  bytes exported from it, each behind its length
+//	  bytes exported from it, each after its length
 //	← proof (32) of "accept", the same and the reason; length of the reason (2);
-//	  reason. An empty one lets the connection in
+//	  the reason, which is empty if the connection is accepted
 //
-// The accepting side proves itself only after the dialing side has, and trusts
-// nothing before. Integers are little-endian. Frames follow: a length of 4 bytes,
-// and then that number of bytes, at most [tree.MaxFrame]. Only TLS encrypts frames.
+// The accepting side uses nothing from the hello, and sends no proof, before it has
+// verified the proof of the dialing side. Integers are little-endian. Frames follow:
+// a length of 4 bytes, and then that number of bytes, at most [tree.MaxFrame]. Only
+// TLS encrypts frames.
 //
 // # Messages
 //
 // A rank dials the receiver when it first sends it a message, and keeps the
 // connection until it was idle for a while or 64 other connections were used since.
-// Messages of one group, sender and tag are a lane. At most 1 MiB of a lane is under
-// way or waits to be received, including 128 bytes for each message; the receiver
-// grants more when a call takes a message, or while a call waits for the rest of
-// one. The messages of a rank that no call has taken may have 256 MiB, counted in
-// the same way, in lanes of 65,536 tags. A rank that sends more is refused as
-// broken, and the error has the reason. Messages of a rank to itself are not bounded
-// in this way.
+// The messages of one group, sender and tag form a lane. At most 1 MiB of a lane is
+// under way or waits to be received, including 128 bytes for each message; the
+// receiver grants more when a call takes a message, or while a call waits for the
+// rest of a message. The messages of one sender that no call has taken may have 256
+// MiB, counted in the same way, in 65,536 lanes. If a rank sends more, the receiver
+// closes the connection and reports that rank as gone, with the reason. Messages of a
+// rank to itself are not bounded in this way.
 //
 // Large messages are written from the sender's memory and read into the receiver's,
 // except for bytes that arrive before a call waits. See mailconn.go for the frames.
 //
 // The large values of collective calls are messages too, between neighbours in the
-// tree, with a tag of their own. Their connections stay open while the group exists.
+// tree, with a reserved tag. Their connections stay open while the group exists.
 //
 // # Liveness
 //
@@ -97,8 +98,8 @@ var (
 	_ group.Backed    = (*Group)(nil)
 )
 
-// Sub makes a group of some of this group's ranks. It needs no closing, but one
-// that is not needed any more takes less memory closed.
+// Sub makes a group of some of this group's ranks. The caller need not close it, but
+// closing it frees memory.
 func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
 	sub, err := g.Group.Sub(ctx, ranks)
 	if sub == nil {
@@ -110,12 +111,12 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
 // Backend returns "tcp".
 func (g *Group) Backend() string { return "tcp" }
 
-// Addr returns where this rank listens.
+// Addr returns the address at which this rank listens.
 func (g *Group) Addr() string { return g.host.addr }
 
 // Leave is [tree.Group.Leave]. If the group is the one that [Join] returned,
-// messages that this rank has sent arrive before the others learn of it, and it
-// can send no more.
+// messages that this rank has sent arrive before the other ranks are notified, and
+// this rank can send no more messages.
 func (g *Group) Leave(err error) {
 	if !g.sub {
 		g.host.mail.flush()
@@ -123,10 +124,10 @@ func (g *Group) Leave(err error) {
 	g.Group.Leave(err)
 }
 
-// Close leaves the group and, if it is the one that [Join] returned, all made
-// from it, and returns once the others have been told and all connections are
-// closed. Messages that this rank has sent arrive before. Collective calls that
-// other ranks make without this one, and messages that wait for it, fail with
+// Close leaves the group. If it is the group that [Join] returned, Close also leaves
+// all groups made from it, waits until the messages that this rank has sent have
+// arrived and the other ranks are notified, and closes all connections. Collective
+// calls of the other ranks, and messages from or to this rank, then fail with
 // [group.ErrLeft].
 func (g *Group) Close() error {
 	if g.sub {
@@ -137,7 +138,7 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// Send hands b to rank to.
+// Send sends b to rank to.
 func (g *Group) Send(ctx context.Context, to, tag int, b []byte) error {
 	if err := group.CheckMessage(group.OpSend, to, tag, g.Size()); err != nil {
 		return err
@@ -164,14 +165,14 @@ func (g *Group) RecvInto(ctx context.Context, from, tag int, b []byte) error {
 // lane returns the lane of the messages with a rank and a tag.
 func (g *Group) lane(rank, tag int) lane { return lane{group: g.ID(), peer: g.Outer(rank), tag: tag} }
 
-// waiter returns how a call for messages with a rank waits.
+// waiter returns the waiter of a call that sends to or receives from peer.
 func (g *Group) waiter(ctx context.Context, op group.Op, peer int) waiter {
 	w := waiter{op: op, me: g.Rank(), peer: peer, ctx: ctx, patience: g.host.cfg.Timeout}
 	w.over, w.loss = g.Gone()
 	return w
 }
 
-// values carries the values of the collective calls of a group as messages.
+// values sends and receives the values of a group's collective calls as messages.
 type values struct {
 	mail  *mail
 	group [16]byte
@@ -184,7 +185,7 @@ const valueTag = math.MaxInt
 
 func (v values) lane(rank int) lane { return lane{group: v.group, peer: rank, tag: valueTag} }
 
-// Send hands b to rank to.
+// Send sends b to rank to.
 func (v values) Send(ctx context.Context, to int, b []byte) error {
 	return v.mail.send(waiter{op: group.OpSend, peer: to, ctx: ctx}, v.lane(to), b)
 }
@@ -194,5 +195,5 @@ func (v values) Recv(ctx context.Context, from int) ([]byte, error) {
 	return v.mail.recv(waiter{op: group.OpRecv, peer: from, ctx: ctx}, v.lane(from))
 }
 
-// Close drops what was not received, and what comes later.
+// Close drops the values that were not received, and those that arrive later.
 func (v values) Close() { v.mail.discard(v.group) }

@@ -18,29 +18,29 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
-// maxStrangers bounds the connections that have yet to prove that they are ranks.
-const maxStrangers = 256
+// maxUnproven bounds the connections whose proof has not been verified yet.
+const maxUnproven = 256
 
-// host is what one rank of a session holds.
+// host is the state of one rank of a session.
 type host struct {
 	cfg        Config
 	rank, size int
 	ln         net.Listener
-	addr       string // for others
+	addr       string // at which other ranks reach this rank
 	session    session
 	node       *tree.Node
 	mail       *mail
-	process    session       // a name of this process
+	process    session       // identifies this process
 	meeting    *meeting      // on rank 0
-	wait       waiting       // on the others
-	met        chan struct{} // closed once session and node are there
+	wait       waiting       // on the other ranks
+	met        chan struct{} // closed once session and node are set
 	ctx        context.Context
 	cancel     context.CancelFunc
 	wg         sync.WaitGroup
 
 	mu      sync.Mutex
 	table   []string              // addresses by rank; guarded by mu
-	pending map[*pendingConn]bool // that prove themselves, or have; guarded by mu
+	pending map[*pendingConn]bool // accepted connections in the handshake or being handled; guarded by mu
 }
 
 // pendingConn is a connection that was accepted and is not yet handed over.
@@ -68,7 +68,7 @@ func (h *host) serve() {
 			if h.ctx.Err() != nil {
 				return
 			}
-			select { // out of files, for example: they will come back
+			select { // a lack of file descriptors, for example, may be temporary
 			case <-time.After(10 * time.Millisecond):
 				continue
 			case <-h.ctx.Done():
@@ -89,26 +89,26 @@ func (h *host) serve() {
 	}
 }
 
-// receive notes a connection to close with the host, unless that is over. If
-// too many connections have not proved themselves, receive closes the oldest: a
-// rank proves itself at once, and must not wait for connections that never will.
+// receive adds a connection to pending, unless the host is closed. If too many
+// connections have not sent a valid proof, receive closes the oldest: a rank sends its
+// proof at once, and must not wait for connections that never do.
 func (h *host) receive(g *pendingConn) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.ctx.Err() != nil {
 		return false
 	}
-	strangers, oldest := 0, (*pendingConn)(nil)
+	unproven, oldest := 0, (*pendingConn)(nil)
 	for o := range h.pending {
 		if o.proven {
 			continue
 		}
-		strangers++
+		unproven++
 		if oldest == nil || o.since.Before(oldest.since) {
 			oldest = o
 		}
 	}
-	if strangers >= maxStrangers {
+	if unproven >= maxUnproven {
 		oldest.conn.Close()
 		delete(h.pending, oldest)
 	}
@@ -116,7 +116,7 @@ func (h *host) receive(g *pendingConn) bool {
 	return true
 }
 
-// admit lets a connection in that proves itself, and closes any other.
+// admit runs the handshake of a connection, and closes it if the handshake fails.
 func (h *host) admit(g *pendingConn) {
 	c := g.conn
 	if h.cfg.TLS != nil {
@@ -137,7 +137,7 @@ func (h *host) admit(g *pendingConn) {
 		defer h.meeting.arrived()
 	}
 	if err != nil && h.meeting != nil {
-		h.meeting.turnedAway(hi, err)
+		h.meeting.noteRefused(hi, err)
 	}
 	if err == nil {
 		err = h.take(f, hi)
@@ -147,7 +147,7 @@ func (h *host) admit(g *pendingConn) {
 	}
 }
 
-// take hands a connection to its owner, or does what it was made for.
+// take passes a connection to its user, or handles it.
 func (h *host) take(f *conn, hi hello) error {
 	switch hi.purpose {
 	case toMeet:
@@ -165,7 +165,7 @@ func (h *host) take(f *conn, hi hello) error {
 	return h.node.Accept(hi.from, f)
 }
 
-// check returns why a rank that has proved itself may not come in, or nil.
+// check returns the reason to refuse a connection whose proof is valid, or nil.
 func (h *host) check(hi hello) error {
 	switch {
 	case hi.job != h.cfg.Job:
@@ -175,9 +175,9 @@ func (h *host) check(hi hello) error {
 	case hi.size != h.size:
 		return fmt.Errorf("this group has %d ranks, not %d", h.size, hi.size)
 	case hi.from >= h.size || hi.from == h.rank:
-		return fmt.Errorf("no rank %d is expected", hi.from)
+		return fmt.Errorf("rank %d is not a rank that may connect", hi.from)
 	case hi.purpose == toMeet && h.meeting == nil:
-		return errors.New("ranks do not meet here")
+		return errors.New("this is not rank 0, with which ranks register")
 	case hi.purpose == toMeet:
 		return h.meeting.admit(hi.from, hi.session)
 	case hi.purpose == toCall:
@@ -186,8 +186,8 @@ func (h *host) check(hi hello) error {
 	return h.checkSession(hi.session)
 }
 
-// checkSession waits a moment for the ranks to meet, and returns why a connection
-// is not one of their session.
+// checkSession waits a moment for the ranks to meet, and returns an error if the
+// session of a connection is not theirs.
 func (h *host) checkSession(s session) error {
 	select {
 	case <-h.met:
@@ -277,7 +277,7 @@ func clientTLS(c *tls.Config, address string) *tls.Config {
 	return c
 }
 
-// network is the host as its tree sees it.
+// network is the host as the network of its tree.
 type network struct{ *host }
 
 // Dial opens a link to a rank.
@@ -292,8 +292,8 @@ func (n network) Dial(ctx context.Context, rank int) (tree.Conn, error) {
 // Values returns the messages that carry the values of a group.
 func (n network) Values(group [16]byte) tree.Values { return values{n.mail, group} }
 
-// learnAddress notes where a rank below listens, unless that is known. Values may
-// have to go there before all ranks have the list of all addresses.
+// learnAddress sets the address of a rank below, unless it is known. Values may have
+// to be sent there before all ranks have the list of all addresses.
 func (h *host) learnAddress(rank int, addr string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -314,7 +314,8 @@ func (h *host) setAddress(rank int, addr string) {
 	h.table[rank] = addr
 }
 
-// close ends all that is left, once what this rank has sent has arrived.
+// close waits until the messages that this rank has sent have arrived, and then closes
+// everything.
 func (h *host) close() {
 	h.mail.flush()
 	h.mu.Lock()
@@ -333,24 +334,23 @@ func (h *host) close() {
 	h.wg.Wait()
 }
 
-// errForgotten reports a meeting in which this rank was not called any more:
-// rank 0 has gone, or could not reach it for a while.
+// errForgotten reports that rank 0 no longer calls this rank: rank 0 is gone, or could
+// not reach it for a while.
 var errForgotten = errors.New("rank 0 has not called")
 
-// A rank that has not found rank 0 looks again, soon at first and then less and
-// less often, and less often the more ranks may do so.
+// A rank that has not found rank 0 tries again after firstRetry. The pauses then grow
+// up to lastRetry, which is longer if there are more ranks.
 const firstRetry = 2 * time.Millisecond
 
 func (h *host) lastRetry() time.Duration {
 	return 250*time.Millisecond + time.Duration(h.size)*time.Second/10000
 }
 
-// Join meets the other ranks of the job and returns this rank's end of their
-// group. It returns when all ranks have come and are connected, or with an error
-// that says which are missing when ctx ends or rank 0 gives up. If rank 0 was found
-// and is lost, or refuses this rank, Join gives up after the timeout, at least 20 s.
-// As long as rank 0 was never found only ctx bounds the wait. The caller must call
-// Close.
+// Join meets the other ranks of the job and returns this rank's end of their group. It
+// returns when all ranks are registered and connected. If ctx ends or rank 0 gives up
+// before that, the error names the missing ranks. If rank 0 was found and is lost, or
+// refuses this rank, Join gives up after the timeout, at least 20 s. As long as rank 0
+// was never found, only ctx bounds the wait. The caller must call Close.
 func Join(ctx context.Context, cfg Config) (*Group, error) {
 	g, err := join(ctx, cfg)
 	if err != nil {
@@ -393,7 +393,7 @@ func join(ctx context.Context, cfg Config) (*Group, error) {
 	return &Group{Group: h.node.World(), host: h}, nil
 }
 
-// lead is what rank 0 does: it waits until all ranks are registered.
+// lead is rank 0's part of join: it waits until all ranks are registered.
 func (h *host) lead(ctx context.Context) error {
 	place, err := h.cfg.Meet.Place()
 	if err != nil {
@@ -424,14 +424,14 @@ func (h *host) lead(ctx context.Context) error {
 		h.setAddress(s.rank, s.addr)
 	}
 	h.begin(t)
-	// A rank that misses the announcement asks again, or is gone, which the tree
-	// notices.
+	// A rank that misses the announcement registers again, or is gone, which the tree
+	// detects.
 	met := roll{notice: noticeMet}
 	h.wg.Go(func() { h.announcer().spread(h.during(met), met, slots) })
 	return nil
 }
 
-// startListening lets others connect to this rank, which reached rank 0 by conn.
+// startListening lets other ranks connect to this rank, which reached rank 0 over conn.
 func (h *host) startListening(ctx context.Context, place string, conn net.Conn) error {
 	ln, err := h.cfg.listen(ctx, place)
 	if err != nil {
@@ -452,11 +452,11 @@ func (h *host) begin(t terms) {
 	close(h.met)
 }
 
-// secretPatience is how long a rank 0 with another secret may be one of an earlier
-// job, whose place the right one takes soon.
+// secretPatience is how long a rank tries again if rank 0 has another secret: it may
+// be the rank 0 of an earlier job, which ends soon.
 const secretPatience = 2 * time.Second
 
-// follow is what the other ranks do: they look for rank 0 until they have met.
+// follow is the other ranks' part of join: they look for rank 0 until they have met.
 func (h *host) follow(ctx context.Context) error {
 	var last error
 	var refused time.Time
@@ -489,7 +489,7 @@ func (h *host) follow(ctx context.Context) error {
 		}
 		state := h.wait.state()
 		lost := !state.since.IsZero() && time.Since(state.due()) > h.cfg.searchTime()
-		if last == nil || ctx.Err() == nil && !lost { // else err may only say that time was up
+		if last == nil || ctx.Err() == nil && !lost { // otherwise err may only report that the time is over
 			last = err
 		}
 		if lost && ctx.Err() == nil {
@@ -517,10 +517,10 @@ func (h *host) without(cause, last error) *group.Error {
 	return &group.Error{Op: opJoin, Ranks: []int{0}, Err: err}
 }
 
-// final is an error after which it makes no sense to try again.
+// final is an error after which a rank does not try again.
 type final struct{ error }
 
-// attend comes to the meeting and waits there to be called.
+// attend registers with rank 0 and waits for the call that ends the meeting.
 func (h *host) attend(ctx context.Context) (terms, error) {
 	if _, err := h.enrol(ctx); err != nil {
 		return terms{}, err
@@ -565,7 +565,7 @@ func (h *host) enrol(ctx context.Context) (t terms, err error) {
 	defer f.Close()
 	defer context.AfterFunc(ctx, func() { f.Close() })()
 	if h.ln == nil {
-		if err := h.startListening(ctx, h.cfg.place(h.rank, addr, f.Conn), f.Conn); err != nil {
+		if err := h.startListening(ctx, h.cfg.listenAddr(h.rank, addr, f.Conn), f.Conn); err != nil {
 			return t, final{err}
 		}
 	}
@@ -584,14 +584,14 @@ func (h *host) enrol(ctx context.Context) (t terms, err error) {
 	return t, nil
 }
 
-// missed returns the error of a rank whose context ended before the ranks of e came.
-// If these are unknown, it asks rank 0 once more.
+// missed returns the error of a rank whose context ended before the ranks of e were
+// registered. If e names no ranks, it asks rank 0 once more.
 func (h *host) missed(ctx context.Context, e *group.Error) *group.Error {
 	ended := group.ContextError(ctx)
 	if len(e.Ranks) > 0 {
 		return &group.Error{Op: opJoin, Ranks: e.Ranks, Err: fmt.Errorf("%w: %w", e.Err, ended)}
 	}
-	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 	defer cancel()
 	t, err := h.enrol(brief)
 	switch {
@@ -600,7 +600,7 @@ func (h *host) missed(ctx context.Context, e *group.Error) *group.Error {
 	case len(t.missing) > 0:
 		return &group.Error{Op: opJoin, Ranks: t.missing, Err: fmt.Errorf("%w: %w", errMissing, ended)}
 	}
-	return &group.Error{Op: opJoin, Ranks: []int{h.rank}, Err: ended} // only the time is up
+	return &group.Error{Op: opJoin, Ranks: []int{h.rank}, Err: ended} // no rank is missing: the time is over
 }
 
 // share sends the addresses of all ranks to all ranks. It returns when all are
@@ -619,7 +619,7 @@ func (h *host) share(ctx context.Context) error {
 	r := wire.NewReader(b)
 	for rank := range h.size {
 		addr := r.String()
-		if rank > 0 || h.rank == 0 { // that of rank 0 is the one by which this rank has reached it
+		if rank > 0 || h.rank == 0 { // this rank keeps the address at which it has reached rank 0
 			h.setAddress(rank, addr)
 		}
 	}

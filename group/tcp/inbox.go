@@ -11,15 +11,15 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
-// inLane is the receiving side of a lane. It exists while it holds something
-// or a call waits. The first call takes the first message.
+// inLane is the receiving side of a lane. It exists while it holds a message or a call
+// waits. The first call takes the first message.
 type inLane struct {
 	lane  lane
 	msgs  []*message
 	calls []*recvCall
-	held  int       // of the window, by messages that no call takes
-	owed  int       // of the window, not yet granted
-	from  *mailConn // by which it came; nil from this rank itself
+	held  int       // bytes of the window that hold messages that no call takes
+	owed  int       // bytes of the window that are free and not yet granted
+	from  *mailConn // the connection of the messages; nil if this rank sends them to itself
 }
 
 // inLane returns the receiving side of a lane. The lock is held.
@@ -32,7 +32,7 @@ func (m *mail) inLane(l lane) *inLane {
 	return n
 }
 
-// open returns the last message, if it has begun and is not whole.
+// open returns the last message if it is not complete, and nil otherwise.
 func (n *inLane) open() *message {
 	if len(n.msgs) == 0 {
 		return nil
@@ -43,12 +43,12 @@ func (n *inLane) open() *message {
 	return nil
 }
 
-// deliver takes a piece whose body of size bytes comes from fill, which may
-// return less than it was asked for.
+// deliver receives a piece. fill reads its body of size bytes, and may return fewer
+// bytes than it was asked for.
 func (m *mail) deliver(l frame, size int, fill func([]byte) (int, error), from *mailConn) error {
 	n, g, err := m.begin(l, size, from)
 	if g == nil && err == nil {
-		return swallow(l, size, fill, from)
+		return skip(l, size, fill, from)
 	}
 	if size > maxEager && err == nil {
 		runtime.Gosched() // the receiver of the last message may ask for this one
@@ -63,8 +63,8 @@ func (m *mail) deliver(l frame, size int, fill func([]byte) (int, error), from *
 	return err
 }
 
-// begin finds the message of a piece, whose bytes are expected from now on. It
-// returns no message if the piece is to be dropped.
+// begin returns the message of a piece. It returns no message if the piece is to be
+// dropped.
 func (m *mail) begin(l frame, size int, from *mailConn) (*inLane, *message, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -73,8 +73,8 @@ func (m *mail) begin(l frame, size int, from *mailConn) (*inLane, *message, erro
 	}
 	n := m.inLane(l.lane)
 	for n.open() != nil && n.from != from && n.from != nil && !n.from.isOver() {
-		// The sender has retired the connection by which the rest of its message
-		// still comes, and sends the next by another.
+		// The rest of the last message still arrives over a connection that the sender
+		// has retired, and the next message over another one.
 		m.moved.Wait()
 		n = m.inLane(l.lane)
 	}
@@ -100,7 +100,7 @@ func (m *mail) begin(l frame, size int, from *mailConn) (*inLane, *message, erro
 	return n, g, m.checkBacklog(l.lane.peer)
 }
 
-// claim returns where up to size bytes that come next go, for use until release.
+// claim returns memory for up to size of the next bytes, for use until release.
 func (m *mail) claim(g *message, size int) []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,10 +108,10 @@ func (m *mail) claim(g *message, size int) []byte {
 		m.moved.Wait()
 	}
 	g.busy = true
-	return g.slot(size)
+	return g.next(size)
 }
 
-// release notes that k bytes have come, and hands over what can be.
+// release records that k bytes have arrived, and serves the calls that wait.
 func (m *mail) release(n *inLane, g *message, k int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -121,7 +121,7 @@ func (m *mail) release(n *inLane, g *message, k int) {
 	m.serve(n)
 }
 
-// drop gives up the message of a lane that has begun.
+// drop discards the incomplete message of a lane, which its sender has given up.
 func (m *mail) drop(l lane) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -166,7 +166,8 @@ func (m *mail) serve(n *inLane) {
 	m.grant(n)
 }
 
-// place moves what has come of a message to where it goes, if that is known.
+// place moves the bytes of a message that have arrived to its destination, if that is
+// known.
 func (m *mail) place(g *message) {
 	if !g.placeable() {
 		return
@@ -179,7 +180,7 @@ func (m *mail) place(g *message) {
 	m.moved.Broadcast()
 }
 
-// withdraw ends a call without a message, or reports that it has one.
+// withdraw ends a call without a message. It returns false if the call has a message.
 func (m *mail) withdraw(n *inLane, c *recvCall) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -204,8 +205,8 @@ func (m *mail) withdraw(n *inLane, c *recvCall) bool {
 	return true
 }
 
-// takeBack frees a message from the call that was to take it. The lock is held,
-// and given up while bytes are copied.
+// takeBack removes a message from the call that was to take it. The lock is held, and
+// released while bytes are copied.
 func (m *mail) takeBack(g *message) {
 	g.busy = true
 	m.mu.Unlock()
@@ -215,7 +216,7 @@ func (m *mail) takeBack(g *message) {
 	g.call = nil
 }
 
-// limit returns how many bytes a message of a lane may have.
+// limit returns the largest size of a message of a lane.
 func (m *mail) limit(l lane) int {
 	if l.tag == valueTag {
 		return tree.MaxFrame
@@ -226,7 +227,7 @@ func (m *mail) limit(l lane) int {
 // isDropped reports whether messages of a lane are dropped. The lock is held.
 func (m *mail) isDropped(l lane) bool { return l.tag == valueTag && m.dropped[l.group] }
 
-// discard drops the values of a group, those that wait and those that come later.
+// discard drops the values of a group: those that wait and those that arrive later.
 func (m *mail) discard(group [16]byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -251,8 +252,8 @@ func (m *mail) purge(n *inLane) {
 	n.msgs = nil
 }
 
-// swallow reads a piece that is dropped, and gives the sender room for more.
-func swallow(l frame, size int, fill func([]byte) (int, error), from *mailConn) error {
+// skip reads a piece that is dropped, and grants its bytes to the sender again.
+func skip(l frame, size int, fill func([]byte) (int, error), from *mailConn) error {
 	buf := newPart(min(size, maxCopied))
 	defer recycle(buf)
 	for left := size; left > 0; {
@@ -268,8 +269,8 @@ func swallow(l frame, size int, fill func([]byte) (int, error), from *mailConn) 
 	return nil
 }
 
-// grant gives the sender room for more bytes if there is enough to be worth a frame.
-// An idle lane gives back all its room and is removed, except for a lane of values:
+// grant allows the sender to send more bytes if at least half of the window is free.
+// An idle lane grants all its bytes and is removed, except for a lane of values:
 // the next call of the group uses it again, and a grant for each value would double
 // the number of frames. The lock is held.
 func (m *mail) grant(n *inLane) {
@@ -293,12 +294,12 @@ func (m *mail) grant(n *inLane) {
 type recvCall struct {
 	sized   bool   // RecvInto
 	into    []byte // its memory
-	leaving bool   // it is to end without a message; guarded by mail.mu
+	leaving bool   // it must end without a message; guarded by mail.mu
 	got     []byte // set before done is closed
 	done    chan struct{}
 }
 
-// recv takes the next message of a lane into memory of its own.
+// recv returns the next message of a lane in new memory.
 func (m *mail) recv(w waiter, l lane) ([]byte, error) {
 	c := &recvCall{done: make(chan struct{})}
 	if err := m.await(w, l, c); err != nil {
@@ -316,7 +317,7 @@ func (m *mail) recvInto(w waiter, l lane, b []byte) error {
 	return group.CheckLength(w.peer, len(c.got), len(b))
 }
 
-// await waits until c has a message, while the group and the context last.
+// await waits until c has a message, or the group or the context ends.
 func (m *mail) await(w waiter, l lane, c *recvCall) error {
 	if w.ctx.Err() != nil {
 		return w.ended()
@@ -327,7 +328,7 @@ func (m *mail) await(w waiter, l lane, c *recvCall) error {
 	m.serve(n)
 	m.mu.Unlock()
 	err := w.wait(c.done, nil)
-	if err == nil || !m.withdraw(n, c) { // what has come counts, also if the group is over
+	if err == nil || !m.withdraw(n, c) { // a message that has arrived is returned even if the group is over
 		return nil
 	}
 	return err
@@ -349,11 +350,11 @@ func (c *recvCall) isDone() bool {
 }
 
 const (
-	// maxCopied is the most that is copied at once: of a piece that is sent, and
-	// of one that arrives before a call waits for it.
+	// maxCopied bounds the bytes that are copied at once: of a piece that is sent, and
+	// of a piece that arrives before a call waits for it.
 	maxCopied = 128 << 10
-	// pageSize is the size of the buffers that are used again: for a frame with
-	// maxCopied bytes.
+	// pageSize is the size of the buffers that are reused: for a frame with maxCopied
+	// bytes.
 	pageSize = maxCopied + 64
 	// minPart is the smallest buffer that is allocated for bytes to come.
 	minPart = 4 << 10
@@ -364,8 +365,7 @@ const (
 
 var pages = sync.Pool{New: func() any { return new([pageSize]byte) }}
 
-// newPart returns a buffer for at least n bytes, from the pages if it is one
-// of the largest.
+// newPart returns a buffer for at least n bytes. The largest ones come from the pages.
 func newPart(n int) []byte {
 	if n > pageSize/4 && n <= pageSize {
 		return pages.Get().(*[pageSize]byte)[:0]
@@ -380,28 +380,29 @@ func recycle(b []byte) {
 	}
 }
 
-// message is a message that has begun to arrive. While busy is set, its bytes and
-// their place belong to the goroutine that set it; the rest is guarded by mail.mu.
+// message is a message of which at least one piece has arrived. While busy is set,
+// parts, placed and dest belong to the goroutine that set it; the rest is guarded by
+// mail.mu.
 type message struct {
 	total   int
 	arrived int
-	held    int       // of the lane's window
-	parts   [][]byte  // what has come, until it is placed
-	placed  bool      // dest is known, and has all that has come
-	dest    []byte    // where it goes, of total bytes
-	call    *recvCall // that takes it
+	held    int       // bytes of the lane's window
+	parts   [][]byte  // the bytes that have arrived, until they are placed
+	placed  bool      // dest is set, and has all bytes that have arrived
+	dest    []byte    // the destination, of total bytes
+	call    *recvCall // the call that takes it
 	busy    bool      // bytes are being moved
 }
 
-// slot returns where the next bytes go, at most size.
-func (g *message) slot(size int) []byte {
+// next returns memory for the next bytes, at most size of them.
+func (g *message) next(size int) []byte {
 	if g.placed {
 		return g.dest[g.arrived : g.arrived+size]
 	}
 	if last := g.lastPart(); last == nil || len(*last) == cap(*last) {
 		want := max(min(size, maxCopied), min(minPart, g.total-g.arrived))
 		if size == g.total {
-			want = size // the window counts it already, and it need not be copied later
+			want = size // the window counts the bytes already, and they need not be copied later
 		}
 		g.parts = append(g.parts, newPart(want))
 	}
@@ -416,7 +417,7 @@ func (g *message) lastPart() *[]byte {
 	return &g.parts[len(g.parts)-1]
 }
 
-// advance notes that k bytes have come to the slot.
+// advance records that k bytes have arrived in the memory that next returned.
 func (g *message) advance(k int) {
 	g.arrived += k
 	if !g.placed {
@@ -430,10 +431,10 @@ func (g *message) placeable() bool {
 	return !g.placed && (g.fits() || g.total <= max(trust*g.arrived, maxPiece))
 }
 
-// fits reports whether the message goes into memory of the call.
+// fits reports whether the message is received into the memory of the call.
 func (g *message) fits() bool { return g.call.sized && len(g.call.into) == g.total }
 
-// place moves what has come to dest.
+// place moves the bytes that have arrived to dest.
 func (g *message) place() {
 	g.placed = true
 	switch {
@@ -452,8 +453,8 @@ func (g *message) place() {
 	g.discard()
 }
 
-// unplace makes a part of what has come to dest, which is not used any more
-// if it is memory of the call.
+// unplace moves the bytes that have arrived from dest back to parts. It copies them if
+// dest is memory of the call.
 func (g *message) unplace() {
 	if !g.placed {
 		return
@@ -465,7 +466,7 @@ func (g *message) unplace() {
 	g.placed, g.dest, g.parts = false, nil, [][]byte{part}
 }
 
-// discard gives up the parts.
+// discard releases the parts.
 func (g *message) discard() {
 	for _, p := range g.parts {
 		recycle(p)
@@ -473,11 +474,11 @@ func (g *message) discard() {
 	g.parts = nil
 }
 
-// backlog counts what waits and no call takes.
+// backlog counts the messages that have arrived and that no call takes.
 type backlog struct{ bytes, lanes int }
 
-// charge counts what a piece takes of the window. When a call takes n bytes, the
-// sender may send n more. The lock is held.
+// charge counts the bytes of the window that a piece takes. If a call takes the message,
+// the sender may send the same number of bytes again. The lock is held.
 func (m *mail) charge(n *inLane, g *message, cost int) {
 	if g.call != nil {
 		n.owed += cost
@@ -487,14 +488,14 @@ func (m *mail) charge(n *inLane, g *message, cost int) {
 	m.hold(n, cost)
 }
 
-// uncharge counts what a message holds as room. The lock is held.
+// uncharge frees the bytes of the window that a message holds. The lock is held.
 func (m *mail) uncharge(n *inLane, g *message) {
 	n.owed += g.held
 	m.hold(n, -g.held)
 	g.held = 0
 }
 
-// hold adds to the bytes of a lane's messages that no call takes. The lock is held.
+// hold changes the number of bytes in a lane that no call takes. The lock is held.
 func (m *mail) hold(n *inLane, bytes int) {
 	b, had := m.waits[n.lane.peer], n.held > 0
 	n.held += bytes
@@ -511,8 +512,8 @@ func (m *mail) hold(n *inLane, bytes int) {
 	}
 }
 
-// checkBacklog returns an error if another rank has sent more than this one
-// keeps for it. What this rank sends itself is its own affair. The lock is held.
+// checkBacklog returns an error if another rank has sent too many messages that no call
+// takes. Messages of this rank to itself are not bounded. The lock is held.
 func (m *mail) checkBacklog(peer int) error {
 	b := m.waits[peer]
 	if peer == m.host.rank || b.bytes <= m.most.bytes && b.lanes <= m.most.lanes {

@@ -17,37 +17,37 @@ const (
 	// laneWindow is how many bytes of a lane may be under way or wait to be
 	// received.
 	laneWindow = 1 << 20
-	// maxPiece is the most of a message that one frame carries.
+	// maxPiece bounds the bytes of a message in one frame.
 	maxPiece = 512 << 10
-	// maxEager is the longest message that is copied rather than sent from
-	// where it is. One is taken without waiting.
+	// maxEager is the size of the largest message that is copied to be sent. Larger
+	// messages are sent from the caller's memory.
 	maxEager = 64 << 10
-	// messageCost is what a message takes of the window beside its bytes, so
-	// that empty messages are bounded too.
+	// messageCost is the number of bytes of the window that a message takes in addition
+	// to its own, so that empty messages are bounded too.
 	messageCost = 128
-	// maxBacklog and maxBacklogLanes are how much of what another rank has sent
-	// may wait while no call takes it: bytes with the cost of messages, and
-	// lanes. A rank that sends more is broken.
+	// maxBacklog and maxBacklogLanes bound the messages of another rank that no call
+	// takes: their bytes, including messageCost for each message, and their lanes. A
+	// rank that sends more is treated as gone.
 	maxBacklog, maxBacklogLanes = 256 << 20, 64 << 10
-	// maxWires is how many connections are kept for messages that are not
-	// being sent any more.
-	maxWires = 64
+	// maxConns bounds the number of dialled connections that are kept while no message
+	// is sent over them.
+	maxConns = 64
 )
 
 // mail sends and receives the messages of one rank, in all its groups. A rank sends
-// by connections that it has dialled, and receives grants of room by them.
+// messages over connections that it has dialled, and receives grants over them.
 type mail struct {
 	host *host
-	keep int     // maxWires, unless a test says otherwise
-	most backlog // maxBacklog and maxBacklogLanes, unless a test says otherwise
+	keep int     // maxConns; tests change it
+	most backlog // maxBacklog and maxBacklogLanes; tests change it
 
-	mu     sync.Mutex
-	moved  sync.Cond          // on mu: a message is not busy any more
-	out    map[lane]*outLane  // guarded by mu
-	in     map[lane]*inLane   // guarded by mu
-	waits  map[int]backlog    // by the rank that sent it; guarded by mu
-	wires  map[int]*mailConn  // dialled, by rank; guarded by mu
-	others map[*mailConn]bool // accepted, or dialled and not used any more; guarded by mu
+	mu      sync.Mutex
+	moved   sync.Cond          // on mu: a message is not busy any more
+	out     map[lane]*outLane  // guarded by mu
+	in      map[lane]*inLane   // guarded by mu
+	waits   map[int]backlog    // by the rank that sent it; guarded by mu
+	dialled map[int]*mailConn  // dialled, by rank; guarded by mu
+	others  map[*mailConn]bool // accepted, or dialled and retired; guarded by mu
 	// suspects are ranks that may be lost; guarded by mu.
 	suspects map[int]bool
 	dropped  map[[16]byte]bool // groups whose values are dropped; guarded by mu
@@ -55,28 +55,28 @@ type mail struct {
 	closed   bool              // nothing more is received either; guarded by mu
 }
 
-// outLane is the sending side of a lane. It exists while a call sends or
-// something is under way.
+// outLane is the sending side of a lane. It exists while a call sends or bytes are under
+// way.
 type outLane struct {
 	users int
 	turn  chan struct{} // holds an element while no call sends
-	room  int           // of laneWindow
+	room  int           // bytes of laneWindow that may be sent
 	more  chan struct{} // closed when there is more room; nil unless awaited
 }
 
 func newMail(h *host) *mail {
 	m := &mail{
-		host: h, keep: maxWires, most: backlog{maxBacklog, maxBacklogLanes},
+		host: h, keep: maxConns, most: backlog{maxBacklog, maxBacklogLanes},
 		out: make(map[lane]*outLane), in: make(map[lane]*inLane), waits: make(map[int]backlog),
-		wires: make(map[int]*mailConn), others: make(map[*mailConn]bool), suspects: make(map[int]bool),
+		dialled: make(map[int]*mailConn), others: make(map[*mailConn]bool), suspects: make(map[int]bool),
 		dropped: make(map[[16]byte]bool),
 	}
 	m.moved.L = &m.mu
 	return m
 }
 
-// use returns the sending side of a lane for use until unuse, and the connection
-// for it: nil to this rank itself, or if all is closed.
+// use returns the sending side of a lane for use until unuse, and its connection. The
+// connection is nil if the receiver is this rank itself, or if mail is closed.
 func (m *mail) use(l lane) (*outLane, *mailConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,29 +90,29 @@ func (m *mail) use(l lane) (*outLane, *mailConn) {
 	if l.peer == m.host.rank {
 		return o, nil
 	}
-	return o, m.wire(l.peer)
+	return o, m.connTo(l.peer)
 }
 
 func (m *mail) unuse(l lane, o *outLane) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o.users--
-	if w := m.wires[l.peer]; w != nil {
+	if w := m.dialled[l.peer]; w != nil {
 		w.used = time.Now()
 	}
 	m.forget(l, o)
 }
 
-// forget drops a lane on which nothing is under way. The lock is held.
+// forget removes a lane on which nothing is under way. The lock is held.
 func (m *mail) forget(l lane, o *outLane) {
 	if o.users == 0 && o.room == laneWindow {
 		delete(m.out, l)
 	}
 }
 
-// takeRoom takes room for a piece with up to want bytes and returns how many, or
-// a channel that is closed when there is more. Room for a few bytes only is left
-// until there is more.
+// takeRoom takes room for a piece of up to want bytes and returns the number of bytes.
+// If there is little room, it takes nothing and returns a channel that is closed when
+// there is more.
 func (m *mail) takeRoom(o *outLane, first bool, want int) (int, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -131,7 +131,7 @@ func (m *mail) takeRoom(o *outLane, first bool, want int) (int, <-chan struct{})
 	return n, nil
 }
 
-// charge returns what a piece takes of the window.
+// charge returns the number of bytes of the window that a piece takes.
 func charge(first bool, n int) int {
 	if first {
 		return messageCost + n
@@ -139,13 +139,13 @@ func charge(first bool, n int) int {
 	return n
 }
 
-// granted notes that the receiver has room for n more bytes.
+// granted records that the receiver has room for n more bytes.
 func (m *mail) granted(l lane, n int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o := m.out[l]
 	if o == nil || o.room+n > laneWindow {
-		return fmt.Errorf("room for %d bytes that were not sent: %w", n, errFrame)
+		return fmt.Errorf("grant of %d bytes that were not sent: %w", n, errFrame)
 	}
 	m.giveBack(l, o, n)
 	return nil
@@ -161,13 +161,13 @@ func (m *mail) giveBack(l lane, o *outLane, n int) {
 	m.forget(l, o)
 }
 
-// flush returns when all that was sent has arrived, or some seconds later. What
-// is sent from now on is not. It is for a rank that will leave the group: the
-// other ranks have all its messages by the time they learn of that.
+// flush waits a few seconds at most until all messages that were sent have arrived.
+// No message can be sent after that. It is for a rank that will leave the
+// group: the other ranks have all its messages before they are notified.
 func (m *mail) flush() {
 	m.mu.Lock()
 	m.done = true
-	all := slices.Collect(maps.Values(m.wires))
+	all := slices.Collect(maps.Values(m.dialled))
 	m.mu.Unlock()
 	m.finish(all)
 }
@@ -176,15 +176,15 @@ func (m *mail) flush() {
 func (m *mail) close() {
 	m.mu.Lock()
 	m.closed = true
-	all := slices.Collect(maps.Values(m.wires))
+	all := slices.Collect(maps.Values(m.dialled))
 	all = slices.AppendSeq(all, maps.Keys(m.others))
 	m.mu.Unlock()
 	m.finish(all)
 }
 
-// finish ends connections once what was sent by them is on its way, for which it
-// waits some seconds at most. Once a rank is lost it does not wait: no call can
-// receive what is under way.
+// finish ends connections once all frames that were queued on them are written, for
+// which it waits a few seconds at most. If a rank is lost, it does not wait: no call
+// can receive the messages that are under way.
 func (m *mail) finish(all []*mailConn) {
 	if len(all) == 0 {
 		return
@@ -216,14 +216,14 @@ func (m *mail) finish(all []*mailConn) {
 	}
 }
 
-// wire returns the connection by which this rank sends to peer, or nil if all
-// is closed or peer is not there any more. The lock is held.
-func (m *mail) wire(peer int) *mailConn {
-	w := m.wires[peer]
+// connTo returns the connection over which this rank sends to peer, or nil if mail is
+// closed or peer is gone. The lock is held.
+func (m *mail) connTo(peer int) *mailConn {
+	w := m.dialled[peer]
 	if w == nil && !m.done && !m.closed && !m.suspects[peer] {
 		m.trim()
-		w = newWire(m, peer, true)
-		m.wires[peer] = w
+		w = newMailConn(m, peer, true)
+		m.dialled[peer] = w
 		m.host.wg.Go(func() { m.connect(w) })
 	}
 	if w != nil {
@@ -238,16 +238,16 @@ func (m *mail) connect(w *mailConn) {
 	switch {
 	case err == nil:
 		w.run(f)
-	case m.host.ctx.Err() != nil: // this rank closes, the other is well
+	case m.host.ctx.Err() != nil: // this rank closes; peer is not lost
 		w.fail(nil)
 	default:
 		w.fail(err)
 	}
 }
 
-// suspect is for a rank whose connection broke, or did not come about. It may
-// have left, which the tree tells in better words: only if the tree is silent
-// for long, that rank is lost. Until then nothing is sent to it.
+// suspect handles a rank whose connection broke or could not be made. The rank may have
+// left, which the tree reports with a better reason. Only if the tree does not report it
+// within the timeout, suspect reports the rank as gone. Until then nothing is sent to it.
 func (m *mail) suspect(peer int) {
 	m.mu.Lock()
 	known := m.suspects[peer]
@@ -276,19 +276,19 @@ func (m *mail) accept(from int, f *conn) error {
 	if m.closed {
 		return errors.New("the group is closed")
 	}
-	w := newWire(m, from, false)
+	w := newMailConn(m, from, false)
 	m.others[w] = true
 	m.host.wg.Go(func() { w.run(f) })
 	return nil
 }
 
-// trim makes room for one more connection: of those that nothing needs, the ones
-// that were used least recently end. The lock is held.
+// trim ends the unneeded connections that were used least recently, so that there is
+// room for one more. The lock is held.
 func (m *mail) trim() {
-	for len(m.wires) >= m.keep {
+	for len(m.dialled) >= m.keep {
 		busy := m.busy()
 		var oldest *mailConn
-		for peer, w := range m.wires {
+		for peer, w := range m.dialled {
 			if !busy[peer] && w.isQuiet() && (oldest == nil || w.used.Before(oldest.used)) {
 				oldest = w
 			}
@@ -302,7 +302,7 @@ func (m *mail) trim() {
 
 // busy returns the ranks to which something is under way. The lock is held.
 func (m *mail) busy() map[int]bool {
-	peers := make(map[int]bool, len(m.wires))
+	peers := make(map[int]bool, len(m.dialled))
 	for l, o := range m.out {
 		if o.users > 0 || o.room != laneWindow {
 			peers[l.peer] = true
@@ -311,8 +311,8 @@ func (m *mail) busy() map[int]bool {
 	return peers
 }
 
-// retire ends a dialled connection that was not used for the time given and is
-// not needed.
+// retire ends a dialled connection that is not needed and was not used for the given
+// time.
 func (m *mail) retire(w *mailConn, unused time.Duration) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -323,7 +323,7 @@ func (m *mail) retire(w *mailConn, unused time.Duration) bool {
 	return true
 }
 
-// isQuiet reports whether the connection is there and nothing is queued.
+// isQuiet reports whether the connection is connected and nothing is queued.
 func (w *mailConn) isQuiet() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -339,12 +339,12 @@ func (w *mailConn) isOver() bool {
 
 // end takes a dialled connection out of use. The lock is held.
 func (m *mail) end(w *mailConn) {
-	delete(m.wires, w.peer)
+	delete(m.dialled, w.peer)
 	m.others[w] = true
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.last {
-		w.sayQuit()
+		w.queueQuit()
 	}
 }
 
@@ -354,7 +354,7 @@ type sendCall struct {
 	mail *mail
 	lane lane
 	out  *outLane
-	wire *mailConn // nil: to this rank itself
+	wire *mailConn // nil: the receiver is this rank itself
 }
 
 // send sends a message in pieces, as the receiver has room.
@@ -384,14 +384,14 @@ func (m *mail) send(w waiter, l lane, b []byte) error {
 	return s.pieces(b)
 }
 
-// borrows reports whether a message of n bytes is written from where it is. TLS
+// borrows reports whether a message of n bytes is written from the caller's memory. TLS
 // copies it anyway, and cannot be interrupted while it writes.
 func (s *sendCall) borrows(n int) bool {
 	return s.wire != nil && n > maxEager && s.mail.host.cfg.TLS == nil
 }
 
-// pieces sends a message. One that has begun and cannot be sent to its end is
-// given up.
+// pieces sends a message in pieces. If it cannot send the rest of a message, it gives
+// the message up.
 func (s *sendCall) pieces(b []byte) error {
 	most := maxCopied
 	if s.borrows(len(b)) {
@@ -413,7 +413,7 @@ func (s *sendCall) pieces(b []byte) error {
 	return nil
 }
 
-// room waits for room for a piece with up to want bytes and returns how many.
+// room waits for room for a piece of up to want bytes and returns the number of bytes.
 func (s *sendCall) room(first bool, want int) (int, error) {
 	for s.ctx.Err() == nil {
 		n, more := s.mail.takeRoom(s.out, first, want)
@@ -427,11 +427,11 @@ func (s *sendCall) room(first bool, want int) (int, error) {
 	return 0, s.ended()
 }
 
-// put sends a piece. If it returns an error nothing of the piece was sent.
+// put sends a piece. If it returns an error, no byte of the piece was sent.
 func (s *sendCall) put(l frame) error {
 	switch {
 	case s.wire == nil:
-		// What this rank sends itself is well formed.
+		// Frames of this rank to itself are well formed.
 		return s.mail.deliver(l, len(l.body), bytes.NewReader(l.body).Read, nil)
 	case !s.borrows(l.total):
 		if !s.wire.send(l.encode(true)) {
@@ -448,7 +448,7 @@ func (s *sendCall) put(l frame) error {
 	return err
 }
 
-// write writes a piece from where it is, which is not read any more once it has
+// write writes a piece from the caller's memory, which it does not use after it has
 // returned.
 func (s *sendCall) write(l frame) error {
 	w := s.wire
@@ -458,7 +458,7 @@ func (s *sendCall) write(l frame) error {
 	_, err := w.push(s, l.encode(false), l.body)
 	w.turn <- struct{}{}
 	if errors.Is(err, errQuit) {
-		return s.wait(nil, nil) // what was sent before this goes on
+		return s.wait(nil, nil) // the pieces that were sent before stay valid
 	}
 	if err != nil {
 		w.fail(err)
@@ -467,24 +467,23 @@ func (s *sendCall) write(l frame) error {
 	return nil
 }
 
-// giveUp ends the message that has begun.
+// giveUp ends an incomplete message, so that the receiver drops it.
 func (s *sendCall) giveUp() {
 	if s.wire != nil {
 		s.wire.send((&frame{kind: frameDrop, lane: s.lane}).encode(true))
 		return
 	}
-	_ = s.mail.drop(s.lane) // it has begun, as it must have
+	_ = s.mail.drop(s.lane) // fails only if the message has not begun
 }
 
-// waiter is how a call of Send or Recv waits: while its group and its context
-// last.
+// waiter lets a call of Send or Recv wait until its group or its context ends.
 type waiter struct {
 	op       group.Op
 	me, peer int // ranks in the group
 	ctx      context.Context
 	over     <-chan struct{}
 	loss     func(group.Op) *group.Error
-	patience time.Duration // once another rank has left
+	patience time.Duration // how long to wait once another rank has left
 }
 
 func (v *waiter) error(err error) error {
@@ -494,7 +493,7 @@ func (v *waiter) error(err error) error {
 // ended returns the error of a context that has ended.
 func (v *waiter) ended() error { return v.error(group.ContextError(v.ctx)) }
 
-// check returns why there is no use in waiting, or nil.
+// check returns an error if the group or the context has ended.
 func (v *waiter) check() error {
 	select {
 	case <-v.over:
@@ -506,8 +505,8 @@ func (v *waiter) check() error {
 	return nil
 }
 
-// wait waits for c. If ended is closed before, the other rank is gone, which
-// the group learns soon.
+// wait waits for c. If ended is closed first, the other rank is gone, which the group
+// will report soon.
 func (v *waiter) wait(c, ended <-chan struct{}) error {
 	over := v.over
 	var limit <-chan time.Time

@@ -17,8 +17,8 @@ import (
 
 var errQuit = errors.New("connection was not needed any more")
 
-// mailConn is a connection for messages. The rank that dialled it sends them;
-// the other one grants room.
+// mailConn is a connection for messages. The rank that dialled it sends messages; the
+// other rank sends grants.
 type mailConn struct {
 	mail    *mail
 	peer    int
@@ -30,14 +30,14 @@ type mailConn struct {
 
 	mu      sync.Mutex
 	queue   [][]byte  // frames, bounded by the windows of the lanes; guarded by mu
-	writer  *sendCall // whose memory is being written; guarded by mu
+	writer  *sendCall // the call whose memory is being written; guarded by mu
 	stopped bool      // writing was interrupted; guarded by mu
 	last    bool      // nothing will be queued any more; guarded by mu
-	conn    *conn     // nil until there; guarded by mu
+	conn    *conn     // nil until connected; guarded by mu
 	err     error     // why it ended; guarded by mu
 }
 
-func newWire(m *mail, peer int, dialled bool) *mailConn {
+func newMailConn(m *mail, peer int, dialled bool) *mailConn {
 	return &mailConn{
 		mail: m, peer: peer, dialled: dialled,
 		turn: make(chan struct{}, 1), wake: make(chan struct{}, 1), ended: make(chan struct{}),
@@ -60,7 +60,7 @@ func (w *mailConn) run(f *conn) {
 	w.fail(w.read(f))
 }
 
-// send queues a frame, unless nothing more is sent by this connection.
+// send queues a frame, unless nothing more is sent over this connection.
 func (w *mailConn) send(b []byte) bool {
 	w.mu.Lock()
 	takes := w.err == nil && !w.last
@@ -79,13 +79,13 @@ func (w *mailConn) signal() {
 	}
 }
 
-// leave ends the connection once all that is queued has been sent, and lets the
-// other end know that this was meant.
+// leave ends the connection once all queued frames are sent, the last of which tells the
+// other end that this is no failure.
 func (w *mailConn) leave() {
 	w.mu.Lock()
 	needed := w.conn != nil || len(w.queue) > 0 // or soon will be connected
 	if needed && !w.last {
-		w.sayQuit()
+		w.queueQuit()
 	}
 	w.mu.Unlock()
 	if !needed {
@@ -93,10 +93,10 @@ func (w *mailConn) leave() {
 	}
 }
 
-// sayQuit queues the last frame. The other end closes when it reads that, which
-// ends the reader here: were it closed here, the other end could run into that
-// before it hears why. The lock is held.
-func (w *mailConn) sayQuit() {
+// queueQuit queues the last frame. The other end closes the connection when it reads
+// that frame, which ends the reader here. If this end closed it, the other end could
+// fail before it reads the frame. The lock is held.
+func (w *mailConn) queueQuit() {
 	w.queue = append(w.queue, (&frame{kind: frameQuit}).encode(true))
 	w.last = true
 	w.signal()
@@ -138,9 +138,9 @@ func (w *mailConn) write(f *conn) {
 	}
 }
 
-// push writes what is queued and then the head and body of a piece of s, unless
-// that is nil. If s is stopped meanwhile the rest of the piece is copied and
-// queued. The turn is taken. It reports whether nothing more will be queued.
+// push writes the queued frames and then the head and body of a piece of s, unless s is
+// nil. If s is stopped meanwhile, the rest of the piece is copied and queued. The caller
+// has taken the turn. push reports whether nothing more will be queued.
 func (w *mailConn) push(s *sendCall, piece ...[]byte) (last bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -167,8 +167,8 @@ func (w *mailConn) push(s *sendCall, piece ...[]byte) (last bool, err error) {
 	return last, err
 }
 
-// keep queues what is left of bufs, the last of which is memory of a call, after
-// writing has ended with err. The lock is held.
+// keep queues the rest of bufs, the last of which is memory of a call, after writing
+// has ended with err. The lock is held.
 func (w *mailConn) keep(bufs net.Buffers, err error) error {
 	if w.stopped {
 		w.stopped = false
@@ -191,11 +191,11 @@ func (w *mailConn) stop(s *sendCall) {
 	defer w.mu.Unlock()
 	if w.writer == s {
 		w.stopped = true
-		_ = w.conn.SetWriteDeadline(time.Unix(1, 0)) // if it is closed, that interrupts
+		_ = w.conn.SetWriteDeadline(time.Unix(1, 0)) // fails only if the connection is closed, which interrupts too
 	}
 }
 
-// read takes what comes until the connection ends, and returns why.
+// read handles frames until the connection ends, and returns the reason.
 func (w *mailConn) read(f *conn) error {
 	for {
 		l, n, err := f.readHead()
@@ -227,7 +227,7 @@ func (w *mailConn) receive(l frame, n int, f *conn) error {
 	return w.mail.deliver(l, n, f.fill, w)
 }
 
-// interrupt makes the reader look again where a piece is to go.
+// interrupt makes the reader ask again for the destination of a piece.
 func (w *mailConn) interrupt() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -236,8 +236,8 @@ func (w *mailConn) interrupt() {
 	}
 }
 
-// fail ends the connection, once. Unless it has ended by intent the rank at the
-// other end is taken for gone, or is suspected to be.
+// fail ends the connection. Only the first call has an effect. Unless the connection
+// ended on purpose, the rank at the other end is reported as gone, or suspected.
 func (w *mailConn) fail(err error) {
 	w.mu.Lock()
 	if w.err != nil {
@@ -253,19 +253,19 @@ func (w *mailConn) fail(err error) {
 	close(w.ended)
 	w.mu.Unlock()
 	if f != nil {
-		defer f.Close() // when this rank has said what is wrong: the other end may blame it
+		defer f.Close() // after this rank has reported the error: otherwise the other end may report this rank
 	}
 	m := w.mail
 	m.mu.Lock()
 	m.moved.Broadcast()
 	delete(m.others, w)
-	if m.wires[w.peer] == w {
-		delete(m.wires, w.peer)
+	if m.dialled[w.peer] == w {
+		delete(m.dialled, w.peer)
 	}
 	m.mu.Unlock()
 	switch {
 	case errors.Is(err, errFrame):
-		m.host.node.Gone(w.peer, err) // the rank is there, and at fault: say how
+		m.host.node.Gone(w.peer, err) // the rank runs, but has sent a wrong frame: report the reason
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		m.host.node.Gone(w.peer, fmt.Errorf("silent for %v", m.host.cfg.Timeout))
 	case !errors.Is(err, errQuit):
@@ -285,17 +285,17 @@ const (
 	frameQuit                       // the connection was not needed any more
 )
 
-// maxHead bounds what comes before the body of a frame.
+// maxHead bounds the bytes before the body of a frame.
 const maxHead = 48
 
-// lane is what a message belongs to: the messages of one lane keep their order.
+// lane identifies the messages of one group, peer and tag, which keep their order.
 type lane struct {
 	group [16]byte
 	peer  int // in the group of all ranks; not part of a frame
 	tag   int
 }
 
-// frame is a frame of messages.
+// frame is a decoded frame of a connection for messages.
 type frame struct {
 	kind  frameKind
 	lane  lane
@@ -305,8 +305,8 @@ type frame struct {
 	body  []byte
 }
 
-// encode returns the frame behind its length, as it is sent, less the body unless
-// that is to be copied.
+// encode returns the frame with its length before it, as it is sent. If whole is false,
+// the body is left out, but the length includes it.
 func (l *frame) encode(whole bool) []byte {
 	const prefix = 4
 	room := prefix + maxHead
@@ -321,7 +321,7 @@ func (l *frame) encode(whole bool) []byte {
 	return b
 }
 
-// appendHead appends all but the body.
+// appendHead appends the frame without its body.
 func (l *frame) appendHead(b []byte) []byte {
 	w := wire.Writer{B: append(b, byte(l.kind))}
 	if l.kind == frameAlive || l.kind == frameQuit {
@@ -339,7 +339,7 @@ func (l *frame) appendHead(b []byte) []byte {
 	return w.B
 }
 
-// decodeFrame takes a frame apart. The body refers to b.
+// decodeFrame decodes a frame. The body refers to b.
 func decodeFrame(b []byte) (frame, error) {
 	r := wire.NewReader(b)
 	l := frame{kind: frameKind(r.Byte())}

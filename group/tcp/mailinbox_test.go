@@ -98,7 +98,7 @@ func TestUnexpectedMessageFramesAreRefused(t *testing.T) {
 		"room for what was not sent":       {nil, delivery{frame{kind: frameGrant, n: 1}, 0}},
 		"what only a sender is to be sent": {[]delivery{{first(5), 5}}, delivery{frame{kind: frameGrant, n: 5}, 0}},
 	} {
-		w := newWire(lonely(), 1, false)
+		w := newMailConn(lonely(), 1, false)
 		send := func(d delivery) error {
 			here, there := net.Pipe()
 			defer here.Close()
@@ -125,7 +125,7 @@ func TestUnexpectedMessageFramesAreRefused(t *testing.T) {
 func TestReceiverAllocatesAsBytesArrive(t *testing.T) {
 	g := &message{total: 1 << 30, call: new(recvCall)}
 	for range 10 {
-		g.slot(1)
+		g.next(1)
 		g.advance(1)
 		if g.placeable() {
 			t.Fatalf("%d bytes would be set aside after %d", g.total, g.arrived)
@@ -149,7 +149,7 @@ func TestMessagesAreWhole(t *testing.T) {
 		for !g.placed || g.arrived < g.total {
 			switch what := rapid.SampledFrom([]string{"come", "Recv", "RecvInto", "mismatch", "leave"}).Draw(t, "what"); {
 			case what == "come" && g.arrived < g.total:
-				slot := g.slot(rapid.IntRange(1, g.total-g.arrived).Draw(t, "size"))
+				slot := g.next(rapid.IntRange(1, g.total-g.arrived).Draw(t, "size"))
 				g.advance(copy(slot, want[g.arrived:][:rapid.IntRange(0, len(slot)).Draw(t, "come")]))
 			case what == "leave" && g.call != nil:
 				g.unplace()
@@ -199,7 +199,7 @@ func FuzzMail(f *testing.F) {
 		m := lonely()
 		c := newConn(here)
 		c.silence = time.Minute
-		if err := newWire(m, 1, false).read(c); err == nil {
+		if err := newMailConn(m, 1, false).read(c); err == nil {
 			t.Fatal("read = nil; want why it ended")
 		}
 		var all backlog

@@ -30,7 +30,7 @@ func narrow(t *testing.T, a, b *Group) *mailConn {
 		t.Fatal(err)
 	}
 	a.host.mail.mu.Lock()
-	w := a.host.mail.wires[1]
+	w := a.host.mail.dialled[1]
 	a.host.mail.mu.Unlock()
 	wires := []*mailConn{w}
 	b.host.mail.mu.Lock()
@@ -107,7 +107,7 @@ func TestSendEndsWhileItWrites(t *testing.T) {
 	}
 	a.host.mail.mu.Lock()
 	defer a.host.mail.mu.Unlock()
-	if a.host.mail.wires[1] != w {
+	if a.host.mail.dialled[1] != w {
 		t.Error("the connection is not used any more")
 	}
 }

@@ -11,7 +11,7 @@ func connected(m *mail) []int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var ranks []int
-	for r := range m.wires {
+	for r := range m.dialled {
 		ranks = append(ranks, r)
 	}
 	slices.Sort(ranks)

@@ -13,37 +13,36 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
-// opJoin is the Op of errors about ranks that have not come.
+// opJoin is the Op of errors about ranks that have not registered.
 const opJoin group.Op = "join"
 
-// errMissing reports ranks that have not come to a meeting.
+// errMissing reports ranks that have not registered with rank 0.
 var errMissing = errors.New("missing from the meeting")
 
-// meeting is the list that rank 0 keeps of the ranks that have come. No
-// connection belongs to it: ranks send their address and disconnect. Calls of the roll
-// show whether they still run.
+// meeting is the list of the registered ranks, on rank 0. It holds no connections:
+// ranks send their address and disconnect. Roll calls show whether they still run.
 type meeting struct {
 	size    int
 	session session
-	full    chan struct{} // has an element if all may be here
+	full    chan struct{} // has an element if all ranks may be registered
 	settled chan struct{} // has an element if no rank may be registering
 
-	mu     sync.Mutex
-	slots  map[int]*slot // guarded by mu
-	here   int           // how many have heard that they have a slot; guarded by mu
-	coming int           // connections of ranks that register now; guarded by mu
-	over   error         // why no more ranks can come, or nil; guarded by mu
-	latest absence       // the process that last lost its slot and has not come back; guarded by mu
-	turned absence       // the process that was last refused; guarded by mu
+	mu      sync.Mutex
+	slots   map[int]*slot // guarded by mu
+	here    int           // how many slots are confirmed; guarded by mu
+	coming  int           // connections of ranks that register now; guarded by mu
+	over    error         // why no more ranks can register, or nil; guarded by mu
+	latest  absence       // the process that last lost its slot and has not registered again; guarded by mu
+	refused absence       // the process that was last refused; guarded by mu
 }
 
-// slot is a rank that has come.
+// slot is the entry of a rank that registers or has registered.
 type slot struct {
 	rank    int
-	process session // a name of the process, to tell it from another of the same rank
-	addr    string  // where it listens
-	above   string  // where the rank above it listens, once all have come
-	here    bool    // it has heard that it has the slot
+	process session // identifies the process, among processes with the same rank
+	addr    string  // at which it listens
+	above   string  // address of the rank above it, once all are registered
+	here    bool    // the rank has confirmed that it received the terms
 }
 
 func newMeeting(size int, s session) *meeting {
@@ -53,7 +52,7 @@ func newMeeting(size int, s session) *meeting {
 	}
 }
 
-// interval is how long rank 0 waits between two calls of the roll.
+// interval is how long rank 0 waits between two roll calls.
 func (m *meeting) interval() time.Duration {
 	return time.Second + time.Duration(m.size)*time.Second/4000
 }
@@ -70,17 +69,17 @@ func (m *meeting) admit(rank int, process session) error {
 	return err
 }
 
-// arrived notes that a process that was admitted has registered or has gone.
+// arrived records that a process that was admitted has registered or disconnected.
 func (m *meeting) arrived() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.coming--; m.coming == 0 {
-		poke(m.settled)
+		signal(m.settled)
 	}
 }
 
-// poke puts an element into a channel that has room for one, unless it has one.
-func poke(c chan<- struct{}) {
+// signal puts an element into a channel of capacity one, unless it is full.
+func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
@@ -97,13 +96,13 @@ func (m *meeting) taken(rank int, process session) error {
 	case m.over != nil:
 		return m.over
 	case s != nil:
-		return fmt.Errorf("rank %d is here already", rank)
+		return fmt.Errorf("rank %d is already registered", rank)
 	}
 	return nil
 }
 
-// assign gives a slot to a rank that listens at addr, or the one that it has. It
-// returns a copy of it.
+// assign gives a slot to a rank that listens at addr, unless the rank has one. It
+// returns a copy of the slot.
 func (m *meeting) assign(rank int, process session, addr string) (slot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -118,7 +117,7 @@ func (m *meeting) assign(rank int, process session, addr string) (slot, error) {
 	return *s, nil
 }
 
-// confirm notes that a rank knows of its slot, so that it can be called.
+// confirm records that a rank has received the terms, so that it can be called.
 func (m *meeting) confirm(rank int, process session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -132,19 +131,19 @@ func (m *meeting) confirm(rank int, process session) {
 		m.latest = absence{}
 	}
 	if m.here == m.size-1 {
-		poke(m.full)
+		signal(m.full)
 	}
 }
 
-// turnedAway notes that rank 0 refused a process that claimed to be a rank, so that
+// noteRefused records that rank 0 refused a process that claimed to be a rank, so that
 // errors about a missing rank can mention it. The claim may be false.
-func (m *meeting) turnedAway(hi hello, err error) {
+func (m *meeting) noteRefused(hi hello, err error) {
 	if hi.purpose != toMeet {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.turned = absence{rank: hi.from, reason: err.Error()}
+	m.refused = absence{rank: hi.from, reason: err.Error()}
 }
 
 // settle waits until no rank registers, for up to d.
@@ -165,7 +164,7 @@ func (m *meeting) settle(ctx context.Context, d time.Duration) {
 	}
 }
 
-// vacate frees a slot whose rank does not know that it has it.
+// vacate frees a slot that its rank has not confirmed.
 func (m *meeting) vacate(rank int, process session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -187,14 +186,14 @@ func (m *meeting) lose(absent []absence) {
 	}
 }
 
-// roll returns the ranks that are here, in order, and whether they are all ranks.
+// roll returns the registered ranks, in order, and whether they are all ranks.
 func (m *meeting) roll() ([]slot, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.present(), m.here == m.size-1
 }
 
-// present returns the ranks that are here, in order. The lock is held.
+// present returns the registered ranks, in order. The lock is held.
 func (m *meeting) present() []slot {
 	slots := make([]slot, 0, m.here)
 	for _, s := range m.slots {
@@ -206,27 +205,27 @@ func (m *meeting) present() []slot {
 	return slots
 }
 
-// rest returns the ranks that are here and not in told, and adds them to told. If it
-// returns no ranks, more reports whether a rank may still be registering. If not,
-// the meeting is over.
-func (m *meeting) rest(told map[int]bool) (slots []slot, more bool) {
+// rest returns the registered ranks that are not in notified, and adds them to
+// notified. If it returns no ranks, more reports whether a rank may still be
+// registering. If not, the meeting is over.
+func (m *meeting) rest(notified map[int]bool) (slots []slot, more bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, s := range m.present() {
-		if !told[s.rank] {
+		if !notified[s.rank] {
 			slots = append(slots, s)
-			told[s.rank] = true
+			notified[s.rank] = true
 		}
 	}
 	more = len(slots) > 0 || m.coming > 0
 	if !more {
-		m.over = errors.New("the meeting is over: not all ranks have come")
+		m.over = errors.New("the meeting is over: not all ranks have registered")
 	}
 	return slots, more
 }
 
-// succeed ends the meeting, because all ranks are here, and returns them, each with
-// the address of the rank above it. top is the address of rank 0.
+// succeed ends the meeting, because all ranks are registered, and returns them, each
+// with the address of the rank above it. top is the address of rank 0.
 func (m *meeting) succeed(top string, arity int) []slot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,7 +239,7 @@ func (m *meeting) succeed(top string, arity int) []slot {
 	return m.present()
 }
 
-// absent returns up to limit ranks that are not here.
+// absent returns up to limit ranks that are not registered.
 func (m *meeting) absent(limit int) (ranks []int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -252,23 +251,23 @@ func (m *meeting) absent(limit int) (ranks []int) {
 	return ranks
 }
 
-// missing returns an error that names up to limit ranks that are not here, with
+// missing returns an error that names up to limit ranks that are not registered, with
 // a cause.
 func (m *meeting) missing(cause error, limit int) *group.Error {
 	ranks := m.absent(limit)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.latest.reason != "" {
-		cause = fmt.Errorf("%w (rank %d was here: %s)", cause, m.latest.rank, m.latest.reason)
+		cause = fmt.Errorf("%w (rank %d was registered: %s)", cause, m.latest.rank, m.latest.reason)
 	}
-	if m.turned.reason != "" && slices.Contains(ranks, m.turned.rank) {
-		cause = fmt.Errorf("%w (a process that came as rank %d was refused: %s)", cause, m.turned.rank, m.turned.reason)
+	if m.refused.reason != "" && slices.Contains(ranks, m.refused.rank) {
+		cause = fmt.Errorf("%w (a process that claimed to be rank %d was refused: %s)", cause, m.refused.rank, m.refused.reason)
 	}
 	return &group.Error{Op: opJoin, Ranks: ranks, Err: cause}
 }
 
-// gather waits until all ranks have joined and answer. At intervals it calls the
-// roll of the ranks that have joined, which tells them which ranks are missing.
+// gather waits until all ranks are registered and answer. At intervals it makes a roll
+// call of the registered ranks, which also sends them the list of missing ranks.
 func (h *host) gather(ctx context.Context) error {
 	m := h.meeting
 	tick := time.NewTimer(m.interval())
@@ -297,9 +296,9 @@ func (h *host) gather(ctx context.Context) error {
 	return nil
 }
 
-// lastWord is how long a rank whose context has ended waits for the answer that
+// answerTime is how long a rank whose context has ended waits for the answer that
 // names the missing ranks.
-const lastWord = time.Second
+const answerTime = time.Second
 
 // callRoll sends the missing ranks to the ranks of slots, and returns those that did
 // not answer. If ctx ends meanwhile, the other ranks still have time to answer, so
@@ -307,16 +306,16 @@ const lastWord = time.Second
 func (h *host) callRoll(ctx context.Context, slots []slot) []absence {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastWord, cancel) })()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(answerTime, cancel) })()
 	return h.announcer().spread(longer, roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}, slots)
 }
 
-// dismiss ends a meeting if ranks have not come or have not answered. It notifies
-// the ranks that are here and those that are registering. A rank that it does not
-// reach notices on its own that rank 0 is gone.
+// dismiss ends a meeting if ranks have not registered or have not answered. It notifies
+// the ranks that are registered or registering. A rank that it does not reach detects
+// on its own that rank 0 is gone.
 func (h *host) dismiss(ctx context.Context, absent []absence) error {
 	m := h.meeting
-	brief, cancel := context.WithTimeout(h.ctx, h.cfg.partingTime()) // they pass it on, also without this rank
+	brief, cancel := context.WithTimeout(h.ctx, h.cfg.partingTime()) // the ranks pass the notice on, even if this rank has closed
 	defer cancel()
 	m.settle(brief, h.cfg.partingTime()/2)
 	err := m.missing(group.NewRemoteError(fmt.Errorf("%w: %w", errMissing, group.ContextError(ctx))), m.size)
@@ -324,15 +323,15 @@ func (h *host) dismiss(ctx context.Context, absent []absence) error {
 	if len(err.Ranks) == 0 {
 		err.Ranks = silent
 	}
-	if len(err.Ranks) == 0 { // all are here, and it is only that the time is up
+	if len(err.Ranks) == 0 { // all are registered, but the context has ended
 		err = &group.Error{Op: opJoin, Ranks: []int{0}, Err: group.NewRemoteError(group.ContextError(ctx))}
 	}
-	told := make(map[int]bool)
+	notified := make(map[int]bool)
 	for _, r := range silent {
-		told[r] = true // to call it once more would only delay the others
+		notified[r] = true // another call would only delay the other ranks
 	}
 	for brief.Err() == nil {
-		slots, more := m.rest(told)
+		slots, more := m.rest(notified)
 		if !more {
 			break
 		}
@@ -370,17 +369,17 @@ func (h *host) register(f *conn, hi hello) error {
 		h.meeting.vacate(hi.from, hi.session)
 		return err
 	}
-	// The rank disconnects once it has noted the terms. Before that it could not
+	// The rank disconnects once it has stored the terms. Before that it could not
 	// answer a call.
 	_, _ = f.readFrame(1)
 	h.meeting.confirm(hi.from, hi.session)
 	return nil
 }
 
-// terms returns what rank 0 tells a rank that has come.
+// terms returns the terms that rank 0 sends to a rank that registers.
 func (h *host) terms(s slot) *terms {
 	m := h.meeting
-	missing := slices.DeleteFunc(m.absent(maxHint+1), func(r int) bool { return r == s.rank }) // it is about to be here
+	missing := slices.DeleteFunc(m.absent(maxHint+1), func(r int) bool { return r == s.rank }) // it is registering
 	return &terms{
 		session: m.session, arity: h.cfg.Arity, timeout: h.cfg.Timeout,
 		again: 3 * m.interval(), above: s.above, missing: missing,

@@ -132,7 +132,7 @@ func TestRollCall(t *testing.T) {
 	if got := h.meeting.absent(size); !slices.Equal(got, gone) {
 		t.Errorf("without a slot: %v; want %v", got, gone)
 	}
-	if err := h.meeting.missing(errMissing, 2); len(err.Ranks) != 2 || !strings.Contains(err.Error(), "was here: connect to rank") {
+	if err := h.meeting.missing(errMissing, 2); len(err.Ranks) != 2 || !strings.Contains(err.Error(), "was registered: connect to rank") {
 		t.Errorf("missing = %v; want two ranks, and why one that was here is not any more", err)
 	}
 }
@@ -194,7 +194,7 @@ func TestSlotsAreFreed(t *testing.T) {
 		h := leaderOf(t, cfg)
 		h.await(t, 1)
 		h.await(t, 2)
-		if err := h.come(2); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "rank 2 is here already") {
+		if err := h.come(2); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "rank 2 is already registered") {
 			t.Errorf("a second rank 2: %v; want it to be refused", err)
 		}
 		js[1].cancel(errors.New("of no use"))

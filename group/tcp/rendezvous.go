@@ -14,26 +14,26 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// Rendezvous is where the ranks of a job find rank 0, which brings them
-// together. It is used by one call of [Join].
+// Rendezvous gives the ranks of a job the address of rank 0, with which they then
+// register. It is used by one call of [Join].
 type Rendezvous interface {
-	// Slot returns this process's rank and the number of ranks, if the
-	// configuration does not say.
+	// Slot returns this process's rank and the number of ranks. It is called if the
+	// configuration does not contain them.
 	Slot(ctx context.Context) (rank, size int, err error)
-	// Place returns the address at which rank 0 is to listen, or "" if that
-	// is open.
+	// Place returns the address at which rank 0 must listen, or "" if it may be any
+	// address.
 	Place() (string, error)
-	// Announce tells the others that rank 0 listens at addr.
+	// Announce publishes addr, at which rank 0 listens, to the other ranks.
 	Announce(ctx context.Context, addr string) error
-	// Find returns where rank 0 listens, as far as is known. It is called again
-	// if no meeting is there, and if it returns an error.
+	// Find returns the address at which rank 0 listens. It is called again if it
+	// returns an error, or if rank 0 cannot be reached there.
 	Find(ctx context.Context) (string, error)
-	// Close withdraws what Announce told. It is called on every rank when the
-	// ranks have met, or will not.
+	// Close withdraws the address that Announce published. It is called on every rank
+	// after the ranks have met, or the rank has given up.
 	Close() error
 }
 
-// ParseRendezvous returns the rendezvous that an address stands for: "env://"
+// ParseRendezvous returns the rendezvous for an address: "env://"
 // (see [Env]), "env://?port=29501" for another port than MASTER_PORT, or
 // "file:///path" (see [File]). Empty is "env://".
 func ParseRendezvous(address string) (Rendezvous, error) {
@@ -42,7 +42,7 @@ func ParseRendezvous(address string) (Rendezvous, error) {
 	}
 	if scheme, _, _ := strings.Cut(address, "://"); scheme == "etcd" || scheme == "etcds" {
 		// The address is not shown: there may be a password in it.
-		return nil, fmt.Errorf("rendezvous by %s: set Config.Meet to what ParseRendezvous of package group/etcd returns: %w", scheme, group.ErrInvalid)
+		return nil, fmt.Errorf("rendezvous by %s: set Config.Meet to the result of ParseRendezvous of package group/etcd: %w", scheme, group.ErrInvalid)
 	}
 	u, err := url.Parse(address)
 	if err != nil {
@@ -57,7 +57,7 @@ func ParseRendezvous(address string) (Rendezvous, error) {
 		}
 		return nil, fmt.Errorf("rendezvous %q: want file:///absolute/path: %w", address, group.ErrInvalid)
 	}
-	return nil, fmt.Errorf("rendezvous %q: scheme is none of env, file, etcd: %w", address, group.ErrInvalid)
+	return nil, fmt.Errorf("rendezvous %q: the scheme is not env, file or etcd: %w", address, group.ErrInvalid)
 }
 
 func parseEnv(address string, u *url.URL) (*Env, error) {
@@ -68,17 +68,17 @@ func parseEnv(address string, u *url.URL) (*Env, error) {
 		return nil, fmt.Errorf("rendezvous %q: want env:// or env://?port=N: %w", address, group.ErrInvalid)
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); port != "" && err != nil {
-		return nil, fmt.Errorf("rendezvous %q: port %q is no number up to 65535: %w", address, port, group.ErrInvalid)
+		return nil, fmt.Errorf("rendezvous %q: port %q is not a number up to 65535: %w", address, port, group.ErrInvalid)
 	}
 	return &Env{Port: port}, nil
 }
 
-// Env is the [Rendezvous] by the environment that torchrun, Slurm scripts and
-// Kubernetes set: rank 0 listens at MASTER_ADDR and MASTER_PORT, and RANK and
-// WORLD_SIZE are this process's. A MASTER_ADDR of "unix:/path" is a socket. If
-// it is a name that on its own host stands for loopback, for an address of
-// another or for nothing yet, rank 0 listens at all addresses, if there is a
-// secret or mutual TLS.
+// Env is the [Rendezvous] by the environment variables that torchrun, Slurm scripts
+// and Kubernetes set: rank 0 listens at MASTER_ADDR and MASTER_PORT, and RANK and
+// WORLD_SIZE are this process's rank and the number of ranks. A MASTER_ADDR of
+// "unix:/path" is a socket. If MASTER_ADDR is a name that the host of rank 0 itself
+// cannot resolve, or resolves to loopback or to the address of another host, rank 0
+// listens at all addresses, if there is a secret or mutual TLS.
 type Env struct {
 	// Port is used instead of MASTER_PORT if it is not empty: torchrun itself
 	// may listen there.
@@ -96,9 +96,8 @@ func (e *Env) get(name string) string {
 	return os.Getenv(name)
 }
 
-// Number returns the number that a variable holds, and whether it is set. One
-// that holds anything but a number from zero on is an error that wraps
-// [group.ErrInvalid].
+// Number returns the number that a variable holds, and whether it is set. The error
+// wraps [group.ErrInvalid] if the value is not a number or is negative.
 func (e *Env) Number(name string) (n int, set bool, err error) {
 	v := e.get(name)
 	if v == "" {
@@ -129,9 +128,9 @@ func (e *Env) need(name string) (int, error) {
 	return n, err
 }
 
-// unset returns the error of a variable that is missing.
+// unset returns the error for a variable that is not set.
 func unset(name string) error {
-	return fmt.Errorf("environment variable %s is not set, as a launcher does (such as cairn run -n 4 -- PROGRAM): %w", name, group.ErrInvalid)
+	return fmt.Errorf("environment variable %s is not set; a launcher sets it (such as cairn run -n 4 -- PROGRAM): %w", name, group.ErrInvalid)
 }
 
 // Place returns MASTER_ADDR and MASTER_PORT.
@@ -152,7 +151,7 @@ func (e *Env) Place() (string, error) {
 	return net.JoinHostPort(strings.Trim(host, "[]"), port), nil
 }
 
-// Announce does nothing: the place is known.
+// Announce does nothing: the environment contains the address.
 func (e *Env) Announce(context.Context, string) error { return nil }
 
 // Find returns Place.
@@ -165,20 +164,20 @@ func (e *Env) Close() error { return nil }
 // address there, and removes it once the ranks have met. Ranks and size come from
 // the configuration.
 type File struct {
-	// Path is the file. Its folder must be there.
+	// Path is the path of the file. Its folder must exist.
 	Path string
 
-	wrote string // what this rank has written
+	wrote string // the address that this rank has written
 }
 
 var _ Rendezvous = (*File)(nil)
 
-// Slot returns an error: a file gives no ranks.
+// Slot returns an error: a file does not assign ranks.
 func (f *File) Slot(context.Context) (rank, size int, err error) {
-	return 0, 0, fmt.Errorf("rank and size are not set, which a file does not know: %w", group.ErrInvalid)
+	return 0, 0, fmt.Errorf("rank and size are not set, and a rendezvous by a file does not assign them: %w", group.ErrInvalid)
 }
 
-// Place returns "": any address will do.
+// Place returns "": rank 0 may listen at any address.
 func (f *File) Place() (string, error) { return "", nil }
 
 // Announce writes the address to the file, in one step.
@@ -187,7 +186,7 @@ func (f *File) Announce(_ context.Context, addr string) error {
 	if err != nil {
 		return fmt.Errorf("announce: %w", err)
 	}
-	defer os.Remove(tmp.Name()) // not there any more if all went well
+	defer os.Remove(tmp.Name()) // does nothing after the rename
 	_, err = tmp.WriteString(addr + "\n")
 	if e := tmp.Close(); err == nil {
 		err = e
@@ -218,15 +217,15 @@ func (f *File) Find(context.Context) (string, error) {
 	return addr, nil
 }
 
-// read returns what is in the file, or the first of it. Reading anything else,
-// such as a pipe, could last for ever.
+// read returns the beginning of the file. It refuses anything but a regular file:
+// reading a pipe, for example, could take forever.
 func (f *File) read() ([]byte, error) {
 	fi, err := os.Stat(f.Path)
 	if err != nil {
 		return nil, err
 	}
 	if !fi.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file: %w", f.Path, group.ErrInvalid)
+		return nil, fmt.Errorf("%s is not a regular file: %w", f.Path, group.ErrInvalid)
 	}
 	r, err := os.Open(f.Path)
 	if err != nil {
@@ -236,13 +235,13 @@ func (f *File) read() ([]byte, error) {
 	return io.ReadAll(io.LimitReader(r, MaxAddress+2))
 }
 
-// Close removes the file, if it still holds what this rank has written.
+// Close removes the file, if it still holds the address that this rank has written.
 func (f *File) Close() error {
 	if f.wrote == "" {
 		return nil
 	}
 	if addr, err := f.Find(context.Background()); err != nil || addr != f.wrote {
-		return nil // of another meeting
+		return nil // the file belongs to another meeting
 	}
 	return os.Remove(f.Path)
 }

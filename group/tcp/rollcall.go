@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
-// announcer calls the roll of a meeting, from any of its ranks.
+// announcer makes the roll calls of a meeting, or the part of one rank in them.
 type announcer struct {
 	host    *host
 	session session
@@ -20,18 +20,17 @@ type announcer struct {
 	timeout time.Duration
 }
 
-// dialTime bounds how long it may take to reach a rank: as long as one may be
-// silent, but not longer than is worth to wait for.
+// dialTime bounds how long it may take to reach a rank.
 func (c announcer) dialTime() time.Duration { return min(c.timeout, handshakeTimeout/2) }
 
-// spread calls slots: the first ones by this rank, and through them the others,
-// so that a rank calls at most arity at once. It returns the ranks that did not answer.
+// spread calls the ranks of slots. This rank calls at most arity of them, and these
+// call the rest. It returns the ranks that did not answer.
 func (c announcer) spread(ctx context.Context, r roll, slots []slot) []absence {
 	k := min(c.arity, len(slots))
 	absent := make([][]absence, k)
 	var wg sync.WaitGroup
-	// Each part has every k-th slot: ranks that are gone for one reason are likely to be
-	// neighbours, and each of them costs time.
+	// Each part has every k-th slot: ranks that are gone for the same reason are likely
+	// to be neighbours, and each of them costs time.
 	parts := make([][]slot, k)
 	for i, s := range slots {
 		parts[i%k] = append(parts[i%k], s)
@@ -58,16 +57,16 @@ func (c announcer) pass(ctx context.Context, r roll, slots []slot) (absent []abs
 		}
 		a := absence{s.rank, lost && ctx.Err() == nil, err.Error()}
 		if !lost && len(slots) > i+1 {
-			a.reason = "" // it was reached, and may wait for one of the others
+			a.reason = "" // it was reached, and may be waiting for another rank
 		}
 		absent = append(absent, a)
 	}
 	return absent
 }
 
-// patience is how long a call of n ranks by one of them may take. For it and for
-// each level below it, it allows the time to find that a rank is gone, plus the
-// same time once more, so that it ends later than the time for the last rank.
+// patience bounds how long a call of n ranks through one of them may take. It allows
+// dialTime for each level of the tree below, plus dialTime once more, so that it ends
+// later than the time for the last rank.
 func (c announcer) patience(n int) time.Duration {
 	levels := 2
 	for ; n > 1; n = (n - 1) / max(c.arity, 2) {
@@ -76,8 +75,8 @@ func (c announcer) patience(n int) time.Duration {
 	return time.Duration(levels) * c.dialTime()
 }
 
-// call calls the first of slots and hands it the rest. It returns which of them did
-// not answer. If there is an error, lost says that the first was not reached.
+// call calls the first of slots and sends it the rest. It returns which of them did
+// not answer. After an error, lost reports whether the first was not reached.
 func (c announcer) call(ctx context.Context, r roll, slots []slot) (absent []absence, lost bool, err error) {
 	s := slots[0]
 	brief, cancel := context.WithTimeout(ctx, c.dialTime())
@@ -142,7 +141,8 @@ func readCall(f *conn, size int) (roll, []slot, error) {
 	return c, slots, nil
 }
 
-// answer takes a call of the roll: it passes it on and reports which ranks did not answer.
+// answer handles a roll call: it passes the call on and reports which ranks did not
+// answer.
 func (h *host) answer(f *conn, hi hello) error {
 	r, slots, err := readCall(f, h.size)
 	if err != nil {
@@ -160,8 +160,8 @@ func (h *host) answer(f *conn, hi hello) error {
 	return f.WriteFrame(encodeAbsent(c.spread(h.during(r), r, slots[1:])))
 }
 
-// during returns the context of a call. The last word is passed on even if
-// this rank closes at once because of it.
+// during returns the context of a call. The notice that the meeting has ended is passed
+// on even if this rank closes at once because of it.
 func (h *host) during(r roll) context.Context {
 	if r.notice == noticeWait {
 		return h.ctx
@@ -169,9 +169,9 @@ func (h *host) during(r roll) context.Context {
 	return context.WithoutCancel(h.ctx)
 }
 
-// waiting is what a rank other than 0 knows while it waits for all to meet.
+// waiting is the state of a rank other than 0 while it waits for all ranks to register.
 type waiting struct {
-	news chan struct{} // has an element if something was heard
+	news chan struct{} // has an element after a call was received
 
 	mu sync.Mutex
 	waitState
@@ -180,8 +180,8 @@ type waiting struct {
 // waitState is guarded by the lock of waiting.
 type waitState struct {
 	since  time.Time // when rank 0 last answered or called; zero: never
-	agreed terms     // of the meeting that the rank has come to
-	last   roll      // what was heard last
+	agreed terms     // of the meeting with which the rank has registered
+	last   roll      // the last call
 }
 
 func (w *waiting) state() waitState {
@@ -190,10 +190,10 @@ func (w *waiting) state() waitState {
 	return w.waitState
 }
 
-// due returns when it will be time to come again if rank 0 neither answers nor calls.
+// due returns the time to register again if rank 0 neither answers nor calls.
 func (s *waitState) due() time.Time { return s.since.Add(s.agreed.again) }
 
-// begin notes that the rank has come to a meeting.
+// begin records that the rank has registered.
 func (w *waiting) begin(t terms) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -216,37 +216,37 @@ func (w *waiting) check(s session) error {
 	defer w.mu.Unlock()
 	switch {
 	case w.last.notice == 0 || s != w.agreed.session:
-		return errors.New("this process has not come to that meeting")
+		return errors.New("this process has not registered for that meeting")
 	case w.last.notice == noticeMet:
 		return errors.New("the ranks have met")
 	}
 	return nil
 }
 
-// hear notes the contents of a call.
+// hear records the contents of a call.
 func (w *waiting) hear(s session, r roll, above string) {
 	w.mu.Lock()
 	if s == w.agreed.session && w.last.notice == noticeWait {
 		w.last, w.agreed.above, w.since = r, above, time.Now()
 	}
 	w.mu.Unlock()
-	poke(w.news)
+	signal(w.news)
 }
 
-// met notes that rank 0 has answered, whatever follows.
+// met records that rank 0 has answered.
 func (w *waiting) met() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.since = time.Now()
 }
 
-// notice says what a call of the roll is about.
+// notice is the kind of a roll call.
 type notice byte
 
 const (
-	noticeWait    notice = iota + 1 // which ranks are missing
-	noticeMet                       // all have come
-	noticeRefused                   // why the meeting has ended
+	noticeWait    notice = iota + 1 // ranks are missing
+	noticeMet                       // all ranks are registered
+	noticeRefused                   // the meeting has failed
 )
 
 const (
@@ -254,26 +254,27 @@ const (
 	maxNotice = 64 << 10
 	// slotsInFrame is how many slots fit into one frame.
 	slotsInFrame = maxNotice / (2*MaxAddress + 16)
-	// maxMissing bounds how many missing or absent ranks are listed, maxHint how
-	// many of them a rank hears of as it comes.
+	// maxMissing bounds how many missing or absent ranks are listed in a call or an
+	// answer, maxHint how many are listed in the terms.
 	maxMissing = 4096
 	maxHint    = 64
-	// maxReasons bounds how many of the absent ranks are listed with a reason,
-	// maxWhy the length of one.
+	// maxReasons bounds how many of the absent ranks are listed with a reason, maxWhy
+	// the length of a reason.
 	maxReasons = 16
 	maxWhy     = 256
-	// maxRank bounds what is taken for a rank before it is compared with a size.
+	// maxRank bounds the ranks that decoders accept, before they are compared with the
+	// size of the group.
 	maxRank = 1 << 30
 )
 
-// terms are what rank 0 tells a rank that has come.
+// terms are what rank 0 sends to a rank that registers.
 type terms struct {
 	session session
 	arity   int
 	timeout time.Duration
-	again   time.Duration // join again after this time without a call
-	above   string        // where the rank above listens, if all have joined
-	missing []int         // some of the ranks that have not joined
+	again   time.Duration // register again after this time without a call
+	above   string        // address of the rank above, if all ranks are registered
+	missing []int         // some of the ranks that are not registered
 }
 
 func (t *terms) encode() []byte {
@@ -321,10 +322,10 @@ func ranksOf(r *wire.Reader, limit int) []int {
 	return ranks
 }
 
-// roll is the content of a call of the roll.
+// roll is the content of a roll call.
 type roll struct {
 	notice notice
-	error  *group.Error // the missing ranks and the reason; nil if all have joined
+	error  *group.Error // the missing ranks and the reason; nil if all are registered
 	called int          // how many slots follow
 }
 
@@ -338,7 +339,7 @@ func (c *roll) encode() []byte {
 		return w.B
 	}
 	putRanks(&w, c.error.Ranks, maxMissing)
-	b, _ := group.NewRemoteError(c.error.Err).MarshalBinary() // which never fails
+	b, _ := group.NewRemoteError(c.error.Err).MarshalBinary() // never fails
 	w.Bytes(b)
 	return w.B
 }
@@ -395,7 +396,7 @@ func decodeSlots(b []byte, size int) ([]slot, error) {
 // absence is a rank that did not answer a call.
 type absence struct {
 	rank   int
-	lost   bool   // it was tried; otherwise there was no time for it
+	lost   bool   // it could not be reached; otherwise there was no time to call it
 	reason string // why it did not answer; empty if it was not called
 }
 

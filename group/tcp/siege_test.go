@@ -46,7 +46,7 @@ func TestSilentConnectionsDoNotBlockRanks(t *testing.T) {
 func besiege(t *testing.T, addr string) {
 	t.Helper()
 	network, address := split(addr)
-	for range 2 * maxStrangers {
+	for range 2 * maxUnproven {
 		c, err := net.Dial(network, address)
 		if err != nil {
 			t.Fatal(err)
@@ -127,7 +127,7 @@ func TestFileAtTheAddressOfASocketStays(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if ln, err := listenSoon(ctx, "unix", path); err == nil {
+	if ln, err := listenRetry(ctx, "unix", path); err == nil {
 		ln.Close()
 		t.Error("listened where a file is")
 	}
@@ -153,7 +153,7 @@ func TestJoinEndsAfterRefusals(t *testing.T) {
 	if <-one.done; !errors.Is(one.err, ErrRefused) || errors.Is(one.err, context.DeadlineExceeded) {
 		t.Errorf("Join = %v; want %v, before the context ends", one.err, ErrRefused)
 	}
-	want := `a process that came as rank 1 was refused: this is job "pair", not "another"`
+	want := `a process that claimed to be rank 1 was refused: this is job "pair", not "another"`
 	if err := h.meeting.missing(errMissing, 1); !strings.Contains(err.Error(), want) {
 		t.Errorf("rank 0 says %q; want %q", err, want)
 	}

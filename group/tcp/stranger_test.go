@@ -262,7 +262,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		a.host.mail.mu.Lock()
-		w := a.host.mail.wires[1]
+		w := a.host.mail.dialled[1]
 		a.host.mail.mu.Unlock()
 		if got, err := b.Recv(limited(t), 0, 0); err != nil || string(got) != "x" {
 			t.Fatalf("Recv = %q, %v", got, err)

@@ -73,7 +73,7 @@ func TestMutualTLS(t *testing.T) {
 	cfg := pairConfig(t)
 	conf, pool := mutual(t)
 	cfg.Secret, cfg.Timeout, cfg.TLS = nil, 10*time.Second, conf
-	if !cfg.proven() {
+	if !cfg.authenticates() {
 		t.Error("mutual TLS does not count as proof")
 	}
 	a, b := pair(t, cfg)

@@ -20,7 +20,7 @@ type assembler struct {
 	parts []Part
 	data  storage.Resolver
 
-	rest   [][]Part // the parts that follow parts, while parts is a result of Part.Parts; the next ones last
+	rest   [][]Part // a stack: while parts is a result of Part.Parts, the parts that follow it
 	part   int      // index of the current part in parts
 	open   bool     // begin was called for the current part
 	from   int64    // offset of the next byte in the current part
@@ -59,7 +59,7 @@ func (a *assembler) next(ctx context.Context, p []byte) error {
 			}
 		}
 		for len(p) > 0 && a.from < part.Length {
-			n, err := a.some(ctx, part, p[:min(int64(len(p)), part.Length-a.from)])
+			n, err := a.fill(ctx, part, p[:min(int64(len(p)), part.Length-a.from)])
 			if err != nil {
 				return err
 			}
@@ -95,16 +95,16 @@ func (a *assembler) current() (*Part, error) {
 			return nil, err
 		}
 		if n := (&DataFile{Parts: inner}).Size(); n != part.Length {
-			return nil, fmt.Errorf("%w: parts of %d bytes were laid out as %d", plan.ErrState, n, part.Length)
+			return nil, fmt.Errorf("%w: the parts have %d bytes, the layout of the file has %d", plan.ErrState, n, part.Length)
 		}
 		a.rest = append(a.rest, a.parts[a.part+1:])
 		a.parts, a.part = inner, 0
 	}
 }
 
-// some fills the beginning of p with the next bytes of the part and returns their
+// fill fills the beginning of p with the next bytes of the part and returns their
 // number. p must not be longer than the rest of the part.
-func (a *assembler) some(ctx context.Context, part *Part, p []byte) (int, error) {
+func (a *assembler) fill(ctx context.Context, part *Part, p []byte) (int, error) {
 	if a.stream != nil {
 		if err := a.stream.ReadAt(ctx, p, a.from); err != nil {
 			return 0, plan.Named(part.Item.FQN(), err)
@@ -149,7 +149,7 @@ func (a *assembler) begin(part *Part) error {
 		return a.beginTensor(part)
 	}
 	if int64(len(a.bytes)) != part.Length {
-		return fmt.Errorf("%w: a part of %d bytes was laid out as %d", plan.ErrState, len(a.bytes), part.Length)
+		return fmt.Errorf("%w: a part has %d bytes, the layout of the file has %d", plan.ErrState, len(a.bytes), part.Length)
 	}
 	return nil
 }

@@ -51,8 +51,7 @@ type Part struct {
 	// Pass, if not nil, is called with consecutive pieces of the bytes; from is the
 	// offset of p in the part. It must not keep or change p.
 	Pass func(p []byte, from int64)
-	// End, if not nil, is called after the last byte, also for a part without
-	// bytes.
+	// End, if not nil, is called after the last byte, even if the part has no bytes.
 	End func()
 }
 
@@ -82,7 +81,7 @@ type fileWriter struct {
 //
 // If the session has a journal, write skips the files that the journal lists as
 // finished, and adds each file to the journal after it is finished. The numbers that
-// it passes to the session's Progress sum up to planned.
+// it passes to the session's Progress add up to planned.
 func (w *fileWriter) write(ctx context.Context, files []*DataFile, parallel int, budget, planned int64) (*storage.WriteResults, error) {
 	w.progress.Tell, w.progress.Plan = w.sess.Progress, planned
 	for _, f := range files {
@@ -155,7 +154,7 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 	for at := int64(0); at < total; at += size {
 		buf, err := as.piece(gctx, w.pieces, min(size, total-at))
 		if err != nil {
-			g.Go(func() error { return err }) // so that Wait returns an error, also if ctx was cancelled
+			g.Go(func() error { return err }) // so that Wait returns an error, even if ctx was cancelled
 			break
 		}
 		g.Go(work.Guard(func() error {
@@ -202,8 +201,8 @@ const (
 	pieceBytes = 8 << 20
 	// minPiece is the size of a piece if the budget is small.
 	minPiece = 256 << 10
-	// maxPieces bounds the number of pieces in memory for each file. More do not make a
-	// disk faster.
+	// maxPieces bounds the number of pieces in memory for each file. More pieces do not
+	// make writing faster.
 	maxPieces = 6
 )
 

@@ -57,7 +57,7 @@ type Format struct {
 
 // Existing describes the checkpoint that is in a store.
 type Existing struct {
-	// Files are the files of the checkpoint that a sweep must spare.
+	// Files are the files of the checkpoint, which a sweep must not remove.
 	Files []string
 	// Replaced are the files that a save removes after its checkpoint has replaced
 	// this one, records first. Files that the new checkpoint uses too are kept.

@@ -19,8 +19,8 @@ type Leftover struct {
 	ModTime time.Time `json:"time"`
 	// SaveID is the id of the save that wrote it, or "" if that is unknown.
 	SaveID string `json:"save_id,omitempty"`
-	// Owner says whether the process is alive that would have removed the file or made
-	// it part of a checkpoint.
+	// Owner is the state of the process that would remove the file or make it part of
+	// a checkpoint.
 	Owner blob.Owner `json:"-"`
 }
 
@@ -107,8 +107,8 @@ func saveLocks(ctx context.Context, store blob.Store, format string) ([]foundLoc
 	return out, nil
 }
 
-// ownerOf returns the owner state of a data file. The locks of its save and of saves
-// that replace it show it: the owner is alive if a living process holds one of them,
+// ownerOf returns the state of the owner of a data file, from the locks of its save and
+// of saves that replace it: the owner is alive if a living process holds one of them,
 // dead if dead processes have left all of them, and otherwise unknown.
 func ownerOf(l *Leftover, locks []foundLock) blob.Owner {
 	var seen [3]bool
@@ -127,10 +127,10 @@ func ownerOf(l *Leftover, locks []foundLock) blob.Owner {
 	return blob.OwnerUnknown
 }
 
-// Sweep removes the leftovers for which Leftover.Removable is true. It returns those that it
-// removed, also if it returns an error. If olderThan is negative, it keeps leftovers of
-// unknown owners. If keep is not nil, Sweep also keeps the leftovers for which keep
-// returns true, apart from temporary files.
+// Sweep removes the leftovers for which Leftover.Removable is true. It returns those
+// that it removed, even if it returns an error. If olderThan is negative, it keeps
+// leftovers of unknown owners. If keep is not nil, Sweep also keeps the leftovers for
+// which keep returns true, apart from temporary files.
 func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Duration, keep func(*Leftover) bool) ([]Leftover, error) {
 	if olderThan < 0 {
 		if dead, err := anyDead(ctx, store, f.Name); !dead || err != nil {
@@ -150,7 +150,7 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 				continue
 			}
 			if keep != nil && keep(&l) {
-				kept = kept || l.Owner == blob.OwnerDead // only its lock shows that its owner is dead
+				kept = kept || l.Owner == blob.OwnerDead // keep the lock too: it shows that the owner is dead
 			} else if err := store.Remove(ctx, l.Name); err != nil {
 				errs = append(errs, err)
 			} else {

@@ -80,8 +80,8 @@ func (p *Publisher) Session() storage.Session { return p.sess }
 
 // Prepare implements PrepareLocalPlan of storage.Writer. It calls check, if not nil, for
 // each item of l, and returns l, or the errors of check. On the coordinator, it also
-// returns an error if the existing checkpoint must not be replaced, or if it cannot find
-// out. Otherwise it removes the files of dead saves and takes the lock of this save.
+// returns an error if the existing checkpoint must not be replaced, or cannot be read.
+// Otherwise it removes the files of dead saves and takes the lock of this save.
 func (p *Publisher) Prepare(ctx context.Context, l *plan.SavePlan, check func(it *plan.WriteItem) error) (*plan.SavePlan, error) {
 	var refused []error
 	for i := range l.Items {
@@ -124,7 +124,7 @@ func (p *Publisher) checkFree(ctx context.Context) error {
 		if ok, err := p.exists(ctx, name); err != nil {
 			return err
 		} else if ok {
-			return fmt.Errorf("%w: %s holds %s, and a rank alone cannot replace a checkpoint", storage.ErrExists, p.store, name)
+			return fmt.Errorf("%w: %s holds %s, and a rank that saves without a group cannot replace a checkpoint", storage.ErrExists, p.store, name)
 		}
 	}
 	for _, rank := range []int{0, p.sess.Rank - 1, p.sess.Rank + 1} {
@@ -138,7 +138,7 @@ func (p *Publisher) checkFree(ctx context.Context) error {
 		case err != nil:
 			return err
 		case id != p.sess.Storage.SaveID:
-			return fmt.Errorf("%w: %s of %s is of save %q", storage.ErrExists, name, p.store, id)
+			return fmt.Errorf("%w: %s of %s belongs to save %q", storage.ErrExists, name, p.store, id)
 		}
 	}
 	return nil
@@ -156,7 +156,7 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 	case isAbsent(err):
 		return nil
 	case errors.Is(err, storage.ErrVersion):
-		return fmt.Errorf("will not replace it: %w", err)
+		return fmt.Errorf("the existing checkpoint cannot be replaced: %w", err)
 	case err != nil && !errors.Is(err, storage.ErrCorrupt):
 		return err
 	case p.opts.FailIfExists && len(p.f.Records) > 1 && len(old.Replaced) > 0:
@@ -164,7 +164,7 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 	case p.opts.FailIfExists:
 		return p.existsError(p.f.Records[0])
 	case err == nil && p.sess.Journal == nil && slices.ContainsFunc(old.Files, p.isOwn):
-		return fmt.Errorf("%w: %s holds save %s already", storage.ErrExists, p.store, p.sess.Storage.SaveID)
+		return fmt.Errorf("%w: %s already holds save %s", storage.ErrExists, p.store, p.sess.Storage.SaveID)
 	}
 	return nil
 }
@@ -190,8 +190,8 @@ func (p *Publisher) exists(ctx context.Context, name string) (bool, error) {
 	return err == nil, err
 }
 
-// NamePart returns the part of file names that distinguishes this save from others: its
-// id. With a journal, no other save uses the store, so NamePart returns "" unless there
+// NamePart returns the part of file names that distinguishes this save from other saves:
+// its id. With a journal, no other save uses the store, so NamePart returns "" unless there
 // is a checkpoint: the files then have the plain names of the format. Without a journal,
 // NamePart also removes the files of an earlier attempt in this save.
 func (p *Publisher) NamePart(ctx context.Context) (string, error) {
@@ -216,13 +216,13 @@ func (p *Publisher) removeAttempt(ctx context.Context) error {
 	}
 	err := p.removeAll(ctx, names)
 	if err != nil {
-		p.note(names...)
+		p.mayExist(names...)
 	}
 	return err
 }
 
-// note adds files that may exist from now on to p.names, so that Abort removes them.
-func (p *Publisher) note(names ...string) {
+// mayExist adds files that may exist from now on to p.names, so that Abort removes them.
+func (p *Publisher) mayExist(names ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.names = append(p.names, names...)
@@ -247,7 +247,7 @@ func (p *Publisher) take() (names []string, kept bool) {
 // Write writes the data files of this rank. planned is the number of bytes of the
 // plan's items, for the session's Progress.
 func (p *Publisher) Write(ctx context.Context, files []*DataFile, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
-	w := &fileWriter{store: p.store, data: data, sess: p.sess, created: func(name string) { p.note(name) }}
+	w := &fileWriter{store: p.store, data: data, sess: p.sess, created: func(name string) { p.mayExist(name) }}
 	return w.write(ctx, files, p.opts.FilesPerRank, p.opts.BufferBytes, planned)
 }
 
@@ -286,7 +286,7 @@ func (p *Publisher) drop() {
 }
 
 // Locate calls storage.Locate. It also returns an error if the chunks of a tensor do not
-// tile it: a checkpoint that cannot be read must not replace one that can. If the rank
+// cover it exactly: a checkpoint that cannot be read must not replace one that can. If the rank
 // saves without a group, its chunks need not cover whole tensors.
 func (p *Publisher) Locate(md *meta.Metadata, results []*storage.WriteResults) ([]meta.Entry, error) {
 	entries, err := storage.Locate(md, results)
@@ -334,7 +334,7 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 		return err
 	}
 	for _, f := range before {
-		p.note(f.Name)
+		p.mayExist(f.Name)
 		if _, err := blob.WriteAll(ctx, p.store, f.Name, f.Data, &blob.CreateOptions{IfAbsent: true}); err != nil {
 			return err
 		}
@@ -465,8 +465,7 @@ func (p *Publisher) Abort(ctx context.Context) error {
 }
 
 // removeUnnamed removes those of the files that the current checkpoint does not need. It
-// removes nothing if it cannot find out, because the store fails or the checkpoint has
-// another version. If the checkpoint is corrupt, it keeps only the files that
+// removes nothing if the store fails or the checkpoint has an unknown version. If the checkpoint is corrupt, it keeps only the files that
 // Format.Read returned.
 func (p *Publisher) removeUnnamed(ctx context.Context, names []string) error {
 	if len(names) == 0 {
@@ -481,7 +480,7 @@ func (p *Publisher) removeUnnamed(ctx context.Context, names []string) error {
 	})
 }
 
-// removeAll removes files. If one cannot be removed, it continues with the others.
+// removeAll removes files. If a file cannot be removed, it continues with the rest.
 func (p *Publisher) removeAll(ctx context.Context, names []string) error {
 	var errs []error
 	for _, name := range names {
@@ -610,7 +609,7 @@ func (c *commit) writeRecord(ctx context.Context) error {
 	ours, readErr := c.isOurs(context.WithoutCancel(ctx))
 	switch {
 	case readErr == nil && ours:
-		err = fmt.Errorf("%s exists, but may not survive the loss of power: %w", c.name, err)
+		err = fmt.Errorf("%s exists, but may be lost if the power fails: %w", c.name, err)
 	case readErr == nil:
 		if c.ifAbsent && errors.Is(err, fs.ErrExist) {
 			err = fmt.Errorf("%w: %w", storage.ErrExists, err)
@@ -627,7 +626,7 @@ func (c *commit) writeRecord(ctx context.Context) error {
 // at any time readers find the old checkpoint or the new one. Finally the record is
 // written again, which makes the removal durable.
 func (c *commit) commitByRemoval(ctx context.Context, hiding []string) error {
-	c.note(c.name)
+	c.mayExist(c.name)
 	if err := c.write(ctx); err != nil {
 		return err
 	}

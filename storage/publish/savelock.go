@@ -11,10 +11,10 @@ import (
 )
 
 // The names of locks. Each save under way holds a lock whose name begins with
-// savePrefix. placeLock is held while the record is replaced or files are removed.
+// savePrefix. storeLock is held while the record is replaced or files are removed.
 const (
 	savePrefix = "save-"
-	placeLock  = "place"
+	storeLock  = "place"
 )
 
 // note is the text of a SaveLock, as JSON.
@@ -88,8 +88,8 @@ func CheckIdle(ctx context.Context, store blob.Store, format string) error {
 	return nil
 }
 
-// lockWait bounds how long Locked waits for the lock. Its holder removes files or writes
-// a record, which takes less time unless the process is suspended.
+// lockWait bounds how long Locked waits for the lock. A process that holds the lock
+// removes files or writes a record, which takes less time unless it is suspended.
 const lockWait = 10 * time.Second
 
 // Locked runs fn while it holds a lock of the store, so that other processes of this
@@ -111,7 +111,7 @@ func waitLock(ctx context.Context, l blob.Locker) blob.HeldLock {
 	wait, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		lock, err := l.TryLock(ctx, placeLock, nil)
+		lock, err := l.TryLock(ctx, storeLock, nil)
 		if err == nil {
 			return lock
 		}

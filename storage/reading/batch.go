@@ -26,8 +26,8 @@ const (
 	smallBytes = 256 << 10
 )
 
-// measures determine how chunks are cut into reads. Tests use small ones.
-type measures struct {
+// limits determine how chunks are cut into reads. Tests use small limits.
+type limits struct {
 	most  int64 // the largest size of one read
 	gap   int64 // the largest hole that is read rather than skipped
 	small int64 // the largest range that is read together with its neighbours
@@ -38,9 +38,9 @@ type batch struct {
 	c        *Checkpoint
 	dst      storage.Receiver
 	opts     storage.ReadOptions
-	meas     measures
+	limits   limits
 	storeGap int64 // the gap that the store asks for; if it is not zero, requests are expensive
-	tiled    bool  // chunks have tiles, which already round reads out: only storeGap joins requests
+	tiled    bool  // reads are rounded out to tiles, so only storeGap joins requests
 	cached   bool  // read through the operating system's cache
 	jobs     []*job
 	requests []Request
@@ -54,13 +54,13 @@ type batch struct {
 type task func(ctx context.Context) (read int64, err error)
 
 func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions) *batch {
-	b := &batch{c: c, dst: dst, opts: o, meas: measures{maxBytes, pageBytes, smallBytes}}
-	for b.meas.most > leastBytes && b.meas.most > o.Budget() {
-		b.meas.most /= 2
+	b := &batch{c: c, dst: dst, opts: o, limits: limits{maxBytes, pageBytes, smallBytes}}
+	for b.limits.most > leastBytes && b.limits.most > o.Budget() {
+		b.limits.most /= 2
 	}
 	if g, ok := blob.As[blob.GapReader](c.store); ok {
 		b.storeGap = g.ReadGap()
-		b.meas.gap = max(b.meas.gap, b.storeGap)
+		b.limits.gap = max(b.limits.gap, b.storeGap)
 	}
 	return b
 }
@@ -124,7 +124,7 @@ func (b *batch) run(ctx context.Context) error {
 		}
 	}
 	b.progress.Tell, b.progress.Plan, b.progress.Total = b.opts.Progress, b.stats.Needed, b.stats.Rounded
-	gap := b.meas.gap
+	gap := b.limits.gap
 	if b.tiled {
 		gap = b.storeGap
 	}
@@ -168,8 +168,8 @@ func (b *batch) locate(ctx context.Context) error {
 	})
 }
 
-// share returns the bytes of memory for one of the tasks that run at the same time.
-func (b *batch) share() int64 {
+// taskBytes returns the bytes of memory for each of the tasks that run at the same time.
+func (b *batch) taskBytes() int64 {
 	return max(leastBytes, b.opts.Budget()/int64(b.opts.Workers()))
 }
 
@@ -236,7 +236,7 @@ func (j *job) resolve(ctx context.Context) (err error) {
 		return err
 	}
 	if j.to == nil || !slices.Equal(j.to.Shape(), j.item.Lengths) {
-		return fmt.Errorf("%w: the planner gave %v for a box of %v", plan.ErrProtocol, j.to, j.item.Lengths)
+		return fmt.Errorf("%w: the planner's ResolveTensor returned %v for a box of %v", plan.ErrProtocol, j.to, j.item.Lengths)
 	}
 	return nil
 }
@@ -248,7 +248,7 @@ func (j *job) addTiles(r *Region) {
 	if j.to.DType() == r.DType {
 		mem, _ = j.to.Bytes()
 	}
-	spans := r.Tiles.Cover(j.box, j.b.meas.most, j.b.storeGap)
+	spans := r.Tiles.Cover(j.box, j.b.limits.most, j.b.storeGap)
 	j.left.Store(int64(len(spans)))
 	for i := range spans {
 		s := &spans[i]
@@ -259,7 +259,7 @@ func (j *job) addTiles(r *Region) {
 			q.Rows = []Axis{{Count: s.Rows, Pitch: s.Pitch}}
 		} else {
 			q.Width *= s.Rows
-			if mem != nil && s.At >= 0 && q.Width > j.b.meas.small {
+			if mem != nil && s.At >= 0 && q.Width > j.b.limits.small {
 				q.Direct, t.in = mem[s.At:s.At+q.Width], true
 			}
 		}
@@ -269,7 +269,7 @@ func (j *job) addTiles(r *Region) {
 
 // addDecodes plans the calls of a Decoder.
 func (j *job) addDecodes() error {
-	for _, box := range j.at.Decoder.Cut(j.box, j.b.share()) {
+	for _, box := range j.at.Decoder.Cut(j.box, j.b.taskBytes()) {
 		j.left.Add(1)
 		to, err := j.to.Narrow(box.Relative(j.box.Offsets))
 		if err != nil {
@@ -277,7 +277,7 @@ func (j *job) addDecodes() error {
 		}
 		j.b.stats.Rounded += j.weight(box)
 		j.b.tasks = append(j.b.tasks, func(ctx context.Context) (int64, error) {
-			n, err := j.at.Decoder.Decode(ctx, box, to, j.b.share())
+			n, err := j.at.Decoder.Decode(ctx, box, to, j.b.taskBytes())
 			if err != nil {
 				return n, plan.Named(j.id.Entry.FQN, err)
 			}

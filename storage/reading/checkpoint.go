@@ -25,8 +25,8 @@ import (
 // of a record from the parts that are read through this Checkpoint, in any order. The
 // read that completes a damaged record, and every later read of it, returns an error
 // that wraps storage.ErrCorrupt. A record is not checked if only parts of it are read,
-// if it is read in rows of less than 1 KiB, or if so many other records were read in
-// part that its checksum was dropped to save memory.
+// if it is read in rows of less than 1 KiB, or if too many other records were read in
+// part and its checksum was dropped to save memory.
 type Checkpoint struct {
 	Index
 	store blob.Store
@@ -160,7 +160,7 @@ var errRepeats = fmt.Errorf("%w: its tensors repeat its bytes too often", storag
 // many bytes in total.
 func (c *Checkpoint) checkRepeats(file string) error {
 	if c.md == nil {
-		return nil // Index.Metadata makes a check of this kind
+		return nil // Index.Metadata checks this
 	}
 	c.summed.Do(c.sumChunks)
 	n, ok := c.repeats[file]
@@ -232,7 +232,7 @@ func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 			sizes[r.File] = info.Size
 		}
 		if r.End > sizes[r.File] {
-			return fmt.Errorf("%w: bytes %d to %d of %s, which has %d", storage.ErrCorrupt, r.Offset, r.End, r.File, sizes[r.File])
+			return fmt.Errorf("%w: bytes %d to %d of %s, which has %d bytes", storage.ErrCorrupt, r.Offset, r.End, r.File, sizes[r.File])
 		}
 	}
 	return nil

@@ -112,7 +112,7 @@ const (
 	pieceBytes = 4 << 20
 	// slack is the additional size of a buffer for a read that bypasses the operating
 	// system's cache. Such a read takes whole blocks of the disk, and the range may begin
-	// and end inside of blocks.
+	// and end inside blocks.
 	slack = 2 * blob.Align
 )
 
@@ -160,8 +160,7 @@ type fetcher struct {
 	bytes, count atomic.Int64 // of reads
 }
 
-// joined is one read by one worker. It serves a single request, or several small
-// neighbours.
+// joined is one read by one worker: a single request, or several small neighbours.
 type joined struct {
 	requests []Request
 	length   int64 // of the range that covers all requests; not used for rows
@@ -362,8 +361,8 @@ func (f *fetcher) copyPiece(ctx context.Context, r blob.Reader, q *Request, p []
 }
 
 // copying bounds the number of reads that copy from the operating system's cache at
-// the same time, in the whole process. More of them than processors slow each other
-// down.
+// the same time, in the whole process. If there are more of them than processors, they
+// slow each other down.
 var copying = semaphore.NewWeighted(int64(runtime.GOMAXPROCS(0)))
 
 // readPiece reads directly into p. If the sink is a Stepper, it reads in steps.

@@ -21,7 +21,7 @@ type layout struct {
 // check returns an error if a file of the given size does not hold the region.
 func (r *Region) check(fileSize int64) error {
 	if r.Offset < 0 || r.End < r.Offset || r.End > fileSize {
-		return fmt.Errorf("%w: bytes %d to %d of %s, which has %d", storage.ErrCorrupt, r.Offset, r.End, r.File, fileSize)
+		return fmt.Errorf("%w: bytes %d to %d of %s, which has %d bytes", storage.ErrCorrupt, r.Offset, r.End, r.File, fileSize)
 	}
 	if !r.DType.Valid() {
 		return fmt.Errorf("%w: elements of an unknown type in %s", storage.ErrCorrupt, r.File)
@@ -42,7 +42,7 @@ func layoutOf(r *Region, sizes []int64, fileSize int64) (*layout, error) {
 		return nil, err
 	}
 	if have := (r.End - r.Offset) / l.elem; need > have {
-		return nil, fmt.Errorf("%w: a chunk of %v takes %d elements of %s at %d, which has only %d", storage.ErrCorrupt, sizes, need, r.File, r.Offset, have)
+		return nil, fmt.Errorf("%w: a chunk of %v takes %d elements of %s at %d, which has only %d elements", storage.ErrCorrupt, sizes, need, r.File, r.Offset, have)
 	}
 	for d := range l.strides {
 		l.strides[d] *= l.elem
@@ -82,7 +82,7 @@ func (l *layout) stride(r *Region) (int64, error) {
 	for d, s := range r.Strides {
 		steps := l.sizes[d] - 1
 		if s < 0 || steps > 0 && s > most/steps || span > most-steps*s {
-			return 0, fmt.Errorf("%w: strides %v of a chunk of %v leave the %d elements at %d of %s", storage.ErrCorrupt, r.Strides, l.sizes, most, r.Offset, r.File)
+			return 0, fmt.Errorf("%w: strides %v of a chunk of %v exceed the %d elements at %d of %s", storage.ErrCorrupt, r.Strides, l.sizes, most, r.Offset, r.File)
 		}
 		span += steps * s
 		if steps > 0 {
@@ -159,7 +159,7 @@ func (l *layout) flat(sizes []int64) bool {
 // of at most m.most bytes, unless it cannot be divided further. A row of more than
 // m.small bytes becomes a part of its own, which can be read directly into the memory
 // of the receiver.
-func (l *layout) cut(box tensor.Box, m measures, emit func(tensor.Box)) {
+func (l *layout) cut(box tensor.Box, m limits, emit func(tensor.Box)) {
 	width, axes := l.spread(box.Sizes, m.gap)
 	_, rows := l.rows(box.Sizes, axes)
 	if width*rows <= m.most && (rows == 1 || width <= m.small) {

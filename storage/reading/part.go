@@ -73,7 +73,7 @@ func (s stepper) Step(p []byte) { s.crc = crc32.Update(s.crc, crc32.IEEETable, p
 
 // addParts plans the reads of a region without tiles.
 func (j *job) addParts() (err error) {
-	m, r := j.b.meas, j.at.Region
+	m, r := j.b.limits, j.at.Region
 	if r.Resolve != nil {
 		m.most = min(m.most, leastBytes) // Take copies each part
 	}
@@ -111,13 +111,13 @@ func (p *part) checked() bool { return p.job.b.c.sums != nil && p.job.at.Region.
 func (p *part) sum(b []byte) error {
 	r, sums := p.job.at.Region, p.job.b.c.sums
 	if p.in {
-		return sums.see(r.File, r.Sum, p.offset, b, &p.crc)
+		return sums.add(r.File, r.Sum, p.offset, b, &p.crc)
 	}
 	if p.rows != nil && p.width < leastRow {
 		return nil
 	}
 	for i := range int64(len(b)) / p.width {
-		if err := sums.see(r.File, r.Sum, p.offset+rowOffset(p.rows, i), b[i*p.width:(i+1)*p.width], nil); err != nil {
+		if err := sums.add(r.File, r.Sum, p.offset+rowOffset(p.rows, i), b[i*p.width:(i+1)*p.width], nil); err != nil {
 			return err
 		}
 	}
@@ -176,7 +176,7 @@ func ReadBox(ctx context.Context, store blob.Store, r *Region, sizes []int64, bo
 	}
 	st, err := Fetch(ctx, b.requests, FetchOptions{
 		Open:        func(context.Context, string) (blob.Reader, error) { return f, nil },
-		ReadOptions: o, Gap: b.meas.gap, Slow: b.storeGap > 0,
+		ReadOptions: o, Gap: b.limits.gap, Slow: b.storeGap > 0,
 	})
 	return st.Bytes, err
 }

@@ -78,7 +78,7 @@ func drawMemory(t *rapid.T, d tensor.DType, shape []int64) *tensor.Tensor {
 	return x
 }
 
-// For any strides, boxes, memory and measures, Read returns the same elements as a view of
+// For any strides, boxes, memory and limits, Read returns the same elements as a view of
 // the bytes of the file.
 func TestReadBoxesOfStridedRegions(t *testing.T) {
 	data := noise(2 << 20) // as large as any region that is drawn
@@ -104,7 +104,7 @@ func TestReadBoxesOfStridedRegions(t *testing.T) {
 			g.to[&p.Items[i]] = drawMemory(rt, d, p.Items[i].Lengths)
 		}
 		b := newBatch(Open(store, s.source()), g, storage.ReadOptions{Parallel: 2})
-		b.meas = measures{
+		b.limits = limits{
 			most: rapid.Int64Range(1, 600).Draw(rt, "most"), gap: rapid.Int64Range(0, 60).Draw(rt, "gap"), small: rapid.Int64Range(0, 100).Draw(rt, "small"),
 		}
 		for i := range p.Items {

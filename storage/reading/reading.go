@@ -48,7 +48,7 @@ type Source struct {
 	Places func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, p Place) error) error
 	// Value reads a value and returns its bytes in a codec of package value, even if
 	// the format stores it in another encoding. Nil: values are stored in such a codec,
-	// and Chunk returns their place.
+	// and Place returns their place.
 	Value func(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error)
 	// Check, if not nil, is called by Verify for each file of Files. It must call
 	// FileCheck.Scan. Then it reports what is wrong with the file, such as records
@@ -163,7 +163,7 @@ type Region struct {
 	// and a flag. Resolve is called from several goroutines at once.
 	Resolve func(p []byte)
 	// Sum, if not nil, is the checksum of the record that the region lies in. The
-	// comment of Checkpoint says when it is compared.
+	// comment of Checkpoint describes when it is compared.
 	Sum *Sum
 	// Tiles, if not nil, are the tiles of the chunk. Reads are rounded out to whole
 	// tiles, and each tile is checked before its elements are used. If Tiles is set,
@@ -194,7 +194,7 @@ type Span struct {
 	Bytes int64
 	// At is negative, unless the span can be read directly into the memory of the box:
 	// then it is the offset of the span in that memory. This needs a span and a box
-	// that are contiguous in the chunk, and the span must lie inside of the box.
+	// that are contiguous in the chunk, and the span must lie inside the box.
 	At int64
 }
 
@@ -324,7 +324,7 @@ func Watch(ctx context.Context, store blob.Store, records []string, describe fun
 		}
 		return src, err
 	}
-	return nil, fmt.Errorf("%w: %s, again and again", storage.ErrChanged, store)
+	return nil, fmt.Errorf("%w: %s was replaced %d times while it was opened", storage.ErrChanged, store, watchTries)
 }
 
 // stat returns the current state of files. For a file that does not exist, the name in

@@ -59,7 +59,7 @@ type recordID struct {
 // partial is a record that was read in part.
 type partial struct {
 	id   recordID
-	runs []run // sorted, with a gap between each two of them
+	runs []run // sorted, with gaps between them
 	bad  bool  // the whole record was read, and its checksum is wrong
 }
 
@@ -67,11 +67,11 @@ func newSums() *sums {
 	return &sums{limit: maxRuns, each: maxOfRecord, records: map[recordID]*list.Element{}}
 }
 
-// see adds bytes to the checksum of a record. p holds the bytes of the file from begin
+// add adds bytes to the checksum of a record. p holds the bytes of the file from begin
 // on. crc, if not nil, is their checksum. If p completes the record and the checksum is
-// wrong, see returns an error that wraps storage.ErrCorrupt, and so does every later
+// wrong, add returns an error that wraps storage.ErrCorrupt, and so does every later
 // call for the record.
-func (s *sums) see(file string, sum *Sum, begin int64, p []byte, crc *uint32) error {
+func (s *sums) add(file string, sum *Sum, begin int64, p []byte, crc *uint32) error {
 	x := run{begin: max(begin, sum.Offset), end: min(begin+int64(len(p)), sum.End)}
 	if x.begin >= x.end {
 		return nil
@@ -93,7 +93,7 @@ func (s *sums) see(file string, sum *Sum, begin int64, p []byte, crc *uint32) er
 		return nil
 	}
 	if r.bad = r.runs[0].crc != sum.CRC; r.bad {
-		return fmt.Errorf("%w: record %q at %d of %s does not have its checksum", storage.ErrCorrupt, sum.Record, sum.Offset, file)
+		return fmt.Errorf("%w: record %q at %d of %s has a wrong checksum", storage.ErrCorrupt, sum.Record, sum.Offset, file)
 	}
 	s.forget(r)
 	return nil
@@ -110,8 +110,8 @@ func (s *sums) find(id recordID) *partial {
 	return e.Value.(*partial)
 }
 
-// add adds x, whose bytes are p, and joins it with its neighbours. Of x, only the bytes
-// that were not seen before count.
+// add adds x, whose bytes are p, and joins it with its neighbours. It ignores the bytes
+// of x that were added before.
 func (r *partial) add(x run, p []byte) {
 	from, _ := slices.BinarySearchFunc(r.runs, x.begin, func(y run, at int64) int { return cmp.Compare(y.end, at) })
 	to, _ := slices.BinarySearchFunc(r.runs, x.end+1, func(y run, at int64) int { return cmp.Compare(y.begin, at) })
@@ -142,7 +142,7 @@ func join(a, b run) run {
 }
 
 // trim forgets r if it has too many runs, and the records that were read least
-// recently if all records together have too many.
+// recently if all records together have too many runs.
 func (s *sums) trim(r *partial) {
 	if len(r.runs) > s.each {
 		s.forget(r)

@@ -51,7 +51,7 @@ func TestSumsOfPiecesInAnyOrder(t *testing.T) {
 			for i := p.begin; i < p.end; i++ {
 				delete(left, i)
 			}
-			err := s.see("f", sum, p.begin, data[p.begin:p.end], nil)
+			err := s.add("f", sum, p.begin, data[p.begin:p.end], nil)
 			switch {
 			case bad && len(left) == 0:
 				if !errors.Is(err, storage.ErrCorrupt) {
@@ -71,7 +71,7 @@ func TestSumsForgetCompleteRecords(t *testing.T) {
 	sum := &Sum{Offset: 0, End: 1000, CRC: crc32.ChecksumIEEE(data)}
 	for range 3 {
 		for _, p := range []piece{{500, 1000}, {0, 500}} {
-			if err := s.see("f", sum, p.begin, data[p.begin:p.end], nil); err != nil {
+			if err := s.add("f", sum, p.begin, data[p.begin:p.end], nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -86,12 +86,12 @@ func TestSumsReportDamageToEveryReader(t *testing.T) {
 	s, data := newSums(), noise(1000)
 	sum := &Sum{Offset: 0, End: 1000, CRC: crc32.ChecksumIEEE(data) ^ 1}
 	for range 2 { // both readers see the first half
-		if err := s.see("f", sum, 0, data[:500], nil); err != nil {
+		if err := s.add("f", sum, 0, data[:500], nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range 2 {
-		if err := s.see("f", sum, 500, data[500:], nil); !errors.Is(err, storage.ErrCorrupt) {
+		if err := s.add("f", sum, 500, data[500:], nil); !errors.Is(err, storage.ErrCorrupt) {
 			t.Errorf("see = %v; want %v", err, storage.ErrCorrupt)
 		}
 	}
@@ -102,7 +102,7 @@ func TestSumsAreBounded(t *testing.T) {
 	s.limit, s.each = 10, 4
 	sum := &Sum{Offset: 0, End: 1000, CRC: 1}
 	for i := range int64(100) { // single bytes of one record
-		if err := s.see("many", sum, 2*i, data[2*i:2*i+1], nil); err != nil {
+		if err := s.add("many", sum, 2*i, data[2*i:2*i+1], nil); err != nil {
 			t.Fatal(err)
 		}
 		if s.runs > s.each {
@@ -111,7 +111,7 @@ func TestSumsAreBounded(t *testing.T) {
 	}
 	for i := range 100 { // one byte of many records, and again and again of one
 		for _, name := range []string{"kept", fmt.Sprint(i)} {
-			if err := s.see(name, sum, 0, data[:1], nil); err != nil {
+			if err := s.add(name, sum, 0, data[:1], nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -133,7 +133,7 @@ func TestSumsOfSeveralReaders(t *testing.T) {
 		wg.Go(func() {
 			n := 100 + 37*step
 			for at := 0; at < len(data); at += n {
-				if err := s.see("f", sum, int64(at), data[at:min(at+n, len(data))], nil); err != nil {
+				if err := s.add("f", sum, int64(at), data[at:min(at+n, len(data))], nil); err != nil {
 					t.Error(err)
 				}
 			}

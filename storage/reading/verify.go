@@ -21,8 +21,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Verify reads every byte of the checkpoint. It checks that the chunks tile their
-// tensors and lie inside of their files, that values can be decoded, and what
+// Verify reads every byte of the checkpoint. It checks that the chunks cover their
+// tensors exactly and lie inside their files, that values can be decoded, and what
 // Source.Check checks, such as checksums. progress, if not nil, receives the number of
 // bytes that were read since the last call. It is not called concurrently.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
@@ -88,9 +88,9 @@ func (v *verifier) problem(file, fqn, text string) {
 	})
 }
 
-// report returns the report. For a file that does not exist, it has no other problem. It
-// sorts the problems by file, name and text, so that the report does not depend on the
-// order of the checks.
+// report returns the report. If a file does not exist, the report has no other problem
+// of that file. The problems are sorted by file, name and text, so that the report does
+// not depend on the order of the checks.
 func (v *verifier) report() *storage.VerifyReport {
 	all := v.rep.Problems
 	for _, p := range v.damaged {
@@ -146,8 +146,7 @@ func (f *FileCheck) Add(p storage.VerifyProblem) {
 	f.v.update(func() { f.v.rep.Problems = append(f.v.rep.Problems, p) })
 }
 
-// Found tells Verify the place of a chunk, so that Verify does not call Source.Place for
-// it.
+// Found reports the place of a chunk, so that Verify does not call Source.Place for it.
 func (f *FileCheck) Found(id ChunkID, at Place) {
 	// If the place is wrong, verifier.entry calls Source.Place and reports the error.
 	if _, err := f.v.c.layout(id, at); err == nil {
@@ -185,7 +184,7 @@ func (v *verifier) file(ctx context.Context, file storage.File) (err error) {
 		return err
 	}
 	if file.Unsummed && f.Size != file.Size {
-		f.Problem("", fmt.Sprintf("it has %d bytes, and had %d when the checkpoint was opened", f.Size, file.Size))
+		f.Problem("", fmt.Sprintf("it has %d bytes, but had %d when the checkpoint was opened", f.Size, file.Size))
 	}
 	if err := v.c.checkRepeats(file.Name); err != nil {
 		f.Problem("", err.Error())
@@ -212,8 +211,8 @@ func (v *verifier) entries(ctx context.Context) error {
 	})
 }
 
-// entry checks the metadata of one entry: the tiling and the places of its chunks, or
-// its value.
+// entry checks the metadata of one entry: the boxes and the places of its chunks, or its
+// value.
 func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 	if e.Bytes != nil {
 		return v.value(ctx, e)
