@@ -30,7 +30,7 @@ func TestInvalidConfigurations(t *testing.T) {
 func TestRendezvousOfAnotherPackage(t *testing.T) {
 	for _, address := range []string{"etcd://a:1,b:2/job", "etcds://me:hush@a/job"} {
 		_, err := tcp.ParseRendezvous(address)
-		if !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), "set Config.Meet to what ParseRendezvous of package group/etcd returns") ||
+		if !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), "set Config.Meet to the result of ParseRendezvous of package group/etcd") ||
 			strings.Contains(err.Error(), "hush") {
 			t.Errorf("ParseRendezvous(%q) = %v; want what to do", address, err)
 		}

@@ -166,8 +166,8 @@ func TestParseRendezvous(t *testing.T) {
 		"file:///x?size=2":  "file:///absolute/path",
 		"env://host:1":      "env://?port=N",
 		"env://?prt=29501":  "env://?port=N",
-		"env://?port=abc":   "no number",
-		"http://x":          "none of env, file, etcd",
+		"env://?port=abc":   "not a number",
+		"http://x":          "not env, file or etcd",
 		"etcd://h/j?size=1": "Config.Meet",
 	} {
 		if _, err := ParseRendezvous(address); !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), want) {

@@ -157,7 +157,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		"old session":       {func(_ *host, hi *hello) { hi.session[0]++ }, ErrRefused, "is over"},
 		"wrong size":        {func(_ *host, hi *hello) { hi.size = 3 }, ErrRefused, "2 ranks"},
 		"meant for another": {func(_ *host, hi *hello) { hi.to = 1 }, ErrRefused, "this is rank 0"},
-		"no such rank":      {func(_ *host, hi *hello) { hi.from = 2 }, ErrRefused, "no rank 2"},
+		"no such rank":      {func(_ *host, hi *hello) { hi.from = 2 }, ErrRefused, "rank 2 is not"},
 		"late":              {func(_ *host, hi *hello) { hi.purpose = toMeet }, ErrRefused, "have met without"},
 	} {
 		other := &host{cfg: h.cfg}

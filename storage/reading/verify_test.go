@@ -47,7 +47,7 @@ func TestVerify(t *testing.T) {
 			}
 		}, []storage.VerifyProblem{{File: "b", FQNs: []string{"v", "y"}, Text: "the file is gone"}}, 2, 110},
 		"a file is longer": {func(_ *scene, store *mem.Store, _ *Source) { put(t, store, "b", noise(51)) },
-			[]storage.VerifyProblem{{File: "b", Text: "it has 51 bytes, and had 50 when the checkpoint was opened"}}, 3, 161},
+			[]storage.VerifyProblem{{File: "b", Text: "it has 51 bytes, but had 50 when the checkpoint was opened"}}, 3, 161},
 		"a value cannot be decoded": {func(s *scene, _ *mem.Store, _ *Source) { delete(s.values, "v") },
 			[]storage.VerifyProblem{{File: "b", FQN: "v", Text: "checkpoint is corrupt: no such value"}}, 3, 160},
 		"elements are missing": {func(s *scene, _ *mem.Store, _ *Source) {
