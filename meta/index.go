@@ -9,11 +9,11 @@ import (
 )
 
 // Index names one chunk of a tensor, or a value. Two indexes are the same if
-// their FQN and Offset are; Hint only says where to look first. [Index.Key] is
+// their FQN and Offset are; Hint is only the position to look at first. [Index.Key] is
 // for maps.
 type Index struct {
 	FQN string
-	// Offset is where the chunk begins in the tensor. It is nil for values; the
+	// Offset is the offset of the chunk in the tensor. It is nil for values; the
 	// chunk of a 0-d tensor has an empty offset that is not nil.
 	Offset []int64
 	// Hint is the chunk's probable position in Tensor.Chunks. A wrong one costs

@@ -46,7 +46,7 @@ type Missing struct {
 
 // Storage describes a checkpoint as a whole, apart from its contents.
 type Storage struct {
-	// ID says where the checkpoint is, for people.
+	// ID names the store of the checkpoint, for messages.
 	ID string
 	// SaveID is unique to the save that wrote it.
 	SaveID string
@@ -70,7 +70,7 @@ type Storage struct {
 // Entry is one name of a checkpoint. Exactly one of Tensor and Bytes is set.
 type Entry struct {
 	FQN string
-	// Path is where the value stood in the nested state that was saved. Nil:
+	// Path is the position of the value in the nested state that was saved. Nil:
 	// the state was flat, and the name is the only key.
 	Path   Path
 	Tensor *Tensor
@@ -83,7 +83,7 @@ type Tensor struct {
 	Shape []int64
 	// Chunks are the boxes that were saved. Together they tile the tensor.
 	Chunks []tensor.Box
-	// Locs says where each chunk lies, in the order of Chunks. It is nil until
+	// Locs are the locations of the chunks, in the order of Chunks. It is nil until
 	// the chunks were written.
 	Locs []Location
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// job is ranks that save again and again, each with its cache, as the engine
-// drives them. Plans travel through the codec.
+// job is ranks that save several times, each with its cache, as package protocol
+// lets them. Plans are sent through the codec.
 type job struct {
 	caches  []*plan.Cache
 	options func(rank int) string
@@ -136,7 +136,7 @@ func TestCacheDoesNotChangeResults(t *testing.T) {
 			}
 			fail := rapid.IntRange(0, 4).Draw(t, "fail") == 0
 			err := j.exchange(locals)
-			if errors.Is(err, plan.ErrStale) { // as the engine does
+			if errors.Is(err, plan.ErrStale) { // as package protocol does
 				for _, c := range j.caches {
 					c.Forget()
 				}

@@ -282,7 +282,7 @@ func TestLoadCallOrder(t *testing.T) {
 	}
 }
 
-// The pictures have every method that the engine calls, so that a comparison
+// The diagrams show every method that package protocol calls, so that a comparison
 // with them leaves none out.
 func TestArchitectureShowsAllCalls(t *testing.T) {
 	for heading, want := range map[string][]string{

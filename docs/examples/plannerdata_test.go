@@ -57,7 +57,7 @@ func Example_plannerData() {
 	})
 	check(err)
 
-	// A LoadPlanner finds it in its LoadSetup; anybody else so:
+	// A LoadPlanner finds it in its LoadSetup. Other code reads it like this:
 	c, err := cairn.Open(ctx, store)
 	check(err)
 	defer c.Close()

@@ -28,7 +28,7 @@ const MaxJob = 256
 
 // Config describes how a process joins a group.
 type Config struct {
-	// Rendezvous is where the ranks find each other: "env://" or
+	// Rendezvous is how the ranks find each other: "env://" or
 	// "file:///shared/path". Empty: "env://".
 	Rendezvous string
 	// Meet is used instead of Rendezvous if it is not nil.

@@ -69,7 +69,7 @@ func (l *link) attach(c Conn) bool {
 	return true
 }
 
-// heard notes that a frame has come.
+// heard records that a frame has arrived.
 func (l *link) heard() {
 	if l.silence != nil {
 		l.silence.Reset(l.node.opts.Timeout)
