@@ -14,14 +14,13 @@ import (
 // rank 0, in the order of the ranks, and hands one of global's results to each
 // rank, which returns it.
 //
-// Like every step it must be called by all ranks of g, with the same name, and
-// fails on all or none: whatever goes wrong on whichever rank, an error, a
-// panic, a value that cannot be encoded or decoded, a context that ends, every
-// rank returns a [*StepError] of the same text that names all ranks on which
-// something went wrong. What global does wrong is filed under rank 0. A rank
-// whose context ends makes the step fail at once, naming that rank. Otherwise
-// the step waits for all ranks, so that all failures are named; see [StopEarly]
-// for steps that take long.
+// Like every step, it must be called by all ranks of g, with the same name, and
+// fails on all ranks or on none. If anything fails on any rank (an error, a panic,
+// a value that cannot be encoded or decoded, a context that ends), every rank
+// returns a [*StepError] with the same text, which names all ranks that failed. An
+// error of global counts as a failure of rank 0. If the context of a rank ends,
+// the step fails at once and names that rank. Otherwise the step waits for all
+// ranks, so that all failures are named; see [StopEarly] for steps that take long.
 func ReduceScatter[L, G any](
 	ctx context.Context, g Group, step string, lc Codec[L], gc Codec[G],
 	local func(context.Context) (L, error),

@@ -171,7 +171,7 @@ const (
 	// maxQueued bounds the bytes of one tag that wait to be received, if
 	// they are more than one message.
 	maxQueued = 1 << 20
-	// messageCost is what a message counts beside its bytes.
+	// messageCost is the number of bytes that a message counts in addition to its own.
 	messageCost = 128
 )
 
@@ -193,7 +193,7 @@ func (m *mailbox) change() {
 	m.changed = make(chan struct{})
 }
 
-// Send hands a copy of b to rank to.
+// Send sends a copy of b to rank to.
 func (g *Group) Send(ctx context.Context, to, tag int, b []byte) error {
 	if err := group.CheckMessage(group.OpSend, to, tag, g.Size()); err != nil {
 		return err

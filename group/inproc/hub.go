@@ -15,7 +15,7 @@ type world struct {
 	active map[*hub]struct{} // guarded by mu
 }
 
-// hub is where the ends of one group meet.
+// hub is the state that all ranks of one group share.
 type hub struct {
 	world  *world
 	parent *hub

@@ -43,7 +43,7 @@ type host struct {
 	pending map[*pendingConn]bool // accepted connections in the handshake or being handled; guarded by mu
 }
 
-// pendingConn is a connection that was accepted and is not yet handed over.
+// pendingConn is an accepted connection whose handshake or handling is not complete.
 type pendingConn struct {
 	conn   net.Conn
 	since  time.Time
@@ -209,8 +209,8 @@ func (h *host) dial(ctx context.Context, p purpose, to int, addr string) (*conn,
 	return h.dialAs(ctx, p, to, addr, h.session)
 }
 
-// dialAs connects to another rank, at an address, with what stands for a session.
-// A rank with too many pending connections may close this one: dialAs tries again.
+// dialAs connects to another rank at an address. s is the session in the hello. A rank
+// with too many pending connections may close this one: then dialAs tries again.
 func (h *host) dialAs(ctx context.Context, p purpose, to int, addr string, s session) (f *conn, err error) {
 	for wait := firstRetry; ; wait *= 4 {
 		f, err = h.dialOnce(ctx, p, to, addr, s)
@@ -225,7 +225,7 @@ func (h *host) dialAs(ctx context.Context, p purpose, to int, addr string, s ses
 	}
 }
 
-// isHungUp reports whether err is of a connection that the other end has closed.
+// isHungUp reports whether err means that the other end has closed the connection.
 func isHungUp(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
@@ -263,7 +263,7 @@ func (h *host) greet(ctx context.Context, raw net.Conn, hi hello, address string
 	return f, introduce(f, h.cfg.Secret, hi)
 }
 
-// clientTLS returns the configuration for dialling, which wants a name.
+// clientTLS returns the TLS configuration for dialling, which needs a server name.
 func clientTLS(c *tls.Config, address string) *tls.Config {
 	if c.ServerName != "" || c.InsecureSkipVerify {
 		return c
@@ -277,7 +277,7 @@ func clientTLS(c *tls.Config, address string) *tls.Config {
 	return c
 }
 
-// network is the host as the network of its tree.
+// network implements tree's network with the connections of a host.
 type network struct{ *host }
 
 // Dial opens a link to a rank.
@@ -289,7 +289,7 @@ func (n network) Dial(ctx context.Context, rank int) (tree.Conn, error) {
 	return f, nil
 }
 
-// Values returns the messages that carry the values of a group.
+// Values returns the values of a group's collective calls, sent as messages.
 func (n network) Values(group [16]byte) tree.Values { return values{n.mail, group} }
 
 // learnAddress sets the address of a rank below, unless it is known. Values may have

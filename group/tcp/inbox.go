@@ -356,7 +356,7 @@ const (
 	// pageSize is the size of the buffers that are reused: for a frame with maxCopied
 	// bytes.
 	pageSize = maxCopied + 64
-	// minPart is the smallest buffer that is allocated for bytes to come.
+	// minPart is the smallest buffer that is allocated for bytes that have not arrived.
 	minPart = 4 << 10
 	// trust bounds the memory that is allocated for an announced message: at most
 	// trust times the bytes that have arrived.

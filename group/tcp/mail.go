@@ -161,9 +161,9 @@ func (m *mail) giveBack(l lane, o *outLane, n int) {
 	m.forget(l, o)
 }
 
-// flush waits a few seconds at most until all messages that were sent have arrived.
-// No message can be sent after that. It is for a rank that will leave the
-// group: the other ranks have all its messages before they are notified.
+// flush waits a few seconds at most until all messages that were sent have arrived. No
+// message can be sent after that. It is for a rank that will leave the group: the other
+// ranks have all its messages before they are notified.
 func (m *mail) flush() {
 	m.mu.Lock()
 	m.done = true
@@ -369,7 +369,7 @@ func (m *mail) send(w waiter, l lane, b []byte) error {
 	s.out, s.wire = m.use(s.lane)
 	defer m.unuse(s.lane, s.out)
 	if s.wire == nil && l.peer != m.host.rank {
-		return s.wait(nil, nil) // this rank closes, or the other one is not there
+		return s.wait(nil, nil) // this rank closes, or the other rank is gone
 	}
 	if err := s.check(); err != nil {
 		return err

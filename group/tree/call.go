@@ -79,7 +79,7 @@ func (c *call) receive(from int, f frame) error {
 	return nil
 }
 
-// below notes that the subtree of a rank below has come.
+// below records that all ranks of the subtree of a rank below have made the call.
 func (c *call) below(from int, f frame) error {
 	size := c.team.ranks.size()
 	if err := f.call.Check(from, size, size); err != nil {
@@ -88,7 +88,8 @@ func (c *call) below(from int, f frame) error {
 	return c.enter(c.team.branch(from), from, f.call, f.values, f.held)
 }
 
-// enter notes that slot i has come: rank, or the subtree below it, with values.
+// enter records that rank, or the subtree below it, has made the call, with values. i is
+// its position among this rank and the ranks directly below it.
 func (c *call) enter(i, rank int, call group.Call, values []labelled, held bool) error {
 	if c.came[i] {
 		return fmt.Errorf("rank %d came twice to call %d: %w", rank, c.number, errProtocol)
@@ -490,7 +491,7 @@ func (c *call) put(label int, b []byte) {
 	c.got[label] = b
 }
 
-// doneBelow notes that the subtree of a rank below has all it wants.
+// doneBelow records that the subtree of a rank below has received all its values.
 func (c *call) doneBelow(from int) error {
 	i := c.team.branch(from)
 	if c.finished[i] {

@@ -17,9 +17,9 @@ var (
 	errClosed = errors.New("node is closed")
 )
 
-// link is this node's end of a connection, which may be yet to come. It carries
-// frames about calls. Large values travel as messages beside it, so that no frame
-// waits for a value.
+// link is this node's end of a connection, which may not be connected yet. Frames about
+// calls are sent over it. Large values are sent as messages over other connections, so
+// that no frame waits for a value.
 type link struct {
 	node *Node
 	peer int // in the group of all ranks

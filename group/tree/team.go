@@ -228,10 +228,10 @@ func (t *team) check(ctx context.Context, call group.Call, values []labelled) er
 	return nil
 }
 
-// gone notes that a rank is gone. The top decides what follows; the others tell
-// it, unless the way there is what has gone: then the ranks below follow this
-// one. Of the rank above only its own link counts, by which outcomes may still
-// come that were decided before it went. The lock is held.
+// gone records that a rank is gone. A rank other than the top passes this on to the rank
+// above, and the top decides the outcome. If the rank above is gone, this rank decides
+// for the ranks below it. The rank above counts as gone only if the link to it ends:
+// outcomes that were decided before may still arrive over that link. The lock is held.
 func (t *team) gone(rank int, cause *group.RemoteError) {
 	switch {
 	case t.lost != nil:
