@@ -74,16 +74,18 @@ var layers = []struct{ name, imports string }{
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
+	{"stage", "internal/work meta plan tensor"},
 	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
-	{".", "blob blob/file group meta plan protocol storage storage/formats storage/native tensor value"},
+	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats tensor value"},
+	{".", "blob blob/file group meta plan protocol saver stage storage storage/formats storage/native tensor value"},
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
-	{"cmd/cairn/internal/bench", ". blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
+	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", ". blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
+	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "cmd/cairn/internal/cli"},
 
 	// Documentation that runs and tests against PyTorch. But for one program they are
@@ -99,7 +101,7 @@ var layers = []struct{ name, imports string }{
 // import it outside of tests. docs/dependencies.md gives the reasons.
 var libraries = map[string]string{
 	"golang.org/x/sync":                "internal/torchsave protocol storage/publish storage/reading convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
-	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c",
+	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c saver stage",
 	"golang.org/x/term":                "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",
 	"github.com/spf13/cobra":           "cmd/cairn/internal/cli",

@@ -16,10 +16,15 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/saver"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	saver.Main()
+	trainer()
+	goleak.VerifyTestMain(m)
+}
 
 // sameTensor lets cmp compare tensors.
 var sameTensor = cmp.Comparer(func(a, b *tensor.Tensor) bool {

@@ -189,6 +189,9 @@ type Data struct {
 	Tensor *tensor.Tensor
 	Stream Stream
 	Bytes  []byte
+	// Release, if not nil, is called once Tensor has been read. Its error fails the
+	// save.
+	Release func() error
 }
 
 // Stream is a tensor that is not in memory: its bytes are fetched when ReadAt is

@@ -143,7 +143,7 @@ func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
 	info.Codec = codec
 	it := WriteItem{Info: info, Kind: KindBytes, Size: int64(len(data))}
 	if !d.ValuesMayDiffer {
-		it.Hash = hashValue(data)
+		it.Hash = HashValue(data)
 	}
 	p.Items = append(p.Items, it)
 	d.values[info.FQN] = leafData{kind: KindBytes, bytes: data}
@@ -218,8 +218,8 @@ type ValueHash struct {
 	Hash uint64
 }
 
-// hashValue returns a hash of b that is never zero.
-func hashValue(b []byte) uint64 {
+// HashValue returns a hash of b that is never zero.
+func HashValue(b []byte) uint64 {
 	h := sha256.Sum256(b)
 	return binary.LittleEndian.Uint64(h[:]) | 1
 }

@@ -54,6 +54,10 @@ type SaveReport struct {
 	PlanReused bool          `json:"plan_reused"`
 	PlanTime   time.Duration `json:"plan_ns"`
 	WriteTime  time.Duration `json:"write_ns"`
+	// StageTime is how long a background save took to copy the state aside, and
+	// StallTime the part of it that was spent waiting for staging memory.
+	StageTime time.Duration `json:"stage_ns,omitempty"`
+	StallTime time.Duration `json:"stall_ns,omitempty"`
 }
 
 // LoadReport describes a load that succeeded.

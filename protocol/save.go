@@ -31,6 +31,9 @@ type RankSave struct {
 	Storage meta.Storage
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
+	// Verify, if not nil, is called when this rank has written its data, and on the
+	// coordinator again before the commit. Its error fails the save.
+	Verify func() error
 }
 
 // coordinator reports whether this rank plans globally and commits.
@@ -276,7 +279,11 @@ func (s *saveRun) write(ctx context.Context, p *plan.SavePlan) (*storage.WriteRe
 		return nil, err
 	}
 	s.Observer.planned(p.NumBytes())
-	return s.writeData(ctx, p)
+	r, err := s.writeData(ctx, p)
+	if err == nil && s.Verify != nil {
+		err = s.Verify()
+	}
+	return r, err
 }
 
 // commit lets the coordinator finish the checkpoint and sends the outcome to all
@@ -295,6 +302,11 @@ func (s *saveRun) commit(ctx context.Context) (totals, error) {
 func (s *saveRun) commitAll(ctx context.Context) (totals, error) {
 	if err := group.ContextError(ctx); err != nil {
 		return totals{}, fmt.Errorf("%w: %w", errNotCommitted, err)
+	}
+	if s.Verify != nil {
+		if err := s.Verify(); err != nil {
+			return totals{}, fmt.Errorf("%w: %w", errNotCommitted, err)
+		}
 	}
 	err := s.finish(ctx, s.md, s.results)
 	switch {

@@ -179,6 +179,20 @@ func (t *Tensor) size() int64 { return int64(t.dtype.Size()) }
 // memory returns the memory from the first element on.
 func (t *Tensor) memory() []byte { return t.data[t.offset*t.size():] }
 
+// Memory returns the memory from the first element of t to the last one, with whatever
+// lies between them. It is empty for a placeholder and for a tensor without elements.
+func (t *Tensor) Memory() []byte {
+	if t.placeholder || t.NumElements() == 0 {
+		return nil
+	}
+	last := int64(0)
+	for d, n := range t.shape {
+		last += (n - 1) * t.strides[d]
+	}
+	n := (last + 1) * t.size()
+	return t.memory()[:n:n]
+}
+
 // Narrow returns the part of t inside b, sharing t's memory.
 func (t *Tensor) Narrow(b Box) (*Tensor, error) {
 	if err := b.Check(t.shape); err != nil {

@@ -111,6 +111,9 @@ func OpenPath(path string) (blob.Store, error) {
 // String returns the directory as it was given.
 func (s *Store) String() string { return s.shown }
 
+// Dir returns the absolute path of the directory.
+func (s *Store) Dir() string { return s.dir }
+
 // Stat implements [blob.Store].
 func (s *Store) Stat(ctx context.Context, name string) (blob.Info, error) {
 	if err := s.check(ctx, name); err != nil {

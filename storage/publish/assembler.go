@@ -27,6 +27,7 @@ type assembler struct {
 	tensor *tensor.Tensor
 	stream plan.Stream
 	bytes  []byte
+	done   func() error // releases tensor or stream
 }
 
 // piece returns a buffer with the next n bytes.
@@ -167,9 +168,9 @@ func (a *assembler) beginTensor(part *Part) error {
 	}
 	switch {
 	case d.Stream != nil:
-		a.stream, content = d.Stream, d.Stream
+		a.stream, a.done, content = d.Stream, d.Stream.Close, d.Stream
 	case d.Tensor != nil:
-		a.tensor, content = d.Tensor, d.Tensor
+		a.tensor, a.done, content = d.Tensor, d.Release, d.Tensor
 	}
 	if content == nil || content.DType() != it.Info.DType || !slices.Equal(content.Shape(), it.Box.Sizes) || it.NumBytes() != part.Length {
 		return fmt.Errorf("%w: %q was planned as %v %v, but is %v now", plan.ErrState, it.FQN(), it.Info.DType, it.Box.Sizes, content)
@@ -187,10 +188,10 @@ func (a *assembler) end(part *Part) error {
 
 // close releases the content of the current part.
 func (a *assembler) close() error {
-	s := a.stream
-	a.open, a.from, a.tensor, a.stream, a.bytes = false, 0, nil, nil, nil
-	if s != nil {
-		return s.Close()
+	done := a.done
+	a.open, a.from, a.tensor, a.stream, a.bytes, a.done = false, 0, nil, nil, nil, nil
+	if done != nil {
+		return done()
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 
 func newBenchCmd() *cobra.Command {
 	cmd := newCommand("bench", cobra.ArbitraryArgs, nil, runGroup)
-	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchReshardCmd(), newBenchOpenCmd(), newBenchConvertCmd(),
+	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchOpenCmd(), newBenchConvertCmd(),
 		newBenchTinyCmd(), newBenchGroupCmd(), newBenchTreeCmd(), newBenchChildCmd())
 	return cmd
 }
@@ -130,6 +130,38 @@ func printIOBench(o *output, r *bench.IOResult) {
 	t.add("load, cold, verified", two(r.FloorLoadCold), two(r.LoadCold), two(r.LoadColdRatio))
 	t.add("load, warm, verified", two(r.FloorLoadWarm), two(r.LoadWarm), two(r.LoadWarmRatio))
 	o.table(t)
+}
+
+func newBenchAsyncCmd() *cobra.Command {
+	o := bench.AsyncOptions{Bytes: 4 << 30, Ranks: 1, Repeat: 3}
+	cmd := benchCommand("async", lowest{"ranks": 1, "repeat": 1, "size": 1 << 20}, func(ctx context.Context, out *output) (*bench.AsyncResult, error) {
+		var err error
+		if o.Program, err = ownCommand(); err != nil {
+			return nil, err
+		}
+		o.Log = benchLog(out)
+		return bench.Async(ctx, o)
+	}, printAsyncBench)
+	addFolderFlag(cmd, &o.Dir)
+	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the state")
+	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks")
+	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
+	cmd.Flags().BoolVar(&o.Process, "process", false, "save in saver processes")
+	cmd.Flags().Var((*sizeFlag)(&o.Ceiling), "ceiling", "the most staging memory of each rank (0: one and a half times its state)")
+	return cmd
+}
+
+func printAsyncBench(o *output, r *bench.AsyncResult) {
+	by := "goroutines"
+	if r.Process {
+		by = "saver processes"
+	}
+	o.printf("%s from %s by %s, %s, best of %d\n\n", formatBytes(r.Bytes), plural(r.Ranks, "rank"), by, plural(r.Threads, "thread"), r.Repeat)
+	t := newRows("", ">FLOOR GB/s", ">CAIRN GB/s", ">RATIO")
+	t.add("stall, against a copy", two(r.Memcpy), two(r.Stall), two(r.StallRatio))
+	t.add("until durable, against a save", two(r.Save), two(r.Durable), two(r.DurableRatio))
+	o.table(t)
+	o.printf("\nfirst stall %s GB/s; staging memory %s of %s\n", two(r.FirstStall), formatBytes(r.PeakStaging), formatBytes(r.Ceiling))
 }
 
 func newBenchReshardCmd() *cobra.Command {

@@ -56,7 +56,7 @@ func newRootCmd() *cobra.Command {
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
 	root.AddCommand(newDemoCmd(), newDemoRankCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
 		newDiffCmd(), newConvertCmd(), newMergeCmd(), newVerifyCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newBenchCmd(),
-		newRunCmd(), newVersionCmd(), newCompletionCmd())
+		newRunCmd(), newSaverCmd(), newVersionCmd(), newCompletionCmd())
 	root.AddCommand(newTopics()...)
 	root.SetHelpCommand(newHelpCmd())
 	root.InitDefaultHelpCmd()

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/saver"
 )
 
 func newRunCmd() *cobra.Command {
@@ -319,4 +320,11 @@ func (d *deadlineWriter) Write(b []byte) (int, error) {
 	case <-time.After(writeTimeout):
 		return 0, fmt.Errorf("print: %w", os.ErrDeadlineExceeded)
 	}
+}
+
+// newSaverCmd returns the command that a trainer starts as its saver process.
+func newSaverCmd() *cobra.Command {
+	cmd := newCommand("saver", wantArgs(0, 0), cobra.NoFileCompletions, func(*cobra.Command, []string) error { return saver.Run() })
+	cmd.Hidden = true
+	return cmd
 }

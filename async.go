@@ -1,0 +1,536 @@
+package cairn
+
+import (
+	"context"
+	crand "crypto/rand"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/saver"
+	"github.com/cairn-ckpt/cairn/stage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+)
+
+// AsyncOptions change how SaveAsync works. Nil means the defaults.
+type AsyncOptions struct {
+	SaveOptions
+	// Stager holds the memory for staged states, from save to save. Nil: the save gets
+	// memory of its own, which makes it slower, and does not know other saves.
+	Stager *Stager
+	// Busy says what SaveAsync does if an earlier save of the Stager is not over. The
+	// value of rank 0 counts. Zero: BusyWait.
+	Busy Busy
+	// Overlap makes SaveAsync return before the state is staged. The caller must not
+	// change the state before Pending.Staged is closed.
+	Overlap bool
+	// ReturnLast makes SaveAsync return the error of the Stager's previous save, if it
+	// failed and no SaveAsync has returned the error yet. Nothing is saved then. The
+	// value of rank 0 counts.
+	ReturnLast bool
+}
+
+// Busy says what SaveAsync does while another save is under way.
+type Busy uint8
+
+const (
+	// BusyWait stages as soon as there is memory, and saves after the other save.
+	BusyWait Busy = iota
+	// BusySkip saves nothing: the Pending fails with ErrSkipped.
+	BusySkip
+	// BusyReplace is BusyWait, but a save that has not begun yet is dropped in favour of
+	// this one. Its Pending fails with ErrReplaced.
+	BusyReplace
+)
+
+var (
+	// ErrSkipped is the error of a background save that did not take place because
+	// another one was under way.
+	ErrSkipped = errors.New("skipped: another save is under way")
+	// ErrReplaced is the error of a background save that did not take place because a
+	// newer one has replaced it.
+	ErrReplaced = saver.ErrReplaced
+	// ErrGeneration is the error of a background save that found other bytes in the
+	// staging memory than it had copied there.
+	ErrGeneration = stage.ErrGeneration
+	// ErrSaver is the error of a background save whose saver process has ended.
+	ErrSaver = saver.ErrSaver
+)
+
+// StagerOptions change how a Stager works. Nil means the defaults.
+type StagerOptions struct {
+	// Ceiling is the most memory that staged states take, in bytes. Only memory that a
+	// state has needed is taken from the system. Zero: half of the memory of the
+	// machine.
+	Ceiling int64
+	// Process makes the Stager save in a process of its own, which completes a save even
+	// if this process ends once the state is staged. Nil: saves run in this process.
+	// Only Linux supports saver processes. They support stores of package blob/file and
+	// the planner plan.DefaultSave.
+	Process *saver.Options
+}
+
+// Stager stages the states of one rank in memory that it keeps from save to save. It
+// runs one save at a time.
+type Stager struct {
+	arena   *stage.Arena
+	options StagerOptions
+	ctx     context.Context
+	stop    context.CancelCauseFunc
+	call    sync.Mutex // held by SaveAsync
+	runner  saver.Runner
+	// of is the group of the last save, and saving the one made from it for saves.
+	of, saving group.Group
+	process    *saver.Process // nil: not started
+
+	mu         sync.Mutex
+	generation uint64
+	last       *Pending // the newest save
+	failed     error    // of the newest save that is over, until SaveAsync returns it
+	closed     bool
+}
+
+// NewStager returns a Stager, to be closed when it is no longer needed.
+func NewStager(opts *StagerOptions) (*Stager, error) {
+	var o StagerOptions
+	if opts != nil {
+		o = *opts
+	}
+	if o.Ceiling < 0 {
+		return nil, refuse(option{"StagerOptions.Ceiling", true, "is negative"})
+	}
+	if o.Ceiling == 0 {
+		o.Ceiling = stage.MachineMemory() / 2
+	}
+	alloc := stage.NewArena
+	if o.Process != nil {
+		alloc = stage.NewShared
+	}
+	a, err := alloc(o.Ceiling)
+	if err != nil {
+		return nil, err
+	}
+	s := &Stager{arena: a, options: o}
+	s.ctx, s.stop = context.WithCancelCause(context.Background())
+	return s, nil
+}
+
+// Close waits for the saves that are under way and releases the memory. If ctx ends
+// first, the saves are cancelled. A saver process completes what is staged all the same.
+func (s *Stager) Close(ctx context.Context) error {
+	s.call.Lock()
+	defer s.call.Unlock()
+	s.mu.Lock()
+	last := s.last
+	s.closed = true
+	s.mu.Unlock()
+	if last != nil {
+		select {
+		case <-last.done:
+		case <-ctx.Done():
+			s.stop(context.Cause(ctx))
+			if s.process != nil {
+				s.process.Kill()
+			}
+			<-last.done
+		}
+	}
+	s.stop(context.Canceled)
+	if s.process != nil {
+		s.process.Kill()
+		<-s.process.Ended()
+	}
+	return s.arena.Close()
+}
+
+// Usage describes the staging memory of a Stager, in bytes.
+type Usage struct {
+	Ceiling int64 `json:"ceiling_bytes"`
+	Used    int64 `json:"used_bytes"`
+	Peak    int64 `json:"peak_bytes"` // the most that was in use
+}
+
+// Usage returns how much staging memory is in use.
+func (s *Stager) Usage() Usage {
+	now, peak := s.arena.Used()
+	return Usage{Ceiling: s.arena.Size(), Used: now, Peak: peak}
+}
+
+// Pending is a background save.
+type Pending struct {
+	store    blob.Store
+	snapshot *stage.Snapshot
+	request  *saver.Request // nil: the save runs in this process
+	staged   chan struct{}
+	ran      chan struct{} // closed once nothing reads the snapshot any more
+	done     chan struct{}
+	report   *SaveReport
+	err      error
+
+	stageTime, stall time.Duration // before staged is closed
+
+	number uint64
+}
+
+// Staged is closed once the state has been copied aside, so that the caller may change
+// it, or the save has failed.
+func (p *Pending) Staged() <-chan struct{} { return p.staged }
+
+// Done is closed once the save is over.
+func (p *Pending) Done() <-chan struct{} { return p.done }
+
+// Wait waits until the save is over and returns what Save would have returned. The
+// error of a save that did not take place wraps ErrSkipped or ErrReplaced. If ctx ends
+// first, Wait returns its cause, and the save goes on.
+func (p *Pending) Wait(ctx context.Context) (*SaveReport, error) {
+	select {
+	case <-p.done:
+		return p.report, p.err
+	default:
+	}
+	select {
+	case <-p.done:
+		return p.report, p.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// SaveAsync saves state in the background. When it returns, the state has been copied
+// aside, and the caller may change it; see AsyncOptions.Overlap. Every rank of the group
+// calls it, and the outcome is that of Save, in the Pending. A save that fails harms
+// neither the caller nor the checkpoint that is there.
+//
+// The error of SaveAsync itself is that of a state or of options that cannot be saved,
+// or of staging. ctx is for staging alone: the save goes on when it ends.
+//
+// If the memory of the Stager does not suffice for the whole state, SaveAsync stages
+// more of it as the save progresses. Then it takes longer to return.
+func SaveAsync(ctx context.Context, store blob.Store, state State, opts *AsyncOptions) (*Pending, error) {
+	var o AsyncOptions
+	if opts != nil {
+		o = *opts
+	}
+	s, once := o.Stager, o.Stager == nil
+	if once {
+		var err error
+		if s, err = NewStager(nil); err != nil {
+			return nil, wrap("save", store, err)
+		}
+	}
+	p, err := s.save(ctx, store, state, &o)
+	if once {
+		go s.Close(context.Background())
+	}
+	if err != nil {
+		return nil, wrap("save", store, err)
+	}
+	return p, nil
+}
+
+// admission is what rank 0 decides about a new save.
+type admission struct {
+	Skip    bool   `json:"skip,omitempty"`
+	Drop    uint64 `json:"drop,omitempty"`    // the number of the save to drop
+	Failed  string `json:"failed,omitempty"`  // the error of the previous save
+	Restart bool   `json:"restart,omitempty"` // the saver processes
+}
+
+// save begins a save of this rank.
+func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *AsyncOptions) (*Pending, error) {
+	s.call.Lock()
+	defer s.call.Unlock()
+	job := o.job(store)
+	adm, err := group.AllReduce(ctx, job.Group, "admit", group.JSON[bool](), group.JSON[admission](),
+		func(context.Context) (bool, error) { return s.usable(job.Group) },
+		func(_ context.Context, usable []bool) (admission, error) { return s.admit(o, usable), nil })
+	if err != nil {
+		return nil, job.NumberRank(err)
+	}
+	if adm.Failed != "" {
+		return nil, s.returnFailure(adm.Failed)
+	}
+	p := &Pending{store: store, staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{})}
+	if adm.Skip {
+		p.err = wrap("save", store, ErrSkipped)
+		close(p.staged)
+		close(p.done)
+		return p, nil
+	}
+	if adm.Drop != 0 {
+		s.drop(adm.Drop)
+	}
+	if adm.Restart {
+		err = s.restart(ctx, job.Group)
+	} else {
+		err = s.regroup(ctx, job.Group)
+	}
+	if err == nil {
+		err = s.prepare(ctx, p, &job, state, o)
+	}
+	if err != nil {
+		return nil, job.NumberRank(err)
+	}
+	if !o.Overlap {
+		return p, s.fill(ctx, p, func() { s.enqueue(p, job) })
+	}
+	started := make(chan struct{})
+	go s.fill(ctx, p, func() {
+		s.enqueue(p, job)
+		close(started)
+	})
+	<-started // saves are in order
+	return p, nil
+}
+
+// usable reports whether saves can use what this rank has of the saves before.
+func (s *Stager) usable(g group.Group) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false, fmt.Errorf("%w: the Stager is closed", ErrOptions)
+	}
+	return same(s.of, g) && (s.process == nil || s.process.Alive()), nil
+}
+
+// admit decides about a new save.
+func (s *Stager) admit(o *AsyncOptions, usable []bool) admission {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o.ReturnLast && s.failed != nil {
+		return admission{Failed: s.failed.Error()}
+	}
+	out := admission{Restart: s.options.Process != nil && slices.Contains(usable, false)}
+	if s.last == nil || s.last.over() {
+		return out
+	}
+	switch o.Busy {
+	case BusySkip:
+		return admission{Skip: true}
+	case BusyReplace:
+		if s.process != nil {
+			out.Drop = s.last.number // unless it begins meanwhile
+		} else if n, ok := s.runner.DropWaiting(); ok {
+			out.Drop = n
+		}
+	}
+	return out
+}
+
+// returnFailure returns the error of the previous save, once.
+func (s *Stager) returnFailure(text string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.failed
+	s.failed = nil
+	if err == nil {
+		err = errors.New(text)
+	}
+	return fmt.Errorf("the previous save failed: %w", err)
+}
+
+func (p *Pending) over() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// drop withdraws a save that has not begun.
+func (s *Stager) drop(number uint64) {
+	if s.process != nil {
+		s.process.Drop(number)
+		return
+	}
+	s.runner.Drop(number)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.last; p != nil && p.number == number {
+		p.snapshot.Close()
+	}
+}
+
+// same reports whether saves of g can use what was made for the group of.
+func same(of, g group.Group) bool {
+	return of == g || of != nil && of.Size() == 1 && g.Size() == 1
+}
+
+// regroup makes a group for the saves, so that they do not disturb what the caller does
+// with its group.
+func (s *Stager) regroup(ctx context.Context, g group.Group) error {
+	if same(s.of, g) || s.process != nil {
+		return nil
+	}
+	all := make([]int, g.Size())
+	for i := range all {
+		all[i] = i
+	}
+	sub, err := g.Sub(ctx, all)
+	if err != nil {
+		return err
+	}
+	s.of, s.saving = g, sub
+	return nil
+}
+
+// restart replaces the saver processes of all ranks and lets them meet.
+func (s *Stager) restart(ctx context.Context, g group.Group) error {
+	err := group.Each(ctx, g, "start", func(ctx context.Context) error {
+		if s.process != nil {
+			s.process.Kill()
+			select {
+			case <-s.process.Ended():
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		s.of, s.process = nil, nil
+		p, err := saver.Start(ctx, *s.options.Process, s.arena)
+		if err == nil {
+			s.process = p
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	m, err := group.Broadcast(ctx, g, "listen", 0, group.JSON[saver.Meeting](), func(ctx context.Context) (saver.Meeting, error) {
+		m := saver.Meeting{Address: s.options.Process.Listen, Secret: []byte(crand.Text()), Job: crand.Text()}
+		var err error
+		if g.Size() > 1 {
+			m.Address, err = s.process.Listen(ctx, m, g.Size())
+		}
+		return m, err
+	})
+	if err != nil {
+		return err
+	}
+	err = group.Each(ctx, g, "join", func(ctx context.Context) error { return s.process.Join(ctx, m, g.Rank(), g.Size()) })
+	if err == nil {
+		s.of = g
+	}
+	return err
+}
+
+// prepare plans the snapshot and checks the options. It fails on all ranks or on none.
+func (s *Stager) prepare(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
+	s.mu.Lock()
+	s.generation++
+	p.number = s.generation
+	s.mu.Unlock()
+	return group.Each(ctx, job.Group, "state", func(context.Context) error {
+		var err error
+		if job.Writer, err = o.writer(p.store); err != nil {
+			return err
+		}
+		if job.State, _, err = expand(state); err != nil {
+			return err
+		}
+		if !job.RankLocal {
+			job.Rank, job.Size = job.Group.Rank(), job.Group.Size()
+		}
+		p.snapshot, err = stage.New(job.Planner, plan.SaveSetup{
+			State: job.State, Storage: job.Storage, Rank: job.Rank, Size: job.Size,
+			Coordinator: job.RankLocal || job.Rank == 0, RankLocal: job.RankLocal,
+		}, s.arena, p.number)
+		if err == nil && s.options.Process != nil {
+			p.request, err = request(job, p, o)
+		}
+		return err
+	})
+}
+
+// enqueue starts the save, which waits for the one before it.
+func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
+	s.mu.Lock()
+	s.last = p
+	s.mu.Unlock()
+	over := func(report *SaveReport, err error) { s.over(p, report, err) }
+	if s.process == nil {
+		job.Group, job.Planner, job.State, job.Verify = s.saving, p.snapshot, nil, p.snapshot.Verify
+		s.runner.Submit(s.ctx, p.number, job, over)
+		return
+	}
+	if err := s.process.Save(p.request, p.snapshot, job.Observer, over); err != nil {
+		go over(nil, err)
+	}
+}
+
+// request returns the message that describes a save to a saver process.
+func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Request, error) {
+	folder, ok := p.store.(*file.Store)
+	planner, isDefault := job.Planner.(*plan.DefaultSave)
+	err := refuse(
+		option{"StagerOptions.Process", !ok, fmt.Sprintf("does not allow a %T: a saver process opens folders only", p.store)},
+		option{"SaveOptions.Planner", !isDefault, fmt.Sprintf("is a %T: a saver process plans with plan.DefaultSave", job.Planner)},
+		option{"SaveOptions.Writer", o.Writer != nil, "cannot be used by a saver process"},
+		option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be combined with StagerOptions.Process"},
+	)
+	if err != nil {
+		return nil, err
+	}
+	f := o.Format
+	if f == nil {
+		f = native.Format{}
+	}
+	options, err := saver.FormatOptions(f)
+	if err != nil {
+		return nil, err
+	}
+	return saver.NewRequest(saver.Save{
+		Store: folder.Dir(), Storage: job.Storage, Format: f.Name(), FormatOptions: options,
+		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
+		Owner: planner.Owner, ValuesMayDiffer: planner.ValuesMayDiffer, Cache: o.Cache != nil,
+	}, p.snapshot), nil
+}
+
+// over ends a save.
+func (s *Stager) over(p *Pending, report *SaveReport, err error) {
+	p.snapshot.Close()
+	close(p.ran)
+	<-p.staged
+	if err != nil {
+		err = wrap("save", p.store, err)
+	} else {
+		report.StageTime, report.StallTime = p.stageTime, p.stall
+	}
+	s.mu.Lock()
+	p.report, p.err = report, err
+	if s.failed = err; errors.Is(err, ErrReplaced) {
+		s.failed = nil
+	}
+	s.mu.Unlock()
+	close(p.done)
+}
+
+// fewProcessors is the number of processors up to which a save does not read before
+// everything is staged: it would slow the copy down.
+const fewProcessors = 4
+
+// fill stages the state. It calls start when the save may begin.
+func (s *Stager) fill(ctx context.Context, p *Pending, start func()) error {
+	begun := time.Now()
+	defer close(p.staged)
+	early := runtime.GOMAXPROCS(0) > fewProcessors
+	all, err := p.snapshot.Fill(ctx, early, start)
+	if err == nil && !all {
+		copied := time.Now()
+		err = p.snapshot.Rest(ctx, p.ran)
+		p.stall = time.Since(copied)
+	}
+	if err == nil && s.process != nil {
+		err = s.process.Flush(ctx)
+	}
+	p.stageTime = time.Since(begun)
+	return err
+}

@@ -1,0 +1,373 @@
+package cairn_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/saver"
+	"github.com/cairn-ckpt/cairn/shard"
+)
+
+func init() {
+	modes["process"] = func(c int64) *cairn.StagerOptions { return &cairn.StagerOptions{Ceiling: c, Process: &saver.Options{}} }
+	pause = func(t *testing.T) { signalSavers(t, syscall.SIGSTOP) }
+	resume = func(t *testing.T) { signalSavers(t, syscall.SIGCONT) }
+	trainer = trainerMain
+}
+
+// The environment of a trainer, which is a process of a test: its rank, its folder, and
+// how much memory it may stage.
+const (
+	trainerRank    = "CAIRN_TEST_TRAINER"
+	trainerFolder  = "CAIRN_TEST_FOLDER"
+	trainerCeiling = "CAIRN_TEST_CEILING"
+)
+
+const (
+	trainers     = 2
+	trainerBytes = 400 << 10 // of the tensor, on each rank
+)
+
+// trainerMain is the work of a trainer: it saves once and waits, and saves again for each
+// line of its input. It prints "saved" when a save is durable, "staging" before a save and
+// "staged" when the state may be changed.
+func trainerMain() {
+	if os.Getenv(trainerRank) == "" {
+		return
+	}
+	if err := train(context.Background()); err != nil {
+		fmt.Println("failed:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func train(ctx context.Context) error {
+	rank, _ := strconv.Atoi(os.Getenv(trainerRank))
+	ceiling, _ := strconv.ParseInt(os.Getenv(trainerCeiling), 10, 64)
+	dir := os.Getenv(trainerFolder)
+	g, err := tcp.Join(ctx, tcp.Config{
+		Rendezvous: "file://" + filepath.Join(dir, "meet"), Rank: rank, Size: trainers, Job: "trainers", Secret: []byte(tcptest.Secret),
+	})
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	s, err := cairn.NewStager(&cairn.StagerOptions{Ceiling: ceiling, Process: &saver.Options{}})
+	if err != nil {
+		return err
+	}
+	defer s.Close(ctx)
+	store, err := file.Open(filepath.Join(dir, "checkpoint"), nil)
+	if err != nil {
+		return err
+	}
+	w, err := shard.Zeros[uint8](shard.Rows(trainers), []int64{trainers, trainerBytes}, rank)
+	if err != nil {
+		return err
+	}
+	mem, _ := w.Local().Bytes()
+	for step := int64(1); ; step++ {
+		for i := range mem {
+			mem[i] = byte(step)
+		}
+		fmt.Println("staging")
+		p, err := cairn.SaveAsync(ctx, store, cairn.State{"w": w}, &cairn.AsyncOptions{
+			Stager: s, SaveOptions: cairn.SaveOptions{Group: g, Step: &step},
+		})
+		if err != nil {
+			return err
+		}
+		fmt.Println("staged")
+		for i := range mem {
+			mem[i] = 0xee
+		}
+		if step > 1 {
+			time.Sleep(time.Hour) // until it is killed
+		}
+		if _, err := p.Wait(ctx); err != nil {
+			return err
+		}
+		fmt.Println("saved")
+		var line string
+		if _, err := fmt.Scanln(&line); err != nil {
+			time.Sleep(time.Hour)
+		}
+	}
+}
+
+// startTrainers starts the trainers and waits for their first checkpoint.
+func startTrainers(t *testing.T, dir string, ceiling int64) []*tcptest.Process {
+	t.Helper()
+	var out []*tcptest.Process
+	for rank := range trainers {
+		out = append(out, tcptest.Start(t, fmt.Sprintf("%s=%d", trainerRank, rank), trainerFolder+"="+dir, fmt.Sprintf("%s=%d", trainerCeiling, ceiling)))
+	}
+	for _, p := range out {
+		p.Want(t, "staging")
+		p.Want(t, "staged")
+		p.Want(t, "saved")
+	}
+	return out
+}
+
+// marked returns the processes that were started with a folder in their environment,
+// those that are savers, or the others.
+func marked(t *testing.T, dir string, savers bool) []int {
+	t.Helper()
+	var out []int
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // it has ended, or is another user's
+		}
+		env := "\x00" + string(b)
+		if strings.Contains(env, "\x00"+trainerFolder+"="+dir+"\x00") && strings.Contains(env, "\x00CAIRN_SAVER=1\x00") == savers {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// waitGone waits until no process of a test is left.
+func waitGone(t *testing.T, dir string) {
+	t.Helper()
+	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		left := append(marked(t, dir, true), marked(t, dir, false)...)
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			for _, pid := range left {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+			t.Fatalf("processes %v are left", left)
+		}
+	}
+}
+
+// checkpointOf loads the tensor of the trainers and returns the step that it is of.
+func checkpointOf(t *testing.T, dir string) byte {
+	t.Helper()
+	store, err := file.Open(filepath.Join(dir, "checkpoint"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := cairn.Open(t.Context(), store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	r, err := c.Verify(t.Context(), nil)
+	if err != nil || len(r.Problems) > 0 {
+		t.Fatalf("Verify = %+v, %v", r, err)
+	}
+	x, err := c.ReadTensor(t.Context(), "w")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := x.Contents()
+	if !bytes.Equal(b, bytes.Repeat(b[:1], trainers*trainerBytes)) {
+		t.Fatal("the checkpoint mixes states")
+	}
+	return b[0]
+}
+
+// TestTrainerKilledAfterStaging kills all trainers as soon as their states are staged:
+// the savers complete the checkpoint and exit.
+func TestTrainerKilledAfterStaging(t *testing.T) {
+	dir := t.TempDir()
+	ps := startTrainers(t, dir, 4<<20)
+	for _, pid := range marked(t, dir, true) { // so that they cannot be done before the trainers are killed
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range ps {
+		fmt.Fprintln(p.In, "again")
+	}
+	for _, p := range ps {
+		p.Want(t, "staging")
+		p.Want(t, "staged")
+	}
+	for _, p := range ps {
+		p.Kill(t)
+	}
+	for _, pid := range marked(t, dir, true) {
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitGone(t, dir)
+	if got := checkpointOf(t, dir); got != 2 {
+		t.Errorf("the checkpoint is of step %d; want 2", got)
+	}
+}
+
+// TestTrainerKilledWhileStaging kills the trainers before their states are staged:
+// nothing is published, and the savers exit.
+func TestTrainerKilledWhileStaging(t *testing.T) {
+	for _, dead := range [][]int{{0, 1}, {0}, {1}} {
+		t.Run(fmt.Sprint(dead), func(t *testing.T) {
+			dir := t.TempDir()
+			// A state that does not fit: staging needs the savers, which are stopped.
+			ps := startTrainers(t, dir, trainerBytes/2)
+			savers := marked(t, dir, true)
+			for _, pid := range savers {
+				if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, p := range ps {
+				fmt.Fprintln(p.In, "again")
+				p.Want(t, "staging")
+			}
+			for _, rank := range dead {
+				ps[rank].Kill(t)
+			}
+			for _, pid := range savers {
+				if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for rank, p := range ps {
+				if len(dead) == 1 && rank != dead[0] {
+					// Its save fails, in the background or at once.
+					if line, _ := p.Line(); line != "staged" && !strings.HasPrefix(line, "failed: ") {
+						t.Errorf("the other trainer printed %q", line)
+					}
+					p.Kill(t)
+				}
+			}
+			waitGone(t, dir)
+			if got := checkpointOf(t, dir); got != 1 {
+				t.Errorf("the checkpoint is of step %d; want 1", got)
+			}
+		})
+	}
+}
+
+// TestStoppedSaverIsNotMixedUp stops the saver for a while during a save and stages the
+// next state meanwhile: both checkpoints are of one state each.
+func TestStoppedSaverIsNotMixedUp(t *testing.T) {
+	const n = 200 << 10
+	store := tempStore(t)
+	s := stager(t, modes["process"](n*3/2))
+	x := numbered(t, n, 0)
+	mem, _ := x.Bytes()
+	save := func(v byte) *cairn.Pending {
+		t.Helper()
+		for i := range mem {
+			mem[i] = v
+		}
+		p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"w": x}, &cairn.AsyncOptions{Stager: s})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	if _, err := save(1).Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	signalSavers(t, syscall.SIGSTOP)
+	first := save(2)
+	time.AfterFunc(50*time.Millisecond, func() { signalSavers(t, syscall.SIGCONT) })
+	second := save(3) // waits for the memory of the first
+	for _, p := range []*cairn.Pending{first, second} {
+		if _, err := p.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := loadBytes(t, store, "w"); !bytes.Equal(got, bytes.Repeat([]byte{3}, n)) {
+		t.Error("the last checkpoint is not of the last state")
+	}
+}
+
+// savers returns the saver processes of this process.
+func savers(t *testing.T) []int {
+	t.Helper()
+	var out []int
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range stats {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // it has ended
+		}
+		// The fields after the name of the program: state, parent.
+		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+		if f[1] == strconv.Itoa(os.Getpid()) && f[0] != "Z" {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// signalSavers sends a signal to the saver processes of this process.
+func signalSavers(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	for _, pid := range savers(t) {
+		if err := syscall.Kill(pid, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestKilledSaverFailsPending kills the saver process in the middle of a save: the save
+// fails, and the next one has a new saver.
+func TestKilledSaverFailsPending(t *testing.T) {
+	store := tempStore(t)
+	s := stager(t, modes["process"](1<<20))
+	save := func(seed byte) *cairn.Pending {
+		t.Helper()
+		p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"w": numbered(t, 100<<10, seed)}, &cairn.AsyncOptions{Stager: s})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	for seed := range byte(4) {
+		if _, err := save(seed).Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		signalSavers(t, syscall.SIGSTOP)
+		p := save(seed + 100)
+		signalSavers(t, syscall.SIGKILL)
+		if _, err := p.Wait(t.Context()); !errors.Is(err, cairn.ErrSaver) {
+			t.Fatalf("Wait = %v; want ErrSaver", err)
+		}
+		if got := loadBytes(t, store, "w"); !bytes.Equal(got, numbered(t, 100<<10, seed).Contents()) {
+			t.Fatal("the last good checkpoint has changed")
+		}
+	}
+	if u := s.Usage(); u.Used != 0 {
+		t.Errorf("%d bytes are still staged", u.Used)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if left := savers(t); len(left) > 0 {
+		t.Errorf("saver processes %v are left", left)
+	}
+}

@@ -1,0 +1,339 @@
+package cairn_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// numbered returns a tensor of n bytes that depend on seed.
+func numbered(t *testing.T, n int64, seed byte) *tensor.Tensor {
+	t.Helper()
+	x, err := tensor.New(tensor.Uint8, []int64{n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, _ := x.Bytes()
+	for i := range mem {
+		mem[i] = byte(i)*7 + byte(i>>8) + seed
+	}
+	return x
+}
+
+// overwrite changes every byte of a tensor.
+func overwrite(x *tensor.Tensor) {
+	mem, _ := x.Bytes()
+	for i := range mem {
+		mem[i] ^= 0xa5
+	}
+}
+
+func stager(t *testing.T, o *cairn.StagerOptions) *cairn.Stager {
+	t.Helper()
+	s, err := cairn.NewStager(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// loadBytes returns the bytes of a tensor in a checkpoint.
+func loadBytes(t *testing.T, store blob.Store, name string) []byte {
+	t.Helper()
+	c, err := cairn.Open(t.Context(), store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	x, err := c.ReadTensor(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x.Contents()
+}
+
+// modes are the ways to run background saves.
+var modes = map[string]func(ceiling int64) *cairn.StagerOptions{
+	"goroutine": func(c int64) *cairn.StagerOptions { return &cairn.StagerOptions{Ceiling: c} },
+}
+
+// pause and resume stop saver processes and let them go on, if the system has them.
+var (
+	pause  = func(*testing.T) {}
+	resume = func(*testing.T) {}
+)
+
+// trainer is the work of this program if a test has started it as a trainer.
+var trainer = func() {}
+
+func TestSaveAsyncStateMayChangeAfterReturn(t *testing.T) {
+	const n = 300 << 10
+	for mode, options := range modes {
+		for _, ceiling := range []int64{64 << 20, 1 << 20, 64 << 10} {
+			t.Run(fmt.Sprint(mode, ceiling), func(t *testing.T) {
+				store := tempStore(t)
+				s := stager(t, options(ceiling))
+				state, want := cairn.State{"step": int64(7)}, map[string][]byte{}
+				for i := range 5 {
+					name := fmt.Sprintf("w%d", i)
+					x := numbered(t, n+int64(i), byte(i))
+					state[name], want[name] = x, x.Clone().Contents()
+				}
+				for range 3 {
+					p, err := cairn.SaveAsync(t.Context(), store, state, &cairn.AsyncOptions{Stager: s})
+					if err != nil {
+						t.Fatal(err)
+					}
+					for name := range want {
+						overwrite(state[name].(*tensor.Tensor))
+					}
+					r, err := p.Wait(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					for name := range want {
+						overwrite(state[name].(*tensor.Tensor)) // as it was
+						if !bytes.Equal(loadBytes(t, store, name), want[name]) {
+							t.Fatalf("%s is not what was staged", name)
+						}
+					}
+					if r.StageTime <= 0 {
+						t.Errorf("StageTime = %v", r.StageTime)
+					}
+				}
+				if u := s.Usage(); u.Peak > u.Ceiling || u.Used != 0 || u.Ceiling > ceiling {
+					t.Errorf("Usage = %+v with a ceiling of %d", u, ceiling)
+				}
+			})
+		}
+	}
+}
+
+func tempStore(t *testing.T) *file.Store {
+	t.Helper()
+	s, err := file.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// eachRank runs fn on every rank of a job of goroutines.
+func eachRank(t *testing.T, ranks int, fn func(ctx context.Context, g group.Group) error) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, g := range inproc.New(ranks) {
+		wg.Go(func() {
+			if err := fn(t.Context(), g); err != nil {
+				t.Errorf("rank %d: %v", g.Rank(), err)
+				g.Leave(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestSaveAsyncOfSeveralRanks(t *testing.T) {
+	const ranks, rows = 3, 9
+	for mode, options := range modes {
+		t.Run(mode, func(t *testing.T) {
+			store := tempStore(t)
+			eachRank(t, ranks, func(ctx context.Context, g group.Group) error {
+				s, err := cairn.NewStager(options(1 << 20))
+				if err != nil {
+					return err
+				}
+				defer s.Close(ctx)
+				for step := range int64(3) {
+					w, err := shard.Zeros[int64](shard.Rows(ranks), []int64{rows, 5}, g.Rank())
+					if err != nil {
+						return err
+					}
+					shared, _ := tensor.Full(tensor.Int64, []int64{4}, step)
+					local, _ := w.Local().Bytes()
+					fill := func(v byte) {
+						for i := range local {
+							local[i] = v
+						}
+					}
+					fill(byte(step) + 1)
+					p, err := cairn.SaveAsync(ctx, store, cairn.State{"w": w, "replicated": shared, "step": step}, &cairn.AsyncOptions{
+						SaveOptions: cairn.SaveOptions{Group: g, Step: &step}, Stager: s,
+					})
+					if err != nil {
+						return err
+					}
+					fill(0xee)
+					r, err := p.Wait(ctx)
+					if err != nil {
+						return err
+					}
+					if *r.Step != step {
+						return fmt.Errorf("step %d was saved as %d", step, *r.Step)
+					}
+				}
+				return nil
+			})
+			want := bytes.Repeat([]byte{3}, rows*5*8)
+			if got := loadBytes(t, store, "w"); !bytes.Equal(got, want) {
+				t.Errorf("w = %v", got)
+			}
+		})
+	}
+}
+
+// TestSaveAsyncWhileBusy checks what happens to a save that begins while another one is
+// under way.
+func TestSaveAsyncWhileBusy(t *testing.T) {
+	for mode, options := range modes {
+		for _, c := range []struct {
+			busy  cairn.Busy
+			errs  []error // of the saves after the first, which is held up
+			saved string
+		}{
+			{cairn.BusyWait, []error{nil, nil}, "c"},
+			{cairn.BusySkip, []error{cairn.ErrSkipped, cairn.ErrSkipped}, "a"},
+			{cairn.BusyReplace, []error{cairn.ErrReplaced, nil}, "c"},
+		} {
+			t.Run(fmt.Sprint(mode, c.busy), func(t *testing.T) {
+				store := tempStore(t)
+				s := stager(t, options(1<<20))
+				hold, release := context.WithCancel(t.Context())
+				defer release()
+				begun := make(chan struct{})
+				save := func(name string, hold context.Context) *cairn.Pending {
+					t.Helper()
+					p, err := cairn.SaveAsync(t.Context(), store, cairn.State{name: numbered(t, 10, 1)}, &cairn.AsyncOptions{
+						Stager: s, Busy: c.busy,
+						SaveOptions: cairn.SaveOptions{Observer: &cairn.Observer{Planned: func(int64) {
+							if hold != nil {
+								close(begun)
+								<-hold.Done()
+							}
+						}}},
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return p
+				}
+				if _, err := save("warm", nil).Wait(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				// The first save cannot end before it is released.
+				pause(t)
+				first := save("a", hold)
+				if mode == "goroutine" {
+					<-begun
+				}
+				others := []*cairn.Pending{save("b", nil), save("c", nil)}
+				resume(t)
+				release()
+				for i, p := range append([]*cairn.Pending{first}, others...) {
+					want := append([]error{nil}, c.errs...)[i]
+					_, err := p.Wait(t.Context())
+					if mode == "process" && c.busy == cairn.BusyReplace && i < 2 && (err == nil || errors.Is(err, cairn.ErrReplaced)) {
+						continue // it depends on whether the saver has begun before it knows of the newer one
+					}
+					if !errors.Is(err, want) || (err == nil) != (want == nil) {
+						t.Errorf("save %d: %v; want %v", i, err, want)
+					}
+				}
+				loadBytes(t, store, c.saved)
+			})
+		}
+	}
+}
+
+// TestSaveAsyncCopiesSharedMemoryOnce checks that views of one tensor share memory when
+// they are staged, and when they are loaded again hold what they held.
+func TestSaveAsyncCopiesSharedMemoryOnce(t *testing.T) {
+	const n = 256 << 10
+	for mode, options := range modes {
+		t.Run(mode, func(t *testing.T) {
+			store := tempStore(t)
+			s := stager(t, options(4*n))
+			base := numbered(t, n, 3)
+			half, err := base.Slice(0, n/4, 3*n/4, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			odd, err := base.Slice(0, 1, n, 2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := map[string][]byte{"base": base.Clone().Contents(), "half": half.Clone().Contents(), "odd": odd.Clone().Contents()}
+			p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"base": base, "tied": base, "half": half, "odd": odd}, &cairn.AsyncOptions{Stager: s})
+			if err != nil {
+				t.Fatal(err)
+			}
+			overwrite(base)
+			if _, err := p.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if u := s.Usage(); u.Peak > n+8192 {
+				t.Errorf("%d bytes were staged for %d bytes of memory", u.Peak, n)
+			}
+			for name, b := range want {
+				if !bytes.Equal(loadBytes(t, store, name), b) {
+					t.Errorf("%s is not what was staged", name)
+				}
+			}
+		})
+	}
+}
+
+// TestFailedSaveAsyncKeepsCheckpoint checks that a save that fails harms nothing, and
+// that ReturnLast returns its error.
+func TestFailedSaveAsyncKeepsCheckpoint(t *testing.T) {
+	for mode, options := range modes {
+		t.Run(mode, func(t *testing.T) {
+			store := tempStore(t)
+			s := stager(t, options(1<<20))
+			save := func(o cairn.AsyncOptions) (*cairn.Pending, error) {
+				o.Stager = s
+				return cairn.SaveAsync(t.Context(), store, cairn.State{"w": numbered(t, 100, 1)}, &o)
+			}
+			p, err := save(cairn.AsyncOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			p, err = save(cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{FailIfExists: true}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Wait(t.Context()); !errors.Is(err, cairn.ErrExists) {
+				t.Fatalf("Wait = %v; want ErrExists", err)
+			}
+			loadBytes(t, store, "w")
+			if _, err = save(cairn.AsyncOptions{ReturnLast: true}); !errors.Is(err, cairn.ErrExists) {
+				t.Errorf("SaveAsync = %v; want the error of the save before", err)
+			}
+			if p, err = save(cairn.AsyncOptions{ReturnLast: true}); err != nil {
+				t.Fatalf("SaveAsync = %v; the error was returned before", err)
+			}
+			if _, err := p.Wait(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -1,0 +1,250 @@
+package saver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/stage"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// wanted is a tensor of which the trainer wants boxes, in the arena.
+type wanted struct {
+	shape []int64
+	dtype tensor.DType
+	boxes []tensor.Box
+	parts []*tensor.Tensor
+	items []int   // in the message, of each box
+	left  []int64 // elements that have not arrived, of each box
+}
+
+var _ plan.Checkpointable = (*wanted)(nil)
+
+func (w *wanted) GlobalShape() []int64               { return w.shape }
+func (w *wanted) DType() tensor.DType                { return w.dtype }
+func (w *wanted) Boxes() []tensor.Box                { return w.boxes }
+func (w *wanted) Part(i int) (*tensor.Tensor, error) { return w.parts[i], nil }
+
+// load reads parts of a checkpoint into the arena.
+func (s *server) load(b *loadBody) error {
+	window, _ := stage.Window(int64(len(s.mem)))
+	p, err := newLoadPlanner(b, s.mem[:window])
+	if err != nil {
+		return err
+	}
+	p.piece = func(b pieceBody) error { return s.out.send(typePiece, b) }
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.loads[b.Load] != nil {
+		return fmt.Errorf("%w: load %d is sent twice", ErrMessage, b.Load)
+	}
+	if err := s.claims.addAll(p.used); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(s.ctx)
+	s.loads[b.Load] = cancel
+	s.work.Go(func() {
+		defer cancel()
+		r, err := s.runLoad(ctx, b, p)
+		s.mu.Lock()
+		delete(s.loads, b.Load)
+		s.mu.Unlock()
+		s.claims.removeAll(p)
+		if err != nil {
+			s.out.send(typeFailed, failedBody{subject{Load: b.Load}, newErrorValue(err)})
+			return
+		}
+		s.out.send(typeLoaded, loadedBody{b.Load, r})
+	})
+	return nil
+}
+
+// newLoadPlanner checks what a load asks for: every box has memory of its own in the
+// arena.
+func newLoadPlanner(b *loadBody, arena []byte) (*loadPlanner, error) {
+	if b.Load == 0 {
+		return nil, fmt.Errorf("%w: a load with the number 0", ErrMessage)
+	}
+	p := &loadPlanner{load: b.Load, tensors: map[string]*wanted{}, values: map[string]int{}}
+	p.AllowMissing = b.AllowMissing
+	for i := range b.Items {
+		m := &b.Items[i]
+		if err := meta.CheckFQN(m.Name); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrMessage, err)
+		}
+		if err := p.addItem(i, m, arena); err != nil {
+			return nil, fmt.Errorf("%w: %q: %w", ErrMessage, m.Name, err)
+		}
+	}
+	if err := new(claims).addAll(p.used); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// addItem adds a box of a tensor, or a value.
+func (p *loadPlanner) addItem(i int, m *WantItem, arena []byte) error {
+	_, isValue := p.values[m.Name]
+	if isValue || m.DType == "" && p.tensors[m.Name] != nil {
+		return errors.New("it is wanted as a value and again")
+	}
+	if m.DType != "" {
+		n, err := p.add(i, m, arena)
+		if n > 0 {
+			p.used = append(p.used, claim{m.At, m.At + n, p})
+		}
+		return err
+	}
+	if m.Shape != nil || m.Offsets != nil || m.Sizes != nil {
+		return errors.New("a value has no shape, offsets or sizes")
+	}
+	p.values[m.Name] = i
+	return nil
+}
+
+// add adds a box of a tensor and returns the bytes of its memory.
+func (p *loadPlanner) add(i int, m *WantItem, arena []byte) (int64, error) {
+	d, err := tensor.ParseDType(m.DType)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := tensor.NumBytes(d, m.Shape); err != nil {
+		return 0, err
+	}
+	box := tensor.Box{Offsets: m.Offsets, Sizes: m.Sizes}
+	if m.Offsets == nil && m.Sizes == nil {
+		box = tensor.Whole(m.Shape)
+	}
+	if err := box.Check(m.Shape); err != nil {
+		return 0, err
+	}
+	n := box.Volume() * int64(d.Size())
+	if m.At < 0 || m.At > int64(len(arena))-n {
+		return 0, fmt.Errorf("%d bytes at %d of an arena of %d", n, m.At, len(arena))
+	}
+	t, err := tensor.FromBytes(d, box.Sizes, arena[m.At:m.At+n])
+	if err != nil {
+		return 0, err
+	}
+	w := p.tensors[m.Name]
+	if w == nil {
+		w = &wanted{shape: m.Shape, dtype: d}
+		p.tensors[m.Name] = w
+	}
+	if d != w.dtype || !slices.Equal(m.Shape, w.shape) {
+		return 0, fmt.Errorf("%v %v, and also %v %v", w.dtype, w.shape, d, m.Shape)
+	}
+	w.boxes, w.parts, w.items, w.left = append(w.boxes, box), append(w.parts, t), append(w.items, i), append(w.left, box.Volume())
+	return n, nil
+}
+
+// runLoad loads. It reports each item when it has arrived.
+func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*protocol.LoadReport, error) {
+	store, err := file.OpenPath(b.Store)
+	if err != nil {
+		return nil, err
+	}
+	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+		return formats.Open(ctx, store, nil)
+	}
+	if b.Format == "" && len(b.FormatOptions) > 0 {
+		return nil, fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
+	}
+	if b.Format != "" {
+		f, err := decodeFormat(b.Format, b.FormatOptions)
+		if err != nil {
+			return nil, err
+		}
+		open = f.Open
+	}
+	state := plan.State{}
+	for name, w := range p.tensors {
+		state[name] = w
+	}
+	for name := range p.values {
+		state[name] = ""
+	}
+	r, err := protocol.Load(ctx, protocol.RankLoad{
+		Group: group.Solo(), Planner: p, Reader: storage.NewReader(open, store, storage.ReadOptions{}), State: state,
+		Observer: s.observer(subject{Load: b.Load}),
+	})
+	if err == nil {
+		err = p.rest(r.Missing)
+	}
+	return r, err
+}
+
+// loadPlanner is the default planner that also reports what has arrived.
+type loadPlanner struct {
+	plan.DefaultLoad
+	load    uint64
+	tensors map[string]*wanted
+	values  map[string]int // items of the message
+	used    []claim        // of the arena
+	piece   func(pieceBody) error
+
+	mu sync.Mutex // for what is left of a tensor
+}
+
+// CommitTensor reports a box once all of it has arrived.
+func (p *loadPlanner) CommitTensor(it *plan.ReadItem, t *tensor.Tensor) error {
+	if err := p.DefaultLoad.CommitTensor(it, t); err != nil {
+		return err
+	}
+	w := p.tensors[it.Dest.FQN]
+	i := slices.IndexFunc(w.boxes, func(b tensor.Box) bool { return slices.Equal(b.Offsets, it.Dest.Offset) })
+	if h := int(it.Dest.Hint); h < len(w.boxes) && slices.Equal(w.boxes[h].Offsets, it.Dest.Offset) {
+		i = h
+	}
+	if i < 0 {
+		return fmt.Errorf("%w: %v is not wanted", plan.ErrProtocol, it.Dest)
+	}
+	p.mu.Lock()
+	w.left[i] -= it.DestBox().Volume()
+	done := w.left[i] == 0
+	p.mu.Unlock()
+	if done {
+		return p.piece(pieceBody{Load: p.load, Item: w.items[i]})
+	}
+	return nil
+}
+
+// LoadBytes reports a value.
+func (p *loadPlanner) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
+	return p.piece(pieceBody{Load: p.load, Item: p.values[it.Dest.FQN], Codec: codec, Data: data})
+}
+
+// rest reports the boxes without elements, unless the checkpoint does not have them.
+func (p *loadPlanner) rest(missing []string) error {
+	for name, w := range p.tensors {
+		for i, b := range w.boxes {
+			if !b.Empty() || slices.Contains(missing, name) {
+				continue
+			}
+			if err := p.piece(pieceBody{Load: p.load, Item: w.items[i]}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *server) cancelLoad(b *cancelBody) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if stop := s.loads[b.Load]; stop != nil {
+		stop()
+	}
+	return nil
+}

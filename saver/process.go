@@ -1,0 +1,601 @@
+package saver
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/stage"
+)
+
+// Options say how saver processes are started.
+type Options struct {
+	// Command is the program with its arguments, such as "cairn", "saver". Nil: this
+	// program. It must call Main before it does anything else.
+	Command []string
+	// Listen is the address at which the saver of rank 0 listens for those of the other
+	// ranks: "host:port", with port 0 for any port. Empty: loopback, which suffices if
+	// all ranks are on one host.
+	Listen string
+}
+
+// variable tells a program that it is to be a saver.
+const variable = "CAIRN_SAVER"
+
+// Main turns this process into a saver and ends it, if a trainer has started it as one.
+// Otherwise it returns at once. A program that uses savers without the program cairn calls
+// it first in its function main.
+func Main() {
+	if os.Getenv(variable) == "" {
+		return
+	}
+	if err := Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "cairn saver:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// Descriptors that a saver inherits, unless the variable has others.
+const (
+	socketFD = 3
+	arenaFD  = 4
+)
+
+// descriptors returns the descriptors that the value of the variable names: "1" stands for
+// the usual ones, and "7,9" for a socket at 7 and an arena at 9.
+func descriptors(text string) (sock, arena uintptr, err error) {
+	if text == "1" {
+		return socketFD, arenaFD, nil
+	}
+	first, second, _ := strings.Cut(text, ",")
+	a, err1 := strconv.ParseUint(first, 10, 31)
+	b, err2 := strconv.ParseUint(second, 10, 31)
+	if err1 != nil || err2 != nil || a == b {
+		return 0, 0, fmt.Errorf("%w: %s=%q; want 1, or two descriptors with a comma between them", ErrMessage, variable, text)
+	}
+	return uintptr(a), uintptr(b), nil
+}
+
+// Run is the work of a process that a trainer has started as its saver.
+func Run() error {
+	text := os.Getenv(variable)
+	if text == "" {
+		return fmt.Errorf("%w: a saver is started by a trainer, which shares a socket and memory with it", ErrMessage)
+	}
+	sockFD, arenaFD, err := descriptors(text)
+	if err != nil {
+		return err
+	}
+	os.Unsetenv(variable)
+	// What ends a job ends its trainers. Their savers end when they are done.
+	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	yieldToTrainer()
+	sock, arena := os.NewFile(sockFD, "socket"), os.NewFile(arenaFD, "arena")
+	defer arena.Close()
+	conn, err := net.FileConn(sock)
+	sock.Close()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return Serve(context.Background(), conn, arena)
+}
+
+// Process is a saver process, as its trainer sees it.
+type Process struct {
+	conn  net.Conn
+	arena *stage.Arena
+	ended chan struct{} // closed once the process has gone
+	err   error         // why; before ended is closed
+	// refused is why the process ends the conversation, if it has sent that. Only receive
+	// uses it.
+	refused error
+
+	mu      sync.Mutex
+	queue   [][]byte      // messages to send
+	queued  chan struct{} // receives a value if queue is not empty
+	flushed chan struct{} // closed when queue was sent
+	saves   map[uint64]*remoteSave
+	loads   map[uint64]*remoteLoad
+	answers chan *frame
+	closed  bool
+	number  uint64 // of the last load
+}
+
+// remoteSave is a save that a saver process carries out.
+type remoteSave struct {
+	snapshot *stage.Snapshot
+	observer *protocol.Observer
+	over     func(*protocol.SaveReport, error)
+}
+
+// exitTime is how long a trainer waits for the end of a saver that it has let go.
+const exitTime = 5 * time.Second
+
+// startTime bounds how long a saver process may take to start.
+const startTime = time.Minute
+
+// Start starts a saver process that shares the memory of arena.
+func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error) {
+	if arena.File() == nil {
+		return nil, fmt.Errorf("%w: it is not shared", stage.ErrArena)
+	}
+	if os.Getenv(variable) != "" {
+		// Without this, a program that forgets Main would start itself without end.
+		return nil, fmt.Errorf("%w: this process was started as a saver, but its program does not call saver.Main first", ErrMessage)
+	}
+	command := o.Command
+	if len(command) == 0 {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		command = []string{self}
+	}
+	conn, theirs, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.Env = append(os.Environ(), variable+"=1")
+	cmd.ExtraFiles = []*os.File{theirs, arena.File()}
+	detach(cmd)
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("start the saver process: %w", err)
+	}
+	p := newProcess(conn, arena, cmd.Wait)
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	if err := p.greet(ctx); err != nil {
+		p.Kill()
+		_ = cmd.Process.Kill()
+		return nil, fmt.Errorf("start the saver process %q: %w", command, err)
+	}
+	return p, nil
+}
+
+// newProcess returns the process at the other end of conn. wait waits until it has ended.
+func newProcess(conn net.Conn, arena *stage.Arena, wait func() error) *Process {
+	p := &Process{
+		conn: conn, arena: arena, ended: make(chan struct{}), queued: make(chan struct{}, 1), flushed: make(chan struct{}),
+		saves: map[uint64]*remoteSave{}, loads: map[uint64]*remoteLoad{}, answers: make(chan *frame, 1),
+	}
+	close(p.flushed)
+	go p.send()
+	go p.receive(wait)
+	return p
+}
+
+// greet begins the conversation.
+func (p *Process) greet(ctx context.Context) error {
+	p.post(typeHello, helloBody{Version: Version})
+	_, err := answer[readyBody](ctx, p, typeReady)
+	return err
+}
+
+// Alive reports whether the process can be used.
+func (p *Process) Alive() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// Kill ends the conversation. The process completes what is staged and ends.
+func (p *Process) Kill() { p.conn.Close() }
+
+// Ended is closed once the process has closed its end of the conversation.
+func (p *Process) Ended() <-chan struct{} { return p.ended }
+
+// post sends a message when those before it have been sent.
+func (p *Process) post(kind string, body any) {
+	b, err := appendFrame(nil, kind, body)
+	if err != nil {
+		p.conn.Close()
+		return
+	}
+	p.queueUp(b)
+}
+
+// queueUp queues a message.
+func (p *Process) queueUp(b []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.flushed:
+		p.flushed = make(chan struct{})
+	default:
+	}
+	p.queue = append(p.queue, b)
+	select {
+	case p.queued <- struct{}{}:
+	default:
+	}
+}
+
+// send sends what post has queued.
+func (p *Process) send() {
+	for {
+		select {
+		case <-p.queued:
+		case <-p.ended:
+			return
+		}
+		for {
+			p.mu.Lock()
+			queue := p.queue
+			p.queue = nil
+			if len(queue) == 0 {
+				select {
+				case <-p.flushed:
+				default:
+					close(p.flushed)
+				}
+				p.mu.Unlock()
+				break
+			}
+			p.mu.Unlock()
+			for _, b := range queue {
+				if _, err := p.conn.Write(b); err != nil {
+					p.conn.Close() // so that receive ends
+					return
+				}
+			}
+		}
+	}
+}
+
+// Flush waits until the system has everything that was sent: the saver can read it even
+// if this process ends.
+func (p *Process) Flush(ctx context.Context) error {
+	p.mu.Lock()
+	flushed := p.flushed
+	p.mu.Unlock()
+	select {
+	case <-flushed:
+		return nil
+	case <-p.ended:
+		return p.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// receive handles the messages of the process until it ends.
+func (p *Process) receive(wait func() error) {
+	r := bufio.NewReaderSize(p.conn, 64<<10)
+	var err error
+	for err == nil {
+		var f *frame
+		if f, err = readFrame(r); err == nil {
+			err = p.handle(f)
+		}
+	}
+	p.conn.Close()
+	if p.refused != nil {
+		err = p.refused
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- wait() }()
+	cause := fmt.Errorf("%w: %w", ErrSaver, err)
+	select {
+	case exit := <-exited:
+		if exit != nil {
+			cause = fmt.Errorf("%w: %w (%v)", ErrSaver, err, exit)
+		}
+		exited <- nil
+	case <-time.After(exitTime): // it completes a save
+	}
+	p.mu.Lock()
+	p.err = cause
+	p.closed = true
+	saves, loads := p.saves, p.loads
+	p.saves, p.loads = nil, nil
+	p.mu.Unlock()
+	close(p.ended)
+	for _, s := range saves {
+		s.over(nil, cause)
+	}
+	if len(loads) > 0 {
+		<-exited // until then it may write to the memory of the loads
+	}
+	for _, l := range loads {
+		l.over(nil, cause)
+	}
+}
+
+// handle handles one message.
+func (p *Process) handle(f *frame) error {
+	switch f.Type {
+	case typeReady, typeListening, typeJoined:
+		return p.answered(f)
+	case typeFetch:
+		return onLenient(f, p.fetch)
+	case typeReleased:
+		return onLenient(f, func(b *releasedBody) error {
+			if s := p.save(b.Generation); s != nil {
+				for _, i := range b.Items {
+					s.snapshot.Release(i)
+				}
+			}
+			return nil
+		})
+	case typeProgress:
+		return onLenient(f, p.progress)
+	case typeWarning:
+		return onLenient(f, func(b *warningBody) error {
+			if o := p.observer(b.subject); o != nil && o.Warned != nil {
+				o.Warned(errors.New(b.Text))
+			}
+			return nil
+		})
+	case typeSaved:
+		return onLenient(f, func(b *savedBody) error {
+			if s := p.take(b.Generation); s != nil && b.Report != nil {
+				s.over(b.Report, nil)
+			}
+			return nil
+		})
+	case typePiece:
+		return onLenient(f, func(b *pieceBody) error {
+			p.mu.Lock()
+			l := p.loads[b.Load]
+			p.mu.Unlock()
+			if l != nil {
+				l.piece(b)
+			}
+			return nil
+		})
+	case typeLoaded:
+		return onLenient(f, func(b *loadedBody) error {
+			if l := p.takeLoad(b.Load); l != nil && b.Report != nil {
+				l.over(b.Report, nil)
+			}
+			return nil
+		})
+	case typeFailed:
+		return p.failed(f)
+	case typeRefused:
+		return onLenient(f, func(b *refusedBody) error {
+			p.refused = b.Error.err()
+			return nil
+		})
+	}
+	return fmt.Errorf("%w: type %q", ErrMessage, f.Type)
+}
+
+// answered passes the answer to a request on.
+func (p *Process) answered(f *frame) error {
+	select {
+	case p.answers <- f:
+		return nil
+	default:
+		return fmt.Errorf("%w: %q answers nothing", ErrMessage, f.Type)
+	}
+}
+
+// failed ends a save or a load, or a request.
+func (p *Process) failed(f *frame) error {
+	b, err := decode[failedBody](f, false)
+	if err != nil {
+		return err
+	}
+	if b.subject == (subject{}) {
+		return p.answered(f)
+	}
+	if s := p.take(b.Generation); s != nil {
+		s.over(nil, b.Error.err())
+	} else if l := p.takeLoad(b.Load); l != nil {
+		l.over(nil, b.Error.err())
+	}
+	return nil
+}
+
+func (p *Process) save(generation uint64) *remoteSave {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.saves[generation]
+}
+
+func (p *Process) take(generation uint64) *remoteSave {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.saves[generation]
+	delete(p.saves, generation)
+	return s
+}
+
+func (p *Process) takeLoad(number uint64) *remoteLoad {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.loads[number]
+	delete(p.loads, number)
+	return l
+}
+
+// observer returns what observes a save or a load.
+func (p *Process) observer(of subject) *protocol.Observer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s := p.saves[of.Generation]; s != nil {
+		return s.observer
+	}
+	if l := p.loads[of.Load]; l != nil {
+		return l.observer
+	}
+	return nil
+}
+
+func (p *Process) progress(b *progressBody) error {
+	o := p.observer(b.subject)
+	if o == nil {
+		return nil
+	}
+	if b.Planned > 0 && o.Planned != nil {
+		o.Planned(b.Planned)
+	}
+	if b.Moved > 0 && o.Moved != nil {
+		o.Moved(b.Moved)
+	}
+	return nil
+}
+
+// fetch copies a part of an item that is not staged to where the saver wants it.
+func (p *Process) fetch(b *fetchBody) error {
+	err := fmt.Errorf("%w: generation %d is not being saved", stage.ErrGeneration, b.Generation)
+	if s := p.save(b.Generation); s != nil {
+		err = s.snapshot.Fetch(b.Item, b.Offset, b.Length, b.At)
+	}
+	out := fetchedBody{Fetch: b.Fetch}
+	if err != nil {
+		v := newErrorValue(err)
+		out.Error = &v
+	}
+	p.post(typeFetched, out)
+	return nil
+}
+
+// answer waits for the answer to a request.
+func answer[T any](ctx context.Context, p *Process, kind string) (*T, error) {
+	select {
+	case f := <-p.answers:
+		if f.Type == typeFailed {
+			b, err := decode[failedBody](f, false)
+			if err != nil {
+				return nil, err
+			}
+			return nil, b.Error.err()
+		}
+		if f.Type != kind {
+			return nil, fmt.Errorf("%w: %q instead of %q", ErrMessage, f.Type, kind)
+		}
+		return decode[T](f, false)
+	case <-p.ended:
+		return nil, p.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Meeting is where savers meet: the address of the one of rank 0, and what they share.
+type Meeting struct {
+	Address string `json:"address"`
+	Secret  []byte `json:"secret"`
+	Job     string `json:"job"`
+}
+
+// Listen lets the saver of rank 0 wait for those of the other ranks. It returns the
+// address for them.
+func (p *Process) Listen(ctx context.Context, m Meeting, size int) (string, error) {
+	p.post(typeListen, listenBody{Address: m.Address, Size: size, Secret: m.Secret, Job: m.Job})
+	b, err := answer[listeningBody](ctx, p, typeListening)
+	if err != nil {
+		return "", err
+	}
+	return b.Address, nil
+}
+
+// Join lets the saver join those of the other ranks, and returns when all have met. On
+// rank 0 of several it comes after Listen.
+func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
+	if rank > 0 || size == 1 {
+		p.post(typeJoin, joinBody{Rank: rank, Size: size, Address: m.Address, Secret: m.Secret, Job: m.Job})
+	}
+	_, err := answer[joinedBody](ctx, p, typeJoined)
+	return err
+}
+
+// Save begins a save of a snapshot, whose units are sent as they are staged. over is
+// called once with the outcome. Save itself fails only if the process has ended, or if the
+// description of the state is too large for a message.
+func (p *Process) Save(r *Request, s *stage.Snapshot, observer *protocol.Observer, over func(*protocol.SaveReport, error)) error {
+	message, err := appendFrame(nil, typeSave, &r.body)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return p.err
+	}
+	p.saves[s.Generation()] = &remoteSave{s, observer, over}
+	p.mu.Unlock()
+	s.Staged = func(u stage.Unit) { p.post(typeStaged, stagedBody{Generation: s.Generation(), Units: []Unit{Unit(u)}}) }
+	s.Complete = func() { p.post(typeStaged, stagedBody{Generation: s.Generation(), All: true}) }
+	s.Failed = func(err error) { p.post(typeAbandon, abandonBody{s.Generation(), newErrorValue(err)}) }
+	p.queueUp(message)
+	return nil
+}
+
+// Drop withdraws a save, unless it has begun.
+func (p *Process) Drop(generation uint64) { p.post(typeDrop, dropBody{generation}) }
+
+// Save says where and how to save.
+type Save struct {
+	Store   string // path of a folder
+	Storage meta.Storage
+	// Format is the name of the format, and FormatOptions what the function of that name
+	// returns.
+	Format          string
+	FormatOptions   json.RawMessage
+	FilesPerRank    int
+	BufferBytes     int64
+	FailIfExists    bool
+	SweepAfter      time.Duration
+	Owner           plan.OwnerRule
+	ValuesMayDiffer bool
+	Cache           bool
+}
+
+// Request is the message that describes a save.
+type Request struct{ body saveBody }
+
+// NewRequest describes a save of a snapshot.
+func NewRequest(v Save, s *stage.Snapshot) *Request {
+	st := &v.Storage
+	local, _ := s.LocalPlan()
+	b := saveBody{
+		Generation: s.Generation(), Store: v.Store, Format: v.Format, FormatOptions: v.FormatOptions,
+		SaveID: st.SaveID, Time: st.Time.Format(time.RFC3339Nano), Writer: st.Writer, Step: st.Step, Tags: st.Tags,
+		FilesPerRank: v.FilesPerRank, BufferBytes: v.BufferBytes, FailIfExists: v.FailIfExists, SweepAfterNS: int64(v.SweepAfter),
+		Owner: owner(v.Owner), ValuesMayDiffer: v.ValuesMayDiffer, Cache: v.Cache,
+		Absent: local.Absent, Items: make([]Item, len(local.Items)),
+	}
+	aliases := map[any]int{}
+	for i := range local.Items {
+		it := &local.Items[i]
+		b.Items[i] = describe(it)
+		if it.Kind == plan.KindBytes {
+			b.Items[i].Data = s.Value(i)
+			continue
+		}
+		b.Items[i].Strides = s.Strides(i)
+		if a := s.Alias(it); a != nil {
+			if aliases[a] == 0 {
+				aliases[a] = len(aliases) + 1
+			}
+			b.Items[i].Alias = aliases[a]
+		}
+	}
+	return &Request{b}
+}

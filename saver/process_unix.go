@@ -1,0 +1,36 @@
+//go:build unix
+
+package saver
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
+)
+
+// socketPair returns two connected sockets: one to use, and one for another process.
+func socketPair() (net.Conn, *os.File, error) {
+	syscall.ForkLock.RLock()
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err == nil {
+		syscall.CloseOnExec(fds[0])
+		syscall.CloseOnExec(fds[1])
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "saver"), os.NewFile(uintptr(fds[1]), "trainer")
+	conn, err := net.FileConn(ours)
+	ours.Close()
+	if err != nil {
+		theirs.Close()
+		return nil, nil, err
+	}
+	return conn, theirs, nil
+}
+
+// detach puts a process into a session of its own, so that what ends the trainer, such as
+// Ctrl-C, does not end the saver.
+func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }

@@ -1,0 +1,222 @@
+package saver
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+// newTrainers starts the savers of a job and lets them meet.
+func newTrainers(t *testing.T, ranks int) []*trainer {
+	t.Helper()
+	out := make([]*trainer, ranks)
+	for r := range out {
+		out[r] = newTrainer(t)
+		out[r].send(typeHello, helloBody{Version})
+		out[r].expect(typeReady)
+	}
+	secret := []byte("only these savers know it")
+	out[0].send(typeListen, listenBody{Size: ranks, Secret: secret, Job: t.Name()})
+	at := received[listeningBody](out[0], typeListening).Address
+	for r, c := range out[1:] {
+		c.send(typeJoin, joinBody{Rank: r + 1, Size: ranks, Address: at, Secret: secret, Job: t.Name()})
+	}
+	for _, c := range out {
+		c.expect(typeJoined)
+	}
+	return out
+}
+
+// shardOf describes the part of a rank of a tensor that all ranks have a row of. The
+// content is that row.
+func shardOf(generation uint64, folder string, rank, ranks int) *saveBody {
+	n := int64(len(content))
+	b := newSave(generation, folder)
+	b.Items[0] = Item{Name: "w", DType: "uint8", Shape: []int64{int64(ranks), n}, Sharded: true, Offsets: []int64{int64(rank), 0}, Sizes: []int64{1, n}}
+	b.Items = append(b.Items, Item{Name: "replicated", DType: "uint8", Shape: []int64{n}})
+	return b
+}
+
+// save sends a save, and its units.
+func (c *trainer) save(b *saveBody, all bool) {
+	c.Helper()
+	c.send(typeSave, b)
+	u := c.stage(b.Generation, 4096)
+	u.Items, u.At = []int{0, 2}, []int64{u.At[0], u.At[0]} // they share memory
+	c.send(typeStaged, stagedBody{Generation: b.Generation, Units: []Unit{u}, All: all})
+}
+
+// outcome returns the outcome of a save, or nil if the conversation ends before. Fetches
+// are answered: every item has the content.
+func (c *trainer) outcome() *frame {
+	for {
+		f, err := readFrame(c.r)
+		if err != nil {
+			return nil
+		}
+		switch f.Type {
+		case typeSaved, typeFailed:
+			return f
+		case typeFetch:
+			b, err := decode[fetchBody](f, true)
+			if err != nil {
+				c.Error(err)
+				return nil
+			}
+			copy(c.mem[b.At:b.At+b.Length], content[b.Offset:])
+			m, err := appendFrame(nil, typeFetched, fetchedBody{Fetch: b.Fetch})
+			if err != nil {
+				c.Error(err)
+				return nil
+			}
+			c.conn.Write(m) // the saver may have ended
+		}
+	}
+}
+
+// outcomes returns the outcomes of all ranks. They are read at the same time: a rank may
+// wait for what another one has to answer.
+func outcomes(job []*trainer) []*frame {
+	out := make([]*frame, len(job))
+	var wg sync.WaitGroup
+	for r, c := range job {
+		wg.Go(func() { out[r] = c.outcome() })
+	}
+	wg.Wait()
+	return out
+}
+
+func TestServeSaversOfSeveralRanks(t *testing.T) {
+	const ranks = 3
+	job := newTrainers(t, ranks)
+	folder := t.TempDir()
+	for g := uint64(1); g < 4; g++ {
+		for r, c := range job {
+			c.save(shardOf(g, folder, r, ranks), true)
+		}
+		for r, f := range outcomes(job) {
+			if f == nil || f.Type != typeSaved {
+				t.Fatalf("rank %d: %+v; want %q", r, f, typeSaved)
+			}
+		}
+		if got := published(t, folder); got != content {
+			t.Errorf("the checkpoint has %q", got)
+		}
+	}
+	for _, c := range job {
+		c.conn.Close()
+	}
+	for _, c := range job {
+		if err := c.wait(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// All trainers end when they have staged: the savers complete the save.
+func TestServeSaversOutliveTheirTrainers(t *testing.T) {
+	const ranks = 3
+	job := newTrainers(t, ranks)
+	folder := t.TempDir()
+	for r, c := range job {
+		c.save(shardOf(1, folder, r, ranks), true)
+		c.conn.Close()
+	}
+	for r, c := range job {
+		if err := c.wait(); err != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	if got := published(t, folder); got != content {
+		t.Errorf("the checkpoint has %q", got)
+	}
+}
+
+// One trainer of several breaks a rule or ends too early: nothing is published, and the
+// savers of the others report that the save has failed.
+func TestServeOneBadTrainerOfSeveral(t *testing.T) {
+	const ranks = 3
+	for claim, bad := range map[string]func(c *trainer, b *saveBody){
+		"garbage":                 func(c *trainer, b *saveBody) { c.save(b, false); c.write([]byte("\x07\x00\x00\x00garbage")) },
+		"the end before the save": func(c *trainer, b *saveBody) { c.conn.Close() },
+		"the end before all":      func(c *trainer, b *saveBody) { c.save(b, false); c.conn.Close() },
+		"the end in a message":    func(c *trainer, b *saveBody) { c.save(b, false); c.write([]byte{9, 0, 0, 0, '{'}); c.conn.Close() },
+		"abandon": func(c *trainer, b *saveBody) {
+			c.save(b, false)
+			c.send(typeAbandon, abandonBody{Generation: 1, Error: ErrorValue{Text: "no"}})
+		},
+		"a lie about offsets": func(c *trainer, b *saveBody) {
+			c.send(typeSave, b)
+			c.send(typeStaged, stagedBody{Generation: 1, Units: []Unit{{Stamp: arenaSize}}})
+		},
+		"a store that cannot be":    func(c *trainer, b *saveBody) { b.Store = os.DevNull + "/x"; c.save(b, true) },
+		"a format that is not":      func(c *trainer, b *saveBody) { b.Format = "tar"; c.save(b, true) },
+		"a time that is not":        func(c *trainer, b *saveBody) { b.Time = "noon"; c.save(b, true) },
+		"another format":            func(c *trainer, b *saveBody) { b.Format = formats.Hyper; c.save(b, true) },
+		"a tensor of another shape": func(c *trainer, b *saveBody) { b.Items[2].Shape = []int64{1, int64(len(content))}; c.save(b, true) },
+	} {
+		for _, rank := range []int{0, 2} {
+			t.Run(fmt.Sprint(claim, " on rank ", rank), func(t *testing.T) {
+				job := newTrainers(t, ranks)
+				folder := t.TempDir()
+				for r, c := range job {
+					if r != rank {
+						c.save(shardOf(1, folder, r, ranks), true)
+					}
+				}
+				bad(job[rank], shardOf(1, folder, rank, ranks))
+				for r, f := range outcomes(job) {
+					if r != rank && (f == nil || f.Type != typeFailed) || f != nil && f.Type == typeSaved {
+						t.Errorf("rank %d: %+v; want %q", r, f, typeFailed)
+					}
+				}
+				for _, c := range job {
+					c.conn.Close()
+				}
+				for r, c := range job {
+					if err := c.wait(); err != nil && (r != rank || !errors.Is(err, ErrMessage)) {
+						t.Errorf("rank %d: Serve = %v", r, err)
+					}
+				}
+				if got := published(t, folder); got != "" {
+					t.Errorf("the save was published, with %q", got)
+				}
+				if left, _ := filepath.Glob(filepath.Join(folder, "*.safetensors")); len(left) > 0 {
+					t.Errorf("%q are left", left)
+				}
+			})
+		}
+	}
+}
+
+// A saver that does not meet the others says so, and ends with its trainer.
+func TestServeSaversThatDoNotMeet(t *testing.T) {
+	listener, other := newTrainer(t), newTrainer(t)
+	for _, c := range []*trainer{listener, other} {
+		c.send(typeHello, helloBody{Version})
+		c.expect(typeReady)
+	}
+	listener.send(typeListen, listenBody{Size: 2, Secret: []byte("right"), Job: "a"})
+	at := received[listeningBody](listener, typeListening).Address
+	other.send(typeJoin, joinBody{Rank: 1, Size: 2, Address: at, Secret: []byte("wrong"), Job: "a"})
+	b := received[failedBody](other, typeFailed)
+	if b.subject != (subject{}) || len(b.Error.Codes) == 0 {
+		t.Errorf("failed %+v; want the answer to join, with a code", b)
+	}
+	other.send(typeSave, newSave(1, t.TempDir()))
+	if err := other.refused(); !errors.Is(err, ErrMessage) {
+		t.Errorf("a save without a group: %v; want ErrMessage", err)
+	}
+	if err := other.wait(); !errors.Is(err, ErrMessage) {
+		t.Errorf("Serve = %v; want ErrMessage", err)
+	}
+	listener.conn.Close() // while it waits for the other
+	if err := listener.wait(); err != nil {
+		t.Errorf("Serve = %v", err)
+	}
+}

@@ -1,0 +1,189 @@
+package stage
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+)
+
+// ErrClosed is returned by an arena that was closed.
+var ErrClosed = errors.New("the arena is closed")
+
+// minArena is the size of the smallest arena.
+const minArena = 4 * pageBytes
+
+// pageBytes is the unit in which an arena hands out memory.
+const pageBytes = 4096
+
+// fallbackMemory is the memory of a machine of which it is not known.
+const fallbackMemory = 8 << 30
+
+// Arena is memory of a fixed size for staged states. A page costs memory from its first
+// use on. Freed memory is used again, lowest addresses first, so a save that follows
+// another finds pages that are in memory already.
+//
+// Its methods are safe for concurrent use.
+type Arena struct {
+	mem  []byte
+	file *os.File // nil: no other process can map the memory
+
+	mu    sync.Mutex
+	free  []extent // sorted, not adjacent
+	freed chan struct{}
+	used  int64
+	peak  int64
+	top   int64 // end of the memory that was in use so far
+}
+
+// extent is an interval of an arena.
+type extent struct{ off, len int64 }
+
+// NewArena returns an arena of the memory of this process. size is rounded down to
+// whole pages.
+func NewArena(size int64) (*Arena, error) { return newArena(size, mapPrivate) }
+
+// NewShared returns an arena in a file without a name that another process can map: see
+// File. Its end is a window for that process: see Window. Only Linux supports it.
+func NewShared(size int64) (*Arena, error) {
+	a, err := newArena(size, mapShared)
+	if err == nil {
+		start, _ := Window(a.Size())
+		a.free[0].len = start
+	}
+	return a, err
+}
+
+// Window returns where the window of a shared arena begins, and the size of its blocks.
+// The other process asks for the content of its choice in these blocks.
+func Window(size int64) (start, block int64) {
+	window := min(max(size/8, pageBytes), 64<<20)
+	window -= window % pageBytes
+	block = min(max(window/8, pageBytes), 1<<20)
+	return size - window, block - block%pageBytes
+}
+
+func newArena(size int64, alloc func(size int64) ([]byte, *os.File, error)) (*Arena, error) {
+	size -= size % pageBytes
+	if size < minArena || size != int64(int(size)) {
+		return nil, fmt.Errorf("%w: %d bytes; at least %d are needed", ErrArena, size, minArena)
+	}
+	mem, file, err := alloc(size)
+	if err != nil {
+		return nil, fmt.Errorf("an arena of %d bytes: %w", size, err)
+	}
+	return &Arena{mem: mem, file: file, free: []extent{{0, size}}, freed: make(chan struct{})}, nil
+}
+
+// Close returns the memory to the system. Nothing may use it any more.
+func (a *Arena) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mem == nil {
+		return nil
+	}
+	err := unmap(a.mem)
+	a.mem, a.free = nil, nil
+	if a.file != nil {
+		err = errors.Join(err, a.file.Close())
+	}
+	return err
+}
+
+// File returns the file of a shared arena, or nil.
+func (a *Arena) File() *os.File { return a.file }
+
+// Size returns the number of bytes in the arena.
+func (a *Arena) Size() int64 { return int64(len(a.mem)) }
+
+// Used returns the number of bytes that are in use, and the largest number so far.
+func (a *Arena) Used() (now, peak int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.used, a.peak
+}
+
+// alloc returns the offset of n free bytes, which the caller frees by release. If there
+// are none, ok is false, and the channel is closed once memory was freed.
+func (a *Arena) alloc(n int64) (off int64, ok bool, freed <-chan struct{}) {
+	n = roundUp(n)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	i := slices.IndexFunc(a.free, func(e extent) bool { return e.len >= n })
+	if i < 0 {
+		return 0, false, a.freed
+	}
+	e := &a.free[i]
+	off = e.off
+	if off+n > a.top && a.file != nil {
+		// Without memory for the file, writing to it would end this process.
+		if err := allocate(a.file, a.top, off+n-a.top); err != nil {
+			return 0, false, a.freed
+		}
+		a.top = off + n
+	}
+	e.off, e.len = e.off+n, e.len-n
+	if e.len == 0 {
+		a.free = slices.Delete(a.free, i, i+1)
+	}
+	a.used += n
+	a.peak = max(a.peak, a.used)
+	return off, true, nil
+}
+
+// release frees n bytes that alloc returned.
+func (a *Arena) release(off, n int64) {
+	n = roundUp(n)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(a.free, off, func(e extent, off int64) int { return int(min(max(e.off-off, -1), 1)) })
+	a.free = slices.Insert(a.free, i, extent{off, n})
+	if i+1 < len(a.free) && off+n == a.free[i+1].off {
+		a.free[i].len += a.free[i+1].len
+		a.free = slices.Delete(a.free, i+1, i+2)
+	}
+	if i > 0 && a.free[i-1].off+a.free[i-1].len == off {
+		a.free[i-1].len += a.free[i].len
+		a.free = slices.Delete(a.free, i, i+1)
+	}
+	a.used -= n
+	close(a.freed)
+	a.freed = make(chan struct{})
+}
+
+// Region is a part of an arena that is in use.
+type Region struct {
+	Offset int64 // in the arena
+	Bytes  []byte
+	arena  *Arena
+}
+
+// Reserve returns n bytes of the arena. If they are not free, it returns a channel that
+// is closed once memory was freed. The error wraps ErrArena if n bytes never fit.
+func (a *Arena) Reserve(n int64) (*Region, <-chan struct{}, error) {
+	off, ok, freed := a.alloc(n)
+	if ok {
+		return &Region{off, a.mem[off : off+n : off+n], a}, nil, nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.used == 0 && a.freed == freed { // nothing will be freed
+		return nil, nil, fmt.Errorf("%w: %d bytes do not fit into an arena of %d", ErrArena, n, a.Size())
+	}
+	return nil, freed, nil
+}
+
+// Free ends the use of the region.
+func (r *Region) Free() { r.arena.release(r.Offset, int64(len(r.Bytes))) }
+
+// Room returns how many bytes Reserve can return at most.
+func (a *Arena) Room() int64 {
+	if a.file == nil {
+		return a.Size()
+	}
+	start, _ := Window(a.Size())
+	return start
+}
+
+func roundUp(n int64) int64 { return (n + pageBytes - 1) / pageBytes * pageBytes }

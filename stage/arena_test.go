@@ -1,0 +1,179 @@
+package stage
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"testing"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestArenaHandsOutFreeMemory allocates and frees at random: what is handed out never
+// overlaps, lies in the arena, and all of it can be used again.
+func TestArenaHandsOutFreeMemory(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const pages = 32
+		a, err := NewArena(pages * pageBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		var held []extent
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			if len(held) > 0 && rapid.Bool().Draw(t, "free") {
+				i := rapid.IntRange(0, len(held)-1).Draw(t, "which")
+				a.release(held[i].off, held[i].len)
+				held = append(held[:i], held[i+1:]...)
+				continue
+			}
+			n := rapid.Int64Range(1, 8*pageBytes).Draw(t, "bytes")
+			off, ok, freed := a.alloc(n)
+			if !ok {
+				if freed == nil {
+					t.Fatal("alloc without memory returned no channel")
+				}
+				continue
+			}
+			for _, h := range held {
+				if off < h.off+roundUp(h.len) && h.off < off+n {
+					t.Fatalf("%d bytes at %d overlap %+v", n, off, h)
+				}
+			}
+			if off < 0 || off+n > a.Size() {
+				t.Fatalf("%d bytes at %d of %d", n, off, a.Size())
+			}
+			held = append(held, extent{off, n})
+		}
+		var used int64
+		for _, h := range held {
+			used += roundUp(h.len)
+		}
+		if now, peak := a.Used(); now != used || peak < now || peak > a.Size() {
+			t.Fatalf("Used = %d, %d; %d bytes are in use", now, peak, used)
+		}
+		for _, h := range held {
+			a.release(h.off, h.len)
+		}
+		if off, ok, _ := a.alloc(a.Size()); !ok || off != 0 {
+			t.Fatalf("the whole arena is not free again: %+v", a.free)
+		}
+	})
+}
+
+func TestArenaTellsWhenMemoryIsFreed(t *testing.T) {
+	a, err := NewArena(4 * pageBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	off, _, _ := a.alloc(a.Size())
+	_, ok, freed := a.alloc(1)
+	if ok {
+		t.Fatal("alloc of a full arena succeeded")
+	}
+	select {
+	case <-freed:
+		t.Fatal("the channel is closed before memory was freed")
+	default:
+	}
+	a.release(off, a.Size())
+	<-freed
+}
+
+func TestArenaSizes(t *testing.T) {
+	for _, size := range []int64{-1, 0, pageBytes, minArena - 1} {
+		if _, err := NewArena(size); !errors.Is(err, ErrArena) {
+			t.Errorf("NewArena(%d) = %v; want ErrArena", size, err)
+		}
+	}
+	a, err := NewArena(minArena + pageBytes - 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Size() != minArena {
+		t.Errorf("Size = %d; want whole pages", a.Size())
+	}
+	for range 2 {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestWindow(t *testing.T) {
+	for _, size := range []int64{minArena, 64 << 10, 1 << 20, 100 << 20, 1 << 30, 1 << 40} {
+		start, block := Window(size)
+		if start <= 0 || start >= size || start%pageBytes != 0 || block <= 0 || block%pageBytes != 0 || start+block > size || (size-start)/block > 64 {
+			t.Errorf("Window(%d) = %d, %d", size, start, block)
+		}
+	}
+}
+
+func TestMapFileRefusesFilesThatCanShrink(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux shares arenas")
+	}
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := MapFile(f); !errors.Is(err, ErrArena) {
+		t.Errorf("MapFile of a plain file = %v; want ErrArena", err)
+	}
+	a, err := NewShared(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	mem, err := MapFile(a.File())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Unmap(mem)
+	a.mem[5] = 77
+	if mem[5] != 77 {
+		t.Error("the mappings do not share memory")
+	}
+	if err := a.File().Truncate(0); err == nil {
+		t.Error("the file of an arena can shrink")
+	}
+}
+
+func TestReserve(t *testing.T) {
+	for name, alloc := range map[string]func(int64) (*Arena, error){"private": NewArena, "shared": NewShared} {
+		a, err := alloc(16 * pageBytes)
+		if err != nil {
+			t.Skip(name, err)
+		}
+		defer a.Close()
+		if r, freed, err := a.Reserve(a.Room() + 1); r != nil || freed != nil || !errors.Is(err, ErrArena) {
+			t.Errorf("%s: Reserve of more than there is = %v, %v, %v; want ErrArena", name, r, freed, err)
+		}
+		r, _, err := a.Reserve(a.Room())
+		if err != nil || int64(len(r.Bytes)) != a.Room() {
+			t.Fatalf("%s: Reserve of everything = %v, %v", name, r, err)
+		}
+		none, freed, err := a.Reserve(1)
+		if none != nil || freed == nil || err != nil {
+			t.Fatalf("%s: Reserve of a full arena = %v, %v, %v; want a channel", name, none, freed, err)
+		}
+		r.Bytes[len(r.Bytes)-1] = 1
+		r.Free()
+		<-freed
+		if r, _, err = a.Reserve(1); err != nil || r.Offset != 0 {
+			t.Errorf("%s: Reserve of what was freed = %v, %v", name, r, err)
+		}
+		r.Free()
+		if now, peak := a.Used(); now != 0 || peak != a.Room() {
+			t.Errorf("%s: %d bytes are in use, %d at most", name, now, peak)
+		}
+	}
+}

@@ -1,0 +1,218 @@
+package stage
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// drawView returns a view of a part of mem.
+func drawView(t *rapid.T, mem []byte) *tensor.Tensor {
+	d := rapid.SampledFrom([]tensor.DType{tensor.Uint8, tensor.Int16, tensor.Float32}).Draw(t, "dtype")
+	size := int64(d.Size())
+	held := int64(len(mem)) / size
+	offset := rapid.Int64Range(0, held-1).Draw(t, "offset")
+	left := held - offset
+	rows := rapid.Int64Range(0, min(left, 20)).Draw(t, "rows")
+	stride := int64(1)
+	if rows > 1 {
+		stride = rapid.Int64Range(0, (left-1)/(rows-1)).Draw(t, "stride")
+	}
+	x, err := tensor.FromStrided(d, []int64{rows}, []int64{stride}, offset, mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// TestSnapshotHoldsWhatTheStateHeld stages views of shared and separate memory, changes
+// every byte of it, and reads the snapshot as a save does. In a small arena the reads
+// come from the memory of the caller, before it is changed.
+func TestSnapshotHoldsWhatTheStateHeld(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		mems := make([][]byte, rapid.IntRange(1, 3).Draw(t, "memories"))
+		for i := range mems {
+			mems[i] = rapid.SliceOfN(rapid.Byte(), 64, 64<<10).Draw(t, "memory")
+		}
+		state, want := plan.State{"value": "text"}, map[string][]byte{}
+		for i := range rapid.IntRange(0, 12).Draw(t, "tensors") {
+			x := drawView(t, mems[rapid.IntRange(0, len(mems)-1).Draw(t, "of")])
+			name := fmt.Sprint("t", i)
+			state[name], want[name] = x, x.Clone().Contents()
+		}
+		a, err := NewArena(rapid.Int64Range(minArena, 512<<10).Draw(t, "arena"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		s, err := New(new(plan.DefaultSave), plan.SaveSetup{State: state, Size: 1, Coordinator: true}, a, 7)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, _ := s.LocalPlan()
+		if p, err = s.FinishPlan(p); err != nil {
+			t.Fatal(err)
+		}
+		saved := make(chan error, 1)
+		ran := make(chan struct{})
+		save := func() {
+			defer close(ran)
+			saved <- readAll(s, p, want)
+		}
+		started := make(chan struct{})
+		all, err := s.Fill(context.Background(), rapid.Bool().Draw(t, "early"), func() { close(started) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-started
+		go save()
+		if !all {
+			if err := s.Rest(context.Background(), ran); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, m := range mems {
+			for i := range m {
+				m[i] ^= 0xff
+			}
+		}
+		if err := <-saved; err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		if now, peak := a.Used(); now != 0 || peak > a.Size() {
+			t.Fatalf("Used = %d, %d of %d", now, peak, a.Size())
+		}
+	})
+}
+
+// readAll reads every item as a save does and compares it.
+func readAll(s *Snapshot, p *plan.SavePlan, want map[string][]byte) error {
+	for i := range p.Items {
+		it := &p.Items[i]
+		d, err := s.Resolve(it)
+		if err != nil {
+			return err
+		}
+		if it.Kind == plan.KindBytes {
+			continue
+		}
+		got := d.Tensor.Clone().Contents()
+		if err := d.Release(); err != nil {
+			return err
+		}
+		if string(got) != string(want[it.FQN()]) {
+			return fmt.Errorf("%s is not what was staged", it.FQN())
+		}
+	}
+	return s.Verify()
+}
+
+// staged returns a snapshot of one tensor.
+func stagedSnapshot(t *testing.T, a *Arena, generation uint64) (*Snapshot, *plan.WriteItem) {
+	t.Helper()
+	x, err := tensor.New(tensor.Uint8, []int64{100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(new(plan.DefaultSave), plan.SaveSetup{State: plan.State{"w": x}, Size: 1, Coordinator: true}, a, generation)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := s.Fill(t.Context(), true, func() {}); !all || err != nil {
+		t.Fatalf("Fill = %v, %v", all, err)
+	}
+	p, _ := s.LocalPlan()
+	return s, &p.Items[0]
+}
+
+// TestOtherGenerationIsDetected overwrites the stamp of staged memory, as a later
+// snapshot in the same place does: reading fails, and so does the save.
+func TestOtherGenerationIsDetected(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		during bool
+	}{{"before the read", false}, {"during the read", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			a, err := NewArena(1 << 20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Close()
+			s, it := stagedSnapshot(t, a, 3)
+			if err := s.Verify(); err != nil {
+				t.Fatal(err)
+			}
+			overwrite := func() { binary.LittleEndian.PutUint64(a.mem, 4) }
+			if !c.during {
+				overwrite()
+			}
+			d, err := s.Resolve(it)
+			if c.during {
+				if err != nil {
+					t.Fatal(err)
+				}
+				overwrite()
+				err = d.Release()
+			}
+			if !errors.Is(err, ErrGeneration) {
+				t.Errorf("the read = %v; want ErrGeneration", err)
+			}
+			if err := s.Verify(); !errors.Is(err, ErrGeneration) {
+				t.Errorf("Verify = %v; want ErrGeneration", err)
+			}
+			s.Close()
+		})
+	}
+}
+
+// TestClosedSnapshotCannotBeRead frees a snapshot while a save could still use it.
+func TestClosedSnapshotCannotBeRead(t *testing.T) {
+	a, err := NewArena(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	s, it := stagedSnapshot(t, a, 1)
+	s.Close()
+	stagedSnapshot(t, a, 2)
+	if _, err := s.Resolve(it); !errors.Is(err, ErrClosed) {
+		t.Errorf("Resolve = %v; want ErrClosed", err)
+	}
+}
+
+// TestRestEndsWithContext cancels staging that waits for memory.
+func TestRestEndsWithContext(t *testing.T) {
+	a, err := NewArena(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	if _, ok, _ := a.alloc(a.Size()); !ok {
+		t.Fatal("no memory")
+	}
+	x, _ := tensor.New(tensor.Uint8, []int64{100})
+	s, err := New(new(plan.DefaultSave), plan.SaveSetup{State: plan.State{"w": x}, Size: 1, Coordinator: true}, a, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := s.Fill(t.Context(), true, func() {}); all || err != nil {
+		t.Fatalf("Fill = %v, %v; there is no memory", all, err)
+	}
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	if err := s.Rest(ctx, nil); !errors.Is(err, cause) {
+		t.Errorf("Rest = %v; want %v", err, cause)
+	}
+	if err := s.Verify(); !errors.Is(err, cause) {
+		t.Errorf("Verify = %v; want %v", err, cause)
+	}
+}
