@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/saver"
@@ -177,7 +178,8 @@ type Pending struct {
 
 	stageTime, stall time.Duration // before staged is closed
 
-	number uint64
+	number   uint64
+	recorder *protocol.Recorder
 }
 
 // Staged is closed once the state has been copied aside, so that the caller may change
@@ -249,21 +251,47 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 	s.call.Lock()
 	defer s.call.Unlock()
 	job := o.job(store)
+	job.Recorder = o.recorder(ctx, &job)
+	ctx = job.Recorder.Context(ctx)
+	p := &Pending{store: store, staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}), recorder: job.Recorder}
+	if err := s.begin(ctx, p, &job, state, o); err != nil {
+		job.Recorder.End(0, wrap("save", store, err))
+		return nil, err
+	}
+	if p.over() {
+		return p, nil
+	}
+	if !o.Overlap {
+		return p, s.fill(ctx, p, false, func() { s.enqueue(p, job) })
+	}
+	started := make(chan struct{})
+	go s.fill(ctx, p, true, func() {
+		s.enqueue(p, job)
+		close(started)
+	})
+	<-started // saves are in order
+	p.recorder.Unblock()
+	return p, nil
+}
+
+// begin makes the ranks agree on a save and prepares it. If it is skipped, it is over
+// when begin returns.
+func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
 	adm, err := group.AllReduce(ctx, job.Group, "admit", group.JSON[bool](), group.JSON[admission](),
 		func(context.Context) (bool, error) { return s.usable(job.Group) },
 		func(_ context.Context, usable []bool) (admission, error) { return s.admit(o, usable), nil })
 	if err != nil {
-		return nil, job.NumberRank(err)
+		return job.NumberRank(err)
 	}
 	if adm.Failed != "" {
-		return nil, s.returnFailure(adm.Failed)
+		return s.returnFailure(adm.Failed)
 	}
-	p := &Pending{store: store, staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{})}
 	if adm.Skip {
-		p.err = wrap("save", store, ErrSkipped)
+		p.err = wrap("save", p.store, ErrSkipped)
+		p.recorder.End(0, p.err, ErrSkipped)
 		close(p.staged)
 		close(p.done)
-		return p, nil
+		return nil
 	}
 	if adm.Drop != 0 {
 		s.drop(adm.Drop)
@@ -274,21 +302,9 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		err = s.regroup(ctx, job.Group)
 	}
 	if err == nil {
-		err = s.prepare(ctx, p, &job, state, o)
+		err = s.prepare(ctx, p, job, state, o)
 	}
-	if err != nil {
-		return nil, job.NumberRank(err)
-	}
-	if !o.Overlap {
-		return p, s.fill(ctx, p, func() { s.enqueue(p, job) })
-	}
-	started := make(chan struct{})
-	go s.fill(ctx, p, func() {
-		s.enqueue(p, job)
-		close(started)
-	})
-	<-started // saves are in order
-	return p, nil
+	return job.NumberRank(err)
 }
 
 // usable reports whether saves can use what this rank has of the saves before.
@@ -461,7 +477,12 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 		s.runner.Submit(s.ctx, p.number, job, over)
 		return
 	}
-	if err := s.process.Save(p.request, p.snapshot, job.Observer, over); err != nil {
+	observer := &Observer{Warned: p.recorder.Warn}
+	if job.Observer != nil {
+		observer.Planned, observer.Moved = job.Observer.Planned, job.Observer.Moved
+	}
+	p.request.Began = time.Now()
+	if err := s.process.Save(p.request, p.snapshot, observer, over); err != nil {
 		go over(nil, err)
 	}
 }
@@ -499,11 +520,16 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	p.snapshot.Close()
 	close(p.ran)
 	<-p.staged
+	var written int64
 	if err != nil {
 		err = wrap("save", p.store, err)
 	} else {
 		report.StageTime, report.StallTime = p.stageTime, p.stall
+		p.recorder.Import(report.Phases)
+		report.Phases = p.recorder.Phases()
+		written = report.LocalBytes
 	}
+	p.recorder.End(written, err, ErrReplaced)
 	s.mu.Lock()
 	p.report, p.err = report, err
 	if s.failed = err; errors.Is(err, ErrReplaced) {
@@ -517,9 +543,11 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 // everything is staged: it would slow the copy down.
 const fewProcessors = 4
 
-// fill stages the state. It calls start when the save may begin.
-func (s *Stager) fill(ctx context.Context, p *Pending, start func()) error {
+// fill stages the state. It calls start when the save may begin. overlap is
+// AsyncOptions.Overlap.
+func (s *Stager) fill(ctx context.Context, p *Pending, overlap bool, start func()) error {
 	begun := time.Now()
+	ctx, phase := p.recorder.Begin(ctx, meta.PhaseStage)
 	defer close(p.staged)
 	early := runtime.GOMAXPROCS(0) > fewProcessors
 	all, err := p.snapshot.Fill(ctx, early, start)
@@ -532,5 +560,9 @@ func (s *Stager) fill(ctx context.Context, p *Pending, start func()) error {
 		err = s.process.Flush(ctx)
 	}
 	p.stageTime = time.Since(begun)
+	phase.End(p.snapshot.Bytes(), err)
+	if !overlap {
+		p.recorder.Unblock()
+	}
 	return err
 }

@@ -3,6 +3,7 @@ package cairn
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -68,6 +69,9 @@ type LoadOptions struct {
 
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
+	// Logger receives a record for each phase of the load on this rank, with its bytes,
+	// seconds and rate, and one for the outcome. Nil: nothing is logged.
+	Logger *slog.Logger
 }
 
 // LoadReport describes a load that succeeded.
@@ -95,6 +99,18 @@ func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(c
 		o = *opts
 	}
 	job := o.job()
+	job.Recorder = protocol.NewRecorder(ctx, protocol.OpLoad, job.Group.Rank(), o.Logger, o.Observer)
+	r, err := o.load(job.Recorder.Context(ctx), store, &job, begin)
+	if err != nil {
+		err = wrap("load", store, err)
+		job.Recorder.End(0, err)
+		return nil, err
+	}
+	job.Recorder.End(r.Local.Needed, nil)
+	return r, nil
+}
+
+func (o *LoadOptions) load(ctx context.Context, store blob.Store, job *protocol.RankLoad, begin func(context.Context, *protocol.RankLoad) (State, error)) (*LoadReport, error) {
 	var state State
 	var stateful map[string]Stateful
 	err := group.Each(ctx, job.Group, "state", func(ctx context.Context) error {
@@ -102,22 +118,22 @@ func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(c
 		if job.Reader, err = o.reader(store, job.Group.Rank()); err != nil {
 			return err
 		}
-		if state, err = begin(ctx, &job); err != nil {
+		if state, err = begin(ctx, job); err != nil {
 			return err
 		}
 		job.State, stateful, err = expand(state)
 		return err
 	})
 	if err != nil {
-		return nil, wrap("load", store, err)
+		return nil, err
 	}
-	r, err := protocol.Load(ctx, job)
+	r, err := protocol.Load(ctx, *job)
 	if err != nil {
-		return nil, wrap("load", store, err)
+		return nil, err
 	}
 	err = group.Each(ctx, job.Group, "state", func(context.Context) error { return giveBack(state, job.State, stateful) })
 	if err != nil {
-		return nil, wrap("load", store, err)
+		return nil, err
 	}
 	return r, nil
 }

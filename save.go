@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -66,6 +67,9 @@ type SaveOptions struct {
 
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
+	// Logger receives a record for each phase of the save on this rank, with its bytes,
+	// seconds and rate, and one for the outcome. Nil: nothing is logged.
+	Logger *slog.Logger
 }
 
 // RankLocal describes a rank that saves without the other ranks, in a job without a
@@ -90,6 +94,12 @@ type RankLocal struct {
 // Observer receives the progress of one rank.
 type Observer = protocol.Observer
 
+// Outcome describes a save or load that is over on one rank. Observer.Ended receives it.
+type Outcome = protocol.Outcome
+
+// Phase is a part of the work of one rank in a save or load.
+type Phase = meta.Phase
+
 // SaveReport describes a save that succeeded.
 type SaveReport = protocol.SaveReport
 
@@ -107,6 +117,18 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		o = *opts
 	}
 	job := o.job(store)
+	job.Recorder = o.recorder(ctx, &job)
+	r, err := o.save(job.Recorder.Context(ctx), store, state, &job)
+	if err != nil {
+		err = wrap("save", store, err)
+		job.Recorder.End(0, err)
+		return nil, err
+	}
+	job.Recorder.End(r.LocalBytes, nil)
+	return r, nil
+}
+
+func (o *SaveOptions) save(ctx context.Context, store blob.Store, state State, job *protocol.RankSave) (*SaveReport, error) {
 	err := group.Each(ctx, job.Group, "state", func(context.Context) error {
 		var err error
 		if job.Writer, err = o.writer(store); err != nil {
@@ -116,16 +138,24 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		return err
 	})
 	if err != nil {
-		return nil, wrap("save", store, job.NumberRank(err))
+		return nil, job.NumberRank(err)
 	}
-	r, err := protocol.Save(ctx, job)
+	r, err := protocol.Save(ctx, *job)
 	if o.Group == nil && o.RankLocal == nil && lacksParts(err) {
 		err = fmt.Errorf("%w (this process saves alone: SaveOptions.Group is not set)", err)
 	}
-	if err != nil {
-		return nil, wrap("save", store, err)
+	return r, err
+}
+
+// recorder returns what records the phases of a save.
+func (o *SaveOptions) recorder(ctx context.Context, job *protocol.RankSave) *protocol.Recorder {
+	rank := job.Rank
+	if !job.RankLocal {
+		rank = job.Group.Rank()
 	}
-	return r, nil
+	r := protocol.NewRecorder(ctx, protocol.OpSave, rank, o.Logger, o.Observer)
+	r.Describe(&job.Storage)
+	return r
 }
 
 // lacksParts reports whether a save failed because its ranks do not hold all

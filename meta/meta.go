@@ -65,6 +65,9 @@ type Storage struct {
 	// Notes are sentences about what a reader could not check, such as whether
 	// files are missing. Nil: the reader could check everything.
 	Notes []string
+	// Timeline says how long each rank took for the phases of the save. Nil: unknown.
+	// Writers take it from storage.Session.
+	Timeline Timeline
 }
 
 // Entry is one name of a checkpoint. Exactly one of Tensor and Bytes is set.

@@ -29,8 +29,12 @@ type RankLoad struct {
 	BufferBytes int64
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
+	// Recorder notes the phases of this rank. Nil: Load makes one that reports to
+	// Observer.
+	Recorder *Recorder
 
 	rank, size int
+	planned    time.Time  // when this rank's own part of planning was over
 	bound      plan.State // the slots of State, which the planner received
 }
 
@@ -51,7 +55,7 @@ func (l *RankLoad) localPlan(ctx context.Context) (*plan.LoadPlan, error) {
 	}
 	err := l.Reader.SetUp(ctx, l.Metadata, storage.Session{
 		Rank: l.rank, Size: l.size, Coordinator: coordinator, Storage: l.Metadata.Storage,
-		Progress: l.Observer.Moved, Warn: l.Observer.Warned,
+		Progress: l.Observer.Moved, Warn: l.warn(),
 	})
 	if err != nil {
 		return nil, err
@@ -105,23 +109,39 @@ func (l *RankLoad) bytes(p *plan.LoadPlan) int64 {
 // state to fill, which may be empty. If the load fails, every rank returns the same
 // error, and the contents of the state are undefined.
 func Load(ctx context.Context, job RankLoad) (*LoadReport, error) {
-	start := time.Now()
 	l := &job
 	l.rank, l.size = l.Group.Rank(), l.Group.Size()
 	if l.Observer == nil {
 		l.Observer = new(Observer)
 	}
-	own, err := group.ReduceScatter(ctx, l.Group, "plan", loadCodec{}, loadCodec{}, l.propose, l.decide)
+	if l.Recorder != nil {
+		return l.run(ctx)
+	}
+	l.Recorder = NewRecorder(ctx, OpLoad, l.rank, nil, l.Observer)
+	out, err := l.run(ctx)
+	l.Recorder.End(out.localBytes(), err)
+	return out, err
+}
+
+func (l *RankLoad) run(ctx context.Context) (*LoadReport, error) {
+	start := time.Now()
+	inPlan, phase := l.Recorder.Begin(ctx, meta.PhasePlan)
+	own, err := group.ReduceScatter(inPlan, l.Group, "plan", loadCodec{}, loadCodec{}, l.propose, l.decide)
+	phase.EndAt(l.planned, 0, err)
 	if err != nil {
 		return nil, err
 	}
+	l.Recorder.Agreed()
 	planned := time.Now()
 	st := l.Metadata.Storage
+	l.Recorder.Describe(&st)
 	out := &LoadReport{SaveID: st.SaveID, Step: st.Step, PlanTime: planned.Sub(start)}
 	out.Total, err = group.AllReduce(ctx, group.StopEarly(l.Group), "read", group.JSON[storage.ReadStats](), group.JSON[storage.ReadStats](),
 		func(ctx context.Context) (storage.ReadStats, error) {
+			ctx, phase := l.Recorder.Begin(ctx, meta.PhaseRead)
 			var err error
 			out.Local, err = l.read(ctx, own)
+			phase.End(out.Local.Needed, err)
 			return out.Local, err
 		}, sumStats)
 	if err != nil {
@@ -132,8 +152,21 @@ func Load(ctx context.Context, job RankLoad) (*LoadReport, error) {
 	if m, ok := l.Planner.(interface{ Missing() []string }); ok {
 		out.Missing = m.Missing()
 	}
+	out.Phases = l.Recorder.Phases()
 	return out, nil
 }
+
+// warn returns the function that receives errors that do no harm. Nil: none does.
+func (l *RankLoad) warn() func(error) {
+	if l.Recorder != nil {
+		return l.Recorder.Warn
+	}
+	return l.Observer.Warned
+}
+
+// noPlanning notes that this rank does not plan any more. What follows is waiting for
+// other ranks.
+func (l *RankLoad) noPlanning() { l.planned = time.Now() }
 
 func sumStats(_ context.Context, all []storage.ReadStats) (storage.ReadStats, error) {
 	var sum storage.ReadStats
@@ -145,6 +178,7 @@ func sumStats(_ context.Context, all []storage.ReadStats) (storage.ReadStats, er
 
 // propose returns the message that this rank sends to the coordinator.
 func (l *RankLoad) propose(ctx context.Context) (loadMessage, error) {
+	defer l.noPlanning()
 	p, err := l.localPlan(ctx)
 	if err != nil {
 		return loadMessage{}, err
@@ -154,6 +188,7 @@ func (l *RankLoad) propose(ctx context.Context) (loadMessage, error) {
 
 // decide returns the message that the coordinator sends to each rank.
 func (l *RankLoad) decide(ctx context.Context, all []loadMessage) ([]loadMessage, error) {
+	defer l.noPlanning()
 	plans := make([]*plan.LoadPlan, len(all))
 	for r, m := range all {
 		if m.saveID != all[0].saveID {

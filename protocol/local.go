@@ -54,7 +54,7 @@ func (s *InProcessSave) Plan(ctx context.Context, states []plan.State) error {
 		j := s.rank(r)
 		j.State = state
 		var err error
-		if plans[r], err = j.localPlan(ctx, s.Journal, func() {}); err != nil {
+		if plans[r], err = j.localPlan(ctx, s.Journal, nil, func() {}); err != nil {
 			return err
 		}
 	}

@@ -33,6 +33,13 @@ type Observer struct {
 	Moved func(bytes int64)
 	// Warned receives errors that do not damage the checkpoint.
 	Warned func(err error)
+	// Phase receives each phase of this rank when it has succeeded: stage, plan, write
+	// and commit of a save, plan and read of a load. Its times count from the call of
+	// the save or load.
+	Phase func(p meta.Phase)
+	// Ended receives the outcome of a save or load when it is over, also of one that
+	// failed. No other function is called after it. The Outcome must not be changed.
+	Ended func(o *Outcome)
 }
 
 func (o *Observer) planned(n int64) {
@@ -58,6 +65,16 @@ type SaveReport struct {
 	// StallTime the part of it that was spent waiting for staging memory.
 	StageTime time.Duration `json:"stage_ns,omitempty"`
 	StallTime time.Duration `json:"stall_ns,omitempty"`
+	// Phases are those of this rank, in the order in which they ended. Their times
+	// count from the beginning of the first.
+	Phases []meta.Phase `json:"phases,omitempty"`
+}
+
+func (r *SaveReport) localBytes() int64 {
+	if r == nil {
+		return 0
+	}
+	return r.LocalBytes
 }
 
 // LoadReport describes a load that succeeded.
@@ -73,6 +90,15 @@ type LoadReport struct {
 	Missing  []string      `json:"missing,omitempty"`
 	PlanTime time.Duration `json:"plan_ns"`
 	ReadTime time.Duration `json:"read_ns"`
+	// Phases are those of this rank, as in SaveReport.
+	Phases []meta.Phase `json:"phases,omitempty"`
+}
+
+func (r *LoadReport) localBytes() int64 {
+	if r == nil {
+		return 0
+	}
+	return r.Local.Needed
 }
 
 // errNotCommitted reports that the commit certainly did not take place, so that

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -31,6 +32,9 @@ type RankSave struct {
 	Storage meta.Storage
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
+	// Recorder notes the phases of this rank. Nil: Save makes one that reports to
+	// Observer.
+	Recorder *Recorder
 	// Verify, if not nil, is called when this rank has written its data, and on the
 	// coordinator again before the commit. Its error fails the save.
 	Verify func() error
@@ -40,8 +44,9 @@ type RankSave struct {
 func (j *RankSave) coordinator() bool { return j.RankLocal || j.Rank == 0 }
 
 // localPlan sets the planner and the writer up and returns this rank's plan.
-// begun is called before the writer is set up.
-func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, begun func()) (*plan.SavePlan, error) {
+// begun is called before the writer is set up. journal and timeline are for the writer
+// and may be nil.
+func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, timeline func() meta.Timeline, begun func()) (*plan.SavePlan, error) {
 	err := j.Planner.SetUp(plan.SaveSetup{
 		State: j.State, Storage: j.Storage, Rank: j.Rank, Size: j.Size, Coordinator: j.coordinator(), RankLocal: j.RankLocal,
 	})
@@ -51,7 +56,7 @@ func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, begun
 	begun()
 	err = j.Writer.SetUp(ctx, storage.Session{
 		Rank: j.Rank, Size: j.Size, Coordinator: j.coordinator(), Storage: j.Storage,
-		Progress: j.Observer.Moved, Warn: j.Observer.Warned, Journal: journal,
+		Progress: j.Observer.Moved, Warn: j.warn(), Journal: journal, Timeline: timeline,
 	})
 	if err != nil {
 		return nil, err
@@ -61,6 +66,14 @@ func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, begun
 		return nil, err
 	}
 	return given("the writer's PrepareLocalPlan", func() (*plan.SavePlan, error) { return j.Writer.PrepareLocalPlan(ctx, p) })
+}
+
+// warn returns the function that receives errors that do no harm. Nil: none does.
+func (j *RankSave) warn() func(error) {
+	if j.Recorder != nil {
+		return j.Recorder.Warn
+	}
+	return j.Observer.Warned
 }
 
 // globalPlan makes the final plans and the metadata from the plans of all ranks.
@@ -124,6 +137,7 @@ type saveRun struct {
 	RankSave
 	begun   bool                    // Writer.SetUp was called
 	wrote   bool                    // the coordinator has this rank's results, or may have them
+	planned time.Time               // when this rank's own part of planning was over
 	md      *meta.Metadata          // on the coordinator
 	results []*storage.WriteResults // on the coordinator: of all ranks
 }
@@ -151,11 +165,21 @@ func Save(ctx context.Context, job RankSave) (*SaveReport, error) {
 	if s.Observer == nil {
 		s.Observer = new(Observer)
 	}
+	own := s.Recorder == nil
+	if own {
+		s.Recorder = NewRecorder(ctx, OpSave, s.Rank, nil, s.Observer)
+	}
 	out, err := s.run(ctx)
 	if err != nil {
-		return nil, s.giveUp(ctx, s.NumberRank(err))
+		err = s.giveUp(ctx, s.NumberRank(err))
+		out = nil
+	} else {
+		out.Phases = s.Recorder.Phases()
 	}
-	return out, nil
+	if own {
+		s.Recorder.End(out.localBytes(), err)
+	}
+	return out, err
 }
 
 func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
@@ -167,10 +191,14 @@ func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.plan(ctx)
+	s.Recorder.Describe(&s.Storage)
+	inPlan, phase := s.Recorder.Begin(ctx, meta.PhasePlan)
+	answer, err := s.plan(inPlan)
+	phase.EndAt(s.planned, 0, err)
 	if err != nil {
 		return nil, err
 	}
+	s.Recorder.Agreed()
 	planned := time.Now()
 	local, err := s.writeAll(ctx, answer)
 	if err != nil {
@@ -207,7 +235,8 @@ func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 // cachedLocal returns this rank's plan, or an unchanged plan as [plan.Cache.Local]
 // returns it.
 func (s *saveRun) cachedLocal(ctx context.Context) (*plan.SavePlan, error) {
-	p, err := s.localPlan(ctx, nil, func() { s.begun = true })
+	defer s.noPlanning()
+	p, err := s.localPlan(ctx, nil, s.timeline, func() { s.begun = true })
 	if err != nil {
 		return nil, err
 	}
@@ -216,6 +245,24 @@ func (s *saveRun) cachedLocal(ctx context.Context) (*plan.SavePlan, error) {
 		return p, nil
 	}
 	return s.Cache.Local(p, s.options())
+}
+
+// noPlanning notes that this rank does not plan any more. What follows is waiting for
+// other ranks.
+func (s *saveRun) noPlanning() { s.planned = time.Now() }
+
+// timeline returns the phases of all ranks up to now. The coordinator calls it during
+// the commit.
+func (s *saveRun) timeline() meta.Timeline {
+	out := make(meta.Timeline, len(s.results))
+	for rank, r := range s.results {
+		out[rank] = slices.Clone(r.Phases)
+	}
+	if s.Rank < len(out) {
+		out[s.Rank] = s.Recorder.sinceAgreed() // with the commit
+	}
+	shift(out)
+	return out
 }
 
 // options returns a string that identifies everything that the global plan depends
@@ -230,6 +277,7 @@ func (s *saveRun) options() string {
 
 // cachedGlobal makes the final plans, or returns those of the previous save.
 func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) ([]*plan.SavePlan, error) {
+	defer s.noPlanning()
 	if err := plan.CheckValues(sent); err != nil {
 		return nil, err
 	}
@@ -255,11 +303,17 @@ func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (int64, e
 	codec := kept(s.Group, storage.ResultCodec{}, func(*storage.WriteResults) error { return nil })
 	_, err := group.AllReduce(ctx, group.StopEarly(s.Group), "write", codec, group.Bytes{},
 		func(ctx context.Context) (*storage.WriteResults, error) {
+			ctx, phase := s.Recorder.Begin(ctx, meta.PhaseWrite)
 			r, err := s.write(ctx, answer)
-			if err == nil {
-				local, s.wrote = r.Bytes(), true
+			if err != nil {
+				phase.End(0, err)
+				return nil, err
 			}
-			return r, err
+			local, s.wrote = r.Bytes(), true
+			phase.End(local, nil)
+			sent := *r
+			sent.Phases = s.Recorder.sinceAgreed()
+			return &sent, nil
 		},
 		func(_ context.Context, all []*storage.WriteResults) ([]byte, error) {
 			s.results = all
@@ -291,8 +345,10 @@ func (s *saveRun) write(ctx context.Context, p *plan.SavePlan) (*storage.WriteRe
 // work: a rank that left without the outcome would not know whether its files are
 // part of a checkpoint.
 func (s *saveRun) commit(ctx context.Context) (totals, error) {
+	ctx, phase := s.Recorder.Begin(ctx, meta.PhaseCommit)
 	sum, err := group.Broadcast(context.WithoutCancel(ctx), s.Group, "commit", 0, group.JSON[totals](),
 		func(context.Context) (totals, error) { return s.commitAll(ctx) })
+	phase.End(0, err)
 	if err != nil && !errors.Is(err, errNotCommitted) && !errors.Is(err, storage.ErrUncertain) {
 		err = fmt.Errorf("%w: %w", storage.ErrUncertain, s.NumberRank(err))
 	}

@@ -230,6 +230,18 @@ type stagedBody struct {
 	// All says that nothing is left to be staged. A save without it is never
 	// published if the trainer ends.
 	All bool `json:"all"`
+	// StageNS is how long staging took, and StageBytes how much was staged. They come
+	// with All and are for the record of the save only. Zero: unknown.
+	StageNS    int64 `json:"stage_ns,omitempty"`
+	StageBytes int64 `json:"stage_bytes,omitempty"`
+}
+
+// phase returns the phase of staging, which ends at a time.
+func (b *stagedBody) phase(end time.Duration) (meta.Phase, error) {
+	if b.StageNS < 0 || b.StageNS > int64(meta.MaxPhaseTime) || b.StageBytes < 0 {
+		return meta.Phase{}, fmt.Errorf("%w: %d bytes were staged in %d ns", ErrMessage, b.StageBytes, b.StageNS)
+	}
+	return meta.Phase{Name: meta.PhaseStage, Start: end - time.Duration(b.StageNS), End: end, Bytes: b.StageBytes}, nil
 }
 
 // Unit is a set of items that were staged together. The eight bytes at Stamp hold the

@@ -541,7 +541,11 @@ func (p *Process) Save(r *Request, s *stage.Snapshot, observer *protocol.Observe
 	p.saves[s.Generation()] = &remoteSave{s, observer, over}
 	p.mu.Unlock()
 	s.Staged = func(u stage.Unit) { p.post(typeStaged, stagedBody{Generation: s.Generation(), Units: []Unit{Unit(u)}}) }
-	s.Complete = func() { p.post(typeStaged, stagedBody{Generation: s.Generation(), All: true}) }
+	s.Complete = func() {
+		p.post(typeStaged, stagedBody{
+			Generation: s.Generation(), All: true, StageNS: int64(time.Since(r.Began)), StageBytes: s.Bytes(),
+		})
+	}
 	s.Failed = func(err error) { p.post(typeAbandon, abandonBody{s.Generation(), newErrorValue(err)}) }
 	p.queueUp(message)
 	return nil
@@ -568,7 +572,11 @@ type Save struct {
 }
 
 // Request is the message that describes a save.
-type Request struct{ body saveBody }
+type Request struct {
+	// Began is when the trainer began to stage.
+	Began time.Time
+	body  saveBody
+}
 
 // NewRequest describes a save of a snapshot.
 func NewRequest(v Save, s *stage.Snapshot) *Request {
@@ -597,5 +605,5 @@ func NewRequest(v Save, s *stage.Snapshot) *Request {
 			b.Items[i].Alias = aliases[a]
 		}
 	}
-	return &Request{b}
+	return &Request{Began: time.Now(), body: b}
 }

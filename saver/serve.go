@@ -309,6 +309,7 @@ func (s *server) save(b *saveBody) error {
 	}
 	st.fetch, st.block = s.fetch, block
 	st.released = func(item int) { s.out.release(b.Generation, item) }
+	st.recorder = protocol.NewRecorder(s.ctx, protocol.OpSave, s.group.Rank(), nil, s.observer(b.Generation))
 	job, err := s.job(b, st)
 	over := func(r *protocol.SaveReport, err error) { s.over(b.Generation, r, err) }
 	if err != nil {
@@ -316,7 +317,7 @@ func (s *server) save(b *saveBody) error {
 		st.fail(err)
 		job = protocol.RankSave{Planner: broken{st, err}, Writer: nil}
 	}
-	job.Group = s.group
+	job.Group, job.Recorder = s.group, st.recorder
 	s.states[b.Generation] = st
 	s.runner.Submit(s.ctx, b.Generation, job, over)
 	return nil
@@ -392,6 +393,13 @@ func (s *server) staged(b *stagedBody) error {
 	s.mu.Unlock()
 	if st == nil {
 		return nil // the save has failed
+	}
+	if b.All && b.StageNS != 0 {
+		p, err := b.phase(st.recorder.Now())
+		if err != nil {
+			return err
+		}
+		st.recorder.Note(p) // before the save can be over
 	}
 	return st.stage(b)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/stage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -28,8 +29,9 @@ type state struct {
 	released         func(item int)
 	claims           *claims
 
-	broken context.Context // ends when err is set
-	stop   context.CancelCauseFunc
+	broken   context.Context // ends when err is set
+	stop     context.CancelCauseFunc
+	recorder *protocol.Recorder // of the save
 
 	mu    sync.Mutex
 	err   error         // why the state cannot be used any more

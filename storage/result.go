@@ -19,6 +19,10 @@ type WriteResults struct {
 	Items []WriteResult
 	// Files are the files that the rank wrote.
 	Files []File
+	// Phases are the phases of the rank so far. Their times count from the moment at
+	// which the ranks agreed on the plan, so they may be negative. The protocol sets
+	// them.
+	Phases []meta.Phase
 }
 
 // WriteResult is the place of the bytes of one item.
@@ -71,6 +75,13 @@ func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
 	w.Uvarint(uint64(len(r.Items)))
 	for i := range r.Items {
 		encodeResult(&w, &r.Items[i], number)
+	}
+	w.Uvarint(uint64(len(r.Phases)))
+	for _, p := range r.Phases {
+		w.String(p.Name)
+		w.Varint(int64(p.Start))
+		w.Varint(int64(p.End))
+		w.Varint(p.Bytes)
 	}
 	return w.B, nil
 }
@@ -125,6 +136,14 @@ func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
 	out.Items = make([]WriteResult, 0, n)
 	for range n {
 		out.Items = append(out.Items, decodeResult(r, out.Files))
+	}
+	if n := r.CountMax(meta.MaxPhases); n > 0 {
+		out.Phases = make([]meta.Phase, n)
+		for i := range out.Phases {
+			out.Phases[i] = meta.Phase{
+				Name: r.String(), Start: time.Duration(r.Varint()), End: time.Duration(r.Varint()), Bytes: r.Varint(),
+			}
+		}
 	}
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("write results: %w", err)

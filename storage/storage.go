@@ -28,6 +28,9 @@ type Session struct {
 	// Warn, if not nil, receives errors that do not make the save or load fail,
 	// such as the error of an old file that could not be removed.
 	Warn func(err error)
+	// Timeline, if not nil, returns the phases of all ranks up to now. The coordinator
+	// may call it in Finish, to keep them with the checkpoint.
+	Timeline func() meta.Timeline
 	// Journal, if not nil, records the finished files of a save that can be continued
 	// after an interruption. A writer calls Finished before it writes a file, and Note
 	// after.

@@ -116,6 +116,7 @@ func (c *checkpoint) Storage() meta.Storage {
 	return meta.Storage{
 		ID: c.store.String(), SaveID: r.SaveID, Step: r.Step, Time: r.Time, WorldSize: r.WorldSize,
 		Writer: r.Writer, Tags: r.Tags, Version: fmt.Sprintf("cairn %d", formatVersion),
+		Timeline: r.Timeline,
 	}
 }
 

@@ -43,7 +43,7 @@ func Sums(sizes []int64, elem int) int64 { return gridOf(sizes, int64(elem)).til
 // their content, with locations, and md.Storage the checkpoint. Commit writes the record
 // last and replaces the existing record, if there is one.
 func Commit(ctx context.Context, s blob.Store, md *meta.Metadata, files []storage.File) error {
-	index, rec, err := encode(md, files)
+	index, rec, err := encode(md, files, nil)
 	if err != nil {
 		return err
 	}
@@ -54,12 +54,18 @@ func Commit(ctx context.Context, s blob.Store, md *meta.Metadata, files []storag
 	return err
 }
 
-// encode returns the index and the record of a checkpoint with the given data files.
-func encode(md *meta.Metadata, files []storage.File) (index, rec publish.File, err error) {
+// encode returns the index and the record of a checkpoint with the given data files. It
+// calls timeline, which may be nil, when the index is made.
+func encode(md *meta.Metadata, files []storage.File, timeline func() meta.Timeline) (index, rec publish.File, err error) {
 	index.Name, rec.Name = indexFileName(md.Storage.SaveID), recordName
-	if index.Data, err = EncodeIndex(md.Entries); err == nil {
-		rec.Data, err = encodeRecord(recordOf(md, files, index.Data))
+	if index.Data, err = EncodeIndex(md.Entries); err != nil {
+		return index, rec, err
 	}
+	r := recordOf(md, files, index.Data)
+	if timeline != nil {
+		r.Timeline = timeline()
+	}
+	rec.Data, err = encodeRecord(r)
 	return index, rec, err
 }
 
@@ -68,7 +74,7 @@ func recordOf(md *meta.Metadata, files []storage.File, index []byte) *record {
 	s := md.Storage
 	rec := &record{
 		SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags,
-		PlannerData: md.PlannerData, Totals: totalsOf(md.Entries),
+		PlannerData: md.PlannerData, Totals: totalsOf(md.Entries), Timeline: s.Timeline,
 	}
 	rec.Files = append(rec.Files, storage.File{
 		Name: indexFileName(s.SaveID), Size: int64(len(index)), CRC32C: crc32c.Checksum(index),

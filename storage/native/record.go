@@ -37,6 +37,8 @@ type record struct {
 	// PlannerData is a JSON value in compact form, or nil.
 	PlannerData json.RawMessage
 	Totals      recordTotals
+	// Timeline has the phases of each rank. Nil: unknown.
+	Timeline meta.Timeline
 	// Files are the checkpoint's other files. The first is the index.
 	Files []storage.File
 
@@ -140,6 +142,11 @@ func readRecordFields(o *jsonFields) *record {
 	t := o.object("totals")
 	r.Totals = recordTotals{t.int("tensors", 0), t.int("values", 0), t.int("chunks", 0), t.int("bytes", 0)}
 	o.fail("totals", t.err)
+	if o.has("timeline") {
+		var err error
+		r.Timeline, err = readTimeline(o.raw("timeline"), r.WorldSize)
+		o.fail("timeline", err)
+	}
 	r.Files = readFiles(o)
 	return r
 }
@@ -243,6 +250,9 @@ func encodeRecord(r *record) ([]byte, error) {
 	}
 	t := r.Totals
 	w.member("totals", fmt.Sprintf(`{"tensors": %d, "values": %d, "chunks": %d, "bytes": %d}`, t.Tensors, t.Values, t.Chunks, t.Bytes))
+	if text := timelineText(r.Timeline, r.WorldSize); text != "" {
+		w.member("timeline", text)
+	}
 	files := make([]string, len(r.Files))
 	for i, f := range r.Files {
 		files[i] = fmt.Sprintf(`{"name": %s, "size": %d, "crc32c": "%s"}`, w.text(f.Name), f.Size, hexCRC(f.CRC32C))
@@ -253,6 +263,11 @@ func encodeRecord(r *record) ([]byte, error) {
 	}
 	value := []byte("{\n    " + strings.Join(w.members, ",\n    ") + "\n  }")
 	b := wrapRecord(hexCRC(crc32c.Checksum(value)), value)
+	if len(b) > maxRecordBytes && r.Timeline != nil {
+		less := *r
+		less.Timeline = nil // rather than fail
+		return encodeRecord(&less)
+	}
 	if _, err := decodeRecord(b); err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, err)
 	}

@@ -169,7 +169,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	for _, r := range results {
 		files = append(files, r.Files...)
 	}
-	index, rec, err := encode(&meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}, files)
+	index, rec, err := encode(&meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}, files, w.Session().Timeline)
 	if err != nil {
 		return err
 	}
