@@ -12,6 +12,8 @@ FUZZTIME ?= 10s
 FUZZ     ?= .
 # The packages whose tests know -update.
 GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
+# The modules in this repository beside the main one and the linters.
+MODULES = group/etcd metrics
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
@@ -29,8 +31,7 @@ test: ## vet, build and run all tests, with the race detector where there is a C
 	$(GO) vet ./...
 	$(GO) build -buildvcs=false ./...
 	$(GO) test $(RACE) -timeout $(TIMEOUT) ./...
-	$(GO) -C group/etcd vet $(RACE) ./...
-	$(GO) -C group/etcd test $(RACE) -timeout $(TIMEOUT) ./...
+	for m in $(MODULES); do $(GO) -C $$m vet $(RACE) ./... && $(GO) -C $$m test $(RACE) -timeout $(TIMEOUT) ./... || exit; done
 
 lint: fmt vet-others staticcheck mod ## check form: gofmt, vet for other systems, staticcheck, modules
 
@@ -47,13 +48,12 @@ vet-others:
 staticcheck:
 	$(GO) -C tools/lint build -o ../../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
 	$(BIN)/staticcheck ./...
-	cd group/etcd && $(abspath $(BIN))/staticcheck ./...
+	for m in $(MODULES); do (cd $$m && $(abspath $(BIN))/staticcheck ./...) || exit; done
 
 mod:
 	$(GO) mod verify
 	$(GO) mod tidy -diff
-	$(GO) -C group/etcd mod verify
-	$(GO) -C group/etcd mod tidy -diff
+	for m in $(MODULES); do $(GO) -C $$m mod verify && $(GO) -C $$m mod tidy -diff || exit; done
 
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; warn of slow ones
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'

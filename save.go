@@ -97,6 +97,12 @@ type Observer = protocol.Observer
 // Outcome describes a save or load that is over on one rank. Observer.Ended receives it.
 type Outcome = protocol.Outcome
 
+// The operations of an Outcome.
+const (
+	OpSave = protocol.OpSave
+	OpLoad = protocol.OpLoad
+)
+
 // Phase is a part of the work of one rank in a save or load.
 type Phase = meta.Phase
 
