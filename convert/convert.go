@@ -16,6 +16,7 @@ package convert
 
 import (
 	"errors"
+	"log/slog"
 	"runtime"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -95,6 +96,9 @@ type Options struct {
 	Progress func(bytes int64)
 	// Warn, if not nil, receives errors that do not end the conversion.
 	Warn func(err error)
+	// Logger receives a record for each phase of the conversion. Nil: nothing is
+	// logged.
+	Logger *slog.Logger
 }
 
 const (

@@ -123,9 +123,24 @@ func (r *run) begin(ctx context.Context) (*Report, error) {
 	return nil, nil
 }
 
-// convert saves.
+// convert saves, and records the phases.
 func (r *run) convert(ctx context.Context) (*Report, error) {
-	if err := r.plan(ctx); err != nil {
+	rec := protocol.NewRecorder(ctx, protocol.OpConvert, 0, r.job.opts.Logger, nil)
+	rec.Describe(&r.save.Storage)
+	_, size := r.job.Size()
+	rep, err := r.phases(rec.Context(ctx), rec, size)
+	if err != nil {
+		size = 0
+	}
+	rec.End(size, err)
+	return rep, err
+}
+
+func (r *run) phases(ctx context.Context, rec *protocol.Recorder, size int64) (*Report, error) {
+	in, phase := rec.Begin(ctx, meta.PhasePlan)
+	err := r.plan(in)
+	phase.End(0, err)
+	if err != nil {
 		return nil, err
 	}
 	if r.journal != nil {
@@ -133,15 +148,20 @@ func (r *run) convert(ctx context.Context) (*Report, error) {
 			return nil, err
 		}
 	}
-	if err := r.write(ctx); err != nil {
-		return nil, err
+	in, phase = rec.Begin(ctx, meta.PhaseWrite)
+	if err = r.write(in); err == nil {
+		err = r.job.unchanged(ctx)
 	}
-	if err := r.job.unchanged(ctx); err != nil {
+	phase.End(size, err)
+	if err != nil {
 		return nil, err
 	}
 	rep := r.report()
 	r.job = nil // its memory is needed for the metadata
-	if err := r.finish(ctx); err != nil {
+	in, phase = rec.Begin(ctx, meta.PhaseCommit)
+	err = r.finish(in)
+	phase.End(0, err)
+	if err != nil {
 		return nil, err
 	}
 	if r.journal == nil {

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -32,6 +33,8 @@ type AsyncOptions struct {
 	Process bool
 	Program []string
 	Log     Log
+	// Logger, if not nil, receives the phases of saves and loads.
+	Logger *slog.Logger
 }
 
 // AsyncResult compares the time that a background save stops training with a plain copy
@@ -194,7 +197,7 @@ func (b *asyncBench) ranks(ctx context.Context, fn func(context.Context, group.G
 }
 
 func (b *asyncBench) save(ctx context.Context, g group.Group) error {
-	_, err := cairn.Save(ctx, b.store, b.states[g.Rank()].State, &cairn.SaveOptions{Group: g})
+	_, err := cairn.Save(ctx, b.store, b.states[g.Rank()].State, &cairn.SaveOptions{Logger: b.o.Logger, Group: g})
 	return err
 }
 
@@ -207,7 +210,7 @@ func (b *asyncBench) background(ctx context.Context, bytes int64) (stall, durabl
 	err = b.ranks(ctx, func(ctx context.Context, g group.Group) (err error) {
 		r := g.Rank()
 		pending[r], err = cairn.SaveAsync(ctx, b.store, b.states[r].State, &cairn.AsyncOptions{
-			SaveOptions: cairn.SaveOptions{Group: g}, Stager: b.stagers[r],
+			SaveOptions: cairn.SaveOptions{Logger: b.o.Logger, Group: g}, Stager: b.stagers[r],
 		})
 		stalls[r] = time.Since(start)
 		return err

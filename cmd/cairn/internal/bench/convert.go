@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -39,6 +40,8 @@ type ConvertOptions struct {
 	// alternate. The best of each counts. Zero: 3.
 	Repeat int
 	Log    Log
+	// Logger, if not nil, receives the phases of saves and loads.
+	Logger *slog.Logger
 }
 
 // ConvertResult compares a conversion with a plain copy of the same files. Rates
@@ -139,7 +142,7 @@ func (b *convertBench) makeSource(ctx context.Context) (int64, error) {
 		if err != nil {
 			return err
 		}
-		_, err = cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Format: f, BufferBytes: 64 << 20})
+		_, err = cairn.Save(ctx, store, state, &cairn.SaveOptions{Logger: b.o.Logger, Group: g, Format: f, BufferBytes: 64 << 20})
 		return err
 	})
 	return total, err
@@ -240,7 +243,7 @@ func (b *convertBench) convert(ctx context.Context) error {
 	}
 	defer c.Close()
 	job, err := convert.Plan(ctx, c, &convert.Options{
-		Memory: b.o.Memory, Merge: formats.WholeTensors(b.o.To), Inline: formats.Inline(b.o.To),
+		Memory: b.o.Memory, Merge: formats.WholeTensors(b.o.To), Inline: formats.Inline(b.o.To), Logger: b.o.Logger,
 	})
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -27,6 +28,8 @@ type IOOptions struct {
 	// default of a load.
 	Parallel int
 	Log      Log
+	// Logger, if not nil, receives the phases of saves and loads.
+	Logger *slog.Logger
 }
 
 // IOResult compares saves and loads with plain writes and reads of the same
@@ -126,12 +129,12 @@ func (b *ioBench) measure(best *float64, s *file.Store, prepare func(context.Con
 }
 
 func (b *ioBench) save(ctx context.Context, g group.Group) error {
-	_, err := cairn.Save(ctx, b.store, b.source[g.Rank()].State, &cairn.SaveOptions{Group: g})
+	_, err := cairn.Save(ctx, b.store, b.source[g.Rank()].State, &cairn.SaveOptions{Logger: b.o.Logger, Group: g})
 	return err
 }
 
 func (b *ioBench) load(ctx context.Context, g group.Group) error {
-	_, err := cairn.Load(ctx, b.store, b.target[g.Rank()].State, &cairn.LoadOptions{Group: g, Parallel: b.o.Parallel})
+	_, err := cairn.Load(ctx, b.store, b.target[g.Rank()].State, &cairn.LoadOptions{Logger: b.o.Logger, Group: g, Parallel: b.o.Parallel})
 	return err
 }
 

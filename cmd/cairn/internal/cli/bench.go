@@ -104,7 +104,7 @@ func addFolderFlag(cmd *cobra.Command, dir *string) {
 func newBenchIOCmd() *cobra.Command {
 	o := bench.IOOptions{Bytes: 4 << 30, Ranks: 1, Repeat: 3}
 	cmd := benchCommand("io", lowest{"ranks": 1, "repeat": 1, "size": 1 << 20}, func(ctx context.Context, out *output) (*bench.IOResult, error) {
-		o.Log = benchLog(out)
+		o.Log, o.Logger = benchLog(out), out.logger()
 		return bench.IO(ctx, o)
 	}, printIOBench)
 	addFolderFlag(cmd, &o.Dir)
@@ -139,7 +139,7 @@ func newBenchAsyncCmd() *cobra.Command {
 		if o.Program, err = ownCommand(); err != nil {
 			return nil, err
 		}
-		o.Log = benchLog(out)
+		o.Log, o.Logger = benchLog(out), out.logger()
 		return bench.Async(ctx, o)
 	}, printAsyncBench)
 	addFolderFlag(cmd, &o.Dir)
@@ -205,7 +205,7 @@ func newBenchConvertCmd() *cobra.Command {
 	o := bench.ConvertOptions{From: formats.TorchDCP, To: formats.HF, Bytes: 4 << 30, Ranks: 4, Repeat: 3, Memory: 512 << 20}
 	low := lowest{"ranks": 1, "repeat": 1, "size": 1 << 20}
 	cmd := benchCommand("convert", low, func(ctx context.Context, out *output) (*bench.ConvertResult, error) {
-		o.Log = benchLog(out)
+		o.Log, o.Logger = benchLog(out), out.logger()
 		return bench.Convert(ctx, o)
 	}, printConvertBench)
 	addFolderFlag(cmd, &o.Dir)

@@ -231,6 +231,7 @@ func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert
 		return nil, err
 	}
 	out := outputOf(cmd)
+	o.Logger = out.logger()
 	o.Warn = func(err error) { out.warn("%s: %s", cmd.CommandPath(), clean(oneLine(err.Error()))) }
 	return o, nil
 }

@@ -52,7 +52,7 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	o := outputOf(cmd)
 	w := &demoWatcher{o: o, dir: f.dir}
 	rep, err := f.play(cmd.Context(), demo.Config{
-		Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w,
+		Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w, Logger: o.logger(),
 	})
 	w.bar.done()
 	if !f.keep && rep != nil {

@@ -52,8 +52,8 @@ var exits = []exit{
 		errs: []error{cairn.ErrIncomplete}, hint: "'cairn repair' rebuilds the record if all data files of a save are there",
 	},
 	{
-		code: 3, name: "not-found", meaning: "There is no checkpoint at PATH, or it has no such name or save.",
-		errs: []error{cairn.ErrNotFound, cairn.ErrMissing, errNoSave, convert.ErrEmpty, fs.ErrNotExist, syscall.ENOTDIR},
+		code: 3, name: "not-found", meaning: "There is no checkpoint at PATH, or it has no such name, save or timeline.",
+		errs: []error{cairn.ErrNotFound, cairn.ErrMissing, errNoSave, inspect.ErrNoTimeline, convert.ErrEmpty, fs.ErrNotExist, syscall.ENOTDIR},
 	},
 	{
 		code: 7, name: "mismatch", meaning: "Things that should be equal or fit together do not.",

@@ -38,8 +38,10 @@ type branch struct {
 }
 
 type inspectFlags struct {
-	depth depthFlag
-	files bool
+	depth    depthFlag
+	files    bool
+	timeline bool
+	trace    string // a file
 }
 
 func newInspectCmd() *cobra.Command {
@@ -47,6 +49,12 @@ func newInspectCmd() *cobra.Command {
 	cmd := newCommand("inspect", wantArgs(1, 2), completeNames(1), func(cmd *cobra.Command, args []string) error {
 		if f.files && len(args) == 2 {
 			return usagef(cmd, "--files is about a whole checkpoint, not about one name")
+		}
+		if f.timeline || cmd.Flags().Changed("trace") {
+			if err := f.checkTimeline(cmd, args); err != nil {
+				return err
+			}
+			return inspectTimeline(cmd, args[0], f)
 		}
 		return withPart(cmd.Context(), args[0], func(c *cairn.Checkpoint, md *meta.Metadata) error {
 			if len(args) == 2 {
@@ -75,7 +83,23 @@ func newInspectCmd() *cobra.Command {
 	})
 	cmd.Flags().VarP(&f.depth, "depth", "d", "show the tree of names this many levels deep, or 'all' of it")
 	cmd.Flags().BoolVar(&f.files, "files", false, "show all files, however many there are")
+	cmd.Flags().BoolVar(&f.timeline, "timeline", false, "show how long each rank took for each phase of the save")
+	cmd.Flags().StringVar(&f.trace, "trace", "", "write the timeline to `FILE`, as trace events for Perfetto")
+	_ = cmd.MarkFlagFilename("trace", "json") // fails for unknown flags only
 	return cmd
+}
+
+// checkTimeline refuses flags and arguments that --timeline and --trace do not go with.
+func (f *inspectFlags) checkTimeline(cmd *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 2:
+		return usagef(cmd, "--timeline and --trace are about a whole checkpoint, not about one name")
+	case f.files || cmd.Flags().Changed("depth"):
+		return usagef(cmd, "--timeline and --trace show neither files nor names: leave --files and --depth out")
+	case cmd.Flags().Changed("trace") && f.trace == "":
+		return usagef(cmd, "--trace is empty")
+	}
+	return nil
 }
 
 func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, path, name string, f inspectFlags) error {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"os"
 	"strconv"
@@ -25,6 +26,7 @@ type output struct {
 	out, err io.Writer
 	json     bool
 	quiet    bool
+	verbose  bool
 	// color is set if stdout shows colours, errColor if stderr does.
 	color, errColor bool
 	// bars is set if progress bars may be drawn on stderr.
@@ -39,6 +41,7 @@ type output struct {
 func addOutputFlags(f *pflag.FlagSet) {
 	f.Bool("json", false, "print the result as JSON")
 	f.BoolP("quiet", "q", false, "print results only: no progress, no remarks (see 'cairn help output')")
+	f.BoolP("verbose", "v", false, "print what each phase of a save, load or conversion took to stderr")
 	f.Bool("wide", false, "print each row of a table on one line, whatever the width of the terminal")
 	f.Bool("no-color", false, "print without colours (so does a NO_COLOR in the environment)")
 }
@@ -49,14 +52,22 @@ func outputOf(cmd *cobra.Command) *output {
 		v, err := cmd.Flags().GetBool(name)
 		return err == nil && v
 	}
-	o := &output{out: cmd.OutOrStdout(), err: cmd.ErrOrStderr(), json: flag("json"), quiet: flag("quiet"), wide: flag("wide")}
+	o := &output{out: cmd.OutOrStdout(), err: cmd.ErrOrStderr(), json: flag("json"), quiet: flag("quiet"), verbose: flag("verbose"), wide: flag("wide")}
 	plain := flag("no-color") || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb"
 	o.color, o.errColor = !plain && isTerminal(o.out), !plain && isTerminal(o.err)
-	o.bars = !o.json && !o.quiet && isTerminal(o.err) && os.Getenv("TERM") != "dumb"
+	o.bars = !o.json && !o.quiet && !o.verbose && isTerminal(o.err) && os.Getenv("TERM") != "dumb"
 	if !o.wide {
 		o.width = terminalWidth(o.out)
 	}
 	return o
+}
+
+// logger returns a logger to stderr if --verbose is set, and otherwise nil.
+func (o *output) logger() *slog.Logger {
+	if !o.verbose {
+		return nil
+	}
+	return slog.New(slog.NewTextHandler(o.err, nil))
 }
 
 func (o *output) encode(w io.Writer, v any) error {

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -43,6 +44,8 @@ type Config struct {
 	Env []string
 	// Watch, if not nil, receives the progress of the demo.
 	Watch Watcher
+	// Logger, if not nil, receives the phases of saves and loads in this process.
+	Logger *slog.Logger
 }
 
 // Watcher receives the progress of the demo: phases, which move bytes, and steps,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"math"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ type model struct {
 	width       int64
 	mesh        []int // of the ranks that save
 	ranks, load int
+	logger      *slog.Logger // of saves and loads; nil: none
 }
 
 // newModel returns the model whose weights and Adam moments take about the given

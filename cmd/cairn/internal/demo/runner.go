@@ -40,6 +40,7 @@ type runner struct {
 
 func newRunner(c Config) *runner {
 	m := newModel(c.Bytes, c.Ranks, c.LoadRanks)
+	m.logger = c.Logger
 	p := &runner{Config: c, model: m, rep: &Report{Path: c.Store.String(), Crash: []Crash{}, Kills: []Kill{}}}
 	p.loader = p.loadInProcess
 	p.saver = func(ctx context.Context, step int64) (*Save, error) { return p.saveInProcess(ctx, p.Store, step) }
@@ -96,6 +97,7 @@ func (m model) saveRank(ctx context.Context, g group.Group, s blob.Store, step i
 		// at once.
 		SweepAfter: time.Nanosecond,
 		Observer:   &cairn.Observer{Moved: moved},
+		Logger:     m.logger,
 	})
 	if err != nil {
 		return nil, err
@@ -123,7 +125,7 @@ func (m model) loadRank(ctx context.Context, g group.Group, s blob.Store, step i
 	}
 	start := time.Now()
 	rep, err := cairn.Load(ctx, s, state, &cairn.LoadOptions{
-		Group: g, RejectUnexpected: true, Observer: &cairn.Observer{Moved: moved},
+		Group: g, RejectUnexpected: true, Observer: &cairn.Observer{Moved: moved}, Logger: m.logger,
 	})
 	if err != nil {
 		return nil, err
