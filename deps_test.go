@@ -104,6 +104,8 @@ var libraries = map[string]string{
 	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c saver stage",
 	"golang.org/x/term":                "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",
+	"go.opentelemetry.io/otel":         "protocol",
+	"go.opentelemetry.io/otel/trace":   "protocol",
 	"github.com/spf13/cobra":           "cmd/cairn/internal/cli",
 	"github.com/spf13/pflag":           "cmd/cairn/internal/cli",
 	"github.com/vbauerster/mpb/v8":     "cmd/cairn/internal/cli",
@@ -121,7 +123,7 @@ const testSupport = "blob/blobtest group/grouptest storage/storagetest"
 // anywhere are the libraries that weigh little; a package that imports any
 // other is a leaf, which only these may import.
 const (
-	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress"
+	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress go.opentelemetry.io/otel go.opentelemetry.io/otel/trace"
 	tops     = "cmd/cairn/internal/cli cmd/cairn"
 )
 

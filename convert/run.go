@@ -125,7 +125,7 @@ func (r *run) begin(ctx context.Context) (*Report, error) {
 
 // convert saves, and records the phases.
 func (r *run) convert(ctx context.Context) (*Report, error) {
-	rec := protocol.NewRecorder(ctx, protocol.OpConvert, 0, r.job.opts.Logger, nil)
+	rec := protocol.NewRecorder(ctx, protocol.OpConvert, -1, r.job.opts.Logger, nil)
 	rec.Describe(&r.save.Storage)
 	_, size := r.job.Size()
 	rep, err := r.phases(rec.Context(ctx), rec, size)

@@ -25,7 +25,7 @@ const (
 // Outcome describes a save or load that is over on one rank.
 type Outcome struct {
 	Op     string // OpSave or OpLoad
-	Rank   int
+	Rank   int    // negative: all ranks
 	SaveID string // empty: unknown
 	Step   *int64 // nil: unknown
 	// Time is from the call until the save or load was over. Blocked is the part
@@ -62,7 +62,8 @@ type Recorder struct {
 // tracerName is the name of the instrumentation in spans.
 const tracerName = "github.com/cairn-ckpt/cairn"
 
-// NewRecorder begins to record an operation of one rank. logger and observer may be nil.
+// NewRecorder begins to record an operation of one rank, or, if rank is negative, of all
+// ranks together. logger and observer may be nil.
 // ctx is that of the caller.
 func NewRecorder(ctx context.Context, op string, rank int, logger *slog.Logger, observer *Observer) *Recorder {
 	if observer == nil {
@@ -72,7 +73,7 @@ func NewRecorder(ctx context.Context, op string, rank int, logger *slog.Logger, 
 	// The provider of the caller's span needs no global state, and without such a span
 	// spans cost nothing.
 	r.tracer = trace.SpanFromContext(ctx).TracerProvider().Tracer(tracerName)
-	_, r.span = r.tracer.Start(ctx, "cairn."+op, trace.WithTimestamp(r.start), trace.WithAttributes(attribute.Int("cairn.rank", rank)))
+	_, r.span = r.tracer.Start(ctx, "cairn."+op, trace.WithTimestamp(r.start), trace.WithAttributes(r.attributes()...))
 	return r
 }
 
@@ -88,7 +89,10 @@ func (r *Recorder) Describe(s *meta.Storage) {
 
 // attributes describe the save or load in spans.
 func (r *Recorder) attributes() []attribute.KeyValue {
-	out := []attribute.KeyValue{attribute.Int("cairn.rank", r.out.Rank)}
+	var out []attribute.KeyValue
+	if r.out.Rank >= 0 {
+		out = append(out, attribute.Int("cairn.rank", r.out.Rank))
+	}
 	if r.out.SaveID != "" {
 		out = append(out, attribute.String("cairn.save_id", r.out.SaveID))
 	}
@@ -351,7 +355,10 @@ func (r *Recorder) logAttrs() []slog.Attr {
 	if r.logger == nil {
 		return nil
 	}
-	attrs := []slog.Attr{slog.Int("rank", r.out.Rank)}
+	var attrs []slog.Attr
+	if r.out.Rank >= 0 {
+		attrs = append(attrs, slog.Int("rank", r.out.Rank))
+	}
 	if r.out.SaveID != "" {
 		attrs = append(attrs, slog.String("save_id", r.out.SaveID))
 	}
@@ -365,7 +372,7 @@ func (r *Recorder) logAttrs() []slog.Attr {
 func rateAttrs(d time.Duration, bytes int64) []slog.Attr {
 	attrs := []slog.Attr{slog.Int64("bytes", bytes), slog.Float64("seconds", d.Seconds())}
 	if d > 0 && bytes > 0 {
-		attrs = append(attrs, slog.Float64("bytes_per_second", float64(bytes)/d.Seconds()))
+		attrs = append(attrs, slog.Int64("bytes_per_second", int64(float64(bytes)/d.Seconds())))
 	}
 	return attrs
 }

@@ -228,7 +228,11 @@ func (o *jsonFields) time(name string) time.Time {
 // encodeRecord returns the bytes of the commit record: JSON, indented, a line
 // for each file. The same record always gives the same bytes. It refuses what
 // decodeRecord would refuse, with an error that wraps meta.ErrInvalid.
-func encodeRecord(r *record) ([]byte, error) {
+func encodeRecord(r *record) ([]byte, error) { return encodeWithin(r, maxRecordBytes) }
+
+// encodeWithin is encodeRecord. If the record would have more than limit bytes, it leaves
+// the timeline out.
+func encodeWithin(r *record, limit int) ([]byte, error) {
 	if err := r.checkText(); err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, err)
 	}
@@ -263,10 +267,10 @@ func encodeRecord(r *record) ([]byte, error) {
 	}
 	value := []byte("{\n    " + strings.Join(w.members, ",\n    ") + "\n  }")
 	b := wrapRecord(hexCRC(crc32c.Checksum(value)), value)
-	if len(b) > maxRecordBytes && r.Timeline != nil {
+	if len(b) > limit && r.Timeline != nil {
 		less := *r
-		less.Timeline = nil // rather than fail
-		return encodeRecord(&less)
+		less.Timeline = nil
+		return encodeWithin(&less, limit)
 	}
 	if _, err := decodeRecord(b); err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, err)

@@ -40,7 +40,7 @@ func smallRecord() *record {
 }
 
 func TestRecordReadsAsWritten(t *testing.T) {
-	for name, want := range map[string]*record{"full": sampleRecord(), "small": smallRecord()} {
+	for name, want := range map[string]*record{"full": sampleRecord(), "small": smallRecord(), "timeline": recordWithTimeline()} {
 		t.Run(name, func(t *testing.T) {
 			b, err := encodeRecord(want)
 			if err != nil {
@@ -259,6 +259,15 @@ func FuzzDecodeRecord(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b)
+	if b, err = encodeRecord(recordWithTimeline()); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	for _, tc := range hostileTimelines {
+		if len(tc.text) < 2000 {
+			f.Add(sealRecord(recordWith("", "", `"timeline": `+tc.text)))
+		}
+	}
 	for _, tc := range hostileRecords {
 		if len(tc.file) < 2000 {
 			f.Add(tc.file)
