@@ -8,11 +8,12 @@ import (
 
 // The phases of saves and loads.
 const (
-	PhaseStage  = "stage"  // a background save copies the state aside
-	PhasePlan   = "plan"   // the rank makes its plan, and rank 0 that of all ranks
-	PhaseWrite  = "write"  // the rank writes its data files
-	PhaseCommit = "commit" // rank 0 publishes the checkpoint
-	PhaseRead   = "read"   // the rank reads what it needs
+	PhaseStage      = "stage"       // a background save copies the state aside
+	PhasePlan       = "plan"        // the rank plans its part
+	PhaseGlobalPlan = "global-plan" // rank 0 makes the plans of all ranks from their parts
+	PhaseWrite      = "write"       // the rank writes its data files
+	PhaseCommit     = "commit"      // rank 0 publishes the checkpoint
+	PhaseRead       = "read"        // the rank reads what it needs
 )
 
 // Phase is a part of the work of one rank in a save or load. What the rank spends

@@ -138,6 +138,7 @@ func TestMetricsCountSavesAndLoads(t *testing.T) {
 		"cairn_load_seconds": 1, "cairn_load_bytes_total": 4000, "cairn_load_failures_total": 1,
 		"cairn_stage_used_bytes": 0, "cairn_stage_ceiling_bytes": 1 << 20,
 		"cairn_phase_seconds save stage": 1, "cairn_phase_seconds save plan": got["cairn_phase_seconds save plan"],
+		"cairn_phase_seconds save global-plan": got["cairn_phase_seconds save global-plan"], "cairn_phase_seconds load global-plan": 1,
 		"cairn_phase_seconds save write": 2, "cairn_phase_seconds save commit": 2,
 		"cairn_phase_seconds load plan": 1, "cairn_phase_seconds load read": 1,
 	}

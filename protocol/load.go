@@ -34,7 +34,6 @@ type RankLoad struct {
 	Recorder *Recorder
 
 	rank, size int
-	planned    time.Time  // when this rank's own part of planning was over
 	bound      plan.State // the slots of State, which the planner received
 }
 
@@ -125,9 +124,7 @@ func Load(ctx context.Context, job RankLoad) (*LoadReport, error) {
 
 func (l *RankLoad) run(ctx context.Context) (*LoadReport, error) {
 	start := time.Now()
-	inPlan, phase := l.Recorder.Begin(ctx, meta.PhasePlan)
-	own, err := group.ReduceScatter(inPlan, l.Group, "plan", loadCodec{}, loadCodec{}, l.propose, l.decide)
-	phase.EndAt(l.planned, 0, err)
+	own, err := group.ReduceScatter(ctx, l.Group, "plan", loadCodec{}, loadCodec{}, l.propose, l.decide)
 	if err != nil {
 		return nil, err
 	}
@@ -164,10 +161,6 @@ func (l *RankLoad) warn() func(error) {
 	return l.Observer.Warned
 }
 
-// noPlanning notes that this rank does not plan any more. What follows is waiting for
-// other ranks.
-func (l *RankLoad) noPlanning() { l.planned = time.Now() }
-
 func sumStats(_ context.Context, all []storage.ReadStats) (storage.ReadStats, error) {
 	var sum storage.ReadStats
 	for _, s := range all {
@@ -177,8 +170,9 @@ func sumStats(_ context.Context, all []storage.ReadStats) (storage.ReadStats, er
 }
 
 // propose returns the message that this rank sends to the coordinator.
-func (l *RankLoad) propose(ctx context.Context) (loadMessage, error) {
-	defer l.noPlanning()
+func (l *RankLoad) propose(ctx context.Context) (_ loadMessage, err error) {
+	ctx, phase := l.Recorder.Begin(ctx, meta.PhasePlan)
+	defer func() { phase.End(0, err) }()
 	p, err := l.localPlan(ctx)
 	if err != nil {
 		return loadMessage{}, err
@@ -187,8 +181,9 @@ func (l *RankLoad) propose(ctx context.Context) (loadMessage, error) {
 }
 
 // decide returns the message that the coordinator sends to each rank.
-func (l *RankLoad) decide(ctx context.Context, all []loadMessage) ([]loadMessage, error) {
-	defer l.noPlanning()
+func (l *RankLoad) decide(ctx context.Context, all []loadMessage) (_ []loadMessage, err error) {
+	ctx, phase := l.Recorder.Begin(ctx, meta.PhaseGlobalPlan)
+	defer func() { phase.End(0, err) }()
 	plans := make([]*plan.LoadPlan, len(all))
 	for r, m := range all {
 		if m.saveID != all[0].saveID {
@@ -196,7 +191,7 @@ func (l *RankLoad) decide(ctx context.Context, all []loadMessage) ([]loadMessage
 		}
 		plans[r] = m.plan
 	}
-	plans, err := l.globalPlan(ctx, plans)
+	plans, err = l.globalPlan(ctx, plans)
 	if err != nil {
 		return nil, err
 	}

@@ -33,9 +33,8 @@ type Observer struct {
 	Moved func(bytes int64)
 	// Warned receives errors that do not damage the checkpoint.
 	Warned func(err error)
-	// Phase receives each phase of this rank when it has succeeded: stage, plan, write
-	// and commit of a save, plan and read of a load. Its times count from the call of
-	// the save or load.
+	// Phase receives each phase of this rank when it has succeeded: the constants of
+	// package meta name them. Its times count from the call of the save or load.
 	Phase func(p meta.Phase)
 	// Ended receives the outcome of a save or load when it is over, also of one that
 	// failed. No other function is called after it. The Outcome must not be changed.

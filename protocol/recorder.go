@@ -55,7 +55,7 @@ type Recorder struct {
 	open    []*OpenPhase
 	agreed  time.Duration // when the ranks agreed on the plan
 	unblock time.Duration // when the caller could go on; zero: not yet
-	failed  string        // the phase that failed first
+	failed  string        // the phase that failed last
 	ended   bool
 }
 
@@ -133,15 +133,10 @@ func (r *Recorder) startSpan(ctx context.Context, name string, at time.Time) (co
 	return ctx, span
 }
 
-// End ends the phase, after bytes were moved. err is nil if it succeeded.
-func (p *OpenPhase) End(bytes int64, err error) { p.EndAt(time.Now(), bytes, err) }
-
-// EndAt is End for a phase that was over at a moment in the past.
-func (p *OpenPhase) EndAt(at time.Time, bytes int64, err error) {
-	r := p.r
-	if at.Before(r.start) {
-		at = time.Now() // the phase failed before it could say when
-	}
+// End ends the phase, after bytes were moved. err is nil if it succeeded. Only the first
+// call has an effect.
+func (p *OpenPhase) End(bytes int64, err error) {
+	r, at := p.r, time.Now()
 	r.mu.Lock()
 	i := slices.Index(r.open, p)
 	if i < 0 {
@@ -149,8 +144,8 @@ func (p *OpenPhase) EndAt(at time.Time, bytes int64, err error) {
 		return // it has ended before
 	}
 	r.open = slices.Delete(r.open, i, i+1)
-	p.phase.End, p.phase.Bytes = max(p.phase.Start, at.Sub(r.start)), bytes
-	if err != nil && r.failed == "" {
+	p.phase.End, p.phase.Bytes = at.Sub(r.start), bytes
+	if err != nil {
 		r.failed = p.phase.Name
 	}
 	r.mu.Unlock()
@@ -243,7 +238,7 @@ func (r *Recorder) sinceAgreed() []meta.Phase {
 	for _, p := range r.open {
 		if len(out) < meta.MaxPhases {
 			q := p.phase
-			q.End = max(q.Start, time.Since(r.start))
+			q.End = time.Since(r.start)
 			out = append(out, q)
 		}
 	}

@@ -137,7 +137,6 @@ type saveRun struct {
 	RankSave
 	begun   bool                    // Writer.SetUp was called
 	wrote   bool                    // the coordinator has this rank's results, or may have them
-	planned time.Time               // when this rank's own part of planning was over
 	md      *meta.Metadata          // on the coordinator
 	results []*storage.WriteResults // on the coordinator: of all ranks
 }
@@ -192,9 +191,7 @@ func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
 		return nil, err
 	}
 	s.Recorder.Describe(&s.Storage)
-	inPlan, phase := s.Recorder.Begin(ctx, meta.PhasePlan)
-	answer, err := s.plan(inPlan)
-	phase.EndAt(s.planned, 0, err)
+	answer, err := s.plan(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -234,8 +231,9 @@ func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 
 // cachedLocal returns this rank's plan, or an unchanged plan as [plan.Cache.Local]
 // returns it.
-func (s *saveRun) cachedLocal(ctx context.Context) (*plan.SavePlan, error) {
-	defer s.noPlanning()
+func (s *saveRun) cachedLocal(ctx context.Context) (_ *plan.SavePlan, err error) {
+	ctx, phase := s.Recorder.Begin(ctx, meta.PhasePlan)
+	defer func() { phase.End(0, err) }()
 	p, err := s.localPlan(ctx, nil, s.timeline, func() { s.begun = true })
 	if err != nil {
 		return nil, err
@@ -246,10 +244,6 @@ func (s *saveRun) cachedLocal(ctx context.Context) (*plan.SavePlan, error) {
 	}
 	return s.Cache.Local(p, s.options())
 }
-
-// noPlanning notes that this rank does not plan any more. What follows is waiting for
-// other ranks.
-func (s *saveRun) noPlanning() { s.planned = time.Now() }
 
 // timeline returns the phases of all ranks up to now. The coordinator calls it during
 // the commit.
@@ -276,8 +270,9 @@ func (s *saveRun) options() string {
 }
 
 // cachedGlobal makes the final plans, or returns those of the previous save.
-func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) ([]*plan.SavePlan, error) {
-	defer s.noPlanning()
+func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) (_ []*plan.SavePlan, err error) {
+	ctx, phase := s.Recorder.Begin(ctx, meta.PhaseGlobalPlan)
+	defer func() { phase.End(0, err) }()
 	if err := plan.CheckValues(sent); err != nil {
 		return nil, err
 	}

@@ -309,7 +309,7 @@ func (s *server) save(b *saveBody) error {
 	}
 	st.fetch, st.block = s.fetch, block
 	st.released = func(item int) { s.out.release(b.Generation, item) }
-	st.recorder = protocol.NewRecorder(s.ctx, protocol.OpSave, s.group.Rank(), nil, s.observer(b.Generation))
+	st.recorder = protocol.NewRecorder(s.ctx, protocol.OpSave, s.group.Rank(), nil, s.observer(subject{Generation: b.Generation}))
 	job, err := s.job(b, st)
 	over := func(r *protocol.SaveReport, err error) { s.over(b.Generation, r, err) }
 	if err != nil {

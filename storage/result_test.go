@@ -26,7 +26,8 @@ var some = &storage.WriteResults{
 		{Index: meta.Index{FQN: "nothing"}, Inline: []byte{}},
 		{Index: meta.Index{FQN: "zip", Offset: []int64{0}, Hint: -1}, Loc: meta.Location{File: "f1", Length: -1, Detail: &meta.Detail{Key: "k", Transforms: []string{"zstd", ""}}}},
 	},
-	Files: []storage.File{{Name: "f0", Size: 1 << 40, CRC32C: 0xdeadbeef}, {Name: "f1"}},
+	Files:  []storage.File{{Name: "f0", Size: 1 << 40, CRC32C: 0xdeadbeef}, {Name: "f1"}},
+	Phases: []meta.Phase{{Name: "plan", Start: -2, End: -1}, {Name: "write", Start: 0, End: 1 << 60, Bytes: 1 << 40}},
 }
 
 func TestResultsRoundTrip(t *testing.T) {

@@ -198,7 +198,7 @@ func phaseColor(phase string) string {
 	switch phase {
 	case meta.PhaseStage:
 		return "7;36"
-	case meta.PhasePlan:
+	case meta.PhasePlan, meta.PhaseGlobalPlan:
 		return "7;33"
 	case meta.PhaseWrite:
 		return "7;32"
