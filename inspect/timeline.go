@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/meta"
 )
@@ -43,7 +44,8 @@ type PhaseTotals struct {
 // RankTimeline has the phases of one rank.
 type RankTimeline struct {
 	Rank int `json:"rank"`
-	// Busy is how long its phases took together, without the commit.
+	// Busy is how long its phases took together, without those in which rank 0 works
+	// for all ranks.
 	Busy float64 `json:"busy_seconds"`
 	// Slow is set if the rank was busy much longer than the median rank, so that the
 	// others had to wait for it.
@@ -57,6 +59,8 @@ type RankPhase struct {
 	Start float64 `json:"start_seconds"`
 	End   float64 `json:"end_seconds"`
 	Bytes int64   `json:"bytes"`
+
+	took time.Duration
 }
 
 // NewTimeline describes the timeline of a checkpoint. The error wraps ErrNoTimeline if the
@@ -69,13 +73,15 @@ func NewTimeline(s meta.Storage) (*Timeline, error) {
 	for rank, phases := range s.Timeline {
 		r := &out.Ranks[rank]
 		r.Rank, r.Phases = rank, make([]RankPhase, len(phases))
+		var busy time.Duration
 		for i, p := range phases {
-			r.Phases[i] = RankPhase{Name: p.Name, Start: p.Start.Seconds(), End: p.End.Seconds(), Bytes: p.Bytes}
+			r.Phases[i] = RankPhase{Name: p.Name, Start: p.Start.Seconds(), End: p.End.Seconds(), Bytes: p.Bytes, took: p.End - p.Start}
 			out.Seconds = max(out.Seconds, p.End.Seconds())
-			if p.Name != meta.PhaseCommit {
-				r.Busy += (p.End - p.Start).Seconds()
+			if p.Name != meta.PhaseCommit && p.Name != meta.PhaseGlobalPlan {
+				busy += p.End - p.Start
 			}
 		}
+		r.Busy = busy.Seconds()
 		slices.SortStableFunc(r.Phases, func(a, b RankPhase) int { return cmp.Compare(a.Start, b.Start) })
 	}
 	out.sum()
@@ -88,15 +94,16 @@ func (t *Timeline) sum() {
 	seconds := map[string][]float64{}
 	first := map[string]float64{} // when a phase begins
 	totals := map[string]*PhaseTotals{}
+	names := []string{}
 	for _, r := range t.Ranks {
 		for _, p := range r.Phases {
 			x := totals[p.Name]
 			if x == nil {
 				x = &PhaseTotals{Name: p.Name, SlowestRank: r.Rank}
-				totals[p.Name], first[p.Name] = x, p.Start
+				totals[p.Name], first[p.Name], names = x, p.Start, append(names, p.Name)
 			}
 			first[p.Name] = min(first[p.Name], p.Start)
-			took := p.End - p.Start
+			took := p.took.Seconds()
 			seconds[p.Name] = append(seconds[p.Name], took)
 			if took > x.Slowest {
 				x.Slowest, x.SlowestRank = took, r.Rank
@@ -105,15 +112,14 @@ func (t *Timeline) sum() {
 			x.Bytes += p.Bytes
 		}
 	}
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(first[a], first[b]) })
 	t.Phases = []PhaseTotals{}
-	for name, x := range totals {
+	for _, name := range names {
+		x := totals[name]
 		slices.Sort(seconds[name])
 		x.Median = seconds[name][len(seconds[name])/2]
 		t.Phases = append(t.Phases, *x)
 	}
-	slices.SortFunc(t.Phases, func(a, b PhaseTotals) int {
-		return cmp.Or(cmp.Compare(first[a.Name], first[b.Name]), cmp.Compare(a.Name, b.Name))
-	})
 }
 
 // A rank is slow if it is busy this many times as long as the median rank, and if the

@@ -61,6 +61,7 @@ func TestScripts(t *testing.T) {
 			"newer":      makeNewer,
 			"fields":     checkFields,
 			"mask":       maskLayout,
+			"timeline":   makeTimeline,
 		},
 	})
 }
@@ -217,6 +218,33 @@ func makeNewer(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	crc := crc32.Checksum([]byte(record), crc32.MakeTable(crc32.Castagnoli))
 	ts.Check(os.WriteFile(name, fmt.Appendf(nil, `{"crc32c": "%08x", "record": %s}`, crc, record), 0o644))
+}
+
+// makeTimeline makes a checkpoint without contents whose save had a number of ranks, of
+// which one was slow: timeline DIR RANKS.
+func makeTimeline(ts *testscript.TestScript, _ bool, args []string) {
+	ranks, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+	tl := make(meta.Timeline, ranks)
+	for r := range tl {
+		begin, write := 10*(r%3), 2000+10*(r%7)
+		if r == ranks*2/3 {
+			write = 5000
+		}
+		tl[r] = append(tl[r], meta.Phase{Name: meta.PhaseStage, End: ms(700 + begin), Bytes: 2 << 30})
+		tl[r] = append(tl[r], meta.Phase{Name: meta.PhasePlan, Start: ms(begin), End: ms(begin + 300)})
+		if r == 0 {
+			tl[r] = append(tl[r], meta.Phase{Name: meta.PhaseGlobalPlan, Start: ms(350), End: ms(500)})
+		}
+		tl[r] = append(tl[r], meta.Phase{Name: meta.PhaseWrite, Start: ms(600), End: ms(600 + write), Bytes: 2 << 30})
+	}
+	tl[0] = append(tl[0], meta.Phase{Name: meta.PhaseCommit, Start: ms(5650), End: ms(6000)})
+	s, err := file.Open(ts.MkAbs(args[0]), &file.Options{NoSync: true})
+	ts.Check(err)
+	ts.Check(native.Commit(context.Background(), s, &meta.Metadata{Storage: meta.Storage{
+		SaveID: "20261115t101500-00c0ffee", Step: new(int64(7)), WorldSize: ranks, Timeline: tl,
+	}}, nil))
 }
 
 // masks remove from an output what depends on the layout of the format.

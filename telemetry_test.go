@@ -1,0 +1,265 @@
+package cairn_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/shard"
+)
+
+// watcher collects what saves and loads report.
+type watcher struct {
+	mu     sync.Mutex
+	log    bytes.Buffer
+	to     *slog.Logger
+	phases map[string]bool // by rank
+	ended  []*cairn.Outcome
+}
+
+// logger returns the logger of all ranks, which writes one record at a time.
+func (w *watcher) logger() *slog.Logger {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.to == nil {
+		w.to = slog.New(slog.NewJSONHandler(&w.log, nil))
+	}
+	return w.to
+}
+
+func (w *watcher) observer(rank int) *cairn.Observer {
+	return &cairn.Observer{
+		Phase: func(p cairn.Phase) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.phases == nil {
+				w.phases = map[string]bool{}
+			}
+			w.phases[fmt.Sprintf("%d %s", rank, p.Name)] = true
+		},
+		Ended: func(o *cairn.Outcome) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.ended = append(w.ended, o)
+		},
+	}
+}
+
+// messages returns the log records as "rank message", sorted. It checks that each record
+// of a phase has bytes and seconds, and that each that moved bytes has a rate.
+func (w *watcher) messages(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for line := range strings.Lines(w.log.String()) {
+		m := map[string]any{}
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, fmt.Sprintf("%v %v", m["rank"], m["msg"]))
+		if m["error"] != nil {
+			continue
+		}
+		bytes, hasBytes := m["bytes"].(float64)
+		seconds, hasSeconds := m["seconds"].(float64)
+		if _, hasRate := m["bytes_per_second"]; !hasBytes || !hasSeconds || hasRate != (bytes > 0 && seconds > 0) {
+			t.Errorf("the record lacks bytes, seconds or the rate: %s", line)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// saveRows saves a matrix from several ranks.
+func saveRows(ctx context.Context, g group.Group, save func(state cairn.State, o cairn.SaveOptions) error) error {
+	w, err := shard.Zeros[float32](shard.Rows(g.Size()), []int64{64, 8}, g.Rank())
+	if err != nil {
+		return err
+	}
+	step := int64(7)
+	return save(cairn.State{"w": w}, cairn.SaveOptions{Group: g, Step: &step})
+}
+
+// phaseNames returns the names of the phases of each rank of a checkpoint, sorted, and
+// checks their times.
+func phaseNames(t *testing.T, store blob.Store) [][]string {
+	t.Helper()
+	c, err := cairn.Open(t.Context(), store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var out [][]string
+	for rank, phases := range c.Info().Timeline {
+		var names []string
+		for _, p := range phases {
+			names = append(names, p.Name)
+			if moves := p.Name == "write" || p.Name == "stage"; p.Start < 0 || p.End < p.Start || (p.Bytes > 0) != moves {
+				t.Errorf("rank %d: %+v", rank, p)
+			}
+		}
+		slices.Sort(names)
+		out = append(out, names)
+	}
+	return out
+}
+
+func TestSaveAndLoadReportPhases(t *testing.T) {
+	const ranks = 2
+	var w watcher
+	store := new(mem.Store)
+	eachRank(t, ranks, func(ctx context.Context, g group.Group) error {
+		return saveRows(ctx, g, func(state cairn.State, o cairn.SaveOptions) error {
+			o.Observer, o.Logger = w.observer(g.Rank()), w.logger()
+			if _, err := cairn.Save(ctx, store, state, &o); err != nil {
+				return err
+			}
+			_, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: g, Observer: o.Observer, Logger: o.Logger})
+			return err
+		})
+	})
+	want := []string{
+		"0 load: done", "0 load: global-plan", "0 load: plan", "0 load: read",
+		"0 save: commit", "0 save: done", "0 save: global-plan", "0 save: plan", "0 save: write",
+		"1 load: done", "1 load: plan", "1 load: read",
+		"1 save: commit", "1 save: done", "1 save: plan", "1 save: write",
+	}
+	if d := cmp.Diff(want, w.messages(t)); d != "" {
+		t.Errorf("log records (-want +got):\n%s", d)
+	}
+	wantPhases := []string{
+		"0 commit", "0 global-plan", "0 plan", "0 read", "0 write", "1 commit", "1 plan", "1 read", "1 write",
+	}
+	if d := cmp.Diff(wantPhases, slices.Sorted(maps.Keys(w.phases))); d != "" {
+		t.Errorf("Observer.Phase (-want +got):\n%s", d)
+	}
+	if len(w.ended) != 2*ranks {
+		t.Fatalf("Observer.Ended was called %d times; want %d", len(w.ended), 2*ranks)
+	}
+	for _, o := range w.ended {
+		if o.Err != nil || o.Bytes == 0 || o.Time <= 0 || o.Blocked != o.Time || *o.Step != 7 || o.SaveID == "" {
+			t.Errorf("the outcome is %+v", o)
+		}
+	}
+	if d := cmp.Diff([][]string{{"commit", "global-plan", "plan", "write"}, {"plan", "write"}}, phaseNames(t, store)); d != "" {
+		t.Errorf("the timeline (-want +got):\n%s", d)
+	}
+}
+
+func TestBackgroundSavesReportPhases(t *testing.T) {
+	const ranks = 2
+	for mode, options := range modes {
+		for _, overlap := range []bool{false, true} {
+			t.Run(fmt.Sprint(mode, overlap), func(t *testing.T) {
+				var w watcher
+				store := tempStore(t)
+				eachRank(t, ranks, func(ctx context.Context, g group.Group) error {
+					s, err := cairn.NewStager(options(1 << 20))
+					if err != nil {
+						return err
+					}
+					defer s.Close(ctx)
+					return saveRows(ctx, g, func(state cairn.State, o cairn.SaveOptions) error {
+						o.Observer, o.Logger = w.observer(g.Rank()), w.logger()
+						p, err := cairn.SaveAsync(ctx, store, state, &cairn.AsyncOptions{SaveOptions: o, Stager: s, Overlap: overlap})
+						if err != nil {
+							return err
+						}
+						r, err := p.Wait(ctx)
+						if err != nil {
+							return err
+						}
+						if len(r.Phases) != 4+1-g.Rank() {
+							return fmt.Errorf("the report has the phases %v", r.Phases)
+						}
+						return nil
+					})
+				})
+				want := []string{
+					"0 save: commit", "0 save: done", "0 save: global-plan", "0 save: plan", "0 save: stage", "0 save: write",
+					"1 save: commit", "1 save: done", "1 save: plan", "1 save: stage", "1 save: write",
+				}
+				if d := cmp.Diff(want, w.messages(t)); d != "" {
+					t.Errorf("log records (-want +got):\n%s", d)
+				}
+				for _, o := range w.ended {
+					if o.Err != nil || o.Bytes == 0 || o.Blocked <= 0 || o.Blocked > o.Time || *o.Step != 7 {
+						t.Errorf("the outcome is %+v", o)
+					}
+				}
+				if len(w.ended) != ranks {
+					t.Errorf("Observer.Ended was called %d times; want %d", len(w.ended), ranks)
+				}
+				names := [][]string{{"commit", "global-plan", "plan", "stage", "write"}, {"plan", "stage", "write"}}
+				if d := cmp.Diff(names, phaseNames(t, store)); d != "" {
+					t.Errorf("the timeline (-want +got):\n%s", d)
+				}
+			})
+		}
+	}
+}
+
+// A save that fails in the background is in the log, and the observer receives it.
+func TestFailedBackgroundSaveIsReported(t *testing.T) {
+	for mode, options := range modes {
+		t.Run(mode, func(t *testing.T) {
+			var w watcher
+			store := tempStore(t)
+			s := stager(t, options(1<<20))
+			save := func(failIfExists bool) error {
+				p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"w": numbered(t, 100, 1)}, &cairn.AsyncOptions{
+					Stager: s, SaveOptions: cairn.SaveOptions{FailIfExists: failIfExists, Observer: w.observer(0), Logger: w.logger()},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = p.Wait(t.Context())
+				return err
+			}
+			if err := save(false); err != nil {
+				t.Fatal(err)
+			}
+			w.log.Reset()
+			if err := save(true); !errors.Is(err, cairn.ErrExists) {
+				t.Fatalf("Wait = %v; want ErrExists", err)
+			}
+			if d := cmp.Diff([]string{"0 save: failed", "0 save: stage"}, w.messages(t)); d != "" {
+				t.Errorf("log records (-want +got):\n%s", d)
+			}
+			if log := w.log.String(); !strings.Contains(log, `"level":"ERROR"`) || !strings.Contains(log, cairn.ErrExists.Error()) {
+				t.Errorf("the log has no error that says %q: %s", cairn.ErrExists, log)
+			}
+			if len(w.ended) != 2 || !errors.Is(w.ended[1].Err, cairn.ErrExists) {
+				t.Errorf("the outcomes are %v; want ErrExists last", w.ended)
+			}
+		})
+	}
+}
+
+// Options that are refused end a save too.
+func TestRefusedSavesAreReported(t *testing.T) {
+	var w watcher
+	s := stager(t, &cairn.StagerOptions{Ceiling: 1 << 20})
+	o := cairn.SaveOptions{BufferBytes: -1, Observer: w.observer(0)}
+	_, err := cairn.Save(t.Context(), new(mem.Store), cairn.State{"a": 1}, &o)
+	_, asyncErr := cairn.SaveAsync(t.Context(), new(mem.Store), cairn.State{"a": 1}, &cairn.AsyncOptions{SaveOptions: o, Stager: s})
+	_, loadErr := cairn.Load(t.Context(), new(mem.Store), cairn.State{"a": 1}, &cairn.LoadOptions{BufferBytes: -1, Observer: o.Observer})
+	for i, err := range []error{err, asyncErr, loadErr} {
+		if !errors.Is(err, cairn.ErrOptions) || len(w.ended) <= i || w.ended[i].Err.Error() != err.Error() {
+			t.Errorf("error %d is %v; the outcomes are %+v", i, err, w.ended)
+		}
+	}
+}
