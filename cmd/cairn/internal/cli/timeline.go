@@ -54,7 +54,7 @@ func inspectTimeline(cmd *cobra.Command, path string, f inspectFlags) error {
 const (
 	// chartWidth is the width of a chart that does not go to a terminal, and leastBar
 	// the smallest width of its bars.
-	chartWidth, leastBar = 100, 20
+	chartWidth, leastBar = 100, 10
 	// mostBars is the most ranks that a chart shows.
 	mostBars = 24
 	// slowMark stands behind slow ranks.
