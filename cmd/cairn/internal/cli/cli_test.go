@@ -22,6 +22,14 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
+// TestMain lets this test binary be the program that the demo starts.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && (os.Args[1] == "demo-rank" || os.Args[1] == "saver") {
+		os.Exit(Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
 func TestExitCodes(t *testing.T) {
 	for err, want := range map[error]int{
 		errors.New("x"):         1,

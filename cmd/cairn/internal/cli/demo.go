@@ -69,12 +69,15 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 }
 
 func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, error) {
-	if f.procs == 0 {
-		return demo.Run(ctx, c)
-	}
 	var err error
 	if c.Command, err = ownCommand("demo-rank", f.dir); err != nil {
 		return nil, err
+	}
+	if c.Saver, err = ownCommand("saver"); err != nil {
+		return nil, err
+	}
+	if f.procs == 0 {
+		return demo.Run(ctx, c)
 	}
 	c.Ranks = f.procs
 	return demo.RunProcs(ctx, c)
@@ -200,6 +203,8 @@ func (w *demoWatcher) End(step string, r *demo.Report) {
 		w.line("crash", "%-33s %s", c.At+":", foundWhole(c.Survivor))
 	case "kill":
 		w.killed(&r.Kills[len(r.Kills)-1])
+	case "background":
+		w.savedInBackground(r.Background)
 	case "overwrite":
 		if r.Procs {
 			w.line("meet", "%s once more, under the same name and at the same place", ranksOf(r, r.Overwrite.Ranks))
@@ -229,6 +234,18 @@ func (w *demoWatcher) killed(k *demo.Kill) {
 	for _, e := range k.Errors {
 		printStory(w.o, "%13s%s\n", "", clean(e))
 	}
+}
+
+// savedInBackground prints how long training stood still and the checkpoint that the
+// savers completed.
+func (w *demoWatcher) savedInBackground(b *demo.Background) {
+	if b.LeftOut != "" {
+		printStory(w.o, "- %-10s left out: %s\n", "background", clean(b.LeftOut))
+		return
+	}
+	w.line("background", "%s with saver processes: %s during a save", plural(b.Ranks, "trainer"), plural(b.Trained, "training step"))
+	w.line("kill", "all trainers, step %d staged: new checkpoint whole, every byte, no process left", b.Step)
+	printStory(w.o, "%13straining stood still for %s, the save took %s\n", "", formatSeconds(b.Stall), formatSeconds(b.Seconds))
 }
 
 func foundWhole(survivor string) string {

@@ -1,6 +1,7 @@
 // Package demo runs a small training job that shows cairn's guarantees: it saves
 // a sharded state, loads it into another number of ranks and another sharding,
-// compares it byte by byte, and crashes saves. Ranks are goroutines or processes.
+// compares it byte by byte, crashes saves, and kills trainers while their states are
+// saved in the background. Ranks are goroutines or processes.
 // It prints nothing and needs only a store and, for processes, a program that
 // calls RunRank; the command line prints its Report.
 package demo
@@ -40,6 +41,10 @@ type Config struct {
 	// Command is a program with arguments that calls RunRank on the same store,
 	// with a task as its last argument. RunProcs needs it.
 	Command []string
+	// Saver is a program with arguments that is a saver process, as in
+	// [saver.Options]. If Command or Saver is nil, Run does not save in the
+	// background.
+	Saver []string
 	// Env is added to the environment of the processes.
 	Env []string
 	// Watch, if not nil, receives the progress of the demo.
@@ -57,7 +62,7 @@ type Watcher interface {
 	// Moved counts bytes. It must be safe for concurrent use.
 	Moved(bytes int64)
 	// End reports that a step has succeeded: "save", "verify", "load", "crash",
-	// "kill" or "overwrite". Its part of the report is set; that of the state is
+	// "kill", "background" or "overwrite". Its part of the report is set; that of the state is
 	// set with the save.
 	End(step string, r *Report)
 }
@@ -95,7 +100,9 @@ func (c Config) check() error {
 // error wraps ErrTaken. It leaves a checkpoint there. The error wraps ErrWrong if
 // a result is not as guaranteed.
 func Run(ctx context.Context, c Config) (*Report, error) {
-	return runStages(ctx, c, func(p *runner) []stage { return []stage{p.save, p.verify, p.load, p.crashes, p.overwrite} })
+	return runStages(ctx, c, func(p *runner) []stage {
+		return []stage{p.save, p.verify, p.load, p.crashes, newProcRunner(p).background, p.overwrite}
+	})
 }
 
 // stage is a part of the demo.
@@ -157,6 +164,8 @@ type Report struct {
 	// is empty, otherwise Kills is.
 	Procs bool   `json:"procs"`
 	Kills []Kill `json:"kills"`
+	// Background are the saves in the background, after the crashes.
+	Background *Background `json:"background"`
 	// Overwrite is the complete save over the checkpoint, after the crashes.
 	Overwrite *Save `json:"overwrite"`
 	// Digest is inspect.Combine of the final checkpoint.

@@ -69,11 +69,14 @@ func TestDemo(t *testing.T) {
 			if err != nil || !rep.OK {
 				t.Fatalf("Run = %+v, %v; want OK", rep, err)
 			}
-			want := "save verify load crash crash crash crash crash crash overwrite"
+			want := "save verify load crash crash crash crash crash crash background overwrite"
 			if got := strings.Join(n.steps, " "); got != want {
 				t.Errorf("steps: %s; want %s", got, want)
 			}
 			checkReport(t, rep)
+			if b := rep.Background; b == nil || !strings.Contains(b.LeftOut, "folders") {
+				t.Errorf("background = %+v; want that it was left out, because memory is not a folder", b)
+			}
 			if len(n.odd) > 0 {
 				t.Errorf("phases that moved another number of bytes than announced: %s", strings.Join(n.odd, ", "))
 			}

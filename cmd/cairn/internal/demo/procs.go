@@ -2,6 +2,7 @@ package demo
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -23,7 +24,8 @@ const stepTime = 5 * time.Minute
 
 // RunProcs runs the demo with processes as ranks, which must all have access to
 // the store: they save, are killed one after the other during saves over that
-// checkpoint, meet again under the same name, save, and load in another number.
+// checkpoint, save in the background, meet again under the same name, save, and load
+// in another number.
 // The result is as in Run.
 func RunProcs(ctx context.Context, c Config) (*Report, error) {
 	d := c.withDefaults()
@@ -31,9 +33,9 @@ func RunProcs(ctx context.Context, c Config) (*Report, error) {
 		return nil, fmt.Errorf("%d processes that save and %d that load: at least 2 and 1, at most %d", d.Ranks, d.LoadRanks, MaxProcs)
 	}
 	return runStages(ctx, c, func(p *runner) []stage {
-		t := &procRunner{runner: p, secret: rand.Text()}
+		t := newProcRunner(p)
 		p.saver, p.loader, p.rep.Procs = t.save, t.load, true
-		return []stage{p.save, p.verify, t.kills, p.overwrite, p.load}
+		return []stage{p.save, p.verify, t.kills, t.background, p.overwrite, p.load}
 	})
 }
 
@@ -44,16 +46,19 @@ type procRunner struct {
 	port   int // where ranks meet, once known
 }
 
+func newProcRunner(p *runner) *procRunner { return &procRunner{runner: p, secret: rand.Text()} }
+
 type answer struct {
-	dying string
-	died  time.Time
+	dying   string
+	died    time.Time
+	trained *trained
 	*outcome
 	ended time.Time
 }
 
 // launch runs a task in n processes and returns their answers.
 func (t *procRunner) launch(ctx context.Context, n int, k task, keepGoing bool) ([]answer, *launch.Report, error) {
-	k.Bytes, k.Ranks, k.LoadRanks = t.Bytes, t.Ranks, t.LoadRanks
+	k.Bytes, k.Ranks, k.LoadRanks = t.Bytes, cmp.Or(k.Ranks, t.Ranks), t.LoadRanks
 	text, err := json.Marshal(k)
 	if err != nil {
 		return nil, nil, err
@@ -61,8 +66,12 @@ func (t *procRunner) launch(ctx context.Context, n int, k task, keepGoing bool) 
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTime, launch.ErrTimeout)
 	defer cancel()
 	answers, stderr := make([]answer, n), new(bytes.Buffer)
+	env := t.Env
+	if k.Job != "" {
+		env = append(slices.Clone(env), jobVariable+"="+k.Job)
+	}
 	rep, err := launch.Run(ctx, launch.Config{
-		N: n, Command: append(t.Command[:len(t.Command):len(t.Command)], string(text)), Env: t.Env,
+		N: n, Command: append(t.Command[:len(t.Command):len(t.Command)], string(text)), Env: env,
 		Secret: t.secret, Port: t.port, KeepGoing: keepGoing,
 		Streams: func(rank int) (io.Writer, io.Writer) {
 			return &receiver{answer: &answers[rank], moved: t.Watch.Moved}, stderr
@@ -106,6 +115,9 @@ func (l *receiver) receive(m message) {
 	l.moved(m.Moved)
 	if m.Dying != "" {
 		l.dying, l.died = m.Dying, m.Time
+	}
+	if m.Trained != nil {
+		l.trained = m.Trained
 	}
 	if m.Done != nil {
 		l.outcome, l.ended = m.Done, m.Time

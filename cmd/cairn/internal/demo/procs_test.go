@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
+	"github.com/cairn-ckpt/cairn/saver"
 )
 
 // dirVariable is set in processes of this test binary that are a rank of a demo
@@ -21,6 +23,7 @@ import (
 const dirVariable = "CAIRN_DEMO_TEST_DIR"
 
 func TestMain(m *testing.M) {
+	saver.Main()
 	if dir := os.Getenv(dirVariable); dir != "" {
 		if err := runRank(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -54,7 +57,7 @@ func procs(t *testing.T, ranks, load int) (demo.Config, blob.Store) {
 	}
 	return demo.Config{
 		Store: s, Bytes: demo.MinBytes, Ranks: ranks, LoadRanks: load,
-		Command: []string{exe}, Env: []string{dirVariable + "=" + dir, "GORACE=atexit_sleep_ms=0"},
+		Command: []string{exe}, Saver: []string{exe}, Env: []string{dirVariable + "=" + dir, "GORACE=atexit_sleep_ms=0"},
 	}, s
 }
 
@@ -69,13 +72,14 @@ func TestDemoProcesses(t *testing.T) {
 			if err != nil || !rep.OK || !rep.Procs {
 				t.Fatalf("RunProcs = %+v, %v; want OK", rep, err)
 			}
-			if got := strings.Join(n.steps, " "); got != "save verify kill kill kill overwrite load" {
+			if got := strings.Join(n.steps, " "); got != "save verify kill kill kill background overwrite load" {
 				t.Errorf("steps: %s", got)
 			}
 			if rep.Load.Compared < rep.State.NumBytes-8<<10 || rep.Load.Ranks != c.load || rep.Save.Ranks != c.ranks {
 				t.Errorf("load = %+v, save = %+v of %d bytes", rep.Load, rep.Save, rep.State.NumBytes)
 			}
 			checkKills(t, rep, c.ranks)
+			checkBackground(t, rep, c.ranks)
 			checkCheckpoint(t, store, rep)
 		})
 	}
@@ -102,6 +106,63 @@ func checkKills(t *testing.T, rep *demo.Report, ranks int) {
 	}
 }
 
+func checkBackground(t *testing.T, rep *demo.Report, ranks int) {
+	t.Helper()
+	b := rep.Background
+	if runtime.GOOS != "linux" {
+		if b == nil || b.LeftOut == "" {
+			t.Errorf("background = %+v; want that it was left out", b)
+		}
+		return
+	}
+	if b == nil || b.LeftOut != "" || b.Ranks != ranks || b.Step != rep.Overwrite.Step-1000 || b.Trained < 0 {
+		t.Fatalf("background = %+v of %d ranks before %+v", b, ranks, rep.Overwrite)
+	}
+	if b.Stall <= 0 || b.Seconds < b.Stall || b.Compared < rep.State.NumBytes-8<<10 || b.SaveID == "" || b.SaveID == rep.Overwrite.SaveID {
+		t.Errorf("background = %+v of a state of %d bytes", b, rep.State.NumBytes)
+	}
+}
+
+// TestDemoInBackground saves from goroutines, and in the background from fewer processes.
+func TestDemoInBackground(t *testing.T) {
+	for name, c := range map[string]struct{ ranks, trainers int }{"8 ranks": {8, 4}, "1 rank": {1, 1}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg, store := procs(t, c.ranks, 2)
+			rep, err := demo.Run(t.Context(), cfg)
+			if err != nil || !rep.OK || rep.Procs {
+				t.Fatalf("Run = %+v, %v; want OK", rep, err)
+			}
+			checkBackground(t, rep, c.trainers)
+			checkCheckpoint(t, store, rep)
+		})
+	}
+}
+
+func TestDemoDetectsMissingSavers(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux has saver processes")
+	}
+	for claim, program := range map[string][]string{
+		"a program that does not exist": {"/dev/null/saver"},
+		"a program that is not a saver": {"sh", "-c", "exit 3"},
+		"a program that ends too early": {"sh", "-c", "head -c 1 <&3"},
+	} {
+		c, store := procs(t, 2, 1)
+		c.Saver = program
+		rep, err := demo.Run(t.Context(), c)
+		if !errors.Is(err, demo.ErrWrong) || rep.OK || rep.Background != nil {
+			t.Errorf("%s: Run = %+v, %v; want ErrWrong", claim, rep, err)
+		}
+		old, err := cairn.Open(t.Context(), store)
+		if err != nil {
+			t.Errorf("%s: %v", claim, err)
+			continue
+		}
+		old.Close()
+	}
+}
+
 func TestDemoDetectsMissingProcesses(t *testing.T) {
 	for claim, env := range map[string]string{
 		"a program that prints nothing":         dirVariable + "=",
@@ -116,7 +177,10 @@ func TestDemoDetectsMissingProcesses(t *testing.T) {
 }
 
 func TestDemoProcessesStopWithContext(t *testing.T) {
-	for _, at := range []string{"save", "after kill", "load"} {
+	for _, at := range []string{"save", "after kill", "background", "load"} {
+		if at == "background" && runtime.GOOS != "linux" {
+			continue
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cfg, store := procs(t, 2, 1)
 		cfg.Watch = &stopper{at: at, stop: cancel}

@@ -56,6 +56,9 @@ func (r *rank) run(ctx context.Context, done *outcome) error {
 		done.Load, err = m.loadRank(ctx, g, r.store, r.Step, r.tell.moved)
 		return err
 	}
+	if r.Train {
+		return r.train(ctx, g, m)
+	}
 	s := r.store
 	if r.Point != "" && r.Victim == g.Rank() {
 		s = &killStore{Store: s, point: r.Point, tell: r.tell}
@@ -81,18 +84,29 @@ func (t *sender) send(m message) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.sum += m.Moved
-	if m.Done == nil && m.Dying == "" && t.sum < reportBytes {
+	if m.Done == nil && m.Dying == "" && m.Trained == nil && t.sum < reportBytes {
 		return nil
 	}
 	m.Moved, m.Time, t.sum = t.sum, time.Now(), 0
 	return json.NewEncoder(t.out).Encode(m)
 }
 
+// die kills this process with SIGKILL, without any cleanup.
+func (t *sender) die(operation string) {
+	_ = t.send(message{Dying: operation}) // there is no other way to report the error
+	if p, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = p.Kill()
+	}
+	select {} // until the signal arrives
+}
+
 // task is the task of one rank, encoded as JSON.
 type task struct {
-	// Load is set for loading and comparing; otherwise the task is to save.
-	Load bool `json:"load"`
-	// Bytes, Ranks and LoadRanks are those of the configuration.
+	// Load is set for loading and comparing, and Train for training with saves in the
+	// background; otherwise the task is to save.
+	Load  bool `json:"load"`
+	Train bool `json:"train"`
+	// Bytes, Ranks and LoadRanks are those of the configuration. Fewer ranks train.
 	Bytes     int64 `json:"bytes"`
 	Ranks     int   `json:"ranks"`
 	LoadRanks int   `json:"load_ranks"`
@@ -102,6 +116,10 @@ type task struct {
 	// does.
 	Victim int    `json:"victim"`
 	Point  string `json:"point"`
+	// Saver is the program for saver processes.
+	Saver []string `json:"saver"`
+	// Job, if not empty, marks the processes that train and those that they start.
+	Job string `json:"-"`
 }
 
 // message is a line of JSON from a rank to the process that started it.
@@ -110,10 +128,20 @@ type message struct {
 	Moved int64 `json:"moved,omitempty"`
 	// Dying is the operation during which the rank kills itself.
 	Dying string `json:"dying,omitempty"`
+	// Trained is set when the rank has trained, and its last state is staged.
+	Trained *trained `json:"trained,omitempty"`
 	// Done is the outcome of the task, in the last message.
 	Done *outcome `json:"done,omitempty"`
 	// Time is the time of sending.
 	Time time.Time `json:"time"`
+}
+
+// trained describes the training of a rank.
+type trained struct {
+	Steps int `json:"steps"`
+	// Begun is when the last save began, and Stall how long it stopped training.
+	Begun time.Time     `json:"begun"`
+	Stall time.Duration `json:"stall"`
 }
 
 // outcome is the outcome of a rank's task.
@@ -156,15 +184,6 @@ func (d *killStore) Create(ctx context.Context, name string, opts *blob.CreateOp
 	return &killWriter{w, d, name}, nil
 }
 
-// die kills this process with SIGKILL, without any cleanup.
-func (d *killStore) die(operation string) {
-	_ = d.tell.send(message{Dying: operation}) // there is no other way to report the error
-	if p, err := os.FindProcess(os.Getpid()); err == nil {
-		_ = p.Kill()
-	}
-	select {} // until the signal arrives
-}
-
 type killWriter struct {
 	blob.Writer
 	d    *killStore
@@ -177,18 +196,18 @@ func (w *killWriter) WriteAt(ctx context.Context, p []byte, off int64) error {
 		return w.Writer.WriteAt(ctx, p, off)
 	}
 	_ = w.Writer.WriteAt(ctx, p[:len(p)/2], off)
-	w.d.die("write " + w.name)
+	w.d.tell.die("write " + w.name)
 	return nil
 }
 
 // Commit implements [blob.Writer].
 func (w *killWriter) Commit(ctx context.Context) (blob.Info, error) {
 	if w.name == recordName && w.d.point == killCommit {
-		w.d.die("commit " + w.name)
+		w.d.tell.die("commit " + w.name)
 	}
 	info, err := w.Writer.Commit(ctx)
 	if w.name == recordName && w.d.point == killCommitted && err == nil {
-		w.d.die("commit " + w.name)
+		w.d.tell.die("commit " + w.name)
 	}
 	return info, err
 }

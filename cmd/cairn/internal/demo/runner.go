@@ -69,21 +69,38 @@ func checkPlace(ctx context.Context, s blob.Store) error {
 	return nil
 }
 
-// saveRank is one rank's part in saving the state of a training step. moved counts
-// the bytes of the state, once when they are made and once when they are written.
-func (m model) saveRank(ctx context.Context, g group.Group, s blob.Store, step int64, moved func(int64)) (*Save, error) {
-	state, err := m.state(step, func(s *spec) (any, error) {
+// newState returns a rank's state at a training step. made receives each part of a
+// tensor and its size.
+func (m model) newState(ctx context.Context, rank int, step int64, made func(part plan.Checkpointable, n int64)) (cairn.State, error) {
+	return m.state(step, func(s *spec) (any, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		part, err := newPart(s, s.save, g.Rank())
+		part, err := newPart(s, s.save, rank)
 		if err != nil {
 			return nil, err
 		}
 		n, err := fillPart(s, part, step)
-		moved(n)
+		made(part, n)
 		return part, err
 	})
+}
+
+func (m model) saveOptions(g group.Group, step int64, moved func(int64)) cairn.SaveOptions {
+	return cairn.SaveOptions{
+		Group: g, Step: &step, Tags: map[string]string{tag: "made by 'cairn demo'"},
+		// No other job saves here, so leftovers of crashed saves can be removed
+		// at once.
+		SweepAfter: time.Nanosecond,
+		Observer:   &cairn.Observer{Moved: moved},
+		Logger:     m.logger,
+	}
+}
+
+// saveRank is one rank's part in saving the state of a training step. moved counts
+// the bytes of the state, once when they are made and once when they are written.
+func (m model) saveRank(ctx context.Context, g group.Group, s blob.Store, step int64, moved func(int64)) (*Save, error) {
+	state, err := m.newState(ctx, g.Rank(), step, func(_ plan.Checkpointable, n int64) { moved(n) })
 	if err != nil {
 		return nil, err
 	}
@@ -91,14 +108,8 @@ func (m model) saveRank(ctx context.Context, g group.Group, s blob.Store, step i
 		return nil, err
 	}
 	start := time.Now()
-	rep, err := cairn.Save(ctx, s, state, &cairn.SaveOptions{
-		Group: g, Step: &step, Tags: map[string]string{tag: "made by 'cairn demo'"},
-		// No other job saves here, so leftovers of crashed saves can be removed
-		// at once.
-		SweepAfter: time.Nanosecond,
-		Observer:   &cairn.Observer{Moved: moved},
-		Logger:     m.logger,
-	})
+	o := m.saveOptions(g, step, moved)
+	rep, err := cairn.Save(ctx, s, state, &o)
 	if err != nil {
 		return nil, err
 	}
