@@ -332,9 +332,7 @@ func (f *fetched) ReadAt(ctx context.Context, p []byte, off int64) error {
 		if !staged {
 			err = f.s.fetch(ctx, fetchBody{Generation: f.s.generation, Item: f.x.number, Offset: off, Length: int64(n)}, p[:n])
 			if errors.Is(err, errTrainerGone) {
-				if staged, inArena := f.s.readStaged(f.x, p[:n], off); staged {
-					err = inArena
-				}
+				err = f.readAfterTrainer(ctx, p[:n], off, err)
 			}
 		}
 		if err != nil {
@@ -343,6 +341,21 @@ func (f *fetched) ReadAt(ctx context.Context, p []byte, off int64) error {
 		p, off = p[n:], off+int64(n)
 	}
 	return nil
+}
+
+// readAfterTrainer reads a part of the item after the trainer has ended: the item may have
+// been staged since the save has asked for it. It waits until the last messages of the
+// trainer have been handled. If the item is not staged, it returns gone.
+func (f *fetched) readAfterTrainer(ctx context.Context, p []byte, off int64, gone error) error {
+	select {
+	case <-f.s.ready:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if staged, err := f.s.readStaged(f.x, p, off); staged {
+		return err
+	}
+	return gone
 }
 
 // readStaged reads a part of an item from the arena, if the item is staged.
