@@ -59,7 +59,6 @@ var layers = []struct{ name, imports string }{
 	// The seam to what runs training code.
 	{"platform", "collective group tensor value"},
 	{"platform/platformtest", "collective group platform tensor"},
-	{"platform/host", "collective group internal/safetensors platform tensor"},
 
 	// Formats, and what they share.
 	{"storage", "blob internal/wire meta plan tensor"},
@@ -75,6 +74,7 @@ var layers = []struct{ name, imports string }{
 
 	// The protocol and the front door.
 	{"stage", "internal/work meta plan tensor"},
+	{"platform/host", "collective group internal/safetensors plan platform stage tensor value"},
 	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
 	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats tensor value"},

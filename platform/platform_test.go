@@ -119,3 +119,13 @@ func TestRegionWithoutProfiler(t *testing.T) {
 		t.Error("Region changed the context; want it as it was")
 	}
 }
+
+func TestExecutorsHaveNames(t *testing.T) {
+	for e, want := range map[platform.Executor]string{
+		platform.Goroutine: "goroutine", platform.Process: "process", 0: "unknown executor",
+	} {
+		if got := e.String(); got != want {
+			t.Errorf("String = %q; want %q", got, want)
+		}
+	}
+}

@@ -39,6 +39,7 @@ var (
 	_ platform.Allocator   = (*Platform)(nil)
 	_ platform.TensorFiles = (*Platform)(nil)
 	_ platform.Profiler    = (*Platform)(nil)
+	_ platform.Staging     = (*Platform)(nil)
 )
 
 // Factory makes host platforms, for [platform.Open].

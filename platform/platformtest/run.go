@@ -58,6 +58,8 @@ var tests = []struct {
 	{"send and receive tensors", testTensorMessages},
 	{"renew", testRenew},
 	{"empty", testEmpty},
+	{"staging", testStaging},
+	{"staging memory", testStagingMemory},
 	{"files", testFiles},
 	{"bad files", testBadFiles},
 	{"region", testRegion},
