@@ -1,6 +1,6 @@
 // Command train is a whole program whose ranks are processes: they average their
-// gradients, save their state and load it in another sharding. It has no model: its
-// gradients are numbers that are easy to check.
+// gradients, save their state in the background and load it in another sharding. It has
+// no model: its gradients are numbers that are easy to check.
 package main
 
 import (
@@ -44,11 +44,18 @@ func run(ctx context.Context, folder string) error {
 	if err := errors.Join(wErr, gradErr, storeErr); err != nil {
 		return err
 	}
-	if err := step(ctx, g, w.Local(), grad); err != nil {
+	if err := step(ctx, g, w.Local(), grad, 1); err != nil {
 		return err
 	}
 	state := cairn.State{"w": w, "grad": grad, "step": 1}
-	if _, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g}); err != nil {
+	save, err := cairn.SaveAsync(ctx, store, state, &cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{Group: g}})
+	if err != nil {
+		return err
+	}
+	if err := step(ctx, g, w.Local(), grad, 2); err != nil { // while the first step is saved
+		return err
+	}
+	if _, err := save.Wait(ctx); err != nil {
 		return err
 	}
 
@@ -67,9 +74,9 @@ func run(ctx context.Context, folder string) error {
 	return errors.Join(wErr, gradErr)
 }
 
-// step averages the gradients and the losses of all ranks. It sets the weights to the
-// number of the rank.
-func step(ctx context.Context, g *tcp.Group, w, grad *tensor.Tensor) error {
+// step averages the gradients and the losses of all ranks. Step n sets the weights to n
+// times the number of the rank.
+func step(ctx context.Context, g *tcp.Group, w, grad *tensor.Tensor, n int) error {
 	comm, commErr := collective.New(g)
 	weights, wErr := tensor.Values[float32](w)
 	loss, lossErr := tensor.Of([]int64{1}, []float32{float32(g.Rank()) / 2})
@@ -78,7 +85,7 @@ func step(ctx context.Context, g *tcp.Group, w, grad *tensor.Tensor) error {
 	}
 	work := comm.AllReduceAsync(ctx, grad, collective.Avg)
 	for i := range weights { // while the gradients are averaged
-		weights[i] = float32(g.Rank())
+		weights[i] = float32(g.Rank() * n)
 	}
 	return errors.Join(comm.AllReduce(ctx, loss, collective.Avg), work.Wait(ctx))
 }
