@@ -140,8 +140,10 @@ type saveBody struct {
 	Owner           owner             `json:"owner,omitempty"`
 	ValuesMayDiffer bool              `json:"values_may_differ,omitempty"`
 	Cache           bool              `json:"cache,omitempty"`
-	Items           []Item            `json:"items"`
-	Absent          []string          `json:"absent,omitempty"`
+	// Fits says that everything will be staged without a fetch.
+	Fits   bool     `json:"fits,omitempty"`
+	Items  []Item   `json:"items"`
+	Absent []string `json:"absent,omitempty"`
 }
 
 // Item is one tensor, one box of a tensor, or one value.

@@ -529,6 +529,7 @@ func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
 // called once with the outcome. Save itself fails only if the process has ended, or if the
 // description of the state is too large for a message.
 func (p *Process) Save(r *Request, s *stage.Snapshot, observer *protocol.Observer, over func(*protocol.SaveReport, error)) error {
+	r.body.Fits = s.Fits()
 	message, err := appendFrame(nil, typeSave, &r.body)
 	if err != nil {
 		return err

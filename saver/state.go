@@ -33,10 +33,13 @@ type state struct {
 	stop     context.CancelCauseFunc
 	recorder *protocol.Recorder // of the save
 
-	mu    sync.Mutex
-	err   error         // why the state cannot be used any more
-	all   bool          // everything is staged
-	ready chan struct{} // closed once all is set, or err is
+	fits bool // everything will be staged: nothing is fetched
+
+	mu      sync.Mutex
+	changed chan struct{} // closed when items are staged, or err is set
+	err     error         // why the state cannot be used any more
+	all     bool          // everything is staged
+	ready   chan struct{} // closed once all is set, or err is
 }
 
 // staged is one item of a state.
@@ -71,7 +74,7 @@ func newState(b *saveBody, arena []byte, c *claims) (*state, error) {
 	s := &state{
 		claims:      c,
 		DefaultSave: plan.DefaultSave{Owner: plan.OwnerRule(b.Owner), ValuesMayDiffer: b.ValuesMayDiffer},
-		generation:  b.Generation, arena: arena, ready: make(chan struct{}),
+		generation:  b.Generation, arena: arena, fits: b.Fits, ready: make(chan struct{}), changed: make(chan struct{}),
 		local: &plan.SavePlan{Absent: b.Absent}, items: make([]staged, len(b.Items)), byKey: make(map[plan.ItemKey]*staged, len(b.Items)),
 	}
 	s.broken, s.stop = context.WithCancelCause(context.Background())
@@ -109,6 +112,8 @@ func (s *state) stage(b *stagedBody) error {
 			return err
 		}
 	}
+	close(s.changed)
+	s.changed = make(chan struct{})
 	if b.All {
 		if i := slices.IndexFunc(s.items, func(x staged) bool { return x.Codec == "" && x.at < 0 && !x.done }); i >= 0 && s.err == nil {
 			return fmt.Errorf("%w: generation %d is staged, but not %q", ErrMessage, s.generation, s.items[i].Name)
@@ -196,6 +201,8 @@ func (s *state) fail(err error) {
 // setErr sets why the state cannot be used any more. The caller holds mu.
 func (s *state) setErr(err error) {
 	s.err = err
+	close(s.changed)
+	s.changed = make(chan struct{})
 	s.stop(err)
 	if !s.all {
 		close(s.ready)
@@ -262,6 +269,12 @@ func (s *state) Resolve(it *plan.WriteItem) (plan.Data, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for s.fits && x.at < 0 && s.err == nil {
+		changed := s.changed
+		s.mu.Unlock()
+		<-changed
+		s.mu.Lock()
+	}
 	if s.err != nil {
 		return plan.Data{}, s.err
 	}

@@ -65,6 +65,7 @@ type Snapshot struct {
 
 	mu      sync.Mutex
 	event   chan struct{} // closed at the next change
+	fits    bool          // all units have memory
 	pending int           // units whose memory the caller must not change yet
 	err     error         // why the save cannot use the snapshot any more
 }
@@ -425,7 +426,16 @@ func (s *Snapshot) reserve() (now []*unit, again [2]<-chan struct{}) {
 		binary.LittleEndian.PutUint64(s.stamp(u), 0)
 		now = append(now, u)
 	}
+	s.fits = !slices.ContainsFunc(s.units, func(u *unit) bool { return u.state == waiting })
 	return now, again
+}
+
+// Fits reports, once Fill has called start, whether there is memory for everything: no
+// unit is read from the memory of the caller.
+func (s *Snapshot) Fits() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fits
 }
 
 // Rest stages the rest of the snapshot as memory becomes free. It returns when the state
