@@ -263,3 +263,35 @@ func TestRefusedSavesAreReported(t *testing.T) {
 		}
 	}
 }
+
+// A save that is skipped is over for the observer, and is no failure in the log.
+func TestSkippedSaveIsReported(t *testing.T) {
+	var w watcher
+	s := stager(t, &cairn.StagerOptions{Ceiling: 1 << 20})
+	hold, release := context.WithCancel(t.Context())
+	defer release()
+	save := func(o *cairn.Observer) *cairn.Pending {
+		p, err := cairn.SaveAsync(t.Context(), new(mem.Store), cairn.State{"a": numbered(t, 10, 1)}, &cairn.AsyncOptions{
+			Stager: s, Busy: cairn.BusySkip, SaveOptions: cairn.SaveOptions{Observer: o, Logger: w.logger()},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	first := save(&cairn.Observer{Planned: func(int64) { <-hold.Done() }})
+	second := save(w.observer(0))
+	release()
+	if _, err := second.Wait(t.Context()); !errors.Is(err, cairn.ErrSkipped) {
+		t.Fatalf("Wait = %v; want ErrSkipped", err)
+	}
+	if _, err := first.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.ended) != 1 || !errors.Is(w.ended[0].Err, cairn.ErrSkipped) {
+		t.Errorf("the outcomes are %v; want ErrSkipped", w.ended)
+	}
+	if got := w.messages(t); !slices.Contains(got, "0 save: left out") || strings.Contains(w.log.String(), "ERROR") {
+		t.Errorf("the log is %s", &w.log)
+	}
+}

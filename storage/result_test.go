@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -76,6 +77,12 @@ func drawResults(t *rapid.T) *storage.WriteResults {
 			it.Loc.Detail = &meta.Detail{Key: name.Draw(t, "key"), Transforms: rapid.SliceOfN(name, 0, 2).Draw(t, "transforms")}
 		}
 		r.Items = append(r.Items, it)
+	}
+	for range rapid.IntRange(0, meta.MaxPhases).Draw(t, "phases") {
+		r.Phases = append(r.Phases, meta.Phase{
+			Name: name.Draw(t, "phase"), Start: time.Duration(rapid.Int64().Draw(t, "start")),
+			End: time.Duration(rapid.Int64().Draw(t, "end")), Bytes: rapid.Int64().Draw(t, "moved"),
+		})
 	}
 	return r
 }
