@@ -525,6 +525,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 		err = wrap("save", p.store, err)
 	} else {
 		report.StageTime, report.StallTime = p.stageTime, p.stall
+		p.recorder.Describe(&meta.Storage{SaveID: report.SaveID, Step: report.Step})
 		p.recorder.Import(report.Phases)
 		report.Phases = p.recorder.Phases()
 		written = report.LocalBytes

@@ -160,7 +160,11 @@ func (o *SaveOptions) recorder(ctx context.Context, job *protocol.RankSave) *pro
 		rank = job.Group.Rank()
 	}
 	r := protocol.NewRecorder(ctx, protocol.OpSave, rank, o.Logger, o.Observer)
-	r.Describe(&job.Storage)
+	s := meta.Storage{Step: job.Storage.Step}
+	if rank == 0 || job.RankLocal {
+		s.SaveID = job.Storage.SaveID // the other ranks learn it from rank 0
+	}
+	r.Describe(&s)
 	return r
 }
 

@@ -196,7 +196,7 @@ func TestBackgroundSavesReportPhases(t *testing.T) {
 					t.Errorf("log records (-want +got):\n%s", d)
 				}
 				for _, o := range w.ended {
-					if o.Err != nil || o.Bytes == 0 || o.Blocked <= 0 || o.Blocked > o.Time || *o.Step != 7 {
+					if o.Err != nil || o.Bytes == 0 || o.Blocked <= 0 || o.Blocked > o.Time || *o.Step != 7 || o.SaveID != w.ended[0].SaveID {
 						t.Errorf("the outcome is %+v", o)
 					}
 				}
