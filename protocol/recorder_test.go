@@ -336,7 +336,7 @@ func (s *spans) describe() []string {
 		line := fmt.Sprintf("%s in %s: %g s", x.name, parent.name, x.end.Sub(x.start).Seconds())
 		for _, k := range []attribute.Key{"cairn.rank", "cairn.step", "cairn.save_id"} {
 			if v, ok := x.attrs[k]; ok {
-				line += fmt.Sprintf(" %s=%s", strings.TrimPrefix(string(k), "cairn."), v.Emit())
+				line += fmt.Sprintf(" %s=%s", strings.TrimPrefix(string(k), "cairn."), v.String())
 			}
 		}
 		if x.attrs["cairn.bytes"].AsInt64() > 0 {
