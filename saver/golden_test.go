@@ -58,7 +58,7 @@ var messages = map[string]any{
 	},
 	"save-least":   saveBody{Generation: 1, Store: "/checkpoints/a", Format: "native", SaveID: "a", Time: "2026-11-15T22:00:00Z", Items: []Item{}},
 	"staged":       stagedBody{Generation: 7, Units: []Unit{{Stamp: 0, Items: []int{0, 1}, At: []int64{64, 128}}, {Stamp: 4096, Items: []int{2}, At: []int64{4160}}}},
-	"staged-all":   stagedBody{Generation: 7, All: true},
+	"staged-all":   stagedBody{Generation: 7, All: true, StageNS: 120_000_000, StageBytes: 8192},
 	"abandon":      abandonBody{7, ErrorValue{Text: "context canceled", Codes: []string{"context.Canceled"}}},
 	"fetch":        fetchBody{Fetch: 1, Generation: 7, Item: 2, Offset: 1048576, Length: 524288, At: 939524096},
 	"fetched":      fetchedBody{Fetch: 1},
@@ -70,6 +70,7 @@ var messages = map[string]any{
 	"saved": savedBody{7, &protocol.SaveReport{
 		SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Bytes: 512, LocalBytes: 144, Files: 8, PlanReused: true,
 		PlanTime: time.Millisecond, WriteTime: 2 * time.Second,
+		Phases: []meta.Phase{{Name: meta.PhaseStage, End: 120_000_000, Bytes: 8192}, {Name: meta.PhaseWrite, Start: 200_000_000, End: 2_200_000_000, Bytes: 144}},
 	}},
 	"load": loadBody{
 		Load: 3, Store: "/checkpoints/step-100", Format: "hf", FormatOptions: json.RawMessage(`{"dequantize":true,"dtype":"bfloat16"}`), AllowMissing: true,
