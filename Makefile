@@ -10,6 +10,8 @@ RACE    ?= $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
 # How long each fuzz target runs, and which targets: a regular expression.
 FUZZTIME ?= 10s
 FUZZ     ?= .
+# How long the soak test runs. SOAK_SEED repeats a run.
+SOAK ?= 5m
 # The packages whose tests know -update.
 GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
 # The modules in this repository beside the main one and the linters.
@@ -17,7 +19,7 @@ MODULES = group/etcd metrics
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build demo test lint fmt vet-others staticcheck mod fuzz interop bench gobench generate clean help
+.PHONY: all build demo test lint fmt vet-others staticcheck mod fuzz soak interop bench gobench generate clean help
 
 all: build test lint ## build, test and lint
 
@@ -58,6 +60,9 @@ mod:
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; warn of slow ones
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
 	@cd group/etcd && ../../tools/fuzz $(FUZZTIME) '$(FUZZ)'
+
+soak: ## save in the background while processes are killed and stopped (SOAK=5m, SOAK_SEED=)
+	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^TestSoak$$' -v .
 
 # TORCH and SUITES say which PyTorchs: see interop/setup.
 interop: build ## test against real PyTorchs, which are found or set up (TORCH=, SUITES=)

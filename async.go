@@ -86,7 +86,7 @@ type Stager struct {
 	options StagerOptions
 	ctx     context.Context
 	stop    context.CancelCauseFunc
-	call    sync.Mutex // held by SaveAsync
+	call    chan struct{} // holds a value while SaveAsync or Close runs
 	runner  saver.Runner
 	// of is the group of the last save, and saving the one made from it for saves.
 	of, saving group.Group
@@ -94,8 +94,8 @@ type Stager struct {
 
 	mu         sync.Mutex
 	generation uint64
-	last       *Pending // the newest save
-	failed     error    // of the newest save that is over, until SaveAsync returns it
+	saves      []*Pending // that are not over
+	failed     error      // of the newest save that is over, until SaveAsync returns it
 	closed     bool
 }
 
@@ -119,37 +119,46 @@ func NewStager(opts *StagerOptions) (*Stager, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Stager{arena: a, options: o}
+	s := &Stager{arena: a, options: o, call: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	return s, nil
 }
 
 // Close waits for the saves that are under way and releases the memory. If ctx ends
-// first, the saves are cancelled. A saver process completes what is staged all the same.
+// first, the saves are cancelled, and so is a SaveAsync that has not returned. A saver
+// process completes what is staged all the same.
 func (s *Stager) Close(ctx context.Context) error {
-	s.call.Lock()
-	defer s.call.Unlock()
+	defer context.AfterFunc(ctx, func() { s.stop(context.Cause(ctx)) })()
+	s.call <- struct{}{}
+	defer func() { <-s.call }()
 	s.mu.Lock()
-	last := s.last
 	s.closed = true
 	s.mu.Unlock()
-	if last != nil {
-		select {
-		case <-last.done:
-		case <-ctx.Done():
-			s.stop(context.Cause(ctx))
-			if s.process != nil {
-				s.process.Kill()
-			}
-			<-last.done
-		}
+	if !s.settle(s.ctx) && s.process != nil {
+		s.process.Kill()
 	}
+	s.settle(context.Background())
 	s.stop(context.Canceled)
 	if s.process != nil {
 		s.process.Kill()
 		<-s.process.Ended()
 	}
 	return s.arena.Close()
+}
+
+// settle waits until no save is under way. It returns false if ctx ends first.
+func (s *Stager) settle(ctx context.Context) bool {
+	s.mu.Lock()
+	saves := slices.Clone(s.saves)
+	s.mu.Unlock()
+	for _, p := range saves {
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
 }
 
 // Usage describes the staging memory of a Stager, in bytes.
@@ -169,7 +178,9 @@ func (s *Stager) Usage() Usage {
 type Pending struct {
 	store    blob.Store
 	snapshot *stage.Snapshot
-	request  *saver.Request // nil: the save runs in this process
+	request  *saver.Request          // nil: the save runs in this process
+	process  *saver.Process          // carries out the request
+	cancel   context.CancelCauseFunc // ends a save in this process
 	staged   chan struct{}
 	ran      chan struct{} // closed once nothing reads the snapshot any more
 	done     chan struct{}
@@ -238,18 +249,47 @@ func SaveAsync(ctx context.Context, store blob.Store, state State, opts *AsyncOp
 	return p, nil
 }
 
+// standing is what a rank has of the saves before, when a new one begins.
+type standing struct {
+	Generation uint64 `json:"generation"`       // the last one
+	Same       bool   `json:"same"`             // the group is that of the last save
+	Process    bool   `json:"process"`          // it saves in a process of its own
+	Alive      bool   `json:"alive"`            // that process
+	Failed     string `json:"failed,omitempty"` // the error of the last save
+}
+
 // admission is what rank 0 decides about a new save.
 type admission struct {
-	Skip    bool   `json:"skip,omitempty"`
-	Drop    uint64 `json:"drop,omitempty"`    // the number of the save to drop
-	Failed  string `json:"failed,omitempty"`  // the error of the previous save
-	Restart bool   `json:"restart,omitempty"` // the saver processes
+	Generation uint64 `json:"generation"`
+	Skip       bool   `json:"skip,omitempty"`
+	Failed     string `json:"failed,omitempty"`  // the error of the previous save
+	Restart    bool   `json:"restart,omitempty"` // the saver processes
+	Settle     bool   `json:"settle,omitempty"`  // before that: all of them can complete their saves
 }
 
 // save begins a save of this rank.
 func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *AsyncOptions) (*Pending, error) {
-	s.call.Lock()
-	defer s.call.Unlock()
+	ctx, cancel := context.WithCancelCause(ctx)
+	unbind := func() bool { return true }
+	if s.ctx.Err() == nil { // otherwise all ranks learn that the Stager is closed
+		unbind = context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })
+	}
+	end := func() {
+		unbind()
+		cancel(nil)
+	}
+	overlapped := false // end is called when the state is staged
+	defer func() {
+		if !overlapped {
+			end()
+		}
+	}()
+	select {
+	case s.call <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	defer func() { <-s.call }()
 	job := o.job(store)
 	job.Recorder = o.recorder(ctx, &job)
 	ctx = job.Recorder.Context(ctx)
@@ -265,10 +305,14 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		return p, s.fill(ctx, p, false, func() { s.enqueue(p, job) })
 	}
 	started := make(chan struct{})
-	go s.fill(ctx, p, true, func() {
-		s.enqueue(p, job)
-		close(started)
-	})
+	overlapped = true
+	go func() {
+		defer end()
+		_ = s.fill(ctx, p, true, func() { // the save fails with the same error
+			s.enqueue(p, job)
+			close(started)
+		})
+	}()
 	<-started // saves are in order
 	p.recorder.Unblock()
 	return p, nil
@@ -277,15 +321,16 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 // begin makes the ranks agree on a save and prepares it. If it is skipped, it is over
 // when begin returns.
 func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
-	adm, err := group.AllReduce(ctx, job.Group, "admit", group.JSON[bool](), group.JSON[admission](),
-		func(context.Context) (bool, error) { return s.usable(job.Group) },
-		func(_ context.Context, usable []bool) (admission, error) { return s.admit(o, usable), nil })
+	adm, err := group.AllReduce(ctx, job.Group, "admit", group.JSON[standing](), group.JSON[admission](),
+		func(context.Context) (standing, error) { return s.standing(job.Group) },
+		func(_ context.Context, all []standing) (admission, error) { return s.admit(o, all) })
 	if err != nil {
 		return job.NumberRank(err)
 	}
 	if adm.Failed != "" {
 		return s.returnFailure(adm.Failed)
 	}
+	p.number = adm.Generation
 	if adm.Skip {
 		p.err = wrap("save", p.store, ErrSkipped)
 		p.recorder.End(0, p.err, ErrSkipped)
@@ -293,11 +338,13 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 		close(p.done)
 		return nil
 	}
-	if adm.Drop != 0 {
-		s.drop(adm.Drop)
-	}
+	s.mu.Lock()
+	s.generation = p.number
+	s.mu.Unlock()
 	if adm.Restart {
-		err = s.restart(ctx, job.Group)
+		if err = s.restart(ctx, job.Group, adm.Settle); err != nil {
+			err = s.restart(ctx, job.Group, false) // perhaps one of them was killed
+		}
 	} else {
 		err = s.regroup(ctx, job.Group)
 	}
@@ -307,38 +354,64 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 	return job.NumberRank(err)
 }
 
-// usable reports whether saves can use what this rank has of the saves before.
-func (s *Stager) usable(g group.Group) (bool, error) {
+// standing returns what this rank has of the saves before.
+func (s *Stager) standing(g group.Group) (standing, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return false, fmt.Errorf("%w: the Stager is closed", ErrOptions)
+		return standing{}, fmt.Errorf("%w: the Stager is closed", ErrOptions)
 	}
-	return same(s.of, g) && (s.process == nil || s.process.Alive()), nil
+	out := standing{Generation: s.generation, Same: same(s.of, g), Process: s.options.Process != nil, Alive: s.process != nil && s.process.Alive()}
+	if s.failed != nil {
+		out.Failed = s.failed.Error()
+	}
+	return out, nil
 }
 
 // admit decides about a new save.
-func (s *Stager) admit(o *AsyncOptions, usable []bool) admission {
+func (s *Stager) admit(o *AsyncOptions, all []standing) (admission, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if o.ReturnLast && s.failed != nil {
-		return admission{Failed: s.failed.Error()}
-	}
-	out := admission{Restart: s.options.Process != nil && slices.Contains(usable, false)}
-	if s.last == nil || s.last.over() {
-		return out
-	}
-	switch o.Busy {
-	case BusySkip:
-		return admission{Skip: true}
-	case BusyReplace:
-		if s.process != nil {
-			out.Drop = s.last.number // unless it begins meanwhile
-		} else if n, ok := s.runner.DropWaiting(); ok {
-			out.Drop = n
+	out := admission{Settle: true}
+	for _, r := range all {
+		out.Generation = max(out.Generation, r.Generation+1)
+		if o.ReturnLast && out.Failed == "" {
+			out.Failed = r.Failed
+		}
+		if r.Process != all[0].Process {
+			return out, fmt.Errorf("%w: StagerOptions.Process is set on some ranks only", ErrOptions)
+		}
+		if r.Process {
+			out.Restart = out.Restart || !r.Same || !r.Alive
+			out.Settle = out.Settle && r.Alive
 		}
 	}
-	return out
+	out.Skip = o.Busy == BusySkip && len(s.saves) > 0
+	return out, nil
+}
+
+// dropWaiting returns the number of the save that a new one replaces, or zero.
+func (s *Stager) dropWaiting(o *AsyncOptions) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o.Busy != BusyReplace || len(s.saves) == 0 {
+		return 0
+	}
+	if s.process != nil {
+		return s.saves[len(s.saves)-1].number // unless it begins meanwhile
+	}
+	n, _ := s.runner.DropWaiting()
+	return n
+}
+
+// over reports whether the save is over.
+func (p *Pending) over() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // returnFailure returns the error of the previous save, once.
@@ -353,15 +426,6 @@ func (s *Stager) returnFailure(text string) error {
 	return fmt.Errorf("the previous save failed: %w", err)
 }
 
-func (p *Pending) over() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
-
 // drop withdraws a save that has not begun.
 func (s *Stager) drop(number uint64) {
 	if s.process != nil {
@@ -371,8 +435,10 @@ func (s *Stager) drop(number uint64) {
 	s.runner.Drop(number)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.last; p != nil && p.number == number {
-		p.snapshot.Close()
+	for _, p := range s.saves {
+		if p.number == number {
+			p.snapshot.Close()
+		}
 	}
 }
 
@@ -399,21 +465,32 @@ func (s *Stager) regroup(ctx context.Context, g group.Group) error {
 	return nil
 }
 
-// restart replaces the saver processes of all ranks and lets them meet.
-func (s *Stager) restart(ctx context.Context, g group.Group) error {
-	err := group.Each(ctx, g, "start", func(ctx context.Context) error {
+// settleTime is how long a rank waits for its saves if the saver of a rank has died. They
+// fail as soon as its own saver has noticed that.
+const settleTime = 5 * time.Second
+
+// restart replaces the saver processes of all ranks and lets them meet. None of the old
+// ones is left then, so none can publish a save that counts as failed. If settle is set,
+// the old ones complete their saves first.
+func (s *Stager) restart(ctx context.Context, g group.Group, settle bool) error {
+	err := group.Each(ctx, group.StopEarly(g), "start", func(ctx context.Context) error {
+		if settle && !s.settle(ctx) {
+			return context.Cause(ctx)
+		}
+		if !settle {
+			patience, cancel := context.WithTimeout(ctx, settleTime)
+			s.settle(patience)
+			cancel()
+		}
 		if s.process != nil {
-			s.process.Kill()
-			select {
-			case <-s.process.Ended():
-			case <-ctx.Done():
-				return context.Cause(ctx)
+			if err := s.process.Stop(ctx); err != nil {
+				return err
 			}
 		}
-		s.of, s.process = nil, nil
+		s.setProcess(nil)
 		p, err := saver.Start(ctx, *s.options.Process, s.arena)
 		if err == nil {
-			s.process = p
+			s.setProcess(p)
 		}
 		return err
 	})
@@ -431,50 +508,68 @@ func (s *Stager) restart(ctx context.Context, g group.Group) error {
 	if err != nil {
 		return err
 	}
-	err = group.Each(ctx, g, "join", func(ctx context.Context) error { return s.process.Join(ctx, m, g.Rank(), g.Size()) })
+	err = group.Each(ctx, group.StopEarly(g), "join", func(ctx context.Context) error { return s.process.Join(ctx, m, g.Rank(), g.Size()) })
 	if err == nil {
+		s.mu.Lock()
 		s.of = g
+		s.mu.Unlock()
 	}
 	return err
 }
 
-// prepare plans the snapshot and checks the options. It fails on all ranks or on none.
-func (s *Stager) prepare(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
+// setProcess sets the saver process of this rank. Nothing is known of its group.
+func (s *Stager) setProcess(p *saver.Process) {
 	s.mu.Lock()
-	s.generation++
-	p.number = s.generation
-	s.mu.Unlock()
-	return group.Each(ctx, job.Group, "state", func(context.Context) error {
-		var err error
-		if job.Writer, err = o.writer(p.store); err != nil {
-			return err
-		}
-		if job.State, _, err = expand(state); err != nil {
-			return err
-		}
-		if !job.RankLocal {
-			job.Rank, job.Size = job.Group.Rank(), job.Group.Size()
-		}
-		p.snapshot, err = stage.New(job.Planner, plan.SaveSetup{
-			State: job.State, Storage: job.Storage, Rank: job.Rank, Size: job.Size,
-			Coordinator: job.RankLocal || job.Rank == 0, RankLocal: job.RankLocal,
-		}, s.arena, p.number)
-		if err == nil && s.options.Process != nil {
-			p.request, err = request(job, p, o)
-		}
+	defer s.mu.Unlock()
+	s.of, s.process = nil, p
+}
+
+// prepare plans the snapshot and checks the options. It fails on all ranks or on none. If
+// it succeeds, the save that this one replaces is withdrawn.
+func (s *Stager) prepare(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
+	drop, err := group.AllReduce(ctx, job.Group, "state", group.JSON[bool](), group.JSON[uint64](),
+		func(context.Context) (bool, error) { return true, s.plan(p, job, state, o) },
+		func(context.Context, []bool) (uint64, error) { return s.dropWaiting(o), nil })
+	if err == nil && drop != 0 {
+		s.drop(drop)
+	}
+	return err
+}
+
+// plan plans the snapshot and checks the options.
+func (s *Stager) plan(p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
+	var err error
+	if job.Writer, err = o.writer(p.store); err != nil {
 		return err
-	})
+	}
+	if job.State, _, err = expand(state); err != nil {
+		return err
+	}
+	if !job.RankLocal {
+		job.Rank, job.Size = job.Group.Rank(), job.Group.Size()
+	}
+	p.snapshot, err = stage.New(job.Planner, plan.SaveSetup{
+		State: job.State, Storage: job.Storage, Rank: job.Rank, Size: job.Size,
+		Coordinator: job.RankLocal || job.Rank == 0, RankLocal: job.RankLocal,
+	}, s.arena, p.number)
+	if err == nil && s.options.Process != nil {
+		p.request, err = request(job, p, o)
+	}
+	return err
 }
 
 // enqueue starts the save, which waits for the one before it.
 func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 	s.mu.Lock()
-	s.last = p
+	s.saves = append(s.saves, p)
+	p.process = s.process
 	s.mu.Unlock()
 	over := func(report *SaveReport, err error) { s.over(p, report, err) }
-	if s.process == nil {
+	if p.process == nil {
+		var ctx context.Context
+		ctx, p.cancel = context.WithCancelCause(s.ctx)
 		job.Group, job.Planner, job.State, job.Verify = s.saving, p.snapshot, nil, p.snapshot.Verify
-		s.runner.Submit(s.ctx, p.number, job, over)
+		s.runner.Submit(ctx, p.number, job, over)
 		return
 	}
 	observer := &Observer{Warned: p.recorder.Warn}
@@ -482,7 +577,7 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 		observer.Planned, observer.Moved = job.Observer.Planned, job.Observer.Moved
 	}
 	p.request.Began = time.Now()
-	if err := s.process.Save(p.request, p.snapshot, observer, over); err != nil {
+	if err := p.process.Save(p.request, p.snapshot, observer, over); err != nil {
 		go over(nil, err)
 	}
 }
@@ -518,6 +613,9 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 // over ends a save.
 func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	p.snapshot.Close()
+	if p.cancel != nil {
+		p.cancel(nil)
+	}
 	close(p.ran)
 	<-p.staged
 	var written int64
@@ -536,6 +634,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	if s.failed = err; errors.Is(err, ErrReplaced) {
 		s.failed = nil
 	}
+	s.saves = slices.DeleteFunc(s.saves, func(x *Pending) bool { return x == p })
 	s.mu.Unlock()
 	close(p.done)
 }
@@ -557,8 +656,13 @@ func (s *Stager) fill(ctx context.Context, p *Pending, overlap bool, start func(
 		err = p.snapshot.Rest(ctx, p.ran)
 		p.stall = time.Since(copied)
 	}
-	if err == nil && s.process != nil {
-		err = s.process.Flush(ctx)
+	if err != nil {
+		if p.cancel != nil {
+			p.cancel(err)
+		}
+		p.snapshot.Await(p.ran)
+	} else if p.process != nil {
+		p.process.Flush(ctx)
 	}
 	p.stageTime = time.Since(begun)
 	phase.End(p.snapshot.Bytes(), err)

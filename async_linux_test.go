@@ -22,9 +22,12 @@ import (
 )
 
 func init() {
+	standInMain()
+	soakMain()
 	modes["process"] = func(c int64) *cairn.StagerOptions { return &cairn.StagerOptions{Ceiling: c, Process: &saver.Options{}} }
 	pause = func(t *testing.T) { signalSavers(t, syscall.SIGSTOP) }
 	resume = func(t *testing.T) { signalSavers(t, syscall.SIGCONT) }
+	waitSavers = waitNoSavers
 	trainer = trainerMain
 }
 
@@ -324,6 +327,16 @@ func savers(t *testing.T) []int {
 	return out
 }
 
+// waitNoSavers waits until this process has no saver processes.
+func waitNoSavers(t *testing.T) {
+	t.Helper()
+	for deadline := time.Now().Add(3 * time.Minute); len(savers(t)) > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("saver processes %v are left", savers(t))
+		}
+	}
+}
+
 // signalSavers sends a signal to the saver processes of this process.
 func signalSavers(t *testing.T, s syscall.Signal) {
 	t.Helper()
@@ -369,5 +382,49 @@ func TestKilledSaverFailsPending(t *testing.T) {
 	}
 	if left := savers(t); len(left) > 0 {
 		t.Errorf("saver processes %v are left", left)
+	}
+}
+
+// TestKilledSaverFailsAllSaves kills the saver while it has several saves to do, and closes
+// the Stager as soon as the last one has failed.
+func TestKilledSaverFailsAllSaves(t *testing.T) {
+	store := tempStore(t)
+	for range 5 {
+		s, err := cairn.NewStager(modes["process"](4 << 20))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []*cairn.Pending
+		for i := range byte(5) {
+			p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"w": numbered(t, 100<<10, i)}, &cairn.AsyncOptions{Stager: s})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i > 0 {
+				all = append(all, p)
+				continue
+			}
+			if _, err := p.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			signalSavers(t, syscall.SIGSTOP)
+		}
+		signalSavers(t, syscall.SIGKILL)
+		if _, err := all[len(all)-1].Wait(t.Context()); !errors.Is(err, cairn.ErrSaver) {
+			t.Errorf("Wait = %v; want ErrSaver", err)
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, p := range all {
+			select {
+			case <-p.Done():
+			default:
+				t.Error("a save is not over when its Stager is closed")
+			}
+		}
+		if got := loadBytes(t, store, "w"); !bytes.Equal(got, numbered(t, 100<<10, 0).Contents()) {
+			t.Error("the checkpoint is not the one that was saved")
+		}
 	}
 }

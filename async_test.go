@@ -77,6 +77,8 @@ var modes = map[string]func(ceiling int64) *cairn.StagerOptions{
 var (
 	pause  = func(*testing.T) {}
 	resume = func(*testing.T) {}
+	// waitSavers waits until no saver process is left.
+	waitSavers = func(*testing.T) {}
 )
 
 // trainer is the work of this program if a test has started it as a trainer.

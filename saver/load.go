@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -151,7 +150,7 @@ func (p *loadPlanner) add(i int, m *WantItem, arena []byte) (int64, error) {
 
 // runLoad loads. It reports each item when it has arrived.
 func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*protocol.LoadReport, error) {
-	store, err := file.OpenPath(b.Store)
+	store, err := OpenStore(b.Store)
 	if err != nil {
 		return nil, err
 	}

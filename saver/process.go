@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -98,10 +100,13 @@ func Run() error {
 
 // Process is a saver process, as its trainer sees it.
 type Process struct {
-	conn  net.Conn
-	arena *stage.Arena
-	ended chan struct{} // closed once the process has gone
-	err   error         // why; before ended is closed
+	conn   net.Conn
+	kill   func() // ends the process
+	arena  *stage.Arena
+	sent   chan struct{} // closed once nothing is sent any more
+	ended  chan struct{} // closed once the conversation is over
+	err    error         // why; before ended is closed
+	exited chan struct{} // closed once the process has gone
 	// refused is why the process ends the conversation, if it has sent that. Only receive
 	// uses it.
 	refused error
@@ -162,11 +167,12 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 		return nil, fmt.Errorf("start the saver process: %w", err)
 	}
 	p := newProcess(conn, arena, cmd.Wait)
+	p.kill = func() { _ = cmd.Process.Kill() } // it may have gone
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
 	if err := p.greet(ctx); err != nil {
 		p.Kill()
-		_ = cmd.Process.Kill()
+		p.kill()
 		return nil, fmt.Errorf("start the saver process %q: %w", command, err)
 	}
 	return p, nil
@@ -175,7 +181,8 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 // newProcess returns the process at the other end of conn. wait waits until it has ended.
 func newProcess(conn net.Conn, arena *stage.Arena, wait func() error) *Process {
 	p := &Process{
-		conn: conn, arena: arena, ended: make(chan struct{}), queued: make(chan struct{}, 1), flushed: make(chan struct{}),
+		conn: conn, arena: arena, kill: func() {}, sent: make(chan struct{}), ended: make(chan struct{}), exited: make(chan struct{}),
+		queued: make(chan struct{}, 1), flushed: make(chan struct{}),
 		saves: map[uint64]*remoteSave{}, loads: map[uint64]*remoteLoad{}, answers: make(chan *frame, 1),
 	}
 	close(p.flushed)
@@ -204,8 +211,24 @@ func (p *Process) Alive() bool {
 // Kill ends the conversation. The process completes what is staged and ends.
 func (p *Process) Kill() { p.conn.Close() }
 
-// Ended is closed once the process has closed its end of the conversation.
+// Ended is closed once the conversation is over.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
+
+// Stop ends the conversation and waits until the process has gone. The process has a few
+// seconds to complete what is staged. Then it is killed, so it cannot publish anything
+// after Stop has returned nil. The error is that of ctx.
+func (p *Process) Stop(ctx context.Context) error {
+	p.conn.Close()
+	for _, gone := range []<-chan struct{}{p.ended, p.exited} {
+		select {
+		case <-gone:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		p.kill()
+	}
+	return nil
+}
 
 // post sends a message when those before it have been sent.
 func (p *Process) post(kind string, body any) {
@@ -235,26 +258,14 @@ func (p *Process) queueUp(b []byte) {
 
 // send sends what post has queued.
 func (p *Process) send() {
+	defer close(p.sent)
 	for {
 		select {
 		case <-p.queued:
 		case <-p.ended:
 			return
 		}
-		for {
-			p.mu.Lock()
-			queue := p.queue
-			p.queue = nil
-			if len(queue) == 0 {
-				select {
-				case <-p.flushed:
-				default:
-					close(p.flushed)
-				}
-				p.mu.Unlock()
-				break
-			}
-			p.mu.Unlock()
+		for queue := p.takeQueue(); queue != nil; queue = p.takeQueue() {
 			for _, b := range queue {
 				if _, err := p.conn.Write(b); err != nil {
 					p.conn.Close() // so that receive ends
@@ -265,19 +276,32 @@ func (p *Process) send() {
 	}
 }
 
+// takeQueue returns what is to be sent. Nil: everything was sent.
+func (p *Process) takeQueue() [][]byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	queue := p.queue
+	p.queue = nil
+	if queue == nil {
+		select {
+		case <-p.flushed:
+		default:
+			close(p.flushed)
+		}
+	}
+	return queue
+}
+
 // Flush waits until the system has everything that was sent: the saver can read it even
-// if this process ends.
-func (p *Process) Flush(ctx context.Context) error {
+// if this process ends. If the process ends, or ctx, Flush returns earlier.
+func (p *Process) Flush(ctx context.Context) {
 	p.mu.Lock()
 	flushed := p.flushed
 	p.mu.Unlock()
 	select {
 	case <-flushed:
-		return nil
-	case <-p.ended:
-		return p.err
+	case <-p.sent:
 	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
@@ -295,15 +319,17 @@ func (p *Process) receive(wait func() error) {
 	if p.refused != nil {
 		err = p.refused
 	}
-	exited := make(chan error, 1)
-	go func() { exited <- wait() }()
+	var exit error
+	go func() {
+		exit = wait()
+		close(p.exited)
+	}()
 	cause := fmt.Errorf("%w: %w", ErrSaver, err)
 	select {
-	case exit := <-exited:
+	case <-p.exited:
 		if exit != nil {
 			cause = fmt.Errorf("%w: %w (%v)", ErrSaver, err, exit)
 		}
-		exited <- nil
 	case <-time.After(exitTime): // it completes a save
 	}
 	p.mu.Lock()
@@ -313,11 +339,11 @@ func (p *Process) receive(wait func() error) {
 	p.saves, p.loads = nil, nil
 	p.mu.Unlock()
 	close(p.ended)
-	for _, s := range saves {
-		s.over(nil, cause)
+	for _, generation := range slices.Sorted(maps.Keys(saves)) {
+		saves[generation].over(nil, cause)
 	}
 	if len(loads) > 0 {
-		<-exited // until then it may write to the memory of the loads
+		<-p.exited // until then it may write to the memory of the loads
 	}
 	for _, l := range loads {
 		l.over(nil, cause)

@@ -36,6 +36,10 @@ const (
 	refuseTime = 5 * time.Second
 )
 
+// OpenStore opens the store of a save or a load by its path. A program that is its own
+// saver may replace it before it calls Main, for example to limit or to test writes.
+var OpenStore = file.OpenPath
+
 // errTrainerGone is why a save fails whose trainer has ended too early.
 var errTrainerGone = errors.New("the trainer has ended before its state was staged")
 
@@ -333,7 +337,7 @@ func (b broken) SetUp(plan.SaveSetup) error { return b.err }
 
 // job returns the save that a message asks for.
 func (s *server) job(b *saveBody, st *state) (protocol.RankSave, error) {
-	store, err := file.OpenPath(b.Store)
+	store, err := OpenStore(b.Store)
 	if err != nil {
 		return protocol.RankSave{}, err
 	}

@@ -26,8 +26,9 @@ const fallbackMemory = 8 << 30
 //
 // Its methods are safe for concurrent use.
 type Arena struct {
-	mem  []byte
-	file *os.File // nil: no other process can map the memory
+	mem   []byte
+	file  *os.File // nil: no other process can map the memory
+	limit int64    // the most bytes that alloc can return
 
 	mu    sync.Mutex
 	free  []extent // sorted, not adjacent
@@ -50,7 +51,7 @@ func NewShared(size int64) (*Arena, error) {
 	a, err := newArena(size, mapShared)
 	if err == nil {
 		start, _ := Window(a.Size())
-		a.free[0].len = start
+		a.limit, a.free[0].len = start, start
 	}
 	return a, err
 }
@@ -73,7 +74,7 @@ func newArena(size int64, alloc func(size int64) ([]byte, *os.File, error)) (*Ar
 	if err != nil {
 		return nil, fmt.Errorf("an arena of %d bytes: %w", size, err)
 	}
-	return &Arena{mem: mem, file: file, free: []extent{{0, size}}, freed: make(chan struct{})}, nil
+	return &Arena{mem: mem, file: file, limit: size, free: []extent{{0, size}}, freed: make(chan struct{})}, nil
 }
 
 // Close returns the memory to the system. Nothing may use it any more.

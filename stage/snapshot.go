@@ -30,8 +30,10 @@ var (
 )
 
 const (
-	// unitBytes is the size up to which small tensors share a unit.
+	// unitBytes is the size up to which small tensors share a unit. It is less in a
+	// small arena, of which a unit takes at most one part of minUnits.
 	unitBytes = 8 << 20
+	minUnits  = 4
 	// blockBytes is how much one goroutine copies at a time.
 	blockBytes = 4 << 20
 	// align is the alignment of tensors in a unit.
@@ -79,7 +81,6 @@ type item struct {
 	dense  bool           // staged as contiguous elements; otherwise as it is in memory
 	alias  any
 	number int  // in the local plan
-	opened bool // by Fetch
 	done   bool // it was read, or the save does not need it
 }
 
@@ -268,7 +269,7 @@ func (s *Snapshot) addGroup(g []span) {
 
 // unitFor returns a unit with room for size bytes.
 func (s *Snapshot) unitFor(size int64) *unit {
-	if n := len(s.units); n > 0 && s.units[n-1].size+size <= unitBytes {
+	if n := len(s.units); n > 0 && s.units[n-1].size+size <= min(unitBytes, s.arena.limit/minUnits) {
 		return s.units[n-1]
 	}
 	u := &unit{size: stampBytes}
@@ -303,7 +304,9 @@ func (s *Snapshot) fill(ctx context.Context, early bool, start func()) (all bool
 			s.signal()
 		}
 	}
-	err = s.copyUnits(ctx, now, copied)
+	if len(now) > 0 {
+		err = s.copyUnits(ctx, now, copied)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, u := range now {
@@ -323,6 +326,7 @@ func (s *Snapshot) fill(ctx context.Context, early bool, start func()) (all bool
 		s.Complete()
 	}
 	s.signal()
+	again[1] = s.event
 	return all, again, s.err
 }
 
@@ -383,13 +387,12 @@ func (s *Snapshot) Fetch(item int, off, length, at int64) error {
 	if err != nil {
 		return err
 	}
+	err = t.ReadAt(s.arena.mem[at:at+length], off)
 	s.mu.Lock()
-	if x.opened {
-		x.unit.open--
-	}
-	x.opened = true // until Release
-	s.mu.Unlock()
-	return t.ReadAt(s.arena.mem[at:at+length], off)
+	defer s.mu.Unlock()
+	x.unit.open--
+	s.signal()
+	return err
 }
 
 // Release says that a save in another process does not need an item any more.
@@ -399,12 +402,7 @@ func (s *Snapshot) Release(item int) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x := s.list[item]
-	if x.opened {
-		x.opened = false
-		x.unit.open--
-	}
-	s.finished(x)
+	s.finished(s.list[item])
 	s.signal()
 }
 
@@ -414,7 +412,7 @@ func (s *Snapshot) reserve() (now []*unit, again [2]<-chan struct{}) {
 	defer s.mu.Unlock()
 	again[1] = s.event
 	for _, u := range s.units {
-		if u.state != waiting || u.size > s.arena.Size() {
+		if u.state != waiting || u.size > s.arena.limit {
 			continue // the save reads a unit that never fits from the caller's memory
 		}
 		off, ok, freed := s.arena.alloc(u.size)
@@ -440,7 +438,7 @@ func (s *Snapshot) Fits() bool {
 
 // Rest stages the rest of the snapshot as memory becomes free. It returns when the state
 // may be changed: everything is staged, was read by the save, or is not needed. done is
-// closed when the save is over.
+// closed when the save is over. After an error, Await waits for the save.
 func (s *Snapshot) Rest(ctx context.Context, done <-chan struct{}) error {
 	for {
 		all, again, err := s.fill(ctx, true, func() {})
@@ -456,36 +454,43 @@ func (s *Snapshot) Rest(ctx context.Context, done <-chan struct{}) error {
 		case <-done:
 			return nil
 		case <-ctx.Done():
-			s.fail(context.Cause(ctx))
-			return s.await(done)
+			if s.fail(context.Cause(ctx)) {
+				return s.Verify()
+			}
 		}
 	}
 }
 
-// await waits until the save does not read from the memory of the caller any more.
-func (s *Snapshot) await(done <-chan struct{}) error {
+// Await waits until a save that fails does not read from the memory of the caller any
+// more. done is closed when the save is over.
+func (s *Snapshot) Await(done <-chan struct{}) {
 	for {
 		s.mu.Lock()
 		busy := slices.ContainsFunc(s.units, func(u *unit) bool { return u.state == direct && u.open > 0 })
-		event, err := s.event, s.err
+		event := s.event
 		s.mu.Unlock()
 		if !busy {
-			return err
+			return
 		}
 		select {
 		case <-event:
 		case <-done:
-			return err
+			return
 		}
 	}
 }
 
-// fail makes the save fail: it must not read the snapshot any more.
-func (s *Snapshot) fail(err error) {
+// fail makes the save fail: it must not read the snapshot any more. If the state does not
+// have to be kept any longer, nothing happens, and fail returns false.
+func (s *Snapshot) fail(err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.pending == 0 {
+		return false
+	}
 	s.setErr(err)
 	s.signal()
+	return true
 }
 
 // setErr sets why the snapshot cannot be used any more, unless it is set.

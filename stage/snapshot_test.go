@@ -216,3 +216,121 @@ func TestRestEndsWithContext(t *testing.T) {
 		t.Errorf("Verify = %v; want %v", err, cause)
 	}
 }
+
+// TestWaitForMemoryDoesNotSpin checks that staging without memory waits for something that
+// has not happened yet.
+func TestWaitForMemoryDoesNotSpin(t *testing.T) {
+	a, s := withoutMemory(t)
+	_, again, err := s.fill(t.Context(), true, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range again {
+		select {
+		case <-c:
+			t.Errorf("channel %d is closed although nothing has changed", i)
+		default:
+		}
+	}
+	a.release(0, a.Size())
+	<-again[0]
+	s.Close()
+	<-again[1]
+}
+
+// withoutMemory returns a snapshot of a tensor for an arena that is full.
+func withoutMemory(t *testing.T) (*Arena, *Snapshot) {
+	t.Helper()
+	a, err := NewArena(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	if _, ok, _ := a.alloc(a.Size()); !ok {
+		t.Fatal("no memory")
+	}
+	x, _ := tensor.New(tensor.Uint8, []int64{100})
+	s, err := New(new(plan.DefaultSave), plan.SaveSetup{State: plan.State{"w": x}, Size: 1, Coordinator: true}, a, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, s
+}
+
+// TestContextThatEndsAfterStagingIsNoError ends the context when the save has read
+// everything: the save may publish it, so staging has not failed.
+func TestContextThatEndsAfterStagingIsNoError(t *testing.T) {
+	_, s := withoutMemory(t)
+	p, _ := s.LocalPlan()
+	if err := readAll(s, p, map[string][]byte{"w": make([]byte, 100)}); err != nil {
+		t.Fatal(err)
+	}
+	complete := false
+	s.Complete = func() { complete = true }
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Rest(ctx, nil); err != nil || !complete {
+		t.Errorf("Rest = %v, complete: %v", err, complete)
+	}
+	if err := s.Verify(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAwaitWaitsForReadsOfTheCallersMemory fails a snapshot while a save reads the memory
+// of the caller.
+func TestAwaitWaitsForReadsOfTheCallersMemory(t *testing.T) {
+	_, s := withoutMemory(t)
+	p, _ := s.LocalPlan()
+	d, err := s.Resolve(&p.Items[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	if err := s.Rest(ctx, nil); !errors.Is(err, cause) {
+		t.Fatalf("Rest = %v; want %v", err, cause)
+	}
+	awaited := make(chan struct{})
+	go func() {
+		defer close(awaited)
+		s.Await(nil)
+	}()
+	select {
+	case <-awaited:
+		t.Error("Await returned while the save reads")
+	default:
+	}
+	if err := d.Release(); !errors.Is(err, cause) {
+		t.Errorf("Release = %v; want %v", err, cause)
+	}
+	<-awaited
+	if _, err := s.Resolve(&p.Items[0]); !errors.Is(err, cause) {
+		t.Errorf("Resolve = %v; want %v", err, cause)
+	}
+}
+
+// TestUnitsFitIntoASmallArena stages as much of a state as fits.
+func TestUnitsFitIntoASmallArena(t *testing.T) {
+	a, err := NewArena(256 << 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	state := plan.State{}
+	for i := range 100 {
+		state[fmt.Sprint("t", i)], _ = tensor.New(tensor.Uint8, []int64{8 << 10})
+	}
+	s, err := New(new(plan.DefaultSave), plan.SaveSetup{State: state, Size: 1, Coordinator: true}, a, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if all, err := s.Fill(t.Context(), true, func() {}); all || err != nil {
+		t.Fatalf("Fill = %v, %v; there is too little memory", all, err)
+	}
+	if now, _ := a.Used(); now < a.Size()/2 {
+		t.Errorf("only %d of %d bytes are used", now, a.Size())
+	}
+}
