@@ -408,7 +408,7 @@ func (s *soak) check(least int64) {
 		s.Fatal(err)
 	}
 	c, err := cairn.Open(s.Context(), store)
-	if least == 0 && errors.Is(err, fs.ErrNotExist) {
+	if least == 0 && (errors.Is(err, cairn.ErrNotFound) || errors.Is(err, cairn.ErrIncomplete)) {
 		return // nothing was saved yet
 	}
 	if err != nil {
