@@ -74,6 +74,8 @@ bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
 	$(BIN)/cairn bench reshard
 	$(BIN)/cairn bench open --chunks 1000000 --format torchdcp
 	$(BIN)/cairn bench io --size $(BENCHSIZE) --ranks 1
+	$(BIN)/cairn bench async --size $(BENCHSIZE)
+	$(BIN)/cairn bench async --size $(BENCHSIZE) --process
 	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from torchdcp --to hf
 	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from native --to torchdcp
 	$(BIN)/cairn bench tiny
