@@ -22,6 +22,9 @@ type outbox struct {
 	released map[uint64][]int          // items by generation, not queued yet
 }
 
+// lastMessages bounds how long a saver reads what a trainer has sent that does not read.
+const lastMessages = time.Minute
+
 func newOutbox(conn net.Conn) *outbox {
 	o := &outbox{
 		conn: conn, more: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
@@ -47,8 +50,9 @@ func (o *outbox) run() {
 		o.mu.Unlock()
 		if _, err := queue.WriteTo(o.conn); err != nil {
 			o.refuseMore()
-			// Without its messages the trainer cannot do its part: it is gone.
-			o.conn.SetReadDeadline(time.Now())
+			// Without its messages the trainer cannot do its part: it is gone. What it
+			// has sent before is still to be read.
+			o.conn.SetReadDeadline(time.Now().Add(lastMessages))
 			return
 		}
 	}

@@ -590,6 +590,53 @@ func TestServeTrainerEndsAfterEveryByte(t *testing.T) {
 	}
 }
 
+// TestServeReadsLastMessagesOfTrainer ends the trainer before the saver has read anything:
+// the first answer cannot be sent, but everything that the trainer sent counts.
+func TestServeReadsLastMessagesOfTrainer(t *testing.T) {
+	for range 5 {
+		a, err := stage.NewShared(arenaSize)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		mem, err := stage.MapFile(a.File())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stage.Unmap(mem)
+		folder := t.TempDir()
+		all := conversationOf(t, (&trainer{T: t, mem: mem}).stage(1, 4096), folder)
+		hello := binary.LittleEndian.Uint32(all) + 4
+		text := all[:hello:hello]
+		for range 2000 { // so that the answer fails before the save is read
+			if text, err = appendFrame(text, typeDrop, dropBody{77}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		text = append(text, all[hello:]...)
+		ours, theirs, err := socketPair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := net.FileConn(theirs)
+		theirs.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := ours.Write(text); err != nil {
+			t.Fatal(err)
+		}
+		ours.Close()
+		if err := Serve(t.Context(), conn, a.File()); err != nil {
+			t.Fatal(err)
+		}
+		if got := published(t, folder); got != content {
+			t.Fatalf("the checkpoint has %q; want what was staged", got)
+		}
+	}
+}
+
 // The end of the stream is a quiet end, even if the trainer has not read its messages.
 func TestServeTrainerThatDoesNotRead(t *testing.T) {
 	c := newTrainer(t)
