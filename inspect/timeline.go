@@ -67,7 +67,7 @@ type RankPhase struct {
 // checkpoint has none.
 func NewTimeline(s meta.Storage) (*Timeline, error) {
 	if len(s.Timeline) == 0 {
-		return nil, fmt.Errorf("%w: only saves in cairn's own format record one", ErrNoTimeline)
+		return nil, fmt.Errorf("%w: only jobs that save in cairn's own format record one", ErrNoTimeline)
 	}
 	out := &Timeline{SaveID: s.SaveID, Step: s.Step, Ranks: make([]RankTimeline, len(s.Timeline))}
 	for rank, phases := range s.Timeline {

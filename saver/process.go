@@ -173,7 +173,7 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 	if err := p.greet(ctx); err != nil {
 		p.Kill()
 		p.kill()
-		return nil, fmt.Errorf("start the saver process %q: %w", command, err)
+		return nil, fmt.Errorf("start the saver process %q: %w; a program that is its own saver calls saver.Main before anything else", command, err)
 	}
 	return p, nil
 }
