@@ -42,11 +42,10 @@ func (r *Runner) Submit(ctx context.Context, generation uint64, job protocol.Ran
 		if previous != nil {
 			<-previous.done
 		}
-		report, err := r.run(ctx, run)
+		over(r.run(ctx, run))
 		r.mu.Lock()
 		r.saves = r.saves[1:]
 		r.mu.Unlock()
-		over(report, err)
 		close(run.done)
 	}()
 }

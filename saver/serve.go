@@ -202,8 +202,7 @@ func (s *server) finish(err error) {
 	for _, stop := range s.loads {
 		stop()
 	}
-	joined := s.joined
-	if len(s.states) == 0 && joined != nil {
+	if len(s.states) == 0 && s.joined != nil {
 		s.cancel(errTrainerGone) // savers that wait for each other
 	}
 	s.mu.Unlock()

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -8,8 +9,8 @@ import (
 	"sync"
 )
 
-// ErrClosed is returned by an arena that was closed.
-var ErrClosed = errors.New("the arena is closed")
+// ErrClosed is the error of a snapshot that was closed.
+var ErrClosed = errors.New("the snapshot is closed")
 
 // minArena is the size of the smallest arena.
 const minArena = 4 * pageBytes
@@ -138,7 +139,7 @@ func (a *Arena) release(off, n int64) {
 	n = roundUp(n)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(a.free, off, func(e extent, off int64) int { return int(min(max(e.off-off, -1), 1)) })
+	i, _ := slices.BinarySearchFunc(a.free, off, func(e extent, off int64) int { return cmp.Compare(e.off, off) })
 	a.free = slices.Insert(a.free, i, extent{off, n})
 	if i+1 < len(a.free) && off+n == a.free[i+1].off {
 		a.free[i].len += a.free[i+1].len
@@ -179,12 +180,6 @@ func (a *Arena) Reserve(n int64) (*Region, <-chan struct{}, error) {
 func (r *Region) Free() { r.arena.release(r.Offset, int64(len(r.Bytes))) }
 
 // Room returns how many bytes Reserve can return at most.
-func (a *Arena) Room() int64 {
-	if a.file == nil {
-		return a.Size()
-	}
-	start, _ := Window(a.Size())
-	return start
-}
+func (a *Arena) Room() int64 { return a.limit }
 
 func roundUp(n int64) int64 { return (n + pageBytes - 1) / pageBytes * pageBytes }

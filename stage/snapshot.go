@@ -5,6 +5,7 @@
 package stage
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -203,12 +204,7 @@ func (s *Snapshot) divide(items []*item) {
 			spans[i].hi = spans[i].lo + uintptr(len(m))
 		}
 	}
-	slices.SortStableFunc(spans, func(a, b span) int {
-		if a.lo != b.lo {
-			return cmpUint(a.lo, b.lo)
-		}
-		return cmpUint(b.hi, a.hi)
-	})
+	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Or(cmp.Compare(a.lo, b.lo), cmp.Compare(b.hi, a.hi)) })
 	var groups [][]span
 	for i := 0; i < len(spans); {
 		hi, j := spans[i].hi, i+1
@@ -223,13 +219,6 @@ func (s *Snapshot) divide(items []*item) {
 		s.addGroup(g)
 	}
 	s.pending = len(s.units)
-}
-
-func cmpUint(a, b uintptr) int {
-	if a < b {
-		return -1
-	}
-	return 1
 }
 
 // first returns the smallest position in the plan.
@@ -257,8 +246,6 @@ func (s *Snapshot) addGroup(g []span) {
 	seg.at = u.size
 	for _, x := range g {
 		x.unit, x.at = u, seg.at+int64(x.lo-lo)
-	}
-	for _, x := range g {
 		u.items = append(u.items, x.item)
 	}
 	u.left += len(g)
@@ -293,10 +280,10 @@ func (s *Snapshot) Fill(ctx context.Context, early bool, start func()) (all bool
 // fill is Fill. The channels are closed when memory was freed since, and when a unit is
 // not needed any more.
 func (s *Snapshot) fill(ctx context.Context, early bool, start func()) (all bool, again [2]<-chan struct{}, err error) {
-	now, again := s.reserve()
+	now, freed := s.reserve()
 	start()
 	copied := func(*unit) {}
-	if early || again[0] != nil {
+	if early || freed != nil {
 		copied = func(u *unit) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -326,8 +313,7 @@ func (s *Snapshot) fill(ctx context.Context, early bool, start func()) (all bool
 		s.Complete()
 	}
 	s.signal()
-	again[1] = s.event
-	return all, again, s.err
+	return all, [2]<-chan struct{}{freed, s.event}, s.err
 }
 
 // copied makes a unit readable.
@@ -406,18 +392,18 @@ func (s *Snapshot) Release(item int) {
 	s.signal()
 }
 
-// reserve returns the waiting units that there is memory for.
-func (s *Snapshot) reserve() (now []*unit, again [2]<-chan struct{}) {
+// reserve returns the waiting units that there is memory for. If there is not enough, the
+// channel is closed when memory was freed.
+func (s *Snapshot) reserve() (now []*unit, freed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	again[1] = s.event
 	for _, u := range s.units {
 		if u.state != waiting || u.size > s.arena.limit {
 			continue // the save reads a unit that never fits from the caller's memory
 		}
-		off, ok, freed := s.arena.alloc(u.size)
+		off, ok, wait := s.arena.alloc(u.size)
 		if !ok {
-			again[0] = freed
+			freed = wait
 			break
 		}
 		u.state, u.off = copying, off
@@ -425,7 +411,7 @@ func (s *Snapshot) reserve() (now []*unit, again [2]<-chan struct{}) {
 		now = append(now, u)
 	}
 	s.fits = !slices.ContainsFunc(s.units, func(u *unit) bool { return u.state == waiting })
-	return now, again
+	return now, freed
 }
 
 // Fits reports, once Fill has called start, whether there is memory for everything: no
