@@ -176,7 +176,7 @@ func (x *soakTrainer) watch(what string) (stop func()) {
 	return func() { t.Stop() }
 }
 
-// loop saves until rank 0 is told to end.
+// loop saves until rank 0 reads that it is to end.
 func (x *soakTrainer) loop(ctx context.Context) error {
 	command := "run"
 	if x.Rank == 0 {

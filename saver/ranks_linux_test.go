@@ -194,7 +194,7 @@ func TestServeOneBadTrainerOfSeveral(t *testing.T) {
 	}
 }
 
-// A saver that does not meet the others says so, and ends with its trainer.
+// A saver that does not meet the others sends an error, and ends with its trainer.
 func TestServeSaversThatDoNotMeet(t *testing.T) {
 	listener, other := newTrainer(t), newTrainer(t)
 	for _, c := range []*trainer{listener, other} {

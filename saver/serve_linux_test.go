@@ -500,7 +500,7 @@ func TestServeRefusesTheFirstMessage(t *testing.T) {
 			c.expect(typeReady)
 			c.send(typeListen, listenBody{Size: 2})
 		},
-		"a group of nobody": func(c *trainer) {
+		"a group of no ranks": func(c *trainer) {
 			c.send(typeHello, helloBody{Version})
 			c.expect(typeReady)
 			c.send(typeListen, listenBody{Secret: []byte("x")})

@@ -397,7 +397,7 @@ func (m members) outer(rank int) int {
 }
 
 // index returns the rank of the member with that number in the group of all
-// ranks, or -1 if there is none.
+// ranks, or -1 if it is not a member.
 func (m members) index(outer int) int {
 	switch {
 	case m.list != nil:

@@ -95,7 +95,7 @@ var tricks = map[string]struct {
 	"a header that is a little longer":     {func(f forged) { put16(f.local(zero)[28:], binary.LittleEndian.Uint16(f.local(zero)[28:])+1) }, ErrMalformed},
 	"another checksum in the descriptor":   {func(f forged) { f.b[bytes.Index(f.b, []byte(signDescriptor))+4] ^= 1 }, errContradiction},
 	"another size in the descriptor":       {func(f forged) { f.b[bytes.Index(f.b, []byte(signDescriptor))+8] ^= 1 }, errContradiction},
-	"a descriptor that is none":            {func(f forged) { f.b[bytes.Index(f.b, []byte(signDescriptor))] ^= 1 }, errContradiction},
+	"a descriptor without its signature":   {func(f forged) { f.b[bytes.Index(f.b, []byte(signDescriptor))] ^= 1 }, errContradiction},
 	"a name that leaves the directory":     {func(f forged) { put16(f.central(zero)[28:], 65535) }, errBounds},
 	"extra fields that are none":           {func(f forged) { put16(f.central(zero)[30:], 4) }, ErrMalformed},
 	"extra fields too short":               {func(f forged) { put16(f.central(zero)[30:], 3) }, ErrMalformed},
