@@ -58,6 +58,7 @@ var layers = []struct{ name, imports string }{
 
 	// The seam to what runs training code.
 	{"platform", "collective group tensor value"},
+	{"platform/autograd", "platform tensor"},
 	{"platform/platformtest", "collective group platform tensor"},
 
 	// Formats, and what they share.
@@ -104,6 +105,7 @@ var libraries = map[string]string{
 	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c saver stage",
 	"golang.org/x/term":                "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",
+	"gonum.org/v1/gonum":               "platform/autograd",
 	"go.opentelemetry.io/otel":         "protocol",
 	"go.opentelemetry.io/otel/trace":   "protocol",
 	"github.com/spf13/cobra":           "cmd/cairn/internal/cli",
@@ -124,7 +126,7 @@ const testSupport = "blob/blobtest group/grouptest storage/storagetest"
 // other is a leaf, which only these may import.
 const (
 	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress go.opentelemetry.io/otel go.opentelemetry.io/otel/trace"
-	tops     = "cmd/cairn/internal/cli cmd/cairn"
+	tops     = "cmd/cairn/internal/cli cmd/cairn platform/nn examples/train"
 )
 
 // forbidden are names that say nothing.

@@ -1,0 +1,468 @@
+// Package autograd computes gradients: operators on variables record how to go back,
+// and [Graph.Backward] goes back from a result to the leaves. Arithmetic is float32.
+// Leaves may hold bfloat16 or float16; gradients are float32.
+//
+// # Graphs
+//
+// Operators are methods of a [Graph], which says how they run: whether they record, and
+// what happens to the tensors that they keep for the way back. There is no global state.
+// [Graph.NoGrad], [Graph.Keep] and [Checkpoint] derive graphs with other rules.
+//
+// # Errors
+//
+// An operator that fails returns a variable without data, and every operator that is
+// given one does nothing. The first error is that of [Graph.Err] and of
+// [Graph.Backward], so a model is written without checks between its operators.
+//
+// # Results
+//
+// The same operators on the same values give the same bits in every run, on any number
+// of processors.
+package autograd
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// The errors of this package.
+var (
+	// ErrShape reports operands whose shapes do not fit together.
+	ErrShape = errors.New("shapes do not fit")
+	// ErrGrad reports a gradient that cannot be computed or that a variable cannot
+	// have.
+	ErrGrad = errors.New("no gradient")
+	// ErrUsed reports a second way back through a part of a graph that the first one has
+	// released.
+	ErrUsed = errors.New("the way back was taken already")
+)
+
+// Var is a value in a computation: a leaf, such as a parameter or an input, or the result
+// of an operator. A Var is for one goroutine at a time.
+type Var struct {
+	data  *tensor.Tensor
+	grad  *tensor.Tensor
+	needs bool
+	made  *node // nil for a leaf
+}
+
+// Leaf returns a variable that holds t itself, not a copy. It has no gradient until
+// [Var.RequireGrad] asks for one.
+func Leaf(t *tensor.Tensor) *Var { return &Var{data: t} }
+
+// Data returns the value. It is nil if the operator that was to compute it failed.
+func (v *Var) Data() *tensor.Tensor { return v.data }
+
+// SetData replaces the value of a leaf. The gradient stays.
+func (v *Var) SetData(t *tensor.Tensor) error {
+	if v.made != nil {
+		return fmt.Errorf("set the data of the result of %s: %w", v.made.name, ErrGrad)
+	}
+	v.data = t
+	return nil
+}
+
+// Shape returns the shape of the value.
+func (v *Var) Shape() []int64 {
+	if v.data == nil {
+		return nil
+	}
+	return v.data.Shape()
+}
+
+// RequireGrad makes a leaf have a gradient, or no longer have one. The results of
+// operators are refused, as are values that are not floating-point numbers; the error
+// wraps [ErrGrad].
+func (v *Var) RequireGrad(want bool) error {
+	switch {
+	case v.made != nil:
+		return fmt.Errorf("require a gradient of the result of %s, not a leaf: %w", v.made.name, ErrGrad)
+	case want && (v.data == nil || !isFloat(v.data.DType())):
+		return fmt.Errorf("require a gradient of %v: %w", v.data, ErrGrad)
+	}
+	v.needs = want
+	return nil
+}
+
+// RequiresGrad reports whether the variable is, or was computed from, a leaf that has a
+// gradient.
+func (v *Var) RequiresGrad() bool { return v.needs }
+
+// Grad returns the gradient of a leaf: the sum over the calls of [Graph.Backward] since
+// it was last set. It is a float32 tensor, or nil.
+func (v *Var) Grad() *tensor.Tensor { return v.grad }
+
+// SetGrad replaces the gradient. Nil clears it.
+func (v *Var) SetGrad(t *tensor.Tensor) { v.grad = t }
+
+// Item returns the only element of a value.
+func (v *Var) Item() (float64, error) {
+	if v.data == nil || v.data.NumElements() != 1 {
+		return 0, fmt.Errorf("the only element of %v: %w", v.data, ErrShape)
+	}
+	return float64(floats(v.data)[0]), nil
+}
+
+// node is an operator that ran: how to go back from its result to its inputs.
+type node struct {
+	name    string
+	seq     int64 // nodes that ran later have larger ones
+	in      []edge
+	saved   []kept
+	aliases bool
+	back    func(*Pass) ([]*tensor.Tensor, error)
+	used    bool
+}
+
+// edge leads from an operator to an operand. It does not hold the operand's data.
+type edge struct {
+	leaf  *Var  // nil if the operand needs no gradient or is a result
+	made  *node // nil if the operand is a leaf
+	shape []int64
+}
+
+func (v *Var) edge() edge {
+	e := edge{made: v.made, shape: v.Shape()}
+	if v.needs && v.made == nil {
+		e.leaf = v
+	}
+	return e
+}
+
+func (e edge) needs() bool { return e.leaf != nil || e.made != nil }
+
+// Graph is how operators run. It belongs to one goroutine, and so do the graphs that are
+// derived from it. Make one for each step of training.
+type Graph struct {
+	*shared
+	ctx    context.Context
+	record bool
+	keeper Keeper
+	replay *replay
+}
+
+// shared is what a graph and those derived from it have in common.
+type shared struct {
+	seq  int64
+	err  error
+	held map[*byte]*hold
+	now  int64
+	peak int64
+}
+
+type hold struct {
+	count int
+	bytes int64
+}
+
+// New returns a graph that records. The operators that communicate take ctx.
+func New(ctx context.Context) *Graph {
+	return &Graph{shared: &shared{held: map[*byte]*hold{}}, ctx: ctx, record: true}
+}
+
+// NoGrad returns a graph whose operators do not record. Their results are leaves.
+func (g *Graph) NoGrad() *Graph {
+	d := *g
+	d.record = false
+	return &d
+}
+
+// Keep returns a graph whose operators hand the tensors that they need on the way back
+// to k.
+func (g *Graph) Keep(k Keeper) *Graph {
+	d := *g
+	d.keeper = k
+	return &d
+}
+
+// Context returns the context of the graph.
+func (g *Graph) Context() context.Context { return g.ctx }
+
+// Err returns the first error of an operator.
+func (g *Graph) Err() error { return g.err }
+
+// Fail makes err the graph's error if it has none, and returns a variable without data.
+// Operators that are written outside of this package use it.
+func (g *Graph) Fail(name string, err error) *Var {
+	if g.err == nil {
+		g.err = fmt.Errorf("%s: %w", name, err)
+	}
+	return &Var{}
+}
+
+// KeptBytes returns the memory that the operators keep for the way back, without that of
+// leaves, and the largest it has been. Memory that several operators keep counts once;
+// what a [Keeper] put elsewhere does not count.
+func (g *Graph) KeptBytes() (now, peak int64) { return g.now, g.peak }
+
+// Op is an operator.
+type Op struct {
+	// Name is for errors and for policies.
+	Name string
+	// In are the operands.
+	In []*Var
+	// Forward computes the result, and returns the tensors that Backward needs. It is
+	// not called if an operand has no data.
+	Forward func() (out *tensor.Tensor, save []*tensor.Tensor, err error)
+	// Backward returns the gradients of the operands, float32 tensors of their shapes. It
+	// may leave out those that are not needed: nil stands for a gradient of zeros. The
+	// caller may change what it returns. A function that refers to a [Var] keeps its data
+	// in memory until the way back; Pass has the shapes of the operands.
+	Backward func(*Pass) ([]*tensor.Tensor, error)
+	// Aliases says that Backward may return tensors that share memory with the gradient
+	// it was given, so that the caller must not change them.
+	Aliases bool
+	// Always says that the result has a way back even if no operand has a gradient.
+	Always bool
+}
+
+// Pass is what Backward of an [Op] is given.
+type Pass struct {
+	// Ctx is the context of the graph.
+	Ctx context.Context
+	// Grad is the gradient of the result. It must not be changed.
+	Grad *tensor.Tensor
+	// Saved are the tensors that Forward returned.
+	Saved []*tensor.Tensor
+	// Need says for each operand whether its gradient is needed, and Shapes has its shape.
+	Need   []bool
+	Shapes [][]int64
+
+	engine *engine
+}
+
+// Apply runs an operator.
+func (g *Graph) Apply(o Op) *Var {
+	needs := o.Always
+	for _, v := range o.In {
+		if v == nil || v.data == nil {
+			return g.Fail(o.Name, fmt.Errorf("an operand has no data: %w", ErrShape))
+		}
+		needs = needs || v.needs
+	}
+	if g.err != nil {
+		return &Var{}
+	}
+	out, save, err := g.replay.run(o)
+	if err != nil {
+		return g.Fail(o.Name, err)
+	}
+	if !g.record || !needs {
+		return &Var{data: out}
+	}
+	n := &node{name: o.Name, seq: g.next(), aliases: o.Aliases, back: o.Backward}
+	for _, v := range o.In {
+		n.in = append(n.in, v.edge())
+	}
+	for _, t := range save {
+		k, err := g.keep(o, t)
+		if err != nil {
+			return g.Fail(o.Name, err)
+		}
+		n.saved = append(n.saved, k)
+	}
+	return &Var{data: out, needs: true, made: n}
+}
+
+func (g *Graph) next() int64 {
+	g.seq++
+	return g.seq
+}
+
+// Backward computes the gradients of the leaves that v was computed from, and adds them
+// to what the leaves have. seed is the gradient of v; nil is allowed if v has one element
+// and stands for 1. What the operators kept is released on the way.
+func (g *Graph) Backward(v *Var, seed *tensor.Tensor) error {
+	switch {
+	case g.err != nil:
+		return g.err
+	case v.data == nil || !v.needs:
+		return fmt.Errorf("backward from a variable that depends on no leaf with a gradient: %w", ErrGrad)
+	case seed == nil && v.data.NumElements() != 1:
+		return fmt.Errorf("backward from %v without a gradient to begin with: %w", v.data, ErrGrad)
+	}
+	if seed == nil {
+		seed = like(v.data)
+		floats(seed)[0] = 1
+	}
+	e := &engine{graph: g, grads: map[*node]*partial{}}
+	if err := e.add(v.edge(), seed, false); err != nil {
+		return err
+	}
+	return e.run()
+}
+
+// engine goes back through a graph, from the operators that ran last to those that ran
+// first. The order depends on nothing else, so sums have the same bits in every run.
+type engine struct {
+	graph *Graph
+	queue byAge
+	grads map[*node]*partial
+}
+
+// partial is the gradient of a result, of which some operators may not have been heard
+// yet.
+type partial struct {
+	sum *tensor.Tensor
+	own bool // the engine may change sum
+}
+
+// step is a node of the queue, or a function that waits until all later nodes are done.
+type step struct {
+	seq  int64
+	node *node
+	call func() error
+}
+
+type byAge []step
+
+func (q byAge) Len() int           { return len(q) }
+func (q byAge) Less(i, j int) bool { return q[i].seq > q[j].seq }
+func (q byAge) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
+func (q *byAge) Push(s any)        { *q = append(*q, s.(step)) }
+func (q *byAge) Pop() any {
+	last := len(*q) - 1
+	s := (*q)[last]
+	*q = (*q)[:last]
+	return s
+}
+
+// add adds t to the gradient of v.
+func (e *engine) add(v edge, t *tensor.Tensor, own bool) error {
+	switch {
+	case t == nil || !v.needs():
+		return nil
+	case t.DType() != tensor.Float32 || !slices.Equal(t.Shape(), v.shape):
+		return fmt.Errorf("gradient %v of a variable of shape %v: %w", t, v.shape, ErrShape)
+	case v.leaf != nil:
+		v.leaf.grad = accumulate(v.leaf.grad, t, own)
+		return nil
+	}
+	p := e.grads[v.made]
+	if p == nil {
+		e.grads[v.made] = &partial{t, own}
+		heap.Push(&e.queue, step{seq: v.made.seq, node: v.made})
+		return nil
+	}
+	if !p.own {
+		p.sum, p.own = p.sum.Clone(), true
+	}
+	p.sum = accumulate(p.sum, t, own)
+	return nil
+}
+
+// accumulate returns sum + t. It changes sum, and takes over t if there is no sum and t
+// belongs to the caller.
+func accumulate(sum, t *tensor.Tensor, own bool) *tensor.Tensor {
+	switch {
+	case sum == nil && own:
+		return t
+	case sum == nil:
+		return t.Clone()
+	}
+	a, b := floats(sum), floats(t)
+	each(len(a), func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			a[i] += b[i]
+		}
+	})
+	return sum
+}
+
+func (e *engine) run() error {
+	for len(e.queue) > 0 {
+		if err := context.Cause(e.graph.ctx); err != nil {
+			return err
+		}
+		s := heap.Pop(&e.queue).(step)
+		if s.call != nil {
+			if err := s.call(); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := e.back(s.node); err != nil {
+			return fmt.Errorf("the way back through %s: %w", s.node.name, err)
+		}
+	}
+	return nil
+}
+
+func (e *engine) back(n *node) error {
+	if n.used {
+		return ErrUsed
+	}
+	n.used = true
+	p := &Pass{Ctx: e.graph.ctx, Grad: e.grads[n].sum, engine: e}
+	own := e.grads[n].own
+	delete(e.grads, n)
+	for _, v := range n.in {
+		p.Need, p.Shapes = append(p.Need, v.needs()), append(p.Shapes, v.shape)
+	}
+	for _, k := range n.saved {
+		t, err := k.get(e.graph.ctx)
+		if err != nil {
+			return err
+		}
+		p.Saved = append(p.Saved, t)
+	}
+	grads, err := n.back(p)
+	if err != nil {
+		return err
+	}
+	for i, t := range grads {
+		// A tensor that shares memory with another gradient must not be changed.
+		if err := e.add(n.in[i], t, !n.aliases || own && len(grads) == 1); err != nil {
+			return err
+		}
+	}
+	for _, k := range n.saved {
+		e.graph.release(k)
+	}
+	n.saved, n.in, n.back = nil, nil, nil
+	return nil
+}
+
+// Mark is a moment in the order in which operators run.
+type Mark int64
+
+// Mark returns the present moment.
+func (g *Graph) Mark() Mark { return Mark(g.next()) }
+
+// After calls f when the way back has passed every operator that ran after the mark.
+func (p *Pass) After(m Mark, f func() error) {
+	heap.Push(&p.engine.queue, step{seq: int64(m), call: f})
+}
+
+// Result names the result of an operator. It does not hold the data.
+type Result struct{ made *node }
+
+// Result returns the name of v, which is not a leaf.
+func (v *Var) Result() Result { return Result{v.made} }
+
+// PendingGrad returns the gradient that has reached r, or nil. A function that
+// [Pass.After] calls uses it.
+func (p *Pass) PendingGrad(r Result) *tensor.Tensor {
+	if part := p.engine.grads[r.made]; part != nil {
+		return part.sum
+	}
+	return nil
+}
+
+// ReplaceGrad replaces the gradient that has reached r, if any has.
+func (p *Pass) ReplaceGrad(r Result, t *tensor.Tensor) error {
+	part := p.engine.grads[r.made]
+	if part == nil {
+		return nil
+	}
+	if err := sameShape(part.sum, t); err != nil {
+		return err
+	}
+	part.sum, part.own = t, false
+	return nil
+}
