@@ -87,6 +87,10 @@ type TensorComms interface {
 // [collective.ErrBroken] until Renew; results are the same bits on all ranks and in
 // every run. A tensor belongs to a call until the call is done.
 type TensorComm interface {
+	// Rank returns this rank's number in the group, and Size the number of ranks. They
+	// are local.
+	Rank() int
+	Size() int
 	// AllReduce replaces the elements of t by the reduction of those of all
 	// ranks.
 	AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp) error

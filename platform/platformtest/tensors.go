@@ -59,6 +59,9 @@ func (e *env) tensors(fn func(r tensorRank) error) []error {
 		if again, err := cs.TensorComm(r.world); err != nil || again != c {
 			return fmt.Errorf("TensorComm, again = %v, %v; want the same", again, err)
 		}
+		if c.Rank() != r.me || c.Size() != e.size() {
+			return fmt.Errorf("tensor collectives of rank %d of %d; want %d of %d", c.Rank(), c.Size(), r.me, e.size())
+		}
 		return fn(tensorRank{r, c, r.me})
 	})
 }
