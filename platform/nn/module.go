@@ -1,0 +1,287 @@
+// Package nn holds the parameters and modules of a model: a [Param] is a leaf of package
+// autograd with a layout of package shard, and a [Module] is a tree of parameters with a
+// forward function and hooks. It does not depend on how ranks communicate: [ClipGradNorm]
+// and [ReduceGrads] are given the groups of a mesh.
+package nn
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/platform/autograd"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// ErrName reports a name of a parameter or module that is not there, or that another one
+// has.
+var ErrName = errors.New("no such name")
+
+// Kind says what a module is, for code that shards or wraps modules.
+type Kind uint8
+
+// The kinds.
+const (
+	Other     Kind = iota
+	Linear         // a weight [out, in] and perhaps a bias [out]
+	Embedding      // a weight [rows, columns]
+)
+
+// String returns the name of the kind.
+func (k Kind) String() string {
+	switch k {
+	case Linear:
+		return "linear"
+	case Embedding:
+		return "embedding"
+	}
+	return "module"
+}
+
+// Module is a part of a model: parameters, modules inside of it, and a function from its
+// inputs to its output. It is for one goroutine at a time.
+//
+// What is wrong with a module while it is built is its error, [Module.Err], so that a
+// model is built without checks in between; a call of such a module makes the graph fail.
+type Module struct {
+	kind     Kind
+	forward  autograd.Func
+	params   []named[*Param]
+	children []named[*Module]
+	err      error
+
+	before   hooks[PreHook]
+	backPre  hooks[BackwardPreHook]
+	backward hooks[BackwardHook]
+}
+
+type named[T any] struct {
+	name string
+	v    T
+}
+
+// New returns a module without parameters. The forward function takes them by
+// [Module.Param] when it runs, so that it sees those that were replaced.
+func New(kind Kind, forward autograd.Func) *Module { return &Module{kind: kind, forward: forward} }
+
+// Kind returns what the module is.
+func (m *Module) Kind() Kind { return m.kind }
+
+// Err returns the first error of building the module or one inside of it.
+func (m *Module) Err() error {
+	for name, c := range m.Modules() {
+		if c.err != nil {
+			return fmt.Errorf("module %q: %w", name, c.err)
+		}
+	}
+	return nil
+}
+
+// AddParam adds a parameter. Several modules may have the same one.
+func (m *Module) AddParam(name string, p *Param) {
+	if p == nil {
+		m.fail(fmt.Errorf("parameter %q is nil: %w", name, ErrName))
+		return
+	}
+	if m.checkName(name) {
+		m.params = append(m.params, named[*Param]{name, p})
+	}
+}
+
+// AddChild adds a module inside of m.
+func (m *Module) AddChild(name string, c *Module) {
+	if c == nil {
+		m.fail(fmt.Errorf("module %q is nil: %w", name, ErrName))
+		return
+	}
+	for _, inner := range c.Modules() {
+		if inner == m {
+			m.fail(fmt.Errorf("module %q contains the module that it is added to: %w", name, ErrName))
+			return
+		}
+	}
+	if m.checkName(name) {
+		m.children = append(m.children, named[*Module]{name, c})
+	}
+}
+
+func (m *Module) checkName(name string) bool {
+	has := slices.ContainsFunc(m.params, func(n named[*Param]) bool { return n.name == name }) ||
+		slices.ContainsFunc(m.children, func(n named[*Module]) bool { return n.name == name })
+	if has || name == "" || strings.Contains(name, ".") {
+		m.fail(fmt.Errorf("%q is empty, has a dot or is used: %w", name, ErrName))
+		return false
+	}
+	return true
+}
+
+func (m *Module) fail(err error) {
+	if m.err == nil {
+		m.err = err
+	}
+}
+
+// Modules yields m, under the name "", and all modules inside of it by their full names,
+// joined by dots: each before those inside of it, in the order in which they were added.
+// A module that has several names comes once, under the first.
+func (m *Module) Modules() iter.Seq2[string, *Module] {
+	return func(yield func(string, *Module) bool) {
+		m.walk("", map[*Module]bool{}, yield)
+	}
+}
+
+func (m *Module) walk(name string, seen map[*Module]bool, yield func(string, *Module) bool) bool {
+	if seen[m] {
+		return true
+	}
+	seen[m] = true
+	if !yield(name, m) {
+		return false
+	}
+	for _, c := range m.children {
+		if !c.v.walk(join(name, c.name), seen, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+func join(prefix, name string) string {
+	if prefix == "" {
+		return name
+	}
+	return prefix + "." + name
+}
+
+// Params yields all parameters by their full names, in the order of [Module.Modules]. A
+// parameter that has several names comes once, under the first.
+func (m *Module) Params() iter.Seq2[string, *Param] {
+	return func(yield func(string, *Param) bool) {
+		seen := map[*Param]bool{}
+		for prefix, c := range m.Modules() {
+			for _, p := range c.params {
+				if seen[p.v] {
+					continue
+				}
+				seen[p.v] = true
+				if !yield(join(prefix, p.name), p.v) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Find returns the parameter of that full name, the module that has it and the name
+// there. A leading "self." is ignored.
+func (m *Module) Find(name string) (owner *Module, key string, p *Param, ok bool) {
+	owner, key = m, strings.TrimPrefix(name, "self.")
+	for {
+		first, rest, inside := strings.Cut(key, ".")
+		if !inside {
+			break
+		}
+		i := slices.IndexFunc(owner.children, func(n named[*Module]) bool { return n.name == first })
+		if i < 0 {
+			return nil, "", nil, false
+		}
+		owner, key = owner.children[i].v, rest
+	}
+	i := slices.IndexFunc(owner.params, func(n named[*Param]) bool { return n.name == key })
+	if i < 0 {
+		return nil, "", nil, false
+	}
+	return owner, key, owner.params[i].v, true
+}
+
+// Param returns the parameter of that full name, or nil.
+func (m *Module) Param(name string) *Param {
+	_, _, p, _ := m.Find(name)
+	return p
+}
+
+// Replace replaces the parameter of that full name. If it has other names, they keep the
+// old one. The error if there is no such name wraps [ErrName].
+func (m *Module) Replace(name string, p *Param) error {
+	owner, key, _, ok := m.Find(name)
+	if !ok || p == nil {
+		return fmt.Errorf("replace parameter %q: %w", name, ErrName)
+	}
+	i := slices.IndexFunc(owner.params, func(n named[*Param]) bool { return n.name == key })
+	owner.params[i].v = p
+	return nil
+}
+
+// InitParams calls init for each parameter, in the order of [Module.Params], for example
+// to give memory and values to placeholders. stage is the number of the module in a
+// pipeline of modules, for errors. A nil module and a negative stage are errors.
+func (m *Module) InitParams(stage int, init func(name string, p *Param) error) error {
+	if m == nil || stage < 0 {
+		return fmt.Errorf("initialise the parameters of stage %d (nil: %v): %w", stage, m == nil, ErrName)
+	}
+	for name, p := range m.Params() {
+		if err := init(name, p); err != nil {
+			return fmt.Errorf("initialise %q of stage %d: %w", name, stage, err)
+		}
+	}
+	return nil
+}
+
+// State returns the parameters by name, in the form that a checkpoint saves: those with a
+// layout as *shard.Tensor, the others as *tensor.Tensor. A load fills them in place. With
+// LoadState it makes a module a cairn.Stateful.
+func (m *Module) State() (map[string]any, error) {
+	s := map[string]any{}
+	for name, p := range m.Params() {
+		s[name] = p.state()
+	}
+	return s, m.Err()
+}
+
+// LoadState copies the values of a state into the parameters. Values that are the
+// parameters' own stay.
+func (m *Module) LoadState(s map[string]any) error {
+	for name, p := range m.Params() {
+		v, ok := s[name]
+		if !ok {
+			return fmt.Errorf("the state has no parameter %q: %w", name, fs.ErrNotExist)
+		}
+		if err := p.loadState(v); err != nil {
+			return fmt.Errorf("load parameter %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Forward returns the function from the inputs to the output, without hooks.
+func (m *Module) Forward() autograd.Func { return m.forward }
+
+// Wrap replaces the forward function by one that is made of it; see [Checkpointed] and
+// [Swapped]. Hooks run outside of it.
+func (m *Module) Wrap(with func(autograd.Func) autograd.Func) { m.forward = with(m.forward) }
+
+// Checkpointed makes a function run again on the way back instead of keeping what its
+// operators need; see [autograd.Graph.Checkpoint].
+func Checkpointed(policy autograd.Policy) func(autograd.Func) autograd.Func {
+	return func(f autograd.Func) autograd.Func {
+		return func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var { return g.Checkpoint(f, policy, in...) }
+	}
+}
+
+// Swapped makes the operators of a function hand what they need on the way back to k; see
+// [autograd.Graph.Keep].
+func Swapped(k autograd.Keeper) func(autograd.Func) autograd.Func {
+	return func(f autograd.Func) autograd.Func {
+		return func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var { return f(g.Keep(k), in...) }
+	}
+}
+
+func sameShape(a, b *tensor.Tensor) error {
+	if b == nil || !slices.Equal(a.Shape(), b.Shape()) {
+		return fmt.Errorf("%v, want the shape of %v: %w", b, a, tensor.ErrShape)
+	}
+	return nil
+}
