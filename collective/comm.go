@@ -214,6 +214,13 @@ func Go(fn func() error) *Work {
 	return w
 }
 
+// Pending returns work that is done, with the error, once the caller calls finish. That
+// is to be called once.
+func Pending() (w *Work, finish func(err error)) {
+	w = &Work{done: make(chan struct{})}
+	return w, w.finish
+}
+
 func (w *Work) finish(err error) {
 	w.err = err
 	close(w.done)

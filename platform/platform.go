@@ -1,9 +1,9 @@
 // Package platform is the interface between training code and what it runs on:
 // ranks and groups, collectives on bytes and on tensors, tensor memory, copies for
-// background saves, state files, profiler regions. It does not depend on any implementation: a caller opens a platform
-// by its name, from a list of its own. Every platform has the core, [Platform]; [As]
-// finds everything else. The contracts are at the interfaces, and package platformtest
-// tests them.
+// background saves, streams of background work, state files, profiler regions. It does
+// not depend on any implementation: a caller opens a platform by its name, from a list of
+// its own. Every platform has the core, [Platform]; [As] finds everything else. The
+// contracts are at the interfaces, and package platformtest tests them.
 //
 // # Ranks
 //

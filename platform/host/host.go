@@ -40,6 +40,7 @@ var (
 	_ platform.TensorFiles = (*Platform)(nil)
 	_ platform.Profiler    = (*Platform)(nil)
 	_ platform.Staging     = (*Platform)(nil)
+	_ platform.Streams     = (*Platform)(nil)
 )
 
 // Factory makes host platforms, for [platform.Open].

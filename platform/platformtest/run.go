@@ -63,6 +63,17 @@ var tests = []struct {
 	{"files", testFiles},
 	{"bad files", testBadFiles},
 	{"region", testRegion},
+	{"order of a stream", testStreamOrder},
+	{"streams overlap", testStreamsOverlap},
+	{"copies, communication and computation overlap", testCopiesCommunicationAndComputationOverlap},
+	{"events", testEvents},
+	{"errors of a stream", testStreamErrors},
+	{"close stream", testStreamClose},
+	{"context of a stream", testStreamContext},
+	{"current stream", testCurrentStream},
+	{"gradient queue", testGradQueue},
+	{"order of a gradient queue", testGradQueueOrder},
+	{"errors of a gradient queue", testGradQueueErrors},
 	{"close group", testCloseGroup}, // last, because ranks leave
 	{"close world", testCloseWorld},
 }
