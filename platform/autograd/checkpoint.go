@@ -97,7 +97,7 @@ func (s *shared) drop(t *tensor.Tensor) {
 	}
 }
 
-// Policy says of an operator inside of [Checkpoint], by its name, whether its result is
+// Policy says of an operator inside of [Graph.Checkpoint], by its name, whether its result is
 // saved rather than computed again.
 type Policy func(op string) bool
 
@@ -107,7 +107,8 @@ func SaveOps(names ...string) Policy {
 }
 
 // Func is a part of a computation. It must do the same each time: the same operators in
-// the same order.
+// the same order. Beside its operands it may use leaves, but not the results of other
+// operators.
 type Func func(g *Graph, in ...*Var) *Var
 
 // Checkpoint runs f and keeps only its operands. On the way back f runs again, this time
@@ -139,7 +140,7 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 			return out.data, save, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			again := *g
+			again, floor := *g, g.next()
 			again.replay = results.again()
 			leaves := make([]*Var, len(p.Saved))
 			for i, t := range p.Saved {
@@ -156,7 +157,7 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 			if !out.needs {
 				return grads, nil // f has no leaf with a gradient
 			}
-			if err := again.Backward(out, p.Grad); err != nil {
+			if err := again.backward(out, p.Grad, floor); err != nil {
 				return nil, err
 			}
 			for i, v := range leaves {

@@ -6,7 +6,7 @@
 //
 // Operators are methods of a [Graph], which says how they run: whether they record, and
 // what happens to the tensors that they keep for the way back. There is no global state.
-// [Graph.NoGrad], [Graph.Keep] and [Checkpoint] derive graphs with other rules.
+// [Graph.NoGrad], [Graph.Keep] and [Graph.Checkpoint] derive graphs with other rules.
 //
 // # Errors
 //
@@ -290,7 +290,11 @@ func (g *Graph) Backward(v *Var, seed *tensor.Tensor) error {
 		seed = like(v.data)
 		floats(seed)[0] = 1
 	}
-	e := &engine{graph: g, grads: map[*node]*partial{}}
+	return g.backward(v, seed, 0)
+}
+
+func (g *Graph) backward(v *Var, seed *tensor.Tensor, floor int64) error {
+	e := &engine{graph: g, floor: floor, grads: map[*node]*partial{}}
 	if err := e.add(v.edge(), seed, false); err != nil {
 		return err
 	}
@@ -301,6 +305,7 @@ func (g *Graph) Backward(v *Var, seed *tensor.Tensor) error {
 // first. The order depends on nothing else, so sums have the same bits in every run.
 type engine struct {
 	graph *Graph
+	floor int64 // operators up to this one belong to another way back
 	queue byAge
 	grads map[*node]*partial
 }
@@ -342,6 +347,8 @@ func (e *engine) add(v edge, t *tensor.Tensor, own bool) error {
 	case v.leaf != nil:
 		v.leaf.grad = accumulate(v.leaf.grad, t, own)
 		return nil
+	case v.made.seq <= e.floor:
+		return fmt.Errorf("a checkpointed function uses a result of %s that is not among its operands: %w", v.made.name, ErrGrad)
 	}
 	p := e.grads[v.made]
 	if p == nil {

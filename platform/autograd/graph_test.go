@@ -278,3 +278,14 @@ func TestAfterWaitsForLaterOperators(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// A result from outside that is not an operand would be passed twice on the way back.
+func TestCheckpointRefusesResultsThatAreNotOperands(t *testing.T) {
+	x := leaf(t, []int64{2})
+	g := New(t.Context())
+	outside := g.GELU(x)
+	y := g.Checkpoint(func(g *Graph, in ...*Var) *Var { return g.Mul(in[0], outside) }, nil, x)
+	if err := g.Backward(g.Sum(y), nil); !errors.Is(err, ErrGrad) {
+		t.Error(err)
+	}
+}
