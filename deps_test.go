@@ -83,7 +83,7 @@ var layers = []struct{ name, imports string }{
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
-	{"platform/nn", "platform platform/autograd shard tensor"},
+	{"platform/nn", "collective platform platform/autograd shard tensor"},
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", "saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},

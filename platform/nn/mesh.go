@@ -1,0 +1,162 @@
+package nn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/shard"
+)
+
+// Comms returns the tensor collectives of this rank and those ranks of a mesh that differ
+// from it only in dimension dim. It is local.
+type Comms func(mesh shard.Mesh, dim int) (platform.TensorComm, error)
+
+// Connect makes the groups of all dimensions of the meshes, whose ranks are those of the
+// world of p. It is a collective call of the world, with the same meshes on all ranks. The
+// error of the result for another mesh, or a mesh without this rank, wraps
+// [shard.ErrLayout].
+func Connect(ctx context.Context, p platform.Platform, meshes ...shard.Mesh) (Comms, error) {
+	tensors, err := platform.As[platform.TensorComms](p)
+	if err != nil {
+		return nil, err
+	}
+	byLine := map[string]platform.TensorComm{}
+	for _, mesh := range meshes {
+		if err := mesh.Check(); err != nil {
+			return nil, err
+		}
+		for dim := range mesh.Shape {
+			g, err := p.Split(ctx, p.World(), lines(mesh, dim))
+			if err != nil {
+				return nil, fmt.Errorf("groups of dimension %d of %v: %w", dim, mesh, err)
+			}
+			if g == nil {
+				continue
+			}
+			if byLine[line(mesh, dim)], err = tensors.TensorComm(g); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return func(mesh shard.Mesh, dim int) (platform.TensorComm, error) {
+		c := byLine[line(mesh, dim)]
+		if c == nil {
+			return nil, fmt.Errorf("no group of rank %d for dimension %d of %v: %w", p.World().Rank(), dim, mesh, shard.ErrLayout)
+		}
+		return c, nil
+	}, nil
+}
+
+func line(mesh shard.Mesh, dim int) string { return fmt.Sprintf("%v %d", mesh, dim) }
+
+// lines returns the ranks of the mesh in lists whose ranks differ only in dimension dim.
+func lines(mesh shard.Mesh, dim int) [][]int {
+	step := 1 // from a rank to its neighbour in the line
+	for _, n := range mesh.Shape[dim+1:] {
+		step *= n
+	}
+	var out [][]int
+	for first := range mesh.Size() {
+		if first/step%mesh.Shape[dim] != 0 {
+			continue
+		}
+		var l []int
+		for i := range mesh.Shape[dim] {
+			at := first + i*step
+			if mesh.Ranks != nil {
+				at = mesh.Ranks[at]
+			}
+			l = append(l, at)
+		}
+		out = append(out, l)
+	}
+	return out
+}
+
+// spread is how the ranks of a mesh share a tensor: which dimensions of the mesh cut it.
+// The others replicate it.
+type spread struct {
+	mesh shard.Mesh
+	cut  []bool
+}
+
+// dims returns the dimensions, of more than one rank, that cut the tensor, or that
+// replicate it.
+func (s spread) dims(cut bool) []int {
+	var out []int
+	for d, c := range s.cut {
+		if c == cut && s.mesh.Shape[d] > 1 {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// spreadOf returns how the ranks share p. A parameter without a layout is that of a rank
+// alone.
+func spreadOf(p *Param) (spread, error) {
+	if p.sharded == nil {
+		return spread{}, nil
+	}
+	var s spread
+	switch l := p.sharded.Layout().(type) {
+	case shard.Placed:
+		s = spread{l.Mesh, make([]bool, len(l.Placements))}
+		for d, at := range l.Placements {
+			s.cut[d] = at != shard.Replicate()
+		}
+	case shard.Flat:
+		if err := disjoint(l.Intervals); err != nil {
+			return s, err
+		}
+		s = spread{shard.Mesh{Shape: []int{max(l.Even, len(l.Intervals))}}, []bool{true}}
+	case shard.Matrix:
+		s = matrixSpread(l)
+	default:
+		return s, fmt.Errorf("a layout without a mesh, %v: %w", l, errors.ErrUnsupported)
+	}
+	at := p.sharded.Rank()
+	if s.mesh.Ranks != nil {
+		at = slices.Index(s.mesh.Ranks, at)
+	}
+	if at < 0 || at >= s.mesh.Size() {
+		return s, fmt.Errorf("rank %d is not in the layout %v: %w", p.sharded.Rank(), p.sharded.Layout(), shard.ErrLayout)
+	}
+	return s, nil
+}
+
+// disjoint refuses intervals with common elements, which a flat layout may have: it does
+// not say which ranks are replicas.
+func disjoint(intervals [][2]int64) error {
+	sorted := slices.SortedFunc(slices.Values(intervals), func(a, b [2]int64) int { return slices.Compare(a[:], b[:]) })
+	end := int64(0)
+	for _, v := range sorted {
+		if v[0] < end && v[0] < v[1] {
+			return fmt.Errorf("a flat layout whose intervals overlap: %w", errors.ErrUnsupported)
+		}
+		end = max(end, v[1])
+	}
+	return nil
+}
+
+func matrixSpread(m shard.Matrix) spread {
+	s := spread{shard.Mesh{Shape: m.Device, Ranks: m.Ranks}, make([]bool, len(m.Device))}
+	for _, axes := range m.TensorMap {
+		for _, a := range axes {
+			if a >= 0 {
+				s.cut[len(s.cut)-1-a] = true
+			}
+		}
+	}
+	// The interleaved axis is inside of a rank if the ranks fill the others.
+	axis := slices.Index(m.Names, m.Interleaved)
+	whole := shard.Mesh{Shape: m.Device}.Size()
+	if m.Interleaved != "" && m.Ranks != nil && axis >= 0 && len(m.Ranks)*m.Device[axis] == whole {
+		s.mesh.Shape = slices.Delete(slices.Clone(m.Device), axis, axis+1)
+		s.cut = slices.Delete(s.cut, axis, axis+1)
+	}
+	return s
+}
