@@ -18,7 +18,7 @@ import (
 // packages are the folders of the packages that platform.md names.
 var packages = map[string]string{
 	"cairn": ".", "tensor": "tensor", "value": "value", "group": "group", "tcp": "group/tcp", "collective": "collective",
-	"platform": "platform", "host": "platform/host",
+	"platform": "platform", "host": "platform/host", "autograd": "platform/autograd", "nn": "platform/nn", "shard": "shard",
 }
 
 var (

@@ -358,3 +358,15 @@ func TestErrorsOfHooks(t *testing.T) {
 		}
 	}
 }
+
+func TestForwardIsWithoutHooks(t *testing.T) {
+	m := scalars(t, 3)
+	m.BeforeForward(Last, func(*Module, *autograd.Graph, []*autograd.Var) ([]*autograd.Var, error) {
+		t.Error("the hook runs")
+		return nil, nil
+	})
+	g := autograd.New(t.Context())
+	if got, err := m.Forward()(g, input(t), input(t)).Item(); err != nil || got != 4 {
+		t.Errorf("%v, want 3 × 1 + 1; error %v", got, err)
+	}
+}
