@@ -58,7 +58,7 @@ var layers = []struct{ name, imports string }{
 
 	// The seam to what runs training code.
 	{"platform", "collective group tensor value"},
-	{"platform/autograd", "platform tensor"},
+	{"platform/autograd", "collective group platform tensor"},
 	{"platform/platformtest", "collective group platform tensor"},
 
 	// Formats, and what they share.

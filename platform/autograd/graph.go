@@ -14,6 +14,21 @@
 // given one does nothing. The first error is that of [Graph.Err] and of
 // [Graph.Backward], so a model is written without checks between its operators.
 //
+// # Ranks
+//
+// Operators on a [platform.TensorComm], such as [Graph.AllReduce], communicate with other
+// ranks. The gradients are those of the sum of the losses of all ranks, so a job whose
+// loss is the mean over the ranks divides each rank's loss by their number.
+//
+// The ranks of a communicator must run its operators in the same order, and the way back
+// must lead through the same ones: their operands require gradients on all ranks or on
+// none, and the loss of every rank depends on their results. The way back then has the
+// same order on all ranks, because it depends only on the order of the operators.
+//
+// If a graph fails on one rank, on the way forward or back, it interrupts the communicators
+// that its operators have used: the other ranks get the error, and
+// [platform.TensorComm.Renew] makes communicators that work.
+//
 // # Results
 //
 // The same operators on the same values give the same bits in every run, on any number
@@ -27,6 +42,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -153,6 +169,8 @@ type shared struct {
 	held map[*byte]*hold
 	now  int64
 	peak int64
+
+	comms []platform.TensorComm // those that operators have used
 }
 
 type hold struct {
@@ -191,6 +209,7 @@ func (g *Graph) Err() error { return g.err }
 func (g *Graph) Fail(name string, err error) *Var {
 	if g.err == nil {
 		g.err = fmt.Errorf("%s: %w", name, err)
+		g.interrupt(g.err)
 	}
 	return &Var{}
 }
@@ -278,6 +297,14 @@ func (g *Graph) next() int64 {
 // to what the leaves have. seed is the gradient of v; nil is allowed if v has one element
 // and stands for 1. What the operators kept is released on the way.
 func (g *Graph) Backward(v *Var, seed *tensor.Tensor) error {
+	err := g.backward(v, seed)
+	if err != nil {
+		g.interrupt(err)
+	}
+	return err
+}
+
+func (g *Graph) backward(v *Var, seed *tensor.Tensor) error {
 	switch {
 	case g.err != nil:
 		return g.err

@@ -1,0 +1,386 @@
+package autograd
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/collective"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/platform/host"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fatal is what tests and property tests have in common.
+type fatal interface {
+	Context() context.Context
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// rank is one rank of a test.
+type rank struct {
+	context.Context
+	platform.TensorComm
+	p *host.Platform
+}
+
+// onRanks runs f on every rank of the groups and returns their errors.
+func onRanks[G group.Group](t fatal, groups []G, f func(r rank) error) []error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	errs := make([]error, len(groups))
+	var wg sync.WaitGroup
+	for i, g := range groups {
+		wg.Go(func() {
+			p := host.New(g)
+			comm, err := p.TensorComm(p.World())
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			errs[i] = f(rank{ctx, comm, p})
+		})
+	}
+	wg.Wait()
+	return errs
+}
+
+// mustRanks runs f on n ranks that are goroutines, and ends the test if one returns an
+// error.
+func mustRanks(t fatal, n int, f func(r rank) error) {
+	t.Helper()
+	for i, err := range onRanks(t, inproc.New(n), f) {
+		if err != nil {
+			t.Fatalf("rank %d of %d: %v", i, n, err)
+		}
+	}
+}
+
+// rankFunc is a part of a computation that all ranks run together.
+type rankFunc func(g *Graph, comm platform.TensorComm, x *Var) *Var
+
+// wantFunc computes what one rank gets, on a single process.
+type wantFunc func(in []*tensor.Tensor, rank int) *tensor.Tensor
+
+// collectives is every operator that communicates, over random shapes, for the comparison
+// with finite differences.
+var collectives = []struct {
+	name string
+	// draw returns the shape of each rank's operand, the operator over them and a function
+	// that returns the result of a rank from the operands of all ranks, or nil.
+	draw func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc)
+}{
+	{"all-gather", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		s, dim, shapes := drawCut(t, n)
+		return shapes, func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+				return g.AllGatherConcat(comm, x, dim, s[dim])
+			}, func(in []*tensor.Tensor, _ int) *tensor.Tensor {
+				return must(tensor.Cat(dim, in...))
+			}
+	}},
+	{"all-reduce", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		op := rapid.SampledFrom([]platform.ReduceOp{collective.Sum, collective.Avg, collective.Max, collective.Min}).Draw(t, "op")
+		return same(n, drawShape(t, 0, 2)), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+				return g.AllReduce(comm, x, op)
+			}, func(in []*tensor.Tensor, _ int) *tensor.Tensor {
+				return reduced(in, op)
+			}
+	}},
+	{"reduce-scatter", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		op := rapid.SampledFrom([]platform.ReduceOp{collective.Sum, collective.Avg}).Draw(t, "op")
+		s, dim, _ := drawCut(t, n)
+		return same(n, s), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+				return g.ReduceScatter(comm, x, dim, op)
+			}, func(in []*tensor.Tensor, rank int) *tensor.Tensor {
+				return must(tensor.Chunk(reduced(in, op), dim, n, rank)).Clone()
+			}
+	}},
+	{"gather what was scattered", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		s, dim, _ := drawCut(t, n)
+		return same(n, s), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+				return g.AllGatherConcat(comm, g.ReduceScatter(comm, x, dim, collective.Sum), dim, s[dim])
+			}, func(in []*tensor.Tensor, _ int) *tensor.Tensor {
+				return reduced(in, collective.Sum)
+			}
+	}},
+	{"all-to-all", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		a, b := size(t), size(t)
+		return same(n, []int64{b, int64(n) * a}), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+				return g.AllToAll(comm, x, a, int64(n), b)
+			}, func(in []*tensor.Tensor, rank int) *tensor.Tensor {
+				return view(must(tensor.Cat(0, shuffled(in, rank, nil)...)), a, int64(n), b)
+			}
+	}},
+	{"all-to-all with splits", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		shapes, splits := drawSplits(t, n)
+		return shapes, func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+				return g.AllToAllSplits(comm, x, splits[comm.Rank()])
+			}, func(in []*tensor.Tensor, rank int) *tensor.Tensor {
+				return must(tensor.Cat(0, shuffled(in, rank, splits)...))
+			}
+	}},
+	{"all-to-all without splits", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		return same(n, []int64{int64(n) * size(t), 2}), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+				return g.AllToAllSplits(comm, x, platform.Splits{})
+			}, func(in []*tensor.Tensor, rank int) *tensor.Tensor {
+				return view(must(tensor.Cat(0, shuffled(in, rank, nil)...)), in[0].Shape()...)
+			}
+	}},
+	{"async all-to-all", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		shapes, splits := drawSplits(t, n)
+		return shapes, func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+			one := g.AllToAllSplitsAsync(comm, x, splits[comm.Rank()])
+			two := g.AllToAllSplitsAsync(comm, g.Mul(x, x), splits[comm.Rank()])
+			half := g.Scale(x, 0.5)
+			b, a := g.Await(two), g.Await(one)
+			return g.Cat(0, half, g.Add(a, b))
+		}, nil
+	}},
+	{"exchange", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		ranks := make([]int, n)
+		for i := range ranks {
+			ranks[i] = i
+		}
+		peer := slices.Clone(ranks)
+		pairs := rapid.IntRange(0, n/2).Draw(t, "pairs")
+		for i, order := 0, rapid.Permutation(ranks).Draw(t, "order"); i < pairs; i++ {
+			a, b := order[2*i], order[2*i+1]
+			peer[a], peer[b] = b, a
+		}
+		return same(n, drawShape(t, 0, 2)), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+			return g.Exchange(comm, x, peer[comm.Rank()])
+		}, func(in []*tensor.Tensor, rank int) *tensor.Tensor { return in[peer[rank]] }
+	}},
+	{"sync", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		c := new(Coordinator)
+		return same(n, drawShape(t, 0, 2)), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+				return g.Sync(c, AfterCombine, g.AllReduce(comm, g.Sync(c, BeforeCombine, x), collective.Sum))
+			}, func(in []*tensor.Tensor, _ int) *tensor.Tensor {
+				return reduced(in, collective.Sum)
+			}
+	}},
+	{"checkpoint", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		policy := SaveOps(rapid.SampledFrom([][]string{nil, {"all-gather"}, {"all-to-all"}, {"all-gather", "all-reduce", "all-to-all"}}).Draw(t, "saved")...)
+		s := []int64{int64(n) * size(t), 2}
+		return same(n, s), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+			return g.Checkpoint(func(g *Graph, in ...*Var) *Var {
+				p := g.AllToAllSplitsAsync(comm, g.Mul(in[0], in[0]), platform.Splits{})
+				whole := g.AllGatherConcat(comm, in[0], 1, s[1]*int64(n))
+				mean := g.AllReduce(comm, g.Cat(1, whole, g.Await(p)), collective.Avg)
+				return g.Cat(1, mean, g.AllReduce(comm, in[0], collective.Max))
+			}, policy, x)
+		}, nil
+	}},
+}
+
+func must(t *tensor.Tensor, err error) *tensor.Tensor {
+	if err != nil {
+		panic(err)
+	}
+	return t
+}
+
+// reduced returns the reduction of tensors of one shape.
+func reduced(in []*tensor.Tensor, op platform.ReduceOp) *tensor.Tensor {
+	out := in[0].Clone()
+	for i := range floats(out) {
+		values := make([]float64, len(in))
+		sum := 0.0
+		for r, t := range in {
+			values[r] = float64(floats(t)[i])
+			sum += values[r]
+		}
+		v := map[platform.ReduceOp]float64{collective.Sum: sum, collective.Avg: sum / float64(len(in)), collective.Max: slices.Max(values), collective.Min: slices.Min(values)}[op]
+		floats(out)[i] = float32(v)
+	}
+	return out
+}
+
+// shuffled returns the rows that the ranks have for one of them. Without splits they are
+// equal parts of the elements.
+func shuffled(in []*tensor.Tensor, rank int, splits []platform.Splits) (parts []*tensor.Tensor) {
+	for r, t := range in {
+		if splits == nil {
+			n := int64(len(in))
+			parts = append(parts, must(tensor.Chunk(view(t, n, t.NumElements()/n), 0, len(in), rank)))
+			continue
+		}
+		lo := int64(0)
+		for _, n := range splits[r].In[:rank] {
+			lo += n
+		}
+		parts = append(parts, must(t.Slice(0, lo, lo+splits[r].In[rank], 1)))
+	}
+	return parts
+}
+
+func same(n int, s []int64) [][]int64 { return slices.Repeat([][]int64{s}, n) }
+
+// drawCut returns a shape, a dimension, and the shapes of the parts that ranks have along
+// the dimension.
+func drawCut(t *rapid.T, n int) (whole []int64, dim int, parts [][]int64) {
+	whole = drawShape(t, 1, 2)
+	dim = rapid.IntRange(0, len(whole)-1).Draw(t, "dim")
+	whole[dim] = rapid.Int64Range(0, 2*int64(n)+1).Draw(t, "length")
+	for r := range n {
+		lo, hi := tensor.CeilChunk(whole[dim], int64(n), int64(r))
+		parts = append(parts, resized(whole, dim, hi-lo))
+	}
+	return whole, dim, parts
+}
+
+// drawSplits returns the shapes and the splits of ranks that send each other some rows.
+func drawSplits(t *rapid.T, n int) (shapes [][]int64, splits []platform.Splits) {
+	counts := rapid.SliceOfN(rapid.Int64Range(0, 2), n*n, n*n).Draw(t, "rows") // from one rank to another
+	splits = make([]platform.Splits, n)
+	shapes = make([][]int64, n)
+	for r := range n {
+		shapes[r] = []int64{0, 2}
+		for k := range n {
+			splits[r].In = append(splits[r].In, counts[r*n+k])
+			splits[r].Out = append(splits[r].Out, counts[k*n+r])
+			shapes[r][0] += counts[r*n+k]
+		}
+	}
+	return shapes, splits
+}
+
+func TestCollectiveGradientsEqualFiniteDifferences(t *testing.T) {
+	for _, o := range collectives {
+		t.Run(o.name, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				n := rapid.IntRange(1, 4).Draw(t, "ranks")
+				shapes, f, want := o.draw(t, n)
+				in := make([]*tensor.Tensor, n)
+				for r, s := range shapes {
+					in[r] = empty(s...)
+					for i, v := range rapid.SliceOfN(rapid.IntRange(-16, 16), product(s), product(s)).Draw(t, "values") {
+						// Elements of different ranks differ by more than the steps of finite
+						// differences, so that these do not change which is the largest.
+						floats(in[r])[i] = float32(v)/8 + float32(r)/32
+					}
+				}
+				checkRanks(t, f, want, in, rapid.Uint64().Draw(t, "seed"))
+			})
+		})
+	}
+}
+
+// checkRanks compares the results of f with those of want, and the gradients of the sum of
+// all ranks' losses with finite differences. The loss of a rank is a random linear function
+// of the squares of f's result. An element of one rank changes, and all ranks compute their
+// losses.
+func checkRanks(t *rapid.T, f rankFunc, want wantFunc, in []*tensor.Tensor, seed uint64) {
+	const h = 1.0 / 64
+	n := len(in)
+	grads := make([]*tensor.Tensor, n)
+	var wants []*tensor.Tensor
+	for r := range in {
+		if want != nil {
+			wants = append(wants, want(in, r).Clone())
+		}
+	}
+	losses := make([][]float64, n) // of each rank, two for each element of each rank
+	mustRanks(t, n, func(r rank) error {
+		x := Leaf(in[r.Rank()])
+		if err := x.RequireGrad(true); err != nil {
+			return err
+		}
+		g := New(r)
+		y := f(g, r, x)
+		out := g.Mul(y, y)
+		if err := g.Err(); err != nil {
+			return err
+		}
+		if wants != nil {
+			if err := differ(y.Data(), wants[r.Rank()], 1e-6); err != nil {
+				return err
+			}
+		}
+		weights := like(out.Data())
+		random(floats(weights), seed+uint64(r.Rank()))
+		if err := g.Backward(out, weights); err != nil {
+			return err
+		}
+		if now, _ := g.KeptBytes(); now != 0 {
+			return fmt.Errorf("%d bytes are kept after the way back", now)
+		}
+		grads[r.Rank()] = x.Grad()
+		for who, t := range in {
+			for i := range t.NumElements() {
+				for _, by := range []float32{h, -h} {
+					if who == r.Rank() {
+						floats(t)[i] += by
+					}
+					g := New(r).NoGrad()
+					y := f(g, r, x)
+					y = g.Mul(y, y)
+					if err := g.Err(); err != nil {
+						return err
+					}
+					sum := 0.0
+					for k, v := range floats(y.Data()) {
+						sum += float64(v) * float64(floats(weights)[k])
+					}
+					losses[r.Rank()] = append(losses[r.Rank()], sum)
+					if who == r.Rank() {
+						floats(t)[i] -= by
+					}
+				}
+			}
+		}
+		return nil
+	})
+	at := 0
+	for who, x := range in {
+		for i := range floats(x) {
+			want, got := 0.0, 0.0
+			for _, l := range losses {
+				want += (l[at] - l[at+1]) / (2 * h)
+			}
+			at += 2
+			if grads[who] != nil {
+				got = float64(floats(grads[who])[i])
+			}
+			if math.Abs(want-got) > 5e-3*(1+math.Abs(want)) {
+				t.Fatalf("gradient of element %d of rank %d is %g; finite differences give %g", i, who, got, want)
+			}
+		}
+	}
+}
+
+// differ returns an error if the elements of two tensors differ by more than a bound.
+func differ(got, want *tensor.Tensor, by float64) error {
+	if !slices.Equal(got.Shape(), want.Shape()) {
+		return fmt.Errorf("%v; want %v", got, want)
+	}
+	for i, v := range floats(got) {
+		if w := floats(want)[i]; !(math.Abs(float64(v-w)) <= by*(1+math.Abs(float64(w)))) {
+			return fmt.Errorf("element %d of %v is %g; want %g", i, got, v, w)
+		}
+	}
+	return nil
+}
+
+// random fills v with numbers that depend on the seed only.
+func random(v []float32, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	for i := range v {
+		v[i] = float32(rng.NormFloat64())
+	}
+}
