@@ -447,7 +447,8 @@ const exchangeTag = collective.MaxTag
 // way. The exchange with this rank itself is x.
 //
 // Both ranks must call it in the same order. The messages have the tag
-// [collective.MaxTag].
+// [collective.MaxTag]. If peer fails but does not leave the group, the wait for its tensor
+// ends with the context of the graph.
 func (g *Graph) Exchange(comm platform.TensorComm, x *Var, peer int) *Var {
 	if peer == comm.Rank() {
 		return x
@@ -457,13 +458,9 @@ func (g *Graph) Exchange(comm platform.TensorComm, x *Var, peer int) *Var {
 		if err != nil {
 			return nil, err
 		}
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
 		sent := comm.ISend(ctx, t, peer, exchangeTag)
-		if err = comm.Recv(ctx, out, peer, exchangeTag); err != nil {
-			cancel()
-		}
-		<-sent.Done() // t belongs to the call
+		err = comm.Recv(ctx, out, peer, exchangeTag)
+		<-sent.Done() // until then t belongs to the call, which ends with ctx
 		return out, cmp.Or(err, sent.Wait(ctx))
 	}
 	return g.communicate(comm, Op{

@@ -296,15 +296,12 @@ func (g *Graph) next() int64 {
 // Backward computes the gradients of the leaves that v was computed from, and adds them
 // to what the leaves have. seed is the gradient of v; nil is allowed if v has one element
 // and stands for 1. What the operators kept is released on the way.
-func (g *Graph) Backward(v *Var, seed *tensor.Tensor) error {
-	err := g.backward(v, seed)
-	if err != nil {
-		g.interrupt(err)
-	}
-	return err
-}
-
-func (g *Graph) backward(v *Var, seed *tensor.Tensor) error {
+func (g *Graph) Backward(v *Var, seed *tensor.Tensor) (err error) {
+	defer func() {
+		if err != nil {
+			g.interrupt(err)
+		}
+	}()
 	switch {
 	case g.err != nil:
 		return g.err
