@@ -58,7 +58,6 @@ var layers = []struct{ name, imports string }{
 
 	// The seam to what runs training code.
 	{"platform", "collective group tensor value"},
-	{"platform/autograd", "collective group platform tensor"},
 	{"platform/platformtest", "collective group platform tensor"},
 
 	// Formats, and what they share.
@@ -83,6 +82,7 @@ var layers = []struct{ name, imports string }{
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
+	{"platform/autograd", "collective group platform tensor"},
 	{"platform/nn", "collective platform platform/autograd shard tensor"},
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
