@@ -292,11 +292,14 @@ type subject struct {
 	Load       uint64 `json:"load,omitempty"`
 }
 
-// progressBody counts the bytes of a save or a load since the last such message.
+// progressBody is the progress of a save or a load since the last such message.
 type progressBody struct {
 	subject
 	Planned int64 `json:"planned,omitempty"`
 	Moved   int64 `json:"moved,omitempty"`
+	// Phases have ended since the last such message. The phase of staging, which the
+	// trainer notes itself, is not among them.
+	Phases []meta.Phase `json:"phases,omitempty"`
 }
 
 type warningBody struct {

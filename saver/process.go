@@ -101,9 +101,9 @@ func Run() error {
 // Process is a saver process, as its trainer sees it.
 type Process struct {
 	conn   net.Conn
+	out    *outbox
 	kill   func() // ends the process
 	arena  *stage.Arena
-	sent   chan struct{} // closed once nothing is sent any more
 	ended  chan struct{} // closed once the conversation is over
 	err    error         // why; before ended is closed
 	exited chan struct{} // closed once the process has gone
@@ -112,9 +112,6 @@ type Process struct {
 	refused error
 
 	mu      sync.Mutex
-	queue   [][]byte      // messages to send
-	queued  chan struct{} // receives a value if queue is not empty
-	flushed chan struct{} // closed when queue was sent
 	saves   map[uint64]*remoteSave
 	loads   map[uint64]*remoteLoad
 	answers chan *frame
@@ -181,12 +178,9 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 // newProcess returns the process at the other end of conn. wait waits until it has ended.
 func newProcess(conn net.Conn, arena *stage.Arena, wait func() error) *Process {
 	p := &Process{
-		conn: conn, arena: arena, kill: func() {}, sent: make(chan struct{}), ended: make(chan struct{}), exited: make(chan struct{}),
-		queued: make(chan struct{}, 1), flushed: make(chan struct{}),
+		conn: conn, out: newOutbox(conn, ErrSaver), arena: arena, kill: func() {}, ended: make(chan struct{}), exited: make(chan struct{}),
 		saves: map[uint64]*remoteSave{}, loads: map[uint64]*remoteLoad{}, answers: make(chan *frame, 1),
 	}
-	close(p.flushed)
-	go p.send()
 	go p.receive(wait)
 	return p
 }
@@ -237,73 +231,12 @@ func (p *Process) post(kind string, body any) {
 		p.conn.Close()
 		return
 	}
-	p.queueUp(b)
-}
-
-// queueUp queues a message.
-func (p *Process) queueUp(b []byte) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	select {
-	case <-p.flushed:
-		p.flushed = make(chan struct{})
-	default:
-	}
-	p.queue = append(p.queue, b)
-	select {
-	case p.queued <- struct{}{}:
-	default:
-	}
-}
-
-// send sends what post has queued.
-func (p *Process) send() {
-	defer close(p.sent)
-	for {
-		select {
-		case <-p.queued:
-		case <-p.ended:
-			return
-		}
-		for queue := p.takeQueue(); queue != nil; queue = p.takeQueue() {
-			for _, b := range queue {
-				if _, err := p.conn.Write(b); err != nil {
-					p.conn.Close() // so that receive ends
-					return
-				}
-			}
-		}
-	}
-}
-
-// takeQueue returns what is to be sent. Nil: everything was sent.
-func (p *Process) takeQueue() [][]byte {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	queue := p.queue
-	p.queue = nil
-	if queue == nil {
-		select {
-		case <-p.flushed:
-		default:
-			close(p.flushed)
-		}
-	}
-	return queue
+	p.out.sendFrame(b)
 }
 
 // Flush waits until the system has everything that was sent: the saver can read it even
 // if this process ends. If the process ends, or ctx, Flush returns earlier.
-func (p *Process) Flush(ctx context.Context) {
-	p.mu.Lock()
-	flushed := p.flushed
-	p.mu.Unlock()
-	select {
-	case <-flushed:
-	case <-p.sent:
-	case <-ctx.Done():
-	}
-}
+func (p *Process) Flush(ctx context.Context) { p.out.flush(ctx) }
 
 // receive handles the messages of the process until it ends.
 func (p *Process) receive(wait func() error) {
@@ -316,6 +249,7 @@ func (p *Process) receive(wait func() error) {
 		}
 	}
 	p.conn.Close()
+	p.out.close(0)
 	if p.refused != nil {
 		err = p.refused
 	}
@@ -574,7 +508,7 @@ func (p *Process) Save(r *Request, s *stage.Snapshot, observer *protocol.Observe
 		})
 	}
 	s.Failed = func(err error) { p.post(typeAbandon, abandonBody{s.Generation(), newErrorValue(err)}) }
-	p.queueUp(message)
+	p.out.sendFrame(message)
 	return nil
 }
 

@@ -82,7 +82,7 @@ func Serve(ctx context.Context, conn net.Conn, arena *os.File) error {
 	}
 	defer stage.Unmap(mem)
 	s := &server{
-		out: newOutbox(conn), mem: mem, states: map[uint64]*state{}, loads: map[uint64]context.CancelFunc{}, fetches: map[uint64]*fetching{},
+		out: newOutbox(conn, errTrainerGone), mem: mem, states: map[uint64]*state{}, loads: map[uint64]context.CancelFunc{}, fetches: map[uint64]*fetching{},
 		window: make(chan int64, maxBlocks),
 	}
 	var at int64
