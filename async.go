@@ -62,7 +62,8 @@ var (
 	// ErrGeneration is the error of a background save that found other bytes in the
 	// staging memory than it had copied there.
 	ErrGeneration = stage.ErrGeneration
-	// ErrSaver is the error of a background save whose saver process has ended.
+	// ErrSaver is the error of a background save if the saver process of a rank has ended.
+	// If the trainer of a rank has ended, the error wraps group.ErrGone instead.
 	ErrSaver = saver.ErrSaver
 )
 
@@ -261,6 +262,8 @@ type standing struct {
 // admission is what rank 0 decides about a new save.
 type admission struct {
 	Generation uint64 `json:"generation"`
+	SaveID     string `json:"save_id"`
+	Step       *int64 `json:"step"`
 	Skip       bool   `json:"skip,omitempty"`
 	Failed     string `json:"failed,omitempty"`  // the error of the previous save
 	Restart    bool   `json:"restart,omitempty"` // the saver processes
@@ -323,10 +326,12 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
 	adm, err := group.AllReduce(ctx, job.Group, "admit", group.JSON[standing](), group.JSON[admission](),
 		func(context.Context) (standing, error) { return s.standing(job.Group) },
-		func(_ context.Context, all []standing) (admission, error) { return s.admit(o, all) })
+		func(_ context.Context, all []standing) (admission, error) { return s.admit(o, &job.Storage, all) })
 	if err != nil {
 		return job.NumberRank(err)
 	}
+	job.Storage.SaveID, job.Storage.Step = adm.SaveID, adm.Step
+	p.recorder.Describe(&job.Storage)
 	if adm.Failed != "" {
 		return s.returnFailure(adm.Failed)
 	}
@@ -342,8 +347,8 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 	s.generation = p.number
 	s.mu.Unlock()
 	if adm.Restart {
-		if err = s.restart(ctx, job.Group, adm.Settle); err != nil {
-			err = s.restart(ctx, job.Group, false) // perhaps one of them was killed
+		if err = s.restart(ctx, job.Group, adm.Settle, p.recorder.Warn); err != nil {
+			err = s.restart(ctx, job.Group, false, p.recorder.Warn) // perhaps one of them was killed
 		}
 	} else {
 		err = s.regroup(ctx, job.Group)
@@ -368,11 +373,11 @@ func (s *Stager) standing(g group.Group) (standing, error) {
 	return out, nil
 }
 
-// admit decides about a new save.
-func (s *Stager) admit(o *AsyncOptions, all []standing) (admission, error) {
+// admit decides about a new save, which st describes.
+func (s *Stager) admit(o *AsyncOptions, st *meta.Storage, all []standing) (admission, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := admission{Settle: true}
+	out := admission{SaveID: st.SaveID, Step: st.Step, Settle: true}
 	for _, r := range all {
 		out.Generation = max(out.Generation, r.Generation+1)
 		if o.ReturnLast && out.Failed == "" {
@@ -471,8 +476,9 @@ const settleTime = 5 * time.Second
 
 // restart replaces the saver processes of all ranks and lets them meet. None of the old
 // ones is left then, so none can publish a save that counts as failed. If settle is set,
-// the old ones complete their saves first.
-func (s *Stager) restart(ctx context.Context, g group.Group, settle bool) error {
+// the old ones complete their saves first. warn receives why the old one of this rank has
+// ended, if it has.
+func (s *Stager) restart(ctx context.Context, g group.Group, settle bool, warn func(error)) error {
 	err := group.Each(ctx, group.StopEarly(g), "start", func(ctx context.Context) error {
 		if settle && !s.settle(ctx) {
 			return context.Cause(ctx)
@@ -483,6 +489,9 @@ func (s *Stager) restart(ctx context.Context, g group.Group, settle bool) error 
 			cancel()
 		}
 		if s.process != nil {
+			if err := s.process.Err(); err != nil {
+				warn(fmt.Errorf("%w; a new one is started", err))
+			}
 			if err := s.process.Stop(ctx); err != nil {
 				return err
 			}
@@ -572,12 +581,8 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 		s.runner.Submit(ctx, p.number, job, over)
 		return
 	}
-	observer := &Observer{Warned: p.recorder.Warn}
-	if job.Observer != nil {
-		observer.Planned, observer.Moved = job.Observer.Planned, job.Observer.Moved
-	}
 	p.request.Began = time.Now()
-	if err := p.process.Save(p.request, p.snapshot, observer, over); err != nil {
+	if err := p.process.Save(p.request, p.snapshot, p.recorder, over); err != nil {
 		go over(nil, err)
 	}
 }
@@ -623,8 +628,6 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 		err = wrap("save", p.store, err)
 	} else {
 		report.StageTime, report.StallTime = p.stageTime, p.stall
-		p.recorder.Describe(&meta.Storage{SaveID: report.SaveID, Step: report.Step})
-		p.recorder.Import(report.Phases)
 		report.Phases = p.recorder.Phases()
 		written = report.LocalBytes
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 	"github.com/cairn-ckpt/cairn/saver"
@@ -31,12 +33,13 @@ func init() {
 	trainer = trainerMain
 }
 
-// The environment of a trainer, which is a process of a test: its rank, its folder, and
-// how much memory it may stage.
+// The environment of a trainer, which is a process of a test: its rank, its folder, how
+// much memory it may stage, and whether it hangs in its second save.
 const (
 	trainerRank    = "CAIRN_TEST_TRAINER"
 	trainerFolder  = "CAIRN_TEST_FOLDER"
 	trainerCeiling = "CAIRN_TEST_CEILING"
+	trainerHangs   = "CAIRN_TEST_HANGS"
 )
 
 const (
@@ -69,7 +72,7 @@ func train(ctx context.Context) error {
 		return err
 	}
 	defer g.Close()
-	s, err := cairn.NewStager(&cairn.StagerOptions{Ceiling: ceiling, Process: &saver.Options{}})
+	s, err := cairn.NewStager(&cairn.StagerOptions{Ceiling: ceiling, Process: &saver.Options{Log: saverLog(dir)}})
 	if err != nil {
 		return err
 	}
@@ -88,8 +91,17 @@ func train(ctx context.Context) error {
 			mem[i] = byte(step)
 		}
 		fmt.Println("staging")
+		var o *cairn.Observer
+		if step > 1 && os.Getenv(trainerHangs) != "" {
+			// It answers nothing that the saver asks for: if the state does not fit into
+			// the memory, it is never staged.
+			o = &cairn.Observer{Planned: func(int64) {
+				fmt.Println("planned")
+				time.Sleep(time.Hour)
+			}}
+		}
 		p, err := cairn.SaveAsync(ctx, store, cairn.State{"w": w}, &cairn.AsyncOptions{
-			Stager: s, SaveOptions: cairn.SaveOptions{Group: g, Step: &step},
+			Stager: s, SaveOptions: cairn.SaveOptions{Group: g, Step: &step, Observer: o},
 		})
 		if err != nil {
 			return err
@@ -99,6 +111,8 @@ func train(ctx context.Context) error {
 			mem[i] = 0xee
 		}
 		if step > 1 {
+			_, err := p.Wait(ctx)
+			fmt.Printf("ended saver=%v trainer=%v\n", errors.Is(err, cairn.ErrSaver), errors.Is(err, group.ErrGone))
 			time.Sleep(time.Hour) // until it is killed
 		}
 		if _, err := p.Wait(ctx); err != nil {
@@ -112,12 +126,20 @@ func train(ctx context.Context) error {
 	}
 }
 
-// startTrainers starts the trainers and waits for their first checkpoint.
-func startTrainers(t *testing.T, dir string, ceiling int64) []*tcptest.Process {
+// saverLog is the file of the savers' log.
+func saverLog(dir string) string { return filepath.Join(dir, "log") }
+
+// startTrainers starts the trainers and waits for their first checkpoint. Those in hang
+// hang in their second save.
+func startTrainers(t *testing.T, dir string, ceiling int64, hang ...int) []*tcptest.Process {
 	t.Helper()
 	var out []*tcptest.Process
 	for rank := range trainers {
-		out = append(out, tcptest.Start(t, fmt.Sprintf("%s=%d", trainerRank, rank), trainerFolder+"="+dir, fmt.Sprintf("%s=%d", trainerCeiling, ceiling)))
+		env := []string{fmt.Sprintf("%s=%d", trainerRank, rank), trainerFolder + "=" + dir, fmt.Sprintf("%s=%d", trainerCeiling, ceiling)}
+		if slices.Contains(hang, rank) {
+			env = append(env, trainerHangs+"=1")
+		}
+		out = append(out, tcptest.Start(t, env...))
 	}
 	for _, p := range out {
 		p.Want(t, "staging")
@@ -222,6 +244,10 @@ func TestTrainerKilledAfterStaging(t *testing.T) {
 	waitGone(t, dir)
 	if got := checkpointOf(t, dir); got != 2 {
 		t.Errorf("the checkpoint is of step %d; want 2", got)
+	}
+	for rank := range trainers {
+		logged(t, dir, `msg="saver: the trainer has ended"`, "saves=1", fmt.Sprint("rank=", rank))
+		logged(t, dir, `msg="save: done"`, fmt.Sprint("rank=", rank), "step=2")
 	}
 }
 

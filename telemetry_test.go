@@ -249,6 +249,55 @@ func TestFailedBackgroundSaveIsReported(t *testing.T) {
 	}
 }
 
+// The record of a failure has the phase and the save on all ranks, wherever the save runs.
+func TestFailureRecordNamesPhaseAndSave(t *testing.T) {
+	const ranks = 2
+	for mode, options := range modes {
+		t.Run(mode, func(t *testing.T) {
+			var w watcher
+			store := tempStore(t)
+			eachRank(t, ranks, func(ctx context.Context, g group.Group) error {
+				s, err := cairn.NewStager(options(1 << 20))
+				if err != nil {
+					return err
+				}
+				defer s.Close(ctx)
+				return saveRows(ctx, g, func(state cairn.State, o cairn.SaveOptions) error {
+					o.Logger = w.logger()
+					// Rank 0 has another tensor of the same name: the plan fails there.
+					state["v"] = numbered(t, 10+int64(g.Rank()), 1)
+					p, err := cairn.SaveAsync(ctx, store, state, &cairn.AsyncOptions{SaveOptions: o, Stager: s})
+					if err != nil {
+						return err
+					}
+					if _, err := p.Wait(ctx); err == nil {
+						return errors.New("the save has succeeded")
+					}
+					return nil
+				})
+			})
+			ids := map[any]bool{}
+			failed := 0
+			for line := range strings.Lines(w.log.String()) {
+				m := map[string]any{}
+				if err := json.Unmarshal([]byte(line), &m); err != nil {
+					t.Fatal(err)
+				}
+				ids[m["save_id"]] = true
+				if m["msg"] == "save: failed" {
+					failed++
+					if m["rank"] == 0.0 && m["phase"] != "global-plan" {
+						t.Errorf("the phase is not global-plan: %s", line)
+					}
+				}
+			}
+			if failed != ranks || len(ids) != 1 || ids[nil] {
+				t.Errorf("%d failures of the saves %v; want %d of one save\n%s", failed, ids, ranks, &w.log)
+			}
+		})
+	}
+}
+
 // Options that are refused end a save too.
 func TestRefusedSavesAreReported(t *testing.T) {
 	var w watcher

@@ -193,25 +193,34 @@ func (r *Recorder) add(p meta.Phase) {
 	r.log(slog.LevelInfo, r.out.Op+": "+p.Name, attrs)
 }
 
-// Import adds the phases that another process has noted for this save. If both have
-// noted a phase, it is not added again, and its end is the same moment for both.
-func (r *Recorder) Import(phases []meta.Phase) {
+// Remote returns an Observer for a process that carries out the save: its progress goes to
+// the Observer of the recording, its warnings and phases to the recording.
+func (r *Recorder) Remote() *Observer {
+	return &Observer{Planned: r.observer.Planned, Moved: r.observer.Moved, Warned: r.Warn, Phase: r.importPhase}
+}
+
+// importPhase adds a phase of another process, which has other clocks. It ends now.
+func (r *Recorder) importPhase(p meta.Phase) {
+	now := r.Now()
+	p.Start, p.End = now-(p.End-p.Start), now
+	r.Note(p)
+}
+
+// ImportFailure notes the name of a phase that failed in another process. Empty: it is
+// unknown.
+func (r *Recorder) ImportFailure(phase string) {
 	r.mu.Lock()
-	own := slices.Clone(r.out.Phases)
-	r.mu.Unlock()
-	find := func(name string) int { return slices.IndexFunc(own, func(p meta.Phase) bool { return p.Name == name }) }
-	var shift time.Duration
-	for _, p := range phases {
-		if i := find(p.Name); i >= 0 {
-			shift = own[i].End - p.End
-		}
+	defer r.mu.Unlock()
+	if phase != "" {
+		r.failed = phase
 	}
-	for _, p := range phases {
-		if find(p.Name) < 0 {
-			p.Start, p.End = p.Start+shift, p.End+shift
-			r.Note(p)
-		}
-	}
+}
+
+// FailedPhase returns the name of the phase that failed last, or "" if none did.
+func (r *Recorder) FailedPhase() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failed
 }
 
 // Agreed notes that the ranks have agreed on the plan, at about the same moment. Times

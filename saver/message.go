@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -35,15 +36,24 @@ var (
 	// ErrMessage means that the other process has sent something that is not a message
 	// of this version, or one that makes no sense.
 	ErrMessage = errors.New("malformed message")
-	// ErrSaver means that the saver process is gone.
+	// ErrSaver means that the saver process of this rank or of another one has ended.
 	ErrSaver = errors.New("the saver process has ended")
+)
+
+// Codes of errors that tell a saver that has ended from a trainer that has.
+const (
+	codeSaver   = "saver.ended"
+	codeTrainer = "saver.trainer" // among savers only; see saverError
+	codeGone    = "group.ErrGone"
+	codeLeft    = "group.ErrLeft"
 )
 
 // The codes of errors in messages. docs/saver.md lists them.
 func init() {
 	for code, err := range map[string]error{
 		"saver.message":    ErrMessage,
-		"saver.ended":      ErrSaver,
+		codeSaver:          ErrSaver,
+		codeTrainer:        errTrainerGone,
 		"saver.replaced":   ErrReplaced,
 		"stage.generation": stage.ErrGeneration,
 		"stage.arena":      stage.ErrArena,
@@ -354,6 +364,7 @@ type cancelBody struct {
 type failedBody struct {
 	subject
 	Error ErrorValue `json:"error"`
+	Phase string     `json:"phase,omitempty"` // of a save: the one that failed on this rank
 }
 
 // refusedBody is why the saver ends the conversation.
@@ -371,6 +382,31 @@ type ErrorValue struct {
 func newErrorValue(err error) ErrorValue {
 	e := group.NewRemoteError(err)
 	return ErrorValue{e.Text, e.Codes}
+}
+
+// saverError returns an error of the group of savers as the trainer receives it. A rank
+// that this group has lost is a saver, and the error wraps ErrSaver. If the trainer of a
+// rank has ended before its state was staged, the error wraps group.ErrGone, as the errors
+// of the trainers' own group do.
+func saverError(err error) ErrorValue {
+	v := newErrorValue(err)
+	codes := v.Codes
+	v.Codes = nil
+	for _, c := range codes {
+		switch c {
+		case codeGone, codeLeft:
+			c = codeSaver
+		case codeTrainer:
+			c = codeGone
+		}
+		if !slices.Contains(v.Codes, c) {
+			v.Codes = append(v.Codes, c)
+		}
+	}
+	if slices.Contains(v.Codes, codeSaver) {
+		v.Text = ErrSaver.Error() + ": " + v.Text
+	}
+	return v
 }
 
 func (e *ErrorValue) err() error { return &group.RemoteError{Text: e.Text, Codes: e.Codes} }
