@@ -54,7 +54,7 @@ func TestLostTrainerIsNotALostSaver(t *testing.T) {
 	logged(t, dir, `msg="save: failed"`, "rank=1", "step=2", "phase=write")
 }
 
-// savers of a rank have its number as an argument.
+// rankSaver returns options for savers that have the rank as an argument.
 func rankSaver(t *testing.T, rank int) *saver.Options {
 	t.Helper()
 	self, err := os.Executable()
