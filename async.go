@@ -188,7 +188,7 @@ type Pending struct {
 	report   *SaveReport
 	err      error
 
-	stageTime, stall time.Duration // before staged is closed
+	stageTime, memoryWait time.Duration // before staged is closed
 
 	number   uint64
 	recorder *protocol.Recorder
@@ -287,15 +287,17 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 			end()
 		}
 	}()
-	select {
-	case s.call <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-	defer func() { <-s.call }()
 	job := o.job(store)
 	job.Recorder = o.recorder(ctx, &job)
 	ctx = job.Recorder.Context(ctx)
+	select {
+	case s.call <- struct{}{}:
+	case <-ctx.Done():
+		err := context.Cause(ctx)
+		job.Recorder.End(0, wrap("save", store, err))
+		return nil, err
+	}
+	defer func() { <-s.call }()
 	p := &Pending{store: store, staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}), recorder: job.Recorder}
 	if err := s.begin(ctx, p, &job, state, o); err != nil {
 		job.Recorder.End(0, wrap("save", store, err))
@@ -317,7 +319,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		})
 	}()
 	<-started // saves are in order
-	p.recorder.Unblock()
+	p.recorder.EndStall()
 	return p, nil
 }
 
@@ -592,7 +594,7 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 	folder, ok := p.store.(*file.Store)
 	planner, isDefault := job.Planner.(*plan.DefaultSave)
 	err := refuse(
-		option{"StagerOptions.Process", !ok, fmt.Sprintf("does not allow a %T: a saver process opens folders only", p.store)},
+		option{"StagerOptions.Process", !ok, notAFolder(p.store)},
 		option{"SaveOptions.Planner", !isDefault, fmt.Sprintf("is a %T: a saver process plans with plan.DefaultSave", job.Planner)},
 		option{"SaveOptions.Writer", o.Writer != nil, "cannot be used by a saver process"},
 		option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be combined with StagerOptions.Process"},
@@ -615,6 +617,14 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 	}, p.snapshot), nil
 }
 
+// notAFolder says why a saver process cannot save to s.
+func notAFolder(s blob.Store) string {
+	if _, ok := s.(*blob.Single); ok {
+		return "cannot be used with a single file: a saver process saves to folders"
+	}
+	return fmt.Sprintf("cannot be used with a %T: a saver process saves to folders, which are stores of package blob/file", s)
+}
+
 // over ends a save.
 func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	p.snapshot.Close()
@@ -627,7 +637,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	if err != nil {
 		err = wrap("save", p.store, err)
 	} else {
-		report.StageTime, report.StallTime = p.stageTime, p.stall
+		report.StageTime, report.MemoryWait = p.stageTime, p.memoryWait
 		report.Phases = p.recorder.Phases()
 		written = report.LocalBytes
 	}
@@ -657,7 +667,7 @@ func (s *Stager) fill(ctx context.Context, p *Pending, overlap bool, start func(
 	if err == nil && !all {
 		copied := time.Now()
 		err = p.snapshot.Rest(ctx, p.ran)
-		p.stall = time.Since(copied)
+		p.memoryWait = time.Since(copied)
 	}
 	if err != nil {
 		if p.cancel != nil {
@@ -670,7 +680,7 @@ func (s *Stager) fill(ctx context.Context, p *Pending, overlap bool, start func(
 	p.stageTime = time.Since(begun)
 	phase.End(p.snapshot.Bytes(), err)
 	if !overlap {
-		p.recorder.Unblock()
+		p.recorder.EndStall()
 	}
 	return err
 }

@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
@@ -451,6 +453,27 @@ func TestKilledSaverFailsAllSaves(t *testing.T) {
 		}
 		if got := loadBytes(t, store, "w"); !bytes.Equal(got, numbered(t, 100<<10, 0).Contents()) {
 			t.Error("the checkpoint is not the one that was saved")
+		}
+	}
+}
+
+func TestSaverProcessRefusesStoresThatAreNotFolders(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "step-7")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	single, err := cairn.OpenStore(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, store := range map[string]blob.Store{
+		"StagerOptions.Process cannot be used with a single file: a saver process saves to folders": single,
+		"StagerOptions.Process cannot be used with a *mem.Store: a saver process saves to folders":  new(mem.Store),
+	} {
+		s := stager(t, modes["process"](1<<20))
+		_, err := cairn.SaveAsync(t.Context(), store, cairn.State{"step": int64(7)}, &cairn.AsyncOptions{Stager: s})
+		if !errors.Is(err, cairn.ErrOptions) || !strings.Contains(err.Error(), want) {
+			t.Errorf("SaveAsync = %v; want ErrOptions with %q", err, want)
 		}
 	}
 }

@@ -118,6 +118,9 @@ func TestSaveAsyncStateMayChangeAfterReturn(t *testing.T) {
 					if r.StageTime <= 0 {
 						t.Errorf("StageTime = %v", r.StageTime)
 					}
+					if fits := ceiling > 5*n+5; fits != (r.MemoryWait == 0) || r.MemoryWait > r.StageTime {
+						t.Errorf("MemoryWait = %v, StageTime = %v; want zero only if the state fits: %v", r.MemoryWait, r.StageTime, fits)
+					}
 				}
 				if u := s.Usage(); u.Peak > u.Ceiling || u.Used != 0 || u.Ceiling > ceiling {
 					t.Errorf("Usage = %+v with a ceiling of %d", u, ceiling)

@@ -150,7 +150,7 @@ func TestSaveAndLoadReportPhases(t *testing.T) {
 		t.Fatalf("Observer.Ended was called %d times; want %d", len(w.ended), 2*ranks)
 	}
 	for _, o := range w.ended {
-		if o.Err != nil || o.Bytes == 0 || o.Time <= 0 || o.Blocked != o.Time || *o.Step != 7 || o.SaveID == "" {
+		if o.Err != nil || o.Bytes == 0 || o.Time <= 0 || o.Stall != o.Time || *o.Step != 7 || o.SaveID == "" {
 			t.Errorf("the outcome is %+v", o)
 		}
 	}
@@ -196,7 +196,7 @@ func TestBackgroundSavesReportPhases(t *testing.T) {
 					t.Errorf("log records (-want +got):\n%s", d)
 				}
 				for _, o := range w.ended {
-					if o.Err != nil || o.Bytes == 0 || o.Blocked <= 0 || o.Blocked > o.Time || *o.Step != 7 || o.SaveID != w.ended[0].SaveID {
+					if o.Err != nil || o.Bytes == 0 || o.Stall <= 0 || o.Stall > o.Time || *o.Step != 7 || o.SaveID != w.ended[0].SaveID {
 						t.Errorf("the outcome is %+v", o)
 					}
 				}

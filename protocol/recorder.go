@@ -28,10 +28,9 @@ type Outcome struct {
 	Rank   int    // negative: all ranks
 	SaveID string // empty: unknown
 	Step   *int64 // nil: unknown
-	// Time is from the call until the save or load was over. Blocked is the part
-	// during which the caller could not go on: all of it, unless the save was in the
-	// background.
-	Time, Blocked time.Duration
+	// Time is from the call until the save or load was over. Stall is from the call
+	// until it returned: all of Time, unless the save was in the background.
+	Time, Stall time.Duration
 	// Bytes is the number of bytes that this rank wrote or read.
 	Bytes int64
 	// Phases are in the order in which they ended.
@@ -50,13 +49,13 @@ type Recorder struct {
 	span     trace.Span // of the whole save or load
 	start    time.Time
 
-	mu      sync.Mutex
-	out     Outcome
-	open    []*OpenPhase
-	agreed  time.Duration // when the ranks agreed on the plan
-	unblock time.Duration // when the caller could go on; zero: not yet
-	failed  string        // the phase that failed last
-	ended   bool
+	mu     sync.Mutex
+	out    Outcome
+	open   []*OpenPhase
+	agreed time.Duration // when the ranks agreed on the plan
+	stall  time.Duration // until the call returned; zero: it has not
+	failed string        // the phase that failed last
+	ended  bool
 }
 
 // tracerName is the name of the instrumentation in spans.
@@ -277,12 +276,12 @@ func shift(t meta.Timeline) {
 	}
 }
 
-// Unblock notes that the caller can go on.
-func (r *Recorder) Unblock() {
+// EndStall notes that the call returns and the save goes on in the background.
+func (r *Recorder) EndStall() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.unblock == 0 {
-		r.unblock = time.Since(r.start)
+	if r.stall == 0 {
+		r.stall = time.Since(r.start)
 	}
 }
 
@@ -301,8 +300,8 @@ func (r *Recorder) End(bytes int64, err error, benign ...error) {
 	r.open = nil
 	now := time.Now()
 	r.out.Bytes, r.out.Err, r.out.Time = bytes, err, now.Sub(r.start)
-	if r.out.Blocked = r.unblock; r.out.Blocked == 0 {
-		r.out.Blocked = r.out.Time
+	if r.out.Stall = r.stall; r.out.Stall == 0 {
+		r.out.Stall = r.out.Time
 	}
 	out, attrs := r.out, r.logAttrs()
 	if r.failed != "" {
@@ -319,8 +318,8 @@ func (r *Recorder) End(bytes int64, err error, benign ...error) {
 func (r *Recorder) logEnd(out *Outcome, attrs []slog.Attr, benign []error) {
 	if out.Err == nil {
 		attrs = append(attrs, rateAttrs(out.Time, out.Bytes)...)
-		if out.Blocked != out.Time {
-			attrs = append(attrs, slog.Float64("blocked_seconds", out.Blocked.Seconds()))
+		if out.Stall != out.Time {
+			attrs = append(attrs, slog.Float64("stall_seconds", out.Stall.Seconds()))
 		}
 		r.log(slog.LevelInfo, out.Op+": done", attrs)
 		return

@@ -174,7 +174,7 @@ func TestRecorderLogsPhases(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		p.End(1000, nil)
 		p.End(1, nil) // has no effect
-		r.Unblock()
+		r.EndStall()
 		r.Warn(errors.New("harmless"))
 		time.Sleep(2 * time.Second)
 		r.Note(meta.Phase{Name: meta.PhasePlan, Start: 3 * time.Second, End: 3 * time.Second})
@@ -189,7 +189,7 @@ func TestRecorderLogsPhases(t *testing.T) {
 		about(map[string]any{"level": "INFO", "msg": "save: stage", "bytes": 1000.0, "seconds": 2.0, "bytes_per_second": 500.0}),
 		about(map[string]any{"level": "WARN", "msg": "save: warning", "error": "harmless"}),
 		about(map[string]any{"level": "INFO", "msg": "save: plan", "bytes": 0.0, "seconds": 0.0}),
-		about(map[string]any{"level": "INFO", "msg": "save: done", "bytes": 5000.0, "seconds": 4.0, "bytes_per_second": 1250.0, "blocked_seconds": 2.0}),
+		about(map[string]any{"level": "INFO", "msg": "save: done", "bytes": 5000.0, "seconds": 4.0, "bytes_per_second": 1250.0, "stall_seconds": 2.0}),
 	}
 	if d := cmp.Diff(want, records(t, &log)); d != "" {
 		t.Errorf("log records (-want +got):\n%s", d)
@@ -201,7 +201,7 @@ func TestRecorderLogsPhases(t *testing.T) {
 		t.Errorf("Observer.Phase (-want +got):\n%s", d)
 	}
 	wantEnd := []*protocol.Outcome{{
-		Op: "save", Rank: 3, SaveID: "id", Step: new(int64(7)), Time: 4 * time.Second, Blocked: 2 * time.Second, Bytes: 5000, Phases: wantPhases,
+		Op: "save", Rank: 3, SaveID: "id", Step: new(int64(7)), Time: 4 * time.Second, Stall: 2 * time.Second, Bytes: 5000, Phases: wantPhases,
 	}}
 	if d := cmp.Diff(wantEnd, ended); d != "" {
 		t.Errorf("Observer.Ended (-want +got):\n%s", d)
