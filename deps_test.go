@@ -94,6 +94,7 @@ var layers = []struct{ name, imports string }{
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
+	{"tools/gotest", ""},
 	{"tools/shape", ""},
 }
 
