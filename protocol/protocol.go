@@ -61,8 +61,8 @@ type SaveReport struct {
 	PlanTime   time.Duration `json:"plan_ns"`
 	WriteTime  time.Duration `json:"write_ns"`
 	// StageTime is how long a background save took to copy the state aside. MemoryWait
-	// is the part of it after the staging memory was full for the first time: the rest
-	// of the state was copied as the save released memory.
+	// is the part of it that came after all that fitted into the staging memory was
+	// copied: the rest of the state waited for the save to release memory.
 	StageTime  time.Duration `json:"stage_ns,omitempty"`
 	MemoryWait time.Duration `json:"memory_wait_ns,omitempty"`
 	// Phases are those of this rank, in the order in which they ended. Their times
