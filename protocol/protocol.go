@@ -119,6 +119,7 @@ func init() {
 		"plan.stale":         plan.ErrStale,
 		"storage.notfound":   storage.ErrNotFound,
 		"storage.incomplete": storage.ErrIncomplete,
+		"storage.underway":   storage.ErrUnderWay,
 		"storage.corrupt":    storage.ErrCorrupt,
 		"storage.version":    storage.ErrVersion,
 		"storage.exists":     storage.ErrExists,

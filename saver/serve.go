@@ -24,6 +24,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/stage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 const (
@@ -351,7 +352,11 @@ func (s *server) save(b *saveBody) error {
 	st.recorder = protocol.NewRecorder(s.ctx, protocol.OpSave, s.group.Rank(), s.Logger, s.observer(subject{Generation: b.Generation}))
 	st.recorder.Describe(&meta.Storage{SaveID: b.SaveID, Step: b.Step})
 	job, err := s.job(b, st)
-	over := func(r *protocol.SaveReport, err error) { s.over(b.Generation, r, err) }
+	unlock := s.lockPending(b)
+	over := func(r *protocol.SaveReport, err error) {
+		unlock() // before the trainer receives the outcome
+		s.over(b.Generation, r, err)
+	}
 	if err != nil {
 		// The other ranks wait for this one: it takes part with an error.
 		st.fail(err)
@@ -361,6 +366,24 @@ func (s *server) save(b *saveBody) error {
 	s.states[b.Generation] = st
 	s.runner.Submit(s.ctx, b.Generation, job, over)
 	return nil
+}
+
+// lockPending shows other processes that this saver will save, even while it completes
+// other saves: the trainer may have ended. The saver of rank 0 does so for all ranks.
+// Without the lock, the save takes place all the same.
+func (s *server) lockPending(b *saveBody) (unlock func()) {
+	if s.group.Rank() != 0 {
+		return func() {}
+	}
+	store, err := OpenStore(b.Store)
+	if err != nil {
+		return func() {}
+	}
+	lock, err := publish.LockPending(s.ctx, store, b.SaveID)
+	if err != nil {
+		return func() {}
+	}
+	return func() { _ = lock.Release() } // a lock that stays is that of a dead process
 }
 
 // broken is a planner that only returns an error.
