@@ -36,8 +36,8 @@ type Found struct {
 	// number at the end of the name of a folder below run. Nil: it has neither.
 	Step *int64 `json:"step"`
 	// SaveID and Time are those of the save, if the format records them.
-	SaveID string    `json:"save_id"`
-	Time   time.Time `json:"time"`
+	SaveID string    `json:"save_id,omitempty"`
+	Time   time.Time `json:"time,omitzero"`
 	// Skipped are the folders with a part of a checkpoint or with a damaged one.
 	Skipped []Skipped `json:"skipped"`
 }
@@ -57,7 +57,7 @@ type Skipped struct {
 // The error wraps ErrNotFound if there is no checkpoint and no save is under way: a job
 // can then start from the beginning. It wraps ErrUnderWay if there is no complete
 // checkpoint yet, and ErrCorrupt if there are only damaged ones. If ctx ends while Latest
-// waits, the error wraps both ErrUnderWay and the cause.
+// waits, the error wraps the cause and, on rank 0, ErrUnderWay.
 //
 // Saves that are under way are recognised by their locks, never by age. On file systems
 // without locks, Latest does not wait for them.
@@ -69,14 +69,18 @@ func Latest(ctx context.Context, run string, opts *LatestOptions) (*Found, error
 	if o.Group == nil {
 		o.Group = group.Solo()
 	}
+	var waitErr error
 	f, err := group.Broadcast(ctx, o.Group, "latest", 0, group.JSON[*Found](), func(ctx context.Context) (*Found, error) {
 		if o.Wait {
-			if err := waitIdle(ctx, run); err != nil {
-				return nil, err
+			if waitErr = waitIdle(ctx, run); waitErr != nil {
+				return nil, waitErr
 			}
 		}
 		return latest(ctx, run)
 	})
+	if err != nil && errors.Is(waitErr, ErrUnderWay) {
+		err = waitErr // the step returns the cause of ctx alone
+	}
 	if err != nil {
 		return nil, &Error{Op: "latest", Where: run, Err: err}
 	}

@@ -311,7 +311,8 @@ func TestSpecificationListsErrorCodes(t *testing.T) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	known := map[string]error{}
 	for _, err := range []error{
-		ErrMessage, ErrSaver, ErrReplaced, stage.ErrGeneration, stage.ErrArena, storage.ErrExists, storage.ErrNotFound, storage.ErrIncomplete,
+		ErrMessage, ErrSaver, ErrReplaced, stage.ErrGeneration, stage.ErrArena, storage.ErrExists, storage.ErrNotFound,
+		storage.ErrIncomplete, storage.ErrUnderWay,
 		storage.ErrCorrupt, storage.ErrVersion, storage.ErrChanged, storage.ErrUncertain, storage.ErrOptions, storage.ErrNotRepresentable,
 		formats.ErrUnknown, plan.ErrState, plan.ErrMismatch, plan.ErrMissing, tensor.ErrCast, group.ErrGone, context.Canceled,
 		context.DeadlineExceeded, fs.ErrNotExist, fs.ErrPermission, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.EROFS,
