@@ -115,7 +115,7 @@ func isFolder(path string) bool {
 // waitIdle waits until no save is under way in the folders of a run.
 func waitIdle(ctx context.Context, run string) error {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := checkIdle(ctx, run)
+		err := checkIdle(context.WithoutCancel(ctx), run) // so that its error names the save
 		if !errors.Is(err, ErrUnderWay) {
 			return err
 		}
