@@ -88,8 +88,9 @@ var layers = []struct{ name, imports string }{
 	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "cmd/cairn/internal/cli"},
 
-	// Documentation that runs and tests against PyTorch. But for one program they are
+	// Documentation that runs and tests against PyTorch. But for two programs they are
 	// tests only, so no imports.
+	{"examples/background", ". group/tcp saver shard tensor"},
 	{"examples/train", ". blob/file collective group/tcp shard tensor"},
 	{"docs", ""},
 	{"docs/examples", ""},
