@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/group"
@@ -54,6 +55,29 @@ func trainInBackground(ctx context.Context, g group.Group, run string, model *te
 	return nil
 }
 
+// continueRun loads the newest complete checkpoint of a run and returns the step to
+// continue with. All ranks call it.
+func continueRun(ctx context.Context, g group.Group, run string, model *tensor.Tensor) (int64, error) {
+	patience, cancel := context.WithTimeout(ctx, 40*time.Minute) // savers give up after 30
+	defer cancel()
+	found, err := cairn.Latest(patience, run, &cairn.LatestOptions{Group: g, Wait: true})
+	if errors.Is(err, cairn.ErrNotFound) {
+		return 0, nil // from the beginning
+	}
+	if err != nil {
+		return 0, err
+	}
+	store, err := cairn.OpenStore(found.Path)
+	if err != nil {
+		return 0, err
+	}
+	state := cairn.State{"model": model, "step": int64(0)}
+	if _, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: g}); err != nil {
+		return 0, err
+	}
+	return state["step"].(int64) + 1, nil
+}
+
 func trainStep(model *tensor.Tensor) {
 	mem, _ := model.Bytes()
 	for i := range mem {
@@ -66,6 +90,9 @@ func TestTrainInBackground(t *testing.T) {
 	model, err := tensor.New(tensor.Uint8, []int64{1000})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if step, err := continueRun(t.Context(), group.Solo(), run, model); err != nil || step != 0 {
+		t.Fatalf("continueRun = %d, %v; want 0 before the first save", step, err)
 	}
 	if err := trainInBackground(t.Context(), group.Solo(), run, model, 30); err != nil {
 		t.Fatal(err)
@@ -85,6 +112,10 @@ func TestTrainInBackground(t *testing.T) {
 				t.Fatalf("model[%d] = %d; want %d, as after step %d", i, v, step+1, step)
 			}
 		}
+	}
+	step, err := continueRun(t.Context(), group.Solo(), run, model)
+	if err != nil || step != 30 || model.Contents()[0] != 30 {
+		t.Errorf("continueRun = %d, %v with %d; want 30 with 30", step, err, model.Contents()[0])
 	}
 }
 

@@ -25,7 +25,7 @@ func main() {
 	saver.Main() // first: this program is also the saver
 	run := flag.String("run", "run", "the folder of the run, which all ranks see")
 	steps := flag.Int64("steps", 100, "the number of steps to train")
-	every := flag.Int64("every", 10, "save every so many steps")
+	every := flag.Int64("every", 10, "the number of steps from save to save")
 	flag.Parse()
 	if err := train(context.Background(), *run, *steps, *every); err != nil {
 		log.Fatal(err)
