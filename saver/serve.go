@@ -375,7 +375,7 @@ func (s *server) lockPending(b *saveBody) (unlock func()) {
 	if s.group.Rank() != 0 {
 		return func() {}
 	}
-	store, err := OpenStore(b.Store)
+	store, err := s.OpenStore(b.Store)
 	if err != nil {
 		return func() {}
 	}
