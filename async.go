@@ -62,7 +62,8 @@ var (
 	// ErrGeneration is the error of a background save that found other bytes in the
 	// staging memory than it had copied there.
 	ErrGeneration = stage.ErrGeneration
-	// ErrSaver is the error of a background save whose saver process has ended.
+	// ErrSaver is the error of a background save if the saver process of a rank has ended.
+	// If the trainer of a rank has ended, the error wraps group.ErrGone instead.
 	ErrSaver = saver.ErrSaver
 )
 
@@ -187,7 +188,7 @@ type Pending struct {
 	report   *SaveReport
 	err      error
 
-	stageTime, stall time.Duration // before staged is closed
+	stageTime, memoryWait time.Duration // before staged is closed
 
 	number   uint64
 	recorder *protocol.Recorder
@@ -261,6 +262,8 @@ type standing struct {
 // admission is what rank 0 decides about a new save.
 type admission struct {
 	Generation uint64 `json:"generation"`
+	SaveID     string `json:"save_id"`
+	Step       *int64 `json:"step"`
 	Skip       bool   `json:"skip,omitempty"`
 	Failed     string `json:"failed,omitempty"`  // the error of the previous save
 	Restart    bool   `json:"restart,omitempty"` // the saver processes
@@ -284,15 +287,17 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 			end()
 		}
 	}()
-	select {
-	case s.call <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-	defer func() { <-s.call }()
 	job := o.job(store)
 	job.Recorder = o.recorder(ctx, &job)
 	ctx = job.Recorder.Context(ctx)
+	select {
+	case s.call <- struct{}{}:
+	case <-ctx.Done():
+		err := context.Cause(ctx)
+		job.Recorder.End(0, wrap("save", store, err))
+		return nil, err
+	}
+	defer func() { <-s.call }()
 	p := &Pending{store: store, staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}), recorder: job.Recorder}
 	if err := s.begin(ctx, p, &job, state, o); err != nil {
 		job.Recorder.End(0, wrap("save", store, err))
@@ -314,7 +319,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		})
 	}()
 	<-started // saves are in order
-	p.recorder.Unblock()
+	p.recorder.EndStall()
 	return p, nil
 }
 
@@ -323,10 +328,12 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
 	adm, err := group.AllReduce(ctx, job.Group, "admit", group.JSON[standing](), group.JSON[admission](),
 		func(context.Context) (standing, error) { return s.standing(job.Group) },
-		func(_ context.Context, all []standing) (admission, error) { return s.admit(o, all) })
+		func(_ context.Context, all []standing) (admission, error) { return s.admit(o, &job.Storage, all) })
 	if err != nil {
 		return job.NumberRank(err)
 	}
+	job.Storage.SaveID, job.Storage.Step = adm.SaveID, adm.Step
+	p.recorder.Describe(&job.Storage)
 	if adm.Failed != "" {
 		return s.returnFailure(adm.Failed)
 	}
@@ -342,8 +349,8 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 	s.generation = p.number
 	s.mu.Unlock()
 	if adm.Restart {
-		if err = s.restart(ctx, job.Group, adm.Settle); err != nil {
-			err = s.restart(ctx, job.Group, false) // perhaps one of them was killed
+		if err = s.restart(ctx, job.Group, adm.Settle, p.recorder.Warn); err != nil {
+			err = s.restart(ctx, job.Group, false, p.recorder.Warn) // perhaps one of them was killed
 		}
 	} else {
 		err = s.regroup(ctx, job.Group)
@@ -368,11 +375,11 @@ func (s *Stager) standing(g group.Group) (standing, error) {
 	return out, nil
 }
 
-// admit decides about a new save.
-func (s *Stager) admit(o *AsyncOptions, all []standing) (admission, error) {
+// admit decides about a new save, which st describes.
+func (s *Stager) admit(o *AsyncOptions, st *meta.Storage, all []standing) (admission, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := admission{Settle: true}
+	out := admission{SaveID: st.SaveID, Step: st.Step, Settle: true}
 	for _, r := range all {
 		out.Generation = max(out.Generation, r.Generation+1)
 		if o.ReturnLast && out.Failed == "" {
@@ -471,8 +478,9 @@ const settleTime = 5 * time.Second
 
 // restart replaces the saver processes of all ranks and lets them meet. None of the old
 // ones is left then, so none can publish a save that counts as failed. If settle is set,
-// the old ones complete their saves first.
-func (s *Stager) restart(ctx context.Context, g group.Group, settle bool) error {
+// the old ones complete their saves first. warn receives why the old one of this rank has
+// ended, if it has.
+func (s *Stager) restart(ctx context.Context, g group.Group, settle bool, warn func(error)) error {
 	err := group.Each(ctx, group.StopEarly(g), "start", func(ctx context.Context) error {
 		if settle && !s.settle(ctx) {
 			return context.Cause(ctx)
@@ -483,6 +491,9 @@ func (s *Stager) restart(ctx context.Context, g group.Group, settle bool) error 
 			cancel()
 		}
 		if s.process != nil {
+			if err := s.process.Err(); err != nil {
+				warn(fmt.Errorf("%w; a new one is started", err))
+			}
 			if err := s.process.Stop(ctx); err != nil {
 				return err
 			}
@@ -572,12 +583,8 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 		s.runner.Submit(ctx, p.number, job, over)
 		return
 	}
-	observer := &Observer{Warned: p.recorder.Warn}
-	if job.Observer != nil {
-		observer.Planned, observer.Moved = job.Observer.Planned, job.Observer.Moved
-	}
 	p.request.Began = time.Now()
-	if err := p.process.Save(p.request, p.snapshot, observer, over); err != nil {
+	if err := p.process.Save(p.request, p.snapshot, p.recorder, over); err != nil {
 		go over(nil, err)
 	}
 }
@@ -587,7 +594,7 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 	folder, ok := p.store.(*file.Store)
 	planner, isDefault := job.Planner.(*plan.DefaultSave)
 	err := refuse(
-		option{"StagerOptions.Process", !ok, fmt.Sprintf("does not allow a %T: a saver process opens folders only", p.store)},
+		option{"StagerOptions.Process", !ok, notAFolder(p.store)},
 		option{"SaveOptions.Planner", !isDefault, fmt.Sprintf("is a %T: a saver process plans with plan.DefaultSave", job.Planner)},
 		option{"SaveOptions.Writer", o.Writer != nil, "cannot be used by a saver process"},
 		option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be combined with StagerOptions.Process"},
@@ -610,6 +617,14 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 	}, p.snapshot), nil
 }
 
+// notAFolder says why a saver process cannot save to s.
+func notAFolder(s blob.Store) string {
+	if _, ok := s.(*blob.Single); ok {
+		return "cannot be used with a single file: a saver process saves to folders"
+	}
+	return fmt.Sprintf("cannot be used with a %T: a saver process saves to folders, which are stores of package blob/file", s)
+}
+
 // over ends a save.
 func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	p.snapshot.Close()
@@ -622,9 +637,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	if err != nil {
 		err = wrap("save", p.store, err)
 	} else {
-		report.StageTime, report.StallTime = p.stageTime, p.stall
-		p.recorder.Describe(&meta.Storage{SaveID: report.SaveID, Step: report.Step})
-		p.recorder.Import(report.Phases)
+		report.StageTime, report.MemoryWait = p.stageTime, p.memoryWait
 		report.Phases = p.recorder.Phases()
 		written = report.LocalBytes
 	}
@@ -654,7 +667,7 @@ func (s *Stager) fill(ctx context.Context, p *Pending, overlap bool, start func(
 	if err == nil && !all {
 		copied := time.Now()
 		err = p.snapshot.Rest(ctx, p.ran)
-		p.stall = time.Since(copied)
+		p.memoryWait = time.Since(copied)
 	}
 	if err != nil {
 		if p.cancel != nil {
@@ -667,7 +680,7 @@ func (s *Stager) fill(ctx context.Context, p *Pending, overlap bool, start func(
 	p.stageTime = time.Since(begun)
 	phase.End(p.snapshot.Bytes(), err)
 	if !overlap {
-		p.recorder.Unblock()
+		p.recorder.EndStall()
 	}
 	return err
 }

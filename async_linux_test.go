@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,7 +15,10 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 	"github.com/cairn-ckpt/cairn/saver"
@@ -31,12 +35,13 @@ func init() {
 	trainer = trainerMain
 }
 
-// The environment of a trainer, which is a process of a test: its rank, its folder, and
-// how much memory it may stage.
+// The environment of a trainer, which is a process of a test: its rank, its folder, how
+// much memory it may stage, and whether it hangs in its second save.
 const (
 	trainerRank    = "CAIRN_TEST_TRAINER"
 	trainerFolder  = "CAIRN_TEST_FOLDER"
 	trainerCeiling = "CAIRN_TEST_CEILING"
+	trainerHangs   = "CAIRN_TEST_HANGS"
 )
 
 const (
@@ -69,7 +74,7 @@ func train(ctx context.Context) error {
 		return err
 	}
 	defer g.Close()
-	s, err := cairn.NewStager(&cairn.StagerOptions{Ceiling: ceiling, Process: &saver.Options{}})
+	s, err := cairn.NewStager(&cairn.StagerOptions{Ceiling: ceiling, Process: &saver.Options{Log: saverLog(dir)}})
 	if err != nil {
 		return err
 	}
@@ -88,8 +93,17 @@ func train(ctx context.Context) error {
 			mem[i] = byte(step)
 		}
 		fmt.Println("staging")
+		var o *cairn.Observer
+		if step > 1 && os.Getenv(trainerHangs) != "" {
+			// It answers nothing that the saver asks for: if the state does not fit into
+			// the memory, it is never staged.
+			o = &cairn.Observer{Planned: func(int64) {
+				fmt.Println("planned")
+				time.Sleep(time.Hour)
+			}}
+		}
 		p, err := cairn.SaveAsync(ctx, store, cairn.State{"w": w}, &cairn.AsyncOptions{
-			Stager: s, SaveOptions: cairn.SaveOptions{Group: g, Step: &step},
+			Stager: s, SaveOptions: cairn.SaveOptions{Group: g, Step: &step, Observer: o},
 		})
 		if err != nil {
 			return err
@@ -99,6 +113,8 @@ func train(ctx context.Context) error {
 			mem[i] = 0xee
 		}
 		if step > 1 {
+			_, err := p.Wait(ctx)
+			fmt.Printf("ended saver=%v trainer=%v\n", errors.Is(err, cairn.ErrSaver), errors.Is(err, group.ErrGone))
 			time.Sleep(time.Hour) // until it is killed
 		}
 		if _, err := p.Wait(ctx); err != nil {
@@ -112,12 +128,20 @@ func train(ctx context.Context) error {
 	}
 }
 
-// startTrainers starts the trainers and waits for their first checkpoint.
-func startTrainers(t *testing.T, dir string, ceiling int64) []*tcptest.Process {
+// saverLog is the file of the savers' log.
+func saverLog(dir string) string { return filepath.Join(dir, "log") }
+
+// startTrainers starts the trainers and waits for their first checkpoint. Those in hang
+// hang in their second save.
+func startTrainers(t *testing.T, dir string, ceiling int64, hang ...int) []*tcptest.Process {
 	t.Helper()
 	var out []*tcptest.Process
 	for rank := range trainers {
-		out = append(out, tcptest.Start(t, fmt.Sprintf("%s=%d", trainerRank, rank), trainerFolder+"="+dir, fmt.Sprintf("%s=%d", trainerCeiling, ceiling)))
+		env := []string{fmt.Sprintf("%s=%d", trainerRank, rank), trainerFolder + "=" + dir, fmt.Sprintf("%s=%d", trainerCeiling, ceiling)}
+		if slices.Contains(hang, rank) {
+			env = append(env, trainerHangs+"=1")
+		}
+		out = append(out, tcptest.Start(t, env...))
 	}
 	for _, p := range out {
 		p.Want(t, "staging")
@@ -222,6 +246,10 @@ func TestTrainerKilledAfterStaging(t *testing.T) {
 	waitGone(t, dir)
 	if got := checkpointOf(t, dir); got != 2 {
 		t.Errorf("the checkpoint is of step %d; want 2", got)
+	}
+	for rank := range trainers {
+		logged(t, dir, `msg="saver: the trainer has ended"`, "saves=1", fmt.Sprint("rank=", rank))
+		logged(t, dir, `msg="save: done"`, fmt.Sprint("rank=", rank), "step=2")
 	}
 }
 
@@ -425,6 +453,27 @@ func TestKilledSaverFailsAllSaves(t *testing.T) {
 		}
 		if got := loadBytes(t, store, "w"); !bytes.Equal(got, numbered(t, 100<<10, 0).Contents()) {
 			t.Error("the checkpoint is not the one that was saved")
+		}
+	}
+}
+
+func TestSaverProcessRefusesStoresThatAreNotFolders(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "step-7")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	single, err := cairn.OpenStore(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, store := range map[string]blob.Store{
+		"StagerOptions.Process cannot be used with a single file: a saver process saves to folders": single,
+		"StagerOptions.Process cannot be used with a *mem.Store: a saver process saves to folders":  new(mem.Store),
+	} {
+		s := stager(t, modes["process"](1<<20))
+		_, err := cairn.SaveAsync(t.Context(), store, cairn.State{"step": int64(7)}, &cairn.AsyncOptions{Stager: s})
+		if !errors.Is(err, cairn.ErrOptions) || !strings.Contains(err.Error(), want) {
+			t.Errorf("SaveAsync = %v; want ErrOptions with %q", err, want)
 		}
 	}
 }

@@ -68,7 +68,7 @@ func standIn(t *testing.T, name, text string) []string {
 // in the middle of it, or after it.
 func killedSaver(text string, conn net.Conn, arena *os.File) {
 	n, _ := strconv.ParseInt(text, 10, 64)
-	_ = saver.Serve(context.Background(), &fragile{Conn: conn, left: n, note: os.Args[2] + ".killed"}, arena)
+	_ = saver.Serve(context.Background(), &fragile{Conn: conn, left: n, note: os.Args[2] + ".killed"}, arena, nil)
 }
 
 type fragile struct {
@@ -242,7 +242,7 @@ func (k *killTest) run(ctx context.Context, g group.Group, command []string) err
 		if err == nil {
 			_, err = p.Wait(ctx)
 		}
-		if err != nil && (before || !errors.Is(err, saver.ErrSaver) && !errors.Is(err, group.ErrGone)) {
+		if err != nil && (before || !errors.Is(err, saver.ErrSaver) || errors.Is(err, group.ErrGone)) {
 			return fmt.Errorf("save %d; the saver was killed before: %v: %w", step, before, err)
 		}
 		if e := g.Barrier(ctx); e != nil {

@@ -7,10 +7,14 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -118,6 +122,9 @@ func TestSaveAsyncStateMayChangeAfterReturn(t *testing.T) {
 					if r.StageTime <= 0 {
 						t.Errorf("StageTime = %v", r.StageTime)
 					}
+					if r.MemoryWait > r.StageTime || ceiling > 6*n && r.MemoryWait != 0 {
+						t.Errorf("MemoryWait = %v, StageTime = %v with a ceiling of %d", r.MemoryWait, r.StageTime, ceiling)
+					}
 				}
 				if u := s.Usage(); u.Peak > u.Ceiling || u.Used != 0 || u.Ceiling > ceiling {
 					t.Errorf("Usage = %+v with a ceiling of %d", u, ceiling)
@@ -125,6 +132,28 @@ func TestSaveAsyncStateMayChangeAfterReturn(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The clock of the bubble stands still, except while the save waits for the store.
+func TestWaitForStagingMemoryIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := fault.New(new(mem.Store), fault.Rule{On: fault.Write, Times: -1, Do: fault.Delay(time.Minute)})
+		s := stager(t, &cairn.StagerOptions{Ceiling: 64 << 10})
+		state := cairn.State{"v": numbered(t, 300<<10, 1), "w": numbered(t, 300<<10, 2)}
+		p, err := cairn.SaveAsync(t.Context(), store, state, &cairn.AsyncOptions{
+			Stager: s, SaveOptions: cairn.SaveOptions{BufferBytes: 64 << 10},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := p.Wait(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.MemoryWait < time.Minute || r.MemoryWait != r.StageTime {
+			t.Errorf("MemoryWait = %v, StageTime = %v; want the same, a minute or more", r.MemoryWait, r.StageTime)
+		}
+	})
 }
 
 func tempStore(t *testing.T) *file.Store {

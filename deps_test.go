@@ -77,8 +77,8 @@ var layers = []struct{ name, imports string }{
 	{"platform/host", "collective group internal/safetensors plan platform stage tensor value"},
 	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
-	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats tensor value"},
-	{".", "blob blob/file group meta plan protocol saver stage storage storage/formats storage/native tensor value"},
+	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats storage/publish tensor value"},
+	{".", "blob blob/file group meta plan protocol saver stage storage storage/formats storage/native storage/publish tensor value"},
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
@@ -90,12 +90,14 @@ var layers = []struct{ name, imports string }{
 	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "cmd/cairn/internal/cli"},
 
-	// Documentation that runs and tests against PyTorch. But for one program they are
+	// Documentation that runs and tests against PyTorch. But for two programs they are
 	// tests only, so no imports.
+	{"examples/background", ". group/tcp saver shard tensor"},
 	{"examples/train", ". blob/file collective group/tcp shard tensor"},
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
+	{"tools/gotest", ""},
 	{"tools/shape", ""},
 }
 

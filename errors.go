@@ -17,6 +17,10 @@ var (
 	// ErrIncomplete reports a store that holds data files of a checkpoint but no
 	// record: the save did not finish.
 	ErrIncomplete = storage.ErrIncomplete
+	// ErrUnderWay reports a store without a checkpoint to which a living process is
+	// saving, such as a saver whose trainer was killed. Wait until it is over; Latest
+	// can do that. ErrUnderWay wraps ErrIncomplete.
+	ErrUnderWay = storage.ErrUnderWay
 	// ErrCorrupt reports bytes that differ from those that were written.
 	ErrCorrupt = storage.ErrCorrupt
 	// ErrVersion reports a format version that this program cannot read.
@@ -69,7 +73,8 @@ func refuse(all ...option) error {
 // Error is the error of an operation on a checkpoint. Failures on other ranks
 // are in the chain as a *group.StepError.
 type Error struct {
-	// Op is what was being done: "save", "load", "open", "read" or "verify".
+	// Op is what was being done: "save", "load", "open", "read", "verify" or
+	// "latest".
 	Op string
 	// Where names the store of the checkpoint.
 	Where string

@@ -3,6 +3,7 @@ package cairn_test
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +24,8 @@ import (
 func TestMain(m *testing.M) {
 	saver.Main()
 	trainer()
+	// With the race detector, every process that a test starts would end a second late.
+	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	goleak.VerifyTestMain(m)
 }
 

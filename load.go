@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -168,7 +169,10 @@ func (o *LoadOptions) reader(store blob.Store, rank int) (storage.Reader, error)
 		return formats.Open(ctx, store, nil)
 	}
 	if o.Format != nil {
-		open = o.Format.Open
+		open = func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+			c, err := o.Format.Open(ctx, store)
+			return c, publish.Explain(ctx, store, err)
+		}
 	}
 	return storage.NewReader(open, store, storage.ReadOptions{BufferBytes: o.BufferBytes, Parallel: o.Parallel, TrustSizes: rank != 0}), nil
 }

@@ -150,7 +150,7 @@ func TestSaveAndLoadReportPhases(t *testing.T) {
 		t.Fatalf("Observer.Ended was called %d times; want %d", len(w.ended), 2*ranks)
 	}
 	for _, o := range w.ended {
-		if o.Err != nil || o.Bytes == 0 || o.Time <= 0 || o.Blocked != o.Time || *o.Step != 7 || o.SaveID == "" {
+		if o.Err != nil || o.Bytes == 0 || o.Time <= 0 || o.Stall != o.Time || *o.Step != 7 || o.SaveID == "" {
 			t.Errorf("the outcome is %+v", o)
 		}
 	}
@@ -196,7 +196,7 @@ func TestBackgroundSavesReportPhases(t *testing.T) {
 					t.Errorf("log records (-want +got):\n%s", d)
 				}
 				for _, o := range w.ended {
-					if o.Err != nil || o.Bytes == 0 || o.Blocked <= 0 || o.Blocked > o.Time || *o.Step != 7 || o.SaveID != w.ended[0].SaveID {
+					if o.Err != nil || o.Bytes == 0 || o.Stall <= 0 || o.Stall > o.Time || *o.Step != 7 || o.SaveID != w.ended[0].SaveID {
 						t.Errorf("the outcome is %+v", o)
 					}
 				}
@@ -244,6 +244,58 @@ func TestFailedBackgroundSaveIsReported(t *testing.T) {
 			}
 			if len(w.ended) != 2 || !errors.Is(w.ended[1].Err, cairn.ErrExists) {
 				t.Errorf("the outcomes are %v; want ErrExists last", w.ended)
+			}
+		})
+	}
+}
+
+// The record of a failure has the phase and the save on all ranks, wherever the save runs.
+func TestFailureRecordNamesPhaseAndSave(t *testing.T) {
+	const ranks = 2
+	for mode, options := range modes {
+		t.Run(mode, func(t *testing.T) {
+			var w watcher
+			store := tempStore(t)
+			eachRank(t, ranks, func(ctx context.Context, g group.Group) error {
+				s, err := cairn.NewStager(options(1 << 20))
+				if err != nil {
+					return err
+				}
+				defer s.Close(ctx)
+				return saveRows(ctx, g, func(state cairn.State, o cairn.SaveOptions) error {
+					o.Logger = w.logger()
+					// Rank 0 has another tensor of the same name: the plan fails there.
+					state["v"] = numbered(t, 10+int64(g.Rank()), 1)
+					p, err := cairn.SaveAsync(ctx, store, state, &cairn.AsyncOptions{SaveOptions: o, Stager: s})
+					if err != nil {
+						return err
+					}
+					if _, err := p.Wait(ctx); err == nil {
+						return errors.New("the save has succeeded")
+					}
+					return nil
+				})
+			})
+			ids := map[any]bool{}
+			planned, failed := 0, 0
+			for line := range strings.Lines(w.log.String()) {
+				m := map[string]any{}
+				if err := json.Unmarshal([]byte(line), &m); err != nil {
+					t.Fatal(err)
+				}
+				ids[m["save_id"]] = true
+				if m["msg"] == "save: plan" {
+					planned++ // phases are logged when they end, not with the outcome
+				}
+				if m["msg"] == "save: failed" {
+					failed++
+					if m["rank"] == 0.0 && m["phase"] != "global-plan" {
+						t.Errorf("the phase is not global-plan: %s", line)
+					}
+				}
+			}
+			if planned != ranks || failed != ranks || len(ids) != 1 || ids[nil] {
+				t.Errorf("%d plans and %d failures of the saves %v; want %d of one save\n%s", planned, failed, ids, ranks, &w.log)
 			}
 		})
 	}

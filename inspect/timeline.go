@@ -33,7 +33,8 @@ type Timeline struct {
 type PhaseTotals struct {
 	Name  string `json:"name"`
 	Ranks int    `json:"ranks"`
-	// Median and Slowest are the seconds of the phase. SlowestRank is the rank that took
+	// Median and Slowest are the seconds of the phase. The median of an even number of
+	// ranks is halfway between the two in the middle. SlowestRank is the rank that took
 	// the longest.
 	Median      float64 `json:"median_seconds"`
 	Slowest     float64 `json:"slowest_seconds"`
@@ -91,7 +92,7 @@ func NewTimeline(s meta.Storage) (*Timeline, error) {
 
 // sum sets the totals of the phases.
 func (t *Timeline) sum() {
-	seconds := map[string][]float64{}
+	times := map[string][]time.Duration{}
 	first := map[string]float64{} // when a phase begins
 	totals := map[string]*PhaseTotals{}
 	names := []string{}
@@ -103,9 +104,8 @@ func (t *Timeline) sum() {
 				totals[p.Name], first[p.Name], names = x, p.Start, append(names, p.Name)
 			}
 			first[p.Name] = min(first[p.Name], p.Start)
-			took := p.took.Seconds()
-			seconds[p.Name] = append(seconds[p.Name], took)
-			if took > x.Slowest {
+			times[p.Name] = append(times[p.Name], p.took)
+			if took := p.took.Seconds(); took > x.Slowest {
 				x.Slowest, x.SlowestRank = took, r.Rank
 			}
 			x.Ranks++
@@ -116,10 +116,16 @@ func (t *Timeline) sum() {
 	t.Phases = []PhaseTotals{}
 	for _, name := range names {
 		x := totals[name]
-		slices.Sort(seconds[name])
-		x.Median = seconds[name][len(seconds[name])/2]
+		x.Median = median(times[name]).Seconds()
 		t.Phases = append(t.Phases, *x)
 	}
+}
+
+// median sorts times, of which there is at least one, and returns their median.
+func median(times []time.Duration) time.Duration {
+	slices.Sort(times)
+	n := len(times)
+	return (times[(n-1)/2] + times[n/2]) / 2 // phases are too short for an overflow
 }
 
 // A rank is slow if it is busy this many times as long as the median rank, and if the
@@ -131,7 +137,7 @@ const (
 
 func (t *Timeline) findSlow() {
 	order := t.bySpeed()
-	median := order[len(order)/2].Busy
+	median := order[len(order)/2].Busy // of two in the middle, that of the faster one
 	for i := range t.Ranks {
 		r := &t.Ranks[i]
 		r.Slow = r.Busy > median*slowFactor && r.Busy-median > t.Seconds*slowPart

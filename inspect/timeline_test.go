@@ -59,6 +59,23 @@ func TestTimelineSumsPhases(t *testing.T) {
 	}
 }
 
+func TestMedianOfPhases(t *testing.T) {
+	for _, tc := range []struct {
+		seconds []int
+		want    float64
+	}{
+		{[]int{3}, 3}, {[]int{4, 1}, 2.5}, {[]int{9, 1, 2}, 2}, {[]int{7, 1, 9, 2}, 4.5},
+	} {
+		tl := make(meta.Timeline, len(tc.seconds))
+		for r, s := range tc.seconds {
+			tl[r] = []meta.Phase{phase("write", 1, 1+s, 0)}
+		}
+		if got := newTimeline(t, tl).Phases[0].Median; got != tc.want {
+			t.Errorf("the median of %v seconds is %v; want %v", tc.seconds, got, tc.want)
+		}
+	}
+}
+
 // A rank is slow only if that matters to the whole save.
 func TestSlowRanks(t *testing.T) {
 	ms := time.Millisecond

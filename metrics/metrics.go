@@ -68,7 +68,7 @@ func New(stager *cairn.Stager) *Metrics {
 			bytes:    counter("cairn_load_bytes_total", "Bytes that this rank has loaded in loads that succeeded."),
 			failures: counter("cairn_load_failures_total", "Loads that failed."),
 		},
-		stall:   prometheus.NewHistogram(seconds("cairn_save_stall_seconds", "Time during which the caller of a save could not go on.")),
+		stall:   prometheus.NewHistogram(seconds("cairn_save_stall_seconds", "Time from the call of a save to its return, during which training stood still.")),
 		leftOut: counter("cairn_save_left_out_total", "Background saves that were skipped or replaced by a newer one."),
 		step: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cairn_save_last_step", Help: "Training step of the newest save that succeeded.",
@@ -118,7 +118,7 @@ func (m *Metrics) observe(out *cairn.Outcome) {
 	if out.Op != cairn.OpSave {
 		return
 	}
-	m.stall.Observe(out.Blocked.Seconds())
+	m.stall.Observe(out.Stall.Seconds())
 	if out.Err == nil && out.Step != nil {
 		m.step.Set(float64(*out.Step))
 	}

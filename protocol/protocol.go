@@ -60,10 +60,11 @@ type SaveReport struct {
 	PlanReused bool          `json:"plan_reused"`
 	PlanTime   time.Duration `json:"plan_ns"`
 	WriteTime  time.Duration `json:"write_ns"`
-	// StageTime is how long a background save took to copy the state aside, and
-	// StallTime the part of it that was spent waiting for staging memory.
-	StageTime time.Duration `json:"stage_ns,omitempty"`
-	StallTime time.Duration `json:"stall_ns,omitempty"`
+	// StageTime is how long a background save took to copy the state aside. MemoryWait
+	// is the part of it that came after all that fitted into the staging memory was
+	// copied: the rest of the state waited for the save to release memory.
+	StageTime  time.Duration `json:"stage_ns,omitempty"`
+	MemoryWait time.Duration `json:"memory_wait_ns,omitempty"`
 	// Phases are those of this rank, in the order in which they ended. Their times
 	// count from the beginning of the first.
 	Phases []meta.Phase `json:"phases,omitempty"`
@@ -118,6 +119,7 @@ func init() {
 		"plan.stale":         plan.ErrStale,
 		"storage.notfound":   storage.ErrNotFound,
 		"storage.incomplete": storage.ErrIncomplete,
+		"storage.underway":   storage.ErrUnderWay,
 		"storage.corrupt":    storage.ErrCorrupt,
 		"storage.version":    storage.ErrVersion,
 		"storage.exists":     storage.ErrExists,

@@ -28,7 +28,7 @@ import (
 
 // lanes is the number of parallel tests. Those in deaths_test.go mostly wait for
 // timeouts, so they all run at once, even on few processors.
-const lanes = 16
+const lanes = 20
 
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", strconv.Itoa(lanes)); err != nil {

@@ -28,10 +28,9 @@ type Outcome struct {
 	Rank   int    // negative: all ranks
 	SaveID string // empty: unknown
 	Step   *int64 // nil: unknown
-	// Time is from the call until the save or load was over. Blocked is the part
-	// during which the caller could not go on: all of it, unless the save was in the
-	// background.
-	Time, Blocked time.Duration
+	// Time is from the call until the save or load was over. Stall is from the call
+	// until it returned: all of Time, unless the save was in the background.
+	Time, Stall time.Duration
 	// Bytes is the number of bytes that this rank wrote or read.
 	Bytes int64
 	// Phases are in the order in which they ended.
@@ -50,13 +49,13 @@ type Recorder struct {
 	span     trace.Span // of the whole save or load
 	start    time.Time
 
-	mu      sync.Mutex
-	out     Outcome
-	open    []*OpenPhase
-	agreed  time.Duration // when the ranks agreed on the plan
-	unblock time.Duration // when the caller could go on; zero: not yet
-	failed  string        // the phase that failed last
-	ended   bool
+	mu     sync.Mutex
+	out    Outcome
+	open   []*OpenPhase
+	agreed time.Duration // when the ranks agreed on the plan
+	stall  time.Duration // until the call returned; zero: it has not
+	failed string        // the phase that failed last
+	ended  bool
 }
 
 // tracerName is the name of the instrumentation in spans.
@@ -193,25 +192,34 @@ func (r *Recorder) add(p meta.Phase) {
 	r.log(slog.LevelInfo, r.out.Op+": "+p.Name, attrs)
 }
 
-// Import adds the phases that another process has noted for this save. If both have
-// noted a phase, it is not added again, and its end is the same moment for both.
-func (r *Recorder) Import(phases []meta.Phase) {
+// Remote returns an Observer for a process that carries out the save: its progress goes to
+// the Observer of the recording, its warnings and phases to the recording.
+func (r *Recorder) Remote() *Observer {
+	return &Observer{Planned: r.observer.Planned, Moved: r.observer.Moved, Warned: r.Warn, Phase: r.importPhase}
+}
+
+// importPhase adds a phase of another process, which has other clocks. It ends now.
+func (r *Recorder) importPhase(p meta.Phase) {
+	now := r.Now()
+	p.Start, p.End = now-(p.End-p.Start), now
+	r.Note(p)
+}
+
+// ImportFailure notes the name of a phase that failed in another process. Empty: it is
+// unknown.
+func (r *Recorder) ImportFailure(phase string) {
 	r.mu.Lock()
-	own := slices.Clone(r.out.Phases)
-	r.mu.Unlock()
-	find := func(name string) int { return slices.IndexFunc(own, func(p meta.Phase) bool { return p.Name == name }) }
-	var shift time.Duration
-	for _, p := range phases {
-		if i := find(p.Name); i >= 0 {
-			shift = own[i].End - p.End
-		}
+	defer r.mu.Unlock()
+	if phase != "" {
+		r.failed = phase
 	}
-	for _, p := range phases {
-		if find(p.Name) < 0 {
-			p.Start, p.End = p.Start+shift, p.End+shift
-			r.Note(p)
-		}
-	}
+}
+
+// FailedPhase returns the name of the phase that failed last, or "" if none did.
+func (r *Recorder) FailedPhase() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failed
 }
 
 // Agreed notes that the ranks have agreed on the plan, at about the same moment. Times
@@ -268,12 +276,12 @@ func shift(t meta.Timeline) {
 	}
 }
 
-// Unblock notes that the caller can go on.
-func (r *Recorder) Unblock() {
+// EndStall notes that the call returns and the save goes on in the background.
+func (r *Recorder) EndStall() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.unblock == 0 {
-		r.unblock = time.Since(r.start)
+	if r.stall == 0 {
+		r.stall = time.Since(r.start)
 	}
 }
 
@@ -292,8 +300,8 @@ func (r *Recorder) End(bytes int64, err error, benign ...error) {
 	r.open = nil
 	now := time.Now()
 	r.out.Bytes, r.out.Err, r.out.Time = bytes, err, now.Sub(r.start)
-	if r.out.Blocked = r.unblock; r.out.Blocked == 0 {
-		r.out.Blocked = r.out.Time
+	if r.out.Stall = r.stall; r.out.Stall == 0 {
+		r.out.Stall = r.out.Time
 	}
 	out, attrs := r.out, r.logAttrs()
 	if r.failed != "" {
@@ -310,8 +318,8 @@ func (r *Recorder) End(bytes int64, err error, benign ...error) {
 func (r *Recorder) logEnd(out *Outcome, attrs []slog.Attr, benign []error) {
 	if out.Err == nil {
 		attrs = append(attrs, rateAttrs(out.Time, out.Bytes)...)
-		if out.Blocked != out.Time {
-			attrs = append(attrs, slog.Float64("blocked_seconds", out.Blocked.Seconds()))
+		if out.Stall != out.Time {
+			attrs = append(attrs, slog.Float64("stall_seconds", out.Stall.Seconds()))
 		}
 		r.log(slog.LevelInfo, out.Op+": done", attrs)
 		return

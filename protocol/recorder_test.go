@@ -174,7 +174,7 @@ func TestRecorderLogsPhases(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		p.End(1000, nil)
 		p.End(1, nil) // has no effect
-		r.Unblock()
+		r.EndStall()
 		r.Warn(errors.New("harmless"))
 		time.Sleep(2 * time.Second)
 		r.Note(meta.Phase{Name: meta.PhasePlan, Start: 3 * time.Second, End: 3 * time.Second})
@@ -189,7 +189,7 @@ func TestRecorderLogsPhases(t *testing.T) {
 		about(map[string]any{"level": "INFO", "msg": "save: stage", "bytes": 1000.0, "seconds": 2.0, "bytes_per_second": 500.0}),
 		about(map[string]any{"level": "WARN", "msg": "save: warning", "error": "harmless"}),
 		about(map[string]any{"level": "INFO", "msg": "save: plan", "bytes": 0.0, "seconds": 0.0}),
-		about(map[string]any{"level": "INFO", "msg": "save: done", "bytes": 5000.0, "seconds": 4.0, "bytes_per_second": 1250.0, "blocked_seconds": 2.0}),
+		about(map[string]any{"level": "INFO", "msg": "save: done", "bytes": 5000.0, "seconds": 4.0, "bytes_per_second": 1250.0, "stall_seconds": 2.0}),
 	}
 	if d := cmp.Diff(want, records(t, &log)); d != "" {
 		t.Errorf("log records (-want +got):\n%s", d)
@@ -201,7 +201,7 @@ func TestRecorderLogsPhases(t *testing.T) {
 		t.Errorf("Observer.Phase (-want +got):\n%s", d)
 	}
 	wantEnd := []*protocol.Outcome{{
-		Op: "save", Rank: 3, SaveID: "id", Step: new(int64(7)), Time: 4 * time.Second, Blocked: 2 * time.Second, Bytes: 5000, Phases: wantPhases,
+		Op: "save", Rank: 3, SaveID: "id", Step: new(int64(7)), Time: 4 * time.Second, Stall: 2 * time.Second, Bytes: 5000, Phases: wantPhases,
 	}}
 	if d := cmp.Diff(wantEnd, ended); d != "" {
 		t.Errorf("Observer.Ended (-want +got):\n%s", d)
@@ -241,22 +241,40 @@ func TestRecorderLogsFailures(t *testing.T) {
 	}
 }
 
-// Another process notes times by another clock. The ends of the phase that both know are
-// the same moment.
-func TestRecorderImportsPhases(t *testing.T) {
+// Another process notes times by another clock: its phases end when they arrive. Its
+// progress goes to the observer, and its failure to the log.
+func TestRecorderImportsFromAnotherProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := protocol.NewRecorder(t.Context(), protocol.OpSave, 0, nil, nil)
-		time.Sleep(time.Second)
+		var log bytes.Buffer
+		var planned int64
+		r := protocol.NewRecorder(t.Context(), protocol.OpSave, 0, slog.New(slog.NewJSONHandler(&log, nil)), &protocol.Observer{
+			Planned: func(n int64) { planned += n },
+		})
 		_, p := r.Begin(t.Context(), meta.PhaseStage)
 		time.Sleep(2 * time.Second)
 		p.End(5, nil)
-		ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
-		r.Import([]meta.Phase{
-			{Name: meta.PhaseStage, Start: ms(0), End: ms(1900), Bytes: 5},
-			{Name: meta.PhaseWrite, Start: ms(1000), End: ms(2900), Bytes: 5},
-		})
-		if d := cmp.Diff([]string{"0: stage 0-2 write 1.1-3"}, seconds(meta.Timeline{r.Phases()})); d != "" {
+		o := r.Remote()
+		o.Planned(7)
+		time.Sleep(time.Second)
+		o.Phase(meta.Phase{Name: meta.PhaseWrite, Start: time.Hour, End: time.Hour + 2*time.Second, Bytes: 5})
+		o.Warned(errors.New("harmless"))
+		r.ImportFailure("")
+		r.ImportFailure(meta.PhaseCommit)
+		r.End(0, errors.New("broken"))
+		if d := cmp.Diff([]string{"0: stage 0-2 write 1-3"}, seconds(meta.Timeline{r.Phases()})); d != "" {
 			t.Errorf("phases (-want +got):\n%s", d)
+		}
+		if planned != 7 {
+			t.Errorf("%d bytes were planned; want 7", planned)
+		}
+		want := []map[string]any{
+			{"level": "INFO", "msg": "save: stage", "rank": 0.0, "bytes": 5.0, "seconds": 2.0, "bytes_per_second": 2.0},
+			{"level": "INFO", "msg": "save: write", "rank": 0.0, "bytes": 5.0, "seconds": 2.0, "bytes_per_second": 2.0},
+			{"level": "WARN", "msg": "save: warning", "rank": 0.0, "error": "harmless"},
+			{"level": "ERROR", "msg": "save: failed", "rank": 0.0, "phase": "commit", "seconds": 3.0, "error": "broken"},
+		}
+		if d := cmp.Diff(want, records(t, &log)); d != "" {
+			t.Errorf("log records (-want +got):\n%s", d)
 		}
 	})
 }

@@ -86,10 +86,13 @@ var messages = map[string]any{
 		SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Local: storage.ReadStats{Needed: 72, Rounded: 128, Read: 136, Requests: 1}, Total: storage.ReadStats{Needed: 72, Rounded: 128, Read: 136, Requests: 1},
 		Missing: []string{"scale"}, PlanTime: time.Millisecond, ReadTime: time.Second,
 	}},
-	"cancel":        cancelBody{Load: 3},
+	"cancel": cancelBody{Load: 3},
+	"progress-phases": progressBody{subject: subject{Generation: 7}, Moved: 144, Phases: []meta.Phase{
+		{Name: meta.PhaseWrite, Start: 200_000_000, End: 2_200_000_000, Bytes: 144},
+	}},
 	"progress-load": progressBody{subject: subject{Load: 3}, Moved: 72},
-	"failed":        failedBody{subject{Generation: 7}, ErrorValue{Text: "a checkpoint exists", Codes: []string{"storage.exists"}}},
-	"failed-load":   failedBody{subject{Load: 3}, ErrorValue{Text: "chunk 0: checksum mismatch", Codes: []string{"storage.corrupt"}}},
+	"failed":        failedBody{subject{Generation: 7}, ErrorValue{Text: "a checkpoint exists", Codes: []string{"storage.exists"}}, meta.PhasePlan},
+	"failed-load":   failedBody{subject: subject{Load: 3}, Error: ErrorValue{Text: "chunk 0: checksum mismatch", Codes: []string{"storage.corrupt"}}},
 	"failed-join":   failedBody{Error: ErrorValue{Text: "rank 2 has not come", Codes: []string{"context.DeadlineExceeded"}}},
 	"refused":       refusedBody{ErrorValue{Text: "malformed message: the first message is \"hello\"", Codes: []string{"saver.message"}}},
 }
@@ -308,7 +311,8 @@ func TestSpecificationListsErrorCodes(t *testing.T) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	known := map[string]error{}
 	for _, err := range []error{
-		ErrMessage, ErrReplaced, stage.ErrGeneration, stage.ErrArena, storage.ErrExists, storage.ErrNotFound, storage.ErrIncomplete,
+		ErrMessage, ErrSaver, ErrReplaced, stage.ErrGeneration, stage.ErrArena, storage.ErrExists, storage.ErrNotFound,
+		storage.ErrIncomplete, storage.ErrUnderWay,
 		storage.ErrCorrupt, storage.ErrVersion, storage.ErrChanged, storage.ErrUncertain, storage.ErrOptions, storage.ErrNotRepresentable,
 		formats.ErrUnknown, plan.ErrState, plan.ErrMismatch, plan.ErrMissing, tensor.ErrCast, group.ErrGone, context.Canceled,
 		context.DeadlineExceeded, fs.ErrNotExist, fs.ErrPermission, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.EROFS,

@@ -61,7 +61,7 @@ func (s *server) load(b *loadBody) error {
 		s.mu.Unlock()
 		s.claims.removeAll(p)
 		if err != nil {
-			s.out.send(typeFailed, failedBody{subject{Load: b.Load}, newErrorValue(err)})
+			s.out.send(typeFailed, failedBody{subject: subject{Load: b.Load}, Error: newErrorValue(err)})
 			return
 		}
 		s.out.send(typeLoaded, loadedBody{b.Load, r})
@@ -150,7 +150,7 @@ func (p *loadPlanner) add(i int, m *WantItem, arena []byte) (int64, error) {
 
 // runLoad loads. It reports each item when it has arrived.
 func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*protocol.LoadReport, error) {
-	store, err := OpenStore(b.Store)
+	store, err := s.OpenStore(b.Store)
 	if err != nil {
 		return nil, err
 	}

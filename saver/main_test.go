@@ -2,6 +2,7 @@ package saver
 
 import (
 	"flag"
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -12,5 +13,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 // TestMain lets tests start this program as a saver.
 func TestMain(m *testing.M) {
 	Main()
+	// With the race detector, every process that a test starts would end a second late.
+	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	goleak.VerifyTestMain(m)
 }

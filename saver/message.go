@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -35,15 +36,24 @@ var (
 	// ErrMessage means that the other process has sent something that is not a message
 	// of this version, or one that makes no sense.
 	ErrMessage = errors.New("malformed message")
-	// ErrSaver means that the saver process is gone.
+	// ErrSaver means that the saver process of this rank or of another one has ended.
 	ErrSaver = errors.New("the saver process has ended")
+)
+
+// Codes of errors that tell a saver that has ended from a trainer that has.
+const (
+	codeSaver   = "saver.ended"
+	codeTrainer = "saver.trainer" // among savers only; see saverError
+	codeGone    = "group.ErrGone"
+	codeLeft    = "group.ErrLeft"
 )
 
 // The codes of errors in messages. docs/saver.md lists them.
 func init() {
 	for code, err := range map[string]error{
 		"saver.message":    ErrMessage,
-		"saver.ended":      ErrSaver,
+		codeSaver:          ErrSaver,
+		codeTrainer:        errTrainerGone,
 		"saver.replaced":   ErrReplaced,
 		"stage.generation": stage.ErrGeneration,
 		"stage.arena":      stage.ErrArena,
@@ -292,11 +302,14 @@ type subject struct {
 	Load       uint64 `json:"load,omitempty"`
 }
 
-// progressBody counts the bytes of a save or a load since the last such message.
+// progressBody is the progress of a save or a load since the last such message.
 type progressBody struct {
 	subject
 	Planned int64 `json:"planned,omitempty"`
 	Moved   int64 `json:"moved,omitempty"`
+	// Phases have ended since the last such message. The phase of staging, which the
+	// trainer notes itself, is not among them.
+	Phases []meta.Phase `json:"phases,omitempty"`
 }
 
 type warningBody struct {
@@ -351,6 +364,7 @@ type cancelBody struct {
 type failedBody struct {
 	subject
 	Error ErrorValue `json:"error"`
+	Phase string     `json:"phase,omitempty"` // of a save: the one that failed on this rank
 }
 
 // refusedBody is why the saver ends the conversation.
@@ -368,6 +382,31 @@ type ErrorValue struct {
 func newErrorValue(err error) ErrorValue {
 	e := group.NewRemoteError(err)
 	return ErrorValue{e.Text, e.Codes}
+}
+
+// saverError returns an error of the group of savers as the trainer receives it. A rank
+// that this group has lost is a saver, and the error wraps ErrSaver. If the trainer of a
+// rank has ended before its state was staged, the error wraps group.ErrGone, as the errors
+// of the trainers' own group do.
+func saverError(err error) ErrorValue {
+	v := newErrorValue(err)
+	codes := v.Codes
+	v.Codes = nil
+	for _, c := range codes {
+		switch c {
+		case codeGone, codeLeft:
+			c = codeSaver
+		case codeTrainer:
+			c = codeGone
+		}
+		if !slices.Contains(v.Codes, c) {
+			v.Codes = append(v.Codes, c)
+		}
+	}
+	if slices.Contains(v.Codes, codeSaver) {
+		v.Text = ErrSaver.Error() + ": " + v.Text
+	}
+	return v
 }
 
 func (e *ErrorValue) err() error { return &group.RemoteError{Text: e.Text, Codes: e.Codes} }

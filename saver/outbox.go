@@ -1,16 +1,20 @@
 package saver
 
 import (
+	"context"
 	"net"
 	"sync"
 	"time"
+
+	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// outbox sends the messages of a saver. A message waits there until the trainer has read
-// those before it, so that a trainer that does not read holds up no save. Messages that
-// only count are joined while they wait.
+// outbox sends the messages of a saver or of a trainer. A message waits there until the
+// other process has read those before it, so that a process that does not read holds up
+// nothing. Messages that only report progress are joined while they wait.
 type outbox struct {
 	conn net.Conn
+	gone error         // what send returns once nothing is accepted any more
 	more chan struct{} // receives a value if there is something to send
 	stop chan struct{} // closed when nothing more comes
 	done chan struct{} // closed when run has ended
@@ -18,18 +22,23 @@ type outbox struct {
 	mu       sync.Mutex
 	closed   bool // nothing more is accepted
 	queue    net.Buffers
+	flushed  chan struct{}             // closed when everything that was queued has been sent
 	progress map[subject]*progressBody // not queued yet
 	released map[uint64][]int          // items by generation, not queued yet
 }
 
-// lastMessages bounds how long a saver reads what a trainer has sent that does not read.
+// lastMessages bounds how long a process reads what another one has sent that does not
+// read any more.
 const lastMessages = time.Minute
 
-func newOutbox(conn net.Conn) *outbox {
+// newOutbox returns an outbox, to be closed. If nothing is accepted any more, send
+// returns gone.
+func newOutbox(conn net.Conn, gone error) *outbox {
 	o := &outbox{
-		conn: conn, more: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
-		progress: map[subject]*progressBody{}, released: map[uint64][]int{},
+		conn: conn, gone: gone, more: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		flushed: make(chan struct{}), progress: map[subject]*progressBody{}, released: map[uint64][]int{},
 	}
+	close(o.flushed)
 	go o.run()
 	return o
 }
@@ -43,41 +52,83 @@ func (o *outbox) run() {
 		case <-o.stop:
 			last = true
 		}
-		o.mu.Lock()
-		o.queueCounts()
-		queue := o.queue
-		o.queue = nil
-		o.mu.Unlock()
-		if _, err := queue.WriteTo(o.conn); err != nil {
-			o.refuseMore()
-			// Without its messages the trainer cannot do its part: it is gone. What it
-			// has sent before is still to be read.
-			o.conn.SetReadDeadline(time.Now().Add(lastMessages))
-			return
+		for queue := o.take(); len(queue) > 0; queue = o.take() {
+			if _, err := queue.WriteTo(o.conn); err != nil {
+				o.refuseMore()
+				// Without its messages the other process cannot do its part: it is gone.
+				// What it has sent before is still to be read.
+				o.conn.SetReadDeadline(time.Now().Add(lastMessages))
+				return
+			}
 		}
 	}
 }
 
-// send queues a message. It returns errTrainerGone if nothing is sent any more, which most
-// callers ignore: the save goes on.
+// take returns what is to be sent. If that is nothing, everything was sent.
+func (o *outbox) take() net.Buffers {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.queueCounts()
+	queue := o.queue
+	o.queue = nil
+	if len(queue) == 0 {
+		select {
+		case <-o.flushed:
+		default:
+			close(o.flushed)
+		}
+	}
+	return queue
+}
+
+// send queues a message. If nothing is sent any more, it returns an error, which most
+// callers ignore: they learn it from the end of the conversation.
 func (o *outbox) send(kind string, body any) error {
 	b, err := appendFrame(nil, kind, body)
 	if err != nil {
 		return err
 	}
+	return o.sendFrame(b)
+}
+
+// sendFrame queues a message that appendFrame has made.
+func (o *outbox) sendFrame(b []byte) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
-		return errTrainerGone
+		return o.gone
 	}
 	o.queueCounts() // messages stay in order
-	o.queue = append(o.queue, b)
+	o.push(b)
 	o.signal()
 	return nil
 }
 
+// push appends a message to the queue. The caller holds mu.
+func (o *outbox) push(b []byte) {
+	select {
+	case <-o.flushed:
+		o.flushed = make(chan struct{})
+	default:
+	}
+	o.queue = append(o.queue, b)
+}
+
 // moved queues the progress of a save or a load.
 func (o *outbox) moved(of subject, planned, moved int64) {
+	o.report(of, func(p *progressBody) {
+		p.Planned += planned
+		p.Moved += moved
+	})
+}
+
+// phase queues a phase that has ended.
+func (o *outbox) phase(of subject, ended meta.Phase) {
+	o.report(of, func(p *progressBody) { p.Phases = append(p.Phases, ended) })
+}
+
+// report lets add change the progress that is sent next.
+func (o *outbox) report(of subject, add func(*progressBody)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	p := o.progress[of]
@@ -85,8 +136,7 @@ func (o *outbox) moved(of subject, planned, moved int64) {
 		p = &progressBody{subject: of}
 		o.progress[of] = p
 	}
-	p.Planned += planned
-	p.Moved += moved
+	add(p)
 	o.signal()
 }
 
@@ -98,11 +148,11 @@ func (o *outbox) release(generation uint64, item int) {
 	o.signal()
 }
 
-// queueCounts queues what was only counted so far. The caller holds mu.
+// queueCounts queues the progress so far. The caller holds mu.
 func (o *outbox) queueCounts() {
 	add := func(kind string, body any) {
 		if b, err := appendFrame(nil, kind, body); err == nil && !o.closed {
-			o.queue = append(o.queue, b)
+			o.push(b)
 		}
 	}
 	for _, p := range o.progress {
@@ -119,6 +169,19 @@ func (o *outbox) signal() {
 	select {
 	case o.more <- struct{}{}:
 	default:
+	}
+}
+
+// flush waits until the system has everything that was queued: the other process can read
+// it even if this one ends. If nothing is sent any more, or ctx ends, it returns earlier.
+func (o *outbox) flush(ctx context.Context) {
+	o.mu.Lock()
+	flushed := o.flushed
+	o.mu.Unlock()
+	select {
+	case <-flushed:
+	case <-o.done:
+	case <-ctx.Done():
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -33,6 +34,10 @@ type Options struct {
 	// ranks: "host:port", with port 0 for any port. Empty: loopback, which suffices if
 	// all ranks are on one host.
 	Listen string
+	// Log is a file to which savers append their log, as text: what happens to saves,
+	// also after the trainer has ended, and why a saver crashes. Savers of several ranks
+	// may share it. Empty: the log is discarded.
+	Log string
 }
 
 // variable tells a program that it is to be a saver.
@@ -45,7 +50,7 @@ func Main() {
 	if os.Getenv(variable) == "" {
 		return
 	}
-	if err := Run(); err != nil {
+	if err := Run(nil); err != nil {
 		fmt.Fprintln(os.Stderr, "cairn saver:", err)
 		os.Exit(1)
 	}
@@ -74,7 +79,7 @@ func descriptors(text string) (sock, arena uintptr, err error) {
 }
 
 // Run is the work of a process that a trainer has started as its saver.
-func Run() error {
+func Run(opts *ServeOptions) error {
 	text := os.Getenv(variable)
 	if text == "" {
 		return fmt.Errorf("%w: a saver is started by a trainer, which shares a socket and memory with it", ErrMessage)
@@ -85,7 +90,8 @@ func Run() error {
 	}
 	os.Unsetenv(variable)
 	// What ends a job ends its trainers. Their savers end when they are done.
-	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	// SIGPIPE would end a saver whose log goes to a trainer that has ended.
+	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	yieldToTrainer()
 	sock, arena := os.NewFile(sockFD, "socket"), os.NewFile(arenaFD, "arena")
 	defer arena.Close()
@@ -95,15 +101,22 @@ func Run() error {
 		return err
 	}
 	defer conn.Close()
-	return Serve(context.Background(), conn, arena)
+	var o ServeOptions
+	if opts != nil {
+		o = *opts
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	return Serve(context.Background(), conn, arena, &o)
 }
 
 // Process is a saver process, as its trainer sees it.
 type Process struct {
 	conn   net.Conn
+	out    *outbox
 	kill   func() // ends the process
 	arena  *stage.Arena
-	sent   chan struct{} // closed once nothing is sent any more
 	ended  chan struct{} // closed once the conversation is over
 	err    error         // why; before ended is closed
 	exited chan struct{} // closed once the process has gone
@@ -112,9 +125,6 @@ type Process struct {
 	refused error
 
 	mu      sync.Mutex
-	queue   [][]byte      // messages to send
-	queued  chan struct{} // receives a value if queue is not empty
-	flushed chan struct{} // closed when queue was sent
 	saves   map[uint64]*remoteSave
 	loads   map[uint64]*remoteLoad
 	answers chan *frame
@@ -125,6 +135,7 @@ type Process struct {
 // remoteSave is a save that a saver process carries out.
 type remoteSave struct {
 	snapshot *stage.Snapshot
+	recorder *protocol.Recorder
 	observer *protocol.Observer
 	over     func(*protocol.SaveReport, error)
 }
@@ -160,7 +171,7 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 	cmd.Env = append(os.Environ(), variable+"=1")
 	cmd.ExtraFiles = []*os.File{theirs, arena.File()}
 	detach(cmd)
-	err = cmd.Start()
+	err = startLogged(cmd, o.Log)
 	theirs.Close()
 	if err != nil {
 		conn.Close()
@@ -178,15 +189,27 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 	return p, nil
 }
 
+// startLogged starts a command whose standard error is appended to a file. If the name is
+// empty, it is discarded: a saver that kept the standard error of the trainer would hold
+// up whatever waits for its end.
+func startLogged(cmd *exec.Cmd, name string) error {
+	if name != "" {
+		f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		cmd.Stderr = f
+	}
+	return cmd.Start()
+}
+
 // newProcess returns the process at the other end of conn. wait waits until it has ended.
 func newProcess(conn net.Conn, arena *stage.Arena, wait func() error) *Process {
 	p := &Process{
-		conn: conn, arena: arena, kill: func() {}, sent: make(chan struct{}), ended: make(chan struct{}), exited: make(chan struct{}),
-		queued: make(chan struct{}, 1), flushed: make(chan struct{}),
+		conn: conn, out: newOutbox(conn, ErrSaver), arena: arena, kill: func() {}, ended: make(chan struct{}), exited: make(chan struct{}),
 		saves: map[uint64]*remoteSave{}, loads: map[uint64]*remoteLoad{}, answers: make(chan *frame, 1),
 	}
-	close(p.flushed)
-	go p.send()
 	go p.receive(wait)
 	return p
 }
@@ -196,6 +219,15 @@ func (p *Process) greet(ctx context.Context) error {
 	p.post(typeHello, helloBody{Version: Version})
 	_, err := answer[readyBody](ctx, p, typeReady)
 	return err
+}
+
+// Err returns why the process cannot be used any more, an error that wraps ErrSaver, or
+// nil if it can.
+func (p *Process) Err() error {
+	if p.Alive() {
+		return nil
+	}
+	return p.err
 }
 
 // Alive reports whether the process can be used.
@@ -237,73 +269,12 @@ func (p *Process) post(kind string, body any) {
 		p.conn.Close()
 		return
 	}
-	p.queueUp(b)
-}
-
-// queueUp queues a message.
-func (p *Process) queueUp(b []byte) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	select {
-	case <-p.flushed:
-		p.flushed = make(chan struct{})
-	default:
-	}
-	p.queue = append(p.queue, b)
-	select {
-	case p.queued <- struct{}{}:
-	default:
-	}
-}
-
-// send sends what post has queued.
-func (p *Process) send() {
-	defer close(p.sent)
-	for {
-		select {
-		case <-p.queued:
-		case <-p.ended:
-			return
-		}
-		for queue := p.takeQueue(); queue != nil; queue = p.takeQueue() {
-			for _, b := range queue {
-				if _, err := p.conn.Write(b); err != nil {
-					p.conn.Close() // so that receive ends
-					return
-				}
-			}
-		}
-	}
-}
-
-// takeQueue returns what is to be sent. Nil: everything was sent.
-func (p *Process) takeQueue() [][]byte {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	queue := p.queue
-	p.queue = nil
-	if queue == nil {
-		select {
-		case <-p.flushed:
-		default:
-			close(p.flushed)
-		}
-	}
-	return queue
+	p.out.sendFrame(b)
 }
 
 // Flush waits until the system has everything that was sent: the saver can read it even
 // if this process ends. If the process ends, or ctx, Flush returns earlier.
-func (p *Process) Flush(ctx context.Context) {
-	p.mu.Lock()
-	flushed := p.flushed
-	p.mu.Unlock()
-	select {
-	case <-flushed:
-	case <-p.sent:
-	case <-ctx.Done():
-	}
-}
+func (p *Process) Flush(ctx context.Context) { p.out.flush(ctx) }
 
 // receive handles the messages of the process until it ends.
 func (p *Process) receive(wait func() error) {
@@ -316,6 +287,7 @@ func (p *Process) receive(wait func() error) {
 		}
 	}
 	p.conn.Close()
+	p.out.close(0)
 	if p.refused != nil {
 		err = p.refused
 	}
@@ -430,6 +402,7 @@ func (p *Process) failed(f *frame) error {
 		return p.answered(f)
 	}
 	if s := p.take(b.Generation); s != nil {
+		s.recorder.ImportFailure(b.Phase)
 		s.over(nil, b.Error.err())
 	} else if l := p.takeLoad(b.Load); l != nil {
 		l.over(nil, b.Error.err())
@@ -482,6 +455,11 @@ func (p *Process) progress(b *progressBody) error {
 	}
 	if b.Moved > 0 && o.Moved != nil {
 		o.Moved(b.Moved)
+	}
+	for _, ph := range b.Phases {
+		if o.Phase != nil {
+			o.Phase(ph)
+		}
 	}
 	return nil
 }
@@ -552,20 +530,22 @@ func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
 }
 
 // Save begins a save of a snapshot, whose units are sent as they are staged. over is
-// called once with the outcome. Save itself fails only if the process has ended, or if the
+// called once with the outcome. recorder receives the phases and warnings, and its
+// Observer the progress. Save itself fails only if the process has ended, or if the
 // description of the state is too large for a message.
-func (p *Process) Save(r *Request, s *stage.Snapshot, observer *protocol.Observer, over func(*protocol.SaveReport, error)) error {
+func (p *Process) Save(r *Request, s *stage.Snapshot, recorder *protocol.Recorder, over func(*protocol.SaveReport, error)) error {
 	r.body.Fits = s.Fits()
 	message, err := appendFrame(nil, typeSave, &r.body)
 	if err != nil {
 		return err
 	}
+	save := &remoteSave{s, recorder, recorder.Remote(), over}
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
 		return p.err
 	}
-	p.saves[s.Generation()] = &remoteSave{s, observer, over}
+	p.saves[s.Generation()] = save
 	p.mu.Unlock()
 	s.Staged = func(u stage.Unit) { p.post(typeStaged, stagedBody{Generation: s.Generation(), Units: []Unit{Unit(u)}}) }
 	s.Complete = func() {
@@ -574,7 +554,7 @@ func (p *Process) Save(r *Request, s *stage.Snapshot, observer *protocol.Observe
 		})
 	}
 	s.Failed = func(err error) { p.post(typeAbandon, abandonBody{s.Generation(), newErrorValue(err)}) }
-	p.queueUp(message)
+	p.out.sendFrame(message)
 	return nil
 }
 

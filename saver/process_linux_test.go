@@ -41,7 +41,7 @@ func begin(t *testing.T, p *Process, n int64, folder string) (*stage.Snapshot, c
 	}
 	out := make(chan error, 1)
 	r := NewRequest(Save{Store: folder, Format: formats.Native, Storage: meta.Storage{SaveID: "one", Time: time.Unix(1e9, 0)}}, s)
-	err = p.Save(r, s, nil, func(_ *protocol.SaveReport, err error) {
+	err = p.Save(r, s, protocol.NewRecorder(t.Context(), protocol.OpSave, 0, nil, nil), func(_ *protocol.SaveReport, err error) {
 		s.Close()
 		out <- err
 	})

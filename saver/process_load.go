@@ -307,7 +307,7 @@ func (p *Process) begin(b *loadBody, run *remoteLoad) error {
 	}
 	p.loads[b.Load] = run
 	p.mu.Unlock()
-	p.queueUp(message)
+	p.out.sendFrame(message)
 	return nil
 }
 

@@ -53,7 +53,7 @@ func newPair(t *testing.T, arenaSize int64) *Process {
 	served := make(chan error, 1)
 	go func() {
 		defer conn.Close()
-		served <- Serve(context.Background(), conn, a.File())
+		served <- Serve(context.Background(), conn, a.File(), nil)
 	}()
 	p := newProcess(ours, a, func() error { return <-served })
 	t.Cleanup(func() {

@@ -3,6 +3,7 @@ package saver
 import (
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 )
 
@@ -23,5 +24,9 @@ func TestClientInPython(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), python, "testdata/client.py", self, folder).CombinedOutput()
 	if err != nil || string(out) != "saved and loaded\n" {
 		t.Errorf("the client: %v\n%s", err, out)
+	}
+	log, err := os.ReadFile(folder + ".log")
+	if err != nil || !strings.Contains(string(log), `msg="save: done" rank=0 save_id=python-1`) {
+		t.Errorf("the log of the saver has no outcome: %v\n%s", err, log)
 	}
 }

@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
@@ -171,6 +174,11 @@ func TestServeOneBadTrainerOfSeveral(t *testing.T) {
 				}
 				bad(job[rank], shardOf(1, folder, rank, ranks))
 				for r, f := range outcomes(job) {
+					if r != rank && claim == "the end before all" {
+						if b, err := decode[failedBody](f, true); err != nil || !errors.Is(b.Error.err(), group.ErrGone) || errors.Is(b.Error.err(), ErrSaver) {
+							t.Errorf("rank %d: %+v, %v; want ErrGone", r, b, err)
+						}
+					}
 					if r != rank && (f == nil || f.Type != typeFailed) || f != nil && f.Type == typeSaved {
 						t.Errorf("rank %d: %+v; want %q", r, f, typeFailed)
 					}
@@ -218,5 +226,30 @@ func TestServeSaversThatDoNotMeet(t *testing.T) {
 	listener.conn.Close() // while it waits for the other
 	if err := listener.wait(); err != nil {
 		t.Errorf("Serve = %v", err)
+	}
+}
+
+// A rank that the group of savers loses is a saver for the trainer, and a trainer that has
+// ended is a rank.
+func TestErrorsTellSaversFromTrainers(t *testing.T) {
+	for claim, c := range map[string]struct {
+		err         error
+		saver, gone bool
+	}{
+		"a lost saver":              {&group.Error{Op: group.OpBarrier, Ranks: []int{1}, Err: group.ErrGone}, true, false},
+		"a saver that has left":     {group.NewRemoteError(fmt.Errorf("begin: %w", group.ErrLeft)), true, false},
+		"a lost trainer":            {fmt.Errorf("write: %w", errTrainerGone), false, true},
+		"a lost trainer, elsewhere": {&group.RemoteError{Text: "x", Codes: []string{codeTrainer}}, false, true},
+		"both":                      {errors.Join(group.ErrGone, errTrainerGone), true, true},
+		"something else":            {storage.ErrExists, false, false},
+	} {
+		v := saverError(c.err)
+		got := v.err()
+		if errors.Is(got, ErrSaver) != c.saver || errors.Is(got, group.ErrGone) != c.gone || !strings.Contains(v.Text, c.err.Error()) {
+			t.Errorf("%s: %v, with the codes %q", claim, got, v.Codes)
+		}
+		if errors.Is(c.err, storage.ErrExists) && !errors.Is(got, storage.ErrExists) {
+			t.Errorf("%s: the codes are %q", claim, v.Codes)
+		}
 	}
 }

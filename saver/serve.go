@@ -10,11 +10,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"sync"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
@@ -22,6 +24,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/stage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 const (
@@ -36,15 +39,35 @@ const (
 	refuseTime = 5 * time.Second
 )
 
-// OpenStore opens the store of a save or a load by its path. A program that is its own
-// saver may replace it before it calls Main, for example to limit or to test writes.
-var OpenStore = file.OpenPath
-
 // errTrainerGone is why a save fails whose trainer has ended too early.
 var errTrainerGone = errors.New("the trainer has ended before its state was staged")
 
+// ServeOptions change how a saver works. Nil means the defaults.
+type ServeOptions struct {
+	// Logger receives what happens to saves, and the end of the trainer. Nil: nothing is
+	// logged by Serve; Run logs to standard error as text.
+	Logger *slog.Logger
+	// OpenStore opens the store of a save or a load by its path. Nil: file.OpenPath.
+	OpenStore func(path string) (blob.Store, error)
+}
+
+func (o *ServeOptions) withDefaults() ServeOptions {
+	var out ServeOptions
+	if o != nil {
+		out = *o
+	}
+	if out.Logger == nil {
+		out.Logger = slog.New(slog.DiscardHandler)
+	}
+	if out.OpenStore == nil {
+		out.OpenStore = file.OpenPath
+	}
+	return out
+}
+
 // server is a saver process.
 type server struct {
+	ServeOptions
 	out    *outbox
 	mem    []byte // the arena
 	ctx    context.Context
@@ -75,14 +98,14 @@ type server struct {
 // error wraps ErrMessage, and nothing that was not published before is published. If
 // arena cannot be used, the error wraps stage.ErrArena. If ctx ends, everything is
 // cancelled, and the error is its cause.
-func Serve(ctx context.Context, conn net.Conn, arena *os.File) error {
+func Serve(ctx context.Context, conn net.Conn, arena *os.File, opts *ServeOptions) error {
 	mem, err := stage.MapFile(arena)
 	if err != nil {
 		return err
 	}
 	defer stage.Unmap(mem)
 	s := &server{
-		out: newOutbox(conn), mem: mem, states: map[uint64]*state{}, loads: map[uint64]context.CancelFunc{}, fetches: map[uint64]*fetching{},
+		ServeOptions: opts.withDefaults(), out: newOutbox(conn, errTrainerGone), mem: mem, states: map[uint64]*state{}, loads: map[uint64]context.CancelFunc{}, fetches: map[uint64]*fetching{},
 		window: make(chan int64, maxBlocks),
 	}
 	var at int64
@@ -192,6 +215,7 @@ func (s *server) finish(err error) {
 	timer := time.AfterFunc(orphanTime, func() { s.cancel(fmt.Errorf("%w: %v after the trainer", context.DeadlineExceeded, orphanTime)) })
 	defer timer.Stop()
 	s.mu.Lock()
+	s.logEnd(err)
 	for _, st := range s.states {
 		st.abandon(fmt.Errorf("%w: %w", errTrainerGone, err))
 	}
@@ -213,6 +237,19 @@ func (s *server) finish(err error) {
 	if s.leave != nil {
 		s.leave()
 	}
+}
+
+// logEnd logs that the conversation with the trainer is over. The caller holds mu.
+func (s *server) logEnd(err error) {
+	attrs := []slog.Attr{slog.Int("saves", len(s.states))}
+	if s.group != nil {
+		attrs = append(attrs, slog.Int("rank", s.group.Rank()))
+	}
+	level, text := slog.LevelInfo, "saver: the trainer has ended"
+	if errors.Is(err, ErrMessage) {
+		level, text, attrs = slog.LevelError, "saver: refused", append(attrs, slog.String("error", err.Error()))
+	}
+	s.Logger.LogAttrs(context.Background(), level, text, attrs...)
 }
 
 func (s *server) hello(b *helloBody) error {
@@ -290,7 +327,7 @@ func (s *server) joinGroup(m *meeting, rank, size int, secret []byte, job string
 		s.mu.Unlock()
 		close(done)
 		if err != nil {
-			s.out.send(typeFailed, failedBody{Error: newErrorValue(err)})
+			s.out.send(typeFailed, failedBody{Error: saverError(err)})
 			return
 		}
 		s.out.send(typeJoined, joinedBody{})
@@ -312,9 +349,14 @@ func (s *server) save(b *saveBody) error {
 	}
 	st.fetch, st.block = s.fetch, block
 	st.released = func(item int) { s.out.release(b.Generation, item) }
-	st.recorder = protocol.NewRecorder(s.ctx, protocol.OpSave, s.group.Rank(), nil, s.observer(subject{Generation: b.Generation}))
+	st.recorder = protocol.NewRecorder(s.ctx, protocol.OpSave, s.group.Rank(), s.Logger, s.observer(subject{Generation: b.Generation}))
+	st.recorder.Describe(&meta.Storage{SaveID: b.SaveID, Step: b.Step})
 	job, err := s.job(b, st)
-	over := func(r *protocol.SaveReport, err error) { s.over(b.Generation, r, err) }
+	unlock := s.lockPending(b)
+	over := func(r *protocol.SaveReport, err error) {
+		unlock() // before the trainer receives the outcome
+		s.over(b.Generation, r, err)
+	}
 	if err != nil {
 		// The other ranks wait for this one: it takes part with an error.
 		st.fail(err)
@@ -324,6 +366,24 @@ func (s *server) save(b *saveBody) error {
 	s.states[b.Generation] = st
 	s.runner.Submit(s.ctx, b.Generation, job, over)
 	return nil
+}
+
+// lockPending shows other processes that this saver will save, even while it completes
+// other saves: the trainer may have ended. The saver of rank 0 does so for all ranks.
+// Without the lock, the save takes place all the same.
+func (s *server) lockPending(b *saveBody) (unlock func()) {
+	if s.group.Rank() != 0 {
+		return func() {}
+	}
+	store, err := s.OpenStore(b.Store)
+	if err != nil {
+		return func() {}
+	}
+	lock, err := publish.LockPending(s.ctx, store, b.SaveID)
+	if err != nil {
+		return func() {}
+	}
+	return func() { _ = lock.Release() } // a lock that stays is that of a dead process
 }
 
 // broken is a planner that only returns an error.
@@ -336,7 +396,7 @@ func (b broken) SetUp(plan.SaveSetup) error { return b.err }
 
 // job returns the save that a message asks for.
 func (s *server) job(b *saveBody, st *state) (protocol.RankSave, error) {
-	store, err := OpenStore(b.Store)
+	store, err := s.OpenStore(b.Store)
 	if err != nil {
 		return protocol.RankSave{}, err
 	}
@@ -371,6 +431,11 @@ func (s *server) observer(of subject) *protocol.Observer {
 		Planned: func(n int64) { s.out.moved(of, n, 0) },
 		Moved:   func(n int64) { s.out.moved(of, 0, n) },
 		Warned:  func(err error) { s.out.send(typeWarning, warningBody{of, err.Error()}) },
+		Phase: func(p meta.Phase) {
+			if p.Name != meta.PhaseStage { // which the trainer notes itself
+				s.out.phase(of, p)
+			}
+		},
 	}
 }
 
@@ -383,9 +448,11 @@ func (s *server) over(generation uint64, r *protocol.SaveReport, err error) {
 	st.forget()
 	if err != nil {
 		st.fail(err)
-		s.out.send(typeFailed, failedBody{subject{Generation: generation}, newErrorValue(err)})
+		st.recorder.End(0, err, ErrReplaced)
+		s.out.send(typeFailed, failedBody{subject{Generation: generation}, saverError(err), st.recorder.FailedPhase()})
 		return
 	}
+	st.recorder.End(r.LocalBytes, nil)
 	s.out.send(typeSaved, savedBody{generation, r})
 }
 

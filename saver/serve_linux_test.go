@@ -77,7 +77,7 @@ func (c *trainer) serve(ctx context.Context, arena *os.File) {
 	ours.SetDeadline(time.Now().Add(patience))
 	go func() {
 		defer conn.Close()
-		c.done <- Serve(ctx, conn, arena)
+		c.done <- Serve(ctx, conn, arena, nil)
 	}()
 	c.Cleanup(func() {
 		ours.Close()
@@ -628,7 +628,7 @@ func TestServeReadsLastMessagesOfTrainer(t *testing.T) {
 			t.Fatal(err)
 		}
 		ours.Close()
-		if err := Serve(t.Context(), conn, a.File()); err != nil {
+		if err := Serve(t.Context(), conn, a.File(), nil); err != nil {
 			t.Fatal(err)
 		}
 		if got := published(t, folder); got != content {

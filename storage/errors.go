@@ -17,6 +17,9 @@ var (
 	// ErrIncomplete reports a place that holds files of a checkpoint but no commit
 	// record: the save did not finish.
 	ErrIncomplete = errors.New("checkpoint is incomplete")
+	// ErrUnderWay reports a place without a checkpoint to which a living process is
+	// saving. It wraps ErrIncomplete.
+	ErrUnderWay = fmt.Errorf("%w: a save is under way", ErrIncomplete)
 	// ErrCorrupt reports bytes that differ from those that were written: a checksum
 	// does not match, a file is truncated, or the contents contradict each other.
 	ErrCorrupt = errors.New("checkpoint is corrupt")

@@ -225,7 +225,9 @@ func lockPath(path string, note []byte) (*PathLock, error) {
 const lockTries = 100
 
 func lockPathOnce(path string, note []byte) (*PathLock, error) {
-	made, err := makeDirs(filepath.Dir(path), SyncDir)
+	// The folders are synced after the lock is taken: a sync can take long, and other
+	// processes should see the lock as soon as they see the folders.
+	made, err := makeDirs(filepath.Dir(path), func(string) error { return nil })
 	if err != nil {
 		return nil, err
 	}
@@ -238,7 +240,13 @@ func lockPathOnce(path string, note []byte) (*PathLock, error) {
 		removeEmpty(made)
 		return nil, err
 	}
-	return &PathLock{path, f, made}, nil
+	l := &PathLock{path, f, made}
+	for _, d := range slices.Backward(made) {
+		if err := SyncDir(filepath.Dir(d)); err != nil {
+			return nil, errors.Join(err, l.Release())
+		}
+	}
+	return l, nil
 }
 
 // SetNote implements [blob.HeldLock].

@@ -1,7 +1,8 @@
 """A trainer in Python, with nothing but the standard library: it follows docs/saver.md.
 
 client.py SAVER FOLDER saves the numbers 0 to 999 as a tensor of 64-bit integers, and a
-value, through a saver process. It loads them in two boxes, and compares.
+value, through a saver process. It loads them in two boxes, and compares. The log of the
+saver is appended to the file FOLDER.log.
 """
 
 import base64
@@ -19,7 +20,7 @@ F_ADD_SEALS, F_SEAL_SHRINK = 1033, 2
 
 
 class Saver:
-    def __init__(self, program):
+    def __init__(self, program, log):
         self.arena = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.arena, SIZE)
         fcntl.fcntl(self.arena, F_ADD_SEALS, F_SEAL_SHRINK)
@@ -28,8 +29,9 @@ class Saver:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(120)
         fds = (theirs.fileno(), self.arena)
-        self.process = subprocess.Popen(
-            [program], pass_fds=fds, env={**os.environ, "CAIRN_SAVER": "%d,%d" % fds}, start_new_session=True)
+        with open(log, "ab") as stderr:
+            self.process = subprocess.Popen(
+                [program], stderr=stderr, pass_fds=fds, env={**os.environ, "CAIRN_SAVER": "%d,%d" % fds}, start_new_session=True)
         theirs.close()
 
     def send(self, kind, **body):
@@ -119,7 +121,7 @@ def load(s, folder, content):
 
 
 def main(program, folder):
-    s = Saver(program)
+    s = Saver(program, folder + ".log")
     s.send("hello", version=1)
     s.receive("ready")
     s.send("join", size=1)

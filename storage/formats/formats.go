@@ -98,8 +98,17 @@ func ByName(name string, o *Options) (storage.Format, error) {
 
 // Open detects the format of the checkpoint at the root of store and opens it.
 // The error wraps storage.ErrNotFound if the store holds no checkpoint of any
-// format, and storage.ErrIncomplete if it holds only a part of one.
+// format, storage.ErrIncomplete if it holds only a part of one, and storage.ErrUnderWay
+// if a living process is about to write one.
 func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
+	c, err := open(ctx, store, o)
+	if err != nil {
+		return nil, publish.Explain(ctx, store, err)
+	}
+	return c, nil
+}
+
+func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
 	name, err := Detect(ctx, store)
 	if err != nil {
 		return nil, err

@@ -86,7 +86,8 @@ type foundLock struct {
 	blob.Lock
 }
 
-// saveLocks returns the locks of saves in a format.
+// saveLocks returns the locks of saves in a format, and those of pending saves. If format
+// is empty, it returns the locks of saves in all formats.
 func saveLocks(ctx context.Context, store blob.Store, format string) ([]foundLock, error) {
 	locker, ok := blob.As[blob.Locker](store)
 	if !ok {
@@ -98,7 +99,12 @@ func saveLocks(ctx context.Context, store blob.Store, format string) ([]foundLoc
 	}
 	var out []foundLock
 	for _, l := range locks {
-		if id, ok := strings.CutPrefix(l.Name, saveLockName(format, "")); ok {
+		rest, ok := strings.CutPrefix(l.Name, savePrefix)
+		if !ok {
+			continue
+		}
+		of, id, ok := strings.Cut(rest, "-")
+		if ok && (format == "" || of == format || of == pending) {
 			f := foundLock{saveID: id, Lock: l}
 			_ = json.Unmarshal(l.Note, &f.note) // without a valid note, no replaced files are known
 			out = append(out, f)
@@ -210,7 +216,7 @@ func sweepLocks(ctx context.Context, store blob.Store, format string, olderThan 
 		if l := (Leftover{Owner: f.Owner, ModTime: f.ModTime}); !l.Removable(olderThan) {
 			continue
 		}
-		taken, err := LockSave(ctx, store, format, f.saveID)
+		taken, err := lockNamed(ctx, store, f.Name)
 		if errors.Is(err, blob.ErrLocked) {
 			continue
 		}

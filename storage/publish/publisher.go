@@ -68,8 +68,15 @@ func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
 	p.mu.Lock()
 	p.names, p.kept = nil, false
 	p.mu.Unlock()
-	id := s.Storage.SaveID
-	if !p.f.OneFile && (len(id) > maxSaveID || !saveIDs.MatchString(id)) {
+	if p.f.OneFile {
+		return nil
+	}
+	return checkSaveID(s.Storage.SaveID)
+}
+
+// checkSaveID returns an error if the id of a save cannot be part of file names.
+func checkSaveID(id string) error {
+	if len(id) > maxSaveID || !saveIDs.MatchString(id) {
 		return fmt.Errorf("%w: save id %q: want 1 to %d letters, digits and dashes", blob.ErrName, id, maxSaveID)
 	}
 	return nil

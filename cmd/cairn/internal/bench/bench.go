@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -224,8 +225,23 @@ type weight struct {
 
 func (w *weight) bytes() int64 { return tensor.Whole(w.shape).Volume() * int64(w.dtype.Size()) }
 
-// transformer yields the tensors of a job that trains a transformer, of about the
-// given bytes in all: bf16 weights and two f32 moments.
+// fit removes rows until the tensor has at most the given bytes. If not even one row
+// fits, the tensor becomes one of that many single bytes.
+func (w *weight) fit(bytes int64) {
+	if w.bytes() <= bytes {
+		return
+	}
+	row := w.bytes() / w.shape[0]
+	if bytes < row {
+		w.dtype, w.shape = tensor.Uint8, []int64{bytes}
+		return
+	}
+	w.shape = slices.Clone(w.shape)
+	w.shape[0] = bytes / row
+}
+
+// transformer yields the tensors of a job that trains a transformer, of the given bytes
+// in all: bf16 weights and two f32 moments. The last ones are smaller than the others.
 func transformer(bytes int64) iter.Seq[weight] {
 	matrices := []struct {
 		name  string
@@ -240,18 +256,19 @@ func transformer(bytes int64) iter.Seq[weight] {
 		dtype  tensor.DType
 	}{{"model", tensor.BFloat16}, {"optim.exp_avg", tensor.Float32}, {"optim.exp_avg_sq", tensor.Float32}}
 	return func(yield func(weight) bool) {
-		var total int64
+		left := bytes
 		for layer := 0; ; layer++ {
 			for _, m := range matrices {
 				for _, k := range kinds {
+					if left <= 0 {
+						return
+					}
 					w := weight{fmt.Sprintf("%s.layers.%03d.%s.weight", k.prefix, layer, m.name), k.dtype, m.shape}
+					w.fit(left)
 					if !yield(w) {
 						return
 					}
-					total += w.bytes()
-				}
-				if total >= bytes {
-					return
+					left -= w.bytes()
 				}
 			}
 		}

@@ -6,7 +6,7 @@ import (
 
 func TestIOBench(t *testing.T) {
 	for _, ranks := range []int{1, 3} {
-		r, err := IO(t.Context(), IOOptions{Dir: t.TempDir(), Bytes: 8 << 20, Ranks: ranks, Repeat: 1})
+		r, err := IO(t.Context(), IOOptions{Dir: t.TempDir(), Bytes: 8<<20 + 5000, Ranks: ranks, Repeat: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -19,8 +19,24 @@ func TestIOBench(t *testing.T) {
 				t.Errorf("%d ranks: %s = %v; want a figure", ranks, name, v)
 			}
 		}
-		if r.Bytes < 8<<20 || r.Ranks != ranks {
-			t.Errorf("IO = %+v; want at least 8 MiB from %d ranks", r, ranks)
+		if r.Bytes != 8<<20+5000 || r.Ranks != ranks {
+			t.Errorf("IO = %+v; want 8 MiB and 5000 bytes from %d ranks", r, ranks)
+		}
+	}
+}
+
+func TestTransformerHasTheSizeThatIsAskedFor(t *testing.T) {
+	for _, want := range []int64{1, 4095, 1 << 20, 1<<20 + 1, 100 << 20, 1<<32 + 7} {
+		got, names := int64(0), map[string]bool{}
+		for w := range transformer(want) {
+			if w.bytes() <= 0 || names[w.name] {
+				t.Errorf("%d bytes: %q has %d bytes, or is there twice", want, w.name, w.bytes())
+			}
+			got += w.bytes()
+			names[w.name] = true
+		}
+		if got != want {
+			t.Errorf("the tensors have %d bytes; want %d", got, want)
 		}
 	}
 }
@@ -68,11 +84,11 @@ func TestBenchmarksRefuseInvalidSizes(t *testing.T) {
 
 func TestConvertBench(t *testing.T) {
 	for _, pair := range [][2]string{{"torchdcp", "hf"}, {"native", "torchdcp"}, {"hf", "native"}} {
-		r, err := Convert(t.Context(), ConvertOptions{Dir: t.TempDir(), Bytes: 8 << 20, From: pair[0], To: pair[1], Repeat: 1})
+		r, err := Convert(t.Context(), ConvertOptions{Dir: t.TempDir(), Bytes: 8<<20 + 5000, From: pair[0], To: pair[1], Repeat: 1})
 		if err != nil {
 			t.Fatalf("%v: %v", pair, err)
 		}
-		if r.Copy <= 0 || r.Convert <= 0 || r.Ratio <= 0 || r.Bytes < 8<<20 || r.Files < 1 {
+		if r.Copy <= 0 || r.Convert <= 0 || r.Ratio <= 0 || r.Bytes != 8<<20+5000 || r.Files < 1 {
 			t.Errorf("%v: Convert = %+v; want figures", pair, r)
 		}
 	}

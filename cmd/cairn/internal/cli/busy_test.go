@@ -5,9 +5,12 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // While one conversion to DST runs, a second one returns an error. --dry-run still
@@ -38,5 +41,31 @@ func TestSecondConversionIsRefused(t *testing.T) {
 	}
 	if got := Main(t.Context(), args, &out, &errOut); got != exitOK {
 		t.Errorf("afterwards: exit code %d: %s", got, &errOut)
+	}
+}
+
+// While a save is under way, commands that open its folder say so.
+func TestSaveUnderWay(t *testing.T) {
+	run := t.TempDir()
+	dir := filepath.Join(run, "step-1")
+	store, err := file.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := publish.LockSave(t.Context(), store, "native", "20261115t101500-00c0ffee")
+	if err != nil || lock == nil {
+		t.Skipf("no locks here: %v", err)
+	}
+	defer lock.Release()
+	for args, hint := range map[string]string{
+		"verify " + dir: "'cairn latest " + dir + " --wait' waits until the save is over",
+		"ls " + dir:     "'cairn latest " + dir + " --wait' waits until the save is over",
+		"latest " + run: "--wait waits until it is over",
+	} {
+		var out, errOut bytes.Buffer
+		code := Main(t.Context(), strings.Fields(args), &out, &errOut)
+		if code != 4 || out.Len() > 0 || !strings.Contains(errOut.String(), "hint: "+hint) {
+			t.Errorf("%s: exit code %d, %q, %q; want 4 and %q", args, code, &out, &errOut, hint)
+		}
 	}
 }

@@ -51,9 +51,11 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	missing := firstMissing(f.dir)
 	o := outputOf(cmd)
 	w := &demoWatcher{o: o, dir: f.dir}
-	rep, err := f.play(cmd.Context(), demo.Config{
-		Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w, Logger: o.logger(),
-	})
+	c := demo.Config{Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w, Logger: o.logger()}
+	if o.verbose {
+		c.Stderr = o.err
+	}
+	rep, err := f.play(cmd.Context(), c)
 	w.bar.done()
 	if !f.keep && rep != nil {
 		err = errors.Join(err, cleanUp(context.WithoutCancel(cmd.Context()), store, rep, f.dir, missing))
@@ -70,7 +72,11 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 
 func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, error) {
 	var err error
-	if c.Command, err = ownCommand("demo-rank", f.dir); err != nil {
+	rank := []string{"demo-rank", f.dir}
+	if c.Stderr != nil {
+		rank = append(rank, "--verbose")
+	}
+	if c.Command, err = ownCommand(rank...); err != nil {
 		return nil, err
 	}
 	if c.Saver, err = ownCommand("saver"); err != nil {
@@ -311,7 +317,7 @@ func newDemoRankCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return demo.RunRank(cmd.Context(), store, args[1], cmd.OutOrStdout())
+		return demo.RunRank(cmd.Context(), store, args[1], cmd.OutOrStdout(), outputOf(cmd).logger())
 	})
 	cmd.Hidden = true
 	return cmd

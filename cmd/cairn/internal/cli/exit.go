@@ -48,7 +48,7 @@ var exits = []exit{
 		errs: []error{cairn.ErrCorrupt}, hint: "'cairn verify' lists what is damaged; the rest can still be read",
 	},
 	{
-		code: 4, name: "incomplete", meaning: "The checkpoint is incomplete: its save did not finish.",
+		code: 4, name: "incomplete", meaning: "The checkpoint is incomplete: its save did not finish, or is under way.",
 		errs: []error{cairn.ErrIncomplete}, hint: "'cairn repair' rebuilds the record if all data files of a save are there",
 	},
 	{

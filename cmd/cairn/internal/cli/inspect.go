@@ -84,7 +84,7 @@ func newInspectCmd() *cobra.Command {
 	cmd.Flags().VarP(&f.depth, "depth", "d", "show the tree of names this many levels deep, or 'all' of it")
 	cmd.Flags().BoolVar(&f.files, "files", false, "show all files, however many there are")
 	cmd.Flags().BoolVar(&f.timeline, "timeline", false, "show how long each rank took for each phase of the save")
-	cmd.Flags().StringVar(&f.trace, "trace", "", "write the timeline to `FILE`, as trace events for Perfetto")
+	cmd.Flags().StringVar(&f.trace, "trace", "", "write the timeline to this `FILE`, as trace events for Perfetto; - is stdout")
 	_ = cmd.MarkFlagFilename("trace", "json") // fails for unknown flags only
 	return cmd
 }
@@ -98,6 +98,10 @@ func (f *inspectFlags) checkTimeline(cmd *cobra.Command, args []string) error {
 		return usagef(cmd, "--timeline and --trace show neither files nor names: leave --files and --depth out")
 	case cmd.Flags().Changed("trace") && f.trace == "":
 		return usagef(cmd, "--trace is empty")
+	case f.trace == "-" && outputOf(cmd).json:
+		return usagef(cmd, "--trace - and --json both want stdout")
+	case f.trace == "-" && f.timeline:
+		return usagef(cmd, "--trace - and --timeline both want stdout")
 	}
 	return nil
 }

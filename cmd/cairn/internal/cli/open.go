@@ -114,6 +114,8 @@ func openHint(address string, err error) string {
 		return "" // the general hint applies
 	case lacksRanks:
 		return "the checkpoint is complete once every rank has saved; if a rank is lost, save again into another folder"
+	case errors.Is(err, cairn.ErrUnderWay):
+		return fmt.Sprintf("'cairn latest %s --wait' waits until the save is over", quoteArg(address))
 	case errors.Is(err, cairn.ErrCorrupt), errors.Is(err, cairn.ErrIncomplete):
 		lostIndex := errors.Is(err, hf.ErrIndex) || errors.Is(err, cairn.ErrIncomplete) && formatOf(address) == formats.HF
 		if !isNative(address) && !lostIndex {

@@ -301,6 +301,10 @@ func formatRate(perSecond float64) string { return formatUnits(perSecond) + "/s"
 // formatSeconds prints a duration with about three digits.
 func formatSeconds(s float64) string {
 	switch {
+	case s < 0.0009995:
+		return fmt.Sprintf("%.0f µs", s*1e6)
+	case s < 0.00995:
+		return fmt.Sprintf("%.1f ms", s*1000)
 	case s < 0.9995:
 		return fmt.Sprintf("%.0f ms", s*1000)
 	case s < 100:

@@ -33,13 +33,16 @@ func inspectTimeline(cmd *cobra.Command, path string, f inspectFlags) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
+	o := outputOf(cmd)
+	if f.trace == "-" {
+		return t.WriteTrace(o.out)
+	}
 	if f.trace != "" {
 		err := writeOutput(cmd.Context(), c, path, f.trace, func(w io.Writer) error { return t.WriteTrace(w) })
 		if err != nil {
 			return err
 		}
 	}
-	o := outputOf(cmd)
 	v := timelineOf{path, t}
 	return o.result(v, func() {
 		if f.timeline {

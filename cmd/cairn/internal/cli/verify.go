@@ -80,7 +80,7 @@ func hasRest(ctx context.Context, c *cairn.Checkpoint, problems []storage.Verify
 func cannotVerify(cmd *cobra.Command, path string, err error) error {
 	kinds := []error{cairn.ErrVersion, cairn.ErrCorrupt, cairn.ErrIncomplete}
 	i := slices.IndexFunc(kinds, func(k error) bool { return errors.Is(err, k) })
-	if i <= 0 {
+	if i <= 0 || errors.Is(err, cairn.ErrUnderWay) {
 		return err
 	}
 	kind := kinds[i]

@@ -264,7 +264,7 @@ func (r *rank) saveAsync(
 		return nil, nil, err
 	}
 	out := &trained{Begun: time.Now()}
-	p, err := cairn.SaveAsync(ctx, r.store, state, &cairn.AsyncOptions{SaveOptions: model{}.saveOptions(g, step, moved), Stager: s})
+	p, err := cairn.SaveAsync(ctx, r.store, state, &cairn.AsyncOptions{SaveOptions: model{logger: r.logger}.saveOptions(g, step, moved), Stager: s})
 	out.Stall = time.Since(out.Begun)
 	return out, p, err
 }

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
@@ -49,6 +50,9 @@ type Config struct {
 	Env []string
 	// Watch, if not nil, receives the progress of the demo.
 	Watch Watcher
+	// Stderr, if not nil, receives what the processes print to stderr. Otherwise that
+	// is part of the error if they fail.
+	Stderr io.Writer
 	// Logger, if not nil, receives the phases of saves and loads in this process.
 	Logger *slog.Logger
 }

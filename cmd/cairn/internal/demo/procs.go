@@ -65,7 +65,11 @@ func (t *procRunner) launch(ctx context.Context, n int, k task, keepGoing bool) 
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTime, launch.ErrTimeout)
 	defer cancel()
-	answers, stderr := make([]answer, n), new(bytes.Buffer)
+	answers, printed := make([]answer, n), new(bytes.Buffer)
+	stderr := t.Stderr
+	if stderr == nil {
+		stderr = printed
+	}
 	env := t.Env
 	if k.Job != "" {
 		env = append(slices.Clone(env), jobVariable+"="+k.Job)
@@ -83,7 +87,7 @@ func (t *procRunner) launch(ctx context.Context, n int, k task, keepGoing bool) 
 	if _, ok := errors.AsType[*launch.ExitError](err); ok && keepGoing {
 		err = nil
 	}
-	if text := strings.TrimSpace(stderr.String()); err != nil && text != "" && ctx.Err() == nil {
+	if text := strings.TrimSpace(printed.String()); err != nil && text != "" && ctx.Err() == nil {
 		err = fmt.Errorf("%w: %s", err, text)
 	}
 	return answers, rep, err

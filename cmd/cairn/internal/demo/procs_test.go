@@ -39,7 +39,7 @@ func runRank(dir string) error {
 	if err != nil {
 		return err
 	}
-	return demo.RunRank(context.Background(), s, os.Args[len(os.Args)-1], os.Stdout)
+	return demo.RunRank(context.Background(), s, os.Args[len(os.Args)-1], os.Stdout, nil)
 }
 
 // procs returns the configuration of a demo whose ranks are processes of this
@@ -210,7 +210,7 @@ func TestDemoProcessesRefuseInvalidNumbers(t *testing.T) {
 }
 
 func TestRunRankRefusesInvalidTasks(t *testing.T) {
-	if err := demo.RunRank(t.Context(), nil, "{", os.Stdout); err == nil {
+	if err := demo.RunRank(t.Context(), nil, "{", os.Stdout, nil); err == nil {
 		t.Error("RunRank of no task = nil; want an error")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -18,9 +19,9 @@ import (
 // RunRank runs one rank of RunProcs: text is the task that RunProcs passed to its
 // Command, and out is read by RunProcs. It meets the other ranks by the
 // environment. An error of the task is sent to RunProcs; RunRank returns an error
-// only if that fails.
-func RunRank(ctx context.Context, s blob.Store, text string, out io.Writer) error {
-	r := &rank{store: s, tell: &sender{out: out}}
+// only if that fails. logger, if not nil, receives the phases of saves and loads.
+func RunRank(ctx context.Context, s blob.Store, text string, out io.Writer, logger *slog.Logger) error {
+	r := &rank{store: s, tell: &sender{out: out}, logger: logger}
 	if err := json.Unmarshal([]byte(text), &r.task); err != nil {
 		return fmt.Errorf("the task of a rank: %w", err)
 	}
@@ -41,8 +42,9 @@ const silence = 10 * time.Second
 // rank is one process of the demo.
 type rank struct {
 	task
-	store blob.Store
-	tell  *sender
+	store  blob.Store
+	tell   *sender
+	logger *slog.Logger // nil: none
 }
 
 func (r *rank) run(ctx context.Context, done *outcome) error {
@@ -52,6 +54,7 @@ func (r *rank) run(ctx context.Context, done *outcome) error {
 	}
 	defer g.Close()
 	m := newModel(r.Bytes, r.Ranks, r.LoadRanks)
+	m.logger = r.logger
 	if r.Load {
 		done.Load, err = m.loadRank(ctx, g, r.store, r.Step, r.tell.moved)
 		return err

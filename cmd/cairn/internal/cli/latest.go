@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+)
+
+func newLatestCmd() *cobra.Command {
+	var wait bool
+	var timeout time.Duration
+	cmd := newCommand("latest", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
+		if timeout < 0 || cmd.Flags().Changed("timeout") && !wait {
+			return usagef(cmd, "--timeout needs --wait, and must not be negative")
+		}
+		return runLatest(cmd, args[0], wait, timeout)
+	})
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until no save is under way")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "with --wait: give up after this `duration`, such as 30m")
+	hideDefault(cmd.Flags(), "timeout")
+	return cmd
+}
+
+func runLatest(cmd *cobra.Command, address string, wait bool, timeout time.Duration) error {
+	run, local, err := localPath(address)
+	if err != nil {
+		return err
+	}
+	if !local {
+		return usagef(cmd, "%s: only folders of the file system can be searched", clean(address))
+	}
+	ctx, o := cmd.Context(), outputOf(cmd)
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	f, err := cairn.Latest(ctx, run, &cairn.LatestOptions{Wait: wait})
+	if err != nil {
+		return withHint(err, latestHint(run, err))
+	}
+	return o.result(f, func() {
+		fmt.Fprintln(o.out, clean(filepath.Clean(f.Path)))
+		for _, s := range f.Skipped {
+			o.warn("skipped %s: %s", clean(s.Path), clean(oneLine(s.Problem)))
+		}
+	})
+}
+
+func latestHint(run string, err error) string {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return "a saver whose trainer has ended gives up after 30 minutes"
+	case errors.Is(err, cairn.ErrUnderWay):
+		return "--wait waits until it is over"
+	case errors.Is(err, cairn.ErrCorrupt):
+		return "'cairn verify' lists what is damaged in one of the folders"
+	case errors.Is(err, cairn.ErrNotFound):
+		return fmt.Sprintf("RUN is the folder of a run, with a folder for each checkpoint; 'cairn clean %s' removes what saves have left", quoteArg(run))
+	}
+	return ""
+}

@@ -1,0 +1,234 @@
+package cairn
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+)
+
+// LatestOptions change how Latest works. Nil means the defaults.
+type LatestOptions struct {
+	// Group is that of the ranks that call Latest. Rank 0 looks, and all ranks return
+	// what it has found. Nil: a single rank.
+	Group Group
+	// Wait makes Latest wait until no save is under way in the folders. ctx bounds
+	// how long it waits.
+	Wait bool
+}
+
+// Found is what Latest has found.
+type Found struct {
+	// Path is the folder of the checkpoint.
+	Path string `json:"path"`
+	// Step is the step that the checkpoint records or, if it does not record one, the
+	// number at the end of the name of a folder below run. Nil: it has neither.
+	Step *int64 `json:"step"`
+	// SaveID and Time are those of the save, if the format records them.
+	SaveID string    `json:"save_id,omitempty"`
+	Time   time.Time `json:"time,omitzero"`
+	// Skipped are the folders with a part of a checkpoint or with a damaged one.
+	Skipped []Skipped `json:"skipped"`
+}
+
+// Skipped is a folder that Latest has not chosen.
+type Skipped struct {
+	Path     string `json:"path"`
+	Problem  string `json:"problem"`
+	UnderWay bool   `json:"under_way"` // a living process is saving to it
+}
+
+// Latest returns the complete checkpoint with the highest step in the folder run or in a
+// folder directly below it, in any format that Open opens. Of checkpoints with equal
+// steps, it returns the one that was saved last. A checkpoint is complete if Open opens it
+// and all of its files exist. Latest does not read their contents.
+//
+// The error wraps ErrNotFound if there is no checkpoint and no save is under way: a job
+// can then start from the beginning. It wraps ErrUnderWay if there is no complete
+// checkpoint yet, and ErrCorrupt if there are only damaged ones. If ctx ends while Latest
+// waits, the error wraps the cause and, on rank 0, ErrUnderWay.
+//
+// Saves that are under way are recognised by their locks, never by age. On file systems
+// without locks, Latest does not wait for them.
+func Latest(ctx context.Context, run string, opts *LatestOptions) (*Found, error) {
+	var o LatestOptions
+	if opts != nil {
+		o = *opts
+	}
+	if o.Group == nil {
+		o.Group = group.Solo()
+	}
+	var waitErr error
+	f, err := group.Broadcast(ctx, o.Group, "latest", 0, group.JSON[*Found](), func(ctx context.Context) (*Found, error) {
+		if o.Wait {
+			if waitErr = waitIdle(ctx, run); waitErr != nil {
+				return nil, waitErr
+			}
+		}
+		return latest(ctx, run)
+	})
+	if err != nil && errors.Is(waitErr, ErrUnderWay) {
+		err = waitErr // the step returns the cause of ctx alone
+	}
+	if err != nil {
+		return nil, &Error{Op: "latest", Where: run, Err: err}
+	}
+	return f, nil
+}
+
+// runFolders returns a folder and those directly below it. A folder that does not exist
+// has none.
+func runFolders(run string) ([]string, error) {
+	entries, err := os.ReadDir(run)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := []string{run}
+	for _, e := range entries {
+		// A name that begins with a dot is that of a file of cairn or of a conversion.
+		if path := filepath.Join(run, e.Name()); !strings.HasPrefix(e.Name(), ".") && isFolder(path) {
+			out = append(out, path)
+		}
+	}
+	return out, nil
+}
+
+func isFolder(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.IsDir()
+}
+
+// waitIdle waits until no save is under way in the folders of a run.
+func waitIdle(ctx context.Context, run string) error {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		err := checkIdle(context.WithoutCancel(ctx), run) // so that its error names the save
+		if !errors.Is(err, ErrUnderWay) {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// checkIdle returns an error that wraps ErrUnderWay if a save is under way in a folder of
+// a run.
+func checkIdle(ctx context.Context, run string) error {
+	dirs, err := runFolders(run)
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		store, err := file.Open(dir, nil)
+		if err == nil {
+			err = publish.CheckUnderWay(ctx, store)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// latest returns the newest checkpoint in the folders of a run.
+func latest(ctx context.Context, run string) (*Found, error) {
+	dirs, err := runFolders(run)
+	if err != nil {
+		return nil, err
+	}
+	var best *Found
+	var problems []error
+	skipped := []Skipped{}
+	for _, dir := range dirs {
+		f, err := found(ctx, dir)
+		switch {
+		case err == nil:
+			if f.Step == nil && dir != run { // the name of a run says nothing about steps
+				f.Step = numberOf(dir)
+			}
+			if best == nil || f.compare(best) > 0 {
+				best = f
+			}
+		case errors.Is(err, ErrIncomplete), errors.Is(err, ErrCorrupt):
+			skipped = append(skipped, Skipped{Path: dir, Problem: err.Error(), UnderWay: errors.Is(err, ErrUnderWay)})
+			problems = append(problems, err)
+		case !errors.Is(err, ErrNotFound):
+			return nil, err
+		}
+	}
+	if best == nil {
+		return nil, noneOf(problems, len(dirs))
+	}
+	best.Skipped = skipped
+	return best, nil
+}
+
+// noneOf returns the error for folders without a complete checkpoint.
+func noneOf(problems []error, folders int) error {
+	for _, kind := range []error{ErrUnderWay, ErrCorrupt} {
+		if i := slices.IndexFunc(problems, func(err error) bool { return errors.Is(err, kind) }); i >= 0 {
+			return fmt.Errorf("no complete checkpoint in %d folders: %w", folders, problems[i])
+		}
+	}
+	if len(problems) > 0 { // their saves are over and will never be complete
+		return fmt.Errorf("%w: %d folders, %d of them with a part of a checkpoint: %v", ErrNotFound, folders, len(problems), problems[0])
+	}
+	return fmt.Errorf("%w: %d folders", ErrNotFound, folders)
+}
+
+// found describes the checkpoint in a folder.
+func found(ctx context.Context, dir string) (*Found, error) {
+	c, err := OpenPath(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	missing, err := c.MissingFiles(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("%s: %w: %d files are missing, such as %s", dir, ErrCorrupt, len(missing), missing[0])
+	}
+	info := c.Info()
+	f := &Found{Path: dir, Step: info.Step, SaveID: info.SaveID, Time: info.Time}
+	return f, nil
+}
+
+// numberOf returns the number at the end of a folder's name, or nil.
+func numberOf(dir string) *int64 {
+	name := filepath.Base(dir)
+	n, err := strconv.ParseInt(name[len(strings.TrimRight(name, "0123456789")):], 10, 64)
+	if err != nil {
+		return nil
+	}
+	return &n
+}
+
+// compare orders checkpoints by step, then by time, then by name. One without a step
+// comes first.
+func (f *Found) compare(g *Found) int {
+	step := func(f *Found) int64 {
+		if f.Step == nil {
+			return -1
+		}
+		return *f.Step
+	}
+	return cmp.Or(cmp.Compare(step(f), step(g)), f.Time.Compare(g.Time), strings.Compare(f.Path, g.Path))
+}

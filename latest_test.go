@@ -1,0 +1,295 @@
+package cairn_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// saveStep saves a small state in a folder and returns the folder. A negative step is not
+// recorded.
+func saveStep(t *testing.T, dir string, step int64, f storage.Format) string {
+	t.Helper()
+	x, err := tensor.Of([]int64{4}, []float32{1, 2, 3, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &cairn.SaveOptions{Format: f}
+	if step >= 0 {
+		o.Step = &step
+	}
+	if _, err := cairn.Save(t.Context(), openStore(t, dir), cairn.State{"x": x}, o); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func openStore(t *testing.T, dir string) blob.Store {
+	t.Helper()
+	s, err := cairn.OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// removeFiles removes the files of a folder that match a pattern.
+func removeFiles(t *testing.T, dir, pattern string) {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil || len(names) == 0 {
+		t.Fatalf("%s in %s: %v, %v", pattern, dir, names, err)
+	}
+	for _, name := range names {
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// underWay makes a save that is under way in a folder. end ends it without a checkpoint.
+func underWay(t *testing.T, dir string) (end func()) {
+	t.Helper()
+	lock, err := publish.LockSave(t.Context(), openStore(t, dir), "native", "20261115t101500-00c0ffee")
+	if err != nil || lock == nil {
+		t.Skipf("no locks here: %v", err)
+	}
+	release := func() {
+		if err := lock.Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(release)
+	return release
+}
+
+func TestLatestReturnsTheHighestCompleteStep(t *testing.T) {
+	run := t.TempDir()
+	at := func(name string) string { return filepath.Join(run, name) }
+	saveStep(t, at("slot-99"), 2, native.Format{}) // the recorded step counts
+	saveStep(t, at("step-10"), 10, native.Format{})
+	want := saveStep(t, at("step-30"), -1, torchdcp.Format{})
+	saveStep(t, at("best"), -1, torchdcp.Format{})
+	noRecord := saveStep(t, at("step-40"), 40, native.Format{})
+	removeFiles(t, noRecord, "cairn.json")
+	noData := saveStep(t, at("step-50"), 50, native.Format{})
+	removeFiles(t, noData, "*.safetensors")
+	if err := os.MkdirAll(at("logs"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(at("logs/60.txt"), []byte("hello\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+
+	f, err := cairn.Latest(t.Context(), run, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Path != want || f.Step == nil || *f.Step != 30 {
+		t.Errorf("Latest = %+v; want step 30 in %s", f, want)
+	}
+	var skipped []string
+	for _, s := range f.Skipped {
+		skipped = append(skipped, s.Path)
+		if s.Problem == "" || s.UnderWay {
+			t.Errorf("skipped: %+v", s)
+		}
+	}
+	if !slices.Equal(skipped, []string{noRecord, noData}) {
+		t.Errorf("skipped = %q; want %q and %q", skipped, noRecord, noData)
+	}
+
+	saveStep(t, run, 31, native.Format{})
+	if f, err = cairn.Latest(t.Context(), run, nil); err != nil || f.Path != run || *f.Step != 31 {
+		t.Errorf("Latest = %+v, %v; want the one in %s itself", f, err, run)
+	}
+}
+
+func TestLatestOfEqualStepsIsTheLastSave(t *testing.T) {
+	run := t.TempDir()
+	saveStep(t, filepath.Join(run, "b"), 5, nil)
+	want := saveStep(t, filepath.Join(run, "a"), 5, nil)
+	if f, err := cairn.Latest(t.Context(), run, nil); err != nil || f.Path != want {
+		t.Errorf("Latest = %+v, %v; want %s", f, err, want)
+	}
+}
+
+func TestLatestWithoutACompleteCheckpoint(t *testing.T) {
+	for claim, c := range map[string]struct {
+		make func(t *testing.T, run string)
+		want error
+	}{
+		"no folder":            {func(t *testing.T, run string) { os.Remove(run) }, cairn.ErrNotFound},
+		"an empty folder":      {func(*testing.T, string) {}, cairn.ErrNotFound},
+		"a part of a save":     {func(t *testing.T, run string) { removeFiles(t, saveStep(t, run+"/s-1", 1, nil), "cairn.json") }, cairn.ErrNotFound},
+		"a damaged one":        {func(t *testing.T, run string) { removeFiles(t, saveStep(t, run+"/s-1", 1, nil), "*.safetensors") }, cairn.ErrCorrupt},
+		"a save is under way":  {func(t *testing.T, run string) { underWay(t, run+"/s-1") }, cairn.ErrUnderWay},
+		"the run is no folder": {func(t *testing.T, run string) { os.Remove(run); os.WriteFile(run, nil, 0o666) }, os.ErrInvalid},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			run := t.TempDir()
+			c.make(t, run)
+			_, err := cairn.Latest(t.Context(), run, nil)
+			if e, ok := errors.AsType[*cairn.Error](err); !ok || e.Op != "latest" || e.Where != run {
+				t.Errorf("Latest = %v; want a *cairn.Error", err)
+			}
+			if c.want == os.ErrInvalid { // another error on each system
+				if errors.Is(err, cairn.ErrNotFound) {
+					t.Errorf("Latest = %v; want no %v", err, cairn.ErrNotFound)
+				}
+			} else if !errors.Is(err, c.want) {
+				t.Errorf("Latest = %v; want %v", err, c.want)
+			}
+			if c.want != cairn.ErrNotFound && errors.Is(err, cairn.ErrNotFound) {
+				t.Errorf("Latest = %v, with which a job would start from the beginning", err)
+			}
+		})
+	}
+}
+
+func TestLatestDoesNotWaitUnlessAsked(t *testing.T) {
+	run := t.TempDir()
+	want, busy := saveStep(t, filepath.Join(run, "step-1"), 1, nil), filepath.Join(run, "step-2")
+	underWay(t, busy)
+	f, err := cairn.Latest(t.Context(), run, nil)
+	if err != nil || f.Path != want || len(f.Skipped) != 1 || f.Skipped[0].Path != busy || !f.Skipped[0].UnderWay {
+		t.Errorf("Latest = %+v, %v; want step 1, and step 2 is skipped", f, err)
+	}
+}
+
+func TestLatestWaitsForASaveUnderWay(t *testing.T) {
+	run := t.TempDir()
+	saveStep(t, filepath.Join(run, "step-1"), 1, nil)
+	busy := filepath.Join(run, "step-2")
+	end := underWay(t, busy)
+	synctest.Test(t, func(t *testing.T) {
+		go func() {
+			time.Sleep(time.Hour)
+			saveStep(t, busy, 2, nil)
+			end()
+		}()
+		f, err := cairn.Latest(t.Context(), run, &cairn.LatestOptions{Wait: true})
+		if err != nil || f.Path != busy {
+			t.Errorf("Latest = %+v, %v; want step 2", f, err)
+		}
+	})
+}
+
+func TestLatestGivesUpWhenItsContextEnds(t *testing.T) {
+	run := t.TempDir()
+	saveStep(t, filepath.Join(run, "step-1"), 1, nil)
+	underWay(t, filepath.Join(run, "step-2"))
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		_, err := cairn.Latest(ctx, run, &cairn.LatestOptions{Wait: true})
+		if !errors.Is(err, cairn.ErrUnderWay) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Latest = %v; want %v and %v", err, cairn.ErrUnderWay, context.DeadlineExceeded)
+		}
+	})
+}
+
+func TestLatestIsTheSameOnAllRanks(t *testing.T) {
+	run := t.TempDir()
+	want := saveStep(t, filepath.Join(run, "step-1"), 1, nil)
+	empty := t.TempDir()
+	busy := t.TempDir()
+	underWay(t, busy)
+	err := inproc.Run(t.Context(), 3, func(ctx context.Context, g group.Group) error {
+		place := func(dir string) string { // only rank 0 looks
+			if g.Rank() != 0 {
+				return "elsewhere"
+			}
+			return dir
+		}
+		o := &cairn.LatestOptions{Group: g}
+		if f, err := cairn.Latest(ctx, place(run), o); err != nil || f.Path != want || *f.Step != 1 {
+			t.Errorf("rank %d: Latest = %+v, %v; want %s", g.Rank(), f, err, want)
+		}
+		if _, err := cairn.Latest(ctx, place(empty), o); !errors.Is(err, cairn.ErrNotFound) {
+			t.Errorf("rank %d: Latest = %v; want %v", g.Rank(), err, cairn.ErrNotFound)
+		}
+		if _, err := cairn.Latest(ctx, place(busy), o); !errors.Is(err, cairn.ErrUnderWay) {
+			t.Errorf("rank %d: Latest = %v; want %v", g.Rank(), err, cairn.ErrUnderWay)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// While a save is under way, opening its folder returns ErrUnderWay, in any format. An
+// older checkpoint in the same folder can be opened.
+func TestOpenWhileASaveIsUnderWay(t *testing.T) {
+	dir := t.TempDir()
+	end := underWay(t, dir)
+	check := func(call string, err error) {
+		t.Helper()
+		if !errors.Is(err, cairn.ErrUnderWay) || !errors.Is(err, cairn.ErrIncomplete) || errors.Is(err, cairn.ErrNotFound) {
+			t.Errorf("%s = %v; want %v", call, err, cairn.ErrUnderWay)
+		}
+	}
+	_, err := cairn.OpenPath(t.Context(), dir)
+	check("OpenPath", err)
+	_, err = cairn.Load(t.Context(), openStore(t, dir), cairn.State{"step": 1}, nil)
+	check("Load", err)
+	_, err = cairn.Load(t.Context(), openStore(t, dir), cairn.State{"step": 1}, &cairn.LoadOptions{Format: torchdcp.Format{}})
+	check("Load of a given format", err)
+
+	removeFiles(t, saveStep(t, dir, 1, nil), "cairn.json") // data files without a record
+	_, err = cairn.OpenPath(t.Context(), dir)
+	check("OpenPath with data files", err)
+	saveStep(t, dir, 1, nil)
+	c, err := cairn.OpenPath(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	end()
+}
+
+// A lock that a dead process has left does not look like a save that is under way.
+func TestOpenAfterASaveHasDied(t *testing.T) {
+	dir := t.TempDir()
+	end := underWay(t, dir)
+	locks, err := filepath.Glob(filepath.Join(dir, ".cairn-tmp-lock-*"))
+	if err != nil || len(locks) != 1 {
+		t.Fatalf("locks: %v, %v", locks, err)
+	}
+	text, err := os.ReadFile(locks[0])
+	if err != nil {
+		t.Skipf("locks cannot be read here: %v", err)
+	}
+	end()
+	if err := os.WriteFile(locks[0], text, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	_, err = cairn.OpenPath(t.Context(), dir)
+	if !errors.Is(err, cairn.ErrNotFound) || errors.Is(err, cairn.ErrUnderWay) || !strings.Contains(err.Error(), "'cairn clean") {
+		t.Errorf("OpenPath = %v; want %v and what to do", err, cairn.ErrNotFound)
+	}
+	if runtime.GOOS == "linux" && !strings.Contains(err.Error(), "its process has ended") {
+		t.Errorf("OpenPath = %v; want that the process has ended", err)
+	}
+	if _, err := cairn.Latest(t.Context(), dir, &cairn.LatestOptions{Wait: true}); !errors.Is(err, cairn.ErrNotFound) {
+		t.Errorf("Latest = %v; want %v, at once", err, cairn.ErrNotFound)
+	}
+}

@@ -1,0 +1,181 @@
+// Command gotest runs the tests of modules, one after the other, and prints what "go test"
+// prints. At the end it lists the tests that were skipped, which "go test" does not show.
+// It exits with the code of the first "go test" that fails, and does not run the modules
+// after that.
+//
+//	go run ./tools/gotest [-modules "DIR ..."] [-- FLAG OF GO TEST ...]
+//
+// The variable GO in the environment names the go command.
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+func main() {
+	modules := flag.String("modules", ".", "the `folders` of the modules, with spaces between them")
+	flag.Parse()
+	r := newReport(os.Stdout)
+	code := 0
+	for _, dir := range strings.Fields(*modules) {
+		if code = r.test(dir, flag.Args()); code != 0 {
+			break
+		}
+	}
+	r.printSkipped()
+	os.Exit(code)
+}
+
+// test runs the tests of the module in dir and returns the exit code of go test.
+func (r *report) test(dir string, flags []string) int {
+	args := append([]string{"-C", dir, "test", "-json"}, flags...)
+	cmd := exec.Command(cmp.Or(os.Getenv("GO"), "go"), append(args, "./...")...)
+	cmd.Stderr = os.Stderr
+	events, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		err = errors.Join(r.read(events), cmd.Wait())
+	}
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "gotest:", dir+":", err)
+	return max(1, cmd.ProcessState.ExitCode())
+}
+
+// event is a line of "go test -json". Other fields are ignored.
+type event struct {
+	Action  string
+	Package string
+	Test    string
+	Output  string
+}
+
+// report prints the results of packages as they arrive.
+type report struct {
+	out io.Writer
+	// outputs has what a package has printed, without the tests that are over and have
+	// not failed.
+	outputs map[string][]event
+	skipped []skip
+}
+
+// skip is a test that was skipped.
+type skip struct{ pkg, test, reason string }
+
+func newReport(out io.Writer) *report { return &report{out: out, outputs: map[string][]event{}} }
+
+// read reads the events of one run of go test. What is not an event is printed.
+func (r *report) read(events io.Reader) error {
+	d := json.NewDecoder(events)
+	for {
+		var e event
+		if err := d.Decode(&e); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			rest, _ := io.ReadAll(io.MultiReader(d.Buffered(), events)) // the first error counts
+			fmt.Fprintf(r.out, "%s\n", rest)
+			return err
+		}
+		r.receive(e)
+	}
+}
+
+func (r *report) receive(e event) {
+	switch e.Action {
+	case "build-output":
+		fmt.Fprint(r.out, e.Output)
+	case "output":
+		r.outputs[e.Package] = append(r.outputs[e.Package], e)
+	case "pass", "skip", "fail":
+		if e.Test == "" {
+			r.printPackage(e)
+			return
+		}
+		if e.Action == "fail" {
+			return
+		}
+		text := ""
+		r.outputs[e.Package] = slices.DeleteFunc(r.outputs[e.Package], func(o event) bool {
+			if o.Test == e.Test {
+				text += o.Output
+			}
+			return o.Test == e.Test
+		})
+		if e.Action == "skip" {
+			r.skipped = append(r.skipped, skip{e.Package, e.Test, reason(text)})
+		}
+	}
+}
+
+// noise matches the lines about the order of tests.
+var noise = regexp.MustCompile(`^=== (RUN|PAUSE|CONT|NAME) `)
+
+// printPackage prints the result of a package: its last line, and if it has failed all
+// that it has printed, but not what tests have that passed.
+func (r *report) printPackage(result event) {
+	outputs := r.outputs[result.Package]
+	delete(r.outputs, result.Package)
+	if result.Action != "fail" && len(outputs) > 0 {
+		outputs = outputs[len(outputs)-1:]
+	}
+	for _, o := range outputs {
+		if !noise.MatchString(o.Output) {
+			fmt.Fprint(r.out, o.Output)
+		}
+	}
+}
+
+// place matches the position of the call of Skip.
+var place = regexp.MustCompile(`^\s*\S+\.go:\d+: `)
+
+// reason returns why a test was skipped, from what it has printed.
+func reason(text string) string {
+	var out []string
+	for line := range strings.Lines(text) {
+		if noise.MatchString(line) || strings.HasPrefix(strings.TrimSpace(line), "--- SKIP") {
+			continue
+		}
+		if line = strings.TrimSpace(place.ReplaceAllString(line, "")); line != "" {
+			out = append(out, line)
+		}
+	}
+	return cmp.Or(strings.Join(out, "; "), "no reason given")
+}
+
+// printSkipped lists the skipped tests, with a line for each package and reason.
+func (r *report) printSkipped() {
+	if len(r.skipped) == 0 {
+		fmt.Fprintln(r.out, "No test was skipped.")
+		return
+	}
+	var order []skip // without tests
+	tests := map[skip][]string{}
+	for _, s := range r.skipped {
+		key := skip{pkg: s.pkg, reason: s.reason}
+		if tests[key] == nil {
+			order = append(order, key)
+		}
+		tests[key] = append(tests[key], s.test)
+	}
+	fmt.Fprintf(r.out, "Skipped tests: %d\n", len(r.skipped))
+	for _, key := range order {
+		names := tests[key]
+		if n := len(names) - 3; n > 0 {
+			names = append(names[:3:3], fmt.Sprintf("and %d more", n))
+		}
+		fmt.Fprintf(r.out, "  %s: %s (%s)\n", key.pkg, key.reason, strings.Join(names, ", "))
+	}
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestReportOfEvents(t *testing.T) {
+	const events = `{"Action":"start","Package":"m/a"}
+{"Action":"run","Package":"m/a","Test":"TestSkip"}
+{"Action":"output","Package":"m/a","Test":"TestSkip","Output":"=== RUN   TestSkip\n"}
+{"Action":"output","Package":"m/a","Test":"TestSkip","Output":"    a_test.go:5: no disk here\n"}
+{"Action":"output","Package":"m/a","Test":"TestSkip","Output":"--- SKIP: TestSkip (0.00s)\n"}
+{"Action":"skip","Package":"m/a","Test":"TestSkip"}
+{"Action":"output","Package":"m/a","Test":"TestOther/x","Output":"        a_test.go:9: no disk here\n"}
+{"Action":"skip","Package":"m/a","Test":"TestOther/x"}
+{"Action":"output","Package":"m/a","Test":"TestGood","Output":"    a_test.go:7: chatter\n"}
+{"Action":"pass","Package":"m/a","Test":"TestGood"}
+{"Action":"output","Package":"m/a","Output":"PASS\n"}
+{"Action":"output","Package":"m/a","Output":"ok  \tm/a\t0.1s\n"}
+{"Action":"pass","Package":"m/a"}
+{"Action":"output","Package":"m/b","Test":"TestGood","Output":"    b_test.go:7: chatter\n"}
+{"Action":"pass","Package":"m/b","Test":"TestGood"}
+{"Action":"output","Package":"m/b","Test":"TestBad","Output":"=== RUN   TestBad\n"}
+{"Action":"output","Package":"m/b","Test":"TestBad","Output":"    b_test.go:3: wrong\n"}
+{"Action":"output","Package":"m/b","Test":"TestBad","Output":"--- FAIL: TestBad (0.00s)\n"}
+{"Action":"fail","Package":"m/b","Test":"TestBad"}
+{"Action":"output","Package":"m/b","Test":"TestUnfinished","Output":"panic: out of time\n"}
+{"Action":"output","Package":"m/b","Output":"FAIL\tm/b\t0.2s\n"}
+{"Action":"fail","Package":"m/b"}
+{"Action":"build-output","ImportPath":"m/c","Output":"c.go:1: no such thing\n"}
+{"Action":"output","Package":"m/c","Output":"FAIL\tm/c [build failed]\n"}
+{"Action":"fail","Package":"m/c","FailedBuild":"m/c"}
+`
+	const want = `ok  	m/a	0.1s
+    b_test.go:3: wrong
+--- FAIL: TestBad (0.00s)
+panic: out of time
+FAIL	m/b	0.2s
+c.go:1: no such thing
+FAIL	m/c [build failed]
+Skipped tests: 2
+  m/a: no disk here (TestSkip, TestOther/x)
+`
+	var out bytes.Buffer
+	r := newReport(&out)
+	if err := r.read(strings.NewReader(events)); err != nil {
+		t.Fatal(err)
+	}
+	r.printSkipped()
+	if out.String() != want {
+		t.Errorf("the report is\n%s\nwant\n%s", &out, want)
+	}
+}
+
+func TestOutputThatIsNotAnEventIsPrinted(t *testing.T) {
+	var out bytes.Buffer
+	if err := newReport(&out).read(strings.NewReader("go: cannot do that\n")); err == nil || !strings.Contains(out.String(), "cannot do that") {
+		t.Errorf("read = %v with the output %q; want an error and the text", err, &out)
+	}
+}
+
+// The exit code is that of go test, for tests that fail and for code that does not build.
+func TestExitCodeOfModules(t *testing.T) {
+	for name, c := range map[string]struct {
+		body string
+		code int
+		want string
+	}{
+		"passes":         {`func TestX(t *testing.T) {}`, 0, "ok  \tm"},
+		"skips":          {`func TestX(t *testing.T) { t.Skip("too late") }`, 0, "too late (TestX)"},
+		"fails":          {`func TestX(t *testing.T) { t.Error("wrong") }`, 1, "wrong"},
+		"panics":         {`func TestX(t *testing.T) { panic("wrong") }`, 1, "panic: wrong"},
+		"does not build": {`func TestX(t *testing.T) { undefined() }`, 1, "undefined: undefined"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for name, text := range map[string]string{
+				"go.mod":    "module m\n",
+				"x_test.go": "package m\n\nimport \"testing\"\n\n" + c.body + "\n",
+			} {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var out bytes.Buffer
+			r := newReport(&out)
+			code := r.test(dir, []string{"-count=1"})
+			r.printSkipped()
+			if code != c.code || !strings.Contains(out.String(), c.want) {
+				t.Errorf("the exit code is %d; want %d and %q in\n%s", code, c.code, c.want, &out)
+			}
+		})
+	}
+}
