@@ -67,12 +67,12 @@ func upTo(n int) iter.Seq[int] {
 	}
 }
 
-// drawLayoutOf returns a layout of a tensor of that shape over n ranks, with its mesh;
-// nil is no layout.
-func drawLayoutOf(t *rapid.T, shape []int64, n int) (shard.Layout, shard.Mesh) {
-	mesh := drawMesh(t, n)
+// drawLayoutOf returns a layout of a tensor of that shape over the ranks of a mesh, and the
+// mesh that it uses; nil is no layout.
+func drawLayoutOf(t *rapid.T, shape []int64, mesh shard.Mesh) (shard.Layout, shard.Mesh) {
+	n := mesh.Size()
 	place := func() int { return rapid.IntRange(-1, len(shape)-1).Draw(t, "dimension") }
-	switch rapid.SampledFrom([]string{"none", "placed", "strided", "even", "uneven", "matrix", "interleaved"}).Draw(t, "layout") {
+	switch rapid.SampledFrom([]string{"none", "placed", "placed", "placed", "strided", "even", "uneven", "matrix", "interleaved"}).Draw(t, "layout") {
 	case "none":
 		return nil, mesh
 	case "even":
@@ -142,9 +142,10 @@ type gradCase struct {
 
 func drawGrads(t *rapid.T) gradCase {
 	c := gradCase{ranks: rapid.IntRange(1, 6).Draw(t, "ranks")}
+	meshes := []shard.Mesh{drawMesh(t, c.ranks), drawMesh(t, c.ranks)} // few, so that parameters share them
 	for range rapid.IntRange(1, 5).Draw(t, "parameters") {
 		shape := rapid.SliceOfN(rapid.Int64Range(0, 5), 1, 3).Draw(t, "shape")
-		layout, mesh := drawLayoutOf(t, shape, c.ranks)
+		layout, mesh := drawLayoutOf(t, shape, rapid.SampledFrom(meshes).Draw(t, "mesh"))
 		var grad []float32
 		if rapid.IntRange(0, 5).Draw(t, "gradient") > 0 {
 			n, _ := tensor.NumElements(shape)
@@ -370,6 +371,46 @@ func (c gradCase) replicas(t testingT, i, rank, without int) float32 {
 		}
 	}
 	return sum
+}
+
+// Parameters that different dimensions of one mesh cut count once each.
+func TestClipGradNormOnOneMesh(t *testing.T) {
+	mesh := shard.Mesh{Shape: []int{2, 3}}
+	c := gradCase{ranks: 6}
+	for _, at := range [][]shard.Placement{
+		{shard.Replicate(), shard.Replicate()},
+		{shard.Shard(0), shard.Replicate()},
+		{shard.Replicate(), shard.Shard(0)},
+		{shard.Shard(0), shard.Shard(1)},
+		{shard.Shard(1), shard.Shard(1)},
+	} {
+		c.shapes = append(c.shapes, []int64{4, 7})
+		c.layouts = append(c.layouts, shard.Placed{Mesh: mesh, Placements: at})
+		c.grads = append(c.grads, floats(t, counted(t, 28)))
+	}
+	for _, p := range []float64{0, 1, 2, 3.5, math.Inf(1), math.Inf(-1)} {
+		norms := make([]float64, c.ranks)
+		errs := onRanks(t.Context(), c.ranks, func(ctx context.Context, pf platform.Platform) error {
+			comms, err := Connect(ctx, pf, mesh)
+			if err != nil {
+				return err
+			}
+			params, err := c.params(pf.World().Rank())
+			if err != nil {
+				return err
+			}
+			norms[pf.World().Rank()], err = ClipGradNorm(ctx, params, comms, 1, p, nil)
+			return err
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		for r, norm := range norms {
+			if want := c.naive(p); !near(norm, want) {
+				t.Errorf("%g-norm %g on rank %d, want %g", p, norm, r, want)
+			}
+		}
+	}
 }
 
 // clip clips a gradient of n elements, of which rank r has element r. A rank whose element

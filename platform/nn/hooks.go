@@ -14,14 +14,15 @@ import (
 type PreHook func(m *Module, g *autograd.Graph, in []*autograd.Var) ([]*autograd.Var, error)
 
 // BackwardPreHook runs on the way back before the operators of a module, with the
-// gradient of its output, which it must not change. It returns another one, or nil to
-// leave it.
+// gradient of its output, which it must not change or use later. It returns another one,
+// which stays as it is, or nil to leave it.
 type BackwardPreHook func(m *Module, out *tensor.Tensor) (*tensor.Tensor, error)
 
 // BackwardHook runs on the way back after all operators of a module, when its parameters
 // have their gradients. in are the gradients of the inputs, nil for those that have none,
-// and out is that of the output. It must not change them. It returns other gradients of
-// the inputs, or nil to leave them; a nil element leaves that of one input.
+// and out is that of the output. It must not change them or use them later. It returns
+// other gradients of the inputs, which stay as they are, or nil to leave them; a nil
+// element leaves that of one input.
 type BackwardHook func(m *Module, in []*tensor.Tensor, out *tensor.Tensor) ([]*tensor.Tensor, error)
 
 // Place says where a hook goes among those of its kind.

@@ -3,7 +3,6 @@ package nn
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -265,30 +264,78 @@ func TestHooksReplaceInsideCheckpoints(t *testing.T) {
 	}
 }
 
-// What a hook has seen does not change afterwards, and what it returned stays its own.
+// The gradient of the output that a hook sees, and what a hook returned, do not change on
+// the way back.
 func TestGradientsOfHooksStay(t *testing.T) {
-	var m *Module
-	m = New(Other, func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
-		y := g.Reshape(in[0], 2)
-		return g.Reshape(g.Add(y, g.Reshape(g.Scale(in[0], 2), 2)), 1, 2)
-	})
-	mine := counted(t, 1, 2)
-	var out, in *tensor.Tensor
-	m.BeforeBackward(Last, func(*Module, *tensor.Tensor) (*tensor.Tensor, error) { return mine, nil })
-	m.AfterBackward(Last, func(_ *Module, grads []*tensor.Tensor, o *tensor.Tensor) ([]*tensor.Tensor, error) {
-		in, out = grads[0], o
-		return []*tensor.Tensor{mine}, nil
-	})
-	x := input(t, 1, 2)
-	g := autograd.New(t.Context())
-	y := g.Add(m.Call(g, x), x)
-	if err := g.Backward(g.Sum(g.Add(y, x)), nil); err != nil {
+	for _, replace := range []bool{false, true} {
+		// On the way back reshaping passes the memory of a gradient on, and the gradient of
+		// the other use of the input is added to it.
+		var other *autograd.Var
+		m := New(Other, func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
+			other = g.Scale(in[0], 2)
+			return g.Reshape(in[0], 2)
+		})
+		mine, want := counted(t, 2), []float32{3, 3}
+		if replace {
+			want = []float32{1, 2}
+			m.BeforeBackward(Last, func(*Module, *tensor.Tensor) (*tensor.Tensor, error) { return mine, nil })
+		}
+		m.AfterBackward(Last, func(_ *Module, in []*tensor.Tensor, out *tensor.Tensor) ([]*tensor.Tensor, error) {
+			if d := cmp.Diff([][]float32{want, {want[0] + 2, want[1] + 2}}, [][]float32{floats(t, out), floats(t, in[0])}); d != "" {
+				t.Errorf("replaced %v: %s", replace, d)
+			}
+			return nil, nil
+		})
+		if replace {
+			m.AfterBackward(Last, func(*Module, []*tensor.Tensor, *tensor.Tensor) ([]*tensor.Tensor, error) {
+				return []*tensor.Tensor{view(t, mine, 1, 2)}, nil
+			})
+		}
+		x := input(t, 1, 2)
+		g := autograd.New(t.Context())
+		passed := g.Reshape(x, 2)
+		y := g.Scale(m.Call(g, g.Reshape(passed, 1, 2)), 3)
+		if err := g.Backward(g.Sum(g.Add(g.Add(y, g.Reshape(other, 2)), g.Scale(passed, 5))), nil); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff([]float32{1, 2}, floats(t, mine)); d != "" {
+			t.Errorf("what the hook returned has changed: %s", d)
+		}
+		total := []float32{3 + 2 + 5, 3 + 2 + 5}
+		if replace {
+			total = []float32{1 + 5, 2 + 5}
+		}
+		if d := cmp.Diff(total, floats(t, x.Grad())); d != "" {
+			t.Errorf("replaced %v: %s", replace, d)
+		}
+	}
+}
+
+// view returns x in another shape, over the same memory.
+func view(t testingT, x *tensor.Tensor, shape ...int64) *tensor.Tensor {
+	t.Helper()
+	y, err := tensor.Of(shape, floats(t, x))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(floats(t, mine), []float32{1, 2}) || out != mine || !slices.Equal(floats(t, in), []float32{3, 6}) {
-		t.Errorf("%v, %v, %v", floats(t, mine), floats(t, out), floats(t, in))
+	return y
+}
+
+func TestGradientOfABackwardPreHookStays(t *testing.T) {
+	var other *autograd.Var
+	m := New(Other, func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
+		other = g.Scale(in[0], 2)
+		return g.Reshape(in[0], 2)
+	})
+	mine := counted(t, 2)
+	m.BeforeBackward(Last, func(*Module, *tensor.Tensor) (*tensor.Tensor, error) { return mine, nil })
+	x := input(t, 1, 2)
+	g := autograd.New(t.Context())
+	y := g.Scale(m.Call(g, x), 3)
+	if err := g.Backward(g.Sum(g.Add(y, g.Reshape(other, 2))), nil); err != nil {
+		t.Fatal(err)
 	}
-	if d := cmp.Diff([]float32{3, 4}, floats(t, x.Grad())); d != "" {
+	if d := cmp.Diff([][]float32{{1, 2}, {3, 4}}, [][]float32{floats(t, mine), floats(t, x.Grad())}); d != "" {
 		t.Error(d)
 	}
 }

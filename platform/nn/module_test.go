@@ -80,6 +80,25 @@ func TestModulesComeDepthFirst(t *testing.T) {
 	}
 }
 
+func TestSharedModuleComesOnce(t *testing.T) {
+	shared, m := NewLinear(2, 2, false, Zeros), New(Other, nil)
+	m.AddChild("a", shared)
+	m.AddChild("b", shared)
+	var names []string
+	for name := range m.Modules() {
+		names = append(names, name)
+	}
+	for name := range m.Params() {
+		names = append(names, name)
+	}
+	if d := cmp.Diff([]string{"", "a", "a.weight"}, names); d != "" || m.Err() != nil {
+		t.Error(d, m.Err())
+	}
+	if m.Param("b.weight") != m.Param("a.weight") || m.Param("b.weight") == nil {
+		t.Error("the second name finds another parameter")
+	}
+}
+
 func TestParamsComeOnceByFullName(t *testing.T) {
 	m := model(Zeros)
 	if m.Err() != nil {
