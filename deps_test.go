@@ -93,7 +93,7 @@ var layers = []struct{ name, imports string }{
 	// Documentation that runs and tests against PyTorch. But for two programs they are
 	// tests only, so no imports.
 	{"examples/background", ". group/tcp saver shard tensor"},
-	{"examples/train", ". blob/file collective group/tcp shard tensor"},
+	{"examples/train", ". collective group group/tcp platform platform/autograd platform/host platform/nn saver shard tensor"},
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
@@ -108,7 +108,7 @@ var libraries = map[string]string{
 	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c saver stage",
 	"golang.org/x/term":                "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":    "storage/torchdcp",
-	"gonum.org/v1/gonum":               "platform/autograd",
+	"gonum.org/v1/gonum":               "platform/autograd examples/train",
 	"go.opentelemetry.io/otel":         "protocol",
 	"go.opentelemetry.io/otel/trace":   "protocol",
 	"github.com/spf13/cobra":           "cmd/cairn/internal/cli",

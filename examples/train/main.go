@@ -1,6 +1,12 @@
-// Command train is a whole program whose ranks are processes: they average their
-// gradients, save their state in the background and load it in another sharding. It has
-// no model: its gradients are numbers that are easy to check.
+// Command train trains a small transformer to write text, character by character. It is
+// what a training loop with cairn looks like: ranks that are processes, parameters and
+// optimizer state that are cut over them, saves in the background, and a start from the
+// newest checkpoint, whatever shape the job had that saved it.
+//
+//	go run ./examples/train                                   one process
+//	cairn run -n 4 -- train -data 2 -tensor 2 -kind sharded   four
+//	go run ./examples/train -demo                             the proof that nothing is lost
+//	go run ./examples/train -bench                            its speed
 package main
 
 import (
@@ -9,83 +15,311 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
-	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/collective"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
-	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/platform/autograd"
+	"github.com/cairn-ckpt/cairn/platform/host"
+	"github.com/cairn-ckpt/cairn/platform/nn"
+	"github.com/cairn-ckpt/cairn/saver"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
+// config is what the flags say.
+type config struct {
+	sizes
+	grid
+	Run, Text, Swap string
+	Steps, Every    int
+	Rate, Clip      float64
+	Recompute       bool
+}
+
 func main() {
-	folder := flag.String("checkpoint", "checkpoint", "a folder that all ranks see")
+	saver.Main() // first: this program is also the process that saves
+	c := config{}
+	flag.StringVar(&c.Run, "run", "run", "the `folder` of the run, which all ranks see; empty: save nothing")
+	flag.StringVar(&c.Text, "text", "", "the `file` to learn from; empty: a text of its own")
+	flag.IntVar(&c.Steps, "steps", 200, "the number of steps of the whole run")
+	flag.IntVar(&c.Every, "every", 20, "the number of steps from save to save")
+	flag.Float64Var(&c.Rate, "rate", 3e-3, "the learning rate")
+	flag.Float64Var(&c.Clip, "clip", 1, "the largest norm of the gradient")
+	flag.IntVar(&c.Layers, "layers", 2, "the number of layers")
+	flag.IntVar(&c.Heads, "heads", 4, "the number of heads of a layer")
+	flag.IntVar(&c.Width, "width", 64, "the width of a layer")
+	flag.IntVar(&c.Time, "time", 32, "the length of a sequence")
+	flag.IntVar(&c.Batch, "batch", 12, "the number of sequences of a step, over all ranks")
+	flag.IntVar(&c.Data, "data", 0, "the number of data-parallel ranks; 0: all that are not tensor parallel")
+	flag.IntVar(&c.Tensor, "tensor", 1, "the number of tensor-parallel ranks")
+	flag.StringVar(&c.Kind, "kind", sharded, "how data-parallel ranks hold parameters: replicated, sharded or flat")
+	flag.BoolVar(&c.Recompute, "recompute", false, "compute the layers again on the way back instead of keeping what they need")
+	flag.StringVar(&c.Swap, "swap", "", "a `folder` for a file that keeps what layers need on the way back")
+	demo := flag.Bool("demo", false, "lose ranks, go on with fewer, and compare the losses with those of an undisturbed run")
+	bench := flag.Bool("bench", false, "compare the speed of training with that of its matrix products alone")
 	flag.Parse()
-	if err := run(context.Background(), *folder); err != nil {
+	err := errors.New("-demo and -bench exclude each other")
+	switch ctx := context.Background(); {
+	case *demo && *bench:
+	case *demo:
+		err = runDemo(ctx, 60, "train.svg")
+	case *bench:
+		err = runBench(ctx)
+	default:
+		err = train(ctx, c)
+	}
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-// run is the work of every rank.
-func run(ctx context.Context, folder string) error {
-	meeting, cancel := context.WithTimeout(ctx, 5*time.Minute) // for the slowest rank to join
-	defer cancel()
-	g, err := tcp.Join(meeting, tcp.Config{Job: "train"})
+// train is the work of every rank.
+func train(ctx context.Context, c config) (err error) {
+	world, err := join(ctx)
 	if err != nil {
 		return err
 	}
-	defer g.Close()
-
-	shape := []int64{4, 4}
-	w, wErr := shard.Zeros[float32](shard.Rows(g.Size()), shape, g.Rank())
-	grad, gradErr := tensor.Of([]int64{2}, []float32{float32(g.Rank()), 1})
-	store, storeErr := file.Open(folder, nil)
-	if err := errors.Join(wErr, gradErr, storeErr); err != nil {
-		return err
-	}
-	if err := step(ctx, g, w.Local(), grad, 1); err != nil {
-		return err
-	}
-	state := cairn.State{"w": w, "grad": grad, "step": 1}
-	save, err := cairn.SaveAsync(ctx, store, state, &cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{Group: g}})
+	defer world.Close()
+	p, err := platform.Open(platform.NameFromEnv("host"), world, host.Factory())
 	if err != nil {
 		return err
 	}
-	if err := step(ctx, g, w.Local(), grad, 2); err != nil { // while the first step is saved
+	j, err := newJob(ctx, p, c)
+	if err != nil {
 		return err
 	}
-	if _, err := save.Wait(ctx); err != nil {
+	defer func() { err = errors.Join(err, j.close(ctx)) }()
+	first, err := j.resume(ctx)
+	if err != nil {
 		return err
 	}
-
-	if w, err = shard.Zeros[float32](shard.Columns(g.Size()), shape, g.Rank()); err != nil {
-		return err
+	for step := first; step < c.Steps; step++ {
+		loss, err := j.step(ctx, step)
+		if err != nil {
+			return fmt.Errorf("step %d: %w", step, err)
+		}
+		if world.Rank() == 0 {
+			fmt.Printf("step %d loss %.9g\n", step, loss)
+		}
+		if (step+1)%c.Every == 0 && c.Run != "" {
+			fmt.Println("save step", step)
+			if err := j.save(ctx, step); err != nil {
+				return fmt.Errorf("save step %d: %w", step, err)
+			}
+		}
 	}
-	state["w"] = w
-	// If several ranks need the same bytes, as for grad, one of them reads them and
-	// sends them to the others.
-	if _, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: g, Share: true}); err != nil {
-		return err
-	}
-	columns, wErr := tensor.Values[float32](w.Local())
-	mean, gradErr := tensor.Values[float32](grad)
-	fmt.Println("step", state["step"], "grad", mean, "part", w.Boxes(), "is", columns)
-	return errors.Join(wErr, gradErr)
+	return nil
 }
 
-// step averages the gradients and the losses of all ranks. Step n sets the weights to n
-// times the number of the rank.
-func step(ctx context.Context, g *tcp.Group, w, grad *tensor.Tensor, n int) error {
-	comm, commErr := collective.New(g)
-	weights, wErr := tensor.Values[float32](w)
-	loss, lossErr := tensor.Of([]int64{1}, []float32{float32(g.Rank()) / 2})
-	if err := errors.Join(commErr, wErr, lossErr); err != nil {
+// closer is a group that is left at the end.
+type closer interface {
+	group.Group
+	Close() error
+}
+
+// alone is the group of a process that nobody has started as one of several.
+type alone struct{ group.Group }
+
+func (alone) Close() error { return nil }
+
+// join returns the group of all ranks.
+func join(ctx context.Context) (closer, error) {
+	if os.Getenv("WORLD_SIZE") == "" {
+		return alone{group.Solo()}, nil
+	}
+	meeting, cancel := context.WithTimeout(ctx, 5*time.Minute) // for the slowest rank to join
+	defer cancel()
+	return tcp.Join(meeting, tcp.Config{Job: "train"})
+}
+
+// job is a rank that trains.
+type job struct {
+	config
+	at     *place
+	world  group.Group
+	text   corpus
+	model  *model
+	opt    *adamw
+	stager *cairn.Stager
+	saving *cairn.Pending
+
+	stream platform.Stream // on which early reductions of gradients end
+	early  *platform.GradQueue
+}
+
+func newJob(ctx context.Context, p platform.Platform, c config) (*job, error) {
+	if c.Data == 0 {
+		c.Data = p.World().Size() / max(1, c.Tensor)
+	}
+	j := &job{config: c}
+	var err error
+	if j.at, err = arrange(ctx, p, c.grid); err != nil {
+		return nil, err
+	}
+	if c.Batch%c.Data != 0 {
+		return nil, fmt.Errorf("a batch of %d sequences cannot be shared by %d ranks", c.Batch, c.Data)
+	}
+	if j.world, err = platform.Comm(p.World()); err != nil {
+		return nil, err
+	}
+	if j.text, err = readCorpus(c.Text); err != nil {
+		return nil, err
+	}
+	// Every rank makes the same values and keeps its share of them.
+	if j.model, err = newModel(c.sizes, nn.Normal(0.02, rand.New(rand.NewPCG(1, 2)))); err != nil {
+		return nil, err
+	}
+	if err := j.at.share(j.model); err != nil {
+		return nil, err
+	}
+	if j.opt, err = newAdamW(j.model, c.Rate, 0.01); err != nil {
+		return nil, err
+	}
+	if c.Recompute {
+		for _, b := range j.model.blocks {
+			b.Wrap(nn.Checkpointed(nil))
+		}
+	}
+	if err := j.overlap(ctx, p); err != nil {
+		return nil, err
+	}
+	if c.Run != "" {
+		j.stager, err = newStager(p)
+	}
+	return j, err
+}
+
+// newStager returns the memory for background saves. If the platform can save in a process
+// of its own, a save is completed even if this process ends.
+func newStager(p platform.Platform) (*cairn.Stager, error) {
+	staging, err := platform.As[platform.Staging](p)
+	if err != nil {
+		return nil, err
+	}
+	opts := &cairn.StagerOptions{Ceiling: 1 << 30}
+	if slices.Contains(staging.Executors(), platform.Process) {
+		opts.Process = &saver.Options{}
+	}
+	return cairn.NewStager(opts)
+}
+
+// close waits for the save that is under way.
+func (j *job) close(ctx context.Context) error {
+	if j.stream != nil {
+		j.stream.Close()
+	}
+	err := j.saved(ctx)
+	if j.stager != nil {
+		err = errors.Join(err, j.stager.Close(ctx))
+	}
+	return err
+}
+
+// step trains the model with a batch and returns the mean loss of all ranks.
+func (j *job) step(ctx context.Context, step int) (float64, error) {
+	g := autograd.New(ctx)
+	loss, err := j.loss(g, step)
+	if err != nil {
+		return 0, err
+	}
+	if err := g.Backward(loss, nil); err != nil {
+		return 0, err
+	}
+	if err := j.reduce(ctx); err != nil {
+		return 0, err
+	}
+	if _, err := nn.ClipGradNorm(ctx, j.model.Params(), j.at.comms, j.Clip, 2, nil); err != nil {
+		return 0, err
+	}
+	mean := loss.Data().Clone()
+	if err := j.at.all.AllReduce(ctx, mean, collective.Sum); err != nil {
+		return 0, err
+	}
+	v, err := tensor.Values[float32](mean)
+	if err != nil {
+		return 0, err
+	}
+	return float64(v[0]), j.opt.update()
+}
+
+// loss returns this rank's part of the loss of a step: the parts of all ranks add up to the
+// mean over the batch, because gradients are those of the sum over all ranks.
+func (j *job) loss(g *autograd.Graph, step int) (*autograd.Var, error) {
+	count := j.Batch / j.Data
+	x, y, err := j.text.batch(step, j.Batch, j.at.rank/j.Tensor*count, count, j.Time)
+	if err != nil {
+		return nil, err
+	}
+	return g.Scale(j.model.loss(g, x, y), 1/float32(j.Data*j.Tensor)), nil
+}
+
+// state is what a checkpoint has.
+func (j *job) state(step int) cairn.State {
+	return cairn.State{"model": j.model.Module, "optim": j.opt, "step": int64(step)}
+}
+
+// save begins to save the state. When it returns, training may go on.
+func (j *job) save(ctx context.Context, step int) error {
+	// Wait for the save before this one, if the disk is that slow. A save that has failed
+	// does not end the training: the next one may succeed.
+	if err := j.saved(ctx); err != nil {
+		log.Print(err)
+	}
+	store, err := cairn.OpenStore(filepath.Join(j.Run, fmt.Sprintf("step-%06d", step)))
+	if err != nil {
 		return err
 	}
-	work := comm.AllReduceAsync(ctx, grad, collective.Avg)
-	for i := range weights { // while the gradients are averaged
-		weights[i] = float32(g.Rank() * n)
+	at := int64(step)
+	j.saving, err = cairn.SaveAsync(ctx, store, j.state(step), &cairn.AsyncOptions{
+		SaveOptions: cairn.SaveOptions{Group: j.world, Step: &at},
+		Stager:      j.stager,
+	})
+	return err
+}
+
+// saved waits for the save that is under way, if there is one.
+func (j *job) saved(ctx context.Context) error {
+	if j.saving == nil {
+		return nil
 	}
-	return errors.Join(comm.AllReduce(ctx, loss, collective.Avg), work.Wait(ctx))
+	_, err := j.saving.Wait(ctx)
+	j.saving = nil
+	return err
+}
+
+// resume loads the newest complete checkpoint of the run, which a job of any shape may have
+// saved. It returns the step to go on with.
+func (j *job) resume(ctx context.Context) (int, error) {
+	if j.Run == "" {
+		return 0, nil
+	}
+	// If the job was killed, its savers may still be writing.
+	patience, cancel := context.WithTimeout(ctx, 40*time.Minute)
+	defer cancel()
+	found, err := cairn.Latest(patience, j.Run, &cairn.LatestOptions{Group: j.world, Wait: true})
+	if errors.Is(err, cairn.ErrNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	store, err := cairn.OpenStore(found.Path)
+	if err != nil {
+		return 0, err
+	}
+	state := j.state(0)
+	if _, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: j.world}); err != nil {
+		return 0, err
+	}
+	if j.world.Rank() == 0 {
+		fmt.Println("resume", found.Path)
+	}
+	return int(state["step"].(int64)) + 1, nil
 }

@@ -1,75 +1,227 @@
-package main_test
+package main
 
 import (
-	"bytes"
 	"context"
-	"fmt"
-	"os/exec"
+	"math"
+	"os"
 	"path/filepath"
-	"slices"
-	"strings"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 
-	"github.com/cairn-ckpt/cairn"
-	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/platform/autograd"
+	"github.com/cairn-ckpt/cairn/platform/host"
+	"github.com/cairn-ckpt/cairn/saver"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// The program is built, and "cairn run" starts its ranks.
-func TestRanksAreProcesses(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	dir := t.TempDir()
-	build := func(pkg string) string {
-		program := filepath.Join(dir, filepath.Base(pkg)+".exe") // a name for every system
-		if out, err := exec.CommandContext(ctx, "go", "build", "-o", program, pkg).CombinedOutput(); err != nil {
-			t.Fatalf("go build: %v\n%s", err, out)
-		}
-		return program
+// The demo and background saves start this program again: as a rank, or as a saver.
+func TestMain(m *testing.M) {
+	saver.Main()
+	if os.Getenv("WORLD_SIZE") != "" {
+		main()
+		return
 	}
-	folder := filepath.Join(dir, "checkpoint")
-	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, build("github.com/cairn-ckpt/cairn/cmd/cairn"), "run", "-n", "4", "--",
-		build("github.com/cairn-ckpt/cairn/examples/train"), "-checkpoint", folder)
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil || stderr.Len() > 0 {
-		t.Fatalf("%v\n%s", err, stderr.String())
-	}
-	got := strings.Split(strings.TrimSpace(stdout.String()), "\n")
-	slices.Sort(got)
-	var want []string
-	for r := range 4 {
-		want = append(want, fmt.Sprintf("[%d] step 1 grad [1.5 1] part [[0 %d]+[4 1]] is [0 1 2 3]", r, r))
-	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("-want +printed\n%s", d)
-	}
-	checkSaved(t, folder)
+	goleak.VerifyTestMain(m)
 }
 
-// checkSaved checks what the ranks have saved, in one process.
-func checkSaved(t *testing.T, folder string) {
+func small(g grid, run string) config {
+	return config{
+		sizes: sizes{Layers: 2, Heads: 4, Width: 16, Time: 8, Batch: 12},
+		grid:  g, Run: run, Every: 3, Rate: 3e-3, Clip: 1,
+	}
+}
+
+// onRanks runs f on each of n goroutine ranks.
+func onRanks(t *testing.T, n int, f func(ctx context.Context, p platform.Platform) error) {
 	t.Helper()
-	store, err := file.Open(folder, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	for r, g := range inproc.New(n) {
+		wg.Go(func() {
+			if err := f(ctx, host.New(g)); err != nil {
+				t.Errorf("rank %d: %v", r, err)
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// gradients returns the gradients of a step by name, of the whole parameters, before they
+// are used.
+func gradients(ctx context.Context, t *testing.T) map[string]*tensor.Tensor {
+	t.Helper()
+	j, err := newJob(ctx, host.New(group.Solo()), small(grid{1, 1, replicated}, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := tensor.New(tensor.Float32, []int64{4, 4})
+	backward(ctx, t, j)
+	out := map[string]*tensor.Tensor{}
+	for name, p := range j.model.Params() {
+		out[name] = p.Var().Grad()
+	}
+	return out
+}
+
+// backward computes the gradients of step 0.
+func backward(ctx context.Context, t *testing.T, j *job) {
+	t.Helper()
+	g := autograd.New(ctx)
+	loss, err := j.loss(g, 0)
 	if err != nil {
+		t.Error(err)
+		return
+	}
+	if err := g.Backward(loss, nil); err != nil {
+		t.Error(err)
+		return
+	}
+	if err := j.reduce(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestGradientsEqualThoseOfOneProcess(t *testing.T) {
+	want := gradients(t.Context(), t)
+	for _, c := range []struct {
+		grid
+		recompute bool
+	}{
+		{grid{2, 1, replicated}, false}, {grid{3, 1, replicated}, true},
+		{grid{2, 1, sharded}, false}, {grid{3, 1, sharded}, true},
+		{grid{2, 1, flat}, true}, {grid{3, 1, flat}, false},
+		{grid{1, 2, replicated}, false}, {grid{1, 4, sharded}, true},
+		{grid{2, 2, replicated}, false}, {grid{2, 2, sharded}, true}, {grid{3, 2, sharded}, false},
+	} {
+		t.Run(c.String(), func(t *testing.T) {
+			onRanks(t, c.Data*c.Tensor, func(ctx context.Context, p platform.Platform) error {
+				cfg := small(c.grid, "")
+				cfg.Recompute = c.recompute
+				j, err := newJob(ctx, p, cfg)
+				if err != nil {
+					return err
+				}
+				defer j.close(ctx)
+				backward(ctx, t, j)
+				for _, s := range j.opt.slots {
+					s.mean.Local() // has the layout of the parameter
+					if err := tensor.Copy(s.mean.Local(), s.param.Var().Grad()); err != nil {
+						return err
+					}
+					for i, box := range s.mean.Boxes() {
+						got, err := s.mean.Part(i)
+						if err != nil {
+							return err
+						}
+						part, err := want[s.name].Narrow(box)
+						if err != nil {
+							return err
+						}
+						near(t, s.name, got.Clone(), part.Clone(), want[s.name])
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// near checks that got equals want within 1e-5 of the largest element of whole.
+func near(t *testing.T, name string, got, want, whole *tensor.Tensor) {
+	t.Helper()
+	var v [3][]float32
+	for i, x := range []*tensor.Tensor{got, want, whole} {
+		var err error
+		if v[i], err = tensor.Values[float32](x); err != nil {
+			t.Error(err)
+			return
+		}
+	}
+	top := 0.0
+	for _, x := range v[2] {
+		top = max(top, math.Abs(float64(x)))
+	}
+	for i := range v[0] {
+		if d := math.Abs(float64(v[0][i] - v[1][i])); d > 1e-5*top || math.IsNaN(d) {
+			t.Errorf("%s: gradient %g, one process has %g", name, v[0][i], v[1][i])
+			return
+		}
+	}
+}
+
+// steps trains on goroutine ranks and returns the losses of rank 0 by step. The job begins
+// with the newest checkpoint.
+func steps(t *testing.T, g grid, run string, until int) map[int]float64 {
+	t.Helper()
+	losses := map[int]float64{}
+	onRanks(t, g.Data*g.Tensor, func(ctx context.Context, p platform.Platform) error {
+		j, err := newJob(ctx, p, small(g, run))
+		if err != nil {
+			return err
+		}
+		defer j.close(ctx)
+		first, err := j.resume(ctx)
+		if err != nil {
+			return err
+		}
+		for step := first; step < until; step++ {
+			loss, err := j.step(ctx, step)
+			if err != nil {
+				return err
+			}
+			if p.World().Rank() == 0 {
+				losses[step] = loss
+			}
+			if (step+1)%j.Every == 0 {
+				if err := j.save(ctx, step); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	return losses
+}
+
+// A job that begins with a checkpoint of its own shape goes on to the last bit as if it had
+// never stopped.
+func TestResumeInTheSameShapeIsExact(t *testing.T) {
+	for _, g := range []grid{{2, 2, sharded}, {3, 1, flat}, {2, 1, replicated}} {
+		t.Run(g.String(), func(t *testing.T) {
+			want := steps(t, g, filepath.Join(t.TempDir(), "run"), 8)
+			run := filepath.Join(t.TempDir(), "run")
+			steps(t, g, run, 5) // the last checkpoint is that of step 2
+			got := steps(t, g, run, 8)
+			if len(got) != 5 {
+				t.Errorf("the second job did steps %v", got)
+			}
+			for step, loss := range got {
+				if loss != want[step] {
+					t.Errorf("step %d: loss %v, want %v", step, loss, want[step])
+				}
+			}
+		})
+	}
+}
+
+// The demo kills a rank and goes on with fewer; its curves must agree within the tolerance.
+func TestDemo(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("savers are processes on Linux only")
+	}
+	plot := filepath.Join(t.TempDir(), "train.svg")
+	if err := runDemo(t.Context(), 18, plot); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cairn.Load(t.Context(), store, cairn.State{"w": w}, nil); err != nil {
-		t.Fatal(err)
-	}
-	got, err := tensor.Values[float32](w)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []float32{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("w: -want +saved\n%s", d)
+	if b, err := os.ReadFile(plot); err != nil || len(b) == 0 {
+		t.Errorf("the plot has %d bytes: %v", len(b), err)
 	}
 }
