@@ -36,6 +36,7 @@ var layers = []struct{ name, imports string }{
 	{"blob/blobtest", "blob"},
 	{"internal/work", "blob group"},
 	{"internal/crc32c", ""},
+	{"internal/extent", ""},
 
 	// Ranks.
 	{"group/grouptest", "group"},
@@ -73,8 +74,9 @@ var layers = []struct{ name, imports string }{
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
-	{"stage", "internal/work meta plan tensor"},
+	{"stage", "internal/extent internal/work meta plan tensor"},
 	{"platform/host", "collective group internal/safetensors plan platform stage tensor value"},
+	{"platform/autograd", "internal/extent platform tensor"},
 	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
 	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats storage/publish tensor value"},

@@ -1,12 +1,12 @@
 package stage
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
+
+	"github.com/cairn-ckpt/cairn/internal/extent"
 )
 
 // ErrClosed is the error of a snapshot that was closed.
@@ -32,15 +32,12 @@ type Arena struct {
 	limit int64    // the most bytes that alloc can return
 
 	mu    sync.Mutex
-	free  []extent // sorted, not adjacent
+	free  extent.Free
 	freed chan struct{}
 	used  int64
 	peak  int64
 	top   int64 // end of the memory that was in use so far
 }
-
-// extent is an interval of an arena.
-type extent struct{ off, len int64 }
 
 // NewArena returns an arena of the memory of this process. size is rounded down to
 // whole pages.
@@ -52,7 +49,7 @@ func NewShared(size int64) (*Arena, error) {
 	a, err := newArena(size, mapShared)
 	if err == nil {
 		start, _ := Window(a.Size())
-		a.limit, a.free[0].len = start, start
+		a.limit, a.free = start, extent.New(start)
 	}
 	return a, err
 }
@@ -75,7 +72,7 @@ func newArena(size int64, alloc func(size int64) ([]byte, *os.File, error)) (*Ar
 	if err != nil {
 		return nil, fmt.Errorf("an arena of %d bytes: %w", size, err)
 	}
-	return &Arena{mem: mem, file: file, limit: size, free: []extent{{0, size}}, freed: make(chan struct{})}, nil
+	return &Arena{mem: mem, file: file, limit: size, free: extent.New(size), freed: make(chan struct{})}, nil
 }
 
 // Close returns the memory to the system. Nothing may use it any more.
@@ -86,7 +83,7 @@ func (a *Arena) Close() error {
 		return nil
 	}
 	err := unmap(a.mem)
-	a.mem, a.free = nil, nil
+	a.mem, a.free = nil, extent.Free{}
 	if a.file != nil {
 		err = errors.Join(err, a.file.Close())
 	}
@@ -112,22 +109,17 @@ func (a *Arena) alloc(n int64) (off int64, ok bool, freed <-chan struct{}) {
 	n = roundUp(n)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	i := slices.IndexFunc(a.free, func(e extent) bool { return e.len >= n })
-	if i < 0 {
+	off, ok = a.free.Take(n)
+	if !ok {
 		return 0, false, a.freed
 	}
-	e := &a.free[i]
-	off = e.off
 	if off+n > a.top && a.file != nil {
 		// Without memory for the file, writing to it would end this process.
 		if err := allocate(a.file, a.top, off+n-a.top); err != nil {
+			a.free.Put(off, n)
 			return 0, false, a.freed
 		}
 		a.top = off + n
-	}
-	e.off, e.len = e.off+n, e.len-n
-	if e.len == 0 {
-		a.free = slices.Delete(a.free, i, i+1)
 	}
 	a.used += n
 	a.peak = max(a.peak, a.used)
@@ -139,16 +131,7 @@ func (a *Arena) release(off, n int64) {
 	n = roundUp(n)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(a.free, off, func(e extent, off int64) int { return cmp.Compare(e.off, off) })
-	a.free = slices.Insert(a.free, i, extent{off, n})
-	if i+1 < len(a.free) && off+n == a.free[i+1].off {
-		a.free[i].len += a.free[i+1].len
-		a.free = slices.Delete(a.free, i+1, i+2)
-	}
-	if i > 0 && a.free[i-1].off+a.free[i-1].len == off {
-		a.free[i-1].len += a.free[i].len
-		a.free = slices.Delete(a.free, i, i+1)
-	}
+	a.free.Put(off, n)
 	a.used -= n
 	close(a.freed)
 	a.freed = make(chan struct{})

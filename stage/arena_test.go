@@ -22,6 +22,7 @@ func TestArenaHandsOutFreeMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer a.Close()
+		type extent struct{ off, len int64 }
 		var held []extent
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			if len(held) > 0 && rapid.Bool().Draw(t, "free") {
