@@ -121,6 +121,7 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 		return f(&d, in...)
 	}
 	results := &replay{policy: policy}
+	var operands []edge
 	return g.Apply(Op{
 		Name: "checkpoint", In: in, Always: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
@@ -132,38 +133,28 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 			}
 			var save []*tensor.Tensor
 			for _, v := range in {
-				save = append(save, v.data)
+				save, operands = append(save, v.data), append(operands, v.edge())
 			}
-			for _, r := range results.kept {
-				g.hold(r.out)
-			}
+			results.each(g.hold)
 			return out.data, save, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
 			again, floor := *g, g.next()
 			again.replay = results.again()
+			again.keeper = nil // what is computed again is needed at once
 			leaves := make([]*Var, len(p.Saved))
 			for i, t := range p.Saved {
-				leaves[i] = &Var{data: t, needs: p.Need[i]}
+				// Gradients go to the operands one by one, as without a checkpoint, so that
+				// their sums have the same bits.
+				add := func(grad *tensor.Tensor, own bool) error { return p.engine.add(operands[i], grad, own) }
+				leaves[i] = &Var{data: t, needs: p.Need[i], add: add}
 			}
 			out := f(&again, leaves...)
-			for _, r := range results.kept {
-				g.drop(r.out)
+			results.each(g.drop)
+			if g.err != nil || !out.needs {
+				return nil, g.err // without an error, f has no leaf with a gradient
 			}
-			if g.err != nil {
-				return nil, g.err
-			}
-			grads := make([]*tensor.Tensor, len(leaves))
-			if !out.needs {
-				return grads, nil // f has no leaf with a gradient
-			}
-			if err := again.backward(out, p.Grad, floor); err != nil {
-				return nil, err
-			}
-			for i, v := range leaves {
-				grads[i] = v.grad
-			}
-			return grads, nil
+			return nil, again.backward(out, p.Grad, floor)
 		},
 	})
 }
@@ -184,6 +175,17 @@ type result struct {
 	out     *tensor.Tensor
 	save    []*tensor.Tensor
 	operand []int // of each saved tensor the number of the operand that it is, or -1
+}
+
+// each calls f for each tensor that is kept and has memory.
+func (r *replay) each(f func(t *tensor.Tensor)) {
+	for _, k := range r.kept {
+		for _, t := range append(slices.Clone(k.save), k.out) {
+			if t != nil && t.NumBytes() > 0 {
+				f(t)
+			}
+		}
+	}
 }
 
 // again returns the replay of the second run.

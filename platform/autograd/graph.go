@@ -65,6 +65,9 @@ type Var struct {
 	grad  *tensor.Tensor
 	needs bool
 	made  *node // nil for a leaf
+	// add takes the gradients of a leaf that stands for a variable of another way back.
+	// Nil: they are summed in grad.
+	add func(grad *tensor.Tensor, own bool) error
 }
 
 // Leaf returns a variable that holds t itself, not a copy. It has no gradient until
@@ -368,6 +371,8 @@ func (e *engine) add(v edge, t *tensor.Tensor, own bool) error {
 		return nil
 	case t.DType() != tensor.Float32 || !slices.Equal(t.Shape(), v.shape):
 		return fmt.Errorf("gradient %v of a variable of shape %v: %w", t, v.shape, ErrShape)
+	case v.leaf != nil && v.leaf.add != nil:
+		return v.leaf.add(t, own)
 	case v.leaf != nil:
 		v.leaf.grad = accumulate(v.leaf.grad, t, own)
 		return nil
@@ -435,12 +440,13 @@ func (e *engine) back(n *node) error {
 	for _, v := range n.in {
 		p.Need, p.Shapes = append(p.Need, v.needs()), append(p.Shapes, v.shape)
 	}
-	for _, k := range n.saved {
+	p.Saved = make([]*tensor.Tensor, len(n.saved))
+	for i, k := range slices.Backward(n.saved) { // a Keeper brings those back first that it took last
 		t, err := k.get(e.graph.ctx)
 		if err != nil {
 			return err
 		}
-		p.Saved = append(p.Saved, t)
+		p.Saved[i] = t
 	}
 	grads, err := n.back(p)
 	if err != nil {
