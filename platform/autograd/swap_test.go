@@ -224,8 +224,7 @@ func TestSwapWritesSharedMemoryOnce(t *testing.T) {
 	f.check(t, s, []int64{0, 1}, []int64{1, 0})
 }
 
-// The model of TestSwapWritesSharedMemoryOnce through operators: three products of one
-// result.
+// Three products of one result keep it once.
 func TestOperatorsShareASwappedTensor(t *testing.T) {
 	s, f := newSwap(t, nil)
 	x, w := leaf(t, []int64{64, 64}), leaf(t, []int64{64, 64})
@@ -240,6 +239,19 @@ func TestOperatorsShareASwappedTensor(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.check(t, s, []int64{0}, []int64{0})
+}
+
+// The tensors of one operator come back in the order in which reading ahead wants them.
+func TestOperandsComeBackLastFirst(t *testing.T) {
+	s, f := newSwap(t, &SwapOptions{BufferBytes: 1})
+	g := New(t.Context()).Keep(s)
+	x := leaf(t, []int64{32, 32})
+	y := g.Sum(g.Mul(g.Scale(x, 2), g.Scale(x, 3)))
+	f.check(t, s, []int64{0, 1}, nil)
+	if err := g.Backward(y, nil); err != nil {
+		t.Fatal(err)
+	}
+	f.check(t, s, []int64{0, 1}, []int64{1, 0})
 }
 
 // Memory that is used again after its tensor is gone is not taken for the old one.
