@@ -11,6 +11,7 @@ import (
 func reachable() int64 {
 	var m runtime.MemStats
 	runtime.GC()
+	runtime.GC() // what the cleanups of the first have freed
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
@@ -95,19 +96,19 @@ func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	all := measure(t, New(t.Context()), plain, none)
 	const full = segments * depth * unit
 	within(t, "kept", all.kept, full, full)
-	within(t, "heap after the way forward", all.forward, full, full+slack)
+	within(t, "heap after the way forward", all.forward, full-slack, full+slack)
 
 	again := measure(t, New(t.Context()), checkpoint(nil), none)
 	within(t, "kept with checkpoints", again.kept, segments*unit, segments*unit)
 	within(t, "most kept with checkpoints", again.peak, (segments+depth-1)*unit, (segments+depth)*unit)
-	within(t, "heap after the way forward with checkpoints", again.forward, segments*unit, segments*unit+slack)
-	within(t, "heap on the way back with checkpoints", again.back, 0, (segments+2)*unit+slack) // with gradients
+	within(t, "heap after the way forward with checkpoints", again.forward, segments*unit-slack, segments*unit+slack)
+	within(t, "heap on the way back with checkpoints", again.back, -slack, (segments+2)*unit+slack) // with gradients
 
 	// Of a segment the second result and the last are kept; that is the operand of the next.
 	some := measure(t, New(t.Context()), checkpoint(SaveOps("mul")), none)
 	const half = (1 + segments*depth/2) * unit
 	within(t, "kept with a policy", some.kept, half, half)
-	within(t, "heap after the way forward with a policy", some.forward, half, half+slack)
+	within(t, "heap after the way forward with a policy", some.forward, half-slack, half+slack)
 
 	const buffer = 2 * unit
 	s, file := newSwap(t, &SwapOptions{BufferBytes: buffer})
@@ -118,8 +119,8 @@ func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	}
 	swapped := measure(t, New(t.Context()).Keep(s), plain, settle)
 	within(t, "kept with swapping", swapped.peak, 0, 0)
-	within(t, "heap after the way forward with swapping", swapped.forward, 0, slack)
-	within(t, "heap on the way back with swapping", swapped.back, 0, buffer+2*unit+slack)
+	within(t, "heap after the way forward with swapping", swapped.forward, -slack, slack)
+	within(t, "heap on the way back with swapping", swapped.back, -slack, buffer+2*unit+slack)
 	if n := len(file.reads); n < segments*depth-2 {
 		t.Errorf("%d tensors were read", n)
 	}
@@ -127,7 +128,7 @@ func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	s, file = newSwap(t, &SwapOptions{BufferBytes: buffer})
 	both := measure(t, New(t.Context()).Keep(s), checkpoint(nil), settle)
 	within(t, "most kept with both", both.peak, 0, depth*unit)
-	within(t, "heap after the way forward with both", both.forward, 0, slack)
+	within(t, "heap after the way forward with both", both.forward, -slack, slack)
 	if n := len(file.writes); n != segments {
 		t.Errorf("%d tensors were written; want the operands of the segments, and not what is computed again", n)
 	}
@@ -177,8 +178,11 @@ func TestOperatorsHoldNothingThatIsSwapped(t *testing.T) {
 		},
 		"crossentropy": func(g *Graph, x *Var) *Var { return g.CrossEntropy(x, ids) },
 		"cat":          func(g *Graph, x *Var) *Var { return g.Narrow(g.Cat(0, x, x), 0, 0, n) },
-		"split":        func(g *Graph, x *Var) *Var { parts := g.Split(g.Scale(x, 2), n/2, n/2); return g.Mul(parts[0], parts[1]) },
-		"checkpoint":   func(g *Graph, x *Var) *Var { return g.Checkpoint(chain(t), nil, x) },
+		"split": func(g *Graph, x *Var) *Var {
+			parts := g.Split(g.Scale(x, 2), n/2, n/2)
+			return g.Mul(parts[0], parts[1])
+		},
+		"checkpoint": func(g *Graph, x *Var) *Var { return g.Checkpoint(chain(t), nil, x) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, _ := newSwap(t, nil)

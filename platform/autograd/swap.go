@@ -209,7 +209,7 @@ func (s *Swap) blockOf(t *tensor.Tensor) *block {
 	if contiguous {
 		key = memory{reflect.ValueOf(data).Pointer(), t.NumBytes()}
 		// If the first tensor is gone, its memory may be that of another one now.
-		if b := s.known[key]; b != nil && (b.state < present || b.origin.Value() != nil) {
+		if b := s.known[key]; b != nil && b.origin.Value() != nil {
 			return b
 		}
 	} else {
@@ -287,7 +287,7 @@ func (p *place) Get(ctx context.Context) (*tensor.Tensor, error) {
 	s.ahead(p.index)
 	done := b.done
 	// An operator may change the tensor, so a write that reads it must be done.
-	here := b.data != nil && b.state != queued && b.state != begun
+	here := b.data != nil && b.state != begun
 	s.mu.Unlock()
 	if !here {
 		if err := done.Wait(ctx); err != nil {
@@ -328,8 +328,8 @@ func (p *place) want() {
 		s.wanted += b.bytes
 	}
 	switch {
-	case b.state == queued && b.refs == 1:
-		b.state = absent // it is read from memory and not needed after that
+	case b.state == queued:
+		b.state = absent // it may not be needed after this
 	case b.state == present && b.data == nil && b.users == 1:
 		s.stream.Go(func(context.Context) error { return s.read(b) })
 		b.done = s.stream.Record()

@@ -241,6 +241,46 @@ func TestOperatorsShareASwappedTensor(t *testing.T) {
 	f.check(t, s, []int64{0}, []int64{0})
 }
 
+// A tensor that an early operator keeps too leaves the memory between the two.
+func TestSwapFreesSharedMemoryBetweenUses(t *testing.T) {
+	s, f := newSwap(t, &SwapOptions{BufferBytes: 1})
+	x := page(1)
+	early, other, late := mustKeep(t, s, x), mustKeep(t, s, page(2)), mustKeep(t, s, x)
+	f.check(t, s, []int64{0, 1}, nil)
+	runtime.KeepAlive(x)
+	for i, k := range []Kept{late, other, early} {
+		mustGet(t, k, []float32{1, 2, 1}[i])
+		k.Release()
+		if k.(*swapped).block.data != nil {
+			t.Errorf("tensor %d is in memory after its release", i)
+		}
+	}
+	f.check(t, s, []int64{0, 1}, []int64{0, 1, 0})
+}
+
+// An operator may change what it gets, so it gets nothing that is being written.
+func TestSwapWaitsForAWriteThatHasBegun(t *testing.T) {
+	s, f := newSwap(t, nil)
+	begun, gate := make(chan struct{}), make(chan struct{})
+	f.onWrite = func() error {
+		close(begun)
+		return await(gate)
+	}
+	k := mustKeep(t, s, page(1))
+	if err := await(begun); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := k.Get(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("Get during the write = %v; want it to wait", err)
+	}
+	close(gate)
+	mustGet(t, k, 1)
+	k.Release()
+	f.check(t, s, []int64{0}, nil)
+}
+
 // The tensors of one operator come back in the order in which reading ahead wants them.
 func TestOperandsComeBackLastFirst(t *testing.T) {
 	s, f := newSwap(t, &SwapOptions{BufferBytes: 1})
@@ -347,13 +387,12 @@ func TestSwapGivesUpWritesThatAreNotNeeded(t *testing.T) {
 	f.onWrite = func() error { return await(gate) }
 	first, second, third := mustKeep(t, s, page(1)), mustKeep(t, s, page(2)), mustKeep(t, s, page(3))
 	mustGet(t, third, 3) // also wants the other two
-	third.Release()
 	mustGet(t, second, 2)
-	second.Release()
 	close(gate)
-	mustGet(t, first, 1) // after its write
-	first.Release()
-	s.stream.Synchronize(t.Context())
+	mustGet(t, first, 1) // after its write, if that has begun
+	if err := s.stream.Synchronize(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if n := len(f.writes); n > 1 || len(f.reads) != 0 {
 		t.Errorf("%d tensors were written and %d read", n, len(f.reads))
 	}
@@ -477,11 +516,18 @@ func TestSwapErrorsAreTheGraphs(t *testing.T) {
 		gate := make(chan struct{})
 		f.onWrite = func() error { return errors.Join(await(gate), full()) }
 		g, y := build(s)
+		k := mustKeep(t, s, page(1))
 		if g.Err() != nil {
 			t.Fatal(g.Err())
 		}
 		close(gate)
 		<-s.stream.Record().Done()
+		if _, err := k.Get(t.Context()); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("Get after a write that failed = %v", err)
+		}
+		if _, err := s.Keep(t.Context(), Saved{Tensor: page(2)}); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("Keep after a write that failed = %v", err)
+		}
 		if err := g.Backward(y, nil); !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("Backward = %v; want the error of the file", err)
 		}
