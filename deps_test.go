@@ -76,7 +76,6 @@ var layers = []struct{ name, imports string }{
 	// The protocol and the front door.
 	{"stage", "internal/extent internal/work meta plan tensor"},
 	{"platform/host", "collective group internal/safetensors plan platform stage tensor value"},
-	{"platform/autograd", "internal/extent platform tensor"},
 	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
 	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats storage/publish tensor value"},
@@ -84,7 +83,7 @@ var layers = []struct{ name, imports string }{
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
-	{"platform/autograd", "collective group platform tensor"},
+	{"platform/autograd", "collective group internal/extent platform tensor"},
 	{"platform/nn", "collective platform platform/autograd shard tensor"},
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},

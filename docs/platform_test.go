@@ -40,8 +40,8 @@ func TestPlatformPageHasEveryMethod(t *testing.T) {
 	for _, m := range platformRows(t) {
 		got = append(got, m[1])
 		named := identifier.MatchString(m[2])
-		if open := m[2] == "planned: training" || m[2] == "not applicable" && m[4] != ""; named == open {
-			t.Errorf("%s: %q is neither a name, nor planned, nor said why not", m[1], m[2])
+		if open := m[2] == "not applicable" && m[4] != ""; named == open {
+			t.Errorf("%s: %q is neither a name nor said why not", m[1], m[2])
 		}
 		if testLinks.MatchString(m[3]) != named {
 			t.Errorf("%s: tested by %q; want links to tests for what has a name, and for nothing else", m[1], m[3])
@@ -65,8 +65,7 @@ func checkCounts(t *testing.T) {
 			count[m[2]]++
 		}
 	}
-	want := fmt.Sprintf("%d are here under names of their own, %d are planned and come with training, and one does not apply",
-		count["named"], count["planned: training"])
+	want := fmt.Sprintf("%d are here under names of their own, and one does not apply", count["named"])
 	text := strings.Join(strings.Fields(prose(t, "platform.md")), " ")
 	if !strings.Contains(text, want) || count["not applicable"] != 1 {
 		t.Errorf("platform.md does not say %q of %v", want, count)

@@ -13,14 +13,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/platform/host"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // newSwap returns a swap over a file that notes and delays what is done to it.
 func newSwap(t *testing.T, opts *SwapOptions) (*Swap, *slowFile) {
