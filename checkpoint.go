@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
@@ -47,8 +48,10 @@ func OpenPath(ctx context.Context, path string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := os.Stat(path); err != nil {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil, wrap("open", store, fmt.Errorf("%w: %w", ErrNotFound, err))
+	} else if err != nil {
+		return nil, wrap("open", store, err) // there may be a checkpoint
 	}
 	return Open(ctx, store)
 }

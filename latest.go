@@ -3,6 +3,7 @@ package cairn
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob/file"
@@ -70,7 +72,7 @@ func Latest(ctx context.Context, run string, opts *LatestOptions) (*Found, error
 		o.Group = group.Solo()
 	}
 	var waitErr error
-	f, err := group.Broadcast(ctx, o.Group, "latest", 0, group.JSON[*Found](), func(ctx context.Context) (*Found, error) {
+	f, err := group.Broadcast(ctx, o.Group, "latest", 0, group.Func[*Found]{EncodeFunc: encodeFound, DecodeFunc: decodeFound}, func(ctx context.Context) (*Found, error) {
 		if o.Wait {
 			if waitErr = waitIdle(ctx, run); waitErr != nil {
 				return nil, waitErr
@@ -87,6 +89,36 @@ func Latest(ctx context.Context, run string, opts *LatestOptions) (*Found, error
 	return f, nil
 }
 
+// sentFound is what rank 0 sends. JSON replaces bytes that are not UTF-8, which paths may
+// have, so the paths are sent as bytes too: Path and those of Skipped.
+type sentFound struct {
+	Found *Found
+	Paths [][]byte
+}
+
+func encodeFound(f *Found) ([]byte, error) {
+	v := sentFound{f, [][]byte{[]byte(f.Path)}}
+	for _, s := range f.Skipped {
+		v.Paths = append(v.Paths, []byte(s.Path))
+	}
+	return json.Marshal(v)
+}
+
+func decodeFound(b []byte) (*Found, error) {
+	var v sentFound
+	if err := json.Unmarshal(b, &v); err != nil {
+		return nil, err
+	}
+	if v.Found == nil || len(v.Paths) != 1+len(v.Found.Skipped) {
+		return nil, errors.New("rank 0 has sent a malformed result")
+	}
+	v.Found.Path = string(v.Paths[0])
+	for i := range v.Found.Skipped {
+		v.Found.Skipped[i].Path = string(v.Paths[1+i])
+	}
+	return v.Found, nil
+}
+
 // runFolders returns a folder and those directly below it. A folder that does not exist
 // has none.
 func runFolders(run string) ([]string, error) {
@@ -100,16 +132,34 @@ func runFolders(run string) ([]string, error) {
 	out := []string{run}
 	for _, e := range entries {
 		// A name that begins with a dot is that of a file of cairn or of a conversion.
-		if path := filepath.Join(run, e.Name()); !strings.HasPrefix(e.Name(), ".") && isFolder(path) {
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		path := filepath.Join(run, e.Name())
+		folder, err := isFolder(path, e)
+		if err != nil {
+			return nil, err
+		}
+		if folder {
 			out = append(out, path)
 		}
 	}
 	return out, nil
 }
 
-func isFolder(path string) bool {
+// isFolder reports whether an entry is a folder or a link to one.
+func isFolder(path string, e fs.DirEntry) (bool, error) {
+	if e.Type()&fs.ModeSymlink == 0 {
+		return e.IsDir(), nil
+	}
 	fi, err := os.Stat(path)
-	return err == nil && fi.IsDir()
+	switch {
+	case err == nil:
+		return fi.IsDir(), nil
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP):
+		return false, nil // a link to nothing
+	}
+	return false, err
 }
 
 // waitIdle waits until no save is under way in the folders of a run.
@@ -192,23 +242,36 @@ func noneOf(problems []error, folders int) error {
 	return fmt.Errorf("%w: %d folders", ErrNotFound, folders)
 }
 
-// found describes the checkpoint in a folder.
+// found describes the checkpoint in a folder. Files of a checkpoint may be missing because
+// a save has replaced it since it was opened. So found looks again, until the same save has
+// missing files twice.
 func found(ctx context.Context, dir string) (*Found, error) {
+	var last *Found
+	for {
+		f, missing, err := look(ctx, dir)
+		if err != nil || len(missing) == 0 {
+			return f, err
+		}
+		if last != nil && last.SaveID == f.SaveID && last.Time.Equal(f.Time) {
+			return nil, fmt.Errorf("%s: %w: %d files are missing, such as %s", dir, ErrCorrupt, len(missing), missing[0])
+		}
+		last = f
+	}
+}
+
+// look opens the checkpoint in a folder and returns its missing files.
+func look(ctx context.Context, dir string) (*Found, []string, error) {
 	c, err := OpenPath(ctx, dir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer c.Close()
 	missing, err := c.MissingFiles(ctx)
 	if err != nil {
-		return nil, err
-	}
-	if len(missing) > 0 {
-		return nil, fmt.Errorf("%s: %w: %d files are missing, such as %s", dir, ErrCorrupt, len(missing), missing[0])
+		return nil, nil, err
 	}
 	info := c.Info()
-	f := &Found{Path: dir, Step: info.Step, SaveID: info.SaveID, Time: info.Time}
-	return f, nil
+	return &Found{Path: dir, Step: info.Step, SaveID: info.SaveID, Time: info.Time}, missing, nil
 }
 
 // numberOf returns the number at the end of a folder's name, or nil.

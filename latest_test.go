@@ -293,3 +293,94 @@ func TestOpenAfterASaveHasDied(t *testing.T) {
 		t.Errorf("Latest = %v; want %v, at once", err, cairn.ErrNotFound)
 	}
 }
+
+func TestLatestWhileACheckpointIsReplaced(t *testing.T) {
+	run := t.TempDir()
+	dir := saveStep(t, filepath.Join(run, "last"), 0, native.Format{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for step := range int64(100) {
+			x, err := tensor.Of([]int64{1}, []int64{step})
+			if err == nil {
+				_, err = cairn.Save(t.Context(), openStore(t, dir), cairn.State{"x": x}, &cairn.SaveOptions{Step: &step})
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	for over := false; !over; {
+		select {
+		case <-done:
+			over = true
+		default:
+		}
+		f, err := cairn.Latest(t.Context(), run, nil)
+		if err != nil || f.Path != dir || len(f.Skipped) > 0 {
+			t.Fatalf("%+v, %v", f, err)
+		}
+	}
+	<-done
+}
+
+func TestLatestWithNamesThatAreNotUTF8(t *testing.T) {
+	run := t.TempDir()
+	want, part := filepath.Join(run, "step-\xff\xfe-7"), filepath.Join(run, "step-\xff-9")
+	for _, dir := range []string{want, part} {
+		if err := os.Mkdir(dir, 0o777); err != nil {
+			t.Skipf("no such names here: %v", err)
+		}
+	}
+	saveStep(t, want, 7, native.Format{})
+	removeFiles(t, saveStep(t, part, 9, native.Format{}), "*.safetensors")
+	err := inproc.Run(t.Context(), 2, func(ctx context.Context, g group.Group) error {
+		f, err := cairn.Latest(ctx, run, &cairn.LatestOptions{Group: g})
+		if err != nil {
+			return err
+		}
+		if f.Path != want || len(f.Skipped) != 1 || f.Skipped[0].Path != part {
+			t.Errorf("rank %d: %+v", g.Rank(), f)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLatestFollowsLinks(t *testing.T) {
+	run, elsewhere := t.TempDir(), t.TempDir()
+	saveStep(t, filepath.Join(run, "step-1"), 1, native.Format{})
+	saveStep(t, elsewhere, 2, native.Format{})
+	if err := os.WriteFile(filepath.Join(elsewhere, "file"), nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	link := func(target, name string) {
+		t.Helper()
+		if err := os.Symlink(target, filepath.Join(run, name)); err != nil {
+			t.Skipf("no links here: %v", err)
+		}
+	}
+	link(elsewhere, "linked")
+	link(filepath.Join(elsewhere, "file"), "file")
+	link(filepath.Join(elsewhere, "file", "below"), "below-a-file")
+	link(filepath.Join(elsewhere, "none"), "nothing")
+	link("loop", "loop")
+	f, err := cairn.Latest(t.Context(), run, nil)
+	if err != nil || f.Path != filepath.Join(run, "linked") || len(f.Skipped) > 0 {
+		t.Fatalf("%+v, %v", f, err)
+	}
+	link(strings.Repeat("x", 300), "unknown") // what is there cannot be read
+	if f, err := cairn.Latest(t.Context(), run, nil); err == nil || errors.Is(err, cairn.ErrNotFound) {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+func TestOpenPathThatCannotBeRead(t *testing.T) {
+	_, err := cairn.OpenPath(t.Context(), filepath.Join(t.TempDir(), strings.Repeat("x", 300)))
+	if err == nil || errors.Is(err, cairn.ErrNotFound) {
+		t.Errorf("there may be a checkpoint, but the error is %v", err)
+	}
+}

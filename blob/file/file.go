@@ -185,9 +185,13 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 		if err == nil && (dir == "" || !s.linked(path.Clean(dir))) {
 			err = s.walk(ctx, dir, prefix, yield)
 		}
-		if err != nil && err != errStop {
-			yield(blob.Info{}, s.fail("list", prefix, err))
+		if err == nil || err == errStop {
+			return
 		}
+		if _, named := err.(*blob.Error); !named { // walk has named a folder
+			err = s.fail("list", prefix, err)
+		}
+		yield(blob.Info{}, err)
 	}
 }
 
@@ -202,7 +206,7 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(blob.In
 		return nil
 	}
 	if err != nil {
-		return err
+		return s.fail("list", dir, err)
 	}
 	for _, key := range keys(entries) {
 		name := dir + key

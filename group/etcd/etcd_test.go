@@ -27,7 +27,7 @@ func newJob(t *testing.T) string { return t.Name() + " " + rand.Text()[:8] }
 
 // at returns a rendezvous of a job.
 func at(job string, size int) *etcd.Rendezvous {
-	return &etcd.Rendezvous{Endpoints: []string{cluster}, Job: job, Size: size, Getenv: noEnv}
+	return &etcd.Rendezvous{Endpoints: []string{cluster()}, Job: job, Size: size, Getenv: noEnv}
 }
 
 func config(r tcp.Rendezvous) tcp.Config {

@@ -13,7 +13,7 @@ import (
 // the address is a flag or comes from the environment, as in
 // "etcd://10.0.0.7:2379,10.0.0.8:2379/llama-70b?size=64", and CAIRN_SECRET is set.
 func Example() {
-	address := "etcd://" + cluster + "/example?size=1" // cluster is a host and port, "127.0.0.1:2379" say
+	address := "etcd://" + cluster() + "/example?size=1" // cluster() is a host and port, "127.0.0.1:2379" say
 
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -37,7 +37,7 @@ func Example() {
 func Example_hold() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	meet := &etcd.Rendezvous{Endpoints: []string{cluster}, Job: "once", Size: 1, Hold: true}
+	meet := &etcd.Rendezvous{Endpoints: []string{cluster()}, Job: "once", Size: 1, Hold: true}
 	defer meet.Release()
 	g, err := tcp.Join(ctx, tcp.Config{Meet: meet})
 	if err != nil {
@@ -48,7 +48,7 @@ func Example_hold() {
 
 	ctx, cancel = context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	_, err = tcp.Join(ctx, tcp.Config{Meet: &etcd.Rendezvous{Endpoints: []string{cluster}, Job: "once", Size: 1}})
+	_, err = tcp.Join(ctx, tcp.Config{Meet: &etcd.Rendezvous{Endpoints: []string{cluster()}, Job: "once", Size: 1}})
 	fmt.Println(err)
 	// Output:
 	// join: slot in job "once": a group of that name has met, and 1 of its processes have not left (generation 1): slot is taken: context deadline exceeded

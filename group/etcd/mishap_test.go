@@ -73,7 +73,7 @@ func TestClusterWithOneMemberDown(t *testing.T) {
 	cfgs := assigned(newJob(t), 2)
 	for _, cfg := range cfgs {
 		r := cfg.Meet.(*etcd.Rendezvous)
-		r.Endpoints = []string{nowhere(t), cluster, silent(t)}
+		r.Endpoints = []string{nowhere(t), cluster(), silent(t)}
 	}
 	meet(t, cfgs...)
 }

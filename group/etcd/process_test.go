@@ -41,7 +41,7 @@ func child(address string) {
 // and returns once it has.
 func startChild(t *testing.T, job string, rank int) *tcptest.Process {
 	t.Helper()
-	p := tcptest.Start(t, fmt.Sprintf("%s=etcd://%s/%s?size=2&rank=%d&ttl=1s", childVariable, cluster, url.PathEscape(job), rank))
+	p := tcptest.Start(t, fmt.Sprintf("%s=etcd://%s/%s?size=2&rank=%d&ttl=1s", childVariable, cluster(), url.PathEscape(job), rank))
 	p.Want(t, fmt.Sprint("rank ", rank))
 	return p
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,8 +14,26 @@ import (
 	"go.uber.org/zap"
 )
 
-// cluster is where the tests' etcd listens: "host:port".
-var cluster string
+// server is the tests' etcd. It starts with the first test that needs it: its goroutines
+// read os.Stderr, which the start of all tests may replace.
+var server = sync.OnceValue(func() *embed.Etcd {
+	dir, err := os.MkdirTemp("", "cairn-etcd-")
+	if err != nil {
+		panic(err)
+	}
+	s, err := startServer(dir, nil)
+	if err != nil {
+		panic(err)
+	}
+	started = true
+	return s
+})
+
+// started says whether there is a server.
+var started bool
+
+// cluster returns where the tests' etcd listens: "host:port".
+func cluster() string { return server().Clients[0].Addr().String() }
 
 func TestMain(m *testing.M) {
 	if address := os.Getenv(childVariable); address != "" {
@@ -28,18 +47,11 @@ func TestMain(m *testing.M) {
 // left behind once it has gone.
 func withServer(m *testing.M) int {
 	before := goleak.IgnoreCurrent()
-	dir, err := os.MkdirTemp("", "cairn-etcd-")
-	if err != nil {
-		panic(err)
-	}
-	defer os.RemoveAll(dir)
-	server, err := startServer(dir, nil)
-	if err != nil {
-		panic(err)
-	}
-	cluster = server.Clients[0].Addr().String()
 	code := m.Run()
-	server.Close()
+	if started {
+		server().Close()
+		os.RemoveAll(server().Config().Dir)
+	}
 	if err := goleak.Find(before); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
@@ -77,7 +89,7 @@ func startServer(dir string, change func(*embed.Config)) (*embed.Etcd, error) {
 // client returns a client of the tests' own.
 func client(t *testing.T) *clientv3.Client {
 	t.Helper()
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{cluster}, Logger: zap.NewNop()})
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{cluster()}, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -213,7 +213,7 @@ func TestSizeMustBeKnown(t *testing.T) {
 		"a rank of letters":  {Job: "x", Size: 2, Getenv: func(string) string { return "two" }},
 		"no job":             at("", 2),
 		"no cluster":         {Job: "x", Size: 2, Getenv: noEnv},
-		"a negative lease":   {Job: "x", Size: 2, TTL: -1, Endpoints: []string{cluster}, Getenv: noEnv},
+		"a negative lease":   {Job: "x", Size: 2, TTL: -1, Endpoints: []string{cluster()}, Getenv: noEnv},
 		"a job of many byte": at(strings.Repeat("x", 257), 2),
 	} {
 		if rank, size, err := r.Slot(t.Context()); !errors.Is(err, group.ErrInvalid) {
