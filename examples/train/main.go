@@ -150,6 +150,7 @@ type job struct {
 	stager *cairn.Stager
 	saving *cairn.Pending
 
+	swap   *autograd.Swap
 	stream platform.Stream // on which early reductions of gradients end
 	early  *platform.GradQueue
 }
@@ -182,10 +183,8 @@ func newJob(ctx context.Context, p platform.Platform, c config) (*job, error) {
 	if j.opt, err = newAdamW(j.model, c.Rate, 0.01); err != nil {
 		return nil, err
 	}
-	if c.Recompute {
-		for _, b := range j.model.blocks {
-			b.Wrap(nn.Checkpointed(nil))
-		}
+	if err := j.keepLess(ctx, p); err != nil {
+		return nil, err
 	}
 	if err := j.overlap(ctx, p); err != nil {
 		return nil, err
@@ -194,6 +193,30 @@ func newJob(ctx context.Context, p platform.Platform, c config) (*job, error) {
 		j.stager, err = newStager(p)
 	}
 	return j, err
+}
+
+// keepLess makes the blocks keep less in memory for the way back: by computing again, or in
+// a file, or both.
+func (j *job) keepLess(ctx context.Context, p platform.Platform) error {
+	if j.Recompute {
+		for _, b := range j.model.blocks {
+			b.Wrap(nn.Checkpointed(nil))
+		}
+	}
+	if j.Swap == "" {
+		return nil
+	}
+	streams, err := platform.As[platform.Streams](p)
+	if err != nil {
+		return err
+	}
+	if j.swap, err = autograd.NewSwap(ctx, streams, j.Swap, nil); err != nil {
+		return err
+	}
+	for _, b := range j.model.blocks {
+		b.Wrap(nn.Swapped(j.swap))
+	}
+	return nil
 }
 
 // newStager returns the memory for background saves. If the platform can save in a process
@@ -216,6 +239,9 @@ func (j *job) close(ctx context.Context) error {
 		j.stream.Close()
 	}
 	err := j.saved(ctx)
+	if j.swap != nil {
+		err = errors.Join(err, j.swap.Close())
+	}
 	if j.stager != nil {
 		err = errors.Join(err, j.stager.Close(ctx))
 	}

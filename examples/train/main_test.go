@@ -89,6 +89,53 @@ func backward(ctx context.Context, t *testing.T, j *job) {
 	}
 }
 
+// Computing again and keeping in a file take less memory, and do not change a bit of the
+// gradients.
+func TestKeepingLessGivesTheSameGradients(t *testing.T) {
+	run := func(recompute bool, swap string) (map[string]*tensor.Tensor, int64) {
+		c := small(grid{1, 1, replicated}, "")
+		c.Width, c.Recompute, c.Swap = 64, recompute, swap
+		j, err := newJob(t.Context(), host.New(group.Solo()), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := j.close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}()
+		g := autograd.New(t.Context())
+		loss, err := j.loss(g, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Backward(loss, nil); err != nil {
+			t.Fatal(err)
+		}
+		grads := map[string]*tensor.Tensor{}
+		for name, p := range j.model.Params() {
+			grads[name] = p.Var().Grad()
+		}
+		_, peak := g.KeptBytes()
+		return grads, peak
+	}
+	want, most := run(false, "")
+	for name, c := range map[string]struct {
+		recompute bool
+		swap      string
+	}{"recomputed": {true, ""}, "swapped": {false, t.TempDir()}, "both": {true, t.TempDir()}} {
+		got, peak := run(c.recompute, c.swap)
+		if peak > most*3/4 {
+			t.Errorf("%s: kept %d bytes, %d without", name, peak, most)
+		}
+		for p, g := range got {
+			if !tensor.Equal(g, want[p]) {
+				t.Errorf("%s: the gradient of %s differs", name, p)
+			}
+		}
+	}
+}
+
 func TestGradientsEqualThoseOfOneProcess(t *testing.T) {
 	want := gradients(t.Context(), t)
 	for _, c := range []struct {

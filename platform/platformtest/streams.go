@@ -270,7 +270,7 @@ func testStreamClose(e *env) {
 		}
 		s[0].Close()
 		if !ended {
-			return errors.New("Close returned before the work that runs")
+			return errors.New("the work still runs after Close")
 		}
 		s[0].Close()
 		s[0].Go(later)
