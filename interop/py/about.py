@@ -49,6 +49,7 @@ def features():
         "huggingface": hasattr(dcp, "HuggingFaceStorageReader"),
         "quantized": importlib.util.find_spec("torch.distributed.checkpoint.quantized_hf_storage") is not None,
         "zstd": has_zstd(),
+        "fsdp-cpu": hasattr(torch.cpu.Stream, "record_event"),  # else FSDP2 shards on a CPU, but cannot train
         "rank-local": "use_collectives" in inspect.signature(dcp.save).parameters,
     }
 
