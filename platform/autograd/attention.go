@@ -118,8 +118,11 @@ func attentionOf(s []int64, heads int) attention {
 
 func (a attention) scale() float32 { return float32(1 / math.Sqrt(float64(a.size))) }
 
-// each calls f for each head of each sequence.
+// each calls f for each head of each sequence, unless heads have no elements.
 func (a attention) each(f func(i int)) {
+	if a.time == 0 || a.size == 0 {
+		return
+	}
 	parallel(a.batch*a.heads, 1, func(lo, hi int) {
 		for i := lo; i < hi; i++ {
 			f(i)

@@ -121,7 +121,10 @@ func (v *Var) SetGrad(t *tensor.Tensor) { v.grad = t }
 
 // Item returns the only element of a value.
 func (v *Var) Item() (float64, error) {
-	if v.data == nil || v.data.NumElements() != 1 {
+	switch {
+	case v.data == nil:
+		return 0, fmt.Errorf("the only element of a variable without data; see Graph.Err: %w", ErrShape)
+	case v.data.NumElements() != 1:
 		return 0, fmt.Errorf("the only element of %v: %w", v.data, ErrShape)
 	}
 	return float64(floats(v.data)[0]), nil
@@ -258,12 +261,15 @@ type Pass struct {
 	engine *engine
 }
 
-// Apply runs an operator.
+// Apply runs an operator. A placeholder as an operand makes the graph fail.
 func (g *Graph) Apply(o Op) *Var {
 	needs := o.Always
 	for _, v := range o.In {
 		if v == nil || v.data == nil {
 			return g.Fail(o.Name, fmt.Errorf("an operand has no data: %w", ErrShape))
+		}
+		if v.data.IsPlaceholder() {
+			return g.Fail(o.Name, fmt.Errorf("operand %v: %w", v.data, tensor.ErrPlaceholder))
 		}
 		needs = needs || v.needs
 	}

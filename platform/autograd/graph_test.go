@@ -289,3 +289,56 @@ func TestCheckpointRefusesResultsThatAreNotOperands(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Operands without elements have results and gradients, and do not end the process.
+func TestOperandsMayBeEmpty(t *testing.T) {
+	var none []int64
+	empty := func(shape ...int64) *Var { return leaf(t, shape) }
+	for name, f := range map[string]func(g *Graph, x *Var) *Var{
+		"product over nothing":     func(g *Graph, x *Var) *Var { return g.MatMul(x, empty(0, 4)) },
+		"linear over nothing":      func(g *Graph, x *Var) *Var { return g.Linear(x, empty(4, 0), nil) },
+		"linear to nothing":        func(g *Graph, x *Var) *Var { return g.Linear(empty(3, 2), g.Reshape(x, 0, 2), nil) },
+		"layer norm":               func(g *Graph, x *Var) *Var { return g.LayerNorm(x, empty(0), empty(0)) },
+		"softmax":                  func(g *Graph, x *Var) *Var { return g.Softmax(x) },
+		"attention of no time":     func(g *Graph, x *Var) *Var { x = g.Reshape(x, 2, 0, 4); return g.CausalAttention(x, x, x, 2) },
+		"attention of no width":    func(g *Graph, x *Var) *Var { x = g.Reshape(x, 2, 3, 0); return g.CausalAttention(x, x, x, 2) },
+		"attention of no sequence": func(g *Graph, x *Var) *Var { x = g.Reshape(x, 0, 3, 4); return g.CausalAttention(x, x, x, 2) },
+		"embedding": func(g *Graph, x *Var) *Var {
+			ids, err := tensor.Of([]int64{0}, none)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return g.Embedding(x, ids)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := empty(3, 0)
+			g := New(t.Context())
+			sum := g.Sum(f(g, x))
+			if err := g.Backward(sum, nil); err != nil {
+				t.Fatal(err)
+			}
+			if v, err := sum.Item(); v != 0 || err != nil {
+				t.Errorf("the sum is %v, %v; want 0", v, err)
+			}
+			if d := cmp.Diff([]int64{3, 0}, x.Grad().Shape()); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func TestPlaceholdersAreNotComputedWith(t *testing.T) {
+	p, err := tensor.Placeholder(tensor.Float32, []int64{2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := New(t.Context())
+	sum := g.Sum(g.Add(leaf(t, []int64{2}), Leaf(p)))
+	if !errors.Is(g.Err(), tensor.ErrPlaceholder) {
+		t.Errorf("the error of the graph is %v", g.Err())
+	}
+	if _, err := sum.Item(); !errors.Is(err, ErrShape) {
+		t.Errorf("the sum without data: %v", err)
+	}
+}

@@ -105,7 +105,8 @@ func (m mat) t() mat {
 	return m
 }
 
-// multiply computes c = alpha a b + beta c. c is not transposed.
+// multiply computes c = alpha a b + beta c. c is not transposed, and is zero if beta is 0;
+// otherwise beta is 1.
 func multiply(alpha float32, a, b mat, beta float32, c mat) {
 	ta, tb := blas.NoTrans, blas.NoTrans
 	k := a.cols
@@ -114,6 +115,9 @@ func multiply(alpha float32, a, b mat, beta float32, c mat) {
 	}
 	if b.trans {
 		tb = blas.Trans
+	}
+	if k == 0 { // gonum panics. c is zero if beta is 0.
+		return
 	}
 	gonum.Implementation{}.Sgemm(ta, tb, c.rows, c.cols, k, alpha, a.data, max(1, a.stride), b.data, max(1, b.stride), beta, c.data, max(1, c.stride))
 }

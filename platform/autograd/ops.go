@@ -220,7 +220,7 @@ func (g *Graph) Linear(x, w, b *Var) *Var {
 			sx, sw := x.Shape(), w.Shape()
 			last := len(sx) - 1
 			if last < 0 || len(sw) != 2 || sx[last] != sw[1] || b != nil && !slices.Equal(b.Shape(), sw[:1]) {
-				return nil, nil, fmt.Errorf("linear of %v by %v: %w", sx, sw, ErrShape)
+				return nil, nil, fmt.Errorf("%v by %v: %w", sx, sw, ErrShape)
 			}
 			out := empty(append(slices.Clone(sx[:last]), sw[0])...)
 			n, k := int(sw[0]), int(sw[1])
@@ -396,7 +396,7 @@ func (g *Graph) LayerNorm(x, w, b *Var) *Var {
 			sumRows(floats(db), d)
 			each(len(z), func(lo, hi int) {
 				for i := lo; i < hi; i++ {
-					z[i] *= d[i] // nobody needs z after this
+					z[i] *= d[i] // z is not needed after this
 				}
 			})
 			sumRows(floats(dw), z)

@@ -96,7 +96,7 @@ type ClipOptions struct {
 // is cut.
 func ClipGradNorm(ctx context.Context, params iter.Seq2[string, *Param], comms Comms, maxNorm, p float64, opts *ClipOptions) (float64, error) {
 	if !(maxNorm >= 0) || math.IsNaN(p) {
-		return 0, fmt.Errorf("clip gradients to a %g-norm of %g: the numbers make no sense", p, maxNorm)
+		return 0, fmt.Errorf("clip gradients to a %g-norm of %g: a norm is not negative, and p is a number", p, maxNorm)
 	}
 	n := normOf(p)
 	groups, err := n.groups(params)

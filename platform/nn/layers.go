@@ -16,7 +16,9 @@ type Init func(shape []int64) (*tensor.Tensor, error)
 // Zeros makes float32 zeros.
 func Zeros(shape []int64) (*tensor.Tensor, error) { return tensor.New(tensor.Float32, shape) }
 
-// Meta makes placeholders: a module without memory, to be cut by layouts and loaded.
+// Meta makes placeholders: a module without memory, which layouts can cut. Before a load
+// or a call, [tensor.Tensor.Materialize] of [Param.Local] gives a parameter the memory of
+// this rank's share; [Param.Load] does so too.
 func Meta(shape []int64) (*tensor.Tensor, error) { return tensor.Placeholder(tensor.Float32, shape) }
 
 // Normal makes float32 numbers of a normal distribution around zero, in the order of the
