@@ -25,6 +25,7 @@ type slot struct {
 
 const beta1, beta2, epsilon = 0.9, 0.999, 1e-8
 
+// newAdamW returns the optimizer of a model whose parameters have layouts.
 func newAdamW(m *model, rate, decay float64) (*adamw, error) {
 	step, err := tensor.New(tensor.Float32, nil)
 	if err != nil {
@@ -32,12 +33,12 @@ func newAdamW(m *model, rate, decay float64) (*adamw, error) {
 	}
 	o := &adamw{rate: rate, decay: decay, step: step}
 	for name, p := range m.Params() {
-		s := slot{name: name, param: p}
-		for _, t := range []**shard.Tensor{&s.mean, &s.square} {
-			like := p.Sharded()
-			if *t, err = shard.Empty(like.Layout(), tensor.Float32, like.GlobalShape(), like.Rank()); err != nil {
-				return nil, err
-			}
+		s, like := slot{name: name, param: p}, p.Sharded()
+		if s.mean, err = shard.Zeros[float32](like.Layout(), like.GlobalShape(), like.Rank()); err != nil {
+			return nil, err
+		}
+		if s.square, err = shard.Zeros[float32](like.Layout(), like.GlobalShape(), like.Rank()); err != nil {
+			return nil, err
 		}
 		o.slots = append(o.slots, s)
 	}
@@ -75,7 +76,8 @@ func (o *adamw) update() error {
 	return nil
 }
 
-// State returns the optimizer's state under the names that PyTorch gives it.
+// State returns the optimizer's state under the names that PyTorch gives it. With LoadState
+// it makes the optimizer a cairn.Stateful, which is saved as a part of a state.
 func (o *adamw) State() (map[string]any, error) {
 	state := map[string]any{}
 	for _, s := range o.slots {

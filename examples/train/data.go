@@ -14,7 +14,7 @@ const symbols = 128
 // corpus is the text to learn from, one token for each character.
 type corpus []int64
 
-// readCorpus reads a text, or writes one of its own if path is empty.
+// readCorpus reads a text, or generates one if path is empty.
 func readCorpus(path string) (corpus, error) {
 	text := story()
 	if path != "" {

@@ -29,11 +29,19 @@ type phase struct {
 	kill  int // the step whose save is disturbed; 0: none
 }
 
+// String returns the number of processes.
+func (p phase) String() string {
+	if p.ranks == 1 {
+		return "1 process"
+	}
+	return fmt.Sprintf("%d processes", p.ranks)
+}
+
 // every is the number of steps from save to save.
 const every = 4
 
 // runDemo trains twice: undisturbed, and with a rank that is killed while it saves and jobs
-// of other shapes that go on. Then it compares the losses. plot is a file.
+// of other shapes that go on. Then it compares the losses, and draws them into the file plot.
 func runDemo(ctx context.Context, steps int, plot string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
@@ -43,7 +51,7 @@ func runDemo(ctx context.Context, steps int, plot string) error {
 	}
 	defer os.RemoveAll(dir)
 	first := phase{ranks: 4, grid: grid{2, 2, sharded}, steps: steps}
-	fmt.Printf("an undisturbed run: %d processes as %v\n", first.ranks, first.grid)
+	fmt.Printf("an undisturbed run: %v as %v\n", first, first.grid)
 	calm := map[int]float64{}
 	if err := first.run(ctx, filepath.Join(dir, "calm"), calm); err != nil {
 		return err
@@ -55,7 +63,7 @@ func runDemo(ctx context.Context, steps int, plot string) error {
 		{ranks: 3, grid: grid{3, 1, flat}, steps: steps * 2 / 3},
 		{ranks: 1, grid: grid{1, 1, replicated}, steps: steps},
 	} {
-		fmt.Printf("the disturbed run, part %d: %d processes as %v\n", i+1, p.ranks, p.grid)
+		fmt.Printf("the disturbed run, part %d: %v as %v\n", i+1, p, p.grid)
 		part := map[int]float64{}
 		if err := p.run(ctx, filepath.Join(dir, "run"), part); err != nil {
 			return err
@@ -63,7 +71,7 @@ func runDemo(ctx context.Context, steps int, plot string) error {
 		for step, loss := range part {
 			disturbed[step] = loss // a step that was repeated counts as the last job did it
 		}
-		marks[slices.Min(slices.Collect(maps.Keys(part)))] = fmt.Sprintf("%d processes", p.ranks)
+		marks[slices.Min(slices.Collect(maps.Keys(part)))] = p.String()
 	}
 	return compare(calm, disturbed, steps, marks, plot)
 }

@@ -1,12 +1,15 @@
-// Command train trains a small transformer to write text, character by character. It is
-// what a training loop with cairn looks like: ranks that are processes, parameters and
-// optimizer state that are cut over them, saves in the background, and a start from the
-// newest checkpoint, whatever shape the job had that saved it.
+// Command train trains a small transformer to predict the next character of a text. It
+// shows a training loop with cairn: ranks that are processes, parameters and optimizer
+// state that are cut over them, saves in the background, and a start from the newest
+// checkpoint, whatever shape the job had that saved it.
 //
-//	go run ./examples/train                                   one process
-//	cairn run -n 4 -- train -data 2 -tensor 2 -kind sharded   four
-//	go run ./examples/train -demo                             the proof that nothing is lost
-//	go run ./examples/train -bench                            its speed
+//	go run ./examples/train                        one process
+//	go build -o train ./examples/train
+//	cairn run -n 4 -- ./train -data 2 -tensor 2    four
+//	go run ./examples/train -demo                  the proof that nothing is lost
+//	go run ./examples/train -bench                 its speed
+//
+// Begin to read with train, step, save and resume in this file.
 package main
 
 import (
@@ -43,31 +46,42 @@ type config struct {
 	Recompute       bool
 }
 
+func (c config) check() error {
+	if min(c.Layers, c.Heads, c.Width, c.Time, c.Batch, c.Every) < 1 {
+		return errors.New("-layers, -heads, -width, -time, -batch and -every must be positive")
+	}
+	return nil
+}
+
 func main() {
 	saver.Main() // first: this program is also the process that saves
 	c := config{}
-	flag.StringVar(&c.Run, "run", "run", "the `folder` of the run, which all ranks see; empty: save nothing")
-	flag.StringVar(&c.Text, "text", "", "the `file` to learn from; empty: a text of its own")
-	flag.IntVar(&c.Steps, "steps", 200, "the number of steps of the whole run")
-	flag.IntVar(&c.Every, "every", 20, "the number of steps from save to save")
+	flag.StringVar(&c.Run, "run", "run", "the `folder` for checkpoints, which all ranks see; empty: do not save or resume")
+	flag.StringVar(&c.Text, "text", "", "the `file` to learn from; empty: a generated text")
+	flag.IntVar(&c.Steps, "steps", 200, "the number of steps of the whole run; a job that resumes does the rest")
+	flag.IntVar(&c.Every, "every", 20, "save after every `n` steps")
 	flag.Float64Var(&c.Rate, "rate", 3e-3, "the learning rate")
 	flag.Float64Var(&c.Clip, "clip", 1, "the largest norm of the gradient")
-	flag.IntVar(&c.Layers, "layers", 2, "the number of layers")
-	flag.IntVar(&c.Heads, "heads", 4, "the number of heads of a layer")
-	flag.IntVar(&c.Width, "width", 64, "the width of a layer")
+	flag.IntVar(&c.Layers, "layers", 2, "the number of blocks")
+	flag.IntVar(&c.Heads, "heads", 4, "the number of attention heads of a block")
+	flag.IntVar(&c.Width, "width", 64, "the width of a block")
 	flag.IntVar(&c.Time, "time", 32, "the length of a sequence")
 	flag.IntVar(&c.Batch, "batch", 12, "the number of sequences of a step, over all ranks")
-	flag.IntVar(&c.Data, "data", 0, "the number of data-parallel ranks; 0: all that are not tensor parallel")
+	flag.IntVar(&c.Data, "data", 0, "the number of data-parallel ranks; 0: that of all ranks, divided by -tensor")
 	flag.IntVar(&c.Tensor, "tensor", 1, "the number of tensor-parallel ranks")
 	flag.StringVar(&c.Kind, "kind", sharded, "how data-parallel ranks hold parameters: replicated, sharded or flat")
-	flag.BoolVar(&c.Recompute, "recompute", false, "compute the layers again on the way back instead of keeping what they need")
-	flag.StringVar(&c.Swap, "swap", "", "a `folder` for a file that keeps what layers need on the way back")
+	flag.BoolVar(&c.Recompute, "recompute", false, "compute the blocks again on the way back instead of keeping what they need")
+	flag.StringVar(&c.Swap, "swap", "", "a `folder` for a file that keeps what the blocks need on the way back; empty: memory")
 	demo := flag.Bool("demo", false, "lose ranks, go on with fewer, and compare the losses with those of an undisturbed run")
 	bench := flag.Bool("bench", false, "compare the speed of training with that of its matrix products alone")
 	flag.Parse()
-	err := errors.New("-demo and -bench exclude each other")
+	err := c.check()
 	switch ctx := context.Background(); {
+	case err != nil:
+	case flag.NArg() > 0:
+		err = fmt.Errorf("%q is not a flag", flag.Arg(0))
 	case *demo && *bench:
+		err = errors.New("-demo and -bench exclude each other")
 	case *demo:
 		err = runDemo(ctx, 60, "train.svg")
 	case *bench:
@@ -86,17 +100,17 @@ func train(ctx context.Context, c config) (err error) {
 	if err != nil {
 		return err
 	}
-	defer world.Close()
 	p, err := platform.Open(platform.NameFromEnv("host"), world, host.Factory())
 	if err != nil {
 		return err
 	}
+	defer p.Close(ctx, p.World())
 	j, err := newJob(ctx, p, c)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, j.close(ctx)) }()
-	first, err := j.resume(ctx)
+	first, err := j.resume(ctx) // steps are counted from 0
 	if err != nil {
 		return err
 	}
@@ -109,7 +123,7 @@ func train(ctx context.Context, c config) (err error) {
 			fmt.Printf("step %d loss %.9g\n", step, loss)
 		}
 		if (step+1)%c.Every == 0 && c.Run != "" {
-			fmt.Println("save step", step)
+			fmt.Println("save step", step) // on all ranks: the demo waits for this line to kill one
 			if err := j.save(ctx, step); err != nil {
 				return fmt.Errorf("save step %d: %w", step, err)
 			}
@@ -118,21 +132,11 @@ func train(ctx context.Context, c config) (err error) {
 	return nil
 }
 
-// closer is a group that is left at the end.
-type closer interface {
-	group.Group
-	Close() error
-}
-
-// alone is the group of a process that nobody has started as one of several.
-type alone struct{ group.Group }
-
-func (alone) Close() error { return nil }
-
-// join returns the group of all ranks.
-func join(ctx context.Context) (closer, error) {
+// join returns the group of all ranks. Without a launcher, which sets WORLD_SIZE, this
+// process is the only rank.
+func join(ctx context.Context) (group.Group, error) {
 	if os.Getenv("WORLD_SIZE") == "" {
-		return alone{group.Solo()}, nil
+		return group.Solo(), nil
 	}
 	meeting, cancel := context.WithTimeout(ctx, 5*time.Minute) // for the slowest rank to join
 	defer cancel()
@@ -167,7 +171,7 @@ func newJob(ctx context.Context, p platform.Platform, c config) (*job, error) {
 	if c.Batch%c.Data != 0 {
 		return nil, fmt.Errorf("a batch of %d sequences cannot be shared by %d ranks", c.Batch, c.Data)
 	}
-	if j.world, err = platform.Comm(p.World()); err != nil {
+	if j.world, err = platform.Comm(p.World()); err != nil { // the group for saves and loads
 		return nil, err
 	}
 	if j.text, err = readCorpus(c.Text); err != nil {
@@ -326,7 +330,7 @@ func (j *job) resume(ctx context.Context) (int, error) {
 	if j.Run == "" {
 		return 0, nil
 	}
-	// If the job was killed, its savers may still be writing.
+	// If the job was killed, its savers may still be writing. They give up after 30 minutes.
 	patience, cancel := context.WithTimeout(ctx, 40*time.Minute)
 	defer cancel()
 	found, err := cairn.Latest(patience, j.Run, &cairn.LatestOptions{Group: j.world, Wait: true})

@@ -55,38 +55,41 @@ func onRanks(t *testing.T, n int, f func(ctx context.Context, p platform.Platfor
 	wg.Wait()
 }
 
-// gradients returns the gradients of a step by name, of the whole parameters, before they
-// are used.
-func gradients(ctx context.Context, t *testing.T) map[string]*tensor.Tensor {
+// gradients returns the gradients of step 0 of one process by name, and the most memory
+// that operators kept for them.
+func gradients(t *testing.T, c config) (map[string]*tensor.Tensor, int64) {
 	t.Helper()
-	j, err := newJob(ctx, host.New(group.Solo()), small(grid{1, 1, replicated}, ""))
+	j, err := newJob(t.Context(), host.New(group.Solo()), c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	backward(ctx, t, j)
+	defer func() {
+		if err := j.close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	g := autograd.New(t.Context())
+	if err := backward(t.Context(), j, g); err != nil {
+		t.Fatal(err)
+	}
 	out := map[string]*tensor.Tensor{}
 	for name, p := range j.model.Params() {
 		out[name] = p.Var().Grad()
 	}
-	return out
+	_, peak := g.KeptBytes()
+	return out, peak
 }
 
 // backward computes the gradients of step 0.
-func backward(ctx context.Context, t *testing.T, j *job) {
-	t.Helper()
-	g := autograd.New(ctx)
+func backward(ctx context.Context, j *job, g *autograd.Graph) error {
 	loss, err := j.loss(g, 0)
 	if err != nil {
-		t.Error(err)
-		return
+		return err
 	}
 	if err := g.Backward(loss, nil); err != nil {
-		t.Error(err)
-		return
+		return err
 	}
-	if err := j.reduce(ctx); err != nil {
-		t.Error(err)
-	}
+	return j.reduce(ctx)
 }
 
 // Computing again and keeping in a file take less memory, and do not change a bit of the
@@ -95,29 +98,7 @@ func TestKeepingLessGivesTheSameGradients(t *testing.T) {
 	run := func(recompute bool, swap string) (map[string]*tensor.Tensor, int64) {
 		c := small(grid{1, 1, replicated}, "")
 		c.Width, c.Recompute, c.Swap = 64, recompute, swap
-		j, err := newJob(t.Context(), host.New(group.Solo()), c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := j.close(t.Context()); err != nil {
-				t.Error(err)
-			}
-		}()
-		g := autograd.New(t.Context())
-		loss, err := j.loss(g, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := g.Backward(loss, nil); err != nil {
-			t.Fatal(err)
-		}
-		grads := map[string]*tensor.Tensor{}
-		for name, p := range j.model.Params() {
-			grads[name] = p.Var().Grad()
-		}
-		_, peak := g.KeptBytes()
-		return grads, peak
+		return gradients(t, c)
 	}
 	want, most := run(false, "")
 	for name, c := range map[string]struct {
@@ -137,7 +118,7 @@ func TestKeepingLessGivesTheSameGradients(t *testing.T) {
 }
 
 func TestGradientsEqualThoseOfOneProcess(t *testing.T) {
-	want := gradients(t.Context(), t)
+	want, _ := gradients(t, small(grid{1, 1, replicated}, ""))
 	for _, c := range []struct {
 		grid
 		recompute bool
@@ -157,9 +138,11 @@ func TestGradientsEqualThoseOfOneProcess(t *testing.T) {
 					return err
 				}
 				defer j.close(ctx)
-				backward(ctx, t, j)
+				if err := backward(ctx, j, autograd.New(ctx)); err != nil {
+					return err
+				}
 				for _, s := range j.opt.slots {
-					s.mean.Local() // has the layout of the parameter
+					// The optimizer's average has the layout of the gradient.
 					if err := tensor.Copy(s.mean.Local(), s.param.Var().Grad()); err != nil {
 						return err
 					}
@@ -256,6 +239,28 @@ func TestResumeInTheSameShapeIsExact(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What the flags cannot mean is an error before anything is computed.
+func TestWrongConfigurationsAreRefused(t *testing.T) {
+	for name, change := range map[string]func(c *config){
+		"no step between saves":     func(c *config) { c.Every = 0 },
+		"no heads":                  func(c *config) { c.Heads = 0 },
+		"no time":                   func(c *config) { c.Time = 0 },
+		"a negative batch":          func(c *config) { c.Batch = -12 },
+		"more ranks than there are": func(c *config) { c.Data = 2 },
+		"an unknown kind":           func(c *config) { c.Kind = "cut" },
+		"flat and tensor parallel":  func(c *config) { c.Kind, c.Tensor = flat, 2 },
+	} {
+		c := small(grid{1, 1, sharded}, "")
+		change(&c)
+		if err := c.check(); err != nil {
+			continue
+		}
+		if _, err := newJob(t.Context(), host.New(group.Solo()), c); err == nil {
+			t.Errorf("%s: no error", name)
+		}
 	}
 }
 

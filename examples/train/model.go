@@ -14,47 +14,46 @@ type sizes struct {
 	Batch                      int // sequences of a step, over all ranks
 }
 
-// model is a small transformer that predicts the next character. It knows nothing about
-// ranks: parallel.go cuts its parameters and wraps its layers.
+// model is a small transformer that predicts the next character. It is written for one
+// process: parallel.go cuts its parameters and wraps its layers.
 type model struct {
 	*nn.Module
 	sizes
 	blocks []*nn.Module
-	heads  int // of this rank
+	heads  int // that this rank computes
 }
 
-// newModel returns a model whose parameters init makes.
+// newModel returns a model whose parameters init makes. The names of its parameters, such
+// as "blocks.0.q.weight", are those of the checkpoint.
 func newModel(s sizes, init nn.Init) (*model, error) {
-	m := &model{Module: nn.New(nn.Other, nil), sizes: s, heads: s.Heads}
-	blocks := nn.New(nn.Other, nil)
+	m := &model{sizes: s, heads: s.Heads}
+	blocks := nn.New(nn.Other, nil) // is not called: the model calls each block
 	for i := range s.Layers {
 		m.blocks = append(m.blocks, m.newBlock(init))
 		blocks.AddChild(fmt.Sprint(i), m.blocks[i])
 	}
 	tokens, positions := nn.NewEmbedding(symbols, s.Width, init), nn.NewEmbedding(s.Time, s.Width, init)
 	norm, head := nn.NewLayerNorm(s.Width, init), nn.NewLinear(s.Width, symbols, false, init)
+	places, err := tensor.Arange[int64](0, int64(s.Time), 1)
+	if err != nil {
+		return nil, err
+	}
+	m.Module = nn.New(nn.Other, func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
+		x := g.Add(tokens.Call(g, in[0]), positions.Call(g, autograd.Leaf(places)))
+		for _, b := range m.blocks {
+			x = b.Call(g, x)
+		}
+		return head.Call(g, norm.Call(g, x))
+	})
 	m.AddChild("tokens", tokens)
 	m.AddChild("positions", positions)
 	m.AddChild("blocks", blocks)
 	m.AddChild("norm", norm)
 	m.AddChild("head", head)
-	places, err := tensor.Arange[int64](0, int64(s.Time), 1)
-	if err != nil {
-		return nil, err
-	}
-	m.Wrap(func(autograd.Func) autograd.Func {
-		return func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
-			x := g.Add(tokens.Call(g, in[0]), positions.Call(g, autograd.Leaf(places)))
-			for _, b := range m.blocks {
-				x = b.Call(g, x)
-			}
-			return head.Call(g, norm.Call(g, x))
-		}
-	})
 	return m, m.Err()
 }
 
-// newBlock returns a layer: attention and a perceptron, each added to what comes in.
+// newBlock returns a block: attention and a perceptron, each added to its input.
 func (m *model) newBlock(init nn.Init) *nn.Module {
 	w := m.Width
 	norm1, norm2 := nn.NewLayerNorm(w, init), nn.NewLayerNorm(w, init)

@@ -17,7 +17,7 @@ import (
 const (
 	replicated = "replicated" // every rank has all of them
 	sharded    = "sharded"    // each is cut into rows
-	flat       = "flat"       // those of a layer are joined to one long row, which is cut
+	flat       = "flat"       // those of a block are joined to one long row, which is cut
 )
 
 // grid is how the ranks are arranged. The ranks of a row see the same data, and each
@@ -45,11 +45,11 @@ func arrange(ctx context.Context, p platform.Platform, g grid) (*place, error) {
 	world := p.World()
 	switch {
 	case g.Data < 1 || g.Tensor < 1 || g.Data*g.Tensor != world.Size():
-		return nil, fmt.Errorf("%d ranks cannot be arranged as %d × %d", world.Size(), g.Data, g.Tensor)
+		return nil, fmt.Errorf("-data %d × -tensor %d is not the number of ranks, %d", g.Data, g.Tensor, world.Size())
 	case g.Kind == flat && g.Tensor > 1:
-		return nil, fmt.Errorf("flat parameters cannot be tensor parallel; use %q", sharded)
+		return nil, fmt.Errorf("flat parameters cannot be tensor parallel; use -kind %s", sharded)
 	case g.Kind != replicated && g.Kind != sharded && g.Kind != flat:
-		return nil, fmt.Errorf("%q is not a way to hold parameters; use %s, %s or %s", g.Kind, replicated, sharded, flat)
+		return nil, fmt.Errorf("-kind %q is not %s, %s or %s", g.Kind, replicated, sharded, flat)
 	}
 	at := &place{grid: g, rank: world.Rank(), mesh: shard.Mesh{Shape: []int{g.Data, g.Tensor}}}
 	line := shard.Mesh{Shape: []int{world.Size()}}
@@ -118,12 +118,13 @@ func (at *place) cut(name string, p *nn.Param) error {
 	return p.SetLayout(shard.Placed{Mesh: at.mesh, Placements: []shard.Placement{inColumn, inRow}}, at.rank)
 }
 
-// unit is a layer whose parameters are joined. Each rank holds an equal part of the whole.
+// unit is a block, or the rest of the model, whose parameters are joined. Each rank holds
+// an equal part of the whole.
 type unit struct {
-	leaf   *autograd.Var // this rank's part
-	params []*nn.Param   // views of it
-	sizes  []int64
-	parts  []*autograd.Var // the parameters while the layer runs
+	leaf   *autograd.Var   // this rank's part
+	params []*nn.Param     // their shares are views of it
+	sizes  []int64         // of the whole parameters, and of what fills up the last part
+	parts  []*autograd.Var // the whole parameters while the module runs
 }
 
 // shareFlat joins the parameters of each block, and those outside of the blocks.
@@ -148,8 +149,8 @@ func (at *place) shareFlat(m *model) error {
 	return at.join(m.Module, rest)
 }
 
-// join makes a unit of a layer.
-func (at *place) join(layer *nn.Module, params []*nn.Param) error {
+// join makes a unit of some parameters, which are gathered when the module is called.
+func (at *place) join(m *nn.Module, params []*nn.Param) error {
 	u := &unit{params: params}
 	at.units = append(at.units, u)
 	var total int64
@@ -188,8 +189,8 @@ func (at *place) join(layer *nn.Module, params []*nn.Param) error {
 		begin += u.sizes[i]
 	}
 	u.leaf = autograd.Leaf(mine)
-	u.sizes = append(u.sizes, each*n-total) // what fills up the last part
-	layer.Wrap(func(f autograd.Func) autograd.Func {
+	u.sizes = append(u.sizes, each*n-total)
+	m.Wrap(func(f autograd.Func) autograd.Func {
 		return func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
 			u.parts = g.Split(g.AllGatherConcat(at.column, u.leaf, 0, each*n), u.sizes...)
 			return f(g, in...)
@@ -230,7 +231,7 @@ func (j *job) overlap(ctx context.Context, p platform.Platform) error {
 }
 
 // reduce makes the gradients those of the sum over all ranks. Those of gathered parameters
-// are already.
+// are that already.
 func (j *job) reduce(ctx context.Context) error {
 	if err := j.at.deal(); err != nil {
 		return err

@@ -7,10 +7,9 @@ import (
 	"strings"
 )
 
-// curve is the loss of each step of a run, and its first step.
+// curve is the loss of each step of a run.
 type curve struct {
 	name, color string
-	first       int
 	loss        []float64
 }
 
@@ -19,7 +18,7 @@ func writeSVG(w io.Writer, title string, curves []curve, marks map[int]string) e
 	const width, height, left, top, right, bottom = 860, 420, 60, 40, 20, 50
 	last, low, high := 1, math.Inf(1), math.Inf(-1)
 	for _, c := range curves {
-		last = max(last, c.first+len(c.loss)-1)
+		last = max(last, len(c.loss)-1)
 		for _, v := range c.loss {
 			low, high = min(low, v), max(high, v)
 		}
@@ -44,7 +43,7 @@ func writeSVG(w io.Writer, title string, curves []curve, marks map[int]string) e
 	for i, c := range curves {
 		var points strings.Builder
 		for j, v := range c.loss {
-			fmt.Fprintf(&points, "%.1f,%.1f ", x(float64(c.first+j)), y(v))
+			fmt.Fprintf(&points, "%.1f,%.1f ", x(float64(j)), y(v))
 		}
 		fmt.Fprintf(&b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2" stroke-opacity="0.7"/>`+"\n", points.String(), c.color)
 		fmt.Fprintf(&b, `<text x="%d" y="%d" fill="%s">%s</text>`+"\n", left+10+i*190, height-10, c.color, c.name)
