@@ -2,7 +2,7 @@ package platform
 
 import "context"
 
-// GradQueue completes the reductions of gradients in the background while the way back
+// GradQueue completes the reductions of gradients in the background while the backward pass
 // goes on. At most two are under way: the one before the last is complete when Set
 // returns. It is for one goroutine.
 type GradQueue struct {

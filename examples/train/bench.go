@@ -82,7 +82,7 @@ func products(s sizes) []gemm {
 		}
 		out = append(out, g)
 	}
-	// linear is a layer: the way forward, and the gradients of its input and its weight.
+	// linear is a layer: the forward pass, and the gradients of its input and its weight.
 	linear := func(in, width, times int) {
 		rows := s.Batch * s.Time
 		add(blas.NoTrans, blas.Trans, rows, width, in, times, false)

@@ -70,8 +70,8 @@ func main() {
 	flag.IntVar(&c.Data, "data", 0, "the number of data-parallel ranks; 0: that of all ranks, divided by -tensor")
 	flag.IntVar(&c.Tensor, "tensor", 1, "the number of tensor-parallel ranks")
 	flag.StringVar(&c.Kind, "kind", sharded, "how data-parallel ranks hold parameters: replicated, sharded or flat")
-	flag.BoolVar(&c.Recompute, "recompute", false, "compute the blocks again on the way back instead of keeping what they need")
-	flag.StringVar(&c.Swap, "swap", "", "a `folder` for a file that keeps what the blocks need on the way back; empty: memory")
+	flag.BoolVar(&c.Recompute, "recompute", false, "compute the blocks again in the backward pass instead of keeping what they need")
+	flag.StringVar(&c.Swap, "swap", "", "a `folder` for a file that keeps what the blocks need in the backward pass; empty: memory")
 	demo := flag.Bool("demo", false, "lose ranks, go on with fewer, and compare the losses with those of an undisturbed run")
 	bench := flag.Bool("bench", false, "compare the speed of training with that of its matrix products alone")
 	flag.Parse()
@@ -199,8 +199,8 @@ func newJob(ctx context.Context, p platform.Platform, c config) (*job, error) {
 	return j, err
 }
 
-// keepLess makes the blocks keep less in memory for the way back: by computing again, or in
-// a file, or both.
+// keepLess makes the blocks keep less in memory for the backward pass: by computing again,
+// or in a file, or both.
 func (j *job) keepLess(ctx context.Context, p platform.Platform) error {
 	if j.Recompute {
 		for _, b := range j.model.blocks {

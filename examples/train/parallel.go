@@ -111,7 +111,7 @@ func (at *place) cut(name string, p *nn.Param) error {
 			inColumn = shard.StridedShard(0, at.Tensor) // cuts what this row of the grid has
 			rows /= int64(at.Tensor)
 		}
-		// A layer needs all rows. They are gathered when it runs; on the way back the
+		// A layer needs all rows. They are gathered when it runs; in the backward pass the
 		// gradients go to the ranks that hold the rows.
 		p.SetView(func(g *autograd.Graph) *autograd.Var { return g.AllGatherConcat(at.column, p.Var(), 0, rows) })
 	}
@@ -202,9 +202,9 @@ func (at *place) join(m *nn.Module, params []*nn.Param) error {
 // inside returns the number in [0, n] that is nearest to v.
 func inside(v, n int64) int64 { return min(max(v, 0), n) }
 
-// overlap makes replicated blocks sum their gradients as soon as their way back is done,
-// while that of the blocks before them goes on. Tensor-parallel blocks cannot do that: the
-// way back uses the same groups.
+// overlap makes replicated blocks sum their gradients as soon as their backward pass is
+// done, while that of the blocks before them goes on. Tensor-parallel blocks cannot do
+// that: the backward pass uses the same groups.
 func (j *job) overlap(ctx context.Context, p platform.Platform) error {
 	if j.Kind != replicated || j.Tensor > 1 || j.Data == 1 {
 		return nil

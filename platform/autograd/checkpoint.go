@@ -8,14 +8,14 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Keeper decides where tensors stay between the way forward and the way back.
+// Keeper decides where tensors stay between the forward pass and the backward pass.
 type Keeper interface {
-	// Keep takes a tensor that an operator needs on the way back. A nil Kept leaves the
-	// tensor where it is.
+	// Keep takes a tensor that an operator needs in the backward pass. A nil Kept leaves
+	// the tensor where it is.
 	Keep(ctx context.Context, s Saved) (Kept, error)
 }
 
-// Saved is a tensor that an operator needs on the way back.
+// Saved is a tensor that an operator needs in the backward pass.
 type Saved struct {
 	Op     string
 	Tensor *tensor.Tensor
@@ -52,7 +52,7 @@ func (g *Graph) keep(o Op, t *tensor.Tensor) (kept, error) {
 	if g.keeper != nil {
 		at, err := g.keeper.Keep(g.ctx, Saved{o.Name, t, k.leaf})
 		if err != nil {
-			return kept{}, fmt.Errorf("keep a tensor for the way back: %w", err)
+			return kept{}, fmt.Errorf("keep a tensor for the backward pass: %w", err)
 		}
 		if at != nil {
 			k.t, k.at = nil, at
@@ -73,7 +73,7 @@ func (g *Graph) release(k kept) {
 	}
 }
 
-// counts says whether the tensor is in memory only for the way back.
+// counts says whether the tensor is in memory only for the backward pass.
 func (k kept) counts() bool { return k.t != nil && !k.leaf && k.t.NumBytes() > 0 }
 
 func (s *shared) hold(t *tensor.Tensor) {
@@ -111,9 +111,9 @@ func SaveOps(names ...string) Policy {
 // operators.
 type Func func(g *Graph, in ...*Var) *Var
 
-// Checkpoint runs f and keeps only its operands. On the way back f runs again, this time
-// with what its operators need. policy, if it is not nil, names operators whose results
-// are kept too, because they cost more time than memory.
+// Checkpoint runs f and keeps only its operands. In the backward pass f runs again, this
+// time with what its operators need. policy, if it is not nil, names operators whose
+// results are kept too, because they cost more time than memory.
 func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 	if !g.record {
 		d := *g

@@ -35,7 +35,7 @@ func (s *shared) interrupt(cause error) {
 }
 
 // AllReduce returns the reduction of the x of all ranks: its sum, average, largest or
-// smallest element. On the way back the gradient of a largest or smallest element is
+// smallest element. In the backward pass the gradient of a largest or smallest element is
 // divided equally among the ranks that hold it. Other reductions have no gradient:
 // [ErrGrad].
 func (g *Graph) AllReduce(comm platform.TensorComm, x *Var, op platform.ReduceOp) *Var {
@@ -99,8 +99,8 @@ func toHolders(p *Pass, comm platform.TensorComm) (*tensor.Tensor, error) {
 
 // AllGatherConcat joins the x of all ranks along dimension dim, in the order of the ranks.
 // length is the size of the result along dim. Each rank's x is the part of it that
-// [tensor.CeilChunk] cuts for the rank, so the last ones may be smaller or empty. On the
-// way back each rank gets the sum of the gradients of its part.
+// [tensor.CeilChunk] cuts for the rank, so the last ones may be smaller or empty. In the
+// backward pass each rank gets the sum of the gradients of its part.
 //
 // If the parts follow each other in memory, as they do along dimension 0, and are of
 // equal size, no elements are copied besides those that are sent and received.
@@ -289,9 +289,9 @@ func (c cut) pairs(slots, whole *tensor.Tensor, f func(slot, part *tensor.Tensor
 	return nil
 }
 
-// AllToAll cuts the elements of x, in row-major order, into equal parts, one for each
-// rank, and returns the parts that all ranks have for this one, in the order of the ranks
-// and in the given shape. On the way back the gradients return to where the elements came
+// AllToAll cuts the elements of x, in row-major order, into equal parts, one for each rank,
+// and returns the parts that all ranks have for this one, in the order of the ranks and in
+// the given shape. In the backward pass the gradients return to where the elements came
 // from.
 func (g *Graph) AllToAll(comm platform.TensorComm, x *Var, shape ...int64) *Var {
 	n := int64(comm.Size())
@@ -317,7 +317,7 @@ func (g *Graph) AllToAll(comm platform.TensorComm, x *Var, shape ...int64) *Var 
 }
 
 // AllToAllSplits sends rows of x to all ranks and returns the rows that they send to this
-// one, in the order of the ranks. On the way back the gradients of the rows return to
+// one, in the order of the ranks. In the backward pass the gradients of the rows return to
 // where the rows came from.
 func (g *Graph) AllToAllSplits(comm platform.TensorComm, x *Var, s platform.Splits) *Var {
 	r := newShuffle(comm, s)
@@ -362,7 +362,7 @@ func (r shuffle) result(x *tensor.Tensor) (*tensor.Tensor, error) {
 	return tensor.New(x.DType(), shape)
 }
 
-// reverse returns the splits of the way back.
+// reverse returns the splits of the backward pass.
 func (r shuffle) reverse() platform.Splits {
 	return platform.Splits{In: r.splits.Out, Out: r.splits.In}
 }
@@ -377,7 +377,7 @@ type Pending struct {
 	back    *reverse
 }
 
-// reverse is the exchange of the way back.
+// reverse is the exchange of the backward pass.
 type reverse struct {
 	shape []int64 // of the operand
 	work  *platform.Work
@@ -388,9 +388,9 @@ type reverse struct {
 // until [Graph.Await] has returned. A caller that does not call Await must end the
 // context of the graph.
 //
-// The way back is asynchronous too: at Await it starts the exchange of the gradients, and
-// here it waits for it. What runs between the two on the way forward runs on the way back
-// while the gradients travel.
+// The backward pass is asynchronous too: at Await it starts the exchange of the gradients,
+// and here it waits for it. What runs between the two in the forward pass runs in the
+// backward pass while the gradients travel.
 func (g *Graph) AllToAllSplitsAsync(comm platform.TensorComm, x *Var, s platform.Splits) *Pending {
 	p := &Pending{shuffle: newShuffle(comm, s), back: &reverse{shape: x.Shape()}}
 	back := p.back
@@ -411,8 +411,8 @@ func (g *Graph) AllToAllSplitsAsync(comm platform.TensorComm, x *Var, s platform
 	return p
 }
 
-// Await waits for a pending result and returns it. Further calls return it again. On the
-// way back it starts the reverse exchange; see [Pending.Reverse].
+// Await waits for a pending result and returns it. Further calls return it again. In the
+// backward pass it starts the reverse exchange; see [Pending.Reverse].
 func (g *Graph) Await(p *Pending) *Var {
 	if p.out != nil {
 		return p.out
@@ -435,16 +435,17 @@ func (g *Graph) Await(p *Pending) *Var {
 	return p.out
 }
 
-// Reverse returns the exchange of the gradients, or nil if the way back has not passed
-// [Graph.Await]. The way back waits for it; a hook that runs before may wait for it too.
+// Reverse returns the exchange of the gradients, or nil if the backward pass is not past
+// [Graph.Await]. The backward pass waits for it; a hook that runs before may wait for it
+// too.
 func (p *Pending) Reverse() *platform.Work { return p.back.work }
 
 // exchangeTag is the tag of the messages of Exchange.
 const exchangeTag = collective.MaxTag
 
 // Exchange sends x to rank peer and returns the tensor that peer sends to this rank, which
-// has the same shape and dtype. On the way back the gradients are exchanged in the same
-// way. The exchange with this rank itself is x.
+// has the same shape and dtype. In the backward pass the gradients are exchanged in the
+// same way. The exchange with this rank itself is x.
 //
 // Both ranks must call it in the same order. The messages have the tag
 // [collective.MaxTag]. If peer fails but does not leave the group, the wait for its tensor

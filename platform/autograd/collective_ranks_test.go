@@ -242,15 +242,15 @@ func TestSequenceParallelAttention(t *testing.T) {
 	})
 }
 
-// On the way back the exchange of the gradients runs between Await and the start of the
-// exchange: operators between the two find it started.
-func TestAsyncAllToAllOverlapsOnTheWayBack(t *testing.T) {
+// In the backward pass the exchange of the gradients runs between Await and the start of
+// the exchange: operators between the two find it started.
+func TestAsyncAllToAllOverlapsInTheBackwardPass(t *testing.T) {
 	mustRanks(t, 2, func(r rank) error {
 		g := New(r)
 		x := randomLeaf(uint64(r.Rank()), 2, 3)
 		p := g.AllToAllSplitsAsync(r, x, platform.Splits{})
 		if p.Reverse() != nil {
-			return errors.New("the exchange of the gradients was started before the way back")
+			return errors.New("the exchange of the gradients was started before the backward pass")
 		}
 		var seen *platform.Work
 		between := g.Apply(Op{
@@ -296,28 +296,28 @@ func TestFailureOfOneRankReachesAll(t *testing.T) {
 		return randomLeaf(uint64(r.Rank()), hi-lo, 4)
 	}
 	for name, f := range map[string]func(g *Graph, r rank, fails bool) error{
-		"on the way forward": func(g *Graph, r rank, fails bool) error {
+		"in the forward pass": func(g *Graph, r rank, fails bool) error {
 			x := share(r)
 			if fails {
 				x = identity(g, x, boom, nil)
 			}
 			return g.Backward(everything(g, r, x), nil)
 		},
-		"on the way forward, after communication": func(g *Graph, r rank, fails bool) error {
+		"in the forward pass, after communication": func(g *Graph, r rank, fails bool) error {
 			x := g.AllReduce(r, randomLeaf(1, 4), collective.Sum)
 			if fails {
 				x = identity(g, x, boom, nil)
 			}
 			return g.Backward(g.Sum(g.AllToAll(r, g.AllGatherConcat(r, x, 0, 12), 12)), nil)
 		},
-		"on the way back": func(g *Graph, r rank, fails bool) error {
+		"in the backward pass": func(g *Graph, r rank, fails bool) error {
 			x := g.AllGatherConcat(r, share(r), 0, 8)
 			if fails {
 				x = identity(g, x, nil, boom)
 			}
 			return g.Backward(g.Sum(x), nil)
 		},
-		"on the way back, between communication": func(g *Graph, r rank, fails bool) error {
+		"in the backward pass, between communication": func(g *Graph, r rank, fails bool) error {
 			p := g.AllToAllSplitsAsync(r, randomLeaf(1, 3), platform.Splits{})
 			x := g.Await(p)
 			if fails {
@@ -387,7 +387,7 @@ func TestRankThatIsGone(t *testing.T) {
 		"exchange":   func(g *Graph, r rank, x *Var) *Var { return g.Exchange(r, x, 1-r.Rank()) },
 		"async":      func(g *Graph, r rank, x *Var) *Var { return g.Await(g.AllToAllSplitsAsync(r, x, platform.Splits{})) },
 	} {
-		t.Run(name+", on the way forward", func(t *testing.T) {
+		t.Run(name+", in the forward pass", func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				errs := onRanks(t, inproc.New(2), func(r rank) error {
 					if r.Rank() == 1 {
@@ -402,7 +402,7 @@ func TestRankThatIsGone(t *testing.T) {
 				}
 			})
 		})
-		t.Run(name+", on the way back", func(t *testing.T) {
+		t.Run(name+", in the backward pass", func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				errs := onRanks(t, inproc.New(2), func(r rank) error {
 					g := New(r)

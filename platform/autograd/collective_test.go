@@ -319,7 +319,7 @@ func checkRanks(t *rapid.T, f rankFunc, want wantFunc, in []*tensor.Tensor, seed
 			return err
 		}
 		if now, _ := g.KeptBytes(); now != 0 {
-			return fmt.Errorf("%d bytes are kept after the way back", now)
+			return fmt.Errorf("%d bytes are kept after the backward pass", now)
 		}
 		grads[r.Rank()] = x.Grad()
 		for _, at := range probes {

@@ -18,7 +18,7 @@ var ErrSync = errors.New("forward and backward do not alternate")
 // receives, and sends the results back.
 type Point uint8
 
-// The points in the order of the way forward. The layer communicates between the first
+// The points in the order of the forward pass. The layer communicates between the first
 // two and between the last two, and computes otherwise.
 const (
 	BeforeDispatch Point = iota
@@ -164,7 +164,7 @@ func (c *Coordinator) gone(partner direction) error {
 }
 
 // Sync returns x. At this point of the model the goroutine meets the other one that c
-// coordinates, on the way forward and on the way back. A second run inside of
+// coordinates, in the forward pass and in the backward pass. A second run inside of
 // [Graph.Checkpoint] does not meet it.
 func (g *Graph) Sync(c *Coordinator, at Point, x *Var) *Var {
 	return g.Apply(Op{

@@ -28,7 +28,7 @@ type schedule struct {
 	err   error     // two segments of one kind have run at the same time
 }
 
-// segment returns x after a second, on the way forward and on the way back.
+// segment returns x after a second, in the forward pass and in the backward pass.
 func (s *schedule) segment(g *Graph, kind string, x *Var) *Var {
 	pass := func(d direction) {
 		s.mu.Lock()

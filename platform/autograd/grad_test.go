@@ -186,7 +186,7 @@ func checkGradients(t *rapid.T, f Func, in []*tensor.Tensor) {
 		t.Fatal(err)
 	}
 	if now, _ := g.KeptBytes(); now != 0 {
-		t.Errorf("%d bytes are kept after the way back", now)
+		t.Errorf("%d bytes are kept after the backward pass", now)
 	}
 	value := func() float64 {
 		g := New(t.Context()).NoGrad()

@@ -5,8 +5,9 @@
 // # Graphs
 //
 // Operators are methods of a [Graph], which says how they run: whether they record, and
-// what happens to the tensors that they keep for the way back. There is no global state.
-// [Graph.NoGrad], [Graph.Keep] and [Graph.Checkpoint] derive graphs with other rules.
+// what happens to the tensors that they keep for the backward pass. There is no global
+// state. [Graph.NoGrad], [Graph.Keep] and [Graph.Checkpoint] derive graphs with other
+// rules.
 //
 // # Errors
 //
@@ -20,13 +21,13 @@
 // ranks. The gradients are those of the sum of the losses of all ranks, so a job whose
 // loss is the mean over the ranks divides each rank's loss by their number.
 //
-// The ranks of a communicator must run its operators in the same order, and the way back
-// must lead through the same ones: their operands require gradients on all ranks or on
-// none, and the loss of every rank depends on their results. The way back then has the
+// The ranks of a communicator must run its operators in the same order, and the backward
+// pass must lead through the same ones: their operands require gradients on all ranks or on
+// none, and the loss of every rank depends on their results. The backward pass then has the
 // same order on all ranks, because it depends only on the order of the operators.
 //
-// If a graph fails on one rank, on the way forward or back, it interrupts the communicators
-// that its operators have used: the other ranks get the error, and
+// If a graph fails on one rank, in the forward or backward pass, it interrupts the
+// communicators that its operators have used: the other ranks get the error, and
 // [platform.TensorComm.Renew] makes communicators that work.
 //
 // # Results
@@ -53,9 +54,9 @@ var (
 	// ErrGrad reports a gradient that cannot be computed or that a variable cannot
 	// have.
 	ErrGrad = errors.New("no gradient")
-	// ErrUsed reports a second way back through a part of a graph that the first one has
-	// released.
-	ErrUsed = errors.New("the way back was taken already")
+	// ErrUsed reports a second backward pass through a part of a graph that the first one
+	// has released.
+	ErrUsed = errors.New("the backward pass was done already")
 )
 
 // Var is a value in a computation: a leaf, such as a parameter or an input, or the result
@@ -65,8 +66,8 @@ type Var struct {
 	grad  *tensor.Tensor
 	needs bool
 	made  *node // nil for a leaf
-	// add takes the gradients of a leaf that stands for a variable of another way back.
-	// Nil: they are summed in grad.
+	// add takes the gradients of a leaf that stands for a variable of another backward
+	// pass. Nil: they are summed in grad.
 	add func(grad *tensor.Tensor, own bool) error
 }
 
@@ -196,7 +197,7 @@ func (g *Graph) NoGrad() *Graph {
 	return &d
 }
 
-// Keep returns a graph whose operators hand the tensors that they need on the way back
+// Keep returns a graph whose operators hand the tensors that they need in the backward pass
 // to k.
 func (g *Graph) Keep(k Keeper) *Graph {
 	d := *g
@@ -220,8 +221,8 @@ func (g *Graph) Fail(name string, err error) *Var {
 	return &Var{}
 }
 
-// KeptBytes returns the memory that the operators keep for the way back, without that of
-// leaves, and the largest it has been. Memory that several operators keep counts once;
+// KeptBytes returns the memory that the operators keep for the backward pass, without that
+// of leaves, and the largest it has been. Memory that several operators keep counts once;
 // what a [Keeper] put elsewhere does not count.
 func (g *Graph) KeptBytes() (now, peak int64) { return g.now, g.peak }
 
@@ -237,12 +238,13 @@ type Op struct {
 	// Backward returns the gradients of the operands, float32 tensors of their shapes. It
 	// may leave out those that are not needed: nil stands for a gradient of zeros. The
 	// caller may change what it returns. A function that refers to a [Var] keeps its data
-	// in memory until the way back; Pass has the shapes of the operands.
+	// in memory until the backward pass; Pass has the shapes of the operands.
 	Backward func(*Pass) ([]*tensor.Tensor, error)
 	// Aliases says that Backward may return tensors that share memory with the gradient
 	// it was given, so that the caller must not change them.
 	Aliases bool
-	// Always says that the result has a way back even if no operand has a gradient.
+	// Always says that the backward pass visits the operator even if no operand has a
+	// gradient.
 	Always bool
 }
 
@@ -338,7 +340,7 @@ func (g *Graph) backward(v *Var, seed *tensor.Tensor, floor int64) error {
 // first. The order depends on nothing else, so sums have the same bits in every run.
 type engine struct {
 	graph *Graph
-	floor int64 // operators up to this one belong to another way back
+	floor int64 // operators up to this one belong to another backward pass
 	queue byAge
 	grads map[*node]*partial
 }
@@ -429,7 +431,7 @@ func (e *engine) run() error {
 			continue
 		}
 		if err := e.back(s.node); err != nil {
-			return fmt.Errorf("the way back through %s: %w", s.node.name, err)
+			return fmt.Errorf("the backward pass through %s: %w", s.node.name, err)
 		}
 	}
 	return nil
@@ -477,7 +479,7 @@ type Mark int64
 // Mark returns the present moment.
 func (g *Graph) Mark() Mark { return Mark(g.next()) }
 
-// After calls f when the way back has passed every operator that ran after the mark.
+// After calls f when the backward pass is past every operator that ran after the mark.
 func (p *Pass) After(m Mark, f func() error) {
 	heap.Push(&p.engine.queue, step{seq: int64(m), call: f})
 }

@@ -54,7 +54,7 @@ func TestNoGradRecordsNothing(t *testing.T) {
 	g := New(t.Context())
 	y := g.NoGrad().GELU(x)
 	if y.RequiresGrad() {
-		t.Error("the result has a way back")
+		t.Error("the result requires a gradient")
 	}
 	if now, peak := g.KeptBytes(); now != 0 || peak != 0 {
 		t.Errorf("kept %d bytes, %d at most", now, peak)
@@ -279,7 +279,7 @@ func TestAfterWaitsForLaterOperators(t *testing.T) {
 	}
 }
 
-// A result from outside that is not an operand would be passed twice on the way back.
+// A result from outside that is not an operand would be passed twice in the backward pass.
 func TestCheckpointRefusesResultsThatAreNotOperands(t *testing.T) {
 	x := leaf(t, []int64{2})
 	g := New(t.Context())

@@ -25,14 +25,14 @@ const (
 
 // usage is the memory of a deep model above what there was before.
 type usage struct {
-	forward    int64 // when the way forward is done
-	back       int64 // the most while the way back is under way
+	forward    int64 // when the forward pass is done
+	back       int64 // the most while the backward pass is under way
 	kept, peak int64 // of KeptBytes
 	grad       *tensor.Tensor
 }
 
-// measure runs a chain of segments and looks at the heap after the way forward and at
-// each segment of the way back.
+// measure runs a chain of segments and looks at the heap after the forward pass and at
+// each segment of the backward pass.
 func measure(t *testing.T, g *Graph, segment func(g *Graph, x *Var) *Var, settle func()) usage {
 	t.Helper()
 	x := leaf(t, []int64{unit / 4 / 512, 512})
@@ -83,7 +83,7 @@ func within(t *testing.T, what string, got, lo, hi int64) {
 	}
 }
 
-// Recomputation keeps the operand of each segment, and one segment on the way back.
+// Recomputation keeps the operand of each segment, and one segment in the backward pass.
 // Swapping keeps nothing but what is on its way. A policy keeps what it names. The real
 // memory falls like the count, and no gradient changes.
 func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
@@ -96,19 +96,19 @@ func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	all := measure(t, New(t.Context()), plain, none)
 	const full = segments * depth * unit
 	within(t, "kept", all.kept, full, full)
-	within(t, "heap after the way forward", all.forward, full-slack, full+slack)
+	within(t, "heap after the forward pass", all.forward, full-slack, full+slack)
 
 	again := measure(t, New(t.Context()), checkpoint(nil), none)
 	within(t, "kept with checkpoints", again.kept, segments*unit, segments*unit)
 	within(t, "most kept with checkpoints", again.peak, (segments+depth-1)*unit, (segments+depth)*unit)
-	within(t, "heap after the way forward with checkpoints", again.forward, segments*unit-slack, segments*unit+slack)
-	within(t, "heap on the way back with checkpoints", again.back, -slack, (segments+2)*unit+slack) // with gradients
+	within(t, "heap after the forward pass with checkpoints", again.forward, segments*unit-slack, segments*unit+slack)
+	within(t, "heap in the backward pass with checkpoints", again.back, -slack, (segments+2)*unit+slack) // with gradients
 
 	// Of a segment the second result and the last are kept; that is the operand of the next.
 	some := measure(t, New(t.Context()), checkpoint(SaveOps("mul")), none)
 	const half = (1 + segments*depth/2) * unit
 	within(t, "kept with a policy", some.kept, half, half)
-	within(t, "heap after the way forward with a policy", some.forward, half-slack, half+slack)
+	within(t, "heap after the forward pass with a policy", some.forward, half-slack, half+slack)
 
 	const buffer = 2 * unit
 	s, file := newSwap(t, &SwapOptions{BufferBytes: buffer})
@@ -119,8 +119,8 @@ func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	}
 	swapped := measure(t, New(t.Context()).Keep(s), plain, settle)
 	within(t, "kept with swapping", swapped.peak, 0, 0)
-	within(t, "heap after the way forward with swapping", swapped.forward, -slack, slack)
-	within(t, "heap on the way back with swapping", swapped.back, -slack, buffer+2*unit+slack)
+	within(t, "heap after the forward pass with swapping", swapped.forward, -slack, slack)
+	within(t, "heap in the backward pass with swapping", swapped.back, -slack, buffer+2*unit+slack)
 	if n := len(file.reads); n < segments*depth-2 {
 		t.Errorf("%d tensors were read", n)
 	}
@@ -128,7 +128,7 @@ func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	s, file = newSwap(t, &SwapOptions{BufferBytes: buffer})
 	both := measure(t, New(t.Context()).Keep(s), checkpoint(nil), settle)
 	within(t, "most kept with both", both.peak, 0, depth*unit)
-	within(t, "heap after the way forward with both", both.forward, -slack, slack)
+	within(t, "heap after the forward pass with both", both.forward, -slack, slack)
 	if n := len(file.writes); n != segments {
 		t.Errorf("%d tensors were written; want the operands of the segments, and not what is computed again", n)
 	}
@@ -140,7 +140,7 @@ func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	}
 }
 
-// What an operator whose result a policy keeps needs on the way back is counted too.
+// What an operator whose result a policy keeps needs in the backward pass is counted too.
 func TestPolicyCountsAllThatIsKept(t *testing.T) {
 	x := leaf(t, []int64{1, 8, 4})
 	g := New(t.Context())
@@ -152,7 +152,7 @@ func TestPolicyCountsAllThatIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if now, _ := g.KeptBytes(); now != 0 {
-		t.Errorf("%d bytes are kept after the way back", now)
+		t.Errorf("%d bytes are kept after the backward pass", now)
 	}
 }
 
@@ -193,7 +193,7 @@ func TestOperatorsHoldNothingThatIsSwapped(t *testing.T) {
 			if err := s.stream.Synchronize(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			within(t, "heap after the way forward", reachable()-before, -slack, slack)
+			within(t, "heap after the forward pass", reachable()-before, -slack, slack)
 			if err := g.Backward(loss, nil); err != nil {
 				t.Fatal(err)
 			}

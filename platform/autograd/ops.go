@@ -502,7 +502,7 @@ func (g *Graph) Cat(dim int, xs ...*Var) *Var {
 }
 
 // Split cuts x along dimension 0 into parts of the given sizes, which add up to it. The
-// parts share x's memory. On the way back their gradients are written into one tensor,
+// parts share x's memory. In the backward pass their gradients are written into one tensor,
 // however many parts there are.
 func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 	out := make([]*Var, len(sizes))

@@ -31,11 +31,11 @@ type SwapOptions struct {
 	BufferBytes int64
 }
 
-// Swap is a [Keeper] that moves tensors to a file while the computation goes on. On the
-// way back it reads them before they are needed: when a tensor is asked for, the reading
-// of those that were kept before it begins. Memory that several operators keep is written
-// once. An error of the file is that of the graph or of [Graph.Backward], and of every
-// later use.
+// Swap is a [Keeper] that moves tensors to a file while the computation goes on. In the
+// backward pass it reads them before they are needed: when a tensor is asked for, the
+// reading of those that were kept before it begins. Memory that several operators keep is
+// written once. An error of the file is that of the graph or of [Graph.Backward], and of
+// every later use.
 //
 // One Swap is for any number of graphs. Its methods are safe for concurrent use.
 type Swap struct {

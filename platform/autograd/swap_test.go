@@ -158,7 +158,7 @@ func gradients(t testing.TB, shape []int64, wrap func(Func) Func, keep func(*Gra
 		t.Fatal(err)
 	}
 	if now, _ := g.KeptBytes(); now != 0 {
-		t.Errorf("%d bytes are kept after the way back", now)
+		t.Errorf("%d bytes are kept after the backward pass", now)
 	}
 	out := []*tensor.Tensor{loss.Data()}
 	for _, v := range vars {
@@ -494,7 +494,7 @@ func TestSwapErrorsAreTheGraphs(t *testing.T) {
 		return g, g.Sum(y)
 	}
 	full := func() error { return syscall.ENOSPC }
-	t.Run("on the way forward", func(t *testing.T) {
+	t.Run("in the forward pass", func(t *testing.T) {
 		// Each tensor is written before the next.
 		s, f := newSwap(t, &SwapOptions{BufferBytes: 1})
 		f.onWrite = func() error {
@@ -508,7 +508,7 @@ func TestSwapErrorsAreTheGraphs(t *testing.T) {
 			t.Errorf("error %v; want that of the file", g.Err())
 		}
 	})
-	t.Run("after the way forward", func(t *testing.T) {
+	t.Run("after the forward pass", func(t *testing.T) {
 		s, f := newSwap(t, nil)
 		gate := make(chan struct{})
 		f.onWrite = func() error { return errors.Join(await(gate), full()) }
@@ -581,7 +581,7 @@ func TestSwapFile(t *testing.T) {
 	}
 }
 
-// The tensors of a graph whose way back is not taken are freed with the graph.
+// The tensors of a graph whose backward pass does not run are freed with the graph.
 func TestSwapForgetsGraphsThatAreGivenUp(t *testing.T) {
 	s, _ := newSwap(t, nil)
 	func() {

@@ -13,16 +13,16 @@ import (
 // function, or nil to leave them as they are.
 type PreHook func(m *Module, g *autograd.Graph, in []*autograd.Var) ([]*autograd.Var, error)
 
-// BackwardPreHook runs on the way back before the operators of a module, with the
+// BackwardPreHook runs in the backward pass before the operators of a module, with the
 // gradient of its output, which it must not change or use later. It returns another one,
 // which stays as it is, or nil to leave it.
 type BackwardPreHook func(m *Module, out *tensor.Tensor) (*tensor.Tensor, error)
 
-// BackwardHook runs on the way back after all operators of a module, when its parameters
-// have their gradients. in are the gradients of the inputs, nil for those that have none,
-// and out is that of the output. It must not change them or use them later. It returns
-// other gradients of the inputs, which stay as they are, or nil to leave them; a nil
-// element leaves that of one input.
+// BackwardHook runs in the backward pass after all operators of a module, when its
+// parameters have their gradients. in are the gradients of the inputs, nil for those that
+// have none, and out is that of the output. It must not change them or use them later. It
+// returns other gradients of the inputs, which stay as they are, or nil to leave them; a
+// nil element leaves that of one input.
 type BackwardHook func(m *Module, in []*tensor.Tensor, out *tensor.Tensor) ([]*tensor.Tensor, error)
 
 // Place says where a hook goes among those of its kind.
@@ -38,13 +38,13 @@ const (
 // removes it.
 func (m *Module) BeforeForward(at Place, h PreHook) (remove func()) { return m.before.add(at, h) }
 
-// BeforeBackward adds a hook that runs before the way back through later calls. remove
+// BeforeBackward adds a hook that runs before the backward pass through later calls. remove
 // removes it.
 func (m *Module) BeforeBackward(at Place, h BackwardPreHook) (remove func()) {
 	return m.backPre.add(at, h)
 }
 
-// AfterBackward adds a hook that runs after the way back through later calls. remove
+// AfterBackward adds a hook that runs after the backward pass through later calls. remove
 // removes it.
 func (m *Module) AfterBackward(at Place, h BackwardHook) (remove func()) {
 	return m.backward.add(at, h)
@@ -66,8 +66,8 @@ func (s *hooks[H]) add(at Place, h H) func() {
 
 var errForward = errors.New("the module has no forward function")
 
-// Call runs the hooks and the forward function. Hooks that are added later do not run on
-// the way back from this call.
+// Call runs the hooks and the forward function. Hooks that are added later do not run in
+// the backward pass from this call.
 func (m *Module) Call(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
 	if m.forward == nil {
 		m.fail(errForward)
@@ -92,9 +92,9 @@ func (m *Module) Call(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
 	return c.exit(g, m.forward(g, in...))
 }
 
-// call is a call of a module that has hooks on the way back. Identity operators enclose
-// the forward function: after the entries comes the mark, so that the way back passes the
-// exit, all operators of the function, the mark and then the entries.
+// call is a call of a module that has hooks in the backward pass. Identity operators
+// enclose the forward function: after the entries comes the mark, so that the backward pass
+// goes through the exit, all operators of the function, the mark and then the entries.
 type call struct {
 	m       *Module
 	before  []*BackwardPreHook
@@ -142,7 +142,7 @@ func (c *call) exit(g *autograd.Graph, out *autograd.Var) *autograd.Var {
 	})
 }
 
-// done runs the hooks when the way back has passed all operators of the module.
+// done runs the hooks when the backward pass is past all operators of the module.
 func (c *call) done(p *autograd.Pass, out *tensor.Tensor) error {
 	for _, h := range c.after {
 		grads := make([]*tensor.Tensor, len(c.entries))
@@ -156,7 +156,7 @@ func (c *call) done(p *autograd.Pass, out *tensor.Tensor) error {
 			err = c.replace(p, grads, replaced)
 		}
 		if err != nil {
-			return fmt.Errorf("hook after the way back through %v: %w", c.m.kind, err)
+			return fmt.Errorf("hook after the backward pass through %v: %w", c.m.kind, err)
 		}
 	}
 	return nil
@@ -183,7 +183,7 @@ func (c *call) replace(p *autograd.Pass, grads, by []*tensor.Tensor) error {
 	return nil
 }
 
-// identity returns x as the result of an operator whose way back is f.
+// identity returns x as the result of an operator whose Backward is f.
 func identity(g *autograd.Graph, name string, x *autograd.Var, f func(*autograd.Pass) (*tensor.Tensor, error)) *autograd.Var {
 	if x == nil {
 		return g.Fail(name, fmt.Errorf("no variable: %w", autograd.ErrShape))

@@ -208,8 +208,8 @@ func observe(t testingT, m *Module) *[]string {
 	return &seen
 }
 
-// Hooks that look change no gradient, and see the same if modules run again on the way
-// back.
+// Hooks that look change no gradient, and see the same if modules run again in the backward
+// pass.
 func TestHooksInsideCheckpoints(t *testing.T) {
 	want := gradients(t, autograd.New(t.Context()), model(normal()))
 	var seen [3][]string
@@ -264,12 +264,12 @@ func TestHooksReplaceInsideCheckpoints(t *testing.T) {
 	}
 }
 
-// The gradient of the output that a hook sees, and what a hook returned, do not change on
-// the way back.
+// The gradient of the output that a hook sees, and what a hook returned, do not change in
+// the backward pass.
 func TestGradientsOfHooksStay(t *testing.T) {
 	for _, replace := range []bool{false, true} {
-		// On the way back reshaping passes the memory of a gradient on, and the gradient of
-		// the other use of the input is added to it.
+		// In the backward pass reshaping passes the memory of a gradient on, and the
+		// gradient of the other use of the input is added to it.
 		var other *autograd.Var
 		m := New(Other, func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
 			other = g.Scale(in[0], 2)
@@ -369,16 +369,16 @@ func TestErrorsOfHooks(t *testing.T) {
 		add  func(m *Module)
 		want error
 	}{
-		{"before the way forward", func(m *Module) {
+		{"before the forward pass", func(m *Module) {
 			m.BeforeForward(Last, func(*Module, *autograd.Graph, []*autograd.Var) ([]*autograd.Var, error) { return nil, bad })
 		}, bad},
-		{"before the way back", func(m *Module) {
+		{"before the backward pass", func(m *Module) {
 			m.BeforeBackward(Last, func(*Module, *tensor.Tensor) (*tensor.Tensor, error) { return nil, bad })
 		}, bad},
 		{"another shape", func(m *Module) {
 			m.BeforeBackward(Last, func(*Module, *tensor.Tensor) (*tensor.Tensor, error) { return counted(t, 2), nil })
 		}, autograd.ErrShape},
-		{"after the way back", func(m *Module) {
+		{"after the backward pass", func(m *Module) {
 			m.AfterBackward(Last, func(*Module, []*tensor.Tensor, *tensor.Tensor) ([]*tensor.Tensor, error) { return nil, bad })
 		}, bad},
 		{"too few", func(m *Module) {

@@ -263,7 +263,7 @@ func (m *Module) Forward() autograd.Func { return m.forward }
 // [Swapped]. Hooks run outside of it.
 func (m *Module) Wrap(with func(autograd.Func) autograd.Func) { m.forward = with(m.forward) }
 
-// Checkpointed makes a function run again on the way back instead of keeping what its
+// Checkpointed makes a function run again in the backward pass instead of keeping what its
 // operators need; see [autograd.Graph.Checkpoint].
 func Checkpointed(policy autograd.Policy) func(autograd.Func) autograd.Func {
 	return func(f autograd.Func) autograd.Func {
@@ -271,8 +271,8 @@ func Checkpointed(policy autograd.Policy) func(autograd.Func) autograd.Func {
 	}
 }
 
-// Swapped makes the operators of a function hand what they need on the way back to k; see
-// [autograd.Graph.Keep].
+// Swapped makes the operators of a function hand what they need in the backward pass to k;
+// see [autograd.Graph.Keep].
 func Swapped(k autograd.Keeper) func(autograd.Func) autograd.Func {
 	return func(f autograd.Func) autograd.Func {
 		return func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var { return f(g.Keep(k), in...) }

@@ -313,7 +313,7 @@ func gradients(t testingT, g *autograd.Graph, m *Module) map[string][]float32 {
 	return out
 }
 
-// Blocks that run again on the way back have the same gradients and keep less.
+// Blocks that run again in the backward pass have the same gradients and keep less.
 func TestCheckpointedModules(t *testing.T) {
 	plain := autograd.New(t.Context())
 	want := gradients(t, plain, model(normal()))
