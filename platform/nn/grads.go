@@ -20,8 +20,9 @@ var ErrNotFinite = errors.New("the norm of the gradients is not finite")
 // ReduceGrads makes the gradient of each parameter the sum over the ranks that hold a
 // replica of it: it sums over the dimensions of the mesh that do not cut the parameter. A
 // parameter that has a gradient by [autograd.Var.RequireGrad] but not yet on this rank
-// counts as zeros; one without a layout stays as it is. It is a collective call of the
-// ranks of the meshes, with the same parameters in the same order.
+// counts as zeros. One without a layout stays as it is: to sum it over ranks, give it a
+// [shard.Placed] layout that replicates it. It is a collective call of the ranks of the
+// meshes, with the same parameters in the same order.
 func ReduceGrads(ctx context.Context, params iter.Seq2[string, *Param], comms Comms) error {
 	for round := 0; ; round++ {
 		works, err := reduceRound(ctx, params, comms, round)
