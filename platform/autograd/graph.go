@@ -316,7 +316,7 @@ func (g *Graph) Backward(v *Var, seed *tensor.Tensor) (err error) {
 	switch {
 	case g.err != nil:
 		return g.err
-	case v.data == nil || !v.needs:
+	case v == nil || v.data == nil || !v.needs:
 		return fmt.Errorf("backward from a variable that depends on no leaf with a gradient: %w", ErrGrad)
 	case seed == nil && v.data.NumElements() != 1:
 		return fmt.Errorf("backward from %v without a gradient to begin with: %w", v.data, ErrGrad)

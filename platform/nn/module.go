@@ -16,9 +16,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ErrName reports a name of a parameter or module that is not there, or that another one
-// has.
-var ErrName = errors.New("no such name")
+// ErrName reports a name that no parameter or module has, or one that cannot be given.
+var ErrName = errors.New("unknown or invalid name")
 
 // Kind says what a module is, for code that shards or wraps modules.
 type Kind uint8
@@ -112,7 +111,7 @@ func (m *Module) checkName(name string) bool {
 	has := slices.ContainsFunc(m.params, func(n named[*Param]) bool { return n.name == name }) ||
 		slices.ContainsFunc(m.children, func(n named[*Module]) bool { return n.name == name })
 	if has || name == "" || strings.Contains(name, ".") {
-		m.fail(fmt.Errorf("%q is empty, has a dot or is used: %w", name, ErrName))
+		m.fail(fmt.Errorf("name %q is empty, has a dot or is used already: %w", name, ErrName))
 		return false
 	}
 	return true

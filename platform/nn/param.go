@@ -26,8 +26,8 @@ func NewParam(t *tensor.Tensor, requiresGrad bool) (*Param, error) {
 	return p, p.leaf.RequireGrad(requiresGrad)
 }
 
-// Zero returns a parameter of zeros.
-func Zero(d tensor.DType, shape []int64, requiresGrad bool) (*Param, error) {
+// ZeroParam returns a parameter of zeros.
+func ZeroParam(d tensor.DType, shape []int64, requiresGrad bool) (*Param, error) {
 	t, err := tensor.New(d, shape)
 	if err != nil {
 		return nil, err

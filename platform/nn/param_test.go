@@ -85,7 +85,7 @@ func TestNewParamRefusesWhatHasNoGradient(t *testing.T) {
 }
 
 func TestZeroIsOfZeros(t *testing.T) {
-	p, err := Zero(tensor.BFloat16, []int64{3}, true)
+	p, err := ZeroParam(tensor.BFloat16, []int64{3}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestZeroIsOfZeros(t *testing.T) {
 	if !tensor.Equal(p.Local(), want) || p.ElementSize() != 2 || !p.Var().RequiresGrad() {
 		t.Errorf("%v of %d bytes", p.Local(), p.ElementSize())
 	}
-	if _, err := Zero(tensor.Float32, []int64{-1}, true); !errors.Is(err, tensor.ErrShape) {
+	if _, err := ZeroParam(tensor.Float32, []int64{-1}, true); !errors.Is(err, tensor.ErrShape) {
 		t.Error(err)
 	}
 }
@@ -230,7 +230,7 @@ func TestSetLocalRebinds(t *testing.T) {
 }
 
 func TestLoadCopiesAndCasts(t *testing.T) {
-	p, err := Zero(tensor.Float32, []int64{3}, true)
+	p, err := ZeroParam(tensor.Float32, []int64{3}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
