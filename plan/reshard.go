@@ -29,16 +29,27 @@ const fewBoxes = 4
 // of searches to come; the chunks are not sorted for only a few. If a chunk is
 // not inside the tensor, the error wraps ErrMismatch.
 func NewChunkIndex(e *meta.Entry, boxes int) (*ChunkIndex, error) {
-	x := &ChunkIndex{fqn: e.FQN, chunks: e.Tensor.Chunks, dim: -1}
-	if _, err := tensor.NumElements(e.Tensor.Shape); err != nil {
+	x, err := newChunkIndex(e.Tensor.Shape, e.Tensor.Chunks, boxes)
+	if err != nil {
 		return nil, fmt.Errorf("%w: in the checkpoint: %w", ErrMismatch, err)
 	}
+	x.fqn = e.FQN
+	return x, nil
+}
+
+// newChunkIndex returns an index of chunks of a tensor of that shape, for the given
+// number of searches.
+func newChunkIndex(shape []int64, chunks []tensor.Box, boxes int) (*ChunkIndex, error) {
+	x := &ChunkIndex{chunks: chunks, dim: -1}
+	if _, err := tensor.NumElements(shape); err != nil {
+		return nil, err
+	}
 	for _, c := range x.chunks {
-		if err := c.Check(e.Tensor.Shape); err != nil {
-			return nil, fmt.Errorf("%w: in the checkpoint: %w", ErrMismatch, err)
+		if err := c.Check(shape); err != nil {
+			return nil, err
 		}
 	}
-	if boxes <= fewBoxes || len(x.chunks) < 2 || len(e.Tensor.Shape) == 0 {
+	if boxes <= fewBoxes || len(x.chunks) < 2 || len(shape) == 0 {
 		return x, nil
 	}
 	x.dim = mostDivided(x.chunks)
@@ -102,38 +113,77 @@ func (x *ChunkIndex) near(b tensor.Box) iter.Seq[int] {
 	}
 }
 
+// overlap is what a chunk and a box have in common.
+type overlap struct {
+	chunk int
+	box   tensor.Box // in the whole tensor
+}
+
+// common returns what the chunks have in common with the box b.
+func (x *ChunkIndex) common(b tensor.Box) []overlap {
+	if b.Empty() {
+		return nil
+	}
+	var out []overlap
+	for i := range x.near(b) {
+		if !touch(x.chunks[i], b) {
+			continue
+		}
+		both, _ := x.chunks[i].Intersect(b)
+		out = append(out, overlap{i, both})
+	}
+	return out
+}
+
+// cover returns the parts of the chunks that make up the box want. It is an error if
+// an element of the box is in no chunk, or in several.
+func (x *ChunkIndex) cover(want tensor.Box) ([]overlap, error) {
+	found := x.common(want)
+	var have int64
+	for _, o := range found {
+		have += o.box.Volume()
+	}
+	if a, b, ok := anyOverlap(boxesOf(found)); ok {
+		return nil, fmt.Errorf("chunks overlap: %v and %v", a, b)
+	}
+	if have != want.Volume() {
+		return nil, fmt.Errorf("the chunks hold %d of the %d elements of %v", have, want.Volume(), want)
+	}
+	return found, nil
+}
+
+// boxesOf returns the boxes of two or more overlaps, which alone can have elements in
+// common.
+func boxesOf(found []overlap) []tensor.Box {
+	if len(found) < 2 {
+		return nil
+	}
+	out := make([]tensor.Box, len(found))
+	for i, o := range found {
+		out[i] = o.box
+	}
+	return out
+}
+
 // Reads appends to items the reads that fill the box want from the chunks: dest
 // names the part of the state that has that box. Every element of the box is
 // read exactly once; if the chunks do not allow that, the error wraps
 // ErrMismatch.
 func (x *ChunkIndex) Reads(items []ReadItem, dest meta.Index, want tensor.Box) ([]ReadItem, error) {
-	if want.Empty() {
-		return items, nil
+	found, err := x.cover(want)
+	if err != nil {
+		return items, fmt.Errorf("%w: in the checkpoint: %w", ErrMismatch, err)
 	}
-	var found []tensor.Box
-	var have int64
-	for i := range x.near(want) {
-		c := x.chunks[i]
-		if !touch(c, want) {
-			continue
-		}
-		common, _ := c.Intersect(want)
-		found = append(found, common)
-		have += common.Volume()
+	for _, o := range found {
+		c := x.chunks[o.chunk]
 		items = append(items, ReadItem{
 			Kind:          KindTensor,
 			Dest:          dest,
-			DestOffsets:   common.Relative(want.Offsets).Offsets,
-			Source:        meta.Index{FQN: x.fqn, Offset: offsetOf(c), Hint: int32(i)},
-			SourceOffsets: common.Relative(c.Offsets).Offsets,
-			Lengths:       common.Sizes,
+			DestOffsets:   o.box.Relative(want.Offsets).Offsets,
+			Source:        meta.Index{FQN: x.fqn, Offset: offsetOf(c), Hint: int32(o.chunk)},
+			SourceOffsets: o.box.Relative(c.Offsets).Offsets,
+			Lengths:       o.box.Sizes,
 		})
-	}
-	if a, b, ok := anyOverlap(found); ok {
-		return items, fmt.Errorf("%w: chunks of the checkpoint overlap: %v and %v", ErrMismatch, a, b)
-	}
-	if have != want.Volume() {
-		return items, fmt.Errorf("%w: the checkpoint holds %d of the %d elements of %v", ErrMismatch, have, want.Volume(), want)
 	}
 	return items, nil
 }

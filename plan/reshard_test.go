@@ -238,8 +238,8 @@ func TestReshardRefusesChunksThatDoNotCover(t *testing.T) {
 		md   *meta.Metadata
 		text string
 	}{
-		"a gap":                       {tiled([]int64{6}, span(0, 2), span(3, 3)), "holds 5 of the 6 elements"},
-		"no chunk":                    {tiled([]int64{6}), "holds 0 of the 6 elements"},
+		"a gap":                       {tiled([]int64{6}, span(0, 2), span(3, 3)), "hold 5 of the 6 elements"},
+		"no chunk":                    {tiled([]int64{6}), "hold 0 of the 6 elements"},
 		"an overlap":                  {tiled([]int64{6}, span(0, 4), span(3, 3)), "overlap: [0]+[4] and [3]+[3]"},
 		"an overlap that hides a gap": {tiled([]int64{6}, span(0, 3), span(2, 3)), "overlap"},
 		"a chunk twice":               {tiled([]int64{6}, span(0, 6), span(0, 6)), "overlap"},
