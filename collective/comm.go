@@ -28,6 +28,7 @@ func init() {
 	group.RegisterError("tensor.shape", tensor.ErrShape)
 	group.RegisterError("tensor.dtype", tensor.ErrDType)
 	group.RegisterError("tensor.layout", tensor.ErrLayout)
+	group.RegisterError("tensor.placeholder", tensor.ErrPlaceholder)
 }
 
 // Comm is a rank's part in the tensor collectives of a group.
@@ -134,6 +135,7 @@ const (
 	OpAllReduce     group.Op = "all-reduce"
 	OpReduceScatter group.Op = "reduce-scatter"
 	OpAllToAll      group.Op = "all-to-all"
+	OpAllToAllParts group.Op = "all-to-all of parts"
 )
 
 // call is what the ranks of a collective call must agree on.
@@ -148,6 +150,9 @@ type call struct {
 // String writes the call as in "all-reduce(sum of 6 float32)".
 func (c call) String() string {
 	var b strings.Builder
+	if c.kind == OpAllToAllParts {
+		return string(c.kind)
+	}
 	fmt.Fprintf(&b, "%s(", c.kind)
 	if c.kind == OpAllReduce || c.kind == OpReduceScatter {
 		fmt.Fprintf(&b, "%v of ", c.op)

@@ -60,10 +60,13 @@ func checkTarget(t *tensor.Tensor) error {
 	return nil
 }
 
-// checkSource returns an error if there is no tensor.
+// checkSource returns an error if there is no tensor, or none with memory.
 func checkSource(t *tensor.Tensor) error {
 	if t == nil {
 		return fmt.Errorf("no tensor: %w", tensor.ErrShape)
+	}
+	if t.IsPlaceholder() {
+		return fmt.Errorf("%v: %w", t, tensor.ErrPlaceholder)
 	}
 	return nil
 }

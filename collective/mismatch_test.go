@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,6 +46,16 @@ var calls = map[string]func(ctx context.Context, c *collective.Comm) error{
 	"shuffle": func(ctx context.Context, c *collective.Comm) error {
 		return c.AllToAll(ctx, of(make([]float64, c.Size())...), of(make([]float64, c.Size())...), collective.Splits{})
 	},
+	"parts": func(ctx context.Context, c *collective.Comm) error { return shuffleParts(ctx, c, c.Size(), 1.0) },
+}
+
+// shuffleParts exchanges one tensor between each two ranks, in lists for n ranks.
+func shuffleParts[E tensor.Element](ctx context.Context, c *collective.Comm, n int, values ...E) error {
+	dst, src := make([][]*tensor.Tensor, n), make([][]*tensor.Tensor, n)
+	for r := range src {
+		dst[r], src[r] = []*tensor.Tensor{of(slices.Clone(values)...)}, []*tensor.Tensor{of(values...)}
+	}
+	return c.AllToAllParts(ctx, dst, src)
 }
 
 // Whatever two calls one rank and the others make, all get the same error, and
@@ -106,6 +117,10 @@ func TestBadArgumentsFailEverywhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	placeholder, err := tensor.Placeholder(tensor.Int16, []int64{6})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		odd, others func(ctx context.Context, c *collective.Comm) error
 		want        error
@@ -115,6 +130,24 @@ func TestBadArgumentsFailEverywhere(t *testing.T) {
 		"too few splits":             {shuffle([]int64{3, 3}, nil), good, tensor.ErrShape},
 		"too many rows":              {shuffle([]int64{3, 3, 3}, nil), good, tensor.ErrShape},
 		"negative rows":              {shuffle([]int64{-3, 3, 6}, nil), good, tensor.ErrShape},
+		"parts of another length": {func(ctx context.Context, c *collective.Comm) error {
+			return shuffleParts(ctx, c, c.Size(), 1.0, 2.0)
+		}, calls["parts"], group.ErrDisagree},
+		"parts of another dtype": {func(ctx context.Context, c *collective.Comm) error {
+			return shuffleParts[int64](ctx, c, c.Size(), 1)
+		}, calls["parts"], group.ErrDisagree},
+		"parts of too few ranks": {func(ctx context.Context, c *collective.Comm) error {
+			return shuffleParts(ctx, c, c.Size()-1, 1.0)
+		}, calls["parts"], tensor.ErrShape},
+		"parts without a tensor": {func(ctx context.Context, c *collective.Comm) error {
+			return c.AllToAllParts(ctx, make([][]*tensor.Tensor, c.Size()), slices.Repeat([][]*tensor.Tensor{{nil}}, c.Size()))
+		}, calls["parts"], tensor.ErrShape},
+		"parts that are expanded": {func(ctx context.Context, c *collective.Comm) error {
+			return c.AllToAllParts(ctx, slices.Repeat([][]*tensor.Tensor{{expanded}}, c.Size()), make([][]*tensor.Tensor, c.Size()))
+		}, calls["parts"], tensor.ErrLayout},
+		"a placeholder": {func(ctx context.Context, c *collective.Comm) error {
+			return c.AllReduce(ctx, placeholder, collective.Sum)
+		}, calls["sum"], tensor.ErrPlaceholder},
 		"root out of range": {func(ctx context.Context, c *collective.Comm) error {
 			return c.Broadcast(ctx, dst(), 3)
 		}, calls["from 0"], group.ErrInvalid},

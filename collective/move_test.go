@@ -110,7 +110,66 @@ func TestAllToAll(t *testing.T) {
 			rows[r] = rapid.SliceOfN(rapid.Int64Range(0, 9), n, n).Draw(rt, "rows")
 		}
 		strided := rapid.Bool().Draw(rt, "strided")
-		return n, nil, func(c *collective.Comm) error { return shuffleRows(t, c, d, width, rows, strided) }
+		return n, drawPiece(rt), func(c *collective.Comm) error { return shuffleRows(t, c, d, width, rows, strided) }
+	})
+}
+
+// drawPiece draws how many bytes are in a message.
+func drawPiece(rt *rapid.T) *collective.Options {
+	return &collective.Options{Piece: rapid.SampledFrom([]int{0, 64, 128, 512}).Draw(rt, "piece")}
+}
+
+// property: whatever tensors go from rank to rank, and however they lie in memory on
+// both, they arrive.
+func TestAllToAllParts(t *testing.T) {
+	type part struct {
+		dtype          tensor.DType
+		rows, cols     int64
+		turned, strewn bool // not contiguous on the sender, on the receiver
+	}
+	drawPart := rapid.Custom(func(rt *rapid.T) part {
+		return part{
+			rapid.SampledFrom([]tensor.DType{tensor.Uint8, tensor.BFloat16, tensor.Float32, tensor.Complex128}).Draw(rt, "dtype"),
+			rapid.Int64Range(0, 20).Draw(rt, "rows"), rapid.Int64Range(1, 9).Draw(rt, "columns"),
+			rapid.Bool().Draw(rt, "turned"), rapid.Bool().Draw(rt, "strewn"),
+		}
+	})
+	property(t, func(rt *rapid.T) (int, *collective.Options, func(c *collective.Comm) error) {
+		n := rapid.SampledFrom(sizes).Draw(rt, "ranks")
+		parts := make([][]part, n*n)
+		for i := range parts {
+			parts[i] = rapid.SliceOfN(drawPart, 0, 4).Draw(rt, "parts")
+		}
+		return n, drawPiece(rt), func(c *collective.Comm) error {
+			dst, src, want := make([][]*tensor.Tensor, n), make([][]*tensor.Tensor, n), make([][]*tensor.Tensor, n)
+			tensorOf := func(p part, from, to int) *tensor.Tensor {
+				return reshape(t, cast(t, of(labels(from, to, p.rows*p.cols)...), p.dtype), p.rows, p.cols)
+			}
+			for r := range n {
+				for _, p := range parts[c.Rank()*n+r] {
+					x := tensorOf(p, c.Rank(), r)
+					if p.turned {
+						x = transposed(t, x)
+					}
+					src[r] = append(src[r], x)
+				}
+				for _, p := range parts[r*n+c.Rank()] {
+					want[r] = append(want[r], tensorOf(p, r, c.Rank()))
+					x := zeros(t, p.dtype, p.rows, p.cols)
+					if p.strewn {
+						x = transposed(t, x)
+					}
+					dst[r] = append(dst[r], x)
+				}
+			}
+			err := c.AllToAllParts(context.Background(), dst, src)
+			for r := range want {
+				for i, w := range want[r] {
+					err = errors.Join(err, same(fmt.Sprintf("part %d of rank %d", i, r), dst[r][i], w))
+				}
+			}
+			return err
+		}
 	})
 }
 

@@ -108,6 +108,10 @@ type TensorComm interface {
 	// order of the ranks. Zero Splits cut both evenly.
 	AllToAll(ctx context.Context, dst, src *tensor.Tensor, s Splits) error
 	AllToAllAsync(ctx context.Context, dst, src *tensor.Tensor, s Splits) *Work
+	// AllToAllParts sends the tensors src[r] to each rank r, and receives those of
+	// dst[r] from it: as many, of the same dtypes and numbers of elements. They may be
+	// views of any strides, of which some MiB are copied at a time.
+	AllToAllParts(ctx context.Context, dst, src [][]*tensor.Tensor) error
 	// Broadcast replaces the elements of t on all ranks by those of root.
 	Broadcast(ctx context.Context, t *tensor.Tensor, root int) error
 	BroadcastAsync(ctx context.Context, t *tensor.Tensor, root int) *Work

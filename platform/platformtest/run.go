@@ -54,6 +54,7 @@ var tests = []struct {
 	{"reduce-scatter", testReduceScatter},
 	{"all-gather tensors", testAllGatherTensors},
 	{"all-to-all", testAllToAll},
+	{"all-to-all of parts", testAllToAllParts},
 	{"broadcast tensor", testBroadcastTensor},
 	{"send and receive tensors", testTensorMessages},
 	{"renew", testRenew},

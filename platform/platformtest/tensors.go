@@ -160,6 +160,29 @@ func testAllToAll(e *env) {
 	})
 }
 
+// Each rank sends r+1 elements to rank r, in two tensors, of which one is a column.
+func testAllToAllParts(e *env) {
+	n := e.size()
+	e.mustTensors(func(r tensorRank) error {
+		dst, src := make([][]*tensor.Tensor, n), make([][]*tensor.Tensor, n)
+		for i := range n {
+			wide := must(tensor.Full(tensor.Float32, []int64{int64(i), 2}, float32(r.me)))
+			column := must(wide.Narrow(tensor.Box{Offsets: []int64{0, 1}, Sizes: []int64{int64(i), 1}}))
+			src[i] = []*tensor.Tensor{row(float32(10*r.me + i)), column}
+			dst[i] = []*tensor.Tensor{zeros(1), zeros(r.me)}
+		}
+		err := r.AllToAllParts(r, dst, src)
+		for i := range n {
+			err = errors.Join(err, holds("first part", dst[i][0], float32(10*i+r.me)),
+				holds("column", dst[i][1], slices.Repeat([]float32{float32(i)}, r.me)...))
+		}
+		return err
+	})
+	e.tensorsFail("parts of too many ranks", tensor.ErrShape, func(r tensorRank) error {
+		return r.AllToAllParts(r, make([][]*tensor.Tensor, n+1), make([][]*tensor.Tensor, n+1))
+	})
+}
+
 func testBroadcastTensor(e *env) {
 	for root := range e.size() {
 		e.mustTensors(func(r tensorRank) error {
