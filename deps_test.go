@@ -58,7 +58,7 @@ var layers = []struct{ name, imports string }{
 	{"internal/torchsave", "internal/pickle tensor value"},
 
 	// The seam to what runs training code.
-	{"platform", "collective group tensor value"},
+	{"platform", "collective group plan shard tensor value"},
 	{"platform/platformtest", "collective group platform tensor"},
 
 	// Formats, and what they share.
@@ -86,7 +86,7 @@ var layers = []struct{ name, imports string }{
 	{"platform/autograd", "collective group internal/extent platform tensor"},
 	{"platform/nn", "collective platform platform/autograd shard tensor"},
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
-	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
+	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", "saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
 	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "cmd/cairn/internal/cli"},
