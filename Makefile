@@ -72,6 +72,7 @@ bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
 	$(BIN)/cairn bench plan --ranks 1024 --tensors 1000
 	$(BIN)/cairn bench open --chunks 1000000
 	$(BIN)/cairn bench reshard
+	$(BIN)/cairn bench redistribute
 	$(BIN)/cairn bench open --chunks 1000000 --format torchdcp
 	$(BIN)/cairn bench io --size $(BENCHSIZE) --ranks 1
 	$(BIN)/cairn bench async --size $(BENCHSIZE)

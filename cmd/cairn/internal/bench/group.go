@@ -163,7 +163,9 @@ func onProcesses(ctx context.Context, n int, self []string, j *rankJob, v any) e
 type rankJob struct {
 	// Calls is the number of calls for the latency. Zero: measure throughput.
 	Calls int `json:",omitempty"`
-	// Bytes and Repeat are those of [GroupOptions].
+	// Redistribute says that the throughput is that of redistributions.
+	Redistribute bool `json:",omitempty"`
+	// Bytes and Repeat are those of [GroupOptions] or [RedistributeOptions].
 	Bytes  int64 `json:",omitempty"`
 	Repeat int   `json:",omitempty"`
 }
@@ -176,9 +178,12 @@ func (j *rankJob) run(ctx context.Context, out io.Writer) error {
 	}
 	defer g.Close()
 	var figures any
-	if j.Calls > 0 {
+	switch {
+	case j.Calls > 0:
 		figures, err = latency(ctx, g, j.Calls, "processes")
-	} else {
+	case j.Redistribute:
+		figures, err = redistribute(ctx, g, j)
+	default:
 		figures, err = throughput(ctx, g, j)
 	}
 	if err != nil || g.Rank() != 0 {

@@ -16,7 +16,7 @@ import (
 
 func newBenchCmd() *cobra.Command {
 	cmd := newCommand("bench", cobra.ArbitraryArgs, nil, runGroup)
-	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchOpenCmd(), newBenchConvertCmd(),
+	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchRedistributeCmd(), newBenchOpenCmd(), newBenchConvertCmd(),
 		newBenchTinyCmd(), newBenchGroupCmd(), newBenchTreeCmd(), newBenchChildCmd())
 	return cmd
 }
@@ -178,6 +178,31 @@ func printReshardBench(o *output, r *bench.ReshardResult) {
 	for _, c := range r.Cases {
 		t.add(c.Case, formatBytes(c.Needed), formatBytes(c.Rounded), formatBytes(c.Read),
 			formatCount(c.Requests), strconv.FormatFloat(c.Ratio, 'f', 3, 64))
+	}
+	o.table(t)
+}
+
+func newBenchRedistributeCmd() *cobra.Command {
+	o := bench.RedistributeOptions{Bytes: 256 << 20, Ranks: 4, Repeat: 5}
+	low := lowest{"size": 1, "ranks": 2, "repeat": 1}
+	cmd := benchCommand("redistribute", low, func(ctx context.Context, out *output) (r *bench.RedistributeResult, err error) {
+		if o.Self, err = benchChild(); err != nil {
+			return nil, err
+		}
+		o.Log = benchLog(out)
+		return bench.Redistribute(ctx, o)
+	}, printRedistributeBench)
+	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the tensors")
+	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks, which are processes")
+	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
+	return cmd
+}
+
+func printRedistributeBench(o *output, r *bench.RedistributeResult) {
+	o.printf("%d processes, median of %d\n\n", r.Ranks, r.Repeat)
+	t := newRows("CASE", ">TENSORS", ">SIZE", ">MOVED", ">ALL-TO-ALL GB/s", ">CAIRN GB/s", ">RATIO")
+	for _, c := range r.Cases {
+		t.add(c.Case, strconv.Itoa(c.Tensors), formatBytes(c.Bytes), formatBytes(c.Moved), two(c.Plain), two(c.Rate), two(c.Ratio))
 	}
 	o.table(t)
 }
