@@ -86,6 +86,9 @@ type LoadReport = protocol.LoadReport
 // returns. A value.Ref inside a value names a tensor of the checkpoint that was at
 // that place when it was saved: Load fills the tensor if the state has that name.
 //
+// Tensors are filled concurrently. If two of them share memory, the checkpoint must
+// have the same values for both, and the race detector may report the load.
+//
 // Every byte for which the format has a checksum is verified before Load returns
 // nil. If Load fails, every rank returns the same error, and the contents of the
 // state are undefined.

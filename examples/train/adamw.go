@@ -11,7 +11,6 @@ import (
 // adamw is the optimizer AdamW. It updates this rank's shares of the parameters.
 type adamw struct {
 	rate, decay float64
-	step        *tensor.Tensor // steps done, as PyTorch keeps it: a float32
 	slots       []slot
 }
 
@@ -21,23 +20,24 @@ type slot struct {
 	name         string
 	param        *nn.Param
 	mean, square *shard.Tensor
+	step         *tensor.Tensor // steps done, as PyTorch keeps it: a float32 for each parameter
 }
 
 const beta1, beta2, epsilon = 0.9, 0.999, 1e-8
 
 // newAdamW returns the optimizer of a model whose parameters have layouts.
 func newAdamW(m *model, rate, decay float64) (*adamw, error) {
-	step, err := tensor.New(tensor.Float32, nil)
-	if err != nil {
-		return nil, err
-	}
-	o := &adamw{rate: rate, decay: decay, step: step}
+	o := &adamw{rate: rate, decay: decay}
 	for name, p := range m.Params() {
+		var err error
 		s, like := slot{name: name, param: p}, p.Sharded()
 		if s.mean, err = shard.Zeros[float32](like.Layout(), like.GlobalShape(), like.Rank()); err != nil {
 			return nil, err
 		}
 		if s.square, err = shard.Zeros[float32](like.Layout(), like.GlobalShape(), like.Rank()); err != nil {
+			return nil, err
+		}
+		if s.step, err = tensor.New(tensor.Float32, nil); err != nil {
 			return nil, err
 		}
 		o.slots = append(o.slots, s)
@@ -47,24 +47,21 @@ func newAdamW(m *model, rate, decay float64) (*adamw, error) {
 
 // update changes the parameters by their gradients, and clears the gradients.
 func (o *adamw) update() error {
-	steps, err := tensor.Values[float32](o.step)
-	if err != nil {
-		return err
-	}
-	steps[0]++
-	fix1 := 1 - math.Pow(beta1, float64(steps[0]))
-	fix2 := math.Sqrt(1 - math.Pow(beta2, float64(steps[0])))
 	for _, s := range o.slots {
 		if s.param.Var().Grad() == nil {
 			continue
 		}
-		var v [4][]float32
-		for i, t := range []*tensor.Tensor{s.param.Local(), s.param.Var().Grad(), s.mean.Local(), s.square.Local()} {
+		var v [5][]float32
+		for i, t := range []*tensor.Tensor{s.param.Local(), s.param.Var().Grad(), s.mean.Local(), s.square.Local(), s.step} {
+			var err error
 			if v[i], err = tensor.Values[float32](t); err != nil {
 				return err
 			}
 		}
-		w, grad, mean, square := v[0], v[1], v[2], v[3]
+		w, grad, mean, square, step := v[0], v[1], v[2], v[3], v[4]
+		step[0]++
+		fix1 := 1 - math.Pow(beta1, float64(step[0]))
+		fix2 := math.Sqrt(1 - math.Pow(beta2, float64(step[0])))
 		for i, d := range grad {
 			mean[i] += (d - mean[i]) * (1 - beta1)
 			square[i] = square[i]*beta2 + d*d*(1-beta2)
@@ -81,7 +78,7 @@ func (o *adamw) update() error {
 func (o *adamw) State() (map[string]any, error) {
 	state := map[string]any{}
 	for _, s := range o.slots {
-		state[s.name] = map[string]any{"exp_avg": s.mean, "exp_avg_sq": s.square, "step": o.step}
+		state[s.name] = map[string]any{"exp_avg": s.mean, "exp_avg_sq": s.square, "step": s.step}
 	}
 	return map[string]any{"state": state}, nil
 }
