@@ -292,7 +292,7 @@ func (j *job) loss(g *autograd.Graph, step int) (*autograd.Var, error) {
 
 // state is what a checkpoint has.
 func (j *job) state(step int) cairn.State {
-	return cairn.State{"model": j.model.Module, "optim": j.opt, "step": int64(step)}
+	return cairn.State{"model": j.model.Module, "optim": j.opt, "step": int64(step), "sizes": j.sizes.String()}
 }
 
 // save begins to save the state. When it returns, training may go on.
@@ -345,8 +345,14 @@ func (j *job) resume(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	state := j.state(0)
-	if _, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: j.world}); err != nil {
+	// A job in PyTorch saves no sizes.
+	opts := &cairn.LoadOptions{Group: j.world, AllowMissingFunc: func(name string) bool { return name == "sizes" }}
+	if _, err := cairn.Load(ctx, store, state, opts); err != nil {
 		return 0, err
+	}
+	// Without this, a model with other heads, or with fewer layers, would go on as if it had learned.
+	if has := state["sizes"]; has != j.sizes.String() {
+		return 0, fmt.Errorf("%s is of a model of %v; this one has %v", found.Path, has, j.sizes)
 	}
 	if j.world.Rank() == 0 {
 		fmt.Println("resume", found.Path)

@@ -242,6 +242,34 @@ func TestResumeInTheSameShapeIsExact(t *testing.T) {
 	}
 }
 
+// A job does not go on with the checkpoint of another model, even if it has all parameters.
+func TestResumeRefusesAnotherModel(t *testing.T) {
+	run := filepath.Join(t.TempDir(), "run")
+	one := grid{1, 1, replicated}
+	steps(t, one, run, 3)
+	for name, change := range map[string]func(*config){
+		"layers": func(c *config) { c.Layers = 1 },
+		"heads":  func(c *config) { c.Heads = 2 },
+		"width":  func(c *config) { c.Width = 8 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := small(one, run)
+			change(&c)
+			onRanks(t, 1, func(ctx context.Context, p platform.Platform) error {
+				j, err := newJob(ctx, p, c)
+				if err != nil {
+					return err
+				}
+				defer j.close(ctx)
+				if first, err := j.resume(ctx); err == nil {
+					t.Errorf("the job goes on with step %d", first)
+				}
+				return nil
+			})
+		})
+	}
+}
+
 // What the flags cannot mean is an error before anything is computed.
 func TestWrongConfigurationsAreRefused(t *testing.T) {
 	for name, change := range map[string]func(c *config){

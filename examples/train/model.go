@@ -14,6 +14,11 @@ type sizes struct {
 	Batch                      int // sequences of a step, over all ranks
 }
 
+// String names what two jobs must have in common to go on with each other's model.
+func (s sizes) String() string {
+	return fmt.Sprintf("%d layers, %d heads, width %d, time %d", s.Layers, s.Heads, s.Width, s.Time)
+}
+
 // model is a small transformer that predicts the next character. It is written for one
 // process: parallel.go cuts its parameters and wraps its layers.
 type model struct {

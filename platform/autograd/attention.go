@@ -152,7 +152,7 @@ func (g *Graph) CrossEntropy(logits *Var, targets *tensor.Tensor) *Var {
 		Name: "crossentropy", In: []*Var{logits},
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			s := logits.Shape()
-			class, err := tensor.Values[int64](targets)
+			class, err := indices(targets)
 			if err != nil {
 				return nil, nil, err
 			}

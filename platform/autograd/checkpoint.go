@@ -22,6 +22,8 @@ type Saved struct {
 	// Leaf says that it is the data of a leaf that has a gradient, such as a parameter,
 	// which stays in memory anyway.
 	Leaf bool
+
+	graph *shared // tensors of other graphs may have the same memory, but other contents
 }
 
 // Kept is a tensor that a [Keeper] has put somewhere.
@@ -50,7 +52,7 @@ func (k kept) get(ctx context.Context) (*tensor.Tensor, error) {
 func (g *Graph) keep(o Op, t *tensor.Tensor) (kept, error) {
 	k := kept{t: t, leaf: slices.ContainsFunc(o.In, func(v *Var) bool { return v.data == t && v.made == nil && v.needs })}
 	if g.keeper != nil {
-		at, err := g.keeper.Keep(g.ctx, Saved{o.Name, t, k.leaf})
+		at, err := g.keeper.Keep(g.ctx, Saved{o.Name, t, k.leaf, g.shared})
 		if err != nil {
 			return kept{}, fmt.Errorf("keep a tensor for the backward pass: %w", err)
 		}
@@ -122,7 +124,9 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 	}
 	results := &replay{policy: policy}
 	var operands []edge
-	return g.Apply(Op{
+	whole := *g
+	whole.replay = nil // the first run of an outer checkpoint has no operator for this one
+	return whole.Apply(Op{
 		Name: "checkpoint", In: in, Always: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			first := g.NoGrad()
@@ -130,6 +134,9 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 			out := f(first, in...)
 			if g.err != nil {
 				return nil, nil, g.err
+			}
+			if out == nil {
+				return nil, nil, fmt.Errorf("the function returned no variable: %w", ErrShape)
 			}
 			var save []*tensor.Tensor
 			for _, v := range in {
@@ -140,7 +147,7 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
 			again, floor := *g, g.next()
-			again.replay = results.again()
+			again.again, again.replay = true, results.again()
 			again.keeper = nil // what is computed again is needed at once
 			leaves := make([]*Var, len(p.Saved))
 			for i, t := range p.Saved {
@@ -151,7 +158,7 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 			}
 			out := f(&again, leaves...)
 			results.each(g.drop)
-			if g.err != nil || !out.needs {
+			if g.err != nil || out == nil || !out.needs {
 				return nil, g.err // without an error, f has no leaf with a gradient
 			}
 			return nil, again.backward(out, p.Grad, floor)

@@ -170,7 +170,7 @@ func (g *Graph) Sync(c *Coordinator, at Point, x *Var) *Var {
 	return g.Apply(Op{
 		Name: "sync", In: []*Var{x}, Aliases: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
-			if g.replay != nil && g.replay.reading {
+			if g.again {
 				return x.data, nil, nil
 			}
 			return x.data, nil, c.meet(g.ctx, forward, forward.communicates(at))

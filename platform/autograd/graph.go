@@ -89,7 +89,7 @@ func (v *Var) SetData(t *tensor.Tensor) error {
 
 // Shape returns the shape of the value.
 func (v *Var) Shape() []int64 {
-	if v.data == nil {
+	if v == nil || v.data == nil {
 		return nil
 	}
 	return v.data.Shape()
@@ -167,6 +167,7 @@ type Graph struct {
 	record bool
 	keeper Keeper
 	replay *replay
+	again  bool // the second run of a checkpointed function, or one inside of it
 }
 
 // shared is what a graph and those derived from it have in common.
@@ -381,6 +382,8 @@ func (e *engine) add(v edge, t *tensor.Tensor, own bool) error {
 		return fmt.Errorf("gradient %v of a variable of shape %v: %w", t, v.shape, ErrShape)
 	case v.leaf != nil && v.leaf.add != nil:
 		return v.leaf.add(t, own)
+	case v.leaf != nil && v.leaf.grad != nil && (v.leaf.grad.DType() != tensor.Float32 || !slices.Equal(v.leaf.grad.Shape(), v.shape)):
+		return fmt.Errorf("a variable of shape %v has the gradient %v: %w", v.shape, v.leaf.grad, ErrShape)
 	case v.leaf != nil:
 		v.leaf.grad = accumulate(v.leaf.grad, t, own)
 		return nil
@@ -400,7 +403,7 @@ func (e *engine) add(v edge, t *tensor.Tensor, own bool) error {
 	return nil
 }
 
-// accumulate returns sum + t. It changes sum, and takes over t if there is no sum and t
+// accumulate returns sum + t. It may change sum, and takes over t if there is no sum and t
 // belongs to the caller.
 func accumulate(sum, t *tensor.Tensor, own bool) *tensor.Tensor {
 	switch {
@@ -408,6 +411,9 @@ func accumulate(sum, t *tensor.Tensor, own bool) *tensor.Tensor {
 		return t
 	case sum == nil:
 		return t.Clone()
+	}
+	if !sum.Contiguous() {
+		sum = sum.Clone()
 	}
 	a, b := floats(sum), floats(t)
 	each(len(a), func(lo, hi int) {

@@ -273,7 +273,7 @@ func (g *Graph) Embedding(w *Var, ids *tensor.Tensor) *Var {
 		Name: "embedding", In: []*Var{w},
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			s := w.Shape()
-			at, err := tensor.Values[int64](ids)
+			at, err := indices(ids)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -306,6 +306,14 @@ func (g *Graph) Embedding(w *Var, ids *tensor.Tensor) *Var {
 			return []*tensor.Tensor{out}, nil
 		},
 	})
+}
+
+// indices returns the numbers that name rows or classes.
+func indices(t *tensor.Tensor) ([]int64, error) {
+	if t == nil {
+		return nil, fmt.Errorf("no numbers: %w", ErrShape)
+	}
+	return tensor.Values[int64](t)
 }
 
 // GELU returns x Φ(x), with the approximation of Φ by tanh.
@@ -510,8 +518,10 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 	for _, n := range sizes {
 		end += n
 	}
-	if x.data != nil && (len(x.Shape()) == 0 || end != x.Shape()[0] || !x.data.Contiguous() || slices.Min(sizes) < 0) {
-		g.Fail("split", fmt.Errorf("%v into %v: %w", x.Shape(), sizes, ErrShape))
+	if x == nil || x.data == nil || len(x.Shape()) == 0 || end != x.Shape()[0] ||
+		slices.ContainsFunc(sizes, func(n int64) bool { return n < 0 }) {
+		v := g.Fail("split", fmt.Errorf("%v into %v: %w", x.Shape(), sizes, ErrShape))
+		return slices.Repeat([]*Var{v}, len(sizes))
 	}
 	begin, whole := g.Mark(), x.edge()
 	var sum *tensor.Tensor
@@ -528,7 +538,11 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 			Backward: func(p *Pass) ([]*tensor.Tensor, error) {
 				if sum == nil {
 					sum = empty(p.Shapes[0]...)
-					p.After(begin, func() error { return p.engine.add(whole, sum, true) })
+					p.After(begin, func() error {
+						t := sum
+						sum = nil // another backward pass may begin at other parts
+						return p.engine.add(whole, t, true)
+					})
 				}
 				part, err := sum.Slice(0, lo, hi, 1)
 				if err != nil {

@@ -33,8 +33,8 @@ type SwapOptions struct {
 
 // Swap is a [Keeper] that moves tensors to a file while the computation goes on. In the
 // backward pass it reads them before they are needed: when a tensor is asked for, the
-// reading of those that were kept before it begins. Memory that several operators keep is
-// written once. An error of the file is that of the graph or of [Graph.Backward], and of
+// reading of those that were kept before it begins. Memory that several operators of a graph
+// keep is written once. An error of the file is that of the graph or of [Graph.Backward], and of
 // every later use.
 //
 // One Swap is for any number of graphs. Its methods are safe for concurrent use.
@@ -98,10 +98,12 @@ func (s *Swap) closeFile() error {
 	return err
 }
 
-// memory identifies the memory of a tensor while it exists.
+// memory identifies the memory of a tensor while it exists, and the graph for which its
+// contents stay the same.
 type memory struct {
 	at    uintptr
 	bytes int64
+	graph *shared
 }
 
 // block is memory that is, or will be, in the file. The lock of the swap guards it.
@@ -158,7 +160,7 @@ func (s *Swap) Keep(ctx context.Context, v Saved) (Kept, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.blockOf(t)
+	b := s.blockOf(v)
 	b.refs++
 	p := &place{swap: s, block: b, index: len(s.order), dtype: t.DType(), shape: t.Shape()}
 	s.order = append(s.order, p)
@@ -202,12 +204,13 @@ func (s *Swap) full(n int64) (first platform.Event, err error) {
 	return s.writing[0].done, s.err
 }
 
-// blockOf returns the block of the memory of t, a new one if it has none.
-func (s *Swap) blockOf(t *tensor.Tensor) *block {
+// blockOf returns the block of the memory of a tensor, a new one if it has none.
+func (s *Swap) blockOf(v Saved) *block {
+	t := v.Tensor
 	data, contiguous := t.Bytes()
 	var key memory
 	if contiguous {
-		key = memory{reflect.ValueOf(data).Pointer(), t.NumBytes()}
+		key = memory{reflect.ValueOf(data).Pointer(), t.NumBytes(), v.graph}
 		// If the first tensor is gone, its memory may be that of another one now.
 		if b := s.known[key]; b != nil && b.origin.Value() != nil {
 			return b

@@ -256,10 +256,18 @@ func normOf(p float64) norm {
 		n.of = func(v []float32) float64 { return fold(v, 0, func(s, x float64) float64 { return s + x*x }) }
 		n.finish = math.Sqrt
 	default:
-		n.of = func(v []float32) float64 {
-			return fold(v, 0, func(s, x float64) float64 { return s + math.Pow(x, p) })
+		if p < 0 { // no element: -0; infinite elements only: 0, which is an infinite norm
+			n.identity = math.Copysign(0, -1)
 		}
-		n.finish = func(sum float64) float64 { return math.Pow(sum, 1/p) }
+		n.of = func(v []float32) float64 {
+			return fold(v, n.identity, func(s, x float64) float64 { return s + math.Pow(x, p) })
+		}
+		n.finish = func(sum float64) float64 {
+			if math.Signbit(sum) {
+				return 0
+			}
+			return math.Pow(sum, 1/p)
+		}
 	}
 	return n
 }

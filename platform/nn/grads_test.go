@@ -460,6 +460,9 @@ func TestClipGradNormWithRanksWithoutGradients(t *testing.T) {
 		{nil, 2, 0},
 		{nil, inf, 0},
 		{nil, -inf, 0},
+		{nil, -1, 0},
+		{map[int]float32{1: 2, 2: -2}, -1, 1},
+		{map[int]float32{0: float32(inf)}, -1, inf},
 	} {
 		norms, grads, errs := clip(t, 3, c.have, c.p, false)
 		if err := errors.Join(errs...); err != nil {
