@@ -40,10 +40,11 @@ func (s *shared) interrupt(cause error) {
 // [ErrGrad].
 func (g *Graph) AllReduce(comm platform.TensorComm, x *Var, op platform.ReduceOp) *Var {
 	extreme := op == collective.Max || op == collective.Min
+	with := []platform.ReduceOp{collective.Sum, collective.Avg, collective.Max, collective.Min}
 	return g.communicate(comm, Op{
 		Name: "all-reduce", In: []*Var{x},
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
-			if err := g.reducible(x, op, collective.Sum, collective.Avg, collective.Max, collective.Min); err != nil {
+			if err := g.reducible(x, op, with); err != nil {
 				return nil, nil, err
 			}
 			out := x.data.Clone()
@@ -53,6 +54,9 @@ func (g *Graph) AllReduce(comm platform.TensorComm, x *Var, op platform.ReduceOp
 			return out, []*tensor.Tensor{x.data, out}, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
+			if err := hasGrad(op, with); err != nil {
+				return nil, err
+			}
 			if extreme {
 				d, err := toHolders(p, comm)
 				return []*tensor.Tensor{d}, err
@@ -64,8 +68,17 @@ func (g *Graph) AllReduce(comm platform.TensorComm, x *Var, op platform.ReduceOp
 }
 
 // reducible returns an error if x needs a gradient and the reduction has none.
-func (g *Graph) reducible(x *Var, op platform.ReduceOp, with ...platform.ReduceOp) error {
-	if g.record && x.needs && !slices.Contains(with, op) {
+func (g *Graph) reducible(x *Var, op platform.ReduceOp, with []platform.ReduceOp) error {
+	if g.record && x.needs {
+		return hasGrad(op, with)
+	}
+	return nil
+}
+
+// hasGrad returns an error if a reduction has no gradient. The backward pass asks again,
+// because Forward does not run if a checkpoint has kept the result.
+func hasGrad(op platform.ReduceOp, with []platform.ReduceOp) error {
+	if !slices.Contains(with, op) {
 		return fmt.Errorf("reduction by %v: %w", op, ErrGrad)
 	}
 	return nil
@@ -130,16 +143,20 @@ func (g *Graph) AllGatherConcat(comm platform.TensorComm, x *Var, dim int, lengt
 // error for other reductions wraps [ErrGrad].
 func (g *Graph) ReduceScatter(comm platform.TensorComm, x *Var, dim int, op platform.ReduceOp) *Var {
 	c := cut{comm, x.Shape(), dim}
+	with := []platform.ReduceOp{collective.Sum, collective.Avg}
 	return g.communicate(comm, Op{
 		Name: "reduce-scatter", In: []*Var{x},
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
-			if err := cmp.Or(c.check(), g.reducible(x, op, collective.Sum, collective.Avg)); err != nil {
+			if err := cmp.Or(c.check(), g.reducible(x, op, with)); err != nil {
 				return nil, nil, err
 			}
 			out, err := c.scatter(g.ctx, x.data, op)
 			return out, nil, err
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
+			if err := hasGrad(op, with); err != nil {
+				return nil, err
+			}
 			d := p.Grad
 			if op == collective.Avg {
 				d = d.Clone()

@@ -144,6 +144,14 @@ func TestReductionsWithoutGradient(t *testing.T) {
 				}
 				return nil
 			})
+			mustRanks(t, 2, func(r rank) error {
+				g := New(r)
+				kept := g.Checkpoint(func(g *Graph, in ...*Var) *Var { return f(g, r, in[0]) }, saveAll, randomLeaf(1, 2))
+				if err := g.Backward(g.Sum(kept), nil); !errors.Is(err, ErrGrad) {
+					return fmt.Errorf("with a result that a checkpoint kept: %v; want %w", err, ErrGrad)
+				}
+				return nil
+			})
 		})
 	}
 }
