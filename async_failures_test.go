@@ -19,13 +19,13 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// heldStore returns a store that saves in this process cannot write to. Saver processes
-// are stopped instead.
+// heldStore returns a store that saves in this process cannot write to, for two minutes.
+// Saver processes are stopped instead.
 func heldStore(mode string, s *file.Store) blob.Store {
 	if mode == "process" {
 		return s
 	}
-	return fault.New(s, fault.Rule{On: fault.Write, Times: -1, Do: fault.Delay(time.Hour)})
+	return fault.New(s, fault.Rule{On: fault.Write, Times: -1, Do: fault.Delay(2 * time.Minute)})
 }
 
 // TestCloseWithEndedContext closes a Stager with a context that has ended, in every state
@@ -175,7 +175,7 @@ func TestSaveAsyncOfBadStateOnOneRank(t *testing.T) {
 // TestSaveAsyncCancelledWhileStaging ends the context of one rank while its state is being
 // staged: the save fails on all ranks, and the next one succeeds.
 func TestSaveAsyncCancelledWhileStaging(t *testing.T) {
-	const n = 200 << 10
+	const n = 2 << 20
 	cause := errors.New("enough")
 	for mode, options := range modes {
 		for rank := range 2 {
@@ -189,7 +189,11 @@ func TestSaveAsyncCancelledWhileStaging(t *testing.T) {
 					defer s.Close(ctx)
 					save := func(ctx context.Context, store blob.Store, seed byte, overlap bool) (*cairn.Pending, error) {
 						state := cairn.State{fmt.Sprint("w", g.Rank()): numbered(t, n, seed)}
-						return cairn.SaveAsync(ctx, store, state, &cairn.AsyncOptions{Stager: s, Overlap: overlap, SaveOptions: cairn.SaveOptions{Group: g}})
+						// The buffers of the writers do not hold the state either, so that it is not staged
+						// before something was written.
+						return cairn.SaveAsync(ctx, store, state, &cairn.AsyncOptions{
+							Stager: s, Overlap: overlap, SaveOptions: cairn.SaveOptions{Group: g, BufferBytes: 64 << 10},
+						})
 					}
 					wait := func(p *cairn.Pending, err error) error {
 						if err == nil {
