@@ -73,7 +73,7 @@ var messages = map[string]any{
 		Phases: []meta.Phase{{Name: meta.PhaseStage, End: 120_000_000, Bytes: 8192}, {Name: meta.PhaseWrite, Start: 200_000_000, End: 2_200_000_000, Bytes: 144}},
 	}},
 	"load": loadBody{
-		Load: 3, Store: "/checkpoints/step-100", Format: "hf", FormatOptions: json.RawMessage(`{"dequantize":true,"dtype":"bfloat16"}`), AllowMissing: true,
+		Load: 3, source: source{Store: "/checkpoints/step-100", Format: "hf", FormatOptions: json.RawMessage(`{"dequantize":true,"dtype":"bfloat16"}`)}, AllowMissing: true,
 		Items: []WantItem{
 			{Name: "model.w", DType: "float32", Shape: []int64{4, 8}, Offsets: []int64{0, 4}, Sizes: []int64{4, 4}, At: 4096},
 			{Name: "scale", DType: "float64", At: 4160},
@@ -82,6 +82,16 @@ var messages = map[string]any{
 	},
 	"piece":       pieceBody{Load: 3, Item: 0},
 	"piece-value": pieceBody{Load: 3, Item: 2, Codec: "json", Data: []byte(`100`)},
+	"describe": describeBody{Load: 4, source: source{Store: "/checkpoints/step-100"}},
+	"described": describedBody{
+		Load: 4, Format: "cairn/1", SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Time: new(time.Date(2026, 11, 15, 22, 0, 0, 0, time.UTC)),
+		Writer: "trainer 1.0", WorldSize: 4, Tags: map[string]string{"run": "12"}, Notes: []string{"the format has no checksums"}, Missing: []string{"model.b"},
+		Entries: []Entry{
+			{Item: Item{Name: "model.w", Path: []step{step(meta.Key("model")), step(meta.Key("w"))}, DType: "float32", Shape: []int64{4, 8}, RequiresGrad: true}},
+			{Item: Item{Name: "rng", Codec: "raw"}, Bytes: 5056},
+			{Item: Item{Name: "step", Codec: "json", Data: []byte(`100`)}, Bytes: 3},
+		},
+	},
 	"loaded": loadedBody{3, &protocol.LoadReport{
 		SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Local: storage.ReadStats{Needed: 72, Rounded: 128, Read: 136, Requests: 1}, Total: storage.ReadStats{Needed: 72, Rounded: 128, Read: 136, Requests: 1},
 		Missing: []string{"scale"}, PlanTime: time.Millisecond, ReadTime: time.Second,
@@ -145,6 +155,10 @@ func decodeBody(f *frame) (any, error) {
 		return body(decode[savedBody](f, false))
 	case typePiece:
 		return body(decode[pieceBody](f, false))
+	case typeDescribe:
+		return body(decode[describeBody](f, true))
+	case typeDescribed:
+		return body(decode[describedBody](f, false))
 	case typeLoaded:
 		return body(decode[loadedBody](f, false))
 	case typeFailed:
@@ -164,8 +178,8 @@ func body[T any](v *T, err error) (any, error) {
 
 // types are the types of all messages.
 var types = []string{
-	typeHello, typeListen, typeJoin, typeSave, typeStaged, typeAbandon, typeFetched, typeDrop, typeLoad, typeCancel,
-	typeReady, typeListening, typeJoined, typeFetch, typeReleased, typeProgress, typeWarning, typeSaved, typePiece, typeLoaded, typeFailed, typeRefused,
+	typeHello, typeListen, typeJoin, typeSave, typeStaged, typeAbandon, typeFetched, typeDrop, typeLoad, typeDescribe, typeCancel,
+	typeReady, typeListening, typeJoined, typeFetch, typeReleased, typeProgress, typeWarning, typeSaved, typePiece, typeLoaded, typeDescribed, typeFailed, typeRefused,
 }
 
 // golden compares the text with a golden file, or writes it.

@@ -43,28 +43,41 @@ func (s *server) load(b *loadBody) error {
 		return err
 	}
 	p.piece = func(b pieceBody) error { return s.out.send(typePiece, b) }
+	return s.begin(b.Load, p.used, typeLoaded, func(ctx context.Context) (any, error) {
+		r, err := s.runLoad(ctx, b, p)
+		s.claims.removeAll(p)
+		return loadedBody{b.Load, r}, err
+	})
+}
+
+// begin runs a load, or something else that has a number like a load, in the background,
+// and sends its outcome: a message of the type done with what run returns, or the error.
+func (s *server) begin(load uint64, used []claim, done string, run func(context.Context) (any, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.loads[b.Load] != nil {
-		return fmt.Errorf("%w: load %d is sent twice", ErrMessage, b.Load)
+	if load == 0 {
+		return fmt.Errorf("%w: a load with the number 0", ErrMessage)
 	}
-	if err := s.claims.addAll(p.used); err != nil {
+	if s.loads[load] != nil {
+		return fmt.Errorf("%w: load %d is sent twice", ErrMessage, load)
+	}
+	if err := s.claims.addAll(used); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
-	s.loads[b.Load] = cancel
+	s.loads[load] = cancel
 	s.work.Go(func() {
 		defer cancel()
-		r, err := s.runLoad(ctx, b, p)
+		body, err := run(ctx)
 		s.mu.Lock()
-		delete(s.loads, b.Load)
+		delete(s.loads, load)
 		s.mu.Unlock()
-		s.claims.removeAll(p)
-		if err != nil {
-			s.out.send(typeFailed, failedBody{subject: subject{Load: b.Load}, Error: newErrorValue(err)})
-			return
+		if err == nil {
+			err = s.out.send(done, body)
 		}
-		s.out.send(typeLoaded, loadedBody{b.Load, r})
+		if err != nil {
+			s.out.send(typeFailed, failedBody{subject: subject{Load: load}, Error: newErrorValue(err)})
+		}
 	})
 	return nil
 }
@@ -72,9 +85,6 @@ func (s *server) load(b *loadBody) error {
 // newLoadPlanner checks what a load asks for: every box has memory of its own in the
 // arena.
 func newLoadPlanner(b *loadBody, arena []byte) (*loadPlanner, error) {
-	if b.Load == 0 {
-		return nil, fmt.Errorf("%w: a load with the number 0", ErrMessage)
-	}
 	p := &loadPlanner{load: b.Load, tensors: map[string]*wanted{}, values: map[string]int{}}
 	p.AllowMissing = b.AllowMissing
 	for i := range b.Items {
@@ -150,22 +160,9 @@ func (p *loadPlanner) add(i int, m *WantItem, arena []byte) (int64, error) {
 
 // runLoad loads. It reports each item when it has arrived.
 func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*protocol.LoadReport, error) {
-	store, err := s.OpenStore(b.Store)
+	open, store, err := s.open(&b.source)
 	if err != nil {
 		return nil, err
-	}
-	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-		return formats.Open(ctx, store, nil)
-	}
-	if b.Format == "" && len(b.FormatOptions) > 0 {
-		return nil, fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
-	}
-	if b.Format != "" {
-		f, err := decodeFormat(b.Format, b.FormatOptions)
-		if err != nil {
-			return nil, err
-		}
-		open = f.Open
 	}
 	state := plan.State{}
 	for name, w := range p.tensors {
@@ -182,6 +179,75 @@ func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*pro
 		err = p.rest(r.Missing)
 	}
 	return r, err
+}
+
+// open returns the store of a checkpoint and the function that opens it.
+func (s *server) open(src *source) (func(context.Context, blob.Store) (storage.Checkpoint, error), blob.Store, error) {
+	store, err := s.OpenStore(src.Store)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case src.Format != "":
+		f, err := decodeFormat(src.Format, src.FormatOptions)
+		if err != nil {
+			return nil, nil, err
+		}
+		return f.Open, store, nil
+	case len(src.FormatOptions) > 0:
+		return nil, nil, fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
+	}
+	return func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+		return formats.Open(ctx, store, nil)
+	}, store, nil
+}
+
+// describe says what a checkpoint holds.
+func (s *server) describe(b *describeBody) error {
+	return s.begin(b.Load, nil, typeDescribed, func(ctx context.Context) (any, error) {
+		open, store, err := s.open(&b.source)
+		if err != nil {
+			return nil, err
+		}
+		c, err := open(ctx, store)
+		if err != nil {
+			return nil, err
+		}
+		defer c.Close()
+		md, err := c.Metadata(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return newDescribed(b.Load, md), nil
+	})
+}
+
+func newDescribed(load uint64, md *meta.Metadata) describedBody {
+	st := md.Storage
+	d := describedBody{
+		Load: load, Format: st.Version, SaveID: st.SaveID, Step: st.Step, Writer: st.Writer, WorldSize: st.WorldSize,
+		Tags: st.Tags, Notes: st.Notes, Entries: make([]Entry, len(md.Entries)),
+	}
+	if !st.Time.IsZero() {
+		d.Time = &st.Time
+	}
+	for _, m := range md.Missing {
+		d.Missing = append(d.Missing, m.FQN)
+	}
+	for i := range md.Entries {
+		e := &md.Entries[i]
+		out := Entry{Item: Item{Name: e.FQN}}
+		for _, at := range e.Path {
+			out.Path = append(out.Path, step(at))
+		}
+		if t := e.Tensor; t != nil {
+			out.DType, out.Shape = t.DType.String(), t.Shape
+			out.RequiresGrad, out.PinMemory, out.MemoryFormat, out.Layout = t.RequiresGrad, t.PinMemory, t.MemoryFormat, t.Layout
+		} else {
+			out.Codec, out.Data, out.Bytes = e.Bytes.Codec, e.Bytes.Inline, e.Bytes.Size
+		}
+		d.Entries[i] = out
+	}
+	return d
 }
 
 // loadPlanner is the default planner that also reports what has arrived.

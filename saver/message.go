@@ -66,16 +66,17 @@ func init() {
 // The types of messages. docs/saver.md specifies them.
 const (
 	// From the trainer to the saver.
-	typeHello   = "hello"
-	typeListen  = "listen"
-	typeJoin    = "join"
-	typeSave    = "save"
-	typeStaged  = "staged"
-	typeAbandon = "abandon"
-	typeFetched = "fetched"
-	typeDrop    = "drop"
-	typeLoad    = "load"
-	typeCancel  = "cancel"
+	typeHello    = "hello"
+	typeListen   = "listen"
+	typeJoin     = "join"
+	typeSave     = "save"
+	typeStaged   = "staged"
+	typeAbandon  = "abandon"
+	typeFetched  = "fetched"
+	typeDrop     = "drop"
+	typeLoad     = "load"
+	typeDescribe = "describe"
+	typeCancel   = "cancel"
 	// From the saver to the trainer.
 	typeReady     = "ready"
 	typeListening = "listening"
@@ -87,6 +88,7 @@ const (
 	typeSaved     = "saved"
 	typePiece     = "piece"
 	typeLoaded    = "loaded"
+	typeDescribed = "described"
 	typeFailed    = "failed"
 	typeRefused   = "refused"
 )
@@ -322,14 +324,19 @@ type savedBody struct {
 	Report     *protocol.SaveReport `json:"report"`
 }
 
-// loadBody asks for parts of a checkpoint.
-type loadBody struct {
-	Load          uint64          `json:"load"`
+// source is a checkpoint to read.
+type source struct {
 	Store         string          `json:"store"`
 	Format        string          `json:"format,omitempty"` // empty: it is detected
 	FormatOptions json.RawMessage `json:"format_options,omitempty"`
-	AllowMissing  bool            `json:"allow_missing,omitempty"`
-	Items         []WantItem      `json:"items"`
+}
+
+// loadBody asks for parts of a checkpoint.
+type loadBody struct {
+	Load uint64 `json:"load"`
+	source
+	AllowMissing bool       `json:"allow_missing,omitempty"`
+	Items        []WantItem `json:"items"`
 }
 
 // WantItem is a box of a tensor and the place in the arena for it, or a value.
@@ -353,6 +360,36 @@ type pieceBody struct {
 type loadedBody struct {
 	Load   uint64               `json:"load"`
 	Report *protocol.LoadReport `json:"report"`
+}
+
+// describeBody asks what a checkpoint holds. It has a number like a load.
+type describeBody struct {
+	Load uint64 `json:"load"`
+	source
+}
+
+// describedBody is what a checkpoint holds.
+type describedBody struct {
+	Load uint64 `json:"load"`
+	// Format is the name and version of the format.
+	Format    string            `json:"format"`
+	SaveID    string            `json:"save_id,omitempty"`
+	Step      *int64            `json:"step,omitempty"`
+	Time      *time.Time        `json:"time,omitempty"`
+	Writer    string            `json:"writer,omitempty"`
+	WorldSize int               `json:"world_size,omitempty"`
+	Tags      map[string]string `json:"tags,omitempty"`
+	Notes     []string          `json:"notes,omitempty"`
+	Missing   []string          `json:"missing,omitempty"`
+	Entries   []Entry           `json:"entries"`
+}
+
+// Entry is a tensor or a value of a checkpoint. A tensor is whole. A value has its data if
+// it is small.
+type Entry struct {
+	Item
+	// Bytes is the size of a value.
+	Bytes int64 `json:"bytes,omitempty"`
 }
 
 type cancelBody struct {

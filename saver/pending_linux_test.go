@@ -29,7 +29,7 @@ func underWay(t *testing.T, folder string) bool {
 // folder without a checkpoint.
 func (c *trainer) settled() {
 	c.Helper()
-	c.send(typeLoad, loadBody{Load: 99, Store: c.TempDir(), Items: []WantItem{{Name: "w"}}})
+	c.send(typeLoad, loadBody{Load: 99, source: source{Store: c.TempDir()}, Items: []WantItem{{Name: "w"}}})
 	if b := received[failedBody](c, typeFailed); b.Load != 99 {
 		c.Fatalf("failed: %+v", b)
 	}

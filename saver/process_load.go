@@ -241,7 +241,7 @@ func (l *remoteLoad) take() (arrived []*pieceBody, ended bool) {
 // loadParts loads parts into memory of the arena. When it returns, the saver does not use
 // the memory any more.
 func (p *Process) loadParts(ctx context.Context, l *Load, parts []part, mem *stage.Region, piece func(Piece) error) (*protocol.LoadReport, error) {
-	body := loadBody{Store: l.Store, Format: l.Format, FormatOptions: l.FormatOptions, AllowMissing: l.AllowMissing, Items: make([]WantItem, len(parts))}
+	body := loadBody{source: source{l.Store, l.Format, l.FormatOptions}, AllowMissing: l.AllowMissing, Items: make([]WantItem, len(parts))}
 	for i, x := range parts {
 		w := &l.Items[x.item]
 		body.Items[i] = WantItem{Name: w.Name}

@@ -561,7 +561,7 @@ func TestServeSaveAndLoadOfOneNumber(t *testing.T) {
 	c.join()
 	folder := t.TempDir()
 	held := c.hold(1, folder)
-	c.send(typeLoad, loadBody{Load: 1, Store: t.TempDir(), Items: []WantItem{{Name: "w"}}})
+	c.send(typeLoad, loadBody{Load: 1, source: source{Store: t.TempDir()}, Items: []WantItem{{Name: "w"}}})
 	if b := received[failedBody](c, typeFailed); b.subject != (subject{Load: 1}) || !errors.Is(b.Error.err(), storage.ErrNotFound) {
 		t.Errorf("failed %+v; want load 1", b)
 	}

@@ -185,6 +185,8 @@ func (s *server) handle(f *frame) error {
 		return on(f, s.drop)
 	case typeLoad:
 		return on(f, s.load)
+	case typeDescribe:
+		return on(f, s.describe)
 	case typeCancel:
 		return on(f, s.cancelLoad)
 	}

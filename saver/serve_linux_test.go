@@ -405,7 +405,7 @@ func (c *trainer) overlap(at int64) {
 // load sends a load that a lie has changed.
 func load(lie func(b *loadBody)) func(c *trainer) {
 	return func(c *trainer) {
-		b := &loadBody{Load: 1, Store: c.TempDir(), Items: []WantItem{{Name: "w", DType: "uint8", Shape: []int64{16}, At: 64 << 10}}}
+		b := &loadBody{Load: 1, source: source{Store: c.TempDir()}, Items: []WantItem{{Name: "w", DType: "uint8", Shape: []int64{16}, At: 64 << 10}}}
 		lie(b)
 		c.send(typeLoad, b)
 	}
@@ -546,7 +546,7 @@ func conversationOf(t *testing.T, u Unit, folder string) []byte {
 	}{
 		{typeHello, helloBody{Version}},
 		{typeJoin, joinBody{Size: 1}},
-		{typeLoad, loadBody{Load: 1, Store: filepath.Join(folder, "nothing"), Items: []WantItem{{Name: "w"}}}},
+		{typeLoad, loadBody{Load: 1, source: source{Store: filepath.Join(folder, "nothing")}, Items: []WantItem{{Name: "w"}}}},
 		{typeCancel, cancelBody{1}},
 		{typeSave, newSave(1, folder)},
 		{typeDrop, dropBody{77}},
@@ -643,7 +643,7 @@ func TestServeTrainerThatDoesNotRead(t *testing.T) {
 	c.send(typeHello, helloBody{Version})
 	nothing := t.TempDir()
 	for i := range uint64(3000) { // the answers do not fit into the buffers of the socket
-		c.send(typeLoad, loadBody{Load: i + 1, Store: nothing, Items: []WantItem{{Name: "w"}}})
+		c.send(typeLoad, loadBody{Load: i + 1, source: source{Store: nothing}, Items: []WantItem{{Name: "w"}}})
 	}
 	if err := c.conn.(*net.UnixConn).CloseWrite(); err != nil {
 		t.Fatal(err)
@@ -850,7 +850,7 @@ func TestServeSavesForATrainerThatDoesNotRead(t *testing.T) {
 	c.hold(1, t.TempDir())
 	nothing := t.TempDir()
 	for i := range uint64(3000) { // the answers do not fit into the buffers of the socket
-		c.send(typeLoad, loadBody{Load: i + 1, Store: nothing, Items: []WantItem{{Name: "w"}}})
+		c.send(typeLoad, loadBody{Load: i + 1, source: source{Store: nothing}, Items: []WantItem{{Name: "w"}}})
 	}
 	folder := t.TempDir()
 	c.send(typeSave, newSave(2, folder))
