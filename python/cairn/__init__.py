@@ -1,0 +1,40 @@
+"""cairn saves and loads the sharded state of training jobs.
+
+    import cairn
+    with cairn.open("run/step-100") as c:
+        print(c.keys())
+        rows = c["model.embed.weight"][10:20]
+
+``cairn.torch`` saves and loads the state of PyTorch jobs. The work is done by a process
+of the program ``cairn``, which this package contains; CAIRN_BINARY names another one.
+Importing this module imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cairn.errors import (
+    CairnError, CastError, ChangedError, CorruptError, ExistsError, GoneError, IncompleteError, MismatchError, MissingError,
+    NotFoundError, OptionsError, RepresentError, SaverError, StateError, UncertainError, UnderWayError, VersionError,
+)
+
+if TYPE_CHECKING:
+    from cairn.checkpoint import Checkpoint, Tensor, latest, open  # noqa: A004
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CairnError", "CastError", "ChangedError", "Checkpoint", "CorruptError", "ExistsError", "GoneError", "IncompleteError",
+    "MismatchError", "MissingError", "NotFoundError", "OptionsError", "RepresentError", "SaverError", "StateError", "Tensor",
+    "UncertainError", "UnderWayError", "VersionError", "latest", "open",
+]
+
+
+def __getattr__(name: str):
+    # What needs the saver process is imported when it is used, so that "import cairn" is fast.
+    if name in ("Checkpoint", "Tensor", "latest", "open"):
+        from cairn import checkpoint
+
+        return getattr(checkpoint, name)
+    raise AttributeError(f"module 'cairn' has no attribute {name!r}")

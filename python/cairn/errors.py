@@ -1,0 +1,115 @@
+"""The errors of cairn. They have the names of the Go library's errors."""
+
+from __future__ import annotations
+
+
+class CairnError(Exception):
+    """An error of cairn. ``codes`` are the names by which docs/saver.md knows it."""
+
+    def __init__(self, text: str = "", codes: tuple[str, ...] = ()):
+        super().__init__(text)
+        self.codes = tuple(codes)
+
+
+class SaverError(CairnError):
+    """The saver process of this rank or of another one has ended. The next call starts new ones."""
+
+
+class GoneError(CairnError):
+    """Another rank has left the job."""
+
+
+class IncompleteError(CairnError):
+    """A save to this place did not finish."""
+
+
+class UnderWayError(IncompleteError):
+    """There is no checkpoint yet, but a process is saving to this place."""
+
+
+class NotFoundError(CairnError, FileNotFoundError):
+    """There is no checkpoint at this place."""
+
+
+class ExistsError(CairnError, FileExistsError):
+    """There is a checkpoint at this place, and the save may not replace it."""
+
+
+class CorruptError(CairnError):
+    """Bytes differ from those that were written, or a file is missing."""
+
+
+class VersionError(CairnError):
+    """A newer program wrote the checkpoint."""
+
+
+class ChangedError(CairnError):
+    """The checkpoint was replaced while it was being read."""
+
+
+class UncertainError(CairnError):
+    """It is unknown whether the checkpoint was published."""
+
+
+class OptionsError(CairnError, ValueError):
+    """Options contradict each other, or the format does not have them."""
+
+
+class RepresentError(CairnError):
+    """The format cannot hold a tensor or a value."""
+
+
+class StateError(CairnError, ValueError):
+    """The states of the ranks contradict each other."""
+
+
+class MismatchError(CairnError, ValueError):
+    """What is wanted does not match the checkpoint."""
+
+
+class MissingError(MismatchError, KeyError):
+    """The checkpoint does not have a name that is wanted."""
+
+    def __str__(self) -> str:  # KeyError would quote it
+        return Exception.__str__(self)
+
+
+class CastError(CairnError, ValueError):
+    """Elements cannot be converted to the type that is wanted."""
+
+
+class ReplacedError(CairnError):
+    """The save was withdrawn before it began, because a newer one took its place."""
+
+
+# The first code that an error has decides its class, so the more specific codes come first.
+_CLASSES: dict[str, type[CairnError]] = {
+    "saver.replaced": ReplacedError,
+    "saver.ended": SaverError,
+    "group.ErrGone": GoneError,
+    "plan.missing": MissingError,
+    "plan.mismatch": MismatchError,
+    "plan.state": StateError,
+    "storage.underway": UnderWayError,
+    "storage.incomplete": IncompleteError,
+    "storage.notfound": NotFoundError,
+    "storage.exists": ExistsError,
+    "storage.changed": ChangedError,
+    "storage.uncertain": UncertainError,
+    "storage.version": VersionError,
+    "storage.corrupt": CorruptError,
+    "storage.options": OptionsError,
+    "formats.unknown": OptionsError,
+    "storage.represent": RepresentError,
+    "tensor.cast": CastError,
+    "fs.ErrNotExist": NotFoundError,
+}
+
+
+def from_message(error: dict) -> CairnError:
+    """Returns the error of a message of the saver process."""
+    codes = tuple(error.get("codes") or ())
+    for code, kind in _CLASSES.items():
+        if code in codes:
+            return kind(error.get("text", ""), codes)
+    return CairnError(error.get("text", ""), codes)

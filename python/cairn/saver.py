@@ -1,0 +1,529 @@
+"""A client of the saver process: memory that both share, and messages over a socket.
+
+docs/saver.md specifies both. Nothing here knows torch or numpy: callers copy into and out
+of the shared memory themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import bisect
+import fcntl
+import json
+import mmap
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any, Callable, Iterable, Optional, Sequence
+
+from cairn.errors import CairnError, SaverError, from_message
+
+VERSION = 1
+PAGE = 4096
+_F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
+_MAX_FRAME = 1 << 30
+
+
+def binary() -> str:
+    """Returns the path of the program cairn."""
+    named = os.environ.get("CAIRN_BINARY")
+    inside = os.path.join(os.path.dirname(__file__), "bin", "cairn")
+    for path in (named, None if named else inside, None if named else shutil.which("cairn")):
+        if path and os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    if named:
+        raise SaverError(f"CAIRN_BINARY is {named!r}, which is not a program")
+    raise SaverError("the program cairn is not part of this installation, and not in PATH: install the package from a wheel, "
+                     "or build the program with 'go build ./cmd/cairn' and set CAIRN_BINARY to its path")
+
+
+def default_ceiling() -> int:
+    """Returns how much memory is shared at most: CAIRN_ARENA_BYTES, or half of the host's memory."""
+    if (text := os.environ.get("CAIRN_ARENA_BYTES")) is not None:
+        return int(text)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+class Arena:
+    """Shared memory with a ceiling. It takes memory of the system only for what is in use, and keeps it."""
+
+    def __init__(self, ceiling: int):
+        self.size = max(ceiling // PAGE * PAGE, 1 << 20)
+        window = min(max(self.size // 8, PAGE), 64 << 20) // PAGE * PAGE
+        self.window = self.size - window
+        self.fd = os.memfd_create("cairn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, self.size)
+        fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
+        self.mem = mmap.mmap(self.fd, self.size)
+        self.view = memoryview(self.mem)
+        self._lock = threading.Lock()
+        self._free: list[tuple[int, int]] = [(0, self.window)]  # (start, end), ascending
+        self._backed: list[tuple[int, int]] = []  # what has memory
+        self.room = threading.Condition(self._lock)
+
+    def alloc(self, n: int) -> Optional[int]:
+        """Returns the offset of n bytes, a multiple of 64, or None if there is no room now."""
+        n = max(1, (n + 63) // 64 * 64)
+        with self._lock:
+            for i, (lo, hi) in enumerate(self._free):
+                if hi - lo >= n:
+                    if hi - lo == n:
+                        del self._free[i]
+                    else:
+                        self._free[i] = (lo + n, hi)
+                    break
+            else:
+                return None
+        try:
+            self.back(lo, lo + n)
+        except BaseException:
+            self.free(lo, n)
+            raise
+        return lo
+
+    def free(self, at: int, n: int) -> None:
+        """Returns what alloc gave."""
+        n = max(1, (n + 63) // 64 * 64)
+        with self._lock:
+            i = bisect.bisect_left(self._free, (at, 0))
+            lo, hi = at, at + n
+            if i < len(self._free) and self._free[i][0] == hi:
+                hi = self._free.pop(i)[1]
+            if i > 0 and self._free[i - 1][1] == lo:
+                i -= 1
+                lo = self._free.pop(i)[0]
+            self._free.insert(i, (lo, hi))
+            self.room.notify_all()
+
+    def back(self, lo: int, hi: int) -> None:
+        """Makes sure that there is memory for a part, so that no access can fail."""
+        lo, hi = lo // PAGE * PAGE, -(-hi // PAGE) * PAGE
+        with self._lock:
+            if any(a <= lo and hi <= b for a, b in self._backed):
+                return
+        os.posix_fallocate(self.fd, lo, hi - lo)
+        with self._lock:
+            merged = []
+            for a, b in sorted(self._backed + [(lo, hi)]):
+                if merged and a <= merged[-1][1]:
+                    merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
+                else:
+                    merged.append((a, b))
+            self._backed = merged
+
+    @property
+    def backed(self) -> list[tuple[int, int]]:
+        """The parts that have memory."""
+        with self._lock:
+            return list(self._backed)
+
+    def largest(self) -> int:
+        """Returns the bytes that alloc could give now."""
+        with self._lock:
+            return max((hi - lo for lo, hi in self._free), default=0)
+
+    def close(self) -> None:
+        self.view.release()
+        try:
+            self.mem.close()
+        except BufferError:
+            pass  # somebody still has a view; the memory goes with it
+        os.close(self.fd)
+
+
+class Reply:
+    """An answer that has not arrived yet. ``on`` is called for messages before it."""
+
+    def __init__(self, on: Optional[Callable[[str, dict], None]] = None):
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], None]] = []
+        self.on = on
+        self.body: Optional[dict] = None
+        self.error: Optional[BaseException] = None
+
+    def settle(self, body: Optional[dict] = None, error: Optional[BaseException] = None) -> None:
+        with self._lock:
+            if self._done.is_set():
+                return
+            self.body, self.error = body, error
+            self._done.set()
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Calls call once the answer is there."""
+        with self._lock:
+            if not self._done.is_set():
+                self._calls.append(call)
+                return
+        call()
+
+    def result(self, timeout: Optional[float] = None) -> dict:
+        """Waits for the answer and returns it, or raises its error."""
+        if not self._done.wait(timeout):
+            raise TimeoutError("the saver process has not answered yet")
+        if self.error is not None:
+            raise self.error
+        assert self.body is not None
+        return self.body
+
+
+class Saver:
+    """A saver process and the conversation with it. Its methods are safe for several threads."""
+
+    def __init__(self, ceiling: Optional[int] = None, log: Optional[str] = None, arena: Optional[Arena] = None):
+        self.arena = arena or Arena(default_ceiling() if ceiling is None else ceiling)
+        self._owns_arena = arena is None
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        fds = (theirs.fileno(), self.arena.fd)
+        env = {**os.environ, "CAIRN_SAVER": "%d,%d" % fds}
+        try:
+            with open(log, "ab") if log else open(os.devnull, "wb") as stderr:
+                # A session of its own: Ctrl-C in a terminal does not reach it.
+                self.process = subprocess.Popen([binary(), "saver"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                                stderr=stderr, pass_fds=fds, env=env, start_new_session=True)
+        except BaseException:
+            self._sock.close()
+            raise
+        finally:
+            theirs.close()
+        self._send_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._numbers = 0
+        self._waiting: dict[Any, Reply] = {}
+        self._order: list[Reply] = []  # answers without a number: ready, listening, joined
+        self._ended: Optional[CairnError] = None
+        self._pid = os.getpid()
+        self.fetch: Callable[[dict], None] = lambda body: self.send("fetched", fetch=body["fetch"], error={"text": "nothing to fetch"})
+        self._reader = threading.Thread(target=_read_all, args=(weakref.ref(self), self._sock), name="cairn-saver", daemon=True)
+        self._reader.start()
+        _all.add(self)
+        try:
+            self.ask("hello", version=VERSION).result(120)
+        except BaseException:
+            self.close()
+            raise
+
+    # Messages.
+
+    def send(self, kind: str, **body: Any) -> None:
+        """Sends a message."""
+        text = json.dumps({"type": kind, "body": body}, separators=(",", ":")).encode()
+        if len(text) > _MAX_FRAME:
+            raise CairnError(f"a message of {len(text)} bytes is too large for the saver process")
+        try:
+            with self._send_lock:
+                self._sock.sendall(struct.pack("<I", len(text)) + text)
+        except OSError as e:
+            raise self._ended or SaverError(f"the saver process has ended: {e}") from None
+
+    def ask(self, kind: str, **body: Any) -> Reply:
+        """Sends a message whose answer has no number."""
+        reply = Reply()
+        with self._lock:
+            self._check()
+            self._order.append(reply)
+        self.send(kind, **body)
+        return reply
+
+    def number(self) -> int:
+        """Returns a number that no load and no save has had."""
+        with self._lock:
+            self._numbers += 1
+            return self._numbers
+
+    def begin(self, subject: tuple[str, int], reply: Reply, kind: str, **body: Any) -> Reply:
+        """Sends a message whose answer has a number: ("load", n) or ("generation", n)."""
+        with self._lock:
+            self._check()
+            self._waiting[subject] = reply
+        try:
+            self.send(kind, **{subject[0]: subject[1]}, **body)
+        except BaseException:
+            with self._lock:
+                self._waiting.pop(subject, None)
+            raise
+        return reply
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    def alive(self) -> bool:
+        """Reports whether the process can be asked for something."""
+        return self._ended is None and self._pid == os.getpid()
+
+    def _receive(self, kind: str, body: dict) -> None:
+        if kind in ("ready", "listening", "joined"):
+            self._answer(body)
+            return
+        if kind == "fetch":
+            self.fetch(body)
+            return
+        if kind == "refused":
+            self._fail(from_message(body["error"]))
+            return
+        subject = ("generation", body["generation"]) if body.get("generation") else ("load", body["load"]) if body.get("load") else None
+        if subject is None:
+            if kind == "failed":
+                self._answer(None, from_message(body["error"]))
+            return
+        over = kind in ("saved", "loaded", "described", "failed")
+        with self._lock:
+            reply = self._waiting.pop(subject, None) if over else self._waiting.get(subject)
+        if reply is None:
+            return
+        if kind == "failed":
+            reply.settle(error=from_message(body["error"]))
+        elif over:
+            reply.settle(body)
+        elif reply.on is not None:
+            try:
+                reply.on(kind, body)
+            except BaseException as e:  # the error of a caller's function is that of its request
+                with self._lock:
+                    self._waiting.pop(subject, None)
+                reply.settle(error=e)
+
+    def _answer(self, body: Optional[dict], error: Optional[CairnError] = None) -> None:
+        with self._lock:
+            # rank 0 receives "listening" and "joined" for one message
+            reply = self._order.pop(0) if self._order else None
+        if reply is not None:
+            reply.settle(body, error)
+
+    def expect(self) -> Reply:
+        """Returns the next answer without a number, for messages that have two."""
+        reply = Reply()
+        with self._lock:
+            self._check()
+            self._order.append(reply)
+        return reply
+
+    def _fail(self, error: CairnError) -> None:
+        with self._lock:
+            self._ended = self._ended or error
+            waiting = [*self._waiting.values(), *self._order]
+            self._waiting, self._order = {}, []
+        for reply in waiting:
+            reply.settle(error=self._ended)
+
+    # Reading.
+
+    def describe(self, store: str, format: Optional[str] = None, format_options: Optional[dict] = None) -> dict:
+        """Returns what a checkpoint holds: the body of the message "described"."""
+        return self.begin(("load", self.number()), Reply(), "describe", **_source(store, format, format_options)).result()
+
+    def load(self, store: str, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None], *,
+             format: Optional[str] = None, format_options: Optional[dict] = None, allow_missing: bool = False) -> list[str]:
+        """Reads parts of a checkpoint.
+
+        Each want has a name and, if it is a box of a tensor, dtype, shape, offsets, sizes and
+        its bytes, ``nbytes``. piece is called once for each want, in any order and by another
+        thread: with its elements, which it copies, or with the codec and the data of a value.
+        Returns the names that the checkpoint does not have, if allow_missing is set.
+        """
+        missing: list[str] = []
+        under_way: list[tuple[Reply, list[tuple[int, int]]]] = []
+
+        def finish() -> None:
+            reply, places = under_way.pop(0)
+            try:
+                missing.extend(reply.result()["report"].get("missing") or [])
+            finally:
+                self._await_over(reply)
+                for at, n in places:
+                    self.arena.free(at, n)
+
+        def start(batch: list[tuple[int, dict, Optional[int]]]) -> None:
+            items = []
+            for _, want, at in batch:
+                item = {k: v for k, v in want.items() if k != "nbytes"}
+                if at is not None:
+                    item["at"] = at
+                items.append(item)
+
+            def arrived(kind: str, body: dict) -> None:
+                if kind != "piece":
+                    return
+                index, want, at = batch[body["item"]]
+                if at is None:
+                    piece(index, None, (body.get("codec", "raw"), base64.b64decode(body.get("data") or "")))
+                else:
+                    piece(index, self.arena.view[at:at + want["nbytes"]], None)
+
+            places = [(at, want["nbytes"]) for _, want, at in batch if at is not None]
+            number = self.number()
+            reply = Reply(arrived)
+            reply.number = number  # type: ignore[attr-defined]
+            under_way.append((reply, places))
+            self.begin(("load", number), reply, "load", items=items, allow_missing=allow_missing, **_source(store, format, format_options))
+
+        batch: list[tuple[int, dict, Optional[int]]] = []
+        try:
+            for index, want in enumerate(wants):
+                at = None
+                if "dtype" in want:
+                    while (at := self.arena.alloc(want["nbytes"])) is None:
+                        if batch:
+                            start(batch)
+                            batch = []
+                        elif not under_way:
+                            raise CairnError(f"{want['nbytes']} bytes of {want['name']!r} do not fit into the shared memory of "
+                                             f"{self.arena.window} bytes: set CAIRN_ARENA_BYTES")
+                        else:
+                            finish()
+                batch.append((index, want, at))
+            if batch:
+                start(batch)
+                batch = []
+            while under_way:
+                finish()
+        except BaseException:
+            for _, want, at in batch:
+                if at is not None:
+                    self.arena.free(at, want["nbytes"])
+            for reply, _ in under_way:
+                self._cancel(reply)
+            while under_way:
+                try:
+                    finish()
+                except BaseException:  # the first error counts
+                    pass
+            raise
+        return missing
+
+    def _cancel(self, reply: Reply) -> None:
+        try:
+            self.send("cancel", load=reply.number)  # type: ignore[attr-defined]
+        except CairnError:
+            pass
+
+    def _await_over(self, reply: Reply) -> None:
+        """Waits until the saver does not write to the memory of a load any more."""
+        if reply.error is not None and not isinstance(reply.error, CairnError):
+            # A caller's function failed; the load goes on in the saver.
+            self._cancel(reply)
+            again = Reply()
+            with self._lock:
+                if self._ended is not None:
+                    return
+                self._waiting[("load", reply.number)] = again  # type: ignore[attr-defined]
+            again._done.wait()
+
+    def close(self, timeout: float = 60) -> None:
+        """Ends the conversation. The process completes the saves that are staged, and ends."""
+        if self._pid != os.getpid():
+            return
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._reader.join(timeout)
+        self._sock.close()
+        self._fail(SaverError("the saver was closed"))
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pass  # it completes what is staged
+        if self._owns_arena:
+            self.arena.close()
+
+    def _forget(self) -> None:
+        """Called in a child after a fork: the conversation is the parent's."""
+        self._ended = SaverError("the saver process belongs to the process that forked this one")
+        try:
+            os.close(self._sock.detach())
+        except OSError:
+            pass
+
+
+def _source(store: str, format: Optional[str], options: Optional[dict]) -> dict:
+    out: dict[str, Any] = {"store": os.path.abspath(store)}
+    if format:
+        out["format"] = format
+    if options:
+        out["format_options"] = options
+    return out
+
+
+def _read_exactly(sock: socket.socket, n: int) -> bytearray:
+    out = bytearray(n)
+    view = memoryview(out)
+    while view:
+        got = sock.recv_into(view)
+        if not got:
+            raise EOFError
+        view = view[got:]
+    return out
+
+
+def _read_all(saver: "weakref.ref[Saver]", sock: socket.socket) -> None:
+    """Reads the messages of a saver process until it ends, or until nobody needs them."""
+    error: CairnError = SaverError("the saver process has ended")
+    try:
+        while True:
+            (n,) = struct.unpack("<I", _read_exactly(sock, 4))
+            if n > _MAX_FRAME:
+                raise EOFError
+            message = json.loads(_read_exactly(sock, n))
+            s = saver()
+            if s is None:
+                return
+            s._receive(message["type"], message.get("body") or {})
+            del s
+    except (EOFError, OSError):
+        pass
+    except BaseException as e:  # a bug must not leave callers waiting
+        error = SaverError(f"the conversation with the saver process has failed: {e!r}")
+        error.__cause__ = e
+    s = saver()
+    if s is not None:
+        s._fail(error)
+
+
+# Every saver of this process, for forks and for the end of the interpreter.
+_all: "weakref.WeakSet[Saver]" = weakref.WeakSet()
+_shared: Optional[Saver] = None
+_shared_lock = threading.Lock()
+
+
+def shared() -> Saver:
+    """Returns the saver that reads for this process. It starts one if there is none."""
+    global _shared
+    with _shared_lock:
+        if _shared is None or not _shared.alive():
+            _shared = Saver()
+        return _shared
+
+
+def _after_fork() -> None:
+    global _shared, _shared_lock
+    for s in list(_all):
+        s._forget()
+    _shared, _shared_lock = None, threading.Lock()
+
+
+def _at_exit() -> None:
+    for s in list(_all):
+        if s.alive():
+            try:
+                s._sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
