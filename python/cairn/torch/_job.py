@@ -1,0 +1,166 @@
+"""The saver process of this rank, which has met those of the other ranks."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import socket
+import threading
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+
+from cairn import errors
+from cairn.saver import Arena, Saver, default_ceiling
+from cairn.torch._memory import Memory
+
+
+def distributed() -> bool:
+    """Reports whether this process is one of several ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+class Job:
+    """What this process needs to save and load: shared memory and a saver process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.rank = dist.get_rank() if distributed() else 0
+        self.size = dist.get_world_size() if distributed() else 1
+        self.arena = Arena(default_ceiling())
+        self.memory = Memory(self.arena)
+        self.saver: Optional[Saver] = None
+        self.meetings = 0
+        self.calls = 0
+        self.lock = threading.RLock()
+
+    # What all ranks know together.
+
+    def agree(self, error: Optional[BaseException] = None) -> None:
+        """Ends a step that all ranks take. If it failed on any of them, it raises an error on all."""
+        self.calls += 1
+        if not distributed():
+            if error is not None:
+                raise error
+            return
+        store = _store()
+        key = f"cairn/error/{self.calls}"
+        if error is not None:
+            codes = error.codes if isinstance(error, errors.CairnError) else ()
+            text = str(error) if isinstance(error, errors.CairnError) else repr(error)
+            store.set(f"{key}/{self.rank}", json.dumps({"text": f"rank {self.rank}: {text}", "codes": codes}))
+        failed = _largest(self.rank + 1 if error is not None else 0)
+        if error is not None:
+            raise error
+        if failed:
+            raise errors.from_message(json.loads(store.get(f"{key}/{failed - 1}")))
+
+    def ready(self) -> Saver:
+        """Returns a saver process that has met those of all ranks. All ranks call it."""
+        with self.lock:
+            alive = self.saver is not None and self.saver.alive()
+            if distributed():
+                alive = not _largest(0 if alive else 1)
+            if not alive:
+                error = None
+                try:
+                    self._meet()
+                except BaseException as e:  # the other ranks must know
+                    error = e
+                self.agree(error)
+            assert self.saver is not None
+            return self.saver
+
+    def own(self) -> Saver:
+        """Returns a saver process, which may not have met the others: for loads."""
+        with self.lock:
+            if self.saver is None or not self.saver.alive():
+                self.saver = Saver(arena=self.arena, log=os.environ.get("CAIRN_LOG"))
+            return self.saver
+
+    def _meet(self) -> None:
+        if self.saver is not None:
+            self.saver.close(5)
+        self.meetings += 1
+        self.saver = Saver(arena=self.arena, log=os.environ.get("CAIRN_LOG"))
+        if self.size == 1:
+            self.saver.ask("join", rank=0, size=1, address="", secret=None, job="").result(150)
+            return
+        key = f"cairn/meeting/{self.meetings}"
+        if self.rank == 0:
+            secret = base64.b64encode(secrets.token_bytes(32)).decode()
+            job = secrets.token_hex(8)
+            try:
+                listening = self.saver.ask("listen", address=_listen_address(), size=self.size, secret=secret, job=job)
+                joined = self.saver.expect()
+                place = {"address": listening.result(150)["address"], "secret": secret, "job": job}
+            except BaseException:
+                _store().set(key, "{}")  # so that the others do not wait
+                raise
+            _store().set(key, json.dumps(place))
+            joined.result(150)
+            return
+        place = json.loads(_store().get(key))
+        if not place:
+            raise errors.SaverError("the saver process of rank 0 did not start")
+        self.saver.ask("join", rank=self.rank, size=self.size, **place).result(150)
+
+    def close(self) -> None:
+        if self.pid != os.getpid():
+            return
+        if self.saver is not None:
+            self.saver.close()
+        self.memory.close()
+        self.arena.close()
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _largest(v: int) -> int:
+    """Returns the largest v of all ranks."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    t = torch.tensor([v], dtype=torch.int64, device=device)
+    dist.all_reduce(t, dist.ReduceOp.MAX)
+    return int(t.item())
+
+
+def _listen_address() -> str:
+    """Returns where the saver of rank 0 listens: loopback if all ranks are on this host."""
+    if (named := os.environ.get("CAIRN_LISTEN")) is not None:
+        return named
+    if int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())) == dist.get_world_size():
+        return ""
+    master = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    return socket.getaddrinfo(master, None, socket.AF_INET)[0][4][0] + ":0"
+
+
+_current: Optional[Job] = None
+_lock = threading.Lock()
+
+
+def job() -> Job:
+    """Returns the job of this process."""
+    global _current
+    with _lock:
+        size = dist.get_world_size() if distributed() else 1
+        if _current is not None and (_current.pid != os.getpid() or _current.size != size):
+            if _current.pid == os.getpid():
+                _current.close()
+            _current = None
+        if _current is None:
+            _current = Job()
+        return _current
+
+
+def close() -> None:
+    """Ends the saver process of this rank, when its saves are complete, and frees the shared memory."""
+    global _current
+    with _lock:
+        if _current is not None:
+            _current.close()
+            _current = None

@@ -1,0 +1,339 @@
+"""Saving: the state is copied into the shared memory, and the saver processes write it."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import io
+import os
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+
+from cairn import errors, values
+from cairn.saver import Reply
+from cairn.torch import _memory
+from cairn.torch._job import Job, job
+from cairn.torch._state import flatten, parts
+
+_SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT bytes
+_UNIT = 16 << 20
+
+
+def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, **options: Any) -> dict:
+    """Saves a state. All ranks call it. It returns a report when the checkpoint is complete.
+
+    The options are those of :func:`async_save`.
+    """
+    return async_save(state, path, step=step, **options).result()
+
+
+def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
+               overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None,
+               files_per_rank: int = 0, overlap: bool = False) -> "Handle":
+    """Saves a state in the background. All ranks call it.
+
+    It returns when the state has been copied aside, and the caller may change it. With
+    overlap it returns at once: call :meth:`Handle.wait_staged` before the state changes,
+    usually before ``optimizer.step()``. A save that is under way completes first.
+    """
+    return _begin(job(), _State(state), path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
+
+
+class Handle:
+    """A save that is under way."""
+
+    def __init__(self) -> None:
+        self._staged = Reply()
+        self._reply = Reply(self._heard)
+        self._planned = self._moved = 0
+        self.warnings: list[str] = []
+
+    def _heard(self, kind: str, body: dict) -> None:
+        if kind == "progress":
+            self._planned = body.get("planned", 0) or self._planned
+            self._moved += body.get("moved", 0)
+        elif kind == "warning":
+            self.warnings.append(body["text"])
+
+    def staged(self) -> bool:
+        """Reports whether the state has been copied aside."""
+        return self._staged.done()
+
+    def wait_staged(self, timeout: Optional[float] = None) -> None:
+        """Waits until the state has been copied aside. Then the caller may change it."""
+        self._staged.result(timeout)
+
+    def done(self) -> bool:
+        """Reports whether the save is over."""
+        return self._reply.done()
+
+    def result(self, timeout: Optional[float] = None) -> dict:
+        """Waits until the checkpoint is complete and returns a report, or raises why it is not."""
+        return self._reply.result(timeout)["report"]
+
+    def progress(self) -> tuple[int, int]:
+        """Returns how many bytes this rank has written, and how many it will write; zero: not known yet."""
+        return self._moved, self._planned
+
+    def _fail(self, error: BaseException) -> None:
+        self._staged.settle(error=error)
+        self._reply.settle(error=error)
+
+
+@dataclass
+class _Blob:
+    """Memory that is copied as a whole: that of a tensor, or a storage that several tensors share."""
+
+    source: torch.Tensor  # bytes
+    items: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # of each item in the blob
+
+
+@dataclass
+class _Unit:
+    """Blobs that are staged and freed together, behind one stamp."""
+
+    blobs: list[_Blob] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # of each blob after the unit's beginning
+    size: int = 64
+
+    def add(self, blob: _Blob) -> None:
+        self.places.append(self.size)
+        self.blobs.append(blob)
+        self.size += (blob.source.numel() + 63) // 64 * 64
+
+
+class _State:
+    """A state as the saver process is told of it."""
+
+    def __init__(self, state: Mapping):
+        self.items: list[dict] = []
+        self.absent: list[str] = []
+        blobs: dict[Any, list[tuple[int, torch.Tensor]]] = {}
+        same: dict[Any, list[int]] = {}
+        for leaf in flatten(state):
+            held = parts(leaf.value)
+            if held is None:
+                self.items.append({"name": leaf.name, "path": leaf.path, **_value(leaf.name, leaf.value)})
+                continue
+            if not any(p.local.numel() or not p.shape or 0 in p.shape for p in held):
+                self.absent.append(leaf.name)
+                continue
+            for p in held:
+                item = {"name": leaf.name, "path": leaf.path, "dtype": _memory.dtype_name(p.local.dtype), "shape": p.shape}
+                if p.offsets is not None:
+                    item.update(sharded=True, offsets=p.offsets, sizes=p.sizes)
+                if leaf.value.requires_grad:
+                    item["requires_grad"] = True
+                index = len(self.items)
+                self.items.append(item)
+                t = p.local.detach()
+                if t.numel() == 0:
+                    blobs.setdefault(("empty", index), []).append((index, t))
+                    continue
+                storage = t.untyped_storage()
+                blobs.setdefault((t.device, storage.data_ptr()), []).append((index, t))
+                key = (t.device, t.data_ptr(), t.dtype, tuple(t.shape), tuple(t.stride()), leaf.name if p.offsets is not None else "")
+                same.setdefault(key, []).append(index)
+        for number, group in enumerate((g for g in same.values() if len(g) > 1), 1):
+            for index in group:
+                self.items[index]["alias"] = number
+        self.units = self._units([self._blob(tensors) for tensors in blobs.values()])
+        self.bytes = sum(u.size for u in self.units)
+
+    def _blob(self, tensors: list[tuple[int, torch.Tensor]]) -> _Blob:
+        size = [t.element_size() for _, t in tensors]
+        lo = min(t.storage_offset() * n for (_, t), n in zip(tensors, size))
+        hi = max((t.storage_offset() + sum((d - 1) * s for d, s in zip(t.shape, t.stride())) + 1) * n if t.numel() else lo
+                 for (_, t), n in zip(tensors, size))
+        whole = sum(t.numel() * n for (_, t), n in zip(tensors, size))
+        if len(tensors) == 1 and (tensors[0][1].is_contiguous() or hi - lo > 2 * whole):
+            index, t = tensors[0]
+            return _Blob(_memory.as_bytes(t.contiguous()), [index], [0])
+        first = tensors[0][1]
+        raw = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage(), lo, (hi - lo,), (1,))
+        blob = _Blob(raw)
+        for (index, t), n in zip(tensors, size):
+            if not t.is_contiguous():
+                self.items[index]["strides"] = list(t.stride())
+            blob.items.append(index)
+            blob.starts.append(t.storage_offset() * n - lo)
+        return blob
+
+    def _units(self, blobs: list[_Blob]) -> list[_Unit]:
+        units: list[_Unit] = []
+        shared: dict[torch.device, _Unit] = {}
+        for blob in blobs:
+            n, device = blob.source.numel(), blob.source.device
+            unit = shared.get(device) if n < _SMALL else None
+            if unit is None or unit.size + n > _UNIT:
+                unit = _Unit()
+                units.append(unit)
+                if n < _SMALL:
+                    shared[device] = unit
+            unit.add(blob)
+        return units
+
+
+def _value(name: str, v: Any) -> dict:
+    try:
+        codec, data = values.encode(v)
+    except values.NotPlain:
+        # An object of a class: pickled as torch pickles it, and marked, so that only a load that asks for it makes it again.
+        buffer = io.BytesIO()
+        torch.save(v, buffer)
+        codec = "json"
+        data = ('{"$object":{"module":"cairn.torch","name":"Pickled","call":true,"args":[{"$bytes":"%s"}]}}'
+                % base64.b64encode(buffer.getvalue()).decode()).encode()
+    return {"codec": codec, "data": base64.b64encode(data).decode()}
+
+
+def _begin(j: Job, state: _State, path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
+           format_options: Optional[dict], files_per_rank: int, overlap: bool) -> Handle:
+    saver = j.ready()
+    handle = Handle()
+    number = saver.number()
+    message: dict[str, Any] = {
+        "store": os.path.abspath(os.fspath(path)), "format": format,
+        "save_id": secrets.token_hex(10), "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
+        "writer": "cairn.torch", "fail_if_exists": not overwrite, "cache": True, "files_per_rank": files_per_rank,
+        "items": state.items, "absent": state.absent, "fits": state.bytes <= j.arena.window,
+    }
+    if format_options:
+        message["format_options"] = format_options
+    if step is not None:
+        message["step"] = step
+    if tags:
+        message["tags"] = tags
+    staging = _Staging(j, saver, state, number, handle)
+    saver.fetch = staging.fetch
+    saver.begin(("generation", number), handle._reply, "save", **message)
+    handle._reply.then(staging.over)
+    if overlap:
+        staging.after_streams()
+        threading.Thread(target=staging.run, name="cairn-stage", daemon=True).start()
+        return handle
+    staging.run()
+    handle.wait_staged()
+    return handle
+
+
+class _Staging:
+    """Copies a state into the shared memory, unit by unit."""
+
+    def __init__(self, j: Job, saver: Any, state: _State, generation: int, handle: Handle):
+        self.job, self.saver, self.state, self.generation, self.handle = j, saver, state, generation, handle
+        self.held: list[tuple[int, int]] = []  # memory in use: offset and size
+        self.begun: dict[torch.device, Any] = {}
+        self.lock = threading.Lock()
+        self.ended = False
+
+    def after_streams(self) -> None:
+        """Notes what the devices are doing now: copies wait for that, and for nothing later."""
+        for device in {b.source.device for u in self.state.units for b in u.blobs if b.source.is_cuda}:
+            with torch.cuda.device(device):
+                self.begun[device] = torch.cuda.current_stream(device).record_event()
+
+    def run(self) -> None:
+        start = time.monotonic_ns()
+        try:
+            if not self.begun:
+                self.after_streams()
+            pending: list[tuple[_Unit, int]] = []
+            for unit in self.state.units:
+                at = self.job.arena.alloc(unit.size)
+                while at is None:
+                    self.copy(pending)
+                    pending = []
+                    if self.handle._reply.done():
+                        raise self.handle._reply.error or errors.CairnError("the save ended before the state was staged")
+                    if unit.size > self.job.arena.window:
+                        raise errors.CairnError(f"{unit.size} bytes do not fit into the shared memory of {self.job.arena.window} bytes: set CAIRN_ARENA_BYTES")
+                    with self.job.arena.room:
+                        self.job.arena.room.wait(0.1)
+                    at = self.job.arena.alloc(unit.size)
+                with self.lock:
+                    self.held.append((at, unit.size))
+                pending.append((unit, at))
+            self.copy(pending)
+            self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
+                            stage_bytes=sum(b.source.numel() for u in self.state.units for b in u.blobs))
+            self.handle._staged.settle({})
+        except BaseException as e:
+            try:
+                self.saver.send("abandon", generation=self.generation, error={"text": str(e) or repr(e)})
+            except errors.CairnError:
+                pass
+            self.handle._fail(e)
+
+    def copy(self, pending: list[tuple[_Unit, int]]) -> None:
+        """Copies units and tells the saver where they are."""
+        if not pending:
+            return
+        memory = self.job.memory
+        memory.register()
+        host: list[tuple[torch.Tensor, torch.Tensor]] = []
+        streams = set()
+        for unit, at in pending:
+            self.job.arena.view[at:at + 8] = bytes(8)
+            for blob, place in zip(unit.blobs, unit.places):
+                dst = memory.part(at + place, blob.source.numel())
+                if not blob.source.is_cuda:
+                    if blob.source.device.type != "cpu":
+                        dst.copy_(blob.source)
+                    else:
+                        host.append((dst, blob.source))
+                    continue
+                stream = memory.stream(blob.source.device)
+                if stream not in streams:
+                    stream.wait_event(self.begun[blob.source.device])
+                    streams.add(stream)
+                with torch.cuda.stream(stream):
+                    dst.copy_(blob.source, non_blocking=True)
+        memory.copy_host(host)
+        for stream in streams:
+            stream.synchronize()
+        units = []
+        for unit, at in pending:
+            self.job.arena.view[at:at + 8] = struct.pack("<Q", self.generation)
+            numbers, places = [], []
+            for blob, place in zip(unit.blobs, unit.places):
+                numbers += blob.items
+                places += [at + place + s for s in blob.starts]
+            units.append({"stamp": at, "items": numbers, "at": places})
+        self.saver.send("staged", generation=self.generation, units=units)
+
+    def fetch(self, body: dict) -> None:
+        """Copies a part of an item that is not staged into the window."""
+        try:
+            for unit in self.state.units:
+                for blob in unit.blobs:
+                    if body["item"] in blob.items:
+                        n = body["length"]
+                        at = blob.starts[blob.items.index(body["item"])] + body["offset"]
+                        if "strides" in self.state.items[body["item"]]:
+                            raise errors.CairnError("a tensor that is not contiguous does not fit into the shared memory")
+                        self.job.arena.back(body["at"], body["at"] + n)
+                        self.job.memory.part(body["at"], n).copy_(blob.source[at:at + n])
+                        self.saver.send("fetched", fetch=body["fetch"])
+                        return
+            raise errors.CairnError(f"there is no item {body['item']}")
+        except BaseException as e:
+            self.saver.send("fetched", fetch=body["fetch"], error={"text": str(e) or repr(e)})
+
+    def over(self) -> None:
+        """The save is over: its memory is free."""
+        with self.lock:
+            held, self.held, self.ended = self.held, [], True
+        for at, n in held:
+            self.job.arena.view[at:at + 8] = bytes(8)
+            self.job.arena.free(at, n)
+        if not self.handle._staged.done():
+            self.handle._staged.settle(error=self.handle._reply.error or errors.CairnError("the save is over"))
