@@ -22,7 +22,7 @@ from cairn.errors import (
 if TYPE_CHECKING:
     from cairn.checkpoint import Checkpoint, Tensor, latest, open  # noqa: A004
 
-__version__ = "0.1.0"
+from cairn.version import VERSION as __version__  # noqa: E402
 
 __all__ = [
     "CairnError", "CastError", "ChangedError", "Checkpoint", "CorruptError", "ExistsError", "GoneError", "IncompleteError",
