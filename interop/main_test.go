@@ -21,7 +21,7 @@ type testCase struct {
 // cases are all claims, in the order of the report.
 func cases() []testCase {
 	var all []testCase
-	for _, group := range [][]testCase{fromTorch, fromRanks, intoTorch, intoRanks, intoFiles, refusals, training} {
+	for _, group := range [][]testCase{fromTorch, fromRanks, intoTorch, intoRanks, intoFiles, refusals, training, dropIn} {
 		all = append(all, group...)
 	}
 	return all
@@ -44,7 +44,7 @@ func TestInterop(t *testing.T) {
 	}
 	program := program(t)
 	for _, target := range targets {
-		py := start(t, target)
+		py := start(t, target, program)
 		column := table.add(py.about)
 		t.Run("torch-"+py.about.Torch, func(t *testing.T) {
 			for _, c := range cases() {

@@ -47,13 +47,15 @@ type python struct {
 }
 
 // start runs the worker of a target, which is an interpreter or the folder of a
-// whole system. It ends with the test.
-func start(t *testing.T, target string) *python {
+// whole system. The package in ../python is there for it to import, with the
+// program. It ends with the test.
+func start(t *testing.T, target, program string) *python {
 	t.Helper()
 	p := &python{answers: make(chan []byte, 1), noise: new(noise)}
 	p.cmd = p.command(t, target)
 	p.cmd.WaitDelay = 5 * time.Second // for ranks that outlive the worker
 	copyScripts(t, p.dir)
+	copyPackage(t, p.dir, program)
 	p.cmd.Env = append(os.Environ(), "PYTHONHASHSEED=0", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "USE_LIBUV=0", "OMP_NUM_THREADS=1")
 	if runtime.GOOS == "linux" {
 		p.cmd.Env = append(p.cmd.Env, "GLOO_SOCKET_IFNAME=lo")
@@ -105,6 +107,26 @@ func (p *python) command(t *testing.T, target string) *exec.Cmd {
 func copyScripts(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.CopyFS(dir, scripts); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// copyPackage copies the Python package beside the scripts, and the program into it.
+func copyPackage(t *testing.T, dir, program string) {
+	t.Helper()
+	into := filepath.Join(dir, "py", "cairn")
+	if err := os.CopyFS(into, os.DirFS(filepath.Join("..", "python", "cairn"))); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(into, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(bin, "cairn"), b, 0o755); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -30,7 +30,7 @@ def state_of(net, opt):
     return {"model": weights, "optim": moments}
 
 
-def save(path):
+def save(path, **storage):
     """Takes a step by gradients that need no communication, and saves."""
     net, opt = sharded(1)
     for p in net.parameters():
@@ -39,14 +39,14 @@ def save(path):
     opt.step()
     state = state_of(net, opt)
     want = digest.of_state(state)
-    dcp.save(state, checkpoint_id=path)
+    dcp.save(state, checkpoint_id=path, **storage)
     return want
 
 
-def load(path):
+def load(path, **storage):
     """Loads into a model that was otherwise, and returns what it holds then."""
     net, opt = sharded(0)
     state = state_of(net, opt)
-    dcp.load(state, checkpoint_id=path)
+    dcp.load(state, checkpoint_id=path, **storage)
     set_state_dict(net, opt, model_state_dict=state["model"], optim_state_dict=state["optim"])
     return digest.of_state(state_of(net, opt))

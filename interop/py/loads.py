@@ -47,9 +47,9 @@ def blank(m):
     return torch.zeros(m.size, dtype=m.properties.dtype) if isinstance(m, TensorStorageMetadata) else None
 
 
-def resharded(path, huggingface=False):
+def resharded(path, huggingface=False, reader=None):
     """Loads everything into DTensors of other shardings, by all ranks."""
-    reader = reader_of(path, huggingface)
+    reader = reader or reader_of(path, huggingface)
     n = dist.get_world_size()
     mesh = init_device_mesh("cpu", (n,))
     ways = [(Shard(0),), (Shard(1),), (Replicate(),)]

@@ -7,12 +7,31 @@
 
 All ranks of the job make the same calls. The ranks of the job that loads may be other than
 those that saved. In a process without ``torch.distributed`` the job has one rank.
+
+``Writer`` and ``Reader`` are the storage of ``torch.distributed.checkpoint``:
+
+    dcp.save(state, storage_writer=cairn.torch.Writer("run/step-100"))
+    dcp.load(state, storage_reader=cairn.torch.Reader("run/step-100"))
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from cairn.torch._job import close
 from cairn.torch._load import load
 from cairn.torch._save import Handle, async_save, save
 
-__all__ = ["Handle", "async_save", "close", "load", "save"]
+if TYPE_CHECKING:
+    from cairn.torch.dcp import Reader, Writer
+
+__all__ = ["Handle", "Reader", "Writer", "async_save", "close", "load", "save"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch.distributed.checkpoint takes long to import, and not every job needs it.
+    if name in ("Reader", "Writer"):
+        from cairn.torch import dcp
+
+        return getattr(dcp, name)
+    raise AttributeError(f"module 'cairn.torch' has no attribute {name!r}")

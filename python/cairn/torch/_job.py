@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import secrets
 import socket
 import threading
+import time
 from typing import Any, Optional
 
-import torch
 import torch.distributed as dist
 
 from cairn import errors
 from cairn.saver import Arena, Saver, default_ceiling
 from cairn.torch._memory import Memory
+
+_PATIENCE = 30 * 60  # seconds that a rank waits for the others
 
 
 def distributed() -> bool:
@@ -33,44 +36,69 @@ class Job:
         self.arena = Arena(default_ceiling())
         self.memory = Memory(self.arena)
         self.saver: Optional[Saver] = None
-        self.meetings = 0
-        self.calls = 0
         self.lock = threading.RLock()
 
     # What all ranks know together.
 
-    def agree(self, error: Optional[BaseException] = None) -> None:
-        """Ends a step that all ranks take. If it failed on any of them, it raises an error on all."""
-        self.calls += 1
+    def agree(self, kind: str, error: Optional[BaseException] = None) -> None:
+        """Ends a step that all ranks take. If it failed on any of them, it raises an error on all.
+
+        Steps of one kind have the same order on all ranks.
+        """
         if not distributed():
             if error is not None:
                 raise error
             return
-        store = _store()
-        key = f"cairn/error/{self.calls}"
+        said = ""
         if error is not None:
             codes = error.codes if isinstance(error, errors.CairnError) else ()
             text = str(error) if isinstance(error, errors.CairnError) else repr(error)
-            store.set(f"{key}/{self.rank}", json.dumps({"text": f"rank {self.rank}: {text}", "codes": codes}))
-        failed = _largest(self.rank + 1 if error is not None else 0)
+            said = json.dumps({"text": f"rank {self.rank}: {text}", "codes": codes})
+        failed = self.gather(kind, said)
         if error is not None:
             raise error
         if failed:
-            raise errors.from_message(json.loads(store.get(f"{key}/{failed - 1}")))
+            raise errors.from_message(json.loads(failed))
+
+    def gather(self, kind: str, said: str) -> str:
+        """Returns what a rank says, or nothing if all say nothing. All ranks call it.
+
+        It uses the job's store and not a collective: PyTorch saves in threads of their own,
+        whose collectives would mix with those of the training, and a collective on a GPU
+        waits for the work of the GPU.
+        """
+        store = _store()
+        key = f"cairn/{kind}/{_count(kind)}"
+        old = f"cairn/{kind}/{_calls[kind] - 1}"
+        if said:
+            store.set(f"{key}/said", said)
+            store.add(f"{key}/saying", 1)
+        store.add(f"{key}/arrived", 1)
+        end, pause = time.monotonic() + _PATIENCE, 0.0005
+        while store.add(f"{key}/arrived", 0) < self.size:
+            if time.monotonic() > end:
+                raise errors.GoneError(f"not all ranks have made the same call within {_PATIENCE} seconds", ("group.ErrGone",))
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+        if self.rank == 0:
+            with contextlib.suppress(RuntimeError):  # not every store can; all ranks have read these
+                for name in ("said", "saying", "arrived"):
+                    store.delete_key(f"{old}/{name}")
+        return store.get(f"{key}/said").decode() if store.add(f"{key}/saying", 0) else ""
 
     def ready(self) -> Saver:
         """Returns a saver process that has met those of all ranks. All ranks call it."""
         with self.lock:
             alive = self.saver is not None and self.saver.alive()
             if distributed():
-                alive = not _largest(0 if alive else 1)
+                alive = not self.gather("alive", "" if alive else "gone")
             if not alive:
                 error = None
                 try:
                     self._meet()
                 except BaseException as e:  # the other ranks must know
                     error = e
-                self.agree(error)
+                self.agree("meet", error)
             assert self.saver is not None
             return self.saver
 
@@ -84,12 +112,11 @@ class Job:
     def _meet(self) -> None:
         if self.saver is not None:
             self.saver.close(5)
-        self.meetings += 1
         self.saver = Saver(arena=self.arena, log=os.environ.get("CAIRN_LOG"))
         if self.size == 1:
             self.saver.ask("join", rank=0, size=1, address="", secret=None, job="").result(150)
             return
-        key = f"cairn/meeting/{self.meetings}"
+        key = f"cairn/meeting/{_count('meeting')}"
         if self.rank == 0:
             secret = base64.b64encode(secrets.token_bytes(32)).decode()
             job = secrets.token_hex(8)
@@ -121,12 +148,10 @@ def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def _largest(v: int) -> int:
-    """Returns the largest v of all ranks."""
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    t = torch.tensor([v], dtype=torch.int64, device=device)
-    dist.all_reduce(t, dist.ReduceOp.MAX)
-    return int(t.item())
+def _count(kind: str) -> int:
+    """Returns how many calls of a kind this process has made: the same on all ranks, for the names of what is in the store."""
+    _calls[kind] = _calls.get(kind, 0) + 1
+    return _calls[kind]
 
 
 def _listen_address() -> str:
@@ -139,6 +164,7 @@ def _listen_address() -> str:
     return socket.getaddrinfo(master, None, socket.AF_INET)[0][4][0] + ":0"
 
 
+_calls: dict[str, int] = {}  # of the process and not of a job: the store outlives jobs
 _current: Optional[Job] = None
 _lock = threading.Lock()
 

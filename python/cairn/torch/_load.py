@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+import datetime
+import functools
 import io
 import os
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
 from cairn import errors, values
-from cairn.checkpoint import PIECE, cut
+from cairn.checkpoint import cut
 from cairn.torch import _memory
 from cairn.torch._job import job
 from cairn.torch._state import Leaf, flatten, parts
@@ -31,7 +34,7 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
         missing = _load(j, state, os.fspath(path), strict, format, format_options, allow_pickle)
     except BaseException as e:  # the other ranks must know
         error = e
-    j.agree(error)
+    j.agree("load", error)
     return missing
 
 
@@ -41,56 +44,17 @@ def _load(j: Any, state: Mapping, path: str, strict: bool, format: Optional[str]
               and callable(getattr(v, "load_state_dict", None))}
     opened = {k: v.state_dict() if k in owners else v for k, v in state.items()}
     leaves = flatten(opened)
-    wants: list[dict] = []
-    targets: list[Any] = []
-    late: list[tuple[torch.Tensor, torch.Tensor]] = []
+    loading = Loading(j.memory)
+    replaced: list[tuple[Leaf, Any]] = []
     for leaf in leaves:
         held = parts(leaf.value)
         if held is None:
-            wants.append({"name": leaf.name})
-            targets.append(leaf)
+            loading.value(leaf.name, lambda v, leaf=leaf: replaced.append((leaf, _made(leaf.name, v, allow_pickle))))
             continue
         for p in held:
-            t = p.local.detach()
-            flat = t
-            if not t.is_contiguous():
-                flat = torch.empty(t.shape, dtype=t.dtype, device=t.device)
-                late.append((t, flat))
-            if t.numel() == 0 and p.offsets is not None:
-                continue
-            entry = {"name": leaf.name, "dtype": _memory.dtype_name(t.dtype)}
-            for want, at in cut(entry, p.shape, p.offsets or [0] * len(p.shape), p.sizes):
-                wants.append(want)
-                targets.append((_memory.as_bytes(flat), at))
-    saver = j.own()
-    memory = j.memory
-    streams: dict[torch.device, Any] = {}
-    replaced: list[tuple[Leaf, Any]] = []
-
-    def piece(i: int, data: Optional[memoryview], value: Any) -> None:
-        target = targets[i]
-        if data is None:
-            replaced.append((target, _made(target.name, values.decode(*value), allow_pickle)))
-            return
-        flat, at = target
-        if not len(data):
-            return
-        source = torch.frombuffer(data, dtype=torch.uint8)
-        dst = flat[at:at + len(data)]
-        if not flat.is_cuda:
-            dst.copy_(source)
-            return
-        stream = memory.stream(flat.device)
-        if flat.device not in streams:
-            stream.wait_stream(torch.cuda.current_stream(flat.device))
-            streams[flat.device] = stream
-        with torch.cuda.stream(stream):
-            dst.copy_(source, non_blocking=True)
-        stream.synchronize()  # the memory is used again after this
-
-    missing = saver.load(path, wants, piece, format=format, format_options=options, allow_missing=not strict)
-    for t, flat in late:
-        t.copy_(flat)
+            if p.local.numel() or p.offsets is None:
+                loading.tensor(leaf.name, p.shape, p.offsets or [0] * len(p.shape), p.local)
+    missing = loading.run(j.own(), path, not strict, format, options)
     for leaf, v in replaced:
         leaf.replace(v)
     for k, v in opened.items():
@@ -101,17 +65,116 @@ def _load(j: Any, state: Mapping, path: str, strict: bool, format: Optional[str]
     return missing
 
 
+class Loading:
+    """Boxes of tensors and values of a checkpoint, and where they go."""
+
+    def __init__(self, memory: _memory.Memory):
+        self.memory = memory
+        self.wants: list[dict] = []
+        self.targets: list[Any] = []
+        self.late: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def tensor(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> None:
+        """Adds a box of a tensor, which fills t. Elements are converted to its dtype."""
+        t = t.detach()
+        flat = t
+        if not t.is_contiguous() or t.is_conj() or t.is_neg():
+            flat = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+            self.late.append((t, flat))
+        for want, at in cut({"name": name, "dtype": _memory.dtype_name(t.dtype)}, shape, offsets, list(t.shape)):
+            self.wants.append(want)
+            self.targets.append((_memory.as_bytes(flat), at))
+
+    def value(self, name: str, take: Callable[[Any], None]) -> None:
+        """Adds a value. take is called with it by the thread that calls run, after all tensors are filled."""
+        self.wants.append({"name": name})
+        self.targets.append(take)
+
+    def run(self, saver: Any, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict]) -> list[str]:
+        """Loads everything. It returns the names that the checkpoint does not have, if allow_missing is set."""
+        streams: dict[torch.device, Any] = {}
+        taken: list[tuple[Callable[[Any], None], Any]] = []
+
+        def piece(i: int, data: Optional[memoryview], value: Any) -> None:
+            target = self.targets[i]
+            if data is None:
+                taken.append((target, values.decode(*value)))
+                return
+            flat, at = target
+            if not len(data):
+                return
+            source = torch.frombuffer(data, dtype=torch.uint8)
+            dst = flat[at:at + len(data)]
+            if not flat.is_cuda:
+                dst.copy_(source)
+                return
+            stream = self.memory.stream(flat.device)
+            if flat.device not in streams:
+                stream.wait_stream(torch.cuda.current_stream(flat.device))
+                streams[flat.device] = stream
+            with torch.cuda.stream(stream):
+                dst.copy_(source, non_blocking=True)
+            stream.synchronize()  # the memory is used again after this
+
+        missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing)
+        for t, flat in self.late:
+            t.copy_(flat)
+        for take, v in taken:
+            take(v)
+        return missing
+
+
 def _made(name: str, v: Any, allow_pickle: bool) -> Any:
     """Makes an object of a class again."""
-    if not isinstance(v, values.Object):
-        return v
-    if (v.module, v.name) == ("cairn.torch", "Pickled"):
-        data = io.BytesIO(v.fields["args"][0])
-        try:
-            return torch.load(data, weights_only=not allow_pickle)
-        except Exception as e:
-            if allow_pickle:
-                raise
-            raise errors.RepresentError(f"{name!r} was pickled; load it with allow_pickle=True if you trust the checkpoint: {e}",
-                                        ("storage.represent",)) from None
+    data = pickled(v)
+    if data is None:
+        return revive(v)
+    try:
+        return torch.load(io.BytesIO(data), weights_only=not allow_pickle)
+    except Exception as e:
+        if allow_pickle:
+            raise
+        raise errors.RepresentError(f"{name!r} was pickled; load it with allow_pickle=True if you trust the checkpoint: {e}",
+                                    ("storage.represent",)) from None
+
+
+def pickled(v: Any) -> Optional[bytes]:
+    """Returns the pickle of a value that was saved as one, or None."""
+    if isinstance(v, values.Object) and (v.module, v.name) == ("cairn.torch", "Pickled"):
+        return v.fields["args"][0]
+    return None
+
+
+_CLASSES: dict[tuple[str, str], Callable[..., Any]] = {
+    ("torch", "device"): torch.device,
+    ("torch", "Size"): torch.Size,
+    ("datetime", "date"): datetime.date,
+    ("datetime", "datetime"): datetime.datetime,
+    ("datetime", "time"): datetime.time,
+    ("datetime", "timedelta"): datetime.timedelta,
+}
+
+
+def revive(v: Any, strict: bool = False) -> Any:
+    """Makes small tensors inside of a value, and objects of a few classes that can do no harm.
+
+    Other objects stay as they are described, or are an error if strict is set.
+    """
+    again = functools.partial(revive, strict=strict)
+    if isinstance(v, values.RawTensor):
+        return torch.frombuffer(bytearray(v.data), dtype=_memory.dtype_of(v.dtype)).reshape(v.shape) if v.data \
+            else torch.empty(v.shape, dtype=_memory.dtype_of(v.dtype))
+    if isinstance(v, values.Object):
+        dtype = getattr(torch, v.name, None) if v.module == "torch" else None
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        make = _CLASSES.get((v.module, v.name))
+        if make is not None and set(v.fields) == {"call", "args"}:
+            return make(*map(again, v.fields["args"]))
+    if isinstance(v, (values.Object, values.Ref)) and strict:
+        raise errors.RepresentError(f"only PyTorch's own storage can make this again: {v}", ("storage.represent",))
+    if type(v) in (list, tuple, set, frozenset):
+        return type(v)(map(again, v))
+    if type(v) in (dict, collections.OrderedDict):
+        return type(v)((again(k), again(x)) for k, x in v.items())
     return v

@@ -10,7 +10,7 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -20,7 +20,7 @@ from cairn import errors, values
 from cairn.saver import Reply
 from cairn.torch import _memory
 from cairn.torch._job import Job, job
-from cairn.torch._state import flatten, parts
+from cairn.torch._state import Leaf, Part, flatten, parts
 
 _SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT bytes
 _UNIT = 16 << 20
@@ -43,7 +43,8 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     overlap it returns at once: call :meth:`Handle.wait_staged` before the state changes,
     usually before ``optimizer.step()``. A save that is under way completes first.
     """
-    return _begin(job(), _State(state), path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
+    leaves = [(leaf, parts(leaf.value)) for leaf in flatten(state)]
+    return begin(job(), State(leaves), path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
 
 
 class Handle:
@@ -110,31 +111,38 @@ class _Unit:
         self.size += (blob.source.numel() + 63) // 64 * 64
 
 
-class _State:
-    """A state as the saver process is told of it."""
+class Pickled:
+    """A value that is pickled already, as torch pickles it."""
 
-    def __init__(self, state: Mapping):
+    def __init__(self, data: bytes):
+        self.data = data
+
+
+class State:
+    """A state as the saver process is told of it: leaves, each with what this rank holds of a tensor, or None for a value."""
+
+    def __init__(self, leaves: Iterable[tuple[Leaf, Optional[list[Part]]]]):
         self.items: list[dict] = []
         self.absent: list[str] = []
         blobs: dict[Any, list[tuple[int, torch.Tensor]]] = {}
         same: dict[Any, list[int]] = {}
-        for leaf in flatten(state):
-            held = parts(leaf.value)
+        for leaf, held in leaves:
+            place = {"name": leaf.name} if leaf.path is None else {"name": leaf.name, "path": leaf.path}
             if held is None:
-                self.items.append({"name": leaf.name, "path": leaf.path, **_value(leaf.name, leaf.value)})
+                self.items.append({**place, **_value(leaf.value)})
                 continue
             if not any(p.local.numel() or not p.shape or 0 in p.shape for p in held):
                 self.absent.append(leaf.name)
                 continue
             for p in held:
-                item = {"name": leaf.name, "path": leaf.path, "dtype": _memory.dtype_name(p.local.dtype), "shape": p.shape}
+                item = {**place, "dtype": _memory.dtype_name(p.local.dtype), "shape": p.shape}
                 if p.offsets is not None:
                     item.update(sharded=True, offsets=p.offsets, sizes=p.sizes)
                 if leaf.value.requires_grad:
                     item["requires_grad"] = True
                 index = len(self.items)
                 self.items.append(item)
-                t = p.local.detach()
+                t = p.local.detach().resolve_conj().resolve_neg()
                 if t.numel() == 0:
                     blobs.setdefault(("empty", index), []).append((index, t))
                     continue
@@ -182,21 +190,24 @@ class _State:
         return units
 
 
-def _value(name: str, v: Any) -> dict:
-    try:
-        codec, data = values.encode(v)
-    except values.NotPlain:
-        # An object of a class: pickled as torch pickles it, and marked, so that only a load that asks for it makes it again.
-        buffer = io.BytesIO()
-        torch.save(v, buffer)
-        codec = "json"
-        data = ('{"$object":{"module":"cairn.torch","name":"Pickled","call":true,"args":[{"$bytes":"%s"}]}}'
-                % base64.b64encode(buffer.getvalue()).decode()).encode()
-    return {"codec": codec, "data": base64.b64encode(data).decode()}
+def _value(v: Any) -> dict:
+    if not isinstance(v, Pickled):
+        try:
+            codec, data = values.encode(v)
+            return {"codec": codec, "data": base64.b64encode(data).decode()}
+        except values.NotPlain:
+            buffer = io.BytesIO()
+            torch.save(v, buffer)
+            v = Pickled(buffer.getvalue())
+    # An object of a class: marked, so that only a load that asks for it makes it again.
+    data = ('{"$object":{"module":"cairn.torch","name":"Pickled","call":true,"args":[{"$bytes":"%s"}]}}'
+            % base64.b64encode(v.data).decode()).encode()
+    return {"codec": "json", "data": base64.b64encode(data).decode()}
 
 
-def _begin(j: Job, state: _State, path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
-           format_options: Optional[dict], files_per_rank: int, overlap: bool) -> Handle:
+def begin(j: Job, state: State, path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
+          format_options: Optional[dict], files_per_rank: int, overlap: bool) -> Handle:
+    """Begins a save. All ranks call it."""
     saver = j.ready()
     handle = Handle()
     number = saver.number()
@@ -228,7 +239,7 @@ def _begin(j: Job, state: _State, path: Any, step: Optional[int], tags: Optional
 class _Staging:
     """Copies a state into the shared memory, unit by unit."""
 
-    def __init__(self, j: Job, saver: Any, state: _State, generation: int, handle: Handle):
+    def __init__(self, j: Job, saver: Any, state: State, generation: int, handle: Handle):
         self.job, self.saver, self.state, self.generation, self.handle = j, saver, state, generation, handle
         self.held: list[tuple[int, int]] = []  # memory in use: offset and size
         self.begun: dict[torch.device, Any] = {}

@@ -18,9 +18,9 @@ class Leaf:
     """A tensor or a value, its name, its place in the state, and how to replace it there."""
 
     name: str
-    path: list[Any]
+    path: Optional[list[Any]]
     value: Any
-    replace: Callable[[Any], None]
+    replace: Callable[[Any], None] = lambda new: None
 
 
 def flatten(state: Mapping) -> list[Leaf]:

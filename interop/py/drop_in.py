@@ -1,0 +1,234 @@
+"""cairn as the storage of torch.distributed.checkpoint: cairn.torch.Writer and cairn.torch.Reader."""
+
+import os
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+import cairn
+import cairn.torch
+import digest
+import fsdp
+import loads
+import saves
+import sharding
+import states
+
+os.environ.setdefault("CAIRN_ARENA_BYTES", str(64 << 20))
+warnings.simplefilter("ignore")
+
+
+class Custom(dcp.DefaultSavePlanner):
+    """A planner that changes objects on their way: the storage sees only what it makes of them."""
+
+    def transform_object(self, write_item, object):
+        return super().transform_object(write_item, "changed" if object == 12 else object)
+
+
+def closed(function):
+    """Ends the saver process of a rank when its function is over, so that none is left behind."""
+
+    def run(**args):
+        try:
+            return function(**args)
+        finally:
+            cairn.torch.close()
+
+    return run
+
+
+@closed
+def save(path, kind, dtypes):
+    """Saves with Writer by one process."""
+    state = states.make(kind, dtypes)
+    dcp.save(state, storage_writer=cairn.torch.Writer(path))
+    return digest.of_state(state)
+
+
+@closed
+def save_lazy_views(path):
+    state = states.lazy_views()
+    dcp.save(state, storage_writer=cairn.torch.Writer(path))
+    return digest.of_state(state)
+
+
+@closed
+def differs(path, kind, dtypes):
+    """Says where what Reader rebuilds differs from the state that was saved."""
+    return digest.differences(loads.by_names(by_text(states.make(kind, dtypes))), loads.by_names(rebuilt(path)))
+
+
+def by_text(v):
+    """Returns a state as DCP rebuilds it: keys are strings, dicts of one kind, and without empty dicts."""
+    if isinstance(v, dict):
+        return {str(k): by_text(x) for k, x in v.items() if not (isinstance(x, dict) and not x)}
+    if isinstance(v, list) and any(isinstance(x, (dict, torch.Tensor)) for x in v):
+        return [by_text(x) for x in v]
+    return v
+
+
+def rebuilt(path):
+    state = {}
+    _load_state_dict(state, storage_reader=cairn.torch.Reader(path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    return state
+
+
+@closed
+def all_of(path):
+    return digest.of_state(rebuilt(path))
+
+
+@closed
+def save_sharded(path, dtypes, twice=False):
+    """Saves with Writer by several ranks."""
+    state = saves.sharded_state(dtypes)
+    want = digest.of_state(state)
+    for _ in range(2 if twice else 1):
+        dcp.save(state, storage_writer=cairn.torch.Writer(path))
+    return want
+
+
+@closed
+def save_sharded_ours(path, dtypes):
+    """Saves with cairn.torch.save by several ranks."""
+    state = saves.sharded_state(dtypes)
+    cairn.torch.save(state, path)
+    return digest.of_state(state)
+
+
+@closed
+def load_sharded(path, dtypes):
+    """Loads with Reader into shards of as many ranks as there are now."""
+    state = blank(saves.sharded_state(dtypes))
+    dcp.load(state, storage_reader=cairn.torch.Reader(path))
+    return digest.of_state(state)
+
+
+@closed
+def load_sharded_ours(path, dtypes):
+    state = blank(saves.sharded_state(dtypes))
+    cairn.torch.load(state, path)
+    return digest.of_state(state)
+
+
+def blank(v):
+    """Returns a state of the same shape without its content."""
+    if isinstance(v, dict):
+        return {k: blank(x) for k, x in v.items()}
+    if isinstance(v, list):
+        return [blank(x) for x in v]
+    if isinstance(v, torch.Tensor):
+        local = v.to_local() if hasattr(v, "to_local") else v
+        local.reshape(-1).view(torch.uint8).zero_() if local.numel() else None
+        return v
+    return None
+
+
+@closed
+def resharded(path):
+    """Loads everything into DTensors of other shardings, by all ranks."""
+    return loads.resharded(path, reader=cairn.torch.Reader(path))
+
+
+@closed
+def cast(path):
+    """Loads tensors into another dtype."""
+    state = {"x": torch.arange(12.0).reshape(3, 4)}
+    dcp.save(state, storage_writer=cairn.torch.Writer(path))
+    got = {"x": torch.zeros(3, 4, dtype=torch.float64).t().contiguous().t()}
+    dcp.load(got, storage_reader=cairn.torch.Reader(path))
+    return digest.differences(state["x"].double(), got["x"])
+
+
+@closed
+def planner(path):
+    """A planner of the user's own decides what objects become."""
+    dcp.save({"step": 12, "other": 7}, storage_writer=cairn.torch.Writer(path), planner=Custom())
+    got = {"step": None, "other": None}
+    dcp.load(got, storage_reader=cairn.torch.Reader(path))
+    return digest.differences({"step": "changed", "other": 7}, got)
+
+
+@closed
+def training(path):
+    """Saves a training by get_state_dict, resumes it, and says where it goes on otherwise."""
+    real, real_opt = states.trained()
+    weights, moments = get_state_dict(real, real_opt)
+    dcp.save({"model": weights, "optim": moments}, storage_writer=cairn.torch.Writer(path, step=3))
+    net = loads.blank_model()
+    opt = states.optimizer(net)
+    weights, moments = get_state_dict(net, opt)
+    state = {"model": weights, "optim": moments}
+    dcp.load(state, storage_reader=cairn.torch.Reader(path))
+    set_state_dict(net, opt, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    found = digest.differences(real.state_dict(), net.state_dict(), "model")
+    found += digest.differences(real_opt.state_dict(), opt.state_dict(), "optim")
+    for seed in (11, 12):
+        states.step(real, real_opt, seed)
+        states.step(net, opt, seed)
+    return found + digest.differences(real.state_dict(), net.state_dict(), "model after two steps")
+
+
+class Broken:
+    """Cannot be pickled."""
+
+    def __reduce__(self):
+        raise TypeError("this cannot be pickled")
+
+
+@closed
+def fails(path):
+    """A save that fails on one rank fails on all, and leaves the checkpoint that is there."""
+    found = []
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = {"x": sharding.cut(states.tensor("x", (9, 4)), mesh, (Shard(0),)), "y": sharding.cut(states.tensor("y", (3,)), mesh, (Replicate(),))}
+    want = digest.of_state(state)
+    dcp.save(state, storage_writer=cairn.torch.Writer(path))
+    # The last rank alone holds an object that it cannot save.
+    broken = dict(state, last=Broken()) if dist.get_rank() == dist.get_world_size() - 1 else state
+    for bad, options in ((broken, {}), (state, {"overwrite": False})):
+        try:
+            dcp.save(bad, storage_writer=cairn.torch.Writer(path, **options))
+            found.append(f"rank {dist.get_rank()}: the save with {options} did not fail")
+        except BaseException as e:
+            if "pickled" not in str(e) and "exists" not in str(e):
+                found.append(f"rank {dist.get_rank()}: {e!r}")
+    got = blank({k: v for k, v in state.items()})
+    dcp.load(got, storage_reader=cairn.torch.Reader(path))
+    if digest.of_state(got) != want:
+        found.append("the checkpoint has changed")
+    dcp.save(got, storage_writer=cairn.torch.Writer(path))
+    said = [None] * dist.get_world_size()
+    dist.all_gather_object(said, found)
+    return sum(said, [])
+
+
+@closed
+def save_async(path):
+    """Saves with dcp.async_save twice, while the state changes after each staging."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = {"x": sharding.cut(states.tensor("x", (9, 4)), mesh, (Shard(0),)), "step": 1}
+    want = digest.of_state(state)
+    for step in (1, 2):
+        under_way = dcp.async_save(state, storage_writer=cairn.torch.Writer(f"{path}-{step}"))
+        under_way = getattr(under_way, "upload_completion", under_way)
+        under_way.result(60)
+    return want
+
+
+
+@closed
+def save_fsdp(path):
+    return fsdp.save(path, storage_writer=cairn.torch.Writer("elsewhere"))
+
+
+@closed
+def load_fsdp(path):
+    return fsdp.load(path, storage_reader=cairn.torch.Reader("elsewhere"))

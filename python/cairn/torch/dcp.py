@@ -1,0 +1,230 @@
+"""The storage of torch.distributed.checkpoint: dcp.save and dcp.load through cairn.
+
+    dcp.save(state, storage_writer=cairn.torch.Writer("run/step-100"))
+    dcp.load(state, storage_reader=cairn.torch.Reader("run/step-100"))
+
+PyTorch's planners work as they are. What Writer saves, cairn.torch.load loads too, and
+Reader loads every format that cairn reads.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from typing import Any, Optional
+
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner, LoadPlan, LoadPlanner, SavePlan, SavePlanner, StorageReader, StorageWriter
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta, TensorProperties, TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from cairn import errors
+from cairn.torch import _memory
+from cairn.torch._job import job
+from cairn.torch._load import Loading, pickled, revive
+from cairn.torch._save import Pickled, State, begin
+from cairn.torch._state import Leaf, Part
+
+
+class Writer(StorageWriter):
+    """Saves for ``dcp.save`` and ``dcp.async_save``. All ranks of the job save together.
+
+    The options are those of :func:`cairn.torch.save`. The checkpoint appears when it is
+    complete on all ranks; until then, and if a rank fails, the one before it stays.
+    """
+
+    def __init__(self, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
+                 overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0):
+        self.checkpoint_id = path
+        self.options = (step, tags, overwrite, format, format_options, files_per_rank)
+        self.report: Optional[dict] = None  # of the last save
+
+    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+        """Begins a save. It goes to checkpoint_id, if there is one."""
+        if checkpoint_id is not None:
+            self.checkpoint_id = checkpoint_id
+        self.report = None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if not kwargs.get("use_collectives", True):
+            raise errors.OptionsError("use_collectives=False saves each rank on its own; Writer saves all ranks together",
+                                      ("storage.options",))
+
+    def storage_meta(self) -> Optional[StorageMeta]:
+        return StorageMeta(checkpoint_id=self.checkpoint_id)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[list[WriteResult]]":
+        """Saves the items of this rank, and waits until the checkpoint is complete."""
+        j = job()
+        state = error = None
+        try:
+            state = State(_leaves(plan, planner))
+        except BaseException as e:  # the other ranks must know
+            error = e
+        j.agree("write", error)
+        assert state is not None
+        self.report = begin(j, state, self.checkpoint_id, *self.options, overlap=False).result()
+        done: "Future[list[WriteResult]]" = Future()
+        done.set_result([WriteResult(item.index, _size(item), None) for item in plan.items])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Checks that every name was written. The savers have published the checkpoint already."""
+        written = {result.index.fqn for part in results for result in part}
+        if lost := sorted(set(metadata.state_dict_metadata) - written):
+            raise errors.StateError(f"no rank has saved {lost[0]!r}, and {len(lost) - 1} more", ("plan.state",))
+        metadata.storage_meta = self.storage_meta()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        return _is_path(checkpoint_id)
+
+
+class Reader(StorageReader):
+    """Loads for ``dcp.load``, from a checkpoint of any format that cairn reads.
+
+    Elements are converted to the dtype of the tensors that they go to. As with PyTorch's
+    own storage, objects are unpickled by the planner: load only checkpoints that you trust.
+    """
+
+    def __init__(self, path: "str | os.PathLike[str]", *, format: Optional[str] = None, format_options: Optional[dict] = None):
+        self.checkpoint_id = path
+        self.format, self.format_options = format, format_options
+        self._metadata: Optional[Metadata] = None
+
+    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+        """Begins a load. It reads from checkpoint_id, if there is one."""
+        if checkpoint_id is not None:
+            self.checkpoint_id = checkpoint_id
+        self._metadata = None
+
+    def read_metadata(self) -> Metadata:
+        """Describes the checkpoint. Each tensor is one chunk, however it was saved."""
+        described = job().own().describe(os.fspath(self.checkpoint_id), self.format, self.format_options)
+        entries: dict[str, Any] = {}
+        paths: dict[str, tuple] = {}
+        for e in described.get("entries") or []:
+            name = e["name"]
+            if "codec" in e:
+                entries[name] = BytesStorageMetadata()
+            else:
+                try:
+                    dtype = _memory.dtype_of(e["dtype"])
+                except errors.CastError as err:
+                    warnings.warn(f"{name!r} is left out: {err}", stacklevel=2)
+                    continue
+                size = torch.Size(e.get("shape") or ())
+                properties = TensorProperties(dtype=dtype, requires_grad=e.get("requires_grad", False))
+                entries[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(torch.Size([0] * len(size)), size)])
+            paths[name] = tuple(_step(s) for s in e.get("path") or [name])
+        meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=described.get("save_id"))
+        return Metadata(entries, planner_data=paths, storage_meta=meta)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._metadata = metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
+        """Loads the items of this rank."""
+        assert self._metadata is not None
+        j = job()
+        loading = Loading(j.memory)
+        filled = []
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if item.type == LoadItemType.BYTE_IO:
+                loading.value(name, lambda v, item=item: planner.load_bytes(item, io.BytesIO(_pickle(item.storage_index.fqn, v))))
+                continue
+            t = planner.resolve_tensor(item)
+            shape = list(self._metadata.state_dict_metadata[name].size)
+            loading.tensor(name, shape, list(item.storage_offsets), t.detach())
+            filled.append((item, t))
+        loading.run(j.own(), os.fspath(self.checkpoint_id), False, self.format, self.format_options)
+        for item, t in filled:
+            planner.commit_tensor(item, t)
+        done: "Future[None]" = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        return _is_path(checkpoint_id)
+
+
+def _is_path(checkpoint_id: "str | os.PathLike[str]") -> bool:
+    return "://" not in os.fspath(checkpoint_id)
+
+
+def _step(step: Any) -> "str | int":
+    """Returns a step of a path as PyTorch has it: integer keys of dicts are strings there, and positions are integers."""
+    if isinstance(step, str):
+        return step
+    return step["pos"] if "pos" in step else step["int"]
+
+
+def _leaves(plan: SavePlan, planner: SavePlanner) -> list[tuple[Leaf, Optional[list[Part]]]]:
+    """Returns the items of a plan, those of one tensor together."""
+    # PyTorch's planners note where in the state each name was; others may note anything else.
+    noted = plan.planner_data if isinstance(plan.planner_data, dict) else {}
+    leaves: dict[str, tuple[Leaf, Optional[list[Part]]]] = {}
+    for item in plan.items:
+        name = item.index.fqn
+        path = noted.get(name)
+        steps = [s if isinstance(s, str) else {"pos": s} for s in path] if isinstance(path, tuple) else None
+        if item.type == WriteItemType.BYTE_IO:
+            leaves[name] = Leaf(name, steps, _object(item, planner)), None
+            continue
+        t = planner.resolve_data(item)
+        assert isinstance(t, torch.Tensor) and item.tensor_data is not None
+        whole = item.type == WriteItemType.TENSOR
+        part = Part(list(item.tensor_data.size), t, None if whole else list(item.tensor_data.chunk.offsets))
+        _, held = leaves.setdefault(name, (Leaf(name, steps, t), []))
+        assert held is not None
+        held.append(part)
+    return list(leaves.values())
+
+
+def _object(item: WriteItem, planner: SavePlanner) -> Any:
+    kind = type(planner)
+    if isinstance(planner, DefaultSavePlanner) and kind.resolve_data is DefaultSavePlanner.resolve_data \
+            and kind.transform_object is DefaultSavePlanner.transform_object:
+        return planner.lookup_object(item.index)
+    data = planner.resolve_data(item)  # the planner may have changed it
+    assert isinstance(data, io.BytesIO)
+    return Pickled(data.getvalue())
+
+
+def _size(item: WriteItem) -> int:
+    if item.tensor_data is None:
+        return 0
+    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+
+
+def _pickle(name: str, v: Any) -> bytes:
+    """Returns a value as planners expect it: pickled."""
+    data = pickled(v)
+    if data is not None:
+        return data
+    try:
+        v = revive(v, strict=True)
+    except errors.RepresentError as e:
+        raise errors.RepresentError(f"{name!r}: {e}", e.codes) from None
+    buffer = io.BytesIO()
+    torch.save(v, buffer)
+    return buffer.getvalue()
