@@ -126,7 +126,8 @@ def blank(v):
         return [blank(x) for x in v]
     if isinstance(v, torch.Tensor):
         local = v.to_local() if hasattr(v, "to_local") else v
-        local.reshape(-1).view(torch.uint8).zero_() if local.numel() else None
+        if local.numel():
+            local.reshape(-1).view(torch.uint8).zero_()
         return v
     return None
 
@@ -198,7 +199,8 @@ def fails(path):
             dcp.save(bad, storage_writer=cairn.torch.Writer(path, **options))
             found.append(f"rank {dist.get_rank()}: the save with {options} did not fail")
         except BaseException as e:
-            if "pickled" not in str(e) and "exists" not in str(e):
+            # PyTorch 2.6 cannot pass errors on with Python 3.13, and says so instead.
+            if not any(word in str(e) for word in ("cannot be pickled", "exists", "cannot pickle code objects")):
                 found.append(f"rank {dist.get_rank()}: {e!r}")
     got = blank({k: v for k, v in state.items()})
     dcp.load(got, storage_reader=cairn.torch.Reader(path))

@@ -55,8 +55,8 @@ def decode(codec: str, data: bytes) -> Any:
 
 def encode(value: Any) -> tuple[str, bytes]:
     """Returns the codec and the bytes of a value. NotPlain: it cannot be encoded."""
-    if isinstance(value, (bytes, bytearray)):
-        return "raw", bytes(value)
+    if type(value) is bytes:
+        return "raw", value
     return "json", json.dumps(_to_json(value, 0), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -86,8 +86,10 @@ def _to_json(v: Any, depth: int) -> Any:
         return v
     if kind is complex:
         return {"$complex": [_float(v.real), _float(v.imag)]}
-    if kind in (bytes, bytearray):
-        return {"$bytes": _b64(bytes(v))}
+    if kind is bytes:
+        return {"$bytes": _b64(v)}
+    if kind is bytearray:
+        return {"$object": {"module": "builtins", "name": "bytearray", "call": True, "args": [{"$bytes": _b64(v)}]}}
     below = depth + 1
     if kind is list:
         return [_to_json(x, below) for x in v]
@@ -133,5 +135,8 @@ def _from_json(v: Any) -> Any:
         return RawTensor(x["dtype"], tuple(x["shape"]), base64.b64decode(x["data"]))
     if key == "$object":
         fields = {k: _from_json(p) for k, p in x.items() if k not in ("module", "name")}
-        return Object(x.get("module", ""), x.get("name", ""), fields)
+        module, name = x.get("module", ""), x.get("name", "")
+        if (module, name) == ("builtins", "bytearray") and len(fields.get("args", ())) <= 1 and fields.get("call"):
+            return bytearray(*(bytes(p) for p in fields.get("args", ()) if isinstance(p, bytes)))
+        return Object(module, name, fields)
     raise NotPlain(f"a value with the unknown rule {key!r}")
