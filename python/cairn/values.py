@@ -136,7 +136,8 @@ def _from_json(v: Any) -> Any:
     if key == "$object":
         fields = {k: _from_json(p) for k, p in x.items() if k not in ("module", "name")}
         module, name = x.get("module", ""), x.get("name", "")
-        if (module, name) == ("builtins", "bytearray") and len(fields.get("args", ())) <= 1 and fields.get("call"):
-            return bytearray(*(bytes(p) for p in fields.get("args", ()) if isinstance(p, bytes)))
+        args = fields.get("args") or [b""]
+        if (module, name) == ("builtins", "bytearray") and len(args) == 1 and isinstance(args[0], bytes):
+            return bytearray(args[0])
         return Object(module, name, fields)
     raise NotPlain(f"a value with the unknown rule {key!r}")
